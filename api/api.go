@@ -1,0 +1,226 @@
+// Package api holds the v1 wire types of the control plane, as JSON. Names
+// follow seed 000 §11; times are RFC 3339 in UTC with nanoseconds.
+package api
+
+import "time"
+
+// Sandbox is one sandbox as clients see it.
+type Sandbox struct {
+	VMID           int        `json:"vmid" doc:"Number of the sandbox"`
+	UID            string     `json:"uid" doc:"Random ownership mark"`
+	Name           string     `json:"name"`
+	Backend        string     `json:"backend"`
+	Profile        string     `json:"profile"`
+	Image          string     `json:"image" doc:"Image as resolved at creation, name@digest"`
+	State          string     `json:"state" enum:"REQUESTED,PROVISIONING,BOOTING,READY,RUNNING,COMPLETED,FAILED,TIMEOUT,SUSPENDED,STOPPED,DESTROYED"`
+	Desired        string     `json:"desired" enum:"running,stopped,destroyed"`
+	Reason         string     `json:"reason,omitempty"`
+	Cores          int        `json:"cores"`
+	MemoryMB       int        `json:"memory_mb"`
+	RootSizeGB     int        `json:"root_size_gb" doc:"0 means the image's own size"`
+	NetworkMode    string     `json:"network_mode"`
+	Keepalive      bool       `json:"keepalive"`
+	JobID          string     `json:"job_id,omitempty"`
+	IP             string     `json:"ip,omitempty"`
+	LeaseExpiresAt time.Time  `json:"lease_expires_at"`
+	CreatedAt      time.Time  `json:"created_at"`
+	UpdatedAt      time.Time  `json:"updated_at"`
+	BootedAt       *time.Time `json:"booted_at,omitempty"`
+}
+
+// SandboxCreate asks for a sandbox (seed 000 §11.1).
+type SandboxCreate struct {
+	Name       string     `json:"name,omitempty" doc:"DNS label; made up when empty"`
+	Profile    string     `json:"profile,omitempty" doc:"Default: the configured default profile"`
+	Image      string     `json:"image,omitempty"`
+	Keepalive  *bool      `json:"keepalive,omitempty" doc:"Default: the profile's"`
+	TTLMinutes int        `json:"ttl_minutes,omitempty" doc:"Lease; default: the profile's"`
+	Cores      int        `json:"cores,omitempty" doc:"Overrides the profile"`
+	MemoryMB   int        `json:"memory_mb,omitempty" doc:"Overrides the profile"`
+	Job        *JobCreate `json:"job,omitempty" doc:"Run this job in it"`
+	Workspace  *string    `json:"workspace,omitempty" doc:"Not supported yet; refused unless null"`
+}
+
+// LeaseRenew sets the lease to end ttl_minutes from now.
+type LeaseRenew struct {
+	TTLMinutes int `json:"ttl_minutes" minimum:"1"`
+}
+
+// SandboxStop stops a sandbox.
+type SandboxStop struct {
+	GraceSeconds *int `json:"grace_seconds,omitempty" minimum:"0" maximum:"600" doc:"How long the guest may take to shut down before its power is cut; default 30"`
+}
+
+// Job is one job as clients see it.
+type Job struct {
+	ID          string     `json:"job_id"`
+	RepoURL     string     `json:"repo_url,omitempty"`
+	Bundled     bool       `json:"bundled" doc:"The repository was given as a git bundle"`
+	Ref         string     `json:"ref,omitempty"`
+	Depth       int        `json:"depth,omitempty"`
+	Task        string     `json:"task"`
+	Agent       string     `json:"agent"`
+	Profile     string     `json:"profile"`
+	Image       string     `json:"image,omitempty"`
+	Mode        string     `json:"mode"`
+	TTLMinutes  int        `json:"ttl_minutes"`
+	Keepalive   bool       `json:"keepalive"`
+	Status      string     `json:"status" enum:"QUEUED,RUNNING,COMPLETED,FAILED,TIMEOUT,CANCELLED"`
+	Phase       string     `json:"phase,omitempty"`
+	Reason      string     `json:"reason,omitempty"`
+	ExitCode    *int       `json:"exit_code,omitempty"`
+	SandboxVMID int        `json:"sandbox_vmid,omitempty"`
+	Result      JobResult  `json:"result"`
+	CreatedAt   time.Time  `json:"created_at"`
+	UpdatedAt   time.Time  `json:"updated_at"`
+	StartedAt   *time.Time `json:"started_at,omitempty"`
+	FinishedAt  *time.Time `json:"finished_at,omitempty"`
+	DeadlineAt  *time.Time `json:"deadline_at,omitempty"`
+	Events      []Event    `json:"events,omitempty" doc:"The last events; only in the answer for one job"`
+	Artifacts   []Artifact `json:"artifacts,omitempty" doc:"Only in the answer for one job"`
+}
+
+// JobResult is what came of the work.
+type JobResult struct {
+	BaseCommit string `json:"base_commit,omitempty"`
+	HeadCommit string `json:"head_commit,omitempty"`
+	Branch     string `json:"branch,omitempty"`
+	Commits    int    `json:"commits"`
+	Pushed     bool   `json:"pushed"`
+	Dirty      bool   `json:"dirty"`
+}
+
+// JobCreate asks for a job (seed 000 §11.1).
+type JobCreate struct {
+	RepoURL    string  `json:"repo_url,omitempty" doc:"What the guest clones; empty with bundle_id or for no repository"`
+	BundleID   string  `json:"bundle_id,omitempty" doc:"From POST /v1/bundles: a local repository"`
+	Ref        string  `json:"ref,omitempty"`
+	Depth      int     `json:"depth,omitempty"`
+	Profile    string  `json:"profile,omitempty" doc:"Default: the configured default profile"`
+	Image      string  `json:"image,omitempty"`
+	Task       string  `json:"task"`
+	Agent      string  `json:"agent,omitempty" doc:"claude, codex, opencode, gemini or shell; default: the configured default agent"`
+	Mode       string  `json:"mode,omitempty" doc:"dangerous, the default and only mode"`
+	TTLMinutes int     `json:"ttl_minutes,omitempty"`
+	Keepalive  *bool   `json:"keepalive,omitempty"`
+	Workspace  *string `json:"workspace,omitempty" doc:"Not supported yet; refused unless null"`
+}
+
+// Bundle is an uploaded git bundle, kept for an hour or until a job uses it.
+type Bundle struct {
+	ID     string `json:"bundle_id"`
+	Size   int64  `json:"size"`
+	SHA256 string `json:"sha256"`
+}
+
+// Artifact is a file that a job left.
+type Artifact struct {
+	JobID     string    `json:"job_id"`
+	Path      string    `json:"path"`
+	Size      int64     `json:"size"`
+	SHA256    string    `json:"sha256"`
+	MIME      string    `json:"mime"`
+	CreatedAt time.Time `json:"created_at"`
+}
+
+// Event tells what happened.
+type Event struct {
+	ID          int64          `json:"id"`
+	Time        time.Time      `json:"ts"`
+	Kind        string         `json:"kind"`
+	SandboxVMID int            `json:"sandbox_vmid,omitempty"`
+	JobID       string         `json:"job_id,omitempty"`
+	Message     string         `json:"msg"`
+	Data        map[string]any `json:"data,omitempty"`
+}
+
+// Profile is one profile.
+type Profile struct {
+	Name       string `json:"name"`
+	Image      string `json:"image,omitempty"`
+	Cores      int    `json:"cores"`
+	MemoryMB   int    `json:"memory_mb"`
+	RootSizeGB int    `json:"root_size_gb"`
+	Network    string `json:"network_mode"`
+	Workspace  string `json:"workspace"`
+	Keepalive  bool   `json:"keepalive"`
+	TTLMinutes int    `json:"ttl_minutes"`
+	Source     string `json:"source" doc:"File it came from, or \"built-in\""`
+	YAML       string `json:"yaml,omitempty" doc:"Only in the answer for one profile"`
+	Usable     bool   `json:"usable"`
+	Problem    string `json:"problem,omitempty" doc:"Why it is not usable on the configured backend"`
+}
+
+// Image is one built image.
+type Image struct {
+	Name      string            `json:"name"`
+	Digest    string            `json:"digest"`
+	Arch      string            `json:"arch"`
+	Suite     string            `json:"suite"`
+	Size      int64             `json:"size" doc:"Virtual size of the root disk in bytes"`
+	DiskUsage int64             `json:"disk_usage" doc:"Bytes it occupies on the host"`
+	CreatedAt time.Time         `json:"created_at"`
+	Versions  map[string]string `json:"versions" doc:"Build stamp: versions of everything that matters"`
+	InUse     bool              `json:"in_use" doc:"A sandbox stands on it"`
+	Current   bool              `json:"current" doc:"The name points at this digest"`
+}
+
+// ImageBuild asks for an image to be built.
+type ImageBuild struct {
+	Name   string `json:"name" doc:"Name of a shipped recipe (base, agents) or, with recipe, of the new image"`
+	Recipe string `json:"recipe,omitempty" doc:"YAML text of a recipe; default: the shipped one"`
+	Force  bool   `json:"force,omitempty" doc:"Build again though it exists"`
+}
+
+// Status is the state of the daemon.
+type Status struct {
+	Version   string         `json:"version"`
+	Commit    string         `json:"commit"`
+	PID       int            `json:"pid"`
+	StartedAt time.Time      `json:"started_at"`
+	Backend   string         `json:"backend"`
+	Accel     string         `json:"accel,omitempty" doc:"kvm or tcg, for the qemu backend, once probed"`
+	Home      string         `json:"home,omitempty"`
+	Sandboxes map[string]int `json:"sandboxes" doc:"Number by state, without DESTROYED"`
+	Jobs      map[string]int `json:"jobs" doc:"Number by status"`
+	Findings  []Finding      `json:"findings" doc:"What the backend's check found that is not ok"`
+}
+
+// Finding is one result of a check.
+type Finding struct {
+	Name   string `json:"name"`
+	Level  string `json:"level" enum:"ok,warn,error"`
+	Detail string `json:"detail"`
+	Remedy string `json:"remedy,omitempty"`
+}
+
+// List is a page of anything.
+type List[T any] struct {
+	Items []T    `json:"items"`
+	Next  string `json:"next,omitempty" doc:"Cursor of the next page; empty at the end"`
+}
+
+// SSHKey asks for an ephemeral public key to be authorised in the guest.
+type SSHKey struct {
+	User      string `json:"user,omitempty" doc:"Default agent"`
+	PublicKey string `json:"public_key"`
+	Seconds   int64  `json:"seconds" minimum:"1" maximum:"86400"`
+}
+
+// SSHTarget is what an SSH client needs.
+type SSHTarget struct {
+	User     string   `json:"user"`
+	Port     int      `json:"port"`
+	HostKeys []string `json:"host_keys"`
+}
+
+// Error is the body of a failed call: problem details (RFC 9457) with our
+// stable code and hint.
+type Error struct {
+	Status int    `json:"status"`
+	Title  string `json:"title"`
+	Detail string `json:"detail"`
+	Code   string `json:"code"`
+	Hint   string `json:"hint,omitempty"`
+	Field  string `json:"field,omitempty"`
+}

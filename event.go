@@ -1,0 +1,54 @@
+package agentlab
+
+import "time"
+
+// Event is a row that tells what happened. It is written in the transaction
+// that made it happen and fanned out after the commit.
+type Event struct {
+	ID          int64 // strictly increasing in commit order
+	Time        time.Time
+	Kind        string // "sandbox.state", "job.status", "job.phase", "artifact.stored", "gc.deleted", …
+	SandboxVMID int    // 0 when it is not about a sandbox
+	JobID       string // "" when it is not about a job
+	Message     string // one redacted line for people
+	Data        string // JSON object for machines; "" or "{}" when there is nothing to add
+}
+
+// Event kinds.
+const (
+	EventSandboxCreated = "sandbox.created"
+	EventSandboxState   = "sandbox.state"
+	EventSandboxLease   = "sandbox.lease"
+	EventJobCreated     = "job.created"
+	EventJobStatus      = "job.status"
+	EventJobPhase       = "job.phase"
+	EventArtifactStored = "artifact.stored"
+	EventGC             = "gc.deleted"
+	EventDrift          = "backend.drift"
+	EventDaemon         = "daemon"
+)
+
+// Artifact is a file that a job left, held by the controller.
+type Artifact struct {
+	JobID     string
+	Path      string // relative, slash-separated, ValidateArtifactPath holds
+	Size      int64  // bytes
+	SHA256    string // lower-case hex
+	MIME      string // sniffed by us, never taken from the guest
+	CreatedAt time.Time
+}
+
+// BootstrapToken is a one-time right to fetch what a sandbox's runner needs.
+// Only the hash of the token is ever stored.
+type BootstrapToken struct {
+	Hash       string // lower-case hex SHA-256 of the token
+	VMID       int
+	ExpiresAt  time.Time
+	ConsumedAt time.Time // zero until consumed
+}
+
+// Bounds of a bootstrap token's life (seed 000 §9.3).
+const (
+	MinBootstrapTTL = 5 * time.Minute
+	MaxBootstrapTTL = 15 * time.Minute
+)

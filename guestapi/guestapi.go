@@ -1,0 +1,223 @@
+// Package guestapi holds the wire types between a sandbox and the controller.
+//
+// There are two protocols, both plain HTTP/1.1 with JSON bodies:
+//
+//   - The guest plane, served by the controller, called by agent-runner. Its
+//     listener exists once per sandbox, so the channel tells who calls; a
+//     token tells that it may. Paths below, "Guest plane".
+//   - Guest control, served by agent-runner in the guest, called by the
+//     controller over the stream that the driver's DialControl gives. Paths
+//     below, "Guest control". The controller treats every answer as hostile.
+package guestapi
+
+import "time"
+
+// Guest plane. All but bootstrap want "Authorization: Bearer <runner token>".
+const (
+	PathBootstrap = "/v1/bootstrap/fetch"  // POST BootstrapRequest → BootstrapResponse; one time
+	PathReport    = "/v1/runner/report"    // POST Report → Directive
+	PathDirective = "/v1/runner/directive" // GET ?wait=SECONDS (≤ 55) → Directive; answers early when it changes
+	PathLog       = "/v1/runner/log"       // POST raw bytes, ?offset=N → LogAck; idempotent by offset
+	PathRepo      = "/v1/runner/repo"      // GET → git bundle of the job's local repository
+	PathUpload    = "/upload/"             // PUT /upload/<path>, raw bytes, Content-Length or chunked → UploadAck; on the upload port too
+)
+
+// BootstrapRequest trades the one-time token for what the job needs.
+type BootstrapRequest struct {
+	Token string `json:"token"`
+	VMID  int    `json:"vmid"`
+}
+
+// BootstrapResponse is everything that agent-runner needs, and nothing that
+// is not for this sandbox. Fields of seed 000 §11.2, plus job and runner.
+type BootstrapResponse struct {
+	Git                *Git              `json:"git,omitempty"`
+	Env                map[string]string `json:"env,omitempty"` // environment of the agent; secret
+	ClaudeSettingsJSON string            `json:"claude_settings_json,omitempty"`
+	Artifact           *ArtifactTarget   `json:"artifact,omitempty"`
+	Policy             Policy            `json:"policy"`
+	Runner             RunnerTarget      `json:"runner"`
+	Job                *Job              `json:"job,omitempty"` // nil: a sandbox without a job; the runner stages secrets and ends
+}
+
+// Git holds the credential for the job's remote.
+type Git struct {
+	URL           string `json:"url,omitempty"` // the credential is used only for this URL's scheme and host
+	Token         string `json:"token,omitempty"`
+	Username      string `json:"username,omitempty"` // default "x-access-token"
+	SSHPrivateKey string `json:"ssh_private_key,omitempty"`
+	SSHKnownHosts string `json:"ssh_known_hosts,omitempty"`
+}
+
+// ArtifactTarget says where to upload, and with which token.
+type ArtifactTarget struct {
+	Endpoint string `json:"endpoint"` // e.g. http://10.77.0.1:8846/upload
+	Token    string `json:"token"`
+	MaxBytes int64  `json:"max_bytes"` // for the whole job
+}
+
+// RunnerTarget authenticates reports, logs and directives.
+type RunnerTarget struct {
+	Token string `json:"token"`
+}
+
+// Policy tells the agent what it may do; it is information, the enforcement
+// is outside the guest.
+type Policy struct {
+	AllowedDomains []string `json:"allowed_domains"`
+	Mode           string   `json:"mode"` // "dangerous"
+}
+
+// Job is the work.
+type Job struct {
+	ID        string `json:"id"`
+	RepoURL   string `json:"repo_url,omitempty"` // clone through the network
+	Bundled   bool   `json:"bundled,omitempty"`  // clone from PathRepo
+	Ref       string `json:"ref,omitempty"`
+	Depth     int    `json:"depth,omitempty"`
+	Task      string `json:"task"`
+	Agent     string `json:"agent"`
+	Mode      string `json:"mode"`
+	ClonePath string `json:"clone_path,omitempty"` // default /tmp/repo
+	// Seconds is how long from the fetch the agent may work; then it gets
+	// SIGTERM, 10 s later SIGKILL, and the runner uploads what there is.
+	Seconds int64 `json:"seconds"`
+	Upload  bool  `json:"upload"` // upload artifacts
+}
+
+// Report tells how the job stands. Reports are idempotent; the runner sends
+// one at each change of phase, and at least one every 15 s.
+type Report struct {
+	Status   string  `json:"status"`            // "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"
+	Phase    string  `json:"phase"`             // "bootstrap", "clone", "agent", "collect", "upload", "done"
+	Message  string  `json:"message,omitempty"` // one line; why, when it failed
+	ExitCode *int    `json:"exit_code,omitempty"`
+	Result   *Result `json:"result,omitempty"` // with a final status
+}
+
+// Result mirrors agentlab.JobResult on the wire.
+type Result struct {
+	BaseCommit string `json:"base_commit,omitempty"`
+	HeadCommit string `json:"head_commit,omitempty"`
+	Branch     string `json:"branch,omitempty"`
+	Commits    int    `json:"commits"`
+	Pushed     bool   `json:"pushed"`
+	Dirty      bool   `json:"dirty"`
+}
+
+// Directive is what the controller wants of the runner now.
+type Directive struct {
+	Stop        string `json:"stop,omitempty"`         // "", "CANCELLED" or "TIMEOUT": stop the agent, upload, report this
+	SecondsLeft int64  `json:"seconds_left,omitempty"` // until the agent's deadline, by the controller's clock; 0 when none
+}
+
+// LogAck tells how many bytes of the agent log the controller holds. The
+// runner goes on from there.
+type LogAck struct {
+	Size int64 `json:"size"`
+	Full bool  `json:"full,omitempty"` // the log quota is reached; send no more
+}
+
+// UploadAck confirms a stored artifact.
+type UploadAck struct {
+	Path   string `json:"path"`
+	Size   int64  `json:"size"`
+	SHA256 string `json:"sha256"`
+}
+
+// ErrorBody is the body of every answer with status 400 or above, on both
+// protocols.
+type ErrorBody struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
+// Guest control. Served over HTTP/1.1 on the control stream.
+const (
+	PathHealth   = "/v1/health"   // GET → Health
+	PathIdentity = "/v1/identity" // PUT Identity → Health; idempotent
+	PathExec     = "/v1/exec"     // POST ExecRequest with Upgrade: StreamProtocol → 101, then internal/stream frames
+	PathAttach   = "/v1/attach"   // POST AttachRequest with Upgrade: StreamProtocol → 101, then internal/stream frames
+	PathSSHKey   = "/v1/ssh-key"  // POST SSHKeyRequest → SSHKeyResponse
+	PathPower    = "/v1/power"    // POST PowerRequest → {}
+
+	// StreamProtocol is the token of the HTTP Upgrade for exec and attach.
+	StreamProtocol = "agentlab-stream"
+)
+
+// Health says that the guest answers and how far its boot has come.
+type Health struct {
+	Version  string        `json:"version"` // of agent-runner
+	BootID   string        `json:"boot_id"` // /proc/sys/kernel/random/boot_id
+	Uptime   time.Duration `json:"uptime_ns"`
+	Identity string        `json:"identity"` // UID of the sandbox, "" until PathIdentity
+	System   string        `json:"system"`   // of the distribution's init: "starting", "running", "degraded", "unknown"
+}
+
+// Identity is given to every guest after it boots, because nothing of it is
+// baked into an image or a template: name, clock, entropy, and the bootstrap
+// document of seed 000 appendix A.
+type Identity struct {
+	UID       string     `json:"uid"`
+	Hostname  string     `json:"hostname"`
+	Time      time.Time  `json:"time"`
+	Entropy   []byte     `json:"entropy"`           // at least 32 bytes
+	Network   *Network   `json:"network,omitempty"` // nil: the guest's network is configured by other means
+	Bootstrap *Bootstrap `json:"bootstrap,omitempty"`
+}
+
+// Network is the guest's static network configuration.
+type Network struct {
+	Address string   `json:"address"` // CIDR, e.g. 10.77.0.2/24
+	Gateway string   `json:"gateway"`
+	DNS     []string `json:"dns"`
+	MTU     int      `json:"mtu"`
+}
+
+// Bootstrap is the content of /etc/agentlab/bootstrap.json.
+type Bootstrap struct {
+	Token      string `json:"token"`
+	Controller string `json:"controller"`
+	VMID       int    `json:"vmid"`
+}
+
+// ExecRequest runs a command in the guest.
+type ExecRequest struct {
+	Command []string          `json:"command"`        // argv; empty: the user's login shell
+	Env     map[string]string `json:"env,omitempty"`  // added to the user's environment
+	Dir     string            `json:"dir,omitempty"`  // default: the user's home
+	User    string            `json:"user,omitempty"` // default "agent"
+	TTY     bool              `json:"tty,omitempty"`
+	Rows    uint16            `json:"rows,omitempty"`
+	Cols    uint16            `json:"cols,omitempty"`
+	Term    string            `json:"term,omitempty"`
+}
+
+// AttachRequest joins a named terminal of the sandbox, made on first use. It
+// outlives every client; a client that joins sees the recent output first.
+type AttachRequest struct {
+	Session string `json:"session,omitempty"` // default "main"
+	Rows    uint16 `json:"rows,omitempty"`
+	Cols    uint16 `json:"cols,omitempty"`
+	Term    string `json:"term,omitempty"`
+}
+
+// SSHKeyRequest authorises an ephemeral public key for a user.
+type SSHKeyRequest struct {
+	User      string `json:"user,omitempty"` // default "agent"
+	PublicKey string `json:"public_key"`     // one authorized_keys line, no options
+	Seconds   int64  `json:"seconds"`        // until it expires, 1..86400
+}
+
+// SSHKeyResponse gives what a client needs to verify the guest's sshd. sshd
+// is running when it is answered.
+type SSHKeyResponse struct {
+	User     string   `json:"user"`
+	Port     uint16   `json:"port"`
+	HostKeys []string `json:"host_keys"` // public key lines
+}
+
+// PowerRequest asks the guest's init to stop.
+type PowerRequest struct {
+	Action string `json:"action"` // "poweroff" or "reboot"
+}

@@ -1,0 +1,167 @@
+// Package backend is the contract between AgentLab's services and the places
+// where sandboxes run. A driver implements Driver and whatever optional
+// interfaces its Capabilities announce; internal/backend/backendtest checks
+// every sentence written here.
+//
+// Rules for every method:
+//
+//   - It is idempotent: calling it again after success, failure or a crash at
+//     any point inside it is safe and leads to the same result.
+//   - It is cancellable: when ctx ends it returns soon, and what it had begun
+//     is found by List and can be finished or destroyed by another call.
+//   - It may be called from many goroutines; calls for one Ref are serialised
+//     by the caller, calls for different Refs are not.
+//   - It touches only what bears our mark (the UID). A foreign object in our
+//     way is an error (agentlab.CodeExists), never overwritten or removed.
+//   - Its errors are *agentlab.Error with one of the codes not_found, exists,
+//     busy, unsupported, denied, no_space, unavailable, unknown_outcome,
+//     invalid or internal. Unknown is never reported as not_found.
+package backend
+
+import (
+	"context"
+	"io"
+	"net"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Ref names one sandbox on a backend: the number that we allocated and the
+// mark that proves it is ours.
+type Ref struct {
+	VMID int
+	UID  string
+}
+
+// Driver is what every backend must do.
+type Driver interface {
+	// Info is constant for the life of the driver and does no I/O.
+	Info() Info
+
+	// Check looks at the host and tells what is missing or wrong, each
+	// finding with a remedy. It changes nothing.
+	Check(ctx context.Context) []Finding
+
+	// Validate refuses, with code unsupported and the field named, whatever
+	// in spec this backend cannot honour. It does no I/O; Create calls it.
+	Validate(spec Spec) error
+
+	// Create makes disk and configuration, marked with spec.UID before
+	// anything else, and does not start it. A second Create with the same
+	// spec is a success; with the same VMID and another UID it is exists.
+	// Afterwards Inspect answers PowerStopped.
+	Create(ctx context.Context, spec Spec) error
+
+	// Start powers it on and returns when the VM runs, which is before
+	// anything in the guest answers. Starting a running sandbox succeeds.
+	Start(ctx context.Context, ref Ref) error
+
+	// Stop powers it off: it asks the guest, waits up to grace, then cuts the
+	// power. grace 0 cuts at once. Stopping a stopped sandbox succeeds.
+	Stop(ctx context.Context, ref Ref, grace time.Duration) error
+
+	// Destroy removes VM, disk and every other trace, in any power state, and
+	// returns when nothing is left. Destroying what does not exist succeeds.
+	Destroy(ctx context.Context, ref Ref) error
+
+	// Inspect tells what is there now. Code not_found means proven absent.
+	Inspect(ctx context.Context, ref Ref) (Instance, error)
+
+	// List tells all that bears our mark, including what a crash left half
+	// made.
+	List(ctx context.Context) ([]Instance, error)
+
+	// DialControl opens a fresh stream to the guest control server
+	// (package guestapi, "guest control"). It fails with unavailable while
+	// the guest does not answer yet.
+	DialControl(ctx context.Context, ref Ref) (net.Conn, error)
+
+	// DialGuest opens a TCP stream to a port in the guest.
+	DialGuest(ctx context.Context, ref Ref, port uint16) (net.Conn, error)
+
+	// ListenGuest returns the listener on which connections arrive that this
+	// guest, and no other, makes to the controller's address (ports 8844 and
+	// 8846). It works from Create to Destroy and may be opened again after it
+	// was closed or its owner died; the last opener wins.
+	ListenGuest(ctx context.Context, ref Ref) (net.Listener, error)
+
+	// Close releases what the driver holds in this process. VMs go on.
+	Close() error
+}
+
+// ConsoleLogger is implemented by drivers with Capabilities.ConsoleLog.
+type ConsoleLogger interface {
+	// ConsoleLog opens what the VM wrote to its console since it was created
+	// (bounded by the driver; the oldest is dropped). With follow, Read
+	// blocks for more until ctx ends or the sandbox is gone.
+	ConsoleLog(ctx context.Context, ref Ref, follow bool) (io.ReadCloser, error)
+}
+
+// Info describes a driver.
+type Info struct {
+	Name         string // "qemu", "proxmox", …
+	Version      string // of the driver's handle format, for rows that outlive an upgrade
+	Capabilities Capabilities
+	// ControllerURL and UploadURL are where a guest finds the guest plane.
+	ControllerURL string // e.g. http://10.77.0.1:8844
+	UploadURL     string // e.g. http://10.77.0.1:8846/upload
+}
+
+// Capabilities announces the optional interfaces and fields.
+type Capabilities struct {
+	ConsoleLog bool
+	NetworkOff bool // Spec.Network.Mode "off"
+}
+
+// Spec says everything about a sandbox to be made. A driver honours every
+// field or refuses it by name.
+type Spec struct {
+	VMID      int
+	UID       string
+	Name      string // becomes the hostname
+	Image     string // image reference "name@digest"; on backends with template VMs, the template
+	Resources agentlab.Resources
+	Network   agentlab.Network
+}
+
+// Ref returns the Ref of the sandbox that s describes.
+func (s Spec) Ref() Ref { return Ref{VMID: s.VMID, UID: s.UID} }
+
+// Power is what a backend knows of a sandbox's VM.
+type Power string
+
+// The power states.
+const (
+	PowerPartial Power = "partial" // a Create or Destroy was cut short
+	PowerStopped Power = "stopped"
+	PowerRunning Power = "running"
+	PowerCrashed Power = "crashed" // it stopped without being asked; Instance.Reason tells why
+)
+
+// Instance is one sandbox as its backend sees it.
+type Instance struct {
+	Ref    Ref
+	Name   string
+	Power  Power
+	IP     string // the guest's address on its own network; "" when not known
+	Reason string // for PowerCrashed and PowerPartial
+}
+
+// Finding is one result of Check.
+type Finding struct {
+	Name   string // short and stable, e.g. "kvm"
+	Level  Level
+	Detail string // what was seen
+	Remedy string // what to do; empty when Level is LevelOK
+}
+
+// Level grades a Finding.
+type Level string
+
+// The levels. An error means that sandboxes cannot start.
+const (
+	LevelOK    Level = "ok"
+	LevelWarn  Level = "warn"
+	LevelError Level = "error"
+)

@@ -1,0 +1,120 @@
+package agentlab
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// JobStatus is where a job is in its life.
+type JobStatus string
+
+// The statuses of a job. All but QUEUED and RUNNING are final.
+const (
+	JobQueued    JobStatus = "QUEUED"
+	JobRunning   JobStatus = "RUNNING"
+	JobCompleted JobStatus = "COMPLETED"
+	JobFailed    JobStatus = "FAILED"
+	JobTimeout   JobStatus = "TIMEOUT"
+	JobCancelled JobStatus = "CANCELLED"
+)
+
+var jobNext = map[JobStatus][]JobStatus{
+	JobQueued:    {JobRunning, JobFailed, JobTimeout, JobCancelled},
+	JobRunning:   {JobCompleted, JobFailed, JobTimeout, JobCancelled},
+	JobCompleted: {},
+	JobFailed:    {},
+	JobTimeout:   {},
+	JobCancelled: {},
+}
+
+// CanBecome reports whether the transition from s to next is in the table.
+func (s JobStatus) CanBecome(next JobStatus) bool { return slices.Contains(jobNext[s], next) }
+
+// Valid reports whether s is one of the statuses above.
+func (s JobStatus) Valid() bool { _, ok := jobNext[s]; return ok }
+
+// Final reports whether the job has ended.
+func (s JobStatus) Final() bool { return s.Valid() && len(jobNext[s]) == 0 }
+
+// Agents lists the coding agents that a job may name. "shell" runs the task
+// as a shell script.
+var Agents = []string{"claude", "codex", "opencode", "gemini", "shell"}
+
+// Job is a repo, a ref and a task, run by an agent under a profile to an end.
+type Job struct {
+	ID        string // NewJobID
+	RepoURL   string // what the guest clones; "" when there is no repo or it is Bundled
+	Bundled   bool   // the repo was given as a git bundle, held by the artifact service
+	Ref       string // branch, tag or commit; "" means the repo's default
+	Depth     int    // shallow clone depth; 0 means full history
+	Task      string // what the agent is told; for agent "shell", the script
+	Agent     string // one of Agents
+	Profile   string
+	Image     string // wanted image name; "" means the profile's or the default
+	Mode      string // "dangerous" (every permission granted) is the only mode today
+	TTL       time.Duration
+	Keepalive bool // keep the sandbox after the job ended
+
+	Status        JobStatus
+	Phase         string // what the runner says it is doing: "clone", "agent", "upload", …
+	Reason        string // why it ended so; one redacted line
+	ExitCode      *int   // the agent's exit code, when it had one
+	SandboxVMID   int    // 0 until one is allocated
+	StopRequested string // "" or the final status asked for: CANCELLED or TIMEOUT
+	Result        JobResult
+
+	CreatedAt  time.Time
+	UpdatedAt  time.Time
+	StartedAt  time.Time // when the runner fetched its bootstrap; zero before
+	FinishedAt time.Time // zero until final
+	DeadlineAt time.Time // when the guest must stop its agent; zero until started
+}
+
+// JobResult is what the runner reported about the work.
+type JobResult struct {
+	BaseCommit string // commit that was checked out; "" when there is no repo
+	HeadCommit string // commit at the end
+	Branch     string // branch that holds the work
+	Commits    int    // commits made on top of BaseCommit
+	Pushed     bool   // the branch reached the remote
+	Dirty      bool   // uncommitted changes were left (they are in the diff artifact)
+}
+
+// Limits on what a job request may hold.
+const (
+	MaxTaskBytes = 256 << 10
+	MaxRefBytes  = 255
+	MaxURLBytes  = 2048
+)
+
+// Validate checks a job as it is requested, before defaults from its profile
+// have been needed; TTL zero means the profile's default and is allowed here.
+func (j *Job) Validate() error {
+	switch {
+	case strings.TrimSpace(j.Task) == "":
+		return Errorf(CodeInvalid, "the task is empty").WithField("task").WithHint("say what the agent is to do: --task \"…\" or --task-file FILE")
+	case len(j.Task) > MaxTaskBytes:
+		return Errorf(CodeInvalid, "%d bytes are more than %d", len(j.Task), MaxTaskBytes).WithField("task").WithHint("put long instructions in a file of the repo and name it in the task")
+	case strings.ContainsRune(j.Task, 0):
+		return Errorf(CodeInvalid, "the task holds a NUL byte").WithField("task")
+	case !slices.Contains(Agents, j.Agent):
+		return Errorf(CodeInvalid, "unknown agent %q", j.Agent).WithField("agent").WithHint("choose one of %s", strings.Join(Agents, ", "))
+	case j.Mode != "dangerous":
+		return Errorf(CodeInvalid, "unknown mode %q", j.Mode).WithField("mode").WithHint(`the only mode is "dangerous": the agent may do everything inside its sandbox`)
+	case j.Depth < 0:
+		return Errorf(CodeInvalid, "%d is negative", j.Depth).WithField("depth")
+	}
+	if j.TTL != 0 {
+		if err := ValidateTTL(j.TTL); err != nil {
+			return err
+		}
+	}
+	if err := ValidateRef(j.Ref); err != nil {
+		return err
+	}
+	if j.RepoURL != "" && j.Bundled {
+		return Errorf(CodeInvalid, "a job has a repo URL or a bundle, not both").WithField("repo_url")
+	}
+	return ValidateRepoURL(j.RepoURL)
+}

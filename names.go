@@ -1,0 +1,109 @@
+package agentlab
+
+import (
+	"crypto/rand"
+	"encoding/base32"
+	"net/url"
+	"regexp"
+	"strings"
+)
+
+var nameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+// ValidateName checks the name of a sandbox, profile, image or workspace: a
+// DNS label (RFC 1123: 1 to 63 of a-z 0-9 -, not at the ends), because it
+// becomes a hostname. It may not be all digits, so that a name is never
+// mistaken for a VMID.
+func ValidateName(s string) error {
+	if !nameRE.MatchString(s) || strings.Trim(s, "0123456789") == "" {
+		return Errorf(CodeInvalid, "%q is not a valid name", s).WithField("name").
+			WithHint("use 1 to 63 lower-case letters, digits and hyphens, not only digits, with no hyphen at either end")
+	}
+	return nil
+}
+
+var lower32 = base32.NewEncoding("abcdefghijkmnpqrstuvwxyz23456789").WithPadding(base32.NoPadding)
+
+func randomID(bytes int) string {
+	b := make([]byte, bytes)
+	_, _ = rand.Read(b) // crypto/rand.Read never fails since Go 1.24
+	return lower32.EncodeToString(b)
+}
+
+// NewUID returns a fresh ownership mark of 128 random bits: 26 characters of
+// a-z and 2-9.
+func NewUID() string { return randomID(16) }
+
+// NewJobID returns a fresh job id: "job-" and 13 characters (64 random bits).
+func NewJobID() string { return "job-" + randomID(8) }
+
+// NewToken returns a fresh bearer token of 256 random bits.
+func NewToken() string { return randomID(32) }
+
+var jobIDRE = regexp.MustCompile(`^job-[a-z2-9]{13}$`)
+
+// ValidateJobID checks the form of a job id.
+func ValidateJobID(s string) error {
+	if !jobIDRE.MatchString(s) {
+		return Errorf(CodeInvalid, "%q is not a job id", s).WithField("job").WithHint("see 'agentlab job list'")
+	}
+	return nil
+}
+
+// ValidateRef checks a git ref or commit given by a user, by the rules of
+// git-check-ref-format(1) that matter for safety: it can never be read as an
+// option, a range or a refspec. Empty means the repo's default and is valid.
+func ValidateRef(ref string) error {
+	if ref == "" {
+		return nil
+	}
+	bad := len(ref) > MaxRefBytes || ref[0] == '-' || ref[0] == '/' || strings.HasSuffix(ref, "/") ||
+		strings.HasSuffix(ref, ".") || strings.HasSuffix(ref, ".lock") ||
+		strings.Contains(ref, "..") || strings.Contains(ref, "@{") || strings.Contains(ref, "//") ||
+		strings.ContainsAny(ref, " ~^:?*[\\\x7f")
+	for _, r := range ref {
+		bad = bad || r < 0x20
+	}
+	if bad {
+		return Errorf(CodeInvalid, "%q is not a git branch, tag or commit", ref).WithField("ref")
+	}
+	return nil
+}
+
+// ValidateRepoURL checks what a guest is told to clone: http, https, git or
+// ssh URLs and the scp-like form host:path. Local paths and helper transports
+// (ext::, file:) are refused. Userinfo with a password is refused, because a
+// URL is stored and shown. Empty means no repo and is valid.
+func ValidateRepoURL(raw string) error {
+	if raw == "" {
+		return nil
+	}
+	bad := func(why string) error {
+		return Errorf(CodeInvalid, "%s", why).WithField("repo_url").
+			WithHint("give an https://, http://, git:// or ssh:// URL, user@host:path, or the path of a local repository")
+	}
+	if len(raw) > MaxURLBytes || raw[0] == '-' || strings.ContainsAny(raw, " \t\r\n\x00\\") || strings.Contains(raw, "::") {
+		return bad("not a repository URL")
+	}
+	if !strings.Contains(raw, "://") {
+		host, path, ok := strings.Cut(raw, ":")
+		if !ok || host == "" || path == "" || strings.Contains(host, "/") || strings.HasPrefix(path, "-") {
+			return bad("not a repository URL")
+		}
+		return nil
+	}
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" || strings.HasPrefix(u.Host, "-") {
+		return bad("not a repository URL")
+	}
+	switch u.Scheme {
+	case "http", "https", "git", "ssh", "git+ssh", "ssh+git":
+	default:
+		return bad("scheme " + u.Scheme + " is not allowed")
+	}
+	if _, has := u.User.Password(); has {
+		return Errorf(CodeInvalid, "the URL holds a password").WithField("repo_url").
+			WithHint("put the credential into the profile's secrets bundle: agentlab secrets set")
+	}
+	return nil
+}

@@ -1,0 +1,35 @@
+package agentlab
+
+import "time"
+
+// Profile is a bundle of resources, network policy, secrets bundle and
+// behaviour: what a sandbox is made from (seed 000 §15). Profiles are read
+// and checked by internal/profile.
+type Profile struct {
+	Name            string
+	Image           string // image name; "" means the default image for the job's agent
+	Resources       Resources
+	Network         Network
+	Workspace       string // "none" or "attach"
+	Mode            string // "dangerous"
+	Keepalive       bool   // default for --keepalive
+	TTL             time.Duration
+	SecretsBundle   string // "" means no secrets
+	ClonePath       string // absolute path in the guest; "" means the runner's default
+	UploadArtifacts bool
+	ArtifactTTL     time.Duration // how long artifacts are kept; 0 means the configured default
+	YAML            string        // the text it was read from, for 'profile show'
+}
+
+// Network is the part of a sandbox's egress policy that profiles choose.
+// What is always denied (private, link-local, loopback, multicast, metadata
+// addresses) is not here because it is no choice.
+type Network struct {
+	Mode string // NetworkNAT or NetworkOff
+}
+
+// Network modes.
+const (
+	NetworkNAT = "nat" // the public internet, nothing else
+	NetworkOff = "off" // only the controller
+)

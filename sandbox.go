@@ -1,0 +1,131 @@
+package agentlab
+
+import (
+	"slices"
+	"time"
+)
+
+// SandboxState is where a sandbox is in its life (seed 000 §10.4).
+type SandboxState string
+
+// The states of a sandbox. DESTROYED is final.
+const (
+	SandboxRequested    SandboxState = "REQUESTED"    // the row exists, nothing else does
+	SandboxProvisioning SandboxState = "PROVISIONING" // the backend is making disk and VM
+	SandboxBooting      SandboxState = "BOOTING"      // started; agent-runner has not answered yet
+	SandboxReady        SandboxState = "READY"        // agent-runner answered and has its identity
+	SandboxRunning      SandboxState = "RUNNING"      // a job is at work in it
+	SandboxCompleted    SandboxState = "COMPLETED"    // its job ended well
+	SandboxFailed       SandboxState = "FAILED"       // its job, its boot or its VM failed
+	SandboxTimeout      SandboxState = "TIMEOUT"      // its lease or its job's time ended
+	SandboxSuspended    SandboxState = "SUSPENDED"    // frozen by request
+	SandboxStopped      SandboxState = "STOPPED"      // powered off, disk kept
+	SandboxDestroyed    SandboxState = "DESTROYED"    // nothing of it is left on the backend
+)
+
+var sandboxNext = map[SandboxState][]SandboxState{
+	SandboxRequested:    {SandboxProvisioning, SandboxFailed, SandboxTimeout, SandboxDestroyed},
+	SandboxProvisioning: {SandboxBooting, SandboxFailed, SandboxTimeout, SandboxStopped, SandboxDestroyed},
+	SandboxBooting:      {SandboxReady, SandboxFailed, SandboxTimeout, SandboxStopped, SandboxDestroyed},
+	SandboxReady:        {SandboxRunning, SandboxSuspended, SandboxStopped, SandboxFailed, SandboxTimeout, SandboxDestroyed},
+	SandboxRunning:      {SandboxReady, SandboxSuspended, SandboxCompleted, SandboxStopped, SandboxFailed, SandboxTimeout, SandboxDestroyed},
+	SandboxSuspended:    {SandboxReady, SandboxRunning, SandboxStopped, SandboxFailed, SandboxTimeout, SandboxDestroyed},
+	SandboxCompleted:    {SandboxReady, SandboxStopped, SandboxFailed, SandboxTimeout, SandboxDestroyed},
+	SandboxFailed:       {SandboxStopped, SandboxDestroyed},
+	SandboxTimeout:      {SandboxStopped, SandboxDestroyed},
+	SandboxStopped:      {SandboxBooting, SandboxFailed, SandboxTimeout, SandboxDestroyed},
+	SandboxDestroyed:    {},
+}
+
+// CanBecome reports whether the transition from s to next is in the table.
+// A state may not become itself.
+func (s SandboxState) CanBecome(next SandboxState) bool {
+	return slices.Contains(sandboxNext[s], next)
+}
+
+// Valid reports whether s is one of the states above.
+func (s SandboxState) Valid() bool { _, ok := sandboxNext[s]; return ok }
+
+// Final reports whether nothing can follow s.
+func (s SandboxState) Final() bool { return s.Valid() && len(sandboxNext[s]) == 0 }
+
+// HasVM reports whether a VM of a sandbox in state s is expected to run.
+func (s SandboxState) HasVM() bool {
+	switch s {
+	case SandboxBooting, SandboxReady, SandboxRunning, SandboxCompleted, SandboxSuspended:
+		return true
+	}
+	return false
+}
+
+// Desired is what was asked of a sandbox; the reconcile loop drives State
+// towards it.
+type Desired string
+
+// The things that can be asked of a sandbox.
+const (
+	DesiredRunning   Desired = "running"
+	DesiredStopped   Desired = "stopped"
+	DesiredDestroyed Desired = "destroyed"
+)
+
+// Sandbox is one isolated environment. It is known by its VMID and its Name,
+// both unique among sandboxes that are not DESTROYED.
+type Sandbox struct {
+	VMID    int    // allocated by us, never reused while a row with it exists
+	UID     string // random ownership mark (NewUID), stamped on the backend's object
+	Name    string // ValidateName holds
+	Backend string // name of the driver that holds it
+	Profile string
+	Image   string // image reference as resolved at creation: name@digest
+
+	State   SandboxState
+	Desired Desired
+	Reason  string // why it is FAILED, TIMEOUT or STOPPED; one redacted line
+
+	Resources Resources
+	Network   Network
+	Keepalive bool   // lease expiry stops and destroys it only when this is false or it was not renewed
+	JobID     string // the job it was made for; "" when made by hand
+	IP        string // address of the guest on its own network; "" until known
+
+	LeaseExpiresAt time.Time // UTC, always set
+	CreatedAt      time.Time // UTC
+	UpdatedAt      time.Time // UTC
+	BootedAt       time.Time // UTC; zero until agent-runner answered the first time
+}
+
+// Resources are what a sandbox may use.
+type Resources struct {
+	Cores      int // virtual CPUs, 1..256
+	MemoryMB   int // MiB of RAM, 128..1048576
+	RootSizeGB int // GiB of root disk; 0 means the image's own size
+}
+
+// Validate checks the ranges.
+func (r Resources) Validate() error {
+	switch {
+	case r.Cores < 1 || r.Cores > 256:
+		return Errorf(CodeInvalid, "%d is not between 1 and 256", r.Cores).WithField("resources.cores")
+	case r.MemoryMB < 128 || r.MemoryMB > 1<<20:
+		return Errorf(CodeInvalid, "%d is not between 128 and 1048576", r.MemoryMB).WithField("resources.memory_mb")
+	case r.RootSizeGB < 0 || r.RootSizeGB > 65536:
+		return Errorf(CodeInvalid, "%d is not between 0 and 65536", r.RootSizeGB).WithField("storage.root_size_gb")
+	}
+	return nil
+}
+
+// Lease bounds: a lease always exists and always ends.
+const (
+	MinTTL = time.Minute
+	MaxTTL = 30 * 24 * time.Hour
+)
+
+// ValidateTTL checks a lease or job duration.
+func ValidateTTL(d time.Duration) error {
+	if d < MinTTL || d > MaxTTL {
+		return Errorf(CodeInvalid, "%s is not between %s and %s", d, MinTTL, MaxTTL).
+			WithField("ttl").WithHint("give a duration such as 30m, 4h or 2d")
+	}
+	return nil
+}
