@@ -1,0 +1,131 @@
+package lock
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// TestMain lets the test binary be its own second process: with LOCK_CHILD it
+// takes that lock, says so, and holds it until its standard input ends.
+func TestMain(m *testing.M) {
+	if path := os.Getenv("LOCK_CHILD"); path != "" {
+		if _, err := Try(path); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		fmt.Println("locked")
+		_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func child(t *testing.T, path string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "LOCK_CHILD="+path)
+	if _, err := cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "locked\n" {
+		t.Fatalf("child said %q, %v", line, err)
+	}
+	return cmd
+}
+
+func TestHeldByAnotherProcessUntilItIsKilled(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.lock")
+	cmd := child(t, path)
+
+	_, err := Try(path)
+	if agentlab.CodeOf(err) != agentlab.CodeBusy {
+		t.Fatalf("got %v, want busy", err)
+	}
+	if want := fmt.Sprintf("process %d", cmd.Process.Pid); !strings.Contains(err.Error(), want) {
+		t.Errorf("%q does not name %q", err, want)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Acquire(ctx, path); agentlab.CodeOf(err) != agentlab.CodeBusy || !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want busy that wraps context.Canceled", err)
+	}
+
+	got := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		l, err := Acquire(ctx, path)
+		if err == nil {
+			err = l.Unlock()
+		}
+		got <- err
+	}()
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-got; err != nil {
+		t.Fatalf("not acquired after the holder's death: %v", err)
+	}
+}
+
+func TestOncePerProcessAndAgainAfterUnlock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.lock")
+	l, err := Try(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := Holder(path); got != os.Getpid() {
+		t.Errorf("Holder = %d, want %d", got, os.Getpid())
+	}
+	if _, err := Try(path); agentlab.CodeOf(err) != agentlab.CodeBusy {
+		t.Errorf("second Try: got %v, want busy", err)
+	}
+	for range 2 {
+		if err := l.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := Holder(path); got != 0 {
+		t.Errorf("Holder after Unlock = %d, want 0", got)
+	}
+	l, err = Try(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = l.Unlock()
+}
+
+func TestSymlinkRefused(t *testing.T) {
+	dir := t.TempDir()
+	victim := filepath.Join(dir, "victim")
+	if err := os.WriteFile(victim, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(victim, filepath.Join(dir, "x.lock")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Try(filepath.Join(dir, "x.lock")); err == nil {
+		t.Fatal("a symlink was followed")
+	}
+	if b, _ := os.ReadFile(victim); string(b) != "precious" {
+		t.Errorf("victim now holds %q", b)
+	}
+}
