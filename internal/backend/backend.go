@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
 // Ref names one sandbox on a backend: the number that we allocated and the
@@ -58,7 +59,8 @@ type Driver interface {
 	Start(ctx context.Context, ref Ref) error
 
 	// Stop powers it off: it asks the guest, waits up to grace, then cuts the
-	// power. grace 0 cuts at once. Stopping a stopped sandbox succeeds.
+	// power. grace 0 cuts at once. Stopping a stopped sandbox succeeds, and
+	// a crashed one is PowerStopped afterwards.
 	Stop(ctx context.Context, ref Ref, grace time.Duration) error
 
 	// Destroy removes VM, disk and every other trace, in any power state, and
@@ -106,6 +108,9 @@ type Info struct {
 	// ControllerURL and UploadURL are where a guest finds the guest plane.
 	ControllerURL string // e.g. http://10.77.0.1:8844
 	UploadURL     string // e.g. http://10.77.0.1:8846/upload
+	// GuestNetwork is what every guest of this driver is told to configure
+	// with its identity; nil when its network is configured by other means.
+	GuestNetwork *guestapi.Network
 }
 
 // Capabilities announces the optional interfaces and fields.
