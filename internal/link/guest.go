@@ -1,0 +1,183 @@
+package link
+
+import (
+	"io"
+	"net"
+	"sync"
+
+	"github.com/hashicorp/yamux"
+)
+
+// GuestLink is the guest's end of a link: a net.Listener of the streams that
+// the host opens, across any number of sessions.
+type GuestLink struct {
+	conn    io.ReadWriteCloser
+	w       *writer
+	done    chan struct{}
+	once    sync.Once
+	wg      sync.WaitGroup
+	streams chan net.Conn
+
+	mu   sync.Mutex
+	err  error
+	sess *yamux.Session
+	sc   *sessConn
+	have nonce
+	told bool // RESET was sent since the last SYNC
+}
+
+// Guest starts the guest's end on rw, which it owns from now on. An error of
+// rw, io.EOF included, ends the link.
+func Guest(rw io.ReadWriteCloser) *GuestLink {
+	g := &GuestLink{conn: rw, done: make(chan struct{}), streams: make(chan net.Conn), told: true}
+	g.w = newWriter(rw, g.done)
+	g.w.control(recReset, nonce{})
+	g.wg.Add(2)
+	go func() { defer g.wg.Done(); g.fail(g.w.run()) }()
+	go func() { defer g.wg.Done(); g.fail(g.read()) }()
+	return g
+}
+
+// Accept returns the next stream.
+func (g *GuestLink) Accept() (net.Conn, error) {
+	select {
+	case c := <-g.streams:
+		return c, nil
+	case <-g.done:
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return nil, g.err
+	}
+}
+
+// Close ends the link and all its streams.
+func (g *GuestLink) Close() error {
+	g.fail(net.ErrClosed)
+	g.wg.Wait()
+	return nil
+}
+
+// Addr tells nothing but the kind of the link.
+func (g *GuestLink) Addr() net.Addr { return addr{} }
+
+type addr struct{}
+
+func (addr) Network() string { return "agentlab-link" }
+func (addr) String() string  { return "agentlab-link" }
+
+func (g *GuestLink) fail(err error) {
+	g.once.Do(func() {
+		if err == nil {
+			err = net.ErrClosed
+		}
+		g.mu.Lock()
+		g.err = err
+		g.mu.Unlock()
+		close(g.done)
+		_ = g.conn.Close()
+		g.drop(nil)
+	})
+}
+
+// drop ends the present session (only sess, when given).
+func (g *GuestLink) drop(sess *yamux.Session) {
+	g.mu.Lock()
+	old, sc := g.sess, g.sc
+	if old == nil || (sess != nil && sess != old) {
+		g.mu.Unlock()
+		return
+	}
+	g.sess, g.sc = nil, nil
+	g.mu.Unlock()
+	_ = sc.Close()
+	go func() { _ = old.Close() }()
+}
+
+func (g *GuestLink) read() error {
+	buf := make([]byte, chunk)
+	var d decoder
+	for {
+		n, err := g.conn.Read(buf)
+		d.feed(buf[:n], g.onData, g.onRecord)
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (g *GuestLink) onData(p []byte) {
+	g.mu.Lock()
+	sc := g.sc
+	g.mu.Unlock()
+	if sc == nil {
+		g.tellReset()
+		return
+	}
+	sc.deliver(p)
+}
+
+// tellReset says that we have no session; once is enough until the next SYNC.
+func (g *GuestLink) tellReset() {
+	g.mu.Lock()
+	told := g.told
+	g.told = true
+	g.mu.Unlock()
+	if !told {
+		g.w.control(recReset, nonce{})
+	}
+}
+
+func (g *GuestLink) onRecord(kind byte, n nonce) {
+	if kind != recSync {
+		return
+	}
+	g.mu.Lock()
+	same := g.sess != nil && n == g.have
+	g.mu.Unlock()
+	if same { // our answer is on its way, or a repetition of it does no harm
+		g.w.control(recAck, n)
+		return
+	}
+	g.drop(nil)
+	g.start(n)
+}
+
+func (g *GuestLink) start(n nonce) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.err != nil {
+		return
+	}
+	g.w.control(recAck, n) // before the session can write
+	sc := newSessConn(g.w)
+	sess, err := yamux.Server(sc, yamuxConfig(false))
+	if err != nil {
+		return // only a bad config fails, which the tests rule out
+	}
+	g.sess, g.sc, g.have, g.told = sess, sc, n, false
+	g.wg.Go(func() { g.acceptLoop(sess) })
+}
+
+// acceptLoop hands on the streams of one session until it ends.
+func (g *GuestLink) acceptLoop(sess *yamux.Session) {
+	for {
+		s, err := sess.AcceptStream()
+		if err != nil {
+			break
+		}
+		select {
+		case g.streams <- s:
+		case <-sess.CloseChan():
+			_ = s.Close()
+		case <-g.done:
+			_ = s.Close()
+		}
+	}
+	g.mu.Lock()
+	ours := g.sess == sess
+	g.mu.Unlock()
+	g.drop(sess)
+	if ours {
+		g.tellReset()
+	}
+}

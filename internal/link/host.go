@@ -1,0 +1,263 @@
+package link
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/yamux"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+const (
+	syncEvery = 100 * time.Millisecond
+	// minSession is the least time between two session starts, so that a
+	// guest that keeps breaking its sessions costs the host nothing.
+	minSession = 100 * time.Millisecond
+	maxStreams = 256
+)
+
+// HostLink is the controller's end of a link. Its methods may be called from
+// many goroutines.
+type HostLink struct {
+	conn io.ReadWriteCloser
+	w    *writer
+	stop func() bool // undoes the ctx hook
+	done chan struct{}
+	once sync.Once
+	wg   sync.WaitGroup
+	kick chan struct{} // wakes the sync loop
+
+	mu      sync.Mutex
+	err     error
+	want    nonce
+	sess    *yamux.Session // nil while not in step with the guest
+	sc      *sessConn
+	guard   guard
+	began   time.Time
+	changed chan struct{} // closed and replaced when sess changes
+}
+
+// Host starts the controller's end on conn, which it owns from now on. It ends
+// when ctx ends, when Close is called or when conn fails.
+func Host(ctx context.Context, conn io.ReadWriteCloser) *HostLink {
+	h := &HostLink{
+		conn: conn, done: make(chan struct{}), kick: make(chan struct{}, 1),
+		want: newNonce(), changed: make(chan struct{}),
+	}
+	h.w = newWriter(conn, h.done)
+	h.wg.Add(3)
+	go func() { defer h.wg.Done(); h.fail(h.w.run()) }()
+	go func() { defer h.wg.Done(); h.fail(h.read()) }()
+	go func() { defer h.wg.Done(); h.syncLoop() }()
+	h.stop = context.AfterFunc(ctx, func() { h.fail(context.Cause(ctx)) })
+	return h
+}
+
+// Dial opens a stream to the guest. It fails at once with code unavailable
+// while the guest is not in step, and with busy while too many streams are
+// open; use WaitUp to wait.
+func (h *HostLink) Dial(ctx context.Context) (net.Conn, error) {
+	h.mu.Lock()
+	sess := h.sess
+	h.mu.Unlock()
+	if sess == nil {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the guest does not answer yet")
+	}
+	if sess.NumStreams() >= maxStreams {
+		return nil, agentlab.Errorf(agentlab.CodeBusy, "%d streams to the guest are open", maxStreams)
+	}
+	type result struct {
+		s   *yamux.Stream
+		err error
+	}
+	ch := make(chan result, 1)
+	go func() {
+		s, err := sess.OpenStream()
+		ch <- result{s, err}
+	}()
+	select {
+	case r := <-ch:
+		if r.err != nil {
+			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the guest does not answer: %w", r.err)
+		}
+		return r.s, nil
+	case <-ctx.Done():
+		go func() { // what comes too late is closed again
+			if r := <-ch; r.err == nil {
+				_ = r.s.Close()
+			}
+		}()
+		return nil, agentlab.Errorf(agentlab.CodeTimeout, "opening a stream to the guest: %w", context.Cause(ctx))
+	}
+}
+
+// Up reports whether the guest answers now.
+func (h *HostLink) Up() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.sess != nil
+}
+
+// WaitUp returns nil as soon as the guest answers, or an error when ctx or the
+// link ends first.
+func (h *HostLink) WaitUp(ctx context.Context) error {
+	for {
+		h.mu.Lock()
+		up, changed := h.sess != nil, h.changed
+		h.mu.Unlock()
+		if up {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-h.done:
+			return agentlab.Errorf(agentlab.CodeUnavailable, "the link to the guest is closed: %w", h.Err())
+		case <-ctx.Done():
+			return agentlab.Errorf(agentlab.CodeTimeout, "waiting for the guest: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// Done is closed when the link has ended for good.
+func (h *HostLink) Done() <-chan struct{} { return h.done }
+
+// Err tells why the link ended; nil before that.
+func (h *HostLink) Err() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.err
+}
+
+// Close ends the link and all its streams and waits for its goroutines.
+func (h *HostLink) Close() error {
+	h.fail(net.ErrClosed)
+	h.stop()
+	h.wg.Wait()
+	return nil
+}
+
+func (h *HostLink) fail(err error) {
+	h.once.Do(func() {
+		if err == nil {
+			err = net.ErrClosed
+		}
+		h.mu.Lock()
+		h.err = err
+		h.mu.Unlock()
+		close(h.done)
+		_ = h.conn.Close()
+		h.drop(nil)
+	})
+}
+
+// drop ends the present session (only sess, when given) and asks for a new one.
+func (h *HostLink) drop(sess *yamux.Session) {
+	h.mu.Lock()
+	old, sc := h.sess, h.sc
+	if old == nil || (sess != nil && sess != old) {
+		h.mu.Unlock()
+		return
+	}
+	h.sess, h.sc, h.want = nil, nil, newNonce()
+	h.notify()
+	h.mu.Unlock()
+	_ = sc.Close() // from here on nothing of the old session is written
+	go func() { _ = old.Close() }()
+	h.poke()
+}
+
+func (h *HostLink) notify() {
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+func (h *HostLink) poke() {
+	select {
+	case h.kick <- struct{}{}:
+	default:
+	}
+}
+
+// syncLoop sends SYNC until it is acknowledged, again for each new session.
+func (h *HostLink) syncLoop() {
+	t := time.NewTimer(0)
+	defer t.Stop()
+	for {
+		select {
+		case <-h.done:
+			return
+		case <-h.kick:
+		case <-t.C:
+		}
+		h.mu.Lock()
+		up, want, wait := h.sess != nil, h.want, minSession-time.Since(h.began)
+		h.mu.Unlock()
+		switch {
+		case up: // woken again by drop
+		case wait > 0:
+			t.Reset(wait)
+		default:
+			h.w.control(recSync, want)
+			t.Reset(syncEvery)
+		}
+	}
+}
+
+func (h *HostLink) read() error {
+	buf := make([]byte, chunk)
+	var d decoder
+	for {
+		n, err := h.conn.Read(buf)
+		d.feed(buf[:n], h.onData, h.onRecord)
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (h *HostLink) onData(p []byte) {
+	h.mu.Lock()
+	sess, sc := h.sess, h.sc
+	h.mu.Unlock()
+	if sess == nil {
+		return
+	}
+	if h.guard.check(p) != nil {
+		h.drop(sess)
+		return
+	}
+	sc.deliver(p)
+}
+
+func (h *HostLink) onRecord(kind byte, n nonce) {
+	switch kind {
+	case recAck:
+		h.start(n)
+	case recReset:
+		h.drop(nil)
+	}
+}
+
+// start begins a session when the guest acknowledged the nonce that we want.
+func (h *HostLink) start(n nonce) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.sess != nil || n != h.want || h.err != nil {
+		return
+	}
+	sc := newSessConn(h.w)
+	sess, err := yamux.Client(sc, yamuxConfig(true))
+	if err != nil {
+		return // only a bad config fails, which the tests rule out
+	}
+	h.sess, h.sc, h.guard, h.began = sess, sc, guard{}, time.Now()
+	h.notify()
+	h.wg.Go(func() {
+		<-sess.CloseChan()
+		h.drop(sess)
+	})
+}
