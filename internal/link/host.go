@@ -25,7 +25,8 @@ const (
 type HostLink struct {
 	conn io.ReadWriteCloser
 	w    *writer
-	stop func() bool // undoes the ctx hook
+	stop func() bool   // undoes the ctx hook
+	pace time.Duration // minSession, less in tests
 	done chan struct{}
 	once sync.Once
 	wg   sync.WaitGroup
@@ -44,8 +45,12 @@ type HostLink struct {
 // Host starts the controller's end on conn, which it owns from now on. It ends
 // when ctx ends, when Close is called or when conn fails.
 func Host(ctx context.Context, conn io.ReadWriteCloser) *HostLink {
+	return newHost(ctx, conn, minSession)
+}
+
+func newHost(ctx context.Context, conn io.ReadWriteCloser, pace time.Duration) *HostLink {
 	h := &HostLink{
-		conn: conn, done: make(chan struct{}), kick: make(chan struct{}, 1),
+		conn: conn, pace: pace, done: make(chan struct{}), kick: make(chan struct{}, 1),
 		want: newNonce(), changed: make(chan struct{}),
 	}
 	h.w = newWriter(conn, h.done)
@@ -194,7 +199,7 @@ func (h *HostLink) syncLoop() {
 		case <-t.C:
 		}
 		h.mu.Lock()
-		up, want, wait := h.sess != nil, h.want, minSession-time.Since(h.began)
+		up, want, wait := h.sess != nil, h.want, h.pace-time.Since(h.began)
 		h.mu.Unlock()
 		switch {
 		case up: // woken again by drop

@@ -202,7 +202,7 @@ func restartAt(t *testing.T, side string, cut int) {
 	} else {
 		ge.budget = cut
 	}
-	h := Host(ctx, he)
+	h := newHost(ctx, he, time.Millisecond)
 	g := Guest(ge)
 	go echo(g)
 	dead := h.Done()
@@ -228,7 +228,7 @@ func restartAt(t *testing.T, side string, cut int) {
 	}
 	if side == "host" {
 		_ = h.Close()
-		h = Host(ctx, s.host())
+		h = newHost(ctx, s.host(), time.Millisecond)
 	} else {
 		_ = g.Close()
 		g = Guest(s.guest())
@@ -415,7 +415,7 @@ func FuzzDecoder(f *testing.F) {
 	f.Fuzz(func(t *testing.T, p []byte, cut uint16) {
 		n := newNonce()
 		wire := append(append([]byte{}, p...), record(recSync, n)...) // garbage, then a record
-		wire = append(wire, escape(nil, p)...)                       // then data
+		wire = append(wire, escape(nil, p)...)                        // then data
 		want := sha256.Sum256(p)
 		var d decoder
 		var got []byte
