@@ -17,7 +17,7 @@ const (
 	PathBootstrap = "/v1/bootstrap/fetch"  // POST BootstrapRequest → BootstrapResponse; one time
 	PathReport    = "/v1/runner/report"    // POST Report → Directive
 	PathDirective = "/v1/runner/directive" // GET ?wait=SECONDS (≤ 55) → Directive; answers early when it changes
-	PathLog       = "/v1/runner/log"       // POST raw bytes, ?offset=N → LogAck; idempotent by offset
+	PathLog       = "/v1/runner/log"       // POST raw bytes, ?offset=N[&final=1] → LogAck; idempotent by offset; less than was sent may be taken, unless final
 	PathRepo      = "/v1/runner/repo"      // GET → git bundle of the job's local repository
 	PathUpload    = "/upload/"             // PUT /upload/<path>, raw bytes, Content-Length or chunked → UploadAck; on the upload port too
 )
@@ -83,6 +83,9 @@ type Job struct {
 	// SIGTERM, 10 s later SIGKILL, and the runner uploads what there is.
 	Seconds int64 `json:"seconds"`
 	Upload  bool  `json:"upload"` // upload artifacts
+	// Keepalive says that the sandbox stays after the job, so the checkout is
+	// left in place. Secrets are wiped in any case.
+	Keepalive bool `json:"keepalive,omitempty"`
 }
 
 // Report tells how the job stands. Reports are idempotent; the runner sends

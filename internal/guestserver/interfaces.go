@@ -1,0 +1,74 @@
+package guestserver
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/redact"
+)
+
+// Jobs is what the guest plane asks of the job service. vmid is always that
+// of the channel on which the call came, never what the guest claims.
+type Jobs interface {
+	// BootstrapFetched trades the one-time token, given as its lower-case hex
+	// SHA-256, for everything the sandbox's runner needs. In one transaction
+	// it consumes the token, stores the grants whose tokens the answer holds
+	// (kinds GrantRunner and GrantUpload) and moves the job to RUNNING.
+	// Unknown, used, expired and foreign tokens are all CodeDenied, without a
+	// difference in message; every other error leaves the token usable, and
+	// the runner tries again.
+	BootstrapFetched(ctx context.Context, vmid int, tokenHash string) (guestapi.BootstrapResponse, error)
+
+	// Report records how the job of the sandbox stands. The report is already
+	// checked and its message redacted, one line and bounded. It is
+	// idempotent; a report for a job that is final is answered, not an error.
+	Report(ctx context.Context, vmid int, r guestapi.Report) (guestapi.Directive, error)
+
+	// Directive answers what the controller wants of the runner. With
+	// wait > 0 it answers when Stop changes to something not empty or when
+	// wait is over, whichever is first.
+	Directive(ctx context.Context, vmid int, wait time.Duration) (guestapi.Directive, error)
+}
+
+// The kinds of grants.
+const (
+	GrantRunner = "runner" // reports, directives, log, repository
+	GrantUpload = "upload" // artifact uploads
+)
+
+// Grant says what a bearer token of a guest is good for.
+type Grant struct {
+	VMID      int
+	JobID     string
+	ExpiresAt time.Time
+}
+
+// Tokens looks up grants, which are stored by hash.
+type Tokens interface {
+	// GrantByHash finds the grant of that kind by the lower-case hex SHA-256
+	// of its token. Code not_found (or denied) means there is none. Expiry
+	// and VMID are checked by the caller.
+	GrantByHash(ctx context.Context, hash, kind string) (Grant, error)
+}
+
+// Artifacts keeps what guests send. *artifact.Service implements it.
+type Artifacts interface {
+	// Put stores a file of a job, replacing one of the same path.
+	Put(ctx context.Context, jobID, path string, r io.Reader) (agentlab.Artifact, error)
+	// LogSize tells how many bytes of the job's agent log are held.
+	LogSize(ctx context.Context, jobID string) (int64, error)
+	// AppendLog adds p to the log at offset, which must not be beyond its
+	// end; what is held already is skipped. full: the quota is reached.
+	AppendLog(ctx context.Context, jobID string, offset int64, p []byte) (size int64, full bool, err error)
+	// RepoBundle opens the git bundle given for the job.
+	RepoBundle(ctx context.Context, jobID string) (rc io.ReadSeekCloser, size int64, err error)
+}
+
+// Redactors gives the redactor that knows the secrets of a job. An error
+// makes log appends fail (the runner tries again): nothing unredacted is kept.
+type Redactors interface {
+	Redactor(ctx context.Context, jobID string) (*redact.Redactor, error)
+}
