@@ -1,0 +1,148 @@
+package strictyaml
+
+import (
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Decode stores the document in v, a pointer to a struct whose fields bear
+// `yaml:"name"` tags and are structs, pointers, slices, strings, bools, ints
+// or maps from string to string. What the document does not mention keeps its
+// value; null is the same as not mentioned. Errors have code invalid, the
+// key's path as Field, and its line.
+func (d *Document) Decode(v any) error {
+	if d.body == nil {
+		return nil
+	}
+	return decode(d.body, "", reflect.ValueOf(v).Elem())
+}
+
+func decode(n ast.Node, path string, v reflect.Value) error {
+	if _, ok := n.(*ast.NullNode); ok {
+		return nil
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		if v.IsNil() {
+			v.Set(reflect.New(v.Type().Elem()))
+		}
+		return decode(n, path, v.Elem())
+	case reflect.Struct:
+		return decodeStruct(n, path, v)
+	case reflect.Map:
+		return decodeMap(n, path, v)
+	case reflect.Slice:
+		seq, ok := n.(*ast.SequenceNode)
+		if !ok {
+			return refuse(n, path, "a list is expected")
+		}
+		out := reflect.MakeSlice(v.Type(), len(seq.Values), len(seq.Values))
+		for i, item := range seq.Values {
+			if err := decode(item, fmt.Sprintf("%s[%d]", path, i), out.Index(i)); err != nil {
+				return err
+			}
+		}
+		v.Set(out)
+		return nil
+	}
+	return decodeScalar(n, path, v)
+}
+
+func decodeStruct(n ast.Node, path string, v reflect.Value) error {
+	m, ok := n.(ast.MapNode)
+	if !ok {
+		return refuse(n, path, "a mapping of keys to values is expected")
+	}
+	fields := map[string]int{}
+	var names []string
+	for i := range v.NumField() {
+		if name, ok := v.Type().Field(i).Tag.Lookup("yaml"); ok {
+			fields[name] = i
+			names = append(names, name)
+		}
+	}
+	for it := m.MapRange(); it.Next(); {
+		name, _ := scalar(it.Key())
+		i, ok := fields[name]
+		if !ok {
+			return unknown(it.Key(), path, name, names)
+		}
+		if err := decode(it.Value(), join(path, name), v.Field(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func unknown(n ast.Node, path, name string, names []string) error {
+	e := refuse(n, join(path, name), "unknown key")
+	if near := Nearest(name, names); near != "" {
+		return e.WithHint("did you mean %q?", join(path, near))
+	}
+	slices.Sort(names)
+	where := "here"
+	if path != "" {
+		where = "in " + path
+	}
+	return e.WithHint("the keys %s are %s", where, strings.Join(names, ", "))
+}
+
+func decodeMap(n ast.Node, path string, v reflect.Value) error {
+	m, ok := n.(ast.MapNode)
+	if !ok {
+		return refuse(n, path, "a mapping of keys to values is expected")
+	}
+	out := reflect.MakeMap(v.Type())
+	for it := m.MapRange(); it.Next(); {
+		name, _ := scalar(it.Key())
+		item := reflect.New(v.Type().Elem()).Elem()
+		if err := decode(it.Value(), join(path, name), item); err != nil {
+			return err
+		}
+		out.SetMapIndex(reflect.ValueOf(name), item)
+	}
+	v.Set(out)
+	return nil
+}
+
+// decimal is how a whole number may be written: YAML's octal, hexadecimal
+// and underscored forms surprise more people than they serve.
+var decimal = regexp.MustCompile(`^-?(0|[1-9][0-9]*)$`)
+
+func decodeScalar(n ast.Node, path string, v reflect.Value) error {
+	switch v.Kind() {
+	case reflect.String:
+		switch n.(type) {
+		case *ast.StringNode, *ast.LiteralNode, *ast.IntegerNode, *ast.FloatNode:
+			s, _ := scalar(n)
+			v.SetString(s)
+			return nil
+		}
+		return refuse(n, path, "text is expected; put it between quotes")
+	case reflect.Bool:
+		b, ok := n.(*ast.BoolNode)
+		if !ok {
+			return refuse(n, path, "true or false is expected")
+		}
+		v.SetBool(b.Value)
+		return nil
+	case reflect.Int, reflect.Int64:
+		if _, ok := n.(*ast.IntegerNode); ok {
+			text, _ := scalar(n)
+			if i, err := strconv.ParseInt(text, 10, 64); err == nil && decimal.MatchString(text) && !v.OverflowInt(i) {
+				v.SetInt(i)
+				return nil
+			}
+		}
+		return refuse(n, path, "a whole number is expected")
+	}
+	return agentlab.Errorf(agentlab.CodeInternal, "no rule for a %s", v.Type()).WithField(path)
+}

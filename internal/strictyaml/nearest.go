@@ -1,0 +1,49 @@
+package strictyaml
+
+import "strings"
+
+// Nearest returns the candidate that word was most likely meant to be, or ""
+// when none is near: at most one edit for every three letters, where an edit
+// inserts, deletes or replaces a letter or swaps two neighbours; letter case
+// and the difference of - and _ do not count.
+func Nearest(word string, candidates []string) string {
+	best, dist := "", len(word)/3+1
+	for _, c := range candidates {
+		if d := distance(fold(word), fold(c), dist); d < dist || d == dist && best == "" {
+			best, dist = c, d
+		}
+	}
+	if dist > max(1, len(best)/3) {
+		return ""
+	}
+	return best
+}
+
+func fold(s string) string { return strings.ReplaceAll(strings.ToLower(s), "-", "_") }
+
+// distance is the optimal string alignment distance of a and b, or limit+1
+// when that is plain from their lengths.
+func distance(a, b string, limit int) int {
+	if len(a)-len(b) > limit || len(b)-len(a) > limit {
+		return limit + 1
+	}
+	prev2, prev, cur := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range prev {
+		prev[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		cur[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			cur[j] = min(prev[j]+1, cur[j-1]+1, prev[j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				cur[j] = min(cur[j], prev2[j-2]+1)
+			}
+		}
+		prev2, prev, cur = prev, cur, prev2
+	}
+	return prev[len(b)]
+}

@@ -1,0 +1,249 @@
+// Package strictyaml reads the YAML files that people write for AgentLab:
+// configuration, profiles, secrets bundles, project files.
+//
+// It is stricter than YAML, so that what is written is what is meant: a key
+// that is not known is an error with its line and the nearest known key, a
+// key given twice is an error, a value of another type is never converted,
+// and anchors, aliases, tags and merge keys, with which a short file can mean
+// a huge or another one, are refused. Errors never repeat a value of the
+// file, because it may be a secret.
+package strictyaml
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
+	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// MaxBytes is the size of the largest text that is read.
+const MaxBytes = 256 << 10
+
+// Document is one parsed YAML document.
+type Document struct {
+	body ast.Node // nil for an empty document
+	keys []Key
+}
+
+// Key is one mapping key of a document.
+type Key struct {
+	Name string // as written
+	Path string // with its parents, "network.mode"; sequence items as "allow[2]"
+	Line int    // counted from 1
+}
+
+// Parse reads data, which must hold one document or none. Errors have code
+// invalid and begin with "line N: " where the line is known.
+func Parse(data []byte) (doc *Document, err error) {
+	if len(data) > MaxBytes {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d bytes of YAML are more than %d", len(data), MaxBytes)
+	}
+	if strings.ContainsRune(string(data), 0) {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "not YAML: it holds a NUL byte")
+	}
+	defer func() {
+		// A bug of the parser in the face of strange text is the text's fault
+		// for our callers; it must not end the daemon.
+		if r := recover(); r != nil {
+			doc, err = nil, agentlab.Errorf(agentlab.CodeInvalid, "not YAML that can be read")
+		}
+	}()
+	tokens := lexer.Tokenize(string(data))
+	if err := checkDepth(tokens); err != nil {
+		return nil, err
+	}
+	f, err := parser.Parse(tokens, 0)
+	if err != nil {
+		return nil, syntaxError(err)
+	}
+	doc = &Document{}
+	for _, d := range f.Docs {
+		if d.Body == nil {
+			continue
+		}
+		if doc.body != nil {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "line %d: a second document; only one is allowed", line(d.Body))
+		}
+		doc.body = d.Body
+	}
+	if doc.body != nil {
+		if err := doc.collect("", doc.body); err != nil {
+			return nil, err
+		}
+	}
+	return doc, nil
+}
+
+// Decode is Parse and Document.Decode.
+func Decode(data []byte, v any) error {
+	doc, err := Parse(data)
+	if err != nil {
+		return err
+	}
+	return doc.Decode(v)
+}
+
+// Keys returns every mapping key at every depth, in document order.
+func (d *Document) Keys() []Key { return d.keys }
+
+// Line returns the line of the key with that path, 0 when there is none.
+func (d *Document) Line(path string) int {
+	for _, k := range d.keys {
+		if k.Path == path {
+			return k.Line
+		}
+	}
+	return 0
+}
+
+// At returns err, if it is an Error that names a field of the document, with
+// the field's line put before its message.
+func (d *Document) At(err error) error {
+	e, ok := errors.AsType[*agentlab.Error](err)
+	if !ok {
+		return err
+	}
+	n := d.Line(e.Field)
+	if n == 0 {
+		return err
+	}
+	c := *e
+	c.Message = fmt.Sprintf("line %d: %s", n, e.Message)
+	return &c
+}
+
+// maxDepth bounds nesting, because the parser is recursive.
+const maxDepth = 50
+
+// checkDepth counts what opens a level without taking a line of its own;
+// nesting by indentation is bounded by MaxBytes well enough.
+func checkDepth(tokens token.Tokens) error {
+	flow, inLine, lastLine := 0, 0, 0
+	for _, tk := range tokens {
+		if tk.Position.Line != lastLine {
+			inLine, lastLine = 0, tk.Position.Line
+		}
+		switch tk.Type {
+		case token.SequenceStartType, token.MappingStartType:
+			flow++
+		case token.SequenceEndType, token.MappingEndType:
+			flow--
+		case token.SequenceEntryType, token.MappingKeyType:
+			inLine++
+		}
+		if flow > maxDepth || inLine > maxDepth {
+			return agentlab.Errorf(agentlab.CodeInvalid, "line %d: nested more than %d levels deep", lastLine, maxDepth)
+		}
+	}
+	return nil
+}
+
+// collect notes the keys below n and refuses what this package refuses.
+func (d *Document) collect(path string, n ast.Node) error {
+	switch n := n.(type) {
+	case ast.MapNode:
+		seen := map[string]bool{}
+		for it := n.MapRange(); it.Next(); {
+			name, ok := scalar(it.Key())
+			if !ok || it.Key().IsMergeKey() {
+				return refuse(it.Key(), path, "this kind of key is not allowed")
+			}
+			k := Key{Name: name, Path: join(path, name), Line: line(it.Key())}
+			if seen[name] {
+				return refuse(it.Key(), k.Path, "the key is given twice")
+			}
+			seen[name] = true
+			d.keys = append(d.keys, k)
+			if err := d.collect(k.Path, it.Value()); err != nil {
+				return err
+			}
+		}
+	case *ast.SequenceNode:
+		for i, v := range n.Values {
+			if err := d.collect(fmt.Sprintf("%s[%d]", path, i), v); err != nil {
+				return err
+			}
+		}
+	case *ast.AnchorNode, *ast.AliasNode:
+		return refuse(n, path, "anchors and aliases are not allowed")
+	case *ast.TagNode:
+		return refuse(n, path, "tags are not allowed")
+	}
+	return nil
+}
+
+func refuse(n ast.Node, path, why string) *agentlab.Error {
+	return agentlab.Errorf(agentlab.CodeInvalid, "line %d: %s", line(n), why).WithField(path)
+}
+
+func join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+func line(n ast.Node) int {
+	if tk := n.GetToken(); tk != nil && tk.Position != nil {
+		return tk.Position.Line
+	}
+	return 0
+}
+
+// scalar returns the text of a plain, quoted or block scalar.
+func scalar(n ast.Node) (string, bool) {
+	switch n := n.(type) {
+	case *ast.StringNode:
+		return n.Value, true
+	case *ast.LiteralNode:
+		return n.Value.Value, true
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.NullNode, *ast.InfinityNode, *ast.NanNode:
+		return n.GetToken().Value, true
+	}
+	return "", false
+}
+
+// syntaxError keeps the parser's reason and line and drops its excerpt of the
+// text.
+func syntaxError(err error) error {
+	y, ok := errors.AsType[yaml.Error](err)
+	if !ok {
+		return agentlab.Errorf(agentlab.CodeInvalid, "not YAML that can be read")
+	}
+	where := ""
+	if tk := y.GetToken(); tk != nil && tk.Position != nil {
+		where = fmt.Sprintf("line %d: ", tk.Position.Line)
+	}
+	return agentlab.Errorf(agentlab.CodeInvalid, "%snot valid YAML%s", where, reason(y.GetMessage()))
+}
+
+// reason lets through only messages that hold no text of the document.
+func reason(msg string) string {
+	for _, safe := range []string{
+		"found character '\\t' that cannot start any token",
+		"found a tab character",
+		"could not find end character",
+		"non-map value is specified",
+		"unexpected key name",
+		"value is not allowed in this context",
+		"sequence end token ']' not found",
+		"could not find flow mapping end token '}'",
+		"mapping value is not allowed",
+		"block sequence entries are not allowed",
+	} {
+		if strings.Contains(msg, safe) {
+			return ": " + safe
+		}
+	}
+	if strings.Contains(msg, "already defined") {
+		return ": a key is given twice"
+	}
+	return ""
+}
