@@ -224,3 +224,18 @@ type Error struct {
 	Hint   string `json:"hint,omitempty"`
 	Field  string `json:"field,omitempty"`
 }
+
+// TCPProtocol is the token of the HTTP Upgrade that turns a call into a plain
+// TCP connection to a port in the guest.
+const TCPProtocol = "agentlab-tcp"
+
+// Health says that the daemon answers.
+type Health struct {
+	Status  string `json:"status" enum:"ok,stopping"`
+	Version string `json:"version"`
+}
+
+// ImageProgress is one line that an image build printed.
+type ImageProgress struct {
+	Line string `json:"line"`
+}
