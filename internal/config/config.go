@@ -1,0 +1,238 @@
+// Package config finds AgentLab's directories and reads config.yaml.
+//
+// The file is optional and strict: an unknown key is an error with its line
+// and the nearest known key. There is no key that nothing honours.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/strictyaml"
+)
+
+// Config is the content of config.yaml. The doc tags are the reference of the
+// keys (see Keys).
+type Config struct {
+	Backend        string `yaml:"backend" doc:"Where sandboxes run. Known: qemu."`
+	DefaultProfile string `yaml:"default_profile" doc:"Profile of jobs and sandboxes that name none."`
+	DefaultAgent   string `yaml:"default_agent" doc:"Agent of jobs that name none: claude, codex, opencode, gemini or shell."`
+
+	Images    Images    `yaml:"images"`
+	Limits    Limits    `yaml:"limits"`
+	VMIDRange VMIDRange `yaml:"vmid_range"`
+	Retention Retention `yaml:"retention"`
+	Artifacts Artifacts `yaml:"artifacts"`
+	Logs      Logs      `yaml:"logs"`
+
+	BootstrapTTLMinutes int `yaml:"bootstrap_ttl_minutes" doc:"Minutes, 5 to 15, in which a sandbox must trade its one-time token for its secrets."`
+
+	QEMU QEMU `yaml:"qemu"`
+}
+
+// Images names the images used when neither job nor profile names one.
+type Images struct {
+	Base   string `yaml:"base" doc:"Image of sandboxes and of jobs of the agent shell, when neither they nor their profile name one."`
+	Agents string `yaml:"agents" doc:"Image of jobs of any other agent, when neither they nor their profile name one."`
+}
+
+// Limits are what all sandboxes together, or any one, may take.
+type Limits struct {
+	MaxSandboxes  int `yaml:"max_sandboxes" doc:"Sandboxes that may exist at once, whatever their state, 1 to 100000."`
+	MaxTTLMinutes int `yaml:"max_ttl_minutes" doc:"Longest lease and job time in minutes, 1 to 43200 (30 days)."`
+}
+
+// VMIDRange bounds the numbers that sandboxes get.
+type VMIDRange struct {
+	First int `yaml:"first" doc:"Lowest number that a sandbox gets, at least 100."`
+	Last  int `yaml:"last" doc:"Highest number that a sandbox gets, at most 999999999."`
+}
+
+// Retention tells how long records of the past are kept.
+type Retention struct {
+	ArtifactsDays int `yaml:"artifacts_days" doc:"Days that artifacts of an ended job are kept, unless its profile says otherwise; 1 to 3650."`
+	EventsDays    int `yaml:"events_days" doc:"Days that events are kept, 1 to 3650."`
+	JobsDays      int `yaml:"jobs_days" doc:"Days that ended jobs and destroyed sandboxes stay listed, 1 to 3650; at least artifacts_days."`
+}
+
+// Artifacts bounds what one job may leave.
+type Artifacts struct {
+	MaxFileMB int `yaml:"max_file_mb" doc:"Largest artifact in MiB, 1 to 1048576."`
+	MaxJobMB  int `yaml:"max_job_mb" doc:"All artifacts of one job together in MiB, 1 to 1048576; at least max_file_mb."`
+	MaxFiles  int `yaml:"max_files" doc:"Number of artifacts of one job, 1 to 100000."`
+}
+
+// Logs bounds logs that guests write.
+type Logs struct {
+	MaxJobMB int `yaml:"max_job_mb" doc:"Agent log of one job in MiB, 1 to 10240; what comes after is dropped."`
+}
+
+// QEMU configures the qemu backend.
+type QEMU struct {
+	Binary string `yaml:"binary" doc:"Path of the QEMU system emulator; empty looks for the one of this machine's architecture in PATH."`
+	Accel  string `yaml:"accel" doc:"auto (KVM where it works, else emulation), kvm or tcg."`
+}
+
+// Default returns the configuration of an empty file.
+func Default() Config {
+	return Config{
+		Backend:             "qemu",
+		DefaultProfile:      "yolo-ephemeral",
+		DefaultAgent:        "claude",
+		Images:              Images{Base: "base", Agents: "agents"},
+		Limits:              Limits{MaxSandboxes: 100, MaxTTLMinutes: 7 * 24 * 60},
+		VMIDRange:           VMIDRange{First: 1000, Last: 999999},
+		Retention:           Retention{ArtifactsDays: 30, EventsDays: 30, JobsDays: 90},
+		Artifacts:           Artifacts{MaxFileMB: 1024, MaxJobMB: 4096, MaxFiles: 10000},
+		Logs:                Logs{MaxJobMB: 64},
+		BootstrapTTLMinutes: 10,
+		QEMU:                QEMU{Accel: "auto"},
+	}
+}
+
+// backends are the values that the key backend may have.
+var backends = []string{"qemu"}
+
+// Load reads the file at path. A missing file is the default configuration.
+// Errors are code invalid with the key as Field and its line in the message,
+// or denied when the file cannot be read.
+func Load(path string) (Config, error) {
+	data, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return Default(), nil
+	case err != nil:
+		return Config{}, &agentlab.Error{Code: agentlab.CodeDenied, Message: "cannot read the configuration", Err: err}
+	}
+	c, err := Parse(data)
+	if e, ok := errors.AsType[*agentlab.Error](err); ok {
+		named := *e
+		named.Message = path + ": " + e.Message
+		return Config{}, &named
+	}
+	return c, err
+}
+
+// Parse reads the text of a config.yaml over the defaults and validates it.
+func Parse(data []byte) (Config, error) {
+	c := Default()
+	doc, err := strictyaml.Parse(data)
+	if err != nil {
+		return Config{}, err
+	}
+	if err := doc.Decode(&c); err != nil {
+		return Config{}, err
+	}
+	if err := c.Validate(); err != nil {
+		return Config{}, doc.At(err)
+	}
+	return c, nil
+}
+
+// Validate checks every value; the error names the key.
+func (c Config) Validate() error {
+	if err := oneOf("backend", c.Backend, backends); err != nil {
+		return err
+	}
+	if err := oneOf("default_agent", c.DefaultAgent, agentlab.Agents); err != nil {
+		return err
+	}
+	if err := oneOf("qemu.accel", c.QEMU.Accel, []string{"auto", "kvm", "tcg"}); err != nil {
+		return err
+	}
+	for _, n := range []struct{ key, value string }{
+		{"default_profile", c.DefaultProfile}, {"images.base", c.Images.Base}, {"images.agents", c.Images.Agents},
+	} {
+		if err := agentlab.ValidateName(n.value); err != nil {
+			return agentlab.Errorf(agentlab.CodeInvalid, "%q is not a valid name", n.value).WithField(n.key).WithHint("%s", agentlab.HintOf(err))
+		}
+	}
+	if b := c.QEMU.Binary; strings.Contains(b, "/") && !filepath.IsAbs(b) {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%q is neither a name to look for in PATH nor an absolute path", b).WithField("qemu.binary")
+	}
+	return c.validateRanges()
+}
+
+func (c Config) validateRanges() error {
+	maxTTL := int(agentlab.MaxTTL / time.Minute)
+	for _, r := range []struct {
+		key           string
+		value, lo, hi int
+	}{
+		{"limits.max_sandboxes", c.Limits.MaxSandboxes, 1, 100000},
+		{"limits.max_ttl_minutes", c.Limits.MaxTTLMinutes, 1, maxTTL},
+		{"vmid_range.first", c.VMIDRange.First, 100, 999999999},
+		{"vmid_range.last", c.VMIDRange.Last, c.VMIDRange.First, 999999999},
+		{"retention.artifacts_days", c.Retention.ArtifactsDays, 1, 3650},
+		{"retention.events_days", c.Retention.EventsDays, 1, 3650},
+		{"retention.jobs_days", c.Retention.JobsDays, c.Retention.ArtifactsDays, 3650},
+		{"artifacts.max_file_mb", c.Artifacts.MaxFileMB, 1, 1 << 20},
+		{"artifacts.max_job_mb", c.Artifacts.MaxJobMB, c.Artifacts.MaxFileMB, 1 << 20},
+		{"artifacts.max_files", c.Artifacts.MaxFiles, 1, 100000},
+		{"logs.max_job_mb", c.Logs.MaxJobMB, 1, 10240},
+		{"bootstrap_ttl_minutes", c.BootstrapTTLMinutes, int(agentlab.MinBootstrapTTL / time.Minute), int(agentlab.MaxBootstrapTTL / time.Minute)},
+	} {
+		if r.value < r.lo || r.value > r.hi {
+			return agentlab.Errorf(agentlab.CodeInvalid, "%d is not between %d and %d", r.value, r.lo, r.hi).WithField(r.key)
+		}
+	}
+	return nil
+}
+
+func oneOf(key, value string, known []string) error {
+	if slices.Contains(known, value) {
+		return nil
+	}
+	e := agentlab.Errorf(agentlab.CodeInvalid, "%q is not known", value).WithField(key)
+	if near := strictyaml.Nearest(value, known); near != "" {
+		return e.WithHint("did you mean %q?", near)
+	}
+	return e.WithHint("choose one of %s", strings.Join(known, ", "))
+}
+
+// MaxTTL is limits.max_ttl_minutes.
+func (c Config) MaxTTL() time.Duration { return time.Duration(c.Limits.MaxTTLMinutes) * time.Minute }
+
+// BootstrapTTL is bootstrap_ttl_minutes.
+func (c Config) BootstrapTTL() time.Duration {
+	return time.Duration(c.BootstrapTTLMinutes) * time.Minute
+}
+
+// Days turns one of the retention values into a duration.
+func Days(n int) time.Duration { return time.Duration(n) * 24 * time.Hour }
+
+// Key documents one key of config.yaml.
+type Key struct {
+	Path    string // "limits.max_sandboxes"
+	Default string // as it is written in YAML
+	Doc     string // sentences
+}
+
+// Keys returns every key in the order of the reference.
+func Keys() []Key { return keysOf("", reflect.ValueOf(Default())) }
+
+func keysOf(prefix string, v reflect.Value) []Key {
+	var out []Key
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		path := prefix + f.Tag.Get("yaml")
+		if f.Type.Kind() == reflect.Struct {
+			out = append(out, keysOf(path+".", v.Field(i))...)
+			continue
+		}
+		def := fmt.Sprint(v.Field(i).Interface())
+		if def == "" {
+			def = `""`
+		}
+		out = append(out, Key{Path: path, Default: def, Doc: f.Tag.Get("doc")})
+	}
+	return out
+}

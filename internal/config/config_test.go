@@ -1,0 +1,110 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+func TestDefaultIsValidAndWhatAMissingOrEmptyFileMeans(t *testing.T) {
+	want := Default()
+	if err := want.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Load(filepath.Join(t.TempDir(), "config.yaml"))
+	if err != nil || got != want {
+		t.Errorf("missing file: %+v, %v", got, err)
+	}
+	got, err = Parse([]byte("# nothing yet\n"))
+	if err != nil || got != want {
+		t.Errorf("empty file: %+v, %v", got, err)
+	}
+}
+
+func TestEveryKeyIsDocumentedAndReadable(t *testing.T) {
+	for _, k := range Keys() {
+		if k.Doc == "" || k.Path == "" {
+			t.Errorf("key %q has no doc", k.Path)
+		}
+		parts := strings.Split(k.Path, ".")
+		text := strings.Repeat("  ", len(parts)-1) + parts[len(parts)-1] + ": " + k.Default + "\n"
+		if len(parts) == 2 {
+			text = parts[0] + ":\n" + text
+		}
+		c, err := Parse([]byte(text))
+		if err != nil || c != Default() {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	if n := len(Keys()); n < 15 {
+		t.Errorf("only %d keys", n)
+	}
+}
+
+func TestParse(t *testing.T) {
+	c, err := Parse([]byte("limits:\n  max_sandboxes: 3\n  max_ttl_minutes: 120\nqemu: {accel: tcg, binary: /opt/q}\nvmid_range: {first: 200, last: 200}\nbootstrap_ttl_minutes: 5\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	want.Limits = Limits{3, 120}
+	want.QEMU = QEMU{Binary: "/opt/q", Accel: "tcg"}
+	want.VMIDRange = VMIDRange{200, 200}
+	want.BootstrapTTLMinutes = 5
+	if c != want {
+		t.Errorf("got %+v, want %+v", c, want)
+	}
+	if c.MaxTTL().Hours() != 2 || c.BootstrapTTL() != agentlab.MinBootstrapTTL {
+		t.Errorf("durations %s, %s", c.MaxTTL(), c.BootstrapTTL())
+	}
+}
+
+func TestRefused(t *testing.T) {
+	for _, tc := range []struct{ in, field, message, hint string }{
+		{"backend: qemu\ndefault_profil: x", "default_profil", "line 2: unknown key", `"default_profile"`},
+		{"limits:\n  max_sandbox: 1", "limits.max_sandbox", "line 2: unknown key", `"limits.max_sandboxes"`},
+		{"debug_listen: 127.0.0.1:8845", "debug_listen", "unknown key", ""},
+		{"backend: proxmox", "backend", `line 1: "proxmox" is not known`, "choose one of qemu"},
+		{"backend: qmeu", "backend", "", `did you mean "qemu"?`},
+		{"default_agent: cladue", "default_agent", "", `"claude"`},
+		{"default_profile: ../x", "default_profile", "not a valid name", "lower-case"},
+		{"images: {base: UPPER}", "images.base", "not a valid name", ""},
+		{"limits: {max_sandboxes: 0}", "limits.max_sandboxes", "0 is not between 1 and 100000", ""},
+		{"limits: {max_ttl_minutes: 43201}", "limits.max_ttl_minutes", "43200", ""},
+		{"vmid_range: {first: 99}", "vmid_range.first", "", ""},
+		{"vmid_range: {first: 500, last: 499}", "vmid_range.last", "between 500", ""},
+		{"bootstrap_ttl_minutes: 4", "bootstrap_ttl_minutes", "between 5 and 15", ""},
+		{"bootstrap_ttl_minutes: 16", "bootstrap_ttl_minutes", "between 5 and 15", ""},
+		{"retention: {artifacts_days: 40, jobs_days: 39}", "retention.jobs_days", "between 40", ""},
+		{"artifacts: {max_file_mb: 5000}", "artifacts.max_job_mb", "", ""},
+		{"qemu: {accel: hvf}", "qemu.accel", "", "auto, kvm, tcg"},
+		{"qemu: {binary: bin/qemu}", "qemu.binary", "absolute", ""},
+		{"limits: 3", "limits", "line 1: a mapping", ""},
+	} {
+		_, err := Parse([]byte(tc.in))
+		if agentlab.CodeOf(err) != agentlab.CodeInvalid {
+			t.Errorf("%q: got %v, want invalid", tc.in, err)
+			continue
+		}
+		e := err.(*agentlab.Error)
+		if e.Field != tc.field || !strings.Contains(e.Message, tc.message) || !strings.Contains(e.Hint, tc.hint) {
+			t.Errorf("%q: field %q, message %q, hint %q", tc.in, e.Field, e.Message, e.Hint)
+		}
+	}
+}
+
+func TestLoadNamesTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte("nope: 1"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(path); err == nil || !strings.Contains(err.Error(), path+": line 1") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := Load(filepath.Dir(path)); agentlab.CodeOf(err) != agentlab.CodeDenied {
+		t.Errorf("a directory: got %v, want denied", err)
+	}
+}

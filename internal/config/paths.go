@@ -1,0 +1,179 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Paths tells where everything of one AgentLab installation lies. All are
+// absolute.
+type Paths struct {
+	Home   string // AGENTLAB_HOME; "" when that is not set
+	System bool   // the machine-wide installation, run by root
+	Config string // what people write: config.yaml, profiles/, secrets/
+	State  string // what must survive: agentlab.db, sandboxes/, artifacts/, bundles/
+	Cache  string // what can be made again: images/
+	Run    string // what ends with the boot: agentlabd.sock
+	Log    string // logs of the daemon
+}
+
+// ResolvePaths finds the paths, in this order: under AGENTLAB_HOME when it is
+// set (config, state, cache, run, state/logs); the system's when system is
+// true; else the XDG directories of the user with a subdirectory agentlab. An
+// XDG variable that is not absolute is ignored, as its specification says.
+// Without XDG_RUNTIME_DIR, sockets go to /tmp/agentlab-UID. It touches no
+// file.
+func ResolvePaths(getenv func(string) string, system bool) (Paths, error) {
+	if home := getenv("AGENTLAB_HOME"); home != "" {
+		home, err := filepath.Abs(home)
+		if err != nil {
+			return Paths{}, &agentlab.Error{Code: agentlab.CodeInvalid, Message: "AGENTLAB_HOME cannot be made absolute", Err: err}
+		}
+		under := func(s string) string { return filepath.Join(home, s) }
+		return Paths{Home: home, Config: under("config"), State: under("state"), Cache: under("cache"), Run: under("run"), Log: under("state/logs")}, nil
+	}
+	if system {
+		return Paths{System: true, Config: "/etc/agentlab", State: "/var/lib/agentlab", Cache: "/var/cache/agentlab",
+			Run: "/run/agentlab", Log: "/var/log/agentlab"}, nil
+	}
+	home := getenv("HOME")
+	missing := false
+	xdg := func(name, fallback string) string {
+		if dir := getenv(name); filepath.IsAbs(dir) {
+			return filepath.Join(dir, "agentlab")
+		}
+		missing = missing || !filepath.IsAbs(home)
+		return filepath.Join(home, fallback, "agentlab")
+	}
+	p := Paths{
+		Config: xdg("XDG_CONFIG_HOME", ".config"),
+		State:  xdg("XDG_STATE_HOME", ".local/state"),
+		Cache:  xdg("XDG_CACHE_HOME", ".cache"),
+		Run:    filepath.Join("/tmp", "agentlab-"+strconv.Itoa(os.Geteuid())),
+	}
+	if dir := getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
+		p.Run = filepath.Join(dir, "agentlab")
+	}
+	p.Log = filepath.Join(p.State, "logs")
+	if missing {
+		return Paths{}, agentlab.Errorf(agentlab.CodeInvalid, "there is no home directory: HOME is not set").
+			WithHint("set HOME, or AGENTLAB_HOME to the directory that AgentLab may use")
+	}
+	return p, nil
+}
+
+// Socket is where the control API listens.
+func (p Paths) Socket() string { return filepath.Join(p.Run, "agentlabd.sock") }
+
+// Lock is the file whose lock makes its holder the only daemon of p. It lies
+// beside the database, because that is what two daemons would break.
+func (p Paths) Lock() string { return filepath.Join(p.State, "agentlabd.lock") }
+
+// ConfigFile is config.yaml.
+func (p Paths) ConfigFile() string { return filepath.Join(p.Config, "config.yaml") }
+
+// Profiles is the directory of the user's profiles.
+func (p Paths) Profiles() string { return filepath.Join(p.Config, "profiles") }
+
+// Secrets is the directory of the age-encrypted bundles and their identity.
+func (p Paths) Secrets() string { return filepath.Join(p.Config, "secrets") }
+
+// Database is the SQLite file.
+func (p Paths) Database() string { return filepath.Join(p.State, "agentlab.db") }
+
+// Sandboxes holds one directory for each sandbox of drivers that keep files.
+func (p Paths) Sandboxes() string { return filepath.Join(p.State, "sandboxes") }
+
+// Artifacts holds one directory for each job.
+func (p Paths) Artifacts() string { return filepath.Join(p.State, "artifacts") }
+
+// Bundles holds git bundles that were uploaded for jobs.
+func (p Paths) Bundles() string { return filepath.Join(p.State, "bundles") }
+
+// Images holds the built images.
+func (p Paths) Images() string { return filepath.Join(p.Cache, "images") }
+
+// DaemonLog is the log of the daemon.
+func (p Paths) DaemonLog() string { return filepath.Join(p.Log, "agentlabd.log") }
+
+// Ensure makes the directories that are missing. In user mode each is private
+// (0700), and one that is there is made so; a directory that another user
+// owns, or a symbolic link in the place of the one under /tmp, is code
+// denied.
+func (p Paths) Ensure() error {
+	type dir struct {
+		path string
+		mode fs.FileMode
+	}
+	open := fs.FileMode(0o700)
+	if p.System {
+		open = 0o755 // the group's members pass through; files inside say who may read them
+	}
+	dirs := []dir{{p.Config, open}, {p.Run, open}, {p.State, 0o700}, {p.Cache, 0o700}, {p.Log, 0o700},
+		{p.Profiles(), open}, {p.Secrets(), 0o700},
+		{p.Sandboxes(), 0o700}, {p.Artifacts(), 0o700}, {p.Bundles(), 0o700}, {p.Images(), 0o700}}
+	if p.Home != "" {
+		if err := os.MkdirAll(p.Home, 0o700); err != nil {
+			return dirFault(p.Home, err)
+		}
+	}
+	for _, d := range dirs {
+		if err := ensureDir(d.path, d.mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func ensureDir(path string, mode fs.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return dirFault(path, err)
+	}
+	if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, fs.ErrExist) {
+		return dirFault(path, err)
+	}
+	// Lstat under a sticky /tmp, where anyone may put a link; elsewhere people
+	// may well have linked a directory to a larger disk.
+	stat := os.Stat
+	if filepath.Dir(path) == "/tmp" {
+		stat = os.Lstat
+	}
+	st, err := stat(path)
+	if err != nil {
+		return dirFault(path, err)
+	}
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	switch {
+	case !st.IsDir():
+		return agentlab.Errorf(agentlab.CodeDenied, "%s is no directory", path).WithHint("move it away")
+	case ok && int(sys.Uid) != os.Geteuid():
+		return agentlab.Errorf(agentlab.CodeDenied, "%s belongs to user %d, not to %d", path, sys.Uid, os.Geteuid()).
+			WithHint("set AGENTLAB_HOME to a directory of your own")
+	case st.Mode().Perm()&^mode != 0:
+		if err := os.Chmod(path, st.Mode().Perm()&mode); err != nil {
+			return dirFault(path, err)
+		}
+	}
+	return nil
+}
+
+func dirFault(path string, err error) error {
+	code := agentlab.CodeInternal
+	switch {
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
+		code = agentlab.CodeDenied
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		code = agentlab.CodeNoSpace
+	case errors.Is(err, syscall.ENOTDIR):
+		code = agentlab.CodeInvalid
+	}
+	return &agentlab.Error{Code: code, Message: fmt.Sprintf("cannot make the directory %s", path), Err: err,
+		Hint: "set AGENTLAB_HOME to a directory that you may write"}
+}
