@@ -218,7 +218,7 @@ func restartAt(t *testing.T, side string, cut int) {
 			case <-tctx.Done():
 			}
 		}()
-		go func() { _ = tryEcho(tctx, h, nasty(300)) }()
+		go func(h *HostLink) { _ = tryEcho(tctx, h, nasty(300)) }(h)
 		select {
 		case <-dead:
 			alive = false
