@@ -51,7 +51,7 @@ func escapes(v string) []string {
 	out := []string{
 		percent(v, "-._~"), percent(v, "-._~!'()*"), percent(v, "-._~!'()*;,/?:@&=+$#"),
 		url.QueryEscape(v), url.PathEscape(v), url.User(v).String(),
-		string(plain[1:len(plain)-1]), quoted[1 : len(quoted)-1],
+		string(plain[1 : len(plain)-1]), quoted[1 : len(quoted)-1],
 		jsonPlain(v), strings.ReplaceAll(jsonPlain(v), "/", `\/`), jsonASCII(v),
 		html.EscapeString(v), strings.NewReplacer("&#34;", "&quot;", "&#39;", "'").Replace(html.EscapeString(v)),
 		strings.NewReplacer("&#34;", "&quot;", "&#39;", "&#x27;").Replace(html.EscapeString(v)),
