@@ -1,0 +1,184 @@
+// Package cli is the command line of AgentLab: it turns arguments into calls
+// of package client, and answers into text or JSON. It never touches the
+// daemon's files, a driver or the store, so that it cannot do what the
+// daemon would refuse.
+//
+// Data goes to standard output, progress and errors to standard error. With
+// --json, data is one JSON document (or one per line for streams) and an
+// error is one JSON object with its stable code.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/version"
+)
+
+// App is one run of the command line.
+type App struct {
+	Stdin  io.Reader
+	Stdout io.Writer
+	Stderr io.Writer
+	Now    func() time.Time
+
+	json    bool
+	noInput bool
+	socket  string // --socket; "" means the default of config.Paths
+	started bool   // this run started the daemon
+}
+
+// Main runs the command line with the process's own streams and returns the
+// exit code.
+func Main(args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	app := &App{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Now: time.Now}
+	return app.Run(ctx, args)
+}
+
+// Run executes one command line and returns its exit code (see exitCode).
+func (a *App) Run(ctx context.Context, args []string) int {
+	root := a.Root()
+	root.SetArgs(args)
+	root.SetIn(a.Stdin)
+	root.SetOut(a.Stdout)
+	root.SetErr(a.Stderr)
+	err := root.ExecuteContext(ctx)
+	if err != nil {
+		a.printError(err)
+	}
+	return exitCode(err)
+}
+
+// Root builds the whole command tree.
+func (a *App) Root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "agentlab",
+		Short: "Run AI coding agents unattended in disposable virtual machines",
+		Long: `AgentLab runs AI coding agents unattended, with every permission granted, in
+disposable virtual machines, without risk to this machine, its network or your
+secrets.
+
+Start here:
+  agentlab job run --repo . --agent claude --task "Fix the failing test"
+  agentlab job list
+  agentlab sandbox new --name play && agentlab ssh play`,
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		Version:           version.String(),
+		DisableAutoGenTag: true,
+	}
+	root.SetVersionTemplate("agentlab {{.Version}}\n")
+	root.CompletionOptions.HiddenDefaultCmd = false
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageErrorf("%v", err).WithHint("see '%s --help'", cmd.CommandPath())
+	})
+	flags := root.PersistentFlags()
+	flags.BoolVar(&a.json, "json", false, "print data and errors as JSON")
+	flags.BoolVar(&a.noInput, "no-input", false, "never ask; fail instead")
+	flags.StringVar(&a.socket, "socket", "", "control socket of the daemon (default: by AGENTLAB_HOME or XDG)")
+
+	root.AddGroup(
+		&cobra.Group{ID: "work", Title: "Work:"},
+		&cobra.Group{ID: "setup", Title: "Set-up:"},
+		&cobra.Group{ID: "operate", Title: "Operation:"},
+	)
+	add := func(group string, cmds ...*cobra.Command) {
+		for _, c := range cmds {
+			c.GroupID = group
+			root.AddCommand(c)
+		}
+	}
+	add("work", a.jobCmd(), a.sandboxCmd(), a.execCmd(), a.sshCmd(), a.attachCmd(), a.logsCmd())
+	add("setup", a.imageCmd(), a.profileCmd(), a.secretsCmd())
+	add("operate", a.statusCmd(), a.eventsCmd(), a.daemonCmd())
+	root.AddCommand(a.proxyCmd())
+	rejectUnknownSubcommands(root)
+	return root
+}
+
+// rejectUnknownSubcommands makes a command that only groups others fail on an
+// unknown word, which cobra does for the root alone.
+func rejectUnknownSubcommands(cmd *cobra.Command) {
+	for _, c := range cmd.Commands() {
+		if c.HasSubCommands() && c.RunE == nil {
+			c.RunE = func(cmd *cobra.Command, args []string) error {
+				if len(args) == 0 {
+					return cmd.Help()
+				}
+				e := usageErrorf("unknown command %q for %q", args[0], cmd.CommandPath())
+				if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+					return e.WithHint("did you mean '%s %s'?", cmd.CommandPath(), near[0])
+				}
+				return e.WithHint("see '%s --help'", cmd.CommandPath())
+			}
+			c.Args = cobra.ArbitraryArgs
+		}
+		rejectUnknownSubcommands(c)
+	}
+}
+
+// run adapts a function that needs the daemon to cobra, starting the
+// user-mode daemon when none answers.
+func (a *App) run(fn func(ctx context.Context, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		c, err := a.connect(cmd.Context())
+		if err != nil {
+			return err
+		}
+		return fn(cmd.Context(), c, args)
+	}
+}
+
+// progressf writes one line of progress to standard error.
+func (a *App) progressf(format string, args ...any) {
+	fmt.Fprintf(a.Stderr, format+"\n", args...)
+}
+
+// printJSON writes v as one indented JSON document.
+func (a *App) printJSON(v any) error {
+	enc := json.NewEncoder(a.Stdout)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// printJSONLine writes v as one line of JSON, for streams.
+func (a *App) printJSONLine(v any) error {
+	enc := json.NewEncoder(a.Stdout)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// terminal returns the file behind r and whether it is a terminal.
+func terminal(r any) (*os.File, bool) {
+	f, ok := r.(*os.File)
+	if !ok {
+		return nil, false
+	}
+	return f, term.IsTerminal(int(f.Fd())) //nolint:gosec // a file descriptor fits an int
+}
+
+// exactArgs is cobra.ExactArgs with an error that says what is missing.
+func exactArgs(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) < len(names):
+			return usageErrorf("%s is missing", names[len(args)]).WithHint("usage: %s", cmd.UseLine())
+		case len(args) > len(names):
+			return usageErrorf("unexpected argument %q", args[len(names)]).WithHint("usage: %s", cmd.UseLine())
+		}
+		return nil
+	}
+}

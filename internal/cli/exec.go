@@ -1,0 +1,276 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/stream"
+)
+
+func (a *App) execCmd() *cobra.Command {
+	var req guestapi.ExecRequest
+	var env []string
+	var interactive bool
+	cmd := &cobra.Command{
+		Use:   "exec SANDBOX [flags] [--] COMMAND [ARG...]",
+		Short: "Run a command in a sandbox and pass its exit code on",
+		Long: `Run a command in a sandbox and pass its exit code on. Flags for exec stand
+before COMMAND; everything behind COMMAND belongs to it.`,
+		Example: `  agentlab exec play uname -a
+  agentlab exec play --user root -- apt-get install -y make
+  tar c src | agentlab exec -i play tar x -C /tmp
+  agentlab exec -t -i play bash`,
+		DisableFlagParsing: true, // the command's own flags are not ours
+	}
+	flags := cmd.Flags()
+	flags.StringVarP(&req.User, "user", "u", "", "user (default agent)")
+	flags.StringVarP(&req.Dir, "dir", "C", "", "working directory (default: the user's home)")
+	flags.StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE, or NAME to pass this machine's value")
+	flags.BoolVarP(&req.TTY, "tty", "t", false, "give it a terminal")
+	flags.BoolVarP(&interactive, "stdin", "i", false, "pass standard input on")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		sandbox, command, err := splitExec(cmd, args)
+		if errors.Is(err, pflag.ErrHelp) {
+			return cmd.Help()
+		}
+		if err != nil {
+			return err
+		}
+		req.Command = command
+		if req.Env, err = envFlag(env); err != nil {
+			return err
+		}
+		return a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+			return a.exec(ctx, c, sandbox, req, interactive)
+		})(cmd, nil)
+	}
+	return cmd
+}
+
+// splitExec parses flags before and right behind SANDBOX, and nothing behind
+// COMMAND.
+func splitExec(cmd *cobra.Command, args []string) (sandbox string, command []string, err error) {
+	flags := cmd.Flags()
+	flags.AddFlagSet(cmd.InheritedFlags())
+	if flags.Lookup("help") == nil {
+		flags.BoolP("help", "h", false, "help for exec")
+	}
+	flags.SetInterspersed(false)
+	for range 2 {
+		if err := flags.Parse(args); err != nil {
+			if errors.Is(err, pflag.ErrHelp) {
+				return "", nil, err
+			}
+			return "", nil, usageErrorf("%v", err).WithHint("see '%s --help'", cmd.CommandPath())
+		}
+		if help, _ := flags.GetBool("help"); help {
+			return "", nil, pflag.ErrHelp
+		}
+		args = flags.Args()
+		if sandbox != "" || len(args) == 0 {
+			break
+		}
+		sandbox, args = args[0], args[1:]
+	}
+	if sandbox == "" || len(args) == 0 {
+		return "", nil, usageErrorf("SANDBOX and COMMAND are needed").WithHint("usage: %s", cmd.UseLine())
+	}
+	return sandbox, args, nil
+}
+
+func envFlag(list []string) (map[string]string, error) {
+	env := map[string]string{}
+	for _, kv := range list {
+		k, v, ok := strings.Cut(kv, "=")
+		if k == "" {
+			return nil, usageErrorf("%q is not NAME=VALUE", kv)
+		}
+		if !ok {
+			v = os.Getenv(k)
+		}
+		env[k] = v
+	}
+	return env, nil
+}
+
+func (a *App) exec(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, interactive bool) error {
+	if req.TTY {
+		if _, tty := terminal(a.Stdin); !tty && interactive {
+			return usageErrorf("--tty needs a terminal as standard input").WithHint("leave -t out")
+		}
+		req.Rows, req.Cols, req.Term = a.windowSize()
+	}
+	conn, err := c.Exec(ctx, sandbox, req)
+	if err != nil {
+		return err
+	}
+	return a.interact(ctx, conn, interactive, req.TTY)
+}
+
+func (a *App) attachCmd() *cobra.Command {
+	var session string
+	cmd := &cobra.Command{
+		Use:   "attach SANDBOX",
+		Short: "Join a terminal of a sandbox that outlives the connection",
+		Long: `Join a terminal of a sandbox. It is made on first use, goes on when you leave,
+and shows its recent output when you come back. Leave with Ctrl-] .`,
+		Args: exactArgs("SANDBOX"),
+	}
+	cmd.Flags().StringVar(&session, "session", "main", "name of the terminal")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		req := guestapi.AttachRequest{Session: session}
+		req.Rows, req.Cols, req.Term = a.windowSize()
+		conn, err := c.Attach(ctx, args[0], req)
+		if err != nil {
+			return err
+		}
+		a.progressf("attached to terminal %q; leave with Ctrl-]", session)
+		return a.interact(ctx, conn, true, true)
+	})
+	return cmd
+}
+
+// detachKey is Ctrl-], as in telnet and virsh console.
+const detachKey = 0x1d
+
+func (a *App) windowSize() (rows, cols uint16, name string) {
+	rows, cols = 24, 80
+	if f, tty := terminal(a.Stdout); tty {
+		if w, h, err := term.GetSize(int(f.Fd())); err == nil { //nolint:gosec // a file descriptor fits an int
+			rows, cols = uint16(h), uint16(w) //nolint:gosec // the kernel's own type
+		}
+	}
+	name = os.Getenv("TERM")
+	if name == "" {
+		name = "xterm-256color"
+	}
+	return rows, cols, name
+}
+
+// interact carries one process over conn and returns its exit code as error.
+func (a *App) interact(ctx context.Context, conn net.Conn, stdin, tty bool) error {
+	defer func() { _ = conn.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	w := stream.NewWriter(conn)
+	if tty {
+		restore, err := a.rawTerminal(w)
+		if err != nil {
+			return err
+		}
+		defer restore()
+	}
+	detached := make(chan struct{})
+	if stdin {
+		go a.pumpStdin(conn, w, tty, detached)
+	} else if err := w.Frame(stream.StdinEOF, nil); err != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the connection broke: %w", err)
+	}
+	status, err := a.pumpOutput(conn)
+	select {
+	case <-detached:
+		return nil
+	default:
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the connection to the sandbox broke: %w", err)
+	}
+	if status.Error != "" {
+		a.progressf("agentlab: %s", plain(status.Error))
+	}
+	if status.Code != 0 {
+		return statusError(status.Code & 0xff)
+	}
+	return nil
+}
+
+func (a *App) pumpStdin(conn io.Closer, w *stream.Writer, tty bool, detached chan<- struct{}) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := a.Stdin.Read(buf)
+		data := buf[:n]
+		if tty {
+			if i := strings.IndexByte(string(data), detachKey); i >= 0 {
+				close(detached)
+				_ = conn.Close()
+				return
+			}
+		}
+		if n > 0 && w.Frame(stream.Stdin, data) != nil {
+			return
+		}
+		if err != nil {
+			_ = w.Frame(stream.StdinEOF, nil)
+			return
+		}
+	}
+}
+
+func (a *App) pumpOutput(conn io.Reader) (stream.ExitStatus, error) {
+	var status stream.ExitStatus
+	r := stream.NewReader(conn)
+	for {
+		t, p, err := r.Next()
+		if err != nil {
+			return status, err
+		}
+		switch t {
+		case stream.Stdout:
+			_, err = a.Stdout.Write(p)
+		case stream.Stderr:
+			_, err = a.Stderr.Write(p)
+		case stream.Exit:
+			return status, json.Unmarshal(p, &status)
+		}
+		if err != nil {
+			return status, fmt.Errorf("local output: %w", err)
+		}
+	}
+}
+
+// rawTerminal puts the terminal into raw mode and passes size changes on.
+// Without a terminal it does nothing.
+func (a *App) rawTerminal(w *stream.Writer) (restore func(), err error) {
+	in, tty := terminal(a.Stdin)
+	if !tty {
+		return func() {}, nil
+	}
+	fd := int(in.Fd()) //nolint:gosec // a file descriptor fits an int
+	old, err := term.MakeRaw(fd)
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "raw terminal mode: %w", err)
+	}
+	changes := make(chan os.Signal, 1)
+	signal.Notify(changes, unix.SIGWINCH)
+	go func() {
+		for range changes {
+			rows, cols, _ := a.windowSize()
+			_ = w.JSON(stream.Resize, stream.WindowSize{Rows: rows, Cols: cols})
+		}
+	}()
+	changes <- syscall.SIGWINCH
+	return func() {
+		signal.Stop(changes)
+		close(changes)
+		_ = term.Restore(fd, old)
+	}, nil
+}

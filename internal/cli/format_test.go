@@ -1,0 +1,79 @@
+package cli
+
+import (
+	"bytes"
+	"testing"
+	"time"
+)
+
+func TestParseTTL(t *testing.T) {
+	tests := []struct {
+		in   string
+		want time.Duration
+		ok   bool
+	}{
+		{"30m", 30 * time.Minute, true},
+		{"4h", 4 * time.Hour, true},
+		{"2d", 48 * time.Hour, true},
+		{"1d12h", 36 * time.Hour, true},
+		{"90m", 90 * time.Minute, true},
+		{"0", 0, false},
+		{"0m", 0, false},
+		{"-1h", 0, false},
+		{"30s", 0, false},
+		{"1m30s", 0, false},
+		{"31d", 0, false},
+		{"99999d", 0, false},
+		{"d", 0, false},
+		{"soon", 0, false},
+		{"", 0, false},
+		{"5", 0, false},
+	}
+	for _, tt := range tests {
+		got, err := parseTTL(tt.in)
+		if (err == nil) != tt.ok || tt.ok && got != tt.want {
+			t.Errorf("parseTTL(%q) = %v, %v; want %v, ok %v", tt.in, got, err, tt.want, tt.ok)
+		}
+	}
+}
+
+// Nothing that a guest wrote may drive the terminal.
+func TestPlain(t *testing.T) {
+	tests := map[string]string{
+		"plain text ü":          "plain text ü",
+		"\x1b]0;title\x07x":     " ]0;title x",
+		"a\tb\nc":               "a b c",
+		"c1 \u009b31m":          "c1  31m",
+		"bidi \u202egnp.exe":    "bidi  gnp.exe",
+		"isolate \u2066x\u2069": "isolate  x ",
+		"line\u2028separator":   "line separator",
+	}
+	for in, want := range tests {
+		if got := plain(in); got != want {
+			t.Errorf("plain(%q) = %q, want %q", in, got, want)
+		}
+	}
+	var out bytes.Buffer
+	if _, err := (plainWriter{&out}).Write([]byte("ok\r\n\x1b[2Jü\x7f\a")); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := out.String(), "ok\r\n.[2Jü.."; got != want {
+		t.Errorf("plainWriter wrote %q, want %q", got, want)
+	}
+}
+
+func TestByteSizeAndDurations(t *testing.T) {
+	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536: "1.5 KiB", 1 << 30: "1.0 GiB", 1<<63 - 1: "8.0 EiB"} {
+		if got := byteSize(n); got != want {
+			t.Errorf("byteSize(%d) = %q, want %q", n, got, want)
+		}
+	}
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0s", 59 * time.Second: "59s", 61 * time.Second: "1m01s",
+		2*time.Hour + 3*time.Minute: "2h03m", 50 * time.Hour: "2d2h",
+	} {
+		if got := shortDuration(d); got != want {
+			t.Errorf("shortDuration(%v) = %q, want %q", d, got, want)
+		}
+	}
+}

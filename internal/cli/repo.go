@@ -1,0 +1,194 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+// localRepo tells whether the argument of --repo names a folder on this
+// machine, and gives its absolute path.
+func localRepo(arg string) (path string, local bool, err error) {
+	looksLocal := arg == "." || arg == ".." || strings.HasPrefix(arg, "/") || strings.HasPrefix(arg, "./") ||
+		strings.HasPrefix(arg, "../") || !strings.Contains(arg, ":")
+	info, statErr := os.Stat(arg)
+	switch {
+	case statErr == nil && info.IsDir():
+		path, err = filepath.Abs(arg)
+		return path, true, err
+	case looksLocal:
+		return "", false, agentlab.Errorf(agentlab.CodeInvalid, "no folder %s", arg).WithField("repo").
+			WithHint("give the path of a git repository, or a URL such as https://host/org/repo")
+	}
+	return "", false, nil
+}
+
+// gitSafe are options under which git runs nothing that a repository names:
+// no hooks, no file system monitor, no helpers, no signing programs.
+var gitSafe = []string{
+	"-c", "core.hooksPath=/dev/null",
+	"-c", "core.fsmonitor=false",
+	"-c", "core.attributesFile=/dev/null",
+	"-c", "protocol.allow=never",
+	"-c", "protocol.file.allow=always",
+	"-c", "gc.auto=0",
+	"-c", "maintenance.auto=false",
+	"-c", "core.pager=cat",
+	"-c", "core.alternateRefsCommand=true",
+}
+
+// git runs git in dir without a prompt and returns its standard output.
+func git(ctx context.Context, dir string, args ...string) (string, error) {
+	path, err := exec.LookPath("git")
+	if err != nil {
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "git is not installed").WithHint("install it, e.g. sudo apt install git")
+	}
+	cmd := exec.CommandContext(ctx, path, append(append([]string{"-C", dir}, gitSafe...), args...)...) //nolint:gosec // arguments are checked by the callers
+	cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0", "GIT_OPTIONAL_LOCKS=0", "LC_ALL=C")
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			return "", ctx.Err()
+		}
+		msg := strings.TrimSpace(stderr.String())
+		if msg == "" {
+			msg = err.Error()
+		}
+		return "", errors.New(lastLine(msg))
+	}
+	return strings.TrimSpace(stdout.String()), nil
+}
+
+func lastLine(s string) string { return s[strings.LastIndexByte(s, '\n')+1:] }
+
+type sentBundle struct {
+	id     string
+	branch string // the branch in the bundle that holds the chosen commit
+}
+
+// sendBundle packs ref of the repository at path and uploads it. It goes
+// through an empty repository that borrows the objects, so that the bundle
+// holds exactly one branch, commits without a branch can be sent too, and
+// the user's repository is not changed.
+func (a *App) sendBundle(ctx context.Context, c *client.Client, path, ref string) (sentBundle, error) {
+	fail := func(format string, args ...any) (sentBundle, error) {
+		return sentBundle{}, agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField("repo")
+	}
+	objects, err := git(ctx, path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+	if err != nil {
+		return sentBundle{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is not a git repository: %v", path, err).WithField("repo").
+			WithHint("run 'git init' there and commit something, or leave --repo out")
+	}
+	if ref == "" {
+		ref = "HEAD"
+	}
+	commit, err := git(ctx, path, "rev-parse", "--verify", "--quiet", "--end-of-options", ref+"^{commit}")
+	if err != nil {
+		if ref == "HEAD" {
+			return fail("%s has no commit yet", path)
+		}
+		return sentBundle{}, agentlab.Errorf(agentlab.CodeNotFound, "no branch, tag or commit %q in %s", ref, path).WithField("ref").
+			WithHint("see 'git branch' and 'git tag'")
+	}
+	if shallow, _ := git(ctx, path, "rev-parse", "--is-shallow-repository"); shallow == "true" {
+		return sentBundle{}, agentlab.Errorf(agentlab.CodeUnsupported, "%s is a shallow clone, which cannot be sent", path).WithField("repo").
+			WithHint("run 'git fetch --unshallow' first, or give the repository's URL")
+	}
+	a.warnUncommitted(ctx, path)
+	dir, err := os.MkdirTemp("", "agentlab-bundle-*")
+	if err != nil {
+		return fail("no temporary folder: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	b := sentBundle{branch: branchName(ctx, path, ref)}
+	file, err := packBundle(ctx, dir, objects, commit, b.branch)
+	if err != nil {
+		return fail("cannot pack %s: %w", path, err)
+	}
+	defer func() { _ = file.Close() }()
+	if st, err := file.Stat(); err == nil {
+		a.progressf("sending %s of %s (%.12s)", byteSize(st.Size()), path, commit)
+	}
+	up, err := c.UploadBundle(ctx, file)
+	b.id = up.ID
+	return b, err
+}
+
+// branchName chooses the name under which the commit travels.
+func branchName(ctx context.Context, path, ref string) string {
+	full, err := git(ctx, path, "rev-parse", "--symbolic-full-name", "--end-of-options", ref)
+	if name, ok := strings.CutPrefix(full, "refs/heads/"); err == nil && ok && agentlab.ValidateRef(name) == nil {
+		return name
+	}
+	return "agentlab-base"
+}
+
+func packBundle(ctx context.Context, dir, objects, commit, branch string) (*os.File, error) {
+	bare := filepath.Join(dir, "repo.git")
+	if _, err := git(ctx, dir, "init", "--quiet", "--bare", "--template=", bare); err != nil {
+		return nil, err
+	}
+	info := filepath.Join(bare, "objects", "info")
+	if err := os.MkdirAll(info, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(info, "alternates"), []byte(objects+"\n"), 0o600); err != nil {
+		return nil, err
+	}
+	name := "refs/heads/" + branch
+	if _, err := git(ctx, bare, "update-ref", name, commit); err != nil {
+		return nil, err
+	}
+	if _, err := git(ctx, bare, "symbolic-ref", "HEAD", name); err != nil {
+		return nil, err
+	}
+	out := filepath.Join(dir, "repo.bundle")
+	if _, err := git(ctx, bare, "bundle", "create", "--quiet", out, "HEAD", name); err != nil {
+		return nil, err
+	}
+	return os.Open(out) //nolint:gosec // our own temporary file
+}
+
+func (a *App) warnUncommitted(ctx context.Context, path string) {
+	status, err := git(ctx, path, "status", "--porcelain", "--ignore-submodules=all")
+	if err == nil && status != "" {
+		n := strings.Count(status, "\n") + 1
+		a.progressf("note: %d uncommitted change(s) in %s stay here; the sandbox gets what is committed", n, path)
+	}
+}
+
+// saveTo copies r into a new file, which appears under its name only when
+// it is whole.
+func saveTo(name string, r io.Reader, force bool) (int64, error) {
+	if _, err := os.Lstat(name); err == nil && !force {
+		return 0, agentlab.Errorf(agentlab.CodeExists, "%s exists", name).WithHint("use --force to replace it, or --out to choose another place")
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(name), ".agentlab-*")
+	if err != nil {
+		return 0, agentlab.Errorf(agentlab.CodeInvalid, "cannot write: %w", err)
+	}
+	defer func() { _ = os.Remove(tmp.Name()) }()
+	n, err := io.Copy(tmp, r)
+	if err == nil {
+		err = tmp.Chmod(0o644)
+	}
+	if closeErr := tmp.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = os.Rename(tmp.Name(), name)
+	}
+	if err != nil {
+		return 0, agentlab.Errorf(agentlab.CodeUnavailable, "download of %s failed: %w", name, err)
+	}
+	return n, nil
+}

@@ -1,0 +1,132 @@
+package cli
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// userGit runs git as a user would, in a fixed environment.
+func userGit(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "git", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_AUTHOR_NAME=T", "GIT_AUTHOR_EMAIL=t@example.com",
+		"GIT_COMMITTER_NAME=T", "GIT_COMMITTER_EMAIL=t@example.com")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("git %v: %v\n%s", args, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func sampleRepo(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	userGit(t, dir, "init", "-q", "-b", "trunk")
+	if err := os.WriteFile(filepath.Join(dir, "a.txt"), []byte("one\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	userGit(t, dir, "add", ".")
+	userGit(t, dir, "commit", "-q", "-m", "first")
+	return dir
+}
+
+// A bundle holds one branch with its history, for branches, tags and bare
+// commits alike, and packing changes nothing in the user's repository.
+func TestPackBundle(t *testing.T) {
+	repo := sampleRepo(t)
+	first := userGit(t, repo, "rev-parse", "HEAD")
+	userGit(t, repo, "tag", "v1")
+	userGit(t, repo, "commit", "-q", "--allow-empty", "-m", "second")
+	head := userGit(t, repo, "rev-parse", "HEAD")
+	refsBefore := userGit(t, repo, "for-each-ref")
+	tests := []struct{ ref, commit, branch string }{
+		{"HEAD", head, "trunk"},
+		{"trunk", head, "trunk"},
+		{"v1", first, "agentlab-base"},
+		{first, first, "agentlab-base"},
+	}
+	for _, tt := range tests {
+		dir := t.TempDir()
+		branch := branchName(t.Context(), repo, tt.ref)
+		file, err := packBundle(t.Context(), dir, filepath.Join(repo, ".git", "objects"), tt.commit, branch)
+		if err != nil {
+			t.Fatalf("%s: %v", tt.ref, err)
+		}
+		_ = file.Close()
+		heads := userGit(t, dir, "bundle", "list-heads", file.Name())
+		if want := tt.commit + " HEAD\n" + tt.commit + " refs/heads/" + tt.branch; heads != want && heads != reverseLines(want) {
+			t.Errorf("%s: bundle heads are\n%s\nwant\n%s", tt.ref, heads, want)
+		}
+		clone := filepath.Join(dir, "clone")
+		userGit(t, dir, "clone", "-q", file.Name(), clone)
+		if got := userGit(t, clone, "rev-parse", "HEAD"); got != tt.commit {
+			t.Errorf("%s: clone is at %s", tt.ref, got)
+		}
+	}
+	if after := userGit(t, repo, "for-each-ref"); after != refsBefore {
+		t.Errorf("packing changed the refs:\n%s\nbefore:\n%s", after, refsBefore)
+	}
+}
+
+func reverseLines(s string) string {
+	a, b, _ := strings.Cut(s, "\n")
+	return b + "\n" + a
+}
+
+// Hooks, file system monitors and pagers that a repository names are not run.
+func TestGitRunsNothingOfTheRepository(t *testing.T) {
+	repo := sampleRepo(t)
+	marker := filepath.Join(t.TempDir(), "ran")
+	script := filepath.Join(t.TempDir(), "evil.sh")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\ntouch "+marker+"\n"), 0o755); err != nil { //nolint:gosec // it must be executable
+		t.Fatal(err)
+	}
+	userGit(t, repo, "config", "core.fsmonitor", script)
+	userGit(t, repo, "config", "core.hooksPath", filepath.Dir(script))
+	userGit(t, repo, "config", "core.alternateRefsCommand", script)
+	for _, hook := range []string{"post-index-change", "reference-transaction"} {
+		if err := os.Link(script, filepath.Join(filepath.Dir(script), hook)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = os.Remove(marker) // the set-up itself may have run it
+	for _, args := range [][]string{
+		{"status", "--porcelain"},
+		{"rev-parse", "--verify", "HEAD^{commit}"},
+		{"update-ref", "refs/agentlab/test", "HEAD"},
+	} {
+		if _, err := git(context.Background(), repo, args...); err != nil {
+			t.Fatalf("git %v: %v", args, err)
+		}
+		if _, err := os.Stat(marker); err == nil {
+			t.Fatalf("git %v ran a program that the repository names", args)
+		}
+	}
+}
+
+func TestLocalRepo(t *testing.T) {
+	dir := t.TempDir()
+	tests := []struct {
+		arg       string
+		local, ok bool
+	}{
+		{dir, true, true},
+		{".", true, true},
+		{"https://example.com/x", false, true},
+		{"git@example.com:org/x", false, true},
+		{"./no-such-folder", false, false},
+		{"no-such-folder", false, false},
+		{"/no/such/folder", false, false},
+	}
+	for _, tt := range tests {
+		_, local, err := localRepo(tt.arg)
+		if local != tt.local || (err == nil) != tt.ok {
+			t.Errorf("localRepo(%q) = %v, %v", tt.arg, local, err)
+		}
+	}
+}

@@ -1,0 +1,332 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+func (a *App) sandboxCmd() *cobra.Command {
+	cmd := &cobra.Command{Use: "sandbox", Aliases: []string{"sb"}, Short: "Make, look at and remove sandboxes"}
+	lease := &cobra.Command{Use: "lease", Short: "Leases: how long a sandbox may live"}
+	lease.AddCommand(a.leaseRenewCmd())
+	cmd.AddCommand(a.sandboxNewCmd(), a.sandboxListCmd(), a.sandboxShowCmd(), a.sandboxStartCmd(), a.sandboxStopCmd(),
+		a.sandboxDestroyCmd(), a.sandboxLogsCmd(), lease)
+	return cmd
+}
+
+type sandboxNewFlags struct {
+	repo, ref, task string
+	agent           string
+	ttl             time.Duration
+	keepalive, wait bool
+	req             api.SandboxCreate
+}
+
+func (a *App) sandboxNewCmd() *cobra.Command {
+	f := &sandboxNewFlags{wait: true}
+	cmd := &cobra.Command{
+		Use:   "new",
+		Short: "Make a sandbox and wait until it answers",
+		Example: `  agentlab sandbox new --name play && agentlab ssh play
+  agentlab sandbox new --profile interactive-dev --keepalive --ttl 8h`,
+		Args: exactArgs(),
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.req.Name, "name", "", "name (default: made up)")
+	flags.StringVar(&f.req.Profile, "profile", "", "profile (see 'agentlab profile list')")
+	flags.StringVar(&f.req.Image, "image", "", "image instead of the profile's")
+	flags.IntVar(&f.req.Cores, "cores", 0, "virtual CPUs instead of the profile's")
+	flags.IntVar(&f.req.MemoryMB, "memory-mb", 0, "MiB of memory instead of the profile's")
+	flags.Var(ttlFlag{&f.ttl}, "ttl", "lease, e.g. 30m, 4h, 2d (default: the profile's)")
+	flags.BoolVar(&f.keepalive, "keepalive", false, "keep it when its job ends")
+	flags.StringVar(&f.repo, "repo", "", "URL or local path of a repository to clone into it")
+	flags.StringVar(&f.ref, "ref", "", "branch, tag or commit of --repo")
+	flags.StringVar(&f.task, "task", "", "run this task in it (with --repo: default is only to clone)")
+	flags.StringVar(&f.agent, "agent", "", "agent for --task")
+	workspaceFlag(flags, &f.req.Workspace)
+	flags.BoolVar(&f.wait, "wait", true, "wait until it answers")
+	noWait(cmd, &f.wait)
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+		f.req.TTLMinutes = int(f.ttl / time.Minute)
+		if cmd.Flags().Changed("keepalive") {
+			f.req.Keepalive = &f.keepalive
+		}
+		if err := a.sandboxJob(ctx, c, f); err != nil {
+			return err
+		}
+		sb, err := c.CreateSandbox(ctx, f.req)
+		if err != nil {
+			return err
+		}
+		if f.wait {
+			if sb, err = a.waitSandbox(ctx, c, sb, isUp); err != nil {
+				return err
+			}
+		}
+		return a.printSandbox(sb)
+	})
+	return cmd
+}
+
+// workspaceFlag passes --workspace on, which the daemon refuses with the
+// reason until there are workspaces.
+func workspaceFlag(flags *pflag.FlagSet, p **string) {
+	flags.Func("workspace", "workspace to mount at /work (not supported yet)", func(s string) error { *p = &s; return nil })
+}
+
+// sandboxJob turns --repo, --ref and --task into the job of the request.
+func (a *App) sandboxJob(ctx context.Context, c *client.Client, f *sandboxNewFlags) error {
+	if f.repo == "" && f.task == "" {
+		if f.ref != "" || f.agent != "" {
+			return usageErrorf("--ref goes with --repo, and --agent with --task")
+		}
+		return nil
+	}
+	run := &jobRunFlags{repo: f.repo, req: api.JobCreate{Ref: f.ref, Task: f.task, Agent: f.agent}}
+	if f.task == "" {
+		if f.agent != "" {
+			return usageErrorf("--agent goes with --task")
+		}
+		run.req.Task, run.req.Agent = "true", "shell"
+		keep := true
+		f.req.Keepalive = &keep
+	}
+	if run.repo != "" {
+		if err := a.chooseRepo(ctx, c, run); err != nil {
+			return err
+		}
+	}
+	f.req.Job = &run.req
+	return nil
+}
+
+func isUp(s agentlab.SandboxState) bool {
+	return s == agentlab.SandboxReady || s == agentlab.SandboxRunning || s == agentlab.SandboxCompleted
+}
+
+// waitSandbox shows the sandbox's events until done holds. A sandbox that
+// ends before is an error.
+func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox, done func(agentlab.SandboxState) bool) (api.Sandbox, error) {
+	vmid := fmt.Sprint(sb.VMID)
+	for e, err := range c.FollowEvents(ctx, client.EventQuery{Sandbox: vmid}) {
+		if err != nil {
+			return sb, err
+		}
+		if !e.Time.Before(sb.UpdatedAt) {
+			a.progressf("%s  %s", e.Time.Local().Format("15:04:05"), plain(e.Message))
+		}
+		if e.Kind != agentlab.EventSandboxState {
+			continue
+		}
+		now, err := c.Sandbox(ctx, vmid)
+		if err != nil {
+			return sb, err
+		}
+		state := agentlab.SandboxState(now.State)
+		if done(state) {
+			return now, nil
+		}
+		switch state {
+		case agentlab.SandboxFailed, agentlab.SandboxTimeout, agentlab.SandboxDestroyed:
+			return now, agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %s is %s: %s", now.Name, now.State, plain(now.Reason)).
+				WithHint("see 'agentlab sandbox logs %d', then 'agentlab sandbox destroy %d'", now.VMID, now.VMID)
+		}
+	}
+	return sb, context.Cause(ctx)
+}
+
+func (a *App) printSandbox(sb api.Sandbox) error {
+	if a.json {
+		return a.printJSON(sb)
+	}
+	t := newTable(a.Stdout, "Sandbox:", fmt.Sprint(sb.VMID))
+	t.row("Name:", sb.Name)
+	t.row("State:", sb.State)
+	if sb.Reason != "" {
+		t.row("Reason:", sb.Reason)
+	}
+	if sb.JobID != "" {
+		t.row("Job:", sb.JobID)
+	}
+	t.row("Profile:", sb.Profile)
+	t.row("Image:", sb.Image)
+	t.row("Backend:", sb.Backend)
+	t.row("Address:", dash(sb.IP))
+	t.row("Resources:", fmt.Sprintf("%d cores, %d MiB memory", sb.Cores, sb.MemoryMB))
+	t.row("Network:", sb.NetworkMode)
+	t.row("Lease ends in:", a.until(sb.LeaseExpiresAt))
+	t.row("Keepalive:", yesNo(sb.Keepalive))
+	t.row("Created:", localTime(sb.CreatedAt))
+	return t.flush()
+}
+
+func (a *App) sandboxListCmd() *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes", Args: exactArgs()}
+	cmd.Flags().BoolVar(&all, "all", false, "also those that were destroyed")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+		list, err := c.Sandboxes(ctx, client.SandboxQuery{Destroyed: all})
+		if err != nil {
+			return err
+		}
+		if a.json {
+			return a.printJSON(list)
+		}
+		t := newTable(a.Stdout, "VMID", "NAME", "STATE", "PROFILE", "IP", "LEASE", "JOB", "AGE")
+		for _, sb := range list.Items {
+			t.row(sb.VMID, sb.Name, sb.State, sb.Profile, dash(sb.IP), a.until(sb.LeaseExpiresAt), dash(sb.JobID), a.age(sb.CreatedAt))
+		}
+		return t.flush()
+	})
+	return cmd
+}
+
+func (a *App) sandboxShowCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "show SANDBOX", Short: "Show a sandbox", Args: exactArgs("SANDBOX"),
+		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
+			sb, err := c.Sandbox(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			return a.printSandbox(sb)
+		}),
+	}
+}
+
+func (a *App) sandboxStartCmd() *cobra.Command {
+	wait := true
+	cmd := &cobra.Command{Use: "start SANDBOX", Short: "Start a stopped sandbox", Args: exactArgs("SANDBOX")}
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it answers")
+	noWait(cmd, &wait)
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		sb, err := c.StartSandbox(ctx, args[0])
+		return a.finishSandbox(ctx, c, sb, err, wait, isUp)
+	})
+	return cmd
+}
+
+func (a *App) sandboxStopCmd() *cobra.Command {
+	wait := true
+	var grace int
+	cmd := &cobra.Command{Use: "stop SANDBOX", Short: "Shut a sandbox down; its disk is kept", Args: exactArgs("SANDBOX")}
+	cmd.Flags().IntVar(&grace, "grace", 30, "seconds that the guest may take before its power is cut")
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is stopped")
+	noWait(cmd, &wait)
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		sb, err := c.StopSandbox(ctx, args[0], api.SandboxStop{GraceSeconds: &grace})
+		return a.finishSandbox(ctx, c, sb, err, wait, func(s agentlab.SandboxState) bool { return s == agentlab.SandboxStopped })
+	})
+	return cmd
+}
+
+func (a *App) sandboxDestroyCmd() *cobra.Command {
+	wait, force := true, false
+	cmd := &cobra.Command{
+		Use: "destroy SANDBOX...", Short: "Remove a sandbox with its disk", Args: cobra.MinimumNArgs(1),
+		Long: "Remove a sandbox with its disk, in whatever state it is. A job that runs in it is cancelled.",
+	}
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until nothing of it is left")
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "no error when there is no such sandbox")
+	noWait(cmd, &wait)
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		for _, name := range args {
+			sb, err := c.DestroySandbox(ctx, name)
+			if force && agentlab.CodeOf(err) == agentlab.CodeNotFound {
+				continue
+			}
+			err = a.finishSandbox(ctx, c, sb, err, wait, func(s agentlab.SandboxState) bool { return s == agentlab.SandboxDestroyed })
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return cmd
+}
+
+// finishSandbox waits for the end of what was asked and reports it.
+func (a *App) finishSandbox(ctx context.Context, c *client.Client, sb api.Sandbox, err error, wait bool, done func(agentlab.SandboxState) bool) error {
+	if err != nil {
+		return err
+	}
+	if wait && !done(agentlab.SandboxState(sb.State)) {
+		if sb, err = a.waitSandbox(ctx, c, sb, done); err != nil {
+			return err
+		}
+	}
+	if a.json {
+		return a.printJSON(sb)
+	}
+	a.progressf("sandbox %s (%d) is %s", sb.Name, sb.VMID, sb.State)
+	return nil
+}
+
+func (a *App) leaseRenewCmd() *cobra.Command {
+	var ttl time.Duration
+	cmd := &cobra.Command{Use: "renew SANDBOX --ttl DURATION", Short: "Let a sandbox live for this long from now", Args: exactArgs("SANDBOX")}
+	cmd.Flags().Var(ttlFlag{&ttl}, "ttl", "e.g. 30m, 4h, 2d")
+	_ = cmd.MarkFlagRequired("ttl")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		sb, err := c.RenewLease(ctx, args[0], int(ttl/time.Minute))
+		if err != nil {
+			return err
+		}
+		if a.json {
+			return a.printJSON(sb)
+		}
+		a.progressf("the lease of sandbox %s (%d) ends in %s", sb.Name, sb.VMID, a.until(sb.LeaseExpiresAt))
+		return nil
+	})
+	return cmd
+}
+
+func (a *App) sandboxLogsCmd() *cobra.Command {
+	var follow bool
+	cmd := &cobra.Command{Use: "logs SANDBOX", Short: "Print a sandbox's console", Args: exactArgs("SANDBOX")}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until it is gone")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		log, err := c.Console(ctx, args[0], follow)
+		if err != nil {
+			return err
+		}
+		return copyAll(logWriter(a.Stdout), log)
+	})
+	return cmd
+}
+
+func (a *App) logsCmd() *cobra.Command {
+	var follow bool
+	cmd := &cobra.Command{
+		Use: "logs SANDBOX|JOB", Short: "Print the log of a job, or of a sandbox's job, or a sandbox's console", Args: exactArgs("SANDBOX|JOB"),
+		Long: "Print the agent's log of a job. For a sandbox that was made for a job this is that job's log; for another sandbox it is the console.",
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the end")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		id := args[0]
+		if agentlab.ValidateJobID(id) != nil {
+			sb, err := c.Sandbox(ctx, id)
+			if err != nil {
+				return err
+			}
+			if sb.JobID == "" {
+				log, err := c.Console(ctx, id, follow)
+				if err != nil {
+					return err
+				}
+				return copyAll(logWriter(a.Stdout), log)
+			}
+			id = sb.JobID
+		}
+		return a.copyJobLog(ctx, c, id, follow)
+	})
+	return cmd
+}

@@ -1,0 +1,120 @@
+package cli_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/agentlab-vm/agentlab/internal/cli"
+	"github.com/agentlab-vm/agentlab/internal/daemon"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"agentlab":  func() { os.Exit(cli.Main(os.Args[1:])) },
+		"agentlabd": func() { os.Exit(daemon.Main(os.Args[1:])) },
+	})
+}
+
+// The scripts drive the real command line against a real daemon, which each
+// script starts by its first command, on the fake backend.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/script",
+		Setup: func(env *testscript.Env) error {
+			home := filepath.Join(env.WorkDir, "home")
+			env.Setenv("AGENTLAB_HOME", home)
+			env.Setenv("AGENTLAB_ALLOW_FAKE", "1")
+			env.Setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+			for _, who := range []string{"AUTHOR", "COMMITTER"} {
+				env.Setenv("GIT_"+who+"_NAME", "Test")
+				env.Setenv("GIT_"+who+"_EMAIL", "test@example.com")
+			}
+			env.Defer(func() { stopDaemon(t, home) })
+			if err := os.MkdirAll(filepath.Join(home, "config"), 0o700); err != nil {
+				return err
+			}
+			return os.WriteFile(filepath.Join(home, "config", "config.yaml"), []byte("backend: fake\n"), 0o600)
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"capture":    capture,
+			"killdaemon": killDaemon,
+		},
+	})
+}
+
+// capture VAR REGEXP sets VAR to the first group of REGEXP in the last
+// standard output.
+func capture(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: capture VAR REGEXP")
+	}
+	m := regexp.MustCompile(args[1]).FindStringSubmatch(ts.ReadFile("stdout"))
+	if len(m) < 2 {
+		ts.Fatalf("no match for %s", args[1])
+	}
+	ts.Setenv(args[0], m[1])
+}
+
+// daemonPID reads the pid that the daemon noted in its lock file.
+func daemonPID(home string) int {
+	text, err := os.ReadFile(filepath.Join(home, "run", "agentlabd.pid"))
+	if err != nil {
+		return 0
+	}
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	return pid
+}
+
+// killDaemon kills the daemon with SIGKILL and waits until it is gone.
+func killDaemon(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 {
+		ts.Fatalf("usage: killdaemon")
+	}
+	pid := daemonPID(ts.Getenv("AGENTLAB_HOME"))
+	if pid == 0 {
+		ts.Fatalf("no daemon is running")
+	}
+	ts.Check(syscall.Kill(pid, syscall.SIGKILL))
+	if !gone(pid) {
+		ts.Fatalf("daemon %d did not die", pid)
+	}
+}
+
+func stopDaemon(t *testing.T, home string) {
+	pid := daemonPID(home)
+	if pid == 0 || syscall.Kill(pid, syscall.SIGTERM) != nil {
+		return
+	}
+	if !gone(pid) {
+		t.Errorf("daemon %d did not stop within 10 s", pid)
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// gone waits up to 10 s for a process that is not our child to end.
+func gone(pid int) bool {
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if !running(pid) {
+			return true
+		}
+	}
+	return false
+}
+
+// running tells whether pid is a process that is not a zombie.
+func running(pid int) bool {
+	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return !strings.HasPrefix(rest, "Z")
+}

@@ -1,0 +1,225 @@
+package cli
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/crypto/ssh"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+// sshKeySeconds is how long a new connection may be made with one ephemeral
+// key; a connection that stands outlives it.
+const sshKeySeconds = 10 * 60
+
+func (a *App) sshCmd() *cobra.Command {
+	var user string
+	var show bool
+	cmd := &cobra.Command{
+		Use:   "ssh SANDBOX [-- SSH-ARG...]",
+		Short: "Open an SSH session in a sandbox",
+		Long: `Open an SSH session in a sandbox. A key is made for this session alone, the
+sandbox's host key is verified through the daemon, and the connection goes
+through the daemon: no port is opened on this machine. Your SSH configuration,
+agent and keys are not used.
+
+With --print, the ssh command is printed instead, for scp, rsync or an editor;
+its key is valid for new connections for ten minutes.`,
+		Example: `  agentlab ssh play
+  agentlab ssh play -- -L 3000:localhost:3000
+  agentlab ssh play -- 'cd /tmp/repo && git log'`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usageErrorf("SANDBOX is missing").WithHint("usage: agentlab ssh SANDBOX [-- SSH-ARG...]")
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&user, "user", "u", "", "user (default agent)")
+	cmd.Flags().BoolVar(&show, "print", false, "print the ssh command instead of running it")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		sb, err := c.Sandbox(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		dir, err := os.MkdirTemp("", "agentlab-ssh-*")
+		if err != nil {
+			return agentlab.Errorf(agentlab.CodeInternal, "no temporary folder: %w", err)
+		}
+		argv, err := a.sshCommand(ctx, c, sb, user, dir)
+		if err != nil || !show {
+			defer func() { _ = os.RemoveAll(dir) }()
+		}
+		if err != nil {
+			return err
+		}
+		argv = append(argv, args[1:]...)
+		if show {
+			return a.printSSH(sb, argv, dir)
+		}
+		return a.runSSH(ctx, argv)
+	})
+	return cmd
+}
+
+func (a *App) printSSH(sb api.Sandbox, argv []string, dir string) error {
+	if a.json {
+		return a.printJSON(map[string]any{"command": argv, "key_dir": dir, "ip": sb.IP})
+	}
+	quoted := make([]string, len(argv))
+	for i, s := range argv {
+		quoted[i] = shellQuote(s)
+	}
+	_, err := fmt.Fprintln(a.Stdout, strings.Join(quoted, " "))
+	return err
+}
+
+func shellQuote(s string) string {
+	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_") == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// sshCommand authorises a fresh key and builds the ssh command line. Files
+// go into dir.
+func (a *App) sshCommand(ctx context.Context, c *client.Client, sb api.Sandbox, user, dir string) ([]string, error) {
+	if _, err := exec.LookPath("ssh"); err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "ssh is not installed").
+			WithHint("install it (e.g. sudo apt install openssh-client), or use 'agentlab exec -ti %d bash'", sb.VMID)
+	}
+	pub, priv, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	sshPub, err := ssh.NewPublicKey(pub)
+	if err != nil {
+		return nil, err
+	}
+	block, err := ssh.MarshalPrivateKey(priv, "agentlab")
+	if err != nil {
+		return nil, err
+	}
+	target, err := c.SSHKey(ctx, strconv.Itoa(sb.VMID), api.SSHKey{
+		User: user, PublicKey: strings.TrimSpace(string(ssh.MarshalAuthorizedKey(sshPub))), Seconds: sshKeySeconds,
+	})
+	if err != nil {
+		return nil, err
+	}
+	alias := fmt.Sprintf("agentlab-%d", sb.VMID)
+	known, err := knownHosts(alias, target.HostKeys)
+	if err != nil {
+		return nil, err
+	}
+	key, hosts := filepath.Join(dir, "key"), filepath.Join(dir, "known_hosts")
+	if err := os.WriteFile(key, pem.EncodeToMemory(block), 0o600); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(hosts, []byte(known), 0o600); err != nil {
+		return nil, err
+	}
+	proxy, err := a.proxyCommand(sb.VMID, target.Port)
+	if err != nil {
+		return nil, err
+	}
+	return []string{
+		"ssh", "-F", "/dev/null", "-i", key,
+		"-o", "IdentitiesOnly=yes", "-o", "IdentityAgent=none", "-o", "ForwardAgent=no",
+		"-o", "UserKnownHostsFile=" + hosts, "-o", "GlobalKnownHostsFile=/dev/null",
+		"-o", "StrictHostKeyChecking=yes", "-o", "HostKeyAlias=" + alias,
+		"-o", "PasswordAuthentication=no", "-o", "LogLevel=ERROR",
+		"-o", "ProxyCommand=" + proxy,
+		target.User + "@" + alias,
+	}, nil
+}
+
+// knownHosts parses what the guest called its host keys; anything that is
+// not a public key is refused, so that no line of a guest gets into the file.
+func knownHosts(alias string, keys []string) (string, error) {
+	var b strings.Builder
+	for _, line := range keys {
+		key, _, _, _, err := ssh.ParseAuthorizedKey([]byte(line))
+		if err != nil {
+			return "", agentlab.Errorf(agentlab.CodeUnavailable, "the sandbox gave a malformed host key: %w", err)
+		}
+		fmt.Fprintf(&b, "%s %s", alias, ssh.MarshalAuthorizedKey(key))
+	}
+	if b.Len() == 0 {
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "the sandbox gave no host key").
+			WithHint("use 'agentlab exec -ti SANDBOX bash' instead")
+	}
+	return b.String(), nil
+}
+
+func (a *App) proxyCommand(vmid, port int) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	socket, err := a.socketPath()
+	if err != nil {
+		return "", err
+	}
+	escape := func(s string) string { return strings.ReplaceAll(shellQuote(s), "%", "%%") }
+	return fmt.Sprintf("%s --socket %s proxy %d %d", escape(self), escape(socket), vmid, port), nil
+}
+
+func (a *App) runSSH(ctx context.Context, argv []string) error {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // built by sshCommand
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, a.Stdout, a.Stderr
+	cmd.Cancel = func() error { return nil } // the terminal's signals reach ssh itself
+	cmd.WaitDelay = 10 * time.Second
+	err := cmd.Run()
+	if code := cmd.ProcessState.ExitCode(); code > 0 {
+		return statusError(code)
+	}
+	return err
+}
+
+// proxyCmd is the ProxyCommand of ssh: it joins standard input and output
+// with a TCP port of the guest, through the daemon.
+func (a *App) proxyCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "proxy SANDBOX PORT", Short: "Join standard input and output with a port of a sandbox", Hidden: true,
+		Args: exactArgs("SANDBOX", "PORT"),
+		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
+			port, err := strconv.ParseUint(args[1], 10, 16)
+			if err != nil || port == 0 {
+				return usageErrorf("%q is not a port", args[1])
+			}
+			conn, err := c.Dial(ctx, args[0], uint16(port))
+			if err != nil {
+				return err
+			}
+			defer func() { _ = conn.Close() }()
+			stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+			defer stop()
+			var closing sync.Once
+			go func() {
+				_, _ = io.Copy(conn, a.Stdin)
+				closing.Do(func() {
+					if half, ok := conn.(interface{ CloseWrite() error }); ok {
+						_ = half.CloseWrite()
+					}
+				})
+			}()
+			_, err = io.Copy(a.Stdout, conn)
+			return err
+		}),
+	}
+}

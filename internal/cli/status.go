@@ -1,0 +1,116 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+func (a *App) statusCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Short: "Show the daemon, its backend and what is running", Args: exactArgs(),
+		RunE: a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+			s, err := c.Status(ctx)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(s)
+			}
+			return a.printStatus(s)
+		}),
+	}
+}
+
+func (a *App) printStatus(s api.Status) error {
+	t := newTable(a.Stdout, "Daemon:", fmt.Sprintf("%s, pid %d, up %s", s.Version, s.PID, a.age(s.StartedAt)))
+	backend := s.Backend
+	if s.Accel != "" {
+		backend += " (" + s.Accel + ")"
+	}
+	t.row("Backend:", backend)
+	if s.Home != "" {
+		t.row("Home:", s.Home)
+	}
+	t.row("Sandboxes:", counts(s.Sandboxes))
+	t.row("Jobs:", counts(s.Jobs))
+	if err := t.flush(); err != nil {
+		return err
+	}
+	for _, f := range s.Findings {
+		fmt.Fprintf(a.Stdout, "%s: %s: %s\n", f.Level, plain(f.Name), plain(f.Detail))
+		if f.Remedy != "" {
+			fmt.Fprintf(a.Stdout, "  → %s\n", plain(f.Remedy))
+		}
+	}
+	return nil
+}
+
+func counts(m map[string]int) string {
+	var parts []string
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		if m[k] > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", m[k], k))
+		}
+	}
+	if len(parts) == 0 {
+		return "none"
+	}
+	return strings.Join(parts, ", ")
+}
+
+func (a *App) eventsCmd() *cobra.Command {
+	var follow bool
+	var q client.EventQuery
+	cmd := &cobra.Command{Use: "events", Short: "Show what happened", Args: exactArgs()}
+	flags := cmd.Flags()
+	flags.BoolVarP(&follow, "follow", "f", false, "go on as things happen")
+	flags.StringVar(&q.Kind, "kind", "", "only this kind, e.g. job.status")
+	flags.StringVar(&q.Sandbox, "sandbox", "", "only this sandbox")
+	flags.StringVar(&q.JobID, "job", "", "only this job")
+	flags.Int64Var(&q.After, "after", 0, "only events with a larger id")
+	flags.IntVar(&q.Limit, "limit", 100, "at most this many, the newest (without --follow)")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+		if follow {
+			for e, err := range c.FollowEvents(ctx, q) {
+				if err != nil {
+					return err
+				}
+				if err := a.printEvent(e); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		list, err := c.Events(ctx, q)
+		if err != nil {
+			return err
+		}
+		for _, e := range list.Items {
+			if err := a.printEvent(e); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return cmd
+}
+
+func (a *App) printEvent(e api.Event) error {
+	if a.json {
+		return a.printJSONLine(e)
+	}
+	about := dash(e.JobID)
+	if e.JobID == "" && e.SandboxVMID != 0 {
+		about = fmt.Sprint(e.SandboxVMID)
+	}
+	_, err := fmt.Fprintf(a.Stdout, "%s  %-16s %-18s %s\n", localTime(e.Time), e.Kind, about, plain(e.Message))
+	return err
+}
