@@ -20,8 +20,7 @@ type GuestLink struct {
 
 	mu   sync.Mutex
 	err  error
-	sess *yamux.Session
-	sc   *sessConn
+	sess *session
 	have nonce
 	told bool // RESET was sent since the last SYNC
 }
@@ -80,17 +79,16 @@ func (g *GuestLink) fail(err error) {
 }
 
 // drop ends the present session (only sess, when given).
-func (g *GuestLink) drop(sess *yamux.Session) {
+func (g *GuestLink) drop(sess *session) {
 	g.mu.Lock()
-	old, sc := g.sess, g.sc
+	old := g.sess
 	if old == nil || (sess != nil && sess != old) {
 		g.mu.Unlock()
 		return
 	}
-	g.sess, g.sc = nil, nil
+	g.sess = nil
 	g.mu.Unlock()
-	_ = sc.Close()
-	go func() { _ = old.Close() }()
+	old.end()
 }
 
 func (g *GuestLink) read() error {
@@ -107,13 +105,13 @@ func (g *GuestLink) read() error {
 
 func (g *GuestLink) onData(p []byte) {
 	g.mu.Lock()
-	sc := g.sc
+	sess := g.sess
 	g.mu.Unlock()
-	if sc == nil {
+	if sess == nil {
 		g.tellReset()
 		return
 	}
-	sc.deliver(p)
+	sess.sc.deliver(p)
 }
 
 // tellReset says that we have no session; once is enough until the next SYNC.
@@ -150,27 +148,30 @@ func (g *GuestLink) start(n nonce) {
 	}
 	g.w.control(recAck, n) // before the session can write
 	sc := newSessConn(g.w)
-	sess, err := yamux.Server(sc, yamuxConfig(false))
+	mux, err := yamux.Server(sc, yamuxConfig(false))
 	if err != nil {
 		return // only a bad config fails, which the tests rule out
 	}
-	g.sess, g.sc, g.have, g.told = sess, sc, n, false
+	sess := newSession(mux, sc)
+	g.sess, g.have, g.told = sess, n, false
 	g.wg.Go(func() { g.acceptLoop(sess) })
 }
 
 // acceptLoop hands on the streams of one session until it ends.
-func (g *GuestLink) acceptLoop(sess *yamux.Session) {
+func (g *GuestLink) acceptLoop(sess *session) {
 	for {
-		s, err := sess.AcceptStream()
+		ys, err := sess.mux.AcceptStream()
 		if err != nil {
 			break
 		}
+		c := sess.wrap(ys)
+		if c == nil {
+			break
+		}
 		select {
-		case g.streams <- s:
-		case <-sess.CloseChan():
-			_ = s.Close()
+		case g.streams <- c:
+		case <-sess.mux.CloseChan():
 		case <-g.done:
-			_ = s.Close()
 		}
 	}
 	g.mu.Lock()

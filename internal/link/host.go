@@ -35,8 +35,7 @@ type HostLink struct {
 	mu      sync.Mutex
 	err     error
 	want    nonce
-	sess    *yamux.Session // nil while not in step with the guest
-	sc      *sessConn
+	sess    *session // nil while not in step with the guest
 	guard   guard
 	began   time.Time
 	changed chan struct{} // closed and replaced when sess changes
@@ -72,28 +71,28 @@ func (h *HostLink) Dial(ctx context.Context) (net.Conn, error) {
 	if sess == nil {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the guest does not answer yet")
 	}
-	if sess.NumStreams() >= maxStreams {
+	if sess.mux.NumStreams() >= maxStreams {
 		return nil, agentlab.Errorf(agentlab.CodeBusy, "%d streams to the guest are open", maxStreams)
 	}
 	type result struct {
-		s   *yamux.Stream
+		c   net.Conn
 		err error
 	}
 	ch := make(chan result, 1)
 	go func() {
-		s, err := sess.OpenStream()
-		ch <- result{s, err}
+		c, err := sess.open()
+		ch <- result{c, err}
 	}()
 	select {
 	case r := <-ch:
 		if r.err != nil {
 			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the guest does not answer: %w", r.err)
 		}
-		return r.s, nil
+		return r.c, nil
 	case <-ctx.Done():
 		go func() { // what comes too late is closed again
 			if r := <-ch; r.err == nil {
-				_ = r.s.Close()
+				_ = r.c.Close()
 			}
 		}()
 		return nil, agentlab.Errorf(agentlab.CodeTimeout, "opening a stream to the guest: %w", context.Cause(ctx))
@@ -160,18 +159,17 @@ func (h *HostLink) fail(err error) {
 }
 
 // drop ends the present session (only sess, when given) and asks for a new one.
-func (h *HostLink) drop(sess *yamux.Session) {
+func (h *HostLink) drop(sess *session) {
 	h.mu.Lock()
-	old, sc := h.sess, h.sc
+	old := h.sess
 	if old == nil || (sess != nil && sess != old) {
 		h.mu.Unlock()
 		return
 	}
-	h.sess, h.sc, h.want = nil, nil, newNonce()
+	h.sess, h.want = nil, newNonce()
 	h.notify()
 	h.mu.Unlock()
-	_ = sc.Close() // from here on nothing of the old session is written
-	go func() { _ = old.Close() }()
+	old.end() // first, so that nothing of it follows the next SYNC
 	h.poke()
 }
 
@@ -226,7 +224,7 @@ func (h *HostLink) read() error {
 
 func (h *HostLink) onData(p []byte) {
 	h.mu.Lock()
-	sess, sc := h.sess, h.sc
+	sess := h.sess
 	h.mu.Unlock()
 	if sess == nil {
 		return
@@ -235,7 +233,7 @@ func (h *HostLink) onData(p []byte) {
 		h.drop(sess)
 		return
 	}
-	sc.deliver(p)
+	sess.sc.deliver(p)
 }
 
 func (h *HostLink) onRecord(kind byte, n nonce) {
@@ -255,14 +253,15 @@ func (h *HostLink) start(n nonce) {
 		return
 	}
 	sc := newSessConn(h.w)
-	sess, err := yamux.Client(sc, yamuxConfig(true))
+	mux, err := yamux.Client(sc, yamuxConfig(true))
 	if err != nil {
 		return // only a bad config fails, which the tests rule out
 	}
-	h.sess, h.sc, h.guard, h.began = sess, sc, guard{}, time.Now()
+	sess := newSession(mux, sc)
+	h.sess, h.guard, h.began = sess, guard{}, time.Now()
 	h.notify()
 	h.wg.Go(func() {
-		<-sess.CloseChan()
+		<-mux.CloseChan()
 		h.drop(sess)
 	})
 }

@@ -282,8 +282,8 @@ func TestHostRestartEndsGuestStreams(t *testing.T) {
 	h2 := Host(ctx, s.host())
 	defer func() { _ = h2.Close() }()
 	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
-	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-		t.Fatalf("got %v, want EOF: the host that opened it is gone", err)
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, errSessionGone) {
+		t.Fatalf("got %v: the host that opened it is gone", err)
 	}
 }
 
