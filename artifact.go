@@ -1,0 +1,61 @@
+package agentlab
+
+import (
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Limits on the path of an artifact.
+const (
+	MaxArtifactPathBytes = 512
+	MaxArtifactPathDepth = 16
+)
+
+// ValidateArtifactPath checks the path under which a guest wants a file kept:
+// relative, with single slashes, of printable UTF-8 without the characters
+// that some file system or shell takes for its own. No component begins with
+// a dot or a hyphen, or ends with a dot or a space, so that a download into
+// any directory makes no hidden file, no option and no surprise.
+func ValidateArtifactPath(p string) error {
+	bad := func(why string) error {
+		return Errorf(CodeInvalid, "%q is not an artifact path: %s", cut(p), why).WithField("path")
+	}
+	switch {
+	case p == "":
+		return bad("it is empty")
+	case len(p) > MaxArtifactPathBytes:
+		return bad("it is too long")
+	case strings.Count(p, "/") >= MaxArtifactPathDepth:
+		return bad("it is too deep")
+	case !utf8.ValidString(p):
+		return bad("it is not UTF-8")
+	}
+	for _, r := range p {
+		if !unicode.IsPrint(r) || strings.ContainsRune(`\:*?"<>|`, r) {
+			return bad("it holds a character that is not allowed")
+		}
+	}
+	for part := range strings.SplitSeq(p, "/") {
+		switch {
+		case part == "":
+			return bad("it has an empty component")
+		case len(part) > 255:
+			return bad("a component is too long")
+		case part[0] == '.' || part[0] == '-' || part[0] == ' ':
+			return bad("a component begins with a dot, a hyphen or a space")
+		case strings.HasSuffix(part, ".") || strings.HasSuffix(part, " "):
+			return bad("a component ends with a dot or a space")
+		}
+	}
+	return nil
+}
+
+// cut shortens what an error repeats of a guest's input.
+func cut(s string) string {
+	const most = 80
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
+}
