@@ -1,0 +1,244 @@
+// Package reconcile is the loop under every service: it runs one idempotent
+// step per key, never two at once for one key, when the key is woken, when
+// its time has come, or again with a growing pause after a failure.
+//
+// The loop holds nothing that matters. What is to be done is in the rows that
+// a step reads; after a restart the owner wakes every key once and the steps
+// go on from there.
+package reconcile
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// ErrInterrupted is the cause of a step's context when Interrupt cut it
+// short, so that it runs again and sees what changed.
+var ErrInterrupted = errors.New("interrupted: what was asked has changed")
+
+// Config says how a Loop works. Step is required.
+type Config[K comparable] struct {
+	// Step drives key one or more steps towards what was asked. It returns
+	// after how long it wants to run again (0: not before it is woken), or
+	// an error to be run again after a pause.
+	Step func(ctx context.Context, key K) (time.Duration, error)
+
+	// Failed is told of each failed step, with how many failed in a row; nil
+	// is allowed. It is not called for interrupted steps.
+	Failed func(key K, attempt int, err error)
+
+	Workers    int           // steps at the same time; default 32
+	MinBackoff time.Duration // pause after the first failure; default 200 ms
+	MaxBackoff time.Duration // longest pause; default 30 s
+}
+
+// Loop runs steps. Its methods are safe for concurrent use.
+type Loop[K comparable] struct {
+	cfg  Config[K]
+	kick chan struct{}
+
+	mu      sync.Mutex
+	entries map[K]*entry[K]
+	ready   []*entry[K] // in the order in which they became ready
+	timers  timers[K]
+	running int
+}
+
+// entry is one key with something to do, now or later.
+type entry[K comparable] struct {
+	key      K
+	attempts int // failures in a row
+	queued   bool
+	running  bool
+	dirty    bool // woken while running
+	cut      bool // interrupted while running
+	cancel   context.CancelCauseFunc
+	due      time.Time
+	index    int // in timers; -1 when it has no timer
+}
+
+// New returns a Loop that does nothing before Run.
+func New[K comparable](cfg Config[K]) *Loop[K] {
+	if cfg.Workers <= 0 {
+		cfg.Workers = 32
+	}
+	if cfg.MinBackoff <= 0 {
+		cfg.MinBackoff = 200 * time.Millisecond
+	}
+	if cfg.MaxBackoff <= 0 {
+		cfg.MaxBackoff = 30 * time.Second
+	}
+	return &Loop[K]{cfg: cfg, kick: make(chan struct{}, 1), entries: map[K]*entry[K]{}}
+}
+
+// Wake makes key's step run soon; if it is running, once more afterwards.
+func (l *Loop[K]) Wake(key K) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.entry(key)
+	if e.running {
+		e.dirty = true
+		return
+	}
+	l.enqueue(e)
+}
+
+// Interrupt is Wake, and a step of key that is running is cancelled first,
+// with ErrInterrupted as the cause.
+func (l *Loop[K]) Interrupt(key K) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.entry(key)
+	if e.running {
+		e.dirty, e.cut = true, true
+		e.cancel(ErrInterrupted)
+		return
+	}
+	l.enqueue(e)
+}
+
+// Run runs steps until ctx ends, then waits for those that run. It may be
+// called once.
+func (l *Loop[K]) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		next := l.dispatch(ctx, &wg)
+		timer.Reset(next)
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.kick:
+		case <-timer.C:
+		}
+	}
+}
+
+// dispatch starts what is ready and tells how long nothing else will be.
+func (l *Loop[K]) dispatch(ctx context.Context, wg *sync.WaitGroup) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	for len(l.timers) > 0 && !l.timers[0].due.After(now) {
+		l.enqueue(l.timers[0])
+	}
+	for len(l.ready) > 0 && l.running < l.cfg.Workers {
+		e := l.ready[0]
+		l.ready[0] = nil
+		l.ready = l.ready[1:]
+		e.queued, e.running = false, true
+		l.running++
+		sctx, cancel := context.WithCancelCause(ctx)
+		e.cancel = cancel
+		wg.Go(func() { l.step(sctx, e) })
+	}
+	if len(l.timers) > 0 {
+		return l.timers[0].due.Sub(now)
+	}
+	return time.Hour
+}
+
+func (l *Loop[K]) step(ctx context.Context, e *entry[K]) {
+	after, err := l.cfg.Step(ctx, e.key)
+	e.cancel(nil)
+
+	l.mu.Lock()
+	failed := err != nil && !e.cut
+	if failed {
+		e.attempts++
+		after = l.backoff(e.attempts)
+	} else if err == nil {
+		e.attempts = 0
+	}
+	attempt := e.attempts
+	l.mu.Unlock()
+	if failed && l.cfg.Failed != nil {
+		l.cfg.Failed(e.key, attempt, err)
+	}
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.running--
+	e.running, e.cut, e.cancel = false, false, nil
+	switch {
+	case e.dirty:
+		e.dirty = false
+		l.enqueue(e)
+	case after > 0 && !e.queued:
+		e.due = time.Now().Add(after)
+		heap.Push(&l.timers, e)
+	case !e.queued:
+		delete(l.entries, e.key)
+	}
+	l.signal()
+}
+
+// backoff returns the pause after n failures in a row: doubled each time, up
+// to the maximum, less up to a quarter so that many do not come back at once.
+func (l *Loop[K]) backoff(n int) time.Duration {
+	d := l.cfg.MinBackoff << min(n-1, 20)
+	if d <= 0 || d > l.cfg.MaxBackoff {
+		d = l.cfg.MaxBackoff
+	}
+	return d - rand.N(d/4+1) //nolint:gosec // spreading, not secrecy
+}
+
+func (l *Loop[K]) entry(key K) *entry[K] {
+	e := l.entries[key]
+	if e == nil {
+		e = &entry[K]{key: key, index: -1}
+		l.entries[key] = e
+	}
+	return e
+}
+
+func (l *Loop[K]) enqueue(e *entry[K]) {
+	if e.index >= 0 {
+		heap.Remove(&l.timers, e.index)
+	}
+	if !e.queued {
+		e.queued = true
+		l.ready = append(l.ready, e)
+	}
+	l.signal()
+}
+
+func (l *Loop[K]) signal() {
+	select {
+	case l.kick <- struct{}{}:
+	default:
+	}
+}
+
+// timers is a heap of the entries that wait for their time.
+type timers[K comparable] []*entry[K]
+
+func (t timers[K]) Len() int           { return len(t) }
+func (t timers[K]) Less(i, j int) bool { return t[i].due.Before(t[j].due) }
+func (t timers[K]) Swap(i, j int) {
+	t[i], t[j] = t[j], t[i]
+	t[i].index, t[j].index = i, j
+}
+
+// Push adds an entry; called by container/heap only.
+func (t *timers[K]) Push(x any) {
+	e := x.(*entry[K]) //nolint:forcetypeassert // only entries are pushed
+	e.index = len(*t)
+	*t = append(*t, e)
+}
+
+// Pop removes the last entry; called by container/heap only.
+func (t *timers[K]) Pop() any {
+	old := *t
+	e := old[len(old)-1]
+	old[len(old)-1] = nil
+	*t = old[:len(old)-1]
+	e.index = -1
+	return e
+}
