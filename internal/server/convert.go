@@ -1,0 +1,64 @@
+package server
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+)
+
+// all converts each of a slice; the result is never nil.
+func all[A, B any](in []A, f func(A) B) []B {
+	out := make([]B, len(in))
+	for i, a := range in {
+		out[i] = f(a)
+	}
+	return out
+}
+
+// when is t as an optional field: nil when it is not set.
+func when(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	t = t.UTC()
+	return &t
+}
+
+func toSandbox(s agentlab.Sandbox) api.Sandbox {
+	return api.Sandbox{
+		VMID: s.VMID, UID: s.UID, Name: s.Name, Backend: s.Backend, Profile: s.Profile, Image: s.Image,
+		State: string(s.State), Desired: string(s.Desired), Reason: s.Reason,
+		Cores: s.Resources.Cores, MemoryMB: s.Resources.MemoryMB, RootSizeGB: s.Resources.RootSizeGB,
+		NetworkMode: s.Network.Mode, Keepalive: s.Keepalive, JobID: s.JobID, IP: s.IP,
+		LeaseExpiresAt: s.LeaseExpiresAt.UTC(), CreatedAt: s.CreatedAt.UTC(), UpdatedAt: s.UpdatedAt.UTC(), BootedAt: when(s.BootedAt),
+	}
+}
+
+func toJob(j agentlab.Job) api.Job {
+	return api.Job{
+		ID: j.ID, RepoURL: j.RepoURL, Bundled: j.Bundled, Ref: j.Ref, Depth: j.Depth, Task: j.Task, Agent: j.Agent,
+		Profile: j.Profile, Image: j.Image, Mode: j.Mode, TTLMinutes: int((j.TTL + time.Minute - 1) / time.Minute),
+		Keepalive: j.Keepalive, Status: string(j.Status), Phase: j.Phase, Reason: j.Reason, ExitCode: j.ExitCode,
+		SandboxVMID: j.SandboxVMID,
+		Result: api.JobResult{
+			BaseCommit: j.Result.BaseCommit, HeadCommit: j.Result.HeadCommit, Branch: j.Result.Branch,
+			Commits: j.Result.Commits, Pushed: j.Result.Pushed, Dirty: j.Result.Dirty,
+		},
+		CreatedAt: j.CreatedAt.UTC(), UpdatedAt: j.UpdatedAt.UTC(), StartedAt: when(j.StartedAt),
+		FinishedAt: when(j.FinishedAt), DeadlineAt: when(j.DeadlineAt),
+	}
+}
+
+func toArtifact(a agentlab.Artifact) api.Artifact {
+	return api.Artifact{JobID: a.JobID, Path: a.Path, Size: a.Size, SHA256: a.SHA256, MIME: a.MIME, CreatedAt: a.CreatedAt.UTC()}
+}
+
+func toEvent(e agentlab.Event) api.Event {
+	out := api.Event{ID: e.ID, Time: e.Time.UTC(), Kind: e.Kind, SandboxVMID: e.SandboxVMID, JobID: e.JobID, Message: e.Message}
+	if e.Data != "" && e.Data != "{}" {
+		_ = json.Unmarshal([]byte(e.Data), &out.Data) // our own rows; a broken one is shown without its data
+	}
+	return out
+}

@@ -1,0 +1,196 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strconv"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+)
+
+// eventPage is how many events are read from the record at a time.
+const eventPage = 500
+
+type eventsInput struct {
+	After       int64  `query:"after" minimum:"-1" doc:"Only events with a larger id. Without it, a list holds the newest events and a stream begins with the first; -1 lets a stream begin with the next event"`
+	LastEventID string `header:"Last-Event-ID" doc:"The same, as clients of event streams send it; it counts more than after"`
+	Kind        string `query:"kind" doc:"Only this kind, e.g. job.status"`
+	Sandbox     string `query:"sandbox" doc:"Only about this sandbox (VMID or name)"`
+	Job         string `query:"job" doc:"Only about this job"`
+	Limit       int    `query:"limit" minimum:"1" maximum:"10000" default:"100" doc:"Length of a list"`
+	Follow      bool   `query:"follow" doc:"Answer with an event stream: first ready, then event by event. The id of each message is the after to go on from"`
+}
+
+func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
+	f, err := s.eventFilter(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	if in.Follow {
+		return s.followEvents(f), nil
+	}
+	f.Tail, f.AfterID = f.AfterID <= 0, max(f.AfterID, 0)
+	list, err := s.cfg.Services.Events.Events(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	page := api.List[api.Event]{Items: all(list, toEvent)}
+	if !f.Tail && len(list) == f.Limit {
+		page.Next = strconv.FormatInt(list[len(list)-1].ID, 10)
+	}
+	return &huma.StreamResponse{Body: func(hc huma.Context) {
+		hc.SetHeader("Content-Type", "application/json")
+		hc.SetStatus(http.StatusOK)
+		_ = json.NewEncoder(hc.BodyWriter()).Encode(page)
+	}}, nil
+}
+
+func (s *Server) eventFilter(ctx context.Context, in *eventsInput) (EventFilter, error) {
+	f := EventFilter{AfterID: in.After, Kind: in.Kind, JobID: in.Job, Limit: in.Limit}
+	if in.LastEventID != "" {
+		id, err := strconv.ParseInt(in.LastEventID, 10, 64)
+		if err != nil || id < 0 {
+			return f, agentlab.Errorf(agentlab.CodeInvalid, "it is not the id of an event").WithField("Last-Event-ID")
+		}
+		f.AfterID = id
+	}
+	if in.Job != "" {
+		if _, err := s.cfg.Services.Jobs.Get(ctx, in.Job); err != nil {
+			return f, err
+		}
+	}
+	if in.Sandbox != "" {
+		sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
+		if err != nil {
+			return f, err
+		}
+		f.VMID = sb.VMID
+	}
+	return f, nil
+}
+
+// followEvents sends the record from f.AfterID on, and then what happens,
+// without a gap and nothing twice. A caller that does not read is cut off and
+// may come back with the last id that it saw.
+func (s *Server) followEvents(f EventFilter) *huma.StreamResponse {
+	return &huma.StreamResponse{Body: func(hc huma.Context) {
+		ctx, cancel := s.streamContext(hc.Context())
+		defer cancel()
+		out, err := newSSE(hc)
+		if err != nil {
+			return
+		}
+		fo := follower{s: s, filter: f, out: out, last: f.AfterID}
+		if err := fo.run(ctx); err != nil && ctx.Err() == nil {
+			s.log.Debug("event stream ended", "err", err)
+			_ = out.send("error", "", problemOf(err))
+		}
+	}}
+}
+
+// follower is one event stream. last is the id up to which everything that
+// matches was sent.
+type follower struct {
+	s      *Server
+	filter EventFilter
+	out    *sse
+	last   int64
+}
+
+func (f *follower) run(ctx context.Context) error {
+	for ready := false; ; {
+		live, cancel := f.s.cfg.Services.Events.Subscribe()
+		err := f.subscribed(ctx, live, &ready)
+		cancel()
+		if err != nil || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// subscribed catches up with the record and then sends what comes live, until
+// the subscription was too slow (nil) or the stream ends.
+func (f *follower) subscribed(ctx context.Context, live <-chan agentlab.Event, ready *bool) error {
+	if f.last < 0 { // from now on: after the newest event there is
+		newest, err := f.s.cfg.Services.Events.Events(ctx, EventFilter{Limit: 1, Tail: true})
+		if err != nil {
+			return err
+		}
+		f.last = 0
+		if len(newest) > 0 {
+			f.last = newest[len(newest)-1].ID
+		}
+	}
+	if !*ready {
+		*ready = true
+		if err := f.out.send("ready", strconv.FormatInt(f.last, 10), struct{}{}); err != nil {
+			return err
+		}
+	}
+	if err := f.catchUp(ctx); err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case e, ok := <-live:
+			if !ok {
+				return nil
+			}
+			if err := f.one(ctx, e); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// one sends a live event. Ids are given in the order of commits, so one that
+// does not follow on the last tells of others that are on their way; they are
+// in the record already.
+func (f *follower) one(ctx context.Context, e agentlab.Event) error {
+	switch {
+	case e.ID <= f.last:
+		return nil
+	case e.ID > f.last+1:
+		if err := f.catchUp(ctx); err != nil {
+			return err
+		}
+		f.last = max(f.last, e.ID)
+		return nil
+	}
+	f.last = e.ID
+	if !f.filter.match(e) {
+		return nil
+	}
+	return f.send(e)
+}
+
+func (f *follower) catchUp(ctx context.Context) error {
+	q := f.filter
+	q.Limit = eventPage
+	for {
+		q.AfterID = f.last
+		list, err := f.s.cfg.Services.Events.Events(ctx, q)
+		if err != nil {
+			return err
+		}
+		for _, e := range list {
+			if err := f.send(e); err != nil {
+				return err
+			}
+			f.last = e.ID
+		}
+		if len(list) < q.Limit {
+			return nil
+		}
+	}
+}
+
+func (f *follower) send(e agentlab.Event) error {
+	return f.out.send("event", strconv.FormatInt(e.ID, 10), toEvent(e))
+}

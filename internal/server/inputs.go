@@ -1,0 +1,102 @@
+package server
+
+import (
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+)
+
+// page is how lists are cut. Its fields are repeated in the inputs of lists
+// because huma takes no parameters from embedded structs of other packages'
+// visibility.
+const (
+	defaultPage = 1000
+	maxPage     = 10000
+)
+
+type jobInput struct {
+	Job string `path:"job" doc:"Id of a job"`
+}
+
+type sandboxInput struct {
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+}
+
+type profileInput struct {
+	Profile string `path:"profile" doc:"Name of a profile"`
+}
+
+type imageInput struct {
+	Image string `path:"image" doc:"Name of an image, or name@digest"`
+}
+
+// payload is a raw request body. The handler reads it as far as limit.
+type payload struct {
+	r io.Reader
+}
+
+// Resolve takes the body from the request. It is called by huma.
+func (p *payload) Resolve(hc huma.Context) []error {
+	req, _ := humago.Unwrap(hc)
+	p.r = req.Body
+	return nil
+}
+
+// text reads a body of at most limit bytes.
+func (p *payload) text(limit int64) (string, error) {
+	b, err := io.ReadAll(http.MaxBytesReader(nil, io.NopCloser(p.r), limit))
+	if err != nil {
+		return "", bodyError(err)
+	}
+	return string(b), nil
+}
+
+// minutes turns a number of minutes from the wire into a duration. Numbers
+// beyond the range of leases come out beyond it too, without overflow.
+func minutes(n int) time.Duration {
+	const beyond = int(agentlab.MaxTTL/time.Minute) + 1
+	return time.Duration(max(min(n, beyond), -1)) * time.Minute
+}
+
+// noWorkspace refuses a workspace, which no version of this API has yet.
+func noWorkspace(w *string) error {
+	if w == nil {
+		return nil
+	}
+	return agentlab.Errorf(agentlab.CodeUnsupported, "workspaces do not exist yet").WithField("workspace").
+		WithHint("leave it out, or null")
+}
+
+func jobRequest(j api.JobCreate) (JobRequest, error) {
+	if err := noWorkspace(j.Workspace); err != nil {
+		return JobRequest{}, err
+	}
+	return JobRequest{
+		RepoURL: j.RepoURL, BundleID: j.BundleID, Ref: j.Ref, Depth: j.Depth, Profile: j.Profile, Image: j.Image,
+		Task: j.Task, Agent: j.Agent, Mode: j.Mode, TTL: minutes(j.TTLMinutes), Keepalive: j.Keepalive,
+	}, nil
+}
+
+func sandboxRequest(c api.SandboxCreate) (SandboxRequest, error) {
+	r := SandboxRequest{
+		Name: c.Name, Profile: c.Profile, Image: c.Image, Keepalive: c.Keepalive,
+		TTL: minutes(c.TTLMinutes), Cores: c.Cores, MemoryMB: c.MemoryMB,
+	}
+	if err := noWorkspace(c.Workspace); err != nil {
+		return r, err
+	}
+	if c.Job != nil {
+		j, err := jobRequest(*c.Job)
+		if err != nil {
+			return r, err
+		}
+		r.Job = &j
+	}
+	return r, nil
+}

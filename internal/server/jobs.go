@@ -1,0 +1,152 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+)
+
+// jobEvents is how many of a job's last events its answer shows.
+const jobEvents = 50
+
+type createJobInput struct{ Body api.JobCreate }
+
+func (s *Server) createJob(ctx context.Context, in *createJobInput) (api.Job, error) {
+	r, err := jobRequest(in.Body)
+	if err != nil {
+		return api.Job{}, err
+	}
+	j, err := s.cfg.Services.Jobs.Create(ctx, r)
+	return toJob(j), err
+}
+
+type listJobsInput struct {
+	Status  string `query:"status" enum:"QUEUED,RUNNING,COMPLETED,FAILED,TIMEOUT,CANCELLED" doc:"Only this status"`
+	Sandbox int    `query:"sandbox" minimum:"0" doc:"Only jobs of the sandbox with this VMID"`
+	Limit   int    `query:"limit" minimum:"1" maximum:"10000" default:"1000"`
+	Cursor  string `query:"cursor" doc:"next of the page before"`
+}
+
+func (s *Server) listJobs(ctx context.Context, in *listJobsInput) (api.List[api.Job], error) {
+	if in.Cursor != "" {
+		if err := agentlab.ValidateJobID(in.Cursor); err != nil {
+			return api.List[api.Job]{}, badCursor()
+		}
+	}
+	jobs, err := s.cfg.Services.Jobs.List(ctx, JobFilter{
+		Status: agentlab.JobStatus(in.Status), VMID: in.Sandbox, Limit: in.Limit + 1, Before: in.Cursor,
+	})
+	if err != nil {
+		return api.List[api.Job]{}, err
+	}
+	return listOf(jobs, in.Limit, toJob, func(j agentlab.Job) string { return j.ID }), nil
+}
+
+// listOf makes a page of at most limit items from limit+1, if there are as
+// many; the cursor is that of the last item on it.
+func listOf[A, B any](in []A, limit int, convert func(A) B, cursor func(A) string) api.List[B] {
+	next := ""
+	if len(in) > limit {
+		in = in[:limit]
+		next = cursor(in[limit-1])
+	}
+	return api.List[B]{Items: all(in, convert), Next: next}
+}
+
+func badCursor() error {
+	return agentlab.Errorf(agentlab.CodeInvalid, "it is not a cursor").WithField("cursor").
+		WithHint("give next of the page before, or nothing")
+}
+
+func (s *Server) getJob(ctx context.Context, in *jobInput) (api.Job, error) {
+	j, err := s.cfg.Services.Jobs.Get(ctx, in.Job)
+	if err != nil {
+		return api.Job{}, err
+	}
+	out := toJob(j)
+	events, err := s.cfg.Services.Events.Events(ctx, EventFilter{JobID: j.ID, Limit: jobEvents, Tail: true})
+	if err != nil {
+		return api.Job{}, err
+	}
+	out.Events = all(events, toEvent)
+	artifacts, err := s.cfg.Services.Artifacts.List(ctx, j.ID)
+	out.Artifacts = all(artifacts, toArtifact)
+	return out, err
+}
+
+func (s *Server) cancelJob(ctx context.Context, in *jobInput) (api.Job, error) {
+	j, err := s.cfg.Services.Jobs.Cancel(ctx, in.Job)
+	return toJob(j), err
+}
+
+type jobLogInput struct {
+	Job    string `path:"job" doc:"Id of a job"`
+	Follow bool   `query:"follow" doc:"Go on until the job has ended"`
+	Offset int64  `query:"offset" minimum:"0" doc:"First byte to read"`
+}
+
+func (s *Server) jobLog(ctx context.Context, in *jobLogInput) (*huma.StreamResponse, error) {
+	if _, err := s.cfg.Services.Jobs.Get(ctx, in.Job); err != nil {
+		return nil, err
+	}
+	r, err := s.cfg.Services.Artifacts.Log(ctx, in.Job, in.Offset, in.Follow)
+	if err != nil {
+		return nil, err
+	}
+	return s.copyStream(r, map[string]string{"Content-Type": "text/plain; charset=utf-8"}), nil
+}
+
+func (s *Server) listArtifacts(ctx context.Context, in *jobInput) (api.List[api.Artifact], error) {
+	if _, err := s.cfg.Services.Jobs.Get(ctx, in.Job); err != nil {
+		return api.List[api.Artifact]{}, err
+	}
+	list, err := s.cfg.Services.Artifacts.List(ctx, in.Job)
+	return api.List[api.Artifact]{Items: all(list, toArtifact)}, err
+}
+
+type artifactInput struct {
+	Job  string `path:"job" doc:"Id of a job"`
+	Path string `path:"path" doc:"Path of the artifact; it may hold slashes"`
+}
+
+func (s *Server) getArtifact(ctx context.Context, in *artifactInput) (*huma.StreamResponse, error) {
+	a, r, err := s.cfg.Services.Artifacts.Open(ctx, in.Job, in.Path)
+	if err != nil {
+		return nil, err
+	}
+	return s.copyStream(r, map[string]string{
+		"Content-Type":           a.MIME,
+		"Content-Length":         fmt.Sprint(a.Size),
+		"Content-Disposition":    "attachment", // a guest wrote it: no browser is to render it
+		"X-Content-Type-Options": "nosniff",
+		"ETag":                   `"` + a.SHA256 + `"`,
+	}), nil
+}
+
+func (s *Server) jobBundle(ctx context.Context, in *jobInput) (*huma.StreamResponse, error) {
+	if _, err := s.cfg.Services.Jobs.Get(ctx, in.Job); err != nil {
+		return nil, err
+	}
+	r, err := s.cfg.Services.Artifacts.Bundle(ctx, in.Job)
+	if err != nil {
+		return nil, err
+	}
+	return s.copyStream(r, map[string]string{"Content-Type": "application/gzip"}), nil
+}
+
+type uploadBundleInput struct{ Payload payload }
+
+func (s *Server) uploadBundle(ctx context.Context, in *uploadBundleInput) (api.Bundle, error) {
+	r := http.MaxBytesReader(nil, io.NopCloser(in.Payload.r), s.cfg.MaxBundleBytes)
+	b, err := s.cfg.Services.Artifacts.PutBundle(ctx, r)
+	if err != nil {
+		return api.Bundle{}, bodyError(err)
+	}
+	return b, nil
+}

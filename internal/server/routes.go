@@ -1,0 +1,257 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"reflect"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// route is one row of the API. Every column is required.
+type route struct {
+	method  string
+	path    string
+	access  Access
+	status  int    // of success
+	id      string // in the OpenAPI document, and the name of the client's method
+	summary string
+	bind    binder
+}
+
+// binder puts a handler behind an operation and documents its types.
+type binder func(s *Server, op huma.Operation)
+
+const (
+	get  = http.MethodGet
+	put  = http.MethodPut
+	post = http.MethodPost
+	del  = http.MethodDelete
+)
+
+// routes is the API.
+func (s *Server) routes() []route {
+	const jobs, sandboxes, profiles, images = "/v1/jobs", "/v1/sandboxes", "/v1/profiles", "/v1/images"
+	const job, sandbox, profile, image = jobs + "/{job}", sandboxes + "/{sandbox}", profiles + "/{profile}", images + "/{image}"
+	return []route{
+		{get, "/v1/health", AccessRead, 200, "health", "Tell whether the daemon answers", call(s.health)},
+		{get, "/v1/status", AccessRead, 200, "status", "Show the state of the daemon", call(s.status)},
+		{post, "/v1/daemon/stop", AccessAdmin, 202, "stop-daemon", "End the daemon; VMs go on", call(s.stopDaemon)},
+		{get, "/v1/events", AccessRead, 200, "events", "List events, or follow them", sseOr(s.events, api.List[api.Event]{}, sseType{"ready", struct{}{}}, sseType{"event", api.Event{}}, sseType{"error", api.Error{}})},
+
+		{post, jobs, AccessWrite, 201, "create-job", "Ask for a job", call(s.createJob)},
+		{get, jobs, AccessRead, 200, "jobs", "List jobs, the newest first", call(s.listJobs)},
+		{get, job, AccessRead, 200, "job", "Show a job, its last events and its artifacts", call(s.getJob)},
+		{post, job + "/cancel", AccessWrite, 202, "cancel-job", "Ask a job to end", call(s.cancelJob)},
+		{get, job + "/log", AccessRead, 200, "job-log", "Read the agent's log", raw("text/plain", s.jobLog)},
+		{get, job + "/artifacts", AccessRead, 200, "artifacts", "List what a job left", call(s.listArtifacts)},
+		{get, job + "/artifacts/{path...}", AccessRead, 200, "artifact", "Download one file that a job left", raw("application/octet-stream", s.getArtifact)},
+		{get, job + "/bundle", AccessRead, 200, "job-bundle", "Download all that a job left as tar.gz", raw("application/gzip", s.jobBundle)},
+		{post, "/v1/bundles", AccessWrite, 201, "upload-bundle", "Upload a git bundle for a job to begin with", upload("application/octet-stream", s.uploadBundle)},
+
+		{post, sandboxes, AccessWrite, 201, "create-sandbox", "Ask for a sandbox", call(s.createSandbox)},
+		{get, sandboxes, AccessRead, 200, "sandboxes", "List sandboxes by VMID", call(s.listSandboxes)},
+		{get, sandbox, AccessRead, 200, "sandbox", "Show a sandbox", call(s.getSandbox)},
+		{post, sandbox + "/start", AccessWrite, 202, "start-sandbox", "Ask for a stopped sandbox to run again", call(s.startSandbox)},
+		{post, sandbox + "/stop", AccessWrite, 202, "stop-sandbox", "Ask for a sandbox to be powered off, its disk kept", call(s.stopSandbox)},
+		{post, sandbox + "/destroy", AccessWrite, 202, "destroy-sandbox", "Ask for a sandbox to be destroyed", call(s.destroySandbox)},
+		{post, sandbox + "/lease/renew", AccessWrite, 200, "renew-lease", "Let the lease end later, or earlier", call(s.renewLease)},
+		{get, sandbox + "/console", AccessRead, 200, "console", "Read what the VM wrote to its console", raw("text/plain", s.console)},
+		{post, sandbox + "/exec", AccessWrite, 101, "exec", "Run a command in a sandbox", upgrades(guestapi.StreamProtocol, s.exec)},
+		{post, sandbox + "/attach", AccessWrite, 101, "attach", "Join a terminal of a sandbox", upgrades(guestapi.StreamProtocol, s.attach)},
+		{post, sandbox + "/dial", AccessWrite, 101, "dial", "Open a TCP connection to a port in a sandbox", upgrades(api.TCPProtocol, s.dial)},
+		{post, sandbox + "/ssh-key", AccessWrite, 200, "ssh-key", "Authorise an ephemeral SSH key in a sandbox", call(s.sshKey)},
+
+		{get, profiles, AccessRead, 200, "profiles", "List profiles", call(s.listProfiles)},
+		{post, profiles + "/validate", AccessRead, 200, "validate-profile", "Check the text of a profile and keep nothing", upload("application/yaml", s.validateProfile)},
+		{get, profile, AccessRead, 200, "profile", "Show a profile and its text", call(s.getProfile)},
+		{put, profile, AccessAdmin, 200, "put-profile", "Make or replace a profile", upload("application/yaml", s.putProfile)},
+
+		{get, images, AccessRead, 200, "images", "List images", call(s.listImages)},
+		{get, image, AccessRead, 200, "image", "Show an image", call(s.getImage)},
+		{post, images, AccessAdmin, 200, "build-image", "Build an image", sseOr(s.buildImage, nil, sseType{"progress", api.ImageProgress{}}, sseType{"done", api.Image{}}, sseType{"error", api.Error{}})},
+		{del, image, AccessAdmin, 204, "remove-image", "Remove an image", call(s.removeImage)},
+	}
+}
+
+// register puts one row into the mux and the OpenAPI document.
+func (s *Server) register(r route) error {
+	if r.access < AccessRead || r.access > AccessAdmin || r.method == "" || r.path == "" || r.status == 0 || r.id == "" || r.summary == "" || r.bind == nil {
+		return fmt.Errorf("server: route %s %s lacks a column (access %s)", r.method, r.path, r.access)
+	}
+	section := strings.Split(r.path, "/")[2]
+	r.bind(s, huma.Operation{
+		OperationID:     r.id,
+		Method:          r.method,
+		Path:            r.path,
+		Summary:         r.summary,
+		Tags:            []string{strings.TrimSuffix(section, "s")},
+		DefaultStatus:   r.status,
+		MaxBodyBytes:    maxJSONBytes,
+		BodyReadTimeout: -1, // body limits it
+		Extensions:      map[string]any{"x-access": r.access.String()},
+		Middlewares: huma.Middlewares{func(hc huma.Context, next func(huma.Context)) {
+			if err := authorize(hc.Context(), r.access); err != nil {
+				req, w := humago.Unwrap(hc)
+				s.log.Warn("refused", "method", req.Method, "path", req.URL.Path, "err", err)
+				writeProblem(w, err)
+				return
+			}
+			next(hc)
+		}},
+	})
+	return nil
+}
+
+// answer is a JSON body.
+type answer[O any] struct{ Body O }
+
+// none is the output of a call that answers with nothing.
+type none struct{}
+
+// call binds a handler that decodes JSON and answers with JSON.
+func call[I, O any](h func(context.Context, *I) (O, error)) binder {
+	return func(s *Server, op huma.Operation) {
+		if reflect.TypeFor[O]() == reflect.TypeFor[none]() {
+			huma.Register(s.api, op, func(ctx context.Context, in *I) (*struct{}, error) {
+				_, err := h(ctx, in)
+				return nil, s.refuse(op, err)
+			})
+			return
+		}
+		huma.Register(s.api, op, func(ctx context.Context, in *I) (*answer[O], error) {
+			out, err := h(ctx, in)
+			if err != nil {
+				return nil, s.refuse(op, err)
+			}
+			return &answer[O]{out}, nil
+		})
+	}
+}
+
+// upload binds a handler that reads the raw body (type payload) and answers
+// with JSON.
+func upload[I, O any](contentType string, h func(context.Context, *I) (O, error)) binder {
+	return func(s *Server, op huma.Operation) {
+		op.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
+			contentType: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}},
+		}}
+		op.SkipValidateBody = true
+		call(h)(s, op)
+	}
+}
+
+// raw binds a handler that answers with bytes as they come.
+func raw[I any](contentType string, h func(context.Context, *I) (*huma.StreamResponse, error)) binder {
+	return func(s *Server, op huma.Operation) {
+		op.Responses = map[string]*huma.Response{"200": {
+			Description: "The bytes, as they come",
+			Content:     map[string]*huma.MediaType{contentType: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
+		}}
+		streaming(h)(s, op)
+	}
+}
+
+// upgrades binds a handler that turns the connection into a stream of the
+// protocol.
+func upgrades[I any](protocol string, h func(context.Context, *I) (*huma.StreamResponse, error)) binder {
+	return func(s *Server, op huma.Operation) {
+		op.Responses = map[string]*huma.Response{"101": {
+			Description: "The connection speaks " + protocol + " from here on",
+			Headers:     map[string]*huma.Param{"Upgrade": {Schema: &huma.Schema{Type: huma.TypeString, Enum: []any{protocol}}}},
+		}}
+		streaming(h)(s, op)
+	}
+}
+
+// sseType is one kind of message of an event stream.
+type sseType struct {
+	event string
+	data  any
+}
+
+// sseOr binds a handler that answers with an event stream of the given
+// messages, or, where orJSON is not nil, with JSON of its type.
+func sseOr[I any](h func(context.Context, *I) (*huma.StreamResponse, error), orJSON any, messages ...sseType) binder {
+	return func(s *Server, op huma.Operation) {
+		schemas := s.api.OpenAPI().Components.Schemas
+		var kinds []*huma.Schema
+		for _, m := range messages {
+			t := reflect.TypeOf(m.data)
+			if t == reflect.TypeFor[api.Error]() {
+				t = reflect.TypeFor[problem]()
+			}
+			data := &huma.Schema{Type: huma.TypeObject}
+			if t.NumField() > 0 {
+				data = schemas.Schema(t, true, "")
+			}
+			kinds = append(kinds, &huma.Schema{
+				Type: huma.TypeObject,
+				Properties: map[string]*huma.Schema{
+					"event": {Type: huma.TypeString, Enum: []any{m.event}},
+					"id":    {Type: huma.TypeString},
+					"data":  data,
+				},
+				Required: []string{"event", "data"},
+			})
+		}
+		content := map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{
+			Description: "Server-sent events; each message is one of these",
+			Type:        huma.TypeArray,
+			Items:       &huma.Schema{OneOf: kinds},
+		}}}
+		if orJSON != nil {
+			content["application/json"] = &huma.MediaType{Schema: schemas.Schema(reflect.TypeOf(orJSON), true, "")}
+		}
+		op.Responses = map[string]*huma.Response{"200": {Description: http.StatusText(http.StatusOK), Content: content}}
+		streaming(h)(s, op)
+	}
+}
+
+func streaming[I any](h func(context.Context, *I) (*huma.StreamResponse, error)) binder {
+	return func(s *Server, op huma.Operation) {
+		huma.Register(s.api, op, func(ctx context.Context, in *I) (*huma.StreamResponse, error) {
+			out, err := h(ctx, in)
+			if err != nil {
+				return nil, s.refuse(op, err)
+			}
+			return out, nil
+		})
+	}
+}
+
+// refuse turns a service's error into the answer, and notes what the caller
+// is not told. It keeps nil nil.
+func (s *Server) refuse(op huma.Operation, err error) error {
+	if err == nil {
+		return nil
+	}
+	switch agentlab.CodeOf(err) {
+	case agentlab.CodeInternal, agentlab.CodeSchema, agentlab.CodeUnknownOutcome:
+		s.log.Error("call failed", "call", op.OperationID, "err", err)
+	default:
+		s.log.Debug("call refused", "call", op.OperationID, "err", err)
+	}
+	return problemOf(err)
+}
+
+// apiConfig is huma's, with JSON only and without the routes and links that
+// huma would add.
+func apiConfig(version string) huma.Config {
+	c := huma.DefaultConfig("AgentLab control API", version)
+	c.OpenAPIPath, c.DocsPath, c.SchemasPath = "", "", ""
+	c.CreateHooks = nil
+	c.Formats = map[string]huma.Format{"application/json": huma.DefaultJSONFormat, "json": huma.DefaultJSONFormat} // "json" is for problem+json
+	c.RejectUnknownQueryParameters = true
+	c.Info.Description = "Spoken on a unix socket. Callers are known by their user id; x-access tells what a call needs: " +
+		"read and write are open to root, the daemon's own user and (in system mode) members of group agentlab, admin to the first two. " +
+		"Every failed call answers with a Problem."
+	return c
+}

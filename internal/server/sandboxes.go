@@ -1,0 +1,203 @@
+package server
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// defaultGrace is how long a guest may take to shut down.
+const defaultGrace = 30 * time.Second
+
+type createSandboxInput struct{ Body api.SandboxCreate }
+
+func (s *Server) createSandbox(ctx context.Context, in *createSandboxInput) (api.Sandbox, error) {
+	r, err := sandboxRequest(in.Body)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	sb, err := s.cfg.Services.Sandboxes.Create(ctx, r)
+	return toSandbox(sb), err
+}
+
+type listSandboxesInput struct {
+	State     string `query:"state" enum:"REQUESTED,PROVISIONING,BOOTING,READY,RUNNING,COMPLETED,FAILED,TIMEOUT,SUSPENDED,STOPPED,DESTROYED" doc:"Only this state"`
+	Destroyed bool   `query:"destroyed" doc:"Also those that are DESTROYED"`
+	Limit     int    `query:"limit" minimum:"1" maximum:"10000" default:"1000"`
+	Cursor    string `query:"cursor" doc:"next of the page before"`
+}
+
+func (s *Server) listSandboxes(ctx context.Context, in *listSandboxesInput) (api.List[api.Sandbox], error) {
+	after := 0
+	if in.Cursor != "" {
+		var err error
+		if after, err = strconv.Atoi(in.Cursor); err != nil || after < 0 {
+			return api.List[api.Sandbox]{}, badCursor()
+		}
+	}
+	list, err := s.cfg.Services.Sandboxes.List(ctx, SandboxFilter{
+		State: agentlab.SandboxState(in.State), Destroyed: in.Destroyed, Limit: in.Limit + 1, AfterVMID: after,
+	})
+	if err != nil {
+		return api.List[api.Sandbox]{}, err
+	}
+	return listOf(list, in.Limit, toSandbox, func(sb agentlab.Sandbox) string { return strconv.Itoa(sb.VMID) }), nil
+}
+
+func (s *Server) getSandbox(ctx context.Context, in *sandboxInput) (api.Sandbox, error) {
+	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
+	return toSandbox(sb), err
+}
+
+// change finds the sandbox that a caller named and applies do to it.
+func (s *Server) change(ctx context.Context, nameOrVMID string, do func(vmid int) (agentlab.Sandbox, error)) (api.Sandbox, error) {
+	sb, err := s.cfg.Services.Sandboxes.Get(ctx, nameOrVMID)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	sb, err = do(sb.VMID)
+	return toSandbox(sb), err
+}
+
+func (s *Server) startSandbox(ctx context.Context, in *sandboxInput) (api.Sandbox, error) {
+	return s.change(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
+		return s.cfg.Services.Sandboxes.Start(ctx, vmid)
+	})
+}
+
+type stopSandboxInput struct {
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Body    *api.SandboxStop
+}
+
+func (s *Server) stopSandbox(ctx context.Context, in *stopSandboxInput) (api.Sandbox, error) {
+	grace := defaultGrace
+	if in.Body != nil && in.Body.GraceSeconds != nil {
+		grace = time.Duration(*in.Body.GraceSeconds) * time.Second
+	}
+	return s.change(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
+		return s.cfg.Services.Sandboxes.Stop(ctx, vmid, grace)
+	})
+}
+
+func (s *Server) destroySandbox(ctx context.Context, in *sandboxInput) (api.Sandbox, error) {
+	return s.change(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
+		return s.cfg.Services.Sandboxes.Destroy(ctx, vmid)
+	})
+}
+
+type renewLeaseInput struct {
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Body    api.LeaseRenew
+}
+
+func (s *Server) renewLease(ctx context.Context, in *renewLeaseInput) (api.Sandbox, error) {
+	return s.change(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
+		return s.cfg.Services.Sandboxes.RenewLease(ctx, vmid, minutes(in.Body.TTLMinutes))
+	})
+}
+
+type consoleInput struct {
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Follow  bool   `query:"follow" doc:"Go on until the sandbox is gone"`
+}
+
+func (s *Server) console(ctx context.Context, in *consoleInput) (*huma.StreamResponse, error) {
+	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.cfg.Services.Sandboxes.ConsoleLog(ctx, sb.VMID, in.Follow)
+	if err != nil {
+		return nil, err
+	}
+	return s.copyStream(r, map[string]string{"Content-Type": "text/plain; charset=utf-8"}), nil
+}
+
+type execInput struct {
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Upgrade string `header:"Upgrade" doc:"agentlab-stream, with Connection: Upgrade"`
+	Body    guestapi.ExecRequest
+}
+
+func (s *Server) exec(ctx context.Context, in *execInput) (*huma.StreamResponse, error) {
+	if err := wantUpgrade(in.Upgrade, guestapi.StreamProtocol); err != nil {
+		return nil, err
+	}
+	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := s.cfg.Services.Sandboxes.Exec(ctx, sb.VMID, in.Body)
+	if err != nil {
+		return nil, err
+	}
+	return s.upgrade(conn, guestapi.StreamProtocol), nil
+}
+
+type attachInput struct {
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Upgrade string `header:"Upgrade" doc:"agentlab-stream, with Connection: Upgrade"`
+	Body    guestapi.AttachRequest
+}
+
+func (s *Server) attach(ctx context.Context, in *attachInput) (*huma.StreamResponse, error) {
+	if err := wantUpgrade(in.Upgrade, guestapi.StreamProtocol); err != nil {
+		return nil, err
+	}
+	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := s.cfg.Services.Sandboxes.Attach(ctx, sb.VMID, in.Body)
+	if err != nil {
+		return nil, err
+	}
+	return s.upgrade(conn, guestapi.StreamProtocol), nil
+}
+
+type dialInput struct {
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Upgrade string `header:"Upgrade" doc:"agentlab-tcp, with Connection: Upgrade"`
+	Port    uint16 `query:"port" required:"true" minimum:"1" maximum:"65535" doc:"TCP port in the guest"`
+}
+
+func (s *Server) dial(ctx context.Context, in *dialInput) (*huma.StreamResponse, error) {
+	if err := wantUpgrade(in.Upgrade, api.TCPProtocol); err != nil {
+		return nil, err
+	}
+	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := s.cfg.Services.Sandboxes.DialGuest(ctx, sb.VMID, in.Port)
+	if err != nil {
+		return nil, err
+	}
+	return s.upgrade(conn, api.TCPProtocol), nil
+}
+
+type sshKeyInput struct {
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Body    api.SSHKey
+}
+
+func (s *Server) sshKey(ctx context.Context, in *sshKeyInput) (api.SSHTarget, error) {
+	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
+	if err != nil {
+		return api.SSHTarget{}, err
+	}
+	t, err := s.cfg.Services.Sandboxes.SSHKey(ctx, sb.VMID, guestapi.SSHKeyRequest{
+		User: in.Body.User, PublicKey: in.Body.PublicKey, Seconds: in.Body.Seconds,
+	})
+	if err != nil {
+		return api.SSHTarget{}, err
+	}
+	return api.SSHTarget{User: t.User, Port: int(t.Port), HostKeys: append([]string{}, t.HostKeys...)}, nil
+}

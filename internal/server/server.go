@@ -1,0 +1,188 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Limits on what a caller may send, and how slowly.
+const (
+	maxJSONBytes     = 4 << 20 // a task of 256 KiB, escaped as badly as JSON allows, fits
+	maxHeaderBytes   = 64 << 10
+	headerTimeout    = 10 * time.Second
+	bodyStallTimeout = 30 * time.Second // longest time without a byte of the body
+	writeTimeout     = 15 * time.Second // longest time that a stream's reader may not take a byte
+	idleTimeout      = 2 * time.Minute
+)
+
+// Config is what a Server needs.
+type Config struct {
+	Services Services
+	Rules    Rules
+	PeerOf   func(net.Conn) (Peer, error) // nil means PeerOf; tests put other callers here
+	Logger   *slog.Logger
+	Version  string // of the daemon, for the OpenAPI document
+	// MaxBundleBytes is the largest git bundle that may be uploaded.
+	// 0 means 4 GiB.
+	MaxBundleBytes int64
+}
+
+// Server is the control API.
+type Server struct {
+	cfg     Config
+	log     *slog.Logger
+	mux     *http.ServeMux
+	api     huma.API
+	http    *http.Server
+	drain   context.Context // ends when streams must end
+	undrain context.CancelFunc
+	streams sync.WaitGroup // connections that were taken over from net/http
+}
+
+// New makes a Server. It fails when the route table is wrong.
+func New(cfg Config) (*Server, error) {
+	if cfg.PeerOf == nil {
+		cfg.PeerOf = PeerOf
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.MaxBundleBytes == 0 {
+		cfg.MaxBundleBytes = 4 << 30
+	}
+	s := &Server{cfg: cfg, log: cfg.Logger, mux: http.NewServeMux()}
+	s.drain, s.undrain = context.WithCancel(context.Background())
+	s.api = humago.New(s.mux, apiConfig(cfg.Version))
+	for _, r := range s.routes() {
+		if err := s.register(r); err != nil {
+			return nil, err
+		}
+	}
+	s.documentPaths()
+	s.http = &http.Server{
+		Handler:           s.Handler(),
+		ConnContext:       s.connContext,
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	return s, nil
+}
+
+// Serve answers on l until Shutdown; it closes l.
+func (s *Server) Serve(l net.Listener) error {
+	if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// Shutdown ends streams, waits until ctx ends for the other calls to be
+// answered, and then cuts what is left.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.undrain()
+	err := s.http.Shutdown(ctx)
+	if err != nil {
+		err = errors.Join(err, s.http.Close())
+	}
+	s.streams.Wait()
+	return err
+}
+
+// Handler is the whole API without a listener. Callers are told by what
+// ConnContext left in the request's context.
+func (s *Server) Handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		start := time.Now()
+		defer s.recover(w, r)
+		if err := authorize(r.Context(), AccessRead); err != nil { // who may use no route learns of none
+			s.log.Warn("refused", "method", r.Method, "path", r.URL.Path, "err", err)
+			writeProblem(w, err)
+			return
+		}
+		h, pattern := s.mux.Handler(r)
+		if pattern == "" {
+			writeProblem(w, noRoute(h, r))
+			return
+		}
+		r.Body = &body{ReadCloser: r.Body, rc: http.NewResponseController(w)}
+		s.mux.ServeHTTP(w, r)
+		s.log.Debug("call", "method", r.Method, "path", r.URL.Path, "took", time.Since(start))
+	})
+}
+
+// recover keeps a panic of one call from ending the daemon, and its text from
+// reaching the caller.
+func (s *Server) recover(w http.ResponseWriter, r *http.Request) {
+	p := recover()
+	if p == nil {
+		return
+	}
+	if p == http.ErrAbortHandler {
+		panic(p)
+	}
+	s.log.Error("panic in a handler", "method", r.Method, "path", r.URL.Path, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+	writeProblem(w, agentlab.Errorf(agentlab.CodeInternal, "internal error").
+		WithHint("the cause is in the daemon's log: agentlab daemon logs"))
+}
+
+// noRoute tells why the mux has no route for r, from what the mux itself
+// would answer.
+func noRoute(h http.Handler, r *http.Request) error {
+	var probe statusProbe
+	h.ServeHTTP(&probe, r)
+	if probe.status == http.StatusMethodNotAllowed {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%s is not allowed on %s", r.Method, r.URL.Path).
+			WithHint("allowed: %s", probe.Header().Get("Allow"))
+	}
+	return agentlab.Errorf(agentlab.CodeNotFound, "there is no %s", r.URL.Path).WithHint("see docs/api.md")
+}
+
+type statusProbe struct {
+	header http.Header
+	status int
+}
+
+func (p *statusProbe) Header() http.Header {
+	if p.header == nil {
+		p.header = http.Header{}
+	}
+	return p.header
+}
+func (p *statusProbe) WriteHeader(status int)      { p.status = status }
+func (p *statusProbe) Write(b []byte) (int, error) { return len(b), nil }
+
+// body limits how long a request's body may stall, and leaves no deadline
+// behind that would cut a long answer short.
+type body struct {
+	io.ReadCloser
+	rc *http.ResponseController
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	_ = b.rc.SetReadDeadline(time.Now().Add(bodyStallTimeout))
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		_ = b.rc.SetReadDeadline(time.Time{})
+	}
+	return n, err
+}
+
+func (b *body) Close() error {
+	defer func() { _ = b.rc.SetReadDeadline(time.Time{}) }()
+	return b.ReadCloser.Close()
+}

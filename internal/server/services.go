@@ -1,0 +1,150 @@
+package server
+
+import (
+	"context"
+	"io"
+	"net"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// Services are what the API calls. Every method answers with *agentlab.Error
+// where the fault is known; none waits for a sandbox to reach a state.
+type Services struct {
+	Jobs      Jobs
+	Sandboxes Sandboxes
+	Artifacts Artifacts
+	Profiles  Profiles
+	Images    Images
+	Events    Events
+	System    System
+}
+
+// JobRequest asks for a job; zero values mean the profile's or the configured
+// defaults.
+type JobRequest struct {
+	RepoURL   string
+	BundleID  string // from Artifacts.PutBundle
+	Ref       string
+	Depth     int
+	Profile   string
+	Image     string
+	Task      string
+	Agent     string
+	Mode      string
+	TTL       time.Duration
+	Keepalive *bool
+}
+
+// JobFilter chooses jobs, the newest first.
+type JobFilter struct {
+	Status agentlab.JobStatus // "" means all
+	VMID   int                // 0 means all
+	Limit  int                // at least 1
+	Before string             // id of the last job of the page before; "" means the newest
+}
+
+// Jobs is the job service.
+type Jobs interface {
+	Create(ctx context.Context, r JobRequest) (agentlab.Job, error)
+	Get(ctx context.Context, id string) (agentlab.Job, error)
+	List(ctx context.Context, f JobFilter) ([]agentlab.Job, error)
+	Cancel(ctx context.Context, id string) (agentlab.Job, error)
+}
+
+// SandboxRequest asks for a sandbox; zero values mean the profile's or the
+// configured defaults.
+type SandboxRequest struct {
+	Name      string
+	Profile   string
+	Image     string
+	Keepalive *bool
+	TTL       time.Duration
+	Cores     int
+	MemoryMB  int
+	Job       *JobRequest
+}
+
+// SandboxFilter chooses sandboxes, by VMID.
+type SandboxFilter struct {
+	State     agentlab.SandboxState // "" means all
+	Destroyed bool                  // also DESTROYED ones
+	Limit     int                   // at least 1
+	AfterVMID int
+}
+
+// Sandboxes is the sandbox service. Get takes a name or a VMID.
+type Sandboxes interface {
+	Create(ctx context.Context, r SandboxRequest) (agentlab.Sandbox, error)
+	Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox, error)
+	List(ctx context.Context, f SandboxFilter) ([]agentlab.Sandbox, error)
+	Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	Stop(ctx context.Context, vmid int, grace time.Duration) (agentlab.Sandbox, error)
+	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	RenewLease(ctx context.Context, vmid int, ttl time.Duration) (agentlab.Sandbox, error)
+	Exec(ctx context.Context, vmid int, r guestapi.ExecRequest) (net.Conn, error)
+	Attach(ctx context.Context, vmid int, r guestapi.AttachRequest) (net.Conn, error)
+	DialGuest(ctx context.Context, vmid int, port uint16) (net.Conn, error)
+	SSHKey(ctx context.Context, vmid int, r guestapi.SSHKeyRequest) (guestapi.SSHKeyResponse, error)
+	ConsoleLog(ctx context.Context, vmid int, follow bool) (io.ReadCloser, error)
+}
+
+// Artifacts is the artifact service: what jobs left, their logs, and the git
+// bundles that jobs begin with.
+type Artifacts interface {
+	List(ctx context.Context, jobID string) ([]agentlab.Artifact, error)
+	Open(ctx context.Context, jobID, path string) (agentlab.Artifact, io.ReadCloser, error)
+	Bundle(ctx context.Context, jobID string) (io.ReadCloser, error) // tar.gz
+	Log(ctx context.Context, jobID string, offset int64, follow bool) (io.ReadCloser, error)
+	PutBundle(ctx context.Context, r io.Reader) (api.Bundle, error)
+}
+
+// Profiles reads and keeps profiles.
+type Profiles interface {
+	List(ctx context.Context) ([]api.Profile, error)
+	Get(ctx context.Context, name string) (api.Profile, error)
+	Put(ctx context.Context, name, yaml string) (api.Profile, error)
+	Validate(ctx context.Context, yaml string) (api.Profile, error)
+}
+
+// Images builds and keeps images.
+type Images interface {
+	List(ctx context.Context) ([]api.Image, error)
+	Get(ctx context.Context, name string) (api.Image, error)
+	Build(ctx context.Context, b api.ImageBuild, progress func(line string)) (api.Image, error)
+	Remove(ctx context.Context, name string) error
+}
+
+// EventFilter chooses events, the oldest first.
+type EventFilter struct {
+	AfterID int64
+	Kind    string // "" means all
+	VMID    int    // 0 means all
+	JobID   string // "" means all
+	Limit   int    // at least 1
+	Tail    bool   // the newest Limit ones instead of the first after AfterID
+}
+
+func (f EventFilter) match(e agentlab.Event) bool {
+	return (f.Kind == "" || f.Kind == e.Kind) && (f.VMID == 0 || f.VMID == e.SandboxVMID) && (f.JobID == "" || f.JobID == e.JobID)
+}
+
+// Events is the record of what happened.
+type Events interface {
+	Events(ctx context.Context, f EventFilter) ([]agentlab.Event, error)
+
+	// Subscribe gives the events that are committed from now on. The channel
+	// is closed when its reader is too slow; what was missed is in the
+	// record. cancel ends the subscription and may be called again.
+	Subscribe() (events <-chan agentlab.Event, cancel func())
+}
+
+// System is the daemon itself.
+type System interface {
+	Health() api.Health
+	Status(ctx context.Context) (api.Status, error)
+	Stop() // begins to end the daemon and returns at once
+}

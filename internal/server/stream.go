@@ -1,0 +1,158 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// streamContext is ctx, ended also when the server drains.
+func (s *Server) streamContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(s.drain, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// copyStream answers with what r gives, as it comes, and closes r. A reader
+// of ours that takes nothing for writeTimeout is cut off.
+func (s *Server) copyStream(r io.ReadCloser, header map[string]string) *huma.StreamResponse {
+	return &huma.StreamResponse{Body: func(hc huma.Context) {
+		defer func() { _ = r.Close() }()
+		ctx, cancel := s.streamContext(hc.Context())
+		defer cancel()
+		stop := context.AfterFunc(ctx, func() { _ = r.Close() }) // wakes a Read that follows
+		defer stop()
+		for k, v := range header {
+			hc.SetHeader(k, v)
+		}
+		_, w := humago.Unwrap(hc)
+		rc := http.NewResponseController(w)
+		w.WriteHeader(http.StatusOK)
+		_ = rc.Flush() // the caller of a silent log learns at once that it follows
+		buf := make([]byte, 64<<10)
+		for {
+			n, err := r.Read(buf)
+			if n > 0 {
+				_ = rc.SetWriteDeadline(time.Now().Add(writeTimeout))
+				if _, werr := w.Write(buf[:n]); werr != nil || rc.Flush() != nil {
+					return
+				}
+			}
+			if errors.Is(err, io.EOF) || ctx.Err() != nil {
+				return
+			}
+			if err != nil { // half an answer must not look whole
+				s.log.Warn("stream broke off", "path", hc.URL().Path, "err", err)
+				panic(http.ErrAbortHandler)
+			}
+		}
+	}}
+}
+
+// sse writes server-sent events.
+type sse struct {
+	w  http.ResponseWriter
+	rc *http.ResponseController
+}
+
+func newSSE(hc huma.Context) (*sse, error) {
+	_, w := humago.Unwrap(hc)
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusOK)
+	out := &sse{w: w, rc: http.NewResponseController(w)}
+	return out, out.rc.Flush()
+}
+
+// send writes one event and waits until the kernel has it. An id of "" is
+// left out.
+func (s *sse) send(event, id string, data any) error {
+	p, err := json.Marshal(data) // JSON holds no raw line break
+	if err != nil {
+		return err
+	}
+	var b strings.Builder
+	if id != "" {
+		fmt.Fprintf(&b, "id: %s\n", id)
+	}
+	fmt.Fprintf(&b, "event: %s\ndata: %s\n\n", event, p)
+	_ = s.rc.SetWriteDeadline(time.Now().Add(writeTimeout))
+	if _, err := io.WriteString(s.w, b.String()); err != nil {
+		return err
+	}
+	return s.rc.Flush()
+}
+
+// wantUpgrade refuses a request that does not ask for the protocol, before
+// anything is started for it.
+func wantUpgrade(got, protocol string) error {
+	if !strings.EqualFold(got, protocol) {
+		return agentlab.Errorf(agentlab.CodeInvalid, "this call turns the connection into a stream").
+			WithField("Upgrade").WithHint("send the headers Connection: Upgrade and Upgrade: %s", protocol)
+	}
+	return nil
+}
+
+// upgrade answers 101 and joins the caller's connection with far until both
+// directions or one of the connections ended, or the server drains.
+func (s *Server) upgrade(far net.Conn, protocol string) *huma.StreamResponse {
+	return &huma.StreamResponse{Body: func(hc huma.Context) {
+		_, w := humago.Unwrap(hc)
+		near, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			_ = far.Close()
+			writeProblem(w, agentlab.Errorf(agentlab.CodeUnsupported, "this connection cannot be upgraded"))
+			return
+		}
+		s.streams.Add(1)
+		defer s.streams.Done()
+		defer func() { _, _ = near.Close(), far.Close() }()
+		stop := context.AfterFunc(s.drain, func() { _, _ = near.Close(), far.Close() })
+		defer stop()
+		_, err = fmt.Fprintf(near, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", protocol)
+		if err != nil {
+			return
+		}
+		splice(near, rw.Reader, far)
+	}}
+}
+
+// splice copies both ways. An end of one direction is passed on as a half
+// close, so that the other may go on.
+func splice(near net.Conn, fromNear *bufio.Reader, far net.Conn) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = io.Copy(far, fromNear)
+		closeWrite(far)
+	}()
+	_, _ = io.Copy(near, far)
+	// What the far end says last is its end (an exit status, a closed port):
+	// nobody is left there to read what the near end may still send.
+	closeWrite(near)
+	_ = far.Close()
+	_ = near.SetReadDeadline(time.Now()) // ends the copy from the near end
+	<-done
+}
+
+// closeWrite tells the other end that nothing more comes. A connection that
+// has no half close is closed.
+func closeWrite(c net.Conn) {
+	if hc, ok := c.(interface{ CloseWrite() error }); ok {
+		_ = hc.CloseWrite()
+		return
+	}
+	_ = c.Close()
+}

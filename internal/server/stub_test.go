@@ -1,0 +1,401 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/sockpath"
+)
+
+// stub stands for all services: it keeps what it was asked and answers what
+// the test says. The daemon's tests run the same API on the real services.
+type stub struct {
+	mu     sync.Mutex
+	calls  []string
+	err    error // answer of every service method, when set
+	panics bool
+	events []agentlab.Event
+	subs   map[chan agentlab.Event]bool
+	far    chan net.Conn // the guest's ends of exec, attach and dial
+	image  func(ctx context.Context, progress func(string)) (api.Image, error)
+	job    JobRequest
+	sandbx SandboxRequest
+	bundle []byte
+	log    io.ReadCloser
+	list   int // how many sandboxes and jobs there are
+	grace  time.Duration
+	yaml   string
+	stops  chan struct{}
+}
+
+func newStub() *stub {
+	return &stub{subs: map[chan agentlab.Event]bool{}, far: make(chan net.Conn, 8), stops: make(chan struct{}, 8)}
+}
+
+func (st *stub) called(name string) error {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.calls = append(st.calls, name)
+	if st.panics {
+		panic("secret-of-the-daemon")
+	}
+	return st.err
+}
+
+func (st *stub) services() Services {
+	return Services{
+		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
+		Profiles: stubProfiles{st}, Images: stubImages{st}, Events: stubEvents{st}, System: stubSystem{st},
+	}
+}
+
+const stubJobID = "job-aaaaaaaaaaaaa"
+
+type stubJobs struct{ *stub }
+
+func (s stubJobs) Create(_ context.Context, r JobRequest) (agentlab.Job, error) {
+	s.job = r
+	return agentlab.Job{ID: stubJobID, Task: r.Task, Status: agentlab.JobQueued}, s.called("job.create")
+}
+
+func (s stubJobs) Get(_ context.Context, id string) (agentlab.Job, error) {
+	err := s.called("job.get")
+	if err == nil && id != stubJobID {
+		err = agentlab.Errorf(agentlab.CodeNotFound, "there is no job %s", id).WithHint("see 'agentlab job list'")
+	}
+	return agentlab.Job{ID: id, Status: agentlab.JobRunning, TTL: 61 * time.Second}, err
+}
+
+func (s stubJobs) List(_ context.Context, f JobFilter) ([]agentlab.Job, error) {
+	err := s.called("job.list")
+	return []agentlab.Job{{ID: stubJobID, Status: f.Status}}, err
+}
+
+func (s stubJobs) Cancel(_ context.Context, id string) (agentlab.Job, error) {
+	return agentlab.Job{ID: id, Status: agentlab.JobRunning, StopRequested: "CANCELLED"}, s.called("job.cancel")
+}
+
+type stubSandboxes struct{ *stub }
+
+func (s stubSandboxes) Create(_ context.Context, r SandboxRequest) (agentlab.Sandbox, error) {
+	s.sandbx = r
+	return agentlab.Sandbox{VMID: 1, Name: r.Name, State: agentlab.SandboxRequested}, s.called("sandbox.create")
+}
+
+func (s stubSandboxes) Get(_ context.Context, name string) (agentlab.Sandbox, error) {
+	err := s.called("sandbox.get")
+	if err == nil && name != "box" && name != "1" {
+		err = agentlab.Errorf(agentlab.CodeNotFound, "there is no sandbox %s", name)
+	}
+	return agentlab.Sandbox{VMID: 1, Name: "box", State: agentlab.SandboxReady}, err
+}
+
+func (s stubSandboxes) List(_ context.Context, f SandboxFilter) ([]agentlab.Sandbox, error) {
+	err := s.called("sandbox.list")
+	var out []agentlab.Sandbox
+	for id := f.AfterVMID + 1; id <= s.list && len(out) < f.Limit; id++ {
+		out = append(out, agentlab.Sandbox{VMID: id, Name: "box", State: agentlab.SandboxReady})
+	}
+	return out, err
+}
+
+func (s stubSandboxes) act(name string) (agentlab.Sandbox, error) {
+	return agentlab.Sandbox{VMID: 1, Name: "box"}, s.called(name)
+}
+func (s stubSandboxes) Start(context.Context, int) (agentlab.Sandbox, error) {
+	return s.act("sandbox.start")
+}
+func (s stubSandboxes) Stop(_ context.Context, _ int, grace time.Duration) (agentlab.Sandbox, error) {
+	s.grace = grace
+	return s.act("sandbox.stop")
+}
+func (s stubSandboxes) Destroy(context.Context, int) (agentlab.Sandbox, error) {
+	return s.act("sandbox.destroy")
+}
+func (s stubSandboxes) RenewLease(context.Context, int, time.Duration) (agentlab.Sandbox, error) {
+	return s.act("sandbox.renew")
+}
+
+func (s stubSandboxes) conn(name string) (net.Conn, error) {
+	if err := s.called(name); err != nil {
+		return nil, err
+	}
+	near, far := tcpPair()
+	s.far <- far
+	return near, nil
+}
+func (s stubSandboxes) Exec(context.Context, int, guestapi.ExecRequest) (net.Conn, error) {
+	return s.conn("sandbox.exec")
+}
+func (s stubSandboxes) Attach(context.Context, int, guestapi.AttachRequest) (net.Conn, error) {
+	return s.conn("sandbox.attach")
+}
+func (s stubSandboxes) DialGuest(context.Context, int, uint16) (net.Conn, error) {
+	return s.conn("sandbox.dial")
+}
+func (s stubSandboxes) SSHKey(_ context.Context, _ int, r guestapi.SSHKeyRequest) (guestapi.SSHKeyResponse, error) {
+	return guestapi.SSHKeyResponse{User: r.User, Port: 22}, s.called("sandbox.sshkey")
+}
+func (s stubSandboxes) ConsoleLog(context.Context, int, bool) (io.ReadCloser, error) {
+	return s.log, s.called("sandbox.console")
+}
+
+type stubArtifacts struct{ *stub }
+
+func (s stubArtifacts) List(context.Context, string) ([]agentlab.Artifact, error) {
+	return []agentlab.Artifact{{Path: "a/b.txt", Size: 5}}, s.called("artifact.list")
+}
+func (s stubArtifacts) Open(_ context.Context, _, path string) (agentlab.Artifact, io.ReadCloser, error) {
+	return agentlab.Artifact{Path: path, Size: 5, MIME: "text/html"}, io.NopCloser(strings.NewReader("hello")), s.called("artifact.open " + path)
+}
+func (s stubArtifacts) Bundle(context.Context, string) (io.ReadCloser, error) {
+	return io.NopCloser(strings.NewReader("tar")), s.called("artifact.bundle")
+}
+func (s stubArtifacts) Log(context.Context, string, int64, bool) (io.ReadCloser, error) {
+	return s.log, s.called("artifact.log")
+}
+func (s stubArtifacts) PutBundle(_ context.Context, r io.Reader) (api.Bundle, error) {
+	if err := s.called("artifact.put"); err != nil {
+		return api.Bundle{}, err
+	}
+	var err error
+	s.bundle, err = io.ReadAll(r)
+	return api.Bundle{ID: "b1", Size: int64(len(s.bundle))}, err
+}
+
+type stubProfiles struct{ *stub }
+
+func (s stubProfiles) List(context.Context) ([]api.Profile, error) {
+	return nil, s.called("profile.list")
+}
+func (s stubProfiles) Get(_ context.Context, name string) (api.Profile, error) {
+	return api.Profile{Name: name}, s.called("profile.get")
+}
+func (s stubProfiles) Put(_ context.Context, name, yaml string) (api.Profile, error) {
+	s.yaml = yaml
+	return api.Profile{Name: name, YAML: yaml}, s.called("profile.put")
+}
+func (s stubProfiles) Validate(_ context.Context, yaml string) (api.Profile, error) {
+	s.yaml = yaml
+	return api.Profile{Name: "valid"}, s.called("profile.validate")
+}
+
+type stubImages struct{ *stub }
+
+func (s stubImages) List(context.Context) ([]api.Image, error) { return nil, s.called("image.list") }
+func (s stubImages) Get(_ context.Context, name string) (api.Image, error) {
+	return api.Image{Name: name}, s.called("image.get")
+}
+func (s stubImages) Build(ctx context.Context, _ api.ImageBuild, progress func(string)) (api.Image, error) {
+	if err := s.called("image.build"); err != nil || s.image == nil {
+		return api.Image{}, err
+	}
+	return s.image(ctx, progress)
+}
+func (s stubImages) Remove(context.Context, string) error { return s.called("image.remove") }
+
+type stubEvents struct{ *stub }
+
+func (s stubEvents) Events(_ context.Context, f EventFilter) ([]agentlab.Event, error) {
+	if err := s.called("events"); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []agentlab.Event
+	for _, e := range s.events {
+		if e.ID > f.AfterID && f.match(e) {
+			out = append(out, e)
+		}
+	}
+	if len(out) > f.Limit {
+		if f.Tail {
+			return out[len(out)-f.Limit:], nil
+		}
+		return out[:f.Limit], nil
+	}
+	return out, nil
+}
+
+func (s stubEvents) Subscribe() (<-chan agentlab.Event, func()) {
+	ch := make(chan agentlab.Event, 4)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.subs[ch] = true
+	return ch, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.subs, ch)
+	}
+}
+
+// commit records an event and tells of it as the bus does.
+func (st *stub) commit(e agentlab.Event) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	e.ID = int64(len(st.events) + 1)
+	st.events = append(st.events, e)
+	for ch := range st.subs {
+		select {
+		case ch <- e:
+		default:
+			close(ch)
+			delete(st.subs, ch)
+		}
+	}
+}
+
+type stubSystem struct{ *stub }
+
+func (s stubSystem) Health() api.Health {
+	_ = s.called("health")
+	return api.Health{Status: "ok"}
+}
+func (s stubSystem) Status(context.Context) (api.Status, error) {
+	return api.Status{PID: 7}, s.called("status")
+}
+func (s stubSystem) Stop() { _ = s.called("stop"); s.stops <- struct{}{} }
+
+func tcpPair() (net.Conn, net.Conn) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = l.Close() }()
+	a, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		panic(err)
+	}
+	b, err := l.Accept()
+	if err != nil {
+		panic(err)
+	}
+	return a, b
+}
+
+// harness is a Server on a unix socket.
+type harness struct {
+	*stub
+	srv    *Server
+	socket string
+	client *client.Client
+	logged *lockedBuffer
+}
+
+// start serves st until the test ends. change may alter the configuration.
+func start(t *testing.T, change func(*Config)) *harness {
+	t.Helper()
+	st := newStub()
+	logged := &lockedBuffer{}
+	cfg := Config{
+		Services: st.services(), Rules: Rules{OwnUID: uint32(getuid())}, //nolint:gosec // a uid
+		Logger: textLogger(logged), Version: "test",
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	srv, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(t.TempDir(), "api.sock")
+	l, err := sockpath.Listen(socket, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	c := client.New(socket)
+	t.Cleanup(func() {
+		c.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := srv.Shutdown(ctx); err != nil {
+			t.Errorf("shutdown: %v", err)
+		}
+		if err := <-served; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	})
+	return &harness{stub: st, srv: srv, socket: socket, client: c, logged: logged}
+}
+
+// do sends a raw request and returns status, header and body.
+func (h *harness) do(t *testing.T, method, path, contentType, body string) (int, http.Header, string) {
+	t.Helper()
+	hc := &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return sockpath.Dial(ctx, h.socket)
+		},
+		DisableKeepAlives: true,
+	}}
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://x"+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if contentType != "" {
+		req.Header.Set("Content-Type", contentType)
+	}
+	resp, err := hc.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, resp.Header, string(b)
+}
+
+func (st *stub) wasCalled(name string) bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return slices.Contains(st.calls, name)
+}
+
+func (st *stub) numCalls() int {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return len(st.calls)
+}
+
+// waitFor waits until cond holds.
+func waitFor(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !cond(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}

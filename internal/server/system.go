@@ -1,0 +1,20 @@
+package server
+
+import (
+	"context"
+
+	"github.com/agentlab-vm/agentlab/api"
+)
+
+func (s *Server) health(context.Context, *struct{}) (api.Health, error) {
+	return s.cfg.Services.System.Health(), nil
+}
+
+func (s *Server) status(ctx context.Context, _ *struct{}) (api.Status, error) {
+	return s.cfg.Services.System.Status(ctx)
+}
+
+func (s *Server) stopDaemon(context.Context, *struct{}) (none, error) {
+	s.cfg.Services.System.Stop()
+	return none{}, nil
+}
