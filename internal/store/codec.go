@@ -1,0 +1,93 @@
+package store
+
+import (
+	"bytes"
+	"database/sql/driver"
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// timeLayout always writes nine fractional digits: RFC3339Nano drops trailing
+// zeros, and then "…05Z" sorts after "…05.1Z".
+const timeLayout = "2006-01-02T15:04:05.000000000Z"
+
+func encodeTime(t time.Time) (string, error) {
+	if t.IsZero() {
+		return "", nil
+	}
+	t = t.UTC()
+	if y := t.Year(); y < 0 || y > 9999 {
+		return "", fmt.Errorf("the year %d cannot be stored", y)
+	}
+	return t.Format(timeLayout), nil
+}
+
+func decodeTime(s string) (time.Time, error) {
+	if s == "" {
+		return time.Time{}, nil
+	}
+	t, err := time.Parse(timeLayout, s)
+	if err != nil || len(s) != len(timeLayout) {
+		return time.Time{}, fmt.Errorf("%q is not a time of this database", s)
+	}
+	return t, nil
+}
+
+// timeCol maps a time.Time to its column. Writing it also brings *t to the
+// form in which it will be read: UTC, without a monotonic clock.
+type timeCol struct{ t *time.Time }
+
+func (c timeCol) Value() (driver.Value, error) {
+	if !c.t.IsZero() {
+		*c.t = c.t.UTC().Round(0)
+	}
+	return encodeTime(*c.t)
+}
+
+func (c timeCol) Scan(src any) error {
+	s, ok := src.(string)
+	if !ok {
+		return fmt.Errorf("a time is stored as %T", src)
+	}
+	t, err := decodeTime(s)
+	*c.t = t
+	return err
+}
+
+// idCol maps an id that the database gives: 0 is written as NULL.
+type idCol struct{ id *int64 }
+
+func (c idCol) Value() (driver.Value, error) {
+	if *c.id == 0 {
+		return nil, nil
+	}
+	return *c.id, nil
+}
+
+func (c idCol) Scan(src any) error {
+	id, ok := src.(int64)
+	if !ok {
+		return fmt.Errorf("an id is stored as %T", src)
+	}
+	*c.id = id
+	return nil
+}
+
+// jsonCol maps a struct to a JSON column.
+type jsonCol struct{ v any }
+
+func (c jsonCol) Value() (driver.Value, error) {
+	b, err := json.Marshal(c.v)
+	return string(b), err
+}
+
+func (c jsonCol) Scan(src any) error {
+	s, ok := src.(string)
+	if !ok {
+		return fmt.Errorf("JSON is stored as %T", src)
+	}
+	d := json.NewDecoder(bytes.NewReader([]byte(s)))
+	d.DisallowUnknownFields()
+	return d.Decode(c.v)
+}

@@ -1,0 +1,77 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// fault gives an error of SQLite or the system its code; one that has a code
+// already is returned as it is, and nil is nil.
+func fault(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := errors.AsType[*agentlab.Error](err); ok {
+		return err
+	}
+	e := &agentlab.Error{Code: agentlab.CodeInternal, Message: "the database failed", Err: err}
+	if s, ok := errors.AsType[*sqlite.Error](err); ok {
+		e.Code, e.Message, e.Hint = classify(s.Code())
+		return e
+	}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		e.Code, e.Message = agentlab.CodeTimeout, "the time was over before the database could be used"
+	case errors.Is(err, context.Canceled):
+		e.Code, e.Message = agentlab.CodeUnavailable, "cancelled before the database was used"
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		e.Code, e.Message, e.Hint = classify(sqlite3.SQLITE_FULL)
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
+		e.Code, e.Message = agentlab.CodeDenied, "the database may not be written"
+	}
+	return e
+}
+
+// classify maps a result code of SQLite; the low byte is the primary one.
+func classify(code int) (c agentlab.Code, message, hint string) {
+	switch code {
+	case sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY:
+		return agentlab.CodeExists, "it exists already", ""
+	case sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:
+		return agentlab.CodeConflict, "it refers to, or is referred to by, another object", ""
+	}
+	switch code & 0xff {
+	case sqlite3.SQLITE_FULL:
+		return agentlab.CodeNoSpace, "there is no space left for the database", "free disk space and try again; nothing was changed"
+	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
+		return agentlab.CodeBusy, "another process uses the database", "try again"
+	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
+		return agentlab.CodeUnavailable, "the database is damaged",
+			"put back a copy (a *.bak file beside it is one from before an upgrade), or move it away to start afresh"
+	case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH:
+		return agentlab.CodeDenied, "the database may not be written", "check the owner of the file and of its directory"
+	case sqlite3.SQLITE_CANTOPEN:
+		return agentlab.CodeUnavailable, "the database cannot be opened", "check that its directory exists and is yours"
+	case sqlite3.SQLITE_IOERR:
+		return agentlab.CodeUnavailable, "the disk failed under the database", "look at the kernel's log"
+	}
+	return agentlab.CodeInternal, "the database failed", ""
+}
+
+// inFile names the database file in err.
+func inFile(path string, err error) error {
+	e, ok := errors.AsType[*agentlab.Error](err)
+	if !ok {
+		return err
+	}
+	c := *e
+	c.Message = path + ": " + e.Message
+	return &c
+}

@@ -1,0 +1,134 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// maxMessage is the length in bytes to which an event's message is cut.
+const maxMessage = 4096
+
+var events = newTable("events", []string{"id"}, func(e *agentlab.Event) []field {
+	return []field{
+		{"id", idCol{&e.ID}},
+		{"ts", timeCol{&e.Time}},
+		{"kind", &e.Kind},
+		{"sandbox_vmid", &e.SandboxVMID},
+		{"job_id", &e.JobID},
+		{"msg", &e.Message},
+		{"json", &e.Data},
+	}
+}, checkEvent)
+
+func checkEvent(e *agentlab.Event) error {
+	if e.Kind == "" || e.Time.IsZero() {
+		return invalid("kind", "an event needs a kind and a time")
+	}
+	if e.Data != "" && (e.Data[0] != '{' || !json.Valid([]byte(e.Data))) {
+		return invalid("data", "it is no JSON object")
+	}
+	return nil
+}
+
+// about fills in what the events of a change are about.
+func about(evs []agentlab.Event, vmid int, jobID string) []agentlab.Event {
+	evs = slices.Clone(evs)
+	for i := range evs {
+		if evs[i].SandboxVMID == 0 {
+			evs[i].SandboxVMID = vmid
+		}
+		if evs[i].JobID == "" {
+			evs[i].JobID = jobID
+		}
+	}
+	return evs
+}
+
+// emit inserts events in the transaction and keeps them for the fan-out.
+func (w *tx) emit(evs []agentlab.Event) error {
+	for _, e := range evs {
+		e.ID = 0
+		if e.Time.IsZero() {
+			e.Time = w.now
+		}
+		e.Message = oneLine(e.Message)
+		id, err := events.insertRow(w, &e)
+		if err != nil {
+			return err
+		}
+		e.ID = id
+		w.events = append(w.events, e)
+	}
+	return nil
+}
+
+// oneLine makes a message fit for one line of a terminal or log, whoever
+// wrote it.
+func oneLine(s string) string {
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	s = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
+			return ' '
+		}
+		return r
+	}, s)
+	if len(s) > maxMessage {
+		s = strings.ToValidUTF8(s[:maxMessage-3], "") + "…"
+	}
+	return s
+}
+
+// EventFilter selects events.
+type EventFilter struct {
+	AfterID     int64    // only later events
+	Kinds       []string // empty means all
+	SandboxVMID int      // 0 means any
+	JobID       string   // "" means any
+	Limit       int      // at most so many; 0 means no limit
+	Tail        bool     // with Limit, the last ones instead of the first
+}
+
+// AppendEvents writes events that tell of something that is no row here. A
+// zero Time is set; IDs are given here.
+func (s *Store) AppendEvents(ctx context.Context, evs ...agentlab.Event) error {
+	if len(evs) == 0 {
+		return nil
+	}
+	return s.write(ctx, func(w *tx) error { return w.emit(evs) })
+}
+
+// Events lists events by rising id.
+func (s *Store) Events(ctx context.Context, f EventFilter) ([]agentlab.Event, error) {
+	var where filter
+	where.add("id > ?", f.AfterID)
+	addIn(&where, "kind", f.Kinds)
+	if f.SandboxVMID != 0 {
+		where.add("sandbox_vmid = ? AND sandbox_vmid <> 0", f.SandboxVMID)
+	}
+	if f.JobID != "" {
+		where.add("job_id = ? AND job_id <> ''", f.JobID)
+	}
+	if !f.Tail || f.Limit <= 0 {
+		return events.query(ctx, s.r, where.tail("id", f.Limit), where.args...)
+	}
+	out, err := events.query(ctx, s.r, where.tail("id DESC", f.Limit), where.args...)
+	slices.Reverse(out)
+	return out, err
+}
+
+// DeleteEventsBefore deletes the events from before t and tells how many
+// there were.
+func (s *Store) DeleteEventsBefore(ctx context.Context, t time.Time) (n int, err error) {
+	err = s.write(ctx, func(w *tx) error {
+		deleted, err := w.execN("DELETE FROM events WHERE ts < ?", timeCol{&t})
+		n = int(deleted)
+		return err
+	})
+	return n, err
+}

@@ -1,0 +1,188 @@
+package store
+
+import (
+	"context"
+	"reflect"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// resultJSON is agentlab.JobResult as it is stored.
+type resultJSON struct {
+	BaseCommit string `json:"base_commit,omitempty"`
+	HeadCommit string `json:"head_commit,omitempty"`
+	Branch     string `json:"branch,omitempty"`
+	Commits    int    `json:"commits,omitempty"`
+	Pushed     bool   `json:"pushed,omitempty"`
+	Dirty      bool   `json:"dirty,omitempty"`
+}
+
+var jobs = newTable("jobs", []string{"job_id"}, func(j *agentlab.Job) []field {
+	return []field{
+		{"job_id", &j.ID},
+		{"repo_url", &j.RepoURL},
+		{"bundled", &j.Bundled},
+		{"ref", &j.Ref},
+		{"depth", &j.Depth},
+		{"task", &j.Task},
+		{"agent", &j.Agent},
+		{"profile", &j.Profile},
+		{"image", &j.Image},
+		{"mode", &j.Mode},
+		{"ttl_ns", &j.TTL},
+		{"keepalive", &j.Keepalive},
+		{"status", &j.Status},
+		{"phase", &j.Phase},
+		{"reason", &j.Reason},
+		{"exit_code", &j.ExitCode},
+		{"sandbox_vmid", &j.SandboxVMID},
+		{"stop_requested", &j.StopRequested},
+		{"result_json", jsonCol{(*resultJSON)(&j.Result)}},
+		{"created_at", timeCol{&j.CreatedAt}},
+		{"updated_at", timeCol{&j.UpdatedAt}},
+		{"started_at", timeCol{&j.StartedAt}},
+		{"finished_at", timeCol{&j.FinishedAt}},
+		{"deadline_at", timeCol{&j.DeadlineAt}},
+	}
+}, checkJob)
+
+func checkJob(j *agentlab.Job) error {
+	switch {
+	case !j.Status.Valid():
+		return invalid("status", "unknown status %q", j.Status)
+	case j.CreatedAt.IsZero() || j.UpdatedAt.IsZero():
+		return invalid("created_at", "creation or update time is missing")
+	case j.StopRequested != "" && j.StopRequested != string(agentlab.JobCancelled) && j.StopRequested != string(agentlab.JobTimeout):
+		return invalid("stop_requested", "%q cannot be asked for", j.StopRequested)
+	}
+	return agentlab.ValidateJobID(j.ID)
+}
+
+// JobFilter selects jobs.
+type JobFilter struct {
+	Statuses    []agentlab.JobStatus // empty means all
+	SandboxVMID int                  // 0 means any
+	Limit       int                  // at most so many; 0 means no limit
+	Before      string               // id of the last job of the page before; "" for the first page
+}
+
+// CreateJob inserts a job. CreatedAt and UpdatedAt are set when zero; an
+// event with JobID "" gets the job's. Codes: exists, invalid.
+func (s *Store) CreateJob(ctx context.Context, j agentlab.Job, evs ...agentlab.Event) error {
+	return s.write(ctx, func(w *tx) error {
+		if j.CreatedAt.IsZero() {
+			j.CreatedAt = w.now
+		}
+		if j.UpdatedAt.IsZero() {
+			j.UpdatedAt = j.CreatedAt
+		}
+		if err := jobs.insert(w, &j); err != nil {
+			return err
+		}
+		return w.emit(about(evs, 0, j.ID))
+	})
+}
+
+// UpdateJob is to jobs what UpdateSandbox is to sandboxes: fn may not change
+// ID or CreatedAt, and an event with JobID "" gets id.
+func (s *Store) UpdateJob(ctx context.Context, id string, fn func(*agentlab.Job) ([]agentlab.Event, error)) (agentlab.Job, error) {
+	var out agentlab.Job
+	err := s.write(ctx, func(w *tx) error {
+		old, err := jobByID(w.ctx, w, id)
+		if err != nil {
+			return err
+		}
+		out = cloneJob(old)
+		evs, err := fn(&out)
+		if err != nil {
+			return err
+		}
+		return saveJob(w, old, &out, evs)
+	})
+	if err != nil {
+		return agentlab.Job{}, err
+	}
+	return out, nil
+}
+
+func cloneJob(j agentlab.Job) agentlab.Job {
+	if j.ExitCode != nil {
+		code := *j.ExitCode
+		j.ExitCode = &code
+	}
+	return j
+}
+
+func saveJob(w *tx, old agentlab.Job, j *agentlab.Job, evs []agentlab.Event) error {
+	if j.ID != old.ID || !j.CreatedAt.Equal(old.CreatedAt) {
+		return agentlab.Errorf(agentlab.CodeInternal, "id and creation time of %s may not change", old.ID)
+	}
+	if j.Status != old.Status && !old.Status.CanBecome(j.Status) {
+		return agentlab.Errorf(agentlab.CodeConflict, "%s is %s and cannot become %s", old.ID, old.Status, j.Status)
+	}
+	if !reflect.DeepEqual(*j, old) {
+		j.UpdatedAt = w.now
+		if err := jobs.update(w, j); err != nil {
+			return err
+		}
+	}
+	return w.emit(about(evs, 0, j.ID))
+}
+
+// Job returns the job with that id, or not_found.
+func (s *Store) Job(ctx context.Context, id string) (agentlab.Job, error) {
+	return jobByID(ctx, s.r, id)
+}
+
+func jobByID(ctx context.Context, q querier, id string) (agentlab.Job, error) {
+	j, ok, err := jobs.one(ctx, q, "WHERE job_id = ?", id)
+	if err == nil && !ok {
+		err = agentlab.Errorf(agentlab.CodeNotFound, "there is no job %s", id).WithHint("see 'agentlab job list'")
+	}
+	return j, err
+}
+
+// Jobs lists jobs, the newest first. A Before that names no job is code
+// invalid.
+func (s *Store) Jobs(ctx context.Context, f JobFilter) ([]agentlab.Job, error) {
+	var where filter
+	addIn(&where, "status", f.Statuses)
+	if f.SandboxVMID != 0 {
+		where.add("sandbox_vmid = ?", f.SandboxVMID)
+	}
+	if f.Before != "" {
+		last, err := jobByID(ctx, s.r, f.Before)
+		if err != nil {
+			if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+				err = agentlab.Errorf(agentlab.CodeInvalid, "the cursor names no job that exists").WithField("cursor").WithHint("begin again with the first page")
+			}
+			return nil, err
+		}
+		where.add("(created_at, job_id) < (?, ?)", timeCol{&last.CreatedAt}, last.ID)
+	}
+	return jobs.query(ctx, s.r, where.tail("created_at DESC, job_id DESC", f.Limit), where.args...)
+}
+
+// DeleteJob deletes the row of a job that has ended. Its artifacts must be
+// deleted first. Codes: not_found, conflict.
+func (s *Store) DeleteJob(ctx context.Context, id string) error {
+	return s.write(ctx, func(w *tx) error {
+		j, err := jobByID(w.ctx, w, id)
+		if err != nil {
+			return err
+		}
+		if !j.Status.Final() {
+			return agentlab.Errorf(agentlab.CodeConflict, "%s is %s; only an ended job is deleted", id, j.Status)
+		}
+		err = w.exec("DELETE FROM jobs WHERE job_id = ?", id)
+		if agentlab.CodeOf(err) == agentlab.CodeConflict {
+			err = agentlab.Errorf(agentlab.CodeConflict, "%s still has artifacts", id)
+		}
+		return err
+	})
+}
+
+// CountJobs counts jobs by status.
+func (s *Store) CountJobs(ctx context.Context) (map[agentlab.JobStatus]int, error) {
+	return countBy[agentlab.JobStatus](ctx, s.r, "jobs", "status")
+}

@@ -1,0 +1,144 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+
+	"github.com/pressly/goose/v3"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+//go:embed migrations/*.sql
+var migrationFiles embed.FS
+
+func migrations() fs.FS {
+	sub, err := fs.Sub(migrationFiles, "migrations")
+	if err != nil {
+		panic(err) // the embedded directory has a constant name
+	}
+	return sub
+}
+
+// applicationID marks our files in their header; the first migration sets it.
+const applicationID = 0x41474C42
+
+// migrate brings the database at path to the newest schema in files.
+func migrate(ctx context.Context, path string, files fs.FS) (err error) {
+	// The look before touching anything happens on a connection that cannot
+	// write: even the change to WAL would alter a file that is not ours.
+	db, err := sql.Open("sqlite", dsn(path, url.Values{"_query_only": {"1"}, "_busy_timeout": {"10000"}}))
+	if err != nil {
+		return fault(err)
+	}
+	current, err := inspect(ctx, db)
+	err = errors.Join(err, db.Close())
+	if err != nil {
+		return err
+	}
+
+	rw, err := connect(ctx, path, 1, url.Values{"_txlock": {"immediate"}})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, fault(rw.Close())) }()
+	p, err := goose.NewProvider(goose.DialectSQLite3, rw, files, goose.WithDisableGlobalRegistry(true))
+	if err != nil {
+		return fault(err)
+	}
+	sources := p.ListSources()
+	target := sources[len(sources)-1].Version
+	switch {
+	case current == target:
+		return nil
+	case current > target:
+		return agentlab.Errorf(agentlab.CodeSchema, "the database has schema %d, this AgentLab knows up to %d", current, target).
+			WithHint("start the newer AgentLab that wrote it, or put back the copy it made before: %s.v%d.bak", path, target)
+	}
+	backup := ""
+	if current > 0 {
+		backup = fmt.Sprintf("%s.v%d.bak", path, current)
+		if err := backupTo(ctx, rw, backup); err != nil {
+			return err
+		}
+	}
+	if _, err := p.Up(ctx); err != nil {
+		e := fault(err)
+		if backup != "" {
+			e = agentlab.Errorf(agentlab.CodeOf(e), "the database could not be brought from schema %d to %d: %w", current, target, err).
+				WithHint("it is as it was before the failed step; a copy from before is %s", backup)
+		}
+		return e
+	}
+	return nil
+}
+
+// inspect returns the schema version of a database, 0 for a fresh one, and
+// an error for one that is damaged or not ours.
+func inspect(ctx context.Context, db *sql.DB) (int64, error) {
+	var tables, versions int
+	err := db.QueryRowContext(ctx, `SELECT count(*), count(CASE WHEN name = 'goose_db_version' THEN 1 END)
+		FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'`).Scan(&tables, &versions)
+	if err != nil {
+		return 0, fault(err)
+	}
+	if tables == versions { // empty, or a crash came before the first migration
+		return 0, nil
+	}
+	var id int
+	if err := db.QueryRowContext(ctx, "PRAGMA application_id").Scan(&id); err != nil {
+		return 0, fault(err)
+	}
+	if id != applicationID || versions == 0 {
+		return 0, agentlab.Errorf(agentlab.CodeSchema, "this is a database of another program").WithHint("move it away")
+	}
+	var verdict string
+	if err := db.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&verdict); err != nil {
+		return 0, fault(err)
+	}
+	if verdict != "ok" {
+		_, _, hint := classify(11) // SQLITE_CORRUPT
+		return 0, agentlab.Errorf(agentlab.CodeUnavailable, "the database is damaged: %s", verdict).WithHint("%s", hint)
+	}
+	var v int64
+	err = db.QueryRowContext(ctx, "SELECT max(version_id) FROM goose_db_version WHERE is_applied").Scan(&v)
+	return v, fault(err)
+}
+
+// backupTo writes a consistent copy of the database, whole or not at all.
+func backupTo(ctx context.Context, db *sql.DB, path string) error {
+	tmp := path + ".tmp"
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fault(err)
+	}
+	if err := private(tmp); err != nil { // VACUUM INTO takes an empty file, and keeps its mode
+		return err
+	}
+	_, err := db.ExecContext(ctx, "VACUUM INTO ?", tmp)
+	if err == nil {
+		err = syncFile(tmp)
+	}
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp)
+		return agentlab.Errorf(agentlab.CodeOf(fault(err)), "no copy could be made before the upgrade: %w", err).
+			WithHint("free disk space beside the database and start again; nothing was changed")
+	}
+	return nil
+}
+
+func syncFile(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

@@ -1,0 +1,270 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// networkJSON is agentlab.Network as it is stored.
+type networkJSON struct {
+	Mode string `json:"mode"`
+}
+
+var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox) []field {
+	return []field{
+		{"vmid", &s.VMID},
+		{"uid", &s.UID},
+		{"name", &s.Name},
+		{"backend", &s.Backend},
+		{"profile", &s.Profile},
+		{"image", &s.Image},
+		{"state", &s.State},
+		{"desired", &s.Desired},
+		{"reason", &s.Reason},
+		{"cores", &s.Resources.Cores},
+		{"memory_mb", &s.Resources.MemoryMB},
+		{"root_size_gb", &s.Resources.RootSizeGB},
+		{"network_json", jsonCol{(*networkJSON)(&s.Network)}},
+		{"keepalive", &s.Keepalive},
+		{"job_id", &s.JobID},
+		{"ip", &s.IP},
+		{"lease_expires_at", timeCol{&s.LeaseExpiresAt}},
+		{"created_at", timeCol{&s.CreatedAt}},
+		{"updated_at", timeCol{&s.UpdatedAt}},
+		{"booted_at", timeCol{&s.BootedAt}},
+	}
+}, checkSandbox)
+
+func checkSandbox(s *agentlab.Sandbox) error {
+	switch {
+	case s.VMID <= 0:
+		return invalid("vmid", "%d is no sandbox number", s.VMID)
+	case s.UID == "":
+		return invalid("uid", "it is empty")
+	case !s.State.Valid():
+		return invalid("state", "unknown state %q", s.State)
+	case s.Desired != agentlab.DesiredRunning && s.Desired != agentlab.DesiredStopped && s.Desired != agentlab.DesiredDestroyed:
+		return invalid("desired", "%q cannot be desired", s.Desired)
+	case s.LeaseExpiresAt.IsZero() || s.CreatedAt.IsZero() || s.UpdatedAt.IsZero():
+		return invalid("lease_expires_at", "lease, creation or update time is missing")
+	}
+	if err := agentlab.ValidateName(s.Name); err != nil {
+		return err
+	}
+	return s.Resources.Validate()
+}
+
+func invalid(fieldName, format string, args ...any) error {
+	return agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField(fieldName)
+}
+
+// SandboxFilter selects sandboxes.
+type SandboxFilter struct {
+	States    []agentlab.SandboxState // empty means all
+	Destroyed bool                    // include DESTROYED ones; naming the state in States does so too
+	Limit     int                     // at most so many; 0 means no limit
+	AfterVMID int                     // only higher numbers; the cursor of a page
+}
+
+// AllocateSandbox gives sb (whose VMID must be 0) a number from lo to hi and
+// inserts it. Numbers go up; after hi they begin again at lo, and one that a
+// row still has is left out. CreatedAt and UpdatedAt are set when zero. An
+// event with SandboxVMID 0 gets the new number.
+//
+// Codes: exists when a sandbox that is not DESTROYED has the name or any has
+// the UID; limit when maxLive sandboxes that are not DESTROYED exist (0 means
+// no maximum) or no number is free; invalid.
+func (s *Store) AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, lo, hi, maxLive int, evs ...agentlab.Event) (agentlab.Sandbox, error) {
+	if sb.VMID != 0 {
+		return agentlab.Sandbox{}, invalid("vmid", "it is allocated here and cannot be given")
+	}
+	err := s.write(ctx, func(w *tx) error {
+		if err := checkRoom(w, sb.Name, maxLive); err != nil {
+			return err
+		}
+		vmid, err := nextVMID(w, lo, hi)
+		if err != nil {
+			return err
+		}
+		sb.VMID = vmid
+		if sb.CreatedAt.IsZero() {
+			sb.CreatedAt = w.now
+		}
+		if sb.UpdatedAt.IsZero() {
+			sb.UpdatedAt = sb.CreatedAt
+		}
+		if err := sandboxes.insert(w, &sb); err != nil {
+			return err
+		}
+		return w.emit(about(evs, vmid, ""))
+	})
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	return sb, nil
+}
+
+func checkRoom(w *tx, name string, maxLive int) error {
+	var live, taken int
+	err := w.QueryRowContext(w.ctx, "SELECT (SELECT count(*) FROM sandboxes WHERE state <> 'DESTROYED'), (SELECT count(*) FROM sandboxes WHERE name = ? AND state <> 'DESTROYED')", name).Scan(&live, &taken)
+	switch {
+	case err != nil:
+		return fault(err)
+	case taken > 0:
+		return agentlab.Errorf(agentlab.CodeExists, "a sandbox named %q exists", name).WithField("name").
+			WithHint("choose another name, or destroy it: agentlab sandbox destroy %s", name)
+	case maxLive > 0 && live >= maxLive:
+		return agentlab.Errorf(agentlab.CodeLimit, "%d sandboxes exist, the maximum is %d", live, maxLive).
+			WithHint("destroy one (agentlab sandbox list), or raise limits.max_sandboxes in config.yaml")
+	}
+	return nil
+}
+
+// nextVMID takes the next free number and remembers it, so that a number is
+// not given again soon after its row was deleted.
+func nextVMID(w *tx, lo, hi int) (int, error) {
+	if lo < 1 || hi < lo || hi > math.MaxInt32 {
+		return 0, invalid("vmid_range", "%d to %d is no range of sandbox numbers", lo, hi)
+	}
+	last := 0
+	err := w.QueryRowContext(w.ctx, "SELECT value FROM counters WHERE name = 'vmid'").Scan(&last)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return 0, fault(err)
+	}
+	start := last + 1
+	if start < lo || start > hi {
+		start = lo
+	}
+	vmid, err := firstFree(w, start, hi)
+	if err == nil && vmid == 0 && start > lo {
+		vmid, err = firstFree(w, lo, start-1)
+	}
+	if err != nil {
+		return 0, err
+	}
+	if vmid == 0 {
+		return 0, agentlab.Errorf(agentlab.CodeLimit, "every sandbox number from %d to %d is in use", lo, hi).
+			WithHint("widen vmid_range in config.yaml; numbers of destroyed sandboxes come free after retention.jobs_days")
+	}
+	return vmid, w.exec("INSERT INTO counters (name, value) VALUES ('vmid', ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value", vmid)
+}
+
+// firstFree returns the lowest number from lo to hi that no row has, 0 when
+// there is none.
+func firstFree(w *tx, lo, hi int) (int, error) {
+	var free sql.NullInt64
+	err := w.QueryRowContext(w.ctx, `
+		SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM sandboxes WHERE vmid = ?1) THEN ?1
+		ELSE (SELECT s.vmid + 1 FROM sandboxes s WHERE s.vmid BETWEEN ?1 AND ?2 - 1
+			AND NOT EXISTS (SELECT 1 FROM sandboxes n WHERE n.vmid = s.vmid + 1)
+			ORDER BY s.vmid LIMIT 1) END`, lo, hi).Scan(&free)
+	return int(free.Int64), fault(err)
+}
+
+// UpdateSandbox reads a sandbox, lets fn change it, and writes it with the
+// events that fn returns (one with SandboxVMID 0 gets vmid) in the same
+// transaction. UpdatedAt is set when anything changed; when nothing did and
+// there is no event, nothing is written. An error of fn is returned as it is.
+//
+// fn may not change VMID, UID or CreatedAt, must not write to the Store and
+// must be quick. Codes: not_found; conflict when the change of state is not
+// in the transition table; exists when the name is taken.
+func (s *Store) UpdateSandbox(ctx context.Context, vmid int, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
+	var out agentlab.Sandbox
+	err := s.write(ctx, func(w *tx) error {
+		sb, err := sandboxByVMID(w.ctx, w, vmid)
+		if err != nil {
+			return err
+		}
+		old := sb
+		evs, err := fn(&sb)
+		if err != nil {
+			return err
+		}
+		out = sb
+		return saveSandbox(w, old, &out, evs)
+	})
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	return out, nil
+}
+
+func saveSandbox(w *tx, old agentlab.Sandbox, sb *agentlab.Sandbox, evs []agentlab.Event) error {
+	if sb.VMID != old.VMID || sb.UID != old.UID || !sb.CreatedAt.Equal(old.CreatedAt) {
+		return agentlab.Errorf(agentlab.CodeInternal, "number, uid and creation time of sandbox %d may not change", old.VMID)
+	}
+	if sb.State != old.State && !old.State.CanBecome(sb.State) {
+		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s (%d) is %s and cannot become %s", old.Name, old.VMID, old.State, sb.State)
+	}
+	if *sb != old {
+		sb.UpdatedAt = w.now
+		if err := sandboxes.update(w, sb); err != nil {
+			return err
+		}
+	}
+	return w.emit(about(evs, sb.VMID, ""))
+}
+
+// Sandbox returns the sandbox with that number, or not_found.
+func (s *Store) Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
+	return sandboxByVMID(ctx, s.r, vmid)
+}
+
+func sandboxByVMID(ctx context.Context, q querier, vmid int) (agentlab.Sandbox, error) {
+	sb, ok, err := sandboxes.one(ctx, q, "WHERE vmid = ?", vmid)
+	if err == nil && !ok {
+		err = noSandbox(fmt.Sprint(vmid))
+	}
+	return sb, err
+}
+
+// SandboxByName returns the sandbox with that name: the one that is not
+// DESTROYED, else the one destroyed last; not_found when there was none.
+func (s *Store) SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error) {
+	sb, ok, err := sandboxes.one(ctx, s.r, "WHERE name = ? ORDER BY state = 'DESTROYED', created_at DESC, vmid DESC", name)
+	if err == nil && !ok {
+		err = noSandbox(name)
+	}
+	return sb, err
+}
+
+func noSandbox(name string) error {
+	return agentlab.Errorf(agentlab.CodeNotFound, "there is no sandbox %s", name).WithHint("see 'agentlab sandbox list'")
+}
+
+// Sandboxes lists sandboxes by rising number.
+func (s *Store) Sandboxes(ctx context.Context, f SandboxFilter) ([]agentlab.Sandbox, error) {
+	var where filter
+	where.add("vmid > ?", f.AfterVMID)
+	addIn(&where, "state", f.States)
+	if !f.Destroyed && len(f.States) == 0 {
+		where.add("state <> 'DESTROYED'")
+	}
+	return sandboxes.query(ctx, s.r, where.tail("vmid", f.Limit), where.args...)
+}
+
+// DeleteSandbox deletes the row of a DESTROYED sandbox, with its tokens and
+// grants. Codes: not_found, conflict when it is not DESTROYED.
+func (s *Store) DeleteSandbox(ctx context.Context, vmid int) error {
+	return s.write(ctx, func(w *tx) error {
+		sb, err := sandboxByVMID(w.ctx, w, vmid)
+		if err != nil {
+			return err
+		}
+		if !sb.State.Final() {
+			return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s (%d) is %s; only a DESTROYED one is deleted", sb.Name, vmid, sb.State)
+		}
+		return w.exec("DELETE FROM sandboxes WHERE vmid = ?", vmid)
+	})
+}
+
+// CountSandboxes counts all sandboxes, DESTROYED ones too, by state.
+func (s *Store) CountSandboxes(ctx context.Context) (map[agentlab.SandboxState]int, error) {
+	return countBy[agentlab.SandboxState](ctx, s.r, "sandboxes", "state")
+}

@@ -1,0 +1,205 @@
+// Package store keeps sandboxes, jobs, events, artifacts, tokens and the
+// profiles they were made from in one SQLite file.
+//
+// Every change is one transaction that also writes the events telling of it;
+// after the commit they go to Options.OnCommit, in commit order. There is one
+// writer at a time, in this process by a queue and between processes by
+// SQLite's lock (BEGIN IMMEDIATE); readers never wait for it (WAL).
+//
+// Commits are made with synchronous=FULL: a row is what we mean to do, it is
+// written before we do it, and what we made would be an orphan if a power cut
+// took the row back. That costs one fsync for each change, and changes are
+// few beside what they stand for.
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	_ "modernc.org/sqlite" // the driver "sqlite"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// readers is the number of connections for reading.
+const readers = 4
+
+// Store is an open database. Its methods may be called from any goroutine.
+//
+// The methods that write finish what they began: ctx ends only their waiting
+// for a turn, so an error that wraps ctx's says that nothing was written.
+type Store struct {
+	w, r     *sql.DB
+	turn     chan struct{} // holds a value while someone writes
+	clock    func() time.Time
+	onCommit func([]agentlab.Event)
+}
+
+// Options configure Open.
+type Options struct {
+	Clock func() time.Time // nil means time.Now
+
+	// OnCommit gets the events of each committed transaction, with their
+	// ids, one call at a time and in the order of the ids. No other change
+	// can be written until it returns: it must be quick and must not write
+	// to the Store. nil drops them.
+	OnCommit func([]agentlab.Event)
+}
+
+// Open opens the database at path, makes it when it is missing, and brings an
+// older one up to date after copying it to PATH.v<version>.bak. The
+// directory must exist; the file is made private (0600).
+//
+// A database written by a newer AgentLab, or that is none of ours, is code
+// schema and left untouched; a damaged one is code unavailable.
+func Open(ctx context.Context, path string, opts Options) (*Store, error) {
+	return open(ctx, path, opts, migrations())
+}
+
+func open(ctx context.Context, path string, opts Options, migrations fs.FS) (_ *Store, err error) {
+	path, err = filepath.Abs(path)
+	if err != nil {
+		return nil, fault(err)
+	}
+	if err := private(path); err != nil {
+		return nil, err
+	}
+	if err := migrate(ctx, path, migrations); err != nil {
+		return nil, inFile(path, err)
+	}
+	s := &Store{turn: make(chan struct{}, 1), clock: opts.Clock, onCommit: opts.OnCommit}
+	if s.clock == nil {
+		s.clock = time.Now
+	}
+	defer func() {
+		if err != nil {
+			_ = s.Close()
+		}
+	}()
+	if s.w, err = connect(ctx, path, 1, url.Values{"_txlock": {"immediate"}}); err != nil {
+		return nil, inFile(path, err)
+	}
+	if s.r, err = connect(ctx, path, readers, url.Values{"_query_only": {"1"}}); err != nil {
+		return nil, inFile(path, err)
+	}
+	return s, nil
+}
+
+// private makes sure the file exists and only its owner can read it; SQLite
+// gives its -wal and -shm files the same mode.
+func private(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return fault(err)
+	}
+	return fault(errors.Join(f.Chmod(0o600), f.Close()))
+}
+
+// connect opens a pool of n connections, each set up by its DSN.
+func connect(ctx context.Context, path string, n int, params url.Values) (*sql.DB, error) {
+	q := url.Values{
+		"_busy_timeout": {"10000"},
+		"_foreign_keys": {"1"},
+		"_journal_mode": {"WAL"},
+		"_synchronous":  {"FULL"},
+		"_dqs":          {"0"},
+		"_defensive":    {"1"},
+		"_pragma":       {"trusted_schema(0)"},
+	}
+	for k, v := range params {
+		q[k] = v
+	}
+	db, err := sql.Open("sqlite", dsn(path, q))
+	if err != nil {
+		return nil, fault(err)
+	}
+	db.SetMaxOpenConns(n)
+	db.SetMaxIdleConns(n)
+	if err := db.PingContext(ctx); err != nil {
+		_ = db.Close()
+		return nil, fault(err)
+	}
+	return db, nil
+}
+
+// dsn makes a file: URI, so that no character of a path is taken for syntax.
+func dsn(path string, q url.Values) string {
+	u := url.URL{Scheme: "file", Path: path, RawQuery: q.Encode()}
+	return "file:" + strings.ReplaceAll(u.EscapedPath(), "?", "%3F") + "?" + u.RawQuery
+}
+
+// Close closes the database. What is being written is finished first.
+func (s *Store) Close() error {
+	var errs []error
+	for _, db := range []*sql.DB{s.r, s.w} { // the writer last: it folds the WAL into the file
+		if db != nil {
+			errs = append(errs, db.Close())
+		}
+	}
+	return fault(errors.Join(errs...))
+}
+
+// tx is a write transaction.
+type tx struct {
+	*sql.Tx
+	ctx    context.Context
+	now    time.Time
+	events []agentlab.Event
+}
+
+func (w *tx) exec(query string, args ...any) error {
+	_, err := w.ExecContext(w.ctx, query, args...)
+	return fault(err)
+}
+
+// execN is exec that tells how many rows it changed.
+func (w *tx) execN(query string, args ...any) (int64, error) {
+	res, err := w.ExecContext(w.ctx, query, args...)
+	if err != nil {
+		return 0, fault(err)
+	}
+	n, err := res.RowsAffected()
+	return n, fault(err)
+}
+
+// write runs fn in a transaction and commits it when fn returns nil.
+func (s *Store) write(ctx context.Context, fn func(*tx) error) (err error) {
+	select {
+	case s.turn <- struct{}{}:
+	case <-ctx.Done():
+		return fault(ctx.Err())
+	}
+	defer func() { <-s.turn }()
+	if ctx.Err() != nil { // a turn and the end may have come together
+		return fault(ctx.Err())
+	}
+
+	// From here on nothing waits but the disk, and a cancelled commit would
+	// only leave the caller in doubt.
+	ctx = context.WithoutCancel(ctx)
+	t, err := s.w.BeginTx(ctx, nil)
+	if err != nil {
+		return fault(err)
+	}
+	defer func() { _ = t.Rollback() }() // after a commit it does nothing
+	w := &tx{Tx: t, ctx: ctx, now: s.now()}
+	if err := fn(w); err != nil {
+		return err
+	}
+	if err := t.Commit(); err != nil {
+		return fault(err)
+	}
+	if s.onCommit != nil && len(w.events) > 0 {
+		s.onCommit(w.events)
+	}
+	return nil
+}
+
+func (s *Store) now() time.Time { return s.clock().UTC().Round(0) }

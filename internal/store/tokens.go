@@ -1,0 +1,200 @@
+package store
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+var tokens = newTable("bootstrap_tokens", []string{"token_sha256"}, func(t *agentlab.BootstrapToken) []field {
+	return []field{
+		{"token_sha256", &t.Hash},
+		{"vmid", &t.VMID},
+		{"expires_at", timeCol{&t.ExpiresAt}},
+		{"consumed_at", timeCol{&t.ConsumedAt}},
+	}
+}, func(t *agentlab.BootstrapToken) error { return checkToken(t.Hash, t.ExpiresAt) })
+
+// Kinds of grants.
+const (
+	GrantRunner = "runner" // reports, logs and directives of one sandbox
+	GrantUpload = "upload" // artifacts of one job
+)
+
+// Grant is a right that a sandbox got when it traded its bootstrap token.
+type Grant struct {
+	Hash      string // lower-case hex SHA-256 of the token that proves it
+	Kind      string // GrantRunner or GrantUpload
+	VMID      int
+	JobID     string // "" for a sandbox without a job
+	ExpiresAt time.Time
+}
+
+var grants = newTable("grants", []string{"token_sha256"}, func(g *Grant) []field {
+	return []field{
+		{"token_sha256", &g.Hash},
+		{"kind", &g.Kind},
+		{"vmid", &g.VMID},
+		{"job_id", &g.JobID},
+		{"expires_at", timeCol{&g.ExpiresAt}},
+	}
+}, func(g *Grant) error {
+	if g.Kind != GrantRunner && g.Kind != GrantUpload {
+		return invalid("kind", "unknown grant %q", g.Kind)
+	}
+	return checkToken(g.Hash, g.ExpiresAt)
+})
+
+func checkToken(hash string, expires time.Time) error {
+	if !isSHA256(hash) {
+		return invalid("hash", "it is no SHA-256 in lower-case hex")
+	}
+	if expires.IsZero() {
+		return invalid("expires_at", "it is missing")
+	}
+	return nil
+}
+
+func isSHA256(s string) bool { return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == "" }
+
+// PutBootstrapToken records a one-time token of a sandbox. It may live at
+// most agentlab.MaxBootstrapTTL from now. Codes: invalid, exists, conflict
+// when there is no such sandbox.
+func (s *Store) PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken) error {
+	return s.write(ctx, func(w *tx) error {
+		if !t.ConsumedAt.IsZero() || !t.ExpiresAt.After(w.now) || t.ExpiresAt.After(w.now.Add(agentlab.MaxBootstrapTTL)) {
+			return invalid("expires_at", "a new bootstrap token lives longer than now and at most %s", agentlab.MaxBootstrapTTL)
+		}
+		return tokens.insert(w, &t)
+	})
+}
+
+// ConsumeBootstrap trades a one-time token for grants, all in one
+// transaction: the token is marked consumed, every other open token and older
+// grant of the sandbox is deleted, grants are inserted for vmid, and fn, when
+// not nil, may change the sandbox and its job (nil when it has none) by the
+// rules of UpdateSandbox and UpdateJob. When anything fails the token stays
+// usable; of concurrent calls one wins.
+//
+// Code denied unless the token exists, is open and not expired, belongs to
+// vmid, and the sandbox is one that has a VM.
+func (s *Store) ConsumeBootstrap(ctx context.Context, hash string, vmid int, newGrants []Grant,
+	fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error)) error {
+	return s.write(ctx, func(w *tx) error {
+		t, ok, err := tokens.one(ctx, w, "WHERE token_sha256 = ?", hash)
+		switch {
+		case err != nil:
+			return err
+		case !ok || t.VMID != vmid:
+			return denied("it is not known")
+		case !t.ConsumedAt.IsZero():
+			return denied("it was used before")
+		case !w.now.Before(t.ExpiresAt):
+			return denied("it has expired")
+		}
+		if err := s.changeForBootstrap(w, vmid, fn); err != nil {
+			return err
+		}
+		return s.replaceGrants(w, t, newGrants)
+	})
+}
+
+func denied(why string) error {
+	return agentlab.Errorf(agentlab.CodeDenied, "the bootstrap token is not valid: %s", why)
+}
+
+func (s *Store) changeForBootstrap(w *tx, vmid int, fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error)) error {
+	sb, err := sandboxByVMID(w.ctx, w, vmid)
+	if err != nil {
+		return err
+	}
+	if !sb.State.HasVM() {
+		return denied("its sandbox is " + string(sb.State))
+	}
+	if fn == nil {
+		return nil
+	}
+	var job, oldJob agentlab.Job
+	var jobPtr *agentlab.Job
+	if sb.JobID != "" {
+		if oldJob, err = jobByID(w.ctx, w, sb.JobID); err != nil {
+			return err
+		}
+		job = cloneJob(oldJob)
+		jobPtr = &job
+	}
+	oldSandbox := sb
+	evs, err := fn(&sb, jobPtr)
+	if err != nil {
+		return err
+	}
+	if jobPtr != nil {
+		if err := saveJob(w, oldJob, &job, nil); err != nil {
+			return err
+		}
+	}
+	return saveSandbox(w, oldSandbox, &sb, about(evs, 0, sb.JobID))
+}
+
+func (s *Store) replaceGrants(w *tx, t agentlab.BootstrapToken, newGrants []Grant) error {
+	t.ConsumedAt = w.now
+	if err := tokens.update(w, &t); err != nil {
+		return err
+	}
+	if err := w.exec("DELETE FROM bootstrap_tokens WHERE vmid = ? AND token_sha256 <> ? AND consumed_at = ''", t.VMID, t.Hash); err != nil {
+		return err
+	}
+	if err := w.exec("DELETE FROM grants WHERE vmid = ?", t.VMID); err != nil {
+		return err
+	}
+	for _, g := range newGrants {
+		if g.VMID != t.VMID {
+			return invalid("vmid", "a grant for sandbox %d cannot come of a token of %d", g.VMID, t.VMID)
+		}
+		if err := grants.insert(w, &g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// GrantByHash returns the grant of that kind whose token has that hash. Code
+// denied when there is none or it has expired.
+func (s *Store) GrantByHash(ctx context.Context, hash, kind string) (Grant, error) {
+	g, ok, err := grants.one(ctx, s.r, "WHERE token_sha256 = ? AND kind = ?", hash, kind)
+	if err == nil && (!ok || !s.now().Before(g.ExpiresAt)) {
+		err = agentlab.Errorf(agentlab.CodeDenied, "the token is not valid")
+	}
+	if err != nil {
+		return Grant{}, err
+	}
+	return g, nil
+}
+
+// RevokeGrants deletes every grant and every bootstrap token of a sandbox.
+func (s *Store) RevokeGrants(ctx context.Context, vmid int) error {
+	return s.write(ctx, func(w *tx) error {
+		if err := w.exec("DELETE FROM bootstrap_tokens WHERE vmid = ?", vmid); err != nil {
+			return err
+		}
+		return w.exec("DELETE FROM grants WHERE vmid = ?", vmid)
+	})
+}
+
+// DeleteExpiredTokens deletes grants and bootstrap tokens that have expired
+// by now and tells how many there were.
+func (s *Store) DeleteExpiredTokens(ctx context.Context, now time.Time) (n int, err error) {
+	err = s.write(ctx, func(w *tx) error {
+		for _, table := range []string{"bootstrap_tokens", "grants"} {
+			deleted, err := w.execN("DELETE FROM "+table+" WHERE expires_at <= ?", timeCol{&now})
+			if err != nil {
+				return err
+			}
+			n += int(deleted)
+		}
+		return nil
+	})
+	return n, err
+}
