@@ -1,0 +1,159 @@
+// Package artifact keeps what jobs leave and what they are given: artifact
+// files, agent logs, and git bundles of local repositories. The files lie
+// below one directory,
+//
+//	artifacts/<job_id>/<path>     artifacts, described by rows in the store
+//	artifacts/.tmp/<random>       uploads under way and deletions
+//	logs/<job_id>.log             agent logs, append only
+//	bundles/<bundle_id>.bundle    uploaded repositories that no job has yet
+//	bundles/<job_id>.bundle       the repository of a job
+//
+// and are reached only through os.Root, so that no name, link or race leads
+// out of it. Names and contents come from guests and are hostile; MIME types
+// are sniffed here. What a crash leaves behind is removed by Sweep.
+package artifact
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Store keeps the rows that describe artifacts.
+type Store interface {
+	// PutArtifact inserts the row or replaces the one of the same job and path.
+	PutArtifact(ctx context.Context, a agentlab.Artifact, evs ...agentlab.Event) error
+	Artifacts(ctx context.Context, jobID string) ([]agentlab.Artifact, error)
+	Artifact(ctx context.Context, jobID, path string) (agentlab.Artifact, error)
+	DeleteArtifacts(ctx context.Context, jobID string) error
+}
+
+// Limits bound what one job may leave. Zero fields take the default.
+type Limits struct {
+	FileBytes   int64         // one artifact; default 2 GiB
+	JobBytes    int64         // all artifacts of a job; default 4 GiB
+	JobFiles    int           // number of artifacts of a job; default 2000
+	LogBytes    int64         // the agent log of a job; default 64 MiB
+	BundleBytes int64         // one uploaded git bundle; default 4 GiB
+	BundleAge   time.Duration // how long a bundle waits for its job; default 1 h
+}
+
+func (l Limits) withDefaults() Limits {
+	def := func(v *int64, d int64) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	def(&l.FileBytes, 2<<30)
+	def(&l.JobBytes, 4<<30)
+	def(&l.LogBytes, 64<<20)
+	def(&l.BundleBytes, 4<<30)
+	if l.JobFiles <= 0 {
+		l.JobFiles = 2000
+	}
+	if l.BundleAge <= 0 {
+		l.BundleAge = time.Hour
+	}
+	return l
+}
+
+// Config is what a Service needs.
+type Config struct {
+	Dir    string // made when missing, with mode 0700
+	Store  Store
+	Limits Limits
+	Clock  func() time.Time // nil means time.Now
+	Logger *slog.Logger     // nil means none
+}
+
+// Service is the keeper. It is safe for concurrent use.
+type Service struct {
+	store   Store
+	limits  Limits
+	clock   func() time.Time
+	log     *slog.Logger
+	files   *os.Root // artifacts/
+	logs    *os.Root
+	bundles *os.Root
+
+	mu     sync.Mutex
+	jobs   map[string]*usage    // jobs with an upload under way
+	active map[string]bool      // temporary files in use
+	topics map[string]*logTopic // logs with a reader or a writer
+}
+
+const tmpDir = ".tmp"
+
+// New opens the directory and makes what is missing of it.
+func New(cfg Config) (*Service, error) {
+	s := &Service{
+		store: cfg.Store, limits: cfg.Limits.withDefaults(), clock: cfg.Clock, log: cfg.Logger,
+		jobs: map[string]*usage{}, active: map[string]bool{}, topics: map[string]*logTopic{},
+	}
+	if s.clock == nil {
+		s.clock = time.Now
+	}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	for name, root := range map[string]**os.Root{"artifacts": &s.files, "logs": &s.logs, "bundles": &s.bundles} {
+		dir := filepath.Join(cfg.Dir, name)
+		err := os.MkdirAll(dir, 0o700)
+		if err == nil {
+			*root, err = os.OpenRoot(dir)
+		}
+		if err != nil {
+			return nil, errors.Join(fault(err, "open the directory of %s", name), s.Close())
+		}
+	}
+	if err := s.files.Mkdir(tmpDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, errors.Join(fault(err, "make the directory for uploads"), s.Close())
+	}
+	return s, nil
+}
+
+// Close releases the directories. Calls under way fail.
+func (s *Service) Close() error {
+	var errs []error
+	for _, r := range []*os.Root{s.files, s.logs, s.bundles} {
+		if r != nil {
+			errs = append(errs, r.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Limits returns the limits in force.
+func (s *Service) Limits() Limits { return s.limits }
+
+// fault gives an error of the file system its code.
+func fault(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	var own *agentlab.Error
+	if errors.As(err, &own) {
+		return err
+	}
+	code, hint := agentlab.CodeInternal, ""
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		code, hint = agentlab.CodeNoSpace, "free disk space in the state directory, or delete old jobs"
+	case errors.Is(err, fs.ErrNotExist):
+		code = agentlab.CodeNotFound
+	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR), errors.Is(err, syscall.ENOTEMPTY), errors.Is(err, fs.ErrExist):
+		code = agentlab.CodeConflict
+	}
+	e := agentlab.Errorf(code, format, args...)
+	e.Err = err
+	e.Hint = hint
+	return e
+}

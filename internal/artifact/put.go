@@ -1,0 +1,276 @@
+package artifact
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"sync"
+
+	"github.com/gabriel-vasile/mimetype"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// usage counts what a job holds while uploads of it are under way.
+type usage struct {
+	refs     int
+	files    map[string]int64 // sizes by path
+	bytes    int64            // sum of files
+	inflight int64
+	commit   sync.Mutex // held while a file and its row change together
+}
+
+// acquire gives the usage of a job, read from the store by the first of its
+// uploads; release forgets it after the last.
+func (s *Service) acquire(ctx context.Context, jobID string) (*usage, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u := s.jobs[jobID]
+	if u == nil {
+		rows, err := s.store.Artifacts(ctx, jobID)
+		if err != nil {
+			return nil, err
+		}
+		u = &usage{files: map[string]int64{}}
+		for _, a := range rows {
+			u.files[a.Path] = a.Size
+			u.bytes += a.Size
+		}
+		s.jobs[jobID] = u
+	}
+	u.refs++
+	return u, nil
+}
+
+func (s *Service) release(jobID string, u *usage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if u.refs--; u.refs == 0 {
+		delete(s.jobs, jobID)
+	}
+}
+
+// reserve counts n more bytes of an upload to p, or refuses them. What p
+// holds now goes when the upload succeeds and does not count.
+func (s *Service) reserve(u *usage, p string, n int64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if u.bytes-u.files[p]+u.inflight+n > s.limits.JobBytes {
+		return agentlab.Errorf(agentlab.CodeLimit, "the artifacts of the job exceed %d bytes", s.limits.JobBytes)
+	}
+	u.inflight += n
+	return nil
+}
+
+func (s *Service) settle(u *usage, reserved int64, p string, size int64, stored bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u.inflight -= reserved
+	if stored {
+		u.bytes += size - u.files[p]
+		u.files[p] = size
+	}
+}
+
+func (s *Service) checkCount(u *usage, p string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := u.files[p]; !ok && len(u.files) >= s.limits.JobFiles {
+		return agentlab.Errorf(agentlab.CodeLimit, "the job has %d artifacts already", len(u.files))
+	}
+	return nil
+}
+
+// Put stores what r gives as the artifact of the job with the path, replacing
+// an earlier one. It appears whole or not at all. Errors: invalid (path or
+// job id), limit (a quota), conflict (the path runs through a file, or is a
+// directory), no_space; an error of r is returned as it is.
+func (s *Service) Put(ctx context.Context, jobID, p string, r io.Reader) (agentlab.Artifact, error) {
+	var none agentlab.Artifact
+	if err := agentlab.ValidateJobID(jobID); err != nil {
+		return none, err
+	}
+	if err := agentlab.ValidateArtifactPath(p); err != nil {
+		return none, err
+	}
+	u, err := s.acquire(ctx, jobID)
+	if err != nil {
+		return none, err
+	}
+	defer s.release(jobID, u)
+	if err := s.checkCount(u, p); err != nil {
+		return none, err
+	}
+	t, err := s.newTemp(s.files, tmpDir)
+	if err != nil {
+		return none, err
+	}
+	defer t.discard()
+	c := &counter{ctx: ctx, s: s, u: u, path: p, r: r}
+	stored := false
+	defer func() { s.settle(u, c.n, p, c.n, stored) }()
+	sum, mime, err := t.fill(c)
+	if c.err != nil {
+		return none, c.err
+	}
+	if err != nil {
+		return none, fault(err, "store %s", p)
+	}
+	a := agentlab.Artifact{JobID: jobID, Path: p, Size: c.n, SHA256: sum, MIME: mime, CreatedAt: s.clock().UTC()}
+	u.commit.Lock()
+	defer u.commit.Unlock()
+	if err := s.checkCount(u, p); err != nil { // another upload may have been quicker
+		return none, err
+	}
+	if err := s.place(t, jobID, p); err != nil {
+		return none, err
+	}
+	stored = true
+	// The file is in place: its row is written also when the caller has gone.
+	err = s.store.PutArtifact(context.WithoutCancel(ctx), a, agentlab.Event{
+		Time: a.CreatedAt, Kind: agentlab.EventArtifactStored, JobID: jobID,
+		Message: fmt.Sprintf("artifact %s stored, %d bytes", p, a.Size),
+	})
+	return a, err
+}
+
+// place moves a filled temporary file to its path.
+func (s *Service) place(t *temp, jobID, p string) error {
+	full := jobID + "/" + p
+	dir := path.Dir(full)
+	if err := s.files.MkdirAll(dir, 0o700); err != nil {
+		return fault(err, "make the directory of %s", p)
+	}
+	if err := t.moveTo(full); err != nil {
+		return fault(err, "store %s", p)
+	}
+	return fault(syncDir(s.files, dir), "store %s", p)
+}
+
+// counter reads an upload within its quotas.
+type counter struct {
+	ctx  context.Context
+	s    *Service
+	u    *usage
+	path string
+	r    io.Reader
+	n    int64
+	err  error // why reading ended, when it was not io.EOF
+}
+
+func (c *counter) Read(p []byte) (n int, err error) {
+	defer func() {
+		if err != nil && err != io.EOF {
+			c.err = err
+		}
+	}()
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err = c.r.Read(p)
+	if n > 0 {
+		if c.n+int64(n) > c.s.limits.FileBytes {
+			return 0, agentlab.Errorf(agentlab.CodeLimit, "the artifact exceeds %d bytes", c.s.limits.FileBytes)
+		}
+		if err := c.s.reserve(c.u, c.path, int64(n)); err != nil {
+			return 0, err
+		}
+		c.n += int64(n)
+	}
+	return n, err
+}
+
+// temp is a file that has no name of its own yet.
+type temp struct {
+	s    *Service
+	root *os.Root
+	name string
+	f    *os.File
+	done bool
+}
+
+func (s *Service) newTemp(root *os.Root, dir string) (*temp, error) {
+	name := path.Join(dir, ".up-"+agentlab.NewUID())
+	s.mu.Lock()
+	s.active[name] = true
+	s.mu.Unlock()
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		s.forget(name)
+		return nil, fault(err, "make a temporary file")
+	}
+	return &temp{s: s, root: root, name: name, f: f}, nil
+}
+
+func (s *Service) forget(name string) {
+	s.mu.Lock()
+	delete(s.active, name)
+	s.mu.Unlock()
+}
+
+// sniffBytes is how much mimetype looks at.
+const sniffBytes = 3072
+
+// fill copies r to the file and to the disk.
+func (t *temp) fill(r io.Reader) (sum, mime string, err error) {
+	a, err := summarize(io.TeeReader(r, t.f))
+	if err == nil {
+		err = t.f.Sync()
+	}
+	return a.SHA256, a.MIME, err
+}
+
+// summarize reads r to its end and tells size, sum and type.
+func summarize(r io.Reader) (a agentlab.Artifact, err error) {
+	h := sha256.New()
+	head := &prefix{}
+	a.Size, err = io.CopyBuffer(onlyWriter{io.MultiWriter(h, head)}, onlyReader{r}, make([]byte, 64<<10))
+	a.SHA256, a.MIME = hex.EncodeToString(h.Sum(nil)), mimetype.Detect(head.p).String()
+	return a, err
+}
+
+// These hide the short cuts of io.Copy, which would leave its buffer unused.
+type (
+	onlyWriter struct{ io.Writer }
+	onlyReader struct{ io.Reader }
+)
+
+type prefix struct{ p []byte }
+
+func (x *prefix) Write(p []byte) (int, error) {
+	x.p = append(x.p, p[:min(len(p), sniffBytes-len(x.p))]...)
+	return len(p), nil
+}
+
+func (t *temp) moveTo(name string) error {
+	if err := t.f.Close(); err != nil {
+		return err
+	}
+	if err := t.root.Rename(t.name, name); err != nil {
+		return err
+	}
+	t.done = true
+	return nil
+}
+
+// discard removes the file, unless it was moved.
+func (t *temp) discard() {
+	if !t.done {
+		_ = t.f.Close()
+		_ = t.root.Remove(t.name) // Sweep takes what stays
+	}
+	t.s.forget(t.name)
+}
+
+func syncDir(root *os.Root, dir string) error {
+	d, err := root.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	return d.Sync()
+}

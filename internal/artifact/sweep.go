@@ -1,0 +1,169 @@
+package artifact
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Delete removes everything of a job: artifacts with their rows, agent log,
+// repository bundle. Deleting what is not there succeeds.
+func (s *Service) Delete(ctx context.Context, jobID string) error {
+	if err := agentlab.ValidateJobID(jobID); err != nil {
+		return err
+	}
+	// Out of its place first: a crash leaves it to Sweep, never half visible.
+	trash := tmpDir + "/.del-" + agentlab.NewUID()
+	err := s.files.Rename(jobID, trash)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fault(err, "delete the artifacts of %s", jobID)
+	}
+	if err := s.store.DeleteArtifacts(ctx, jobID); err != nil {
+		return err
+	}
+	return errors.Join(
+		fault(s.files.RemoveAll(trash), "delete the artifacts of %s", jobID),
+		removeIf(s.logs, logFile(jobID)),
+		s.DropBundle(jobID),
+	)
+}
+
+// Swept tells what Sweep removed.
+type Swept struct {
+	Temporary int // unfinished uploads and deletions
+	Files     int // files that no row describes
+	Jobs      int // jobs whose directory, log or bundle had outlived them
+	Bundles   int // bundles that no job claimed in time
+}
+
+// Sweep removes what crashes left behind and what has no owner any more.
+// known tells whether a job exists. It may run at any time. Objects whose
+// names are not of our making are left alone.
+func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, jobID string) (bool, error)) (Swept, error) {
+	var out Swept
+	errs := []error{s.sweepTemp(s.files, tmpDir, &out.Temporary), s.sweepTemp(s.bundles, ".", &out.Temporary)}
+	orphans := map[string]bool{}
+	visit := func(root *os.Root, suffix string, each func(jobID string) error) {
+		entries, err := fs.ReadDir(root.FS(), ".")
+		errs = append(errs, fault(err, "list the state directory"))
+		for _, e := range entries {
+			id, ok := strings.CutSuffix(e.Name(), suffix)
+			if !ok || agentlab.ValidateJobID(id) != nil || ctx.Err() != nil {
+				continue
+			}
+			exists, err := known(ctx, id)
+			switch {
+			case err != nil:
+				errs = append(errs, err)
+			case !exists:
+				orphans[id] = true
+			case each != nil:
+				errs = append(errs, each(id))
+			}
+		}
+	}
+	visit(s.files, "", func(id string) error { return s.sweepJob(ctx, id, &out.Files) })
+	visit(s.logs, ".log", nil)
+	visit(s.bundles, ".bundle", nil)
+	for id := range orphans {
+		err := s.Delete(ctx, id)
+		errs = append(errs, err)
+		if err == nil {
+			out.Jobs++
+		}
+	}
+	errs = append(errs, s.sweepBundles(&out.Bundles), ctx.Err())
+	return out, errors.Join(errs...)
+}
+
+// sweepTemp removes temporary files that no call of this process uses.
+func (s *Service) sweepTemp(root *os.Root, dir string, n *int) error {
+	entries, err := fs.ReadDir(root.FS(), dir)
+	errs := []error{fault(err, "list temporary files")}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".up-") && !strings.HasPrefix(e.Name(), ".del-") {
+			continue
+		}
+		name := path.Join(dir, e.Name())
+		s.mu.Lock()
+		used := s.active[name]
+		s.mu.Unlock()
+		if used {
+			continue
+		}
+		*n++
+		errs = append(errs, fault(root.RemoveAll(name), "remove %s", name))
+	}
+	return errors.Join(errs...)
+}
+
+// sweepJob brings the files of a job and their rows together: a crash comes
+// between the two, so a file without a row goes (its sender got no answer
+// and sends again), and a row gets the size and sum of the file that is there.
+func (s *Service) sweepJob(ctx context.Context, jobID string, n *int) error {
+	u, err := s.acquire(ctx, jobID)
+	if err != nil {
+		return err
+	}
+	defer s.release(jobID, u)
+	u.commit.Lock()
+	defer u.commit.Unlock()
+	rows, err := s.store.Artifacts(ctx, jobID)
+	if err != nil {
+		return err
+	}
+	size := map[string]int64{}
+	for _, a := range rows {
+		size[a.Path] = a.Size
+	}
+	return fs.WalkDir(s.files.FS(), jobID, func(name string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		p := strings.TrimPrefix(name, jobID+"/")
+		want, known := size[p]
+		if !known {
+			*n++
+			return fault(s.files.Remove(name), "remove %s", p)
+		}
+		if st, err := e.Info(); err != nil || st.Size() == want {
+			return err
+		}
+		return s.describe(ctx, jobID, p)
+	})
+}
+
+// describe writes the row of the file that is there.
+func (s *Service) describe(ctx context.Context, jobID, p string) error {
+	f, err := openRegular(s.files, jobID+"/"+p)
+	if err != nil {
+		return fault(err, "read %s", p)
+	}
+	defer func() { _ = f.Close() }()
+	a, err := summarize(f)
+	if err != nil {
+		return fault(err, "read %s", p)
+	}
+	a.JobID, a.Path, a.CreatedAt = jobID, p, s.clock().UTC()
+	return s.store.PutArtifact(ctx, a)
+}
+
+func (s *Service) sweepBundles(n *int) error {
+	entries, err := fs.ReadDir(s.bundles.FS(), ".")
+	errs := []error{fault(err, "list bundles")}
+	for _, e := range entries {
+		id, _ := strings.CutSuffix(e.Name(), ".bundle")
+		st, err := e.Info()
+		if err != nil || !bundleIDRE.MatchString(id) || s.clock().Sub(st.ModTime()) < s.limits.BundleAge {
+			continue
+		}
+		*n++
+		errs = append(errs, removeIf(s.bundles, e.Name()))
+	}
+	return errors.Join(errs...)
+}
