@@ -1,0 +1,323 @@
+package guestd
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+
+	"github.com/creack/pty"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/stream"
+)
+
+const (
+	// pingEvery is how often an idle stream is tried, so that a client that
+	// vanished while the process takes no input is noticed at last.
+	pingEvery = 10 * time.Second
+	// drainIdle ends the wait for output of a process that has exited while
+	// something else holds its output open.
+	drainIdle = 200 * time.Millisecond
+	drainMax  = 5 * time.Second
+)
+
+func (s *Server) handleExec(w http.ResponseWriter, r *http.Request) {
+	var req guestapi.ExecRequest
+	if !decode(w, r, &req) {
+		return
+	}
+	a, err := s.account(req.User)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	cmd, err := s.command(req, a)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	conn, in, ok := upgrade(w, r)
+	if !ok {
+		return
+	}
+	s.wg.Add(1)
+	defer s.wg.Done()
+	c := newClient(s.ctx, conn, in)
+	defer c.close()
+	if req.TTY {
+		s.execTTY(c, cmd, a, stream.WindowSize{Rows: req.Rows, Cols: req.Cols})
+	} else {
+		s.execPipes(c, cmd)
+	}
+}
+
+// upgrade turns the request's connection into a stream of frames; on failure
+// it has answered.
+func upgrade(w http.ResponseWriter, r *http.Request) (net.Conn, *bufio.Reader, bool) {
+	if r.Header.Get("Upgrade") != guestapi.StreamProtocol {
+		fail(w, agentlab.Errorf(agentlab.CodeInvalid, "an Upgrade to %s is needed", guestapi.StreamProtocol))
+		return nil, nil, false
+	}
+	conn, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		fail(w, err)
+		return nil, nil, false
+	}
+	_ = conn.SetDeadline(time.Time{})
+	_, err = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+
+		guestapi.StreamProtocol+"\r\n\r\n")
+	if err != nil {
+		_ = conn.Close()
+		return nil, nil, false
+	}
+	return conn, rw.Reader, true
+}
+
+// client is the far end of an upgraded connection.
+type client struct {
+	conn net.Conn
+	in   *stream.Reader
+	out  *stream.Writer
+	gone context.Context // ends when the client is gone, or the server
+	cut  context.CancelFunc
+	wg   sync.WaitGroup
+}
+
+func newClient(ctx context.Context, conn net.Conn, in io.Reader) *client {
+	c := &client{conn: conn, in: stream.NewReader(in), out: stream.NewWriter(conn)}
+	c.gone, c.cut = context.WithCancel(ctx)
+	c.wg.Go(func() {
+		t := time.NewTicker(pingEvery)
+		defer t.Stop()
+		for {
+			select {
+			case <-c.gone.Done():
+				return
+			case <-t.C:
+				if c.out.Frame(stream.Ping, nil) != nil {
+					c.cut()
+				}
+			}
+		}
+	})
+	return c
+}
+
+// receive hands every frame to fn until the client is gone or fn fails.
+func (c *client) receive(fn func(stream.Type, []byte) error) {
+	c.wg.Go(func() {
+		defer c.cut()
+		for {
+			t, p, err := c.in.Next()
+			if err != nil || fn(t, p) != nil {
+				return
+			}
+		}
+	})
+}
+
+func (c *client) exit(st stream.ExitStatus) { _ = c.out.JSON(stream.Exit, st) }
+
+// close ends the connection and waits for what newClient and receive began.
+func (c *client) close() {
+	c.cut()
+	_ = c.conn.Close()
+	_ = c.conn.SetDeadline(time.Unix(1, 0)) // wakes readers that Close leaves blocked
+	c.wg.Wait()
+}
+
+// waited runs cmd.Wait; the channel is closed when the process has ended.
+func waited(cmd *exec.Cmd) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = cmd.Wait() // its outcome is in cmd.ProcessState
+	}()
+	return done
+}
+
+// execPipes runs cmd with separate standard streams.
+func (s *Server) execPipes(c *client, cmd *exec.Cmd) {
+	var ours, theirs []*os.File
+	closeAll := func(files []*os.File) {
+		for _, f := range files {
+			_ = f.Close()
+		}
+	}
+	defer func() { closeAll(ours) }()
+	for i := range 3 {
+		r, w, err := os.Pipe()
+		if err != nil {
+			closeAll(theirs)
+			c.exit(stream.ExitStatus{Code: 126, Error: err.Error()})
+			return
+		}
+		if i == 0 {
+			r, w = w, r
+		}
+		ours, theirs = append(ours, r), append(theirs, w)
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = theirs[0], theirs[1], theirs[2]
+	err := cmd.Start()
+	closeAll(theirs)
+	if err != nil {
+		c.exit(startFailure(cmd, err))
+		return
+	}
+	done := waited(cmd)
+	stdin := ours[0]
+	c.receive(func(t stream.Type, p []byte) error {
+		switch t {
+		case stream.Stdin: // a process that closed its input is no fault
+			_, _ = stdin.Write(p)
+		case stream.StdinEOF:
+			_ = stdin.Close()
+		case stream.Signal:
+			signalByName(cmd.Process.Pid, done, string(p))
+		}
+		return nil
+	})
+	var out sync.WaitGroup
+	out.Go(func() { drain(c.out.Data(stream.Stdout), ours[1], done) })
+	out.Go(func() { drain(c.out.Data(stream.Stderr), ours[2], done) })
+	s.finish(c, cmd, done, &out, func() { closeAll(ours) })
+}
+
+// execTTY runs cmd on a terminal of its own.
+func (s *Server) execTTY(c *client, cmd *exec.Cmd, a account, size stream.WindowSize) {
+	ptmx, err := startTTY(cmd, a, size)
+	if err != nil {
+		c.exit(startFailure(cmd, err))
+		return
+	}
+	defer func() { _ = ptmx.Close() }()
+	done := waited(cmd)
+	c.receive(ttyInput(ptmx, cmd.Process.Pid, done))
+	var out sync.WaitGroup
+	out.Go(func() { drain(c.out.Data(stream.Stdout), ptmx, done) })
+	s.finish(c, cmd, done, &out, func() { _ = ptmx.Close() })
+}
+
+// finish waits for the process and its output and tells its exit, or kills it
+// when the client is gone first.
+func (s *Server) finish(c *client, cmd *exec.Cmd, done <-chan struct{}, out *sync.WaitGroup, closeOut func()) {
+	drained := make(chan struct{})
+	go func() { out.Wait(); close(drained) }()
+	select {
+	case <-done:
+		select {
+		case <-drained:
+			c.exit(exitStatus(cmd.ProcessState))
+			return
+		case <-c.gone.Done():
+		}
+	case <-c.gone.Done():
+	}
+	_ = c.conn.Close()
+	killSession(s.ctx, cmd.Process.Pid)
+	<-done
+	closeOut()
+	<-drained
+}
+
+// drain copies f to w until its end. Once done is closed, which is when the
+// process has exited, it takes what is there and waits for no more.
+func drain(w io.Writer, f *os.File, done <-chan struct{}) {
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		select {
+		case <-done:
+			_ = f.SetReadDeadline(time.Now().Add(drainIdle))
+		case <-stop:
+		}
+	}()
+	buf := make([]byte, 32<<10)
+	var until time.Time
+	for {
+		select {
+		case <-done:
+			if until.IsZero() {
+				until = time.Now().Add(drainMax)
+			}
+			if time.Now().After(until) {
+				return
+			}
+			_ = f.SetReadDeadline(time.Now().Add(drainIdle))
+		default:
+		}
+		n, err := f.Read(buf)
+		if n > 0 {
+			if _, werr := w.Write(buf[:n]); werr != nil {
+				return
+			}
+		}
+		if err == nil || (errors.Is(err, os.ErrDeadlineExceeded) && until.IsZero()) {
+			continue // the first deadline only tells that the process ended
+		}
+		return
+	}
+}
+
+// startTTY starts cmd on a new terminal that belongs to a.
+func startTTY(cmd *exec.Cmd, a account, size stream.WindowSize) (*os.File, error) {
+	if cmd.Err != nil {
+		return nil, cmd.Err
+	}
+	ptmx, tty, err := pty.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = tty.Close() }()
+	setSize(ptmx, size)
+	if os.Geteuid() == 0 {
+		if err := tty.Chown(int(a.uid), -1); err != nil {
+			_ = ptmx.Close()
+			return nil, err
+		}
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
+	cmd.SysProcAttr.Setctty = true
+	if err := cmd.Start(); err != nil {
+		_ = ptmx.Close()
+		return nil, err
+	}
+	return ptmx, nil
+}
+
+func setSize(ptmx *os.File, size stream.WindowSize) {
+	if size.Rows == 0 || size.Cols == 0 {
+		size = stream.WindowSize{Rows: 24, Cols: 80}
+	}
+	_ = pty.Setsize(ptmx, &pty.Winsize{Rows: size.Rows, Cols: size.Cols})
+}
+
+// ttyInput returns what handles the frames for a process on a terminal.
+func ttyInput(ptmx *os.File, pid int, done <-chan struct{}) func(stream.Type, []byte) error {
+	return func(t stream.Type, p []byte) error {
+		switch t {
+		case stream.Stdin:
+			_, _ = ptmx.Write(p)
+		case stream.StdinEOF:
+			_, _ = ptmx.Write([]byte{0x04}) // end of file, as typed
+		case stream.Resize:
+			var size stream.WindowSize
+			if err := json.Unmarshal(p, &size); err != nil {
+				return err
+			}
+			setSize(ptmx, size) // the kernel tells the programs
+		case stream.Signal:
+			signalByName(pid, done, string(p))
+		}
+		return nil
+	}
+}

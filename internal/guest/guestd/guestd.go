@@ -1,0 +1,209 @@
+// Package guestd is the control server of a guest: what the controller asks
+// for over the control stream (package guestapi, "Guest control") happens
+// here. It runs as root, is started by initd before the distribution's init,
+// and depends on nothing of the distribution to answer.
+//
+// Whatever is secret lies below /run, which is memory.
+package guestd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/version"
+)
+
+// Names of files, below Config.Root. Only runDir is ours alone.
+const (
+	runDir        = "/run/agentlab"
+	bootstrapFile = runDir + "/bootstrap.json"
+	bootstrapLink = "/etc/agentlab/bootstrap.json"
+	uidFile       = "/var/lib/agentlab/uid"    // of the last identity; on the disk
+	freshFile     = runDir + "/machine-id.new" // initd made the machine-id in this boot
+	keysDir       = runDir + "/ssh/authorized_keys.d"
+	runnerLock    = runDir + "/runner.lock"
+	runnerLog     = runDir + "/runner.log"
+	runnerDone    = runDir + "/runner.done"
+	runnerProgram = runDir + "/bin/agent-runner"
+)
+
+// maxBody bounds a request's body, in bytes.
+const maxBody = 4 << 20
+
+// Config says where and as whom the server acts. The zero value is what a
+// guest wants.
+type Config struct {
+	Root    string        // prefix of every file name; "" in a guest
+	Kernel  Kernel        // nil: the real one
+	User    string        // who runs commands when a request names nobody; default "agent"
+	Runner  []string      // command of the runner; default agent-runner run
+	Logger  *slog.Logger  // nil: silent
+	Backoff time.Duration // first pause before a crashed runner is started again; default 1 s
+}
+
+// Server answers guest control requests.
+type Server struct {
+	cfg   Config
+	log   *slog.Logger
+	http  *http.Server
+	start time.Time
+
+	idMu  sync.Mutex // one identity at a time
+	keyMu sync.Mutex // one writer of authorized_keys at a time
+
+	runner runnerState
+	system systemState
+	terms  terminals
+
+	ctx    context.Context // ends with the server
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+}
+
+// New returns a Server. Call Serve, then Close.
+func New(cfg Config) *Server {
+	if cfg.Kernel == nil {
+		cfg.Kernel = linuxKernel{}
+	}
+	if cfg.User == "" {
+		cfg.User = "agent"
+	}
+	if len(cfg.Runner) == 0 {
+		cfg.Runner = []string{runnerProgram, "run"}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Backoff == 0 {
+		cfg.Backoff = time.Second
+	}
+	s := &Server{cfg: cfg, log: cfg.Logger, start: time.Now()}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.terms.open = make(map[string]*terminal)
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+guestapi.PathHealth, s.handleHealth)
+	mux.HandleFunc("PUT "+guestapi.PathIdentity, s.handleIdentity)
+	mux.HandleFunc("POST "+guestapi.PathExec, s.handleExec)
+	mux.HandleFunc("POST "+guestapi.PathAttach, s.handleAttach)
+	mux.HandleFunc("POST "+guestapi.PathSSHKey, s.handleSSHKey)
+	mux.HandleFunc("POST "+guestapi.PathPower, s.handlePower)
+	s.http = &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: 30 * time.Second,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
+	}
+	return s
+}
+
+// Serve answers what l accepts until l fails or Close is called. A runner that
+// an earlier guestd of this boot had started is looked after again.
+func (s *Server) Serve(l net.Listener) error {
+	s.resumeRunner()
+	err := s.http.Serve(l)
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// Close ends the server, every command and terminal it started, and waits.
+// The runner goes on.
+func (s *Server) Close() error {
+	s.cancel()
+	err := s.http.Close()
+	s.wg.Wait()
+	return err
+}
+
+// path returns name below the configured root.
+func (s *Server) path(name string) string { return filepath.Join("/", s.cfg.Root, name) }
+
+func (s *Server) handleHealth(w http.ResponseWriter, _ *http.Request) {
+	reply(w, s.health())
+}
+
+func (s *Server) health() guestapi.Health {
+	return guestapi.Health{
+		Version:  version.Get().Version,
+		BootID:   s.line("/proc/sys/kernel/random/boot_id"),
+		Uptime:   uptime(s.line("/proc/uptime")),
+		Identity: s.line(uidFile),
+		System:   s.systemStatus(),
+	}
+}
+
+// line returns the first line of a small file, "" when there is none.
+func (s *Server) line(name string) string {
+	b, err := os.ReadFile(s.path(name))
+	if err != nil {
+		return ""
+	}
+	first, _, _ := strings.Cut(string(b), "\n")
+	return strings.TrimSpace(first)
+}
+
+func uptime(line string) time.Duration {
+	first, _, _ := strings.Cut(line, " ")
+	d, err := time.ParseDuration(first + "s")
+	if err != nil {
+		return 0
+	}
+	return d
+}
+
+// decode reads the JSON body of r into v; on failure it has answered.
+func decode(w http.ResponseWriter, r *http.Request, v any) bool {
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err == nil {
+		err = json.Unmarshal(b, v)
+	}
+	if err != nil {
+		fail(w, agentlab.Errorf(agentlab.CodeInvalid, "the request cannot be read: %w", err))
+		return false
+	}
+	return true
+}
+
+func reply(w http.ResponseWriter, v any) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(b)
+}
+
+func fail(w http.ResponseWriter, err error) {
+	status := http.StatusInternalServerError
+	code := agentlab.CodeOf(err)
+	switch code {
+	case agentlab.CodeInvalid:
+		status = http.StatusBadRequest
+	case agentlab.CodeNotFound:
+		status = http.StatusNotFound
+	case agentlab.CodeBusy, agentlab.CodeUnavailable:
+		status = http.StatusServiceUnavailable
+	case agentlab.CodeConflict:
+		status = http.StatusConflict
+	case agentlab.CodeLimit:
+		status = http.StatusTooManyRequests
+	}
+	b, _ := json.Marshal(guestapi.ErrorBody{Code: string(code), Message: err.Error()})
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(b)
+}

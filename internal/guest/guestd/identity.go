@@ -1,0 +1,264 @@
+package guestd
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+const (
+	minEntropy = 32
+	// netWait is how long the network device may take to appear.
+	netWait = 10 * time.Second
+	// nameWatch is how long the hostname is held against an init that read
+	// the old one just before it was replaced.
+	nameWatch = 20 * time.Second
+)
+
+var (
+	uidRE       = regexp.MustCompile(`^[a-z0-9-]{1,64}$`)
+	machineIDRE = regexp.MustCompile(`^[0-9a-f]{32}$`)
+)
+
+func (s *Server) handleIdentity(w http.ResponseWriter, r *http.Request) {
+	var id guestapi.Identity
+	if !decode(w, r, &id) {
+		return
+	}
+	if err := s.setIdentity(id); err != nil {
+		s.log.Error("identity refused", "err", err)
+		fail(w, err)
+		return
+	}
+	reply(w, s.health())
+}
+
+func checkIdentity(id guestapi.Identity) error {
+	bad := func(field, format string, args ...any) error {
+		return agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField(field)
+	}
+	if !uidRE.MatchString(id.UID) {
+		return bad("uid", "%q is not a UID", id.UID)
+	}
+	if err := agentlab.ValidateName(id.Hostname); err != nil {
+		return err
+	}
+	if len(id.Entropy) < minEntropy || len(id.Entropy) > 4096 {
+		return bad("entropy", "%d bytes are not between %d and 4096", len(id.Entropy), minEntropy)
+	}
+	if id.Time.Year() < 2020 || id.Time.Year() > 2200 {
+		return bad("time", "%s is not the present", id.Time)
+	}
+	if id.Network != nil {
+		if err := validNetwork(*id.Network); err != nil {
+			return bad("network", "%w", err)
+		}
+	}
+	return nil
+}
+
+// setIdentity makes the guest be id. Every step may be repeated; the UID is
+// written last, so that a crash before leaves "not yet".
+func (s *Server) setIdentity(id guestapi.Identity) error {
+	if err := checkIdentity(id); err != nil {
+		return err
+	}
+	s.idMu.Lock()
+	defer s.idMu.Unlock()
+	// Entropy comes first: keys are made from it.
+	if err := s.cfg.Kernel.AddEntropy(id.Entropy); err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "entropy: %w", err)
+	}
+	if err := s.cfg.Kernel.SetTime(id.Time); err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "clock: %w", err)
+	}
+	steps := []struct {
+		what string
+		do   func() error
+	}{
+		{"machine-id", func() error { return s.setMachineID(id.UID) }},
+		{"hostname", func() error { return s.setHostname(id.Hostname) }},
+		{"network", func() error { return s.setNetwork(id.Network) }},
+		{"host key", func() error { return s.setHostKey(id.UID) }},
+		{"bootstrap", func() error { return s.setBootstrap(id.Bootstrap) }},
+		{"uid", func() error { return s.writeFile(uidFile, []byte(id.UID+"\n"), 0o644, 0, 0) }},
+	}
+	for _, step := range steps {
+		if err := step.do(); err != nil {
+			if _, ok := errors.AsType[*agentlab.Error](err); ok {
+				return err
+			}
+			return agentlab.Errorf(agentlab.CodeInternal, "%s: %w", step.what, err)
+		}
+	}
+	if id.Bootstrap != nil {
+		s.startRunner()
+	}
+	return nil
+}
+
+// changed reports whether another identity than uid was set before, as in a
+// clone of a template.
+func (s *Server) changed(uid string) bool {
+	old := s.line(uidFile)
+	return old != "" && old != uid
+}
+
+// setMachineID makes a new machine-id for a new identity, and where the
+// present one was not made by initd in this boot or by us: it was baked in.
+func (s *Server) setMachineID(uid string) error {
+	id := s.line("/etc/machine-id")
+	ours := s.line(uidFile) == uid || s.line(freshFile) == id
+	if machineIDRE.MatchString(id) && ours && !s.changed(uid) {
+		return nil
+	}
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	id = hex.EncodeToString(b[:])
+	if err := s.writeFile(freshFile, []byte(id+"\n"), 0o644, 0, 0); err != nil {
+		return err
+	}
+	return s.writeFile("/etc/machine-id", []byte(id+"\n"), 0o444, 0, 0)
+}
+
+func (s *Server) setHostname(name string) error {
+	if err := s.writeFile("/etc/hostname", []byte(name+"\n"), 0o644, 0, 0); err != nil {
+		return err
+	}
+	old, err := os.ReadFile(s.path("/etc/hosts"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := s.writeFile("/etc/hosts", hosts(old, name), 0o644, 0, 0); err != nil {
+		return err
+	}
+	if err := s.cfg.Kernel.SetHostname(name); err != nil {
+		return err
+	}
+	s.wg.Go(func() { s.holdHostname(name) })
+	return nil
+}
+
+// hosts is old with the line of 127.0.1.1 naming this machine.
+func hosts(old []byte, name string) []byte {
+	var b bytes.Buffer
+	for line := range bytes.Lines(old) {
+		if f := bytes.Fields(line); len(f) == 0 || string(f[0]) != "127.0.1.1" {
+			b.Write(bytes.TrimRight(line, "\n"))
+			b.WriteByte('\n')
+		}
+	}
+	if b.Len() == 0 {
+		b.WriteString("127.0.0.1 localhost\n")
+	}
+	b.WriteString("127.0.1.1 " + name + "\n")
+	return b.Bytes()
+}
+
+func (s *Server) holdHostname(name string) {
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	end := time.After(nameWatch)
+	for {
+		select {
+		case <-t.C:
+		case <-end:
+			return
+		case <-s.ctx.Done():
+			return
+		}
+		if s.line("/etc/hostname") != name {
+			return // somebody renamed it on purpose
+		}
+		if got, err := s.cfg.Kernel.Hostname(); err == nil && got != name {
+			_ = s.cfg.Kernel.SetHostname(name)
+		}
+	}
+}
+
+func (s *Server) setNetwork(n *guestapi.Network) error {
+	if n == nil {
+		return nil
+	}
+	if err := s.cfg.Kernel.ConfigureNetwork(*n, netWait); err != nil {
+		return err
+	}
+	if len(n.DNS) == 0 {
+		return nil
+	}
+	return s.writeFile("/etc/resolv.conf", []byte(resolvConf(*n)), 0o644, 0, 0)
+}
+
+// setBootstrap leaves the bootstrap document where the runner reads it: in
+// memory, for the agent's user alone.
+func (s *Server) setBootstrap(b *guestapi.Bootstrap) error {
+	if b == nil {
+		return nil
+	}
+	a, err := s.account("")
+	if err != nil {
+		return err
+	}
+	doc, err := json.Marshal(b)
+	if err != nil {
+		return err
+	}
+	if err := s.writeFile(bootstrapFile, append(doc, '\n'), 0o600, int(a.uid), int(a.gid)); err != nil {
+		return err
+	}
+	link := s.path(bootstrapLink)
+	if to, err := os.Readlink(link); err == nil && to == bootstrapFile {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil { //nolint:gosec // a directory that all may read
+		return err
+	}
+	_ = os.Remove(link)
+	return os.Symlink(bootstrapFile, link)
+}
+
+// writeFile replaces name as one step. A symlink there is replaced, not
+// followed. Owners are set only by root.
+func (s *Server) writeFile(name string, content []byte, mode fs.FileMode, uid, gid int) error {
+	name = s.path(name)
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // directories that all may read
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*") // mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err == nil && os.Geteuid() == 0 {
+		err = f.Chown(uid, gid)
+	}
+	if err == nil {
+		err = f.Chmod(mode)
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}
+
+// oneLine reports whether text is a single line of printable characters.
+func oneLine(text string) bool {
+	return !strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f })
+}

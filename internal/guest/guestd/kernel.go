@@ -1,0 +1,160 @@
+package guestd
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+	"unsafe"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// Kernel is what an identity changes outside of files.
+type Kernel interface {
+	SetTime(t time.Time) error
+	// AddEntropy credits p to the kernel's generator and makes it take it in
+	// at once: clones of one template would else give the same first bytes.
+	AddEntropy(p []byte) error
+	SetHostname(name string) error
+	Hostname() (string, error)
+	// ConfigureNetwork sets address, route and MTU of the one network device,
+	// waiting up to wait for it to appear.
+	ConfigureNetwork(n guestapi.Network, wait time.Duration) error
+	// Reboot stops the machine at once: "poweroff" or "reboot".
+	Reboot(action string) error
+}
+
+type linuxKernel struct{}
+
+func (linuxKernel) SetTime(t time.Time) error {
+	ts := unix.NsecToTimespec(t.UnixNano())
+	return unix.ClockSettime(unix.CLOCK_REALTIME, &ts)
+}
+
+func (linuxKernel) AddEntropy(p []byte) error {
+	f, err := os.OpenFile("/dev/urandom", os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	// struct rand_pool_info: entropy in bits, size in bytes, the bytes.
+	info := binary.NativeEndian.AppendUint32(nil, uint32(len(p)*8)) //nolint:gosec // a few bytes
+	info = binary.NativeEndian.AppendUint32(info, uint32(len(p)))   //nolint:gosec // a few bytes
+	info = append(info, p...)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), unix.RNDADDENTROPY, uintptr(unsafe.Pointer(&info[0]))); errno != 0 {
+		return os.NewSyscallError("RNDADDENTROPY", errno)
+	}
+	const rndReseedCRNG = 0x5207
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), rndReseedCRNG, 0); errno != 0 {
+		return os.NewSyscallError("RNDRESEEDCRNG", errno)
+	}
+	return nil
+}
+
+func (linuxKernel) SetHostname(name string) error { return unix.Sethostname([]byte(name)) }
+func (linuxKernel) Hostname() (string, error)     { return os.Hostname() }
+
+func (linuxKernel) ConfigureNetwork(n guestapi.Network, wait time.Duration) error {
+	link, err := ethernet(wait)
+	if err != nil {
+		return err
+	}
+	addr, err := netlink.ParseAddr(n.Address)
+	if err != nil {
+		return err
+	}
+	if n.MTU > 0 && link.Attrs().MTU != n.MTU {
+		if err := netlink.LinkSetMTU(link, n.MTU); err != nil {
+			return err
+		}
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return err
+	}
+	old, err := netlink.AddrList(link, netlink.FAMILY_V4)
+	if err != nil {
+		return err
+	}
+	for _, a := range old {
+		if !a.Equal(*addr) {
+			if err := netlink.AddrDel(link, &a); err != nil {
+				return err
+			}
+		}
+	}
+	if err := netlink.AddrReplace(link, addr); err != nil {
+		return err
+	}
+	if n.Gateway == "" {
+		return nil
+	}
+	return netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: net.ParseIP(n.Gateway)})
+}
+
+// ethernet finds the network device: eth0, else the first that is no
+// loopback and has a hardware address.
+func ethernet(wait time.Duration) (netlink.Link, error) {
+	deadline := time.Now().Add(wait)
+	for {
+		if l, err := netlink.LinkByName("eth0"); err == nil {
+			return l, nil
+		}
+		links, err := netlink.LinkList()
+		if err != nil {
+			return nil, err
+		}
+		for _, l := range links {
+			at := l.Attrs()
+			if at.Flags&net.FlagLoopback == 0 && len(at.HardwareAddr) == 6 && l.Type() == "device" {
+				return l, nil
+			}
+		}
+		if time.Now().After(deadline) {
+			return nil, errors.New("the guest has no network device")
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func (linuxKernel) Reboot(action string) error {
+	unix.Sync()
+	if action == "reboot" {
+		return unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
+	}
+	return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
+}
+
+// validNetwork refuses what cannot be configured before anything is changed.
+func validNetwork(n guestapi.Network) error {
+	if _, err := netip.ParsePrefix(n.Address); err != nil {
+		return err
+	}
+	for _, a := range append([]string{n.Gateway}, n.DNS...) {
+		if a == "" {
+			continue
+		}
+		if _, err := netip.ParseAddr(a); err != nil {
+			return err
+		}
+	}
+	if n.MTU != 0 && (n.MTU < 576 || n.MTU > 65535) {
+		return errors.New("the MTU is out of range")
+	}
+	return nil
+}
+
+// resolvConf is resolv.conf(5) for n.
+func resolvConf(n guestapi.Network) string {
+	var b strings.Builder
+	for _, a := range n.DNS {
+		b.WriteString("nameserver " + a + "\n")
+	}
+	return b.String()
+}

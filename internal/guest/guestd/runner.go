@@ -1,0 +1,177 @@
+package guestd
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+const (
+	maxBackoff   = 30 * time.Second
+	maxRunnerLog = 1 << 20 // bytes, of one start of the runner
+)
+
+// ExitLocked is the exit code of a runner that found another one running.
+const ExitLocked = 75
+
+// runnerState guards that one loop looks after the runner.
+type runnerState struct {
+	mu      sync.Mutex
+	looping bool
+}
+
+// resumeRunner looks after the runner again when an earlier guestd of this
+// boot had started it and it has not ended.
+func (s *Server) resumeRunner() {
+	if _, err := os.Stat(s.path(bootstrapFile)); err == nil {
+		s.startRunner()
+	}
+}
+
+// startRunner runs the runner until it has ended once in this boot.
+func (s *Server) startRunner() {
+	if _, err := os.Stat(s.path(runnerDone)); err == nil {
+		return
+	}
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
+	if s.runner.looping || s.ctx.Err() != nil {
+		return
+	}
+	s.runner.looping = true
+	s.wg.Go(func() {
+		s.runnerLoop()
+		s.runner.mu.Lock()
+		s.runner.looping = false
+		s.runner.mu.Unlock()
+	})
+}
+
+// runnerLoop starts the runner again, with growing pauses, until it exits 0.
+func (s *Server) runnerLoop() {
+	pause := s.cfg.Backoff
+	for {
+		began := time.Now()
+		err := s.runRunner()
+		if s.ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			if err := s.writeFile(runnerDone, nil, 0o644, 0, 0); err != nil {
+				s.log.Error("the runner's end is not noted", "err", err)
+			}
+			return
+		}
+		s.log.Warn("the runner ended", "err", err, "next", pause)
+		if time.Since(began) > 2*maxBackoff {
+			pause = s.cfg.Backoff
+		}
+		select {
+		case <-time.After(pause):
+		case <-s.ctx.Done():
+			return
+		}
+		pause = min(2*pause, maxBackoff)
+	}
+}
+
+// runRunner runs the runner once, as the agent's user. When s ends, the runner
+// goes on, and the next guestd waits for it by its lock.
+func (s *Server) runRunner() error {
+	a, err := s.account("")
+	if err != nil {
+		return err
+	}
+	lock, err := s.agentFile(runnerLock, os.O_RDWR, a)
+	if err != nil {
+		return err
+	}
+	err = waitLock(s.ctx, lock)
+	_ = lock.Close() // the runner takes it itself, see LockRunner
+	if err != nil {
+		return err
+	}
+	log, err := s.agentFile(runnerLog, os.O_WRONLY|os.O_APPEND, a)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }()
+	if fi, err := log.Stat(); err == nil && fi.Size() > maxRunnerLog {
+		_ = log.Truncate(0)
+	}
+	cmd, err := s.command(guestapi.ExecRequest{Command: s.cfg.Runner}, a)
+	if err != nil {
+		return err
+	}
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	select {
+	case err := <-done:
+		return err
+	case <-s.ctx.Done():
+		return s.ctx.Err()
+	}
+}
+
+// agentFile opens a file of ours that belongs to the agent's user, who could
+// have put anything in its place if the directory were not root's.
+func (s *Server) agentFile(name string, flags int, a account) (*os.File, error) {
+	name = s.path(name)
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // all may read it
+		return nil, err
+	}
+	f, err := os.OpenFile(name, flags|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if os.Geteuid() == 0 {
+		if err := f.Chown(int(a.uid), int(a.gid)); err != nil {
+			_ = f.Close()
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// waitLock returns when nobody holds the lock on f.
+func waitLock(ctx context.Context, f *os.File) error {
+	t := time.NewTicker(200 * time.Millisecond)
+	defer t.Stop()
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return unix.Flock(int(f.Fd()), unix.LOCK_UN)
+		}
+		if err != unix.EWOULDBLOCK && err != unix.EINTR {
+			return err
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// LockRunner makes the calling process the one runner of this guest, until it
+// ends: the lock is not passed on to children. It reports false when another
+// runner lives. Where there is no lock file (a guest without guestd) it is
+// made, if possible.
+func LockRunner() bool {
+	fd, err := unix.Open(runnerLock, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return true
+	}
+	return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) != unix.EWOULDBLOCK // fd stays open
+}

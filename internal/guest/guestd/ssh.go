@@ -1,0 +1,233 @@
+package guestd
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/pem"
+	"errors"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+const (
+	hostKeyFile = "/etc/ssh/ssh_host_ed25519_key"
+	sshPort     = 22
+	sshdWait    = 60 * time.Second
+	maxKeys     = 100 // living ephemeral keys of one user
+)
+
+// setHostKey makes the SSH host key when there is none or it is of another
+// identity.
+func (s *Server) setHostKey(uid string) error {
+	if !s.changed(uid) {
+		if _, err := os.Stat(s.path(hostKeyFile)); err == nil {
+			return nil
+		}
+		return s.newHostKey()
+	}
+	old, _ := filepath.Glob(s.path("/etc/ssh/ssh_host_*_key*"))
+	for _, name := range old {
+		if err := os.Remove(name); err != nil {
+			return err
+		}
+	}
+	if err := s.newHostKey(); err != nil {
+		return err
+	}
+	s.wg.Go(func() { // an sshd that runs still has the old ones
+		if s.systemdRuns() {
+			_ = s.systemctl(s.ctx, "try-restart", "ssh.service", "sshd.service")
+		}
+	})
+	return nil
+}
+
+func (s *Server) newHostKey() error {
+	pub, priv, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return err
+	}
+	block, err := ssh.MarshalPrivateKey(priv, "")
+	if err != nil {
+		return err
+	}
+	sshPub, err := ssh.NewPublicKey(pub)
+	if err != nil {
+		return err
+	}
+	if err := s.writeFile(hostKeyFile+".pub", ssh.MarshalAuthorizedKey(sshPub), 0o644, 0, 0); err != nil {
+		return err
+	}
+	return s.writeFile(hostKeyFile, pem.EncodeToMemory(block), 0o600, 0, 0)
+}
+
+func (s *Server) handleSSHKey(w http.ResponseWriter, r *http.Request) {
+	var req guestapi.SSHKeyRequest
+	if !decode(w, r, &req) {
+		return
+	}
+	a, err := s.account(req.User)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	if err := s.authorize(a.name, req); err != nil {
+		fail(w, err)
+		return
+	}
+	if _, err := os.Stat(s.path(hostKeyFile)); errors.Is(err, fs.ErrNotExist) {
+		if err := s.newHostKey(); err != nil {
+			fail(w, err)
+			return
+		}
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), sshdWait)
+	defer cancel()
+	if err := s.ensureSSHD(ctx); err != nil {
+		fail(w, err)
+		return
+	}
+	reply(w, guestapi.SSHKeyResponse{User: a.name, Port: sshPort, HostKeys: s.hostKeys()})
+}
+
+// parseKey accepts one public key and nothing that could be read as an option.
+func parseKey(line string) (ssh.PublicKey, error) {
+	bad := agentlab.Errorf(agentlab.CodeInvalid, "not a public key of one line without options").WithField("public_key")
+	line = strings.TrimSpace(line)
+	if len(line) > 16<<10 || !oneLine(line) {
+		return nil, bad
+	}
+	key, _, options, rest, err := ssh.ParseAuthorizedKey([]byte(line))
+	if err != nil || len(options) > 0 || len(rest) > 0 || !strings.HasPrefix(line, key.Type()+" ") {
+		return nil, bad
+	}
+	return key, nil
+}
+
+// authorize lets the key in until it expires. Keys that have expired are
+// taken out on the way.
+func (s *Server) authorize(user string, req guestapi.SSHKeyRequest) error {
+	key, err := parseKey(req.PublicKey)
+	if err != nil {
+		return err
+	}
+	if req.Seconds < 1 || req.Seconds > 86400 {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%d is not between 1 and 86400", req.Seconds).WithField("seconds")
+	}
+	s.keyMu.Lock()
+	defer s.keyMu.Unlock()
+	name := filepath.Join(keysDir, user)
+	old, err := os.ReadFile(s.path(name))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	now := time.Now()
+	plain := ssh.MarshalAuthorizedKey(key)
+	kept := livingKeys(old, plain, now)
+	if len(kept) >= maxKeys {
+		return agentlab.Errorf(agentlab.CodeLimit, "%d keys are authorized for %s", maxKeys, user)
+	}
+	// sshd reads the time in the guest's zone, to the second.
+	expiry := now.Add(time.Duration(req.Seconds)*time.Second + time.Second - 1).Truncate(time.Second)
+	line := append([]byte(`expiry-time="`+expiry.Local().Format(expiryLayout)+`" `), plain...)
+	return s.writeFile(name, bytes.Join(append(kept, line), nil), 0o644, 0, 0)
+}
+
+const expiryLayout = "20060102150405"
+
+// livingKeys returns the lines of an authorized_keys file of ours that are
+// not for key and have not expired.
+func livingKeys(file, key []byte, now time.Time) [][]byte {
+	var kept [][]byte
+	for line := range bytes.Lines(file) {
+		rest, ok := bytes.CutPrefix(line, []byte(`expiry-time="`))
+		at, k, ok2 := bytes.Cut(rest, []byte(`" `))
+		if !ok || !ok2 || bytes.Equal(k, key) {
+			continue
+		}
+		if t, err := time.ParseInLocation(expiryLayout, string(at), time.Local); err == nil && t.After(now) {
+			kept = append(kept, line)
+		}
+	}
+	return kept
+}
+
+func (s *Server) hostKeys() []string {
+	names, _ := filepath.Glob(s.path("/etc/ssh/ssh_host_*_key.pub"))
+	keys := []string{}
+	for _, name := range names {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			continue
+		}
+		if line := strings.TrimSpace(string(b)); oneLine(line) {
+			keys = append(keys, line)
+		}
+	}
+	return keys
+}
+
+// ensureSSHD returns when sshd answers. It starts it when it does not: as a
+// service where systemd runs, by itself where not.
+func (s *Server) ensureSSHD(ctx context.Context) error {
+	if sshdAnswers(ctx) {
+		return nil
+	}
+	t := time.NewTicker(50 * time.Millisecond)
+	defer t.Stop()
+	started := false
+	for {
+		if !started {
+			started = s.startSSHD(ctx)
+		}
+		if sshdAnswers(ctx) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return agentlab.Errorf(agentlab.CodeUnavailable, "sshd does not answer in the guest").
+				WithHint("is openssh-server part of the image?")
+		case <-t.C:
+		}
+	}
+}
+
+// startSSHD reports whether sshd was started or there is nobody to ask.
+func (s *Server) startSSHD(ctx context.Context) bool {
+	if s.systemdWanted() {
+		if !s.systemdRuns() {
+			return false // ask again when it does
+		}
+		if s.systemctl(ctx, "start", "ssh.service") == nil || s.systemctl(ctx, "start", "sshd.service") == nil {
+			return true
+		}
+	}
+	_ = os.MkdirAll(s.path("/run/sshd"), 0o755) //nolint:gosec // sshd wants it so
+	return exec.CommandContext(ctx, "/usr/sbin/sshd").Run() == nil
+}
+
+func sshdAnswers(ctx context.Context) bool {
+	d := net.Dialer{Timeout: 5 * time.Second}
+	c, err := d.DialContext(ctx, "tcp", "127.0.0.1:22")
+	if err != nil {
+		return false
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	var b [4]byte
+	n, _ := c.Read(b[:])
+	return n > 0 && strings.HasPrefix("SSH-", string(b[:n]))
+}

@@ -1,0 +1,111 @@
+package guestd
+
+import (
+	"context"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+const (
+	statusFresh   = 2 * time.Second
+	statusTimeout = 10 * time.Second
+	// powerWait is how long the distribution's init has to stop the machine.
+	powerWait = 90 * time.Second
+)
+
+// systemState caches what systemd says of itself: asking costs a process, and
+// health must answer at once.
+type systemState struct {
+	mu     sync.Mutex
+	status string
+	at     time.Time
+	asking bool
+}
+
+// systemdWanted reports whether the distribution's init is systemd.
+func (s *Server) systemdWanted() bool {
+	to, err := os.Readlink(s.path("/sbin/init"))
+	return err == nil && strings.HasSuffix(to, "systemd")
+}
+
+// systemdRuns reports whether systemctl has somebody to talk to.
+func (s *Server) systemdRuns() bool {
+	_, err := os.Stat(s.path("/run/systemd/private"))
+	return err == nil
+}
+
+func (s *Server) systemctl(ctx context.Context, args ...string) error {
+	return exec.CommandContext(ctx, "systemctl", args...).Run()
+}
+
+// systemStatus returns the last known state and looks again in the background
+// when it is not fresh.
+func (s *Server) systemStatus() string {
+	st := &s.system
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	switch {
+	case !s.systemdRuns():
+		st.status = "unknown"
+		if s.systemdWanted() {
+			st.status = "starting"
+		}
+	case !st.asking && time.Since(st.at) > statusFresh:
+		st.asking = true
+		s.wg.Go(s.askSystemd)
+	}
+	return st.status
+}
+
+func (s *Server) askSystemd() {
+	ctx, cancel := context.WithTimeout(s.ctx, statusTimeout)
+	defer cancel()
+	out, _ := exec.CommandContext(ctx, "systemctl", "is-system-running").Output() // exits 1 unless "running"
+	status := strings.TrimSpace(string(out))
+	switch status {
+	case "running", "degraded":
+	case "initializing", "starting":
+		status = "starting"
+	default:
+		status = "unknown"
+	}
+	s.system.mu.Lock()
+	s.system.status, s.system.at, s.system.asking = status, time.Now(), false
+	s.system.mu.Unlock()
+}
+
+func (s *Server) handlePower(w http.ResponseWriter, r *http.Request) {
+	var req guestapi.PowerRequest
+	if !decode(w, r, &req) {
+		return
+	}
+	if req.Action != "poweroff" && req.Action != "reboot" {
+		fail(w, agentlab.Errorf(agentlab.CodeInvalid, "unknown action %q", req.Action).WithField("action"))
+		return
+	}
+	reply(w, struct{}{})
+	_ = http.NewResponseController(w).Flush()
+	s.wg.Go(func() { s.power(req.Action) })
+}
+
+// power stops the machine in the orderly way, and when that is not possible
+// or takes too long, at once.
+func (s *Server) power(action string) {
+	if s.systemdRuns() && s.systemctl(s.ctx, "--no-block", action) == nil {
+		select {
+		case <-time.After(powerWait):
+		case <-s.ctx.Done():
+			return
+		}
+	}
+	if err := s.cfg.Kernel.Reboot(action); err != nil {
+		s.log.Error("the machine does not stop", "action", action, "err", err)
+	}
+}

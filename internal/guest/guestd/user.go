@@ -1,0 +1,110 @@
+package guestd
+
+import (
+	"bufio"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// account is a line of passwd(5) and the groups of group(5).
+type account struct {
+	name, home, shell string
+	uid, gid          uint32
+	groups            []uint32
+}
+
+func (s *Server) account(name string) (account, error) {
+	if name == "" {
+		name = s.cfg.User
+	}
+	a := account{name: name}
+	found := false
+	err := eachLine(s.path("/etc/passwd"), func(f []string) {
+		if found || len(f) < 7 || f[0] != name {
+			return
+		}
+		uid, uerr := strconv.ParseUint(f[2], 10, 32)
+		gid, gerr := strconv.ParseUint(f[3], 10, 32)
+		if uerr != nil || gerr != nil {
+			return
+		}
+		found = true
+		a.uid, a.gid, a.home, a.shell = uint32(uid), uint32(gid), f[5], f[6]
+	})
+	if err != nil || !found {
+		return a, agentlab.Errorf(agentlab.CodeNotFound, "the guest has no user %q", name).WithField("user")
+	}
+	if a.shell == "" {
+		a.shell = "/bin/sh"
+	}
+	if a.home == "" {
+		a.home = "/"
+	}
+	_ = eachLine(s.path("/etc/group"), func(f []string) { // no file: no further groups
+		if len(f) < 4 || !slices.Contains(strings.Split(f[3], ","), name) {
+			return
+		}
+		if gid, err := strconv.ParseUint(f[2], 10, 32); err == nil {
+			a.groups = append(a.groups, uint32(gid))
+		}
+	})
+	return a, nil
+}
+
+// eachLine calls fn with the colon-separated fields of every line.
+func eachLine(name string, fn func([]string)) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	sc := bufio.NewScanner(f)
+	for sc.Scan() {
+		fn(strings.Split(sc.Text(), ":"))
+	}
+	return sc.Err()
+}
+
+// environ is what a login of a would have, as login(1) and pam_env set it.
+func (s *Server) environ(a account, term string) []string {
+	path := "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"
+	if a.uid == 0 {
+		path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	}
+	env := []string{
+		"HOME=" + a.home, "USER=" + a.name, "LOGNAME=" + a.name,
+		"SHELL=" + a.shell, "PATH=" + path,
+	}
+	for _, name := range []string{"/etc/default/locale", "/etc/environment"} {
+		env = append(env, s.envFile(name)...)
+	}
+	if term != "" {
+		env = append(env, "TERM="+term)
+	}
+	return env
+}
+
+// envFile reads KEY=value lines, with or without quotes.
+func (s *Server) envFile(name string) []string {
+	b, err := os.ReadFile(s.path(name))
+	if err != nil {
+		return nil
+	}
+	var env []string
+	for line := range strings.Lines(string(b)) {
+		line = strings.TrimPrefix(strings.TrimSpace(line), "export ")
+		k, v, ok := strings.Cut(line, "=")
+		if !ok || k == "" || strings.HasPrefix(k, "#") {
+			continue
+		}
+		if n := len(v); n >= 2 && (v[0] == '"' || v[0] == '\'') && v[n-1] == v[0] {
+			v = v[1 : n-1]
+		}
+		env = append(env, k+"="+v)
+	}
+	return env
+}
