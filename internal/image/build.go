@@ -1,0 +1,321 @@
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/agentlab-vm/agentlab/images"
+)
+
+// builderVersion changes whenever the code here would make another image of
+// the same recipe. Changes of the embedded files and scripts count by
+// themselves.
+const builderVersion = "1"
+
+// The files of an image.
+const (
+	fileRoot    = "root.img"
+	fileKernel  = "vmlinux"
+	fileModules = "modules.cpio"
+	fileStamp   = "image.json"
+)
+
+// builderKey identifies this builder.
+func builderKey() string {
+	h := sha256.New()
+	h.Write([]byte(builderVersion))
+	for _, tree := range []fs.FS{images.Files, images.Scripts} {
+		// Walking an embedded tree cannot fail.
+		_ = fs.WalkDir(tree, ".", func(path string, d fs.DirEntry, err error) error {
+			if err == nil && !d.IsDir() {
+				data, _ := fs.ReadFile(tree, path)
+				_, _ = fmt.Fprintf(h, "%s %d\n%s", path, len(data), data)
+			}
+			return err
+		})
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// builder makes one image in one directory.
+type builder struct {
+	recipe *Recipe
+	work   string // the build's own directory
+	log    string // path of the log, for hints
+	out    *output
+	now    func() time.Time
+}
+
+func (b *builder) path(elem ...string) string {
+	return filepath.Join(append([]string{b.work}, elem...)...)
+}
+
+// build fills work/image and returns its stamp.
+func (b *builder) build(ctx context.Context) (*Stamp, error) {
+	if err := b.recipe.preflight(ctx, b.work); err != nil {
+		return nil, err
+	}
+	if err := b.prepare(ctx); err != nil {
+		return nil, classify("preparing", err, b.log)
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return classify("installing packages", b.debootstrap(gctx), b.log) })
+	if b.recipe.usesNPM() {
+		g.Go(func() error { return classify("installing agents", b.npmInstall(gctx), b.log) })
+	}
+	if err := g.Wait(); err != nil {
+		return nil, firstCause(ctx, err)
+	}
+	b.out.step("setting up users, services and links")
+	if err := b.finish(ctx); err != nil {
+		return nil, classify("finishing the root file system", err, b.log)
+	}
+	stamp, err := b.inspect()
+	if err != nil {
+		return nil, classify("inspecting the root file system", err, b.log)
+	}
+	if err := b.kernel(stamp); err != nil {
+		return nil, classify("extracting the kernel", err, b.log)
+	}
+	stamp.seal()
+	b.out.step("writing the root disk")
+	if err := b.disk(ctx, stamp); err != nil {
+		return nil, classify("writing the root disk", err, b.log)
+	}
+	if err := stamp.write(b.path("image", fileStamp)); err != nil {
+		return nil, classify("writing the stamp", err, b.log)
+	}
+	return stamp, nil
+}
+
+// firstCause prefers the end of the caller's context to its echoes.
+func firstCause(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// prepare lays out what the scripts read.
+func (b *builder) prepare(ctx context.Context) error {
+	for _, dir := range []string{"image", "tmp", "files"} {
+		if err := os.Mkdir(b.path(dir), 0o755); err != nil { //nolint:gosec // read inside the namespace by others than root
+			return err
+		}
+	}
+	if err := writeTree(images.Scripts, "build", b.work); err != nil {
+		return err
+	}
+	if err := writeTree(images.Files, "files", b.path("files")); err != nil {
+		return err
+	}
+	d := b.recipe.distribution()
+	sources := b.path("files", "etc", "apt", "sources.list.d", d.name+".sources")
+	if err := writeFile(sources, b.recipe.sourcesFile()); err != nil {
+		return err
+	}
+	var list strings.Builder
+	for _, s := range b.recipe.sources("/etc/apt") {
+		list.WriteString(s.line())
+	}
+	if err := writeFile(b.path("sources.list"), list.String()); err != nil {
+		return err
+	}
+	return writeFile(b.path("apt.conf"), hostAptConf(ctx))
+}
+
+// writeTree writes what lies below root in tree to dir. Scripts and sudoers
+// files get the modes they need; embedding does not keep any.
+func writeTree(tree fs.FS, root, dir string) error {
+	return fs.WalkDir(tree, root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(root, path) // path is below root
+		to := filepath.Join(dir, rel)
+		if d.IsDir() {
+			return os.MkdirAll(to, 0o755) //nolint:gosec // directories of a root file system
+		}
+		data, err := fs.ReadFile(tree, path)
+		if err != nil {
+			return err
+		}
+		mode := fs.FileMode(0o644)
+		switch {
+		case strings.HasSuffix(path, ".sh"):
+			mode = 0o755
+		case strings.Contains(path, "/sudoers.d/"):
+			mode = 0o440
+		}
+		return os.WriteFile(to, data, mode)
+	})
+}
+
+func writeFile(path, text string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // as in writeTree
+		return err
+	}
+	return os.WriteFile(path, []byte(text), 0o644) //nolint:gosec // as in writeTree
+}
+
+// debootstrap makes work/tree and fetches the kernel to work/kernel.
+func (b *builder) debootstrap(ctx context.Context) error {
+	r := b.recipe
+	b.out.step("installing %d packages of %s and what they need", len(r.Packages), r.Suite)
+	// --mode=root also in a user namespace: isolated has made us its root.
+	// The hook's words are split by a shell; no path of ours needs quoting
+	// but the user's, hence the variables.
+	argv := isolated("mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", "--architectures="+r.Arch,
+		"--components="+strings.Join(r.Components, ","), "--include="+strings.Join(r.Packages, ","),
+		"--aptopt="+b.path("apt.conf"), "--dpkgopt="+b.path("files", "etc", "dpkg", "dpkg.cfg.d", "agentlab-slim"),
+		`--customize-hook="$AGENTLAB_WORK/kernel.sh" "$AGENTLAB_WORK" "$AGENTLAB_KERNEL" "$1"`,
+		"--skip=cleanup/reproducible", // machine-id and the like are finish.sh's
+		r.Suite, b.path("tree"), b.path("sources.list"))
+	env := append(buildEnv(b.path("tmp")), "AGENTLAB_WORK="+b.work, "AGENTLAB_KERNEL="+r.Kernel)
+	return run(ctx, b.out, env, argv...)
+}
+
+// finish runs finish.sh, which runs setup.sh inside the tree.
+func (b *builder) finish(ctx context.Context) error {
+	argv := isolated("sh", b.path("finish.sh"), b.work, b.path("tree"))
+	return run(ctx, b.out, buildEnv(b.path("tmp")), append(argv, b.recipe.commands()...)...)
+}
+
+// inspect reads from the finished tree what the stamp tells.
+func (b *builder) inspect() (*Stamp, error) {
+	r := b.recipe
+	status, err := os.ReadFile(b.path("tree", "var", "lib", "dpkg", "status"))
+	if err != nil {
+		return nil, err
+	}
+	s := &Stamp{
+		Name: r.Name, Arch: r.Arch, Suite: r.Suite, Distribution: r.distribution().name,
+		RecipeKey: r.Key(), Recipe: *r, Builder: builderVersion, CreatedAt: b.now().UTC().Truncate(time.Second),
+		Packages: installedPackages(status), Versions: map[string]string{}, SizeBytes: int64(r.SizeGB) << 30,
+	}
+	for _, line := range strings.Fields(readTrimmed(b.path("kernel.packages"))) {
+		name, version, _ := strings.Cut(line, "=")
+		s.KernelPackages = append(s.KernelPackages, line)
+		if strings.HasPrefix(name, "linux-image-") {
+			s.Versions["kernel"] = version
+		}
+	}
+	for name, pkg := range map[string]string{"systemd": "systemd", "git": "git", "openssh": "openssh-server", "python3": "python3-minimal", "libc": "libc6"} {
+		if v := s.Packages[pkg]; v != "" {
+			s.Versions[name] = v
+		}
+	}
+	for _, command := range r.commands() {
+		s.Versions[command] = firstLine([]byte(readTrimmed(b.path("versions", command))))
+	}
+	for _, line := range strings.Fields(readTrimmed(b.path("npm.list"))) {
+		s.NPM = append(s.NPM, line)
+	}
+	s.Versions["mmdebstrap"], s.Versions["e2fsprogs"] = hostVersion("mmdebstrap", "--version"), hostVersion("mke2fs", "-V")
+	return s, nil
+}
+
+// installedPackages reads dpkg's status file.
+func installedPackages(status []byte) map[string]string {
+	out := map[string]string{}
+	for _, st := range parseStanzas(status) {
+		if strings.HasSuffix(st["status"], " installed") {
+			out[st["package"]] = st["version"]
+		}
+	}
+	return out
+}
+
+// kernel writes the image's kernel and boot modules.
+func (b *builder) kernel(s *Stamp) error {
+	files, err := filepath.Glob(b.path("kernel", "boot", "vmlinu[xz]-*"))
+	if err != nil {
+		return err
+	}
+	if len(files) != 1 {
+		return fmt.Errorf("%d kernels came with %s; exactly one is wanted", len(files), b.recipe.Kernel)
+	}
+	_, release, _ := strings.Cut(filepath.Base(files[0]), "-")
+	s.KernelRelease = release
+	data, err := os.ReadFile(files[0])
+	if err != nil {
+		return err
+	}
+	elf, err := ExtractKernel(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", filepath.Base(files[0]), err)
+	}
+	if err := os.WriteFile(b.path("image", fileKernel), elf, 0o444); err != nil { //nolint:gosec // not secret
+		return err
+	}
+	dir := b.path("tree", "usr", "lib", "modules", release)
+	order, err := resolveModules(dir)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(b.path("image", fileModules), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
+	if err != nil {
+		return err
+	}
+	s.BootModules, err = writeModulesCPIO(f, dir, order)
+	return errors.Join(err, f.Close())
+}
+
+// Stamp is image.json: what an image is and what it was made of.
+type Stamp struct {
+	Name         string    `json:"name"`
+	Digest       string    `json:"digest"`
+	Arch         string    `json:"arch"`
+	Suite        string    `json:"suite"`
+	Distribution string    `json:"distribution"`
+	SizeBytes    int64     `json:"size_bytes"` // virtual size of the root disk
+	CreatedAt    time.Time `json:"created_at"`
+	// KernelRelease is what uname -r tells in the guest.
+	KernelRelease string `json:"kernel_release"`
+	// BootModules are the names of those in modules.cpio, in load order.
+	BootModules []string `json:"modules"`
+	// Versions of what people ask for; a command's is what it answers to
+	// --version.
+	Versions map[string]string `json:"versions"`
+	// RecipeKey tells whether the image is what a recipe would make now.
+	RecipeKey string `json:"recipe_key"`
+	Builder   string `json:"builder"`
+	Recipe    Recipe `json:"recipe"`
+	// Packages maps all of the distribution's to their versions;
+	// KernelPackages are name=version, NPM name@version.
+	Packages       map[string]string `json:"packages"`
+	KernelPackages []string          `json:"kernel_packages"`
+	NPM            []string          `json:"npm,omitempty"`
+}
+
+// seal computes the digest: of what the image was asked to be and what it
+// turned out to consist of.
+func (s *Stamp) seal() {
+	slices.Sort(s.NPM)
+	text, _ := json.Marshal([]any{s.RecipeKey, s.Packages, s.KernelPackages, s.NPM, s.SizeBytes, s.Arch}) // always marshals; maps are sorted
+	sum := sha256.Sum256(text)
+	s.Digest = hex.EncodeToString(sum[:])[:digestLen]
+}
+
+// digestLen is how many hexadecimal digits a digest has.
+const digestLen = 20
+
+func (s *Stamp) write(path string) error {
+	text, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(text, '\n'), 0o444) //nolint:gosec // not secret
+}

@@ -1,0 +1,58 @@
+package image
+
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
+// distribution is what building needs to know of a family of suites.
+type distribution struct {
+	name       string
+	components []string
+	mirrors    map[string]string // public mirror by architecture
+	security   string            // public mirror of the security suite; "" when mirrors carry it
+	keyring    string            // archive keyring of the host, and
+	keyringPkg string            // the package that brings it
+	kernels    map[string]string // kernel metapackage by architecture: small, for virtual machines
+}
+
+var debian = &distribution{
+	name:       "debian",
+	components: []string{"main"},
+	mirrors:    map[string]string{"amd64": "http://deb.debian.org/debian", "arm64": "http://deb.debian.org/debian"},
+	security:   "http://deb.debian.org/debian-security",
+	keyring:    "/usr/share/keyrings/debian-archive-keyring.gpg",
+	keyringPkg: "debian-archive-keyring",
+	kernels:    map[string]string{"amd64": "linux-image-cloud-amd64", "arm64": "linux-image-cloud-arm64"},
+}
+
+var ubuntu = &distribution{
+	name:       "ubuntu",
+	components: []string{"main", "universe"},
+	mirrors:    map[string]string{"amd64": "http://archive.ubuntu.com/ubuntu", "arm64": "http://ports.ubuntu.com/ubuntu-ports"},
+	keyring:    "/usr/share/keyrings/ubuntu-archive-keyring.gpg",
+	keyringPkg: "ubuntu-keyring",
+	kernels:    map[string]string{"amd64": "linux-image-virtual", "arm64": "linux-image-virtual"},
+}
+
+// suites are the releases that images can be made of.
+var suites = map[string]*distribution{
+	"bookworm": debian,
+	"trixie":   debian,
+	"noble":    ubuntu,
+}
+
+func suiteNames() string {
+	return strings.Join(slices.Sorted(maps.Keys(suites)), ", ")
+}
+
+// pockets are the suites that make up a release: itself, its updates, its
+// security fixes.
+func pockets(suite string) []string {
+	return []string{suite, suite + "-updates", suite + "-security"}
+}
+
+// essential is in every image, named by its recipe or not: init, sshd and the
+// tools that agent-runner and this package call inside.
+var essential = []string{"ca-certificates", "e2fsprogs", "git", "iproute2", "kmod", "openssh-server", "sudo", "systemd", "systemd-sysv"}

@@ -1,0 +1,286 @@
+package image
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/lock"
+)
+
+// buildDir is where builds happen, below a store's root so that one rename
+// publishes an image.
+const buildDir = ".build"
+
+// waitProgress is how often one who waits for another's build looks at it.
+const waitProgress = 250 * time.Millisecond
+
+// BuildRequest asks for an image.
+type BuildRequest struct {
+	// Name of a shipped recipe or, with Recipe, of the new image.
+	Name string
+	// Recipe is a recipe's text; its name must be Name when it has one.
+	Recipe string
+	// Force builds although an image of this very recipe exists.
+	Force bool
+}
+
+// Ensure returns the image ref, and builds it first when it is a shipped one
+// that is missing or was made by another recipe or builder. Many callers, in
+// any number of processes, build it once; those who wait see the progress of
+// the one who builds. progress gets one line at a time and may be nil.
+func (s *Store) Ensure(ctx context.Context, ref string, progress func(string)) (Image, error) {
+	name, digest, err := ParseRef(ref)
+	if err != nil {
+		return Image{}, err
+	}
+	if digest != "" || !slices.Contains(ShippedNames(), name) {
+		return s.resolve(name, digest)
+	}
+	return s.Build(ctx, BuildRequest{Name: name}, progress)
+}
+
+// Build makes an image and lets its name mean it. Unless forced, it returns
+// the present one when that was made from the same recipe by this builder.
+func (s *Store) Build(ctx context.Context, req BuildRequest, progress func(string)) (Image, error) {
+	if progress == nil {
+		progress = func(string) {}
+	}
+	r, err := req.recipe()
+	if err != nil {
+		return Image{}, err
+	}
+	key := r.Key()
+	if img, ok := s.fresh(r.Name, key); ok && !req.Force {
+		return img, nil
+	}
+	unlock, err := s.lockName(ctx, r.Name, progress)
+	if err != nil {
+		return Image{}, err
+	}
+	defer unlock()
+	if img, ok := s.fresh(r.Name, key); ok && !req.Force {
+		return img, nil // another one built it meanwhile
+	}
+	return s.build(ctx, r, progress)
+}
+
+// recipe finds the recipe of a request.
+func (req BuildRequest) recipe() (*Recipe, error) {
+	if err := agentlab.ValidateName(req.Name); err != nil {
+		return nil, err
+	}
+	if req.Recipe == "" {
+		return Shipped(req.Name)
+	}
+	if slices.Contains(ShippedNames(), req.Name) {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s is the name of a shipped recipe", req.Name).WithField("name").
+			WithHint("give your image another name; 'extends: %s' builds on the shipped one", req.Name)
+	}
+	text := req.Recipe
+	r, err := decodeRecipe([]byte(text))
+	if err != nil {
+		return nil, err
+	}
+	switch r.Name {
+	case req.Name:
+	case "":
+		text += "\nname: " + req.Name + "\n"
+	default:
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the recipe is of %q, not of %q", r.Name, req.Name).WithField("name")
+	}
+	return ParseRecipe([]byte(text))
+}
+
+// fresh returns the name's current image if a recipe with this key made it.
+func (s *Store) fresh(name, key string) (Image, bool) {
+	img, err := s.resolve(name, "")
+	return img, err == nil && img.RecipeKey == key
+}
+
+// lockName takes the name's lock and removes what dead builds left. While
+// another holds it, its log goes to progress.
+func (s *Store) lockName(ctx context.Context, name string, progress func(string)) (func(), error) {
+	dir := filepath.Join(s.root, buildDir)
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // images are not secret
+		return nil, classify("making the image store", err, "")
+	}
+	path := filepath.Join(dir, name+".lock")
+	l, err := lock.Try(path)
+	if agentlab.CodeOf(err) == agentlab.CodeBusy {
+		stop := s.follow(name, progress)
+		l, err = lock.Acquire(ctx, path)
+		stop()
+		if ctx.Err() != nil && err != nil {
+			err = ctx.Err()
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.sweep(context.WithoutCancel(ctx), name)
+	return func() { _ = l.Unlock() }, nil
+}
+
+// follow sends what another's build logs to progress until it is stopped.
+func (s *Store) follow(name string, progress func(string)) (stop func()) {
+	if progress == nil {
+		return func() {}
+	}
+	progress("another process is building " + name + "; waiting for it")
+	ended, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		f, err := os.Open(s.logPath(name))
+		if err != nil {
+			return
+		}
+		defer func() { _ = f.Close() }()
+		if _, err := f.Seek(0, io.SeekEnd); err != nil {
+			return
+		}
+		r, part := bufio.NewReader(f), ""
+		tick := time.NewTicker(waitProgress)
+		defer tick.Stop()
+		for {
+			text, err := r.ReadString('\n')
+			part += text
+			if err == nil {
+				if step, ok := progressLine(strings.TrimSuffix(part, "\n")); ok {
+					progress(step)
+				}
+				part = ""
+				continue
+			}
+			select {
+			case <-ended:
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	return func() { close(ended); <-done }
+}
+
+func (s *Store) logPath(name string) string { return filepath.Join(s.root, buildDir, name+".log") }
+
+// sweep removes the directories of the name's dead builds, and of removals
+// that were cut short. The caller holds the name's lock.
+func (s *Store) sweep(ctx context.Context, name string) {
+	left, _ := filepath.Glob(filepath.Join(s.root, buildDir, name+".*.d")) // the pattern is good
+	for _, dir := range left {
+		removeTree(ctx, dir)
+	}
+}
+
+// Sweep removes what killed builds of all names left, but for those that are
+// being built now. A build does it for its own name; this is for a daemon's
+// start.
+func (s *Store) Sweep(ctx context.Context) {
+	locks, _ := filepath.Glob(filepath.Join(s.root, buildDir, "*.lock")) // the pattern is good
+	for _, path := range locks {
+		if l, err := lock.Try(path); err == nil {
+			s.sweep(ctx, strings.TrimSuffix(filepath.Base(path), ".lock"))
+			_ = l.Unlock()
+		}
+	}
+}
+
+// removeTree deletes a build's directory. Its files belong to subordinate ids
+// when an ordinary user built it, so that user needs the namespace again.
+// What stays because of an error is tried again by the next sweep.
+func removeTree(ctx context.Context, dir string) {
+	if mounted(dir) {
+		return // a build that is dying still holds it; never delete through a mount
+	}
+	if os.Geteuid() == 0 {
+		_ = os.RemoveAll(dir)
+		return
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		argv := isolated("rm", "-rf", "--one-file-system", "--", dir)
+		_ = exec.CommandContext(ctx, argv[0], argv[1:]...).Run() //nolint:gosec // our own path
+	}
+}
+
+// mounted tells whether this process sees anything mounted below dir.
+func mounted(dir string) bool {
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	return err != nil || strings.Contains(string(data), " "+dir+"/")
+}
+
+// build makes the image; the caller holds the name's lock.
+func (s *Store) build(ctx context.Context, r *Recipe, progress func(string)) (Image, error) {
+	log, err := os.Create(s.logPath(r.Name))
+	if err != nil {
+		return Image{}, classify("making the build's log", err, "")
+	}
+	defer func() { _ = log.Close() }()
+	work, err := os.MkdirTemp(filepath.Join(s.root, buildDir), r.Name+".*.d")
+	if err != nil {
+		return Image{}, classify("making the build's directory", err, log.Name())
+	}
+	defer removeTree(context.WithoutCancel(ctx), work)
+	if err := os.Chmod(work, 0o755); err != nil { //nolint:gosec // the namespace's users read below it
+		return Image{}, classify("making the build's directory", err, log.Name())
+	}
+	out := &output{log: log, progress: progress}
+	b := &builder{recipe: r, work: work, log: log.Name(), out: out, now: s.opts.Now}
+	begin := s.opts.Now()
+	stamp, err := b.build(ctx)
+	if err != nil {
+		out.line("E: " + err.Error())
+		return Image{}, err
+	}
+	img, err := s.publish(stamp, b.path("image"))
+	if err != nil {
+		return Image{}, classify("publishing the image", err, log.Name())
+	}
+	out.step("%s is built: %d MB in %d s", img.Ref(), img.DiskUsage()>>20, int(s.opts.Now().Sub(begin).Seconds()))
+	return img, nil
+}
+
+// publish moves a finished image to its place and lets the name mean it. The
+// same content built before is left as it is: sandboxes may stand on it.
+func (s *Store) publish(stamp *Stamp, from string) (Image, error) {
+	dir := filepath.Join(s.root, stamp.Name)
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // images are not secret
+		return Image{}, err
+	}
+	if _, err := s.load(stamp.Name, stamp.Digest); err != nil {
+		to := filepath.Join(dir, stamp.Digest)
+		if err := os.RemoveAll(to); err != nil { // damaged, or half removed
+			return Image{}, err
+		}
+		if err := os.Rename(from, to); err != nil {
+			return Image{}, err
+		}
+	}
+	current := filepath.Join(dir, "current")
+	if err := os.WriteFile(current+".new", []byte(stamp.Digest+"\n"), 0o644); err != nil { //nolint:gosec // not secret
+		return Image{}, err
+	}
+	if err := os.Rename(current+".new", current); err != nil {
+		return Image{}, err
+	}
+	if err := syncDir(dir); err != nil {
+		return Image{}, err
+	}
+	return s.resolve(stamp.Name, "")
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,183 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Rough peaks of what a build occupies: the tree and the image made of it.
+const (
+	spaceBase  = 2 << 30
+	spaceAgent = 2 << 30 // for each npm package, on the safe side
+	spaceMax   = 10 << 30
+)
+
+// isolated is the command that runs argv in mount and process namespaces of
+// its own, as root: as the real one for root, else as root of a user
+// namespace where the user's subordinate ids stand for the other users. All
+// that it starts dies with it, and its mounts with them.
+func isolated(argv ...string) []string {
+	cmd := []string{"unshare"}
+	if os.Geteuid() != 0 {
+		cmd = append(cmd, "--user", "--map-root-user", "--map-auto")
+	}
+	cmd = append(cmd, "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=SIGKILL", "--")
+	return append(cmd, argv...)
+}
+
+// tool is a program that building needs.
+type tool struct{ name, pkg string }
+
+func (r *Recipe) tools() []tool {
+	t := []tool{
+		{"mmdebstrap", "mmdebstrap"}, {"mke2fs", "e2fsprogs"}, {"unshare", "util-linux"},
+		{"dpkg-deb", "dpkg"}, {"apt-get", "apt"},
+	}
+	if len(r.Agents.Packages) > 0 || r.Agents.Node != "" {
+		t = append(t, tool{"npm", "npm"})
+	}
+	return t
+}
+
+// preflight tells what would make the build fail on this machine, before it
+// begins.
+func (r *Recipe) preflight(ctx context.Context, dir string) error {
+	var missing, pkgs []string
+	for _, t := range r.tools() {
+		if lookPath(t.name) == "" {
+			missing, pkgs = append(missing, t.name), append(pkgs, t.pkg)
+		}
+	}
+	if len(missing) > 0 {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "building images needs %s, which this machine lacks", strings.Join(missing, ", ")).
+			WithHint("on Debian or Ubuntu: sudo apt-get install %s", strings.Join(pkgs, " "))
+	}
+	if err := r.checkKeyring(); err != nil {
+		return err
+	}
+	if err := checkNamespaces(ctx); err != nil {
+		return err
+	}
+	return r.checkSpace(dir)
+}
+
+// checkKeyring makes sure that the signatures of the recipe's distribution
+// can be verified.
+func (r *Recipe) checkKeyring() error {
+	d := r.distribution()
+	if _, err := os.Stat(d.keyring); err != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the keys that sign %s are not on this machine (%s)", r.Suite, d.keyring).
+			WithHint("on Debian or Ubuntu: sudo apt-get install %s", d.keyringPkg)
+	}
+	return nil
+}
+
+// checkNamespaces tries what isolated does, and says what to do when the
+// machine does not allow it.
+func checkNamespaces(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	argv := isolated("sh", "-c", "mount -t tmpfs none /mnt && chown 1:1 /mnt")
+	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput() //nolint:gosec // constant words
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	e := agentlab.Errorf(agentlab.CodeDenied, "this machine does not let us make the namespaces that a build needs (%s)", firstLine(out))
+	if os.Geteuid() == 0 {
+		return e.WithHint("root without the right to mount is probably a container: run it with CAP_SYS_ADMIN, or build on the host")
+	}
+	return e.WithHint("%s", namespaceRemedy())
+}
+
+func namespaceRemedy() string {
+	if lookPath("newuidmap") == "" {
+		return "on Debian or Ubuntu: sudo apt-get install uidmap"
+	}
+	if u, err := user.Current(); err == nil && !hasSubIDs("/etc/subuid", u) {
+		return fmt.Sprintf("give the user subordinate ids: sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 %s", u.Username)
+	}
+	if readTrimmed("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" {
+		return "allow user namespaces: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0, or build as root"
+	}
+	if readTrimmed("/proc/sys/kernel/unprivileged_userns_clone") == "0" {
+		return "allow user namespaces: sudo sysctl kernel.unprivileged_userns_clone=1, or build as root"
+	}
+	return "unshare from util-linux 2.38 or later and user namespaces are needed, or build as root"
+}
+
+func hasSubIDs(file string, u *user.User) bool {
+	data, _ := os.ReadFile(file) //nolint:gosec // a constant path
+	for line := range strings.Lines(string(data)) {
+		if name, _, ok := strings.Cut(line, ":"); ok && (name == u.Username || name == u.Uid) {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *Recipe) checkSpace(dir string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "cannot tell how much space %s has: %w", dir, err)
+	}
+	need := int64(min(spaceBase+spaceAgent*len(r.Agents.Packages), spaceMax))
+	if free := int64(st.Bavail) * st.Bsize; free < need { //nolint:gosec // no file system has 2^63 blocks
+		return agentlab.Errorf(agentlab.CodeNoSpace, "%s has %d MB free, and building %s takes up to %d MB", dir, free>>20, r.Name, need>>20).
+			WithHint("free some space, or remove images with 'agentlab image rm'")
+	}
+	return nil
+}
+
+// lookPath also finds what a user's PATH often lacks.
+func lookPath(name string) string {
+	if p, err := exec.LookPath(name); err == nil {
+		return p
+	}
+	for _, dir := range []string{"/usr/sbin", "/sbin", "/usr/local/sbin"} {
+		if p, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return p
+		}
+	}
+	return ""
+}
+
+// buildEnv is the environment of the distribution's tools: what they need to
+// reach the network as the user does, and nothing that a maintainer script
+// could take away.
+func buildEnv(tmp string) []string {
+	env := []string{
+		"PATH=" + os.Getenv("PATH") + ":/usr/sbin:/sbin", "HOME=" + tmp, "TMPDIR=" + tmp, "LC_ALL=C.UTF-8", "LANG=C.UTF-8",
+		"DEBIAN_FRONTEND=noninteractive",
+	}
+	for _, name := range []string{"http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"} {
+		for _, key := range []string{name, strings.ToUpper(name)} {
+			if v, ok := os.LookupEnv(key); ok {
+				env = append(env, key+"="+v)
+			}
+		}
+	}
+	return env
+}
+
+func firstLine(b []byte) string {
+	s, _, _ := strings.Cut(strings.TrimSpace(string(b)), "\n")
+	return s
+}
+
+func readTrimmed(file string) string {
+	b, _ := os.ReadFile(file) //nolint:gosec // constant paths
+	return strings.TrimSpace(string(b))
+}

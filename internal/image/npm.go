@@ -1,0 +1,90 @@
+package image
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// npmArch is npm's word for Debian's architecture.
+var npmArch = map[string]string{"amd64": "x64", "arm64": "arm64"}
+
+func (r *Recipe) usesNPM() bool { return r.Agents.Node != "" || len(r.Agents.Packages) > 0 }
+
+// commands are those that are run with --version in the finished image.
+func (r *Recipe) commands() []string {
+	var out []string
+	if r.Agents.Node != "" {
+		out = append(out, "node")
+	}
+	for _, a := range r.Agents.Packages {
+		if a.Command != "" {
+			out = append(out, a.Command)
+		}
+	}
+	return out
+}
+
+// npmSpecs are the packages as npm takes them.
+func (r *Recipe) npmSpecs() []string {
+	var out []string
+	if r.Agents.Node != "" {
+		// The package "node" would choose this one in an install script.
+		out = append(out, "node-linux-"+npmArch[r.Arch]+"@"+r.Agents.Node)
+	}
+	for _, a := range r.Agents.Packages {
+		out = append(out, a.Package+"@"+a.Version)
+	}
+	return out
+}
+
+// npmInstall installs the npm packages below work/npm with the host's npm,
+// its registry, proxy and credentials; none of their code runs here. Install
+// scripts run later in the image, without a network (setup.sh).
+func (b *builder) npmInstall(ctx context.Context) error {
+	specs := b.recipe.npmSpecs()
+	b.out.step("installing %s from npm", strings.Join(specs, ", "))
+	prefix := b.path("npm")
+	argv := append([]string{lookPath("npm"), "install", "--global", "--prefix", prefix, "--ignore-scripts",
+		"--no-audit", "--no-fund", "--no-update-notifier", "--no-progress", "--loglevel=warn",
+		"--os=linux", "--cpu=" + npmArch[b.recipe.Arch], "--libc=glibc"}, specs...)
+	// npm is the user's own, with the user's own configuration.
+	if err := run(ctx, b.out, os.Environ(), argv...); err != nil {
+		return err
+	}
+	return writeFile(b.path("npm.list"), strings.Join(b.npmList(), "\n")+"\n")
+}
+
+// npmList returns name@version of all that npm installed, by the packages'
+// own manifests.
+func (b *builder) npmList() []string {
+	var out []string
+	root := b.path("npm", "lib", "node_modules")
+	// A file that cannot be read now will fail the copy into the tree.
+	_ = filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.Name() != "package.json" {
+			return nil
+		}
+		dir := filepath.Dir(path)
+		parent := filepath.Dir(dir)
+		if filepath.Base(parent) != "node_modules" && !strings.HasPrefix(filepath.Base(parent), "@") {
+			return nil
+		}
+		if name, version := packageManifest(path); name != "" {
+			out = append(out, name+"@"+version)
+		}
+		return nil
+	})
+	return out
+}
+
+// hostVersion is the first line that a tool of the host tells of itself.
+func hostVersion(name string, args ...string) string {
+	out, err := exec.Command(name, args...).CombinedOutput() //nolint:gosec // constant words
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimPrefix(firstLine(out), name+" ")
+}

@@ -1,0 +1,188 @@
+package image
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// tailLines is how much of a command's output is kept for its error.
+const tailLines = 60
+
+// output takes what commands print, line by line: all of it into the build's
+// log, the telling lines to progress, the last ones for an error.
+type output struct {
+	mu       sync.Mutex
+	log      io.Writer
+	progress func(string)
+	tail     []string
+}
+
+func (o *output) line(s string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, _ = fmt.Fprintln(o.log, s) // the log is a help, never the reason for a build to fail
+	o.tail = append(o.tail, s)
+	if len(o.tail) > tailLines {
+		o.tail = o.tail[1:]
+	}
+	if step, ok := progressLine(s); ok {
+		o.progress(step)
+	}
+}
+
+// progressLine picks what is worth telling from a build's log.
+func progressLine(s string) (string, bool) {
+	step, ok := strings.CutPrefix(s, "I: ")
+	for _, noise := range []string{"chroot architecture", "finding correct", "running --", "skipping", "success in", "cleaning"} {
+		ok = ok && !strings.HasPrefix(step, noise)
+	}
+	return step, ok
+}
+
+// step announces a step of ours.
+func (o *output) step(format string, args ...any) { o.line("I: " + fmt.Sprintf(format, args...)) }
+
+func (o *output) last() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return append([]string(nil), o.tail...)
+}
+
+// commandError is a command that failed, with the end of its output.
+type commandError struct {
+	name string
+	err  error
+	tail []string
+}
+
+func (e *commandError) Error() string {
+	for i := len(e.tail) - 1; i >= 0; i-- {
+		if s := strings.TrimSpace(e.tail[i]); strings.HasPrefix(s, "E:") || strings.HasPrefix(s, "npm error") || strings.HasPrefix(s, "npm ERR!") {
+			return fmt.Sprintf("%s: %s", e.name, strings.TrimSpace(strings.TrimPrefix(s, "E:")))
+		}
+	}
+	if n := len(e.tail); n > 0 {
+		return fmt.Sprintf("%s: %v: %s", e.name, e.err, e.tail[n-1])
+	}
+	return fmt.Sprintf("%s: %v", e.name, e.err)
+}
+
+func (e *commandError) Unwrap() error { return e.err }
+
+// run runs a command to its end with its output going to out. The command
+// dies when ctx ends, and also when this process dies in whatever way.
+func run(ctx context.Context, out *output, env []string, argv ...string) error {
+	pr, pw, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // the programs are ours; what recipes add is validated
+	cmd.Env, cmd.Stdout, cmd.Stderr = env, pw, pw
+	cmd.WaitDelay = 5 * time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+
+	capture := &output{log: io.Discard, progress: func(string) {}}
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		copyLines(pr, func(s string) { out.line(s); capture.line(s) })
+	}()
+	done := make(chan error, 1)
+	go func() {
+		// The kernel sends the death signal when the thread that started the
+		// command ends, so that thread must not end before the command.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		done <- cmd.Run()
+	}()
+	err = <-done
+	_ = pw.Close()
+	<-read
+	_ = pr.Close()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		name := argv[0]
+		return &commandError{name: name[strings.LastIndexByte(name, '/')+1:], err: err, tail: capture.last()}
+	}
+	return nil
+}
+
+// copyLines cuts lines at 4 KiB: a progress bar may never end one.
+func copyLines(r io.Reader, line func(string)) {
+	br := bufio.NewReaderSize(r, 4096)
+	for {
+		s, err := br.ReadSlice('\n')
+		if text := strings.TrimRight(string(s), "\r\n"); text != "" {
+			line(text)
+		}
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return
+		}
+	}
+}
+
+// The faults of programs that tell them only in words. The words are those of
+// apt, dpkg, mke2fs and npm in the C locale, in which we run them.
+var outputFaults = []struct {
+	code  agentlab.Code
+	words []string
+	hint  string
+}{
+	{agentlab.CodeNoSpace, []string{"No space left on device", "ENOSPC", "Disk quota exceeded", "Could not allocate block"},
+		"free some space where images are kept, or remove images with 'agentlab image rm'"},
+	{agentlab.CodeInvalid, []string{"Unable to locate package", "has no installation candidate", "Couldn't find any package"},
+		"check the packages of the recipe against its suite and components"},
+	{agentlab.CodeInvalid, []string{"does not have a Release file", "404  Not Found"},
+		"check the recipe's suite and mirror; a mirror that is just being updated may serve it in a minute"},
+	{agentlab.CodeDenied, []string{"NO_PUBKEY", "The following signatures couldn't be verified", "is not signed", "BADSIG"},
+		"the host does not trust the mirror's key; install the distribution's archive keyring package"},
+	{agentlab.CodeInvalid, []string{"code ETARGET", "code E404", "No matching version found"},
+		"check the npm packages and versions of the recipe"},
+	{agentlab.CodeUnavailable, []string{"Could not resolve", "Temporary failure resolving", "Could not connect", "Failed to fetch",
+		"Unable to connect", "Network is unreachable", "Connection timed out", "ENOTFOUND", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "EAI_AGAIN"},
+		"the mirror or registry does not answer; check the network, and apt's and npm's proxy settings on this host"},
+}
+
+// classify turns the failure of a build's step into our error.
+func classify(step string, err error, log string) error {
+	if err == nil {
+		return nil
+	}
+	if ce, ok := errors.AsType[*commandError](err); ok {
+		text := strings.Join(ce.tail, "\n")
+		for _, f := range outputFaults {
+			for _, w := range f.words {
+				if strings.Contains(text, w) {
+					return agentlab.Errorf(f.code, "%s failed: %w", step, err).WithHint("%s (all output: %s)", f.hint, log)
+				}
+			}
+		}
+		return agentlab.Errorf(agentlab.CodeInternal, "%s failed: %w", step, err).WithHint("all output is in %s", log)
+	}
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return agentlab.Errorf(agentlab.CodeNoSpace, "%s failed: %w", step, err).WithHint("%s", outputFaults[0].hint)
+	}
+	if _, ok := errors.AsType[*agentlab.Error](err); ok {
+		return err
+	}
+	return agentlab.Errorf(agentlab.CodeInternal, "%s failed: %w", step, err)
+}

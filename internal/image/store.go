@@ -1,0 +1,304 @@
+package image
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Image is one built image. Its files are read-only and never change.
+type Image struct {
+	Stamp
+	// Dir holds the image's files.
+	Dir string
+	// Current tells that the bare name means this image.
+	Current bool
+}
+
+// Ref is the image's full reference, name@digest.
+func (i Image) Ref() string { return i.Name + "@" + i.Digest }
+
+// RootDisk is the path of the raw root disk.
+func (i Image) RootDisk() string { return filepath.Join(i.Dir, fileRoot) }
+
+// Kernel is the path of the kernel that a hypervisor starts directly.
+func (i Image) Kernel() string { return filepath.Join(i.Dir, fileKernel) }
+
+// Modules is the path of the cpio archive with the modules for the initrd.
+func (i Image) Modules() string { return filepath.Join(i.Dir, fileModules) }
+
+// DiskUsage is how many bytes the image occupies on the host.
+func (i Image) DiskUsage() int64 {
+	var sum int64
+	for _, f := range []string{fileRoot, fileKernel, fileModules, fileStamp} {
+		var st unix.Stat_t
+		if unix.Stat(filepath.Join(i.Dir, f), &st) == nil {
+			sum += st.Blocks * 512
+		}
+	}
+	return sum
+}
+
+// Options of a Store; the zero value is good.
+type Options struct {
+	// InUse tells whether something stands on the image name@digest; such an
+	// image is not removed. Default: nothing does.
+	InUse func(ref string) (bool, error)
+	// Now is the clock. Default: time.Now.
+	Now func() time.Time
+}
+
+// Store is a directory of images. Any number of Stores, in any number of
+// processes, may use one directory at once.
+type Store struct {
+	root string
+	opts Options
+}
+
+// NewStore returns the Store at root, which is made when it is first written.
+func NewStore(root string, opts Options) *Store {
+	if abs, err := filepath.Abs(root); err == nil { // fails only without a working directory
+		root = abs
+	}
+	if opts.InUse == nil {
+		opts.InUse = func(string) (bool, error) { return false, nil }
+	}
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	return &Store{root: root, opts: opts}
+}
+
+var digestRE = regexp.MustCompile(`^[0-9a-f]{20}$`)
+
+// ParseRef splits a reference, name or name@digest; digest is "" for a bare
+// name.
+func ParseRef(ref string) (name, digest string, err error) {
+	name, digest, pinned := strings.Cut(ref, "@")
+	if err := agentlab.ValidateName(name); err != nil || pinned && !digestRE.MatchString(digest) {
+		return "", "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not an image", ref).WithField("image").
+			WithHint("write NAME or NAME@DIGEST as 'agentlab image list' shows them")
+	}
+	return name, digest, nil
+}
+
+// Check tells whether ref is an image that exists or could be built from a
+// shipped recipe; else the error is not_found or invalid.
+func (s *Store) Check(ref string) error {
+	name, digest, err := ParseRef(ref)
+	if err != nil {
+		return err
+	}
+	if digest == "" && slices.Contains(ShippedNames(), name) {
+		return nil
+	}
+	_, err = s.resolve(name, digest)
+	return err
+}
+
+// Resolve finds a built image by name or name@digest. It is not_found when it
+// is not built, whether it could be or not.
+func (s *Store) Resolve(_ context.Context, ref string) (Image, error) {
+	name, digest, err := ParseRef(ref)
+	if err != nil {
+		return Image{}, err
+	}
+	return s.resolve(name, digest)
+}
+
+func (s *Store) resolve(name, digest string) (Image, error) {
+	current, err := s.current(name)
+	if err != nil {
+		return Image{}, err
+	}
+	if digest == "" {
+		digest = current
+	}
+	if digest == "" {
+		return Image{}, s.notFound(name)
+	}
+	img, err := s.load(name, digest)
+	img.Current = digest == current
+	return img, err
+}
+
+// Show is Resolve; it is what people see of an image.
+func (s *Store) Show(ctx context.Context, ref string) (Image, error) { return s.Resolve(ctx, ref) }
+
+func (s *Store) notFound(ref string) error {
+	e := agentlab.Errorf(agentlab.CodeNotFound, "there is no image %q", ref).WithField("image")
+	if name, _, _ := strings.Cut(ref, "@"); slices.Contains(ShippedNames(), name) {
+		return e.WithHint("build it: agentlab image build %s", name)
+	}
+	known := ShippedNames()
+	if built, err := s.List(context.Background()); err == nil {
+		for _, i := range built {
+			known = append(known, i.Name)
+		}
+	}
+	slices.Sort(known)
+	return e.WithHint("there are %s", strings.Join(slices.Compact(known), ", "))
+}
+
+// current returns the digest that the bare name means, "" for none.
+func (s *Store) current(name string) (string, error) {
+	data, err := os.ReadFile(filepath.Join(s.root, name, "current"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", agentlab.Errorf(agentlab.CodeInternal, "cannot read images: %w", err)
+	}
+	digest := strings.TrimSpace(string(data))
+	if !digestRE.MatchString(digest) {
+		return "", nil // as if it were not built; a build writes it anew
+	}
+	return digest, nil
+}
+
+// load reads an image's stamp and makes sure that its files are there.
+func (s *Store) load(name, digest string) (Image, error) {
+	img := Image{Dir: filepath.Join(s.root, name, digest)}
+	data, err := os.ReadFile(filepath.Join(img.Dir, fileStamp))
+	if errors.Is(err, fs.ErrNotExist) {
+		return Image{}, s.notFound(name + "@" + digest)
+	}
+	if err != nil {
+		return Image{}, agentlab.Errorf(agentlab.CodeInternal, "cannot read images: %w", err)
+	}
+	if err := json.Unmarshal(data, &img.Stamp); err != nil || img.Name != name || img.Digest != digest {
+		return Image{}, s.damaged(name, digest, fileStamp)
+	}
+	for _, f := range []string{fileRoot, fileKernel, fileModules} {
+		st, err := os.Stat(filepath.Join(img.Dir, f))
+		if err != nil || !st.Mode().IsRegular() || st.Size() == 0 || f == fileRoot && st.Size() != img.SizeBytes {
+			return Image{}, s.damaged(name, digest, f)
+		}
+	}
+	return img, nil
+}
+
+func (s *Store) damaged(name, digest, file string) error {
+	return agentlab.Errorf(agentlab.CodeInternal, "image %s@%s is damaged (%s)", name, digest, file).
+		WithField("image").WithHint("remove it and build it again: agentlab image rm %s@%s; agentlab image build %s", name, digest, name)
+}
+
+// List returns all built images by name, the current one first, then newest
+// first. A damaged one is left out.
+func (s *Store) List(_ context.Context) ([]Image, error) {
+	names, err := os.ReadDir(s.root)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "cannot read images: %w", err)
+	}
+	var out []Image
+	for _, n := range names {
+		if n.IsDir() && agentlab.ValidateName(n.Name()) == nil {
+			out = append(out, s.versionsOf(n.Name())...)
+		}
+	}
+	return out, nil
+}
+
+func (s *Store) versionsOf(name string) []Image {
+	current, _ := s.current(name) // unreadable: none is current
+	var out []Image
+	for _, digest := range s.digests(name) {
+		if img, err := s.load(name, digest); err == nil {
+			img.Current = digest == current
+			out = append(out, img)
+		}
+	}
+	slices.SortFunc(out, func(a, b Image) int {
+		if a.Current != b.Current {
+			if a.Current {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.Digest, b.Digest))
+	})
+	return out
+}
+
+// digests names the directories of a name's images, damaged ones too.
+func (s *Store) digests(name string) []string {
+	entries, _ := os.ReadDir(filepath.Join(s.root, name)) // none when it is not there
+	var out []string
+	for _, e := range entries {
+		if e.IsDir() && digestRE.MatchString(e.Name()) {
+			out = append(out, e.Name())
+		}
+	}
+	return out
+}
+
+// Remove deletes name@digest, or all images of a bare name. One that is in
+// use is kept and the error is conflict; the others are deleted all the same.
+func (s *Store) Remove(ctx context.Context, ref string) error {
+	name, digest, err := ParseRef(ref)
+	if err != nil {
+		return err
+	}
+	digests := s.digests(name)
+	if digest != "" {
+		if !slices.Contains(digests, digest) {
+			return s.notFound(ref)
+		}
+		digests = []string{digest}
+	}
+	if len(digests) == 0 {
+		return s.notFound(ref)
+	}
+	unlock, err := s.lockName(ctx, name, nil)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var errs []error
+	for _, d := range digests {
+		errs = append(errs, s.remove(name, d))
+	}
+	_ = os.Remove(filepath.Join(s.root, name)) // fails unless it was the last one
+	return errors.Join(errs...)
+}
+
+func (s *Store) remove(name, digest string) error {
+	used, err := s.opts.InUse(name + "@" + digest)
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot tell whether %s@%s is in use: %w", name, digest, err)
+	}
+	if used {
+		return agentlab.Errorf(agentlab.CodeConflict, "sandboxes stand on %s@%s", name, digest).WithField("image").
+			WithHint("destroy them first: agentlab sandbox list")
+	}
+	if current, err := s.current(name); err == nil && current == digest {
+		if err := os.Remove(filepath.Join(s.root, name, "current")); err != nil {
+			return agentlab.Errorf(agentlab.CodeInternal, "cannot remove the image: %w", err)
+		}
+	}
+	dir := filepath.Join(s.root, name, digest)
+	// The stamp goes first: without it the rest is no image any more.
+	err = os.Remove(filepath.Join(dir, fileStamp))
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = os.RemoveAll(dir)
+	}
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "cannot remove the image: %w", err)
+	}
+	return nil
+}
