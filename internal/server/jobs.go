@@ -2,9 +2,9 @@ package server
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -95,11 +95,10 @@ func (s *Server) jobLog(ctx context.Context, in *jobLogInput) (*huma.StreamRespo
 	if _, err := s.cfg.Services.Jobs.Get(ctx, in.Job); err != nil {
 		return nil, err
 	}
-	r, err := s.cfg.Services.Artifacts.Log(ctx, in.Job, in.Offset, in.Follow)
-	if err != nil {
-		return nil, err
-	}
-	return s.copyStream(r, map[string]string{"Content-Type": "text/plain; charset=utf-8"}), nil
+	return s.stream(ctx, func(ctx context.Context) (io.ReadCloser, map[string]string, error) {
+		r, err := s.cfg.Services.Artifacts.Log(ctx, in.Job, in.Offset, in.Follow)
+		return r, plain, err
+	})
 }
 
 func (s *Server) listArtifacts(ctx context.Context, in *jobInput) (api.List[api.Artifact], error) {
@@ -116,28 +115,26 @@ type artifactInput struct {
 }
 
 func (s *Server) getArtifact(ctx context.Context, in *artifactInput) (*huma.StreamResponse, error) {
-	a, r, err := s.cfg.Services.Artifacts.Open(ctx, in.Job, in.Path)
-	if err != nil {
-		return nil, err
-	}
-	return s.copyStream(r, map[string]string{
-		"Content-Type":           a.MIME,
-		"Content-Length":         fmt.Sprint(a.Size),
-		"Content-Disposition":    "attachment", // a guest wrote it: no browser is to render it
-		"X-Content-Type-Options": "nosniff",
-		"ETag":                   `"` + a.SHA256 + `"`,
-	}), nil
+	return s.stream(ctx, func(ctx context.Context) (io.ReadCloser, map[string]string, error) {
+		a, r, err := s.cfg.Services.Artifacts.Open(ctx, in.Job, in.Path)
+		return r, map[string]string{
+			"Content-Type":           a.MIME,
+			"Content-Length":         strconv.FormatInt(a.Size, 10),
+			"Content-Disposition":    "attachment", // a guest wrote it: no browser is to render it
+			"X-Content-Type-Options": "nosniff",
+			"ETag":                   `"` + a.SHA256 + `"`,
+		}, err
+	})
 }
 
 func (s *Server) jobBundle(ctx context.Context, in *jobInput) (*huma.StreamResponse, error) {
 	if _, err := s.cfg.Services.Jobs.Get(ctx, in.Job); err != nil {
 		return nil, err
 	}
-	r, err := s.cfg.Services.Artifacts.Bundle(ctx, in.Job)
-	if err != nil {
-		return nil, err
-	}
-	return s.copyStream(r, map[string]string{"Content-Type": "application/gzip"}), nil
+	return s.stream(ctx, func(ctx context.Context) (io.ReadCloser, map[string]string, error) {
+		r, err := s.cfg.Services.Artifacts.Bundle(ctx, in.Job)
+		return r, map[string]string{"Content-Type": "application/gzip"}, err
+	})
 }
 
 type uploadBundleInput struct{ Payload payload }

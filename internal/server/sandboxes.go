@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"io"
 	"strconv"
 	"time"
 
@@ -113,11 +114,10 @@ func (s *Server) console(ctx context.Context, in *consoleInput) (*huma.StreamRes
 	if err != nil {
 		return nil, err
 	}
-	r, err := s.cfg.Services.Sandboxes.ConsoleLog(ctx, sb.VMID, in.Follow)
-	if err != nil {
-		return nil, err
-	}
-	return s.copyStream(r, map[string]string{"Content-Type": "text/plain; charset=utf-8"}), nil
+	return s.stream(ctx, func(ctx context.Context) (io.ReadCloser, map[string]string, error) {
+		r, err := s.cfg.Services.Sandboxes.ConsoleLog(ctx, sb.VMID, in.Follow)
+		return r, plain, err
+	})
 }
 
 type execInput struct {

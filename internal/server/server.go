@@ -22,7 +22,6 @@ import (
 const (
 	maxJSONBytes     = 4 << 20 // a task of 256 KiB, escaped as badly as JSON allows, fits
 	maxHeaderBytes   = 64 << 10
-	headerTimeout    = 10 * time.Second
 	bodyStallTimeout = 30 * time.Second // longest time without a byte of the body
 	writeTimeout     = 15 * time.Second // longest time that a stream's reader may not take a byte
 	idleTimeout      = 2 * time.Minute
@@ -38,6 +37,9 @@ type Config struct {
 	// MaxBundleBytes is the largest git bundle that may be uploaded.
 	// 0 means 4 GiB.
 	MaxBundleBytes int64
+	// HeaderTimeout is how long a caller may take to send a request's header.
+	// 0 means 10 s.
+	HeaderTimeout time.Duration
 }
 
 // Server is the control API.
@@ -63,6 +65,9 @@ func New(cfg Config) (*Server, error) {
 	if cfg.MaxBundleBytes == 0 {
 		cfg.MaxBundleBytes = 4 << 30
 	}
+	if cfg.HeaderTimeout == 0 {
+		cfg.HeaderTimeout = 10 * time.Second
+	}
 	s := &Server{cfg: cfg, log: cfg.Logger, mux: http.NewServeMux()}
 	s.drain, s.undrain = context.WithCancel(context.Background())
 	s.api = humago.New(s.mux, apiConfig(cfg.Version))
@@ -75,7 +80,7 @@ func New(cfg Config) (*Server, error) {
 	s.http = &http.Server{
 		Handler:           s.Handler(),
 		ConnContext:       s.connContext,
-		ReadHeaderTimeout: headerTimeout,
+		ReadHeaderTimeout: cfg.HeaderTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),

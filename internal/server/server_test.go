@@ -274,8 +274,7 @@ func TestGoodRequests(t *testing.T) {
 }
 
 func TestSlowHeader(t *testing.T) {
-	h := start(t, nil)
-	h.srv.http.ReadHeaderTimeout = 50 * time.Millisecond
+	h := start(t, func(c *Config) { c.HeaderTimeout = 50 * time.Millisecond })
 	conn, err := net.Dial("unix", h.socket)
 	if err != nil {
 		t.Fatal(err)

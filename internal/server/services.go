@@ -89,7 +89,7 @@ type Sandboxes interface {
 	Attach(ctx context.Context, vmid int, r guestapi.AttachRequest) (net.Conn, error)
 	DialGuest(ctx context.Context, vmid int, port uint16) (net.Conn, error)
 	SSHKey(ctx context.Context, vmid int, r guestapi.SSHKeyRequest) (guestapi.SSHKeyResponse, error)
-	ConsoleLog(ctx context.Context, vmid int, follow bool) (io.ReadCloser, error)
+	ConsoleLog(ctx context.Context, vmid int, follow bool) (io.ReadCloser, error) // a Read that waits ends with ctx
 }
 
 // Artifacts is the artifact service: what jobs left, their logs, and the git
@@ -97,8 +97,8 @@ type Sandboxes interface {
 type Artifacts interface {
 	List(ctx context.Context, jobID string) ([]agentlab.Artifact, error)
 	Open(ctx context.Context, jobID, path string) (agentlab.Artifact, io.ReadCloser, error)
-	Bundle(ctx context.Context, jobID string) (io.ReadCloser, error) // tar.gz
-	Log(ctx context.Context, jobID string, offset int64, follow bool) (io.ReadCloser, error)
+	Bundle(ctx context.Context, jobID string) (io.ReadCloser, error)                         // tar.gz
+	Log(ctx context.Context, jobID string, offset int64, follow bool) (io.ReadCloser, error) // a Read that waits ends with ctx
 	PutBundle(ctx context.Context, r io.Reader) (api.Bundle, error)
 }
 

@@ -25,41 +25,64 @@ func (s *Server) streamContext(ctx context.Context) (context.Context, context.Ca
 	return ctx, func() { stop(); cancel() }
 }
 
-// copyStream answers with what r gives, as it comes, and closes r. A reader
-// of ours that takes nothing for writeTimeout is cut off.
-func (s *Server) copyStream(r io.ReadCloser, header map[string]string) *huma.StreamResponse {
+// stream answers with what a reader gives, as it comes. open gets a context
+// that ends with the caller's connection and when the server drains; a Read
+// that waits must end with it. A caller that takes nothing for writeTimeout
+// is cut off.
+func (s *Server) stream(ctx context.Context, open func(context.Context) (io.ReadCloser, map[string]string, error)) (*huma.StreamResponse, error) {
+	ctx, cancel := s.streamContext(ctx)
+	r, header, err := open(ctx)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
 	return &huma.StreamResponse{Body: func(hc huma.Context) {
-		defer func() { _ = r.Close() }()
-		ctx, cancel := s.streamContext(hc.Context())
 		defer cancel()
-		stop := context.AfterFunc(ctx, func() { _ = r.Close() }) // wakes a Read that follows
-		defer stop()
+		defer func() { _ = r.Close() }()
 		for k, v := range header {
 			hc.SetHeader(k, v)
 		}
 		_, w := humago.Unwrap(hc)
-		rc := http.NewResponseController(w)
-		w.WriteHeader(http.StatusOK)
-		_ = rc.Flush() // the caller of a silent log learns at once that it follows
-		buf := make([]byte, 64<<10)
-		for {
-			n, err := r.Read(buf)
-			if n > 0 {
-				_ = rc.SetWriteDeadline(time.Now().Add(writeTimeout))
-				if _, werr := w.Write(buf[:n]); werr != nil || rc.Flush() != nil {
-					return
-				}
-			}
-			if errors.Is(err, io.EOF) || ctx.Err() != nil {
-				return
-			}
-			if err != nil { // half an answer must not look whole
+		if err := copyOut(w, r); err != nil {
+			if ctx.Err() == nil {
 				s.log.Warn("stream broke off", "path", hc.URL().Path, "err", err)
-				panic(http.ErrAbortHandler)
+			}
+			panic(http.ErrAbortHandler) // half an answer must not look whole
+		}
+	}}, nil
+}
+
+// copyOut sends each piece of r as soon as it is there.
+func copyOut(w http.ResponseWriter, r io.Reader) error {
+	rc := http.NewResponseController(w)
+	w.WriteHeader(http.StatusOK)
+	if err := rc.Flush(); err != nil { // the caller of a silent log learns at once that it follows
+		return err
+	}
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := r.Read(buf)
+		if n > 0 {
+			_ = rc.SetWriteDeadline(time.Now().Add(writeTimeout))
+			if _, err := w.Write(buf[:n]); err != nil {
+				return err
+			}
+			if err := rc.Flush(); err != nil {
+				return err
 			}
 		}
-	}}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
+
+// plain is the header of logs. A guest wrote them: no browser is to guess
+// what they are.
+var plain = map[string]string{"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
 
 // sse writes server-sent events.
 type sse struct {

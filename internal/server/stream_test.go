@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -484,10 +485,14 @@ func TestShutdown(t *testing.T) {
 	if err := srv.Shutdown(ctx); err != nil {
 		t.Fatal(err)
 	}
-	_, _ = io.ReadAll(log)
-	_, _ = io.ReadAll(exec)
-	if _, err := io.ReadAll(far); err != nil && !errors.Is(err, net.ErrClosed) {
-		t.Logf("far end: %v", err)
+	if _, err := io.ReadAll(log); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+		t.Errorf("a log that was cut short looks whole: %v", err)
+	}
+	for name, c := range map[string]net.Conn{"caller": exec, "guest": far} {
+		_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if _, err := io.ReadAll(c); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("the %s's end is still open", name)
+		}
 	}
 }
 

@@ -62,6 +62,15 @@ func (st *stub) services() Services {
 	}
 }
 
+// opened is the log, which ends with ctx.
+func (st *stub) opened(ctx context.Context) io.ReadCloser {
+	log := st.log
+	if log != nil {
+		context.AfterFunc(ctx, func() { _ = log.(*io.PipeReader).CloseWithError(ctx.Err()) })
+	}
+	return log
+}
+
 const stubJobID = "job-aaaaaaaaaaaaa"
 
 type stubJobs struct{ *stub }
@@ -149,8 +158,8 @@ func (s stubSandboxes) DialGuest(context.Context, int, uint16) (net.Conn, error)
 func (s stubSandboxes) SSHKey(_ context.Context, _ int, r guestapi.SSHKeyRequest) (guestapi.SSHKeyResponse, error) {
 	return guestapi.SSHKeyResponse{User: r.User, Port: 22}, s.called("sandbox.sshkey")
 }
-func (s stubSandboxes) ConsoleLog(context.Context, int, bool) (io.ReadCloser, error) {
-	return s.log, s.called("sandbox.console")
+func (s stubSandboxes) ConsoleLog(ctx context.Context, _ int, _ bool) (io.ReadCloser, error) {
+	return s.opened(ctx), s.called("sandbox.console")
 }
 
 type stubArtifacts struct{ *stub }
@@ -164,8 +173,8 @@ func (s stubArtifacts) Open(_ context.Context, _, path string) (agentlab.Artifac
 func (s stubArtifacts) Bundle(context.Context, string) (io.ReadCloser, error) {
 	return io.NopCloser(strings.NewReader("tar")), s.called("artifact.bundle")
 }
-func (s stubArtifacts) Log(context.Context, string, int64, bool) (io.ReadCloser, error) {
-	return s.log, s.called("artifact.log")
+func (s stubArtifacts) Log(ctx context.Context, _ string, _ int64, _ bool) (io.ReadCloser, error) {
+	return s.opened(ctx), s.called("artifact.log")
 }
 func (s stubArtifacts) PutBundle(_ context.Context, r io.Reader) (api.Bundle, error) {
 	if err := s.called("artifact.put"); err != nil {
