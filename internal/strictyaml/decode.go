@@ -13,9 +13,13 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
+// Any is the type of a field whose value is not looked at; it becomes true
+// when the key is there, whatever it holds.
+type Any bool
+
 // Decode stores the document in v, a pointer to a struct whose fields bear
-// `yaml:"name"` tags and are structs, pointers, slices, strings, bools, ints
-// or maps from string to string. What the document does not mention keeps its
+// `yaml:"name"` tags and are structs, pointers, slices, strings, bools, ints,
+// maps from string to string, or Any. What the document does not mention keeps its
 // value; null is the same as not mentioned. Errors have code invalid, the
 // key's path as Field, and its line.
 func (d *Document) Decode(v any) error {
@@ -26,6 +30,10 @@ func (d *Document) Decode(v any) error {
 }
 
 func decode(n ast.Node, path string, v reflect.Value) error {
+	if v.Type() == reflect.TypeFor[Any]() {
+		v.SetBool(true)
+		return nil
+	}
 	if _, ok := n.(*ast.NullNode); ok {
 		return nil
 	}

@@ -1,0 +1,181 @@
+// Package profile reads profiles: YAML files in the schema of seed 000 §15,
+// shipped (package profiles) and the user's own, which replace shipped ones of
+// the same name.
+//
+// Reading is strict. A key of the schema that the configured backend does not
+// honour is no error of the file, but makes the profile unusable there, with
+// the key named: nothing that is written is ignored. Keys that ask for a host
+// directory in the guest are refused everywhere, however they are spelled.
+package profile
+
+import (
+	"path"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/strictyaml"
+)
+
+// Doc is a profile as it is written. A pointer is nil, and an Any absent,
+// when the key is not there.
+type Doc struct {
+	Name          string    `yaml:"name"`          // required; the name of the file without .yaml
+	Image         string    `yaml:"image"`         // default: the configured image for the job's agent
+	TemplateVMID  *int      `yaml:"template_vmid"` // backends with template VMs
+	Network       network   `yaml:"network"`
+	Resources     resources `yaml:"resources"`
+	Storage       storage   `yaml:"storage"`
+	Behavior      behavior  `yaml:"behavior"`
+	SecretsBundle string    `yaml:"secrets_bundle"` // default: no secrets
+	Repo          repo      `yaml:"repo"`
+	Artifacts     artifacts `yaml:"artifacts"`
+
+	text string
+}
+
+type network struct {
+	Mode          string         `yaml:"mode"`           // nat (default), allowlist, off
+	Allow         strictyaml.Any `yaml:"allow"`          // of mode allowlist
+	Deny          strictyaml.Any `yaml:"deny"`           // further targets to deny
+	Ports         strictyaml.Any `yaml:"ports"`          // further restriction
+	Bridge        *string        `yaml:"bridge"`         // backends on a bridge of the host
+	Model         *string        `yaml:"model"`          // the same
+	FirewallGroup *string        `yaml:"firewall_group"` // the same
+}
+
+type resources struct {
+	Cores    int     `yaml:"cores"`     // default 2
+	MemoryMB int     `yaml:"memory_mb"` // MiB, default 2048
+	Balloon  bool    `yaml:"balloon"`
+	CPUList  *string `yaml:"cpulist"`
+}
+
+type storage struct {
+	RootSizeGB int    `yaml:"root_size_gb"` // GiB; default: the image's own size
+	Workspace  string `yaml:"workspace"`    // none (default) or attach
+}
+
+type behavior struct {
+	Mode              string  `yaml:"mode"` // dangerous, the default and only mode
+	KeepaliveDefault  bool    `yaml:"keepalive_default"`
+	TTLMinutesDefault int     `yaml:"ttl_minutes_default"` // default 180
+	InnerSandbox      *string `yaml:"inner_sandbox"`
+}
+
+type repo struct {
+	ClonePath string `yaml:"clone_path"` // absolute path in the guest
+}
+
+type artifacts struct {
+	Upload   bool    `yaml:"upload"`   // default true
+	Endpoint *string `yaml:"endpoint"` // default, and only choice today: the backend's own
+	TTLDays  int     `yaml:"ttl_days"` // default: retention.artifacts_days of the configuration
+}
+
+// Parse reads the text of a profile and checks everything that does not
+// depend on the backend. Errors are code invalid, or denied for a request for
+// a host directory, with the key as Field and its line in the message.
+func Parse(data []byte) (*Doc, error) {
+	y, err := strictyaml.Parse(data)
+	if err != nil {
+		return nil, err
+	}
+	if err := refuseHostMounts(y); err != nil {
+		return nil, err
+	}
+	d := &Doc{
+		Network:   network{Mode: agentlab.NetworkNAT},
+		Resources: resources{Cores: 2, MemoryMB: 2048},
+		Storage:   storage{Workspace: "none"},
+		Behavior:  behavior{Mode: "dangerous", TTLMinutesDefault: 180},
+		Artifacts: artifacts{Upload: true},
+		text:      string(data),
+	}
+	if err := y.Decode(d); err != nil {
+		return nil, err
+	}
+	if err := d.validate(); err != nil {
+		return nil, y.At(err)
+	}
+	return d, nil
+}
+
+// modeAllowlist is a mode of the schema for which no backend has a policy yet.
+const modeAllowlist = "allowlist"
+
+func (d *Doc) validate() error {
+	if d.Name == "" {
+		return invalid("name", "a profile needs a name")
+	}
+	for _, n := range []struct{ key, value string }{{"name", d.Name}, {"image", d.Image}, {"secrets_bundle", d.SecretsBundle}} {
+		if n.value == "" {
+			continue
+		}
+		if err := agentlab.ValidateName(n.value); err != nil {
+			return invalid(n.key, "%q is not a valid name", n.value).WithHint("%s", agentlab.HintOf(err))
+		}
+	}
+	for _, e := range []struct {
+		key, value string
+		allowed    []string
+	}{
+		{"network.mode", d.Network.Mode, []string{agentlab.NetworkNAT, modeAllowlist, agentlab.NetworkOff}},
+		{"storage.workspace", d.Storage.Workspace, []string{"none", "attach"}},
+		{"behavior.mode", d.Behavior.Mode, []string{"dangerous"}},
+	} {
+		if err := oneOf(e.key, e.value, e.allowed); err != nil {
+			return err
+		}
+	}
+	if err := (agentlab.Resources{Cores: d.Resources.Cores, MemoryMB: d.Resources.MemoryMB, RootSizeGB: d.Storage.RootSizeGB}).Validate(); err != nil {
+		return err
+	}
+	if m := d.Behavior.TTLMinutesDefault; m < 1 || m > int(agentlab.MaxTTL/time.Minute) {
+		return invalid("behavior.ttl_minutes_default", "%d is not between 1 and %d", m, int(agentlab.MaxTTL/time.Minute))
+	}
+	if p := d.Repo.ClonePath; p != "" && (!path.IsAbs(p) || path.Clean(p) != p || p == "/" || strings.ContainsFunc(p, func(r rune) bool { return r < ' ' })) {
+		return invalid("repo.clone_path", "%q is not the absolute path of a directory", p)
+	}
+	if t := d.Artifacts.TTLDays; t < 0 || t > 3650 {
+		return invalid("artifacts.ttl_days", "%d is not between 0 and 3650", t)
+	}
+	return nil
+}
+
+func oneOf(key, value string, allowed []string) error {
+	for _, a := range allowed {
+		if a == value {
+			return nil
+		}
+	}
+	e := invalid(key, "%q is not known", value)
+	if near := strictyaml.Nearest(value, allowed); near != "" {
+		return e.WithHint("did you mean %q?", near)
+	}
+	return e.WithHint("choose one of %s", strings.Join(allowed, ", "))
+}
+
+func invalid(key, format string, args ...any) *agentlab.Error {
+	return agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField(key)
+}
+
+// Profile returns what services work with. Keys that no service knows are not
+// in it; Entry.Usable says whether that loses something.
+func (d *Doc) Profile() agentlab.Profile {
+	return agentlab.Profile{
+		Name:            d.Name,
+		Image:           d.Image,
+		Resources:       agentlab.Resources{Cores: d.Resources.Cores, MemoryMB: d.Resources.MemoryMB, RootSizeGB: d.Storage.RootSizeGB},
+		Network:         agentlab.Network{Mode: d.Network.Mode},
+		Workspace:       d.Storage.Workspace,
+		Mode:            d.Behavior.Mode,
+		Keepalive:       d.Behavior.KeepaliveDefault,
+		TTL:             time.Duration(d.Behavior.TTLMinutesDefault) * time.Minute,
+		SecretsBundle:   d.SecretsBundle,
+		ClonePath:       d.Repo.ClonePath,
+		UploadArtifacts: d.Artifacts.Upload,
+		ArtifactTTL:     time.Duration(d.Artifacts.TTLDays) * 24 * time.Hour,
+		YAML:            d.text,
+	}
+}

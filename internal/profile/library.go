@@ -1,0 +1,226 @@
+package profile
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/strictyaml"
+	"github.com/agentlab-vm/agentlab/profiles"
+)
+
+// BuiltIn is the Source of a shipped profile.
+const BuiltIn = "built-in"
+
+// Library is the profiles in force: the shipped ones and the files NAME.yaml
+// of a directory. It reads them anew at each call, so an edited file counts at
+// once; it may be used from any goroutine.
+type Library struct {
+	dir  string
+	info backend.Info
+}
+
+// NewLibrary returns the library of a directory, which need not exist, for
+// the backend that info describes.
+func NewLibrary(dir string, info backend.Info) *Library { return &Library{dir: dir, info: info} }
+
+// Entry is one profile of a library.
+type Entry struct {
+	Name    string
+	Source  string           // path of its file, or BuiltIn
+	YAML    string           // its text; "" when it could not be read
+	Profile agentlab.Profile // only its Name when it does not parse
+
+	// Err tells why it cannot be used: it does not parse, or the backend does
+	// not honour a key of it. nil means that it can.
+	Err error
+}
+
+// List returns every profile by name, those that cannot be used too. The
+// error is about the directory as a whole.
+func (l *Library) List() ([]Entry, error) {
+	found := map[string]Entry{}
+	builtIn, err := fs.Glob(profiles.FS, "*.yaml")
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range builtIn {
+		e := l.builtIn(strings.TrimSuffix(file, ".yaml"))
+		found[e.Name] = e
+	}
+	files, err := os.ReadDir(l.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fileFault(l.dir, err)
+	}
+	for _, f := range files {
+		name, isYAML := strings.CutSuffix(f.Name(), ".yaml")
+		stem, isYML := strings.CutSuffix(f.Name(), ".yml")
+		switch {
+		case strings.HasPrefix(f.Name(), "."):
+		case isYAML:
+			found[name], _ = l.file(name)
+		case isYML: // said, not ignored
+			found[f.Name()] = Entry{Name: f.Name(), Source: filepath.Join(l.dir, f.Name()), Profile: agentlab.Profile{Name: f.Name()},
+				Err: agentlab.Errorf(agentlab.CodeInvalid, "a profile's file is named NAME.yaml").WithHint("rename it to %s.yaml", stem)}
+		}
+	}
+	out := make([]Entry, 0, len(found))
+	for _, e := range found {
+		out = append(out, e)
+	}
+	slices.SortFunc(out, func(a, b Entry) int { return cmp.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+// Find returns one profile, usable or not; not_found when there is none.
+func (l *Library) Find(name string) (Entry, error) {
+	if err := agentlab.ValidateName(name); err != nil {
+		return Entry{}, err
+	}
+	if e, ok := l.file(name); ok {
+		return e, nil
+	}
+	if e := l.builtIn(name); !errors.Is(e.Err, fs.ErrNotExist) {
+		return e, nil
+	}
+	all, err := l.List()
+	if err != nil {
+		return Entry{}, err
+	}
+	var names []string
+	for _, e := range all {
+		names = append(names, e.Name)
+	}
+	e := agentlab.Errorf(agentlab.CodeNotFound, "there is no profile %q", name).WithField("profile")
+	if near := strictyaml.Nearest(name, names); near != "" {
+		return Entry{}, e.WithHint("did you mean %q?", near)
+	}
+	return Entry{}, e.WithHint("the profiles are %s", strings.Join(names, ", "))
+}
+
+// Use returns a profile to make something from, or tells why it cannot be
+// used.
+func (l *Library) Use(name string) (agentlab.Profile, error) {
+	e, err := l.Find(name)
+	if err != nil {
+		return agentlab.Profile{}, err
+	}
+	return e.Profile, e.Err
+}
+
+// Check reads the text of a profile that is in no file. Its Source is "".
+func (l *Library) Check(yaml string) Entry { return l.parse("", "", yaml) }
+
+// Put writes the user's profile with that name, over one that is there. It
+// must parse and have the name; the backend need not honour every key of it.
+func (l *Library) Put(name, yaml string) (Entry, error) {
+	if err := agentlab.ValidateName(name); err != nil {
+		return Entry{}, err
+	}
+	path := l.path(name)
+	e := l.parse(name, path, yaml)
+	if e.Err != nil && agentlab.CodeOf(e.Err) != agentlab.CodeUnsupported {
+		return Entry{}, e.Err
+	}
+	if err := writeFile(path, yaml); err != nil {
+		return Entry{}, err
+	}
+	return e, nil
+}
+
+func (l *Library) path(name string) string { return filepath.Join(l.dir, name+".yaml") }
+
+// file reads the user's profile with that name; ok is false when it has none.
+func (l *Library) file(name string) (e Entry, ok bool) {
+	path := l.path(name)
+	data, err := readFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Entry{}, false
+	}
+	if err != nil {
+		return Entry{Name: name, Source: path, Profile: agentlab.Profile{Name: name}, Err: fileFault(path, err)}, true
+	}
+	return l.parse(name, path, string(data)), true
+}
+
+func (l *Library) builtIn(name string) Entry {
+	data, err := profiles.FS.ReadFile(name + ".yaml")
+	if err != nil {
+		return Entry{Name: name, Err: err}
+	}
+	return l.parse(name, BuiltIn, string(data))
+}
+
+// parse makes an Entry; name "" means whatever name the text gives.
+func (l *Library) parse(name, source, text string) Entry {
+	e := Entry{Name: name, Source: source, YAML: text, Profile: agentlab.Profile{Name: name, YAML: text}}
+	d, err := Parse([]byte(text))
+	if err == nil && name != "" && d.Name != name {
+		err = agentlab.Errorf(agentlab.CodeInvalid, "the name %q is not that of the profile's file, %q", d.Name, name).WithField("name").
+			WithHint("write name: %s", name)
+	}
+	if err != nil {
+		e.Err = err
+		return e
+	}
+	e.Name, e.Profile, e.Err = d.Name, d.Profile(), d.Usable(l.info)
+	return e
+}
+
+// readFile reads no more than a profile may hold, and only a regular file.
+func readFile(path string) ([]byte, error) {
+	st, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil, err
+	case !st.Mode().IsRegular():
+		return nil, errors.New("it is no file")
+	case st.Size() > strictyaml.MaxBytes:
+		return nil, fmt.Errorf("it has %d bytes, more than %d", st.Size(), strictyaml.MaxBytes)
+	}
+	return os.ReadFile(path)
+}
+
+// writeFile replaces a file whole or not at all.
+func writeFile(path, text string) (err error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fileFault(path, err)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".profile-*")
+	if err != nil {
+		return fileFault(path, err)
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+			err = fileFault(path, err)
+		}
+	}()
+	_, werr := f.WriteString(text)
+	if err := errors.Join(werr, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+func fileFault(path string, err error) error {
+	code := agentlab.CodeInternal
+	switch {
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
+		code = agentlab.CodeDenied
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		code = agentlab.CodeNoSpace
+	}
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
+		err = pe.Err
+	}
+	return &agentlab.Error{Code: code, Message: path, Err: err}
+}

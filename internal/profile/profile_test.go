@@ -1,0 +1,319 @@
+package profile
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+var qemu = backend.Info{Name: "qemu", UploadURL: "http://10.77.0.1:8846/upload", Capabilities: backend.Capabilities{NetworkOff: true}}
+
+// seedSchema is the example of seed 000 §15.
+const seedSchema = `name: yolo-ephemeral
+template_vmid: 9000
+network:
+  bridge: vmbr1
+  model: virtio
+  firewall_group: agent_nat_default
+resources:
+  cores: 4
+  memory_mb: 6144
+  balloon: false
+  cpulist: "0-7"           # optional: P-core threads
+storage:
+  root_size_gb: 40
+  workspace: none          # or "attach"
+behavior:
+  mode: dangerous
+  keepalive_default: false
+  ttl_minutes_default: 180
+  # inner_sandbox: bubblewrap
+secrets_bundle: default
+repo:
+  clone_path: /tmp/repo    # workspace profile overrides to /work/repo
+artifacts:
+  upload: true
+  endpoint: http://10.77.0.1:8846/upload
+`
+
+func TestSeedSchemaParsesWhole(t *testing.T) {
+	d, err := Parse([]byte(seedSchema))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := agentlab.Profile{
+		Name: "yolo-ephemeral", Resources: agentlab.Resources{Cores: 4, MemoryMB: 6144, RootSizeGB: 40}, Network: agentlab.Network{Mode: "nat"},
+		Workspace: "none", Mode: "dangerous", TTL: 3 * time.Hour, SecretsBundle: "default", ClonePath: "/tmp/repo", UploadArtifacts: true, YAML: seedSchema,
+	}
+	if got := d.Profile(); !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	err = d.Usable(qemu)
+	if agentlab.CodeOf(err) != agentlab.CodeUnsupported || err.(*agentlab.Error).Field != "template_vmid" {
+		t.Errorf("got %v, want unsupported template_vmid", err)
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	d, err := Parse([]byte("name: x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := agentlab.Profile{Name: "x", Resources: agentlab.Resources{Cores: 2, MemoryMB: 2048}, Network: agentlab.Network{Mode: "nat"},
+		Workspace: "none", Mode: "dangerous", TTL: 3 * time.Hour, UploadArtifacts: true, YAML: "name: x"}
+	if got := d.Profile(); !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	if err := d.Usable(backend.Info{Name: "bare"}); err != nil {
+		t.Errorf("a profile of defaults is not usable: %v", err)
+	}
+}
+
+func TestUnsupportedKeysAreNamed(t *testing.T) {
+	for _, tc := range []struct{ yaml, field string }{
+		{"template_vmid: 9000", "template_vmid"},
+		{"network: {mode: allowlist}", "network.mode"},
+		{"network: {allow: [github.com, {host: x, port: 443}]}", "network.allow"},
+		{"network: {deny: []}", "network.deny"},
+		{"network: {ports: [443]}", "network.ports"},
+		{"network: {bridge: vmbr1}", "network.bridge"},
+		{"network: {model: virtio}", "network.model"},
+		{"network: {firewall_group: g}", "network.firewall_group"},
+		{"resources: {balloon: true}", "resources.balloon"},
+		{"resources: {cpulist: 0-7}", "resources.cpulist"},
+		{"storage: {workspace: attach}", "storage.workspace"},
+		{"behavior: {inner_sandbox: bubblewrap}", "behavior.inner_sandbox"},
+		{"artifacts: {endpoint: 'https://elsewhere/upload'}", "artifacts.endpoint"},
+	} {
+		d, err := Parse([]byte("name: x\n" + tc.yaml))
+		if err != nil {
+			t.Errorf("%s: %v", tc.yaml, err)
+			continue
+		}
+		err = d.Usable(qemu)
+		if agentlab.CodeOf(err) != agentlab.CodeUnsupported || err.(*agentlab.Error).Field != tc.field || agentlab.HintOf(err) == "" {
+			t.Errorf("%s: got %v, want unsupported %s", tc.yaml, err, tc.field)
+		}
+	}
+	for _, yaml := range []string{"network: {mode: off}", "resources: {balloon: false}", "artifacts: {endpoint: 'http://10.77.0.1:8846/upload/'}"} {
+		d, err := Parse([]byte("name: x\n" + yaml))
+		if err == nil {
+			err = d.Usable(qemu)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", yaml, err)
+		}
+	}
+	d, _ := Parse([]byte("name: x\nnetwork: {mode: off}"))
+	if err := d.Usable(backend.Info{Name: "bare"}); agentlab.CodeOf(err) != agentlab.CodeUnsupported {
+		t.Errorf("mode off on a backend without it: %v", err)
+	}
+}
+
+func TestRefused(t *testing.T) {
+	for _, tc := range []struct{ yaml, field, message, hint string }{
+		{"", "name", "needs a name", ""},
+		{"name: x\nresorces: {cores: 1}", "resorces", "line 2: unknown key", `"resources"`},
+		{"name: x\nresources: {core: 1}", "resources.core", "unknown key", `"resources.cores"`},
+		{"name: 'A b'", "name", "line 1: ", "lower-case"},
+		{"name: '123'", "name", "", ""},
+		{"name: x\nimage: ../../etc", "image", "line 2: ", ""},
+		{"name: x\nsecrets_bundle: a/b", "secrets_bundle", "", ""},
+		{"name: x\nresources: {cores: 0}", "resources.cores", "line 2: 0 is not between 1 and 256", ""},
+		{"name: x\nresources: {memory_mb: 127}", "resources.memory_mb", "", ""},
+		{"name: x\nstorage: {root_size_gb: -1}", "storage.root_size_gb", "", ""},
+		{"name: x\nstorage: {workspace: atach}", "storage.workspace", "", `"attach"`},
+		{"name: x\nnetwork: {mode: bridge}", "network.mode", "", "nat, allowlist, off"},
+		{"name: x\nbehavior: {mode: safe}", "behavior.mode", "", "dangerous"},
+		{"name: x\nbehavior: {ttl_minutes_default: 0}", "behavior.ttl_minutes_default", "", ""},
+		{"name: x\nbehavior: {ttl_minutes_default: 43201}", "behavior.ttl_minutes_default", "", ""},
+		{"name: x\nrepo: {clone_path: tmp/repo}", "repo.clone_path", "absolute", ""},
+		{"name: x\nrepo: {clone_path: /tmp/../etc}", "repo.clone_path", "absolute", ""},
+		{"name: x\nrepo: {clone_path: /}", "repo.clone_path", "absolute", ""},
+		{"name: x\nartifacts: {ttl_days: -1}", "artifacts.ttl_days", "", ""},
+	} {
+		_, err := Parse([]byte(tc.yaml))
+		if agentlab.CodeOf(err) != agentlab.CodeInvalid {
+			t.Errorf("%q: got %v, want invalid", tc.yaml, err)
+			continue
+		}
+		e := err.(*agentlab.Error)
+		if e.Field != tc.field || !strings.Contains(e.Message, tc.message) || !strings.Contains(e.Hint, tc.hint) {
+			t.Errorf("%q: field %q, message %q, hint %q", tc.yaml, e.Field, e.Message, e.Hint)
+		}
+	}
+}
+
+func TestHostMountsAreRefusedInEverySpelling(t *testing.T) {
+	for _, key := range []string{
+		"mounts", "mount", "Mounts", "host_mounts", "host-mounts", "hostMounts", "bind_mounts", "bindMount", "volumes", "volume", "Volume-Mounts",
+		"binds", "bind", "host_path", "hostPath", "HOSTPATH", "host-path", "host path", "host_dir", "virtfs", "9p", "p9", "virtio-9p", "plan9",
+		"virtiofs", "virtio_fs", "virtiofsd", "shared_folders", "sharedFolders", "shared_dirs", "shares", "share", "mp0", "mp12", "lxc.mount.entry",
+		"fsdev", "filesystems", "nfs", "smb_share",
+	} {
+		for _, text := range []string{
+			"name: x\n'" + key + "': [/home]",
+			"name: x\nstorage:\n  workspace: none\n  \"" + key + "\": /home",
+			"name: x\nstorage: {disks: [{type: dir, '" + key + "': /home}]}",
+			"'" + key + "': null",
+		} {
+			_, err := Parse([]byte(text))
+			if agentlab.CodeOf(err) != agentlab.CodeDenied || !strings.Contains(err.Error(), "host") || agentlab.HintOf(err) == "" {
+				t.Errorf("%q: got %v, want denied", text, err)
+			}
+		}
+	}
+}
+
+// TestNoSchemaKeyLooksLikeAHostMount guards the pattern against the schema
+// and the other way round.
+func TestNoSchemaKeyLooksLikeAHostMount(t *testing.T) {
+	var walk func(reflect.Type)
+	walk = func(typ reflect.Type) {
+		for i := range typ.NumField() {
+			f := typ.Field(i)
+			if name, ok := f.Tag.Lookup("yaml"); ok && isHostMount(name) {
+				t.Errorf("key %q looks like a host mount", name)
+			}
+			if f.Type.Kind() == reflect.Struct {
+				walk(f.Type)
+			}
+		}
+	}
+	walk(reflect.TypeFor[Doc]())
+}
+
+func TestShippedProfiles(t *testing.T) {
+	list, err := NewLibrary(filepath.Join(t.TempDir(), "none"), qemu).List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range list {
+		names = append(names, e.Name)
+		if e.Source != BuiltIn || e.Profile.Name != e.Name || e.YAML == "" {
+			t.Errorf("%+v", e)
+		}
+		if e.Name == "yolo-workspace" {
+			if agentlab.CodeOf(e.Err) != agentlab.CodeUnsupported || !strings.Contains(e.Err.Error(), "workspaces") || e.Profile.Workspace != "attach" {
+				t.Errorf("yolo-workspace: %+v", e)
+			}
+			continue
+		}
+		if e.Err != nil {
+			t.Errorf("%s: %v", e.Name, e.Err)
+		}
+	}
+	if want := []string{"interactive-dev", "yolo-ephemeral", "yolo-workspace"}; !reflect.DeepEqual(names, want) {
+		t.Errorf("got %v, want %v", names, want)
+	}
+}
+
+func write(t *testing.T, dir, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLibrary(t *testing.T) {
+	dir := t.TempDir()
+	l := NewLibrary(dir, qemu)
+	write(t, dir, "mine.yaml", "name: mine\nresources: {cores: 1}")
+	write(t, dir, "yolo-ephemeral.yaml", "name: yolo-ephemeral\nresources: {cores: 8}")
+	write(t, dir, "broken.yaml", "name: [")
+	write(t, dir, "other.yaml", "name: different")
+	write(t, dir, "late.yml", "name: late")
+	write(t, dir, ".mine.yaml.swp", "x")
+	write(t, dir, "README", "x")
+	if err := os.Mkdir(filepath.Join(dir, "dir.yaml"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	list, err := l.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, e := range list {
+		got[e.Name] = string(agentlab.CodeOf(e.Err))
+	}
+	want := map[string]string{"mine": "", "yolo-ephemeral": "", "interactive-dev": "", "yolo-workspace": "unsupported",
+		"broken": "invalid", "other": "invalid", "late.yml": "invalid", "dir": "internal"}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+
+	if p, err := l.Use("yolo-ephemeral"); err != nil || p.Resources.Cores != 8 {
+		t.Errorf("the user's file does not win: %+v, %v", p, err)
+	}
+	if _, err := l.Use("broken"); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+		t.Errorf("broken: %v", err)
+	}
+	_, err = l.Use("yolo-ephemerl")
+	if agentlab.CodeOf(err) != agentlab.CodeNotFound || !strings.Contains(agentlab.HintOf(err), `"yolo-ephemeral"`) {
+		t.Errorf("got %v, hint %q", err, agentlab.HintOf(err))
+	}
+	if _, err := l.Use("../../etc/passwd"); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+		t.Errorf("got %v, want invalid", err)
+	}
+	write(t, dir, "interactive-dev.yaml", "name: interactive-dev\nmounts: [/]")
+	if _, err := l.Use("interactive-dev"); agentlab.CodeOf(err) != agentlab.CodeDenied {
+		t.Errorf("a broken file must not fall back to the shipped profile: %v", err)
+	}
+}
+
+func TestPut(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "profiles")
+	l := NewLibrary(dir, qemu)
+	if e, err := l.Put("mine", "name: mine"); err != nil || e.Err != nil || e.Source != filepath.Join(dir, "mine.yaml") {
+		t.Fatalf("%+v, %v", e, err)
+	}
+	if e, err := l.Put("mine", "name: mine\ntemplate_vmid: 1"); err != nil || agentlab.CodeOf(e.Err) != agentlab.CodeUnsupported {
+		t.Errorf("for another backend: %+v, %v", e, err)
+	}
+	for _, tc := range []struct {
+		name, yaml string
+		code       agentlab.Code
+	}{
+		{"mine", "name: other", agentlab.CodeInvalid},
+		{"mine", "name: mine\nmp0: /x", agentlab.CodeDenied},
+		{"../x", "name: x", agentlab.CodeInvalid},
+	} {
+		if _, err := l.Put(tc.name, tc.yaml); agentlab.CodeOf(err) != tc.code {
+			t.Errorf("%s: got %v, want %s", tc.name, err, tc.code)
+		}
+	}
+	e, err := l.Find("mine")
+	if err != nil || e.YAML != "name: mine\ntemplate_vmid: 1" {
+		t.Errorf("a refused Put changed the file: %+v, %v", e, err)
+	}
+	if files, _ := os.ReadDir(dir); len(files) != 1 {
+		t.Errorf("left behind: %v", files)
+	}
+	if e := l.Check("name: anything\nresources: {cores: 3}"); e.Err != nil || e.Name != "anything" || e.Profile.Resources.Cores != 3 {
+		t.Errorf("Check: %+v", e)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(seedSchema))
+	f.Add([]byte("name: x\nnetwork: {mode: off, allow: [a]}"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		d, err := Parse(data)
+		if err != nil {
+			if c := agentlab.CodeOf(err); c != agentlab.CodeInvalid && c != agentlab.CodeDenied {
+				t.Errorf("code %s: %v", c, err)
+			}
+			return
+		}
+		if p := d.Profile(); p.Resources.Validate() != nil || agentlab.ValidateTTL(p.TTL) != nil || agentlab.ValidateName(p.Name) != nil {
+			t.Errorf("accepted %+v", p)
+		}
+	})
+}

@@ -1,0 +1,65 @@
+package profile
+
+import (
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// requirement is a key that not every backend honours.
+type requirement struct {
+	key  string
+	set  func(*Doc) bool
+	why  string
+	hint string
+
+	// honoured tells whether a backend does; nil means that none does yet.
+	// A driver that comes to honour a key gets a capability, named here.
+	honoured func(backend.Info, *Doc) bool
+}
+
+var requirements = []requirement{
+	{key: "template_vmid", set: func(d *Doc) bool { return d.TemplateVMID != nil },
+		why: "the backend boots images, not template VMs", hint: "name an image instead: image: base"},
+	{key: "network.mode", set: func(d *Doc) bool { return d.Network.Mode == modeAllowlist },
+		why: "there are no allow lists yet", hint: "use mode: nat or mode: off"},
+	{key: "network.mode", set: func(d *Doc) bool { return d.Network.Mode == agentlab.NetworkOff },
+		why: "the backend cannot switch a sandbox's network off", hint: "use mode: nat",
+		honoured: func(i backend.Info, _ *Doc) bool { return i.Capabilities.NetworkOff }},
+	{key: "network.allow", set: func(d *Doc) bool { return bool(d.Network.Allow) }, why: "there are no allow lists yet", hint: "remove it"},
+	{key: "network.deny", set: func(d *Doc) bool { return bool(d.Network.Deny) }, why: "there are no deny lists yet", hint: "remove it"},
+	{key: "network.ports", set: func(d *Doc) bool { return bool(d.Network.Ports) }, why: "there are no port lists yet", hint: "remove it"},
+	{key: "network.bridge", set: func(d *Doc) bool { return d.Network.Bridge != nil },
+		why: "a sandbox has a private network, not a bridge of the host", hint: "remove it"},
+	{key: "network.model", set: func(d *Doc) bool { return d.Network.Model != nil },
+		why: "the backend chooses the network device", hint: "remove it"},
+	{key: "network.firewall_group", set: func(d *Doc) bool { return d.Network.FirewallGroup != nil },
+		why: "the backend enforces the network policy itself, without firewall groups", hint: "remove it"},
+	{key: "resources.balloon", set: func(d *Doc) bool { return d.Resources.Balloon },
+		why: "the backend has no memory balloon", hint: "remove it, or set it to false"},
+	{key: "resources.cpulist", set: func(d *Doc) bool { return d.Resources.CPUList != nil },
+		why: "the backend cannot pin CPUs", hint: "remove it"},
+	{key: "storage.workspace", set: func(d *Doc) bool { return d.Storage.Workspace == "attach" },
+		why: "there are no workspaces yet", hint: "use a profile with workspace: none, such as yolo-ephemeral"},
+	{key: "behavior.inner_sandbox", set: func(d *Doc) bool { return d.Behavior.InnerSandbox != nil },
+		why: "there is no inner sandbox yet; the virtual machine is the sandbox", hint: "remove it"},
+	{key: "artifacts.endpoint", set: func(d *Doc) bool { return d.Artifacts.Endpoint != nil },
+		why: "artifacts go to AgentLab itself and nowhere else", hint: "remove it",
+		honoured: func(i backend.Info, d *Doc) bool {
+			return strings.TrimSuffix(*d.Artifacts.Endpoint, "/") == strings.TrimSuffix(i.UploadURL, "/")
+		}},
+}
+
+// Usable tells whether the backend that info describes honours every key of
+// d; if not, the error has code unsupported and names the first that it does
+// not.
+func (d *Doc) Usable(info backend.Info) error {
+	for _, r := range requirements {
+		if r.set(d) && (r.honoured == nil || !r.honoured(info, d)) {
+			return agentlab.Errorf(agentlab.CodeUnsupported, "profile %s cannot be used on backend %s: %s", d.Name, info.Name, r.why).
+				WithField(r.key).WithHint("%s", r.hint)
+		}
+	}
+	return nil
+}
