@@ -70,6 +70,10 @@ type Config struct {
 	Dir    string // made when missing, with mode 0700
 	Store  Store
 	Limits Limits
+	// Ended tells whether a job is final, so that its log grows no more.
+	// Readers of Log ask it when they reach the end; nil means that all have
+	// ended.
+	Ended  func(ctx context.Context, jobID string) (bool, error)
 	Clock  func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
 }
@@ -78,6 +82,7 @@ type Config struct {
 type Service struct {
 	store   Store
 	limits  Limits
+	ended   func(ctx context.Context, jobID string) (bool, error)
 	clock   func() time.Time
 	log     *slog.Logger
 	files   *os.Root // artifacts/
@@ -95,11 +100,14 @@ const tmpDir = ".tmp"
 // New opens the directory and makes what is missing of it.
 func New(cfg Config) (*Service, error) {
 	s := &Service{
-		store: cfg.Store, limits: cfg.Limits.withDefaults(), clock: cfg.Clock, log: cfg.Logger,
+		store: cfg.Store, limits: cfg.Limits.withDefaults(), ended: cfg.Ended, clock: cfg.Clock, log: cfg.Logger,
 		jobs: map[string]*usage{}, active: map[string]bool{}, topics: map[string]*logTopic{},
 	}
 	if s.clock == nil {
 		s.clock = time.Now
+	}
+	if s.ended == nil {
+		s.ended = func(context.Context, string) (bool, error) { return true, nil }
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

@@ -109,7 +109,7 @@ func (f *fixture) put(t *testing.T, job, p, content string) agentlab.Artifact {
 
 func (f *fixture) get(t *testing.T, job, p string) string {
 	t.Helper()
-	r, _, err := f.Open(t.Context(), job, p)
+	_, r, err := f.Open(t.Context(), job, p)
 	if err != nil {
 		t.Fatalf("open %s: %v", p, err)
 	}
@@ -314,7 +314,11 @@ func TestTarGz(t *testing.T) {
 	}
 	read := func() map[string]string {
 		var b bytes.Buffer
-		if err := f.WriteTarGz(t.Context(), job1, &b); err != nil {
+		r, err := f.Bundle(t.Context(), job1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.ReadFrom(r); err != nil {
 			t.Fatal(err)
 		}
 		zr, err := gzip.NewReader(&b)
@@ -409,7 +413,7 @@ func TestSweep(t *testing.T) {
 	if got := f.names(t); !slices.Equal(got, want) {
 		t.Errorf("files %q, want %q", got, want)
 	}
-	if _, a, err := f.Open(t.Context(), job1, "replaced"); err != nil || a.Size != 30 {
+	if a, _, err := f.Open(t.Context(), job1, "replaced"); err != nil || a.Size != 30 {
 		t.Errorf("row %+v %v", a, err)
 	}
 	f.st.fail = errors.New("store is down")

@@ -128,11 +128,11 @@ func (s *Service) WakeLog(jobID string) {
 	}
 }
 
-// FollowLog returns a reader of a job's agent log from offset. With ended
-// nil it ends where the log ends now; otherwise Read waits for more until
-// ended says that there will be none, or ctx ends. ended is asked whenever
-// the end of the log is reached, at WakeLog, and about every second.
-func (s *Service) FollowLog(ctx context.Context, jobID string, offset int64, ended func(context.Context) (bool, error)) (io.ReadCloser, error) {
+// Log returns a reader of a job's agent log from offset. Without follow it
+// ends where the log ends now; otherwise Read waits for more until the job
+// has ended, or ctx ends. Whether it has is asked whenever the end of the log
+// is reached, at WakeLog, and about every second.
+func (s *Service) Log(ctx context.Context, jobID string, offset int64, follow bool) (io.ReadCloser, error) {
 	if err := agentlab.ValidateJobID(jobID); err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ func (s *Service) FollowLog(ctx context.Context, jobID string, offset int64, end
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the offset is negative").WithField("offset")
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	return &logReader{ctx: ctx, cancel: cancel, s: s, jobID: jobID, off: offset, ended: ended, t: s.topic(jobID)}, nil
+	return &logReader{ctx: ctx, cancel: cancel, s: s, jobID: jobID, off: offset, last: !follow, t: s.topic(jobID)}, nil
 }
 
 type logReader struct {
@@ -151,8 +151,7 @@ type logReader struct {
 	t      *logTopic
 	f      *os.File // nil until the log exists
 	off    int64
-	ended  func(context.Context) (bool, error)
-	last   bool // it ended before the last look at the file
+	last   bool // what the next look at the file finds is all
 	once   sync.Once
 }
 
@@ -168,10 +167,10 @@ func (r *logReader) Read(p []byte) (int, error) {
 		if n > 0 || err != nil {
 			return n, err
 		}
-		if r.ended == nil || r.last {
+		if r.last {
 			return 0, io.EOF
 		}
-		if r.last, err = r.ended(r.ctx); err != nil {
+		if r.last, err = r.s.ended(r.ctx, r.jobID); err != nil {
 			return 0, err
 		}
 		if r.last {

@@ -17,7 +17,7 @@ import (
 
 func (f *fixture) log(t *testing.T, job string) string {
 	t.Helper()
-	r, err := f.FollowLog(t.Context(), job, 0, nil)
+	r, err := f.Log(t.Context(), job, 0, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,8 @@ func TestLogQuota(t *testing.T) {
 func TestFollowLog(t *testing.T) {
 	f := setup(t, Limits{})
 	var ended atomic.Bool
-	r, err := f.FollowLog(t.Context(), job1, 2, func(context.Context) (bool, error) { return ended.Load(), nil })
+	f.ended = func(context.Context, string) (bool, error) { return ended.Load(), nil }
+	r, err := f.Log(t.Context(), job1, 2, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,9 +133,10 @@ func TestFollowLog(t *testing.T) {
 	}
 }
 
-func TestFollowLogEndsWithItsReader(t *testing.T) {
+func TestFollowedLogEndsWithItsReader(t *testing.T) {
 	f := setup(t, Limits{})
-	r, err := f.FollowLog(t.Context(), job1, 0, func(context.Context) (bool, error) { return false, nil })
+	f.ended = func(context.Context, string) (bool, error) { return false, nil }
+	r, err := f.Log(t.Context(), job1, 0, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +150,8 @@ func TestFollowLogEndsWithItsReader(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	broken := errors.New("store is down")
-	r, err = f.FollowLog(t.Context(), job1, 0, func(context.Context) (bool, error) { return false, broken })
+	f.ended = func(context.Context, string) (bool, error) { return false, broken }
+	r, err = f.Log(t.Context(), job1, 0, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +167,7 @@ func TestLogIsARegularFile(t *testing.T) {
 	if err := os.Symlink("/etc/passwd", filepath.Join(f.dir, "logs", job1+".log")); err != nil {
 		t.Fatal(err)
 	}
-	r, err := f.FollowLog(t.Context(), job1, 0, nil)
+	r, err := f.Log(t.Context(), job1, 0, false)
 	if err != nil {
 		t.Fatal(err)
 	}

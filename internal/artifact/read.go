@@ -23,13 +23,16 @@ func (s *Service) List(ctx context.Context, jobID string) ([]agentlab.Artifact, 
 }
 
 // Open opens an artifact. Code not_found: there is none of that path.
-func (s *Service) Open(ctx context.Context, jobID, p string) (*os.File, agentlab.Artifact, error) {
+func (s *Service) Open(ctx context.Context, jobID, p string) (agentlab.Artifact, io.ReadCloser, error) {
 	a, err := s.store.Artifact(ctx, jobID, p)
 	if err != nil {
-		return nil, agentlab.Artifact{}, err
+		return a, nil, err
 	}
 	f, err := s.openFile(a)
-	return f, a, err
+	if err != nil {
+		return a, nil, err
+	}
+	return a, f, nil
 }
 
 // openFile opens the file that a row describes, and nothing but a file.
@@ -89,6 +92,16 @@ func (s *Service) WriteTarGz(ctx context.Context, jobID string, w io.Writer) err
 		return err
 	}
 	return zw.Close()
+}
+
+// Bundle is WriteTarGz as a reader, which must be closed.
+func (s *Service) Bundle(ctx context.Context, jobID string) (io.ReadCloser, error) {
+	if _, err := s.store.Artifacts(ctx, jobID); err != nil {
+		return nil, err
+	}
+	r, w := io.Pipe()
+	go func() { w.CloseWithError(s.WriteTarGz(ctx, jobID, w)) }()
+	return r, nil
 }
 
 func (s *Service) addLog(ctx context.Context, tw *tar.Writer, jobID string) error {
