@@ -1,0 +1,254 @@
+// Package initd is the first process of a guest on backends that boot our
+// initrd: it finds the root disk, switches to it, leaves a supervisor of the
+// control server behind, and becomes the distribution's init. The control
+// server answers long before the distribution is up.
+//
+// Every millisecond here is one of every sandbox's start, and most of it is
+// spent emulated, so there is as little here as possible: no goroutines, no
+// processes but the two that stay.
+package initd
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// rootSerial is the serial number that the backend gives to the root disk.
+	rootSerial = "agentlab-root"
+	rootWait   = 30 * time.Second
+	newRoot    = "/sysroot"
+	modulesDir = "/lib/agentlab/modules"
+	binDir     = "/run/agentlab/bin"
+	program    = binDir + "/agent-runner"
+	realInit   = "/sbin/init"
+)
+
+// Main is PID 1. It does not return: it ends as the distribution's init, or
+// says what is wrong and stops the machine.
+func Main() int {
+	debug.SetGCPercent(-1) // this lives for less than a second
+	err := boot()
+	openConsole()
+	fmt.Fprintf(os.Stderr, "\nagent-runner: this sandbox cannot boot: %v\n", err)
+	unix.Sync()
+	// QEMU runs with -no-reboot, so a restart ends it on every machine type,
+	// which a power-off does not.
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
+	return 1
+}
+
+func boot() error {
+	if err := mountKernel(); err != nil {
+		return err
+	}
+	openConsole()
+	loadModules()
+	disk, err := waitRoot()
+	if err != nil {
+		return err
+	}
+	if err := mountRoot(disk); err != nil {
+		return err
+	}
+	if err := setUpRun(); err != nil {
+		return fmt.Errorf("/run: %w", err)
+	}
+	if err := loopbackUp(); err != nil {
+		return fmt.Errorf("loopback: %w", err)
+	}
+	if err := switchRoot(); err != nil {
+		return fmt.Errorf("switching to the root disk: %w", err)
+	}
+	if err := ensureMachineID(); err != nil {
+		return fmt.Errorf("machine-id: %w", err)
+	}
+	if err := leaveSupervisor(); err != nil {
+		return fmt.Errorf("supervisor: %w", err)
+	}
+	_ = os.Chdir("/")
+	err = unix.Exec(realInit, []string{realInit}, []string{"HOME=/", "TERM=linux"})
+	return fmt.Errorf("%s: %w", realInit, err)
+}
+
+type mount struct {
+	source, target, fstype string
+	flags                  uintptr
+	data                   string
+}
+
+// kernelMounts are as systemd makes them, which keeps what it finds.
+var kernelMounts = []mount{
+	{"proc", "/proc", "proc", unix.MS_NOSUID | unix.MS_NOEXEC | unix.MS_NODEV, ""},
+	{"sysfs", "/sys", "sysfs", unix.MS_NOSUID | unix.MS_NOEXEC | unix.MS_NODEV, ""},
+	{"devtmpfs", "/dev", "devtmpfs", unix.MS_NOSUID | unix.MS_STRICTATIME, "mode=0755"},
+	{"devpts", "/dev/pts", "devpts", unix.MS_NOSUID | unix.MS_NOEXEC, "mode=0620,gid=5,ptmxmode=0666"},
+	{"tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_STRICTATIME, "mode=1777"},
+	{"tmpfs", "/run", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_STRICTATIME, "mode=0755,size=20%,nr_inodes=800k"},
+}
+
+func mountKernel() error {
+	for _, m := range kernelMounts {
+		if err := os.MkdirAll(m.target, 0o755); err != nil { //nolint:gosec // mount points
+			return err
+		}
+		err := unix.Mount(m.source, m.target, m.fstype, m.flags, m.data)
+		if err != nil && !errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("mounting %s: %w", m.target, err)
+		}
+	}
+	for name, to := range map[string]string{
+		"/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0",
+		"/dev/stdout": "/proc/self/fd/1", "/dev/stderr": "/proc/self/fd/2",
+	} {
+		_ = os.Symlink(to, name)
+	}
+	return nil
+}
+
+// openConsole makes the console our standard streams: at the start there may
+// have been none, when its driver is a module.
+func openConsole() {
+	fd, err := unix.Open("/dev/console", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	for i := range 3 {
+		_ = unix.Dup3(fd, i, 0)
+	}
+	if fd > 2 {
+		_ = unix.Close(fd)
+	}
+}
+
+// loadModules loads what is there, in order. What does not load is told; if it
+// was needed, a later step says so.
+func loadModules() {
+	names, _ := filepath.Glob(modulesDir + "/*.ko") // sorted
+	for _, name := range names {
+		f, err := os.Open(name)
+		if err == nil {
+			err = unix.FinitModule(int(f.Fd()), "", 0)
+			_ = f.Close()
+		}
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			fmt.Fprintf(os.Stderr, "agent-runner: module %s: %v\n", filepath.Base(name), err)
+		}
+	}
+	openConsole()
+}
+
+// waitRoot returns the name of the root disk, e.g. "vda".
+func waitRoot() (string, error) {
+	for deadline := time.Now().Add(rootWait); ; {
+		names, _ := filepath.Glob("/sys/block/*/serial")
+		var seen []string
+		for _, name := range names {
+			b, err := os.ReadFile(name)
+			if err != nil {
+				continue
+			}
+			disk := filepath.Base(filepath.Dir(name))
+			serial := strings.TrimSpace(string(b))
+			if serial == rootSerial {
+				return disk, nil
+			}
+			seen = append(seen, disk+"="+serial)
+		}
+		if time.Now().After(deadline) {
+			return "", fmt.Errorf("no disk has the serial %q after %s; seen: %q", rootSerial, rootWait, seen)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func mountRoot(disk string) error {
+	dev := "/dev/" + disk
+	if err := os.MkdirAll(newRoot, 0o755); err != nil { //nolint:gosec // the root directory
+		return err
+	}
+	// noinit_itable: the kernel would zero, in the background, inode tables
+	// that a sparse image holds as zeros already, and so fill the overlay.
+	if err := unix.Mount(dev, newRoot, "ext4", unix.MS_NOATIME, "noinit_itable"); err != nil {
+		return fmt.Errorf("mounting %s: %w", dev, err)
+	}
+	if err := grow(disk); err != nil { // the sandbox works, with less space
+		fmt.Fprintf(os.Stderr, "agent-runner: the file system does not fill its disk: %v\n", err)
+	}
+	if _, err := os.Stat(filepath.Join(newRoot, "etc")); err != nil {
+		return fmt.Errorf("%s holds no system: %w", dev, err)
+	}
+	return nil
+}
+
+// setUpRun puts our program where it outlives the initrd.
+func setUpRun() error {
+	if err := os.MkdirAll(binDir, 0o755); err != nil { //nolint:gosec // all may run it
+		return err
+	}
+	if err := copyFile("/proc/self/exe", program, 0o755); err != nil {
+		return err
+	}
+	if err := os.Symlink("agent-runner", filepath.Join(binDir, "agentlab-agent")); err != nil {
+		return err
+	}
+	return keepTmp()
+}
+
+// keepTmp stops systemd from emptying /tmp or mounting over it: the runner
+// works there before systemd comes to it.
+func keepTmp() error {
+	if err := os.MkdirAll("/run/systemd/system", 0o755); err != nil { //nolint:gosec // systemd's
+		return err
+	}
+	if err := os.Symlink("/dev/null", "/run/systemd/system/tmp.mount"); err != nil {
+		return err
+	}
+	if err := os.MkdirAll("/run/tmpfiles.d", 0o755); err != nil { //nolint:gosec // systemd's
+		return err
+	}
+	const conf = "d /tmp 1777 root root -\nd /var/tmp 1777 root root -\n"
+	return os.WriteFile("/run/tmpfiles.d/tmp.conf", []byte(conf), 0o644) //nolint:gosec // public
+}
+
+func copyFile(from, to string, mode fs.FileMode) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = io.CopyBuffer(struct{ io.Writer }{out}, struct{ io.Reader }{in}, make([]byte, 1<<20))
+	return errors.Join(err, out.Close())
+}
+
+// leaveSupervisor starts the supervisor. It holds nothing of PID 1: its own
+// session, no console that a later getty could hang up.
+func leaveSupervisor() error {
+	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = null.Close() }()
+	cmd := &exec.Cmd{
+		Path: program, Args: []string{"agent-runner", "supervise"}, Dir: "/",
+		Env:   []string{"HOME=/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+		Stdin: null, Stdout: null, Stderr: null,
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
+	}
+	return cmd.Start()
+}
