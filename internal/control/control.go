@@ -1,0 +1,294 @@
+// Package control is the controller's client of a guest's control server
+// (package guestapi, "Guest control").
+//
+// The guest is hostile. Every answer is bounded in size and time, what is in
+// it is checked before it is returned, and its words reach a person only as
+// one short printable line.
+package control
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// Limits on what a guest may answer.
+const (
+	maxHead    = 16 << 10 // bytes of status line and header
+	maxBody    = 256 << 10
+	maxMessage = 300 // bytes of an error's text
+)
+
+// How long the calls may take, besides the caller's context.
+const (
+	healthTimeout   = 10 * time.Second
+	identityTimeout = 60 * time.Second
+	startTimeout    = 60 * time.Second // until a command or terminal is started
+	sshKeyTimeout   = 90 * time.Second
+	powerTimeout    = 20 * time.Second
+)
+
+var userRE = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+
+// Dial opens a fresh stream to a guest's control server.
+type Dial func(ctx context.Context) (net.Conn, error)
+
+// Client talks to one guest. It holds no connection between calls and may be
+// used by many goroutines.
+//
+// Errors are *agentlab.Error. Besides the codes that the dial function gives:
+// unavailable when the guest's answer breaks off or makes no sense, timeout
+// when it does not come, and invalid, not_found, busy, conflict, limit or
+// internal as the guest's control server says.
+type Client struct{ dial Dial }
+
+// New returns a Client that opens streams with dial.
+func New(dial Dial) *Client { return &Client{dial: dial} }
+
+// Health asks how far the guest's boot has come.
+func (c *Client) Health(ctx context.Context) (guestapi.Health, error) {
+	var h guestapi.Health
+	err := c.call(ctx, healthTimeout, http.MethodGet, guestapi.PathHealth, nil, &h)
+	return checkHealth(h, err)
+}
+
+// SetIdentity makes the guest who it is. It may be repeated.
+func (c *Client) SetIdentity(ctx context.Context, id guestapi.Identity) (guestapi.Health, error) {
+	var h guestapi.Health
+	err := c.call(ctx, identityTimeout, http.MethodPut, guestapi.PathIdentity, id, &h)
+	if err == nil && h.Identity != id.UID {
+		err = nonsense("it took the identity %q", clean(h.Identity))
+	}
+	return checkHealth(h, err)
+}
+
+// SSHKey authorises a public key and returns what is needed to verify the
+// guest's sshd, which runs by then.
+func (c *Client) SSHKey(ctx context.Context, req guestapi.SSHKeyRequest) (guestapi.SSHKeyResponse, error) {
+	var resp guestapi.SSHKeyResponse
+	err := c.call(ctx, sshKeyTimeout, http.MethodPost, guestapi.PathSSHKey, req, &resp)
+	if err != nil {
+		return guestapi.SSHKeyResponse{}, err
+	}
+	bad := func(s string) bool { return s == "" || len(s) > 16<<10 || s != printable(s) }
+	if resp.Port == 0 || len(resp.HostKeys) == 0 || len(resp.HostKeys) > 16 ||
+		slices.ContainsFunc(resp.HostKeys, bad) || !userRE.MatchString(resp.User) {
+		return guestapi.SSHKeyResponse{}, nonsense("its SSH host keys are malformed")
+	}
+	return resp, nil
+}
+
+// Power asks the guest's init to "poweroff" or "reboot"; it returns when the
+// guest has begun to.
+func (c *Client) Power(ctx context.Context, action string) error {
+	return c.call(ctx, powerTimeout, http.MethodPost, guestapi.PathPower, guestapi.PowerRequest{Action: action}, nil)
+}
+
+// Exec starts a command. The connection carries frames of package stream; to
+// close it ends the command and all of its session.
+func (c *Client) Exec(ctx context.Context, req guestapi.ExecRequest) (net.Conn, error) {
+	return c.upgrade(ctx, guestapi.PathExec, req)
+}
+
+// Attach joins a terminal. The connection carries frames of package stream; to
+// close it leaves the terminal as it is.
+func (c *Client) Attach(ctx context.Context, req guestapi.AttachRequest) (net.Conn, error) {
+	return c.upgrade(ctx, guestapi.PathAttach, req)
+}
+
+// call makes one request on a stream of its own.
+func (c *Client) call(ctx context.Context, limit time.Duration, method, path string, in, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	resp, conn, _, err := c.request(ctx, method, path, "", in)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	stop := deadlineOn(ctx, conn)
+	defer stop()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody+1))
+	switch {
+	case err != nil:
+		return broken(ctx, err)
+	case len(body) > maxBody:
+		return nonsense("its answer is longer than %d bytes", maxBody)
+	case resp.StatusCode != http.StatusOK:
+		return guestError(resp.StatusCode, body)
+	case out == nil:
+		return nil
+	}
+	if err := json.Unmarshal(body, out); err != nil {
+		return nonsense("its answer is not the JSON that was asked for")
+	}
+	return nil
+}
+
+// upgrade makes a request whose connection becomes a stream.
+func (c *Client) upgrade(ctx context.Context, path string, in any) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	resp, conn, rd, err := c.request(ctx, http.MethodPost, path, guestapi.StreamProtocol, in)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		defer func() { _ = conn.Close() }()
+		stop := deadlineOn(ctx, conn)
+		defer stop()
+		body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+		if err != nil {
+			return nil, broken(ctx, err)
+		}
+		return nil, guestError(resp.StatusCode, body)
+	}
+	if !strings.EqualFold(resp.Header.Get("Upgrade"), guestapi.StreamProtocol) {
+		_ = conn.Close()
+		return nil, nonsense("it switched to another protocol")
+	}
+	return &bufferedConn{Conn: conn, rd: rd}, nil
+}
+
+// request sends a request and reads the head of the answer. The caller closes
+// the connection.
+func (c *Client) request(ctx context.Context, method, path, upgrade string, in any) (
+	*http.Response, net.Conn, *bufio.Reader, error,
+) {
+	var body []byte
+	if in != nil {
+		var err error
+		if body, err = json.Marshal(in); err != nil {
+			return nil, nil, nil, agentlab.Errorf(agentlab.CodeInternal, "request to the guest: %w", err)
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://guest"+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, nil, nil, agentlab.Errorf(agentlab.CodeInternal, "request to the guest: %w", err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if upgrade != "" {
+		req.Header.Set("Connection", "Upgrade")
+		req.Header.Set("Upgrade", upgrade)
+	}
+	conn, err := c.dial(ctx)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	stop := deadlineOn(ctx, conn)
+	limited := &io.LimitedReader{R: conn, N: maxHead}
+	rd := bufio.NewReader(limited)
+	err = req.Write(conn)
+	var resp *http.Response
+	if err == nil {
+		resp, err = http.ReadResponse(rd, req)
+	}
+	if !stop() && err == nil {
+		err = context.Cause(ctx) // the deadline is set and stays
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, nil, nil, broken(ctx, err)
+	}
+	limited.N = math.MaxInt64
+	return resp, conn, rd, nil
+}
+
+// deadlineOn makes conn's calls return when ctx ends. The function that it
+// returns undoes that and reports false when ctx had ended.
+func deadlineOn(ctx context.Context, conn net.Conn) func() bool {
+	return context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+}
+
+func broken(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		code := agentlab.CodeTimeout
+		if errors.Is(cause, context.Canceled) {
+			code = agentlab.CodeUnavailable
+		}
+		return agentlab.Errorf(code, "the guest did not answer: %w", cause)
+	}
+	if _, ok := errors.AsType[*agentlab.Error](err); ok {
+		return err
+	}
+	// The text of a parse error may hold what the guest sent.
+	return &agentlab.Error{Code: agentlab.CodeUnavailable, Message: "the guest's answer broke off: " + clean(err.Error())}
+}
+
+func nonsense(format string, args ...any) error {
+	return agentlab.Errorf(agentlab.CodeUnavailable, "the guest's answer makes no sense: "+format, args...)
+}
+
+// codes that a guest may give; any other is internal.
+var codes = []agentlab.Code{
+	agentlab.CodeInvalid, agentlab.CodeNotFound, agentlab.CodeBusy, agentlab.CodeConflict,
+	agentlab.CodeLimit, agentlab.CodeUnavailable, agentlab.CodeDenied,
+}
+
+func guestError(status int, body []byte) error {
+	var e guestapi.ErrorBody
+	if json.Unmarshal(body, &e) != nil || e.Message == "" {
+		return nonsense("status %d", status)
+	}
+	code := agentlab.Code(e.Code)
+	if !slices.Contains(codes, code) {
+		code = agentlab.CodeInternal
+	}
+	return agentlab.Errorf(code, "the guest says: %s", clean(e.Message))
+}
+
+// checkHealth refuses what a control server of ours never says.
+func checkHealth(h guestapi.Health, err error) (guestapi.Health, error) {
+	if err != nil {
+		return guestapi.Health{}, err
+	}
+	for _, s := range []string{h.Version, h.BootID, h.Identity, h.System} {
+		if len(s) > 128 || s != clean(s) {
+			return guestapi.Health{}, nonsense("its health holds unprintable text")
+		}
+	}
+	if h.Uptime < 0 {
+		return guestapi.Health{}, nonsense("its uptime is negative")
+	}
+	return h, nil
+}
+
+// printable replaces what is not.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(s, "?"))
+}
+
+// clean makes text of a guest fit for one line of a terminal or a log.
+func clean(s string) string {
+	s = printable(s)
+	if len(s) > maxMessage {
+		s = strings.ToValidUTF8(s[:maxMessage], "") + "…"
+	}
+	return s
+}
+
+// bufferedConn gives first what was read along with the answer's head.
+type bufferedConn struct {
+	net.Conn
+	rd *bufio.Reader
+}
+
+func (c *bufferedConn) Read(p []byte) (int, error) { return c.rd.Read(p) }
