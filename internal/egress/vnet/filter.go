@@ -1,0 +1,137 @@
+package vnet
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"strconv"
+
+	"github.com/agentlab-vm/agentlab/internal/egress"
+)
+
+const (
+	etherHeader = 14
+	arpSize     = 28
+	ipv4Header  = 20
+
+	typeIPv4 = 0x0800
+	typeARP  = 0x0806
+
+	protoICMP = 1
+	protoTCP  = 6
+	protoUDP  = 17
+)
+
+var broadcastMAC = []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+
+// frameFilter decides which frames of the guest reach the TCP/IP stack: ARP
+// about the gateway and IPv4 from the guest's own address, both well formed.
+// Everything else, IPv6 among it, never gets that far.
+type frameFilter struct {
+	guest, gateway netip.Addr
+	mac            []byte // of the gateway
+}
+
+// verdict of a frame: pass, or drop and, when rule is not empty, audit.
+type frameVerdict struct {
+	pass  bool
+	rule  string
+	proto egress.Proto
+	dst   netip.AddrPort
+}
+
+// check judges one frame of at least etherHeader bytes.
+func (f *frameFilter) check(frame []byte) frameVerdict {
+	dst, src, payload := frame[:6], frame[6:12], frame[etherHeader:]
+	if src[0]&1 != 0 { // no card sends from a group address
+		return frameVerdict{}
+	}
+	switch binary.BigEndian.Uint16(frame[12:14]) {
+	case typeARP:
+		return frameVerdict{pass: f.checkARP(dst, src, payload)}
+	case typeIPv4:
+		return f.checkIPv4(dst, payload)
+	default:
+		return frameVerdict{}
+	}
+}
+
+func (f *frameFilter) addressedToUs(dst []byte) bool {
+	return bytes.Equal(dst, f.mac) || bytes.Equal(dst, broadcastMAC)
+}
+
+func (f *frameFilter) checkARP(dst, src, p []byte) bool {
+	const ethernetIPv4 = "\x00\x01\x08\x00\x06\x04"
+	if !f.addressedToUs(dst) || len(p) < arpSize || string(p[:6]) != ethernetIPv4 {
+		return false
+	}
+	op := binary.BigEndian.Uint16(p[6:8])
+	senderIP, _ := netip.AddrFromSlice(p[14:18])
+	targetIP, _ := netip.AddrFromSlice(p[24:28])
+	return (op == 1 || op == 2) && bytes.Equal(p[8:14], src) && senderIP == f.guest && targetIP == f.gateway
+}
+
+func (f *frameFilter) checkIPv4(dstMAC, p []byte) frameVerdict {
+	// Options are refused whole: source routes are the only ones that were
+	// ever of use to somebody.
+	if len(p) < ipv4Header || p[0] != 0x45 {
+		return frameVerdict{}
+	}
+	total := int(binary.BigEndian.Uint16(p[2:4]))
+	src, _ := netip.AddrFromSlice(p[12:16])
+	dst, _ := netip.AddrFromSlice(p[16:20])
+	if total < ipv4Header || total > len(p) || src != f.guest || dst == f.guest {
+		return frameVerdict{}
+	}
+	v := frameVerdict{dst: netip.AddrPortFrom(dst, 0)}
+	switch p[9] {
+	case protoTCP:
+		v.proto = egress.TCP
+	case protoUDP:
+		v.proto = egress.UDP
+	case protoICMP:
+		v.proto = egress.ICMP
+	default:
+		v.proto, v.rule = egress.Proto("ip-"+strconv.Itoa(int(p[9]))), egress.RuleProtocol
+		return v
+	}
+	if dst == f.gateway {
+		v.pass = f.addressedToUs(dstMAC)
+		return v
+	}
+	return f.checkOutbound(v, dstMAC, p, total)
+}
+
+// checkOutbound judges a packet for an address beyond the gateway. TCP and
+// UDP go on to be answered with a refusal or a flow; the stack drops some
+// addresses before that, and those are recorded here.
+func (f *frameFilter) checkOutbound(v frameVerdict, dstMAC, p []byte, total int) frameVerdict {
+	dst := v.dst.Addr()
+	if v.proto != egress.ICMP && total >= ipv4Header+4 && binary.BigEndian.Uint16(p[6:8])&0x1fff == 0 {
+		v.dst = netip.AddrPortFrom(dst, binary.BigEndian.Uint16(p[ipv4Header+2:ipv4Header+4]))
+	}
+	rule, denied := egress.AlwaysDenied(dst)
+	switch {
+	case rule == egress.RuleMulticast, rule == egress.RuleBroadcast, rule == egress.RuleUnspecified, rule == egress.RuleLoopback:
+		v.rule = rule
+	case v.proto == egress.ICMP && denied:
+		v.rule = rule
+	case v.proto == egress.ICMP:
+		v.rule = egress.RuleProtocol
+	default:
+		v.pass = f.addressedToUs(dstMAC)
+	}
+	return v
+}
+
+// filter binds the frame filter to the audit.
+func (n *Network) filter() func(frame []byte) bool {
+	f := &frameFilter{guest: n.cfg.Guest, gateway: n.cfg.Gateway, mac: n.cfg.MAC}
+	return func(frame []byte) bool {
+		v := f.check(frame)
+		if v.rule != "" {
+			n.audit.record(Decision{Proto: v.proto, Addr: v.dst, Rule: v.rule})
+		}
+		return v.pass
+	}
+}

@@ -1,0 +1,132 @@
+package vnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/link/ethernet"
+	"gvisor.dev/gvisor/pkg/tcpip/link/qdisc/fifo"
+	"gvisor.dev/gvisor/pkg/tcpip/network/arp"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+const (
+	nicID = 1
+	// The other end is a socket on this machine, so windows need not cover a
+	// long path. They bound what a guest that does not read can pin: a flow
+	// holds at most one send and one receive buffer.
+	bufferMin     = 4 << 10
+	bufferDefault = 256 << 10
+	bufferMax     = 512 << 10
+	// queuePackets is how many packets may wait for the link.
+	queuePackets = 512
+)
+
+// buildStack makes the TCP/IP stack: one card that takes packets for every
+// address (promiscuous) and answers from every address (spoofing), and one
+// route, to the guest.
+func (n *Network) buildStack() error {
+	s := stack.New(stack.Options{
+		NetworkProtocols:   []stack.NetworkProtocolFactory{arp.NewProtocol, ipv4.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocolCUBIC, udp.NewProtocol, icmp.NewProtocol4},
+	})
+	n.stack = s
+	eth := ethernet.New(n.link)
+	fail := func(what string, err tcpip.Error) error {
+		s.Destroy()
+		return agentlab.Errorf(agentlab.CodeInternal, "%s: %s", what, err)
+	}
+	opts := stack.NICOptions{QDisc: fifo.New(eth, 1, queuePackets)}
+	if err := s.CreateNICWithOptions(nicID, eth, opts); err != nil {
+		return fail("create the network card", err)
+	}
+	addr := tcpip.ProtocolAddress{
+		Protocol:          ipv4.ProtocolNumber,
+		AddressWithPrefix: tcpip.AddressWithPrefix{Address: toStack(n.cfg.Gateway), PrefixLen: 32},
+	}
+	if err := s.AddProtocolAddress(nicID, addr, stack.AddressProperties{}); err != nil {
+		return fail("set the gateway's address", err)
+	}
+	if err := s.SetPromiscuousMode(nicID, true); err != nil {
+		return fail("set promiscuous mode", err)
+	}
+	if err := s.SetSpoofing(nicID, true); err != nil {
+		return fail("set spoofing", err)
+	}
+	guest, err := tcpip.NewSubnet(toStack(n.cfg.Guest), tcpip.MaskFrom("\xff\xff\xff\xff"))
+	if err != nil {
+		s.Destroy()
+		return fmt.Errorf("make the guest's route: %w", err)
+	}
+	s.SetRouteTable([]tcpip.Route{{Destination: guest, NIC: nicID}})
+	if err := setOptions(s); err != nil {
+		return fail("set an option", err)
+	}
+	inFlight := n.cfg.Limits.TCPFlows + n.cfg.Limits.ServiceFlows
+	forward := tcp.NewForwarder(s, bufferDefault, inFlight, n.handleTCP)
+	s.SetTransportProtocolHandler(tcp.ProtocolNumber, forward.HandlePacket)
+	s.SetTransportProtocolHandler(udp.ProtocolNumber, n.handleUDP)
+	return nil
+}
+
+func setOptions(s *stack.Stack) tcpip.Error {
+	receive := tcpip.TCPReceiveBufferSizeRangeOption{Min: bufferMin, Default: bufferDefault, Max: bufferMax}
+	send := tcpip.TCPSendBufferSizeRangeOption{Min: bufferMin, Default: bufferDefault, Max: bufferMax}
+	sack := tcpip.TCPSACKEnabled(true)
+	moderate := tcpip.TCPModerateReceiveBufferOption(true)
+	// Our side may close first; a closed flow must not keep memory for the
+	// customary minute, or a guest that opens and closes could fill us up.
+	timeWait := tcpip.TCPTimeWaitTimeoutOption(timeWait)
+	synRetries := tcpip.TCPSynRetriesOption(4)
+	options := []tcpip.SettableTransportProtocolOption{&receive, &send, &sack, &moderate, &timeWait, &synRetries}
+	for _, o := range options {
+		if err := s.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// DialGuest opens a TCP connection from the gateway to a port in the guest.
+// The error is agentlab.CodeUnavailable when the guest refuses or does not
+// answer before ctx ends. The connection breaks when the Network ends.
+func (n *Network) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
+	if !n.enter() {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the sandbox's network is down")
+	}
+	defer n.wg.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(n.ctx, cancel)()
+	from := tcpip.FullAddress{NIC: nicID, Addr: toStack(n.cfg.Gateway)}
+	to := tcpip.FullAddress{NIC: nicID, Addr: toStack(n.cfg.Guest), Port: port}
+	conn, err := gonet.DialTCPWithBind(ctx, n.stack, from, to, ipv4.ProtocolNumber)
+	if err == nil {
+		return conn, nil
+	}
+	if n.ctx.Err() != nil {
+		err = errors.New("the sandbox's network is down")
+	}
+	return nil, agentlab.Errorf(agentlab.CodeUnavailable, "dial port %d of the guest: %w", port, err)
+}
+
+func toStack(a netip.Addr) tcpip.Address { return tcpip.AddrFrom4(a.As4()) }
+
+func fromStack(a tcpip.Address, port uint16) netip.AddrPort {
+	if a.Len() != header.IPv4AddressSize {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(netip.AddrFrom4(a.As4()), port)
+}

@@ -1,0 +1,335 @@
+package vnet
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/egress"
+)
+
+// The addresses and sizes that a Config gets where it names none.
+var (
+	DefaultGateway = netip.AddrFrom4([4]byte{10, 77, 0, 1})
+	DefaultGuest   = netip.AddrFrom4([4]byte{10, 77, 0, 2})
+	DefaultMAC     = net.HardwareAddr{0x02, 0xa9, 0x1a, 0x4d, 0x00, 0x01} // of the gateway
+)
+
+// Bounds of Config.MTU, in bytes of an IP packet. The largest is what QEMU
+// takes as one frame, less the Ethernet header.
+const (
+	MinMTU     = 576
+	MaxMTU     = 65520
+	DefaultMTU = 9000
+)
+
+// Dialer opens every connection that leaves the sandbox. The network is "tcp"
+// or "udp" and addr a literal IP address and port. A TCP connection should
+// have CloseWrite, so that half-closes pass; a UDP one is connected and keeps
+// datagram borders.
+type Dialer interface {
+	DialContext(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// Config says what a Network is made of. Only Link and Policy are required.
+type Config struct {
+	// Link carries Ethernet frames, each after its length as four bytes in
+	// big-endian order: a socket of QEMU's "-netdev stream". The Network
+	// closes it.
+	Link io.ReadWriteCloser
+	// Guest and Gateway are IPv4; the zero value means the defaults.
+	Guest, Gateway netip.Addr
+	MAC            net.HardwareAddr // of the gateway; nil means DefaultMAC
+	MTU            int              // MinMTU to MaxMTU; 0 means DefaultMTU. The guest's must be the same.
+	Policy         *egress.Policy
+	Dialer         Dialer   // nil means NewHostDialer
+	Resolver       Resolver // nil means the host's name servers, asked through Dialer
+	// Services are TCP ports on the gateway's address. A service owns the
+	// connection until it returns; then it is closed. All connections are
+	// broken when the Network ends. Port 53 is the Network's own.
+	Services map[uint16]func(net.Conn)
+	// Audit is told of decisions, from many goroutines; it must not block.
+	// Under a flood some are left out and counted in Decision.Suppressed.
+	Audit  func(Decision)
+	Logger *slog.Logger // nil means none
+	Limits Limits
+	Now    func() time.Time // nil means time.Now
+}
+
+// Limits bound what one guest can hold. A zero field means its default.
+type Limits struct {
+	TCPFlows     int           // open or opening TCP connections to the outside; 512
+	ServiceFlows int           // TCP connections to the gateway's services; 64
+	UDPFlows     int           // pairs of addresses and ports; 256
+	UDPIdle      time.Duration // a UDP flow ends after this long without a datagram; 60 s
+	DialTimeout  time.Duration // 20 s
+	CloseTimeout time.Duration // how long a closed TCP flow may take to drain to the guest; 30 s
+	DNSRate      int           // questions per second; 200
+	DNSInFlight  int           // questions being answered; 64
+	DNSTimeout   time.Duration // per question; 8 s
+	AuditRate    int           // decisions per second that are told of; 100, in bursts of five times that
+}
+
+func (l Limits) withDefaults() Limits {
+	number := func(p *int, v int) {
+		if *p <= 0 {
+			*p = v
+		}
+	}
+	span := func(p *time.Duration, v time.Duration) {
+		if *p <= 0 {
+			*p = v
+		}
+	}
+	number(&l.TCPFlows, 512)
+	number(&l.ServiceFlows, 64)
+	number(&l.UDPFlows, 256)
+	span(&l.UDPIdle, time.Minute)
+	span(&l.DialTimeout, 20*time.Second)
+	span(&l.CloseTimeout, 30*time.Second)
+	number(&l.DNSRate, 200)
+	number(&l.DNSInFlight, 64)
+	span(&l.DNSTimeout, 8*time.Second)
+	number(&l.AuditRate, 100)
+	return l
+}
+
+// Network is the userspace network of one sandbox.
+type Network struct {
+	cfg   Config
+	log   *slog.Logger
+	stack *stack.Stack
+	link  *linkEndpoint
+	audit *auditor
+	names *nameCache
+	dns   *dnsServer
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	ran    atomic.Bool
+	closed sync.Once
+	done   chan struct{} // closed when Close has finished
+
+	mu      sync.Mutex // guards ending and the first Add of wg after it
+	ending  bool
+	wg      sync.WaitGroup
+	tcp     slots
+	service slots
+	udp     slots
+	stats   counters
+}
+
+// New makes a Network; Run starts it and Close ends it. The error is
+// agentlab.CodeInvalid and names the field.
+func New(cfg Config) (*Network, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	n := &Network{
+		cfg:     cfg,
+		log:     cfg.Logger,
+		names:   newNameCache(1024),
+		done:    make(chan struct{}),
+		tcp:     make(slots, cfg.Limits.TCPFlows),
+		service: make(slots, cfg.Limits.ServiceFlows),
+		udp:     make(slots, cfg.Limits.UDPFlows),
+	}
+	n.audit = &auditor{
+		tell: cfg.Audit, now: cfg.Now,
+		limit: rate.NewLimiter(rate.Limit(cfg.Limits.AuditRate), 5*cfg.Limits.AuditRate),
+	}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.link = newLinkEndpoint(cfg.Link, cfg.MTU, tcpip.LinkAddress(cfg.MAC), &n.stats)
+	if err := n.buildStack(); err != nil {
+		n.cancel()
+		return nil, err
+	}
+	n.dns = newDNSServer(n)
+	return n, nil
+}
+
+func (c *Config) complete() error {
+	bad := func(field, why string) error {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%s", why).WithField(field)
+	}
+	if c.Link == nil {
+		return bad("Link", "missing")
+	}
+	if c.Policy == nil {
+		return bad("Policy", "missing")
+	}
+	if !c.Guest.IsValid() {
+		c.Guest = DefaultGuest
+	}
+	if !c.Gateway.IsValid() {
+		c.Gateway = DefaultGateway
+	}
+	if !c.Guest.Is4() || !c.Gateway.Is4() || c.Guest == c.Gateway {
+		return bad("Guest", "guest and gateway are two different IPv4 addresses")
+	}
+	if c.MAC == nil {
+		c.MAC = DefaultMAC
+	}
+	if len(c.MAC) != 6 || c.MAC[0]&1 != 0 {
+		return bad("MAC", "not a unicast Ethernet address")
+	}
+	if c.MTU == 0 {
+		c.MTU = DefaultMTU
+	}
+	if c.MTU < MinMTU || c.MTU > MaxMTU {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%d is not in %d to %d", c.MTU, MinMTU, MaxMTU).WithField("MTU")
+	}
+	if _, taken := c.Services[dnsPort]; taken {
+		return bad("Services", "port 53 is the DNS server's")
+	}
+	if c.Dialer == nil {
+		c.Dialer = NewHostDialer()
+	}
+	if c.Resolver == nil {
+		c.Resolver = NewUpstream(c.Dialer)
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	c.Limits = c.Limits.withDefaults()
+	return nil
+}
+
+// Run carries frames until ctx ends, Close is called or the link fails, and
+// then closes the Network. It returns nil for the first two and the link's
+// error for the last; io.EOF means that the peer closed the link. It may be
+// called once.
+func (n *Network) Run(ctx context.Context) error {
+	if n.ran.Swap(true) {
+		return agentlab.Errorf(agentlab.CodeConflict, "the network was run before")
+	}
+	defer n.Close()
+	stop := context.AfterFunc(ctx, n.cancel)
+	defer stop()
+	unlink := context.AfterFunc(n.ctx, n.link.shut)
+	defer unlink()
+	if !n.spawn(n.dns.serveUDP) {
+		return nil
+	}
+	err := n.link.receive(n.filter())
+	if n.ctx.Err() != nil {
+		return nil
+	}
+	n.log.Info("the guest's network link ended", "err", err)
+	return err
+}
+
+// Close ends the Network: it closes the link, breaks every connection and
+// waits until nothing of it runs. It may be called again and at any time
+// after New.
+func (n *Network) Close() {
+	n.closed.Do(func() {
+		defer close(n.done)
+		n.cancel()
+		n.link.shut()
+		n.mu.Lock()
+		n.ending = true
+		n.mu.Unlock()
+		n.abortUntilIdle()
+		n.stack.Destroy()
+	})
+	<-n.done
+}
+
+// abortUntilIdle waits for the flows. A connection whose handshake was under
+// way may register itself with the stack late, so aborting is repeated.
+func (n *Network) abortUntilIdle() {
+	idle := make(chan struct{})
+	go func() {
+		n.wg.Wait()
+		close(idle)
+	}()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		for _, ep := range n.stack.RegisteredEndpoints() {
+			ep.Abort()
+		}
+		select {
+		case <-idle:
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// enter counts a goroutine of ours; false means that the Network is ending.
+// Whoever entered calls n.wg.Done.
+func (n *Network) enter() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.ending {
+		return false
+	}
+	n.wg.Add(1)
+	return true
+}
+
+func (n *Network) spawn(f func()) bool {
+	if !n.enter() {
+		return false
+	}
+	go func() {
+		defer n.wg.Done()
+		f()
+	}()
+	return true
+}
+
+// slots is a counting semaphore that never waits.
+type slots chan struct{}
+
+func (s slots) take() bool {
+	select {
+	case s <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s slots) give() { <-s }
+
+type counters struct {
+	framesIn, framesOut, framesDropped atomic.Uint64
+}
+
+// Stats is a snapshot of what a Network carries.
+type Stats struct {
+	FramesIn      uint64 // from the guest, whole
+	FramesOut     uint64 // to the guest
+	FramesDropped uint64 // from the guest, refused before the stack
+	TCPFlows      int    // open or opening, to the outside
+	ServiceFlows  int
+	UDPFlows      int
+}
+
+// Stats returns what the Network carries now.
+func (n *Network) Stats() Stats {
+	return Stats{
+		FramesIn:      n.stats.framesIn.Load(),
+		FramesOut:     n.stats.framesOut.Load(),
+		FramesDropped: n.stats.framesDropped.Load(),
+		TCPFlows:      len(n.tcp),
+		ServiceFlows:  len(n.service),
+		UDPFlows:      len(n.udp),
+	}
+}
