@@ -6,7 +6,7 @@
 #   finish.sh WORK TREE [COMMAND...]
 #
 # Copies WORK/files and, when it is there, WORK/npm into TREE, runs setup.sh in
-# it, and notes what each COMMAND answers to --version in WORK/versions.
+# it (with WORK/npm.packages, the names of the agents), and notes what each COMMAND answers to --version in WORK/versions.
 set -eu
 work=$1 tree=$2
 shift 2
@@ -31,6 +31,7 @@ mount -t tmpfs -o mode=0755 tmpfs "$tree/run"
 clean="env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 HOME=/tmp TMPDIR=/tmp"
 
 cp "$work/setup.sh" "$tree/tmp/setup.sh"
+[ ! -f "$work/npm.packages" ] || cp "$work/npm.packages" "$tree/tmp/npm.packages"
 # shellcheck disable=SC2086 # $clean is a command and its arguments
 unshare --net chroot "$tree" $clean /bin/sh /tmp/setup.sh
 

@@ -27,12 +27,15 @@ func (r *Recipe) commands() []string {
 	return out
 }
 
+// nodePackage holds Node.js itself; the package "node" would choose it in an
+// install script.
+func (r *Recipe) nodePackage() string { return "node-linux-" + npmArch[r.Arch] }
+
 // npmSpecs are the packages as npm takes them.
 func (r *Recipe) npmSpecs() []string {
 	var out []string
 	if r.Agents.Node != "" {
-		// The package "node" would choose this one in an install script.
-		out = append(out, "node-linux-"+npmArch[r.Arch]+"@"+r.Agents.Node)
+		out = append(out, r.nodePackage()+"@"+r.Agents.Node)
 	}
 	for _, a := range r.Agents.Packages {
 		out = append(out, a.Package+"@"+a.Version)
@@ -54,7 +57,36 @@ func (b *builder) npmInstall(ctx context.Context) error {
 	if err := run(ctx, b.out, os.Environ(), argv...); err != nil {
 		return err
 	}
-	return writeFile(b.path("npm.list"), strings.Join(b.npmList(), "\n")+"\n")
+	if err := writeFile(b.path("npm.list"), strings.Join(b.npmList(), "\n")+"\n"); err != nil {
+		return err
+	}
+	var names strings.Builder
+	for _, a := range b.recipe.Agents.Packages {
+		names.WriteString(a.Package + "\n")
+	}
+	if err := writeFile(b.path("npm.packages"), names.String()); err != nil {
+		return err
+	}
+	return b.placeNode(prefix)
+}
+
+// placeNode makes the Node.js program a file of its own in bin, where npm left
+// a link to its package: npm takes the place of the program it runs on as the
+// place of global packages.
+func (b *builder) placeNode(prefix string) error {
+	if b.recipe.Agents.Node == "" {
+		return nil
+	}
+	pkg := filepath.Join(prefix, "lib", "node_modules", b.recipe.nodePackage())
+	doc := filepath.Join(prefix, "share", "doc", "nodejs")
+	if err := os.MkdirAll(doc, 0o755); err != nil { //nolint:gosec // directories of a root file system
+		return err
+	}
+	_ = os.Rename(filepath.Join(pkg, "LICENSE"), filepath.Join(doc, "LICENSE")) // if it has one
+	if err := os.Rename(filepath.Join(pkg, "bin", "node"), filepath.Join(prefix, "bin", "node")); err != nil {
+		return err
+	}
+	return os.RemoveAll(pkg)
 }
 
 // npmList returns name@version of all that npm installed, by the packages'

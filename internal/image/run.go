@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -70,9 +71,16 @@ type commandError struct {
 }
 
 func (e *commandError) Error() string {
-	for i := len(e.tail) - 1; i >= 0; i-- {
-		if s := strings.TrimSpace(e.tail[i]); strings.HasPrefix(s, "E:") || strings.HasPrefix(s, "npm error") || strings.HasPrefix(s, "npm ERR!") {
-			return fmt.Sprintf("%s: %s", e.name, strings.TrimSpace(strings.TrimPrefix(s, "E:")))
+	for _, s := range e.tail {
+		if text, ok := strings.CutPrefix(s, "E: "); ok {
+			return e.name + ": " + text
+		}
+		for _, p := range []string{"npm error ", "npm ERR! "} {
+			text, ok := strings.CutPrefix(s, p)
+			first, _, _ := strings.Cut(text, " ")
+			if ok && !slices.Contains([]string{"code", "syscall", "errno", "path"}, first) {
+				return "npm: " + text
+			}
 		}
 	}
 	if n := len(e.tail); n > 0 {
