@@ -1,0 +1,217 @@
+package guestserver
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// guard keeps a guest from asking too often, too much at once or too slowly,
+// and a panic from ending the daemon.
+func (g *guest) guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			p := recover()
+			if p == nil {
+				return
+			}
+			if p == http.ErrAbortHandler {
+				panic(p)
+			}
+			g.log.Error("panic in a guest call", "method", r.Method, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			writeError(w, http.StatusInternalServerError, string(agentlab.CodeInternal), "internal error")
+		}()
+		w.Header().Set("Cache-Control", "no-store")
+		if path.Clean(r.URL.Path) != r.URL.Path { // the mux would send a redirect
+			writeError(w, http.StatusNotFound, string(agentlab.CodeNotFound), "no such call")
+			return
+		}
+		if !g.calls.take() {
+			tooMany(w)
+			return
+		}
+		select {
+		case g.slots <- struct{}{}:
+			defer func() { <-g.slots }()
+		default:
+			tooMany(w)
+			return
+		}
+		r.Body = &body{
+			ReadCloser: r.Body, rc: http.NewResponseController(w), clock: g.s.cfg.Clock, began: g.s.cfg.Clock(),
+			stall: g.s.cfg.Limits.StallTimeout, rate: g.s.cfg.Limits.MinBodyRate,
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func tooMany(w http.ResponseWriter) {
+	w.Header().Set("Retry-After", "1")
+	writeError(w, http.StatusTooManyRequests, string(agentlab.CodeBusy), "too many calls")
+}
+
+// with admits a call whose bearer token is a grant of that kind for this
+// sandbox and a job. What is wrong with a token is not told.
+func (g *guest) with(kind string, next func(w http.ResponseWriter, r *http.Request, jobID string)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		grant, err := g.grant(r.Context(), kind, r.Header.Get("Authorization"))
+		if err != nil {
+			g.fail(w, r, err)
+			return
+		}
+		next(w, r, grant.JobID)
+	}
+}
+
+var errNoGrant = agentlab.Errorf(agentlab.CodeDenied, "denied")
+
+func (g *guest) grant(ctx context.Context, kind, header string) (Grant, error) {
+	token, ok := strings.CutPrefix(header, "Bearer ")
+	if !ok || !plausibleToken(token) {
+		return Grant{}, errNoGrant
+	}
+	grant, err := g.s.cfg.Tokens.GrantByHash(ctx, hashToken(token), kind)
+	switch agentlab.CodeOf(err) {
+	case "":
+	case agentlab.CodeNotFound, agentlab.CodeDenied:
+		return Grant{}, errNoGrant
+	default:
+		return Grant{}, err
+	}
+	if grant.VMID != g.vmid || grant.JobID == "" || !g.s.cfg.Clock().Before(grant.ExpiresAt) {
+		return Grant{}, errNoGrant
+	}
+	return grant, nil
+}
+
+const maxTokenBytes = 256
+
+func plausibleToken(t string) bool { return t != "" && len(t) <= maxTokenBytes }
+
+func hashToken(t string) string {
+	sum := sha256.Sum256([]byte(t))
+	return hex.EncodeToString(sum[:])
+}
+
+// bucket is a token bucket.
+type bucket struct {
+	rate, burst float64
+	clock       func() time.Time
+
+	mu   sync.Mutex
+	have float64
+	last time.Time
+}
+
+func (b *bucket) take() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.clock()
+	if b.last.IsZero() {
+		b.have = b.burst
+	} else if d := now.Sub(b.last); d > 0 {
+		b.have = min(b.burst, b.have+d.Seconds()*b.rate)
+	}
+	b.last = now
+	if b.have < 1 {
+		return false
+	}
+	b.have--
+	return true
+}
+
+// body reads a request's body as long as it makes progress.
+type body struct {
+	io.ReadCloser
+	rc    *http.ResponseController
+	clock func() time.Time
+	began time.Time
+	stall time.Duration
+	rate  float64
+	n     int64
+}
+
+var errSlow = agentlab.Errorf(agentlab.CodeTimeout, "the body comes too slowly")
+
+func (b *body) Read(p []byte) (int, error) {
+	_ = b.rc.SetReadDeadline(time.Now().Add(b.stall)) // not every ResponseWriter of a test can
+	n, err := b.ReadCloser.Read(p)
+	b.n += int64(n)
+	if err != nil {
+		_ = b.rc.SetReadDeadline(time.Time{})
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = errSlow
+		}
+		return n, err
+	}
+	if d := b.clock().Sub(b.began); d > b.stall && float64(b.n) < b.rate*d.Seconds() {
+		return n, errSlow
+	}
+	return n, nil
+}
+
+func (b *body) Close() error {
+	defer func() { _ = b.rc.SetReadDeadline(time.Time{}) }()
+	return b.ReadCloser.Close()
+}
+
+// steadyWriter writes an answer as long as its reader makes progress.
+type steadyWriter struct {
+	w     http.ResponseWriter
+	rc    *http.ResponseController
+	stall time.Duration
+}
+
+func (s *steadyWriter) Write(p []byte) (int, error) {
+	_ = s.rc.SetWriteDeadline(time.Now().Add(s.stall))
+	return s.w.Write(p)
+}
+
+func (s *steadyWriter) end() { _ = s.rc.SetWriteDeadline(time.Time{}) }
+
+// limitListener lets only so many connections be open; more are closed at
+// once, so that a guest that hoards them stands in nobody's way but its own.
+type limitListener struct {
+	net.Listener
+	slots chan struct{}
+}
+
+func (l *limitListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case l.slots <- struct{}{}:
+			return &limitConn{Conn: c, slots: l.slots}, nil
+		default:
+			_ = c.Close()
+		}
+	}
+}
+
+type limitConn struct {
+	net.Conn
+	slots chan struct{}
+	once  sync.Once
+}
+
+func (c *limitConn) Close() error {
+	err := c.Conn.Close()
+	c.once.Do(func() { <-c.slots })
+	return err
+}

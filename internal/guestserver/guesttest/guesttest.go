@@ -1,0 +1,386 @@
+// Package guesttest is a controller for tests of what runs in guests: the
+// real guest plane and the real artifact service over TCP on this host, with
+// the job service and the store in memory. It can be stopped and started
+// again at the same address, as a controller that restarts.
+package guesttest
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/artifact"
+	"github.com/agentlab-vm/agentlab/internal/guestserver"
+	"github.com/agentlab-vm/agentlab/internal/redact"
+)
+
+// Controller is one controller with one sandbox and at most one job.
+type Controller struct {
+	tb      testing.TB
+	VMID    int
+	JobID   string
+	Token   string // the bootstrap token
+	Secrets []string
+	Limits  guestserver.Limits
+	Service *artifact.Service
+	addr    string
+
+	mu       sync.Mutex
+	response guestapi.BootstrapResponse
+	used     bool
+	down     error // answer every job call with this
+	grants   map[string]guestserver.Grant
+	reports  []guestapi.Report
+	stop     string
+	deadline time.Time
+	changed  chan struct{}
+	rows     map[string]agentlab.Artifact
+	server   *http.Server
+	served   sync.WaitGroup
+	fetches  int
+}
+
+// New starts a controller that answers resp to a bootstrap. Runner and
+// artifact tokens and the endpoint are filled in; a job without an id gets
+// one.
+func New(tb testing.TB, resp guestapi.BootstrapResponse, limits artifact.Limits) *Controller {
+	tb.Helper()
+	c := &Controller{
+		tb: tb, VMID: 42, JobID: agentlab.NewJobID(), Token: agentlab.NewToken(),
+		grants: map[string]guestserver.Grant{}, changed: make(chan struct{}), rows: map[string]agentlab.Artifact{},
+	}
+	svc, err := artifact.New(artifact.Config{Dir: tb.TempDir(), Store: c, Limits: limits, Ended: func(context.Context, string) (bool, error) { return c.final() != nil, nil }})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c.Service = svc
+	if resp.Job != nil {
+		job := *resp.Job
+		job.ID = c.JobID
+		resp.Job = &job
+	}
+	c.Start()
+	resp.Runner.Token = c.grant(guestserver.GrantRunner)
+	if resp.Job == nil || resp.Job.Upload {
+		resp.Artifact = &guestapi.ArtifactTarget{Endpoint: c.URL() + "/upload", Token: c.grant(guestserver.GrantUpload), MaxBytes: 1 << 30}
+	}
+	c.response = resp
+	for _, v := range resp.Env {
+		c.Secrets = append(c.Secrets, v)
+	}
+	tb.Cleanup(func() {
+		c.Stop()
+		_ = svc.Close()
+	})
+	return c
+}
+
+func (c *Controller) grant(kind string) string {
+	token := agentlab.NewToken()
+	c.grants[kind+hash(token)] = guestserver.Grant{VMID: c.VMID, JobID: c.JobID, ExpiresAt: time.Now().Add(time.Hour)}
+	return token
+}
+
+func hash(token string) string {
+	sum := sha256.Sum256([]byte(token))
+	return hex.EncodeToString(sum[:])
+}
+
+// Start serves again after Stop, at the same address.
+func (c *Controller) Start() {
+	c.tb.Helper()
+	addr := c.addr
+	if addr == "" {
+		addr = "127.0.0.1:0"
+	}
+	l, err := (&net.ListenConfig{}).Listen(c.tb.Context(), "tcp", addr)
+	if err != nil {
+		c.tb.Fatal(err)
+	}
+	c.addr = l.Addr().String()
+	s := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Redactors: c, Limits: c.Limits})
+	c.server = s.HTTPServer(c.VMID)
+	c.served.Go(func() { _ = c.server.Serve(l) })
+}
+
+// Stop cuts every connection and refuses new ones.
+func (c *Controller) Stop() {
+	_ = c.server.Close()
+	c.served.Wait()
+}
+
+// URL is where the controller is.
+func (c *Controller) URL() string { return "http://" + c.addr }
+
+// Response is what a bootstrap answers.
+func (c *Controller) Response() guestapi.BootstrapResponse { return c.response }
+
+// Fail makes every call about the job fail with err; nil ends that.
+func (c *Controller) Fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.down = err
+}
+
+// Direct sets what the controller wants of the runner.
+func (c *Controller) Direct(stop string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stop = stop
+	c.wake()
+}
+
+// Revoke makes all grants void.
+func (c *Controller) Revoke() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.grants)
+}
+
+func (c *Controller) wake() {
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// Wait waits until cond holds, which is asked at every report and log append.
+func (c *Controller) Wait(what string, cond func() bool) {
+	c.tb.Helper()
+	deadline := time.After(60 * time.Second)
+	for {
+		c.mu.Lock()
+		changed := c.changed
+		c.mu.Unlock()
+		if cond() {
+			return
+		}
+		select {
+		case <-changed:
+		case <-time.After(20 * time.Millisecond): // appends do not wake
+		case <-deadline:
+			c.tb.Fatalf("no %s in time; reports %+v, log %q", what, c.Reports(), c.Log())
+		}
+	}
+}
+
+// Final waits for the final report.
+func (c *Controller) Final() guestapi.Report {
+	c.tb.Helper()
+	c.Wait("final report", func() bool { return c.final() != nil })
+	return *c.final()
+}
+
+func (c *Controller) final() *guestapi.Report {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, r := range c.reports {
+		if agentlab.JobStatus(r.Status).Final() {
+			return &c.reports[i]
+		}
+	}
+	return nil
+}
+
+// Reports returns all reports so far.
+func (c *Controller) Reports() []guestapi.Report {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.reports)
+}
+
+// LastReport returns the newest report.
+func (c *Controller) LastReport() guestapi.Report {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.reports) == 0 {
+		return guestapi.Report{}
+	}
+	return c.reports[len(c.reports)-1]
+}
+
+// Fetches tells how often a bootstrap succeeded.
+func (c *Controller) Fetches() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fetches
+}
+
+// Log returns the agent log as the controller holds it.
+func (c *Controller) Log() string {
+	r, err := c.Service.Log(context.Background(), c.JobID, 0, false)
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = r.Close() }()
+	p, err := io.ReadAll(r)
+	if err != nil {
+		return err.Error()
+	}
+	return string(p)
+}
+
+// File returns the content of an artifact, "" when there is none.
+func (c *Controller) File(path string) string {
+	c.tb.Helper()
+	_, r, err := c.Service.Open(context.Background(), c.JobID, path)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = r.Close() }()
+	p, err := io.ReadAll(r)
+	if err != nil {
+		c.tb.Fatal(err)
+	}
+	return string(p)
+}
+
+// Paths lists the artifacts.
+func (c *Controller) Paths() []string {
+	var out []string
+	list, _ := c.Artifacts(context.Background(), c.JobID)
+	for _, a := range list {
+		out = append(out, a.Path)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// GiveBundle makes the content of r the repository of the job.
+func (c *Controller) GiveBundle(r io.Reader) {
+	c.tb.Helper()
+	b, err := c.Service.PutBundle(context.Background(), r)
+	if err == nil {
+		err = c.Service.ClaimBundle(context.Background(), b.ID, c.JobID)
+	}
+	if err != nil {
+		c.tb.Fatal(err)
+	}
+}
+
+// BootstrapFetched implements guestserver.Jobs.
+func (c *Controller) BootstrapFetched(_ context.Context, vmid int, tokenHash string) (guestapi.BootstrapResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.down != nil {
+		return guestapi.BootstrapResponse{}, c.down
+	}
+	if c.used || vmid != c.VMID || tokenHash != hash(c.Token) {
+		return guestapi.BootstrapResponse{}, agentlab.Errorf(agentlab.CodeDenied, "no")
+	}
+	c.used = true
+	c.fetches++
+	if c.response.Job != nil && c.response.Job.Seconds > 0 {
+		c.deadline = time.Now().Add(time.Duration(c.response.Job.Seconds) * time.Second)
+	}
+	return c.response, nil
+}
+
+// Report implements guestserver.Jobs.
+func (c *Controller) Report(_ context.Context, _ int, r guestapi.Report) (guestapi.Directive, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.down != nil {
+		return guestapi.Directive{}, c.down
+	}
+	c.reports = append(c.reports, r)
+	c.wake()
+	return c.now(), nil
+}
+
+func (c *Controller) now() guestapi.Directive {
+	d := guestapi.Directive{Stop: c.stop}
+	if !c.deadline.IsZero() {
+		d.SecondsLeft = max(1, int64(time.Until(c.deadline).Seconds()))
+	}
+	return d
+}
+
+// Directive implements guestserver.Jobs.
+func (c *Controller) Directive(ctx context.Context, _ int, wait time.Duration) (guestapi.Directive, error) {
+	timeout := time.NewTimer(wait)
+	defer timeout.Stop()
+	for {
+		c.mu.Lock()
+		d, changed, down := c.now(), c.changed, c.down
+		c.mu.Unlock()
+		if down != nil || d.Stop != "" {
+			return d, down
+		}
+		select {
+		case <-changed:
+		case <-timeout.C:
+			return d, nil
+		case <-ctx.Done():
+			return d, ctx.Err()
+		}
+	}
+}
+
+// GrantByHash implements guestserver.Tokens.
+func (c *Controller) GrantByHash(_ context.Context, h, kind string) (guestserver.Grant, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g, ok := c.grants[kind+h]
+	if !ok {
+		return g, agentlab.Errorf(agentlab.CodeNotFound, "no grant")
+	}
+	return g, nil
+}
+
+// Redactor implements guestserver.Redactors.
+func (c *Controller) Redactor(context.Context, string) (*redact.Redactor, error) {
+	return redact.New(c.Secrets...), nil
+}
+
+// PutArtifact implements artifact.Store.
+func (c *Controller) PutArtifact(_ context.Context, a agentlab.Artifact, _ ...agentlab.Event) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rows[a.JobID+"\x00"+a.Path] = a
+	return nil
+}
+
+// Artifacts implements artifact.Store.
+func (c *Controller) Artifacts(_ context.Context, jobID string) ([]agentlab.Artifact, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []agentlab.Artifact
+	for _, a := range c.rows {
+		if a.JobID == jobID {
+			out = append(out, a)
+		}
+	}
+	return out, nil
+}
+
+// Artifact implements artifact.Store.
+func (c *Controller) Artifact(_ context.Context, jobID, p string) (agentlab.Artifact, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a, ok := c.rows[jobID+"\x00"+p]
+	if !ok {
+		return a, agentlab.Errorf(agentlab.CodeNotFound, "no artifact")
+	}
+	return a, nil
+}
+
+// DeleteArtifacts implements artifact.Store.
+func (c *Controller) DeleteArtifacts(_ context.Context, jobID string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for k := range c.rows {
+		if strings.HasPrefix(k, jobID+"\x00") {
+			delete(c.rows, k)
+		}
+	}
+	return nil
+}

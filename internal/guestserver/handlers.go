@@ -1,0 +1,281 @@
+package guestserver
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// bootstrap trades the one-time token. Whatever is wrong with it, the answer
+// is the same.
+func (g *guest) bootstrap(w http.ResponseWriter, r *http.Request) {
+	if !g.bootstraps.take() {
+		tooMany(w)
+		return
+	}
+	p, err := readAll(r.Body, g.s.cfg.Limits.JSONBytes)
+	var req guestapi.BootstrapRequest
+	if err == nil {
+		err = decode(p, &req)
+	}
+	if err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	resp, err := g.fetch(r.Context(), req)
+	switch agentlab.CodeOf(err) {
+	case "":
+		g.log.Info("bootstrap fetched")
+		writeJSON(w, http.StatusOK, resp)
+	case agentlab.CodeDenied, agentlab.CodeNotFound, agentlab.CodeInvalid, agentlab.CodeConflict:
+		g.log.Warn("bootstrap refused", "err", err)
+		writeError(w, http.StatusForbidden, string(agentlab.CodeDenied), "the bootstrap token is not valid")
+	default:
+		g.fail(w, r, err)
+	}
+}
+
+func (g *guest) fetch(ctx context.Context, req guestapi.BootstrapRequest) (guestapi.BootstrapResponse, error) {
+	if req.VMID != g.vmid || !plausibleToken(req.Token) {
+		return guestapi.BootstrapResponse{}, agentlab.Errorf(agentlab.CodeDenied, "the request is not for this sandbox")
+	}
+	return g.s.cfg.Jobs.BootstrapFetched(ctx, g.vmid, hashToken(req.Token))
+}
+
+func (g *guest) report(w http.ResponseWriter, r *http.Request, jobID string) {
+	p, err := readAll(r.Body, g.s.cfg.Limits.JSONBytes)
+	var rep guestapi.Report
+	if err == nil {
+		err = decode(p, &rep)
+	}
+	if err == nil {
+		err = checkReport(&rep)
+	}
+	if err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	rep.Message = g.message(r.Context(), jobID, rep.Message)
+	d, err := g.s.cfg.Jobs.Report(r.Context(), g.vmid, rep)
+	if err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, d)
+}
+
+var (
+	reportStatuses = []string{"RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"}
+	reportPhases   = []string{"bootstrap", "clone", "agent", "collect", "upload", "done"}
+	commitRE       = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
+)
+
+const maxCommits = 1 << 20
+
+// checkReport refuses what no runner of ours says.
+func checkReport(r *guestapi.Report) error {
+	bad := func(field string) error {
+		return agentlab.Errorf(agentlab.CodeInvalid, "the report's %s is not valid", field).WithField(field)
+	}
+	switch {
+	case !slices.Contains(reportStatuses, r.Status):
+		return bad("status")
+	case !slices.Contains(reportPhases, r.Phase):
+		return bad("phase")
+	case r.ExitCode != nil && (*r.ExitCode < -1 || *r.ExitCode > 255):
+		return bad("exit_code")
+	case r.Result == nil:
+		return nil
+	case !commitRE.MatchString(r.Result.BaseCommit) || !commitRE.MatchString(r.Result.HeadCommit):
+		return bad("commit")
+	case agentlab.ValidateRef(r.Result.Branch) != nil:
+		return bad("branch")
+	case r.Result.Commits < 0 || r.Result.Commits > maxCommits:
+		return bad("commits")
+	}
+	return nil
+}
+
+const maxMessage = 1000 // bytes
+
+// message makes a guest's message one bounded, printable line without the
+// job's secrets.
+func (g *guest) message(ctx context.Context, jobID, msg string) string {
+	if msg == "" {
+		return ""
+	}
+	red, err := g.s.cfg.Redactors.Redactor(ctx, jobID)
+	if err != nil {
+		g.log.Error("a message cannot be redacted", "job", jobID, "err", err)
+		return "(the message is withheld: it could not be redacted)"
+	}
+	msg = strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsSpace(r):
+			return ' '
+		case !unicode.IsPrint(r):
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(red.String(msg), "\uFFFD"))
+	if len(msg) > maxMessage {
+		msg = strings.ToValidUTF8(msg[:maxMessage], "") + "…"
+	}
+	return strings.TrimSpace(msg)
+}
+
+const maxWait = 55 // seconds
+
+func (g *guest) directive(w http.ResponseWriter, r *http.Request, _ string) {
+	wait, err := queryInt(r, "wait", maxWait)
+	if err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	d, err := g.s.cfg.Jobs.Directive(r.Context(), g.vmid, time.Duration(wait)*time.Second)
+	if err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, d)
+}
+
+// queryInt reads a number from 0 to most; missing means 0.
+func queryInt(r *http.Request, name string, most int64) (int64, error) {
+	s := r.URL.Query().Get(name)
+	if s == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < 0 || n > most {
+		return 0, agentlab.Errorf(agentlab.CodeInvalid, "%s is not a number from 0 to %d", name, most).WithField(name)
+	}
+	return n, nil
+}
+
+// mustTake is the size from which a chunk is taken even when all of it may be
+// the beginning of a secret, so that the log goes on.
+const mustTake = 64 << 10
+
+// appendLog adds to the agent log what is settled: the end of a chunk that
+// may be the beginning of a secret is left for the next call, unless the
+// runner says that nothing follows. Secret bytes are masked in place, so the
+// offsets of runner and controller stay the same.
+func (g *guest) appendLog(w http.ResponseWriter, r *http.Request, jobID string) {
+	ack, err := g.takeLog(r, jobID)
+	if err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, ack)
+}
+
+func (g *guest) takeLog(r *http.Request, jobID string) (guestapi.LogAck, error) {
+	var none guestapi.LogAck
+	offset, err := queryInt(r, "offset", 1<<50)
+	if err != nil {
+		return none, err
+	}
+	final, err := queryInt(r, "final", 1)
+	if err != nil {
+		return none, err
+	}
+	p, err := readAll(r.Body, g.s.cfg.Limits.LogChunk)
+	if err != nil {
+		return none, err
+	}
+	g.logMu.Lock() // the size must not change between the look and the append
+	defer g.logMu.Unlock()
+	size, err := g.s.cfg.Artifacts.LogSize(r.Context(), jobID)
+	if err != nil {
+		return none, err
+	}
+	if offset > size || offset+int64(len(p)) <= size {
+		// An empty append tells whether the quota is reached.
+		size, full, err := g.s.cfg.Artifacts.AppendLog(r.Context(), jobID, size, nil)
+		return guestapi.LogAck{Size: size, Full: full}, err
+	}
+	red, err := g.s.cfg.Redactors.Redactor(r.Context(), jobID)
+	if err != nil {
+		return none, err
+	}
+	p = p[size-offset:]
+	settled := red.Mask(p)
+	if final == 1 || settled == 0 && len(p) >= mustTake {
+		settled = len(p)
+	}
+	size, full, err := g.s.cfg.Artifacts.AppendLog(r.Context(), jobID, size, p[:settled])
+	return guestapi.LogAck{Size: size, Full: full}, err
+}
+
+func (g *guest) repo(w http.ResponseWriter, r *http.Request, jobID string) {
+	f, size, err := g.s.cfg.Artifacts.RepoBundle(r.Context(), jobID)
+	if err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	defer func() { _ = f.Close() }()
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+	out := &steadyWriter{w: w, rc: http.NewResponseController(w), stall: g.s.cfg.Limits.StallTimeout}
+	defer out.end()
+	if _, err := io.CopyN(out, f, size); err != nil {
+		g.log.Debug("the repository bundle was not sent whole", "err", err)
+		panic(http.ErrAbortHandler) // the guest must not take it for whole
+	}
+}
+
+// redactedUploads are what our runner writes as text for people. The rest is
+// the agent's work, which must arrive as it is.
+var redactedUploads = []string{"agent.log", "report.json"}
+
+func (g *guest) upload(w http.ResponseWriter, r *http.Request, jobID string) {
+	p := r.PathValue("path")
+	if err := agentlab.ValidateArtifactPath(p); err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	src := &source{r: r.Body}
+	var in io.Reader = src
+	if slices.Contains(redactedUploads, p) {
+		red, err := g.s.cfg.Redactors.Redactor(r.Context(), jobID)
+		if err != nil {
+			g.fail(w, r, err)
+			return
+		}
+		in = red.Reader(src)
+	}
+	a, err := g.s.cfg.Artifacts.Put(r.Context(), jobID, p, in)
+	if src.err != nil {
+		err = bodyError(src.err)
+	}
+	if err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, guestapi.UploadAck{Path: a.Path, Size: a.Size, SHA256: a.SHA256})
+}
+
+// source remembers that an upload failed on the guest's side.
+type source struct {
+	r   io.Reader
+	err error
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.err = err
+	}
+	return n, err
+}

@@ -1,0 +1,154 @@
+package guestserver
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// Limits bound what one sandbox may ask for. Zero fields take the default.
+type Limits struct {
+	JSONBytes    int64         // body of a bootstrap request or report; default 64 KiB
+	LogChunk     int64         // body of one log append; default 1 MiB
+	Rate         float64       // calls in a second; default 200, with a burst of 400
+	Bootstraps   float64       // bootstrap calls in a second; default 1, with a burst of 10
+	InFlight     int           // calls at the same time; default 16
+	Connections  int           // connections at the same time; default 64
+	StallTimeout time.Duration // longest time that a body may give no byte, or an answer take none; default 30 s
+	MinBodyRate  float64       // bytes in a second that a body gives on average after StallTimeout; default 512
+}
+
+func (l Limits) withDefaults() Limits {
+	if l.JSONBytes <= 0 {
+		l.JSONBytes = 64 << 10
+	}
+	if l.LogChunk <= 0 {
+		l.LogChunk = 1 << 20
+	}
+	if l.Rate <= 0 {
+		l.Rate = 200
+	}
+	if l.Bootstraps <= 0 {
+		l.Bootstraps = 1
+	}
+	if l.InFlight <= 0 {
+		l.InFlight = 16
+	}
+	if l.Connections <= 0 {
+		l.Connections = 64
+	}
+	if l.StallTimeout <= 0 {
+		l.StallTimeout = 30 * time.Second
+	}
+	if l.MinBodyRate <= 0 {
+		l.MinBodyRate = 512
+	}
+	return l
+}
+
+// Config is what a Server needs.
+type Config struct {
+	Tokens    Tokens
+	Jobs      Jobs
+	Artifacts Artifacts
+	Redactors Redactors
+	Limits    Limits
+	Clock     func() time.Time // nil means time.Now
+	Logger    *slog.Logger     // nil means none
+}
+
+// Server makes the handlers of the guest plane. It holds no state of its own:
+// a restarted controller goes on where it was.
+type Server struct {
+	cfg Config
+	log *slog.Logger
+}
+
+// New makes a Server.
+func New(cfg Config) *Server {
+	cfg.Limits = cfg.Limits.withDefaults()
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Server{cfg: cfg, log: cfg.Logger}
+}
+
+// Timeouts of every guest listener. There is none for whole requests and
+// answers, since uploads and long polls may take long: their bodies are
+// bounded by progress instead.
+const (
+	headerTimeout  = 10 * time.Second
+	idleTimeout    = 2 * time.Minute
+	maxHeaderBytes = 16 << 10
+)
+
+// HTTPServer returns a server for the listener of one sandbox, with timeouts
+// that suit a hostile client. Serve does the rest too.
+func (s *Server) HTTPServer(vmid int) *http.Server {
+	return &http.Server{
+		Handler:           s.Handler(vmid),
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+}
+
+// Serve answers the guest of one sandbox on l until ctx ends or l fails. It
+// closes l, limits the number of connections, and cuts calls that are still
+// under way when ctx ends: the runner sends them again.
+func (s *Server) Serve(ctx context.Context, vmid int, l net.Listener) error {
+	srv := s.HTTPServer(vmid)
+	srv.BaseContext = func(net.Listener) context.Context { return ctx }
+	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
+	defer stop()
+	err := srv.Serve(&limitListener{Listener: l, slots: make(chan struct{}, s.cfg.Limits.Connections)})
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// Handler serves all routes of the guest plane for the sandbox with that
+// VMID, which must be the only one that can reach it. Rate limits count for
+// each handler that is made.
+func (s *Server) Handler(vmid int) http.Handler {
+	l := s.cfg.Limits
+	g := &guest{
+		s: s, vmid: vmid, log: s.log.With("vmid", vmid),
+		calls:      bucket{rate: l.Rate, burst: 2 * l.Rate, clock: s.cfg.Clock},
+		bootstraps: bucket{rate: l.Bootstraps, burst: 10 * l.Bootstraps, clock: s.cfg.Clock},
+		slots:      make(chan struct{}, l.InFlight),
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+guestapi.PathBootstrap, g.bootstrap)
+	mux.HandleFunc("POST "+guestapi.PathReport, g.with(GrantRunner, g.report))
+	mux.HandleFunc("GET "+guestapi.PathDirective, g.with(GrantRunner, g.directive))
+	mux.HandleFunc("POST "+guestapi.PathLog, g.with(GrantRunner, g.appendLog))
+	mux.HandleFunc("GET "+guestapi.PathRepo, g.with(GrantRunner, g.repo))
+	mux.HandleFunc("PUT "+guestapi.PathUpload+"{path...}", g.with(GrantUpload, g.upload))
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		writeError(w, http.StatusNotFound, "not_found", "no such call")
+	})
+	return g.guard(mux)
+}
+
+// guest is one sandbox as this plane sees it.
+type guest struct {
+	s          *Server
+	vmid       int
+	log        *slog.Logger
+	calls      bucket
+	bootstraps bucket
+	slots      chan struct{}
+	logMu      sync.Mutex // one log append at a time
+}
