@@ -1,0 +1,28 @@
+package secret
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// MintToken returns a fresh bearer token of 256 random bits and its hash, the
+// only part that is stored.
+func MintToken() (token, hash string) {
+	token = agentlab.NewToken()
+	return token, HashToken(token)
+}
+
+// HashToken returns the SHA-256 of a token in lower-case hex. Tokens are
+// random, so that a hash needs neither salt nor stretching.
+func HashToken(token string) string {
+	sum := sha256.Sum256([]byte(token))
+	return hex.EncodeToString(sum[:])
+}
+
+// TokenMatches reports in constant time whether token has that hash.
+func TokenMatches(token, hash string) bool {
+	return subtle.ConstantTimeCompare([]byte(HashToken(token)), []byte(hash)) == 1
+}
