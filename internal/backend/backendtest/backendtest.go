@@ -1,0 +1,266 @@
+// Package backendtest is the conformance suite of the driver contract: a test
+// for each sentence of package backend. A driver's test calls Run with a
+// Config that says how to make and to harm it; what a driver cannot offer is
+// skipped with the reason.
+//
+// The suite is sparing with VMs: what does not need one comes first, and all
+// that needs a running one shares it.
+package backendtest
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// Config describes a driver under test. New is required.
+type Config struct {
+	// New opens the driver on an empty place of its own, once for each group
+	// of tests. What it needs to clean up it leaves to t.Cleanup; the suite
+	// destroys what it made.
+	New func(t *testing.T) *Harness
+
+	// BootTimeout is how long a VM may take from Start until guest control
+	// answers; default 30 s.
+	BootTimeout time.Duration
+
+	// Parallel is how many sandboxes are made at once; default 8.
+	Parallel int
+
+	// Prompt is how soon a method returns after its context ended; default
+	// 5 s.
+	Prompt time.Duration
+}
+
+// Harness is one opened driver and the means to harm it. Only Driver and Spec
+// are required; a nil hook skips the tests that need it.
+type Harness struct {
+	Driver backend.Driver
+
+	// Spec returns a sandbox that this driver can make; those of different
+	// n differ in VMID, UID and name.
+	Spec func(n int) backend.Spec
+
+	// Unsupported holds, by the name of the field that must be named in the
+	// refusal, a change that makes a good Spec one that cannot be honoured.
+	Unsupported map[string]func(*backend.Spec)
+
+	// Reopen ends the driver as the death of its process would, without a
+	// Close, and opens it again.
+	Reopen func(t *testing.T) backend.Driver
+
+	// CrashPoints are places at which the driver's process can be made to
+	// die.
+	CrashPoints []CrashPoint
+
+	// Foreign puts an object that is not ours where the sandbox with that
+	// number would be, and returns a check that it is untouched.
+	Foreign func(t *testing.T, spec backend.Spec) (untouched func(t *testing.T))
+
+	// KillVM ends a running VM without the driver's knowledge.
+	KillVM func(t *testing.T, ref backend.Ref)
+}
+
+// Method is a method of the driver that has crash points.
+type Method string
+
+// The methods with crash points.
+const (
+	MethodCreate  Method = "Create"
+	MethodStart   Method = "Start"
+	MethodStop    Method = "Stop"
+	MethodDestroy Method = "Destroy"
+)
+
+// CrashPoint is a place inside a method.
+type CrashPoint struct {
+	Method Method
+	Name   string // e.g. "mark written, no disk yet"
+	// Arm makes the next call of Method die there: it returns an error, and
+	// the driver is of no use before Reopen.
+	Arm func(t *testing.T)
+}
+
+// Run runs the suite.
+func Run(t *testing.T, cfg Config) {
+	if cfg.BootTimeout <= 0 {
+		cfg.BootTimeout = 30 * time.Second
+	}
+	if cfg.Parallel <= 0 {
+		cfg.Parallel = 8
+	}
+	if cfg.Prompt <= 0 {
+		cfg.Prompt = 5 * time.Second
+	}
+	for _, test := range []struct {
+		name string
+		run  func(*suite)
+	}{
+		{"Info", (*suite).info},
+		{"Check", (*suite).check},
+		{"Unsupported", (*suite).unsupported},
+		{"CreateTwice", (*suite).createTwice},
+		{"NumberTaken", (*suite).numberTaken},
+		{"Absent", (*suite).absent},
+		{"WrongMark", (*suite).wrongMark},
+		{"DestroyStopped", (*suite).destroyStopped},
+		{"Foreign", (*suite).foreign},
+		{"ParallelCreates", (*suite).parallel},
+		{"ReopenStopped", (*suite).reopenStopped},
+		{"Cancelled", (*suite).cancelled},
+		{"CancelledAnywhere", (*suite).cancelledAnywhere},
+		{"CrashPoints", (*suite).crashPoints},
+		{"VM", (*suite).vm},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			h := cfg.New(t)
+			test.run(&suite{T: t, cfg: cfg, h: h, d: h.Driver})
+		})
+	}
+}
+
+// suite is one group of tests on a driver of its own.
+type suite struct {
+	*testing.T
+	cfg Config
+	h   *Harness
+	d   backend.Driver
+}
+
+// sub runs a part of a group on the same driver.
+func (s *suite) sub(name string, fn func(*suite)) {
+	s.T.Helper()
+	s.T.Run(name, func(t *testing.T) {
+		c := *s
+		c.T = t
+		fn(&c)
+		s.d = c.d // Reopen may have replaced it
+	})
+}
+
+// ctx returns a context that bounds one call.
+func (s *suite) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(s.Context(), s.cfg.BootTimeout)
+	s.Cleanup(cancel)
+	return ctx
+}
+
+func (s *suite) ok(what string, err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatalf("%s: %v (code %s)", what, err, agentlab.CodeOf(err))
+	}
+}
+
+func (s *suite) wantCode(what string, err error, want agentlab.Code) {
+	s.Helper()
+	if agentlab.CodeOf(err) != want {
+		s.Fatalf("%s: got %v (code %q), want code %q", what, err, agentlab.CodeOf(err), want)
+	}
+}
+
+// allowed are the codes that the contract knows.
+var allowed = map[agentlab.Code]bool{ //nolint:gochecknoglobals // a constant table
+	agentlab.CodeNotFound: true, agentlab.CodeExists: true, agentlab.CodeBusy: true, agentlab.CodeUnsupported: true,
+	agentlab.CodeDenied: true, agentlab.CodeNoSpace: true, agentlab.CodeUnavailable: true,
+	agentlab.CodeUnknownOutcome: true, agentlab.CodeInvalid: true, agentlab.CodeInternal: true,
+}
+
+// wantAllowed fails for an error whose code the contract does not know.
+func (s *suite) wantAllowed(what string, err error) {
+	s.Helper()
+	if err != nil && !allowed[agentlab.CodeOf(err)] {
+		s.Fatalf("%s: %v has code %q, which the contract does not know", what, err, agentlab.CodeOf(err))
+	}
+}
+
+// spec returns the nth Spec and destroys its sandbox at the end.
+func (s *suite) spec(n int) backend.Spec {
+	sp := s.h.Spec(n)
+	s.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.Context()), s.cfg.BootTimeout)
+		defer cancel()
+		if err := s.d.Destroy(ctx, sp.Ref()); err != nil {
+			s.Errorf("clean up sandbox %d: %v", sp.VMID, err)
+		}
+	})
+	return sp
+}
+
+func (s *suite) create(n int) backend.Spec {
+	s.Helper()
+	sp := s.spec(n)
+	s.ok("Create", s.d.Create(s.ctx(), sp))
+	return sp
+}
+
+func (s *suite) wantPower(ref backend.Ref, want backend.Power) backend.Instance {
+	s.Helper()
+	in, err := s.d.Inspect(s.ctx(), ref)
+	s.ok("Inspect", err)
+	if in.Power != want {
+		s.Fatalf("sandbox %d is %s (%s), want %s", ref.VMID, in.Power, in.Reason, want)
+	}
+	if in.Ref != ref {
+		s.Fatalf("Inspect answers for %+v, asked for %+v", in.Ref, ref)
+	}
+	return in
+}
+
+func (s *suite) wantAbsent(ref backend.Ref) {
+	s.Helper()
+	_, err := s.d.Inspect(s.ctx(), ref)
+	s.wantCode("Inspect of what is gone", err, agentlab.CodeNotFound)
+	if in := s.listed(ref); in != nil {
+		s.Fatalf("List still has it: %+v", *in)
+	}
+}
+
+// listed returns what List says of ref, nil when nothing.
+func (s *suite) listed(ref backend.Ref) *backend.Instance {
+	s.Helper()
+	all, err := s.d.List(s.ctx())
+	s.ok("List", err)
+	var found *backend.Instance
+	for _, in := range all {
+		if in.Ref == ref {
+			if found != nil {
+				s.Fatalf("List has sandbox %d twice", ref.VMID)
+			}
+			found = &in
+		}
+	}
+	return found
+}
+
+func (s *suite) reopen() {
+	s.Helper()
+	if s.h.Reopen == nil {
+		s.Skip("skipped: this harness cannot kill the driver's process")
+	}
+	s.d = s.h.Reopen(s.T)
+	s.h.Driver = s.d
+}
+
+// eventually polls until cond holds.
+func (s *suite) eventually(what string, within time.Duration, cond func() error) {
+	s.Helper()
+	deadline := time.Now().Add(within)
+	for {
+		err := cond()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.Fatalf("%s: not within %s: %v", what, within, err)
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-s.Context().Done():
+			s.Fatal(s.Context().Err())
+		}
+	}
+}

@@ -1,0 +1,345 @@
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// The tests of this file need no running VM.
+
+func (s *suite) info() {
+	a, b := s.d.Info(), s.d.Info()
+	if a.Name == "" || a.Version == "" {
+		s.Errorf("name %q, version %q: neither may be empty", a.Name, a.Version)
+	}
+	if a.Name != b.Name || a.Version != b.Version || a.Capabilities != b.Capabilities || a.ControllerURL != b.ControllerURL {
+		s.Error("Info is not constant")
+	}
+	for what, raw := range map[string]string{"ControllerURL": a.ControllerURL, "UploadURL": a.UploadURL} {
+		if u, err := url.Parse(raw); err != nil || u.Scheme != "http" || u.Port() == "" {
+			s.Errorf("%s %q is not a URL with a port", what, raw)
+		}
+	}
+	if _, ok := s.d.(backend.ConsoleLogger); ok != a.Capabilities.ConsoleLog {
+		s.Errorf("capability ConsoleLog is %v, ConsoleLogger is implemented: %v", a.Capabilities.ConsoleLog, ok)
+	}
+}
+
+func (s *suite) check() {
+	seen := map[string]bool{}
+	for _, f := range s.d.Check(s.ctx()) {
+		switch {
+		case f.Name == "" || seen[f.Name]:
+			s.Errorf("finding %q has no name of its own", f.Name)
+		case f.Level != backend.LevelOK && f.Level != backend.LevelWarn && f.Level != backend.LevelError:
+			s.Errorf("finding %s: unknown level %q", f.Name, f.Level)
+		case f.Detail == "":
+			s.Errorf("finding %s does not say what was seen", f.Name)
+		case (f.Level == backend.LevelOK) != (f.Remedy == ""):
+			s.Errorf("finding %s is %s with remedy %q", f.Name, f.Level, f.Remedy)
+		}
+		seen[f.Name] = true
+	}
+	all, err := s.d.List(s.ctx())
+	s.ok("List", err)
+	if len(all) != 0 {
+		s.Errorf("Check changed something: %v", all)
+	}
+}
+
+func (s *suite) unsupported() {
+	s.ok("Validate of a good spec", s.d.Validate(s.h.Spec(0)))
+	if len(s.h.Unsupported) == 0 {
+		s.Skip("skipped: the harness names nothing that this driver refuses")
+	}
+	for field, spoil := range s.h.Unsupported {
+		s.sub(field, func(s *suite) {
+			sp := s.spec(1)
+			spoil(&sp)
+			for what, err := range map[string]error{"Validate": s.d.Validate(sp), "Create": s.d.Create(s.ctx(), sp)} {
+				s.wantCode(what, err, agentlab.CodeUnsupported)
+				if e, _ := errors.AsType[*agentlab.Error](err); e.Field != field {
+					s.Errorf("%s names field %q, want %q", what, e.Field, field)
+				}
+			}
+			s.wantAbsent(sp.Ref())
+		})
+	}
+	if !s.d.Info().Capabilities.NetworkOff {
+		sp := s.h.Spec(1)
+		sp.Network.Mode = agentlab.NetworkOff
+		s.wantCode("Validate of network off without the capability", s.d.Validate(sp), agentlab.CodeUnsupported)
+	}
+}
+
+func (s *suite) createTwice() {
+	sp := s.create(1)
+	in := s.wantPower(sp.Ref(), backend.PowerStopped)
+	if in.Name != sp.Name {
+		s.Errorf("name %q, want %q", in.Name, sp.Name)
+	}
+	s.ok("Create again", s.d.Create(s.ctx(), sp))
+	s.wantPower(sp.Ref(), backend.PowerStopped)
+	if s.listed(sp.Ref()) == nil {
+		s.Error("List does not have it")
+	}
+	s.ok("Stop of a stopped one", s.d.Stop(s.ctx(), sp.Ref(), 0))
+	s.wantPower(sp.Ref(), backend.PowerStopped)
+	_, err := s.d.DialControl(s.ctx(), sp.Ref())
+	s.wantCode("DialControl of a stopped one", err, agentlab.CodeUnavailable)
+}
+
+func (s *suite) numberTaken() {
+	sp := s.create(1)
+	other := s.h.Spec(2)
+	other.VMID = sp.VMID
+	s.wantCode("Create with another mark", s.d.Create(s.ctx(), other), agentlab.CodeExists)
+	s.wantPower(sp.Ref(), backend.PowerStopped)
+	_, err := s.d.Inspect(s.ctx(), other.Ref())
+	s.wantCode("Inspect of the one that was refused", err, agentlab.CodeNotFound)
+}
+
+func (s *suite) absent() {
+	ref := s.h.Spec(1).Ref()
+	_, err := s.d.Inspect(s.ctx(), ref)
+	s.wantCode("Inspect", err, agentlab.CodeNotFound)
+	s.ok("Destroy", s.d.Destroy(s.ctx(), ref))
+	s.wantCode("Start", s.d.Start(s.ctx(), ref), agentlab.CodeNotFound)
+	s.wantCode("Stop", s.d.Stop(s.ctx(), ref, time.Second), agentlab.CodeNotFound)
+	_, err = s.d.DialControl(s.ctx(), ref)
+	s.wantCode("DialControl", err, agentlab.CodeNotFound)
+	_, err = s.d.DialGuest(s.ctx(), ref, 22)
+	s.wantCode("DialGuest", err, agentlab.CodeNotFound)
+	_, err = s.d.ListenGuest(s.ctx(), ref)
+	s.wantCode("ListenGuest", err, agentlab.CodeNotFound)
+	if cl, ok := s.d.(backend.ConsoleLogger); ok {
+		_, err = cl.ConsoleLog(s.ctx(), ref, false)
+		s.wantCode("ConsoleLog", err, agentlab.CodeNotFound)
+	}
+	all, err := s.d.List(s.ctx())
+	s.ok("List", err)
+	if len(all) != 0 {
+		s.Errorf("List of an empty place: %v", all)
+	}
+}
+
+// wrongMark asks for an existing number with another mark: it is not ours.
+func (s *suite) wrongMark() {
+	sp := s.create(1)
+	wrong := backend.Ref{VMID: sp.VMID, UID: s.h.Spec(2).UID}
+	_, err := s.d.Inspect(s.ctx(), wrong)
+	s.wantCode("Inspect", err, agentlab.CodeNotFound)
+	s.wantCode("Start", s.d.Start(s.ctx(), wrong), agentlab.CodeNotFound)
+	s.wantCode("Stop", s.d.Stop(s.ctx(), wrong, 0), agentlab.CodeNotFound)
+	_, err = s.d.ListenGuest(s.ctx(), wrong)
+	s.wantCode("ListenGuest", err, agentlab.CodeNotFound)
+	s.ok("Destroy of what does not exist", s.d.Destroy(s.ctx(), wrong))
+	s.wantPower(sp.Ref(), backend.PowerStopped)
+}
+
+func (s *suite) destroyStopped() {
+	sp := s.create(1)
+	s.ok("Destroy", s.d.Destroy(s.ctx(), sp.Ref()))
+	s.wantAbsent(sp.Ref())
+	s.ok("Destroy again", s.d.Destroy(s.ctx(), sp.Ref()))
+	next := s.spec(2)
+	next.VMID = sp.VMID
+	s.ok("Create with the number that came free", s.d.Create(s.ctx(), next))
+	s.wantPower(next.Ref(), backend.PowerStopped)
+	s.ok("Destroy the new one", s.d.Destroy(s.ctx(), next.Ref()))
+}
+
+func (s *suite) foreign() {
+	if s.h.Foreign == nil {
+		s.Skip("skipped: this harness cannot make a foreign object")
+	}
+	sp := s.spec(1)
+	untouched := s.h.Foreign(s.T, sp)
+	s.wantCode("Create in the way of a foreign object", s.d.Create(s.ctx(), sp), agentlab.CodeExists)
+	untouched(s.T)
+	s.ok("Destroy of what was never made", s.d.Destroy(s.ctx(), sp.Ref()))
+	untouched(s.T)
+	if in := s.listed(sp.Ref()); in != nil {
+		s.Errorf("List has the foreign object as ours: %+v", *in)
+	}
+	other := s.create(2)
+	s.ok("Destroy beside it", s.d.Destroy(s.ctx(), other.Ref()))
+	untouched(s.T)
+}
+
+func (s *suite) parallel() {
+	n := s.cfg.Parallel
+	specs := make([]backend.Spec, n)
+	errs := make([]error, n)
+	for i := range n {
+		specs[i] = s.spec(i)
+	}
+	ctx := s.ctx()
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { errs[i] = s.d.Create(ctx, specs[i]) })
+	}
+	wg.Wait()
+	s.ok("Create", errors.Join(errs...))
+	all, err := s.d.List(s.ctx())
+	s.ok("List", err)
+	if len(all) != n {
+		s.Fatalf("%d creates gave %d sandboxes", n, len(all))
+	}
+	for i := range n {
+		wg.Go(func() { errs[i] = s.d.Destroy(ctx, specs[i].Ref()) })
+	}
+	wg.Wait()
+	s.ok("Destroy", errors.Join(errs...))
+	for _, sp := range specs {
+		s.wantAbsent(sp.Ref())
+	}
+}
+
+func (s *suite) reopenStopped() {
+	sp := s.create(1)
+	s.reopen()
+	s.wantPower(sp.Ref(), backend.PowerStopped)
+	if s.listed(sp.Ref()) == nil {
+		s.Error("List does not find it again")
+	}
+	s.ok("Create again", s.d.Create(s.ctx(), sp))
+	s.ok("Destroy", s.d.Destroy(s.ctx(), sp.Ref()))
+	s.wantAbsent(sp.Ref())
+}
+
+// cancelled calls every method with a context that has ended.
+func (s *suite) cancelled() {
+	sp := s.create(1)
+	ref := sp.Ref()
+	ended, cancel := context.WithCancel(s.Context())
+	cancel()
+	fresh := s.spec(2)
+	for what, call := range map[string]func() error{
+		"Create":      func() error { return s.d.Create(ended, fresh) },
+		"Start":       func() error { return s.d.Start(ended, ref) },
+		"Stop":        func() error { return s.d.Stop(ended, ref, time.Hour) },
+		"Inspect":     func() error { _, err := s.d.Inspect(ended, ref); return err },
+		"List":        func() error { _, err := s.d.List(ended); return err },
+		"DialControl": func() error { _, err := s.d.DialControl(ended, ref); return err },
+		"DialGuest":   func() error { _, err := s.d.DialGuest(ended, ref, 22); return err },
+	} {
+		began := time.Now()
+		err := call()
+		if d := time.Since(began); d > s.cfg.Prompt {
+			s.Errorf("%s returned %s after its context ended", what, d)
+		}
+		s.wantAllowed(what, err)
+		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+			s.Errorf("%s: cancelled is read as absent: %v", what, err)
+		}
+	}
+	s.ok("Stop after all", s.d.Stop(s.ctx(), ref, 0))
+	s.wantPower(ref, backend.PowerStopped)
+}
+
+// cancelledAnywhere ends Create's and Destroy's contexts after more and more
+// time, so that they are cut at many points inside.
+func (s *suite) cancelledAnywhere() {
+	sp := s.spec(1)
+	for _, after := range []time.Duration{0, 100 * time.Microsecond, time.Millisecond, 3 * time.Millisecond, 10 * time.Millisecond, 30 * time.Millisecond} {
+		s.cutShort("Create", after, func(ctx context.Context) error { return s.d.Create(ctx, sp) })
+		s.wantKnown(sp.Ref())
+		s.ok("Create to the end", s.d.Create(s.ctx(), sp))
+		s.wantPower(sp.Ref(), backend.PowerStopped)
+		s.cutShort("Destroy", after, func(ctx context.Context) error { return s.d.Destroy(ctx, sp.Ref()) })
+		s.wantKnown(sp.Ref())
+		s.ok("Destroy to the end", s.d.Destroy(s.ctx(), sp.Ref()))
+		s.wantAbsent(sp.Ref())
+	}
+	s.cutShort("Create", 5*time.Millisecond, func(ctx context.Context) error { return s.d.Create(ctx, sp) })
+	s.ok("Destroy of what may be half made", s.d.Destroy(s.ctx(), sp.Ref()))
+	s.wantAbsent(sp.Ref())
+}
+
+func (s *suite) cutShort(what string, after time.Duration, call func(context.Context) error) {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(s.Context(), after)
+	defer cancel()
+	began := time.Now()
+	err := call(ctx)
+	if d := time.Since(began); d > after+s.cfg.Prompt {
+		s.Errorf("%s returned %s after its context ended", what, d-after)
+	}
+	s.wantAllowed(what, err)
+}
+
+// wantKnown checks that Inspect and List agree about what may be there.
+func (s *suite) wantKnown(ref backend.Ref) {
+	s.Helper()
+	in, err := s.d.Inspect(s.ctx(), ref)
+	l := s.listed(ref)
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
+		if l != nil {
+			s.Fatalf("Inspect finds nothing, List has %+v", *l)
+		}
+	case err != nil:
+		s.Fatalf("Inspect: %v", err)
+	case l == nil:
+		s.Fatalf("Inspect has %+v, List nothing", in)
+	case in.Power == backend.PowerPartial && in.Reason == "":
+		s.Fatal("a half-made sandbox without a reason")
+	}
+}
+
+func (s *suite) crashPoints() {
+	if len(s.h.CrashPoints) == 0 {
+		s.Skip("skipped: this harness has no crash points")
+	}
+	for i, p := range s.h.CrashPoints {
+		for _, then := range []string{"finish", "destroy"} {
+			s.sub(fmt.Sprintf("%s/%s/%s", p.Method, p.Name, then), func(s *suite) { s.crash(10+i, p, then == "destroy") })
+		}
+	}
+}
+
+// crash dies inside a method, opens again, and finishes or destroys.
+func (s *suite) crash(n int, p CrashPoint, destroy bool) {
+	sp := s.spec(n)
+	ref := sp.Ref()
+	calls := map[Method]func() error{
+		MethodCreate:  func() error { return s.d.Create(s.ctx(), sp) },
+		MethodStart:   func() error { return s.d.Start(s.ctx(), ref) },
+		MethodStop:    func() error { return s.d.Stop(s.ctx(), ref, time.Second) },
+		MethodDestroy: func() error { return s.d.Destroy(s.ctx(), ref) },
+	}
+	if p.Method != MethodCreate {
+		s.ok("Create", s.d.Create(s.ctx(), sp))
+	}
+	if p.Method == MethodStop || p.Method == MethodDestroy {
+		s.ok("Start", s.d.Start(s.ctx(), ref))
+	}
+	p.Arm(s.T)
+	if err := calls[p.Method](); err == nil {
+		s.Fatal("the crash point was not reached")
+	}
+	s.reopen()
+	s.wantKnown(ref)
+	if destroy {
+		s.ok("Destroy", s.d.Destroy(s.ctx(), ref))
+		s.wantAbsent(ref)
+		return
+	}
+	s.ok(string(p.Method)+" again", calls[p.Method]())
+	switch p.Method {
+	case MethodCreate, MethodStop:
+		s.wantPower(ref, backend.PowerStopped)
+	case MethodStart:
+		s.wantPower(ref, backend.PowerRunning)
+	case MethodDestroy:
+		s.wantAbsent(ref)
+	}
+}

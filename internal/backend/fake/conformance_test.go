@@ -1,0 +1,113 @@
+package fake_test
+
+import (
+	"fmt"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func spec(n int) backend.Spec {
+	return backend.Spec{
+		VMID: 1000 + n, UID: fmt.Sprintf("uid-%d", n), Name: fmt.Sprintf("sb-%d", n), Image: "base@sha256:0",
+		Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT},
+	}
+}
+
+func harness(t *testing.T, open func() *fake.Driver) *backendtest.Harness {
+	d := open()
+	host := d.Host
+	h := &backendtest.Harness{
+		Driver: d,
+		Spec:   spec,
+		Unsupported: map[string]func(*backend.Spec){
+			"resources.cores": func(s *backend.Spec) { s.Resources.Cores = 65 },
+			"network.mode":    func(s *backend.Spec) { s.Network.Mode = "bridge" },
+		},
+		Foreign: func(_ *testing.T, s backend.Spec) func(*testing.T) {
+			host().PutForeign(s.VMID)
+			return func(t *testing.T) {
+				if !host().Foreign(s.VMID) {
+					t.Error("the foreign object is gone")
+				}
+			}
+		},
+		KillVM: func(t *testing.T, ref backend.Ref) {
+			if err := host().CrashVM(ref, "killed"); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
+	h.Reopen = func(t *testing.T) backend.Driver {
+		d = open()
+		host = d.Host
+		return d
+	}
+	for _, p := range []struct {
+		m     backendtest.Method
+		op    fake.Op
+		point fake.Point
+	}{
+		{backendtest.MethodCreate, fake.OpCreate, fake.Before},
+		{backendtest.MethodCreate, fake.OpCreate, fake.Half},
+		{backendtest.MethodCreate, fake.OpCreate, fake.After},
+		{backendtest.MethodStart, fake.OpStart, fake.Before},
+		{backendtest.MethodStart, fake.OpStart, fake.After},
+		{backendtest.MethodStop, fake.OpStop, fake.Half},
+		{backendtest.MethodStop, fake.OpStop, fake.After},
+		{backendtest.MethodDestroy, fake.OpDestroy, fake.Before},
+		{backendtest.MethodDestroy, fake.OpDestroy, fake.Half},
+		{backendtest.MethodDestroy, fake.OpDestroy, fake.After},
+	} {
+		h.CrashPoints = append(h.CrashPoints, backendtest.CrashPoint{
+			Method: p.m, Name: string(p.point),
+			Arm: func(*testing.T) { host().Inject(fake.Fault{Op: p.op, At: p.point, Times: 1, Crash: true}) },
+		})
+	}
+	return h
+}
+
+// The host is a machine in this process; the driver's death is a new opening.
+func TestConformanceInMemory(t *testing.T) {
+	backendtest.Run(t, backendtest.Config{New: func(t *testing.T) *backendtest.Harness {
+		host, err := fake.NewHost(fake.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = host.Close() })
+		return harness(t, host.Open)
+	}})
+}
+
+// The host is a directory; the driver's death is the end of the machine's
+// process, and the next one goes on from the files.
+func TestConformanceOnDisk(t *testing.T) {
+	backendtest.Run(t, backendtest.Config{New: func(t *testing.T) *backendtest.Harness {
+		dir := t.TempDir()
+		var last *fake.Driver
+		closeLast := func() {
+			if last != nil {
+				if err := last.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		t.Cleanup(closeLast)
+		return harness(t, func() *fake.Driver {
+			closeLast()
+			d, err := fake.Open(fake.Config{Dir: dir})
+			if err != nil {
+				t.Fatal(err)
+			}
+			last = d
+			return d
+		})
+	}})
+}

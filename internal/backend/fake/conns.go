@@ -1,0 +1,172 @@
+package fake
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// conns are the open connections of one guest; they end with it, and those
+// that a driver holds end with the driver.
+type conns struct {
+	mu     sync.Mutex
+	closed bool
+	open   map[*conn]struct{}
+}
+
+// conn is one end of a pipe between a guest and a driver. Closing it closes
+// the other end too.
+type conn struct {
+	net.Conn
+	peer  net.Conn
+	set   *conns
+	owner *Driver // who holds the host's end
+	guest *guest
+}
+
+// pipe connects g with the process of d. The guest's end carries the guest.
+func (g *guest) pipe(d *Driver) (guestEnd, hostEnd net.Conn, err error) {
+	a, b := net.Pipe()
+	ge := &conn{Conn: a, peer: b, set: &g.conns, owner: d, guest: g}
+	if !g.conns.add(ge) {
+		return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d does not run", g.in.rec.Spec.VMID)
+	}
+	return ge, b, nil
+}
+
+// Close closes both ends.
+func (c *conn) Close() error {
+	c.set.mu.Lock()
+	delete(c.set.open, c)
+	c.set.mu.Unlock()
+	_ = c.peer.Close()
+	return c.Conn.Close()
+}
+
+func (s *conns) add(c *conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	if s.open == nil {
+		s.open = map[*conn]struct{}{}
+	}
+	s.open[c] = struct{}{}
+	return true
+}
+
+// close closes all and lets no new one in.
+func (s *conns) close() { s.closeIf(true, func(*conn) bool { return true }) }
+
+// closeOf closes those whose other end d holds.
+func (s *conns) closeOf(d *Driver) { s.closeIf(false, func(c *conn) bool { return c.owner == d }) }
+
+func (s *conns) closeIf(forever bool, which func(*conn) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = s.closed || forever
+	for c := range s.open {
+		if which(c) {
+			delete(s.open, c)
+			_ = c.Conn.Close()
+			_ = c.peer.Close()
+		}
+	}
+}
+
+// listener gets the connections that a guest makes to the controller.
+type listener struct {
+	owner *Driver
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func newListener(d *Driver) *listener {
+	return &listener{owner: d, conns: make(chan net.Conn), done: make(chan struct{})}
+}
+
+// Accept waits for the next connection.
+func (l *listener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close ends the listener; connections that it gave go on.
+func (l *listener) Close() error {
+	l.shut()
+	return nil
+}
+
+func (l *listener) shut() { l.once.Do(func() { close(l.done) }) }
+
+// Addr is the controller's address as the guest sees it.
+func (l *listener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 77, 0, 1), Port: 8844} }
+
+// dialController connects the guest to whoever listens for it now.
+func (g *guest) dialController(ctx context.Context) (net.Conn, error) {
+	g.in.mu.Lock()
+	l := g.in.listener
+	g.in.mu.Unlock()
+	refused := agentlab.Errorf(agentlab.CodeUnavailable, "connection refused")
+	if l == nil {
+		return nil, refused
+	}
+	guestEnd, hostEnd, err := g.pipe(l.owner)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case l.conns <- hostEnd:
+		return guestEnd, nil
+	case <-l.done:
+		err = refused
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-g.ctx.Done():
+		err = io.ErrClosedPipe
+	}
+	_ = guestEnd.Close()
+	return nil, err
+}
+
+// httpClient returns a client for which every host is the controller.
+func (g *guest) httpClient() *http.Client {
+	return &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return g.dialController(ctx) },
+	}}
+}
+
+// oneConn is a listener that gives one connection and ends.
+type oneConn struct{ c chan net.Conn }
+
+func serveOne(c net.Conn) oneConn {
+	l := oneConn{make(chan net.Conn, 1)}
+	l.c <- c
+	close(l.c)
+	return l
+}
+
+// Accept gives the connection, then io.EOF.
+func (l oneConn) Accept() (net.Conn, error) {
+	if c, ok := <-l.c; ok {
+		return c, nil
+	}
+	return nil, io.EOF
+}
+
+// Close does nothing.
+func (l oneConn) Close() error { return nil }
+
+// Addr is of no use.
+func (l oneConn) Addr() net.Addr { return &net.UnixAddr{Name: "fake", Net: "unix"} }

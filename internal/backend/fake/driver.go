@@ -1,0 +1,280 @@
+package fake
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// Driver is one opening of a Host. It implements backend.Driver and
+// backend.ConsoleLogger.
+type Driver struct {
+	h       *Host
+	ownHost bool // Close closes it too
+	dead    atomic.Bool
+}
+
+var (
+	_ backend.Driver        = (*Driver)(nil)
+	_ backend.ConsoleLogger = (*Driver)(nil)
+)
+
+// Open makes a Host and opens it; closing the Driver closes the Host. It is
+// what a daemon uses.
+func Open(cfg Config) (*Driver, error) {
+	h, err := NewHost(cfg)
+	if err != nil {
+		return nil, err
+	}
+	d := h.Open()
+	d.ownHost = true
+	return d, nil
+}
+
+// Open opens the host once more; it may be open several times.
+func (h *Host) Open() *Driver { return &Driver{h: h} }
+
+// Host returns the host that d is an opening of.
+func (d *Driver) Host() *Host { return d.h }
+
+// alive tells whether the driver's process still lives and ctx goes on.
+func (d *Driver) alive(ctx context.Context) error {
+	if d.dead.Load() {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the driver is closed")
+	}
+	if err := ctx.Err(); err != nil {
+		return cancelled(err)
+	}
+	return nil
+}
+
+// die ends the driver as a crash of its process would: what it listened on is
+// gone, VMs go on.
+func (d *Driver) die() {
+	if d.dead.CompareAndSwap(false, true) {
+		d.h.dropListeners(d)
+	}
+}
+
+// Close releases the driver. VMs go on, as far as their Host does.
+func (d *Driver) Close() error {
+	d.die()
+	if d.ownHost {
+		return d.h.Close()
+	}
+	return nil
+}
+
+// Info describes the driver.
+func (d *Driver) Info() backend.Info {
+	return backend.Info{
+		Name:          d.h.cfg.Name,
+		Version:       "1",
+		Capabilities:  backend.Capabilities{ConsoleLog: true, NetworkOff: true},
+		ControllerURL: "http://10.77.0.1:8844",
+		UploadURL:     "http://10.77.0.1:8846/upload",
+		GuestNetwork:  &guestapi.Network{Address: "10.77.0.2/24", Gateway: "10.77.0.1", DNS: []string{"10.77.0.1"}, MTU: 1500},
+	}
+}
+
+// Check has nothing to find but that this is the fake.
+func (d *Driver) Check(context.Context) []backend.Finding {
+	return []backend.Finding{{Name: "fake", Level: backend.LevelOK, Detail: "sandboxes are imitated, nothing is isolated and nothing is run"}}
+}
+
+// Validate refuses more than 64 cores and unknown network modes.
+func (d *Driver) Validate(spec backend.Spec) error {
+	unsupported := func(field, format string, args ...any) error {
+		return agentlab.Errorf(agentlab.CodeUnsupported, format, args...).WithField(field)
+	}
+	switch {
+	case spec.Resources.Cores > 64:
+		return unsupported("resources.cores", "%d cores are more than the 64 of this host", spec.Resources.Cores)
+	case spec.Network.Mode != agentlab.NetworkNAT && spec.Network.Mode != agentlab.NetworkOff:
+		return unsupported("network.mode", "network mode %q is not known here", spec.Network.Mode)
+	}
+	return nil
+}
+
+// Create makes the instance.
+func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
+	ref := spec.Ref()
+	if err := d.point(ctx, OpCreate, Before, ref); err != nil {
+		return err
+	}
+	if err := d.Validate(spec); err != nil {
+		return err
+	}
+	in, err := d.h.claim(spec)
+	if err != nil {
+		return err
+	}
+	if err := d.point(ctx, OpCreate, Half, ref); err != nil {
+		return err
+	}
+	if err := in.complete(); err != nil {
+		return err
+	}
+	return d.point(ctx, OpCreate, After, ref)
+}
+
+// Start powers the instance on.
+func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
+	if err := d.point(ctx, OpStart, Before, ref); err != nil {
+		return err
+	}
+	in, err := d.h.find(ref)
+	if err != nil {
+		return err
+	}
+	if err := in.start(); err != nil {
+		return err
+	}
+	return d.point(ctx, OpStart, After, ref)
+}
+
+// Stop powers it off.
+func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration) error {
+	if err := d.point(ctx, OpStop, Before, ref); err != nil {
+		return err
+	}
+	in, err := d.h.find(ref)
+	if err != nil {
+		return err
+	}
+	if grace > 0 {
+		if err := d.point(ctx, OpStop, Half, ref); err != nil {
+			return err
+		}
+		if err := in.shutdown(ctx, grace); err != nil {
+			return err
+		}
+	}
+	if err := in.cut(backend.PowerStopped, ""); err != nil {
+		return err
+	}
+	return d.point(ctx, OpStop, After, ref)
+}
+
+// Destroy removes it.
+func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
+	if err := d.point(ctx, OpDestroy, Before, ref); err != nil {
+		return err
+	}
+	in, err := d.h.find(ref)
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
+		return d.point(ctx, OpDestroy, After, ref)
+	case err != nil:
+		return err
+	}
+	if err := in.cut(backend.PowerPartial, "a Destroy was cut short"); err != nil {
+		return err
+	}
+	if err := d.point(ctx, OpDestroy, Half, ref); err != nil {
+		return err
+	}
+	if err := d.h.remove(in); err != nil {
+		return err
+	}
+	return d.point(ctx, OpDestroy, After, ref)
+}
+
+// Inspect tells what is there.
+func (d *Driver) Inspect(ctx context.Context, ref backend.Ref) (backend.Instance, error) {
+	if err := d.point(ctx, OpInspect, Before, ref); err != nil {
+		return backend.Instance{}, err
+	}
+	in, err := d.h.find(ref)
+	if err != nil {
+		return backend.Instance{}, err
+	}
+	return in.view(), nil
+}
+
+// List tells all there is.
+func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
+	if err := d.point(ctx, OpList, Before, backend.Ref{}); err != nil {
+		return nil, err
+	}
+	return d.h.list(), nil
+}
+
+// DialControl opens a stream to the guest's control server.
+func (d *Driver) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, error) {
+	if err := d.point(ctx, OpDialControl, Before, ref); err != nil {
+		return nil, err
+	}
+	g, err := d.guest(ref)
+	if err != nil {
+		return nil, err
+	}
+	return g.dialControl(d)
+}
+
+// DialGuest opens a stream to a port of the guest.
+func (d *Driver) DialGuest(ctx context.Context, ref backend.Ref, port uint16) (net.Conn, error) {
+	if err := d.point(ctx, OpDialGuest, Before, ref); err != nil {
+		return nil, err
+	}
+	g, err := d.guest(ref)
+	if err != nil {
+		return nil, err
+	}
+	return g.dialPort(d, port)
+}
+
+func (d *Driver) guest(ref backend.Ref) (*guest, error) {
+	in, err := d.h.find(ref)
+	if err != nil {
+		return nil, err
+	}
+	g := in.running()
+	if g == nil {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d does not run", ref.VMID)
+	}
+	return g, nil
+}
+
+// ListenGuest takes over what the guest dials.
+func (d *Driver) ListenGuest(ctx context.Context, ref backend.Ref) (net.Listener, error) {
+	if err := d.point(ctx, OpListenGuest, Before, ref); err != nil {
+		return nil, err
+	}
+	in, err := d.h.find(ref)
+	if err != nil {
+		return nil, err
+	}
+	return in.listen(d), nil
+}
+
+// ConsoleLog reads what the VM wrote.
+func (d *Driver) ConsoleLog(ctx context.Context, ref backend.Ref, follow bool) (io.ReadCloser, error) {
+	if err := d.point(ctx, OpConsoleLog, Before, ref); err != nil {
+		return nil, err
+	}
+	in, err := d.h.find(ref)
+	if err != nil {
+		return nil, err
+	}
+	return in.console.reader(ctx, follow), nil
+}
+
+func notFound(ref backend.Ref) error {
+	return agentlab.Errorf(agentlab.CodeNotFound, "there is no sandbox %d", ref.VMID)
+}
+
+func foreign(vmid int) error {
+	return &agentlab.Error{
+		Code:    agentlab.CodeExists,
+		Message: fmt.Sprintf("number %d is taken by something that is not ours", vmid),
+		Hint:    "it was left alone; remove it by hand or let the sandbox have another number",
+	}
+}

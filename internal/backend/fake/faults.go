@@ -1,0 +1,164 @@
+package fake
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// Op names a method of the driver.
+type Op string
+
+// The methods that can be made to fail.
+const (
+	OpCreate      Op = "create"
+	OpStart       Op = "start"
+	OpStop        Op = "stop"
+	OpDestroy     Op = "destroy"
+	OpInspect     Op = "inspect"
+	OpList        Op = "list"
+	OpDialControl Op = "dial_control"
+	OpDialGuest   Op = "dial_guest"
+	OpListenGuest Op = "listen_guest"
+	OpConsoleLog  Op = "console_log"
+)
+
+// Point is a place inside a method.
+type Point string
+
+// The points. Half exists in Create (the mark is there, the disk is not),
+// Stop (the guest was asked) and Destroy (the VM is gone, the disk is not).
+const (
+	Before Point = "before" // nothing was done
+	Half   Point = "half"   // a part was done
+	After  Point = "after"  // all was done; only the answer is missing
+)
+
+// Fault makes a method fail, wait or die. Zero fields match everything and do
+// nothing.
+type Fault struct {
+	Op    Op
+	VMID  int   // 0: any
+	At    Point // default Before
+	Times int   // how often; 0: until removed
+
+	Delay time.Duration   // wait this long first
+	Block <-chan struct{} // wait until it is closed, or the context ends
+	Hook  func(backend.Ref)
+	Err   error // then fail with this
+	Crash bool  // then the driver's process dies: this and every later call fails until Open
+}
+
+// faults is the list of what is armed.
+type faults struct {
+	mu    sync.Mutex
+	armed []*Fault
+	hits  map[Op]int
+}
+
+// Inject arms a fault; remove takes it away. Faults are tried in the order in
+// which they were armed, and the first that matches counts.
+func (h *Host) Inject(f Fault) (remove func()) {
+	if f.At == "" {
+		f.At = Before
+	}
+	p := &f
+	h.faults.mu.Lock()
+	defer h.faults.mu.Unlock()
+	h.faults.armed = append(h.faults.armed, p)
+	return func() {
+		h.faults.mu.Lock()
+		defer h.faults.mu.Unlock()
+		h.faults.armed = slices.DeleteFunc(h.faults.armed, func(q *Fault) bool { return q == p })
+	}
+}
+
+// Calls tells how often a method was called since the host was made.
+func (h *Host) Calls(op Op) int {
+	h.faults.mu.Lock()
+	defer h.faults.mu.Unlock()
+	return h.faults.hits[op]
+}
+
+func (f *faults) count(op Op) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.hits == nil {
+		f.hits = map[Op]int{}
+	}
+	f.hits[op]++
+}
+
+// take returns the first armed fault that matches, and uses it up.
+func (f *faults) take(op Op, at Point, vmid int) *Fault {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, p := range f.armed {
+		if p.Op != op || p.At != at || (p.VMID != 0 && p.VMID != vmid) {
+			continue
+		}
+		if p.Times > 0 {
+			if p.Times--; p.Times == 0 {
+				f.armed = slices.Delete(f.armed, i, i+1)
+			}
+		}
+		return p
+	}
+	return nil
+}
+
+// point is called at every place where a method can fail. It returns nil to
+// go on.
+func (d *Driver) point(ctx context.Context, op Op, at Point, ref backend.Ref) error {
+	if at == Before {
+		d.h.faults.count(op)
+	}
+	if err := d.alive(ctx); err != nil {
+		return err
+	}
+	f := d.h.faults.take(op, at, ref.VMID)
+	if f == nil {
+		return nil
+	}
+	if f.Delay > 0 {
+		if err := sleep(ctx, f.Delay); err != nil {
+			return cancelled(err)
+		}
+	}
+	if f.Block != nil {
+		select {
+		case <-f.Block:
+		case <-ctx.Done():
+			return cancelled(ctx.Err())
+		}
+	}
+	if f.Hook != nil {
+		f.Hook(ref)
+	}
+	if f.Crash {
+		d.die()
+	}
+	if err := d.alive(ctx); err != nil {
+		return err
+	}
+	return f.Err
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func cancelled(err error) error {
+	return agentlab.Errorf(agentlab.CodeUnavailable, "given up: %w", err)
+}

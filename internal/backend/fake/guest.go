@@ -1,0 +1,260 @@
+package fake
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/stream"
+)
+
+// guest is the running VM of an instance: its control server and its runner.
+type guest struct {
+	in     *instance
+	ctx    context.Context // ends with the power
+	cancel context.CancelFunc
+	conns  conns
+
+	mu       sync.Mutex
+	sessions map[string]*session
+}
+
+func newGuest(in *instance) *guest {
+	g := &guest{in: in}
+	g.ctx, g.cancel = context.WithCancel(context.Background())
+	return g
+}
+
+// stop ends everything in the guest. It does not wait.
+func (g *guest) stop() {
+	g.cancel()
+	g.conns.close()
+}
+
+// newControlServer returns the server of guest control for every connection
+// of every guest; the connection tells whose it is.
+func newControlServer() *http.Server {
+	return &http.Server{
+		Handler:           controlMux(),
+		ReadHeaderTimeout: 30 * time.Second,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, guestKey{}, c.(*conn).guest) //nolint:forcetypeassert // dialControl serves nothing else
+		},
+	}
+}
+
+type guestKey struct{}
+
+func controlMux() http.Handler {
+	mux := http.NewServeMux()
+	handle := func(pattern string, fn func(*guest, http.ResponseWriter, *http.Request)) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			fn(r.Context().Value(guestKey{}).(*guest), w, r) //nolint:forcetypeassert // ConnContext put it there
+		})
+	}
+	handle("GET "+guestapi.PathHealth, (*guest).health)
+	handle("PUT "+guestapi.PathIdentity, (*guest).identity)
+	handle("POST "+guestapi.PathExec, (*guest).exec)
+	handle("POST "+guestapi.PathAttach, (*guest).attach)
+	handle("POST "+guestapi.PathSSHKey, (*guest).sshKey)
+	handle("POST "+guestapi.PathPower, (*guest).power)
+	return mux
+}
+
+// dialControl opens a connection to the control server, once it is up.
+func (g *guest) dialControl(d *Driver) (net.Conn, error) {
+	mem, ok := g.in.memory(g)
+	since := g.in.h.cfg.Clock().Sub(mem.StartedAt)
+	if !ok || since < g.in.h.cfg.BootDelay || strings.HasPrefix(g.in.rec.Spec.Name, "never-boots") {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the guest of sandbox %d does not answer yet", g.in.rec.Spec.VMID)
+	}
+	guestEnd, hostEnd, err := g.pipe(d)
+	if err != nil {
+		return nil, err
+	}
+	// Serve takes the one connection into its own goroutine and returns.
+	_ = g.in.h.control.Serve(serveOne(guestEnd))
+	return hostEnd, nil
+}
+
+// dialPort connects to a service of the guest.
+func (g *guest) dialPort(d *Driver, port uint16) (net.Conn, error) {
+	if port != 7 && port != 22 {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "nothing listens on port %d of sandbox %d", port, g.in.rec.Spec.VMID)
+	}
+	guestEnd, hostEnd, err := g.pipe(d)
+	if err != nil {
+		return nil, err
+	}
+	g.in.h.spawn(func() {
+		defer guestEnd.Close() //nolint:errcheck // nobody left to tell
+		if port == 22 {
+			if _, err := io.WriteString(guestEnd, "SSH-2.0-fake\r\n"); err != nil {
+				return
+			}
+		}
+		_, _ = io.Copy(guestEnd, guestEnd)
+	})
+	return hostEnd, nil
+}
+
+func reply(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+func refuse(w http.ResponseWriter, status int, code agentlab.Code, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(guestapi.ErrorBody{Code: string(code), Message: message})
+}
+
+func request[T any](w http.ResponseWriter, r *http.Request) (v T, ok bool) {
+	if err := json.NewDecoder(io.LimitReader(r.Body, 1<<20)).Decode(&v); err != nil {
+		refuse(w, http.StatusBadRequest, agentlab.CodeInvalid, err.Error())
+		return v, false
+	}
+	return v, true
+}
+
+func (g *guest) status() guestapi.Health {
+	mem, _ := g.in.memory(g)
+	return guestapi.Health{
+		Version: "fake", BootID: mem.BootID, Uptime: g.in.h.cfg.Clock().Sub(mem.StartedAt),
+		Identity: mem.Identity, System: "running",
+	}
+}
+
+func (g *guest) health(w http.ResponseWriter, _ *http.Request) { reply(w, g.status()) }
+
+func (g *guest) identity(w http.ResponseWriter, r *http.Request) {
+	id, ok := request[guestapi.Identity](w, r)
+	if !ok {
+		return
+	}
+	switch {
+	case id.UID == "" || id.Hostname == "" || id.Time.IsZero():
+		refuse(w, http.StatusBadRequest, agentlab.CodeInvalid, "uid, hostname and time are needed")
+		return
+	case len(id.Entropy) < 32:
+		refuse(w, http.StatusBadRequest, agentlab.CodeInvalid, "at least 32 bytes of entropy are needed")
+		return
+	}
+	begin := false
+	g.in.update(g, func(mem *guestRecord) {
+		mem.Identity, mem.Hostname = id.UID, id.Hostname
+		if id.Bootstrap != nil && mem.Runner == nil && (mem.Bootstrap == nil || mem.Bootstrap.Token != id.Bootstrap.Token) {
+			mem.Bootstrap, begin = id.Bootstrap, true
+		}
+	})
+	if begin {
+		g.in.console.line("[fake] runner starts")
+		g.startRunner()
+	}
+	reply(w, g.status())
+}
+
+func (g *guest) sshKey(w http.ResponseWriter, r *http.Request) {
+	req, ok := request[guestapi.SSHKeyRequest](w, r)
+	if !ok {
+		return
+	}
+	if req.Seconds < 1 || req.Seconds > 86400 || !strings.HasPrefix(req.PublicKey, "ssh-") && !strings.HasPrefix(req.PublicKey, "ecdsa-") {
+		refuse(w, http.StatusBadRequest, agentlab.CodeInvalid, "not a public key, or not 1 to 86400 seconds")
+		return
+	}
+	user := req.User
+	if user == "" {
+		user = "agent"
+	}
+	reply(w, guestapi.SSHKeyResponse{User: user, Port: 22, HostKeys: []string{
+		"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBdEDKlEZqHUWrL9MGzjnqWmnSKdZnJWRyvMNDM4xRUd fake",
+	}})
+}
+
+func (g *guest) power(w http.ResponseWriter, r *http.Request) {
+	req, ok := request[guestapi.PowerRequest](w, r)
+	if !ok {
+		return
+	}
+	var act func() error
+	switch req.Action {
+	case "poweroff":
+		act = func() error { return g.in.cut(backend.PowerStopped, "") }
+	case "reboot":
+		act = g.in.reboot
+	default:
+		refuse(w, http.StatusBadRequest, agentlab.CodeInvalid, "unknown action")
+		return
+	}
+	reply(w, struct{}{})
+	_ = http.NewResponseController(w).Flush()
+	g.in.h.spawn(func() { _ = act() })
+}
+
+// upgrade answers 101 and gives the connection with what was read ahead.
+func (g *guest) upgrade(w http.ResponseWriter, r *http.Request) (net.Conn, *stream.Reader, bool) {
+	if !strings.EqualFold(r.Header.Get("Upgrade"), guestapi.StreamProtocol) {
+		refuse(w, http.StatusUpgradeRequired, agentlab.CodeInvalid, "upgrade to "+guestapi.StreamProtocol)
+		return nil, nil, false
+	}
+	c, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return nil, nil, false
+	}
+	_ = c.SetDeadline(time.Time{})
+	_, err = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+guestapi.StreamProtocol+"\r\n\r\n")
+	if err != nil {
+		_ = c.Close()
+		return nil, nil, false
+	}
+	var in io.Reader = c
+	if n := rw.Reader.Buffered(); n > 0 {
+		ahead, _ := rw.Peek(n)
+		in = io.MultiReader(strings.NewReader(string(ahead)), c)
+	}
+	return c, stream.NewReader(bufio.NewReader(in)), true
+}
+
+func (g *guest) exec(w http.ResponseWriter, r *http.Request) {
+	req, ok := request[guestapi.ExecRequest](w, r)
+	if !ok {
+		return
+	}
+	c, frames, ok := g.upgrade(w, r)
+	if !ok {
+		return
+	}
+	defer c.Close() //nolint:errcheck // the frames said everything
+	out := stream.NewWriter(c)
+	p := g.newProcess(out.Data(stream.Stdout), out.Data(stream.Stderr), req.Env)
+	defer p.cancel(nil)
+	g.in.h.spawn(func() { p.feed(frames) })
+	_ = out.JSON(stream.Exit, p.run(req.Command))
+}
+
+func (g *guest) attach(w http.ResponseWriter, r *http.Request) {
+	req, ok := request[guestapi.AttachRequest](w, r)
+	if !ok {
+		return
+	}
+	c, frames, ok := g.upgrade(w, r)
+	if !ok {
+		return
+	}
+	defer c.Close() //nolint:errcheck // the frames said everything
+	name := req.Session
+	if name == "" {
+		name = "main"
+	}
+	g.session(name).join(stream.NewWriter(c), frames)
+}

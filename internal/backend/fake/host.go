@@ -1,0 +1,229 @@
+package fake
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// Config says how a Host behaves. The zero value is a Host in memory whose
+// guests answer at once.
+type Config struct {
+	Name      string           // of the driver; default "fake"
+	Dir       string           // where instances are kept; "" keeps them in memory
+	BootDelay time.Duration    // from Start until guest control answers
+	Clock     func() time.Time // default time.Now; pauses use the time package
+	Logger    *slog.Logger     // default: discards
+}
+
+// Host is the machine on which the fake's VMs run.
+type Host struct {
+	cfg     Config
+	log     *slog.Logger
+	control *http.Server
+	faults  faults
+	wg      sync.WaitGroup // goroutines of guests
+
+	mu        sync.Mutex
+	instances map[int]*instance
+	foreign   map[int]bool // numbers taken by what is not ours
+	closed    bool
+}
+
+// NewHost makes a Host, with what Config.Dir holds. VMs that ran go on.
+func NewHost(cfg Config) (*Host, error) {
+	cfg.Name = cmp.Or(cfg.Name, "fake")
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	h := &Host{cfg: cfg, log: cfg.Logger, control: newControlServer(), instances: map[int]*instance{}, foreign: map[int]bool{}}
+	if cfg.Dir == "" {
+		return h, nil
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the state directory of the fake backend: %w", err)
+	}
+	return h, h.load()
+}
+
+func (h *Host) load() error {
+	files, err := filepath.Glob(filepath.Join(h.cfg.Dir, "*.json"))
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			return agentlab.Errorf(agentlab.CodeUnavailable, "read an instance: %w", err)
+		}
+		in := h.newInstance(record{})
+		if err := json.Unmarshal(data, &in.rec); err != nil {
+			return agentlab.Errorf(agentlab.CodeInternal, "instance file %s: %w", f, err)
+		}
+		in.console.restore(in.rec.Console)
+		h.instances[in.rec.Spec.VMID] = in
+	}
+	for _, in := range h.instances {
+		in.resume()
+	}
+	return nil
+}
+
+// Close ends every guest in this process. With Config.Dir the next Host goes
+// on with them.
+func (h *Host) Close() error {
+	h.mu.Lock()
+	h.closed = true
+	all := h.all()
+	h.mu.Unlock()
+	for _, in := range all {
+		in.leave()
+	}
+	h.wg.Wait()
+	return h.control.Close()
+}
+
+// PutForeign takes a number for something that does not bear our mark;
+// Foreign tells whether it is still there.
+func (h *Host) PutForeign(vmid int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.foreign[vmid] = true
+}
+
+// Foreign tells whether what PutForeign put is still there.
+func (h *Host) Foreign(vmid int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.foreign[vmid]
+}
+
+// CrashVM makes a running VM crash.
+func (h *Host) CrashVM(ref backend.Ref, reason string) error {
+	in, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	return in.crash(reason)
+}
+
+// RemoveBehindBack makes an instance vanish without the driver, as an
+// administrator could.
+func (h *Host) RemoveBehindBack(ref backend.Ref) error {
+	in, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	return errors.Join(in.cut(backend.PowerStopped, ""), h.remove(in))
+}
+
+// claim makes the half-made instance of spec or finds the one there is.
+func (h *Host) claim(spec backend.Spec) (*instance, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.foreign[spec.VMID] {
+		return nil, foreign(spec.VMID)
+	}
+	if in := h.instances[spec.VMID]; in != nil {
+		if in.rec.Spec.UID != spec.UID { // never changes
+			return nil, foreign(spec.VMID)
+		}
+		return in, nil
+	}
+	in := h.newInstance(record{Spec: spec, Power: backend.PowerPartial, Reason: "a Create was cut short"})
+	if err := in.save(); err != nil {
+		return nil, err
+	}
+	h.instances[spec.VMID] = in
+	return in, nil
+}
+
+func (h *Host) newInstance(r record) *instance { return &instance{h: h, rec: r} }
+
+// find returns the instance that ref names; what has another mark is not it.
+func (h *Host) find(ref backend.Ref) (*instance, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	in := h.instances[ref.VMID]
+	if in == nil || in.rec.Spec.UID != ref.UID {
+		return nil, notFound(ref)
+	}
+	return in, nil
+}
+
+func (h *Host) remove(in *instance) error {
+	in.close()
+	if f := h.file(in.rec.Spec.Ref()); f != "" {
+		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return agentlab.Errorf(agentlab.CodeUnavailable, "remove an instance: %w", err)
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.instances[in.rec.Spec.VMID] == in {
+		delete(h.instances, in.rec.Spec.VMID)
+	}
+	return nil
+}
+
+func (h *Host) file(ref backend.Ref) string {
+	if h.cfg.Dir == "" {
+		return ""
+	}
+	return filepath.Join(h.cfg.Dir, fmt.Sprintf("%d-%s.json", ref.VMID, strings.ReplaceAll(ref.UID, "/", "_")))
+}
+
+// all returns every instance by number; h.mu is held.
+func (h *Host) all() []*instance {
+	out := make([]*instance, 0, len(h.instances))
+	for _, in := range h.instances {
+		out = append(out, in)
+	}
+	slices.SortFunc(out, func(a, b *instance) int { return cmp.Compare(a.rec.Spec.VMID, b.rec.Spec.VMID) })
+	return out
+}
+
+func (h *Host) list() []backend.Instance {
+	h.mu.Lock()
+	all := h.all()
+	h.mu.Unlock()
+	out := make([]backend.Instance, len(all))
+	for i, in := range all {
+		out[i] = in.view()
+	}
+	return out
+}
+
+func (h *Host) dropListeners(d *Driver) {
+	h.mu.Lock()
+	all := h.all()
+	h.mu.Unlock()
+	for _, in := range all {
+		in.dropDriver(d)
+	}
+}
+
+// spawn runs fn in a goroutine that Close waits for; after Close it does not.
+func (h *Host) spawn(fn func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.closed {
+		h.wg.Go(fn)
+	}
+}

@@ -1,0 +1,246 @@
+package fake
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// record is what is kept of an instance.
+type record struct {
+	Spec    backend.Spec  `json:"spec"`
+	Power   backend.Power `json:"power"`
+	Reason  string        `json:"reason,omitempty"`
+	Console string        `json:"console,omitempty"`
+	Guest   guestRecord   `json:"guest"`
+}
+
+// guestRecord is the memory of a running guest; a power cut wipes it.
+type guestRecord struct {
+	BootID    string              `json:"boot_id,omitempty"`
+	StartedAt time.Time           `json:"started_at,omitzero"`
+	Identity  string              `json:"identity,omitempty"`
+	Hostname  string              `json:"hostname,omitempty"`
+	Bootstrap *guestapi.Bootstrap `json:"bootstrap,omitempty"`
+	Runner    *runnerRecord       `json:"runner,omitempty"`
+}
+
+// instance is one sandbox on the host.
+type instance struct {
+	h       *Host
+	console console
+
+	mu       sync.Mutex
+	rec      record // Spec never changes
+	guest    *guest // nil unless Power is running
+	listener *listener
+}
+
+func (in *instance) view() backend.Instance {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	v := backend.Instance{Ref: in.rec.Spec.Ref(), Name: in.rec.Spec.Name, Power: in.rec.Power, Reason: in.rec.Reason}
+	if v.Power == backend.PowerRunning {
+		v.IP = "10.77.0.2"
+	}
+	return v
+}
+
+// save writes the record; in.mu is held, or nobody else knows in yet.
+func (in *instance) save() error {
+	file := in.h.file(in.rec.Spec.Ref())
+	if file == "" {
+		return nil
+	}
+	in.rec.Console = in.console.text()
+	data, err := json.Marshal(&in.rec)
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "keep an instance: %w", err)
+	}
+	if err := os.WriteFile(file+".tmp", data, 0o600); err != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "keep an instance: %w", err)
+	}
+	if err := os.Rename(file+".tmp", file); err != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "keep an instance: %w", err)
+	}
+	return nil
+}
+
+// complete makes a half-made instance whole.
+func (in *instance) complete() error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.rec.Power != backend.PowerPartial {
+		return nil
+	}
+	in.rec.Power, in.rec.Reason = backend.PowerStopped, ""
+	return in.save()
+}
+
+func (in *instance) start() error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	switch in.rec.Power {
+	case backend.PowerRunning:
+		return nil
+	case backend.PowerPartial:
+		return agentlab.Errorf(agentlab.CodeInvalid, "sandbox %d is half made", in.rec.Spec.VMID).WithHint("create it again, or destroy it")
+	}
+	in.rec.Power, in.rec.Reason = backend.PowerRunning, ""
+	in.rec.Guest = guestRecord{BootID: agentlab.NewUID(), StartedAt: in.h.cfg.Clock().UTC()}
+	in.console.line("[fake] " + in.rec.Spec.Name + " powered on")
+	if err := in.save(); err != nil {
+		return err
+	}
+	in.boot()
+	return nil
+}
+
+// boot begins the life of the guest in this process; in.mu is held.
+func (in *instance) boot() {
+	in.guest = newGuest(in)
+	if strings.HasPrefix(in.rec.Spec.Name, "crash-boots") {
+		in.h.spawn(func() { _ = in.crash("kernel panic - not syncing: no working init found") })
+	}
+	if r := in.rec.Guest.Runner; r != nil || in.rec.Guest.Bootstrap != nil {
+		in.guest.startRunner()
+	}
+}
+
+// resume goes on after the process that held the guest ended.
+func (in *instance) resume() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.rec.Power == backend.PowerRunning {
+		in.boot()
+	}
+}
+
+// leave ends the guest in this process and keeps it on disk.
+func (in *instance) leave() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.guest != nil {
+		in.guest.stop()
+		in.guest = nil
+	}
+	in.console.close()
+	in.closeListener()
+}
+
+func (in *instance) running() *guest {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.guest
+}
+
+// shutdown asks the guest to power off and waits until it did, up to grace.
+func (in *instance) shutdown(ctx context.Context, grace time.Duration) error {
+	if in.running() == nil || !strings.HasPrefix(in.rec.Spec.Name, "never-stops") {
+		return nil // the guest obeys at once
+	}
+	if err := sleep(ctx, grace); err != nil {
+		return cancelled(err)
+	}
+	return nil
+}
+
+// crash stops a running VM without being asked.
+func (in *instance) crash(reason string) error {
+	return in.powerOff(backend.PowerCrashed, reason, true)
+}
+
+// cut stops the VM, if it runs, and leaves the instance in the given state.
+func (in *instance) cut(power backend.Power, reason string) error {
+	return in.powerOff(power, reason, false)
+}
+
+func (in *instance) powerOff(power backend.Power, reason string, onlyRunning bool) error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.rec.Power == power || (onlyRunning && in.rec.Power != backend.PowerRunning) {
+		return nil
+	}
+	if in.rec.Power == backend.PowerPartial && power == backend.PowerStopped {
+		return nil // a half-made thing has no power to cut
+	}
+	if in.guest != nil {
+		in.guest.stop()
+		in.guest = nil
+		in.console.line("[fake] power off " + reason)
+	}
+	in.rec.Power, in.rec.Reason, in.rec.Guest = power, reason, guestRecord{}
+	return in.save()
+}
+
+// reboot starts the guest afresh without a change of power.
+func (in *instance) reboot() error {
+	if err := in.powerOff(backend.PowerStopped, "", true); err != nil {
+		return err
+	}
+	return in.start()
+}
+
+// close ends what hangs on an instance that is being removed.
+func (in *instance) close() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.console.close()
+	in.closeListener()
+}
+
+func (in *instance) closeListener() {
+	if in.listener != nil {
+		in.listener.shut()
+		in.listener = nil
+	}
+}
+
+// listen makes d's listener the one that gets what the guest dials.
+func (in *instance) listen(d *Driver) net.Listener {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.closeListener()
+	in.listener = newListener(d)
+	return in.listener
+}
+
+func (in *instance) dropDriver(d *Driver) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.listener != nil && in.listener.owner == d {
+		in.closeListener()
+	}
+	if in.guest != nil {
+		in.guest.conns.closeOf(d)
+	}
+}
+
+// update changes what the guest remembers and keeps it; false when g no
+// longer runs.
+func (in *instance) update(g *guest, fn func(*guestRecord)) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.guest != g {
+		return false
+	}
+	fn(&in.rec.Guest)
+	if err := in.save(); err != nil {
+		in.h.log.Error("fake guest", "vmid", in.rec.Spec.VMID, "err", err)
+	}
+	return true
+}
+
+func (in *instance) memory(g *guest) (guestRecord, bool) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.rec.Guest, in.guest == g
+}
