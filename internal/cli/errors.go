@@ -20,13 +20,14 @@ const (
 )
 
 // usageError marks a fault of the command line itself: exit code 2.
-type usageError struct{ *agentlab.Error }
+type usageError struct{ err *agentlab.Error }
 
-func (u usageError) Unwrap() error { return u.Error }
+func (u usageError) Error() string { return u.err.Error() }
+func (u usageError) Unwrap() error { return u.err }
 
 // WithHint returns a copy that tells what to do next.
 func (u usageError) WithHint(format string, args ...any) error {
-	return usageError{u.Error.WithHint(format, args...)}
+	return usageError{u.err.WithHint(format, args...)}
 }
 
 func usageErrorf(format string, args ...any) usageError {

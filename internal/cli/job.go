@@ -180,17 +180,35 @@ func (a *App) waitJob(ctx context.Context, c *client.Client, id string) (api.Job
 }
 
 // followJob calls show for each event of the job and returns the job when it
-// is final.
+// is final. A daemon that dies meanwhile is started again, as any command
+// would start it.
 func (a *App) followJob(ctx context.Context, c *client.Client, id string, show func(api.Event)) (api.Job, error) {
-	for e, err := range c.FollowEvents(ctx, client.EventQuery{JobID: id}) {
+	q := client.EventQuery{JobID: id}
+	for {
+		j, err := followJobOnce(ctx, c, &q, show)
+		if ctx.Err() != nil {
+			return api.Job{}, ctx.Err()
+		}
+		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || a.socket != "" {
+			return j, err
+		}
+		if _, err := a.connect(ctx); err != nil {
+			return api.Job{}, err
+		}
+	}
+}
+
+func followJobOnce(ctx context.Context, c *client.Client, q *client.EventQuery, show func(api.Event)) (api.Job, error) {
+	for e, err := range c.FollowEvents(ctx, *q) {
 		if err != nil {
 			return api.Job{}, err
 		}
+		q.After = e.ID
 		show(e)
 		if e.Kind != agentlab.EventJobStatus {
 			continue
 		}
-		j, err := c.Job(ctx, id)
+		j, err := c.Job(ctx, q.JobID)
 		if err != nil {
 			return api.Job{}, err
 		}

@@ -208,20 +208,14 @@ func (a *App) watchJob(ctx context.Context, c *client.Client, id string) (api.Jo
 	}
 	logCtx, stopLog := context.WithCancel(ctx)
 	defer stopLog()
+	ended := make(chan struct{})
 	var log sync.WaitGroup
-	log.Go(func() {
-		r, err := c.JobLog(logCtx, id, true, 0)
-		if err == nil {
-			err = copyAll(logWriter(out), r)
-		}
-		if err != nil && logCtx.Err() == nil {
-			a.progressf("the log was cut off: %v\n  → agentlab job logs %s", err, id)
-		}
-	})
+	log.Go(func() { a.streamLog(logCtx, c, id, logWriter(out), ended) })
 	j, err := a.followJob(ctx, c, id, func(e api.Event) {
 		a.progressf("%s  %s", e.Time.Local().Format("15:04:05"), plain(e.Message))
 	})
 	j.ID = id
+	close(ended)
 	if err != nil {
 		stopLog()
 	} else {
@@ -232,6 +226,49 @@ func (a *App) watchJob(ctx context.Context, c *client.Client, id string) (api.Jo
 	}
 	log.Wait()
 	return j, err
+}
+
+// logRetry is the pause before a log stream that broke is taken up again.
+const logRetry = 200 * time.Millisecond
+
+// streamLog copies the agent's log until a whole stream was read after the
+// job had ended. A stream that breaks is taken up where it broke.
+func (a *App) streamLog(ctx context.Context, c *client.Client, id string, out io.Writer, ended <-chan struct{}) {
+	var offset int64
+	for {
+		final := isClosed(ended)
+		r, err := c.JobLog(ctx, id, true, offset)
+		if err == nil {
+			var n int64
+			n, err = io.Copy(out, r)
+			offset += n
+			_ = r.Close()
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		if final && err != nil {
+			a.progressf("the log was cut off: %v\n  → agentlab job logs %s", err, id)
+		}
+		if final || err == nil && isClosed(ended) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ended:
+		case <-time.After(logRetry):
+		}
+	}
+}
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
 }
 
 // summarise tells how the job ended and what to do with it.

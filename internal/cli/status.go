@@ -79,6 +79,9 @@ func (a *App) eventsCmd() *cobra.Command {
 	flags.IntVar(&q.Limit, "limit", 100, "at most this many, the newest (without --follow)")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 		if follow {
+			if q.After == 0 && q.Sandbox == "" && q.JobID == "" {
+				q.After = -1 // from now on
+			}
 			for e, err := range c.FollowEvents(ctx, q) {
 				if err != nil {
 					return err

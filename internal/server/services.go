@@ -18,6 +18,7 @@ type Services struct {
 	Sandboxes Sandboxes
 	Artifacts Artifacts
 	Profiles  Profiles
+	Secrets   Secrets
 	Images    Images
 	Events    Events
 	System    System
@@ -100,6 +101,13 @@ type Artifacts interface {
 	Bundle(ctx context.Context, jobID string) (io.ReadCloser, error)                         // tar.gz
 	Log(ctx context.Context, jobID string, offset int64, follow bool) (io.ReadCloser, error) // a Read that waits ends with ctx
 	PutBundle(ctx context.Context, r io.Reader) (api.Bundle, error)
+}
+
+// Secrets keeps the encrypted bundles. Nothing reads a value back.
+type Secrets interface {
+	Keys(bundle string) ([]string, error)
+	Set(ctx context.Context, bundle, key string, value io.Reader) error
+	Unset(ctx context.Context, bundle, key string) error
 }
 
 // Profiles reads and keeps profiles.

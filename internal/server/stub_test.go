@@ -58,7 +58,7 @@ func (st *stub) called(name string) error {
 func (st *stub) services() Services {
 	return Services{
 		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
-		Profiles: stubProfiles{st}, Images: stubImages{st}, Events: stubEvents{st}, System: stubSystem{st},
+		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, Events: stubEvents{st}, System: stubSystem{st},
 	}
 }
 
@@ -201,6 +201,21 @@ func (s stubProfiles) Validate(_ context.Context, yaml string) (api.Profile, err
 	s.yaml = yaml
 	return api.Profile{Name: "valid"}, s.called("profile.validate")
 }
+
+type stubSecrets struct{ *stub }
+
+func (s stubSecrets) Keys(string) ([]string, error) {
+	return []string{"env.A"}, s.called("secret.keys")
+}
+func (s stubSecrets) Set(_ context.Context, _, _ string, value io.Reader) error {
+	text, err := io.ReadAll(value)
+	if err != nil {
+		return err
+	}
+	s.yaml = string(text)
+	return s.called("secret.set")
+}
+func (s stubSecrets) Unset(context.Context, string, string) error { return s.called("secret.unset") }
 
 type stubImages struct{ *stub }
 

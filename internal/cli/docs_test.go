@@ -1,0 +1,82 @@
+package cli
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+var update = flag.Bool("update", false, "write the generated documents")
+
+const cliDocument = "../../docs/cli.md"
+
+// docs/cli.md is generated from the command tree; run
+// 'go test ./internal/cli -run TestCommandReference -update' after a change.
+func TestCommandReference(t *testing.T) {
+	var b bytes.Buffer
+	b.WriteString("# Commands\n\nGenerated from `agentlab --help`. Flags may stand after positional arguments.\n")
+	root := (&App{}).Root()
+	fmt.Fprintf(&b, "\nFlags of every command:\n\n%s", flagList(root.PersistentFlags()))
+	reference(&b, root)
+	if *update {
+		if err := os.WriteFile(cliDocument, b.Bytes(), 0o644); err != nil { //nolint:gosec // a document
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(cliDocument)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(have, b.Bytes()) {
+		t.Error("docs/cli.md is out of date: go test ./internal/cli -run TestCommandReference -update")
+	}
+}
+
+func reference(b *bytes.Buffer, cmd *cobra.Command) {
+	for _, c := range cmd.Commands() {
+		if c.Hidden || c.Name() == "help" {
+			continue
+		}
+		if c.Runnable() && (!c.HasSubCommands() || strings.Contains(c.Use, " ")) {
+			fmt.Fprintf(b, "\n## %s\n\n", c.CommandPath())
+			text := c.Long
+			if text == "" {
+				text = c.Short + "."
+			}
+			fmt.Fprintf(b, "%s\n\n```\n%s\n```\n", text, c.UseLine())
+			if c.Example != "" {
+				fmt.Fprintf(b, "\nExamples:\n\n```\n%s\n```\n", strings.ReplaceAll(strings.TrimPrefix(c.Example, "  "), "\n  ", "\n"))
+			}
+			if flags := flagList(c.NonInheritedFlags()); flags != "" {
+				fmt.Fprintf(b, "\n%s", flags)
+			}
+		}
+		if c.Name() != "completion" {
+			reference(b, c)
+		}
+	}
+}
+
+func flagList(flags *pflag.FlagSet) string {
+	var b strings.Builder
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Name == "help" || f.Hidden {
+			return
+		}
+		name := "--" + f.Name
+		if f.Shorthand != "" {
+			name = "-" + f.Shorthand + ", " + name
+		}
+		if kind, _ := pflag.UnquoteUsage(f); kind != "" {
+			name += " " + kind
+		}
+		fmt.Fprintf(&b, "- `%s`: %s\n", name, f.Usage)
+	})
+	return b.String()
+}

@@ -1,0 +1,224 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"text/tabwriter"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+// killTask works long enough to be killed in the middle.
+const killTask = `echo working; sleep 4; echo finished; mkdir out; head -c 3000000 /dev/urandom > out/big`
+
+// stage is a moment in the life of a job, recognised by its events.
+type stage struct {
+	name string
+	is   func(l *lab, e api.Event) bool
+}
+
+func phase(name string) func(*lab, api.Event) bool {
+	return func(_ *lab, e api.Event) bool { return e.Kind == agentlab.EventJobPhase && e.Data["phase"] == name }
+}
+
+func sandboxState(s agentlab.SandboxState) func(*lab, api.Event) bool {
+	return func(_ *lab, e api.Event) bool {
+		return e.Kind == agentlab.EventSandboxState && e.Data["state"] == string(s)
+	}
+}
+
+var stages = []stage{
+	{"created", func(_ *lab, e api.Event) bool { return e.Kind == agentlab.EventJobCreated }},
+	{"provisioning", sandboxState(agentlab.SandboxProvisioning)},
+	{"booting", sandboxState(agentlab.SandboxBooting)},
+	{"clone", phase("clone")},
+	{"agent", func(l *lab, e api.Event) bool {
+		return phase("agent")(l, e) && eventually(commandLimit, func() bool {
+			return strings.Contains(l.run("", "job", "logs", e.JobID).stdout, "working")
+		})
+	}},
+	{"upload", phase("upload")},
+	{"ended", func(_ *lab, e api.Event) bool {
+		return e.Kind == agentlab.EventJobStatus && agentlab.JobStatus(fmt.Sprint(e.Data["status"])).Final()
+	}},
+}
+
+// victim is one of our processes and how to kill it.
+type victim struct {
+	name string
+	kill func(l *lab, vmid int) error
+}
+
+var victims = []victim{
+	{"agentlabd", func(l *lab, _ int) error { return l.kill9("agentlabd", "run") }},
+	{"shim", func(l *lab, vmid int) error { return l.kill9("agentlabd", "vmm", fmt.Sprintf("/%d-", vmid)) }},
+	{"qemu", func(l *lab, vmid int) error { return l.killQEMU(vmid) }},
+	{"runner", func(l *lab, vmid int) error { return l.killGuest(vmid, "agent-runner run") }},
+	{"guestd", func(l *lab, vmid int) error { return l.killGuest(vmid, "agent-runner guestd") }},
+}
+
+func (l *lab) kill9(words ...string) error {
+	pids := l.processes(words...)
+	if len(pids) == 0 {
+		return fmt.Errorf("no process %v", words)
+	}
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *lab) killQEMU(vmid int) error {
+	for _, pid := range l.processes("qemu-system") {
+		cwd, err := filepath.EvalSymlinks(filepath.Join("/proc", strconv.Itoa(pid), "cwd"))
+		if err == nil && strings.Contains(cwd+cmdline(pid), fmt.Sprintf("/%d-", vmid)) {
+			return syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+	return fmt.Errorf("no QEMU of %d", vmid)
+}
+
+// killGuest kills a program in the guest; the command's own end is cut off
+// when guestd dies, so only the kill's effect counts.
+func (l *lab) killGuest(vmid int, pattern string) error {
+	script := "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep -q '" + pattern + "' && echo killing ${p#/proc/} && kill -9 ${p#/proc/}; done"
+	script = strings.Replace(script, pattern, "["+pattern[:1]+"]"+pattern[1:], 1) // not this shell itself
+	r := l.run("", "exec", "--user", "root", strconv.Itoa(vmid), "--", "sh", "-c", script)
+	if !strings.Contains(r.stdout, "killing") {
+		return fmt.Errorf("nothing killed: %v", r)
+	}
+	return nil
+}
+
+// outcomes tells which ends are right when a victim dies at a stage; none
+// means that the victim does not exist then. FAILED must come with a reason.
+func outcomes(victim, stage string) []string {
+	const completed, failed = "COMPLETED", "FAILED"
+	i := slices.IndexFunc(stages, func(s namedStage) bool { return s.name == stage })
+	booting, clone, upload := 2, 3, 5
+	switch victim {
+	case "agentlabd":
+		return []string{completed}
+	case "shim", "qemu":
+		switch {
+		case i < booting:
+			return nil
+		case i < upload:
+			return []string{failed}
+		case i == upload:
+			return []string{completed, failed} // its report may have been faster
+		}
+		return []string{completed} // it had ended; only the tidying up is left
+	default:
+		if i < clone || i > upload {
+			return nil
+		}
+		return []string{completed}
+	}
+}
+
+type namedStage = stage
+
+// Killing any of our processes at any stage ends the job with a status and a
+// reason, and leaves no process, file or sandbox.
+func TestKill(t *testing.T) {
+	repo := sampleRepo(t)
+	table := map[string]map[string]string{}
+	for _, v := range victims {
+		table[v.name] = map[string]string{}
+		for _, s := range stages {
+			want := outcomes(v.name, s.name)
+			if want == nil {
+				continue
+			}
+			t.Run(v.name+" at "+s.name, func(t *testing.T) {
+				j := killAt(t, repo, v, s)
+				table[v.name][s.name] = j.Status
+				if !slices.Contains(want, j.Status) {
+					t.Errorf("job is %s (%s), want %v", j.Status, j.Reason, want)
+				}
+				if j.Status == "FAILED" && j.Reason == "" {
+					t.Error("FAILED without a reason")
+				}
+			})
+		}
+	}
+	t.Log("outcomes:\n" + outcomeTable(table))
+}
+
+func killAt(t *testing.T, repo string, v victim, s stage) api.Job {
+	t.Helper()
+	l := newLab(t)
+	l.ok("daemon", "start")
+	id := l.submit("--repo", repo, "--agent", "shell", "--task", killTask)
+	if err := l.killWhen(id, v, s); err != nil {
+		t.Fatal(err)
+	}
+	j := l.finish(id)
+	if j.Status == "COMPLETED" {
+		if log := l.ok("job", "logs", id); strings.Count(log, "finished") != 1 {
+			t.Errorf("the log was damaged: %q", log)
+		}
+	}
+	l.noSandboxes()
+	l.noSandboxFiles()
+	return j
+}
+
+// killWhen follows the job's and its sandbox's events and kills the victim
+// at the first that belongs to the stage.
+func (l *lab) killWhen(id string, v victim, s stage) error {
+	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
+	defer cancel()
+	vmid := 0
+	for e, err := range l.client().FollowEvents(ctx, client.EventQuery{}) {
+		if err != nil {
+			return err
+		}
+		if e.SandboxVMID != 0 {
+			vmid = e.SandboxVMID
+		}
+		if !s.is(l, e) {
+			continue
+		}
+		err := v.kill(l, vmid)
+		if err != nil && s.name == "ended" {
+			return nil // the tidying up was faster
+		}
+		return err
+	}
+	return fmt.Errorf("stage %s never came", s.name)
+}
+
+func outcomeTable(table map[string]map[string]string) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	fmt.Fprint(w, "killed")
+	for _, s := range stages {
+		fmt.Fprint(w, "\t", s.name)
+	}
+	fmt.Fprintln(w)
+	for _, v := range victims {
+		fmt.Fprint(w, v.name)
+		for _, s := range stages {
+			status := table[v.name][s.name]
+			if status == "" {
+				status = "-"
+			}
+			fmt.Fprint(w, "\t", status)
+		}
+		fmt.Fprintln(w)
+	}
+	_ = w.Flush()
+	return b.String()
+}
