@@ -91,13 +91,12 @@ func (s *Server) register(r route) error {
 	if r.access < AccessRead || r.access > AccessAdmin || r.method == "" || r.path == "" || r.status == 0 || r.id == "" || r.summary == "" || r.bind == nil {
 		return fmt.Errorf("server: route %s %s lacks a column (access %s)", r.method, r.path, r.access)
 	}
-	section := strings.Split(r.path, "/")[2]
 	r.bind(s, huma.Operation{
 		OperationID:     r.id,
 		Method:          r.method,
 		Path:            r.path,
 		Summary:         r.summary,
-		Tags:            []string{strings.TrimSuffix(section, "s")},
+		Tags:            []string{strings.Split(r.path, "/")[2]},
 		DefaultStatus:   r.status,
 		MaxBodyBytes:    maxJSONBytes,
 		BodyReadTimeout: -1, // body limits it
