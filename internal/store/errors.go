@@ -44,7 +44,7 @@ func classify(code int) (c agentlab.Code, message, hint string) {
 	switch code {
 	case sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY:
 		return agentlab.CodeExists, "it exists already", ""
-	case sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:
+	case sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY, sqlite3.SQLITE_CONSTRAINT_TRIGGER: // the latter of ON DELETE RESTRICT
 		return agentlab.CodeConflict, "it refers to, or is referred to by, another object", ""
 	}
 	switch code & 0xff {
