@@ -101,6 +101,10 @@ func Default() Config {
 // backends are the values that the key backend may have.
 var backends = []string{"qemu"}
 
+// testBackend is known here but to nobody who reads messages or the
+// reference: the daemon refuses it outside of tests.
+const testBackend = "fake"
+
 // Load reads the file at path. A missing file is the default configuration.
 // Errors are code invalid with the key as Field and its line in the message,
 // or denied when the file cannot be read.
@@ -139,8 +143,10 @@ func Parse(data []byte) (Config, error) {
 
 // Validate checks every value; the error names the key.
 func (c Config) Validate() error {
-	if err := oneOf("backend", c.Backend, backends); err != nil {
-		return err
+	if c.Backend != testBackend {
+		if err := oneOf("backend", c.Backend, backends); err != nil {
+			return err
+		}
 	}
 	if err := oneOf("default_agent", c.DefaultAgent, agentlab.Agents); err != nil {
 		return err
