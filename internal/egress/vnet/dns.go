@@ -14,6 +14,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
@@ -37,23 +38,30 @@ type Resolver interface {
 // dnsServer answers on the gateway's port 53.
 type dnsServer struct {
 	n        *Network
+	udp      *gonet.UDPConn
 	limit    *rate.Limiter
 	inFlight slots
 }
 
-func newDNSServer(n *Network) *dnsServer {
+// newDNSServer makes the server and takes the port, so that no question can
+// come too early.
+func newDNSServer(n *Network) (*dnsServer, error) {
+	addr := tcpip.FullAddress{NIC: nicID, Addr: toStack(n.cfg.Gateway), Port: dnsPort}
+	conn, err := gonet.DialUDP(n.stack, &addr, nil, ipv4.ProtocolNumber)
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "take the DNS port: %w", err)
+	}
 	l := n.cfg.Limits
-	return &dnsServer{n: n, limit: rate.NewLimiter(rate.Limit(l.DNSRate), 2*l.DNSRate), inFlight: make(slots, l.DNSInFlight)}
+	return &dnsServer{
+		n: n, udp: conn,
+		limit:    rate.NewLimiter(rate.Limit(l.DNSRate), 2*l.DNSRate),
+		inFlight: make(slots, l.DNSInFlight),
+	}, nil
 }
 
 // serveUDP answers datagrams until the Network ends.
 func (s *dnsServer) serveUDP() {
-	addr := tcpip.FullAddress{NIC: nicID, Addr: toStack(s.n.cfg.Gateway), Port: dnsPort}
-	conn, err := gonet.DialUDP(s.n.stack, &addr, nil, ipv4.ProtocolNumber)
-	if err != nil {
-		s.n.log.Error("the sandbox has no DNS server", "err", err)
-		return
-	}
+	conn := s.udp
 	defer closeQuietly(conn)
 	stop := context.AfterFunc(s.n.ctx, func() { closeQuietly(conn) })
 	defer stop()

@@ -6,6 +6,9 @@ import (
 	"net/netip"
 	"strconv"
 
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
@@ -124,14 +127,29 @@ func (f *frameFilter) checkOutbound(v frameVerdict, dstMAC, p []byte, total int)
 	return v
 }
 
-// filter binds the frame filter to the audit.
+// filter binds the frame filter to the stack and the audit. The result is
+// for one goroutine.
 func (n *Network) filter() func(frame []byte) bool {
 	f := &frameFilter{guest: n.cfg.Guest, gateway: n.cfg.Gateway, mac: n.cfg.MAC}
+	var card [6]byte
 	return func(frame []byte) bool {
 		v := f.check(frame)
 		if v.rule != "" {
 			n.audit.record(Decision{Proto: v.proto, Addr: v.dst, Rule: v.rule})
 		}
+		if src := [6]byte(frame[6:12]); v.pass && v.dst.IsValid() && src != card {
+			// There is one guest and its packets say where it is. Left to ask
+			// by itself, the stack would do so in the name of whatever
+			// address it happens to answer for.
+			card = src
+			n.learn(card)
+		}
 		return v.pass
+	}
+}
+
+func (n *Network) learn(card [6]byte) {
+	if err := n.stack.AddStaticNeighbor(nicID, ipv4.ProtocolNumber, toStack(n.cfg.Guest), tcpip.LinkAddress(card[:])); err != nil {
+		n.log.Error("the guest's card cannot be learnt", "err", err.String())
 	}
 }

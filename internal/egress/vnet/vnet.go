@@ -154,7 +154,12 @@ func New(cfg Config) (*Network, error) {
 		n.cancel()
 		return nil, err
 	}
-	n.dns = newDNSServer(n)
+	dns, err := newDNSServer(n)
+	if err != nil {
+		n.Close()
+		return nil, err
+	}
+	n.dns = dns
 	return n, nil
 }
 

@@ -1,0 +1,283 @@
+package vnet_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"runtime"
+	"testing"
+
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+)
+
+func TestFrameFilter(t *testing.T) {
+	t.Parallel()
+	guest, gw, public := vnet.DefaultGuest, vnet.DefaultGateway, netip.MustParseAddrPort("8.8.8.8:443")
+	good := synFrame(public, 1)
+	edit := func(f func(b []byte)) []byte {
+		b := append([]byte(nil), good...)
+		f(b)
+		return b
+	}
+	other := netip.MustParseAddr("10.77.0.9")
+	cases := []struct {
+		name  string
+		frame []byte
+		pass  bool
+		rule  string
+	}{
+		{"a SYN to the internet", good, true, ""},
+		{"a datagram to the internet", udpFrame(public, nil), true, ""},
+		{"a SYN to the gateway", synFrame(at(gw, 8844), 1), true, ""},
+		{"a SYN to the LAN is for the stack to refuse", synFrame(netip.MustParseAddrPort("192.168.0.1:80"), 1), true, ""},
+		{"a spoofed source", tcpFrom(other, public, 1, header.TCPFlagSyn), false, ""},
+		{"the gateway as source", tcpFrom(gw, public, 1, header.TCPFlagSyn), false, ""},
+		{"loopback as source", tcpFrom(netip.MustParseAddr("127.0.0.1"), at(gw, 8844), 1, header.TCPFlagSyn), false, ""},
+		{"the guest itself as destination", synFrame(at(guest, 1), 1), false, ""},
+		{"loopback as destination", synFrame(netip.MustParseAddrPort("127.0.0.1:1"), 1), false, egress.RuleLoopback},
+		{"IPv6", edit(func(b []byte) { b[12], b[13] = 0x86, 0xdd }), false, ""},
+		{"a VLAN tag", edit(func(b []byte) { b[12], b[13] = 0x81, 0 }), false, ""},
+		{"a group address as sender", edit(func(b []byte) { b[6] |= 1 }), false, ""},
+		{"another card's address", edit(func(b []byte) { b[5] ^= 1 }), false, ""},
+		{"a multicast card address", edit(func(b []byte) { b[0] |= 1 }), false, ""},
+		{"IP version 5", edit(func(b []byte) { b[14] = 0x55 }), false, ""},
+		{"IP options", edit(func(b []byte) { b[14] = 0x46 }), false, ""},
+		{"a header that is too short", edit(func(b []byte) { b[14] = 0x44 }), false, ""},
+		{"a length beyond the frame", edit(func(b []byte) { binary.BigEndian.PutUint16(b[16:], 2000) }), false, ""},
+		{"a length below the header", edit(func(b []byte) { binary.BigEndian.PutUint16(b[16:], 19) }), false, ""},
+		{"a cut header", good[:30], false, ""},
+		{"nothing but an Ethernet header", good[:14], false, ""},
+		{"SCTP", ipFrame(132, guest, public.Addr(), make([]byte, 12)), false, egress.RuleProtocol},
+		{"IP in IP", ipFrame(4, guest, public.Addr(), make([]byte, 40)), false, egress.RuleProtocol},
+		{"ARP for the gateway", arpFrame(guestMAC, 1, guestMAC, guest, gw), true, ""},
+		{"ARP for somebody else", arpFrame(guestMAC, 1, guestMAC, guest, other), false, ""},
+		{"ARP in the gateway's name", arpFrame(guestMAC, 2, guestMAC, gw, gw), false, ""},
+		{"ARP in another's name", arpFrame(guestMAC, 2, guestMAC, other, gw), false, ""},
+		{"ARP with another's card", arpFrame(guestMAC, 2, vnet.DefaultMAC, guest, gw), false, ""},
+		{"ARP with an unknown verb", arpFrame(guestMAC, 9, guestMAC, guest, gw), false, ""},
+		{"ARP cut short", arpFrame(guestMAC, 1, guestMAC, guest, gw)[:40], false, ""},
+	}
+	for _, c := range cases {
+		if pass, rule, _ := vnet.CheckFrame(c.frame); pass != c.pass || rule != c.rule {
+			t.Errorf("%s: pass %v, rule %q", c.name, pass, rule)
+		}
+	}
+}
+
+func TestLinkThatIsNotFrames(t *testing.T) {
+	t.Parallel()
+	giant := binary.BigEndian.AppendUint32(nil, uint32(vnet.MaxFrame)+1)
+	cases := map[string]struct {
+		bytes []byte
+		want  error
+	}{
+		"a giant length":     {append(giant, make([]byte, 100)...), vnet.ErrFrame},
+		"text":               {[]byte("GET / HTTP/1.1\r\n\r\n"), vnet.ErrFrame},
+		"cut in the length":  {[]byte{0, 0}, vnet.ErrFrame},
+		"cut in the frame":   {[]byte{0, 0, 0, 60, 1, 2, 3}, vnet.ErrFrame},
+		"cut in an oversize": {[]byte{0, 1, 0, 60, 1, 2, 3}, io.EOF},
+		"a clean end":        {nil, io.EOF},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ours, theirs := linkPair(t)
+			n, err := vnet.New(vnet.Config{Link: ours, Policy: policy(t, agentlab.NetworkNAT)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = theirs.Write(c.bytes)
+			_ = theirs.Close()
+			if err := n.Run(t.Context()); !errors.Is(err, c.want) {
+				t.Errorf("Run returns %v, want %v", err, c.want)
+			}
+		})
+	}
+}
+
+func TestOddSizesAreSkipped(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	for _, size := range []int{0, 1, 13, vnet.DefaultMTU + 15, vnet.MaxFrame} {
+		l.guest.send(t, make([]byte, size))
+	}
+	l.guest.send(t, pingFrame(vnet.DefaultGateway))
+	l.guest.sees(t, "an echo reply", func(f []byte) bool { return isICMP(f, vnet.DefaultGateway, header.ICMPv4EchoReply) })
+	if s := l.Stats(); s.FramesDropped != 5 {
+		t.Errorf("dropped %d frames of 5", s.FramesDropped)
+	}
+}
+
+// A guest that scans the whole internet gets its limits and leaves nothing.
+func TestSynFlood(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, func(c *vnet.Config) {
+		c.Limits.TCPFlows = 32
+		c.Dialer = dialerFunc(func(ctx context.Context, _, _ string) (net.Conn, error) {
+			<-ctx.Done() // no host of the internet answers
+			return nil, ctx.Err()
+		})
+	})
+	before := runtime.NumGoroutine()
+	const packets = 20000
+	for i := range packets {
+		dst := netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i), 1}), 80)
+		l.guest.send(t, synFrame(dst, uint16(i)))
+	}
+	eventually(t, "the flood is read", func() bool { return l.Stats().FramesIn >= packets })
+	if s := l.Stats(); s.TCPFlows > 32 {
+		t.Errorf("%d flows", s.TCPFlows)
+	}
+	eventually(t, "the refused ones are gone", func() bool { return runtime.NumGoroutine() < before+200 })
+	l.Close()
+	if s := l.Stats(); s.TCPFlows != 0 {
+		t.Errorf("left over: %+v", s)
+	}
+}
+
+func TestAuditIsBoundedAndCounts(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, func(c *vnet.Config) { c.Limits.AuditRate = 1 })
+	lan := netip.MustParseAddr("192.168.1.1")
+	const packets = 500
+	for i := range packets {
+		l.guest.send(t, udpFrame(at(lan, uint16(i+1)), nil))
+	}
+	eventually(t, "the flood is read", func() bool { return l.Stats().FramesIn >= packets })
+	l.guest.send(t, udpFrame(at(lan, 9999), nil))
+	l.audit.mu.Lock()
+	told := len(l.audit.all)
+	l.audit.mu.Unlock()
+	if told == 0 || told > 50 {
+		t.Errorf("%d decisions were told of", told)
+	}
+	eventually(t, "a later decision tells how many were left out", func() bool {
+		l.guest.send(t, udpFrame(at(lan, 9999), nil))
+		_, ok := l.audit.find(func(d vnet.Decision) bool { return d.Suppressed > 400 })
+		return ok
+	})
+}
+
+// Fragments are put together before anything is decided, so that a port
+// cannot hide in a later one.
+func TestFragments(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	lan := netip.MustParseAddrPort("192.168.1.1:80")
+	whole := udpFrame(lan, make([]byte, 64))
+	fragment := func(from, to, offset int, more bool) []byte {
+		b := append([]byte(nil), whole[:34]...)
+		b = append(b, whole[34+from:34+to]...)
+		ip := header.IPv4(b[14:])
+		ip.SetTotalLength(uint16(20 + to - from))
+		binary.BigEndian.PutUint16(ip[4:], 77)
+		flags := uint16(offset / 8)
+		if more {
+			flags |= 0x2000
+		}
+		binary.BigEndian.PutUint16(ip[6:], flags)
+		ip.SetChecksum(0)
+		ip.SetChecksum(^ip.CalculateChecksum())
+		return b
+	}
+	l.guest.send(t, fragment(0, 8, 0, true))
+	l.guest.send(t, fragment(8, 72, 8, false))
+	d := l.audit.wait(t, "the datagram", func(d vnet.Decision) bool { return d.Addr == lan })
+	if d.Allow || d.Rule != egress.RulePrivate {
+		t.Errorf("recorded as %+v", d)
+	}
+	// Fragments that never become whole are held within the stack's bound.
+	for id := range 3000 {
+		f := fragment(0, 8, 0, true)
+		ip := header.IPv4(f[14:])
+		binary.BigEndian.PutUint16(ip[4:], uint16(id))
+		ip.SetChecksum(0)
+		ip.SetChecksum(^ip.CalculateChecksum())
+		l.guest.send(t, f)
+	}
+	l.guest.send(t, pingFrame(vnet.DefaultGateway))
+	l.guest.sees(t, "an echo reply", func(f []byte) bool { return isICMP(f, vnet.DefaultGateway, header.ICMPv4EchoReply) })
+}
+
+func FuzzFrameFilter(f *testing.F) {
+	f.Add(synFrame(netip.MustParseAddrPort("8.8.8.8:443"), 1))
+	f.Add(udpFrame(gateway(53), []byte("x")))
+	f.Add(pingFrame(vnet.DefaultGateway))
+	f.Add(arpFrame(guestMAC, 1, guestMAC, vnet.DefaultGuest, vnet.DefaultGateway))
+	f.Fuzz(func(t *testing.T, frame []byte) {
+		if len(frame) < 14 {
+			return
+		}
+		pass, rule, _ := vnet.CheckFrame(frame)
+		if !pass {
+			return
+		}
+		if rule != "" {
+			t.Fatalf("passed with rule %s", rule)
+		}
+		switch kind := binary.BigEndian.Uint16(frame[12:]); kind {
+		case 0x0800:
+			if src := netip.AddrFrom4([4]byte(frame[26:30])); src != vnet.DefaultGuest {
+				t.Fatalf("a packet from %s passed", src)
+			}
+		case 0x0806:
+			if sender := netip.AddrFrom4([4]byte(frame[28:32])); sender != vnet.DefaultGuest {
+				t.Fatalf("ARP in the name of %s passed", sender)
+			}
+		default:
+			t.Fatalf("a frame of type %#x passed", kind)
+		}
+	})
+}
+
+// FuzzLink feeds the whole network with what a guest could make of its link:
+// it must not crash, and must end when the link does.
+func FuzzLink(f *testing.F) {
+	f.Add(framed(synFrame(netip.MustParseAddrPort("8.8.8.8:443"), 1)))
+	f.Add(append(framed(synFrame(gateway(53), 1)), framed(tcpFrom(vnet.DefaultGuest, gateway(53), 1, header.TCPFlagAck))...))
+	f.Add(framed(udpFrame(gateway(53), []byte("\x00\x01\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x01a\x00\x00\x01\x00\x01"))))
+	f.Add(framed(pingFrame(vnet.DefaultGateway)))
+	f.Add(framed(arpFrame(guestMAC, 1, guestMAC, vnet.DefaultGuest, vnet.DefaultGateway)))
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		n, err := vnet.New(vnet.Config{
+			Link:   &canned{in: stream},
+			Policy: policy(t, agentlab.NetworkNAT),
+			Dialer: dialerFunc(func(_ context.Context, _, addr string) (net.Conn, error) {
+				if rule, denied := egress.AlwaysDenied(netip.MustParseAddrPort(addr).Addr()); denied && !netip.MustParseAddrPort(addr).Addr().IsLoopback() {
+					t.Errorf("%s was dialled in spite of %s", addr, rule)
+				}
+				return nil, errors.New("no")
+			}),
+			Resolver: refusing{},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Run(t.Context()); err == nil {
+			t.Error("Run returned nil at the end of the link")
+		}
+	})
+}
+
+// canned is a link that holds what the guest sends and takes all we send.
+type canned struct{ in []byte }
+
+func (c *canned) Read(p []byte) (int, error) {
+	if len(c.in) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, c.in)
+	c.in = c.in[n:]
+	return n, nil
+}
+
+func (c *canned) Write(p []byte) (int, error) { return len(p), nil }
+func (c *canned) Close() error                { return nil }

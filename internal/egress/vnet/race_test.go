@@ -1,0 +1,5 @@
+//go:build race
+
+package vnet_test
+
+const raceEnabled = true
