@@ -1,0 +1,127 @@
+package qemu
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// boundedLog appends to a file that a hostile writer can neither grow without
+// end nor use to wear out the disk. At half of max the file becomes the older
+// half (NAME.1), whose predecessor is dropped; so the newest max/2 bytes at
+// least are always there. What comes faster than rate bytes per second, with a
+// burst of max/2, is dropped and counted in the log.
+type boundedLog struct {
+	mu      sync.Mutex
+	path    string
+	half    int64
+	rate    float64
+	f       *os.File
+	size    int64
+	tokens  float64
+	last    time.Time
+	dropped int64
+	now     func() time.Time
+}
+
+// openLog opens or makes the log at path. max and rate are in bytes; rate 0
+// means no limit.
+func openLog(path string, max int64, rate float64, now func() time.Time) (*boundedLog, error) {
+	l := &boundedLog{path: path, half: max / 2, rate: rate, tokens: float64(max / 2), last: now(), now: now}
+	return l, l.open()
+}
+
+func (l *boundedLog) open() error {
+	f, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	st, err := f.Stat()
+	if err != nil {
+		_ = f.Close()
+		return err
+	}
+	l.f, l.size = f, st.Size()
+	return nil
+}
+
+// Write never fails and never waits for anything but the disk: whoever writes
+// must not suffer from its log.
+func (l *boundedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := len(p)
+	if l.f == nil || n == 0 {
+		return n, nil
+	}
+	now := l.now()
+	l.tokens = min(l.tokens+now.Sub(l.last).Seconds()*l.rate, float64(l.half))
+	l.last = now
+	if l.rate > 0 && l.tokens < float64(n) {
+		l.dropped += int64(n)
+		return n, nil
+	}
+	l.tokens -= float64(n)
+	if l.dropped > 0 {
+		l.append(fmt.Appendf(nil, "\n[%d bytes dropped]\n", l.dropped))
+		l.dropped = 0
+	}
+	l.append(p)
+	return n, nil
+}
+
+func (l *boundedLog) append(p []byte) {
+	if int64(len(p)) > l.half {
+		p = p[int64(len(p))-l.half:]
+	}
+	if l.size+int64(len(p)) > l.half && l.size > 0 {
+		_ = l.f.Close()
+		l.f = nil
+		_ = os.Rename(l.path, l.path+oldSuffix)
+		if l.open() != nil {
+			return
+		}
+	}
+	n, _ := l.f.Write(p)
+	l.size += int64(n)
+}
+
+// Close closes the file; later writes go nowhere.
+func (l *boundedLog) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.f == nil {
+		return nil
+	}
+	f := l.f
+	l.f = nil
+	return f.Close()
+}
+
+// tail keeps the last bytes written to it.
+type tail struct {
+	mu  sync.Mutex
+	max int
+	buf []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = append(t.buf, p[max(0, len(p)-t.max):]...)
+	if over := len(t.buf) - t.max; over > 0 {
+		t.buf = append(t.buf[:0], t.buf[over:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.buf)
+}
+
+var _ io.Writer = (*tail)(nil)

@@ -1,0 +1,129 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// followEvery is how often a followed console is looked at.
+const followEvery = 100 * time.Millisecond
+
+// ConsoleLog implements backend.ConsoleLogger. It reads the files, so it works
+// whether the sandbox runs or not.
+func (d *Driver) ConsoleLog(ctx context.Context, ref backend.Ref, follow bool) (io.ReadCloser, error) {
+	if err := validRef(ref); err != nil {
+		return nil, err
+	}
+	if _, err := d.load(ref); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	return &logReader{ctx: ctx, cancel: cancel, path: filepath.Join(d.dir(ref), fileConsole), follow: follow}, nil
+}
+
+// logReader reads a boundedLog: first its older half, then the newer, then,
+// when following, what is still to come, across changes of halves.
+type logReader struct {
+	ctx    context.Context //nolint:containedctx // a reader has no other way to be cancelled
+	cancel context.CancelFunc
+	path   string
+	follow bool
+	f      *os.File // what is being read; nil before the first read
+	newest bool     // f is the newer half
+}
+
+// Read returns io.EOF at the end, when ctx ends, and when the log's directory
+// is gone.
+func (r *logReader) Read(p []byte) (int, error) {
+	for {
+		if r.ctx.Err() != nil {
+			return 0, io.EOF
+		}
+		if r.f == nil {
+			if err := r.first(); err != nil {
+				return 0, err
+			}
+		}
+		if r.f != nil {
+			// Whether f is still the newer half is asked before the read: when
+			// it is not, the end that the read finds is final.
+			current := r.newest && r.current()
+			n, err := r.f.Read(p)
+			if n > 0 || (err != nil && !errors.Is(err, io.EOF)) {
+				return n, err
+			}
+			if !current {
+				if err := r.next(); err != nil {
+					return 0, err
+				}
+				continue
+			}
+		}
+		if !r.follow || !fileExists(filepath.Dir(r.path)) {
+			return 0, io.EOF
+		}
+		if pause(r.ctx, followEvery) != nil {
+			return 0, io.EOF
+		}
+	}
+}
+
+func (r *logReader) open(path string) error {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fault(err, "cannot open the log")
+	}
+	if r.f != nil {
+		_ = r.f.Close()
+	}
+	r.f = f
+	return nil
+}
+
+func (r *logReader) first() error {
+	if err := r.open(r.path + oldSuffix); err != nil || r.f != nil {
+		return err
+	}
+	r.newest = true
+	return r.open(r.path)
+}
+
+// next goes on to the newer half.
+func (r *logReader) next() error {
+	old := r.f
+	if err := r.open(r.path); err != nil {
+		return err
+	}
+	if r.f == old { // between the renaming of one half and the making of the next
+		return pause(r.ctx, followEvery/10)
+	}
+	r.newest = true
+	return nil
+}
+
+// current reports whether the file being read still has the log's name.
+func (r *logReader) current() bool {
+	have, err1 := r.f.Stat()
+	named, err2 := os.Stat(r.path)
+	return err1 == nil && err2 == nil && os.SameFile(have, named)
+}
+
+// Close ends the reading; a blocked Read returns soon.
+func (r *logReader) Close() error {
+	r.cancel()
+	if r.f == nil {
+		return nil
+	}
+	return r.f.Close()
+}

@@ -1,0 +1,193 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// Create implements backend.Driver. Its steps, each complete or absent: the
+// directory, config.json, the root disk.
+func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
+	if err := d.Validate(spec); err != nil {
+		return err
+	}
+	ref := spec.Ref()
+	unlock, err := d.begin(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := d.refuseOther(ref); err != nil {
+		return err
+	}
+	dir := d.dir(ref)
+	h, err := readHandle(dir)
+	switch {
+	case err == nil && !sameSpec(h.Spec, spec):
+		if h.Spec.Ref() != ref {
+			return foreign(dir)
+		}
+		return agentlab.Errorf(agentlab.CodeExists, "sandbox %d exists with another specification", ref.VMID)
+	case err == nil:
+	case errors.Is(err, fs.ErrNotExist):
+		if h, err = d.newHandle(ctx, spec); err != nil {
+			return err
+		}
+	default:
+		return asError(err, "cannot read sandbox %d", ref.VMID)
+	}
+	return d.makeDisk(ctx, dir, h)
+}
+
+// sameSpec compares what config.json would hold of both.
+func sameSpec(a, b backend.Spec) bool {
+	x, err1 := json.Marshal(a)
+	y, err2 := json.Marshal(b)
+	return err1 == nil && err2 == nil && bytes.Equal(x, y)
+}
+
+// newHandle finds the image, then makes the directory and its mark.
+func (d *Driver) newHandle(ctx context.Context, spec backend.Spec) (handle, error) {
+	if err := d.host.ready(ctx); err != nil {
+		return handle{}, err
+	}
+	img, err := d.cfg.Images(ctx, spec.Image)
+	if err != nil {
+		return handle{}, asError(err, "cannot find image %s", spec.Image)
+	}
+	h := handle{Version: handleVersion, Spec: spec, Image: img, Created: d.cfg.Now().UTC()}
+	if _, err := diskSize(h); err != nil {
+		return handle{}, err
+	}
+	dir := d.dir(spec.Ref())
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return handle{}, fault(err, "cannot make the directory of sandbox %d", spec.VMID)
+	}
+	if err := writeJSON(filepath.Join(dir, fileConfig), h); err != nil {
+		return handle{}, fault(err, "cannot write %s of sandbox %d", fileConfig, spec.VMID)
+	}
+	return h, nil
+}
+
+// refuseOther finds another sandbox, or another thing, under the same number.
+func (d *Driver) refuseOther(ref backend.Ref) error {
+	entries, err := os.ReadDir(d.sandboxes())
+	if err != nil {
+		return fault(err, "cannot read %s", d.sandboxes())
+	}
+	for _, e := range entries {
+		other, ok := parseDirName(e.Name())
+		switch {
+		case !ok || other.VMID != ref.VMID:
+		case other.UID != ref.UID:
+			return agentlab.Errorf(agentlab.CodeExists, "VMID %d is taken by another sandbox", ref.VMID)
+		case !e.IsDir():
+			return foreign(filepath.Join(d.sandboxes(), e.Name()))
+		}
+	}
+	return nil
+}
+
+// diskSize returns the size of the root disk in bytes.
+func diskSize(h handle) (int64, error) {
+	st, err := os.Stat(h.Image.RootDisk)
+	if err != nil {
+		return 0, imageGone(h, err)
+	}
+	size := st.Size()
+	if gb := h.Spec.Resources.RootSizeGB; gb > 0 {
+		want := int64(gb) << 30
+		if want < size {
+			return 0, agentlab.Errorf(agentlab.CodeInvalid, "%d GiB is less than the image's %d MiB", gb, size>>20).
+				WithField("storage.root_size_gb").WithHint("give at least %d", (size+1<<30-1)>>30)
+		}
+		size = want
+	}
+	return size, nil
+}
+
+func imageGone(h handle, err error) error {
+	if !errors.Is(err, fs.ErrNotExist) {
+		return fault(err, "cannot read image %s", h.Image.Ref)
+	}
+	return agentlab.Errorf(agentlab.CodeNotFound, "image %s is gone: %w", h.Image.Ref, err).
+		WithHint("build it again with 'agentlab image build', and make the sandbox anew if its digest has changed")
+}
+
+// makeDisk makes the overlay unless it is there.
+func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
+	path := filepath.Join(dir, fileRoot)
+	if _, err := os.Lstat(path); err == nil {
+		return nil
+	}
+	size, err := diskSize(h)
+	if err != nil {
+		return err
+	}
+	if err := d.host.ready(ctx); err != nil {
+		return err
+	}
+	tmp := path + tmpSuffix
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fault(err, "cannot remove %s", tmp)
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, d.host.qemuImg(), "create", "-q", "-f", "qcow2", "-F", "raw", "-b", h.Image.RootDisk,
+		fileRoot+tmpSuffix, strconv.FormatInt(size, 10)) //nolint:gosec // our own arguments
+	cmd.Dir, cmd.Stderr, cmd.WaitDelay = dir, &stderr, time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	err = cmd.Run()
+	if ctx.Err() != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "making the disk of sandbox %d: %w", h.Spec.VMID, context.Cause(ctx))
+	}
+	if err != nil {
+		_ = os.Remove(tmp)
+		if werr := probeWrite(dir); werr != nil { // its errno tells what qemu-img tells in words only
+			err = werr
+		}
+		return fault(err, "cannot make the disk of sandbox %d (%s)", h.Spec.VMID, clean(stderr.String()))
+	}
+	if err := os.Chmod(tmp, 0o600); err != nil {
+		return fault(err, "cannot set permissions of the disk")
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return fault(err, "cannot name the disk")
+	}
+	return nil
+}
+
+// probeWrite tries to write what an empty overlay takes.
+func probeWrite(dir string) error {
+	f, err := os.CreateTemp(dir, "probe*"+tmpSuffix)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }()
+	_, err = f.Write(make([]byte, 256<<10))
+	return errors.Join(err, f.Close())
+}
+
+// freeBytes tells how much an ordinary user may still write at path.
+func freeBytes(path string) (uint64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return 0, err
+	}
+	return st.Bavail * uint64(st.Bsize), nil //nolint:gosec // a block size is positive
+}

@@ -1,0 +1,244 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+)
+
+// Name is the driver's name.
+const Name = "qemu"
+
+// Accel is how a VM's CPUs are run.
+type Accel string
+
+// The accelerators. AccelAuto is KVM where a probe proves that it works, else
+// TCG, QEMU's own translator.
+const (
+	AccelAuto Accel = "auto"
+	AccelKVM  Accel = "kvm"
+	AccelTCG  Accel = "tcg"
+)
+
+// ImageFiles are the parts of an image; all paths are absolute.
+type ImageFiles struct {
+	Ref      string `json:"ref"`       // name@digest
+	RootDisk string `json:"root_disk"` // raw, never changed
+	Kernel   string `json:"kernel"`    // ELF
+	Modules  string `json:"modules"`   // newc archive of kernel modules
+}
+
+// Config says what a Driver works with. StateDir, CacheDir, Runner and Images
+// are required.
+type Config struct {
+	StateDir string // sandboxes are kept in StateDir/sandboxes
+	CacheDir string // initrds and the KVM verdict; may be emptied at any time
+	Runner   string // path of the agent-runner binary, which becomes the guest's /init
+
+	// Images finds an image by the reference of a Spec. Code not_found means
+	// that there is no such image.
+	Images func(ctx context.Context, ref string) (ImageFiles, error)
+
+	Shim  []string // command to which a sandbox's directory is appended; nil means this program with "vmm"
+	Accel Accel    // "" means auto
+
+	QEMU    string // path or name of qemu-system-x86_64; "" means that name
+	QEMUImg string // path or name of qemu-img; "" means that name
+
+	// DialUnix, for tests only, is a unix socket that takes the place of the
+	// internet for every sandbox started from now on (vnet.UnixDialer).
+	DialUnix string
+
+	Now    func() time.Time // nil means time.Now
+	Logger *slog.Logger     // nil means none
+}
+
+// Driver implements backend.Driver and backend.ConsoleLogger.
+type Driver struct {
+	cfg  Config
+	log  *slog.Logger
+	host *host
+	rd   *initrds
+
+	mu    sync.Mutex
+	locks map[backend.Ref]*refLock
+}
+
+var (
+	_ backend.Driver        = (*Driver)(nil)
+	_ backend.ConsoleLogger = (*Driver)(nil)
+)
+
+// New returns a Driver; it makes its directories and nothing else.
+func New(cfg Config) (*Driver, error) {
+	for field, v := range map[string]string{"StateDir": cfg.StateDir, "CacheDir": cfg.CacheDir, "Runner": cfg.Runner} {
+		if !filepath.IsAbs(v) {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not an absolute path", v).WithField(field)
+		}
+	}
+	if cfg.Images == nil {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "missing").WithField("Images")
+	}
+	if cfg.Accel == "" {
+		cfg.Accel = AccelAuto
+	}
+	if !slices.Contains([]Accel{AccelAuto, AccelKVM, AccelTCG}, cfg.Accel) {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not auto, kvm or tcg", cfg.Accel).WithField("accel")
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if len(cfg.Shim) == 0 {
+		self, err := os.Executable()
+		if err != nil {
+			return nil, fault(err, "cannot find my own program")
+		}
+		cfg.Shim = []string{self, "vmm"}
+	}
+	d := &Driver{cfg: cfg, log: cfg.Logger, locks: map[backend.Ref]*refLock{}}
+	d.host = newHost(cfg)
+	d.rd = &initrds{dir: filepath.Join(cfg.CacheDir, dirInitrd), runner: cfg.Runner}
+	for _, dir := range []string{d.sandboxes(), cfg.CacheDir} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fault(err, "cannot make %s", dir)
+		}
+	}
+	return d, nil
+}
+
+func (d *Driver) sandboxes() string { return filepath.Join(d.cfg.StateDir, "sandboxes") }
+
+func (d *Driver) dir(ref backend.Ref) string { return filepath.Join(d.sandboxes(), dirName(ref)) }
+
+func (d *Driver) trash(ref backend.Ref) string {
+	return filepath.Join(d.sandboxes(), trashPrefix+dirName(ref))
+}
+
+// Info implements backend.Driver.
+func (d *Driver) Info() backend.Info {
+	gw := vnet.DefaultGateway.String()
+	return backend.Info{
+		Name: Name, Version: strconv.Itoa(handleVersion),
+		Capabilities:  backend.Capabilities{ConsoleLog: true, NetworkOff: true},
+		ControllerURL: "http://" + gw + ":" + strconv.Itoa(controllerPort),
+		UploadURL:     "http://" + gw + ":" + strconv.Itoa(uploadPort) + "/upload",
+		GuestNetwork: &guestapi.Network{
+			Address: vnet.DefaultGuest.String() + "/24", Gateway: gw, DNS: []string{gw}, MTU: GuestMTU,
+		},
+	}
+}
+
+// minMemoryMB is what kernel, initrd and a small userland need to boot.
+const minMemoryMB = 256
+
+// Validate implements backend.Driver.
+func (d *Driver) Validate(spec backend.Spec) error {
+	if err := validRef(spec.Ref()); err != nil {
+		return err
+	}
+	if err := agentlab.ValidateName(spec.Name); err != nil {
+		return err
+	}
+	if spec.Image == "" {
+		return agentlab.Errorf(agentlab.CodeInvalid, "missing").WithField("image")
+	}
+	if err := spec.Resources.Validate(); err != nil {
+		return err
+	}
+	if spec.Resources.MemoryMB < minMemoryMB {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "a guest needs %d MiB to boot", minMemoryMB).WithField("resources.memory_mb")
+	}
+	if m := spec.Network.Mode; m != agentlab.NetworkNAT && m != agentlab.NetworkOff {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "mode %q is not known to the qemu backend", m).WithField("network.mode")
+	}
+	return nil
+}
+
+// Close implements backend.Driver.
+func (d *Driver) Close() error { return nil }
+
+// refLock serialises what changes one sandbox.
+type refLock struct {
+	ch    chan struct{} // holds one token while locked
+	users int
+}
+
+// lock waits for the sandbox's lock, which is this process's own.
+func (d *Driver) lock(ctx context.Context, ref backend.Ref) (unlock func(), err error) {
+	d.mu.Lock()
+	l := d.locks[ref]
+	if l == nil {
+		l = &refLock{ch: make(chan struct{}, 1)}
+		d.locks[ref] = l
+	}
+	l.users++
+	d.mu.Unlock()
+	leave := func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if l.users--; l.users == 0 {
+			delete(d.locks, ref)
+		}
+	}
+	select {
+	case l.ch <- struct{}{}:
+		return func() { <-l.ch; leave() }, nil
+	case <-ctx.Done():
+		leave()
+		return nil, agentlab.Errorf(agentlab.CodeBusy, "another call works on sandbox %d: %w", ref.VMID, context.Cause(ctx))
+	}
+}
+
+// begin is the start of every method that changes a sandbox that exists.
+func (d *Driver) begin(ctx context.Context, ref backend.Ref) (unlock func(), err error) {
+	if err := validRef(ref); err != nil {
+		return nil, err
+	}
+	return d.lock(ctx, ref)
+}
+
+// load reads the handle of a sandbox whose Create is complete.
+func (d *Driver) load(ref backend.Ref) (handle, error) {
+	dir := d.dir(ref)
+	h, err := readHandle(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if _, serr := os.Lstat(dir); serr == nil {
+			return h, agentlab.Errorf(agentlab.CodeUnavailable, "the making of sandbox %d was cut short", ref.VMID)
+		}
+		return h, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d does not exist", ref.VMID)
+	case err != nil:
+		return h, asError(err, "cannot read sandbox %d", ref.VMID)
+	}
+	if h.Spec.Ref() != ref {
+		return h, foreign(dir)
+	}
+	return h, nil
+}
+
+func foreign(dir string) error {
+	return agentlab.Errorf(agentlab.CodeExists, "%s is not what its name says; it is left alone", dir).WithHint("move it away")
+}
+
+// asError leaves an *agentlab.Error as it is and wraps any other.
+func asError(err error, format string, args ...any) error {
+	if _, ok := errors.AsType[*agentlab.Error](err); ok {
+		return err
+	}
+	return fault(err, format, args...)
+}

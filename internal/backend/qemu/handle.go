@@ -1,0 +1,145 @@
+package qemu
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// handleVersion is the format of config.json and start.json. A driver refuses
+// a newer one, and reads every older one.
+const handleVersion = 1
+
+// handle is config.json: what the sandbox is.
+type handle struct {
+	Version int          `json:"version"`
+	Spec    backend.Spec `json:"spec"`
+	Image   ImageFiles   `json:"image"`
+	Created time.Time    `json:"created"`
+}
+
+// startConfig is start.json: everything that the shim needs to know beyond
+// the handle. The driver looks at the host, so that the shim need not.
+type startConfig struct {
+	Version  int    `json:"version"`
+	RunID    string `json:"run_id"` // of this start; state.json repeats it
+	QEMU     string `json:"qemu"`   // absolute path
+	Accel    Accel  `json:"accel"`  // "kvm" or "tcg"
+	TSCKHz   int    `json:"tsc_khz,omitempty"`
+	TSCFixed bool   `json:"tsc_fixed,omitempty"` // the host's TSC never changes its rate
+	Initrd   string `json:"initrd"`              // absolute path
+	DialUnix string `json:"dial_unix,omitempty"` // tests: the network behind this socket is the guest's internet
+}
+
+// Phases of a run.
+const (
+	phaseStarting = "starting"
+	phaseRunning  = "running"
+	phaseStopping = "stopping"
+	phaseStopped  = "stopped" // as asked
+	phaseCrashed  = "crashed" // not asked; Reason tells why
+)
+
+// runState is state.json.
+type runState struct {
+	RunID   string    `json:"run_id"`
+	Phase   string    `json:"phase"`
+	Reason  string    `json:"reason,omitempty"`
+	Boot    string    `json:"boot"` // boot id of the host
+	Changed time.Time `json:"changed"`
+}
+
+// sandboxName is the directory of a sandbox: number and mark.
+var sandboxName = regexp.MustCompile(`^([1-9][0-9]{0,9})-([a-z2-9]{26})$`)
+
+func dirName(ref backend.Ref) string { return strconv.Itoa(ref.VMID) + "-" + ref.UID }
+
+func parseDirName(name string) (backend.Ref, bool) {
+	m := sandboxName.FindStringSubmatch(name)
+	if m == nil {
+		return backend.Ref{}, false
+	}
+	vmid, err := strconv.Atoi(m[1])
+	return backend.Ref{VMID: vmid, UID: m[2]}, err == nil
+}
+
+// validRef keeps anything but a proper mark from becoming a path.
+func validRef(ref backend.Ref) error {
+	if _, ok := parseDirName(dirName(ref)); !ok {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%d-%q does not name a sandbox", ref.VMID, ref.UID)
+	}
+	return nil
+}
+
+// readHandle reads config.json. Its absence is fs.ErrNotExist.
+func readHandle(dir string) (handle, error) {
+	var h handle
+	if err := readJSON(filepath.Join(dir, fileConfig), &h); err != nil {
+		return h, err
+	}
+	if h.Version < 1 || h.Version > handleVersion {
+		return h, agentlab.Errorf(agentlab.CodeUnsupported, "%s has format %d, and this program knows up to %d",
+			filepath.Join(dir, fileConfig), h.Version, handleVersion).WithHint("use the newer AgentLab that made it")
+	}
+	return h, nil
+}
+
+func readJSON(path string, v any) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	dec := json.NewDecoder(bytes.NewReader(b))
+	if err := dec.Decode(v); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// writeJSON replaces path in one step and on the disk, so that neither a
+// crash nor a power cut leaves half of it.
+func writeJSON(path string, v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	tmp := path + tmpSuffix
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(b, '\n'))
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp)
+	}
+	return err
+}
+
+// fault gives an error of the operating system its code.
+func fault(err error, format string, args ...any) *agentlab.Error {
+	e := &agentlab.Error{Code: agentlab.CodeInternal, Message: fmt.Sprintf(format, args...), Err: err}
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		e.Code, e.Hint = agentlab.CodeNoSpace, "free disk space, or destroy sandboxes that are no longer needed"
+	case errors.Is(err, fs.ErrPermission):
+		e.Code = agentlab.CodeDenied
+	}
+	return e
+}

@@ -1,0 +1,198 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+const (
+	defaultQEMU    = "qemu-system-x86_64"
+	defaultQEMUImg = "qemu-img"
+
+	installQEMU    = "sudo apt install qemu-system-x86"
+	installQEMUImg = "sudo apt install qemu-utils"
+)
+
+// minQEMU is the oldest version that has everything on the command line
+// (-netdev stream came last).
+var minQEMU = version{7, 2}
+
+type version struct{ major, minor int }
+
+func (v version) less(w version) bool {
+	return v.major < w.major || v.major == w.major && v.minor < w.minor
+}
+
+func (v version) String() string { return strconv.Itoa(v.major) + "." + strconv.Itoa(v.minor) }
+
+// host knows what this machine can do.
+type host struct {
+	cfg   Config
+	arch  string // runtime.GOARCH, but for tests
+	probe prober
+	tsc0  tscSample // taken as early as possible
+
+	mu       sync.Mutex
+	versions map[fileStamp]qemuVersion
+	verdict  *verdict
+}
+
+type qemuVersion struct {
+	text string
+	v    version
+}
+
+func newHost(cfg Config) *host {
+	h := &host{cfg: cfg, arch: runtime.GOARCH, tsc0: sampleTSC(), versions: map[fileStamp]qemuVersion{}}
+	h.probe = prober{dir: cfg.CacheDir, log: cfg.Logger, deadline: probeDeadline, run: runProbe}
+	return h
+}
+
+// qemu returns the absolute path of QEMU, or its name when there is none.
+func (h *host) qemu() string { return lookPath(h.cfg.QEMU, defaultQEMU) }
+
+func (h *host) qemuImg() string { return lookPath(h.cfg.QEMUImg, defaultQEMUImg) }
+
+func lookPath(name, fallback string) string {
+	if name == "" {
+		name = fallback
+	}
+	if path, err := exec.LookPath(name); err == nil {
+		return path
+	}
+	return name
+}
+
+// ready refuses with code unavailable or unsupported, and a remedy, when this
+// host cannot run a sandbox at all.
+func (h *host) ready(ctx context.Context) error {
+	if h.arch != "amd64" {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the qemu backend runs on amd64 hosts only, and this is %s", h.arch).
+			WithHint("use a host with an x86-64 processor")
+	}
+	if _, err := exec.LookPath(h.qemuImg()); err != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "qemu-img is not installed").WithHint(installQEMUImg)
+	}
+	v, err := h.version(ctx)
+	if err != nil {
+		return err
+	}
+	if v.v.less(minQEMU) {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "QEMU %s is too old, %s is needed", v.v, minQEMU).WithHint("install a newer QEMU: %s", installQEMU)
+	}
+	return nil
+}
+
+var versionRE = regexp.MustCompile(`QEMU emulator version ([0-9]+)\.([0-9]+)[^\n]*`)
+
+// version asks QEMU, once for each binary.
+func (h *host) version(ctx context.Context) (qemuVersion, error) {
+	path, err := exec.LookPath(h.qemu())
+	if err != nil {
+		return qemuVersion{}, agentlab.Errorf(agentlab.CodeUnavailable, "QEMU is not installed").WithHint(installQEMU)
+	}
+	stamp, err := stampOf(path)
+	if err != nil {
+		return qemuVersion{}, fault(err, "cannot look at %s", path)
+	}
+	h.mu.Lock()
+	v, ok := h.versions[stamp]
+	h.mu.Unlock()
+	if ok {
+		return v, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, "--version")
+	cmd.WaitDelay = time.Second
+	out, err := cmd.Output()
+	m := versionRE.FindStringSubmatch(string(out))
+	if err != nil || m == nil {
+		return qemuVersion{}, agentlab.Errorf(agentlab.CodeUnavailable, "%s does not tell its version: %w", path, errors.Join(err, ctx.Err())).
+			WithHint("reinstall it: %s", installQEMU)
+	}
+	v.text = strings.TrimPrefix(m[0], "QEMU emulator version ")
+	v.v.major, _ = strconv.Atoi(m[1])
+	v.v.minor, _ = strconv.Atoi(m[2])
+	h.mu.Lock()
+	h.versions[stamp] = v
+	h.mu.Unlock()
+	return v, nil
+}
+
+// accel decides how CPUs are run; with "auto" and no verdict yet that takes as
+// long as a probe does.
+func (h *host) accel(ctx context.Context) (Accel, error) {
+	if h.cfg.Accel == AccelTCG {
+		return AccelTCG, nil
+	}
+	v, err := h.kvm(ctx)
+	if err != nil {
+		return "", err
+	}
+	switch {
+	case v.Works:
+		return AccelKVM, nil
+	case h.cfg.Accel == AccelKVM:
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "KVM does not work here: %s", v.Why).WithHint("%s, or set accel: auto", v.Remedy)
+	}
+	h.cfg.Logger.Warn("no KVM; CPUs are emulated (TCG), which is many times slower", "why", v.Why, "remedy", v.Remedy)
+	return AccelTCG, nil
+}
+
+// kvm returns the verdict on KVM: from memory, from the cache, or by a probe.
+func (h *host) kvm(ctx context.Context) (verdict, error) {
+	if v, bad := kvmAccess("/dev/kvm"); bad {
+		return v, nil // a matter of permissions is never remembered
+	}
+	path := h.qemu()
+	stamp, err := stampOf(path)
+	if err != nil {
+		return verdict{}, agentlab.Errorf(agentlab.CodeUnavailable, "QEMU is not installed").WithHint(installQEMU)
+	}
+	version, err := h.version(ctx)
+	if err != nil {
+		return verdict{}, err
+	}
+	key := probeKey(path, version.text, stamp)
+	h.mu.Lock()
+	defer h.mu.Unlock() // one probe at a time
+	if h.verdict != nil && h.verdict.holds(key) {
+		return *h.verdict, nil
+	}
+	v, err := h.probe.verdict(ctx, path, key)
+	if err != nil {
+		return verdict{}, err
+	}
+	h.verdict = &v
+	return v, nil
+}
+
+// kvmAccess reports true when the device cannot be opened at all.
+func kvmAccess(device string) (verdict, bool) {
+	f, err := os.OpenFile(device, os.O_RDWR|syscall.O_CLOEXEC, 0)
+	switch {
+	case err == nil:
+		_ = f.Close()
+		return verdict{}, false
+	case errors.Is(err, os.ErrNotExist):
+		return verdict{
+			Why:    "there is no " + device,
+			Remedy: "switch on virtualization (VT-x, AMD-V) in the firmware, or nested virtualization where this is a virtual machine",
+		}, true
+	case errors.Is(err, os.ErrPermission):
+		return verdict{Why: "you may not open " + device, Remedy: "sudo usermod -aG kvm $USER, then log in again"}, true
+	}
+	return verdict{Why: "cannot open " + device + ": " + err.Error(), Remedy: "load the module: sudo modprobe kvm_intel (or kvm_amd)"}, true
+}

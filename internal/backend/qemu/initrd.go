@@ -1,0 +1,189 @@
+package qemu
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/u-root/u-root/pkg/cpio"
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// keepInitrds is how many initrds stay in the cache, the last used ones.
+const keepInitrds = 4
+
+// initrds makes and caches what a guest starts from: the image's modules,
+// followed by agent-runner as /init. The kernel unpacks one archive after the
+// other.
+type initrds struct {
+	dir    string
+	runner string
+
+	mu    sync.Mutex
+	known map[[2]fileStamp]string // to path, so that nothing is read twice
+}
+
+// fileStamp tells whether a file is still the one that was read.
+type fileStamp struct {
+	path     string
+	dev, ino uint64
+	size     int64
+	mtime    int64
+}
+
+func stampOf(path string) (fileStamp, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return fileStamp{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return fileStamp{path: path, dev: st.Dev, ino: st.Ino, size: st.Size, mtime: st.Mtim.Nano()}, nil
+}
+
+// file returns the path of the initrd for an archive of modules.
+func (r *initrds) file(ctx context.Context, modules string) (string, error) {
+	m, err := stampOf(modules)
+	if err != nil {
+		return "", err
+	}
+	n, err := stampOf(r.runner)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "the guest program %s is missing", r.runner).
+			WithHint("install agent-runner next to agentlabd, or run 'make build'")
+	}
+	if err != nil {
+		return "", err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key := [2]fileStamp{m, n}
+	path, ok := r.known[key]
+	if !ok || !fileExists(path) {
+		if path, err = r.make(ctx, modules); err != nil {
+			return "", err
+		}
+		if r.known == nil {
+			r.known = map[[2]fileStamp]string{}
+		}
+		r.known[key] = path
+	}
+	now := time.Now()
+	_ = os.Chtimes(path, now, now) // used; see prune
+	return path, nil
+}
+
+// make writes the initrd under a temporary name, and renames it to the hash
+// of its content.
+func (r *initrds) make(ctx context.Context, modules string) (_ string, err error) {
+	if err := os.MkdirAll(r.dir, 0o700); err != nil {
+		return "", err
+	}
+	f, err := os.CreateTemp(r.dir, "*"+tmpSuffix)
+	if err != nil {
+		return "", err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	sum := sha256.New()
+	err = errors.Join(r.write(ctx, io.MultiWriter(f, sum), modules), f.Close())
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(r.dir, hex.EncodeToString(sum.Sum(nil))+".cpio")
+	if err := os.Rename(f.Name(), path); err != nil {
+		return "", err
+	}
+	r.prune(path)
+	return path, nil
+}
+
+func (r *initrds) write(ctx context.Context, w io.Writer, modules string) error {
+	m, err := os.Open(modules)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = m.Close() }()
+	n, err := io.Copy(w, m)
+	if err != nil {
+		return err
+	}
+	if pad := n % 4; pad != 0 { // an archive begins at a multiple of four
+		if _, err := w.Write(make([]byte, 4-pad)); err != nil {
+			return err
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	runner, err := os.ReadFile(r.runner)
+	if err != nil {
+		return err
+	}
+	return writeRunner(w, runner)
+}
+
+// writeRunner writes the archive that holds /init. The device nodes are there
+// because a Go program ends at once when the kernel could open no console for
+// it and there is no /dev/null.
+func writeRunner(w io.Writer, runner []byte) error {
+	records := []cpio.Record{
+		cpio.Directory("dev", 0o755),
+		cpio.CharDev("dev/console", 0o600, 5, 1),
+		cpio.CharDev("dev/null", 0o666, 1, 3),
+		cpio.StaticRecord(runner, cpio.Info{Name: "init", Mode: cpio.S_IFREG | 0o755}),
+	}
+	rw := cpio.Newc.Writer(&onlyWriter{w})
+	for i, rec := range records {
+		rec.Info.Ino, rec.Info.NLink = uint64(i)+1, 1 //nolint:gosec // small
+		if err := rw.WriteRecord(rec); err != nil {
+			return err
+		}
+	}
+	return cpio.WriteTrailer(rw)
+}
+
+// onlyWriter hides everything else of a writer, which cpio would seek in.
+type onlyWriter struct{ io.Writer }
+
+// prune keeps the cache small. An initrd is read by QEMU when it starts and
+// not after, so that the one in use now, which is the newest, is enough.
+func (r *initrds) prune(keep string) {
+	entries, err := os.ReadDir(r.dir)
+	if err != nil {
+		return
+	}
+	type aged struct {
+		path string
+		at   time.Time
+	}
+	var all []aged
+	for _, e := range entries {
+		info, err := e.Info()
+		path := filepath.Join(r.dir, e.Name())
+		if err != nil || path == keep {
+			continue
+		}
+		if filepath.Ext(path) == tmpSuffix && time.Since(info.ModTime()) < time.Hour {
+			continue // another process may be writing it
+		}
+		all = append(all, aged{path, info.ModTime()})
+	}
+	slices.SortFunc(all, func(a, b aged) int { return b.at.Compare(a.at) })
+	for i, a := range all {
+		if i >= keepInitrds-1 || filepath.Ext(a.path) == tmpSuffix {
+			_ = os.Remove(a.path)
+		}
+	}
+}

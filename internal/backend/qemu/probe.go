@@ -1,0 +1,139 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// probeDeadline is how long the probe's kernel may take: a processor needs
+// some 20 ms for it, QEMU's own translator 100 ms, and a KVM that emulates
+// minutes.
+const probeDeadline = 5 * time.Second
+
+// verdict tells whether KVM works. It is kept in the cache, because what it
+// depends on seldom changes.
+type verdict struct {
+	Works  bool   `json:"works"`
+	Why    string `json:"why,omitempty"`
+	Remedy string `json:"remedy,omitempty"`
+	Key    string `json:"key"`            // QEMU, kernel and CPU that it was found with
+	Boot   string `json:"boot,omitempty"` // a "no" is doubted again after the host's next start
+}
+
+func (v verdict) holds(key string) bool {
+	return v.Key == key && (v.Works || v.Boot == bootID())
+}
+
+// prober tries KVM by booting a tiny kernel with it.
+type prober struct {
+	dir      string
+	log      *slog.Logger
+	deadline time.Duration
+	// run runs the kernel at a path with a QEMU and an accelerator, and
+	// returns nil when it did its work.
+	run func(ctx context.Context, qemu, kernel string, a Accel) error
+}
+
+// verdict returns the cached verdict or makes one. The error is about this
+// call, and means that nothing was found out.
+func (p prober) verdict(ctx context.Context, qemu, key string) (verdict, error) {
+	path := filepath.Join(p.dir, fileVerdict)
+	var v verdict
+	if err := readJSON(path, &v); err == nil && v.holds(key) {
+		return v, nil
+	}
+	v = verdict{Key: key, Boot: bootID()}
+	dir, err := os.MkdirTemp(p.dir, dirProbe+"*")
+	if err != nil {
+		return v, fault(err, "cannot probe KVM")
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	kernel := filepath.Join(dir, "kernel")
+	if err := os.WriteFile(kernel, probeKernel(), 0o600); err != nil {
+		return v, fault(err, "cannot probe KVM")
+	}
+	began := time.Now()
+	pctx, cancel := context.WithTimeout(ctx, p.deadline)
+	defer cancel()
+	err = p.run(pctx, qemu, kernel, AccelKVM)
+	switch {
+	case ctx.Err() != nil:
+		return v, agentlab.Errorf(agentlab.CodeUnavailable, "probing KVM: %w", context.Cause(ctx))
+	case err == nil:
+		v.Works = true
+	case pctx.Err() != nil:
+		v.Why = fmt.Sprintf("a tiny guest did not end within %s", p.deadline)
+	default:
+		v.Why = clean(err.Error())
+	}
+	if !v.Works {
+		v.Remedy = "check that the host offers hardware virtualization (where it is a virtual machine: nested virtualization)"
+	}
+	p.log.Info("probed KVM", "works", v.Works, "why", v.Why, "took", time.Since(began).Round(time.Millisecond).String())
+	if err := writeJSON(path, v); err != nil {
+		p.log.Warn("the verdict on KVM is not kept", "err", err)
+	}
+	return v, nil
+}
+
+// probeKey names all that a verdict depends on.
+func probeKey(qemu, version string, stamp fileStamp) string {
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	cpu := ""
+	b, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(b)) {
+		if name, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			cpu = strings.TrimSpace(v)
+			break
+		}
+	}
+	text, _ := json.Marshal([]any{qemu, version, stamp.size, stamp.mtime, unix.ByteSliceToString(u.Release[:]), cpu, probeText, machineArgs(startConfig{Accel: AccelKVM})})
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}
+
+// runProbe boots the kernel and judges by QEMU's exit code, which only the
+// kernel's own work can make what it must be.
+func runProbe(ctx context.Context, qemu, kernel string, a Accel) error {
+	args := append([]string{
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-m", "32M", "-smp", "1", "-kernel", kernel, "-device", "isa-debug-exit,iobase=0xf4,iosize=4",
+	}, machineArgs(startConfig{Accel: a})...)
+	cmd := exec.CommandContext(ctx, qemu, args...) //nolint:gosec // our own arguments
+	var stderr bytes.Buffer
+	cmd.Stderr, cmd.WaitDelay, cmd.Env = &stderr, time.Second, []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	noCore(cmd.Process.Pid) // QEMU aborts where KVM refuses what it asks for
+	err := cmd.Wait()
+	if cmd.ProcessState.ExitCode() == probeExit {
+		return nil
+	}
+	if err == nil {
+		err = errors.New("QEMU ended without the guest's doing")
+	}
+	// QEMU's own words first: an abort's last line is about its source code.
+	if words := firstLine("", stderr.String()); words != "" {
+		return fmt.Errorf("%s (%w)", strings.TrimPrefix(words, "qemu-system-x86_64: "), err)
+	}
+	return err
+}

@@ -1,0 +1,149 @@
+package qemu
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+)
+
+// maxQMPLine bounds one message of QEMU, in bytes. A guest may have taken
+// over QEMU.
+const maxQMPLine = 1 << 20
+
+// qmp is a client of QEMU's machine protocol.
+type qmp struct {
+	conn   io.ReadWriteCloser
+	events func(qmpEvent) // called in order, by one goroutine
+	done   chan struct{}
+
+	mu      sync.Mutex
+	nextID  int
+	waiting map[int]chan qmpMessage
+	err     error
+}
+
+type qmpMessage struct {
+	ID     int             `json:"id"`
+	Return json.RawMessage `json:"return"`
+	Error  *struct {
+		Class string `json:"class"`
+		Desc  string `json:"desc"`
+	} `json:"error"`
+	qmpEvent
+}
+
+// qmpEvent is the part of QEMU's events that is looked at.
+type qmpEvent struct {
+	Event string `json:"event"`
+	Data  struct {
+		Guest   bool   `json:"guest"`   // SHUTDOWN: asked for by the guest
+		Reason  string `json:"reason"`  // SHUTDOWN: e.g. "guest-reset"; BLOCK_IO_ERROR: text
+		NoSpace bool   `json:"nospace"` // BLOCK_IO_ERROR
+		Device  string `json:"device"`  // BLOCK_IO_ERROR
+		Action  string `json:"action"`  // BLOCK_IO_ERROR: "stop" when the guest was stopped for it
+	} `json:"data"`
+}
+
+// newQMP speaks to QEMU on conn and negotiates. It owns conn.
+func newQMP(ctx context.Context, conn io.ReadWriteCloser, events func(qmpEvent)) (*qmp, error) {
+	q := &qmp{conn: conn, events: events, done: make(chan struct{}), waiting: map[int]chan qmpMessage{}}
+	go q.read()
+	// The greeting is skipped by read; QEMU answers in order.
+	if err := q.execute(ctx, "qmp_capabilities", nil, nil); err != nil {
+		_ = q.Close()
+		return nil, err
+	}
+	return q, nil
+}
+
+func (q *qmp) read() {
+	sc := bufio.NewScanner(q.conn)
+	sc.Buffer(make([]byte, 0, 4096), maxQMPLine)
+	for sc.Scan() {
+		m, err := parseQMP(sc.Bytes())
+		switch {
+		case err != nil:
+		case m.Event != "":
+			q.events(m.qmpEvent)
+			continue
+		default:
+			q.answer(m)
+			continue
+		}
+		q.fail(err)
+		return
+	}
+	q.fail(errors.Join(sc.Err(), io.EOF))
+}
+
+func parseQMP(line []byte) (qmpMessage, error) {
+	m := qmpMessage{ID: -1}
+	if err := json.Unmarshal(bytes.TrimSpace(line), &m); err != nil {
+		return m, fmt.Errorf("qmp: %w", err)
+	}
+	return m, nil
+}
+
+func (q *qmp) answer(m qmpMessage) {
+	q.mu.Lock()
+	ch := q.waiting[m.ID]
+	delete(q.waiting, m.ID)
+	q.mu.Unlock()
+	if ch != nil {
+		ch <- m
+	}
+}
+
+func (q *qmp) fail(err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.err == nil {
+		q.err = err
+		close(q.done)
+	}
+}
+
+// execute runs a command and stores what it returns in result, if not nil.
+func (q *qmp) execute(ctx context.Context, command string, arguments, result any) error {
+	ch := make(chan qmpMessage, 1)
+	q.mu.Lock()
+	q.nextID++
+	id := q.nextID
+	q.waiting[id] = ch
+	msg := map[string]any{"execute": command, "id": id}
+	if arguments != nil {
+		msg["arguments"] = arguments
+	}
+	b, err := json.Marshal(msg)
+	if err == nil {
+		_, err = q.conn.Write(append(b, '\n')) // under the lock: one message at a time
+	}
+	q.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("qmp %s: %w", command, err)
+	}
+	select {
+	case m := <-ch:
+		if m.Error != nil {
+			return fmt.Errorf("qmp %s: %s: %s", command, m.Error.Class, m.Error.Desc)
+		}
+		if result == nil {
+			return nil
+		}
+		return json.Unmarshal(m.Return, result)
+	case <-q.done:
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		return fmt.Errorf("qmp %s: %w", command, q.err)
+	case <-ctx.Done():
+		return fmt.Errorf("qmp %s: %w", command, context.Cause(ctx))
+	}
+}
+
+// Close ends the conversation.
+func (q *qmp) Close() error { return q.conn.Close() }

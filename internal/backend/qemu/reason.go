@@ -1,0 +1,81 @@
+package qemu
+
+import (
+	"strings"
+	"syscall"
+)
+
+// ending is what is known about a QEMU process that ended unasked.
+type ending struct {
+	status   syscall.WaitStatus
+	shutdown string // reason of QMP's SHUTDOWN event, "" when there was none
+	stderr   string // the last QEMU wrote
+	console  string // the last the guest wrote
+	answered bool   // agent-runner answered in this run
+	oom      bool   // the host killed processes for lack of memory meanwhile
+}
+
+const maxReason = 240
+
+// reason tells in one line why QEMU ended. It holds text of the guest only
+// where that stands for a kernel panic, cleaned and cut.
+func (e ending) reason() string {
+	switch {
+	case e.status.Signaled() && e.status.Signal() == syscall.SIGKILL && e.oom:
+		return "QEMU was killed because the host ran out of memory"
+	case e.status.Signaled() && e.status.Signal() == syscall.SIGSYS:
+		return "QEMU was killed by its system call filter"
+	case e.status.Signaled():
+		return clean("QEMU was killed by " + signalName(e.status.Signal()) + lastLine(": ", e.stderr))
+	case e.shutdown == "guest-shutdown":
+		return "the guest powered itself off"
+	case e.shutdown == "guest-panic", e.shutdown == "guest-reset":
+		if p := panicText(e.console); p != "" {
+			return clean("guest kernel panic: " + p)
+		}
+		if !e.answered {
+			return "the guest reset itself before agent-runner answered"
+		}
+		return "the guest rebooted itself"
+	case e.status.ExitStatus() != 0:
+		return clean("QEMU failed" + lastLine(": ", e.stderr))
+	}
+	return clean("QEMU ended" + lastLine(": ", e.stderr))
+}
+
+// panicText finds the last kernel panic on a console.
+func panicText(console string) string {
+	const mark = "Kernel panic - not syncing: "
+	i := strings.LastIndex(console, mark)
+	if i < 0 {
+		return ""
+	}
+	text, _, _ := strings.Cut(console[i+len(mark):], "\n")
+	if text = strings.TrimSpace(text); text == "" {
+		return "no reason given"
+	}
+	return text
+}
+
+func lastLine(prefix, text string) string {
+	text = strings.TrimSpace(text)
+	text = text[strings.LastIndexByte(text, '\n')+1:]
+	if text == "" {
+		return ""
+	}
+	return prefix + text
+}
+
+// clean makes one printable line of bounded length.
+func clean(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r < 0x20 || r > 0x7e {
+			return ' '
+		}
+		return r
+	}, s)
+	if len(s) > maxReason {
+		s = s[:maxReason]
+	}
+	return strings.TrimSpace(s)
+}

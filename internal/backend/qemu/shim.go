@@ -1,0 +1,358 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+	"github.com/agentlab-vm/agentlab/internal/link"
+	"github.com/agentlab-vm/agentlab/internal/sockpath"
+)
+
+// envShimLock tells the shim which file descriptor holds its lock.
+const envShimLock = "AGENTLAB_SHIM_LOCK_FD"
+
+// Bounds of the logs in a sandbox's directory: bytes, and bytes per second.
+const (
+	consoleMax, consoleRate = 4 << 20, 256 << 10
+	egressMax, egressRate   = 8 << 20, 64 << 10
+	shimLogMax, shimLogRate = 1 << 20, 16 << 10
+	qemuLogMax, qemuLogRate = 256 << 10, 16 << 10
+)
+
+// termGrace is how long a guest may take to power off when the shim itself is
+// told to end (SIGTERM, as at the host's shutdown).
+const termGrace = 8 * time.Second
+
+// shim is the supervisor of one running VM.
+type shim struct {
+	dir    string
+	handle handle
+	cfg    startConfig
+	log    *slog.Logger
+	undo   cleanups
+
+	consoleTail, stderrTail tail
+	consoleLog, egressLog   *boundedLog
+
+	link *link.HostLink
+	net  *vnet.Network
+	qmp  *qmp
+	vm   *process
+
+	mu       sync.Mutex
+	state    runState
+	changed  chan struct{} // closed and replaced when state changes
+	shutdown string        // reason of the last SHUTDOWN event
+	answered bool
+	paused   string    // why QEMU stopped the guest's CPUs, "" while they run
+	cutAt    time.Time // when a stop that is under way loses patience
+	stopping chan struct{}
+	resooner chan struct{} // a stop became more urgent
+}
+
+// RunShim supervises the sandbox in dir: it starts QEMU as start.json says and
+// returns when QEMU has ended and state.json tells how. It is the whole of its
+// process ("agentlabd vmm DIR"): it takes over signals and limits of the
+// process. It fails with code busy when another shim holds the sandbox.
+//
+// When ctx ends, or SIGTERM comes, the guest gets a few seconds to power off.
+func RunShim(ctx context.Context, dir string) (err error) {
+	s := &shim{
+		dir: dir, changed: make(chan struct{}), stopping: make(chan struct{}), resooner: make(chan struct{}, 1),
+		consoleTail: tail{max: 16 << 10}, stderrTail: tail{max: 4 << 10},
+	}
+	defer func() { err = errors.Join(err, s.undo.run()) }()
+	if err := s.lock(); err != nil {
+		return err
+	}
+	ctx, stop := ownProcess(ctx)
+	defer stop()
+	if err := s.load(); err != nil {
+		return s.failed(err)
+	}
+	if err := s.begin(ctx); err != nil {
+		return s.failed(err)
+	}
+	return s.supervise(ctx)
+}
+
+// ownProcess makes the process fit to outlive its parent and its terminal.
+func ownProcess(ctx context.Context) (context.Context, func()) {
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2)
+	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
+	// A shim mostly waits. The limit is soft: under load it may use more.
+	debug.SetGCPercent(50)
+	debug.SetMemoryLimit(64 << 20)
+	runtime.GOMAXPROCS(min(2, runtime.NumCPU()))
+	return signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+}
+
+// lock makes sure that this is the only shim of the sandbox.
+func (s *shim) lock() error {
+	f, err := s.inheritedLock()
+	if err != nil {
+		return err
+	}
+	if f == nil {
+		if f, err = openLock(filepath.Join(s.dir, fileShimLock)); err != nil {
+			return fault(err, "cannot open the shim's lock")
+		}
+	}
+	s.undo.add(f.Close)
+	ok, err := takeLock(f) // for an inherited lock this only confirms
+	if err != nil {
+		return fault(err, "cannot take the shim's lock")
+	}
+	if !ok {
+		return agentlab.Errorf(agentlab.CodeBusy, "another shim holds %s", s.dir)
+	}
+	return nil
+}
+
+func (s *shim) inheritedLock() (*os.File, error) {
+	env := os.Getenv(envShimLock)
+	if env == "" {
+		return nil, nil
+	}
+	n, err := strconv.Atoi(env)
+	if err != nil || n < 3 {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "%s=%q is no file descriptor", envShimLock, env)
+	}
+	unix.CloseOnExec(n)
+	f := os.NewFile(uintptr(n), fileShimLock)
+	have, err1 := f.Stat()
+	want, err2 := os.Stat(filepath.Join(s.dir, fileShimLock))
+	if err := errors.Join(err1, err2); err != nil || !os.SameFile(have, want) {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "file descriptor %d is not the sandbox's lock", n)
+	}
+	return f, nil
+}
+
+// load opens the logs and reads what is to be run.
+func (s *shim) load() error {
+	shimLog, err := openLog(filepath.Join(s.dir, fileShimLog), shimLogMax, shimLogRate, time.Now)
+	if err != nil {
+		return fault(err, "cannot open the shim's log")
+	}
+	s.undo.add(shimLog.Close)
+	s.log = slog.New(slog.NewJSONHandler(shimLog, nil))
+	if err := readJSON(filepath.Join(s.dir, fileStart), &s.cfg); err != nil {
+		return fault(err, "cannot read %s", fileStart)
+	}
+	if s.cfg.Version != handleVersion {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "%s has format %d", fileStart, s.cfg.Version)
+	}
+	if s.handle, err = readHandle(s.dir); err != nil {
+		return err
+	}
+	self, err := identify(os.Getpid())
+	if err != nil {
+		return fault(err, "cannot tell my start time")
+	}
+	if err := writeJSON(filepath.Join(s.dir, fileShimPID), self); err != nil {
+		return fault(err, "cannot write %s", fileShimPID)
+	}
+	return s.setPhase(phaseStarting, "")
+}
+
+// begin starts everything. What fails is undone by RunShim.
+func (s *shim) begin(ctx context.Context) error {
+	ln, err := sockpath.Takeover(filepath.Join(s.dir, fileShimSock), 0o600)
+	if err != nil {
+		return err
+	}
+	srv := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)}
+	go func() { _ = srv.Serve(ln) }()
+	s.undo.add(func() error { // closes ln
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		return errors.Join(srv.Shutdown(ctx), srv.Close()) // whoever waits for the end hears of it
+	})
+	for _, l := range []struct {
+		log  **boundedLog
+		name string
+		max  int64
+		rate float64
+	}{{&s.consoleLog, fileConsole, consoleMax, consoleRate}, {&s.egressLog, fileEgress, egressMax, egressRate}} {
+		if *l.log, err = openLog(filepath.Join(s.dir, l.name), l.max, l.rate, time.Now); err != nil {
+			return fault(err, "cannot open %s", l.name)
+		}
+		s.undo.add((*l.log).Close)
+	}
+	return s.startVM(ctx)
+}
+
+// supervise waits for QEMU's end and tells how it came.
+func (s *shim) supervise(ctx context.Context) error {
+	s.log.Info("running", "vmid", s.handle.Spec.VMID, "accel", s.cfg.Accel, "qemu", s.vm.id.PID)
+	idle := time.AfterFunc(10*time.Second, debug.FreeOSMemory) // what the start left behind
+	defer idle.Stop()
+	select {
+	case <-s.vm.done:
+	case <-ctx.Done():
+		s.log.Warn("told to end", "why", context.Cause(ctx))
+		s.stop(termGrace, "the supervisor was told to end")
+		<-s.vm.done
+	}
+	if err := s.undo.runUntil(s.vm.mark); err != nil { // console and events are complete after this
+		s.log.Warn("clean-up", "err", err)
+	}
+
+	s.mu.Lock()
+	asked, why := s.state.Phase == phaseStopping, s.state.Reason
+	e := ending{
+		status: s.vm.status(), shutdown: s.shutdown, stderr: s.stderrTail.String(),
+		console: s.consoleTail.String(), answered: s.answered, oom: oomKills() > s.vm.oomBefore,
+	}
+	s.mu.Unlock()
+	phase, reason := phaseCrashed, e.reason()
+	switch {
+	case asked && why == "":
+		phase, reason = phaseStopped, ""
+	case asked:
+		reason = why
+	}
+	s.log.Info("ended", "phase", phase, "reason", reason)
+	return s.setPhase(phase, reason)
+}
+
+// failed records why there is no VM.
+func (s *shim) failed(err error) error {
+	if s.log != nil {
+		s.log.Error("cannot start", "err", err)
+	}
+	_ = s.undo.runUntil(1) // all but the lock, which vouches for state.json
+	reason := clean("it did not start: " + err.Error())
+	if serr := s.setPhase(phaseCrashed, reason); serr != nil {
+		return errors.Join(err, serr)
+	}
+	return err
+}
+
+// setPhase writes state.json before it tells anyone.
+func (s *shim) setPhase(phase, reason string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := runState{RunID: s.cfg.RunID, Phase: phase, Reason: reason, Boot: bootID(), Changed: time.Now().UTC()}
+	err := writeJSON(filepath.Join(s.dir, fileState), st)
+	s.state = st
+	close(s.changed)
+	s.changed = make(chan struct{})
+	if err != nil {
+		return fault(err, "cannot write %s", fileState)
+	}
+	return nil
+}
+
+func (s *shim) onEvent(e qmpEvent) {
+	switch e.Event {
+	case "SHUTDOWN":
+		s.log.Info("qemu shuts down", "guest", e.Data.Guest, "reason", e.Data.Reason)
+		s.mu.Lock()
+		s.shutdown = e.Data.Reason
+		s.mu.Unlock()
+	case "BLOCK_IO_ERROR":
+		s.log.Error("disk error", "device", e.Data.Device, "reason", e.Data.Reason, "nospace", e.Data.NoSpace, "action", e.Data.Action)
+		if e.Data.NoSpace && e.Data.Action == "stop" {
+			s.setPaused("the host's disk is full")
+		}
+	case "RESUME":
+		s.setPaused("")
+	}
+}
+
+func (s *shim) setPaused(why string) {
+	s.mu.Lock()
+	was := s.paused
+	s.paused = why
+	s.mu.Unlock()
+	if was == "" && why != "" {
+		go s.resume()
+	}
+}
+
+// resume lets a guest go on that was stopped by a full disk. It is tried until
+// it works, because QEMU stops the guest again when there is still no room.
+func (s *shim) resume() {
+	tick := time.NewTicker(2 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.vm.done:
+			return
+		case <-tick.C:
+		}
+		s.mu.Lock()
+		paused, q := s.paused != "", s.qmp
+		s.mu.Unlock()
+		if !paused || q == nil {
+			return
+		}
+		if free, err := freeBytes(s.dir); err != nil || free < resumeSpace {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		err := q.execute(ctx, "cont", nil, nil)
+		cancel()
+		s.log.Info("resumed after a full disk", "err", err)
+	}
+}
+
+// resumeSpace is what must be free on the host before a guest goes on.
+const resumeSpace = 64 << 20
+
+// cleanups is a stack of things to undo, last first.
+type cleanups struct {
+	mu    sync.Mutex
+	stack []func() error
+}
+
+func (c *cleanups) add(f func() error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stack = append(c.stack, f)
+}
+
+func (c *cleanups) depth() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.stack)
+}
+
+// runUntil undoes all above depth.
+func (c *cleanups) runUntil(depth int) error {
+	var errs []error
+	for {
+		c.mu.Lock()
+		n := len(c.stack)
+		if n <= depth {
+			c.mu.Unlock()
+			return errors.Join(errs...)
+		}
+		f := c.stack[n-1]
+		c.stack = c.stack[:n-1]
+		c.mu.Unlock()
+		if err := f(); err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) {
+			errs = append(errs, fmt.Errorf("cleaning up: %w", err))
+		}
+	}
+}
+
+func (c *cleanups) run() error { return c.runUntil(0) }

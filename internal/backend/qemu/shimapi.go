@@ -1,0 +1,308 @@
+package qemu
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// The shim's API: HTTP on shim.sock, whose permissions are its access control.
+const (
+	pathStatus  = "/v1/status"  // GET ?wait=1 → shimStatus; with wait, when the start is over
+	pathStop    = "/v1/stop"    // POST ?grace=DURATION → shimStatus, when QEMU has ended
+	pathControl = "/v1/control" // POST Upgrade: streamUpgrade → a stream to the guest control server
+	pathDial    = "/v1/dial"    // POST ?port=N Upgrade: streamUpgrade → a TCP stream to the guest
+
+	streamUpgrade = "agentlab-tcp"
+)
+
+// shimStatus is what a shim tells of its VM.
+type shimStatus struct {
+	State  runState `json:"state"`
+	Guest  bool     `json:"guest"`            // agent-runner answers
+	Paused string   `json:"paused,omitempty"` // why the guest's CPUs are stopped
+	Accel  Accel    `json:"accel"`
+}
+
+// shimError is the body of an answer that is no success.
+type shimError struct {
+	Code    agentlab.Code `json:"code"`
+	Message string        `json:"message"`
+	Hint    string        `json:"hint,omitempty"`
+}
+
+func (s *shim) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+pathStatus, s.serveStatus)
+	mux.HandleFunc("POST "+pathStop, s.serveStop)
+	mux.HandleFunc("POST "+pathControl, func(w http.ResponseWriter, r *http.Request) {
+		s.serveStream(w, r, s.dialControl)
+	})
+	mux.HandleFunc("POST "+pathDial, func(w http.ResponseWriter, r *http.Request) {
+		port, err := strconv.ParseUint(r.URL.Query().Get("port"), 10, 16)
+		if err != nil || port == 0 {
+			writeFault(w, agentlab.Errorf(agentlab.CodeInvalid, "port is not between 1 and 65535"))
+			return
+		}
+		s.serveStream(w, r, func(ctx context.Context) (net.Conn, error) { return s.dialPort(ctx, uint16(port)) })
+	})
+	return mux
+}
+
+func (s *shim) serveStatus(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Query().Has("wait") {
+		_ = s.await(r.Context(), func(st runState) bool { return st.Phase != phaseStarting })
+	}
+	writeJSONBody(w, http.StatusOK, s.status())
+}
+
+func (s *shim) status() shimStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := shimStatus{State: s.state, Paused: s.paused, Accel: s.cfg.Accel}
+	if s.state.Phase == phaseRunning { // s.link is set before and not changed after
+		st.Guest = s.link.Up()
+	}
+	return st
+}
+
+// await waits until the state is as wanted.
+func (s *shim) await(ctx context.Context, want func(runState) bool) error {
+	for {
+		s.mu.Lock()
+		st, changed := s.state, s.changed
+		s.mu.Unlock()
+		if want(st) {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (s *shim) serveStop(w http.ResponseWriter, r *http.Request) {
+	grace, err := time.ParseDuration(r.URL.Query().Get("grace"))
+	if err != nil || grace < 0 {
+		writeFault(w, agentlab.Errorf(agentlab.CodeInvalid, "grace is not a duration"))
+		return
+	}
+	if err := s.await(r.Context(), func(st runState) bool { return st.Phase != phaseStarting }); err != nil {
+		return
+	}
+	s.stop(grace, "")
+	if s.await(r.Context(), func(st runState) bool { return st.Phase == phaseStopped || st.Phase == phaseCrashed }) == nil {
+		writeJSONBody(w, http.StatusOK, s.status())
+	}
+}
+
+// stop begins to stop the VM, or makes a stop that was begun more urgent. why
+// is "" when the driver asked.
+func (s *shim) stop(grace time.Duration, why string) {
+	cutAt := time.Now().Add(grace)
+	s.mu.Lock()
+	begun := !s.cutAt.IsZero()
+	if !begun || cutAt.Before(s.cutAt) {
+		s.cutAt = cutAt
+	}
+	over := s.state.Phase != phaseRunning && !begun
+	s.mu.Unlock()
+	if over {
+		return
+	}
+	if begun {
+		select {
+		case s.resooner <- struct{}{}:
+		default:
+		}
+		return
+	}
+	if err := s.setPhase(phaseStopping, why); err != nil {
+		s.log.Error("stopping", "err", err) // the VM is stopped nevertheless
+	}
+	s.log.Info("stopping", "grace", grace.String())
+	go s.powerOff(grace > 0)
+}
+
+// powerOff asks the guest until patience ends, then QEMU, then the kernel.
+func (s *shim) powerOff(ask bool) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	if ask {
+		go s.askGuest(ctx)
+	}
+	for {
+		s.mu.Lock()
+		left := time.Until(s.cutAt)
+		s.mu.Unlock()
+		if left <= 0 {
+			break
+		}
+		t := time.NewTimer(left)
+		select {
+		case <-s.vm.done:
+			t.Stop()
+			return
+		case <-s.resooner:
+		case <-t.C:
+		}
+		t.Stop()
+	}
+	// QEMU's own way out writes what its disk format still holds in memory.
+	qctx, qcancel := context.WithTimeout(ctx, 2*time.Second)
+	defer qcancel()
+	if err := s.qmp.execute(qctx, "quit", nil, nil); err == nil {
+		select {
+		case <-s.vm.done:
+			return
+		case <-qctx.Done():
+		}
+	}
+	_ = s.vm.cmd.Process.Kill()
+}
+
+// askGuest asks agent-runner, or, when that does not answer, presses the
+// power button, which the distribution's init may hear.
+func (s *shim) askGuest(ctx context.Context) {
+	err := s.askRunner(ctx)
+	if err == nil {
+		return
+	}
+	s.log.Info("agent-runner did not take the request to power off", "err", err)
+	if err := s.qmp.execute(ctx, "system_powerdown", nil, nil); err != nil {
+		s.log.Warn("power button", "err", err)
+	}
+}
+
+func (s *shim) askRunner(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	body, err := json.Marshal(guestapi.PowerRequest{Action: "poweroff"})
+	if err != nil {
+		return err
+	}
+	tr := &http.Transport{
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return s.link.Dial(ctx) },
+		DisableKeepAlives: true, MaxResponseHeaderBytes: 16 << 10,
+	}
+	defer tr.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guest"+guestapi.PathPower, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := tr.RoundTrip(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode >= 300 {
+		return fmt.Errorf("it answered %d", resp.StatusCode)
+	}
+	return nil
+}
+
+func (s *shim) dialControl(ctx context.Context) (net.Conn, error) {
+	if err := s.running(); err != nil {
+		return nil, err
+	}
+	return s.link.Dial(ctx)
+}
+
+func (s *shim) dialPort(ctx context.Context, port uint16) (net.Conn, error) {
+	if err := s.running(); err != nil {
+		return nil, err
+	}
+	c, err := s.net.DialGuest(ctx, port)
+	if err != nil && agentlab.CodeOf(err) == agentlab.CodeInternal {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "port %d of the guest does not answer: %w", port, err)
+	}
+	return c, err
+}
+
+func (s *shim) running() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.state.Phase; p != phaseRunning && p != phaseStopping {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the sandbox is %s", p)
+	}
+	return nil
+}
+
+// serveStream dials and then hands the HTTP connection over to the stream.
+func (s *shim) serveStream(w http.ResponseWriter, r *http.Request, dial func(context.Context) (net.Conn, error)) {
+	if r.Header.Get("Upgrade") != streamUpgrade {
+		writeFault(w, agentlab.Errorf(agentlab.CodeInvalid, "this needs Upgrade: %s", streamUpgrade))
+		return
+	}
+	guest, err := dial(r.Context())
+	if err != nil {
+		writeFault(w, err)
+		return
+	}
+	host, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		_ = guest.Close()
+		writeFault(w, agentlab.Errorf(agentlab.CodeInternal, "no stream: %w", err))
+		return
+	}
+	_ = host.SetDeadline(time.Time{})
+	if _, err := io.WriteString(host, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+streamUpgrade+"\r\n\r\n"); err != nil {
+		_ = guest.Close()
+		_ = host.Close()
+		return
+	}
+	splice(guest, unread(host, rw.Reader))
+}
+
+// unread returns conn with what r has read too far put back.
+func unread(conn net.Conn, r *bufio.Reader) net.Conn {
+	if r.Buffered() == 0 {
+		return conn
+	}
+	return &bufferedConn{Conn: conn, r: r}
+}
+
+// bufferedConn is a connection some of whose bytes are in a buffer already.
+type bufferedConn struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (c *bufferedConn) Read(p []byte) (int, error) { return c.r.Read(p) }
+
+// CloseWrite passes on the half-close that embedding hides.
+func (c *bufferedConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+func writeFault(w http.ResponseWriter, err error) {
+	code := agentlab.CodeOf(err)
+	status := http.StatusInternalServerError
+	if code == agentlab.CodeInvalid {
+		status = http.StatusBadRequest
+	}
+	writeJSONBody(w, status, shimError{Code: code, Message: err.Error(), Hint: agentlab.HintOf(err)})
+}
+
+func writeJSONBody(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v)
+}
