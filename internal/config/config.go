@@ -6,11 +6,9 @@ package config
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -20,7 +18,7 @@ import (
 )
 
 // Config is the content of config.yaml. The doc tags are the reference of the
-// keys (see Keys).
+// keys, from which docs/config.md is made.
 type Config struct {
 	Backend        string `yaml:"backend" doc:"Where sandboxes run. Known: qemu."`
 	DefaultProfile string `yaml:"default_profile" doc:"Profile of jobs and sandboxes that name none."`
@@ -46,7 +44,7 @@ type Images struct {
 
 // Limits are what all sandboxes together, or any one, may take.
 type Limits struct {
-	MaxSandboxes  int `yaml:"max_sandboxes" doc:"Sandboxes that may exist at once, whatever their state, 1 to 100000."`
+	MaxSandboxes  int `yaml:"max_sandboxes" doc:"Sandboxes that may exist at once, 1 to 100000; DESTROYED ones do not count."`
 	MaxTTLMinutes int `yaml:"max_ttl_minutes" doc:"Longest lease and job time in minutes, 1 to 43200 (30 days)."`
 }
 
@@ -214,31 +212,3 @@ func (c Config) BootstrapTTL() time.Duration {
 
 // Days turns one of the retention values into a duration.
 func Days(n int) time.Duration { return time.Duration(n) * 24 * time.Hour }
-
-// Key documents one key of config.yaml.
-type Key struct {
-	Path    string // "limits.max_sandboxes"
-	Default string // as it is written in YAML
-	Doc     string // sentences
-}
-
-// Keys returns every key in the order of the reference.
-func Keys() []Key { return keysOf("", reflect.ValueOf(Default())) }
-
-func keysOf(prefix string, v reflect.Value) []Key {
-	var out []Key
-	for i := range v.NumField() {
-		f := v.Type().Field(i)
-		path := prefix + f.Tag.Get("yaml")
-		if f.Type.Kind() == reflect.Struct {
-			out = append(out, keysOf(path+".", v.Field(i))...)
-			continue
-		}
-		def := fmt.Sprint(v.Field(i).Interface())
-		if def == "" {
-			def = `""`
-		}
-		out = append(out, Key{Path: path, Default: def, Doc: f.Tag.Get("doc")})
-	}
-	return out
-}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,12 +26,12 @@ func TestDefaultIsValidAndWhatAMissingOrEmptyFileMeans(t *testing.T) {
 }
 
 func TestEveryKeyIsDocumentedAndReadable(t *testing.T) {
-	for _, k := range Keys() {
-		if k.Doc == "" || k.Path == "" {
-			t.Errorf("key %q has no doc", k.Path)
+	for _, k := range keys() {
+		if k.doc == "" || k.path == "" {
+			t.Errorf("key %q has no doc", k.path)
 		}
-		parts := strings.Split(k.Path, ".")
-		text := strings.Repeat("  ", len(parts)-1) + parts[len(parts)-1] + ": " + k.Default + "\n"
+		parts := strings.Split(k.path, ".")
+		text := strings.Repeat("  ", len(parts)-1) + parts[len(parts)-1] + ": " + k.def + "\n"
 		if len(parts) == 2 {
 			text = parts[0] + ":\n" + text
 		}
@@ -39,7 +40,7 @@ func TestEveryKeyIsDocumentedAndReadable(t *testing.T) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
-	if n := len(Keys()); n < 15 {
+	if n := len(keys()); n < 15 {
 		t.Errorf("only %d keys", n)
 	}
 }
@@ -89,7 +90,7 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%q: got %v, want invalid", tc.in, err)
 			continue
 		}
-		e := err.(*agentlab.Error)
+		e, _ := errors.AsType[*agentlab.Error](err)
 		if e.Field != tc.field || !strings.Contains(e.Message, tc.message) || !strings.Contains(e.Hint, tc.hint) {
 			t.Errorf("%q: field %q, message %q, hint %q", tc.in, e.Field, e.Message, e.Hint)
 		}

@@ -32,12 +32,12 @@ type Paths struct {
 // file.
 func ResolvePaths(getenv func(string) string, system bool) (Paths, error) {
 	if home := getenv("AGENTLAB_HOME"); home != "" {
-		home, err := filepath.Abs(home)
+		abs, err := filepath.Abs(home)
 		if err != nil {
 			return Paths{}, &agentlab.Error{Code: agentlab.CodeInvalid, Message: "AGENTLAB_HOME cannot be made absolute", Err: err}
 		}
-		under := func(s string) string { return filepath.Join(home, s) }
-		return Paths{Home: home, Config: under("config"), State: under("state"), Cache: under("cache"), Run: under("run"), Log: under("state/logs")}, nil
+		under := func(s string) string { return filepath.Join(abs, s) }
+		return Paths{Home: abs, Config: under("config"), State: under("state"), Cache: under("cache"), Run: under("run"), Log: under("state/logs")}, nil
 	}
 	if system {
 		return Paths{System: true, Config: "/etc/agentlab", State: "/var/lib/agentlab", Cache: "/var/cache/agentlab",

@@ -1,6 +1,7 @@
 package profile
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -13,6 +14,14 @@ import (
 )
 
 var qemu = backend.Info{Name: "qemu", UploadURL: "http://10.77.0.1:8846/upload", Capabilities: backend.Capabilities{NetworkOff: true}}
+
+func fieldOf(err error) string {
+	e, ok := errors.AsType[*agentlab.Error](err)
+	if !ok {
+		return ""
+	}
+	return e.Field
+}
 
 // seedSchema is the example of seed 000 §15.
 const seedSchema = `name: yolo-ephemeral
@@ -55,7 +64,7 @@ func TestSeedSchemaParsesWhole(t *testing.T) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 	err = d.Usable(qemu)
-	if agentlab.CodeOf(err) != agentlab.CodeUnsupported || err.(*agentlab.Error).Field != "template_vmid" {
+	if agentlab.CodeOf(err) != agentlab.CodeUnsupported || fieldOf(err) != "template_vmid" {
 		t.Errorf("got %v, want unsupported template_vmid", err)
 	}
 }
@@ -97,7 +106,7 @@ func TestUnsupportedKeysAreNamed(t *testing.T) {
 			continue
 		}
 		err = d.Usable(qemu)
-		if agentlab.CodeOf(err) != agentlab.CodeUnsupported || err.(*agentlab.Error).Field != tc.field || agentlab.HintOf(err) == "" {
+		if agentlab.CodeOf(err) != agentlab.CodeUnsupported || fieldOf(err) != tc.field || agentlab.HintOf(err) == "" {
 			t.Errorf("%s: got %v, want unsupported %s", tc.yaml, err, tc.field)
 		}
 	}
@@ -143,7 +152,7 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%q: got %v, want invalid", tc.yaml, err)
 			continue
 		}
-		e := err.(*agentlab.Error)
+		e, _ := errors.AsType[*agentlab.Error](err)
 		if e.Field != tc.field || !strings.Contains(e.Message, tc.message) || !strings.Contains(e.Hint, tc.hint) {
 			t.Errorf("%q: field %q, message %q, hint %q", tc.yaml, e.Field, e.Message, e.Hint)
 		}

@@ -16,6 +16,8 @@ import (
 	"testing/fstest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/agentlab-vm/agentlab"
 )
 
@@ -226,6 +228,42 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(s.UpdateSandbox(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) { sb.Reason = big; return nil, nil }))(t)
+}
+
+// TestFullFileSystem fills a real one, and goes on when there is room again.
+func TestFullFileSystem(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=2m"); err != nil {
+		t.Skipf("a small file system cannot be mounted here: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	ctx := t.Context()
+	path := filepath.Join(dir, "agentlab.db")
+	s, err := Open(ctx, path, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	written := 0
+	for err == nil && written < 10000 {
+		if err = s.AppendEvents(ctx, agentlab.Event{Kind: "x", Data: `{"x": "` + strings.Repeat("x", 8<<10) + `"}`}); err == nil {
+			written++
+		}
+	}
+	wantCode(t, err, agentlab.CodeNoSpace)
+	if evs := must(s.Events(ctx, EventFilter{}))(t); len(evs) != written || written == 0 {
+		t.Errorf("%d events, %d were written", len(evs), written)
+	}
+	if err := unix.Mount("", dir, "", unix.MS_REMOUNT, "size=8m"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.AppendEvents(ctx, agentlab.Event{Kind: "x"}); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+	var verdict string
+	if err := s.r.QueryRowContext(ctx, "PRAGMA integrity_check").Scan(&verdict); err != nil || verdict != "ok" {
+		t.Errorf("%s, %v", verdict, err)
+	}
 }
 
 // TestMain lets the test binary be the process that is killed.

@@ -114,7 +114,7 @@ func inspect(ctx context.Context, db *sql.DB) (int64, error) {
 // backupTo writes a consistent copy of the database, whole or not at all.
 func backupTo(ctx context.Context, db *sql.DB, path string) error {
 	tmp := path + ".tmp"
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) { //nolint:gosec // beside the database
 		return fault(err)
 	}
 	if err := private(tmp); err != nil { // VACUUM INTO takes an empty file, and keeps its mode
@@ -125,10 +125,10 @@ func backupTo(ctx context.Context, db *sql.DB, path string) error {
 		err = syncFile(tmp)
 	}
 	if err == nil {
-		err = os.Rename(tmp, path)
+		err = os.Rename(tmp, path) //nolint:gosec // beside the database
 	}
 	if err != nil {
-		_ = os.Remove(tmp)
+		_ = os.Remove(tmp) //nolint:gosec // beside the database
 		return agentlab.Errorf(agentlab.CodeOf(fault(err)), "no copy could be made before the upgrade: %w", err).
 			WithHint("free disk space beside the database and start again; nothing was changed")
 	}
@@ -136,7 +136,7 @@ func backupTo(ctx context.Context, db *sql.DB, path string) error {
 }
 
 func syncFile(path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	f, err := os.OpenFile(path, os.O_RDWR, 0) //nolint:gosec // our own copy
 	if err != nil {
 		return err
 	}

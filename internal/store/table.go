@@ -99,14 +99,15 @@ func (t *table[T]) query(ctx context.Context, q querier, tail string, args ...an
 			err = fault(cerr)
 		}
 	}()
+	var v, zero T // one value for all rows: binding its fields costs more than copying it
+	fields := t.fields(&v)
+	ptrs := make([]any, len(fields))
+	for i, f := range fields {
+		ptrs[i] = f.ptr
+	}
 	out := []T{}
 	for rows.Next() {
-		var v T
-		fields := t.fields(&v)
-		ptrs := make([]any, len(fields))
-		for i, f := range fields {
-			ptrs[i] = f.ptr
-		}
+		v = zero
 		if err := rows.Scan(ptrs...); err != nil {
 			return nil, damaged(t.name, err)
 		}

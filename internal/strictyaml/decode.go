@@ -60,8 +60,9 @@ func decode(n ast.Node, path string, v reflect.Value) error {
 		}
 		v.Set(out)
 		return nil
+	default:
+		return decodeScalar(n, path, v)
 	}
-	return decodeScalar(n, path, v)
 }
 
 func decodeStruct(n ast.Node, path string, v reflect.Value) error {
@@ -151,6 +152,7 @@ func decodeScalar(n ast.Node, path string, v reflect.Value) error {
 			}
 		}
 		return refuse(n, path, "a whole number is expected")
+	default:
+		return agentlab.Errorf(agentlab.CodeInternal, "no rule for a %s", v.Type()).WithField(path)
 	}
-	return agentlab.Errorf(agentlab.CodeInternal, "no rule for a %s", v.Type()).WithField(path)
 }

@@ -137,6 +137,7 @@ func checkDepth(tokens token.Tokens) error {
 			flow--
 		case token.SequenceEntryType, token.MappingKeyType:
 			inLine++
+		default:
 		}
 		if flow > maxDepth || inLine > maxDepth {
 			return agentlab.Errorf(agentlab.CodeInvalid, "line %d: nested more than %d levels deep", lastLine, maxDepth)

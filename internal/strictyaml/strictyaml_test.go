@@ -1,6 +1,7 @@
 package strictyaml
 
 import (
+	"errors"
 	"reflect"
 	"strings"
 	"testing"
@@ -82,7 +83,7 @@ func TestDecodeRefuses(t *testing.T) {
 			if agentlab.CodeOf(err) != agentlab.CodeInvalid {
 				t.Fatalf("got %v (%+v), want invalid", err, got)
 			}
-			e := err.(*agentlab.Error)
+			e, _ := errors.AsType[*agentlab.Error](err)
 			if tc.field != "" && e.Field != tc.field {
 				t.Errorf("field %q, want %q", e.Field, tc.field)
 			}
