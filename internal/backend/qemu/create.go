@@ -77,9 +77,11 @@ func (d *Driver) newHandle(ctx context.Context, spec backend.Spec) (handle, erro
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return handle{}, fault(err, "cannot make the directory of sandbox %d", spec.VMID)
 	}
+	d.at("directory made")
 	if err := writeJSON(filepath.Join(dir, fileConfig), h); err != nil {
 		return handle{}, fault(err, "cannot write %s of sandbox %d", fileConfig, spec.VMID)
 	}
+	d.at("mark written")
 	return h, nil
 }
 
@@ -166,9 +168,11 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 	if err := os.Chmod(tmp, 0o600); err != nil {
 		return fault(err, "cannot set permissions of the disk")
 	}
+	d.at("disk not named")
 	if err := os.Rename(tmp, path); err != nil {
 		return fault(err, "cannot name the disk")
 	}
+	d.at("disk made")
 	return nil
 }
 

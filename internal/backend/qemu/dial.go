@@ -47,6 +47,9 @@ func (d *Driver) dial(ctx context.Context, ref backend.Ref, path string) (net.Co
 	case in.Power != backend.PowerRunning:
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d is %s", ref.VMID, in.Power).WithHint("start it with 'agentlab sandbox start %d'", ref.VMID)
 	}
+	if agentlab.CodeOf(err) == agentlab.CodeTimeout { // to the caller, a guest that does not answer in time does not answer
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "%w", err)
+	}
 	return nil, err
 }
 

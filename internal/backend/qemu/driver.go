@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -74,6 +75,15 @@ type Driver struct {
 
 	mu    sync.Mutex
 	locks map[backend.Ref]*refLock
+
+	crash func(point string) // tests end the process here; nil otherwise
+}
+
+// at marks a place at which the driver's process may die without harm.
+func (d *Driver) at(point string) {
+	if d.crash != nil {
+		d.crash(point)
+	}
 }
 
 var (
@@ -217,20 +227,26 @@ func (d *Driver) load(ref backend.Ref) (handle, error) {
 	dir := d.dir(ref)
 	h, err := readHandle(dir)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		if _, serr := os.Lstat(dir); serr == nil {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		if st, serr := os.Lstat(dir); serr == nil && st.IsDir() {
 			return h, agentlab.Errorf(agentlab.CodeUnavailable, "the making of sandbox %d was cut short", ref.VMID)
 		}
-		return h, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d does not exist", ref.VMID)
+		return h, absent(ref)
 	case err != nil:
 		return h, asError(err, "cannot read sandbox %d", ref.VMID)
 	}
 	if h.Spec.Ref() != ref {
-		return h, foreign(dir)
+		return h, absent(ref)
 	}
 	return h, nil
 }
 
+// absent says that what may stand in the place of a sandbox is not it.
+func absent(ref backend.Ref) error {
+	return agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d does not exist", ref.VMID)
+}
+
+// foreign refuses to make a sandbox where something else stands.
 func foreign(dir string) error {
 	return agentlab.Errorf(agentlab.CodeExists, "%s is not what its name says; it is left alone", dir).WithHint("move it away")
 }

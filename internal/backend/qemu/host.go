@@ -42,6 +42,7 @@ type host struct {
 	arch  string // runtime.GOARCH, but for tests
 	probe prober
 	tsc0  tscSample // taken as early as possible
+	told  sync.Once // that there is no KVM
 
 	mu       sync.Mutex
 	versions map[fileStamp]qemuVersion
@@ -147,7 +148,9 @@ func (h *host) accel(ctx context.Context) (Accel, error) {
 	case h.cfg.Accel == AccelKVM:
 		return "", agentlab.Errorf(agentlab.CodeUnavailable, "KVM does not work here: %s", v.Why).WithHint("%s, or set accel: auto", v.Remedy)
 	}
-	h.cfg.Logger.Warn("no KVM; CPUs are emulated (TCG), which is many times slower", "why", v.Why, "remedy", v.Remedy)
+	h.told.Do(func() {
+		h.cfg.Logger.Warn("no KVM; CPUs are emulated (TCG), which is many times slower", "why", v.Why, "remedy", v.Remedy)
+	})
 	return AccelTCG, nil
 }
 

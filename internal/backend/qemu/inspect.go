@@ -40,11 +40,11 @@ func (d *Driver) inspect(ref backend.Ref) (backend.Instance, error) {
 	in := backend.Instance{Ref: ref, Power: backend.PowerPartial, Reason: "its making was cut short"}
 	switch st, err := os.Lstat(dir); {
 	case errors.Is(err, fs.ErrNotExist):
-		return in, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d does not exist", ref.VMID)
+		return in, absent(ref)
 	case err != nil:
 		return in, fault(err, "cannot look at sandbox %d", ref.VMID)
 	case !st.IsDir():
-		return in, foreign(dir)
+		return in, absent(ref)
 	}
 	h, err := readHandle(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -54,7 +54,7 @@ func (d *Driver) inspect(ref backend.Ref) (backend.Instance, error) {
 		return in, asError(err, "cannot read sandbox %d", ref.VMID)
 	}
 	if h.Spec.Ref() != ref {
-		return in, foreign(dir)
+		return in, absent(ref)
 	}
 	in.Name = h.Spec.Name
 	if _, err := os.Lstat(filepath.Join(dir, fileRoot)); err != nil {
@@ -138,7 +138,7 @@ func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
 		in, err := d.inspect(ref)
 		switch agentlab.CodeOf(err) {
 		case "":
-		case agentlab.CodeNotFound, agentlab.CodeExists: // gone meanwhile; not ours
+		case agentlab.CodeNotFound: // gone meanwhile, or not ours
 			continue
 		default:
 			in.Power, in.Reason = backend.PowerPartial, clean(err.Error())

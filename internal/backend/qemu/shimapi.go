@@ -226,12 +226,13 @@ func (s *shim) dialPort(ctx context.Context, port uint16) (net.Conn, error) {
 	if err := s.running(); err != nil {
 		return nil, err
 	}
-	c, err := s.net.DialGuest(ctx, port)
-	if err != nil && agentlab.CodeOf(err) == agentlab.CodeInternal {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "port %d of the guest does not answer: %w", port, err)
-	}
-	return c, err
+	ctx, cancel := context.WithTimeout(ctx, dialPatience)
+	defer cancel()
+	return s.net.DialGuest(ctx, port)
 }
+
+// dialPatience bounds a connection to a guest whose network may be down.
+const dialPatience = 20 * time.Second
 
 func (s *shim) running() error {
 	s.mu.Lock()

@@ -86,6 +86,7 @@ func (d *Driver) takeShimLock(dir string) (*os.File, error) {
 // startShim starts a shim that inherits lock, and waits until its VM runs.
 func (d *Driver) startShim(ctx context.Context, h handle, dir string, lock *os.File) error {
 	defer func() { _ = lock.Close() }()
+	d.at("lock taken")
 	cfg, err := d.startConfig(ctx, h)
 	if err != nil {
 		return err
@@ -93,6 +94,7 @@ func (d *Driver) startShim(ctx context.Context, h handle, dir string, lock *os.F
 	if err := writeJSON(filepath.Join(dir, fileStart), cfg); err != nil {
 		return fault(err, "cannot write %s of sandbox %d", fileStart, h.Spec.VMID)
 	}
+	d.at("start written")
 	stderr, err := os.OpenFile(filepath.Join(dir, fileStderr), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return fault(err, "cannot open %s", fileStderr)
@@ -105,6 +107,7 @@ func (d *Driver) startShim(ctx context.Context, h handle, dir string, lock *os.F
 	if err := cmd.Start(); err != nil {
 		return fault(err, "cannot start the supervisor of sandbox %d", h.Spec.VMID)
 	}
+	d.at("shim started")
 	_ = lock.Close() // from here on the shim's life and the lock are one
 	ended := make(chan struct{})
 	go func() {

@@ -33,6 +33,7 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 	if err := d.halt(ctx, dir, grace); err != nil {
 		return asError(err, "stopping sandbox %d", ref.VMID)
 	}
+	d.at("halted")
 	return d.settle(dir)
 }
 
@@ -113,21 +114,23 @@ func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
 	case err != nil:
 		return fault(err, "cannot look at sandbox %d", ref.VMID)
 	case !st.IsDir():
-		return foreign(dir)
+		return d.empty(trash) // not ours
 	}
 	h, err := readHandle(dir)
 	if err == nil && h.Spec.Ref() != ref {
-		return foreign(dir)
+		return d.empty(trash) // not ours
 	}
 	if err := d.halt(ctx, dir, 0); err != nil {
 		return asError(err, "destroying sandbox %d", ref.VMID)
 	}
+	d.at("halted")
 	if err := d.empty(trash); err != nil {
 		return err
 	}
 	if err := os.Rename(dir, trash); err != nil {
 		return fault(err, "cannot move sandbox %d to the trash", ref.VMID)
 	}
+	d.at("in the trash")
 	return d.empty(trash)
 }
 

@@ -1,0 +1,271 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
+	"github.com/agentlab-vm/agentlab/internal/image"
+)
+
+// bootTimeout is generous: guests are emulated, on machines that do other
+// work too.
+const bootTimeout = 120 * time.Second
+
+// The test binary is also the shim, and the process that dies in crash tests.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 {
+		switch os.Args[1] {
+		case "vmm":
+			if err := RunShim(context.Background(), os.Args[2]); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
+		case "die":
+			os.Exit(die(os.Args[2]))
+		}
+	}
+	code := m.Run()
+	_ = os.RemoveAll(runnerDir)
+	os.Exit(code)
+}
+
+var runnerDir string
+
+// runner builds agent-runner once.
+var runner = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "agentlab-runner-*")
+	if err != nil {
+		return "", err
+	}
+	runnerDir = dir
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dir+"/", "../../../cmd/agent-runner")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return filepath.Join(dir, "agent-runner"), nil
+})
+
+// images is the image store that all tests of the project share.
+func images(t testing.TB) *image.Store {
+	dir := os.Getenv("AGENTLAB_TEST_CACHE")
+	if dir == "" {
+		dir = "../../../.cache/test"
+	}
+	return image.NewStore(filepath.Join(dir, "images"), image.Options{})
+}
+
+var baseImage = sync.OnceValues(func() (ImageFiles, error) {
+	img, err := images(nil).Ensure(context.Background(), "base", func(string) {})
+	return ImageFiles{Ref: img.Ref(), RootDisk: img.RootDisk(), Kernel: img.Kernel(), Modules: img.Modules()}, err
+})
+
+// fixed is the part of a driver's configuration that another process needs to
+// open the same driver.
+type fixed struct {
+	StateDir, CacheDir, Runner string
+	Image                      ImageFiles
+	DialUnix                   string
+}
+
+func (f fixed) open() (*Driver, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return New(Config{
+		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, DialUnix: f.DialUnix, Shim: []string{self, "vmm"},
+		Images: func(_ context.Context, ref string) (ImageFiles, error) {
+			if ref != f.Image.Ref {
+				return ImageFiles{}, agentlab.Errorf(agentlab.CodeNotFound, "no image %s", ref)
+			}
+			return f.Image, nil
+		},
+	})
+}
+
+// vmFixture is for tests that boot VMs.
+func vmFixture(t testing.TB) fixed {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("skipped: -short, and this boots virtual machines")
+	}
+	img, err := baseImage()
+	if err != nil {
+		t.Fatalf("the base image: %v (%s)", err, agentlab.HintOf(err))
+	}
+	r, err := runner()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := fixed{StateDir: stateDir(t), CacheDir: sharedCache(t), Runner: r, Image: img}
+	t.Cleanup(func() { f.destroyAll(t) })
+	return f
+}
+
+// sharedCache keeps initrds and the KVM verdict for all tests of this run.
+func sharedCache(t testing.TB) string {
+	if _, err := runner(); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(runnerDir, "cache")
+}
+
+// stateDir is like t.TempDir, but says what was left in it.
+func stateDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "agentlab-qemu-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// destroyAll destroys what a test left, and fails it for any process of it
+// that still lives after that.
+func (f fixed) destroyAll(t testing.TB) {
+	d, err := f.open()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), bootTimeout)
+	defer cancel()
+	list, err := d.List(ctx)
+	if err != nil {
+		t.Error(err)
+	}
+	for _, in := range list {
+		if t.Failed() {
+			for _, name := range []string{fileShimLog, fileQEMULog, fileStderr, fileConsole} {
+				b, _ := os.ReadFile(filepath.Join(d.dir(in.Ref), name))
+				t.Logf("%s:\n%s", name, b[max(0, len(b)-3000):])
+			}
+		}
+		if err := d.Destroy(ctx, in.Ref); err != nil {
+			t.Error(err)
+		}
+	}
+	eventually(t, 10*time.Second, "no process is left", func() error {
+		if left := processes(f.StateDir); len(left) > 0 {
+			return fmt.Errorf("%q", left)
+		}
+		return nil
+	})
+}
+
+// processes lists the command lines of the processes that work in dir.
+func processes(dir string) []string {
+	var found []string
+	stats, _ := filepath.Glob("/proc/[0-9]*/cwd")
+	for _, cwd := range stats {
+		if to, err := os.Readlink(cwd); err == nil && strings.HasPrefix(to, dir) {
+			b, _ := os.ReadFile(filepath.Join(filepath.Dir(cwd), "cmdline"))
+			found = append(found, filepath.Base(filepath.Dir(cwd))+": "+strings.ReplaceAll(string(b), "\x00", " "))
+		}
+	}
+	return found
+}
+
+func eventually(t testing.TB, within time.Duration, what string, cond func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	var last error
+	err := poll(ctx, func() (bool, error) {
+		last = cond()
+		return last == nil, nil
+	})
+	if err != nil {
+		t.Fatalf("%s: not within %s: %v", what, within, last)
+	}
+}
+
+// spec returns a sandbox of the nth number.
+func (f fixed) spec(n int) backend.Spec {
+	return backend.Spec{
+		VMID: 1000 + n, UID: uid(n), Name: fmt.Sprintf("box-%d", n), Image: f.Image.Ref,
+		Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT},
+	}
+}
+
+// uid is a mark that is the same in every process.
+func uid(n int) string {
+	return strings.Repeat("a", 24) + string([]byte{'a' + byte(n/26), 'a' + byte(n%26)})
+}
+
+// doomed is a call that another process makes and dies in.
+type doomed struct {
+	Fixed  fixed
+	Method backendtest.Method
+	Point  string
+	Spec   backend.Spec
+}
+
+// die makes the call and kills itself, as SIGKILL does, when it comes to the
+// point.
+func die(arg string) int {
+	var c doomed
+	if err := json.Unmarshal([]byte(arg), &c); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	d, err := c.Fixed.open()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	d.crash = func(point string) {
+		if point == c.Point {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	}
+	ctx := context.Background()
+	switch c.Method {
+	case backendtest.MethodCreate:
+		err = d.Create(ctx, c.Spec)
+	case backendtest.MethodStart:
+		err = d.Start(ctx, c.Spec.Ref())
+	case backendtest.MethodStop:
+		err = d.Stop(ctx, c.Spec.Ref(), time.Second)
+	case backendtest.MethodDestroy:
+		err = d.Destroy(ctx, c.Spec.Ref())
+	}
+	fmt.Fprintln(os.Stderr, "not reached:", c.Point, err)
+	return 3
+}
+
+// dieIn runs the call in a process of its own, and returns an error when that
+// died at the point.
+func (c doomed) dieIn() error {
+	arg, err := json.Marshal(c)
+	if err != nil {
+		return nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil
+	}
+	cmd := exec.Command(self, "die", string(arg))
+	cmd.Stderr = os.Stderr
+	err = cmd.Run()
+	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() && ws.Signal() == syscall.SIGKILL {
+		return err
+	}
+	return nil
+}
