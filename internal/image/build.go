@@ -82,7 +82,7 @@ func (b *builder) build(ctx context.Context) (*Stamp, error) {
 	if err := b.finish(ctx); err != nil {
 		return nil, classify("finishing the root file system", err, b.log)
 	}
-	stamp, err := b.inspect()
+	stamp, err := b.inspect(ctx)
 	if err != nil {
 		return nil, classify("inspecting the root file system", err, b.log)
 	}
@@ -194,7 +194,7 @@ func (b *builder) finish(ctx context.Context) error {
 }
 
 // inspect reads from the finished tree what the stamp tells.
-func (b *builder) inspect() (*Stamp, error) {
+func (b *builder) inspect(ctx context.Context) (*Stamp, error) {
 	r := b.recipe
 	status, err := os.ReadFile(b.path("tree", "var", "lib", "dpkg", "status"))
 	if err != nil {
@@ -220,10 +220,8 @@ func (b *builder) inspect() (*Stamp, error) {
 	for _, command := range r.commands() {
 		s.Versions[command] = firstLine([]byte(readTrimmed(b.path("versions", command))))
 	}
-	for _, line := range strings.Fields(readTrimmed(b.path("npm.list"))) {
-		s.NPM = append(s.NPM, line)
-	}
-	s.Versions["mmdebstrap"], s.Versions["e2fsprogs"] = hostVersion("mmdebstrap", "--version"), hostVersion("mke2fs", "-V")
+	s.NPM = strings.Fields(readTrimmed(b.path("npm.list")))
+	s.Versions["mmdebstrap"], s.Versions["e2fsprogs"] = hostVersion(ctx, "mmdebstrap", "--version"), hostVersion(ctx, "mke2fs", "-V")
 	return s, nil
 }
 
@@ -265,7 +263,7 @@ func (b *builder) kernel(s *Stamp) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(b.path("image", fileModules), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
+	f, err := os.OpenFile(b.path("image", fileModules), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444) //nolint:gosec // not secret
 	if err != nil {
 		return err
 	}

@@ -97,7 +97,7 @@ func (b *builder) npmList() []string {
 	// A file that cannot be read now will fail the copy into the tree.
 	_ = filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.Name() != "package.json" {
-			return nil
+			return nil //nolint:nilerr // told above
 		}
 		dir := filepath.Dir(path)
 		parent := filepath.Dir(dir)
@@ -113,8 +113,8 @@ func (b *builder) npmList() []string {
 }
 
 // hostVersion is the first line that a tool of the host tells of itself.
-func hostVersion(name string, args ...string) string {
-	out, err := exec.Command(name, args...).CombinedOutput() //nolint:gosec // constant words
+func hostVersion(ctx context.Context, name string, args ...string) string {
+	out, err := exec.CommandContext(ctx, lookPath(name), args...).CombinedOutput() //nolint:gosec // constant words
 	if err != nil {
 		return "unknown"
 	}

@@ -1,0 +1,95 @@
+# AgentLab. 'make' or 'make help' lists what there is.
+
+SHELL := /bin/bash
+GO ?= go
+
+# What --version prints; a source archive without git history says so.
+VERSION ?= $(shell git describe --tags --match 'v*' --dirty 2>/dev/null | sed 's/^v//')
+VERSION := $(or $(VERSION),0.1.0-dev)
+COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD -- 2>/dev/null || echo -dirty)
+DATE := $(or $(shell TZ=UTC0 git log -1 --format=%cd --date=format-local:%Y-%m-%dT%H:%M:%SZ 2>/dev/null),unknown)
+
+V := github.com/agentlab-vm/agentlab/internal/version
+LDFLAGS := -s -w -X $(V).Version=$(VERSION) -X $(V).Commit=$(COMMIT) -X $(V).Date=$(DATE)
+# Static: the same file runs on any Linux, and agent-runner in any guest.
+BUILD = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
+PROGRAMS := agentlab agentlabd agent-runner
+
+GOLANGCI_LINT_VERSION := v2.15.0
+TOOLS := $(CURDIR)/.cache/tools
+# Real VMs share the machine with each other, so the slowest package may wait.
+TEST_TIMEOUT ?= 40m
+FUZZTIME ?= 20s
+
+.PHONY: help build build-all test race lint bench fuzz docs demo image deps clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+
+build: ## static binaries for this machine into bin/
+	@mkdir -p bin
+	@for p in $(PROGRAMS); do $(BUILD) -o bin/$$p ./cmd/$$p || exit 1; done
+	@echo "bin/: $(PROGRAMS) $(VERSION)"
+
+build-all: ## static binaries for amd64 and arm64 into dist/
+	@for arch in amd64 arm64; do mkdir -p dist/$$arch; \
+	  for p in $(PROGRAMS); do GOOS=linux GOARCH=$$arch $(BUILD) -o dist/$$arch/$$p ./cmd/$$p || exit 1; done; \
+	  echo "dist/$$arch: $(PROGRAMS) $(VERSION)"; done
+
+test: deps ## all tests, with real VMs; prints the total time
+	@start=$$(date +%s); \
+	$(GO) test -timeout $(TEST_TIMEOUT) ./...; rc=$$?; \
+	echo "make test: $$(( $$(date +%s) - start )) s"; exit $$rc
+
+race: ## the tests that need no VM, under the race detector
+	@scripts/deps.sh run agents race
+	@start=$$(date +%s); \
+	$(GO) test -race -short -timeout $(TEST_TIMEOUT) ./...; rc=$$?; \
+	echo "make race: $$(( $$(date +%s) - start )) s"; exit $$rc
+
+lint: $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## formatting, import arrows, size budget, bugs, shell scripts
+	@scripts/deps.sh lint
+	$(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) run ./...
+	$(GO) test ./internal/archtest
+	shellcheck scripts/*.sh images/build/*.sh .ci/run
+
+# A golangci-lint of this very version that is installed already is taken.
+$(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION):
+	@mkdir -p $(TOOLS)
+	@found=$$(command -v golangci-lint || true); \
+	if [ -n "$$found" ] && "$$found" version 2>/dev/null | grep -q 'version $(GOLANGCI_LINT_VERSION:v%=%) '; then \
+	  ln -sf "$$found" $@; \
+	else \
+	  echo "installing golangci-lint $(GOLANGCI_LINT_VERSION) into .cache/tools (once, about a minute)"; \
+	  GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION) && mv $(TOOLS)/golangci-lint $@; \
+	fi
+
+bench: deps build ## benchmarks, as ratios within one run; raw samples are printed
+	@start=$$(date +%s); \
+	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout $(TEST_TIMEOUT) ./test/bench/...; rc=$$?; \
+	echo "make bench: $$(( $$(date +%s) - start )) s"; exit $$rc
+
+fuzz: ## every fuzz target for FUZZTIME (20s)
+	@$(GO) list -f '{{.ImportPath}} {{.Dir}}' ./... | while read -r pkg dir; do \
+	  grep -hoE '^func Fuzz[A-Za-z0-9_]+' "$$dir"/*_test.go 2>/dev/null | sed 's/^func //' | while read -r f; do \
+	    echo "== $$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) "$$pkg" || exit 1; \
+	  done || exit 1; done
+
+docs: ## write the generated documents anew
+	$(GO) test ./internal/server -run TestGenerated -update
+	$(GO) test ./internal/cli -run TestCommandReference -update
+
+demo: ## a job in a real VM, from an empty machine to a fetched commit
+	@scripts/deps.sh run
+	@$(MAKE) --no-print-directory build
+	@scripts/demo.sh
+
+image: deps build ## build the base image for the user who calls
+	bin/agentlab image build base
+
+deps: # what running and testing need
+	@scripts/deps.sh run agents
+
+clean: ## remove what was built here; images in the user's cache stay
+	rm -rf bin dist
+	@echo "kept: .cache (tools, the demo's image); 'rm -rf .cache' removes it"

@@ -1,0 +1,228 @@
+// Package archtest holds the house's rules about its own source, as data and
+// as tests: which package may import which, and how long a file may be.
+// golangci-lint checks the same arrows in editors; its part of .golangci.yml
+// is generated from Layers ('go test ./internal/archtest -update').
+package archtest
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Module is the path of this module.
+const Module = "github.com/agentlab-vm/agentlab"
+
+// Budgets of a source file that is not generated, in lines.
+const (
+	MaxFileLines = 500
+	MaxTestLines = 700
+	MaxMainLines = 60 // of the files below cmd
+)
+
+// Layer says what the packages of one part of the house may import of this
+// module. Tests (_test.go) may import more: they build what they test.
+type Layer struct {
+	Name string
+	// Packages are paths below the module, "." for the root; a final /...
+	// means all below it too.
+	Packages []string
+	// May lists what they import, in the same notation, beside themselves.
+	May []string
+	// Why is the reason, as it is told to one who breaks the rule.
+	Why string
+}
+
+// leaves do one small thing each and know nothing of the house but its domain
+// package.
+var leaves = []string{
+	"internal/link", "internal/lock", "internal/reconcile", "internal/redact",
+	"internal/sockpath", "internal/stream", "internal/strictyaml", "internal/version",
+}
+
+func and(lists ...[]string) []string {
+	var out []string
+	for _, l := range lists {
+		out = append(out, l...)
+	}
+	return out
+}
+
+// drivers are the backends, each in a folder below internal/backend.
+var drivers = []string{"fake", "kubernetes", "lima", "proxmox", "qemu"}
+
+func driverLayers() []Layer {
+	var out []Layer
+	for _, d := range drivers {
+		out = append(out, Layer{
+			Name: "driver " + d, Packages: []string{"internal/backend/" + d + "/..."},
+			May: and([]string{
+				".", "guestapi", "internal/backend", "internal/control", "internal/egress", "internal/egress/vnet", "internal/egress/nft",
+			}, leaves),
+			Why: "drivers never know each other, nor a service, the store or the server",
+		})
+	}
+	return out
+}
+
+// Layers is the whole house. Each package is in one layer at most.
+var Layers = append(driverLayers(), []Layer{
+	{
+		Name: "domain", Packages: []string{"."},
+		Why: "the domain package imports the standard library only, so that everything may import it",
+	},
+	{
+		Name: "wire", Packages: []string{"api", "guestapi"},
+		Why: "wire types stand alone: a client or a guest takes them without the rest of the house",
+	},
+	{
+		Name: "embedded", Packages: []string{"images", "profiles"},
+		Why: "these folders hold files; code that reads them lives in internal",
+	},
+	{
+		Name: "leaves", Packages: leaves, May: and([]string{"."}, leaves),
+		Why: "a leaf package knows nothing of the house but its domain, so that everything may import it",
+	},
+	{
+		Name: "client", Packages: []string{"client"}, May: and([]string{".", "api", "guestapi"}, leaves),
+		Why: "the client speaks the control API, and is all that other programs need to take",
+	},
+	{
+		Name:     "faces",
+		Packages: []string{"internal/cli/...", "internal/tui/...", "internal/mcp/...", "internal/web/..."},
+		May:      and([]string{".", "api", "guestapi", "client", "internal/config"}, leaves),
+		Why:      "a face sees client and api only, so that none can bypass the daemon",
+	},
+	{
+		Name: "guest", Packages: []string{"internal/guest/..."}, May: and([]string{".", "guestapi"}, leaves),
+		Why: "what runs in the guest sees guestapi only: nothing of the controller is its business",
+	},
+	{
+		Name: "configuration", Packages: []string{"internal/config", "internal/store", "internal/secret", "internal/auth"},
+		May: and([]string{"."}, leaves),
+		Why: "files and tables know the domain, not who uses them",
+	},
+	{
+		Name: "profile", Packages: []string{"internal/profile"}, May: and([]string{".", "profiles", "internal/backend"}, leaves),
+		Why: "a profile is checked against what a backend can do, and knows nothing else",
+	},
+	{
+		Name: "image", Packages: []string{"internal/image", "internal/cloudinit"}, May: and([]string{".", "images"}, leaves),
+		Why: "images are built from recipes alone; who boots them is not their business",
+	},
+	{
+		Name: "egress", Packages: []string{"internal/egress/..."}, May: and([]string{"."}, leaves),
+		Why: "the policy is pure and its enforcers know nothing but it",
+	},
+	{
+		Name: "contract", Packages: []string{"internal/backend"}, May: and([]string{".", "guestapi"}, leaves),
+		Why: "the driver contract knows no driver",
+	},
+	{
+		Name: "conformance", Packages: []string{"internal/backend/backendtest"},
+		May: and([]string{".", "guestapi", "internal/backend", "internal/control", "internal/egress"}, leaves),
+		Why: "the conformance suite sees a driver through its contract only",
+	},
+	{
+		Name: "control", Packages: []string{"internal/control"}, May: and([]string{".", "guestapi"}, leaves),
+		Why: "the client of a guest works over any stream that a driver gives",
+	},
+	{
+		Name:     "services",
+		Packages: serviceNames,
+		May: and([]string{".", "guestapi", "internal/backend", "internal/control", "internal/egress",
+			"internal/profile", "internal/secret"}, serviceNames, leaves),
+		Why: "a service declares the small interfaces that it needs: it imports no driver, no store and no server",
+	},
+	{
+		Name: "guestserver", Packages: []string{"internal/guestserver/..."},
+		May: and([]string{".", "guestapi", "internal/artifact"}, leaves),
+		Why: "the guest plane shares nothing with the control plane, and reaches services through its own interfaces",
+	},
+	{
+		Name: "server", Packages: []string{"internal/server/..."},
+		May: and([]string{".", "api", "guestapi", "internal/auth"}, serviceNames, leaves),
+		Why: "the server authenticates, decodes, calls one service and encodes; it knows no store and no driver",
+	},
+	{
+		Name: "daemon", Packages: []string{"internal/daemon/..."},
+		May: and([]string{
+			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend/...", "internal/config",
+			"internal/control", "internal/egress/...", "internal/guestserver", "internal/image", "internal/profile",
+			"internal/secret", "internal/server", "internal/store",
+		}, serviceNames, leaves),
+		Why: "the daemon wires the house together; faces and guests are other programs",
+	},
+	{
+		Name: "programs", Packages: []string{"cmd/..."},
+		May: []string{".", "internal/cli", "internal/daemon", "internal/guest/...", "internal/version"},
+		Why: "a main calls one package; what it does belongs there",
+	},
+	{
+		Name: "checks", Packages: []string{"internal/archtest"},
+		Why: "the rules stand outside of what they rule",
+	},
+	{
+		Name: "test support", Packages: []string{"test/..."}, May: []string{"..."},
+		Why: "tests may see everything",
+	},
+}...)
+
+// serviceNames are the services of the house.
+var serviceNames = []string{
+	"internal/artifact", "internal/doctor", "internal/gc", "internal/job", "internal/message",
+	"internal/sandbox", "internal/session", "internal/workspace",
+}
+
+// matches tells whether the package pkg, relative to the module, falls under
+// a pattern of a Layer.
+func matches(pattern, pkg string) bool {
+	if pattern == "..." {
+		return true
+	}
+	if base, ok := strings.CutSuffix(pattern, "/..."); ok {
+		return pkg == base || strings.HasPrefix(pkg, base+"/")
+	}
+	return pattern == pkg
+}
+
+// LayerOf returns the layer of a package, given relative to the module.
+func LayerOf(pkg string) (Layer, bool) {
+	for _, l := range Layers {
+		for _, p := range l.Packages {
+			if matches(p, pkg) {
+				return l, true
+			}
+		}
+	}
+	return Layer{}, false
+}
+
+// Check tells what is wrong with a package of this module importing another,
+// both relative to the module; "" when nothing is.
+func Check(pkg, imported string) string {
+	l, ok := LayerOf(pkg)
+	if !ok {
+		return fmt.Sprintf("%s is in no layer: give it one in internal/archtest and a place in docs/architecture.md", pkg)
+	}
+	for _, m := range l.May {
+		if matches(m, imported) {
+			return ""
+		}
+	}
+	if own := part(l, pkg); own != "" && own == part(l, imported) {
+		return ""
+	}
+	return fmt.Sprintf("%s imports %s: %s", pkg, imported, l.Why)
+}
+
+// part names the part of the house, listed as a whole in a layer
+// (internal/guest/...), that a package belongs to; "" when it stands alone.
+// Packages of one part may import each other.
+func part(l Layer, pkg string) string {
+	for _, p := range l.Packages {
+		if base, whole := strings.CutSuffix(p, "/..."); whole && matches(p, pkg) {
+			return base
+		}
+	}
+	return ""
+}

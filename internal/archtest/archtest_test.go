@@ -1,0 +1,264 @@
+package archtest
+
+import (
+	"bufio"
+	"bytes"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the generated part of .golangci.yml anew")
+
+const root = "../.."
+
+// source is one Go file of the module.
+type source struct {
+	path      string // relative to the module
+	pkg       string // likewise; "." for the root
+	test      bool
+	generated bool
+	lines     int
+	imports   []string // of this module, relative to it
+}
+
+func sources(t *testing.T) []source {
+	t.Helper()
+	var out []source
+	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if name := d.Name(); p != root && (strings.HasPrefix(name, ".") || name == "testdata" || name == "zz" || name == "bin" || name == "dist") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if strings.HasSuffix(p, ".go") {
+			out = append(out, parse(t, p))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(out) < 50 {
+		t.Fatalf("only %d Go files found; the test looks at the wrong place", len(out))
+	}
+	return out
+}
+
+func parse(t *testing.T, p string) source {
+	t.Helper()
+	data, err := os.ReadFile(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := parser.ParseFile(token.NewFileSet(), p, data, parser.ImportsOnly|parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rel, _ := filepath.Rel(root, p)
+	s := source{
+		path: rel, pkg: filepath.ToSlash(filepath.Dir(rel)), test: strings.HasSuffix(p, "_test.go"),
+		generated: ast.IsGenerated(f), lines: bytes.Count(data, []byte("\n")),
+	}
+	for _, imp := range f.Imports {
+		name, _ := strconv.Unquote(imp.Path.Value)
+		if name == Module {
+			s.imports = append(s.imports, ".")
+		} else if r, ok := strings.CutPrefix(name, Module+"/"); ok {
+			s.imports = append(s.imports, r)
+		}
+	}
+	return s
+}
+
+// Arrows point one way.
+func TestImports(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.test {
+			continue
+		}
+		if _, ok := LayerOf(s.pkg); !ok {
+			t.Error(Check(s.pkg, "."))
+			continue
+		}
+		for _, imp := range s.imports {
+			if why := Check(s.pkg, imp); why != "" {
+				t.Errorf("%s: %s", s.path, why)
+			}
+		}
+	}
+}
+
+// A test may build what it tests, but drivers stay apart in tests too.
+func TestDriversApart(t *testing.T) {
+	driver := func(pkg string) string {
+		rest, ok := strings.CutPrefix(pkg, "internal/backend/")
+		name, _, _ := strings.Cut(rest, "/")
+		if !ok || name == "backendtest" {
+			return ""
+		}
+		return name
+	}
+	for _, s := range sources(t) {
+		for _, imp := range s.imports {
+			if a, b := driver(s.pkg), driver(imp); a != "" && b != "" && a != b {
+				t.Errorf("%s: driver %s imports driver %s; what both need belongs to the contract", s.path, a, b)
+			}
+		}
+	}
+}
+
+func TestFileSize(t *testing.T) {
+	for _, s := range sources(t) {
+		limit := MaxFileLines
+		switch {
+		case s.generated:
+			continue
+		case s.test:
+			limit = MaxTestLines
+		case strings.HasPrefix(s.pkg, "cmd/"):
+			limit = MaxMainLines
+		}
+		if s.lines > limit {
+			t.Errorf("%s has %d lines; the budget is %d, so that a file can be read in one go: split it by what it is about", s.path, s.lines, limit)
+		}
+	}
+}
+
+// The rules bite: what the design forbids is refused with its reason.
+func TestCheck(t *testing.T) {
+	for _, tc := range []struct{ pkg, imp, want string }{
+		{"internal/cli", "client", ""},
+		{"internal/cli", "internal/store", "bypass"},
+		{"internal/cli", "internal/server", "bypass"},
+		{"internal/tui", "internal/job", "bypass"},
+		{"internal/job", "internal/backend", ""},
+		{"internal/job", "internal/backend/qemu", "no driver"},
+		{"internal/job", "internal/store", "no store"},
+		{"internal/sandbox", "internal/server", "no server"},
+		{"internal/backend/qemu", "internal/backend", ""},
+		{"internal/backend/qemu", "internal/egress/vnet", ""},
+		{"internal/backend/qemu", "internal/backend/fake", "each other"},
+		{"internal/backend/proxmox/pve", "internal/backend/qemu", "each other"},
+		{"internal/backend/proxmox", "internal/backend/proxmox/pve", ""},
+		{"internal/backend/proxmox/pve", "internal/backend/proxmox", ""},
+		{"internal/backend", "internal/backend/qemu", "knows no driver"},
+		{"internal/guest/runner", "guestapi", ""},
+		{"internal/guest/runner", "internal/guest/agentcmd", ""},
+		{"internal/guest/runner", "api", "guestapi only"},
+		{"internal/guest/runner", "internal/backend", "guestapi only"},
+		{".", "api", "standard library only"},
+		{"api", ".", "stand alone"},
+		{"internal/redact", "internal/store", "leaf"},
+		{"internal/server", "internal/store", "knows no store"},
+		{"internal/guestserver", "api", "shares nothing"},
+		{"cmd/agentlab", "internal/cli", ""},
+		{"cmd/agentlab", "internal/store", "a main"},
+		{"internal/newthing", ".", "no layer"},
+		{"test/e2e", "internal/store", ""},
+	} {
+		got := Check(tc.pkg, tc.imp)
+		if tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
+			t.Errorf("Check(%s, %s) = %q, want it to say %q", tc.pkg, tc.imp, got, tc.want)
+		}
+	}
+}
+
+const (
+	beginMark = "      # BEGIN generated from internal/archtest\n"
+	endMark   = "      # END generated\n"
+)
+
+// depguard returns golangci-lint's rules for the same arrows. The root, whose
+// files no pattern tells apart, is checked here only.
+func depguard() string {
+	var b strings.Builder
+	for _, l := range Layers {
+		if l.Name == "domain" || l.Name == "test support" {
+			continue
+		}
+		fmt.Fprintf(&b, "        %q:\n          list-mode: lax\n          files:\n", l.Name)
+		for _, p := range l.Packages {
+			glob := "*.go"
+			if base, ok := strings.CutSuffix(p, "/..."); ok {
+				p, glob = base, "**"
+			}
+			fmt.Fprintf(&b, "            - \"**/%s/%s\"\n", p, glob)
+		}
+		b.WriteString("            - \"!$test\"\n")
+		b.WriteString("          allow:\n")
+		for _, p := range append(append([]string{}, l.May...), own(l)...) {
+			suffix := "$"
+			if base, ok := strings.CutSuffix(p, "/..."); ok {
+				p, suffix = base, ""
+			}
+			name := Module
+			if p != "." {
+				name += "/" + p
+			}
+			fmt.Fprintf(&b, "            - %s%s\n", name, suffix)
+		}
+		if len(l.May)+len(own(l)) == 0 {
+			b.WriteString("            - $gostd\n")
+		}
+		fmt.Fprintf(&b, "          deny:\n            - pkg: %s\n              desc: %q\n", Module, l.Why)
+	}
+	return b.String()
+}
+
+// own are the packages of a layer that may see those beside and below them.
+func own(l Layer) []string {
+	var out []string
+	for _, p := range l.Packages {
+		if strings.HasSuffix(p, "/...") {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func TestLintAgrees(t *testing.T) {
+	file := filepath.Join(root, ".golangci.yml")
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(data), beginMark)
+	_, after, ok2 := strings.Cut(rest, endMark)
+	if !ok || !ok2 {
+		t.Fatalf("%s has lost its marks %q and %q", file, beginMark, endMark)
+	}
+	want := before + beginMark + depguard() + endMark + after
+	if want == string(data) {
+		return
+	}
+	if *update {
+		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	t.Errorf("%s is out of date: go test ./internal/archtest -run TestLintAgrees -update\n%s", file, firstDifference(string(data), want))
+}
+
+func firstDifference(a, b string) string {
+	x, y := bufio.NewScanner(strings.NewReader(a)), bufio.NewScanner(strings.NewReader(b))
+	for n := 1; x.Scan() && y.Scan(); n++ {
+		if x.Text() != y.Text() {
+			return fmt.Sprintf("line %d: %q, want %q", n, x.Text(), y.Text())
+		}
+	}
+	return "one is longer"
+}
