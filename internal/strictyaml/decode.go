@@ -3,7 +3,6 @@ package strictyaml
 import (
 	"fmt"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -122,9 +121,12 @@ func decodeMap(n ast.Node, path string, v reflect.Value) error {
 	return nil
 }
 
-// decimal is how a whole number may be written: YAML's octal, hexadecimal
-// and underscored forms surprise more people than they serve.
-var decimal = regexp.MustCompile(`^-?(0|[1-9][0-9]*)$`)
+// decimal tells whether a whole number is written plainly: YAML's octal,
+// hexadecimal and underscored forms surprise more people than they serve.
+func decimal(s string) bool {
+	s = strings.TrimPrefix(s, "-")
+	return s == "0" || s != "" && s[0] != '0' && strings.Trim(s, "0123456789") == ""
+}
 
 func decodeScalar(n ast.Node, path string, v reflect.Value) error {
 	switch v.Kind() {
@@ -146,7 +148,7 @@ func decodeScalar(n ast.Node, path string, v reflect.Value) error {
 	case reflect.Int, reflect.Int64:
 		if _, ok := n.(*ast.IntegerNode); ok {
 			text, _ := scalar(n)
-			if i, err := strconv.ParseInt(text, 10, 64); err == nil && decimal.MatchString(text) && !v.OverflowInt(i) {
+			if i, err := strconv.ParseInt(text, 10, 64); err == nil && decimal(text) && !v.OverflowInt(i) {
 				v.SetInt(i)
 				return nil
 			}
