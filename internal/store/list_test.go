@@ -319,15 +319,16 @@ func TestProfilesKeepEachTextOnce(t *testing.T) {
 	ctx := t.Context()
 	s := newStore(t)
 	for _, text := range []string{"name: p", "name: p", "name: p # changed"} {
-		if err := s.PutProfile(ctx, "p", text); err != nil {
-			t.Fatal(err)
+		if sum := must(s.PutProfile(ctx, "p", text))(t); !isSHA256(sum) {
+			t.Error(sum)
 		}
 	}
 	var n int
 	if err := s.r.QueryRowContext(ctx, "SELECT count(*) FROM profiles WHERE name = 'p'").Scan(&n); err != nil || n != 2 {
 		t.Errorf("%d rows, %v", n, err)
 	}
-	wantCode(t, s.PutProfile(ctx, "../p", ""), agentlab.CodeInvalid)
+	_, err := s.PutProfile(ctx, "../p", "")
+	wantCode(t, err, agentlab.CodeInvalid)
 }
 
 // TestTimesSortAsText: the order of stored text is the order of time, inside

@@ -9,19 +9,20 @@ import (
 )
 
 // PutProfile records the text of a profile that something is made from, so
-// that the record outlives the file. The same text again changes nothing.
-func (s *Store) PutProfile(ctx context.Context, name, yaml string) error {
+// that the record outlives the file, and returns the text's SHA-256 in
+// lower-case hex. The same text again changes nothing.
+func (s *Store) PutProfile(ctx context.Context, name, yaml string) (sum string, err error) {
 	if err := agentlab.ValidateName(name); err != nil {
-		return err
+		return "", err
 	}
 	digest := sha256.Sum256([]byte(yaml))
-	sum := hex.EncodeToString(digest[:])
+	sum = hex.EncodeToString(digest[:])
 	var known bool
-	err := s.r.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM profiles WHERE name = ? AND sha256 = ?)", name, sum).Scan(&known)
+	err = s.r.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM profiles WHERE name = ? AND sha256 = ?)", name, sum).Scan(&known)
 	if err != nil || known {
-		return fault(err)
+		return sum, fault(err)
 	}
-	return s.write(ctx, func(w *tx) error {
+	return sum, s.write(ctx, func(w *tx) error {
 		now := w.now
 		return w.exec("INSERT INTO profiles (name, sha256, yaml, updated_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", name, sum, yaml, timeCol{&now})
 	})
