@@ -1,0 +1,164 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// Two jobs at once, each in its own VM, each with its own work.
+func TestTwoJobsAtOnce(t *testing.T) {
+	l := newLab(t)
+	repo := sampleRepo(t)
+	l.ok("daemon", "start")
+	var ids []string
+	for i := range 2 {
+		ids = append(ids, l.submit("--repo", repo, "--agent", "shell", "--task",
+			fmt.Sprintf("echo job%d > who.txt; git add who.txt; git commit -qm job%d; echo done", i, i)))
+	}
+	for i, id := range ids {
+		j := l.finish(id)
+		if j.Status != "COMPLETED" {
+			t.Fatalf("job %d: %s (%s)", i, j.Status, j.Reason)
+		}
+		if r := l.run(repo, "job", "fetch", id); r.code != 0 {
+			t.Fatal(r)
+		}
+		if got := git(t, repo, "show", "refs/agentlab/"+id+":who.txt"); got != fmt.Sprintf("job%d", i) {
+			t.Errorf("job %d left %q", i, got)
+		}
+	}
+	l.noSandboxes()
+}
+
+// Ten sandboxes at once, made in parallel, each itself.
+func TestTenSandboxesAtOnce(t *testing.T) {
+	const many = 10
+	l := newLab(t)
+	l.ok("daemon", "start")
+	var wg sync.WaitGroup
+	names := make([]string, many)
+	results := make([]result, many)
+	for i := range many {
+		names[i] = fmt.Sprintf("many-%d", i)
+		wg.Go(func() { results[i] = l.run("", "sandbox", "new", "--name", names[i], "--cores", "1", "--memory-mb", "512") })
+	}
+	wg.Wait()
+	var ids []string
+	for i, name := range names {
+		if results[i].code != 0 {
+			t.Fatalf("%s: %v", name, results[i])
+		}
+		if got := strings.TrimSpace(l.ok("exec", name, "hostname")); got != name {
+			t.Errorf("%s calls itself %q", name, got)
+		}
+		ids = append(ids, l.ok("exec", name, "--", "cat", "/etc/machine-id", "/etc/ssh/ssh_host_ed25519_key.pub"))
+	}
+	slices.Sort(ids)
+	if len(slices.Compact(ids)) != many {
+		t.Error("two sandboxes have the same machine id or host key")
+	}
+	for i := range many {
+		wg.Go(func() { l.run("", "sandbox", "destroy", names[i]) })
+	}
+	wg.Wait()
+	l.noSandboxes()
+}
+
+// The ways into a sandbox: exec with input, output, code and signals; ssh
+// with a verified key; a copy through ssh; a terminal that outlives us.
+func TestAccess(t *testing.T) {
+	l := newLab(t)
+	l.ok("sandbox", "new", "--name", "play")
+	if r := l.run("", "exec", "play", "--", "sh", "-c", "echo out; echo err >&2; exit 7"); r.code != 7 || r.stdout != "out\n" || r.stderr != "err\n" {
+		t.Errorf("exec: %v", r)
+	}
+	if r := l.runInput("", strings.NewReader(strings.Repeat("x", 1<<20)), "exec", "-i", "play", "wc", "-c"); strings.TrimSpace(r.stdout) != "1048576" {
+		t.Errorf("exec -i: %v", r)
+	}
+	if r := l.run("", "exec", "play", "no-such-program"); r.code != 127 {
+		t.Errorf("exec of nothing: %v", r)
+	}
+	if r := l.run("", "exec", "--user", "root", "--dir", "/tmp", "-e", "A=b c", "play", "--", "sh", "-c", `id -u; pwd; echo "$A"`); r.stdout != "0\n/tmp\nb c\n" {
+		t.Errorf("exec with options: %v", r)
+	}
+	if r := l.run("", "exec", "-t", "play", "--", "sh", "-c", "test -t 1 && stty size"); r.code != 0 || !strings.Contains(r.stdout, "24 80") {
+		t.Errorf("exec -t: %v", r)
+	}
+	if r := l.run("", "ssh", "play", "--", "echo $USER; exit 5"); r.code != 5 || strings.TrimSpace(r.stdout) != "agent" {
+		t.Errorf("ssh: %v", r)
+	}
+	if r := l.runInput("", strings.NewReader("echo from the terminal; exit\n"), "attach", "play"); !strings.Contains(r.stdout, "from the terminal") {
+		t.Errorf("attach: %v", r)
+	}
+	if out := l.ok("sandbox", "logs", "play"); out == "" {
+		t.Error("the console is empty")
+	}
+	l.ok("exec", "play", "--", "sh", "-c", "echo kept > /home/agent/kept")
+	l.ok("sandbox", "stop", "play")
+	l.ok("sandbox", "start", "play")
+	if got := l.ok("exec", "play", "cat", "/home/agent/kept"); got != "kept\n" {
+		t.Errorf("after stop and start: %q", got)
+	}
+	l.ok("sandbox", "destroy", "play")
+}
+
+// Without QEMU, and with a full disk, a sandbox fails with code and remedy,
+// and leaves nothing.
+func TestHostFaults(t *testing.T) {
+	t.Run("no QEMU", func(t *testing.T) {
+		l := newLab(t)
+		l.config("qemu:\n  binary: /no/such/qemu\n")
+		r := l.run("", "sandbox", "new")
+		if r.code != 1 || !strings.Contains(r.stderr, "QEMU") && !strings.Contains(r.stderr, "qemu") || !strings.Contains(r.stderr, "→") {
+			t.Errorf("%v", r)
+		}
+		if out := l.ok("status"); !strings.Contains(out, "apt") {
+			t.Errorf("status gives no remedy: %s", out)
+		}
+	})
+	t.Run("disk full", func(t *testing.T) {
+		l := newLab(t)
+		state := filepath.Join(l.home, "state")
+		if err := os.Mkdir(state, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Mount("tmpfs", state, "tmpfs", 0, "size=4m,mode=700"); err != nil {
+			t.Skipf("mounting a small disk needs root: %v", err)
+		}
+		t.Cleanup(func() { _ = syscall.Unmount(state, syscall.MNT_DETACH) })
+		l.ok("daemon", "start")
+		fill, err := os.Create(filepath.Join(state, "fill"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		block := make([]byte, 4096)
+		for err == nil {
+			_, err = fill.Write(block)
+		}
+		_ = fill.Close()
+		r := l.run("", "sandbox", "new")
+		if r.code != 1 || !strings.Contains(r.stderr, "space") && !strings.Contains(r.stderr, "full") {
+			t.Errorf("%v", r)
+		}
+		_ = os.Remove(filepath.Join(state, "fill"))
+		l.ok("status")
+	})
+}
+
+// config writes the configuration of the home.
+func (l *lab) config(text string) {
+	l.Helper()
+	dir := filepath.Join(l.home, "config")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		l.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(text), 0o600); err != nil {
+		l.Fatal(err)
+	}
+}
