@@ -66,7 +66,7 @@ $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION):
 
 bench: deps build ## benchmarks, as ratios within one run; raw samples are printed
 	@start=$$(date +%s); \
-	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout $(TEST_TIMEOUT) ./test/bench/...; rc=$$?; \
+	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout $(TEST_TIMEOUT) ./test/e2e; rc=$$?; \
 	echo "make bench: $$(( $$(date +%s) - start )) s"; exit $$rc
 
 fuzz: ## every fuzz target for FUZZTIME (20s)

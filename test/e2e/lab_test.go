@@ -83,6 +83,9 @@ type lab struct {
 // may be left of it: no process, no sandbox folder.
 func newLab(t testing.TB, env ...string) *lab {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("real VMs run without -short: make test")
+	}
 	bin, err := programs()
 	if err != nil {
 		t.Fatal(err)

@@ -46,7 +46,9 @@ func TestTenSandboxesAtOnce(t *testing.T) {
 	results := make([]result, many)
 	for i := range many {
 		names[i] = fmt.Sprintf("many-%d", i)
-		wg.Go(func() { results[i] = l.run("", "sandbox", "new", "--name", names[i], "--cores", "1", "--memory-mb", "512") })
+		wg.Go(func() {
+			results[i] = l.run("", "sandbox", "new", "--name", names[i], "--cores", "1", "--memory-mb", "512")
+		})
 	}
 	wg.Wait()
 	var ids []string

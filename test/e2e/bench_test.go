@@ -1,0 +1,289 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/control"
+	"github.com/agentlab-vm/agentlab/internal/link"
+)
+
+// Every benchmark here measures both sides of its ratio in one run, in turn,
+// and prints the raw samples. Budgets are those of the project's first slice.
+
+const benchSamples = 7
+
+// report prints raw samples in milliseconds and returns the median.
+func report(b *testing.B, name string, d []time.Duration) time.Duration {
+	b.Helper()
+	var raw []string
+	for _, v := range d {
+		raw = append(raw, strconv.FormatInt(v.Milliseconds(), 10))
+	}
+	sorted := slices.Sorted(slices.Values(d))
+	m := sorted[len(sorted)/2]
+	b.Logf("%s: median %d ms of [%s]", name, m.Milliseconds(), strings.Join(raw, " "))
+	return m
+}
+
+func timed(fn func()) time.Duration {
+	start := time.Now()
+	fn()
+	return time.Since(start)
+}
+
+// rawVM is what a sandbox's VM was started with, to start the same by hand.
+type rawVM struct {
+	qemu, kernel, initrd, root, args string
+	accel                            []string
+}
+
+// inspectVM reads the running QEMU's own command line.
+func (l *lab) inspectVM() rawVM {
+	l.Helper()
+	pids := l.processes("qemu-system")
+	if len(pids) != 1 {
+		l.Fatalf("%d QEMUs", len(pids))
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pids[0]))
+	if err != nil {
+		l.Fatal(err)
+	}
+	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pids[0]))
+	if err != nil {
+		l.Fatal(err)
+	}
+	argv := strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00")
+	value := func(flag string) string {
+		i := slices.Index(argv, flag)
+		if i < 0 || i+1 == len(argv) {
+			l.Fatalf("no %s in %q", flag, argv)
+		}
+		return argv[i+1]
+	}
+	vm := rawVM{qemu: exe, kernel: value("-kernel"), initrd: value("-initrd"), args: value("-append")}
+	vm.accel = []string{"-accel", value("-accel"), "-cpu", value("-cpu")}
+	matches, _ := filepath.Glob(filepath.Join(cacheDir(l), "images", "base", "*", "root.img"))
+	if len(matches) == 0 {
+		l.Fatal("no base image in the cache")
+	}
+	vm.root = matches[0]
+	return vm
+}
+
+// boot starts the same kernel, initrd and disk by hand with plain QEMU, with
+// no network and no supervisor, and waits for the first answer.
+func (vm rawVM) boot(b *testing.B) {
+	b.Helper()
+	dir := b.TempDir()
+	overlay := filepath.Join(dir, "root.qcow2")
+	if out, err := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", vm.root, overlay).CombinedOutput(); err != nil {
+		b.Fatalf("%v: %s", err, out)
+	}
+	socket := filepath.Join(dir, "c.sock")
+	args := append([]string{"-M", "microvm,x-option-roms=off,pit=off,pic=off,isa-serial=off,rtc=off,acpi=off,auto-kernel-cmdline=on",
+		"-m", "1024", "-smp", "2", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-kernel", vm.kernel, "-initrd", vm.initrd, "-append", vm.args,
+		"-device", "virtio-serial-device", "-chardev", "null,id=con", "-device", "virtconsole,chardev=con",
+		"-chardev", "socket,id=ctl,path=" + socket + ",server=on,wait=off", "-device", "virtserialport,chardev=ctl,name=agentlab.control",
+		"-drive", "if=none,id=root,format=qcow2,file=" + overlay, "-device", "virtio-blk-device,drive=root,serial=agentlab-root"}, vm.accel...)
+	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, vm.qemu, args...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	var conn net.Conn
+	if !eventually(settleLimit, func() bool {
+		var err error
+		conn, err = net.Dial("unix", socket)
+		return err == nil
+	}) {
+		b.Fatalf("QEMU did not start: %s", stderr.String())
+	}
+	host := link.Host(ctx, conn)
+	defer func() { _ = host.Close() }()
+	if !eventually(commandLimit, func() bool {
+		_, err := control.New(host.Dial).Health(ctx)
+		return err == nil
+	}) {
+		b.Fatalf("no answer: %s", stderr.String())
+	}
+}
+
+// BenchmarkColdStart compares a sandbox, from the request to its first exec
+// (budget 1.25), and a whole job (budget 2), with the raw boot by hand.
+func BenchmarkColdStart(b *testing.B) {
+	l := newLab(b)
+	l.ok("sandbox", "new", "--name", "first", "--cores", "2", "--memory-mb", "1024")
+	vm := l.inspectVM()
+	l.ok("sandbox", "destroy", "first")
+	repo := sampleRepo(b)
+	var raw, sandbox, job, jobRepo []time.Duration
+	for b.Loop() {
+		for i := range benchSamples {
+			name := fmt.Sprintf("bench-%d", i)
+			raw = append(raw, timed(func() { vm.boot(b) }))
+			sandbox = append(sandbox, timed(func() {
+				l.ok("sandbox", "new", "--name", name, "--cores", "2", "--memory-mb", "1024")
+				l.ok("exec", name, "true")
+			}))
+			l.ok("sandbox", "destroy", name)
+			job = append(job, timed(func() { l.ok("job", "run", "--agent", "shell", "--image", "base", "--task", "true"); l.noSandboxes() }))
+			jobRepo = append(jobRepo, timed(func() {
+				l.ok("job", "run", "--repo", repo, "--agent", "shell", "--image", "base", "--task", "true")
+				l.noSandboxes()
+			}))
+		}
+	}
+	base := report(b, "raw boot by hand", raw)
+	b.ReportMetric(float64(report(b, "sandbox new and exec true", sandbox))/float64(base), "sandbox/raw")
+	b.ReportMetric(float64(report(b, "job run true, VM destroyed", job))/float64(base), "job/raw")
+	b.ReportMetric(float64(report(b, "the same with a repository", jobRepo))/float64(base), "jobrepo/raw")
+}
+
+// rss is a process's resident memory in MiB.
+func rss(tb testing.TB, pid int) float64 {
+	tb.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if kb, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			n, err := strconv.Atoi(strings.Fields(kb)[0])
+			if err != nil {
+				tb.Fatal(err)
+			}
+			return float64(n) / 1024
+		}
+	}
+	tb.Fatal("no VmRSS")
+	return 0
+}
+
+// cpuTicks is the processor time that a process has used, in clock ticks.
+func cpuTicks(tb testing.TB, pid int) int {
+	tb.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	f := strings.Fields(rest)
+	user, _ := strconv.Atoi(f[11])
+	system, _ := strconv.Atoi(f[12])
+	return user + system
+}
+
+// BenchmarkShimMemory measures an idle supervisor with its network (budget
+// 25 MiB).
+func BenchmarkShimMemory(b *testing.B) {
+	l := newLab(b)
+	l.ok("sandbox", "new", "--name", "idle")
+	l.ok("exec", "idle", "true")
+	var worst float64
+	for b.Loop() {
+		for range benchSamples {
+			time.Sleep(time.Second) // what is measured is idleness
+			v := rss(b, l.processes("vmm")[0])
+			b.Logf("shim: %.1f MiB", v)
+			worst = max(worst, v)
+		}
+	}
+	b.ReportMetric(worst, "MiB")
+}
+
+// BenchmarkDaemon measures the daemon with the fake driver: memory and idle
+// processor time with 100 sandboxes (budget 60 MiB, about 0), 'status'
+// (budget 50 ms), 1,000 sandboxes through the API, and 'sandbox list' at
+// 10,000 against 1,000 (budget 12 times).
+func BenchmarkDaemon(b *testing.B) {
+	l := newLab(b, "AGENTLAB_ALLOW_FAKE=1")
+	l.config("backend: fake\nlimits:\n  max_sandboxes: 20000\nvmid_range:\n  first: 1000\n  last: 99999\n")
+	l.ok("daemon", "start")
+	pid := l.processes("agentlabd", "run")[0]
+	c := l.client()
+	made := 0
+	fill := func(total int) {
+		for ; made < total; made++ {
+			if _, err := c.CreateSandbox(b.Context(), api.SandboxCreate{Name: fmt.Sprintf("s-%d", made)}); err != nil {
+				b.Fatal(err)
+			}
+		}
+		l.allReady(b, total)
+	}
+	for b.Loop() {
+		fill(100)
+		time.Sleep(5 * time.Second)
+		before := cpuTicks(b, pid)
+		time.Sleep(5 * time.Second) // what is measured is idleness
+		b.ReportMetric(float64(cpuTicks(b, pid)-before)/5, "idle-cpu-%")
+		b.ReportMetric(rss(b, pid), "MiB-at-100")
+		var status []time.Duration
+		for range benchSamples {
+			status = append(status, timed(func() { l.ok("status") }))
+		}
+		b.ReportMetric(float64(report(b, "status", status).Microseconds())/1000, "status-ms")
+		b.ReportMetric(timed(func() { fill(1000) }).Seconds(), "900-creates-s")
+		small := benchList(b, c, 1000)
+		b.ReportMetric(timed(func() { fill(10000) }).Seconds(), "9000-creates-s")
+		b.ReportMetric(float64(benchList(b, c, 10000))/float64(small), "list10k/1k")
+		b.ReportMetric(rss(b, pid), "MiB-at-10000")
+	}
+	l.ok("daemon", "stop")
+	if err := os.RemoveAll(filepath.Join(l.home, "state")); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// allReady waits until all sandboxes of the fake driver are up.
+func (l *lab) allReady(b *testing.B, total int) {
+	b.Helper()
+	if !eventually(commandLimit, func() bool {
+		s, err := l.client().Status(context.Background())
+		return err == nil && s.Sandboxes["READY"] == total
+	}) {
+		s, err := l.client().Status(context.Background())
+		b.Fatalf("not all of %d are ready: %v, %v", total, s.Sandboxes, err)
+	}
+}
+
+func benchList(b *testing.B, c *client.Client, want int) time.Duration {
+	b.Helper()
+	var d []time.Duration
+	for range benchSamples {
+		d = append(d, timed(func() {
+			n, cursor := 0, ""
+			for {
+				page, err := c.Sandboxes(b.Context(), client.SandboxQuery{Cursor: cursor})
+				if err != nil {
+					b.Fatal(err)
+				}
+				n += len(page.Items)
+				if cursor = page.Next; cursor == "" {
+					break
+				}
+			}
+			if n != want {
+				b.Fatalf("listed %d of %d", n, want)
+			}
+		}))
+	}
+	return report(b, fmt.Sprintf("sandbox list at %d", want), d)
+}
