@@ -35,14 +35,16 @@ func run(name string, args []string) int {
 		}
 		return initd.Main()
 	case "supervise":
-		return initd.Supervise()
+		return initd.Supervise(len(args) > 0 && args[0] == "--adopt")
 	case "guestd":
+		if len(args) > 0 && args[0] == "--boot" {
+			return guestd.Boot()
+		}
 		return guestd.Main()
 	case "--version", "version":
 		fmt.Println("agent-runner " + version.String())
 		return 0
 	}
-	_ = args
 	return usage(fmt.Sprintf("unknown command %q", name))
 }
 

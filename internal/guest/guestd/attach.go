@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"os"
-	"regexp"
 	"sync"
 	"time"
 
@@ -20,8 +19,6 @@ const (
 	// client, so that a client that hangs holds up nothing for long.
 	slackWait = time.Second
 )
-
-var sessionName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
 type terminals struct {
 	mu   sync.Mutex
@@ -51,7 +48,7 @@ func (s *Server) handleAttach(w http.ResponseWriter, r *http.Request) {
 	if req.Session == "" {
 		req.Session = "main"
 	}
-	if !sessionName.MatchString(req.Session) {
+	if !made(req.Session, 1, 64, lower+"ABCDEFGHIJKLMNOPQRSTUVWXYZ._-") {
 		fail(w, agentlab.Errorf(agentlab.CodeInvalid, "%q is not a session name", req.Session).WithField("session"))
 		return
 	}

@@ -167,7 +167,7 @@ func (s *Server) execPipes(c *client, cmd *exec.Cmd) {
 		ours, theirs = append(ours, r), append(theirs, w)
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = theirs[0], theirs[1], theirs[2]
-	err := cmd.Start()
+	err := start(cmd)
 	closeAll(theirs)
 	if err != nil {
 		c.exit(startFailure(cmd, err))
@@ -287,7 +287,7 @@ func startTTY(cmd *exec.Cmd, a account, size stream.WindowSize) (*os.File, error
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
 	cmd.SysProcAttr.Setctty = true
-	if err := cmd.Start(); err != nil {
+	if err := start(cmd); err != nil {
 		_ = ptmx.Close()
 		return nil, err
 	}

@@ -51,6 +51,8 @@ type Config struct {
 	Runner  []string      // command of the runner; default agent-runner run
 	Logger  *slog.Logger  // nil: silent
 	Backoff time.Duration // first pause before a crashed runner is started again; default 1 s
+	// Answered, when given, is called with the path of each request answered.
+	Answered func(path string)
 }
 
 // Server answers guest control requests.
@@ -99,8 +101,15 @@ func New(cfg Config) *Server {
 	mux.HandleFunc("POST "+guestapi.PathAttach, s.handleAttach)
 	mux.HandleFunc("POST "+guestapi.PathSSHKey, s.handleSSHKey)
 	mux.HandleFunc("POST "+guestapi.PathPower, s.handlePower)
+	var handler http.Handler = mux
+	if cfg.Answered != nil {
+		handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			mux.ServeHTTP(w, r)
+			cfg.Answered(r.URL.Path)
+		})
+	}
 	s.http = &http.Server{
-		Handler:           mux,
+		Handler:           handler,
 		ReadHeaderTimeout: 30 * time.Second,
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"time"
 
@@ -25,11 +24,6 @@ const (
 	// nameWatch is how long the hostname is held against an init that read
 	// the old one just before it was replaced.
 	nameWatch = 20 * time.Second
-)
-
-var (
-	uidRE       = regexp.MustCompile(`^[a-z0-9-]{1,64}$`)
-	machineIDRE = regexp.MustCompile(`^[0-9a-f]{32}$`)
 )
 
 func (s *Server) handleIdentity(w http.ResponseWriter, r *http.Request) {
@@ -49,7 +43,7 @@ func checkIdentity(id guestapi.Identity) error {
 	bad := func(field, format string, args ...any) error {
 		return agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField(field)
 	}
-	if !uidRE.MatchString(id.UID) {
+	if !made(id.UID, 1, 64, lower+"-") {
 		return bad("uid", "%q is not a UID", id.UID)
 	}
 	if err := agentlab.ValidateName(id.Hostname); err != nil {
@@ -121,7 +115,7 @@ func (s *Server) changed(uid string) bool {
 func (s *Server) setMachineID(uid string) error {
 	id := s.line("/etc/machine-id")
 	ours := s.line(uidFile) == uid || s.line(freshFile) == id
-	if machineIDRE.MatchString(id) && ours && !s.changed(uid) {
+	if made(id, 32, 32, "0123456789abcdef") && ours && !s.changed(uid) {
 		return nil
 	}
 	var b [16]byte
@@ -256,6 +250,14 @@ func (s *Server) writeFile(name string, content []byte, mode fs.FileMode, uid, g
 		_ = os.Remove(f.Name())
 	}
 	return err
+}
+
+const lower = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+// made reports whether text is min to max of the given characters. (Regular
+// expressions cost too much of the boot.)
+func made(text string, min, max int, of string) bool {
+	return len(text) >= min && len(text) <= max && strings.Trim(text, of) == ""
 }
 
 // oneLine reports whether text is a single line of printable characters.

@@ -7,13 +7,14 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
+	"path"
 	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/link"
 )
 
@@ -25,19 +26,89 @@ const portWait = 60 * time.Second
 
 // Main serves guest control on the virtio-serial port and returns the exit
 // code of the process, which is never 0: it ends only when the port fails.
-func Main() int {
-	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-900"), 0o600)
-	log := slog.New(slog.NewTextHandler(Console{}, &slog.HandlerOptions{ReplaceAttr: dropTime}))
-	port, err := openPort("", portWait)
+func Main() int { return serve(nil) }
+
+// Boot is Main for the first server of a boot, which PID 1 starts while its
+// own root is still the initrd. It gets ready and connects, and answers as
+// soon as PID 1 says that the root disk is there. The file descriptor 3 is a
+// socket to PID 1: it sends one byte then, and gets one back after the first
+// answer and one after the first identity.
+func Boot() int {
+	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		log.Error("guestd cannot answer", "err", err)
 		return 1
 	}
-	s := New(Config{Logger: log})
+	unix.CloseOnExec(initSocket)
+	return serve(func() (func(string), error) {
+		if n, err := unix.Read(initSocket, make([]byte, 1)); n != 1 {
+			return nil, fmt.Errorf("PID 1 is gone: %w", err)
+		}
+		if err := enterRoot(proc); err != nil {
+			return nil, fmt.Errorf("entering the root disk: %w", err)
+		}
+		return tellInit, nil
+	})
+}
+
+const initSocket = 3
+
+// enterRoot makes the root of PID 1 ours.
+func enterRoot(proc int) error {
+	root, err := unix.Openat(proc, "1/root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(root) }()
+	_ = unix.Close(proc)
+	if err := unix.Fchdir(root); err != nil {
+		return err
+	}
+	if err := unix.Chroot("."); err != nil {
+		return err
+	}
+	return unix.Chdir("/")
+}
+
+// tellInit tells PID 1 the first answer and the first identity; it goes on
+// with the boot then, or when it has waited long enough.
+func tellInit(path string) {
+	if path == guestapi.PathIdentity {
+		_ = unix.Shutdown(initSocket, unix.SHUT_RDWR)
+		return
+	}
+	_, _ = unix.SendmsgN(initSocket, []byte{'a'}, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+}
+
+// serve runs the server; ready, when given, returns when it may answer, and
+// what is to be called with the path of each request answered.
+func serve(ready func() (func(string), error)) int {
+	setLimits()
+	log := slog.New(slog.NewTextHandler(Console{}, &slog.HandlerOptions{ReplaceAttr: dropTime}))
+	fatal := func(err error) int {
+		log.Error("guestd ends", "err", err)
+		return 1
+	}
+	port, err := openPort("/sys", "/dev", portWait)
+	if err != nil {
+		return fatal(err)
+	}
 	l := link.Guest(port)
-	err = s.Serve(l)
-	log.Error("guestd ends", "err", err)
-	return 1
+	cfg := Config{Logger: log}
+	if ready != nil {
+		if cfg.Answered, err = ready(); err != nil {
+			return fatal(err)
+		}
+	}
+	return fatal(New(cfg).Serve(l))
+}
+
+// setLimits sets what every command inherits as systemd has it for services;
+// the kernel's own limits are too small for agents.
+func setLimits() {
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-900"), 0o600) // not inherited, see started
+	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 1024, Max: 512 << 10})
+	const lockedMemory = 8 << 20
+	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: lockedMemory, Max: lockedMemory})
 }
 
 // dropTime leaves the time out of log lines: the console has its own.
@@ -62,13 +133,23 @@ func (Console) Write(p []byte) (int, error) {
 	return f.Write(append([]byte("agent-runner: "), p...))
 }
 
-// openPort opens the control port, waiting up to wait for it to appear.
-func openPort(root string, wait time.Duration) (io.ReadWriteCloser, error) {
+// openPort opens the control port, waiting up to wait for it to appear. It
+// works on open directories, because PID 1 may move the mounts meanwhile.
+func openPort(sysDir, devDir string, wait time.Duration) (io.ReadWriteCloser, error) {
+	sys, err := os.OpenRoot(sysDir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = sys.Close() }()
+	dev, err := os.OpenRoot(devDir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dev.Close() }()
 	deadline := time.Now().Add(wait)
 	for {
-		dev, err := findPort(root)
-		if err == nil {
-			f, err := os.OpenFile(dev, os.O_RDWR|unix.O_NONBLOCK|syscall.O_NOCTTY, 0)
+		if name := findPort(sys.FS()); name != "" {
+			f, err := dev.OpenFile(name, os.O_RDWR|unix.O_NONBLOCK|syscall.O_NOCTTY, 0)
 			if err == nil {
 				return &port{File: f}, nil
 			}
@@ -79,23 +160,20 @@ func openPort(root string, wait time.Duration) (io.ReadWriteCloser, error) {
 		if time.Now().After(deadline) {
 			return nil, fmt.Errorf("no virtio-serial port %s", PortName)
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(2 * time.Millisecond)
 	}
 }
 
 // findPort finds the device by the name that the kernel tells; udev may not
-// have made its link, or never will.
-func findPort(root string) (string, error) {
-	names, err := filepath.Glob(filepath.Join("/", root, "/sys/class/virtio-ports/*/name"))
-	if err != nil {
-		return "", err
-	}
+// have made its link, or never will. It returns "" when there is none.
+func findPort(sys fs.FS) string {
+	names, _ := fs.Glob(sys, "class/virtio-ports/*/name")
 	for _, name := range names {
-		if b, err := os.ReadFile(name); err == nil && strings.TrimSpace(string(b)) == PortName {
-			return filepath.Join("/", root, "/dev", filepath.Base(filepath.Dir(name))), nil
+		if b, err := fs.ReadFile(sys, name); err == nil && strings.TrimSpace(string(b)) == PortName {
+			return path.Base(path.Dir(name))
 		}
 	}
-	return "", fs.ErrNotExist
+	return ""
 }
 
 // port is the virtio-serial device. While no host has it open it reads as

@@ -108,6 +108,15 @@ func lookPath(name, dir string, env []string) (string, error) {
 	return "", exec.ErrNotFound
 }
 
+// start starts cmd, without our protection from the kernel's memory killer.
+func start(cmd *exec.Cmd) error {
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	_ = os.WriteFile("/proc/"+strconv.Itoa(cmd.Process.Pid)+"/oom_score_adj", []byte("0"), 0o600)
+	return nil
+}
+
 // startFailure is the exit status that a shell gives to a command that cannot
 // be started: 127 when it is not there, 126 when it cannot be run.
 func startFailure(cmd *exec.Cmd, err error) stream.ExitStatus {

@@ -111,7 +111,7 @@ func (s *Server) runRunner() error {
 		return err
 	}
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
+	if err := start(cmd); err != nil {
 		return err
 	}
 	done := make(chan error, 1)

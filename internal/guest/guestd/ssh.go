@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
-	"encoding/pem"
 	"errors"
 	"io/fs"
 	"net"
@@ -15,8 +14,6 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
-
-	"golang.org/x/crypto/ssh"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -60,18 +57,10 @@ func (s *Server) newHostKey() error {
 	if err != nil {
 		return err
 	}
-	block, err := ssh.MarshalPrivateKey(priv, "")
-	if err != nil {
+	if err := s.writeFile(hostKeyFile+".pub", []byte(ed25519Public(pub).line()+"\n"), 0o644, 0, 0); err != nil {
 		return err
 	}
-	sshPub, err := ssh.NewPublicKey(pub)
-	if err != nil {
-		return err
-	}
-	if err := s.writeFile(hostKeyFile+".pub", ssh.MarshalAuthorizedKey(sshPub), 0o644, 0, 0); err != nil {
-		return err
-	}
-	return s.writeFile(hostKeyFile, pem.EncodeToMemory(block), 0o600, 0, 0)
+	return s.writeFile(hostKeyFile, ed25519Private(priv), 0o600, 0, 0)
 }
 
 func (s *Server) handleSSHKey(w http.ResponseWriter, r *http.Request) {
@@ -103,20 +92,6 @@ func (s *Server) handleSSHKey(w http.ResponseWriter, r *http.Request) {
 	reply(w, guestapi.SSHKeyResponse{User: a.name, Port: sshPort, HostKeys: s.hostKeys()})
 }
 
-// parseKey accepts one public key and nothing that could be read as an option.
-func parseKey(line string) (ssh.PublicKey, error) {
-	bad := agentlab.Errorf(agentlab.CodeInvalid, "not a public key of one line without options").WithField("public_key")
-	line = strings.TrimSpace(line)
-	if len(line) > 16<<10 || !oneLine(line) {
-		return nil, bad
-	}
-	key, _, options, rest, err := ssh.ParseAuthorizedKey([]byte(line))
-	if err != nil || len(options) > 0 || len(rest) > 0 || !strings.HasPrefix(line, key.Type()+" ") {
-		return nil, bad
-	}
-	return key, nil
-}
-
 // authorize lets the key in until it expires. Keys that have expired are
 // taken out on the way.
 func (s *Server) authorize(user string, req guestapi.SSHKeyRequest) error {
@@ -135,7 +110,7 @@ func (s *Server) authorize(user string, req guestapi.SSHKeyRequest) error {
 		return err
 	}
 	now := time.Now()
-	plain := ssh.MarshalAuthorizedKey(key)
+	plain := []byte(key.line() + "\n")
 	kept := livingKeys(old, plain, now)
 	if len(kept) >= maxKeys {
 		return agentlab.Errorf(agentlab.CodeLimit, "%d keys are authorized for %s", maxKeys, user)

@@ -12,13 +12,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime/debug"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -41,7 +38,7 @@ func Main() int {
 	debug.SetGCPercent(-1) // this lives for less than a second
 	err := boot()
 	openConsole()
-	fmt.Fprintf(os.Stderr, "\nagent-runner: this sandbox cannot boot: %v\n", err)
+	tell("this sandbox cannot boot: %v", err)
 	unix.Sync()
 	// QEMU runs with -no-reboot, so a restart ends it on every machine type,
 	// which a power-off does not.
@@ -50,11 +47,43 @@ func Main() int {
 }
 
 func boot() error {
+	var m marks
+	m.add("init")
 	if err := mountKernel(); err != nil {
 		return err
 	}
 	openConsole()
-	loadModules()
+	guestd, err := startEarly()
+	if err != nil {
+		return fmt.Errorf("control server: %w", err)
+	}
+	m.add("guestd")
+	now, then := readModules()
+	loadModules(now)
+	openConsole() // its driver may have been among them
+	m.add("modules")
+	if err := switchToRoot(&m); err != nil {
+		return err
+	}
+	if err := guestd.release(); err != nil {
+		return fmt.Errorf("control server: %w", err)
+	}
+	guestd.wait(answerWait)
+	m.add("answer")
+	loadModules(then)
+	m.add("more")
+	guestd.wait(identityWait)
+	m.add("identity")
+	if err := guestd.leaveSupervisor(); err != nil {
+		return fmt.Errorf("supervisor: %w", err)
+	}
+	m.tell()
+	err = unix.Exec(realInit, []string{realInit}, []string{"HOME=/", "TERM=linux"})
+	return fmt.Errorf("%s: %w", realInit, err)
+}
+
+// switchToRoot makes the root disk "/" and all ready in it.
+func switchToRoot(m *marks) error {
 	disk, err := waitRoot()
 	if err != nil {
 		return err
@@ -62,6 +91,7 @@ func boot() error {
 	if err := mountRoot(disk); err != nil {
 		return err
 	}
+	m.add("root")
 	if err := setUpRun(); err != nil {
 		return fmt.Errorf("/run: %w", err)
 	}
@@ -74,12 +104,8 @@ func boot() error {
 	if err := ensureMachineID(); err != nil {
 		return fmt.Errorf("machine-id: %w", err)
 	}
-	if err := leaveSupervisor(); err != nil {
-		return fmt.Errorf("supervisor: %w", err)
-	}
-	_ = os.Chdir("/")
-	err = unix.Exec(realInit, []string{realInit}, []string{"HOME=/", "TERM=linux"})
-	return fmt.Errorf("%s: %w", realInit, err)
+	m.add("switch")
+	return nil
 }
 
 type mount struct {
@@ -132,23 +158,6 @@ func openConsole() {
 	}
 }
 
-// loadModules loads what is there, in order. What does not load is told; if it
-// was needed, a later step says so.
-func loadModules() {
-	names, _ := filepath.Glob(modulesDir + "/*.ko") // sorted
-	for _, name := range names {
-		f, err := os.Open(name)
-		if err == nil {
-			err = unix.FinitModule(int(f.Fd()), "", 0)
-			_ = f.Close()
-		}
-		if err != nil && !errors.Is(err, unix.EEXIST) {
-			fmt.Fprintf(os.Stderr, "agent-runner: module %s: %v\n", filepath.Base(name), err)
-		}
-	}
-	openConsole()
-}
-
 // waitRoot returns the name of the root disk, e.g. "vda".
 func waitRoot() (string, error) {
 	for deadline := time.Now().Add(rootWait); ; {
@@ -197,7 +206,7 @@ func setUpRun() error {
 	if err := os.MkdirAll(binDir, 0o755); err != nil { //nolint:gosec // all may run it
 		return err
 	}
-	if err := copyFile("/proc/self/exe", program, 0o755); err != nil {
+	if err := keepProgram(program); err != nil {
 		return err
 	}
 	if err := os.Symlink("agent-runner", filepath.Join(binDir, "agentlab-agent")); err != nil {
@@ -222,33 +231,23 @@ func keepTmp() error {
 	return os.WriteFile("/run/tmpfiles.d/tmp.conf", []byte(conf), 0o644) //nolint:gosec // public
 }
 
-func copyFile(from, to string, mode fs.FileMode) error {
-	in, err := os.Open(from)
+// keepProgram makes the program at name the file that we run from. A bind
+// mount costs neither time nor memory; the file lives on in the initrd's file
+// system, though no name is left of it there.
+func keepProgram(name string) error {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	if unix.Mount("/proc/self/exe", name, "", unix.MS_BIND, "") == nil {
+		return nil
+	}
+	in, err := os.Open("/proc/self/exe")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = in.Close() }()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
-	if err != nil {
-		return err
-	}
-	_, err = io.CopyBuffer(struct{ io.Writer }{out}, struct{ io.Reader }{in}, make([]byte, 1<<20))
-	return errors.Join(err, out.Close())
-}
-
-// leaveSupervisor starts the supervisor. It holds nothing of PID 1: its own
-// session, no console that a later getty could hang up.
-func leaveSupervisor() error {
-	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = null.Close() }()
-	cmd := &exec.Cmd{
-		Path: program, Args: []string{"agent-runner", "supervise"}, Dir: "/",
-		Env:   []string{"HOME=/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
-		Stdin: null, Stdout: null, Stderr: null,
-		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
-	}
-	return cmd.Start()
+	_, err = io.Copy(f, in)
+	return err
 }

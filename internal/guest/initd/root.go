@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -160,7 +159,7 @@ func ensureMachineID() error {
 		return err
 	}
 	_ = os.Remove(name)
-	return os.WriteFile(name, id, fs.FileMode(0o444)) //nolint:gosec // public
+	return os.WriteFile(name, id, 0o444) //nolint:gosec // public
 }
 
 // loopbackUp brings up the loopback device.

@@ -1,10 +1,13 @@
 package initd
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab/internal/guest/guestd"
 )
@@ -15,40 +18,47 @@ const (
 	// settled is how long guestd must have run for its next end to be a
 	// first one again.
 	settled = time.Minute
-
-	// As systemd gives them to services; the kernel's own are too small for
-	// agents.
-	openFilesSoft = 1024
-	openFilesHard = 512 << 10
-	lockedMemory  = 8 << 20
 )
 
-// Supervise keeps the control server alive. It does not return.
-func Supervise() int {
+// Supervise keeps the control server alive. With adopt it begins with the one
+// whose pidfd is file descriptor 3. It does not return.
+func Supervise(adopt bool) int {
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-950"), 0o600)
-	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: openFilesSoft, Max: openFilesHard})
-	const rlimitMemlock = 8
-	_ = syscall.Setrlimit(rlimitMemlock, &syscall.Rlimit{Cur: lockedMemory, Max: lockedMemory})
 	pause := minPause
 	for {
 		began := time.Now()
-		cmd := exec.Command("/proc/self/exe", "guestd")
-		cmd.Args[0] = "agent-runner"
-		cmd.Stderr = guestd.Console{} // where a panic is told
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-		err := cmd.Run()
+		var err error
+		if adopt {
+			adopt = false
+			waitPidfd(3)
+		} else {
+			err = runGuestd()
+		}
 		if time.Since(began) > settled {
 			pause = minPause
 		}
-		_, _ = guestd.Console{}.Write([]byte("guestd ended (" + reason(err) + "), starting it again\n"))
+		_, _ = fmt.Fprintf(guestd.Console{}, "guestd ended (%v), starting it again\n", err)
 		time.Sleep(pause)
 		pause = min(2*pause, maxPause)
 	}
 }
 
-func reason(err error) string {
-	if err == nil {
-		return "exit 0"
+func runGuestd() error {
+	cmd := exec.Command("/proc/self/exe", "guestd")
+	cmd.Args[0] = "agent-runner"
+	cmd.Stderr = guestd.Console{} // where a panic is told
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return cmd.Run()
+}
+
+// waitPidfd returns when the process of a pidfd has ended, and closes it.
+func waitPidfd(fd int) {
+	defer func() { _ = unix.Close(fd) }()
+	unix.CloseOnExec(fd)
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1) //nolint:gosec // a small number
+		if n > 0 || (err != nil && err != unix.EINTR) {
+			return
+		}
 	}
-	return err.Error()
 }

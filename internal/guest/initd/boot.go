@@ -1,0 +1,105 @@
+package initd
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// answerWait is how long PID 1 leaves the machine to the control server
+	// until its first answer, identityWait until its first identity. With a
+	// controller that waits for the guest both are a fraction of it; without
+	// one, as in the making of a template, the boot is later by that much.
+	answerWait   = 500 * time.Millisecond
+	identityWait = 1500 * time.Millisecond
+)
+
+// early is the control server that is started before anything else, so that
+// it gets ready, on another CPU where there is one, while PID 1 finds the
+// root disk. See guestd.Boot for its side.
+type early struct {
+	pid, pidfd int
+	sock       int
+}
+
+// startEarly starts the control server from the file that we run from: its
+// pages, and what an emulator made of them, are warm.
+func startEarly() (*early, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Close(pair[1]) }()
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{"agent-runner", "guestd", "--boot"}, &syscall.ProcAttr{
+		Dir: "/", Env: environment, Files: []uintptr{0, 1, 2, uintptr(pair[1])},
+		Sys: &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		return nil, err
+	}
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &early{pid: pid, pidfd: pidfd, sock: pair[0]}, nil
+}
+
+// release tells it that our root is the one to serve from.
+func (e *early) release() error {
+	_, err := unix.Write(e.sock, []byte{'r'})
+	return err
+}
+
+// wait returns when the server tells its next step, ends, or limit is over.
+func (e *early) wait(limit time.Duration) {
+	tv := unix.NsecToTimeval(limit.Nanoseconds())
+	if unix.SetsockoptTimeval(e.sock, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv) != nil {
+		return
+	}
+	for {
+		if _, err := unix.Read(e.sock, make([]byte, 1)); err != unix.EINTR {
+			return
+		}
+	}
+}
+
+// leaveSupervisor starts the supervisor of the server e. It shares nothing
+// with PID 1: its own session, no console that a later getty could hang up.
+func (e *early) leaveSupervisor() error {
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(null) }()
+	n := uintptr(null)
+	_, err = syscall.ForkExec("/proc/self/exe", []string{"agent-runner", "supervise", "--adopt"}, &syscall.ProcAttr{
+		Dir: "/", Env: environment, Files: []uintptr{n, n, n, uintptr(e.pidfd)},
+		Sys: &syscall.SysProcAttr{Setsid: true},
+	})
+	return err
+}
+
+var environment = []string{
+	"HOME=/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+}
+
+// marks notes when each step was done, in milliseconds since the kernel began.
+type marks struct{ text []byte }
+
+func (m *marks) add(step string) {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	m.text = fmt.Appendf(m.text, " %s=%d", step, ts.Nano()/1e6)
+}
+
+// tell writes the marks to the kernel's log, where dmesg shows them.
+func (m *marks) tell() {
+	if f, err := os.OpenFile("/dev/kmsg", os.O_WRONLY, 0); err == nil {
+		_, _ = fmt.Fprintf(f, "<6>agent-runner: boot ms:%s\n", m.text)
+		_ = f.Close()
+	}
+}

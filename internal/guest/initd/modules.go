@@ -1,0 +1,104 @@
+package initd
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// later are the modules that the first answer of a guest does not wait for.
+// Those for PCI join them where the machine has no PCI bus.
+var later = []string{"failover", "net_failover", "virtio_net", "virtio_rng", "virtio_balloon"}
+
+type module struct {
+	name, params string
+	image        []byte
+}
+
+// readModules reads the modules of the initrd, in order: those needed now, and
+// those for later, when the initrd is gone.
+func readModules() (now, then []module) {
+	cmdline, _ := os.ReadFile("/proc/cmdline")
+	pci, _ := filepath.Glob("/sys/bus/pci/devices/*")
+	names, _ := filepath.Glob(modulesDir + "/*.ko") // sorted
+	for _, file := range names {
+		name := moduleName(file)
+		image, err := os.ReadFile(file)
+		if err != nil {
+			tell("module %s: %v", name, err)
+			continue
+		}
+		m := module{name: name, params: moduleParams(string(cmdline), name), image: image}
+		if slices.Contains(later, name) || strings.HasPrefix(name, "virtio_pci") && len(pci) == 0 {
+			then = append(then, m)
+		} else {
+			now = append(now, m)
+		}
+	}
+	return now, then
+}
+
+// loadModules loads each module. What does not load is told; if it was needed,
+// a later step says so.
+func loadModules(modules []module) {
+	for _, m := range modules {
+		err := unix.InitModule(unsigned(m.image), m.params)
+		if errors.Is(err, unix.EKEYREJECTED) || errors.Is(err, unix.EPERM) {
+			err = unix.InitModule(m.image, m.params) // a kernel that insists
+		}
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			tell("module %s: %v", m.name, err)
+		}
+	}
+}
+
+// unsigned returns a module without the signature at its end. To verify it
+// costs an emulated machine 10 ms per module, and proves nothing about what
+// came in the same initrd as this program.
+func unsigned(image []byte) []byte {
+	const magic = "~Module signature appended~\n"
+	rest, ok := bytes.CutSuffix(image, []byte(magic))
+	const info = 12 // struct module_signature; the length is its last field
+	if !ok || len(rest) < info {
+		return image
+	}
+	length := uint64(binary.BigEndian.Uint32(rest[len(rest)-4:]))
+	if length > uint64(len(rest)-info) {
+		return image
+	}
+	return rest[:uint64(len(rest)-info)-length]
+}
+
+// moduleName is the kernel's name of the module in the file NN-name.ko.
+func moduleName(file string) string {
+	name := strings.TrimSuffix(filepath.Base(file), ".ko")
+	if number, rest, ok := strings.Cut(name, "-"); ok && strings.Trim(number, "0123456789") == "" {
+		name = rest
+	}
+	return strings.ReplaceAll(name, "-", "_")
+}
+
+// moduleParams returns the parameters that the kernel's command line holds for
+// a module (name.key=value), which the loader of a module must pass itself.
+func moduleParams(cmdline, module string) string {
+	var params []string
+	for _, word := range strings.Fields(cmdline) {
+		mod, param, ok := strings.Cut(word, ".")
+		if ok && strings.ReplaceAll(mod, "-", "_") == module {
+			params = append(params, param)
+		}
+	}
+	return strings.Join(params, " ")
+}
+
+// tell writes one line to the console.
+func tell(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "agent-runner: "+format+"\n", args...)
+}
