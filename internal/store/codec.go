@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bytes"
 	"database/sql/driver"
 	"encoding/json"
 	"fmt"
@@ -87,7 +86,5 @@ func (c jsonCol) Scan(src any) error {
 	if !ok {
 		return fmt.Errorf("JSON is stored as %T", src)
 	}
-	d := json.NewDecoder(bytes.NewReader([]byte(s)))
-	d.DisallowUnknownFields()
-	return d.Decode(c.v)
+	return json.Unmarshal([]byte(s), c.v)
 }

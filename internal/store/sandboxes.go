@@ -50,6 +50,8 @@ func checkSandbox(s *agentlab.Sandbox) error {
 		return invalid("state", "unknown state %q", s.State)
 	case s.Desired != agentlab.DesiredRunning && s.Desired != agentlab.DesiredStopped && s.Desired != agentlab.DesiredDestroyed:
 		return invalid("desired", "%q cannot be desired", s.Desired)
+	case s.Network.Mode == "":
+		return invalid("network.mode", "it is empty")
 	case s.LeaseExpiresAt.IsZero() || s.CreatedAt.IsZero() || s.UpdatedAt.IsZero():
 		return invalid("lease_expires_at", "lease, creation or update time is missing")
 	}

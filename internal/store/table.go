@@ -114,6 +114,9 @@ func (t *table[T]) query(ctx context.Context, q querier, tail string, args ...an
 		if err := t.check(&v); err != nil {
 			return nil, damaged(t.name, err)
 		}
+		if len(out) == cap(out) {
+			out = slices.Grow(out, max(16, len(out))) // doubled: append's own steps copy long lists five times
+		}
 		out = append(out, v)
 	}
 	if err := rows.Err(); err != nil {
