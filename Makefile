@@ -78,6 +78,7 @@ fuzz: ## every fuzz target for FUZZTIME (20s)
 docs: ## write the generated documents anew
 	$(GO) test ./internal/server -run TestGenerated -update
 	$(GO) test ./internal/cli -run TestCommandReference -update
+	$(GO) test ./internal/config -run TestReference -update
 
 demo: ## a job in a real VM, from an empty machine to a fetched commit
 	@scripts/deps.sh run
