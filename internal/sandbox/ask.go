@@ -1,0 +1,282 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// Request asks for a sandbox; zero values mean the profile's or the
+// configured defaults.
+type Request struct {
+	Name      string // made up when empty
+	Profile   string
+	Image     string // wanted name; before the default, after the request's the profile's counts
+	Keepalive *bool
+	TTL       time.Duration
+	Cores     int
+	MemoryMB  int
+	JobID     string // the job it is made for; "" when made by hand
+
+	// DefaultImage replaces the configured one when neither request nor
+	// profile names an image.
+	DefaultImage string
+}
+
+// Create writes a new sandbox down and returns it, REQUESTED. Codes: invalid,
+// not_found (profile, image), unsupported with the field named, exists (name
+// taken), limit.
+func (s *Service) Create(ctx context.Context, r Request) (agentlab.Sandbox, error) {
+	sb, prof, err := s.Plan(r)
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	if _, err := s.cfg.Store.PutProfile(ctx, prof.Name, prof.YAML); err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	const tries = 8 // for a made-up name that is taken
+	for i := 0; ; i++ {
+		if r.Name == "" {
+			sb.Name = "sb-" + agentlab.NewUID()[:6]
+		}
+		made, err := s.cfg.Store.AllocateSandbox(ctx, sb, s.lim.VMIDFirst, s.lim.VMIDLast, s.lim.MaxSandboxes, createdEvent(sb))
+		if r.Name == "" && agentlab.CodeOf(err) == agentlab.CodeExists && i < tries {
+			continue
+		}
+		if err != nil {
+			return agentlab.Sandbox{}, err
+		}
+		s.remember(made)
+		s.loop.Wake(made.VMID)
+		if s.cfg.Changed != nil {
+			s.cfg.Changed(made)
+		}
+		return made, nil
+	}
+}
+
+// Plan checks a request and returns the sandbox that Create would write,
+// without a number, and its profile. Nothing is written.
+func (s *Service) Plan(r Request) (agentlab.Sandbox, agentlab.Profile, error) {
+	none := func(err error) (agentlab.Sandbox, agentlab.Profile, error) {
+		return agentlab.Sandbox{}, agentlab.Profile{}, err
+	}
+	if r.Name != "" {
+		if err := agentlab.ValidateName(r.Name); err != nil {
+			return none(err)
+		}
+	}
+	prof, err := s.cfg.Profiles.Use(cmp.Or(r.Profile, s.cfg.DefaultProfile))
+	if err != nil {
+		return none(err)
+	}
+	ttl, err := s.ttl(r.TTL, prof.TTL)
+	if err != nil {
+		return none(err)
+	}
+	now := s.clock().UTC()
+	sb := agentlab.Sandbox{
+		UID: agentlab.NewUID(), Name: r.Name, Backend: s.cfg.Driver.Info().Name, Profile: prof.Name,
+		Image: cmp.Or(r.Image, prof.Image, r.DefaultImage, s.cfg.DefaultImage),
+		State: agentlab.SandboxRequested, Desired: agentlab.DesiredRunning,
+		Resources: prof.Resources, Network: prof.Network, Keepalive: prof.Keepalive, JobID: r.JobID,
+		LeaseExpiresAt: now.Add(ttl), CreatedAt: now,
+	}
+	sb.Resources.Cores = cmp.Or(r.Cores, sb.Resources.Cores)
+	sb.Resources.MemoryMB = cmp.Or(r.MemoryMB, sb.Resources.MemoryMB)
+	if r.Keepalive != nil {
+		sb.Keepalive = *r.Keepalive
+	}
+	if err := sb.Resources.Validate(); err != nil {
+		return none(err)
+	}
+	if err := s.cfg.Images.Check(sb.Image); err != nil {
+		return none(err)
+	}
+	if err := s.cfg.Driver.Validate(spec(sb)); err != nil {
+		return none(err)
+	}
+	return sb, prof, nil
+}
+
+// ttl chooses the length of a lease and checks it.
+func (s *Service) ttl(asked, profile time.Duration) (time.Duration, error) {
+	d := cmp.Or(asked, profile, s.lim.DefaultTTL)
+	if err := agentlab.ValidateTTL(d); err != nil {
+		return 0, err
+	}
+	if d > s.lim.MaxTTL {
+		return 0, agentlab.Errorf(agentlab.CodeInvalid, "%s is longer than the maximum of %s", d, s.lim.MaxTTL).WithField("ttl").
+			WithHint("ask for less, or raise limits.max_ttl_minutes in config.yaml")
+	}
+	return d, nil
+}
+
+func spec(sb agentlab.Sandbox) backend.Spec {
+	return backend.Spec{VMID: sb.VMID, UID: sb.UID, Name: sb.Name, Image: sb.Image, Resources: sb.Resources, Network: sb.Network}
+}
+
+func ref(sb agentlab.Sandbox) backend.Ref { return backend.Ref{VMID: sb.VMID, UID: sb.UID} }
+
+// Get finds a sandbox by number, or by name among those that are not
+// DESTROYED.
+func (s *Service) Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox, error) {
+	if vmid, err := strconv.Atoi(nameOrVMID); err == nil {
+		return s.cfg.Store.Sandbox(ctx, vmid)
+	}
+	sb, err := s.cfg.Store.SandboxByName(ctx, nameOrVMID)
+	if err == nil && sb.State == agentlab.SandboxDestroyed {
+		return agentlab.Sandbox{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no sandbox %s", nameOrVMID).
+			WithHint("the last one of that name, %d, is destroyed; see 'agentlab sandbox list --all'", sb.VMID)
+	}
+	return sb, err
+}
+
+// List lists sandboxes by rising number.
+func (s *Service) List(ctx context.Context, f Filter) ([]agentlab.Sandbox, error) {
+	return s.cfg.Store.Sandboxes(ctx, f)
+}
+
+// Start asks for a stopped sandbox to run. One that runs or is being made is
+// left as it is. Codes: not_found, conflict, busy (it is being stopped).
+func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
+	return s.ask(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		switch {
+		case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
+			return nil, conflict(*sb, "and cannot be started", "make a new one: agentlab sandbox new")
+		case sb.State == agentlab.SandboxFailed || sb.State == agentlab.SandboxTimeout:
+			return nil, conflict(*sb, "and cannot be started as it is", "agentlab sandbox stop %d, then start it, or destroy it", vmid)
+		case sb.State == agentlab.SandboxStopped:
+			if !s.clock().Before(sb.LeaseExpiresAt) {
+				return nil, conflict(*sb, "and its lease has ended", "agentlab sandbox lease renew %d --ttl 4h", vmid)
+			}
+			sb.Desired = agentlab.DesiredRunning
+			return nil, nil
+		case sb.Desired == agentlab.DesiredStopped:
+			return nil, agentlab.Errorf(agentlab.CodeBusy, "sandbox %s (%d) is being stopped", sb.Name, vmid).WithHint("try again when it is STOPPED")
+		}
+		return nil, nil
+	})
+}
+
+// Stop asks for a sandbox to be powered off: its guest is asked and may take
+// grace, then the power is cut; grace 0 cuts at once. A stopped one is left as
+// it is. Codes: not_found, conflict.
+func (s *Service) Stop(ctx context.Context, vmid int, grace time.Duration) (agentlab.Sandbox, error) {
+	s.with(vmid, func(m *memory) { m.grace = &grace })
+	return s.ask(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		switch {
+		case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
+			return nil, conflict(*sb, "and cannot be stopped", "")
+		case sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning:
+			return nil, conflict(*sb, "and has nothing to stop yet", "agentlab sandbox destroy %d", vmid)
+		}
+		sb.Desired = agentlab.DesiredStopped
+		return nil, nil
+	})
+}
+
+// Destroy asks for nothing of a sandbox to be left. It is allowed in every
+// state; destroying a destroyed one succeeds. Code: not_found.
+func (s *Service) Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
+	return s.ask(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if sb.State != agentlab.SandboxDestroyed {
+			sb.Desired = agentlab.DesiredDestroyed
+		}
+		return nil, nil
+	})
+}
+
+// RenewLease makes a lease end ttl from now. Codes: not_found, invalid,
+// conflict when it is too late.
+func (s *Service) RenewLease(ctx context.Context, vmid int, ttl time.Duration) (agentlab.Sandbox, error) {
+	ttl, err := s.ttl(ttl, -1) // a zero ttl is an error here
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	return s.ask(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed {
+			return nil, conflict(*sb, "and its lease cannot be renewed", "make a new one: agentlab sandbox new")
+		}
+		sb.LeaseExpiresAt = s.clock().UTC().Add(ttl)
+		return []agentlab.Event{leaseEvent(*sb, "renewed")}, nil
+	})
+}
+
+// ask changes what is wanted of a sandbox and makes the loop see it.
+func (s *Service) ask(ctx context.Context, vmid int, wake func(int), fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
+	sb, err := s.update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		before := sb.Desired
+		evs, err := fn(sb)
+		if err == nil && sb.Desired != before {
+			evs = append(evs, desiredEvent(*sb))
+		}
+		return evs, err
+	})
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	wake(vmid)
+	return sb, nil
+}
+
+func conflict(sb agentlab.Sandbox, rest, hint string, args ...any) error {
+	what := string(sb.State)
+	if sb.Desired == agentlab.DesiredDestroyed && sb.State != agentlab.SandboxDestroyed {
+		what += ", about to be destroyed,"
+	}
+	e := agentlab.Errorf(agentlab.CodeConflict, "sandbox %s (%d) is %s %s", sb.Name, sb.VMID, what, rest)
+	if hint != "" {
+		e = e.WithHint(hint, args...)
+	}
+	return e
+}
+
+// Outcome is how the job of a sandbox ended.
+type Outcome struct {
+	Status agentlab.JobStatus
+	Reason string
+	TTL    time.Duration // a kept sandbox has at least so much lease from now
+}
+
+// Release ends the use of a sandbox by its job. With keepalive it goes on as
+// if made by hand: COMPLETED after a job that completed, else READY.
+// Otherwise it takes the state of its job's end and is destroyed. It may be
+// called again. Code: not_found.
+func (s *Service) Release(ctx context.Context, vmid int, o Outcome) (agentlab.Sandbox, error) {
+	return s.ask(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed {
+			return nil, nil
+		}
+		before := sb.State
+		switch {
+		case sb.Keepalive:
+			if sb.State != agentlab.SandboxRunning {
+				return nil, nil
+			}
+			sb.State = agentlab.SandboxReady
+			if o.Status == agentlab.JobCompleted {
+				sb.State = agentlab.SandboxCompleted
+			}
+			if end := s.clock().UTC().Add(o.TTL); end.After(sb.LeaseExpiresAt) {
+				sb.LeaseExpiresAt = end
+			}
+		default:
+			sb.Desired = agentlab.DesiredDestroyed
+			end := map[agentlab.JobStatus]agentlab.SandboxState{
+				agentlab.JobCompleted: agentlab.SandboxCompleted, agentlab.JobFailed: agentlab.SandboxFailed, agentlab.JobTimeout: agentlab.SandboxTimeout,
+			}[o.Status]
+			if sb.State.HasVM() && sb.State.CanBecome(end) {
+				sb.State, sb.Reason = end, oneLine(o.Reason)
+			}
+		}
+		if sb.State == before {
+			return nil, nil
+		}
+		return []agentlab.Event{stateEvent(*sb, before)}, nil
+	})
+}

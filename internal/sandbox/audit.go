@@ -1,0 +1,106 @@
+package sandbox
+
+import (
+	"context"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// auditLoop compares the backend with the rows now and then, so that a VM
+// that crashes, and what a crash of ours left behind, is found.
+func (s *Service) auditLoop(ctx context.Context) {
+	t := time.NewTicker(s.lim.AuditEvery)
+	defer t.Stop()
+	for {
+		if err := s.audit(ctx); err != nil && ctx.Err() == nil {
+			s.log.Warn("the backend could not be compared with the rows", "err", err)
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// audit compares once. It changes no row itself: a sandbox that is not as it
+// should be is looked at by its own next step.
+func (s *Service) audit(ctx context.Context) error {
+	all, err := s.cfg.Driver.List(ctx)
+	if err != nil {
+		return err
+	}
+	found := make(map[backend.Ref]backend.Power, len(all))
+	for _, in := range all {
+		found[in.Ref] = in.Power
+	}
+	s.mu.Lock()
+	var suspects []int
+	for vmid, m := range s.memory {
+		ref := backend.Ref{VMID: vmid, UID: m.uid}
+		power, there := found[ref]
+		delete(found, ref)
+		if m.inspected && !m.suspect && differs(m.state, power, there) {
+			m.suspect = true
+			suspects = append(suspects, vmid)
+		}
+	}
+	s.mu.Unlock()
+	for _, vmid := range suspects {
+		s.loop.Wake(vmid)
+	}
+	for ref := range found {
+		if err := s.orphan(ctx, ref); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// differs tells whether a sandbox in that state should look otherwise.
+func differs(state agentlab.SandboxState, power backend.Power, there bool) bool {
+	switch {
+	case state == agentlab.SandboxBooting:
+		return false // its step looks itself
+	case state.HasVM():
+		return !there || power != backend.PowerRunning
+	case state == agentlab.SandboxFailed, state == agentlab.SandboxStopped, state == agentlab.SandboxTimeout:
+		return there && power == backend.PowerRunning
+	}
+	return false
+}
+
+// orphan deals with what bears our mark and belongs to no sandbox that is
+// not destroyed. What a row proves to be ours is destroyed; anything else is
+// told of once and left alone.
+func (s *Service) orphan(ctx context.Context, ref backend.Ref) error {
+	sb, err := s.cfg.Store.Sandbox(ctx, ref.VMID)
+	switch {
+	case err == nil && sb.UID == ref.UID && sb.State == agentlab.SandboxDestroyed:
+		s.log.Warn("destroying what is left of a destroyed sandbox", "vmid", ref.VMID)
+		ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
+		defer cancel()
+		return s.cfg.Driver.Destroy(ctx, ref)
+	case err == nil && sb.UID == ref.UID:
+		s.remember(sb) // written by another process, or while this one looked
+		s.loop.Wake(ref.VMID)
+		return nil
+	case err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound:
+		return err
+	}
+	s.mu.Lock()
+	told := s.drift[ref]
+	s.drift[ref] = true
+	s.mu.Unlock()
+	if told {
+		return nil
+	}
+	s.log.Warn("the backend holds a sandbox that no row knows; it is left alone", "vmid", ref.VMID, "uid", ref.UID)
+	return s.cfg.Store.AppendEvents(ctx, agentlab.Event{
+		Kind: agentlab.EventDrift, SandboxVMID: ref.VMID,
+		Message: "the backend holds a sandbox with this number that no row knows; it was left alone",
+		Data:    `{"uid":"` + ref.UID + `"}`,
+	})
+}

@@ -1,0 +1,276 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/control"
+)
+
+// resolved tells whether the row holds a reference name@digest; before that
+// it holds the wanted name.
+func resolved(sb agentlab.Sandbox) bool { return strings.Contains(sb.Image, "@") }
+
+// passing tells whether an error of the driver may go away by itself.
+func passing(err error) bool {
+	switch agentlab.CodeOf(err) {
+	case agentlab.CodeBusy, agentlab.CodeUnavailable, agentlab.CodeUnknownOutcome, agentlab.CodeTimeout:
+		return true
+	}
+	return false
+}
+
+// provision makes image, disk and VM of a sandbox and starts it.
+func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
+	if !resolved(sb) {
+		return s.resolveImage(ctx, sb)
+	}
+	wait, refusal, err := s.tryPowerOn(ctx, sb)
+	switch {
+	case wait || err != nil:
+		return 0, true, err
+	case refusal != nil:
+		return 0, false, s.fail(ctx, sb, "it could not be made: %w", refusal)
+	}
+	return 0, false, s.become(ctx, sb, agentlab.SandboxBooting, "")
+}
+
+// tryPowerOn runs powerOn when a slot for booting is free. wait tells that
+// the step ends here, to be run again when there is one, or after a pause
+// when err tells of trouble that may pass; a refusal is for good.
+func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait bool, refusal, err error) {
+	if !s.boots.acquire(sb.VMID) {
+		return true, nil, nil
+	}
+	s.boots.next(s.loop.Wake)
+	var tried time.Time
+	s.with(sb.VMID, func(m *memory) {
+		if m.tried.IsZero() {
+			m.tried = s.clock()
+		}
+		tried = m.tried
+	})
+	err = s.powerOn(ctx, sb)
+	if err == nil {
+		return false, nil, nil
+	}
+	s.boots.release(sb.VMID, s.loop.Wake) // others may have better luck
+	if ctx.Err() != nil || (passing(err) && s.clock().Sub(tried) < s.lim.ProvisionTimeout) {
+		return true, nil, err
+	}
+	return false, err, nil
+}
+
+// powerOn makes what is missing of the VM, opens the guest plane, and starts
+// the VM. All of it may have been done before.
+func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
+	if err := s.cfg.Driver.Create(ctx, spec(sb)); err != nil {
+		return err
+	}
+	if err := s.openPlane(ctx, sb); err != nil {
+		return err
+	}
+	return s.cfg.Driver.Start(ctx, ref(sb))
+}
+
+// boot waits for the guest of a sandbox that was started, or starts it.
+func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
+	if !s.inspected(sb.VMID) {
+		if done, err := s.ensureStarted(ctx, sb); done || err != nil {
+			return 0, done, err
+		}
+	}
+	if err := s.openPlane(ctx, sb); err != nil {
+		return 0, true, err
+	}
+	err := s.introduce(ctx, sb)
+	if err == nil {
+		s.boots.release(sb.VMID, s.loop.Wake)
+		return 0, false, s.ready(ctx, sb)
+	}
+	if ctx.Err() != nil {
+		return 0, true, err
+	}
+	var waited time.Duration
+	s.with(sb.VMID, func(m *memory) {
+		now := s.clock()
+		waited = now.Sub(m.running)
+		m.inspected = m.inspected && now.Sub(m.looked) < lookEvery
+	})
+	if waited >= s.lim.BootTimeout {
+		return 0, false, s.fail(ctx, sb, "its guest did not answer within %s: %w", s.lim.BootTimeout, err)
+	}
+	return bootPause(waited), true, nil
+}
+
+// lookEvery is how often it is checked that the VM of a guest that does not
+// answer yet still runs.
+const lookEvery = time.Second
+
+// bootPause is how long to wait before asking a booting guest again.
+func bootPause(waited time.Duration) time.Duration {
+	switch {
+	case waited < 5*time.Second:
+		return 20 * time.Millisecond
+	case waited < 30*time.Second:
+		return 100 * time.Millisecond
+	}
+	return 500 * time.Millisecond
+}
+
+// ensureStarted makes sure that the VM of a BOOTING sandbox runs, and starts
+// it when it never ran in this boot. done tells that there is nothing more to
+// do for now; when neither that nor an error, it runs or the row has changed.
+func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done bool, err error) {
+	in, err := s.cfg.Driver.Inspect(ctx, ref(sb))
+	absent := agentlab.CodeOf(err) == agentlab.CodeNotFound
+	if err != nil && !absent {
+		return true, err
+	}
+	ran := false
+	s.with(sb.VMID, func(m *memory) { ran = !m.running.IsZero() })
+	why := ""
+	switch {
+	case absent && (ran || !sb.BootedAt.IsZero()):
+		why = "its VM has vanished from the backend"
+	case in.Power == backend.PowerCrashed:
+		why = "its VM crashed while it booted: " + in.Reason
+	case in.Power == backend.PowerStopped && ran:
+		why = "its guest powered off while it booted"
+	case in.Power == backend.PowerRunning:
+		s.runs(sb.VMID)
+		return false, nil
+	}
+	if why == "" {
+		wait, refusal, err := s.tryPowerOn(ctx, sb)
+		switch {
+		case wait || err != nil:
+			return true, err
+		case refusal == nil:
+			s.runs(sb.VMID)
+			return false, nil
+		}
+		why = "it could not be started: " + refusal.Error()
+	}
+	if err := s.fail(ctx, sb, "%s", why); err != nil {
+		return true, err
+	}
+	s.loop.Wake(sb.VMID) // for what follows
+	return true, nil
+}
+
+// runs notes that the VM of a BOOTING sandbox was seen to run.
+func (s *Service) runs(vmid int) {
+	s.with(vmid, func(m *memory) {
+		now := s.clock()
+		if m.running.IsZero() {
+			m.running = now
+		}
+		m.looked, m.inspected, m.suspect = now, true, false
+	})
+}
+
+func (s *Service) control(sb agentlab.Sandbox) *control.Client {
+	return control.New(func(ctx context.Context) (net.Conn, error) { return s.cfg.Driver.DialControl(ctx, ref(sb)) })
+}
+
+// introduce tells the guest who it is, unless it knows.
+func (s *Service) introduce(ctx context.Context, sb agentlab.Sandbox) error {
+	c := s.control(sb)
+	health, err := c.Health(ctx)
+	if err != nil {
+		return err
+	}
+	if health.Identity == sb.UID {
+		return nil // by a process before this one, or an answer that was lost
+	}
+	id := guestapi.Identity{
+		UID: sb.UID, Hostname: sb.Name, Time: s.clock().UTC(), Entropy: make([]byte, 64),
+		Network: s.cfg.Driver.Info().GuestNetwork,
+	}
+	_, _ = rand.Read(id.Entropy) // never fails
+	if id.Bootstrap, err = s.bootstrap(ctx, sb); err != nil {
+		return err
+	}
+	id.Time = s.clock().UTC()
+	_, err = c.SetIdentity(ctx, id)
+	return err
+}
+
+// bootstrap returns the document with which the runner of a sandbox fetches
+// its job and secrets; nil when there are none.
+func (s *Service) bootstrap(ctx context.Context, sb agentlab.Sandbox) (*guestapi.Bootstrap, error) {
+	if s.cfg.ServeGuest == nil {
+		return nil, nil //nolint:nilnil // no document is no error
+	}
+	if sb.JobID == "" {
+		prof, err := s.cfg.Profiles.Use(sb.Profile)
+		if err != nil {
+			s.log.Warn("sandbox gets no secrets: its profile cannot be used any more", "vmid", sb.VMID, "err", err)
+		}
+		if err != nil || prof.SecretsBundle == "" {
+			return nil, nil //nolint:nilnil // no document is no error
+		}
+	}
+	token, err := s.token(ctx, sb)
+	if err != nil {
+		return nil, err
+	}
+	return &guestapi.Bootstrap{Token: token, Controller: s.cfg.Driver.Info().ControllerURL, VMID: sb.VMID}, nil
+}
+
+// token mints a bootstrap token, or returns the one that an attempt before
+// this one minted.
+func (s *Service) token(ctx context.Context, sb agentlab.Sandbox) (token string, err error) {
+	now := s.clock().UTC()
+	s.with(sb.VMID, func(m *memory) {
+		if m.token != "" && now.Add(s.lim.BootstrapTTL/2).Before(m.tokenEnds) {
+			token = m.token
+		}
+	})
+	if token != "" {
+		return token, nil
+	}
+	token = agentlab.NewToken()
+	sum := sha256.Sum256([]byte(token))
+	ends := now.Add(s.lim.BootstrapTTL)
+	err = s.cfg.Store.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hex.EncodeToString(sum[:]), VMID: sb.VMID, ExpiresAt: ends})
+	if err != nil {
+		return "", err
+	}
+	s.with(sb.VMID, func(m *memory) { m.token, m.tokenEnds = token, ends })
+	return token, nil
+}
+
+// ready makes a sandbox READY.
+func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
+	in, err := s.cfg.Driver.Inspect(ctx, ref(sb))
+	if err != nil {
+		return err
+	}
+	_, err = s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if now.State != sb.State || now.Desired != sb.Desired {
+			return nil, nil
+		}
+		now.State, now.Reason, now.IP = agentlab.SandboxReady, "", in.IP
+		if now.BootedAt.IsZero() {
+			now.BootedAt = s.clock().UTC()
+		}
+		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
+	})
+	if err == nil {
+		s.with(sb.VMID, func(m *memory) {
+			m.token = ""
+			m.inspected = m.state == agentlab.SandboxReady && in.Power == backend.PowerRunning
+		})
+	}
+	return err
+}

@@ -1,0 +1,450 @@
+package sandbox_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
+)
+
+func fakeFault(op fake.Op, err error) fake.Fault { return fake.Fault{Op: op, Err: err} }
+
+// TestFaultMatrix makes each step of the driver fail in each way, and says
+// what becomes of the sandbox. Faults that may pass are gone at the third
+// attempt.
+func TestFaultMatrix(t *testing.T) {
+	passes := []agentlab.Code{agentlab.CodeBusy, agentlab.CodeUnavailable, agentlab.CodeUnknownOutcome}
+	stays := []agentlab.Code{agentlab.CodeUnsupported, agentlab.CodeDenied, agentlab.CodeNoSpace, agentlab.CodeInvalid, agentlab.CodeExists, agentlab.CodeInternal}
+	type row struct {
+		op    fake.Op
+		at    fake.Point
+		codes []agentlab.Code
+		want  agentlab.SandboxState // while it is to run
+	}
+	for _, r := range []row{
+		{fake.OpCreate, fake.Before, passes, agentlab.SandboxReady},
+		{fake.OpCreate, fake.Half, passes, agentlab.SandboxReady},
+		{fake.OpCreate, fake.After, passes, agentlab.SandboxReady},
+		{fake.OpStart, fake.Before, passes, agentlab.SandboxReady},
+		{fake.OpStart, fake.After, passes, agentlab.SandboxReady},
+		{fake.OpListenGuest, fake.Before, passes, agentlab.SandboxReady},
+		{fake.OpInspect, fake.Before, passes, agentlab.SandboxReady},
+		{fake.OpDialControl, fake.Before, passes, agentlab.SandboxReady},
+		{fake.OpList, fake.Before, passes, agentlab.SandboxReady},
+		{fake.OpCreate, fake.Before, stays, agentlab.SandboxFailed},
+		{fake.OpCreate, fake.Half, stays, agentlab.SandboxFailed},
+		{fake.OpStart, fake.Before, stays, agentlab.SandboxFailed},
+		{fake.OpStart, fake.After, stays, agentlab.SandboxFailed},
+		{fake.OpListenGuest, fake.Before, stays, agentlab.SandboxFailed},
+		{fake.OpDialControl, fake.Before, stays, agentlab.SandboxReady}, // a booting guest may say anything for a while
+		{fake.OpInspect, fake.Before, stays, agentlab.SandboxReady},     // an error tells nothing about the VM
+	} {
+		for _, code := range r.codes {
+			t.Run(fmt.Sprintf("%s/%s/%s", r.op, r.at, code), func(t *testing.T) {
+				inWorld(t, func(w *world) {
+					remove := w.host.Inject(fake.Fault{Op: r.op, At: r.at, Times: 2, Err: agentlab.Errorf(code, "injected %s", code)})
+					sb := w.create(sandbox.Request{Name: "play"})
+					sb = w.until(sb.VMID, agentlab.SandboxReady, agentlab.SandboxFailed)
+					if sb.State != r.want {
+						w.Fatalf("%s (%s), want %s", sb.State, sb.Reason, r.want)
+					}
+					if sb.State == agentlab.SandboxFailed && !strings.Contains(sb.Reason, "injected "+string(code)) {
+						w.Errorf("the reason %q does not tell the fault", sb.Reason)
+					}
+					if sb.State == agentlab.SandboxFailed {
+						time.Sleep(time.Minute)
+						if p := w.power(sb); p == backend.PowerRunning {
+							w.Error("the VM of a failed sandbox runs")
+						}
+					}
+					remove()
+					w.destroyAll()
+				})
+			})
+		}
+	}
+	// The way down never gives up.
+	for _, op := range []fake.Op{fake.OpStop, fake.OpDestroy} {
+		for _, at := range []fake.Point{fake.Before, fake.Half, fake.After} {
+			for _, code := range append(passes, stays...) {
+				t.Run(fmt.Sprintf("%s/%s/%s", op, at, code), func(t *testing.T) {
+					inWorld(t, func(w *world) {
+						sb := w.create(sandbox.Request{Name: "play"})
+						w.until(sb.VMID, agentlab.SandboxReady)
+						w.host.Inject(fake.Fault{Op: op, At: at, Times: 5, Err: agentlab.Errorf(code, "injected %s", code)})
+						if op == fake.OpStop {
+							if _, err := w.svc.Stop(context.Background(), sb.VMID, time.Second); err != nil {
+								w.Fatal(err)
+							}
+							w.until(sb.VMID, agentlab.SandboxStopped)
+							if p := w.power(sb); p != backend.PowerStopped {
+								w.Errorf("STOPPED, but the VM is %s", p)
+							}
+						}
+						w.destroyAll()
+						if op == fake.OpDestroy {
+							told := 0
+							for _, e := range w.events(agentlab.EventSandboxState) {
+								if strings.Contains(e.Message, "cannot be destroyed") {
+									told++
+								}
+							}
+							if told != 1 {
+								w.Errorf("the trouble was told %d times, want once", told)
+							}
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// destroyAll destroys everything and checks that nothing is left.
+func (w *world) destroyAll() {
+	w.Helper()
+	ctx := context.Background()
+	all, err := w.svc.List(ctx, sandbox.Filter{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	for _, sb := range all {
+		if _, err := w.svc.Destroy(ctx, sb.VMID); err != nil {
+			w.Fatal(err)
+		}
+	}
+	for _, sb := range all {
+		w.until(sb.VMID, agentlab.SandboxDestroyed)
+	}
+	w.empty()
+}
+
+func (w *world) empty() {
+	w.Helper()
+	left, err := w.host.Open().List(context.Background())
+	if err != nil {
+		w.Fatal(err)
+	}
+	if len(left) != 0 {
+		w.Errorf("the backend still has %v", left)
+	}
+}
+
+// A fault that does not pass in time is a failure.
+func TestProvisionTimeout(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.host.Inject(fakeFault(fake.OpStart, agentlab.Errorf(agentlab.CodeBusy, "no slot")))
+		began := time.Now()
+		sb := w.create(sandbox.Request{})
+		sb = w.until(sb.VMID, agentlab.SandboxFailed)
+		if d := time.Since(began); d < 5*time.Minute || d > 6*time.Minute {
+			w.Errorf("gave up after %s", d)
+		}
+		if sb.Reason != "it could not be made: no slot" {
+			w.Errorf("reason %q", sb.Reason)
+		}
+	})
+}
+
+// TestDaemonDies kills the daemon at each step of the driver and lets the
+// next one go on.
+func TestDaemonDies(t *testing.T) {
+	for _, p := range []struct {
+		op fake.Op
+		at fake.Point
+	}{
+		{fake.OpCreate, fake.Before}, {fake.OpCreate, fake.Half}, {fake.OpCreate, fake.After},
+		{fake.OpListenGuest, fake.Before},
+		{fake.OpStart, fake.Before}, {fake.OpStart, fake.After},
+		{fake.OpInspect, fake.Before}, {fake.OpDialControl, fake.Before},
+		{fake.OpStop, fake.Before}, {fake.OpStop, fake.Half}, {fake.OpStop, fake.After},
+		{fake.OpDestroy, fake.Before}, {fake.OpDestroy, fake.Half}, {fake.OpDestroy, fake.After},
+	} {
+		t.Run(string(p.op)+"/"+string(p.at), func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				ctx := context.Background()
+				reached := make(chan struct{})
+				once := sync.OnceFunc(func() { close(reached) })
+				arm := func() {
+					w.host.Inject(fake.Fault{Op: p.op, At: p.at, Times: 1, Crash: true, Hook: func(backend.Ref) { once() }})
+				}
+				die := func() {
+					<-reached
+					w.restart()
+				}
+				down := p.op == fake.OpStop || p.op == fake.OpDestroy
+				if !down {
+					arm()
+				}
+				sb := w.create(sandbox.Request{Name: "play"})
+				if !down {
+					die()
+				}
+				w.until(sb.VMID, agentlab.SandboxReady)
+				if down {
+					arm()
+				}
+				if _, err := w.svc.Stop(ctx, sb.VMID, time.Second); err != nil {
+					w.Fatal(err)
+				}
+				if p.op == fake.OpStop {
+					die()
+				}
+				w.until(sb.VMID, agentlab.SandboxStopped)
+				if _, err := w.svc.Destroy(ctx, sb.VMID); err != nil {
+					w.Fatal(err)
+				}
+				if p.op == fake.OpDestroy {
+					die()
+				}
+				w.until(sb.VMID, agentlab.SandboxDestroyed)
+				w.empty()
+			})
+		})
+	}
+}
+
+// TestRestartInEachState ends and begins the daemon while a sandbox is in
+// each of its states.
+func TestRestartInEachState(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(sandbox.Request{Name: "play"})
+		w.restart()
+		w.until(sb.VMID, agentlab.SandboxBooting)
+		w.restart()
+		w.until(sb.VMID, agentlab.SandboxReady)
+		if n := w.host.Calls(fake.OpStart); n != 1 {
+			w.Errorf("started %d times", n)
+		}
+		w.restart()
+		time.Sleep(time.Minute)
+		w.until(sb.VMID, agentlab.SandboxReady)
+		if _, err := w.svc.Stop(context.Background(), sb.VMID, 0); err != nil {
+			w.Fatal(err)
+		}
+		w.restart()
+		w.until(sb.VMID, agentlab.SandboxStopped)
+		w.restart()
+		if _, err := w.svc.Start(context.Background(), sb.VMID); err != nil {
+			w.Fatal(err)
+		}
+		w.restart()
+		w.until(sb.VMID, agentlab.SandboxReady)
+		if _, err := w.svc.Destroy(context.Background(), sb.VMID); err != nil {
+			w.Fatal(err)
+		}
+		w.restart()
+		w.until(sb.VMID, agentlab.SandboxDestroyed)
+		w.empty()
+	})
+}
+
+// While the daemon was away, things happened to its VMs.
+func TestRecovery(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		state agentlab.SandboxState // in which the daemon dies
+		harm  func(w *world, ref backend.Ref) error
+		want  agentlab.SandboxState
+		why   string
+	}{
+		{"crashed", agentlab.SandboxReady, func(w *world, ref backend.Ref) error { return w.host.CrashVM(ref, "oom") }, agentlab.SandboxFailed, "its VM is crashed: oom"},
+		{"vanished", agentlab.SandboxReady, func(w *world, ref backend.Ref) error { return w.host.RemoveBehindBack(ref) }, agentlab.SandboxFailed, "its VM has vanished from the backend"},
+		{"powered off", agentlab.SandboxReady, func(w *world, ref backend.Ref) error { return w.host.Open().Stop(context.Background(), ref, 0) }, agentlab.SandboxStopped, "the guest powered itself off"},
+		{"crashed while booting", agentlab.SandboxBooting, func(w *world, ref backend.Ref) error { return w.host.CrashVM(ref, "oom") }, agentlab.SandboxFailed, "its VM crashed while it booted: oom"},
+		{"vanished while booting", agentlab.SandboxBooting, func(w *world, ref backend.Ref) error { return w.host.RemoveBehindBack(ref) }, agentlab.SandboxReady, ""},
+		{"nothing", agentlab.SandboxReady, func(*world, backend.Ref) error { return nil }, agentlab.SandboxReady, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				sb := w.create(sandbox.Request{Name: "play"})
+				w.until(sb.VMID, test.state)
+				w.kill()
+				if err := test.harm(w, backend.Ref{VMID: sb.VMID, UID: sb.UID}); err != nil {
+					w.Fatal(err)
+				}
+				w.begin()
+				time.Sleep(time.Minute)
+				sb = w.get(sb.VMID)
+				if sb.State != test.want || sb.Reason != test.why {
+					w.Errorf("%s (%s), want %s (%s)", sb.State, sb.Reason, test.want, test.why)
+				}
+				w.destroyAll()
+			})
+		})
+	}
+}
+
+// What bears our mark without a row is told of and left alone; what a
+// destroyed row proves to be ours is removed.
+func TestOrphans(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		d := w.host.Open()
+		stray := backend.Spec{VMID: 7777, UID: "stray", Name: "stray", Network: agentlab.Network{Mode: agentlab.NetworkNAT}}
+		if err := d.Create(ctx, stray); err != nil {
+			w.Fatal(err)
+		}
+		sb := w.create(sandbox.Request{Name: "play"})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		if _, err := w.svc.Destroy(ctx, sb.VMID); err != nil {
+			w.Fatal(err)
+		}
+		w.until(sb.VMID, agentlab.SandboxDestroyed)
+		again := stray
+		again.VMID, again.UID, again.Name = sb.VMID, sb.UID, sb.Name
+		if err := d.Create(ctx, again); err != nil { // as if the destruction had been cut short
+			w.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		left, err := d.List(ctx)
+		if err != nil || len(left) != 1 || left[0].Ref != stray.Ref() {
+			w.Errorf("left: %v, %v; want the stray one alone", left, err)
+		}
+		if told := w.events(agentlab.EventDrift); len(told) != 1 || told[0].SandboxVMID != 7777 {
+			w.Errorf("drift events: %v, want one", told)
+		}
+	})
+}
+
+func TestImageBuild(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.images.build = func(ctx context.Context, name string, progress func(string)) error {
+			progress("building " + name)
+			time.Sleep(20 * time.Minute)
+			progress("still\tbuilding\x00")
+			return ctx.Err()
+		}
+		began := time.Now()
+		var all []agentlab.Sandbox
+		for range 3 {
+			all = append(all, w.create(sandbox.Request{TTL: 10 * time.Minute}))
+		}
+		time.Sleep(15 * time.Minute) // longer than the lease, which has not begun
+		for _, sb := range all {
+			if sb = w.get(sb.VMID); sb.State != agentlab.SandboxProvisioning {
+				w.Errorf("%s: %s", sb.State, sb.Reason)
+			}
+		}
+		for _, sb := range all {
+			sb = w.until(sb.VMID, agentlab.SandboxReady)
+			if left := time.Until(sb.LeaseExpiresAt); left < 9*time.Minute {
+				w.Errorf("the build ate the lease: %s left", left)
+			}
+		}
+		if d := time.Since(began); d > 21*time.Minute {
+			w.Errorf("READY after %s", d)
+		}
+		if w.images.calls != 1 {
+			w.Errorf("the image was ensured %d times", w.images.calls)
+		}
+		told := w.events(sandbox.EventImageBuild)
+		if len(told) < 4 || told[0].Message != "building base" {
+			w.Fatalf("progress: %v", told)
+		}
+		for i, e := range told[len(told)-3:] {
+			if e.SandboxVMID != all[i].VMID || e.Message != "still building" {
+				w.Errorf("progress %d: %v", i, e)
+			}
+		}
+	})
+}
+
+func TestImageFails(t *testing.T) {
+	for name, test := range map[string]struct {
+		build func(ctx context.Context, _ string, _ func(string)) error
+		why   string
+	}{
+		"error": {func(context.Context, string, func(string)) error {
+			return agentlab.Errorf(agentlab.CodeUnavailable, "the mirror does not answer")
+		}, "image base: the mirror does not answer"},
+		"hangs": {func(ctx context.Context, _ string, _ func(string)) error { <-ctx.Done(); return ctx.Err() }, "image base: it was not built within 1h0m0s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.images.build = test.build
+				sb := w.create(sandbox.Request{})
+				sb = w.until(sb.VMID, agentlab.SandboxFailed)
+				if !strings.HasPrefix(sb.Reason, test.why) {
+					w.Errorf("reason %q", sb.Reason)
+				}
+			})
+		})
+	}
+}
+
+// A daemon that ends during a build does not fail the sandboxes that wait.
+func TestRestartDuringImageBuild(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var n atomic.Int32
+		w.images.build = func(ctx context.Context, _ string, _ func(string)) error {
+			if n.Add(1) == 1 {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}
+		sb := w.create(sandbox.Request{})
+		w.until(sb.VMID, agentlab.SandboxProvisioning)
+		synctest.Wait()
+		w.restart()
+		w.until(sb.VMID, agentlab.SandboxReady)
+	})
+}
+
+// No more boots run at the same time than allowed, and all get their turn.
+func TestParallelBoots(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.limits.ParallelBoots = 2
+		w.restart()
+		for range 10 {
+			w.create(sandbox.Request{})
+		}
+		most := 0
+		for range 1000 {
+			counts, err := w.store.CountSandboxes(context.Background())
+			if err != nil {
+				w.Fatal(err)
+			}
+			most = max(most, counts[agentlab.SandboxBooting])
+			if counts[agentlab.SandboxReady] == 10 {
+				break
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		if most != 2 {
+			w.Errorf("%d booted at the same time, want 2", most)
+		}
+		w.destroyAll()
+	})
+}
+
+// A sandbox that cannot boot does not keep the others from it.
+func TestStuckBootsDoNotBlock(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.limits.ParallelBoots = 2
+		w.restart()
+		for i := range 2 {
+			w.create(sandbox.Request{Name: fmt.Sprintf("never-boots-%d", i)})
+		}
+		good := w.create(sandbox.Request{})
+		gone := w.create(sandbox.Request{})
+		if _, err := w.svc.Destroy(context.Background(), gone.VMID); err != nil {
+			w.Fatal(err)
+		}
+		w.until(gone.VMID, agentlab.SandboxDestroyed)
+		began := time.Now()
+		w.until(good.VMID, agentlab.SandboxReady)
+		if d := time.Since(began); d > 190*time.Second {
+			w.Errorf("READY after %s", d)
+		}
+	})
+}

@@ -1,0 +1,240 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
+	"github.com/agentlab-vm/agentlab/internal/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// db is the store as the service sees it.
+type db struct{ *store.Store }
+
+func (d db) Sandboxes(ctx context.Context, f sandbox.Filter) ([]agentlab.Sandbox, error) {
+	return d.Store.Sandboxes(ctx, store.SandboxFilter(f))
+}
+
+// images knows the names in have; build is called for each Ensure.
+type images struct {
+	mu    sync.Mutex
+	have  []string
+	build func(ctx context.Context, name string, progress func(string)) error
+	calls int
+}
+
+func (i *images) Check(name string) error {
+	if !slices.Contains(i.have, name) {
+		return agentlab.Errorf(agentlab.CodeNotFound, "there is no image %q", name).WithField("image")
+	}
+	return nil
+}
+
+func (i *images) Ensure(ctx context.Context, name string, progress func(string)) (string, error) {
+	i.mu.Lock()
+	i.calls++
+	build := i.build
+	i.mu.Unlock()
+	if build != nil {
+		if err := build(ctx, name, progress); err != nil {
+			return "", err
+		}
+	}
+	return name + "@sha256-1", nil
+}
+
+// profiles are the profiles that exist.
+type profiles map[string]agentlab.Profile
+
+func (p profiles) Use(name string) (agentlab.Profile, error) {
+	prof, ok := p[name]
+	if !ok {
+		return prof, agentlab.Errorf(agentlab.CodeNotFound, "there is no profile %q", name).WithField("profile")
+	}
+	prof.Name, prof.YAML = name, "name: "+name+"\n"
+	return prof, nil
+}
+
+// world is a machine with a database, on which services come and go.
+type world struct {
+	*testing.T
+	path   string
+	store  *store.Store
+	host   *fake.Host
+	driver *fake.Driver
+	images *images
+	limits sandbox.Limits
+	serve  func(ctx context.Context, vmid int, l net.Listener) error
+
+	svc  *sandbox.Service
+	stop func()
+	seen []agentlab.Event // every event that was committed
+	mu   sync.Mutex
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	host, err := fake.NewHost(fake.Config{BootDelay: 2 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{
+		T: t, path: filepath.Join(t.TempDir(), "agentlab.db"), host: host,
+		images: &images{have: []string{"base", "agents"}},
+		serve: func(ctx context.Context, _ int, l net.Listener) error {
+			srv := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute}
+			stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
+			defer stop()
+			return srv.Serve(l)
+		},
+	}
+	t.Cleanup(func() {
+		w.kill()
+		_ = host.Close()
+	})
+	w.begin()
+	return w
+}
+
+// begin starts the daemon's part: store, driver and service.
+func (w *world) begin() {
+	w.Helper()
+	var err error
+	w.store, err = store.Open(context.Background(), w.path, store.Options{OnCommit: func(evs []agentlab.Event) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.seen = append(w.seen, evs...)
+	}})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.driver = w.host.Open()
+	w.svc = sandbox.New(sandbox.Config{
+		Store: db{w.store}, Driver: w.driver, Images: w.images,
+		Profiles: profiles{
+			"plain":   {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: time.Hour},
+			"secrets": {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: time.Hour, SecretsBundle: "default"},
+			"long":    {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: 100 * 24 * time.Hour},
+		},
+		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, ServeGuest: w.serve,
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.svc.Run(ctx) }()
+	w.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			w.Error(err)
+		}
+		_ = w.driver.Close()
+		if err := w.store.Close(); err != nil {
+			w.Error(err)
+		}
+	})
+}
+
+// kill ends the daemon's part; VMs go on.
+func (w *world) kill() { w.stop() }
+
+// restart is kill and begin.
+func (w *world) restart() {
+	w.Helper()
+	w.kill()
+	w.begin()
+}
+
+func (w *world) create(r sandbox.Request) agentlab.Sandbox {
+	w.Helper()
+	sb, err := w.svc.Create(context.Background(), r)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return sb
+}
+
+func (w *world) get(vmid int) agentlab.Sandbox {
+	w.Helper()
+	sb, err := w.store.Sandbox(context.Background(), vmid)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return sb
+}
+
+// until lets time pass until the sandbox is in one of the states.
+func (w *world) until(vmid int, states ...agentlab.SandboxState) agentlab.Sandbox {
+	w.Helper()
+	return w.untilIt(vmid, func(sb agentlab.Sandbox) bool { return slices.Contains(states, sb.State) })
+}
+
+func (w *world) untilIt(vmid int, cond func(agentlab.Sandbox) bool) agentlab.Sandbox {
+	w.Helper()
+	for begin := time.Now(); ; {
+		sb := w.get(vmid)
+		if cond(sb) {
+			return sb
+		}
+		if time.Since(begin) > 2*time.Hour {
+			w.Fatalf("sandbox %d is %s (desired %s, reason %q) after two hours", vmid, sb.State, sb.Desired, sb.Reason)
+		}
+		if time.Since(begin) < 10*time.Second { // of the bubble's time: nobody waits
+			time.Sleep(50 * time.Millisecond)
+		} else {
+			time.Sleep(time.Second)
+		}
+	}
+}
+
+func (w *world) power(sb agentlab.Sandbox) backend.Power {
+	w.Helper()
+	d := w.host.Open()
+	in, err := d.Inspect(context.Background(), backend.Ref{VMID: sb.VMID, UID: sb.UID})
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return ""
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+	return in.Power
+}
+
+func (w *world) events(kind string) (out []agentlab.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, e := range w.seen {
+		if e.Kind == kind {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// inWorld runs a test in a bubble of its own time.
+func inWorld(t *testing.T, fn func(w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { fn(newWorld(t)) })
+}
+
+func wantCode(t *testing.T, err error, code agentlab.Code) {
+	t.Helper()
+	if agentlab.CodeOf(err) != code {
+		t.Fatalf("got %v (code %q), want code %q", err, agentlab.CodeOf(err), code)
+	}
+}
+
+func ptr[T any](v T) *T { return &v }

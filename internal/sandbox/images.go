@@ -1,0 +1,114 @@
+package sandbox
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// EventImageBuild tells of the progress of an image that a sandbox waits for.
+const EventImageBuild = "image.build"
+
+// imageResult is what came of ensuring an image.
+type imageResult struct {
+	ref string
+	err error
+}
+
+// imageBuilds are the images that are being ensured, each once, whatever the
+// number of sandboxes that wait for it.
+type imageBuilds struct {
+	mu      sync.Mutex
+	waiting map[string][]int // by image name
+}
+
+// resolveImage puts the reference of a sandbox's image into its row. It does
+// not wait: the step is run again when the image is there.
+func (s *Service) resolveImage(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
+	var res *imageResult
+	s.with(sb.VMID, func(m *memory) { res, m.image = m.image, nil })
+	if res == nil {
+		s.waitForImage(sb)
+		return 0, true, nil
+	}
+	if res.err != nil {
+		return 0, false, s.fail(ctx, sb, "image %s: %w", sb.Image, res.err)
+	}
+	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if now.State != sb.State || resolved(*now) {
+			return nil, nil
+		}
+		s.beginLease(now)
+		now.Image = res.ref
+		return nil, nil
+	})
+	return 0, false, err
+}
+
+// beginLease makes the lease of a sandbox that waited for its image count
+// from now, so that a build does not eat it.
+func (s *Service) beginLease(sb *agentlab.Sandbox) {
+	if end := s.clock().UTC().Add(sb.LeaseExpiresAt.Sub(sb.CreatedAt)); end.After(sb.LeaseExpiresAt) {
+		sb.LeaseExpiresAt = end
+	}
+}
+
+// waitForImage makes the sandbox be woken with the result of ensuring its
+// image.
+func (s *Service) waitForImage(sb agentlab.Sandbox) {
+	b := &s.images
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	waiting, running := b.waiting[sb.Image]
+	if slices.Contains(waiting, sb.VMID) {
+		return
+	}
+	if !running && !s.spawn(func(ctx context.Context) { s.ensureImage(ctx, sb.Image) }) {
+		return // the service is ending; the next one goes on
+	}
+	if b.waiting == nil {
+		b.waiting = map[string][]int{}
+	}
+	b.waiting[sb.Image] = append(waiting, sb.VMID)
+}
+
+func (s *Service) ensureImage(ctx context.Context, name string) {
+	bctx, cancel := context.WithTimeout(ctx, s.lim.ImageTimeout)
+	defer cancel()
+	ref, err := s.cfg.Images.Ensure(bctx, name, func(line string) { s.imageProgress(bctx, name, line) })
+	if err != nil && ctx.Err() == nil && bctx.Err() != nil {
+		err = agentlab.Errorf(agentlab.CodeTimeout, "it was not built within %s: %w", s.lim.ImageTimeout, err)
+	}
+	s.images.mu.Lock()
+	waiting := s.images.waiting[name]
+	delete(s.images.waiting, name)
+	s.images.mu.Unlock()
+	if ctx.Err() != nil {
+		return // it did not fail, the service ends
+	}
+	for _, vmid := range waiting {
+		s.with(vmid, func(m *memory) { m.image = &imageResult{ref, err} })
+		s.loop.Wake(vmid)
+	}
+}
+
+// imageProgress tells everyone who waits for an image how it gets on.
+func (s *Service) imageProgress(ctx context.Context, name, line string) {
+	s.images.mu.Lock()
+	waiting := slices.Clone(s.images.waiting[name])
+	s.images.mu.Unlock()
+	var evs []agentlab.Event
+	for _, vmid := range waiting {
+		sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+		if err != nil || sb.State.Final() {
+			continue
+		}
+		evs = append(evs, event(EventImageBuild, sb, map[string]any{"image": name}, "%s", oneLine(line)))
+	}
+	if err := s.cfg.Store.AppendEvents(ctx, evs...); err != nil && ctx.Err() == nil {
+		s.log.Warn("progress of an image was not recorded", "image", name, "err", err)
+	}
+}

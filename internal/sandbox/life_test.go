@@ -1,0 +1,416 @@
+package sandbox_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
+)
+
+func TestFromRequestToDestroyed(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		sb := w.create(sandbox.Request{Name: "play"})
+		if sb.State != agentlab.SandboxRequested || sb.VMID == 0 || sb.Image != "base" {
+			w.Fatalf("created %+v", sb)
+		}
+		began := time.Now()
+		sb = w.until(sb.VMID, agentlab.SandboxReady)
+		if d := time.Since(began); d > 2500*time.Millisecond {
+			w.Errorf("READY after %s, the guest answers after 2 s", d)
+		}
+		if sb.Image != "base@sha256-1" || sb.IP != "10.77.0.2" || sb.BootedAt.IsZero() {
+			w.Errorf("READY as %+v", sb)
+		}
+		if left := sb.LeaseExpiresAt.Sub(began); left < time.Hour || left > time.Hour+time.Second {
+			w.Errorf("the lease is %s, want an hour", left)
+		}
+		if got, err := w.svc.Get(ctx, "play"); err != nil || got.VMID != sb.VMID {
+			w.Errorf("by name: %v, %v", got, err)
+		}
+		if _, err := w.svc.Destroy(ctx, sb.VMID); err != nil {
+			w.Fatal(err)
+		}
+		w.until(sb.VMID, agentlab.SandboxDestroyed)
+		if p := w.power(sb); p != "" {
+			w.Errorf("the backend still has it: %s", p)
+		}
+		if _, err := w.svc.Destroy(ctx, sb.VMID); err != nil {
+			w.Errorf("destroying it again: %v", err)
+		}
+		_, err := w.svc.Get(ctx, "play")
+		wantCode(t, err, agentlab.CodeNotFound)
+
+		var states []string
+		for _, e := range w.events(agentlab.EventSandboxState) {
+			states = append(states, e.Message)
+		}
+		want := "sandbox play is PROVISIONING|sandbox play is BOOTING|sandbox play is READY|sandbox play is to be destroyed|sandbox play is DESTROYED"
+		if got := strings.Join(states, "|"); got != want {
+			w.Errorf("events:\n%s\nwant:\n%s", got, want)
+		}
+	})
+}
+
+func TestStopAndStart(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		sb := w.create(sandbox.Request{Name: "play"})
+		_, err := w.svc.Stop(ctx, sb.VMID, time.Second)
+		if err != nil { // while it is being made there is nothing to stop
+			wantCode(t, err, agentlab.CodeConflict)
+		}
+		w.until(sb.VMID, agentlab.SandboxReady)
+		if _, err := w.svc.Stop(ctx, sb.VMID, time.Second); err != nil {
+			w.Fatal(err)
+		}
+		w.until(sb.VMID, agentlab.SandboxStopped)
+		if p := w.power(sb); p != backend.PowerStopped {
+			w.Errorf("power %s", p)
+		}
+		_, err = w.svc.DialGuest(ctx, sb.VMID, 7)
+		wantCode(t, err, agentlab.CodeConflict)
+		for range 2 {
+			if _, err := w.svc.Stop(ctx, sb.VMID, 0); err != nil {
+				w.Errorf("stopping a stopped one: %v", err)
+			}
+		}
+		booted := w.get(sb.VMID).BootedAt
+		for range 2 {
+			if _, err := w.svc.Start(ctx, sb.VMID); err != nil {
+				w.Fatal(err)
+			}
+			sb = w.until(sb.VMID, agentlab.SandboxReady)
+		}
+		if !sb.BootedAt.Equal(booted) {
+			w.Error("the first boot's time was overwritten")
+		}
+		c, err := w.svc.DialGuest(ctx, sb.VMID, 7)
+		if err != nil {
+			w.Fatal(err)
+		}
+		_ = c.Close()
+	})
+}
+
+func TestStopCutsAStubbornGuest(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(sandbox.Request{Name: "never-stops"})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		began := time.Now()
+		if _, err := w.svc.Stop(context.Background(), sb.VMID, 20*time.Second); err != nil {
+			w.Fatal(err)
+		}
+		w.until(sb.VMID, agentlab.SandboxStopped)
+		if d := time.Since(began); d < 20*time.Second || d > 21*time.Second {
+			w.Errorf("stopped after %s, want the grace of 20 s", d)
+		}
+	})
+}
+
+// Destroy counts at every moment, also inside a slow step.
+func TestDestroyInterrupts(t *testing.T) {
+	for _, state := range []agentlab.SandboxState{agentlab.SandboxRequested, agentlab.SandboxProvisioning, agentlab.SandboxBooting, agentlab.SandboxReady, agentlab.SandboxFailed, agentlab.SandboxStopped} {
+		t.Run(string(state), func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				ctx := context.Background()
+				name := "play"
+				switch state {
+				case agentlab.SandboxProvisioning:
+					w.images.build = func(ctx context.Context, _ string, _ func(string)) error {
+						select { // an hour's build
+						case <-ctx.Done():
+							return ctx.Err()
+						case <-time.After(time.Hour):
+							return nil
+						}
+					}
+				case agentlab.SandboxBooting:
+					name = "never-boots"
+				case agentlab.SandboxFailed:
+					name = "crash-boots"
+				}
+				sb := w.create(sandbox.Request{Name: name})
+				if state == agentlab.SandboxStopped {
+					w.until(sb.VMID, agentlab.SandboxReady)
+					if _, err := w.svc.Stop(ctx, sb.VMID, 0); err != nil {
+						w.Fatal(err)
+					}
+				}
+				w.until(sb.VMID, state)
+				began := time.Now()
+				if _, err := w.svc.Destroy(ctx, sb.VMID); err != nil {
+					w.Fatal(err)
+				}
+				w.until(sb.VMID, agentlab.SandboxDestroyed)
+				if d := time.Since(began); d > time.Second {
+					w.Errorf("destroyed after %s", d)
+				}
+				if p := w.power(sb); p != "" {
+					w.Errorf("the backend still has it: %s", p)
+				}
+			})
+		})
+	}
+}
+
+func TestBadRequests(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.create(sandbox.Request{Name: "taken"})
+		for _, test := range []struct {
+			name  string
+			r     sandbox.Request
+			code  agentlab.Code
+			field string
+		}{
+			{"bad name", sandbox.Request{Name: "No_Name"}, agentlab.CodeInvalid, "name"},
+			{"digits", sandbox.Request{Name: "123"}, agentlab.CodeInvalid, "name"},
+			{"taken name", sandbox.Request{Name: "taken"}, agentlab.CodeExists, "name"},
+			{"profile", sandbox.Request{Profile: "nope"}, agentlab.CodeNotFound, "profile"},
+			{"image", sandbox.Request{Image: "nope"}, agentlab.CodeNotFound, "image"},
+			{"short lease", sandbox.Request{TTL: time.Second}, agentlab.CodeInvalid, "ttl"},
+			{"negative lease", sandbox.Request{TTL: -time.Hour}, agentlab.CodeInvalid, "ttl"},
+			{"profile's lease", sandbox.Request{Profile: "long"}, agentlab.CodeInvalid, "ttl"},
+			{"cores", sandbox.Request{Cores: 1000}, agentlab.CodeInvalid, "resources.cores"},
+			{"memory", sandbox.Request{MemoryMB: 1}, agentlab.CodeInvalid, "resources.memory_mb"},
+			{"unsupported", sandbox.Request{Cores: 65}, agentlab.CodeUnsupported, "resources.cores"},
+		} {
+			_, err := w.svc.Create(context.Background(), test.r)
+			if e, _ := err.(*agentlab.Error); e == nil || e.Code != test.code || e.Field != test.field { //nolint:errorlint // the very error
+				w.Errorf("%s: got %v, want code %s of field %s", test.name, err, test.code, test.field)
+			}
+		}
+		all, err := w.svc.List(context.Background(), sandbox.Filter{Destroyed: true})
+		if err != nil || len(all) != 1 {
+			w.Errorf("refused requests left rows: %v, %v", all, err)
+		}
+	})
+}
+
+func TestLimits(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.limits = sandbox.Limits{MaxSandboxes: 1, MaxTTL: 2 * time.Hour}
+		w.restart()
+		_, err := w.svc.Create(context.Background(), sandbox.Request{TTL: 3 * time.Hour})
+		wantCode(t, err, agentlab.CodeInvalid)
+		sb := w.create(sandbox.Request{})
+		_, err = w.svc.Create(context.Background(), sandbox.Request{})
+		wantCode(t, err, agentlab.CodeLimit)
+		_, err = w.svc.RenewLease(context.Background(), sb.VMID, 3*time.Hour)
+		wantCode(t, err, agentlab.CodeInvalid)
+		_, err = w.svc.RenewLease(context.Background(), sb.VMID, 0)
+		wantCode(t, err, agentlab.CodeInvalid)
+		_, err = w.svc.RenewLease(context.Background(), 4711, time.Hour)
+		wantCode(t, err, agentlab.CodeNotFound)
+	})
+}
+
+func TestLeaseEnds(t *testing.T) {
+	inWorld(t, func(w *world) {
+		began := time.Now()
+		sb := w.create(sandbox.Request{Name: "play", TTL: time.Hour})
+		sb = w.until(sb.VMID, agentlab.SandboxDestroyed)
+		if d := time.Since(began); d < time.Hour || d > time.Hour+time.Minute {
+			w.Errorf("destroyed after %s, the lease was an hour", d)
+		}
+		if sb.Reason != "its lease ended" {
+			w.Errorf("reason %q", sb.Reason)
+		}
+		var states []string
+		for _, e := range w.events(agentlab.EventSandboxState) {
+			states = append(states, e.Message)
+		}
+		if got := strings.Join(states[3:], "|"); got != "sandbox play is TIMEOUT: its lease ended|sandbox play is STOPPED: its lease ended|sandbox play is DESTROYED: its lease ended" {
+			w.Error(got)
+		}
+	})
+}
+
+func TestLeaseIsRenewed(t *testing.T) {
+	inWorld(t, func(w *world) {
+		began := time.Now()
+		sb := w.create(sandbox.Request{TTL: time.Hour})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		time.Sleep(59 * time.Minute)
+		if _, err := w.svc.RenewLease(context.Background(), sb.VMID, time.Hour); err != nil {
+			w.Fatal(err)
+		}
+		w.until(sb.VMID, agentlab.SandboxDestroyed)
+		if d := time.Since(began); d < 119*time.Minute || d > 121*time.Minute {
+			w.Errorf("destroyed after %s", d)
+		}
+		_, err := w.svc.RenewLease(context.Background(), sb.VMID, time.Hour)
+		wantCode(t, err, agentlab.CodeConflict)
+	})
+}
+
+// A keepalive sandbox is stopped and kept a while, then destroyed.
+func TestKeepaliveLeaseEnds(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.limits.KeepaliveGrace = time.Hour
+		w.restart()
+		began := time.Now()
+		sb := w.create(sandbox.Request{TTL: time.Hour, Keepalive: ptr(true)})
+		sb = w.until(sb.VMID, agentlab.SandboxStopped)
+		if d := time.Since(began); d < time.Hour || d > time.Hour+time.Minute {
+			w.Errorf("stopped after %s, the lease was an hour", d)
+		}
+		if p := w.power(sb); p != backend.PowerStopped {
+			w.Errorf("power %q, its disk should be kept", p)
+		}
+		if _, err := w.svc.RenewLease(context.Background(), sb.VMID, 90*time.Minute); err != nil {
+			w.Fatal(err)
+		}
+		if _, err := w.svc.Start(context.Background(), sb.VMID); err != nil {
+			w.Fatal(err)
+		}
+		w.until(sb.VMID, agentlab.SandboxReady)
+		w.until(sb.VMID, agentlab.SandboxStopped)
+		w.until(sb.VMID, agentlab.SandboxDestroyed)
+		if d := time.Since(began); d < 210*time.Minute || d > 212*time.Minute {
+			w.Errorf("destroyed after %s, want 60+90+60 min", d)
+		}
+	})
+}
+
+func TestFailedByHandIsKept(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(sandbox.Request{Name: "play"})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		if err := w.host.CrashVM(backend.Ref{VMID: sb.VMID, UID: sb.UID}, "triple\nfault \x1b[31m"); err != nil {
+			w.Fatal(err)
+		}
+		began := time.Now()
+		sb = w.until(sb.VMID, agentlab.SandboxFailed)
+		if d := time.Since(began); d > 6*time.Second {
+			w.Errorf("the crash was seen after %s", d)
+		}
+		if sb.Reason != "its VM is crashed: triple fault [31m" {
+			w.Errorf("reason %q", sb.Reason)
+		}
+		time.Sleep(time.Minute)
+		if p := w.power(sb); p != backend.PowerStopped {
+			w.Errorf("power %q", p)
+		}
+		_, err := w.svc.Start(context.Background(), sb.VMID)
+		wantCode(t, err, agentlab.CodeConflict)
+		if _, err := w.svc.Stop(context.Background(), sb.VMID, time.Second); err != nil {
+			w.Fatal(err)
+		}
+		w.until(sb.VMID, agentlab.SandboxStopped)
+		if _, err := w.svc.Start(context.Background(), sb.VMID); err != nil {
+			w.Fatal(err)
+		}
+		w.until(sb.VMID, agentlab.SandboxReady)
+		w.until(sb.VMID, agentlab.SandboxDestroyed) // by its lease
+	})
+}
+
+func TestFailedLeaseEnds(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(sandbox.Request{Name: "crash-boots"})
+		sb = w.until(sb.VMID, agentlab.SandboxFailed)
+		if !strings.Contains(sb.Reason, "no working init") {
+			w.Errorf("reason %q", sb.Reason)
+		}
+		sb = w.until(sb.VMID, agentlab.SandboxDestroyed)
+		if !strings.Contains(sb.Reason, "no working init") {
+			w.Errorf("why it failed is lost: %q", sb.Reason)
+		}
+	})
+}
+
+func TestFailedOfAJobIsDestroyed(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		inWorld(t, func(w *world) {
+			sb := w.create(sandbox.Request{Name: "crash-boots", JobID: agentlab.NewJobID(), Keepalive: &keep})
+			began := time.Now()
+			if !keep {
+				w.until(sb.VMID, agentlab.SandboxDestroyed)
+				if d := time.Since(began); d > time.Minute {
+					w.Errorf("destroyed after %s", d)
+				}
+				return
+			}
+			w.until(sb.VMID, agentlab.SandboxFailed)
+			time.Sleep(10 * time.Minute)
+			w.until(sb.VMID, agentlab.SandboxFailed)
+		})
+	}
+}
+
+func TestGuestThatNeverAnswers(t *testing.T) {
+	inWorld(t, func(w *world) {
+		began := time.Now()
+		sb := w.create(sandbox.Request{Name: "never-boots"})
+		sb = w.until(sb.VMID, agentlab.SandboxFailed)
+		if d := time.Since(began); d < 180*time.Second || d > 182*time.Second {
+			w.Errorf("FAILED after %s", d)
+		}
+		if !strings.HasPrefix(sb.Reason, "its guest did not answer within 3m0s: the guest of sandbox") {
+			w.Errorf("reason %q", sb.Reason)
+		}
+	})
+}
+
+func TestGuestPowersItselfOff(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(sandbox.Request{Name: "play"})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		d := w.host.Open()
+		if err := d.Stop(context.Background(), backend.Ref{VMID: sb.VMID, UID: sb.UID}, 0); err != nil {
+			w.Fatal(err)
+		}
+		sb = w.until(sb.VMID, agentlab.SandboxStopped)
+		if sb.Desired != agentlab.DesiredStopped || sb.Reason != "the guest powered itself off" {
+			w.Errorf("%+v", sb)
+		}
+	})
+}
+
+func TestVanishedVM(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(sandbox.Request{Name: "play"})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		if err := w.host.RemoveBehindBack(backend.Ref{VMID: sb.VMID, UID: sb.UID}); err != nil {
+			w.Fatal(err)
+		}
+		sb = w.until(sb.VMID, agentlab.SandboxFailed)
+		if sb.Reason != "its VM has vanished from the backend" {
+			w.Errorf("reason %q", sb.Reason)
+		}
+		if _, err := w.svc.Destroy(context.Background(), sb.VMID); err != nil {
+			w.Fatal(err)
+		}
+		w.until(sb.VMID, agentlab.SandboxDestroyed)
+	})
+}
+
+// An unavailable backend is never read as an empty one.
+func TestUnknownIsNotAbsent(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(sandbox.Request{Name: "play"})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		away := agentlab.Errorf(agentlab.CodeUnavailable, "no route to host")
+		remove := []func(){
+			w.host.Inject(fakeFault("inspect", away)),
+			w.host.Inject(fakeFault("list", away)),
+		}
+		w.restart()
+		time.Sleep(10 * time.Minute)
+		if sb = w.get(sb.VMID); sb.State != agentlab.SandboxReady {
+			w.Fatalf("%s: %s", sb.State, sb.Reason)
+		}
+		for _, r := range remove {
+			r()
+		}
+		time.Sleep(time.Minute)
+		if sb = w.get(sb.VMID); sb.State != agentlab.SandboxReady {
+			w.Fatalf("%s: %s", sb.State, sb.Reason)
+		}
+	})
+}

@@ -1,0 +1,311 @@
+// Package sandbox is the service of sandboxes: it writes down what is asked
+// of them and drives them there.
+//
+// A call that changes something writes its intent (row and event, in one
+// transaction) and returns. One wakeable loop runs a step for each sandbox
+// that needs one, never two at once for the same sandbox; steps are
+// idempotent, so after a crash the loop of the next process simply goes on
+// from the rows. No work hangs on a request's context.
+//
+// # What happens to a sandbox
+//
+// REQUESTED → PROVISIONING (image, disk, VM) → BOOTING (started, waiting for
+// the guest) → READY (the guest has its identity). Faults that may pass
+// (busy, unavailable, unknown_outcome) are tried again with growing pauses
+// up to Limits.ProvisionTimeout; any other, a guest that does not answer in
+// Limits.BootTimeout, and a VM that stops unasked, make it FAILED. A failed
+// sandbox of a job is destroyed, unless it was to be kept; one made by hand
+// stays FAILED, its VM off, until it is destroyed or its lease ends.
+//
+// A lease always ends. Then a sandbox becomes TIMEOUT, is stopped (its guest
+// is asked first) and destroyed. One with keepalive is stopped and kept for
+// Limits.KeepaliveGrace, in which its lease can be renewed, and destroyed
+// after that. The lease of a sandbox counts from when its image was there.
+package sandbox
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/reconcile"
+)
+
+// Filter selects sandboxes.
+type Filter struct {
+	States    []agentlab.SandboxState // empty means all
+	Destroyed bool                    // include DESTROYED ones; naming the state in States does so too
+	Limit     int                     // at most so many; 0 means no limit
+	AfterVMID int                     // only higher numbers; the cursor of a page
+}
+
+// Store is what the service needs of the database. The semantics are those
+// of package store.
+type Store interface {
+	AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, lo, hi, max int, evs ...agentlab.Event) (agentlab.Sandbox, error)
+	UpdateSandbox(ctx context.Context, vmid int, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error)
+	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error)
+	Sandboxes(ctx context.Context, f Filter) ([]agentlab.Sandbox, error)
+	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
+	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
+	PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken) error
+	RevokeGrants(ctx context.Context, vmid int) error
+}
+
+// Images makes sure that what a sandbox boots is there.
+type Images interface {
+	// Check tells whether an image of that name exists or can be built:
+	// not_found otherwise.
+	Check(name string) error
+	// Ensure builds the image when it is missing and returns its reference
+	// name@digest. progress gets one line at a time.
+	Ensure(ctx context.Context, name string, progress func(string)) (ref string, err error)
+}
+
+// Profiles gives a profile to make something from, or tells why it cannot be
+// used.
+type Profiles interface {
+	Use(name string) (agentlab.Profile, error)
+}
+
+// Limits bound sandboxes and the work on them. Zero fields take the default.
+type Limits struct {
+	VMIDFirst, VMIDLast int           // range of numbers; default 1000 to 999999
+	MaxSandboxes        int           // that may exist at once; 0 means no maximum
+	MaxTTL              time.Duration // longest lease; default agentlab.MaxTTL
+	DefaultTTL          time.Duration // when neither request nor profile says; default 3 h, at most MaxTTL
+
+	BootstrapTTL     time.Duration // life of a bootstrap token; default 10 min
+	ImageTimeout     time.Duration // for building a missing image; default 1 h
+	ProvisionTimeout time.Duration // for Create and Start with all attempts; default 5 min
+	BootTimeout      time.Duration // from Start until the guest answers; default 180 s
+	StopGrace        time.Duration // for the guest to power off, when the request does not say; default 30 s
+	KeepaliveGrace   time.Duration // from the end of a keepalive lease to destruction; default 24 h
+
+	ParallelBoots int           // VMs that boot at the same time; default 4
+	Workers       int           // steps at the same time; default 32
+	AuditEvery    time.Duration // how often the backend is compared with the rows; default 5 s
+}
+
+func (l Limits) withDefaults() Limits {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
+	}
+	count := func(n *int, v int) {
+		if *n <= 0 {
+			*n = v
+		}
+	}
+	count(&l.VMIDFirst, 1000)
+	count(&l.VMIDLast, 999999)
+	def(&l.MaxTTL, agentlab.MaxTTL)
+	def(&l.DefaultTTL, min(3*time.Hour, l.MaxTTL))
+	def(&l.BootstrapTTL, 10*time.Minute)
+	def(&l.ImageTimeout, time.Hour)
+	def(&l.ProvisionTimeout, 5*time.Minute)
+	def(&l.BootTimeout, 180*time.Second)
+	def(&l.StopGrace, 30*time.Second)
+	def(&l.KeepaliveGrace, 24*time.Hour)
+	count(&l.ParallelBoots, 4)
+	count(&l.Workers, 32)
+	def(&l.AuditEvery, 5*time.Second)
+	return l
+}
+
+// Config is what a Service needs.
+type Config struct {
+	Store    Store
+	Driver   backend.Driver
+	Images   Images
+	Profiles Profiles
+
+	DefaultProfile string // of sandboxes that name none
+	DefaultImage   string // when neither request nor profile names one
+	Limits         Limits
+
+	// ServeGuest answers the guest of one sandbox on l until ctx ends or l
+	// fails, and closes l. nil: there is no guest plane.
+	ServeGuest func(ctx context.Context, vmid int, l net.Listener) error
+
+	// Changed is told of each sandbox that the service changed, after the
+	// commit. It must be quick; nil is allowed.
+	Changed func(agentlab.Sandbox)
+
+	Clock  func() time.Time // nil means time.Now
+	Logger *slog.Logger     // nil means none
+}
+
+// Service is the service of sandboxes. Its methods may be called from any
+// goroutine, also while Run does not run; then what they ask for waits.
+type Service struct {
+	cfg    Config
+	lim    Limits
+	log    *slog.Logger
+	clock  func() time.Time
+	loop   *reconcile.Loop[int]
+	boots  slots
+	images imageBuilds
+
+	mu     sync.Mutex
+	memory map[int]*memory
+	drift  map[backend.Ref]bool // foreign objects that an event told of
+	run    context.Context      // of Run; nil before
+	wg     sync.WaitGroup       // what Run waits for besides the loop
+}
+
+// memory is what the service remembers of a sandbox that is not destroyed.
+// Nothing in it matters: a new process begins with an empty one.
+type memory struct {
+	uid   string
+	state agentlab.SandboxState // as last seen
+
+	inspected bool           // this process has seen its VM in the state it should be in
+	suspect   bool           // the audit found something: look again
+	tried     time.Time      // first attempt to power it on in its present state
+	running   time.Time      // since when this process knows that the VM of a BOOTING one runs
+	looked    time.Time      // when the VM of a BOOTING one was last looked at
+	grace     *time.Duration // asked for by Stop; nil means the default
+	image     *imageResult   // came of an image build that it waited for
+	token     string         // bootstrap token not yet handed over
+	tokenEnds time.Time
+	plane     *plane
+	trouble   string // why it cannot be destroyed, as told before
+}
+
+// New returns a Service; Run makes it work.
+func New(cfg Config) *Service {
+	s := &Service{
+		cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock,
+		memory: map[int]*memory{}, drift: map[backend.Ref]bool{},
+	}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	if s.clock == nil {
+		s.clock = time.Now
+	}
+	s.boots.free = s.lim.ParallelBoots
+	s.loop = reconcile.New(reconcile.Config[int]{Step: s.step, Failed: s.stepFailed, Workers: s.lim.Workers})
+	return s
+}
+
+// Run drives sandboxes until ctx ends, and returns when all steps have ended.
+// VMs go on. It may be called once.
+func (s *Service) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	rows, err := s.cfg.Store.Sandboxes(ctx, Filter{})
+	if err != nil {
+		cancel()
+		return err
+	}
+	s.mu.Lock()
+	s.run = ctx
+	s.mu.Unlock()
+	for _, sb := range rows {
+		s.remember(sb)
+		s.loop.Wake(sb.VMID)
+	}
+	s.wg.Go(func() { s.auditLoop(ctx) })
+	s.loop.Run(ctx)
+	cancel()
+	s.mu.Lock()
+	s.run = ended // nothing new begins
+	s.mu.Unlock()
+	s.wg.Wait()
+	return nil
+}
+
+// ended is the context of a Run that is over.
+var ended = func() context.Context { //nolint:gochecknoglobals // a constant
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// spawn runs fn with the context of Run, which waits for it. It reports false
+// when Run does not run.
+func (s *Service) spawn(fn func(ctx context.Context)) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.run == nil || s.run.Err() != nil {
+		return false
+	}
+	ctx := s.run
+	s.wg.Go(func() { fn(ctx) })
+	return true
+}
+
+// remember returns the memory of a sandbox, brought up to its row.
+func (s *Service) remember(sb agentlab.Sandbox) *memory {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.memory[sb.VMID]
+	if m == nil || m.uid != sb.UID {
+		m = &memory{uid: sb.UID}
+		s.memory[sb.VMID] = m
+	}
+	if m.state != sb.State {
+		m.state, m.inspected = sb.State, false
+		m.tried, m.running = time.Time{}, time.Time{}
+	}
+	return m
+}
+
+// forget drops what is remembered of a sandbox that is gone.
+func (s *Service) forget(vmid int) {
+	s.boots.release(vmid, s.loop.Wake)
+	s.mu.Lock()
+	m := s.memory[vmid]
+	delete(s.memory, vmid)
+	s.mu.Unlock()
+	if m != nil {
+		m.plane.close()
+	}
+}
+
+// with gives fn the memory of a sandbox, if there is one, under the lock.
+func (s *Service) with(vmid int, fn func(*memory)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m := s.memory[vmid]; m != nil {
+		fn(m)
+	}
+}
+
+// Wake makes the service look at a sandbox that someone else changed.
+func (s *Service) Wake(vmid int) { s.loop.Wake(vmid) }
+
+// update changes a row and tells of it.
+func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
+	sb, err := s.cfg.Store.UpdateSandbox(ctx, vmid, fn)
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	s.remember(sb)
+	if s.cfg.Changed != nil {
+		s.cfg.Changed(sb)
+	}
+	return sb, nil
+}
+
+// stepFailed tells of a step that will be run again.
+func (s *Service) stepFailed(vmid, attempt int, err error) {
+	s.mu.Lock()
+	ending := s.run.Err() != nil
+	s.mu.Unlock()
+	if ending {
+		return
+	}
+	level := slog.LevelDebug
+	if attempt == 1 || attempt%10 == 0 {
+		level = slog.LevelWarn
+	}
+	s.log.Log(context.Background(), level, "sandbox step failed, will try again", "vmid", vmid, "attempt", attempt, "err", err)
+}

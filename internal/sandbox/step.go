@@ -1,0 +1,317 @@
+package sandbox
+
+import (
+	"context"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// longest is how long a settled sandbox is left alone at most, so that a
+// clock that was set, or a host that slept, is noticed.
+const longest = 10 * time.Minute
+
+// destroyTimeout bounds one attempt to destroy or to cut the power.
+const destroyTimeout = 2 * time.Minute
+
+// step brings one sandbox further towards what is asked of it.
+func (s *Service) step(ctx context.Context, vmid int) (time.Duration, error) {
+	for {
+		sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+		switch {
+		case agentlab.CodeOf(err) == agentlab.CodeNotFound:
+			s.forget(vmid)
+			return 0, nil
+		case err != nil:
+			return 0, err
+		case sb.State == agentlab.SandboxDestroyed:
+			s.forget(vmid)
+			return 0, nil
+		}
+		s.remember(sb)
+		again, done, err := s.once(ctx, sb)
+		if err != nil || done {
+			if again <= 0 {
+				again = s.untilLease(sb)
+			}
+			return again, err
+		}
+		if ctx.Err() != nil {
+			return 0, context.Cause(ctx)
+		}
+	}
+}
+
+// once does one thing for a sandbox. done tells that nothing is left to do
+// now; then again is when to look once more, 0 for when its lease ends.
+func (s *Service) once(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, done bool, err error) {
+	if s.leaseCounts(sb) && !s.clock().Before(sb.LeaseExpiresAt) {
+		return 0, false, s.expire(ctx, sb)
+	}
+	switch sb.Desired {
+	case agentlab.DesiredDestroyed:
+		return 0, false, s.destroy(ctx, sb)
+	case agentlab.DesiredStopped:
+		return s.stop(ctx, sb)
+	default:
+		return s.up(ctx, sb)
+	}
+}
+
+// leaseCounts tells whether a lease that has ended has consequences: not for
+// what is destroyed anyway, and not while the image is made, which has a
+// limit of its own.
+func (s *Service) leaseCounts(sb agentlab.Sandbox) bool {
+	return sb.Desired != agentlab.DesiredDestroyed &&
+		sb.State != agentlab.SandboxRequested && (sb.State != agentlab.SandboxProvisioning || resolved(sb))
+}
+
+func (s *Service) untilLease(sb agentlab.Sandbox) time.Duration {
+	if !s.leaseCounts(sb) {
+		return longest
+	}
+	return min(max(sb.LeaseExpiresAt.Sub(s.clock()), time.Millisecond), longest)
+}
+
+// expire follows the end of a lease.
+func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
+	now := s.clock().UTC()
+	_, err := s.update(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if !s.leaseCounts(*sb) || now.Before(sb.LeaseExpiresAt) {
+			return nil, nil // renewed just now
+		}
+		evs := []agentlab.Event{leaseEvent(*sb, "has ended")}
+		before := sb.State
+		sb.Desired = agentlab.DesiredDestroyed
+		if sb.State.HasVM() && sb.Keepalive {
+			sb.Desired = agentlab.DesiredStopped
+			sb.LeaseExpiresAt = now.Add(s.lim.KeepaliveGrace)
+			evs = append(evs, leaseEvent(*sb, "is extended once so that the stopped sandbox is kept a while"))
+		}
+		if sb.State != agentlab.SandboxFailed && sb.State != agentlab.SandboxStopped && sb.State.CanBecome(agentlab.SandboxTimeout) {
+			sb.State, sb.Reason = agentlab.SandboxTimeout, "its lease ended"
+			evs = append(evs, stateEvent(*sb, before))
+		}
+		return evs, nil
+	})
+	return err
+}
+
+// up drives a sandbox that is to run.
+func (s *Service) up(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
+	switch sb.State {
+	case agentlab.SandboxRequested:
+		return 0, false, s.become(ctx, sb, agentlab.SandboxProvisioning, "")
+	case agentlab.SandboxProvisioning:
+		return s.provision(ctx, sb)
+	case agentlab.SandboxStopped:
+		return 0, false, s.become(ctx, sb, agentlab.SandboxBooting, "")
+	case agentlab.SandboxBooting:
+		return s.boot(ctx, sb)
+	case agentlab.SandboxFailed, agentlab.SandboxTimeout:
+		return 0, true, s.quiesce(ctx, sb)
+	default:
+		return s.watch(ctx, sb)
+	}
+}
+
+// become moves a row from sb's state to another, unless something else was
+// asked or happened meanwhile.
+func (s *Service) become(ctx context.Context, sb agentlab.Sandbox, to agentlab.SandboxState, reason string) error {
+	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if now.State != sb.State || now.Desired != sb.Desired {
+			return nil, nil
+		}
+		now.State, now.Reason = to, reason
+		if to == agentlab.SandboxDestroyed || (to == agentlab.SandboxStopped && reason == "") {
+			now.Reason = sb.Reason // why it came to that stays known
+		}
+		if to == agentlab.SandboxStopped || to == agentlab.SandboxDestroyed {
+			now.IP = ""
+		}
+		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
+	})
+	return err
+}
+
+// fail makes a sandbox FAILED. One that was made for a job, and not to be
+// kept, is to be destroyed then.
+func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, format string, args ...any) error {
+	reason := oneLine(agentlab.Errorf(agentlab.CodeInternal, format, args...).Error())
+	s.log.Warn("sandbox failed", "vmid", sb.VMID, "state", sb.State, "reason", reason)
+	s.boots.release(sb.VMID, s.loop.Wake)
+	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if now.State != sb.State || !now.State.CanBecome(agentlab.SandboxFailed) {
+			return nil, nil
+		}
+		if !s.leaseCounts(*now) {
+			s.beginLease(now)
+		}
+		now.State, now.Reason = agentlab.SandboxFailed, reason
+		if now.JobID != "" && !now.Keepalive {
+			now.Desired = agentlab.DesiredDestroyed
+		}
+		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
+	})
+	return err
+}
+
+// quiesce makes sure that the VM of a failed sandbox is off.
+func (s *Service) quiesce(ctx context.Context, sb agentlab.Sandbox) error {
+	if s.inspected(sb.VMID) {
+		return nil
+	}
+	s.closePlane(sb.VMID)
+	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
+	defer cancel()
+	err := s.cfg.Driver.Stop(ctx, ref(sb), 0)
+	if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		return err
+	}
+	s.setInspected(sb.VMID)
+	return nil
+}
+
+// inspected reports whether this process has made sure of the VM's state
+// since the row's state changed and the audit found nothing.
+func (s *Service) inspected(vmid int) (ok bool) {
+	s.with(vmid, func(m *memory) { ok = m.inspected && !m.suspect })
+	return ok
+}
+
+func (s *Service) setInspected(vmid int) {
+	s.with(vmid, func(m *memory) { m.inspected, m.suspect = true, false })
+}
+
+// stop drives a sandbox that is to be off.
+func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
+	if sb.State == agentlab.SandboxStopped {
+		return 0, true, s.quiesce(ctx, sb)
+	}
+	if sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
+		return s.up(ctx, sb) // Stop refuses these; what cannot be stopped goes on
+	}
+	s.boots.release(sb.VMID, s.loop.Wake)
+	grace := s.lim.StopGrace
+	s.with(sb.VMID, func(m *memory) {
+		if m.grace != nil {
+			grace = max(*m.grace, 0)
+		}
+	})
+	if sb.State == agentlab.SandboxFailed {
+		grace = 0 // its VM is off, or of no use
+	}
+	if err := s.powerOff(ctx, sb, grace); err != nil {
+		return 0, true, err
+	}
+	return 0, false, s.become(ctx, sb, agentlab.SandboxStopped, "")
+}
+
+// powerOff stops the VM. One that is not there is off, too.
+func (s *Service) powerOff(ctx context.Context, sb agentlab.Sandbox, grace time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, grace+destroyTimeout)
+	defer cancel()
+	err := s.cfg.Driver.Stop(ctx, ref(sb), grace)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		err = nil
+	}
+	if err == nil {
+		s.closePlane(sb.VMID)
+	}
+	return err
+}
+
+// timeoutGrace is how long the guest of a lease that ended may take to power
+// off before it is destroyed.
+const timeoutGrace = 10 * time.Second
+
+// destroy removes every trace. It is tried until it succeeds.
+func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
+	s.boots.release(sb.VMID, s.loop.Wake)
+	if sb.State == agentlab.SandboxTimeout && sb.JobID == "" {
+		if err := s.powerOff(ctx, sb, timeoutGrace); err != nil {
+			return err
+		}
+		return s.become(ctx, sb, agentlab.SandboxStopped, sb.Reason)
+	}
+	s.closePlane(sb.VMID)
+	if err := s.cfg.Store.RevokeGrants(ctx, sb.VMID); err != nil {
+		return err
+	}
+	dctx, cancel := context.WithTimeout(ctx, destroyTimeout)
+	defer cancel()
+	if err := s.cfg.Driver.Destroy(dctx, ref(sb)); err != nil {
+		if ctx.Err() == nil {
+			s.noteTrouble(ctx, sb, err)
+		}
+		return err
+	}
+	return s.become(ctx, sb, agentlab.SandboxDestroyed, "")
+}
+
+// noteTrouble writes down, once, that a sandbox cannot be destroyed now.
+func (s *Service) noteTrouble(ctx context.Context, sb agentlab.Sandbox, cause error) {
+	text := oneLine("cannot be destroyed, will be tried again: " + cause.Error())
+	known := false
+	s.with(sb.VMID, func(m *memory) { known, m.trouble = m.trouble == text, text })
+	if known {
+		return
+	}
+	e := event(agentlab.EventSandboxState, sb, map[string]any{"state": sb.State, "code": agentlab.CodeOf(cause)}, "sandbox %s %s", sb.Name, text)
+	if err := s.cfg.Store.AppendEvents(ctx, e); err != nil {
+		s.log.Error("an event was not written", "vmid", sb.VMID, "err", err)
+	}
+}
+
+// watch looks after a sandbox whose VM is to run.
+func (s *Service) watch(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
+	if !s.inspected(sb.VMID) {
+		in, err := s.cfg.Driver.Inspect(ctx, ref(sb))
+		if why, err := lost(in, err); err != nil {
+			return 0, true, err
+		} else if why != "" {
+			return 0, false, s.down(ctx, sb, in, why)
+		}
+		s.setInspected(sb.VMID)
+	}
+	if err := s.openPlane(ctx, sb); err != nil {
+		return 0, true, err
+	}
+	return 0, true, nil
+}
+
+// lost tells from an answer of Inspect why the VM does not run; "" when it
+// does. An error tells nothing about it.
+func lost(in backend.Instance, err error) (why string, _ error) {
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
+		return "its VM has vanished from the backend", nil
+	case err != nil:
+		return "", err
+	case in.Power == backend.PowerRunning:
+		return "", nil
+	case in.Power == backend.PowerStopped:
+		return "the guest powered itself off", nil
+	case in.Reason != "":
+		return "its VM is " + string(in.Power) + ": " + in.Reason, nil
+	}
+	return "its VM is " + string(in.Power), nil
+}
+
+// down follows a VM that does not run though it should: a guest that powered
+// itself off is STOPPED, anything else FAILED.
+func (s *Service) down(ctx context.Context, sb agentlab.Sandbox, in backend.Instance, why string) error {
+	if in.Power != backend.PowerStopped || !sb.State.CanBecome(agentlab.SandboxStopped) {
+		return s.fail(ctx, sb, "%s", why)
+	}
+	s.closePlane(sb.VMID)
+	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if now.State != sb.State || now.Desired != agentlab.DesiredRunning {
+			return nil, nil
+		}
+		now.State, now.Desired, now.Reason, now.IP = agentlab.SandboxStopped, agentlab.DesiredStopped, why, ""
+		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
+	})
+	return err
+}

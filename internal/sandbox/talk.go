@@ -1,0 +1,86 @@
+package sandbox
+
+import (
+	"context"
+	"io"
+	"net"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// live returns a sandbox whose guest can be talked to.
+func (s *Service) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
+	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	switch sb.State {
+	case agentlab.SandboxReady, agentlab.SandboxRunning, agentlab.SandboxCompleted:
+		return sb, nil
+	case agentlab.SandboxRequested, agentlab.SandboxProvisioning, agentlab.SandboxBooting:
+		return sb, conflict(sb, "and does not answer yet", "wait until it is READY")
+	case agentlab.SandboxStopped:
+		return sb, conflict(sb, "and does not run", "agentlab sandbox start %d", vmid)
+	}
+	return sb, conflict(sb, "and does not run", "")
+}
+
+// Exec starts a command in the guest. The connection carries frames of
+// package stream; to close it ends the command. Codes: not_found, conflict
+// when the sandbox does not run, and those of the guest.
+func (s *Service) Exec(ctx context.Context, vmid int, r guestapi.ExecRequest) (net.Conn, error) {
+	sb, err := s.live(ctx, vmid)
+	if err != nil {
+		return nil, err
+	}
+	return s.control(sb).Exec(ctx, r)
+}
+
+// Attach joins a named terminal of the guest. The connection carries frames
+// of package stream; to close it leaves the terminal as it is.
+func (s *Service) Attach(ctx context.Context, vmid int, r guestapi.AttachRequest) (net.Conn, error) {
+	sb, err := s.live(ctx, vmid)
+	if err != nil {
+		return nil, err
+	}
+	return s.control(sb).Attach(ctx, r)
+}
+
+// SSHKey authorises an ephemeral key in the guest.
+func (s *Service) SSHKey(ctx context.Context, vmid int, r guestapi.SSHKeyRequest) (guestapi.SSHKeyResponse, error) {
+	sb, err := s.live(ctx, vmid)
+	if err != nil {
+		return guestapi.SSHKeyResponse{}, err
+	}
+	return s.control(sb).SSHKey(ctx, r)
+}
+
+// DialGuest opens a TCP stream to a port of the guest.
+func (s *Service) DialGuest(ctx context.Context, vmid int, port uint16) (net.Conn, error) {
+	sb, err := s.live(ctx, vmid)
+	if err != nil {
+		return nil, err
+	}
+	return s.cfg.Driver.DialGuest(ctx, ref(sb), port)
+}
+
+// ConsoleLog reads what the VM wrote to its console. Codes: not_found when
+// the sandbox is destroyed, unsupported when the backend keeps none.
+func (s *Service) ConsoleLog(ctx context.Context, vmid int, follow bool) (io.ReadCloser, error) {
+	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err != nil {
+		return nil, err
+	}
+	cl, ok := s.cfg.Driver.(backend.ConsoleLogger)
+	switch {
+	case !ok || !s.cfg.Driver.Info().Capabilities.ConsoleLog:
+		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s keeps no console log", sb.Backend)
+	case sb.State == agentlab.SandboxDestroyed:
+		return nil, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s (%d) is destroyed, and its console log with it", sb.Name, vmid)
+	case sb.State == agentlab.SandboxRequested:
+		return nil, conflict(sb, "and has no console yet", "wait until it boots")
+	}
+	return cl.ConsoleLog(ctx, ref(sb), follow)
+}
