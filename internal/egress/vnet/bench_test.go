@@ -5,17 +5,10 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"os/exec"
-	"runtime/debug"
-	"strconv"
-	"strings"
 	"testing"
 
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 
-	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 )
 
@@ -98,63 +91,5 @@ func BenchmarkConnect(b *testing.B) {
 			b.Fatal(err)
 		}
 		_ = c.Close()
-	}
-}
-
-const idleEnv = "VNET_TEST_IDLE"
-
-// idleProcess is a shim's network and nothing else: it starts, reports its
-// own memory and ends. The link is its standard input.
-func idleProcess() {
-	p, err := egress.New(agentlab.Network{Mode: agentlab.NetworkNAT})
-	if err != nil {
-		panic(err)
-	}
-	link, err := net.FileConn(os.Stdin)
-	if err != nil {
-		panic(err)
-	}
-	n, err := vnet.New(vnet.Config{Link: link, Policy: p})
-	if err != nil {
-		panic(err)
-	}
-	go func() {
-		debug.FreeOSMemory()
-		status, _ := os.ReadFile("/proc/self/status")
-		for line := range strings.Lines(string(status)) {
-			if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-				fmt.Println(strings.Fields(rest)[0])
-			}
-		}
-		n.Close()
-	}()
-	_ = n.Run(context.Background())
-}
-
-func TestIdleMemory(t *testing.T) {
-	t.Parallel()
-	ours, _ := linkPair(t)
-	f, err := ours.(interface{ File() (*os.File, error) }).File()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = f.Close() }()
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), idleEnv+"=1")
-	cmd.Stdin = f
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	kb, err := strconv.Atoi(strings.TrimSpace(string(out)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("an idle network takes %d kB", kb)
-	if raceEnabled {
-		return // the detector's shadow memory is not ours
-	}
-	if kb > 20<<10 {
-		t.Errorf("an idle network takes %d kB, which leaves a shim no room in 25 MB", kb)
 	}
 }

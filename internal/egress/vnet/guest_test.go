@@ -31,8 +31,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(idleEnv) != "" {
-		idleProcess()
+	if flows := os.Getenv(childEnv); flows != "" {
+		childProcess(flows)
 		return
 	}
 	goleak.VerifyTestMain(m)

@@ -9,7 +9,10 @@ import (
 	"net/netip"
 	"runtime"
 	"testing"
+	"time"
 
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
 	"github.com/agentlab-vm/agentlab"
@@ -261,10 +264,19 @@ func FuzzLink(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := n.Run(t.Context()); err == nil {
-			t.Error("Run returned nil at the end of the link")
-		}
+		runToEnd(t, n)
 	})
+}
+
+// runToEnd runs a network whose link ends by itself. The fuzzer does not see
+// a hang, so that is made a crash.
+func runToEnd(t *testing.T, n *vnet.Network) {
+	t.Helper()
+	hung := time.AfterFunc(patience, func() { panic("the network does not end with its link") })
+	defer hung.Stop()
+	if err := n.Run(t.Context()); err == nil {
+		t.Error("Run returned nil at the end of the link")
+	}
 }
 
 // canned is a link that holds what the guest sends and takes all we send.
@@ -281,3 +293,84 @@ func (c *canned) Read(p []byte) (int, error) {
 
 func (c *canned) Write(p []byte) (int, error) { return len(p), nil }
 func (c *canned) Close() error                { return nil }
+
+// FuzzPackets reads its input as a list of packets and gives each a right
+// checksum, so that they get as deep into the stack as a guest's can.
+func FuzzPackets(f *testing.F) {
+	f.Add([]byte("\x00\x10\x00\x50\x01\x01\x00\x00\x00\x01\x00\x00\x00\x00\x50\x02\xff\xff\x00\x00"))
+	f.Add([]byte("\x04\x0c\x22\x8c\x01\x01\x00\x00\x00\x01\x00\x00\x01\x08\x03\x30"))
+	f.Add([]byte("\x09\x08\x00\x00\x00\x00\x00\x00\x00\x00"))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		var stream []byte
+		for len(in) > 2 && len(stream) < 64<<10 {
+			kind, size := in[0], min(int(in[1]), len(in)-2)
+			stream = append(stream, framed(fuzzPacket(kind, in[2:2+size]))...)
+			in = in[2+size:]
+		}
+		n, err := vnet.New(vnet.Config{
+			Link:     &canned{in: stream},
+			Policy:   policy(t, agentlab.NetworkNAT),
+			Dialer:   dialerFunc(firehoseOnce),
+			Resolver: refusing{},
+			Services: map[uint16]func(net.Conn){8844: func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		runToEnd(t, n)
+		if s := n.Stats(); s.TCPFlows+s.UDPFlows+s.ServiceFlows != 0 {
+			t.Errorf("left over: %+v", s)
+		}
+	})
+}
+
+func firehoseOnce(context.Context, string, string) (net.Conn, error) {
+	near, far := net.Pipe()
+	_ = far.Close()
+	return near, nil
+}
+
+// fuzzPacket makes a packet whose kind says protocol, target and port, and
+// whose body is the transport header and data.
+func fuzzPacket(kind byte, body []byte) []byte {
+	dst := [...]netip.Addr{vnet.DefaultGateway, netip.MustParseAddr("11.1.1.1"), netip.MustParseAddr("192.168.1.1"), vnet.DefaultGateway}[kind>>2&3]
+	port := [...]uint16{8844, 53, 80, 443}[kind>>4&3]
+	b := append([]byte(nil), body...)
+	for len(b) < header.TCPMinimumSize {
+		b = append(b, 0)
+	}
+	binary.BigEndian.PutUint16(b[2:], port)
+	sum := func(proto tcpip.TransportProtocolNumber) uint16 {
+		pseudo := header.PseudoHeaderChecksum(proto, tcpip.AddrFrom4(vnet.DefaultGuest.As4()), tcpip.AddrFrom4(dst.As4()), uint16(len(b)))
+		return ^checksum.Checksum(b, pseudo)
+	}
+	switch kind & 3 {
+	case 0:
+		binary.BigEndian.PutUint16(b[16:], 0)
+		binary.BigEndian.PutUint16(b[16:], sum(header.TCPProtocolNumber))
+		return ipFrame(6, vnet.DefaultGuest, dst, b)
+	case 1:
+		binary.BigEndian.PutUint16(b[2:], 0)
+		binary.BigEndian.PutUint16(b[2:], ^checksum.Checksum(b, 0))
+		return ipFrame(1, vnet.DefaultGuest, dst, b)
+	case 2:
+		binary.BigEndian.PutUint16(b[4:], uint16(len(b)))
+		binary.BigEndian.PutUint16(b[6:], 0)
+		binary.BigEndian.PutUint16(b[6:], sum(header.UDPProtocolNumber))
+		return ipFrame(17, vnet.DefaultGuest, dst, b)
+	default:
+		frame := ipFrame(body0(body), vnet.DefaultGuest, dst, b)
+		binary.BigEndian.PutUint16(frame[20:], binary.BigEndian.Uint16(b)) // fragment flags and offset
+		ip := header.IPv4(frame[14:])
+		ip.SetChecksum(0)
+		ip.SetChecksum(^ip.CalculateChecksum())
+		return frame
+	}
+}
+
+func body0(b []byte) byte {
+	if len(b) == 0 {
+		return 6
+	}
+	return [...]byte{6, 17, 1, b[0]}[b[0]&3]
+}

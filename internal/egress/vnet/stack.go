@@ -28,8 +28,8 @@ const (
 	// long path. They bound what a guest that does not read can pin: a flow
 	// holds at most one send and one receive buffer.
 	bufferMin     = 4 << 10
-	bufferDefault = 256 << 10
-	bufferMax     = 512 << 10
+	bufferDefault = 64 << 10
+	bufferMax     = 256 << 10
 	// queuePackets is how many packets may wait for the link.
 	queuePackets = 512
 )
