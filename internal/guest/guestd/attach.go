@@ -98,7 +98,7 @@ func (s *Server) terminal(req guestapi.AttachRequest) (*terminal, error) {
 	t.cond = sync.NewCond(&t.mu)
 	s.terms.open[req.Session] = t
 	s.wg.Go(func() {
-		stop := context.AfterFunc(s.ctx, func() { killSession(s.ctx, t.pid) })
+		stop := context.AfterFunc(s.ctx, func() { killSession(s.ctx, t.pid, s.cfg.Grace) })
 		defer stop()
 		drain(t, ptmx, t.done)
 		<-t.done

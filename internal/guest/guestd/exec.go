@@ -223,7 +223,7 @@ func (s *Server) finish(c *client, cmd *exec.Cmd, done <-chan struct{}, out *syn
 	case <-c.gone.Done():
 	}
 	_ = c.conn.Close()
-	killSession(s.ctx, cmd.Process.Pid)
+	killSession(s.ctx, cmd.Process.Pid, s.cfg.Grace)
 	<-done
 	closeOut()
 	<-drained

@@ -51,6 +51,8 @@ type Config struct {
 	Runner  []string      // command of the runner; default agent-runner run
 	Logger  *slog.Logger  // nil: silent
 	Backoff time.Duration // first pause before a crashed runner is started again; default 1 s
+	Grace   time.Duration // between the polite signals and SIGKILL to a command whose client is gone; default 2 s
+	SSHD    string        // address where sshd answers; default 127.0.0.1:22
 	// Answered, when given, is called with the path of each request answered.
 	Answered func(path string)
 }
@@ -87,6 +89,12 @@ func New(cfg Config) *Server {
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Grace == 0 {
+		cfg.Grace = 2 * time.Second
+	}
+	if cfg.SSHD == "" {
+		cfg.SSHD = "127.0.0.1:22"
 	}
 	if cfg.Backoff == 0 {
 		cfg.Backoff = time.Second

@@ -21,10 +21,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
-// hangupGrace is how long a process whose client is gone has between the
-// polite signals and SIGKILL.
-const hangupGrace = 2 * time.Second
-
 // command prepares req as a process of a, the leader of a new session.
 func (s *Server) command(req guestapi.ExecRequest, a account) (*exec.Cmd, error) {
 	term := ""
@@ -121,7 +117,7 @@ func start(cmd *exec.Cmd) error {
 // be started: 127 when it is not there, 126 when it cannot be run.
 func startFailure(cmd *exec.Cmd, err error) stream.ExitStatus {
 	name := cmd.Args[0]
-	if pe, ok := errors.AsType[*fs.PathError](err); ok && pe.Op == "chdir" {
+	if pe, ok := errors.AsType[*fs.PathError](dirError(cmd.Dir)); ok {
 		return stream.ExitStatus{Code: 126, Error: "directory " + cmd.Dir + ": " + pe.Err.Error()}
 	}
 	switch {
@@ -134,6 +130,11 @@ func startFailure(cmd *exec.Cmd, err error) stream.ExitStatus {
 	default:
 		return stream.ExitStatus{Code: 126, Error: name + ": " + err.Error()}
 	}
+}
+
+func dirError(dir string) error {
+	_, err := os.Stat(dir)
+	return err
 }
 
 // exitStatus turns the end of a process into what a shell would say.
@@ -160,9 +161,9 @@ func signalByName(pid int, done <-chan struct{}, name string) {
 }
 
 // killSession ends every process of the session that pid leads or led: hang
-// up and terminate, and SIGKILL for what is left after hangupGrace. It
+// up and terminate, and SIGKILL for what is left after grace. It
 // returns when none is left or ctx ends.
-func killSession(ctx context.Context, sid int) {
+func killSession(ctx context.Context, sid int, grace time.Duration) {
 	send := func(sigs ...syscall.Signal) bool {
 		pids := sessionPIDs(sid)
 		for _, pid := range pids {
@@ -175,7 +176,7 @@ func killSession(ctx context.Context, sid int) {
 	if !send(syscall.SIGHUP, syscall.SIGCONT, syscall.SIGTERM) {
 		return
 	}
-	kill := time.After(hangupGrace)
+	kill := time.After(grace)
 	t := time.NewTicker(50 * time.Millisecond)
 	defer t.Stop()
 	hard := false

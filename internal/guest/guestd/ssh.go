@@ -158,7 +158,7 @@ func (s *Server) hostKeys() []string {
 // ensureSSHD returns when sshd answers. It starts it when it does not: as a
 // service where systemd runs, by itself where not.
 func (s *Server) ensureSSHD(ctx context.Context) error {
-	if sshdAnswers(ctx) {
+	if s.sshdAnswers(ctx) {
 		return nil
 	}
 	t := time.NewTicker(50 * time.Millisecond)
@@ -168,7 +168,7 @@ func (s *Server) ensureSSHD(ctx context.Context) error {
 		if !started {
 			started = s.startSSHD(ctx)
 		}
-		if sshdAnswers(ctx) {
+		if s.sshdAnswers(ctx) {
 			return nil
 		}
 		select {
@@ -194,9 +194,9 @@ func (s *Server) startSSHD(ctx context.Context) bool {
 	return exec.CommandContext(ctx, "/usr/sbin/sshd").Run() == nil
 }
 
-func sshdAnswers(ctx context.Context) bool {
+func (s *Server) sshdAnswers(ctx context.Context) bool {
 	d := net.Dialer{Timeout: 5 * time.Second}
-	c, err := d.DialContext(ctx, "tcp", "127.0.0.1:22")
+	c, err := d.DialContext(ctx, "tcp", s.cfg.SSHD)
 	if err != nil {
 		return false
 	}

@@ -1,0 +1,536 @@
+package control_test
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guest/guestd"
+	"github.com/agentlab-vm/agentlab/internal/stream"
+)
+
+func parseExit(b []byte) *stream.ExitStatus {
+	var st stream.ExitStatus
+	if json.Unmarshal(b, &st) != nil {
+		return nil
+	}
+	return &st
+}
+
+func identity() guestapi.Identity {
+	return guestapi.Identity{
+		UID: agentlab.NewUID(), Hostname: "box-1", Time: time.Now().UTC(), Entropy: bytes.Repeat([]byte{7}, 64),
+		Network: &guestapi.Network{Address: "10.77.0.2/24", Gateway: "10.77.0.1", DNS: []string{"10.77.0.1"}, MTU: 9000},
+	}
+}
+
+func TestHealth(t *testing.T) {
+	g := newGuest(t, nil)
+	g.put(t, "proc/uptime", "12.34 56.78\n")
+	g.put(t, "proc/sys/kernel/random/boot_id", "abc\n")
+	h, err := g.Health(testCtx(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Uptime != 12340*time.Millisecond || h.BootID != "abc" || h.Identity != "" || h.System != "unknown" || h.Version == "" {
+		t.Errorf("%+v", h)
+	}
+}
+
+func TestExec(t *testing.T) {
+	g := newGuest(t, nil)
+	g.put(t, "notrunnable", "#!/bin/sh\n")
+	for _, tc := range []struct {
+		name     string
+		req      guestapi.ExecRequest
+		out, err string
+		st       stream.ExitStatus
+	}{
+		{"separate streams", sh("echo out; echo err >&2; exit 3"), "out\n", "err\n", stream.ExitStatus{Code: 3}},
+		{"killed", sh("kill -TERM $$"), "", "", stream.ExitStatus{Code: 143, Signal: "TERM"}},
+		{
+			"not found", guestapi.ExecRequest{Command: []string{"no-such-command"}},
+			"", "",
+			stream.ExitStatus{Code: 127, Error: "no-such-command: command not found"},
+		},
+		{
+			"no file", guestapi.ExecRequest{Command: []string{"/no/such"}},
+			"", "",
+			stream.ExitStatus{Code: 127, Error: "/no/such: no such file or directory"},
+		},
+		{
+			"not executable", guestapi.ExecRequest{Command: []string{filepath.Join(g.root, "notrunnable")}},
+			"", "",
+			stream.ExitStatus{Code: 126, Error: filepath.Join(g.root, "notrunnable") + ": permission denied"},
+		},
+		{
+			"not in the directory either", guestapi.ExecRequest{Command: []string{"notrunnable"}, Dir: g.root},
+			"", "",
+			stream.ExitStatus{Code: 127, Error: "notrunnable: command not found"},
+		},
+		{
+			"no directory", guestapi.ExecRequest{Command: []string{"true"}, Dir: "/no/dir"},
+			"", "",
+			stream.ExitStatus{Code: 126, Error: "directory /no/dir: no such file or directory"},
+		},
+		{"home", sh("pwd"), filepath.Join(g.root, "home") + "\n", "", stream.ExitStatus{}},
+		{"directory", guestapi.ExecRequest{Command: []string{"pwd"}, Dir: "/"}, "/\n", "", stream.ExitStatus{}},
+		{
+			"environment", guestapi.ExecRequest{Command: []string{"sh", "-c", "echo $A $FROM_ETC $USER ${TERM-none}"}, Env: map[string]string{"A": "a b"}},
+			"a b yes " + g.me.Username + " none\n", "",
+			stream.ExitStatus{},
+		},
+		{
+			"login shell", guestapi.ExecRequest{Env: map[string]string{"ENV": ""}},
+			"", "",
+			stream.ExitStatus{Code: 5},
+		},
+		{"left behind", sh("sleep 100 & echo done"), "done\n", "", stream.ExitStatus{}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := g.exec(t, tc.req)
+			if tc.name == "login shell" {
+				p.send(t, stream.Stdin, "exit 5\n")
+			}
+			out, errs, st := p.result(t)
+			if out != tc.out || errs != tc.err || st != tc.st {
+				t.Errorf("got %q, %q, %+v", out, errs, st)
+			}
+		})
+	}
+}
+
+func sh(script string) guestapi.ExecRequest {
+	return guestapi.ExecRequest{Command: []string{"sh", "-c", script}}
+}
+
+func TestExecRefused(t *testing.T) {
+	g := newGuest(t, nil)
+	for name, tc := range map[string]struct {
+		req  guestapi.ExecRequest
+		code agentlab.Code
+	}{
+		"user":     {guestapi.ExecRequest{User: "nobody-here"}, agentlab.CodeNotFound},
+		"variable": {guestapi.ExecRequest{Env: map[string]string{"A=B": "c"}}, agentlab.CodeInvalid},
+		"nul":      {guestapi.ExecRequest{Command: []string{"a\x00b"}}, agentlab.CodeInvalid},
+	} {
+		if _, err := g.Exec(testCtx(t), tc.req); agentlab.CodeOf(err) != tc.code {
+			t.Errorf("%s: %v, want %s", name, err, tc.code)
+		}
+	}
+}
+
+func TestExecInputAndVolume(t *testing.T) {
+	g := newGuest(t, nil)
+	data := make([]byte, 3<<20)
+	_, _ = rand.Read(data)
+	p := g.exec(t, guestapi.ExecRequest{Command: []string{"cat"}})
+	if err := p.w.Frame(stream.Stdin, data); err != nil {
+		t.Fatal(err)
+	}
+	p.send(t, stream.StdinEOF, "")
+	out, _, st := p.result(t)
+	if st.Code != 0 || sha256.Sum256([]byte(out)) != sha256.Sum256(data) {
+		t.Errorf("exit %+v, %d bytes back", st, len(out))
+	}
+}
+
+func TestExecSignal(t *testing.T) {
+	g := newGuest(t, nil)
+	p := g.sh(t, `trap 'echo caught; exit 9' USR1; echo ready; while :; do sleep 0.01; done`)
+	p.shows(t, "ready")
+	p.send(t, stream.Signal, "NOSUCH")
+	p.send(t, stream.Signal, "USR1")
+	out, _, st := p.result(t)
+	if !strings.Contains(out, "caught") || st.Code != 9 {
+		t.Errorf("%q %+v", out, st)
+	}
+}
+
+// TestExecCut checks that the whole session dies with its client, what ignores
+// the polite signals included.
+func TestExecCut(t *testing.T) {
+	g := newGuest(t, func(c *guestd.Config) { c.Grace = 50 * time.Millisecond })
+	for _, tty := range []bool{false, true} {
+		req := sh(`trap '' HUP TERM; sleep 1000 & echo pids $$ $!; wait; wait`)
+		req.TTY = tty
+		p := g.exec(t, req)
+		p.shows(t, "\n")
+		f := strings.Fields(p.output())
+		_ = p.conn.Close()
+		for _, pid := range f[1:] {
+			n, err := strconv.Atoi(pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			until(t, "death of "+pid, func() bool { return dead(n) })
+		}
+	}
+}
+
+// dead reports whether a process is gone or only waits to be reaped.
+func dead(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err != nil || strings.Contains(string(b), ") Z ")
+}
+
+// TestExecCutByLink checks the same when the whole link goes.
+func TestExecCutByLink(t *testing.T) {
+	g := newGuest(t, nil)
+	p := g.sh(t, `echo pid $$; exec sleep 1000`)
+	p.shows(t, "\n")
+	pid, err := strconv.Atoi(strings.Fields(p.output())[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = g.link.Close()
+	<-p.ended
+	until(t, "death of the command", func() bool { return dead(pid) })
+}
+
+func TestExecTTY(t *testing.T) {
+	g := newGuest(t, nil)
+	req := sh(`tty >/dev/null && echo is a tty; stty size; read x; stty size; read x || echo eof; exit 4`)
+	req.TTY, req.Rows, req.Cols = true, 33, 111
+	p := g.exec(t, req)
+	p.shows(t, "33 111")
+	if err := p.w.JSON(stream.Resize, stream.WindowSize{Rows: 44, Cols: 99}); err != nil {
+		t.Fatal(err)
+	}
+	p.send(t, stream.Stdin, "x\n")
+	p.shows(t, "44 99")
+	p.send(t, stream.StdinEOF, "")
+	out, _, st := p.result(t)
+	if !strings.Contains(out, "is a tty") || !strings.Contains(out, "eof") || st.Code != 4 {
+		t.Errorf("%q %+v", out, st)
+	}
+}
+
+func TestAttach(t *testing.T) {
+	g := newGuest(t, nil)
+	join := func(name string) *proc {
+		conn, err := g.Attach(testCtx(t), guestapi.AttachRequest{Session: name, Rows: 30, Cols: 90})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return follow(t, conn)
+	}
+	a := join("")
+	a.send(t, stream.Stdin, "stty -echo; mark=1; echo first-$((20+1)); stty size\n")
+	a.shows(t, "first-21")
+	a.shows(t, "30 90")
+	b := join("main")
+	b.shows(t, "first-21") // replayed
+	b.send(t, stream.Stdin, "echo both-$((20+2))\n")
+	a.shows(t, "both-22")
+	b.shows(t, "both-22")
+	_ = a.conn.Close()
+	_ = b.conn.Close()
+	c := join("main") // the shell is still the same
+	c.send(t, stream.Stdin, "echo mark-$mark\n")
+	c.shows(t, "mark-1")
+	other := join("other")
+	other.send(t, stream.Stdin, "echo other-$mark-\n")
+	other.shows(t, "other--")
+	c.send(t, stream.Stdin, "exit 6\n")
+	if _, _, st := c.result(t); st.Code != 6 {
+		t.Errorf("exit %+v", st)
+	}
+	if _, err := g.Attach(testCtx(t), guestapi.AttachRequest{Session: "../x"}); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+		t.Errorf("a bad name: %v", err)
+	}
+}
+
+// TestAttachFlood checks that a client that does not read neither stops the
+// terminal for good nor gets more than what is kept.
+func TestAttachFlood(t *testing.T) {
+	g := newGuest(t, nil)
+	stuck, err := g.Attach(testCtx(t), guestapi.AttachRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = stuck.Close() }()
+	w := stream.NewWriter(stuck)
+	if err := w.Frame(stream.Stdin, []byte("head -c 2000000 /dev/zero | tr '\\0' x; echo; echo the-e''nd\n")); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := g.Attach(testCtx(t), guestapi.AttachRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := follow(t, conn)
+	p.shows(t, "the-end")
+}
+
+func TestIdentity(t *testing.T) {
+	g := newGuest(t, nil)
+	id := identity()
+	id.Bootstrap = &guestapi.Bootstrap{Token: "secret-token", Controller: "http://10.77.0.1:8844", VMID: 7}
+	h, err := g.SetIdentity(testCtx(t), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Identity != id.UID {
+		t.Errorf("%+v", h)
+	}
+	g.kernel.mu.Lock()
+	if len(g.kernel.entropy) != 1 || !g.kernel.now.Equal(id.Time) || g.kernel.hostname != "box-1" || len(g.kernel.networks) != 1 {
+		t.Errorf("%+v", g.kernel)
+	}
+	g.kernel.mu.Unlock()
+	if got := g.file(t, "etc/hosts"); got != "127.0.0.1 localhost\n::1 ip6-localhost\n127.0.1.1 box-1\n" {
+		t.Errorf("hosts: %q", got)
+	}
+	if got := g.file(t, "etc/resolv.conf"); got != "nameserver 10.77.0.1\n" {
+		t.Errorf("resolv.conf: %q", got)
+	}
+	var doc guestapi.Bootstrap
+	if err := json.Unmarshal([]byte(g.file(t, "run/agentlab/bootstrap.json")), &doc); err != nil || doc != *id.Bootstrap {
+		t.Errorf("%+v, %v", doc, err)
+	}
+	if fi, err := os.Stat(filepath.Join(g.root, "run/agentlab/bootstrap.json")); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("%v %v", fi, err)
+	}
+	if to, err := os.Readlink(filepath.Join(g.root, "etc/agentlab/bootstrap.json")); err != nil || to != "/run/agentlab/bootstrap.json" {
+		t.Errorf("%q %v", to, err)
+	}
+	machine, key := g.file(t, "etc/machine-id"), g.file(t, "etc/ssh/ssh_host_ed25519_key")
+	if len(machine) != 33 {
+		t.Errorf("machine-id %q", machine)
+	}
+	checkHostKey(t, key, g.file(t, "etc/ssh/ssh_host_ed25519_key.pub"))
+
+	if _, err := g.SetIdentity(testCtx(t), id); err != nil { // again: nothing changes
+		t.Fatal(err)
+	}
+	if g.file(t, "etc/machine-id") != machine || g.file(t, "etc/ssh/ssh_host_ed25519_key") != key {
+		t.Error("a repeated identity made new keys")
+	}
+	id.UID = agentlab.NewUID() // a clone
+	g.put(t, "etc/ssh/ssh_host_rsa_key", "of the template")
+	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+		t.Fatal(err)
+	}
+	if g.file(t, "etc/machine-id") == machine || g.file(t, "etc/ssh/ssh_host_ed25519_key") == key {
+		t.Error("a clone kept its template's machine-id or host key")
+	}
+	if _, err := os.Stat(filepath.Join(g.root, "etc/ssh/ssh_host_rsa_key")); err == nil {
+		t.Error("a clone kept its template's RSA key")
+	}
+}
+
+func TestMachineIDBakedIn(t *testing.T) {
+	const baked = "0123456789abcdef0123456789abcdef\n"
+	g := newGuest(t, nil)
+	g.put(t, "etc/machine-id", baked)
+	if _, err := g.SetIdentity(testCtx(t), identity()); err != nil {
+		t.Fatal(err)
+	}
+	if g.file(t, "etc/machine-id") == baked {
+		t.Error("a machine-id of the image was kept")
+	}
+	g = newGuest(t, nil)
+	g.put(t, "etc/machine-id", baked)
+	g.put(t, "run/agentlab/machine-id.new", baked)
+	if _, err := g.SetIdentity(testCtx(t), identity()); err != nil {
+		t.Fatal(err)
+	}
+	if g.file(t, "etc/machine-id") != baked {
+		t.Error("the machine-id of this boot was replaced under the running system")
+	}
+}
+
+func checkHostKey(t *testing.T, private, public string) {
+	t.Helper()
+	k, err := ssh.ParsePrivateKey([]byte(private))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(ssh.MarshalAuthorizedKey(k.PublicKey())); got != public {
+		t.Errorf("the public key %q is not that of the private key, %q", public, got)
+	}
+}
+
+func TestIdentityRefused(t *testing.T) {
+	g := newGuest(t, nil)
+	for name, change := range map[string]func(*guestapi.Identity){
+		"uid":      func(id *guestapi.Identity) { id.UID = "a/b" },
+		"hostname": func(id *guestapi.Identity) { id.Hostname = "a\nb" },
+		"entropy":  func(id *guestapi.Identity) { id.Entropy = make([]byte, 31) },
+		"time":     func(id *guestapi.Identity) { id.Time = time.Time{} },
+		"address":  func(id *guestapi.Identity) { id.Network.Address = "10.77.0.2" },
+		"gateway":  func(id *guestapi.Identity) { id.Network.Gateway = "x" },
+		"dns":      func(id *guestapi.Identity) { id.Network.DNS = []string{"10.0.0.1\nsearch x"} },
+		"mtu":      func(id *guestapi.Identity) { id.Network.MTU = 10 },
+	} {
+		id := identity()
+		change(&id)
+		if _, err := g.SetIdentity(testCtx(t), id); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if len(g.kernel.entropy) != 0 {
+		t.Error("a refused identity changed something")
+	}
+}
+
+// TestRunner follows the runner through a crash, the death of guestd, and its
+// end.
+func TestRunner(t *testing.T) {
+	dir := t.TempDir()
+	script := fmt.Sprintf(`cd %s; echo x >>starts; n=$(wc -l <starts)
+		case $n in
+		1) exit 1 ;;
+		2) kill -KILL $$ ;;
+		3) exec 9>>%s; flock -n 9 || echo LOCKED >>starts; while ! [ -e go ]; do sleep 0.01; done ;;
+		esac`, dir, "LOCK")
+	g := newGuest(t, func(c *guestd.Config) {
+		s := strings.ReplaceAll(script, "LOCK", filepath.Join(c.Root, "run/agentlab/runner.lock"))
+		c.Runner = []string{"sh", "-c", s}
+	})
+	starts := func() string { b, _ := os.ReadFile(filepath.Join(dir, "starts")); return string(b) }
+	id := identity()
+	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+		t.Fatal(err)
+	}
+	if starts() != "" {
+		t.Fatal("a runner without a bootstrap document")
+	}
+	id.Bootstrap = &guestapi.Bootstrap{Token: "t", Controller: "c", VMID: 1}
+	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "third start", func() bool { return starts() == "x\nx\nx\n" })
+	if _, err := g.SetIdentity(testCtx(t), id); err != nil { // while it runs
+		t.Fatal(err)
+	}
+	g.stop() // guestd dies, its runner does not
+	g.start(t)
+	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Its end was not seen, so it is started once more to find that out.
+	until(t, "fourth start", func() bool { return starts() == "x\nx\nx\nx\n" })
+	until(t, "end", func() bool {
+		_, err := os.Stat(filepath.Join(g.root, "run/agentlab/runner.done"))
+		return err == nil
+	})
+	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+		t.Fatal(err)
+	}
+	g.stop()
+	g.start(t)
+	if _, err := g.Health(testCtx(t)); err != nil {
+		t.Fatal(err)
+	}
+	if got := starts(); got != "x\nx\nx\nx\n" {
+		t.Errorf("started again after its end: %q", got)
+	}
+}
+
+func TestSSHKey(t *testing.T) {
+	sshd, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	t.Cleanup(func() { _ = sshd.Close(); <-done })
+	go func() {
+		defer close(done)
+		for {
+			c, err := sshd.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte("SSH-2.0-test\r\n"))
+			_ = c.Close()
+		}
+	}()
+	g := newGuest(t, func(c *guestd.Config) { c.SSHD = sshd.Addr().String() })
+	newKey := func() string {
+		pub, _, _ := ed25519.GenerateKey(rand.Reader)
+		k, err := ssh.NewPublicKey(pub)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(ssh.MarshalAuthorizedKey(k)))
+	}
+	one, two := newKey(), newKey()
+	file := "run/agentlab/ssh/authorized_keys.d/" + g.me.Username
+	g.put(t, file, `expiry-time="20200101000000" `+newKey()+"\n")
+	resp, err := g.SSHKey(testCtx(t), guestapi.SSHKeyRequest{PublicKey: one + " a comment", Seconds: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.User != g.me.Username || resp.Port != 22 || len(resp.HostKeys) != 1 || !strings.HasPrefix(resp.HostKeys[0], "ssh-ed25519 ") {
+		t.Errorf("%+v", resp)
+	}
+	for range 2 {
+		if _, err := g.SSHKey(testCtx(t), guestapi.SSHKeyRequest{PublicKey: two, Seconds: 200}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var keys []string
+	rest := []byte(g.file(t, file))
+	for len(rest) > 0 {
+		k, _, options, more, err := ssh.ParseAuthorizedKey(rest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at, err := time.ParseInLocation(`expiry-time="20060102150405"`, options[0], time.Local)
+		if err != nil || len(options) != 1 || time.Until(at) < 50*time.Second || time.Until(at) > 201*time.Second {
+			t.Errorf("options %q, %v", options, err)
+		}
+		keys = append(keys, strings.TrimSpace(string(ssh.MarshalAuthorizedKey(k))))
+		rest = more
+	}
+	if len(keys) != 2 || keys[0] != one || keys[1] != two {
+		t.Errorf("authorized: %q", keys)
+	}
+	if want := strings.TrimSpace(g.file(t, "etc/ssh/ssh_host_ed25519_key.pub")); resp.HostKeys[0] != want {
+		t.Errorf("host keys %q, want %q", resp.HostKeys, want)
+	}
+	for name, bad := range map[string]guestapi.SSHKeyRequest{
+		"option":    {PublicKey: `command="x" ` + one, Seconds: 1},
+		"two lines": {PublicKey: one + "\n" + two, Seconds: 1},
+		"no key":    {PublicKey: "ssh-ed25519 AAAA", Seconds: 1},
+		"mismatch":  {PublicKey: "ssh-rsa " + strings.Fields(one)[1], Seconds: 1},
+		"empty":     {Seconds: 1},
+		"forever":   {PublicKey: one, Seconds: 86401},
+		"never":     {PublicKey: one},
+	} {
+		if _, err := g.SSHKey(testCtx(t), bad); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := g.SSHKey(testCtx(t), guestapi.SSHKeyRequest{User: "../x", PublicKey: one, Seconds: 1}); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		t.Errorf("an unknown user: %v", err)
+	}
+}
+
+func TestPower(t *testing.T) {
+	g := newGuest(t, nil)
+	if err := g.Power(testCtx(t), "sleep"); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+		t.Errorf("%v", err)
+	}
+	if err := g.Power(testCtx(t), "poweroff"); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-g.kernel.rebooted; got != "poweroff" {
+		t.Errorf("got %q", got)
+	}
+}
