@@ -35,7 +35,6 @@ const (
 	RuleLimit     = "limit.flows"       // denied because the sandbox has too many flows
 	RuleRate      = "limit.rate"        // denied because the sandbox asks too quickly
 	RuleHostAddr  = "always.host"       // an address of the host itself
-	RuleNoIPv6    = "always.noipv6"     // IPv6 is not carried by this enforcer
 	RuleGateway   = "always.controller" // a port on the controller's address that is not served
 )
 

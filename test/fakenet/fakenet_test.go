@@ -311,7 +311,9 @@ func TestWebWithTLS(t *testing.T) {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca.PEM())
 	tr := &http.Transport{
-		DialContext:     func(ctx context.Context, _, _ string) (net.Conn, error) { return n.DialContext(ctx, "tcp", at.String()) },
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return n.DialContext(ctx, "tcp", at.String())
+		},
 		TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 	}
 	t.Cleanup(tr.CloseIdleConnections)

@@ -1,6 +1,7 @@
 package fakenet
 
 import (
+	"errors"
 	"io"
 	"net"
 	"strings"
@@ -70,7 +71,7 @@ func pipe(dst, src net.Conn) {
 			}
 		}
 		if err != nil {
-			if half, ok := dst.(interface{ CloseWrite() error }); ok && err == io.EOF && half.CloseWrite() == nil {
+			if half, ok := dst.(interface{ CloseWrite() error }); ok && errors.Is(err, io.EOF) && half.CloseWrite() == nil {
 				return
 			}
 			break

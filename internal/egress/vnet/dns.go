@@ -147,12 +147,10 @@ func (s *dnsServer) answer(wire []byte, udp bool) []byte {
 func (s *dnsServer) pack(query, reply *dns.Msg, udp bool) []byte {
 	reply.Response, reply.RecursionAvailable, reply.Authoritative = true, true, false
 	reply.Compress = true
-	size := dns.MaxMsgSize
+	size := dns.MinMsgSize
 	if opt := query.IsEdns0(); opt != nil {
 		reply.SetEdns0(dnsPayload, opt.Do())
 		size = min(max(int(opt.UDPSize()), dns.MinMsgSize), dnsPayload)
-	} else {
-		size = dns.MinMsgSize
 	}
 	if !udp {
 		size = dns.MaxMsgSize

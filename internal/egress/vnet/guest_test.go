@@ -121,7 +121,6 @@ func linkPair(t testing.TB) (a, b net.Conn) {
 type guest struct {
 	*stack.Stack
 	link net.Conn
-	mu   sync.Mutex // serialises raw frames with nothing; frames are written whole
 	seen chan []byte
 }
 

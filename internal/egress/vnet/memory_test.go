@@ -39,9 +39,10 @@ func childProcess(flows string) {
 		panic(err)
 	}
 	go func() {
-		for last := ^uint64(0); n.Stats().TCPFlows < want || n.Stats().FramesOut != last; {
+		look := time.NewTicker(200 * time.Millisecond)
+		defer look.Stop()
+		for last := ^uint64(0); n.Stats().TCPFlows < want || n.Stats().FramesOut != last; <-look.C {
 			last = n.Stats().FramesOut
-			time.Sleep(200 * time.Millisecond) // how long "nothing moves" takes to see
 		}
 		if want == 0 {
 			debug.FreeOSMemory()
