@@ -1,0 +1,162 @@
+package agentcmd
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/version"
+)
+
+const usage = `agentlab-agent runs a coding agent headless, with every permission granted.
+
+Usage:
+  agentlab-agent run --agent NAME [--task-file FILE]   run a task; FILE "-", the default, is standard input
+  agentlab-agent versions [--json]                     tell which agents are installed, in which versions
+  agentlab-agent --version
+
+Agents: claude, codex, opencode, gemini, shell (the task is a bash script).
+The exit code is the agent's; 127 when it is not installed in this image,
+126 when it cannot be run, 2 for wrong usage.
+`
+
+// Main is the command agentlab-agent; args are without the program's name.
+func Main(args []string) int {
+	if len(args) == 0 {
+		fmt.Fprint(os.Stderr, usage)
+		return 2
+	}
+	switch args[0] {
+	case "-h", "--help", "help":
+		fmt.Print(usage)
+		return 0
+	case "--version", "version":
+		fmt.Println("agentlab-agent " + version.String())
+		return 0
+	case "run":
+		return runMain(args[1:])
+	case "versions":
+		return versionsMain(args[1:])
+	case "supervise": // internal: see Supervise
+		if len(args) == 2 {
+			return Supervise(args[1])
+		}
+	}
+	fmt.Fprintf(os.Stderr, "agentlab-agent: unknown arguments %q\n\n%s", args, usage)
+	return 2
+}
+
+func flags(name string) *flag.FlagSet {
+	f := flag.NewFlagSet("agentlab-agent "+name, flag.ContinueOnError)
+	f.Usage = func() { fmt.Fprint(os.Stderr, usage) }
+	return f
+}
+
+func runMain(args []string) int {
+	f := flags("run")
+	name := f.String("agent", "", "")
+	task := f.String("task-file", "-", "")
+	if f.Parse(args) != nil {
+		return 2
+	}
+	_, err := find(*name)
+	if err == nil && f.NArg() > 0 {
+		err = fmt.Errorf("unknown arguments %q", f.Args())
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "agentlab-agent: %v\n\n%s", err, usage)
+		return 2
+	}
+	if *task == "-" {
+		*task = "/dev/stdin"
+		if a, _ := find(*name); !a.stdin { // it reads its file while its own standard input is empty
+			file, err := spool(os.Stdin)
+			if err != nil {
+				return complain(os.Stderr, err)
+			}
+			defer func() { _ = os.Remove(file) }()
+			*task = file
+		}
+	}
+	return Run(*name, *task, os.Environ(), os.Stdout, os.Stderr)
+}
+
+func spool(r io.Reader) (string, error) {
+	f, err := os.CreateTemp("", "agentlab-task-*")
+	if err != nil {
+		return "", err
+	}
+	_, err = io.Copy(f, r)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	return f.Name(), err
+}
+
+var versionRE = regexp.MustCompile(`[0-9]+\.[0-9]+\.[0-9A-Za-z.+-]+`)
+
+// Versions asks every installed agent for its version; it has "" for one that
+// does not answer and no entry for one that is not installed. "shell" is
+// bash's version.
+func Versions(ctx context.Context, env []string) map[string]string {
+	out := map[string]string{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, a := range agents {
+		path := lookPath(a.program, get(env, "PATH"))
+		if path == "" {
+			continue
+		}
+		wg.Go(func() {
+			cmd := exec.CommandContext(ctx, path, a.version...) //nolint:gosec // one of our agents
+			cmd.Env = withDefaults(env, slices.Concat(a.env, commonEnv))
+			cmd.WaitDelay = time.Second
+			p, _ := cmd.Output() // no output, no version
+			mu.Lock()
+			defer mu.Unlock()
+			out[a.name] = string(versionRE.Find(bytes.TrimSpace(p)))
+		})
+	}
+	wg.Wait()
+	return out
+}
+
+func versionsMain(args []string) int {
+	f := flags("versions")
+	asJSON := f.Bool("json", false, "")
+	if f.Parse(args) != nil || f.NArg() > 0 {
+		return 2
+	}
+	// Node.js programs take many seconds to start under emulation.
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	got := Versions(ctx, os.Environ())
+	if *asJSON {
+		p, _ := json.Marshal(got) // a map of strings
+		fmt.Println(string(p))
+		return 0
+	}
+	var b strings.Builder
+	for _, a := range agents {
+		v, ok := got[a.name]
+		switch {
+		case !ok:
+			v = "not installed"
+		case v == "":
+			v = "installed, does not tell its version"
+		}
+		fmt.Fprintf(&b, "%-9s %s\n", a.name, v)
+	}
+	fmt.Print(b.String())
+	return 0
+}

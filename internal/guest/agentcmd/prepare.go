@@ -1,0 +1,78 @@
+package agentcmd
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Prepare puts the agents' configuration where they look for it in home: the
+// files themselves are written to dir, which is on a tmpfs, and home gets
+// links to them, so that nothing secret is ever on a disk. A file that stands
+// in the way is kept beside it with the suffix ".orig".
+//
+//   - settings, when not empty, become Claude Code's user settings;
+//   - OPENAI_BASE_URL in env makes a Codex provider of that address, which
+//     takes its key from OPENAI_API_KEY.
+func Prepare(home, dir, settings string, env map[string]string) error {
+	var errs []error
+	if settings != "" {
+		errs = append(errs, place(home, dir, ".claude/settings.json", settings))
+	}
+	if base := env["OPENAI_BASE_URL"]; base != "" {
+		errs = append(errs, place(home, dir, ".codex/config.toml", codexConfig(base, env["OPENAI_MODEL"])))
+	}
+	return errors.Join(errs...)
+}
+
+// Unprepare removes the links that Prepare made. What the links point at is
+// removed with dir.
+func Unprepare(home, dir string) error {
+	var errs []error
+	for _, name := range []string{".claude/settings.json", ".codex/config.toml"} {
+		link := filepath.Join(home, name)
+		if to, err := os.Readlink(link); err == nil && to == target(dir, name) {
+			errs = append(errs, os.Remove(link))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func target(dir, name string) string {
+	return filepath.Join(dir, strings.ReplaceAll(strings.TrimPrefix(name, "."), "/", "-"))
+}
+
+func place(home, dir, name, content string) error {
+	file, link := target(dir, name), filepath.Join(home, name)
+	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(link), 0o700); err != nil {
+		return err
+	}
+	if to, err := os.Readlink(link); err == nil && to == file {
+		return nil
+	}
+	err := os.Rename(link, link+".orig")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.Symlink(file, link)
+}
+
+// codexConfig is a config.toml. A Go string in quotes is a TOML basic string
+// as long as it has only printable ASCII, which strconv.QuoteToASCII's \u
+// escapes see to.
+func codexConfig(base, model string) string {
+	var b strings.Builder
+	b.WriteString("# written by agentlab for this sandbox\ncheck_for_update_on_startup = false\nmodel_provider = \"agentlab\"\n")
+	if model != "" {
+		b.WriteString("model = " + strconv.QuoteToASCII(model) + "\n")
+	}
+	b.WriteString("\n[model_providers.agentlab]\nname = \"AgentLab\"\nwire_api = \"responses\"\nenv_key = \"OPENAI_API_KEY\"\n")
+	b.WriteString("base_url = " + strconv.QuoteToASCII(base) + "\n")
+	return b.String()
+}

@@ -1,0 +1,272 @@
+package agentcmd
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab/internal/redact"
+)
+
+// The files of a supervised agent, in one directory on a tmpfs.
+const (
+	PlanFile    = "agent.json"         // Plan, written before the supervisor is started
+	LockFile    = "agent.lock"         // locked (flock) exactly as long as the supervisor lives
+	StartedFile = "agent.started.json" // Started
+	ExitFile    = "agent.exit.json"    // Exit; not there when the supervisor was killed
+)
+
+// LockFD is the descriptor under which a supervisor finds LockFile, locked
+// already by who starts it: so there is no moment in which it lives unlocked.
+const LockFD = 3
+
+// Plan says what a supervisor does.
+type Plan struct {
+	Agent    string
+	TaskFile string
+	Dir      string        // working directory
+	Env      []string      // whole environment, without the defaults of agentlab-agent
+	Secrets  []string      // values that are redacted from the log
+	LogFile  string        // appended to
+	LogBytes int64         // size at which the log is closed
+	Grace    time.Duration // between SIGTERM and SIGKILL, when it is stopped
+}
+
+// Started says which processes run.
+type Started struct {
+	Supervisor int
+	PID        int    // of the agent, which leads its own process group
+	StartTime  uint64 // of the agent, in clock ticks since boot: a PID alone may be somebody else's
+}
+
+// Exit says how the agent ended.
+type Exit struct {
+	Code  int    // 128+n when signal n ended it
+	Error string // why it could not be started
+}
+
+// drainTime is how long output is waited for that processes hold back which
+// the agent left behind, and how long these get to end.
+const drainTime = 2 * time.Second
+
+// Supervise runs the agent that dir's plan describes until it has ended, with
+// all that it started. SIGTERM ends the agent's processes: SIGTERM, the
+// plan's grace, SIGKILL. It must have been started in a session of its own,
+// so that nobody's end takes it along. It returns its own exit code; the
+// agent's is in ExitFile.
+func Supervise(dir string) int {
+	unix.CloseOnExec(LockFD)
+	var plan Plan
+	raw, err := os.ReadFile(filepath.Join(dir, PlanFile))
+	if err == nil {
+		err = json.Unmarshal(raw, &plan)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "agentlab-agent: the plan cannot be read:", err)
+		return ExitNotRun
+	}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM)
+	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE)
+	// Whatever the agent starts and leaves is ours to end and to reap.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		fmt.Fprintln(os.Stderr, "agentlab-agent: no subreaper:", err)
+	}
+	log, err := openLog(plan)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "agentlab-agent: the log cannot be opened:", err)
+		return ExitNotRun
+	}
+	exit := (&supervisor{dir: dir, plan: plan, log: log, stop: stop}).run()
+	log.end()
+	if err := WriteJSON(filepath.Join(dir, ExitFile), exit); err != nil {
+		fmt.Fprintln(os.Stderr, "agentlab-agent: the exit status cannot be written:", err)
+		return ExitNotRun
+	}
+	return 0
+}
+
+// WriteJSON writes v to a file that is there whole or not at all.
+func WriteJSON(name string, v any) error {
+	p, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	tmp := name + ".tmp"
+	if err := os.WriteFile(tmp, p, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, name)
+}
+
+type supervisor struct {
+	dir  string
+	plan Plan
+	log  *logFile
+	stop chan os.Signal
+}
+
+// notRun notes an agent that could not be started.
+func (s *supervisor) notRun(err error) Exit {
+	var b strings.Builder
+	code := complain(&b, err)
+	_, _ = s.log.Write([]byte(b.String()))
+	return Exit{Code: code, Error: err.Error()}
+}
+
+func (s *supervisor) run() Exit {
+	c, err := prepare(s.plan.Agent, s.plan.TaskFile, s.plan.Env)
+	if err != nil {
+		return s.notRun(err)
+	}
+	in, err := os.Open(c.stdin)
+	if err != nil {
+		return s.notRun(err)
+	}
+	defer func() { _ = in.Close() }()
+	out, err := newOutput(s.log, c.agent.render)
+	if err != nil {
+		return s.notRun(err)
+	}
+	p, err := os.StartProcess(c.path, c.argv, &os.ProcAttr{
+		Dir: s.plan.Dir, Env: c.env, Files: []*os.File{in, out.stdout, out.stderr},
+		Sys: &syscall.SysProcAttr{Setpgid: true},
+	})
+	out.started()
+	if err != nil {
+		return s.notRun(err)
+	}
+	pid := p.Pid
+	_ = p.Release() // wait4 below reaps it
+	// When memory is short the agent goes before those who tell of it.
+	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte("500"), 0o600)
+	start, _ := ProcStart(pid)
+	if err := WriteJSON(filepath.Join(s.dir, StartedFile), Started{Supervisor: os.Getpid(), PID: pid, StartTime: start}); err != nil {
+		_, _ = fmt.Fprintln(s.log, "agentlab-agent:", err)
+	}
+	status := s.wait(pid)
+	out.drain(drainTime)
+	return Exit{Code: exitCode(status)}
+}
+
+// wait reaps until the agent and all that it started have ended.
+func (s *supervisor) wait(pid int) syscall.WaitStatus {
+	ended := make(chan syscall.WaitStatus, 1)
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		for {
+			var st syscall.WaitStatus
+			got, err := syscall.Wait4(-1, &st, 0, nil)
+			switch {
+			case errors.Is(err, syscall.EINTR):
+			case err != nil: // no child is left
+				return
+			case got == pid:
+				ended <- st
+			}
+		}
+	}()
+	var kill <-chan time.Time
+	for {
+		select {
+		case <-s.stop:
+			signalAll(pid, syscall.SIGTERM)
+			if kill == nil {
+				kill = time.After(s.plan.Grace)
+			}
+		case <-kill:
+			signalAll(pid, syscall.SIGKILL)
+			kill = time.After(100 * time.Millisecond) // for what was started meanwhile
+		case st := <-ended:
+			s.endRest(pid, gone)
+			return st
+		}
+	}
+}
+
+// endRest ends what the agent left behind. What became root's with sudo
+// cannot be ended and is not waited for.
+func (s *supervisor) endRest(pid int, gone <-chan struct{}) {
+	steps := []struct {
+		wait time.Duration
+		sig  syscall.Signal
+	}{
+		{5 * time.Millisecond, syscall.SIGTERM}, // mostly there is nothing, and no time is spent on it
+		{drainTime, syscall.SIGKILL},
+		{100 * time.Millisecond, syscall.SIGKILL}, // what was started meanwhile
+		{time.Second, 0},
+	}
+	for _, step := range steps {
+		select {
+		case <-gone:
+			return
+		case <-time.After(step.wait):
+			signalAll(pid, step.sig)
+		}
+	}
+}
+
+// signalAll signals the agent's process group and every descendant of this
+// process, wherever it moved.
+func signalAll(pgid int, sig syscall.Signal) {
+	_ = syscall.Kill(-pgid, sig)
+	for _, pid := range descendants(os.Getpid()) {
+		_ = syscall.Kill(pid, sig)
+	}
+}
+
+func descendants(root int) []int {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	children := map[int][]int{}
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			if f := procStat(pid); len(f) > 1 {
+				ppid, _ := strconv.Atoi(f[1])
+				children[ppid] = append(children[ppid], pid)
+			}
+		}
+	}
+	var out []int
+	for queue := []int{root}; len(queue) > 0; queue = queue[1:] {
+		out = append(out, children[queue[0]]...)
+		queue = append(queue, children[queue[0]]...)
+	}
+	return out
+}
+
+// procStat returns the fields of /proc/PID/stat from the third one on: the
+// name before them may hold anything.
+func procStat(pid int) []string {
+	p, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil
+	}
+	i := strings.LastIndexByte(string(p), ')')
+	return strings.Fields(string(p[i+1:]))
+}
+
+// ProcStart returns when a process started, in clock ticks since boot.
+func ProcStart(pid int) (uint64, bool) {
+	f := procStat(pid)
+	if len(f) < 20 {
+		return 0, false
+	}
+	t, err := strconv.ParseUint(f[19], 10, 64)
+	return t, err == nil
+}
+
+// redactor is what the log is written through.
+func (p Plan) redactor() *redact.Redactor { return redact.New(p.Secrets...) }

@@ -1,0 +1,264 @@
+package runner
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// repo is the fact of a repository in place.
+type repo struct {
+	Path   string
+	None   bool   // the job has no repository: Path is an empty directory
+	Base   string // commit that was checked out; "" when there is none
+	Branch string // the branch that was made for the work
+	Heads  map[string]string
+	Made   bool // by us, so that we may remove it
+}
+
+// workBranch is the branch of a job, in the clone, in the bundle and on the
+// remote.
+func workBranch(jobID string) string { return "agentlab/" + jobID }
+
+// errOccupied is a clone path that somebody else uses.
+type errOccupied string
+
+func (e errOccupied) Error() string { return string(e) + " exists and is not empty" }
+
+// checkout puts the job's repository in place.
+func (r *Runner) checkout(ctx context.Context) (repo, error) {
+	job := r.job
+	rp := repo{Path: job.ClonePath, Branch: workBranch(job.ID), Made: true}
+	if rp.Path == "" {
+		rp.Path = r.cfg.ClonePath
+	}
+	if !filepath.IsAbs(rp.Path) || filepath.Clean(rp.Path) == "/" {
+		return rp, fmt.Errorf("the clone path %q is not absolute", rp.Path)
+	}
+	rp.Path = filepath.Clean(rp.Path)
+	if err := r.claim(rp.Path); err != nil {
+		return rp, err
+	}
+	if job.RepoURL == "" && !job.Bundled {
+		rp.None, rp.Branch = true, ""
+		return rp, os.MkdirAll(rp.Path, 0o755) //nolint:gosec // the agent's work is no secret in its own VM
+	}
+	if err := os.MkdirAll(filepath.Dir(rp.Path), 0o755); err != nil { //nolint:gosec // as above
+		return rp, err
+	}
+	var err error
+	if job.Bundled {
+		err = r.cloneBundle(ctx, rp.Path)
+	} else {
+		err = r.cloneURL(ctx, rp.Path)
+	}
+	if err != nil {
+		return rp, err
+	}
+	return rp, r.settleClone(&rp)
+}
+
+// fileClaim notes that the clone path is ours, so that a runner that starts
+// again may remove what an earlier one left there.
+const fileClaim = "claim.json"
+
+func (r *Runner) claim(path string) error {
+	var claimed string
+	if ok, err := r.dir.load(fileClaim, &claimed); err != nil {
+		return err
+	} else if ok && claimed == path {
+		return os.RemoveAll(path)
+	}
+	entries, err := os.ReadDir(path)
+	if err == nil && len(entries) > 0 {
+		return errOccupied(path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return r.dir.save(fileClaim, path)
+}
+
+// settleClone notes where the clone stands and makes the work branch, by
+// writing two small files instead of running git twice.
+func (r *Runner) settleClone(rp *repo) error {
+	g, err := openGitDir(rp.Path)
+	if err != nil {
+		return err
+	}
+	defer g.close()
+	if _, rp.Base, err = g.head(); err != nil {
+		return err
+	}
+	if r.job.Bundled {
+		if err := g.dropRemote(); err != nil {
+			return err
+		}
+	}
+	if err := g.branchOff(rp.Branch, rp.Base); err != nil {
+		return fmt.Errorf("the branch %s cannot be made: %w", rp.Branch, err)
+	}
+	rp.Heads, err = g.heads()
+	return err
+}
+
+var (
+	hexRE     = regexp.MustCompile(`^[0-9a-f]{7,64}$`)
+	permanent = regexp.MustCompile(`not found|does not exist|Authentication failed|could not read Username|Permission denied|not allowed|Host key verification failed|HTTP Basic: Access denied|The requested URL returned error: 40[0-9]|unable to find remote helper|transport '.*' not allowed`)
+)
+
+const cloneTries = 3
+
+// cloneURL clones over the network. What looks like a fault of the network is
+// tried again.
+func (r *Runner) cloneURL(ctx context.Context, path string) error {
+	for try := 1; ; try++ {
+		err := r.cloneOnce(ctx, path)
+		failed, isGit := errors.AsType[*gitError](err)
+		if err == nil || ctx.Err() != nil || !isGit || try == cloneTries || permanent.MatchString(failed.stderr) {
+			return err
+		}
+		r.note("cloning failed, trying again: %v", err)
+		if !sleep(ctx, time.Duration(try)*time.Second) {
+			return err
+		}
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
+	}
+}
+
+func (r *Runner) cloneOnce(ctx context.Context, path string) error {
+	ref := r.job.Ref
+	var depth []string
+	if r.job.Depth > 0 {
+		depth = []string{"--depth", strconv.Itoa(r.job.Depth)}
+	}
+	ref = strings.TrimPrefix(strings.TrimPrefix(ref, "refs/heads/"), "refs/tags/")
+	switch {
+	case ref == "":
+		return r.clone(ctx, path, r.job.RepoURL, depth)
+	case commitRE.MatchString(ref) || strings.HasPrefix(ref, "refs/"):
+		return r.cloneRef(ctx, path, ref, depth)
+	}
+	err := r.clone(ctx, path, r.job.RepoURL, append(depth, "--branch", ref))
+	if _, isGit := errors.AsType[*gitError](err); isGit && hexRE.MatchString(ref) {
+		// No branch or tag: an abbreviated commit, which only the whole
+		// history can tell.
+		if err := r.clone(ctx, path, r.job.RepoURL, []string{"--no-checkout"}); err != nil {
+			return err
+		}
+		return r.detach(ctx, path, ref)
+	}
+	return err
+}
+
+func (r *Runner) clone(ctx context.Context, path, from string, more []string) error {
+	args := append([]string{"clone", "--quiet", "--template=", "--no-recurse-submodules"}, more...)
+	_, err := r.git.run(ctx, filepath.Dir(path), r.git.environ(), append(args, "--", from, path)...)
+	return err
+}
+
+func (r *Runner) detach(ctx context.Context, path, commit string) error {
+	_, err := r.git.run(ctx, path, r.git.environ(), "checkout", "--quiet", "--detach", commit, "--")
+	return err
+}
+
+// cloneRef clones a commit, or a ref that is neither branch nor tag.
+func (r *Runner) cloneRef(ctx context.Context, path, ref string, depth []string) error {
+	if err := r.clone(ctx, path, r.job.RepoURL, append([]string{"--no-checkout"}, depth...)); err != nil {
+		return err
+	}
+	if commitRE.MatchString(ref) && len(depth) == 0 {
+		if err := r.detach(ctx, path, ref); err == nil || ctx.Err() != nil {
+			return err
+		}
+	}
+	args := append([]string{"fetch", "--quiet", "--no-tags"}, depth...)
+	if _, err := r.git.run(ctx, path, r.git.environ(), append(args, "--", "origin", ref)...); err != nil {
+		return err
+	}
+	return r.detach(ctx, path, "FETCH_HEAD")
+}
+
+// cloneBundle clones the repository that the controller holds.
+func (r *Runner) cloneBundle(ctx context.Context, path string) error {
+	tmp, err := os.MkdirTemp(r.cfg.TmpDir, "agentlab-repo-*")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	name := filepath.Join(tmp, "repo.bundle")
+	if err := r.api.retry(ctx, r.cfg.Timing.Patience, func() error { return r.download(ctx, name) }); err != nil {
+		return fmt.Errorf("the repository bundle cannot be fetched: %w", err)
+	}
+	branch, detached, err := bundleRef(name, r.job.Ref)
+	if err != nil {
+		return err
+	}
+	args := []string{"clone", "--quiet", "--template=", "--no-recurse-submodules"}
+	if branch != "" {
+		args = append(args, "--branch", branch)
+	}
+	if detached {
+		args = append(args, "--no-checkout")
+	}
+	env := r.git.environ([2]string{"protocol.file.allow", "always"})
+	if _, err := r.git.run(ctx, tmp, env, append(args, "--", name, path)...); err != nil {
+		return err
+	}
+	if detached {
+		return r.detach(ctx, path, r.job.Ref)
+	}
+	return nil
+}
+
+func (r *Runner) download(ctx context.Context, name string) error {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return &localError{err}
+	}
+	err = r.api.do(ctx, "GET", r.api.base+guestapi.PathRepo, r.api.token, nil, 0, f)
+	if cerr := f.Close(); err == nil && cerr != nil {
+		err = &localError{cerr}
+	}
+	return err
+}
+
+// bundleRef looks into the header of a bundle for how ref is to be checked
+// out: as a branch or tag of that name, as the bundle's HEAD (""), or as a
+// commit somewhere in it.
+func bundleRef(name, ref string) (branch string, detached bool, err error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return "", false, err
+	}
+	defer func() { _ = f.Close() }()
+	refs := map[string]string{}
+	sc := bufio.NewScanner(f)
+	for sc.Scan() && sc.Text() != "" {
+		if commit, name, ok := strings.Cut(sc.Text(), " "); ok && commitRE.MatchString(commit) {
+			refs[name] = commit
+		}
+	}
+	short := strings.TrimPrefix(strings.TrimPrefix(ref, "refs/heads/"), "refs/tags/")
+	switch {
+	case ref != "" && refs["refs/heads/"+short] != "" || ref != "" && refs["refs/tags/"+short] != "":
+		return short, false, nil
+	case refs["HEAD"] == "":
+		return "", false, errors.New("the repository bundle does not say which commit to begin with")
+	case hexRE.MatchString(ref) && !strings.HasPrefix(refs["HEAD"], ref):
+		return "", true, nil
+	}
+	return "", false, nil // whoever packed it has chosen the commit
+}

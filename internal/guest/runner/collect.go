@@ -1,0 +1,366 @@
+package runner
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// Names of the artifacts.
+const (
+	artBundle = "result.bundle"
+	artDiff   = "changes.diff"
+	artLog    = "agent.log"
+	artReport = "report.json"
+)
+
+// collected is what the agent left.
+type collected struct {
+	Result    guestapi.Result
+	Files     []upload // in the order in which they are uploaded
+	Warnings  []string
+	Truncated bool // changes.diff does not hold all
+	pushError error
+}
+
+func (c *collected) warn(format string, args ...any) {
+	c.Warnings = append(c.Warnings, fmt.Sprintf(format, args...))
+}
+
+// collect gathers the results of a job whose agent has ended. Whatever cannot
+// be had becomes a warning, and the rest is still collected. tmp is an empty
+// directory for files.
+func (r *Runner) collect(ctx context.Context, rp repo, tmp string) *collected {
+	c := &collected{Result: guestapi.Result{BaseCommit: rp.Base, Branch: rp.Branch}}
+	if !rp.None && rp.Path != "" {
+		r.collectGit(ctx, rp, tmp, c)
+	}
+	if rp.Path != "" {
+		r.collectOutputs(ctx, rp.Path, c)
+	}
+	return c
+}
+
+// twin is a git directory of our own for the agent's work tree. It borrows the
+// agent's objects and index and copies where its branches stand, but nothing
+// of its configuration: so no filter, hook, monitor, external diff or include
+// that the agent or the repository set up is ever run by us.
+type twin struct {
+	g        *git
+	env      []string
+	path     string // of the git directory
+	work     string
+	base     string // commit, or the empty tree
+	noBase   bool
+	primary  string // commit that is the result
+	branches map[string]string
+}
+
+const (
+	emptyTree    = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+	emptyTree256 = "6ef19b41225c5369f1c104d45d8d85efa9b057b53b14b4b9b939dd74decc5321"
+)
+
+func (r *Runner) collectGit(ctx context.Context, rp repo, tmp string, c *collected) {
+	t, err := r.newTwin(rp, filepath.Join(tmp, "git"))
+	if err != nil {
+		c.warn("the repository cannot be read any more: %v", err)
+		return
+	}
+	c.Result.HeadCommit = t.primary
+	if len(t.branches) > 0 {
+		r.collectCommits(ctx, t, tmp, c)
+	}
+	r.collectDiff(ctx, t, tmp, c)
+}
+
+// newTwin decides what the result is: where HEAD stands, when that moved;
+// else the work branch, else the first other branch that moved. All branches
+// that moved go into the bundle.
+func (r *Runner) newTwin(rp repo, path string) (*twin, error) {
+	src, err := openGitDir(rp.Path)
+	if err != nil {
+		return nil, err
+	}
+	defer src.close()
+	t := &twin{g: r.git, path: path, work: rp.Path, base: rp.Base, branches: map[string]string{}}
+	current, head, err := src.head()
+	if err != nil {
+		return nil, err
+	}
+	heads, err := src.heads()
+	if err != nil {
+		return nil, err
+	}
+	var moved []string
+	for name, commit := range heads {
+		if commit != rp.Heads[name] && commit != rp.Base {
+			moved = append(moved, name)
+			t.branches[name] = commit
+		}
+	}
+	slices.Sort(moved)
+	work := heads[rp.Branch]
+	switch {
+	case head != "" && head != rp.Base && (current == "" || heads[current] != rp.Heads[current]):
+		t.primary = head
+	case work != "" && work != rp.Base:
+		t.primary = work
+	case len(moved) > 0:
+		t.primary = heads[moved[0]]
+	default:
+		t.primary = rp.Base
+	}
+	if t.primary != rp.Base {
+		t.branches[rp.Branch] = t.primary
+	} else {
+		delete(t.branches, rp.Branch)
+	}
+	if t.noBase = rp.Base == ""; t.noBase {
+		t.base = emptyTree
+		if len(t.primary) == 64 {
+			t.base = emptyTree256
+		}
+	}
+	return t, t.make(src)
+}
+
+// make writes the git directory.
+func (t *twin) make(src *gitDir) error {
+	if err := os.RemoveAll(t.path); err != nil {
+		return err
+	}
+	for _, d := range []string{"objects/info", "refs/heads"} {
+		if err := os.MkdirAll(filepath.Join(t.path, d), 0o700); err != nil {
+			return err
+		}
+	}
+	config := "[core]\n\trepositoryformatversion = 0\n\tbare = false\n"
+	if len(t.base) == 64 {
+		config = "[core]\n\trepositoryformatversion = 1\n\tbare = false\n[extensions]\n\tobjectformat = sha256\n"
+	}
+	files := map[string]string{
+		"config": config, "HEAD": "ref: refs/heads/none\n",
+		"objects/info/alternates": filepath.Join(t.work, ".git", "objects") + "\n",
+	}
+	if t.primary != "" {
+		files["HEAD"] = t.primary + "\n"
+	}
+	for name, commit := range t.branches {
+		files["refs/heads/"+name] = commit + "\n"
+	}
+	if p, err := readSmall(src.root, "shallow", 16<<20); err == nil {
+		files["shallow"] = string(p)
+	}
+	for name, content := range files {
+		p := filepath.Join(t.path, name)
+		if err := os.MkdirAll(filepath.Dir(p), 0o700); err != nil {
+			return err
+		}
+		if err := os.WriteFile(p, []byte(content), 0o600); err != nil {
+			return err
+		}
+	}
+	// The index only saves work: it tells which files are unchanged.
+	if p, err := readSmall(src.root, "index", 512<<20); err == nil {
+		if err := os.WriteFile(filepath.Join(t.path, "index"), p, 0o600); err != nil {
+			return err
+		}
+	}
+	t.env = append(t.g.environ([2]string{"core.bare", "false"}, [2]string{"add.ignoreErrors", "true"}, [2]string{"core.quotePath", "true"}),
+		"GIT_DIR="+t.path, "GIT_WORK_TREE="+t.work, "GIT_OPTIONAL_LOCKS=0")
+	return nil
+}
+
+func (t *twin) refs() []string {
+	var out []string
+	for name := range t.branches {
+		out = append(out, "refs/heads/"+name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// collectCommits counts the commits and packs them.
+func (r *Runner) collectCommits(ctx context.Context, t *twin, tmp string, c *collected) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.GitTimeout)
+	defer cancel()
+	var exclude []string
+	if !t.noBase {
+		exclude = []string{"^" + t.base}
+	}
+	if t.primary != "" {
+		n, err := r.git.run(ctx, t.work, t.env, append([]string{"rev-list", "--count", t.primary}, exclude...)...)
+		if err == nil {
+			c.Result.Commits, err = strconv.Atoi(n)
+		}
+		if err != nil {
+			c.warn("the commits cannot be read: %v", err)
+			return
+		}
+	}
+	if c.Result.Commits == 0 && len(t.branches) == 1 {
+		return // it only went back to an older commit
+	}
+	name := filepath.Join(tmp, artBundle)
+	_, err := r.git.run(ctx, t.work, t.env, slices.Concat([]string{"bundle", "create", "--quiet", name}, t.refs(), exclude)...)
+	if err != nil {
+		c.warn("the commits cannot be packed: %v", err)
+		return
+	}
+	c.Files = append(c.Files, upload{Path: artBundle, file: name, vital: true})
+}
+
+// collectDiff writes what differs between the base and the work tree, also
+// what is not committed and what is new, and finds out whether all is
+// committed.
+func (r *Runner) collectDiff(ctx context.Context, t *twin, tmp string, c *collected) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.GitTimeout)
+	defer cancel()
+	if err := t.addNew(ctx); err != nil {
+		c.warn("new files cannot be listed, and are missing in %s: %v", artDiff, err)
+	}
+	options := []string{"diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all"}
+	name := filepath.Join(tmp, artDiff)
+	size, truncated, err := t.writeDiff(ctx, name, append(options, "--binary", t.base))
+	if err != nil {
+		c.warn("%s cannot be made: %v", artDiff, err)
+	}
+	if c.Truncated = truncated; truncated {
+		c.warn("%s is cut: the changes are more than %d bytes", artDiff, maxDiff)
+	}
+	if size > 0 {
+		c.Files = append(c.Files, upload{Path: artDiff, file: name, vital: true})
+	}
+	c.Result.Dirty = size > 0
+	if t.primary == t.base || t.noBase && t.primary == "" || err != nil {
+		return
+	}
+	_, err = r.git.run(ctx, t.work, t.env, append(options, "--quiet", t.primary)...)
+	failed, isGit := errors.AsType[*gitError](err)
+	if c.Result.Dirty = isGit && failed.code == 1; err != nil && !c.Result.Dirty {
+		c.warn("it is not known whether all changes are committed: %v", err)
+	}
+}
+
+// addNew notes in our index which files are new. A file that cannot be read
+// is left out.
+func (t *twin) addNew(ctx context.Context) error {
+	add := func() error {
+		_, err := t.g.run(ctx, t.work, t.env, "add", "--intent-to-add", "--", ".")
+		return err
+	}
+	err := add()
+	failed, isGit := errors.AsType[*gitError](err)
+	if !isGit || failed.code == 1 { // 1: some file could not be read
+		return nilOrCtx(ctx, err, isGit)
+	}
+	// The index may be of a kind that cannot be borrowed.
+	if err := os.Remove(filepath.Join(t.path, "index")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if t.primary != "" {
+		if _, err := t.g.run(ctx, t.work, t.env, "read-tree", t.primary); err != nil {
+			return err
+		}
+	}
+	return add()
+}
+
+func nilOrCtx(ctx context.Context, err error, isGit bool) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if isGit {
+		return nil
+	}
+	return err
+}
+
+// writeDiff runs git and keeps at most maxDiff bytes, cut where a file's diff
+// ends.
+func (t *twin) writeDiff(ctx context.Context, name string, args []string) (size int64, truncated bool, err error) {
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return 0, false, err
+	}
+	defer func() { _ = f.Close() }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w := &cutWriter{w: f, left: maxDiff, full: cancel}
+	err = t.g.stream(ctx, t.work, t.env, w, args...)
+	if w.over {
+		err = cutAtFile(f)
+	}
+	st, serr := f.Stat()
+	if serr != nil {
+		return 0, w.over, serr
+	}
+	return st.Size(), w.over, err
+}
+
+// cutWriter calls full when more comes than it may keep.
+type cutWriter struct {
+	w    io.Writer
+	left int
+	over bool
+	full func()
+}
+
+func (c *cutWriter) Write(p []byte) (int, error) {
+	n := min(len(p), c.left)
+	c.left -= n
+	if n < len(p) {
+		c.over = true
+		c.full()
+	}
+	if _, err := c.w.Write(p[:n]); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// cutAtFile cuts a diff before its last file, which is not whole.
+func cutAtFile(f *os.File) error {
+	p := make([]byte, maxDiff)
+	n, err := f.ReadAt(p, 0)
+	if err != nil && err != io.EOF {
+		return err
+	}
+	i := bytes.LastIndex(p[:n], []byte("\ndiff --git "))
+	return f.Truncate(int64(i + 1))
+}
+
+// push sends the result to the job's own remote.
+func (r *Runner) push(ctx context.Context, rp repo, tmp string, c *collected) {
+	if c.Result.Commits == 0 || !mayPush(r.job, r.resp.Git) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.PushTimeout)
+	defer cancel()
+	ref := "refs/heads/" + rp.Branch
+	env := append(r.git.environ(), "GIT_DIR="+filepath.Join(tmp, "git"))
+	for try := 1; ; try++ {
+		_, err := r.git.run(ctx, tmp, env, "push", "--quiet", "--no-verify", "--no-recurse-submodules", "--", r.job.RepoURL, ref+":"+ref)
+		failed, isGit := errors.AsType[*gitError](err)
+		if err == nil {
+			c.Result.Pushed = true
+			return
+		}
+		if !isGit || try == cloneTries || permanent.MatchString(failed.stderr) || strings.Contains(failed.stderr, "[rejected]") || !sleep(ctx, r.cfg.Timing.FirstRetry) {
+			c.pushError = err
+			c.warn("the branch could not be pushed: %v", err)
+			return
+		}
+	}
+}

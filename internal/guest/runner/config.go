@@ -1,0 +1,111 @@
+// Package runner is `agent-runner run`: it does one job in one sandbox.
+//
+// It fetches the bootstrap document, stages secrets on a tmpfs, clones the
+// repository, runs the agent, streams its log, collects the results, uploads
+// them, reports, and wipes what was secret.
+//
+// It is crash-only. What it has done is noted in files in its run directory,
+// and a runner that is killed and started again goes on from there: the
+// bootstrap document is fetched once, the clone is made again when it was
+// not whole, the agent lives on in its own session (package agentcmd) and is
+// found again by its lock, and everything after it may be done twice.
+//
+// The repository is hostile, before and after the agent had it: see git.go.
+package runner
+
+import (
+	"log/slog"
+	"os"
+	"os/user"
+	"path/filepath"
+	"time"
+)
+
+// Config says where things are. Zero fields take the default.
+type Config struct {
+	Bootstrap string // the bootstrap document; default $AGENTLAB_BOOTSTRAP or /etc/agentlab/bootstrap.json
+	RunDir    string // private directory on a tmpfs; default /run/agentlab/secrets
+	TmpDir    string // for large files that are not secret; default the system's
+	Home      string // the agent's home; default this user's
+	ClonePath string // where the repository goes unless the job says; default /tmp/repo
+	Exe       string // this program, to be run as agentlab-agent; default os.Executable
+	AnyFS     bool   // for tests: RunDir need not be on a tmpfs
+	Timing    Timing
+	Logger    *slog.Logger `json:"-"` // default: text to standard error
+}
+
+// Timing holds every duration, so that tests can be quick.
+type Timing struct {
+	Grace       time.Duration // between SIGTERM and SIGKILL to the agent; default 10 s
+	LogBatch    time.Duration // between two looks at the agent's log; default 200 ms
+	Heartbeat   time.Duration // between two reports at least; default 10 s
+	Poll        time.Duration // one long poll for directives; default 50 s
+	FirstRetry  time.Duration // pause before a call is repeated, doubled each time; default 100 ms
+	MaxRetry    time.Duration // longest such pause; default 5 s
+	Patience    time.Duration // how long one upload or log append is tried after the agent ended; default 15 min
+	GitTimeout  time.Duration // for one git command on the result; default 2 min
+	PushTimeout time.Duration // for one push; default 2 min
+}
+
+const (
+	defaultBootstrap = "/etc/agentlab/bootstrap.json"
+	defaultRunDir    = "/run/agentlab/secrets"
+	defaultClonePath = "/tmp/repo"
+	maxAgentLog      = 32 << 20 // bytes of the agent log; they are in memory
+	maxDiff          = 16 << 20 // bytes of changes.diff
+)
+
+func (c Config) withDefaults() (Config, error) {
+	str := func(v *string, alternatives ...string) {
+		for _, a := range alternatives {
+			if *v == "" {
+				*v = a
+			}
+		}
+	}
+	str(&c.Bootstrap, os.Getenv("AGENTLAB_BOOTSTRAP"), defaultBootstrap)
+	str(&c.RunDir, defaultRunDir)
+	str(&c.TmpDir, os.TempDir())
+	str(&c.ClonePath, defaultClonePath)
+	if c.Home == "" {
+		c.Home = os.Getenv("HOME")
+	}
+	if c.Home == "" {
+		u, err := user.Current()
+		if err != nil {
+			return c, err
+		}
+		c.Home = u.HomeDir
+	}
+	if c.Exe == "" {
+		exe, err := os.Executable()
+		if err != nil {
+			return c, err
+		}
+		c.Exe = exe
+	}
+	c.RunDir = filepath.Clean(c.RunDir)
+	c.Timing = c.Timing.withDefaults()
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	return c, nil
+}
+
+func (t Timing) withDefaults() Timing {
+	def := func(v *time.Duration, d time.Duration) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	def(&t.Grace, 10*time.Second)
+	def(&t.LogBatch, 200*time.Millisecond)
+	def(&t.Heartbeat, 10*time.Second)
+	def(&t.Poll, 50*time.Second)
+	def(&t.FirstRetry, 100*time.Millisecond)
+	def(&t.MaxRetry, 5*time.Second)
+	def(&t.Patience, 15*time.Minute)
+	def(&t.GitTimeout, 2*time.Minute)
+	def(&t.PushTimeout, 2*time.Minute)
+	return t
+}

@@ -1,0 +1,242 @@
+package runner
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// git runs our own git commands. The repository is hostile, so nothing in it
+// or around it can make them run a program or talk to somebody: no system or
+// global configuration, no hooks, no file system monitor, no submodules, no
+// transports but the four below, and after the agent had the repository not
+// even its own configuration (see collect.go). What the agent runs itself is
+// free.
+type git struct {
+	program string
+	dir     dir
+	config  [][2]string // highest precedence, given by environment
+	env     []string
+}
+
+// newGit prepares git for a job. The credential is used for its own scheme
+// and host only and is never an argument, nor in any repository's
+// configuration: HTTP takes it from a file through a credential helper that
+// git itself binds to the host, also after a redirect; SSH has its key file.
+func newGit(d dir, job *guestapi.Job, cred *guestapi.Git) (*git, error) {
+	g := &git{program: "git", dir: d, config: [][2]string{
+		{"core.hooksPath", os.DevNull}, {"core.fsmonitor", "false"}, {"core.untrackedCache", "false"},
+		{"protocol.allow", "never"}, {"protocol.https.allow", "always"}, {"protocol.http.allow", "always"},
+		{"protocol.git.allow", "always"}, {"protocol.ssh.allow", "always"},
+		{"submodule.recurse", "false"}, {"fetch.recurseSubmodules", "false"},
+		{"gc.auto", "0"}, {"maintenance.auto", "false"}, {"advice.detachedHead", "false"},
+		{"init.defaultBranch", "main"}, {"safe.directory", "*"}, {"credential.helper", ""},
+		{"http.lowSpeedLimit", "1"}, {"http.lowSpeedTime", "120"},
+	}}
+	ssh := sshCommand(d, "")
+	if cred != nil && cred.Token != "" {
+		scope, err := credentialScope(job, cred)
+		if err != nil {
+			return nil, err
+		}
+		if scope != "" {
+			g.config = append(g.config, [2]string{"credential." + scope + ".helper", credentialHelper(d)})
+		}
+	}
+	if cred != nil && cred.SSHPrivateKey != "" && sameHost(job.RepoURL, orURL(cred.URL, job.RepoURL)) {
+		ssh = sshCommand(d, d.path(fileSSHKey))
+	}
+	g.env = []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + d.path("nohome"), "LANG=C", "LC_ALL=C",
+		"GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=" + os.DevNull, "GIT_TERMINAL_PROMPT=0",
+		"GIT_ATTR_NOSYSTEM=1", "GIT_NO_REPLACE_OBJECTS=1", "GIT_SSH_COMMAND=" + ssh,
+		"GIT_AUTHOR_NAME=AgentLab", "GIT_AUTHOR_EMAIL=agentlab@localhost",
+		"GIT_COMMITTER_NAME=AgentLab", "GIT_COMMITTER_EMAIL=agentlab@localhost",
+	}
+	return g, nil
+}
+
+func orURL(a, b string) string {
+	if a == "" {
+		return b
+	}
+	return a
+}
+
+// credentialHelper is a helper that costs git one shell and one cat, and only
+// when a server asks for a credential.
+func credentialHelper(d dir) string {
+	return fmt.Sprintf("!f() { test \"$1\" = get && cat %s; }; f", shellQuote(d.path(fileGitCred)))
+}
+
+func sshCommand(d dir, key string) string {
+	cmd := "ssh -F none -o BatchMode=yes -o StrictHostKeyChecking=accept-new -o ConnectTimeout=30 -o ServerAliveInterval=15 -o UserKnownHostsFile=" + shellQuote(d.path(fileKnownHosts))
+	if key == "" {
+		return cmd + " -o IdentityFile=none -o IdentitiesOnly=yes"
+	}
+	return cmd + " -o IdentitiesOnly=yes -i " + shellQuote(key)
+}
+
+func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// credentialScope is the scheme and host that the token is for, as a pattern
+// of git's credential configuration; "" when it is for another kind of URL.
+func credentialScope(job *guestapi.Job, cred *guestapi.Git) (string, error) {
+	u, err := url.Parse(orURL(cred.URL, job.RepoURL))
+	if err != nil {
+		return "", errors.New("the URL of the git credential is not valid")
+	}
+	if u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
+		return "", nil
+	}
+	return u.Scheme + "://" + u.Host, nil
+}
+
+// hostOf returns the scheme and host of a repository's URL. The scp form is
+// ssh.
+func hostOf(raw string) (scheme, host string) {
+	if !strings.Contains(raw, "://") {
+		h, _, ok := strings.Cut(raw, ":")
+		if !ok {
+			return "", ""
+		}
+		return "ssh", h[strings.LastIndexByte(h, '@')+1:]
+	}
+	u, err := url.Parse(raw)
+	if err != nil {
+		return "", ""
+	}
+	if strings.Contains(u.Scheme, "ssh") {
+		return "ssh", u.Hostname()
+	}
+	return u.Scheme, u.Host
+}
+
+// sameHost reports whether a credential for the URL b is good for the URL a.
+func sameHost(a, b string) bool {
+	as, ah := hostOf(a)
+	bs, bh := hostOf(b)
+	return ah != "" && strings.EqualFold(ah, bh) && as == bs
+}
+
+// mayPush reports whether the credential is one for the job's own remote.
+func mayPush(job *guestapi.Job, cred *guestapi.Git) bool {
+	if cred == nil || job.RepoURL == "" || !sameHost(job.RepoURL, orURL(cred.URL, job.RepoURL)) {
+		return false
+	}
+	scheme, _ := hostOf(job.RepoURL)
+	if scheme == "ssh" {
+		return cred.SSHPrivateKey != ""
+	}
+	return cred.Token != ""
+}
+
+// stage writes the credential's files.
+func stageGit(d dir, cred *guestapi.Git) error {
+	if cred == nil {
+		return nil
+	}
+	var errs []error
+	write := func(name, content string) { errs = append(errs, os.WriteFile(d.path(name), []byte(content), 0o600)) }
+	if cred.Token != "" {
+		name := cred.Username
+		if name == "" {
+			name = "x-access-token"
+		}
+		if strings.ContainsAny(name+cred.Token, "\n\x00") {
+			return errors.New("the git credential holds a line break")
+		}
+		write(fileGitCred, "username="+name+"\npassword="+cred.Token+"\n")
+	}
+	if cred.SSHPrivateKey != "" {
+		write(fileSSHKey, strings.TrimSpace(cred.SSHPrivateKey)+"\n")
+	}
+	if cred.SSHKnownHosts != "" {
+		write(fileKnownHosts, strings.TrimSpace(cred.SSHKnownHosts)+"\n")
+	}
+	return errors.Join(errs...)
+}
+
+// environ is the environment of our git commands, with more configuration.
+func (g *git) environ(extra ...[2]string) []string {
+	env := append([]string(nil), g.env...)
+	n := 0
+	for _, kv := range append(append([][2]string(nil), g.config...), extra...) {
+		env = append(env, fmt.Sprintf("GIT_CONFIG_KEY_%d=%s", n, kv[0]), fmt.Sprintf("GIT_CONFIG_VALUE_%d=%s", n, kv[1]))
+		n++
+	}
+	return append(env, "GIT_CONFIG_COUNT="+strconv.Itoa(n))
+}
+
+// gitError is a git command that failed.
+type gitError struct {
+	command string
+	code    int
+	stderr  string
+}
+
+func (e *gitError) Error() string {
+	msg := strings.TrimSpace(e.stderr)
+	if lines := strings.Split(msg, "\n"); len(lines) > 3 {
+		msg = strings.Join(lines[len(lines)-3:], "\n")
+	}
+	return fmt.Sprintf("git %s failed: %s", e.command, strings.Join(strings.Fields(strings.ReplaceAll(msg, "fatal: ", "")), " "))
+}
+
+// run runs git with environ env in dir and returns its standard output.
+func (g *git) run(ctx context.Context, cwd string, env []string, args ...string) (string, error) {
+	var out bytes.Buffer
+	err := g.stream(ctx, cwd, env, &limitWriter{w: &out, left: 1 << 20}, args...)
+	return strings.TrimSpace(out.String()), err
+}
+
+// stream runs git with its standard output written to w. It ends with ctx,
+// with all that it started.
+func (g *git) stream(ctx context.Context, cwd string, env []string, w io.Writer, args ...string) error {
+	cmd := exec.CommandContext(ctx, g.program, args...) //nolint:gosec // our own commands
+	cmd.Dir, cmd.Env, cmd.Stdout = cwd, env, w
+	var stderr bytes.Buffer
+	cmd.Stderr = &limitWriter{w: &stderr, left: 64 << 10}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 2 * time.Second
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return &gitError{command: args[0], code: exit.ExitCode(), stderr: stderr.String()}
+	}
+	if errors.Is(err, exec.ErrNotFound) {
+		return errors.New("git is not installed in this image")
+	}
+	return err
+}
+
+// limitWriter drops what exceeds its limit.
+type limitWriter struct {
+	w    io.Writer
+	left int
+	over bool
+}
+
+func (l *limitWriter) Write(p []byte) (int, error) {
+	n := min(len(p), l.left)
+	l.left -= n
+	l.over = l.over || n < len(p)
+	if _, err := l.w.Write(p[:n]); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}

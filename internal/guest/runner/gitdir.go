@@ -1,0 +1,194 @@
+package runner
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"regexp"
+	"strings"
+	"syscall"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// gitDir reads and writes the few files of a .git directory that tell where
+// it stands, without running git: that is quick, and nothing in the directory
+// can make it do anything. It cannot be led out of the directory by links.
+type gitDir struct{ root *os.Root }
+
+var (
+	commitRE   = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
+	errReftabl = errors.New("the repository keeps its branches in a format that is not supported (reftable)")
+)
+
+const (
+	maxRefFile    = 1 << 10
+	maxPackedRefs = 64 << 20
+	maxRefs       = 20000
+)
+
+func openGitDir(worktree string) (*gitDir, error) {
+	work, err := os.OpenRoot(worktree)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = work.Close() }()
+	st, err := work.Lstat(".git")
+	if err != nil {
+		return nil, err
+	}
+	if !st.IsDir() {
+		return nil, errors.New(".git is not a directory")
+	}
+	root, err := work.OpenRoot(".git")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := root.Lstat("reftable"); err == nil {
+		_ = root.Close()
+		return nil, errReftabl
+	}
+	return &gitDir{root}, nil
+}
+
+func (g *gitDir) close() { _ = g.root.Close() }
+
+// readSmall reads a regular file of at most limit bytes.
+func readSmall(root *os.Root, name string, limit int64) ([]byte, error) {
+	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a file", name)
+	}
+	p, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(p)) > limit {
+		err = fmt.Errorf("%s is too large", name)
+	}
+	return p, err
+}
+
+// head returns the branch that HEAD names ("" when it is detached) and the
+// commit ("" when there is none yet).
+func (g *gitDir) head() (branch, commit string, err error) {
+	p, err := readSmall(g.root, "HEAD", maxRefFile)
+	if err != nil {
+		return "", "", err
+	}
+	s := strings.TrimSpace(string(p))
+	target, symbolic := strings.CutPrefix(s, "ref: ")
+	if !symbolic {
+		if !commitRE.MatchString(s) {
+			return "", "", errors.New("HEAD is damaged")
+		}
+		return "", s, nil
+	}
+	branch, ok := strings.CutPrefix(target, "refs/heads/")
+	if !ok || !validBranch(branch) {
+		return "", "", errors.New("HEAD names no branch")
+	}
+	heads, err := g.heads()
+	return branch, heads[branch], err
+}
+
+func validBranch(name string) bool { return name != "" && agentlab.ValidateRef(name) == nil }
+
+// heads returns the branches with their commits. Those with names or content
+// that git would not take are left out.
+func (g *gitDir) heads() (map[string]string, error) {
+	out := map[string]string{}
+	if err := g.packed(out); err != nil {
+		return nil, err
+	}
+	n := 0
+	err := fs.WalkDir(g.root.FS(), "refs/heads", func(p string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			return err
+		}
+		if n++; n > maxRefs {
+			return errors.New("there are too many branches")
+		}
+		name := strings.TrimPrefix(p, "refs/heads/")
+		content, err := readSmall(g.root, p, maxRefFile)
+		if commit := strings.TrimSpace(string(content)); err == nil && validBranch(name) && commitRE.MatchString(commit) {
+			out[name] = commit
+		}
+		return nil
+	})
+	return out, err
+}
+
+func (g *gitDir) packed(out map[string]string) error {
+	p, err := readSmall(g.root, "packed-refs", maxPackedRefs)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	sc := bufio.NewScanner(strings.NewReader(string(p)))
+	for sc.Scan() {
+		commit, ref, _ := strings.Cut(sc.Text(), " ")
+		if name, ok := strings.CutPrefix(ref, "refs/heads/"); ok && validBranch(name) && commitRE.MatchString(commit) {
+			out[name] = commit
+		}
+	}
+	return sc.Err()
+}
+
+// branchOff makes branch at commit and HEAD point to it. Index and work tree
+// stay, so commit must be what is checked out; "" is for a repository without
+// commits.
+func (g *gitDir) branchOff(branch, commit string) error {
+	if commit != "" {
+		name := "refs/heads/" + branch
+		if err := g.root.MkdirAll(path.Dir(name), 0o755); err != nil {
+			return err
+		}
+		if err := g.write(name, commit+"\n"); err != nil {
+			return err
+		}
+	}
+	return g.write("HEAD", "ref: refs/heads/"+branch+"\n")
+}
+
+func (g *gitDir) write(name, content string) error {
+	tmp := name + ".lock" // git's own convention
+	if err := g.root.WriteFile(tmp, []byte(content), 0o644); err != nil {
+		return err
+	}
+	return g.root.Rename(tmp, name)
+}
+
+// dropRemote removes the remote and what refers to it from the configuration
+// of a repository that was cloned from a file which is gone.
+func (g *gitDir) dropRemote() error {
+	p, err := readSmall(g.root, "config", 1<<20)
+	if err != nil {
+		return err
+	}
+	var out strings.Builder
+	keep := true
+	for line := range strings.Lines(string(p)) {
+		if strings.HasPrefix(line, "[") {
+			keep = !strings.HasPrefix(line, "[remote ") && !strings.HasPrefix(line, "[branch ")
+		}
+		if keep {
+			out.WriteString(line)
+		}
+	}
+	return g.write("config", out.String())
+}

@@ -1,0 +1,77 @@
+package runner
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+const usage = `agent-runner run does the job of this sandbox; agent-runner wipe removes its secrets.
+
+Usage: agent-runner run [--bootstrap FILE] [--run-dir DIR]
+       agent-runner wipe [--run-dir DIR]
+
+The defaults are $AGENTLAB_BOOTSTRAP or /etc/agentlab/bootstrap.json, and
+/run/agentlab/secrets, which must be on a tmpfs. It exits 0 when nothing is
+left to do; after any other end it is to be started again and goes on.
+`
+
+func parse(name string, args []string) (Config, bool) {
+	var cfg Config
+	f := flag.NewFlagSet("agent-runner "+name, flag.ContinueOnError)
+	f.Usage = func() { fmt.Fprint(os.Stderr, usage) }
+	f.StringVar(&cfg.Bootstrap, "bootstrap", "", "")
+	f.StringVar(&cfg.RunDir, "run-dir", "", "")
+	ok := f.Parse(args) == nil && f.NArg() == 0
+	if !ok {
+		f.Usage()
+	}
+	return cfg, ok
+}
+
+// Main is the command `agent-runner run`; args are what follows "run".
+func Main(args []string) int {
+	cfg, ok := parse("run", args)
+	if !ok {
+		return 2
+	}
+	return run(cfg)
+}
+
+func run(cfg Config) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	r, err := New(cfg)
+	if err == nil {
+		err = r.Run(ctx)
+	}
+	if err != nil {
+		msg := err.Error()
+		if r != nil {
+			msg = r.red.String(msg)
+		}
+		fmt.Fprintln(os.Stderr, "agent-runner:", msg)
+		return 1
+	}
+	return 0
+}
+
+// WipeMain is the command `agent-runner wipe`.
+func WipeMain(args []string) int {
+	cfg, ok := parse("wipe", args)
+	if !ok {
+		return 2
+	}
+	cfg, err := cfg.withDefaults()
+	if err == nil {
+		err = Wipe(cfg.RunDir, cfg.Home)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "agent-runner:", err)
+		return 1
+	}
+	return 0
+}

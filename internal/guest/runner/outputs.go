@@ -1,0 +1,189 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/bmatcuk/doublestar/v4"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/strictyaml"
+)
+
+// projectFile is what a repository may say about its jobs.
+const projectFile = ".agentlab.yaml"
+
+const (
+	maxProjectFile = 64 << 10
+	maxPatterns    = 100
+	maxOutputs     = 1000
+	maxVisited     = 500000 // directory entries that one job's patterns look at
+)
+
+// project is the content of .agentlab.yaml.
+type project struct {
+	Outputs []string `yaml:"outputs"` // globs of files to keep as artifacts
+}
+
+// readProject reads the project file of a work tree. It is strict: what is
+// not understood is an error that tells the line. No file is an empty one.
+func readProject(root *os.Root) (project, error) {
+	var p project
+	text, err := readSmall(root, projectFile, maxProjectFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return p, nil
+	}
+	if err == nil {
+		var doc *strictyaml.Document
+		if doc, err = strictyaml.Parse(text); err == nil {
+			err = doc.Decode(&p)
+		}
+	}
+	if err == nil {
+		err = p.check()
+	}
+	if err != nil {
+		msg := err.Error()
+		if hint := agentlab.HintOf(err); hint != "" {
+			msg += " (" + hint + ")"
+		}
+		return project{}, fmt.Errorf("%s: %s", projectFile, msg)
+	}
+	return p, nil
+}
+
+func (p project) check() error {
+	if len(p.Outputs) > maxPatterns {
+		return fmt.Errorf("outputs: %d patterns are more than %d", len(p.Outputs), maxPatterns)
+	}
+	for i, glob := range p.Outputs {
+		if glob == "" || len(glob) > 512 || path.IsAbs(glob) || slices.Contains(strings.Split(glob, "/"), "..") || !doublestar.ValidatePattern(glob) {
+			return fmt.Errorf("outputs[%d]: %.60q is not a pattern of files inside the repository", i, glob)
+		}
+	}
+	return nil
+}
+
+// collectOutputs finds the files that the project file declares.
+func (r *Runner) collectOutputs(ctx context.Context, work string, c *collected) {
+	root, err := os.OpenRoot(work)
+	if err != nil {
+		c.warn("the work tree cannot be read any more: %v", err)
+		return
+	}
+	r.closers = append(r.closers, root)
+	p, err := readProject(root)
+	if err != nil {
+		c.warn("outputs are not collected: %v", err)
+		return
+	}
+	names, err := findOutputs(ctx, root, p.Outputs)
+	if err != nil {
+		c.warn("not all outputs are collected: %v", err)
+	}
+	for _, name := range names {
+		at := outputPath(name)
+		if err := agentlab.ValidateArtifactPath(at); err != nil {
+			c.warn("the output %.80q is not kept: its name cannot be an artifact's", name)
+			continue
+		}
+		c.Files = append(c.Files, upload{Path: at, root: root, file: name})
+	}
+}
+
+var errEnough = errors.New("there are too many files")
+
+// findOutputs lists the regular files that match, without following links to
+// directories, and never in .git.
+func findOutputs(ctx context.Context, root *os.Root, patterns []string) ([]string, error) {
+	seen := map[string]bool{}
+	limited := &countFS{FS: root.FS(), ctx: ctx, left: maxVisited}
+	for _, glob := range patterns {
+		err := doublestar.GlobWalk(limited, path.Clean(glob), func(name string, _ fs.DirEntry) error {
+			if name == ".git" || strings.HasPrefix(name, ".git/") {
+				return nil
+			}
+			if len(seen) >= maxOutputs && !seen[name] {
+				return errEnough
+			}
+			seen[name] = true
+			return nil
+		}, doublestar.WithFilesOnly(), doublestar.WithNoFollow())
+		if err == nil {
+			err = limited.err
+		}
+		if err != nil {
+			return sorted(seen), err
+		}
+	}
+	return sorted(seen), nil
+}
+
+func sorted(set map[string]bool) []string {
+	var out []string
+	for name := range set {
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// countFS bounds the work that patterns may cause.
+type countFS struct {
+	fs.FS
+	ctx  context.Context
+	left int
+	err  error
+}
+
+func (c *countFS) ReadDir(name string) ([]fs.DirEntry, error) {
+	if c.err == nil && c.ctx.Err() != nil {
+		c.err = c.ctx.Err()
+	}
+	if c.err != nil {
+		return nil, c.err
+	}
+	entries, err := fs.ReadDir(c.FS, name)
+	if c.left -= len(entries) + 1; c.left < 0 {
+		c.err = errEnough
+		return nil, c.err
+	}
+	return entries, err
+}
+
+func (c *countFS) Stat(name string) (fs.FileInfo, error)  { return fs.Stat(c.FS, name) }
+func (c *countFS) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(c.FS, name) }
+func (c *countFS) ReadLink(name string) (string, error)   { return fs.ReadLink(c.FS, name) }
+
+// outputPath is where an output stands among the artifacts. A hidden file is
+// not hidden there: ".coverage" becomes "outputs/dot.coverage".
+func outputPath(name string) string {
+	parts := strings.Split(name, "/")
+	for i, p := range parts {
+		if strings.HasPrefix(p, ".") {
+			parts[i] = "dot" + p
+		}
+	}
+	return "outputs/" + strings.Join(parts, "/")
+}
+
+// openOutput opens a file below root, and nothing but a file: no link out of
+// it, no device, and no pipe that would make us wait.
+func openOutput(root *os.Root, name string) (*os.File, error) {
+	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		_ = f.Close()
+		return nil, errors.Join(err, errors.New("it is not a regular file"))
+	}
+	return f, nil
+}

@@ -1,0 +1,194 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// control is what the controller wants of us, and what we tell it.
+type control struct {
+	r *Runner
+
+	mu       sync.Mutex
+	report   guestapi.Report
+	news     chan struct{} // a report is to be sent
+	stop     string        // CANCELLED or TIMEOUT
+	stopped  chan struct{} // closed with stop
+	gone     bool          // the controller does not know us any more
+	deadline time.Duration // uptime; 0: none
+	rearm    chan struct{}
+}
+
+func newControl(r *Runner, deadline time.Duration) *control {
+	return &control{
+		r: r, deadline: deadline, news: make(chan struct{}, 1), rearm: make(chan struct{}, 1),
+		stopped: make(chan struct{}), report: guestapi.Report{Status: "RUNNING", Phase: "bootstrap"},
+	}
+}
+
+// phase tells the controller what is being done now.
+func (c *control) phase(name string) {
+	c.mu.Lock()
+	c.report.Phase = name
+	c.mu.Unlock()
+	poke(c.news)
+}
+
+func poke(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// want asks for the agent to be stopped; the first asker's reason counts.
+func (c *control) want(stop string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stop != "" {
+		return
+	}
+	c.stop = stop
+	if err := c.r.dir.save(fileStop, stopFact{stop}); err != nil {
+		c.r.log.Error("the stop is not noted", "err", err)
+	}
+	close(c.stopped)
+}
+
+func (c *control) wanted() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stop
+}
+
+// abandon is for a controller that does not accept our token: the job is over
+// for it.
+func (c *control) abandon() {
+	c.mu.Lock()
+	c.gone = true
+	c.mu.Unlock()
+	c.want("CANCELLED")
+}
+
+func (c *control) abandoned() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gone
+}
+
+// slack is how much the controller's idea of the deadline may differ from
+// ours before ours is changed: answers take their time.
+const slack = 3 * time.Second
+
+func (c *control) obey(d guestapi.Directive) {
+	switch d.Stop {
+	case "":
+	case "CANCELLED", "TIMEOUT":
+		c.want(d.Stop)
+	default:
+		c.want("CANCELLED") // a kind of stop that a newer controller knows
+	}
+	if d.SecondsLeft <= 0 {
+		return
+	}
+	at := uptime() + time.Duration(d.SecondsLeft)*time.Second
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if diff := at - c.deadline; c.deadline == 0 || diff > slack || diff < -slack {
+		c.deadline = at
+		poke(c.rearm)
+	}
+}
+
+// run reports, listens and watches the clock until ctx ends.
+func (c *control) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() { c.reportLoop(ctx) })
+	wg.Go(func() { c.directiveLoop(ctx) })
+	wg.Go(func() { c.clockLoop(ctx) })
+	wg.Wait()
+}
+
+func (c *control) reportLoop(ctx context.Context) {
+	for {
+		c.mu.Lock()
+		rep := c.report
+		c.mu.Unlock()
+		// Not repeated for longer than a heartbeat: there may be newer news.
+		err := c.r.api.retry(ctx, c.r.cfg.Timing.Heartbeat, func() error { return c.send(ctx, rep) })
+		if denied(err) {
+			c.abandon()
+			return
+		}
+		t := time.NewTimer(c.r.cfg.Timing.Heartbeat)
+		select {
+		case <-c.news:
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return
+		}
+		t.Stop()
+	}
+}
+
+func (c *control) send(ctx context.Context, rep guestapi.Report) error {
+	var d guestapi.Directive
+	err := c.r.api.call(ctx, callTimeout, http.MethodPost, guestapi.PathReport, rep, &d)
+	if err == nil {
+		c.obey(d)
+	}
+	return err
+}
+
+func (c *control) directiveLoop(ctx context.Context) {
+	wait := c.r.cfg.Timing.Poll
+	path := fmt.Sprintf("%s?wait=%d", guestapi.PathDirective, int(wait.Seconds()))
+	for ctx.Err() == nil && c.wanted() == "" {
+		var d guestapi.Directive
+		began := time.Now()
+		err := c.r.api.call(ctx, wait+callTimeout, http.MethodGet, path, nil, &d)
+		switch {
+		case denied(err):
+			c.abandon()
+			return
+		case err == nil:
+			c.obey(d)
+			if time.Since(began) >= time.Second {
+				continue
+			}
+		}
+		if !sleep(ctx, time.Second) { // neither a fault nor a hasty answer makes a busy loop
+			return
+		}
+	}
+}
+
+func (c *control) clockLoop(ctx context.Context) {
+	for {
+		c.mu.Lock()
+		deadline := c.deadline
+		c.mu.Unlock()
+		left := time.Duration(1<<62 - 1)
+		if deadline > 0 {
+			if left = deadline - uptime(); left <= 0 {
+				c.want("TIMEOUT")
+				return
+			}
+		}
+		t := time.NewTimer(left)
+		select {
+		case <-t.C:
+		case <-c.rearm:
+		case <-ctx.Done():
+			t.Stop()
+			return
+		}
+		t.Stop()
+	}
+}

@@ -1,0 +1,335 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
+	"github.com/agentlab-vm/agentlab/internal/redact"
+	"github.com/agentlab-vm/agentlab/internal/version"
+)
+
+// Runner does the job of one sandbox.
+type Runner struct {
+	cfg Config
+	dir dir
+	log *slog.Logger
+
+	api        *api
+	resp       guestapi.BootstrapResponse
+	job        *guestapi.Job // nil: a sandbox without one
+	boot       boot
+	secrets    []string
+	red        *redact.Redactor
+	git        *git
+	control    *control
+	supervisor *os.Process // when this process started it
+	closers    []io.Closer
+}
+
+// New makes a Runner.
+func New(cfg Config) (*Runner, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	return &Runner{cfg: cfg, dir: dir(cfg.RunDir), log: cfg.Logger}, nil
+}
+
+// Run does the job, or what an earlier run left of it. It returns nil when
+// nothing is left to do in this boot: the final report was accepted, or the
+// controller does not know this sandbox (any more). After any other end Run
+// may be called again, by a new process, and goes on.
+func (r *Runner) Run(ctx context.Context) error {
+	defer r.close()
+	if err := r.dir.open(r.cfg.AnyFS); err != nil {
+		return err
+	}
+	if r.dir.has(fileFinal) && !r.dir.has(fileResponse) {
+		return r.dir.wipe() // an earlier run was killed while it wiped
+	}
+	fresh, err := r.bootstrap(ctx)
+	if denied(err) {
+		r.log.Error("the controller refuses the bootstrap token: it was used before, has expired, or is not for this sandbox")
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := r.stage(); err != nil {
+		return fmt.Errorf("secrets cannot be staged: %w", err)
+	}
+	if r.job == nil {
+		r.log.Info("there is no job; secrets are staged")
+		return nil
+	}
+	return r.runJob(ctx, fresh)
+}
+
+func (r *Runner) close() {
+	for _, c := range r.closers {
+		_ = c.Close()
+	}
+	if r.api != nil {
+		r.api.http.CloseIdleConnections()
+	}
+}
+
+func (r *Runner) runJob(ctx context.Context, fresh bool) error {
+	r.control = newControl(r, r.boot.Deadline)
+	var stop stopFact
+	if ok, err := r.dir.load(fileStop, &stop); err != nil {
+		return err
+	} else if ok {
+		r.control.want(stop.Status)
+	}
+	ship := &shipper{r: r, offset: -1}
+	if fresh {
+		ship.offset = 0
+	}
+	background, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { r.control.run(background) })
+	shipping, unship := context.WithCancel(ctx)
+	var shipped sync.WaitGroup
+	shipped.Go(func() { ship.run(shipping) })
+	defer func() {
+		unship()
+		cancel()
+		shipped.Wait()
+		wg.Wait()
+	}()
+	out, rp, err := r.work(ctx)
+	if err != nil {
+		return err
+	}
+	if r.control.abandoned() {
+		return r.leave(ctx, rp)
+	}
+	final, err := r.conclude(ctx, out, rp, func() error {
+		unship()
+		shipped.Wait()
+		return ship.finish(ctx)
+	})
+	if err != nil {
+		return err
+	}
+	cancel()
+	wg.Wait() // no report may come after the final one
+	return r.sayFinal(ctx, final, rp)
+}
+
+// work clones and runs the agent. Its error is only for what another run may
+// do better; a job that cannot be done has an outcome.
+func (r *Runner) work(ctx context.Context) (out outcome, rp repo, err error) {
+	if _, err := r.dir.load(fileRepo, &rp); err != nil {
+		return out, rp, err
+	}
+	if ok, err := r.dir.load(fileOutcome, &out); ok || err != nil {
+		return out, rp, err
+	}
+	if r.git, err = newGit(r.dir, r.job, r.resp.Git); err != nil {
+		out = outcome{Status: "FAILED", Phase: "clone", Message: err.Error()}
+	} else if out, err = r.cloneAndRun(ctx, &rp); err != nil {
+		return out, rp, err
+	}
+	if out.Ended.IsZero() {
+		out.Ended = time.Now().UTC()
+	}
+	return out, rp, r.dir.save(fileOutcome, out)
+}
+
+func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
+	failed := func(phase string, err error) outcome {
+		r.note("%v", err)
+		return outcome{Status: "FAILED", Phase: phase, Message: err.Error()}
+	}
+	if rp.Path == "" {
+		if r.job.RepoURL != "" || r.job.Bundled {
+			r.control.phase("clone")
+		}
+		got, err := r.guardedCheckout(ctx)
+		if ctx.Err() != nil {
+			return outcome{}, ctx.Err()
+		}
+		if stop := r.control.wanted(); stop != "" {
+			return stopOutcome(outcome{Phase: "clone"}, stop), nil
+		}
+		if err != nil {
+			return failed("clone", err), nil
+		}
+		if err := r.checkProject(got); err != nil {
+			return failed("clone", err), nil
+		}
+		*rp = got
+		if err := r.dir.save(fileRepo, got); err != nil {
+			return outcome{}, err
+		}
+	}
+	r.control.phase("agent")
+	out, err := r.runAgent(ctx, *rp)
+	if err != nil && ctx.Err() == nil {
+		return failed("agent", err), nil
+	}
+	return out, err
+}
+
+// guardedCheckout is checkout, cut short by a stop.
+func (r *Runner) guardedCheckout(ctx context.Context) (repo, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		select {
+		case <-r.control.stopped:
+			cancel()
+		case <-done:
+		}
+	}()
+	return r.checkout(ctx)
+}
+
+// checkProject reads the project file before the agent starts: a mistake in
+// it is better known now than after an hour's work.
+func (r *Runner) checkProject(rp repo) error {
+	if rp.None {
+		return nil
+	}
+	root, err := os.OpenRoot(rp.Path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	_, err = readProject(root)
+	return err
+}
+
+// conclude collects and uploads, and returns the final report.
+func (r *Runner) conclude(ctx context.Context, out outcome, rp repo, flushLog func() error) (guestapi.Report, error) {
+	var final guestapi.Report
+	if ok, err := r.dir.load(fileFinal, &final); ok || err != nil {
+		return final, err
+	}
+	tmp, err := os.MkdirTemp(r.cfg.TmpDir, "agentlab-result-*")
+	if err != nil {
+		return final, err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	if r.git == nil {
+		if r.git, err = newGit(r.dir, r.job, r.resp.Git); err != nil {
+			return final, err
+		}
+	}
+	r.control.phase("collect")
+	c := r.collect(ctx, rp, tmp)
+	if out.Status != "CANCELLED" {
+		r.push(ctx, rp, tmp, c)
+	}
+	if ctx.Err() != nil {
+		return final, ctx.Err()
+	}
+	r.control.phase("upload")
+	for _, w := range c.Warnings {
+		r.note("%s", w)
+	}
+	if err := flushLog(); err != nil && !denied(err) {
+		c.warn("the end of the log could not be sent: %v", err)
+	}
+	r.addLog(c)
+	if err := r.uploadAll(ctx, c); err != nil && out.Status == "COMPLETED" {
+		out.Status, out.Phase, out.Message = "FAILED", "upload", err.Error()
+	}
+	if ctx.Err() != nil {
+		return final, ctx.Err()
+	}
+	final = r.finalReport(out, c)
+	r.uploadReport(ctx, r.jobReport(final, out), c)
+	return final, r.dir.save(fileFinal, final)
+}
+
+// addLog puts the log right after the work itself.
+func (r *Runner) addLog(c *collected) {
+	st, err := os.Stat(r.dir.path(fileLog))
+	if err != nil || st.Size() == 0 {
+		return
+	}
+	log := upload{Path: artLog, file: r.dir.path(fileLog)}
+	n := 0
+	for n < len(c.Files) && c.Files[n].vital {
+		n++
+	}
+	c.Files = append(c.Files[:n:n], append([]upload{log}, c.Files[n:]...)...)
+}
+
+const maxMessage = 900 // bytes
+
+func (r *Runner) finalReport(out outcome, c *collected) guestapi.Report {
+	msg := out.Message
+	if len(c.Warnings) > 0 {
+		if msg != "" {
+			msg += "; "
+		}
+		msg += strings.Join(c.Warnings, "; ")
+	}
+	msg = r.red.String(msg)
+	if len(msg) > maxMessage {
+		msg = strings.ToValidUTF8(msg[:maxMessage], "") + "…"
+	}
+	result := c.Result
+	return guestapi.Report{Status: out.Status, Phase: "done", Message: msg, ExitCode: out.ExitCode, Result: &result}
+}
+
+func (r *Runner) jobReport(final guestapi.Report, out outcome) jobReport {
+	var logBytes int64
+	if st, err := os.Stat(r.dir.path(fileLog)); err == nil {
+		logBytes = st.Size()
+	}
+	return jobReport{
+		JobID: r.job.ID, Agent: r.job.Agent, Status: final.Status, Phase: out.Phase, Message: final.Message, ExitCode: final.ExitCode,
+		StartedAt: r.boot.Began, AgentEnded: out.Ended, RepoURL: r.job.RepoURL, Ref: r.job.Ref, LogBytes: logBytes,
+		RunnerBuild: version.String(), Artifacts: []reportFile{},
+	}
+}
+
+// sayFinal tells the controller the end and then removes what must not stay.
+func (r *Runner) sayFinal(ctx context.Context, final guestapi.Report, rp repo) error {
+	err := r.api.retry(ctx, 0, func() error {
+		return r.api.call(ctx, callTimeout, http.MethodPost, guestapi.PathReport, final, nil)
+	})
+	if err != nil && !denied(err) && transient(err) {
+		return err
+	}
+	if err != nil {
+		r.log.Error("the controller does not take the final report", "err", r.red.String(err.Error()))
+	}
+	r.log.Info("the job has ended", "status", final.Status)
+	return r.leave(ctx, rp)
+}
+
+// leave removes secrets, and the checkout unless the sandbox is kept.
+func (r *Runner) leave(_ context.Context, rp repo) error {
+	var errs []error
+	if rp.Path != "" && rp.Made && !r.job.Keepalive {
+		errs = append(errs, os.RemoveAll(rp.Path))
+	}
+	if err := errors.Join(errs...); err != nil { // what the agent made as root stays; the VM goes anyway
+		r.log.Warn("the checkout is not removed whole", "err", err)
+	}
+	return Wipe(r.cfg.RunDir, r.cfg.Home)
+}
+
+// Wipe removes all secrets of a sandbox: the content of the run directory and
+// the links to it in home.
+func Wipe(runDir, home string) error {
+	return errors.Join(agentcmd.Unprepare(home, runDir), dir(runDir).wipe())
+}

@@ -1,0 +1,299 @@
+package runner
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/artifact"
+)
+
+func TestJobWithoutRepo(t *testing.T) {
+	s := newShellSandbox(t, `echo "in $PWD with $API_KEY as $AGENTLAB_JOB_ID"; echo err >&2`)
+	rep := s.finish()
+	if rep.Status != "COMPLETED" || rep.ExitCode == nil || *rep.ExitCode != 0 || rep.Message != "" {
+		t.Errorf("report %+v", rep)
+	}
+	want := fmt.Sprintf("in %s with [redacted] as %s\nerr\n", s.cfg.ClonePath, s.JobID)
+	if got := s.Log(); got != want {
+		t.Errorf("log %q, want %q", got, want)
+	}
+	if got := s.Paths(); !slices.Equal(got, []string{"agent.log", "report.json"}) || s.File("agent.log") != want {
+		t.Errorf("artifacts %q, log %q", got, s.File("agent.log"))
+	}
+	var r jobReport
+	if err := json.Unmarshal([]byte(s.File("report.json")), &r); err != nil || r.Status != "COMPLETED" || r.JobID != s.JobID || r.LogBytes != int64(len(want)) {
+		t.Errorf("report.json %+v %v", r, err)
+	}
+	if _, err := os.Stat(s.cfg.ClonePath); err == nil {
+		t.Error("the work tree is left")
+	}
+	var phases []string
+	for _, r := range s.Reports() {
+		if !slices.Contains(phases, r.Phase) {
+			phases = append(phases, r.Phase)
+		}
+	}
+	if !slices.Contains(phases, "agent") || phases[len(phases)-1] != "done" {
+		t.Errorf("phases %q", phases)
+	}
+}
+
+func TestOutcomes(t *testing.T) {
+	cases := []struct {
+		name, agent, script string
+		status, message     string
+		code                int
+	}{
+		{"exit code", "shell", "exit 7", "FAILED", "exited with code 7", 7},
+		{"pipefail", "shell", "false | true; echo no", "FAILED", "exited with code 1", 1},
+		{"unset variable", "shell", "echo $NOT_SET", "FAILED", "exited with code", 1},
+		{"signal", "shell", "kill -SEGV $$", "FAILED", "signal 11", 139},
+		{"no such program", "opencode", "task", "FAILED", "--image agents", 127},
+		{"unknown agent", "hal", "task", "FAILED", "unknown agent", 126},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv("PATH", "/usr/bin:/bin")
+			job := shellJob(c.script)
+			job.Agent = c.agent
+			s := newSandbox(t, guestapi.BootstrapResponse{Job: job}, artifact.Limits{})
+			rep := s.finish()
+			if rep.Status != c.status || !strings.Contains(rep.Message, c.message) || rep.ExitCode == nil || *rep.ExitCode != c.code {
+				t.Errorf("report %+v code %v", rep, rep.ExitCode)
+			}
+			if s.Log() == "" && c.code > 125 && c.code != 139 {
+				t.Error("the log says nothing")
+			}
+		})
+	}
+}
+
+func TestKeepaliveKeepsTheCheckout(t *testing.T) {
+	job := shellJob("echo work > file")
+	job.Keepalive = true
+	s := newSandbox(t, guestapi.BootstrapResponse{Job: job}, artifact.Limits{})
+	s.finish()
+	if p, err := os.ReadFile(filepath.Join(s.cfg.ClonePath, "file")); err != nil || string(p) != "work\n" {
+		t.Errorf("%q %v", p, err)
+	}
+}
+
+func TestSandboxWithoutJob(t *testing.T) {
+	s := newSandbox(t, guestapi.BootstrapResponse{
+		Env: map[string]string{"API_KEY": secret + "'s"}, ClaudeSettingsJSON: `{"model":"x"}`,
+		Git: &guestapi.Git{URL: "https://example.com", Token: "tok-123456"},
+	}, artifact.Limits{})
+	for range 2 {
+		if err := s.run(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.Fetches() != 1 || len(s.Reports()) != 0 {
+		t.Errorf("%d fetches, reports %+v", s.Fetches(), s.Reports())
+	}
+	env, err := os.ReadFile(filepath.Join(s.cfg.RunDir, "env.sh"))
+	if err != nil || !strings.Contains(string(env), `export API_KEY='`+secret+`'\''s'`) {
+		t.Errorf("env.sh %q %v", env, err)
+	}
+	if p, err := os.ReadFile(filepath.Join(s.cfg.Home, ".claude/settings.json")); err != nil || string(p) != `{"model":"x"}` {
+		t.Errorf("settings %q %v", p, err)
+	}
+	st, err := os.Stat(s.cfg.RunDir)
+	if err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("mode %v %v", st.Mode(), err)
+	}
+	entries, _ := os.ReadDir(s.cfg.RunDir)
+	for _, e := range entries {
+		if fi, _ := e.Info(); fi.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v", e.Name(), fi.Mode())
+		}
+	}
+	if err := Wipe(s.cfg.RunDir, s.cfg.Home); err != nil {
+		t.Fatal(err)
+	}
+	s.wiped()
+}
+
+// Secrets must not reach a disk.
+func TestRefusesADisk(t *testing.T) {
+	s := newShellSandbox(t, "true")
+	s.cfg.RunDir, s.cfg.AnyFS = filepath.Join(t.TempDir(), "run"), false
+	if d := dir(s.cfg.RunDir); d.open(false) == nil {
+		t.Skip("the directory for temporary files is on a tmpfs here, so there is no disk to refuse")
+	}
+	if err := s.run(); err == nil || !strings.Contains(err.Error(), "tmpfs") {
+		t.Errorf("got %v", err)
+	}
+	if s.Fetches() != 0 {
+		t.Error("the token was spent")
+	}
+}
+
+func TestBootstrapDenied(t *testing.T) {
+	s := newShellSandbox(t, "true")
+	writeFile(t, s.cfg.Bootstrap, fmt.Sprintf(`{"token":"wrong","controller":%q,"vmid":%d}`, s.URL(), s.VMID))
+	if err := s.run(); err != nil {
+		t.Errorf("a denied token is final, got %v", err)
+	}
+	if len(s.Reports()) != 0 {
+		t.Error("a report without a token")
+	}
+}
+
+func TestBootstrapIsRetried(t *testing.T) {
+	s := newShellSandbox(t, "true")
+	s.Stop()
+	s.Fail(agentlab.Errorf(agentlab.CodeUnavailable, "not yet"))
+	done := make(chan error, 1)
+	go func() { done <- s.run() }()
+	time.AfterFunc(100*time.Millisecond, s.Start)
+	time.AfterFunc(300*time.Millisecond, func() { s.Fail(nil) })
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if rep := s.Final(); rep.Status != "COMPLETED" || s.Fetches() != 1 {
+		t.Errorf("%+v, %d fetches", rep, s.Fetches())
+	}
+}
+
+func TestTimeout(t *testing.T) {
+	job := shellJob(`trap 'echo got TERM; sleep 0.1; exit 0' TERM; echo started; while :; do sleep 0.05; done`)
+	job.Seconds = 1
+	s := newSandbox(t, guestapi.BootstrapResponse{Job: job}, artifact.Limits{})
+	rep := s.finish()
+	if rep.Status != "TIMEOUT" || !strings.Contains(s.Log(), "got TERM") {
+		t.Errorf("%+v log %q", rep, s.Log())
+	}
+	if !slices.Contains(s.Paths(), "agent.log") {
+		t.Errorf("artifacts %q", s.Paths())
+	}
+}
+
+// An agent that does not listen is killed, with all that it started.
+func TestCancelKillsTheWholeTree(t *testing.T) {
+	s := newShellSandbox(t, `trap '' TERM
+setsid bash -c 'trap "" TERM; echo $$ > escaped; while :; do sleep 0.05; done' &
+while [ ! -s escaped ]; do sleep 0.02; done
+echo "escaped $(cat escaped)"; while :; do sleep 0.05; done`)
+	done := make(chan error, 1)
+	go func() { done <- s.run() }()
+	s.Wait("escaped process", func() bool { return strings.Contains(s.Log(), "escaped ") })
+	var pid int
+	if _, err := fmt.Sscanf(s.Log(), "escaped %d", &pid); err != nil {
+		t.Fatal(err)
+	}
+	s.Direct("CANCELLED")
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	rep := s.Final()
+	if rep.Status != "CANCELLED" || rep.ExitCode == nil || *rep.ExitCode != 137 {
+		t.Errorf("%+v %v", rep, rep.ExitCode)
+	}
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
+		t.Errorf("process %d is left", pid)
+	}
+}
+
+// What the agent leaves in the background does not hold the job up.
+func TestBackgroundProcessesEnd(t *testing.T) {
+	s := newShellSandbox(t, `sleep 600 & echo "pid $!"`)
+	began := time.Now()
+	rep := s.finish()
+	if rep.Status != "COMPLETED" || time.Since(began) > 20*time.Second {
+		t.Errorf("%+v after %s", rep, time.Since(began))
+	}
+	var pid int
+	if _, err := fmt.Sscanf(s.Log(), "pid %d", &pid); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
+		t.Errorf("process %d is left", pid)
+	}
+}
+
+// The controller restarts in the middle of the log and of the work.
+func TestControllerRestart(t *testing.T) {
+	s := newShellSandbox(t, `for i in $(seq 1 60); do echo "line $i"; sleep 0.02; done`)
+	done := make(chan error, 1)
+	go func() { done <- s.run() }()
+	for _, at := range []string{"line 5\n", "line 25\n"} {
+		s.Wait(at, func() bool { return strings.Contains(s.Log(), at) })
+		s.Stop()
+		s.Start()
+	}
+	s.Wait("line 40", func() bool { return strings.Contains(s.Log(), "line 40\n") })
+	s.Stop()
+	time.AfterFunc(2*time.Second, s.Start)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	var want strings.Builder
+	for i := range 60 {
+		fmt.Fprintf(&want, "line %d\n", i+1)
+	}
+	if got := s.Log(); got != want.String() {
+		t.Errorf("log %q", got)
+	}
+	if rep := s.Final(); rep.Status != "COMPLETED" {
+		t.Errorf("%+v", rep)
+	}
+}
+
+// The controller has given the job up: its tokens are void.
+func TestControllerGivesUp(t *testing.T) {
+	s := newShellSandbox(t, `echo started; sleep 600`)
+	done := make(chan error, 1)
+	go func() { done <- s.run() }()
+	s.Wait("start", func() bool { return strings.Contains(s.Log(), "started") })
+	s.Revoke()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	s.wiped()
+}
+
+func TestLogQuotas(t *testing.T) {
+	s := newSandbox(t, guestapi.BootstrapResponse{Job: shellJob(`for i in $(seq 1 2000); do echo "line $i of many lines"; done; echo done > out`)}, artifact.Limits{LogBytes: 5000})
+	if rep := s.finish(); rep.Status != "COMPLETED" {
+		t.Errorf("%+v", rep)
+	}
+	if got := s.Log(); len(got) > 5200 || !strings.Contains(got, "quota") {
+		t.Errorf("%d bytes of log", len(got))
+	}
+	if got := s.File("agent.log"); !strings.Contains(got, "line 2000 of") {
+		t.Errorf("agent.log has %d bytes", len(got))
+	}
+}
+
+// The result does not fit: the job must not pass for completed.
+func TestUploadRefused(t *testing.T) {
+	repo := newRepo(t, nil)
+	job := shellJob(`head -c 20000 /dev/urandom > big; git add big; git commit -qm big`)
+	job.RepoURL = newGitServer(t, "").add(t, "repo", repo)
+	s := newSandbox(t, guestapi.BootstrapResponse{Job: job}, artifact.Limits{FileBytes: 10000})
+	rep := s.finish()
+	if rep.Status != "FAILED" || !strings.Contains(rep.Message, artBundle) {
+		t.Errorf("%+v", rep)
+	}
+	if !slices.Contains(s.Paths(), "report.json") {
+		t.Errorf("artifacts %q", s.Paths())
+	}
+}
+
+// Values split by the agent's own writes are still redacted.
+func TestRedactionAcrossWrites(t *testing.T) {
+	s := newShellSandbox(t, `printf hunter2-; sleep 0.1; printf 'very-secret and '; printf %s "$API_KEY" | base64; set -x; : "$API_KEY"`)
+	s.finish()
+	if got := s.Log(); strings.Contains(got, "very-") || strings.Count(got, "[redacted]") < 3 {
+		t.Errorf("log %q", got)
+	}
+}

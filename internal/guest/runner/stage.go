@@ -1,0 +1,154 @@
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
+	"github.com/agentlab-vm/agentlab/internal/redact"
+)
+
+var envNameRE = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// readBootstrap reads the bootstrap document.
+func readBootstrap(name string) (guestapi.Bootstrap, error) {
+	var b guestapi.Bootstrap
+	p, err := os.ReadFile(name)
+	if err == nil {
+		err = json.Unmarshal(p, &b)
+	}
+	if err == nil && (b.Token == "" || b.Controller == "") {
+		err = errors.New("token or controller is missing")
+	}
+	if err != nil {
+		return b, fmt.Errorf("the bootstrap document %s cannot be used: %w", name, err)
+	}
+	return b, nil
+}
+
+// bootstrap gives the response of the one fetch of this sandbox's life: from
+// the run directory, or now. fresh tells which.
+func (r *Runner) bootstrap(ctx context.Context) (fresh bool, err error) {
+	doc, err := readBootstrap(r.cfg.Bootstrap)
+	if err != nil {
+		return false, err
+	}
+	r.api = newAPI(doc.Controller, r.cfg.Timing)
+	staged, err := r.dir.load(fileResponse, &r.resp)
+	if err != nil {
+		return false, err
+	}
+	if !staged {
+		req := guestapi.BootstrapRequest{Token: doc.Token, VMID: doc.VMID}
+		err := r.api.retry(ctx, 0, func() error {
+			return r.api.call(ctx, callTimeout, http.MethodPost, guestapi.PathBootstrap, req, &r.resp)
+		})
+		if err != nil {
+			return false, err
+		}
+		b := boot{At: uptime(), Began: time.Now().UTC()}
+		if r.resp.Job != nil && r.resp.Job.Seconds > 0 {
+			b.Deadline = b.At + time.Duration(r.resp.Job.Seconds)*time.Second
+		}
+		// The token is spent: from here to the next line a crash loses the job.
+		if err := errors.Join(r.dir.save(fileBoot, b), r.dir.save(fileResponse, r.resp)); err != nil {
+			return false, err
+		}
+	}
+	if _, err := r.dir.load(fileBoot, &r.boot); err != nil {
+		return false, err
+	}
+	r.api.token = r.resp.Runner.Token
+	r.secrets = secretsOf(doc, r.resp)
+	r.red = redact.New(r.secrets...)
+	r.job = r.resp.Job
+	return !staged, nil
+}
+
+// secretsOf lists every secret value that this sandbox knows.
+func secretsOf(doc guestapi.Bootstrap, resp guestapi.BootstrapResponse) []string {
+	out := []string{doc.Token, resp.Runner.Token}
+	for _, v := range resp.Env {
+		out = append(out, v)
+	}
+	if resp.Git != nil {
+		out = append(out, resp.Git.Token, resp.Git.SSHPrivateKey)
+	}
+	if resp.Artifact != nil {
+		out = append(out, resp.Artifact.Token)
+	}
+	return append(out, redact.SettingsSecrets(resp.ClaudeSettingsJSON)...)
+}
+
+// stage writes the secrets in the forms in which programs want them, all of
+// them below the run directory.
+func (r *Runner) stage() error {
+	var names []string
+	for k := range r.resp.Env {
+		if envNameRE.MatchString(k) {
+			names = append(names, k)
+		}
+	}
+	slices.Sort(names)
+	var env strings.Builder
+	for _, k := range names {
+		fmt.Fprintf(&env, "export %s=%s\n", k, shellQuote(r.resp.Env[k]))
+	}
+	return errors.Join(
+		os.WriteFile(r.dir.path(fileEnv), []byte(env.String()), 0o600),
+		stageGit(r.dir, r.resp.Git),
+		agentcmd.Prepare(r.cfg.Home, string(r.dir), r.resp.ClaudeSettingsJSON, r.resp.Env),
+		r.gitIdentity(),
+	)
+}
+
+// gitIdentity gives the agent's own git a name and the way to the credential,
+// when the image does not configure git itself.
+func (r *Runner) gitIdentity() error {
+	var b strings.Builder
+	b.WriteString("# written by agentlab for this sandbox\n[user]\n\tname = AgentLab agent\n\temail = agent@agentlab.invalid\n[init]\n\tdefaultBranch = main\n")
+	if g := r.resp.Git; g != nil {
+		if g.Token != "" && r.job != nil {
+			if scope, err := credentialScope(r.job, g); err == nil && scope != "" {
+				fmt.Fprintf(&b, "[credential %q]\n\thelper = %q\n", scope, credentialHelper(r.dir))
+			}
+		}
+		if g.SSHPrivateKey != "" {
+			fmt.Fprintf(&b, "[core]\n\tsshCommand = %q\n", sshCommand(r.dir, r.dir.path(fileSSHKey)))
+		}
+	}
+	f, err := os.OpenFile(filepath.Join(r.cfg.Home, ".gitconfig"), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(b.String())
+	return errors.Join(err, f.Close())
+}
+
+// note adds a line of ours to the agent's log, while no agent writes to it.
+func (r *Runner) note(format string, args ...any) {
+	line := r.red.String(fmt.Sprintf("[agentlab] "+format, args...))
+	r.log.Info(line)
+	f, err := os.OpenFile(r.dir.path(fileLog), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err == nil {
+		_, err = fmt.Fprintln(f, line)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		r.log.Error("a line of the log is lost", "err", err)
+	}
+}

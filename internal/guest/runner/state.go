@@ -1,0 +1,149 @@
+package runner
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
+)
+
+// The files of the run directory, beside those of the agent's supervisor.
+// Each holds one fact and is there whole or not at all.
+const (
+	fileResponse   = "bootstrap.json" // fetched; the last to be wiped
+	fileBoot       = "boot.json"      // when it was fetched
+	fileRepo       = "repo.json"      // the repository is in place
+	fileStop       = "stop.json"      // the agent is to be stopped, and why
+	fileOutcome    = "outcome.json"   // how the work ended
+	fileFinal      = "final.json"     // the final report
+	fileTask       = "task"
+	fileLog        = "agent.log" // redacted
+	fileEnv        = "env.sh"
+	fileGitCred    = "git-credential"
+	fileSSHKey     = "ssh-key"
+	fileKnownHosts = "ssh-known-hosts"
+)
+
+// dir is the run directory.
+type dir string
+
+func (d dir) path(name string) string { return filepath.Join(string(d), name) }
+
+// save writes a fact.
+func (d dir) save(name string, v any) error { return agentcmd.WriteJSON(d.path(name), v) }
+
+// load reads a fact; false means that it is not known yet.
+func (d dir) load(name string, v any) (bool, error) {
+	p, err := os.ReadFile(d.path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := json.Unmarshal(p, v); err != nil {
+		return false, fmt.Errorf("%s is damaged: %w", name, err)
+	}
+	return true, nil
+}
+
+func (d dir) has(name string) bool {
+	_, err := os.Lstat(d.path(name))
+	return err == nil
+}
+
+// open makes the directory, private, and refuses one that would put secrets
+// on a disk or that somebody else owns.
+func (d dir) open(anyFS bool) error {
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
+		return fmt.Errorf("the run directory cannot be made: %w", err)
+	}
+	st, err := os.Lstat(string(d))
+	if err != nil {
+		return err
+	}
+	if !st.IsDir() {
+		return fmt.Errorf("%s is not a directory", d)
+	}
+	var sys unix.Stat_t
+	if err := unix.Lstat(string(d), &sys); err != nil {
+		return err
+	}
+	if int(sys.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s belongs to user %d, not to user %d that agent-runner runs as", d, sys.Uid, os.Geteuid())
+	}
+	if err := os.Chmod(string(d), 0o700); err != nil { //nolint:gosec // a directory
+		return err
+	}
+	if anyFS {
+		return nil
+	}
+	var sfs unix.Statfs_t
+	if err := unix.Statfs(string(d), &sfs); err != nil {
+		return err
+	}
+	if sfs.Type != unix.TMPFS_MAGIC && sfs.Type != unix.RAMFS_MAGIC {
+		return fmt.Errorf("%s is not on a tmpfs: secrets would reach a disk", d)
+	}
+	return nil
+}
+
+// wipe removes everything. The response goes last but one, so that a runner
+// that is killed in between and started again can still tell that all is
+// said, which the final report's file says.
+func (d dir) wipe() error {
+	entries, err := os.ReadDir(string(d))
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if n := e.Name(); n != fileResponse && n != fileFinal {
+			errs = append(errs, os.RemoveAll(d.path(n)))
+		}
+	}
+	for _, name := range []string{fileResponse, fileFinal} {
+		if err := os.Remove(d.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// uptime is the time since boot, which no change of the clock moves.
+func uptime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return 0 // every Linux has it
+	}
+	return time.Duration(ts.Nano())
+}
+
+// boot is the fact of the fetch.
+type boot struct {
+	At       time.Duration // uptime of the fetch
+	Deadline time.Duration // uptime at which the agent must stop; 0: never
+	Began    time.Time
+}
+
+// stopFact says that the agent is to be stopped.
+type stopFact struct{ Status string }
+
+// outcome is how the work ended, before results are collected.
+type outcome struct {
+	Status   string
+	Phase    string // in which it ended
+	Message  string
+	ExitCode *int
+	Ended    time.Time
+}
