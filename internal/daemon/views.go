@@ -2,9 +2,11 @@ package daemon
 
 import (
 	"context"
+	"io"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/profile"
 	"github.com/agentlab-vm/agentlab/internal/server"
@@ -141,4 +143,12 @@ func toImage(i image.Image, used map[string]bool) api.Image {
 		Name: i.Name, Digest: i.Digest, Arch: i.Arch, Suite: i.Suite, Size: i.SizeBytes, DiskUsage: i.DiskUsage(),
 		CreatedAt: i.CreatedAt.UTC(), Versions: versions, InUse: used[i.Ref()], Current: i.Current,
 	}
+}
+
+// artifactView is the artifact service as the control API sees it.
+type artifactView struct{ *artifact.Service }
+
+func (v artifactView) PutBundle(ctx context.Context, r io.Reader) (api.Bundle, error) {
+	b, err := v.Service.PutBundle(ctx, r)
+	return api.Bundle{ID: b.ID, Size: b.Size, SHA256: b.SHA256}, err
 }

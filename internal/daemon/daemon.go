@@ -1,0 +1,246 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/user"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/lock"
+	"github.com/agentlab-vm/agentlab/internal/server"
+	"github.com/agentlab-vm/agentlab/internal/sockpath"
+	"github.com/agentlab-vm/agentlab/internal/version"
+)
+
+// group is whose members may use the machine-wide daemon.
+const group = "agentlab"
+
+// How long the parts have to end.
+const (
+	serverGrace  = 3 * time.Second // calls that are being answered
+	serviceGrace = 5 * time.Second // steps of the loops, which are cut short at once
+)
+
+// Config says what a Daemon works with. Paths is required.
+type Config struct {
+	Paths  config.Paths
+	Getenv func(string) string // nil means os.Getenv
+	Stderr io.Writer           // a second copy of the log; nil means none
+	Clock  func() time.Time    // nil means time.Now
+}
+
+// Daemon is agentlabd. New opens everything, Run serves, Close lets go.
+type Daemon struct {
+	cfg     Config
+	log     *slog.Logger
+	started time.Time
+	undo    cleanup
+
+	services *services
+	status   *statusView
+	api      *server.Server
+	listener net.Listener
+
+	stopOnce sync.Once
+	stopping chan struct{} // closed when the end was asked for
+}
+
+// New opens everything: directories, lock, log, database, driver, services and
+// the control socket. It starts nothing, and leaves nothing open when it
+// fails. A second daemon on the same home is code exists.
+func New(ctx context.Context, cfg Config) (_ *Daemon, err error) {
+	if cfg.Getenv == nil {
+		cfg.Getenv = os.Getenv
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
+	}
+	d := &Daemon{cfg: cfg, started: cfg.Clock(), stopping: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			if d.log != nil {
+				d.log.Error("the daemon does not start", "err", err)
+			}
+			err = errors.Join(err, d.Close())
+		}
+	}()
+	if err := cfg.Paths.Ensure(); err != nil {
+		return nil, err
+	}
+	if err := d.lock(); err != nil {
+		return nil, err
+	}
+	if err := d.openLog(); err != nil {
+		return nil, err
+	}
+	settings, err := config.Load(cfg.Paths.ConfigFile())
+	if err != nil {
+		return nil, err
+	}
+	if d.services, err = openServices(ctx, cfg, settings, d.log, &d.undo); err != nil {
+		return nil, err
+	}
+	d.status = newStatusView(d, settings)
+	if err := d.openAPI(); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// lock makes this the only daemon of the home. It is taken before anything
+// that two daemons could break is touched.
+func (d *Daemon) lock() error {
+	path := d.cfg.Paths.Lock()
+	l, err := lock.Try(path)
+	if agentlab.CodeOf(err) == agentlab.CodeBusy {
+		e := agentlab.Errorf(agentlab.CodeExists, "a daemon is already running for %s", d.cfg.Paths.State)
+		if pid := lock.Holder(path); pid != 0 {
+			e = agentlab.Errorf(agentlab.CodeExists, "a daemon is already running for %s (pid %d)", d.cfg.Paths.State, pid)
+		}
+		return e.WithHint("use that one, or end it: agentlab daemon stop")
+	}
+	if err != nil {
+		return err
+	}
+	d.undo.add(l.Unlock)
+	return nil
+}
+
+func (d *Daemon) openLog() error {
+	f, err := openLog(d.cfg.Paths.DaemonLog(), logBytes)
+	if err != nil {
+		return err
+	}
+	d.undo.add(f.Close)
+	var w io.Writer = f
+	if d.cfg.Stderr != nil {
+		w = io.MultiWriter(f, d.cfg.Stderr)
+	}
+	level := slog.LevelInfo
+	if d.cfg.Getenv("AGENTLAB_DEBUG") == "1" {
+		level = slog.LevelDebug
+	}
+	d.log = slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
+	return nil
+}
+
+func (d *Daemon) openAPI() error {
+	rules := server.Rules{OwnUID: uint32(os.Geteuid())} //nolint:gosec // a uid
+	if d.cfg.Paths.System {
+		rules.Group = group
+	}
+	api, err := server.New(server.Config{
+		Services: d.services.forAPI(d.status),
+		Rules:    rules,
+		Logger:   d.log.With("part", "api"),
+		Version:  version.Get().Version,
+	})
+	if err != nil {
+		return err
+	}
+	d.api = api
+	d.listener, err = d.listen()
+	if err != nil {
+		return err
+	}
+	d.undo.add(func() error {
+		if err := d.listener.Close(); !errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		return nil
+	})
+	return nil
+}
+
+// listen opens the control socket. We hold the home's lock, so a socket that
+// is there is a dead daemon's; anything else in its place is an error.
+func (d *Daemon) listen() (net.Listener, error) {
+	path := d.cfg.Paths.Socket()
+	if !d.cfg.Paths.System {
+		return sockpath.Listen(path, 0o600)
+	}
+	l, err := sockpath.Listen(path, 0o660)
+	if err != nil {
+		return nil, err
+	}
+	if err := giveToGroup(path); err != nil {
+		// Root can still use it; the others learn nothing but that it is denied.
+		d.log.Warn("only root can use the control socket", "err", err)
+	}
+	return l, nil
+}
+
+func giveToGroup(path string) error {
+	g, err := user.LookupGroup(group)
+	if err != nil {
+		return err
+	}
+	gid, err := strconv.Atoi(g.Gid)
+	if err != nil {
+		return err
+	}
+	return os.Chown(path, -1, gid)
+}
+
+// Run serves until ctx ends or the end is asked for over the API, and then
+// lets what is under way come to an end for a few seconds. VMs go on. An
+// error says that a part of the daemon failed.
+func (d *Daemon) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	d.log.Info("the daemon runs", "version", version.String(), "pid", os.Getpid(), "backend", d.services.driver.Info().Name, "socket", d.cfg.Paths.Socket())
+
+	failed := make(chan error, 1)
+	fail := func(part string, err error) {
+		if err != nil && ctx.Err() == nil {
+			select {
+			case failed <- fmt.Errorf("%s: %w", part, err):
+			default:
+			}
+		}
+	}
+	loops := d.services.start(ctx, fail)
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		fail("control API", d.api.Serve(d.listener))
+	}()
+
+	var err error
+	select {
+	case <-ctx.Done():
+	case <-d.stopping:
+	case err = <-failed:
+		d.log.Error("a part of the daemon failed", "err", err)
+	}
+	d.log.Info("the daemon ends")
+	d.Stop()
+	grace, done := context.WithTimeout(context.WithoutCancel(ctx), serverGrace)
+	defer done()
+	if err := d.api.Shutdown(grace); err != nil {
+		d.log.Warn("calls were cut short", "err", err)
+	}
+	<-served
+	cancel()
+	select {
+	case <-loops:
+	case <-time.After(serviceGrace):
+		d.log.Warn("a service did not end in time")
+	}
+	return err
+}
+
+// Stop asks Run to return. It may be called again.
+func (d *Daemon) Stop() { d.stopOnce.Do(func() { close(d.stopping) }) }
+
+// Close lets go of everything that New opened. Run must have returned.
+func (d *Daemon) Close() error { return d.undo.run() }

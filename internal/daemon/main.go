@@ -1,0 +1,139 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"golang.org/x/term"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend/qemu"
+	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/version"
+)
+
+const usage = `agentlabd is the daemon of AgentLab. 'agentlab' starts it when it is needed.
+
+Usage:
+  agentlabd run [--home DIR | --system]   run the daemon in the foreground
+  agentlabd --version                     print version, commit and date
+  agentlabd --help                        print this
+
+  --home DIR   keep configuration, state, cache and runtime files under DIR,
+               as AGENTLAB_HOME=DIR does
+  --system     serve the whole machine: /etc/agentlab, /var/lib/agentlab,
+               /run/agentlab; for root, from a systemd unit
+
+SIGTERM and SIGINT end the daemon. Virtual machines go on, and the next daemon
+finds them.
+`
+
+// Main is the program agentlabd with the arguments that follow its name. It
+// returns the exit code: 0 ok, 1 failure, 2 usage.
+func Main(args []string) int {
+	switch {
+	case len(args) == 1 && (args[0] == "--version" || args[0] == "version"):
+		fmt.Println("agentlabd", version.String())
+		return 0
+	case len(args) == 1 && (args[0] == "--help" || args[0] == "-h" || args[0] == "help"):
+		fmt.Print(usage)
+		return 0
+	case len(args) >= 1 && args[0] == "run":
+		o, err := parseRun(args[1:])
+		if err != nil {
+			return complain(os.Stderr, err, 2)
+		}
+		return complain(os.Stderr, o.run(), 1)
+	case len(args) == 2 && args[0] == "vmm": // a shim; only the qemu driver calls it
+		return complain(os.Stderr, untilSignal(func(ctx context.Context) error { return qemu.RunShim(ctx, args[1]) }), 1)
+	}
+	fmt.Fprint(os.Stderr, usage)
+	return 2
+}
+
+// complain prints an error and its hint as the command line expects them, and
+// returns the exit code.
+func complain(w io.Writer, err error, code int) int {
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(w, "agentlabd: %v\n", err)
+	if hint := agentlab.HintOf(err); hint != "" {
+		fmt.Fprintf(w, "  %s\n", hint)
+	}
+	return code
+}
+
+type runOptions struct {
+	home   string
+	system bool
+}
+
+func parseRun(args []string) (o runOptions, err error) {
+	for len(args) > 0 {
+		name, value, has := strings.Cut(args[0], "=")
+		args = args[1:]
+		switch {
+		case name == "--system" && !has:
+			o.system = true
+		case name == "--home":
+			if !has && len(args) > 0 {
+				value, args = args[0], args[1:]
+			}
+			if value == "" {
+				return o, agentlab.Errorf(agentlab.CodeInvalid, "--home needs a directory")
+			}
+			o.home = value
+		default:
+			return o, agentlab.Errorf(agentlab.CodeInvalid, "unknown argument %q", name).WithHint("see agentlabd --help")
+		}
+	}
+	if o.system && o.home != "" {
+		return o, agentlab.Errorf(agentlab.CodeInvalid, "--home and --system exclude each other")
+	}
+	return o, nil
+}
+
+func (o runOptions) run() error {
+	getenv := os.Getenv
+	if o.home != "" {
+		getenv = func(key string) string {
+			if key == "AGENTLAB_HOME" {
+				return o.home
+			}
+			return os.Getenv(key)
+		}
+	}
+	paths, err := config.ResolvePaths(getenv, o.system)
+	if err != nil {
+		return err
+	}
+	cfg := Config{Paths: paths, Getenv: getenv}
+	// In the background standard error is a file that nobody shortens; the
+	// log has all of it.
+	if o.system || term.IsTerminal(int(os.Stderr.Fd())) { //nolint:gosec // a file descriptor fits an int
+		cfg.Stderr = os.Stderr
+	}
+	return untilSignal(func(ctx context.Context) error {
+		d, err := New(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		return errors.Join(d.Run(ctx), d.Close())
+	})
+}
+
+// untilSignal runs f with a context that ends at the first SIGTERM or SIGINT.
+// The second one kills.
+func untilSignal(f func(ctx context.Context) error) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+	return f(ctx)
+}

@@ -1,0 +1,119 @@
+package daemon
+
+import (
+	"context"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/version"
+)
+
+// How old the findings of the backend's check may be before a look at the
+// status starts the next one, and how long the first look waits for them.
+const (
+	findingsAge  = time.Minute
+	firstFinding = 2 * time.Second
+)
+
+// statusView tells how the daemon is.
+type statusView struct {
+	d        *Daemon
+	settings config.Config
+
+	mu       sync.Mutex
+	findings []backend.Finding
+	checked  time.Time     // when findings were found; zero before
+	checking chan struct{} // closed when the check that runs has ended; nil when none runs
+}
+
+func newStatusView(d *Daemon, settings config.Config) *statusView {
+	return &statusView{d: d, settings: settings}
+}
+
+// Health is quick and asks nobody.
+func (v *statusView) Health() api.Health {
+	h := api.Health{Status: "ok", Version: version.Get().Version}
+	select {
+	case <-v.d.stopping:
+		h.Status = "stopping"
+	default:
+	}
+	return h
+}
+
+// Stop ends the daemon.
+func (v *statusView) Stop() { v.d.Stop() }
+
+// Status counts, and adds what the backend's last check found.
+func (v *statusView) Status(ctx context.Context) (api.Status, error) {
+	info := version.Get()
+	s := api.Status{
+		Version: info.Version, Commit: info.Commit, PID: os.Getpid(), StartedAt: v.d.started.UTC(),
+		Backend: v.d.services.driver.Info().Name, Home: v.d.cfg.Paths.Home,
+		Sandboxes: map[string]int{}, Jobs: map[string]int{}, Findings: []api.Finding{},
+	}
+	sandboxes, err := v.d.services.store.CountSandboxes(ctx)
+	if err != nil {
+		return s, err
+	}
+	for state, n := range sandboxes {
+		if state != agentlab.SandboxDestroyed {
+			s.Sandboxes[string(state)] = n
+		}
+	}
+	jobs, err := v.d.services.store.CountJobs(ctx)
+	if err != nil {
+		return s, err
+	}
+	for status, n := range jobs {
+		s.Jobs[string(status)] = n
+	}
+	for _, f := range v.check(ctx) {
+		if f.Level != backend.LevelOK {
+			s.Findings = append(s.Findings, api.Finding{Name: f.Name, Level: string(f.Level), Detail: f.Detail, Remedy: f.Remedy})
+		}
+	}
+	if a, ok := v.d.services.driver.(interface{ Accel() string }); ok {
+		s.Accel = a.Accel()
+	}
+	return s, nil
+}
+
+// check returns the newest findings, and has the backend look again in the
+// background when they are old. Only when there are none yet does it wait.
+func (v *statusView) check(ctx context.Context) []backend.Finding {
+	v.mu.Lock()
+	if v.checking == nil && v.d.cfg.Clock().Sub(v.checked) > findingsAge {
+		v.checking = make(chan struct{})
+		go v.look(context.WithoutCancel(ctx), v.checking)
+	}
+	running, first := v.checking, v.checked.IsZero()
+	v.mu.Unlock()
+	if first && running != nil {
+		select {
+		case <-running:
+		case <-ctx.Done():
+		case <-time.After(firstFinding):
+		}
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.findings
+}
+
+// look runs one check. The daemon's end does not wait for it: it changes
+// nothing.
+func (v *statusView) look(ctx context.Context, done chan struct{}) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	found := v.d.services.driver.Check(ctx)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.findings, v.checked, v.checking = found, v.d.cfg.Clock(), nil
+	close(done)
+}
