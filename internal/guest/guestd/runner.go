@@ -2,8 +2,10 @@ package guestd
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -17,6 +19,9 @@ const (
 	maxBackoff   = 30 * time.Second
 	maxRunnerLog = 1 << 20 // bytes, of one start of the runner
 )
+
+// lockEnv tells the runner which file descriptor holds its lock.
+const lockEnv = "AGENTLAB_RUNNER_LOCK_FD"
 
 // ExitLocked is the exit code of a runner that found another one running.
 const ExitLocked = 75
@@ -93,9 +98,8 @@ func (s *Server) runRunner() error {
 	if err != nil {
 		return err
 	}
-	err = waitLock(s.ctx, lock)
-	_ = lock.Close() // the runner takes it itself, see LockRunner
-	if err != nil {
+	defer func() { _ = lock.Close() }()
+	if err := waitLock(s.ctx, lock); err != nil {
 		return err
 	}
 	log, err := s.agentFile(runnerLog, os.O_WRONLY|os.O_APPEND, a)
@@ -106,11 +110,12 @@ func (s *Server) runRunner() error {
 	if fi, err := log.Stat(); err == nil && fi.Size() > maxRunnerLog {
 		_ = log.Truncate(0)
 	}
-	cmd, err := s.command(guestapi.ExecRequest{Command: s.cfg.Runner}, a)
+	cmd, err := s.command(guestapi.ExecRequest{Command: s.cfg.Runner, Env: map[string]string{lockEnv: "3"}}, a)
 	if err != nil {
 		return err
 	}
 	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = []*os.File{lock} // the lock is held until we both have closed it
 	if err := start(cmd); err != nil {
 		return err
 	}
@@ -144,16 +149,13 @@ func (s *Server) agentFile(name string, flags int, a account) (*os.File, error) 
 	return f, nil
 }
 
-// waitLock returns when nobody holds the lock on f.
+// waitLock takes the lock on f as soon as nobody else holds it.
 func waitLock(ctx context.Context, f *os.File) error {
 	t := time.NewTicker(200 * time.Millisecond)
 	defer t.Stop()
 	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return unix.Flock(int(f.Fd()), unix.LOCK_UN)
-		}
-		if err != unix.EWOULDBLOCK && err != unix.EINTR {
+		err := tryLock(f)
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			return err
 		}
 		select {
@@ -164,14 +166,31 @@ func waitLock(ctx context.Context, f *os.File) error {
 	}
 }
 
+func tryLock(f *os.File) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var lerr error
+	if err := raw.Control(func(fd uintptr) { lerr = unix.Flock(int(fd), unix.LOCK_EX|unix.LOCK_NB) }); err != nil {
+		return err
+	}
+	return lerr
+}
+
 // LockRunner makes the calling process the one runner of this guest, until it
-// ends: the lock is not passed on to children. It reports false when another
-// runner lives. Where there is no lock file (a guest without guestd) it is
-// made, if possible.
+// ends; its children do not hold the lock. It reports false when another
+// runner lives. A runner that guestd started has the lock already; where
+// there is no guestd, the lock is taken if its file can be made.
 func LockRunner() bool {
+	if fd, err := strconv.Atoi(os.Getenv(lockEnv)); err == nil && fd > 2 {
+		unix.CloseOnExec(fd)
+		_ = os.Unsetenv(lockEnv)
+		return true
+	}
 	fd, err := unix.Open(runnerLock, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return true
 	}
-	return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) != unix.EWOULDBLOCK // fd stays open
+	return !errors.Is(unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) // fd stays open
 }
