@@ -22,6 +22,10 @@ type Request struct {
 	MemoryMB  int
 	JobID     string // the job it is made for; "" when made by hand
 
+	// Extra is added to the lease and does not count against the maximum:
+	// the time that a job's results may take after the job's own.
+	Extra time.Duration
+
 	// DefaultImage replaces the configured one when neither request nor
 	// profile names an image.
 	DefaultImage string
@@ -84,7 +88,7 @@ func (s *Service) Plan(r Request) (agentlab.Sandbox, agentlab.Profile, error) {
 		Image: cmp.Or(r.Image, prof.Image, r.DefaultImage, s.cfg.DefaultImage),
 		State: agentlab.SandboxRequested, Desired: agentlab.DesiredRunning,
 		Resources: prof.Resources, Network: prof.Network, Keepalive: prof.Keepalive, JobID: r.JobID,
-		LeaseExpiresAt: now.Add(ttl), CreatedAt: now,
+		LeaseExpiresAt: now.Add(ttl + r.Extra), CreatedAt: now,
 	}
 	sb.Resources.Cores = cmp.Or(r.Cores, sb.Resources.Cores)
 	sb.Resources.MemoryMB = cmp.Or(r.MemoryMB, sb.Resources.MemoryMB)
@@ -234,6 +238,18 @@ func conflict(sb agentlab.Sandbox, rest, hint string, args ...any) error {
 		e = e.WithHint(hint, args...)
 	}
 	return e
+}
+
+// MarkRunning makes a READY sandbox RUNNING: its job is at work.
+func (s *Service) MarkRunning(ctx context.Context, vmid int) error {
+	_, err := s.ask(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if sb.State != agentlab.SandboxReady || sb.Desired != agentlab.DesiredRunning {
+			return nil, nil
+		}
+		sb.State = agentlab.SandboxRunning
+		return []agentlab.Event{stateEvent(*sb, agentlab.SandboxReady)}, nil
+	})
+	return err
 }
 
 // Outcome is how the job of a sandbox ended.

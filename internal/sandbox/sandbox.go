@@ -282,14 +282,18 @@ func (s *Service) with(vmid int, fn func(*memory)) {
 // Wake makes the service look at a sandbox that someone else changed.
 func (s *Service) Wake(vmid int) { s.loop.Wake(vmid) }
 
-// update changes a row and tells of it.
+// update changes a row and, if that made a difference, tells of it.
 func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
-	sb, err := s.cfg.Store.UpdateSandbox(ctx, vmid, fn)
+	var before agentlab.Sandbox
+	sb, err := s.cfg.Store.UpdateSandbox(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		before = *sb
+		return fn(sb)
+	})
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
 	s.remember(sb)
-	if s.cfg.Changed != nil {
+	if s.cfg.Changed != nil && sb != before {
 		s.cfg.Changed(sb)
 	}
 	return sb, nil

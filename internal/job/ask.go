@@ -1,0 +1,183 @@
+package job
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
+)
+
+// Request asks for a job; zero values mean the profile's or the configured
+// defaults.
+type Request struct {
+	RepoURL   string
+	BundleID  string // an uploaded git bundle instead of RepoURL
+	Ref       string
+	Depth     int
+	Profile   string
+	Image     string
+	Task      string
+	Agent     string
+	Mode      string
+	TTL       time.Duration
+	Keepalive *bool
+
+	// Sandbox asks for a sandbox of its own making; nil: one that is named
+	// after the job, made when there is room for it.
+	Sandbox *SandboxRequest
+}
+
+// SandboxRequest says what the sandbox of a job is to be.
+type SandboxRequest struct {
+	Name     string // made up when empty
+	Cores    int
+	MemoryMB int
+}
+
+// Create writes a new job down and returns it, QUEUED. Codes: invalid,
+// not_found (profile, image, secrets or git bundle), unsupported; with
+// Request.Sandbox also exists and limit.
+func (s *Service) Create(ctx context.Context, r Request) (agentlab.Job, error) {
+	prof, err := s.cfg.Profiles.Use(cmp.Or(r.Profile, s.cfg.DefaultProfile))
+	if err != nil {
+		return agentlab.Job{}, err
+	}
+	j := s.newJob(r, prof)
+	if r.RepoURL != "" && r.BundleID != "" {
+		return agentlab.Job{}, agentlab.Errorf(agentlab.CodeInvalid, "a job has a repo URL or a bundle, not both").WithField("repo_url")
+	}
+	if err := j.Validate(); err != nil {
+		return agentlab.Job{}, err
+	}
+	if err := agentlab.ValidateTTL(j.TTL); err != nil {
+		return agentlab.Job{}, err
+	}
+	want := s.sandboxRequest(j)
+	if r.Sandbox != nil {
+		want.Name, want.Cores, want.MemoryMB = r.Sandbox.Name, r.Sandbox.Cores, r.Sandbox.MemoryMB
+	}
+	if _, _, err := s.cfg.Sandboxes.Plan(want); err != nil {
+		return agentlab.Job{}, err
+	}
+	if prof.SecretsBundle != "" {
+		if _, err := s.cfg.Secrets.Load(prof.SecretsBundle); err != nil {
+			return agentlab.Job{}, err
+		}
+	}
+	return s.write(ctx, j, r, prof, want)
+}
+
+func (s *Service) newJob(r Request, prof agentlab.Profile) agentlab.Job {
+	j := agentlab.Job{
+		ID: agentlab.NewJobID(), RepoURL: r.RepoURL, Bundled: r.BundleID != "", Ref: r.Ref, Depth: r.Depth,
+		Task: r.Task, Agent: cmp.Or(r.Agent, s.cfg.DefaultAgent), Profile: prof.Name, Image: r.Image,
+		Mode: cmp.Or(r.Mode, prof.Mode, "dangerous"), TTL: cmp.Or(r.TTL, prof.TTL, s.lim.DefaultTTL), Keepalive: prof.Keepalive,
+		Status: agentlab.JobQueued, CreatedAt: s.clock().UTC(),
+	}
+	if r.Keepalive != nil {
+		j.Keepalive = *r.Keepalive
+	}
+	return j
+}
+
+// leaseSlack is how much longer the lease of a job's sandbox is than the job
+// with its window for uploads, so that it is the job that ends first.
+const leaseSlack = 30 * time.Second
+
+// sandboxRequest is what the sandbox of a job is made from. It has the name
+// of the job, so that it is found again when its number was not yet written
+// down.
+func (s *Service) sandboxRequest(j agentlab.Job) sandbox.Request {
+	image := s.cfg.AgentsImage
+	if j.Agent == "shell" {
+		image = s.cfg.ShellImage
+	}
+	return sandbox.Request{
+		Name: j.ID, Profile: j.Profile, Image: j.Image, DefaultImage: image, Keepalive: &j.Keepalive,
+		TTL: j.TTL, Extra: s.lim.UploadWindow + leaseSlack, JobID: j.ID,
+	}
+}
+
+// write makes what belongs to a job, then its row; what fails is undone.
+func (s *Service) write(ctx context.Context, j agentlab.Job, r Request, prof agentlab.Profile, want sandbox.Request) (_ agentlab.Job, err error) {
+	var undo []func()
+	defer func() {
+		for i := len(undo) - 1; err != nil && i >= 0; i-- {
+			undo[i]()
+		}
+	}()
+	clean := context.WithoutCancel(ctx)
+	sum, err := s.cfg.Store.PutProfile(ctx, prof.Name, prof.YAML)
+	if err != nil {
+		return agentlab.Job{}, err
+	}
+	if r.BundleID != "" {
+		if err := s.cfg.Bundles.ClaimBundle(ctx, r.BundleID, j.ID); err != nil {
+			return agentlab.Job{}, err
+		}
+		undo = append(undo, func() { s.try("drop the bundle", j.ID, s.cfg.Bundles.DropBundle(j.ID)) })
+	}
+	if r.Sandbox != nil {
+		sb, err := s.cfg.Sandboxes.Create(ctx, want)
+		if err != nil {
+			return agentlab.Job{}, err
+		}
+		j.SandboxVMID = sb.VMID
+		undo = append(undo, func() {
+			_, err := s.cfg.Sandboxes.Destroy(clean, sb.VMID)
+			s.try("destroy the sandbox", j.ID, err)
+		})
+	}
+	data, _ := json.Marshal(map[string]any{"agent": j.Agent, "profile": j.Profile, "profile_sha256": sum, "ttl_seconds": int64(j.TTL.Seconds())})
+	e := agentlab.Event{Kind: agentlab.EventJobCreated, SandboxVMID: j.SandboxVMID, Message: "job " + j.ID + " is QUEUED: agent " + j.Agent + ", profile " + j.Profile, Data: string(data)}
+	j, err = s.cfg.Store.CreateJob(ctx, j, e)
+	if err != nil {
+		return agentlab.Job{}, err
+	}
+	s.loop.Wake(j.ID)
+	return j, nil
+}
+
+func (s *Service) try(what, id string, err error) {
+	if err != nil {
+		s.log.Error("could not "+what+" of a job that was not made", "job", id, "err", err)
+	}
+}
+
+// Get returns a job, or not_found.
+func (s *Service) Get(ctx context.Context, id string) (agentlab.Job, error) {
+	return s.cfg.Store.Job(ctx, id)
+}
+
+// List lists jobs, the newest first.
+func (s *Service) List(ctx context.Context, f Filter) ([]agentlab.Job, error) {
+	return s.cfg.Store.Jobs(ctx, f)
+}
+
+// Cancel asks a job to end. One that is QUEUED is CANCELLED at once; a
+// running one gets Limits.CancelWindow to stop its agent and to upload. A
+// job that was cancelled before is left as it is. Codes: not_found, conflict
+// when it has ended otherwise.
+func (s *Service) Cancel(ctx context.Context, id string) (agentlab.Job, error) {
+	j, err := s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
+		switch {
+		case j.Status == agentlab.JobQueued:
+			return s.end(j, agentlab.JobCancelled, "cancelled before it began"), nil
+		case j.Status.Final() && j.Status != agentlab.JobCancelled:
+			return nil, agentlab.Errorf(agentlab.CodeConflict, "%s has ended already: it is %s", id, j.Status)
+		case j.Status.Final() || j.StopRequested != "":
+			return nil, nil
+		}
+		j.StopRequested = string(agentlab.JobCancelled)
+		return []agentlab.Event{jobEvent(agentlab.EventJobStatus, *j, map[string]any{"status": j.Status, "stop": j.StopRequested}, "job %s is to be cancelled", id)}, nil
+	})
+	if err != nil {
+		return agentlab.Job{}, err
+	}
+	s.changed(id)
+	s.loop.Wake(id)
+	return j, nil
+}

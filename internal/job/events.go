@@ -1,0 +1,54 @@
+package job
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"unicode"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+func jobEvent(kind string, j agentlab.Job, data map[string]any, format string, args ...any) agentlab.Event {
+	e := agentlab.Event{Kind: kind, JobID: j.ID, SandboxVMID: j.SandboxVMID, Message: fmt.Sprintf(format, args...)}
+	if text, err := json.Marshal(data); err == nil && len(data) > 0 {
+		e.Data = string(text)
+	}
+	return e
+}
+
+// end changes j, which is not final, to a final status.
+func (s *Service) end(j *agentlab.Job, status agentlab.JobStatus, reason string) []agentlab.Event {
+	j.Status, j.Reason, j.FinishedAt = status, oneLine(reason), s.clock().UTC()
+	if status == agentlab.JobCompleted {
+		j.Reason = ""
+	}
+	return []agentlab.Event{statusEvent(*j)}
+}
+
+func statusEvent(j agentlab.Job) agentlab.Event {
+	data := map[string]any{"status": j.Status}
+	text := ""
+	if j.Reason != "" {
+		data["reason"] = j.Reason
+		text = ": " + j.Reason
+	}
+	if j.ExitCode != nil {
+		data["exit_code"] = *j.ExitCode
+	}
+	return jobEvent(agentlab.EventJobStatus, j, data, "job %s is %s%s", j.ID, j.Status, text)
+}
+
+// maxReason is the length in bytes to which a reason is cut.
+const maxReason = 500
+
+// oneLine makes text that may come from a guest fit for a row.
+func oneLine(s string) string {
+	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "?"), func(r rune) bool {
+		return unicode.IsSpace(r) || !unicode.IsPrint(r)
+	}), " ")
+	if len(s) > maxReason {
+		s = strings.ToValidUTF8(s[:maxReason], "") + "…"
+	}
+	return s
+}

@@ -1,0 +1,228 @@
+package job
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// PhaseWaiting is the phase of a QUEUED job that waits for room. All others
+// are the runner's.
+const PhaseWaiting = "waiting"
+
+// phases of a runner, in the order in which they may come.
+var phases = []string{"bootstrap", "clone", "agent", "collect", "upload", "done"} //nolint:gochecknoglobals // a constant table
+
+// jobOf returns the job of the sandbox on whose channel a guest calls.
+func (s *Service) jobOf(ctx context.Context, vmid int) (agentlab.Job, error) {
+	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err != nil {
+		return agentlab.Job{}, err
+	}
+	if sb.JobID == "" {
+		return agentlab.Job{}, agentlab.Errorf(agentlab.CodeDenied, "sandbox %d has no job", vmid)
+	}
+	return s.cfg.Store.Job(ctx, sb.JobID)
+}
+
+// Report records how the job of a sandbox stands, and answers what is wanted
+// of its runner. It may be sent again. A report for a job that is final, or
+// one of an earlier phase, changes nothing. Codes: denied, invalid, conflict.
+func (s *Service) Report(ctx context.Context, vmid int, r guestapi.Report) (guestapi.Directive, error) {
+	if err := checkReport(&r); err != nil {
+		return guestapi.Directive{}, err
+	}
+	j, err := s.jobOf(ctx, vmid)
+	if err != nil {
+		return guestapi.Directive{}, err
+	}
+	if j.Status == agentlab.JobQueued {
+		return guestapi.Directive{}, agentlab.Errorf(agentlab.CodeConflict, "%s has not begun", j.ID)
+	}
+	if !j.Status.Final() {
+		s.mu.Lock()
+		s.remember(j.ID).heard = s.clock()
+		s.mu.Unlock()
+		if j, err = s.record(ctx, j, r); err != nil {
+			return guestapi.Directive{}, err
+		}
+	}
+	return s.directive(j), nil
+}
+
+// record writes down what is new in a report.
+func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report) (agentlab.Job, error) {
+	if r.Status == string(agentlab.JobRunning) && !later(r.Phase, j.Phase) {
+		return j, nil // a heartbeat
+	}
+	j, err := s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
+		if j.Status != agentlab.JobRunning {
+			return nil, nil
+		}
+		var evs []agentlab.Event
+		if later(r.Phase, j.Phase) {
+			j.Phase = r.Phase
+			text := fmt.Sprintf("job %s: %s", j.ID, j.Phase)
+			if r.Message != "" {
+				text += ": " + r.Message
+			}
+			evs = append(evs, jobEvent(agentlab.EventJobPhase, *j, map[string]any{"phase": j.Phase}, "%s", text))
+		}
+		if r.Status == string(agentlab.JobRunning) {
+			return evs, nil
+		}
+		status, reason := s.verdict(*j, r)
+		j.ExitCode = r.ExitCode
+		if r.Result != nil {
+			j.Result = agentlab.JobResult(*r.Result)
+		}
+		return append(evs, s.end(j, status, reason)...), nil
+	})
+	if err == nil && j.Status.Final() {
+		s.changed(j.ID)
+		s.loop.Wake(j.ID)
+	}
+	return j, err
+}
+
+// later tells whether phase a comes after phase b.
+func later(a, b string) bool { return slices.Index(phases, a) > slices.Index(phases, b) }
+
+// near is how much earlier than by our clock the runner's may say that the
+// job's time is over.
+const near = time.Minute
+
+// verdict says how a job ends by its runner's final report: a guest may not
+// claim a cancellation that nobody asked for, nor success of an agent that
+// failed; and an agent that was killed when it was to stop did not fail.
+func (s *Service) verdict(j agentlab.Job, r guestapi.Report) (status agentlab.JobStatus, reason string) {
+	status, reason = agentlab.JobStatus(r.Status), r.Message
+	over := j.StopRequested
+	if over == "" && !s.clock().Before(j.DeadlineAt.Add(-near)) {
+		over = string(agentlab.JobTimeout)
+	}
+	killed := r.ExitCode == nil || *r.ExitCode < 0 || *r.ExitCode >= 128
+	switch status {
+	case agentlab.JobCompleted:
+		if r.ExitCode != nil && *r.ExitCode != 0 {
+			status = agentlab.JobFailed
+		}
+	case agentlab.JobCancelled, agentlab.JobTimeout:
+		if over == "" {
+			return agentlab.JobFailed, orText(reason, "its runner stopped without being asked to")
+		}
+		status = agentlab.JobStatus(over)
+	default:
+		if over != "" && killed {
+			status = agentlab.JobStatus(over)
+		}
+	}
+	switch status {
+	case agentlab.JobCancelled:
+		reason = orText(reason, "cancelled by request")
+	case agentlab.JobTimeout:
+		reason = orText(reason, "its time of "+j.TTL.String()+" was over")
+	case agentlab.JobFailed:
+		if reason == "" && r.ExitCode != nil {
+			reason = fmt.Sprintf("the agent exited with code %d", *r.ExitCode)
+		}
+		reason = orText(reason, "its runner reported a failure")
+	default:
+	}
+	return status, reason
+}
+
+func orText(s, instead string) string {
+	if s == "" {
+		return instead
+	}
+	return s
+}
+
+var commitRE = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
+
+const maxCommits = 1 << 20
+
+// checkReport refuses a report that no runner of ours sends, and cuts its
+// message to one line.
+func checkReport(r *guestapi.Report) error {
+	bad := func(field string) error {
+		return agentlab.Errorf(agentlab.CodeInvalid, "the report's %s is not valid", field).WithField(field)
+	}
+	r.Message = oneLine(r.Message)
+	status := agentlab.JobStatus(r.Status)
+	switch {
+	case !status.Valid() || status == agentlab.JobQueued:
+		return bad("status")
+	case !slices.Contains(phases, r.Phase):
+		return bad("phase")
+	case r.ExitCode != nil && (*r.ExitCode < -1 || *r.ExitCode > 255):
+		return bad("exit_code")
+	case r.Result == nil:
+		return nil
+	case !commitRE.MatchString(r.Result.BaseCommit) || !commitRE.MatchString(r.Result.HeadCommit):
+		return bad("commit")
+	case agentlab.ValidateRef(r.Result.Branch) != nil:
+		return bad("branch")
+	case r.Result.Commits < 0 || r.Result.Commits > maxCommits:
+		return bad("commits")
+	}
+	return nil
+}
+
+// Directive answers what is wanted of the runner of a sandbox. With wait > 0
+// it answers when that is to stop, or when wait is over.
+func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (guestapi.Directive, error) {
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	for {
+		j, err := s.jobOf(ctx, vmid)
+		if err != nil {
+			return guestapi.Directive{}, err
+		}
+		var changed <-chan struct{}
+		if !j.Status.Final() {
+			s.mu.Lock()
+			changed = s.remember(j.ID).changed
+			s.mu.Unlock()
+			// What changed before the channel was taken is in the row.
+			if j, err = s.cfg.Store.Job(ctx, j.ID); err != nil {
+				return guestapi.Directive{}, err
+			}
+		}
+		d := s.directive(j)
+		if d.Stop != "" || wait <= 0 || j.Status.Final() {
+			return d, nil
+		}
+		select {
+		case <-changed:
+		case <-t.C:
+			wait = 0
+		case <-ctx.Done():
+			return guestapi.Directive{}, agentlab.Errorf(agentlab.CodeUnavailable, "the caller left: %w", ctx.Err())
+		}
+	}
+}
+
+// directive is what a job's row wants of its runner.
+func (s *Service) directive(j agentlab.Job) guestapi.Directive {
+	d := guestapi.Directive{Stop: j.StopRequested}
+	switch j.Status {
+	case agentlab.JobCompleted:
+		return guestapi.Directive{}
+	case agentlab.JobTimeout:
+		return guestapi.Directive{Stop: string(agentlab.JobTimeout)}
+	case agentlab.JobFailed, agentlab.JobCancelled:
+		return guestapi.Directive{Stop: string(agentlab.JobCancelled)}
+	default:
+	}
+	if !j.DeadlineAt.IsZero() {
+		d.SecondsLeft = max(int64(j.DeadlineAt.Sub(s.clock()).Seconds()), 1)
+	}
+	return d
+}

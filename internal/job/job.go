@@ -1,0 +1,278 @@
+// Package job is the service of jobs: it takes a request to its end.
+//
+// A job is QUEUED until its sandbox's runner has fetched its bootstrap, then
+// RUNNING until it reports its end or its end is found otherwise: its
+// deadline, a request to cancel, silence of the runner, or the end of its
+// sandbox. Of all who know an end, one writes it; a final job does not change
+// any more. Then its sandbox is released: destroyed, or kept when asked.
+//
+// One wakeable loop drives every job that is not final from its row, so a new
+// process goes on where the last one was. What guests say arrives in
+// BootstrapFetched, Report and Directive, and is not believed.
+package job
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/reconcile"
+	"github.com/agentlab-vm/agentlab/internal/redact"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
+	"github.com/agentlab-vm/agentlab/internal/secret"
+)
+
+// Filter selects jobs, the newest first.
+type Filter struct {
+	Statuses    []agentlab.JobStatus // empty means all
+	SandboxVMID int                  // 0 means any
+	Limit       int                  // at most so many; 0 means no limit
+	Before      string               // id of the last job of the page before; "" for the first page
+}
+
+// The kinds of grants.
+const (
+	GrantRunner = "runner" // reports, logs and directives of one sandbox
+	GrantUpload = "upload" // artifacts of one job
+)
+
+// Grant is a right that a sandbox gets when it trades its bootstrap token.
+type Grant struct {
+	Hash      string // lower-case hex SHA-256 of the token that proves it
+	Kind      string // GrantRunner or GrantUpload
+	VMID      int
+	JobID     string
+	ExpiresAt time.Time
+}
+
+// Store is what the service needs of the database. The semantics are those
+// of package store.
+type Store interface {
+	CreateJob(ctx context.Context, j agentlab.Job, evs ...agentlab.Event) (agentlab.Job, error)
+	UpdateJob(ctx context.Context, id string, fn func(*agentlab.Job) ([]agentlab.Event, error)) (agentlab.Job, error)
+	Job(ctx context.Context, id string) (agentlab.Job, error)
+	Jobs(ctx context.Context, f Filter) ([]agentlab.Job, error)
+	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error)
+	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
+	ConsumeBootstrap(ctx context.Context, hash string, vmid int, grants []Grant,
+		fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error)) error
+}
+
+// Sandboxes is the service of sandboxes; *sandbox.Service implements it.
+type Sandboxes interface {
+	Plan(r sandbox.Request) (agentlab.Sandbox, agentlab.Profile, error)
+	Create(ctx context.Context, r sandbox.Request) (agentlab.Sandbox, error)
+	List(ctx context.Context, f sandbox.Filter) ([]agentlab.Sandbox, error)
+	MarkRunning(ctx context.Context, vmid int) error
+	Release(ctx context.Context, vmid int, o sandbox.Outcome) (agentlab.Sandbox, error)
+	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	Wake(vmid int)
+}
+
+// Profiles gives a profile to make something from, or tells why it cannot be
+// used.
+type Profiles interface {
+	Use(name string) (agentlab.Profile, error)
+}
+
+// Secrets opens secrets bundles; *secret.Vault implements it.
+type Secrets interface {
+	Load(name string) (secret.Bundle, error)
+}
+
+// Bundles keeps git bundles of local repositories; *artifact.Service
+// implements it.
+type Bundles interface {
+	ClaimBundle(ctx context.Context, bundleID, jobID string) error
+	DropBundle(jobID string) error
+}
+
+// Limits bound jobs. Zero fields take the default.
+type Limits struct {
+	DefaultTTL time.Duration // when neither request nor profile says; default 3 h
+
+	// UploadWindow is how long after its deadline a job may still upload
+	// and report; default 5 min. The sandbox's lease is so much longer.
+	UploadWindow time.Duration
+	// CancelWindow is the same after a request to cancel; default 2 min.
+	CancelWindow time.Duration
+	// StartTimeout is how long the runner of a READY sandbox may take to
+	// fetch its bootstrap; default 10 min.
+	StartTimeout time.Duration
+	// Silence is how long nothing may be heard of a runner; default 90 s.
+	Silence time.Duration
+
+	ArtifactBytes int64 // told to the runner; default 4 GiB
+}
+
+func (l Limits) withDefaults() Limits {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
+	}
+	def(&l.DefaultTTL, 3*time.Hour)
+	def(&l.UploadWindow, 5*time.Minute)
+	def(&l.CancelWindow, 2*time.Minute)
+	def(&l.StartTimeout, 10*time.Minute)
+	def(&l.Silence, 90*time.Second)
+	if l.ArtifactBytes <= 0 {
+		l.ArtifactBytes = 4 << 30
+	}
+	return l
+}
+
+// Config is what a Service needs.
+type Config struct {
+	Store     Store
+	Sandboxes Sandboxes
+	Profiles  Profiles
+	Secrets   Secrets
+	Bundles   Bundles
+	Backend   backend.Info // where guests find the guest plane
+
+	DefaultProfile string // of jobs that name none
+	DefaultAgent   string // of jobs that name none
+	ShellImage     string // of jobs of the agent shell, when neither job nor profile names one
+	AgentsImage    string // of jobs of any other agent
+	Limits         Limits
+
+	Clock  func() time.Time // nil means time.Now
+	Logger *slog.Logger     // nil means none
+}
+
+// Service is the service of jobs. Its methods may be called from any
+// goroutine. SandboxChanged must be wired to sandbox.Config.Changed.
+type Service struct {
+	cfg   Config
+	lim   Limits
+	log   *slog.Logger
+	clock func() time.Time
+	loop  *reconcile.Loop[string]
+
+	mu      sync.Mutex
+	live    map[string]*live
+	waiting []string // jobs that found no room for a sandbox, the oldest first
+}
+
+// live is what is remembered of a job that is not final. Nothing in it
+// matters: a new process begins with an empty one.
+type live struct {
+	heard    time.Time        // when its runner was last heard, or first waited for
+	stopped  time.Time        // when this process first saw that it is to stop
+	changed  chan struct{}    // closed when there is something new for its runner
+	redactor *redact.Redactor // nil until it is needed
+}
+
+// New returns a Service; Run makes it work.
+func New(cfg Config) *Service {
+	s := &Service{cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, live: map[string]*live{}}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	if s.clock == nil {
+		s.clock = time.Now
+	}
+	s.loop = reconcile.New(reconcile.Config[string]{Step: s.step, Failed: s.stepFailed})
+	return s
+}
+
+// Run drives jobs until ctx ends. It may be called once.
+func (s *Service) Run(ctx context.Context) error {
+	if err := s.recover(ctx); err != nil {
+		return err
+	}
+	s.loop.Run(ctx)
+	return nil
+}
+
+// recover wakes every job with something left to do.
+func (s *Service) recover(ctx context.Context) error {
+	open, err := s.cfg.Store.Jobs(ctx, Filter{Statuses: []agentlab.JobStatus{agentlab.JobQueued, agentlab.JobRunning}})
+	if err != nil {
+		return err
+	}
+	for i := len(open) - 1; i >= 0; i-- { // the oldest first
+		s.loop.Wake(open[i].ID)
+	}
+	left, err := s.cfg.Sandboxes.List(ctx, sandbox.Filter{})
+	if err != nil {
+		return err
+	}
+	for _, sb := range left {
+		if sb.JobID == "" {
+			continue
+		}
+		_, err := s.cfg.Store.Job(ctx, sb.JobID)
+		switch {
+		case err == nil:
+			s.loop.Wake(sb.JobID) // it may be final and its sandbox not released
+		case agentlab.CodeOf(err) != agentlab.CodeNotFound:
+			return err
+		default: // the process died between the two rows
+			s.log.Warn("destroying a sandbox whose job was never written", "vmid", sb.VMID, "job", sb.JobID)
+			if _, err := s.cfg.Sandboxes.Destroy(ctx, sb.VMID); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// SandboxChanged is told of every change of a sandbox.
+func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
+	if sb.JobID != "" {
+		s.loop.Wake(sb.JobID)
+	}
+	if sb.State != agentlab.SandboxDestroyed {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.waiting) > 0 {
+		s.loop.Wake(s.waiting[0]) // there is room for one more
+	}
+}
+
+// remember returns what is remembered of a job; s.mu is held.
+func (s *Service) remember(id string) *live {
+	l := s.live[id]
+	if l == nil {
+		l = &live{heard: s.clock(), changed: make(chan struct{})}
+		s.live[id] = l
+	}
+	return l
+}
+
+// changed wakes who waits for a directive.
+func (s *Service) changed(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.live[id]; l != nil {
+		close(l.changed)
+		l.changed = make(chan struct{})
+	}
+}
+
+// forget drops what is remembered of a job that has ended.
+func (s *Service) forget(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopWaiting(id)
+	if l := s.live[id]; l != nil {
+		close(l.changed)
+		delete(s.live, id)
+	}
+}
+
+func (s *Service) stepFailed(id string, attempt int, err error) {
+	level := slog.LevelDebug
+	if attempt == 1 || attempt%10 == 0 {
+		level = slog.LevelWarn
+	}
+	s.log.Log(context.Background(), level, "job step failed, will try again", "job", id, "attempt", attempt, "err", err)
+}

@@ -1,0 +1,245 @@
+package job
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
+)
+
+// How long to wait before looking again, at most.
+const (
+	roomPause = 10 * time.Second // at sandboxes, when there was no room
+	longest   = 10 * time.Minute // at all, should a clock be set or the host have slept
+)
+
+// step brings one job further towards its end.
+func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
+	j, err := s.cfg.Store.Job(ctx, id)
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
+		s.forget(id)
+		return 0, nil
+	case err != nil:
+		return 0, err
+	case j.Status.Final():
+		s.forget(id)
+		return 0, s.wrapUp(ctx, j)
+	case j.SandboxVMID == 0:
+		return s.findSandbox(ctx, j)
+	}
+	sb, err := s.cfg.Store.Sandbox(ctx, j.SandboxVMID)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox is not known any more")
+	}
+	if err != nil {
+		return 0, err
+	}
+	if status, why := lost(j, sb); status != "" {
+		return 0, s.finish(ctx, j.ID, status, why)
+	}
+	if j.Status == agentlab.JobQueued {
+		return s.queued(ctx, j, sb)
+	}
+	return s.running(ctx, j, sb)
+}
+
+// lost tells how a job ends whose sandbox is of no use any more; "" when it
+// is.
+func lost(j agentlab.Job, sb agentlab.Sandbox) (agentlab.JobStatus, string) {
+	because := func(what string) string {
+		if sb.Reason != "" {
+			return what + ": " + sb.Reason
+		}
+		return what
+	}
+	status := agentlab.JobFailed
+	if j.StopRequested != "" {
+		status = agentlab.JobStatus(j.StopRequested)
+	}
+	switch {
+	case sb.State == agentlab.SandboxTimeout:
+		return agentlab.JobTimeout, because("its sandbox is TIMEOUT")
+	case sb.State == agentlab.SandboxFailed:
+		return status, because("its sandbox failed")
+	case sb.State == agentlab.SandboxStopped:
+		return status, because("its sandbox was stopped")
+	case sb.State == agentlab.SandboxDestroyed, sb.Desired == agentlab.DesiredDestroyed:
+		return status, because("its sandbox was destroyed")
+	}
+	return "", ""
+}
+
+// findSandbox gives a job its sandbox: the one that was made for it before
+// the process died, or a new one.
+func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duration, error) {
+	sb, err := s.cfg.Store.SandboxByName(ctx, j.ID)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		sb, err = s.cfg.Sandboxes.Create(ctx, s.sandboxRequest(j))
+	}
+	switch agentlab.CodeOf(err) {
+	case "":
+	case agentlab.CodeLimit:
+		return roomPause, s.waitForRoom(ctx, j)
+	case agentlab.CodeInvalid, agentlab.CodeNotFound, agentlab.CodeUnsupported, agentlab.CodeDenied, agentlab.CodeExists:
+		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox could not be made: "+err.Error())
+	default:
+		return 0, err
+	}
+	if sb.JobID != j.ID {
+		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "a sandbox that is not its own has its name")
+	}
+	s.mu.Lock()
+	s.stopWaiting(j.ID)
+	s.mu.Unlock()
+	_, err = s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
+		j.SandboxVMID = sb.VMID // also when it was cancelled meanwhile: then it is released
+		if !j.Status.Final() {
+			j.Phase = ""
+		}
+		return nil, nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	s.loop.Wake(j.ID)
+	return 0, nil
+}
+
+// waitForRoom notes that a job waits for a sandbox to go.
+func (s *Service) waitForRoom(ctx context.Context, j agentlab.Job) error {
+	s.mu.Lock()
+	if !slices.Contains(s.waiting, j.ID) {
+		s.waiting = append(s.waiting, j.ID)
+	}
+	s.mu.Unlock()
+	if j.Phase == PhaseWaiting {
+		return nil
+	}
+	_, err := s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
+		if j.Status.Final() {
+			return nil, nil
+		}
+		j.Phase = PhaseWaiting
+		return []agentlab.Event{jobEvent(agentlab.EventJobPhase, *j, map[string]any{"phase": j.Phase}, "job %s waits until there is room for another sandbox", j.ID)}, nil
+	})
+	return err
+}
+
+// stopWaiting takes a job out of the queue for room; s.mu is held.
+func (s *Service) stopWaiting(id string) {
+	s.waiting = slices.DeleteFunc(s.waiting, func(w string) bool { return w == id })
+}
+
+// queued looks after a job whose runner has not begun.
+func (s *Service) queued(ctx context.Context, j agentlab.Job, sb agentlab.Sandbox) (time.Duration, error) {
+	if sb.State != agentlab.SandboxReady || sb.BootedAt.IsZero() {
+		return longest, nil // its next change wakes us
+	}
+	left := sb.BootedAt.Add(s.lim.StartTimeout).Sub(s.clock())
+	if left <= 0 {
+		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its runner did not ask for the job within "+s.lim.StartTimeout.String())
+	}
+	return min(left, longest), nil
+}
+
+// running looks after a job whose runner is at work.
+func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandbox) (time.Duration, error) {
+	if sb.State == agentlab.SandboxReady {
+		if err := s.cfg.Sandboxes.MarkRunning(ctx, sb.VMID); err != nil {
+			return 0, err
+		}
+	}
+	now := s.clock()
+	s.mu.Lock()
+	l := s.remember(j.ID)
+	if j.StopRequested != "" && l.stopped.IsZero() {
+		l.stopped = now
+	}
+	heard, stopped := l.heard, l.stopped
+	s.mu.Unlock()
+
+	again := longest
+	due := func(t time.Time) bool {
+		left := t.Sub(now)
+		if left > 0 {
+			again = min(again, left)
+		}
+		return left <= 0
+	}
+	if j.StopRequested == string(agentlab.JobCancelled) && due(stopped.Add(s.lim.CancelWindow)) {
+		return 0, s.finish(ctx, j.ID, agentlab.JobCancelled, "cancelled; its runner did not report in time")
+	}
+	switch {
+	case due(j.DeadlineAt.Add(s.lim.UploadWindow)):
+		return 0, s.finish(ctx, j.ID, agentlab.JobTimeout, "its time of "+j.TTL.String()+" was over; its runner did not report in time")
+	case due(heard.Add(s.lim.Silence)):
+		status := agentlab.JobFailed
+		if j.StopRequested != "" {
+			status = agentlab.JobStatus(j.StopRequested)
+		}
+		return 0, s.finish(ctx, j.ID, status, "nothing was heard of its runner for "+s.lim.Silence.String())
+	case j.StopRequested == "" && due(j.DeadlineAt):
+		return 0, s.timeOut(ctx, j)
+	}
+	return again, nil
+}
+
+// timeOut asks the runner of a job whose time is over to stop.
+func (s *Service) timeOut(ctx context.Context, j agentlab.Job) error {
+	_, err := s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
+		if j.Status != agentlab.JobRunning || j.StopRequested != "" {
+			return nil, nil
+		}
+		j.StopRequested = string(agentlab.JobTimeout)
+		return []agentlab.Event{jobEvent(agentlab.EventJobStatus, *j, map[string]any{"status": j.Status, "stop": j.StopRequested},
+			"the time of job %s, %s, is over; its runner may upload for %s", j.ID, j.TTL, s.lim.UploadWindow)}, nil
+	})
+	if err == nil {
+		s.changed(j.ID)
+		s.loop.Wake(j.ID)
+	}
+	return err
+}
+
+// finish ends a job, unless it has ended.
+func (s *Service) finish(ctx context.Context, id string, status agentlab.JobStatus, reason string) error {
+	_, err := s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
+		if j.Status.Final() {
+			return nil, nil
+		}
+		return s.end(j, status, reason), nil
+	})
+	if err == nil {
+		s.changed(id)
+		s.loop.Wake(id) // to wrap it up
+	}
+	return err
+}
+
+// wrapUp lets go of what a final job holds. It may be done again.
+func (s *Service) wrapUp(ctx context.Context, j agentlab.Job) error {
+	if j.Bundled {
+		if err := s.cfg.Bundles.DropBundle(j.ID); err != nil {
+			return err
+		}
+	}
+	vmid := j.SandboxVMID
+	if vmid == 0 { // the process may have died before it was written down
+		sb, err := s.cfg.Store.SandboxByName(ctx, j.ID)
+		if agentlab.CodeOf(err) == agentlab.CodeNotFound || (err == nil && sb.JobID != j.ID) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		vmid = sb.VMID
+	}
+	_, err := s.cfg.Sandboxes.Release(ctx, vmid, sandbox.Outcome{Status: j.Status, Reason: j.Reason, TTL: j.TTL})
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return nil
+	}
+	return err
+}
