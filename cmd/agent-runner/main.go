@@ -1,54 +1,55 @@
 // Command agent-runner is AgentLab's program in the guest. One binary is all
-// of it; the name that it is called by or its first argument says which:
-//
-//	init            PID 1 of the initrd (also when it is called as /init)
-//	supervise       keeps guestd alive
-//	guestd          the control server
-//	run             the runner: fetches the bootstrap document, does the job
-//	agentlab-agent  the wrapper of the coding agents (also by that name)
+// of it; the name that it is called by or its first argument says which.
 package main
 
 import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
+	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
 	"github.com/agentlab-vm/agentlab/internal/guest/guestd"
 	"github.com/agentlab-vm/agentlab/internal/guest/initd"
+	"github.com/agentlab-vm/agentlab/internal/guest/runner"
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
 
+const usage = `usage: agent-runner COMMAND
+  run             do the job that the bootstrap document names
+  wipe            remove the job's secrets
+  agentlab-agent  run a coding agent (also by that name)
+  --version
+  init, supervise, guestd: started by the sandbox itself
+`
+
 func main() {
-	args := os.Args[1:]
-	name := filepath.Base(os.Args[0])
+	name, args := filepath.Base(os.Args[0]), os.Args[1:]
 	if name != "agentlab-agent" && len(args) > 0 {
 		name, args = args[0], args[1:]
 	}
-	os.Exit(run(name, args))
-}
-
-func run(name string, args []string) int {
-	switch name {
-	case "init":
-		if os.Getpid() != 1 {
-			return usage("init is for PID 1 of a sandbox")
-		}
-		return initd.Main()
-	case "supervise":
-		return initd.Supervise(len(args) > 0 && args[0] == "--adopt")
-	case "guestd":
-		if len(args) > 0 && args[0] == "--boot" {
-			return guestd.Boot()
-		}
-		return guestd.Main()
-	case "--version", "version":
+	switch {
+	case name == "init" && os.Getpid() == 1: // also when called as /init
+		os.Exit(initd.Main())
+	case name == "supervise":
+		os.Exit(initd.Supervise(slices.Contains(args, "--adopt")))
+	case name == "guestd" && slices.Contains(args, "--boot"):
+		os.Exit(guestd.Boot())
+	case name == "guestd":
+		os.Exit(guestd.Main())
+	case name == "run" && !guestd.LockRunner():
+		fmt.Fprintln(os.Stderr, "agent-runner: another runner runs in this sandbox")
+		os.Exit(guestd.ExitLocked)
+	case name == "run":
+		os.Exit(runner.Main(args))
+	case name == "wipe":
+		os.Exit(runner.WipeMain(args))
+	case name == "agentlab-agent":
+		os.Exit(agentcmd.Main(args))
+	case name == "--version":
 		fmt.Println("agent-runner " + version.String())
-		return 0
+	default:
+		fmt.Fprint(os.Stderr, usage)
+		os.Exit(2)
 	}
-	return usage(fmt.Sprintf("unknown command %q", name))
-}
-
-func usage(problem string) int {
-	fmt.Fprintln(os.Stderr, "agent-runner: "+problem+"\nusage: agent-runner run | agentlab-agent | --version  (init, supervise, guestd: internal)")
-	return 2
 }

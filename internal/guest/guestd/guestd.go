@@ -36,6 +36,7 @@ const (
 	runnerLock    = runDir + "/runner.lock"
 	runnerLog     = runDir + "/runner.log"
 	runnerDone    = runDir + "/runner.done"
+	secretsDir    = runDir + "/secrets" // where the runner keeps its own state
 	runnerProgram = runDir + "/bin/agent-runner"
 )
 

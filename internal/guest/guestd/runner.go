@@ -110,6 +110,9 @@ func (s *Server) runRunner() error {
 	if fi, err := log.Stat(); err == nil && fi.Size() > maxRunnerLog {
 		_ = log.Truncate(0)
 	}
+	if err := s.agentDir(secretsDir, a); err != nil {
+		return err
+	}
 	cmd, err := s.command(guestapi.ExecRequest{Command: s.cfg.Runner, Env: map[string]string{lockEnv: "3"}}, a)
 	if err != nil {
 		return err
@@ -147,6 +150,18 @@ func (s *Server) agentFile(name string, flags int, a account) (*os.File, error) 
 		}
 	}
 	return f, nil
+}
+
+// agentDir makes a directory that only the agent's user can use.
+func (s *Server) agentDir(name string, a account) error {
+	name = s.path(name)
+	if err := os.MkdirAll(name, 0o700); err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	return os.Lchown(name, int(a.uid), int(a.gid))
 }
 
 // waitLock takes the lock on f as soon as nobody else holds it.

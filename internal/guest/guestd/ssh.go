@@ -161,7 +161,7 @@ func (s *Server) ensureSSHD(ctx context.Context) error {
 	if s.sshdAnswers(ctx) {
 		return nil
 	}
-	t := time.NewTicker(50 * time.Millisecond)
+	t := time.NewTicker(100 * time.Millisecond)
 	defer t.Stop()
 	started := false
 	for {
@@ -180,18 +180,28 @@ func (s *Server) ensureSSHD(ctx context.Context) error {
 	}
 }
 
-// startSSHD reports whether sshd was started or there is nobody to ask.
+// startSSHD reports whether sshd was started.
 func (s *Server) startSSHD(ctx context.Context) bool {
-	if s.systemdWanted() {
-		if !s.systemdRuns() {
-			return false // ask again when it does
-		}
+	if s.systemdRuns() {
 		if s.systemctl(ctx, "start", "ssh.service") == nil || s.systemctl(ctx, "start", "sshd.service") == nil {
 			return true
 		}
+	} else if s.systemdWanted() && s.sshdEnabled() {
+		return false // it is coming
 	}
 	_ = os.MkdirAll(s.path("/run/sshd"), 0o755) //nolint:gosec // sshd wants it so
 	return exec.CommandContext(ctx, "/usr/sbin/sshd").Run() == nil
+}
+
+// sshdEnabled reports whether systemd will start sshd by itself.
+func (s *Server) sshdEnabled() bool {
+	for _, unit := range []string{"ssh.service", "sshd.service", "ssh.socket", "sshd.socket"} {
+		found, _ := filepath.Glob(s.path("/etc/systemd/system/*.wants/" + unit))
+		if len(found) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *Server) sshdAnswers(ctx context.Context) bool {
