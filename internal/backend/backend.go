@@ -46,6 +46,7 @@ type Driver interface {
 
 	// Validate refuses, with code unsupported and the field named, whatever
 	// in spec this backend cannot honour. It does no I/O; Create calls it.
+	// A request is validated before it gets a number: VMID may be 0 here.
 	Validate(spec Spec) error
 
 	// Create makes disk and configuration, marked with spec.UID before

@@ -158,9 +158,6 @@ const minMemoryMB = 256
 
 // Validate implements backend.Driver.
 func (d *Driver) Validate(spec backend.Spec) error {
-	if err := validRef(spec.Ref()); err != nil {
-		return err
-	}
 	if err := agentlab.ValidateName(spec.Name); err != nil {
 		return err
 	}
