@@ -74,6 +74,7 @@ func boot() error {
 	m.add("more")
 	guestd.wait(identityWait)
 	m.add("identity")
+	time.Sleep(settle)
 	if err := guestd.leaveSupervisor(); err != nil {
 		return fmt.Errorf("supervisor: %w", err)
 	}
