@@ -96,7 +96,7 @@ func kernelCommandLine(c startConfig) string {
 		"ipv6.disable_ipv6=1",   // the network carries IPv4 only
 		"net.ifnames=0",         // eth0
 		"apparmor=0", "audit=0", // the VM is the boundary; Docker in it wants no half AppArmor
-		"systemd.show_status=no", // the console is a log
+		"systemd.show_status=yes", // "quiet" would leave the console log empty
 	}
 	if c.Accel != AccelKVM && c.TSCKHz > 0 {
 		// Without it the kernel measures the TSC against a timer, which on a

@@ -105,8 +105,11 @@ func (r *logReader) next() error {
 	if err := r.open(r.path); err != nil {
 		return err
 	}
-	if r.f == old { // between the renaming of one half and the making of the next
-		return pause(r.ctx, followEvery/10)
+	if r.f == old { // the sandbox is gone, or one half is renamed and the next not made
+		if !r.follow || !fileExists(filepath.Dir(r.path)) || pause(r.ctx, followEvery/10) != nil {
+			return io.EOF
+		}
+		return nil
 	}
 	r.newest = true
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -40,13 +41,17 @@ const (
 // told to end (SIGTERM, as at the host's shutdown).
 const termGrace = 8 * time.Second
 
+// dirEvery is how often the shim makes sure that its directory is there.
+const dirEvery = 5 * time.Second
+
 // shim is the supervisor of one running VM.
 type shim struct {
-	dir    string
-	handle handle
-	cfg    startConfig
-	log    *slog.Logger
-	undo   cleanups
+	dir      string
+	handle   handle
+	cfg      startConfig
+	lockFile fs.FileInfo // of the lock that we hold
+	log      *slog.Logger
+	undo     cleanups
 
 	consoleTail, stderrTail tail
 	consoleLog, egressLog   *boundedLog
@@ -116,6 +121,9 @@ func (s *shim) lock() error {
 		}
 	}
 	s.undo.add(f.Close)
+	if s.lockFile, err = f.Stat(); err != nil {
+		return fault(err, "cannot look at the shim's lock")
+	}
 	ok, err := takeLock(f) // for an inherited lock this only confirms
 	if err != nil {
 		return fault(err, "cannot take the shim's lock")
@@ -204,6 +212,7 @@ func (s *shim) supervise(ctx context.Context) error {
 	s.log.Info("running", "vmid", s.handle.Spec.VMID, "accel", s.cfg.Accel, "qemu", s.vm.id.PID)
 	idle := time.AfterFunc(10*time.Second, debug.FreeOSMemory) // what the start left behind
 	defer idle.Stop()
+	go s.watchDir()
 	select {
 	case <-s.vm.done:
 	case <-ctx.Done():
@@ -231,6 +240,25 @@ func (s *shim) supervise(ctx context.Context) error {
 	}
 	s.log.Info("ended", "phase", phase, "reason", reason)
 	return s.setPhase(phase, reason)
+}
+
+// watchDir ends a VM whose directory was removed under it: nobody could find
+// it any more.
+func (s *shim) watchDir() {
+	tick := time.NewTicker(dirEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.vm.done:
+			return
+		case <-tick.C:
+		}
+		now, err := os.Stat(filepath.Join(s.dir, fileShimLock))
+		if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(now, s.lockFile) {
+			_ = s.vm.cmd.Process.Kill()
+			return
+		}
+	}
 }
 
 // failed records why there is no VM.

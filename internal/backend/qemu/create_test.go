@@ -1,0 +1,274 @@
+package qemu
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// still returns a driver on an image of nothing, for what needs no VM.
+func still(t *testing.T) (*Driver, fixed) {
+	t.Helper()
+	dir := t.TempDir()
+	img := ImageFiles{Ref: "base@0", RootDisk: filepath.Join(dir, "root.img"), Kernel: filepath.Join(dir, "vmlinux"), Modules: filepath.Join(dir, "modules.cpio")}
+	for path, size := range map[string]int64{img.RootDisk: 3<<30 + 512, img.Kernel: 10, img.Modules: 10} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(path, size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := fixed{StateDir: filepath.Join(dir, "state"), CacheDir: filepath.Join(dir, "cache"), Runner: img.Kernel, Image: img}
+	d, err := f.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d, f
+}
+
+func TestRootSize(t *testing.T) {
+	d, f := still(t)
+	for i, test := range []struct {
+		gb   int
+		want string // virtual size in bytes, "" when refused
+	}{{0, "3221225984"}, {3, ""}, {4, "4294967296"}, {65536, "70368744177664"}} {
+		sp := f.spec(i)
+		sp.Resources.RootSizeGB = test.gb
+		err := d.Create(t.Context(), sp)
+		if test.want == "" {
+			e, ok := err.(*agentlab.Error) //nolint:errorlint // the outermost is meant
+			if !ok || e.Code != agentlab.CodeInvalid || e.Field != "storage.root_size_gb" || e.Hint != "give at least 4" {
+				t.Errorf("%d GiB: %#v", test.gb, err)
+			}
+			if _, err := d.Inspect(t.Context(), sp.Ref()); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+				t.Errorf("a refused Create left something: %v", err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.Command("qemu-img", "info", "--output=json", filepath.Join(d.dir(sp.Ref()), fileRoot)).CombinedOutput() //nolint:gosec // a test's path
+		if err != nil || !strings.Contains(string(out), `"virtual-size": `+test.want) ||
+			!strings.Contains(string(out), `"backing-filename-format": "raw"`) || !strings.Contains(string(out), `"full-backing-filename": "`+f.Image.RootDisk) {
+			t.Errorf("%d GiB: %v\n%s", test.gb, err, out)
+		}
+	}
+}
+
+func TestCreateRefusals(t *testing.T) {
+	d, f := still(t)
+	good := f.spec(1)
+	if err := d.Create(t.Context(), good); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		change func(*backend.Spec)
+		code   agentlab.Code
+	}{
+		"other specification": {func(s *backend.Spec) { s.Resources.Cores++ }, agentlab.CodeExists},
+		"other mark":          {func(s *backend.Spec) { s.UID = uid(9) }, agentlab.CodeExists},
+		"no such image":       {func(s *backend.Spec) { s.VMID, s.UID, s.Image = 7, uid(7), "none@0" }, agentlab.CodeNotFound},
+		"no image":            {func(s *backend.Spec) { s.VMID, s.UID, s.Image = 7, uid(7), "" }, agentlab.CodeInvalid},
+		"no name":             {func(s *backend.Spec) { s.VMID, s.UID, s.Name = 7, uid(7), "A B" }, agentlab.CodeInvalid},
+		"no number":           {func(s *backend.Spec) { s.VMID = 0 }, agentlab.CodeInvalid},
+		"path as a mark":      {func(s *backend.Spec) { s.UID = "../../aaaaaaaaaaaaaaaaaaaa" }, agentlab.CodeInvalid},
+		"no cores":            {func(s *backend.Spec) { s.Resources.Cores = 0 }, agentlab.CodeInvalid},
+		"little memory":       {func(s *backend.Spec) { s.Resources.MemoryMB = 200 }, agentlab.CodeUnsupported},
+		"unknown network":     {func(s *backend.Spec) { s.Network.Mode = "" }, agentlab.CodeUnsupported},
+	} {
+		sp := good
+		test.change(&sp)
+		if err := d.Create(t.Context(), sp); agentlab.CodeOf(err) != test.code {
+			t.Errorf("%s: %v, want code %s", name, err, test.code)
+		}
+	}
+	if list, err := d.List(t.Context()); err != nil || len(list) != 1 || list[0].Power != backend.PowerStopped {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
+
+// TestDiskFull runs on a file system that has no room.
+func TestDiskFull(t *testing.T) {
+	_, f := still(t)
+	if err := os.MkdirAll(f.StateDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", f.StateDir, "tmpfs", 0, "size=128k"); err != nil {
+		t.Skipf("skipped: this needs the right to mount: %v", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(f.StateDir, syscall.MNT_DETACH) })
+	d, err := f.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sp := f.spec(1)
+	fill := filepath.Join(f.StateDir, "fill")
+	for _, left := range []int64{64 << 10, 0} { // room for the mark but not the disk; for nothing
+		if err := os.WriteFile(fill, make([]byte, 120<<10-left), 0o600); err != nil && left > 0 {
+			t.Fatal(err)
+		}
+		if left == 0 {
+			g, err := os.OpenFile(fill, os.O_APPEND|os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for err == nil {
+				_, err = g.Write(make([]byte, 4096))
+			}
+			_ = g.Close()
+		}
+		err := d.Create(t.Context(), sp)
+		if agentlab.CodeOf(err) != agentlab.CodeNoSpace || agentlab.HintOf(err) == "" {
+			t.Errorf("%d bytes left: %v (code %s), want no_space and a hint", left, err, agentlab.CodeOf(err))
+		}
+		if err := d.Destroy(t.Context(), sp.Ref()); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := os.Remove(fill); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", f.StateDir, "tmpfs", syscall.MS_REMOUNT, "size=10m"); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Create(t.Context(), sp); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+}
+
+// TestStates writes what a shim would have written.
+func TestStates(t *testing.T) {
+	d, f := still(t)
+	sp := f.spec(1)
+	if err := d.Create(t.Context(), sp); err != nil {
+		t.Fatal(err)
+	}
+	dir := d.dir(sp.Ref())
+	for _, test := range []struct {
+		st     runState
+		power  backend.Power
+		reason string
+	}{
+		{runState{Phase: phaseStopped}, backend.PowerStopped, ""},
+		{runState{Phase: phaseCrashed, Reason: "x"}, backend.PowerCrashed, "x"},
+		{runState{Phase: phaseRunning, Boot: bootID()}, backend.PowerCrashed, "its supervisor process was killed, and QEMU with it"},
+		{runState{Phase: phaseStarting, Boot: bootID()}, backend.PowerCrashed, "its supervisor process was killed, and QEMU with it"},
+		{runState{Phase: phaseRunning, Boot: "before"}, backend.PowerCrashed, "the host was restarted"},
+		{runState{Phase: phaseStopping, Boot: bootID()}, backend.PowerStopped, ""},
+		{runState{Phase: phaseStopping, Boot: bootID(), Reason: "told"}, backend.PowerCrashed, "its supervisor process was killed, and QEMU with it"},
+	} {
+		if err := writeJSON(filepath.Join(dir, fileState), test.st); err != nil {
+			t.Fatal(err)
+		}
+		in, err := d.Inspect(t.Context(), sp.Ref())
+		if err != nil || in.Power != test.power || in.Reason != test.reason {
+			t.Errorf("%+v: %+v, %v", test.st, in, err)
+		}
+	}
+	// A damaged file is told of, and never read as absent.
+	for _, name := range []string{fileState, fileConfig} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.Inspect(t.Context(), sp.Ref()); agentlab.CodeOf(err) != agentlab.CodeInternal {
+			t.Errorf("damaged %s: %v", name, err)
+		}
+		list, err := d.List(t.Context())
+		if err != nil || len(list) != 1 || list[0].Power != backend.PowerPartial || list[0].Reason == "" {
+			t.Errorf("damaged %s: %+v, %v", name, list, err)
+		}
+	}
+	if err := d.Destroy(t.Context(), sp.Ref()); err != nil {
+		t.Error(err)
+	}
+	if list, err := d.List(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
+
+func TestNewerHandle(t *testing.T) {
+	d, f := still(t)
+	sp := f.spec(1)
+	if err := d.Create(t.Context(), sp); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeJSON(filepath.Join(d.dir(sp.Ref()), fileConfig), handle{Version: handleVersion + 1, Spec: sp}); err != nil {
+		t.Fatal(err)
+	}
+	for what, err := range map[string]error{
+		"Start":  d.Start(t.Context(), sp.Ref()),
+		"Create": d.Create(t.Context(), sp),
+	} {
+		if agentlab.CodeOf(err) != agentlab.CodeUnsupported || agentlab.HintOf(err) == "" {
+			t.Errorf("%s: %v, want unsupported and a hint", what, err)
+		}
+	}
+}
+
+func TestArgs(t *testing.T) {
+	h := handle{Spec: fixed{Image: ImageFiles{Ref: "b@0"}}.spec(1), Image: ImageFiles{Kernel: "/k,ernel"}}
+	h.Spec.Resources = agentlab.Resources{Cores: 100, MemoryMB: 300}
+	find := func(args []string, name string) string {
+		i := slices.Index(args, name)
+		if i < 0 {
+			return ""
+		}
+		return args[i+1]
+	}
+	tcg := vmArgs(h, startConfig{Accel: AccelTCG, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{3, 4, 5, 6})
+	kvm := vmArgs(h, startConfig{Accel: AccelKVM, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{3, 4, 5, 6})
+	for name, want := range map[string]string{"-smp": "100", "-m": "300M", "-kernel": "/k,ernel", "-initrd": "/i", "-accel": "tcg,thread=multi,tb-size=128", "-cpu": "max"} {
+		if got := find(tcg, name); got != want {
+			t.Errorf("%s %s, want %s", name, got, want)
+		}
+	}
+	if got := find(kvm, "-accel") + " " + find(kvm, "-cpu"); got != "kvm host" {
+		t.Error(got)
+	}
+	if got := find(tcg, "-append"); !strings.Contains(got, "tsc_early_khz=7 tsc=reliable") {
+		t.Error(got)
+	}
+	if got := find(kvm, "-append"); strings.Contains(got, "tsc") {
+		t.Error(got)
+	}
+	for _, flag := range []string{"-nodefaults", "-no-user-config", "-no-reboot"} {
+		if !slices.Contains(tcg, flag) {
+			t.Errorf("%s is missing", flag)
+		}
+	}
+	if got := find(tcg, "-sandbox"); !strings.Contains(got, "spawn=deny") {
+		t.Error(got)
+	}
+	if a, b := find(tcg, "-append"), find(vmArgs(handle{}, startConfig{Accel: AccelTCG, TSCKHz: 7, TSCFixed: true}, fds{}), "-append"); a != b {
+		t.Errorf("the kernel's command line is not the same for all sandboxes: %q, %q", a, b)
+	}
+}
+
+func TestNewRefusals(t *testing.T) {
+	_, f := still(t)
+	good := Config{StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, Images: func(context.Context, string) (ImageFiles, error) { return f.Image, nil }}
+	for name, change := range map[string]func(*Config){
+		"StateDir": func(c *Config) { c.StateDir = "relative" },
+		"CacheDir": func(c *Config) { c.CacheDir = "" },
+		"Runner":   func(c *Config) { c.Runner = "" },
+		"Images":   func(c *Config) { c.Images = nil },
+		"accel":    func(c *Config) { c.Accel = "xen" },
+	} {
+		c := good
+		change(&c)
+		_, err := New(c)
+		if e, ok := err.(*agentlab.Error); !ok || e.Code != agentlab.CodeInvalid || e.Field != name { //nolint:errorlint // the outermost is meant
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,349 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/control"
+	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+	"github.com/agentlab-vm/agentlab/internal/stream"
+)
+
+// box is one sandbox of a test.
+type box struct {
+	testing.TB
+	f   fixed
+	d   *Driver
+	ref backend.Ref
+	ctx context.Context //nolint:containedctx // of the test
+}
+
+func newBox(t testing.TB, f fixed, change func(*backend.Spec)) *box {
+	t.Helper()
+	d, err := f.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*bootTimeout)
+	t.Cleanup(cancel)
+	sp := f.spec(1)
+	if change != nil {
+		change(&sp)
+	}
+	b := &box{TB: t, f: f, d: d, ref: sp.Ref(), ctx: ctx}
+	b.ok(d.Create(ctx, sp))
+	return b
+}
+
+func (b *box) ok(err error) {
+	b.Helper()
+	if err != nil {
+		b.Fatalf("%v (code %s)", err, agentlab.CodeOf(err))
+	}
+}
+
+func (b *box) client() *control.Client {
+	return control.New(func(ctx context.Context) (net.Conn, error) { return b.d.DialControl(ctx, b.ref) })
+}
+
+// boot starts the sandbox and waits until its guest answers.
+func (b *box) boot() {
+	b.Helper()
+	b.ok(b.d.Start(b.ctx, b.ref))
+	eventually(b, bootTimeout, "the guest answers", func() error {
+		_, err := b.client().Health(b.ctx)
+		return err
+	})
+}
+
+// identify gives the guest its network.
+func (b *box) identify() {
+	b.Helper()
+	_, err := b.client().SetIdentity(b.ctx, guestapi.Identity{
+		UID: b.ref.UID, Hostname: "box", Time: time.Now(), Entropy: bytes.Repeat([]byte{7}, 64), Network: b.d.Info().GuestNetwork,
+	})
+	b.ok(err)
+}
+
+// sh starts a command in the guest as root; its output and its end are read
+// from the connection.
+func (b *box) sh(script string) net.Conn {
+	b.Helper()
+	conn, err := b.client().Exec(b.ctx, guestapi.ExecRequest{Command: []string{"sh", "-c", script}, User: "root"})
+	b.ok(err)
+	b.Cleanup(func() { _ = conn.Close() })
+	b.ok(stream.NewWriter(conn).Frame(stream.StdinEOF, nil))
+	return conn
+}
+
+// output runs a command in the guest to its end.
+func (b *box) output(script string) string {
+	b.Helper()
+	frames := stream.NewReader(b.sh(script))
+	var out strings.Builder
+	for {
+		t, p, err := frames.Next()
+		b.ok(err)
+		switch t {
+		case stream.Stdout, stream.Stderr:
+			out.Write(p)
+		case stream.Exit:
+			return strings.TrimSpace(out.String())
+		}
+	}
+}
+
+func (b *box) awaitPower(want backend.Power) backend.Instance {
+	b.Helper()
+	var in backend.Instance
+	eventually(b, bootTimeout, "power "+string(want), func() (err error) {
+		if in, err = b.d.Inspect(b.ctx, b.ref); err == nil && in.Power != want {
+			err = fmt.Errorf("power is %s (%s)", in.Power, in.Reason)
+		}
+		return err
+	})
+	return in
+}
+
+func (b *box) noted(name string) processID {
+	b.Helper()
+	var p processID
+	b.ok(readJSON(filepath.Join(b.d.dir(b.ref), name), &p))
+	return p
+}
+
+// TestCrashes ends a running VM in many ways. Each must be told with its
+// reason, leave no process, and be followed by a start that works.
+func TestCrashes(t *testing.T) {
+	b := newBox(t, vmFixture(t), nil)
+	for _, test := range []struct {
+		name, reason string
+		end          func()
+	}{
+		{"supervisor killed", "its supervisor process was killed", func() { b.ok(b.noted(fileShimPID).kill()) }},
+		{"QEMU killed", "QEMU was killed by SIGKILL", func() { b.ok(b.noted(fileQEMUPID).kill()) }},
+		{"supervisor told to end", "the supervisor was told to end", func() { b.ok(syscall.Kill(b.noted(fileShimPID).PID, syscall.SIGTERM)) }},
+		{"kernel panic", "guest kernel panic: sysrq triggered crash", func() { b.sh("echo c > /proc/sysrq-trigger") }},
+		{"power-off", "the guest powered itself off", func() { b.sh("systemctl poweroff --force --force") }},
+		{"reboot", "the guest rebooted itself", func() { b.sh("systemctl reboot --force --force") }},
+	} {
+		ok := t.Run(test.name, func(t *testing.T) {
+			b.TB = t
+			b.boot()
+			test.end()
+			in := b.awaitPower(backend.PowerCrashed)
+			if !strings.Contains(in.Reason, test.reason) {
+				t.Errorf("reason %q, want %q", in.Reason, test.reason)
+			}
+			eventually(t, 10*time.Second, "no process is left", func() error {
+				if left := processes(b.f.StateDir); len(left) > 0 {
+					return fmt.Errorf("%q", left)
+				}
+				return nil
+			})
+			if _, err := b.d.DialControl(b.ctx, b.ref); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+				t.Errorf("DialControl: %v, want code unavailable", err)
+			}
+		})
+		if !ok {
+			break
+		}
+	}
+	b.TB = t
+	b.boot()
+	b.ok(b.d.Stop(b.ctx, b.ref, bootTimeout))
+	if in := b.awaitPower(backend.PowerStopped); in.Reason != "" {
+		t.Errorf("a stopped sandbox has the reason %q", in.Reason)
+	}
+}
+
+// TestGuest looks at what the guest got.
+func TestGuest(t *testing.T) {
+	f := vmFixture(t)
+	top := f.StateDir
+	// Deeper than a unix socket's name may be long.
+	f.StateDir = filepath.Join(top, strings.Repeat("d", 60), strings.Repeat("e", 60))
+	t.Cleanup(func() { f.destroyAll(t) })
+	inet, err := net.Listen("unix", filepath.Join(top, "i"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = inet.Close() }()
+	f.DialUnix = inet.Addr().String()
+	b := newBox(t, f, func(s *backend.Spec) {
+		s.Resources = agentlab.Resources{Cores: 3, MemoryMB: 700, RootSizeGB: 33}
+	})
+	b.boot()
+	b.identify()
+
+	for script, want := range map[string]string{
+		"nproc": "3",
+		"cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu":              GuestMAC + "\n9000",
+		"cat /sys/block/vda/serial":                                            RootSerial,
+		"cat /sys/class/virtio-ports/*/name | grep .":                          ControlPort,
+		"cat /sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc",
+		"cat /sys/class/misc/hw_random/rng_current":                            "virtio_rng.0",
+		"cat /sys/block/vda/queue/discard_max_bytes | grep -c '^0$'":           "0",
+		"cat /proc/sys/net/ipv6/conf/eth0/disable_ipv6; cat /proc/sys/net/ipv6/conf/*/disable_ipv6; cat /proc/net/if_inet6; dmesg | grep -i ipv6": "1",
+		"df --output=size -BG / | tail -1 | awk '{print ($1+0 >= 31 && $1+0 <= 33)}'":                                                             "1",
+		"awk '/MemTotal/ {print ($2 > 600000 && $2 < 716800)}' /proc/meminfo":                                                                     "1",
+	} {
+		if got := b.output(script); got != want {
+			t.Errorf("%s: %q, want %q", script, got, want)
+		}
+	}
+	t.Run("DialUnix", func(t *testing.T) {
+		b.TB = t
+		go func() {
+			c, err := inet.Accept()
+			if err != nil {
+				return
+			}
+			defer func() { _ = c.Close() }()
+			line, _ := vnet.ReadDialLine(c)
+			_, _ = io.WriteString(c, "ok\nHTTP/1.0 200 OK\r\n\r\nasked for "+line)
+		}()
+		if got := b.output("curl -s http://192.0.78.9:81/"); got != "asked for tcp 192.0.78.9:81" {
+			t.Errorf("the guest got %q", got)
+		}
+		log, err := os.ReadFile(filepath.Join(b.d.dir(b.ref), fileEgress))
+		if err != nil || !strings.Contains(string(log), `"addr":"192.0.78.9:81"`) {
+			t.Errorf("%s: %s, %v", fileEgress, log, err)
+		}
+	})
+	t.Run("Permissions", func(t *testing.T) {
+		err := filepath.WalkDir(b.f.StateDir, func(path string, e os.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			info, err := e.Info()
+			if err == nil && info.Mode().Perm()&0o077 != 0 {
+				t.Errorf("%s has mode %s", path, info.Mode())
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestHangup sends the shim what a terminal and a dying parent send.
+func TestHangup(t *testing.T) {
+	b := newBox(t, vmFixture(t), nil)
+	b.boot()
+	shim := b.noted(fileShimPID)
+	if sid, err := getsid(shim.PID); err != nil || sid != shim.PID {
+		t.Errorf("the shim is in session %d, %v; its own is %d", sid, err, shim.PID)
+	}
+	b.ok(syscall.Kill(shim.PID, syscall.SIGHUP))
+	b.ok(syscall.Kill(shim.PID, syscall.SIGPIPE))
+	if got := b.output("echo alive"); got != "alive" {
+		t.Errorf("after SIGHUP: %q", got)
+	}
+	if err := RunShim(t.Context(), b.d.dir(b.ref)); agentlab.CodeOf(err) != agentlab.CodeBusy {
+		t.Errorf("a second shim: %v, want code busy", err)
+	}
+	if in := b.awaitPower(backend.PowerRunning); in.IP != "10.77.0.2" {
+		t.Errorf("the guest's address is %q", in.IP)
+	}
+}
+
+func getsid(pid int) (int, error) {
+	sid, _, errno := syscall.Syscall(syscall.SYS_GETSID, uintptr(pid), 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(sid), nil
+}
+
+// TestLostDirectory removes a sandbox's directory while it runs.
+func TestLostDirectory(t *testing.T) {
+	b := newBox(t, vmFixture(t), nil)
+	b.ok(b.d.Start(b.ctx, b.ref))
+	if left := processes(b.f.StateDir); len(left) != 2 {
+		t.Fatalf("the processes of a running sandbox: %q", left)
+	}
+	b.ok(os.RemoveAll(b.d.dir(b.ref)))
+	eventually(t, dirEvery+10*time.Second, "supervisor and QEMU end", func() error {
+		if left := processes(b.f.StateDir); len(left) > 0 {
+			return fmt.Errorf("%q", left)
+		}
+		return nil
+	})
+}
+
+// TestStuckShim stops a shim that does not answer any more.
+func TestStuckShim(t *testing.T) {
+	b := newBox(t, vmFixture(t), nil)
+	b.ok(b.d.Start(b.ctx, b.ref))
+	b.ok(syscall.Kill(b.noted(fileShimPID).PID, syscall.SIGSTOP))
+	b.ok(b.d.Stop(b.ctx, b.ref, 0))
+	b.awaitPower(backend.PowerStopped)
+	b.ok(b.d.Destroy(b.ctx, b.ref))
+}
+
+// TestStartFails makes QEMU fail; the error must say why, and the next start
+// must work.
+func TestStartFails(t *testing.T) {
+	b := newBox(t, vmFixture(t), nil)
+	path := filepath.Join(b.d.dir(b.ref), fileRoot)
+	b.ok(os.Rename(path, path+".away"))
+	b.ok(os.WriteFile(path, []byte("no disk"), 0o600))
+	err := b.d.Start(b.ctx, b.ref)
+	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), "qcow2") {
+		t.Errorf("Start: %v, want code unavailable and QEMU's words", err)
+	}
+	b.ok(os.Rename(path+".away", path))
+	b.ok(b.d.Start(b.ctx, b.ref))
+
+	b.ok(b.d.Stop(b.ctx, b.ref, 0))
+	img := b.f.Image
+	img.Ref, img.Kernel = "gone@0", "/nonexistent/vmlinux"
+	h, err := readHandle(b.d.dir(b.ref))
+	b.ok(err)
+	h.Image = img
+	b.ok(writeJSON(filepath.Join(b.d.dir(b.ref), fileConfig), h))
+	err = b.d.Start(b.ctx, b.ref)
+	if agentlab.CodeOf(err) != agentlab.CodeNotFound || agentlab.HintOf(err) == "" {
+		t.Errorf("Start without its image: %v, want code not_found and a hint", err)
+	}
+}
+
+// TestConsoleFollow follows the console over the end of the sandbox.
+func TestConsoleFollow(t *testing.T) {
+	b := newBox(t, vmFixture(t), nil)
+	rc, err := b.d.ConsoleLog(b.ctx, b.ref, true)
+	b.ok(err)
+	defer func() { _ = rc.Close() }()
+	b.boot()
+	b.output("echo from the guest > /dev/console")
+	found := make(chan error, 1)
+	go func() {
+		text, err := io.ReadAll(rc)
+		if !bytes.Contains(text, []byte("from the guest")) {
+			err = errors.Join(err, fmt.Errorf("the console holds %q", text))
+		}
+		found <- err
+	}()
+	b.ok(b.d.Destroy(b.ctx, b.ref)) // which ends the reading
+	select {
+	case err := <-found:
+		b.ok(err)
+	case <-b.ctx.Done():
+		t.Fatal("follow does not end with the sandbox")
+	}
+}
