@@ -56,16 +56,43 @@ func (r *Runner) checkout(ctx context.Context) (repo, error) {
 	if err := os.MkdirAll(filepath.Dir(rp.Path), 0o755); err != nil { //nolint:gosec // as above
 		return rp, err
 	}
-	var err error
+	// In a directory of its own until it is whole: a git that outlives a
+	// killed runner must not write into the clone of the next one.
+	tmp, err := os.MkdirTemp(filepath.Dir(rp.Path), tmpClone)
+	if err != nil {
+		return rp, err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	path := filepath.Join(tmp, "repo")
 	if job.Bundled {
-		err = r.cloneBundle(ctx, rp.Path)
+		err = r.cloneBundle(ctx, path)
 	} else {
-		err = r.cloneURL(ctx, rp.Path)
+		err = r.cloneURL(ctx, path)
 	}
 	if err != nil {
 		return rp, err
 	}
-	return rp, r.settleClone(&rp)
+	if err := r.settleClone(&rp, path); err != nil {
+		return rp, err
+	}
+	return rp, os.Rename(path, rp.Path)
+}
+
+// Patterns of temporary directories.
+const (
+	tmpClone  = "agentlab-clone-*"
+	tmpBundle = "agentlab-repo-*"
+	tmpResult = "agentlab-result-*"
+)
+
+// sweepTmp removes temporary directories that killed runners left.
+func (r *Runner) sweepTmp(clonePath string) {
+	for dir, pattern := range map[string]string{clonePath: tmpClone, r.cfg.TmpDir + "/x": tmpBundle, r.cfg.TmpDir + "/y": tmpResult} {
+		names, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), pattern))
+		for _, n := range names {
+			_ = os.RemoveAll(n) // best effort
+		}
+	}
 }
 
 // fileClaim notes that the clone path is ours, so that a runner that starts
@@ -91,8 +118,8 @@ func (r *Runner) claim(path string) error {
 
 // settleClone notes where the clone stands and makes the work branch, by
 // writing two small files instead of running git twice.
-func (r *Runner) settleClone(rp *repo) error {
-	g, err := openGitDir(rp.Path)
+func (r *Runner) settleClone(rp *repo, path string) error {
+	g, err := openGitDir(path)
 	if err != nil {
 		return err
 	}
@@ -114,7 +141,7 @@ func (r *Runner) settleClone(rp *repo) error {
 
 var (
 	hexRE     = regexp.MustCompile(`^[0-9a-f]{7,64}$`)
-	permanent = regexp.MustCompile(`not found|does not exist|Authentication failed|could not read Username|Permission denied|not allowed|Host key verification failed|HTTP Basic: Access denied|The requested URL returned error: 40[0-9]|unable to find remote helper|transport '.*' not allowed`)
+	permanent = regexp.MustCompile(`not found|does not exist|not our ref|Authentication failed|could not read Username|Permission denied|not allowed|Host key verification failed|HTTP Basic: Access denied|The requested URL returned error: 40[0-9]|unable to find remote helper|transport '.*' not allowed`)
 )
 
 const cloneTries = 3
@@ -129,7 +156,7 @@ func (r *Runner) cloneURL(ctx context.Context, path string) error {
 			return err
 		}
 		r.note("cloning failed, trying again: %v", err)
-		if !sleep(ctx, time.Duration(try)*time.Second) {
+		if !sleep(ctx, time.Duration(10*try)*r.cfg.Timing.FirstRetry) {
 			return err
 		}
 		if err := os.RemoveAll(path); err != nil {
@@ -193,7 +220,7 @@ func (r *Runner) cloneRef(ctx context.Context, path, ref string, depth []string)
 
 // cloneBundle clones the repository that the controller holds.
 func (r *Runner) cloneBundle(ctx context.Context, path string) error {
-	tmp, err := os.MkdirTemp(r.cfg.TmpDir, "agentlab-repo-*")
+	tmp, err := os.MkdirTemp(r.cfg.TmpDir, tmpBundle)
 	if err != nil {
 		return err
 	}

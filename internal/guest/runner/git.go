@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -208,7 +209,10 @@ func (g *git) stream(ctx context.Context, cwd string, env []string, w io.Writer,
 	cmd.Dir, cmd.Env, cmd.Stdout = cwd, env, w
 	var stderr bytes.Buffer
 	cmd.Stderr = &limitWriter{w: &stderr, left: 64 << 10}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// It dies with us, which Linux binds to the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 2 * time.Second
 	err := cmd.Run()

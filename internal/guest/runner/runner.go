@@ -220,7 +220,7 @@ func (r *Runner) conclude(ctx context.Context, out outcome, rp repo, flushLog fu
 	if ok, err := r.dir.load(fileFinal, &final); ok || err != nil {
 		return final, err
 	}
-	tmp, err := os.MkdirTemp(r.cfg.TmpDir, "agentlab-result-*")
+	tmp, err := os.MkdirTemp(r.cfg.TmpDir, tmpResult)
 	if err != nil {
 		return final, err
 	}
@@ -318,12 +318,13 @@ func (r *Runner) sayFinal(ctx context.Context, final guestapi.Report, rp repo) e
 
 // leave removes secrets, and the checkout unless the sandbox is kept.
 func (r *Runner) leave(_ context.Context, rp repo) error {
-	var errs []error
-	if rp.Path != "" && rp.Made && !r.job.Keepalive {
-		errs = append(errs, os.RemoveAll(rp.Path))
+	if rp.Path != "" {
+		r.sweepTmp(rp.Path)
 	}
-	if err := errors.Join(errs...); err != nil { // what the agent made as root stays; the VM goes anyway
-		r.log.Warn("the checkout is not removed whole", "err", err)
+	if rp.Path != "" && rp.Made && !r.job.Keepalive {
+		if err := os.RemoveAll(rp.Path); err != nil { // what the agent made as root stays; the VM goes anyway
+			r.log.Warn("the checkout is not removed whole", "err", err)
+		}
 	}
 	return Wipe(r.cfg.RunDir, r.cfg.Home)
 }

@@ -1,0 +1,373 @@
+package runner
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/artifact"
+)
+
+const commitWork = `echo work > work.txt; git add -A; git commit -qm work`
+
+// gitSandbox has a job with a repository.
+func gitSandbox(t *testing.T, url, ref string, depth int, script string) *sandbox {
+	t.Helper()
+	job := shellJob(script)
+	job.RepoURL, job.Ref, job.Depth = url, ref, depth
+	return newSandbox(t, guestapi.BootstrapResponse{Job: job}, artifact.Limits{})
+}
+
+func TestCloneRefs(t *testing.T) {
+	repo := newRepo(t, nil)
+	url := newGitServer(t, "").add(t, "repo", repo)
+	rev := func(r string) string { return runGit(t, repo, "rev-parse", r+"^{commit}") }
+	cases := []struct {
+		name, ref string
+		depth     int
+		want      string
+		commits   string // number of commits that the clone has
+	}{
+		{"default", "", 0, rev("main"), "3"},
+		{"branch", "dev", 0, rev("dev"), "4"},
+		{"full name", "refs/heads/dev", 0, rev("dev"), "4"},
+		{"tag", "v1", 0, rev("v1"), "1"},
+		{"tag, full name", "refs/tags/v1", 0, rev("v1"), "1"},
+		{"commit", rev("main~1"), 0, rev("main~1"), "2"},
+		{"short commit", rev("main~1")[:9], 0, rev("main~1"), "2"},
+		{"depth", "", 1, rev("main"), "1"},
+		{"branch with depth", "dev", 2, rev("dev"), "2"},
+		{"commit with depth", rev("main~1"), 1, rev("main~1"), "1"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			s := gitSandbox(t, url, c.ref, c.depth, `git rev-list --count HEAD; git status --short; git branch --show-current; `+commitWork)
+			rep := s.finish()
+			if rep.Status != "COMPLETED" || rep.Result.BaseCommit != c.want || rep.Result.Commits != 1 || rep.Result.Branch != "agentlab/"+s.JobID {
+				t.Errorf("%+v %+v", rep, rep.Result)
+			}
+			if got, want := s.Log(), c.commits+"\nagentlab/"+s.JobID+"\n"; got != want {
+				t.Errorf("log %q, want %q", got, want)
+			}
+			s.fetchable(repo, rep)
+		})
+	}
+}
+
+// fetchable checks that the bundle can be fetched into the repository that
+// the job came from, and gives the reported commit.
+func (s *sandbox) fetchable(repo string, rep guestapi.Report) {
+	s.t.Helper()
+	name := filepath.Join(s.t.TempDir(), "result.bundle")
+	writeFile(s.t, name, s.File(artBundle))
+	runGit(s.t, repo, "fetch", "-q", name, "refs/heads/agentlab/"+s.JobID+":refs/agentlab/"+s.JobID)
+	if got := runGit(s.t, repo, "rev-parse", "refs/agentlab/"+s.JobID); got != rep.Result.HeadCommit {
+		s.t.Errorf("fetched %s, reported %s", got, rep.Result.HeadCommit)
+	}
+}
+
+func TestCloneFailures(t *testing.T) {
+	git := newGitServer(t, "")
+	url := git.add(t, "repo", newRepo(t, nil))
+	for name, c := range map[string]struct{ url, ref, want string }{
+		"no repository": {git.URL + "/nothing", "", "not found"},
+		"no branch":     {url, "nosuch", "nosuch"},
+		"no commit":     {url, strings.Repeat("1", 40), "1111"},
+		"no server":     {"http://127.0.0.1:1/repo", "", "127.0.0.1"},
+		"helper":        {"ext::sh -c 'touch ../pwned'", "", "transport"},
+		"local file":    {"file://" + t.TempDir(), "", "transport"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := gitSandbox(t, c.url, c.ref, 0, "true")
+			rep := s.finish()
+			if rep.Status != "FAILED" || !strings.Contains(rep.Message, c.want) || rep.ExitCode != nil {
+				t.Errorf("%+v", rep)
+			}
+			if !strings.Contains(s.Log(), c.want) || !slices.Contains(s.Paths(), "agent.log") {
+				t.Errorf("log %q, artifacts %q", s.Log(), s.Paths())
+			}
+			if _, err := os.Stat(filepath.Join(filepath.Dir(s.cfg.ClonePath), "pwned")); err == nil {
+				t.Error("a helper ran")
+			}
+		})
+	}
+}
+
+func TestOccupiedClonePath(t *testing.T) {
+	s := gitSandbox(t, newGitServer(t, "").add(t, "repo", newRepo(t, nil)), "", 0, "true")
+	writeFile(t, filepath.Join(s.cfg.ClonePath, "precious"), "x")
+	if rep := s.finish(); rep.Status != "FAILED" || !strings.Contains(rep.Message, "not empty") {
+		t.Errorf("%+v", rep)
+	}
+	if _, err := os.Stat(filepath.Join(s.cfg.ClonePath, "precious")); err != nil {
+		t.Error("it was removed")
+	}
+}
+
+// A private repository: the token is used for cloning and pushing, and for
+// the agent's own git, but is in no argument, no configuration and no log.
+func TestCredential(t *testing.T) {
+	const token = "ghp_0123456789abcdef"
+	repo := newRepo(t, nil)
+	git := newGitServer(t, token)
+	job := shellJob(`git config --list --show-origin; cat .git/config; ls -a ~; git ls-remote -q origin main; git fetch -q origin; cat /proc/*/cmdline | tr '\0' ' ' || true
+` + commitWork)
+	job.RepoURL = git.add(t, "repo", repo)
+	s := newSandbox(t, guestapi.BootstrapResponse{Job: job, Git: &guestapi.Git{URL: git.URL, Token: token}}, artifact.Limits{})
+	rep := s.finish()
+	if rep.Status != "COMPLETED" || !rep.Result.Pushed {
+		t.Fatalf("%+v %+v log %q", rep, rep.Result, s.Log())
+	}
+	if strings.Contains(s.Log(), token) || strings.Contains(s.Log(), "[redacted]") {
+		t.Errorf("the token is seen in the log %q", s.Log())
+	}
+	if got := runGit(t, filepath.Join(git.root, "repo"), "rev-parse", "refs/heads/agentlab/"+s.JobID); got != rep.Result.HeadCommit {
+		t.Errorf("pushed %s, reported %+v", got, rep.Result)
+	}
+	s.fetchable(repo, rep)
+}
+
+// Only the credential's own host gets it, also when the server asks for it or
+// redirects.
+func TestCredentialStaysAtItsHost(t *testing.T) {
+	const token = "ghp_0123456789abcdef"
+	var leaked atomic.Int32
+	thief := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "" {
+			leaked.Add(1)
+		}
+		w.Header().Set("WWW-Authenticate", `Basic realm="give me"`)
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	defer thief.Close()
+	redirect := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, thief.URL+r.URL.String(), http.StatusFound)
+	}))
+	defer redirect.Close()
+	for name, c := range map[string]struct{ repo, cred string }{
+		"another host": {thief.URL + "/repo", "https://github.com"},
+		"redirect":     {redirect.URL + "/repo", redirect.URL},
+	} {
+		t.Run(name, func(t *testing.T) {
+			job := shellJob("true")
+			job.RepoURL = c.repo
+			s := newSandbox(t, guestapi.BootstrapResponse{Job: job, Git: &guestapi.Git{URL: c.cred, Token: token}}, artifact.Limits{})
+			if rep := s.finish(); rep.Status != "FAILED" {
+				t.Errorf("%+v", rep)
+			}
+			if leaked.Load() != 0 {
+				t.Error("the token went to another host")
+			}
+		})
+	}
+}
+
+// A push that fails loses nothing.
+func TestPushRefused(t *testing.T) {
+	const token = "ghp_0123456789abcdef"
+	repo := newRepo(t, nil)
+	git := newGitServer(t, token)
+	job := shellJob(commitWork)
+	job.RepoURL = git.add(t, "repo", repo)
+	writeFile(t, filepath.Join(git.root, "repo/hooks/pre-receive"), "#!/bin/sh\necho protected branch >&2\nexit 1\n")
+	if err := os.Chmod(filepath.Join(git.root, "repo/hooks/pre-receive"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := newSandbox(t, guestapi.BootstrapResponse{Job: job, Git: &guestapi.Git{Token: token}}, artifact.Limits{})
+	rep := s.finish()
+	if rep.Status != "COMPLETED" || rep.Result.Pushed || !strings.Contains(rep.Message, "could not be pushed") {
+		t.Errorf("%+v %+v", rep, rep.Result)
+	}
+	s.fetchable(repo, rep)
+}
+
+func TestBundledRepo(t *testing.T) {
+	repo := newRepo(t, nil)
+	for name, c := range map[string]struct {
+		refs []string
+		ref  string
+		want string
+	}{
+		"HEAD":         {[]string{"HEAD", "main"}, "", "main"},
+		"branch":       {[]string{"HEAD", "main", "dev"}, "dev", "dev"},
+		"packer chose": {[]string{"HEAD", "main"}, "some/ref", "main"},
+		"commit":       {[]string{"HEAD", "--all"}, runGit(t, repo, "rev-parse", "main~2"), "main~2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "bundle")
+			runGit(t, repo, append([]string{"bundle", "create", "-q", file}, c.refs...)...)
+			job := shellJob(`git remote; cat .git/config; ` + commitWork)
+			job.Bundled, job.Ref = true, c.ref
+			s := newSandbox(t, guestapi.BootstrapResponse{Job: job}, artifact.Limits{})
+			f, err := os.Open(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = f.Close() }()
+			s.GiveBundle(f)
+			rep := s.finish()
+			if rep.Status != "COMPLETED" || rep.Result.BaseCommit != runGit(t, repo, "rev-parse", c.want) || rep.Result.Commits != 1 {
+				t.Errorf("%+v %+v", rep, rep.Result)
+			}
+			if strings.Contains(s.Log(), "origin") {
+				t.Errorf("a remote that is not there: %q", s.Log())
+			}
+			s.fetchable(repo, rep)
+		})
+	}
+}
+
+func TestEmptyRepo(t *testing.T) {
+	repo := t.TempDir()
+	runGit(t, repo, "init", "-q", "-b", "main")
+	url := newGitServer(t, "").add(t, "repo", repo)
+	s := gitSandbox(t, url, "", 0, commitWork+"; echo more > more.txt")
+	rep := s.finish()
+	if rep.Status != "COMPLETED" || rep.Result.BaseCommit != "" || rep.Result.Commits != 1 || !rep.Result.Dirty {
+		t.Errorf("%+v %+v", rep, rep.Result)
+	}
+	s.fetchable(repo, rep)
+	if d := s.File(artDiff); !strings.Contains(d, "more.txt") || !strings.Contains(d, "work.txt") {
+		t.Errorf("diff %q", d)
+	}
+}
+
+// What is committed, changed, new, removed and ignored.
+func TestDiff(t *testing.T) {
+	repo := newRepo(t, map[string]string{"gone.txt": "gone\n", ".gitignore": "ignored\n", "bin": "\x00\x01", "run.sh": "true\n"})
+	url := newGitServer(t, "").add(t, "repo", repo)
+	cases := map[string]struct {
+		script         string
+		commits        int
+		dirty          bool
+		in, out        []string
+		bundle, noDiff bool
+	}{
+		"nothing":      {script: "touch file.txt; echo x > ignored", noDiff: true},
+		"committed":    {script: commitWork, commits: 1, bundle: true, in: []string{"work.txt"}},
+		"uncommitted":  {script: "echo changed > file.txt; rm gone.txt; echo new > 'new file'; printf '\\0\\2' > bin; chmod +x run.sh; echo x > ignored", dirty: true, in: []string{"+changed", "gone.txt", "new file", "GIT binary patch", "new mode 100755"}, out: []string{"ignored"}},
+		"both":         {script: commitWork + "; echo more > more.txt", commits: 1, dirty: true, bundle: true, in: []string{"work.txt", "more.txt"}},
+		"staged":       {script: "echo more > more.txt; git add more.txt", dirty: true, in: []string{"more.txt"}},
+		"other branch": {script: "git checkout -q -b mine; " + commitWork, commits: 1, bundle: true, in: []string{"work.txt"}},
+		"left branch":  {script: "git checkout -q -b mine; " + commitWork + "; git checkout -q -", commits: 1, bundle: true, dirty: true},
+		"detached":     {script: "git checkout -q --detach; " + commitWork, commits: 1, bundle: true, in: []string{"work.txt"}},
+		"went back":    {script: "git reset -q --hard HEAD~1", in: []string{"-three"}},
+		"amended":      {script: "echo more > more.txt; git add -A; git commit -q --amend --no-edit", commits: 1, bundle: true, in: []string{"more.txt"}},
+		"repacked":     {script: commitWork + "; git pack-refs --all; git gc -q", commits: 1, bundle: true, in: []string{"work.txt"}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			s := gitSandbox(t, url, "", 0, c.script)
+			rep := s.finish()
+			if rep.Status != "COMPLETED" || rep.Result.Commits != c.commits || rep.Result.Dirty != c.dirty || rep.Message != "" {
+				t.Errorf("%+v %+v log %q", rep, rep.Result, s.Log())
+			}
+			diff := s.File(artDiff)
+			for _, want := range c.in {
+				if !strings.Contains(diff, want) {
+					t.Errorf("%q is not in the diff %q", want, diff)
+				}
+			}
+			for _, not := range c.out {
+				if strings.Contains(diff, not) {
+					t.Errorf("%q is in the diff %q", not, diff)
+				}
+			}
+			if got := slices.Contains(s.Paths(), artBundle); got != c.bundle {
+				t.Errorf("artifacts %q", s.Paths())
+			}
+			if got := !slices.Contains(s.Paths(), artDiff); got != (c.noDiff || diff == "") {
+				t.Errorf("artifacts %q", s.Paths())
+			}
+			if c.bundle {
+				s.fetchable(repo, rep)
+			}
+			if diff != "" {
+				check := filepath.Join(t.TempDir(), "check")
+				runGit(t, repo, "worktree", "add", "-q", "--detach", check, "main")
+				writeFile(t, check+".diff", diff)
+				runGit(t, check, "apply", "--check", check+".diff")
+			}
+		})
+	}
+}
+
+func TestLargeDiffIsCut(t *testing.T) {
+	url := newGitServer(t, "").add(t, "repo", newRepo(t, nil))
+	s := gitSandbox(t, url, "", 0, `echo small > a-small; { yes 0123456789 || true; } | head -c 20000000 > b-large; echo late > z-late`)
+	rep := s.finish()
+	if rep.Status != "COMPLETED" || !strings.Contains(rep.Message, "is cut") || !rep.Result.Dirty {
+		t.Errorf("%+v %+v", rep, rep.Result)
+	}
+	if d := s.File(artDiff); !strings.Contains(d, "a-small") || strings.Contains(d, "b-large") || len(d) > maxDiff {
+		t.Errorf("%d bytes of diff", len(d))
+	}
+}
+
+// Cancelling while the clone hangs.
+func TestCancelDuringClone(t *testing.T) {
+	hang := make(chan struct{})
+	reached := make(chan struct{}, 10)
+	srv := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		reached <- struct{}{}
+		<-hang
+	}))
+	defer srv.Close()
+	defer close(hang)
+	s := gitSandbox(t, srv.URL+"/repo", "", 0, "true")
+	done := make(chan error, 1)
+	go func() { done <- s.run() }()
+	<-reached
+	began := time.Now()
+	s.Direct("CANCELLED")
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if rep := s.Final(); rep.Status != "CANCELLED" || time.Since(began) > 10*time.Second {
+		t.Errorf("%+v after %s", rep, time.Since(began))
+	}
+}
+
+func TestCredentialScopes(t *testing.T) {
+	for _, c := range []struct {
+		repo, cred string
+		push       bool
+	}{
+		{"https://github.com/a/b", "", true},
+		{"https://github.com/a/b", "https://github.com", true},
+		{"https://GitHub.com/a/b", "https://github.com/x", true},
+		{"https://github.com/a/b", "https://gitlab.com", false},
+		{"http://github.com/a/b", "https://github.com", false},
+		{"https://github.com:444/a", "https://github.com", false},
+		{"https://github.com.evil.org/a", "https://github.com", false},
+		{"git@github.com:a/b", "https://github.com", false},
+	} {
+		job := &guestapi.Job{RepoURL: c.repo}
+		if got := mayPush(job, &guestapi.Git{URL: c.cred, Token: "t"}); got != c.push {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+	ssh := &guestapi.Git{SSHPrivateKey: "k"}
+	for url, want := range map[string]bool{"git@github.com:a/b": true, "ssh://git@github.com/a/b": true, "https://github.com/a/b": false, "": false} {
+		if got := mayPush(&guestapi.Job{RepoURL: url}, ssh); got != want {
+			t.Errorf("%s: %v", url, got)
+		}
+	}
+	ssh.URL = "ssh://git@github.com"
+	for url, want := range map[string]bool{"git@github.com:a/b": true, "git@evil.org:a/b": false} {
+		if got := mayPush(&guestapi.Job{RepoURL: url}, ssh); got != want {
+			t.Errorf("%s: %v", url, got)
+		}
+	}
+	if fmt.Sprint(hostOf("user@host:path")) == "" {
+		t.Error("no host")
+	}
+}
