@@ -20,3 +20,11 @@ var Files embed.FS
 //
 //go:embed build/*.sh
 var Scripts embed.FS
+
+// Keys holds, below "keys", public keys of archives that not every host has:
+//
+//   - ubuntu.gpg: Ubuntu Archive Automatic Signing Key (2018),
+//     F6EC B376 2474 EDA9 D21B  7022 8719 20D1 991B C93C
+//
+//go:embed keys/*.gpg
+var Keys embed.FS

@@ -126,14 +126,39 @@ func (b *builder) prepare(ctx context.Context) error {
 	if err := writeFile(sources, b.recipe.sourcesFile()); err != nil {
 		return err
 	}
-	var list strings.Builder
-	for _, s := range b.recipe.sources("/etc/apt") {
-		list.WriteString(s.line())
+	list, err := b.sourcesList()
+	if err != nil {
+		return err
 	}
-	if err := writeFile(b.path("sources.list"), list.String()); err != nil {
+	if err := writeFile(b.path("sources.list"), list); err != nil {
 		return err
 	}
 	return writeFile(b.path("apt.conf"), hostAptConf(ctx))
+}
+
+// sourcesList is what mmdebstrap installs from, verified with the key that
+// comes with this program where the host has none.
+func (b *builder) sourcesList() (string, error) {
+	d := b.recipe.distribution()
+	_, missing := os.Stat(d.keyring)
+	own := b.path("archive.gpg")
+	if missing != nil && d.key != "" {
+		key, err := fs.ReadFile(images.Keys, d.key)
+		if err != nil {
+			return "", err
+		}
+		if err := writeFile(own, string(key)); err != nil {
+			return "", err
+		}
+	}
+	var list strings.Builder
+	for _, s := range b.recipe.sources("/etc/apt") {
+		if missing != nil && d.key != "" && s.signedBy == d.keyring {
+			s.signedBy = own
+		}
+		list.WriteString(s.line())
+	}
+	return list.String(), nil
 }
 
 // writeTree writes what lies below root in tree to dir. Scripts and sudoers
@@ -180,10 +205,10 @@ func (b *builder) debootstrap(ctx context.Context) error {
 	argv := isolated("mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", "--architectures="+r.Arch,
 		"--components="+strings.Join(r.Components, ","), "--include="+strings.Join(r.Packages, ","),
 		"--aptopt="+b.path("apt.conf"), "--dpkgopt="+b.path("files", "etc", "dpkg", "dpkg.cfg.d", "agentlab-slim"),
-		`--customize-hook="$AGENTLAB_WORK/kernel.sh" "$AGENTLAB_WORK" "$AGENTLAB_KERNEL" "$1"`,
+		`--extract-hook="$AGENTLAB_WORK/packages.sh" "$AGENTLAB_WORK" "$AGENTLAB_KERNEL" "$1" $AGENTLAB_PACKAGES`,
 		"--skip=cleanup/reproducible", // machine-id and the like are finish.sh's
 		r.Suite, b.path("tree"), b.path("sources.list"))
-	env := append(buildEnv(b.path("tmp")), "AGENTLAB_WORK="+b.work, "AGENTLAB_KERNEL="+r.Kernel)
+	env := append(buildEnv(b.path("tmp")), "AGENTLAB_WORK="+b.work, "AGENTLAB_KERNEL="+r.Kernel, "AGENTLAB_PACKAGES="+strings.Join(r.Packages, " "))
 	return run(ctx, b.out, env, argv...)
 }
 

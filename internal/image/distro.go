@@ -14,6 +14,7 @@ type distribution struct {
 	security   string            // public mirror of the security suite; "" when mirrors carry it
 	keyring    string            // archive keyring of the host, and
 	keyringPkg string            // the package that brings it
+	key        string            // in images.Keys, for hosts without that package; "" when all can have it
 	kernels    map[string]string // kernel metapackage by architecture: small, for virtual machines
 }
 
@@ -33,6 +34,7 @@ var ubuntu = &distribution{
 	mirrors:    map[string]string{"amd64": "http://archive.ubuntu.com/ubuntu", "arm64": "http://ports.ubuntu.com/ubuntu-ports"},
 	keyring:    "/usr/share/keyrings/ubuntu-archive-keyring.gpg",
 	keyringPkg: "ubuntu-keyring",
+	key:        "keys/ubuntu.gpg", // Debian 12 has no such package
 	kernels:    map[string]string{"amd64": "linux-image-virtual", "arm64": "linux-image-virtual"},
 }
 

@@ -235,7 +235,7 @@ func (s *Store) build(ctx context.Context, r *Recipe, progress func(string)) (Im
 	out := &output{log: log, progress: progress}
 	b := &builder{recipe: r, work: work, log: log.Name(), out: out, now: s.opts.Now}
 	begin := s.opts.Now()
-	stamp, err := b.build(ctx)
+	stamp, err := s.make(b, ctx)
 	if err != nil {
 		out.line("E: " + err.Error())
 		return Image{}, err

@@ -75,6 +75,9 @@ func (r *Recipe) preflight(ctx context.Context, dir string) error {
 // can be verified.
 func (r *Recipe) checkKeyring() error {
 	d := r.distribution()
+	if d.key != "" {
+		return nil
+	}
 	if _, err := os.Stat(d.keyring); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the keys that sign %s are not on this machine (%s)", r.Suite, d.keyring).
 			WithHint("on Debian or Ubuntu: sudo apt-get install %s", d.keyringPkg)

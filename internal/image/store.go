@@ -65,6 +65,9 @@ type Options struct {
 type Store struct {
 	root string
 	opts Options
+	// make fills a build's directory: (*builder).build but in tests of what
+	// stands around it.
+	make func(*builder, context.Context) (*Stamp, error)
 }
 
 // NewStore returns the Store at root, which is made when it is first written.
@@ -78,7 +81,7 @@ func NewStore(root string, opts Options) *Store {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	return &Store{root: root, opts: opts}
+	return &Store{root: root, opts: opts, make: (*builder).build}
 }
 
 var digestRE = regexp.MustCompile(`^[0-9a-f]{20}$`)

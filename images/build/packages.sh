@@ -1,9 +1,9 @@
 #!/bin/sh
-# Fetches the kernel of an image. Runs as a customize hook of mmdebstrap, with
-# the host's tools and mmdebstrap's apt configuration, while the package lists
-# are there.
+# Makes sure that the packages of an image exist, and fetches its kernel. Runs
+# as an extract hook of mmdebstrap, so early that a wrong name fails soon, with
+# the host's tools and mmdebstrap's apt configuration.
 #
-#   kernel.sh WORK KERNEL TREE
+#   packages.sh WORK KERNEL TREE PACKAGE...
 #
 # Unpacks the packages that KERNEL (a metapackage or a real one) stands for
 # into WORK/kernel and moves the modules into TREE. The kernel is not installed
@@ -11,7 +11,10 @@
 # tool, udev and their hooks would come with it.
 set -eu
 work=$1 kernel=$2 tree=$3
+shift 3
 export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"
+
+apt-get -q --simulate --no-install-recommends install "$@" >"$work/packages.plan"
 
 mkdir -p "$work/debs" "$work/kernel"
 apt-get -q --simulate --no-install-recommends install "$kernel" >"$work/kernel.plan"
