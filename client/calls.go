@@ -60,7 +60,8 @@ func (c *Client) Job(ctx context.Context, id string) (api.Job, error) {
 	return get[api.Job](ctx, c, p, nil)
 }
 
-// CancelJob asks a job to end. Cancelling an ended job is code conflict.
+// CancelJob asks a job to end. One that was cancelled before is left as it is;
+// one that has ended otherwise is code conflict.
 func (c *Client) CancelJob(ctx context.Context, id string) (api.Job, error) {
 	p, err := join("jobs", id, "cancel")
 	if err != nil {
@@ -154,7 +155,8 @@ func (c *Client) PutProfile(ctx context.Context, name string, yaml string) (api.
 	return decode[api.Profile](ctx, resp, err)
 }
 
-// ValidateProfile checks the text of a profile and keeps nothing.
+// ValidateProfile checks the text of a profile and keeps nothing. What the
+// configured backend does not honour is code unsupported.
 func (c *Client) ValidateProfile(ctx context.Context, yaml string) (api.Profile, error) {
 	resp, err := c.request(ctx, http.MethodPost, "/v1/profiles/validate", nil, strings.NewReader(yaml), "application/yaml")
 	return decode[api.Profile](ctx, resp, err)

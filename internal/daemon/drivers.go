@@ -89,8 +89,8 @@ const envInternet = "AGENTLAB_TEST_INTERNET"
 func findRunner() (string, error) {
 	const name = "agent-runner"
 	if self, err := os.Executable(); err == nil {
-		if real, err := filepath.EvalSymlinks(self); err == nil {
-			self = real
+		if resolved, err := filepath.EvalSymlinks(self); err == nil {
+			self = resolved
 		}
 		beside := filepath.Join(filepath.Dir(self), name)
 		if st, err := os.Stat(beside); err == nil && st.Mode().IsRegular() {

@@ -57,31 +57,30 @@ func (l *logFile) Write(p []byte) (int, error) {
 		return 0, fs.ErrClosed
 	}
 	if l.size > 0 && l.size+int64(len(p)) > l.max {
-		if err := l.rotate(); err != nil {
-			return 0, err
-		}
+		l.rotate()
 	}
 	n, err := l.f.Write(p)
 	l.size += int64(n)
 	return n, err
 }
 
-func (l *logFile) rotate() error {
+// rotate begins a new file. Where that is not possible the old one goes on,
+// and it is tried again when as much has been written once more.
+func (l *logFile) rotate() {
+	l.size = 0
 	for i := logFiles - 1; i > 0; i-- {
 		from := l.path
 		if i > 1 {
 			from += "." + strconv.Itoa(i-1)
 		}
 		if err := os.Rename(from, l.path+"."+strconv.Itoa(i)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			l.size = 0 // the disk may be odd; the file goes on growing, and this is tried again one file later
-			return nil
+			return
 		}
 	}
 	old := l.f
-	if err := l.open(); err != nil {
-		return nil // the old file, under its new name, takes the lines
+	if l.open() == nil {
+		_ = old.Close()
 	}
-	return old.Close()
 }
 
 // Close closes the file. Later writes fail.

@@ -39,10 +39,10 @@ finds them.
 func Main(args []string) int {
 	switch {
 	case len(args) == 1 && (args[0] == "--version" || args[0] == "version"):
-		fmt.Println("agentlabd", version.String())
+		fmt.Fprintln(os.Stdout, "agentlabd", version.String())
 		return 0
 	case len(args) == 1 && (args[0] == "--help" || args[0] == "-h" || args[0] == "help"):
-		fmt.Print(usage)
+		fmt.Fprint(os.Stdout, usage)
 		return 0
 	case len(args) >= 1 && args[0] == "run":
 		o, err := parseRun(args[1:])

@@ -3,14 +3,18 @@ package daemon
 import (
 	"context"
 	"log/slog"
+	"net"
 	"sync"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/gc"
 	"github.com/agentlab-vm/agentlab/internal/guestserver"
 	"github.com/agentlab-vm/agentlab/internal/image"
+	"github.com/agentlab-vm/agentlab/internal/job"
 	"github.com/agentlab-vm/agentlab/internal/profile"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/secret"
@@ -33,14 +37,16 @@ type services struct {
 	vault     *secret.Vault
 	artifacts *artifact.Service
 	sandboxes *sandbox.Service
+	jobs      *job.Service
 	guests    *guestserver.Server
+	gc        *gc.Collector
 }
 
 // openServices makes everything that the API calls. What it opened is undone
 // by undo.
 func openServices(ctx context.Context, cfg Config, settings config.Config, log *slog.Logger, undo *cleanup) (*services, error) {
 	s := &services{cfg: cfg, settings: settings, log: log, bus: newBus(), vault: secret.NewVault(cfg.Paths.Secrets())}
-	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openArtifacts, s.openSandboxes} {
+	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openArtifacts, s.openJobs, s.openGC} {
 		if err := open(ctx, undo); err != nil {
 			return nil, err
 		}
@@ -104,7 +110,27 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 	return nil
 }
 
-func (s *services) openSandboxes(context.Context, *cleanup) error {
+// openJobs makes the services that know each other: sandboxes tell jobs what
+// became of them, and serve the guest plane, which tells jobs what guests say.
+func (s *services) openJobs(context.Context, *cleanup) error {
+	s.openSandboxes()
+	s.jobs = job.New(job.Config{
+		Store: jobStore{s.store}, Sandboxes: s.sandboxes, Profiles: s.profiles, Secrets: s.vault, Bundles: s.artifacts,
+		Backend:        s.driver.Info(),
+		DefaultProfile: s.settings.DefaultProfile, DefaultAgent: s.settings.DefaultAgent,
+		ShellImage: s.settings.Images.Base, AgentsImage: s.settings.Images.Agents,
+		Limits: job.Limits{ArtifactBytes: s.artifacts.Limits().JobBytes},
+		Clock:  s.cfg.Clock,
+		Logger: s.log.With("part", "jobs"),
+	})
+	s.guests = guestserver.New(guestserver.Config{
+		Tokens: guestTokens{s.store}, Jobs: s.jobs, Artifacts: s.artifacts, Redactors: s.jobs,
+		Clock: s.cfg.Clock, Logger: s.log.With("part", "guests"),
+	})
+	return nil
+}
+
+func (s *services) openSandboxes() {
 	s.sandboxes = sandbox.New(sandbox.Config{
 		Store: sandboxStore{s.store}, Driver: s.driver, Images: s.bootable, Profiles: s.profiles,
 		DefaultProfile: s.settings.DefaultProfile, DefaultImage: s.settings.Images.Base,
@@ -112,8 +138,28 @@ func (s *services) openSandboxes(context.Context, *cleanup) error {
 			VMIDFirst: s.settings.VMIDRange.First, VMIDLast: s.settings.VMIDRange.Last,
 			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootstrapTTL: s.settings.BootstrapTTL(),
 		},
-		Clock:  s.cfg.Clock,
-		Logger: s.log.With("part", "sandboxes"),
+		ServeGuest: func(ctx context.Context, vmid int, l net.Listener) error { return s.guests.Serve(ctx, vmid, l) },
+		Changed:    func(sb agentlab.Sandbox) { s.jobs.SandboxChanged(sb) },
+		Clock:      s.cfg.Clock,
+		Logger:     s.log.With("part", "sandboxes"),
+	})
+}
+
+func (s *services) openGC(context.Context, *cleanup) error {
+	s.gc = gc.New(gc.Config{
+		Store: gcStore{s.store}, Files: gcFiles{s.artifacts}, Known: s.jobs.Known,
+		ArtifactTTL: func(name string) time.Duration {
+			p, err := s.profiles.Find(name)
+			if err != nil {
+				return 0 // a profile that is gone keeps nothing longer
+			}
+			return p.Profile.ArtifactTTL
+		},
+		Artifacts: config.Days(s.settings.Retention.ArtifactsDays),
+		Events:    config.Days(s.settings.Retention.EventsDays),
+		Rows:      config.Days(s.settings.Retention.JobsDays),
+		Clock:     s.cfg.Clock,
+		Logger:    s.log.With("part", "gc"),
 	})
 	return nil
 }
@@ -136,6 +182,9 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 		wg.Go(func() { fail(part, loop(ctx)) })
 	}
 	run("sandboxes", s.sandboxes.Run)
+	run("jobs", s.jobs.Run)
+	run("gc", s.gc.Run)
+	run("images", func(ctx context.Context) error { s.images.Sweep(ctx); return nil })
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -147,8 +196,8 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 // forAPI gives the control API its view of the services.
 func (s *services) forAPI(system server.System) server.Services {
 	return server.Services{
-		Jobs:      jobView{},
-		Sandboxes: sandboxView{s.sandboxes},
+		Jobs:      jobView{s.jobs},
+		Sandboxes: sandboxView{s.sandboxes, jobView{s.jobs}},
 		Artifacts: artifactView{s.artifacts},
 		Profiles:  profileView{s.profiles},
 		Secrets:   s.vault,

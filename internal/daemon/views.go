@@ -55,14 +55,10 @@ func (v profileView) Put(_ context.Context, name, yaml string) (api.Profile, err
 	return toProfile(e), err
 }
 
-// Validate refuses what does not parse. A good profile that this backend does
-// not honour is an answer, with its problem.
+// Validate refuses what does not parse and what this backend does not honour.
 func (v profileView) Validate(_ context.Context, yaml string) (api.Profile, error) {
 	e := v.lib.Check(yaml)
-	if e.Err != nil && agentlab.CodeOf(e.Err) != agentlab.CodeUnsupported {
-		return api.Profile{}, e.Err
-	}
-	return toProfile(e), nil
+	return toProfile(e), e.Err
 }
 
 func toProfile(e profile.Entry) api.Profile {

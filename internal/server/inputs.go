@@ -12,14 +12,6 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// page is how lists are cut. Its fields are repeated in the inputs of lists
-// because huma takes no parameters from embedded structs of other packages'
-// visibility.
-const (
-	defaultPage = 1000
-	maxPage     = 10000
-)
-
 type jobInput struct {
 	Job string `path:"job" doc:"Id of a job"`
 }

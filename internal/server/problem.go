@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/validation"
@@ -78,15 +79,15 @@ func writeProblem(w http.ResponseWriter, err error) {
 	_ = json.NewEncoder(w).Encode(p)
 }
 
-// huma's only way to another error type and to strict field names is by its
-// package variables. No other package of ours imports huma.
-func init() {
+// adaptHuma gives huma our error type and strict field names, for which its
+// package variables are the only way. No other package of ours imports huma.
+var adaptHuma = sync.OnceFunc(func() {
 	huma.NewError = func(status int, msg string, errs ...error) huma.StatusError {
 		return humaProblem(status, msg, errs)
 	}
 	huma.ValidateStrictCasing = true
 	huma.DefaultArrayNullable = false // our arrays are never null, in neither direction
-}
+})
 
 // humaProblem turns a refusal by huma (which counts in HTTP statuses) into
 // one of ours. All of them are faults of the request, but for a body that

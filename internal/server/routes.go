@@ -40,7 +40,6 @@ const (
 func (s *Server) routes() []route {
 	const jobs, sandboxes, profiles, images = "/v1/jobs", "/v1/sandboxes", "/v1/profiles", "/v1/images"
 	const job, sandbox, profile, image = jobs + "/{job}", sandboxes + "/{sandbox}", profiles + "/{profile}", images + "/{image}"
-	const secrets = "/v1/secrets/{bundle}"
 	return []route{
 		{get, "/v1/health", AccessRead, 200, "health", "Tell whether the daemon answers", call(s.health)},
 		{get, "/v1/status", AccessRead, 200, "status", "Show the state of the daemon", call(s.status)},
@@ -71,13 +70,13 @@ func (s *Server) routes() []route {
 		{post, sandbox + "/ssh-key", AccessWrite, 200, "ssh-key", "Authorise an ephemeral SSH key in a sandbox", call(s.sshKey)},
 
 		{get, profiles, AccessRead, 200, "profiles", "List profiles", call(s.listProfiles)},
-		{post, profiles + "/validate", AccessRead, 200, "validate-profile", "Check the text of a profile and keep nothing", upload("application/yaml", s.validateProfile)},
+		{post, profiles + "/validate", AccessRead, 200, "validate-profile", "Check whether a profile could be used here, and keep nothing", upload("application/yaml", s.validateProfile)},
 		{get, profile, AccessRead, 200, "profile", "Show a profile and its text", call(s.getProfile)},
 		{put, profile, AccessAdmin, 200, "put-profile", "Make or replace a profile", upload("application/yaml", s.putProfile)},
 
-		{get, secrets, AccessRead, 200, "secret-keys", "List the keys in a secrets bundle, never the values", call(s.listSecrets)},
-		{put, secrets + "/{key}", AccessAdmin, 204, "set-secret", "Set one value of a secrets bundle", upload("application/octet-stream", s.setSecret)},
-		{del, secrets + "/{key}", AccessAdmin, 204, "unset-secret", "Remove one value of a secrets bundle", call(s.unsetSecret)},
+		{get, "/v1/secrets/{bundle}", AccessRead, 200, "secret-keys", "List the keys in a secrets bundle, never the values", call(s.listSecrets)},
+		{put, "/v1/secrets/{bundle}/{key}", AccessAdmin, 204, "set-secret", "Set one value of a secrets bundle", upload("application/octet-stream", s.setSecret)},
+		{del, "/v1/secrets/{bundle}/{key}", AccessAdmin, 204, "unset-secret", "Remove one value of a secrets bundle", call(s.unsetSecret)},
 
 		{get, images, AccessRead, 200, "images", "List images", call(s.listImages)},
 		{get, image, AccessRead, 200, "image", "Show an image", call(s.getImage)},

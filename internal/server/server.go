@@ -69,6 +69,7 @@ func New(cfg Config) (*Server, error) {
 		cfg.HeaderTimeout = 10 * time.Second
 	}
 	s := &Server{cfg: cfg, log: cfg.Logger, mux: http.NewServeMux()}
+	adaptHuma()
 	s.drain, s.undrain = context.WithCancel(context.Background())
 	s.api = humago.New(s.mux, apiConfig(cfg.Version))
 	for _, r := range s.routes() {
@@ -137,7 +138,7 @@ func (s *Server) recover(w http.ResponseWriter, r *http.Request) {
 	if p == nil {
 		return
 	}
-	if p == http.ErrAbortHandler {
+	if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(p)
 	}
 	s.log.Error("panic in a handler", "method", r.Method, "path", r.URL.Path, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
