@@ -152,6 +152,7 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 		}
 		return err
 	}
+	a.awaitGone(ctx, c, j)
 	if a.json {
 		if err := a.printJSON(j); err != nil {
 			return err
@@ -160,6 +161,32 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 		a.summarise(j)
 	}
 	return jobStatusError(j)
+}
+
+// goneLimit is how long an ended job's sandbox may take to vanish before the
+// command says so instead of waiting on.
+const goneLimit = 30 * time.Second
+
+// awaitGone waits until nothing is left of the job's sandbox, so that a
+// command that has returned leaves nothing behind. The job's end is not
+// changed by how that goes.
+func (a *App) awaitGone(ctx context.Context, c *client.Client, j api.Job) {
+	if j.Keepalive || j.SandboxVMID == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, goneLimit)
+	defer cancel()
+	vmid := fmt.Sprint(j.SandboxVMID)
+	for _, err := range c.FollowEvents(ctx, client.EventQuery{Sandbox: vmid, Kind: agentlab.EventSandboxState}) {
+		if err != nil {
+			break
+		}
+		sb, err := c.Sandbox(ctx, vmid)
+		if agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && sb.State == string(agentlab.SandboxDestroyed) {
+			return
+		}
+	}
+	a.progressf("note: sandbox %s of the job is still being removed\n  → agentlab sandbox show %s", vmid, vmid)
 }
 
 func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags) error {

@@ -126,7 +126,8 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, path, ref string
 // branchName chooses the name under which the commit travels.
 func branchName(ctx context.Context, path, ref string) string {
 	full, err := git(ctx, path, "rev-parse", "--symbolic-full-name", "--end-of-options", ref)
-	if name, ok := strings.CutPrefix(full, "refs/heads/"); err == nil && ok && agentlab.ValidateRef(name) == nil {
+	// Some versions of git print --end-of-options, too, on a line of its own.
+	if name, ok := strings.CutPrefix(lastLine(full), "refs/heads/"); err == nil && ok && agentlab.ValidateRef(name) == nil {
 		return name
 	}
 	return "agentlab-base"

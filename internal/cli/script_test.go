@@ -65,7 +65,7 @@ func capture(ts *testscript.TestScript, neg bool, args []string) {
 
 // daemonPID reads the pid that the daemon noted in its lock file.
 func daemonPID(home string) int {
-	text, err := os.ReadFile(filepath.Join(home, "run", "agentlabd.pid"))
+	text, err := os.ReadFile(filepath.Join(home, "state", "agentlabd.lock"))
 	if err != nil {
 		return 0
 	}
