@@ -213,23 +213,28 @@ func setUpRun() error {
 	if err := os.Symlink("agent-runner", filepath.Join(binDir, "agentlab-agent")); err != nil {
 		return err
 	}
-	return keepTmp()
+	return keepOurs()
 }
 
-// keepTmp stops systemd from emptying /tmp or mounting over it: the runner
-// works there before systemd comes to it.
-func keepTmp() error {
-	if err := os.MkdirAll("/run/systemd/system", 0o755); err != nil { //nolint:gosec // systemd's
-		return err
+// runFiles keep systemd from what is ours: from emptying /tmp or mounting over
+// it, because the runner works there before systemd comes to it, and from
+// unmounting our program while it runs.
+var runFiles = map[string]string{
+	"tmpfiles.d/tmp.conf": "d /tmp 1777 root root -\nd /var/tmp 1777 root root -\n",
+	`systemd/system/run-agentlab-bin-agent\x2drunner.mount.d/agentlab.conf`: "[Unit]\nDefaultDependencies=no\n",
+}
+
+func keepOurs() error {
+	for name, content := range runFiles {
+		name = filepath.Join("/run", name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // systemd's
+			return err
+		}
+		if err := os.WriteFile(name, []byte(content), 0o644); err != nil { //nolint:gosec // public
+			return err
+		}
 	}
-	if err := os.Symlink("/dev/null", "/run/systemd/system/tmp.mount"); err != nil {
-		return err
-	}
-	if err := os.MkdirAll("/run/tmpfiles.d", 0o755); err != nil { //nolint:gosec // systemd's
-		return err
-	}
-	const conf = "d /tmp 1777 root root -\nd /var/tmp 1777 root root -\n"
-	return os.WriteFile("/run/tmpfiles.d/tmp.conf", []byte(conf), 0o644) //nolint:gosec // public
+	return os.Symlink("/dev/null", "/run/systemd/system/tmp.mount")
 }
 
 // keepProgram makes the program at name the file that we run from. A bind
