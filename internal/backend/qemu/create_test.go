@@ -175,6 +175,12 @@ func TestStates(t *testing.T) {
 			t.Errorf("%+v: %+v, %v", test.st, in, err)
 		}
 	}
+	if err := os.WriteFile(filepath.Join(dir, fileState), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if in, err := d.Inspect(t.Context(), sp.Ref()); err != nil || in.Power != backend.PowerCrashed || in.Reason != "the host was restarted" {
+		t.Errorf("a state that was lost in a power cut: %+v, %v", in, err)
+	}
 	// A damaged file is told of, and never read as absent.
 	for _, name := range []string{fileState, fileConfig} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte("{"), 0o600); err != nil {

@@ -109,7 +109,13 @@ func readJSON(path string, v any) error {
 
 // writeJSON replaces path in one step and on the disk, so that neither a
 // crash nor a power cut leaves half of it.
-func writeJSON(path string, v any) error {
+func writeJSON(path string, v any) error { return replaceJSON(path, v, true) }
+
+// noteJSON replaces path in one step, for what a power cut makes worthless
+// anyway. It saves the wait for the disk, on the way of every start.
+func noteJSON(path string, v any) error { return replaceJSON(path, v, false) }
+
+func replaceJSON(path string, v any, sync bool) error {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		return err
@@ -120,7 +126,7 @@ func writeJSON(path string, v any) error {
 		return err
 	}
 	_, err = f.Write(append(b, '\n'))
-	if err == nil {
+	if err == nil && sync {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err == nil {

@@ -104,7 +104,11 @@ func (d *Driver) power(dir string) (backend.Power, string, error) {
 // readState reads state.json; a sandbox that never ran has none.
 func readState(dir string) (runState, error) {
 	var st runState
-	err := readJSON(filepath.Join(dir, fileState), &st)
+	path := filepath.Join(dir, fileState)
+	if info, err := os.Stat(path); err == nil && info.Size() == 0 {
+		return runState{Phase: phaseRunning}, nil // a power cut lost what was not yet on the disk
+	}
+	err := readJSON(path, &st)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return st, fault(err, "cannot read %s", fileState)
 	}

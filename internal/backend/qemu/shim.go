@@ -174,7 +174,7 @@ func (s *shim) load() error {
 	if err != nil {
 		return fault(err, "cannot tell my start time")
 	}
-	if err := writeJSON(filepath.Join(s.dir, fileShimPID), self); err != nil {
+	if err := noteJSON(filepath.Join(s.dir, fileShimPID), self); err != nil {
 		return fault(err, "cannot write %s", fileShimPID)
 	}
 	return s.setPhase(phaseStarting, "")
@@ -279,7 +279,11 @@ func (s *shim) setPhase(phase, reason string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := runState{RunID: s.cfg.RunID, Phase: phase, Reason: reason, Boot: bootID(), Changed: time.Now().UTC()}
-	err := writeJSON(filepath.Join(s.dir, fileState), st)
+	write := noteJSON
+	if phase == phaseStopped || phase == phaseCrashed {
+		write = writeJSON
+	}
+	err := write(filepath.Join(s.dir, fileState), st)
 	s.state = st
 	close(s.changed)
 	s.changed = make(chan struct{})

@@ -72,7 +72,7 @@ func (s *shim) startVM(ctx context.Context) error {
 		<-vm.done
 		return nil
 	})
-	if err := writeJSON(filepath.Join(s.dir, fileQEMUPID), vm.id); err != nil {
+	if err := noteJSON(filepath.Join(s.dir, fileQEMUPID), vm.id); err != nil {
 		return fault(err, "cannot write %s", fileQEMUPID)
 	}
 	netConn, controlConn, consoleConn, qmpConn := ours[0], ours[1], ours[2], ours[3]

@@ -91,7 +91,7 @@ func (d *Driver) startShim(ctx context.Context, h handle, dir string, lock *os.F
 	if err != nil {
 		return err
 	}
-	if err := writeJSON(filepath.Join(dir, fileStart), cfg); err != nil {
+	if err := noteJSON(filepath.Join(dir, fileStart), cfg); err != nil {
 		return fault(err, "cannot write %s of sandbox %d", fileStart, h.Spec.VMID)
 	}
 	d.at("start written")
