@@ -48,7 +48,7 @@ func (o *output) line(s string) {
 // progressLine picks what is worth telling from a build's log.
 func progressLine(s string) (string, bool) {
 	step, ok := strings.CutPrefix(s, "I: ")
-	for _, noise := range []string{"chroot architecture", "finding correct", "running --", "skipping", "success in", "cleaning"} {
+	for _, noise := range []string{"chroot architecture", "finding correct", "running --", "skipping", "success in", "cleaning", "main() received"} {
 		ok = ok && !strings.HasPrefix(step, noise)
 	}
 	return step, ok
