@@ -1,7 +1,6 @@
 package server
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -152,21 +151,31 @@ func (s *Server) upgrade(far net.Conn, protocol string) *huma.StreamResponse {
 	}}
 }
 
+// linger is how long the caller may take to close its connection after the
+// guest has ended its own.
+const linger = 5 * time.Second
+
 // splice copies both ways. An end of one direction is passed on as a half
 // close, so that the other may go on.
-func splice(near net.Conn, fromNear *bufio.Reader, far net.Conn) {
+//
+// What the far end says last is the end of it all (an exit status, a closed
+// port). The near end may not know that yet and be writing: that is read and
+// dropped, since closing on it would break its write, and its reading of what
+// came last.
+func splice(near net.Conn, fromNear io.Reader, far net.Conn) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_, _ = io.Copy(far, fromNear)
-		closeWrite(far)
+		if _, err := io.Copy(far, fromNear); err == nil {
+			closeWrite(far)
+			return
+		}
+		_, _ = io.Copy(io.Discard, fromNear)
 	}()
 	_, _ = io.Copy(near, far)
-	// What the far end says last is its end (an exit status, a closed port):
-	// nobody is left there to read what the near end may still send.
 	closeWrite(near)
 	_ = far.Close()
-	_ = near.SetReadDeadline(time.Now()) // ends the copy from the near end
+	_ = near.SetReadDeadline(time.Now().Add(linger))
 	<-done
 }
 

@@ -102,6 +102,32 @@ func TestUpgradeGuestGone(t *testing.T) {
 	}
 }
 
+// TestUpgradeGuestEndsFirst lets the guest say its last while the caller is
+// still writing: the caller hears it, and its own writes do not fail.
+func TestUpgradeGuestEndsFirst(t *testing.T) {
+	h := start(t, nil)
+	near, err := h.client.Exec(t.Context(), "box", guestapi.ExecRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	far := <-h.far
+	_, _ = io.WriteString(far, "last words")
+	_ = far.Close()
+	got := make([]byte, len("last words"))
+	if _, err := io.ReadFull(near, got); err != nil || string(got) != "last words" {
+		t.Fatalf("%q, %v", got, err)
+	}
+	for range 100 {
+		if _, err := io.WriteString(near, strings.Repeat("x", 10000)); err != nil {
+			t.Fatalf("write: %v", err)
+		}
+	}
+	if rest, err := io.ReadAll(near); err != nil || len(rest) > 0 {
+		t.Errorf("not a clean end: %q, %v", rest, err)
+	}
+	_ = near.Close()
+}
+
 func TestUpgradeCallerGone(t *testing.T) {
 	h := start(t, nil)
 	near, err := h.client.Exec(t.Context(), "box", guestapi.ExecRequest{})
