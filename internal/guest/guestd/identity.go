@@ -254,10 +254,10 @@ func (s *Server) writeFile(name string, content []byte, mode fs.FileMode, uid, g
 
 const lower = "abcdefghijklmnopqrstuvwxyz0123456789"
 
-// made reports whether text is min to max of the given characters. (Regular
+// made reports whether text is least to most of the given characters. (Regular
 // expressions cost too much of the boot.)
-func made(text string, min, max int, of string) bool {
-	return len(text) >= min && len(text) <= max && strings.Trim(text, of) == ""
+func made(text string, least, most int, of string) bool {
+	return len(text) >= least && len(text) <= most && strings.Trim(text, of) == ""
 }
 
 // oneLine reports whether text is a single line of printable characters.

@@ -44,10 +44,11 @@ func Supervise(adopt bool) int {
 }
 
 func runGuestd() error {
-	cmd := exec.Command("/proc/self/exe", "guestd")
-	cmd.Args[0] = "agent-runner"
-	cmd.Stderr = guestd.Console{} // where a panic is told
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd := &exec.Cmd{
+		Path: "/proc/self/exe", Args: []string{"agent-runner", "guestd"},
+		Stderr:      guestd.Console{}, // where a panic is told
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
+	}
 	return cmd.Run()
 }
 
