@@ -442,3 +442,12 @@ func write(t *testing.T, path, text string) {
 		t.Fatal(err)
 	}
 }
+
+func readFile(t *testing.T, path string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
