@@ -103,6 +103,8 @@ func (s *Service) sandboxRequest(j agentlab.Job) sandbox.Request {
 
 // write makes what belongs to a job, then its row; what fails is undone.
 func (s *Service) write(ctx context.Context, j agentlab.Job, r Request, prof agentlab.Profile, want sandbox.Request) (_ agentlab.Job, err error) {
+	s.setMaking(j.ID, true)
+	defer s.setMaking(j.ID, false)
 	var undo []func()
 	defer func() {
 		for i := len(undo) - 1; err != nil && i >= 0; i-- {
@@ -133,8 +135,8 @@ func (s *Service) write(ctx context.Context, j agentlab.Job, r Request, prof age
 	}
 	data, _ := json.Marshal(map[string]any{"agent": j.Agent, "profile": j.Profile, "profile_sha256": sum, "ttl_seconds": int64(j.TTL.Seconds())})
 	e := agentlab.Event{Kind: agentlab.EventJobCreated, SandboxVMID: j.SandboxVMID, Message: "job " + j.ID + " is QUEUED: agent " + j.Agent + ", profile " + j.Profile, Data: string(data)}
-	j, err = s.cfg.Store.CreateJob(ctx, j, e)
-	if err != nil {
+	j.UpdatedAt = j.CreatedAt
+	if err := s.cfg.Store.CreateJob(ctx, j, e); err != nil {
 		return agentlab.Job{}, err
 	}
 	s.loop.Wake(j.ID)
@@ -145,6 +147,32 @@ func (s *Service) try(what, id string, err error) {
 	if err != nil {
 		s.log.Error("could not "+what+" of a job that was not made", "job", id, "err", err)
 	}
+}
+
+func (s *Service) setMaking(id string, making bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if making {
+		s.making[id] = true
+	} else {
+		delete(s.making, id)
+	}
+}
+
+// Known tells whether a job exists or is just being made, so that files with
+// its id have an owner.
+func (s *Service) Known(ctx context.Context, id string) (bool, error) {
+	s.mu.Lock()
+	making := s.making[id]
+	s.mu.Unlock()
+	if making {
+		return true, nil
+	}
+	_, err := s.cfg.Store.Job(ctx, id)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // Get returns a job, or not_found.

@@ -51,7 +51,7 @@ type Grant struct {
 // Store is what the service needs of the database. The semantics are those
 // of package store.
 type Store interface {
-	CreateJob(ctx context.Context, j agentlab.Job, evs ...agentlab.Event) (agentlab.Job, error)
+	CreateJob(ctx context.Context, j agentlab.Job, evs ...agentlab.Event) error
 	UpdateJob(ctx context.Context, id string, fn func(*agentlab.Job) ([]agentlab.Event, error)) (agentlab.Job, error)
 	Job(ctx context.Context, id string) (agentlab.Job, error)
 	Jobs(ctx context.Context, f Filter) ([]agentlab.Job, error)
@@ -156,7 +156,8 @@ type Service struct {
 
 	mu      sync.Mutex
 	live    map[string]*live
-	waiting []string // jobs that found no room for a sandbox, the oldest first
+	making  map[string]bool // jobs whose row is about to be written
+	waiting []string        // jobs that found no room for a sandbox, the oldest first
 }
 
 // live is what is remembered of a job that is not final. Nothing in it
@@ -170,7 +171,7 @@ type live struct {
 
 // New returns a Service; Run makes it work.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, live: map[string]*live{}}
+	s := &Service{cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, live: map[string]*live{}, making: map[string]bool{}}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -184,6 +185,9 @@ func New(cfg Config) *Service {
 // Run drives jobs until ctx ends. It may be called once.
 func (s *Service) Run(ctx context.Context) error {
 	if err := s.recover(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
 		return err
 	}
 	s.loop.Run(ctx)

@@ -200,9 +200,12 @@ func New(cfg Config) *Service {
 // VMs go on. It may be called once.
 func (s *Service) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	rows, err := s.cfg.Store.Sandboxes(ctx, Filter{})
-	if err != nil {
-		cancel()
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
 		return err
 	}
 	s.mu.Lock()

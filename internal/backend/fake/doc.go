@@ -18,9 +18,9 @@
 // ";"; an empty command is a shell that reads such lines. DialGuest finds an echo service on port 7 and a
 // banner on port 22; every other port refuses.
 //
-// Three beginnings of a sandbox's name change its guest: "never-boots" never
+// Some beginnings of a sandbox's name change its guest: "never-boots" never
 // answers, "crash-boots" crashes right after its start, "never-stops" does not
-// power off when it is asked.
+// power off when it is asked, "no-runner" has no runner.
 //
 // # Jobs
 //
@@ -33,7 +33,7 @@
 //	sleep DURATION      does nothing for so long (Go syntax, "1.5s")
 //	hang                does nothing until it is stopped or its time is over
 //	silent              from here on nothing is heard of the runner, the VM runs on
-//	stubborn            from here on directives to stop are ignored
+//	stubborn            from here on the deadline and directives to stop are ignored
 //	crash-vm            the VM crashes
 //	poweroff            the VM powers itself off
 //	artifact NAME TEXT  uploads a file

@@ -110,7 +110,7 @@ func (in *instance) boot() {
 	if strings.HasPrefix(in.rec.Spec.Name, "crash-boots") {
 		in.h.spawn(func() { _ = in.crash("kernel panic - not syncing: no working init found") })
 	}
-	if r := in.rec.Guest.Runner; r != nil || in.rec.Guest.Bootstrap != nil {
+	if in.rec.Guest.Bootstrap != nil && !strings.HasPrefix(in.rec.Spec.Name, "no-runner") {
 		in.guest.startRunner()
 	}
 }

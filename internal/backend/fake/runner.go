@@ -135,7 +135,7 @@ func (r *runner) work(st *runnerRecord) (guestapi.Report, error) {
 	defer stop(nil)
 	if s := st.Boot.Job.Seconds; s > 0 {
 		left := time.Duration(s)*time.Second - r.g.in.h.cfg.Clock().Sub(st.FetchedAt)
-		t := time.AfterFunc(left, func() { stop(stopped("TIMEOUT")) })
+		t := time.AfterFunc(left, func() { r.direct(guestapi.Directive{Stop: "TIMEOUT"}, stop) })
 		defer t.Stop()
 	}
 	side, endSide := context.WithCancel(r.ctx)

@@ -1,0 +1,297 @@
+// Package gc deletes what has been kept long enough: artifacts and logs of
+// jobs that ended, tokens that expired, old events, and the rows of jobs and
+// sandboxes that ended long ago. What it deleted it tells as events.
+//
+// It deletes in such an order that a crash anywhere leaves nothing that the
+// next pass does not find: files before the row of their job, and a sandbox's row
+// only when nothing of it is left on the backend.
+package gc
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Store is what the collector needs of the database. The semantics are those
+// of package store.
+type Store interface {
+	// FinalJobs lists at most limit jobs that have ended, the newest first,
+	// from the one after before ("" begins).
+	FinalJobs(ctx context.Context, before string, limit int) ([]agentlab.Job, error)
+	// DestroyedSandboxes lists sandboxes that are DESTROYED.
+	DestroyedSandboxes(ctx context.Context) ([]agentlab.Sandbox, error)
+	Artifacts(ctx context.Context, jobID string) ([]agentlab.Artifact, error)
+	DeleteJob(ctx context.Context, id string) error
+	DeleteSandbox(ctx context.Context, vmid int) error
+	DeleteExpiredTokens(ctx context.Context, now time.Time) (int, error)
+	DeleteEventsBefore(ctx context.Context, t time.Time) (int, error)
+	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
+}
+
+// Files are the artifacts and logs on disk.
+type Files interface {
+	// Delete removes artifacts with their rows, log and repository bundle of
+	// a job; there need not be any.
+	Delete(ctx context.Context, jobID string) error
+	// Sweep removes what crashes left behind and what belongs to no job, and
+	// tells how many things that were.
+	Sweep(ctx context.Context, known func(ctx context.Context, jobID string) (bool, error)) (int, error)
+}
+
+// Config is what a Collector needs.
+type Config struct {
+	Store Store
+	Files Files
+
+	// Known tells whether a job exists or is just being made; what belongs to
+	// no known job is deleted. (*job.Service).Known is meant.
+	Known func(ctx context.Context, jobID string) (bool, error)
+
+	// ArtifactTTL returns how long the artifacts of a job with that profile
+	// are kept; 0 means Artifacts below. nil means always that.
+	ArtifactTTL func(profile string) time.Duration
+
+	Artifacts time.Duration // that artifacts and logs of an ended job are kept; default 30 days
+	Events    time.Duration // that events are kept; default 30 days
+	Rows      time.Duration // that ended jobs and destroyed sandboxes stay listed; default 90 days
+	Every     time.Duration // between two passes; default 1 h
+
+	Clock  func() time.Time // nil means time.Now
+	Logger *slog.Logger     // nil means none
+}
+
+// Collector deletes. Make it with New; its methods are not for concurrent use.
+type Collector struct {
+	cfg   Config
+	clock func() time.Time
+	log   *slog.Logger
+
+	// emptied are jobs without files, as this process knows, so that those
+	// that stay listed for months cost a pass nothing.
+	emptied map[string]bool
+}
+
+// New returns a Collector.
+func New(cfg Config) *Collector {
+	const day = 24 * time.Hour
+	def := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
+	}
+	def(&cfg.Artifacts, 30*day)
+	def(&cfg.Events, 30*day)
+	def(&cfg.Rows, 90*day)
+	def(&cfg.Every, time.Hour)
+	c := &Collector{cfg: cfg, clock: cfg.Clock, log: cfg.Logger, emptied: map[string]bool{}}
+	if c.clock == nil {
+		c.clock = time.Now
+	}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Run makes a pass at once and then every so often, until ctx ends. A pass
+// that fails is told of in the log; the next one begins anew.
+func (c *Collector) Run(ctx context.Context) error {
+	t := time.NewTicker(c.cfg.Every)
+	defer t.Stop()
+	for {
+		if _, err := c.Pass(ctx); err != nil && ctx.Err() == nil {
+			c.log.Error("garbage collection did not finish", "err", err)
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// Deleted counts what a pass deleted.
+type Deleted struct {
+	Artifacts int `json:"artifacts,omitempty"` // jobs whose artifacts and log were deleted
+	Files     int `json:"files,omitempty"`     // leftovers of crashes, unclaimed bundles, files of unknown jobs
+	Jobs      int `json:"jobs,omitempty"`
+	Sandboxes int `json:"sandboxes,omitempty"`
+	Tokens    int `json:"tokens,omitempty"`
+	Events    int `json:"events,omitempty"`
+}
+
+// Pass deletes all that is due now. What fails is skipped and part of the
+// error; the rest is deleted.
+func (c *Collector) Pass(ctx context.Context) (Deleted, error) {
+	var d Deleted
+	var errs []error
+	now := c.clock().UTC()
+	for _, part := range []func(context.Context, time.Time, *Deleted) error{c.jobs, c.files, c.sandboxes, c.tokens, c.events} {
+		if ctx.Err() != nil {
+			break
+		}
+		errs = append(errs, part(ctx, now, &d))
+	}
+	if d != (Deleted{}) {
+		errs = append(errs, c.tell(context.WithoutCancel(ctx), d))
+	}
+	return d, errors.Join(append(errs, ctx.Err())...)
+}
+
+// ended is what a pass needs to know of a final job.
+type ended struct {
+	id, profile string
+	at          time.Time
+}
+
+const page = 200
+
+// final lists the jobs that have ended. All are listed before any is deleted,
+// because a page begins after a job that must exist.
+func (c *Collector) final(ctx context.Context) ([]ended, error) {
+	var out []ended
+	before := ""
+	for {
+		jobs, err := c.cfg.Store.FinalJobs(ctx, before, page)
+		if err != nil {
+			return nil, err
+		}
+		for _, j := range jobs {
+			out = append(out, ended{j.ID, j.Profile, j.FinishedAt})
+		}
+		if len(jobs) < page {
+			return out, nil
+		}
+		before = jobs[len(jobs)-1].ID
+	}
+}
+
+// jobs deletes artifacts and logs, and later the job itself.
+func (c *Collector) jobs(ctx context.Context, now time.Time, d *Deleted) error {
+	jobs, err := c.final(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, j := range jobs {
+		age := now.Sub(j.at)
+		old := age >= c.cfg.Rows
+		if !old && (c.emptied[j.id] || age < c.artifactTTL(j.profile)) {
+			continue
+		}
+		if err := c.job(ctx, j.id, old, d); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", j.id, err))
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Collector) artifactTTL(profile string) time.Duration {
+	if c.cfg.ArtifactTTL != nil {
+		if ttl := c.cfg.ArtifactTTL(profile); ttl > 0 {
+			return ttl
+		}
+	}
+	return c.cfg.Artifacts
+}
+
+// job deletes the files of one job and, when it is old, its row.
+func (c *Collector) job(ctx context.Context, id string, old bool, d *Deleted) error {
+	rows, err := c.cfg.Store.Artifacts(ctx, id)
+	if err != nil {
+		return err
+	}
+	// The log has no row, so Delete is called also when there is none.
+	if err := c.cfg.Files.Delete(ctx, id); err != nil {
+		return err
+	}
+	c.emptied[id] = true
+	if len(rows) > 0 {
+		d.Artifacts++
+		var bytes int64
+		for _, a := range rows {
+			bytes += a.Size
+		}
+		e := gcEvent(map[string]any{"artifacts": len(rows), "bytes": bytes}, "deleted %d artifacts of job %s, %d bytes, by retention", len(rows), id, bytes)
+		e.JobID = id
+		if err := c.cfg.Store.AppendEvents(ctx, e); err != nil {
+			return err
+		}
+	}
+	if !old {
+		return nil
+	}
+	if err := c.cfg.Store.DeleteJob(ctx, id); err != nil {
+		return err
+	}
+	delete(c.emptied, id)
+	d.Jobs++
+	return nil
+}
+
+func (c *Collector) files(ctx context.Context, _ time.Time, d *Deleted) (err error) {
+	d.Files, err = c.cfg.Files.Sweep(ctx, c.cfg.Known)
+	return err
+}
+
+// sandboxes deletes rows of sandboxes of which nothing is left.
+func (c *Collector) sandboxes(ctx context.Context, now time.Time, d *Deleted) error {
+	list, err := c.cfg.Store.DestroyedSandboxes(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, sb := range list {
+		if now.Sub(sb.UpdatedAt) < c.cfg.Rows {
+			continue
+		}
+		if err := c.cfg.Store.DeleteSandbox(ctx, sb.VMID); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		d.Sandboxes++
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Collector) tokens(ctx context.Context, now time.Time, d *Deleted) (err error) {
+	d.Tokens, err = c.cfg.Store.DeleteExpiredTokens(ctx, now)
+	return err
+}
+
+func (c *Collector) events(ctx context.Context, now time.Time, d *Deleted) (err error) {
+	d.Events, err = c.cfg.Store.DeleteEventsBefore(ctx, now.Add(-c.cfg.Events))
+	return err
+}
+
+// tell writes the sum of a pass down.
+func (c *Collector) tell(ctx context.Context, d Deleted) error {
+	var data map[string]any
+	text, err := json.Marshal(d)
+	if err == nil {
+		err = json.Unmarshal(text, &data)
+	}
+	if err != nil {
+		return err
+	}
+	c.log.Info("garbage collected", "deleted", d)
+	return c.cfg.Store.AppendEvents(ctx, gcEvent(data, "deleted by retention: files of %d jobs, %d leftovers, %d jobs, %d sandboxes, %d tokens, %d events",
+		d.Artifacts, d.Files, d.Jobs, d.Sandboxes, d.Tokens, d.Events))
+}
+
+func gcEvent(data map[string]any, format string, args ...any) agentlab.Event {
+	e := agentlab.Event{Kind: agentlab.EventGC, Message: fmt.Sprintf(format, args...)}
+	if text, err := json.Marshal(data); err == nil {
+		e.Data = string(text)
+	}
+	return e
+}

@@ -1,0 +1,46 @@
+package job
+
+import (
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// CheckVerdict checks what must hold for every report that is not refused.
+func CheckVerdict(t *testing.T, r guestapi.Report) {
+	if checkReport(&r) != nil {
+		return
+	}
+	if len(r.Message) > maxReason+4 || strings.ContainsFunc(r.Message, unicode.IsControl) {
+		t.Fatalf("message %q", r.Message)
+	}
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	s := New(Config{Clock: func() time.Time { return now }})
+	for _, j := range []agentlab.Job{
+		{Status: agentlab.JobRunning, DeadlineAt: now.Add(time.Hour)},
+		{Status: agentlab.JobRunning, DeadlineAt: now.Add(-time.Hour)},
+		{Status: agentlab.JobRunning, DeadlineAt: now.Add(time.Hour), StopRequested: "CANCELLED"},
+		{Status: agentlab.JobRunning, DeadlineAt: now.Add(-time.Hour), StopRequested: "TIMEOUT"},
+	} {
+		if r.Status == "RUNNING" {
+			continue
+		}
+		status, reason := s.verdict(j, r)
+		switch {
+		case !status.Final():
+			t.Fatalf("a final report makes it %s", status)
+		case status == agentlab.JobCompleted && r.ExitCode != nil && *r.ExitCode != 0:
+			t.Fatal("success of a failure")
+		case status == agentlab.JobCancelled && j.StopRequested != "CANCELLED":
+			t.Fatal("cancelled unasked")
+		case status == agentlab.JobTimeout && j.StopRequested != "TIMEOUT" && j.DeadlineAt.After(now.Add(near)):
+			t.Fatal("timeout before the time")
+		case status != agentlab.JobCompleted && reason == "":
+			t.Fatalf("%s without a reason", status)
+		}
+	}
+}

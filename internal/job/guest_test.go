@@ -1,0 +1,318 @@
+package job_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/job"
+	"github.com/agentlab-vm/agentlab/internal/secret"
+)
+
+// What a guest claims is believed only as far as it can be true.
+func TestHostileReports(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		report string
+		status agentlab.JobStatus // RUNNING: it went on and ended COMPLETED
+		reason string
+		answer string // in the log
+	}{
+		{"unknown status", `{"status":"WON","phase":"agent"}`, agentlab.JobRunning, "", "report: 400"},
+		{"queued again", `{"status":"QUEUED","phase":"agent"}`, agentlab.JobRunning, "", "report: 400"},
+		{"unknown phase", `{"status":"RUNNING","phase":"../../etc"}`, agentlab.JobRunning, "", "report: 400"},
+		{"waiting phase", `{"status":"RUNNING","phase":"waiting"}`, agentlab.JobRunning, "", "report: 400"},
+		{"exit code", `{"status":"COMPLETED","phase":"done","exit_code":99999}`, agentlab.JobRunning, "", "report: 400"},
+		{"commit", `{"status":"COMPLETED","phase":"done","result":{"head_commit":"$(reboot)"}}`, agentlab.JobRunning, "", "report: 400"},
+		{"branch", `{"status":"COMPLETED","phase":"done","result":{"branch":"--force"}}`, agentlab.JobRunning, "", "report: 400"},
+		{"commits", `{"status":"COMPLETED","phase":"done","result":{"commits":-5}}`, agentlab.JobRunning, "", "report: 400"},
+		{"no JSON", `{"status":`, agentlab.JobRunning, "", "report: 400"},
+		{"backwards", `{"status":"RUNNING","phase":"bootstrap"}`, agentlab.JobRunning, "", "report: accepted"},
+		{"cancelled unasked", `{"status":"CANCELLED","phase":"done"}`, agentlab.JobFailed, "its runner stopped without being asked to", ""},
+		{"timeout in the first minute", `{"status":"TIMEOUT","phase":"done"}`, agentlab.JobFailed, "its runner stopped without being asked to", ""},
+		{"success of a failure", `{"status":"COMPLETED","phase":"done","exit_code":2}`, agentlab.JobFailed, "the agent exited with code 2", ""},
+		{"control characters", `{"status":"FAILED","phase":"done","message":"a\u001b[31m\nb\u202e"}`, agentlab.JobFailed, "a[31m b", ""},
+		{"long message", `{"status":"FAILED","phase":"done","message":"` + strings.Repeat("x", 4000) + `"}`, agentlab.JobFailed, strings.Repeat("x", 500) + "…", ""},
+		{"early success", `{"status":"COMPLETED","phase":"done"}`, agentlab.JobCompleted, "", ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				j := w.run(job.Request{Task: "report " + test.report + "\nsleep 10s"})
+				j = w.final(j.ID)
+				want := test.status
+				if want == agentlab.JobRunning {
+					want = agentlab.JobCompleted
+				}
+				if j.Status != want || j.Reason != test.reason {
+					w.Errorf("%s %q, want %s %q", j.Status, j.Reason, want, test.reason)
+				}
+				if got := w.log(j.ID); !strings.Contains(got, test.answer) {
+					w.Errorf("log %q, want an answer %q", got, test.answer)
+				}
+				if n := len(w.events(agentlab.EventJobStatus, j.ID)); n != 2 {
+					w.Errorf("%d status events, want RUNNING and one end: %q", n, w.events(agentlab.EventJobStatus, j.ID))
+				}
+				var last string
+				for _, p := range w.events(agentlab.EventJobPhase, j.ID) {
+					if last == "job J: agent" && p == "job J: bootstrap" {
+						w.Error("the phase went backwards")
+					}
+					last = p
+				}
+			})
+		})
+	}
+}
+
+// Of many who end a job, one does; the end does not change any more.
+func TestOneEnd(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		j := w.run(job.Request{Task: "hang"})
+		w.phase(j.ID, "agent")
+		vmid := w.sandbox(j.ID).VMID
+		ref := w.ref(j.ID)
+		var wg sync.WaitGroup
+		for i := range 20 {
+			wg.Go(func() {
+				switch i % 4 {
+				case 0:
+					_, _ = w.jobs.Cancel(ctx, j.ID)
+				case 1:
+					_, _ = w.jobs.Report(ctx, vmid, guestapi.Report{Status: "COMPLETED", Phase: "done"})
+				case 2:
+					_, _ = w.jobs.Report(ctx, vmid, guestapi.Report{Status: "FAILED", Phase: "done", Message: fmt.Sprint(i)})
+				default:
+					_ = w.host.CrashVM(ref, "boom")
+				}
+			})
+		}
+		wg.Wait()
+		j = w.final(j.ID)
+		time.Sleep(time.Hour)
+		if again := w.job(j.ID); again != j && (again.Status != j.Status || again.Reason != j.Reason || !again.FinishedAt.Equal(j.FinishedAt)) {
+			w.Errorf("the end changed from %+v to %+v", j, again)
+		}
+		ends := 0
+		for _, m := range w.events(agentlab.EventJobStatus, j.ID) {
+			if !strings.Contains(m, "RUNNING") && !strings.Contains(m, "is to be") {
+				ends++
+			}
+		}
+		if ends != 1 {
+			w.Errorf("%d ends: %q", ends, w.events(agentlab.EventJobStatus, j.ID))
+		}
+		for _, r := range []string{"COMPLETED", "RUNNING"} { // late reports are answered, and change nothing
+			if _, err := w.jobs.Report(ctx, vmid, guestapi.Report{Status: r, Phase: "done"}); err != nil {
+				w.Errorf("a late report: %v", err)
+			}
+		}
+		if again := w.job(j.ID); again.Status != j.Status {
+			w.Errorf("a late report made it %s", again.Status)
+		}
+	})
+}
+
+func TestDirectiveWaits(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		j := w.run(job.Request{Task: "hang", TTL: time.Hour})
+		w.phase(j.ID, "agent")
+		vmid := w.sandbox(j.ID).VMID
+		began := time.Now()
+		d, err := w.jobs.Directive(ctx, vmid, 30*time.Second)
+		if err != nil || d.Stop != "" || time.Since(began) != 30*time.Second {
+			w.Errorf("%+v, %v after %s", d, err, time.Since(began))
+		}
+		if d.SecondsLeft < 3500 || d.SecondsLeft > 3600 {
+			w.Errorf("%d seconds left", d.SecondsLeft)
+		}
+		began = time.Now()
+		got := make(chan guestapi.Directive, 1)
+		go func() {
+			d, _ := w.jobs.Directive(ctx, vmid, 50*time.Second)
+			got <- d
+		}()
+		time.Sleep(time.Second)
+		if _, err := w.jobs.Cancel(ctx, j.ID); err != nil {
+			w.Fatal(err)
+		}
+		if d := <-got; d.Stop != "CANCELLED" || time.Since(began) > 1100*time.Millisecond {
+			w.Errorf("%+v after %s", d, time.Since(began))
+		}
+		w.final(j.ID)
+		_, err = w.jobs.Directive(ctx, 4711, time.Second)
+		wantCode(t, err, agentlab.CodeNotFound)
+		left, cancel := context.WithCancel(ctx)
+		cancel()
+		if d, err := w.jobs.Directive(left, vmid, time.Hour); err == nil && d.Stop != "CANCELLED" {
+			w.Errorf("%+v, %v", d, err)
+		}
+	})
+}
+
+// The secrets go to the job that needs them and nowhere else.
+func TestSecrets(t *testing.T) {
+	const envValue, gitToken = "sk-ant-0123456789abcdef", "ghp_9876543210zyxwvu"
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		for key, v := range map[string]string{"env.API_KEY": envValue, "git.token": gitToken, "git.url": "https://github.com/x/y", "claude_settings_json": `{"model":"opus"}`} {
+			if err := w.vault.Set(ctx, "team", key, strings.NewReader(v)); err != nil {
+				w.Fatal(err)
+			}
+		}
+		j := w.run(job.Request{Profile: "secrets", Task: "env API_KEY\n" + `report {"status":"FAILED","phase":"done","message":"key ` + envValue + ` is wrong"}`})
+		j = w.final(j.ID)
+		if j.Reason != "key [redacted] is wrong" {
+			w.Errorf("reason %q", j.Reason)
+		}
+		if got := w.log(j.ID); !strings.HasPrefix(got, "API_KEY=") || strings.Contains(got, envValue) {
+			w.Errorf("log %q", got)
+		}
+		// The task holds it too, because the test put it there; nothing else may.
+		if _, err := w.store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) { j.Task = "x"; return nil, nil }); err != nil {
+			w.Fatal(err)
+		}
+		var all strings.Builder
+		w.mu.Lock()
+		for _, e := range w.seen {
+			fmt.Fprintln(&all, e)
+		}
+		w.mu.Unlock()
+		if strings.Contains(all.String(), envValue) || strings.Contains(all.String(), gitToken) {
+			w.Error("an event holds a secret")
+		}
+		w.leaks(gitToken)
+	})
+}
+
+// What a bootstrap answer holds depends on what the job has a use for.
+func TestBootstrapHoldsWhatIsNeeded(t *testing.T) {
+	for _, test := range []struct {
+		name             string
+		r                job.Request
+		git, claude, env bool
+		upload           bool
+		domains          string
+	}{
+		{"repo, claude", job.Request{Profile: "secrets", Agent: "claude", RepoURL: "https://github.com/x/y"}, true, true, true, true, "*"},
+		{"no repo, claude", job.Request{Profile: "secrets", Agent: "claude"}, false, true, true, true, "*"},
+		{"repo, shell", job.Request{Profile: "secrets", Agent: "shell", RepoURL: "https://github.com/x/y"}, true, false, true, true, "*"},
+		{"no secrets", job.Request{Profile: "plain", Agent: "claude", RepoURL: "https://github.com/x/y"}, false, false, false, true, "*"},
+		{"no network", job.Request{Profile: "dark", Agent: "shell"}, false, false, false, false, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				ctx := context.Background()
+				for key, v := range map[string]string{"env.API_KEY": "sk-ant-0123456789abcdef", "git.token": "ghp_9876543210zyxwvu", "claude_settings_json": `{"model":"opus"}`} {
+					if err := w.vault.Set(ctx, "team", key, strings.NewReader(v)); err != nil {
+						w.Fatal(err)
+					}
+				}
+				// The runner must not be quicker than this test.
+				release := make(chan struct{})
+				w.host.Inject(fake.Fault{Op: fake.OpDialControl, Times: 1, Block: release})
+				test.r.Task = "hang"
+				j := w.run(test.r)
+				w.eventually("booting", func() bool { return w.sandbox(j.ID).State == agentlab.SandboxBooting })
+				sb := w.sandbox(j.ID)
+				token, hash := secret.MintToken()
+				_ = token
+				if err := w.store.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hash, VMID: sb.VMID, ExpiresAt: time.Now().Add(10 * time.Minute)}); err != nil {
+					w.Fatal(err)
+				}
+				_, err := w.jobs.BootstrapFetched(ctx, sb.VMID, secret.HashToken("guess"))
+				wantCode(t, err, agentlab.CodeDenied)
+				resp, err := w.jobs.BootstrapFetched(ctx, sb.VMID, hash)
+				if err != nil {
+					w.Fatal(err)
+				}
+				if got := resp.Git != nil; got != test.git {
+					w.Errorf("git credential given: %v", got)
+				}
+				if got := resp.ClaudeSettingsJSON != ""; got != test.claude {
+					w.Errorf("claude settings given: %v", got)
+				}
+				if got := resp.Env["API_KEY"] != ""; got != test.env {
+					w.Errorf("environment given: %v", got)
+				}
+				if got := resp.Artifact != nil && resp.Job.Upload; got != test.upload {
+					w.Errorf("upload granted: %v", got)
+				}
+				if got := strings.Join(resp.Policy.AllowedDomains, " "); got != test.domains {
+					w.Errorf("domains %q", got)
+				}
+				if resp.Job == nil || resp.Job.ID != j.ID || resp.Job.Task != "hang" || resp.Job.Seconds != 3600 || resp.Runner.Token == "" {
+					w.Errorf("job %+v", resp.Job)
+				}
+				_, err = w.jobs.BootstrapFetched(ctx, sb.VMID, hash)
+				wantCode(t, err, agentlab.CodeDenied)
+				if j := w.job(j.ID); j.Status != agentlab.JobRunning || j.DeadlineAt.Sub(j.StartedAt) != time.Hour {
+					w.Errorf("after the fetch %+v", j)
+				}
+				// The fetch came while the sandbox was BOOTING: it becomes RUNNING all the same.
+				close(release)
+				w.eventually("running", func() bool { return w.sandbox(j.ID).State == agentlab.SandboxRunning })
+				if left := w.sandbox(j.ID).LeaseExpiresAt.Sub(w.job(j.ID).DeadlineAt); left < 5*time.Minute {
+					w.Errorf("the lease ends %s after the deadline", left)
+				}
+				if _, err := w.jobs.Cancel(ctx, j.ID); err != nil {
+					w.Fatal(err)
+				}
+				w.final(j.ID)
+			})
+		})
+	}
+}
+
+// When secrets vanish between the request and the boot, the job says so.
+func TestSecretsVanish(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		if err := w.vault.Set(ctx, "team", "env.K", strings.NewReader("0123456789")); err != nil {
+			w.Fatal(err)
+		}
+		j := w.run(job.Request{Profile: "secrets", Task: "hang"})
+		p := w.profiles["secrets"]
+		p.SecretsBundle = "gone"
+		w.profiles["secrets"] = p
+		j = w.final(j.ID)
+		if j.Status != agentlab.JobFailed || !strings.HasPrefix(j.Reason, "its profile's secrets cannot be had: secrets_bundle: there is no secrets bundle") {
+			w.Errorf("%s: %s", j.Status, j.Reason)
+		}
+	})
+}
+
+// A runner that never asks for its job is given up.
+func TestRunnerNeverBegins(t *testing.T) {
+	inWorld(t, func(w *world) {
+		j := w.run(job.Request{Task: "exit 0", Sandbox: &job.SandboxRequest{Name: "no-runner"}})
+		j = w.final(j.ID)
+		if j.Status != agentlab.JobFailed || j.Reason != "its runner did not ask for the job within 10m0s" {
+			w.Errorf("%s: %s", j.Status, j.Reason)
+		}
+		if d := j.FinishedAt.Sub(j.CreatedAt); d < 10*time.Minute || d > 11*time.Minute {
+			w.Errorf("given up after %s", d)
+		}
+	})
+}
+
+func FuzzReport(f *testing.F) {
+	for _, s := range []string{`{"status":"RUNNING","phase":"agent"}`, `{"status":"FAILED","phase":"done","exit_code":-1,"message":"\u0000"}`, `{"status":"COMPLETED","phase":"done","result":{"commits":1}}`} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		var r guestapi.Report
+		if json.Unmarshal([]byte(text), &r) != nil {
+			return
+		}
+		job.CheckVerdict(t, r)
+	})
+}

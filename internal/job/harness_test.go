@@ -1,0 +1,324 @@
+package job_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/artifact"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/guestserver"
+	"github.com/agentlab-vm/agentlab/internal/job"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
+	"github.com/agentlab-vm/agentlab/internal/secret"
+	"github.com/agentlab-vm/agentlab/internal/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The store as the services see it.
+type (
+	sandboxDB struct{ *store.Store }
+	jobDB     struct{ *store.Store }
+	tokenDB   struct{ *store.Store }
+)
+
+func (d sandboxDB) Sandboxes(ctx context.Context, f sandbox.Filter) ([]agentlab.Sandbox, error) {
+	return d.Store.Sandboxes(ctx, store.SandboxFilter(f))
+}
+
+func (d jobDB) Jobs(ctx context.Context, f job.Filter) ([]agentlab.Job, error) {
+	return d.Store.Jobs(ctx, store.JobFilter(f))
+}
+
+func (d jobDB) ConsumeBootstrap(ctx context.Context, hash string, vmid int, grants []job.Grant,
+	fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error),
+) error {
+	var gs []store.Grant
+	for _, g := range grants {
+		gs = append(gs, store.Grant(g))
+	}
+	return d.Store.ConsumeBootstrap(ctx, hash, vmid, gs, fn)
+}
+
+func (d tokenDB) GrantByHash(ctx context.Context, hash, kind string) (guestserver.Grant, error) {
+	g, err := d.Store.GrantByHash(ctx, hash, kind)
+	return guestserver.Grant{VMID: g.VMID, JobID: g.JobID, ExpiresAt: g.ExpiresAt}, err
+}
+
+type profiles map[string]agentlab.Profile
+
+func (p profiles) Use(name string) (agentlab.Profile, error) {
+	prof, ok := p[name]
+	if !ok {
+		return prof, agentlab.Errorf(agentlab.CodeNotFound, "there is no profile %q", name).WithField("profile")
+	}
+	prof.Name, prof.YAML = name, "name: "+name+"\n"
+	return prof, nil
+}
+
+// world is a machine with a state directory, on which daemons come and go.
+type world struct {
+	*testing.T
+	dir      string
+	host     *fake.Host
+	profiles profiles
+	max      int // sandboxes
+
+	store     *store.Store
+	sandboxes *sandbox.Service
+	jobs      *job.Service
+	artifacts *artifact.Service
+	vault     *secret.Vault
+	kill      func()
+
+	mu   sync.Mutex
+	seen []agentlab.Event
+}
+
+func inWorld(t *testing.T, fn func(w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		host, err := fake.NewHost(fake.Config{BootDelay: 2 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		res := agentlab.Resources{Cores: 1, MemoryMB: 512}
+		nat := agentlab.Network{Mode: agentlab.NetworkNAT}
+		w := &world{T: t, dir: t.TempDir(), host: host, profiles: profiles{
+			"plain":   {Resources: res, Network: nat, TTL: time.Hour, Mode: "dangerous", UploadArtifacts: true, ClonePath: "/tmp/repo"},
+			"secrets": {Resources: res, Network: nat, TTL: time.Hour, Mode: "dangerous", UploadArtifacts: true, SecretsBundle: "team"},
+			"nowhere": {Resources: res, Network: nat, TTL: time.Hour, Mode: "dangerous", SecretsBundle: "missing"},
+			"dark":    {Resources: res, Network: agentlab.Network{Mode: agentlab.NetworkOff}, TTL: time.Hour, Mode: "dangerous"},
+		}}
+		t.Cleanup(func() {
+			w.kill()
+			_ = host.Close()
+		})
+		w.begin()
+		fn(w)
+	})
+}
+
+// begin starts a daemon without its API.
+func (w *world) begin() {
+	w.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	fatal := func(err error) {
+		if err != nil {
+			cancel()
+			w.Fatal(err)
+		}
+	}
+	var err error
+	w.store, err = store.Open(ctx, filepath.Join(w.dir, "agentlab.db"), store.Options{OnCommit: func(evs []agentlab.Event) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.seen = append(w.seen, evs...)
+	}})
+	fatal(err)
+	w.artifacts, err = artifact.New(artifact.Config{Dir: w.dir, Store: w.store})
+	fatal(err)
+	w.vault = secret.NewVault(filepath.Join(w.dir, "secrets"))
+	driver := w.host.Open()
+	var guests *guestserver.Server
+	w.sandboxes = sandbox.New(sandbox.Config{
+		Store: sandboxDB{w.store}, Driver: driver, Images: fake.Images{}, Profiles: w.profiles,
+		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max},
+		ServeGuest: guestServe(&guests),
+		Changed:    func(sb agentlab.Sandbox) { w.jobs.SandboxChanged(sb) },
+	})
+	w.jobs = job.New(job.Config{
+		Store: jobDB{w.store}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: w.vault, Bundles: w.artifacts, Backend: driver.Info(),
+		DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",
+	})
+	guests = guestserver.New(guestserver.Config{
+		Tokens: tokenDB{w.store}, Jobs: w.jobs, Artifacts: w.artifacts, Redactors: w.jobs,
+		Limits: guestserver.Limits{Bootstraps: 1000},
+	})
+	var wg sync.WaitGroup
+	for _, run := range []func(context.Context) error{w.sandboxes.Run, w.jobs.Run} {
+		wg.Go(func() {
+			if err := run(ctx); err != nil {
+				w.Error(err)
+			}
+		})
+	}
+	w.kill = sync.OnceFunc(func() {
+		cancel()
+		wg.Wait()
+		if err := errors.Join(driver.Close(), w.artifacts.Close(), w.store.Close()); err != nil {
+			w.Error(err)
+		}
+	})
+}
+
+func (w *world) restart() {
+	w.Helper()
+	w.kill()
+	w.begin()
+}
+
+// run makes a job of a task.
+func (w *world) run(r job.Request) agentlab.Job {
+	w.Helper()
+	j, err := w.jobs.Create(context.Background(), r)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return j
+}
+
+func (w *world) job(id string) agentlab.Job {
+	w.Helper()
+	j, err := w.store.Job(context.Background(), id)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return j
+}
+
+func (w *world) eventually(what string, cond func() bool) {
+	w.Helper()
+	for begin := time.Now(); !cond(); {
+		d := 50 * time.Millisecond // of the bubble's time: nobody waits
+		if since := time.Since(begin); since > 4*time.Hour {
+			w.Fatalf("not after four hours: %s", what)
+		} else if since > 10*time.Second {
+			d = time.Second
+		}
+		time.Sleep(d)
+	}
+}
+
+// final waits for the end of a job and, unless it keeps it, of its sandbox.
+func (w *world) final(id string) agentlab.Job {
+	w.Helper()
+	w.eventually(id+" is final", func() bool { return w.job(id).Status.Final() })
+	j := w.job(id)
+	if !j.Keepalive {
+		w.gone(id)
+	}
+	return j
+}
+
+// gone waits until the sandbox of a job is destroyed.
+func (w *world) gone(id string) {
+	w.Helper()
+	ctx := context.Background()
+	w.eventually("the sandbox of "+id+" is destroyed", func() bool {
+		all, err := w.sandboxes.List(ctx, sandbox.Filter{})
+		if err != nil {
+			w.Fatal(err)
+		}
+		for _, sb := range all {
+			if sb.JobID == id {
+				return false
+			}
+		}
+		return true
+	})
+	left, err := w.host.Open().List(ctx)
+	if err != nil {
+		w.Fatal(err)
+	}
+	for _, in := range left {
+		if in.Name == id {
+			w.Errorf("the backend still has %+v", in)
+		}
+	}
+}
+
+func (w *world) phase(id, phase string) {
+	w.Helper()
+	w.eventually(id+" is in phase "+phase, func() bool { return w.job(id).Phase == phase })
+}
+
+func (w *world) sandbox(id string) agentlab.Sandbox {
+	w.Helper()
+	w.eventually(id+" has a sandbox", func() bool { return w.job(id).SandboxVMID != 0 })
+	sb, err := w.store.Sandbox(context.Background(), w.job(id).SandboxVMID)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return sb
+}
+
+func (w *world) ref(id string) backend.Ref {
+	sb := w.sandbox(id)
+	return backend.Ref{VMID: sb.VMID, UID: sb.UID}
+}
+
+func (w *world) log(id string) string {
+	w.Helper()
+	rc, err := w.artifacts.Log(context.Background(), id, 0, false)
+	if errors.Is(err, os.ErrNotExist) {
+		return ""
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer rc.Close() //nolint:errcheck // all was read
+	text, err := io.ReadAll(rc)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return string(text)
+}
+
+func (w *world) events(kind, jobID string) (out []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, e := range w.seen {
+		if e.Kind == kind && e.JobID == jobID {
+			out = append(out, strings.ReplaceAll(e.Message, jobID, "J"))
+		}
+	}
+	return out
+}
+
+// leaks looks for a text in everything that a daemon keeps.
+func (w *world) leaks(secrets ...string) {
+	w.Helper()
+	err := filepath.WalkDir(w.dir, func(p string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(p) //nolint:gosec // a test's own directory
+		for _, s := range secrets {
+			if bytes.Contains(data, []byte(s)) {
+				w.Errorf("%s holds the secret %q", p, s)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+func guestServe(g **guestserver.Server) func(context.Context, int, net.Listener) error {
+	return func(ctx context.Context, vmid int, l net.Listener) error { return (*g).Serve(ctx, vmid, l) }
+}
+
+func wantCode(t *testing.T, err error, code agentlab.Code) {
+	t.Helper()
+	if agentlab.CodeOf(err) != code {
+		t.Fatalf("got %v (code %q), want code %q", err, agentlab.CodeOf(err), code)
+	}
+}
+
+func ptr[T any](v T) *T { return &v }

@@ -1,0 +1,304 @@
+package job_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/gc"
+	"github.com/agentlab-vm/agentlab/internal/job"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
+	"github.com/agentlab-vm/agentlab/internal/store"
+)
+
+// TestDaemonDies kills the daemon at each stage of a job. The job goes on and
+// completes, with all of its log, once.
+func TestDaemonDies(t *testing.T) {
+	const task = "echo one\nsleep 20s\necho two\nartifact a.txt text\necho three"
+	check := func(w *world, id string) {
+		w.Helper()
+		j := w.final(id)
+		if j.Status != agentlab.JobCompleted {
+			w.Errorf("%s: %s", j.Status, j.Reason)
+		}
+		if got := w.log(id); got != "one\ntwo\nthree\n" {
+			w.Errorf("log %q", got)
+		}
+		if a, err := w.artifacts.List(context.Background(), id); err != nil || len(a) != 1 {
+			w.Errorf("artifacts %v, %v", a, err)
+		}
+		if n := w.host.Calls(fake.OpStart); n > 2 {
+			w.Errorf("the VM was started %d times", n)
+		}
+	}
+	for _, p := range []struct {
+		op fake.Op
+		at fake.Point
+	}{
+		{fake.OpCreate, fake.Before}, {fake.OpCreate, fake.Half}, {fake.OpCreate, fake.After},
+		{fake.OpListenGuest, fake.Before}, {fake.OpStart, fake.Before}, {fake.OpStart, fake.After},
+		{fake.OpInspect, fake.Before}, {fake.OpDialControl, fake.Before},
+		{fake.OpDestroy, fake.Before}, {fake.OpDestroy, fake.Half}, {fake.OpDestroy, fake.After},
+	} {
+		t.Run(string(p.op)+"/"+string(p.at), func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				reached := make(chan struct{})
+				once := sync.OnceFunc(func() { close(reached) })
+				w.host.Inject(fake.Fault{Op: p.op, At: p.at, Times: 1, Crash: true, Hook: func(backend.Ref) { once() }})
+				j := w.run(job.Request{Task: task})
+				<-reached
+				w.restart()
+				check(w, j.ID)
+			})
+		})
+	}
+	for _, stage := range []struct {
+		name  string
+		until func(w *world, id string) bool
+		away  time.Duration
+	}{
+		{"queued", func(*world, string) bool { return true }, 0},
+		{"booting", func(w *world, id string) bool { return w.sandbox(id).State == agentlab.SandboxBooting }, 0},
+		{"running", func(w *world, id string) bool { return w.job(id).Phase == "agent" }, 0},
+		{"running, away while it ends", func(w *world, id string) bool { return w.job(id).Phase == "agent" }, 30 * time.Minute},
+		{"final", func(w *world, id string) bool { return w.job(id).Status.Final() }, 0},
+		{"every 300 ms", nil, 0},
+	} {
+		t.Run(stage.name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				j := w.run(job.Request{Task: task})
+				if stage.until == nil {
+					for range 90 {
+						time.Sleep(300 * time.Millisecond)
+						w.restart()
+					}
+				} else {
+					w.eventually(stage.name, func() bool { return stage.until(w, j.ID) })
+					w.kill()
+					time.Sleep(stage.away)
+					w.begin()
+				}
+				check(w, j.ID)
+			})
+		})
+	}
+}
+
+// A fault of the driver that passes is no fault of the job; one that stays
+// ends it with the reason, and nothing is left.
+func TestDriverFaults(t *testing.T) {
+	for _, op := range []fake.Op{fake.OpCreate, fake.OpStart, fake.OpListenGuest, fake.OpInspect, fake.OpDialControl, fake.OpDestroy} {
+		for _, code := range []agentlab.Code{agentlab.CodeBusy, agentlab.CodeUnavailable, agentlab.CodeUnknownOutcome, agentlab.CodeDenied, agentlab.CodeNoSpace} {
+			t.Run(fmt.Sprintf("%s/%s", op, code), func(t *testing.T) {
+				inWorld(t, func(w *world) {
+					w.host.Inject(fake.Fault{Op: op, Times: 2, Err: agentlab.Errorf(code, "injected %s", code)})
+					j := w.run(job.Request{Task: "echo x"})
+					j = w.final(j.ID)
+					stays := code == agentlab.CodeDenied || code == agentlab.CodeNoSpace
+					making := op == fake.OpCreate || op == fake.OpStart || op == fake.OpListenGuest
+					if stays && making {
+						if want := "its sandbox failed: it could not be made: injected " + string(code); j.Status != agentlab.JobFailed || j.Reason != want {
+							w.Errorf("%s: %q, want FAILED: %q", j.Status, j.Reason, want)
+						}
+					} else if j.Status != agentlab.JobCompleted {
+						w.Errorf("%s: %s", j.Status, j.Reason)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Things done to the sandbox of a job end the job.
+func TestSandboxTaken(t *testing.T) {
+	for name, test := range map[string]struct {
+		do     func(w *world, vmid int) error
+		reason string
+	}{
+		"destroyed": {func(w *world, vmid int) error { _, err := w.sandboxes.Destroy(context.Background(), vmid); return err }, "its sandbox was destroyed"},
+		"stopped": {func(w *world, vmid int) error {
+			_, err := w.sandboxes.Stop(context.Background(), vmid, time.Second)
+			return err
+		}, "its sandbox was stopped"},
+	} {
+		for _, phase := range []string{"", "agent"} {
+			t.Run(name+"/"+phase, func(t *testing.T) {
+				inWorld(t, func(w *world) {
+					j := w.run(job.Request{Task: "hang"})
+					w.eventually("booting", func() bool { return w.sandbox(j.ID).State == agentlab.SandboxBooting })
+					w.phase(j.ID, phase)
+					if err := test.do(w, w.sandbox(j.ID).VMID); err != nil {
+						w.Fatal(err)
+					}
+					j = w.final(j.ID)
+					if j.Status != agentlab.JobFailed || j.Reason != test.reason {
+						w.Errorf("%s: %q, want FAILED: %q", j.Status, j.Reason, test.reason)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A sandbox whose job was never written, because the daemon died between the
+// two, is destroyed by the next one.
+func TestSandboxWithoutJob(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb, err := w.sandboxes.Create(context.Background(), sandbox.Request{JobID: agentlab.NewJobID()})
+		if err != nil {
+			w.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		w.restart()
+		w.gone(sb.JobID)
+	})
+}
+
+func TestLocalRepo(t *testing.T) {
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("skipped: there is no git to make a bundle with")
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "repo.bundle")
+	for _, args := range [][]string{
+		{"init", "-q", "-b", "main", dir},
+		{"-C", dir, "-c", "user.name=x", "-c", "user.email=x@x", "commit", "-q", "--allow-empty", "-m", "x"},
+		{"-C", dir, "bundle", "create", "-q", file, "main", "HEAD"},
+	} {
+		if out, err := exec.Command("git", args...).CombinedOutput(); err != nil { //nolint:gosec // a test's own words
+			t.Fatalf("git %v: %v\n%s", args, err, out)
+		}
+	}
+	data, err := os.ReadFile(file) //nolint:gosec // a test's own file
+	if err != nil {
+		t.Fatal(err)
+	}
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		b, err := w.artifacts.PutBundle(ctx, bytes.NewReader(data))
+		if err != nil {
+			w.Fatal(err)
+		}
+		j := w.run(job.Request{Task: "repo\nsleep 1h", BundleID: b.ID, TTL: 2 * time.Hour})
+		if !j.Bundled || j.RepoURL != "" {
+			w.Errorf("%+v", j)
+		}
+		_, err = w.jobs.Create(ctx, job.Request{Task: "repo", BundleID: b.ID})
+		wantCode(t, err, agentlab.CodeNotFound)
+		w.phase(j.ID, "agent")
+		collector := gc.New(gc.Config{Store: gcDB{w.store}, Files: sweeper{w}, Known: w.jobs.Known})
+		if _, err := collector.Pass(ctx); err != nil {
+			w.Error(err)
+		}
+		if j = w.final(j.ID); j.Status != agentlab.JobCompleted {
+			w.Errorf("%s: %s", j.Status, j.Reason)
+		}
+		if got := w.log(j.ID); got != fmt.Sprintf("repository bundle of %d bytes\n", len(data)) {
+			w.Errorf("log %q", got)
+		}
+		if _, _, err := w.artifacts.RepoBundle(ctx, j.ID); err == nil {
+			w.Error("the bundle is kept after the end")
+		}
+	})
+}
+
+// The store and the files as the collector sees them.
+type (
+	gcDB    struct{ *store.Store }
+	sweeper struct{ w *world }
+)
+
+func (d gcDB) FinalJobs(ctx context.Context, before string, limit int) ([]agentlab.Job, error) {
+	return d.Jobs(ctx, store.JobFilter{
+		Statuses: []agentlab.JobStatus{agentlab.JobCompleted, agentlab.JobFailed, agentlab.JobTimeout, agentlab.JobCancelled},
+		Before:   before, Limit: limit,
+	})
+}
+
+func (d gcDB) DestroyedSandboxes(ctx context.Context) ([]agentlab.Sandbox, error) {
+	return d.Sandboxes(ctx, store.SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxDestroyed}})
+}
+
+func (s sweeper) Delete(ctx context.Context, id string) error { return s.w.artifacts.Delete(ctx, id) }
+
+func (s sweeper) Sweep(ctx context.Context, known func(context.Context, string) (bool, error)) (int, error) {
+	n, err := s.w.artifacts.Sweep(ctx, known)
+	return n.Temporary + n.Files + n.Jobs + n.Bundles, err
+}
+
+// TestRetention runs jobs and lets years pass.
+func TestRetention(t *testing.T) {
+	const day = 24 * time.Hour
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		collector := gc.New(gc.Config{
+			Store: gcDB{w.store}, Files: sweeper{w}, Known: w.jobs.Known,
+			ArtifactTTL: func(p string) time.Duration { return map[string]time.Duration{"dark": 5 * day}[p] },
+			Artifacts:   30 * day, Events: 60 * day, Rows: 90 * day,
+		})
+		pass := func() gc.Deleted {
+			w.Helper()
+			d, err := collector.Pass(ctx)
+			if err != nil {
+				w.Fatal(err)
+			}
+			return d
+		}
+		w.profiles["dark"] = func() agentlab.Profile { p := w.profiles["dark"]; p.UploadArtifacts = true; return p }()
+		long := w.final(w.run(job.Request{Task: "echo x\nartifact a.txt text"}).ID)
+		short := w.final(w.run(job.Request{Task: "echo x\nartifact a.txt text", Profile: "dark"}).ID)
+		hand, err := w.sandboxes.Create(ctx, sandbox.Request{TTL: 20 * day})
+		if err != nil {
+			w.Fatal(err)
+		}
+		has := func(id string) bool {
+			a, err := w.artifacts.List(ctx, id)
+			return err == nil && len(a) > 0 && w.log(id) != ""
+		}
+		if pass(); !has(long.ID) || !has(short.ID) {
+			w.Error("artifacts were deleted on the first day")
+		}
+		time.Sleep(6 * day)
+		if d := pass(); d.Artifacts != 1 || !has(long.ID) || has(short.ID) {
+			w.Errorf("after 6 days %+v", d)
+		}
+		if d := pass(); d != (gc.Deleted{}) {
+			w.Errorf("a second pass deleted %+v", d)
+		}
+		time.Sleep(25 * day)
+		if d := pass(); d.Artifacts != 1 || d.Jobs != 0 || d.Sandboxes != 0 || has(long.ID) {
+			w.Errorf("after 31 days %+v", d)
+		}
+		if sb, err := w.store.Sandbox(ctx, hand.VMID); err != nil || sb.State != agentlab.SandboxDestroyed {
+			w.Errorf("the sandbox by hand: %+v, %v", sb, err)
+		}
+		time.Sleep(60 * day)
+		if d := pass(); d.Jobs != 2 || d.Sandboxes != 2 || d.Events == 0 {
+			w.Errorf("after 91 days %+v", d)
+		}
+		if _, err := w.store.Job(ctx, long.ID); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			w.Errorf("the old job is still there: %v", err)
+		}
+		told := 0
+		w.mu.Lock()
+		for _, e := range w.seen {
+			if e.Kind == agentlab.EventGC && strings.HasPrefix(e.Message, "deleted 1 artifacts of job job-") && e.JobID != "" {
+				told++
+			}
+		}
+		w.mu.Unlock()
+		if told != 2 {
+			w.Errorf("%d deletions of artifacts were told of, want 2", told)
+		}
+	})
+}
