@@ -126,7 +126,7 @@ func (l *limited) Read(p []byte) (n int, err error) {
 	if l.left -= int64(n); l.left < 0 {
 		err = agentlab.Errorf(agentlab.CodeLimit, "the bundle is too large")
 	}
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		l.err = err
 	}
 	return n, err

@@ -202,8 +202,8 @@ func (g *guest) takeLog(r *http.Request, jobID string) (guestapi.LogAck, error) 
 	}
 	if offset > size || offset+int64(len(p)) <= size {
 		// An empty append tells whether the quota is reached.
-		size, full, err := g.s.cfg.Artifacts.AppendLog(r.Context(), jobID, size, nil)
-		return guestapi.LogAck{Size: size, Full: full}, err
+		held, full, err := g.s.cfg.Artifacts.AppendLog(r.Context(), jobID, size, nil)
+		return guestapi.LogAck{Size: held, Full: full}, err
 	}
 	red, err := g.s.cfg.Redactors.Redactor(r.Context(), jobID)
 	if err != nil {

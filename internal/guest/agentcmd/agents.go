@@ -115,6 +115,9 @@ func prepare(name, taskFile string, env []string) (command, error) {
 	if c.path = lookPath(a.program, get(c.env, "PATH")); c.path == "" {
 		return c, notInstalled{a}
 	}
+	if _, err := os.Stat(taskFile); err != nil {
+		return c, fmt.Errorf("the task cannot be read: %w", err)
+	}
 	c.argv = append([]string{a.program}, a.args...)
 	if a.stdin {
 		c.stdin = taskFile

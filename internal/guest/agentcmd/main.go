@@ -31,22 +31,24 @@ The exit code is the agent's; 127 when it is not installed in this image,
 `
 
 // Main is the command agentlab-agent; args are without the program's name.
-func Main(args []string) int {
+func Main(args []string) int { return mainTo(os.Stdout, args) }
+
+func mainTo(stdout io.Writer, args []string) int {
 	if len(args) == 0 {
 		fmt.Fprint(os.Stderr, usage)
 		return 2
 	}
 	switch args[0] {
 	case "-h", "--help", "help":
-		fmt.Print(usage)
+		fmt.Fprint(stdout, usage)
 		return 0
 	case "--version", "version":
-		fmt.Println("agentlab-agent " + version.String())
+		fmt.Fprintln(stdout, "agentlab-agent "+version.String())
 		return 0
 	case "run":
-		return runMain(args[1:])
+		return runMain(stdout, args[1:])
 	case "versions":
-		return versionsMain(args[1:])
+		return versionsMain(stdout, args[1:])
 	case "supervise": // internal: see Supervise
 		if len(args) == 2 {
 			return Supervise(args[1])
@@ -62,7 +64,7 @@ func flags(name string) *flag.FlagSet {
 	return f
 }
 
-func runMain(args []string) int {
+func runMain(stdout io.Writer, args []string) int {
 	f := flags("run")
 	name := f.String("agent", "", "")
 	task := f.String("task-file", "-", "")
@@ -88,7 +90,7 @@ func runMain(args []string) int {
 			*task = file
 		}
 	}
-	return Run(*name, *task, os.Environ(), os.Stdout, os.Stderr)
+	return Run(*name, *task, os.Environ(), stdout, os.Stderr)
 }
 
 func spool(r io.Reader) (string, error) {
@@ -131,7 +133,7 @@ func Versions(ctx context.Context, env []string) map[string]string {
 	return out
 }
 
-func versionsMain(args []string) int {
+func versionsMain(stdout io.Writer, args []string) int {
 	f := flags("versions")
 	asJSON := f.Bool("json", false, "")
 	if f.Parse(args) != nil || f.NArg() > 0 {
@@ -143,7 +145,7 @@ func versionsMain(args []string) int {
 	got := Versions(ctx, os.Environ())
 	if *asJSON {
 		p, _ := json.Marshal(got) // a map of strings
-		fmt.Println(string(p))
+		fmt.Fprintln(stdout, string(p))
 		return 0
 	}
 	var b strings.Builder
@@ -157,6 +159,6 @@ func versionsMain(args []string) int {
 		}
 		fmt.Fprintf(&b, "%-9s %s\n", a.name, v)
 	}
-	fmt.Print(b.String())
+	fmt.Fprint(stdout, b.String())
 	return 0
 }

@@ -58,7 +58,7 @@ func newSandbox(t *testing.T, resp guestapi.BootstrapResponse, limits artifact.L
 	}
 	s := &sandbox{t: t, Controller: guesttest.New(t, resp, limits)}
 	runDir, anyFS := "", false
-	if dir, err := os.MkdirTemp("/dev/shm", "agentlab-test-*"); err == nil {
+	if dir, err := os.MkdirTemp("/dev/shm", "agentlab-test-*"); err == nil { //nolint:usetesting // it must be on a tmpfs
 		t.Cleanup(func() { _ = os.RemoveAll(dir) })
 		runDir = filepath.Join(dir, "secrets")
 	} else {
@@ -238,7 +238,6 @@ type gitServer struct {
 	*httptest.Server
 	root  string
 	token string
-	seen  []string // Authorization headers
 }
 
 func newGitServer(t *testing.T, token string) *gitServer {

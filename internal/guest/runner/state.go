@@ -26,7 +26,7 @@ const (
 	fileTask       = "task"
 	fileLog        = "agent.log" // redacted
 	fileEnv        = "env.sh"
-	fileGitCred    = "git-credential"
+	fileGitCred    = "git-credential" //nolint:gosec // a file name
 	fileSSHKey     = "ssh-key"
 	fileKnownHosts = "ssh-known-hosts"
 )

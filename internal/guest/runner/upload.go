@@ -95,7 +95,8 @@ func (r *Runner) uploadAll(ctx context.Context, c *collected) error {
 		}
 		u.Size = -1
 		c.warn("%s could not be uploaded: %v", u.Path, err)
-		if u.vital && failed == nil && !(u.Path == artBundle && c.Result.Pushed) {
+		elsewhere := u.Path == artBundle && c.Result.Pushed
+		if u.vital && !elsewhere && failed == nil {
 			failed = fmt.Errorf("%s could not be uploaded: %w", u.Path, err)
 		}
 		if ctx.Err() != nil || denied(err) {
