@@ -8,6 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/bin:$PATH"
 export AGENTLAB_HOME="$PWD/.cache/demo"
+export GIT_PAGER=cat
 mkdir -p "$AGENTLAB_HOME"
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
