@@ -35,7 +35,7 @@ func TestJobLocalRepository(t *testing.T) {
 	for _, a := range j.Artifacts {
 		paths = append(paths, a.Path)
 	}
-	for _, want := range []string{"agent.log", "changes.diff", "out/result.txt", "report.json", "result.bundle"} {
+	for _, want := range []string{"agent.log", "changes.diff", "outputs/out/result.txt", "report.json", "result.bundle"} {
 		if !slices.Contains(paths, want) {
 			t.Errorf("no artifact %s among %v", want, paths)
 		}
