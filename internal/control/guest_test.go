@@ -320,6 +320,12 @@ func TestIdentity(t *testing.T) {
 	if g.file(t, "etc/machine-id") != machine || g.file(t, "etc/ssh/ssh_host_ed25519_key") != key {
 		t.Error("a repeated identity made new keys")
 	}
+	g.put(t, "etc/ssh/ssh_host_ed25519_key.pub", "") // after a power cut
+	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+		t.Fatal(err)
+	}
+	key = g.file(t, "etc/ssh/ssh_host_ed25519_key")
+	checkHostKey(t, key, g.file(t, "etc/ssh/ssh_host_ed25519_key.pub"))
 	id.UID = agentlab.NewUID() // a clone
 	g.put(t, "etc/ssh/ssh_host_rsa_key", "of the template")
 	if _, err := g.SetIdentity(testCtx(t), id); err != nil {

@@ -30,7 +30,7 @@ const (
 // identity.
 func (s *Server) setHostKey(uid string) error {
 	if !s.changed(uid) {
-		if _, err := os.Stat(s.path(hostKeyFile)); err == nil {
+		if s.hasHostKey() {
 			return nil
 		}
 		return s.newHostKey()
@@ -50,6 +50,17 @@ func (s *Server) setHostKey(uid string) error {
 		}
 	})
 	return nil
+}
+
+// hasHostKey reports whether there is a host key; the empty file that a power
+// cut can leave is none.
+func (s *Server) hasHostKey() bool {
+	for _, name := range []string{hostKeyFile, hostKeyFile + ".pub"} {
+		if fi, err := os.Stat(s.path(name)); err != nil || fi.Size() == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 func (s *Server) newHostKey() error {
@@ -77,7 +88,7 @@ func (s *Server) handleSSHKey(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	if _, err := os.Stat(s.path(hostKeyFile)); errors.Is(err, fs.ErrNotExist) {
+	if !s.hasHostKey() {
 		if err := s.newHostKey(); err != nil {
 			fail(w, err)
 			return

@@ -193,9 +193,6 @@ func mountRoot(disk string) error {
 	if err := unix.Mount(dev, newRoot, "ext4", unix.MS_NOATIME, "noinit_itable"); err != nil {
 		return fmt.Errorf("mounting %s: %w", dev, err)
 	}
-	if err := grow(disk); err != nil { // the sandbox works, with less space
-		fmt.Fprintf(os.Stderr, "agent-runner: the file system does not fill its disk: %v\n", err)
-	}
 	if _, err := os.Stat(filepath.Join(newRoot, "etc")); err != nil {
 		return fmt.Errorf("%s holds no system: %w", dev, err)
 	}

@@ -105,23 +105,28 @@ func ext4Size(sb []byte) (blocks, blockSize uint64, err error) {
 	return blocks, 1024 << log, nil
 }
 
-// grow extends the mounted file system to the end of its disk.
-func grow(disk string) error {
+// grow extends the file system mounted at root to the end of its disk, while
+// it is in use.
+func grow(root string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(root, &st); err != nil {
+		return err
+	}
+	sys := fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
+	disk, err := os.Readlink(sys)
+	if err != nil {
+		return err
+	}
 	var sectors uint64
-	text, err := os.ReadFile("/sys/block/" + disk + "/size")
+	text, err := os.ReadFile(sys + "/size")
 	if err == nil {
 		_, err = fmt.Sscan(string(text), &sectors)
 	}
 	if err != nil {
 		return err
 	}
-	dev, err := os.Open("/dev/" + disk)
+	sb, err := superblock("/dev/" + filepath.Base(disk))
 	if err != nil {
-		return err
-	}
-	defer func() { _ = dev.Close() }()
-	sb := make([]byte, 1024)
-	if _, err := dev.ReadAt(sb, sbOffset); err != nil {
 		return err
 	}
 	have, size, err := ext4Size(sb)
@@ -132,15 +137,26 @@ func grow(disk string) error {
 	if want <= have {
 		return nil
 	}
-	root, err := os.Open(newRoot)
+	f, err := os.Open(root)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = root.Close() }()
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, root.Fd(), ext4Resize, uintptr(unsafe.Pointer(&want))); errno != 0 {
+	defer func() { _ = f.Close() }()
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), ext4Resize, uintptr(unsafe.Pointer(&want))); errno != 0 {
 		return os.NewSyscallError("EXT4_IOC_RESIZE_FS", errno)
 	}
 	return nil
+}
+
+func superblock(dev string) ([]byte, error) {
+	f, err := os.Open(dev)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	sb := make([]byte, 1024)
+	_, err = f.ReadAt(sb, sbOffset)
+	return sb, err
 }
 
 // ensureMachineID makes the machine-id where the image leaves it open, before

@@ -24,6 +24,11 @@ const (
 // whose pidfd is file descriptor 3. It does not return.
 func Supervise(adopt bool) int {
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-950"), 0o600)
+	if adopt { // once in each boot; a sandbox starts sooner than a big disk grows
+		if err := grow("/"); err != nil {
+			_, _ = fmt.Fprintf(guestd.Console{}, "the root file system does not fill its disk: %v\n", err)
+		}
+	}
 	pause := minPause
 	for {
 		began := time.Now()
