@@ -107,15 +107,18 @@ func (a *App) startDaemon(ctx context.Context) error {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot start %s: %w", binary, err)
 	}
 	a.started = true
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
+	exited := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // how it ended is in its log
+		close(exited)
+	}()
 	return a.awaitDaemon(ctx, p.Socket(), exited, startLog)
 }
 
 // awaitDaemon waits until the socket answers. Two commands may start two
 // daemons at once; the one that finds the home locked ends, and the other
 // answers soon after.
-func (a *App) awaitDaemon(ctx context.Context, socket string, exited <-chan error, startLog io.ReaderAt) error {
+func (a *App) awaitDaemon(ctx context.Context, socket string, exited <-chan struct{}, startLog io.ReaderAt) error {
 	deadline := time.NewTimer(daemonStartLimit)
 	defer deadline.Stop()
 	tick := time.NewTicker(daemonPoll)
@@ -126,10 +129,8 @@ func (a *App) awaitDaemon(ctx context.Context, socket string, exited <-chan erro
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-exited:
-			if !ended {
-				ended = true
-				deadline.Reset(2 * time.Second)
-			}
+			exited, ended = nil, true
+			deadline.Reset(2 * time.Second)
 		case <-tick.C:
 			if ping(ctx, socket) == nil {
 				return nil
@@ -170,8 +171,8 @@ func daemonComplaint(log string) string {
 // daemonBinary finds agentlabd beside this program, else on the PATH.
 func daemonBinary() (string, error) {
 	if self, err := os.Executable(); err == nil {
-		if real, err := filepath.EvalSymlinks(self); err == nil {
-			self = real
+		if target, err := filepath.EvalSymlinks(self); err == nil {
+			self = target
 		}
 		beside := filepath.Join(filepath.Dir(self), "agentlabd")
 		if info, err := os.Stat(beside); err == nil && info.Mode().IsRegular() {

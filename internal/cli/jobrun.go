@@ -229,7 +229,7 @@ func jobStatusError(j api.Job) error {
 // output (under --json, on standard error) until the job has ended. The job
 // that it returns has an ID in every case.
 func (a *App) watchJob(ctx context.Context, c *client.Client, id string) (api.Job, error) {
-	var out io.Writer = a.Stdout
+	out := a.Stdout
 	if a.json {
 		out = a.Stderr
 	}
