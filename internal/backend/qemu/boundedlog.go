@@ -10,10 +10,10 @@ import (
 )
 
 // boundedLog appends to a file that a hostile writer can neither grow without
-// end nor use to wear out the disk. At half of max the file becomes the older
-// half (NAME.1), whose predecessor is dropped; so the newest max/2 bytes at
-// least are always there. What comes faster than rate bytes per second, with a
-// burst of max/2, is dropped and counted in the log.
+// end nor use to wear out the disk. At half of its size the file becomes the older
+// half (NAME.1), whose predecessor is dropped; so the newest half at
+// least is always there. What comes faster than rate bytes per second, with a
+// burst of that half, is dropped and counted in the log.
 type boundedLog struct {
 	mu      sync.Mutex
 	path    string
@@ -27,10 +27,10 @@ type boundedLog struct {
 	now     func() time.Time
 }
 
-// openLog opens or makes the log at path. max and rate are in bytes; rate 0
-// means no limit.
-func openLog(path string, max int64, rate float64, now func() time.Time) (*boundedLog, error) {
-	l := &boundedLog{path: path, half: max / 2, rate: rate, tokens: float64(max / 2), last: now(), now: now}
+// openLog opens or makes the log at path, of at most size bytes. rate 0 means
+// no limit.
+func openLog(path string, size int64, rate float64, now func() time.Time) (*boundedLog, error) {
+	l := &boundedLog{path: path, half: size / 2, rate: rate, tokens: float64(size / 2), last: now(), now: now}
 	return l, l.open()
 }
 

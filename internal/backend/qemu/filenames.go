@@ -32,7 +32,7 @@ const trashPrefix = ".trash-"
 
 // Files and directories under Config.CacheDir.
 const (
-	dirInitrd   = "initrd"    // <sha256>.cpio
-	fileVerdict = "kvm.json"  // verdict
-	dirProbe    = "kvm-probe" // scratch of a probe that runs
+	dirInitrd   = "initrd"        // <sha256>.cpio
+	fileVerdict = "kvm.json"      // verdict
+	fileProbe   = "kvm-probe.elf" // the probe's kernel
 )

@@ -59,19 +59,14 @@ func (p prober) verdict(ctx context.Context, qemu, key string) (verdict, error) 
 		return v, nil
 	}
 	v = verdict{Key: key, Boot: bootID()}
-	dir, err := os.MkdirTemp(p.dir, dirProbe+"*")
-	if err != nil {
-		return v, fault(err, "cannot probe KVM")
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	kernel := filepath.Join(dir, "kernel")
-	if err := os.WriteFile(kernel, probeKernel(), 0o600); err != nil {
+	kernel := filepath.Join(p.dir, fileProbe)
+	if err := errors.Join(os.WriteFile(kernel+tmpSuffix, probeKernel(), 0o600), os.Rename(kernel+tmpSuffix, kernel)); err != nil {
 		return v, fault(err, "cannot probe KVM")
 	}
 	began := time.Now()
 	pctx, cancel := context.WithTimeout(ctx, p.deadline)
 	defer cancel()
-	err = p.run(pctx, qemu, kernel, AccelKVM)
+	err := p.run(pctx, qemu, kernel, AccelKVM)
 	switch {
 	case ctx.Err() != nil:
 		return v, agentlab.Errorf(agentlab.CodeUnavailable, "probing KVM: %w", context.Cause(ctx))

@@ -122,8 +122,8 @@ func TestVerdict(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 	entries, _ := os.ReadDir(p.dir)
-	if len(entries) != 1 {
-		t.Errorf("probes left %v", entries)
+	if len(entries) != 2 {
+		t.Errorf("probes left more than kernel and verdict: %v", entries)
 	}
 }
 

@@ -2,11 +2,9 @@ package qemu
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -14,7 +12,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/control"
 )
 
 // The shim's API: HTTP on shim.sock, whose permissions are its access control.
@@ -190,29 +188,7 @@ func (s *shim) askGuest(ctx context.Context) {
 func (s *shim) askRunner(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	body, err := json.Marshal(guestapi.PowerRequest{Action: "poweroff"})
-	if err != nil {
-		return err
-	}
-	tr := &http.Transport{
-		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return s.link.Dial(ctx) },
-		DisableKeepAlives: true, MaxResponseHeaderBytes: 16 << 10,
-	}
-	defer tr.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guest"+guestapi.PathPower, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := tr.RoundTrip(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode >= 300 {
-		return fmt.Errorf("it answered %d", resp.StatusCode)
-	}
-	return nil
+	return control.New(s.link.Dial).Power(ctx, "poweroff")
 }
 
 func (s *shim) dialControl(ctx context.Context) (net.Conn, error) {

@@ -79,7 +79,7 @@ func (s *shim) startVM(ctx context.Context) error {
 	s.pumpConsole(consoleConn)
 	s.link = link.Host(context.WithoutCancel(ctx), controlConn)
 	s.undo.add(s.link.Close)
-	go s.watchLink()
+	go s.watchLink(context.WithoutCancel(ctx))
 	if err := s.startNet(netConn); err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (s *shim) startQEMU(theirs [4]*os.File) (*process, error) {
 
 	args := vmArgs(s.handle, s.cfg, fds{net: 3, control: 4, console: 5, qmp: 6})
 	s.log.Info("starting qemu", "path", s.cfg.QEMU, "args", args)
-	cmd := exec.Command(s.cfg.QEMU, args...) //nolint:gosec // our own arguments
+	cmd := exec.Command(s.cfg.QEMU, args...) //nolint:gosec,noctx // our own arguments; its end is not a context's
 	cmd.Dir = s.dir
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
 	cmd.ExtraFiles = append(theirs[:], lock)
@@ -210,8 +210,8 @@ func waitDone(done <-chan struct{}, c io.Closer) error {
 	return err
 }
 
-func (s *shim) watchLink() {
-	if s.link.WaitUp(context.Background()) == nil {
+func (s *shim) watchLink(ctx context.Context) {
+	if s.link.WaitUp(ctx) == nil {
 		s.log.Info("the guest answers")
 		s.mu.Lock()
 		s.answered = true

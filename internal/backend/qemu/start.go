@@ -100,7 +100,7 @@ func (d *Driver) startShim(ctx context.Context, h handle, dir string, lock *os.F
 		return fault(err, "cannot open %s", fileStderr)
 	}
 	defer func() { _ = stderr.Close() }()
-	cmd := exec.Command(d.cfg.Shim[0], append(d.cfg.Shim[1:len(d.cfg.Shim):len(d.cfg.Shim)], dir)...) //nolint:gosec // configured by us
+	cmd := exec.Command(d.cfg.Shim[0], append(d.cfg.Shim[1:len(d.cfg.Shim):len(d.cfg.Shim)], dir)...) //nolint:gosec,noctx // configured by us; it outlives this process
 	cmd.Dir, cmd.Env = dir, shimEnv()
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = stderr, stderr, []*os.File{lock}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -296,6 +296,41 @@ func TestStuckShim(t *testing.T) {
 	b.ok(b.d.Destroy(b.ctx, b.ref))
 }
 
+// TestDiskFullInVM fills the host's disk from inside a guest, which must wait
+// for room and lose nothing.
+func TestDiskFullInVM(t *testing.T) {
+	f := vmFixture(t)
+	if err := syscall.Mount("tmpfs", f.StateDir, "tmpfs", 0, "size=64m"); err != nil {
+		t.Skipf("skipped: this needs the right to mount: %v", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(f.StateDir, syscall.MNT_DETACH) })
+	t.Cleanup(func() { f.destroyAll(t) })
+	b := newBox(t, f, nil)
+	b.boot()
+	sum := make(chan string, 1)
+	go func() {
+		sum <- b.output("head -c 120000000 /dev/zero | tr '\\0' x > /big && sync && echo 3 > /proc/sys/vm/drop_caches && sha256sum < /big")
+	}()
+	paused := func(want bool) {
+		t.Helper()
+		eventually(t, bootTimeout, fmt.Sprintf("paused is %v", want), func() error {
+			st, err := shimClient(b.d.dir(b.ref)).status(b.ctx, false)
+			if err == nil && (st.Paused != "") != want {
+				err = fmt.Errorf("paused: %q", st.Paused)
+			}
+			return err
+		})
+	}
+	paused(true)
+	b.awaitPower(backend.PowerRunning)
+	b.ok(syscall.Mount("tmpfs", f.StateDir, "tmpfs", syscall.MS_REMOUNT, "size=1g"))
+	paused(false)
+	const want = "c619fc9f7806623f00ce535058ab4595b0087aa1040ca3569d9070ebb4188f85  -" // 120000000 times x
+	if got := <-sum; got != want {
+		t.Errorf("the guest wrote %s", got)
+	}
+}
+
 // TestStartFails makes QEMU fail; the error must say why, and the next start
 // must work.
 func TestStartFails(t *testing.T) {
