@@ -102,7 +102,7 @@ func parseRun(args []string) (o runOptions, err error) {
 
 func (o runOptions) run() error {
 	getenv := os.Getenv
-	if o.home != "" {
+	if o.home != "" || o.system { // what is asked for counts more than the environment
 		getenv = func(key string) string {
 			if key == "AGENTLAB_HOME" {
 				return o.home
