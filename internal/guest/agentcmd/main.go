@@ -105,12 +105,11 @@ func spool(r io.Reader) (string, error) {
 	return f.Name(), err
 }
 
-var versionRE = regexp.MustCompile(`[0-9]+\.[0-9]+\.[0-9A-Za-z.+-]+`)
-
 // Versions asks every installed agent for its version; it has "" for one that
 // does not answer and no entry for one that is not installed. "shell" is
 // bash's version.
 func Versions(ctx context.Context, env []string) map[string]string {
+	versionRE := regexp.MustCompile(`[0-9]+\.[0-9]+\.[0-9A-Za-z.+-]+`)
 	out := map[string]string{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup

@@ -213,7 +213,7 @@ func (r *Runner) agentEnv(rp repo) []string {
 		}
 	}
 	for k, v := range r.resp.Env {
-		if envNameRE.MatchString(k) && !strings.Contains(v, "\x00") {
+		if isEnvName(k) && !strings.Contains(v, "\x00") {
 			env[k] = v
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -139,10 +139,16 @@ func (r *Runner) settleClone(rp *repo, path string) error {
 	return err
 }
 
-var (
-	hexRE     = regexp.MustCompile(`^[0-9a-f]{7,64}$`)
-	permanent = regexp.MustCompile(`not found|does not exist|not our ref|Authentication failed|could not read Username|Permission denied|not allowed|Host key verification failed|HTTP Basic: Access denied|The requested URL returned error: 40[0-9]|unable to find remote helper|transport '.*' not allowed`)
-)
+// lasting are what git says when another try would end the same. It only
+// saves time: a fault that is not in it is tried again in vain.
+var lasting = []string{
+	"not found", "does not exist", "not our ref", "Authentication failed", "could not read Username", "Permission denied",
+	"not allowed", "Host key verification failed", "Access denied", "The requested URL returned error: 40", "unable to find remote helper",
+}
+
+func (e *gitError) lasting() bool {
+	return slices.ContainsFunc(lasting, func(s string) bool { return strings.Contains(e.stderr, s) })
+}
 
 const cloneTries = 3
 
@@ -152,7 +158,7 @@ func (r *Runner) cloneURL(ctx context.Context, path string) error {
 	for try := 1; ; try++ {
 		err := r.cloneOnce(ctx, path)
 		failed, isGit := errors.AsType[*gitError](err)
-		if err == nil || ctx.Err() != nil || !isGit || try == cloneTries || permanent.MatchString(failed.stderr) {
+		if err == nil || ctx.Err() != nil || !isGit || try == cloneTries || failed.lasting() {
 			return err
 		}
 		r.note("cloning failed, trying again: %v", err)
@@ -175,11 +181,11 @@ func (r *Runner) cloneOnce(ctx context.Context, path string) error {
 	switch {
 	case ref == "":
 		return r.clone(ctx, path, r.job.RepoURL, depth)
-	case commitRE.MatchString(ref) || strings.HasPrefix(ref, "refs/"):
+	case isCommit(ref) || strings.HasPrefix(ref, "refs/"):
 		return r.cloneRef(ctx, path, ref, depth)
 	}
 	err := r.clone(ctx, path, r.job.RepoURL, append(depth, "--branch", ref))
-	if _, isGit := errors.AsType[*gitError](err); isGit && hexRE.MatchString(ref) {
+	if _, isGit := errors.AsType[*gitError](err); isGit && isHex(ref, 7) {
 		// No branch or tag: an abbreviated commit, which only the whole
 		// history can tell.
 		if err := r.clone(ctx, path, r.job.RepoURL, []string{"--no-checkout"}); err != nil {
@@ -206,7 +212,7 @@ func (r *Runner) cloneRef(ctx context.Context, path, ref string, depth []string)
 	if err := r.clone(ctx, path, r.job.RepoURL, append([]string{"--no-checkout"}, depth...)); err != nil {
 		return err
 	}
-	if commitRE.MatchString(ref) && len(depth) == 0 {
+	if isCommit(ref) && len(depth) == 0 {
 		if err := r.detach(ctx, path, ref); err == nil || ctx.Err() != nil {
 			return err
 		}
@@ -274,7 +280,7 @@ func bundleRef(name, ref string) (branch string, detached bool, err error) {
 	refs := map[string]string{}
 	sc := bufio.NewScanner(f)
 	for sc.Scan() && sc.Text() != "" {
-		if commit, name, ok := strings.Cut(sc.Text(), " "); ok && commitRE.MatchString(commit) {
+		if commit, name, ok := strings.Cut(sc.Text(), " "); ok && isCommit(commit) {
 			refs[name] = commit
 		}
 	}
@@ -284,7 +290,7 @@ func bundleRef(name, ref string) (branch string, detached bool, err error) {
 		return short, false, nil
 	case refs["HEAD"] == "":
 		return "", false, errors.New("the repository bundle does not say which commit to begin with")
-	case hexRE.MatchString(ref) && !strings.HasPrefix(refs["HEAD"], ref):
+	case isHex(ref, 7) && !strings.HasPrefix(refs["HEAD"], ref):
 		return "", true, nil
 	}
 	return "", false, nil // whoever packed it has chosen the commit

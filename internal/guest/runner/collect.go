@@ -357,7 +357,7 @@ func (r *Runner) push(ctx context.Context, rp repo, tmp string, c *collected) {
 			c.Result.Pushed = true
 			return
 		}
-		if !isGit || try == cloneTries || permanent.MatchString(failed.stderr) || strings.Contains(failed.stderr, "[rejected]") || !sleep(ctx, r.cfg.Timing.FirstRetry) {
+		if !isGit || try == cloneTries || failed.lasting() || strings.Contains(failed.stderr, "[rejected]") || !sleep(ctx, r.cfg.Timing.FirstRetry) {
 			c.pushError = err
 			c.warn("the branch could not be pushed: %v", err)
 			return

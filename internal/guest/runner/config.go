@@ -42,6 +42,7 @@ type Timing struct {
 	Poll        time.Duration // one long poll for directives; default 50 s
 	FirstRetry  time.Duration // pause before a call is repeated, doubled each time; default 100 ms
 	MaxRetry    time.Duration // longest such pause; default 5 s
+	Denied      time.Duration // how long another bootstrap token is looked out for when one is denied; default 1 min
 	Patience    time.Duration // how long one upload or log append is tried after the agent ended; default 15 min
 	GitTimeout  time.Duration // for one git command on the result; default 2 min
 	PushTimeout time.Duration // for one push; default 2 min
@@ -104,6 +105,7 @@ func (t Timing) withDefaults() Timing {
 	def(&t.Poll, 50*time.Second)
 	def(&t.FirstRetry, 100*time.Millisecond)
 	def(&t.MaxRetry, 5*time.Second)
+	def(&t.Denied, time.Minute)
 	def(&t.Patience, 15*time.Minute)
 	def(&t.GitTimeout, 2*time.Minute)
 	def(&t.PushTimeout, 2*time.Minute)

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"regexp"
 	"strings"
 	"syscall"
 
@@ -20,10 +19,14 @@ import (
 // can make it do anything. It cannot be led out of the directory by links.
 type gitDir struct{ root *os.Root }
 
-var (
-	commitRE   = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
-	errReftabl = errors.New("the repository keeps its branches in a format that is not supported (reftable)")
-)
+var errReftable = errors.New("the repository keeps its branches in a format that is not supported (reftable)")
+
+// isCommit reports whether s is a whole object name.
+func isCommit(s string) bool { return (len(s) == 40 || len(s) == 64) && isHex(s, 40) }
+
+func isHex(s string, least int) bool {
+	return len(s) >= least && len(s) <= 64 && strings.Trim(s, "0123456789abcdef") == ""
+}
 
 const (
 	maxRefFile    = 1 << 10
@@ -50,7 +53,7 @@ func openGitDir(worktree string) (*gitDir, error) {
 	}
 	if _, err := root.Lstat("reftable"); err == nil {
 		_ = root.Close()
-		return nil, errReftabl
+		return nil, errReftable
 	}
 	return &gitDir{root}, nil
 }
@@ -88,7 +91,7 @@ func (g *gitDir) head() (branch, commit string, err error) {
 	s := strings.TrimSpace(string(p))
 	target, symbolic := strings.CutPrefix(s, "ref: ")
 	if !symbolic {
-		if !commitRE.MatchString(s) {
+		if !isCommit(s) {
 			return "", "", errors.New("HEAD is damaged")
 		}
 		return "", s, nil
@@ -123,7 +126,7 @@ func (g *gitDir) heads() (map[string]string, error) {
 		}
 		name := strings.TrimPrefix(p, "refs/heads/")
 		content, err := readSmall(g.root, p, maxRefFile)
-		if commit := strings.TrimSpace(string(content)); err == nil && validBranch(name) && commitRE.MatchString(commit) {
+		if commit := strings.TrimSpace(string(content)); err == nil && validBranch(name) && isCommit(commit) {
 			out[name] = commit
 		}
 		return nil
@@ -142,7 +145,7 @@ func (g *gitDir) packed(out map[string]string) error {
 	sc := bufio.NewScanner(strings.NewReader(string(p)))
 	for sc.Scan() {
 		commit, ref, _ := strings.Cut(sc.Text(), " ")
-		if name, ok := strings.CutPrefix(ref, "refs/heads/"); ok && validBranch(name) && commitRE.MatchString(commit) {
+		if name, ok := strings.CutPrefix(ref, "refs/heads/"); ok && validBranch(name) && isCommit(commit) {
 			out[name] = commit
 		}
 	}

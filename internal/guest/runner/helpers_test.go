@@ -41,7 +41,7 @@ const secret = "hunter2-very-secret"
 
 var quick = Timing{
 	Grace: time.Second, LogBatch: 20 * time.Millisecond, Heartbeat: 500 * time.Millisecond,
-	FirstRetry: 10 * time.Millisecond, MaxRetry: 200 * time.Millisecond, Patience: 20 * time.Second,
+	FirstRetry: 10 * time.Millisecond, MaxRetry: 200 * time.Millisecond, Patience: 20 * time.Second, Denied: 300 * time.Millisecond,
 }
 
 type sandbox struct {

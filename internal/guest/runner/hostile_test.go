@@ -216,12 +216,12 @@ func FuzzGitDir(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer g.close()
-		if branch, commit, err := g.head(); err == nil && (branch != "" && !validBranch(branch) || commit != "" && !commitRE.MatchString(commit)) {
+		if branch, commit, err := g.head(); err == nil && (branch != "" && !validBranch(branch) || commit != "" && !isCommit(commit)) {
 			t.Errorf("HEAD is %q %q", branch, commit)
 		}
 		heads, err := g.heads()
 		for name, commit := range heads {
-			if err == nil && (!validBranch(name) || !commitRE.MatchString(commit)) {
+			if err == nil && (!validBranch(name) || !isCommit(commit)) {
 				t.Errorf("branch %q %q", name, commit)
 			}
 		}

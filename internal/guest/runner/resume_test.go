@@ -71,9 +71,11 @@ func TestRunnerAwayAtTheEnd(t *testing.T) {
 				_, err := os.Stat(filepath.Join(filepath.Dir(s.cfg.ClonePath), "ended"))
 				return err == nil
 			})
-			if c.seconds > 0 {
-				time.Sleep(time.Duration(c.seconds) * time.Second) // the time of the job itself
+			var b boot
+			if _, err := dir(s.cfg.RunDir).load(fileBoot, &b); err != nil {
+				t.Fatal(err)
 			}
+			s.Wait("deadline", func() bool { return uptime() > b.Deadline })
 			s.start().wait()
 			if rep := s.Final(); rep.Status != c.status {
 				t.Errorf("%+v", rep)

@@ -148,6 +148,31 @@ func TestBootstrapDenied(t *testing.T) {
 	}
 }
 
+// The answer was lost with the token that it was for; the controller sends
+// another one.
+func TestBootstrapWithAnotherToken(t *testing.T) {
+	s := newShellSandbox(t, "true")
+	s.cfg.Timing.Denied = 30 * time.Second
+	good, err := os.ReadFile(s.cfg.Bootstrap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, s.cfg.Bootstrap, fmt.Sprintf(`{"token":"spent","controller":%q,"vmid":%d}`, s.URL(), s.VMID))
+	done := make(chan error, 1)
+	go func() { done <- s.run() }()
+	s.Wait("refusal", func() bool { return s.Denials() > 0 })
+	writeFile(t, s.cfg.Bootstrap+".new", string(good))
+	if err := os.Rename(s.cfg.Bootstrap+".new", s.cfg.Bootstrap); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if rep := s.Final(); rep.Status != "COMPLETED" || s.Denials() != 1 {
+		t.Errorf("%+v, %d denials", rep, s.Denials())
+	}
+}
+
 func TestBootstrapIsRetried(t *testing.T) {
 	s := newShellSandbox(t, "true")
 	s.Stop()

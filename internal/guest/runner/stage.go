@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -19,7 +18,16 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
-var envNameRE = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+// isEnvName reports whether a shell takes s as the name of a variable.
+func isEnvName(s string) bool {
+	for i, c := range []byte(s) {
+		letter := c == '_' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
+		if !letter && (i == 0 || c < '0' || c > '9') {
+			return false
+		}
+	}
+	return s != ""
+}
 
 // readBootstrap reads the bootstrap document.
 func readBootstrap(name string) (guestapi.Bootstrap, error) {
@@ -50,11 +58,7 @@ func (r *Runner) bootstrap(ctx context.Context) (fresh bool, err error) {
 		return false, err
 	}
 	if !staged {
-		req := guestapi.BootstrapRequest{Token: doc.Token, VMID: doc.VMID}
-		err := r.api.retry(ctx, 0, func() error {
-			return r.api.call(ctx, callTimeout, http.MethodPost, guestapi.PathBootstrap, req, &r.resp)
-		})
-		if err != nil {
+		if doc, err = r.fetch(ctx, doc); err != nil {
 			return false, err
 		}
 		b := boot{At: uptime(), Began: time.Now().UTC()}
@@ -74,6 +78,33 @@ func (r *Runner) bootstrap(ctx context.Context) (fresh bool, err error) {
 	r.red = redact.New(r.secrets...)
 	r.job = r.resp.Job
 	return !staged, nil
+}
+
+// fetch trades the token of doc. When the controller does not take it, it may
+// be that our request was heard and its answer was lost: then the controller
+// sends another token, for which fetch looks out for a while.
+func (r *Runner) fetch(ctx context.Context, doc guestapi.Bootstrap) (guestapi.Bootstrap, error) {
+	for {
+		r.api.base = strings.TrimSuffix(doc.Controller, "/")
+		req := guestapi.BootstrapRequest{Token: doc.Token, VMID: doc.VMID}
+		err := r.api.retry(ctx, 0, func() error {
+			return r.api.call(ctx, callTimeout, http.MethodPost, guestapi.PathBootstrap, req, &r.resp)
+		})
+		if !denied(err) {
+			return doc, err
+		}
+		next := doc
+		for began := time.Now(); next.Token == doc.Token; {
+			if time.Since(began) > r.cfg.Timing.Denied || !sleep(ctx, r.cfg.Timing.LogBatch) {
+				return doc, err
+			}
+			var rerr error
+			if next, rerr = readBootstrap(r.cfg.Bootstrap); rerr != nil {
+				return doc, rerr
+			}
+		}
+		doc = next
+	}
 }
 
 // secretsOf lists every secret value that this sandbox knows.
@@ -96,7 +127,7 @@ func secretsOf(doc guestapi.Bootstrap, resp guestapi.BootstrapResponse) []string
 func (r *Runner) stage() error {
 	var names []string
 	for k := range r.resp.Env {
-		if envNameRE.MatchString(k) {
+		if isEnvName(k) {
 			names = append(names, k)
 		}
 	}

@@ -48,6 +48,7 @@ type Controller struct {
 	server   *http.Server
 	served   sync.WaitGroup
 	fetches  int
+	denials  int
 }
 
 // New starts a controller that answers resp to a bootstrap. Runner and
@@ -214,6 +215,13 @@ func (c *Controller) Fetches() int {
 	return c.fetches
 }
 
+// Denials tells how often a bootstrap was denied.
+func (c *Controller) Denials() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.denials
+}
+
 // Log returns the agent log as the controller holds it.
 func (c *Controller) Log() string {
 	r, err := c.Service.Log(context.Background(), c.JobID, 0, false)
@@ -274,6 +282,7 @@ func (c *Controller) BootstrapFetched(_ context.Context, vmid int, tokenHash str
 		return guestapi.BootstrapResponse{}, c.down
 	}
 	if c.used || vmid != c.VMID || tokenHash != hash(c.Token) {
+		c.denials++
 		return guestapi.BootstrapResponse{}, agentlab.Errorf(agentlab.CodeDenied, "no")
 	}
 	c.used = true
