@@ -172,7 +172,7 @@ func TestRealAgents(t *testing.T) {
 			repo := sampleRepo(t)
 			j, r := l.job("--repo", repo, "--agent", tt.agent, "--task", "Mend the greeting so that its test passes, and commit.")
 			if j.Status != "COMPLETED" || j.Result.Commits != 1 {
-				t.Fatalf("%+v\n%v\nlog:\n%s", j, r, tail(l.ok("job", "logs", j.ID), 60))
+				t.Fatalf("%+v\n%v\nlog:\n%s\nrequests: %+v", j, r, tail(l.ok("job", "logs", j.ID), 60), llm.Requests())
 			}
 			if r := l.run(repo, "job", "fetch", j.ID); r.code != 0 {
 				t.Fatal(r)

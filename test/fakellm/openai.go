@@ -7,15 +7,20 @@ import (
 	"strings"
 )
 
+// responsesTool is a tool, or a namespace of tools.
+type responsesTool struct {
+	Type  string          `json:"type"`
+	Name  string          `json:"name"`
+	Tools []responsesTool `json:"tools"`
+}
+
 type responsesRequest struct {
 	Model string `json:"model"`
 	Input []struct {
-		Type string `json:"type"`
+		Type  string          `json:"type"`
+		Tools []responsesTool `json:"tools"` // of type additional_tools
 	} `json:"input"`
-	Tools []struct {
-		Name string `json:"name"`
-		Type string `json:"type"`
-	} `json:"tools"`
+	Tools []responsesTool `json:"tools"`
 }
 
 // turn counts the tool results in the conversation.
@@ -29,25 +34,66 @@ func (r responsesRequest) turn() int {
 	return n
 }
 
-// shellArguments gives the arguments of the shell tools that Codex has
-// offered in its versions; which one it is depends on version and model.
-func shellArguments(tool, command string) (string, bool) {
+// offer is a tool with the namespace that it was offered in.
+type offer struct {
+	responsesTool
+	namespace string
+}
+
+// offers flattens all tools of the request. Codex gives them beside the
+// input or, for its newer models, inside it and in namespaces.
+func (r responsesRequest) offers() []offer {
+	var out []offer
+	var walk func(namespace string, tools []responsesTool)
+	walk = func(namespace string, tools []responsesTool) {
+		for _, t := range tools {
+			if t.Type == "namespace" {
+				walk(t.Name, t.Tools)
+				continue
+			}
+			out = append(out, offer{t, namespace})
+		}
+	}
+	walk("", r.Tools)
+	for _, i := range r.Input {
+		walk("", i.Tools)
+	}
+	return out
+}
+
+// shellCall makes the item that runs command with tool, if that is one of
+// the shell tools that Codex has offered in its versions; which one it is
+// depends on version and model.
+func shellCall(tool offer, turn int, command string) (map[string]any, bool) {
 	var args any
-	switch tool {
+	switch tool.Name {
 	case "exec_command":
 		args = map[string]any{"cmd": command}
 	case "shell_command":
 		args = map[string]any{"command": command}
 	case "shell", "container.exec":
 		args = map[string]any{"command": []string{"bash", "-c", command}}
+	case "exec":
+		// A JavaScript program that calls the shell tool.
+		args = map[string]any{"cmd": command}
 	default:
-		return "", false
+		return nil, false
 	}
 	text, err := json.Marshal(args)
 	if err != nil {
 		panic(err)
 	}
-	return string(text), true
+	item := map[string]any{"type": "function_call", "id": fmt.Sprintf("fc_%02d", turn), "call_id": fmt.Sprintf("call_%02d", turn), "name": tool.Name}
+	if tool.namespace != "" {
+		item["namespace"] = tool.namespace
+	}
+	if tool.Type == "custom" {
+		item["type"] = "custom_tool_call"
+		item["input"] = "text(await tools.exec_command(" + string(text) + "))"
+	} else {
+		item["arguments"] = string(text)
+	}
+	return item, true
 }
 
 func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
@@ -56,21 +102,21 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	seen := Request{Path: r.URL.Path, Auth: credential(r), Model: req.Model, Turn: -1}
-	item := map[string]any{
-		"type": "message", "role": "assistant", "id": "msg_00",
-		"content": []any{map[string]any{"type": "output_text", "text": "ok"}},
-	}
-	for _, t := range req.Tools {
+	item := say("ok")
+	for _, t := range req.offers() {
 		seen.Tools = append(seen.Tools, t.Name)
-		if _, ok := shellArguments(t.Name, ""); !ok || seen.Turn >= 0 {
+		if seen.Turn >= 0 {
 			continue
 		}
-		seen.Turn = req.turn()
-		if step := s.step(seen.Turn); step.Run != "" {
-			args, _ := shellArguments(t.Name, step.Run)
-			item = map[string]any{"type": "function_call", "id": fmt.Sprintf("fc_%02d", seen.Turn), "call_id": fmt.Sprintf("call_%02d", seen.Turn), "name": t.Name, "arguments": args}
-		} else {
-			item["content"] = []any{map[string]any{"type": "output_text", "text": step.Say}}
+		turn := req.turn()
+		step := s.step(turn)
+		call, ok := shellCall(t, turn, step.Run)
+		if !ok {
+			continue
+		}
+		seen.Turn, item = turn, call
+		if step.Say != "" {
+			item = say(step.Say)
 		}
 	}
 	s.note(seen)
@@ -82,4 +128,11 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 		"id":    id,
 		"usage": map[string]any{"input_tokens": 10, "input_tokens_details": nil, "output_tokens": 10, "output_tokens_details": nil, "total_tokens": 20},
 	}})
+}
+
+func say(text string) map[string]any {
+	return map[string]any{
+		"type": "message", "role": "assistant", "id": "msg_00",
+		"content": []any{map[string]any{"type": "output_text", "text": text}},
+	}
 }
