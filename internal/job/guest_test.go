@@ -254,8 +254,8 @@ func TestBootstrapHoldsWhatIsNeeded(t *testing.T) {
 				}
 				_, err = w.jobs.BootstrapFetched(ctx, sb.VMID, hash)
 				wantCode(t, err, agentlab.CodeDenied)
-				if j := w.job(j.ID); j.Status != agentlab.JobRunning || j.DeadlineAt.Sub(j.StartedAt) != time.Hour {
-					w.Errorf("after the fetch %+v", j)
+				if now := w.job(j.ID); now.Status != agentlab.JobRunning || now.DeadlineAt.Sub(now.StartedAt) != time.Hour {
+					w.Errorf("after the fetch %+v", now)
 				}
 				// The fetch came while the sandbox was BOOTING: it becomes RUNNING all the same.
 				close(release)

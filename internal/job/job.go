@@ -13,6 +13,7 @@ package job
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -184,10 +185,7 @@ func New(cfg Config) *Service {
 
 // Run drives jobs until ctx ends. It may be called once.
 func (s *Service) Run(ctx context.Context) error {
-	if err := s.recover(ctx); err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
+	if err := s.recover(ctx); err != nil && ctx.Err() == nil {
 		return err
 	}
 	s.loop.Run(ctx)
@@ -211,12 +209,12 @@ func (s *Service) recover(ctx context.Context) error {
 		if sb.JobID == "" {
 			continue
 		}
-		_, err := s.cfg.Store.Job(ctx, sb.JobID)
+		known, err := s.Known(ctx, sb.JobID)
 		switch {
-		case err == nil:
-			s.loop.Wake(sb.JobID) // it may be final and its sandbox not released
-		case agentlab.CodeOf(err) != agentlab.CodeNotFound:
+		case err != nil:
 			return err
+		case known:
+			s.loop.Wake(sb.JobID) // it may be final and its sandbox not released
 		default: // the process died between the two rows
 			s.log.Warn("destroying a sandbox whose job was never written", "vmid", sb.VMID, "job", sb.JobID)
 			if _, err := s.cfg.Sandboxes.Destroy(ctx, sb.VMID); err != nil {
@@ -274,6 +272,9 @@ func (s *Service) forget(id string) {
 }
 
 func (s *Service) stepFailed(id string, attempt int, err error) {
+	if errors.Is(err, context.Canceled) {
+		return // the service ends
+	}
 	level := slog.LevelDebug
 	if attempt == 1 || attempt%10 == 0 {
 		level = slog.LevelWarn

@@ -130,8 +130,8 @@ func TestCancel(t *testing.T) {
 			w.phase(j.ID, "agent")
 			time.Sleep(20 * time.Minute)
 			began := time.Now()
-			if j, err := w.jobs.Cancel(ctx, j.ID); err != nil || j.Status != agentlab.JobRunning || j.StopRequested != "CANCELLED" {
-				w.Fatalf("%+v, %v", j, err)
+			if now, err := w.jobs.Cancel(ctx, j.ID); err != nil || now.Status != agentlab.JobRunning || now.StopRequested != "CANCELLED" {
+				w.Fatalf("%+v, %v", now, err)
 			}
 			j = w.final(j.ID)
 			if j.Status != agentlab.JobCancelled || j.FinishedAt.Sub(began) > time.Second {

@@ -37,7 +37,7 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	if status, why := lost(j, sb); status != "" {
+	if status, why := s.lost(j, sb); status != "" {
 		return 0, s.finish(ctx, j.ID, status, why)
 	}
 	if j.Status == agentlab.JobQueued {
@@ -48,28 +48,34 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 
 // lost tells how a job ends whose sandbox is of no use any more; "" when it
 // is.
-func lost(j agentlab.Job, sb agentlab.Sandbox) (agentlab.JobStatus, string) {
-	because := func(what string) string {
-		if sb.Reason != "" {
-			return what + ": " + sb.Reason
-		}
-		return what
-	}
-	status := agentlab.JobFailed
-	if j.StopRequested != "" {
-		status = agentlab.JobStatus(j.StopRequested)
-	}
+func (s *Service) lost(j agentlab.Job, sb agentlab.Sandbox) (status agentlab.JobStatus, why string) {
+	gone := sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed
 	switch {
 	case sb.State == agentlab.SandboxTimeout:
-		return agentlab.JobTimeout, because("its sandbox is TIMEOUT")
-	case sb.State == agentlab.SandboxFailed:
-		return status, because("its sandbox failed")
+		why = "its sandbox is TIMEOUT"
+	case sb.State == agentlab.SandboxFailed, gone && sb.Reason != "": // the latter follows the former quickly
+		why = "its sandbox failed"
 	case sb.State == agentlab.SandboxStopped:
-		return status, because("its sandbox was stopped")
-	case sb.State == agentlab.SandboxDestroyed, sb.Desired == agentlab.DesiredDestroyed:
-		return status, because("its sandbox was destroyed")
+		why = "its sandbox was stopped"
+	case gone:
+		why = "its sandbox was destroyed"
+	default:
+		return "", ""
 	}
-	return "", ""
+	if sb.Reason != "" {
+		why += ": " + sb.Reason
+	}
+	now := s.clock()
+	over := (!j.DeadlineAt.IsZero() && !now.Before(j.DeadlineAt)) || !now.Before(sb.LeaseExpiresAt)
+	switch {
+	case j.StopRequested != "":
+		status = agentlab.JobStatus(j.StopRequested)
+	case over || sb.State == agentlab.SandboxTimeout:
+		status = agentlab.JobTimeout
+	default:
+		status = agentlab.JobFailed
+	}
+	return status, why
 }
 
 // findSandbox gives a job its sandbox: the one that was made for it before

@@ -128,7 +128,7 @@ func (l *Loop[K]) dispatch(ctx context.Context, wg *sync.WaitGroup) time.Duratio
 	for len(l.timers) > 0 && !l.timers[0].due.After(now) {
 		l.enqueue(l.timers[0])
 	}
-	for len(l.ready) > 0 && l.running < l.cfg.Workers {
+	for len(l.ready) > 0 && l.running < l.cfg.Workers && ctx.Err() == nil {
 		e := l.ready[0]
 		l.ready[0] = nil
 		l.ready = l.ready[1:]

@@ -208,23 +208,25 @@ func (s *Service) introduce(ctx context.Context, sb agentlab.Sandbox) error {
 // bootstrap returns the document with which the runner of a sandbox fetches
 // its job and secrets; nil when there are none.
 func (s *Service) bootstrap(ctx context.Context, sb agentlab.Sandbox) (*guestapi.Bootstrap, error) {
-	if s.cfg.ServeGuest == nil {
+	if s.cfg.ServeGuest == nil || (sb.JobID == "" && !s.hasSecrets(sb)) {
 		return nil, nil //nolint:nilnil // no document is no error
-	}
-	if sb.JobID == "" {
-		prof, err := s.cfg.Profiles.Use(sb.Profile)
-		if err != nil {
-			s.log.Warn("sandbox gets no secrets: its profile cannot be used any more", "vmid", sb.VMID, "err", err)
-		}
-		if err != nil || prof.SecretsBundle == "" {
-			return nil, nil //nolint:nilnil // no document is no error
-		}
 	}
 	token, err := s.token(ctx, sb)
 	if err != nil {
 		return nil, err
 	}
 	return &guestapi.Bootstrap{Token: token, Controller: s.cfg.Driver.Info().ControllerURL, VMID: sb.VMID}, nil
+}
+
+// hasSecrets tells whether the profile of a sandbox has secrets for it. A
+// profile that cannot be used any more has none.
+func (s *Service) hasSecrets(sb agentlab.Sandbox) bool {
+	prof, err := s.cfg.Profiles.Use(sb.Profile)
+	if err != nil {
+		s.log.Warn("sandbox gets no secrets: its profile cannot be used any more", "vmid", sb.VMID, "err", err)
+		return false
+	}
+	return prof.SecretsBundle != ""
 }
 
 // token mints a bootstrap token, or returns the one that an attempt before

@@ -284,6 +284,9 @@ func (r *runner) obey(ctx context.Context, stop context.CancelCauseFunc) {
 		if r.direct(d, stop) {
 			return
 		}
+		if d.Stop != "" {
+			_ = sleep(ctx, heartbeat) // it is ignored, and comes at once again
+		}
 	}
 }
 
