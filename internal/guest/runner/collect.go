@@ -171,15 +171,31 @@ func (t *twin) make(src *gitDir) error {
 			return err
 		}
 	}
-	// The index only saves work: it tells which files are unchanged.
-	if p, err := readSmall(src.root, "index", 512<<20); err == nil {
-		if err := os.WriteFile(filepath.Join(t.path, "index"), p, 0o600); err != nil {
-			return err
-		}
+	if err := t.borrowIndex(src); err != nil {
+		return err
 	}
 	t.env = append(t.g.environ([2]string{"core.bare", "false"}, [2]string{"add.ignoreErrors", "true"}, [2]string{"core.quotePath", "true"}),
 		"GIT_DIR="+t.path, "GIT_WORK_TREE="+t.work, "GIT_OPTIONAL_LOCKS=0")
 	return nil
+}
+
+// borrowIndex copies the index, which only saves work: it tells which files
+// are unchanged. Its time belongs to it: git takes a file that is as new as
+// the index for one that may have changed after all.
+func (t *twin) borrowIndex(src *gitDir) error {
+	st, err := src.root.Lstat("index")
+	if err != nil {
+		return nil //nolint:nilerr // it is made anew
+	}
+	p, err := readSmall(src.root, "index", 512<<20)
+	if err != nil {
+		return nil //nolint:nilerr // as above
+	}
+	name := filepath.Join(t.path, "index")
+	if err := os.WriteFile(name, p, 0o600); err != nil {
+		return err
+	}
+	return os.Chtimes(name, st.ModTime(), st.ModTime())
 }
 
 func (t *twin) refs() []string {

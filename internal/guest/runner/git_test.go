@@ -300,6 +300,16 @@ func TestDiff(t *testing.T) {
 	}
 }
 
+// A file that changed in the second in which it was checked out, and kept its
+// size, has changed.
+func TestDiffOfAQuickAgent(t *testing.T) {
+	url := newGitServer(t, "").add(t, "repo", newRepo(t, map[string]string{"n": "1\n"}))
+	s := gitSandbox(t, url, "", 0, `touch -r n .git/index; m=$(stat -c %Y n); echo 2 > n; touch -d "@$m" n`)
+	if rep := s.finish(); !rep.Result.Dirty || !strings.Contains(s.File(artDiff), "+2") {
+		t.Errorf("%+v %+v %q", rep, rep.Result, s.File(artDiff))
+	}
+}
+
 func TestLargeDiffIsCut(t *testing.T) {
 	url := newGitServer(t, "").add(t, "repo", newRepo(t, nil))
 	s := gitSandbox(t, url, "", 0, `echo small > a-small; { yes 0123456789 || true; } | head -c 20000000 > b-large; echo late > z-late`)
