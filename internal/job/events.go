@@ -3,8 +3,6 @@ package job
 import (
 	"encoding/json"
 	"fmt"
-	"strings"
-	"unicode"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -39,16 +37,4 @@ func statusEvent(j agentlab.Job) agentlab.Event {
 	return jobEvent(agentlab.EventJobStatus, j, data, "job %s is %s%s", j.ID, j.Status, text)
 }
 
-// maxReason is the length in bytes to which a reason is cut.
-const maxReason = 500
-
-// oneLine makes text that may come from a guest fit for a row.
-func oneLine(s string) string {
-	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "?"), func(r rune) bool {
-		return unicode.IsSpace(r) || !unicode.IsPrint(r)
-	}), " ")
-	if len(s) > maxReason {
-		s = strings.ToValidUTF8(s[:maxReason], "") + "…"
-	}
-	return s
-}
+func oneLine(s string) string { return agentlab.OneLine(s, agentlab.MaxReasonBytes) }

@@ -15,7 +15,7 @@ func CheckVerdict(t *testing.T, r guestapi.Report) {
 	if checkReport(&r) != nil {
 		return
 	}
-	if len(r.Message) > maxReason+4 || strings.ContainsFunc(r.Message, unicode.IsControl) {
+	if len(r.Message) > agentlab.MaxReasonBytes+4 || strings.ContainsFunc(r.Message, unicode.IsControl) {
 		t.Fatalf("message %q", r.Message)
 	}
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -3,9 +3,7 @@ package sandbox
 import (
 	"encoding/json"
 	"fmt"
-	"strings"
 	"time"
-	"unicode"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -50,16 +48,4 @@ func leaseEvent(sb agentlab.Sandbox, what string) agentlab.Event {
 	return event(agentlab.EventSandboxLease, sb, map[string]any{"lease_expires_at": end}, "lease of sandbox %s %s, ends %s", sb.Name, what, end)
 }
 
-// maxReason is the length in bytes to which a reason is cut.
-const maxReason = 500
-
-// oneLine makes text that may come from a guest or a backend fit for a row.
-func oneLine(s string) string {
-	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "?"), func(r rune) bool {
-		return unicode.IsSpace(r) || !unicode.IsPrint(r)
-	}), " ")
-	if len(s) > maxReason {
-		s = strings.ToValidUTF8(s[:maxReason], "") + "…"
-	}
-	return s
-}
+func oneLine(s string) string { return agentlab.OneLine(s, agentlab.MaxReasonBytes) }

@@ -1,0 +1,288 @@
+package fake_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+)
+
+// mutant is the fake with one sentence of the contract broken.
+type mutant struct {
+	*fake.Driver
+	breaks string
+	first  map[backend.Ref]net.Listener
+}
+
+// mutants are the broken sentences, each with the test that must find it.
+var mutants = map[string]string{
+	"create twice is exists":              "CreateTwice",
+	"create takes any number":             "NumberTaken",
+	"create starts it":                    "CreateTwice",
+	"destroy of what is absent fails":     "Absent",
+	"destroy ignores the mark":            "WrongMark",
+	"destroy leaves it":                   "DestroyStopped",
+	"inspect ignores the mark":            "WrongMark",
+	"inspect cancelled is not_found":      "Cancelled",
+	"list is empty":                       "CreateTwice",
+	"list is twice":                       "CreateTwice",
+	"list hides the half made":            "CrashPoints",
+	"start twice fails":                   "VM",
+	"stop does nothing":                   "VM/Stop",
+	"stop waits for ever":                 "Cancelled",
+	"crashed is stopped":                  "VM/Killed",
+	"crash has no reason":                 "VM/Killed",
+	"stopped control is not_found":        "CreateTwice",
+	"guest ports are open":                "VM/DialGuest",
+	"the first listener wins":             "VM/ListenGuest",
+	"follow ends":                         "VM/ConsoleLog",
+	"console is empty":                    "VM/ConsoleLog",
+	"unsupported names no field":          "Unsupported",
+	"unsupported is made":                 "Unsupported",
+	"findings have no remedy":             "Check",
+	"capability without the interface":    "Info",
+	"errors are foreign":                  "Cancelled",
+	"foreign objects are taken":           "Foreign",
+	"a wrong mark stops it while it runs": "VM/WrongMark",
+}
+
+func (m *mutant) Info() backend.Info {
+	i := m.Driver.Info()
+	if m.breaks == "capability without the interface" {
+		i.Capabilities.ConsoleLog = false
+	}
+	return i
+}
+
+func (m *mutant) Check(ctx context.Context) []backend.Finding {
+	f := m.Driver.Check(ctx)
+	if m.breaks == "findings have no remedy" {
+		f = append(f, backend.Finding{Name: "kvm", Level: backend.LevelError, Detail: "no /dev/kvm"})
+	}
+	return f
+}
+
+func (m *mutant) Validate(s backend.Spec) error {
+	err := m.Driver.Validate(s)
+	if m.breaks == "unsupported names no field" && err != nil {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "%w", err)
+	}
+	return err
+}
+
+func (m *mutant) Create(ctx context.Context, s backend.Spec) error {
+	in, ierr := m.Driver.Inspect(ctx, s.Ref())
+	switch m.breaks {
+	case "create twice is exists":
+		if ierr == nil && in.Power == backend.PowerStopped {
+			return agentlab.Errorf(agentlab.CodeExists, "it exists")
+		}
+	case "create takes any number":
+		if err := m.Driver.Create(ctx, s); agentlab.CodeOf(err) != agentlab.CodeExists {
+			return err
+		}
+		return nil
+	case "foreign objects are taken":
+		if m.Host().Foreign(s.VMID) {
+			return nil
+		}
+	case "unsupported is made", "unsupported names no field":
+		if m.breaks == "unsupported is made" {
+			s.Resources.Cores, s.Network.Mode = 1, agentlab.NetworkNAT
+		}
+	}
+	err := m.Driver.Create(ctx, s)
+	if m.breaks == "create starts it" && err == nil {
+		return m.Driver.Start(ctx, s.Ref())
+	}
+	return err
+}
+
+func (m *mutant) Start(ctx context.Context, ref backend.Ref) error {
+	if in, err := m.Driver.Inspect(ctx, ref); m.breaks == "start twice fails" && err == nil && in.Power == backend.PowerRunning {
+		return agentlab.Errorf(agentlab.CodeInternal, "it runs")
+	}
+	return m.Driver.Start(ctx, ref)
+}
+
+func (m *mutant) Stop(ctx context.Context, ref backend.Ref, grace time.Duration) error {
+	switch m.breaks {
+	case "stop does nothing":
+		_, err := m.Driver.Inspect(ctx, ref)
+		return err
+	case "stop waits for ever":
+		if grace == time.Hour {
+			time.Sleep(7 * time.Second)
+		}
+	case "a wrong mark stops it while it runs":
+		ref = m.byNumber(ctx, ref)
+	}
+	return m.Driver.Stop(ctx, ref, grace)
+}
+
+// byNumber is the Ref that has the number, whatever its mark.
+func (m *mutant) byNumber(ctx context.Context, ref backend.Ref) backend.Ref {
+	all, _ := m.Driver.List(ctx)
+	for _, in := range all {
+		if in.Ref.VMID == ref.VMID && in.Power == backend.PowerRunning || in.Ref.VMID == ref.VMID && m.breaks != "a wrong mark stops it while it runs" {
+			return in.Ref
+		}
+	}
+	return ref
+}
+
+func (m *mutant) Destroy(ctx context.Context, ref backend.Ref) error {
+	_, err := m.Driver.Inspect(ctx, ref)
+	switch m.breaks {
+	case "destroy of what is absent fails":
+		if err != nil {
+			return err
+		}
+	case "destroy ignores the mark":
+		ref = m.byNumber(ctx, ref)
+	case "destroy leaves it":
+		return nil
+	}
+	return m.Driver.Destroy(ctx, ref)
+}
+
+func (m *mutant) Inspect(ctx context.Context, ref backend.Ref) (backend.Instance, error) {
+	if m.breaks == "inspect ignores the mark" {
+		ref = m.byNumber(ctx, ref)
+	}
+	in, err := m.Driver.Inspect(ctx, ref)
+	switch {
+	case m.breaks == "inspect cancelled is not_found" && ctx.Err() != nil:
+		return in, agentlab.Errorf(agentlab.CodeNotFound, "nothing")
+	case m.breaks == "errors are foreign" && agentlab.CodeOf(err) == agentlab.CodeUnavailable:
+		return in, agentlab.Errorf(agentlab.CodeTimeout, "too late")
+	case m.breaks == "crashed is stopped" && in.Power == backend.PowerCrashed:
+		in.Power = backend.PowerStopped
+	case m.breaks == "crash has no reason":
+		in.Reason = ""
+	}
+	return in, err
+}
+
+func (m *mutant) List(ctx context.Context) ([]backend.Instance, error) {
+	all, err := m.Driver.List(ctx)
+	switch m.breaks {
+	case "list is empty":
+		return nil, err
+	case "list is twice":
+		return append(all, all...), err
+	case "list hides the half made":
+		var whole []backend.Instance
+		for _, in := range all {
+			if in.Power != backend.PowerPartial {
+				whole = append(whole, in)
+			}
+		}
+		return whole, err
+	}
+	return all, err
+}
+
+func (m *mutant) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, error) {
+	c, err := m.Driver.DialControl(ctx, ref)
+	if m.breaks == "stopped control is not_found" && err != nil && ctx.Err() == nil {
+		return nil, agentlab.Errorf(agentlab.CodeNotFound, "nothing")
+	}
+	return c, err
+}
+
+func (m *mutant) DialGuest(ctx context.Context, ref backend.Ref, port uint16) (net.Conn, error) {
+	c, err := m.Driver.DialGuest(ctx, ref, port)
+	if m.breaks == "guest ports are open" && port == 1 {
+		return m.Driver.DialGuest(ctx, ref, 22)
+	}
+	return c, err
+}
+
+func (m *mutant) ListenGuest(ctx context.Context, ref backend.Ref) (net.Listener, error) {
+	if m.breaks == "the first listener wins" && m.first[ref] != nil {
+		return deaf{make(chan struct{})}, nil
+	}
+	l, err := m.Driver.ListenGuest(ctx, ref)
+	if err == nil {
+		m.first[ref] = l
+	}
+	return l, err
+}
+
+// deaf is a listener that nobody dials.
+type deaf struct{ done chan struct{} }
+
+func (d deaf) Accept() (net.Conn, error) { <-d.done; return nil, net.ErrClosed }
+func (d deaf) Addr() net.Addr            { return &net.TCPAddr{} }
+func (d deaf) Close() error {
+	select {
+	case <-d.done:
+	default:
+		close(d.done)
+	}
+	return nil
+}
+
+func (m *mutant) ConsoleLog(ctx context.Context, ref backend.Ref, follow bool) (io.ReadCloser, error) {
+	rc, err := m.Driver.ConsoleLog(ctx, ref, follow && m.breaks != "follow ends")
+	if m.breaks == "console is empty" && err == nil {
+		return io.NopCloser(strings.NewReader("")), rc.Close()
+	}
+	return rc, err
+}
+
+const mutantEnv = "AGENTLAB_TEST_MUTANT"
+
+// TestMutant is run by TestSuiteFindsMutants, in a process of its own.
+func TestMutant(t *testing.T) {
+	breaks := os.Getenv(mutantEnv)
+	if breaks == "" {
+		t.Skip("skipped: it is a part of TestSuiteFindsMutants")
+	}
+	backendtest.Run(t, backendtest.Config{BootTimeout: 3 * time.Second, New: func(t *testing.T) *backendtest.Harness {
+		host, err := fake.NewHost(fake.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = host.Close() })
+		open := func() *mutant {
+			return &mutant{Driver: host.Open(), breaks: breaks, first: map[backend.Ref]net.Listener{}}
+		}
+		h := harness(t, host.Open)
+		h.Driver = open()
+		h.Reopen = func(*testing.T) backend.Driver { return open() }
+		return h
+	}})
+}
+
+// TestSuiteFindsMutants breaks one sentence of the contract after the other
+// and checks that the suite fails, in the test that is for it.
+func TestSuiteFindsMutants(t *testing.T) {
+	for breaks, where := range mutants {
+		t.Run(breaks, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestMutant$/^"+strings.Split(where, "/")[0]+"$", "-test.v", "-test.timeout=1m") //nolint:gosec // this very test
+			cmd.Env = append(os.Environ(), mutantEnv+"="+breaks)
+			out, err := cmd.CombinedOutput()
+			exit := (*exec.ExitError)(nil)
+			if !errors.As(err, &exit) {
+				t.Fatalf("the suite passes (%v)", err)
+			}
+			if want := fmt.Sprintf("--- FAIL: TestMutant/%s", where); !strings.Contains(string(out), want) {
+				t.Errorf("the suite fails, but not in %s:\n%s", where, out)
+			}
+		})
+	}
+}

@@ -1,0 +1,181 @@
+package gc_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/gc"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const day = 24 * time.Hour
+
+// state is a store and its files, in memory: what is deleted, and in which
+// order, is what these tests are about. The real ones are in package job's.
+type state struct {
+	mu     sync.Mutex     // of jobs, for the test with a loop
+	jobs   []agentlab.Job // the newest first
+	files  map[string]bool
+	done   []string // what was deleted, in order
+	events []agentlab.Event
+	fail   map[string]error // by what is deleted
+}
+
+func (s *state) FinalJobs(_ context.Context, before string, limit int) ([]agentlab.Job, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	from := 0
+	if before != "" {
+		from = slices.IndexFunc(s.jobs, func(j agentlab.Job) bool { return j.ID == before }) + 1
+		if from == 0 {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "the cursor names no job")
+		}
+	}
+	return slices.Clone(s.jobs[from:min(from+limit, len(s.jobs))]), nil
+}
+
+func (s *state) DestroyedSandboxes(context.Context) ([]agentlab.Sandbox, error) { return nil, nil }
+
+func (s *state) Artifacts(_ context.Context, id string) ([]agentlab.Artifact, error) {
+	if s.files[id] {
+		return []agentlab.Artifact{{JobID: id, Path: "a", Size: 5}, {JobID: id, Path: "b", Size: 7}}, nil
+	}
+	return nil, nil
+}
+
+func (s *state) delete(what string) error {
+	if err := s.fail[what]; err != nil {
+		return err
+	}
+	s.done = append(s.done, what)
+	return nil
+}
+
+func (s *state) DeleteJob(_ context.Context, id string) error {
+	if err := s.delete("job " + id); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.jobs = slices.DeleteFunc(s.jobs, func(j agentlab.Job) bool { return j.ID == id })
+	return nil
+}
+
+func (s *state) Delete(_ context.Context, id string) error {
+	if err := s.delete("files " + id); err != nil {
+		return err
+	}
+	delete(s.files, id)
+	return nil
+}
+
+func (s *state) DeleteSandbox(context.Context, int) error { return nil }
+func (s *state) DeleteExpiredTokens(context.Context, time.Time) (int, error) {
+	return 0, s.fail["tokens"]
+}
+func (s *state) DeleteEventsBefore(context.Context, time.Time) (int, error) { return 0, nil }
+func (s *state) AppendEvents(_ context.Context, evs ...agentlab.Event) error {
+	s.events = append(s.events, evs...)
+	return nil
+}
+
+func (s *state) Sweep(context.Context, func(context.Context, string) (bool, error)) (int, error) {
+	return 0, nil
+}
+
+var now = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func (s *state) collector() *gc.Collector {
+	return gc.New(gc.Config{Store: s, Files: s, Clock: func() time.Time { return now }})
+}
+
+// withJobs makes n jobs, each a day older than the one before it.
+func withJobs(n int) *state {
+	s := &state{files: map[string]bool{}, fail: map[string]error{}}
+	for i := range n {
+		id := fmt.Sprintf("job-%d", i)
+		s.jobs = append(s.jobs, agentlab.Job{ID: id, Status: agentlab.JobCompleted, FinishedAt: now.Add(-time.Duration(i) * day)})
+		s.files[id] = true
+	}
+	return s
+}
+
+func TestAges(t *testing.T) {
+	s := withJobs(1000) // more than a page
+	d, err := s.collector().Pass(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Artifacts != 970 || d.Jobs != 910 || len(s.jobs) != 90 || len(s.files) != 30 {
+		t.Errorf("deleted %+v; left %d jobs, %d with files", d, len(s.jobs), len(s.files))
+	}
+	if i, j := slices.Index(s.done, "files job-500"), slices.Index(s.done, "job job-500"); i < 0 || j < i {
+		t.Errorf("files at %d, row at %d: the files go first", i, j)
+	}
+	if n := len(s.events); n != 971 || !strings.Contains(s.events[0].Message, "deleted 2 artifacts of job job-30, 12 bytes") {
+		t.Errorf("%d events, the first %q", n, s.events[0].Message)
+	}
+}
+
+// What fails is left for the next pass, whole, and keeps nothing else.
+func TestFailures(t *testing.T) {
+	s := withJobs(100)
+	c := s.collector()
+	broken := errors.New("broken disk")
+	s.fail["files job-95"], s.fail["job job-96"], s.fail["tokens"] = broken, broken, broken
+	d, err := c.Pass(t.Context())
+	if !errors.Is(err, broken) || d.Jobs != 8 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	left := func(id string) bool {
+		return slices.ContainsFunc(s.jobs, func(j agentlab.Job) bool { return j.ID == id })
+	}
+	if !left("job-95") || !s.files["job-95"] || !left("job-96") || left("job-97") {
+		t.Error("the wrong ones are left")
+	}
+	clear(s.fail)
+	if d, err = c.Pass(t.Context()); err != nil || d.Jobs != 2 || left("job-95") || left("job-96") {
+		t.Errorf("the next pass: %+v, %v", d, err)
+	}
+	before := len(s.events) + len(s.done)
+	if d, err = c.Pass(t.Context()); err != nil || d != (gc.Deleted{}) || len(s.events)+len(s.done) != before {
+		t.Errorf("a pass with nothing to do: %+v, %v", d, err)
+	}
+}
+
+func TestRunPassesEveryHour(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := withJobs(0)
+		s.fail["tokens"] = errors.New("no") // a pass that fails does not end the loop
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- s.collector().Run(ctx) }()
+		time.Sleep(90 * time.Minute)
+		synctest.Wait()
+		s.mu.Lock()
+		s.jobs = withJobs(200).jobs
+		s.mu.Unlock()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.jobs) != 90 {
+			t.Errorf("%d jobs are left", len(s.jobs))
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,37 @@
+package agentlab
+
+import (
+	"strings"
+	"testing"
+	"unicode"
+)
+
+func TestOneLine(t *testing.T) {
+	for in, want := range map[string]string{
+		"":                            "",
+		"plain text":                  "plain text",
+		"  a\tb\r\n\n c ":             "a b c",
+		"\x1b[31mred\x00\u202e\u2028": "[31mred",
+		"bad\xffutf":                  "bad?utf",
+		strings.Repeat("x", 21):       strings.Repeat("x", 20) + "…",
+		strings.Repeat("é", 11):       strings.Repeat("é", 10) + "…",
+		"x" + strings.Repeat("é", 11): "x" + strings.Repeat("é", 9) + "…",
+	} {
+		if got := OneLine(in, 20); got != want {
+			t.Errorf("%q became %q, want %q", in, got, want)
+		}
+	}
+}
+
+func FuzzOneLine(f *testing.F) {
+	f.Add("a\nb", 5)
+	f.Fuzz(func(t *testing.T, s string, limit int) {
+		if limit < 0 || limit > 1000 {
+			return
+		}
+		got := OneLine(s, limit)
+		if len(got) > limit+len("…") || strings.ContainsFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			t.Errorf("%q, %d: %q", s, limit, got)
+		}
+	})
+}
