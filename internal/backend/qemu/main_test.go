@@ -25,6 +25,9 @@ const bootTimeout = 120 * time.Second
 
 // The test binary is also the shim, and the process that dies in crash tests.
 func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == "nested" {
+		os.Exit(nested())
+	}
 	if len(os.Args) == 3 {
 		switch os.Args[1] {
 		case "vmm":
