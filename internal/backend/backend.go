@@ -101,6 +101,12 @@ type ConsoleLogger interface {
 	ConsoleLog(ctx context.Context, ref Ref, follow bool) (io.ReadCloser, error)
 }
 
+// Accelerator is implemented by drivers that choose how a VM's CPUs are run.
+type Accelerator interface {
+	// Accel tells the choice, e.g. "kvm" or "tcg"; "" while it is not known.
+	Accel(ctx context.Context) string
+}
+
 // Info describes a driver.
 type Info struct {
 	Name         string // "qemu", "proxmox", …

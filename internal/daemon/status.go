@@ -78,8 +78,8 @@ func (v *statusView) Status(ctx context.Context) (api.Status, error) {
 			s.Findings = append(s.Findings, api.Finding{Name: f.Name, Level: string(f.Level), Detail: f.Detail, Remedy: f.Remedy})
 		}
 	}
-	if a, ok := v.d.services.driver.(interface{ Accel() string }); ok {
-		s.Accel = a.Accel()
+	if a, ok := v.d.services.driver.(backend.Accelerator); ok {
+		s.Accel = a.Accel(ctx)
 	}
 	return s, nil
 }

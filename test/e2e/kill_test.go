@@ -31,7 +31,7 @@ func phase(name string) func(*lab, api.Event) bool {
 
 func sandboxState(s agentlab.SandboxState) func(*lab, api.Event) bool {
 	return func(_ *lab, e api.Event) bool {
-		return e.Kind == agentlab.EventSandboxState && e.Data["state"] == string(s)
+		return e.Kind == agentlab.EventSandboxState && e.Data["to"] == string(s)
 	}
 }
 

@@ -89,6 +89,7 @@ func (d *Driver) at(point string) {
 var (
 	_ backend.Driver        = (*Driver)(nil)
 	_ backend.ConsoleLogger = (*Driver)(nil)
+	_ backend.Accelerator   = (*Driver)(nil)
 )
 
 // New returns a Driver; it makes its directories and nothing else.
