@@ -16,8 +16,8 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 )
 
-// killTask works long enough to be killed in the middle.
-const killTask = `echo working; sleep 4; echo finished; mkdir out; head -c 3000000 /dev/urandom > out/big`
+// killTask works, and then uploads, long enough to be killed in the middle.
+const killTask = `echo working; sleep 4; echo finished; mkdir out; for i in $(seq 400); do echo $i > out/$i; done`
 
 // stage is a moment in the life of a job, recognised by its events.
 type stage struct {
@@ -88,11 +88,16 @@ func (l *lab) killQEMU(vmid int) error {
 	return fmt.Errorf("no QEMU of %d", vmid)
 }
 
-// killGuest kills a program in the guest; the command's own end is cut off
-// when guestd dies, so only the kill's effect counts.
+// killGuest kills a program in the guest, a moment after the command that
+// asks for it has ended: the way to guestd is through guestd itself.
 func (l *lab) killGuest(vmid int, pattern string) error {
-	script := "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep -q '" + pattern + "' && echo killing ${p#/proc/} && kill -9 ${p#/proc/}; done"
-	script = strings.Replace(script, pattern, "["+pattern[:1]+"]"+pattern[1:], 1) // not this shell itself
+	pattern = "[" + pattern[:1] + "]" + pattern[1:] // not this shell itself
+	script := `for p in /proc/[0-9]*; do
+		if tr '\0' ' ' < $p/cmdline 2>/dev/null | grep -q '` + pattern + `'; then
+			setsid sh -c "sleep 0.2; kill -9 ${p#/proc/}" >/dev/null 2>&1 < /dev/null &
+			echo killing
+		fi
+	done`
 	r := l.run("", "exec", "--user", "root", strconv.Itoa(vmid), "--", "sh", "-c", script)
 	if !strings.Contains(r.stdout, "killing") {
 		return fmt.Errorf("nothing killed: %v", r)
@@ -189,6 +194,9 @@ func (l *lab) killWhen(id string, v victim, s stage) error {
 			vmid = e.SandboxVMID
 		}
 		if !s.is(l, e) {
+			if e.Kind == agentlab.EventJobStatus && agentlab.JobStatus(fmt.Sprint(e.Data["status"])).Final() {
+				break
+			}
 			continue
 		}
 		err := v.kill(l, vmid)
