@@ -87,6 +87,7 @@ type world struct {
 
 	mu   sync.Mutex
 	seen []agentlab.Event
+	next chan struct{} // closed at the next commit
 }
 
 func inWorld(t *testing.T, fn func(w *world)) {
@@ -98,7 +99,7 @@ func inWorld(t *testing.T, fn func(w *world)) {
 		}
 		res := agentlab.Resources{Cores: 1, MemoryMB: 512}
 		nat := agentlab.Network{Mode: agentlab.NetworkNAT}
-		w := &world{T: t, dir: t.TempDir(), host: host, profiles: profiles{
+		w := &world{T: t, dir: t.TempDir(), host: host, next: make(chan struct{}), profiles: profiles{
 			"plain":   {Resources: res, Network: nat, TTL: time.Hour, Mode: "dangerous", UploadArtifacts: true, ClonePath: "/tmp/repo"},
 			"secrets": {Resources: res, Network: nat, TTL: time.Hour, Mode: "dangerous", UploadArtifacts: true, SecretsBundle: "team"},
 			"nowhere": {Resources: res, Network: nat, TTL: time.Hour, Mode: "dangerous", SecretsBundle: "missing"},
@@ -128,6 +129,8 @@ func (w *world) begin() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.seen = append(w.seen, evs...)
+		close(w.next)
+		w.next = make(chan struct{})
 	}})
 	fatal(err)
 	w.artifacts, err = artifact.New(artifact.Config{Dir: w.dir, Store: w.store})
@@ -193,14 +196,20 @@ func (w *world) job(id string) agentlab.Job {
 
 func (w *world) eventually(what string, cond func() bool) {
 	w.Helper()
-	for begin := time.Now(); !cond(); {
-		d := 50 * time.Millisecond // of the bubble's time: nobody waits
-		if since := time.Since(begin); since > 4*time.Hour {
-			w.Fatalf("not after four hours: %s", what)
-		} else if since > 10*time.Second {
-			d = time.Second
+	for begin := time.Now(); ; {
+		w.mu.Lock()
+		next := w.next
+		w.mu.Unlock()
+		if cond() {
+			return
 		}
-		time.Sleep(d)
+		if time.Since(begin) > 4*time.Hour {
+			w.Fatalf("not after four hours: %s", what)
+		}
+		select { // in the bubble's time: nobody waits
+		case <-next:
+		case <-time.After(time.Minute):
+		}
 	}
 }
 

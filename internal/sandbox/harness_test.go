@@ -83,8 +83,9 @@ type world struct {
 
 	svc  *sandbox.Service
 	stop func()
-	seen []agentlab.Event // every event that was committed
 	mu   sync.Mutex
+	seen []agentlab.Event // every event that was committed
+	next chan struct{}    // closed at the next commit
 }
 
 func newWorld(t *testing.T) *world {
@@ -95,7 +96,7 @@ func newWorld(t *testing.T) *world {
 	}
 	w := &world{
 		T: t, path: filepath.Join(t.TempDir(), "agentlab.db"), host: host,
-		images: &images{have: []string{"base", "agents"}},
+		next: make(chan struct{}), images: &images{have: []string{"base", "agents"}},
 		serve: func(ctx context.Context, _ int, l net.Listener) error {
 			srv := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute}
 			stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
@@ -119,6 +120,8 @@ func (w *world) begin() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.seen = append(w.seen, evs...)
+		close(w.next)
+		w.next = make(chan struct{})
 	}})
 	if err != nil {
 		w.Fatal(err)
@@ -185,6 +188,9 @@ func (w *world) until(vmid int, states ...agentlab.SandboxState) agentlab.Sandbo
 func (w *world) untilIt(vmid int, cond func(agentlab.Sandbox) bool) agentlab.Sandbox {
 	w.Helper()
 	for begin := time.Now(); ; {
+		w.mu.Lock()
+		next := w.next
+		w.mu.Unlock()
 		sb := w.get(vmid)
 		if cond(sb) {
 			return sb
@@ -192,10 +198,9 @@ func (w *world) untilIt(vmid int, cond func(agentlab.Sandbox) bool) agentlab.San
 		if time.Since(begin) > 2*time.Hour {
 			w.Fatalf("sandbox %d is %s (desired %s, reason %q) after two hours", vmid, sb.State, sb.Desired, sb.Reason)
 		}
-		if time.Since(begin) < 10*time.Second { // of the bubble's time: nobody waits
-			time.Sleep(50 * time.Millisecond)
-		} else {
-			time.Sleep(time.Second)
+		select { // in the bubble's time: nobody waits
+		case <-next:
+		case <-time.After(time.Minute):
 		}
 	}
 }

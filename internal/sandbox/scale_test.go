@@ -9,13 +9,13 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
-// A thousand sandboxes are made, survive a restart, and go.
-func TestThousand(t *testing.T) {
+// Many sandboxes are made, survive a restart, and go.
+func TestMany(t *testing.T) {
 	if testing.Short() {
-		t.Skip("skipped in short mode: a thousand sandboxes take some seconds")
+		t.Skip("skipped in short mode: many sandboxes take some seconds")
 	}
 	inWorld(t, func(w *world) {
-		const n = 1000
+		const n = many
 		ctx := context.Background()
 		w.limits = sandbox.Limits{ParallelBoots: 50}
 		w.restart()

@@ -101,11 +101,17 @@ func TestAccess(t *testing.T) {
 	if out := l.ok("sandbox", "logs", "play"); out == "" {
 		t.Error("the console is empty")
 	}
+	if got := l.ok("exec", "play", "hostname"); got != "play\n" {
+		t.Errorf("hostname is %q", got)
+	}
 	l.ok("exec", "play", "--", "sh", "-c", "echo kept > /home/agent/kept")
 	l.ok("sandbox", "stop", "play")
 	l.ok("sandbox", "start", "play")
 	if got := l.ok("exec", "play", "cat", "/home/agent/kept"); got != "kept\n" {
 		t.Errorf("after stop and start: %q", got)
+	}
+	if got := l.ok("exec", "play", "--", "sh", "-c", "hostname; cut -d. -f1-3 /proc/net/fib_trie | grep -m1 -o '10.77.0'"); got != "play\n10.77.0\n" {
+		t.Errorf("name and network after stop and start: %q", got)
 	}
 	l.ok("sandbox", "destroy", "play")
 }

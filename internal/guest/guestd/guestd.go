@@ -31,6 +31,7 @@ const (
 	bootstrapFile = runDir + "/bootstrap.json"
 	bootstrapLink = "/etc/agentlab/bootstrap.json"
 	uidFile       = "/var/lib/agentlab/uid"    // of the last identity; on the disk
+	bootUIDFile   = runDir + "/uid"            // of the identity given in this boot
 	freshFile     = runDir + "/machine-id.new" // initd made the machine-id in this boot
 	keysDir       = runDir + "/ssh/authorized_keys.d"
 	runnerLock    = runDir + "/runner.lock"
@@ -158,7 +159,7 @@ func (s *Server) health() guestapi.Health {
 		Version:  version.Get().Version,
 		BootID:   s.line("/proc/sys/kernel/random/boot_id"),
 		Uptime:   uptime(s.line("/proc/uptime")),
-		Identity: s.line(uidFile),
+		Identity: s.line(bootUIDFile),
 		System:   s.systemStatus(),
 	}
 }

@@ -64,7 +64,8 @@ func checkIdentity(id guestapi.Identity) error {
 }
 
 // setIdentity makes the guest be id. Every step may be repeated; the UID is
-// written last, so that a crash before leaves "not yet".
+// written last, so that a crash before leaves "not yet". An identity holds for
+// one boot: network, clock and token are given anew after the next.
 func (s *Server) setIdentity(id guestapi.Identity) error {
 	if err := checkIdentity(id); err != nil {
 		return err
@@ -88,6 +89,7 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 		{"host key", func() error { return s.setHostKey(id.UID) }},
 		{"bootstrap", func() error { return s.setBootstrap(id.Bootstrap) }},
 		{"uid", func() error { return s.writeFile(uidFile, []byte(id.UID+"\n"), 0o644, 0, 0) }},
+		{"uid of this boot", func() error { return s.writeFile(bootUIDFile, []byte(id.UID+"\n"), 0o644, 0, 0) }},
 	}
 	for _, step := range steps {
 		if err := step.do(); err != nil {
