@@ -3,6 +3,7 @@ package job
 import (
 	"context"
 	"errors"
+	"io"
 	"maps"
 
 	"github.com/agentlab-vm/agentlab"
@@ -145,6 +146,23 @@ func (s *Service) noSecrets(ctx context.Context, j *agentlab.Job, cause error) e
 		}
 	}
 	return agentlab.Errorf(agentlab.CodeUnavailable, "the secrets cannot be had now")
+}
+
+// ConsoleArtifact is the path of the artifact that SaveConsole makes.
+const ConsoleArtifact = "console.log"
+
+// SaveConsole keeps the console log of a sandbox that failed as an artifact of
+// its job. It is made for sandbox.Config.SaveConsole.
+func (s *Service) SaveConsole(ctx context.Context, sb agentlab.Sandbox, console io.Reader) error {
+	if sb.JobID == "" || s.cfg.Artifacts == nil {
+		return nil
+	}
+	r, err := s.Redactor(ctx, sb.JobID)
+	if err != nil {
+		return err
+	}
+	_, err = s.cfg.Artifacts.Put(ctx, sb.JobID, ConsoleArtifact, r.Reader(console))
+	return err
 }
 
 // Redactor returns the redactor that knows the secrets that a job was given.

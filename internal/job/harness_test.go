@@ -143,9 +143,12 @@ func (w *world) begin() {
 		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max},
 		ServeGuest: guestServe(&guests),
 		Changed:    func(sb agentlab.Sandbox) { w.jobs.SandboxChanged(sb) },
+		SaveConsole: func(ctx context.Context, sb agentlab.Sandbox, r io.Reader) error {
+			return w.jobs.SaveConsole(ctx, sb, r)
+		},
 	})
 	w.jobs = job.New(job.Config{
-		Store: jobDB{w.store}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: w.vault, Bundles: w.artifacts, Backend: driver.Info(),
+		Store: jobDB{w.store}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: w.vault, Bundles: w.artifacts, Artifacts: w.artifacts, Backend: driver.Info(),
 		DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",
 	})
 	guests = guestserver.New(guestserver.Config{

@@ -14,6 +14,7 @@ package job
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -92,6 +93,11 @@ type Bundles interface {
 	DropBundle(jobID string) error
 }
 
+// Artifacts keeps files of jobs; *artifact.Service implements it.
+type Artifacts interface {
+	Put(ctx context.Context, jobID, path string, r io.Reader) (agentlab.Artifact, error)
+}
+
 // Limits bound jobs. Zero fields take the default.
 type Limits struct {
 	DefaultTTL time.Duration // when neither request nor profile says; default 3 h
@@ -134,6 +140,7 @@ type Config struct {
 	Profiles  Profiles
 	Secrets   Secrets
 	Bundles   Bundles
+	Artifacts Artifacts    // nil: SaveConsole keeps nothing
 	Backend   backend.Info // where guests find the guest plane
 
 	DefaultProfile string // of jobs that name none

@@ -76,6 +76,13 @@ func TestJobEnds(t *testing.T) {
 				if j.Status != test.status || j.Reason != test.reason {
 					w.Errorf("%s: %q, want %s: %q", j.Status, j.Reason, test.status, test.reason)
 				}
+				_, console, err := w.artifacts.Open(context.Background(), j.ID, job.ConsoleArtifact)
+				if failed := strings.HasPrefix(test.reason, "its sandbox failed"); failed != (err == nil) {
+					w.Errorf("the console log was saved: %v", err)
+				}
+				if err == nil {
+					_ = console.Close()
+				}
 				if d := j.FinishedAt.Sub(began); d < test.after || d > test.after+10*time.Second {
 					w.Errorf("ended after %s, want about %s", d, test.after)
 				}

@@ -25,6 +25,7 @@ package sandbox
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net"
 	"sync"
@@ -138,6 +139,10 @@ type Config struct {
 	// commit. It must be quick; nil is allowed.
 	Changed func(agentlab.Sandbox)
 
+	// SaveConsole keeps the end of the console log of a sandbox whose VM or
+	// boot failed, before it is destroyed. It is tried once; nil is allowed.
+	SaveConsole func(ctx context.Context, sb agentlab.Sandbox, console io.Reader) error
+
 	Clock  func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
 }
@@ -176,6 +181,7 @@ type memory struct {
 	token     string         // bootstrap token not yet handed over
 	tokenEnds time.Time
 	plane     *plane
+	save      bool   // its console log is to be saved
 	trouble   string // why it cannot be destroyed, as told before
 }
 

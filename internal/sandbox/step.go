@@ -154,6 +154,7 @@ func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, format string, 
 		}
 		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
 	})
+	s.with(sb.VMID, func(m *memory) { m.save = true })
 	return err
 }
 
@@ -239,6 +240,7 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := s.cfg.Store.RevokeGrants(ctx, sb.VMID); err != nil {
 		return err
 	}
+	s.saveConsole(ctx, sb)
 	dctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
 	if err := s.cfg.Driver.Destroy(dctx, ref(sb)); err != nil {

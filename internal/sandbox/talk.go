@@ -1,9 +1,11 @@
 package sandbox
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"net"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -64,6 +66,49 @@ func (s *Service) DialGuest(ctx context.Context, vmid int, port uint16) (net.Con
 		return nil, err
 	}
 	return s.cfg.Driver.DialGuest(ctx, ref(sb), port)
+}
+
+// How much of a console log is saved, how much of it is looked at, in bytes,
+// and how long that may take.
+const (
+	saveBytes   = 256 << 10
+	lookBytes   = 64 << 20
+	saveTimeout = 10 * time.Second
+)
+
+// saveConsole hands the end of the console log of a sandbox that failed to
+// Config.SaveConsole, once. It is help for people; nothing waits for it long.
+func (s *Service) saveConsole(ctx context.Context, sb agentlab.Sandbox) {
+	save := false
+	s.with(sb.VMID, func(m *memory) { save, m.save = m.save, false })
+	if !save || s.cfg.SaveConsole == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, saveTimeout)
+	defer cancel()
+	rc, err := s.ConsoleLog(ctx, sb.VMID, false)
+	if err == nil {
+		defer rc.Close() //nolint:errcheck // it was read
+		var end tail
+		if _, err = io.Copy(&end, io.LimitReader(rc, lookBytes)); err == nil && len(end) > 0 {
+			err = s.cfg.SaveConsole(ctx, sb, bytes.NewReader(end))
+		}
+	}
+	if err != nil {
+		s.log.Warn("the console log of a failed sandbox was not saved", "vmid", sb.VMID, "err", err)
+	}
+}
+
+// tail keeps the last saveBytes, or some more, of what is written to it.
+type tail []byte
+
+// Write never fails.
+func (t *tail) Write(p []byte) (int, error) {
+	*t = append(*t, p...)
+	if len(*t) > 2*saveBytes {
+		*t = append(tail(nil), (*t)[len(*t)-saveBytes:]...)
+	}
+	return len(p), nil
 }
 
 // ConsoleLog reads what the VM wrote to its console. Codes: not_found when
