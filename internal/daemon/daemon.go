@@ -209,6 +209,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 	}
 	loops := d.services.start(ctx, fail)
+	go d.status.check(ctx) // what it takes long to find out is known before the first VM
 	served := make(chan struct{})
 	go func() {
 		defer close(served)

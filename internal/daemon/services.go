@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net"
 	"sync"
@@ -119,9 +120,10 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Backend:        s.driver.Info(),
 		DefaultProfile: s.settings.DefaultProfile, DefaultAgent: s.settings.DefaultAgent,
 		ShellImage: s.settings.Images.Base, AgentsImage: s.settings.Images.Agents,
-		Limits: job.Limits{ArtifactBytes: s.artifacts.Limits().JobBytes},
-		Clock:  s.cfg.Clock,
-		Logger: s.log.With("part", "jobs"),
+		Artifacts: s.artifacts,
+		Limits:    job.Limits{ArtifactBytes: s.artifacts.Limits().JobBytes},
+		Clock:     s.cfg.Clock,
+		Logger:    s.log.With("part", "jobs"),
 	})
 	s.guests = guestserver.New(guestserver.Config{
 		Tokens: guestTokens{s.store}, Jobs: s.jobs, Artifacts: s.artifacts, Redactors: s.jobs,
@@ -140,8 +142,11 @@ func (s *services) openSandboxes() {
 		},
 		ServeGuest: func(ctx context.Context, vmid int, l net.Listener) error { return s.guests.Serve(ctx, vmid, l) },
 		Changed:    func(sb agentlab.Sandbox) { s.jobs.SandboxChanged(sb) },
-		Clock:      s.cfg.Clock,
-		Logger:     s.log.With("part", "sandboxes"),
+		SaveConsole: func(ctx context.Context, sb agentlab.Sandbox, r io.Reader) error {
+			return s.jobs.SaveConsole(ctx, sb, r)
+		},
+		Clock:  s.cfg.Clock,
+		Logger: s.log.With("part", "sandboxes"),
 	})
 }
 
