@@ -50,6 +50,8 @@ type runner struct {
 	ctx  context.Context
 	http *http.Client
 
+	line int // index of the task's line that is at work
+
 	mu    sync.Mutex
 	phase string
 }
@@ -177,7 +179,8 @@ func (r *runner) task(ctx context.Context, st *runnerRecord) (code int, err erro
 		if ctx.Err() != nil {
 			break
 		}
-		code, end, err := r.line(ctx, strings.TrimSpace(lines[i]))
+		r.line = i
+		code, end, err := r.runLine(ctx, strings.TrimSpace(lines[i]))
 		if err != nil || end {
 			return code, err
 		}
@@ -186,8 +189,8 @@ func (r *runner) task(ctx context.Context, st *runnerRecord) (code int, err erro
 	return 0, r.ctx.Err()
 }
 
-// line runs one line of the task; end tells that the agent ends with it.
-func (r *runner) line(ctx context.Context, line string) (code int, end bool, err error) {
+// runLine runs one line of the task; end tells that the agent ends with it.
+func (r *runner) runLine(ctx context.Context, line string) (code int, end bool, err error) {
 	word, rest, _ := strings.Cut(line, " ")
 	switch word {
 	case "":
@@ -300,8 +303,10 @@ func (r *runner) direct(d guestapi.Directive, stop context.CancelCauseFunc) bool
 }
 
 // log adds a line to the agent's log and sends what the controller lacks.
+// With it, in one step, the task's line is done: a death right after it does
+// not log it again.
 func (r *runner) log(line string) error {
-	r.change(func(s *runnerRecord) { s.Log += line + "\n" })
+	r.change(func(s *runnerRecord) { s.Log, s.Line = s.Log+line+"\n", r.line+1 })
 	return r.sendLog("")
 }
 
