@@ -2,11 +2,17 @@ package vnet
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"net"
 	"net/netip"
+	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/egress"
@@ -50,7 +56,7 @@ func (h *HostDialer) DialResolver(ctx context.Context, network, addr string) (ne
 	return d.DialContext(ctx, network, addr)
 }
 
-func (h *HostDialer) control(_, addr string, _ syscall.RawConn) error {
+func (h *HostDialer) control(network, addr string, raw syscall.RawConn) error {
 	ap, err := netip.ParseAddrPort(addr)
 	if err != nil {
 		return &egress.DeniedError{Rule: egress.RuleInvalid}
@@ -66,9 +72,31 @@ func (h *HostDialer) control(_, addr string, _ syscall.RawConn) error {
 	if own {
 		return &egress.DeniedError{Addr: a, Rule: egress.RuleHostAddr}
 	}
+	leaves, err := leavesHost(a.Unmap())
+	if err != nil {
+		return err
+	}
+	if !leaves {
+		return &egress.DeniedError{Addr: a, Rule: egress.RuleHostAddr}
+	}
+	if strings.HasPrefix(network, "udp") {
+		return forbidBroadcast(raw)
+	}
 	return nil
 }
 
+// forbidBroadcast takes back what package net gives every UDP socket, for
+// broadcast addresses that a change of routes made after the check.
+func forbidBroadcast(raw syscall.RawConn) error {
+	var failed error
+	err := raw.Control(func(fd uintptr) {
+		failed = os.NewSyscallError("setsockopt", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST, 0)) //nolint:gosec // a file descriptor
+	})
+	return errors.Join(err, failed)
+}
+
+// isOwn tells whether a is an address of one of the host's interfaces, or the
+// broadcast address of the network that it is on.
 func (h *HostDialer) isOwn(a netip.Addr) (bool, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -81,8 +109,22 @@ func (h *HostDialer) isOwn(a netip.Addr) (bool, error) {
 		for _, ifa := range list {
 			if p, err := netip.ParsePrefix(ifa.String()); err == nil {
 				h.addrs[p.Addr().Unmap()] = true
+				if last, ok := broadcastOf(p); ok {
+					h.addrs[last] = true
+				}
 			}
 		}
 	}
 	return h.addrs[a], nil
+}
+
+// broadcastOf is the last address of an IPv4 network that has a broadcast
+// address.
+func broadcastOf(p netip.Prefix) (netip.Addr, bool) {
+	if !p.Addr().Is4() || p.Bits() > 30 {
+		return netip.Addr{}, false
+	}
+	b := p.Addr().As4()
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])|(1<<(32-p.Bits())-1))
+	return netip.AddrFrom4(b), true
 }

@@ -1,0 +1,97 @@
+package vnet_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+)
+
+// The host is refused also by addresses that only a route makes its own, and
+// so is everyone on its network at once. The test runs itself again in a
+// network of its own, which it may configure.
+func TestHostDialerRefusesWhatStaysOnTheHost(t *testing.T) {
+	const inside = "AGENTLAB_TEST_NETNS"
+	if os.Getenv(inside) == "" {
+		if os.Geteuid() != 0 {
+			t.Skip("only root may make a network namespace")
+		}
+		if _, err := exec.LookPath("ip"); err != nil {
+			t.Skip("there is no ip command here")
+		}
+		cmd := exec.CommandContext(t.Context(), "unshare", "--net", os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v")
+		cmd.Env = append(os.Environ(), inside+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	for _, args := range [][]string{
+		{"link", "set", "lo", "up"},
+		{"addr", "add", "8.8.4.10/24", "dev", "lo"},
+		{"route", "add", "local", "9.9.9.0/24", "dev", "lo"},
+		{"route", "add", "local", "9.9.10.0/24", "dev", "lo", "src", "8.8.4.10"},
+		{"route", "add", "broadcast", "9.9.11.1/32", "dev", "lo"},
+		{"-6", "route", "add", "local", "2a00:1450::/32", "dev", "lo"},
+	} {
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:gosec // constant words
+			t.Fatalf("ip %v: %v\n%s", args, err, out)
+		}
+	}
+	d := vnet.NewHostDialer()
+	for _, network := range []string{"tcp", "udp"} {
+		for _, host := range []string{"8.8.4.10", "8.8.4.255", "9.9.9.9", "9.9.10.9", "9.9.11.1", "2a00:1450::9", "::ffff:9.9.9.9"} {
+			c, err := dialBriefly(t, d, network, net.JoinHostPort(host, "7"))
+			if err == nil {
+				_ = c.Close()
+			}
+			if denied, ok := errors.AsType[*egress.DeniedError](err); !ok || denied.Rule != egress.RuleHostAddr && denied.Rule != egress.RuleInvalid {
+				t.Errorf("%s %s: %v", network, host, err)
+			}
+		}
+		if _, err := dialBriefly(t, d, network, "1.1.1.1:7"); !errors.Is(err, unix.ENETUNREACH) {
+			t.Errorf("%s: where no route leads: %v", network, err)
+		}
+	}
+	testOtherHost(t, d)
+}
+
+// Other hosts of the same network stay reachable, with a socket that cannot
+// broadcast.
+func testOtherHost(t *testing.T, d *vnet.HostDialer) {
+	t.Helper()
+	for _, args := range [][]string{{"link", "add", "v0", "type", "veth", "peer", "name", "v1"}, {"addr", "add", "8.8.5.10/24", "dev", "v0"}, {"link", "set", "v0", "up"}} {
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:gosec // constant words
+			t.Skipf("no pair of cards here: ip %v: %v\n%s", args, err, out)
+		}
+	}
+	c, err := dialBriefly(t, d, "udp", "8.8.5.11:7")
+	if err != nil {
+		t.Fatalf("a neighbour: %v", err)
+	}
+	defer func() { _ = c.Close() }()
+	raw, err := c.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if on, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST); err != nil || on != 0 {
+			t.Errorf("the socket may broadcast: %d, %v", on, err)
+		}
+	})
+}
+
+func dialBriefly(t *testing.T, d *vnet.HostDialer, network, addr string) (net.Conn, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	return d.DialContext(ctx, network, addr)
+}
