@@ -5,6 +5,8 @@ import (
 	"encoding/base32"
 	"net/url"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 )
 
 // Checks are written by hand, because this package is part of agent-runner: to
@@ -56,7 +58,8 @@ func ValidateJobID(s string) error {
 
 // ValidateRef checks a git ref or commit given by a user, by the rules of
 // git-check-ref-format(1) that matter for safety: it can never be read as an
-// option, a range or a refspec. Empty means the repo's default and is valid.
+// option, a range or a refspec. It is printable text, so that it can be shown
+// as it is. Empty means the repo's default and is valid.
 func ValidateRef(ref string) error {
 	if ref == "" {
 		return nil
@@ -64,20 +67,24 @@ func ValidateRef(ref string) error {
 	bad := len(ref) > MaxRefBytes || ref[0] == '-' || ref[0] == '/' || strings.HasSuffix(ref, "/") ||
 		strings.HasSuffix(ref, ".") || strings.HasSuffix(ref, ".lock") ||
 		strings.Contains(ref, "..") || strings.Contains(ref, "@{") || strings.Contains(ref, "//") ||
-		strings.ContainsAny(ref, " ~^:?*[\\\x7f")
-	for _, r := range ref {
-		bad = bad || r < 0x20
-	}
+		strings.ContainsAny(ref, " ~^:?*[\\") || !printable(ref)
 	if bad {
 		return Errorf(CodeInvalid, "%q is not a git branch, tag or commit", ref).WithField("ref")
 	}
 	return nil
 }
 
+// printable tells whether s is valid text without controls or marks that
+// change the direction of what is shown.
+func printable(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
+}
+
 // ValidateRepoURL checks what a guest is told to clone: http, https, git or
 // ssh URLs and the scp-like form host:path. Local paths and helper transports
-// (ext::, file:) are refused. Userinfo with a password is refused, because a
-// URL is stored and shown. Empty means no repo and is valid.
+// (ext::, file:) are refused. So is what may be a credential, because a URL is
+// stored and shown: passwords, and beside ssh any userinfo, and for http and
+// https a query or fragment. Empty means no repo and is valid.
 func ValidateRepoURL(raw string) error {
 	if raw == "" {
 		return nil
@@ -86,7 +93,7 @@ func ValidateRepoURL(raw string) error {
 		return Errorf(CodeInvalid, "%s", why).WithField("repo_url").
 			WithHint("give an https://, http://, git:// or ssh:// URL, user@host:path, or the path of a local repository")
 	}
-	if len(raw) > MaxURLBytes || raw[0] == '-' || strings.ContainsAny(raw, " \t\r\n\x00\\") || strings.Contains(raw, "::") {
+	if len(raw) > MaxURLBytes || raw[0] == '-' || strings.ContainsAny(raw, " \\") || !printable(raw) || strings.Contains(raw, "::") {
 		return bad("not a repository URL")
 	}
 	if !strings.Contains(raw, "://") {
@@ -100,14 +107,29 @@ func ValidateRepoURL(raw string) error {
 	if err != nil || u.Host == "" || strings.HasPrefix(u.Host, "-") {
 		return bad("not a repository URL")
 	}
+	_, password := u.User.Password()
+	extra := ""
 	switch u.Scheme {
-	case "http", "https", "git", "ssh", "git+ssh", "ssh+git":
+	case "ssh", "git+ssh", "ssh+git":
+	case "git":
+		if u.User != nil {
+			extra = "a user name"
+		}
+	case "http", "https":
+		if u.User != nil {
+			extra = "a user name or token"
+		} else if strings.ContainsAny(raw, "?#") {
+			extra = "a query or fragment"
+		}
 	default:
 		return bad("scheme " + u.Scheme + " is not allowed")
 	}
-	if _, has := u.User.Password(); has {
-		return Errorf(CodeInvalid, "the URL holds a password").WithField("repo_url").
-			WithHint("put the credential into the profile's secrets bundle: agentlab secrets set")
+	if password {
+		extra = "a password"
+	}
+	if extra != "" {
+		return Errorf(CodeInvalid, "the URL holds %s", extra).WithField("repo_url").
+			WithHint("leave it out, and put a credential into the profile's secrets bundle: agentlab secrets set")
 	}
 	return nil
 }

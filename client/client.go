@@ -16,9 +16,13 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
@@ -61,8 +65,15 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 func (c *Client) dial(ctx context.Context) (net.Conn, error) {
 	conn, err := sockpath.Dial(ctx, c.socket)
-	if err == nil || ctx.Err() != nil {
-		return conn, err
+	if err == nil {
+		if err := checkPeer(conn, c.socket); err != nil {
+			_ = conn.Close()
+			return nil, err
+		}
+		return conn, nil
+	}
+	if ctx.Err() != nil {
+		return nil, err
 	}
 	if agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 		return nil, err
@@ -71,6 +82,54 @@ func (c *Client) dial(ctx context.Context) (net.Conn, error) {
 		Code: agentlab.CodeUnavailable, Message: "no daemon answers on " + c.socket,
 		Hint: "start it: agentlab daemon start", Err: err,
 	}
+}
+
+// Ping tells whether a daemon that we may trust listens on the socket.
+func (c *Client) Ping(ctx context.Context) error {
+	conn, err := c.dial(ctx)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// checkPeer refuses a socket on which neither our own user nor root listens:
+// it would be given tasks, source code and secrets.
+func checkPeer(conn net.Conn, socket string) error {
+	uid, err := peerUID(conn)
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeDenied, "cannot tell who listens on %s: %w", socket, err)
+	}
+	return checkUID(uid, socket)
+}
+
+func checkUID(uid uint32, socket string) error {
+	if uid == 0 || int(uid) == os.Geteuid() {
+		return nil
+	}
+	return agentlab.Errorf(agentlab.CodeDenied, "the daemon on %s is run by user %d, neither by you nor by root", socket, uid).
+		WithHint("set AGENTLAB_HOME to a directory of your own, or --socket to the socket of your own daemon")
+}
+
+// peerUID asks the kernel who listens at the other end.
+func peerUID(conn net.Conn) (uint32, error) {
+	sc, ok := conn.(syscall.Conn)
+	if !ok {
+		return 0, errors.New("not a socket")
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	err = raw.Control(func(fd uintptr) {
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err = errors.Join(err, credErr); err != nil {
+		return 0, err
+	}
+	return cred.Uid, nil
 }
 
 // request makes a call and returns the answer when its status is 2xx.

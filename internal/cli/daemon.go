@@ -13,11 +13,11 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/config"
-	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
 
 // How long a daemon may take to answer after it was started, and to be gone
@@ -48,7 +48,10 @@ func (a *App) socketPath() (string, error) {
 		return filepath.Abs(a.socket)
 	}
 	p, err := a.paths()
-	return p.Socket(), err
+	if err != nil {
+		return "", err
+	}
+	return p.Socket(), p.CheckRun()
 }
 
 // connect returns a client of the daemon, starting the user's own daemon when
@@ -71,13 +74,9 @@ func (a *App) connect(ctx context.Context) (*client.Client, error) {
 	return client.New(socket), nil
 }
 
-// ping tells whether something listens on the socket.
+// ping tells whether a daemon that we may trust listens on the socket.
 func ping(ctx context.Context, socket string) error {
-	conn, err := sockpath.Dial(ctx, socket)
-	if err != nil {
-		return err
-	}
-	return conn.Close()
+	return client.New(socket).Ping(ctx)
 }
 
 // startDaemon starts the user-mode daemon in the background and waits until
@@ -94,7 +93,10 @@ func (a *App) startDaemon(ctx context.Context) error {
 	if err := os.MkdirAll(p.Run, 0o700); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot make the runtime folder: %w", err)
 	}
-	startLog, err := os.OpenFile(filepath.Join(p.Run, "agentlabd.start.log"), os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
+	if err := p.CheckRun(); err != nil {
+		return err
+	}
+	startLog, err := openStartLog(filepath.Join(p.Run, "agentlabd.start.log"))
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot write the daemon's start log: %w", err)
 	}
@@ -113,6 +115,28 @@ func (a *App) startDaemon(ctx context.Context) error {
 		close(exited)
 	}()
 	return a.awaitDaemon(ctx, p.Socket(), exited, startLog)
+}
+
+// openStartLog opens an empty log. What lies there already is emptied only
+// when it is a file of our own: not what a link names, nor a pipe.
+func openStartLog(name string) (_ *os.File, err error) {
+	file, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600) //nolint:gosec // in our runtime folder
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = file.Close()
+		}
+	}()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if sys, ok := info.Sys().(*syscall.Stat_t); !ok || !info.Mode().IsRegular() || int(sys.Uid) != os.Geteuid() || sys.Nlink != 1 {
+		return nil, fmt.Errorf("%s is no file of yours", name)
+	}
+	return file, file.Truncate(0)
 }
 
 // awaitDaemon waits until the socket answers. Two commands may start two
@@ -227,7 +251,10 @@ func (a *App) daemonStop(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if ping(ctx, socket) != nil {
+	if err := ping(ctx, socket); err != nil {
+		if agentlab.CodeOf(err) == agentlab.CodeDenied {
+			return err
+		}
 		a.progressf("no daemon is running")
 		return nil
 	}
@@ -265,6 +292,9 @@ func (a *App) daemonStatus(ctx context.Context) error {
 		return err
 	}
 	if err := ping(ctx, socket); err != nil {
+		if agentlab.CodeOf(err) == agentlab.CodeDenied {
+			return err
+		}
 		if a.json {
 			if err := a.printJSON(map[string]any{"running": false, "socket": socket}); err != nil {
 				return err

@@ -1,12 +1,15 @@
 package cli
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -45,26 +48,43 @@ func (t *table) flush() error { return t.w.Flush() }
 // move the cursor nor break a table.
 func plain(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < 0x20 || (r >= 0x7f && r < 0xa0) || r == 0x2028 || r == 0x2029 || (r >= 0x202a && r <= 0x202e) || (r >= 0x2066 && r <= 0x2069) {
+		if drives(r) {
 			return ' '
 		}
 		return r
 	}, s)
 }
 
-// plainWriter passes log bytes of a guest on to a terminal without escape
-// sequences that could drive it: everything but tab, newline, carriage
-// return and printable bytes becomes a dot. Colours are lost on purpose.
-type plainWriter struct{ w io.Writer }
+// drives tells whether a rune does something to a terminal instead of being
+// shown: a control (C0 and C1), a line or paragraph separator, or a mark that
+// changes the direction of the text.
+func drives(r rune) bool {
+	return unicode.IsControl(r) || r == 0x2028 || r == 0x2029 || unicode.Is(unicode.Bidi_Control, r)
+}
 
-func (p plainWriter) Write(b []byte) (int, error) {
-	clean := make([]byte, len(b))
-	for i, c := range b {
-		if c < 0x20 && c != '\t' && c != '\n' && c != '\r' || c == 0x7f {
-			c = '.'
+// plainWriter passes log bytes of a guest on to a terminal without escape
+// sequences that could drive it: of the controls only tab, newline and
+// carriage return pass; the others, and bytes that are no UTF-8, become dots.
+// Colours are lost on purpose.
+type plainWriter struct {
+	w    io.Writer
+	rest []byte // the begun rune at the end of the last write
+}
+
+func (p *plainWriter) Write(b []byte) (int, error) {
+	in := append(p.rest, b...)
+	clean := make([]byte, 0, len(in))
+	for len(in) > 0 && utf8.FullRune(in) {
+		r, size := utf8.DecodeRune(in)
+		switch {
+		case r == utf8.RuneError && size == 1, drives(r) && r != '\t' && r != '\n' && r != '\r':
+			clean = append(clean, '.')
+		default:
+			clean = append(clean, in[:size]...)
 		}
-		clean[i] = c
+		in = in[size:]
 	}
+	p.rest = bytes.Clone(in)
 	if _, err := p.w.Write(clean); err != nil {
 		return 0, err
 	}
@@ -75,7 +95,7 @@ func (p plainWriter) Write(b []byte) (int, error) {
 // a terminal.
 func logWriter(w io.Writer) io.Writer {
 	if _, tty := terminal(w); tty {
-		return plainWriter{w}
+		return &plainWriter{w: w}
 	}
 	return w
 }

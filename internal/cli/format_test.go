@@ -54,11 +54,20 @@ func TestPlain(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	if _, err := (plainWriter{&out}).Write([]byte("ok\r\n\x1b[2Jü\x7f\a")); err != nil {
-		t.Fatal(err)
-	}
-	if got, want := out.String(), "ok\r\n.[2Jü.."; got != want {
-		t.Errorf("plainWriter wrote %q, want %q", got, want)
+	const in, want = "ok\r\n\x1b[2Jü\x7f\a|\u009b2J|\x9b2J|\u202egnp|\u2028|\U0001f600\xff.", "ok\r\n.[2Jü..|.2J|.2J|.gnp|.|\U0001f600.."
+	for chunk := 1; chunk <= len(in); chunk++ { // runes are cut at every place
+		out.Reset()
+		w := &plainWriter{w: &out}
+		for b := []byte(in); len(b) > 0; {
+			n := min(chunk, len(b))
+			if _, err := w.Write(b[:n]); err != nil {
+				t.Fatal(err)
+			}
+			b = b[n:]
+		}
+		if got := out.String(); got != want {
+			t.Errorf("plainWriter wrote %q in chunks of %d, want %q", got, chunk, want)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -115,9 +116,9 @@ is checked out or merged, and no branch of yours moves. Look at the work with
 // resultBundle is the artifact that holds a job's new commits.
 const resultBundle = "result.bundle"
 
-// fetchJob fetches the one branch of the job's bundle. The bundle was written
-// by an untrusted guest: git checks every object, no other ref is taken, and
-// nothing of it is checked out.
+// fetchJob takes the one branch of the job's bundle into refs/agentlab/JOB.
+// The bundle was written by an untrusted guest: every object is checked first,
+// no other ref is taken, and nothing of it is checked out.
 func fetchJob(ctx context.Context, c *client.Client, j api.Job, repo string) (ref, commit string, err error) {
 	if _, err := git(ctx, repo, "rev-parse", "--git-dir"); err != nil {
 		return "", "", agentlab.Errorf(agentlab.CodeInvalid, "%s is not a git repository: %v", repo, err).WithHint("give its path with --repo")
@@ -141,13 +142,13 @@ func fetchJob(ctx context.Context, c *client.Client, j api.Job, repo string) (re
 		return "", "", err
 	}
 	ref = "refs/agentlab/" + j.ID
-	spec := "+refs/heads/agentlab/" + j.ID + ":" + ref
-	_, err = git(ctx, repo, "-c", "fetch.fsckObjects=true", "-c", "transfer.fsckObjects=true", "-c", "fetch.recurseSubmodules=false",
-		"fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules", "--end-of-options", file, spec)
-	if err != nil {
-		return "", "", agentlab.Errorf(agentlab.CodeConflict, "git does not take the bundle of job %s: %v", j.ID, err).
-			WithHint("it builds on commit %.12s, which this repository must have; fetch into the repository that the job came from", j.Result.BaseCommit)
+	commit, err = takeBundle(ctx, dir, file, repo, "refs/heads/agentlab/"+j.ID, ref)
+	if err != nil && ctx.Err() == nil {
+		fault := agentlab.Errorf(agentlab.CodeConflict, "git does not take the bundle of job %s: %s", j.ID, plain(err.Error()))
+		if errors.Is(err, errLacksBase) {
+			return "", "", fault.WithHint("it builds on commit %.12s, which this repository must have; fetch into the repository that the job came from", j.Result.BaseCommit)
+		}
+		return "", "", fault.WithHint("nothing of it was taken; look at the artifacts instead: agentlab job artifacts %s", j.ID)
 	}
-	commit, err = git(ctx, repo, "rev-parse", "--verify", "--end-of-options", ref)
 	return ref, commit, err
 }

@@ -3,7 +3,9 @@ package cli
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -32,27 +34,56 @@ func localRepo(arg string) (path string, local bool, err error) {
 }
 
 // gitSafe are options under which git runs nothing that a repository names:
-// no hooks, no file system monitor, no helpers, no signing programs.
+// no hooks, no file system monitor, no helpers, no pager.
 var gitSafe = []string{
 	"-c", "core.hooksPath=/dev/null",
 	"-c", "core.fsmonitor=false",
 	"-c", "core.attributesFile=/dev/null",
-	"-c", "protocol.allow=never",
-	"-c", "protocol.file.allow=always",
 	"-c", "gc.auto=0",
 	"-c", "maintenance.auto=false",
 	"-c", "core.pager=cat",
 	"-c", "core.alternateRefsCommand=true",
 }
 
+// gitEnv is the environment of git. Nothing that steers git is inherited: in
+// a hook, GIT_DIR and its like name another repository than the one we mean.
+// No transport is allowed, not even to local files, because a transport runs
+// programs that the repository's configuration names; unlike protocol.allow,
+// GIT_ALLOW_PROTOCOL cannot be widened by that configuration.
+func gitEnv() []string {
+	var env []string
+	for _, kv := range os.Environ() {
+		if !strings.HasPrefix(kv, "GIT_") {
+			env = append(env, kv)
+		}
+	}
+	return append(env, "GIT_TERMINAL_PROMPT=0", "GIT_OPTIONAL_LOCKS=0", "GIT_NO_LAZY_FETCH=1", "GIT_ALLOW_PROTOCOL=none", "LC_ALL=C")
+}
+
+// gitInput is what a run of git gets beside its arguments.
+type gitInput struct {
+	stdin io.Reader
+	env   []string
+}
+
 // git runs git in dir without a prompt and returns its standard output.
 func git(ctx context.Context, dir string, args ...string) (string, error) {
+	return gitInput{}.run(ctx, dir, args...)
+}
+
+// gitBare is git in a bare repository of our own, which it does not look for.
+func gitBare(ctx context.Context, bare string, args ...string) (string, error) {
+	return git(ctx, bare, append([]string{"--git-dir=" + bare}, args...)...)
+}
+
+func (in gitInput) run(ctx context.Context, dir string, args ...string) (string, error) {
 	path, err := exec.LookPath("git")
 	if err != nil {
 		return "", agentlab.Errorf(agentlab.CodeUnavailable, "git is not installed").WithHint("install it, e.g. sudo apt install git")
 	}
 	cmd := exec.CommandContext(ctx, path, append(append([]string{"-C", dir}, gitSafe...), args...)...) //nolint:gosec // arguments are checked by the callers
-	cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0", "GIT_OPTIONAL_LOCKS=0", "LC_ALL=C")
+	cmd.Env = append(gitEnv(), in.env...)
+	cmd.Stdin = in.stdin
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
@@ -133,38 +164,73 @@ func branchName(ctx context.Context, path, ref string) string {
 	return "agentlab-base"
 }
 
-func packBundle(ctx context.Context, dir, objects, commit, branch string) (*os.File, error) {
+// scratchRepo makes an empty bare repository in dir that borrows objects.
+func scratchRepo(ctx context.Context, dir, objects string) (string, error) {
 	bare := filepath.Join(dir, "repo.git")
 	if _, err := git(ctx, dir, "init", "--quiet", "--bare", "--template=", bare); err != nil {
-		return nil, err
+		return "", err
 	}
 	info := filepath.Join(bare, "objects", "info")
 	if err := os.MkdirAll(info, 0o700); err != nil {
-		return nil, err
+		return "", err
 	}
-	if err := os.WriteFile(filepath.Join(info, "alternates"), []byte(objects+"\n"), 0o600); err != nil {
+	return bare, os.WriteFile(filepath.Join(info, "alternates"), []byte(objects+"\n"), 0o600)
+}
+
+func packBundle(ctx context.Context, dir, objects, commit, branch string) (*os.File, error) {
+	bare, err := scratchRepo(ctx, dir, objects)
+	if err != nil {
 		return nil, err
 	}
 	name := "refs/heads/" + branch
-	if _, err := git(ctx, bare, "update-ref", name, commit); err != nil {
+	if _, err := gitBare(ctx, bare, "update-ref", name, commit); err != nil {
 		return nil, err
 	}
-	if _, err := git(ctx, bare, "symbolic-ref", "HEAD", name); err != nil {
+	if _, err := gitBare(ctx, bare, "symbolic-ref", "HEAD", name); err != nil {
 		return nil, err
 	}
 	out := filepath.Join(dir, "repo.bundle")
-	if _, err := git(ctx, bare, "bundle", "create", "--quiet", out, "HEAD", name); err != nil {
+	if _, err := gitBare(ctx, bare, "bundle", "create", "--quiet", out, "HEAD", name); err != nil {
 		return nil, err
 	}
 	return os.Open(out) //nolint:gosec // our own temporary file
 }
 
 func (a *App) warnUncommitted(ctx context.Context, path string) {
-	status, err := git(ctx, path, "status", "--porcelain", "--ignore-submodules=all")
+	env, err := filtersOff(ctx, path)
+	if err != nil {
+		return // only the note is lost
+	}
+	status, err := gitInput{env: env}.run(ctx, path, "status", "--porcelain", "--ignore-submodules=all")
 	if err == nil && status != "" {
 		n := strings.Count(status, "\n") + 1
 		a.progressf("note: %d uncommitted change(s) in %s stay here; the sandbox gets what is committed", n, path)
 	}
+}
+
+// filtersOff is an environment that blanks every configured filter, as each
+// names programs that git would run on changed files. It is not done by -c,
+// which cannot name a filter with an equals sign.
+func filtersOff(ctx context.Context, path string) ([]string, error) {
+	keys, err := git(ctx, path, "config", "--null", "--name-only", "--list")
+	if err != nil {
+		return nil, err
+	}
+	var env []string
+	n := 0
+	seen := map[string]bool{}
+	for key := range strings.SplitSeq(keys, "\x00") {
+		end := strings.LastIndexByte(key, '.')
+		if !strings.HasPrefix(key, "filter.") || end < len("filter.") || seen[key[:end]] {
+			continue
+		}
+		seen[key[:end]] = true
+		for _, kv := range [][2]string{{"clean", ""}, {"smudge", ""}, {"process", ""}, {"required", "false"}} {
+			env = append(env, fmt.Sprintf("GIT_CONFIG_KEY_%d=%s.%s", n, key[:end], kv[0]), fmt.Sprintf("GIT_CONFIG_VALUE_%d=%s", n, kv[1]))
+			n++
+		}
+	}
+	return append(env, fmt.Sprintf("GIT_CONFIG_COUNT=%d", n)), nil
 }
 
 // saveTo copies r into a new file, which appears under its name only when
@@ -173,15 +239,14 @@ func saveTo(name string, r io.Reader, force bool) (int64, error) {
 	if _, err := os.Lstat(name); err == nil && !force {
 		return 0, agentlab.Errorf(agentlab.CodeExists, "%s exists", name).WithHint("use --force to replace it, or --out to choose another place")
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(name), ".agentlab-*")
+	// Unlike os.CreateTemp, this leaves the permissions to the user's umask.
+	tmpName := filepath.Join(filepath.Dir(name), ".agentlab-"+rand.Text())
+	tmp, err := os.OpenFile(tmpName, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644) //nolint:gosec // an ordinary file of the user
 	if err != nil {
 		return 0, agentlab.Errorf(agentlab.CodeInvalid, "cannot write: %w", err)
 	}
 	defer func() { _ = os.Remove(tmp.Name()) }()
 	n, err := io.Copy(tmp, r)
-	if err == nil {
-		err = tmp.Chmod(0o644)
-	}
 	if closeErr := tmp.Close(); err == nil {
 		err = closeErr
 	}

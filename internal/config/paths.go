@@ -132,6 +132,36 @@ func (p Paths) Ensure() error {
 	return nil
 }
 
+// CheckRun refuses a runtime directory in which somebody else may have put a
+// socket or a link: one that is there must be a real directory, of our own and
+// private, or in system mode one that only root can write. Whoever connects
+// calls it first, because anybody can make /tmp/agentlab-UID before its user.
+func (p Paths) CheckRun() error {
+	st, err := os.Lstat(p.Run)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeDenied, "cannot look at the runtime directory: %w", err)
+	}
+	owner, others := os.Geteuid(), fs.FileMode(0o077)
+	if p.System {
+		owner, others = 0, 0o022
+	}
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	switch {
+	case !st.IsDir():
+		return agentlab.Errorf(agentlab.CodeDenied, "%s is no directory", p.Run).WithHint("move it away")
+	case !ok || int(sys.Uid) != owner:
+		return agentlab.Errorf(agentlab.CodeDenied, "%s does not belong to user %d", p.Run, owner).
+			WithHint("set XDG_RUNTIME_DIR or AGENTLAB_HOME to a directory of your own")
+	case st.Mode().Perm()&others != 0:
+		return agentlab.Errorf(agentlab.CodeDenied, "%s is open to other users (%04o)", p.Run, st.Mode().Perm()).
+			WithHint("see that all in it is yours, then: chmod go-rwx %s", p.Run)
+	}
+	return nil
+}
+
 func ensureDir(path string, mode fs.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return dirFault(path, err)

@@ -102,3 +102,40 @@ func TestEnsureRefuses(t *testing.T) {
 		t.Errorf("a link under /tmp: got %v, want denied", err)
 	}
 }
+
+func TestCheckRun(t *testing.T) {
+	p := Paths{Run: filepath.Join(t.TempDir(), "run")}
+	want := func(what string, code agentlab.Code) {
+		t.Helper()
+		if err := p.CheckRun(); agentlab.CodeOf(err) != code {
+			t.Errorf("%s: got %v, want %q", what, err, code)
+		}
+	}
+	do := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	none := agentlab.CodeOf(nil)
+	want("nothing there", none)
+	do(os.Mkdir(p.Run, 0o700))
+	want("our own", none)
+	do(os.Chmod(p.Run, 0o750)) //nolint:gosec // it is what is refused
+	want("open to the group", agentlab.CodeDenied)
+	if os.Geteuid() == 0 {
+		p.System = true
+		want("the system's", none)
+		do(os.Chown(p.Run, 12345, -1))
+		want("the system's, but not root's", agentlab.CodeDenied)
+		p.System = false
+		do(os.Chmod(p.Run, 0o700)) //nolint:gosec // a directory
+		want("another user's", agentlab.CodeDenied)
+	}
+	do(os.Remove(p.Run))
+	do(os.Symlink(t.TempDir(), p.Run))
+	want("a link", agentlab.CodeDenied)
+	do(os.Remove(p.Run))
+	do(os.WriteFile(p.Run, nil, 0o600))
+	want("a file", agentlab.CodeDenied)
+}

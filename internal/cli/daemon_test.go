@@ -1,0 +1,69 @@
+package cli
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Where somebody else may have made the runtime folder, no command connects,
+// starts a daemon or writes.
+func TestRuntimeFolderIsChecked(t *testing.T) {
+	home, elsewhere := t.TempDir(), t.TempDir()
+	t.Setenv("AGENTLAB_HOME", home)
+	if err := os.Symlink(elsewhere, filepath.Join(home, "run")); err != nil {
+		t.Fatal(err)
+	}
+	a := &App{Stdout: io.Discard, Stderr: io.Discard}
+	for name, err := range map[string]error{
+		"connect": func() error { _, err := a.connect(t.Context()); return err }(),
+		"start":   a.startDaemon(t.Context()),
+		"stop":    a.daemonStop(t.Context()),
+		"status":  a.daemonStatus(t.Context()),
+	} {
+		if agentlab.CodeOf(err) != agentlab.CodeDenied {
+			t.Errorf("%s: got %v, want denied", name, err)
+		}
+	}
+	if left, _ := os.ReadDir(elsewhere); len(left) != 0 {
+		t.Errorf("written through the link: %v", left)
+	}
+}
+
+func TestOpenStartLog(t *testing.T) {
+	dir := t.TempDir()
+	own := filepath.Join(dir, "own")
+	if err := os.WriteFile(own, []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	link, hard := filepath.Join(dir, "link"), filepath.Join(dir, "hard")
+	if err := os.Symlink(own, link); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openStartLog(link); err == nil {
+		t.Error("a link was opened")
+	}
+	if err := os.Link(own, hard); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openStartLog(hard); err == nil {
+		t.Error("a file with another name was opened")
+	}
+	if text, err := os.ReadFile(own); err != nil || string(text) != "old" { //nolint:gosec // our own file
+		t.Errorf("a refused file holds %q, %v", text, err)
+	}
+	if err := os.Remove(hard); err != nil {
+		t.Fatal(err)
+	}
+	file, err := openStartLog(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	if info, err := file.Stat(); err != nil || info.Size() != 0 {
+		t.Errorf("the log is not empty: %v, %v", info, err)
+	}
+}
