@@ -23,14 +23,6 @@ rm -f /etc/ssh/ssh_host_*_key /etc/ssh/ssh_host_*_key.pub
 : >/etc/machine-id
 rm -f /var/lib/dbus/machine-id /var/lib/systemd/random-seed
 
-# Agents that choose a binary for the machine in an install script do it here,
-# with what npm has fetched already. Only the agents' own scripts run: what
-# they depend on is prebuilt, or optional and would need a compiler.
-if [ -s /tmp/npm.packages ]; then
-    # shellcheck disable=SC2046 # one word per package is meant
-    npm rebuild --global --offline --foreground-scripts --no-audit --no-fund --no-update-notifier $(cat /tmp/npm.packages)
-fi
-
 for release in /usr/lib/modules/*; do
     depmod "${release##*/}"
 done

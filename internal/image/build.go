@@ -195,6 +195,10 @@ func writeFile(path, text string) error {
 	return os.WriteFile(path, []byte(text), 0o644) //nolint:gosec // as in writeTree
 }
 
+// withheld are the privileges over the host that no package's script needs
+// while it is installed. Those to mount and to make devices must stay.
+const withheld = "-dac_read_search,-sys_module,-sys_rawio,-sys_ptrace,-sys_boot,-sys_time,-syslog,-mac_admin,-mac_override"
+
 // debootstrap makes work/tree and fetches the kernel to work/kernel.
 func (b *builder) debootstrap(ctx context.Context) error {
 	r := b.recipe
@@ -202,7 +206,7 @@ func (b *builder) debootstrap(ctx context.Context) error {
 	// --mode=root also in a user namespace: isolated has made us its root.
 	// The hook's words are split by a shell; no path of ours needs quoting
 	// but the user's, hence the variables.
-	argv := isolated("mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", "--architectures="+r.Arch,
+	argv := isolated("setpriv", "--bounding-set="+withheld, "mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", "--architectures="+r.Arch,
 		"--components="+strings.Join(r.Components, ","), "--include="+strings.Join(r.Packages, ","),
 		"--aptopt="+b.path("apt.conf"), "--dpkgopt="+b.path("files", "etc", "dpkg", "dpkg.cfg.d", "agentlab-slim"),
 		`--extract-hook="$AGENTLAB_WORK/packages.sh" "$AGENTLAB_WORK" "$AGENTLAB_KERNEL" "$1" $AGENTLAB_PACKAGES`,
@@ -212,9 +216,10 @@ func (b *builder) debootstrap(ctx context.Context) error {
 	return run(ctx, b.out, env, argv...)
 }
 
-// finish runs finish.sh, which runs setup.sh inside the tree.
+// finish runs finish.sh, which runs setup.sh and the agents' install scripts
+// inside the tree, without a network.
 func (b *builder) finish(ctx context.Context) error {
-	argv := isolated("sh", b.path("finish.sh"), b.work, b.path("tree"))
+	argv := isolated("unshare", "--net", "--ipc", "--uts", "sh", b.path("finish.sh"), b.work, b.path("tree"))
 	return run(ctx, b.out, buildEnv(b.path("tmp")), append(argv, b.recipe.commands()...)...)
 }
 

@@ -41,6 +41,7 @@ type tool struct{ name, pkg string }
 func (r *Recipe) tools() []tool {
 	t := []tool{
 		{"mmdebstrap", "mmdebstrap"}, {"mke2fs", "e2fsprogs"}, {"unshare", "util-linux"},
+		{"setpriv", "util-linux"}, {"pivot_root", "util-linux"},
 		{"dpkg-deb", "dpkg"}, {"apt-get", "apt"},
 	}
 	if len(r.Agents.Packages) > 0 || r.Agents.Node != "" {

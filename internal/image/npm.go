@@ -45,7 +45,7 @@ func (r *Recipe) npmSpecs() []string {
 
 // npmInstall installs the npm packages below work/npm with the host's npm,
 // its registry, proxy and credentials; none of their code runs here. Install
-// scripts run later in the image, without a network (setup.sh).
+// scripts run later in the image, without a network or privileges (finish.sh).
 func (b *builder) npmInstall(ctx context.Context) error {
 	specs := b.recipe.npmSpecs()
 	b.out.step("installing %s from npm", strings.Join(specs, ", "))

@@ -1,0 +1,109 @@
+package image
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab/images"
+)
+
+// escape is what a hostile program in the tree does: as far as it may it
+// leaves a chroot in the classic way, and it looks for the host where it could
+// show. It says LEAK for all that it finds.
+const escape = `
+import os, sys
+marker = sys.argv[1]
+def look(where):
+    if os.path.lexists(marker) or os.path.lexists('/proc/1/root' + marker): print('LEAK', where, marker)
+look('at once')
+for d in sorted(os.listdir('/dev')):
+    if d not in 'fd full null random shm stderr stdin stdout tty urandom zero'.split(): print('LEAK device', d)
+for line in open('/proc/self/mountinfo'):
+    if line.split()[4].split('/')[1] not in ['', 'dev', 'proc', 'run', 'tmp']: print('LEAK mount', line)
+try:
+    os.mkdir('/tmp/x'); os.chroot('/tmp/x')
+    for _ in range(40): os.chdir('..')
+    os.chroot('.')
+    print('LEFT chroot')
+except OSError: print('STAYED')
+look('after chroot')
+`
+
+// finishHostile runs finish.sh on a tree with a hostile setup.sh and a hostile
+// command, and returns what they say.
+func finishHostile(t *testing.T, tree string, edit func(string) string) string {
+	t.Helper()
+	b := &builder{work: t.TempDir()}
+	marker := filepath.Join(b.work, "marker")
+	script, err := images.Scripts.ReadFile("build/finish.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := "cat > /tmp/escape.py <<'EOT'" + escape + "EOT\n/usr/bin/python3 /tmp/escape.py " + marker + " || echo FAILED\n"
+	for path, text := range map[string]string{
+		"marker": "the host", "finish.sh": edit(string(script)), "files/etc/hostname": "x\n",
+		"setup.sh": run + "rm -rf /tmp/x /tmp/escape.py\n",
+		"npm/bin/hostile": "#!/bin/sh\n" + run +
+			"id; grep -E 'Cap(Eff|Prm|Bnd)|NoNewPrivs' /proc/self/status; sudo -n id && echo LEAK sudo; touch /etc/x && echo LEAK write; ls /run/build && echo LEAK build; ls /sys/class/net; echo x >/proc/sys/kernel/core_pattern && echo LEAK sysctl; :\n",
+	} {
+		if err := writeFile(b.path(path), text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(b.path("npm", "bin", "hostile"), 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	argv := isolated("unshare", "--net", "--ipc", "--uts", "sh", b.path("finish.sh"), b.work, tree, "hostile")
+	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...) //nolint:gosec // ours
+	cmd.Env = buildEnv(t.TempDir())
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return string(out) + readTrimmed(b.path("versions", "hostile"))
+}
+
+// Programs in the tree find nothing of the host, whatever they are run as.
+func TestFinishConfines(t *testing.T) {
+	img := builtImage(t, "base")
+	tree := filepath.Join(t.TempDir(), "tree")
+	// Its files belong to whoever the namespace calls their owners.
+	argv := isolated("sh", "-c", `mkdir "$1" && "$0" -R "rdump / $1" "$2"`, lookPath("debugfs"), tree, img.RootDisk())
+	if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil { //nolint:gosec // ours
+		t.Fatalf("%v\n%s", err, out)
+	}
+	t.Cleanup(func() {
+		argv := isolated("rm", "-rf", tree)
+		_ = exec.Command(argv[0], argv[1:]...).Run() //nolint:gosec // ours
+	})
+	asShipped := func(s string) string { return s }
+	// Not even root with all privileges gets out by way of another chroot.
+	privileged := func(s string) string {
+		changed := strings.Replace(s, "\n$setup $clean", "\n$clean", 1)
+		if changed == s {
+			t.Fatal("finish.sh has no setup to change")
+		}
+		return changed
+	}
+	for _, tc := range []struct {
+		name string
+		edit func(string) string
+		want []string
+	}{
+		{"as shipped", asShipped, []string{"STAYED", "uid=1000(agent) gid=1000(agent) groups=1000(agent)\n", "CapBnd:\t0000000000000000", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1"}},
+		{"with all privileges", privileged, []string{"LEFT chroot"}},
+	} {
+		got := finishHostile(t, tree, tc.edit)
+		if strings.Contains(got, "LEAK") || strings.Contains(got, "FAILED") {
+			t.Errorf("%s: the host shows:\n%s", tc.name, got)
+		}
+		for _, want := range tc.want {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s: no %q in\n%s", tc.name, want, got)
+			}
+		}
+	}
+}
