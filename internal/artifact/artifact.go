@@ -40,7 +40,7 @@ type Store interface {
 type Limits struct {
 	FileBytes   int64         // one artifact; default 2 GiB
 	JobBytes    int64         // all artifacts of a job; default 4 GiB
-	JobFiles    int           // number of artifacts of a job; default 2000
+	JobFiles    int           // number of artifacts of a job; default 2000; uploads, replacing others, may be ten times as many
 	LogBytes    int64         // the agent log of a job; default 64 MiB
 	BundleBytes int64         // one uploaded git bundle; default 4 GiB
 	BundleAge   time.Duration // how long a bundle waits for its job; default 1 h
@@ -91,6 +91,7 @@ type Service struct {
 
 	mu     sync.Mutex
 	jobs   map[string]*usage    // jobs with an upload under way
+	puts   map[string]int       // uploads of each job since this process began
 	active map[string]bool      // temporary files in use
 	topics map[string]*logTopic // logs with a reader or a writer
 }
@@ -101,7 +102,7 @@ const tmpDir = ".tmp"
 func New(cfg Config) (*Service, error) {
 	s := &Service{
 		store: cfg.Store, limits: cfg.Limits.withDefaults(), ended: cfg.Ended, clock: cfg.Clock, log: cfg.Logger,
-		jobs: map[string]*usage{}, active: map[string]bool{}, topics: map[string]*logTopic{},
+		jobs: map[string]*usage{}, puts: map[string]int{}, active: map[string]bool{}, topics: map[string]*logTopic{},
 	}
 	if s.clock == nil {
 		s.clock = time.Now

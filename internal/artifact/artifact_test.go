@@ -257,6 +257,44 @@ func TestQuotas(t *testing.T) {
 	}
 }
 
+// A path that is written again and again makes one event, and an end.
+func TestRewriting(t *testing.T) {
+	f := setup(t, Limits{JobFiles: 3})
+	for range putsPerFile * 3 {
+		f.put(t, job1, "a", "x")
+	}
+	_, err := f.Put(t.Context(), job1, "a", strings.NewReader("x"))
+	wantCode(t, err, agentlab.CodeLimit)
+	if len(f.st.evs) != 1 {
+		t.Errorf("%d events", len(f.st.evs))
+	}
+	f.put(t, job2, "a", "x")
+}
+
+// A crash between file and row is seen though both sizes are the same.
+func TestSweepSameSize(t *testing.T) {
+	f := setup(t, Limits{})
+	f.put(t, job1, "a", "old")
+	kept := f.put(t, job1, "b", "old")
+	f.st.fail = errors.New("store is down")
+	f.now = f.now.Add(time.Second)
+	if _, err := f.Put(t.Context(), job1, "a", strings.NewReader("new")); err == nil {
+		t.Fatal("the store's error is lost")
+	}
+	f.st.fail = nil
+	known := func(context.Context, string) (bool, error) { return true, nil }
+	if _, err := f.Sweep(t.Context(), known); err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256([]byte("new"))
+	if a, err := f.st.Artifact(t.Context(), job1, "a"); err != nil || a.SHA256 != hex.EncodeToString(sum[:]) || !a.CreatedAt.Equal(f.now) {
+		t.Errorf("%+v, %v", a, err)
+	}
+	if b, err := f.st.Artifact(t.Context(), job1, "b"); err != nil || b != kept {
+		t.Errorf("%+v, %v", b, err)
+	}
+}
+
 // Uploads at the same time share one quota.
 func TestQuotaUnderConcurrency(t *testing.T) {
 	const size, n = 1000, 24

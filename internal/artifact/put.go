@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -76,6 +77,20 @@ func (s *Service) settle(u *usage, reserved int64, p string, size int64, stored 
 	}
 }
 
+// putsPerFile is how many uploads a job may make for each artifact that it
+// may have: writing one again and again is work without end for us.
+const putsPerFile = 10
+
+func (s *Service) countPut(jobID string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if most := putsPerFile * s.limits.JobFiles; s.puts[jobID] >= most {
+		return agentlab.Errorf(agentlab.CodeLimit, "the job has made %d uploads already", most)
+	}
+	s.puts[jobID]++
+	return nil
+}
+
 func (s *Service) checkCount(u *usage, p string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,7 +117,7 @@ func (s *Service) Put(ctx context.Context, jobID, p string, r io.Reader) (agentl
 		return none, err
 	}
 	defer s.release(jobID, u)
-	if err := s.checkCount(u, p); err != nil {
+	if err := errors.Join(s.checkCount(u, p), s.countPut(jobID)); err != nil {
 		return none, err
 	}
 	t, err := s.newTemp(s.files, tmpDir)
@@ -126,24 +141,40 @@ func (s *Service) Put(ctx context.Context, jobID, p string, r io.Reader) (agentl
 	if err := s.checkCount(u, p); err != nil { // another upload may have been quicker
 		return none, err
 	}
-	if err := s.place(t, jobID, p); err != nil {
+	if err := s.place(t, a); err != nil {
 		return none, err
 	}
 	stored = true
 	// The file is in place: its row is written also when the caller has gone.
-	err = s.store.PutArtifact(context.WithoutCancel(ctx), a, agentlab.Event{
-		Time: a.CreatedAt, Kind: agentlab.EventArtifactStored, JobID: jobID,
-		Message: fmt.Sprintf("artifact %s stored, %d bytes", p, a.Size),
-	})
+	err = s.store.PutArtifact(context.WithoutCancel(ctx), a, s.storedEvents(u, a)...)
 	return a, err
 }
 
-// place moves a filled temporary file to its path.
-func (s *Service) place(t *temp, jobID, p string) error {
-	full := jobID + "/" + p
+// storedEvents tells of an artifact that is new. One that is replaced makes no
+// event, or a guest could let the database grow without end.
+func (s *Service) storedEvents(u *usage, a agentlab.Artifact) []agentlab.Event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, known := u.files[a.Path]; known {
+		return nil
+	}
+	return []agentlab.Event{{
+		Time: a.CreatedAt, Kind: agentlab.EventArtifactStored, JobID: a.JobID,
+		Message: fmt.Sprintf("artifact %s stored, %d bytes", a.Path, a.Size),
+	}}
+}
+
+// place moves a filled temporary file to its path. Its time becomes that of
+// its row, by which Sweep sees that the two belong together.
+func (s *Service) place(t *temp, a agentlab.Artifact) error {
+	p := a.Path
+	full := a.JobID + "/" + p
 	dir := path.Dir(full)
 	if err := s.files.MkdirAll(dir, 0o700); err != nil {
 		return fault(err, "make the directory of %s", p)
+	}
+	if err := s.files.Chtimes(t.name, a.CreatedAt, a.CreatedAt); err != nil {
+		return fault(err, "store %s", p)
 	}
 	if err := t.moveTo(full); err != nil {
 		return fault(err, "store %s", p)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -26,6 +27,9 @@ func (s *Service) Delete(ctx context.Context, jobID string) error {
 	if err := s.store.DeleteArtifacts(ctx, jobID); err != nil {
 		return err
 	}
+	s.mu.Lock()
+	delete(s.puts, jobID)
+	s.mu.Unlock()
 	return errors.Join(
 		fault(s.files.RemoveAll(trash), "delete the artifacts of %s", jobID),
 		removeIf(s.logs, logFile(jobID)),
@@ -117,29 +121,31 @@ func (s *Service) sweepJob(ctx context.Context, jobID string, n *int) error {
 	if err != nil {
 		return err
 	}
-	size := map[string]int64{}
+	row := map[string]agentlab.Artifact{}
 	for _, a := range rows {
-		size[a.Path] = a.Size
+		row[a.Path] = a
 	}
 	return fs.WalkDir(s.files.FS(), jobID, func(name string, e fs.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
 			return err
 		}
 		p := strings.TrimPrefix(name, jobID+"/")
-		want, known := size[p]
+		want, known := row[p]
 		if !known {
 			*n++
 			return fault(s.files.Remove(name), "remove %s", p)
 		}
-		if st, err := e.Info(); err != nil || st.Size() == want {
+		// Another file may have the same size, but then it has another time.
+		st, err := e.Info()
+		if err != nil || (st.Size() == want.Size && st.ModTime().Equal(want.CreatedAt)) {
 			return err
 		}
-		return s.describe(ctx, jobID, p)
+		return s.describe(ctx, jobID, p, st.ModTime())
 	})
 }
 
-// describe writes the row of the file that is there.
-func (s *Service) describe(ctx context.Context, jobID, p string) error {
+// describe writes the row of the file that is there, whose time is at.
+func (s *Service) describe(ctx context.Context, jobID, p string, at time.Time) error {
 	f, err := openRegular(s.files, jobID+"/"+p)
 	if err != nil {
 		return fault(err, "read %s", p)
@@ -149,7 +155,7 @@ func (s *Service) describe(ctx context.Context, jobID, p string) error {
 	if err != nil {
 		return fault(err, "read %s", p)
 	}
-	a.JobID, a.Path, a.CreatedAt = jobID, p, s.clock().UTC()
+	a.JobID, a.Path, a.CreatedAt = jobID, p, at.UTC()
 	return s.store.PutArtifact(ctx, a)
 }
 

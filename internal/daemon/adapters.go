@@ -62,7 +62,11 @@ type guestTokens struct{ store *store.Store }
 
 func (s guestTokens) GrantByHash(ctx context.Context, hash, kind string) (guestserver.Grant, error) {
 	g, err := s.store.GrantByHash(ctx, hash, kind)
-	return guestserver.Grant{VMID: g.VMID, JobID: g.JobID, ExpiresAt: g.ExpiresAt}, err
+	if err != nil || g.JobID == "" {
+		return guestserver.Grant{VMID: g.VMID, ExpiresAt: g.ExpiresAt}, err
+	}
+	j, err := s.store.Job(ctx, g.JobID)
+	return guestserver.Grant{VMID: g.VMID, JobID: g.JobID, ExpiresAt: g.ExpiresAt, Ended: j.Status.Final()}, err
 }
 
 // jobView is the job service as the control API sees it.

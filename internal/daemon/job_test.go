@@ -7,8 +7,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http/httptest"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -339,5 +341,49 @@ func TestMany(t *testing.T) {
 	list, err := h.client.Sandboxes(t.Context(), client.SandboxQuery{State: "READY"})
 	if err != nil || len(list.Items) != n {
 		t.Errorf("%d, %v", len(list.Items), err)
+	}
+}
+
+// TestFinalJobIsClosed: what a job left stays as it is, though its sandbox is
+// kept and its programs hold the tokens.
+func TestFinalJobIsClosed(t *testing.T) {
+	h := newHome(t)
+	d, err := h.open(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- d.Run(ctx) }()
+	defer func() {
+		cancel()
+		<-done
+		_ = d.Close()
+	}()
+	req, keep := shell("echo one"), true
+	req.Keepalive = &keep
+	j, err := h.client.CreateJob(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j = h.ended(t, j.ID)
+	files, _ := filepath.Glob(filepath.Join(h.paths.State, "fake", "*.json"))
+	if len(files) != 1 {
+		t.Fatalf("files %q", files)
+	}
+	tokens := regexp.MustCompile(`"token":\s*"([^"]+)"`).FindAllStringSubmatch(string(readFile(t, files[0])), -1)
+	if len(tokens) < 3 {
+		t.Fatalf("%d tokens", len(tokens))
+	}
+	for _, m := range tokens {
+		for path, method := range map[string]string{"/upload/x": "PUT", "/v1/runner/log?offset=4&final=1": "POST", "/v1/runner/repo": "GET"} {
+			r := httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader("evil"))
+			r.Header.Set("Authorization", "Bearer "+m[1])
+			w := httptest.NewRecorder()
+			d.services.guests.Handler(j.SandboxVMID).ServeHTTP(w, r)
+			if w.Code != 401 {
+				t.Errorf("%s: %d", path, w.Code)
+			}
+		}
 	}
 }

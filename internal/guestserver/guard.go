@@ -76,6 +76,28 @@ func (g *guest) with(kind string, next func(w http.ResponseWriter, r *http.Reque
 	}
 }
 
+// during is with for calls that change what a job leaves, or read what it is
+// given: a final job's artifacts and log stay as they are.
+func (g *guest) during(kind string, next func(w http.ResponseWriter, r *http.Request, jobID string)) http.HandlerFunc {
+	return g.with(kind, func(w http.ResponseWriter, r *http.Request, jobID string) {
+		if err := g.goesOn(r, kind); err != nil {
+			g.fail(w, r, err)
+			return
+		}
+		next(w, r, jobID)
+	})
+}
+
+// goesOn tells whether the job of a call has not ended. A body may take long:
+// it is asked again when all of it is there.
+func (g *guest) goesOn(r *http.Request, kind string) error {
+	grant, err := g.grant(r.Context(), kind, r.Header.Get("Authorization"))
+	if err == nil && grant.Ended {
+		return errNoGrant
+	}
+	return err
+}
+
 var errNoGrant = agentlab.Errorf(agentlab.CodeDenied, "denied")
 
 func (g *guest) grant(ctx context.Context, kind, header string) (Grant, error) {

@@ -196,6 +196,9 @@ func (g *guest) takeLog(r *http.Request, jobID string) (guestapi.LogAck, error) 
 	}
 	g.logMu.Lock() // the size must not change between the look and the append
 	defer g.logMu.Unlock()
+	if err := g.goesOn(r, GrantRunner); err != nil {
+		return none, err
+	}
 	size, err := g.s.cfg.Artifacts.LogSize(r.Context(), jobID)
 	if err != nil {
 		return none, err
@@ -245,7 +248,7 @@ func (g *guest) upload(w http.ResponseWriter, r *http.Request, jobID string) {
 		g.fail(w, r, err)
 		return
 	}
-	src := &source{r: r.Body}
+	src := &source{r: r.Body, atEnd: func() error { return g.goesOn(r, GrantUpload) }}
 	var in io.Reader = src
 	if slices.Contains(redactedUploads, p) {
 		red, err := g.s.cfg.Redactors.Redactor(r.Context(), jobID)
@@ -266,14 +269,21 @@ func (g *guest) upload(w http.ResponseWriter, r *http.Request, jobID string) {
 	writeJSON(w, http.StatusOK, guestapi.UploadAck{Path: a.Path, Size: a.Size, SHA256: a.SHA256})
 }
 
-// source remembers that an upload failed on the guest's side.
+// source remembers that an upload failed on the guest's side. An error of
+// atEnd is a failure, too.
 type source struct {
-	r   io.Reader
-	err error
+	r     io.Reader
+	atEnd func() error
+	err   error
 }
 
 func (s *source) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
+	if errors.Is(err, io.EOF) {
+		if end := s.atEnd(); end != nil {
+			err = end
+		}
+	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		s.err = err
 	}

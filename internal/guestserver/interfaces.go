@@ -44,6 +44,7 @@ type Grant struct {
 	VMID      int
 	JobID     string
 	ExpiresAt time.Time
+	Ended     bool // the job is final: its runner may report and ask, nothing else
 }
 
 // Tokens looks up grants, which are stored by hash.

@@ -133,9 +133,9 @@ func (s *Server) Handler(vmid int) http.Handler {
 	mux.HandleFunc("POST "+guestapi.PathBootstrap, g.bootstrap)
 	mux.HandleFunc("POST "+guestapi.PathReport, g.with(GrantRunner, g.report))
 	mux.HandleFunc("GET "+guestapi.PathDirective, g.with(GrantRunner, g.directive))
-	mux.HandleFunc("POST "+guestapi.PathLog, g.with(GrantRunner, g.appendLog))
-	mux.HandleFunc("GET "+guestapi.PathRepo, g.with(GrantRunner, g.repo))
-	mux.HandleFunc("PUT "+guestapi.PathUpload+"{path...}", g.with(GrantUpload, g.upload))
+	mux.HandleFunc("POST "+guestapi.PathLog, g.during(GrantRunner, g.appendLog))
+	mux.HandleFunc("GET "+guestapi.PathRepo, g.during(GrantRunner, g.repo))
+	mux.HandleFunc("PUT "+guestapi.PathUpload+"{path...}", g.during(GrantUpload, g.upload))
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		writeError(w, http.StatusNotFound, "not_found", "no such call")
 	})

@@ -325,6 +325,35 @@ func TestUploads(t *testing.T) {
 	}
 }
 
+// What is under way when the job ends is not stored either.
+func TestJobEndsDuringUpload(t *testing.T) {
+	c := setup(t, artifact.Limits{})
+	for _, call := range []struct{ method, path, token string }{
+		{"PUT", guestapi.PathUpload + "a.txt", c.uploads()},
+		{"POST", guestapi.PathLog + "?final=1", c.runner()},
+	} {
+		c.Reopen()
+		st, _ := c.do(call.method, call.path, call.token, io.MultiReader(strings.NewReader("begun"), atRead(c.End), strings.NewReader("rest")))
+		if st != 401 {
+			t.Errorf("%s: %d", call.path, st)
+		}
+	}
+	if got := c.Paths(); len(got) != 0 {
+		t.Errorf("stored %q", got)
+	}
+	if n, err := c.Service.LogSize(t.Context(), c.JobID); err != nil || n != 0 {
+		t.Errorf("%d bytes of log, %v", n, err)
+	}
+}
+
+// atRead is an empty reader that does something.
+type atRead func()
+
+func (f atRead) Read([]byte) (int, error) {
+	f()
+	return 0, io.EOF
+}
+
 // An upload that breaks off is not stored, though it was chunked.
 func TestBrokenUpload(t *testing.T) {
 	c := setup(t, artifact.Limits{})

@@ -19,6 +19,10 @@ import (
 // not good; after any other error it can be used again.
 func (s *Service) BootstrapFetched(ctx context.Context, vmid int, tokenHash string) (guestapi.BootstrapResponse, error) {
 	none := guestapi.BootstrapResponse{}
+	// First of all: who has no token learns nothing and changes nothing.
+	if err := s.cfg.Store.CheckBootstrap(ctx, tokenHash, vmid); err != nil {
+		return none, err
+	}
 	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
 	if err != nil {
 		return none, err
@@ -53,7 +57,7 @@ func (s *Service) BootstrapFetched(ctx context.Context, vmid int, tokenHash stri
 	if j != nil {
 		s.mu.Lock()
 		l := s.remember(j.ID)
-		l.heard, l.redactor = s.clock(), redact.New(bundle.Values()...)
+		l.heard, l.used, l.redactor = s.clock(), false, redactorOf(bundle)
 		s.mu.Unlock()
 		s.loop.Wake(j.ID)
 	}
@@ -136,12 +140,25 @@ func (s *Service) secretsOf(profile string) (agentlab.Profile, secret.Bundle, er
 	return prof, b, err
 }
 
-// noSecrets ends a job whose profile or secrets cannot be had any more. The
+// redactorOf knows the secrets of b as the runner does.
+func redactorOf(b secret.Bundle) *redact.Redactor {
+	return redact.New(append(b.Values(), redact.SettingsSecrets(b.ClaudeSettingsJSON)...)...)
+}
+
+// noSecrets ends a QUEUED job whose profile or secrets cannot be had any more;
+// trouble that may pass ends nothing, and a job that runs has had them. The
 // runner is told nothing of the reason.
 func (s *Service) noSecrets(ctx context.Context, j *agentlab.Job, cause error) error {
 	s.log.Error("a sandbox cannot have its profile's secrets", "err", cause)
-	if j != nil {
-		if err := s.finish(ctx, j.ID, agentlab.JobFailed, "its profile's secrets cannot be had: "+cause.Error()); err != nil {
+	lasting := false
+	switch agentlab.CodeOf(cause) {
+	case agentlab.CodeInvalid, agentlab.CodeNotFound, agentlab.CodeDenied, agentlab.CodeUnsupported:
+		lasting = true
+	default:
+	}
+	if j != nil && lasting {
+		why := "its profile's secrets cannot be had: " + cause.Error()
+		if err := s.finishFrom(ctx, j.ID, agentlab.JobFailed, why, agentlab.JobQueued); err != nil {
 			return errors.Join(err, cause)
 		}
 	}
@@ -182,7 +199,7 @@ func (s *Service) Redactor(ctx context.Context, jobID string) (*redact.Redactor,
 	if err != nil {
 		return nil, err
 	}
-	r := redact.New(b.Values()...)
+	r := redactorOf(b)
 	if !j.Status.Final() {
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -44,3 +44,28 @@ func CheckVerdict(t *testing.T, r guestapi.Report) {
 		}
 	}
 }
+
+// CheckHeldUp checks that the silence of runners begins anew when the process
+// was held up, and only then.
+func CheckHeldUp(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	s := New(Config{Clock: func() time.Time { return now }})
+	heard := func() time.Time { return s.remember("job").heard }
+	begin := heard()
+	now = now.Add(time.Hour)
+	if s.atWork(); heard() != begin {
+		t.Error("before Run nothing is known of the past")
+	}
+	s.pulse = now
+	for range 10 {
+		now = now.Add(10 * time.Second)
+		s.atWork()
+	}
+	if heard() != begin {
+		t.Error("a process at work forgave a silence")
+	}
+	now = now.Add(2 * time.Minute)
+	if s.atWork(); heard() != now {
+		t.Errorf("heard %s ago", now.Sub(heard()))
+	}
+}

@@ -46,7 +46,8 @@ func (s *Service) Report(ctx context.Context, vmid int, r guestapi.Report) (gues
 	}
 	if !j.Status.Final() {
 		s.mu.Lock()
-		s.remember(j.ID).heard = s.clock()
+		l := s.remember(j.ID)
+		l.heard, l.used = s.clock(), true
 		s.mu.Unlock()
 		if j, err = s.record(ctx, j, r); err != nil {
 			return guestapi.Directive{}, err
@@ -188,7 +189,9 @@ func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (
 		var changed <-chan struct{}
 		if !j.Status.Final() {
 			s.mu.Lock()
-			changed = s.remember(j.ID).changed
+			l := s.remember(j.ID)
+			l.used = true
+			changed = l.changed
 			s.mu.Unlock()
 			// What changed before the channel was taken is in the row.
 			if j, err = s.cfg.Store.Job(ctx, j.ID); err != nil {

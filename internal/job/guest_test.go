@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/job"
+	"github.com/agentlab-vm/agentlab/internal/redact"
 	"github.com/agentlab-vm/agentlab/internal/secret"
 )
 
@@ -289,6 +291,138 @@ func TestSecretsVanish(t *testing.T) {
 		}
 	})
 }
+
+// Who has no token learns nothing, and ends nothing, whatever became of the
+// profile; and a running job has had its secrets.
+func TestGuessedToken(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		j := w.run(job.Request{Task: "echo one\nsleep 1m\necho two"})
+		w.phase(j.ID, "agent")
+		vmid := w.sandbox(j.ID).VMID
+		delete(w.profiles, "plain")
+		_, err := w.jobs.BootstrapFetched(ctx, vmid, secret.HashToken("guess"))
+		wantCode(t, err, agentlab.CodeDenied)
+		_, hash := secret.MintToken()
+		if err := w.store.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hash, VMID: vmid, ExpiresAt: time.Now().Add(time.Minute)}); err != nil {
+			w.Fatal(err)
+		}
+		_, err = w.jobs.BootstrapFetched(ctx, vmid, hash)
+		wantCode(t, err, agentlab.CodeUnavailable)
+		if j = w.final(j.ID); j.Status != agentlab.JobCompleted {
+			w.Errorf("%s: %s", j.Status, j.Reason)
+		}
+	})
+}
+
+// Settings may hold secrets anywhere; the runner's redactor and ours agree.
+func TestSettingsAreRedacted(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		const doc = `{"model":"opus","mcpServers":{"x":{"headers":{"Authorization":"Bearer abcdef0123456789"}}}}`
+		if err := w.vault.Set(ctx, "team", "claude_settings_json", strings.NewReader(doc)); err != nil {
+			w.Fatal(err)
+		}
+		j := w.run(job.Request{Profile: "secrets", Task: "hang"})
+		w.phase(j.ID, "agent")
+		r, err := w.jobs.Redactor(ctx, j.ID)
+		if err != nil {
+			w.Fatal(err)
+		}
+		for _, s := range redact.SettingsSecrets(doc) {
+			if got := r.String(s + " opus"); strings.Contains(got, s) || !strings.Contains(got, "opus") {
+				w.Errorf("%q", got)
+			}
+		}
+		if _, err := w.jobs.Cancel(ctx, j.ID); err != nil {
+			w.Fatal(err)
+		}
+		w.final(j.ID)
+	})
+}
+
+// When the answer to the bootstrap is lost, with or without the daemon, the
+// runner can fetch it again, but not for ever.
+func TestLostBootstrapAnswer(t *testing.T) {
+	for name, test := range map[string]struct {
+		lose    int32
+		restart bool
+		want    agentlab.JobStatus
+	}{
+		"once":               {1, false, agentlab.JobCompleted},
+		"with the daemon":    {1, true, agentlab.JobCompleted},
+		"three times":        {3, false, agentlab.JobCompleted},
+		"again and again":    {1000, false, agentlab.JobFailed},
+		"the answer arrives": {0, true, agentlab.JobCompleted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.lose.Store(test.lose)
+				j := w.run(job.Request{Task: "echo one\nsleep 10s\necho two"})
+				w.eventually("running", func() bool { return w.job(j.ID).Status != agentlab.JobQueued })
+				if test.restart {
+					w.restart()
+				}
+				if j = w.final(j.ID); j.Status != test.want {
+					w.Fatalf("%s: %s", j.Status, j.Reason)
+				}
+				if lost := test.lose - w.lose.Load(); lost > 5 {
+					w.Errorf("the secrets were given %d times", lost)
+				}
+				if j.Status == agentlab.JobCompleted && w.log(j.ID) != "one\ntwo\n" {
+					w.Errorf("log %q", w.log(j.ID))
+				}
+			})
+		})
+	}
+}
+
+// A final job's artifacts and log stay as they are, though its sandbox is
+// kept; its runner is answered to the end.
+func TestFinalJobIsClosed(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		tokens := make(chan guestapi.BootstrapResponse, 1)
+		w.seize = func(r guestapi.BootstrapResponse) { tokens <- r }
+		j := w.run(job.Request{Task: "echo one\nartifact a.txt honest", Keepalive: ptr(true)})
+		j = w.final(j.ID)
+		if j.Status != agentlab.JobCompleted {
+			w.Fatalf("%s: %s", j.Status, j.Reason)
+		}
+		resp := <-tokens
+		call := func(method, path, token, body string) int {
+			r := httptest.NewRequest(method, path, strings.NewReader(body))
+			r.Header.Set("Authorization", "Bearer "+token)
+			rec := httptest.NewRecorder()
+			w.guests.Handler(j.SandboxVMID).ServeHTTP(rec, r)
+			return rec.Code
+		}
+		for _, test := range []struct {
+			method, path, token, body string
+			want                      int
+		}{
+			{"PUT", guestapi.PathUpload + "a.txt", resp.Artifact.Token, "evil", 401},
+			{"PUT", guestapi.PathUpload + "b.txt", resp.Artifact.Token, "evil", 401},
+			{"POST", guestapi.PathLog + "?offset=4&final=1", resp.Runner.Token, "evil", 401},
+			{"GET", guestapi.PathRepo, resp.Runner.Token, "", 401},
+			{"GET", guestapi.PathDirective, resp.Runner.Token, "", 200},
+			{"POST", guestapi.PathReport, resp.Runner.Token, `{"status":"COMPLETED","phase":"done"}`, 200},
+		} {
+			if got := call(test.method, test.path, test.token, test.body); got != test.want {
+				w.Errorf("%s %s: %d, want %d", test.method, test.path, got, test.want)
+			}
+		}
+		if all, err := w.artifacts.List(ctx, j.ID); err != nil || len(all) != 1 || all[0].Size != int64(len("honest")) {
+			w.Errorf("%+v, %v", all, err)
+		}
+		if got := w.log(j.ID); got != "one\n" {
+			w.Errorf("log %q", got)
+		}
+	})
+}
+
+// After the daemon was held up, nobody's silence counts.
+func TestHeldUp(t *testing.T) { job.CheckHeldUp(t) }
 
 // A runner that never asks for its job is given up.
 func TestRunnerNeverBegins(t *testing.T) {

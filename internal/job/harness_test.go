@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
@@ -56,7 +58,11 @@ func (d jobDB) ConsumeBootstrap(ctx context.Context, hash string, vmid int, gran
 
 func (d tokenDB) GrantByHash(ctx context.Context, hash, kind string) (guestserver.Grant, error) {
 	g, err := d.Store.GrantByHash(ctx, hash, kind)
-	return guestserver.Grant{VMID: g.VMID, JobID: g.JobID, ExpiresAt: g.ExpiresAt}, err
+	if err != nil {
+		return guestserver.Grant{}, err
+	}
+	j, err := d.Job(ctx, g.JobID)
+	return guestserver.Grant{VMID: g.VMID, JobID: g.JobID, ExpiresAt: g.ExpiresAt, Ended: j.Status.Final()}, err
 }
 
 type profiles map[string]agentlab.Profile
@@ -70,19 +76,39 @@ func (p profiles) Use(name string) (agentlab.Profile, error) {
 	return prof, nil
 }
 
+// lossy loses answers after all was done for them.
+type lossy struct {
+	*job.Service
+	w *world
+}
+
+func (l lossy) BootstrapFetched(ctx context.Context, vmid int, hash string) (guestapi.BootstrapResponse, error) {
+	resp, err := l.Service.BootstrapFetched(ctx, vmid, hash)
+	if err == nil && l.w.lose.Add(-1) >= 0 {
+		return guestapi.BootstrapResponse{}, agentlab.Errorf(agentlab.CodeUnavailable, "the answer is lost")
+	}
+	if err == nil && l.w.seize != nil {
+		l.w.seize(resp)
+	}
+	return resp, err
+}
+
 // world is a machine with a state directory, on which daemons come and go.
 type world struct {
 	*testing.T
 	dir      string
 	host     *fake.Host
 	profiles profiles
-	max      int // sandboxes
+	max      int                              // sandboxes
+	lose     atomic.Int32                     // so many bootstrap answers are lost
+	seize    func(guestapi.BootstrapResponse) // is shown the others
 
 	store     *store.Store
 	sandboxes *sandbox.Service
 	jobs      *job.Service
 	artifacts *artifact.Service
 	vault     *secret.Vault
+	guests    *guestserver.Server
 	kill      func()
 
 	mu   sync.Mutex
@@ -152,9 +178,10 @@ func (w *world) begin() {
 		DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",
 	})
 	guests = guestserver.New(guestserver.Config{
-		Tokens: tokenDB{w.store}, Jobs: w.jobs, Artifacts: w.artifacts, Redactors: w.jobs,
+		Tokens: tokenDB{w.store}, Jobs: lossy{w.jobs, w}, Artifacts: w.artifacts, Redactors: w.jobs,
 		Limits: guestserver.Limits{Bootstraps: 1000},
 	})
+	w.guests = guests
 	var wg sync.WaitGroup
 	for _, run := range []func(context.Context) error{w.sandboxes.Run, w.jobs.Run} {
 		wg.Go(func() {

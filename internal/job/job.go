@@ -60,6 +60,7 @@ type Store interface {
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error)
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
+	CheckBootstrap(ctx context.Context, hash string, vmid int) error
 	ConsumeBootstrap(ctx context.Context, hash string, vmid int, grants []Grant,
 		fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error)) error
 }
@@ -70,6 +71,7 @@ type Sandboxes interface {
 	Create(ctx context.Context, r sandbox.Request) (agentlab.Sandbox, error)
 	List(ctx context.Context, f sandbox.Filter) ([]agentlab.Sandbox, error)
 	MarkRunning(ctx context.Context, vmid int) error
+	Introduce(ctx context.Context, vmid int) error
 	Release(ctx context.Context, vmid int, o sandbox.Outcome) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Wake(vmid int)
@@ -112,6 +114,10 @@ type Limits struct {
 	StartTimeout time.Duration
 	// Silence is how long nothing may be heard of a runner; default 90 s.
 	Silence time.Duration
+	// Unused is how long the tokens of a bootstrap answer may stay unused
+	// before it is taken for lost and the runner gets another one-time
+	// token; default 5 s.
+	Unused time.Duration
 
 	ArtifactBytes int64 // told to the runner; default 4 GiB
 }
@@ -127,6 +133,7 @@ func (l Limits) withDefaults() Limits {
 	def(&l.CancelWindow, 2*time.Minute)
 	def(&l.StartTimeout, 10*time.Minute)
 	def(&l.Silence, 90*time.Second)
+	def(&l.Unused, 5*time.Second)
 	if l.ArtifactBytes <= 0 {
 		l.ArtifactBytes = 4 << 30
 	}
@@ -166,6 +173,7 @@ type Service struct {
 	live    map[string]*live
 	making  map[string]bool // jobs whose row is about to be written
 	waiting []string        // jobs that found no room for a sandbox, the oldest first
+	pulse   time.Time       // when this process was last known to be at work; zero before Run
 }
 
 // live is what is remembered of a job that is not final. Nothing in it
@@ -175,6 +183,8 @@ type live struct {
 	stopped  time.Time        // when this process first saw that it is to stop
 	changed  chan struct{}    // closed when there is something new for its runner
 	redactor *redact.Redactor // nil until it is needed
+	used     bool             // its runner has used a token of its bootstrap answer
+	again    int              // how often its runner was given another one-time token
 }
 
 // New returns a Service; Run makes it work.
@@ -195,8 +205,45 @@ func (s *Service) Run(ctx context.Context) error {
 	if err := s.recover(ctx); err != nil && ctx.Err() == nil {
 		return err
 	}
+	var wg sync.WaitGroup
+	wg.Go(func() { s.pulses(ctx) })
 	s.loop.Run(ctx)
+	wg.Wait()
 	return nil
+}
+
+// pulses notes all the time that the process is at work.
+func (s *Service) pulses(ctx context.Context) {
+	s.mu.Lock()
+	s.pulse = s.clock()
+	s.mu.Unlock()
+	t := time.NewTicker(s.lim.Silence / 9)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			s.atWork()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// atWork notes that the process is at work. When it was held up for long, what
+// runners said meanwhile was not heard, so their silence begins anew.
+func (s *Service) atWork() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock()
+	if s.pulse.IsZero() {
+		return
+	}
+	if now.Sub(s.pulse) > s.lim.Silence/3 {
+		for _, l := range s.live {
+			l.heard = now
+		}
+	}
+	s.pulse = now
 }
 
 // recover wakes every job with something left to do.

@@ -158,13 +158,14 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 			return 0, err
 		}
 	}
+	s.atWork()
 	now := s.clock()
 	s.mu.Lock()
 	l := s.remember(j.ID)
 	if j.StopRequested != "" && l.stopped.IsZero() {
 		l.stopped = now
 	}
-	heard, stopped := l.heard, l.stopped
+	heard, stopped, used, told := l.heard, l.stopped, l.used, l.again
 	s.mu.Unlock()
 
 	again := longest
@@ -190,7 +191,32 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	case j.StopRequested == "" && due(j.DeadlineAt):
 		return 0, s.timeOut(ctx, j)
 	}
+	unused := !used && j.Phase == phases[0] && j.StopRequested == "" && sb.State == agentlab.SandboxRunning
+	if unused && told < maxAgain && due(heard.Add(s.lim.Unused<<(2*told))) {
+		return 0, s.tellAgain(ctx, j)
+	}
 	return again, nil
+}
+
+// maxAgain is how often a runner gets another one-time token.
+const maxAgain = 3
+
+// tellAgain gives the runner of a job another one-time token: with what the
+// first one was traded for nothing was done, so the answer may be lost, as it
+// is when this process dies while it answers. A runner that has it all the
+// same does not use the new one.
+func (s *Service) tellAgain(ctx context.Context, j agentlab.Job) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	if err := s.cfg.Sandboxes.Introduce(ctx, j.SandboxVMID); err != nil {
+		return err
+	}
+	s.log.Info("a runner has not used its bootstrap answer; it can fetch it again", "job", j.ID, "vmid", j.SandboxVMID)
+	s.mu.Lock()
+	s.remember(j.ID).again++
+	s.mu.Unlock()
+	s.loop.Wake(j.ID)
+	return nil
 }
 
 // timeOut asks the runner of a job whose time is over to stop.
@@ -212,8 +238,13 @@ func (s *Service) timeOut(ctx context.Context, j agentlab.Job) error {
 
 // finish ends a job, unless it has ended.
 func (s *Service) finish(ctx context.Context, id string, status agentlab.JobStatus, reason string) error {
+	return s.finishFrom(ctx, id, status, reason, agentlab.JobQueued, agentlab.JobRunning)
+}
+
+// finishFrom is finish for a job that has one of some statuses.
+func (s *Service) finishFrom(ctx context.Context, id string, status agentlab.JobStatus, reason string, from ...agentlab.JobStatus) error {
 	_, err := s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
-		if j.Status.Final() {
+		if !slices.Contains(from, j.Status) {
 			return nil, nil
 		}
 		return s.end(j, status, reason), nil

@@ -141,7 +141,7 @@ func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done 
 	switch {
 	case absent && (ran || !sb.BootedAt.IsZero()):
 		why = "its VM has vanished from the backend"
-	case in.Power == backend.PowerCrashed:
+	case in.Power == backend.PowerCrashed && ran: // before that it may be a start that was cut short
 		why = "its VM crashed while it booted: " + in.Reason
 	case in.Power == backend.PowerStopped && ran:
 		why = "its guest powered off while it booted"
@@ -192,6 +192,25 @@ func (s *Service) introduce(ctx context.Context, sb agentlab.Sandbox) error {
 	if health.Identity == sb.UID {
 		return nil // by a process before this one, or an answer that was lost
 	}
+	return s.identify(ctx, sb, c)
+}
+
+// Introduce tells the guest of a sandbox that runs again who it is, so that
+// its runner gets a bootstrap token that was not used. A runner that has
+// fetched its job does not use it.
+func (s *Service) Introduce(ctx context.Context, vmid int) error {
+	sb, err := s.live(ctx, vmid)
+	if err != nil {
+		return err
+	}
+	if err := s.identify(ctx, sb, s.control(sb)); err != nil {
+		return err
+	}
+	s.with(vmid, func(m *memory) { m.token = "" })
+	return nil
+}
+
+func (s *Service) identify(ctx context.Context, sb agentlab.Sandbox, c *control.Client) (err error) {
 	id := guestapi.Identity{
 		UID: sb.UID, Hostname: sb.Name, Time: s.clock().UTC(), Entropy: make([]byte, 64),
 		Network: s.cfg.Driver.Info().GuestNetwork,

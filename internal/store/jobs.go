@@ -84,7 +84,8 @@ func (s *Store) CreateJob(ctx context.Context, j agentlab.Job, evs ...agentlab.E
 }
 
 // UpdateJob is to jobs what UpdateSandbox is to sandboxes: fn may not change
-// ID or CreatedAt, and an event with JobID "" gets id.
+// ID or CreatedAt, and an event with JobID "" gets id. A job that becomes
+// final loses its grants to upload.
 func (s *Store) UpdateJob(ctx context.Context, id string, fn func(*agentlab.Job) ([]agentlab.Event, error)) (agentlab.Job, error) {
 	var out agentlab.Job
 	err := s.write(ctx, func(w *tx) error {
@@ -123,6 +124,13 @@ func saveJob(w *tx, old agentlab.Job, j *agentlab.Job, evs []agentlab.Event) err
 	if !reflect.DeepEqual(*j, old) {
 		j.UpdatedAt = w.now
 		if err := jobs.update(w, j); err != nil {
+			return err
+		}
+	}
+	if j.Status.Final() && !old.Status.Final() {
+		// Grants of the runner stay: it may not have heard the answer to its
+		// last report, and sends it again.
+		if err := w.exec("DELETE FROM grants WHERE job_id = ? AND kind = ?", j.ID, GrantUpload); err != nil {
 			return err
 		}
 	}

@@ -83,22 +83,36 @@ func (s *Store) PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken
 func (s *Store) ConsumeBootstrap(ctx context.Context, hash string, vmid int, newGrants []Grant,
 	fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error)) error {
 	return s.write(ctx, func(w *tx) error {
-		t, ok, err := tokens.one(ctx, w, "WHERE token_sha256 = ?", hash)
-		switch {
-		case err != nil:
+		t, err := openToken(w.ctx, w, hash, vmid, w.now)
+		if err != nil {
 			return err
-		case !ok || t.VMID != vmid:
-			return denied("it is not known")
-		case !t.ConsumedAt.IsZero():
-			return denied("it was used before")
-		case !w.now.Before(t.ExpiresAt):
-			return denied("it has expired")
 		}
 		if err := s.changeForBootstrap(w, vmid, fn); err != nil {
 			return err
 		}
 		return s.replaceGrants(w, t, newGrants)
 	})
+}
+
+// CheckBootstrap tells, without a change, whether a bootstrap token could be
+// traded now. Code denied when it could not.
+func (s *Store) CheckBootstrap(ctx context.Context, hash string, vmid int) error {
+	_, err := openToken(ctx, s.r, hash, vmid, s.now())
+	return err
+}
+
+func openToken(ctx context.Context, q querier, hash string, vmid int, now time.Time) (agentlab.BootstrapToken, error) {
+	t, ok, err := tokens.one(ctx, q, "WHERE token_sha256 = ?", hash)
+	switch {
+	case err != nil:
+	case !ok || t.VMID != vmid:
+		err = denied("it is not known")
+	case !t.ConsumedAt.IsZero():
+		err = denied("it was used before")
+	case !now.Before(t.ExpiresAt):
+		err = denied("it has expired")
+	}
+	return t, err
 }
 
 func denied(why string) error {

@@ -191,3 +191,28 @@ func TestGrantsEnd(t *testing.T) {
 		t.Errorf("%d tokens left, %v", n, err)
 	}
 }
+
+// What a job leaves is closed when it ends; its runner may still report.
+func TestFinalJobLosesUploads(t *testing.T) {
+	ctx := t.Context()
+	s := newStore(t)
+	sb, j := booting(t, s, "alpha", hashOf("a"))
+	if err := s.CheckBootstrap(ctx, hashOf("a"), sb.VMID); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, s.CheckBootstrap(ctx, hashOf("f"), sb.VMID), agentlab.CodeDenied)
+	wantCode(t, s.CheckBootstrap(ctx, hashOf("a"), sb.VMID+1), agentlab.CodeDenied)
+	g := append(grantsFor(sb, j, hashOf("b")), grantsFor(sb, j, hashOf("c"))...)
+	g[1].Kind = GrantUpload
+	if err := s.ConsumeBootstrap(ctx, hashOf("a"), sb.VMID, g, nil); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, s.CheckBootstrap(ctx, hashOf("a"), sb.VMID), agentlab.CodeDenied)
+	for _, status := range []agentlab.JobStatus{agentlab.JobRunning, agentlab.JobCompleted} {
+		must(s.GrantByHash(ctx, hashOf("c"), GrantUpload))(t)
+		must(s.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) { j.Status = status; return nil, nil }))(t)
+	}
+	must(s.GrantByHash(ctx, hashOf("b"), GrantRunner))(t)
+	_, err := s.GrantByHash(ctx, hashOf("c"), GrantUpload)
+	wantCode(t, err, agentlab.CodeDenied)
+}

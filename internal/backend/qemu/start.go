@@ -119,6 +119,17 @@ func (d *Driver) startShim(ctx context.Context, h handle, dir string, lock *os.F
 		// Nobody waits for it any more: leave nothing half started.
 		_ = cmd.Process.Kill()
 		<-ended
+		// That is no crash, and it must not be taken for one. QEMU may take a
+		// moment longer to die.
+		hctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopPatience)
+		defer cancel()
+		herr := d.halt(hctx, dir, 0)
+		if herr == nil {
+			herr = d.settle(dir)
+		}
+		if herr != nil {
+			d.log.Warn("a start that was given up is not settled", "dir", dir, "err", herr)
+		}
 	}
 	return err
 }

@@ -92,6 +92,21 @@ func (c *Controller) grant(kind string) string {
 	return token
 }
 
+// End makes the job final for every grant.
+func (c *Controller) End() { c.setEnded(true) }
+
+// Reopen is the opposite of End.
+func (c *Controller) Reopen() { c.setEnded(false) }
+
+func (c *Controller) setEnded(ended bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for k, g := range c.grants {
+		g.Ended = ended
+		c.grants[k] = g
+	}
+}
+
 func hash(token string) string {
 	sum := sha256.Sum256([]byte(token))
 	return hex.EncodeToString(sum[:])
