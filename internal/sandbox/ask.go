@@ -101,7 +101,9 @@ func (s *Service) Plan(r Request) (agentlab.Sandbox, agentlab.Profile, error) {
 	if err := s.cfg.Images.Check(sb.Image); err != nil {
 		return none(err)
 	}
-	if err := s.cfg.Driver.Validate(spec(sb)); err != nil {
+	asked := spec(sb)
+	asked.Name = cmp.Or(asked.Name, "sandbox") // made up with the number, later
+	if err := s.cfg.Driver.Validate(asked); err != nil {
 		return none(err)
 	}
 	return sb, prof, nil

@@ -92,12 +92,9 @@ func (l *lab) killQEMU(vmid int) error {
 // asks for it has ended: the way to guestd is through guestd itself.
 func (l *lab) killGuest(vmid int, pattern string) error {
 	pattern = "[" + pattern[:1] + "]" + pattern[1:] // not this shell itself
-	script := `for p in /proc/[0-9]*; do
-		if tr '\0' ' ' < $p/cmdline 2>/dev/null | grep -q '` + pattern + `'; then
-			setsid sh -c "sleep 0.2; kill -9 ${p#/proc/}" >/dev/null 2>&1 < /dev/null &
-			echo killing
-		fi
-	done`
+	script := `pgrep -f '` + pattern + `' || exit 1
+		setsid sh -c "sleep 0.1; pkill -9 -f '` + pattern + `'" >/dev/null 2>&1 </dev/null &
+		echo killing`
 	r := l.run("", "exec", "--user", "root", strconv.Itoa(vmid), "--", "sh", "-c", script)
 	if !strings.Contains(r.stdout, "killing") {
 		return fmt.Errorf("nothing killed: %v", r)

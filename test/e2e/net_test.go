@@ -82,7 +82,7 @@ func TestJobByURL(t *testing.T) {
 	for _, url := range []string{"http://git.example.com/org/repo.git", "ssh://git@git.example.com/org/repo.git"} {
 		j, r := l.job("--repo", url, "--ref", "main", "--depth", "1", "--agent", "shell", "--task", task)
 		if j.Status != "COMPLETED" || j.Result.Commits != 1 || !j.Result.Pushed {
-			t.Fatalf("%s: %+v\n%v", url, j, r)
+			t.Fatalf("%s: %+v\n%v\nlog:\n%s", url, j, r, l.ok("job", "logs", j.ID))
 		}
 		pushed, err := host.Git(t.Context(), "-C", bare, "show", "agentlab/"+j.ID+":README")
 		if err != nil || strings.TrimSpace(pushed) != "hello\nmore" {
@@ -122,7 +122,7 @@ func TestEgressFromGuest(t *testing.T) {
 	curl := func(url string) result {
 		return l.run("", "exec", "probe", "--", "curl", "-sS", "-m", "10", "-o", "/dev/null", "-w", "%{http_code}", url)
 	}
-	if r := curl("http://web.example.com/"); r.code != 0 || r.stdout != "200" {
+	if r := curl("http://web.example.com/hello"); r.code != 0 || r.stdout != "200" {
 		t.Errorf("the web: %v", r)
 	}
 	before := len(n.Dials())

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -55,7 +56,7 @@ func newGit(d dir, job *guestapi.Job, cred *guestapi.Git) (*git, error) {
 			g.config = append(g.config, [2]string{"credential." + scope + ".helper", credentialHelper(d)})
 		}
 	}
-	if cred != nil && cred.SSHPrivateKey != "" && sameHost(job.RepoURL, orURL(cred.URL, job.RepoURL)) {
+	if sshKeyFits(job, cred) {
 		ssh = sshCommand(d, d.path(fileSSHKey))
 	}
 	g.env = []string{
@@ -131,16 +132,27 @@ func sameHost(a, b string) bool {
 	return ah != "" && strings.EqualFold(ah, bh) && as == bs
 }
 
-// mayPush reports whether the credential is one for the job's own remote.
-func mayPush(job *guestapi.Job, cred *guestapi.Git) bool {
-	if cred == nil || job.RepoURL == "" || !sameHost(job.RepoURL, orURL(cred.URL, job.RepoURL)) {
+// sshKeyFits reports whether the job's remote is reached by SSH and the
+// credential holds a key for it. The key is for the host of the credential's
+// URL, whose scheme is that of the token: a server never learns the key.
+func sshKeyFits(job *guestapi.Job, cred *guestapi.Git) bool {
+	if cred == nil || cred.SSHPrivateKey == "" {
 		return false
 	}
-	scheme, _ := hostOf(job.RepoURL)
-	if scheme == "ssh" {
-		return cred.SSHPrivateKey != ""
+	scheme, host := hostOf(job.RepoURL)
+	_, credHost := hostOf(orURL(cred.URL, job.RepoURL))
+	if name, _, err := net.SplitHostPort(credHost); err == nil {
+		credHost = name
 	}
-	return cred.Token != ""
+	return scheme == "ssh" && host != "" && strings.EqualFold(host, credHost)
+}
+
+// mayPush reports whether the credential is one for the job's own remote.
+func mayPush(job *guestapi.Job, cred *guestapi.Git) bool {
+	if scheme, _ := hostOf(job.RepoURL); scheme == "ssh" {
+		return sshKeyFits(job, cred)
+	}
+	return cred != nil && cred.Token != "" && job.RepoURL != "" && sameHost(job.RepoURL, orURL(cred.URL, job.RepoURL))
 }
 
 // stage writes the credential's files.
@@ -187,8 +199,15 @@ type gitError struct {
 	stderr  string
 }
 
+// boilerplate is what git says after every failure of SSH, in the place of
+// what SSH itself said just before.
+var boilerplate = strings.NewReplacer(
+	"Please make sure you have the correct access rights\nand the repository exists.", "",
+	"fatal: Could not read from remote repository.", "",
+)
+
 func (e *gitError) Error() string {
-	msg := strings.TrimSpace(e.stderr)
+	msg := strings.TrimSpace(boilerplate.Replace(e.stderr))
 	if lines := strings.Split(msg, "\n"); len(lines) > 3 {
 		msg = strings.Join(lines[len(lines)-3:], "\n")
 	}
