@@ -11,16 +11,19 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
@@ -36,6 +39,7 @@ type App struct {
 	noInput bool
 	socket  string // --socket; "" means the default of config.Paths
 	started bool   // this run started the daemon
+	running bool   // the command's own function has begun
 }
 
 // Main runs the command line with the process's own streams and returns the
@@ -54,11 +58,38 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	root.SetIn(a.Stdin)
 	root.SetOut(a.Stdout)
 	root.SetErr(a.Stderr)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err != nil && !a.running {
+		err = asUsage(cmd, err)
+	}
 	if err != nil {
 		a.printError(err)
 	}
 	return exitCode(err)
+}
+
+// asUsage turns what cobra itself refuses, in its own words, into our kind of
+// error.
+func asUsage(cmd *cobra.Command, err error) error {
+	if _, ok := errors.AsType[*agentlab.Error](err); ok {
+		return err
+	}
+	text, _, _ := strings.Cut(err.Error(), "\n")
+	return usageErrorf("%s", text).WithHint("see '%s --help'", cmd.CommandPath())
+}
+
+// markRunning notes when a command's own function begins: until then every
+// error is one of usage.
+func (a *App) markRunning(cmd *cobra.Command) {
+	for _, c := range cmd.Commands() {
+		if run := c.RunE; run != nil {
+			c.RunE = func(cmd *cobra.Command, args []string) error {
+				a.running = true
+				return run(cmd, args)
+			}
+		}
+		a.markRunning(c)
+	}
 }
 
 // Root builds the whole command tree.
@@ -105,6 +136,7 @@ Start here:
 	add("operate", a.statusCmd(), a.eventsCmd(), a.daemonCmd())
 	root.AddCommand(a.proxyCmd())
 	rejectUnknownSubcommands(root)
+	a.markRunning(root)
 	return root
 }
 

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -74,8 +73,6 @@ func (a *App) printError(err error) {
 	out := errorJSON{Code: agentlab.CodeOf(err), Message: err.Error(), Hint: agentlab.HintOf(err)}
 	if e, ok := errors.AsType[*agentlab.Error](err); ok {
 		out.Field = e.Field
-	} else if isCobraUsage(err) {
-		out.Code = agentlab.CodeInvalid
 	}
 	if errors.Is(err, context.Canceled) {
 		out.Code, out.Message, out.Hint = "interrupted", "interrupted", ""
@@ -89,7 +86,3 @@ func (a *App) printError(err error) {
 		fmt.Fprintf(a.Stderr, "  → %s\n", out.Hint)
 	}
 }
-
-// isCobraUsage recognises the one fault that cobra reports without a hook:
-// an unknown command of the root.
-func isCobraUsage(err error) bool { return strings.HasPrefix(err.Error(), "unknown command ") }

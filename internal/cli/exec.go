@@ -134,6 +134,9 @@ and shows its recent output when you come back. Leave with Ctrl-] .`,
 	}
 	cmd.Flags().StringVar(&session, "session", "main", "name of the terminal")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		if _, tty := terminal(a.Stdin); !tty {
+			return usageErrorf("attach needs a terminal as standard input").WithHint("to run one command: agentlab exec %s -- COMMAND", args[0])
+		}
 		req := guestapi.AttachRequest{Session: session}
 		req.Rows, req.Cols, req.Term = a.windowSize()
 		conn, err := c.Attach(ctx, args[0], req)

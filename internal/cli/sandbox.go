@@ -47,7 +47,7 @@ func (a *App) sandboxNewCmd() *cobra.Command {
 	flags.IntVar(&f.req.MemoryMB, "memory-mb", 0, "MiB of memory instead of the profile's")
 	flags.Var(ttlFlag{&f.ttl}, "ttl", "lease, e.g. 30m, 4h, 2d (default: the profile's)")
 	flags.BoolVar(&f.keepalive, "keepalive", false, "keep it when its job ends")
-	flags.StringVar(&f.repo, "repo", "", "URL or local path of a repository to clone into it")
+	flags.StringVar(&f.repo, "repo", "", "URL or local path of a repository to clone into it, at /tmp/repo")
 	flags.StringVar(&f.ref, "ref", "", "branch, tag or commit of --repo")
 	flags.StringVar(&f.task, "task", "", "run this task in it (with --repo: default is only to clone)")
 	flags.StringVar(&f.agent, "agent", "", "agent for --task")
@@ -71,9 +71,32 @@ func (a *App) sandboxNewCmd() *cobra.Command {
 				return err
 			}
 		}
+		if f.wait && sb.JobID != "" {
+			return a.sandboxJobEnd(ctx, c, sb)
+		}
 		return a.printSandbox(sb)
 	})
 	return cmd
+}
+
+// sandboxJobEnd waits for the job of a new sandbox and shows what became of
+// both.
+func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbox) error {
+	j, err := a.waitJob(ctx, c, sb.JobID)
+	if err != nil {
+		return err
+	}
+	if now, err := c.Sandbox(ctx, fmt.Sprint(sb.VMID)); err == nil {
+		sb = now
+	}
+	if err := a.printSandbox(sb); err != nil {
+		return err
+	}
+	if err := jobStatusError(j); err != nil {
+		a.progressf("its job %s is %s: %s\n  → agentlab job logs %s", j.ID, j.Status, plain(j.Reason), j.ID)
+		return err
+	}
+	return nil
 }
 
 // workspaceFlag passes --workspace on, which the daemon refuses with the

@@ -90,6 +90,7 @@ func New(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 		return nil, err
 	}
 	d.status = newStatusView(d, settings)
+	d.services.usable = d.status.usable
 	if err := d.openAPI(); err != nil {
 		return nil, err
 	}

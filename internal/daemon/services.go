@@ -41,6 +41,8 @@ type services struct {
 	jobs      *job.Service
 	guests    *guestserver.Server
 	gc        *gc.Collector
+
+	usable func() error // set before anything runs
 }
 
 // openServices makes everything that the API calls. What it opened is undone
@@ -142,6 +144,7 @@ func (s *services) openSandboxes() {
 		},
 		ServeGuest: func(ctx context.Context, vmid int, l net.Listener) error { return s.guests.Serve(ctx, vmid, l) },
 		Changed:    func(sb agentlab.Sandbox) { s.jobs.SandboxChanged(sb) },
+		Usable:     func() error { return s.usable() },
 		SaveConsole: func(ctx context.Context, sb agentlab.Sandbox, r io.Reader) error {
 			return s.jobs.SaveConsole(ctx, sb, r)
 		},

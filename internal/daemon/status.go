@@ -117,3 +117,32 @@ func (v *statusView) look(ctx context.Context, done chan struct{}) {
 	v.findings, v.checked, v.checking = found, v.d.cfg.Clock(), nil
 	close(done)
 }
+
+// usable tells why the backend cannot start any sandbox. An error that was
+// found before is looked for once more, because people mend what they are
+// told of.
+func (v *statusView) usable() error {
+	ctx := context.Background()
+	if firstError(v.check(ctx)) == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, firstFinding)
+	defer cancel()
+	found := v.d.services.driver.Check(ctx)
+	v.mu.Lock()
+	v.findings, v.checked = found, v.d.cfg.Clock()
+	v.mu.Unlock()
+	if f := firstError(found); f != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the backend cannot start sandboxes: %s: %s", f.Name, f.Detail).WithHint("%s", f.Remedy)
+	}
+	return nil
+}
+
+func firstError(found []backend.Finding) *backend.Finding {
+	for i := range found {
+		if found[i].Level == backend.LevelError {
+			return &found[i]
+		}
+	}
+	return nil
+}

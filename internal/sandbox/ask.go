@@ -74,6 +74,11 @@ func (s *Service) Plan(r Request) (agentlab.Sandbox, agentlab.Profile, error) {
 			return none(err)
 		}
 	}
+	if s.cfg.Usable != nil {
+		if err := s.cfg.Usable(); err != nil {
+			return none(err)
+		}
+	}
 	prof, err := s.cfg.Profiles.Use(cmp.Or(r.Profile, s.cfg.DefaultProfile))
 	if err != nil {
 		return none(err)

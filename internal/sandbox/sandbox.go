@@ -143,6 +143,11 @@ type Config struct {
 	// boot failed, before it is destroyed. It is tried once; nil is allowed.
 	SaveConsole func(ctx context.Context, sb agentlab.Sandbox, console io.Reader) error
 
+	// Usable tells, with code unavailable and a remedy, why the backend cannot
+	// start any sandbox now. What is asked for then is refused at once; nil is
+	// allowed.
+	Usable func() error
+
 	Clock  func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
 }

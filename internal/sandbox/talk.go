@@ -77,22 +77,26 @@ const (
 )
 
 // saveConsole hands the end of the console log of a sandbox that failed to
-// Config.SaveConsole, once. It is help for people; nothing waits for it long.
+// Config.SaveConsole, once it can. It is help for people; nothing waits for it long.
 func (s *Service) saveConsole(ctx context.Context, sb agentlab.Sandbox) {
 	save := false
 	s.with(sb.VMID, func(m *memory) { save, m.save = m.save, false })
 	if !save || s.cfg.SaveConsole == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, saveTimeout)
+	sctx, cancel := context.WithTimeout(ctx, saveTimeout)
 	defer cancel()
-	rc, err := s.ConsoleLog(ctx, sb.VMID, false)
+	rc, err := s.ConsoleLog(sctx, sb.VMID, false)
 	if err == nil {
 		defer rc.Close() //nolint:errcheck // it was read
 		var end tail
 		if _, err = io.Copy(&end, io.LimitReader(rc, lookBytes)); err == nil && len(end) > 0 {
-			err = s.cfg.SaveConsole(ctx, sb, bytes.NewReader(end))
+			err = s.cfg.SaveConsole(sctx, sb, bytes.NewReader(end))
 		}
+	}
+	if err != nil && ctx.Err() != nil { // the step was interrupted, and comes again
+		s.with(sb.VMID, func(m *memory) { m.save = true })
+		return
 	}
 	if err != nil {
 		s.log.Warn("the console log of a failed sandbox was not saved", "vmid", sb.VMID, "err", err)

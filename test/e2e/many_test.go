@@ -1,14 +1,19 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/creack/pty"
 )
 
 // Two jobs at once, each in its own VM, each with its own work.
@@ -95,8 +100,8 @@ func TestAccess(t *testing.T) {
 	if r := l.run("", "ssh", "play", "--", "echo $USER; exit 5"); r.code != 5 || strings.TrimSpace(r.stdout) != "agent" {
 		t.Errorf("ssh: %v", r)
 	}
-	if r := l.runInput("", strings.NewReader("echo from the terminal; exit\n"), "attach", "play"); !strings.Contains(r.stdout, "from the terminal") {
-		t.Errorf("attach: %v", r)
+	if got := l.attach("play", "echo from the $((1+1))nd terminal; exit\n"); !strings.Contains(got, "from the 2nd terminal") {
+		t.Errorf("attach: %q", got)
 	}
 	if out := l.ok("sandbox", "logs", "play"); out == "" {
 		t.Error("the console is empty")
@@ -114,6 +119,27 @@ func TestAccess(t *testing.T) {
 		t.Errorf("name and network after stop and start: %q", got)
 	}
 	l.ok("sandbox", "destroy", "play")
+}
+
+// attach joins the sandbox's terminal from a terminal, types and returns
+// what was shown until the shell had ended.
+func (l *lab) attach(name, typed string) string {
+	l.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(l.bin, "agentlab"), "attach", name)
+	cmd.Env = l.env
+	tty, err := pty.Start(cmd)
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer func() { _ = tty.Close() }()
+	if _, err := tty.WriteString(typed); err != nil {
+		l.Fatal(err)
+	}
+	out, _ := io.ReadAll(tty) // ends with an error when the terminal's other side closes
+	_ = cmd.Wait()
+	return string(out)
 }
 
 // Without QEMU, and with a full disk, a sandbox fails with code and remedy,
