@@ -76,7 +76,7 @@ HTTP and JSON on the daemon's unix socket. The whole of it, with every field, is
 Callers are known by their user id. **read** and **write** are open to root, the daemon's own user and, in system mode, members of group ` + "`agentlab`" + `; **admin** is open to root and the daemon's own user. Unknown fields and parameters are refused. A failed call answers with ` + "`application/problem+json`" + ` (see Problem below). Lists take ` + "`?limit=&cursor=`" + `, answer ` + "`items`" + ` and ` + "`next`" + `, the cursor of the next page.
 
 ` + "```sh" + `
-curl --unix-socket "$XDG_RUNTIME_DIR/agentlab/agentlabd.sock" http://localhost/v1/status
+curl --unix-socket "$(agentlab --json daemon status | jq -r .socket)" http://localhost/v1/status
 ` + "```" + `
 
 ## Calls
