@@ -159,6 +159,7 @@ func (a *App) jobCancelCmd() *cobra.Command {
 			if j, err = a.waitJob(ctx, c, j.ID); err != nil {
 				return err
 			}
+			a.awaitGone(ctx, c, j)
 		}
 		if a.json {
 			return a.printJSON(j)
