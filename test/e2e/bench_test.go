@@ -23,7 +23,7 @@ import (
 // Every benchmark here measures both sides of its ratio in one run, in turn,
 // and prints the raw samples. Budgets are those of the project's first slice.
 
-const benchSamples = 7
+const benchSamples = 5
 
 // report prints raw samples in milliseconds and returns the median.
 func report(b *testing.B, name string, d []time.Duration) time.Duration {
@@ -47,7 +47,7 @@ func timed(fn func()) time.Duration {
 // rawVM is what a sandbox's VM was started with, to start the same by hand.
 type rawVM struct {
 	qemu, kernel, initrd, root, args string
-	accel                            []string
+	machine                          []string
 }
 
 // inspectVM reads the running QEMU's own command line.
@@ -74,12 +74,15 @@ func (l *lab) inspectVM() rawVM {
 		return argv[i+1]
 	}
 	vm := rawVM{qemu: exe, kernel: value("-kernel"), initrd: value("-initrd"), args: value("-append")}
-	vm.accel = []string{"-accel", value("-accel"), "-cpu", value("-cpu")}
-	matches, _ := filepath.Glob(filepath.Join(cacheDir(l), "images", "base", "*", "root.img"))
-	if len(matches) == 0 {
-		l.Fatal("no base image in the cache")
+	for _, flag := range []string{"-machine", "-global", "-accel", "-cpu"} {
+		vm.machine = append(vm.machine, flag, value(flag))
 	}
-	vm.root = matches[0]
+	dir := filepath.Join(cacheDir(l), "images", "base")
+	current, err := os.ReadFile(filepath.Join(dir, "current"))
+	if err != nil {
+		l.Fatal(err)
+	}
+	vm.root = filepath.Join(dir, strings.TrimSpace(string(current)), "root.img")
 	return vm
 }
 
@@ -93,12 +96,11 @@ func (vm rawVM) boot(b *testing.B) {
 		b.Fatalf("%v: %s", err, out)
 	}
 	socket := filepath.Join(dir, "c.sock")
-	args := append([]string{"-M", "microvm,x-option-roms=off,pit=off,pic=off,isa-serial=off,rtc=off,acpi=off,auto-kernel-cmdline=on",
-		"-m", "1024", "-smp", "2", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+	args := append([]string{"-m", "1024", "-smp", "2", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", vm.kernel, "-initrd", vm.initrd, "-append", vm.args,
 		"-device", "virtio-serial-device", "-chardev", "null,id=con", "-device", "virtconsole,chardev=con",
 		"-chardev", "socket,id=ctl,path=" + socket + ",server=on,wait=off", "-device", "virtserialport,chardev=ctl,name=agentlab.control",
-		"-drive", "if=none,id=root,format=qcow2,file=" + overlay, "-device", "virtio-blk-device,drive=root,serial=agentlab-root"}, vm.accel...)
+		"-drive", "if=none,id=root,format=qcow2,file=" + overlay, "-device", "virtio-blk-device,drive=root,serial=agentlab-root"}, vm.machine...)
 	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, vm.qemu, args...)
@@ -118,7 +120,7 @@ func (vm rawVM) boot(b *testing.B) {
 	}
 	host := link.Host(ctx, conn)
 	defer func() { _ = host.Close() }()
-	if !eventually(commandLimit, func() bool {
+	if !eventually(settleLimit, func() bool {
 		_, err := control.New(host.Dial).Health(ctx)
 		return err == nil
 	}) {
