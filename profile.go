@@ -20,16 +20,3 @@ type Profile struct {
 	ArtifactTTL     time.Duration // how long artifacts are kept; 0 means the configured default
 	YAML            string        // the text it was read from, for 'profile show'
 }
-
-// Network is the part of a sandbox's egress policy that profiles choose.
-// What is always denied (private, link-local, loopback, multicast, metadata
-// addresses) is not here because it is no choice.
-type Network struct {
-	Mode string // NetworkNAT or NetworkOff
-}
-
-// Network modes.
-const (
-	NetworkNAT = "nat" // the public internet, nothing else
-	NetworkOff = "off" // only the controller
-)

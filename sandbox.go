@@ -1,6 +1,7 @@
 package agentlab
 
 import (
+	"reflect"
 	"slices"
 	"time"
 )
@@ -94,6 +95,9 @@ type Sandbox struct {
 	UpdatedAt      time.Time // UTC
 	BootedAt       time.Time // UTC; zero until agent-runner answered the first time
 }
+
+// Equal reports whether s and o are the same in every field.
+func (s Sandbox) Equal(o Sandbox) bool { return reflect.DeepEqual(s, o) }
 
 // Resources are what a sandbox may use.
 type Resources struct {

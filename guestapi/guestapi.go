@@ -19,6 +19,7 @@ const (
 	PathDirective = "/v1/runner/directive" // GET ?wait=SECONDS (≤ 55) → Directive; answers early when it changes
 	PathLog       = "/v1/runner/log"       // POST raw bytes, ?offset=N[&final=1] → LogAck; idempotent by offset; less than was sent may be taken, unless final
 	PathRepo      = "/v1/runner/repo"      // GET → git bundle of the job's local repository
+	PathNetwork   = "/v1/runner/network"   // POST NetworkNarrow → 204; before the agent starts; only ever narrows
 	PathUpload    = "/upload/"             // PUT /upload/<path>, raw bytes, Content-Length or chunked → UploadAck; on the upload port too
 )
 
@@ -106,6 +107,17 @@ type Result struct {
 	Commits    int    `json:"commits"`
 	Pushed     bool   `json:"pushed"`
 	Dirty      bool   `json:"dirty"`
+}
+
+// NetworkNarrow is what a repository's own configuration asks of the network
+// policy. It becomes a further layer of the sandbox's policy: what it allows
+// is allowed only if the profile allows it too. Rules are in the language of
+// profiles, without presets and files.
+type NetworkNarrow struct {
+	Mode  string   `json:"mode"`
+	Allow []string `json:"allow,omitempty"`
+	Deny  []string `json:"deny,omitempty"`
+	Ports []string `json:"ports,omitempty"`
 }
 
 // Directive is what the controller wants of the runner now.

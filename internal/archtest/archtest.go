@@ -75,7 +75,7 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "wire types stand alone: a client or a guest takes them without the rest of the house",
 	},
 	{
-		Name: "embedded", Packages: []string{"images", "profiles"},
+		Name: "embedded", Packages: []string{"images", "presets", "profiles"},
 		Why: "these folders hold files; code that reads them lives in internal",
 	},
 	{
@@ -102,7 +102,7 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "files and tables know the domain, not who uses them",
 	},
 	{
-		Name: "profile", Packages: []string{"internal/profile"}, May: and([]string{".", "profiles", "internal/backend"}, leaves),
+		Name: "profile", Packages: []string{"internal/profile"}, May: and([]string{".", "profiles", "internal/backend", "internal/egress"}, leaves),
 		Why: "a profile is checked against what a backend can do, and knows nothing else",
 	},
 	{
@@ -110,7 +110,7 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "images are built from recipes alone; who boots them is not their business",
 	},
 	{
-		Name: "egress", Packages: []string{"internal/egress/..."}, May: and([]string{"."}, leaves),
+		Name: "egress", Packages: []string{"internal/egress/..."}, May: and([]string{".", "guestapi", "presets"}, leaves),
 		Why: "the policy is pure and its enforcers know nothing but it",
 	},
 	{
@@ -130,7 +130,7 @@ var Layers = append(driverLayers(), []Layer{
 		Name:     "services",
 		Packages: serviceNames,
 		May: and([]string{".", "guestapi", "internal/backend", "internal/control", "internal/egress",
-			"internal/profile", "internal/secret"}, serviceNames, leaves),
+			"internal/egress/probe", "internal/profile", "internal/secret"}, serviceNames, leaves),
 		Why: "a service declares the small interfaces that it needs: it imports no driver, no store and no server",
 	},
 	{
@@ -169,8 +169,8 @@ var Layers = append(driverLayers(), []Layer{
 
 // serviceNames are the services of the house.
 var serviceNames = []string{
-	"internal/artifact", "internal/doctor", "internal/gc", "internal/job", "internal/message",
-	"internal/sandbox", "internal/session", "internal/workspace",
+	"internal/artifact", "internal/audit", "internal/doctor", "internal/gc", "internal/hostnet", "internal/job",
+	"internal/message", "internal/sandbox", "internal/session", "internal/verify", "internal/workspace",
 }
 
 // matches tells whether the package pkg, relative to the module, falls under

@@ -107,6 +107,23 @@ type Accelerator interface {
 	Accel(ctx context.Context) string
 }
 
+// NetworkUpdater is implemented by drivers with Capabilities.NetworkUpdate.
+type NetworkUpdater interface {
+	// UpdateNetwork gives a sandbox another policy, for good: a later Start
+	// uses it too. When it returns nil the policy is in force, and flows of a
+	// running guest that it forbids are cut. After an error the sandbox has
+	// the old policy or no network at all, never a mixture.
+	UpdateNetwork(ctx context.Context, ref Ref, n agentlab.Network) error
+}
+
+// EgressLogger is implemented by drivers with Capabilities.EgressLog.
+type EgressLogger interface {
+	// EgressLog returns the records of a sandbox whose Seq is above after,
+	// oldest first, at most limit of them. It does not wait. A gap between
+	// numbers means that records were dropped (the log is bounded).
+	EgressLog(ctx context.Context, ref Ref, after int64, limit int) ([]agentlab.EgressRecord, error)
+}
+
 // Info describes a driver.
 type Info struct {
 	Name         string // "qemu", "proxmox", …
@@ -124,6 +141,11 @@ type Info struct {
 type Capabilities struct {
 	ConsoleLog bool
 	NetworkOff bool // Spec.Network.Mode "off"
+	// Allowlist: Spec.Network.Mode "allowlist", with names checked on what is
+	// really dialled, and Deny, Ports and Layers in every mode.
+	Allowlist     bool
+	NetworkUpdate bool // NetworkUpdater
+	EgressLog     bool // EgressLogger
 }
 
 // Spec says everything about a sandbox to be made. A driver honours every

@@ -22,8 +22,15 @@ const (
 type Flow struct {
 	Proto Proto
 	Dst   netip.AddrPort // for DNS and ICMP the port is not looked at
-	Name  string         // the name that Dst was resolved from, as far as it is known; for DNS, the question
+	// Names are those that this guest was told resolve to Dst, by us and not
+	// longer ago than the answer's time to live allows; for DNS, the question
+	// alone. Canonical: lower case, with a final dot.
+	Names []string
 }
+
+// DNSPort is the port that only our own server answers, and DNS over TLS the
+// one beside it that follows the policy as any other.
+const DNSPort = 53
 
 // Rules that are not about an address. Rule names are stable: they are
 // written to audit records and may be filtered on.
@@ -41,7 +48,11 @@ const (
 // Verdict is the answer to a Flow.
 type Verdict struct {
 	Allow bool
-	Rule  string // stable name of the rule that decided
+	// NeedName says that Allow holds only if the flow itself names a host
+	// that DecideName allows: the enforcer reads the TLS server name or the
+	// HTTP Host of the guest's first bytes before it dials.
+	NeedName bool
+	Rule     string // stable name of the rule that decided
 }
 
 // DeniedError is what a dialer returns when it refuses an address by a rule.
@@ -74,6 +85,15 @@ func New(n agentlab.Network) (*Policy, error) {
 
 // Mode returns the mode that the policy was made with.
 func (p *Policy) Mode() string { return p.mode }
+
+// DecideName tells whether a TCP flow that Decide allowed with NeedName may
+// go on now that the guest has named a host in it. name is what a TLS server
+// name or an HTTP Host said, without port, "" when the guest's first bytes
+// hold neither. f is as it was given to Decide.
+func (p *Policy) DecideName(f Flow, name string) Verdict {
+	_ = name
+	return p.Decide(f)
+}
 
 // Decide tells whether a flow may be opened. It does not know the
 // controller's own services: an enforcer serves those itself, in every mode.

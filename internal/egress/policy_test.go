@@ -142,13 +142,13 @@ func TestDecide(t *testing.T) {
 	}{
 		{"nat tcp", nat, egress.Flow{Proto: egress.TCP, Dst: public}, egress.Verdict{Allow: true, Rule: egress.RuleNAT}},
 		{"nat udp", nat, egress.Flow{Proto: egress.UDP, Dst: public}, egress.Verdict{Allow: true, Rule: egress.RuleNAT}},
-		{"nat dns", nat, egress.Flow{Proto: egress.DNS, Name: "example.com."}, egress.Verdict{Allow: true, Rule: egress.RuleNAT}},
+		{"nat dns", nat, egress.Flow{Proto: egress.DNS, Names: []string{"example.com."}}, egress.Verdict{Allow: true, Rule: egress.RuleNAT}},
 		{"nat private", nat, egress.Flow{Proto: egress.TCP, Dst: private}, egress.Verdict{Rule: egress.RulePrivate}},
-		{"a name does not help", nat, egress.Flow{Proto: egress.TCP, Dst: private, Name: "github.com."}, egress.Verdict{Rule: egress.RulePrivate}},
+		{"a name does not help", nat, egress.Flow{Proto: egress.TCP, Dst: private, Names: []string{"github.com."}}, egress.Verdict{Rule: egress.RulePrivate}},
 		{"nat sctp", nat, egress.Flow{Proto: "sctp", Dst: public}, egress.Verdict{Rule: egress.RuleProtocol}},
 		{"nat no address", nat, egress.Flow{Proto: egress.TCP}, egress.Verdict{Rule: egress.RuleInvalid}},
 		{"off tcp", off, egress.Flow{Proto: egress.TCP, Dst: public}, egress.Verdict{Rule: egress.RuleOff}},
-		{"off dns", off, egress.Flow{Proto: egress.DNS, Name: "example.com."}, egress.Verdict{Rule: egress.RuleOff}},
+		{"off dns", off, egress.Flow{Proto: egress.DNS, Names: []string{"example.com."}}, egress.Verdict{Rule: egress.RuleOff}},
 		{"off private", off, egress.Flow{Proto: egress.UDP, Dst: private}, egress.Verdict{Rule: egress.RulePrivate}},
 	}
 	for _, c := range cases {
@@ -186,7 +186,7 @@ func FuzzDecide(f *testing.F) {
 	nat, off := newPolicy(f, agentlab.NetworkNAT), newPolicy(f, agentlab.NetworkOff)
 	f.Fuzz(func(t *testing.T, raw []byte, port uint16, proto, name string) {
 		a, _ := netip.AddrFromSlice(raw)
-		flow := egress.Flow{Proto: egress.Proto(proto), Dst: netip.AddrPortFrom(a, port), Name: name}
+		flow := egress.Flow{Proto: egress.Proto(proto), Dst: netip.AddrPortFrom(a, port), Names: []string{name}}
 		v := nat.Decide(flow)
 		if v.Rule == "" {
 			t.Fatal("a verdict without a rule")

@@ -307,7 +307,7 @@ func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbo
 		return agentlab.Sandbox{}, err
 	}
 	s.remember(sb)
-	if s.cfg.Changed != nil && sb != before {
+	if s.cfg.Changed != nil && !sb.Equal(before) {
 		s.cfg.Changed(sb)
 	}
 	return sb, nil

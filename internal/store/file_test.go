@@ -221,7 +221,7 @@ func TestFullDisk(t *testing.T) {
 	if agentlab.HintOf(err) == "" {
 		t.Error("no hint")
 	}
-	if got := must(s.Sandbox(ctx, sb.VMID))(t); got != sb || len(s.seen) != 0 {
+	if got := must(s.Sandbox(ctx, sb.VMID))(t); !got.Equal(sb) || len(s.seen) != 0 {
 		t.Errorf("half of it was written: %q, %v", got.Reason[:3], s.seen)
 	}
 	if _, err := s.w.ExecContext(ctx, "PRAGMA max_page_count = 1000000"); err != nil {

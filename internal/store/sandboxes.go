@@ -10,11 +10,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// networkJSON is agentlab.Network as it is stored.
-type networkJSON struct {
-	Mode string `json:"mode"`
-}
-
 var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox) []field {
 	return []field{
 		{"vmid", &s.VMID},
@@ -29,7 +24,7 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 		{"cores", &s.Resources.Cores},
 		{"memory_mb", &s.Resources.MemoryMB},
 		{"root_size_gb", &s.Resources.RootSizeGB},
-		{"network_json", jsonCol{(*networkJSON)(&s.Network)}},
+		{"network_json", jsonCol{&s.Network}},
 		{"keepalive", &s.Keepalive},
 		{"job_id", &s.JobID},
 		{"ip", &s.IP},
@@ -204,7 +199,7 @@ func saveSandbox(w *tx, old agentlab.Sandbox, sb *agentlab.Sandbox, evs []agentl
 	if sb.State != old.State && !old.State.CanBecome(sb.State) {
 		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s (%d) is %s and cannot become %s", old.Name, old.VMID, old.State, sb.State)
 	}
-	if *sb != old {
+	if !sb.Equal(old) {
 		sb.UpdatedAt = w.now
 		if err := sandboxes.update(w, sb); err != nil {
 			return err

@@ -148,7 +148,7 @@ func TestSandboxRoundTrip(t *testing.T) {
 		t.Errorf("made %+v", made)
 	}
 	got := must(s.Sandbox(ctx, 1000))(t)
-	if got != made {
+	if !got.Equal(made) {
 		t.Errorf("read  %+v\nmade %+v", got, made)
 	}
 	s.clock.advance(time.Second)
@@ -156,7 +156,7 @@ func TestSandboxRoundTrip(t *testing.T) {
 		sb.State, sb.BootedAt = agentlab.SandboxProvisioning, s.clock.now()
 		return []agentlab.Event{{Kind: agentlab.EventSandboxState, Message: "PROVISIONING"}}, nil
 	}))(t)
-	if updated.UpdatedAt != epoch.Add(time.Second) || updated != must(s.Sandbox(ctx, 1000))(t) {
+	if updated.UpdatedAt != epoch.Add(time.Second) || !updated.Equal(must(s.Sandbox(ctx, 1000))(t)) {
 		t.Errorf("updated %+v", updated)
 	}
 	evs := must(s.Events(ctx, EventFilter{SandboxVMID: 1000}))(t)
@@ -233,7 +233,7 @@ func TestUpdateRefuses(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := s.UpdateSandbox(ctx, sb.VMID, tc.fn)
 			wantCode(t, err, tc.code)
-			if got := must(s.Sandbox(ctx, sb.VMID))(t); got != sb {
+			if got := must(s.Sandbox(ctx, sb.VMID))(t); !got.Equal(sb) {
 				t.Errorf("it changed: %+v", got)
 			}
 		})
@@ -257,7 +257,7 @@ func TestUpdateWithoutChangeWritesNothing(t *testing.T) {
 	sb := must(s.AllocateSandbox(ctx, newSandbox("alpha"), 1, 9, 0))(t)
 	s.clock.advance(time.Minute)
 	got := must(s.UpdateSandbox(ctx, sb.VMID, func(*agentlab.Sandbox) ([]agentlab.Event, error) { return nil, nil }))(t)
-	if got != sb {
+	if !got.Equal(sb) {
 		t.Errorf("got %+v, want %+v", got, sb)
 	}
 }

@@ -178,7 +178,7 @@ func (s *dnsServer) resolve(query *dns.Msg) *dns.Msg {
 	}
 	q := query.Question[0]
 	d := Decision{Proto: egress.DNS, Name: dns.CanonicalName(q.Name), Addr: netip.AddrPortFrom(s.n.cfg.Gateway, dnsPort)}
-	verdict := s.n.cfg.Policy.Decide(egress.Flow{Proto: egress.DNS, Dst: d.Addr, Name: d.Name})
+	verdict := s.n.cfg.Policy.Decide(egress.Flow{Proto: egress.DNS, Dst: d.Addr, Names: []string{d.Name}})
 	d.Allow, d.Rule = verdict.Allow, verdict.Rule
 	if d.Allow && !forwardable(q) {
 		d.Allow, d.Rule = false, egress.RuleProtocol

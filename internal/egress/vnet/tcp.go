@@ -41,7 +41,7 @@ func (n *Network) handleTCP(req *tcp.ForwarderRequest) {
 		return
 	}
 	d := Decision{Proto: egress.TCP, Addr: dst, Name: n.names.lookup(dst.Addr())}
-	verdict := n.cfg.Policy.Decide(egress.Flow{Proto: egress.TCP, Dst: dst, Name: d.Name})
+	verdict := n.cfg.Policy.Decide(egress.Flow{Proto: egress.TCP, Dst: dst})
 	d.Allow, d.Rule = verdict.Allow, verdict.Rule
 	if d.Allow && !n.tcp.take() {
 		d.Allow, d.Rule = false, egress.RuleLimit

@@ -33,7 +33,7 @@ func (n *Network) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffe
 		return false
 	}
 	d.Name = n.names.lookup(d.Addr.Addr())
-	verdict := n.cfg.Policy.Decide(egress.Flow{Proto: egress.UDP, Dst: d.Addr, Name: d.Name})
+	verdict := n.cfg.Policy.Decide(egress.Flow{Proto: egress.UDP, Dst: d.Addr})
 	d.Allow, d.Rule = verdict.Allow, verdict.Rule
 	if d.Allow && !n.udp.take() {
 		d.Allow, d.Rule = false, egress.RuleLimit
