@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"syscall"
 
+	"github.com/danielgtaylor/huma/v2"
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
@@ -123,8 +124,13 @@ func (s *Server) connContext(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, callerKey{}, who)
 }
 
-// authorize refuses a caller that has less than want.
-func authorize(ctx context.Context, want Access) error {
+// authorize refuses a caller that may not use the route.
+func (s *Server) authorize(hc huma.Context, r route) error {
+	return permit(hc.Context(), r.access)
+}
+
+// permit refuses a caller that has less than want.
+func permit(ctx context.Context, want Access) error {
 	who, ok := ctx.Value(callerKey{}).(caller)
 	switch {
 	case !ok || who.err != nil:

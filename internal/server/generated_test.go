@@ -80,12 +80,12 @@ curl --unix-socket "$(agentlab --json daemon status | jq -r .socket)" http://loc
 ` + "```" + `
 
 ## Calls
-| Call | Access | Takes | Answers | |
-|---|---|---|---|---|
+| Call | Access | Verb | Takes | Answers | |
+|---|---|---|---|---|---|
 `)
 	for _, r := range s.routes() {
 		op := operation(s, r)
-		fmt.Fprintf(&b, "| `%s %s` | %s | %s | %s | %s |\n", r.method, documented(r.path), r.access, takes(op), answers(op), r.summary)
+		fmt.Fprintf(&b, "| `%s %s` | %s | %s | %s | %s | %s |\n", r.method, documented(r.path), r.access, r.verb, takes(op), answers(op), r.summary)
 	}
 	b.WriteString("\n## Codes\nThe `code` of a Problem is stable; programs may switch on it.\n\n| Code | HTTP status |\n|---|---|\n")
 	var codes []string

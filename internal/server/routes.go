@@ -19,7 +19,10 @@ import (
 type route struct {
 	method  string
 	path    string
-	access  Access
+	access  Access // least role of a caller
+	verb    string // one of verbs: what a token may be restricted to
+	target  target // what names the sandbox or job that the call is about
+	reach   reach  // whether tokens may make it
 	status  int    // of success
 	id      string // in the OpenAPI document, and the name of the client's method
 	summary string
@@ -41,54 +44,54 @@ func (s *Server) routes() []route {
 	const jobs, sandboxes, profiles, images = "/v1/jobs", "/v1/sandboxes", "/v1/profiles", "/v1/images"
 	const job, sandbox, profile, image = jobs + "/{job}", sandboxes + "/{sandbox}", profiles + "/{profile}", images + "/{image}"
 	return []route{
-		{get, "/v1/health", AccessRead, 200, "health", "Tell whether the daemon answers", call(s.health)},
-		{get, "/v1/status", AccessRead, 200, "status", "Show the state of the daemon", call(s.status)},
-		{post, "/v1/daemon/stop", AccessAdmin, 202, "stop-daemon", "End the daemon; VMs go on", call(s.stopDaemon)},
-		{get, "/v1/events", AccessRead, 200, "events", "List events, or follow them", sseOr(s.events, api.List[api.Event]{}, sseType{"ready", struct{}{}}, sseType{"event", api.Event{}}, sseType{"error", api.Error{}})},
+		{get, "/v1/health", AccessRead, "daemon.read", noTarget, anywhere, 200, "health", "Tell whether the daemon answers", call(s.health)},
+		{get, "/v1/status", AccessRead, "daemon.read", noTarget, anywhere, 200, "status", "Show the state of the daemon", call(s.status)},
+		{post, "/v1/daemon/stop", AccessAdmin, "daemon.stop", noTarget, localOnly, 202, "stop-daemon", "End the daemon; VMs go on", call(s.stopDaemon)},
+		{get, "/v1/events", AccessRead, "event.read", byQuery, anywhere, 200, "events", "List events, or follow them", sseOr(s.events, api.List[api.Event]{}, sseType{"ready", struct{}{}}, sseType{"event", api.Event{}}, sseType{"error", api.Error{}})},
 
-		{post, jobs, AccessWrite, 201, "create-job", "Ask for a job", call(s.createJob)},
-		{get, jobs, AccessRead, 200, "jobs", "List jobs, the newest first", call(s.listJobs)},
-		{get, job, AccessRead, 200, "job", "Show a job, its last events and its artifacts", call(s.getJob)},
-		{post, job + "/cancel", AccessWrite, 202, "cancel-job", "Ask a job to end", call(s.cancelJob)},
-		{get, job + "/log", AccessRead, 200, "job-log", "Read the agent's log", raw("text/plain", s.jobLog)},
-		{get, job + "/artifacts", AccessRead, 200, "artifacts", "List what a job left", call(s.listArtifacts)},
-		{get, job + "/artifacts/{path...}", AccessRead, 200, "artifact", "Download one file that a job left", raw("application/octet-stream", s.getArtifact)},
-		{get, job + "/bundle", AccessRead, 200, "job-bundle", "Download all that a job left as tar.gz", raw("application/gzip", s.jobBundle)},
-		{post, "/v1/bundles", AccessWrite, 201, "upload-bundle", "Upload a git bundle for a job to begin with", upload("application/octet-stream", s.uploadBundle)},
+		{post, jobs, AccessWrite, "job.run", noTarget, anywhere, 201, "create-job", "Ask for a job", call(s.createJob)},
+		{get, jobs, AccessRead, "job.read", noTarget, anywhere, 200, "jobs", "List jobs, the newest first", call(s.listJobs)},
+		{get, job, AccessRead, "job.read", onJob, anywhere, 200, "job", "Show a job, its last events and its artifacts", call(s.getJob)},
+		{post, job + "/cancel", AccessWrite, "job.cancel", onJob, anywhere, 202, "cancel-job", "Ask a job to end", call(s.cancelJob)},
+		{get, job + "/log", AccessRead, "job.read", onJob, anywhere, 200, "job-log", "Read the agent's log", raw("text/plain", s.jobLog)},
+		{get, job + "/artifacts", AccessRead, "job.read", onJob, anywhere, 200, "artifacts", "List what a job left", call(s.listArtifacts)},
+		{get, job + "/artifacts/{path...}", AccessRead, "job.read", onJob, anywhere, 200, "artifact", "Download one file that a job left", raw("application/octet-stream", s.getArtifact)},
+		{get, job + "/bundle", AccessRead, "job.read", onJob, anywhere, 200, "job-bundle", "Download all that a job left as tar.gz", raw("application/gzip", s.jobBundle)},
+		{post, "/v1/bundles", AccessWrite, "job.run", noTarget, anywhere, 201, "upload-bundle", "Upload a git bundle for a job to begin with", upload("application/octet-stream", s.uploadBundle)},
 
-		{post, sandboxes, AccessWrite, 201, "create-sandbox", "Ask for a sandbox", call(s.createSandbox)},
-		{get, sandboxes, AccessRead, 200, "sandboxes", "List sandboxes by VMID", call(s.listSandboxes)},
-		{get, sandbox, AccessRead, 200, "sandbox", "Show a sandbox", call(s.getSandbox)},
-		{post, sandbox + "/start", AccessWrite, 202, "start-sandbox", "Ask for a stopped sandbox to run again", call(s.startSandbox)},
-		{post, sandbox + "/stop", AccessWrite, 202, "stop-sandbox", "Ask for a sandbox to be powered off, its disk kept", call(s.stopSandbox)},
-		{post, sandbox + "/destroy", AccessWrite, 202, "destroy-sandbox", "Ask for a sandbox to be destroyed", call(s.destroySandbox)},
-		{post, sandbox + "/lease/renew", AccessWrite, 200, "renew-lease", "Let the lease end later, or earlier", call(s.renewLease)},
-		{get, sandbox + "/console", AccessRead, 200, "console", "Read what the VM wrote to its console", raw("text/plain", s.console)},
-		{post, sandbox + "/exec", AccessWrite, 101, "exec", "Run a command in a sandbox", upgrades(guestapi.StreamProtocol, s.exec)},
-		{post, sandbox + "/attach", AccessWrite, 101, "attach", "Join a terminal of a sandbox", upgrades(guestapi.StreamProtocol, s.attach)},
-		{post, sandbox + "/dial", AccessWrite, 101, "dial", "Open a TCP connection to a port in a sandbox", upgrades(api.TCPProtocol, s.dial)},
-		{post, sandbox + "/ssh-key", AccessWrite, 200, "ssh-key", "Authorise an ephemeral SSH key in a sandbox", call(s.sshKey)},
+		{post, sandboxes, AccessWrite, "sandbox.create", noTarget, anywhere, 201, "create-sandbox", "Ask for a sandbox", call(s.createSandbox)},
+		{get, sandboxes, AccessRead, "sandbox.read", noTarget, anywhere, 200, "sandboxes", "List sandboxes by VMID", call(s.listSandboxes)},
+		{get, sandbox, AccessRead, "sandbox.read", onSandbox, anywhere, 200, "sandbox", "Show a sandbox", call(s.getSandbox)},
+		{post, sandbox + "/start", AccessWrite, "sandbox.power", onSandbox, anywhere, 202, "start-sandbox", "Ask for a stopped sandbox to run again", call(s.startSandbox)},
+		{post, sandbox + "/stop", AccessWrite, "sandbox.power", onSandbox, anywhere, 202, "stop-sandbox", "Ask for a sandbox to be powered off, its disk kept", call(s.stopSandbox)},
+		{post, sandbox + "/destroy", AccessWrite, "sandbox.destroy", onSandbox, anywhere, 202, "destroy-sandbox", "Ask for a sandbox to be destroyed", call(s.destroySandbox)},
+		{post, sandbox + "/lease/renew", AccessWrite, "sandbox.power", onSandbox, anywhere, 200, "renew-lease", "Let the lease end later, or earlier", call(s.renewLease)},
+		{get, sandbox + "/console", AccessRead, "sandbox.read", onSandbox, anywhere, 200, "console", "Read what the VM wrote to its console", raw("text/plain", s.console)},
+		{post, sandbox + "/exec", AccessWrite, "sandbox.exec", onSandbox, anywhere, 101, "exec", "Run a command in a sandbox", upgrades(guestapi.StreamProtocol, s.exec)},
+		{post, sandbox + "/attach", AccessWrite, "sandbox.exec", onSandbox, anywhere, 101, "attach", "Join a terminal of a sandbox", upgrades(guestapi.StreamProtocol, s.attach)},
+		{post, sandbox + "/dial", AccessWrite, "sandbox.exec", onSandbox, anywhere, 101, "dial", "Open a TCP connection to a port in a sandbox", upgrades(api.TCPProtocol, s.dial)},
+		{post, sandbox + "/ssh-key", AccessWrite, "sandbox.exec", onSandbox, anywhere, 200, "ssh-key", "Authorise an ephemeral SSH key in a sandbox", call(s.sshKey)},
 
-		{get, profiles, AccessRead, 200, "profiles", "List profiles", call(s.listProfiles)},
-		{post, profiles + "/validate", AccessRead, 200, "validate-profile", "Check whether a profile could be used here, and keep nothing", upload("application/yaml", s.validateProfile)},
-		{get, profile, AccessRead, 200, "profile", "Show a profile and its text", call(s.getProfile)},
-		{put, profile, AccessAdmin, 200, "put-profile", "Make or replace a profile", upload("application/yaml", s.putProfile)},
+		{get, profiles, AccessRead, "profile.read", noTarget, anywhere, 200, "profiles", "List profiles", call(s.listProfiles)},
+		{post, profiles + "/validate", AccessRead, "profile.read", noTarget, anywhere, 200, "validate-profile", "Check whether a profile could be used here, and keep nothing", upload("application/yaml", s.validateProfile)},
+		{get, profile, AccessRead, "profile.read", noTarget, anywhere, 200, "profile", "Show a profile and its text", call(s.getProfile)},
+		{put, profile, AccessAdmin, "profile.write", noTarget, anywhere, 200, "put-profile", "Make or replace a profile", upload("application/yaml", s.putProfile)},
 
-		{get, "/v1/secrets/{bundle}", AccessRead, 200, "secret-keys", "List the keys in a secrets bundle, never the values", call(s.listSecrets)},
-		{put, "/v1/secrets/{bundle}/{key}", AccessAdmin, 204, "set-secret", "Set one value of a secrets bundle", upload("application/octet-stream", s.setSecret)},
-		{del, "/v1/secrets/{bundle}/{key}", AccessAdmin, 204, "unset-secret", "Remove one value of a secrets bundle", call(s.unsetSecret)},
+		{get, "/v1/secrets/{bundle}", AccessRead, "secret.read", noTarget, anywhere, 200, "secret-keys", "List the keys in a secrets bundle, never the values", call(s.listSecrets)},
+		{put, "/v1/secrets/{bundle}/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "set-secret", "Set one value of a secrets bundle", upload("application/octet-stream", s.setSecret)},
+		{del, "/v1/secrets/{bundle}/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "unset-secret", "Remove one value of a secrets bundle", call(s.unsetSecret)},
 
-		{get, images, AccessRead, 200, "images", "List images", call(s.listImages)},
-		{get, image, AccessRead, 200, "image", "Show an image", call(s.getImage)},
-		{post, images, AccessAdmin, 200, "build-image", "Build an image", sseOr(s.buildImage, nil, sseType{"progress", api.ImageProgress{}}, sseType{"done", api.Image{}}, sseType{"error", api.Error{}})},
-		{del, image, AccessAdmin, 204, "remove-image", "Remove an image", call(s.removeImage)},
+		{get, images, AccessRead, "image.read", noTarget, anywhere, 200, "images", "List images", call(s.listImages)},
+		{get, image, AccessRead, "image.read", noTarget, anywhere, 200, "image", "Show an image", call(s.getImage)},
+		{post, images, AccessAdmin, "image.write", noTarget, anywhere, 200, "build-image", "Build an image", sseOr(s.buildImage, nil, sseType{"progress", api.ImageProgress{}}, sseType{"done", api.Image{}}, sseType{"error", api.Error{}})},
+		{del, image, AccessAdmin, "image.write", noTarget, anywhere, 204, "remove-image", "Remove an image", call(s.removeImage)},
 	}
 }
 
 // register puts one row into the mux and the OpenAPI document.
 func (s *Server) register(r route) error {
-	if r.access < AccessRead || r.access > AccessAdmin || r.method == "" || r.path == "" || r.status == 0 || r.id == "" || r.summary == "" || r.bind == nil {
-		return fmt.Errorf("server: route %s %s lacks a column (access %s)", r.method, r.path, r.access)
+	if err := r.check(); err != nil {
+		return err
 	}
 	r.bind(s, huma.Operation{
 		OperationID:     r.id,
@@ -99,9 +102,9 @@ func (s *Server) register(r route) error {
 		DefaultStatus:   r.status,
 		MaxBodyBytes:    maxJSONBytes,
 		BodyReadTimeout: -1, // body limits it
-		Extensions:      map[string]any{"x-access": r.access.String()},
+		Extensions:      map[string]any{"x-access": r.access.String(), "x-verb": r.verb, "x-target": r.target.String(), "x-reach": r.reach.String()},
 		Middlewares: huma.Middlewares{func(hc huma.Context, next func(huma.Context)) {
-			if err := authorize(hc.Context(), r.access); err != nil {
+			if err := s.authorize(hc, r); err != nil {
 				req, w := humago.Unwrap(hc)
 				s.log.Warn("refused", "method", req.Method, "path", req.URL.Path, "err", err)
 				writeProblem(w, err)
@@ -110,6 +113,21 @@ func (s *Server) register(r route) error {
 			next(hc)
 		}},
 	})
+	return nil
+}
+
+// check refuses a row with an empty column, or one whose columns do not fit.
+func (r route) check() error {
+	switch {
+	case r.access < AccessRead || r.access > AccessAdmin || r.method == "" || r.path == "" || r.status == 0 || r.id == "" || r.summary == "" || r.bind == nil:
+		return fmt.Errorf("server: route %s %s lacks a column (access %s)", r.method, r.path, r.access)
+	case !knownVerb(r.verb):
+		return fmt.Errorf("server: route %s %s: verb %q is not in verbs", r.method, r.path, r.verb)
+	case r.target < noTarget || r.target > byQuery || r.reach < anywhere || r.reach > localOnly:
+		return fmt.Errorf("server: route %s %s lacks a column (target or reach)", r.method, r.path)
+	case strings.Contains(r.path, "{sandbox}") != (r.target == onSandbox) || strings.Contains(r.path, "{job}") != (r.target == onJob):
+		return fmt.Errorf("server: route %s %s: the target is not what its path names", r.method, r.path)
+	}
 	return nil
 }
 

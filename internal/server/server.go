@@ -115,7 +115,7 @@ func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		defer s.recover(w, r)
-		if err := authorize(r.Context(), AccessRead); err != nil { // who may use no route learns of none
+		if err := permit(r.Context(), AccessRead); err != nil { // who may use no route learns of none
 			s.log.Warn("refused", "method", r.Method, "path", r.URL.Path, "err", err)
 			writeProblem(w, err)
 			return
