@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -90,6 +91,14 @@ func (l *lab) inspectVM() rawVM {
 // no network and no supervisor, and waits for the first answer.
 func (vm rawVM) boot(b *testing.B) {
 	b.Helper()
+	_, stop := vm.start(b)
+	stop()
+}
+
+// start boots by hand, with more arguments for QEMU, and returns when the
+// guest answers on the control channel.
+func (vm rawVM) start(b *testing.B, more ...string) (guest *control.Client, stop func()) {
+	b.Helper()
 	dir := b.TempDir()
 	overlay := filepath.Join(dir, "root.qcow2")
 	if out, err := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", vm.root, overlay).CombinedOutput(); err != nil {
@@ -102,14 +111,20 @@ func (vm rawVM) boot(b *testing.B) {
 		"-chardev", "socket,id=ctl,path=" + socket + ",server=on,wait=off", "-device", "virtserialport,chardev=ctl,name=agentlab.control",
 		"-drive", "if=none,id=root,format=qcow2,file=" + overlay, "-device", "virtio-blk-device,drive=root,serial=agentlab-root"}, vm.machine...)
 	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, vm.qemu, args...)
+	cmd := exec.CommandContext(ctx, vm.qemu, append(args, more...)...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {
+		cancel()
 		b.Fatal(err)
 	}
-	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	end := []func(){cancel, func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }}
+	stop = sync.OnceFunc(func() {
+		for _, f := range slices.Backward(end) {
+			f()
+		}
+	})
+	b.Cleanup(stop)
 	var conn net.Conn
 	if !eventually(settleLimit, func() bool {
 		var err error
@@ -119,13 +134,15 @@ func (vm rawVM) boot(b *testing.B) {
 		b.Fatalf("QEMU did not start: %s", stderr.String())
 	}
 	host := link.Host(ctx, conn)
-	defer func() { _ = host.Close() }()
+	end = append(end, func() { _ = host.Close() })
+	guest = control.New(host.Dial)
 	if !eventually(settleLimit, func() bool {
-		_, err := control.New(host.Dial).Health(ctx)
+		_, err := guest.Health(ctx)
 		return err == nil
 	}) {
 		b.Fatalf("no answer: %s", stderr.String())
 	}
+	return guest, stop
 }
 
 // BenchmarkColdStart compares a sandbox, from the request to its first exec

@@ -18,7 +18,7 @@ import (
 )
 
 // newNetLab is a lab whose sandboxes see a fake internet and nothing else.
-func newNetLab(t *testing.T) (*lab, *fakenet.Net) {
+func newNetLab(t testing.TB) (*lab, *fakenet.Net) {
 	t.Helper()
 	n := fakenet.New()
 	t.Cleanup(n.Close)
