@@ -14,7 +14,7 @@
 //
 // A guest answers health, identity, exec, attach, ssh-key and power. Exec
 // knows true, false, echo, cat, env, hostname, sleep SECONDS, exit N, curl URL
-// (every host is the controller) and sh -c with a list of these separated by
+// (every host is the controller), egress VERDICT HOST:PORT [RULE] (see Jobs) and sh -c with a list of these separated by
 // ";"; an empty command is a shell that reads such lines. DialGuest finds an echo service on port 7 and a
 // banner on port 22; every other port refuses.
 //
@@ -37,6 +37,8 @@
 //	crash-vm            the VM crashes
 //	poweroff            the VM powers itself off
 //	artifact NAME TEXT  uploads a file
+//	egress VERDICT HOST:PORT [RULE]
+//	                    a record of the egress log; VERDICT is allow or deny
 //	env NAME            a line of the log with the value of a secret variable
 //	repo                fetches the repository bundle and logs its size
 //	report JSON         sends a report as it stands (hostile guests)

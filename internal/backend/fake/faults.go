@@ -25,6 +25,7 @@ const (
 	OpDialGuest   Op = "dial_guest"
 	OpListenGuest Op = "listen_guest"
 	OpConsoleLog  Op = "console_log"
+	OpEgressLog   Op = "egress_log"
 )
 
 // Point is a place inside a method.

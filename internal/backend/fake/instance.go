@@ -21,6 +21,9 @@ type record struct {
 	Reason  string        `json:"reason,omitempty"`
 	Console string        `json:"console,omitempty"`
 	Guest   guestRecord   `json:"guest"`
+
+	Egress    []agentlab.EgressRecord `json:"egress,omitempty"`
+	EgressSeq int64                   `json:"egress_seq,omitempty"`
 }
 
 // guestRecord is the memory of a running guest; a power cut wipes it.

@@ -216,6 +216,10 @@ func (r *runner) runLine(ctx context.Context, line string) (code int, end bool, 
 	case "artifact":
 		name, text, _ := strings.Cut(rest, " ")
 		err = r.upload(name, text)
+	case "egress":
+		if r.g.egress(strings.Fields(rest)) != 0 {
+			err = errors.New("egress allow|deny HOST:PORT [RULE] is meant")
+		}
 	case "env":
 		err = r.log(r.state().env(rest))
 	case "repo":

@@ -117,6 +117,8 @@ func (p *process) command(argv []string) int {
 		return 0
 	case "sleep":
 		return p.sleep(argv[1:])
+	case "egress":
+		return p.g.egress(argv[1:])
 	case "exit":
 		return exitCode(argv[1:])
 	case "curl":

@@ -1,0 +1,91 @@
+package fake
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+var _ backend.EgressLogger = (*Driver)(nil)
+
+// maxEgress is how many records an instance keeps; the oldest are dropped, as
+// a real driver's bounded log does.
+const maxEgress = 10000
+
+// EgressLog returns what AddEgress and the "egress" command of guests wrote.
+func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
+	if err := d.point(ctx, OpEgressLog, Before, ref); err != nil {
+		return nil, err
+	}
+	in, err := d.h.find(ref)
+	if err != nil {
+		return nil, err
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(in.rec.Egress, after+1, func(r agentlab.EgressRecord, seq int64) int { return int(r.Seq - seq) })
+	out := slices.Clone(in.rec.Egress[i:])
+	return out[:min(limit, len(out))], nil
+}
+
+// AddEgress writes records to the egress log of an instance. Seq, VMID, times
+// and Count are filled in where they are zero.
+func (h *Host) AddEgress(ref backend.Ref, recs ...agentlab.EgressRecord) error {
+	in, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	return in.addEgress(recs...)
+}
+
+func (in *instance) addEgress(recs ...agentlab.EgressRecord) error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for _, r := range recs {
+		in.rec.EgressSeq = max(in.rec.EgressSeq+1, r.Seq)
+		r.Seq, r.VMID, r.Count = in.rec.EgressSeq, in.rec.Spec.VMID, max(r.Count, 1)
+		if r.Time.IsZero() {
+			r.Time = in.h.cfg.Clock().UTC()
+		}
+		if r.Last.IsZero() {
+			r.Last = r.Time
+		}
+		in.rec.Egress = append(in.rec.Egress, r)
+	}
+	if over := len(in.rec.Egress) - maxEgress; over > 0 {
+		in.rec.Egress = slices.Delete(in.rec.Egress, 0, over)
+	}
+	return in.save()
+}
+
+// egress is the guest's command "egress allow|deny HOST:PORT RULE".
+func (g *guest) egress(args []string) int {
+	if len(args) < 2 || (args[0] != "allow" && args[0] != "deny") {
+		return 2
+	}
+	i := strings.LastIndexByte(args[1], ':')
+	if i < 0 {
+		return 2
+	}
+	port, err := netip.ParseAddrPort("0.0.0.0" + args[1][i:])
+	if err != nil {
+		return 2
+	}
+	r := agentlab.EgressRecord{Proto: "tcp", Port: int(port.Port()), Allow: args[0] == "allow", Rule: "mode.nat"}
+	if addr, err := netip.ParseAddr(strings.Trim(args[1][:i], "[]")); err == nil {
+		r.Addr = addr.String()
+	} else {
+		r.Name = args[1][:i]
+	}
+	if len(args) > 2 {
+		r.Rule = args[2]
+	}
+	if g.in.addEgress(r) != nil {
+		return 1
+	}
+	return 0
+}
