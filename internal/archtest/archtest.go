@@ -35,7 +35,7 @@ type Layer struct {
 // leaves do one small thing each and know nothing of the house but its domain
 // package.
 var leaves = []string{
-	"internal/link", "internal/lock", "internal/reconcile", "internal/redact",
+	"internal/fsfault", "internal/link", "internal/lock", "internal/reconcile", "internal/redact",
 	"internal/sockpath", "internal/stream", "internal/strictyaml", "internal/version",
 }
 
@@ -123,19 +123,23 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "the conformance suite sees a driver through its contract only",
 	},
 	{
-		Name: "control", Packages: []string{"internal/control"}, May: and([]string{".", "guestapi"}, leaves),
+		Name: "guest words", Packages: []string{"internal/guestcheck"}, May: and([]string{".", "guestapi"}, leaves),
+		Why: "what guests say is judged in one place, which knows nobody who listens",
+	},
+	{
+		Name: "control", Packages: []string{"internal/control"}, May: and([]string{".", "guestapi", "internal/guestcheck"}, leaves),
 		Why: "the client of a guest works over any stream that a driver gives",
 	},
 	{
 		Name:     "services",
 		Packages: serviceNames,
-		May: and([]string{".", "guestapi", "internal/backend", "internal/control", "internal/egress",
+		May: and([]string{".", "guestapi", "internal/backend", "internal/control", "internal/egress", "internal/guestcheck",
 			"internal/egress/probe", "internal/profile", "internal/secret"}, serviceNames, leaves),
 		Why: "a service declares the small interfaces that it needs: it imports no driver, no store and no server",
 	},
 	{
 		Name: "guestserver", Packages: []string{"internal/guestserver/..."},
-		May: and([]string{".", "guestapi", "internal/artifact"}, leaves),
+		May: and([]string{".", "guestapi", "internal/artifact", "internal/guestcheck"}, leaves),
 		Why: "the guest plane shares nothing with the control plane, and reaches services through its own interfaces",
 	},
 	{

@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
 // Paths tells where everything of one AgentLab installation lies. All are
@@ -195,13 +196,8 @@ func ensureDir(path string, mode fs.FileMode) error {
 }
 
 func dirFault(path string, err error) error {
-	code := agentlab.CodeInternal
-	switch {
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		code = agentlab.CodeDenied
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		code = agentlab.CodeNoSpace
-	case errors.Is(err, syscall.ENOTDIR):
+	code := fsfault.Code(err)
+	if errors.Is(err, syscall.ENOTDIR) {
 		code = agentlab.CodeInvalid
 	}
 	return &agentlab.Error{Code: code, Message: fmt.Sprintf("cannot make the directory %s", path), Err: err,

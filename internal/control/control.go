@@ -16,14 +16,13 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guestcheck"
 )
 
 // Limits on what a guest may answer.
@@ -41,8 +40,6 @@ const (
 	sshKeyTimeout   = 90 * time.Second
 	powerTimeout    = 20 * time.Second
 )
-
-var userRE = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 
 // Dial opens a fresh stream to a guest's control server.
 type Dial func(ctx context.Context) (net.Conn, error)
@@ -84,10 +81,8 @@ func (c *Client) SSHKey(ctx context.Context, req guestapi.SSHKeyRequest) (guesta
 	if err != nil {
 		return guestapi.SSHKeyResponse{}, err
 	}
-	bad := func(s string) bool { return s == "" || len(s) > 16<<10 || s != printable(s) }
-	if resp.Port == 0 || len(resp.HostKeys) == 0 || len(resp.HostKeys) > 16 ||
-		slices.ContainsFunc(resp.HostKeys, bad) || !userRE.MatchString(resp.User) {
-		return guestapi.SSHKeyResponse{}, nonsense("its SSH host keys are malformed")
+	if err := makesSense(guestcheck.SSHKey(resp)); err != nil {
+		return guestapi.SSHKeyResponse{}, err
 	}
 	return resp, nil
 }
@@ -132,7 +127,7 @@ func (c *Client) call(ctx context.Context, limit time.Duration, method, path str
 	case out == nil:
 		return nil
 	}
-	if err := json.Unmarshal(body, out); err != nil {
+	if guestcheck.Decode(body, out) != nil {
 		return nonsense("its answer is not the JSON that was asked for")
 	}
 	return nil
@@ -240,7 +235,7 @@ var codes = []agentlab.Code{
 
 func guestError(status int, body []byte) error {
 	var e guestapi.ErrorBody
-	if json.Unmarshal(body, &e) != nil || e.Message == "" {
+	if guestcheck.Decode(body, &e) != nil || e.Message == "" {
 		return nonsense("status %d", status)
 	}
 	code := agentlab.Code(e.Code)
@@ -252,33 +247,26 @@ func guestError(status int, body []byte) error {
 
 // checkHealth refuses what a control server of ours never says.
 func checkHealth(h guestapi.Health, err error) (guestapi.Health, error) {
+	if err == nil {
+		err = makesSense(guestcheck.Health(h))
+	}
 	if err != nil {
 		return guestapi.Health{}, err
-	}
-	for _, s := range []string{h.Version, h.BootID, h.Identity, h.System} {
-		if len(s) > 128 || s != clean(s) {
-			return guestapi.Health{}, nonsense("its health holds unprintable text")
-		}
-	}
-	if h.Uptime < 0 {
-		return guestapi.Health{}, nonsense("its uptime is negative")
 	}
 	return h, nil
 }
 
-// printable replaces what is not.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, strings.ToValidUTF8(s, "?"))
+// makesSense turns the reason why an answer was refused into our error.
+func makesSense(err error) error {
+	if e, ok := errors.AsType[*agentlab.Error](err); ok {
+		return nonsense("%s", e.Message)
+	}
+	return err
 }
 
 // clean makes text of a guest fit for one line of a terminal or a log.
 func clean(s string) string {
-	s = printable(s)
+	s = guestcheck.Printable(s)
 	if len(s) > maxMessage {
 		s = strings.ToValidUTF8(s[:maxMessage], "") + "…"
 	}

@@ -5,15 +5,13 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
-	"unicode"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guestcheck"
 )
 
 // bootstrap trades the one-time token. Whatever is wrong with it, the answer
@@ -26,7 +24,7 @@ func (g *guest) bootstrap(w http.ResponseWriter, r *http.Request) {
 	p, err := readAll(r.Body, g.s.cfg.Limits.JSONBytes)
 	var req guestapi.BootstrapRequest
 	if err == nil {
-		err = decode(p, &req)
+		err = guestcheck.Decode(p, &req)
 	}
 	if err != nil {
 		g.fail(w, r, err)
@@ -56,16 +54,13 @@ func (g *guest) report(w http.ResponseWriter, r *http.Request, jobID string) {
 	p, err := readAll(r.Body, g.s.cfg.Limits.JSONBytes)
 	var rep guestapi.Report
 	if err == nil {
-		err = decode(p, &rep)
-	}
-	if err == nil {
-		err = checkReport(&rep)
+		err = guestcheck.Decode(p, &rep)
 	}
 	if err != nil {
 		g.fail(w, r, err)
 		return
 	}
-	rep.Message = g.message(r.Context(), jobID, rep.Message)
+	g.redactReport(r.Context(), jobID, &rep)
 	d, err := g.s.cfg.Jobs.Report(r.Context(), g.vmid, rep)
 	if err != nil {
 		g.fail(w, r, err)
@@ -74,64 +69,26 @@ func (g *guest) report(w http.ResponseWriter, r *http.Request, jobID string) {
 	writeJSON(w, http.StatusOK, d)
 }
 
-var (
-	reportStatuses = []string{"RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"}
-	reportPhases   = []string{"bootstrap", "clone", "agent", "collect", "upload", "done"}
-	commitRE       = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
-)
-
-const maxCommits = 1 << 20
-
-// checkReport refuses what no runner of ours says.
-func checkReport(r *guestapi.Report) error {
-	bad := func(field string) error {
-		return agentlab.Errorf(agentlab.CodeInvalid, "the report's %s is not valid", field).WithField(field)
-	}
-	switch {
-	case !slices.Contains(reportStatuses, r.Status):
-		return bad("status")
-	case !slices.Contains(reportPhases, r.Phase):
-		return bad("phase")
-	case r.ExitCode != nil && (*r.ExitCode < -1 || *r.ExitCode > 255):
-		return bad("exit_code")
-	case r.Result == nil:
-		return nil
-	case !commitRE.MatchString(r.Result.BaseCommit) || !commitRE.MatchString(r.Result.HeadCommit):
-		return bad("commit")
-	case agentlab.ValidateRef(r.Result.Branch) != nil:
-		return bad("branch")
-	case r.Result.Commits < 0 || r.Result.Commits > maxCommits:
-		return bad("commits")
-	}
-	return nil
-}
-
-const maxMessage = 1000 // bytes
-
-// message makes a guest's message one bounded, printable line without the
-// job's secrets.
-func (g *guest) message(ctx context.Context, jobID, msg string) string {
-	if msg == "" {
-		return ""
+// redactReport takes the job's secrets out of all text of a report. The
+// message becomes one line only then, since a line that is cut may end in a
+// part of a secret, and once more, since a line may be joined to one.
+func (g *guest) redactReport(ctx context.Context, jobID string, rep *guestapi.Report) {
+	if rep.Message == "" && (rep.Result == nil || rep.Result.Branch == "") {
+		return
 	}
 	red, err := g.s.cfg.Redactors.Redactor(ctx, jobID)
 	if err != nil {
-		g.log.Error("a message cannot be redacted", "job", jobID, "err", err)
-		return "(the message is withheld: it could not be redacted)"
-	}
-	msg = strings.Map(func(r rune) rune {
-		switch {
-		case unicode.IsSpace(r):
-			return ' '
-		case !unicode.IsPrint(r):
-			return -1
+		g.log.Error("a report cannot be redacted", "job", jobID, "err", err)
+		rep.Message = "(the message is withheld: it could not be redacted)"
+		if rep.Result != nil {
+			rep.Result.Branch = ""
 		}
-		return r
-	}, strings.ToValidUTF8(red.String(msg), "\uFFFD"))
-	if len(msg) > maxMessage {
-		msg = strings.ToValidUTF8(msg[:maxMessage], "") + "…"
+		return
 	}
-	return strings.TrimSpace(msg)
+	rep.Message = red.String(agentlab.OneLine(red.String(rep.Message), agentlab.MaxReasonBytes))
+	if rep.Result != nil && red.String(rep.Result.Branch) != rep.Result.Branch {
+		rep.Result.Branch = "redacted"
+	}
 }
 
 const maxWait = 55 // seconds
@@ -248,14 +205,15 @@ func (g *guest) upload(w http.ResponseWriter, r *http.Request, jobID string) {
 		g.fail(w, r, err)
 		return
 	}
+	red, err := g.s.cfg.Redactors.Redactor(r.Context(), jobID)
+	if err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	p = red.String(p) // names are stored, listed and logged
 	src := &source{r: r.Body, atEnd: func() error { return g.goesOn(r, GrantUpload) }}
 	var in io.Reader = src
 	if slices.Contains(redactedUploads, p) {
-		red, err := g.s.cfg.Redactors.Redactor(r.Context(), jobID)
-		if err != nil {
-			g.fail(w, r, err)
-			return
-		}
 		in = red.Reader(src)
 	}
 	a, err := g.s.cfg.Artifacts.Put(r.Context(), jobID, p, in)

@@ -22,9 +22,9 @@ type Jobs interface {
 	// the runner tries again.
 	BootstrapFetched(ctx context.Context, vmid int, tokenHash string) (guestapi.BootstrapResponse, error)
 
-	// Report records how the job of the sandbox stands. The report is already
-	// checked and its message redacted, one line and bounded. It is
-	// idempotent; a report for a job that is final is answered, not an error.
+	// Report checks (guestcheck.Report) and records how the job of the
+	// sandbox stands. Its text is already redacted. It is idempotent; a
+	// report for a job that is final is answered, not an error.
 	Report(ctx context.Context, vmid int, r guestapi.Report) (guestapi.Directive, error)
 
 	// Directive answers what the controller wants of the runner. With

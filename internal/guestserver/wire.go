@@ -1,7 +1,6 @@
 package guestserver
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
@@ -71,9 +70,6 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	_, _ = w.Write(append(p, '\n')) // the guest may be gone
 }
 
-// maxDepth is the deepest nesting of a guest's JSON; our types need three.
-const maxDepth = 16
-
 // readAll reads a body of at most limit bytes.
 func readAll(r io.Reader, limit int64) ([]byte, error) {
 	p, err := io.ReadAll(io.LimitReader(r, limit+1))
@@ -92,30 +88,4 @@ func bodyError(err error) error {
 		return err
 	}
 	return &agentlab.Error{Code: agentlab.CodeInvalid, Message: "the body broke off", Err: err}
-}
-
-// decode reads one JSON value into v, and nothing after it. Unknown keys are
-// passed over: a guest may run an older or newer runner than the controller.
-func decode(p []byte, v any) error {
-	bad := agentlab.Errorf(agentlab.CodeInvalid, "the body is not the JSON that is expected")
-	depth, inString := 0, false
-	for i := 0; i < len(p); i++ {
-		switch c := p[i]; {
-		case inString && c == '\\':
-			i++
-		case c == '"':
-			inString = !inString
-		case inString:
-		case c == '{' || c == '[':
-			if depth++; depth > maxDepth {
-				return bad
-			}
-		case c == '}' || c == ']':
-			depth--
-		}
-	}
-	if !bytes.HasPrefix(bytes.TrimLeft(p, " \t\r\n"), []byte("{")) || json.Unmarshal(p, v) != nil {
-		return bad
-	}
-	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guestcheck"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 	"github.com/agentlab-vm/agentlab/internal/secret"
 )
@@ -71,7 +72,7 @@ func (s *Service) begin(sb *agentlab.Sandbox, j *agentlab.Job, told *guestapi.Jo
 	now := s.clock().UTC()
 	switch j.Status {
 	case agentlab.JobQueued:
-		j.Status, j.Phase, j.StartedAt, j.DeadlineAt = agentlab.JobRunning, phases[0], now, now.Add(j.TTL)
+		j.Status, j.Phase, j.StartedAt, j.DeadlineAt = agentlab.JobRunning, guestcheck.Phases[0], now, now.Add(j.TTL)
 		j.SandboxVMID = sb.VMID
 		evs = append(evs, statusEvent(*j))
 	case agentlab.JobRunning: // the answer was lost and another token was minted

@@ -8,11 +8,12 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guestcheck"
 )
 
 // CheckVerdict checks what must hold for every report that is not refused.
 func CheckVerdict(t *testing.T, r guestapi.Report) {
-	if checkReport(&r) != nil {
+	if guestcheck.Report(&r) != nil {
 		return
 	}
 	if len(r.Message) > agentlab.MaxReasonBytes+4 || strings.ContainsFunc(r.Message, unicode.IsControl) {

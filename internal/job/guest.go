@@ -3,20 +3,17 @@ package job
 import (
 	"context"
 	"fmt"
-	"regexp"
 	"slices"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guestcheck"
 )
 
 // PhaseWaiting is the phase of a QUEUED job that waits for room. All others
 // are the runner's.
 const PhaseWaiting = "waiting"
-
-// phases of a runner, in the order in which they may come.
-var phases = []string{"bootstrap", "clone", "agent", "collect", "upload", "done"} //nolint:gochecknoglobals // a constant table
 
 // jobOf returns the job of the sandbox on whose channel a guest calls.
 func (s *Service) jobOf(ctx context.Context, vmid int) (agentlab.Job, error) {
@@ -34,7 +31,7 @@ func (s *Service) jobOf(ctx context.Context, vmid int) (agentlab.Job, error) {
 // of its runner. It may be sent again. A report for a job that is final, or
 // one of an earlier phase, changes nothing. Codes: denied, invalid, conflict.
 func (s *Service) Report(ctx context.Context, vmid int, r guestapi.Report) (guestapi.Directive, error) {
-	if err := checkReport(&r); err != nil {
+	if err := guestcheck.Report(&r); err != nil {
 		return guestapi.Directive{}, err
 	}
 	j, err := s.jobOf(ctx, vmid)
@@ -92,7 +89,9 @@ func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report)
 }
 
 // later tells whether phase a comes after phase b.
-func later(a, b string) bool { return slices.Index(phases, a) > slices.Index(phases, b) }
+func later(a, b string) bool {
+	return slices.Index(guestcheck.Phases, a) > slices.Index(guestcheck.Phases, b)
+}
 
 // near is how much earlier than by our clock the runner's may say that the
 // job's time is over.
@@ -143,37 +142,6 @@ func orText(s, instead string) string {
 		return instead
 	}
 	return s
-}
-
-var commitRE = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
-
-const maxCommits = 1 << 20
-
-// checkReport refuses a report that no runner of ours sends, and cuts its
-// message to one line.
-func checkReport(r *guestapi.Report) error {
-	bad := func(field string) error {
-		return agentlab.Errorf(agentlab.CodeInvalid, "the report's %s is not valid", field).WithField(field)
-	}
-	r.Message = oneLine(r.Message)
-	status := agentlab.JobStatus(r.Status)
-	switch {
-	case !status.Valid() || status == agentlab.JobQueued:
-		return bad("status")
-	case !slices.Contains(phases, r.Phase):
-		return bad("phase")
-	case r.ExitCode != nil && (*r.ExitCode < -1 || *r.ExitCode > 255):
-		return bad("exit_code")
-	case r.Result == nil:
-		return nil
-	case !commitRE.MatchString(r.Result.BaseCommit) || !commitRE.MatchString(r.Result.HeadCommit):
-		return bad("commit")
-	case agentlab.ValidateRef(r.Result.Branch) != nil:
-		return bad("branch")
-	case r.Result.Commits < 0 || r.Result.Commits > maxCommits:
-		return bad("commits")
-	}
-	return nil
 }
 
 // Directive answers what is wanted of the runner of a sandbox. With wait > 0

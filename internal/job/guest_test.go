@@ -40,7 +40,7 @@ func TestHostileReports(t *testing.T) {
 		{"cancelled unasked", `{"status":"CANCELLED","phase":"done"}`, agentlab.JobFailed, "its runner stopped without being asked to", ""},
 		{"timeout in the first minute", `{"status":"TIMEOUT","phase":"done"}`, agentlab.JobFailed, "its runner stopped without being asked to", ""},
 		{"success of a failure", `{"status":"COMPLETED","phase":"done","exit_code":2}`, agentlab.JobFailed, "the agent exited with code 2", ""},
-		{"control characters", `{"status":"FAILED","phase":"done","message":"a\u001b[31m\nb\u202e"}`, agentlab.JobFailed, "a[31m b", ""},
+		{"control characters", `{"status":"FAILED","phase":"done","message":"a\u001b[31m\nb\u202e"}`, agentlab.JobFailed, "a [31m b", ""},
 		{"long message", `{"status":"FAILED","phase":"done","message":"` + strings.Repeat("x", 4000) + `"}`, agentlab.JobFailed, strings.Repeat("x", 500) + "…", ""},
 		{"early success", `{"status":"COMPLETED","phase":"done"}`, agentlab.JobCompleted, "", ""},
 	} {

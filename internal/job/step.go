@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/guestcheck"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
@@ -191,7 +192,7 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	case j.StopRequested == "" && due(j.DeadlineAt):
 		return 0, s.timeOut(ctx, j)
 	}
-	unused := !used && j.Phase == phases[0] && j.StopRequested == "" && sb.State == agentlab.SandboxRunning
+	unused := !used && j.Phase == guestcheck.Phases[0] && j.StopRequested == "" && sb.State == agentlab.SandboxRunning
 	if unused && told < maxAgain && due(heard.Add(s.lim.Unused<<(2*told))) {
 		return 0, s.tellAgain(ctx, j)
 	}

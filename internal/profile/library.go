@@ -9,10 +9,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 	"github.com/agentlab-vm/agentlab/profiles"
 )
@@ -211,16 +211,4 @@ func writeFile(path, text string) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
-func fileFault(path string, err error) error {
-	code := agentlab.CodeInternal
-	switch {
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		code = agentlab.CodeDenied
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		code = agentlab.CodeNoSpace
-	}
-	if pe, ok := errors.AsType[*fs.PathError](err); ok {
-		err = pe.Err
-	}
-	return &agentlab.Error{Code: code, Message: path, Err: err}
-}
+func fileFault(path string, err error) error { return fsfault.At(path, err) }

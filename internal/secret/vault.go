@@ -16,6 +16,7 @@ import (
 	"filippo.io/age"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
@@ -289,16 +290,4 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-func fault(path string, err error) error {
-	code := agentlab.CodeInternal
-	switch {
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		code = agentlab.CodeDenied
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		code = agentlab.CodeNoSpace
-	}
-	if errno := syscall.Errno(0); errors.As(err, &errno) {
-		err = errno // without the name of a temporary file
-	}
-	return &agentlab.Error{Code: code, Message: path, Err: err}
-}
+func fault(path string, err error) error { return fsfault.At(path, err) }

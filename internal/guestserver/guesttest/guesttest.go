@@ -20,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
+	"github.com/agentlab-vm/agentlab/internal/guestcheck"
 	"github.com/agentlab-vm/agentlab/internal/guestserver"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
@@ -314,6 +315,9 @@ func (c *Controller) Report(_ context.Context, _ int, r guestapi.Report) (guesta
 	defer c.mu.Unlock()
 	if c.down != nil {
 		return guestapi.Directive{}, c.down
+	}
+	if err := guestcheck.Report(&r); err != nil {
+		return guestapi.Directive{}, err
 	}
 	c.reports = append(c.reports, r)
 	c.wake()

@@ -1,0 +1,36 @@
+// Package fsfault gives errors of the file system their codes, in one place.
+package fsfault
+
+import (
+	"errors"
+	"io/fs"
+	"syscall"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Code tells what an error of the file system means for who asked: denied
+// (permission, a read-only file system), no_space (full, or over quota), else
+// internal. What a missing file or one of the wrong kind means, the caller
+// knows better.
+func Code(err error) agentlab.Code {
+	switch {
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
+		return agentlab.CodeDenied
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return agentlab.CodeNoSpace
+	}
+	return agentlab.CodeInternal
+}
+
+// At makes err an error with its code and the path that was asked for, without
+// the operation and the name of a temporary file that the system's error has.
+func At(path string, err error) *agentlab.Error {
+	e := &agentlab.Error{Code: Code(err), Message: path, Err: err}
+	if errno := syscall.Errno(0); errors.As(err, &errno) {
+		e.Err = errno
+	} else if pe, ok := errors.AsType[*fs.PathError](err); ok {
+		e.Err = pe.Err
+	}
+	return e
+}

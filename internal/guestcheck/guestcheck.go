@@ -1,0 +1,116 @@
+// Package guestcheck holds what every reader of a guest's JSON on the host
+// shares: bounds on its shape, and for each type of package guestapi that
+// guests write, what an honest program of ours never says. A value that
+// passes is still only what a guest claims.
+package guestcheck
+
+import (
+	"bytes"
+	"encoding/json"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// MaxDepth is the deepest nesting of a guest's JSON; our types need three.
+const MaxDepth = 16
+
+// Decode reads one JSON object into v, and nothing after it. The caller has
+// bounded the length of p. Unknown keys are passed over: a guest may run an
+// older or newer program than the controller. The only code is invalid.
+func Decode(p []byte, v any) error {
+	bad := agentlab.Errorf(agentlab.CodeInvalid, "the body is not the JSON that is expected")
+	depth, inString := 0, false
+	for i := 0; i < len(p); i++ {
+		switch c := p[i]; {
+		case inString && c == '\\':
+			i++
+		case c == '"':
+			inString = !inString
+		case inString:
+		case c == '{' || c == '[':
+			if depth++; depth > MaxDepth {
+				return bad
+			}
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	if !bytes.HasPrefix(bytes.TrimLeft(p, " \t\r\n"), []byte("{")) || json.Unmarshal(p, v) != nil {
+		return bad
+	}
+	return nil
+}
+
+// Phases of a runner, in the order in which they may come.
+var Phases = []string{"bootstrap", "clone", "agent", "collect", "upload", "done"} //nolint:gochecknoglobals // a constant table
+
+var commitRE = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
+
+const maxCommits = 1 << 20
+
+// Report refuses, with code invalid and the field's name, a report that no
+// runner of ours sends, and cuts its message to one line.
+func Report(r *guestapi.Report) error {
+	bad := func(field string) error {
+		return agentlab.Errorf(agentlab.CodeInvalid, "the report's %s is not valid", field).WithField(field)
+	}
+	r.Message = agentlab.OneLine(r.Message, agentlab.MaxReasonBytes)
+	status := agentlab.JobStatus(r.Status)
+	switch {
+	case !status.Valid() || status == agentlab.JobQueued:
+		return bad("status")
+	case !slices.Contains(Phases, r.Phase):
+		return bad("phase")
+	case r.ExitCode != nil && (*r.ExitCode < -1 || *r.ExitCode > 255):
+		return bad("exit_code")
+	case r.Result == nil:
+		return nil
+	case !commitRE.MatchString(r.Result.BaseCommit) || !commitRE.MatchString(r.Result.HeadCommit):
+		return bad("commit")
+	case agentlab.ValidateRef(r.Result.Branch) != nil:
+		return bad("branch")
+	case r.Result.Commits < 0 || r.Result.Commits > maxCommits:
+		return bad("commits")
+	}
+	return nil
+}
+
+// Health refuses what a control server of ours never says.
+func Health(h guestapi.Health) error {
+	for _, s := range []string{h.Version, h.BootID, h.Identity, h.System} {
+		if len(s) > 128 || s != Printable(s) {
+			return agentlab.Errorf(agentlab.CodeInvalid, "its health holds unprintable text")
+		}
+	}
+	if h.Uptime < 0 {
+		return agentlab.Errorf(agentlab.CodeInvalid, "its uptime is negative")
+	}
+	return nil
+}
+
+var userRE = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+
+// SSHKey refuses host keys with which no client can verify anything.
+func SSHKey(r guestapi.SSHKeyResponse) error {
+	bad := func(s string) bool { return s == "" || len(s) > 16<<10 || s != Printable(s) }
+	if r.Port == 0 || len(r.HostKeys) == 0 || len(r.HostKeys) > 16 ||
+		slices.ContainsFunc(r.HostKeys, bad) || !userRE.MatchString(r.User) {
+		return agentlab.Errorf(agentlab.CodeInvalid, "its SSH host keys are malformed")
+	}
+	return nil
+}
+
+// Printable replaces each character that is not printable by a question mark.
+func Printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(s, "?"))
+}
