@@ -1,0 +1,147 @@
+package probe
+
+import (
+	"net/netip"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// The reference world: names and addresses for a fake internet. The addresses
+// are those of AS112, public by every rule and a sink on the real internet;
+// in a test every address of it answers on every port (test/fakenet), and so
+// does every forbidden address, so that a rule that is missing is seen.
+var (
+	World4 = netip.MustParsePrefix("192.31.196.0/24")
+	World6 = netip.MustParsePrefix("2620:4f:8000::/64")
+)
+
+const zone = ".probe.example.com"
+
+func world4(last byte) netip.Addr {
+	b := World4.Addr().As4()
+	b[3] = last
+	return netip.AddrFrom4(b)
+}
+
+func world6(last byte) netip.Addr {
+	b := World6.Addr().As16()
+	b[15] = last
+	return netip.AddrFrom16(b)
+}
+
+// Name is one name of the reference world. Where Later is not empty, the
+// first question for each record type is answered from Addrs, and all after
+// it from Later.
+type Name struct {
+	Name  string
+	Addrs []netip.Addr
+	Later []netip.Addr
+}
+
+func addrs(list ...string) []netip.Addr {
+	out := make([]netip.Addr, len(list))
+	for i, s := range list {
+		out[i] = netip.MustParseAddr(s)
+	}
+	return out
+}
+
+// rebound are the names that resolve to forbidden addresses.
+var rebound = []Name{
+	{Name: "lan.rebind" + zone, Addrs: addrs("10.1.2.3")},
+	{Name: "lan16.rebind" + zone, Addrs: addrs("192.168.1.1")},
+	{Name: "loop.rebind" + zone, Addrs: addrs("127.0.0.1")},
+	{Name: "zero.rebind" + zone, Addrs: addrs("0.0.0.0")},
+	{Name: "meta.rebind" + zone, Addrs: addrs("169.254.169.254")},
+	{Name: "tailnet.rebind" + zone, Addrs: addrs("100.101.102.103")},
+	{Name: "ula.rebind" + zone, Addrs: addrs("fd12:3456::1")},
+	{Name: "tailnet6.rebind" + zone, Addrs: addrs("fd7a:115c:a1e0::1")},
+	{Name: "link.rebind" + zone, Addrs: addrs("fe80::1")},
+	{Name: "loop6.rebind" + zone, Addrs: addrs("::1")},
+	{Name: "mapped.rebind" + zone, Addrs: addrs("::ffff:10.1.2.3")},
+	{Name: "nat64.rebind" + zone, Addrs: addrs("64:ff9b::10.1.2.3")},
+	{Name: "both.rebind" + zone, Addrs: []netip.Addr{world4(10), netip.MustParseAddr("10.1.2.3")}},
+}
+
+// ReferenceNames is the zone of the reference world.
+func ReferenceNames() []Name {
+	return append([]Name{
+		{Name: "site" + zone, Addrs: []netip.Addr{world4(10), world6(10)}},
+		{Name: "site6" + zone, Addrs: []netip.Addr{world6(11)}},
+		{Name: "twin" + zone, Addrs: []netip.Addr{world4(10), world6(10)}},
+		{Name: "second" + zone, Addrs: []netip.Addr{world4(12)}},
+		{Name: "stranger" + zone, Addrs: []netip.Addr{world4(13), world6(13)}},
+		{Name: "denied" + zone, Addrs: []netip.Addr{world4(14)}},
+		{Name: "port" + zone, Addrs: []netip.Addr{world4(15)}},
+		{Name: "sub.wild" + zone, Addrs: []netip.Addr{world4(16)}},
+		{Name: "wild" + zone, Addrs: []netip.Addr{world4(17)}},
+		{Name: "flip.rebind" + zone, Addrs: []netip.Addr{world4(18)}, Later: addrs("10.1.2.3")},
+	}, rebound...)
+}
+
+// ReferenceTargets are the targets in the reference world, for the policies
+// of Reference.
+func ReferenceTargets() Targets {
+	t := Targets{
+		Site: "site" + zone, SiteAddr: world4(10), Site6: "site6" + zone, Twin: "twin" + zone, Second: "second" + zone,
+		Stranger: "stranger" + zone, Denied: "denied" + zone, DeniedRule: "denied" + zone,
+		DeniedAddr: world4(30), DeniedAddrRule: "192.31.196.30/32",
+		Address: netip.AddrPortFrom(world4(20), 8080), Datagram: netip.AddrPortFrom(world4(20), 4000),
+		StrangerAddr: world4(40), Stranger6: world6(40), Explicit: "port" + zone + ":2222",
+		Wild: "sub.wild" + zone, Apex: "wild" + zone, OtherPort: 8443, PingAddr: world4(25),
+		Resolver: world4(53), Resolver6: world6(53), Question: "stranger" + zone, Flip: "flip.rebind" + zone,
+	}
+	for _, n := range rebound {
+		typ := "A"
+		if n.Addrs[0].Is6() {
+			typ = "AAAA"
+		}
+		if len(n.Addrs) == 1 { // the others also have an address that may be told
+			t.Private = append(t.Private, Rebound{n.Name, typ})
+		}
+	}
+	return t
+}
+
+// Variant is one policy that the table is run under.
+type Variant struct {
+	Name    string
+	Network agentlab.Network
+	Targets Targets
+}
+
+func rules(texts ...string) []agentlab.NetworkRule {
+	out := make([]agentlab.NetworkRule, len(texts))
+	for i, s := range texts {
+		out[i].Rule = s
+	}
+	return out
+}
+
+// Reference returns the policies that the table is run under in tests: every
+// mode, ports in mode nat, and a layer.
+func Reference() []Variant {
+	t := ReferenceTargets()
+	deny := rules(t.DeniedRule, t.DeniedAddrRule)
+	allow := rules(t.Site, t.Site6, t.Second, t.Explicit, "*."+t.Apex, "*.rebind"+zone,
+		"192.31.196.20:8080", "192.31.196.20:4000/udp", "192.31.196.25/32", t.Denied, t.DeniedAddr.String())
+	allowlist := agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: allow, Deny: deny}
+	layered := allowlist
+	layered.Layers = []agentlab.Network{{Mode: agentlab.NetworkAllowlist, Allow: rules(t.Site)}}
+	ports, layer := t, t
+	ports.Address = netip.AddrPortFrom(world4(20), 80)
+	ports.Datagram, ports.Explicit = netip.AddrPort{}, ""
+	layer = Targets{
+		Site: t.Site, SiteAddr: t.SiteAddr, Twin: t.Twin, Stranger: t.Stranger, Denied: t.Denied, DeniedRule: t.DeniedRule,
+		DeniedAddr: t.DeniedAddr, DeniedAddrRule: t.DeniedAddrRule, StrangerAddr: t.StrangerAddr, Stranger6: t.Stranger6,
+		OtherPort: t.OtherPort, Resolver: t.Resolver, Resolver6: t.Resolver6, Question: t.Question,
+		Layered: t.Second, LayeredAddr: world4(20),
+	}
+	return []Variant{
+		{"nat", agentlab.Network{Mode: agentlab.NetworkNAT, Deny: deny}, t},
+		{"nat-ports", agentlab.Network{Mode: agentlab.NetworkNAT, Deny: deny, Ports: []string{"80", "443"}}, ports},
+		{"allowlist", allowlist, t},
+		{"layer", layered, layer},
+		{"off", agentlab.Network{Mode: agentlab.NetworkOff, Deny: deny}, t},
+	}
+}

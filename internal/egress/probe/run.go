@@ -1,0 +1,376 @@
+package probe
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// Status is what became of a row.
+type Status string
+
+// The statuses.
+const (
+	Pass Status = "pass"
+	Fail Status = "fail"
+	Skip Status = "skip" // it cannot be tried here; Outcome.Detail tells why
+)
+
+// Outcome is one row with what came of it.
+type Outcome struct {
+	Check   Check
+	Status  Status
+	Detail  string // why it failed or was skipped; of a row that passed, how it was seen to
+	Results []guestapi.ProbeResult
+}
+
+// Report is the whole table with its outcomes, in the table's order.
+type Report struct {
+	Mode     string
+	Outcomes []Outcome
+	Passed   int
+	Failed   int
+	Skipped  int
+	// Seen says what was looked at beside the answers: "records" and
+	// "outside". Without either a blocked row only shows that nothing came
+	// back.
+	Seen []string
+}
+
+// OK tells whether no row failed and some passed.
+func (r Report) OK() bool { return r.Failed == 0 && r.Passed > 0 }
+
+// Failures returns the rows that failed.
+func (r Report) Failures() []Outcome {
+	return slices.DeleteFunc(slices.Clone(r.Outcomes), func(o Outcome) bool { return o.Status != Fail })
+}
+
+// Run tries the table of env through exec. The error is exec's, that of
+// Records, or unavailable when the guest's results make no sense; what a row
+// shows is in the report, and no error.
+func Run(ctx context.Context, exec Exec, env Env) (Report, error) {
+	return RunChecks(ctx, exec, env, Table(env))
+}
+
+// RunChecks is Run with rows chosen by the caller.
+func RunChecks(ctx context.Context, exec Exec, env Env, checks []Check) (Report, error) {
+	r := run{env: env, results: map[string]guestapi.ProbeResult{}}
+	if env.Records != nil { // what was recorded before is not ours
+		old, err := env.Records(ctx)
+		if err != nil {
+			return Report{}, err
+		}
+		for _, rec := range old {
+			r.after = max(r.after, rec.Seq)
+		}
+	}
+	var probes []guestapi.Probe
+	for _, c := range checks {
+		if skip(env, c) == "" {
+			probes = append(probes, c.Probes...)
+		}
+	}
+	results, err := exec(ctx, probes)
+	if err != nil {
+		return Report{}, err
+	}
+	if err := r.take(probes, results); err != nil {
+		return Report{}, err
+	}
+	if err := r.await(ctx, checks); err != nil {
+		return Report{}, err
+	}
+	return r.report(checks), nil
+}
+
+// run is one run of the table.
+type run struct {
+	env     Env
+	after   int64 // records up to here are older than the run
+	results map[string]guestapi.ProbeResult
+	records []agentlab.EgressRecord
+	outside Outside
+}
+
+// skip tells why a row cannot be tried here; "" when it can.
+func skip(env Env, c Check) string {
+	for _, p := range c.Probes {
+		if p.Kind == "raw" && !env.Frames {
+			return "sending frames needs root in the guest"
+		}
+	}
+	switch {
+	case c.Names && env.NoNames:
+		return "this enforcer does not read names out of flows"
+	case c.IPv6 && c.Want == Reach && !env.Guest6.IsValid():
+		return "the guest has no IPv6"
+	}
+	return ""
+}
+
+// take checks the guest's results: one for each probe, and no others.
+func (r *run) take(probes []guestapi.Probe, results []guestapi.ProbeResult) error {
+	for _, res := range results {
+		known := slices.ContainsFunc(probes, func(p guestapi.Probe) bool { return p.ID == res.ID })
+		if _, twice := r.results[res.ID]; !known || twice {
+			return agentlab.Errorf(agentlab.CodeUnavailable, "the guest's probe results are not those that were asked for").
+				WithHint("the agent-runner in the sandbox's image may be another version; build the image again")
+		}
+		r.results[res.ID] = res
+	}
+	for _, p := range probes {
+		if _, ok := r.results[p.ID]; !ok {
+			return agentlab.Errorf(agentlab.CodeUnavailable, "the guest gave no result for probe %s", p.ID).
+				WithHint("look at the sandbox's console; the guest may have too little memory or time")
+		}
+	}
+	return nil
+}
+
+// await reads the records until every row has those that it wants, or the
+// time for that is over.
+func (r *run) await(ctx context.Context, checks []Check) error {
+	limit := time.Duration(max(r.env.RecordsWithinSeconds, 0)) * time.Second
+	if limit == 0 {
+		limit = 10 * time.Second
+	}
+	deadline := time.NewTimer(limit)
+	defer deadline.Stop()
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if r.env.Outside != nil {
+			r.outside = r.env.Outside()
+		}
+		if r.env.Records == nil {
+			return nil
+		}
+		all, err := r.env.Records(ctx)
+		if err != nil {
+			return err
+		}
+		r.records = slices.DeleteFunc(slices.Clone(all), func(rec agentlab.EgressRecord) bool { return rec.Seq <= r.after })
+		if !slices.ContainsFunc(checks, r.unrecorded) {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// unrecorded tells whether a row still lacks a record.
+func (r *run) unrecorded(c Check) bool {
+	return skip(r.env, c) == "" && r.recordsOf(c) != ""
+}
+
+func (r *run) report(checks []Check) Report {
+	rep := Report{Mode: r.env.Network.Mode}
+	if r.env.Records != nil {
+		rep.Seen = append(rep.Seen, "records")
+	}
+	if r.env.Outside != nil {
+		rep.Seen = append(rep.Seen, "outside")
+	}
+	for _, c := range checks {
+		o := r.judge(c)
+		switch o.Status {
+		case Pass:
+			rep.Passed++
+		case Fail:
+			rep.Failed++
+		case Skip:
+			rep.Skipped++
+		}
+		rep.Outcomes = append(rep.Outcomes, o)
+	}
+	return rep
+}
+
+// judge decides one row.
+func (r *run) judge(c Check) Outcome {
+	o := Outcome{Check: c, Status: Pass}
+	if why := skip(r.env, c); why != "" {
+		o.Status, o.Detail = Skip, why
+		return o
+	}
+	var faults []string
+	for _, p := range c.Probes {
+		res := r.results[p.ID]
+		o.Results = append(o.Results, res)
+		if f := answered(c, p, res); f != "" {
+			faults = append(faults, f)
+		}
+		for _, a := range res.Addrs {
+			if addr, err := netip.ParseAddr(a); err != nil || forbidden(addr) {
+				faults = append(faults, fmt.Sprintf("%s: the guest was told the address %q", p.Target, a))
+			}
+		}
+	}
+	for _, f := range []string{r.recordsOf(c), r.arrived(c)} {
+		if f != "" {
+			faults = append(faults, f)
+		}
+	}
+	if len(faults) > 0 {
+		o.Status, o.Detail = Fail, strings.Join(faults, "; ")
+		return o
+	}
+	o.Detail = r.seen(c, o.Results)
+	return o
+}
+
+// answered tells what is wrong with a probe's result; "" when nothing is.
+func answered(c Check, p guestapi.Probe, res guestapi.ProbeResult) string {
+	what := p.Kind + " " + p.Target
+	switch {
+	case c.Want == Reach && !res.Reached:
+		return fmt.Sprintf("%s: not reached: %s", what, res.Error)
+	case c.Want != Reach && res.Reached:
+		return fmt.Sprintf("%s: it answered %q", what, first(res.Answer, strings.Join(res.Addrs, " ")))
+	case c.Want == Closed && res.Connected:
+		return what + ": the connection was accepted"
+	case p.Kind == "raw" && res.Error != "":
+		return fmt.Sprintf("%s: the frame was not sent: %s", what, res.Error)
+	case res.Error == guestapi.ProbeUnknown:
+		return what + ": the guest's agent-runner does not know this kind of probe"
+	}
+	return ""
+}
+
+// recordsOf tells what is wrong with the audit records of a row.
+func (r *run) recordsOf(c Check) string {
+	if r.env.Records == nil || c.Want == Reach {
+		return ""
+	}
+	if c.IPv6 && !r.env.Guest6.IsValid() {
+		return "" // nothing of it was decided
+	}
+	for i, t := range c.Traces {
+		found, rules := false, []string{}
+		for _, rec := range r.records {
+			if !r.about(rec, t, c.Probes[i]) {
+				continue
+			}
+			found = found || !rec.Allow && rec.Rule == c.Rule
+			rules = append(rules, rec.Rule)
+			if rec.Allow && !c.Shared && rec.Error == "" && (t.Proto != DNS || c.Rule != ruleRebinding) {
+				return fmt.Sprintf("%s: recorded as allowed by %s", t, rec.Rule)
+			}
+		}
+		if c.Rule != "" && !found {
+			return fmt.Sprintf("%s: no record of a denial by %s (records by: %s)", t, c.Rule, first(strings.Join(slices.Compact(rules), ", "), "none"))
+		}
+	}
+	return ""
+}
+
+// about tells whether a record is about a trace.
+func (r *run) about(rec agentlab.EgressRecord, t Trace, p guestapi.Probe) bool {
+	if rec.Proto != t.Proto {
+		return false
+	}
+	if t.Proto == DNS {
+		return sameName(rec.Name, t.Name)
+	}
+	if rec.Port != int(t.Port) {
+		return false
+	}
+	addr, err := netip.ParseAddr(rec.Addr)
+	if err != nil {
+		return false
+	}
+	if t.Addr.IsValid() {
+		return addr.Unmap() == t.Addr.Unmap()
+	}
+	return slices.Contains(r.results[p.ID].Addrs, addr.String())
+}
+
+// arrived tells what of a blocked row was seen outside.
+func (r *run) arrived(c Check) string {
+	if r.env.Outside == nil || c.Want == Reach {
+		return ""
+	}
+	if c.Said != "" && slices.ContainsFunc(r.outside.Names, func(n string) bool { return sameName(n, c.Said) }) {
+		return fmt.Sprintf("the name %s was heard outside", c.Said)
+	}
+	if c.Shared {
+		return ""
+	}
+	for _, t := range c.Traces {
+		for _, f := range r.outside.Flows {
+			if t.Addr.IsValid() && f.Proto == t.Proto && f.Addr.Unmap() == t.Addr.Unmap() && f.Port == t.Port {
+				return t.String() + ": it arrived outside"
+			}
+		}
+		if t.Proto == DNS && c.Rule != ruleRebinding && slices.ContainsFunc(r.outside.Names, func(n string) bool { return sameName(n, t.Name) }) {
+			return t.String() + ": the question arrived outside"
+		}
+	}
+	return ""
+}
+
+// seen says in a few words how a row was seen to hold.
+func (r *run) seen(c Check, results []guestapi.ProbeResult) string {
+	if c.Want == Reach {
+		return "it answers"
+	}
+	var words []string
+	for _, res := range results {
+		if res.Error != "" && !slices.Contains(words, res.Error) {
+			words = append(words, res.Error)
+		}
+	}
+	if r.env.Records != nil && c.Rule != "" && (!c.IPv6 || r.env.Guest6.IsValid()) {
+		words = append(words, "recorded as "+c.Rule)
+	}
+	if r.env.Outside != nil && !c.Shared {
+		words = append(words, "nothing arrived outside")
+	}
+	return first(strings.Join(words, ", "), "no answer")
+}
+
+// String says what a trace is about.
+func (t Trace) String() string {
+	switch {
+	case t.Proto == DNS:
+		return "dns " + t.Name
+	case t.Addr.IsValid() && t.Port != 0:
+		return t.Proto + " " + netip.AddrPortFrom(t.Addr, t.Port).String()
+	case t.Addr.IsValid():
+		return t.Proto + " " + t.Addr.String()
+	case t.Name != "":
+		return fmt.Sprintf("%s %s:%d", t.Proto, t.Name, t.Port)
+	}
+	return t.Proto
+}
+
+// forbidden is the standard library's opinion of an address that no guest
+// may be given.
+func forbidden(a netip.Addr) bool {
+	a = a.Unmap()
+	return !a.IsGlobalUnicast() || a.IsPrivate() || cgnat.Contains(a)
+}
+
+var cgnat = netip.MustParsePrefix("100.64.0.0/10")
+
+func sameName(a, b string) bool {
+	return strings.EqualFold(strings.TrimSuffix(a, "."), strings.TrimSuffix(b, "."))
+}
+
+func first(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
