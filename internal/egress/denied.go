@@ -104,6 +104,14 @@ func match(list []denial, a netip.Addr) (string, bool) {
 // An IPv6 address that carries an IPv4 address is judged by what it carries:
 // the rule is that of the inner address when that is denied.
 func AlwaysDenied(a netip.Addr) (rule string, denied bool) {
+	rule, denied = alwaysDenied(a)
+	if denied && rule != RuleInvalid && Dropped(rule) {
+		return "", false
+	}
+	return rule, denied
+}
+
+func alwaysDenied(a netip.Addr) (rule string, denied bool) {
 	if !a.IsValid() || a.Zone() != "" {
 		return RuleInvalid, true
 	}

@@ -3,8 +3,6 @@ package egress
 import (
 	"fmt"
 	"net/netip"
-
-	"github.com/agentlab-vm/agentlab"
 )
 
 // Proto is the kind of a flow.
@@ -43,6 +41,18 @@ const (
 	RuleRate      = "limit.rate"        // denied because the sandbox asks too quickly
 	RuleHostAddr  = "always.host"       // an address of the host itself
 	RuleGateway   = "always.controller" // a port on the controller's address that is not served
+
+	RuleForeignDNS   = "always.dns"     // DNS to another server than ours
+	RuleAllowlist    = "mode.allowlist" // denied because no allow rule matches
+	RulePorts        = "ports"          // denied because the port is none of the policy's
+	RuleNameMissing  = "name.missing"   // denied because the flow does not name a host
+	RuleNameMismatch = "name.mismatch"  // denied because the host that the flow names is not allowed at this address
+	RuleNameUnread   = "name.quic"      // denied because the names of denied hosts cannot be read from UDP; clients go on with TCP
+
+	// Beginnings of rule names.
+	RuleAllowPrefix = "allow:" // the text of an allow rule follows
+	RuleDenyPrefix  = "deny:"  // the text of a deny rule follows
+	RuleLayerPrefix = "layer." // denied by a further layer; its rule follows
 )
 
 // Verdict is the answer to a Flow.
@@ -65,61 +75,13 @@ func (e *DeniedError) Error() string {
 	return fmt.Sprintf("egress to %s is denied by rule %s", e.Addr, e.Rule)
 }
 
-// Policy is the compiled network policy of one sandbox. It is immutable and
-// safe for concurrent use.
-type Policy struct {
-	mode string
-}
-
-// New compiles the network section of a profile. The error is
-// agentlab.CodeInvalid and names the field.
-func New(n agentlab.Network) (*Policy, error) {
-	switch n.Mode {
-	case agentlab.NetworkNAT, agentlab.NetworkOff:
-		return &Policy{mode: n.Mode}, nil
-	default:
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "unknown network mode %q", n.Mode).
-			WithField("network.mode").WithHint("use %q (the public internet) or %q (only the controller)", agentlab.NetworkNAT, agentlab.NetworkOff)
-	}
-}
-
-// Mode returns the mode that the policy was made with.
-func (p *Policy) Mode() string { return p.mode }
-
-// DecideName tells whether a TCP flow that Decide allowed with NeedName may
-// go on now that the guest has named a host in it. name is what a TLS server
-// name or an HTTP Host said, without port, "" when the guest's first bytes
-// hold neither. f is as it was given to Decide.
-func (p *Policy) DecideName(f Flow, name string) Verdict {
-	_ = name
-	return p.Decide(f)
-}
-
-// Decide tells whether a flow may be opened. It does not know the
-// controller's own services: an enforcer serves those itself, in every mode.
-func (p *Policy) Decide(f Flow) Verdict {
-	switch f.Proto {
-	case TCP, UDP, ICMP:
-		if rule, denied := AlwaysDenied(f.Dst.Addr()); denied {
-			return Verdict{Rule: rule}
-		}
-	case DNS:
-	default:
-		return Verdict{Rule: RuleProtocol}
-	}
-	if p.mode != agentlab.NetworkNAT {
-		return Verdict{Rule: RuleOff}
-	}
-	return Verdict{Allow: true, Rule: RuleNAT}
-}
-
 // FilterAnswer splits the addresses of a DNS answer into those that a guest
 // may see and those that no policy allows. A name that resolves to a private
 // address is how DNS rebinding works, so such addresses are withheld. The
 // order is kept; addrs is not changed.
 func FilterAnswer(addrs []netip.Addr) (keep, withheld []netip.Addr) {
 	for _, a := range addrs {
-		if _, denied := AlwaysDenied(a); denied {
+		if _, denied := AlwaysDenied(a); denied && !Dropped(RuleRebinding) {
 			withheld = append(withheld, a)
 		} else {
 			keep = append(keep, a)

@@ -91,7 +91,7 @@ func measure(t *testing.T, flows int) int {
 	}
 	guest := newGuest(t, theirs, vnet.DefaultMTU)
 	for i := range flows {
-		guest.mustTCP(t, netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, 0, 0, 1}), uint16(i+1))) // and never reads
+		guest.mustTCP(t, netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, 0, 0, 1}), uint16(i+1000))) // and never reads
 	}
 	if err := cmd.Wait(); err != nil {
 		t.Fatal(err)

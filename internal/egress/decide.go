@@ -1,0 +1,229 @@
+package egress
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Decide tells whether a flow may be opened. It does not know the
+// controller's own services: an enforcer serves those itself, in every mode.
+func (p *Policy) Decide(f Flow) Verdict {
+	if rule, denied := always(f); denied {
+		return Verdict{Rule: rule}
+	}
+	return p.each(func(q *Policy) Verdict { return q.own(f) })
+}
+
+// DecideName tells whether a TCP flow that Decide allowed with NeedName may
+// go on now that the guest has named a host in it. name is what a TLS server
+// name or an HTTP Host said, without port, "" when the guest's first bytes
+// hold neither. f is as it was given to Decide.
+func (p *Policy) DecideName(f Flow, name string) Verdict {
+	if rule, denied := always(f); denied {
+		return Verdict{Rule: rule}
+	}
+	v := p.each(func(q *Policy) Verdict { return q.named(f, name) })
+	v.NeedName = false
+	return v
+}
+
+// each asks the policy and its layers. The first that denies decides; when
+// all allow, the policy's own rule is told.
+func (p *Policy) each(ask func(*Policy) Verdict) Verdict {
+	v := ask(p)
+	if !v.Allow {
+		return v
+	}
+	for _, l := range p.layers {
+		lv := ask(l)
+		if rule := RuleLayerPrefix + lv.Rule; !lv.Allow && !Dropped(rule) {
+			return Verdict{Rule: rule}
+		}
+		v.NeedName = v.NeedName || lv.NeedName
+	}
+	return v
+}
+
+// always is the part of the decision that no policy changes.
+func always(f Flow) (rule string, denied bool) {
+	switch f.Proto {
+	case TCP, UDP, ICMP:
+		if rule, denied := AlwaysDenied(f.Dst.Addr()); denied {
+			return rule, true
+		}
+		return foreignDNS(f.Proto, f.Dst.Port())
+	case DNS:
+		if len(f.Names) != 1 {
+			return RuleInvalid, true
+		}
+		return "", false
+	}
+	return RuleProtocol, true
+}
+
+func foreignDNS(proto Proto, port uint16) (rule string, denied bool) {
+	if proto != ICMP && port == DNSPort && !Dropped(RuleForeignDNS) {
+		return RuleForeignDNS, true
+	}
+	return "", false
+}
+
+// own is the decision of this policy without its layers.
+func (p *Policy) own(f Flow) Verdict {
+	if r := p.denies(f); r != nil {
+		return Verdict{Rule: r.Name}
+	}
+	switch p.network.Mode {
+	case agentlab.NetworkNAT:
+		return p.ownNAT(f)
+	case agentlab.NetworkAllowlist:
+		return p.ownAllowlist(f)
+	}
+	return deny(RuleOff)
+}
+
+// deny is the verdict of a rule that denies, unless a test has dropped it.
+func deny(rule string) Verdict { return Verdict{Allow: Dropped(rule), Rule: rule} }
+
+func (p *Policy) ownNAT(f Flow) Verdict {
+	if f.Proto == DNS {
+		return Verdict{Allow: true, Rule: RuleNAT}
+	}
+	if len(p.ports) > 0 && !slices.ContainsFunc(p.ports, func(s PortSpec) bool { return s.covers(f) }) && !Dropped(RulePorts) {
+		return Verdict{Rule: RulePorts}
+	}
+	return p.withDeniedNames(f, Verdict{Allow: true, Rule: RuleNAT})
+}
+
+func (s PortSpec) covers(f Flow) bool {
+	return s.Proto == f.Proto && (s.Proto == ICMP || s.Range.Contains(f.Dst.Port()))
+}
+
+// withDeniedNames adds to a flow that is allowed by its address what the deny
+// rules about names ask for.
+func (p *Policy) withDeniedNames(f Flow, v Verdict) Verdict {
+	if !p.deniesNames(f.Proto, f.Dst.Port()) {
+		return v
+	}
+	if f.Proto == UDP {
+		return deny(RuleNameUnread)
+	}
+	v.NeedName = true
+	return v
+}
+
+// deniesNames tells whether a host's name is looked for in flows only because
+// it may be a denied one. That is done where names are usual.
+func (p *Policy) deniesNames(proto Proto, port uint16) bool {
+	if len(p.denyNames) == 0 || (proto != TCP && proto != UDP) || (port != portHTTP && port != portHTTPS) {
+		return false
+	}
+	return slices.ContainsFunc(p.denyNames, func(r Rule) bool { return r.covers(TCP, port) })
+}
+
+func (p *Policy) ownAllowlist(f Flow) Verdict {
+	if f.Proto == DNS {
+		if r := p.first(&p.allow, f.Names, func(*Rule) bool { return true }); r != nil {
+			return Verdict{Allow: true, Rule: r.Name}
+		}
+		return deny(RuleAllowlist)
+	}
+	port := f.Dst.Port()
+	covers := func(r *Rule) bool { return r.covers(f.Proto, port) }
+	if r := p.byAddr(&p.allow, f, covers); r != nil {
+		return p.withDeniedNames(f, Verdict{Allow: true, Rule: r.Name})
+	}
+	if r := p.first(&p.allow, f.Names, func(r *Rule) bool { return covers(r) && !r.NeedsName(port) }); r != nil {
+		return Verdict{Allow: true, Rule: r.Name}
+	}
+	if r := p.first(&p.allow, f.Names, covers); r != nil {
+		return Verdict{Allow: true, NeedName: true, Rule: r.Name}
+	}
+	return deny(RuleAllowlist)
+}
+
+// denies returns the deny rule that a flow meets, or nil. A rule with a port
+// does not keep a name from being resolved.
+func (p *Policy) denies(f Flow) *Rule {
+	fits := func(r *Rule) bool { return r.covers(f.Proto, f.Dst.Port()) }
+	if f.Proto == DNS {
+		return p.first(&p.deny, f.Names, func(r *Rule) bool { return !r.Explicit })
+	}
+	if r := p.byAddr(&p.deny, f, fits); r != nil {
+		return r
+	}
+	return p.first(&p.deny, f.Names, fits)
+}
+
+// byAddr returns the first rule about the flow's address that fits.
+func (p *Policy) byAddr(t *ruleTable, f Flow, fits func(*Rule) bool) *Rule {
+	best := -1
+	t.byAddr(f.Dst.Addr(), func(i int) bool {
+		if (best < 0 || i < best) && fits(&p.rules[i]) {
+			best = i
+		}
+		return true
+	})
+	return p.at(best)
+}
+
+// first returns the first rule about one of the names that fits.
+func (p *Policy) first(t *ruleTable, names []string, fits func(*Rule) bool) *Rule {
+	best := -1
+	for _, n := range names {
+		t.byName(n, func(i int) bool {
+			if (best < 0 || i < best) && fits(&p.rules[i]) {
+				best = i
+			}
+			return true
+		})
+	}
+	return p.at(best)
+}
+
+func (p *Policy) at(i int) *Rule {
+	if i < 0 {
+		return nil
+	}
+	return &p.rules[i]
+}
+
+// named is own for a flow that has shown its name, or has none.
+func (p *Policy) named(f Flow, shown string) Verdict {
+	v := p.own(f)
+	if !v.Allow || !v.NeedName {
+		return v
+	}
+	name, port := canonical(shown), f.Dst.Port()
+	if name != "" {
+		if r := p.first(&p.deny, []string{name}, func(r *Rule) bool { return r.covers(f.Proto, port) }); r != nil {
+			return Verdict{Rule: r.Name}
+		}
+	}
+	covers := func(r *Rule) bool { return r.covers(f.Proto, port) }
+	byAddress := p.network.Mode == agentlab.NetworkNAT || p.byAddr(&p.allow, f, covers) != nil
+	switch {
+	case byAddress && shown != "" && !plainHost(shown):
+		return deny(RuleNameMismatch) // some server may read a denied name in it
+	case byAddress:
+		return v // a name is only looked at to see that it is not a denied one
+	case shown == "":
+		return deny(RuleNameMissing)
+	case name == "" || !slices.Contains(f.Names, name):
+		return deny(RuleNameMismatch)
+	}
+	if r := p.first(&p.allow, []string{name}, covers); r != nil {
+		return Verdict{Allow: true, Rule: r.Name}
+	}
+	return deny(RuleNameMismatch)
+}
+
+// plainHost tells whether a text is made of what host names and addresses are
+// made of.
+func plainHost(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".-_:[]", r)
+	})
+}

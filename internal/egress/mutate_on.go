@@ -1,0 +1,39 @@
+//go:build mutation
+
+package egress
+
+import (
+	"os"
+	"strings"
+	"sync/atomic"
+)
+
+// DropRuleFileEnv names the file with the name of the rule to drop. A name
+// that ends in * drops every rule that begins so.
+const DropRuleFileEnv = "AGENTLAB_TEST_DROP_RULE_FILE"
+
+var droppedRule atomic.Pointer[string]
+
+// Dropped tells whether the rule of that name was taken out of force: what it
+// would deny passes it. The file is read at each New.
+func Dropped(rule string) bool {
+	d := droppedRule.Load()
+	if d == nil || *d == "" {
+		return false
+	}
+	if head, ok := strings.CutSuffix(*d, "*"); ok {
+		return strings.HasPrefix(rule, head)
+	}
+	return rule == *d
+}
+
+func readDropped() {
+	name := ""
+	if path := os.Getenv(DropRuleFileEnv); path != "" {
+		data, err := os.ReadFile(path)
+		if err == nil {
+			name = strings.TrimSpace(string(data))
+		}
+	}
+	droppedRule.Store(&name)
+}

@@ -1,0 +1,324 @@
+package egress
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// PortRange is a range of ports, both ends in it.
+type PortRange struct{ Lo, Hi uint16 }
+
+// Contains tells whether port is in the range.
+func (r PortRange) Contains(port uint16) bool { return r.Lo <= port && port <= r.Hi }
+
+// String is "443" or "8000-8010".
+func (r PortRange) String() string {
+	if r.Lo == r.Hi {
+		return strconv.Itoa(int(r.Lo))
+	}
+	return fmt.Sprintf("%d-%d", r.Lo, r.Hi)
+}
+
+// PortSpec is one entry of a policy's ports: a protocol with a range of its
+// ports. ICMP has no ports; then the range is zero.
+type PortSpec struct {
+	Proto Proto
+	Range PortRange
+}
+
+// String is the form that ParsePort reads: "443", "443/udp", "icmp".
+func (s PortSpec) String() string {
+	switch s.Proto {
+	case ICMP:
+		return string(ICMP)
+	case UDP:
+		return s.Range.String() + "/udp"
+	}
+	return s.Range.String()
+}
+
+// Rule is one allow or deny rule, parsed. It is about a name (Domain), the
+// names below one (Domain and Wildcard) or addresses (Prefix), never both.
+type Rule struct {
+	Name     string       // as in verdicts: "allow:github.com", "deny:1.2.3.0/24"; "" before a Policy has it
+	Allow    bool         // else it denies
+	Domain   string       // lower case, without a final dot; "" in a rule about addresses
+	Wildcard bool         // the names below Domain, and not Domain itself
+	Prefix   netip.Prefix // masked; invalid in a rule about names
+	Proto    Proto        // TCP, UDP or ICMP; "" is all of them, in a deny rule without a port
+	Ports    []PortRange  // of TCP and UDP; none means all
+	Explicit bool         // protocol and port stand in the rule itself, and are not those of the policy
+	Source   string       // "" the profile itself, else "preset:NAME" or "file:NAME"
+}
+
+// The ports where a host's name can be read from a flow's first bytes, and
+// the one where it never can.
+const (
+	portHTTP  = 80
+	portHTTPS = 443
+	portSSH   = 22
+)
+
+// NeedsName tells whether a TCP flow to that port which this rule allows must
+// show the host's name. That is so for rules about names, on 80 and 443 and on
+// every port that the rule does not name itself, but not on 22, where nothing
+// can be read.
+func (r Rule) NeedsName(port uint16) bool {
+	if r.Domain == "" || r.Proto != TCP || port == portSSH {
+		return false
+	}
+	return !r.Explicit || port == portHTTP || port == portHTTPS
+}
+
+// covers tells whether the rule is about a flow of that protocol and port.
+func (r *Rule) covers(proto Proto, port uint16) bool {
+	if r.Proto == "" {
+		return true
+	}
+	if r.Proto != proto {
+		return false
+	}
+	if len(r.Ports) == 0 || proto == ICMP {
+		return true
+	}
+	for _, p := range r.Ports {
+		if p.Contains(port) {
+			return true
+		}
+	}
+	return false
+}
+
+// String is the rule's text, in the one form that ParseRule reads back to the
+// same rule. Ports that are the policy's are not in it.
+func (r Rule) String() string {
+	target := r.Domain
+	if r.Wildcard {
+		target = "*." + target
+	}
+	if target == "" {
+		target = r.Prefix.String()
+		if r.Prefix.IsSingleIP() {
+			target = r.Prefix.Addr().String()
+		}
+	}
+	if !r.Explicit {
+		return target
+	}
+	if r.Proto == ICMP {
+		return target + "/icmp"
+	}
+	if r.Domain == "" && r.Prefix.Addr().Is6() {
+		target = "[" + target + "]"
+	}
+	target += ":" + r.Ports[0].String()
+	if r.Proto == UDP {
+		target += "/udp"
+	}
+	return target
+}
+
+// MaxRuleBytes is the longest text of a rule.
+const MaxRuleBytes = 300
+
+const ruleHint = `write github.com, *.github.com, github.com:443, github.com:22/tcp, host:8000-8010, 140.82.112.0/20, 1.2.3.4:443, [2606:4700::/32]:443/udp or 1.2.3.4/icmp`
+
+func badRule(text, format string, args ...any) error {
+	return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a network rule: %s", quote(text), fmt.Sprintf(format, args...)).WithHint("%s", ruleHint)
+}
+
+// quote shows foreign text on one line and not at any length.
+func quote(s string) string {
+	const most = 80
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	return strconv.QuoteToASCII(s)
+}
+
+// ParseRule reads the text of one rule, which allows when allow is set. The
+// error is agentlab.CodeInvalid.
+func ParseRule(text string, allow bool) (Rule, error) {
+	if text == "" || len(text) > MaxRuleBytes {
+		return Rule{}, badRule(text, "it has %d bytes, and not 1 to %d", len(text), MaxRuleBytes)
+	}
+	r := Rule{Allow: allow}
+	host, proto := cutProto(text)
+	host, ports, err := cutPorts(host)
+	if err != nil {
+		return Rule{}, badRule(text, "%s", err)
+	}
+	switch {
+	case ports != "" && proto == ICMP:
+		return Rule{}, badRule(text, "ICMP has no ports")
+	case ports != "":
+		rng, err := parseRange(ports)
+		if err != nil {
+			return Rule{}, badRule(text, "%s", err)
+		}
+		r.Explicit, r.Ports, r.Proto = true, []PortRange{rng}, TCP
+		if proto != "" {
+			r.Proto = proto
+		}
+	case proto == ICMP:
+		r.Explicit, r.Proto = true, ICMP
+	case proto != "":
+		return Rule{}, badRule(text, "a protocol wants a port, such as :443/%s", proto)
+	}
+	if err := r.setTarget(host); err != nil {
+		return Rule{}, badRule(text, "%s", err)
+	}
+	return r, nil
+}
+
+// cutProto takes "/tcp", "/udp" or "/icmp" from the end.
+func cutProto(s string) (rest string, p Proto) {
+	for _, p := range []Proto{TCP, UDP, ICMP} {
+		if rest, ok := strings.CutSuffix(s, "/"+string(p)); ok {
+			return rest, p
+		}
+	}
+	return s, ""
+}
+
+// cutPorts takes ":PORTS" from the end. An IPv6 address with ports stands in
+// brackets.
+func cutPorts(s string) (host, ports string, err error) {
+	if inner, ok := strings.CutPrefix(s, "["); ok {
+		host, rest, ok := strings.Cut(inner, "]")
+		ports, colon := strings.CutPrefix(rest, ":")
+		switch {
+		case !ok, rest != "" && !colon, colon && ports == "", !strings.Contains(host, ":"):
+			return "", "", fmt.Errorf("brackets hold an IPv6 address or range, and a port follows")
+		}
+		return host, ports, nil
+	}
+	if strings.Count(s, ":") > 1 {
+		return s, "", nil // IPv6, or nothing
+	}
+	host, ports, ok := strings.Cut(s, ":")
+	if ok && ports == "" {
+		return "", "", fmt.Errorf("there is no port after the colon")
+	}
+	return host, ports, nil
+}
+
+func parseRange(s string) (PortRange, error) {
+	lo, hi, ranged := strings.Cut(s, "-")
+	if !ranged {
+		hi = lo
+	}
+	l, okl := parsePort(lo)
+	h, okh := parsePort(hi)
+	if !okl || !okh || l > h {
+		return PortRange{}, fmt.Errorf("%s is no port or range of ports between 1 and 65535", quote(s))
+	}
+	return PortRange{l, h}, nil
+}
+
+// parsePort reads decimal digits only; strconv alone would take a sign.
+func parsePort(s string) (uint16, bool) {
+	if s == "" || len(s) > 5 || s[0] == '0' || strings.Trim(s, "0123456789") != "" {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(s, 10, 16)
+	return uint16(n), err == nil
+}
+
+func (r *Rule) setTarget(host string) error {
+	if strings.ContainsAny(host, "/:") || isIPv4Like(host) {
+		return r.setPrefix(host)
+	}
+	if host == "*" {
+		return fmt.Errorf("a rule for everything is mode nat")
+	}
+	rest, wildcard := strings.CutPrefix(host, "*.")
+	name, err := domainName(rest)
+	r.Domain, r.Wildcard = name, wildcard
+	if err == nil && !wildcard && !strings.Contains(name, ".") {
+		err = fmt.Errorf("%s is no full host name, such as example.com", quote(host))
+	}
+	return err
+}
+
+// isIPv4Like tells whether a text is meant as an address: a name never ends
+// in a label that begins with a digit.
+func isIPv4Like(host string) bool {
+	last := host[strings.LastIndexByte(host, '.')+1:]
+	return last != "" && last[0] >= '0' && last[0] <= '9'
+}
+
+func (r *Rule) setPrefix(host string) error {
+	p, err := netip.ParsePrefix(host)
+	if !strings.Contains(host, "/") {
+		var a netip.Addr
+		a, err = netip.ParseAddr(host)
+		if err == nil && a.Zone() != "" {
+			return fmt.Errorf("an address with a zone is link-local, which is always denied")
+		}
+		if err == nil {
+			a = a.Unmap()
+			p = netip.PrefixFrom(a, a.BitLen())
+		}
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s is no IP address or range, and no name either", quote(host))
+	case p.Addr().Is4In6():
+		return fmt.Errorf("a range of IPv4 is written as IPv4")
+	case p != p.Masked():
+		return fmt.Errorf("the range begins at %s", p.Masked())
+	}
+	r.Prefix = p
+	return nil
+}
+
+// domainName checks a name and brings it to lower case without a final dot.
+func domainName(s string) (string, error) {
+	name := strings.ToLower(strings.TrimSuffix(s, "."))
+	if name == "" || len(name) > 253 {
+		return "", fmt.Errorf("%s is no host name", quote(s))
+	}
+	labels := strings.Split(name, ".")
+	for _, l := range labels {
+		if l == "" || len(l) > 63 || l[0] == '-' || l[len(l)-1] == '-' || strings.Trim(l, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
+			return "", fmt.Errorf("%s is no host name (labels of a-z, 0-9, - and _ with dots between; other letters as xn--…; * only as *. at the start)", quote(s))
+		}
+	}
+	if last := labels[len(labels)-1]; last[0] < 'a' {
+		return "", fmt.Errorf("%s is no host name: its last label does not begin with a letter", quote(s))
+	}
+	return name, nil
+}
+
+// ParsePort reads one entry of a policy's ports: "443" (TCP), "443/udp",
+// "8000-8010/tcp" or "icmp". The error is agentlab.CodeInvalid.
+func ParsePort(text string) (PortSpec, error) {
+	if text == string(ICMP) {
+		return PortSpec{Proto: ICMP}, nil
+	}
+	s, proto := cutProto(text)
+	rng, err := parseRange(s)
+	if err != nil || proto == ICMP {
+		return PortSpec{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is not a port", quote(text)).
+			WithField("network.ports").WithHint("write 443, 443/udp, 8000-8010/tcp or icmp")
+	}
+	if proto == "" {
+		proto = TCP
+	}
+	return PortSpec{proto, rng}, nil
+}
+
+// canonical brings a name that a guest gave to the form of Flow.Names; "" when
+// it can be no name of a rule.
+func canonical(name string) string {
+	n, err := domainName(strings.TrimRight(name, "."))
+	if err != nil {
+		return ""
+	}
+	return n + "."
+}
