@@ -33,6 +33,8 @@ type Config struct {
 
 	BootstrapTTLMinutes int `yaml:"bootstrap_ttl_minutes" doc:"Minutes, 5 to 15, in which a sandbox must trade its one-time token for its secrets."`
 
+	API API `yaml:"api"`
+
 	QEMU QEMU `yaml:"qemu"`
 }
 
@@ -79,6 +81,15 @@ type QEMU struct {
 	Accel  string `yaml:"accel" doc:"auto (KVM where it works, else emulation), kvm or tcg."`
 }
 
+// API says who may use the control API beside the daemon's own user, and
+// whether it is served over TCP too.
+type API struct {
+	Groups  map[string]string `yaml:"groups" doc:"What members of groups of this machine may do over the unix socket, as GROUP: read, write or admin; only for the machine-wide daemon, where empty means agentlab: write."`
+	Listen  string            `yaml:"listen" doc:"ADDRESS:PORT on which callers with a token are answered over TCP (agentlab token create); empty means only on the unix socket. Without TLS only an address of the loopback, such as 127.0.0.1:8843."`
+	TLSCert string            `yaml:"tls_cert" doc:"Absolute path of the certificate chain for api.listen, as PEM; it is read again when it changes."`
+	TLSKey  string            `yaml:"tls_key" doc:"Absolute path of its private key, as PEM, which not everybody may be able to read."`
+}
+
 // Default returns the configuration of an empty file.
 func Default() Config {
 	return Config{
@@ -92,6 +103,7 @@ func Default() Config {
 		Artifacts:           Artifacts{MaxFileMB: 1024, MaxJobMB: 4096, MaxFiles: 10000},
 		Logs:                Logs{MaxJobMB: 64},
 		BootstrapTTLMinutes: 10,
+		API:                 API{Groups: map[string]string{}},
 		QEMU:                QEMU{Accel: "auto"},
 	}
 }
@@ -161,6 +173,9 @@ func (c Config) Validate() error {
 	}
 	if b := c.QEMU.Binary; strings.Contains(b, "/") && !filepath.IsAbs(b) {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%q is neither a name to look for in PATH nor an absolute path", b).WithField("qemu.binary")
+	}
+	if err := c.API.validate(); err != nil {
+		return err
 	}
 	return c.validateRanges()
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -16,11 +17,11 @@ func TestDefaultIsValidAndWhatAMissingOrEmptyFileMeans(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := Load(filepath.Join(t.TempDir(), "config.yaml"))
-	if err != nil || got != want {
+	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("missing file: %+v, %v", got, err)
 	}
 	got, err = Parse([]byte("# nothing yet\n"))
-	if err != nil || got != want {
+	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("empty file: %+v, %v", got, err)
 	}
 }
@@ -36,7 +37,7 @@ func TestEveryKeyIsDocumentedAndReadable(t *testing.T) {
 			text = parts[0] + ":\n" + text
 		}
 		c, err := Parse([]byte(text))
-		if err != nil || c != Default() {
+		if err != nil || !reflect.DeepEqual(c, Default()) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -55,7 +56,7 @@ func TestParse(t *testing.T) {
 	want.QEMU = QEMU{Binary: "/opt/q", Accel: "tcg"}
 	want.VMIDRange = VMIDRange{200, 200}
 	want.BootstrapTTLMinutes = 5
-	if c != want {
+	if !reflect.DeepEqual(c, want) {
 		t.Errorf("got %+v, want %+v", c, want)
 	}
 	if c.MaxTTL().Hours() != 2 || c.BootstrapTTL() != agentlab.MinBootstrapTTL {

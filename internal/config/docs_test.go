@@ -57,7 +57,7 @@ daemon reads it when it starts. A key that is not listed here is an error.
 	}
 	_, sample, _ := strings.Cut(string(have), "```yaml\n")
 	sample, _, _ = strings.Cut(sample, "```")
-	if c, err := Parse([]byte(sample)); err != nil || c != Default() {
+	if c, err := Parse([]byte(sample)); err != nil || !reflect.DeepEqual(c, Default()) {
 		t.Errorf("the file in docs/config.md does not mean the defaults: %+v, %v", c, err)
 	}
 }
@@ -77,8 +77,11 @@ func keysOf(prefix string, v reflect.Value) []key {
 			continue
 		}
 		def := fmt.Sprint(v.Field(i).Interface())
-		if def == "" {
+		switch {
+		case def == "":
 			def = `""`
+		case f.Type.Kind() == reflect.Map:
+			def = "{}"
 		}
 		out = append(out, key{path, def, f.Tag.Get("doc")})
 	}

@@ -21,9 +21,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
 
-// group is whose members may use the machine-wide daemon.
-const group = "agentlab"
-
 // How long the parts have to end.
 const (
 	serverGrace  = 3 * time.Second // calls that are being answered
@@ -49,6 +46,9 @@ type Daemon struct {
 	status   *statusView
 	api      *server.Server
 	listener net.Listener
+
+	tcp         server.TCP
+	tcpListener net.Listener // nil when api.listen is empty
 
 	stopOnce sync.Once
 	stopping chan struct{} // closed when the end was asked for
@@ -91,7 +91,10 @@ func New(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	}
 	d.status = newStatusView(d, settings)
 	d.services.usable = d.status.usable
-	if err := d.openAPI(); err != nil {
+	if err := d.openAPI(settings.API); err != nil {
+		return nil, err
+	}
+	if err := d.openTCP(ctx, settings.API); err != nil {
 		return nil, err
 	}
 	return d, nil
@@ -134,10 +137,17 @@ func (d *Daemon) openLog() error {
 	return nil
 }
 
-func (d *Daemon) openAPI() error {
+func (d *Daemon) openAPI(a config.API) error {
 	rules := server.Rules{OwnUID: uint32(os.Geteuid())} //nolint:gosec // a uid
-	if d.cfg.Paths.System {
-		rules.Group = group
+	switch {
+	case d.cfg.Paths.System:
+		rules.Groups = map[string]server.Access{}
+		for group, role := range a.GroupRoles() {
+			rules.Groups[group] = accessOf(role)
+		}
+	case len(a.Groups) > 0:
+		return agentlab.Errorf(agentlab.CodeInvalid, "only the machine-wide daemon serves groups; this one is yours alone").
+			WithField("api.groups").WithHint("remove it, or make a token for others: agentlab token create")
 	}
 	api, err := server.New(server.Config{
 		Services: d.services.forAPI(d.status),
@@ -149,7 +159,7 @@ func (d *Daemon) openAPI() error {
 		return err
 	}
 	d.api = api
-	d.listener, err = d.listen()
+	d.listener, err = d.listen(rules.Groups)
 	if err != nil {
 		return err
 	}
@@ -164,23 +174,31 @@ func (d *Daemon) openAPI() error {
 
 // listen opens the control socket. We hold the home's lock, so a socket that
 // is there is a dead daemon's; anything else in its place is an error.
-func (d *Daemon) listen() (net.Listener, error) {
+//
+// A file belongs to one group only. Where several groups are served, everybody
+// can connect, and who may do what is told by the peer's credentials alone.
+func (d *Daemon) listen(groups map[string]server.Access) (net.Listener, error) {
 	path := d.cfg.Paths.Socket()
-	if !d.cfg.Paths.System {
+	switch {
+	case !d.cfg.Paths.System:
 		return sockpath.Listen(path, 0o600)
+	case len(groups) > 1:
+		return sockpath.Listen(path, 0o666)
 	}
 	l, err := sockpath.Listen(path, 0o660)
 	if err != nil {
 		return nil, err
 	}
-	if err := giveToGroup(path); err != nil {
-		// Root can still use it; the others learn nothing but that it is denied.
-		d.log.Warn("only root can use the control socket", "err", err)
+	for group := range groups {
+		if err := giveToGroup(path, group); err != nil {
+			// Root can still use it; the others learn nothing but that it is denied.
+			d.log.Warn("only root can use the control socket", "group", group, "err", err)
+		}
 	}
 	return l, nil
 }
 
-func giveToGroup(path string) error {
+func giveToGroup(path, group string) error {
 	g, err := user.LookupGroup(group)
 	if err != nil {
 		return err
@@ -214,7 +232,13 @@ func (d *Daemon) Run(ctx context.Context) error {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		fail("control API", d.api.Serve(d.listener))
+		var both sync.WaitGroup
+		both.Go(func() { fail("control API", d.api.Serve(d.listener)) })
+		if d.tcpListener != nil {
+			d.log.Info("the control API is served over TCP", "address", d.tcpListener.Addr(), "tls", d.tcp.TLS != nil)
+			both.Go(func() { fail("control API over TCP", d.api.ServeTCP(d.tcpListener, d.tcp)) })
+		}
+		both.Wait()
 	}()
 
 	var err error

@@ -10,6 +10,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
+	"github.com/agentlab-vm/agentlab/internal/auth"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/gc"
@@ -41,6 +42,7 @@ type services struct {
 	jobs      *job.Service
 	guests    *guestserver.Server
 	gc        *gc.Collector
+	tokens    *auth.Service
 
 	usable func() error // set before anything runs
 }
@@ -63,6 +65,7 @@ func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
 		return err
 	}
 	undo.add(s.store.Close)
+	s.tokens = auth.New(auth.Config{Store: s.store, Clock: s.cfg.Clock, Logger: s.log.With("part", "tokens")})
 	return nil
 }
 
@@ -212,5 +215,6 @@ func (s *services) forAPI(system server.System) server.Services {
 		Images:    imageView{s.images, s.store},
 		Events:    eventView{s.store, s.bus},
 		System:    system,
+		Tokens:    s.tokens,
 	}
 }

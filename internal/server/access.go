@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
+	"net/netip"
 	"os/user"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -72,9 +75,10 @@ type Rules struct {
 	// OwnUID is the user that the daemon runs as. It and root may do
 	// everything.
 	OwnUID uint32
-	// Group is the name of the group whose members may read and write;
-	// "" means that no group may do anything. It is set in system mode.
-	Group string
+	// Groups says what the members of groups may do, by the group's name. The
+	// highest that a peer has counts. Nil means that no group may do anything;
+	// it is set in system mode.
+	Groups map[string]Access
 }
 
 // Level returns the highest access that p has, 0 for none. A group or user
@@ -83,10 +87,13 @@ func (r Rules) Level(p Peer) Access {
 	if p.UID == 0 || p.UID == r.OwnUID {
 		return AccessAdmin
 	}
-	if r.Group != "" && inGroup(p, r.Group) {
-		return AccessWrite
+	var level Access
+	for group, gives := range r.Groups {
+		if gives > level && inGroup(p, group) {
+			level = gives
+		}
 	}
-	return 0
+	return level
 }
 
 func inGroup(p Peer, group string) bool {
@@ -105,43 +112,113 @@ func inGroup(p Peer, group string) bool {
 	return err == nil && slices.Contains(ids, g.Gid)
 }
 
-// caller is what authentication found about a connection.
+// accessOf is the access that a role gives, 0 for one that is not known.
+func accessOf(r agentlab.Role) Access { return Access(slices.Index(agentlab.Roles, r) + 1) }
+
+// caller is what authentication found about a connection, and then about a
+// call.
 type caller struct {
-	peer  Peer
+	local bool       // it came over the unix socket
+	peer  Peer       // of the unix socket
+	from  netip.Addr // over TCP
 	level Access
-	err   error // why the peer is not known
+	token *agentlab.APIToken // what it bears; nil means that the kernel vouches for peer
+	good  context.Context    // of a token: ends when it is revoked or expires
+	err   error              // why it is not known
 }
 
 type callerKey struct{}
 
-// connContext authenticates a new connection once, for all its requests.
+func callerOf(ctx context.Context) caller {
+	who, ok := ctx.Value(callerKey{}).(caller)
+	if !ok {
+		who.err = errors.New("no connection")
+	}
+	return who
+}
+
+// connContext asks the kernel once who made a connection to the unix socket,
+// for all its calls.
 func (s *Server) connContext(ctx context.Context, c net.Conn) context.Context {
 	p, err := s.cfg.PeerOf(c)
-	who := caller{peer: p, err: err}
+	who := caller{local: true, peer: p, err: err}
 	if err == nil {
 		who.level = s.cfg.Rules.Level(p)
 	}
 	return context.WithValue(ctx, callerKey{}, who)
 }
 
-// authorize refuses a caller that may not use the route.
-func (s *Server) authorize(hc huma.Context, r route) error {
-	return permit(hc.Context(), r.access)
+// authenticate finds out who makes a call. Whoever bears a token is that
+// token and nothing more, also where the kernel knows better: so a process may
+// give up what its user may do. The context that it returns ends when the
+// token does; leave must be called when the call is over.
+func (s *Server) authenticate(r *http.Request) (_ context.Context, leave func(), err error) {
+	ctx := r.Context()
+	who := callerOf(ctx)
+	header, borne := r.Header["Authorization"]
+	if !borne {
+		return ctx, func() {}, permit(who, AccessRead)
+	}
+	secret, ok := strings.CutPrefix(header[0], "Bearer ")
+	if !ok || len(header) != 1 {
+		return ctx, nil, agentlab.Errorf(agentlab.CodeDenied, "the header Authorization is not understood").
+			WithField("Authorization").WithHint("send Authorization: Bearer TOKEN, once")
+	}
+	if s.cfg.Services.Tokens == nil {
+		return ctx, nil, agentlab.Errorf(agentlab.CodeDenied, "this daemon takes no tokens")
+	}
+	token, good, out, err := s.cfg.Services.Tokens.Enter(context.WithoutCancel(ctx), who.from, secret)
+	if err != nil {
+		return ctx, nil, err
+	}
+	who = caller{local: who.local, from: who.from, token: &token, good: good, level: accessOf(token.Role)}
+	ctx, cancel := context.WithCancel(context.WithValue(ctx, callerKey{}, who))
+	stop := context.AfterFunc(good, cancel)
+	return ctx, func() { stop(); cancel(); out() }, permit(who, AccessRead)
 }
 
 // permit refuses a caller that has less than want.
-func permit(ctx context.Context, want Access) error {
-	who, ok := ctx.Value(callerKey{}).(caller)
+func permit(who caller, want Access) error {
 	switch {
-	case !ok || who.err != nil:
+	case who.err != nil:
 		return agentlab.Errorf(agentlab.CodeDenied, "the caller is not known").
 			WithHint("connect through the daemon's unix socket")
+	case who.level >= want:
+		return nil
+	case who.token != nil:
+		return agentlab.Errorf(agentlab.CodeDenied, "this needs %s access, the token has %s", want, who.level).
+			WithHint("use a token with that role: agentlab token create --role %s", want)
+	case !who.local:
+		return agentlab.Errorf(agentlab.CodeDenied, "over TCP a token is required").
+			WithHint("send Authorization: Bearer TOKEN; one is made by: agentlab token create")
 	case who.level == 0:
 		return agentlab.Errorf(agentlab.CodeDenied, "user %d may not use this daemon", who.peer.UID).
 			WithHint("run it as the user that the daemon runs as, or in system mode as a member of group agentlab")
-	case who.level < want:
-		return agentlab.Errorf(agentlab.CodeDenied, "this needs %s access, user %d has %s", want, who.peer.UID, who.level).
-			WithHint("ask root, or run it as the user that the daemon runs as")
 	}
-	return nil
+	return agentlab.Errorf(agentlab.CodeDenied, "this needs %s access, user %d has %s", want, who.peer.UID, who.level).
+		WithHint("ask root, or run it as the user that the daemon runs as")
+}
+
+// authorize refuses a caller that may not use the route, or not for what the
+// call is about.
+func (s *Server) authorize(hc huma.Context, r route) error {
+	who := callerOf(hc.Context())
+	if err := permit(who, r.access); err != nil {
+		return err
+	}
+	if r.reach != anywhere && (!who.local || who.token != nil) {
+		return agentlab.Errorf(agentlab.CodeDenied, "this is not possible with a token").
+			WithHint("do it on the daemon's own machine, over its unix socket and without a token")
+	}
+	if who.token == nil {
+		return nil
+	}
+	if !who.token.May(r.verb) {
+		return agentlab.Errorf(agentlab.CodeDenied, "this needs the verb %s, which the token lacks", r.verb).
+			WithHint("use a token that has it: agentlab token create --verb %s", r.verb)
+	}
+	if who.token.AnySandbox {
+		return nil
+	}
+	return s.inScope(hc, r.target, who.token)
 }

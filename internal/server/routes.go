@@ -81,6 +81,10 @@ func (s *Server) routes() []route {
 		{put, "/v1/secrets/{bundle}/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "set-secret", "Set one value of a secrets bundle", upload("application/octet-stream", s.setSecret)},
 		{del, "/v1/secrets/{bundle}/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "unset-secret", "Remove one value of a secrets bundle", call(s.unsetSecret)},
 
+		{post, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 201, "create-token", "Make a token; its secret is in this answer alone", call(s.createToken)},
+		{get, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 200, "tokens", "List tokens, never their secrets", call(s.listTokens)},
+		{del, "/v1/tokens/{token}", AccessAdmin, "token.manage", noTarget, localOnly, 200, "revoke-token", "Revoke a token and cut the calls that are made with it", call(s.revokeToken)},
+
 		{get, images, AccessRead, "image.read", noTarget, anywhere, 200, "images", "List images", call(s.listImages)},
 		{get, image, AccessRead, "image.read", noTarget, anywhere, 200, "image", "Show an image", call(s.getImage)},
 		{post, images, AccessAdmin, "image.write", noTarget, anywhere, 200, "build-image", "Build an image", sseOr(s.buildImage, nil, sseType{"progress", api.ImageProgress{}}, sseType{"done", api.Image{}}, sseType{"error", api.Error{}})},

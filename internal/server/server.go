@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -47,9 +48,13 @@ type Server struct {
 	cfg     Config
 	log     *slog.Logger
 	mux     *http.ServeMux
+	table   []route         // what the mux serves
+	listed  map[string]bool // its patterns
 	api     huma.API
-	http    *http.Server
-	drain   context.Context // ends when streams must end
+	http    *http.Server                           // on the unix socket
+	tcp     *http.Server                           // over TCP, for callers with a token
+	ours    atomic.Pointer[func(host string) bool] // TCP.Ours
+	drain   context.Context                        // ends when streams must end
 	undrain context.CancelFunc
 	streams sync.WaitGroup // connections that were taken over from net/http
 }
@@ -68,14 +73,16 @@ func New(cfg Config) (*Server, error) {
 	if cfg.HeaderTimeout == 0 {
 		cfg.HeaderTimeout = 10 * time.Second
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger, mux: http.NewServeMux()}
+	s := &Server{cfg: cfg, log: cfg.Logger, mux: http.NewServeMux(), listed: map[string]bool{}}
 	adaptHuma()
 	s.drain, s.undrain = context.WithCancel(context.Background())
 	s.api = humago.New(s.mux, apiConfig(cfg.Version))
-	for _, r := range s.routes() {
+	s.table = s.routes()
+	for _, r := range s.table {
 		if err := s.register(r); err != nil {
 			return nil, err
 		}
+		s.listed[r.method+" "+r.path] = true
 	}
 	s.documentPaths()
 	s.http = &http.Server{
@@ -86,10 +93,11 @@ func New(cfg Config) (*Server, error) {
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
+	s.tcp = s.tcpServer()
 	return s, nil
 }
 
-// Serve answers on l until Shutdown; it closes l.
+// Serve answers on l, a unix socket, until Shutdown; it closes l.
 func (s *Server) Serve(l net.Listener) error {
 	if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return err
@@ -101,28 +109,50 @@ func (s *Server) Serve(l net.Listener) error {
 // answered, and then cuts what is left.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.undrain()
-	err := s.http.Shutdown(ctx)
-	if err != nil {
-		err = errors.Join(err, s.http.Close())
+	var errs []error
+	for _, srv := range []*http.Server{s.http, s.tcp} {
+		if err := srv.Shutdown(ctx); err != nil {
+			errs = append(errs, err, srv.Close())
+		}
 	}
 	s.streams.Wait()
-	return err
+	return errors.Join(errs...)
+}
+
+// turnAway answers a caller that is not known, and does not wait for what else
+// it may send.
+func (s *Server) turnAway(w http.ResponseWriter, r *http.Request, err error) {
+	if !callerOf(r.Context()).local {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
+		w.Header().Set("Connection", "close")
+	}
+	writeProblem(w, err)
 }
 
 // Handler is the whole API without a listener. Callers are told by what
-// ConnContext left in the request's context.
+// ConnContext left in the request's context, and by the token that they bear.
 func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		defer s.recover(w, r)
-		if err := permit(r.Context(), AccessRead); err != nil { // who may use no route learns of none
+		ctx, leave, err := s.authenticate(r)
+		if leave != nil {
+			defer leave()
+		}
+		if err != nil { // who may use no route learns of none
 			s.log.Warn("refused", "method", r.Method, "path", r.URL.Path, "err", err)
-			writeProblem(w, err)
+			s.turnAway(w, r, err)
 			return
 		}
+		r = r.WithContext(ctx)
 		h, pattern := s.mux.Handler(r)
 		if pattern == "" {
 			writeProblem(w, noRoute(h, r))
+			return
+		}
+		if !s.listed[pattern] { // it has no access column, so nobody has access
+			s.log.Error("refused: a route that is not in the table", "method", r.Method, "path", r.URL.Path)
+			writeProblem(w, agentlab.Errorf(agentlab.CodeDenied, "nobody may use %s", r.URL.Path))
 			return
 		}
 		r.Body = &body{ReadCloser: r.Body, rc: http.NewResponseController(w)}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"io"
 	"net"
+	"net/netip"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/auth"
 )
 
 // Services are what the API calls. Every method answers with *agentlab.Error
@@ -22,6 +24,16 @@ type Services struct {
 	Images    Images
 	Events    Events
 	System    System
+	Tokens    Tokens // nil: the daemon takes no tokens
+}
+
+// Tokens keeps the tokens of this API and tells which are good. (*auth.Service)
+// is meant.
+type Tokens interface {
+	Enter(ctx context.Context, from netip.Addr, secret string) (t agentlab.APIToken, call context.Context, leave func(), err error)
+	Create(ctx context.Context, r auth.Request) (t agentlab.APIToken, secret string, err error)
+	List(ctx context.Context) ([]agentlab.APIToken, error)
+	Revoke(ctx context.Context, idOrName string) (agentlab.APIToken, error)
 }
 
 // JobRequest asks for a job; zero values mean the profile's or the configured

@@ -143,6 +143,10 @@ func (s *Server) upgrade(far net.Conn, protocol string) *huma.StreamResponse {
 		defer func() { _, _ = near.Close(), far.Close() }()
 		stop := context.AfterFunc(s.drain, func() { _, _ = near.Close(), far.Close() })
 		defer stop()
+		if good := callerOf(hc.Context()).good; good != nil { // a stream does not outlive its token
+			uncut := context.AfterFunc(good, func() { _, _ = near.Close(), far.Close() })
+			defer uncut()
+		}
 		_, err = fmt.Fprintf(near, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", protocol)
 		if err != nil {
 			return

@@ -21,6 +21,7 @@ var verbs = []struct{ name, allows string }{
 	{"profile.write", "change profiles"},
 	{"secret.read", "see the names of secrets"},
 	{"secret.write", "change secrets"},
+	{"token.manage", "make, see and revoke tokens"},
 	{"image.read", "see images"},
 	{"image.write", "build and remove images"},
 }

@@ -21,17 +21,41 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// withSecond returns the migrations and one more.
-func withSecond(t *testing.T, second string) fs.FS {
+// newer is the schema of withOneMore, after which no real one comes.
+const newer = 99999
+
+// withOneMore returns the migrations and one more.
+func withOneMore(t *testing.T, last string) fs.FS {
 	t.Helper()
-	first, err := fs.ReadFile(migrations(), "00001_init.sql")
+	out := fstest.MapFS{strconv.Itoa(newer) + "_last.sql": {Data: []byte("-- +goose Up\n" + last + "\n")}}
+	for _, name := range migrationNames(t) {
+		data, err := fs.ReadFile(migrations(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[name] = &fstest.MapFile{Data: data}
+	}
+	return out
+}
+
+func migrationNames(t *testing.T) []string {
+	t.Helper()
+	names, err := fs.Glob(migrations(), "*.sql") // sorted
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fstest.MapFS{
-		"00001_init.sql":   {Data: first},
-		"00002_second.sql": {Data: []byte("-- +goose Up\n" + second + "\n")},
+	return names
+}
+
+// schema is the version of the newest migration.
+func schema(t *testing.T) int {
+	t.Helper()
+	names := migrationNames(t)
+	n, err := strconv.Atoi(names[len(names)-1][:5])
+	if err != nil {
+		t.Fatal(err)
 	}
+	return n
 }
 
 // filled makes a database with one sandbox in a fresh directory.
@@ -60,7 +84,7 @@ func readAll(t *testing.T, path string) []byte {
 
 func TestOlderDatabaseIsCopiedAndUpgraded(t *testing.T) {
 	path := filled(t)
-	s, err := open(t.Context(), path, Options{}, withSecond(t, "ALTER TABLE sandboxes ADD COLUMN extra TEXT NOT NULL DEFAULT 'x';"))
+	s, err := open(t.Context(), path, Options{}, withOneMore(t, "ALTER TABLE sandboxes ADD COLUMN extra TEXT NOT NULL DEFAULT 'x';"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +93,7 @@ func TestOlderDatabaseIsCopiedAndUpgraded(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	backup := path + ".v1.bak"
+	backup := fmt.Sprintf("%s.v%d.bak", path, schema(t))
 	if st, err := os.Stat(backup); err != nil || st.Mode().Perm() != 0o600 {
 		t.Fatalf("copy: %v, %v", st, err)
 	}
@@ -86,7 +110,7 @@ func TestOlderDatabaseIsCopiedAndUpgraded(t *testing.T) {
 	before := readAll(t, path)
 	_, err = Open(t.Context(), path, Options{})
 	wantCode(t, err, agentlab.CodeSchema)
-	if err == nil || !strings.Contains(err.Error(), "schema 2") || !strings.Contains(agentlab.HintOf(err), backup) {
+	if err == nil || !strings.Contains(err.Error(), "schema 99999") || !strings.Contains(agentlab.HintOf(err), backup) {
 		t.Errorf("%v, hint %q", err, agentlab.HintOf(err))
 	}
 	if !bytes.Equal(before, readAll(t, path)) {
@@ -96,8 +120,9 @@ func TestOlderDatabaseIsCopiedAndUpgraded(t *testing.T) {
 
 func TestFailedUpgradeChangesNothing(t *testing.T) {
 	path := filled(t)
-	_, err := open(t.Context(), path, Options{}, withSecond(t, "CREATE TABLE half (x);\nINSERT INTO nowhere VALUES (1);"))
-	if err == nil || !strings.Contains(err.Error(), "from schema 1 to 2") || !strings.Contains(agentlab.HintOf(err), ".v1.bak") {
+	_, err := open(t.Context(), path, Options{}, withOneMore(t, "CREATE TABLE half (x);\nINSERT INTO nowhere VALUES (1);"))
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("from schema %d to %d", schema(t), newer)) ||
+		!strings.Contains(agentlab.HintOf(err), fmt.Sprintf(".v%d.bak", schema(t))) {
 		t.Errorf("%v, hint %q", err, agentlab.HintOf(err))
 	}
 	s, err := Open(t.Context(), path, Options{})

@@ -197,11 +197,11 @@ func (s *Store) RevokeGrants(ctx context.Context, vmid int) error {
 	})
 }
 
-// DeleteExpiredTokens deletes grants and bootstrap tokens that have expired
+// DeleteExpiredTokens deletes grants, bootstrap and API tokens that have expired
 // by now and tells how many there were.
 func (s *Store) DeleteExpiredTokens(ctx context.Context, now time.Time) (n int, err error) {
 	err = s.write(ctx, func(w *tx) error {
-		for _, table := range []string{"bootstrap_tokens", "grants"} {
+		for _, table := range []string{"bootstrap_tokens", "grants", "api_tokens"} {
 			deleted, err := w.execN("DELETE FROM "+table+" WHERE expires_at <= ?", timeCol{&now})
 			if err != nil {
 				return err

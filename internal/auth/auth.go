@@ -1,0 +1,238 @@
+// Package auth keeps the tokens of the control API: it makes, lists and
+// revokes them, and tells whether one that a caller bears is good.
+//
+// A token is 256 random bits with a prefix that scanners for leaked
+// credentials can find. It is shown once; what is kept is its hash. Whether a
+// token is unknown, revoked or expired is never told to whoever bears it.
+package auth
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Prefix begins every token, so that one can be recognised where it should
+// not be.
+const Prefix = "agentlab_"
+
+// tokenBytes is the length of a token: the prefix and 256 bits in base 32.
+const tokenBytes = len(Prefix) + 52
+
+// touchEvery is how exactly the last use of a token is kept.
+const touchEvery = time.Minute
+
+// Store keeps tokens. Its semantics are those of package store.
+type Store interface {
+	PutAPIToken(ctx context.Context, t agentlab.APIToken, evs ...agentlab.Event) error
+	APITokens(ctx context.Context) ([]agentlab.APIToken, error)
+	APITokenByHash(ctx context.Context, hash string) (agentlab.APIToken, error)
+	DeleteAPIToken(ctx context.Context, idOrName string, tell func(agentlab.APIToken) []agentlab.Event) (agentlab.APIToken, error)
+	TouchAPIToken(ctx context.Context, id string, at time.Time) error
+}
+
+// Config is what a Service needs. Store is required.
+type Config struct {
+	Store  Store
+	Clock  func() time.Time // nil means time.Now
+	Logger *slog.Logger     // nil means none
+	Limits Limits
+}
+
+// Service keeps tokens. It is safe for concurrent use.
+type Service struct {
+	cfg   Config
+	clock func() time.Time
+	log   *slog.Logger
+	guess *limiter
+
+	mu    sync.Mutex
+	users map[string]map[*user]bool // by hash: the calls under way
+}
+
+// user is one call that is being made with a token.
+type user struct{ cut context.CancelCauseFunc }
+
+// New returns a Service.
+func New(cfg Config) *Service {
+	s := &Service{cfg: cfg, clock: cfg.Clock, log: cfg.Logger, users: map[string]map[*user]bool{}}
+	if s.clock == nil {
+		s.clock = time.Now
+	}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	s.guess = newLimiter(cfg.Limits, s.clock)
+	return s
+}
+
+// Request asks for a token. Empty Verbs and Sandboxes mean any.
+type Request struct {
+	Name      string
+	Role      agentlab.Role
+	Verbs     []string // what each may be is the caller's to check
+	Sandboxes []agentlab.TokenSandbox
+	TTL       time.Duration
+}
+
+// Create makes a token and returns it with its secret, which nobody can ever
+// read again. Codes: invalid with the field at fault, exists, limit.
+func (s *Service) Create(ctx context.Context, r Request) (agentlab.APIToken, string, error) {
+	now := s.clock().UTC()
+	secret := Prefix + agentlab.NewToken()
+	verbs := slices.Clone(r.Verbs)
+	slices.Sort(verbs)
+	verbs = slices.Compact(verbs)
+	t := agentlab.APIToken{
+		ID: agentlab.NewTokenID(), Name: r.Name, Hash: hash(secret), Role: r.Role,
+		AnyVerb: len(verbs) == 0, Verbs: verbs,
+		AnySandbox: len(r.Sandboxes) == 0, Sandboxes: slices.Clone(r.Sandboxes),
+		CreatedAt: now, ExpiresAt: now.Add(r.TTL),
+	}
+	if err := t.Validate(); err != nil {
+		return agentlab.APIToken{}, "", err
+	}
+	if err := s.cfg.Store.PutAPIToken(ctx, t, tell(agentlab.EventTokenCreated, "token %s made", t)...); err != nil {
+		return agentlab.APIToken{}, "", err
+	}
+	return t, secret, nil
+}
+
+// List returns the tokens by name, also those that have expired and were not
+// deleted yet.
+func (s *Service) List(ctx context.Context) ([]agentlab.APIToken, error) {
+	return s.cfg.Store.APITokens(ctx)
+}
+
+// Revoke ends a token, by id or name, and cuts every call that is being made
+// with it. Code not_found.
+func (s *Service) Revoke(ctx context.Context, idOrName string) (agentlab.APIToken, error) {
+	t, err := s.cfg.Store.DeleteAPIToken(ctx, idOrName, func(t agentlab.APIToken) []agentlab.Event {
+		return tell(agentlab.EventTokenRevoked, "token %s revoked", t)
+	})
+	if err != nil {
+		return t, err
+	}
+	s.guess.forget(t.Hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for u := range s.users[t.Hash] {
+		u.cut(errRevoked)
+	}
+	return t, nil
+}
+
+func tell(kind, format string, t agentlab.APIToken) []agentlab.Event {
+	data, err := json.Marshal(map[string]any{"id": t.ID, "name": t.Name, "role": t.Role})
+	if err != nil {
+		data = []byte("{}") // strings always marshal
+	}
+	return []agentlab.Event{{Kind: kind, Message: fmt.Sprintf(format, t.Name), Data: string(data)}}
+}
+
+// The one answer to whatever is wrong with a token, and what a call that is
+// cut off ends with.
+var (
+	errNotGood = agentlab.Errorf(agentlab.CodeDenied, "the token is not valid").
+			WithHint("it may have expired or been revoked; ask for another: agentlab token create")
+	errRevoked = agentlab.Errorf(agentlab.CodeDenied, "the token was revoked")
+	errExpired = agentlab.Errorf(agentlab.CodeDenied, "the token has expired")
+)
+
+// Enter begins a call with a token that came from an address. The context that
+// it returns ends with ctx, when the token expires and when it is revoked;
+// leave must be called when the call is over. Code denied, the same for every
+// token that is not good; limit when too many came from that address.
+func (s *Service) Enter(ctx context.Context, from netip.Addr, secret string) (_ agentlab.APIToken, _ context.Context, leave func(), err error) {
+	h := hash(secret)
+	if !s.guess.take(from, h) {
+		return agentlab.APIToken{}, nil, nil, agentlab.Errorf(agentlab.CodeLimit, "too many tokens that are not valid came from %s", shown(from)).
+			WithHint("wait a minute")
+	}
+	ctx, cut := context.WithCancelCause(ctx)
+	// It is among the users before it is looked up: a revocation in between
+	// finds it here.
+	forget := s.enlist(h, &user{cut})
+	defer func() {
+		if err != nil {
+			forget()
+			cut(nil)
+		}
+	}()
+	t, err := s.lookUp(ctx, secret, h)
+	if agentlab.CodeOf(err) == agentlab.CodeDenied {
+		s.guess.forget(h)
+		return agentlab.APIToken{}, nil, nil, errNotGood
+	}
+	if err != nil {
+		return agentlab.APIToken{}, nil, nil, err
+	}
+	s.guess.passed(from, h)
+	now := s.clock()
+	timer := time.AfterFunc(t.ExpiresAt.Sub(now), func() { cut(errExpired) })
+	if now.Sub(t.LastUsedAt) >= touchEvery {
+		if err := s.cfg.Store.TouchAPIToken(ctx, t.ID, now); err != nil {
+			s.log.Warn("the last use of a token was not noted", "token", t.ID, "err", err)
+		}
+	}
+	return t, ctx, func() {
+		timer.Stop()
+		forget()
+		cut(nil)
+	}, nil
+}
+
+func (s *Service) lookUp(ctx context.Context, secret, h string) (agentlab.APIToken, error) {
+	if len(secret) != tokenBytes || !strings.HasPrefix(secret, Prefix) {
+		return agentlab.APIToken{}, errNotGood
+	}
+	t, err := s.cfg.Store.APITokenByHash(ctx, h)
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
+		return t, errNotGood
+	case err != nil:
+		return t, err
+	case t.Hash != h || !s.clock().Before(t.ExpiresAt):
+		return t, errNotGood
+	}
+	return t, nil
+}
+
+func (s *Service) enlist(h string, u *user) (forget func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.users[h] == nil {
+		s.users[h] = map[*user]bool{}
+	}
+	s.users[h][u] = true
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.users[h], u)
+		if len(s.users[h]) == 0 {
+			delete(s.users, h)
+		}
+	}
+}
+
+func hash(secret string) string {
+	sum := sha256.Sum256([]byte(secret))
+	return hex.EncodeToString(sum[:])
+}
+
+func shown(from netip.Addr) string {
+	if !from.IsValid() {
+		return "the unix socket"
+	}
+	return from.String()
+}

@@ -1,0 +1,75 @@
+package config
+
+import (
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// DefaultGroup is the group whose members may use the machine-wide daemon
+// when api.groups names none.
+const DefaultGroup = "agentlab"
+
+// GroupRoles returns what members of groups may do with the machine-wide
+// daemon.
+func (a API) GroupRoles() map[string]agentlab.Role {
+	if len(a.Groups) == 0 {
+		return map[string]agentlab.Role{DefaultGroup: agentlab.RoleWrite}
+	}
+	out := map[string]agentlab.Role{}
+	for group, role := range a.Groups {
+		out[group] = agentlab.Role(role)
+	}
+	return out
+}
+
+// validate checks every value by itself and what must not be together.
+func (a API) validate() error {
+	var roles []string
+	for _, r := range agentlab.Roles {
+		roles = append(roles, string(r))
+	}
+	for _, group := range slices.Sorted(maps.Keys(a.Groups)) {
+		if group == "" || strings.ContainsAny(group, " :/\x00\n") {
+			return agentlab.Errorf(agentlab.CodeInvalid, "%q is not the name of a group", group).WithField("api.groups")
+		}
+		if err := oneOf("api.groups."+group, a.Groups[group], roles); err != nil {
+			return err
+		}
+	}
+	for _, f := range []struct{ key, path string }{{"api.tls_cert", a.TLSCert}, {"api.tls_key", a.TLSKey}} {
+		if f.path != "" && !filepath.IsAbs(f.path) {
+			return agentlab.Errorf(agentlab.CodeInvalid, "%q is not an absolute path", f.path).WithField(f.key)
+		}
+	}
+	if (a.TLSCert == "") != (a.TLSKey == "") {
+		return agentlab.Errorf(agentlab.CodeInvalid, "it stands alone").WithField(lone(a)).WithHint("give api.tls_cert and api.tls_key, or neither")
+	}
+	if a.Listen == "" {
+		if a.TLSCert != "" {
+			return agentlab.Errorf(agentlab.CodeInvalid, "nothing listens for which it could be used").WithField("api.tls_cert").WithHint("set api.listen")
+		}
+		return nil
+	}
+	addr, err := netip.ParseAddrPort(a.Listen)
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not an address with a port", a.Listen).WithField("api.listen").
+			WithHint("give numbers, such as 127.0.0.1:8843 or [::1]:8843")
+	}
+	if a.TLSCert == "" && !addr.Addr().Unmap().IsLoopback() {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%s is no address of the loopback, and there is no TLS", a.Listen).WithField("api.listen").
+			WithHint("set api.tls_cert and api.tls_key, or listen on 127.0.0.1 or [::1]")
+	}
+	return nil
+}
+
+func lone(a API) string {
+	if a.TLSCert != "" {
+		return "api.tls_cert"
+	}
+	return "api.tls_key"
+}

@@ -1,0 +1,112 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// errScope is the one answer to a token that is bound to sandboxes, whether
+// another sandbox was named, or one that does not exist, or none.
+var errScope = agentlab.Errorf(agentlab.CodeDenied, "the token is bound to certain sandboxes, and this call is not about one of them").
+	WithHint("name a sandbox or job that the token is for, or use another token")
+
+// inScope refuses a call that is not about a sandbox that the token covers.
+//
+// What was found is written into the request in place of the name: a handler
+// that looked the name up again might find another sandbox, made under the
+// same name in between.
+func (s *Server) inScope(hc huma.Context, t target, token *agentlab.APIToken) error {
+	req, _ := humago.Unwrap(hc)
+	ctx := hc.Context()
+	switch t {
+	case onSandbox:
+		vmid, err := s.covered(ctx, token, hc.Param("sandbox"))
+		if err != nil {
+			return err
+		}
+		req.SetPathValue("sandbox", vmid)
+		return nil
+	case onJob:
+		return s.coveredJob(ctx, token, hc.Param("job"))
+	case byQuery:
+		return s.coveredQuery(req, token)
+	}
+	return errScope
+}
+
+// coveredQuery wants that a sandbox or a job, or both, are named and covered.
+func (s *Server) coveredQuery(req *http.Request, token *agentlab.APIToken) error {
+	q := req.URL.Query()
+	named := false
+	if v, ok := q["sandbox"]; ok {
+		if len(v) != 1 {
+			return errScope
+		}
+		vmid, err := s.covered(req.Context(), token, v[0])
+		if err != nil {
+			return err
+		}
+		q.Set("sandbox", vmid)
+		named = true
+	}
+	if v, ok := q["job"]; ok {
+		if len(v) != 1 {
+			return errScope
+		}
+		if err := s.coveredJob(req.Context(), token, v[0]); err != nil {
+			return err
+		}
+		named = true
+	}
+	if !named {
+		return errScope
+	}
+	req.URL.RawQuery = q.Encode()
+	return nil
+}
+
+// covered returns the VMID of the sandbox of that name or VMID, if the token
+// covers it.
+func (s *Server) covered(ctx context.Context, token *agentlab.APIToken, nameOrVMID string) (string, error) {
+	sb, err := s.cfg.Services.Sandboxes.Get(ctx, nameOrVMID)
+	switch code := agentlab.CodeOf(err); {
+	case code == agentlab.CodeNotFound || code == agentlab.CodeInvalid:
+		return "", errScope
+	case err != nil:
+		return "", err
+	case !token.Covers(sb.UID):
+		return "", errScope
+	}
+	return strconv.Itoa(sb.VMID), nil
+}
+
+// coveredJob refuses a job that is not one of a sandbox that the token covers.
+// The sandbox must know the job too: its number may have been another's when
+// the job ran.
+func (s *Server) coveredJob(ctx context.Context, token *agentlab.APIToken, id string) error {
+	j, err := s.cfg.Services.Jobs.Get(ctx, id)
+	switch code := agentlab.CodeOf(err); {
+	case code == agentlab.CodeNotFound || code == agentlab.CodeInvalid:
+		return errScope
+	case err != nil:
+		return err
+	case j.SandboxVMID == 0:
+		return errScope
+	}
+	sb, err := s.cfg.Services.Sandboxes.Get(ctx, strconv.Itoa(j.SandboxVMID))
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
+		return errScope
+	case err != nil:
+		return err
+	case !token.Covers(sb.UID) || sb.JobID != j.ID:
+		return errScope
+	}
+	return nil
+}

@@ -1,0 +1,188 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Connections over TCP at a time, of all and of one address. What comes after
+// is closed at once; the unix socket does not count.
+const (
+	maxConns       = 512
+	maxConnsOfHost = 128
+)
+
+// TCP says how the API is served over TCP.
+type TCP struct {
+	// TLS holds the certificate. Nil means plain HTTP, which only an address
+	// of this machine's loopback may be served with.
+	TLS *tls.Config
+	// Ours tells whether a name in the header Host means this daemon; nil
+	// means that none does. Addresses and localhost always do.
+	Ours func(host string) bool
+}
+
+// ServeTCP answers callers with a token on l until Shutdown; it closes l. It
+// may be called once.
+func (s *Server) ServeTCP(l net.Listener, c TCP) error {
+	addr, ok := l.Addr().(*net.TCPAddr)
+	if c.TLS == nil && (!ok || !addr.IP.IsLoopback()) {
+		return errors.Join(agentlab.Errorf(agentlab.CodeDenied, "without TLS the API is not served on %s", l.Addr()).
+			WithHint("set api.tls_cert and api.tls_key, or listen on 127.0.0.1"), l.Close())
+	}
+	s.ours.Store(&c.Ours)
+	l = newLimitListener(l, maxConns, maxConnsOfHost)
+	if c.TLS != nil {
+		t := c.TLS.Clone()
+		t.NextProtos = []string{"http/1.1"} // a connection of HTTP/2 cannot become a stream
+		t.MinVersion = max(t.MinVersion, tls.VersionTLS12)
+		l = tls.NewListener(l, t)
+	}
+	if err := s.tcp.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+func (s *Server) tcpServer() *http.Server {
+	var only1 http.Protocols
+	only1.SetHTTP1(true)
+	return &http.Server{
+		Handler:           s.fromAfar(s.Handler()),
+		ConnContext:       s.remoteContext,
+		ReadHeaderTimeout: s.cfg.HeaderTimeout, // of the TLS handshake too
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
+		Protocols:         &only1,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+}
+
+// remoteContext notes where a connection came from, for all its calls. That
+// alone gives no access to anything.
+func (s *Server) remoteContext(ctx context.Context, c net.Conn) context.Context {
+	who := caller{}
+	if a, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil {
+		who.from = a.Addr().Unmap()
+	} else {
+		who.err = err
+	}
+	return context.WithValue(ctx, callerKey{}, who)
+}
+
+// fromAfar refuses what a web page could make a browser send: a name that is
+// not ours (DNS rebinding), and calls from another site. Neither bears a
+// token, but it should not even reach the place where tokens are looked at.
+func (s *Server) fromAfar(next http.Handler) http.Handler {
+	var sites http.CrossOriginProtection
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := sites.Check(r)
+		switch {
+		case err != nil || r.Header.Get("Sec-Fetch-Site") == "cross-site":
+			err = agentlab.Errorf(agentlab.CodeDenied, "calls of web pages of other sites are refused")
+		case !s.ourName(r.Host):
+			err = agentlab.Errorf(agentlab.CodeDenied, "the header Host names another machine").
+				WithField("Host").WithHint("use an address, localhost, or a name that is in the daemon's certificate")
+		}
+		if err != nil {
+			s.log.Warn("refused", "from", callerOf(r.Context()).from, "method", r.Method, "path", r.URL.Path, "err", err)
+			s.turnAway(w, r, err)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// ourName tells whether the header Host means this daemon. An address cannot
+// be rebound.
+func (s *Server) ourName(hostport string) bool {
+	host := hostport
+	if h, _, err := net.SplitHostPort(hostport); err == nil {
+		host = h
+	}
+	if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil || strings.EqualFold(host, "localhost") {
+		return true
+	}
+	ours := s.ours.Load()
+	return host != "" && ours != nil && *ours != nil && (*ours)(host)
+}
+
+// limitListener lets only so many connections be open.
+type limitListener struct {
+	net.Listener
+	most, mostOfHost int
+
+	mu     sync.Mutex
+	open   int
+	byHost map[netip.Addr]int
+}
+
+func newLimitListener(l net.Listener, most, mostOfHost int) *limitListener {
+	return &limitListener{Listener: l, most: most, mostOfHost: mostOfHost, byHost: map[netip.Addr]int{}}
+}
+
+func (l *limitListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		var host netip.Addr
+		if a, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil {
+			host = a.Addr().Unmap()
+		}
+		if !l.take(host) {
+			_ = c.Close()
+			continue
+		}
+		return &limitConn{Conn: c, release: sync.OnceFunc(func() { l.give(host) })}, nil
+	}
+}
+
+func (l *limitListener) take(host netip.Addr) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open >= l.most || l.byHost[host] >= l.mostOfHost {
+		return false
+	}
+	l.open++
+	l.byHost[host]++
+	return true
+}
+
+func (l *limitListener) give(host netip.Addr) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open--
+	if l.byHost[host]--; l.byHost[host] == 0 {
+		delete(l.byHost, host)
+	}
+}
+
+// limitConn gives its place back when it is closed.
+type limitConn struct {
+	net.Conn
+	release func()
+}
+
+func (c *limitConn) Close() error {
+	defer c.release()
+	return c.Conn.Close()
+}
+
+// CloseWrite ends one direction, as streams do.
+func (c *limitConn) CloseWrite() error {
+	if hc, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return hc.CloseWrite()
+	}
+	return c.Conn.Close()
+}

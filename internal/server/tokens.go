@@ -1,0 +1,84 @@
+package server
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/auth"
+)
+
+type createTokenInput struct{ Body api.TokenCreate }
+
+func (s *Server) createToken(ctx context.Context, in *createTokenInput) (api.TokenCreated, error) {
+	b := in.Body
+	r := auth.Request{Name: b.Name, Role: agentlab.Role(b.Role), Verbs: b.Verbs, TTL: time.Duration(b.TTLMinutes) * time.Minute}
+	for _, verb := range b.Verbs {
+		if err := s.usefulVerb(verb, r.Role, len(b.Sandboxes) > 0); err != nil {
+			return api.TokenCreated{}, err
+		}
+	}
+	for _, name := range b.Sandboxes {
+		sb, err := s.cfg.Services.Sandboxes.Get(ctx, name)
+		if err != nil {
+			return api.TokenCreated{}, err
+		}
+		r.Sandboxes = append(r.Sandboxes, agentlab.TokenSandbox{UID: sb.UID, VMID: sb.VMID, Name: sb.Name})
+	}
+	t, secret, err := s.cfg.Services.Tokens.Create(ctx, r)
+	return api.TokenCreated{Token: toToken(t), Secret: secret}, err
+}
+
+// usefulVerb refuses a verb with which a token of that role could do nothing:
+// one that is not known, that needs more, or that is no use to it.
+func (s *Server) usefulVerb(verb string, role agentlab.Role, bound bool) error {
+	var useful []string
+	for _, r := range s.table {
+		if r.reach == anywhere && r.access <= accessOf(role) && !(bound && r.target == noTarget) {
+			useful = append(useful, r.verb)
+		}
+	}
+	if slices.Contains(useful, verb) {
+		return nil
+	}
+	slices.Sort(useful)
+	e := agentlab.Errorf(agentlab.CodeInvalid, "%q is not a verb", verb)
+	if knownVerb(verb) {
+		e = agentlab.Errorf(agentlab.CodeInvalid, "a token with role %s can do nothing with %s", role, verb)
+		if bound {
+			e = agentlab.Errorf(agentlab.CodeInvalid, "a token with role %s that is bound to sandboxes can do nothing with %s", role, verb)
+		}
+	}
+	return e.WithField("verbs").WithHint("what it could have: %s", strings.Join(slices.Compact(useful), ", "))
+}
+
+func (s *Server) listTokens(ctx context.Context, _ *struct{}) (api.List[api.Token], error) {
+	list, err := s.cfg.Services.Tokens.List(ctx)
+	return api.List[api.Token]{Items: all(list, toToken)}, err
+}
+
+type tokenInput struct {
+	Token string `path:"token" doc:"Id or name of a token"`
+}
+
+func (s *Server) revokeToken(ctx context.Context, in *tokenInput) (api.Token, error) {
+	t, err := s.cfg.Services.Tokens.Revoke(ctx, in.Token)
+	return toToken(t), err
+}
+
+func toToken(t agentlab.APIToken) api.Token {
+	out := api.Token{
+		ID: t.ID, Name: t.Name, Role: string(t.Role), Verbs: append([]string{}, t.Verbs...),
+		Sandboxes: all(t.Sandboxes, func(s agentlab.TokenSandbox) api.TokenSandbox {
+			return api.TokenSandbox{VMID: s.VMID, Name: s.Name}
+		}),
+		CreatedAt: t.CreatedAt, ExpiresAt: t.ExpiresAt,
+	}
+	if !t.LastUsedAt.IsZero() {
+		out.LastUsedAt = &t.LastUsedAt
+	}
+	return out
+}

@@ -1,0 +1,96 @@
+package agentlab
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// Role is how much a caller of the control API may do. Each role includes the
+// ones before it.
+type Role string
+
+// The roles, the least first.
+const (
+	RoleRead  Role = "read"  // look
+	RoleWrite Role = "write" // make, change and use sandboxes and jobs
+	RoleAdmin Role = "admin" // change what all sandboxes are made from
+)
+
+// Roles are all roles, the least first.
+var Roles = []Role{RoleRead, RoleWrite, RoleAdmin}
+
+// Event kinds of tokens.
+const (
+	EventTokenCreated = "token.created"
+	EventTokenRevoked = "token.revoked"
+)
+
+// Bounds of an API token. There is none that lives for ever.
+const (
+	MaxTokenTTL       = 365 * 24 * time.Hour
+	MaxTokenVerbs     = 64
+	MaxTokenSandboxes = 256
+)
+
+// TokenSandbox is a sandbox that a token is bound to. The UID decides: names
+// and numbers are given again when a sandbox is gone.
+type TokenSandbox struct {
+	UID  string `json:"uid"`
+	VMID int    `json:"vmid"` // as it was when the token was made, for people
+	Name string `json:"name"` // the same
+}
+
+// APIToken is a right to use the control API, for whoever bears the token.
+// Only the token's hash is kept. The zero value allows nothing: what is
+// not restricted says so by AnyVerb and AnySandbox.
+type APIToken struct {
+	ID         string         // "tok-" and 13 characters
+	Name       string         // what it is for; ValidateName holds; unique
+	Hash       string         // lower-case hex SHA-256 of the token
+	Role       Role           // the most that it may do
+	AnyVerb    bool           // all that the role may do; else Verbs
+	Verbs      []string       // only these, sorted
+	AnySandbox bool           // all sandboxes, and calls about none; else Sandboxes
+	Sandboxes  []TokenSandbox // only calls about these
+	CreatedAt  time.Time
+	ExpiresAt  time.Time
+	LastUsedAt time.Time // to the minute or so; zero when it was never used
+}
+
+// NewTokenID returns a fresh id of an API token.
+func NewTokenID() string { return "tok-" + randomID(8) }
+
+// May tells whether the token allows calls with the verb.
+func (t APIToken) May(verb string) bool { return t.AnyVerb || slices.Contains(t.Verbs, verb) }
+
+// Covers tells whether the token allows calls about the sandbox with that UID.
+func (t APIToken) Covers(uid string) bool {
+	return t.AnySandbox || uid != "" && slices.ContainsFunc(t.Sandboxes, func(s TokenSandbox) bool { return s.UID == uid })
+}
+
+// Validate checks a token that is to be kept, or was. Errors are code invalid.
+func (t APIToken) Validate() error {
+	bad := func(field, format string, args ...any) *Error {
+		return Errorf(CodeInvalid, format, args...).WithField(field)
+	}
+	id, ok := strings.CutPrefix(t.ID, "tok-")
+	switch {
+	case !ok || len(id) != 13 || strings.Trim(id, letters+digits[2:]) != "":
+		return bad("id", "%q is not the id of a token", t.ID)
+	case len(t.Hash) != 64 || strings.Trim(t.Hash, "0123456789abcdef") != "":
+		return bad("hash", "it is no SHA-256 in lower-case hex")
+	case !slices.Contains(Roles, t.Role):
+		return bad("role", "%q is not a role", t.Role).WithHint("choose one of read, write, admin")
+	case t.AnyVerb != (len(t.Verbs) == 0) || len(t.Verbs) > MaxTokenVerbs || slices.Contains(t.Verbs, ""):
+		return bad("verbs", "a token has 1 to %d verbs, or any", MaxTokenVerbs)
+	case t.AnySandbox != (len(t.Sandboxes) == 0) || len(t.Sandboxes) > MaxTokenSandboxes:
+		return bad("sandboxes", "a token has 1 to %d sandboxes, or any", MaxTokenSandboxes)
+	case slices.ContainsFunc(t.Sandboxes, func(s TokenSandbox) bool { return s.UID == "" }):
+		return bad("sandboxes", "a sandbox lacks its uid")
+	case t.CreatedAt.IsZero() || !t.ExpiresAt.After(t.CreatedAt) || t.ExpiresAt.Sub(t.CreatedAt) > MaxTokenTTL:
+		return bad("ttl_minutes", "a token lives longer than nothing and at most %d days", int(MaxTokenTTL.Hours()/24)).
+			WithHint("make a new one when it has expired")
+	}
+	return ValidateName(t.Name)
+}
