@@ -56,7 +56,7 @@ func driverLayers() []Layer {
 		out = append(out, Layer{
 			Name: "driver " + d, Packages: []string{"internal/backend/" + d + "/..."},
 			May: and([]string{
-				".", "guestapi", "internal/backend", "internal/control", "internal/egress", "internal/egress/vnet", "internal/egress/nft",
+				".", "guestapi", "internal/backend", "internal/control", "internal/egress", "internal/egress/gate", "internal/egress/vnet", "internal/egress/nft",
 			}, leaves),
 			Why: "drivers never know each other, nor a service, the store or the server",
 		})

@@ -3,7 +3,7 @@
 // machine, because it has no socket but pairs made in this process and, when
 // asked for, one unix socket for shims in other processes.
 //
-// A Net is a vnet.Dialer: what is dialled is looked up in its tables, and an
+// A Net is a gate.Dialer: what is dialled is looked up in its tables, and an
 // address that is in none of them refuses the connection.
 package fakenet
 
@@ -128,7 +128,7 @@ func (n *Net) Dials() []string {
 	return slices.Clone(n.dials)
 }
 
-// DialContext implements vnet.Dialer. An address without a service refuses
+// DialContext implements gate.Dialer. An address without a service refuses
 // the connection (syscall.ECONNREFUSED).
 func (n *Net) DialContext(_ context.Context, network, addr string) (net.Conn, error) {
 	at, err := netip.ParseAddrPort(addr)

@@ -26,7 +26,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/agentlab-vm/agentlab/internal/egress"
-	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
 )
 
@@ -41,17 +41,17 @@ func newNet(t *testing.T) *fakenet.Net {
 
 // dialers runs a test against the Net itself and against its unix socket, as
 // a shim in another process sees it.
-func dialers(t *testing.T, n *fakenet.Net, f func(t *testing.T, d vnet.Dialer)) {
+func dialers(t *testing.T, n *fakenet.Net, f func(t *testing.T, d gate.Dialer)) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "dial.sock")
 	if err := n.ServeUnix(path); err != nil {
 		t.Fatal(err)
 	}
 	t.Run("in process", func(t *testing.T) { f(t, n) })
-	t.Run("unix socket", func(t *testing.T) { f(t, vnet.UnixDialer{Path: path}) })
+	t.Run("unix socket", func(t *testing.T) { f(t, gate.UnixDialer{Path: path}) })
 }
 
-func dial(t *testing.T, d vnet.Dialer, network, addr string) net.Conn {
+func dial(t *testing.T, d gate.Dialer, network, addr string) net.Conn {
 	t.Helper()
 	c, err := d.DialContext(t.Context(), network, addr)
 	if err != nil {
@@ -79,7 +79,7 @@ func TestTCPAndHalfClose(t *testing.T) {
 	n := newNet(t)
 	n.Echo("x.test")
 	n.Discard("x.test")
-	dialers(t, n, func(t *testing.T, d vnet.Dialer) {
+	dialers(t, n, func(t *testing.T, d gate.Dialer) {
 		c := dial(t, d, "tcp", n.Host("x.test").String()+":9")
 		payload := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
 		if _, err := c.Write(payload); err != nil {
@@ -103,7 +103,7 @@ func TestUDPKeepsBorders(t *testing.T) {
 	t.Parallel()
 	n := newNet(t)
 	n.Echo("x.test")
-	dialers(t, n, func(t *testing.T, d vnet.Dialer) {
+	dialers(t, n, func(t *testing.T, d gate.Dialer) {
 		c := dial(t, d, "udp", n.Host("x.test").String()+":7")
 		sizes := []int{1, 1500, 65507, 2}
 		for _, size := range sizes {

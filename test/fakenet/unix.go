@@ -6,11 +6,11 @@ import (
 	"net"
 	"strings"
 
-	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
 
-// ServeUnix serves the dial protocol of vnet.UnixDialer on a unix socket, so
+// ServeUnix serves the dial protocol of gate.UnixDialer on a unix socket, so
 // that shims in other processes reach this Net. It returns at once; the socket
 // lives until the Net is closed.
 func (n *Net) ServeUnix(path string) error {
@@ -32,7 +32,7 @@ func (n *Net) ServeUnix(path string) error {
 }
 
 func (n *Net) serveDial(conn net.Conn) {
-	line, err := vnet.ReadDialLine(conn)
+	line, err := gate.ReadDialLine(conn)
 	if err != nil {
 		return
 	}
@@ -48,7 +48,7 @@ func (n *Net) serveDial(conn net.Conn) {
 	}
 	outer := conn
 	if strings.HasPrefix(network, "udp") {
-		outer = vnet.NewDatagramConn(conn)
+		outer = gate.NewDatagramConn(conn)
 	}
 	done := make(chan struct{})
 	go func() {

@@ -59,7 +59,7 @@ type Config struct {
 	QEMUImg string // path or name of qemu-img; "" means that name
 
 	// DialUnix, for tests only, is a unix socket that takes the place of the
-	// internet for every sandbox started from now on (vnet.UnixDialer).
+	// internet for every sandbox started from now on (gate.UnixDialer).
 	DialUnix string
 
 	Now    func() time.Time // nil means time.Now

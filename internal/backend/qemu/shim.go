@@ -48,13 +48,15 @@ const dirEvery = 5 * time.Second
 type shim struct {
 	dir      string
 	handle   handle
+	rebooted bool // the host was, since the last run
 	cfg      startConfig
 	lockFile fs.FileInfo // of the lock that we hold
 	log      *slog.Logger
 	undo     cleanups
 
 	consoleTail, stderrTail tail
-	consoleLog, egressLog   *boundedLog
+	consoleLog              *boundedLog
+	egressLog               *egressLog
 
 	link *link.HostLink
 	net  *vnet.Network
@@ -170,6 +172,9 @@ func (s *shim) load() error {
 	if s.handle, err = readHandle(s.dir); err != nil {
 		return err
 	}
+	if last, err := readState(s.dir); err == nil {
+		s.rebooted = last.Boot != bootID()
+	}
 	self, err := identify(os.Getpid())
 	if err != nil {
 		return fault(err, "cannot tell my start time")
@@ -193,17 +198,14 @@ func (s *shim) begin(ctx context.Context) error {
 		defer cancel()
 		return errors.Join(srv.Shutdown(ctx), srv.Close()) // whoever waits for the end hears of it
 	})
-	for _, l := range []struct {
-		log  **boundedLog
-		name string
-		max  int64
-		rate float64
-	}{{&s.consoleLog, fileConsole, consoleMax, consoleRate}, {&s.egressLog, fileEgress, egressMax, egressRate}} {
-		if *l.log, err = openLog(filepath.Join(s.dir, l.name), l.max, l.rate, time.Now); err != nil {
-			return fault(err, "cannot open %s", l.name)
-		}
-		s.undo.add((*l.log).Close)
+	if s.consoleLog, err = openLog(filepath.Join(s.dir, fileConsole), consoleMax, consoleRate, time.Now); err != nil {
+		return fault(err, "cannot open %s", fileConsole)
 	}
+	s.undo.add(s.consoleLog.Close)
+	if s.egressLog, err = openEgressLog(s.dir, s.handle.Spec.VMID, s.rebooted); err != nil {
+		return fault(err, "cannot open %s", fileEgress)
+	}
+	s.undo.add(s.egressLog.Close)
 	return s.startVM(ctx)
 }
 

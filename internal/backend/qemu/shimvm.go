@@ -2,7 +2,6 @@ package qemu
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
@@ -228,10 +228,10 @@ func (s *shim) startNet(conn net.Conn) error {
 	cfg := vnet.Config{
 		Link: conn, MTU: GuestMTU, Policy: policy, Logger: s.log.With("part", "net"),
 		Services: map[uint16]func(net.Conn){controllerPort: s.toController, uploadPort: s.toController},
-		Audit:    s.audit,
+		Network:  gate.NetworkLimits(s.handle.Spec.Network), Audit: s.egressLog.write,
 	}
 	if s.cfg.DialUnix != "" {
-		cfg.Dialer = vnet.UnixDialer{Path: s.cfg.DialUnix}
+		cfg.Dialer = gate.UnixDialer{Path: s.cfg.DialUnix}
 	}
 	if s.net, err = vnet.New(cfg); err != nil {
 		return err
@@ -257,17 +257,6 @@ func (s *shim) toController(guest net.Conn) {
 		return
 	}
 	splice(guest, host)
-}
-
-// audit writes one decision as a line of egress.log.
-func (s *shim) audit(d vnet.Decision) {
-	line, err := json.Marshal(map[string]any{
-		"time": d.Time.UTC().Format(time.RFC3339Nano), "vmid": s.handle.Spec.VMID, "proto": d.Proto, "name": clean(d.Name),
-		"addr": d.Addr.String(), "allow": d.Allow, "rule": d.Rule, "error": d.Error, "suppressed": d.Suppressed,
-	})
-	if err == nil {
-		_, _ = s.egressLog.Write(append(line, '\n'))
-	}
 }
 
 // startQMP waits until QEMU answers, which it does when its devices are made

@@ -18,7 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/control"
-	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
@@ -219,14 +219,14 @@ func TestGuest(t *testing.T) {
 				return
 			}
 			defer func() { _ = c.Close() }()
-			line, _ := vnet.ReadDialLine(c)
+			line, _ := gate.ReadDialLine(c)
 			_, _ = io.WriteString(c, "ok\nHTTP/1.0 200 OK\r\n\r\nasked for "+line)
 		}()
 		if got := b.output("curl -s http://192.0.78.9:81/"); got != "asked for tcp 192.0.78.9:81" {
 			t.Errorf("the guest got %q", got)
 		}
 		log, err := os.ReadFile(filepath.Join(b.d.dir(b.ref), fileEgress))
-		if err != nil || !strings.Contains(string(log), `"addr":"192.0.78.9:81"`) {
+		if err != nil || !strings.Contains(string(log), `"addr":"192.0.78.9","port":81`) {
 			t.Errorf("%s: %s, %v", fileEgress, log, err)
 		}
 	})

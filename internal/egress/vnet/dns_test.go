@@ -8,8 +8,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -123,7 +121,7 @@ func TestDNSQuestions(t *testing.T) {
 			t.Errorf("%s: the question comes back as %v", c.name, reply.Question)
 		}
 	}
-	d := l.audit.wait(t, "the withheld address", func(d vnet.Decision) bool { return d.Rule == egress.RuleRebinding && d.Name == "rebind.test." })
+	d := l.audit.wait(t, "the withheld address", func(d decision) bool { return d.Rule == egress.RuleRebinding && d.Name == "rebind.test" })
 	if d.Allow || d.Addr.Addr().String() != "169.254.169.254" {
 		t.Errorf("recorded as %+v", d)
 	}
@@ -219,7 +217,7 @@ func TestDNSFailuresAreServfail(t *testing.T) {
 	if reply := l.ask(t, "www.test.", dns.TypeA); reply.Rcode != dns.RcodeServerFailure {
 		t.Errorf("answered %v", reply)
 	}
-	d := l.audit.wait(t, "the question", func(d vnet.Decision) bool { return d.Name == "www.test." })
+	d := l.audit.wait(t, "the question", func(d decision) bool { return d.Name == "www.test" })
 	if d.Error == "" {
 		t.Errorf("recorded as %+v", d)
 	}
@@ -282,47 +280,8 @@ func TestDNSRateLimit(t *testing.T) {
 	for range 50 {
 		l.guest.send(t, udpFrame(gateway(53), wire))
 	}
-	l.audit.wait(t, "the limit", func(d vnet.Decision) bool { return d.Rule == egress.RuleRate && !d.Allow })
+	l.audit.wait(t, "the limit", func(d decision) bool { return d.Rule == egress.RuleRate && !d.Allow })
 	eventually(t, "the admitted ones are asked", func() bool { return len(l.net.Dials()) == 10 })
-}
-
-func TestUpstream(t *testing.T) {
-	t.Parallel()
-	l := newLab(t)
-	want := l.net.Host("www.test").String()
-	conf := filepath.Join(t.TempDir(), "resolv.conf")
-	if err := os.WriteFile(conf, []byte("# ours\nsearch corp.test\nnameserver 192.168.7.7\nnameserver 10.1.1.1\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	var asked []string
-	d := dialerFunc(func(ctx context.Context, network, addr string) (net.Conn, error) {
-		asked = append(asked, network+" "+addr)
-		if strings.HasPrefix(addr, "192.168.7.7:") {
-			return nil, errors.New("down")
-		}
-		return l.net.DialContext(ctx, network, addr)
-	})
-	reply, err := vnet.NewUpstreamAt(d, conf).Exchange(t.Context(), new(dns.Msg).SetQuestion("www.test.", dns.TypeA))
-	if err != nil || answerA(t, reply).String() != want {
-		t.Errorf("%v, %v", reply, err)
-	}
-	if got := strings.Join(asked, ", "); got != "udp 192.168.7.7:53, udp 10.1.1.1:53" {
-		t.Errorf("asked %s", got)
-	}
-	var many []netip.Addr
-	for i := range 200 {
-		many = append(many, netip.AddrFrom4([4]byte{192, 31, 197, byte(i)}))
-	}
-	l.net.SetName("many.test", many...)
-	reply, err = vnet.NewUpstreamAt(d, conf).Exchange(t.Context(), new(dns.Msg).SetQuestion("many.test.", dns.TypeA))
-	if err != nil || len(reply.Answer) != len(many) {
-		t.Errorf("a truncated answer: %v, %v", reply, err)
-	}
-	down := dialerFunc(func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("down") })
-	_, err = vnet.NewUpstreamAt(down, filepath.Join(t.TempDir(), "none")).Exchange(t.Context(), new(dns.Msg).SetQuestion("www.test.", dns.TypeA))
-	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || agentlab.HintOf(err) == "" {
-		t.Errorf("nobody answers: %v", err)
-	}
 }
 
 func FuzzDNS(f *testing.F) {

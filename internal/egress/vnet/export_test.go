@@ -26,13 +26,6 @@ func (c Card) Receive(see func([]byte)) error {
 
 func (c Card) Shut() { c.shut() }
 
-// NewUpstreamAt is NewUpstream with another resolv.conf.
-func NewUpstreamAt(d Dialer, path string) *Upstream {
-	u := NewUpstream(d)
-	u.path = path
-	return u
-}
-
 // CheckFrame runs the frame filter of a network with the default addresses.
 func CheckFrame(frame []byte) (pass bool, rule string, dst netip.AddrPort) {
 	f := &frameFilter{guest: DefaultGuest, gateway: DefaultGateway, mac: DefaultMAC}
@@ -41,6 +34,6 @@ func CheckFrame(frame []byte) (pass bool, rule string, dst netip.AddrPort) {
 }
 
 // AnswerDNS answers a question as the network's DNS server does.
-func (n *Network) AnswerDNS(wire []byte) []byte { return n.dns.answer(wire, true) }
+func (n *Network) AnswerDNS(wire []byte) []byte { return n.gate.Answer(n.ctx, wire, true) }
 
 var MaxFrame = maxFrame

@@ -135,7 +135,7 @@ func (n *Network) filter() func(frame []byte) bool {
 	return func(frame []byte) bool {
 		v := f.check(frame)
 		if v.rule != "" {
-			n.audit.record(Decision{Proto: v.proto, Addr: v.dst, Rule: v.rule})
+			n.deny(v.proto, v.dst, v.rule)
 		}
 		if src := [6]byte(frame[6:12]); v.pass && v.dst.IsValid() && src != card {
 			// There is one guest and its packets say where it is. Left to ask

@@ -43,7 +43,7 @@ func TestTCPCarriesBothWaysAndHalfCloses(t *testing.T) {
 	if err != nil || sha256.Sum256(got) != sha256.Sum256(payload) {
 		t.Errorf("%d bytes came back of %d, %v", len(got), len(payload), err)
 	}
-	d := l.audit.wait(t, "the flow", func(d vnet.Decision) bool { return d.Addr == echo })
+	d := l.audit.wait(t, "the flow", func(d decision) bool { return d.Addr == echo })
 	if !d.Allow || d.Rule != egress.RuleNAT || d.Proto != egress.TCP || d.Error != "" || d.Time.IsZero() {
 		t.Errorf("recorded as %+v", d)
 	}
@@ -122,7 +122,7 @@ func TestRefusedIsRefusedAtOnce(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("connect to a closed port: %v", err)
 	}
-	d := l.audit.wait(t, "the flow", func(d vnet.Decision) bool { return d.Addr == closed })
+	d := l.audit.wait(t, "the flow", func(d decision) bool { return d.Addr == closed })
 	if !d.Allow || !strings.Contains(d.Error, syscall.ECONNREFUSED.Error()) {
 		t.Errorf("recorded as %+v", d)
 	}
@@ -163,7 +163,7 @@ func TestDialerHasTheLastWord(t *testing.T) {
 	if _, err := l.guest.tcp(t.Context(), target); err == nil {
 		t.Error("it was connected")
 	}
-	d := l.audit.wait(t, "the flow", func(d vnet.Decision) bool { return d.Addr == target })
+	d := l.audit.wait(t, "the flow", func(d decision) bool { return d.Addr == target })
 	if d.Allow || d.Rule != egress.RuleHostAddr {
 		t.Errorf("recorded as %+v", d)
 	}
@@ -209,7 +209,7 @@ func TestFlowLimitRefusesAndRecovers(t *testing.T) {
 	if _, err := l.guest.tcp(t.Context(), echo); err == nil {
 		t.Error("a fourth flow was opened")
 	}
-	l.audit.wait(t, "the limit", func(d vnet.Decision) bool { return !d.Allow && d.Rule == egress.RuleLimit })
+	l.audit.wait(t, "the limit", func(d decision) bool { return !d.Allow && d.Rule == egress.RuleLimit })
 	_ = held[0].Close()
 	eventually(t, "a slot is free", func() bool { return l.Stats().TCPFlows == 2 })
 	l.guest.mustTCP(t, echo)
@@ -269,8 +269,8 @@ func TestHTTPByName(t *testing.T) {
 	if body, err := io.ReadAll(resp.Body); string(body) != "hello from www.test\n" || err != nil {
 		t.Errorf("the site says %q, %v", body, err)
 	}
-	d := l.audit.wait(t, "the flow", func(d vnet.Decision) bool { return d.Proto == egress.TCP })
-	if d.Name != "www.test." {
+	d := l.audit.wait(t, "the flow", func(d decision) bool { return d.Proto == egress.TCP })
+	if d.Name != "www.test" {
 		t.Errorf("the flow was recorded without its name: %+v", d)
 	}
 }
@@ -317,7 +317,7 @@ func TestUDPFlowLimit(t *testing.T) {
 	for port := range uint16(100) {
 		l.guest.send(t, udpFrame(at(host, 1000+port), []byte("x")))
 	}
-	l.audit.wait(t, "the limit", func(d vnet.Decision) bool { return d.Proto == egress.UDP && d.Rule == egress.RuleLimit })
+	l.audit.wait(t, "the limit", func(d decision) bool { return d.Proto == egress.UDP && d.Rule == egress.RuleLimit })
 	if n := l.Stats().UDPFlows; n > 4 {
 		t.Errorf("%d flows", n)
 	}

@@ -229,14 +229,29 @@ func (g *guest) sees(t testing.TB, what string, f func(frame []byte) bool) {
 	}
 }
 
+// decision is an audit record with an address that can be compared.
+type decision struct {
+	Time           time.Time
+	Proto          egress.Proto
+	Name           string
+	Addr           netip.AddrPort
+	Allow          bool
+	Rule, Error    string
+	Count, Dropped int
+}
+
 // auditLog collects decisions.
 type auditLog struct {
 	mu      sync.Mutex
-	all     []vnet.Decision
+	all     []decision
 	changed chan struct{}
 }
 
-func (a *auditLog) add(d vnet.Decision) {
+func (a *auditLog) add(r agentlab.EgressRecord) {
+	d := decision{Time: r.Time, Proto: egress.Proto(r.Proto), Name: r.Name, Allow: r.Allow, Rule: r.Rule, Error: r.Error, Count: r.Count, Dropped: r.Dropped}
+	if addr, err := netip.ParseAddr(r.Addr); err == nil {
+		d.Addr = netip.AddrPortFrom(addr, uint16(r.Port))
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.all = append(a.all, d)
@@ -246,7 +261,7 @@ func (a *auditLog) add(d vnet.Decision) {
 	}
 }
 
-func (a *auditLog) find(f func(vnet.Decision) bool) (vnet.Decision, bool) {
+func (a *auditLog) find(f func(decision) bool) (decision, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, d := range a.all {
@@ -254,11 +269,11 @@ func (a *auditLog) find(f func(vnet.Decision) bool) (vnet.Decision, bool) {
 			return d, true
 		}
 	}
-	return vnet.Decision{}, false
+	return decision{}, false
 }
 
 // wait returns the first decision for which f answers true.
-func (a *auditLog) wait(t testing.TB, what string, f func(vnet.Decision) bool) vnet.Decision {
+func (a *auditLog) wait(t testing.TB, what string, f func(decision) bool) decision {
 	t.Helper()
 	limit := time.After(patience)
 	for {

@@ -163,7 +163,7 @@ func TestAuditIsBoundedAndCounts(t *testing.T) {
 	}
 	eventually(t, "a later decision tells how many were left out", func() bool {
 		l.guest.send(t, udpFrame(at(lan, 9999), nil))
-		_, ok := l.audit.find(func(d vnet.Decision) bool { return d.Suppressed > 400 })
+		_, ok := l.audit.find(func(d decision) bool { return d.Dropped > 400 })
 		return ok
 	})
 }
@@ -192,7 +192,7 @@ func TestFragments(t *testing.T) {
 	}
 	l.guest.send(t, fragment(0, 8, 0, true))
 	l.guest.send(t, fragment(8, 72, 8, false))
-	d := l.audit.wait(t, "the datagram", func(d vnet.Decision) bool { return d.Addr == lan })
+	d := l.audit.wait(t, "the datagram", func(d decision) bool { return d.Addr == lan })
 	if d.Allow || d.Rule != egress.RulePrivate {
 		t.Errorf("recorded as %+v", d)
 	}

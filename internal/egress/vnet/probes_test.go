@@ -58,7 +58,7 @@ func TestProbesReachNothing(t *testing.T) {
 					egress.TCP: synFrame(target, uint16(2000+i)), egress.UDP: udpFrame(target, []byte("probe")),
 				} {
 					l.guest.send(t, frame)
-					d := l.audit.wait(t, fmt.Sprintf("%s %s", proto, target), func(d vnet.Decision) bool {
+					d := l.audit.wait(t, fmt.Sprintf("%s %s", proto, target), func(d decision) bool {
 						return d.Proto == proto && d.Addr == target
 					})
 					if d.Allow || d.Rule != p.rule {
@@ -86,7 +86,7 @@ func TestModeOffReachesOnlyTheController(t *testing.T) {
 	if _, err := l.guest.udp(t, echo).Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	l.audit.wait(t, "udp", func(d vnet.Decision) bool { return d.Proto == egress.UDP && d.Rule == egress.RuleOff && !d.Allow })
+	l.audit.wait(t, "udp", func(d decision) bool { return d.Proto == egress.UDP && d.Rule == egress.RuleOff && !d.Allow })
 	if dials := l.net.Dials(); len(dials) > 0 {
 		t.Errorf("dialled: %v", dials)
 	}
@@ -111,7 +111,7 @@ func TestPing(t *testing.T) {
 	for target, rule := range map[string]string{"8.8.8.8": egress.RuleProtocol, "192.168.1.1": egress.RulePrivate} {
 		a := netip.MustParseAddr(target)
 		l.guest.send(t, pingFrame(a))
-		d := l.audit.wait(t, "ping "+target, func(d vnet.Decision) bool { return d.Addr.Addr() == a })
+		d := l.audit.wait(t, "ping "+target, func(d decision) bool { return d.Addr.Addr() == a })
 		if d.Allow || d.Rule != rule || d.Proto != egress.ICMP {
 			t.Errorf("ping %s: %+v", target, d)
 		}

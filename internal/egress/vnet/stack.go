@@ -30,6 +30,9 @@ const (
 	bufferMin     = 4 << 10
 	bufferDefault = 64 << 10
 	bufferMax     = 256 << 10
+	// maxHandshakes bounds the connection requests that are being decided on
+	// and dialled, over all flow limits that a policy may set.
+	maxHandshakes = 1024
 	// queuePackets is how many packets may wait for the link.
 	queuePackets = 512
 )
@@ -74,8 +77,7 @@ func (n *Network) buildStack() error {
 	if err := setOptions(s); err != nil {
 		return fail("set an option", err)
 	}
-	inFlight := n.cfg.Limits.TCPFlows + n.cfg.Limits.ServiceFlows
-	forward := tcp.NewForwarder(s, bufferDefault, inFlight, n.handleTCP)
+	forward := tcp.NewForwarder(s, bufferDefault, maxHandshakes, n.handleTCP)
 	s.SetTransportProtocolHandler(tcp.ProtocolNumber, forward.HandlePacket)
 	s.SetTransportProtocolHandler(udp.ProtocolNumber, n.handleUDP)
 	return nil

@@ -10,12 +10,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/time/rate"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 )
 
 // The addresses and sizes that a Config gets where it names none.
@@ -33,13 +33,12 @@ const (
 	DefaultMTU = 9000
 )
 
-// Dialer opens every connection that leaves the sandbox. The network is "tcp"
-// or "udp" and addr a literal IP address and port. A TCP connection should
-// have CloseWrite, so that half-closes pass; a UDP one is connected and keeps
-// datagram borders.
-type Dialer interface {
-	DialContext(ctx context.Context, network, addr string) (net.Conn, error)
-}
+// Dialer opens every connection that leaves the sandbox, and Resolver answers
+// its questions.
+type (
+	Dialer   = gate.Dialer
+	Resolver = gate.Resolver
+)
 
 // Config says what a Network is made of. Only Link and Policy are required.
 type Config struct {
@@ -52,15 +51,16 @@ type Config struct {
 	MAC            net.HardwareAddr // of the gateway; nil means DefaultMAC
 	MTU            int              // MinMTU to MaxMTU; 0 means DefaultMTU. The guest's must be the same.
 	Policy         *egress.Policy
-	Dialer         Dialer   // nil means NewHostDialer
-	Resolver       Resolver // nil means the host's name servers, asked through Dialer
+	Network        agentlab.NetworkLimits // of the policy; where it names none, Limits hold
+	Dialer         Dialer                 // nil means gate.NewHostDialer
+	Resolver       Resolver               // nil means the host's name servers, asked through Dialer
 	// Services are TCP ports on the gateway's address. A service owns the
 	// connection until it returns; then it is closed. All connections are
 	// broken when the Network ends. Port 53 is the Network's own.
 	Services map[uint16]func(net.Conn)
-	// Audit is told of decisions, from many goroutines; it must not block.
-	// Under a flood some are left out and counted in Decision.Suppressed.
-	Audit  func(Decision)
+	// Audit is told of decisions, one at a time, by a goroutine of its own.
+	// Seq and VMID are its to give.
+	Audit  func(agentlab.EgressRecord)
 	Logger *slog.Logger // nil means none
 	Limits Limits
 	Now    func() time.Time // nil means time.Now
@@ -68,39 +68,22 @@ type Config struct {
 
 // Limits bound what one guest can hold. A zero field means its default.
 type Limits struct {
-	TCPFlows     int           // open or opening TCP connections to the outside; 512
+	gate.Limits
 	ServiceFlows int           // TCP connections to the gateway's services; 64
-	UDPFlows     int           // pairs of addresses and ports; 256
 	UDPIdle      time.Duration // a UDP flow ends after this long without a datagram; 60 s
-	DialTimeout  time.Duration // 20 s
 	CloseTimeout time.Duration // how long a closed TCP flow may take to drain to the guest; 30 s
-	DNSRate      int           // questions per second; 200
-	DNSInFlight  int           // questions being answered; 64
-	DNSTimeout   time.Duration // per question; 8 s
-	AuditRate    int           // decisions per second that are told of; 100, in bursts of five times that
 }
 
 func (l Limits) withDefaults() Limits {
-	number := func(p *int, v int) {
-		if *p <= 0 {
-			*p = v
-		}
+	if l.ServiceFlows <= 0 {
+		l.ServiceFlows = 64
 	}
-	span := func(p *time.Duration, v time.Duration) {
-		if *p <= 0 {
-			*p = v
-		}
+	if l.UDPIdle <= 0 {
+		l.UDPIdle = time.Minute
 	}
-	number(&l.TCPFlows, 512)
-	number(&l.ServiceFlows, 64)
-	number(&l.UDPFlows, 256)
-	span(&l.UDPIdle, time.Minute)
-	span(&l.DialTimeout, 20*time.Second)
-	span(&l.CloseTimeout, 30*time.Second)
-	number(&l.DNSRate, 200)
-	number(&l.DNSInFlight, 64)
-	span(&l.DNSTimeout, 8*time.Second)
-	number(&l.AuditRate, 100)
+	if l.CloseTimeout <= 0 {
+		l.CloseTimeout = 30 * time.Second
+	}
 	return l
 }
 
@@ -110,9 +93,8 @@ type Network struct {
 	log   *slog.Logger
 	stack *stack.Stack
 	link  *linkEndpoint
-	audit *auditor
-	names *nameCache
-	dns   *dnsServer
+	gate  *gate.Gate
+	dns   []net.PacketConn
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -123,9 +105,7 @@ type Network struct {
 	mu      sync.Mutex // guards ending and the first Add of wg after it
 	ending  bool
 	wg      sync.WaitGroup
-	tcp     slots
 	service slots
-	udp     slots
 	stats   counters
 }
 
@@ -138,28 +118,31 @@ func New(cfg Config) (*Network, error) {
 	n := &Network{
 		cfg:     cfg,
 		log:     cfg.Logger,
-		names:   newNameCache(1024),
 		done:    make(chan struct{}),
-		tcp:     make(slots, cfg.Limits.TCPFlows),
 		service: make(slots, cfg.Limits.ServiceFlows),
-		udp:     make(slots, cfg.Limits.UDPFlows),
 	}
-	n.audit = &auditor{
-		tell: cfg.Audit, now: cfg.Now,
-		limit: rate.NewLimiter(rate.Limit(cfg.Limits.AuditRate), 5*cfg.Limits.AuditRate),
+	g, err := gate.New(gate.Config{
+		Policy: cfg.Policy, Network: cfg.Network, Limits: cfg.Limits.Limits,
+		Dialer: cfg.Dialer, Resolver: cfg.Resolver, Server: netip.AddrPortFrom(cfg.Gateway, dnsPort),
+		NoIPv6: true, Audit: cfg.Audit, Now: cfg.Now,
+	})
+	if err != nil {
+		return nil, err
 	}
+	n.gate = g
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.link = newLinkEndpoint(cfg.Link, cfg.MTU, tcpip.LinkAddress(cfg.MAC), &n.stats)
 	if err := n.buildStack(); err != nil {
 		n.cancel()
+		g.Close()
 		return nil, err
 	}
-	dns, err := newDNSServer(n)
+	conn, err := n.takeDNSPort(cfg.Gateway)
 	if err != nil {
 		n.Close()
 		return nil, err
 	}
-	n.dns = dns
+	n.dns = append(n.dns, conn)
 	return n, nil
 }
 
@@ -198,16 +181,10 @@ func (c *Config) complete() error {
 		return bad("Services", "port 53 is the DNS server's")
 	}
 	if c.Dialer == nil {
-		c.Dialer = NewHostDialer()
-	}
-	if c.Resolver == nil {
-		c.Resolver = NewUpstream(c.Dialer)
+		c.Dialer = gate.NewHostDialer()
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	if c.Now == nil {
-		c.Now = time.Now
 	}
 	c.Limits = c.Limits.withDefaults()
 	return nil
@@ -226,8 +203,10 @@ func (n *Network) Run(ctx context.Context) error {
 	defer stop()
 	unlink := context.AfterFunc(n.ctx, n.link.shut)
 	defer unlink()
-	if !n.spawn(n.dns.serveUDP) {
-		return nil
+	for _, conn := range n.dns {
+		if !n.spawn(func() { n.serveDNS(conn) }) {
+			return nil
+		}
 	}
 	err := n.link.receive(n.filter())
 	if n.ctx.Err() != nil {
@@ -248,6 +227,7 @@ func (n *Network) Close() {
 		n.mu.Lock()
 		n.ending = true
 		n.mu.Unlock()
+		n.gate.Close()
 		n.abortUntilIdle()
 		n.stack.Destroy()
 	})
@@ -275,6 +255,14 @@ func (n *Network) abortUntilIdle() {
 		}
 	}
 }
+
+// SetPolicy puts another policy in force. When it returns, all is decided by
+// the new one, and the flows that it forbids are cut.
+func (n *Network) SetPolicy(p *egress.Policy, limits agentlab.NetworkLimits) {
+	n.gate.SetPolicy(p, limits)
+}
+
+func (n *Network) isGateway(a netip.Addr) bool { return a == n.cfg.Gateway }
 
 // enter counts a goroutine of ours; false means that the Network is ending.
 // Whoever entered calls n.wg.Done.
@@ -333,8 +321,8 @@ func (n *Network) Stats() Stats {
 		FramesIn:      n.stats.framesIn.Load(),
 		FramesOut:     n.stats.framesOut.Load(),
 		FramesDropped: n.stats.framesDropped.Load(),
-		TCPFlows:      len(n.tcp),
+		TCPFlows:      n.gate.Flows(egress.TCP),
 		ServiceFlows:  len(n.service),
-		UDPFlows:      len(n.udp),
+		UDPFlows:      n.gate.Flows(egress.UDP),
 	}
 }

@@ -1,4 +1,4 @@
-package vnet
+package gate
 
 import (
 	"context"
@@ -16,7 +16,8 @@ import (
 // UnixDialer is a Dialer that asks another process to dial: each connection
 // is one to the unix socket at Path, on which it writes "NETWORK ADDR\n" and
 // reads "ok\n" or "err TEXT\n". After that the connection carries the bytes of
-// a TCP stream as they are, and UDP datagrams each after its length as two
+// a TCP stream as they are, and UDP datagrams (or the data of ICMP echo
+// requests and replies) each after its length as two
 // bytes in big-endian order.
 type UnixDialer struct {
 	Path string
@@ -44,7 +45,7 @@ func (u UnixDialer) DialContext(ctx context.Context, network, addr string) (net.
 		closeQuietly(conn)
 		return nil, err
 	}
-	if strings.HasPrefix(network, "udp") {
+	if strings.HasPrefix(network, "udp") || network == "icmp" {
 		return NewDatagramConn(conn), nil
 	}
 	return conn, nil

@@ -1,4 +1,4 @@
-package vnet
+package gate
 
 import (
 	"context"
@@ -28,6 +28,8 @@ type HostDialer struct {
 	mu    sync.Mutex
 	read  time.Time
 	addrs map[netip.Addr]bool
+	asked time.Time // when ipv6 was looked at
+	ipv6  bool
 }
 
 // NewHostDialer returns a HostDialer.
@@ -37,12 +39,16 @@ func NewHostDialer() *HostDialer { return &HostDialer{} }
 // a name was resolved and checked before, and must not be resolved again.
 func (h *HostDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	switch network {
-	case "tcp", "udp", "tcp4", "udp4":
+	case "tcp", "udp", "tcp4", "udp4", "icmp":
 	default:
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "network %q is not carried", network)
 	}
-	if _, err := netip.ParseAddrPort(addr); err != nil {
+	at, err := netip.ParseAddrPort(addr)
+	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not an IP address and port", addr)
+	}
+	if network == "icmp" {
+		return h.dialICMP(at.Addr())
 	}
 	d := net.Dialer{Control: h.control}
 	return d.DialContext(ctx, network, addr)
@@ -61,7 +67,17 @@ func (h *HostDialer) control(network, addr string, raw syscall.RawConn) error {
 	if err != nil {
 		return &egress.DeniedError{Rule: egress.RuleInvalid}
 	}
-	a := ap.Addr()
+	if err := h.check(ap.Addr()); err != nil {
+		return err
+	}
+	if strings.HasPrefix(network, "udp") {
+		return forbidBroadcast(raw)
+	}
+	return nil
+}
+
+// check refuses what no policy allows, and the host itself.
+func (h *HostDialer) check(a netip.Addr) error {
 	if rule, denied := egress.AlwaysDenied(a); denied {
 		return &egress.DeniedError{Addr: a, Rule: rule}
 	}
@@ -79,10 +95,22 @@ func (h *HostDialer) control(network, addr string, raw syscall.RawConn) error {
 	if !leaves {
 		return &egress.DeniedError{Addr: a, Rule: egress.RuleHostAddr}
 	}
-	if strings.HasPrefix(network, "udp") {
-		return forbidBroadcast(raw)
-	}
 	return nil
+}
+
+// publicIPv6 is an address of the public internet's oldest part. It is only
+// looked up in the table of routes, never dialled.
+var publicIPv6 = netip.MustParseAddr("2001:4860:4860::8888")
+
+// IPv6 tells whether the host has a route to the IPv6 internet.
+func (h *HostDialer) IPv6() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.asked.IsZero() || time.Since(h.asked) > hostAddrsAge {
+		leaves, err := leavesHost(publicIPv6)
+		h.asked, h.ipv6 = time.Now(), err == nil && leaves
+	}
+	return h.ipv6
 }
 
 // forbidBroadcast takes back what package net gives every UDP socket, for

@@ -1,4 +1,4 @@
-package vnet_test
+package gate_test
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab/internal/egress"
-	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 )
 
 // The host is refused also by addresses that only a route makes its own, and
@@ -46,7 +46,7 @@ func TestHostDialerRefusesWhatStaysOnTheHost(t *testing.T) {
 			t.Fatalf("ip %v: %v\n%s", args, err, out)
 		}
 	}
-	d := vnet.NewHostDialer()
+	d := gate.NewHostDialer()
 	for _, network := range []string{"tcp", "udp"} {
 		for _, host := range []string{"8.8.4.10", "8.8.4.255", "9.9.9.9", "9.9.10.9", "9.9.11.1", "2a00:1450::9", "::ffff:9.9.9.9"} {
 			c, err := dialBriefly(t, d, network, net.JoinHostPort(host, "7"))
@@ -66,7 +66,7 @@ func TestHostDialerRefusesWhatStaysOnTheHost(t *testing.T) {
 
 // Other hosts of the same network stay reachable, with a socket that cannot
 // broadcast.
-func testOtherHost(t *testing.T, d *vnet.HostDialer) {
+func testOtherHost(t *testing.T, d *gate.HostDialer) {
 	t.Helper()
 	for _, args := range [][]string{{"link", "add", "v0", "type", "veth", "peer", "name", "v1"}, {"addr", "add", "8.8.5.10/24", "dev", "v0"}, {"link", "set", "v0", "up"}} {
 		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:gosec // constant words
@@ -89,7 +89,7 @@ func testOtherHost(t *testing.T, d *vnet.HostDialer) {
 	})
 }
 
-func dialBriefly(t *testing.T, d *vnet.HostDialer, network, addr string) (net.Conn, error) {
+func dialBriefly(t *testing.T, d *gate.HostDialer, network, addr string) (net.Conn, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()

@@ -1,4 +1,4 @@
-package vnet_test
+package gate_test
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/egress"
-	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
 
@@ -21,7 +21,7 @@ func TestHostDialerRefusesWhatIsPrivate(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	d := vnet.NewHostDialer()
+	d := gate.NewHostDialer()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	for _, network := range []string{"tcp", "udp"} {
 		for host, rule := range map[string]string{
@@ -54,7 +54,7 @@ func TestHostDialerRefusesWhatIsPrivate(t *testing.T) {
 func TestUnixDialerFaults(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "dial.sock")
-	d := vnet.UnixDialer{Path: path}
+	d := gate.UnixDialer{Path: path}
 	if _, err := d.DialContext(t.Context(), "tcp", "8.8.8.8:53"); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 		t.Errorf("no socket: %v", err)
 	}
@@ -72,7 +72,7 @@ func TestUnixDialerFaults(t *testing.T) {
 			if err != nil {
 				return
 			}
-			_, _ = vnet.ReadDialLine(c)
+			_, _ = gate.ReadDialLine(c)
 			_, _ = c.Write([]byte(reply))
 			_ = c.Close()
 		}()

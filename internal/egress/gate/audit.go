@@ -1,0 +1,142 @@
+package gate
+
+import (
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+const (
+	auditWindow = time.Second
+	// maxOpenRecords bounds the different decisions that one window holds,
+	// and auditQueue the records that wait to be handed over.
+	maxOpenRecords, auditQueue = 512, 1024
+)
+
+// recorder hands decisions on without ever keeping the data path waiting. The
+// first of equal decisions goes at once, so that a crash does not lose it;
+// those that follow within a second become one record with their count. What
+// is too much is left out and counted in the next record's Dropped.
+type recorder struct {
+	now   func() time.Time
+	limit *rate.Limiter
+
+	mu      sync.Mutex
+	open    map[agentlab.EgressRecord]*repeats // by the decision alone
+	dropped int
+	ticking bool
+	closed  bool
+	queue   chan agentlab.EgressRecord
+	done    chan struct{}
+}
+
+// repeats are the decisions of a window after its first.
+type repeats struct {
+	first, last time.Time
+	count       int
+}
+
+func newRecorder(tell func(agentlab.EgressRecord), now func() time.Time, perSecond int) *recorder {
+	r := &recorder{
+		now: now, limit: rate.NewLimiter(rate.Limit(perSecond), 5*perSecond),
+		open:  map[agentlab.EgressRecord]*repeats{},
+		queue: make(chan agentlab.EgressRecord, auditQueue), done: make(chan struct{}),
+	}
+	if tell == nil {
+		r.closed = true
+		close(r.done)
+		return r
+	}
+	go func() {
+		defer close(r.done)
+		for rec := range r.queue {
+			tell(rec)
+		}
+	}()
+	return r
+}
+
+func (r *recorder) record(key agentlab.EgressRecord) {
+	now := r.now().UTC()
+	key.Seq, key.Time, key.Last, key.Count, key.Dropped = 0, time.Time{}, time.Time{}, 0, 0
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	if again := r.open[key]; again != nil {
+		if again.count == 0 {
+			again.first = now
+		}
+		again.last = now
+		again.count++
+		return
+	}
+	if len(r.open) >= maxOpenRecords || !r.put(now, key, repeats{now, now, 1}) {
+		r.dropped++
+		return
+	}
+	r.open[key] = &repeats{}
+	if !r.ticking {
+		r.ticking = true
+		time.AfterFunc(auditWindow, r.tick)
+	}
+}
+
+// put hands one record over; false means that there is no room for it.
+func (r *recorder) put(now time.Time, key agentlab.EgressRecord, n repeats) bool {
+	if !r.limit.AllowN(now, 1) {
+		return false
+	}
+	key.Time, key.Last, key.Count, key.Dropped = n.first, n.last, n.count, r.dropped
+	select {
+	case r.queue <- key:
+		r.dropped = 0
+		return true
+	default:
+		return false
+	}
+}
+
+// tick ends a window.
+func (r *recorder) tick() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	r.flush()
+	r.ticking = len(r.open) > 0
+	if r.ticking {
+		time.AfterFunc(auditWindow, r.tick)
+	}
+}
+
+func (r *recorder) flush() {
+	now := r.now().UTC()
+	for key, n := range r.open {
+		if n.count == 0 {
+			delete(r.open, key)
+			continue
+		}
+		if !r.put(now, key, *n) {
+			r.dropped += n.count
+		}
+		n.count = 0
+	}
+}
+
+// close hands over what is left and waits until all is told.
+func (r *recorder) close() {
+	r.mu.Lock()
+	if !r.closed {
+		r.closed = true
+		r.flush()
+		close(r.queue)
+	}
+	r.mu.Unlock()
+	<-r.done
+}

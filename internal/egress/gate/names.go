@@ -1,0 +1,106 @@
+package gate
+
+import (
+	"container/list"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// maxNames bounds the pairs of name and address that a Gate remembers,
+	// and maxNamesPerAddr how many of them may share an address: what a flow
+	// is compared with.
+	maxNames, maxNamesPerAddr = 4096, 64
+	// A client may use an address a little after it asked, and many use it
+	// for as long as they live.
+	minTTL = time.Minute
+	maxTTL = time.Hour
+	// staleFor is how much longer a name may still be shown, on condition
+	// that it is resolved again before anything is dialled.
+	staleFor = 6 * time.Hour
+)
+
+// clampTTL is how long an answer with a time to live of seconds holds.
+func clampTTL(seconds uint32) time.Duration {
+	return min(max(time.Duration(seconds)*time.Second, minTTL), maxTTL)
+}
+
+// names remembers which names this guest was told resolve to an address. When
+// it is full, what was told longest ago goes.
+type names struct {
+	now func() time.Time
+
+	mu    sync.Mutex
+	order *list.List // of *told, oldest at the front
+	byIP  map[netip.Addr][]*list.Element
+}
+
+type told struct {
+	addr  netip.Addr
+	name  string
+	until time.Time
+}
+
+func newNames(now func() time.Time) *names {
+	return &names{now: now, order: list.New(), byIP: map[netip.Addr][]*list.Element{}}
+}
+
+func (n *names) learn(a netip.Addr, name string, ttl time.Duration) {
+	until := n.now().Add(ttl)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i, e := range n.byIP[a] {
+		t := e.Value.(*told) //nolint:forcetypeassert // only *told is put in
+		if t.name == name {
+			t.until = laterOf(t.until, until)
+			n.order.MoveToBack(e)
+			n.byIP[a] = append(slices.Delete(n.byIP[a], i, i+1), e) // the last is the latest
+			return
+		}
+	}
+	if len(n.byIP[a]) >= maxNamesPerAddr {
+		n.forget(n.byIP[a][0])
+	}
+	n.byIP[a] = append(n.byIP[a], n.order.PushBack(&told{a, name, until}))
+	if n.order.Len() > maxNames {
+		n.forget(n.order.Front())
+	}
+}
+
+func laterOf(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func (n *names) forget(e *list.Element) {
+	t := e.Value.(*told) //nolint:forcetypeassert // only *told is put in
+	n.order.Remove(e)
+	left := slices.DeleteFunc(n.byIP[t.addr], func(o *list.Element) bool { return o == e })
+	if len(left) == 0 {
+		delete(n.byIP, t.addr)
+		return
+	}
+	n.byIP[t.addr] = left
+}
+
+// of returns the names of an address, the latest first: those that hold, and
+// those whose time is over but that may be resolved again.
+func (n *names) of(a netip.Addr) (valid, stale []string) {
+	now := n.now()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, e := range slices.Backward(n.byIP[a]) {
+		t := e.Value.(*told) //nolint:forcetypeassert // only *told is put in
+		switch {
+		case now.Before(t.until):
+			valid = append(valid, t.name)
+		case now.Before(t.until.Add(staleFor)):
+			stale = append(stale, t.name)
+		}
+	}
+	return valid, stale
+}

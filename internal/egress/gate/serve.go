@@ -1,0 +1,116 @@
+package gate
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"sync"
+	"time"
+)
+
+// Server answers DNS questions on sockets, for one guest or for many.
+type Server struct {
+	// Gate finds the gate of the guest that sends from an address; nil means
+	// that there is none, and that nothing is answered.
+	Gate func(from net.Addr) *Gate
+}
+
+// ServePacket answers datagrams on conn until ctx ends, and then closes conn
+// and waits for what it is still doing. It returns early with the error of a
+// socket that fails.
+func (s *Server) ServePacket(ctx context.Context, conn net.PacketConn) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer closeQuietly(conn)
+	stop := context.AfterFunc(ctx, func() { closeQuietly(conn) })
+	defer stop()
+	buf := make([]byte, maxQuestion+1)
+	for {
+		size, from, err := conn.ReadFrom(buf)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		g := s.Gate(from)
+		if size > maxQuestion || g == nil || !g.asking.take() {
+			continue // a resolver asks again
+		}
+		wire := append([]byte(nil), buf[:size]...)
+		wg.Go(func() {
+			defer g.asking.give()
+			if answer := g.Answer(ctx, wire, true); answer != nil {
+				_, _ = conn.WriteTo(answer, from)
+			}
+		})
+	}
+}
+
+// maxStreams bounds the DNS connections that a Server serves at a time.
+const maxStreams = 256
+
+// ServeListener answers questions on the connections of l until ctx ends, and
+// then closes all.
+func (s *Server) ServeListener(ctx context.Context, l net.Listener) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer closeQuietly(l)
+	stop := context.AfterFunc(ctx, func() { closeQuietly(l) })
+	defer stop()
+	open := make(slots, maxStreams)
+	for {
+		conn, err := l.Accept()
+		if ctx.Err() != nil {
+			if err == nil {
+				closeQuietly(conn)
+			}
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		g := s.Gate(conn.RemoteAddr())
+		if g == nil || !open.take() {
+			closeQuietly(conn)
+			continue
+		}
+		wg.Go(func() {
+			defer open.give()
+			defer closeQuietly(conn)
+			stop := context.AfterFunc(ctx, func() { closeQuietly(conn) })
+			defer stop()
+			g.ServeStream(conn)
+		})
+	}
+}
+
+// ServeStream answers the questions on one connection, one after the other,
+// until it is idle or broken. The caller closes it.
+func (g *Gate) ServeStream(conn net.Conn) {
+	for {
+		_ = conn.SetDeadline(time.Now().Add(dnsIdle))
+		var head [2]byte
+		if _, err := io.ReadFull(conn, head[:]); err != nil {
+			return
+		}
+		size := binary.BigEndian.Uint16(head[:])
+		if size > maxQuestion {
+			return
+		}
+		wire := make([]byte, size)
+		if _, err := io.ReadFull(conn, wire); err != nil {
+			return
+		}
+		answer := g.Answer(g.ctx, wire, false)
+		if answer == nil {
+			return
+		}
+		_ = conn.SetDeadline(time.Now().Add(dnsIdle))
+		framed := binary.BigEndian.AppendUint16(nil, uint16(len(answer))) //nolint:gosec // Pack refuses more
+		if _, err := conn.Write(append(framed, answer...)); err != nil {
+			return
+		}
+	}
+}

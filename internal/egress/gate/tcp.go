@@ -1,0 +1,210 @@
+package gate
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/egress/sniff"
+)
+
+// ruleNameMissing denies a flow that shows no name and must.
+const ruleNameMissing = "name.missing"
+
+// maxTargets is how many addresses of a name are tried.
+const maxTargets = 3
+
+// DialNamed reads from the guest's half of a TCP flow until it has shown its
+// name, decides on that, and opens the outside half: to the address that the
+// guest chose when we told it that address for that name and its time is not
+// over, else to one that the name resolves to now. What was read is sent on.
+// On an error the caller resets the guest's half.
+func (f *Flow) DialNamed(guest net.Conn) (net.Conn, error) {
+	prefix, name := f.readName(guest)
+	if f.ctx.Err() != nil {
+		return nil, context.Cause(f.ctx)
+	}
+	rule, targets := f.show(name)
+	if rule != "" {
+		return nil, f.deny(rule)
+	}
+	if targets == nil {
+		targets = f.fresh(name)
+	}
+	outside, err := f.dial(targets)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(f.ctx, func() { closeQuietly(outside) })
+	defer stop()
+	if _, err := outside.Write(prefix); err != nil {
+		_ = outside.Close()
+		return nil, err
+	}
+	return outside, nil
+}
+
+// readName reads what it takes to know the flow's name; "" when it shows none.
+func (f *Flow) readName(guest net.Conn) (prefix []byte, name string) {
+	stop := context.AfterFunc(f.ctx, func() { _ = guest.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	_ = guest.SetReadDeadline(time.Now().Add(f.g.cfg.Limits.NameTimeout))
+	defer func() { _ = guest.SetReadDeadline(time.Time{}) }()
+	buf := make([]byte, 0, 4<<10)
+	for {
+		if len(buf) == cap(buf) {
+			buf = append(make([]byte, 0, min(2*cap(buf), sniff.Max)), buf...)
+		}
+		n, err := guest.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if n > 0 {
+			name, _, more := sniff.Name(buf)
+			if !more {
+				return buf, name
+			}
+		}
+		if err != nil || len(buf) >= sniff.Max {
+			return buf, ""
+		}
+	}
+}
+
+// show decides on the name that the flow showed. It returns the rule of a
+// refusal, or what to dial; nil when the name must be resolved first.
+func (f *Flow) show(name string) (rule string, targets []netip.AddrPort) {
+	f.g.mu.Lock() // no change of policy comes in between
+	defer f.g.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.shown, f.mayName = &name, false
+	v := f.g.policy.Decide(f.flow)
+	if v.Allow && v.NeedName {
+		v = f.g.policy.DecideName(f.flow, name)
+	}
+	if !v.Allow {
+		return v.Rule, nil
+	}
+	f.rule = v.Rule
+	for _, stale := range f.renew {
+		if stale == name {
+			return "", nil
+		}
+	}
+	return "", []netip.AddrPort{f.flow.Dst}
+}
+
+// fresh resolves the name of a flow again and returns the addresses that it
+// may be dialled at.
+func (f *Flow) fresh(name string) []netip.AddrPort {
+	addrs := f.g.resolveAgain(f.ctx, name, f.flow.Dst.Addr().Is4())
+	p := f.g.Policy()
+	var out []netip.AddrPort
+	for _, a := range addrs {
+		flow := egress.Flow{Proto: egress.TCP, Dst: netip.AddrPortFrom(a, f.flow.Dst.Port()), Names: []string{name}}
+		v := p.Decide(flow)
+		if v.Allow && v.NeedName {
+			v = p.DecideName(flow, name)
+		}
+		if v.Allow && len(out) < maxTargets {
+			out = append(out, flow.Dst)
+		}
+	}
+	return out
+}
+
+// ServeTCP does all of one TCP flow of the guest: conn is its half, accepted,
+// and dst what the guest dialled. It returns when the flow has ended and conn
+// is closed.
+func (g *Gate) ServeTCP(ctx context.Context, conn net.Conn, dst netip.AddrPort) {
+	defer reset(conn)
+	f, err := g.BeginTCP(ctx, dst)
+	if err != nil {
+		return
+	}
+	defer f.End()
+	stop := context.AfterFunc(ctx, f.cut)
+	defer stop()
+	var outside net.Conn
+	if f.NeedsName() {
+		outside, err = f.DialNamed(conn)
+	} else {
+		outside, err = f.Dial()
+	}
+	if err != nil {
+		return
+	}
+	if f.Relay(conn, outside, func() { reset(conn) }) {
+		_ = conn.Close()
+	}
+}
+
+var pieces = sync.Pool{New: func() any { return new([maxPiece / 2]byte) }}
+
+// Relay copies both ways between the halves of a TCP flow until both have
+// ended, within the guest's bandwidth. An end of stream is passed on as a
+// half-close; an error, or the end of the flow's Context, resets both halves
+// (the guest's by abort), and the result is false. outside is closed when
+// Relay returns.
+func (f *Flow) Relay(guest, outside net.Conn, abort func()) bool {
+	defer func() { _ = outside.Close() }()
+	broken := sync.OnceFunc(func() {
+		abort()
+		reset(outside)
+	})
+	stop := context.AfterFunc(f.ctx, broken)
+	defer stop()
+	sent := make(chan error, 1)
+	go func() { sent <- f.copyHalf(outside, guest, f.g.up, broken) }()
+	received := f.copyHalf(guest, outside, f.g.down, broken)
+	return errors.Join(<-sent, received) == nil
+}
+
+// copyHalf carries one direction. It returns nil after a clean end.
+func (f *Flow) copyHalf(dst, src net.Conn, t *throttle, broken func()) error {
+	buf := pieces.Get().(*[maxPiece / 2]byte) //nolint:forcetypeassert // only this type is put in
+	defer pieces.Put(buf)
+	for {
+		n, err := src.Read(buf[:])
+		if n > 0 {
+			if werr := t.wait(f.ctx, n); werr != nil {
+				broken()
+				return werr
+			}
+			if _, werr := dst.Write(buf[:n]); werr != nil {
+				broken()
+				return werr
+			}
+		}
+		switch {
+		case err == nil:
+			continue
+		case !errors.Is(err, io.EOF):
+			broken()
+			return err
+		}
+		if half, ok := dst.(interface{ CloseWrite() error }); ok {
+			if half.CloseWrite() == nil {
+				return nil
+			}
+			// The peer is gone already; what it may still have sent is lost
+			// with it, as it is on a wire.
+		}
+		broken()
+		return io.ErrClosedPipe
+	}
+}
+
+// reset closes a connection so that its peer sees a reset where that exists.
+func reset(c net.Conn) {
+	if t, ok := c.(*net.TCPConn); ok {
+		_ = t.SetLinger(0)
+	}
+	_ = c.Close()
+}
+
+func closeQuietly(c io.Closer) { _ = c.Close() }

@@ -1,0 +1,45 @@
+package gate
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// maxPiece is the most that a relay takes at once, in bytes; a throttle's
+// bucket holds at least that much.
+const maxPiece = 64 << 10
+
+// throttle bounds bytes per second; without a limit it costs next to nothing.
+type throttle struct {
+	limit atomic.Pointer[rate.Limiter]
+}
+
+func newThrottle() *throttle { return &throttle{} }
+
+// set makes the limit mbps times 10^6 bits per second; 0 means none.
+func (t *throttle) set(mbps int) {
+	if mbps <= 0 {
+		t.limit.Store(nil)
+		return
+	}
+	perSecond := float64(mbps) * 1e6 / 8
+	t.limit.Store(rate.NewLimiter(rate.Limit(perSecond), max(maxPiece, int(perSecond/20))))
+}
+
+// wait waits until n bytes may pass.
+func (t *throttle) wait(ctx context.Context, n int) error {
+	l := t.limit.Load()
+	if l == nil {
+		return nil
+	}
+	return l.WaitN(ctx, min(n, maxPiece))
+}
+
+// admit tells whether a datagram of n bytes may pass now.
+func (t *throttle) admit(n int) bool {
+	l := t.limit.Load()
+	return l == nil || l.AllowN(time.Now(), min(n, maxPiece))
+}
