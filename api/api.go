@@ -78,6 +78,8 @@ type Job struct {
 	DeadlineAt  *time.Time `json:"deadline_at,omitempty"`
 	Events      []Event    `json:"events,omitempty" doc:"The last events; only in the answer for one job"`
 	Artifacts   []Artifact `json:"artifacts,omitempty" doc:"Only in the answer for one job"`
+
+	Egress *EgressSummary `json:"egress,omitempty" doc:"What it wanted from the network; only in the answer for one job"`
 }
 
 // JobResult is what came of the work.

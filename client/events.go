@@ -58,20 +58,30 @@ const (
 // stays away for about fifteen seconds, or refuses, the last pair holds the
 // error. The end of ctx is no error.
 func (c *Client) FollowEvents(ctx context.Context, q EventQuery) iter.Seq2[api.Event, error] {
-	return func(yield func(api.Event, error) bool) {
+	return follow(ctx, func() int64 { return q.After }, func(ctx context.Context, connected *bool, yield func(api.Event, error) bool) (bool, error) {
+		return followOnce(ctx, c, "/v1/events", q.values(), "event", &q.After, connected, yield)
+	})
+}
+
+// follow calls once, which reads one connection to its end, as long as there
+// is hope. after tells how far it has come.
+func follow[T any](ctx context.Context, after func() int64,
+	once func(ctx context.Context, connected *bool, yield func(T, error) bool) (stopped bool, err error)) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
 		connected := false
 		for failures := 0; ; {
-			before := q.After
-			stopped, err := c.followOnce(ctx, &q, &connected, yield)
+			before := after()
+			stopped, err := once(ctx, &connected, yield)
 			if stopped || ctx.Err() != nil {
 				return
 			}
-			if q.After != before {
+			if after() != before {
 				failures = 0
 			}
 			failures++
 			if err != nil && (!connected || agentlab.CodeOf(err) != agentlab.CodeUnavailable || failures > maxRetries) {
-				yield(api.Event{}, err)
+				var none T
+				yield(none, err)
 				return
 			}
 			select {
@@ -83,15 +93,15 @@ func (c *Client) FollowEvents(ctx context.Context, q EventQuery) iter.Seq2[api.E
 	}
 }
 
-// followOnce reads one connection to its end and keeps q.After at the last
-// event given. connected is set once a daemon has agreed; stopped says that
-// the caller wants no more.
-func (c *Client) followOnce(ctx context.Context, q *EventQuery, connected *bool, yield func(api.Event, error) bool) (stopped bool, err error) {
+// followOnce reads one event stream to its end, gives the messages named
+// event, and keeps after at the last one. connected is set once a daemon has
+// agreed; stopped says that the caller wants no more.
+func followOnce[T any](ctx context.Context, c *Client, path string, v url.Values, event string, after *int64, connected *bool,
+	yield func(T, error) bool) (stopped bool, err error) {
 	ctx, cancel := context.WithCancel(ctx) // a break in the caller's loop ends the request
 	defer cancel()
-	v := q.values()
 	v.Set("follow", "1")
-	resp, err := c.request(ctx, http.MethodGet, "/v1/events", v, nil, "")
+	resp, err := c.request(ctx, http.MethodGet, path, v, nil, "")
 	if err != nil {
 		return false, err
 	}
@@ -99,13 +109,13 @@ func (c *Client) followOnce(ctx context.Context, q *EventQuery, connected *bool,
 	*connected = true
 	err = readSSE(resp.Body, func(m sseMessage) error {
 		if id, perr := strconv.ParseInt(m.id, 10, 64); perr == nil {
-			q.After = id
+			*after = id
 		}
 		switch m.event {
-		case "event":
-			var e api.Event
+		case event:
+			var e T
 			if err := json.Unmarshal(m.data, &e); err != nil {
-				return agentlab.Errorf(agentlab.CodeInternal, "malformed event: %w", err)
+				return agentlab.Errorf(agentlab.CodeInternal, "malformed %s: %w", event, err)
 			}
 			if !yield(e, nil) {
 				stopped = true

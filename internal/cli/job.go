@@ -104,6 +104,9 @@ func (a *App) showJob(j api.Job) error {
 			return err
 		}
 	}
+	if err := a.egressSummary(j.Egress); err != nil {
+		return err
+	}
 	if len(j.Events) > 0 {
 		fmt.Fprintln(a.Stdout, "\nLast events:")
 		for _, e := range j.Events {

@@ -48,6 +48,7 @@ type Images struct {
 type Limits struct {
 	MaxSandboxes  int `yaml:"max_sandboxes" doc:"Sandboxes that may exist at once, 1 to 100000; DESTROYED ones do not count."`
 	MaxTTLMinutes int `yaml:"max_ttl_minutes" doc:"Longest lease and job time in minutes, 1 to 43200 (30 days)."`
+	EgressRecords int `yaml:"egress_records" doc:"Records of one sandbox's use of the network of what was allowed, and as many of what was refused, 100 to 1000000; of more, the first half and the newest stay."`
 }
 
 // VMIDRange bounds the numbers that sandboxes get.
@@ -60,6 +61,7 @@ type VMIDRange struct {
 type Retention struct {
 	ArtifactsDays int `yaml:"artifacts_days" doc:"Days that artifacts of an ended job are kept, unless its profile says otherwise; 1 to 3650."`
 	EventsDays    int `yaml:"events_days" doc:"Days that events are kept, 1 to 3650."`
+	EgressDays    int `yaml:"egress_days" doc:"Days that records of what sandboxes wanted from the network are kept, 1 to 3650."`
 	JobsDays      int `yaml:"jobs_days" doc:"Days that ended jobs and destroyed sandboxes stay listed, 1 to 3650; at least artifacts_days."`
 }
 
@@ -97,9 +99,9 @@ func Default() Config {
 		DefaultProfile:      "yolo-ephemeral",
 		DefaultAgent:        "claude",
 		Images:              Images{Base: "base", Agents: "agents"},
-		Limits:              Limits{MaxSandboxes: 100, MaxTTLMinutes: 7 * 24 * 60},
+		Limits:              Limits{MaxSandboxes: 100, MaxTTLMinutes: 7 * 24 * 60, EgressRecords: 5000},
 		VMIDRange:           VMIDRange{First: 1000, Last: 999999},
-		Retention:           Retention{ArtifactsDays: 30, EventsDays: 30, JobsDays: 90},
+		Retention:           Retention{ArtifactsDays: 30, EventsDays: 30, EgressDays: 30, JobsDays: 90},
 		Artifacts:           Artifacts{MaxFileMB: 1024, MaxJobMB: 4096, MaxFiles: 10000},
 		Logs:                Logs{MaxJobMB: 64},
 		BootstrapTTLMinutes: 10,
@@ -188,10 +190,12 @@ func (c Config) validateRanges() error {
 	}{
 		{"limits.max_sandboxes", c.Limits.MaxSandboxes, 1, 100000},
 		{"limits.max_ttl_minutes", c.Limits.MaxTTLMinutes, 1, maxTTL},
+		{"limits.egress_records", c.Limits.EgressRecords, 100, 1000000},
 		{"vmid_range.first", c.VMIDRange.First, 100, 999999999},
 		{"vmid_range.last", c.VMIDRange.Last, c.VMIDRange.First, 999999999},
 		{"retention.artifacts_days", c.Retention.ArtifactsDays, 1, 3650},
 		{"retention.events_days", c.Retention.EventsDays, 1, 3650},
+		{"retention.egress_days", c.Retention.EgressDays, 1, 3650},
 		{"retention.jobs_days", c.Retention.JobsDays, c.Retention.ArtifactsDays, 3650},
 		{"artifacts.max_file_mb", c.Artifacts.MaxFileMB, 1, 1 << 20},
 		{"artifacts.max_job_mb", c.Artifacts.MaxJobMB, c.Artifacts.MaxFileMB, 1 << 20},

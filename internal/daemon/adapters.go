@@ -51,6 +51,12 @@ func (s gcStore) DestroyedSandboxes(ctx context.Context) ([]agentlab.Sandbox, er
 	return s.Store.Sandboxes(ctx, store.SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxDestroyed}})
 }
 
+type auditStore struct{ *store.Store }
+
+func (s auditStore) LiveSandboxes(ctx context.Context) ([]agentlab.Sandbox, error) {
+	return s.Store.Sandboxes(ctx, store.SandboxFilter{})
+}
+
 type gcFiles struct{ *artifact.Service }
 
 func (f gcFiles) Sweep(ctx context.Context, known func(context.Context, string) (bool, error)) (int, error) {

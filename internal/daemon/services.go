@@ -10,6 +10,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
+	"github.com/agentlab-vm/agentlab/internal/audit"
 	"github.com/agentlab-vm/agentlab/internal/auth"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/config"
@@ -43,6 +44,7 @@ type services struct {
 	guests    *guestserver.Server
 	gc        *gc.Collector
 	tokens    *auth.Service
+	audit     *audit.Service
 
 	usable func() error // set before anything runs
 }
@@ -51,7 +53,7 @@ type services struct {
 // by undo.
 func openServices(ctx context.Context, cfg Config, settings config.Config, log *slog.Logger, undo *cleanup) (*services, error) {
 	s := &services{cfg: cfg, settings: settings, log: log, bus: newBus(), vault: secret.NewVault(cfg.Paths.Secrets())}
-	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openArtifacts, s.openJobs, s.openGC} {
+	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openArtifacts, s.openAudit, s.openJobs, s.openGC} {
 		if err := open(ctx, undo); err != nil {
 			return nil, err
 		}
@@ -116,6 +118,18 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 	return nil
 }
 
+// openAudit makes the service that keeps what the backend records of sandboxes'
+// use of the network, if it does.
+func (s *services) openAudit(context.Context, *cleanup) error {
+	cfg := audit.Config{Store: auditStore{s.store}, Clock: s.cfg.Clock, Logger: s.log.With("part", "audit"),
+		Limits: audit.Limits{Rows: s.settings.Limits.EgressRecords}}
+	if log, ok := s.driver.(backend.EgressLogger); ok && s.driver.Info().Capabilities.EgressLog {
+		cfg.Log = log
+	}
+	s.audit = audit.New(cfg)
+	return nil
+}
+
 // openJobs makes the services that know each other: sandboxes tell jobs what
 // became of them, and serve the guest plane, which tells jobs what guests say.
 func (s *services) openJobs(context.Context, *cleanup) error {
@@ -146,14 +160,25 @@ func (s *services) openSandboxes() {
 			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootstrapTTL: s.settings.BootstrapTTL(),
 		},
 		ServeGuest: func(ctx context.Context, vmid int, l net.Listener) error { return s.guests.Serve(ctx, vmid, l) },
-		Changed:    func(sb agentlab.Sandbox) { s.jobs.SandboxChanged(sb) },
-		Usable:     func() error { return s.usable() },
+		Changed: func(sb agentlab.Sandbox) {
+			s.audit.SandboxChanged(sb)
+			s.jobs.SandboxChanged(sb)
+		},
+		Usable: func() error { return s.usable() },
 		SaveConsole: func(ctx context.Context, sb agentlab.Sandbox, r io.Reader) error {
 			return s.jobs.SaveConsole(ctx, sb, r)
 		},
-		Clock:  s.cfg.Clock,
-		Logger: s.log.With("part", "sandboxes"),
+		DrainEgress: s.drainEgress(),
+		Clock:       s.cfg.Clock,
+		Logger:      s.log.With("part", "sandboxes"),
 	})
+}
+
+func (s *services) drainEgress() func(context.Context, agentlab.Sandbox) error {
+	if !s.driver.Info().Capabilities.EgressLog {
+		return nil
+	}
+	return s.audit.Drain
 }
 
 func (s *services) openGC(context.Context, *cleanup) error {
@@ -168,6 +193,7 @@ func (s *services) openGC(context.Context, *cleanup) error {
 		},
 		Artifacts: config.Days(s.settings.Retention.ArtifactsDays),
 		Events:    config.Days(s.settings.Retention.EventsDays),
+		Egress:    config.Days(s.settings.Retention.EgressDays),
 		Rows:      config.Days(s.settings.Retention.JobsDays),
 		Clock:     s.cfg.Clock,
 		Logger:    s.log.With("part", "gc"),
@@ -195,6 +221,7 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 	run("sandboxes", s.sandboxes.Run)
 	run("jobs", s.jobs.Run)
 	run("gc", s.gc.Run)
+	run("audit", s.audit.Run)
 	run("images", func(ctx context.Context) error { s.images.Sweep(ctx); return nil })
 	done := make(chan struct{})
 	go func() {
@@ -214,6 +241,7 @@ func (s *services) forAPI(system server.System) server.Services {
 		Secrets:   s.vault,
 		Images:    imageView{s.images, s.store},
 		Events:    eventView{s.store, s.bus},
+		Egress:    s.audit,
 		System:    system,
 		Tokens:    s.tokens,
 	}

@@ -1,5 +1,5 @@
 // Package gc deletes what has been kept long enough: artifacts and logs of
-// jobs that ended, tokens that expired, old events, and the rows of jobs and
+// jobs that ended, tokens that expired, old events and network records, and the rows of jobs and
 // sandboxes that ended long ago. What it deleted it tells as events.
 //
 // It deletes in such an order that a crash anywhere leaves nothing that the
@@ -31,6 +31,7 @@ type Store interface {
 	DeleteSandbox(ctx context.Context, vmid int) error
 	DeleteExpiredTokens(ctx context.Context, now time.Time) (int, error)
 	DeleteEventsBefore(ctx context.Context, t time.Time) (int, error)
+	DeleteEgressBefore(ctx context.Context, t time.Time) (int, error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 }
 
@@ -59,6 +60,7 @@ type Config struct {
 
 	Artifacts time.Duration // that artifacts and logs of an ended job are kept; default 30 days
 	Events    time.Duration // that events are kept; default 30 days
+	Egress    time.Duration // that records of what sandboxes wanted from the network are kept; default 30 days
 	Rows      time.Duration // that ended jobs and destroyed sandboxes stay listed; default 90 days
 	Every     time.Duration // between two passes; default 1 h
 
@@ -87,6 +89,7 @@ func New(cfg Config) *Collector {
 	}
 	def(&cfg.Artifacts, 30*day)
 	def(&cfg.Events, 30*day)
+	def(&cfg.Egress, 30*day)
 	def(&cfg.Rows, 90*day)
 	def(&cfg.Every, time.Hour)
 	c := &Collector{cfg: cfg, clock: cfg.Clock, log: cfg.Logger, emptied: map[string]bool{}}
@@ -124,6 +127,7 @@ type Deleted struct {
 	Sandboxes int `json:"sandboxes,omitempty"`
 	Tokens    int `json:"tokens,omitempty"`
 	Events    int `json:"events,omitempty"`
+	Egress    int `json:"egress,omitempty"` // records of what sandboxes wanted from the network
 }
 
 // Pass deletes all that is due now. What fails is skipped and part of the
@@ -132,7 +136,7 @@ func (c *Collector) Pass(ctx context.Context) (Deleted, error) {
 	var d Deleted
 	var errs []error
 	now := c.clock().UTC()
-	for _, part := range []func(context.Context, time.Time, *Deleted) error{c.jobs, c.files, c.sandboxes, c.tokens, c.events} {
+	for _, part := range []func(context.Context, time.Time, *Deleted) error{c.jobs, c.files, c.sandboxes, c.tokens, c.events, c.egress} {
 		if ctx.Err() != nil {
 			break
 		}
@@ -273,6 +277,11 @@ func (c *Collector) events(ctx context.Context, now time.Time, d *Deleted) (err 
 	return err
 }
 
+func (c *Collector) egress(ctx context.Context, now time.Time, d *Deleted) (err error) {
+	d.Egress, err = c.cfg.Store.DeleteEgressBefore(ctx, now.Add(-c.cfg.Egress))
+	return err
+}
+
 // tell writes the sum of a pass down.
 func (c *Collector) tell(ctx context.Context, d Deleted) error {
 	var data map[string]any
@@ -284,8 +293,8 @@ func (c *Collector) tell(ctx context.Context, d Deleted) error {
 		return err
 	}
 	c.log.Info("garbage collected", "deleted", d)
-	return c.cfg.Store.AppendEvents(ctx, gcEvent(data, "deleted by retention: files of %d jobs, %d leftovers, %d jobs, %d sandboxes, %d tokens, %d events",
-		d.Artifacts, d.Files, d.Jobs, d.Sandboxes, d.Tokens, d.Events))
+	return c.cfg.Store.AppendEvents(ctx, gcEvent(data, "deleted by retention: files of %d jobs, %d leftovers, %d jobs, %d sandboxes, %d tokens, %d events, %d network records",
+		d.Artifacts, d.Files, d.Jobs, d.Sandboxes, d.Tokens, d.Events, d.Egress))
 }
 
 func gcEvent(data map[string]any, format string, args ...any) agentlab.Event {

@@ -143,6 +143,11 @@ type Config struct {
 	// boot failed, before it is destroyed. It is tried once; nil is allowed.
 	SaveConsole func(ctx context.Context, sb agentlab.Sandbox, console io.Reader) error
 
+	// DrainEgress takes over what is left of the record of a sandbox's
+	// network use, after its VM was stopped and before it is destroyed. It
+	// must be bounded; nil: the backend has no such record.
+	DrainEgress func(ctx context.Context, sb agentlab.Sandbox) error
+
 	// Usable tells, with code unavailable and a remedy, why the backend cannot
 	// start any sandbox now. What is asked for then is refused at once; nil is
 	// allowed.

@@ -241,6 +241,7 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 		return err
 	}
 	s.saveConsole(ctx, sb)
+	s.drainEgress(ctx, sb)
 	dctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
 	if err := s.cfg.Driver.Destroy(dctx, ref(sb)); err != nil {
@@ -250,6 +251,31 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 		return err
 	}
 	return s.become(ctx, sb, agentlab.SandboxDestroyed, "")
+}
+
+// cutTimeout bounds the power cut before the last look at the record of the
+// network.
+const cutTimeout = 15 * time.Second
+
+// drainEgress saves the record of the network use of a sandbox that is about
+// to be destroyed: its VM is stopped first, so that nothing comes after. What
+// fails is told and does not keep the sandbox from its end.
+func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
+	if s.cfg.DrainEgress == nil || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
+		return
+	}
+	cut, cancel := context.WithTimeout(ctx, cutTimeout)
+	err := s.cfg.Driver.Stop(cut, ref(sb), 0)
+	cancel()
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return // with its log
+	}
+	if derr := s.cfg.DrainEgress(ctx, sb); err == nil {
+		err = derr
+	}
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("the end of the record of a sandbox's network use may be lost", "vmid", sb.VMID, "err", err)
+	}
 }
 
 // noteTrouble writes down, once, that a sandbox cannot be destroyed now.

@@ -15,6 +15,10 @@ import (
 // jobEvents is how many of a job's last events its answer shows.
 const jobEvents = 50
 
+// jobTargets is how many of the targets that a job was refused its answer
+// shows.
+const jobTargets = 20
+
 type createJobInput struct{ Body api.JobCreate }
 
 func (s *Server) createJob(ctx context.Context, in *createJobInput) (api.Job, error) {
@@ -77,6 +81,11 @@ func (s *Server) getJob(ctx context.Context, in *jobInput) (api.Job, error) {
 	out.Events = all(events, toEvent)
 	artifacts, err := s.cfg.Services.Artifacts.List(ctx, j.ID)
 	out.Artifacts = all(artifacts, toArtifact)
+	if err != nil {
+		return api.Job{}, err
+	}
+	sum, err := s.cfg.Services.Egress.Summary(ctx, agentlab.EgressFilter{JobID: j.ID}, jobTargets)
+	out.Egress = toEgressSummary(sum)
 	return out, err
 }
 

@@ -48,6 +48,7 @@ func (s *Server) routes() []route {
 		{get, "/v1/status", AccessRead, "daemon.read", noTarget, anywhere, 200, "status", "Show the state of the daemon", call(s.status)},
 		{post, "/v1/daemon/stop", AccessAdmin, "daemon.stop", noTarget, localOnly, 202, "stop-daemon", "End the daemon; VMs go on", call(s.stopDaemon)},
 		{get, "/v1/events", AccessRead, "event.read", byQuery, anywhere, 200, "events", "List events, or follow them", sseOr(s.events, api.List[api.Event]{}, sseType{"ready", struct{}{}}, sseType{"event", api.Event{}}, sseType{"error", api.Error{}})},
+		{get, "/v1/egress", AccessRead, "egress.read", byQuery, anywhere, 200, "egress", "List what sandboxes wanted from the network, or follow it", sseOr(s.egress, api.List[api.EgressRecord]{}, sseType{"ready", struct{}{}}, sseType{"record", api.EgressRecord{}}, sseType{"error", api.Error{}})},
 
 		{post, jobs, AccessWrite, "job.run", noTarget, anywhere, 201, "create-job", "Ask for a job", call(s.createJob)},
 		{get, jobs, AccessRead, "job.read", noTarget, anywhere, 200, "jobs", "List jobs, the newest first", call(s.listJobs)},

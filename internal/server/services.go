@@ -23,6 +23,7 @@ type Services struct {
 	Secrets   Secrets
 	Images    Images
 	Events    Events
+	Egress    Egress
 	System    System
 	Tokens    Tokens // nil: the daemon takes no tokens
 }
@@ -160,6 +161,17 @@ type Events interface {
 	// is closed when its reader is too slow; what was missed is in the
 	// record. cancel ends the subscription and may be called again.
 	Subscribe() (events <-chan agentlab.Event, cancel func())
+}
+
+// Egress is the record of what sandboxes wanted from the network.
+type Egress interface {
+	List(ctx context.Context, f agentlab.EgressFilter) ([]agentlab.EgressEntry, error)
+	Summary(ctx context.Context, f agentlab.EgressFilter, targets int) (agentlab.EgressSummary, error)
+
+	// Changed returns a channel that is closed at the next entries; Watch
+	// makes them come sooner until stop is called.
+	Changed() <-chan struct{}
+	Watch() (stop func())
 }
 
 // System is the daemon itself.

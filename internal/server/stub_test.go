@@ -29,6 +29,8 @@ type stub struct {
 	panics bool
 	events []agentlab.Event
 	subs   map[chan agentlab.Event]bool
+	egress []agentlab.EgressEntry
+	more   chan struct{} // closed when egress grows
 	far    chan net.Conn // the guest's ends of exec, attach and dial
 	image  func(ctx context.Context, progress func(string)) (api.Image, error)
 	job    JobRequest
@@ -42,7 +44,7 @@ type stub struct {
 }
 
 func newStub() *stub {
-	return &stub{subs: map[chan agentlab.Event]bool{}, far: make(chan net.Conn, 8), stops: make(chan struct{}, 8)}
+	return &stub{subs: map[chan agentlab.Event]bool{}, more: make(chan struct{}), far: make(chan net.Conn, 8), stops: make(chan struct{}, 8)}
 }
 
 func (st *stub) called(name string) error {
@@ -58,7 +60,7 @@ func (st *stub) called(name string) error {
 func (st *stub) services() Services {
 	return Services{
 		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
-		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, Events: stubEvents{st}, System: stubSystem{st},
+		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, Events: stubEvents{st}, Egress: stubEgress{st}, System: stubSystem{st},
 	}
 }
 

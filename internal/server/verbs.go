@@ -9,6 +9,7 @@ var verbs = []struct{ name, allows string }{
 	{"daemon.read", "ask how the daemon is"},
 	{"daemon.stop", "end the daemon"},
 	{"event.read", "read and follow events"},
+	{"egress.read", "read and follow what sandboxes wanted from the network"},
 	{"job.run", "ask for jobs and upload what they begin with"},
 	{"job.read", "see jobs, their logs and what they left"},
 	{"job.cancel", "end jobs"},

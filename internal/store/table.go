@@ -158,10 +158,16 @@ func addIn[S ~string](f *filter, column string, values []S) {
 
 // tail returns the WHERE clause with an ORDER BY and a LIMIT, where limit 0
 // or less means none.
-func (f *filter) tail(order string, limit int) string {
+func (f *filter) tail(order string, limit int) string { return f.tailBy("", order, limit) }
+
+// tailBy is tail with a GROUP BY; group "" means none.
+func (f *filter) tailBy(group, order string, limit int) string {
 	s := ""
 	if len(f.conds) > 0 {
 		s = "WHERE " + strings.Join(f.conds, " AND ")
+	}
+	if group != "" {
+		s += " GROUP BY " + group
 	}
 	s += " ORDER BY " + order
 	if limit > 0 {

@@ -1,0 +1,126 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+)
+
+type egressInput struct {
+	After       int64     `query:"after" minimum:"-1" doc:"Only records with a larger id. Without it, a list holds the newest records and a stream begins with the first; -1 lets a stream begin with the next record"`
+	LastEventID string    `header:"Last-Event-ID" doc:"The same, as clients of event streams send it; it counts more than after"`
+	Sandbox     string    `query:"sandbox" doc:"Only of this sandbox (VMID or name)"`
+	Job         string    `query:"job" doc:"Only of this job"`
+	Denied      bool      `query:"denied" doc:"Only what was refused"`
+	Since       time.Time `query:"since" doc:"Only what happened at or after this time"`
+	Oldest      bool      `query:"oldest" doc:"A list without after holds the oldest records instead of the newest"`
+	Limit       int       `query:"limit" minimum:"1" maximum:"10000" default:"100" doc:"Length of a list"`
+	Follow      bool      `query:"follow" doc:"Answer with an event stream: first ready, then record by record. The id of each message is the after to go on from"`
+}
+
+func (s *Server) egress(ctx context.Context, in *egressInput) (*huma.StreamResponse, error) {
+	of, err := s.eventFilter(ctx, &eventsInput{After: in.After, LastEventID: in.LastEventID, Sandbox: in.Sandbox, Job: in.Job})
+	if err != nil {
+		return nil, err
+	}
+	f := agentlab.EgressFilter{AfterID: of.AfterID, VMID: of.VMID, JobID: of.JobID, Denied: in.Denied, Since: in.Since, Limit: in.Limit}
+	if in.Follow {
+		return s.followEgress(f), nil
+	}
+	given := in.After > 0 || in.LastEventID != ""
+	f.Tail, f.AfterID = !given && !in.Oldest, max(f.AfterID, 0)
+	list, err := s.cfg.Services.Egress.List(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	page := api.List[api.EgressRecord]{Items: all(list, toEgressRecord)}
+	if !f.Tail && len(list) == f.Limit {
+		page.Next = strconv.FormatInt(list[len(list)-1].ID, 10)
+	}
+	return &huma.StreamResponse{Body: func(hc huma.Context) {
+		hc.SetHeader("Content-Type", "application/json")
+		hc.SetStatus(http.StatusOK)
+		_ = json.NewEncoder(hc.BodyWriter()).Encode(page)
+	}}, nil
+}
+
+// followEgress sends the record from f.AfterID on, and then what comes,
+// without a gap and nothing twice.
+func (s *Server) followEgress(f agentlab.EgressFilter) *huma.StreamResponse {
+	return &huma.StreamResponse{Body: func(hc huma.Context) {
+		ctx, cancel := s.streamContext(hc.Context())
+		defer cancel()
+		defer s.cfg.Services.Egress.Watch()()
+		out, err := newSSE(hc)
+		if err != nil {
+			return
+		}
+		if err := s.runEgress(ctx, f, out); err != nil && ctx.Err() == nil {
+			s.log.Debug("egress stream ended", "err", err)
+			_ = out.send("error", "", problemOf(err))
+		}
+	}}
+}
+
+func (s *Server) runEgress(ctx context.Context, f agentlab.EgressFilter, out *sse) error {
+	svc := s.cfg.Services.Egress
+	if f.AfterID < 0 { // from now on: after the newest record there is
+		newest, err := svc.List(ctx, agentlab.EgressFilter{Limit: 1, Tail: true})
+		if err != nil {
+			return err
+		}
+		f.AfterID = 0
+		if len(newest) > 0 {
+			f.AfterID = newest[0].ID
+		}
+	}
+	if err := out.send("ready", strconv.FormatInt(f.AfterID, 10), struct{}{}); err != nil {
+		return err
+	}
+	f.Limit, f.Tail = eventPage, false
+	for {
+		changed := svc.Changed() // before the look, so that nothing comes between
+		list, err := svc.List(ctx, f)
+		if err != nil {
+			return err
+		}
+		for _, e := range list {
+			if err := out.send("record", strconv.FormatInt(e.ID, 10), toEgressRecord(e)); err != nil {
+				return err
+			}
+			f.AfterID = e.ID
+		}
+		if len(list) == f.Limit {
+			continue
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func toEgressRecord(e agentlab.EgressEntry) api.EgressRecord {
+	return api.EgressRecord{
+		ID: e.ID, Time: e.Time.UTC(), Last: e.Last.UTC(), VMID: e.VMID, JobID: e.JobID, Seq: e.Seq, Proto: e.Proto, Name: e.Name,
+		Addr: e.Addr, Port: e.Port, Allow: e.Allow, Rule: e.Rule, Error: e.Error, Count: e.Count, Dropped: e.Dropped,
+	}
+}
+
+func toEgressSummary(s agentlab.EgressSummary) *api.EgressSummary {
+	out := &api.EgressSummary{Allowed: s.Allowed, Denied: s.Denied, Dropped: s.Dropped, More: s.More}
+	for _, t := range s.Targets {
+		out.Targets = append(out.Targets, api.EgressTarget{
+			Proto: t.Proto, Name: t.Name, Addr: t.Addr, Port: t.Port, Rule: t.Rule, Count: t.Count, Last: t.Last.UTC(),
+		})
+	}
+	return out
+}

@@ -1,0 +1,285 @@
+package store
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+var egress = newTable("egress", []string{"id"}, func(e *agentlab.EgressEntry) []field {
+	return []field{
+		{"id", idCol{&e.ID}},
+		{"sandbox_uid", &e.UID},
+		{"seq", &e.Seq},
+		{"sandbox_vmid", &e.VMID},
+		{"job_id", &e.JobID},
+		{"ts", timeCol{&e.Time}},
+		{"last_ts", timeCol{&e.Last}},
+		{"proto", &e.Proto},
+		{"name", &e.Name},
+		{"addr", &e.Addr},
+		{"port", &e.Port},
+		{"allow", &e.Allow},
+		{"rule", &e.Rule},
+		{"error", &e.Error},
+		{"count", &e.Count},
+		{"dropped", &e.Dropped},
+	}
+}, checkEgress)
+
+func checkEgress(e *agentlab.EgressEntry) error {
+	switch {
+	case e.UID == "" || e.VMID <= 0:
+		return invalid("vmid", "an egress record belongs to a sandbox")
+	case e.Rule == "" || e.Time.IsZero() || e.Last.IsZero():
+		return invalid("rule", "an egress record needs a rule and its times")
+	case e.Port < 0 || e.Port > 65535 || e.Count < 0 || e.Dropped < 0 || e.Seq < 0:
+		return invalid("port", "a number of an egress record is out of range")
+	case (e.Seq == 0) != (e.Rule == agentlab.RuleAuditLimit):
+		return invalid("seq", "only the record of rule %s has the number 0", agentlab.RuleAuditLimit)
+	}
+	return nil
+}
+
+// egressCursor is how far a sandbox's log was taken over.
+type egressCursor struct {
+	vmid                    int
+	uid                     string
+	seq                     int64
+	allowed, denied         int
+	allowedHead, deniedHead int64
+	dropped                 int64
+}
+
+var egressCursors = newTable("egress_cursors", []string{"sandbox_vmid"}, func(c *egressCursor) []field {
+	return []field{
+		{"sandbox_vmid", &c.vmid},
+		{"sandbox_uid", &c.uid},
+		{"seq", &c.seq},
+		{"allowed", &c.allowed},
+		{"denied", &c.denied},
+		{"allowed_head", &c.allowedHead},
+		{"denied_head", &c.deniedHead},
+		{"dropped", &c.dropped},
+	}
+}, func(*egressCursor) error { return nil })
+
+// EgressCursor returns the Seq of the last record that was taken over from a
+// sandbox's log, 0 for none.
+func (s *Store) EgressCursor(ctx context.Context, vmid int, uid string) (int64, error) {
+	c, _, err := egressCursors.one(ctx, s.r, "WHERE sandbox_vmid = ? AND sandbox_uid = ?", vmid, uid)
+	return c.seq, err
+}
+
+// AddEgress takes records over, each sandbox's by rising Seq. What was taken
+// over before is left out, so reading a log again adds nothing. IDs are given
+// here. It returns how many were new.
+//
+// A sandbox keeps at most limit rows of what was allowed and as many of what
+// was refused: the first half of them and the newest, so that no flood hides
+// what came before or after it. How many decisions are in no row is told by
+// one more row (agentlab.RuleAuditLimit). Records of a sandbox that has no row
+// are dropped.
+func (s *Store) AddEgress(ctx context.Context, recs []agentlab.EgressEntry, limit int) (added int, err error) {
+	if len(recs) == 0 {
+		return 0, nil
+	}
+	err = s.write(ctx, func(w *tx) error {
+		added = 0
+		for len(recs) > 0 {
+			n := slices.IndexFunc(recs, func(e agentlab.EgressEntry) bool { return e.UID != recs[0].UID })
+			if n < 0 {
+				n = len(recs)
+			}
+			one, err := addEgress(w, recs[:n], limit)
+			if err != nil {
+				return err
+			}
+			added += one
+			recs = recs[n:]
+		}
+		return nil
+	})
+	return added, err
+}
+
+// addEgress takes over the records of one sandbox.
+func addEgress(w *tx, recs []agentlab.EgressEntry, limit int) (added int, err error) {
+	vmid, uid := recs[0].VMID, recs[0].UID
+	sb, err := sandboxByVMID(w.ctx, w, vmid)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound || (err == nil && sb.UID != uid) {
+		return 0, nil
+	} else if err != nil {
+		return 0, err
+	}
+	c, known, err := egressCursors.one(w.ctx, w, "WHERE sandbox_vmid = ?", vmid)
+	if err != nil {
+		return 0, err
+	}
+	if !known {
+		c = egressCursor{vmid: vmid, uid: uid}
+		if err := egressCursors.insert(w, &c); err != nil {
+			return 0, err
+		}
+	}
+	before := c
+	for _, e := range recs {
+		if e.Seq <= c.seq {
+			continue
+		}
+		c.dropped += e.Seq - c.seq - 1
+		c.seq = e.Seq
+		if err := c.insert(w, e, limit); err != nil {
+			return 0, err
+		}
+		added++
+	}
+	for _, allow := range []bool{true, false} {
+		if err := c.trim(w, allow, limit); err != nil {
+			return 0, err
+		}
+	}
+	if c.dropped != before.dropped {
+		if err := c.note(w, recs[len(recs)-1]); err != nil {
+			return 0, err
+		}
+	}
+	if c == before {
+		return 0, nil
+	}
+	return added, egressCursors.update(w, &c)
+}
+
+func (c *egressCursor) insert(w *tx, e agentlab.EgressEntry, limit int) error {
+	e.ID = 0
+	if err := egress.insert(w, &e); err != nil {
+		return err
+	}
+	rows, head := &c.denied, &c.deniedHead
+	if e.Allow {
+		rows, head = &c.allowed, &c.allowedHead
+	}
+	if *rows++; *rows == limit/2 && *head == 0 {
+		*head = e.Seq
+	}
+	return nil
+}
+
+// trim deletes the oldest rows behind the head until limit are left.
+func (c *egressCursor) trim(w *tx, allow bool, limit int) error {
+	rows, head := &c.denied, c.deniedHead
+	if allow {
+		rows, head = &c.allowed, c.allowedHead
+	}
+	if *rows <= limit {
+		return nil
+	}
+	gone, err := w.QueryContext(w.ctx, `DELETE FROM egress WHERE id IN (
+		SELECT id FROM egress WHERE sandbox_uid = ? AND allow = ? AND seq > ? ORDER BY seq LIMIT ?)
+		RETURNING count, dropped`, c.uid, allow, head, *rows-limit)
+	if err != nil {
+		return fault(err)
+	}
+	defer func() { _ = gone.Close() }() // rows.Err is looked at
+	for gone.Next() {
+		var count, dropped int64
+		if err := gone.Scan(&count, &dropped); err != nil {
+			return fault(err)
+		}
+		c.dropped += count + dropped
+		*rows--
+	}
+	return fault(gone.Err())
+}
+
+// note writes how much is in no row, beside the record last.
+func (c *egressCursor) note(w *tx, last agentlab.EgressEntry) error {
+	n, err := w.execN("UPDATE egress SET dropped = ?, last_ts = ? WHERE sandbox_uid = ? AND allow = 0 AND seq = 0", c.dropped, timeCol{&last.Last}, c.uid)
+	if err != nil || n > 0 {
+		return err
+	}
+	e := agentlab.EgressEntry{UID: c.uid, JobID: last.JobID, EgressRecord: agentlab.EgressRecord{
+		VMID: c.vmid, Time: last.Time, Last: last.Last, Rule: agentlab.RuleAuditLimit, Dropped: int(c.dropped),
+	}}
+	return egress.insert(w, &e)
+}
+
+// Egress lists entries by rising id.
+func (s *Store) Egress(ctx context.Context, f agentlab.EgressFilter) ([]agentlab.EgressEntry, error) {
+	where := egressWhere(f)
+	if !f.Tail || f.Limit <= 0 {
+		return egress.query(ctx, s.r, where.tail("id", f.Limit), where.args...)
+	}
+	out, err := egress.query(ctx, s.r, where.tail("id DESC", f.Limit), where.args...)
+	slices.Reverse(out)
+	return out, err
+}
+
+func egressWhere(f agentlab.EgressFilter) *filter {
+	var where filter
+	where.add("id > ?", f.AfterID)
+	if f.VMID != 0 {
+		where.add("sandbox_vmid = ?", f.VMID)
+	}
+	if f.JobID != "" {
+		where.add("job_id = ? AND job_id <> ''", f.JobID)
+	}
+	if f.Denied {
+		where.add("allow = 0")
+	}
+	if !f.Since.IsZero() {
+		where.add("last_ts >= ?", timeCol{&f.Since})
+	}
+	return &where
+}
+
+// EgressSummary sums up the entries that f selects, but for its Limit and
+// Tail, and names at most targets of what was refused.
+func (s *Store) EgressSummary(ctx context.Context, f agentlab.EgressFilter, targets int) (agentlab.EgressSummary, error) {
+	f.Denied, f.Limit = false, 0
+	where := egressWhere(f)
+	var out agentlab.EgressSummary
+	err := s.r.QueryRowContext(ctx, `SELECT coalesce(sum(iif(allow = 1, count, 0)), 0), coalesce(sum(iif(allow = 0, count, 0)), 0), coalesce(sum(dropped), 0)
+		FROM egress `+where.tail("1", 0), where.args...).Scan(&out.Allowed, &out.Denied, &out.Dropped)
+	if err != nil {
+		return agentlab.EgressSummary{}, fault(err)
+	}
+	if out.Denied == 0 {
+		return out, nil
+	}
+	where.add("allow = 0 AND seq > 0")
+	const by = "proto, name, addr, port, rule"
+	rows, err := s.r.QueryContext(ctx, "SELECT "+by+", sum(count), max(last_ts), count(*) OVER () FROM egress "+
+		where.tailBy(by, "6 DESC, 7 DESC, "+by, targets), where.args...)
+	if err != nil {
+		return agentlab.EgressSummary{}, fault(err)
+	}
+	defer func() { _ = rows.Close() }() // rows.Err is looked at
+	all := 0
+	for rows.Next() {
+		var t agentlab.EgressTarget
+		if err := rows.Scan(&t.Proto, &t.Name, &t.Addr, &t.Port, &t.Rule, &t.Count, timeCol{&t.Last}, &all); err != nil {
+			return agentlab.EgressSummary{}, damaged("egress", err)
+		}
+		out.Targets = append(out.Targets, t)
+	}
+	out.More = all - len(out.Targets)
+	return out, fault(rows.Err())
+}
+
+// DeleteEgressBefore deletes entries of what last happened before t and tells
+// how many there were.
+func (s *Store) DeleteEgressBefore(ctx context.Context, t time.Time) (n int, err error) {
+	err = s.write(ctx, func(w *tx) error {
+		deleted, err := w.execN("DELETE FROM egress WHERE last_ts < ?", timeCol{&t})
+		if n = int(deleted); err != nil || n == 0 {
+			return err
+		}
+		return w.exec(`UPDATE egress_cursors AS c SET
+			allowed = (SELECT count(*) FROM egress e WHERE e.sandbox_uid = c.sandbox_uid AND e.allow = 1),
+			denied = (SELECT count(*) FROM egress e WHERE e.sandbox_uid = c.sandbox_uid AND e.allow = 0 AND e.seq > 0)`)
+	})
+	return n, err
+}
