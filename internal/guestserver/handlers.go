@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/guestcheck"
+	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
 // bootstrap trades the one-time token. Whatever is wrong with it, the answer
@@ -169,13 +170,29 @@ func (g *guest) takeLog(r *http.Request, jobID string) (guestapi.LogAck, error) 
 	if err != nil {
 		return none, err
 	}
+	before, err := g.logEnd(r.Context(), jobID, size)
+	if err != nil {
+		return none, err
+	}
 	p = p[size-offset:]
-	settled := red.Mask(p)
-	if final == 1 || settled == 0 && len(p) >= mustTake {
+	settled := len(p)
+	if final == 1 {
+		red.MaskEnd(before, p)
+	} else if settled = red.Mask(before, p); settled == 0 && len(p) >= mustTake {
 		settled = len(p)
 	}
 	size, full, err := g.s.cfg.Artifacts.AppendLog(r.Context(), jobID, size, p[:settled])
 	return guestapi.LogAck{Size: size, Full: full}, err
+}
+
+// logEnd reads as much of the end of a job's log as redaction wants to see.
+func (g *guest) logEnd(ctx context.Context, jobID string, size int64) ([]byte, error) {
+	log, err := g.s.cfg.Artifacts.Log(ctx, jobID, max(size-redact.Context, 0), false)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = log.Close() }()
+	return io.ReadAll(io.LimitReader(log, redact.Context))
 }
 
 func (g *guest) repo(w http.ResponseWriter, r *http.Request, jobID string) {

@@ -61,6 +61,8 @@ type Artifacts interface {
 	Put(ctx context.Context, jobID, path string, r io.Reader) (agentlab.Artifact, error)
 	// LogSize tells how many bytes of the job's agent log are held.
 	LogSize(ctx context.Context, jobID string) (int64, error)
+	// Log reads the log from offset to its present end.
+	Log(ctx context.Context, jobID string, offset int64, follow bool) (io.ReadCloser, error)
 	// AppendLog adds p to the log at offset, which must not be beyond its
 	// end; what is held already is skipped. full: the quota is reached.
 	AppendLog(ctx context.Context, jobID string, offset int64, p []byte) (size int64, full bool, err error)

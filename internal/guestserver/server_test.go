@@ -282,7 +282,7 @@ func TestLogIsMaskedAcrossChunks(t *testing.T) {
 			t.Errorf("%s: %d", q, st)
 		}
 	}
-	if st, _ := c.do("POST", guestapi.PathLog, c.runner(), bytes.NewReader(make([]byte, 2<<20))); st != 413 {
+	if st, _ := c.do("POST", guestapi.PathLog, c.runner(), bytes.NewReader(make([]byte, 1<<20+1))); st != 413 {
 		t.Errorf("large chunk: %d", st)
 	}
 }

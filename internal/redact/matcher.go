@@ -36,6 +36,12 @@ func (m *matcher) child(n int32, b byte) (int32, bool) {
 	return c, ok
 }
 
+func (m *matcher) addAll(patterns []string) {
+	for _, p := range patterns {
+		m.add(p)
+	}
+}
+
 func (m *matcher) add(p string) {
 	n := int32(0)
 	for i := range len(p) {
@@ -90,14 +96,4 @@ func (m *matcher) step(n int32, b byte) int32 {
 		}
 		n = m.nodes[n].fail
 	}
-}
-
-// skip returns how many bytes at the start of p no pattern begins with.
-func (m *matcher) skip(p []byte) int {
-	for i, b := range p {
-		if m.root[b] != 0 {
-			return i
-		}
-	}
-	return len(p)
 }

@@ -3,7 +3,8 @@
 // It knows values, not patterns: what it was not told is not found, and what
 // it was told is found in every encoding in which values usually reach a log
 // (see variants), also when the value is split over writes at any point, has
-// many lines, or overlaps another.
+// many lines, overlaps another, or is broken by white space where a program
+// wrapped it (see loosely).
 //
 // It does not find a value that was compressed, encrypted, reversed, encoded
 // twice or printed in parts by somebody who wants to hide it. It keeps honest
@@ -24,56 +25,67 @@ const Replacement = "[redacted]"
 // common words that would eat ordinary text, and no secrets worth the name.
 const MinLength = 6
 
-// MaxPattern is the longest run of bytes that is looked for in one piece, and
-// so the most that a stream holds back. Longer values are found piecewise.
+// MaxPattern is the longest run of bytes that is looked for in one piece.
+// Longer values are found piecewise.
 const MaxPattern = 1024
+
+// MaxHeld is the most that a stream holds back, in bytes: one piece, or one
+// that is looked for loosely with the longest gaps in it.
+const MaxHeld = max(MaxPattern, loosePiece*(1+maxGap))
+
+// minPart is the length in bytes from which the beginning of a secret, at the
+// very end of a stream, is redacted too: a program that was killed may have
+// written no more of it.
+const minPart = 12
 
 // Redactor knows a set of secret values. It does not change after New and is
 // safe for concurrent use. The zero value and nil redact nothing.
 type Redactor struct {
-	m *matcher
+	exact *matcher // nil when there is nothing to find
+	loose *matcher // patterns that gaps may break
+	start [256]bool
 }
 
 // New returns a Redactor of the values. Values shorter than MinLength are
 // left out; the lines of a value with many lines are also values of their own.
 func New(values ...string) *Redactor {
-	seen := map[string]bool{}
-	m := newMatcher()
+	r := &Redactor{exact: newMatcher(), loose: newMatcher()}
 	for _, v := range values {
 		for _, p := range variants(v) {
-			if len(p) < MinLength {
-				continue
-			}
-			for _, piece := range pieces(p) {
-				if !seen[piece] {
-					seen[piece] = true
-					m.add(piece)
-				}
+			if len(p) >= MinLength {
+				r.exact.addAll(pieces(p, MaxPattern))
 			}
 		}
+		for _, p := range loosely(v) {
+			r.loose.addAll(pieces(p, loosePiece))
+		}
 	}
-	if len(seen) == 0 {
+	if len(r.exact.nodes) == 1 {
 		return &Redactor{}
 	}
-	m.link()
-	return &Redactor{m: m}
+	r.exact.link()
+	r.loose.link()
+	for b := range r.start {
+		r.start[b] = r.exact.root[b] != 0 || r.loose.root[b] != 0
+	}
+	return r
 }
 
-// pieces cuts a pattern so that every piece has at most MaxPattern bytes and
-// the pieces together cover the pattern.
-func pieces(p string) []string {
-	if len(p) <= MaxPattern {
+// pieces cuts a pattern so that every piece has at most size bytes and the
+// pieces together cover the pattern.
+func pieces(p string, size int) []string {
+	if len(p) <= size {
 		return []string{p}
 	}
 	var out []string
-	for i := 0; i+MaxPattern < len(p); i += MaxPattern {
-		out = append(out, p[i:i+MaxPattern])
+	for i := 0; i+size < len(p); i += size {
+		out = append(out, p[i:i+size])
 	}
-	return append(out, p[len(p)-MaxPattern:])
+	return append(out, p[len(p)-size:])
 }
 
 // Empty reports whether the Redactor knows no value.
-func (r *Redactor) Empty() bool { return r == nil || r.m == nil }
+func (r *Redactor) Empty() bool { return r == nil || r.exact == nil }
 
 // String returns s without the secret values.
 func (r *Redactor) String(s string) string {
@@ -95,22 +107,21 @@ func (r *Redactor) Bytes(p []byte) []byte {
 	return []byte(r.String(string(p)))
 }
 
+// Context is how many bytes before a chunk Mask wants to see.
+const Context = looseLead * (1 + maxGap)
+
 // Mask overwrites every secret byte of p with '*', which keeps the length,
 // and returns how many bytes at the start of p are settled: what follows them
 // may be the beginning of a secret and has to be seen again together with
-// what comes next. The bytes of p after settled are not meaningful.
-func (r *Redactor) Mask(p []byte) (settled int) {
+// what comes next. The bytes of p after settled are not meaningful. before is
+// the end of what was settled already, as it was left: Context bytes of it, or
+// all when there are fewer.
+func (r *Redactor) Mask(before, p []byte) (settled int) {
 	if r.Empty() {
 		return len(p)
 	}
-	m, state := r.m, int32(0)
-	for i, b := range p {
-		state = m.step(state, b)
-		for j := i + 1 - int(m.nodes[state].match); j <= i; j++ {
-			p[j] = '*'
-		}
-	}
-	settled = len(p) - int(m.nodes[state].hold)
+	c := r.mask(before, p)
+	settled = max(len(p)-c.hold(), 0)
 	if settled == len(p) {
 		return settled
 	}
@@ -122,22 +133,49 @@ func (r *Redactor) Mask(p []byte) (settled int) {
 	return settled
 }
 
+// MaskEnd is Mask for the end of a stream: all of p is settled, and a secret
+// that has only begun at its end is masked too.
+func (r *Redactor) MaskEnd(before, p []byte) {
+	if r.Empty() {
+		return
+	}
+	c := r.mask(before, p)
+	stars(p[len(p)-c.part(p):])
+}
+
+func (r *Redactor) mask(before, p []byte) *cursor {
+	c := &cursor{r: r}
+	for _, b := range before {
+		c.next(b)
+	}
+	for i, b := range p {
+		if n := c.next(b); n > 0 {
+			stars(p[max(i+1-n, 0) : i+1])
+		}
+	}
+	return c
+}
+
+func stars(p []byte) {
+	for i := range p {
+		p[i] = '*'
+	}
+}
+
 // Writer redacts what is written to it and passes it on to w.
 func (r *Redactor) Writer(w io.Writer) *Writer {
 	out := &Writer{w: w}
-	if r != nil {
-		out.m = r.m
+	if !r.Empty() {
+		out.c.r = r
 	}
 	return out
 }
 
 // Writer is a redacting io.Writer. It holds back only bytes that may be the
-// beginning of a secret, at most MaxPattern-1. It is not safe for concurrent
-// use.
+// beginning of a secret, at most MaxHeld. It is not safe for concurrent use.
 type Writer struct {
-	m     *matcher
 	w     io.Writer
-	state int32
+	c     cursor // c.r is nil when there is nothing to find
 	held  []byte // undecided bytes
 	hit   []bool // which of held are secret
 	inRun bool   // the last byte passed on was secret
@@ -147,13 +185,13 @@ type Writer struct {
 // Write implements io.Writer. An error of the underlying writer is returned
 // with a count of 0; what was written by then cannot be told.
 func (w *Writer) Write(p []byte) (int, error) {
-	if w.m == nil {
+	if w.c.r == nil {
 		return w.w.Write(p)
 	}
 	w.out = w.out[:0]
 	for i := 0; i < len(p); i++ {
-		if w.state == 0 && len(w.held) == 0 {
-			n := w.m.skip(p[i:])
+		if len(w.held) == 0 && w.c.idle() {
+			n := w.c.r.skip(p[i:])
 			if n > 0 {
 				w.out = append(w.out, p[i:i+n]...)
 				w.inRun = false
@@ -163,24 +201,31 @@ func (w *Writer) Write(p []byte) (int, error) {
 				break
 			}
 		}
-		w.state = w.m.step(w.state, p[i])
-		node := &w.m.nodes[w.state]
+		n := w.c.next(p[i])
 		w.held = append(w.held, p[i])
 		w.hit = append(w.hit, false)
-		for j := len(w.hit) - int(node.match); j < len(w.hit); j++ {
-			w.hit[j] = true
-		}
-		w.settle(len(w.held) - int(node.hold))
+		w.mark(n)
+		w.settle(len(w.held) - w.c.hold())
 	}
 	return len(p), w.pass()
 }
 
-// Flush passes on what is held back; the stream ends here, and a secret that
-// has only begun is not redacted.
+// mark makes the last n held bytes secret.
+func (w *Writer) mark(n int) {
+	for j := max(len(w.hit)-n, 0); j < len(w.hit); j++ {
+		w.hit[j] = true
+	}
+}
+
+// Flush passes on what is held back; the stream ends here. Of a secret that
+// has only begun, minPart bytes or more are redacted.
 func (w *Writer) Flush() error {
 	w.out = w.out[:0]
+	if w.c.r != nil {
+		w.mark(w.c.part(w.held))
+		w.c = cursor{r: w.c.r}
+	}
 	w.settle(len(w.held))
-	w.state = 0
 	return w.pass()
 }
 

@@ -1,7 +1,9 @@
 package redact
 
 import (
+	"encoding/base32"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -20,29 +22,82 @@ const minLine = 12
 // variants returns the forms in which a value is looked for:
 //
 //   - as it is, and each of its longer lines;
-//   - base64, standard and URL alphabet, padded or not, at each of the three
-//     alignments that it can have inside longer data, and as wrapped lines;
-//   - hexadecimal in both cases;
-//   - percent-encoded for queries, paths, userinfo and as JavaScript does;
-//   - escaped as in JSON, Go, HTML, POSIX shells and sed.
+//   - base64, standard and URL alphabet, padded or not, and base32, at each of
+//     the alignments that it can have inside longer data;
+//   - hexadecimal in both cases, and UTF-16 in both byte orders;
+//   - percent-encoded for queries, paths, userinfo, as JavaScript does, and
+//     every byte; also what is percent-encoded of its base64;
+//   - escaped as in JSON, JSON inside JSON, Go, Python, HTML, quoted-printable
+//     mail, POSIX shells, bash and sed.
 func variants(value string) []string {
 	v := strings.TrimSpace(value)
 	if len(v) < MinLength {
 		return nil
 	}
-	out := append([]string{v}, escapes(v)...)
-	out = append(out, base64s(v)...)
-	out = append(out, hex.EncodeToString([]byte(v)), strings.ToUpper(hex.EncodeToString([]byte(v))))
-	if strings.Contains(v, "\n") {
-		for line := range strings.SplitSeq(v, "\n") {
-			line = strings.TrimSpace(line)
-			if len(line) < minLine || strings.HasPrefix(line, "-----") {
-				continue // PEM borders tell nothing and stand in public files too
+	var out []string
+	for _, s := range append([]string{v}, lines(v)...) {
+		out = append(append(out, s), escapes(s)...)
+		out = append(out, encodings(s)...)
+		out = append(out, wide(s)...)
+	}
+	return out
+}
+
+// loosely returns the patterns of a value that are looked for whatever gaps
+// are in them: dumps, and the value itself where a program folded its lines,
+// joined them or set them in.
+func loosely(value string) []string {
+	v := strings.TrimSpace(value)
+	if len(v) < MinLength {
+		return nil
+	}
+	var out []string
+	for _, s := range append([]string{v}, lines(v)...) {
+		for _, p := range append(encodings(s), s) {
+			p = strings.Map(func(r rune) rune {
+				if r < utf8.RuneSelf && isGap(byte(r)) {
+					return -1
+				}
+				return r
+			}, p)
+			if len(p) >= minLoose {
+				out = append(out, p)
 			}
-			out = append(append(out, line), escapes(line)...)
 		}
 	}
 	return out
+}
+
+// lines returns the lines of a value that has many and that are secrets of
+// their own: PEM borders tell nothing and stand in public files too.
+func lines(v string) []string {
+	if !strings.Contains(v, "\n") {
+		return nil
+	}
+	var out []string
+	for line := range strings.SplitSeq(v, "\n") {
+		line = strings.TrimSpace(line)
+		if len(line) >= minLine && !strings.HasPrefix(line, "-----") {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+// encodings turn every byte into others, so that no escape touches them.
+func encodings(v string) []string {
+	out := append(base64s(v), base32s(v)...)
+	return append(out, hex.EncodeToString([]byte(v)), strings.ToUpper(hex.EncodeToString([]byte(v))))
+}
+
+// wide is UTF-16, little and big end first.
+func wide(v string) []string {
+	var le, be []byte
+	for _, u := range utf16.Encode([]rune(v)) {
+		le = binary.LittleEndian.AppendUint16(le, u)
+		be = binary.BigEndian.AppendUint16(be, u)
+	}
+	return []string{string(le), string(be)}
 }
 
 func escapes(v string) []string {
@@ -60,6 +115,11 @@ func escapes(v string) []string {
 		backslash(v, " !\"#$%&'()*,;<>?[\\]^`{|}~"), backslash(v, " !\"$&'()*,;<>?[\\]^`{|}"),
 		strings.ReplaceAll(v, "\n", "\r\n"), strings.ReplaceAll(v, "\n", " "), strings.ReplaceAll(v, "\n", ""),
 		strings.ReplaceAll(backslash(v, `\'`), "\n", `\n`),
+		jsonPlain(jsonPlain(v)), jsonPlain(jsonASCII(v)), printable(v),
+		percentAll(v), strings.ToLower(percentAll(v)),
+	}
+	for _, quoted := range []string{v, backslash(v, `\'`), backslash(v, `\"`)} {
+		out = append(out, byteEscapes(quoted, `\%03o`), byteEscapes(quoted, `\x%02x`), byteEscapes(quoted, `\x%02X`))
 	}
 	for _, s := range out[:6] {
 		out = append(out, lowerPercent(s))
@@ -77,17 +137,65 @@ func base64s(v string) []string {
 			from := (before*8 + 5) / 6
 			to := (before + len(v)) * 8 / 6
 			out = append(out, s[from:to], s[from:], strings.TrimRight(s[from:], "="))
-		}
-	}
-	whole := base64.StdEncoding.EncodeToString([]byte(v))
-	for _, width := range []int{76, 64} {
-		for rest := whole; len(whole) > width && len(rest) >= minLine; {
-			n := min(width, len(rest))
-			out = append(out, rest[:n])
-			rest = rest[n:]
+			for _, part := range []string{s[from:to], s[from:]} {
+				if q := percent(part, "-_"); q != part {
+					out = append(out, q, lowerPercent(q))
+				}
+			}
 		}
 	}
 	return out
+}
+
+func base32s(v string) []string {
+	var out []string
+	for before := range 5 {
+		s := base32.StdEncoding.EncodeToString([]byte(strings.Repeat("\x00", before) + v))
+		out = append(out, s[(before*8+4)/5:(before+len(v))*8/5])
+	}
+	return out
+}
+
+// printable is quoted-printable, as far as it is in one line.
+func printable(v string) string {
+	var b strings.Builder
+	for i := range len(v) {
+		if c := v[i]; c == '=' || c > '~' || c < ' ' && c != '\n' && c != '\t' {
+			fmt.Fprintf(&b, "=%02X", c)
+		} else {
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
+}
+
+// byteEscapes writes what is not printable ASCII byte by byte in a format, and
+// line ends as C does.
+func byteEscapes(v, format string) string {
+	var b strings.Builder
+	for i := range len(v) {
+		switch c := v[i]; {
+		case c == '\n':
+			b.WriteString(`\n`)
+		case c == '\t':
+			b.WriteString(`\t`)
+		case c == '\r':
+			b.WriteString(`\r`)
+		case c < ' ' || c > '~':
+			fmt.Fprintf(&b, format, c)
+		default:
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
+}
+
+func percentAll(v string) string {
+	var b strings.Builder
+	for i := range len(v) {
+		fmt.Fprintf(&b, "%%%02X", v[i])
+	}
+	return b.String()
 }
 
 // percent encodes all but letters, digits and safe.
