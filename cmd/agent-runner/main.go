@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
 	"github.com/agentlab-vm/agentlab/internal/guest/guestd"
 	"github.com/agentlab-vm/agentlab/internal/guest/initd"
+	"github.com/agentlab-vm/agentlab/internal/guest/prober"
 	"github.com/agentlab-vm/agentlab/internal/guest/runner"
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
@@ -18,6 +19,7 @@ import (
 const usage = `usage: agent-runner COMMAND
   run             do the job that the bootstrap document names
   wipe            remove the job's secrets
+  probe           try what the JSON on standard input says on the network
   agentlab-agent  run a coding agent (also by that name)
   --version
   init, supervise, guestd: started by the sandbox itself
@@ -44,6 +46,8 @@ func main() {
 		os.Exit(runner.Main(args))
 	case name == "wipe":
 		os.Exit(runner.WipeMain(args))
+	case name == "probe":
+		os.Exit(prober.Main(args))
 	case name == "agentlab-agent":
 		os.Exit(agentcmd.Main(args))
 	case name == "--version":

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
+	"net/netip"
+	"strings"
 
 	"github.com/miekg/dns"
 )
@@ -43,6 +45,23 @@ func (n *Net) serveDNSStream(conn net.Conn) {
 	}
 }
 
+// answersFor finds the addresses of a name, and notes that it was asked for.
+func (n *Net) answersFor(q dns.Question) ([]netip.Addr, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	name := canonical(q.Name)
+	n.outside.Names = append(n.outside.Names, strings.TrimSuffix(name, "."))
+	addrs, known := n.zone[name]
+	if later, changes := n.later[name]; changes {
+		key := name + " " + dns.TypeToString[q.Qtype]
+		if n.asked[key] {
+			addrs = later
+		}
+		n.asked[key] = true
+	}
+	return addrs, known
+}
+
 // answerDNS answers from the zone. A TXT question is answered with the name
 // itself, so that there is something that is no address.
 func (n *Net) answerDNS(wire []byte, udp bool) []byte {
@@ -51,9 +70,7 @@ func (n *Net) answerDNS(wire []byte, udp bool) []byte {
 		return nil
 	}
 	q := query.Question[0]
-	n.mu.Lock()
-	addrs, known := n.zone[canonical(q.Name)]
-	n.mu.Unlock()
+	addrs, known := n.answersFor(q)
 	reply := new(dns.Msg).SetReply(query)
 	head := dns.RR_Header{Name: q.Name, Rrtype: q.Qtype, Class: dns.ClassINET, Ttl: 60}
 	switch {

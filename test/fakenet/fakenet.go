@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe"
 )
 
 // Block is where a Net takes its addresses from. It is one of the AS112
@@ -39,8 +40,12 @@ type Net struct {
 	tcp     map[netip.AddrPort]func(net.Conn)
 	udp     map[netip.AddrPort]func(net.Conn)
 	zone    map[string][]netip.Addr // canonical names
+	later   map[string][]netip.Addr // answers after the first for its type
+	asked   map[string]bool         // "name type" that were answered once, of names in later
 	next    netip.Addr
 	dials   []string
+	trap    *Responder // serves every address that has no service; nil: none does
+	outside probe.Outside
 	closers []func() // last in, first out
 }
 
@@ -48,10 +53,12 @@ type Net struct {
 // port 53 from the Net's zone. Close ends it.
 func New() *Net {
 	n := &Net{
-		tcp:  map[netip.AddrPort]func(net.Conn){},
-		udp:  map[netip.AddrPort]func(net.Conn){},
-		zone: map[string][]netip.Addr{},
-		next: Block.Addr(),
+		tcp:   map[netip.AddrPort]func(net.Conn){},
+		udp:   map[netip.AddrPort]func(net.Conn){},
+		zone:  map[string][]netip.Addr{},
+		later: map[string][]netip.Addr{},
+		asked: map[string]bool{},
+		next:  Block.Addr(),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	return n
@@ -139,17 +146,25 @@ func (n *Net) DialContext(_ context.Context, network, addr string) (net.Conn, er
 	n.dials = append(n.dials, network+" "+addr)
 	var serve func(net.Conn)
 	kind := unix.SOCK_STREAM
-	switch strings.TrimSuffix(network, "4") {
+	proto := strings.TrimRight(network, "46")
+	n.outside.Flows = append(n.outside.Flows, probe.Trace{Proto: proto, Addr: at.Addr(), Port: at.Port()})
+	switch proto {
 	case "tcp":
 		serve = n.tcp[at]
 		if serve == nil && at.Port() == 53 {
 			serve = n.serveDNSStream
+		}
+		if serve == nil && n.trap != nil {
+			serve = n.trap.ServeStream
 		}
 	case "udp":
 		kind = unix.SOCK_SEQPACKET // keeps borders as datagrams do, and shows the end
 		serve = n.udp[at]
 		if serve == nil && at.Port() == 53 {
 			serve = n.serveDNSPackets
+		}
+		if serve == nil && n.trap != nil {
+			serve = n.trap.ServePackets
 		}
 	}
 	n.mu.Unlock()

@@ -1,0 +1,150 @@
+package prober
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"time"
+)
+
+// connect opens the TCP connection of a probe. It ends with ctx.
+func (p *prober) connect(ctx context.Context, a *attempt) (*heard, func(), error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(a.host, a.port))
+	if err != nil {
+		return nil, nil, err
+	}
+	a.res.Connected = true
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	return &heard{Conn: conn}, func() { stop(); _ = conn.Close() }, nil
+}
+
+// heard is a connection that knows whether its peer said anything.
+type heard struct {
+	net.Conn
+	first []byte
+}
+
+func (h *heard) Read(b []byte) (int, error) {
+	n, err := h.Conn.Read(b)
+	if len(h.first) == 0 {
+		h.first = append(h.first, b[:n]...)
+	}
+	return n, err
+}
+
+// said notes what the peer said.
+func (a *attempt) said(b []byte) error {
+	if len(b) == 0 {
+		return io.EOF
+	}
+	a.res.Reached = true
+	line, _, _ := strings.Cut(string(b), "\n")
+	a.res.Answer = clip(strings.TrimRight(line, "\r"))
+	return nil
+}
+
+// exchange sends text on a new TCP connection and waits for any answer.
+func (p *prober) exchange(ctx context.Context, a *attempt, text string) error {
+	conn, done, err := p.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer done()
+	_, werr := io.WriteString(conn, text)
+	buf := make([]byte, 512)
+	n, err := conn.Read(buf) // a peer may answer and close before it read all
+	if n > 0 {
+		return a.said(buf[:n])
+	}
+	return errors.Join(werr, err)
+}
+
+func (p *prober) tcp(ctx context.Context, a *attempt) error { return p.exchange(ctx, a, hello) }
+
+func (p *prober) http(ctx context.Context, a *attempt) error {
+	if strings.ContainsAny(a.Name, "\r\n") {
+		return errors.New("a Host has no line breaks")
+	}
+	if a.Name == "" {
+		return p.exchange(ctx, a, "GET / HTTP/1.0\r\n\r\n")
+	}
+	return p.exchange(ctx, a, "GET / HTTP/1.1\r\nHost: "+a.Name+"\r\nConnection: close\r\n\r\n")
+}
+
+// tls counts an alert as an answer too: it came from the target.
+func (p *prober) tls(ctx context.Context, a *attempt) error {
+	conn, done, err := p.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer done()
+	c := tls.Client(conn, &tls.Config{
+		ServerName:         a.Name,
+		InsecureSkipVerify: true, //nolint:gosec // only whether somebody answers is asked
+		MinVersion:         tls.VersionTLS12,
+	})
+	err = c.HandshakeContext(ctx)
+	if len(conn.first) == 0 {
+		if err == nil {
+			err = io.EOF
+		}
+		return err
+	}
+	a.res.Reached = true
+	a.res.Answer = "TLS alert"
+	if state := c.ConnectionState(); err == nil && len(state.PeerCertificates) > 0 {
+		a.res.Answer = clip(fmt.Sprintf("TLS certificate of %v", state.PeerCertificates[0].DNSNames))
+	}
+	return nil
+}
+
+// datagram sends a datagram, and once more when half of the time is over, and
+// waits for any answer.
+func (p *prober) datagram(ctx context.Context, a *attempt, payload []byte) error {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "udp", net.JoinHostPort(a.host, a.port))
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // nothing is left in it
+	end, _ := ctx.Deadline()
+	half := time.Now().Add(time.Until(end) / 2)
+	buf := make([]byte, 2048)
+	for _, until := range []time.Time{half, end} {
+		if _, err = conn.Write(payload); err != nil {
+			return err
+		}
+		_ = conn.SetReadDeadline(until)
+		var n int
+		if n, err = conn.Read(buf); err == nil {
+			return a.said(buf[:n])
+		}
+		if reason(err) != "timeout" {
+			return err
+		}
+	}
+	return err
+}
+
+func (p *prober) udp(ctx context.Context, a *attempt) error {
+	return p.datagram(ctx, a, []byte(hello))
+}
+
+// quic sends a packet of a version that no server has, which every QUIC server
+// must answer with those that it has (RFC 9000 §6).
+func (p *prober) quic(ctx context.Context, a *attempt) error {
+	b := make([]byte, 1200)
+	b[0] = 0xc0
+	binary.BigEndian.PutUint32(b[1:], 0x1a2a3a4a)
+	b[5] = 8
+	copy(b[6:], "agentlab")
+	b[14] = 8
+	copy(b[15:], "probe-me")
+	return p.datagram(ctx, a, b)
+}
