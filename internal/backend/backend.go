@@ -142,7 +142,7 @@ type Capabilities struct {
 	ConsoleLog bool
 	NetworkOff bool // Spec.Network.Mode "off"
 	// Allowlist: Spec.Network.Mode "allowlist", with names checked on what is
-	// really dialled, and Deny, Ports and Layers in every mode.
+	// really dialled, and Deny, Ports, Limits and Layers in every mode.
 	Allowlist     bool
 	NetworkUpdate bool // NetworkUpdater
 	EgressLog     bool // EgressLogger

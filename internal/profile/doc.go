@@ -32,16 +32,24 @@ type Doc struct {
 	Artifacts     artifacts `yaml:"artifacts"`
 
 	text string
+	net  agentlab.Network // Network with its lists put in
 }
 
 type network struct {
-	Mode          string         `yaml:"mode"`           // nat (default), allowlist, off
-	Allow         strictyaml.Any `yaml:"allow"`          // of mode allowlist
-	Deny          strictyaml.Any `yaml:"deny"`           // further targets to deny
-	Ports         strictyaml.Any `yaml:"ports"`          // further restriction
-	Bridge        *string        `yaml:"bridge"`         // backends on a bridge of the host
-	Model         *string        `yaml:"model"`          // the same
-	FirewallGroup *string        `yaml:"firewall_group"` // the same
+	Mode          string   `yaml:"mode"`           // nat (default), allowlist, off
+	Allow         []string `yaml:"allow"`          // of mode allowlist: rules, preset:NAME, file:PATH
+	Deny          []string `yaml:"deny"`           // the same; wins over allow and over the mode
+	Ports         []string `yaml:"ports"`          // 443, 443/udp, 8000-8010, icmp
+	Limits        limits   `yaml:"limits"`         // 0: the backend's default
+	Bridge        *string  `yaml:"bridge"`         // backends on a bridge of the host
+	Model         *string  `yaml:"model"`          // the same
+	FirewallGroup *string  `yaml:"firewall_group"` // the same
+}
+
+type limits struct {
+	BandwidthMbps int `yaml:"bandwidth_mbps"` // each way
+	Flows         int `yaml:"flows"`          // open connections
+	DNSPerSecond  int `yaml:"dns_per_second"` // questions
 }
 
 type resources struct {
@@ -75,8 +83,11 @@ type artifacts struct {
 
 // Parse reads the text of a profile and checks everything that does not
 // depend on the backend. Errors are code invalid, or denied for a request for
-// a host directory, with the key as Field and its line in the message.
-func Parse(data []byte) (*Doc, error) {
+// a host directory, with the key as Field and its line in the message. A text
+// that lies in no directory cannot name list files.
+func Parse(data []byte) (*Doc, error) { return parse(data, noLists) }
+
+func parse(data []byte, files listFiles) (*Doc, error) {
 	y, err := strictyaml.Parse(data)
 	if err != nil {
 		return nil, err
@@ -98,11 +109,11 @@ func Parse(data []byte) (*Doc, error) {
 	if err := d.validate(); err != nil {
 		return nil, y.At(err)
 	}
+	if err := d.resolveNetwork(files); err != nil {
+		return nil, y.At(err)
+	}
 	return d, nil
 }
-
-// modeAllowlist is a mode of the schema for which no backend has a policy yet.
-const modeAllowlist = "allowlist"
 
 func (d *Doc) validate() error {
 	if d.Name == "" {
@@ -120,7 +131,7 @@ func (d *Doc) validate() error {
 		key, value string
 		allowed    []string
 	}{
-		{"network.mode", d.Network.Mode, []string{agentlab.NetworkNAT, modeAllowlist, agentlab.NetworkOff}},
+		{"network.mode", d.Network.Mode, []string{agentlab.NetworkNAT, agentlab.NetworkAllowlist, agentlab.NetworkOff}},
 		{"storage.workspace", d.Storage.Workspace, []string{"none", "attach"}},
 		{"behavior.mode", d.Behavior.Mode, []string{"dangerous"}},
 	} {
@@ -167,7 +178,7 @@ func (d *Doc) Profile() agentlab.Profile {
 		Name:            d.Name,
 		Image:           d.Image,
 		Resources:       agentlab.Resources{Cores: d.Resources.Cores, MemoryMB: d.Resources.MemoryMB, RootSizeGB: d.Storage.RootSizeGB},
-		Network:         agentlab.Network{Mode: d.Network.Mode},
+		Network:         d.net,
 		Workspace:       d.Storage.Workspace,
 		Mode:            d.Behavior.Mode,
 		Keepalive:       d.Behavior.KeepaliveDefault,

@@ -162,7 +162,11 @@ func (l *Library) builtIn(name string) Entry {
 // parse makes an Entry; name "" means whatever name the text gives.
 func (l *Library) parse(name, source, text string) Entry {
 	e := Entry{Name: name, Source: source, YAML: text, Profile: agentlab.Profile{Name: name, YAML: text}}
-	d, err := Parse([]byte(text))
+	lists := listsIn(l.dir)
+	if source == BuiltIn {
+		lists = noLists
+	}
+	d, err := parse([]byte(text), lists)
 	if err == nil && name != "" && d.Name != name {
 		err = agentlab.Errorf(agentlab.CodeInvalid, "the name %q is not that of the profile's file, %q", d.Name, name).WithField("name").
 			WithHint("write name: %s", name)

@@ -88,9 +88,9 @@ func TestUnsupportedKeysAreNamed(t *testing.T) {
 	for _, tc := range []struct{ yaml, field string }{
 		{"template_vmid: 9000", "template_vmid"},
 		{"network: {mode: allowlist}", "network.mode"},
-		{"network: {allow: [github.com, {host: x, port: 443}]}", "network.allow"},
-		{"network: {deny: []}", "network.deny"},
+		{"network: {deny: [github.com]}", "network.deny"},
 		{"network: {ports: [443]}", "network.ports"},
+		{"network: {limits: {flows: 9}}", "network.limits"},
 		{"network: {bridge: vmbr1}", "network.bridge"},
 		{"network: {model: virtio}", "network.model"},
 		{"network: {firewall_group: g}", "network.firewall_group"},
@@ -110,7 +110,7 @@ func TestUnsupportedKeysAreNamed(t *testing.T) {
 			t.Errorf("%s: got %v, want unsupported %s", tc.yaml, err, tc.field)
 		}
 	}
-	for _, yaml := range []string{"network: {mode: off}", "resources: {balloon: false}", "artifacts: {endpoint: 'http://10.77.0.1:8846/upload/'}"} {
+	for _, yaml := range []string{"network: {mode: off}", "network: {deny: [], limits: {flows: 0}}", "resources: {balloon: false}", "artifacts: {endpoint: 'http://10.77.0.1:8846/upload/'}"} {
 		d, err := Parse([]byte("name: x\n" + yaml))
 		if err == nil {
 			err = d.Usable(qemu)
@@ -139,6 +139,14 @@ func TestRefused(t *testing.T) {
 		{"name: x\nstorage: {root_size_gb: -1}", "storage.root_size_gb", "", ""},
 		{"name: x\nstorage: {workspace: atach}", "storage.workspace", "", `"attach"`},
 		{"name: x\nnetwork: {mode: bridge}", "network.mode", "", "nat, allowlist, off"},
+		{"name: x\nnetwork:\n  allow: [github.com]", "network.allow", "line 3: an allow list has no effect in mode nat", "mode: allowlist"},
+		{"name: x\nnetwork:\n  mode: allowlist\n  allow: ['https://github.com']", "network.allow", "line 4: ", "github.com:443"},
+		{"name: x\nnetwork: {mode: allowlist, allow: ['preset:gitbub']}", "network.allow", "there is no preset", "policy presets"},
+		{"name: x\nnetwork: {mode: allowlist, allow: [{host: x}]}", "network.allow[0]", "text is expected", ""},
+		{"name: x\nnetwork: {mode: allowlist, allow: ['file:list.txt']}", "network.allow", "only a profile in the directory", ""},
+		{"name: x\nnetwork: {mode: allowlist, allow: [192.168.0.0/16]}", "network.allow", "never be allowed (always.private)", ""},
+		{"name: x\nnetwork: {ports: [https]}", "network.ports", "", "443/udp"},
+		{"name: x\nnetwork: {limits: {flows: -1}}", "network.limits.flows", "", ""},
 		{"name: x\nbehavior: {mode: safe}", "behavior.mode", "", "dangerous"},
 		{"name: x\nbehavior: {ttl_minutes_default: 0}", "behavior.ttl_minutes_default", "", ""},
 		{"name: x\nbehavior: {ttl_minutes_default: 43201}", "behavior.ttl_minutes_default", "", ""},
@@ -215,11 +223,18 @@ func TestShippedProfiles(t *testing.T) {
 			}
 			continue
 		}
+		if e.Name == "yolo-restricted" {
+			able := NewLibrary("", rulesInfo)
+			if p, err := able.Use(e.Name); err != nil || len(p.Network.Allow) < 30 || agentlab.CodeOf(e.Err) != agentlab.CodeUnsupported {
+				t.Errorf("yolo-restricted: %v, %v where it is not honoured, %d rules", err, e.Err, len(p.Network.Allow))
+			}
+			continue
+		}
 		if e.Err != nil {
 			t.Errorf("%s: %v", e.Name, e.Err)
 		}
 	}
-	if want := []string{"interactive-dev", "yolo-ephemeral", "yolo-workspace"}; !reflect.DeepEqual(names, want) {
+	if want := []string{"interactive-dev", "yolo-ephemeral", "yolo-restricted", "yolo-workspace"}; !reflect.DeepEqual(names, want) {
 		t.Errorf("got %v, want %v", names, want)
 	}
 }
@@ -252,7 +267,7 @@ func TestLibrary(t *testing.T) {
 	for _, e := range list {
 		got[e.Name] = string(agentlab.CodeOf(e.Err))
 	}
-	want := map[string]string{"mine": "", "yolo-ephemeral": "", "interactive-dev": "", "yolo-workspace": "unsupported",
+	want := map[string]string{"mine": "", "yolo-ephemeral": "", "interactive-dev": "", "yolo-workspace": "unsupported", "yolo-restricted": "unsupported",
 		"broken": "invalid", "other": "invalid", "late.yml": "invalid", "dir": "internal"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)
@@ -313,6 +328,7 @@ func TestPut(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(seedSchema))
 	f.Add([]byte("name: x\nnetwork: {mode: off, allow: [a]}"))
+	f.Add([]byte("name: x\nnetwork: {mode: allowlist, allow: ['preset:github', '*.x.example:443/udp', 'file:a'], deny: [1.2.3.0/24], ports: [443, 1-2/udp, icmp], limits: {flows: 1}}"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		d, err := Parse(data)
 		if err != nil {

@@ -19,17 +19,23 @@ type requirement struct {
 	honoured func(backend.Info, *Doc) bool
 }
 
+// rules are what a backend with allow lists enforces in every mode.
+func rules(i backend.Info, _ *Doc) bool { return i.Capabilities.Allowlist }
+
 var requirements = []requirement{
 	{key: "template_vmid", set: func(d *Doc) bool { return d.TemplateVMID != nil },
 		why: "the backend boots images, not template VMs", hint: "name an image instead: image: base"},
-	{key: "network.mode", set: func(d *Doc) bool { return d.Network.Mode == modeAllowlist },
-		why: "there are no allow lists yet", hint: "use mode: nat or mode: off"},
+	{key: "network.mode", set: func(d *Doc) bool { return d.Network.Mode == agentlab.NetworkAllowlist },
+		why: "the backend cannot enforce an allow list", hint: "use mode: nat or mode: off", honoured: rules},
 	{key: "network.mode", set: func(d *Doc) bool { return d.Network.Mode == agentlab.NetworkOff },
 		why: "the backend cannot switch a sandbox's network off", hint: "use mode: nat",
 		honoured: func(i backend.Info, _ *Doc) bool { return i.Capabilities.NetworkOff }},
-	{key: "network.allow", set: func(d *Doc) bool { return bool(d.Network.Allow) }, why: "there are no allow lists yet", hint: "remove it"},
-	{key: "network.deny", set: func(d *Doc) bool { return bool(d.Network.Deny) }, why: "there are no deny lists yet", hint: "remove it"},
-	{key: "network.ports", set: func(d *Doc) bool { return bool(d.Network.Ports) }, why: "there are no port lists yet", hint: "remove it"},
+	{key: "network.deny", set: func(d *Doc) bool { return len(d.Network.Deny) > 0 },
+		why: "the backend cannot enforce a deny list", hint: "remove it", honoured: rules},
+	{key: "network.ports", set: func(d *Doc) bool { return len(d.Network.Ports) > 0 },
+		why: "the backend cannot enforce a list of ports", hint: "remove it", honoured: rules},
+	{key: "network.limits", set: func(d *Doc) bool { return d.Network.Limits != limits{} },
+		why: "the backend cannot limit a sandbox's network", hint: "remove it", honoured: rules},
 	{key: "network.bridge", set: func(d *Doc) bool { return d.Network.Bridge != nil },
 		why: "a sandbox has a private network, not a bridge of the host", hint: "remove it"},
 	{key: "network.model", set: func(d *Doc) bool { return d.Network.Model != nil },

@@ -1,0 +1,119 @@
+package profile
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
+)
+
+// MaxRules is how many rules the network section of a profile may hold after
+// its presets and list files were put in.
+const MaxRules = 20_000
+
+// listFiles reads a list file that a profile names.
+type listFiles func(name string) ([]byte, error)
+
+// resolveNetwork turns the network section as it is written into the one in
+// force: presets and list files are put in the place of their names.
+func (d *Doc) resolveNetwork(files listFiles) error {
+	n := agentlab.Network{Mode: d.Network.Mode, Ports: d.Network.Ports, Limits: agentlab.NetworkLimits(d.Network.Limits)}
+	var err error
+	if n.Allow, err = expand("network.allow", d.Network.Allow, files); err != nil {
+		return err
+	}
+	if n.Deny, err = expand("network.deny", d.Network.Deny, files); err != nil {
+		return err
+	}
+	if count := len(n.Allow) + len(n.Deny); count > MaxRules {
+		return invalid("network.allow", "%d rules are more than %d", count, MaxRules).WithHint("use ranges and wildcards")
+	}
+	if _, err := egress.New(n); err != nil {
+		return err
+	}
+	d.net = n
+	return nil
+}
+
+func expand(key string, entries []string, files listFiles) ([]agentlab.NetworkRule, error) {
+	var out []agentlab.NetworkRule
+	for _, entry := range entries {
+		rules, source := []string{entry}, ""
+		var err error
+		if name, ok := strings.CutPrefix(entry, egress.PresetPrefix); ok {
+			var p egress.Preset
+			p, err = egress.PresetByName(name)
+			rules, source = p.Rules, entry
+		} else if name, ok := strings.CutPrefix(entry, egress.FilePrefix); ok {
+			rules, err = readList(name, files)
+			source = entry
+		}
+		if err != nil {
+			return nil, invalid(key, "%w", err).WithHint("%s", agentlab.HintOf(err))
+		}
+		for _, r := range rules {
+			out = append(out, agentlab.NetworkRule{Rule: r, Source: source})
+		}
+	}
+	return out, nil
+}
+
+func readList(name string, files listFiles) ([]string, error) {
+	if !fs.ValidPath(name) || name == "." || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == '\\' }) {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not the path of a list file", name).
+			WithHint("it is relative to the directory of profiles and stays in it: file:lists/network-allowlist.txt")
+	}
+	data, err := files(name)
+	if err != nil {
+		return nil, err
+	}
+	rules, err := egress.ParseList(data)
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "list file %s, %w", name, err).WithHint("%s", agentlab.HintOf(err))
+	}
+	return rules, nil
+}
+
+// noLists is for a text that lies in no directory.
+func noLists(name string) ([]byte, error) {
+	return nil, agentlab.Errorf(agentlab.CodeInvalid, "list file %s: only a profile in the directory of profiles can name files", name)
+}
+
+// listsIn reads list files below a directory, and nothing that a symbolic
+// link would bring in from elsewhere.
+func listsIn(dir string) listFiles {
+	return func(name string) ([]byte, error) {
+		data, err := readBelow(dir, name)
+		if err != nil {
+			return nil, fsfault.At(path.Join(dir, name), err)
+		}
+		return data, nil
+	}
+}
+
+func readBelow(dir, name string) (_ []byte, err error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = root.Close() }()
+	st, err := root.Stat(name)
+	switch {
+	case err != nil:
+		return nil, err
+	case !st.Mode().IsRegular():
+		return nil, fmt.Errorf("it is no file")
+	}
+	f, err := root.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, egress.MaxListBytes+1)) // ParseList refuses what is larger
+}
