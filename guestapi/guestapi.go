@@ -34,8 +34,10 @@ type BootstrapRequest struct {
 type BootstrapResponse struct {
 	Git                *Git              `json:"git,omitempty"`
 	Env                map[string]string `json:"env,omitempty"` // environment of the agent; secret
+	SSHKeys            map[string]string `json:"ssh_keys,omitempty"` // private keys for the agent's ssh, by host
 	ClaudeSettingsJSON string            `json:"claude_settings_json,omitempty"`
 	Artifact           *ArtifactTarget   `json:"artifact,omitempty"`
+	ArtifactStore      *ArtifactTarget   `json:"artifact_store,omitempty"` // outside of AgentLab: gets a copy of each artifact
 	Policy             Policy            `json:"policy"`
 	Runner             RunnerTarget      `json:"runner"`
 	Job                *Job              `json:"job,omitempty"` // nil: a sandbox without a job; the runner stages secrets and ends

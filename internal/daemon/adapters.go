@@ -3,6 +3,7 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"errors"
 	"strconv"
 
 	"github.com/agentlab-vm/agentlab"
@@ -57,11 +58,15 @@ func (s auditStore) LiveSandboxes(ctx context.Context) ([]agentlab.Sandbox, erro
 	return s.Store.Sandboxes(ctx, store.SandboxFilter{})
 }
 
-type gcFiles struct{ *artifact.Service }
+type gcFiles struct {
+	*artifact.Service
+	jobs *job.Service
+}
 
 func (f gcFiles) Sweep(ctx context.Context, known func(context.Context, string) (bool, error)) (int, error) {
 	n, err := f.Service.Sweep(ctx, known)
-	return n.Temporary + n.Files + n.Jobs + n.Bundles, err
+	forgotten, ferr := f.jobs.ForgetSecrets(ctx)
+	return n.Temporary + n.Files + n.Jobs + n.Bundles + forgotten, errors.Join(err, ferr)
 }
 
 type guestTokens struct{ store *store.Store }

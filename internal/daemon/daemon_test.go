@@ -259,7 +259,7 @@ func TestLibraries(t *testing.T) {
 	if _, err := h.client.Image(ctx, "base"); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		t.Errorf("%v", err)
 	}
-	if err := h.client.SetSecret(ctx, "default", "env.KEY", "value"); err != nil {
+	if err := h.client.SetSecret(ctx, "default", "env.KEY", "value", false); err != nil {
 		t.Error(err)
 	}
 	if keys, err := h.client.SecretKeys(ctx, "default"); err != nil || len(keys.Items) != 1 || keys.Items[0] != "env.KEY" {

@@ -183,7 +183,7 @@ func (s *services) drainEgress() func(context.Context, agentlab.Sandbox) error {
 
 func (s *services) openGC(context.Context, *cleanup) error {
 	s.gc = gc.New(gc.Config{
-		Store: gcStore{s.store}, Files: gcFiles{s.artifacts}, Known: s.jobs.Known,
+		Store: gcStore{s.store}, Files: gcFiles{s.artifacts, s.jobs}, Known: s.jobs.Known,
 		ArtifactTTL: func(name string) time.Duration {
 			p, err := s.profiles.Find(name)
 			if err != nil {
@@ -238,7 +238,7 @@ func (s *services) forAPI(system server.System) server.Services {
 		Sandboxes: sandboxView{s.sandboxes, jobView{s.jobs}},
 		Artifacts: artifactView{s.artifacts},
 		Profiles:  profileView{s.profiles},
-		Secrets:   s.vault,
+		Secrets:   secretView{s.vault},
 		Images:    imageView{s.images, s.store},
 		Events:    eventView{s.store, s.bus},
 		Egress:    s.audit,

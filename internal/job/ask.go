@@ -63,7 +63,7 @@ func (s *Service) Create(ctx context.Context, r Request) (agentlab.Job, error) {
 		return agentlab.Job{}, err
 	}
 	if prof.SecretsBundle != "" {
-		if _, err := s.cfg.Secrets.Load(prof.SecretsBundle); err != nil {
+		if err := s.cfg.Secrets.Check(ctx, prof.SecretsBundle); err != nil {
 			return agentlab.Job{}, err
 		}
 	}

@@ -3,8 +3,10 @@ package job
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
+	"strings"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -18,9 +20,21 @@ import (
 // profile's secrets those that the job has a use for. In the same transaction
 // the job becomes RUNNING and gets its deadline. Code denied when the token is
 // not good; after any other error it can be used again.
+//
+// Calls for one sandbox are answered one after the other, so that references
+// are resolved for one caller at a time, and for none after the first that
+// got its answer.
 func (s *Service) BootstrapFetched(ctx context.Context, vmid int, tokenHash string) (guestapi.BootstrapResponse, error) {
 	none := guestapi.BootstrapResponse{}
 	// First of all: who has no token learns nothing and changes nothing.
+	if err := s.cfg.Store.CheckBootstrap(ctx, tokenHash, vmid); err != nil {
+		return none, err
+	}
+	done, err := s.oneAtATime(ctx, vmid)
+	if err != nil {
+		return none, err
+	}
+	defer done()
 	if err := s.cfg.Store.CheckBootstrap(ctx, tokenHash, vmid); err != nil {
 		return none, err
 	}
@@ -28,24 +42,24 @@ func (s *Service) BootstrapFetched(ctx context.Context, vmid int, tokenHash stri
 	if err != nil {
 		return none, err
 	}
-	var j *agentlab.Job
-	if sb.JobID != "" {
-		row, err := s.cfg.Store.Job(ctx, sb.JobID)
-		if agentlab.CodeOf(err) == agentlab.CodeNotFound { // its row is written after the sandbox's
-			return none, agentlab.Errorf(agentlab.CodeUnavailable, "the job is not there yet")
-		}
-		if err != nil {
-			return none, err
-		}
-		if !row.Status.Final() {
-			j = &row
-		}
-	}
-	prof, bundle, err := s.secretsOf(sb.Profile)
+	row, err := s.rowOf(ctx, sb)
 	if err != nil {
-		return none, s.noSecrets(ctx, j, err)
+		return none, err
+	}
+	prof, bundle, err := s.secretsFor(ctx, sb.Profile, row)
+	if err != nil {
+		return none, s.noSecrets(ctx, row, err)
+	}
+	j := row
+	if row != nil && row.Status.Final() {
+		j = nil // its sandbox is kept, or not gone yet: there is no work
 	}
 	resp, grants := s.bootstrap(sb, j, prof, bundle)
+	if j != nil {
+		if err := s.cfg.Secrets.Keep(ctx, j.ID, known(resp, bundle)); err != nil {
+			return none, err
+		}
+	}
 	err = s.cfg.Store.ConsumeBootstrap(ctx, tokenHash, vmid, grants, func(sb *agentlab.Sandbox, row *agentlab.Job) ([]agentlab.Event, error) {
 		if j == nil {
 			return nil, nil
@@ -58,12 +72,45 @@ func (s *Service) BootstrapFetched(ctx context.Context, vmid int, tokenHash stri
 	if j != nil {
 		s.mu.Lock()
 		l := s.remember(j.ID)
-		l.heard, l.used, l.redactor = s.clock(), false, redactorOf(bundle)
+		l.heard, l.used, l.redactor, l.trouble, l.failed = s.clock(), false, nil, "", 0
 		s.mu.Unlock()
 		s.loop.Wake(j.ID)
 	}
 	s.cfg.Sandboxes.Wake(vmid)
 	return resp, nil
+}
+
+// oneAtATime waits until no other bootstrap of a sandbox is being answered,
+// and returns what lets the next one go on.
+func (s *Service) oneAtATime(ctx context.Context, vmid int) (done func(), err error) {
+	s.mu.Lock()
+	turn := s.asking[vmid]
+	if turn == nil {
+		turn = make(chan struct{}, 1)
+		s.asking[vmid] = turn
+	}
+	s.mu.Unlock()
+	select {
+	case turn <- struct{}{}:
+		return func() { <-turn }, nil
+	case <-ctx.Done():
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the caller left: %w", ctx.Err())
+	}
+}
+
+// rowOf returns the job of a sandbox, nil when it has none.
+func (s *Service) rowOf(ctx context.Context, sb agentlab.Sandbox) (*agentlab.Job, error) {
+	if sb.JobID == "" {
+		return nil, nil //nolint:nilnil // no job is no error
+	}
+	row, err := s.cfg.Store.Job(ctx, sb.JobID)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound { // its row is written after the sandbox's
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the job is not there yet")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &row, nil
 }
 
 // begin makes a job RUNNING, and its sandbox when that is READY; one that is
@@ -102,13 +149,14 @@ func (s *Service) bootstrap(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.
 	if sb.Network.Mode == agentlab.NetworkNAT {
 		resp.Policy.AllowedDomains = []string{"*"}
 	}
-	if b.Git != (secret.Git{}) && (j == nil || j.RepoURL != "") {
+	if b.Git != (secret.Git{}) {
 		g := guestapi.Git(b.Git)
 		resp.Git = &g
 	}
-	if j == nil || j.Agent == "claude" {
-		resp.ClaudeSettingsJSON = b.ClaudeSettingsJSON
+	if b.Artifact != (secret.Artifact{}) {
+		resp.ArtifactStore = &guestapi.ArtifactTarget{Endpoint: b.Artifact.Endpoint, Token: b.Artifact.Token}
 	}
+	resp.SSHKeys, resp.ClaudeSettingsJSON = maps.Clone(b.SSHKeys), b.ClaudeSettingsJSON
 	if j == nil {
 		return resp, nil
 	}
@@ -131,39 +179,80 @@ func (s *Service) bootstrap(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.
 	return resp, grants
 }
 
-// secretsOf opens the secrets bundle of a profile, empty when it has none.
-func (s *Service) secretsOf(profile string) (agentlab.Profile, secret.Bundle, error) {
+// secretsFor opens the secrets bundle of a profile, empty when it has none:
+// of its values those that a job has a use for, or all for a sandbox without
+// one.
+func (s *Service) secretsFor(ctx context.Context, profile string, j *agentlab.Job) (agentlab.Profile, secret.Bundle, error) {
 	prof, err := s.cfg.Profiles.Use(profile)
 	if err != nil || prof.SecretsBundle == "" {
 		return prof, secret.Bundle{}, err
 	}
-	b, err := s.cfg.Secrets.Load(prof.SecretsBundle)
+	b, err := s.cfg.Secrets.Deliver(ctx, prof.SecretsBundle, func(key string) bool { return uses(j, prof, key) })
 	return prof, b, err
 }
 
-// redactorOf knows the secrets of b as the runner does.
-func redactorOf(b secret.Bundle) *redact.Redactor {
-	return redact.New(append(b.Values(), redact.SettingsSecrets(b.ClaudeSettingsJSON)...)...)
+// uses tells whether a job has a use for the secret under a key. What it has
+// none for is neither given to it nor resolved.
+func uses(j *agentlab.Job, prof agentlab.Profile, key string) bool {
+	part, _, _ := strings.Cut(key, ".")
+	switch {
+	case part == "artifact": // copies of artifacts are made of jobs only
+		return j != nil && !j.Status.Final() && prof.UploadArtifacts
+	case j == nil:
+		return true
+	case part == "git":
+		return j.RepoURL != ""
+	case part == "claude_settings_json":
+		return j.Agent == "claude"
+	}
+	return true
 }
 
-// noSecrets ends a QUEUED job whose profile or secrets cannot be had any more;
-// trouble that may pass ends nothing, and a job that runs has had them. The
+// known lists every secret of an answer.
+func known(resp guestapi.BootstrapResponse, b secret.Bundle) []string {
+	out := append(b.Values(), redact.SettingsSecrets(b.ClaudeSettingsJSON)...)
+	out = append(out, resp.Runner.Token)
+	if resp.Artifact != nil {
+		out = append(out, resp.Artifact.Token)
+	}
+	return out
+}
+
+// maxFailed is how often in a row the secrets of a job may not be had before
+// it ends.
+const maxFailed = 5
+
+// noSecrets ends a QUEUED job whose profile or secrets cannot be had any more,
+// or could not be had again and again; a job that runs has had them. The
 // runner is told nothing of the reason.
 func (s *Service) noSecrets(ctx context.Context, j *agentlab.Job, cause error) error {
 	s.log.Error("a sandbox cannot have its profile's secrets", "err", cause)
+	refused := agentlab.Errorf(agentlab.CodeUnavailable, "the secrets cannot be had now")
+	if j == nil || j.Status != agentlab.JobQueued || ctx.Err() != nil { // in the end, the runner did not wait
+		return refused
+	}
 	lasting := false
 	switch agentlab.CodeOf(cause) {
-	case agentlab.CodeInvalid, agentlab.CodeNotFound, agentlab.CodeDenied, agentlab.CodeUnsupported:
+	case agentlab.CodeInvalid, agentlab.CodeNotFound, agentlab.CodeDenied, agentlab.CodeUnsupported, agentlab.CodeConflict:
 		lasting = true
 	default:
 	}
-	if j != nil && lasting {
-		why := "its profile's secrets cannot be had: " + cause.Error()
+	s.mu.Lock()
+	l := s.remember(j.ID)
+	l.failed++
+	l.trouble = "its profile's secrets cannot be had: " + cause.Error()
+	why, failed := l.trouble, l.failed
+	s.mu.Unlock()
+	if failed >= maxFailed && !lasting {
+		why += fmt.Sprintf(" (tried %d times)", failed)
+		lasting = true
+	}
+	if lasting {
 		if err := s.finishFrom(ctx, j.ID, agentlab.JobFailed, why, agentlab.JobQueued); err != nil {
 			return errors.Join(err, cause)
 		}
 	}
-	return agentlab.Errorf(agentlab.CodeUnavailable, "the secrets cannot be had now")
+	return refused
 }
 
 // ConsoleArtifact is the path of the artifact that SaveConsole makes.
@@ -196,15 +285,54 @@ func (s *Service) Redactor(ctx context.Context, jobID string) (*redact.Redactor,
 	if err != nil {
 		return nil, err
 	}
-	_, b, err := s.secretsOf(j.Profile)
+	r, err := s.redactorOf(ctx, j)
 	if err != nil {
 		return nil, err
 	}
-	r := redactorOf(b)
 	if !j.Status.Final() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.remember(jobID).redactor = r
 	}
 	return r, nil
+}
+
+// redactorOf knows what a job was given, whatever its bundle holds by now.
+func (s *Service) redactorOf(ctx context.Context, j agentlab.Job) (*redact.Redactor, error) {
+	values, ok, err := s.cfg.Secrets.Kept(j.ID)
+	if err != nil {
+		return nil, err
+	}
+	if !ok && j.Status == agentlab.JobRunning { // by a daemon that kept nothing
+		_, b, err := s.secretsFor(ctx, j.Profile, &j)
+		if err != nil {
+			return nil, err
+		}
+		values = known(guestapi.BootstrapResponse{}, b)
+	}
+	return redact.New(values...), nil
+}
+
+// ForgetSecrets forgets what jobs were given whose guest is not heard any
+// more: the job has ended and its sandbox is gone. It tells how many those
+// were.
+func (s *Service) ForgetSecrets(ctx context.Context) (int, error) {
+	return s.cfg.Secrets.SweepKept(ctx, func(ctx context.Context, id string) (bool, error) {
+		known, err := s.Known(ctx, id)
+		if err != nil || !known {
+			return err == nil, err
+		}
+		j, err := s.cfg.Store.Job(ctx, id)
+		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+			return false, nil // it is just being made
+		}
+		if err != nil || !j.Status.Final() {
+			return false, err
+		}
+		sb, err := s.cfg.Store.Sandbox(ctx, j.SandboxVMID)
+		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+			return true, nil
+		}
+		return err == nil && sb.State == agentlab.SandboxDestroyed, err
+	})
 }

@@ -166,7 +166,7 @@ func TestSecrets(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
 		for key, v := range map[string]string{"env.API_KEY": envValue, "git.token": gitToken, "git.url": "https://github.com/x/y", "claude_settings_json": `{"model":"opus"}`} {
-			if err := w.vault.Set(ctx, "team", key, strings.NewReader(v)); err != nil {
+			if err := w.vault.Set(ctx, "team", key, strings.NewReader(v), false); err != nil {
 				w.Fatal(err)
 			}
 		}
@@ -214,7 +214,7 @@ func TestBootstrapHoldsWhatIsNeeded(t *testing.T) {
 			inWorld(t, func(w *world) {
 				ctx := context.Background()
 				for key, v := range map[string]string{"env.API_KEY": "sk-ant-0123456789abcdef", "git.token": "ghp_9876543210zyxwvu", "claude_settings_json": `{"model":"opus"}`} {
-					if err := w.vault.Set(ctx, "team", key, strings.NewReader(v)); err != nil {
+					if err := w.vault.Set(ctx, "team", key, strings.NewReader(v), false); err != nil {
 						w.Fatal(err)
 					}
 				}
@@ -278,7 +278,7 @@ func TestBootstrapHoldsWhatIsNeeded(t *testing.T) {
 func TestSecretsVanish(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		if err := w.vault.Set(ctx, "team", "env.K", strings.NewReader("0123456789")); err != nil {
+		if err := w.vault.Set(ctx, "team", "env.K", strings.NewReader("0123456789"), false); err != nil {
 			w.Fatal(err)
 		}
 		j := w.run(job.Request{Profile: "secrets", Task: "hang"})
@@ -320,10 +320,10 @@ func TestSettingsAreRedacted(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
 		const doc = `{"model":"opus","mcpServers":{"x":{"headers":{"Authorization":"Bearer abcdef0123456789"}}}}`
-		if err := w.vault.Set(ctx, "team", "claude_settings_json", strings.NewReader(doc)); err != nil {
+		if err := w.vault.Set(ctx, "team", "claude_settings_json", strings.NewReader(doc), false); err != nil {
 			w.Fatal(err)
 		}
-		j := w.run(job.Request{Profile: "secrets", Task: "hang"})
+		j := w.run(job.Request{Profile: "secrets", Agent: "claude", Task: "hang"})
 		w.phase(j.ID, "agent")
 		r, err := w.jobs.Redactor(ctx, j.ID)
 		if err != nil {

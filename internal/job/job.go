@@ -85,7 +85,11 @@ type Profiles interface {
 
 // Secrets opens secrets bundles; *secret.Vault implements it.
 type Secrets interface {
-	Load(name string) (secret.Bundle, error)
+	Check(ctx context.Context, name string) error
+	Deliver(ctx context.Context, name string, want func(key string) bool) (secret.Bundle, error)
+	Keep(ctx context.Context, jobID string, values []string) error
+	Kept(jobID string) (values []string, ok bool, err error)
+	SweepKept(ctx context.Context, done func(ctx context.Context, jobID string) (bool, error)) (int, error)
 }
 
 // Bundles keeps git bundles of local repositories; *artifact.Service
@@ -171,9 +175,10 @@ type Service struct {
 
 	mu      sync.Mutex
 	live    map[string]*live
-	making  map[string]bool // jobs whose row is about to be written
-	waiting []string        // jobs that found no room for a sandbox, the oldest first
-	pulse   time.Time       // when this process was last known to be at work; zero before Run
+	making  map[string]bool       // jobs whose row is about to be written
+	waiting []string              // jobs that found no room for a sandbox, the oldest first
+	asking  map[int]chan struct{} // full while a sandbox's bootstrap is answered
+	pulse   time.Time             // when this process was last known to be at work; zero before Run
 }
 
 // live is what is remembered of a job that is not final. Nothing in it
@@ -185,11 +190,13 @@ type live struct {
 	redactor *redact.Redactor // nil until it is needed
 	used     bool             // its runner has used a token of its bootstrap answer
 	again    int              // how often its runner was given another one-time token
+	trouble  string           // why its secrets could not be had, the last time
+	failed   int              // how often in a row
 }
 
 // New returns a Service; Run makes it work.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, live: map[string]*live{}, making: map[string]bool{}}
+	s := &Service{cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, live: map[string]*live{}, making: map[string]bool{}, asking: map[int]chan struct{}{}}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -289,6 +296,7 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	delete(s.asking, sb.VMID)
 	if len(s.waiting) > 0 {
 		s.loop.Wake(s.waiting[0]) // there is room for one more
 	}

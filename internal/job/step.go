@@ -147,7 +147,10 @@ func (s *Service) queued(ctx context.Context, j agentlab.Job, sb agentlab.Sandbo
 	}
 	left := sb.BootedAt.Add(s.lim.StartTimeout).Sub(s.clock())
 	if left <= 0 {
-		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its runner did not ask for the job within "+s.lim.StartTimeout.String())
+		s.mu.Lock()
+		why := orText(s.remember(j.ID).trouble, "its runner did not ask for the job within "+s.lim.StartTimeout.String())
+		s.mu.Unlock()
+		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, why)
 	}
 	return min(left, longest), nil
 }

@@ -1,8 +1,10 @@
-// Package secret keeps secrets bundles at rest, encrypted with age, and makes
-// and compares the tokens with which sandboxes fetch them.
+// Package secret keeps secrets bundles at rest, encrypted with age, resolves
+// the references in them, and makes and compares the tokens with which
+// sandboxes fetch them.
 //
-// No function takes a secret from a command line or the environment, and no
-// error holds one.
+// No function takes a secret from a command line, and no error holds one.
+// Errors may show the text of a reference, which is no secret; never what it
+// gave.
 package secret
 
 import (
@@ -10,6 +12,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -22,11 +25,14 @@ import (
 const MaxValueBytes = 128 << 10
 
 // Bundle is what one profile's sandboxes get (seed 000 §9.1). The zero Bundle
-// is an empty one.
+// is an empty one. In a bundle at rest a value may be a reference (see
+// Reference); in one that Vault.Deliver returns, all are plain.
 type Bundle struct {
 	Git                Git               `yaml:"git"`
-	Env                map[string]string `yaml:"env"` // environment of the agent
+	Env                map[string]string `yaml:"env"`      // environment of the agent
+	SSHKeys            map[string]string `yaml:"ssh_keys"` // private keys by the host that they are for
 	ClaudeSettingsJSON string            `yaml:"claude_settings_json"`
+	Artifact           Artifact          `yaml:"artifact"`
 }
 
 // Git is the credential for the job's remote.
@@ -34,8 +40,14 @@ type Git struct {
 	URL           string `yaml:"url"` // the credential is used only for this URL's scheme and host
 	Token         string `yaml:"token"`
 	Username      string `yaml:"username"`
-	SSHPrivateKey string `yaml:"ssh_private_key"`
+	SSHPrivateKey string `yaml:"ssh_private_key"` // a deploy key
 	SSHKnownHosts string `yaml:"ssh_known_hosts"`
+}
+
+// Artifact is a store outside of AgentLab that gets a copy of each artifact.
+type Artifact struct {
+	Endpoint string `yaml:"endpoint"` // files are PUT below it, as ENDPOINT/JOB/PATH
+	Token    string `yaml:"token"`    // bearer token
 }
 
 func parseBundle(data []byte) (Bundle, error) {
@@ -43,43 +55,131 @@ func parseBundle(data []byte) (Bundle, error) {
 	if err := strictyaml.Decode(data, &b); err != nil {
 		return Bundle{}, err
 	}
-	for name := range b.Env {
-		if err := checkEnvName(name); err != nil {
+	for _, e := range b.entries() {
+		if err := checkKey(e.key); err != nil {
+			return Bundle{}, err
+		}
+		if err := checkStored(e.key, e.value); err != nil {
 			return Bundle{}, err
 		}
 	}
 	return b, nil
 }
 
-// marshal writes every value as a JSON string, the one form of YAML text that
-// is the same for every reader whatever it holds, and proves it by reading it.
-func (b Bundle) marshal() ([]byte, error) {
+// fixedKeys are the keys that are no part of a map, and the places of their
+// values.
+func (b *Bundle) fixedKeys() map[string]*string {
+	return map[string]*string{
+		"git.url":              &b.Git.URL,
+		"git.token":            &b.Git.Token,
+		"git.username":         &b.Git.Username,
+		"git.ssh_private_key":  &b.Git.SSHPrivateKey,
+		"git.ssh_known_hosts":  &b.Git.SSHKnownHosts,
+		"claude_settings_json": &b.ClaudeSettingsJSON,
+		"artifact.endpoint":    &b.Artifact.Endpoint,
+		"artifact.token":       &b.Artifact.Token,
+	}
+}
+
+// open are the keys whose values are no secrets.
+var open = []string{"git.url", "git.username", "git.ssh_known_hosts", "artifact.endpoint"} //nolint:gochecknoglobals // a constant table
+
+// entry is one value of a bundle under its key: "env.NAME",
+// "ssh_keys.HOST", or one of fixedKeys.
+type entry struct{ key, value string }
+
+// entries returns every value that is not empty, sorted by key; of the maps
+// the empty ones, too.
+func (b *Bundle) entries() []entry {
+	var out []entry
+	for key, p := range b.fixedKeys() {
+		if *p != "" {
+			out = append(out, entry{key, *p})
+		}
+	}
+	for name, v := range b.Env {
+		out = append(out, entry{"env." + name, v})
+	}
+	for name, v := range b.SSHKeys {
+		out = append(out, entry{"ssh_keys." + name, v})
+	}
+	slices.SortFunc(out, func(x, y entry) int { return strings.Compare(x.key, y.key) })
+	return out
+}
+
+// put stores a text under a key, whatever it is. It reports false when there
+// is no such key.
+func (b *Bundle) put(key, text string) bool {
+	for prefix, m := range map[string]*map[string]string{"env.": &b.Env, "ssh_keys.": &b.SSHKeys} {
+		if name, ok := strings.CutPrefix(key, prefix); ok {
+			if *m == nil {
+				*m = map[string]string{}
+			}
+			(*m)[name] = text
+			return true
+		}
+	}
+	p, ok := b.fixedKeys()[key]
+	if ok {
+		*p = text
+	}
+	return ok
+}
+
+// only returns the part of b whose keys are wanted; nil wants all.
+func (b *Bundle) only(want func(key string) bool) Bundle {
+	var out Bundle
+	for _, e := range b.entries() {
+		if want == nil || want(e.key) {
+			out.put(e.key, e.value)
+		}
+	}
+	return out
+}
+
+// marshal writes a bundle as YAML and proves it by reading it. Values of
+// several lines are written as such where that gives the same text again,
+// because people edit them; all others as JSON strings, the one form of YAML
+// text that is the same for every reader whatever it holds.
+func (b *Bundle) marshal() ([]byte, error) {
+	for _, form := range []func(indent, s string) string{readable, func(_, s string) string { return quote(s) }} {
+		text := b.write(form)
+		if again, err := parseBundle(text); err == nil && slices.Equal(again.entries(), b.entries()) {
+			return text, nil
+		}
+	}
+	return nil, agentlab.Errorf(agentlab.CodeInvalid, "a value holds what cannot be kept; it must be text in UTF-8")
+}
+
+func (b *Bundle) write(form func(indent, s string) string) []byte {
 	var out bytes.Buffer
-	line := func(indent, key, value string) {
-		if value != "" {
-			fmt.Fprintf(&out, "%s%s: %s\n", indent, quote(key), quote(value))
+	section := ""
+	for _, e := range b.entries() {
+		top, name, nested := strings.Cut(e.key, ".")
+		if !nested {
+			fmt.Fprintf(&out, "%s: %s\n", top, form("  ", e.value))
+			continue
 		}
-	}
-	if b.Git != (Git{}) {
-		out.WriteString("git:\n")
-		line("  ", "url", b.Git.URL)
-		line("  ", "token", b.Git.Token)
-		line("  ", "username", b.Git.Username)
-		line("  ", "ssh_private_key", b.Git.SSHPrivateKey)
-		line("  ", "ssh_known_hosts", b.Git.SSHKnownHosts)
-	}
-	if len(b.Env) > 0 {
-		out.WriteString("env:\n")
-		for _, name := range slices.Sorted(maps.Keys(b.Env)) {
-			fmt.Fprintf(&out, "  %s: %s\n", quote(name), quote(b.Env[name]))
+		if top != section {
+			section = top
+			fmt.Fprintf(&out, "%s:\n", top)
 		}
+		fmt.Fprintf(&out, "  %s: %s\n", quote(name), form("    ", e.value))
 	}
-	line("", "claude_settings_json", b.ClaudeSettingsJSON)
-	again, err := parseBundle(out.Bytes())
-	if err != nil || !again.equal(b) {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "a value holds what cannot be kept; it must be text in UTF-8")
+	return out.Bytes()
+}
+
+// readable writes plain text of several lines as a block.
+func readable(indent, s string) string {
+	lines := strings.Split(strings.TrimSuffix(s, "\n"), "\n")
+	if len(lines) < 2 || strings.HasPrefix(lines[0], " ") || strings.ContainsAny(s, "\r\t\u0085\u2028\u2029") {
+		return quote(s)
 	}
-	return out.Bytes(), nil
+	header := "|-"
+	if strings.HasSuffix(s, "\n") {
+		header = "|"
+	}
+	return header + "\n" + indent + strings.Join(lines, "\n"+indent)
 }
 
 func quote(s string) string {
@@ -90,85 +190,64 @@ func quote(s string) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-func (b Bundle) equal(o Bundle) bool {
-	if b.Git != o.Git || b.ClaudeSettingsJSON != o.ClaudeSettingsJSON || len(b.Env) != len(o.Env) {
-		return false
-	}
-	for k, v := range b.Env {
-		if w, ok := o.Env[k]; !ok || v != w {
-			return false
-		}
-	}
-	return true
-}
-
-// fixedKeys are the keys that are no environment variables, and the places of
-// their values.
-func (b *Bundle) fixedKeys() map[string]*string {
-	return map[string]*string{
-		"git.url":              &b.Git.URL,
-		"git.token":            &b.Git.Token,
-		"git.username":         &b.Git.Username,
-		"git.ssh_private_key":  &b.Git.SSHPrivateKey,
-		"git.ssh_known_hosts":  &b.Git.SSHKnownHosts,
-		"claude_settings_json": &b.ClaudeSettingsJSON,
-	}
-}
-
 // Keys returns the names of the values in b, sorted: "env.NAME" for an
-// environment variable, else a name such as "git.token".
-func (b Bundle) Keys() []string {
+// environment variable, "ssh_keys.HOST" for a key, else a name such as
+// "git.token".
+func (b *Bundle) Keys() []string {
 	keys := []string{}
-	for name, v := range b.fixedKeys() {
-		if *v != "" {
-			keys = append(keys, name)
-		}
+	for _, e := range b.entries() {
+		keys = append(keys, e.key)
 	}
-	for name := range b.Env {
-		keys = append(keys, "env."+name)
-	}
-	slices.Sort(keys)
 	return keys
 }
 
-// Values returns what must never be shown: every value but git's URL and
+// Values returns what must never be shown: every value but URLs, git's
 // username and the known hosts, which are no secrets, and none that is empty.
-// Of Claude's settings it is every text in them, because that is how a leak
-// would look.
-func (b Bundle) Values() []string {
-	out := []string{b.Git.Token, b.Git.SSHPrivateKey}
-	for _, v := range b.Env {
-		out = append(out, v)
+// Of Claude's settings it is the texts below "env", too, because that is how
+// a leak would look.
+func (b *Bundle) Values() []string {
+	var out []string
+	for _, e := range b.entries() {
+		if e.value != "" && !slices.Contains(open, e.key) {
+			out = append(out, e.value)
+		}
 	}
-	if b.ClaudeSettingsJSON != "" {
-		out = append(out, b.ClaudeSettingsJSON)
-		var v any
-		if json.Unmarshal([]byte(b.ClaudeSettingsJSON), &v) == nil {
-			out = appendTexts(out, v)
+	var settings struct {
+		Env map[string]any `json:"env"`
+	}
+	if json.Unmarshal([]byte(b.ClaudeSettingsJSON), &settings) == nil {
+		for v := range maps.Values(settings.Env) {
+			if s, ok := v.(string); ok && s != "" {
+				out = append(out, s)
+			}
 		}
 	}
 	slices.Sort(out)
-	out = slices.Compact(out)
-	if len(out) > 0 && out[0] == "" {
-		out = out[1:]
-	}
-	return out
+	return slices.Compact(out)
 }
 
-// appendTexts collects the strings under the key env of settings, the only
-// place that is meant for credentials; other settings are words like "allow".
-func appendTexts(out []string, v any) []string {
-	settings, _ := v.(map[string]any)
-	env, _ := settings["env"].(map[string]any)
-	for _, e := range env {
-		if s, ok := e.(string); ok {
-			out = append(out, s)
+var (
+	envName  = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+	hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$`)
+)
+
+// checkKey refuses what is no key of a bundle.
+func checkKey(key string) error {
+	if name, ok := strings.CutPrefix(key, "env."); ok {
+		return checkEnvName(name)
+	}
+	if host, ok := strings.CutPrefix(key, "ssh_keys."); ok {
+		if !hostName.MatchString(host) {
+			return agentlab.Errorf(agentlab.CodeInvalid, "%q is not the name of a host", host).WithField(key).
+				WithHint("an SSH key is kept under the host that it is for, such as ssh_keys.example.com")
 		}
+		return nil
 	}
-	return out
+	if _, ok := new(Bundle).fixedKeys()[key]; !ok {
+		return unknownKey(key)
+	}
+	return nil
 }
-
-var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
 
 func checkEnvName(name string) error {
 	if !envName.MatchString(name) {
@@ -181,43 +260,22 @@ func checkEnvName(name string) error {
 	return nil
 }
 
-// set stores value under key.
-func (b *Bundle) set(key, value string) error {
-	if err := checkValue(key, value); err != nil {
-		return err
-	}
-	if name, ok := strings.CutPrefix(key, "env."); ok {
-		if err := checkEnvName(name); err != nil {
-			return err
-		}
-		if b.Env == nil {
-			b.Env = map[string]string{}
-		}
-		b.Env[name] = value
-		return nil
-	}
-	p, ok := b.fixedKeys()[key]
-	if !ok {
-		return b.unknownKey(key)
-	}
-	*p = value
-	return nil
-}
-
 // unset removes the value under key, not_found when there is none.
 func (b *Bundle) unset(key string) error {
-	if name, ok := strings.CutPrefix(key, "env."); ok {
-		if _, there := b.Env[name]; !there {
-			return notSet(key)
-		}
-		delete(b.Env, name)
-		return nil
+	if err := checkKey(key); err != nil {
+		return err
 	}
-	p, ok := b.fixedKeys()[key]
-	switch {
-	case !ok:
-		return b.unknownKey(key)
-	case *p == "":
+	for prefix, m := range map[string]map[string]string{"env.": b.Env, "ssh_keys.": b.SSHKeys} {
+		if name, ok := strings.CutPrefix(key, prefix); ok {
+			if _, there := m[name]; !there {
+				return notSet(key)
+			}
+			delete(m, name)
+			return nil
+		}
+	}
+	p := b.fixedKeys()[key]
+	if *p == "" {
 		return notSet(key)
 	}
 	*p = ""
@@ -225,15 +283,11 @@ func (b *Bundle) unset(key string) error {
 }
 
 func notSet(key string) error {
-	return agentlab.Errorf(agentlab.CodeNotFound, "%s is not set", key).WithHint("see 'agentlab secrets list'")
+	return agentlab.Errorf(agentlab.CodeNotFound, "%s is not set", key).WithHint("see 'agentlab secrets show'")
 }
 
-func (b *Bundle) unknownKey(key string) error {
-	var known []string
-	for name := range b.fixedKeys() {
-		known = append(known, name)
-	}
-	slices.Sort(known)
+func unknownKey(key string) error {
+	known := slices.Sorted(maps.Keys(new(Bundle).fixedKeys()))
 	e := agentlab.Errorf(agentlab.CodeInvalid, "unknown key %q", key).WithField("key")
 	if near := strictyaml.Nearest(key, known); near != "" {
 		return e.WithHint("did you mean %q?", near)
@@ -241,26 +295,51 @@ func (b *Bundle) unknownKey(key string) error {
 	if envName.MatchString(key) {
 		return e.WithHint("for an environment variable, use env.%s", key)
 	}
-	return e.WithHint("use env.NAME, or one of %s", strings.Join(known, ", "))
+	return e.WithHint("use env.NAME, ssh_keys.HOST, or one of %s", strings.Join(known, ", "))
 }
 
+// tidy gives a value the form in which it is used: without the one newline
+// that ends a file or an answer, but SSH texts always with one.
+func tidy(key, text string) string {
+	text = strings.TrimSuffix(strings.TrimSuffix(text, "\n"), "\r")
+	if text != "" && (strings.HasPrefix(key, "git.ssh_") || strings.HasPrefix(key, "ssh_keys.")) {
+		text = strings.TrimRight(text, "\r\n") + "\n"
+	}
+	return text
+}
+
+// checkStored checks what a bundle at rest holds under a key.
+func checkStored(key, text string) error {
+	if _, ok := parseReference(text); ok {
+		return checkReference(key, text)
+	}
+	return checkValue(key, literal(text))
+}
+
+// checkValue checks a plain value.
 func checkValue(key, value string) error {
+	bad := func(why string) error { return agentlab.Errorf(agentlab.CodeInvalid, "%s", why).WithField(key) }
+	oneLine := key == "git.token" || key == "git.username" || key == "git.url" || strings.HasPrefix(key, "artifact.")
 	switch {
 	case value == "":
 		return agentlab.Errorf(agentlab.CodeInvalid, "the value is empty").WithField(key).WithHint("to remove it: agentlab secrets unset %s", key)
 	case len(value) > MaxValueBytes:
 		return agentlab.Errorf(agentlab.CodeInvalid, "the value has %d bytes, more than %d", len(value), MaxValueBytes).WithField(key)
 	case strings.ContainsRune(value, 0):
-		return agentlab.Errorf(agentlab.CodeInvalid, "the value holds a NUL byte").WithField(key)
+		return bad("the value holds a NUL byte")
 	case key == "claude_settings_json" && !isJSONObject(value):
-		return agentlab.Errorf(agentlab.CodeInvalid, "the value is not a JSON object").WithField(key)
-	case key == "git.ssh_private_key" && !strings.Contains(value, "PRIVATE KEY-----"):
-		return agentlab.Errorf(agentlab.CodeInvalid, "the value is not an SSH private key").WithField(key)
-	case (key == "git.token" || key == "git.username" || key == "git.url") && strings.ContainsAny(value, "\r\n"):
-		return agentlab.Errorf(agentlab.CodeInvalid, "the value has more than one line").WithField(key)
-	}
-	if key == "git.url" {
+		return bad("the value is not a JSON object")
+	case (key == "git.ssh_private_key" || strings.HasPrefix(key, "ssh_keys.")) && !strings.Contains(value, "PRIVATE KEY-----"):
+		return bad("the value is not an SSH private key")
+	case oneLine && strings.ContainsAny(value, "\r\n"):
+		return bad("the value has more than one line")
+	case key == "git.url":
 		return agentlab.ValidateRepoURL(value)
+	case key == "artifact.endpoint":
+		u, err := url.Parse(value)
+		if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+			return bad("the value is not an http or https URL without user, query and fragment")
+		}
 	}
 	return nil
 }

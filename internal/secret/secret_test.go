@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -24,7 +25,7 @@ func vault(t *testing.T) *Vault {
 
 func set(t *testing.T, v *Vault, bundle, key, value string) {
 	t.Helper()
-	if err := v.Set(t.Context(), bundle, key, strings.NewReader(value)); err != nil {
+	if err := v.Set(t.Context(), bundle, key, strings.NewReader(value), false); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -48,11 +49,11 @@ func TestSetLoadUnset(t *testing.T) {
 		Env:                map[string]string{"ANTHROPIC_API_KEY": "sk-ant-1: #x"},
 		ClaudeSettingsJSON: `{"env": {"K": "deep-secret"}, "permissions": {"defaultMode": "plan"}}`,
 	}
-	got, err := v.Load("default")
+	got, err := v.Deliver(t.Context(), "default", nil)
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Fatalf("got  %+v, %v\nwant %+v", got, err, want)
 	}
-	keys, err := v.Keys("default")
+	keys, err := v.Keys(t.Context(), "default")
 	if wantKeys := []string{"claude_settings_json", "env.ANTHROPIC_API_KEY", "git.ssh_private_key", "git.token", "git.url"}; err != nil || !reflect.DeepEqual(keys, wantKeys) {
 		t.Errorf("keys %v, %v", keys, err)
 	}
@@ -66,7 +67,7 @@ func TestSetLoadUnset(t *testing.T) {
 		}
 		wantCode(t, v.Unset(t.Context(), "default", key), agentlab.CodeNotFound)
 	}
-	got, err = v.Load("default")
+	got, err = v.Deliver(t.Context(), "default", nil)
 	if err != nil || len(got.Keys()) != 0 || len(got.Values()) != 0 {
 		t.Errorf("after unset: %+v, %v", got, err)
 	}
@@ -99,15 +100,15 @@ func TestNothingReadableOnDisk(t *testing.T) {
 
 func TestMissingBundles(t *testing.T) {
 	v := vault(t)
-	if b, err := v.Load("default"); err != nil || len(b.Keys()) != 0 {
+	if b, err := v.Deliver(t.Context(), "default", nil); err != nil || len(b.Keys()) != 0 {
 		t.Errorf("default: %+v, %v", b, err)
 	}
 	if _, err := os.Stat(v.dir); err == nil {
 		t.Error("reading made the directory")
 	}
-	_, err := v.Load("other")
+	_, err := v.Deliver(t.Context(), "other", nil)
 	wantCode(t, err, agentlab.CodeNotFound)
-	_, err = v.Load("../x")
+	_, err = v.Deliver(t.Context(), "../x", nil)
 	wantCode(t, err, agentlab.CodeInvalid)
 	if names, err := v.List(); err != nil || len(names) != 0 {
 		t.Errorf("List: %v, %v", names, err)
@@ -128,7 +129,7 @@ func TestIdentity(t *testing.T) {
 		if err := os.Chmod(v.identityPath(), mode); err != nil {
 			t.Fatal(err)
 		}
-		_, err := v.Load("default")
+		_, err := v.Deliver(t.Context(), "default", nil)
 		wantCode(t, err, agentlab.CodeDenied)
 		if !strings.Contains(agentlab.HintOf(err), "chmod 600") {
 			t.Errorf("hint %q", agentlab.HintOf(err))
@@ -140,18 +141,18 @@ func TestIdentity(t *testing.T) {
 	if err := os.Remove(v.identityPath()); err != nil {
 		t.Fatal(err)
 	}
-	_, err := v.Load("default")
+	_, err := v.Deliver(t.Context(), "default", nil)
 	wantCode(t, err, agentlab.CodeNotFound)
 	if err := os.WriteFile(v.identityPath(), []byte("AGE-SECRET-KEY-BROKEN\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err = v.Load("default")
+	_, err = v.Deliver(t.Context(), "default", nil)
 	wantCode(t, err, agentlab.CodeInvalid)
 	if strings.Contains(err.Error(), "BROKEN") {
 		t.Errorf("the error repeats the key: %v", err)
 	}
 	_ = os.Remove(v.identityPath())
-	err = v.Set(t.Context(), "default", "git.token", strings.NewReader("new")) // Init makes another identity
+	err = v.Set(t.Context(), "default", "git.token", strings.NewReader("new"), false) // Init makes another identity
 	wantCode(t, err, agentlab.CodeInvalid)
 	if now, _ := os.ReadFile(v.path("default")); !bytes.Equal(sealed, now) {
 		t.Error("a bundle that cannot be read was overwritten")
@@ -166,7 +167,7 @@ func TestDamagedBundle(t *testing.T) {
 		if err := os.WriteFile(v.path("default"), data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, err := v.Load("default")
+		_, err := v.Deliver(t.Context(), "default", nil)
 		wantCode(t, err, agentlab.CodeInvalid)
 		if strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%v", err)
@@ -193,13 +194,13 @@ func TestRefusedValues(t *testing.T) {
 		{"git.ssh_private_key", "s3cret", ""},
 		{"git.url", "file:///s3cret", ""},
 	} {
-		err := v.Set(t.Context(), "default", tc.key, strings.NewReader(tc.value))
+		err := v.Set(t.Context(), "default", tc.key, strings.NewReader(tc.value), false)
 		wantCode(t, err, agentlab.CodeInvalid)
 		if err != nil && (strings.Contains(err.Error()+agentlab.HintOf(err), "s3cret") || !strings.Contains(agentlab.HintOf(err), tc.hint)) {
 			t.Errorf("%s: %v, hint %q", tc.key, err, agentlab.HintOf(err))
 		}
 	}
-	if keys, err := v.Keys("default"); err != nil || len(keys) != 0 {
+	if keys, err := v.Keys(t.Context(), "default"); err != nil || len(keys) != 0 {
 		t.Errorf("something was set: %v, %v", keys, err)
 	}
 }
@@ -210,34 +211,47 @@ func TestConcurrentSetsLoseNothing(t *testing.T) {
 	names := []string{"A", "B", "C", "D", "E", "F"}
 	for _, n := range names {
 		wg.Go(func() {
-			if err := v.Set(context.Background(), "default", "env."+n, strings.NewReader("v"+n)); err != nil {
+			if err := v.Set(context.Background(), "default", "env."+n, strings.NewReader("v"+n), false); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	wg.Wait()
-	b, err := v.Load("default")
+	b, err := v.Deliver(t.Context(), "default", nil)
 	if err != nil || len(b.Env) != len(names) {
 		t.Errorf("%v, %v", b.Keys(), err)
 	}
 }
 
-// TestAnyTextSurvives: whatever text a secret is, the same comes back.
+// TestAnyTextSurvives: whatever text a secret is, the same comes back, and
+// none is taken for a reference.
 func TestAnyTextSurvives(t *testing.T) {
-	text := rapid.OneOf(rapid.String(), rapid.StringMatching(`[ \t\r\n#:'"\\|>&*!%@{}\[\],a-z0-9~-]{1,60}`))
+	text := rapid.OneOf(
+		rapid.String(),
+		rapid.StringMatching(`[ \t\r\n#:'"\\|>&*!%@{}\[\],a-z0-9~-]{1,60}`),
+		rapid.StringMatching(`(literal:){0,3}(op://|env:|file:|cmd:)?[a-z/ \n]{0,20}`),
+	)
 	rapid.Check(t, func(t *rapid.T) {
 		value := text.Draw(t, "value")
-		if strings.ContainsRune(value, 0) {
+		if checkValue("env.A", value) != nil {
 			return
 		}
-		in := Bundle{Env: map[string]string{"A": value, "null": "x"}, Git: Git{SSHKnownHosts: value}, ClaudeSettingsJSON: value}
+		settings := quote(value)
+		in := Bundle{
+			Env: map[string]string{"A": storeLiteral(value), "null": "x"}, Git: Git{SSHKnownHosts: storeLiteral(value)},
+			ClaudeSettingsJSON: `{"x": ` + settings + `}`, SSHKeys: map[string]string{"example.com": "-PRIVATE KEY-----" + value},
+		}
 		out, err := in.marshal()
 		if err != nil {
 			t.Fatalf("%q: %v", value, err)
 		}
 		got, err := parseBundle(out)
-		if err != nil || !got.equal(in) {
+		if err != nil || !slices.Equal(got.entries(), in.entries()) {
 			t.Fatalf("%q came back as %q, %v", value, got.Env["A"], err)
+		}
+		plain, err := resolve(context.Background(), got)
+		if err != nil || plain.Env["A"] != value || plain.Git.SSHKnownHosts != value {
+			t.Fatalf("%q was delivered as %q, %v", value, plain.Env["A"], err)
 		}
 	})
 }

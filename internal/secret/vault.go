@@ -1,22 +1,16 @@
 package secret
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
-
-	"filippo.io/age"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
@@ -25,15 +19,25 @@ import (
 // does not exist, so that the shipped profiles work before any secret is set.
 const DefaultBundle = "default"
 
-// Vault is a directory of bundles: BUNDLE.age, each encrypted to the identity
-// in identity.txt. Values are decrypted in memory, when they are asked for.
-// It may be used from any goroutine and process.
-type Vault struct{ dir string }
+// The forms of a bundle at rest, by the end of its file's name.
+const (
+	FormatAge  = "age"  // NAME.age: ours
+	FormatSops = "sops" // NAME.sops.yaml: read with the program sops, changed with it only
+)
+
+const sopsSuffix = ".sops.yaml"
+
+// Vault is a directory of bundles, each encrypted to the identity in
+// identity.txt and to the recipients in recipients.txt. Values are decrypted
+// in memory, when they are asked for. It may be used from any goroutine and
+// process.
+type Vault struct {
+	dir   string
+	crash func(step string) error // for tests: ends a rotation at a step
+}
 
 // NewVault returns the vault in dir, which need not exist yet.
 func NewVault(dir string) *Vault { return &Vault{dir: dir} }
-
-func (v *Vault) identityPath() string { return filepath.Join(v.dir, "identity.txt") }
 
 // Init makes the directory (0700) and the identity (0600) when they are
 // missing. An identity that is there is never replaced: with it, what it
@@ -42,113 +46,130 @@ func (v *Vault) Init() error {
 	if err := os.MkdirAll(v.dir, 0o700); err != nil {
 		return fault(v.dir, err)
 	}
+	if err := v.checkDir(); err != nil {
+		return err
+	}
 	if _, err := os.Lstat(v.identityPath()); err == nil {
-		_, err := v.identity()
+		_, err := v.identities()
 		return err
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return fault(v.identityPath(), err)
 	}
-	id, err := age.GenerateX25519Identity()
+	id, err := newIdentity()
 	if err != nil {
-		return fault(v.identityPath(), err)
+		return err
 	}
-	text := fmt.Sprintf("# AgentLab: this key opens the secrets bundles beside it. Keep it, and keep it secret.\n# public key: %s\n%s\n", id.Recipient(), id)
-	err = writeFile(v.identityPath(), []byte(text), false)
+	err = writeFile(v.identityPath(), identityText([]identity{id}), false)
 	if errors.Is(err, fs.ErrExist) { // another process was quicker
 		err = nil
 	}
 	return err
 }
 
-func (v *Vault) identity() (*age.X25519Identity, error) {
-	path := v.identityPath()
-	f, err := os.Open(path)
-	if err != nil {
-		e := fault(path, err)
-		if errors.Is(err, fs.ErrNotExist) {
-			e = agentlab.Errorf(agentlab.CodeNotFound, "the identity %s is missing", path).
-				WithHint("put it back from a copy: without it the bundles beside it cannot be read")
-		}
-		return nil, e
-	}
-	defer func() { _ = f.Close() }()
-	st, err := f.Stat()
-	if err != nil {
-		return nil, fault(path, err)
-	}
-	sys, ok := st.Sys().(*syscall.Stat_t)
+// checkDir refuses a directory in which others could put bundles of theirs,
+// or see which there are. A missing one is fine.
+func (v *Vault) checkDir() error {
+	st, err := os.Stat(v.dir)
 	switch {
-	case st.Mode().Perm()&0o077 != 0:
-		return nil, agentlab.Errorf(agentlab.CodeDenied, "other users can read %s (mode %04o)", path, st.Mode().Perm()).WithHint("chmod 600 %s", path)
-	case ok && int(sys.Uid) != os.Geteuid():
-		return nil, agentlab.Errorf(agentlab.CodeDenied, "%s belongs to user %d", path, sys.Uid).WithHint("it must belong to the user that runs agentlabd")
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fault(v.dir, err)
+	case !st.IsDir():
+		return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a directory", v.dir)
 	}
-	data, err := io.ReadAll(io.LimitReader(f, 64<<10))
-	if err != nil {
-		return nil, fault(path, err)
+	if bad := checkMode(v.dir, st, 0o077); bad != nil {
+		return bad
 	}
-	for l := range strings.Lines(string(data)) {
-		if l = strings.TrimSpace(l); l == "" || l[0] == '#' {
-			continue
-		}
-		id, err := age.ParseX25519Identity(l)
-		if err != nil { // the error may repeat a part of the key
-			break
-		}
-		return id, nil
-	}
-	return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s holds no age identity", path).WithHint("put it back from a copy")
+	return nil
 }
 
-// Load decrypts a bundle. Code not_found when it does not exist, but for
-// DefaultBundle, which is empty then.
-func (v *Vault) Load(name string) (Bundle, error) {
-	if err := checkName(name); err != nil {
-		return Bundle{}, err
-	}
-	path := v.path(name)
-	sealed, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		if name == DefaultBundle {
-			return Bundle{}, nil
-		}
-		return Bundle{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no secrets bundle %q", name).WithField("secrets_bundle").
-			WithHint("make it by setting a first value: agentlab secrets set --bundle %s KEY", name)
-	}
-	if err != nil {
-		return Bundle{}, fault(path, err)
-	}
-	id, err := v.identity()
+// Deliver decrypts a bundle and resolves its references, of the keys that are
+// wanted; nil wants all. Nothing else is resolved. Codes: not_found when the
+// bundle does not exist, but for DefaultBundle, which is empty then; of a
+// reference, invalid, not_found and denied when trying again does not help,
+// unavailable and timeout when it may.
+func (v *Vault) Deliver(ctx context.Context, name string, want func(key string) bool) (Bundle, error) {
+	b, err := v.load(ctx, name)
 	if err != nil {
 		return Bundle{}, err
 	}
-	r, err := age.Decrypt(bytes.NewReader(sealed), id)
-	if err == nil {
-		sealed, err = io.ReadAll(io.LimitReader(r, strictyaml.MaxBytes+1))
-	}
+	out, err := resolve(ctx, b.only(want))
 	if err != nil {
-		return Bundle{}, agentlab.Errorf(agentlab.CodeInvalid, "the secrets bundle %q cannot be decrypted with %s", name, v.identityPath()).
-			WithHint("it is damaged or was made with another identity; put back a copy, or remove %s and set its values again", path)
+		return Bundle{}, agentlab.Errorf(agentlab.CodeOf(err), "secrets bundle %q: %w", name, err).WithHint("%s", agentlab.HintOf(err))
 	}
-	b, err := parseBundle(sealed)
+	return out, nil
+}
+
+// Check tells whether a bundle is there and can be read. References are not
+// resolved. Codes as Deliver.
+func (v *Vault) Check(ctx context.Context, name string) error {
+	_, err := v.load(ctx, name)
+	return err
+}
+
+// load decrypts a bundle as it is at rest.
+func (v *Vault) load(ctx context.Context, name string) (Bundle, error) {
+	text, err := v.text(ctx, name)
 	if err != nil {
-		return Bundle{}, agentlab.Errorf(agentlab.CodeInvalid, "secrets bundle %q: %w", name, err)
+		return Bundle{}, err
+	}
+	b, err := parseBundle(text)
+	if err != nil {
+		return Bundle{}, agentlab.Errorf(agentlab.CodeInvalid, "secrets bundle %q: %w", name, err).WithHint("%s", agentlab.HintOf(err))
 	}
 	return b, nil
 }
 
-// Save encrypts b as the bundle with that name, whole or not at all.
-func (v *Vault) Save(name string, b Bundle) error {
+// text decrypts the text of a bundle; DefaultBundle is empty while it is
+// missing.
+func (v *Vault) text(ctx context.Context, name string) ([]byte, error) {
+	format, err := v.format(name)
+	switch {
+	case err != nil:
+		return nil, err
+	case format == FormatSops:
+		return v.decryptSops(ctx, v.sopsPath(name))
+	case format == "" && name == DefaultBundle:
+		return nil, nil
+	case format == "":
+		return nil, noBundle(name)
+	}
+	text, err := v.open(v.path(name), strictyaml.MaxBytes)
+	if agentlab.CodeOf(err) == agentlab.CodeInvalid {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the secrets bundle %q cannot be decrypted with %s", name, v.identityPath()).
+			WithHint("it is damaged or was made with another identity; put back a copy, or remove %s and set its values again", v.path(name))
+	}
+	return text, err
+}
+
+// format tells in which form a bundle is at rest, "" when it does not exist.
+func (v *Vault) format(name string) (string, error) {
 	if err := checkName(name); err != nil {
-		return err
+		return "", err
 	}
-	if err := v.Init(); err != nil {
-		return err
+	if err := v.checkDir(); err != nil {
+		return "", err
 	}
-	id, err := v.identity()
-	if err != nil {
-		return err
+	found := ""
+	for _, f := range []struct{ format, path string }{{FormatAge, v.path(name)}, {FormatSops, v.sopsPath(name)}} {
+		_, err := os.Stat(f.path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return "", fault(f.path, err)
+		case found != "":
+			return "", agentlab.Errorf(agentlab.CodeConflict, "the secrets bundle %q is there twice: %s and %s", name, v.path(name), v.sopsPath(name)).
+				WithHint("remove the one that is not meant")
+		default:
+			found = f.format
+		}
 	}
+	return found, nil
+}
+
+// save encrypts b as the bundle with that name, whole or not at all.
+func (v *Vault) save(name string, b Bundle) error {
 	plain, err := b.marshal()
 	if err != nil {
 		return err
@@ -156,34 +177,55 @@ func (v *Vault) Save(name string, b Bundle) error {
 	if len(plain) > strictyaml.MaxBytes {
 		return agentlab.Errorf(agentlab.CodeLimit, "the secrets bundle %q would have more than %d bytes", name, strictyaml.MaxBytes)
 	}
-	var sealed bytes.Buffer
-	w, err := age.Encrypt(&sealed, id.Recipient())
-	if err == nil {
-		_, err = w.Write(plain)
-	}
-	if err == nil {
-		err = w.Close()
-	}
-	if err != nil {
-		return fault(v.path(name), err)
-	}
-	return writeFile(v.path(name), sealed.Bytes(), true)
+	return v.seal(v.path(name), plain)
 }
 
-// Set reads a value and stores it under key: "env.NAME", or one of git.url,
-// git.token, git.username, git.ssh_private_key, git.ssh_known_hosts and
-// claude_settings_json. One newline at the value's end is dropped, and the
-// two SSH texts always end in one.
-func (v *Vault) Set(ctx context.Context, name, key string, value io.Reader) error {
+// Create makes an empty bundle; exists when there is one of that name.
+func (v *Vault) Create(ctx context.Context, name string) error {
+	return v.locked(ctx, func() error {
+		format, err := v.format(name)
+		if err != nil {
+			return err
+		}
+		if format != "" {
+			return agentlab.Errorf(agentlab.CodeExists, "there is a secrets bundle %q already", name).WithField("name")
+		}
+		return v.save(name, Bundle{})
+	})
+}
+
+// Set reads a value and stores it under key: "env.NAME", "ssh_keys.HOST", or
+// one of the names in seed 000 §9.1 such as "git.token". One newline at the
+// value's end is dropped, and SSH texts always end in one. A reference is
+// stored as such and not resolved; without that a value is never taken for
+// one, whatever it looks like.
+func (v *Vault) Set(ctx context.Context, name, key string, value io.Reader, reference bool) error {
 	data, err := io.ReadAll(io.LimitReader(value, MaxValueBytes+2))
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeInvalid, "the value cannot be read").WithField(key)
 	}
-	text := strings.TrimSuffix(strings.TrimSuffix(string(data), "\n"), "\r")
-	if text != "" && strings.HasPrefix(key, "git.ssh_") {
-		text = strings.TrimRight(text, "\r\n") + "\n"
+	if err := checkKey(key); err != nil {
+		return err
 	}
-	return v.change(ctx, name, func(b *Bundle) error { return b.set(key, text) })
+	text := tidy(key, string(data))
+	if reference {
+		text = strings.TrimSpace(text)
+		if _, ok := parseReference(text); !ok {
+			return agentlab.Errorf(agentlab.CodeInvalid, "the value is not a reference").WithField(key).
+				WithHint("a reference begins with op://, env:, file: or cmd:")
+		}
+		err = checkReference(key, text)
+	} else {
+		err = checkValue(key, text)
+		text = storeLiteral(text)
+	}
+	if err != nil {
+		return err
+	}
+	return v.change(ctx, name, func(b *Bundle) error {
+		b.put(key, text)
+		return nil
+	})
 }
 
 // Unset removes the value under key; not_found when it is not set.
@@ -191,12 +233,8 @@ func (v *Vault) Unset(ctx context.Context, name, key string) error {
 	return v.change(ctx, name, func(b *Bundle) error { return b.unset(key) })
 }
 
-// change loads a bundle, lets fn change it and saves it, while no other
-// change of the vault is under way. A missing bundle begins empty.
-func (v *Vault) change(ctx context.Context, name string, fn func(*Bundle) error) error {
-	if err := checkName(name); err != nil {
-		return err
-	}
+// locked runs fn while no other change of the vault is under way.
+func (v *Vault) locked(ctx context.Context, fn func() error) error {
 	if err := v.Init(); err != nil {
 		return err
 	}
@@ -205,24 +243,36 @@ func (v *Vault) change(ctx context.Context, name string, fn func(*Bundle) error)
 		return err
 	}
 	defer func() { _ = l.Unlock() }()
-	b, err := v.Load(name)
-	if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
-		return err
-	}
-	if err != nil {
-		if _, serr := os.Lstat(v.path(name)); serr == nil {
-			return err // the bundle is there, its identity is not
+	return fn()
+}
+
+// change loads a bundle, lets fn change it and saves it. A missing bundle
+// begins empty.
+func (v *Vault) change(ctx context.Context, name string, fn func(*Bundle) error) error {
+	return v.locked(ctx, func() error {
+		format, err := v.format(name)
+		if err != nil {
+			return err
 		}
-	}
-	if err := fn(&b); err != nil {
-		return err
-	}
-	return v.Save(name, b)
+		if format == FormatSops {
+			return v.sopsOnly(name)
+		}
+		b := Bundle{}
+		if format != "" {
+			if b, err = v.load(ctx, name); err != nil {
+				return err
+			}
+		}
+		if err := fn(&b); err != nil {
+			return err
+		}
+		return v.save(name, b)
+	})
 }
 
 // Keys returns the names of the values in a bundle, never a value.
-func (v *Vault) Keys(name string) ([]string, error) {
-	b, err := v.Load(name)
+func (v *Vault) Keys(ctx context.Context, name string) ([]string, error) {
+	b, err := v.load(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -231,21 +281,28 @@ func (v *Vault) Keys(name string) ([]string, error) {
 
 // List returns the names of the bundles that exist, sorted.
 func (v *Vault) List() ([]string, error) {
+	if err := v.checkDir(); err != nil {
+		return nil, err
+	}
 	files, err := os.ReadDir(v.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fault(v.dir, err)
 	}
 	names := []string{}
 	for _, f := range files {
-		if name, ok := strings.CutSuffix(f.Name(), ".age"); ok && checkName(name) == nil {
-			names = append(names, name)
+		for _, suffix := range []string{".age", sopsSuffix} {
+			if name, ok := strings.CutSuffix(f.Name(), suffix); ok && checkName(name) == nil {
+				names = append(names, name)
+			}
 		}
 	}
 	slices.Sort(names)
-	return names, nil
+	return slices.Compact(names), nil
 }
 
 func (v *Vault) path(name string) string { return filepath.Join(v.dir, name+".age") }
+
+func (v *Vault) sopsPath(name string) string { return filepath.Join(v.dir, name+sopsSuffix) }
 
 func checkName(name string) error {
 	if err := agentlab.ValidateName(name); err != nil {
@@ -253,41 +310,3 @@ func checkName(name string) error {
 	}
 	return nil
 }
-
-// writeFile makes a private file whole or not at all; without replace, an
-// existing one is fs.ErrExist.
-func writeFile(path string, data []byte, replace bool) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), ".tmp-*") // mode 0600
-	if err != nil {
-		return fault(path, err)
-	}
-	defer func() {
-		_ = os.Remove(f.Name())
-		if err != nil {
-			err = fault(path, err)
-		}
-	}()
-	_, werr := f.Write(data)
-	if err := errors.Join(werr, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if replace {
-		err = os.Rename(f.Name(), path)
-	} else {
-		err = os.Link(f.Name(), path) // unlike rename, it never replaces
-	}
-	if err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
-
-func fault(path string, err error) error { return fsfault.At(path, err) }

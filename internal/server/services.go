@@ -116,11 +116,19 @@ type Artifacts interface {
 	PutBundle(ctx context.Context, r io.Reader) (api.Bundle, error)
 }
 
-// Secrets keeps the encrypted bundles. Nothing reads a value back.
+// Secrets keeps the encrypted bundles.
 type Secrets interface {
-	Keys(bundle string) ([]string, error)
-	Set(ctx context.Context, bundle, key string, value io.Reader) error
+	Init(ctx context.Context) (api.SecretVault, error)
+	Rotate(ctx context.Context, add, remove []string) (api.SecretVault, error)
+	Bundles(ctx context.Context) ([]api.SecretBundle, error)
+	Create(ctx context.Context, bundle string) error
+	Keys(ctx context.Context, bundle string) ([]string, error)
+	Entries(ctx context.Context, bundle string, reveal bool) ([]api.SecretEntry, error)
+	Set(ctx context.Context, bundle, key string, value io.Reader, reference bool) error
 	Unset(ctx context.Context, bundle, key string) error
+	Text(ctx context.Context, bundle string) (text, version string, err error)
+	Replace(ctx context.Context, bundle, text, version string) error
+	Validate(ctx context.Context, bundle string, resolve bool) (api.SecretCheck, error)
 }
 
 // Profiles reads and keeps profiles.

@@ -206,10 +206,23 @@ func (s stubProfiles) Validate(_ context.Context, yaml string) (api.Profile, err
 
 type stubSecrets struct{ *stub }
 
-func (s stubSecrets) Keys(string) ([]string, error) {
+func (s stubSecrets) Init(context.Context) (api.SecretVault, error) {
+	return api.SecretVault{PublicKey: "age1x", Recipients: []string{}}, s.called("secret.init")
+}
+func (s stubSecrets) Rotate(context.Context, []string, []string) (api.SecretVault, error) {
+	return api.SecretVault{PublicKey: "age1y", Recipients: []string{}}, s.called("secret.rotate")
+}
+func (s stubSecrets) Bundles(context.Context) ([]api.SecretBundle, error) {
+	return []api.SecretBundle{{Name: "default", Format: "age", Keys: []string{"env.A"}}}, s.called("secret.bundles")
+}
+func (s stubSecrets) Create(context.Context, string) error { return s.called("secret.create") }
+func (s stubSecrets) Keys(context.Context, string) ([]string, error) {
 	return []string{"env.A"}, s.called("secret.keys")
 }
-func (s stubSecrets) Set(_ context.Context, _, _ string, value io.Reader) error {
+func (s stubSecrets) Entries(context.Context, string, bool) ([]api.SecretEntry, error) {
+	return []api.SecretEntry{{Key: "env.A"}}, s.called("secret.entries")
+}
+func (s stubSecrets) Set(_ context.Context, _, _ string, value io.Reader, _ bool) error {
 	text, err := io.ReadAll(value)
 	if err != nil {
 		return err
@@ -218,6 +231,16 @@ func (s stubSecrets) Set(_ context.Context, _, _ string, value io.Reader) error 
 	return s.called("secret.set")
 }
 func (s stubSecrets) Unset(context.Context, string, string) error { return s.called("secret.unset") }
+func (s stubSecrets) Text(context.Context, string) (text, version string, err error) {
+	return "env: {}\n", "v1", s.called("secret.text")
+}
+func (s stubSecrets) Replace(_ context.Context, _, text, _ string) error {
+	s.yaml = text
+	return s.called("secret.replace")
+}
+func (s stubSecrets) Validate(context.Context, string, bool) (api.SecretCheck, error) {
+	return api.SecretCheck{Checked: []string{}, Findings: []api.SecretFinding{}}, s.called("secret.validate")
+}
 
 type stubImages struct{ *stub }
 

@@ -1,0 +1,105 @@
+package secret
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// What a job was given is kept, encrypted, as long as its guest may still be
+// heard: its words must be redacted by the values that it knows, not by those
+// that the bundle or a reference holds after a restart.
+
+func (v *Vault) keptDir() string { return filepath.Join(v.dir, "delivered") }
+
+func (v *Vault) keptPath(jobID string) (string, error) {
+	if agentlab.ValidateName(jobID) != nil {
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not the id of a job", jobID)
+	}
+	return filepath.Join(v.keptDir(), jobID+".age"), nil
+}
+
+// Keep notes values that a job is about to be given, besides those that were
+// noted before.
+func (v *Vault) Keep(ctx context.Context, jobID string, values []string) error {
+	path, err := v.keptPath(jobID)
+	if err != nil {
+		return err
+	}
+	return v.locked(ctx, func() error {
+		before, _, err := v.Kept(jobID)
+		if err != nil {
+			return err
+		}
+		all := slices.Concat(before, values)
+		slices.Sort(all)
+		all = slices.Compact(all)
+		if slices.Equal(all, before) && before != nil {
+			return nil
+		}
+		text, err := json.Marshal(all)
+		if err != nil {
+			return err
+		}
+		if len(text) > maxSealed {
+			return agentlab.Errorf(agentlab.CodeLimit, "job %s was given more than %d bytes of secrets", jobID, maxSealed)
+		}
+		if err := os.MkdirAll(v.keptDir(), 0o700); err != nil {
+			return fault(v.keptDir(), err)
+		}
+		return v.seal(path, text)
+	})
+}
+
+// Kept returns what Keep noted for a job; ok tells whether it did.
+func (v *Vault) Kept(jobID string) (values []string, ok bool, err error) {
+	path, err := v.keptPath(jobID)
+	if err != nil {
+		return nil, false, err
+	}
+	text, err := v.open(path, maxSealed)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &values)
+	}
+	if err != nil {
+		return nil, false, agentlab.Errorf(agentlab.CodeInvalid, "what job %s was given cannot be read back from %s", jobID, path)
+	}
+	return values, true, nil
+}
+
+// SweepKept forgets the values of every job of which done says that its guest
+// is not heard any more, and tells how many those were.
+func (v *Vault) SweepKept(ctx context.Context, done func(ctx context.Context, jobID string) (bool, error)) (n int, err error) {
+	files, err := readDir(v.keptDir())
+	if err != nil {
+		return 0, err
+	}
+	for _, f := range files {
+		id, ok := strings.CutSuffix(f.Name(), ".age")
+		if !ok {
+			continue
+		}
+		over, err := done(ctx, id)
+		if err != nil {
+			return n, err
+		}
+		if !over {
+			continue
+		}
+		if err := os.Remove(filepath.Join(v.keptDir(), f.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return n, fault(v.keptDir(), err)
+		}
+		n++
+	}
+	return n, nil
+}

@@ -1,0 +1,201 @@
+package secret
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Rotation tells what a rotation did.
+type Rotation struct {
+	PublicKey  string   // of the new identity
+	Recipients []string // to whom bundles are encrypted besides
+	Bundles    []string // that were encrypted again
+	Kept       []string // public keys of older identities that sops bundles still need
+}
+
+// Rotate makes a new identity, changes the further recipients, and encrypts
+// every bundle again, one by one. Until all are done the older identities
+// stay valid, so that readers, in this process and others, find every bundle
+// readable at every moment; writers wait. After a crash anywhere it can be
+// run again. Codes: invalid when a bundle cannot be decrypted (nothing is
+// changed then) or a recipient is none, not_found for a recipient to remove
+// that is not there.
+func (v *Vault) Rotate(ctx context.Context, add, remove []string) (r Rotation, err error) {
+	err = v.locked(ctx, func() error {
+		r, err = v.rotate(ctx, add, remove)
+		return err
+	})
+	return r, err
+}
+
+func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, error) {
+	others, err := v.changeRecipients(add, remove)
+	if err != nil {
+		return Rotation{}, err
+	}
+	files, err := v.sealed()
+	if err != nil {
+		return Rotation{}, err
+	}
+	old, err := v.identities()
+	if err != nil {
+		return Rotation{}, err
+	}
+	for _, path := range files {
+		if _, err := v.open(path, maxSealed); err != nil {
+			return Rotation{}, agentlab.Errorf(agentlab.CodeOf(err), "%s cannot be decrypted, so nothing was changed: %w", path, err).
+				WithHint("put back a copy of it, or remove it")
+		}
+	}
+	fresh, err := newIdentity()
+	if err != nil {
+		return Rotation{}, err
+	}
+	if err := v.step("identity", func() error {
+		return writeFile(v.identityPath(), identityText(append([]identity{fresh}, old...)), true)
+	}); err != nil {
+		return Rotation{}, err
+	}
+	if err := v.step("recipients", func() error { return v.writeRecipients(others) }); err != nil {
+		return Rotation{}, err
+	}
+	r := Rotation{PublicKey: fresh.public, Recipients: others, Bundles: []string{}, Kept: []string{}}
+	for _, path := range files {
+		if ctx.Err() != nil {
+			return Rotation{}, agentlab.Errorf(agentlab.CodeUnavailable, "the rotation was cut short; every bundle can be read").WithHint("run it again")
+		}
+		if err := v.step(filepath.Base(path), func() error { return v.sealAgain(path, fresh) }); err != nil {
+			return Rotation{}, err
+		}
+		if filepath.Dir(path) == v.dir {
+			r.Bundles = append(r.Bundles, strings.TrimSuffix(filepath.Base(path), ".age"))
+		}
+	}
+	keep, err := v.neededBySops(old)
+	if err != nil {
+		return Rotation{}, err
+	}
+	for _, id := range keep {
+		r.Kept = append(r.Kept, id.public)
+	}
+	return r, v.step("done", func() error {
+		return writeFile(v.identityPath(), identityText(append([]identity{fresh}, keep...)), true)
+	})
+}
+
+// step runs one step of a rotation, unless a test ends it there.
+func (v *Vault) step(name string, fn func() error) error {
+	if v.crash != nil {
+		if err := v.crash(name); err != nil {
+			return err
+		}
+	}
+	return fn()
+}
+
+// sealAgain encrypts a file to the recipients of now, and proves that the
+// fresh identity alone opens it before the old ones may go.
+func (v *Vault) sealAgain(path string, fresh identity) error {
+	plain, err := v.open(path, maxSealed)
+	if err != nil {
+		return err
+	}
+	if err := v.seal(path, plain); err != nil {
+		return err
+	}
+	sealed, err := readPrivate(path, 3*maxSealed, 0o022)
+	if err != nil {
+		return err
+	}
+	_, err = decrypt(sealed, maxSealed, []identity{fresh})
+	return err
+}
+
+// maxSealed is more than any file of the vault holds.
+const maxSealed = 4 << 20
+
+// sealed lists every file of the vault that is encrypted by us.
+func (v *Vault) sealed() ([]string, error) {
+	var out []string
+	for _, dir := range []string{v.dir, v.keptDir()} {
+		files, err := readDir(dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range files {
+			if strings.HasSuffix(f.Name(), ".age") && !f.IsDir() {
+				out = append(out, filepath.Join(dir, f.Name()))
+			}
+		}
+	}
+	return out, nil
+}
+
+// changeRecipients returns the further recipients as they shall be.
+func (v *Vault) changeRecipients(add, remove []string) ([]string, error) {
+	others, err := v.others()
+	if err != nil {
+		return nil, err
+	}
+	for _, text := range remove {
+		i := slices.Index(others, strings.TrimSpace(text))
+		if i < 0 {
+			return nil, agentlab.Errorf(agentlab.CodeNotFound, "%.100q is no recipient of these bundles", text).WithField("remove")
+		}
+		others = slices.Delete(others, i, i+1)
+	}
+	for _, text := range add {
+		text = strings.TrimSpace(text)
+		if _, err := parseRecipient(text); err != nil {
+			return nil, err
+		}
+		if !slices.Contains(others, text) {
+			others = append(others, text)
+		}
+	}
+	if others == nil {
+		others = []string{}
+	}
+	return others, nil
+}
+
+func (v *Vault) writeRecipients(others []string) error {
+	if len(others) == 0 {
+		if _, err := os.Lstat(v.recipientsPath()); err != nil {
+			return nil //nolint:nilerr // there is nothing to be emptied
+		}
+	}
+	text := "# AgentLab: who can open the secrets bundles beside this file, besides identity.txt.\n# After a change by hand: agentlab secrets rotate\n"
+	return writeFile(v.recipientsPath(), []byte(text+strings.Join(append(others[:len(others):len(others)], ""), "\n")), true)
+}
+
+// neededBySops returns the identities to which a sops bundle says it is
+// encrypted: they must outlive a rotation, which cannot change such a file.
+func (v *Vault) neededBySops(ids []identity) ([]identity, error) {
+	files, err := readDir(v.dir)
+	if err != nil {
+		return nil, err
+	}
+	var keep []identity
+	for _, f := range files {
+		if !strings.HasSuffix(f.Name(), sopsSuffix) {
+			continue
+		}
+		text, err := readPrivate(filepath.Join(v.dir, f.Name()), maxSealed, 0o022)
+		if err != nil {
+			return nil, err
+		}
+		for _, id := range ids {
+			known := slices.ContainsFunc(keep, func(k identity) bool { return k.public == id.public })
+			if !known && strings.Contains(string(text), id.public) {
+				keep = append(keep, id)
+			}
+		}
+	}
+	return keep, nil
+}
