@@ -120,7 +120,7 @@ func (a *App) edit(ctx context.Context, file string) error {
 func privateMemory() (string, error) {
 	for _, dir := range []string{os.Getenv("XDG_RUNTIME_DIR"), "/dev/shm", "/run"} {
 		var fs unix.Statfs_t
-		if dir == "" || unix.Statfs(dir, &fs) != nil || int64(fs.Type) != unix.TMPFS_MAGIC {
+		if dir == "" || unix.Statfs(dir, &fs) != nil || fs.Type != unix.TMPFS_MAGIC {
 			continue
 		}
 		if tmp, err := os.MkdirTemp(dir, "agentlab-edit-*"); err == nil { // mode 0700

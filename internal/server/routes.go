@@ -43,7 +43,7 @@ const (
 func (s *Server) routes() []route {
 	const jobs, sandboxes, profiles, images = "/v1/jobs", "/v1/sandboxes", "/v1/profiles", "/v1/images"
 	const job, sandbox, profile, image = jobs + "/{job}", sandboxes + "/{sandbox}", profiles + "/{profile}", images + "/{image}"
-	const secrets, secretBundle = "/v1/secrets", "/v1/secrets/{bundle}"
+	const vault, bundle = "/v1/secrets", "/v1/secrets/{bundle}"
 	return []route{
 		{get, "/v1/health", AccessRead, "daemon.read", noTarget, anywhere, 200, "health", "Tell whether the daemon answers", call(s.health)},
 		{get, "/v1/status", AccessRead, "daemon.read", noTarget, anywhere, 200, "status", "Show the state of the daemon", call(s.status)},
@@ -79,17 +79,17 @@ func (s *Server) routes() []route {
 		{get, profile, AccessRead, "profile.read", noTarget, anywhere, 200, "profile", "Show a profile and its text", call(s.getProfile)},
 		{put, profile, AccessAdmin, "profile.write", noTarget, anywhere, 200, "put-profile", "Make or replace a profile", upload("application/yaml", s.putProfile)},
 
-		{get, secrets, AccessRead, "secret.read", noTarget, anywhere, 200, "secrets", "List secrets bundles and their keys, never the values", call(s.listBundles)},
-		{post, secrets, AccessAdmin, "secret.write", noTarget, localOnly, 204, "create-secrets", "Make an empty secrets bundle", call(s.createBundle)},
-		{post, secrets + "/init", AccessAdmin, "secret.write", noTarget, localOnly, 200, "init-secrets", "Make the key to which secrets bundles are encrypted, if it is missing", call(s.initSecrets)},
-		{post, secrets + "/rotate", AccessAdmin, "secret.write", noTarget, localOnly, 200, "rotate-secrets", "Make a new key, and encrypt every secrets bundle again", call(s.rotateSecrets)},
-		{post, secrets + "/validate", AccessAdmin, "secret.write", noTarget, localOnly, 200, "validate-secrets", "Check secrets bundles, and with resolve what their references give", call(s.validateSecrets)},
-		{get, secretBundle, AccessRead, "secret.read", noTarget, anywhere, 200, "secret-keys", "List the keys in a secrets bundle, never the values", call(s.listSecrets)},
-		{put, secretBundle, AccessAdmin, "secret.write", noTarget, localOnly, 204, "replace-secrets", "Replace the text of a secrets bundle", upload("application/yaml", s.replaceSecrets)},
-		{post, secretBundle + "/show", AccessAdmin, "secret.write", noTarget, localOnly, 200, "show-secrets", "Show the keys and references in a secrets bundle, and with reveal the values", call(s.showSecrets)},
-		{post, secretBundle + "/text", AccessAdmin, "secret.write", noTarget, localOnly, 200, "secrets-text", "Read the plain text of a secrets bundle, to edit it", call(s.secretsText)},
-		{put, secretBundle + "/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "set-secret", "Set one value of a secrets bundle", upload("application/octet-stream", s.setSecret)},
-		{del, secretBundle + "/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "unset-secret", "Remove one value of a secrets bundle", call(s.unsetSecret)},
+		{get, vault, AccessRead, "secret.read", noTarget, anywhere, 200, "secrets", "List secrets bundles and their keys, never the values", call(s.listBundles)},
+		{post, vault, AccessAdmin, "secret.write", noTarget, localOnly, 204, "create-secrets", "Make an empty secrets bundle", call(s.createBundle)},
+		{post, vault + "/init", AccessAdmin, "secret.write", noTarget, localOnly, 200, "init-secrets", "Make the key to which secrets bundles are encrypted, if it is missing", call(s.initSecrets)},
+		{post, vault + "/rotate", AccessAdmin, "secret.write", noTarget, localOnly, 200, "rotate-secrets", "Make a new key, and encrypt every secrets bundle again", call(s.rotateSecrets)},
+		{post, vault + "/validate", AccessAdmin, "secret.write", noTarget, localOnly, 200, "validate-secrets", "Check secrets bundles, and with resolve what their references give", call(s.validateSecrets)},
+		{get, bundle, AccessRead, "secret.read", noTarget, anywhere, 200, "secret-keys", "List the keys in a secrets bundle, never the values", call(s.listSecrets)},
+		{put, bundle, AccessAdmin, "secret.write", noTarget, localOnly, 204, "replace-secrets", "Replace the text of a secrets bundle", upload("application/yaml", s.replaceSecrets)},
+		{post, bundle + "/show", AccessAdmin, "secret.write", noTarget, localOnly, 200, "show-secrets", "Show the keys and references in a secrets bundle, and with reveal the values", call(s.showSecrets)},
+		{post, bundle + "/text", AccessAdmin, "secret.write", noTarget, localOnly, 200, "secrets-text", "Read the plain text of a secrets bundle, to edit it", call(s.secretsText)},
+		{put, bundle + "/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "set-secret", "Set one value of a secrets bundle", upload("application/octet-stream", s.setSecret)},
+		{del, bundle + "/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "unset-secret", "Remove one value of a secrets bundle", call(s.unsetSecret)},
 
 		{post, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 201, "create-token", "Make a token; its secret is in this answer alone", call(s.createToken)},
 		{get, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 200, "tokens", "List tokens, never their secrets", call(s.listTokens)},
