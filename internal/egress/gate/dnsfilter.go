@@ -174,13 +174,17 @@ func (f *answerFilter) record(rr dns.RR) dns.RR {
 	return rr
 }
 
-// withoutHints leaves the address hints out of a service binding: a client
-// then asks for the addresses, and that answer is filtered.
+// withoutHints leaves the address hints out of a service binding (a client
+// then asks for the addresses, and that answer is filtered) and the keys of
+// encrypted ClientHellos.
 func withoutHints(in []dns.SVCBKeyValue) []dns.SVCBKeyValue {
 	var out []dns.SVCBKeyValue
 	for _, kv := range in {
 		switch kv.Key() {
 		case dns.SVCB_IPV4HINT, dns.SVCB_IPV6HINT:
+		case dns.SVCB_ECHCONFIG:
+			// With it a client would encrypt the name that it asks for, and
+			// show another: flows that must show theirs would be refused.
 		case dns.SVCB_MANDATORY:
 			// It may name the hints; without it nothing is mandatory.
 		default:
