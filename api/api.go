@@ -183,6 +183,7 @@ type Status struct {
 	Backend   string         `json:"backend"`
 	Accel     string         `json:"accel,omitempty" doc:"kvm or tcg, for the qemu backend, once probed"`
 	Home      string         `json:"home,omitempty"`
+	Listen    string         `json:"listen,omitempty" doc:"Address on which callers with a token are answered over TCP"`
 	Sandboxes map[string]int `json:"sandboxes" doc:"Number by state, without DESTROYED"`
 	Jobs      map[string]int `json:"jobs" doc:"Number by status"`
 	Findings  []Finding      `json:"findings" doc:"What the backend's check found that is not ok"`

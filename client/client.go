@@ -1,5 +1,5 @@
 // Package client is the typed Go client of AgentLab's control API. It speaks
-// HTTP and JSON to the daemon's unix socket.
+// HTTP and JSON to the daemon's unix socket, or with a token over TCP.
 //
 // Every method takes a context first and gives up when it ends. Every error
 // is, or wraps, an *agentlab.Error: with the code, hint and field that the
@@ -9,6 +9,7 @@ package client
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -39,7 +40,10 @@ const maxErrorBytes = 64 << 10
 // Client calls one daemon. It is safe for use by many goroutines and holds
 // idle connections for a short time only.
 type Client struct {
-	socket string
+	socket string // of a daemon on this machine, else:
+	host   string // host:port of one that answers over TCP
+	tls    *tls.Config
+	token  string
 	http   *http.Client
 }
 
@@ -47,23 +51,52 @@ type Client struct {
 // It does not connect yet.
 func New(path string) *Client {
 	c := &Client{socket: path}
-	c.http = &http.Client{Transport: &http.Transport{
-		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
-		MaxIdleConnsPerHost:    4,
-		IdleConnTimeout:        10 * time.Second,
-		DisableCompression:     true, // it is a local socket
-		MaxResponseHeaderBytes: 64 << 10,
-	}}
+	c.http = c.transport()
 	return c
 }
 
-// Socket returns the path of the daemon's socket.
+func (c *Client) transport() *http.Client {
+	return &http.Client{
+		Transport: &http.Transport{ // it uses no proxy, and dial does TLS itself
+			DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
+			MaxIdleConnsPerHost:    4,
+			IdleConnTimeout:        10 * time.Second,
+			DisableCompression:     true, // mostly it is a local socket
+			MaxResponseHeaderBytes: 64 << 10,
+		},
+		// The daemon sends nobody elsewhere; whoever does is not given a token.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// newRequest makes a request with the caller's token, if it needs one.
+func (c *Client) newRequest(ctx context.Context, method, path string, query url.Values, body io.Reader) (*http.Request, error) {
+	host := c.host
+	if host == "" {
+		host = "agentlabd"
+	}
+	u := url.URL{Scheme: "http", Host: host, Path: path, RawQuery: query.Encode()}
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), body)
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%w", err)
+	}
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	return req, nil
+}
+
+// Socket returns the path of the daemon's socket; "" when it is reached over
+// TCP.
 func (c *Client) Socket() string { return c.socket }
 
 // Close lets go of idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 func (c *Client) dial(ctx context.Context) (net.Conn, error) {
+	if c.host != "" {
+		return c.dialRemote(ctx)
+	}
 	conn, err := sockpath.Dial(ctx, c.socket)
 	if err == nil {
 		if err := checkPeer(conn, c.socket); err != nil {
@@ -134,10 +167,9 @@ func peerUID(conn net.Conn) (uint32, error) {
 
 // request makes a call and returns the answer when its status is 2xx.
 func (c *Client) request(ctx context.Context, method, path string, query url.Values, body io.Reader, contentType string) (*http.Response, error) {
-	u := url.URL{Scheme: "http", Host: "agentlabd", Path: path, RawQuery: query.Encode()}
-	req, err := http.NewRequestWithContext(ctx, method, u.String(), body)
+	req, err := c.newRequest(ctx, method, path, query, body)
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%w", err)
+		return nil, err
 	}
 	if contentType != "" {
 		req.Header.Set("Content-Type", contentType)

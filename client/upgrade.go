@@ -58,10 +58,9 @@ func (c *Client) upgrade(ctx context.Context, path string, query url.Values, pro
 			return nil, agentlab.Errorf(agentlab.CodeInvalid, "%w", err)
 		}
 	}
-	u := url.URL{Scheme: "http", Host: "agentlabd", Path: path, RawQuery: query.Encode()}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String(), bytes.NewReader(body))
+	req, err := c.newRequest(ctx, http.MethodPost, path, query, bytes.NewReader(body))
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%w", err)
+		return nil, err
 	}
 	req.Header.Set("Connection", "Upgrade")
 	req.Header.Set("Upgrade", protocol)

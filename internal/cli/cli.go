@@ -35,11 +35,13 @@ type App struct {
 	Stderr io.Writer
 	Now    func() time.Time
 
-	json    bool
-	noInput bool
-	socket  string // --socket; "" means the default of config.Paths
-	started bool   // this run started the daemon
-	running bool   // the command's own function has begun
+	json      bool
+	noInput   bool
+	socket    string // --socket; "" means the default of config.Paths
+	host      string // --host; "" means AGENTLAB_HOST, or a daemon of this machine
+	tokenFile string // --token-file
+	started   bool   // this run started the daemon
+	running   bool   // the command's own function has begun
 }
 
 // Main runs the command line with the process's own streams and returns the
@@ -120,6 +122,9 @@ Start here:
 	flags.BoolVar(&a.noInput, "no-input", false, "never ask; fail instead")
 	flags.StringVar(&a.socket, "socket", "", "control socket of the daemon (default: by AGENTLAB_HOME or XDG)")
 
+	flags.StringVar(&a.host, "host", "", "address of a daemon over TCP, https://HOST:PORT (default: AGENTLAB_HOST)")
+	flags.StringVar(&a.tokenFile, "token-file", "", "file with the token for --host (default: AGENTLAB_TOKEN_FILE, or the token itself in AGENTLAB_TOKEN)")
+
 	root.AddGroup(
 		&cobra.Group{ID: "work", Title: "Work:"},
 		&cobra.Group{ID: "setup", Title: "Set-up:"},
@@ -133,7 +138,7 @@ Start here:
 	}
 	add("work", a.jobCmd(), a.sandboxCmd(), a.execCmd(), a.sshCmd(), a.attachCmd(), a.logsCmd())
 	add("setup", a.imageCmd(), a.profileCmd(), a.secretsCmd())
-	add("operate", a.statusCmd(), a.eventsCmd(), a.egressCmd(), a.daemonCmd())
+	add("operate", a.statusCmd(), a.eventsCmd(), a.egressCmd(), a.tokenCmd(), a.daemonCmd())
 	root.AddCommand(a.proxyCmd())
 	rejectUnknownSubcommands(root)
 	a.markRunning(root)

@@ -57,6 +57,16 @@ func (a *App) socketPath() (string, error) {
 // connect returns a client of the daemon, starting the user's own daemon when
 // none answers. A socket that was named is never started for.
 func (a *App) connect(ctx context.Context) (*client.Client, error) {
+	url, err := a.remoteURL()
+	if err != nil {
+		return nil, err
+	}
+	if url != "" {
+		return a.remote(url)
+	}
+	if a.tokenFile != "" {
+		return nil, usageErrorf("--token-file is for --host")
+	}
 	socket, err := a.socketPath()
 	if err != nil {
 		return nil, err
@@ -235,6 +245,9 @@ func (a *App) daemonRun() error {
 }
 
 func (a *App) daemonStart(ctx context.Context) error {
+	if err := a.onlyHere(); err != nil {
+		return err
+	}
 	if _, err := a.connect(ctx); err != nil {
 		return err
 	}
@@ -247,6 +260,9 @@ func (a *App) daemonStart(ctx context.Context) error {
 }
 
 func (a *App) daemonStop(ctx context.Context) error {
+	if err := a.onlyHere(); err != nil {
+		return err
+	}
 	socket, err := a.socketPath()
 	if err != nil {
 		return err
@@ -286,7 +302,19 @@ func processAlive(pid int) bool {
 	return pid > 0 && !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
 }
 
+// onlyHere refuses to mean a daemon of this machine when another one was named.
+func (a *App) onlyHere() error {
+	url, err := a.remoteURL()
+	if err == nil && url != "" {
+		err = usageErrorf("this works only on the daemon's own machine").WithHint("do it there, or unset AGENTLAB_HOST to mean the daemon of this machine")
+	}
+	return err
+}
+
 func (a *App) daemonStatus(ctx context.Context) error {
+	if err := a.onlyHere(); err != nil {
+		return err
+	}
 	socket, err := a.socketPath()
 	if err != nil {
 		return err
@@ -320,6 +348,9 @@ func (a *App) daemonLogsCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "logs", Short: "Print the end of the daemon's log", Args: exactArgs()}
 	cmd.Flags().IntVarP(&lines, "lines", "n", 200, "at most this many lines")
 	cmd.RunE = func(*cobra.Command, []string) error {
+		if err := a.onlyHere(); err != nil {
+			return err
+		}
 		p, err := a.paths()
 		if err != nil {
 			return err

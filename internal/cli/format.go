@@ -167,7 +167,8 @@ func (f ttlFlag) Set(s string) error {
 	return nil
 }
 
-func parseTTL(s string) (time.Duration, error) {
+// parseDays is time.ParseDuration with days in front.
+func parseDays(s string) (time.Duration, error) {
 	rest, total := s, time.Duration(0)
 	if before, after, ok := strings.Cut(s, "d"); ok {
 		n, err := strconv.ParseUint(before, 10, 16)
@@ -182,6 +183,14 @@ func parseTTL(s string) (time.Duration, error) {
 			return 0, fmt.Errorf("%q is not a duration such as 30m, 4h or 2d", s)
 		}
 		total += d
+	}
+	return total, nil
+}
+
+func parseTTL(s string) (time.Duration, error) {
+	total, err := parseDays(s)
+	if err != nil {
+		return 0, err
 	}
 	if err := agentlab.ValidateTTL(total); err != nil {
 		return 0, err

@@ -193,7 +193,7 @@ func (a *App) followJob(ctx context.Context, c *client.Client, id string, show f
 		if ctx.Err() != nil {
 			return api.Job{}, ctx.Err()
 		}
-		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || a.socket != "" {
+		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || a.elsewhere() {
 			return j, err
 		}
 		if _, err := a.connect(ctx); err != nil {

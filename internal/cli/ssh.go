@@ -171,12 +171,16 @@ func (a *App) proxyCommand(vmid, port int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	socket, err := a.socketPath()
+	words, err := a.again()
 	if err != nil {
 		return "", err
 	}
 	escape := func(s string) string { return strings.ReplaceAll(shellQuote(s), "%", "%%") }
-	return fmt.Sprintf("%s --socket %s proxy %d %d", escape(self), escape(socket), vmid, port), nil
+	cmd := escape(self)
+	for _, w := range words {
+		cmd += " " + escape(w)
+	}
+	return fmt.Sprintf("%s proxy %d %d", cmd, vmid, port), nil
 }
 
 func (a *App) runSSH(ctx context.Context, argv []string) error {

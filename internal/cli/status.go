@@ -39,6 +39,9 @@ func (a *App) printStatus(s api.Status) error {
 	if s.Home != "" {
 		t.row("Home:", s.Home)
 	}
+	if s.Listen != "" {
+		t.row("Listens:", s.Listen)
+	}
 	t.row("Sandboxes:", counts(s.Sandboxes))
 	t.row("Jobs:", counts(s.Jobs))
 	if err := t.flush(); err != nil {

@@ -57,6 +57,9 @@ func (v *statusView) Status(ctx context.Context) (api.Status, error) {
 		Backend: v.d.services.driver.Info().Name, Home: v.d.cfg.Paths.Home,
 		Sandboxes: map[string]int{}, Jobs: map[string]int{}, Findings: []api.Finding{},
 	}
+	if a := v.d.TCPAddr(); a != nil {
+		s.Listen = a.String()
+	}
 	sandboxes, err := v.d.services.store.CountSandboxes(ctx)
 	if err != nil {
 		return s, err

@@ -203,12 +203,12 @@ func permit(who caller, want Access) error {
 // call is about.
 func (s *Server) authorize(hc huma.Context, r route) error {
 	who := callerOf(hc.Context())
-	if err := permit(who, r.access); err != nil {
-		return err
-	}
 	if r.reach != anywhere && (!who.local || who.token != nil) {
 		return agentlab.Errorf(agentlab.CodeDenied, "this is not possible with a token").
 			WithHint("do it on the daemon's own machine, over its unix socket and without a token")
+	}
+	if err := permit(who, r.access); err != nil {
+		return err
 	}
 	if who.token == nil {
 		return nil

@@ -37,7 +37,7 @@ func (s *Server) createToken(ctx context.Context, in *createTokenInput) (api.Tok
 func (s *Server) usefulVerb(verb string, role agentlab.Role, bound bool) error {
 	var useful []string
 	for _, r := range s.table {
-		if r.reach == anywhere && r.access <= accessOf(role) && !(bound && r.target == noTarget) {
+		if r.reach == anywhere && r.access <= accessOf(role) && (!bound || r.target != noTarget) {
 			useful = append(useful, r.verb)
 		}
 	}
