@@ -105,9 +105,9 @@ func writePrivate(name, text string) error {
 	return err
 }
 
-// again are the words that let another run of this program reach the same
+// sameDaemon returns the words that let another run of this program reach the same
 // daemon. The token itself goes with the environment, never with the words.
-func (a *App) again() ([]string, error) {
+func (a *App) sameDaemon() ([]string, error) {
 	url, err := a.remoteURL()
 	if err != nil {
 		return nil, err

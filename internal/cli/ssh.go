@@ -171,7 +171,7 @@ func (a *App) proxyCommand(vmid, port int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	words, err := a.again()
+	words, err := a.sameDaemon()
 	if err != nil {
 		return "", err
 	}
