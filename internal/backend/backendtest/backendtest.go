@@ -60,6 +60,10 @@ type Harness struct {
 	// number would be, and returns a check that it is untouched.
 	Foreign func(t *testing.T, spec backend.Spec) (untouched func(t *testing.T))
 
+	// EgressCommand is what, run in the guest, tries to open a TCP connection
+	// to EgressTarget, which every policy refuses.
+	EgressCommand []string
+
 	// KillVM ends a running VM without the driver's knowledge.
 	KillVM func(t *testing.T, ref backend.Ref)
 }
@@ -109,6 +113,7 @@ func Run(t *testing.T, cfg Config) {
 		{"DestroyStopped", (*suite).destroyStopped},
 		{"Foreign", (*suite).foreign},
 		{"ParallelCreates", (*suite).parallel},
+		{"NetworkStopped", (*suite).networkStopped},
 		{"ReopenStopped", (*suite).reopenStopped},
 		{"Cancelled", (*suite).cancelled},
 		{"CancelledAnywhere", (*suite).cancelledAnywhere},

@@ -30,6 +30,12 @@ func (s *suite) info() {
 	if _, ok := s.d.(backend.ConsoleLogger); ok != a.Capabilities.ConsoleLog {
 		s.Errorf("capability ConsoleLog is %v, ConsoleLogger is implemented: %v", a.Capabilities.ConsoleLog, ok)
 	}
+	if _, ok := s.d.(backend.NetworkUpdater); ok != a.Capabilities.NetworkUpdate {
+		s.Errorf("capability NetworkUpdate is %v, NetworkUpdater is implemented: %v", a.Capabilities.NetworkUpdate, ok)
+	}
+	if _, ok := s.d.(backend.EgressLogger); ok != a.Capabilities.EgressLog {
+		s.Errorf("capability EgressLog is %v, EgressLogger is implemented: %v", a.Capabilities.EgressLog, ok)
+	}
 }
 
 func (s *suite) check() {
@@ -76,6 +82,13 @@ func (s *suite) unsupported() {
 		sp := s.h.Spec(1)
 		sp.Network.Mode = agentlab.NetworkOff
 		s.wantCode("Validate of network off without the capability", s.d.Validate(sp), agentlab.CodeUnsupported)
+	}
+	sp := s.h.Spec(1)
+	sp.Network = allowlist()
+	if err := s.d.Validate(sp); s.d.Info().Capabilities.Allowlist {
+		s.ok("Validate of an allowlist", err)
+	} else {
+		s.wantCode("Validate of an allowlist without the capability", err, agentlab.CodeUnsupported)
 	}
 }
 

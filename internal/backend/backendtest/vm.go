@@ -38,9 +38,12 @@ func (s *suite) vm() {
 	s.sub("DialGuest", func(s *suite) { s.dialGuest(ref) })
 	s.sub("ListenGuest", func(s *suite) { s.listenGuest(ref, l) })
 	s.sub("ConsoleLog", func(s *suite) { s.consoleLog(ref) })
+	s.sub("Network", func(s *suite) { s.networkRunning(sp) })
+	s.sub("EgressLog", func(s *suite) { s.egressLog(ref) })
 	s.sub("WrongMark", func(s *suite) { s.wrongMarkRunning(ref) })
 	s.sub("Reopen", func(s *suite) { s.reopenRunning(ref, boot) })
 	s.sub("Stop", func(s *suite) { s.stop(ref, boot) })
+	s.sub("EgressLogLives", func(s *suite) { s.egressLogLives(ref) })
 	s.sub("Killed", func(s *suite) { s.killed(ref) })
 	s.sub("Destroy", func(s *suite) { s.destroyRunning(ref) })
 }

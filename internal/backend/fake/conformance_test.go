@@ -39,6 +39,7 @@ func harness(t *testing.T, open func() *fake.Driver) *backendtest.Harness {
 				}
 			}
 		},
+		EgressCommand: []string{"egress", "deny", backendtest.EgressTarget, "always.documentation"},
 		KillVM: func(t *testing.T, ref backend.Ref) {
 			if err := host().CrashVM(ref, "killed"); err != nil {
 				t.Fatal(err)

@@ -77,7 +77,7 @@ func (d *Driver) Info() backend.Info {
 	return backend.Info{
 		Name:          d.h.cfg.Name,
 		Version:       "1",
-		Capabilities:  backend.Capabilities{ConsoleLog: true, NetworkOff: true, EgressLog: true},
+		Capabilities:  backend.Capabilities{ConsoleLog: true, NetworkOff: true, Allowlist: true, NetworkUpdate: true, EgressLog: true},
 		ControllerURL: "http://10.77.0.1:8844",
 		UploadURL:     "http://10.77.0.1:8846/upload",
 		GuestNetwork:  &guestapi.Network{Address: "10.77.0.2/24", Gateway: "10.77.0.1", DNS: []string{"10.77.0.1"}, MTU: 1500},
@@ -97,10 +97,8 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	switch {
 	case spec.Resources.Cores > 64:
 		return unsupported("resources.cores", "%d cores are more than the 64 of this host", spec.Resources.Cores)
-	case spec.Network.Mode != agentlab.NetworkNAT && spec.Network.Mode != agentlab.NetworkOff:
-		return unsupported("network.mode", "network mode %q is not known here", spec.Network.Mode)
 	}
-	return nil
+	return validNetwork(spec.Network)
 }
 
 // Create makes the instance.
@@ -114,6 +112,9 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	}
 	in, err := d.h.claim(spec)
 	if err != nil {
+		return err
+	}
+	if err := in.setNetwork(spec.Network); err != nil { // the caller's word is newer than what there is
 		return err
 	}
 	if err := d.point(ctx, OpCreate, Half, ref); err != nil {

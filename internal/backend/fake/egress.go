@@ -8,9 +8,63 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-var _ backend.EgressLogger = (*Driver)(nil)
+var (
+	_ backend.EgressLogger   = (*Driver)(nil)
+	_ backend.NetworkUpdater = (*Driver)(nil)
+)
+
+// UpdateNetwork keeps the policy. Nothing is enforced, as nothing is carried.
+func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {
+	if err := d.point(ctx, OpUpdateNetwork, Before, ref); err != nil {
+		return err
+	}
+	if err := validNetwork(n); err != nil {
+		return err
+	}
+	in, err := d.h.find(ref)
+	if err != nil {
+		return err
+	}
+	if err := in.setNetwork(n); err != nil {
+		return err
+	}
+	return d.point(ctx, OpUpdateNetwork, After, ref)
+}
+
+// validNetwork refuses modes that are not known and what is no policy.
+func validNetwork(n agentlab.Network) error {
+	switch n.Mode {
+	case agentlab.NetworkNAT, agentlab.NetworkAllowlist, agentlab.NetworkOff:
+	default:
+		return agentlab.Errorf(agentlab.CodeUnsupported, "network mode %q is not known here", n.Mode).WithField("network.mode")
+	}
+	_, err := egress.New(n)
+	return err
+}
+
+func (in *instance) setNetwork(n agentlab.Network) error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.rec.Network = &n
+	return in.save()
+}
+
+// Network returns the policy that an instance has now.
+func (h *Host) Network(ref backend.Ref) (agentlab.Network, error) {
+	in, err := h.find(ref)
+	if err != nil {
+		return agentlab.Network{}, err
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.rec.Network != nil {
+		return *in.rec.Network, nil
+	}
+	return in.rec.Spec.Network, nil
+}
 
 // maxEgress is how many records an instance keeps; the oldest are dropped, as
 // a real driver's bounded log does.
@@ -20,6 +74,9 @@ const maxEgress = 10000
 func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
 	if err := d.point(ctx, OpEgressLog, Before, ref); err != nil {
 		return nil, err
+	}
+	if limit < 1 {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d is not above 0", limit).WithField("limit")
 	}
 	in, err := d.h.find(ref)
 	if err != nil {

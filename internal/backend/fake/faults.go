@@ -26,6 +26,8 @@ const (
 	OpListenGuest Op = "listen_guest"
 	OpConsoleLog  Op = "console_log"
 	OpEgressLog   Op = "egress_log"
+
+	OpUpdateNetwork Op = "update_network"
 )
 
 // Point is a place inside a method.

@@ -22,6 +22,8 @@ type record struct {
 	Console string        `json:"console,omitempty"`
 	Guest   guestRecord   `json:"guest"`
 
+	Network *agentlab.Network `json:"network,omitempty"` // of UpdateNetwork; nil means that of Spec
+
 	Egress    []agentlab.EgressRecord `json:"egress,omitempty"`
 	EgressSeq int64                   `json:"egress_seq,omitempty"`
 }

@@ -92,7 +92,8 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 			"network.mode":        func(s *backend.Spec) { s.Network.Mode = "bridge" },
 			"resources.memory_mb": func(s *backend.Spec) { s.Resources.MemoryMB = 128 },
 		},
-		Foreign: func(t *testing.T, s backend.Spec) func(*testing.T) { return foreignFile(t, m.dir(s.Ref())) },
+		Foreign:       func(t *testing.T, s backend.Spec) func(*testing.T) { return foreignFile(t, m.dir(s.Ref())) },
+		EgressCommand: []string{"sh", "-c", "curl -s -m 10 http://" + backendtest.EgressTarget + "/ || true"},
 		KillVM: func(t *testing.T, ref backend.Ref) {
 			if err := killNoted(m.dir(ref), fileQEMUPID); err != nil {
 				t.Fatal(err)

@@ -37,6 +37,11 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	dir := d.dir(ref)
 	h, err := readHandle(dir)
 	switch {
+	case err == nil && sameButNetwork(h.Spec, spec):
+		// UpdateNetwork may have come in between; the caller's word is newer.
+		if err := d.updateNetwork(ctx, ref, spec.Network); err != nil {
+			return err
+		}
 	case err == nil && !sameSpec(h.Spec, spec):
 		if h.Spec.Ref() != ref {
 			return foreign(dir)
@@ -58,6 +63,15 @@ func sameSpec(a, b backend.Spec) bool {
 	x, err1 := json.Marshal(a)
 	y, err2 := json.Marshal(b)
 	return err1 == nil && err2 == nil && bytes.Equal(x, y)
+}
+
+// sameButNetwork tells that two differ in their network alone.
+func sameButNetwork(a, b backend.Spec) bool {
+	if sameSpec(a, b) {
+		return false
+	}
+	a.Network, b.Network = agentlab.Network{}, agentlab.Network{}
+	return sameSpec(a, b)
 }
 
 // newHandle finds the image, then makes the directory and its mark.

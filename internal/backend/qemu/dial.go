@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -75,17 +76,26 @@ func (c shimClient) status(ctx context.Context, wait bool) (shimStatus, error) {
 	if wait {
 		path += "?wait=1"
 	}
-	return c.call(ctx, http.MethodGet, path)
+	return c.call(ctx, http.MethodGet, path, nil)
 }
 
 func (c shimClient) stop(ctx context.Context, grace time.Duration) error {
-	_, err := c.call(ctx, http.MethodPost, pathStop+"?grace="+url.QueryEscape(grace.String()))
+	_, err := c.call(ctx, http.MethodPost, pathStop+"?grace="+url.QueryEscape(grace.String()), nil)
 	return err
 }
 
-func (c shimClient) call(ctx context.Context, method, path string) (shimStatus, error) {
+func (c shimClient) setNetwork(ctx context.Context, n agentlab.Network) error {
+	body, err := json.Marshal(n)
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "encode the network: %w", err)
+	}
+	_, err = c.call(ctx, http.MethodPut, pathNetwork, body)
+	return err
+}
+
+func (c shimClient) call(ctx context.Context, method, path string, body []byte) (shimStatus, error) {
 	var st shimStatus
-	conn, resp, err := c.do(ctx, method, path, "")
+	conn, resp, err := c.do(ctx, method, path, "", body)
 	if err != nil {
 		return st, err
 	}
@@ -101,19 +111,19 @@ func (c shimClient) call(ctx context.Context, method, path string) (shimStatus, 
 
 // stream upgrades a connection to a stream to the guest.
 func (c shimClient) stream(ctx context.Context, path string) (net.Conn, error) {
-	conn, _, err := c.do(ctx, http.MethodPost, path, streamUpgrade)
+	conn, _, err := c.do(ctx, http.MethodPost, path, streamUpgrade, nil)
 	return conn, err
 }
 
 // do makes one request on a connection of its own, and returns that with the
 // head of a successful answer.
-func (c shimClient) do(ctx context.Context, method, path, upgrade string) (net.Conn, *http.Response, error) {
+func (c shimClient) do(ctx context.Context, method, path, upgrade string, body []byte) (net.Conn, *http.Response, error) {
 	conn, err := sockpath.Dial(ctx, filepath.Join(string(c), fileShimSock))
 	if err != nil {
 		return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "the sandbox's supervisor does not answer: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	resp, br, err := exchange(ctx, conn, method, path, upgrade)
+	resp, br, err := exchange(ctx, conn, method, path, upgrade, body)
 	if !stop() {
 		err = agentlab.Errorf(agentlab.CodeUnavailable, "asking the sandbox's supervisor: %w", context.Cause(ctx))
 	}
@@ -124,8 +134,8 @@ func (c shimClient) do(ctx context.Context, method, path, upgrade string) (net.C
 	return unread(conn, br), resp, nil
 }
 
-func exchange(ctx context.Context, conn net.Conn, method, path, upgrade string) (*http.Response, *bufio.Reader, error) {
-	req, err := http.NewRequestWithContext(ctx, method, "http://shim"+path, nil)
+func exchange(ctx context.Context, conn net.Conn, method, path, upgrade string, body []byte) (*http.Response, *bufio.Reader, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://shim"+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, nil, agentlab.Errorf(agentlab.CodeInternal, "request to the supervisor: %w", err)
 	}
@@ -150,6 +160,10 @@ func exchange(ctx context.Context, conn net.Conn, method, path, upgrade string) 
 	}
 	if resp.StatusCode == want {
 		return resp, br, nil
+	}
+	if resp.StatusCode == http.StatusNotFound {
+		return nil, nil, agentlab.Errorf(agentlab.CodeUnsupported, "the sandbox's supervisor is of an older AgentLab").
+			WithHint("stop the sandbox and start it again")
 	}
 	var e shimError
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxShimAnswer)).Decode(&e); err != nil || e.Code == "" {

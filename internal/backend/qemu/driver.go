@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 )
 
@@ -90,6 +91,9 @@ var (
 	_ backend.Driver        = (*Driver)(nil)
 	_ backend.ConsoleLogger = (*Driver)(nil)
 	_ backend.Accelerator   = (*Driver)(nil)
+
+	_ backend.NetworkUpdater = (*Driver)(nil)
+	_ backend.EgressLogger   = (*Driver)(nil)
 )
 
 // New returns a Driver; it makes its directories and nothing else.
@@ -145,7 +149,9 @@ func (d *Driver) Info() backend.Info {
 	gw := vnet.DefaultGateway.String()
 	return backend.Info{
 		Name: Name, Version: strconv.Itoa(handleVersion),
-		Capabilities:  backend.Capabilities{ConsoleLog: true, NetworkOff: true},
+		Capabilities: backend.Capabilities{
+			ConsoleLog: true, NetworkOff: true, Allowlist: true, NetworkUpdate: true, EgressLog: true,
+		},
 		ControllerURL: "http://" + gw + ":" + strconv.Itoa(controllerPort),
 		UploadURL:     "http://" + gw + ":" + strconv.Itoa(uploadPort) + "/upload",
 		GuestNetwork: &guestapi.Network{
@@ -171,10 +177,18 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	if spec.Resources.MemoryMB < minMemoryMB {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "a guest needs %d MiB to boot", minMemoryMB).WithField("resources.memory_mb")
 	}
-	if m := spec.Network.Mode; m != agentlab.NetworkNAT && m != agentlab.NetworkOff {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "mode %q is not known to the qemu backend", m).WithField("network.mode")
+	return validNetwork(spec.Network)
+}
+
+// validNetwork refuses what is no policy, and a mode that is not known here.
+func validNetwork(n agentlab.Network) error {
+	switch n.Mode {
+	case agentlab.NetworkNAT, agentlab.NetworkAllowlist, agentlab.NetworkOff:
+	default:
+		return agentlab.Errorf(agentlab.CodeUnsupported, "mode %q is not known to the qemu backend", n.Mode).WithField("network.mode")
 	}
-	return nil
+	_, err := egress.New(n)
+	return err
 }
 
 // Close implements backend.Driver.

@@ -2,7 +2,7 @@ package qemu
 
 // Files in a sandbox's directory.
 const (
-	fileConfig  = "config.json" // what the sandbox is: handle; written first, never changed
+	fileConfig  = "config.json" // what the sandbox is: handle; written first; later only its network changes
 	fileRoot    = "root.qcow2"  // root disk: overlay on the image's root.img; there once Create is done
 	fileStart   = "start.json"  // what the shim shall run: startConfig; written at every Start
 	fileState   = "state.json"  // how the last run stands or ended: runState

@@ -72,6 +72,8 @@ type shim struct {
 	cutAt    time.Time // when a stop that is under way loses patience
 	stopping chan struct{}
 	resooner chan struct{} // a stop became more urgent
+
+	netMu sync.Mutex // held while the policy is changed
 }
 
 // RunShim supervises the sandbox in dir: it starts QEMU as start.json says and

@@ -221,21 +221,25 @@ func (s *shim) watchLink(ctx context.Context) {
 
 // startNet runs the guest's private network.
 func (s *shim) startNet(conn net.Conn) error {
-	policy, err := egress.New(s.handle.Spec.Network)
+	policy, err := egress.New(s.network())
 	if err != nil {
 		return err
 	}
 	cfg := vnet.Config{
 		Link: conn, MTU: GuestMTU, Policy: policy, Logger: s.log.With("part", "net"),
 		Services: map[uint16]func(net.Conn){controllerPort: s.toController, uploadPort: s.toController},
-		Network:  gate.NetworkLimits(s.handle.Spec.Network), Audit: s.egressLog.write,
+		Audit:    s.egressLog.write,
 	}
 	if s.cfg.DialUnix != "" {
 		cfg.Dialer = gate.UnixDialer{Path: s.cfg.DialUnix}
 	}
-	if s.net, err = vnet.New(cfg); err != nil {
+	network, err := vnet.New(cfg)
+	if err != nil {
 		return err
 	}
+	s.mu.Lock()
+	s.net = network
+	s.mu.Unlock()
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := s.net.Run(context.Background()); err != nil && !errors.Is(err, io.EOF) {

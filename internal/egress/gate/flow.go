@@ -202,7 +202,7 @@ func (f *Flow) record(allow bool, rule, failure string) agentlab.EgressRecord {
 // denial, returned as *egress.DeniedError.
 func (f *Flow) Dial() (net.Conn, error) {
 	if f.NeedsName() {
-		return nil, f.deny(ruleNameMissing)
+		return nil, f.deny(egress.RuleNameMissing)
 	}
 	return f.dial([]netip.AddrPort{f.dst})
 }

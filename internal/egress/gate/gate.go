@@ -26,8 +26,7 @@ type Dialer interface {
 // Config says what a Gate is made of. Only Policy is required.
 type Config struct {
 	Policy   *egress.Policy
-	Network  agentlab.NetworkLimits // of the policy; where it names none, Limits hold
-	Limits   Limits
+	Limits   Limits   // where the policy names none
 	Dialer   Dialer   // nil means NewHostDialer
 	Resolver Resolver // nil means the host's name servers, asked through Dialer
 	// Server is the address that guests see as their DNS server, for records.
@@ -90,26 +89,6 @@ func (l Limits) with(n agentlab.NetworkLimits) Limits {
 	return l
 }
 
-// NetworkLimits returns the limits of a network section, in which those of a
-// layer count where they are stricter.
-func NetworkLimits(n agentlab.Network) agentlab.NetworkLimits {
-	out := n.Limits
-	for _, layer := range n.Layers {
-		l := NetworkLimits(layer)
-		out.BandwidthMbps = stricter(out.BandwidthMbps, l.BandwidthMbps)
-		out.Flows = stricter(out.Flows, l.Flows)
-		out.DNSPerSecond = stricter(out.DNSPerSecond, l.DNSPerSecond)
-	}
-	return out
-}
-
-func stricter(a, b int) int {
-	if a <= 0 || b > 0 && b < a {
-		return b
-	}
-	return a
-}
-
 // Gate stands between one guest and the network. It is safe for concurrent
 // use.
 type Gate struct {
@@ -158,9 +137,9 @@ func New(cfg Config) (*Gate, error) {
 		},
 	}
 	g.ctx, g.cancel = context.WithCancel(context.Background())
-	l := cfg.Limits.with(cfg.Network).DNSRate
+	l := cfg.Limits.with(cfg.Policy.Limits()).DNSRate
 	g.dnsLimit = rate.NewLimiter(rate.Limit(l), 2*l)
-	g.setPolicy(cfg.Policy, cfg.Network)
+	g.setPolicy(cfg.Policy)
 	return g, nil
 }
 
@@ -179,8 +158,8 @@ const cutPatience = 2 * time.Second
 
 // SetPolicy puts another policy in force. When it returns, all is decided by
 // the new one, and the flows that it forbids are cut.
-func (g *Gate) SetPolicy(p *egress.Policy, limits agentlab.NetworkLimits) {
-	cut := g.setPolicy(p, limits)
+func (g *Gate) SetPolicy(p *egress.Policy) {
+	cut := g.setPolicy(p)
 	deadline := time.NewTimer(cutPatience)
 	defer deadline.Stop()
 	for _, f := range cut {
@@ -194,7 +173,8 @@ func (g *Gate) SetPolicy(p *egress.Policy, limits agentlab.NetworkLimits) {
 	}
 }
 
-func (g *Gate) setPolicy(p *egress.Policy, limits agentlab.NetworkLimits) (cut []*Flow) {
+func (g *Gate) setPolicy(p *egress.Policy) (cut []*Flow) {
+	limits := p.Limits()
 	g.mu.Lock()
 	g.policy, g.limits = p, g.cfg.Limits.with(limits)
 	dnsRate := g.limits.DNSRate

@@ -13,8 +13,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/sniff"
 )
 
-// ruleNameMissing denies a flow that shows no name and must.
-const ruleNameMissing = "name.missing"
+// unreadable stands for the name in a stream that some server may understand
+// in another way than we do. No policy allows it.
+const unreadable = "?"
 
 // maxTargets is how many addresses of a name are tried.
 const maxTargets = 3
@@ -63,8 +64,12 @@ func (f *Flow) readName(guest net.Conn) (prefix []byte, name string) {
 		n, err := guest.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
 		if n > 0 {
-			name, _, more := sniff.Name(buf)
-			if !more {
+			name, kind, more := sniff.Name(buf)
+			switch {
+			case more:
+			case kind == sniff.Invalid:
+				return buf, unreadable
+			default:
 				return buf, name
 			}
 		}

@@ -51,9 +51,8 @@ type Config struct {
 	MAC            net.HardwareAddr // of the gateway; nil means DefaultMAC
 	MTU            int              // MinMTU to MaxMTU; 0 means DefaultMTU. The guest's must be the same.
 	Policy         *egress.Policy
-	Network        agentlab.NetworkLimits // of the policy; where it names none, Limits hold
-	Dialer         Dialer                 // nil means gate.NewHostDialer
-	Resolver       Resolver               // nil means the host's name servers, asked through Dialer
+	Dialer         Dialer   // nil means gate.NewHostDialer
+	Resolver       Resolver // nil means the host's name servers, asked through Dialer
 	// Services are TCP ports on the gateway's address. A service owns the
 	// connection until it returns; then it is closed. All connections are
 	// broken when the Network ends. Port 53 is the Network's own.
@@ -122,7 +121,7 @@ func New(cfg Config) (*Network, error) {
 		service: make(slots, cfg.Limits.ServiceFlows),
 	}
 	g, err := gate.New(gate.Config{
-		Policy: cfg.Policy, Network: cfg.Network, Limits: cfg.Limits.Limits,
+		Policy: cfg.Policy, Limits: cfg.Limits.Limits,
 		Dialer: cfg.Dialer, Resolver: cfg.Resolver, Server: netip.AddrPortFrom(cfg.Gateway, dnsPort),
 		NoIPv6: true, Audit: cfg.Audit, Now: cfg.Now,
 	})
@@ -258,9 +257,7 @@ func (n *Network) abortUntilIdle() {
 
 // SetPolicy puts another policy in force. When it returns, all is decided by
 // the new one, and the flows that it forbids are cut.
-func (n *Network) SetPolicy(p *egress.Policy, limits agentlab.NetworkLimits) {
-	n.gate.SetPolicy(p, limits)
-}
+func (n *Network) SetPolicy(p *egress.Policy) { n.gate.SetPolicy(p) }
 
 func (n *Network) isGateway(a netip.Addr) bool { return a == n.cfg.Gateway }
 
