@@ -26,6 +26,7 @@ const (
 	EventGC             = "gc.deleted"
 	EventDrift          = "backend.drift"
 	EventDaemon         = "daemon"
+	EventSpace          = "host.space"
 )
 
 // Artifact is a file that a job left, held by the controller.

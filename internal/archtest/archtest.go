@@ -35,7 +35,7 @@ type Layer struct {
 // leaves do one small thing each and know nothing of the house but its domain
 // package.
 var leaves = []string{
-	"internal/fsfault", "internal/link", "internal/lock", "internal/reconcile", "internal/redact",
+	"internal/fsfault", "internal/hostspace", "internal/link", "internal/lock", "internal/reconcile", "internal/redact",
 	"internal/sockpath", "internal/stream", "internal/strictyaml", "internal/version",
 }
 

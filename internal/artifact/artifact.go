@@ -73,7 +73,10 @@ type Config struct {
 	// Ended tells whether a job is final, so that its log grows no more.
 	// Readers of Log ask it when they reach the end; nil means that all have
 	// ended.
-	Ended  func(ctx context.Context, jobID string) (bool, error)
+	Ended func(ctx context.Context, jobID string) (bool, error)
+	// Room tells, with code no_space, that the disk is too full to keep
+	// anything; nil is allowed. It is asked for every buffer.
+	Room   func() error
 	Clock  func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
 }
@@ -83,6 +86,7 @@ type Service struct {
 	store   Store
 	limits  Limits
 	ended   func(ctx context.Context, jobID string) (bool, error)
+	room    func() error
 	clock   func() time.Time
 	log     *slog.Logger
 	files   *os.Root // artifacts/
@@ -101,11 +105,14 @@ const tmpDir = ".tmp"
 // New opens the directory and makes what is missing of it.
 func New(cfg Config) (*Service, error) {
 	s := &Service{
-		store: cfg.Store, limits: cfg.Limits.withDefaults(), ended: cfg.Ended, clock: cfg.Clock, log: cfg.Logger,
+		store: cfg.Store, limits: cfg.Limits.withDefaults(), ended: cfg.Ended, room: cfg.Room, clock: cfg.Clock, log: cfg.Logger,
 		jobs: map[string]*usage{}, puts: map[string]int{}, active: map[string]bool{}, topics: map[string]*logTopic{},
 	}
 	if s.clock == nil {
 		s.clock = time.Now
+	}
+	if s.room == nil {
+		s.room = func() error { return nil }
 	}
 	if s.ended == nil {
 		s.ended = func(context.Context, string) (bool, error) { return true, nil }

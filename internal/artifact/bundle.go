@@ -38,7 +38,7 @@ func (s *Service) PutBundle(ctx context.Context, r io.Reader) (Bundle, error) {
 		return Bundle{}, err
 	}
 	defer t.discard()
-	src := &limited{ctx: ctx, r: r, left: s.limits.BundleBytes}
+	src := &limited{ctx: ctx, room: s.room, r: r, left: s.limits.BundleBytes}
 	checked := &headerCheck{}
 	checked.reset(src)
 	sum, _, err := t.fill(checked)
@@ -114,13 +114,14 @@ func removeIf(root *os.Root, name string) error {
 
 type limited struct {
 	ctx  context.Context
+	room func() error
 	r    io.Reader
 	left int64
 	err  error
 }
 
 func (l *limited) Read(p []byte) (n int, err error) {
-	if err = l.ctx.Err(); err == nil {
+	if err = errors.Join(l.ctx.Err(), l.room()); err == nil {
 		n, err = l.r.Read(p)
 	}
 	if l.left -= int64(n); l.left < 0 {

@@ -108,6 +108,9 @@ func (s *Service) AppendLog(_ context.Context, jobID string, offset int64, p []b
 	if len(p) == 0 {
 		return size, false, nil
 	}
+	if err := s.room(); err != nil {
+		return size, false, err
+	}
 	if full = size+int64(len(p)) >= s.limits.LogBytes; full {
 		p = append(p[:s.limits.LogBytes-size:s.limits.LogBytes-size], logFullNote...)
 	}

@@ -199,7 +199,7 @@ func (c *counter) Read(p []byte) (n int, err error) {
 			c.err = err
 		}
 	}()
-	if err := c.ctx.Err(); err != nil {
+	if err := errors.Join(c.ctx.Err(), c.s.room()); err != nil {
 		return 0, err
 	}
 	n, err = c.r.Read(p)

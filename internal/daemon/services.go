@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/gc"
 	"github.com/agentlab-vm/agentlab/internal/guestserver"
+	"github.com/agentlab-vm/agentlab/internal/hostspace"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/job"
 	"github.com/agentlab-vm/agentlab/internal/profile"
@@ -39,6 +40,7 @@ type services struct {
 	profiles  *profile.Library
 	vault     *secret.Vault
 	artifacts *artifact.Service
+	space     *hostspace.Guard
 	sandboxes *sandbox.Service
 	jobs      *job.Service
 	guests    *guestserver.Server
@@ -97,6 +99,7 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 
 func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 	const mib = 1 << 20
+	s.space = hostspace.New(s.cfg.Paths.State, int64(s.settings.Limits.MinFreeMB)*mib, nil, nil)
 	s.artifacts, err = artifact.New(artifact.Config{
 		Dir:   s.cfg.Paths.State,
 		Store: s.store,
@@ -104,6 +107,7 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 			FileBytes: int64(s.settings.Artifacts.MaxFileMB) * mib, JobBytes: int64(s.settings.Artifacts.MaxJobMB) * mib,
 			JobFiles: s.settings.Artifacts.MaxFiles, LogBytes: int64(s.settings.Logs.MaxJobMB) * mib,
 		},
+		Room: s.space.Keep,
 		Ended: func(ctx context.Context, jobID string) (bool, error) {
 			j, err := s.store.Job(ctx, jobID)
 			return j.Status.Final(), err
@@ -165,6 +169,8 @@ func (s *services) openSandboxes() {
 			s.jobs.SandboxChanged(sb)
 		},
 		Usable: func() error { return s.usable() },
+		Room:   s.space.Start,
+		Redact: func(ctx context.Context, jobID, text string) string { return s.jobs.Redact(ctx, jobID, text) },
 		SaveConsole: func(ctx context.Context, sb agentlab.Sandbox, r io.Reader) error {
 			return s.jobs.SaveConsole(ctx, sb, r)
 		},
@@ -221,6 +227,7 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 	run("sandboxes", s.sandboxes.Run)
 	run("jobs", s.jobs.Run)
 	run("gc", s.gc.Run)
+	run("space", s.watchSpace)
 	run("audit", s.audit.Run)
 	run("images", func(ctx context.Context) error { s.images.Sweep(ctx); return nil })
 	done := make(chan struct{})

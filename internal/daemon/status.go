@@ -76,6 +76,9 @@ func (v *statusView) Status(ctx context.Context) (api.Status, error) {
 	for status, n := range jobs {
 		s.Jobs[string(status)] = n
 	}
+	if err := v.d.services.space.Start(); err != nil {
+		s.Findings = append(s.Findings, api.Finding{Name: "disk space", Level: string(backend.LevelError), Detail: err.Error(), Remedy: agentlab.HintOf(err)})
+	}
 	for _, f := range v.check(ctx) {
 		if f.Level != backend.LevelOK {
 			s.Findings = append(s.Findings, api.Finding{Name: f.Name, Level: string(f.Level), Detail: f.Detail, Remedy: f.Remedy})

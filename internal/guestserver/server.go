@@ -124,7 +124,7 @@ func (s *Server) Serve(ctx context.Context, vmid int, l net.Listener) error {
 func (s *Server) Handler(vmid int) http.Handler {
 	l := s.cfg.Limits
 	g := &guest{
-		s: s, vmid: vmid, log: s.log.With("vmid", vmid),
+		s: s, vmid: vmid, log: quiet(s.log.With("vmid", vmid), s.cfg.Clock),
 		calls:      bucket{rate: l.Rate, burst: 2 * l.Rate, clock: s.cfg.Clock},
 		bootstraps: bucket{rate: l.Bootstraps, burst: 10 * l.Bootstraps, clock: s.cfg.Clock},
 		slots:      make(chan struct{}, l.InFlight),

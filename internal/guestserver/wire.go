@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -60,14 +61,21 @@ func writeError(w http.ResponseWriter, status int, code, msg string) {
 	writeJSON(w, status, guestapi.ErrorBody{Code: code, Message: msg})
 }
 
+// answerTimeout is how long a guest may leave an answer unread.
+const answerTimeout = 30 * time.Second
+
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	p, err := json.Marshal(v)
 	if err != nil {
 		status, p = http.StatusInternalServerError, []byte(`{"code":"internal","message":"internal error"}`)
 	}
 	w.Header().Set("Content-Type", "application/json")
+	rc := http.NewResponseController(w)
+	_ = rc.SetWriteDeadline(time.Now().Add(answerTimeout)) // not every ResponseWriter of a test can
 	w.WriteHeader(status)
 	_, _ = w.Write(append(p, '\n')) // the guest may be gone
+	_ = rc.Flush()
+	_ = rc.SetWriteDeadline(time.Time{})
 }
 
 // readAll reads a body of at most limit bytes.

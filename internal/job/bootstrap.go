@@ -272,6 +272,22 @@ func (s *Service) SaveConsole(ctx context.Context, sb agentlab.Sandbox, console 
 	return err
 }
 
+// Redact takes the secrets of a job out of text that may hold words of its
+// guest. When they cannot be had, all of the text goes; a guest that was given
+// none has none to tell.
+func (s *Service) Redact(ctx context.Context, jobID, text string) string {
+	j, err := s.cfg.Store.Job(ctx, jobID)
+	if err == nil && j.StartedAt.IsZero() || agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return text
+	}
+	r, err := s.Redactor(ctx, jobID)
+	if err != nil {
+		s.log.Error("text cannot be redacted", "job", jobID, "err", err)
+		return "(withheld: it could not be redacted)"
+	}
+	return r.String(text)
+}
+
 // Redactor returns the redactor that knows the secrets that a job was given.
 // An error means that nothing may be kept of what its guest says.
 func (s *Service) Redactor(ctx context.Context, jobID string) (*redact.Redactor, error) {

@@ -74,6 +74,9 @@ func (s *Service) Plan(r Request) (agentlab.Sandbox, agentlab.Profile, error) {
 			return none(err)
 		}
 	}
+	if err := s.room(); err != nil {
+		return none(err)
+	}
 	if s.cfg.Usable != nil {
 		if err := s.cfg.Usable(); err != nil {
 			return none(err)
@@ -112,6 +115,13 @@ func (s *Service) Plan(r Request) (agentlab.Sandbox, agentlab.Profile, error) {
 		return none(err)
 	}
 	return sb, prof, nil
+}
+
+func (s *Service) room() error {
+	if s.cfg.Room == nil {
+		return nil
+	}
+	return s.cfg.Room()
 }
 
 // ttl chooses the length of a lease and checks it.
@@ -164,6 +174,9 @@ func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 		case sb.State == agentlab.SandboxStopped:
 			if !s.clock().Before(sb.LeaseExpiresAt) {
 				return nil, conflict(*sb, "and its lease has ended", "agentlab sandbox lease renew %d --ttl 4h", vmid)
+			}
+			if err := s.room(); err != nil {
+				return nil, err
 			}
 			sb.Desired = agentlab.DesiredRunning
 			return nil, nil

@@ -72,6 +72,9 @@ func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait boo
 // powerOn makes what is missing of the VM, opens the guest plane, and starts
 // the VM. All of it may have been done before.
 func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
+	if err := s.room(); err != nil { // somebody may make room in time
+		return agentlab.Errorf(agentlab.CodeUnavailable, "%w", err)
+	}
 	if err := s.cfg.Driver.Create(ctx, spec(sb)); err != nil {
 		return err
 	}

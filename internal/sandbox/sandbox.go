@@ -148,6 +148,14 @@ type Config struct {
 	// must be bounded; nil: the backend has no such record.
 	DrainEgress func(ctx context.Context, sb agentlab.Sandbox) error
 
+	// Redact takes the secrets of a job out of text that may hold words of its
+	// guest, before it is written down; nil is allowed.
+	Redact func(ctx context.Context, jobID, text string) string
+
+	// Room tells, with code no_space and a remedy, that the host's disk is too
+	// full to start anything; nil is allowed.
+	Room func() error
+
 	// Usable tells, with code unavailable and a remedy, why the backend cannot
 	// start any sandbox now. What is asked for then is refused at once; nil is
 	// allowed.

@@ -138,7 +138,7 @@ func (s *Service) become(ctx context.Context, sb agentlab.Sandbox, to agentlab.S
 // fail makes a sandbox FAILED. One that was made for a job, and not to be
 // kept, is to be destroyed then.
 func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, format string, args ...any) error {
-	reason := oneLine(agentlab.Errorf(agentlab.CodeInternal, format, args...).Error())
+	reason := s.told(ctx, sb, agentlab.Errorf(agentlab.CodeInternal, format, args...).Error())
 	s.log.Warn("sandbox failed", "vmid", sb.VMID, "state", sb.State, "reason", reason)
 	s.boots.release(sb.VMID, s.loop.Wake)
 	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
@@ -156,6 +156,14 @@ func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, format string, 
 	})
 	s.with(sb.VMID, func(m *memory) { m.save = true })
 	return err
+}
+
+// told makes text about a sandbox fit to be kept.
+func (s *Service) told(ctx context.Context, sb agentlab.Sandbox, text string) string {
+	if s.cfg.Redact != nil && sb.JobID != "" {
+		text = s.cfg.Redact(ctx, sb.JobID, text)
+	}
+	return oneLine(text)
 }
 
 // quiesce makes sure that the VM of a failed sandbox is off.
@@ -280,7 +288,7 @@ func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 
 // noteTrouble writes down, once, that a sandbox cannot be destroyed now.
 func (s *Service) noteTrouble(ctx context.Context, sb agentlab.Sandbox, cause error) {
-	text := oneLine("cannot be destroyed, will be tried again: " + cause.Error())
+	text := s.told(ctx, sb, "cannot be destroyed, will be tried again: "+cause.Error())
 	known := false
 	s.with(sb.VMID, func(m *memory) { known, m.trouble = m.trouble == text, text })
 	if known {

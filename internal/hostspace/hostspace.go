@@ -1,0 +1,93 @@
+// Package hostspace keeps guests from filling the host's disk. What a guest
+// writes is bounded by the size of its disk and the quotas of its job, but
+// those of all guests together may be more than the host has. So nothing new
+// is started while less than a configured amount is free, and before the
+// database itself finds no room, nothing of guests is kept either.
+package hostspace
+
+import (
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// reserve is the part of the minimum that only the database may use.
+const reserve = 4
+
+// fresh is how long one look at the file system counts. Uploads ask for every
+// buffer.
+const fresh = time.Second
+
+// Guard watches the file system of one directory. It is safe for concurrent
+// use; nil guards nothing.
+type Guard struct {
+	dir   string
+	min   int64
+	free  func(dir string) (int64, error)
+	clock func() time.Time
+
+	mu   sync.Mutex
+	at   time.Time
+	have int64
+	err  error
+}
+
+// New returns a Guard of dir's file system, which wants least bytes to be
+// free; 0 means any. nil means the real file system and time.Now.
+func New(dir string, least int64, free func(dir string) (int64, error), clock func() time.Time) *Guard {
+	if free == nil {
+		free = statfs
+	}
+	if clock == nil {
+		clock = time.Now
+	}
+	return &Guard{dir: dir, min: least, free: free, clock: clock}
+}
+
+func statfs(dir string) (int64, error) {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(dir, &st); err != nil {
+		return 0, err
+	}
+	return int64(st.Bavail) * st.Bsize, nil //nolint:gosec // bytes of a disk fit
+}
+
+// Free is how many bytes are free for users other than root.
+func (g *Guard) Free() (int64, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if now := g.clock(); g.at.IsZero() || now.Sub(g.at) >= fresh || now.Before(g.at) {
+		g.at = now
+		g.have, g.err = g.free(g.dir)
+	}
+	return g.have, g.err
+}
+
+// Start tells, with code no_space, that nothing new may be started. A file
+// system that cannot be asked guards nothing: what is written to it says what
+// is wrong with it.
+func (g *Guard) Start() error {
+	if g == nil {
+		return nil
+	}
+	return g.check(g.min, "nothing is started on it")
+}
+
+// Keep tells, with code no_space, that nothing that guests send may be kept.
+func (g *Guard) Keep() error {
+	if g == nil {
+		return nil
+	}
+	return g.check(g.min/reserve, "nothing of guests is kept on it")
+}
+
+func (g *Guard) check(least int64, consequence string) error {
+	have, err := g.Free()
+	if err != nil || have >= least {
+		return nil
+	}
+	return agentlab.Errorf(agentlab.CodeNoSpace, "the disk of %s has %d MiB free, less than %d: %s", g.dir, have>>20, least>>20, consequence).
+		WithHint("free disk space: destroy sandboxes and delete old images and jobs; limits.min_free_mb in config.yaml says how much is to stay free")
+}
