@@ -18,5 +18,10 @@ type Profile struct {
 	ClonePath       string // absolute path in the guest; "" means the runner's default
 	UploadArtifacts bool
 	ArtifactTTL     time.Duration // how long artifacts are kept; 0 means the configured default
+	InnerSandbox    string        // "" or InnerBubblewrap: the agent runs in a further sandbox inside the sandbox
+	InnerArgs       []string      // further options of the inner sandbox
 	YAML            string        // the text it was read from, for 'profile show'
 }
+
+// InnerBubblewrap is the inner sandbox made by bubblewrap(1).
+const InnerBubblewrap = "bubblewrap"

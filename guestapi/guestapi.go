@@ -89,6 +89,15 @@ type Job struct {
 	// Keepalive says that the sandbox stays after the job, so the checkout is
 	// left in place. Secrets are wiped in any case.
 	Keepalive bool `json:"keepalive,omitempty"`
+	// Inner asks for the agent to run in a further sandbox inside this one;
+	// nil: it does not.
+	Inner *InnerSandbox `json:"inner_sandbox,omitempty"`
+}
+
+// InnerSandbox is a sandbox for the agent alone, inside the virtual machine.
+type InnerSandbox struct {
+	Kind string   `json:"kind"`           // "bubblewrap"
+	Args []string `json:"args,omitempty"` // further options of bwrap
 }
 
 // Report tells how the job stands. Reports are idempotent; the runner sends

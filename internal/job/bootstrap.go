@@ -165,6 +165,9 @@ func (s *Service) bootstrap(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.
 		ID: j.ID, RepoURL: j.RepoURL, Bundled: j.Bundled, Ref: j.Ref, Depth: j.Depth, Task: j.Task, Agent: j.Agent, Mode: j.Mode,
 		ClonePath: prof.ClonePath, Seconds: int64(j.TTL.Seconds()), Upload: prof.UploadArtifacts, Keepalive: j.Keepalive,
 	}
+	if prof.InnerSandbox != "" {
+		resp.Job.Inner = &guestapi.InnerSandbox{Kind: prof.InnerSandbox, Args: prof.InnerArgs}
+	}
 	ends := s.clock().UTC().Add(j.TTL + s.lim.UploadWindow)
 	var grants []Grant
 	grant := func(kind string) string {

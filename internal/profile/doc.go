@@ -65,10 +65,11 @@ type storage struct {
 }
 
 type behavior struct {
-	Mode              string  `yaml:"mode"` // dangerous, the default and only mode
-	KeepaliveDefault  bool    `yaml:"keepalive_default"`
-	TTLMinutesDefault int     `yaml:"ttl_minutes_default"` // default 180
-	InnerSandbox      *string `yaml:"inner_sandbox"`
+	Mode              string   `yaml:"mode"` // dangerous, the default and only mode
+	KeepaliveDefault  bool     `yaml:"keepalive_default"`
+	TTLMinutesDefault int      `yaml:"ttl_minutes_default"` // default 180
+	InnerSandbox      string   `yaml:"inner_sandbox"`       // none (default) or bubblewrap
+	InnerSandboxArgs  []string `yaml:"inner_sandbox_args"`  // further options of bwrap
 }
 
 type repo struct {
@@ -148,6 +149,9 @@ func (d *Doc) validate() error {
 	if p := d.Repo.ClonePath; p != "" && (!path.IsAbs(p) || path.Clean(p) != p || p == "/" || strings.ContainsFunc(p, func(r rune) bool { return r < ' ' })) {
 		return invalid("repo.clone_path", "%q is not the absolute path of a directory", p)
 	}
+	if err := d.validateInner(); err != nil {
+		return err
+	}
 	if t := d.Artifacts.TTLDays; t < 0 || t > 3650 {
 		return invalid("artifacts.ttl_days", "%d is not between 0 and 3650", t)
 	}
@@ -187,6 +191,8 @@ func (d *Doc) Profile() agentlab.Profile {
 		ClonePath:       d.Repo.ClonePath,
 		UploadArtifacts: d.Artifacts.Upload,
 		ArtifactTTL:     time.Duration(d.Artifacts.TTLDays) * 24 * time.Hour,
+		InnerSandbox:    d.innerSandbox(),
+		InnerArgs:       d.Behavior.InnerSandboxArgs,
 		YAML:            d.text,
 	}
 }

@@ -97,7 +97,6 @@ func TestUnsupportedKeysAreNamed(t *testing.T) {
 		{"resources: {balloon: true}", "resources.balloon"},
 		{"resources: {cpulist: 0-7}", "resources.cpulist"},
 		{"storage: {workspace: attach}", "storage.workspace"},
-		{"behavior: {inner_sandbox: bubblewrap}", "behavior.inner_sandbox"},
 		{"artifacts: {endpoint: 'https://elsewhere/upload'}", "artifacts.endpoint"},
 	} {
 		d, err := Parse([]byte("name: x\n" + tc.yaml))

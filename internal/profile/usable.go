@@ -48,8 +48,6 @@ var requirements = []requirement{
 		why: "the backend cannot pin CPUs", hint: "remove it"},
 	{key: "storage.workspace", set: func(d *Doc) bool { return d.Storage.Workspace == "attach" },
 		why: "there are no workspaces yet", hint: "use a profile with workspace: none, such as yolo-ephemeral"},
-	{key: "behavior.inner_sandbox", set: func(d *Doc) bool { return d.Behavior.InnerSandbox != nil },
-		why: "there is no inner sandbox yet; the virtual machine is the sandbox", hint: "remove it"},
 	{key: "artifacts.endpoint", set: func(d *Doc) bool { return d.Artifacts.Endpoint != nil },
 		why: "artifacts go to AgentLab itself and nowhere else", hint: "remove it",
 		honoured: func(i backend.Info, d *Doc) bool {

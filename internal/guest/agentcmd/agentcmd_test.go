@@ -239,7 +239,14 @@ func TestPrepare(t *testing.T) {
 // supervised starts a supervisor as the runner does.
 func supervised(t *testing.T, p Plan, script string) (dir string, end <-chan error, pid int) {
 	t.Helper()
+	return supervisedAfter(t, p, script, func(string) {})
+}
+
+// supervisedAfter is supervised with something to do in the directory first.
+func supervisedAfter(t *testing.T, p Plan, script string, first func(dir string)) (dir string, end <-chan error, pid int) {
+	t.Helper()
 	dir = t.TempDir()
+	first(dir)
 	p.TaskFile, p.LogFile = filepath.Join(dir, "task"), filepath.Join(dir, "log")
 	if p.Agent == "" {
 		p.Agent = "shell"
@@ -250,7 +257,12 @@ func supervised(t *testing.T, p Plan, script string) (dir string, end <-chan err
 	if p.LogBytes == 0 {
 		p.LogBytes = 1 << 20
 	}
-	p.Env = []string{"PATH=/usr/bin:/bin"}
+	if p.Env == nil {
+		p.Env = []string{"PATH=/usr/bin:/bin"}
+	}
+	if p.Inner != nil {
+		p.Inner.RunDir = dir
+	}
 	if err := os.WriteFile(p.TaskFile, []byte(script), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -103,6 +103,7 @@ type command struct {
 	argv  []string
 	env   []string
 	stdin string // file name
+	task  string // file name
 }
 
 // prepare finds the agent's program on env's PATH and completes its command.
@@ -111,7 +112,7 @@ func prepare(name, taskFile string, env []string) (command, error) {
 	if err != nil {
 		return command{}, err
 	}
-	c := command{agent: a, env: withDefaults(env, slices.Concat(a.env, commonEnv)), stdin: os.DevNull}
+	c := command{agent: a, env: withDefaults(env, slices.Concat(a.env, commonEnv)), stdin: os.DevNull, task: taskFile}
 	if c.path = lookPath(a.program, get(c.env, "PATH")); c.path == "" {
 		return c, notInstalled{a}
 	}

@@ -28,11 +28,14 @@ func Prepare(home, dir, settings string, env map[string]string) error {
 	return errors.Join(errs...)
 }
 
+// placed are the files below home that Prepare may put links for.
+var placed = []string{".claude/settings.json", ".codex/config.toml"}
+
 // Unprepare removes the links that Prepare made. What the links point at is
 // removed with dir.
 func Unprepare(home, dir string) error {
 	var errs []error
-	for _, name := range []string{".claude/settings.json", ".codex/config.toml"} {
+	for _, name := range placed {
 		link := filepath.Join(home, name)
 		if to, err := os.Readlink(link); err == nil && to == target(dir, name) {
 			errs = append(errs, os.Remove(link))

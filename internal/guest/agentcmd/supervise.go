@@ -39,6 +39,7 @@ type Plan struct {
 	LogFile  string        // appended to
 	LogBytes int64         // size at which the log is closed
 	Grace    time.Duration // between SIGTERM and SIGKILL, when it is stopped
+	Inner    *Inner        // nil: the agent runs in no further sandbox
 }
 
 // Started says which processes run.
@@ -113,6 +114,8 @@ type supervisor struct {
 	plan Plan
 	log  *logFile
 	stop chan os.Signal
+
+	inner bool // the process that we started is bwrap, the agent a child of its
 }
 
 // notRun notes an agent that could not be started.
@@ -133,6 +136,14 @@ func (s *supervisor) run() Exit {
 		return s.notRun(err)
 	}
 	defer func() { _ = in.Close() }()
+	var box *inner
+	if s.plan.Inner != nil {
+		if box, err = s.plan.Inner.wrap(&c, s.plan.Dir); err != nil {
+			return s.notRun(err)
+		}
+		defer func() { _ = box.close() }() // what stays goes with the VM
+		s.inner = true
+	}
 	out, err := newOutput(s.log, c.agent.render)
 	if err != nil {
 		return s.notRun(err)
@@ -180,12 +191,12 @@ func (s *supervisor) wait(pid int) syscall.WaitStatus {
 	for {
 		select {
 		case <-s.stop:
-			signalAll(pid, syscall.SIGTERM)
+			s.signalAll(pid, syscall.SIGTERM)
 			if kill == nil {
 				kill = time.After(s.plan.Grace)
 			}
 		case <-kill:
-			signalAll(pid, syscall.SIGKILL)
+			s.signalAll(pid, syscall.SIGKILL)
 			kill = time.After(100 * time.Millisecond) // for what was started meanwhile
 		case st := <-ended:
 			s.endRest(pid, gone)
@@ -211,17 +222,25 @@ func (s *supervisor) endRest(pid int, gone <-chan struct{}) {
 		case <-gone:
 			return
 		case <-time.After(step.wait):
-			signalAll(pid, step.sig)
+			s.signalAll(pid, step.sig)
 		}
 	}
 }
 
 // signalAll signals the agent's process group and every descendant of this
-// process, wherever it moved.
-func signalAll(pgid int, sig syscall.Signal) {
-	_ = syscall.Kill(-pgid, sig)
+// process, wherever it moved. bwrap itself is only ever killed: it would end
+// at once when it is asked to, and the agent with it, without its grace.
+func (s *supervisor) signalAll(pgid int, sig syscall.Signal) {
+	spare := 0
+	if s.inner && sig != syscall.SIGKILL {
+		spare = pgid
+	} else {
+		_ = syscall.Kill(-pgid, sig)
+	}
 	for _, pid := range descendants(os.Getpid()) {
-		_ = syscall.Kill(pid, sig)
+		if pid != spare {
+			_ = syscall.Kill(pid, sig)
+		}
 	}
 }
 

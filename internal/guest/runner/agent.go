@@ -104,6 +104,12 @@ func (r *Runner) startAgent(rp repo) error {
 		Agent: r.job.Agent, TaskFile: r.dir.path(fileTask), Dir: rp.Path, Env: r.agentEnv(rp), Secrets: r.secrets,
 		LogFile: r.dir.path(fileLog), LogBytes: maxAgentLog, Grace: r.cfg.Timing.Grace,
 	}
+	if in := r.job.Inner; in != nil {
+		if in.Kind != "bubblewrap" {
+			return fmt.Errorf("the inner sandbox %q is not known to this agent-runner", in.Kind)
+		}
+		plan.Inner = &agentcmd.Inner{Args: in.Args, RunDir: string(r.dir)}
+	}
 	if err := r.dir.save(agentcmd.PlanFile, plan); err != nil {
 		return err
 	}

@@ -1,0 +1,140 @@
+package agentcmd
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Inner says how the agent is put into a sandbox inside the sandbox.
+type Inner struct {
+	Args    []string // of the profile, after ours, so that they count more
+	RunDir  string   // the runner's directory, which the agent does not see
+	Program string   // default /usr/bin/bwrap
+}
+
+const bwrap = "/usr/bin/bwrap"
+
+// inner is an Inner that is in place.
+type inner struct {
+	argv []string // bwrap and its options, up to the agent's own command
+	dir  string   // of the agent's own /tmp and home; removed by close
+}
+
+func (in *inner) close() error {
+	if in == nil {
+		return nil
+	}
+	return os.RemoveAll(in.dir)
+}
+
+// wrap puts c into bubblewrap, working in dir: the machine is read-only but
+// for dir, /tmp, /var/tmp and the home, of which the last three are the
+// agent's own and empty; processes, IPC and devices of the machine, /run and
+// the runner's secrets are not there, and no privilege can be gained. The
+// network is the sandbox's.
+func (i *Inner) wrap(c *command, dir string) (_ *inner, err error) {
+	program := i.Program
+	if program == "" {
+		program = bwrap
+	}
+	if _, err := os.Stat(program); err != nil {
+		return nil, errors.New("the profile asks for behavior.inner_sandbox: bubblewrap, which this image does not have: build the image anew with the package bubblewrap, or take the key out of the profile")
+	}
+	home := get(c.env, "HOME")
+	if !filepath.IsAbs(home) {
+		return nil, errors.New("the inner sandbox needs HOME")
+	}
+	for _, hidden := range []string{home, "/run", "/tmp", "/var/tmp", i.RunDir} {
+		if under(c.path, hidden) {
+			return nil, fmt.Errorf("%s is not visible in the inner sandbox: install it outside of %s", c.path, hidden)
+		}
+	}
+	in := &inner{}
+	if in.dir, err = os.MkdirTemp("", "agentlab-inner-*"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = in.close()
+		}
+	}()
+	for _, own := range []string{"home", "tmp", "vartmp"} {
+		if err := os.Mkdir(filepath.Join(in.dir, own), 0o700); err != nil {
+			return nil, err
+		}
+	}
+	in.argv = append([]string{program}, i.options(c, in.dir, home, dir)...)
+	if err := in.try(c); err != nil {
+		return nil, err
+	}
+	c.argv = slices.Concat(in.argv, []string{"--", c.path}, c.argv[1:])
+	c.path = program
+	return in, nil
+}
+
+// options are bwrap's, in the order in which they are carried out.
+func (i *Inner) options(c *command, own, home, dir string) []string {
+	o := []string{
+		"--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--cap-drop", "ALL",
+		"--disable-userns", // and with it most of the kernel that only root could reach
+		"--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc",
+		"--tmpfs", "/run", "--ro-bind-try", "/run/agentlab/bin", "/run/agentlab/bin",
+		"--bind", filepath.Join(own, "tmp"), "/tmp",
+		"--bind", filepath.Join(own, "vartmp"), "/var/tmp",
+		"--bind", filepath.Join(own, "home"), home,
+		"--ro-bind-try", filepath.Join(home, ".gitconfig"), filepath.Join(home, ".gitconfig"),
+	}
+	if x := get(c.env, "XDG_RUNTIME_DIR"); under(x, "/run") {
+		o = append(o, "--perms", "0700", "--dir", x)
+	}
+	if real, err := filepath.EvalSymlinks("/etc/resolv.conf"); err == nil && under(real, "/run") {
+		o = append(o, "--ro-bind", real, real)
+	}
+	if i.RunDir != "" {
+		o = append(o, "--perms", "0700", "--tmpfs", i.RunDir)
+	}
+	o = append(o, "--bind", dir, dir)
+	if len(c.argv) > 0 && slices.Contains(c.argv, c.task) { // it reads the file by name
+		o = append(o, "--ro-bind", c.task, c.task)
+	}
+	for _, link := range placed {
+		if file, err := os.Readlink(filepath.Join(home, link)); err == nil && under(file, i.RunDir) {
+			o = append(o, "--bind", file, filepath.Join(home, link))
+		}
+	}
+	return slices.Concat(o, i.Args, []string{"--chdir", dir})
+}
+
+// tryTime is how long the inner sandbox may take to be made.
+const tryTime = time.Minute
+
+// try makes the inner sandbox once for nothing, because its failure would
+// look like one of the agent.
+func (in *inner) try(c *command) error {
+	ctx, cancel := context.WithTimeout(context.Background(), tryTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, in.argv[0], slices.Concat(in.argv[1:], []string{"--", "/bin/true"})...) //nolint:gosec // the profile's own options
+	var said bytes.Buffer
+	cmd.Env, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = c.env, &said, &said, time.Second
+	if err := cmd.Run(); err != nil {
+		why, _, _ := strings.Cut(strings.TrimSpace(said.String()), "\n")
+		if why == "" {
+			why = err.Error()
+		}
+		return fmt.Errorf("the inner sandbox cannot be made: %.300s", why)
+	}
+	return nil
+}
+
+// under tells whether path is dir or below it.
+func under(path, dir string) bool {
+	return dir != "" && (path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/"))
+}
