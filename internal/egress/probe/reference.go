@@ -128,10 +128,10 @@ func Reference() []Variant {
 	allowlist := agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: allow, Deny: deny}
 	layered := allowlist
 	layered.Layers = []agentlab.Network{{Mode: agentlab.NetworkAllowlist, Allow: rules(t.Site)}}
-	ports, layer := t, t
+	ports := t
 	ports.Address = netip.AddrPortFrom(world4(20), 80)
 	ports.Datagram, ports.Explicit = netip.AddrPort{}, ""
-	layer = Targets{
+	layer := Targets{
 		Site: t.Site, SiteAddr: t.SiteAddr, Twin: t.Twin, Stranger: t.Stranger, Denied: t.Denied, DeniedRule: t.DeniedRule,
 		DeniedAddr: t.DeniedAddr, DeniedAddrRule: t.DeniedAddrRule, StrangerAddr: t.StrangerAddr, Stranger6: t.Stranger6,
 		OtherPort: t.OtherPort, Resolver: t.Resolver, Resolver6: t.Resolver6, Question: t.Question,

@@ -112,13 +112,14 @@ func defaultRoute() (name string, gateway netip.Addr, err error) {
 
 // neighbour makes the kernel find the card of an address and returns it.
 func neighbour(ctx context.Context, a netip.Addr) (net.HardwareAddr, error) {
+	var d net.Dialer
 	tick := time.NewTicker(arpPause)
 	defer tick.Stop()
 	for {
 		if mac, ok := arpEntry(a); ok {
 			return mac, nil
 		}
-		if c, err := net.Dial("udp", netip.AddrPortFrom(a, 9).String()); err == nil {
+		if c, err := d.DialContext(ctx, "udp", netip.AddrPortFrom(a, 9).String()); err == nil {
 			_, _ = c.Write([]byte(hello))
 			_ = c.Close()
 		}
