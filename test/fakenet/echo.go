@@ -9,16 +9,18 @@ import (
 // service closes its side when the peer has closed its own.
 func (n *Net) Echo(name string) {
 	n.HandleTCP(name, 7, func(c net.Conn) { _, _ = io.Copy(c, c) })
-	n.HandleUDP(name, 7, func(c net.Conn) {
-		buf := make([]byte, 64<<10)
-		for {
-			size, err := c.Read(buf)
-			if err != nil {
-				return
-			}
-			_, _ = c.Write(buf[:size])
+	n.HandleUDP(name, 7, echoPackets)
+}
+
+func echoPackets(c net.Conn) {
+	buf := make([]byte, 64<<10)
+	for {
+		size, err := c.Read(buf)
+		if err != nil {
+			return
 		}
-	})
+		_, _ = c.Write(buf[:size])
+	}
 }
 
 // Discard serves TCP port 9 of a host: what comes in is thrown away, and when

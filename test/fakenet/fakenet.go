@@ -166,6 +166,11 @@ func (n *Net) DialContext(_ context.Context, network, addr string) (net.Conn, er
 		if serve == nil && n.trap != nil {
 			serve = n.trap.ServePackets
 		}
+	case "icmp": // one write is one echo request
+		kind = unix.SOCK_SEQPACKET
+		if n.trap != nil {
+			serve = echoPackets
+		}
 	}
 	n.mu.Unlock()
 	if serve == nil {

@@ -51,8 +51,12 @@ func (t *table) nat() {
 		t.reach("ping", "a public host answers an echo", ping(a.String()))
 	}
 	if n, a := t.tgt.Denied, t.tgt.StrangerAddr; n != "" && a.IsValid() {
-		t.add(Check{ID: "deny-sni", Shows: "a denied name is not reached at another's address either", Want: Block, Rule: denyPrefix + t.tgt.DeniedRule, Said: n},
+		t.add(Check{ID: "deny-sni", Shows: "a denied name is not reached at another's address either", Want: Block, Rule: denyPrefix + t.tgt.DeniedRule, Said: n, Names: true},
 			named("tls", at(a, 443), n), named("http", at(a, 80), n))
+		if !ports {
+			t.add(Check{ID: "deny-quic", Shows: "QUIC is refused where a denied name could hide in it", Want: Block, Rule: ruleNameUnread, Names: true},
+				to("quic", UDP, at(a, 443)))
+		}
 	}
 	if a := t.tgt.StrangerAddr; a.IsValid() && ports {
 		t.add(Check{ID: "ports", Shows: "no port but those of the policy is reached", Want: Closed, Rule: rulePorts},

@@ -85,7 +85,7 @@ func ReferenceTargets() Targets {
 	t := Targets{
 		Site: "site" + zone, SiteAddr: world4(10), Site6: "site6" + zone, Twin: "twin" + zone, Second: "second" + zone,
 		Stranger: "stranger" + zone, Denied: "denied" + zone, DeniedRule: "denied" + zone,
-		DeniedAddr: world4(30), DeniedAddrRule: "192.31.196.30/32",
+		DeniedAddr: world4(30), DeniedAddrRule: "192.31.196.30",
 		Address: netip.AddrPortFrom(world4(20), 8080), Datagram: netip.AddrPortFrom(world4(20), 4000),
 		StrangerAddr: world4(40), Stranger6: world6(40), Explicit: "port" + zone + ":2222",
 		Wild: "sub.wild" + zone, Apex: "wild" + zone, OtherPort: 8443, PingAddr: world4(25),
@@ -124,7 +124,7 @@ func Reference() []Variant {
 	t := ReferenceTargets()
 	deny := rules(t.DeniedRule, t.DeniedAddrRule)
 	allow := rules(t.Site, t.Site6, t.Second, t.Explicit, "*."+t.Apex, "*.rebind"+zone,
-		"192.31.196.20:8080", "192.31.196.20:4000/udp", "192.31.196.25/32", t.Denied, t.DeniedAddr.String())
+		"192.31.196.20:8080", "192.31.196.20:4000/udp", "192.31.196.25/icmp", t.Denied, t.DeniedAddr.String())
 	allowlist := agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: allow, Deny: deny}
 	layered := allowlist
 	layered.Layers = []agentlab.Network{{Mode: agentlab.NetworkAllowlist, Allow: rules(t.Site)}}
@@ -142,6 +142,6 @@ func Reference() []Variant {
 		{"nat-ports", agentlab.Network{Mode: agentlab.NetworkNAT, Deny: deny, Ports: []string{"80", "443"}}, ports},
 		{"allowlist", allowlist, t},
 		{"layer", layered, layer},
-		{"off", agentlab.Network{Mode: agentlab.NetworkOff, Deny: deny}, t},
+		{"off", agentlab.Network{Mode: agentlab.NetworkOff}, t},
 	}
 }

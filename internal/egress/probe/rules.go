@@ -28,6 +28,7 @@ const (
 	rulePorts        = "ports"
 	ruleNameMismatch = "name.mismatch"
 	ruleNameMissing  = "name.missing"
+	ruleNameUnread   = "name.quic"
 	layerPrefix      = "layer."
 	denyPrefix       = "deny:"
 )
