@@ -2,7 +2,10 @@ package probe
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
+
+	"github.com/agentlab-vm/agentlab"
 )
 
 // reach is a row of what the policy allows.
@@ -17,7 +20,9 @@ func (t *table) site() {
 		return
 	}
 	t.reach("site-tls", "an allowed name is reached with TLS", named("tls", s+":443", s))
-	t.reach("site-http", "an allowed name is reached with HTTP", named("http", s+":80", s))
+	if !t.tgt.NoHTTP {
+		t.reach("site-http", "an allowed name is reached with HTTP", named("http", s+":80", s))
+	}
 	if s6 := t.tgt.Site6; s6 != "" {
 		a := named("tls", s6+":443", s6)
 		a.p.Type = "AAAA"
@@ -62,7 +67,7 @@ func (t *table) nat() {
 		t.add(Check{ID: "ports", Shows: "no port but those of the policy is reached", Want: Closed, Rule: rulePorts},
 			tcpTo(at(a, 22)), tcpTo(at(a, t.tgt.OtherPort)), tcpTo(at(a, 25)), udpTo(at(a, 4000)))
 	}
-	if a := t.tgt.Resolver; a.IsValid() && !ports {
+	if a := t.tgt.DoT; a.IsValid() && !ports {
 		t.reach("dot", "DNS over TLS is a host as any other", named("tls", at(a, 853), ""))
 	}
 }
@@ -132,18 +137,23 @@ func (t *table) lies() {
 	lie := func(id, shows, rule, said string, attempts ...attempt) {
 		t.add(Check{ID: id, Shows: shows, Want: Block, Rule: rule, Said: said, Shared: true, Names: true}, attempts...)
 	}
+	web := func(id, shows, rule, said string, attempts ...attempt) {
+		if !t.tgt.NoHTTP {
+			lie(id, shows, rule, said, attempts...)
+		}
+	}
 	if n := t.tgt.Twin; n != "" {
 		lie("sni-twin", "a TLS name that is not allowed is refused at an allowed host's address", ruleNameMismatch, n, named("tls", site+":443", n))
-		lie("host-twin", "an HTTP Host that is not allowed is refused at an allowed host's address", ruleNameMismatch, n, named("http", site+":80", n))
+		web("host-twin", "an HTTP Host that is not allowed is refused at an allowed host's address", ruleNameMismatch, n, named("http", site+":80", n))
 	}
 	lie("sni-missing", "TLS without a name is refused where a name is what allows it", ruleNameMissing, "", named("tls", site+":443", ""))
-	lie("host-missing", "HTTP without a Host is refused where a name is what allows it", ruleNameMissing, "", named("http", site+":80", ""))
-	lie("no-protocol", "a flow that says no name at all is refused", ruleNameMissing, "", tcpTo(site+":443"), tcpTo(site+":80"))
+	web("host-missing", "HTTP without a Host is refused where a name is what allows it", ruleNameMissing, "", named("http", site+":80", ""))
+	lie("no-protocol", "a flow that says no name at all is refused", ruleNameMissing, "", tcpTo(site+":443"))
 	if s := t.tgt.Second; s != "" {
 		// Both names are allowed, so the name proves nothing outside; that it
 		// was said at the other's address is what is refused.
 		lie("sni-second", "an allowed name is refused at the address of another allowed name", ruleNameMismatch, "", named("tls", s+":443", site))
-		lie("host-second", "an allowed HTTP Host is refused at the address of another allowed name", ruleNameMismatch, "", named("http", s+":80", site))
+		web("host-second", "an allowed HTTP Host is refused at the address of another allowed name", ruleNameMismatch, "", named("http", s+":80", site))
 	}
 	if a := t.tgt.StrangerAddr; a.IsValid() {
 		t.add(Check{ID: "sni-lie", Shows: "saying an allowed name does not open an address that is not its", Want: Block, Rule: ruleAllowlist, Names: true},
@@ -153,9 +163,14 @@ func (t *table) lies() {
 		t.add(Check{ID: "other-port", Shows: "an allowed name is not reached on a port that no rule allows", Want: Block, Rule: ruleAllowlist},
 			named("tls", site+":"+itoa(port), site))
 	}
+	if slices.ContainsFunc(t.env.Network.Ports, isUDP) || slices.ContainsFunc(t.env.Network.Allow, func(r agentlab.NetworkRule) bool { return isUDP(r.Rule) && strings.HasPrefix(r.Rule, site) }) {
+		return
+	}
 	t.add(Check{ID: "quic", Shows: "QUIC to an allowed name is refused, so that clients fall back to TCP", Want: Block, Rule: ruleAllowlist},
 		to("quic", UDP, site+":443"))
 }
+
+func isUDP(text string) bool { return strings.HasSuffix(text, "/udp") }
 
 // layer are the rows of what the profile allows and a layer does not.
 func (t *table) layer() {

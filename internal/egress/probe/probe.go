@@ -105,7 +105,8 @@ type Exec func(ctx context.Context, probes []guestapi.Probe) ([]guestapi.ProbeRe
 // Targets are the hosts outside. A row whose target is not given is left out.
 // Names have no final dot. Reference returns a full set with policies for it.
 type Targets struct {
-	Site     string     // answers on TCP 80 and 443; allowed in nat and allowlist
+	Site     string     // answers on TCP 443, and on 80 but for NoHTTP; allowed in nat and allowlist
+	NoHTTP   bool       // whether Site is reached on port 80 is not known
 	SiteAddr netip.Addr // where Site is, if that is known
 	Site6    string     // the same with an AAAA record only
 	Twin     string     // has Site's address; no allow rule names it
@@ -127,6 +128,7 @@ type Targets struct {
 	PingAddr       netip.Addr     // answers to an echo; allowed by an address rule, and nat
 	Resolver       netip.Addr     // a DNS server on port 53, not ours
 	Resolver6      netip.Addr
+	DoT            netip.Addr // answers TLS on port 853; allowed in nat
 	Question       string     // a name that Resolver knows
 	Private        []Rebound  // names that are allowed and resolve to forbidden addresses
 	Flip           string     // allowed; its first answer is public, the later ones are private

@@ -89,7 +89,7 @@ func ReferenceTargets() Targets {
 		Address: netip.AddrPortFrom(world4(20), 8080), Datagram: netip.AddrPortFrom(world4(20), 4000),
 		StrangerAddr: world4(40), Stranger6: world6(40), Explicit: "port" + zone + ":2222",
 		Wild: "sub.wild" + zone, Apex: "wild" + zone, OtherPort: 8443, PingAddr: world4(25),
-		Resolver: world4(53), Resolver6: world6(53), Question: "stranger" + zone, Flip: "flip.rebind" + zone,
+		Resolver: world4(53), Resolver6: world6(53), DoT: world4(53), Question: "stranger" + zone, Flip: "flip.rebind" + zone,
 	}
 	for _, n := range rebound {
 		typ := "A"

@@ -1,0 +1,223 @@
+// Package verify tries the probe table in a live sandbox: does its network let
+// through what its policy allows, and nothing else?
+//
+// The guest's own agent-runner sends the probes, so what it says holds for a
+// guest that is honest; the backend's egress records, where there are any, are
+// looked at too and do not depend on the guest. A sandbox made for the purpose
+// is the better witness.
+package verify
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/internal/stream"
+)
+
+const (
+	execLimit    = 3 * time.Minute
+	maxOutput    = 4 << 20 // bytes of results
+	maxErrOutput = 4 << 10 // bytes of standard error
+	maxText      = 200     // of one text of a guest
+	recordPage   = 1000
+)
+
+// Sandboxes are the sandboxes that can be verified.
+type Sandboxes interface {
+	Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox, error)
+	Exec(ctx context.Context, vmid int, r guestapi.ExecRequest) (net.Conn, error)
+}
+
+// Config says what a Service works with.
+type Config struct {
+	Sandboxes Sandboxes
+	Driver    backend.Driver
+}
+
+// Service verifies sandboxes.
+type Service struct{ cfg Config }
+
+// New returns a Service.
+func New(cfg Config) *Service { return &Service{cfg: cfg} }
+
+// Run tries the table in a sandbox that runs. site is a public host name that
+// the policy allows and that answers on ports 80 and 443; "" lets it be chosen
+// by the policy. A row that fails is no error. Codes: not_found, conflict
+// (it does not run), invalid (site), unavailable (the guest does not do its
+// part).
+func (s *Service) Run(ctx context.Context, sandbox, site string) (agentlab.Sandbox, probe.Report, error) {
+	sb, err := s.cfg.Sandboxes.Get(ctx, sandbox)
+	if err != nil {
+		return sb, probe.Report{}, err
+	}
+	env, err := s.env(sb, site)
+	if err != nil {
+		return sb, probe.Report{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, execLimit+time.Minute)
+	defer cancel()
+	rep, err := probe.Run(ctx, func(ctx context.Context, probes []guestapi.Probe) ([]guestapi.ProbeResult, error) {
+		return s.exec(ctx, sb.VMID, probes)
+	}, env)
+	return sb, rep, err
+}
+
+// env describes the sandbox to the table.
+func (s *Service) env(sb agentlab.Sandbox, site string) (probe.Env, error) {
+	targets, err := Targets(sb.Network, site)
+	if err != nil {
+		return probe.Env{}, err
+	}
+	info := s.cfg.Driver.Info()
+	env := probe.Env{Network: sb.Network, Targets: targets, Frames: true}
+	if n := info.GuestNetwork; n != nil {
+		place(&env, n)
+	}
+	if u, err := url.Parse(info.ControllerURL); err == nil {
+		if p, err := strconv.ParseUint(u.Port(), 10, 16); err == nil {
+			env.ControllerPort = uint16(p)
+		}
+	}
+	if l, ok := s.cfg.Driver.(backend.EgressLogger); ok && info.Capabilities.EgressLog {
+		ref := backend.Ref{VMID: sb.VMID, UID: sb.UID}
+		var all []agentlab.EgressRecord
+		env.Records = func(ctx context.Context) ([]agentlab.EgressRecord, error) {
+			for {
+				after := int64(0)
+				if len(all) > 0 {
+					after = all[len(all)-1].Seq
+				}
+				page, err := l.EgressLog(ctx, ref, after, recordPage)
+				if err != nil {
+					return nil, err
+				}
+				all = append(all, page...)
+				if len(page) < recordPage {
+					return all, nil
+				}
+			}
+		}
+	}
+	return env, nil
+}
+
+// place puts the guest's addresses in, and one where a neighbour would be.
+func place(env *probe.Env, n *guestapi.Network) {
+	if p, err := netip.ParsePrefix(n.Address); err == nil {
+		env.Guest4 = p.Addr()
+		if next := p.Addr().Next(); p.Contains(next) {
+			env.Neighbour4 = next
+		}
+	}
+	env.Gateway4, _ = netip.ParseAddr(n.Gateway)
+}
+
+// exec runs agent-runner probe as root in the guest.
+func (s *Service) exec(ctx context.Context, vmid int, probes []guestapi.Probe) ([]guestapi.ProbeResult, error) {
+	in, err := json.Marshal(probes)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, execLimit)
+	defer cancel()
+	conn, err := s.cfg.Sandboxes.Exec(ctx, vmid, guestapi.ExecRequest{Command: []string{"agent-runner", "probe"}, User: "root", Dir: "/"})
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close() //nolint:errcheck // nothing is left in it
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	sent := make(chan error, 1)
+	go func() { // the guest writes while it reads
+		w := stream.NewWriter(conn)
+		sent <- errors.Join(w.Frame(stream.Stdin, in), w.Frame(stream.StdinEOF, nil))
+	}()
+	out, err := receive(conn)
+	if err != nil && ctx.Err() != nil {
+		err = agentlab.Errorf(agentlab.CodeTimeout, "the guest did not finish the probes within %s", execLimit)
+	}
+	if err != nil {
+		_ = conn.Close()
+		<-sent
+		return nil, err
+	}
+	return results(out)
+}
+
+// receive reads a process's output to its end.
+func receive(conn net.Conn) ([]byte, error) {
+	var out, errOut bytes.Buffer
+	frames := stream.NewReader(conn)
+	for {
+		t, p, err := frames.Next()
+		if err != nil {
+			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the guest broke off while it was probing: %w", err)
+		}
+		switch t {
+		case stream.Stdout:
+			if out.Len()+len(p) > maxOutput {
+				return nil, agentlab.Errorf(agentlab.CodeLimit, "the guest's results are more than %d bytes", maxOutput)
+			}
+			out.Write(p)
+		case stream.Stderr:
+			errOut.Write(p[:min(len(p), max(0, maxErrOutput-errOut.Len()))])
+		case stream.Exit:
+			var st stream.ExitStatus
+			if err := json.Unmarshal(p, &st); err != nil || st.Code != 0 {
+				return nil, agentlab.Errorf(agentlab.CodeUnavailable, "agent-runner probe failed in the guest (exit code %d): %s", st.Code, clean(st.Error+" "+errOut.String())).
+					WithHint("the sandbox may run another version of agent-runner: make a new one")
+			}
+			return out.Bytes(), nil
+		}
+	}
+}
+
+// results reads a result per line. It trusts none of them: texts are cut and
+// cleaned, addresses are addresses.
+func results(out []byte) ([]guestapi.ProbeResult, error) {
+	var all []guestapi.ProbeResult
+	dec := json.NewDecoder(bytes.NewReader(out))
+	for {
+		var r guestapi.ProbeResult
+		err := dec.Decode(&r)
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the guest's probe results are not the JSON that was asked for")
+		}
+		r.Answer, r.Error = clean(r.Answer), clean(r.Error)
+		for i, a := range r.Addrs {
+			r.Addrs[i] = clean(a)
+		}
+		all = append(all, r)
+	}
+}
+
+// clean makes one printable line of a guest's text.
+func clean(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(strings.TrimSpace(s), "?"))
+	if len(s) > maxText {
+		s = strings.ToValidUTF8(s[:maxText], "") + "…"
+	}
+	return s
+}
