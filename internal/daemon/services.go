@@ -24,6 +24,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/secret"
 	"github.com/agentlab-vm/agentlab/internal/server"
 	"github.com/agentlab-vm/agentlab/internal/store"
+	"github.com/agentlab-vm/agentlab/internal/verify"
 )
 
 // services are the parts of the daemon behind its listeners.
@@ -249,6 +250,7 @@ func (s *services) forAPI(system server.System) server.Services {
 		Images:    imageView{s.images, s.store},
 		Events:    eventView{s.store, s.bus},
 		Egress:    s.audit,
+		Verify:    verify.New(verify.Config{Sandboxes: s.sandboxes, Driver: s.driver}),
 		System:    system,
 		Tokens:    s.tokens,
 	}

@@ -72,6 +72,7 @@ func (s *Server) routes() []route {
 		{post, sandbox + "/exec", AccessWrite, "sandbox.exec", onSandbox, anywhere, 101, "exec", "Run a command in a sandbox", upgrades(guestapi.StreamProtocol, s.exec)},
 		{post, sandbox + "/attach", AccessWrite, "sandbox.exec", onSandbox, anywhere, 101, "attach", "Join a terminal of a sandbox", upgrades(guestapi.StreamProtocol, s.attach)},
 		{post, sandbox + "/dial", AccessWrite, "sandbox.exec", onSandbox, anywhere, 101, "dial", "Open a TCP connection to a port in a sandbox", upgrades(api.TCPProtocol, s.dial)},
+		{post, sandbox + "/verify", AccessWrite, "sandbox.exec", onSandbox, anywhere, 200, "verify-sandbox", "Try what a sandbox's network lets through", call(s.verify)},
 		{post, sandbox + "/ssh-key", AccessWrite, "sandbox.exec", onSandbox, anywhere, 200, "ssh-key", "Authorise an ephemeral SSH key in a sandbox", call(s.sshKey)},
 
 		{get, profiles, AccessRead, "profile.read", noTarget, anywhere, 200, "profiles", "List profiles", call(s.listProfiles)},

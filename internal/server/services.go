@@ -24,6 +24,7 @@ type Services struct {
 	Images    Images
 	Events    Events
 	Egress    Egress
+	Verify    Verifier
 	System    System
 	Tokens    Tokens // nil: the daemon takes no tokens
 }

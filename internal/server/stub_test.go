@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
+	"github.com/agentlab-vm/agentlab/internal/verify"
 )
 
 // stub stands for all services: it keeps what it was asked and answers what
@@ -60,7 +61,7 @@ func (st *stub) called(name string) error {
 func (st *stub) services() Services {
 	return Services{
 		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
-		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, Events: stubEvents{st}, Egress: stubEgress{st}, System: stubSystem{st},
+		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, Events: stubEvents{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, System: stubSystem{st},
 	}
 }
 
@@ -447,4 +448,11 @@ func (l *lockedBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.String()
+}
+
+type stubVerify struct{ st *stub }
+
+func (s stubVerify) Run(_ context.Context, sandbox, site string) (agentlab.Sandbox, verify.Report, error) {
+	err := s.st.called("sandbox.verify " + sandbox + " " + site)
+	return agentlab.Sandbox{VMID: 1001, Name: sandbox}, verify.Report{Mode: "nat", Passed: 1, Seen: []string{"records"}}, err
 }

@@ -36,6 +36,9 @@ const (
 	recordPage   = 1000
 )
 
+// Report is what came of the table.
+type Report = probe.Report
+
 // Sandboxes are the sandboxes that can be verified.
 type Sandboxes interface {
 	Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox, error)
@@ -59,14 +62,14 @@ func New(cfg Config) *Service { return &Service{cfg: cfg} }
 // by the policy. A row that fails is no error. Codes: not_found, conflict
 // (it does not run), invalid (site), unavailable (the guest does not do its
 // part).
-func (s *Service) Run(ctx context.Context, sandbox, site string) (agentlab.Sandbox, probe.Report, error) {
+func (s *Service) Run(ctx context.Context, sandbox, site string) (agentlab.Sandbox, Report, error) {
 	sb, err := s.cfg.Sandboxes.Get(ctx, sandbox)
 	if err != nil {
-		return sb, probe.Report{}, err
+		return sb, Report{}, err
 	}
 	env, err := s.env(sb, site)
 	if err != nil {
-		return sb, probe.Report{}, err
+		return sb, Report{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, execLimit+time.Minute)
 	defer cancel()

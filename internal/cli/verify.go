@@ -1,0 +1,112 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+// verifyTTL is the lease of a sandbox that is made to be verified: it goes
+// away by itself should this program be killed.
+const verifyTTL = 30
+
+type verifyFlags struct {
+	sandbox, profile, site string
+	all                    bool
+}
+
+func (a *App) verifyCmd() *cobra.Command {
+	f := &verifyFlags{}
+	cmd := &cobra.Command{
+		Use: "verify", Short: "Check from inside a sandbox what its network lets through",
+		Long: `Check from inside a sandbox what its network lets through: private networks,
+tailnets, metadata services, the host, other sandboxes, foreign DNS servers,
+names that lie, spoofed and broken packets, and the internet as far as the
+profile allows it. Without --sandbox a sandbox is made for it and destroyed.
+
+Each check is shown with the rule that guards it. The exit code is 1 when one
+fails. What answers is tried on the real internet: a name that the policy
+allows (or --site), and a public DNS service that must not be reached.
+
+The sandbox's own agent-runner sends the probes as root. In a sandbox that
+something hostile has used, only the backend's records can be believed.`,
+		Example: "  agentlab verify\n  agentlab verify --profile yolo-restricted --json\n  agentlab verify --sandbox my-sandbox --site github.com",
+		Args:    exactArgs(),
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.sandbox, "sandbox", "", "a running sandbox (VMID or name)")
+	flags.StringVar(&f.profile, "profile", "", "profile of the sandbox that is made")
+	flags.StringVar(&f.site, "site", "", "public host name that must be reached (default: by the policy)")
+	flags.BoolVar(&f.all, "all", false, "show the checks that passed too")
+	cmd.MarkFlagsMutuallyExclusive("sandbox", "profile")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error { return a.verify(ctx, c, f) })
+	return cmd
+}
+
+func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) error {
+	sandbox := f.sandbox
+	if sandbox == "" {
+		sb, err := c.CreateSandbox(ctx, api.SandboxCreate{Profile: f.profile, TTLMinutes: verifyTTL})
+		if err != nil {
+			return err
+		}
+		sandbox = fmt.Sprint(sb.VMID)
+		defer func() { // also after an interrupt
+			if _, err := c.DestroySandbox(context.WithoutCancel(ctx), sandbox); err != nil {
+				a.progressf("sandbox %s is left: %v\n  → agentlab sandbox destroy %s", sandbox, err, sandbox)
+			}
+		}()
+		if _, err := a.waitSandbox(ctx, c, sb, isUp); err != nil {
+			return err
+		}
+	}
+	a.progressf("trying the network from inside sandbox %s", sandbox)
+	rep, err := c.VerifySandbox(ctx, sandbox, api.VerifyRequest{Site: f.site})
+	if err != nil {
+		return err
+	}
+	if err := a.printVerify(rep, f.all); err != nil {
+		return err
+	}
+	if !rep.OK {
+		return statusError(exitFailure)
+	}
+	return nil
+}
+
+func (a *App) printVerify(r api.VerifyReport, all bool) error {
+	if a.json {
+		return a.printJSON(r)
+	}
+	t := newTable(a.Stdout, "STATUS", "CHECK", "GUARDED BY", "SHOWS")
+	rows := 0
+	for _, c := range r.Checks {
+		if !all && c.Status == "pass" {
+			continue
+		}
+		rows++
+		shows := c.Shows
+		if c.Status != "pass" {
+			shows += ": " + c.Detail
+		}
+		t.row(c.Status, c.ID, dash(c.Rule), shows)
+	}
+	if rows > 0 {
+		if err := t.flush(); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(a.Stdout, "sandbox %s (%d), profile %s, network mode %s: %d passed, %d failed, %d skipped\n",
+		plain(r.Name), r.VMID, plain(r.Profile), r.Mode, r.Passed, r.Failed, r.Skipped)
+	if !r.Records {
+		a.progressf("the backend keeps no egress records, so a refusal was only seen as no answer")
+	}
+	if r.Failed > 0 {
+		a.progressf("the network of this sandbox is not what its policy says")
+	}
+	return nil
+}
