@@ -31,6 +31,7 @@ func (g *guest) bootstrap(w http.ResponseWriter, r *http.Request) {
 		g.fail(w, r, err)
 		return
 	}
+	began := time.Now()
 	resp, err := g.fetch(r.Context(), req)
 	switch agentlab.CodeOf(err) {
 	case "":
@@ -38,17 +39,39 @@ func (g *guest) bootstrap(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusOK, resp)
 	case agentlab.CodeDenied, agentlab.CodeNotFound, agentlab.CodeInvalid, agentlab.CodeConflict:
 		g.log.Warn("bootstrap refused", "err", err)
+		waitUntil(r.Context(), began.Add(refusalTime))
 		writeError(w, http.StatusForbidden, string(agentlab.CodeDenied), "the bootstrap token is not valid")
 	default:
 		g.fail(w, r, err)
 	}
 }
 
+// refusalTime is how long every refusal of a bootstrap token takes: more than
+// any of the checks, so that the time does not tell which of them it failed.
+const refusalTime = 50 * time.Millisecond
+
+func waitUntil(ctx context.Context, t time.Time) {
+	timer := time.NewTimer(time.Until(t))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// fetch looks up the token whatever the request claims, so that a request for
+// another sandbox costs what any other costs.
 func (g *guest) fetch(ctx context.Context, req guestapi.BootstrapRequest) (guestapi.BootstrapResponse, error) {
-	if req.VMID != g.vmid || !plausibleToken(req.Token) {
+	ours := req.VMID == g.vmid && plausibleToken(req.Token)
+	hash := hashToken(req.Token)
+	if !ours {
+		hash = hashToken("") // of no token
+	}
+	resp, err := g.s.cfg.Jobs.BootstrapFetched(ctx, g.vmid, hash)
+	if !ours {
 		return guestapi.BootstrapResponse{}, agentlab.Errorf(agentlab.CodeDenied, "the request is not for this sandbox")
 	}
-	return g.s.cfg.Jobs.BootstrapFetched(ctx, g.vmid, hashToken(req.Token))
+	return resp, err
 }
 
 func (g *guest) report(w http.ResponseWriter, r *http.Request, jobID string) {

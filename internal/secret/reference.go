@@ -167,8 +167,8 @@ func resolveOne(ctx context.Context, key, text string) (string, error) {
 	}
 	if err == nil {
 		value = tidy(key, value)
-		if verr := checkValue(key, value); verr != nil {
-			err = agentlab.Errorf(agentlab.CodeInvalid, "%w", verr)
+		if verr, ok := errors.AsType[*agentlab.Error](checkValue(key, value)); ok {
+			err = agentlab.Errorf(agentlab.CodeInvalid, "%s", verr.Message)
 		}
 	}
 	if err != nil {
@@ -239,22 +239,23 @@ func run(ctx context.Context, path string, args, env []string, most int) (string
 	case err != nil:
 		return "", agentlab.Errorf(agentlab.CodeUnavailable, "%s did not run to its end", name).WithHint("%s", byHand)
 	}
-	return out.String(), nil
+	return out.buf.String(), nil
 }
 
-// capped keeps so many bytes and then fails, which ends the program.
+// capped keeps so many bytes and then fails, which ends the program. The
+// buffer is not embedded: its ReadFrom knows no limit.
 type capped struct {
-	bytes.Buffer
+	buf  bytes.Buffer
 	most int
 	over bool
 }
 
 func (c *capped) Write(p []byte) (int, error) {
-	if c.Len()+len(p) > c.most {
+	if c.buf.Len()+len(p) > c.most {
 		c.over = true
 		return 0, io.ErrShortWrite
 	}
-	return c.Buffer.Write(p)
+	return c.buf.Write(p)
 }
 
 var errQuote = errors.New("a quote is not closed")
