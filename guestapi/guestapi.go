@@ -33,7 +33,7 @@ type BootstrapRequest struct {
 // is not for this sandbox. Fields of seed 000 §11.2, plus job and runner.
 type BootstrapResponse struct {
 	Git                *Git              `json:"git,omitempty"`
-	Env                map[string]string `json:"env,omitempty"` // environment of the agent; secret
+	Env                map[string]string `json:"env,omitempty"`      // environment of the agent; secret
 	SSHKeys            map[string]string `json:"ssh_keys,omitempty"` // private keys for the agent's ssh, by host
 	ClaudeSettingsJSON string            `json:"claude_settings_json,omitempty"`
 	Artifact           *ArtifactTarget   `json:"artifact,omitempty"`
@@ -178,6 +178,10 @@ type Health struct {
 	Uptime   time.Duration `json:"uptime_ns"`
 	Identity string        `json:"identity"` // UID of the sandbox, "" until PathIdentity
 	System   string        `json:"system"`   // of the distribution's init: "starting", "running", "degraded", "unknown"
+
+	// Bootstrapped says that the runner holds what its bootstrap token was
+	// traded for.
+	Bootstrapped bool `json:"bootstrapped,omitempty"`
 }
 
 // Identity is given to every guest after it boots, because nothing of it is

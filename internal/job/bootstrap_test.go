@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/job"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/secret"
 )
 
@@ -281,4 +282,55 @@ func TestBootstrapAfterTheJob(t *testing.T) {
 			t.Errorf("%+v", resp)
 		}
 	})
+}
+
+// A sandbox without a job whose bootstrap answer was lost gets another token,
+// though not for ever.
+func TestLostAnswerWithoutJob(t *testing.T) {
+	for name, test := range map[string]struct {
+		lose    int32
+		restart bool
+		given   int
+	}{
+		"not lost":        {0, false, 1},
+		"lost once":       {1, false, 1},
+		"with the daemon": {1, true, 1},
+		"lost twice":      {2, false, 1},
+		"again and again": {1000, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				ctx := context.Background()
+				if err := w.vault.Set(ctx, "team", "env.K", strings.NewReader("value-of-k"), false); err != nil {
+					w.Fatal(err)
+				}
+				w.lose.Store(test.lose)
+				got := make(chan guestapi.BootstrapResponse, 10)
+				w.seize = func(r guestapi.BootstrapResponse) { got <- r }
+				sb, err := w.sandboxes.Create(ctx, sandbox.Request{Profile: "secrets", TTL: 2 * time.Hour})
+				if err != nil {
+					w.Fatal(err)
+				}
+				w.eventually("ready", func() bool {
+					now, err := w.store.Sandbox(ctx, sb.VMID)
+					return err == nil && now.State == agentlab.SandboxReady
+				})
+				if test.restart {
+					w.restart()
+				}
+				time.Sleep(time.Hour) // in the bubble's time
+				if len(got) != test.given {
+					w.Fatalf("given %d times, want %d", len(got), test.given)
+				}
+				if lost := test.lose - w.lose.Load(); lost > 4 {
+					w.Errorf("the secrets were given %d times", lost)
+				}
+				if test.given > 0 {
+					if r := <-got; r.Env["K"] != "value-of-k" || r.Job != nil || r.Runner.Token != "" {
+						w.Errorf("%+v", r)
+					}
+				}
+			})
+		})
+	}
 }

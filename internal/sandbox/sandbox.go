@@ -55,6 +55,7 @@ type Store interface {
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
 	PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken) error
+	BootstrapOpen(ctx context.Context, vmid int) (bool, error)
 	RevokeGrants(ctx context.Context, vmid int) error
 }
 
@@ -82,6 +83,7 @@ type Limits struct {
 	DefaultTTL          time.Duration // when neither request nor profile says; default 3 h, at most MaxTTL
 
 	BootstrapTTL     time.Duration // life of a bootstrap token; default 10 min
+	Unused           time.Duration // until the answer that a token was traded for is taken for lost; default 5 s
 	ImageTimeout     time.Duration // for building a missing image; default 1 h
 	ProvisionTimeout time.Duration // for Create and Start with all attempts; default 5 min
 	BootTimeout      time.Duration // from Start until the guest answers; default 180 s
@@ -109,6 +111,7 @@ func (l Limits) withDefaults() Limits {
 	def(&l.MaxTTL, agentlab.MaxTTL)
 	def(&l.DefaultTTL, min(3*time.Hour, l.MaxTTL))
 	def(&l.BootstrapTTL, 10*time.Minute)
+	def(&l.Unused, 5*time.Second)
 	def(&l.ImageTimeout, time.Hour)
 	def(&l.ProvisionTimeout, 5*time.Minute)
 	def(&l.BootTimeout, 180*time.Second)
@@ -201,6 +204,7 @@ type memory struct {
 	plane     *plane
 	save      bool   // its console log is to be saved
 	trouble   string // why it cannot be destroyed, as told before
+	handover  handover
 }
 
 // New returns a Service; Run makes it work.
@@ -280,7 +284,7 @@ func (s *Service) remember(sb agentlab.Sandbox) *memory {
 	}
 	if m.state != sb.State {
 		m.state, m.inspected = sb.State, false
-		m.tried, m.running = time.Time{}, time.Time{}
+		m.tried, m.running, m.handover = time.Time{}, time.Time{}, handover{}
 	}
 	return m
 }

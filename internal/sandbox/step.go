@@ -314,7 +314,8 @@ func (s *Service) watch(ctx context.Context, sb agentlab.Sandbox) (time.Duration
 	if err := s.openPlane(ctx, sb); err != nil {
 		return 0, true, err
 	}
-	return 0, true, nil
+	again, err := s.handOver(ctx, sb)
+	return again, true, err
 }
 
 // lost tells from an answer of Inspect why the VM does not run; "" when it

@@ -101,6 +101,14 @@ func (s *Store) CheckBootstrap(ctx context.Context, hash string, vmid int) error
 	return err
 }
 
+// BootstrapOpen tells whether a sandbox has a bootstrap token that could be
+// traded now.
+func (s *Store) BootstrapOpen(ctx context.Context, vmid int) (bool, error) {
+	now := s.now()
+	_, ok, err := tokens.one(ctx, s.r, "WHERE vmid = ? AND consumed_at = '' AND expires_at > ?", vmid, timeCol{&now})
+	return ok, err
+}
+
 func openToken(ctx context.Context, q querier, hash string, vmid int, now time.Time) (agentlab.BootstrapToken, error) {
 	t, ok, err := tokens.one(ctx, q, "WHERE token_sha256 = ?", hash)
 	switch {

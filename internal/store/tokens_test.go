@@ -216,3 +216,29 @@ func TestFinalJobLosesUploads(t *testing.T) {
 	_, err := s.GrantByHash(ctx, hashOf("c"), GrantUpload)
 	wantCode(t, err, agentlab.CodeDenied)
 }
+
+func TestBootstrapOpen(t *testing.T) {
+	ctx := t.Context()
+	s := newStore(t)
+	sb, j := booting(t, s, "alpha", hashOf("a"))
+	open := func() bool { return must(s.BootstrapOpen(ctx, sb.VMID))(t) }
+	if !open() || must(s.BootstrapOpen(ctx, sb.VMID+1))(t) {
+		t.Error("a token of this sandbox is open, none of another")
+	}
+	s.clock.advance(10 * time.Minute)
+	if open() {
+		t.Error("open though it has expired")
+	}
+	if err := s.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hashOf("b"), VMID: sb.VMID, ExpiresAt: s.clock.now().Add(time.Minute)}); err != nil {
+		t.Fatal(err)
+	}
+	if !open() {
+		t.Error("the new one is not open")
+	}
+	if err := s.ConsumeBootstrap(ctx, hashOf("b"), sb.VMID, grantsFor(sb, j, hashOf("c")), nil); err != nil {
+		t.Fatal(err)
+	}
+	if open() {
+		t.Error("open though it was consumed")
+	}
+}

@@ -130,7 +130,7 @@ func (g *guest) status() guestapi.Health {
 	mem, _ := g.in.memory(g)
 	return guestapi.Health{
 		Version: "fake", BootID: mem.BootID, Uptime: g.in.h.cfg.Clock().Sub(mem.StartedAt),
-		Identity: mem.Identity, System: "running",
+		Identity: mem.Identity, System: "running", Bootstrapped: mem.Runner != nil,
 	}
 }
 

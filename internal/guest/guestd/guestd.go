@@ -38,6 +38,7 @@ const (
 	runnerLog     = runDir + "/runner.log"
 	runnerDone    = runDir + "/runner.done"
 	secretsDir    = runDir + "/secrets" // where the runner keeps its own state
+	bootstrapped  = "bootstrap.json"    // in it: what the runner's token was traded for
 	runnerProgram = runDir + "/bin/agent-runner"
 )
 
@@ -155,12 +156,15 @@ func (s *Server) handleHealth(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (s *Server) health() guestapi.Health {
+	_, err := os.Stat(s.path(filepath.Join(secretsDir, bootstrapped)))
 	return guestapi.Health{
 		Version:  version.Get().Version,
 		BootID:   s.line("/proc/sys/kernel/random/boot_id"),
 		Uptime:   uptime(s.line("/proc/uptime")),
 		Identity: s.line(bootUIDFile),
 		System:   s.systemStatus(),
+
+		Bootstrapped: err == nil,
 	}
 }
 
