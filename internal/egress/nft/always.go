@@ -1,0 +1,108 @@
+package nft
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/agentlab-vm/agentlab/internal/egress"
+)
+
+// denial is an address range with the rule that denies it.
+type denial struct{ key, rule string }
+
+// interval is a range of addresses, both ends in it.
+type interval struct {
+	lo, hi netip.Addr
+	rule   string
+}
+
+func (r interval) key() string {
+	if r.lo == r.hi {
+		return r.lo.String()
+	}
+	return r.lo.String() + "-" + r.hi.String()
+}
+
+// always is the list of what no policy can allow as ranges that do not
+// overlap: a verdict map takes no others. Where they do in the list, the
+// first that holds an address decides, as in package egress.
+func (b *builder) always(f family) []denial {
+	var list []interval
+	for _, d := range egress.Denials() {
+		if f.has(d.Prefix.Addr()) {
+			list = append(list, interval{d.Prefix.Addr(), last(d.Prefix), d.Rule})
+		}
+	}
+	for _, n := range b.Config.HostNets {
+		if n = n.Masked(); f.has(n.Addr()) {
+			list = append(list, interval{n.Addr(), last(n), ruleLAN})
+		}
+	}
+	var out []denial
+	for _, r := range disjoint(list) {
+		out = append(out, denial{r.key(), r.rule})
+	}
+	return out
+}
+
+// last is the highest address of a network.
+func last(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// disjoint cuts ranges so that none overlaps another. Of those that did, the
+// first in the list keeps the addresses.
+func disjoint(list []interval) []interval {
+	var out []interval
+	for _, r := range list {
+		rest := []interval{r}
+		for _, taken := range out {
+			var left []interval
+			for _, p := range rest {
+				left = append(left, minus(p, taken)...)
+			}
+			rest = left
+		}
+		out = append(out, rest...)
+	}
+	slices.SortFunc(out, func(a, b interval) int { return a.lo.Compare(b.lo) })
+	return out
+}
+
+// minus is what remains of a without b.
+func minus(a, b interval) []interval {
+	if b.hi.Less(a.lo) || a.hi.Less(b.lo) {
+		return []interval{a}
+	}
+	var out []interval
+	if a.lo.Less(b.lo) {
+		out = append(out, interval{a.lo, b.lo.Prev(), a.rule})
+	}
+	if b.hi.Less(a.hi) {
+		out = append(out, interval{b.hi.Next(), a.hi, a.rule})
+	}
+	return out
+}
+
+// alwaysRules refuses what no policy can allow. Some IPv6 addresses carry an
+// IPv4 one where no range can hold them; they are looked at by mask, and only
+// they.
+func (b *builder) alwaysRules(c *chain) {
+	c.add("", "ip daddr vmap @always4")
+	c.add("", "ip6 daddr & ::fdff:ffff:0:0 == ::5efe:0:0 jump isatap")
+	c.add("", "ip6 daddr vmap @always6")
+	isatap := b.inet.chain("isatap", "")
+	for _, d := range egress.MaskedDenials() {
+		isatap.add(d.Rule, "ip6 daddr & %s == %s %s", d.Mask, d.Value, b.deny(d.Rule))
+	}
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	return slices.Sorted(maps.Keys(m))
+}

@@ -1,0 +1,87 @@
+package nft
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// loadTimeout bounds one transaction.
+const loadTimeout = 30 * time.Second
+
+// kernel runs the nft program. It is found on the PATH of root, wherever the
+// caller's own PATH leads.
+type kernel struct{ program string }
+
+func findNFT() (kernel, error) {
+	for _, p := range []string{"/usr/sbin/nft", "/sbin/nft", "/usr/bin/nft", "/usr/local/sbin/nft"} {
+		if path, err := exec.LookPath(p); err == nil {
+			return kernel{path}, nil
+		}
+	}
+	return kernel{}, agentlab.Errorf(agentlab.CodeUnavailable, "the nft program is not installed").
+		WithHint("apt-get install nftables")
+}
+
+// load does all of text or nothing.
+func (k kernel) load(ctx context.Context, text string) error {
+	_, err := k.run(ctx, text, "-f", "-")
+	return err
+}
+
+// tables lists those of ours that are loaded, as families.
+func (k kernel) tables(ctx context.Context) ([]string, error) {
+	out, err := k.run(ctx, "", "list", "tables")
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for line := range strings.Lines(out) {
+		if w := strings.Fields(line); len(w) == 3 && w[2] == tableName {
+			found = append(found, w[1])
+		}
+	}
+	return found, nil
+}
+
+// list is a table as the kernel has it, without what changes by itself.
+func (k kernel) list(ctx context.Context, family string) (string, error) {
+	return k.run(ctx, "", "-s", "list", "table", family, tableName)
+}
+
+func (k kernel) run(ctx context.Context, stdin string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, k.program, args...) //nolint:gosec // found above, fixed arguments
+	cmd.Stdin = strings.NewReader(stdin)
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	switch {
+	case err == nil:
+		return out.String(), nil
+	case ctx.Err() != nil:
+		return "", agentlab.Errorf(agentlab.CodeUnknownOutcome, "nft did not end in %s", loadTimeout)
+	case errors.Is(err, exec.ErrNotFound):
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "the nft program is gone").WithHint("apt-get install nftables")
+	case strings.Contains(errs.String(), "Operation not permitted"):
+		return "", agentlab.Errorf(agentlab.CodeDenied, "this user may not change the firewall").WithHint("run it as root")
+	}
+	first, _, _ := strings.Cut(strings.TrimSpace(errs.String()), "\n")
+	return "", agentlab.Errorf(agentlab.CodeInternal, "nft refused the rules: %s", fmt.Sprintf("%.300s", first))
+}
+
+// hasBridgeMeta asks the kernel whether a rule may name the bridge of a frame.
+// The question changes nothing: it is checked and not loaded.
+func (k kernel) hasBridgeMeta(ctx context.Context) bool {
+	const text = "table bridge agentlab_question {\n\tchain c {\n\t\ttype filter hook forward priority 0\n\t\tmeta ibrname \"x\" drop\n\t}\n}\n"
+	_, err := k.run(ctx, text, "-c", "-f", "-")
+	return err == nil
+}

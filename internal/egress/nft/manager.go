@@ -1,0 +1,400 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
+)
+
+// Options say what a Manager works with. Config is required.
+type Options struct {
+	Config   Config
+	Dialer   gate.Dialer   // of the proxy and of DNS; nil means the host's own
+	Resolver gate.Resolver // nil means the host's name servers
+	// Audit is told of the decisions about a sandbox. It must not block for long.
+	Audit  func(vmid int, r agentlab.EgressRecord)
+	Logger *slog.Logger     // nil means none
+	Now    func() time.Time // nil means time.Now
+}
+
+// Manager keeps the kernel's rules in step with the sandboxes on the bridge,
+// and answers their DNS questions. It is safe for concurrent use.
+type Manager struct {
+	opts   Options
+	kernel kernel
+	log    *slog.Logger
+
+	// mu orders transactions, so that none is made from a state that another
+	// one changed.
+	mu      sync.Mutex
+	members map[int]*member
+	ports   []string
+	broken  bool // what the kernel has is not known; all is loaded again
+}
+
+// member is a sandbox with what was told to it.
+type member struct {
+	Sandbox
+	plan  *plan
+	gate  *gate.Gate
+	told  map[netip.Addr]map[string]time.Time // until when a name stands for an address
+	elems map[string]binding                  // in the kernel because of told
+}
+
+// New makes a Manager for this host. It changes nothing before Apply.
+func New(ctx context.Context, opts Options) (*Manager, error) {
+	if err := opts.Config.Validate(); err != nil {
+		return nil, err
+	}
+	k, err := findNFT()
+	if err != nil {
+		return nil, err
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	opts.Config.BridgeMeta = k.hasBridgeMeta(ctx)
+	return &Manager{opts: opts, kernel: k, log: opts.Logger, members: map[int]*member{}, broken: true}, nil
+}
+
+// state is what is to be in the kernel. mu is held.
+func (m *Manager) state() State {
+	s := State{Config: m.opts.Config, Ports: m.ports}
+	now := m.opts.Now()
+	for _, vmid := range slices.Sorted(maps.Keys(m.members)) {
+		x := m.members[vmid]
+		s.Sandboxes = append(s.Sandboxes, x.Sandbox)
+		for _, a := range slices.SortedFunc(maps.Keys(x.told), netip.Addr.Compare) {
+			if l := x.learned(a, now); l.TTL > 0 {
+				s.Learned = append(s.Learned, l)
+			}
+		}
+	}
+	return s
+}
+
+// learned is what a sandbox knows about an address now.
+func (x *member) learned(a netip.Addr, now time.Time) Learned {
+	l := Learned{Sandbox: x.Sandbox, Addr: a}
+	for _, name := range slices.Sorted(maps.Keys(x.told[a])) {
+		if left := x.told[a][name].Sub(now); left > 0 {
+			l.Names = append(l.Names, name)
+			l.TTL = max(l.TTL, left)
+		}
+	}
+	return l
+}
+
+// Apply loads all rules anew in one transaction. Flows that are allowed go on.
+func (m *Manager) Apply(ctx context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.apply(ctx)
+}
+
+func (m *Manager) apply(ctx context.Context) error {
+	m.ports = bridgePorts(m.opts.Config.Bridge)
+	m.opts.Config.HostNets = hostNets(m.opts.Config)
+	s := m.state()
+	text, err := Render(s)
+	if err != nil {
+		return err
+	}
+	m.broken = true
+	if err := m.kernel.load(ctx, text); err != nil {
+		return err
+	}
+	m.broken = false
+	for _, x := range m.members {
+		x.elems = map[string]binding{}
+	}
+	for _, l := range s.Learned {
+		x := m.members[l.Sandbox.VMID]
+		for _, e := range l.elements(x.plan) {
+			x.elems[e.set+" "+e.key] = e
+		}
+	}
+	return nil
+}
+
+// Remove takes all of ours out of the kernel. Sandboxes have no network then,
+// but for what other rules of the host give them: without a table there is no
+// NAT either.
+func (m *Manager) Remove(ctx context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.broken = true
+	return m.kernel.load(ctx, removal("inet", "bridge", "arp"))
+}
+
+// Set puts a sandbox on the bridge, or changes it. When it returns without an
+// error the new policy is in force, flows that it forbids are cut, and those
+// that it allows go on. After an error the sandbox has no network.
+func (m *Manager) Set(ctx context.Context, s Sandbox) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := s.validate(m.opts.Config, m.sandboxes()); err != nil {
+		return err
+	}
+	old := m.members[s.VMID]
+	x := &member{Sandbox: s, plan: planOf(s), told: map[netip.Addr]map[string]time.Time{}, elems: map[string]binding{}}
+	if old != nil && old.IPv4 == s.IPv4 && old.IPv6 == s.IPv6 {
+		x.gate, x.told = old.gate, old.told
+	}
+	if x.gate == nil {
+		g, err := m.newGate(x)
+		if err != nil {
+			return err
+		}
+		x.gate = g
+	}
+	if err := pinNeighbours(m.opts.Config.Bridge, s); err != nil {
+		return err
+	}
+	var text strings.Builder
+	if old != nil {
+		x.writeAbsent(&text, old)
+	}
+	x.writePresent(&text, m)
+	m.members[s.VMID] = x
+	if old != nil && old.gate != x.gate {
+		old.gate.Close()
+	}
+	if err := m.commit(ctx, text.String()); err != nil {
+		return errors.Join(err, m.forget(context.WithoutCancel(ctx), s.VMID))
+	}
+	x.gate.SetPolicy(s.Policy, s.Policy.Limits())
+	m.sweep(ctx, old)
+	return nil
+}
+
+func (m *Manager) sandboxes() []Sandbox {
+	var out []Sandbox
+	for _, x := range m.members {
+		out = append(out, x.Sandbox)
+	}
+	return out
+}
+
+// Forget takes a sandbox off the bridge. It may be called again.
+func (m *Manager) Forget(ctx context.Context, vmid int) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.forget(ctx, vmid)
+}
+
+func (m *Manager) forget(ctx context.Context, vmid int) error {
+	x := m.members[vmid]
+	if x == nil {
+		return nil
+	}
+	delete(m.members, vmid)
+	x.gate.Close()
+	var text strings.Builder
+	x.writeAbsent(&text, x)
+	err := m.commit(ctx, text.String())
+	m.sweep(ctx, x)
+	return errors.Join(err, unpinNeighbours(m.opts.Config.Bridge, x.Sandbox))
+}
+
+// commit loads a change, or everything when it is not known what the change
+// would meet.
+func (m *Manager) commit(ctx context.Context, text string) error {
+	if !m.broken {
+		err := m.kernel.load(ctx, text)
+		if err == nil {
+			return nil
+		}
+		m.log.Warn("a change of the rules was refused; all are loaded again", "err", err)
+	}
+	return m.apply(ctx)
+}
+
+// sweep removes the chains of a policy that no sandbox has any more. What
+// cannot be removed does no harm.
+func (m *Manager) sweep(ctx context.Context, old *member) {
+	if old == nil || m.broken {
+		return
+	}
+	for _, x := range m.members {
+		if x.plan.id == old.plan.id {
+			return
+		}
+	}
+	t := m.planTable(old)
+	var text strings.Builder
+	for _, c := range t.chains {
+		fmt.Fprintf(&text, "flush chain inet %s %s\n", tableName, c.name)
+	}
+	for _, c := range t.chains {
+		fmt.Fprintf(&text, "delete chain inet %s %s\n", tableName, c.name)
+	}
+	for _, s := range t.sets {
+		fmt.Fprintf(&text, "delete set inet %s %s\n", tableName, s.name)
+	}
+	if err := m.kernel.load(ctx, text.String()); err != nil {
+		m.log.Warn("rules of a policy that nobody uses stay", "policy", old.plan.describe(), "err", err)
+	}
+}
+
+// planTable is what one policy needs.
+func (m *Manager) planTable(x *member) *table {
+	b := newBuilder(State{Config: m.opts.Config, Sandboxes: []Sandbox{x.Sandbox}})
+	b.policies()
+	return b.inet
+}
+
+// writePresent writes what brings a sandbox in.
+func (x *member) writePresent(w *strings.Builder, m *Manager) {
+	x.elems = map[string]binding{}
+	m.planTable(x).writeChains(w)
+	for _, e := range bindings(x.Sandbox, x.plan) {
+		e.write(w, "add")
+	}
+	now := m.opts.Now()
+	for a := range x.told {
+		for _, e := range x.learned(a, now).elements(x.plan) {
+			x.elems[e.set+" "+e.key] = e
+			e.write(w, "add")
+		}
+	}
+}
+
+// writeAbsent writes what takes the elements of a sandbox out. Each is added
+// first, because those with a time to live may be gone already.
+func (x *member) writeAbsent(w *strings.Builder, old *member) {
+	for _, e := range slices.Concat(bindings(old.Sandbox, old.plan), slices.Collect(maps.Values(old.elems))) {
+		if e.set == "ports" {
+			continue // it is on the bridge, whoever owns it
+		}
+		e.write(w, "add")
+		e.write(w, "delete")
+	}
+}
+
+func (b binding) write(w *strings.Builder, verb string) {
+	e := elem{key: b.key, verdict: b.verdict, options: b.options}
+	if verb == "delete" {
+		e = elem{key: b.key, verdict: b.verdict}
+	}
+	fmt.Fprintf(w, "%s element %s %s %s { %s }\n", verb, b.family, tableName, b.set, e)
+}
+
+// graceTTL is how much longer than the answer says an address is open, so
+// that one who asked in its last moment can still use it.
+const graceTTL = 5 * time.Second
+
+// learn opens an address to a sandbox that is about to be told it. The answer
+// waits for this.
+func (m *Manager) learn(vmid int, name string, addr netip.Addr, ttl time.Duration) error {
+	addr = addr.Unmap()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	x := m.members[vmid]
+	if x == nil {
+		return agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d is gone", vmid)
+	}
+	now := m.opts.Now()
+	if x.told[addr] == nil {
+		x.told[addr] = map[string]time.Time{}
+	}
+	if until := now.Add(ttl + graceTTL); until.After(x.told[addr][name]) {
+		x.told[addr][name] = until
+	}
+	x.tidy(now)
+	var text strings.Builder
+	fresh := map[string]binding{}
+	for _, e := range x.learned(addr, now).elements(x.plan) {
+		fresh[e.set+" "+e.key] = e
+	}
+	pair := fmt.Sprintf(" %s . %s . ", Learned{Sandbox: x.Sandbox, Addr: addr}.guest(), addr)
+	for key, e := range x.elems { // what this address had
+		if strings.Contains(key, pair) {
+			e.write(&text, "add")
+			e.write(&text, "delete")
+			delete(x.elems, key)
+		}
+	}
+	for key, e := range fresh {
+		x.elems[key] = e
+		e.write(&text, "add")
+	}
+	if text.Len() == 0 {
+		return nil
+	}
+	return m.commit(context.Background(), text.String())
+}
+
+// maxTold bounds the addresses that one sandbox can keep open.
+const maxTold = 4096
+
+// tidy forgets what is over; and the sandbox that asks for too much loses
+// what ends first.
+func (x *member) tidy(now time.Time) {
+	if len(x.told) < maxTold {
+		return
+	}
+	for a, names := range x.told {
+		maps.DeleteFunc(names, func(_ string, until time.Time) bool { return !until.After(now) })
+		if len(names) == 0 || len(x.told) > maxTold {
+			delete(x.told, a)
+		}
+	}
+}
+
+func (m *Manager) newGate(x *member) (*gate.Gate, error) {
+	vmid := x.VMID
+	cfg := gate.Config{
+		Policy: x.Policy, Network: x.Policy.Limits(), Dialer: m.opts.Dialer, Resolver: m.opts.Resolver,
+		Server: netip.AddrPortFrom(m.opts.Config.Gateway4, egress.DNSPort), NoIPv6: !x.IPv6.IsValid(), Now: m.opts.Now,
+		Learned: func(name string, addr netip.Addr, ttl time.Duration) {
+			if err := m.learn(vmid, name, addr, ttl); err != nil {
+				m.log.Warn("an address could not be opened", "vmid", vmid, "err", err) // it stays closed
+			}
+		},
+	}
+	if m.opts.Audit != nil {
+		cfg.Audit = func(r agentlab.EgressRecord) {
+			r.VMID = vmid
+			m.opts.Audit(vmid, r)
+		}
+	}
+	return gate.New(cfg)
+}
+
+// Sandbox returns the one that an address on the bridge belongs to.
+func (m *Manager) sandboxAt(a netip.Addr) *member {
+	a = a.Unmap()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, x := range m.members {
+		if x.IPv4 == a || x.IPv6 == a {
+			return x
+		}
+	}
+	return nil
+}
+
+// Close ends the DNS and proxy work for all sandboxes. The rules stay: what
+// they let through goes on, what needs a name is refused.
+func (m *Manager) Close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, x := range m.members {
+		x.gate.Close()
+	}
+}

@@ -1,0 +1,422 @@
+package nft
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab/internal/egress"
+)
+
+// Names of guards that only a bridge has. Like all rule names they are stable.
+const (
+	ruleSpoof4    = "guard.source4"   // an IPv4 source that is not bound to the MAC
+	ruleSpoof6    = "guard.source6"   // the same, IPv6
+	ruleARP       = "guard.arp"       // ARP that speaks for another
+	ruleMAC       = "guard.mac"       // a MAC that is not bound to the port
+	ruleEtherType = "guard.ethertype" // neither IP nor ARP
+	ruleNeighbour = "always.sandbox"  // another sandbox
+	ruleHost      = "always.host"     // an address of the host itself
+	ruleLAN       = "always.lan"      // a network that the host is directly on
+	ruleTailnetIf = "always.tailscale"
+	ruleUplink    = "always.uplink"    // not the way to the internet
+	ruleInbound   = "guard.inbound"    // nobody asked for it
+	ruleInvalid   = "guard.invalid"    // belongs to no connection
+	ruleUnknown   = "guard.unknown"    // a source that has no policy
+	rulePolicy    = "policy"           // the sandbox's own policy decides; who reads the log asks it
+	ruleProxy     = "guard.proxy"      // only what was redirected reaches the proxy
+	ruleNAT       = "nat"              // sandboxes appear with the host's address
+	ruleTailIn    = "tailnet.inbound"  // people of the tailnet reach sandboxes
+	ruleRedirect  = "name.redirect"    // a flow that must name its host goes through the proxy
+	ruleServices  = "host.services"    // DNS and guest plane
+	ruleReplies   = "flow.established" // packets of flows that were allowed
+	ruleHostFlows = "limit.host"       // too many connections to the host
+	ruleFragment  = "guard.options"    // IPv6 extension headers that hide what follows
+)
+
+// markInbound is the connection mark of flows that came from the tailnet.
+// Marks of policies have another highest bit.
+const markInbound = 0x80000001
+
+// State is all that is rendered: the host's network, and the sandboxes on it
+// with the addresses that their names stand for now.
+type State struct {
+	Config    Config
+	Sandboxes []Sandbox
+	Learned   []Learned
+	Ports     []string // of the bridge, whoever they belong to
+}
+
+// Render returns the text for 'nft -f' that replaces what is loaded by the
+// state, in one transaction.
+func Render(s State) (string, error) {
+	r, err := build(s)
+	if err != nil {
+		return "", err
+	}
+	return header + r.text(), nil
+}
+
+const header = `#!/usr/sbin/nft -f
+# Written by AgentLab ("agentlab host network render"). Changes made here are
+# lost when it is written anew; config.yaml, host_network, is the place.
+
+`
+
+func build(s State) (*ruleset, error) {
+	if err := s.Config.Validate(); err != nil {
+		return nil, err
+	}
+	for i, x := range s.Sandboxes {
+		if err := x.validate(s.Config, s.Sandboxes[:i]); err != nil {
+			return nil, err
+		}
+	}
+	b := newBuilder(s)
+	b.sets()
+	b.policies()
+	b.ingress()
+	b.forward()
+	b.input()
+	b.nat()
+	b.refusals()
+	return &ruleset{tables: []*table{b.inet, b.bridge(), b.arp()}}, nil
+}
+
+type builder struct {
+	State
+	inet    *table
+	denials map[string]bool // rules that need a chain that refuses
+	plans   map[*egress.Policy]*plan
+}
+
+func newBuilder(s State) *builder {
+	return &builder{
+		State: s, inet: &table{family: "inet", name: tableName},
+		// Chains of policies come and go; those that they all end in stay.
+		denials: map[string]bool{rulePolicy: true, egress.RuleLimit: true},
+		plans:   map[*egress.Policy]*plan{},
+	}
+}
+
+// planOf is planOf, once for each policy.
+func (b *builder) planOf(s Sandbox) *plan {
+	p := b.plans[s.Policy]
+	if p == nil {
+		p = planOf(s)
+		b.plans[s.Policy] = p
+	}
+	return p
+}
+
+// deny is the statement that refuses by a rule.
+func (b *builder) deny(rule string) string {
+	b.denials[rule] = true
+	return "goto " + denyChain(rule)
+}
+
+func denyChain(rule string) string {
+	return "no_" + strings.NewReplacer(".", "_", ":", "_", "-", "_").Replace(rule)
+}
+
+// family is what differs between IPv4 and IPv6.
+type family struct {
+	v    string // "4"
+	ip   string // "ip"
+	addr string // type of an address
+	only string // matches its packets
+}
+
+var (
+	v4       = family{"4", "ip", "ipv4_addr", "meta nfproto ipv4"}
+	v6       = family{"6", "ip6", "ipv6_addr", "meta nfproto ipv6"}
+	families = []family{v4, v6}
+)
+
+func (f family) has(a netip.Addr) bool { return a.IsValid() && a.Unmap().Is4() == (f.v == "4") }
+
+// quoted is an interface name as a string constant.
+func quoted(ifname string) string { return `"` + ifname + `"` }
+
+// sets declares what all chains look into, with the elements of the moment.
+func (b *builder) sets() {
+	for _, f := range families {
+		always := b.inet.set(set{name: "always" + f.v, key: f.addr, verdicts: true, flags: "interval", note: "what no policy can allow"})
+		plain := b.inet.set(set{name: "never" + f.v, key: f.addr, flags: "interval", note: "the same, for the proxy's rules"})
+		for _, d := range b.always(f) {
+			always.add(d.rule, d.key, b.deny(d.rule), "")
+			plain.add(d.rule, d.key, "", "")
+		}
+		b.inet.set(set{name: "bound" + f.v, key: "ether_addr . " + f.addr, note: "who a sandbox may say it is"})
+		b.inet.set(set{name: "policy" + f.v, key: f.addr, verdicts: true, note: "the policy of each sandbox"})
+		b.inet.set(set{name: "redirect" + f.v, key: f.addr, verdicts: true, note: "which of its flows must name their host"})
+		b.inet.set(set{name: "shape" + f.v, key: f.addr, verdicts: true, note: "sandboxes with a bandwidth limit"})
+		b.inet.set(set{name: "live" + f.v, key: f.addr + " . mark", note: "flows opened under the policy in force bear its mark"})
+		pair := f.addr + " . " + f.addr
+		b.inet.set(set{name: "named" + f.v, key: pair + " . inet_service", flags: "timeout", size: maxLearned, note: "told by our DNS; TCP to them must name its host"})
+		b.inet.set(set{name: "namedranges" + f.v, key: pair + " . inet_service", flags: "interval,timeout", size: maxLearned, note: "the same, over ranges of ports"})
+		b.inet.set(set{name: "learned" + f.v, key: pair + " . inet_proto . inet_service", verdicts: true, flags: "timeout", size: maxLearned, note: "told by our DNS; the names of an address decide"})
+		b.inet.set(set{name: "ranges" + f.v, key: pair + " . inet_proto . inet_service", verdicts: true, flags: "interval,timeout", size: maxLearned, note: "the same, over ranges of ports"})
+		b.inet.set(set{name: "hostflows" + f.v, key: f.addr, flags: "dynamic", size: maxSandboxes})
+	}
+	for _, s := range b.Sandboxes {
+		for _, c := range bindings(s, b.planOf(s)) {
+			if c.family == "inet" {
+				b.find(c.set).add("", c.key, c.verdict, c.options)
+			}
+		}
+	}
+	for _, l := range b.Learned {
+		for _, e := range l.elements(b.planOf(l.Sandbox)) {
+			b.find(e.set).add("", e.key, e.verdict, e.options)
+		}
+	}
+}
+
+// Sizes of sets. maxLearned is large because the kernel refuses to add to a
+// set that is full, and a guest must not be able to fill it for others: each
+// sandbox has a bound of its own in the DNS server.
+const (
+	maxLearned   = 1 << 20
+	maxSandboxes = 1 << 16
+)
+
+func (b *builder) find(name string) *set {
+	i := slices.IndexFunc(b.inet.sets, func(s *set) bool { return s.name == name })
+	return b.inet.sets[i]
+}
+
+// ingress stops what does not come from who it says, before anything of it is
+// remembered.
+func (b *builder) ingress() {
+	c := b.inet.chain("ingress", "type filter hook prerouting priority raw")
+	c.add("", "iifname != %s accept", quoted(b.Config.Bridge))
+	c.add(ruleFragment, "meta nfproto ipv6 exthdr rt exists drop")
+	c.add(ruleFragment, "meta nfproto ipv6 exthdr hbh exists drop")
+	c.add(ruleFragment, "meta nfproto ipv6 exthdr dst exists drop")
+	c.add("", "ether saddr . ip saddr @bound4 accept")
+	c.add("", "ether saddr . ip6 saddr @bound6 accept")
+	c.add("", "ip6 saddr { ::, fe80::/10 } icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept")
+	c.add(ruleSpoof4, "meta nfproto ipv4 drop")
+	c.add(ruleSpoof6, "meta nfproto ipv6 drop")
+}
+
+// forward decides what leaves and enters the bridge. It ends in a verdict for
+// every packet of the bridge, and leaves all others alone.
+func (b *builder) forward() {
+	bridge := quoted(b.Config.Bridge)
+	c := b.inet.chain("forward", "type filter hook forward priority filter")
+	c.add(ruleNeighbour, "iifname %s oifname %s drop", bridge, bridge)
+	c.add("", "iifname %s goto outbound", bridge)
+	c.add("", "oifname %s goto inbound", bridge)
+
+	out := b.inet.chain("outbound", "")
+	out.add(ruleInvalid, "ct state invalid drop")
+	for _, f := range families {
+		out.add("", "%s saddr vmap @shape%s", f.ip, f.v)
+	}
+	for _, f := range families {
+		out.add(ruleReplies, "ct state established,related %s saddr . ct mark @live%s accept", f.ip, f.v)
+	}
+	out.add(ruleTailIn, "ct state established,related ct direction reply ct mark 0x%08x accept", uint32(markInbound))
+	b.alwaysRules(out)
+	if b.Config.Tailscale != "" {
+		out.add(ruleTailnetIf, "oifname %s %s", quoted(b.Config.Tailscale), b.deny(ruleTailnetIf))
+	}
+	if b.Config.Uplink != "" {
+		out.add(ruleUplink, "oifname != %s %s", quoted(b.Config.Uplink), b.deny(ruleUplink))
+	}
+	out.add(egress.RuleForeignDNS, "meta l4proto { tcp, udp } th dport 53 %s", b.deny(egress.RuleForeignDNS))
+	out.add(egress.RuleProtocol, "meta l4proto != { tcp, udp, icmp, ipv6-icmp } %s", b.deny(egress.RuleProtocol))
+	out.add(egress.RuleProtocol, "icmp type != echo-request %s", b.deny(egress.RuleProtocol))
+	out.add(egress.RuleProtocol, "icmpv6 type != echo-request %s", b.deny(egress.RuleProtocol))
+	for _, f := range families {
+		out.add("", "%s saddr vmap @policy%s", f.ip, f.v)
+	}
+	out.add(ruleUnknown, "drop")
+
+	in := b.inet.chain("inbound", "")
+	for _, f := range families {
+		in.add("", "%s daddr vmap @shape%s", f.ip, f.v)
+	}
+	for _, f := range families {
+		in.add(ruleReplies, "ct state established,related %s daddr . ct mark @live%s accept", f.ip, f.v)
+	}
+	if b.Config.Tailscale != "" {
+		t := quoted(b.Config.Tailscale)
+		in.add(ruleTailIn, "iifname %s ct state new ct mark set 0x%08x accept", t, uint32(markInbound))
+		in.add(ruleTailIn, "iifname %s ct state established,related ct mark 0x%08x accept", t, uint32(markInbound))
+	}
+	in.add(ruleInbound, "drop")
+}
+
+// input decides what reaches the host itself.
+func (b *builder) input() {
+	c := b.inet.chain("input", "type filter hook input priority filter")
+	c.add("", "iifname %s goto host", quoted(b.Config.Bridge))
+	h := b.inet.chain("host", "")
+	h.add(ruleInvalid, "ct state invalid drop")
+	h.add("", "ct state established,related accept")
+	h.add("", "ip6 hoplimit 255 icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept")
+	for _, f := range families {
+		h.add(ruleHostFlows, "meta nfproto ipv%s add @hostflows%s { %s saddr ct count over %d } drop", f.v, f.v, f.ip, maxHostFlows)
+	}
+	h.add(ruleRedirect, "ct status dnat tcp dport %d accept", b.Config.ProxyPort)
+	for _, f := range families {
+		gw := b.gateway(f)
+		if !gw.IsValid() {
+			continue
+		}
+		h.add(ruleServices, "%s daddr %s meta l4proto { tcp, udp } th dport 53 accept", f.ip, gw)
+		if len(b.Config.GuestPorts) > 0 {
+			h.add(ruleServices, "%s daddr %s tcp dport { %s } accept", f.ip, gw, numbers(b.Config.GuestPorts))
+		}
+	}
+	h.add(ruleHost, "%s", b.deny(ruleHost))
+}
+
+// maxHostFlows bounds the connections of one sandbox to the host, the
+// redirected ones among them.
+const maxHostFlows = 1024
+
+func (b *builder) gateway(f family) netip.Addr {
+	if f.v == "4" {
+		return b.Config.Gateway4
+	}
+	return b.Config.Gateway6
+}
+
+func (b *builder) subnet(f family) netip.Prefix {
+	if f.v == "4" {
+		return b.Config.Subnet4
+	}
+	return b.Config.Subnet6
+}
+
+func numbers(ports []uint16) string {
+	var out []string
+	for _, p := range slices.Sorted(slices.Values(ports)) {
+		out = append(out, fmt.Sprint(p))
+	}
+	return strings.Join(slices.Compact(out), ", ")
+}
+
+// nat redirects flows that must name their host, and hides sandboxes behind
+// the host's addresses.
+func (b *builder) nat() {
+	bridge := quoted(b.Config.Bridge)
+	c := b.inet.chain("redirects", "type nat hook prerouting priority dstnat")
+	c.add("", "iifname != %s accept", bridge)
+	c.add("", "meta l4proto != tcp accept")
+	for _, f := range families {
+		c.add("", "%s daddr @never%s accept", f.ip, f.v)
+	}
+	for _, f := range families {
+		for _, set := range []string{"named", "namedranges"} {
+			c.add(ruleRedirect, "%s saddr . %s daddr . tcp dport @%s%s redirect to :%d", f.ip, f.ip, set, f.v, b.Config.ProxyPort)
+		}
+		c.add("", "%s saddr vmap @redirect%s", f.ip, f.v)
+	}
+	out := b.inet.chain("hide", "type nat hook postrouting priority srcnat")
+	for _, f := range families {
+		if !b.subnet(f).IsValid() {
+			continue
+		}
+		where := fmt.Sprintf("oifname %s", quoted(b.Config.Uplink))
+		if b.Config.Uplink == "" {
+			where = fmt.Sprintf("oifname != { %s }", b.inside())
+		}
+		out.add(ruleNAT, "%s saddr %s %s masquerade", f.ip, b.subnet(f), where)
+	}
+}
+
+// inside lists the interfaces that are not the way to the internet.
+func (b *builder) inside() string {
+	out := `"lo", ` + quoted(b.Config.Bridge)
+	if b.Config.Tailscale != "" {
+		out += ", " + quoted(b.Config.Tailscale)
+	}
+	return out
+}
+
+// refusals are the chains that refuse, one for each rule that does, so that
+// the log says which it was.
+func (b *builder) refusals() {
+	for _, rule := range sortedKeys(b.denials) {
+		c := b.inet.chain(denyChain(rule), "")
+		if b.Config.LogGroup != 0 {
+			c.add("", "limit rate 200/second burst 1000 packets log prefix %s group %d", quote("deny "+rule), b.Config.LogGroup)
+		}
+		c.add("", "goto refuse")
+	}
+	c := b.inet.chain("refuse", "")
+	c.add("", "fib daddr type { broadcast, multicast, anycast } drop")
+	c.add("", "limit rate over 1000/second burst 2000 packets drop")
+	c.add("", "meta l4proto tcp reject with tcp reset")
+	c.add("", "reject with icmpx admin-prohibited")
+}
+
+// bridge keeps sandboxes apart on the bridge itself, and ties each to its port.
+func (b *builder) bridge() *table {
+	t := &table{family: "bridge", name: tableName}
+	ports := t.set(set{name: "ports", key: "ifname", note: "of the bridge"})
+	t.set(set{name: "senders", key: "ifname", verdicts: true, note: "ports whose sandbox is known"})
+	t.set(set{name: "macs", key: "ifname . ether_addr"})
+	t.set(set{name: "arps", key: "ifname . ether_addr . ipv4_addr"})
+	known := slices.Clone(b.Ports)
+	for _, s := range b.Sandboxes {
+		for _, e := range bindings(s, b.planOf(s)) {
+			if e.family != "bridge" {
+				continue
+			}
+			if e.set == "ports" {
+				known = append(known, s.Port)
+				continue
+			}
+			i := slices.IndexFunc(t.sets, func(x *set) bool { return x.name == e.set })
+			t.sets[i].add("", e.key, e.verdict, e.options)
+		}
+	}
+	slices.Sort(known)
+	for _, p := range slices.Compact(known) {
+		if ifName.MatchString(p) {
+			ports.add("", quoted(p), "", "")
+		}
+	}
+	s := t.chain("sender", "")
+	s.add(ruleMAC, "iifname . ether saddr != @macs drop")
+	s.add(ruleARP, "ether type arp iifname . arp saddr ether . arp saddr ip != @arps drop")
+	s.add(ruleEtherType, "ether type != { ip, ip6, arp } drop")
+	t.chain("ingress", "type filter hook prerouting priority -300").add("", "iifname vmap @senders")
+	f := t.chain("forward", "type filter hook forward priority -300")
+	if b.Config.BridgeMeta {
+		f.add(ruleNeighbour, "meta ibrname %s drop", quoted(b.Config.Bridge))
+	} else {
+		f.add(ruleNeighbour, "iifname @ports drop")
+		f.add(ruleNeighbour, "oifname @ports drop")
+	}
+	for _, fam := range families {
+		if n := b.subnet(fam); n.IsValid() {
+			f.add(ruleNeighbour, "%s saddr %s drop", fam.ip, n)
+			f.add(ruleNeighbour, "%s daddr %s drop", fam.ip, n)
+		}
+	}
+	return t
+}
+
+// arp keeps a sandbox from telling the host where others are.
+func (b *builder) arp() *table {
+	t := &table{family: "arp", name: tableName}
+	bound := t.set(set{name: "bound", key: "ether_addr . ipv4_addr"})
+	for _, s := range b.Sandboxes {
+		for _, e := range bindings(s, b.planOf(s)) {
+			if e.family == "arp" {
+				bound.add("", e.key, e.verdict, e.options)
+			}
+		}
+	}
+	c := t.chain("input", "type filter hook input priority filter")
+	c.add(ruleARP, "iifname %s arp saddr ether . arp saddr ip != @bound drop", quoted(b.Config.Bridge))
+	return t
+}

@@ -1,0 +1,222 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
+)
+
+// reconcileEvery is how often the kernel is asked whether our tables are still
+// there. A ruleset flushed by another program leaves sandboxes unguarded for
+// that long at most, and without NAT.
+const reconcileEvery = 5 * time.Second
+
+// Run applies the rules, answers DNS questions on the bridge, carries flows
+// that must name their host, and puts back what others remove, until ctx
+// ends. The rules stay then, and what they need from here is refused.
+func (m *Manager) Run(ctx context.Context) error {
+	if err := m.Apply(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	run := func(what string, f func(context.Context) error) {
+		wg.Go(func() {
+			if err := f(ctx); err != nil && ctx.Err() == nil {
+				cancel(fmt.Errorf("%s: %w", what, err))
+			}
+		})
+	}
+	dns := gate.Server{Gate: m.gateOf}
+	for _, a := range []netip.Addr{m.opts.Config.Gateway4, m.opts.Config.Gateway6} {
+		if !a.IsValid() {
+			continue
+		}
+		pc, l, err := m.listenDNS(ctx, netip.AddrPortFrom(a, egress.DNSPort))
+		if err != nil {
+			cancel(err)
+			break
+		}
+		run("DNS", func(ctx context.Context) error { return dns.ServePacket(ctx, pc) })
+		run("DNS", func(ctx context.Context) error { return dns.ServeListener(ctx, l) })
+	}
+	for _, network := range []string{"tcp4", "tcp6"} {
+		l, err := m.listenProxy(ctx, network)
+		if err != nil {
+			cancel(err)
+			break
+		}
+		run("proxy", func(ctx context.Context) error { return m.serveProxy(ctx, l) })
+	}
+	run("watch", m.watch)
+	<-ctx.Done()
+	wg.Wait()
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+func (m *Manager) gateOf(from net.Addr) *gate.Gate {
+	ap, err := netip.ParseAddrPort(from.String())
+	if err != nil {
+		return nil
+	}
+	if x := m.sandboxAt(ap.Addr()); x != nil {
+		return x.gate
+	}
+	return nil
+}
+
+// onBridge makes a socket that only hears what comes from the bridge, and
+// that may be opened before the bridge has its address.
+func (m *Manager) onBridge() net.ListenConfig {
+	return net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		ctlErr := c.Control(func(fd uintptr) {
+			err = errors.Join(
+				unix.SetsockoptString(int(fd), unix.SOL_SOCKET, unix.SO_BINDTODEVICE, m.opts.Config.Bridge),
+				unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1))
+		})
+		return errors.Join(ctlErr, err)
+	}}
+}
+
+func (m *Manager) listenDNS(ctx context.Context, at netip.AddrPort) (net.PacketConn, net.Listener, error) {
+	lc := m.onBridge()
+	pc, err := lc.ListenPacket(ctx, "udp", at.String())
+	if err != nil {
+		return nil, nil, err
+	}
+	l, err := lc.Listen(ctx, "tcp", at.String())
+	if err != nil {
+		return nil, nil, errors.Join(err, pc.Close())
+	}
+	return pc, l, nil
+}
+
+func (m *Manager) listenProxy(ctx context.Context, network string) (net.Listener, error) {
+	lc := m.onBridge()
+	return lc.Listen(ctx, network, fmt.Sprintf(":%d", m.opts.Config.ProxyPort))
+}
+
+// serveProxy takes flows that were redirected to us and treats each by what
+// its sandbox dialled.
+func (m *Manager) serveProxy(ctx context.Context, l net.Listener) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	for {
+		conn, err := l.Accept()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		g := m.gateOf(conn.RemoteAddr())
+		dst, err := originalDst(conn)
+		if g == nil || err != nil {
+			_ = conn.Close()
+			continue
+		}
+		wg.Go(func() { g.ServeTCP(ctx, conn, dst) })
+	}
+}
+
+// originalDst is what a redirected connection was dialled to. One that was
+// not redirected was dialled to us, which no policy allows.
+func originalDst(conn net.Conn) (netip.AddrPort, error) {
+	sc, ok := conn.(syscall.Conn)
+	if !ok {
+		return netip.AddrPort{}, errors.New("not a socket")
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	const soOriginalDst = 80 // of both families; not in package unix
+	var out netip.AddrPort
+	var getErr error
+	local, err := netip.ParseAddrPort(conn.LocalAddr().String())
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	err = raw.Control(func(fd uintptr) {
+		if local.Addr().Unmap().Is4() {
+			// A struct sockaddr_in fits into what is asked for here.
+			var r *unix.IPv6Mreq
+			if r, getErr = unix.GetsockoptIPv6Mreq(int(fd), unix.SOL_IP, soOriginalDst); getErr == nil {
+				b := r.Multiaddr
+				out = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), uint16(b[2])<<8|uint16(b[3]))
+			}
+			return
+		}
+		var r *unix.IPv6MTUInfo
+		if r, getErr = unix.GetsockoptIPv6MTUInfo(int(fd), unix.SOL_IPV6, soOriginalDst); getErr == nil {
+			out = netip.AddrPortFrom(netip.AddrFrom16(r.Addr.Addr), r.Addr.Port>>8|r.Addr.Port<<8)
+		}
+	})
+	return out, errors.Join(err, getErr)
+}
+
+// watch keeps the rules in step with the host: ports that come and go,
+// addresses of the host, and our tables themselves.
+func (m *Manager) watch(ctx context.Context) error {
+	links, addrs := make(chan netlink.LinkUpdate, 64), make(chan netlink.AddrUpdate, 64)
+	if err := netlink.LinkSubscribe(links, ctx.Done()); err != nil {
+		return err
+	}
+	if err := netlink.AddrSubscribe(addrs, ctx.Done()); err != nil {
+		return err
+	}
+	tick := time.NewTicker(reconcileEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case _, ok := <-links:
+			if !ok {
+				links = nil
+			}
+		case _, ok := <-addrs:
+			if !ok {
+				addrs = nil
+			}
+		case <-tick.C:
+		}
+		if err := m.reconcile(ctx); err != nil && ctx.Err() == nil {
+			m.log.Error("the host's network rules could not be put right", "err", err)
+		}
+	}
+}
+
+// reconcile loads the rules again when the host has changed or they are gone.
+func (m *Manager) reconcile(ctx context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	loaded, err := m.kernel.tables(ctx)
+	if err != nil {
+		return err
+	}
+	ports, nets := bridgePorts(m.opts.Config.Bridge), hostNets(m.opts.Config)
+	if !m.broken && len(loaded) == 3 && slices.Equal(ports, m.ports) && slices.Equal(nets, m.opts.Config.HostNets) {
+		return nil
+	}
+	return m.apply(ctx)
+}
