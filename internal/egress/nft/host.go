@@ -1,29 +1,38 @@
 package nft
 
 import (
+	"context"
 	"errors"
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 )
 
 // bridgePorts lists what is plugged into a bridge now.
 func bridgePorts(bridge string) []string {
-	list, err := os.ReadDir(filepath.Join("/sys/class/net", bridge, "brif"))
+	l, err := netlink.LinkByName(bridge)
+	if err != nil {
+		return nil
+	}
+	all, err := netlink.LinkList()
 	if err != nil {
 		return nil
 	}
 	var out []string
-	for _, e := range list {
-		out = append(out, e.Name())
+	for _, p := range all {
+		if p.Attrs().MasterIndex == l.Attrs().Index {
+			out = append(out, p.Attrs().Name)
+		}
 	}
+	slices.Sort(out)
 	return out
 }
 
@@ -92,4 +101,122 @@ func eachNeighbour(bridge string, s Sandbox, do func(*netlink.Neigh) error) erro
 		}
 	}
 	return nil
+}
+
+// bridgeAlias marks a bridge that we made.
+const bridgeAlias = "agentlab"
+
+// prepare makes the bridge where there is none, gives it its addresses and
+// turns forwarding on. It is called when the rules are in force.
+func prepare(c Config) error {
+	l, err := netlink.LinkByName(c.Bridge)
+	if err != nil {
+		if _, missing := errors.AsType[netlink.LinkNotFoundError](err); !missing {
+			return agentlab.Errorf(agentlab.CodeInternal, "looking for %s: %w", c.Bridge, err)
+		}
+		if l, err = makeBridge(c.Bridge); err != nil {
+			return err
+		}
+	}
+	if l.Type() != "bridge" {
+		return agentlab.Errorf(agentlab.CodeConflict, "%s is a network interface but no bridge", c.Bridge).
+			WithField("host_network.bridge").WithHint("name a bridge that only sandboxes are on; one that is missing is made")
+	}
+	// What is on the bridge is not to tell the host of routers.
+	for _, knob := range []string{"accept_ra", "autoconf", "accept_redirects"} {
+		if err := sysctl("net/ipv6/conf/"+c.Bridge+"/"+knob, "0"); err != nil {
+			return err
+		}
+	}
+	if err := netlink.LinkSetUp(l); err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "bringing %s up: %w", c.Bridge, err)
+	}
+	for _, p := range []netip.Prefix{netip.PrefixFrom(c.Gateway4, c.Subnet4.Bits()), netip.PrefixFrom(c.Gateway6, c.Subnet6.Bits())} {
+		if !p.IsValid() {
+			continue
+		}
+		addr := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+		if p.Addr().Is6() {
+			addr.Flags = unix.IFA_F_NODAD // nobody else may have it
+		}
+		if err := netlink.AddrReplace(l, addr); err != nil {
+			return agentlab.Errorf(agentlab.CodeInternal, "giving %s to %s: %w", p, c.Bridge, err)
+		}
+	}
+	return forwarding(c)
+}
+
+func makeBridge(name string) (netlink.Link, error) {
+	l := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
+	l.Name = name
+	if err := netlink.LinkAdd(l); err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "making the bridge %s: %w", name, err)
+	}
+	if err := netlink.LinkSetAlias(l, bridgeAlias); err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "marking the bridge %s as ours: %w", name, err)
+	}
+	return netlink.LinkByName(name)
+}
+
+// forwarding turns the host into a router. One that takes its own IPv6 routes
+// from router advertisements would stop doing so, and is told to go on.
+func forwarding(c Config) error {
+	if err := sysctl("net/ipv4/ip_forward", "1"); err != nil {
+		return err
+	}
+	if !c.Subnet6.IsValid() {
+		return nil
+	}
+	links, err := net.Interfaces()
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		name := "net/ipv6/conf/" + l.Name + "/accept_ra"
+		if v, err := os.ReadFile("/proc/sys/" + name); l.Name != c.Bridge && err == nil && string(v) == "1\n" {
+			if err := sysctl(name, "2"); err != nil {
+				return err
+			}
+		}
+	}
+	return sysctl("net/ipv6/conf/all/forwarding", "1")
+}
+
+func sysctl(name, value string) error {
+	path := "/proc/sys/" + name
+	if old, err := os.ReadFile(path); err == nil && string(old) == value+"\n" { //nolint:gosec // under /proc/sys
+		return nil
+	}
+	if err := os.WriteFile(path, []byte(value), 0o644); err != nil { //nolint:gosec // the file is the kernel's
+		return agentlab.Errorf(agentlab.CodeDenied, "setting %s: %w", name, err).WithHint("run it as root")
+	}
+	return nil
+}
+
+// removeBridge takes away a bridge that we made and that nothing is on.
+func removeBridge(name string) error {
+	l, err := netlink.LinkByName(name)
+	if err != nil || l.Attrs().Alias != bridgeAlias || len(bridgePorts(name)) > 0 {
+		return nil //nolint:nilerr // what is not there, or not ours, stays
+	}
+	return netlink.LinkDel(l)
+}
+
+// lanDialer is the host's dialer, which also refuses the networks that the
+// host is on: the proxy must not reach what sandboxes may not.
+type lanDialer struct {
+	*gate.HostDialer
+	nets func() []netip.Prefix
+}
+
+// DialContext implements gate.Dialer.
+func (d lanDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	to, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not an IP address and port", addr)
+	}
+	if a := to.Addr().Unmap(); slices.ContainsFunc(d.nets(), func(p netip.Prefix) bool { return p.Contains(a) }) {
+		return nil, &egress.DeniedError{Addr: a, Rule: ruleLAN}
+	}
+	return d.HostDialer.DialContext(ctx, network, addr)
 }

@@ -68,6 +68,10 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 		opts.Now = time.Now
 	}
 	opts.Config.BridgeMeta = k.hasBridgeMeta(ctx)
+	if opts.Dialer == nil {
+		c := opts.Config
+		opts.Dialer = lanDialer{gate.NewHostDialer(), func() []netip.Prefix { return hostNets(c) }}
+	}
 	return &Manager{opts: opts, kernel: k, log: opts.Logger, members: map[int]*member{}, broken: true}, nil
 }
 
@@ -99,11 +103,23 @@ func (x *member) learned(a netip.Addr, now time.Time) Learned {
 	return l
 }
 
-// Apply loads all rules anew in one transaction. Flows that are allowed go on.
+// Apply loads all rules anew in one transaction, and then makes sure of the
+// bridge and of forwarding. Flows that are allowed go on.
 func (m *Manager) Apply(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.apply(ctx)
+	if err := m.apply(ctx); err != nil {
+		return err
+	}
+	if err := prepare(m.opts.Config); err != nil {
+		return err
+	}
+	for _, x := range m.members {
+		if err := pinNeighbours(m.opts.Config.Bridge, x.Sandbox); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (m *Manager) apply(ctx context.Context) error {
@@ -138,7 +154,10 @@ func (m *Manager) Remove(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.broken = true
-	return m.kernel.load(ctx, removal("inet", "bridge", "arp"))
+	if err := m.kernel.load(ctx, removal("inet", "bridge", "arp")); err != nil {
+		return err
+	}
+	return removeBridge(m.opts.Config.Bridge)
 }
 
 // Set puts a sandbox on the bridge, or changes it. When it returns without an
