@@ -196,7 +196,7 @@ func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 	if err := m.commit(ctx, text.String()); err != nil {
 		return errors.Join(err, m.forget(context.WithoutCancel(ctx), s.VMID))
 	}
-	x.gate.SetPolicy(s.Policy, s.Policy.Limits())
+	x.gate.SetPolicy(s.Policy)
 	m.sweep(ctx, old)
 	return nil
 }
@@ -378,7 +378,7 @@ func (x *member) tidy(now time.Time) {
 func (m *Manager) newGate(x *member) (*gate.Gate, error) {
 	vmid := x.VMID
 	cfg := gate.Config{
-		Policy: x.Policy, Network: x.Policy.Limits(), Dialer: m.opts.Dialer, Resolver: m.opts.Resolver,
+		Policy: x.Policy, Dialer: m.opts.Dialer, Resolver: m.opts.Resolver,
 		Server: netip.AddrPortFrom(m.opts.Config.Gateway4, egress.DNSPort), NoIPv6: !x.IPv6.IsValid(), Now: m.opts.Now,
 		Learned: func(name string, addr netip.Addr, ttl time.Duration) {
 			if err := m.learn(vmid, name, addr, ttl); err != nil {

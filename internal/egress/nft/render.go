@@ -32,7 +32,7 @@ const (
 	ruleServices  = "host.services"    // DNS and guest plane
 	ruleReplies   = "flow.established" // packets of flows that were allowed
 	ruleHostFlows = "limit.host"       // too many connections to the host
-	ruleFragment  = "guard.options"    // IPv6 extension headers that hide what follows
+	ruleOptions   = "guard.options"    // IPv6 extension headers that hide what follows
 )
 
 // markInbound is the connection mark of flows that came from the tailnet.
@@ -190,11 +190,12 @@ func (b *builder) find(name string) *set {
 // ingress stops what does not come from who it says, before anything of it is
 // remembered.
 func (b *builder) ingress() {
-	c := b.inet.chain("ingress", "type filter hook prerouting priority raw")
+	// Before fragments are put together (-400), so that they are seen.
+	c := b.inet.chain("ingress", "type filter hook prerouting priority -450")
 	c.add("", "iifname != %s accept", quoted(b.Config.Bridge))
-	c.add(ruleFragment, "meta nfproto ipv6 exthdr rt exists drop")
-	c.add(ruleFragment, "meta nfproto ipv6 exthdr hbh exists drop")
-	c.add(ruleFragment, "meta nfproto ipv6 exthdr dst exists drop")
+	for _, h := range []string{"hbh", "rt", "frag", "dst"} {
+		c.add(ruleOptions, "meta nfproto ipv6 exthdr %s exists drop", h)
+	}
 	c.add("", "ether saddr . ip saddr @bound4 accept")
 	c.add("", "ether saddr . ip6 saddr @bound6 accept")
 	c.add("", "ip6 saddr { ::, fe80::/10 } icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept")

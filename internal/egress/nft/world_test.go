@@ -110,7 +110,7 @@ func newWorld(t testing.TB) *world {
 	w.sh("ip addr add 100.64.0.1/10 dev tailscale0; ip addr add fd7a:115c:a1e0::1:1/48 dev tailscale0 nodad")
 	w.sh("ip route add default via 192.168.1.1; ip -6 route add default via 2a10:50c0:1::1")
 	for _, p := range []*peer{w.internet, w.lan, w.tailnet} {
-		p.sh("ip route replace local default dev lo; ip -6 route replace local default dev lo")
+		p.sh("ip route replace local default dev lo; ip -6 route add local ::/0 dev lo table 100; ip -6 rule add iif eth0 lookup 100")
 	}
 	// The internet knows the way to sandboxes, so that missing NAT would show.
 	w.tailnet.sh("ip route add 10.77.0.0/16 via 100.64.0.1; ip -6 route add fd77:a91a:4d00::/64 via fd7a:115c:a1e0::1:1")
@@ -301,4 +301,3 @@ func (w *world) awaitListen(ended chan error) {
 		}
 	}
 }
-
