@@ -102,11 +102,10 @@ func wide(v string) []string {
 
 func escapes(v string) []string {
 	quoted := strconv.Quote(v)
-	plain, _ := json.Marshal(v)
 	out := []string{
 		percent(v, "-._~"), percent(v, "-._~!'()*"), percent(v, "-._~!'()*;,/?:@&=+$#"),
 		url.QueryEscape(v), url.PathEscape(v), url.User(v).String(),
-		string(plain[1 : len(plain)-1]), quoted[1 : len(quoted)-1],
+		jsonGo(v), quoted[1 : len(quoted)-1],
 		jsonPlain(v), strings.ReplaceAll(jsonPlain(v), "/", `\/`), jsonASCII(v),
 		html.EscapeString(v), strings.NewReplacer("&#34;", "&quot;", "&#39;", "'").Replace(html.EscapeString(v)),
 		strings.NewReplacer("&#34;", "&quot;", "&#39;", "&#x27;").Replace(html.EscapeString(v)),
@@ -115,8 +114,11 @@ func escapes(v string) []string {
 		backslash(v, " !\"#$%&'()*,;<>?[\\]^`{|}~"), backslash(v, " !\"$&'()*,;<>?[\\]^`{|}"),
 		strings.ReplaceAll(v, "\n", "\r\n"), strings.ReplaceAll(v, "\n", " "), strings.ReplaceAll(v, "\n", ""),
 		strings.ReplaceAll(backslash(v, `\'`), "\n", `\n`),
-		jsonPlain(jsonPlain(v)), jsonPlain(jsonASCII(v)), printable(v),
+		printable(v),
 		percentAll(v), strings.ToLower(percentAll(v)),
+	}
+	for _, once := range []string{jsonGo(v), jsonPlain(v), jsonASCII(v)} {
+		out = append(out, jsonGo(once), jsonPlain(once))
 	}
 	for _, quoted := range []string{v, backslash(v, `\'`), backslash(v, `\"`)} {
 		out = append(out, byteEscapes(quoted, `\%03o`), byteEscapes(quoted, `\x%02x`), byteEscapes(quoted, `\x%02X`))
@@ -233,6 +235,12 @@ func backslash(v, special string) string {
 		b.WriteByte(v[i])
 	}
 	return b.String()
+}
+
+// jsonGo is JSON as Go writes it, safe inside HTML.
+func jsonGo(v string) string {
+	p, _ := json.Marshal(v) // a string never fails
+	return string(p[1 : len(p)-1])
 }
 
 // jsonPlain is JSON as most languages write it: without Go's escapes of HTML.

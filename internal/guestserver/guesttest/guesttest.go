@@ -34,6 +34,7 @@ type Controller struct {
 	Secrets []string
 	Limits  guestserver.Limits
 	Service *artifact.Service
+	Dir     string // where Service keeps its files
 	addr    string
 
 	mu       sync.Mutex
@@ -46,6 +47,7 @@ type Controller struct {
 	deadline time.Time
 	changed  chan struct{}
 	rows     map[string]agentlab.Artifact
+	events   []agentlab.Event
 	server   *http.Server
 	served   sync.WaitGroup
 	fetches  int
@@ -61,7 +63,8 @@ func New(tb testing.TB, resp guestapi.BootstrapResponse, limits artifact.Limits)
 		tb: tb, VMID: 42, JobID: agentlab.NewJobID(), Token: agentlab.NewToken(),
 		grants: map[string]guestserver.Grant{}, changed: make(chan struct{}), rows: map[string]agentlab.Artifact{},
 	}
-	svc, err := artifact.New(artifact.Config{Dir: tb.TempDir(), Store: c, Limits: limits, Ended: func(context.Context, string) (bool, error) { return c.final() != nil, nil }})
+	c.Dir = tb.TempDir()
+	svc, err := artifact.New(artifact.Config{Dir: c.Dir, Store: c, Limits: limits, Ended: func(context.Context, string) (bool, error) { return c.final() != nil, nil }})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -205,6 +208,13 @@ func (c *Controller) final() *guestapi.Report {
 		}
 	}
 	return nil
+}
+
+// Events returns all events that came with rows.
+func (c *Controller) Events() []agentlab.Event {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.events)
 }
 
 // Reports returns all reports so far.
@@ -370,9 +380,10 @@ func (c *Controller) Redactor(context.Context, string) (*redact.Redactor, error)
 }
 
 // PutArtifact implements artifact.Store.
-func (c *Controller) PutArtifact(_ context.Context, a agentlab.Artifact, _ ...agentlab.Event) error {
+func (c *Controller) PutArtifact(_ context.Context, a agentlab.Artifact, evs ...agentlab.Event) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.events = append(c.events, evs...)
 	c.rows[a.JobID+"\x00"+a.Path] = a
 	return nil
 }
