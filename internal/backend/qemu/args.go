@@ -18,6 +18,9 @@ const (
 // fds are the file descriptors that QEMU inherits, by number in QEMU.
 type fds struct{ net, control, console, qmp int }
 
+// qemuFDs are those of a sandbox: the order of the files that it inherits.
+var qemuFDs = fds{net: 3, control: 4, console: 5, qmp: 6}
+
 // vmArgs returns the command line of QEMU, without the program. QEMU runs in
 // the sandbox's directory. Whatever of it comes from outside (paths) is
 // escaped.

@@ -108,7 +108,10 @@ func (s *shim) startQEMU(theirs [4]*os.File) (*process, error) {
 	}
 	s.undo.add(qemuLog.Close)
 
-	args := vmArgs(s.handle, s.cfg, fds{net: 3, control: 4, console: 5, qmp: 6})
+	args := vmArgs(s.handle, s.cfg, qemuFDs)
+	if err := refuseHostMounts(s.dir, s.handle, s.cfg, args); err != nil {
+		return nil, err
+	}
 	s.log.Info("starting qemu", "path", s.cfg.QEMU, "args", args)
 	cmd := exec.Command(s.cfg.QEMU, args...) //nolint:gosec,noctx // our own arguments; its end is not a context's
 	cmd.Dir = s.dir

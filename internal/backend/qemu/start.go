@@ -91,6 +91,10 @@ func (d *Driver) startShim(ctx context.Context, h handle, dir string, lock *os.F
 	if err != nil {
 		return err
 	}
+	// The shim looks again, at what it really runs; here the answer is clear.
+	if err := refuseHostMounts(dir, h, cfg, vmArgs(h, cfg, qemuFDs)); err != nil {
+		return err
+	}
 	if err := noteJSON(filepath.Join(dir, fileStart), cfg); err != nil {
 		return fault(err, "cannot write %s of sandbox %d", fileStart, h.Spec.VMID)
 	}
