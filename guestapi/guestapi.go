@@ -202,6 +202,9 @@ type Network struct {
 	Gateway string   `json:"gateway"`
 	DNS     []string `json:"dns"`
 	MTU     int      `json:"mtu"`
+	// Address6 (CIDR) and Gateway6 are of IPv6; "" means that there is none.
+	Address6 string `json:"address6,omitempty"`
+	Gateway6 string `json:"gateway6,omitempty"`
 }
 
 // Bootstrap is the content of /etc/agentlab/bootstrap.json.

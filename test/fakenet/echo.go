@@ -5,11 +5,14 @@ import (
 	"net"
 )
 
-// Echo serves TCP and UDP port 7 of a host: what comes in goes back. The TCP
-// service closes its side when the peer has closed its own.
+// Echo serves TCP and UDP port 7 of a host, and its ICMP: what comes in goes
+// back. The TCP service closes its side when the peer has closed its own.
 func (n *Net) Echo(name string) {
 	n.HandleTCP(name, 7, func(c net.Conn) { _, _ = io.Copy(c, c) })
-	n.HandleUDP(name, 7, echoPackets)
+	at := n.HandleUDP(name, 7, echoPackets)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.pings[at.Addr()] = true
 }
 
 func echoPackets(c net.Conn) {

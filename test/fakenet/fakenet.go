@@ -39,6 +39,7 @@ type Net struct {
 	ended   bool
 	tcp     map[netip.AddrPort]func(net.Conn)
 	udp     map[netip.AddrPort]func(net.Conn)
+	pings   map[netip.Addr]bool     // what answers echo requests
 	zone    map[string][]netip.Addr // canonical names
 	later   map[string][]netip.Addr // answers after the first for its type
 	asked   map[string]bool         // "name type" that were answered once, of names in later
@@ -56,6 +57,7 @@ func New() *Net {
 		tcp:   map[netip.AddrPort]func(net.Conn){},
 		udp:   map[netip.AddrPort]func(net.Conn){},
 		zone:  map[string][]netip.Addr{},
+		pings: map[netip.Addr]bool{},
 		later: map[string][]netip.Addr{},
 		asked: map[string]bool{},
 		next:  Block.Addr(),
@@ -166,9 +168,9 @@ func (n *Net) DialContext(_ context.Context, network, addr string) (net.Conn, er
 		if serve == nil && n.trap != nil {
 			serve = n.trap.ServePackets
 		}
-	case "icmp": // one write is one echo request
+	case "icmp":
 		kind = unix.SOCK_SEQPACKET
-		if n.trap != nil {
+		if n.pings[at.Addr()] || n.trap != nil {
 			serve = echoPackets
 		}
 	}

@@ -47,7 +47,7 @@ func (n *Net) serveDial(conn net.Conn) {
 		return
 	}
 	outer := conn
-	if strings.HasPrefix(network, "udp") {
+	if strings.HasPrefix(network, "udp") || network == "icmp" {
 		outer = gate.NewDatagramConn(conn)
 	}
 	done := make(chan struct{})

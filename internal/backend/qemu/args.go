@@ -96,7 +96,6 @@ func kernelCommandLine(c startConfig) string {
 		"console=hvc0", "quiet",
 		"panic=-1", "reboot=t", // a panic ends QEMU at once, since it runs with -no-reboot
 		"cryptomgr.notests",     // 0.2 s of self tests
-		"ipv6.disable_ipv6=1",   // the network carries IPv4 only
 		"net.ifnames=0",         // eth0
 		"apparmor=0", "audit=0", // the VM is the boundary; Docker in it wants no half AppArmor
 		"systemd.show_status=yes", // "quiet" would leave the console log empty

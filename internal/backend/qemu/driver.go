@@ -156,6 +156,7 @@ func (d *Driver) Info() backend.Info {
 		UploadURL:     "http://" + gw + ":" + strconv.Itoa(uploadPort) + "/upload",
 		GuestNetwork: &guestapi.Network{
 			Address: vnet.DefaultGuest.String() + "/24", Gateway: gw, DNS: []string{gw}, MTU: GuestMTU,
+			Address6: vnet.DefaultGuest6.String() + "/64", Gateway6: vnet.DefaultGateway6.String(),
 		},
 	}
 }

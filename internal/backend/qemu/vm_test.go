@@ -197,7 +197,7 @@ func TestGuest(t *testing.T) {
 		"cat /sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc",
 		"cat /sys/class/misc/hw_random/rng_current":                            "virtio_rng.0",
 		"cat /sys/block/vda/queue/discard_max_bytes | grep -c '^0$'":           "0",
-		"cat /proc/net/if_inet6":                                               "",
+		"ip -6 -o addr show dev eth0 scope global | awk '{print $4}'":          "fd77::2/64",
 		"awk '/MemTotal/ {print ($2 > 600000 && $2 < 716800)}' /proc/meminfo":  "1",
 	} {
 		if got := b.output(script); got != want {

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
 // maxDatagram is the largest UDP payload that IP carries.
@@ -84,7 +86,7 @@ func (f *Flow) copyDatagrams(dst, src net.Conn, t *throttle, goOn func() bool) {
 				// the next read.
 				_, _ = dst.Write(buf[:size])
 			}
-		case isTimeout(err):
+		case IsTimeout(err):
 			if !goOn() {
 				return
 			}
@@ -96,7 +98,14 @@ func (f *Flow) copyDatagrams(dst, src net.Conn, t *throttle, goOn func() bool) {
 	}
 }
 
-func isTimeout(err error) bool {
+// IsDenied tells a refusal from a failure.
+func IsDenied(err error) bool {
+	_, ok := errors.AsType[*egress.DeniedError](err)
+	return ok
+}
+
+// IsTimeout tells that something did not come in time.
+func IsTimeout(err error) bool {
 	t, ok := errors.AsType[net.Error](err)
 	return ok && t.Timeout()
 }

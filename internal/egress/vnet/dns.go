@@ -7,6 +7,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
@@ -18,7 +19,11 @@ const dnsPort = 53
 // that no question can come too early.
 func (n *Network) takeDNSPort(gateway netip.Addr) (net.PacketConn, error) {
 	addr := tcpip.FullAddress{NIC: nicID, Addr: toStack(gateway), Port: dnsPort}
-	conn, err := gonet.DialUDP(n.stack, &addr, nil, ipv4.ProtocolNumber)
+	proto := ipv4.ProtocolNumber
+	if gateway.Is6() {
+		proto = ipv6.ProtocolNumber
+	}
+	conn, err := gonet.DialUDP(n.stack, &addr, nil, proto)
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeInternal, "take the DNS port: %w", err)
 	}

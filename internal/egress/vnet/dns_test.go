@@ -90,7 +90,7 @@ func TestDNSQuestions(t *testing.T) {
 		{"missing.test.", dns.TypeA, dns.RcodeNameError, ""},
 		{"mixed.test.", dns.TypeA, dns.RcodeSuccess, "192.31.196.77"},
 		{"rebind.test.", dns.TypeA, dns.RcodeSuccess, ""},
-		{"six.test.", dns.TypeAAAA, dns.RcodeSuccess, ""},
+		{"six.test.", dns.TypeAAAA, dns.RcodeSuccess, "2606:4700::1111"},
 		{"www.test.", dns.TypeANY, dns.RcodeRefused, ""},
 		{"www.test.", dns.TypeAXFR, dns.RcodeRefused, ""},
 		{"8.8.8.8.in-addr.arpa.", dns.TypePTR, dns.RcodeSuccess, ""},
@@ -108,6 +108,8 @@ func TestDNSQuestions(t *testing.T) {
 			switch rr := rr.(type) {
 			case *dns.A:
 				got = append(got, rr.A.String())
+			case *dns.AAAA:
+				got = append(got, rr.AAAA.String())
 			case *dns.TXT:
 				got = append(got, rr.Txt...)
 			default:

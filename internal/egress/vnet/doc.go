@@ -4,7 +4,8 @@
 //
 // What the guest opens is put to an egress.Policy, and what is allowed is
 // dialled through one Dialer and relayed byte by byte; the guest never has a
-// packet of its own on any wire. IPv4 only; IPv6 frames are dropped.
+// packet of its own on any wire. Package gate decides, names and dials; this one
+// holds the guest's end.
 //
 // The guest is hostile. Frames are checked before the TCP/IP stack sees them,
 // every table is bounded by Limits, and a guest that does not read only

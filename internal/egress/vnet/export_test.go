@@ -28,7 +28,7 @@ func (c Card) Shut() { c.shut() }
 
 // CheckFrame runs the frame filter of a network with the default addresses.
 func CheckFrame(frame []byte) (pass bool, rule string, dst netip.AddrPort) {
-	f := &frameFilter{guest: DefaultGuest, gateway: DefaultGateway, mac: DefaultMAC}
+	f := &frameFilter{guest: DefaultGuest, gateway: DefaultGateway, guest6: DefaultGuest6, gateway6: DefaultGateway6, mac: DefaultMAC}
 	v := f.check(frame)
 	return v.pass, v.rule, v.dst
 }

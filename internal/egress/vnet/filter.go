@@ -7,7 +7,9 @@ import (
 	"strconv"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
 
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
@@ -28,19 +30,26 @@ const (
 var broadcastMAC = []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
 // frameFilter decides which frames of the guest reach the TCP/IP stack: ARP
-// about the gateway and IPv4 from the guest's own address, both well formed.
-// Everything else, IPv6 among it, never gets that far.
+// about the gateway and IP from the guest's own addresses, all well formed.
+// Everything else never gets that far.
 type frameFilter struct {
-	guest, gateway netip.Addr
-	mac            []byte // of the gateway
+	guest, gateway   netip.Addr
+	guest6, gateway6 netip.Addr // invalid: no IPv6
+	mac              []byte     // of the gateway
 }
 
-// verdict of a frame: pass, or drop and, when rule is not empty, audit.
+// frameVerdict is what becomes of a frame: it passes, or it is dropped, and
+// when rule is not empty that is recorded.
 type frameVerdict struct {
 	pass  bool
 	rule  string
 	proto egress.Proto
 	dst   netip.AddrPort
+
+	echo   *echo      // an echo request that is for us to decide on
+	refuse []byte     // the packet that the guest is told is prohibited
+	asks   netip.Addr // who asks for the gateway's card, and its card
+	card   [6]byte
 }
 
 // check judges one frame of at least etherHeader bytes.
@@ -54,6 +63,11 @@ func (f *frameFilter) check(frame []byte) frameVerdict {
 		return frameVerdict{pass: f.checkARP(dst, src, payload)}
 	case typeIPv4:
 		return f.checkIPv4(dst, payload)
+	case typeIPv6:
+		if !f.guest6.IsValid() {
+			return frameVerdict{}
+		}
+		return f.checkIPv6(dst, src, payload)
 	default:
 		return frameVerdict{}
 	}
@@ -95,7 +109,7 @@ func (f *frameFilter) checkIPv4(dstMAC, p []byte) frameVerdict {
 	case protoICMP:
 		v.proto = egress.ICMP
 	default:
-		v.proto, v.rule = egress.Proto("ip-"+strconv.Itoa(int(p[9]))), egress.RuleProtocol
+		v.proto, v.rule = protoName(p[9]), egress.RuleProtocol
 		return v
 	}
 	if dst == f.gateway {
@@ -115,41 +129,66 @@ func (f *frameFilter) checkOutbound(v frameVerdict, dstMAC, p []byte, total int)
 	}
 	rule, denied := egress.AlwaysDenied(dst)
 	switch {
-	case rule == egress.RuleMulticast, rule == egress.RuleBroadcast, rule == egress.RuleUnspecified, rule == egress.RuleLoopback:
+	case rule == egress.RuleMulticast, rule == egress.RuleBroadcast:
 		v.rule = rule
-	case v.proto == egress.ICMP && denied:
-		v.rule = rule
+	case rule == egress.RuleUnspecified, rule == egress.RuleLoopback, v.proto == egress.ICMP && denied:
+		v.rule, v.refuse = rule, p[:total]
+	case !f.addressedToUs(dstMAC):
 	case v.proto == egress.ICMP:
-		v.rule = egress.RuleProtocol
+		whole := binary.BigEndian.Uint16(p[6:8])&0x3fff == 0
+		if whole && checksum.Checksum(p[ipv4Header:total], 0) == 0xffff {
+			v.echo = parseEcho(dst, p[:total], ipv4Header)
+		}
+		if v.echo == nil {
+			v.rule = egress.RuleProtocol
+		}
 	default:
-		v.pass = f.addressedToUs(dstMAC)
+		v.pass = true
 	}
 	return v
 }
+
+func protoName(number byte) egress.Proto { return egress.Proto("ip-" + strconv.Itoa(int(number))) }
 
 // filter binds the frame filter to the stack and the audit. The result is
 // for one goroutine.
 func (n *Network) filter() func(frame []byte) bool {
 	f := &frameFilter{guest: n.cfg.Guest, gateway: n.cfg.Gateway, mac: n.cfg.MAC}
+	if !n.cfg.NoIPv6 {
+		f.guest6, f.gateway6 = n.cfg.Guest6, n.cfg.Gateway6
+	}
 	var card [6]byte
 	return func(frame []byte) bool {
 		v := f.check(frame)
 		if v.rule != "" {
 			n.deny(v.proto, v.dst, v.rule)
 		}
-		if src := [6]byte(frame[6:12]); v.pass && v.dst.IsValid() && src != card {
+		if src := [6]byte(frame[6:12]); (v.pass || v.echo != nil || v.refuse != nil) && v.dst.IsValid() && src != card {
 			// There is one guest and its packets say where it is. Left to ask
 			// by itself, the stack would do so in the name of whatever
 			// address it happens to answer for.
 			card = src
 			n.learn(card)
 		}
+		switch {
+		case v.echo != nil:
+			n.handleEcho(v.echo)
+		case v.refuse != nil:
+			n.unreachable(v.dst.Addr(), v.refuse, true)
+		case v.asks.IsValid():
+			n.advertise(v.asks, v.card)
+		}
 		return v.pass
 	}
 }
 
 func (n *Network) learn(card [6]byte) {
-	if err := n.stack.AddStaticNeighbor(nicID, ipv4.ProtocolNumber, toStack(n.cfg.Guest), tcpip.LinkAddress(card[:])); err != nil {
+	n.guestCard.Store(&card)
+	err := n.stack.AddStaticNeighbor(nicID, ipv4.ProtocolNumber, toStack(n.cfg.Guest), tcpip.LinkAddress(card[:]))
+	if err == nil && !n.cfg.NoIPv6 {
+		err = n.stack.AddStaticNeighbor(nicID, ipv6.ProtocolNumber, toStack(n.cfg.Guest6), tcpip.LinkAddress(card[:]))
+	}
+	if err != nil {
 		n.log.Error("the guest's card cannot be learnt", "err", err.String())
 	}
 }

@@ -26,32 +26,77 @@ func ipFrame(proto byte, src, dst netip.Addr, payload []byte) []byte {
 	return append(append(b, ip...), payload...)
 }
 
+// anyFrame is ipFrame or ip6Frame.
+func anyFrame(proto byte, src, dst netip.Addr, payload []byte) []byte {
+	if dst.Is6() {
+		return ip6Frame(proto, src, dst, payload)
+	}
+	return ipFrame(proto, src, dst, payload)
+}
+
+func guestFor(dst netip.Addr) netip.Addr {
+	if dst.Is6() {
+		return vnet.DefaultGuest6
+	}
+	return vnet.DefaultGuest
+}
+
 func tcpFrom(src netip.Addr, dst netip.AddrPort, sport uint16, flags header.TCPFlags) []byte {
 	seg := make(header.TCP, header.TCPMinimumSize)
 	seg.Encode(&header.TCPFields{SrcPort: sport, DstPort: dst.Port(), SeqNum: 1000, DataOffset: header.TCPMinimumSize, Flags: flags, WindowSize: 65535})
-	sum := header.PseudoHeaderChecksum(header.TCPProtocolNumber, tcpip.AddrFrom4(src.As4()), tcpip.AddrFrom4(dst.Addr().As4()), uint16(len(seg)))
+	sum := header.PseudoHeaderChecksum(header.TCPProtocolNumber, tcpip.AddrFromSlice(src.AsSlice()), tcpip.AddrFromSlice(dst.Addr().AsSlice()), uint16(len(seg)))
 	seg.SetChecksum(^seg.CalculateChecksum(sum))
-	return ipFrame(6, src, dst.Addr(), seg)
+	return anyFrame(6, src, dst.Addr(), seg)
 }
 
 func synFrame(dst netip.AddrPort, sport uint16) []byte {
-	return tcpFrom(vnet.DefaultGuest, dst, sport, header.TCPFlagSyn)
+	return tcpFrom(guestFor(dst.Addr()), dst, sport, header.TCPFlagSyn)
 }
 
 func udpFrame(dst netip.AddrPort, data []byte) []byte {
 	b := make(header.UDP, header.UDPMinimumSize)
 	b.Encode(&header.UDPFields{SrcPort: 4000, DstPort: dst.Port(), Length: uint16(header.UDPMinimumSize + len(data))})
-	sum := header.PseudoHeaderChecksum(header.UDPProtocolNumber, tcpip.AddrFrom4(vnet.DefaultGuest.As4()), tcpip.AddrFrom4(dst.Addr().As4()), uint16(len(b)+len(data)))
+	sum := header.PseudoHeaderChecksum(header.UDPProtocolNumber, tcpip.AddrFromSlice(guestFor(dst.Addr()).AsSlice()), tcpip.AddrFromSlice(dst.Addr().AsSlice()), uint16(len(b)+len(data)))
 	b.SetChecksum(^b.CalculateChecksum(checksum.Checksum(data, sum)))
-	return ipFrame(17, vnet.DefaultGuest, dst.Addr(), append(b, data...))
+	return anyFrame(17, guestFor(dst.Addr()), dst.Addr(), append(b, data...))
 }
 
 func pingFrame(dst netip.Addr) []byte {
-	p := make(header.ICMPv4, header.ICMPv4MinimumSize)
+	const data = "ping"
+	if dst.Is6() {
+		return ping6Frame(vnet.DefaultGuest6, dst, data)
+	}
+	p := make(header.ICMPv4, header.ICMPv4MinimumSize, header.ICMPv4MinimumSize+len(data))
 	p.SetType(header.ICMPv4Echo)
 	p.SetIdent(7)
-	p.SetChecksum(header.ICMPv4Checksum(p, 0))
+	p = append(p, data...)
+	p.SetChecksum(^checksum.Checksum(p, 0))
 	return ipFrame(1, vnet.DefaultGuest, dst, p)
+}
+
+func ping6Frame(src, dst netip.Addr, data string) []byte {
+	return icmp6Frame(src, dst, 64, append([]byte{128, 0, 0, 0, 0, 7, 0, 1}, data...))
+}
+
+// icmp6Frame completes an ICMPv6 message.
+func icmp6Frame(src, dst netip.Addr, hops byte, message []byte) []byte {
+	sum := header.PseudoHeaderChecksum(header.ICMPv6ProtocolNumber, tcpip.AddrFrom16(src.As16()), tcpip.AddrFrom16(dst.As16()), uint16(len(message)))
+	binary.BigEndian.PutUint16(message[2:], ^checksum.Checksum(message, sum))
+	f := ip6Frame(58, src, dst, message)
+	f[14+7] = hops
+	return f
+}
+
+// ip6Frame is an Ethernet frame with an IPv6 packet.
+func ip6Frame(next byte, src, dst netip.Addr, payload []byte) []byte {
+	b := make([]byte, 0, 54+len(payload))
+	b = append(b, vnet.DefaultMAC...)
+	b = append(b, guestMAC...)
+	b = append(b, 0x86, 0xdd, 0x60, 0, 0, 0)
+	b = binary.BigEndian.AppendUint16(b, uint16(len(payload)))
+	b = append(b, next, 64)
+	s, d := src.As16(), dst.As16()
+	return append(append(append(b, s[:]...), d[:]...), payload...)
 }
 
 func arpFrame(srcMAC []byte, op uint16, senderMAC []byte, sender, target netip.Addr) []byte {

@@ -19,6 +19,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/link/qdisc/fifo"
 	"gvisor.dev/gvisor/pkg/tcpip/network/arp"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
@@ -128,8 +129,8 @@ func newGuest(t testing.TB, link net.Conn, mtu int) *guest {
 	t.Helper()
 	card := vnet.NewCard(link, mtu, guestMAC)
 	s := stack.New(stack.Options{
-		NetworkProtocols:   []stack.NetworkProtocolFactory{arp.NewProtocol, ipv4.NewProtocol},
-		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocolCUBIC, udp.NewProtocol, icmp.NewProtocol4},
+		NetworkProtocols:   []stack.NetworkProtocolFactory{arp.NewProtocol, ipv4.NewProtocol, ipv6.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocolCUBIC, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
 	})
 	eth := ethernet.New(card.Endpoint())
 	must := func(err tcpip.Error) {
@@ -143,10 +144,18 @@ func newGuest(t testing.TB, link net.Conn, mtu int) *guest {
 		Protocol:          ipv4.ProtocolNumber,
 		AddressWithPrefix: tcpip.AddrFrom4(vnet.DefaultGuest.As4()).WithPrefix(),
 	}, stack.AddressProperties{}))
+	must(s.AddProtocolAddress(1, tcpip.ProtocolAddress{
+		Protocol:          ipv6.ProtocolNumber,
+		AddressWithPrefix: tcpip.AddrFrom16(vnet.DefaultGuest6.As16()).WithPrefix(),
+	}, stack.AddressProperties{}))
+	lan6 := tcpip.AddressWithPrefix{Address: tcpip.AddrFrom16(vnet.DefaultGuest6.As16()), PrefixLen: 64}.Subnet()
+	everywhere6 := tcpip.AddressWithPrefix{Address: tcpip.AddrFrom16([16]byte{})}.Subnet()
 	lan, _ := tcpip.NewSubnet(tcpip.AddrFrom4([4]byte{10, 77, 0, 0}), tcpip.MaskFrom("\xff\xff\xff\x00"))
 	everywhere, _ := tcpip.NewSubnet(tcpip.AddrFrom4([4]byte{}), tcpip.MaskFrom("\x00\x00\x00\x00"))
 	s.SetRouteTable([]tcpip.Route{
 		{Destination: lan, NIC: 1},
+		{Destination: lan6, NIC: 1},
+		{Destination: everywhere6, NIC: 1, Gateway: tcpip.AddrFrom16(vnet.DefaultGateway6.As16())},
 		{Destination: everywhere, NIC: 1, Gateway: tcpip.AddrFrom4(vnet.DefaultGateway.As4())},
 	})
 	g := &guest{Stack: s, link: link, seen: make(chan []byte, 64)}
@@ -169,7 +178,7 @@ func newGuest(t testing.TB, link net.Conn, mtu int) *guest {
 }
 
 func (g *guest) tcp(ctx context.Context, at netip.AddrPort) (*gonet.TCPConn, error) {
-	return gonet.DialContextTCP(ctx, g.Stack, full(at), ipv4.ProtocolNumber)
+	return gonet.DialContextTCP(ctx, g.Stack, full(at), family(at))
 }
 
 func (g *guest) mustTCP(t testing.TB, at netip.AddrPort) *gonet.TCPConn {
@@ -188,7 +197,7 @@ func (g *guest) mustTCP(t testing.TB, at netip.AddrPort) *gonet.TCPConn {
 func (g *guest) udp(t testing.TB, at netip.AddrPort) *gonet.UDPConn {
 	t.Helper()
 	to := full(at)
-	c, err := gonet.DialUDP(g.Stack, nil, &to, ipv4.ProtocolNumber)
+	c, err := gonet.DialUDP(g.Stack, nil, &to, family(at))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,8 +207,18 @@ func (g *guest) udp(t testing.TB, at netip.AddrPort) *gonet.UDPConn {
 }
 
 func full(at netip.AddrPort) tcpip.FullAddress {
-	return tcpip.FullAddress{NIC: 1, Addr: tcpip.AddrFrom4(at.Addr().As4()), Port: at.Port()}
+	return tcpip.FullAddress{NIC: 1, Addr: tcpip.AddrFromSlice(at.Addr().AsSlice()), Port: at.Port()}
 }
+
+func family(at netip.AddrPort) tcpip.NetworkProtocolNumber {
+	if at.Addr().Is6() {
+		return ipv6.ProtocolNumber
+	}
+	return ipv4.ProtocolNumber
+}
+
+// echo6 is an address of AS112 for tests of IPv6.
+var echo6 = netip.MustParseAddr("2620:4f:8000::7")
 
 // send puts one raw frame on the link.
 func (g *guest) send(t testing.TB, frame []byte) {

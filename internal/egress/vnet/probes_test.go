@@ -106,14 +106,60 @@ func TestDenialsAreAnswered(t *testing.T) {
 func TestPing(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	l.guest.send(t, pingFrame(vnet.DefaultGateway))
-	l.guest.sees(t, "an echo reply", func(f []byte) bool { return isICMP(f, vnet.DefaultGateway, header.ICMPv4EchoReply) })
-	for target, rule := range map[string]string{"8.8.8.8": egress.RuleProtocol, "192.168.1.1": egress.RulePrivate} {
-		a := netip.MustParseAddr(target)
+	echo := l.net.Host("echo.test")
+	silent := l.net.Host("www.test") // refuses, in this internet
+	l.net.SetName("echo6.test", echo6)
+	l.net.Echo("echo6.test")
+	pings := []struct {
+		dst   string
+		kind  string // of what the guest sees
+		allow bool
+		rule  string // "" when nothing is recorded
+	}{
+		{vnet.DefaultGateway.String(), "reply", true, ""},
+		{vnet.DefaultGateway6.String(), "reply", true, ""},
+		{echo.String(), "reply", true, egress.RuleNAT},
+		{echo6.String(), "reply", true, egress.RuleNAT},
+		{silent.String(), "unreachable", true, egress.RuleNAT},
+		{"2620:4f:8000::77", "unreachable", true, egress.RuleNAT},
+		{"192.168.1.1", "unreachable", false, egress.RulePrivate},
+		{"169.254.169.254", "unreachable", false, egress.RuleMetadata},
+		{"fd12::1", "unreachable", false, egress.RuleULA},
+		{"::ffff:10.1.2.3", "unreachable", false, egress.RulePrivate},
+	}
+	for _, p := range pings {
+		a := netip.MustParseAddr(p.dst)
 		l.guest.send(t, pingFrame(a))
-		d := l.audit.wait(t, "ping "+target, func(d decision) bool { return d.Addr.Addr() == a })
-		if d.Allow || d.Rule != rule || d.Proto != egress.ICMP {
-			t.Errorf("ping %s: %+v", target, d)
+		l.guest.sees(t, p.kind+" from "+p.dst, func(f []byte) bool { return isAnswerToPing(f, a, p.kind) })
+		if p.rule == "" {
+			continue
 		}
+		d := l.audit.wait(t, "ping "+p.dst, func(d decision) bool { return d.Addr.Addr() == a.Unmap() })
+		if d.Allow != p.allow || d.Rule != p.rule || d.Proto != egress.ICMP {
+			t.Errorf("ping %s: %+v", p.dst, d)
+		}
+	}
+	eventually(t, "all pings are over", func() bool { return l.Stats().Pings == 0 })
+}
+
+// isAnswerToPing tells whether a frame is the echo reply from a, or says of a
+// ping to a that it cannot be delivered.
+func isAnswerToPing(f []byte, a netip.Addr, kind string) bool {
+	at, reply, unreachable := 34, byte(0), byte(3)
+	from := func(at int) netip.Addr { return netip.AddrFrom4([4]byte(f[at : at+4])) }
+	src, quoted := 26, 34+8+16
+	if a.Is6() {
+		at, reply, unreachable = 54, 129, 1
+		from = func(at int) netip.Addr { return netip.AddrFrom16([16]byte(f[at : at+16])) }
+		src, quoted = 22, 54+8+24
+	}
+	if len(f) < at+8 || (f[12] == 0x86) != a.Is6() {
+		return false
+	}
+	switch kind {
+	case "reply":
+		return f[at] == reply && from(src) == a && f[len(f)-1] == 'g'
+	default:
+		return f[at] == unreachable && len(f) >= quoted+len(a.AsSlice()) && from(quoted) == a
 	}
 }

@@ -3,17 +3,16 @@ package vnet
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
-	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/link/ethernet"
 	"gvisor.dev/gvisor/pkg/tcpip/link/qdisc/fifo"
 	"gvisor.dev/gvisor/pkg/tcpip/network/arp"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
@@ -37,13 +36,24 @@ const (
 	queuePackets = 512
 )
 
+// pair is the two ends of the link in one address family.
+type pair struct{ guest, gateway netip.Addr }
+
+func (n *Network) pairs() []pair {
+	out := []pair{{n.cfg.Guest, n.cfg.Gateway}}
+	if !n.cfg.NoIPv6 {
+		out = append(out, pair{n.cfg.Guest6, n.cfg.Gateway6})
+	}
+	return out
+}
+
 // buildStack makes the TCP/IP stack: one card that takes packets for every
 // address (promiscuous) and answers from every address (spoofing), and one
 // route, to the guest.
 func (n *Network) buildStack() error {
 	s := stack.New(stack.Options{
-		NetworkProtocols:   []stack.NetworkProtocolFactory{arp.NewProtocol, ipv4.NewProtocol},
-		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocolCUBIC, udp.NewProtocol, icmp.NewProtocol4},
+		NetworkProtocols:   []stack.NetworkProtocolFactory{arp.NewProtocol, ipv4.NewProtocol, ipv6.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocolCUBIC, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
 	})
 	n.stack = s
 	eth := ethernet.New(n.link)
@@ -55,12 +65,17 @@ func (n *Network) buildStack() error {
 	if err := s.CreateNICWithOptions(nicID, eth, opts); err != nil {
 		return fail("create the network card", err)
 	}
-	addr := tcpip.ProtocolAddress{
-		Protocol:          ipv4.ProtocolNumber,
-		AddressWithPrefix: tcpip.AddressWithPrefix{Address: toStack(n.cfg.Gateway), PrefixLen: 32},
-	}
-	if err := s.AddProtocolAddress(nicID, addr, stack.AddressProperties{}); err != nil {
-		return fail("set the gateway's address", err)
+	routes := make([]tcpip.Route, 0, 2)
+	for _, pair := range n.pairs() {
+		proto := ipv4.ProtocolNumber
+		if pair.gateway.Is6() {
+			proto = ipv6.ProtocolNumber
+		}
+		addr := tcpip.ProtocolAddress{Protocol: proto, AddressWithPrefix: toStack(pair.gateway).WithPrefix()}
+		if err := s.AddProtocolAddress(nicID, addr, stack.AddressProperties{}); err != nil {
+			return fail("set the gateway's address", err)
+		}
+		routes = append(routes, tcpip.Route{Destination: toStack(pair.guest).WithPrefix().Subnet(), NIC: nicID})
 	}
 	if err := s.SetPromiscuousMode(nicID, true); err != nil {
 		return fail("set promiscuous mode", err)
@@ -68,12 +83,7 @@ func (n *Network) buildStack() error {
 	if err := s.SetSpoofing(nicID, true); err != nil {
 		return fail("set spoofing", err)
 	}
-	guest, err := tcpip.NewSubnet(toStack(n.cfg.Guest), tcpip.MaskFrom("\xff\xff\xff\xff"))
-	if err != nil {
-		s.Destroy()
-		return fmt.Errorf("make the guest's route: %w", err)
-	}
-	s.SetRouteTable([]tcpip.Route{{Destination: guest, NIC: nicID}})
+	s.SetRouteTable(routes)
 	if err := setOptions(s); err != nil {
 		return fail("set an option", err)
 	}
@@ -124,11 +134,9 @@ func (n *Network) DialGuest(ctx context.Context, port uint16) (net.Conn, error) 
 	return nil, agentlab.Errorf(agentlab.CodeUnavailable, "dial port %d of the guest: %w", port, err)
 }
 
-func toStack(a netip.Addr) tcpip.Address { return tcpip.AddrFrom4(a.As4()) }
+func toStack(a netip.Addr) tcpip.Address { return tcpip.AddrFromSlice(a.AsSlice()) }
 
 func fromStack(a tcpip.Address, port uint16) netip.AddrPort {
-	if a.Len() != header.IPv4AddressSize {
-		return netip.AddrPort{}
-	}
-	return netip.AddrPortFrom(netip.AddrFrom4(a.As4()), port)
+	addr, _ := netip.AddrFromSlice(a.AsSlice())
+	return netip.AddrPortFrom(addr, port)
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 
@@ -20,9 +21,11 @@ import (
 
 // The addresses and sizes that a Config gets where it names none.
 var (
-	DefaultGateway = netip.AddrFrom4([4]byte{10, 77, 0, 1})
-	DefaultGuest   = netip.AddrFrom4([4]byte{10, 77, 0, 2})
-	DefaultMAC     = net.HardwareAddr{0x02, 0xa9, 0x1a, 0x4d, 0x00, 0x01} // of the gateway
+	DefaultGateway  = netip.AddrFrom4([4]byte{10, 77, 0, 1})
+	DefaultGuest    = netip.AddrFrom4([4]byte{10, 77, 0, 2})
+	DefaultGateway6 = netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x77, 15: 1})
+	DefaultGuest6   = netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x77, 15: 2})
+	DefaultMAC      = net.HardwareAddr{0x02, 0xa9, 0x1a, 0x4d, 0x00, 0x01} // of the gateway
 )
 
 // Bounds of Config.MTU, in bytes of an IP packet. The largest is what QEMU
@@ -31,6 +34,8 @@ const (
 	MinMTU     = 576
 	MaxMTU     = 65520
 	DefaultMTU = 9000
+
+	minMTU6 = 1280 // RFC 8200
 )
 
 // Dialer opens every connection that leaves the sandbox, and Resolver answers
@@ -48,11 +53,14 @@ type Config struct {
 	Link io.ReadWriteCloser
 	// Guest and Gateway are IPv4; the zero value means the defaults.
 	Guest, Gateway netip.Addr
-	MAC            net.HardwareAddr // of the gateway; nil means DefaultMAC
-	MTU            int              // MinMTU to MaxMTU; 0 means DefaultMTU. The guest's must be the same.
-	Policy         *egress.Policy
-	Dialer         Dialer   // nil means gate.NewHostDialer
-	Resolver       Resolver // nil means the host's name servers, asked through Dialer
+	// Guest6 and Gateway6 are IPv6; the zero value means the defaults.
+	Guest6, Gateway6 netip.Addr
+	NoIPv6           bool             // also so with an MTU below IPv6's least, 1280
+	MAC              net.HardwareAddr // of the gateway; nil means DefaultMAC
+	MTU              int              // MinMTU to MaxMTU; 0 means DefaultMTU. The guest's must be the same.
+	Policy           *egress.Policy
+	Dialer           Dialer   // nil means gate.NewHostDialer
+	Resolver         Resolver // nil means the host's name servers, asked through Dialer
 	// Services are TCP ports on the gateway's address. A service owns the
 	// connection until it returns; then it is closed. All connections are
 	// broken when the Network ends. Port 53 is the Network's own.
@@ -93,7 +101,10 @@ type Network struct {
 	stack *stack.Stack
 	link  *linkEndpoint
 	gate  *gate.Gate
-	dns   []net.PacketConn
+	// errorLimit bounds the ICMP errors that the guest is told of.
+	errorLimit *rate.Limiter
+	guestCard  atomic.Pointer[[6]byte]
+	dns        []net.PacketConn
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -115,15 +126,16 @@ func New(cfg Config) (*Network, error) {
 		return nil, err
 	}
 	n := &Network{
-		cfg:     cfg,
-		log:     cfg.Logger,
-		done:    make(chan struct{}),
-		service: make(slots, cfg.Limits.ServiceFlows),
+		cfg:        cfg,
+		log:        cfg.Logger,
+		done:       make(chan struct{}),
+		errorLimit: rate.NewLimiter(icmpErrors, icmpErrors),
+		service:    make(slots, cfg.Limits.ServiceFlows),
 	}
 	g, err := gate.New(gate.Config{
 		Policy: cfg.Policy, Limits: cfg.Limits.Limits,
 		Dialer: cfg.Dialer, Resolver: cfg.Resolver, Server: netip.AddrPortFrom(cfg.Gateway, dnsPort),
-		NoIPv6: true, Audit: cfg.Audit, Now: cfg.Now,
+		NoIPv6: cfg.NoIPv6, Audit: cfg.Audit, Now: cfg.Now,
 	})
 	if err != nil {
 		return nil, err
@@ -136,12 +148,14 @@ func New(cfg Config) (*Network, error) {
 		g.Close()
 		return nil, err
 	}
-	conn, err := n.takeDNSPort(cfg.Gateway)
-	if err != nil {
-		n.Close()
-		return nil, err
+	for _, p := range n.pairs() {
+		conn, err := n.takeDNSPort(p.gateway)
+		if err != nil {
+			n.Close()
+			return nil, err
+		}
+		n.dns = append(n.dns, conn)
 	}
-	n.dns = append(n.dns, conn)
 	return n, nil
 }
 
@@ -164,6 +178,15 @@ func (c *Config) complete() error {
 	if !c.Guest.Is4() || !c.Gateway.Is4() || c.Guest == c.Gateway {
 		return bad("Guest", "guest and gateway are two different IPv4 addresses")
 	}
+	if !c.Guest6.IsValid() {
+		c.Guest6 = DefaultGuest6
+	}
+	if !c.Gateway6.IsValid() {
+		c.Gateway6 = DefaultGateway6
+	}
+	if !c.Guest6.Is6() || !c.Gateway6.Is6() || c.Guest6 == c.Gateway6 {
+		return bad("Guest6", "guest and gateway are two different IPv6 addresses")
+	}
 	if c.MAC == nil {
 		c.MAC = DefaultMAC
 	}
@@ -176,6 +199,7 @@ func (c *Config) complete() error {
 	if c.MTU < MinMTU || c.MTU > MaxMTU {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%d is not in %d to %d", c.MTU, MinMTU, MaxMTU).WithField("MTU")
 	}
+	c.NoIPv6 = c.NoIPv6 || c.MTU < minMTU6
 	if _, taken := c.Services[dnsPort]; taken {
 		return bad("Services", "port 53 is the DNS server's")
 	}
@@ -259,7 +283,9 @@ func (n *Network) abortUntilIdle() {
 // the new one, and the flows that it forbids are cut.
 func (n *Network) SetPolicy(p *egress.Policy) { n.gate.SetPolicy(p) }
 
-func (n *Network) isGateway(a netip.Addr) bool { return a == n.cfg.Gateway }
+func (n *Network) isGateway(a netip.Addr) bool {
+	return a == n.cfg.Gateway || a == n.cfg.Gateway6 && !n.cfg.NoIPv6
+}
 
 // enter counts a goroutine of ours; false means that the Network is ending.
 // Whoever entered calls n.wg.Done.
@@ -310,6 +336,7 @@ type Stats struct {
 	TCPFlows      int    // open or opening, to the outside
 	ServiceFlows  int
 	UDPFlows      int
+	Pings         int // echo requests to the outside
 }
 
 // Stats returns what the Network carries now.
@@ -321,5 +348,6 @@ func (n *Network) Stats() Stats {
 		TCPFlows:      n.gate.Flows(egress.TCP),
 		ServiceFlows:  len(n.service),
 		UDPFlows:      n.gate.Flows(egress.UDP),
+		Pings:         n.gate.Flows(egress.ICMP),
 	}
 }

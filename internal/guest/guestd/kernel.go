@@ -24,7 +24,7 @@ type Kernel interface {
 	AddEntropy(p []byte) error
 	SetHostname(name string) error
 	Hostname() (string, error)
-	// ConfigureNetwork sets address, route and MTU of the one network device,
+	// ConfigureNetwork sets addresses, routes and MTU of the one network device,
 	// waiting up to wait for it to appear.
 	ConfigureNetwork(n guestapi.Network, wait time.Duration) error
 	// Reboot stops the machine at once: "poweroff" or "reboot".
@@ -75,15 +75,48 @@ func (linuxKernel) ConfigureNetwork(n guestapi.Network, wait time.Duration) erro
 			return err
 		}
 	}
+	useIPv6 := prepareIPv6(link.Attrs().Name, n.Address6 != "")
 	if err := netlink.LinkSetUp(link); err != nil {
 		return err
 	}
-	old, err := netlink.AddrList(link, netlink.FAMILY_V4)
+	if err := setAddress(link, netlink.FAMILY_V4, addr, n.Gateway); err != nil || !useIPv6 {
+		return err
+	}
+	addr6, err := netlink.ParseAddr(n.Address6)
+	if err != nil {
+		return err
+	}
+	addr6.Flags = unix.IFA_F_NODAD // there is nobody else on the link
+	return setAddress(link, netlink.FAMILY_V6, addr6, n.Gateway6)
+}
+
+// prepareIPv6 makes the device's IPv6 as static as its IPv4. It reports
+// whether there is any: a kernel may have been built or told to do without.
+func prepareIPv6(device string, want bool) bool {
+	conf := "/proc/sys/net/ipv6/conf/" + device + "/"
+	if _, err := os.Stat(conf); err != nil {
+		return false
+	}
+	set := func(name, value string) bool { return os.WriteFile(conf+name, []byte(value), 0o644) == nil } //nolint:gosec // a file of the kernel's
+	if !want {
+		set("disable_ipv6", "1")
+		return false
+	}
+	set("accept_ra", "0")
+	set("autoconf", "0")
+	set("router_solicitations", "0")
+	return set("disable_ipv6", "0")
+}
+
+// setAddress makes addr the device's only address of a family, but for IPv6's
+// link-local one, and gateway its way out.
+func setAddress(link netlink.Link, family int, addr *netlink.Addr, gateway string) error {
+	old, err := netlink.AddrList(link, family)
 	if err != nil {
 		return err
 	}
 	for _, a := range old {
-		if !a.Equal(*addr) {
+		if !a.Equal(*addr) && (family == netlink.FAMILY_V4 || !a.IP.IsLinkLocalUnicast()) {
 			if err := netlink.AddrDel(link, &a); err != nil {
 				return err
 			}
@@ -92,10 +125,10 @@ func (linuxKernel) ConfigureNetwork(n guestapi.Network, wait time.Duration) erro
 	if err := netlink.AddrReplace(link, addr); err != nil {
 		return err
 	}
-	if n.Gateway == "" {
+	if gateway == "" {
 		return nil
 	}
-	return netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: net.ParseIP(n.Gateway)})
+	return netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: net.ParseIP(gateway)})
 }
 
 // ethernet finds the network device: eth0, else the first that is no
@@ -136,7 +169,12 @@ func validNetwork(n guestapi.Network) error {
 	if _, err := netip.ParsePrefix(n.Address); err != nil {
 		return err
 	}
-	for _, a := range append([]string{n.Gateway}, n.DNS...) {
+	if n.Address6 != "" {
+		if _, err := netip.ParsePrefix(n.Address6); err != nil {
+			return err
+		}
+	}
+	for _, a := range append([]string{n.Gateway, n.Gateway6}, n.DNS...) {
 		if a == "" {
 			continue
 		}
