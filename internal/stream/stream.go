@@ -129,6 +129,9 @@ func (r *Reader) Next() (Type, []byte, error) {
 	}
 	p := r.buf[:n]
 	if _, err := io.ReadFull(r.r, p); err != nil {
+		if errors.Is(err, io.EOF) { // an end here is not between frames
+			err = io.ErrUnexpectedEOF
+		}
 		return 0, nil, fmt.Errorf("stream: cut short: %w", err)
 	}
 	return t, p, nil
