@@ -97,6 +97,24 @@ func noCore(pid int) {
 	_ = unix.Prlimit(pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil)
 }
 
+// giveUpPrivileges makes what this thread starts run without any capability,
+// also when it is root's, and without a way to get one. The thread must not do
+// anything else afterwards.
+func giveUpPrivileges() error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return os.NewSyscallError("no_new_privs", err)
+	}
+	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
+		// An older kernel does not know the last ones. Who may not drop them
+		// is no root that could pass them on, or one that a container bounds.
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EPERM) {
+			return os.NewSyscallError("capbset_drop", err)
+		}
+	}
+	return nil
+}
+
 // oomKills counts the processes that this host killed for lack of memory.
 func oomKills() uint64 {
 	b, _ := os.ReadFile("/proc/vmstat")

@@ -157,7 +157,10 @@ func (p *process) start() error {
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		err := p.cmd.Start()
+		err := giveUpPrivileges()
+		if err == nil {
+			err = p.cmd.Start()
+		}
 		started <- err
 		if err == nil {
 			_ = p.cmd.Wait()
