@@ -17,7 +17,6 @@ const (
 	ruleMAC       = "guard.mac"       // a MAC that is not bound to the port
 	ruleEtherType = "guard.ethertype" // neither IP nor ARP
 	ruleNeighbour = "always.sandbox"  // another sandbox
-	ruleHost      = "always.host"     // an address of the host itself
 	ruleLAN       = "always.lan"      // a network that the host is directly on
 	ruleTailnetIf = "always.tailscale"
 	ruleUplink    = "always.uplink"    // not the way to the internet
@@ -77,6 +76,7 @@ func build(s State) (*ruleset, error) {
 	b.sets()
 	b.policies()
 	b.ingress()
+	b.targets()
 	b.forward()
 	b.input()
 	b.nat()
@@ -143,10 +143,8 @@ func quoted(ifname string) string { return `"` + ifname + `"` }
 func (b *builder) sets() {
 	for _, f := range families {
 		always := b.inet.set(set{name: "always" + f.v, key: f.addr, verdicts: true, flags: "interval", note: "what no policy can allow"})
-		plain := b.inet.set(set{name: "never" + f.v, key: f.addr, flags: "interval", note: "the same, for the proxy's rules"})
 		for _, d := range b.always(f) {
 			always.add(d.rule, d.key, b.deny(d.rule), "")
-			plain.add(d.rule, d.key, "", "")
 		}
 		b.inet.set(set{name: "bound" + f.v, key: "ether_addr . " + f.addr, note: "who a sandbox may say it is"})
 		b.inet.set(set{name: "policy" + f.v, key: f.addr, verdicts: true, note: "the policy of each sandbox"})
@@ -203,6 +201,26 @@ func (b *builder) ingress() {
 	c.add(ruleSpoof6, "meta nfproto ipv6 drop")
 }
 
+// targets refuses what no policy can allow, before it is known whether the
+// kernel would carry it: the record is made in any case.
+func (b *builder) targets() {
+	c := b.inet.chain("targets", "type filter hook prerouting priority mangle")
+	c.add("", "iifname != %s accept", quoted(b.Config.Bridge))
+	c.add(egress.RuleProtocol, "meta l4proto != { tcp, udp, icmp, ipv6-icmp } %s", b.deny(egress.RuleProtocol))
+	c.add(ruleInvalid, "ct state invalid drop")
+	c.add("", "ct state established,related accept")
+	c.add("", "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept")
+	for _, f := range families {
+		if gw := b.gateway(f); gw.IsValid() {
+			c.add("", "%s daddr %s accept", f.ip, gw)
+		}
+	}
+	b.alwaysRules(c)
+	c.add(egress.RuleForeignDNS, "meta l4proto { tcp, udp } th dport 53 %s", b.deny(egress.RuleForeignDNS))
+	c.add(egress.RuleProtocol, "icmp type != echo-request %s", b.deny(egress.RuleProtocol))
+	c.add(egress.RuleProtocol, "icmpv6 type != echo-request %s", b.deny(egress.RuleProtocol))
+}
+
 // forward decides what leaves and enters the bridge. It ends in a verdict for
 // every packet of the bridge, and leaves all others alone.
 func (b *builder) forward() {
@@ -213,7 +231,6 @@ func (b *builder) forward() {
 	c.add("", "oifname %s goto inbound", bridge)
 
 	out := b.inet.chain("outbound", "")
-	out.add(ruleInvalid, "ct state invalid drop")
 	for _, f := range families {
 		out.add("", "%s saddr vmap @shape%s", f.ip, f.v)
 	}
@@ -221,17 +238,12 @@ func (b *builder) forward() {
 		out.add(ruleReplies, "ct state established,related %s saddr . ct mark @live%s accept", f.ip, f.v)
 	}
 	out.add(ruleTailIn, "ct state established,related ct direction reply ct mark 0x%08x accept", uint32(markInbound))
-	b.alwaysRules(out)
-	if b.Config.Tailscale != "" {
-		out.add(ruleTailnetIf, "oifname %s %s", quoted(b.Config.Tailscale), b.deny(ruleTailnetIf))
-	}
+	// The tailnet is not the uplink.
 	if b.Config.Uplink != "" {
 		out.add(ruleUplink, "oifname != %s %s", quoted(b.Config.Uplink), b.deny(ruleUplink))
+	} else if b.Config.Tailscale != "" {
+		out.add(ruleTailnetIf, "oifname %s %s", quoted(b.Config.Tailscale), b.deny(ruleTailnetIf))
 	}
-	out.add(egress.RuleForeignDNS, "meta l4proto { tcp, udp } th dport 53 %s", b.deny(egress.RuleForeignDNS))
-	out.add(egress.RuleProtocol, "meta l4proto != { tcp, udp, icmp, ipv6-icmp } %s", b.deny(egress.RuleProtocol))
-	out.add(egress.RuleProtocol, "icmp type != echo-request %s", b.deny(egress.RuleProtocol))
-	out.add(egress.RuleProtocol, "icmpv6 type != echo-request %s", b.deny(egress.RuleProtocol))
 	for _, f := range families {
 		out.add("", "%s saddr vmap @policy%s", f.ip, f.v)
 	}
@@ -257,7 +269,6 @@ func (b *builder) input() {
 	c := b.inet.chain("input", "type filter hook input priority filter")
 	c.add("", "iifname %s goto host", quoted(b.Config.Bridge))
 	h := b.inet.chain("host", "")
-	h.add(ruleInvalid, "ct state invalid drop")
 	h.add("", "ct state established,related accept")
 	h.add("", "ip6 hoplimit 255 icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept")
 	for _, f := range families {
@@ -274,7 +285,12 @@ func (b *builder) input() {
 			h.add(ruleServices, "%s daddr %s tcp dport { %s } accept", f.ip, gw, numbers(b.Config.GuestPorts))
 		}
 	}
-	h.add(ruleHost, "%s", b.deny(ruleHost))
+	for _, f := range families {
+		if gw := b.gateway(f); gw.IsValid() {
+			h.add(egress.RuleGateway, "%s daddr %s %s", f.ip, gw, b.deny(egress.RuleGateway))
+		}
+	}
+	h.add(egress.RuleHostAddr, "%s", b.deny(egress.RuleHostAddr))
 }
 
 // maxHostFlows bounds the connections of one sandbox to the host, the
@@ -310,9 +326,7 @@ func (b *builder) nat() {
 	c := b.inet.chain("redirects", "type nat hook prerouting priority dstnat")
 	c.add("", "iifname != %s accept", bridge)
 	c.add("", "meta l4proto != tcp accept")
-	for _, f := range families {
-		c.add("", "%s daddr @never%s accept", f.ip, f.v)
-	}
+	c.add("", "fib daddr type local accept")
 	for _, f := range families {
 		for _, set := range []string{"named", "namedranges"} {
 			c.add(ruleRedirect, "%s saddr . %s daddr . tcp dport @%s%s redirect to :%d", f.ip, f.ip, set, f.v, b.Config.ProxyPort)

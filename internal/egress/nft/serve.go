@@ -62,6 +62,9 @@ func (m *Manager) Run(ctx context.Context) error {
 		run("proxy", func(ctx context.Context) error { return m.serveProxy(ctx, l) })
 	}
 	run("watch", m.watch)
+	if m.opts.Config.LogGroup != 0 {
+		run("audit", m.auditLog)
+	}
 	<-ctx.Done()
 	wg.Wait()
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
