@@ -127,6 +127,13 @@ func place(env *probe.Env, n *guestapi.Network) {
 		}
 	}
 	env.Gateway4, _ = netip.ParseAddr(n.Gateway)
+	if p, err := netip.ParsePrefix(n.Address6); err == nil {
+		env.Guest6 = p.Addr()
+		if next := p.Addr().Next(); p.Contains(next) {
+			env.Neighbour6 = next
+		}
+	}
+	env.Gateway6, _ = netip.ParseAddr(n.Gateway6)
 }
 
 // exec runs agent-runner probe as root in the guest.
@@ -154,8 +161,7 @@ func (s *Service) exec(ctx context.Context, vmid int, probes []guestapi.Probe) (
 		err = agentlab.Errorf(agentlab.CodeTimeout, "the guest did not finish the probes within %s", execLimit)
 	}
 	if err != nil {
-		_ = conn.Close()
-		<-sent
+		_ = conn.Close() // ends the sender too
 		return nil, err
 	}
 	return results(out)

@@ -144,13 +144,13 @@ func guest(text string) error {
 		err = setUp(cfg)
 	}
 	if err != nil {
-		fmt.Println(err)
+		fmt.Fprintln(os.Stdout, err)
 		return nil
 	}
 	link := os.NewFile(3, "link")
 	go fromCard(link, tap)
 	go toCard(tap, link)
-	fmt.Println("ready")
+	fmt.Fprintln(os.Stdout, "ready")
 	requests := json.NewDecoder(os.Stdin)
 	for {
 		var probes []guestapi.Probe

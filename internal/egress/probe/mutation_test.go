@@ -115,7 +115,7 @@ func ruleConstants(t *testing.T) []string {
 func TestEveryRuleIsGuarded(t *testing.T) {
 	list := mutants(t)
 	for _, rule := range ruleConstants(t) {
-		listed := slices.ContainsFunc(list, func(m mutant) bool { return m.rule == rule })
+		listed := slices.ContainsFunc(list, func(m mutant) bool { return m.rule == rule && len(m.rows) > 0 })
 		if !listed && structural[rule] == "" && !slices.Contains(permits, rule) {
 			t.Errorf("no row of the table guards %s", rule)
 		}

@@ -43,6 +43,7 @@ func newUserspace(t *testing.T) *userspace {
 	}
 	u.Guest = netguest.Start(t, netguest.Config{
 		Address: netip.MustParsePrefix("10.77.0.2/24"), Gateway: vnet.DefaultGateway, MTU: vnet.DefaultMTU,
+		Address6: netip.PrefixFrom(vnet.DefaultGuest6, 64), Gateway6: vnet.DefaultGateway6,
 	})
 	var err error
 	u.net, err = vnet.New(vnet.Config{
@@ -85,6 +86,7 @@ func userspaceEnv(v probe.Variant) probe.Env {
 	return probe.Env{
 		Network: v.Network, Targets: v.Targets, Frames: true, ControllerPort: 8844,
 		Guest4: vnet.DefaultGuest, Gateway4: vnet.DefaultGateway, Neighbour4: vnet.DefaultGuest.Next(),
+		Guest6: vnet.DefaultGuest6, Gateway6: vnet.DefaultGateway6, Neighbour6: vnet.DefaultGuest6.Next(),
 	}
 }
 
