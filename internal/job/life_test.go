@@ -153,6 +153,7 @@ func TestCancel(t *testing.T) {
 		inWorld(t, func(w *world) {
 			j := w.run(job.Request{Task: "stubborn\nhang"})
 			w.phase(j.ID, "agent")
+			time.Sleep(time.Minute) // until it hangs
 			began := time.Now()
 			if _, err := w.jobs.Cancel(ctx, j.ID); err != nil {
 				w.Fatal(err)

@@ -23,6 +23,7 @@ import (
 	"unicode/utf16"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/test/fakenet"
 )
 
 // canary is one secret. Each of its cores is a run of random letters and
@@ -51,14 +52,15 @@ func canaries(t *testing.T) []canary {
 	t.Helper()
 	var out []canary
 	for key, shape := range map[string]string{
-		"env.CANARY_PLAIN":    "%",
-		"env.CANARY_AWKWARD":  "p@ss/&\"'`$HOME\\ \u00e9%" + "!*;<>|%%20+=#{}[]~",
-		"env.CANARY_LINES":    "-----BEGIN PRIVATE KEY-----\n%\n\n%\n-----END PRIVATE KEY-----\n",
-		"env.CANARY_JSON":     `{"token": "%", "n": [1, "%"]}`,
-		"env.CANARY_NAME":     "name-%",
-		"env.CANARY_LONG":     strings.Repeat("%", 90),
-		"git.token":           "ghp_%",
-		"git.ssh_private_key": "-----BEGIN OPENSSH PRIVATE KEY-----\n%\n%\n-----END OPENSSH PRIVATE KEY-----\n",
+		"env.CANARY_PLAIN":     "%",
+		"env.CANARY_AWKWARD":   "p@ss/&\"'`$HOME\\ \u00e9%" + "!*;<>|%%20+=#{}[]~",
+		"env.CANARY_LINES":     "-----BEGIN PRIVATE KEY-----\n%\n\n%\n-----END PRIVATE KEY-----\n",
+		"env.CANARY_JSON":      `{"token": "%", "n": [1, "%"]}`,
+		"env.CANARY_NAME":      "name-%",
+		"env.CANARY_LONG":      strings.Repeat("%", 90),
+		"git.token":            "ghp_%/&$+'",
+		"claude_settings_json": `{"env": {"ANTHROPIC_AUTH_TOKEN": "%"}}`,
+		"git.ssh_private_key":  "-----BEGIN OPENSSH PRIVATE KEY-----\n%\n%\n-----END OPENSSH PRIVATE KEY-----\n",
 	} {
 		c := canary{key: key}
 		parts := strings.Split(shape, "%")
@@ -257,6 +259,9 @@ func (w *procWatch) look() {
 		}
 		for _, name := range []string{"cmdline", "environ"} {
 			p, _ := os.ReadFile(filepath.Join("/proc", e.Name(), name)) // it may have ended
+			if bytes.Contains(p, []byte("GATEWAY_INTERFACE=CGI")) {
+				continue // the fake git host on the internet, which is told its password
+			}
 			hits, _ := w.find.scan(bytes.NewReader(p))
 			w.mu.Lock()
 			w.seen++
@@ -299,7 +304,7 @@ git log --format=%an || true
 // and finds none of them, in no encoding, anywhere but in the encrypted bundle
 // and in what the agent itself made.
 func TestCanary(t *testing.T) {
-	l := newLab(t)
+	l, n := newNetLab(t)
 	cs := canaries(t)
 	find := needles(cs)
 	marker := core() // no secret: it shows that the scan sees the disks
@@ -327,6 +332,14 @@ func TestCanary(t *testing.T) {
 		}
 	}
 	repo := sampleRepo(t)
+	t.Run("pushed", func(t *testing.T) {
+		url := l.canaryHost(t, n, cs)
+		j, r := l.job("--repo", url, "--ref", "main", "--agent", "shell", "--task", canaryTask+"echo more >> README; git commit -qam More")
+		if j.Status != "COMPLETED" || !j.Result.Pushed {
+			t.Fatalf("%+v\n%v\n%s", j, r, l.ok("job", "logs", j.ID))
+		}
+		nothing(t, "after a push")
+	})
 	t.Run("completed", func(t *testing.T) {
 		j, r := l.job("--repo", repo, "--agent", "shell", "--keepalive", "--task", canaryTask+"echo "+marker+" > $HOME/marker; sync\n")
 		if j.Status != "COMPLETED" {
@@ -350,7 +363,7 @@ func TestCanary(t *testing.T) {
 		nothing(t, "after a failure")
 	})
 	t.Run("timeout", func(t *testing.T) {
-		j, _ := l.job("--agent", "shell", "--ttl", "1m", "--task", canaryTask+"sleep 600")
+		j, _ := l.job("--repo", repo, "--agent", "shell", "--ttl", "1m", "--task", canaryTask+"sleep 600")
 		if j.Status != "TIMEOUT" {
 			t.Fatalf("%s: %s", j.Status, j.Reason)
 		}
@@ -364,6 +377,24 @@ func TestCanary(t *testing.T) {
 		t.Error(f)
 	}
 	t.Logf("looked %d times at arguments and environments of processes", seen)
+}
+
+// canaryHost makes a git host that wants the git credential of the bundle.
+func (l *lab) canaryHost(t *testing.T, n *fakenet.Net, cs []canary) (url string) {
+	t.Helper()
+	i := slices.IndexFunc(cs, func(c canary) bool { return c.key == "git.token" })
+	host, err := fakenet.NewGitHost(t.TempDir(), fakenet.GitConfig{User: "x-access-token", Password: cs[i].value})
+	if err == nil {
+		_, err = host.Create(t.Context(), "org/repo.git", map[string]string{"README": "hello\n"})
+	}
+	if err == nil {
+		_, err = n.Git("git.example.com", host)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.secret("git.url", "http://git.example.com")
+	return "http://git.example.com/org/repo.git"
 }
 
 // canaryCrash kills all that runs on the host in the middle of a job.
