@@ -68,8 +68,11 @@ type Config struct {
 	Store  Store
 	Log    backend.EgressLogger // nil: the backend records nothing
 	Limits Limits
-	Clock  func() time.Time // nil means time.Now
-	Logger *slog.Logger     // nil means none
+	// Redaction gives what takes the secrets of a job out of text, because a
+	// program may ask for a name that holds one; nil is allowed.
+	Redaction func(ctx context.Context, jobID string) func(string) string
+	Clock     func() time.Time // nil means time.Now
+	Logger    *slog.Logger     // nil means none
 }
 
 // Service is the audit service. Its methods may be called from any goroutine.
@@ -386,6 +389,10 @@ func (s *Service) entries(ctx context.Context, sb agentlab.Sandbox, after int64,
 			ended = j.FinishedAt
 		}
 	}
+	redact := func(text string) string { return text }
+	if s.cfg.Redaction != nil && sb.JobID != "" {
+		redact = s.cfg.Redaction(ctx, sb.JobID)
+	}
 	now := s.clock()
 	out := make([]agentlab.EgressEntry, 0, len(recs))
 	for _, r := range recs {
@@ -393,6 +400,7 @@ func (s *Service) entries(ctx context.Context, sb agentlab.Sandbox, after int64,
 			continue
 		}
 		after = r.Seq
+		r.Name, r.Error = redact(r.Name), redact(r.Error)
 		e := agentlab.EgressEntry{UID: sb.UID, JobID: sb.JobID, EgressRecord: clean(r, sb.VMID, now)}
 		if !ended.IsZero() && e.Time.After(ended) {
 			e.JobID = ""

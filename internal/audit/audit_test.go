@@ -299,3 +299,22 @@ func TestNoLogNoWork(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A name that holds a secret of the job is kept without it.
+func TestNamesAreRedacted(t *testing.T) {
+	w := newWorld(t, func(sb *agentlab.Sandbox) { sb.JobID = agentlab.NewJobID() })
+	s := audit.New(audit.Config{Store: db{w.store}, Log: w.driver, Redaction: func(_ context.Context, jobID string) func(string) string {
+		if jobID != w.sb.JobID {
+			t.Errorf("asked for %q", jobID)
+		}
+		return func(text string) string { return strings.ReplaceAll(text, "hunter2", "[redacted]") }
+	}})
+	w.add(allowed("hunter2.evil.example"), agentlab.EgressRecord{Proto: "dns", Name: "x", Rule: "mode.nat", Error: "no hunter2"})
+	if err := s.Drain(t.Context(), w.sb); err != nil {
+		t.Fatal(err)
+	}
+	got := w.stored(agentlab.EgressFilter{})
+	if len(got) != 2 || got[0].Name != "[redacted].evil.example" || got[1].Error != "no [redacted]" {
+		t.Errorf("%+v", got)
+	}
+}

@@ -128,6 +128,7 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 func (s *services) openAudit(context.Context, *cleanup) error {
 	cfg := audit.Config{Store: auditStore{s.store}, Clock: s.cfg.Clock, Logger: s.log.With("part", "audit"),
 		Limits: audit.Limits{Rows: s.settings.Limits.EgressRecords}}
+	cfg.Redaction = func(ctx context.Context, jobID string) func(string) string { return s.jobs.Redaction(ctx, jobID) }
 	if log, ok := s.driver.(backend.EgressLogger); ok && s.driver.Info().Capabilities.EgressLog {
 		cfg.Log = log
 	}

@@ -276,19 +276,29 @@ func (s *Service) SaveConsole(ctx context.Context, sb agentlab.Sandbox, console 
 }
 
 // Redact takes the secrets of a job out of text that may hold words of its
-// guest. When they cannot be had, all of the text goes; a guest that was given
-// none has none to tell.
+// guest.
 func (s *Service) Redact(ctx context.Context, jobID, text string) string {
+	return s.Redaction(ctx, jobID)(text)
+}
+
+// Redaction is Redact for many texts. When the secrets cannot be had, all text
+// goes; a guest that was given none has none to tell.
+func (s *Service) Redaction(ctx context.Context, jobID string) func(text string) string {
 	j, err := s.cfg.Store.Job(ctx, jobID)
 	if err == nil && j.StartedAt.IsZero() || agentlab.CodeOf(err) == agentlab.CodeNotFound {
-		return text
+		return func(text string) string { return text }
 	}
 	r, err := s.Redactor(ctx, jobID)
-	if err != nil {
-		s.log.Error("text cannot be redacted", "job", jobID, "err", err)
+	if err == nil {
+		return r.String
+	}
+	s.log.Error("text cannot be redacted", "job", jobID, "err", err)
+	return func(text string) string {
+		if text == "" {
+			return ""
+		}
 		return "(withheld: it could not be redacted)"
 	}
-	return r.String(text)
 }
 
 // Redactor returns the redactor that knows the secrets that a job was given.
