@@ -1,0 +1,167 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+)
+
+// networkProfile installs a profile with a network policy.
+func (l *lab) networkProfile(name string, n agentlab.Network) {
+	l.Helper()
+	texts := func(rules []agentlab.NetworkRule) []string {
+		out := []string{}
+		for _, r := range rules {
+			out = append(out, r.Rule)
+		}
+		return out
+	}
+	network := map[string]any{"mode": n.Mode}
+	for key, list := range map[string][]string{"allow": texts(n.Allow), "deny": texts(n.Deny), "ports": n.Ports} {
+		if len(list) > 0 {
+			network[key] = list
+		}
+	}
+	text, err := yaml.Marshal(map[string]any{"name": name, "network": network})
+	if err != nil {
+		l.Fatal(err)
+	}
+	dir := filepath.Join(l.home, "config", "profiles")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		l.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name+".yaml"), text, 0o600); err != nil {
+		l.Fatal(err)
+	}
+}
+
+// probes is a probe.Exec in a sandbox: as root, through agent-runner.
+func (l *lab) probes(sandbox string) probe.Exec {
+	return func(_ context.Context, probes []guestapi.Probe) ([]guestapi.ProbeResult, error) {
+		in, err := json.Marshal(probes)
+		if err != nil {
+			return nil, err
+		}
+		r := l.runInput("", bytes.NewReader(in), "exec", "-i", "--user", "root", sandbox, "--", "agent-runner", "probe")
+		if r.code != 0 {
+			return nil, fmt.Errorf("agent-runner probe: %v", r)
+		}
+		var out []guestapi.ProbeResult
+		for line := range strings.Lines(r.stdout) {
+			var res guestapi.ProbeResult
+			if err := json.Unmarshal([]byte(line), &res); err != nil {
+				return nil, err
+			}
+			out = append(out, res)
+		}
+		return out, nil
+	}
+}
+
+// egress reads what was recorded of a sandbox.
+func (l *lab) egress(sandbox string) func(context.Context) ([]agentlab.EgressRecord, error) {
+	return func(ctx context.Context) ([]agentlab.EgressRecord, error) {
+		list, err := l.client().Egress(ctx, client.EgressQuery{Sandbox: sandbox, Oldest: true, Limit: 10000})
+		var out []agentlab.EgressRecord
+		for _, e := range list.Items {
+			out = append(out, agentlab.EgressRecord{
+				Seq: e.Seq, Proto: e.Proto, Name: e.Name, Addr: e.Addr, Port: e.Port, Allow: e.Allow, Rule: e.Rule, Error: e.Error,
+			})
+		}
+		return out, err
+	}
+}
+
+// The probe table, from inside a real VM: what the policy allows is reached,
+// nothing else is, and on the outer side of the fake internet, where every
+// address answers, nothing forbidden is seen.
+func TestProbeTable(t *testing.T) {
+	l, n := newNetLab(t)
+	if err := n.ProbeWorld(); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range probe.Reference() {
+		if len(v.Network.Layers) > 0 {
+			continue // a repository's: see TestUserspace of package probe
+		}
+		t.Run(v.Name, func(t *testing.T) {
+			name := "probe-" + v.Name
+			l.networkProfile(name, v.Network)
+			l.ok("sandbox", "new", "--name", name, "--profile", name)
+			n.ForgetOutside()
+			rep, err := probe.Run(t.Context(), l.probes(name), probe.Env{
+				Network: v.Network, Targets: v.Targets, Frames: true, ControllerPort: 8844,
+				Guest4: netip.MustParseAddr("10.77.0.2"), Gateway4: netip.MustParseAddr("10.77.0.1"), Neighbour4: netip.MustParseAddr("10.77.0.3"),
+				Guest6: netip.MustParseAddr("fd77::2"), Gateway6: netip.MustParseAddr("fd77::1"), Neighbour6: netip.MustParseAddr("fd77::3"),
+				Outside: n.Outside, Records: l.egress(name), RecordsWithinSeconds: 30,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, o := range rep.Failures() {
+				t.Errorf("%s (%s): %s", o.Check.ID, o.Check.Shows, o.Detail)
+			}
+			if rep.Skipped > 0 {
+				t.Errorf("%d rows were skipped", rep.Skipped)
+			}
+			t.Logf("%d rows passed", rep.Passed)
+			l.ok("sandbox", "destroy", name)
+		})
+	}
+}
+
+// 'agentlab verify' says of a profile whether its sandboxes are what it
+// promises, and leaves nothing behind.
+func TestVerify(t *testing.T) {
+	l, n := newNetLab(t)
+	if err := n.ProbeWorld(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"example.com", "github.com"} {
+		n.Host(name) // an address where, as everywhere here, all answers
+	}
+	l.networkProfile("shut", agentlab.Network{Mode: agentlab.NetworkOff})
+	for _, profile := range []string{"yolo-ephemeral", "yolo-restricted", "shut"} {
+		r := l.run("", "--json", "verify", "--profile", profile)
+		var rep api.VerifyReport
+		if err := json.Unmarshal([]byte(r.stdout), &rep); err != nil {
+			t.Fatalf("%s: %v\n%v", profile, err, r)
+		}
+		if r.code != 0 || !rep.OK || rep.Passed < 40 || !rep.Records {
+			t.Errorf("%s: exit code %d, %d passed, %d failed", profile, r.code, rep.Passed, rep.Failed)
+		}
+		for _, c := range rep.Checks {
+			if c.Status == "fail" {
+				t.Errorf("%s: %s: %s: %s", profile, c.ID, c.Shows, c.Detail)
+			}
+		}
+		t.Logf("%s: %d passed, %d skipped", profile, rep.Passed, rep.Skipped)
+	}
+	l.noSandboxes()
+
+	// A network that is not what was promised is told, by the exit code too.
+	n.SetName("example.com") // without an address: the site is not reached
+	l.ok("sandbox", "new", "--name", "box")
+	r := l.run("", "verify", "--sandbox", "box")
+	if r.code != 1 || !strings.Contains(r.stdout, "site-tls") || !strings.Contains(r.stdout, "fail") {
+		t.Errorf("a site that is not reached: %v", r)
+	}
+	if r := l.run("", "verify", "--sandbox", "box", "--site", "10.0.0.1"); r.code != 1 || !strings.Contains(r.stderr, "host name") {
+		t.Errorf("an address as site: %v", r)
+	}
+	l.ok("sandbox", "destroy", "box")
+}
