@@ -76,6 +76,7 @@ fuzz: ## every fuzz target, FUZZTOTAL seconds (600) divided among them
 
 docs: ## write the generated documents anew
 	$(GO) test ./internal/server -run TestGenerated -update
+	$(GO) test ./internal/server -run TestAccessMatrix -update
 	$(GO) test ./internal/cli -run TestCommandReference -update
 	$(GO) test ./internal/config -run TestReference -update
 

@@ -134,6 +134,7 @@ func (s *Server) turnAway(w http.ResponseWriter, r *http.Request, err error) {
 func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
+		w = &steadyWriter{ResponseWriter: w, rc: http.NewResponseController(w)}
 		defer s.recover(w, r)
 		ctx, leave, err := s.authenticate(r)
 		if leave != nil {
@@ -201,6 +202,26 @@ func (p *statusProbe) Header() http.Header {
 }
 func (p *statusProbe) WriteHeader(status int)      { p.status = status }
 func (p *statusProbe) Write(b []byte) (int, error) { return len(b), nil }
+
+// steadyWriter limits how long the reader of an answer may take nothing. A
+// connection that becomes a stream has no such limit: terminals are paused.
+type steadyWriter struct {
+	http.ResponseWriter
+	rc *http.ResponseController
+}
+
+func (s *steadyWriter) WriteHeader(status int) {
+	_ = s.rc.SetWriteDeadline(time.Now().Add(writeTimeout))
+	s.ResponseWriter.WriteHeader(status)
+}
+
+func (s *steadyWriter) Write(p []byte) (int, error) {
+	_ = s.rc.SetWriteDeadline(time.Now().Add(writeTimeout))
+	return s.ResponseWriter.Write(p)
+}
+
+// Unwrap lets a ResponseController find what else the writer can.
+func (s *steadyWriter) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
 // body limits how long a request's body may stall, and leaves no deadline
 // behind that would cut a long answer short.
