@@ -19,6 +19,7 @@ const (
 	EventSandboxCreated = "sandbox.created"
 	EventSandboxState   = "sandbox.state"
 	EventSandboxLease   = "sandbox.lease"
+	EventSandboxNetwork = "sandbox.network"
 	EventJobCreated     = "job.created"
 	EventJobStatus      = "job.status"
 	EventJobPhase       = "job.phase"

@@ -86,9 +86,12 @@ type Sandbox struct {
 
 	Resources Resources
 	Network   Network
-	Keepalive bool   // lease expiry stops and destroys it only when this is false or it was not renewed
-	JobID     string // the job it was made for; "" when made by hand
-	IP        string // address of the guest on its own network; "" until known
+	// NetworkPending says that Network was changed and is not known to be in
+	// force on the backend yet.
+	NetworkPending bool
+	Keepalive      bool   // lease expiry stops and destroys it only when this is false or it was not renewed
+	JobID          string // the job it was made for; "" when made by hand
+	IP             string // address of the guest on its own network; "" until known
 
 	LeaseExpiresAt time.Time // UTC, always set
 	CreatedAt      time.Time // UTC

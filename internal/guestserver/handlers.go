@@ -115,6 +115,23 @@ func (g *guest) redactReport(ctx context.Context, jobID string, rep *guestapi.Re
 	}
 }
 
+// narrowNetwork takes what the repository says of its own network.
+func (g *guest) narrowNetwork(w http.ResponseWriter, r *http.Request, _ string) {
+	p, err := readAll(r.Body, g.s.cfg.Limits.JSONBytes)
+	var n guestapi.NetworkNarrow
+	if err == nil {
+		err = guestcheck.Decode(p, &n)
+	}
+	if err == nil {
+		err = g.s.cfg.Jobs.NarrowNetwork(r.Context(), g.vmid, n)
+	}
+	if err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
 const maxWait = 55 // seconds
 
 func (g *guest) directive(w http.ResponseWriter, r *http.Request, _ string) {

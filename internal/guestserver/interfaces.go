@@ -27,6 +27,11 @@ type Jobs interface {
 	// report for a job that is final is answered, not an error.
 	Report(ctx context.Context, vmid int, r guestapi.Report) (guestapi.Directive, error)
 
+	// NarrowNetwork narrows the sandbox's network policy, and never widens
+	// it. When it returns nil the narrower policy is in force. The same again
+	// changes nothing.
+	NarrowNetwork(ctx context.Context, vmid int, n guestapi.NetworkNarrow) error
+
 	// Directive answers what the controller wants of the runner. With
 	// wait > 0 it answers when Stop changes to something not empty or when
 	// wait is over, whichever is first.

@@ -134,6 +134,7 @@ func (s *Server) Handler(vmid int) http.Handler {
 	mux.HandleFunc("POST "+guestapi.PathReport, g.with(GrantRunner, g.report))
 	mux.HandleFunc("GET "+guestapi.PathDirective, g.with(GrantRunner, g.directive))
 	mux.HandleFunc("POST "+guestapi.PathLog, g.during(GrantRunner, g.appendLog))
+	mux.HandleFunc("POST "+guestapi.PathNetwork, g.during(GrantRunner, g.narrowNetwork))
 	mux.HandleFunc("GET "+guestapi.PathRepo, g.during(GrantRunner, g.repo))
 	mux.HandleFunc("PUT "+guestapi.PathUpload+"{path...}", g.during(GrantUpload, g.upload))
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {

@@ -144,6 +144,24 @@ func orText(s, instead string) string {
 	return s
 }
 
+// NarrowNetwork narrows the network policy of a sandbox by what its job's
+// repository asks for. Codes: denied, invalid, conflict, unsupported, limit,
+// unavailable.
+func (s *Service) NarrowNetwork(ctx context.Context, vmid int, n guestapi.NetworkNarrow) error {
+	if _, err := s.jobOf(ctx, vmid); err != nil {
+		return err
+	}
+	const source = "the repository"
+	layer := agentlab.Network{Mode: n.Mode, Ports: n.Ports}
+	for _, r := range n.Allow {
+		layer.Allow = append(layer.Allow, agentlab.NetworkRule{Rule: r, Source: source})
+	}
+	for _, r := range n.Deny {
+		layer.Deny = append(layer.Deny, agentlab.NetworkRule{Rule: r, Source: source})
+	}
+	return s.cfg.Sandboxes.NarrowNetwork(ctx, vmid, layer)
+}
+
 // Directive answers what is wanted of the runner of a sandbox. With wait > 0
 // it answers when that is to stop, or when wait is over.
 func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (guestapi.Directive, error) {

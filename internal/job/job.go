@@ -71,6 +71,7 @@ type Sandboxes interface {
 	Create(ctx context.Context, r sandbox.Request) (agentlab.Sandbox, error)
 	List(ctx context.Context, f sandbox.Filter) ([]agentlab.Sandbox, error)
 	MarkRunning(ctx context.Context, vmid int) error
+	NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Network) error
 	Introduce(ctx context.Context, vmid int) error
 	Release(ctx context.Context, vmid int, o sandbox.Outcome) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)

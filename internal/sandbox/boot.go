@@ -75,8 +75,19 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := s.room(); err != nil { // somebody may make room in time
 		return agentlab.Errorf(agentlab.CodeUnavailable, "%w", err)
 	}
+	if sb.NetworkPending { // what exists already has the old policy
+		err := s.updateNetwork(ctx, sb)
+		if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			return err
+		}
+	}
 	if err := s.cfg.Driver.Create(ctx, spec(sb)); err != nil {
 		return err
+	}
+	if sb.NetworkPending {
+		if err := s.networkApplied(ctx, sb); err != nil {
+			return err
+		}
 	}
 	if err := s.openPlane(ctx, sb); err != nil {
 		return err

@@ -90,6 +90,8 @@ type Limits struct {
 	StopGrace        time.Duration // for the guest to power off, when the request does not say; default 30 s
 	KeepaliveGrace   time.Duration // from the end of a keepalive lease to destruction; default 24 h
 
+	NetworkTimeout time.Duration // for a changed network policy to come into force, else the sandbox fails; default 1 min
+
 	ParallelBoots int           // VMs that boot at the same time; default 4
 	Workers       int           // steps at the same time; default 32
 	AuditEvery    time.Duration // how often the backend is compared with the rows; default 5 s
@@ -117,6 +119,7 @@ func (l Limits) withDefaults() Limits {
 	def(&l.BootTimeout, 180*time.Second)
 	def(&l.StopGrace, 30*time.Second)
 	def(&l.KeepaliveGrace, 24*time.Hour)
+	def(&l.NetworkTimeout, time.Minute)
 	count(&l.ParallelBoots, 4)
 	count(&l.Workers, 32)
 	def(&l.AuditEvery, 5*time.Second)
@@ -205,6 +208,10 @@ type memory struct {
 	save      bool   // its console log is to be saved
 	trouble   string // why it cannot be destroyed, as told before
 	handover  handover
+
+	netSince   time.Time     // since when a network policy cannot be put in force; zero when there is none
+	netTrouble string        // why not
+	changed    chan struct{} // closed at the next change of its row or of netTrouble; nil when nobody waits
 }
 
 // New returns a Service; Run makes it work.
@@ -324,6 +331,7 @@ func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbo
 		return agentlab.Sandbox{}, err
 	}
 	s.remember(sb)
+	s.with(vmid, (*memory).tellChanged)
 	if s.cfg.Changed != nil && !sb.Equal(before) {
 		s.cfg.Changed(sb)
 	}

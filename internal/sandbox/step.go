@@ -100,6 +100,11 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 
 // up drives a sandbox that is to run.
 func (s *Service) up(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
+	if sb.NetworkPending && sb.State.HasVM() {
+		if settled, err := s.applyNetwork(ctx, sb); settled || err != nil {
+			return 0, err != nil, err
+		}
+	}
 	switch sb.State {
 	case agentlab.SandboxRequested:
 		return 0, false, s.become(ctx, sb, agentlab.SandboxProvisioning, "")

@@ -25,6 +25,7 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 		{"memory_mb", &s.Resources.MemoryMB},
 		{"root_size_gb", &s.Resources.RootSizeGB},
 		{"network_json", jsonCol{&s.Network}},
+		{"network_pending", &s.NetworkPending},
 		{"keepalive", &s.Keepalive},
 		{"job_id", &s.JobID},
 		{"ip", &s.IP},

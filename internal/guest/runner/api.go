@@ -94,7 +94,7 @@ func (a *api) do(ctx context.Context, method, url, token string, body io.Reader,
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode != http.StatusOK {
+	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusNoContent {
 		return answerError(resp)
 	}
 	switch out := out.(type) {

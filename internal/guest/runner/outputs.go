@@ -29,7 +29,8 @@ const (
 
 // project is the content of .agentlab.yaml.
 type project struct {
-	Outputs []string `yaml:"outputs"` // globs of files to keep as artifacts
+	Outputs []string        `yaml:"outputs"` // globs of files to keep as artifacts
+	Network *projectNetwork `yaml:"network"` // narrows the network policy of the job's sandbox
 }
 
 // readProject reads the project file of a work tree. It is strict: what is

@@ -167,7 +167,14 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 		if err != nil {
 			return failed("clone", err), nil
 		}
-		if err := r.checkProject(got); err != nil {
+		p, err := r.checkProject(got)
+		if err == nil {
+			err = r.narrowNetwork(ctx, p.Network)
+		}
+		if ctx.Err() != nil {
+			return outcome{}, ctx.Err()
+		}
+		if err != nil {
 			return failed("clone", err), nil
 		}
 		*rp = got
@@ -201,17 +208,16 @@ func (r *Runner) guardedCheckout(ctx context.Context) (repo, error) {
 
 // checkProject reads the project file before the agent starts: a mistake in
 // it is better known now than after an hour's work.
-func (r *Runner) checkProject(rp repo) error {
+func (r *Runner) checkProject(rp repo) (project, error) {
 	if rp.None {
-		return nil
+		return project{}, nil
 	}
 	root, err := os.OpenRoot(rp.Path)
 	if err != nil {
-		return err
+		return project{}, err
 	}
 	defer func() { _ = root.Close() }()
-	_, err = readProject(root)
-	return err
+	return readProject(root)
 }
 
 // conclude collects and uploads, and returns the final report.

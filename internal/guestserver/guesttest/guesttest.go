@@ -37,21 +37,23 @@ type Controller struct {
 	Dir     string // where Service keeps its files
 	addr    string
 
-	mu       sync.Mutex
-	response guestapi.BootstrapResponse
-	used     bool
-	down     error // answer every job call with this
-	grants   map[string]guestserver.Grant
-	reports  []guestapi.Report
-	stop     string
-	deadline time.Time
-	changed  chan struct{}
-	rows     map[string]agentlab.Artifact
-	events   []agentlab.Event
-	server   *http.Server
-	served   sync.WaitGroup
-	fetches  int
-	denials  int
+	mu        sync.Mutex
+	response  guestapi.BootstrapResponse
+	used      bool
+	down      error // answer every job call with this
+	grants    map[string]guestserver.Grant
+	reports   []guestapi.Report
+	stop      string
+	deadline  time.Time
+	changed   chan struct{}
+	rows      map[string]agentlab.Artifact
+	events    []agentlab.Event
+	server    *http.Server
+	served    sync.WaitGroup
+	fetches   int
+	denials   int
+	narrowed  []guestapi.NetworkNarrow
+	narrowErr error
 }
 
 // New starts a controller that answers resp to a bootstrap. Runner and
@@ -170,6 +172,34 @@ func (c *Controller) Revoke() {
 func (c *Controller) wake() {
 	close(c.changed)
 	c.changed = make(chan struct{})
+}
+
+// NarrowNetwork implements guestserver.Jobs.
+func (c *Controller) NarrowNetwork(_ context.Context, vmid int, n guestapi.NetworkNarrow) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if vmid != c.VMID {
+		c.tb.Errorf("sandbox %d narrows its network", vmid)
+	}
+	if c.narrowErr != nil {
+		return c.narrowErr
+	}
+	c.narrowed = append(c.narrowed, n)
+	return nil
+}
+
+// Narrowed returns what the runner asked of the network so far.
+func (c *Controller) Narrowed() []guestapi.NetworkNarrow {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.narrowed)
+}
+
+// FailNarrow makes NarrowNetwork fail with err; nil ends that.
+func (c *Controller) FailNarrow(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.narrowErr = err
 }
 
 // Wait waits until cond holds, which is asked at every report and log append.
