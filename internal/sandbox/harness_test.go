@@ -73,13 +73,14 @@ func (p profiles) Use(name string) (agentlab.Profile, error) {
 // world is a machine with a database, on which services come and go.
 type world struct {
 	*testing.T
-	path   string
-	store  *store.Store
-	host   *fake.Host
-	driver *fake.Driver
-	images *images
-	limits sandbox.Limits
-	serve  func(ctx context.Context, vmid int, l net.Listener) error
+	path     string
+	store    *store.Store
+	host     *fake.Host
+	driver   *fake.Driver
+	images   *images
+	limits   sandbox.Limits
+	profiles profiles // may be changed while no sandbox boots
+	serve    func(ctx context.Context, vmid int, l net.Listener) error
 
 	svc  *sandbox.Service
 	stop func()
@@ -96,6 +97,11 @@ func newWorld(t *testing.T) *world {
 	}
 	w := &world{
 		T: t, path: filepath.Join(t.TempDir(), "agentlab.db"), host: host,
+		profiles: profiles{
+			"plain":   {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: time.Hour},
+			"secrets": {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: time.Hour, SecretsBundle: "default"},
+			"long":    {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: 100 * 24 * time.Hour},
+		},
 		next: make(chan struct{}), images: &images{have: []string{"base", "agents"}},
 		serve: func(ctx context.Context, _ int, l net.Listener) error {
 			srv := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute}
@@ -129,11 +135,7 @@ func (w *world) begin() {
 	w.driver = w.host.Open()
 	w.svc = sandbox.New(sandbox.Config{
 		Store: db{w.store}, Driver: w.driver, Images: w.images,
-		Profiles: profiles{
-			"plain":   {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: time.Hour},
-			"secrets": {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: time.Hour, SecretsBundle: "default"},
-			"long":    {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: 100 * 24 * time.Hour},
-		},
+		Profiles:       w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, ServeGuest: w.serve,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
