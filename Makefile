@@ -23,7 +23,7 @@ TEST_TIMEOUT ?= 40m
 FUZZTOTAL ?= 600
 FUZZTIME ?=
 
-.PHONY: help build build-all test race lint bench fuzz docs demo image deps clean
+.PHONY: help build build-all test race lint bench fuzz mutation docs demo image deps clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -73,6 +73,9 @@ bench: deps build ## benchmarks, as ratios within one run; raw samples are print
 
 fuzz: ## every fuzz target, FUZZTOTAL seconds (600) divided among them
 	@FUZZTOTAL=$(FUZZTOTAL) FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
+
+mutation: ## each rule of the network policy is missed when it is taken out
+	@scripts/mutation.sh
 
 docs: ## write the generated documents anew
 	$(GO) test ./internal/server -run TestGenerated -update
