@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 )
@@ -55,11 +56,7 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 			return err
 		}
 		sandbox = fmt.Sprint(sb.VMID)
-		defer func() { // also after an interrupt
-			if _, err := c.DestroySandbox(context.WithoutCancel(ctx), sandbox); err != nil {
-				a.progressf("sandbox %s is left: %v\n  → agentlab sandbox destroy %s", sandbox, err, sandbox)
-			}
-		}()
+		defer func() { a.endVerified(ctx, c, sandbox) }()
 		if _, err := a.waitSandbox(ctx, c, sb, isUp); err != nil {
 			return err
 		}
@@ -76,6 +73,18 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 		return statusError(exitFailure)
 	}
 	return nil
+}
+
+// endVerified destroys the sandbox that was made, also after an interrupt, and
+// waits until it is gone when there was none.
+func (a *App) endVerified(ctx context.Context, c *client.Client, sandbox string) {
+	sb, err := c.DestroySandbox(context.WithoutCancel(ctx), sandbox)
+	if err == nil && ctx.Err() == nil {
+		_, err = a.waitSandbox(ctx, c, sb, func(s agentlab.SandboxState) bool { return s == agentlab.SandboxDestroyed })
+	}
+	if err != nil && ctx.Err() == nil {
+		a.progressf("sandbox %s may be left: %v\n  → agentlab sandbox destroy %s", sandbox, err, sandbox)
+	}
 }
 
 func (a *App) printVerify(r api.VerifyReport, all bool) error {

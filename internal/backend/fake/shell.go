@@ -119,6 +119,8 @@ func (p *process) command(argv []string) int {
 		return p.sleep(argv[1:])
 	case "egress":
 		return p.g.egress(argv[1:])
+	case "agent-runner":
+		return p.probe(argv[1:])
 	case "exit":
 		return exitCode(argv[1:])
 	case "curl":

@@ -89,7 +89,7 @@ type Env struct {
 	NoNames              bool         // the enforcer cannot read names out of flows: those rows are skipped
 	Records              func(ctx context.Context) ([]agentlab.EgressRecord, error)
 	Outside              func() Outside
-	RecordsWithinSeconds int // how long a record may take to appear; 0 means 10
+	RecordsWithinSeconds int // how long to wait for a record when no other comes; 0 means 3
 }
 
 // Outside is what arrived beyond the enforcer since the table began.

@@ -133,16 +133,19 @@ func (r *run) take(probes []guestapi.Probe, results []guestapi.ProbeResult) erro
 	return nil
 }
 
-// await reads the records until every row has those that it wants, or the
-// time for that is over.
+// awaitAtMost bounds the wait for records also while new ones come.
+const awaitAtMost = time.Minute
+
+// await reads the records until every row has those that it wants, or none
+// has come for a while.
 func (r *run) await(ctx context.Context, checks []Check) error {
-	limit := time.Duration(max(r.env.RecordsWithinSeconds, 0)) * time.Second
-	if limit == 0 {
-		limit = 10 * time.Second
+	idle := time.Duration(r.env.RecordsWithinSeconds) * time.Second
+	if idle <= 0 {
+		idle = 3 * time.Second
 	}
-	deadline := time.NewTimer(limit)
-	defer deadline.Stop()
-	tick := time.NewTicker(200 * time.Millisecond)
+	last := time.Now()
+	end := last.Add(max(awaitAtMost, idle))
+	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		if r.env.Outside != nil {
@@ -155,14 +158,20 @@ func (r *run) await(ctx context.Context, checks []Check) error {
 		if err != nil {
 			return err
 		}
+		had := len(r.records)
 		r.records = slices.DeleteFunc(slices.Clone(all), func(rec agentlab.EgressRecord) bool { return rec.Seq <= r.after })
 		if !slices.ContainsFunc(checks, r.unrecorded) {
 			return nil
 		}
+		now := time.Now()
+		if len(r.records) > had {
+			last = now
+		}
+		if now.Sub(last) >= idle || now.After(end) {
+			return nil
+		}
 		select {
 		case <-tick.C:
-		case <-deadline.C:
-			return nil
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -96,7 +96,7 @@ func (u *userspace) run(t *testing.T, v probe.Variant, checks ...string) probe.R
 	u.net.SetPolicy(policy(t, v.Network))
 	u.world.ForgetOutside()
 	e := userspaceEnv(v)
-	e.Outside, e.RecordsWithinSeconds = u.world.Outside, 4
+	e.Outside, e.RecordsWithinSeconds = u.world.Outside, 2
 	e.Records = func(context.Context) ([]agentlab.EgressRecord, error) {
 		u.mu.Lock()
 		defer u.mu.Unlock()
