@@ -36,6 +36,8 @@ type Config struct {
 	API API `yaml:"api"`
 
 	QEMU QEMU `yaml:"qemu"`
+
+	HostNetwork HostNetwork `yaml:"host_network"`
 }
 
 // Images names the images used when neither job nor profile names one.
@@ -108,6 +110,7 @@ func Default() Config {
 		BootstrapTTLMinutes: 10,
 		API:                 API{Groups: map[string]string{}},
 		QEMU:                QEMU{Accel: "auto"},
+		HostNetwork:         defaultHostNetwork,
 	}
 }
 
@@ -178,6 +181,9 @@ func (c Config) Validate() error {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%q is neither a name to look for in PATH nor an absolute path", b).WithField("qemu.binary")
 	}
 	if err := c.API.validate(); err != nil {
+		return err
+	}
+	if err := c.HostNetwork.validate(); err != nil {
 		return err
 	}
 	return c.validateRanges()

@@ -80,6 +80,8 @@ func keysOf(prefix string, v reflect.Value) []key {
 		switch {
 		case def == "":
 			def = `""`
+		case f.Type.Kind() == reflect.Slice:
+			def = strings.ReplaceAll(def, " ", ", ")
 		case f.Type.Kind() == reflect.Map:
 			def = "{}"
 		}

@@ -22,6 +22,9 @@ const usage = `agentlabd is the daemon of AgentLab. 'agentlab' starts it when it
 
 Usage:
   agentlabd run [--home DIR | --system]   run the daemon in the foreground
+  agentlabd network render|apply|remove|status
+                                          keep the firewall of a bridge with
+                                          sandboxes, without a daemon
   agentlabd --version                     print version, commit and date
   agentlabd --help                        print this
 
@@ -50,6 +53,8 @@ func Main(args []string) int {
 			return complain(os.Stderr, err, 2)
 		}
 		return complain(os.Stderr, o.run(), 1)
+	case len(args) >= 1 && args[0] == "network":
+		return networkCommand(args[1:], os.Stdout, os.Stderr)
 	case len(args) == 2 && args[0] == "vmm": // a shim; only the qemu driver calls it
 		return complain(os.Stderr, untilSignal(func(ctx context.Context) error { return qemu.RunShim(ctx, args[1]) }), 1)
 	}
@@ -100,16 +105,21 @@ func parseRun(args []string) (o runOptions, err error) {
 	return o, nil
 }
 
-func (o runOptions) run() error {
-	getenv := os.Getenv
-	if o.home != "" || o.system { // what is asked for counts more than the environment
-		getenv = func(key string) string {
-			if key == "AGENTLAB_HOME" {
-				return o.home
-			}
-			return os.Getenv(key)
-		}
+// getenv is the environment, in which what is asked for counts more.
+func (o runOptions) getenv() func(string) string {
+	if o.home == "" && !o.system {
+		return os.Getenv
 	}
+	return func(key string) string {
+		if key == "AGENTLAB_HOME" {
+			return o.home
+		}
+		return os.Getenv(key)
+	}
+}
+
+func (o runOptions) run() error {
+	getenv := o.getenv()
 	paths, err := config.ResolvePaths(getenv, o.system)
 	if err != nil {
 		return err

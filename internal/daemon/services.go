@@ -49,6 +49,8 @@ type services struct {
 	tokens    *auth.Service
 	audit     *audit.Service
 
+	hostNetwork *hostNetwork
+
 	usable func() error // set before anything runs
 }
 
@@ -56,6 +58,7 @@ type services struct {
 // by undo.
 func openServices(ctx context.Context, cfg Config, settings config.Config, log *slog.Logger, undo *cleanup) (*services, error) {
 	s := &services{cfg: cfg, settings: settings, log: log, bus: newBus(), vault: secret.NewVault(cfg.Paths.Secrets())}
+	s.hostNetwork = newHostNetwork(settings.HostNetwork, log.With("part", "host network"))
 	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openArtifacts, s.openAudit, s.openJobs, s.openGC} {
 		if err := open(ctx, undo); err != nil {
 			return nil, err
@@ -231,6 +234,7 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 	run("gc", s.gc.Run)
 	run("space", s.watchSpace)
 	run("audit", s.audit.Run)
+	run("host network", s.hostNetwork.Run)
 	run("images", func(ctx context.Context) error { s.images.Sweep(ctx); return nil })
 	done := make(chan struct{})
 	go func() {
@@ -243,16 +247,17 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 // forAPI gives the control API its view of the services.
 func (s *services) forAPI(system server.System) server.Services {
 	return server.Services{
-		Jobs:      jobView{s.jobs},
-		Sandboxes: sandboxView{s.sandboxes, jobView{s.jobs}},
-		Artifacts: artifactView{s.artifacts},
-		Profiles:  profileView{s.profiles},
-		Secrets:   secretView{s.vault},
-		Images:    imageView{s.images, s.store},
-		Events:    eventView{s.store, s.bus},
-		Egress:    s.audit,
-		Verify:    verify.New(verify.Config{Sandboxes: s.sandboxes, Driver: s.driver}),
-		System:    system,
-		Tokens:    s.tokens,
+		Jobs:        jobView{s.jobs},
+		Sandboxes:   sandboxView{s.sandboxes, jobView{s.jobs}},
+		Artifacts:   artifactView{s.artifacts},
+		Profiles:    profileView{s.profiles},
+		Secrets:     secretView{s.vault},
+		Images:      imageView{s.images, s.store},
+		Events:      eventView{s.store, s.bus},
+		Egress:      s.audit,
+		Verify:      verify.New(verify.Config{Sandboxes: s.sandboxes, Driver: s.driver}),
+		System:      system,
+		HostNetwork: s.hostNetwork,
+		Tokens:      s.tokens,
 	}
 }

@@ -16,17 +16,18 @@ import (
 // Services are what the API calls. Every method answers with *agentlab.Error
 // where the fault is known; none waits for a sandbox to reach a state.
 type Services struct {
-	Jobs      Jobs
-	Sandboxes Sandboxes
-	Artifacts Artifacts
-	Profiles  Profiles
-	Secrets   Secrets
-	Images    Images
-	Events    Events
-	Egress    Egress
-	Verify    Verifier
-	System    System
-	Tokens    Tokens // nil: the daemon takes no tokens
+	HostNetwork HostNetwork
+	Jobs        Jobs
+	Sandboxes   Sandboxes
+	Artifacts   Artifacts
+	Profiles    Profiles
+	Secrets     Secrets
+	Images      Images
+	Events      Events
+	Egress      Egress
+	Verify      Verifier
+	System      System
+	Tokens      Tokens // nil: the daemon takes no tokens
 }
 
 // Tokens keeps the tokens of this API and tells which are good. (*auth.Service)

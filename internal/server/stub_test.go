@@ -61,7 +61,7 @@ func (st *stub) called(name string) error {
 func (st *stub) services() Services {
 	return Services{
 		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
-		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, Events: stubEvents{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, System: stubSystem{st},
+		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, Events: stubEvents{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st},
 	}
 }
 

@@ -23,6 +23,8 @@ var verbs = []struct{ name, allows string }{
 	{"secret.read", "see the names of secrets"},
 	{"secret.write", "change secrets"},
 	{"token.manage", "make, see and revoke tokens"},
+	{"host.read", "see the firewall of a bridge with sandboxes"},
+	{"host.network", "apply and remove the firewall of a bridge with sandboxes"},
 	{"image.read", "see images"},
 	{"image.write", "build and remove images"},
 }

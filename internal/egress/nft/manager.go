@@ -111,7 +111,7 @@ func (m *Manager) Apply(ctx context.Context) error {
 	if err := m.apply(ctx); err != nil {
 		return err
 	}
-	if err := prepare(m.opts.Config); err != nil {
+	if err := m.Prepare(); err != nil {
 		return err
 	}
 	for _, x := range m.members {
@@ -121,6 +121,10 @@ func (m *Manager) Apply(ctx context.Context) error {
 	}
 	return nil
 }
+
+// Prepare makes sure of the bridge, its addresses and forwarding. The rules
+// must be in force before.
+func (m *Manager) Prepare() error { return prepare(m.opts.Config) }
 
 func (m *Manager) apply(ctx context.Context) error {
 	m.ports = bridgePorts(m.opts.Config.Bridge)
@@ -154,7 +158,7 @@ func (m *Manager) Remove(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.broken = true
-	if err := m.kernel.load(ctx, removal("inet", "bridge", "arp")); err != nil {
+	if err := m.kernel.load(ctx, removal(ours...)); err != nil {
 		return err
 	}
 	return removeBridge(m.opts.Config.Bridge)

@@ -189,7 +189,7 @@ func (m *Manager) watch(ctx context.Context) error {
 	}
 	tick := time.NewTicker(reconcileEvery)
 	defer tick.Stop()
-	for {
+	for round := 1; ; round++ {
 		select {
 		case <-ctx.Done():
 			return nil
@@ -203,14 +203,19 @@ func (m *Manager) watch(ctx context.Context) error {
 			}
 		case <-tick.C:
 		}
-		if err := m.reconcile(ctx); err != nil && ctx.Err() == nil {
+		if err := m.reconcile(ctx, round%compareEvery == 0); err != nil && ctx.Err() == nil {
 			m.log.Error("the host's network rules could not be put right", "err", err)
 		}
 	}
 }
 
-// reconcile loads the rules again when the host has changed or they are gone.
-func (m *Manager) reconcile(ctx context.Context) error {
+// compareEvery is after how many looks at the tables their content is read
+// too.
+const compareEvery = 12
+
+// reconcile loads the rules again when the host has changed, or when they are
+// gone or not what they should be.
+func (m *Manager) reconcile(ctx context.Context, compare bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	loaded, err := m.kernel.tables(ctx)
@@ -218,7 +223,17 @@ func (m *Manager) reconcile(ctx context.Context) error {
 		return err
 	}
 	ports, nets := bridgePorts(m.opts.Config.Bridge), hostNets(m.opts.Config)
-	if !m.broken && len(loaded) == 3 && slices.Equal(ports, m.ports) && slices.Equal(nets, m.opts.Config.HostNets) {
+	good := !m.broken && len(loaded) == len(ours) && slices.Equal(ports, m.ports) && slices.Equal(nets, m.opts.Config.HostNets)
+	if good && compare {
+		drift, err := m.drift(ctx)
+		if err != nil {
+			return err
+		}
+		if good = len(drift) == 0; !good {
+			m.log.Warn("somebody changed our rules; they are loaded again", "what", drift)
+		}
+	}
+	if good {
 		return nil
 	}
 	return m.apply(ctx)

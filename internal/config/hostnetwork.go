@@ -1,0 +1,68 @@
+package config
+
+import (
+	"net/netip"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// HostNetwork is the bridge of hosts whose sandboxes are on one, as on
+// Proxmox. The qemu backend has no use for it: each of its sandboxes has a
+// private network.
+type HostNetwork struct {
+	Bridge     string `yaml:"bridge" doc:"Bridge that only sandboxes are on; 'agentlab host network apply' makes it when it is missing."`
+	Subnet     string `yaml:"subnet" doc:"IPv4 network of the sandboxes, whose first address is the host's."`
+	Subnet6    string `yaml:"subnet6" doc:"Their IPv6 network, of unique local addresses (fc00::/7) and 64 bits, whose first address is the host's; empty gives them no IPv6."`
+	Uplink     string `yaml:"uplink" doc:"Interface that the internet is behind, such as vmbr0; empty means any but the bridge and the tailnet's."`
+	Tailscale  string `yaml:"tailscale" doc:"Interface whose hosts may open connections to sandboxes, and which sandboxes may open none to; empty means that nobody may."`
+	GuestPorts []int  `yaml:"guest_ports" doc:"TCP ports of the controller that sandboxes may reach on the bridge."`
+	ProxyPort  int    `yaml:"proxy_port" doc:"TCP port on the bridge to which flows are redirected that must name their host, 1 to 65535; sandboxes cannot reach it by themselves."`
+	LogGroup   int    `yaml:"log_group" doc:"NFLOG group through which the kernel tells of its decisions, 1 to 65535; 0 records none of them."`
+}
+
+var defaultHostNetwork = HostNetwork{
+	Bridge: "vmbr1", Subnet: "10.77.0.0/16", Subnet6: "fd77:a91a:4d00::/64", Tailscale: "tailscale0",
+	GuestPorts: []int{8844, 8846}, ProxyPort: 8847, LogGroup: 8847,
+}
+
+// Prefixes returns the networks; the second is not valid without IPv6.
+func (h HostNetwork) Prefixes() (v4, v6 netip.Prefix, err error) {
+	bad := func(key, value, why string) error {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not %s", value, why).WithField("host_network." + key)
+	}
+	v4, err = netip.ParsePrefix(h.Subnet)
+	if err != nil || !v4.Addr().Is4() || v4 != v4.Masked() || v4.Bits() < 8 || v4.Bits() > 30 || !v4.Addr().IsPrivate() {
+		return v4, v6, bad("subnet", h.Subnet, "a private IPv4 network, such as 10.77.0.0/16")
+	}
+	if h.Subnet6 == "" {
+		return v4, v6, nil
+	}
+	v6, err = netip.ParsePrefix(h.Subnet6)
+	if err != nil || !v6.Addr().Is6() || v6 != v6.Masked() || v6.Bits() != 64 || !v6.Addr().IsPrivate() {
+		return v4, v6, bad("subnet6", h.Subnet6, "a network of unique local IPv6 addresses and 64 bits, such as fd77:a91a:4d00::/64")
+	}
+	return v4, v6, nil
+}
+
+// validate checks what this package can; names of interfaces are checked by
+// who puts them into rules.
+func (h HostNetwork) validate() error {
+	if _, _, err := h.Prefixes(); err != nil {
+		return err
+	}
+	port := func(key string, n, lo int) error {
+		if n < lo || n > 65535 {
+			return agentlab.Errorf(agentlab.CodeInvalid, "%d is not between %d and 65535", n, lo).WithField("host_network." + key)
+		}
+		return nil
+	}
+	for _, p := range h.GuestPorts {
+		if err := port("guest_ports", p, 1); err != nil {
+			return err
+		}
+	}
+	if err := port("proxy_port", h.ProxyPort, 1); err != nil {
+		return err
+	}
+	return port("log_group", h.LogGroup, 0)
+}

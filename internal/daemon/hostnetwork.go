@@ -1,0 +1,323 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/egress/nft"
+)
+
+// hostNetwork keeps the rules of a bridge that sandboxes are on. It serves
+// from the moment that rules are applied, also when that was before the
+// daemon started.
+type hostNetwork struct {
+	settings config.HostNetwork
+	log      *slog.Logger
+
+	mu      sync.Mutex
+	manager *nft.Manager
+	cancel  context.CancelFunc // ends serving; nil when nothing serves
+	ended   chan error
+}
+
+func newHostNetwork(settings config.HostNetwork, log *slog.Logger) *hostNetwork {
+	return &hostNetwork{settings: settings, log: log}
+}
+
+// bridgeConfig is what the rules are rendered from.
+func bridgeConfig(h config.HostNetwork) (nft.Config, error) {
+	v4, v6, err := h.Prefixes()
+	if err != nil {
+		return nft.Config{}, err
+	}
+	c := nft.Config{
+		Bridge: h.Bridge, Subnet4: v4, Gateway4: v4.Addr().Next(), Subnet6: v6, Uplink: h.Uplink, Tailscale: h.Tailscale,
+		ProxyPort: uint16(h.ProxyPort), LogGroup: uint16(h.LogGroup), //nolint:gosec // checked by package config
+	}
+	if v6.IsValid() {
+		c.Gateway6 = v6.Addr().Next()
+	} else {
+		c.Gateway6 = netip.Addr{}
+	}
+	for _, p := range h.GuestPorts {
+		c.GuestPorts = append(c.GuestPorts, uint16(p)) //nolint:gosec // checked by package config
+	}
+	return c, c.Validate()
+}
+
+// open finds the tools and the settings, once. mu is held.
+func (h *hostNetwork) open(ctx context.Context) error {
+	if h.manager != nil {
+		return nil
+	}
+	c, err := bridgeConfig(h.settings)
+	if err != nil {
+		return err
+	}
+	h.manager, err = nft.New(ctx, nft.Options{Config: c, Logger: h.log})
+	return err
+}
+
+// Rules implements server.HostNetwork.
+func (h *hostNetwork) Rules(ctx context.Context) (string, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.open(ctx); err != nil {
+		return "", err
+	}
+	return h.manager.Render()
+}
+
+// Apply implements server.HostNetwork.
+func (h *hostNetwork) Apply(ctx context.Context) (api.HostNetwork, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.open(ctx); err != nil {
+		return api.HostNetwork{}, err
+	}
+	if err := h.manager.Apply(ctx); err != nil {
+		return api.HostNetwork{}, err
+	}
+	h.serve()
+	return h.status(ctx)
+}
+
+// serve starts what the rules need from here. mu is held.
+func (h *hostNetwork) serve() {
+	if h.cancel != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	h.cancel, h.ended = cancel, make(chan error, 1)
+	ended, manager := h.ended, h.manager
+	go func() {
+		err := manager.Run(ctx)
+		if err != nil {
+			h.log.Error("the bridge is not served: its sandboxes resolve nothing", "err", err)
+		}
+		ended <- err
+	}()
+}
+
+// rest ends serving and waits for it. mu is held.
+func (h *hostNetwork) rest() {
+	if h.cancel == nil {
+		return
+	}
+	h.cancel()
+	_ = <-h.ended
+	h.cancel = nil
+}
+
+// serving tells whether it goes on. mu is held.
+func (h *hostNetwork) serving() bool {
+	if h.cancel == nil {
+		return false
+	}
+	select {
+	case err := <-h.ended:
+		h.ended <- err
+		return false
+	default:
+		return true
+	}
+}
+
+// Remove implements server.HostNetwork.
+func (h *hostNetwork) Remove(ctx context.Context) (api.HostNetwork, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.open(ctx); err != nil {
+		return api.HostNetwork{}, err
+	}
+	h.rest()
+	if err := h.manager.Remove(ctx); err != nil {
+		return api.HostNetwork{}, err
+	}
+	return h.status(ctx)
+}
+
+// Status implements server.HostNetwork.
+func (h *hostNetwork) Status(ctx context.Context) (api.HostNetwork, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.open(ctx); err != nil {
+		return api.HostNetwork{}, err
+	}
+	return h.status(ctx)
+}
+
+func (h *hostNetwork) status(ctx context.Context) (api.HostNetwork, error) {
+	st, err := h.manager.Status(ctx)
+	if err != nil {
+		return api.HostNetwork{}, err
+	}
+	return api.HostNetwork{
+		Applied: st.Applied(), Tables: some(st.Tables), Drift: some(st.Drift), Ports: some(st.Ports), Sandboxes: st.Sandboxes,
+		Bridge: h.settings.Bridge, Subnet: h.settings.Subnet, Subnet6: h.settings.Subnet6, Serving: h.serving(),
+	}, nil
+}
+
+// some is the list, which JSON writes as [] when it is empty.
+func some(list []string) []string {
+	if list == nil {
+		return []string{}
+	}
+	return list
+}
+
+// Run takes up serving where rules are in force, until ctx ends. A host
+// without any, or a daemon that may not look, is none of its business.
+func (h *hostNetwork) Run(ctx context.Context) error {
+	if os.Geteuid() == 0 {
+		h.mu.Lock()
+		if err := h.open(ctx); err == nil {
+			if st, err := h.manager.Status(ctx); err == nil && st.Applied() {
+				h.serve()
+			}
+		}
+		h.mu.Unlock()
+	}
+	<-ctx.Done()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rest()
+	return nil
+}
+
+const networkUsage = `agentlabd network keeps the rules of a bridge that sandboxes are on, without a
+daemon: for the unit that applies them when the host boots.
+
+Usage:
+  agentlabd network render                print the rules as 'nft -f' reads them
+  agentlabd network apply [--dry-run]     put them in force, in one step; again
+                                          changes nothing. With --dry-run only
+                                          ask the kernel whether it takes them
+  agentlabd network remove                take them away
+  agentlabd network status                tell whether they are in force as they
+                                          should be; exit code 1 when not
+
+Options of each: --home DIR | --system    whose config.yaml (key host_network)
+`
+
+// networkCommand is 'agentlabd network …'. It returns the exit code.
+func networkCommand(args []string, stdout, stderr io.Writer) int {
+	fs := flag.NewFlagSet("agentlabd network", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	dry := fs.Bool("dry-run", false, "")
+	var o runOptions
+	fs.StringVar(&o.home, "home", "", "")
+	fs.BoolVar(&o.system, "system", false, "")
+	verb := ""
+	if len(args) > 0 {
+		verb, args = args[0], args[1:]
+	}
+	known := map[string]func(context.Context, *nft.Manager, io.Writer) error{
+		"render": renderNetwork, "apply": applyNetwork, "remove": removeNetwork, "status": networkStatus,
+	}
+	if err := fs.Parse(args); err != nil || known[verb] == nil || fs.NArg() > 0 || *dry && verb != "apply" || o.system && o.home != "" {
+		fmt.Fprint(stderr, networkUsage)
+		return 2
+	}
+	do := known[verb]
+	if *dry {
+		do = checkNetwork
+	}
+	return complain(stderr, untilSignal(func(ctx context.Context) error {
+		m, err := o.networkManager(ctx)
+		if err != nil {
+			return err
+		}
+		return do(ctx, m, stdout)
+	}), 1)
+}
+
+func (o runOptions) networkManager(ctx context.Context) (*nft.Manager, error) {
+	paths, err := config.ResolvePaths(o.getenv(), o.system)
+	if err != nil {
+		return nil, err
+	}
+	settings, err := config.Load(paths.ConfigFile())
+	if err != nil {
+		return nil, err
+	}
+	c, err := bridgeConfig(settings.HostNetwork)
+	if err != nil {
+		return nil, err
+	}
+	return nft.New(ctx, nft.Options{Config: c})
+}
+
+func renderNetwork(_ context.Context, m *nft.Manager, w io.Writer) error {
+	text, err := m.Render()
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, text)
+	return err
+}
+
+func checkNetwork(ctx context.Context, m *nft.Manager, w io.Writer) error {
+	if err := m.Check(ctx); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w, "the kernel takes the rules; nothing was changed")
+	return err
+}
+
+// applyNetwork leaves rules alone that are as they should be: a daemon may
+// have let sandboxes in, which a new load would shut out until it notices.
+func applyNetwork(ctx context.Context, m *nft.Manager, w io.Writer) error {
+	st, err := m.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if st.Applied() && len(st.Drift) == 0 {
+		if err := m.Prepare(); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintln(w, "the rules are in force already")
+		return err
+	}
+	if err := m.Apply(ctx); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(w, "the rules are in force")
+	return err
+}
+
+func removeNetwork(ctx context.Context, m *nft.Manager, w io.Writer) error {
+	if err := m.Remove(ctx); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w, "the rules are gone")
+	return err
+}
+
+func networkStatus(ctx context.Context, m *nft.Manager, w io.Writer) error {
+	st, err := m.Status(ctx)
+	if err != nil {
+		return err
+	}
+	switch {
+	case len(st.Tables) == 0:
+		return agentlab.Errorf(agentlab.CodeNotFound, "no rules are in force").WithHint("agentlabd network apply")
+	case !st.Applied():
+		return agentlab.Errorf(agentlab.CodeConflict, "only the tables %s are loaded", strings.Join(st.Tables, ", ")).WithHint("agentlabd network apply")
+	case len(st.Drift) > 0:
+		return errors.New("the rules were changed: " + strings.Join(st.Drift, "; "))
+	}
+	_, err = fmt.Fprintln(w, "the rules are in force")
+	return err
+}

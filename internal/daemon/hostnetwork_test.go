@@ -1,0 +1,54 @@
+package daemon
+
+import (
+	"flag"
+	"os"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/egress/nft"
+)
+
+var update = flag.Bool("update", false, "write the generated documents")
+
+// TestRenderedRules: scripts/net/agent_nat.nft is what the default
+// configuration renders to; run 'go test ./internal/daemon -run
+// TestRenderedRules -update' after a change.
+func TestRenderedRules(t *testing.T) {
+	const path = "../../scripts/net/agent_nat.nft"
+	c, err := bridgeConfig(config.Default().HostNetwork)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.BridgeMeta = true // as every kernel of a distribution has it
+	want, err := nft.Render(nft.State{Config: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil { //nolint:gosec // a document
+			t.Fatal(err)
+		}
+		return
+	}
+	have, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(have) != want {
+		t.Error("scripts/net/agent_nat.nft is not what the code renders: go test ./internal/daemon -run TestRenderedRules -update")
+	}
+}
+
+func TestNetworkCommandUsage(t *testing.T) {
+	for _, args := range [][]string{{}, {"nothing"}, {"render", "--dry-run"}, {"apply", "now"}, {"apply", "--system", "--home", "/x"}} {
+		null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if code := networkCommand(args, null, null); code != 2 {
+			t.Errorf("%v: exit code %d", args, code)
+		}
+		_ = null.Close()
+	}
+}
