@@ -2,9 +2,12 @@ package agentcmd
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -29,7 +32,33 @@ func Prepare(home, dir, settings string, env map[string]string) error {
 }
 
 // placed are the files below home that Prepare may put links for.
-var placed = []string{".claude/settings.json", ".codex/config.toml"}
+var placed = []string{".claude/settings.json", ".codex/config.toml", ".ssh/config"}
+
+// PrepareSSH puts private keys, each for one host, where the agent's ssh finds
+// them. Hosts that are not known yet are trusted when they are first seen,
+// since there is nobody to ask. knownHosts is a file of further known hosts.
+func PrepareSSH(home, dir string, keys map[string]string, knownHosts string) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	var errs []error
+	var b strings.Builder
+	b.WriteString("# written by agentlab for this sandbox\n")
+	for _, host := range slices.Sorted(maps.Keys(keys)) {
+		if host == "" || strings.Trim(host, hostChars) != "" || strings.Trim(host, ".-") != host {
+			errs = append(errs, fmt.Errorf("an SSH key is for %q, which is not the name of a host", host))
+			continue
+		}
+		file := filepath.Join(dir, "ssh-key-"+host)
+		errs = append(errs, os.WriteFile(file, []byte(strings.TrimSpace(keys[host])+"\n"), 0o600))
+		fmt.Fprintf(&b, "Host %s\n\tIdentityFile \"%s\"\n\tIdentitiesOnly yes\n", host, file)
+	}
+	fmt.Fprintf(&b, "Match all\n\tStrictHostKeyChecking accept-new\n\tUserKnownHostsFile ~/.ssh/known_hosts \"%s\"\n\tInclude ~/.ssh/config.orig\n", knownHosts)
+	errs = append(errs, place(home, dir, ".ssh/config", b.String()))
+	return errors.Join(errs...)
+}
+
+const hostChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-"
 
 // Unprepare removes the links that Prepare made. What the links point at is
 // removed with dir.

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,10 +42,11 @@ func newAPI(base string, t Timing) *api {
 type callError struct {
 	status  int
 	message string
+	who     string // answers; "" is the controller
 }
 
 func (e *callError) Error() string {
-	return fmt.Sprintf("the controller answers %d: %s", e.status, e.message)
+	return fmt.Sprintf("%s answers %d: %s", cmp.Or(e.who, "the controller"), e.status, e.message)
 }
 
 // denied reports whether the controller does not accept our token, so that

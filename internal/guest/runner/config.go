@@ -36,16 +36,17 @@ type Config struct {
 
 // Timing holds every duration, so that tests can be quick.
 type Timing struct {
-	Grace       time.Duration // between SIGTERM and SIGKILL to the agent; default 10 s
-	LogBatch    time.Duration // between two looks at the agent's log; default 200 ms
-	Heartbeat   time.Duration // between two reports at least; default 10 s
-	Poll        time.Duration // one long poll for directives; default 50 s
-	FirstRetry  time.Duration // pause before a call is repeated, doubled each time; default 100 ms
-	MaxRetry    time.Duration // longest such pause; default 5 s
-	Denied      time.Duration // how long another bootstrap token is looked out for when one is denied; default 1 min
-	Patience    time.Duration // how long one upload or log append is tried after the agent ended; default 15 min
-	GitTimeout  time.Duration // for one git command on the result; default 2 min
-	PushTimeout time.Duration // for one push; default 2 min
+	Grace         time.Duration // between SIGTERM and SIGKILL to the agent; default 10 s
+	LogBatch      time.Duration // between two looks at the agent's log; default 200 ms
+	Heartbeat     time.Duration // between two reports at least; default 10 s
+	Poll          time.Duration // one long poll for directives; default 50 s
+	FirstRetry    time.Duration // pause before a call is repeated, doubled each time; default 100 ms
+	MaxRetry      time.Duration // longest such pause; default 5 s
+	Denied        time.Duration // how long another bootstrap token is looked out for when one is denied; default 1 min
+	Patience      time.Duration // how long one upload or log append is tried after the agent ended; default 15 min
+	StorePatience time.Duration // how long one copy to an artifact store outside is tried; default 1 min
+	GitTimeout    time.Duration // for one git command on the result; default 2 min
+	PushTimeout   time.Duration // for one push; default 2 min
 }
 
 const (
@@ -107,6 +108,7 @@ func (t Timing) withDefaults() Timing {
 	def(&t.MaxRetry, 5*time.Second)
 	def(&t.Denied, time.Minute)
 	def(&t.Patience, 15*time.Minute)
+	def(&t.StorePatience, time.Minute)
 	def(&t.GitTimeout, 2*time.Minute)
 	def(&t.PushTimeout, 2*time.Minute)
 	return t

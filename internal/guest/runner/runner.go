@@ -24,16 +24,17 @@ type Runner struct {
 	dir dir
 	log *slog.Logger
 
-	api        *api
-	resp       guestapi.BootstrapResponse
-	job        *guestapi.Job // nil: a sandbox without one
-	boot       boot
-	secrets    []string
-	red        *redact.Redactor
-	git        *git
-	control    *control
-	supervisor *os.Process // when this process started it
-	closers    []io.Closer
+	api         *api
+	resp        guestapi.BootstrapResponse
+	job         *guestapi.Job // nil: a sandbox without one
+	boot        boot
+	secrets     []string
+	red         *redact.Redactor
+	git         *git
+	control     *control
+	supervisor  *os.Process // when this process started it
+	storeFailed bool        // the artifact store outside did not take a copy
+	closers     []io.Closer
 }
 
 // New makes a Runner.

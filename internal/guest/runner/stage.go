@@ -116,8 +116,13 @@ func secretsOf(doc guestapi.Bootstrap, resp guestapi.BootstrapResponse) []string
 	if resp.Git != nil {
 		out = append(out, resp.Git.Token, resp.Git.SSHPrivateKey)
 	}
-	if resp.Artifact != nil {
-		out = append(out, resp.Artifact.Token)
+	for _, v := range resp.SSHKeys {
+		out = append(out, v)
+	}
+	for _, t := range []*guestapi.ArtifactTarget{resp.Artifact, resp.ArtifactStore} {
+		if t != nil {
+			out = append(out, t.Token)
+		}
 	}
 	return append(out, redact.SettingsSecrets(resp.ClaudeSettingsJSON)...)
 }
@@ -140,6 +145,7 @@ func (r *Runner) stage() error {
 		os.WriteFile(r.dir.path(fileEnv), []byte(env.String()), 0o600),
 		stageGit(r.dir, r.resp.Git),
 		agentcmd.Prepare(r.cfg.Home, string(r.dir), r.resp.ClaudeSettingsJSON, r.resp.Env),
+		agentcmd.PrepareSSH(r.cfg.Home, string(r.dir), r.resp.SSHKeys, r.dir.path(fileKnownHosts)),
 		r.gitIdentity(),
 	)
 }

@@ -91,6 +91,7 @@ func (r *Runner) uploadAll(ctx context.Context, c *collected) error {
 		u := &c.Files[i]
 		err := r.put(ctx, u)
 		if err == nil {
+			r.copyOut(ctx, u, c)
 			continue
 		}
 		u.Size = -1
@@ -152,10 +153,13 @@ func (r *Runner) uploadReport(ctx context.Context, rep jobReport, c *collected) 
 	}
 	rep.Result, rep.Warnings, rep.Truncated = c.Result, c.Warnings, c.Truncated
 	p, err := json.MarshalIndent(rep, "", "  ")
+	u := &upload{Path: artReport, data: r.red.Bytes(append(p, '\n'))}
 	if err == nil {
-		err = r.put(ctx, &upload{Path: artReport, data: r.red.Bytes(append(p, '\n'))})
+		err = r.put(ctx, u)
 	}
 	if err != nil {
 		c.warn("%s could not be uploaded: %v", artReport, err)
+		return
 	}
+	r.copyOut(ctx, u, c)
 }
