@@ -1,0 +1,300 @@
+package secret
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"filippo.io/age"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// full makes a vault with some bundles and what a job was given.
+func full(t *testing.T) *Vault {
+	t.Helper()
+	v := vault(t)
+	for _, name := range []string{"a", "b", "c"} {
+		set(t, v, name, "env.NAME", "value-of-"+name)
+	}
+	if err := v.Keep(t.Context(), "job-1", []string{"value-of-job"}); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// allReadable fails the test unless everything in v can be read.
+func allReadable(t testing.TB, v *Vault) {
+	t.Helper()
+	for _, name := range []string{"a", "b", "c"} {
+		if b, err := v.Deliver(context.Background(), name, nil); err != nil || b.Env["NAME"] != "value-of-"+name {
+			t.Errorf("%s: %v, %v", name, b, err)
+		}
+	}
+	if values, ok, err := v.Kept("job-1"); err != nil || !ok || !slices.Equal(values, []string{"value-of-job"}) {
+		t.Errorf("kept: %v %v %v", values, ok, err)
+	}
+}
+
+func TestRotate(t *testing.T) {
+	v := full(t)
+	before, err := v.identities()
+	if err != nil {
+		t.Fatal(err)
+	}
+	backup, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, _ := os.ReadFile(v.path("a"))
+	r, err := v.Rotate(t.Context(), []string{backup.Recipient().String()}, nil)
+	if err != nil || !reflect.DeepEqual(r.Bundles, []string{"a", "b", "c"}) || len(r.Kept) != 0 || !reflect.DeepEqual(r.Recipients, []string{backup.Recipient().String()}) {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	allReadable(t, v)
+	after, err := v.identities()
+	if err != nil || len(after) != 1 || after[0].public != r.PublicKey || after[0].public == before[0].public {
+		t.Errorf("%d identities, %v", len(after), err)
+	}
+	files, err := v.sealed()
+	if err != nil || len(files) != 4 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	for _, f := range files {
+		sealed, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := decrypt(sealed, maxSealed, before); err == nil {
+			t.Errorf("the old identity opens %s", f)
+		}
+		if _, err := age.Decrypt(bytes.NewReader(sealed), backup); err != nil {
+			t.Errorf("the backup does not open %s: %v", f, err)
+		}
+	}
+	if _, err := decrypt(old, maxSealed, after); err == nil {
+		t.Error("the new identity opens what was encrypted before")
+	}
+	// A set after it is encrypted to all, too; a removed recipient reads no more.
+	set(t, v, "a", "env.NAME", "value-of-a")
+	sealed, _ := os.ReadFile(v.path("a"))
+	if _, err := age.Decrypt(bytes.NewReader(sealed), backup); err != nil {
+		t.Errorf("after a set: %v", err)
+	}
+	if _, err := v.Rotate(t.Context(), nil, []string{backup.Recipient().String()}); err != nil {
+		t.Fatal(err)
+	}
+	sealed, _ = os.ReadFile(v.path("a"))
+	if _, err := age.Decrypt(bytes.NewReader(sealed), backup); err == nil {
+		t.Error("who was removed can still read")
+	}
+	allReadable(t, v)
+}
+
+// A rotation that dies at any step leaves everything readable, also for a
+// process that begins anew, and the next one completes it.
+func TestRotateDiesAnywhere(t *testing.T) {
+	var steps []string
+	v := full(t)
+	v.crash = func(step string) error {
+		steps = append(steps, step)
+		return nil
+	}
+	if _, err := v.Rotate(t.Context(), []string{"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIFRi8pTSDK2PAyVjqnsEOy7MLoGnM8IZIFXJpDIT1qd"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if len(steps) != 7 { // identity, recipients, four files, done
+		t.Fatalf("steps %v", steps)
+	}
+	for i, at := range steps {
+		t.Run(fmt.Sprintf("%d %s", i, at), func(t *testing.T) {
+			v := full(t)
+			v.crash = func(step string) error {
+				if step == at {
+					return errors.New("killed")
+				}
+				return nil
+			}
+			if _, err := v.Rotate(t.Context(), nil, nil); err == nil {
+				t.Fatal("it was not killed")
+			}
+			v = NewVault(v.dir)
+			allReadable(t, v)
+			set(t, v, "b", "env.NAME", "value-of-b")
+			if _, err := v.Rotate(t.Context(), nil, nil); err != nil {
+				t.Fatal(err)
+			}
+			allReadable(t, v)
+			if ids, err := v.identities(); err != nil || len(ids) != 1 {
+				t.Errorf("%d identities, %v", len(ids), err)
+			}
+		})
+	}
+}
+
+// Readers and writers, each with a Vault of its own as other processes have,
+// never notice that keys are rotated.
+func TestRotateWithoutDowntime(t *testing.T) {
+	v := full(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			mine := NewVault(v.dir)
+			for n := 0; ctx.Err() == nil; n++ {
+				allReadable(t, mine)
+				if i == 0 && n%4 == 0 {
+					if err := mine.Set(context.Background(), "a", "env.OTHER", strings.NewReader(fmt.Sprint(n)), false); err != nil {
+						t.Error(err)
+					}
+				}
+				if t.Failed() {
+					return
+				}
+			}
+		})
+	}
+	for range 10 {
+		if _, err := v.Rotate(t.Context(), nil, nil); err != nil {
+			t.Error(err)
+		}
+	}
+	stop()
+	wg.Wait()
+}
+
+// When something cannot be read, nothing is changed.
+func TestRotateRefuses(t *testing.T) {
+	v := full(t)
+	if err := os.WriteFile(v.path("b"), []byte("damaged"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before, _ := os.ReadFile(v.identityPath())
+	_, err := v.Rotate(t.Context(), nil, nil)
+	wantCode(t, err, agentlab.CodeInvalid)
+	_, err = v.Rotate(t.Context(), []string{"nobody"}, nil)
+	wantCode(t, err, agentlab.CodeInvalid)
+	_, err = v.Rotate(t.Context(), nil, []string{"age1nobody"})
+	wantCode(t, err, agentlab.CodeNotFound)
+	if after, _ := os.ReadFile(v.identityPath()); !bytes.Equal(before, after) {
+		t.Error("the identity has changed")
+	}
+}
+
+// Files that others could read or change, or that are no files, are refused,
+// and the remedy is told.
+func TestModes(t *testing.T) {
+	for name, change := range map[string]func(v *Vault) (path string, mode os.FileMode){
+		"folder readable":     func(v *Vault) (string, os.FileMode) { return v.dir, 0o750 },
+		"folder writable":     func(v *Vault) (string, os.FileMode) { return v.dir, 0o720 },
+		"identity readable":   func(v *Vault) (string, os.FileMode) { return v.identityPath(), 0o640 },
+		"bundle writable":     func(v *Vault) (string, os.FileMode) { return v.path("a"), 0o620 },
+		"recipients writable": func(v *Vault) (string, os.FileMode) { return v.recipientsPath(), 0o602 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := full(t)
+			if err := v.writeRecipients([]string{"age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p"}); err != nil {
+				t.Fatal(err)
+			}
+			path, mode := change(v)
+			was, err := os.Stat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chmod(path, mode); err != nil {
+				t.Fatal(err)
+			}
+			err = v.Set(t.Context(), "a", "env.X", strings.NewReader("x"), false)
+			wantCode(t, err, agentlab.CodeDenied)
+			if want := fmt.Sprintf("chmod %o %s", was.Mode().Perm()&mode, path); agentlab.HintOf(err) != want {
+				t.Errorf("hint %q, want %q", agentlab.HintOf(err), want)
+			}
+			_, found, verr := v.Validate(t.Context(), "", false)
+			if verr == nil && len(found) == 0 {
+				t.Error("validate finds nothing")
+			}
+		})
+	}
+	v := full(t)
+	if err := os.Remove(v.path("a")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(v.path("a"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, v.Check(t.Context(), "a"), agentlab.CodeInvalid)
+}
+
+func TestEdit(t *testing.T) {
+	v := full(t)
+	text, version, err := v.Text(t.Context(), "a")
+	if err != nil || !strings.Contains(text, "value-of-a") {
+		t.Fatalf("%q, %v", text, err)
+	}
+	wantCode(t, v.Replace(t.Context(), "a", "env:\n  A: x\nnonsense: 1\n", version), agentlab.CodeInvalid)
+	wantCode(t, v.Replace(t.Context(), "a", "env:\n  A: x\n", ""), agentlab.CodeConflict)
+	wantCode(t, v.Replace(t.Context(), "new", "env:\n  A: x\n", version), agentlab.CodeConflict)
+	if err := v.Replace(t.Context(), "a", "# mine\nenv:\n  A: cmd:echo x\n  B: literal:cmd:echo x\n", version); err != nil {
+		t.Fatal(err)
+	}
+	b, err := v.Deliver(t.Context(), "a", nil)
+	if err != nil || !reflect.DeepEqual(b.Env, map[string]string{"A": "x", "B": "cmd:echo x"}) {
+		t.Errorf("%v, %v", b, err)
+	}
+	wantCode(t, v.Replace(t.Context(), "a", "env: {}\n", version), agentlab.CodeConflict)
+	if err := v.Replace(t.Context(), "new", "env:\n  A: x\n", ""); err != nil {
+		t.Error(err)
+	}
+	_, _, err = v.Text(t.Context(), "nobody")
+	wantCode(t, err, agentlab.CodeNotFound)
+}
+
+// Texts of several lines are shown as such to who edits them.
+func TestReadableText(t *testing.T) {
+	v := vault(t)
+	set(t, v, "a", "git.ssh_private_key", sshKey)
+	text, _, err := v.Text(t.Context(), "a")
+	if want := "git:\n  \"ssh_private_key\": |\n    -----BEGIN OPENSSH PRIVATE KEY-----\n"; err != nil || !strings.HasPrefix(text, want) {
+		t.Errorf("%s, %v", text, err)
+	}
+}
+
+func TestKept(t *testing.T) {
+	v := full(t)
+	for _, more := range [][]string{{"x", "value-of-job"}, {"x"}, {"y"}} {
+		if err := v.Keep(t.Context(), "job-1", more); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, ok, err := v.Kept("job-1"); err != nil || !ok || !slices.Equal(got, []string{"value-of-job", "x", "y"}) {
+		t.Errorf("%v %v %v", got, ok, err)
+	}
+	if _, ok, err := v.Kept("job-2"); ok || err != nil {
+		t.Errorf("%v %v", ok, err)
+	}
+	if _, _, err := v.Kept("../identity"); err == nil {
+		t.Error("a path is no job")
+	}
+	sealed, _ := os.ReadFile(filepath.Join(v.keptDir(), "job-1.age"))
+	if len(sealed) == 0 || bytes.Contains(sealed, []byte("value-of-job")) {
+		t.Error("not encrypted")
+	}
+	if err := os.WriteFile(filepath.Join(v.keptDir(), "job-1.age"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := v.Kept("job-1"); err == nil {
+		t.Error("what is damaged must not be taken for nothing")
+	}
+	n, err := v.SweepKept(t.Context(), func(context.Context, string) (bool, error) { return true, nil })
+	if n != 1 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+}
