@@ -39,16 +39,12 @@ func (g *guest) bootstrap(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusOK, resp)
 	case agentlab.CodeDenied, agentlab.CodeNotFound, agentlab.CodeInvalid, agentlab.CodeConflict:
 		g.log.Warn("bootstrap refused", "err", err)
-		waitUntil(r.Context(), began.Add(refusalTime))
+		waitUntil(r.Context(), began.Add(g.s.cfg.Limits.Refusal))
 		writeError(w, http.StatusForbidden, string(agentlab.CodeDenied), "the bootstrap token is not valid")
 	default:
 		g.fail(w, r, err)
 	}
 }
-
-// refusalTime is how long every refusal of a bootstrap token takes: more than
-// any of the checks, so that the time does not tell which of them it failed.
-const refusalTime = 50 * time.Millisecond
 
 func waitUntil(ctx context.Context, t time.Time) {
 	timer := time.NewTimer(time.Until(t))

@@ -190,7 +190,7 @@ func TestLogLinesAreBounded(t *testing.T) {
 	c := guesttest.New(t, guestapi.BootstrapResponse{}, artifact.Limits{})
 	h := guestserver.New(guestserver.Config{
 		Tokens: c, Jobs: c, Artifacts: c.Service, Redactors: c, Logger: slog.New(slog.NewTextHandler(&out, nil)),
-		Limits: guestserver.Limits{Bootstraps: 1e6}, Clock: func() time.Time { return now },
+		Limits: guestserver.Limits{Bootstraps: 1e6, Refusal: time.Nanosecond}, Clock: func() time.Time { return now },
 	}).Handler(c.VMID)
 	const hour = 3600
 	for range 10 * hour {

@@ -14,10 +14,14 @@ import (
 
 // Limits bound what one sandbox may ask for. Zero fields take the default.
 type Limits struct {
-	JSONBytes    int64         // body of a bootstrap request or report; default 64 KiB
-	LogChunk     int64         // body of one log append; default 1 MiB
-	Rate         float64       // calls in a second; default 200, with a burst of 400
-	Bootstraps   float64       // bootstrap calls in a second; default 1, with a burst of 10
+	JSONBytes  int64   // body of a bootstrap request or report; default 64 KiB
+	LogChunk   int64   // body of one log append; default 1 MiB
+	Rate       float64 // calls in a second; default 200, with a burst of 400
+	Bootstraps float64 // bootstrap calls in a second; default 1, with a burst of 10
+	// Refusal is how long every refusal of a bootstrap token takes, more than
+	// any of the checks, so that the time does not tell which of them it
+	// failed; default 50 ms.
+	Refusal      time.Duration
 	InFlight     int           // calls at the same time; default 16
 	Connections  int           // connections at the same time; default 64
 	StallTimeout time.Duration // longest time that a body may give no byte, or an answer take none; default 30 s
@@ -36,6 +40,9 @@ func (l Limits) withDefaults() Limits {
 	}
 	if l.Bootstraps <= 0 {
 		l.Bootstraps = 1
+	}
+	if l.Refusal <= 0 {
+		l.Refusal = 50 * time.Millisecond
 	}
 	if l.InFlight <= 0 {
 		l.InFlight = 16
