@@ -137,17 +137,64 @@ func (s *Server) Handler(vmid int) http.Handler {
 		slots:      make(chan struct{}, l.InFlight),
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+guestapi.PathBootstrap, g.bootstrap)
-	mux.HandleFunc("POST "+guestapi.PathReport, g.with(GrantRunner, g.report))
-	mux.HandleFunc("GET "+guestapi.PathDirective, g.with(GrantRunner, g.directive))
-	mux.HandleFunc("POST "+guestapi.PathLog, g.during(GrantRunner, g.appendLog))
-	mux.HandleFunc("POST "+guestapi.PathNetwork, g.during(GrantRunner, g.narrowNetwork))
-	mux.HandleFunc("GET "+guestapi.PathRepo, g.during(GrantRunner, g.repo))
-	mux.HandleFunc("PUT "+guestapi.PathUpload+"{path...}", g.during(GrantUpload, g.upload))
+	for _, r := range g.routes() {
+		mux.HandleFunc(r.method+" "+r.path, g.admit(r))
+	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		writeError(w, http.StatusNotFound, "not_found", "no such call")
 	})
 	return g.guard(mux)
+}
+
+// route is one row of the guest plane. Every column is required.
+type route struct {
+	method, path string
+	needs        need
+	serve        func(w http.ResponseWriter, r *http.Request, jobID string)
+}
+
+// need is what a call must prove, beside coming through a sandbox's own
+// channel. The zero value is nothing that can be proven.
+type need int
+
+const (
+	// oneTime: the one-time token in the body, which the handler checks.
+	oneTime need = iota + 1
+	// runner: the runner's grant, for calls that an ended job may still make.
+	runner
+	// runnerAtWork: the runner's grant, and a job that has not ended.
+	runnerAtWork
+	// uploaderAtWork: the grant for uploads, and a job that has not ended.
+	uploaderAtWork
+)
+
+// routes is the guest plane. No handler takes from a request whom it is
+// about: the sandbox is that of the channel, the job that of the grant.
+func (g *guest) routes() []route {
+	return []route{
+		{"POST", guestapi.PathBootstrap, oneTime, func(w http.ResponseWriter, r *http.Request, _ string) { g.bootstrap(w, r) }},
+		{"POST", guestapi.PathReport, runner, g.report},
+		{"GET", guestapi.PathDirective, runner, g.directive},
+		{"POST", guestapi.PathLog, runnerAtWork, g.appendLog},
+		{"POST", guestapi.PathNetwork, runnerAtWork, g.narrowNetwork},
+		{"GET", guestapi.PathRepo, runnerAtWork, g.repo},
+		{"PUT", guestapi.PathUpload + "{path...}", uploaderAtWork, g.upload},
+	}
+}
+
+// admit lets those calls through to a row that prove what it needs.
+func (g *guest) admit(r route) http.HandlerFunc {
+	switch r.needs {
+	case oneTime:
+		return func(w http.ResponseWriter, req *http.Request) { r.serve(w, req, "") }
+	case runner:
+		return g.with(GrantRunner, r.serve)
+	case runnerAtWork:
+		return g.during(GrantRunner, r.serve)
+	case uploaderAtWork:
+		return g.during(GrantUpload, r.serve)
+	}
+	return func(w http.ResponseWriter, req *http.Request) { g.fail(w, req, errNoGrant) }
 }
 
 // guest is one sandbox as this plane sees it.
