@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -59,8 +60,8 @@ type accessLab struct {
 	*harness
 	tokens *auth.Service
 	store  *store.Store
-	tcp    string // host:port
-	peer   Peer   // who calls over the unix socket
+	tcp    string               // host:port
+	peer   atomic.Pointer[Peer] // who calls over the unix socket
 }
 
 func startAccess(t *testing.T) *accessLab {
@@ -72,7 +73,7 @@ func startAccess(t *testing.T) *accessLab {
 	l := &accessLab{store: st, tokens: auth.New(auth.Config{Store: st, Limits: auth.Limits{Burst: 100000}})}
 	l.harness = start(t, func(c *Config) {
 		c.Rules = Rules{OwnUID: 1234, Groups: map[string]Access{"root": AccessWrite, "daemon": AccessRead}}
-		c.PeerOf = func(net.Conn) (Peer, error) { return l.peer, nil }
+		c.PeerOf = func(net.Conn) (Peer, error) { return *l.peer.Load(), nil }
 		c.Services.Sandboxes = knownSandboxes{c.Services.Sandboxes.(stubSandboxes)}
 		c.Services.Jobs = knownJobs{c.Services.Jobs.(stubJobs)}
 		c.Services.Tokens = l.tokens
@@ -140,7 +141,7 @@ func (l *accessLab) call(t *testing.T, r route, sandbox, job string, c credentia
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
-	l.peer = c.peer
+	l.peer.Store(&c.peer)
 	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		if c.unix {
 			return sockpath.Dial(ctx, l.socket)

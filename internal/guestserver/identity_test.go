@@ -1,0 +1,246 @@
+package guestserver
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/redact"
+)
+
+// Two sandboxes, each with a job.
+const (
+	ownVMID, otherVMID = 42, 43
+	ownJob, otherJob   = "job-aaaaaaaaaaaaa", "job-bbbbbbbbbbbbb"
+)
+
+// about is a call that reached a service: whom it was about.
+type about struct {
+	what string
+	vmid int    // 0: the service is not told
+	job  string // "": the service is not told
+}
+
+// services notes whom they are called about, and has tokens of both sandboxes:
+// "own-runner", "other-upload" and so on.
+type services struct {
+	mu    sync.Mutex
+	calls []about
+	log   map[string]string
+}
+
+func (s *services) note(a about) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = append(s.calls, a)
+}
+
+func (s *services) GrantByHash(_ context.Context, hash, kind string) (Grant, error) {
+	soon := time.Now().Add(time.Hour)
+	for token, g := range map[string]Grant{
+		"own-" + kind: {VMID: ownVMID, JobID: ownJob, ExpiresAt: soon}, "other-" + kind: {VMID: otherVMID, JobID: otherJob, ExpiresAt: soon},
+		"expired-" + kind: {VMID: ownVMID, JobID: ownJob, ExpiresAt: time.Now()}, "ended-" + kind: {VMID: ownVMID, JobID: ownJob, ExpiresAt: soon, Ended: true},
+		"jobless-" + kind: {VMID: ownVMID, ExpiresAt: soon},
+	} {
+		if hashToken(token) == hash {
+			return g, nil
+		}
+	}
+	return Grant{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no such grant")
+}
+
+func (s *services) BootstrapFetched(_ context.Context, vmid int, hash string) (guestapi.BootstrapResponse, error) {
+	whose := map[string]int{hashToken("own-once"): ownVMID, hashToken("other-once"): otherVMID}[hash]
+	if whose != vmid {
+		return guestapi.BootstrapResponse{}, agentlab.Errorf(agentlab.CodeDenied, "no")
+	}
+	s.note(about{"bootstrap", vmid, ""})
+	return guestapi.BootstrapResponse{}, nil
+}
+
+func (s *services) Report(_ context.Context, vmid int, _ guestapi.Report) (guestapi.Directive, error) {
+	s.note(about{"report", vmid, ""})
+	return guestapi.Directive{}, nil
+}
+
+func (s *services) NarrowNetwork(_ context.Context, vmid int, _ guestapi.NetworkNarrow) error {
+	s.note(about{"narrow", vmid, ""})
+	return nil
+}
+
+func (s *services) Directive(_ context.Context, vmid int, _ time.Duration) (guestapi.Directive, error) {
+	s.note(about{"directive", vmid, ""})
+	return guestapi.Directive{}, nil
+}
+
+func (s *services) Put(_ context.Context, job, path string, r io.Reader) (agentlab.Artifact, error) {
+	s.note(about{"put", 0, job})
+	_, err := io.Copy(io.Discard, r)
+	return agentlab.Artifact{Path: path}, err
+}
+
+func (s *services) LogSize(_ context.Context, job string) (int64, error) {
+	s.note(about{"log size", 0, job})
+	return 0, nil
+}
+
+func (s *services) Log(_ context.Context, job string, _ int64, _ bool) (io.ReadCloser, error) {
+	s.note(about{"log", 0, job})
+	return io.NopCloser(strings.NewReader("")), nil
+}
+
+func (s *services) AppendLog(_ context.Context, job string, off int64, p []byte) (int64, bool, error) {
+	s.note(about{"append", 0, job})
+	return off + int64(len(p)), false, nil
+}
+
+func (s *services) RepoBundle(_ context.Context, job string) (io.ReadSeekCloser, int64, error) {
+	s.note(about{"repo", 0, job})
+	return nopSeeker{strings.NewReader("bundle")}, 6, nil
+}
+
+func (s *services) Redactor(_ context.Context, job string) (*redact.Redactor, error) {
+	s.note(about{"redactor", 0, job})
+	return redact.New(), nil
+}
+
+type nopSeeker struct{ *strings.Reader }
+
+func (nopSeeker) Close() error { return nil }
+
+// claims are ways to say that one is somebody else: in the body, the query,
+// the header and the path.
+func claims(r route) []*http.Request {
+	body, err := json.Marshal(map[string]any{
+		"status": "RUNNING", "phase": "agent", "message": "m", "token": "own-once",
+		"vmid": otherVMID, "VMID": otherVMID, "job": otherJob, "job_id": otherJob, "JobID": otherJob, "sandbox": "other", "uid": "other",
+	})
+	if err != nil {
+		panic(err) // strings and numbers
+	}
+	plainBody := `{"status":"RUNNING","phase":"agent"}`
+	if r.needs == oneTime {
+		plainBody = fmt.Sprintf(`{"token":"own-once","vmid":%d}`, ownVMID)
+	}
+	path := strings.ReplaceAll(r.path, "{path...}", "a.txt")
+	query := url.Values{"vmid": {fmt.Sprint(otherVMID)}, "job": {otherJob}, "job_id": {otherJob}, "sandbox": {"other"}, "offset": {"0"}}
+	mk := func(path, body string) *http.Request {
+		return httptest.NewRequest(r.method, "http://10.77.0.1:8844"+path, strings.NewReader(body))
+	}
+	out := []*http.Request{mk(path, plainBody), mk(path, string(body)), mk(path+"?"+query.Encode(), plainBody)}
+	h := mk(path, plainBody)
+	for _, k := range []string{"X-Agentlab-Vmid", "X-Forwarded-For", "Forwarded", "X-Real-Ip", "Host", "X-Job-Id"} {
+		h.Header.Set(k, "10.77.0.3")
+	}
+	h.Host, h.RemoteAddr = "10.77.0.3:8844", "10.77.0.3:1234"
+	out = append(out, h)
+	if strings.Contains(r.path, "{path...}") {
+		for _, p := range []string{otherJob + "/a.txt", "..%2f" + otherJob + "%2fa.txt", "%2e%2e/" + otherJob + "/a.txt"} {
+			out = append(out, mk(strings.ReplaceAll(r.path, "{path...}", p), plainBody))
+		}
+	}
+	return out
+}
+
+// TestGuestSpeaksOfItselfOnly makes every call of the table through the
+// channel of one sandbox, with every kind of token and with every claim to be
+// somebody else. No service is ever called about another sandbox or job, and
+// without a token of this channel's own sandbox and of the right kind none is
+// called at all.
+func TestGuestSpeaksOfItselfOnly(t *testing.T) {
+	s := &services{}
+	srv := New(Config{Tokens: s, Jobs: s, Artifacts: s, Redactors: s, Limits: Limits{Rate: 1e6, Bootstraps: 1e6}})
+	g := &guest{s: srv, vmid: ownVMID}
+	handler := srv.Handler(ownVMID)
+	for _, r := range g.routes() {
+		if r.method == "" || r.path == "" || r.serve == nil || r.needs < oneTime || r.needs > uploaderAtWork {
+			t.Fatalf("%s %s lacks a column", r.method, r.path)
+		}
+		good := map[need][]string{
+			runner: {"own-runner", "ended-runner"}, runnerAtWork: {"own-runner"}, uploaderAtWork: {"own-upload"},
+		}[r.needs]
+		reached := false
+		for _, token := range []string{
+			"", "own-runner", "own-upload", "other-runner", "other-upload", "expired-runner", "expired-upload",
+			"ended-runner", "ended-upload", "jobless-runner", "jobless-upload", "own-once", "other-once", "made-up",
+		} {
+			for i, req := range claims(r) {
+				s.calls = nil
+				if token != "" {
+					req.Header.Set("Authorization", "Bearer "+token)
+				}
+				w := httptest.NewRecorder()
+				handler.ServeHTTP(w, req)
+				name := fmt.Sprintf("%s %s, claim %d, token %q: %d %s", r.method, req.URL, i, token, w.Code, w.Body)
+				for _, c := range s.calls {
+					if c.vmid == otherVMID || c.job == otherJob || c.vmid == 0 && c.job == "" {
+						t.Errorf("%s: about another: %+v", name, c)
+					}
+				}
+				switch {
+				case r.needs == oneTime: // which no bearer token replaces
+					reached = reached || len(s.calls) > 0
+				case !slices.Contains(good, token) && (len(s.calls) > 0 || w.Code != http.StatusUnauthorized && w.Code != http.StatusNotFound):
+					t.Errorf("%s: the token should not do, called %v", name, s.calls)
+				case slices.Contains(good, token):
+					reached = reached || len(s.calls) > 0
+				}
+			}
+		}
+		if !reached {
+			t.Errorf("%s %s: no call got through, so this shows nothing", r.method, r.path)
+		}
+	}
+}
+
+// TestBootstrapThroughTheRightChannel: the one-time token is worth nothing
+// through another sandbox's channel, whatever number the guest claims.
+func TestBootstrapThroughTheRightChannel(t *testing.T) {
+	s := &services{}
+	srv := New(Config{Tokens: s, Jobs: s, Artifacts: s, Redactors: s, Limits: Limits{Rate: 1e6, Bootstraps: 1e6}})
+	for _, c := range []struct {
+		channel, claimed int
+		token            string
+		want             int
+	}{
+		{ownVMID, ownVMID, "own-once", 200}, {otherVMID, otherVMID, "other-once", 200},
+		{ownVMID, otherVMID, "own-once", 403}, {ownVMID, otherVMID, "other-once", 403}, {ownVMID, ownVMID, "other-once", 403},
+		{otherVMID, ownVMID, "own-once", 403}, {otherVMID, otherVMID, "own-once", 403},
+		{ownVMID, 0, "own-once", 403}, {ownVMID, -1, "own-once", 403},
+	} {
+		s.calls = nil
+		w := httptest.NewRecorder()
+		body := fmt.Sprintf(`{"token":%q,"vmid":%d}`, c.token, c.claimed)
+		srv.Handler(c.channel).ServeHTTP(w, httptest.NewRequest("POST", guestapi.PathBootstrap, strings.NewReader(body)))
+		if w.Code != c.want || c.want != 200 && len(s.calls) > 0 {
+			t.Errorf("%+v: %d %s, called %v", c, w.Code, w.Body, s.calls)
+		}
+	}
+}
+
+// TestRowWithoutNeed: a row that says nothing of what it needs serves nobody.
+func TestRowWithoutNeed(t *testing.T) {
+	srv := New(Config{Tokens: &services{}})
+	g := &guest{s: srv, vmid: ownVMID, log: srv.log}
+	called := false
+	h := g.admit(route{method: "GET", path: "/v1/x", serve: func(http.ResponseWriter, *http.Request, string) { called = true }})
+	for _, token := range []string{"", "own-runner", "own-upload"} {
+		req := httptest.NewRequest(http.MethodGet, "/v1/x", nil)
+		req.Header.Set("Authorization", "Bearer "+token)
+		w := httptest.NewRecorder()
+		if h(w, req); called || w.Code != http.StatusUnauthorized {
+			t.Errorf("with %q: %d, called %t", token, w.Code, called)
+		}
+	}
+}
