@@ -82,6 +82,7 @@ docs: ## write the generated documents anew
 	$(GO) test ./internal/server -run TestAccessMatrix -update
 	$(GO) test ./internal/cli -run TestCommandReference -update
 	$(GO) test ./internal/config -run TestReference -update
+	$(GO) test ./internal/egress/probe -run TestDocument -update
 
 demo: ## a job in a real VM, from an empty machine to a fetched commit
 	@scripts/deps.sh run

@@ -97,6 +97,10 @@ func (t *table) spoofed() {
 		t.neighbour(), t.env.Gateway4, netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.168.1.77"), netip.MustParseAddr("0.0.0.0"))
 	group := func(p []byte) []byte { return ether(noMAC, []byte{0x01, 0, 0x5e, 0, 0, 1}, etherIPv4, p) }
 	send("spoof-group", "a frame from a group card goes nowhere", 4140, group, t.env.Guest4)
+	if t.env.Cards {
+		other := func(p []byte) []byte { return ether(noMAC, strangeMAC, etherIPv4, p) }
+		send("spoof-card", "a frame from a card that is not the guest's goes nowhere", 4145, other, t.env.Guest4)
+	}
 	vlan := func(p []byte) []byte {
 		return ether(noMAC, noMAC, etherVLAN, append([]byte{0, 42, etherIPv4 >> 8, etherIPv4 & 0xff}, p...))
 	}

@@ -86,6 +86,7 @@ type Env struct {
 	Host                 []netip.Addr // further addresses of the host itself (LAN, tailnet, other bridges)
 	ControllerPort       uint16       // that answers HTTP in every mode; 0: none is served, the row is left out
 	Frames               bool         // the prober is root in the guest: whole Ethernet frames are sent too
+	Cards                bool         // the enforcer knows the guest's card and refuses others; where a guest is alone on its link that protects nobody
 	NoNames              bool         // the enforcer cannot read names out of flows: those rows are skipped
 	Records              func(ctx context.Context) ([]agentlab.EgressRecord, error)
 	Outside              func() Outside

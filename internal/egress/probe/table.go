@@ -172,6 +172,8 @@ func (t *table) always() {
 		{"documentation6", "IPv6 documentation addresses are not reached", ruleDocumentation, []string{"[2001:db8::1]:80"}, nil, true},
 		{"nat64", "a private address is not reached through NAT64", rulePrivate, []string{"[64:ff9b::10.1.2.3]:80", "[64:ff9b::192.168.1.1]:80"}, nil, true},
 		{"sixtofour", "a private address is not reached through 6to4", rulePrivate, []string{"[2002:a01:203::1]:80"}, nil, true},
+		{"teredo", "a private address is not reached through Teredo, as its server or its client", rulePrivate, []string{"[2001:0:a01:203::3fe0:3bf5]:80", "[2001:0:c01f:c40a::f5fe:fdfc]:80"}, nil, true},
+		{"isatap", "a private address is not reached through ISATAP, under any prefix", rulePrivate, []string{"[2620:4f:8000::5efe:10.1.2.3]:80", "[2620:4f:8000::200:5efe:192.168.1.1]:80"}, nil, true},
 		{"transition6", "tunnels from IPv6 to IPv4 are not used", ruleTransition, []string{"[2002:c01f:c40a::1]:80", "[2001:0:c01f:c40a::3fe0:3bf5]:80"}, nil, true},
 		{"benchmark6", "the IPv6 benchmark network is not reached", ruleBenchmark, []string{"[2001:2::1]:80"}, nil, true},
 		{"reserved6", "IPv6 addresses outside of global unicast are not reached", ruleReserved, []string{"[4000::1]:80", "[2001:20::1]:80"}, nil, true},
