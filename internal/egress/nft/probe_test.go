@@ -68,7 +68,7 @@ func (r *records) all(context.Context) ([]agentlab.EgressRecord, error) {
 func (w *world) env(s [2]Sandbox, v probe.Variant, log *records) probe.Env {
 	c := testConfig()
 	return probe.Env{
-		Network: v.Network, Targets: v.Targets, Frames: true,
+		Network: v.Network, Targets: v.Targets, Frames: true, Cards: true,
 		Guest4: s[0].IPv4, Guest6: s[0].IPv6, Gateway4: c.Gateway4, Gateway6: c.Gateway6,
 		Neighbour4: s[1].IPv4, Neighbour6: s[1].IPv6,
 		Host:    []netip.Addr{netip.MustParsePrefix(hostLAN4).Addr(), netip.MustParsePrefix(hostLAN6).Addr(), netip.MustParseAddr("100.64.0.1")},
