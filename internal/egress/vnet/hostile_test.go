@@ -214,6 +214,11 @@ func FuzzFrameFilter(f *testing.F) {
 	f.Add(udpFrame(gateway(53), []byte("x")))
 	f.Add(pingFrame(vnet.DefaultGateway))
 	f.Add(arpFrame(guestMAC, 1, guestMAC, vnet.DefaultGuest, vnet.DefaultGateway))
+	f.Add(synFrame(at(echo6, 443), 1))
+	f.Add(pingFrame(echo6))
+	for _, d := range dropped6() {
+		f.Add(d.frame)
+	}
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		if len(frame) < 14 {
 			return
@@ -229,6 +234,17 @@ func FuzzFrameFilter(f *testing.F) {
 		case 0x0800:
 			if src := netip.AddrFrom4([4]byte(frame[26:30])); src != vnet.DefaultGuest {
 				t.Fatalf("a packet from %s passed", src)
+			}
+		case 0x86dd:
+			if src := netip.AddrFrom16([16]byte(frame[22:38])); src != vnet.DefaultGuest6 {
+				t.Fatalf("a packet from %s passed", src)
+			}
+			if next := frame[20]; next != 6 && next != 17 && (next != 58 || frame[54] != byte(header.ICMPv6EchoRequest)) {
+				t.Fatalf("a packet with next header %d passed", next)
+			}
+			dst := netip.AddrFrom16([16]byte(frame[38:54]))
+			if _, denied := egress.AlwaysDenied(dst); denied && dst != vnet.DefaultGateway6 {
+				t.Fatalf("a packet to %s passed", dst)
 			}
 		case 0x0806:
 			if sender := netip.AddrFrom4([4]byte(frame[28:32])); sender != vnet.DefaultGuest {
@@ -249,6 +265,10 @@ func FuzzLink(f *testing.F) {
 	f.Add(framed(pingFrame(vnet.DefaultGateway)))
 	f.Add(framed(arpFrame(guestMAC, 1, guestMAC, vnet.DefaultGuest, vnet.DefaultGateway)))
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
+	f.Add(framed(synFrame(at(echo6, 443), 1)))
+	f.Add(framed(udpFrame(gateway6(53), []byte("\x00\x01\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x01a\x00\x00\x1c\x00\x01"))))
+	f.Add(append(framed(pingFrame(vnet.DefaultGateway6)), framed(pingFrame(echo6))...))
+	f.Add(framed(solicit(vnet.DefaultGuest6, vnet.DefaultGateway6, vnet.DefaultGateway6, 255)))
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		n, err := vnet.New(vnet.Config{
 			Link:   &canned{in: stream},
@@ -300,6 +320,8 @@ func FuzzPackets(f *testing.F) {
 	f.Add([]byte("\x00\x10\x00\x50\x01\x01\x00\x00\x00\x01\x00\x00\x00\x00\x50\x02\xff\xff\x00\x00"))
 	f.Add([]byte("\x04\x0c\x22\x8c\x01\x01\x00\x00\x00\x01\x00\x00\x01\x08\x03\x30"))
 	f.Add([]byte("\x09\x08\x00\x00\x00\x00\x00\x00\x00\x00"))
+	f.Add([]byte("\x84\x10\x00\x50\x01\x01\x00\x00\x00\x01\x00\x00\x00\x00\x50\x02\xff\xff\x00\x00"))
+	f.Add([]byte("\x85\x08\x80\x00\x00\x00\x00\x07\x00\x01\x81\x18\x87\x00\x00\x00\x00\x00\x00\x00\xfd\x77\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01"))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		var stream []byte
 		for len(in) > 2 && len(stream) < 64<<10 {
@@ -318,7 +340,7 @@ func FuzzPackets(f *testing.F) {
 			t.Fatal(err)
 		}
 		runToEnd(t, n)
-		if s := n.Stats(); s.TCPFlows+s.UDPFlows+s.ServiceFlows != 0 {
+		if s := n.Stats(); s.TCPFlows+s.UDPFlows+s.ServiceFlows+s.Pings != 0 {
 			t.Errorf("left over: %+v", s)
 		}
 	})
@@ -333,6 +355,9 @@ func firehoseOnce(context.Context, string, string) (net.Conn, error) {
 // fuzzPacket makes a packet whose kind says protocol, target and port, and
 // whose body is the transport header and data.
 func fuzzPacket(kind byte, body []byte) []byte {
+	if kind&0x80 != 0 {
+		return fuzzPacket6(kind, body)
+	}
 	dst := [...]netip.Addr{vnet.DefaultGateway, netip.MustParseAddr("11.1.1.1"), netip.MustParseAddr("192.168.1.1"), vnet.DefaultGateway}[kind>>2&3]
 	port := [...]uint16{8844, 53, 80, 443}[kind>>4&3]
 	b := append([]byte(nil), body...)
@@ -366,6 +391,32 @@ func fuzzPacket(kind byte, body []byte) []byte {
 		ip.SetChecksum(^ip.CalculateChecksum())
 		return frame
 	}
+}
+
+// fuzzPacket6 is fuzzPacket for IPv6.
+func fuzzPacket6(kind byte, body []byte) []byte {
+	dst := [...]netip.Addr{vnet.DefaultGateway6, echo6, netip.MustParseAddr("fd12::1"), netip.MustParseAddr("ff02::1:ff00:1")}[kind>>2&3]
+	port := [...]uint16{8844, 53, 80, 443}[kind>>4&3]
+	next := [...]byte{6, 58, 17, body0(body)}[kind&3]
+	b := append([]byte(nil), body...)
+	for len(b) < header.TCPMinimumSize {
+		b = append(b, 0)
+	}
+	place := map[byte]int{6: 16, 17: 6, 58: 2}[next] // of the checksum
+	if next != 58 {
+		binary.BigEndian.PutUint16(b[2:], port)
+	}
+	if next == 17 {
+		binary.BigEndian.PutUint16(b[4:], uint16(len(b)))
+	}
+	if place > 0 {
+		binary.BigEndian.PutUint16(b[place:], 0)
+		pseudo := header.PseudoHeaderChecksum(tcpip.TransportProtocolNumber(next), tcpip.AddrFrom16(vnet.DefaultGuest6.As16()), tcpip.AddrFrom16(dst.As16()), uint16(len(b)))
+		binary.BigEndian.PutUint16(b[place:], ^checksum.Checksum(b, pseudo))
+	}
+	f := ip6Frame(next, vnet.DefaultGuest6, dst, b)
+	f[21] = 255
+	return f
 }
 
 func body0(b []byte) byte {
