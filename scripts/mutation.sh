@@ -9,6 +9,8 @@
 # packet leaves the machine. Needs root, or user namespaces, and /dev/net/tun.
 #
 #   scripts/mutation.sh [GO TEST FLAGS]
+#
+# AGENTLAB_TEST_MUTANTS=always. takes out only rules whose names begin so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -41,7 +41,7 @@ func (f *frameFilter) checkIPv6(dstMAC, srcMAC, p []byte) frameVerdict {
 	if p[6] == hopByHop && dst.IsLinkLocalMulticast() {
 		return frameVerdict{} // multicast listener reports, from every honest kernel
 	}
-	if src != f.guest6 || dst == f.guest6 {
+	if src != f.guest6 && !egress.Dropped(frameSource) || dst == f.guest6 {
 		return frameVerdict{}
 	}
 	v := frameVerdict{dst: netip.AddrPortFrom(dst, 0)}
@@ -57,7 +57,7 @@ func (f *frameFilter) checkIPv6(dstMAC, srcMAC, p []byte) frameVerdict {
 	case protoICMP6:
 		v.proto = egress.ICMP
 	default:
-		v.proto, v.rule = protoName(p[6]), egress.RuleProtocol
+		v.proto, v.rule, v.pass = protoName(p[6]), egress.RuleProtocol, egress.Dropped(frameExtension)
 		return v
 	}
 	if dst == f.gateway6 {
