@@ -146,6 +146,9 @@ func ParseRule(text string, allow bool) (Rule, error) {
 	if text == "" || len(text) > MaxRuleBytes {
 		return Rule{}, badRule(text, "it has %d bytes, and not 1 to %d", len(text), MaxRuleBytes)
 	}
+	if strings.Contains(text, "://") {
+		return Rule{}, badRule(text, "it is a URL, and only its host counts")
+	}
 	r := Rule{Allow: allow}
 	host, proto := cutProto(text)
 	host, ports, err := cutPorts(host)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/guestcheck"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 	"github.com/agentlab-vm/agentlab/internal/secret"
@@ -146,8 +147,8 @@ func (s *Service) bootstrap(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.
 		Env:    maps.Clone(b.Env),
 		Policy: guestapi.Policy{AllowedDomains: []string{}, Mode: prof.Mode},
 	}
-	if sb.Network.Mode == agentlab.NetworkNAT {
-		resp.Policy.AllowedDomains = []string{"*"}
+	if p, err := egress.New(sb.Network); err == nil { // the enforcer compiled the same
+		resp.Policy.AllowedDomains = p.AllowedDomains()
 	}
 	if b.Git != (secret.Git{}) {
 		g := guestapi.Git(b.Git)

@@ -25,6 +25,7 @@ type Services struct {
 	Images      Images
 	Events      Events
 	Egress      Egress
+	Policies    Policies
 	Verify      Verifier
 	System      System
 	Tokens      Tokens // nil: the daemon takes no tokens

@@ -61,7 +61,7 @@ func (st *stub) called(name string) error {
 func (st *stub) services() Services {
 	return Services{
 		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
-		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, Events: stubEvents{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st},
+		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, Events: stubEvents{st}, Egress: stubEgress{st}, Policies: stubPolicies{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st},
 	}
 }
 
@@ -455,4 +455,25 @@ type stubVerify struct{ st *stub }
 func (s stubVerify) Run(_ context.Context, sandbox, site string) (agentlab.Sandbox, verify.Report, error) {
 	err := s.st.called("sandbox.verify " + sandbox + " " + site)
 	return agentlab.Sandbox{VMID: 1001, Name: sandbox}, verify.Report{Mode: "nat", Passed: 1, Seen: []string{"records"}}, err
+}
+
+type stubPolicies struct{ *stub }
+
+func (s stubPolicies) OfProfile(_ context.Context, name string) (api.Policy, error) {
+	return api.Policy{Profile: name}, s.called("policy.profile")
+}
+func (s stubPolicies) OfSandbox(_ context.Context, name string) (api.Policy, error) {
+	return api.Policy{Name: name}, s.called("policy.sandbox")
+}
+func (s stubPolicies) CheckProfile(_ context.Context, _, target string) (api.PolicyCheck, error) {
+	return api.PolicyCheck{Target: target}, s.called("policy.check-profile")
+}
+func (s stubPolicies) CheckSandbox(_ context.Context, _, target string) (api.PolicyCheck, error) {
+	return api.PolicyCheck{Target: target}, s.called("policy.check-sandbox")
+}
+func (s stubPolicies) Presets(context.Context) ([]api.PolicyPreset, error) {
+	return nil, s.called("policy.presets")
+}
+func (s stubPolicies) Reload(_ context.Context, name string) ([]api.PolicyReload, error) {
+	return []api.PolicyReload{{Name: name}}, s.called("policy.reload")
 }

@@ -18,6 +18,7 @@ var verbs = []struct{ name, allows string }{
 	{"sandbox.power", "start and stop sandboxes, renew their leases"},
 	{"sandbox.exec", "run commands in sandboxes and connect to their ports"},
 	{"sandbox.destroy", "destroy sandboxes"},
+	{"policy.reload", "give sandboxes the network policies that their profiles have now"},
 	{"profile.read", "see and check profiles"},
 	{"profile.write", "change profiles"},
 	{"secret.read", "see the names of secrets"},

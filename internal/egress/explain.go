@@ -1,0 +1,253 @@
+package egress
+
+import (
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Target is something that a person asks about: a host, by name or address,
+// with protocol and port.
+type Target struct {
+	Name  string     // canonical; "" when Addr is asked about
+	Addr  netip.Addr // invalid when Name is asked about
+	Proto Proto
+	Port  uint16 // 0 with ICMP
+}
+
+// ParseTarget reads "HOST:PORT", "HOST:PORT/udp", "[IPv6]:PORT", "HOST/icmp",
+// or a HOST alone, which means port 443. The error is agentlab.CodeInvalid.
+func ParseTarget(text string) (Target, error) {
+	r, err := ParseRule(text, true)
+	bad := func(why string) (Target, error) {
+		return Target{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is not a target: %s", quote(text), why).
+			WithField("target").WithHint("write HOST:PORT, HOST:PORT/udp, [IPv6]:PORT or HOST/icmp")
+	}
+	switch {
+	case err != nil:
+		return bad("it is no host name or address, with a port")
+	case r.Wildcard:
+		return bad("it is many names")
+	case r.Domain == "" && !r.Prefix.IsSingleIP():
+		return bad("it is a range of addresses")
+	case r.Explicit && len(r.Ports) == 1 && r.Ports[0].Lo != r.Ports[0].Hi:
+		return bad("it is a range of ports")
+	}
+	t := Target{Proto: TCP, Port: portHTTPS}
+	if r.Explicit {
+		t.Proto, t.Port = r.Proto, 0
+		if len(r.Ports) == 1 {
+			t.Port = r.Ports[0].Lo
+		}
+	}
+	if r.Domain != "" {
+		t.Name = r.Domain + "."
+	} else {
+		t.Addr = r.Prefix.Addr()
+	}
+	return t, nil
+}
+
+// String is the form that ParseTarget reads.
+func (t Target) String() string {
+	host := strings.TrimSuffix(t.Name, ".")
+	if host == "" {
+		host = t.Addr.String()
+		if t.Addr.Is6() && t.Proto != ICMP {
+			host = "[" + host + "]"
+		}
+	}
+	if t.Proto == ICMP {
+		return host + "/icmp"
+	}
+	s := host + ":" + strconv.Itoa(int(t.Port))
+	if t.Proto == UDP {
+		s += "/udp"
+	}
+	return s
+}
+
+// Step is one decision on the way to a target.
+type Step struct {
+	What   string // "dns", "connect" or "name"
+	Allow  bool
+	Rule   string // stable name of the rule that decided
+	Source string // where that rule came from; "" the profile itself, or no written rule
+	Means  string // what the rule says, one sentence
+}
+
+// Explanation tells what would happen to a target, and why.
+type Explanation struct {
+	Target Target
+	Allow  bool
+	Rule   string // of the last step
+	Steps  []Step
+	Notes  []string // what it depends on that cannot be known now
+}
+
+// Explain decides as an enforcer would for a guest that resolves a name and
+// connects, and shows it in the flow where that is asked for. Nothing is
+// resolved: what a name resolves to is left open.
+func (p *Policy) Explain(t Target) Explanation {
+	e := Explanation{Target: t}
+	f := Flow{Proto: t.Proto, Dst: netip.AddrPortFrom(t.Addr, t.Port)}
+	if t.Name != "" {
+		f.Names = []string{t.Name}
+		v := p.Decide(Flow{Proto: DNS, Names: f.Names})
+		e.step(p, "dns", v)
+		if !v.Allow {
+			return e
+		}
+		e.Notes = append(e.Notes, "the name is not resolved here: of its addresses only public ones are given to the sandbox, and rules about addresses count for them")
+	}
+	v := p.decideOpen(f)
+	e.step(p, "connect", v)
+	if !v.Allow || !v.NeedName {
+		return e
+	}
+	if t.Name == "" {
+		e.Notes = append(e.Notes, "the connection may go on unless it names a host that is denied")
+		return e
+	}
+	e.step(p, "name", p.each(func(q *Policy) Verdict { return q.named(f, t.Name) }))
+	e.Notes = append(e.Notes, "the connection must name "+strings.TrimSuffix(t.Name, ".")+" in its TLS or HTTP beginning, else it is refused")
+	return e
+}
+
+// decideOpen is Decide for a flow whose address may not be known.
+func (p *Policy) decideOpen(f Flow) Verdict {
+	if f.Dst.Addr().IsValid() {
+		return p.Decide(f)
+	}
+	if rule, denied := foreignDNS(f.Proto, f.Dst.Port()); denied {
+		return Verdict{Rule: rule}
+	}
+	return p.each(func(q *Policy) Verdict { return q.own(f) })
+}
+
+func (e *Explanation) step(p *Policy, what string, v Verdict) {
+	e.Allow, e.Rule = v.Allow, v.Rule
+	e.Steps = append(e.Steps, Step{What: what, Allow: v.Allow, Rule: v.Rule, Source: p.source(v.Rule), Means: Means(v.Rule)})
+}
+
+// source tells where the rule of a verdict came from.
+func (p *Policy) source(rule string) string {
+	rule, layered := strings.CutPrefix(rule, RuleLayerPrefix)
+	list := []*Policy{p}
+	if layered {
+		list = p.layers
+	}
+	for _, q := range list {
+		for i := range q.rules {
+			if q.rules[i].Name == rule {
+				return q.rules[i].Source
+			}
+		}
+	}
+	return ""
+}
+
+var meanings = map[string]string{
+	RuleInvalid:       "that is no address that can be reached",
+	RuleUnspecified:   "the unspecified address is never reached",
+	RuleLoopback:      "loopback addresses are never reached from a sandbox",
+	RulePrivate:       "private networks (RFC 1918) are never reached from a sandbox",
+	RuleCGNAT:         "100.64.0.0/10, where tailnets live, is never reached from a sandbox",
+	RuleTailnet:       "tailnets are never reached from a sandbox",
+	RuleLinkLocal:     "link-local addresses are never reached from a sandbox",
+	RuleMetadata:      "cloud metadata services are never reached from a sandbox",
+	RuleULA:           "private IPv6 networks are never reached from a sandbox",
+	RuleSiteLocal:     "site-local IPv6 addresses are never reached from a sandbox",
+	RuleMulticast:     "multicast is never carried out of a sandbox",
+	RuleBroadcast:     "broadcast is never carried out of a sandbox",
+	RuleDocumentation: "addresses for documentation are never reached",
+	RuleBenchmark:     "addresses for benchmarks are never reached",
+	RuleTransition:    "addresses of IPv4-in-IPv6 tunnels are never reached, since they may end anywhere",
+	RuleReserved:      "the address is not public",
+	RuleProtocol:      "only TCP, UDP and ICMP echo are carried out of a sandbox",
+	RuleForeignDNS:    "DNS is answered by AgentLab alone; port 53 of other servers is never reached",
+	RuleRebinding:     "addresses that are always denied are taken out of DNS answers",
+	RuleNAT:           "the mode is nat: the public internet is allowed",
+	RuleOff:           "the mode is off: nothing but the controller is reached",
+	RuleAllowlist:     "the mode is allowlist, and no allow rule is about it",
+	RulePorts:         "the policy's ports do not hold this one",
+	RuleNameMissing:   "the connection names no host, and only a name could allow it",
+	RuleNameMismatch:  "the connection names a host that is not allowed at this address",
+	RuleNameUnread:    "the policy denies hosts by name, which cannot be read from UDP; clients go on with TCP",
+	RuleLimit:         "the sandbox has too many connections",
+	RuleRate:          "the sandbox asks too quickly",
+	RuleHostAddr:      "the host itself is never reached from a sandbox",
+	RuleGateway:       "the controller does not serve this port",
+}
+
+// Means says in one sentence what a rule of a verdict says.
+func Means(rule string) string {
+	if m, ok := meanings[rule]; ok {
+		return m
+	}
+	if r, ok := strings.CutPrefix(rule, RuleLayerPrefix); ok {
+		return "a layer that narrows the policy denies it: " + Means(r)
+	}
+	if r, ok := strings.CutPrefix(rule, RuleAllowPrefix); ok {
+		return "the allow rule " + r + " allows it"
+	}
+	if r, ok := strings.CutPrefix(rule, RuleDenyPrefix); ok {
+		return "the deny rule " + r + " denies it"
+	}
+	return rule
+}
+
+// AllowedDomains lists the names that a sandbox may reach, as an agent is told
+// them: "*" when that is any, else names and wildcards. It is information, and
+// leaves out what deny rules take away from a wildcard.
+func (p *Policy) AllowedDomains() []string {
+	out := []string{}
+	narrow := p.narrowest()
+	if narrow == nil {
+		return out
+	}
+	if narrow.network.Mode == agentlab.NetworkNAT {
+		return append(out, "*")
+	}
+	seen := map[string]bool{}
+	for _, r := range narrow.rules {
+		if !r.Allow || r.Domain == "" || seen[r.text()] {
+			continue
+		}
+		name := r.Domain + "."
+		if r.Wildcard {
+			name = "any." + name
+		}
+		if p.Decide(Flow{Proto: DNS, Names: []string{name}}).Allow {
+			seen[r.text()] = true
+			out = append(out, r.text())
+		}
+	}
+	return out
+}
+
+// text is the name or wildcard of a rule, without ports.
+func (r *Rule) text() string {
+	if r.Wildcard {
+		return "*." + r.Domain
+	}
+	return r.Domain
+}
+
+// narrowest returns the shortest allow list of the policy and its layers, the
+// policy itself when there is none, nil when one of them allows nothing.
+func (p *Policy) narrowest() *Policy {
+	best := p
+	for _, q := range append([]*Policy{p}, p.layers...) {
+		switch {
+		case q.network.Mode == agentlab.NetworkOff:
+			return nil
+		case q.network.Mode != agentlab.NetworkAllowlist:
+		case best.network.Mode != agentlab.NetworkAllowlist || len(q.rules) < len(best.rules):
+			best = q
+		}
+	}
+	return best
+}
