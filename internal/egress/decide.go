@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -153,6 +154,13 @@ func (p *Policy) denies(f Flow) *Rule {
 	}
 	if r := p.byAddr(&p.deny, f, fits); r != nil {
 		return r
+	}
+	for _, inner := range embedded(f.Dst.Addr().Unmap()) { // e.g. through NAT64
+		in := f
+		in.Dst = netip.AddrPortFrom(inner, f.Dst.Port())
+		if r := p.byAddr(&p.deny, in, fits); r != nil {
+			return r
+		}
 	}
 	return p.first(&p.deny, f.Names, fits)
 }

@@ -38,8 +38,7 @@ const (
 	minMTU6 = 1280 // RFC 8200
 )
 
-// Dialer opens every connection that leaves the sandbox, and Resolver answers
-// its questions.
+// What a Network needs of the outside; see package gate.
 type (
 	Dialer   = gate.Dialer
 	Resolver = gate.Resolver
