@@ -273,7 +273,7 @@ func (r *run) recordsOf(c Check) string {
 			}
 			found = found || !rec.Allow && rec.Rule == c.Rule
 			rules = append(rules, rec.Rule)
-			if rec.Allow && !c.Shared && rec.Error == "" && (t.Proto != DNS || c.Rule != ruleRebinding) {
+			if rec.Allow && !c.Shared && (t.Proto != DNS || c.Rule != ruleRebinding) {
 				return fmt.Sprintf("%s: recorded as allowed by %s", t, rec.Rule)
 			}
 		}
