@@ -24,6 +24,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/guestserver"
@@ -186,15 +187,18 @@ func TestNothingSecretIsKept(t *testing.T) {
 // A guest that makes every call fail gets a few lines of the daemon's log.
 func TestLogLinesAreBounded(t *testing.T) {
 	var out bytes.Buffer
-	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	c := guesttest.New(t, guestapi.BootstrapResponse{}, artifact.Limits{})
+	now := time.Now().Add(-2 * time.Hour) // grants last an hour from now on
+	c := guesttest.New(t, guestapi.BootstrapResponse{Job: &guestapi.Job{}}, artifact.Limits{})
 	h := guestserver.New(guestserver.Config{
 		Tokens: c, Jobs: c, Artifacts: c.Service, Redactors: c, Logger: slog.New(slog.NewTextHandler(&out, nil)),
-		Limits: guestserver.Limits{Bootstraps: 1e6, Refusal: time.Nanosecond}, Clock: func() time.Time { return now },
+		Clock: func() time.Time { return now },
 	}).Handler(c.VMID)
+	c.Fail(agentlab.Errorf(agentlab.CodeUnavailable, "the database failed"))
 	const hour = 3600
 	for range 10 * hour {
-		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), "POST", guestapi.PathBootstrap, strings.NewReader(`{"token":"guess","vmid":42}`)))
+		req := httptest.NewRequestWithContext(t.Context(), "POST", guestapi.PathReport, strings.NewReader(`{"status":"RUNNING","phase":"agent"}`))
+		req.Header.Set("Authorization", "Bearer "+c.Response().Runner.Token)
+		h.ServeHTTP(httptest.NewRecorder(), req)
 		now = now.Add(time.Second / 10)
 	}
 	lines := strings.Count(out.String(), "\n")

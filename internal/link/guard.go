@@ -22,11 +22,33 @@ var errGuard = errors.New("link: the guest broke the protocol")
 
 // guard follows the yamux frames of a guest and refuses what an honest one
 // never sends and a hostile one could use: streams opened by the guest, pings
-// (yamux answers each with a goroutine), and data beyond any window.
+// (yamux answers each with a goroutine), and data beyond any window. It lets
+// through whole frames only: yamux holds the lock of a stream while it waits
+// for the rest of a frame, and then no deadline counts.
 type guard struct {
 	head [frameHeader]byte
 	got  int
 	body uint32 // bytes of the present frame's payload still to come
+	open int    // bytes of the present frame that have come; 0 between frames
+	held []byte // those bytes
+}
+
+// take follows p and returns all frames that it completes, which may be p
+// itself.
+func (g *guard) take(p []byte) ([]byte, error) {
+	if err := g.check(p); err != nil {
+		return nil, err
+	}
+	if len(g.held) == 0 && g.open == 0 {
+		return p, nil
+	}
+	g.held = append(g.held, p...)
+	whole := g.held[:len(g.held)-g.open]
+	if len(whole) == 0 {
+		return nil, nil
+	}
+	g.held = append([]byte(nil), g.held[len(whole):]...) // the caller has the rest
+	return whole, nil
 }
 
 // check follows p, which may begin and end anywhere in a frame.
@@ -36,10 +58,14 @@ func (g *guard) check(p []byte) error {
 			n := min(uint64(g.body), uint64(len(p)))
 			g.body -= uint32(n) //nolint:gosec // n ≤ g.body
 			p = p[n:]
+			if g.open += int(n); g.body == 0 { //nolint:gosec // n ≤ len(p)
+				g.open = 0
+			}
 			continue
 		}
 		n := copy(g.head[g.got:], p)
 		g.got += n
+		g.open = g.got
 		p = p[n:]
 		if g.got < frameHeader {
 			return nil
@@ -47,6 +73,9 @@ func (g *guard) check(p []byte) error {
 		g.got = 0
 		if err := g.frame(); err != nil {
 			return err
+		}
+		if g.body == 0 {
+			g.open = 0
 		}
 	}
 	return nil

@@ -229,11 +229,14 @@ func (h *HostLink) onData(p []byte) {
 	if sess == nil {
 		return
 	}
-	if h.guard.check(p) != nil {
+	whole, err := h.guard.take(p)
+	if err != nil {
 		h.drop(sess)
 		return
 	}
-	sess.sc.deliver(p)
+	if len(whole) > 0 {
+		sess.sc.deliver(whole)
+	}
 }
 
 func (h *HostLink) onRecord(kind byte, n nonce) {

@@ -395,12 +395,19 @@ func TestGuard(t *testing.T) {
 			all := append(append([]byte{}, data...), tc.in...)
 			for cut := range all { // wherever the chunks end
 				var g guard
-				err := g.check(all[:cut])
+				one, err := g.take(bytes.Clone(all[:cut]))
+				if len(one) != 0 && len(one) != len(data) {
+					t.Fatalf("cut at %d: %d bytes are let through", cut, len(one))
+				}
+				var two []byte
 				if err == nil {
-					err = g.check(all[cut:])
+					two, err = g.take(bytes.Clone(all[cut:]))
 				}
 				if (err == nil) != tc.ok {
 					t.Fatalf("cut at %d: %v", cut, err)
+				}
+				if tc.ok && !bytes.Equal(append(bytes.Clone(one), two...), all) {
+					t.Fatalf("cut at %d: %x and %x of %x", cut, one, two, all)
 				}
 			}
 		})
@@ -438,6 +445,7 @@ func FuzzHost(f *testing.F) {
 	f.Add([]byte{0, 1, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0}, true)
 	f.Add([]byte{0, 0, 0, 4, 0, 0, 0, 1, 0, 0, 0, 2, 'h', 'i'}, true)
 	f.Add(nasty(300), false)
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0}, false) // a header, and nothing of what it announces
 	f.Fuzz(func(t *testing.T, p []byte, escaped bool) {
 		s := newSerial(1 << 20)
 		ge := s.guest()
@@ -458,8 +466,12 @@ func FuzzHost(f *testing.F) {
 		}
 		_, _ = ge.Write(p)
 		if err == nil {
-			_ = c.SetDeadline(time.Now().Add(time.Millisecond))
+			began := time.Now()
+			_ = c.SetDeadline(began.Add(time.Millisecond))
 			_, _ = c.Read(make([]byte, 100))
+			if d := time.Since(began); d > 5*time.Second { // the guest must not stretch it
+				t.Errorf("a deadline of 1 ms took %s", d)
+			}
 			_ = c.Close()
 		}
 		_ = h.Close()

@@ -49,7 +49,7 @@ func (c *cursor) next(b byte) (secret int) {
 
 // raw is how many bytes the last n bytes that are in no gap, but for the lead,
 // take with the gaps between them and after them.
-func (c *cursor) raw(n int32) int {
+func (c *cursor) raw(n int16) int {
 	if n <= looseLead {
 		return 0
 	}

@@ -1,39 +1,35 @@
 package redact
 
-// matcher finds many patterns at once (Aho-Corasick). Edges live in one map,
-// since the patterns are long and few: nearly every node has one child.
+// matcher finds many patterns at once (Aho-Corasick). A node's children are a
+// list, since the patterns are long and few: nearly every node has one child.
+// Only the root has a table.
 type matcher struct {
 	nodes []node
-	edges map[edge]int32
-	root  [256]int32 // edges of node 0
-}
-
-type edge struct {
-	from int32
-	b    byte
+	root  [256]int32 // children of node 0
 }
 
 type node struct {
 	parent int32
-	b      byte  // edge from parent
-	leaf   bool  // has no child
+	child  int32 // first of a list, 0 if none
+	next   int32 // in the list that this node is in
 	fail   int32 // node of the longest proper suffix that is in the trie
-	depth  int32
-	match  int32 // length of the longest pattern that ends here, 0 if none
-	hold   int32 // longest suffix that may still grow into a pattern
+	depth  int16
+	match  int16 // length of the longest pattern that ends here, 0 if none
+	hold   int16 // longest suffix that may still grow into a pattern
+	b      byte  // edge from parent
 }
 
-func newMatcher() *matcher {
-	return &matcher{nodes: []node{{leaf: true}}, edges: map[edge]int32{}}
-}
+func newMatcher() *matcher { return &matcher{nodes: make([]node, 1)} }
 
-func (m *matcher) child(n int32, b byte) (int32, bool) {
+func (m *matcher) child(n int32, b byte) int32 {
 	if n == 0 {
-		c := m.root[b]
-		return c, c != 0
+		return m.root[b]
 	}
-	c, ok := m.edges[edge{n, b}]
-	return c, ok
+	c := m.nodes[n].child
+	for c != 0 && m.nodes[c].b != b {
+		c = m.nodes[c].next
+	}
+	return c
 }
 
 func (m *matcher) addAll(patterns []string) {
@@ -45,20 +41,18 @@ func (m *matcher) addAll(patterns []string) {
 func (m *matcher) add(p string) {
 	n := int32(0)
 	for i := range len(p) {
-		c, ok := m.child(n, p[i])
-		if !ok {
+		c := m.child(n, p[i])
+		if c == 0 {
 			c = int32(len(m.nodes)) //nolint:gosec // bounded by the length of all secrets
-			m.nodes = append(m.nodes, node{parent: n, b: p[i], leaf: true, depth: m.nodes[n].depth + 1})
-			m.nodes[n].leaf = false
+			m.nodes = append(m.nodes, node{parent: n, b: p[i], depth: m.nodes[n].depth + 1, next: m.nodes[n].child})
+			m.nodes[n].child = c
 			if n == 0 {
 				m.root[p[i]] = c
-			} else {
-				m.edges[edge{n, p[i]}] = c
 			}
 		}
 		n = c
 	}
-	m.nodes[n].match = int32(len(p)) //nolint:gosec // at most MaxPattern
+	m.nodes[n].match = int16(len(p)) //nolint:gosec // at most MaxPattern
 }
 
 // link sets fail, match and hold of every node, shallow ones first.
@@ -79,7 +73,7 @@ func (m *matcher) link() {
 				n.match = f.match
 			}
 			n.hold = n.depth
-			if n.leaf {
+			if n.child == 0 {
 				n.hold = f.hold
 			}
 		}
@@ -88,10 +82,7 @@ func (m *matcher) link() {
 
 func (m *matcher) step(n int32, b byte) int32 {
 	for {
-		if n == 0 {
-			return m.root[b]
-		}
-		if c, ok := m.edges[edge{n, b}]; ok {
+		if c := m.child(n, b); c != 0 || n == 0 {
 			return c
 		}
 		n = m.nodes[n].fail

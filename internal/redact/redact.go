@@ -53,11 +53,11 @@ func New(values ...string) *Redactor {
 	for _, v := range values {
 		for _, p := range variants(v) {
 			if len(p) >= MinLength {
-				r.exact.addAll(pieces(p, MaxPattern))
+				r.exact.addAll(pieces(p, MaxPattern, 0))
 			}
 		}
 		for _, p := range loosely(v) {
-			r.loose.addAll(pieces(p, loosePiece))
+			r.loose.addAll(pieces(p, loosePiece, looseLead))
 		}
 	}
 	if len(r.exact.nodes) == 1 {
@@ -71,14 +71,15 @@ func New(values ...string) *Redactor {
 	return r
 }
 
-// pieces cuts a pattern so that every piece has at most size bytes and the
-// pieces together cover the pattern.
-func pieces(p string, size int) []string {
+// pieces cuts a pattern so that every piece has at most size bytes, the pieces
+// together cover the pattern, and each begins overlap bytes before the end of
+// the one before.
+func pieces(p string, size, overlap int) []string {
 	if len(p) <= size {
 		return []string{p}
 	}
 	var out []string
-	for i := 0; i+size < len(p); i += size {
+	for i := 0; i+size < len(p); i += size - overlap {
 		out = append(out, p[i:i+size])
 	}
 	return append(out, p[len(p)-size:])

@@ -191,12 +191,12 @@ func model(values []string, in string) (marks []bool) {
 	for _, v := range values {
 		for _, p := range variants(v) {
 			if len(p) >= MinLength {
-				mark(marks, in, [][]int{plain}, pieces(p, MaxPattern), len(in)-1, 0)
+				mark(marks, in, [][]int{plain}, pieces(p, MaxPattern, 0), len(in)-1, 0)
 			}
 		}
 		for _, p := range loosely(v) {
 			runs, end := significant(in)
-			mark(marks, in, runs, pieces(p, loosePiece), end, looseLead)
+			mark(marks, in, runs, pieces(p, loosePiece, looseLead), end, looseLead)
 		}
 	}
 	return marks

@@ -34,14 +34,36 @@ func variants(value string) []string {
 	if len(v) < MinLength {
 		return nil
 	}
+	long := len(v) > longValue
 	var out []string
-	for _, s := range append([]string{v}, lines(v)...) {
+	for _, s := range parts(v) {
 		out = append(append(out, s), escapes(s)...)
-		out = append(out, encodings(s)...)
-		out = append(out, wide(s)...)
+		out = append(out, encodings(s, long)...)
+		if !long {
+			out = append(out, percentAll(s), strings.ToLower(percentAll(s)))
+			out = append(out, wide(s)...)
+		}
 	}
 	return out
 }
+
+// parts are the value, when it is not long, and its lines. Whatever shows all
+// of a long value shows its lines.
+func parts(v string) []string {
+	all := lines(v)
+	if len(v) <= longPart || len(all) == 0 {
+		all = append(all, v)
+	}
+	return all
+}
+
+// The lengths in bytes from which a value is looked for in its parts only, and
+// from which in its usual encodings only: memory for a matcher is about 40
+// times the length of a value, in the guest as well.
+const (
+	longPart  = 1 << 10
+	longValue = 4 << 10
+)
 
 // loosely returns the patterns of a value that are looked for whatever gaps
 // are in them: dumps, and the value itself where a program folded its lines,
@@ -52,8 +74,8 @@ func loosely(value string) []string {
 		return nil
 	}
 	var out []string
-	for _, s := range append([]string{v}, lines(v)...) {
-		for _, p := range append(encodings(s), s) {
+	for _, s := range parts(v) {
+		for _, p := range append(encodings(s, len(v) > longValue), s) {
 			p = strings.Map(func(r rune) rune {
 				if r < utf8.RuneSelf && isGap(byte(r)) {
 					return -1
@@ -84,10 +106,14 @@ func lines(v string) []string {
 	return out
 }
 
-// encodings turn every byte into others, so that no escape touches them.
-func encodings(v string) []string {
-	out := append(base64s(v), base32s(v)...)
-	return append(out, hex.EncodeToString([]byte(v)), strings.ToUpper(hex.EncodeToString([]byte(v))))
+// encodings turn every byte into others, so that no escape touches them; of
+// long values only the usual ones.
+func encodings(v string, usual bool) []string {
+	out := append(base64s(v), hex.EncodeToString([]byte(v)))
+	if !usual {
+		out = append(append(out, base32s(v)...), strings.ToUpper(hex.EncodeToString([]byte(v))))
+	}
+	return out
 }
 
 // wide is UTF-16, little and big end first.
@@ -115,7 +141,6 @@ func escapes(v string) []string {
 		strings.ReplaceAll(v, "\n", "\r\n"), strings.ReplaceAll(v, "\n", " "), strings.ReplaceAll(v, "\n", ""),
 		strings.ReplaceAll(backslash(v, `\'`), "\n", `\n`),
 		printable(v),
-		percentAll(v), strings.ToLower(percentAll(v)),
 	}
 	for _, once := range []string{jsonGo(v), jsonPlain(v), jsonASCII(v)} {
 		out = append(out, jsonGo(once), jsonPlain(once))
