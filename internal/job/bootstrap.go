@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -49,7 +50,7 @@ func (s *Service) BootstrapFetched(ctx context.Context, vmid int, tokenHash stri
 	}
 	prof, bundle, err := s.secretsFor(ctx, sb.Profile, row)
 	if err != nil {
-		return none, s.noSecrets(ctx, row, err)
+		return none, s.noSecrets(ctx, sb, row, err)
 	}
 	j := row
 	if row != nil && row.Status.Final() {
@@ -81,15 +82,22 @@ func (s *Service) BootstrapFetched(ctx context.Context, vmid int, tokenHash stri
 	return resp, nil
 }
 
+// asked returns what is remembered of a sandbox whose runner asks; s.mu is
+// held.
+func (s *Service) asked(vmid int) *asking {
+	a := s.asking[vmid]
+	if a == nil {
+		a = &asking{turn: make(chan struct{}, 1)}
+		s.asking[vmid] = a
+	}
+	return a
+}
+
 // oneAtATime waits until no other bootstrap of a sandbox is being answered,
 // and returns what lets the next one go on.
 func (s *Service) oneAtATime(ctx context.Context, vmid int) (done func(), err error) {
 	s.mu.Lock()
-	turn := s.asking[vmid]
-	if turn == nil {
-		turn = make(chan struct{}, 1)
-		s.asking[vmid] = turn
-	}
+	turn := s.asked(vmid).turn
 	s.mu.Unlock()
 	select {
 	case turn <- struct{}{}:
@@ -227,12 +235,18 @@ func known(resp guestapi.BootstrapResponse, b secret.Bundle) []string {
 const maxFailed = 5
 
 // noSecrets ends a QUEUED job whose profile or secrets cannot be had any more,
-// or could not be had again and again; a job that runs has had them. The
-// runner is told nothing of the reason.
-func (s *Service) noSecrets(ctx context.Context, j *agentlab.Job, cause error) error {
-	s.log.Error("a sandbox cannot have its profile's secrets", "err", cause)
+// or could not be had again and again; a job that runs has had them. Of a
+// sandbox without a job it tells an event. The runner is told nothing of the
+// reason.
+func (s *Service) noSecrets(ctx context.Context, sb agentlab.Sandbox, j *agentlab.Job, cause error) error {
+	s.log.Error("a sandbox cannot have its profile's secrets", "vmid", sb.VMID, "err", cause)
 	refused := agentlab.Errorf(agentlab.CodeUnavailable, "the secrets cannot be had now")
-	if j == nil || j.Status != agentlab.JobQueued || ctx.Err() != nil { // in the end, the runner did not wait
+	switch {
+	case ctx.Err() != nil: // in the end, the runner did not wait
+		return refused
+	case j == nil:
+		return errors.Join(refused, s.tellTrouble(ctx, sb, cause))
+	case j.Status != agentlab.JobQueued:
 		return refused
 	}
 	lasting := false
@@ -257,6 +271,23 @@ func (s *Service) noSecrets(ctx context.Context, j *agentlab.Job, cause error) e
 		}
 	}
 	return refused
+}
+
+// tellTrouble tells once that a sandbox without a job has no secrets, and why.
+func (s *Service) tellTrouble(ctx context.Context, sb agentlab.Sandbox, cause error) error {
+	text := oneLine("its profile's secrets cannot be had: " + cause.Error())
+	s.mu.Lock()
+	a := s.asked(sb.VMID)
+	known := a.trouble == text
+	a.trouble = text
+	s.mu.Unlock()
+	if known {
+		return nil
+	}
+	data, _ := json.Marshal(map[string]any{"state": sb.State, "code": agentlab.CodeOf(cause)})
+	return s.cfg.Store.AppendEvents(ctx, agentlab.Event{
+		Kind: agentlab.EventSandboxState, SandboxVMID: sb.VMID, Message: "sandbox " + sb.Name + ": " + text, Data: string(data),
+	})
 }
 
 // ConsoleArtifact is the path of the artifact that SaveConsole makes.

@@ -334,3 +334,36 @@ func TestLostAnswerWithoutJob(t *testing.T) {
 		})
 	}
 }
+
+// Of a sandbox without a job whose secrets cannot be had it is told why, once,
+// and it has them as soon as they are there.
+func TestReferenceFailsWithoutJob(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		source := filepath.Join(w.TempDir(), "key")
+		w.reference("team", "env.K", "file:"+source)
+		got := make(chan guestapi.BootstrapResponse, 1)
+		w.seize = func(r guestapi.BootstrapResponse) { got <- r }
+		if _, err := w.sandboxes.Create(ctx, sandbox.Request{Profile: "secrets", TTL: time.Hour}); err != nil {
+			w.Fatal(err)
+		}
+		told := func() (n int) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			for _, e := range w.seen {
+				if strings.Contains(e.Message, "its profile's secrets cannot be had") && strings.Contains(e.Message, "there is no such file") {
+					n++
+				}
+			}
+			return n
+		}
+		w.eventually("it is told", func() bool { return told() == 1 })
+		time.Sleep(time.Minute) // in the bubble's time
+		if err := os.WriteFile(source, []byte("value-of-k"), 0o600); err != nil {
+			w.Fatal(err)
+		}
+		if r := <-got; r.Env["K"] != "value-of-k" || told() != 1 {
+			w.Errorf("%+v, told %d times", r, told())
+		}
+	})
+}

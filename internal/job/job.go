@@ -60,6 +60,7 @@ type Store interface {
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error)
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
+	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 	CheckBootstrap(ctx context.Context, hash string, vmid int) error
 	ConsumeBootstrap(ctx context.Context, hash string, vmid int, grants []Grant,
 		fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error)) error
@@ -176,10 +177,10 @@ type Service struct {
 
 	mu      sync.Mutex
 	live    map[string]*live
-	making  map[string]bool       // jobs whose row is about to be written
-	waiting []string              // jobs that found no room for a sandbox, the oldest first
-	asking  map[int]chan struct{} // full while a sandbox's bootstrap is answered
-	pulse   time.Time             // when this process was last known to be at work; zero before Run
+	making  map[string]bool // jobs whose row is about to be written
+	waiting []string        // jobs that found no room for a sandbox, the oldest first
+	asking  map[int]*asking // by sandbox
+	pulse   time.Time       // when this process was last known to be at work; zero before Run
 }
 
 // live is what is remembered of a job that is not final. Nothing in it
@@ -195,9 +196,16 @@ type live struct {
 	failed   int              // how often in a row
 }
 
+// asking is what is remembered of a sandbox whose runner asked for its
+// bootstrap.
+type asking struct {
+	turn    chan struct{} // full while an answer is being made
+	trouble string        // why there was none, as told before
+}
+
 // New returns a Service; Run makes it work.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, live: map[string]*live{}, making: map[string]bool{}, asking: map[int]chan struct{}{}}
+	s := &Service{cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, live: map[string]*live{}, making: map[string]bool{}, asking: map[int]*asking{}}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
