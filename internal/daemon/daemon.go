@@ -240,6 +240,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 		both.Wait()
 	}()
+	if err := notify(d.cfg.Getenv, "READY=1"); err != nil { // the socket takes calls already
+		d.log.Warn("the service manager was not told that the daemon runs", "err", err)
+	}
 
 	var err error
 	select {

@@ -49,6 +49,10 @@ var programs = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
+	if unit := os.Getenv(envConfine); unit != "" {
+		fmt.Fprintln(os.Stderr, "cannot confine:", confine(unit, os.Args[1:]))
+		os.Exit(126)
+	}
 	code := m.Run()
 	if dir, err := programs(); err == nil {
 		_ = os.RemoveAll(dir)

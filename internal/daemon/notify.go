@@ -1,0 +1,25 @@
+package daemon
+
+import (
+	"net"
+	"strings"
+)
+
+// notify tells the service manager that started us how we are ("READY=1",
+// "STOPPING=1"), as sd_notify(3) does. Without one it does nothing.
+func notify(getenv func(string) string, state string) error {
+	path := getenv("NOTIFY_SOCKET")
+	if path == "" {
+		return nil
+	}
+	if name, abstract := strings.CutPrefix(path, "@"); abstract {
+		path = "\x00" + name
+	}
+	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	_, err = c.Write([]byte(state))
+	return err
+}
