@@ -72,9 +72,11 @@ func TestRecordsNeverBlockAndAllAreCounted(t *testing.T) {
 		for i := range many {
 			r.record(agentlab.EgressRecord{Proto: "udp", Addr: fmt.Sprint(i % 5000), Rule: "x"})
 		}
+		r.mu.Lock()
 		if len(r.open) > maxOpenRecords {
 			t.Errorf("%d different decisions are held", len(r.open))
 		}
+		r.mu.Unlock()
 		close(release)
 		time.Sleep(10 * time.Second)
 		r.record(agentlab.EgressRecord{Proto: "last"})
