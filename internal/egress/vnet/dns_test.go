@@ -198,7 +198,7 @@ func TestDNSServiceBindingsLoseTheirHints(t *testing.T) {
 	l := newLab(t, func(c *vnet.Config) {
 		c.Resolver = upstream(func(q *dns.Msg) (*dns.Msg, error) {
 			m := new(dns.Msg).SetReply(q)
-			rr, err := dns.NewRR(`www.test. 60 IN HTTPS 1 . mandatory=ipv4hint alpn="h2" ipv4hint=127.0.0.1 ipv6hint=::1`)
+			rr, err := dns.NewRR(`www.test. 60 IN HTTPS 1 . mandatory=ipv4hint alpn="h2" ipv4hint=127.0.0.1 ipv6hint=::1 ech="AEj+DQBE"`)
 			if err != nil {
 				return nil, err
 			}
@@ -208,7 +208,7 @@ func TestDNSServiceBindingsLoseTheirHints(t *testing.T) {
 		})
 	})
 	reply := l.ask(t, "www.test.", dns.TypeHTTPS)
-	if text := fmt.Sprint(reply.Answer, reply.Extra); strings.Contains(text, "127.0.0.1") || strings.Contains(text, "::1") || !strings.Contains(text, "h2") {
+	if text := fmt.Sprint(reply.Answer, reply.Extra); strings.Contains(text, "127.0.0.1") || strings.Contains(text, "::1") || strings.Contains(text, "ech") || !strings.Contains(text, "h2") {
 		t.Errorf("answered %s", text)
 	}
 }
