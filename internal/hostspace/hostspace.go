@@ -86,7 +86,7 @@ func (g *Guard) Keep() error {
 func (g *Guard) check(least int64, consequence string) error {
 	have, err := g.Free()
 	if err != nil || have >= least {
-		return nil
+		return nil //nolint:nilerr // see Start
 	}
 	return agentlab.Errorf(agentlab.CodeNoSpace, "the disk of %s has %d MiB free, less than %d: %s", g.dir, have>>20, least>>20, consequence).
 		WithHint("free disk space: destroy sandboxes and delete old images and jobs; limits.min_free_mb in config.yaml says how much is to stay free")
