@@ -192,13 +192,12 @@ func cutProto(s string) (rest string, p Proto) {
 // brackets.
 func cutPorts(s string) (host, ports string, err error) {
 	if inner, ok := strings.CutPrefix(s, "["); ok {
-		host, rest, ok := strings.Cut(inner, "]")
-		ports, colon := strings.CutPrefix(rest, ":")
-		switch {
-		case !ok, rest != "" && !colon, colon && ports == "", !strings.Contains(host, ":"):
+		v6, rest, closed := strings.Cut(inner, "]")
+		port, colon := strings.CutPrefix(rest, ":")
+		if !closed || rest != "" && !colon || colon && port == "" || !strings.Contains(v6, ":") {
 			return "", "", fmt.Errorf("brackets hold an IPv6 address or range, and a port follows")
 		}
-		return host, ports, nil
+		return v6, port, nil
 	}
 	if strings.Count(s, ":") > 1 {
 		return s, "", nil // IPv6, or nothing

@@ -44,7 +44,7 @@ func (s *Server) routes() []route {
 	const jobs, sandboxes, profiles, images = "/v1/jobs", "/v1/sandboxes", "/v1/profiles", "/v1/images"
 	const job, sandbox, profile, image = jobs + "/{job}", sandboxes + "/{sandbox}", profiles + "/{profile}", images + "/{image}"
 	const vault, bundle = "/v1/secrets", "/v1/secrets/{bundle}"
-	return []route{
+	return append([]route{
 		{get, "/v1/health", AccessRead, "daemon.read", noTarget, anywhere, 200, "health", "Tell whether the daemon answers", call(s.health)},
 		{get, "/v1/status", AccessRead, "daemon.read", noTarget, anywhere, 200, "status", "Show the state of the daemon", call(s.status)},
 		{post, "/v1/daemon/stop", AccessAdmin, "daemon.stop", noTarget, localOnly, 202, "stop-daemon", "End the daemon; VMs go on", call(s.stopDaemon)},
@@ -74,17 +74,10 @@ func (s *Server) routes() []route {
 		{post, sandbox + "/dial", AccessWrite, "sandbox.exec", onSandbox, anywhere, 101, "dial", "Open a TCP connection to a port in a sandbox", upgrades(api.TCPProtocol, s.dial)},
 		{post, sandbox + "/verify", AccessWrite, "sandbox.exec", onSandbox, anywhere, 200, "verify-sandbox", "Try what a sandbox's network lets through", call(s.verify)},
 		{post, sandbox + "/ssh-key", AccessWrite, "sandbox.exec", onSandbox, anywhere, 200, "ssh-key", "Authorise an ephemeral SSH key in a sandbox", call(s.sshKey)},
-		{get, sandbox + "/policy", AccessRead, "sandbox.read", onSandbox, anywhere, 200, "sandbox-policy", "Show the network policy of a sandbox", call(s.sandboxPolicy)},
-		{get, sandbox + "/policy/check", AccessRead, "sandbox.read", onSandbox, anywhere, 200, "check-sandbox-policy", "Tell what the policy of a sandbox would do with a target", call(s.checkSandboxPolicy)},
-		{post, sandbox + "/policy/reload", AccessWrite, "policy.reload", onSandbox, anywhere, 200, "reload-sandbox-policy", "Give a sandbox the policy that its profile has now", call(s.reloadSandboxPolicy)},
 
 		{get, profiles, AccessRead, "profile.read", noTarget, anywhere, 200, "profiles", "List profiles", call(s.listProfiles)},
 		{post, profiles + "/validate", AccessRead, "profile.read", noTarget, anywhere, 200, "validate-profile", "Check whether a profile could be used here, and keep nothing", upload("application/yaml", s.validateProfile)},
 		{get, profile, AccessRead, "profile.read", noTarget, anywhere, 200, "profile", "Show a profile and its text", call(s.getProfile)},
-		{get, profile + "/policy", AccessRead, "profile.read", noTarget, anywhere, 200, "profile-policy", "Show the network policy of a profile", call(s.profilePolicy)},
-		{get, profile + "/policy/check", AccessRead, "profile.read", noTarget, anywhere, 200, "check-profile-policy", "Tell what the policy of a profile would do with a target", call(s.checkProfilePolicy)},
-		{get, "/v1/policy/presets", AccessRead, "profile.read", noTarget, anywhere, 200, "policy-presets", "List the lists of rules that profiles may name", call(s.policyPresets)},
-		{post, "/v1/policy/reload", AccessWrite, "policy.reload", noTarget, anywhere, 200, "reload-policies", "Give all sandboxes the policies that their profiles have now", call(s.reloadPolicies)},
 		{put, profile, AccessAdmin, "profile.write", noTarget, anywhere, 200, "put-profile", "Make or replace a profile", upload("application/yaml", s.putProfile)},
 
 		{get, vault, AccessRead, "secret.read", noTarget, anywhere, 200, "secrets", "List secrets bundles and their keys, never the values", call(s.listBundles)},
@@ -112,6 +105,20 @@ func (s *Server) routes() []route {
 		{get, image, AccessRead, "image.read", noTarget, anywhere, 200, "image", "Show an image", call(s.getImage)},
 		{post, images, AccessAdmin, "image.write", noTarget, anywhere, 200, "build-image", "Build an image", sseOr(s.buildImage, nil, sseType{"progress", api.ImageProgress{}}, sseType{"done", api.Image{}}, sseType{"error", api.Error{}})},
 		{del, image, AccessAdmin, "image.write", noTarget, anywhere, 204, "remove-image", "Remove an image", call(s.removeImage)},
+	}, s.policyRoutes()...)
+}
+
+// policyRoutes is the part of the API about network policies.
+func (s *Server) policyRoutes() []route {
+	const sandbox, profile = "/v1/sandboxes/{sandbox}", "/v1/profiles/{profile}"
+	return []route{
+		{get, sandbox + "/policy", AccessRead, "sandbox.read", onSandbox, anywhere, 200, "sandbox-policy", "Show the network policy of a sandbox", call(s.sandboxPolicy)},
+		{get, sandbox + "/policy/check", AccessRead, "sandbox.read", onSandbox, anywhere, 200, "check-sandbox-policy", "Tell what the policy of a sandbox would do with a target", call(s.checkSandboxPolicy)},
+		{post, sandbox + "/policy/reload", AccessWrite, "policy.reload", onSandbox, anywhere, 200, "reload-sandbox-policy", "Give a sandbox the policy that its profile has now", call(s.reloadSandboxPolicy)},
+		{get, profile + "/policy", AccessRead, "profile.read", noTarget, anywhere, 200, "profile-policy", "Show the network policy of a profile", call(s.profilePolicy)},
+		{get, profile + "/policy/check", AccessRead, "profile.read", noTarget, anywhere, 200, "check-profile-policy", "Tell what the policy of a profile would do with a target", call(s.checkProfilePolicy)},
+		{get, "/v1/policy/presets", AccessRead, "profile.read", noTarget, anywhere, 200, "policy-presets", "List the lists of rules that profiles may name", call(s.policyPresets)},
+		{post, "/v1/policy/reload", AccessWrite, "policy.reload", noTarget, anywhere, 200, "reload-policies", "Give all sandboxes the policies that their profiles have now", call(s.reloadPolicies)},
 	}
 }
 
