@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -30,7 +31,7 @@ func (f *Flow) Ping(data []byte) ([]byte, error) {
 	defer closeQuietly(conn)
 	_ = conn.SetDeadline(time.Now().Add(pingTimeout))
 	if !f.g.up.admit(len(data)) {
-		return nil, errors.New("over the sandbox's bandwidth")
+		return nil, os.ErrDeadlineExceeded // lost, as on a wire
 	}
 	if _, err := conn.Write(data); err != nil {
 		return nil, err
