@@ -150,6 +150,7 @@ func TestBearerTokens(t *testing.T) {
 		{"GET", guestapi.PathDirective, c.runner()},
 		{"POST", guestapi.PathLog, c.runner()},
 		{"GET", guestapi.PathRepo, c.runner()},
+		{"POST", guestapi.PathNetwork, c.runner()},
 		{"PUT", guestapi.PathUpload + "a", c.uploads()},
 	}
 	for _, call := range calls {

@@ -208,6 +208,7 @@ func TestBootstrapHoldsWhatIsNeeded(t *testing.T) {
 		{"no repo, claude", job.Request{Profile: "secrets", Agent: "claude"}, false, true, true, true, "*"},
 		{"repo, shell", job.Request{Profile: "secrets", Agent: "shell", RepoURL: "https://github.com/x/y"}, true, false, true, true, "*"},
 		{"no secrets", job.Request{Profile: "plain", Agent: "claude", RepoURL: "https://github.com/x/y"}, false, false, false, true, "*"},
+		{"allow list", job.Request{Profile: "listed", Agent: "shell"}, false, false, false, false, "github.com *.npmjs.org"},
 		{"no network", job.Request{Profile: "dark", Agent: "shell"}, false, false, false, false, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {

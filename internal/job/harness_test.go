@@ -129,7 +129,10 @@ func inWorld(t *testing.T, fn func(w *world)) {
 			"plain":   {Resources: res, Network: nat, TTL: time.Hour, Mode: "dangerous", UploadArtifacts: true, ClonePath: "/tmp/repo"},
 			"secrets": {Resources: res, Network: nat, TTL: time.Hour, Mode: "dangerous", UploadArtifacts: true, SecretsBundle: "team"},
 			"nowhere": {Resources: res, Network: nat, TTL: time.Hour, Mode: "dangerous", SecretsBundle: "missing"},
-			"dark":    {Resources: res, Network: agentlab.Network{Mode: agentlab.NetworkOff}, TTL: time.Hour, Mode: "dangerous"},
+			"listed": {Resources: res, TTL: time.Hour, Mode: "dangerous", Network: agentlab.Network{
+				Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "github.com"}, {Rule: "*.npmjs.org:443"}, {Rule: "8.8.8.8"}},
+			}},
+			"dark": {Resources: res, Network: agentlab.Network{Mode: agentlab.NetworkOff}, TTL: time.Hour, Mode: "dangerous"},
 		}}
 		t.Cleanup(func() {
 			w.kill()
