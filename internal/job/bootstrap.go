@@ -57,9 +57,9 @@ func (s *Service) BootstrapFetched(ctx context.Context, vmid int, tokenHash stri
 		j = nil // its sandbox is kept, or not gone yet: there is no work
 	}
 	resp, grants := s.bootstrap(sb, j, prof, bundle)
-	if j != nil {
+	if j != nil && len(bundle.Keys()) > 0 {
 		if err := s.cfg.Secrets.Keep(ctx, j.ID, known(resp, bundle)); err != nil {
-			return none, err
+			return none, s.noSecrets(ctx, sb, row, err)
 		}
 	}
 	err = s.cfg.Store.ConsumeBootstrap(ctx, tokenHash, vmid, grants, func(sb *agentlab.Sandbox, row *agentlab.Job) ([]agentlab.Event, error) {
@@ -75,6 +75,9 @@ func (s *Service) BootstrapFetched(ctx context.Context, vmid int, tokenHash stri
 		s.mu.Lock()
 		l := s.remember(j.ID)
 		l.heard, l.used, l.redactor, l.trouble, l.failed = s.clock(), false, nil, "", 0
+		if len(bundle.Keys()) == 0 { // nothing was kept
+			l.redactor = redact.New(known(resp, bundle)...)
+		}
 		s.mu.Unlock()
 		s.loop.Wake(j.ID)
 	}
@@ -364,7 +367,7 @@ func (s *Service) redactorOf(ctx context.Context, j agentlab.Job) (*redact.Redac
 	if err != nil {
 		return nil, err
 	}
-	if !ok && j.Status == agentlab.JobRunning { // by a daemon that kept nothing
+	if !ok && j.Status == agentlab.JobRunning { // there was nothing to keep, or by a daemon that kept nothing
 		_, b, err := s.secretsFor(ctx, j.Profile, &j)
 		if err != nil {
 			return nil, err

@@ -367,3 +367,28 @@ func TestReferenceFailsWithoutJob(t *testing.T) {
 		}
 	})
 }
+
+// A job that needs no secret does not depend on their folder; one that does
+// tells what is wrong with it.
+func TestUnusableVault(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		if err := w.vault.Set(ctx, "team", "env.K", strings.NewReader("value-of-k"), false); err != nil {
+			w.Fatal(err)
+		}
+		j := w.held(job.Request{Profile: "secrets", Task: "hang"})
+		if err := os.Chmod(filepath.Join(w.dir, "secrets"), 0o755); err != nil { //nolint:gosec // on purpose
+			w.Fatal(err)
+		}
+		if k := w.final(w.run(job.Request{Task: "echo done"}).ID); k.Status != agentlab.JobCompleted {
+			w.Errorf("%s: %s", k.Status, k.Reason)
+		}
+		vmid := w.sandbox(j.ID).VMID
+		if got := w.fetch(vmid, w.token(vmid, time.Minute), vmid); got.status != http.StatusServiceUnavailable || strings.Contains(got.body, "secrets/") {
+			w.Errorf("%+v", got)
+		}
+		if j = w.job(j.ID); j.Status != agentlab.JobFailed || !strings.Contains(j.Reason, "other users can read") {
+			w.Errorf("%s: %s", j.Status, j.Reason)
+		}
+	})
+}

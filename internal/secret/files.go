@@ -60,10 +60,13 @@ func readPrivate(path string, limit int64, refused fs.FileMode) ([]byte, error) 
 	return data, nil
 }
 
+// tmpPrefix begins the names of files that are being written.
+const tmpPrefix = ".tmp-"
+
 // writeFile makes a private file whole or not at all; without replace, an
 // existing one is fs.ErrExist.
 func writeFile(path string, data []byte, replace bool) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), ".tmp-*") // mode 0600
+	f, err := os.CreateTemp(filepath.Dir(path), tmpPrefix+"*") // mode 0600
 	if err != nil {
 		return fault(path, err)
 	}

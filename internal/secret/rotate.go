@@ -2,6 +2,8 @@ package secret
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,6 +36,9 @@ func (v *Vault) Rotate(ctx context.Context, add, remove []string) (r Rotation, e
 }
 
 func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, error) {
+	if err := v.sweep(); err != nil {
+		return Rotation{}, err
+	}
 	others, err := v.changeRecipients(add, remove)
 	if err != nil {
 		return Rotation{}, err
@@ -86,6 +91,25 @@ func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, err
 	return r, v.step("done", func() error {
 		return writeFile(v.identityPath(), identityText(append([]identity{fresh}, keep...)), true)
 	})
+}
+
+// sweep removes what writers left behind that were killed; the vault is
+// locked. It may hold an identity.
+func (v *Vault) sweep() error {
+	for _, dir := range []string{v.dir, v.keptDir()} {
+		files, err := readDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, f := range files {
+			if strings.HasPrefix(f.Name(), tmpPrefix) {
+				if err := os.Remove(filepath.Join(dir, f.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+					return fault(dir, err)
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // step runs one step of a rotation, unless a test ends it there.

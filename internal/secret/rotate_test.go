@@ -55,11 +55,18 @@ func TestRotate(t *testing.T) {
 		t.Fatal(err)
 	}
 	old, _ := os.ReadFile(v.path("a"))
+	left := filepath.Join(v.dir, ".tmp-left-by-a-kill")
+	if err := os.WriteFile(left, []byte(before[0].private), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	r, err := v.Rotate(t.Context(), []string{backup.Recipient().String()}, nil)
 	if err != nil || !reflect.DeepEqual(r.Bundles, []string{"a", "b", "c"}) || len(r.Kept) != 0 || !reflect.DeepEqual(r.Recipients, []string{backup.Recipient().String()}) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	allReadable(t, v)
+	if _, err := os.Stat(left); err == nil {
+		t.Error("what a killed writer left is still there")
+	}
 	after, err := v.identities()
 	if err != nil || len(after) != 1 || after[0].public != r.PublicKey || after[0].public == before[0].public {
 		t.Errorf("%d identities, %v", len(after), err)
