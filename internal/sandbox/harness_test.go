@@ -7,7 +7,9 @@ import (
 	"net/http"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -82,6 +84,8 @@ type world struct {
 	profiles profiles // may be changed while no sandbox boots
 	serve    func(ctx context.Context, vmid int, l net.Listener) error
 
+	full atomic.Bool // the host's disk
+
 	svc  *sandbox.Service
 	stop func()
 	mu   sync.Mutex
@@ -137,6 +141,15 @@ func (w *world) begin() {
 		Store: db{w.store}, Driver: w.driver, Images: w.images,
 		Profiles:       w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, ServeGuest: w.serve,
+		Room: func() error {
+			if w.full.Load() {
+				return agentlab.Errorf(agentlab.CodeNoSpace, "the disk is full")
+			}
+			return nil
+		},
+		Redact: func(_ context.Context, _, text string) string {
+			return strings.ReplaceAll(text, "hunter2", "[redacted]")
+		},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -285,7 +285,7 @@ func (w *procWatch) end() (found []string, seen int) {
 // canaryTask is an agent that shows its secrets in every way that programs do.
 const canaryTask = `
 echo begun
-for k in PLAIN AWKWARD LINES JSON LONG; do
+for k in PLAIN AWKWARD LINES JSON LONG FILE; do
   eval "v=\$CANARY_$k"
   echo "$k: $v"
   printf 'user:%s' "$v" | base64
@@ -312,9 +312,15 @@ func TestCanary(t *testing.T) {
 	watch := watchProcesses(find)
 	l.ok("daemon", "start")
 	for _, c := range cs {
-		if r := l.runInput("", strings.NewReader(c.value), "secrets", "set", c.key); r.code != 0 {
-			t.Fatalf("secrets set %s: %v", c.key, r)
+		if c.key != "env.CANARY_FILE" {
+			l.secret(c.key, c.value)
+			continue
 		}
+		file := filepath.Join(t.TempDir(), "secret")
+		if err := os.WriteFile(file, []byte(c.value), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l.ok("secrets", "set", c.key, "--ref", "file:"+file)
 	}
 	nothing := func(t *testing.T, when string) {
 		t.Helper()

@@ -1,0 +1,63 @@
+package sandbox_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
+)
+
+// A full disk refuses what is new, leaves what is stopped as it is, and holds
+// up what was asked for before, until there is room.
+func TestNoRoom(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		sb := w.create(sandbox.Request{Name: "before"})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		if _, err := w.svc.Stop(ctx, sb.VMID, 0); err != nil {
+			w.Fatal(err)
+		}
+		w.until(sb.VMID, agentlab.SandboxStopped)
+		w.full.Store(true)
+		_, err := w.svc.Create(ctx, sandbox.Request{Name: "new"})
+		wantCode(w.T, err, agentlab.CodeNoSpace)
+		_, err = w.svc.Start(ctx, sb.VMID)
+		wantCode(w.T, err, agentlab.CodeNoSpace)
+		if got := w.get(sb.VMID); got.State != agentlab.SandboxStopped || got.Desired != agentlab.DesiredStopped {
+			w.Errorf("%s, to be %s", got.State, got.Desired)
+		}
+		w.full.Store(false)
+		waiting := w.create(sandbox.Request{Name: "waiting"})
+		w.full.Store(true)
+		time.Sleep(time.Minute)
+		if got := w.get(waiting.VMID); got.State != agentlab.SandboxProvisioning {
+			w.Errorf("without room: %s: %s", got.State, got.Reason)
+		}
+		w.full.Store(false)
+		w.until(waiting.VMID, agentlab.SandboxReady)
+	})
+}
+
+// Words about a job's sandbox are kept without the job's secrets.
+func TestReasonsAreRedacted(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(sandbox.Request{Name: "leaky", JobID: agentlab.NewJobID(), Keepalive: ptr(true)})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		if err := w.host.CrashVM(backend.Ref{VMID: sb.VMID, UID: sb.UID}, "the guest said hunter2"); err != nil {
+			w.Fatal(err)
+		}
+		sb = w.until(sb.VMID, agentlab.SandboxFailed)
+		if !strings.Contains(sb.Reason, "[redacted]") || strings.Contains(sb.Reason, "hunter2") {
+			w.Errorf("reason %q", sb.Reason)
+		}
+		for _, e := range w.events(agentlab.EventSandboxState) {
+			if strings.Contains(e.Message+e.Data, "hunter2") {
+				w.Errorf("event %+v", e)
+			}
+		}
+	})
+}
