@@ -85,6 +85,17 @@ func TestRefused(t *testing.T) {
 		{"qemu: {accel: hvf}", "qemu.accel", "", "auto, kvm, tcg"},
 		{"qemu: {binary: bin/qemu}", "qemu.binary", "absolute", ""},
 		{"limits: 3", "limits", "line 1: a mapping", ""},
+		{"api: {listen: \"8843\"}", "api.listen", "not an address with a port", "127.0.0.1:8843"},
+		{"api: {listen: \"localhost:8843\"}", "api.listen", "not an address with a port", "numbers"},
+		{"api: {listen: \"0.0.0.0:8843\"}", "api.listen", "there is no TLS", "api.tls_cert"},
+		{"api: {listen: \"[::]:8843\"}", "api.listen", "there is no TLS", ""},
+		{"api: {listen: \"192.0.2.1:8843\"}", "api.listen", "there is no TLS", ""},
+		{"api: {listen: \"192.0.2.1:8843\", tls_cert: /c}", "api.tls_cert", "stands alone", "api.tls_key"},
+		{"api: {listen: \"192.0.2.1:8843\", tls_key: /k}", "api.tls_key", "stands alone", ""},
+		{"api: {tls_cert: /c, tls_key: /k}", "api.tls_cert", "nothing listens", "api.listen"},
+		{"api: {listen: \"192.0.2.1:8843\", tls_cert: c, tls_key: /k}", "api.tls_cert", "absolute path", ""},
+		{"api: {groups: {agentlab: owner}}", "api.groups.agentlab", `"owner" is not known`, "read, write, admin"},
+		{"api: {groups: {\"a b\": read}}", "api.groups", "not the name of a group", ""},
 	} {
 		_, err := Parse([]byte(tc.in))
 		if agentlab.CodeOf(err) != agentlab.CodeInvalid {
@@ -95,6 +106,27 @@ func TestRefused(t *testing.T) {
 		if e.Field != tc.field || !strings.Contains(e.Message, tc.message) || !strings.Contains(e.Hint, tc.hint) {
 			t.Errorf("%q: field %q, message %q, hint %q", tc.in, e.Field, e.Message, e.Hint)
 		}
+	}
+}
+
+func TestAPI(t *testing.T) {
+	for _, text := range []string{
+		"api: {listen: \"127.0.0.1:8843\"}", "api: {listen: \"[::1]:8843\"}", "api: {listen: \"127.0.0.1:0\"}",
+		"api: {listen: \"0.0.0.0:8843\", tls_cert: /c, tls_key: /k}",
+	} {
+		if _, err := Parse([]byte(text)); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	c, err := Parse([]byte("api: {groups: {ops: admin, auditors: read}}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.API.GroupRoles(); !reflect.DeepEqual(got, map[string]agentlab.Role{"ops": agentlab.RoleAdmin, "auditors": agentlab.RoleRead}) {
+		t.Errorf("groups %v", got)
+	}
+	if got := Default().API.GroupRoles(); !reflect.DeepEqual(got, map[string]agentlab.Role{DefaultGroup: agentlab.RoleWrite}) {
+		t.Errorf("groups by default %v", got)
 	}
 }
 
