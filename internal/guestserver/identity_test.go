@@ -37,7 +37,6 @@ type about struct {
 type services struct {
 	mu    sync.Mutex
 	calls []about
-	log   map[string]string
 }
 
 func (s *services) note(a about) {

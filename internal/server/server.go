@@ -134,7 +134,7 @@ func (s *Server) turnAway(w http.ResponseWriter, r *http.Request, err error) {
 func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
-		w = &steadyWriter{ResponseWriter: w, rc: http.NewResponseController(w)}
+		w = newSteadyWriter(w)
 		defer s.recover(w, r)
 		ctx, leave, err := s.authenticate(r)
 		if leave != nil {
@@ -208,6 +208,14 @@ func (p *statusProbe) Write(b []byte) (int, error) { return len(b), nil }
 type steadyWriter struct {
 	http.ResponseWriter
 	rc *http.ResponseController
+}
+
+// newSteadyWriter forgets the limit of the answer before on the same
+// connection: it may be over, and asking for the rest of a body is a write too.
+func newSteadyWriter(w http.ResponseWriter) *steadyWriter {
+	s := &steadyWriter{ResponseWriter: w, rc: http.NewResponseController(w)}
+	_ = s.rc.SetWriteDeadline(time.Time{})
+	return s
 }
 
 func (s *steadyWriter) WriteHeader(status int) {
