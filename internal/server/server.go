@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -134,7 +133,8 @@ func (s *Server) turnAway(w http.ResponseWriter, r *http.Request, err error) {
 func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
-		w = newSteadyWriter(w)
+		w, done := steady(w, r)
+		defer done()
 		defer s.recover(w, r)
 		ctx, leave, err := s.authenticate(r)
 		if leave != nil {
@@ -156,7 +156,6 @@ func (s *Server) Handler() http.Handler {
 			writeProblem(w, agentlab.Errorf(agentlab.CodeDenied, "nobody may use %s", r.URL.Path))
 			return
 		}
-		r.Body = &body{ReadCloser: r.Body, rc: http.NewResponseController(w)}
 		s.mux.ServeHTTP(w, r)
 		s.log.Debug("call", "method", r.Method, "path", r.URL.Path, "took", time.Since(start))
 	})
@@ -202,52 +201,3 @@ func (p *statusProbe) Header() http.Header {
 }
 func (p *statusProbe) WriteHeader(status int)      { p.status = status }
 func (p *statusProbe) Write(b []byte) (int, error) { return len(b), nil }
-
-// steadyWriter limits how long the reader of an answer may take nothing. A
-// connection that becomes a stream has no such limit: terminals are paused.
-type steadyWriter struct {
-	http.ResponseWriter
-	rc *http.ResponseController
-}
-
-// newSteadyWriter forgets the limit of the answer before on the same
-// connection: it may be over, and asking for the rest of a body is a write too.
-func newSteadyWriter(w http.ResponseWriter) *steadyWriter {
-	s := &steadyWriter{ResponseWriter: w, rc: http.NewResponseController(w)}
-	_ = s.rc.SetWriteDeadline(time.Time{})
-	return s
-}
-
-func (s *steadyWriter) WriteHeader(status int) {
-	_ = s.rc.SetWriteDeadline(time.Now().Add(writeTimeout))
-	s.ResponseWriter.WriteHeader(status)
-}
-
-func (s *steadyWriter) Write(p []byte) (int, error) {
-	_ = s.rc.SetWriteDeadline(time.Now().Add(writeTimeout))
-	return s.ResponseWriter.Write(p)
-}
-
-// Unwrap lets a ResponseController find what else the writer can.
-func (s *steadyWriter) Unwrap() http.ResponseWriter { return s.ResponseWriter }
-
-// body limits how long a request's body may stall, and leaves no deadline
-// behind that would cut a long answer short.
-type body struct {
-	io.ReadCloser
-	rc *http.ResponseController
-}
-
-func (b *body) Read(p []byte) (int, error) {
-	_ = b.rc.SetReadDeadline(time.Now().Add(bodyStallTimeout))
-	n, err := b.ReadCloser.Read(p)
-	if err != nil {
-		_ = b.rc.SetReadDeadline(time.Time{})
-	}
-	return n, err
-}
-
-func (b *body) Close() error {
-	defer func() { _ = b.rc.SetReadDeadline(time.Time{}) }()
-	return b.ReadCloser.Close()
-}
