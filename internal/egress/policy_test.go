@@ -3,6 +3,7 @@ package egress_test
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -182,8 +183,11 @@ func TestFilterAnswer(t *testing.T) {
 
 func FuzzDecide(f *testing.F) {
 	f.Add([]byte{127, 0, 0, 1}, uint16(80), "tcp", "localhost.")
+	f.Add([]byte{8, 8, 8, 8}, uint16(443), "tcp", "x.B.example")
+	f.Add([]byte{8, 8, 8, 8}, uint16(80), "tcp", "no.b.example.")
 	f.Add([]byte{0x20, 0x02, 10, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, uint16(443), "udp", "")
 	nat, off := newPolicy(f, agentlab.NetworkNAT), newPolicy(f, agentlab.NetworkOff)
+	list := compile(f, agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: rulesOf("a.example", "*.b.example", "c.example:22"), Deny: rulesOf("no.b.example")})
 	f.Fuzz(func(t *testing.T, raw []byte, port uint16, proto, name string) {
 		a, _ := netip.AddrFromSlice(raw)
 		flow := egress.Flow{Proto: egress.Proto(proto), Dst: netip.AddrPortFrom(a, port), Names: []string{name}}
@@ -196,6 +200,16 @@ func FuzzDecide(f *testing.F) {
 		}
 		if off.Decide(flow).Allow {
 			t.Fatalf("%v is allowed in mode off", flow)
+		}
+		// An allow list of names: the name that the guest shows is one that we
+		// told it, and one of the list.
+		flow.Names = []string{"a.example.", "x.b.example.", "no.b.example.", "other.example."}[port%4:]
+		if flow.Proto != egress.TCP || !list.DecideName(flow, name).Allow || port == 22 {
+			return
+		}
+		shown := strings.ToLower(strings.TrimRight(name, ".")) + "."
+		if !slices.Contains(flow.Names, shown) || shown != "a.example." && shown != "x.b.example." {
+			t.Fatalf("%v is allowed by showing %q", flow, name)
 		}
 	})
 }
