@@ -59,7 +59,7 @@ for t in "${targets[@]}"; do
   mkdir -p "$own"
   echo "== ${pkg#*/agentlab/} $name"
   (cd "$dir" && "$bins/${pkg//\//_}" -test.run='^$' -test.fuzz="^$name\$" -test.fuzztime="${each}s" \
-    -test.fuzzcachedir="$own" 2>&1 | tail -n 15) || failed+=("${pkg#*/agentlab/} $name")
+    -test.fuzzminimizetime=3s -test.fuzzcachedir="$own" 2>&1 | tail -n 15) || failed+=("${pkg#*/agentlab/} $name")
   ((keep == 0)) || keep_inputs "$dir" "$name" "$own"
 done
 echo "fuzz: ${#targets[@]} targets in $(($(date +%s) - began)) s, ${#failed[@]} with findings"
