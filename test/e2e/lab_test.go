@@ -34,12 +34,15 @@ const (
 	settleLimit  = 60 * time.Second
 )
 
+// buildFlags are for the programs under test; see mutation_test.go.
+var buildFlags []string
+
 var programs = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "agentlab-e2e-bin-*")
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.Command("go", "build", "-o", dir+"/", "./cmd/...")
+	cmd := exec.Command("go", append(append([]string{"build"}, buildFlags...), "-o", dir+"/", "./cmd/...")...)
 	cmd.Dir = "../.."
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -18,7 +18,7 @@ import (
 )
 
 // newNetLab is a lab whose sandboxes see a fake internet and nothing else.
-func newNetLab(t testing.TB) (*lab, *fakenet.Net) {
+func newNetLab(t testing.TB, env ...string) (*lab, *fakenet.Net) {
 	t.Helper()
 	n := fakenet.New()
 	t.Cleanup(n.Close)
@@ -31,7 +31,7 @@ func newNetLab(t testing.TB) (*lab, *fakenet.Net) {
 	if err := n.ServeUnix(socket); err != nil {
 		t.Fatal(err)
 	}
-	return newLab(t, "AGENTLAB_TEST_INTERNET="+socket), n
+	return newLab(t, append(env, "AGENTLAB_TEST_INTERNET="+socket)...), n
 }
 
 func (l *lab) secret(key, value string) {

@@ -8,7 +8,9 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/goccy/go-yaml"
@@ -18,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/test/fakenet"
 )
 
 // networkProfile installs a profile with a network policy.
@@ -72,56 +75,101 @@ func (l *lab) probes(sandbox string) probe.Exec {
 	}
 }
 
-// egress reads what was recorded of a sandbox.
-func (l *lab) egress(sandbox string) func(context.Context) ([]agentlab.EgressRecord, error) {
-	return func(ctx context.Context) ([]agentlab.EgressRecord, error) {
-		list, err := l.client().Egress(ctx, client.EgressQuery{Sandbox: sandbox, Oldest: true, Limit: 10000})
-		var out []agentlab.EgressRecord
-		for _, e := range list.Items {
-			out = append(out, agentlab.EgressRecord{
+// probeLab is one sandbox in the reference world of the probe table, whose
+// policy changes from run to run.
+type probeLab struct {
+	*lab
+	net *fakenet.Net
+
+	mu      sync.Mutex
+	records []agentlab.EgressRecord
+}
+
+const probed = "probed"
+
+// newProbeLab makes the sandbox. Its records are followed, because those who
+// follow are told soon.
+func newProbeLab(t *testing.T, env ...string) *probeLab {
+	t.Helper()
+	l, n := newNetLab(t, env...)
+	if err := n.ProbeWorld(); err != nil {
+		t.Fatal(err)
+	}
+	p := &probeLab{lab: l, net: n}
+	l.networkProfile(probed, agentlab.Network{Mode: agentlab.NetworkNAT})
+	l.ok("sandbox", "new", "--name", probed, "--profile", probed, "--ttl", "2h")
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	t.Cleanup(func() { cancel(); <-ended })
+	go func() {
+		defer close(ended)
+		for e, err := range l.client().FollowEgress(ctx, client.EgressQuery{Sandbox: probed}) {
+			if err != nil {
+				return
+			}
+			p.mu.Lock()
+			p.records = append(p.records, agentlab.EgressRecord{
 				Seq: e.Seq, Proto: e.Proto, Name: e.Name, Addr: e.Addr, Port: e.Port, Allow: e.Allow, Rule: e.Rule, Error: e.Error,
 			})
+			p.mu.Unlock()
 		}
-		return out, err
+	}()
+	return p
+}
+
+func probeEnv(v probe.Variant) probe.Env {
+	return probe.Env{
+		Network: v.Network, Targets: v.Targets, Frames: true, ControllerPort: 8844,
+		Guest4: netip.MustParseAddr("10.77.0.2"), Gateway4: netip.MustParseAddr("10.77.0.1"), Neighbour4: netip.MustParseAddr("10.77.0.3"),
+		Guest6: netip.MustParseAddr("fd77::2"), Gateway6: netip.MustParseAddr("fd77::1"), Neighbour6: netip.MustParseAddr("fd77::3"),
 	}
+}
+
+// table gives the sandbox a policy and tries rows of the table under it; none
+// named means all.
+func (p *probeLab) table(v probe.Variant, patience int, ids ...string) probe.Report {
+	p.Helper()
+	p.networkProfile(probed, v.Network)
+	p.ok("policy", "reload", probed)
+	p.net.ForgetOutside()
+	e := probeEnv(v)
+	e.Outside, e.RecordsWithinSeconds = p.net.Outside, patience
+	e.Records = func(context.Context) ([]agentlab.EgressRecord, error) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return slices.Clone(p.records), nil
+	}
+	rows := probe.Table(e)
+	if len(ids) > 0 {
+		rows = slices.DeleteFunc(rows, func(c probe.Check) bool { return !slices.Contains(ids, c.ID) })
+	}
+	rep, err := probe.RunChecks(context.Background(), p.probes(probed), e, rows)
+	if err != nil {
+		p.Fatal(err)
+	}
+	return rep
 }
 
 // The probe table, from inside a real VM: what the policy allows is reached,
 // nothing else is, and on the outer side of the fake internet, where every
-// address answers, nothing forbidden is seen.
+// address answers, nothing forbidden is seen. The VM goes on while its policy
+// changes.
 func TestProbeTable(t *testing.T) {
-	l, n := newNetLab(t)
-	if err := n.ProbeWorld(); err != nil {
-		t.Fatal(err)
-	}
+	p := newProbeLab(t)
 	for _, v := range probe.Reference() {
 		if len(v.Network.Layers) > 0 {
 			continue // a repository's: see TestUserspace of package probe
 		}
-		t.Run(v.Name, func(t *testing.T) {
-			name := "probe-" + v.Name
-			l.networkProfile(name, v.Network)
-			l.ok("sandbox", "new", "--name", name, "--profile", name)
-			n.ForgetOutside()
-			rep, err := probe.Run(t.Context(), l.probes(name), probe.Env{
-				Network: v.Network, Targets: v.Targets, Frames: true, ControllerPort: 8844,
-				Guest4: netip.MustParseAddr("10.77.0.2"), Gateway4: netip.MustParseAddr("10.77.0.1"), Neighbour4: netip.MustParseAddr("10.77.0.3"),
-				Guest6: netip.MustParseAddr("fd77::2"), Gateway6: netip.MustParseAddr("fd77::1"), Neighbour6: netip.MustParseAddr("fd77::3"),
-				Outside: n.Outside, Records: l.egress(name), RecordsWithinSeconds: 30,
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, o := range rep.Failures() {
-				t.Errorf("%s (%s): %s", o.Check.ID, o.Check.Shows, o.Detail)
-			}
-			if rep.Skipped > 0 {
-				t.Errorf("%d rows were skipped", rep.Skipped)
-			}
-			t.Logf("%d rows passed", rep.Passed)
-			l.ok("sandbox", "destroy", name)
-		})
+		rep := p.table(v, 15)
+		for _, o := range rep.Failures() {
+			t.Errorf("%s: %s (%s): %s", v.Name, o.Check.ID, o.Check.Shows, o.Detail)
+		}
+		if rep.Skipped > 0 {
+			t.Errorf("%s: %d rows were skipped", v.Name, rep.Skipped)
+		}
+		t.Logf("%s: %d rows passed", v.Name, rep.Passed)
 	}
+	p.ok("sandbox", "destroy", probed)
 }
 
 // 'agentlab verify' says of a profile whether its sandboxes are what it

@@ -1,0 +1,52 @@
+//go:build mutation
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+)
+
+func init() { buildFlags = []string{"-tags", "mutation"} }
+
+// In one real VM: each rule of the network policy, taken out of force alone,
+// is missed by a row of the probe table.
+func TestMutationInVM(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "drop")
+	p := newProbeLab(t, egress.DropRuleFileEnv+"="+file)
+	variants := slices.DeleteFunc(probe.Reference(), func(v probe.Variant) bool { return len(v.Network.Layers) > 0 })
+	for _, v := range variants { // else a mutant would be caught by what fails anyway
+		for _, o := range p.table(v, 15).Failures() {
+			t.Fatalf("%s: %s fails with all rules in force: %s", v.Name, o.Check.ID, o.Detail)
+		}
+	}
+	mutants, err := probe.Mutants(variants, probeEnv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mutants {
+		if !strings.HasPrefix(m.Rule, os.Getenv("AGENTLAB_TEST_MUTANTS")) {
+			continue // to look at a few by hand
+		}
+		var r probe.Report
+		if m.Excused == "" && len(m.Rows) > 0 {
+			if err := os.WriteFile(file, []byte(m.Rule), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			r = p.table(m.Variant, 4, m.Rows...)
+		}
+		line, caught := m.Line(r)
+		fmt.Println(line)
+		if !caught {
+			t.Errorf("without %s the table passes", m.Rule)
+		}
+	}
+	p.ok("sandbox", "destroy", probed)
+}
