@@ -127,10 +127,10 @@ func (s *Service) Run(ctx context.Context) error {
 		return nil
 	}
 	rows, err := s.cfg.Store.LiveSandboxes(ctx)
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return err
 	}
 	for _, sb := range rows {

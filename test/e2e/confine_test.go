@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -175,17 +176,19 @@ func seccompFilter(set map[string][]string) ([]unix.SockFilter, error) {
 	const (
 		load = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
 		jeq  = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+		jge  = unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K
+		jgt  = unix.BPF_JMP | unix.BPF_JGT | unix.BPF_K
 		jset = unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K
 		ret  = unix.BPF_RET | unix.BPF_K
 	)
-	yes, no := uint32(unix.SECCOMP_RET_ALLOW), uint32(unix.SECCOMP_RET_ERRNO|uint32(syscall.EPERM))
+	yes, no := uint32(unix.SECCOMP_RET_ALLOW), unix.SECCOMP_RET_ERRNO|uint32(syscall.EPERM)
 	p := []unix.SockFilter{{Code: load, K: 0}} // the number of the call
 	block := func(call string, inner ...unix.SockFilter) {
 		p = append(p, unix.SockFilter{Code: jeq, K: numbers[call], Jf: uint8(len(inner))})
 		p = append(p, inner...)
 	}
 	// Namespaces: clone3 hides its flags in memory, so callers must fall back.
-	block("clone3", unix.SockFilter{Code: ret, K: uint32(unix.SECCOMP_RET_ERRNO | uint32(syscall.ENOSYS))})
+	block("clone3", unix.SockFilter{Code: ret, K: unix.SECCOMP_RET_ERRNO | uint32(syscall.ENOSYS)})
 	var forbidden uint32
 	for name, flag := range namespaceFlag {
 		if !strings.Contains(" "+strings.Join(set["RestrictNamespaces"], " ")+" ", " "+name+" ") {
@@ -200,11 +203,20 @@ func seccompFilter(set map[string][]string) ([]unix.SockFilter, error) {
 	for _, name := range strings.Fields(strings.Join(set["RestrictAddressFamilies"], " ")) {
 		socket = append(socket, unix.SockFilter{Code: jeq, K: families[name], Jf: 1}, unix.SockFilter{Code: ret, K: yes})
 	}
-	block("socket", append(socket, unix.SockFilter{Code: ret, K: uint32(unix.SECCOMP_RET_ERRNO | uint32(syscall.EAFNOSUPPORT))})...)
+	block("socket", append(socket, unix.SockFilter{Code: ret, K: unix.SECCOMP_RET_ERRNO | uint32(syscall.EAFNOSUPPORT)})...)
+	var list []uint32
 	for name, ok := range allowed {
 		if n, known := numbers[name]; ok && known {
-			p = append(p, unix.SockFilter{Code: jeq, K: n, Jf: 1}, unix.SockFilter{Code: ret, K: yes})
+			list = append(list, n)
 		}
+	}
+	slices.Sort(list)
+	for i := 0; i < len(list); { // by ranges: every system call goes through this
+		lo, hi := list[i], list[i]
+		for i++; i < len(list) && list[i] == hi+1; i++ {
+			hi++
+		}
+		p = append(p, unix.SockFilter{Code: jge, K: lo, Jf: 2}, unix.SockFilter{Code: jgt, K: hi, Jt: 1}, unix.SockFilter{Code: ret, K: yes})
 	}
 	return append(p, unix.SockFilter{Code: ret, K: no}), nil
 }

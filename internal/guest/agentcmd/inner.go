@@ -95,8 +95,8 @@ func (i *Inner) options(c *command, own, home, dir string) []string {
 	if x := get(c.env, "XDG_RUNTIME_DIR"); under(x, "/run") {
 		o = append(o, "--perms", "0700", "--dir", x)
 	}
-	if real, err := filepath.EvalSymlinks("/etc/resolv.conf"); err == nil && under(real, "/run") {
-		o = append(o, "--ro-bind", real, real)
+	if conf, err := filepath.EvalSymlinks("/etc/resolv.conf"); err == nil && under(conf, "/run") {
+		o = append(o, "--ro-bind", conf, conf)
 	}
 	if i.RunDir != "" {
 		o = append(o, "--perms", "0700", "--tmpfs", i.RunDir)
