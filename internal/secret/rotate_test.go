@@ -153,7 +153,7 @@ func TestRotateWithoutDowntime(t *testing.T) {
 	v := full(t)
 	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
-	for i := range 4 {
+	for i := range 2 {
 		wg.Go(func() {
 			mine := NewVault(v.dir)
 			for n := 0; ctx.Err() == nil; n++ {
@@ -169,7 +169,7 @@ func TestRotateWithoutDowntime(t *testing.T) {
 			}
 		})
 	}
-	for range 10 {
+	for range 5 {
 		if _, err := v.Rotate(t.Context(), nil, nil); err != nil {
 			t.Error(err)
 		}
