@@ -252,6 +252,11 @@ func TestArgs(t *testing.T) {
 			t.Errorf("%s is missing", flag)
 		}
 	}
+	for i, arg := range tcg { // a format that is guessed may be one that the guest wrote
+		if arg == "-drive" || arg == "-blockdev" && !strings.HasPrefix(tcg[i+1], "driver=") {
+			t.Errorf("the format of %s is not named", tcg[i+1])
+		}
+	}
 	if got := find(tcg, "-sandbox"); !strings.Contains(got, "spawn=deny") {
 		t.Error(got)
 	}
