@@ -38,11 +38,11 @@ const (
 	minMTU6 = 1280 // RFC 8200
 )
 
-// What a Network needs of the outside; see package gate.
-type (
-	Dialer   = gate.Dialer
-	Resolver = gate.Resolver
-)
+// Dialer opens every connection that leaves the sandbox.
+type Dialer = gate.Dialer
+
+// Resolver answers the sandbox's DNS questions.
+type Resolver = gate.Resolver
 
 // Config says what a Network is made of. Only Link and Policy are required.
 type Config struct {
