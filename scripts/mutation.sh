@@ -10,6 +10,9 @@
 #
 #   scripts/mutation.sh [GO TEST FLAGS]
 #
+# AGENTLAB_TEST_MUTATION_VM=1 does the same once more in one real VM (some ten
+# minutes under emulation).
+#
 # AGENTLAB_TEST_MUTANTS=always. takes out only rules whose names begin so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,9 +21,13 @@ go=${GO:-go}
 out=$(mktemp)
 trap 'rm -f "$out"' EXIT
 
+packages=(./internal/egress/probe ./internal/egress/nft)
+if [[ ${AGENTLAB_TEST_MUTATION_VM:-} == 1 ]]; then
+    packages+=(./test/e2e)
+fi
 rc=0
 "$go" test -tags mutation -count=1 -timeout 30m -v -run 'Mutation|EveryRuleIsGuarded' "$@" \
-    ./internal/egress/probe ./internal/egress/nft 2>&1 |
+    "${packages[@]}" 2>&1 |
     grep --line-buffered -vE '^(=== |I[0-9]{4} )' | tee "$out" || rc=1
 
 caught=$(grep -cE ' caught( |$)' "$out" || true)
