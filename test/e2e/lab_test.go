@@ -34,9 +34,6 @@ const (
 	settleLimit  = 60 * time.Second
 )
 
-// buildFlags are for the programs under test; see mutation_test.go.
-var buildFlags []string
-
 var programs = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "agentlab-e2e-bin-*")
 	if err != nil {

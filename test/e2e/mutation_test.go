@@ -14,7 +14,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
 )
 
-func init() { buildFlags = []string{"-tags", "mutation"} }
+// buildFlags are for the programs under test.
+var buildFlags = []string{"-tags", "mutation"}
 
 // In one real VM: each rule of the network policy, taken out of force alone,
 // is missed by a row of the probe table.
