@@ -32,8 +32,7 @@ func (l *lab) confinedDaemon() *exec.Cmd {
 		l.Fatal(err)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	l.Cleanup(func() { <-ended }) // the lab ends it
+	go func() { ended <- cmd.Wait() }() // the lab ends it
 	socket := filepath.Join(l.home, "run", "agentlabd.sock")
 	if !eventually(settleLimit, func() bool { _, err := os.Stat(socket); return err == nil || len(ended) > 0 }) || len(ended) > 0 {
 		l.Fatalf("the daemon does not start: %s", stderr.String())
