@@ -23,8 +23,9 @@ type Policy struct {
 	rules   []Rule // deny rules, then allow rules, each as in Rules
 
 	deny, allow ruleTable
-	denyNames   []Rule // the deny rules about names
-	layers      []*Policy
+	// On which ports a deny rule about a name looks at the names of TCP flows.
+	denyHTTP, denyHTTPS bool
+	layers              []*Policy
 }
 
 // defaultPorts are those of allow rules that name none, in a policy that
@@ -93,18 +94,20 @@ func compilePolicy(n agentlab.Network) (*Policy, error) {
 		}
 		p.ports = append(p.ports, spec)
 	}
+	always := Denials()
 	for _, nr := range n.Deny {
-		r, err := compileRule(nr, false)
+		r, err := compileRule(nr, false, always)
 		if err != nil {
 			return nil, err
 		}
 		if r.Domain != "" && !Dropped(r.Name) {
-			p.denyNames = append(p.denyNames, r)
+			p.denyHTTP = p.denyHTTP || r.covers(TCP, portHTTP)
+			p.denyHTTPS = p.denyHTTPS || r.covers(TCP, portHTTPS)
 		}
 		p.addRule(r)
 	}
 	for _, nr := range n.Allow {
-		r, err := compileRule(nr, true)
+		r, err := compileRule(nr, true, always)
 		if err != nil {
 			return nil, err
 		}
@@ -154,7 +157,7 @@ func CheckLimits(l agentlab.NetworkLimits) error {
 	return nil
 }
 
-func compileRule(nr agentlab.NetworkRule, allow bool) (Rule, error) {
+func compileRule(nr agentlab.NetworkRule, allow bool, always []Denial) (Rule, error) {
 	field, prefix := "network.deny", RuleDenyPrefix
 	if allow {
 		field, prefix = "network.allow", RuleAllowPrefix
@@ -167,7 +170,7 @@ func compileRule(nr agentlab.NetworkRule, allow bool) (Rule, error) {
 		return Rule{}, invalid(field, "%w", err).WithHint("%s", ruleHint)
 	}
 	r.Source, r.Name = nr.Source, prefix+r.String()
-	if rule, inside := whollyDenied(r.Prefix); allow && inside {
+	if rule, inside := whollyDenied(r.Prefix, always); allow && inside {
 		return Rule{}, invalid(field, "%s can never be allowed (%s)", r, rule).
 			WithHint("a sandbox reaches public addresses only; remove the rule")
 	}
@@ -175,11 +178,11 @@ func compileRule(nr agentlab.NetworkRule, allow bool) (Rule, error) {
 }
 
 // whollyDenied tells whether every address of a range is always denied.
-func whollyDenied(p netip.Prefix) (rule string, yes bool) {
+func whollyDenied(p netip.Prefix, always []Denial) (rule string, yes bool) {
 	if !p.IsValid() {
 		return "", false
 	}
-	for _, d := range Denials() {
+	for _, d := range always {
 		if d.Prefix.Bits() <= p.Bits() && d.Prefix.Contains(p.Addr()) {
 			return d.Rule, true
 		}

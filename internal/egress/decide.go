@@ -118,10 +118,10 @@ func (p *Policy) withDeniedNames(f Flow, v Verdict) Verdict {
 // deniesNames tells whether a host's name is looked for in flows only because
 // it may be a denied one. That is done where names are usual.
 func (p *Policy) deniesNames(proto Proto, port uint16) bool {
-	if len(p.denyNames) == 0 || (proto != TCP && proto != UDP) || (port != portHTTP && port != portHTTPS) {
+	if proto != TCP && proto != UDP {
 		return false
 	}
-	return slices.ContainsFunc(p.denyNames, func(r Rule) bool { return r.covers(TCP, port) })
+	return port == portHTTP && p.denyHTTP || port == portHTTPS && p.denyHTTPS
 }
 
 func (p *Policy) ownAllowlist(f Flow) Verdict {

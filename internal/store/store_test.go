@@ -66,7 +66,7 @@ func newSandbox(name string) agentlab.Sandbox {
 	return agentlab.Sandbox{
 		UID: agentlab.NewUID(), Name: name, Backend: "fake", Profile: "p", Image: "base@sha256:1",
 		State: agentlab.SandboxRequested, Desired: agentlab.DesiredRunning,
-		Resources: agentlab.Resources{Cores: 2, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT},
+		Resources: agentlab.Resources{Cores: 2, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, NetworkPending: true,
 		LeaseExpiresAt: epoch.Add(time.Hour),
 	}
 }
