@@ -55,6 +55,30 @@ var mutants = map[string]string{
 	"errors are foreign":                  "Cancelled",
 	"foreign objects are taken":           "Foreign",
 	"a wrong mark stops it while it runs": "VM/WrongMark",
+	"any policy is taken":                 "NetworkStopped",
+	"an absent sandbox is updated":        "NetworkStopped",
+	"the egress log ignores its cursor":   "VM/EgressLog",
+	"the egress log ignores its limit":    "VM/EgressLog",
+}
+
+func (m *mutant) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {
+	err := m.Driver.UpdateNetwork(ctx, ref, n)
+	switch {
+	case m.breaks == "any policy is taken" && agentlab.CodeOf(err) == agentlab.CodeInvalid,
+		m.breaks == "an absent sandbox is updated" && agentlab.CodeOf(err) == agentlab.CodeNotFound:
+		return nil
+	}
+	return err
+}
+
+func (m *mutant) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
+	switch m.breaks {
+	case "the egress log ignores its cursor":
+		after = 0
+	case "the egress log ignores its limit":
+		limit = max(limit, min(limit*1000, 1000))
+	}
+	return m.Driver.EgressLog(ctx, ref, after, limit)
 }
 
 func (m *mutant) Info() backend.Info {
