@@ -50,7 +50,7 @@ func (l Learned) elements(p *plan) []binding {
 		}
 		out = append(out, binding{"inet", ranged + f.v, fmt.Sprintf("%s . %s", key, r), verdict, ttl})
 	}
-	for _, d := range decisions(l.Sandbox.Policy, addr, l.Names) {
+	for _, d := range p.decisions(addr, l.Names) {
 		proto := string(d.proto)
 		if d.proto == egress.ICMP && f == v6 {
 			proto = "ipv6-icmp"
@@ -88,14 +88,14 @@ type decision struct {
 
 // decisions asks the policy about every port, once for each range of ports
 // between which no rule makes a difference.
-func decisions(p *egress.Policy, addr netip.Addr, names []string) []decision {
+func (p *plan) decisions(addr netip.Addr, names []string) []decision {
 	var out []decision
 	for _, proto := range []egress.Proto{egress.TCP, egress.UDP, egress.ICMP} {
-		for _, r := range segments(p, proto) {
+		for _, r := range p.segments[proto] {
 			flow := egress.Flow{Proto: proto, Dst: netip.AddrPortFrom(addr, r.Lo)}
-			plain := p.Decide(flow)
+			plain := p.policy.Decide(flow)
 			flow.Names = names
-			v := p.Decide(flow)
+			v := p.policy.Decide(flow)
 			d := decision{proto, r, unchanged}
 			switch {
 			case v.Allow && v.NeedName:

@@ -41,6 +41,8 @@ type Manager struct {
 	members map[int]*member
 	ports   []string
 	broken  bool // what the kernel has is not known; all is loaded again
+
+	tamper func(*ruleset) // nil but in tests that break the rules
 }
 
 // member is a sandbox with what was told to it.
@@ -130,10 +132,14 @@ func (m *Manager) apply(ctx context.Context) error {
 	m.ports = bridgePorts(m.opts.Config.Bridge)
 	m.opts.Config.HostNets = hostNets(m.opts.Config)
 	s := m.state()
-	text, err := Render(s)
+	rules, err := build(s)
 	if err != nil {
 		return err
 	}
+	if m.tamper != nil {
+		m.tamper(rules)
+	}
+	text := rules.text()
 	m.broken = true
 	if err := m.kernel.load(ctx, text); err != nil {
 		return err

@@ -24,6 +24,8 @@ type plan struct {
 	mark   uint32 // of the flows that it allowed
 	policy *egress.Policy
 	limits agentlab.NetworkLimits
+	// segments are the ports, cut where any rule makes a difference.
+	segments map[egress.Proto][]egress.PortRange
 }
 
 // planOf finds the plan of a sandbox's policy. Its id and mark come from what
@@ -39,6 +41,9 @@ func planOf(s Sandbox) *plan {
 		id:     hex.EncodeToString(sum[:6]),
 		mark:   binary.BigEndian.Uint32(sum[6:])&0x3fffffff | 0x40000000,
 		policy: s.Policy, limits: s.Policy.Limits(),
+		segments: map[egress.Proto][]egress.PortRange{
+			egress.TCP: segments(s.Policy, egress.TCP), egress.UDP: segments(s.Policy, egress.UDP), egress.ICMP: segments(s.Policy, egress.ICMP),
+		},
 	}
 }
 
@@ -189,6 +194,7 @@ func (b *builder) policyChain(p *plan, q *egress.Policy, i int, next string) {
 			c.add(egress.RulePorts, "%s != @%s %s", flowKey, set, no)
 		}
 		c.add("", "%s", next)
+		return
 	case agentlab.NetworkAllowlist:
 		for _, f := range families {
 			if set := b.addrSet(p.chain(i)+"_allow"+f.v, f, q, true); set != "" {

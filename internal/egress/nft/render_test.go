@@ -42,3 +42,5 @@ func testSandbox(n int, p *egress.Policy) Sandbox {
 		IPv6: netip.AddrFrom16([16]byte{0xfd, 0x77, 0xa9, 0x1a, 0x4d, 0, 14: byte(n >> 8), 15: byte(n)}),
 	}
 }
+
+func mustAddr(s string) netip.Addr { return netip.MustParseAddr(s) }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,6 +25,7 @@ import (
 const catchAll = `table inet catchall {
 	chain c {
 		type nat hook prerouting priority dstnat
+		udp dport 40000 accept comment "answers to frames, which no socket sent"
 		iifname "eth0" udp dport 53 redirect to :5300
 		iifname "eth0" meta l4proto udp redirect to :5301
 		iifname "eth0" meta l4proto tcp redirect to :5302
@@ -38,11 +40,12 @@ type role struct {
 
 	mu    sync.Mutex
 	flows []probe.Trace
+	held  map[string]net.Conn
 }
 
 // play serves orders until standard input ends.
 func play(kind string) int {
-	r := &role{kind: kind, net: fakenet.New()}
+	r := &role{kind: kind, net: fakenet.New(), held: map[string]net.Conn{}}
 	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for {
 		var o order
@@ -70,6 +73,19 @@ func (r *role) do(o order) (any, error) {
 			out = append(out, res)
 		}
 		return out, nil
+	case "hold":
+		return r.hold(o.Probes), nil
+	case "drop":
+		for id, conn := range r.held {
+			_ = conn.(*net.TCPConn).SetLinger(0) //nolint:forcetypeassert // it is one
+			_ = conn.Close()
+			delete(r.held, id)
+		}
+		return "ok", nil
+	case "time":
+		return timeFlows(o.Probes[0].Target, o.Probes[0].Repeat)
+	case "poke":
+		return r.poke(o.Probes), nil
 	case "report":
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -82,6 +98,68 @@ func (r *role) do(o order) (any, error) {
 		return "ok", nil
 	}
 	return nil, fmt.Errorf("unknown order")
+}
+
+// hold opens connections and keeps them.
+func (r *role) hold(list []guestapi.Probe) []guestapi.ProbeResult {
+	out := make([]guestapi.ProbeResult, len(list))
+	var wg sync.WaitGroup
+	for i, p := range list {
+		wg.Go(func() {
+			conn, err := net.DialTimeout("tcp", p.Target, time.Second)
+			out[i] = guestapi.ProbeResult{ID: p.ID, Connected: err == nil}
+			if err == nil {
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				r.held[p.ID] = conn
+			}
+		})
+	}
+	wg.Wait()
+	return out
+}
+
+// timeFlows opens UDP flows, one after the other, and waits for an answer on
+// each.
+func timeFlows(target string, n int) (time.Duration, error) {
+	began := time.Now()
+	buf := make([]byte, 100)
+	for range n {
+		conn, err := net.Dial("udp", target)
+		if err != nil {
+			return 0, err
+		}
+		_ = conn.SetDeadline(time.Now().Add(time.Second))
+		if _, err := conn.Write([]byte("x")); err != nil {
+			return 0, err
+		}
+		if _, err := conn.Read(buf); err != nil {
+			return 0, err
+		}
+		_ = conn.Close()
+	}
+	return time.Since(began), nil
+}
+
+// poke says something on connections that are held, and waits for an answer.
+func (r *role) poke(list []guestapi.Probe) []guestapi.ProbeResult {
+	var out []guestapi.ProbeResult
+	for _, p := range list {
+		res := guestapi.ProbeResult{ID: p.ID}
+		if conn := r.held[p.ID]; conn != nil {
+			_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+			_, _ = io.WriteString(conn, "hello\r\n")
+			n, err := conn.Read(make([]byte, 100))
+			res.Reached = n > 0
+			if err != nil {
+				res.Error = err.Error()
+			}
+			_ = conn.Close()
+			delete(r.held, p.ID)
+		}
+		out = append(out, res)
+	}
+	return out
 }
 
 // serve answers everything that arrives, and notes what does.

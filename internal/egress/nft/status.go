@@ -120,7 +120,7 @@ func blocks(list string, sandboxes bool) map[string]string {
 			out[name] = ""
 			continue
 		}
-		if name != "" && line != "\t}" {
+		if name != "" && strings.Trim(line, "\t }") != "" {
 			out[name] += line + "\n"
 		}
 	}

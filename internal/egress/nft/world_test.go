@@ -172,6 +172,7 @@ func (w *world) peer(role, ifname, bridge string, addrs ...string) *peer {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() { // a role ends with its standard input
+		_ = exec.Command("ip", "link", "del", ifname).Run() //nolint:gosec // of this test
 		_ = p.in.Close()
 		_ = p.cmd.Wait()
 	})
