@@ -116,7 +116,7 @@ func (h *hostNetwork) rest() {
 		return
 	}
 	h.cancel()
-	_ = <-h.ended
+	<-h.ended //nolint:errcheck // it was logged
 	h.cancel = nil
 }
 

@@ -403,6 +403,11 @@ func (b *builder) bridge() *table {
 	s.add(ruleMAC, "iifname . ether saddr != @macs drop")
 	s.add(ruleARP, "ether type arp iifname . arp saddr ether . arp saddr ip != @arps drop")
 	s.add(ruleEtherType, "ether type != { ip, ip6, arp } drop")
+	// The kernel throws these away before the other table could tell of them.
+	if b.Config.LogGroup != 0 {
+		s.add("", "ip6 daddr ::1 limit rate 50/second log prefix %s group %d", quote("deny "+egress.RuleLoopback), b.Config.LogGroup)
+	}
+	s.add(egress.RuleLoopback, "ip6 daddr ::1 drop")
 	t.chain("ingress", "type filter hook prerouting priority -300").add("", "iifname vmap @senders")
 	f := t.chain("forward", "type filter hook forward priority -300")
 	if b.Config.BridgeMeta {
