@@ -62,11 +62,18 @@ var extras = []extra{
 	{"stolen-mac", func(w *world, _ *Manager, s [2]Sandbox) string {
 		return w.sends("a packet with the neighbour's card and address", 4601, ethernet(s[1].MAC, 0x0800, udpPacket(s[1].IPv4, 4601)))
 	}},
+	{"stolen-ipv6", func(w *world, _ *Manager, s [2]Sandbox) string {
+		return w.sends("an IPv6 packet with the neighbour's address", 4605, ethernet(s[0].MAC, 0x86dd, udpPacket6(s[1].IPv6, 4605)))
+	}},
+	{"sitelocal", func(w *world, _ *Manager, _ [2]Sandbox) string {
+		return want(!w.guests[0].reaches("udp", "[fec0::1]:4000"), "a site-local address was reached")
+	}},
 	{"invalid", func(w *world, _ *Manager, s [2]Sandbox) string {
 		return w.sends("a TCP packet of no connection", 4602, ethernet(s[0].MAC, 0x0800, tcpPacket(s[0].IPv4, 4602, 0x03)))
 	}},
 	{"arp", func(w *world, _ *Manager, s [2]Sandbox) string {
 		stranger := netip.MustParseAddr("10.77.9.9")
+		_ = exec.Command("ip", "neigh", "del", stranger.String(), "dev", "vmbr1").Run() //nolint:gosec // what an earlier run left
 		w.guests[0].raw(ethernet(s[0].MAC, 0x0806, arpRequest(s[0], stranger)))
 		w.guests[0].reaches("dns", "site.probe.example.com")                      // it is after the frame
 		out, _ := exec.Command("ip", "neigh", "show", stranger.String()).Output() //nolint:gosec // fixed
@@ -249,6 +256,16 @@ func udpPacketWith(src netip.Addr, port uint16, data []byte) []byte {
 	binary.BigEndian.PutUint16(u[2:], port)
 	binary.BigEndian.PutUint16(u[4:], uint16(8+len(data))) //nolint:gosec // small
 	return ipv4Packet(src, 17, append(u, data...))
+}
+
+func udpPacket6(src netip.Addr, port uint16) []byte {
+	dst := netip.MustParseAddr("2620:4f:8000::28")
+	u := []byte{156, 64, byte(port >> 8), byte(port), 0, 9, 0, 0, 'x'}
+	pseudo := append(src.AsSlice(), dst.AsSlice()...)
+	pseudo = append(pseudo, 0, 0, 0, 9, 0, 0, 0, 17)
+	binary.BigEndian.PutUint16(u[6:], checksum(0, append(pseudo, u...)))
+	head := append([]byte{0x60, 0, 0, 0, 0, 9, 17, 64}, src.AsSlice()...)
+	return append(append(head, dst.AsSlice()...), u...)
 }
 
 func tcpPacket(src netip.Addr, port uint16, flags byte) []byte {
