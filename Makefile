@@ -68,7 +68,7 @@ $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION):
 
 bench: deps build ## benchmarks, as ratios within one run; raw samples are printed
 	@start=$$(date +%s); \
-	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout $(TEST_TIMEOUT) ./test/e2e; rc=$$?; \
+	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout $(TEST_TIMEOUT) ./test/e2e ./internal/egress/nft; rc=$$?; \
 	echo "make bench: $$(( $$(date +%s) - start )) s"; exit $$rc
 
 fuzz: ## every fuzz target, FUZZTOTAL seconds (600) divided among them

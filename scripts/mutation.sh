@@ -26,7 +26,7 @@ if [[ ${AGENTLAB_TEST_MUTATION_VM:-} == 1 ]]; then
     packages+=(./test/e2e)
 fi
 rc=0
-"$go" test -tags mutation -count=1 -timeout 30m -v -run 'Mutation|EveryRuleIsGuarded' "$@" \
+AGENTLAB_MUTATION=1 "$go" test -tags mutation -count=1 -timeout 30m -v -run 'Mutation|EveryRuleIsGuarded' "$@" \
     "${packages[@]}" 2>&1 |
     grep --line-buffered -vE '^(=== |I[0-9]{4} )' | tee "$out" || rc=1
 

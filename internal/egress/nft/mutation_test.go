@@ -98,7 +98,7 @@ func TestMutations(t *testing.T) {
 				t.Fatalf("%s, with every rule in its place: %s", v.Name, fault)
 			case fault != "":
 				found[name] = v.Name + ": " + fault
-				t.Logf("%-22s %s", name, found[name])
+				t.Logf("%-22s caught by %s", name, found[name])
 			case found[name] == "" && name != "":
 				found[name] = ""
 			}
@@ -108,9 +108,9 @@ func TestMutations(t *testing.T) {
 		why, known := doubled[name]
 		switch {
 		case what == "" && known:
-			t.Logf("%-22s not seen: %s", name, why)
+			t.Logf("%-22s doubled: %s", name, why)
 		case what == "" && name != "":
-			t.Errorf("nothing notices that %s is missing", name)
+			t.Errorf("%-22s MISSED by every probe", name)
 		}
 	}
 }
