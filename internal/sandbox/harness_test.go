@@ -61,10 +61,15 @@ func (i *images) Ensure(ctx context.Context, name string, progress func(string))
 }
 
 // profiles are the profiles that exist.
-type profiles map[string]agentlab.Profile
+type profiles struct {
+	mu   sync.Mutex
+	list map[string]agentlab.Profile
+}
 
-func (p profiles) Use(name string) (agentlab.Profile, error) {
-	prof, ok := p[name]
+func (p *profiles) Use(name string) (agentlab.Profile, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	prof, ok := p.list[name]
 	if !ok {
 		return prof, agentlab.Errorf(agentlab.CodeNotFound, "there is no profile %q", name).WithField("profile")
 	}
@@ -81,7 +86,7 @@ type world struct {
 	driver   *fake.Driver
 	images   *images
 	limits   sandbox.Limits
-	profiles profiles // may be changed while no sandbox boots
+	profiles *profiles
 	serve    func(ctx context.Context, vmid int, l net.Listener) error
 
 	full atomic.Bool // the host's disk
@@ -101,11 +106,11 @@ func newWorld(t *testing.T) *world {
 	}
 	w := &world{
 		T: t, path: filepath.Join(t.TempDir(), "agentlab.db"), host: host,
-		profiles: profiles{
+		profiles: &profiles{list: map[string]agentlab.Profile{
 			"plain":   {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: time.Hour},
 			"secrets": {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: time.Hour, SecretsBundle: "default"},
 			"long":    {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: 100 * 24 * time.Hour},
-		},
+		}},
 		next: make(chan struct{}), images: &images{have: []string{"base", "agents"}},
 		serve: func(ctx context.Context, _ int, l net.Listener) error {
 			srv := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute}

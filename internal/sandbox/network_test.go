@@ -24,9 +24,11 @@ func allowlist(names ...string) agentlab.Network {
 }
 
 func (w *world) setProfile(name string, n agentlab.Network) {
-	p := w.profiles[name]
+	w.profiles.mu.Lock()
+	defer w.profiles.mu.Unlock()
+	p := w.profiles.list[name]
 	p.Network = n
-	w.profiles[name] = p
+	w.profiles.list[name] = p
 }
 
 func (w *world) inForce(sb agentlab.Sandbox) agentlab.Network {
@@ -72,7 +74,9 @@ func TestReloadReachesRunningSandboxes(t *testing.T) {
 		if err != nil || len(got) != 1 || got[0].Changed || got[0].Err != nil || w.host.Calls(fake.OpUpdateNetwork) != calls+1 {
 			t.Errorf("one by its number is done again: %+v, %v", got, err)
 		}
-		delete(w.profiles, "plain")
+		w.profiles.mu.Lock()
+		delete(w.profiles.list, "plain")
+		w.profiles.mu.Unlock()
 		if got, err = w.svc.ReloadNetworks(context.Background(), nil); err != nil || agentlab.CodeOf(got[0].Err) != agentlab.CodeNotFound || got[1].Err != nil {
 			t.Errorf("without its profile: %+v, %v", got, err)
 		}
