@@ -60,6 +60,8 @@ func canaries(t *testing.T) []canary {
 		"env.CANARY_LONG":      strings.Repeat("%", 90),
 		"git.token":            "ghp_%/&$+'",
 		"claude_settings_json": `{"env": {"ANTHROPIC_AUTH_TOKEN": "%"}}`,
+		"env.CANARY_FILE":      "from a file: %",
+		"ssh_keys.example.net": "-----BEGIN OPENSSH PRIVATE KEY-----\n%\n-----END OPENSSH PRIVATE KEY-----\n",
 		"git.ssh_private_key":  "-----BEGIN OPENSSH PRIVATE KEY-----\n%\n%\n-----END OPENSSH PRIVATE KEY-----\n",
 	} {
 		c := canary{key: key}
