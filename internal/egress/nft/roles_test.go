@@ -301,6 +301,9 @@ func trace(b []byte, etherType uint16) (probe.Trace, bool) {
 		if len(b) < 4 {
 			return tr, true
 		}
+		if proto == unix.IPPROTO_TCP && len(b) > 13 && b[13]&4 != 0 {
+			return tr, false // the host's own answer to what belongs to no connection any more
+		}
 		tr.Proto, tr.Port = map[byte]string{6: probe.TCP, 17: probe.UDP}[proto], binary.BigEndian.Uint16(b[2:])
 	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
 		if len(b) == 0 || b[0] != 8 && b[0] != 128 {
