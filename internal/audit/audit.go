@@ -127,11 +127,8 @@ func (s *Service) Run(ctx context.Context) error {
 		return nil
 	}
 	rows, err := s.cfg.Store.LiveSandboxes(ctx)
-	switch {
-	case ctx.Err() != nil:
-		return nil
-	case err != nil:
-		return err
+	if err != nil {
+		return unlessEnded(ctx, err)
 	}
 	for _, sb := range rows {
 		s.SandboxChanged(sb)
@@ -149,6 +146,14 @@ func (s *Service) Run(ctx context.Context) error {
 		}
 		t.Stop()
 	}
+}
+
+// unlessEnded is err, or nil when ctx has ended: that is no error of Run.
+func unlessEnded(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // SandboxChanged tells of a sandbox that is new or has changed.

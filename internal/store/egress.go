@@ -251,8 +251,8 @@ func (s *Store) EgressSummary(ctx context.Context, f agentlab.EgressFilter, targ
 	}
 	where.add("allow = 0 AND seq > 0")
 	const by = "proto, name, addr, port, rule"
-	query := "SELECT " + by + ", sum(count), max(last_ts), count(*) OVER () FROM egress " + where.tailBy(by, "6 DESC, 7 DESC, "+by, targets)
-	rows, err := s.r.QueryContext(ctx, query, where.args...) //nolint:gosec // of constants
+	query := "SELECT " + by + ", sum(count), max(last_ts), count(*) OVER () FROM egress " + where.tailBy(by, "6 DESC, 7 DESC, "+by, targets) //nolint:gosec // of constants
+	rows, err := s.r.QueryContext(ctx, query, where.args...)
 	if err != nil {
 		return agentlab.EgressSummary{}, fault(err)
 	}

@@ -46,7 +46,9 @@ curl -m 3 -sS http://192.168.77.77/the-last || true`)
 		match func(api.EgressRecord) bool
 		least int
 	}{
-		"the page":       {func(e api.EgressRecord) bool { return e.Allow && e.Proto == "tcp" && e.Name == "web.example.com" && e.Port == 80 }, 1},
+		"the page": {func(e api.EgressRecord) bool {
+			return e.Allow && e.Proto == "tcp" && e.Name == "web.example.com" && e.Port == 80
+		}, 1},
 		"its name":       {func(e api.EgressRecord) bool { return e.Allow && e.Proto == "dns" && e.Name == "web.example.com" }, 1},
 		"the LAN":        {func(e api.EgressRecord) bool { return !e.Allow && e.Addr == "10.1.2.3" && e.Port == 8080 }, 3},
 		"metadata":       {func(e api.EgressRecord) bool { return !e.Allow && e.Addr == "169.254.169.254" }, 1},
