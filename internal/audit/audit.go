@@ -151,7 +151,7 @@ func (s *Service) Run(ctx context.Context) error {
 // unlessEnded is err, or nil when ctx has ended: that is no error of Run.
 func unlessEnded(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return nil
+		err = nil
 	}
 	return err
 }
