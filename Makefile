@@ -44,7 +44,7 @@ test: deps ## all tests, with real VMs; prints the total time
 	echo "make test: $$(( $$(date +%s) - start )) s"; exit $$rc
 
 race: ## the tests that need no VM, under the race detector
-	@scripts/deps.sh run agents race
+	@scripts/deps.sh run agents test race
 	@start=$$(date +%s); \
 	$(GO) test -race -short -timeout $(TEST_TIMEOUT) ./...; rc=$$?; \
 	echo "make race: $$(( $$(date +%s) - start )) s"; exit $$rc
@@ -53,7 +53,7 @@ lint: $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## formatting, import arro
 	@scripts/deps.sh lint
 	$(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) run ./...
 	$(GO) test ./internal/archtest
-	shellcheck scripts/*.sh images/build/*.sh .ci/run
+	shellcheck scripts/*.sh scripts/net/*.sh images/build/*.sh .ci/run
 
 # A golangci-lint of this very version that is installed already is taken.
 $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION):
@@ -89,11 +89,12 @@ demo: ## a job in a real VM, from an empty machine to a fetched commit
 	@$(MAKE) --no-print-directory build
 	@scripts/demo.sh
 
-image: deps build ## build the base image for the user who calls
+image: build ## build the base image for the user who calls
+	@scripts/deps.sh run
 	bin/agentlab image build base
 
 deps: # what running and testing need
-	@scripts/deps.sh run agents
+	@scripts/deps.sh run agents test
 
 clean: ## remove what was built here; images in the user's cache stay
 	rm -rf bin dist

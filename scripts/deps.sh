@@ -2,10 +2,10 @@
 # Installs the programs that AgentLab needs and that this machine lacks,
 # through apt, and says what and why. Quick and silent when nothing is missing.
 #
-#   deps.sh [run] [agents] [lint] [race]
+#   deps.sh [run] [agents] [test] [lint] [race]
 #
 # run: build images and run sandboxes (the default). agents: also build the
-# image "agents". lint, race: also 'make lint', 'make race'.
+# image "agents". test, lint, race: also 'make test', 'make lint', 'make race'.
 set -euo pipefail
 
 case "$(uname -m)" in
@@ -44,13 +44,21 @@ for set in "${@:-run}"; do
         [[ $EUID == 0 ]] || need newuidmap uidmap "builds images without root"
         ;;
     agents) need npm npm "fetches the coding agents for the image 'agents'" ;;
+    test)
+        need nft nftables "the firewall of a bridge host, which is tested in a real kernel"
+        need ip iproute2 "the network namespaces of the tests"
+        need bwrap bubblewrap "the agent's inner sandbox"
+        need systemd-analyze systemd "judges the service's unit"
+        need objcopy binutils "puts the probe's kernel together again"
+        need /usr/include/linux/capability.h linux-libc-dev "tells the numbers of capabilities"
+        ;;
     lint) need shellcheck shellcheck "checks shell scripts" ;;
     race)
         need gcc gcc "links Go's race detector"
         need /usr/include/stdlib.h libc6-dev "links Go's race detector"
         ;;
     *)
-        echo "deps.sh: unknown set '$set' (run, agents, lint, race)" >&2
+        echo "deps.sh: unknown set '$set' (run, agents, test, lint, race)" >&2
         exit 2
         ;;
     esac
