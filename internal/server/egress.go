@@ -2,8 +2,6 @@ package server
 
 import (
 	"context"
-	"encoding/json"
-	"net/http"
 	"strconv"
 	"time"
 
@@ -44,11 +42,7 @@ func (s *Server) egress(ctx context.Context, in *egressInput) (*huma.StreamRespo
 	if !f.Tail && len(list) == f.Limit {
 		page.Next = strconv.FormatInt(list[len(list)-1].ID, 10)
 	}
-	return &huma.StreamResponse{Body: func(hc huma.Context) {
-		hc.SetHeader("Content-Type", "application/json")
-		hc.SetStatus(http.StatusOK)
-		_ = json.NewEncoder(hc.BodyWriter()).Encode(page)
-	}}, nil
+	return jsonBody(page), nil
 }
 
 // followEgress sends the record from f.AfterID on, and then what comes,

@@ -42,11 +42,16 @@ func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamRespo
 	if !f.Tail && len(list) == f.Limit {
 		page.Next = strconv.FormatInt(list[len(list)-1].ID, 10)
 	}
+	return jsonBody(page), nil
+}
+
+// jsonBody answers with v, in a call that may also answer with a stream.
+func jsonBody(v any) *huma.StreamResponse {
 	return &huma.StreamResponse{Body: func(hc huma.Context) {
 		hc.SetHeader("Content-Type", "application/json")
 		hc.SetStatus(http.StatusOK)
-		_ = json.NewEncoder(hc.BodyWriter()).Encode(page)
-	}}, nil
+		_ = json.NewEncoder(hc.BodyWriter()).Encode(v)
+	}}
 }
 
 func (s *Server) eventFilter(ctx context.Context, in *eventsInput) (EventFilter, error) {
