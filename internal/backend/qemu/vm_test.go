@@ -342,10 +342,17 @@ func TestDiskFullInVM(t *testing.T) {
 func TestStartFails(t *testing.T) {
 	b := newBox(t, vmFixture(t), nil)
 	path := filepath.Join(b.d.dir(b.ref), fileRoot)
+	whole, err := os.ReadFile(path)
+	b.ok(err)
 	b.ok(os.Rename(path, path+".away"))
 	b.ok(os.WriteFile(path, []byte("no disk"), 0o600))
-	err := b.d.Start(b.ctx, b.ref)
-	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), "qcow2") {
+	if err := b.d.Start(b.ctx, b.ref); agentlab.CodeOf(err) != agentlab.CodeDenied {
+		t.Errorf("Start on what is no overlay: %v, want code denied", err)
+	}
+	whole[47] = 1 // its table of clusters begins where none can
+	b.ok(os.WriteFile(path, whole, 0o600))
+	err = b.d.Start(b.ctx, b.ref)
+	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), "L1 table") {
 		t.Errorf("Start: %v, want code unavailable and QEMU's words", err)
 	}
 	b.ok(os.Rename(path+".away", path))
