@@ -214,11 +214,15 @@ func (s *Server) authorize(hc huma.Context, r route) error {
 		return nil
 	}
 	if !who.token.May(r.verb) {
-		return agentlab.Errorf(agentlab.CodeDenied, "this needs the verb %s, which the token lacks", r.verb).
-			WithHint("use a token that has it: agentlab token create --verb %s", r.verb)
+		return needsVerb(r.verb)
 	}
 	if who.token.AnySandbox {
 		return nil
 	}
 	return s.inScope(hc, r.target, who.token)
+}
+
+func needsVerb(verb string) error {
+	return agentlab.Errorf(agentlab.CodeDenied, "this needs the verb %s, which the token lacks", verb).
+		WithHint("use a token that has it: agentlab token create --verb %s", verb)
 }

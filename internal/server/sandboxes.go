@@ -23,6 +23,9 @@ func (s *Server) createSandbox(ctx context.Context, in *createSandboxInput) (api
 	if err != nil {
 		return api.Sandbox{}, err
 	}
+	if t := callerOf(ctx).token; r.Job != nil && t != nil && !t.May(verbRunJobs) {
+		return api.Sandbox{}, needsVerb(verbRunJobs)
+	}
 	sb, err := s.cfg.Services.Sandboxes.Create(ctx, r)
 	return toSandbox(sb), err
 }

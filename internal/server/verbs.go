@@ -2,6 +2,9 @@ package server
 
 import "slices"
 
+// verbRunJobs is needed for whatever runs a task of the caller's own.
+const verbRunJobs = "job.run"
+
 // verbs are what a token may be restricted to, each with what it allows. A
 // route has one of them; several routes may share one. A verb of a token is
 // never renamed, since tokens outlive the daemon that made them.
@@ -10,10 +13,10 @@ var verbs = []struct{ name, allows string }{
 	{"daemon.stop", "end the daemon"},
 	{"event.read", "read and follow events"},
 	{"egress.read", "read and follow what sandboxes wanted from the network"},
-	{"job.run", "ask for jobs and upload what they begin with"},
+	{verbRunJobs, "ask for jobs and upload what they begin with"},
 	{"job.read", "see jobs, their logs and what they left"},
 	{"job.cancel", "end jobs"},
-	{"sandbox.create", "make sandboxes"},
+	{"sandbox.create", "make sandboxes (with a job in them, job.run is needed too)"},
 	{"sandbox.read", "see sandboxes and their consoles"},
 	{"sandbox.power", "start and stop sandboxes, renew their leases"},
 	{"sandbox.exec", "run commands in sandboxes and connect to their ports"},
