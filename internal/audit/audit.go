@@ -12,6 +12,7 @@
 package audit
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -68,9 +69,10 @@ type Config struct {
 	Store  Store
 	Log    backend.EgressLogger // nil: the backend records nothing
 	Limits Limits
-	// Redaction gives what takes the secrets of a job out of text, because a
-	// program may ask for a name that holds one; nil is allowed.
-	Redaction func(ctx context.Context, jobID string) func(string) string
+	// Redaction gives what takes the secrets of a job, or of the sandbox with
+	// that UID that has none, out of text, because a program may ask for a
+	// name that holds one; nil is allowed.
+	Redaction func(ctx context.Context, id string) func(string) string
 	Clock     func() time.Time // nil means time.Now
 	Logger    *slog.Logger     // nil means none
 }
@@ -395,8 +397,8 @@ func (s *Service) entries(ctx context.Context, sb agentlab.Sandbox, after int64,
 		}
 	}
 	redact := func(text string) string { return text }
-	if s.cfg.Redaction != nil && sb.JobID != "" {
-		redact = s.cfg.Redaction(ctx, sb.JobID)
+	if s.cfg.Redaction != nil {
+		redact = s.cfg.Redaction(ctx, cmp.Or(sb.JobID, sb.UID))
 	}
 	now := s.clock()
 	out := make([]agentlab.EgressEntry, 0, len(recs))

@@ -1,6 +1,7 @@
 package audit_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -300,12 +301,19 @@ func TestNoLogNoWork(t *testing.T) {
 	}
 }
 
-// A name that holds a secret of the job is kept without it.
+// A name that holds a secret of the job, or of a sandbox without one, is kept
+// without it.
 func TestNamesAreRedacted(t *testing.T) {
-	w := newWorld(t, func(sb *agentlab.Sandbox) { sb.JobID = agentlab.NewJobID() })
-	s := audit.New(audit.Config{Store: db{w.store}, Log: w.driver, Redaction: func(_ context.Context, jobID string) func(string) string {
-		if jobID != w.sb.JobID {
-			t.Errorf("asked for %q", jobID)
+	for name, jobID := range map[string]string{"job": agentlab.NewJobID(), "no job": ""} {
+		t.Run(name, func(t *testing.T) { namesAreRedacted(t, jobID) })
+	}
+}
+
+func namesAreRedacted(t *testing.T, jobID string) {
+	w := newWorld(t, func(sb *agentlab.Sandbox) { sb.JobID = jobID })
+	s := audit.New(audit.Config{Store: db{w.store}, Log: w.driver, Redaction: func(_ context.Context, id string) func(string) string {
+		if id != cmp.Or(jobID, w.sb.UID) {
+			t.Errorf("asked for %q", id)
 		}
 		return func(text string) string { return strings.ReplaceAll(text, "hunter2", "[redacted]") }
 	}})

@@ -131,7 +131,7 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 func (s *services) openAudit(context.Context, *cleanup) error {
 	cfg := audit.Config{Store: auditStore{s.store}, Clock: s.cfg.Clock, Logger: s.log.With("part", "audit"),
 		Limits: audit.Limits{Rows: s.settings.Limits.EgressRecords}}
-	cfg.Redaction = func(ctx context.Context, jobID string) func(string) string { return s.jobs.Redaction(ctx, jobID) }
+	cfg.Redaction = func(ctx context.Context, id string) func(string) string { return s.jobs.Redaction(ctx, id) }
 	if log, ok := s.driver.(backend.EgressLogger); ok && s.driver.Info().Capabilities.EgressLog {
 		cfg.Log = log
 	}
@@ -175,7 +175,7 @@ func (s *services) openSandboxes() {
 		},
 		Usable: func() error { return s.usable() },
 		Room:   s.space.Start,
-		Redact: func(ctx context.Context, jobID, text string) string { return s.jobs.Redact(ctx, jobID, text) },
+		Redact: func(ctx context.Context, id, text string) string { return s.jobs.Redact(ctx, id, text) },
 		SaveConsole: func(ctx context.Context, sb agentlab.Sandbox, r io.Reader) error {
 			return s.jobs.SaveConsole(ctx, sb, r)
 		},

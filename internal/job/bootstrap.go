@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -57,8 +58,8 @@ func (s *Service) BootstrapFetched(ctx context.Context, vmid int, tokenHash stri
 		j = nil // its sandbox is kept, or not gone yet: there is no work
 	}
 	resp, grants := s.bootstrap(sb, j, prof, bundle)
-	if j != nil && len(bundle.Keys()) > 0 {
-		if err := s.cfg.Secrets.Keep(ctx, j.ID, known(resp, bundle)); err != nil {
+	if len(bundle.Keys()) > 0 { // also of a job that has ended: its sandbox may still write to its console
+		if err := s.cfg.Secrets.Keep(ctx, keptAs(sb), known(resp, bundle)); err != nil {
 			return none, s.noSecrets(ctx, sb, row, err)
 		}
 	}
@@ -75,6 +76,7 @@ func (s *Service) BootstrapFetched(ctx context.Context, vmid int, tokenHash stri
 		s.mu.Lock()
 		l := s.remember(j.ID)
 		l.heard, l.used, l.redactor, l.trouble, l.failed = s.clock(), false, nil, "", 0
+		l.given++
 		if len(bundle.Keys()) == 0 { // nothing was kept
 			l.redactor = redact.New(known(resp, bundle)...)
 		}
@@ -310,24 +312,24 @@ func (s *Service) SaveConsole(ctx context.Context, sb agentlab.Sandbox, console 
 	return err
 }
 
-// Redact takes the secrets of a job out of text that may hold words of its
-// guest.
-func (s *Service) Redact(ctx context.Context, jobID, text string) string {
-	return s.Redaction(ctx, jobID)(text)
+// keptAs is the name under which is kept what a sandbox was given: the id of
+// its job, or its own UID when it has none.
+func keptAs(sb agentlab.Sandbox) string { return cmp.Or(sb.JobID, sb.UID) }
+
+// Redact takes the secrets of a job, or of the sandbox with that UID that has
+// none, out of text that may hold words of its guest.
+func (s *Service) Redact(ctx context.Context, id, text string) string {
+	return s.Redaction(ctx, id)(text)
 }
 
 // Redaction is Redact for many texts. When the secrets cannot be had, all text
 // goes; a guest that was given none has none to tell.
-func (s *Service) Redaction(ctx context.Context, jobID string) func(text string) string {
-	j, err := s.cfg.Store.Job(ctx, jobID)
-	if err == nil && j.StartedAt.IsZero() || agentlab.CodeOf(err) == agentlab.CodeNotFound {
-		return func(text string) string { return text }
-	}
-	r, err := s.Redactor(ctx, jobID)
+func (s *Service) Redaction(ctx context.Context, id string) func(text string) string {
+	r, err := s.redactorFor(ctx, id)
 	if err == nil {
 		return r.String
 	}
-	s.log.Error("text cannot be redacted", "job", jobID, "err", err)
+	s.log.Error("text cannot be redacted", "of", id, "err", err)
 	return func(text string) string {
 		if text == "" {
 			return ""
@@ -336,13 +338,29 @@ func (s *Service) Redaction(ctx context.Context, jobID string) func(text string)
 	}
 }
 
+// redactorFor is Redactor for a job, or for the UID of a sandbox without one.
+func (s *Service) redactorFor(ctx context.Context, id string) (*redact.Redactor, error) {
+	if agentlab.ValidateJobID(id) != nil {
+		values, _, err := s.cfg.Secrets.Kept(id)
+		return redact.New(values...), err
+	}
+	j, err := s.cfg.Store.Job(ctx, id)
+	if err == nil && j.Status == agentlab.JobQueued || agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return nil, nil //nolint:nilnil // it was given nothing; a nil Redactor redacts nothing
+	}
+	return s.Redactor(ctx, id)
+}
+
 // Redactor returns the redactor that knows the secrets that a job was given.
 // An error means that nothing may be kept of what its guest says.
 func (s *Service) Redactor(ctx context.Context, jobID string) (*redact.Redactor, error) {
 	s.mu.Lock()
-	if l := s.live[jobID]; l != nil && l.redactor != nil {
-		defer s.mu.Unlock()
-		return l.redactor, nil
+	l, given := s.live[jobID], 0
+	if l != nil {
+		if given = l.given; l.redactor != nil {
+			defer s.mu.Unlock()
+			return l.redactor, nil
+		}
 	}
 	s.mu.Unlock()
 	j, err := s.cfg.Store.Job(ctx, jobID)
@@ -353,10 +371,11 @@ func (s *Service) Redactor(ctx context.Context, jobID string) (*redact.Redactor,
 	if err != nil {
 		return nil, err
 	}
-	if !j.Status.Final() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.remember(jobID).redactor = r
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// One that was made before its job was given more is not to be used again.
+	if l != nil && s.live[jobID] == l && l.given == given && !j.Status.Final() {
+		l.redactor = r
 	}
 	return r, nil
 }
@@ -375,28 +394,4 @@ func (s *Service) redactorOf(ctx context.Context, j agentlab.Job) (*redact.Redac
 		values = known(guestapi.BootstrapResponse{}, b)
 	}
 	return redact.New(values...), nil
-}
-
-// ForgetSecrets forgets what jobs were given whose guest is not heard any
-// more: the job has ended and its sandbox is gone. It tells how many those
-// were.
-func (s *Service) ForgetSecrets(ctx context.Context) (int, error) {
-	return s.cfg.Secrets.SweepKept(ctx, func(ctx context.Context, id string) (bool, error) {
-		known, err := s.Known(ctx, id)
-		if err != nil || !known {
-			return err == nil, err
-		}
-		j, err := s.cfg.Store.Job(ctx, id)
-		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-			return false, nil // it is just being made
-		}
-		if err != nil || !j.Status.Final() {
-			return false, err
-		}
-		sb, err := s.cfg.Store.Sandbox(ctx, j.SandboxVMID)
-		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-			return true, nil
-		}
-		return err == nil && sb.State == agentlab.SandboxDestroyed, err
-	})
 }

@@ -93,6 +93,20 @@ func (l lossy) BootstrapFetched(ctx context.Context, vmid int, hash string) (gue
 	return resp, err
 }
 
+// slowVault tells when it has read what a job was given.
+type slowVault struct {
+	*secret.Vault
+	w *world
+}
+
+func (v slowVault) Kept(id string) ([]string, bool, error) {
+	values, ok, err := v.Vault.Kept(id)
+	if hook := v.w.afterKept.Swap(nil); hook != nil {
+		(*hook)()
+	}
+	return values, ok, err
+}
+
 // world is a machine with a state directory, on which daemons come and go.
 type world struct {
 	*testing.T
@@ -102,6 +116,8 @@ type world struct {
 	max      int                              // sandboxes
 	lose     atomic.Int32                     // so many bootstrap answers are lost
 	seize    func(guestapi.BootstrapResponse) // is shown the others
+
+	afterKept atomic.Pointer[func()] // called once; see slowVault
 
 	store     *store.Store
 	sandboxes *sandbox.Service
@@ -177,7 +193,7 @@ func (w *world) begin() {
 		},
 	})
 	w.jobs = job.New(job.Config{
-		Store: jobDB{w.store}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: w.vault, Bundles: w.artifacts, Artifacts: w.artifacts, Backend: driver.Info(),
+		Store: jobDB{w.store}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Bundles: w.artifacts, Artifacts: w.artifacts, Backend: driver.Info(),
 		DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",
 	})
 	guests = guestserver.New(guestserver.Config{

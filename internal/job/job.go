@@ -190,6 +190,7 @@ type live struct {
 	stopped  time.Time        // when this process first saw that it is to stop
 	changed  chan struct{}    // closed when there is something new for its runner
 	redactor *redact.Redactor // nil until it is needed
+	given    int              // how often this process gave it secrets
 	used     bool             // its runner has used a token of its bootstrap answer
 	again    int              // how often its runner was given another one-time token
 	trouble  string           // why its secrets could not be had, the last time

@@ -44,6 +44,7 @@ func TestEncodings(t *testing.T) {
 		"single quoted":    `export A='` + strings.ReplaceAll(secret, "'", `'\''`) + `'`,
 		"sed":              `s/x/` + backslash(secret, `/&\`) + `/`,
 		"html":             `p@ss/w0rd&amp;more \ $HOME's &quot;quoted&quot;`,
+		"as a host name":   strings.ToLower(secret) + ".example.com", // records of DNS hold lower case only
 		"touching another": secret + secret,
 	}
 	for name, in := range cases {

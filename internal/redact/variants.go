@@ -16,12 +16,14 @@ import (
 )
 
 // minLine is the length below which a line of a value with many lines is not
-// a value of its own.
+// a value of its own, and below which a value is not looked for in lower case:
+// it may be a common word then.
 const minLine = 12
 
 // variants returns the forms in which a value is looked for:
 //
-//   - as it is, and each of its longer lines;
+//   - as it is, and each of its longer lines; when it has minLine bytes or
+//     more also in lower case, as records of host names hold it;
 //   - base64, standard and URL alphabet, padded or not, and base32, at each of
 //     the alignments that it can have inside longer data;
 //   - hexadecimal in both cases, and UTF-16 in both byte orders;
@@ -42,6 +44,9 @@ func variants(value string) []string {
 		if !long {
 			out = append(out, percentAll(s), strings.ToLower(percentAll(s)))
 			out = append(out, wide(s)...)
+			if low := strings.ToLower(s); len(low) >= minLine {
+				out = append(out, low)
+			}
 		}
 	}
 	return out

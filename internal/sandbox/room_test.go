@@ -42,10 +42,17 @@ func TestNoRoom(t *testing.T) {
 	})
 }
 
-// Words about a job's sandbox are kept without the job's secrets.
+// Words about a sandbox are kept without the secrets of its job, or its own
+// when it has none.
 func TestReasonsAreRedacted(t *testing.T) {
+	for name, job := range map[string]string{"job": agentlab.NewJobID(), "no job": ""} {
+		t.Run(name, func(t *testing.T) { reasonsAreRedacted(t, job) })
+	}
+}
+
+func reasonsAreRedacted(t *testing.T, job string) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{Name: "leaky", JobID: agentlab.NewJobID(), Keepalive: ptr(true)})
+		sb := w.create(sandbox.Request{Name: "leaky", JobID: job, Keepalive: ptr(true)})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		if err := w.host.CrashVM(backend.Ref{VMID: sb.VMID, UID: sb.UID}, "the guest said hunter2"); err != nil {
 			w.Fatal(err)

@@ -154,9 +154,10 @@ type Config struct {
 	// must be bounded; nil: the backend has no such record.
 	DrainEgress func(ctx context.Context, sb agentlab.Sandbox) error
 
-	// Redact takes the secrets of a job out of text that may hold words of its
-	// guest, before it is written down; nil is allowed.
-	Redact func(ctx context.Context, jobID, text string) string
+	// Redact takes the secrets of a job, or of the sandbox with that UID that
+	// has none, out of text that may hold words of its guest, before it is
+	// written down; nil is allowed.
+	Redact func(ctx context.Context, id, text string) string
 
 	// Room tells, with code no_space and a remedy, that the host's disk is too
 	// full to start anything; nil is allowed.

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -165,8 +166,8 @@ func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, format string, 
 
 // told makes text about a sandbox fit to be kept.
 func (s *Service) told(ctx context.Context, sb agentlab.Sandbox, text string) string {
-	if s.cfg.Redact != nil && sb.JobID != "" {
-		text = s.cfg.Redact(ctx, sb.JobID, text)
+	if s.cfg.Redact != nil {
+		text = s.cfg.Redact(ctx, cmp.Or(sb.JobID, sb.UID), text)
 	}
 	return oneLine(text)
 }
