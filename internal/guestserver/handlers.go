@@ -89,6 +89,17 @@ func (g *guest) report(w http.ResponseWriter, r *http.Request, jobID string) {
 	writeJSON(w, http.StatusOK, d)
 }
 
+// redactor gives the redactor of a job. That there is none is never the
+// guest's fault, and the reason may tell of the host: the guest gets neither.
+func (g *guest) redactor(ctx context.Context, jobID string) (*redact.Redactor, error) {
+	red, err := g.s.cfg.Redactors.Redactor(ctx, jobID)
+	if err != nil {
+		g.log.Error("what a guest says cannot be redacted", "job", jobID, "err", err)
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the controller cannot do this now")
+	}
+	return red, nil
+}
+
 // redactReport takes the job's secrets out of all text of a report. The
 // message becomes one line only then, since a line that is cut may end in a
 // part of a secret, and once more, since a line may be joined to one.
@@ -96,9 +107,8 @@ func (g *guest) redactReport(ctx context.Context, jobID string, rep *guestapi.Re
 	if rep.Message == "" && (rep.Result == nil || rep.Result.Branch == "") {
 		return
 	}
-	red, err := g.s.cfg.Redactors.Redactor(ctx, jobID)
+	red, err := g.redactor(ctx, jobID)
 	if err != nil {
-		g.log.Error("a report cannot be redacted", "job", jobID, "err", err)
 		rep.Message = "(the message is withheld: it could not be redacted)"
 		if rep.Result != nil {
 			rep.Result.Branch = ""
@@ -202,7 +212,7 @@ func (g *guest) takeLog(r *http.Request, jobID string) (guestapi.LogAck, error) 
 		held, full, err := g.s.cfg.Artifacts.AppendLog(r.Context(), jobID, size, nil)
 		return guestapi.LogAck{Size: held, Full: full}, err
 	}
-	red, err := g.s.cfg.Redactors.Redactor(r.Context(), jobID)
+	red, err := g.redactor(r.Context(), jobID)
 	if err != nil {
 		return none, err
 	}
@@ -258,7 +268,7 @@ func (g *guest) upload(w http.ResponseWriter, r *http.Request, jobID string) {
 		g.fail(w, r, err)
 		return
 	}
-	red, err := g.s.cfg.Redactors.Redactor(r.Context(), jobID)
+	red, err := g.redactor(r.Context(), jobID)
 	if err != nil {
 		g.fail(w, r, err)
 		return

@@ -32,10 +32,12 @@ type Controller struct {
 	JobID   string
 	Token   string // the bootstrap token
 	Secrets []string
-	Limits  guestserver.Limits
-	Service *artifact.Service
-	Dir     string // where Service keeps its files
-	addr    string
+	// NoRedactor, when not nil, is why Redactor fails.
+	NoRedactor error
+	Limits     guestserver.Limits
+	Service    *artifact.Service
+	Dir        string // where Service keeps its files
+	addr       string
 
 	mu        sync.Mutex
 	response  guestapi.BootstrapResponse
@@ -406,6 +408,9 @@ func (c *Controller) GrantByHash(_ context.Context, h, kind string) (guestserver
 
 // Redactor implements guestserver.Redactors.
 func (c *Controller) Redactor(context.Context, string) (*redact.Redactor, error) {
+	if c.NoRedactor != nil {
+		return nil, c.NoRedactor
+	}
 	return redact.New(c.Secrets...), nil
 }
 
