@@ -52,7 +52,7 @@ func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, err
 		return Rotation{}, err
 	}
 	for _, path := range files {
-		if _, err := v.open(path, maxSealed); err != nil {
+		if _, err := v.open(path, maxSealed); err != nil && !v.forgotten(path, err) {
 			return Rotation{}, agentlab.Errorf(agentlab.CodeOf(err), "%s cannot be decrypted, so nothing was changed: %w", path, err).
 				WithHint("put back a copy of it, or remove it")
 		}
@@ -74,7 +74,7 @@ func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, err
 		if ctx.Err() != nil {
 			return Rotation{}, agentlab.Errorf(agentlab.CodeUnavailable, "the rotation was cut short; every bundle can be read").WithHint("run it again")
 		}
-		if err := v.step(filepath.Base(path), func() error { return v.sealAgain(path, fresh) }); err != nil {
+		if err := v.step(filepath.Base(path), func() error { return v.sealAgain(path, fresh) }); err != nil && !v.forgotten(path, err) {
 			return Rotation{}, err
 		}
 		if filepath.Dir(path) == v.dir {
@@ -120,6 +120,12 @@ func (v *Vault) step(name string, fn func() error) error {
 		}
 	}
 	return fn()
+}
+
+// forgotten tells whether a file could not be read because what a job was
+// given was forgotten meanwhile, which waits for no rotation.
+func (v *Vault) forgotten(path string, err error) bool {
+	return filepath.Dir(path) == v.keptDir() && errors.Is(err, fs.ErrNotExist)
 }
 
 // sealAgain encrypts a file to the recipients of now, and proves that the

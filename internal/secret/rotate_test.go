@@ -305,3 +305,27 @@ func TestKept(t *testing.T) {
 		t.Errorf("%d, %v", n, err)
 	}
 }
+
+// A job whose values are forgotten while keys are rotated is no reason for the
+// rotation to stop half way.
+func TestRotateWhileForgetting(t *testing.T) {
+	for _, at := range []string{"identity", "job-1.age"} {
+		v := full(t)
+		v.crash = func(step string) error {
+			if step != at {
+				return nil
+			}
+			_, err := NewVault(v.dir).SweepKept(context.Background(), func(context.Context, string) (bool, error) { return true, nil })
+			return err
+		}
+		if _, err := v.Rotate(t.Context(), nil, nil); err != nil {
+			t.Errorf("%s: %v", at, err)
+		}
+		if ids, err := v.identities(); err != nil || len(ids) != 1 {
+			t.Errorf("%s: %d identities, %v", at, len(ids), err)
+		}
+		if _, ok, err := v.Kept("job-1"); ok || err != nil {
+			t.Errorf("%s: kept %v, %v", at, ok, err)
+		}
+	}
+}
