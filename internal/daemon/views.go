@@ -20,7 +20,7 @@ type eventView struct {
 }
 
 func (v eventView) Events(ctx context.Context, f server.EventFilter) ([]agentlab.Event, error) {
-	q := store.EventFilter{AfterID: f.AfterID, SandboxVMID: f.VMID, JobID: f.JobID, Limit: f.Limit, Tail: f.Tail}
+	q := store.EventFilter{AfterID: f.AfterID, SandboxVMID: f.VMID, JobID: f.JobID, Limit: f.Limit, Tail: f.Tail, Since: f.Since}
 	if f.Kind != "" {
 		q.Kinds = []string{f.Kind}
 	}

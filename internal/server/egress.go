@@ -29,6 +29,9 @@ func (s *Server) egress(ctx context.Context, in *egressInput) (*huma.StreamRespo
 		return nil, err
 	}
 	f := agentlab.EgressFilter{AfterID: of.AfterID, VMID: of.VMID, JobID: of.JobID, Denied: in.Denied, Since: in.Since, Limit: in.Limit}
+	if f.Since.Before(of.Since) {
+		f.Since = of.Since
+	}
 	if in.Follow {
 		return s.followEgress(f), nil
 	}

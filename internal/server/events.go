@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -74,9 +75,17 @@ func (s *Server) eventFilter(ctx context.Context, in *eventsInput) (EventFilter,
 			return f, err
 		}
 		f.VMID = sb.VMID
+		if !sb.CreatedAt.IsZero() {
+			f.Since = sb.CreatedAt.Add(-beforeMade)
+		}
 	}
 	return f, nil
 }
+
+// beforeMade is how long before a sandbox was made, by a clock that may have
+// been set, something can have happened that is about it. What is older is
+// about another one that had its number; that has been gone for a day or more.
+const beforeMade = time.Hour
 
 // followEvents sends the record from f.AfterID on, and then what happens,
 // without a gap and nothing twice. A caller that does not read is cut off and

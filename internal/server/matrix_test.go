@@ -64,7 +64,7 @@ type accessLab struct {
 	peer   atomic.Pointer[Peer] // who calls over the unix socket
 }
 
-func startAccess(t *testing.T) *accessLab {
+func startAccess(t *testing.T, change ...func(*Config)) *accessLab {
 	t.Helper()
 	st, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "agentlab.db"), store.Options{})
 	if err != nil {
@@ -77,6 +77,9 @@ func startAccess(t *testing.T) *accessLab {
 		c.Services.Sandboxes = knownSandboxes{c.Services.Sandboxes.(stubSandboxes)}
 		c.Services.Jobs = knownJobs{c.Services.Jobs.(stubJobs)}
 		c.Services.Tokens = l.tokens
+		for _, f := range change {
+			f(c)
+		}
 	})
 	l.err = agentlab.Errorf(agentlab.CodeBusy, "reached")
 	l.tcp = l.serveTCP(t, TCP{})

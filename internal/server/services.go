@@ -153,15 +153,17 @@ type Images interface {
 // EventFilter chooses events, the oldest first.
 type EventFilter struct {
 	AfterID int64
-	Kind    string // "" means all
-	VMID    int    // 0 means all
-	JobID   string // "" means all
-	Limit   int    // at least 1
-	Tail    bool   // the newest Limit ones instead of the first after AfterID
+	Kind    string    // "" means all
+	VMID    int       // 0 means all
+	JobID   string    // "" means all
+	Limit   int       // at least 1
+	Tail    bool      // the newest Limit ones instead of the first after AfterID
+	Since   time.Time // only what happened at or after this; zero means all
 }
 
 func (f EventFilter) match(e agentlab.Event) bool {
-	return (f.Kind == "" || f.Kind == e.Kind) && (f.VMID == 0 || f.VMID == e.SandboxVMID) && (f.JobID == "" || f.JobID == e.JobID)
+	return (f.Kind == "" || f.Kind == e.Kind) && (f.VMID == 0 || f.VMID == e.SandboxVMID) && (f.JobID == "" || f.JobID == e.JobID) &&
+		!e.Time.Before(f.Since)
 }
 
 // Events is the record of what happened.

@@ -86,12 +86,13 @@ func oneLine(s string) string {
 
 // EventFilter selects events.
 type EventFilter struct {
-	AfterID     int64    // only later events
-	Kinds       []string // empty means all
-	SandboxVMID int      // 0 means any
-	JobID       string   // "" means any
-	Limit       int      // at most so many; 0 means no limit
-	Tail        bool     // with Limit, the last ones instead of the first
+	AfterID     int64     // only later events
+	Kinds       []string  // empty means all
+	SandboxVMID int       // 0 means any
+	JobID       string    // "" means any
+	Limit       int       // at most so many; 0 means no limit
+	Tail        bool      // with Limit, the last ones instead of the first
+	Since       time.Time // only what happened at or after this; zero means any
 }
 
 // AppendEvents writes events that tell of something that is no row here. A
@@ -113,6 +114,9 @@ func (s *Store) Events(ctx context.Context, f EventFilter) ([]agentlab.Event, er
 	}
 	if f.JobID != "" {
 		where.add("job_id = ? AND job_id <> ''", f.JobID)
+	}
+	if !f.Since.IsZero() {
+		where.add("ts >= ?", timeCol{&f.Since})
 	}
 	if !f.Tail || f.Limit <= 0 {
 		return events.query(ctx, s.r, where.tail("id", f.Limit), where.args...)

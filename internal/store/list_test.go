@@ -227,6 +227,7 @@ func TestEventFilters(t *testing.T) {
 		{"tail", EventFilter{Tail: true, Limit: 2}, "45"},
 		{"tail of a job", EventFilter{Tail: true, Limit: 2, JobID: "job-x"}, "24"},
 		{"tail of all", EventFilter{Tail: true}, "012345"},
+		{"since", EventFilter{Since: epoch.Add(4 * time.Second)}, "345"},
 	} {
 		got := ""
 		for _, e := range must(s.Events(ctx, tc.f))(t) {
