@@ -179,6 +179,7 @@ var meanings = map[string]string{
 	RuleLimit:         "the sandbox has too many connections",
 	RuleRate:          "the sandbox asks too quickly",
 	RuleHostAddr:      "the host itself is never reached from a sandbox",
+	RuleLAN:           "the networks that the host is directly on are never reached from a sandbox, also where their addresses are public",
 	RuleGateway:       "the controller does not serve this port",
 }
 

@@ -40,6 +40,7 @@ const (
 	RuleLimit     = "limit.flows"       // denied because the sandbox has too many flows
 	RuleRate      = "limit.rate"        // denied because the sandbox asks too quickly
 	RuleHostAddr  = "always.host"       // an address of the host itself
+	RuleLAN       = "always.lan"        // an address on a network that the host is directly on
 	RuleGateway   = "always.controller" // a port on the controller's address that is not served
 
 	RuleForeignDNS   = "always.dns"     // DNS to another server than ours

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,12 +24,15 @@ const hostAddrsAge = 10 * time.Second
 
 // HostDialer dials from the host's own network. Whatever it is asked for, it
 // looks at the address of each socket just before that connects, and refuses
-// with *egress.DeniedError what no policy allows and what is the host itself.
+// with *egress.DeniedError what no policy allows, what is the host itself, and
+// the networks that the host is directly on, also where their addresses are
+// public: with IPv6 those of a home's or an office's machines are.
 type HostDialer struct {
 	mu    sync.Mutex
 	read  time.Time
 	addrs map[netip.Addr]bool
-	asked time.Time // when ipv6 was looked at
+	nets  []netip.Prefix // what those addresses are on
+	asked time.Time      // when ipv6 was looked at
 	ipv6  bool
 }
 
@@ -76,17 +80,17 @@ func (h *HostDialer) control(network, addr string, raw syscall.RawConn) error {
 	return nil
 }
 
-// check refuses what no policy allows, and the host itself.
+// check refuses what no policy allows, the host itself and its neighbours.
 func (h *HostDialer) check(a netip.Addr) error {
 	if rule, denied := egress.AlwaysDenied(a); denied {
 		return &egress.DeniedError{Addr: a, Rule: rule}
 	}
-	own, err := h.isOwn(a.Unmap())
+	rule, err := h.near(a.Unmap())
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the host's own addresses are not known: %w", err)
 	}
-	if own {
-		return &egress.DeniedError{Addr: a, Rule: egress.RuleHostAddr}
+	if rule != "" {
+		return &egress.DeniedError{Addr: a, Rule: rule}
 	}
 	leaves, err := leavesHost(a.Unmap())
 	if err != nil {
@@ -123,27 +127,45 @@ func forbidBroadcast(raw syscall.RawConn) error {
 	return errors.Join(err, failed)
 }
 
-// isOwn tells whether a is an address of one of the host's interfaces, or the
-// broadcast address of the network that it is on.
-func (h *HostDialer) isOwn(a netip.Addr) (bool, error) {
+// near returns the rule that refuses a: because it is an address of one of the
+// host's interfaces, or the broadcast address of a network that it is on, or
+// because it is on such a network; "" when it is elsewhere.
+func (h *HostDialer) near(a netip.Addr) (rule string, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.addrs == nil || time.Since(h.read) > hostAddrsAge {
 		list, err := net.InterfaceAddrs()
 		if err != nil {
-			return false, err
+			return "", err
 		}
-		h.read, h.addrs = time.Now(), map[netip.Addr]bool{}
+		h.read, h.addrs, h.nets = time.Now(), map[netip.Addr]bool{}, nil
 		for _, ifa := range list {
 			if p, err := netip.ParsePrefix(ifa.String()); err == nil {
-				h.addrs[p.Addr().Unmap()] = true
-				if last, ok := broadcastOf(p); ok {
-					h.addrs[last] = true
-				}
+				h.add(p)
 			}
 		}
 	}
-	return h.addrs[a], nil
+	switch {
+	case h.addrs[a]:
+		return egress.RuleHostAddr, nil
+	case slices.ContainsFunc(h.nets, func(p netip.Prefix) bool { return p.Contains(a) }):
+		return egress.RuleLAN, nil
+	}
+	return "", nil
+}
+
+// widest is how short the prefix of a network may be that the host is said to
+// be on; a shorter one is a tunnel to everywhere.
+const widest = 4
+
+func (h *HostDialer) add(p netip.Prefix) {
+	h.addrs[p.Addr().Unmap()] = true
+	if last, ok := broadcastOf(p); ok {
+		h.addrs[last] = true
+	}
+	if p.Bits() >= widest && !p.IsSingleIP() {
+		h.nets = append(h.nets, p.Masked())
+	}
 }
 
 // broadcastOf is the last address of an IPv4 network that has a broadcast

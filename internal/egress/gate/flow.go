@@ -157,23 +157,39 @@ func (f *Flow) NeedsName() bool {
 }
 
 // allowedBy judges an open flow by a policy, with what it was decided on.
-func (f *Flow) allowedBy(p *egress.Policy) bool {
+func (f *Flow) allowedBy(p *egress.Policy) bool { return f.refusedBy(p) == "" }
+
+// refusedBy is the rule by which a policy refuses an open flow; "" when it is
+// allowed.
+func (f *Flow) refusedBy(p *egress.Policy) (rule string) {
 	f.mu.Lock()
-	shown, flow := f.shown, f.flow
+	shown, flow, mayName := f.shown, f.flow, f.mayName
 	flow.Dst = f.dst
 	f.mu.Unlock()
 	v := p.Decide(flow)
 	if v.Allow && v.NeedName && shown != nil {
 		v = p.DecideName(flow, *shown)
 	}
-	if v.Allow && v.NeedName && shown == nil {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		// Not dialled yet: it shows its name first. An open flow that never
-		// showed one cannot do so any more.
-		return f.mayName
+	switch {
+	case !v.Allow:
+		return v.Rule
+	case v.NeedName && shown == nil && !mayName:
+		// One that is not dialled yet shows its name first. An open flow that
+		// never showed one cannot do so any more.
+		return egress.RuleNameMissing
 	}
-	return v.Allow
+	return ""
+}
+
+// aim notes what is dialled next, and judges that by the policy in force. A
+// change of policy that comes later judges it too.
+func (f *Flow) aim(to netip.AddrPort) (rule string) {
+	f.g.mu.Lock()
+	defer f.g.mu.Unlock()
+	f.mu.Lock()
+	f.dst = to
+	f.mu.Unlock()
+	return f.refusedBy(f.g.policy)
 }
 
 // record makes the record of a decision about the flow.
@@ -213,9 +229,9 @@ func (f *Flow) dial(targets []netip.AddrPort) (net.Conn, error) {
 	var conn net.Conn
 	err := errors.New("the name has no address now")
 	for _, to := range targets {
-		f.mu.Lock()
-		f.dst = to
-		f.mu.Unlock()
+		if rule := f.aim(to); rule != "" {
+			return nil, f.deny(rule)
+		}
 		conn, err = f.g.cfg.Dialer.DialContext(ctx, string(f.flow.Proto), to.String())
 		if err == nil || ctx.Err() != nil {
 			break

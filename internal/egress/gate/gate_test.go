@@ -360,6 +360,49 @@ func TestAPolicyChangesBeforeTheNameIsShown(t *testing.T) {
 	}
 }
 
+// hookedDialer is a dialer that a test sees at work.
+type hookedDialer struct {
+	gate.Dialer
+	before func(network, addr string)
+}
+
+func (d hookedDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	d.before(network, addr)
+	return d.Dialer.DialContext(ctx, network, addr)
+}
+
+// A name that is resolved again may have many addresses. Each is judged by the
+// policy of the moment at which it is dialled.
+func TestAPolicyChangesWhileAddressesAreTried(t *testing.T) {
+	t.Parallel()
+	var l *lab
+	var dead, forbidden netip.AddrPort
+	l = newLab(t, allow("site.test"), func(c *gate.Config) {
+		c.Dialer = hookedDialer{c.Dialer, func(_, addr string) {
+			if addr == dead.String() {
+				n := allow("site.test")
+				n.Deny = []agentlab.NetworkRule{{Rule: forbidden.Addr().String()}}
+				l.SetPolicy(policy(t, n))
+			}
+		}}
+	})
+	old := l.net.HandleTCP("site.test", 443, hello)
+	forbidden = l.net.HandleTCP("forbidden.test", 443, hello)
+	dead = netip.AddrPortFrom(l.net.Host("dead.test"), 443)
+	l.resolve(t, "site.test", dns.TypeA)
+	l.pass(2 * time.Minute)
+	l.net.SetName("site.test", dead.Addr(), forbidden.Addr())
+	if talk(t, l.connect(t, old), "tls", "site.test") {
+		t.Error("it got out")
+	}
+	if dials := l.net.Dials(); !slices.Contains(dials, "tcp "+dead.String()) || slices.Contains(dials, "tcp "+forbidden.String()) {
+		t.Errorf("dialled: %v", dials)
+	}
+	l.record(t, "the refusal", func(r agentlab.EgressRecord) bool {
+		return !r.Allow && r.Rule == "deny:"+forbidden.Addr().String()
+	})
+}
+
 func TestFlowLimits(t *testing.T) {
 	t.Parallel()
 	n := agentlab.Network{Mode: agentlab.NetworkNAT, Limits: agentlab.NetworkLimits{Flows: 2}}

@@ -64,18 +64,37 @@ func TestHostDialerRefusesWhatStaysOnTheHost(t *testing.T) {
 	testOtherHost(t, d)
 }
 
-// Other hosts of the same network stay reachable, with a socket that cannot
-// broadcast.
+// Neighbours are refused, though their addresses are public: they are the
+// machines that the host's owner has beside it. What lies behind a router is
+// reached, with a socket that cannot broadcast.
 func testOtherHost(t *testing.T, d *gate.HostDialer) {
 	t.Helper()
-	for _, args := range [][]string{{"link", "add", "v0", "type", "veth", "peer", "name", "v1"}, {"addr", "add", "8.8.5.10/24", "dev", "v0"}, {"link", "set", "v0", "up"}} {
+	for _, args := range [][]string{
+		{"link", "add", "v0", "type", "veth", "peer", "name", "v1"},
+		{"addr", "add", "8.8.5.10/24", "dev", "v0"},
+		{"addr", "add", "2a00:1460:1:2::10/64", "dev", "v0", "nodad"},
+		{"link", "set", "v0", "up"},
+		{"route", "add", "9.9.12.0/24", "via", "8.8.5.1"},
+	} {
 		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:gosec // constant words
 			t.Skipf("no pair of cards here: ip %v: %v\n%s", args, err, out)
 		}
 	}
-	c, err := dialBriefly(t, d, "udp", "8.8.5.11:7")
+	d = gate.NewHostDialer() // the other has read the addresses just now
+	for _, addr := range []string{"8.8.5.11:7", "[2a00:1460:1:2::11]:7", "[::ffff:8.8.5.11]:7"} {
+		for _, network := range []string{"tcp", "udp", "icmp"} {
+			c, err := dialBriefly(t, d, network, addr)
+			if err == nil {
+				_ = c.Close()
+			}
+			if denied, ok := errors.AsType[*egress.DeniedError](err); !ok || denied.Rule != egress.RuleLAN {
+				t.Errorf("%s to the neighbour %s: %v", network, addr, err)
+			}
+		}
+	}
+	c, err := dialBriefly(t, d, "udp", "9.9.12.1:7")
 	if err != nil {
-		t.Fatalf("a neighbour: %v", err)
+		t.Fatalf("a host behind a router: %v", err)
 	}
 	defer func() { _ = c.Close() }()
 	raw, err := c.(*net.UDPConn).SyscallConn()

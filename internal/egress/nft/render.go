@@ -17,7 +17,7 @@ const (
 	ruleMAC       = "guard.mac"       // a MAC that is not bound to the port
 	ruleEtherType = "guard.ethertype" // neither IP nor ARP
 	ruleNeighbour = "always.sandbox"  // another sandbox
-	ruleLAN       = "always.lan"      // a network that the host is directly on
+	ruleLAN       = egress.RuleLAN
 	ruleTailnetIf = "always.tailscale"
 	ruleUplink    = "always.uplink"    // not the way to the internet
 	ruleInbound   = "guard.inbound"    // nobody asked for it
