@@ -59,7 +59,8 @@ func (s *Service) ReloadNetworks(ctx context.Context, vmids []int) ([]Reloaded, 
 	defer cancel()
 	for i := range out {
 		r := &out[i]
-		if r.Err == nil && (r.Changed || len(vmids) > 0) {
+		// What an earlier call asked for may still be on its way.
+		if r.Err == nil && (r.Changed || len(vmids) > 0 || r.Sandbox.NetworkPending) {
 			r.Sandbox, r.Err = s.awaitNetwork(ctx, r.Sandbox, false)
 		}
 	}

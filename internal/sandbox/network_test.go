@@ -152,6 +152,29 @@ func TestPolicyComesIntoForceAfterACrash(t *testing.T) {
 	}
 }
 
+// A reload does not say that nothing is to do while what an earlier one asked
+// for is not in force.
+func TestReloadWaitsForAnEarlierOne(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(sandbox.Request{})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		mend := w.host.Inject(fake.Fault{Op: fake.OpUpdateNetwork, Err: agentlab.Errorf(agentlab.CodeUnavailable, "not now")})
+		w.setProfile("plain", allowlist("a.example"))
+		for i, changed := range []bool{true, false} {
+			got, err := w.svc.ReloadNetworks(context.Background(), nil)
+			if err != nil || len(got) != 1 || got[0].Changed != changed || agentlab.CodeOf(got[0].Err) != agentlab.CodeUnavailable {
+				t.Fatalf("call %d: %+v, %v", i+1, got, err)
+			}
+		}
+		mend()
+		got, err := w.svc.ReloadNetworks(context.Background(), nil)
+		if err != nil || len(got) != 1 || got[0].Err != nil || got[0].Sandbox.NetworkPending {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		w.wantInForce(sb.VMID, allowlist("a.example"))
+	})
+}
+
 func TestPolicyOfASandboxThatDoesNotRun(t *testing.T) {
 	inWorld(t, func(w *world) {
 		sb := w.create(sandbox.Request{})

@@ -24,6 +24,7 @@ type boundedLog struct {
 	tokens  float64
 	last    time.Time
 	dropped int64
+	closed  bool
 	now     func() time.Time
 }
 
@@ -54,7 +55,7 @@ func (l *boundedLog) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := len(p)
-	if l.f == nil || n == 0 {
+	if l.closed || n == 0 {
 		return n, nil
 	}
 	now := l.now()
@@ -65,34 +66,47 @@ func (l *boundedLog) Write(p []byte) (int, error) {
 		return n, nil
 	}
 	l.tokens -= float64(n)
-	if l.dropped > 0 {
-		l.append(fmt.Appendf(nil, "\n[%d bytes dropped]\n", l.dropped))
-		l.dropped = 0
+	if l.f == nil && l.open() != nil { // as it was the last time
+		l.dropped += int64(n)
+		return n, nil
 	}
-	l.append(p)
+	if before := l.dropped; before > 0 {
+		if l.dropped = 0; !l.append(fmt.Appendf(nil, "\n[%d bytes dropped]\n", before)) {
+			l.dropped = before + int64(n)
+			return n, nil
+		}
+	}
+	if !l.append(p) {
+		l.dropped += int64(n)
+	}
 	return n, nil
 }
 
-func (l *boundedLog) append(p []byte) {
+// append writes p, in the next half when it does not fit into this one, and
+// tells whether it did. What a full disk or a want of file descriptors keeps
+// from being written is lost, and the log goes on when that has passed.
+func (l *boundedLog) append(p []byte) bool {
 	if int64(len(p)) > l.half {
 		p = p[int64(len(p))-l.half:]
 	}
 	if l.size+int64(len(p)) > l.half && l.size > 0 {
 		_ = l.f.Close()
 		l.f = nil
-		_ = os.Rename(l.path, l.path+oldSuffix)
-		if l.open() != nil {
-			return
+		renamed := os.Rename(l.path, l.path+oldSuffix)
+		if l.open() != nil || renamed != nil {
+			return false
 		}
 	}
-	n, _ := l.f.Write(p)
+	n, err := l.f.Write(p)
 	l.size += int64(n)
+	return err == nil
 }
 
 // Close closes the file; later writes go nowhere.
 func (l *boundedLog) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.closed = true
 	if l.f == nil {
 		return nil
 	}

@@ -141,6 +141,45 @@ func TestBoundedLog(t *testing.T) {
 	}
 }
 
+// A disk that is full for a while, or a file that cannot be opened when the
+// log turns over, ends no log.
+func TestBoundedLogGoesOn(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "box")
+	path := filepath.Join(dir, "log")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := openLog(path, 200, 0, time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	write := func(s string) { _, _ = l.Write([]byte(s)) }
+	write(strings.Repeat("a", 90))
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	write(strings.Repeat("b", 20)) // turns over, to nowhere
+	write(strings.Repeat("c", 20))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write("dd")
+	_ = l.f.Close()
+	if l.f, err = os.OpenFile("/dev/full", os.O_WRONLY, 0); err != nil {
+		t.Fatal(err)
+	}
+	write("ee")
+	write("ff")
+	_ = l.f.Close()
+	l.f = nil
+	write("gg")
+	b, _ := os.ReadFile(path)
+	if got, want := string(b), "\n[40 bytes dropped]\ndd\n[4 bytes dropped]\ngg"; got != want {
+		t.Errorf("the log holds %q, want %q", got, want)
+	}
+}
+
 func TestBoundedLogRate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	now := time.Unix(0, 0)
