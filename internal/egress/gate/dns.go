@@ -91,7 +91,7 @@ func (g *Gate) resolve(ctx context.Context, query *dns.Msg) *dns.Msg {
 	q := query.Question[0]
 	name := dns.CanonicalName(q.Name)
 	verdict := g.Policy().Decide(egress.Flow{Proto: egress.DNS, Dst: g.cfg.Server, Names: []string{name}})
-	if verdict.Allow && !forwardable(q) {
+	if verdict.Allow && (!forwardable(q) || oddName(name)) {
 		verdict = egress.Verdict{Rule: egress.RuleProtocol}
 	}
 	if !verdict.Allow {
@@ -101,7 +101,10 @@ func (g *Gate) resolve(ctx context.Context, query *dns.Msg) *dns.Msg {
 		}
 		return rcode(query, dns.RcodeNameError) // programs take it for final
 	}
-	if reply := g.local(query, q); reply != nil {
+	if reply, rule := g.local(query, q); reply != nil {
+		if rule != "" {
+			g.audit.record(dnsRecord(name, egress.Verdict{Rule: rule}))
+		}
 		return reply
 	}
 	return g.forward(ctx, query, q, verdict)

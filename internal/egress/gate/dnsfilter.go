@@ -14,22 +14,49 @@ import (
 )
 
 // local answers what must not or need not leave this machine; nil means that
-// the question is to be forwarded.
-func (g *Gate) local(query *dns.Msg, q dns.Question) *dns.Msg {
+// the question is to be forwarded. A rule tells that it is a refusal.
+func (g *Gate) local(query *dns.Msg, q dns.Question) (reply *dns.Msg, rule string) {
 	name := dns.CanonicalName(q.Name)
 	switch {
-	case isUnder(name, "localhost."), isUnder(name, "local."), isUnder(name, "home.arpa."):
-		return rcode(query, dns.RcodeNameError)
+	case isPrivateName(name), isBareName(name) && isOfHosts(q.Qtype):
+		return rcode(query, dns.RcodeNameError), egress.RulePrivate
 	case q.Qtype == dns.TypeAAAA && !g.ipv6():
-		return new(dns.Msg).SetReply(query) // no such record
+		return new(dns.Msg).SetReply(query), "" // no such record
 	case isUnder(name, "in-addr.arpa."), isUnder(name, "ip6.arpa."):
 		// The names of hosts on our own networks are nobody's business.
-		if _, denied := egress.AlwaysDenied(reverseAddr(name)); denied {
-			return rcode(query, dns.RcodeNameError)
+		if rule, denied := egress.AlwaysDenied(reverseAddr(name)); denied {
+			return rcode(query, dns.RcodeNameError), rule
 		}
 	}
-	return nil
+	return nil, ""
 }
+
+// privateZones are not of the internet: the host's name servers may well know
+// names in them, and those are of its own networks (RFC 6761, RFC 6762
+// appendix G, RFC 8375, and what ICANN reserved for private use).
+var privateZones = []string{"localhost.", "local.", "home.arpa.", "internal.", "intranet.", "private.", "corp.", "home.", "lan."}
+
+func isPrivateName(name string) bool {
+	return slices.ContainsFunc(privateZones, func(zone string) bool { return isUnder(name, zone) })
+}
+
+// isBareName tells whether a name has no dot in it. Some name servers ask the
+// hosts around them for such a name (LLMNR), or read /etc/hosts.
+func isBareName(name string) bool { return dns.CountLabel(name) == 1 }
+
+// isOfHosts leaves out what is asked about top-level domains to check
+// signatures.
+func isOfHosts(kind uint16) bool {
+	switch kind {
+	case dns.TypeNS, dns.TypeSOA, dns.TypeDS, dns.TypeDNSKEY:
+		return false
+	}
+	return true
+}
+
+// oddName tells whether a label holds a dot or a backslash. What seems to be a
+// name below an allowed one is another then: "a\.example.com" is in com.
+func oddName(name string) bool { return strings.Contains(name, `\.`) || strings.Contains(name, `\\`) }
 
 func isUnder(name, zone string) bool {
 	return name == zone || strings.HasSuffix(name, "."+zone)
