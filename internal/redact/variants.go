@@ -23,7 +23,8 @@ const minLine = 12
 // variants returns the forms in which a value is looked for:
 //
 //   - as it is, and each of its longer lines; when it has minLine bytes or
-//     more also in lower case, as records of host names hold it;
+//     more also in lower case and with the escapes of DNS, as records of host
+//     names hold it;
 //   - base64, standard and URL alphabet, padded or not, and base32, at each of
 //     the alignments that it can have inside longer data;
 //   - hexadecimal in both cases, and UTF-16 in both byte orders;
@@ -45,7 +46,7 @@ func variants(value string) []string {
 			out = append(out, percentAll(s), strings.ToLower(percentAll(s)))
 			out = append(out, wide(s)...)
 			if low := strings.ToLower(s); len(low) >= minLine {
-				out = append(out, low)
+				out = append(out, low, dnsName(s))
 			}
 		}
 	}
@@ -215,6 +216,26 @@ func byteEscapes(v, format string) string {
 			b.WriteString(`\r`)
 		case c < ' ' || c > '~':
 			fmt.Fprintf(&b, format, c)
+		default:
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
+}
+
+// dnsName is v as DNS tools write a name that holds it: in lower case, with
+// escapes for what has a meaning in zone files. Dots stay: they part labels.
+func dnsName(v string) string {
+	var b strings.Builder
+	for _, c := range []byte(v) {
+		switch {
+		case c < ' ' || c > '~':
+			fmt.Fprintf(&b, `\%03d`, c)
+		case strings.IndexByte(` '@;()"\`, c) >= 0:
+			b.WriteByte('\\')
+			b.WriteByte(c)
+		case c >= 'A' && c <= 'Z':
+			b.WriteByte(c - 'A' + 'a')
 		default:
 			b.WriteByte(c)
 		}
