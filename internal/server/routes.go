@@ -140,7 +140,7 @@ func (s *Server) register(r route) error {
 		Middlewares: huma.Middlewares{func(hc huma.Context, next func(huma.Context)) {
 			if err := s.authorize(hc, r); err != nil {
 				req, w := humago.Unwrap(hc)
-				s.log.Warn("refused", "method", req.Method, "path", req.URL.Path, "err", err)
+				s.logRefusal(req, err)
 				writeProblem(w, err)
 				return
 			}

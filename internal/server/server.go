@@ -56,6 +56,8 @@ type Server struct {
 	drain   context.Context                        // ends when streams must end
 	undrain context.CancelFunc
 	streams sync.WaitGroup // connections that were taken over from net/http
+
+	refusedHere, refusedAfar refusals
 }
 
 // New makes a Server. It fails when the route table is wrong.
@@ -141,7 +143,7 @@ func (s *Server) Handler() http.Handler {
 			defer leave()
 		}
 		if err != nil { // who may use no route learns of none
-			s.log.Warn("refused", "method", r.Method, "path", r.URL.Path, "err", err)
+			s.logRefusal(r, err)
 			s.turnAway(w, r, err)
 			return
 		}

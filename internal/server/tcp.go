@@ -94,7 +94,7 @@ func (s *Server) fromAfar(next http.Handler) http.Handler {
 				WithField("Host").WithHint("use an address, localhost, or a name that is in the daemon's certificate")
 		}
 		if err != nil {
-			s.log.Warn("refused", "from", callerOf(r.Context()).from, "method", r.Method, "path", r.URL.Path, "err", err)
+			s.logRefusal(r, err)
 			s.turnAway(w, r, err)
 			return
 		}
@@ -123,11 +123,11 @@ type limitListener struct {
 
 	mu     sync.Mutex
 	open   int
-	byHost map[netip.Addr]int
+	byHost map[netip.Prefix]int
 }
 
 func newLimitListener(l net.Listener, most, mostOfHost int) *limitListener {
-	return &limitListener{Listener: l, most: most, mostOfHost: mostOfHost, byHost: map[netip.Addr]int{}}
+	return &limitListener{Listener: l, most: most, mostOfHost: mostOfHost, byHost: map[netip.Prefix]int{}}
 }
 
 func (l *limitListener) Accept() (net.Conn, error) {
@@ -136,10 +136,7 @@ func (l *limitListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		var host netip.Addr
-		if a, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil {
-			host = a.Addr().Unmap()
-		}
+		host := hostOf(c.RemoteAddr().String())
 		if !l.take(host) {
 			_ = c.Close()
 			continue
@@ -148,7 +145,26 @@ func (l *limitListener) Accept() (net.Conn, error) {
 	}
 }
 
-func (l *limitListener) take(host netip.Addr) bool {
+// hostOf is what one host can have as its own: an IPv4 address, or a network
+// of IPv6.
+func hostOf(addrPort string) netip.Prefix {
+	a, err := netip.ParseAddrPort(addrPort)
+	if err != nil {
+		return netip.Prefix{}
+	}
+	from := a.Addr().Unmap().WithZone("")
+	bits := from.BitLen()
+	if from.Is6() {
+		bits = 64
+	}
+	p, err := from.Prefix(bits)
+	if err != nil {
+		return netip.Prefix{}
+	}
+	return p
+}
+
+func (l *limitListener) take(host netip.Prefix) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.open >= l.most || l.byHost[host] >= l.mostOfHost {
@@ -159,7 +175,7 @@ func (l *limitListener) take(host netip.Addr) bool {
 	return true
 }
 
-func (l *limitListener) give(host netip.Addr) {
+func (l *limitListener) give(host netip.Prefix) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open--
