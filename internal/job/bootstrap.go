@@ -1,7 +1,6 @@
 package job
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -72,13 +71,13 @@ func (s *Service) BootstrapFetched(ctx context.Context, vmid int, tokenHash stri
 	if err != nil {
 		return none, err
 	}
+	s.forgetRedactor(keptAs(sb)) // it was made of what was given before
 	if j != nil {
 		s.mu.Lock()
 		l := s.remember(j.ID)
-		l.heard, l.used, l.redactor, l.trouble, l.failed = s.clock(), false, nil, "", 0
-		l.given++
+		l.heard, l.used, l.trouble, l.failed = s.clock(), false, "", 0
 		if len(bundle.Keys()) == 0 { // nothing was kept
-			l.redactor = redact.New(known(resp, bundle)...)
+			s.redactions[j.ID] = &redaction{r: redact.New(known(resp, bundle)...)}
 		}
 		s.mu.Unlock()
 		s.loop.Wake(j.ID)
@@ -310,88 +309,4 @@ func (s *Service) SaveConsole(ctx context.Context, sb agentlab.Sandbox, console 
 	}
 	_, err = s.cfg.Artifacts.Put(ctx, sb.JobID, ConsoleArtifact, r.Reader(console))
 	return err
-}
-
-// keptAs is the name under which is kept what a sandbox was given: the id of
-// its job, or its own UID when it has none.
-func keptAs(sb agentlab.Sandbox) string { return cmp.Or(sb.JobID, sb.UID) }
-
-// Redact takes the secrets of a job, or of the sandbox with that UID that has
-// none, out of text that may hold words of its guest.
-func (s *Service) Redact(ctx context.Context, id, text string) string {
-	return s.Redaction(ctx, id)(text)
-}
-
-// Redaction is Redact for many texts. When the secrets cannot be had, all text
-// goes; a guest that was given none has none to tell.
-func (s *Service) Redaction(ctx context.Context, id string) func(text string) string {
-	r, err := s.redactorFor(ctx, id)
-	if err == nil {
-		return r.String
-	}
-	s.log.Error("text cannot be redacted", "of", id, "err", err)
-	return func(text string) string {
-		if text == "" {
-			return ""
-		}
-		return "(withheld: it could not be redacted)"
-	}
-}
-
-// redactorFor is Redactor for a job, or for the UID of a sandbox without one.
-func (s *Service) redactorFor(ctx context.Context, id string) (*redact.Redactor, error) {
-	if agentlab.ValidateJobID(id) != nil {
-		values, _, err := s.cfg.Secrets.Kept(id)
-		return redact.New(values...), err
-	}
-	j, err := s.cfg.Store.Job(ctx, id)
-	if err == nil && j.Status == agentlab.JobQueued || agentlab.CodeOf(err) == agentlab.CodeNotFound {
-		return nil, nil //nolint:nilnil // it was given nothing; a nil Redactor redacts nothing
-	}
-	return s.Redactor(ctx, id)
-}
-
-// Redactor returns the redactor that knows the secrets that a job was given.
-// An error means that nothing may be kept of what its guest says.
-func (s *Service) Redactor(ctx context.Context, jobID string) (*redact.Redactor, error) {
-	s.mu.Lock()
-	l, given := s.live[jobID], 0
-	if l != nil {
-		if given = l.given; l.redactor != nil {
-			defer s.mu.Unlock()
-			return l.redactor, nil
-		}
-	}
-	s.mu.Unlock()
-	j, err := s.cfg.Store.Job(ctx, jobID)
-	if err != nil {
-		return nil, err
-	}
-	r, err := s.redactorOf(ctx, j)
-	if err != nil {
-		return nil, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	// One that was made before its job was given more is not to be used again.
-	if l != nil && s.live[jobID] == l && l.given == given && !j.Status.Final() {
-		l.redactor = r
-	}
-	return r, nil
-}
-
-// redactorOf knows what a job was given, whatever its bundle holds by now.
-func (s *Service) redactorOf(ctx context.Context, j agentlab.Job) (*redact.Redactor, error) {
-	values, ok, err := s.cfg.Secrets.Kept(j.ID)
-	if err != nil {
-		return nil, err
-	}
-	if !ok && j.Status == agentlab.JobRunning { // there was nothing to keep, or by a daemon that kept nothing
-		_, b, err := s.secretsFor(ctx, j.Profile, &j)
-		if err != nil {
-			return nil, err
-		}
-		values = known(guestapi.BootstrapResponse{}, b)
-	}
-	return redact.New(values...), nil
 }

@@ -11,6 +11,13 @@ import (
 // the sandbox is gone, and its job, if it had one, has ended. It tells how
 // many those were.
 func (s *Service) ForgetSecrets(ctx context.Context) (int, error) {
+	s.mu.Lock()
+	for id := range s.redactions { // of jobs that have ended, and sandboxes without one
+		if s.live[id] == nil {
+			delete(s.redactions, id)
+		}
+	}
+	s.mu.Unlock()
 	return s.cfg.Secrets.SweepKept(ctx, func(ctx context.Context, id string) (bool, error) {
 		if agentlab.ValidateJobID(id) == nil {
 			return s.unheard(ctx, id)

@@ -100,6 +100,7 @@ type slowVault struct {
 }
 
 func (v slowVault) Kept(id string) ([]string, bool, error) {
+	v.w.kept.Add(1)
 	values, ok, err := v.Vault.Kept(id)
 	if hook := v.w.afterKept.Swap(nil); hook != nil {
 		(*hook)()
@@ -117,6 +118,7 @@ type world struct {
 	lose     atomic.Int32                     // so many bootstrap answers are lost
 	seize    func(guestapi.BootstrapResponse) // is shown the others
 
+	kept      atomic.Int32           // how often it was read what a job was given
 	afterKept atomic.Pointer[func()] // called once; see slowVault
 
 	store     *store.Store

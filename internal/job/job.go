@@ -22,7 +22,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/reconcile"
-	"github.com/agentlab-vm/agentlab/internal/redact"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/secret"
 )
@@ -175,26 +174,25 @@ type Service struct {
 	clock func() time.Time
 	loop  *reconcile.Loop[string]
 
-	mu      sync.Mutex
-	live    map[string]*live
-	making  map[string]bool // jobs whose row is about to be written
-	waiting []string        // jobs that found no room for a sandbox, the oldest first
-	asking  map[int]*asking // by sandbox
-	pulse   time.Time       // when this process was last known to be at work; zero before Run
+	mu         sync.Mutex
+	live       map[string]*live
+	making     map[string]bool       // jobs whose row is about to be written
+	waiting    []string              // jobs that found no room for a sandbox, the oldest first
+	asking     map[int]*asking       // by sandbox
+	redactions map[string]*redaction // by keptAs; dropped at times and made again when needed
+	pulse      time.Time             // when this process was last known to be at work; zero before Run
 }
 
 // live is what is remembered of a job that is not final. Nothing in it
 // matters: a new process begins with an empty one.
 type live struct {
-	heard    time.Time        // when its runner was last heard, or first waited for
-	stopped  time.Time        // when this process first saw that it is to stop
-	changed  chan struct{}    // closed when there is something new for its runner
-	redactor *redact.Redactor // nil until it is needed
-	given    int              // how often this process gave it secrets
-	used     bool             // its runner has used a token of its bootstrap answer
-	again    int              // how often its runner was given another one-time token
-	trouble  string           // why its secrets could not be had, the last time
-	failed   int              // how often in a row
+	heard   time.Time     // when its runner was last heard, or first waited for
+	stopped time.Time     // when this process first saw that it is to stop
+	changed chan struct{} // closed when there is something new for its runner
+	used    bool          // its runner has used a token of its bootstrap answer
+	again   int           // how often its runner was given another one-time token
+	trouble string        // why its secrets could not be had, the last time
+	failed  int           // how often in a row
 }
 
 // asking is what is remembered of a sandbox whose runner asked for its
@@ -206,7 +204,7 @@ type asking struct {
 
 // New returns a Service; Run makes it work.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, live: map[string]*live{}, making: map[string]bool{}, asking: map[int]*asking{}}
+	s := &Service{cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, live: map[string]*live{}, making: map[string]bool{}, asking: map[int]*asking{}, redactions: map[string]*redaction{}}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -307,6 +305,7 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.asking, sb.VMID)
+	delete(s.redactions, keptAs(sb))
 	if len(s.waiting) > 0 {
 		s.loop.Wake(s.waiting[0]) // there is room for one more
 	}

@@ -127,3 +127,19 @@ func TestRedactorRace(t *testing.T) {
 		w.final(j.ID)
 	})
 }
+
+// To make a redactor is work: a guest cannot have it made again with each
+// call, after the end of its job neither.
+func TestRedactorIsMadeOnce(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.give("value-of-k")
+		j := w.final(w.run(job.Request{Profile: "secrets", Task: "echo done", Keepalive: ptr(true)}).ID)
+		w.kept.Store(0)
+		for range 20 {
+			w.redacted(j.ID, "value-of-k")
+		}
+		if n := w.kept.Load(); n > 1 {
+			t.Errorf("made %d times", n)
+		}
+	})
+}
