@@ -184,7 +184,7 @@ func TestManyFlowsAtOnce(t *testing.T) {
 				return
 			}
 			defer func() { _ = c.Close() }()
-			_ = c.SetDeadline(time.Now().Add(patience))
+			_ = c.SetDeadline(time.Now().Add(6 * patience))
 			go func() {
 				_, _ = c.Write(payload)
 				_ = c.CloseWrite()
