@@ -59,9 +59,26 @@ func always(f Flow) (rule string, denied bool) {
 		if len(f.Names) != 1 {
 			return RuleInvalid, true
 		}
-		return "", false
+		return privateName(f.Names[0])
 	}
 	return RuleProtocol, true
+}
+
+// privateZones are not of the internet: the host's name servers may well know
+// names in them, and those are of its own networks (RFC 6761, RFC 6762
+// appendix G, RFC 8375, and what ICANN reserved for private use).
+var privateZones = map[string]bool{
+	"localhost": true, "local": true, "internal": true, "intranet": true, "private": true, "corp": true, "home": true, "lan": true,
+}
+
+func privateName(name string) (rule string, denied bool) {
+	name = strings.TrimSuffix(name, ".")
+	last := strings.LastIndexByte(name, '.')
+	private := privateZones[name[last+1:]] || name == "home.arpa" || strings.HasSuffix(name, ".home.arpa")
+	if private && !Dropped(RulePrivate) {
+		return RulePrivate, true
+	}
+	return "", false
 }
 
 func foreignDNS(proto Proto, port uint16) (rule string, denied bool) {

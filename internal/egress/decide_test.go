@@ -279,3 +279,28 @@ func nameFits(r egress.Rule, name string) bool {
 	rest := len(name) - len(r.Domain) - 1
 	return rest > 1 && name[rest:] == r.Domain+"." && name[rest-1] == '.'
 }
+
+// Names of private zones are denied by the policy itself, so that 'policy
+// check' says so too.
+func TestPrivateZones(t *testing.T) {
+	t.Parallel()
+	p, err := egress.New(agentlab.Network{Mode: agentlab.NetworkNAT})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, denied := range map[string]bool{
+		"nas.lan.": true, "lan.": true, "a.b.internal.": true, "x.home.arpa.": true, "home.arpa.": true, "printer.local.": true,
+		"xhome.arpa.": false, "1.8.8.8.in-addr.arpa.": false, "lan.example.": false, "milan.": false, "example.com.": false, ".": false,
+	} {
+		if v := p.Decide(egress.Flow{Proto: egress.DNS, Names: []string{name}}); v.Allow == denied || denied && v.Rule != egress.RulePrivate {
+			t.Errorf("%s: %+v", name, v)
+		}
+	}
+	target, err := egress.ParseTarget("nas.lan:443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := p.Explain(target); e.Allow || e.Rule != egress.RulePrivate {
+		t.Errorf("%+v", e)
+	}
+}

@@ -193,3 +193,30 @@ func TestUpdateNetworkOfAStoppedSandbox(t *testing.T) {
 		t.Errorf("an unanswered policy was kept: %+v", again.Spec.Network)
 	}
 }
+
+// A change that is held up until its asker has given up is not made: it would
+// undo what was asked for since.
+func TestALateChangeOfTheNetworkIsNotMade(t *testing.T) {
+	t.Parallel()
+	_, _, dir := egressDriver(t)
+	h, err := readHandle(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &shim{dir: dir, handle: h}
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	s.netMu.Lock() // an earlier change waits for the disk
+	late := make(chan error)
+	go func() { late <- s.setNetwork(gone, agentlab.Network{Mode: agentlab.NetworkNAT}) }()
+	s.netMu.Unlock()
+	if err := <-late; agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+		t.Errorf("the late change: %v", err)
+	}
+	if err := s.setNetwork(t.Context(), agentlab.Network{Mode: agentlab.NetworkOff}); err != nil {
+		t.Fatal(err)
+	}
+	if h, err = readHandle(dir); err != nil || h.Spec.Network.Mode != agentlab.NetworkOff || s.network().Mode != agentlab.NetworkOff {
+		t.Errorf("%+v, %v", h.Spec.Network, err)
+	}
+}

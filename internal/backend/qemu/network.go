@@ -80,7 +80,7 @@ func (s *shim) serveNetwork(w http.ResponseWriter, r *http.Request) {
 	if err := s.await(r.Context(), func(st runState) bool { return st.Phase != phaseStarting }); err != nil {
 		return
 	}
-	if err := s.setNetwork(n); err != nil {
+	if err := s.setNetwork(r.Context(), n); err != nil {
 		s.log.Error("the network's policy was not changed", "err", err)
 		writeFault(w, err)
 		return
@@ -90,14 +90,18 @@ func (s *shim) serveNetwork(w http.ResponseWriter, r *http.Request) {
 }
 
 // setNetwork compiles, writes and then enforces a policy. What fails leaves
-// the old one.
-func (s *shim) setNetwork(n agentlab.Network) error {
+// the old one. A change whose asker is gone is not made: somebody may have
+// asked for another meanwhile, and that one counts.
+func (s *shim) setNetwork(ctx context.Context, n agentlab.Network) error {
+	s.netMu.Lock() // one change at a time, so that disk and memory agree
+	defer s.netMu.Unlock()
 	p, err := egress.New(n)
 	if err != nil {
 		return err
 	}
-	s.netMu.Lock() // one change at a time, so that disk and memory agree
-	defer s.netMu.Unlock()
+	if ctx.Err() != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "whoever asked for the change is gone")
+	}
 	s.mu.Lock()
 	h, network := s.handle, s.net
 	s.mu.Unlock()

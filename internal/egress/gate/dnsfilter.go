@@ -18,7 +18,7 @@ import (
 func (g *Gate) local(query *dns.Msg, q dns.Question) (reply *dns.Msg, rule string) {
 	name := dns.CanonicalName(q.Name)
 	switch {
-	case isPrivateName(name), isBareName(name) && isOfHosts(q.Qtype):
+	case isBareName(name) && isOfHosts(q.Qtype):
 		return rcode(query, dns.RcodeNameError), egress.RulePrivate
 	case q.Qtype == dns.TypeAAAA && !g.ipv6():
 		return new(dns.Msg).SetReply(query), "" // no such record
@@ -29,15 +29,6 @@ func (g *Gate) local(query *dns.Msg, q dns.Question) (reply *dns.Msg, rule strin
 		}
 	}
 	return nil, ""
-}
-
-// privateZones are not of the internet: the host's name servers may well know
-// names in them, and those are of its own networks (RFC 6761, RFC 6762
-// appendix G, RFC 8375, and what ICANN reserved for private use).
-var privateZones = []string{"localhost.", "local.", "home.arpa.", "internal.", "intranet.", "private.", "corp.", "home.", "lan."}
-
-func isPrivateName(name string) bool {
-	return slices.ContainsFunc(privateZones, func(zone string) bool { return isUnder(name, zone) })
 }
 
 // isBareName tells whether a name has no dot in it. Some name servers ask the

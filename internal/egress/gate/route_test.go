@@ -61,13 +61,13 @@ func TestHostDialerRefusesWhatStaysOnTheHost(t *testing.T) {
 			t.Errorf("%s: where no route leads: %v", network, err)
 		}
 	}
-	testOtherHost(t, d)
+	testOtherHost(t)
 }
 
 // Neighbours are refused, though their addresses are public: they are the
 // machines that the host's owner has beside it. What lies behind a router is
 // reached, with a socket that cannot broadcast.
-func testOtherHost(t *testing.T, d *gate.HostDialer) {
+func testOtherHost(t *testing.T) {
 	t.Helper()
 	for _, args := range [][]string{
 		{"link", "add", "v0", "type", "veth", "peer", "name", "v1"},
@@ -80,7 +80,7 @@ func testOtherHost(t *testing.T, d *gate.HostDialer) {
 			t.Skipf("no pair of cards here: ip %v: %v\n%s", args, err, out)
 		}
 	}
-	d = gate.NewHostDialer() // the other has read the addresses just now
+	d := gate.NewHostDialer() // another has read the addresses before these were set
 	for _, addr := range []string{"8.8.5.11:7", "[2a00:1460:1:2::11]:7", "[::ffff:8.8.5.11]:7"} {
 		for _, network := range []string{"tcp", "udp", "icmp"} {
 			c, err := dialBriefly(t, d, network, addr)

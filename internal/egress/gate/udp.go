@@ -29,6 +29,7 @@ func (f *Flow) Ping(data []byte) ([]byte, error) {
 		return nil, err
 	}
 	defer closeQuietly(conn)
+	defer context.AfterFunc(f.ctx, func() { closeQuietly(conn) })()
 	_ = conn.SetDeadline(time.Now().Add(pingTimeout))
 	if !f.g.up.admit(len(data)) {
 		return nil, os.ErrDeadlineExceeded // lost, as on a wire
