@@ -24,6 +24,7 @@ var excused = map[string]string{
 	"always.controller": "there is no service behind other ports",
 	"always.invalid":    "such an address cannot be written into a packet",
 	"always.host":       "the dialer's own: see its tests in package gate",
+	"always.lan":        "the dialer's own too, and the bridge's (see package nft)",
 	"limit.flows":       "a limit, no target: see the tests of package gate",
 	"limit.rate":        "a limit, no target: see the tests of package gate",
 	"mode.nat":          "without it there is no such mode",

@@ -104,7 +104,7 @@ func hostOf(headers []byte) (string, bool) {
 	for line := range bytes.Lines(headers) {
 		line = trimCR(bytes.TrimSuffix(line, []byte{'\n'}))
 		key, value, found := bytes.Cut(line, []byte{':'})
-		if !found || len(key) == 0 || bytes.ContainsAny(key, " \t\r\x00") || bytes.ContainsAny(value, "\r\x00") {
+		if !found || len(key) == 0 || bytes.ContainsFunc(key, notToken) || bytes.ContainsAny(value, "\r\x00") {
 			return "", false
 		}
 		if !strings.EqualFold(string(key), "host") {
@@ -120,6 +120,12 @@ func hostOf(headers []byte) (string, bool) {
 		}
 	}
 	return host, true
+}
+
+// notToken tells the characters that no name of a header holds (RFC 9110
+// §5.6.2). Some servers take one or the other of them for white space.
+func notToken(r rune) bool {
+	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("!#$%&'*+-.^_`|~", r)
 }
 
 // withoutPort takes the port off a host and makes it canonical.

@@ -116,6 +116,8 @@ func TestRequest(t *testing.T) {
 		{"GET / HTTP/1.1\r\nHost: example.com\r\nHost: example.com\r\n\r\n", "", sniff.Invalid},
 		{"GET / HTTP/1.1\r\nHost : evil.example\r\nHost: example.com\r\n\r\n", "", sniff.Invalid},
 		{"GET / HTTP/1.1\r\nHost: example.com\r\n evil.example\r\n\r\n", "", sniff.Invalid},
+		{"GET / HTTP/1.1\r\nHost\v: evil.example\r\nHost: example.com\r\n\r\n", "", sniff.Invalid},
+		{"GET / HTTP/1.1\r\n\fHost: evil.example\r\nHost: example.com\r\n\r\n", "", sniff.Invalid},
 		{"GET / HTTP/1.1\r\nA: b\rHost: evil.example\r\nHost: example.com\r\n\r\n", "", sniff.Invalid},
 		{"GET / HTTP/1.1\r\nHost: example.com\x00.evil.example\r\n\r\n", "", sniff.Invalid},
 		{"GET / HTTP/1.1\r\nHost: example.com, evil.example\r\n\r\n", "", sniff.Invalid},
