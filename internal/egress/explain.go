@@ -153,7 +153,7 @@ var meanings = map[string]string{
 	RuleInvalid:       "that is no address that can be reached",
 	RuleUnspecified:   "the unspecified address is never reached",
 	RuleLoopback:      "loopback addresses are never reached from a sandbox",
-	RulePrivate:       "private networks (RFC 1918) are never reached from a sandbox",
+	RulePrivate:       "private networks (RFC 1918) are never reached from a sandbox, and names in private zones not resolved",
 	RuleCGNAT:         "100.64.0.0/10, where tailnets live, is never reached from a sandbox",
 	RuleTailnet:       "tailnets are never reached from a sandbox",
 	RuleLinkLocal:     "link-local addresses are never reached from a sandbox",
