@@ -11,6 +11,8 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
@@ -27,9 +29,14 @@ type hostNetwork struct {
 
 	mu      sync.Mutex
 	manager *nft.Manager
-	cancel  context.CancelFunc // ends serving; nil when nothing serves
-	ended   chan error
+	cancel  context.CancelFunc // ends serving; nil when nothing is to
+	ended   chan struct{}      // closed when it has ended
+	up      *atomic.Bool       // serving now
 }
+
+// retryServing is how long the daemon waits before it serves again after a
+// failure.
+const retryServing = 5 * time.Second
 
 func newHostNetwork(settings config.HostNetwork, log *slog.Logger) *hostNetwork {
 	return &hostNetwork{settings: settings, log: log}
@@ -93,21 +100,36 @@ func (h *hostNetwork) Apply(ctx context.Context) (api.HostNetwork, error) {
 	return h.status(ctx)
 }
 
-// serve starts what the rules need from here. mu is held.
+// serve starts what the rules need from here, and starts it again when it
+// fails: a port that another program has may be free later. mu is held.
 func (h *hostNetwork) serve() {
 	if h.cancel != nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	h.cancel, h.ended = cancel, make(chan error, 1)
-	ended, manager := h.ended, h.manager
+	h.cancel, h.ended, h.up = cancel, make(chan struct{}), new(atomic.Bool)
+	ended, up, manager := h.ended, h.up, h.manager
 	go func() {
-		err := manager.Run(ctx)
-		if err != nil {
-			h.log.Error("the bridge is not served: its sandboxes resolve nothing", "err", err)
-		}
-		ended <- err
+		defer close(ended)
+		keepServing(ctx, up, manager.Run, retryServing, h.log)
 	}()
+}
+
+// keepServing runs until ctx ends, whatever run returns.
+func keepServing(ctx context.Context, up *atomic.Bool, run func(context.Context) error, pause time.Duration, log *slog.Logger) {
+	for ctx.Err() == nil {
+		up.Store(true)
+		err := run(ctx)
+		up.Store(false)
+		if ctx.Err() != nil {
+			return
+		}
+		log.Error("the bridge is not served, its sandboxes resolve nothing; it is tried again", "err", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
 }
 
 // rest ends serving and waits for it. mu is held.
@@ -116,22 +138,13 @@ func (h *hostNetwork) rest() {
 		return
 	}
 	h.cancel()
-	<-h.ended //nolint:errcheck // it was logged
+	<-h.ended
 	h.cancel = nil
 }
 
 // serving tells whether it goes on. mu is held.
 func (h *hostNetwork) serving() bool {
-	if h.cancel == nil {
-		return false
-	}
-	select {
-	case err := <-h.ended:
-		h.ended <- err
-		return false
-	default:
-		return true
-	}
+	return h.cancel != nil && h.up.Load()
 }
 
 // Remove implements server.HostNetwork.

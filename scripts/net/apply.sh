@@ -46,13 +46,28 @@ if [ -z "$static" ]; then
 	exec "$agentlabd" network apply --system ${dry:+--dry-run}
 fi
 
+# Some kernels cannot say which bridge a frame is on (CONFIG_NFT_BRIDGE_META).
+# There, frames are told by the names of the ports that are plugged in now.
+rules() {
+	if printf 'table bridge agentlab_question {\n chain c {\n type filter hook forward priority 0\n meta ibrname "x" drop\n }\n}\n' | nft -c -f - 2>/dev/null; then
+		cat "$here/agent_nat.nft"
+		return
+	fi
+	sed 's/meta ibrname "vmbr1" drop comment "always.sandbox"/iifname @ports drop comment "always.sandbox"\
+		oifname @ports drop comment "always.sandbox"/
+		s/meta ibrname "vmbr1"/iifname @ports/
+		s/meta obrname "vmbr1"/oifname @ports/' "$here/agent_nat.nft"
+	ip -o link show master vmbr1 2>/dev/null | sed 's/^[0-9]*: \([^:@]*\).*/add element bridge agentlab ports { "\1" }/'
+	echo "apply.sh: this kernel cannot tell bridges apart; run this again whenever a sandbox was plugged in" >&2
+}
+
 if [ -n "$dry" ]; then
-	nft -c -f "$here/agent_nat.nft"
+	rules | nft -c -f -
 	echo "the kernel takes the rules; nothing was changed"
 	exit 0
 fi
 # The rules come before anything that could carry a packet.
-nft -f "$here/agent_nat.nft"
+rules | nft -f -
 if ! ip link show vmbr1 >/dev/null 2>&1; then
 	ip link add vmbr1 type bridge
 	ip link set vmbr1 alias agentlab

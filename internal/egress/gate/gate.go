@@ -97,6 +97,7 @@ type Gate struct {
 	audit    *recorder
 	dnsLimit *rate.Limiter
 	asking   slots
+	streams  slots // connections that questions come on
 	up, down *throttle
 
 	ctx    context.Context // ends with Close
@@ -129,9 +130,9 @@ func New(cfg Config) (*Gate, error) {
 		cfg:    cfg,
 		names:  newNames(cfg.Now),
 		audit:  newRecorder(cfg.Audit, cfg.Now, cfg.Limits.AuditRate),
-		asking: make(slots, cfg.Limits.DNSInFlight),
-		up:     newThrottle(),
-		down:   newThrottle(),
+		asking: make(slots, cfg.Limits.DNSInFlight), streams: make(slots, maxStreams),
+		up:   newThrottle(),
+		down: newThrottle(),
 		flows: map[egress.Proto]map[*Flow]struct{}{
 			egress.TCP: {}, egress.UDP: {}, egress.ICMP: {},
 		},

@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/miekg/dns"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
@@ -226,4 +228,47 @@ func TestAFlowThatShowsNoNameEnds(t *testing.T) {
 		}
 		wg.Wait()
 	})
+}
+
+// TestStreamsAreNotShared: the DNS connections of one guest leave those of
+// another alone.
+func TestStreamsAreNotShared(t *testing.T) {
+	gates := map[string]*Gate{}
+	for _, a := range []string{"127.0.0.1", "127.0.0.2"} {
+		p, err := egress.New(agentlab.Network{Mode: agentlab.NetworkOff})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if gates[a], err = New(Config{Policy: p}); err != nil {
+			t.Fatal(err)
+		}
+		defer gates[a].Close()
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := Server{Gate: func(from net.Addr) *Gate { return gates[from.(*net.TCPAddr).IP.String()] }}
+	ended := make(chan error, 1)
+	go func() { ended <- s.ServeListener(t.Context(), l) }()
+	dial := func(from string) net.Conn {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+		c, err := d.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	for range 300 {
+		dial("127.0.0.1")
+	}
+	q := new(dns.Msg).SetQuestion("example.com.", dns.TypeA)
+	c := dns.Conn{Conn: dial("127.0.0.2")}
+	if err := c.WriteMsg(q); err != nil {
+		t.Fatal(err)
+	}
+	if a, err := c.ReadMsg(); err != nil || a.Rcode != dns.RcodeRefused {
+		t.Errorf("%v, %v", a, err)
+	}
 }

@@ -3,10 +3,14 @@ package gate
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Server answers DNS questions on sockets, for one guest or for many.
@@ -32,7 +36,10 @@ func (s *Server) ServePacket(ctx context.Context, conn net.PacketConn) error {
 			return nil
 		}
 		if err != nil {
-			return err
+			if !Pause(ctx, err) {
+				return err
+			}
+			continue
 		}
 		g := s.Gate(from)
 		if size > maxQuestion || g == nil || !g.asking.take() {
@@ -48,8 +55,23 @@ func (s *Server) ServePacket(ctx context.Context, conn net.PacketConn) error {
 	}
 }
 
-// maxStreams bounds the DNS connections that a Server serves at a time.
-const maxStreams = 256
+// Pause waits a little after an error of a listening socket that will pass,
+// such as that of a process which has no file descriptor left: a guest must
+// not be able to end the service for all. It returns false for other errors.
+func Pause(ctx context.Context, err error) bool {
+	if !slices.ContainsFunc([]error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.ECONNABORTED}, func(e error) bool { return errors.Is(err, e) }) {
+		return false
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(50 * time.Millisecond):
+	}
+	return true
+}
+
+// maxStreams bounds the DNS connections that one guest has at a time: many
+// guests share a Server.
+const maxStreams = 32
 
 // ServeListener answers questions on the connections of l until ctx ends, and
 // then closes all.
@@ -59,7 +81,6 @@ func (s *Server) ServeListener(ctx context.Context, l net.Listener) error {
 	defer closeQuietly(l)
 	stop := context.AfterFunc(ctx, func() { closeQuietly(l) })
 	defer stop()
-	open := make(slots, maxStreams)
 	for {
 		conn, err := l.Accept()
 		if ctx.Err() != nil {
@@ -69,15 +90,18 @@ func (s *Server) ServeListener(ctx context.Context, l net.Listener) error {
 			return nil
 		}
 		if err != nil {
-			return err
+			if !Pause(ctx, err) {
+				return err
+			}
+			continue
 		}
 		g := s.Gate(conn.RemoteAddr())
-		if g == nil || !open.take() {
+		if g == nil || !g.streams.take() {
 			closeQuietly(conn)
 			continue
 		}
 		wg.Go(func() {
-			defer open.give()
+			defer g.streams.give()
 			defer closeQuietly(conn)
 			stop := context.AfterFunc(ctx, func() { closeQuietly(conn) })
 			defer stop()

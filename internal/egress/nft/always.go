@@ -35,7 +35,11 @@ func (b *builder) always(f family) []denial {
 		}
 	}
 	for _, n := range b.Config.HostNets {
-		if n = n.Masked(); f.has(n.Addr()) {
+		n = n.Masked()
+		if f == v6 && n.Addr().Is4() {
+			n = nat64(n)
+		}
+		if f.has(n.Addr()) {
 			list = append(list, interval{n.Addr(), last(n), ruleLAN})
 		}
 	}
@@ -44,6 +48,29 @@ func (b *builder) always(f family) []denial {
 		out = append(out, denial{r.key(), r.rule})
 	}
 	return out
+}
+
+// nat64 is a network of IPv4 as NAT64 spells it.
+func nat64(n netip.Prefix) netip.Prefix {
+	b := [16]byte{1: 0x64, 2: 0xff, 3: 0x9b}
+	v4 := n.Addr().As4()
+	copy(b[12:], v4[:])
+	return netip.PrefixFrom(netip.AddrFrom16(b), 96+n.Bits())
+}
+
+// low is a network of IPv4 as the last bits of an IPv6 address, which is where
+// ISATAP has it.
+func low(n netip.Prefix) netip.Prefix {
+	var b [16]byte
+	v4 := n.Addr().As4()
+	copy(b[12:], v4[:])
+	return netip.PrefixFrom(netip.AddrFrom16(b), 96+n.Bits())
+}
+
+// lowMask is the mask of low.
+func lowMask(n netip.Prefix) netip.Addr {
+	all := netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	return low(netip.PrefixFrom(all, n.Bits()).Masked()).Addr()
 }
 
 // last is the highest address of a network.
@@ -90,16 +117,25 @@ func minus(a, b interval) []interval {
 	return out
 }
 
+// isatapAddr matches the addresses that carry an IPv4 one at their end, under
+// any prefix.
+const isatapAddr = "ip6 daddr & ::fdff:ffff:0:0 == ::5efe:0:0"
+
 // alwaysRules refuses what no policy can allow. Some IPv6 addresses carry an
 // IPv4 one where no range can hold them; they are looked at by mask, and only
 // they.
 func (b *builder) alwaysRules(c *chain) {
 	c.add("", "ip daddr vmap @always4")
-	c.add("", "ip6 daddr & ::fdff:ffff:0:0 == ::5efe:0:0 jump isatap")
+	c.add("", isatapAddr+" jump isatap")
 	c.add("", "ip6 daddr vmap @always6")
 	isatap := b.inet.chain("isatap", "")
 	for _, d := range egress.MaskedDenials() {
 		isatap.add(d.Rule, "ip6 daddr & %s == %s %s", d.Mask, d.Value, b.deny(d.Rule))
+	}
+	for _, n := range b.Config.HostNets {
+		if n = n.Masked(); n.Addr().Is4() {
+			isatap.add(ruleLAN, "ip6 daddr & %s == %s %s", lowMask(n), low(n).Addr(), b.deny(ruleLAN))
+		}
 	}
 }
 

@@ -42,7 +42,7 @@ type Config struct {
 type Sandbox struct {
 	VMID       int
 	MAC        net.HardwareAddr
-	Port       string // the bridge port that it is behind, e.g. "tap101i0"; "" when not known
+	Port       string // the bridge port that it is behind, e.g. "tap101i0"
 	IPv4, IPv6 netip.Addr
 	Policy     *egress.Policy
 }
@@ -102,8 +102,8 @@ func (s Sandbox) validate(c Config, others []Sandbox) error {
 	if len(s.MAC) != 6 || s.MAC[0]&1 != 0 || slices.Equal(s.MAC, make([]byte, 6)) {
 		return bad("MAC", "%q is not the address of one Ethernet interface", s.MAC)
 	}
-	if s.Port != "" && !ifName.MatchString(s.Port) {
-		return bad("Port", "%q is not the name of a network interface", s.Port)
+	if !ifName.MatchString(s.Port) {
+		return bad("Port", "%q is not the name of a network interface; without its port nobody knows a sandbox from another", s.Port)
 	}
 	if !s.IPv4.Is4() || !c.Subnet4.Contains(s.IPv4) || s.IPv4 == c.Gateway4 {
 		return bad("IPv4", "%s is not an address for a sandbox of %s", s.IPv4, c.Subnet4)
@@ -118,7 +118,7 @@ func (s Sandbox) validate(c Config, others []Sandbox) error {
 		if o.VMID == s.VMID {
 			continue
 		}
-		if slices.Equal(o.MAC, s.MAC) || o.IPv4 == s.IPv4 || s.IPv6.IsValid() && o.IPv6 == s.IPv6 || s.Port != "" && o.Port == s.Port {
+		if slices.Equal(o.MAC, s.MAC) || o.IPv4 == s.IPv4 || s.IPv6.IsValid() && o.IPv6 == s.IPv6 || o.Port == s.Port {
 			return bad("MAC", "sandbox %d has the same address or port", o.VMID).
 				WithHint("every sandbox needs a MAC, an IPv4, an IPv6 address and a port of its own")
 		}

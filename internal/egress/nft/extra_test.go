@@ -50,7 +50,10 @@ var extras = []extra{
 			want(w.tailnet.reaches("tcp", "[fd77:a91a:4d00::2]:22"), "a tailnet host does not reach a sandbox by IPv6"))
 	}},
 	{"outbound-tailscale", func(w *world, _ *Manager, _ [2]Sandbox) string {
-		return want(!w.guests[0].reaches("tcp", "185.20.20.20:8080"), "a public address that the host routes into the tailnet was reached")
+		w.guests[0].reaches("http", "185.20.20.20:80") // through the proxy
+		to := netip.MustParseAddr("185.20.20.20")
+		return faults(want(!w.guests[0].reaches("tcp", "185.20.20.20:8080"), "a public address that the host routes into the tailnet was reached"),
+			want(!slices.ContainsFunc(w.outside().Flows, func(f probe.Trace) bool { return f.Addr == to }), "something for it arrived outside"))
 	}},
 	{"lan-public", func(w *world, _ *Manager, _ [2]Sandbox) string {
 		return faults(want(!w.guests[0].reaches("tcp", "[2a10:50c0:1::50]:8080"), "a LAN host with a public IPv6 address was reached"),
@@ -66,7 +69,9 @@ var extras = []extra{
 		return w.sends("an IPv6 packet with the neighbour's address", 4605, ethernet(s[0].MAC, 0x86dd, udpPacket6(s[1].IPv6, 4605)))
 	}},
 	{"sitelocal", func(w *world, _ *Manager, _ [2]Sandbox) string {
-		return want(!w.guests[0].reaches("udp", "[fec0::1]:4000"), "a site-local address was reached")
+		to := netip.MustParseAddr("fec0::1")
+		w.guests[0].reaches("udp", "[fec0::1]:4000") // an answer would not find back
+		return want(!slices.ContainsFunc(w.outside().Flows, func(f probe.Trace) bool { return f.Addr == to }), "a packet to a site-local address arrived outside")
 	}},
 	{"invalid", func(w *world, _ *Manager, s [2]Sandbox) string {
 		return w.sends("a TCP packet of no connection", 4602, ethernet(s[0].MAC, 0x0800, tcpPacket(s[0].IPv4, 4602, 0x03)))

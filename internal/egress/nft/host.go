@@ -16,15 +16,19 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 )
 
-// bridgePorts lists what is plugged into a bridge now.
-func bridgePorts(bridge string) []string {
+// bridgePorts lists what is plugged into a bridge now: nothing where there is
+// no bridge.
+func bridgePorts(bridge string) ([]string, error) {
 	l, err := netlink.LinkByName(bridge)
+	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+		return nil, nil
+	}
 	if err != nil {
-		return nil
+		return nil, unread("the ports of "+bridge, err)
 	}
 	all, err := netlink.LinkList()
 	if err != nil {
-		return nil
+		return nil, unread("the ports of "+bridge, err)
 	}
 	var out []string
 	for _, p := range all {
@@ -33,15 +37,20 @@ func bridgePorts(bridge string) []string {
 		}
 	}
 	slices.Sort(out)
-	return out
+	return out, nil
+}
+
+func unread(what string, err error) error {
+	return agentlab.Errorf(agentlab.CodeUnavailable, "%s cannot be read: %w", what, err).WithHint("try again")
 }
 
 // hostNets lists the networks that the host is on by itself, the bridge's and
-// those of single addresses not.
-func hostNets(c Config) []netip.Prefix {
+// those of single addresses not. Rules without them would let sandboxes reach
+// them, so an error is one of whoever asks.
+func hostNets(c Config) ([]netip.Prefix, error) {
 	links, err := net.Interfaces()
 	if err != nil {
-		return nil
+		return nil, unread("the host's networks", err)
 	}
 	var out []netip.Prefix
 	for _, l := range links {
@@ -50,7 +59,10 @@ func hostNets(c Config) []netip.Prefix {
 		}
 		addrs, err := l.Addrs()
 		if err != nil {
-			continue
+			if _, gone := net.InterfaceByName(l.Name); gone != nil {
+				continue
+			}
+			return nil, unread("the host's networks", err)
 		}
 		for _, a := range addrs {
 			p, err := netip.ParsePrefix(a.String())
@@ -60,7 +72,7 @@ func hostNets(c Config) []netip.Prefix {
 		}
 	}
 	slices.SortFunc(out, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
-	return slices.Compact(out)
+	return slices.Compact(out), nil
 }
 
 // pinNeighbours tells the kernel where a sandbox is, for good: what it or
@@ -193,20 +205,98 @@ func sysctl(name, value string) error {
 	return nil
 }
 
+// downBridge stops all that a bridge carries.
+func downBridge(name string) error {
+	l, err := netlink.LinkByName(name)
+	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+		return nil
+	}
+	if err == nil {
+		err = netlink.LinkSetDown(l)
+	}
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "taking %s down: %w", name, err)
+	}
+	return nil
+}
+
+// cutFlows makes the kernel forget the flows of a sandbox that is gone: who
+// has its address next is not to get what was meant for it.
+func cutFlows(s Sandbox) error {
+	for _, a := range []netip.Addr{s.IPv4, s.IPv6} {
+		if !a.IsValid() {
+			continue
+		}
+		family := netlink.InetFamily(unix.AF_INET6)
+		if a.Is4() {
+			family = unix.AF_INET
+		}
+		var filters []netlink.CustomConntrackFilter
+		for _, side := range []netlink.ConntrackFilterType{netlink.ConntrackOrigSrcIP, netlink.ConntrackOrigDstIP} {
+			f := &netlink.ConntrackFilter{}
+			if err := f.AddIP(side, a.AsSlice()); err != nil {
+				return err
+			}
+			filters = append(filters, f)
+		}
+		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, filters...); err != nil {
+			return agentlab.Errorf(agentlab.CodeInternal, "ending the flows of %s: %w", a, err)
+		}
+	}
+	return nil
+}
+
 // removeBridge takes away a bridge that we made and that nothing is on.
 func removeBridge(name string) error {
 	l, err := netlink.LinkByName(name)
-	if err != nil || l.Attrs().Alias != bridgeAlias || len(bridgePorts(name)) > 0 {
+	if err != nil || l.Attrs().Alias != bridgeAlias {
 		return nil //nolint:nilerr // what is not there, or not ours, stays
+	}
+	if ports, err := bridgePorts(name); err != nil || len(ports) > 0 {
+		return err
 	}
 	return netlink.LinkDel(l)
 }
 
+// onNet tells whether an address is on a network, also one of IPv6 that holds
+// an IPv4 address of it.
+func onNet(p netip.Prefix, a netip.Addr) bool {
+	if p.Addr().Is4() && a.Is6() {
+		b := a.As16()
+		carries := nat64(netip.PrefixFrom(netip.AddrFrom4([4]byte{}), 0)).Contains(a) || b[8]&^2 == 0 && b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe
+		return carries && p.Contains(netip.AddrFrom4([4]byte(b[12:])))
+	}
+	return p.Contains(a)
+}
+
 // lanDialer is the host's dialer, which also refuses the networks that the
-// host is on: the proxy must not reach what sandboxes may not.
+// host is on, and what it routes elsewhere than to the internet: the proxy must
+// not reach what sandboxes may not.
 type lanDialer struct {
 	*gate.HostDialer
-	nets func() []netip.Prefix
+	config Config
+	nets   func() ([]netip.Prefix, error)
+}
+
+// checkWay refuses an address that the host does not route to the uplink.
+func (d lanDialer) checkWay(a netip.Addr) error {
+	routes, err := netlink.RouteGet(a.AsSlice())
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the way to %s is not known: %w", a, err)
+	}
+	for _, r := range routes {
+		l, err := netlink.LinkByIndex(r.LinkIndex)
+		if err != nil {
+			return agentlab.Errorf(agentlab.CodeUnavailable, "the way to %s is not known: %w", a, err)
+		}
+		switch name := l.Attrs().Name; {
+		case name == d.config.Tailscale:
+			return &egress.DeniedError{Addr: a, Rule: ruleTailnetIf}
+		case name == d.config.Bridge || d.config.Uplink != "" && name != d.config.Uplink:
+			return &egress.DeniedError{Addr: a, Rule: ruleUplink}
+		}
+	}
+	return nil
 }
 
 // DialContext implements gate.Dialer.
@@ -215,8 +305,15 @@ func (d lanDialer) DialContext(ctx context.Context, network, addr string) (net.C
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not an IP address and port", addr)
 	}
-	if a := to.Addr().Unmap(); slices.ContainsFunc(d.nets(), func(p netip.Prefix) bool { return p.Contains(a) }) {
+	nets, err := d.nets()
+	if err != nil {
+		return nil, err
+	}
+	if a := to.Addr().Unmap(); slices.ContainsFunc(nets, func(p netip.Prefix) bool { return onNet(p, a) }) {
 		return nil, &egress.DeniedError{Addr: a, Rule: ruleLAN}
+	}
+	if err := d.checkWay(to.Addr().Unmap()); err != nil {
+		return nil, err
 	}
 	return d.HostDialer.DialContext(ctx, network, addr)
 }

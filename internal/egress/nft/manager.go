@@ -41,6 +41,7 @@ type Manager struct {
 	members map[int]*member
 	ports   []string
 	broken  bool // what the kernel has is not known; all is loaded again
+	serving bool // our DNS server listens
 
 	tamper func(*ruleset) // nil but in tests that break the rules
 }
@@ -51,6 +52,7 @@ type member struct {
 	plan  *plan
 	gate  *gate.Gate
 	told  map[netip.Addr]map[string]time.Time // until when a name stands for an address
+	pairs int                                 // in told
 	elems map[string]binding                  // in the kernel because of told
 }
 
@@ -72,14 +74,14 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	opts.Config.BridgeMeta = k.hasBridgeMeta(ctx)
 	if opts.Dialer == nil {
 		c := opts.Config
-		opts.Dialer = lanDialer{gate.NewHostDialer(), func() []netip.Prefix { return hostNets(c) }}
+		opts.Dialer = lanDialer{gate.NewHostDialer(), c, func() ([]netip.Prefix, error) { return hostNets(c) }}
 	}
 	return &Manager{opts: opts, kernel: k, log: opts.Logger, members: map[int]*member{}, broken: true}, nil
 }
 
 // state is what is to be in the kernel. mu is held.
 func (m *Manager) state() State {
-	s := State{Config: m.opts.Config, Ports: m.ports}
+	s := State{Config: m.opts.Config, Ports: m.ports, Serving: m.serving}
 	now := m.opts.Now()
 	for _, vmid := range slices.Sorted(maps.Keys(m.members)) {
 		x := m.members[vmid]
@@ -116,6 +118,11 @@ func (m *Manager) Apply(ctx context.Context) error {
 	if err := m.Prepare(); err != nil {
 		return err
 	}
+	return m.pin()
+}
+
+// pin pins the neighbour entries of all sandboxes. mu is held.
+func (m *Manager) pin() error {
 	for _, x := range m.members {
 		if err := pinNeighbours(m.opts.Config.Bridge, x.Sandbox); err != nil {
 			return err
@@ -129,8 +136,15 @@ func (m *Manager) Apply(ctx context.Context) error {
 func (m *Manager) Prepare() error { return prepare(m.opts.Config) }
 
 func (m *Manager) apply(ctx context.Context) error {
-	m.ports = bridgePorts(m.opts.Config.Bridge)
-	m.opts.Config.HostNets = hostNets(m.opts.Config)
+	ports, err := bridgePorts(m.opts.Config.Bridge)
+	if err != nil {
+		return err
+	}
+	nets, err := hostNets(m.opts.Config)
+	if err != nil {
+		return err
+	}
+	m.ports, m.opts.Config.HostNets = ports, nets
 	s := m.state()
 	rules, err := build(s)
 	if err != nil {
@@ -157,13 +171,15 @@ func (m *Manager) apply(ctx context.Context) error {
 	return nil
 }
 
-// Remove takes all of ours out of the kernel. Sandboxes have no network then,
-// but for what other rules of the host give them: without a table there is no
-// NAT either.
+// Remove takes all of ours out of the kernel. The bridge is down before:
+// without rules, sandboxes would find the host and its networks open.
 func (m *Manager) Remove(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.broken = true
+	if err := downBridge(m.opts.Config.Bridge); err != nil {
+		return err
+	}
 	if err := m.kernel.load(ctx, removal(ours...)); err != nil {
 		return err
 	}
@@ -182,7 +198,7 @@ func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 	old := m.members[s.VMID]
 	x := &member{Sandbox: s, plan: planOf(s), told: map[netip.Addr]map[string]time.Time{}, elems: map[string]binding{}}
 	if old != nil && old.IPv4 == s.IPv4 && old.IPv6 == s.IPv6 {
-		x.gate, x.told = old.gate, old.told
+		x.gate, x.told, x.pairs = old.gate, old.told, old.pairs
 	}
 	if x.gate == nil {
 		g, err := m.newGate(x)
@@ -208,6 +224,9 @@ func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 	}
 	x.gate.SetPolicy(s.Policy)
 	m.sweep(ctx, old)
+	if old != nil && (old.IPv4 != s.IPv4 || old.IPv6 != s.IPv6) {
+		return cutFlows(old.Sandbox)
+	}
 	return nil
 }
 
@@ -237,7 +256,7 @@ func (m *Manager) forget(ctx context.Context, vmid int) error {
 	x.writeAbsent(&text, x)
 	err := m.commit(ctx, text.String())
 	m.sweep(ctx, x)
-	return errors.Join(err, unpinNeighbours(m.opts.Config.Bridge, x.Sandbox))
+	return errors.Join(err, cutFlows(x.Sandbox), unpinNeighbours(m.opts.Config.Bridge, x.Sandbox))
 }
 
 // commit loads a change, or everything when it is not known what the change
@@ -338,25 +357,13 @@ func (m *Manager) learn(vmid int, name string, addr netip.Addr, ttl time.Duratio
 		return agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d is gone", vmid)
 	}
 	now := m.opts.Now()
-	if x.told[addr] == nil {
-		x.told[addr] = map[string]time.Time{}
-	}
-	if until := now.Add(ttl + graceTTL); until.After(x.told[addr][name]) {
-		x.told[addr][name] = until
-	}
-	x.tidy(now)
 	var text strings.Builder
+	for _, gone := range append(x.tell(addr, name, now.Add(ttl+graceTTL), now), addr) {
+		x.close(&text, gone)
+	}
 	fresh := map[string]binding{}
 	for _, e := range x.learned(addr, now).elements(x.plan) {
 		fresh[e.set+" "+e.key] = e
-	}
-	pair := fmt.Sprintf(" %s . %s . ", Learned{Sandbox: x.Sandbox, Addr: addr}.guest(), addr)
-	for key, e := range x.elems { // what this address had
-		if strings.Contains(key, pair) {
-			e.write(&text, "add")
-			e.write(&text, "delete")
-			delete(x.elems, key)
-		}
 	}
 	for key, e := range fresh {
 		x.elems[key] = e
@@ -366,23 +373,6 @@ func (m *Manager) learn(vmid int, name string, addr netip.Addr, ttl time.Duratio
 		return nil
 	}
 	return m.commit(context.Background(), text.String())
-}
-
-// maxTold bounds the addresses that one sandbox can keep open.
-const maxTold = 4096
-
-// tidy forgets what is over; and the sandbox that asks for too much loses
-// what ends first.
-func (x *member) tidy(now time.Time) {
-	if len(x.told) < maxTold {
-		return
-	}
-	for a, names := range x.told {
-		maps.DeleteFunc(names, func(_ string, until time.Time) bool { return !until.After(now) })
-		if len(names) == 0 || len(x.told) > maxTold {
-			delete(x.told, a)
-		}
-	}
 }
 
 func (m *Manager) newGate(x *member) (*gate.Gate, error) {

@@ -25,7 +25,6 @@ var doubled = map[string]string{
 	egress.RuleHostAddr:    "the host's addresses are in always.private or always.lan too",
 	egress.RuleGateway:     "always.host refuses what it no longer does",
 	egress.RuleTailnet:     "the tailnet is not behind the uplink (always.uplink)",
-	egress.RuleSiteLocal:   "does not arrive outside without the rule either; what else stops it is not known",
 	ruleEtherType:          "nothing on this host listens to other protocols",
 	ruleUnknown:            "who has no policy has no bound address either; TestNoPolicyNoNetwork takes that away",
 }

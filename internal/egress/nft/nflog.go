@@ -3,6 +3,7 @@ package nft
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -46,7 +47,7 @@ func (m *Manager) auditLog(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case err != nil && strings.Contains(err.Error(), unix.ENOBUFS.Error()):
+		case err != nil && overrun(err):
 			m.log.Warn("decisions came too quickly and some are not recorded")
 			continue
 		case err != nil:
@@ -57,6 +58,9 @@ func (m *Manager) auditLog(ctx context.Context) error {
 		}
 	}
 }
+
+// overrun tells whether a socket lost messages and goes on.
+func overrun(err error) bool { return errors.Is(err, unix.ENOBUFS) }
 
 func openLog(group uint16) (fd int, err error) {
 	fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)

@@ -38,8 +38,8 @@ func planOf(s Sandbox) *plan {
 	}
 	sum := sha256.Sum256(text)
 	return &plan{
-		id:     hex.EncodeToString(sum[:6]),
-		mark:   binary.BigEndian.Uint32(sum[6:])&0x3fffffff | 0x40000000,
+		id:     hex.EncodeToString(sum[:16]), // a repository can choose part of the text: no two may be made to agree
+		mark:   binary.BigEndian.Uint32(sum[16:])&0x3fffffff | 0x40000000,
 		policy: s.Policy, limits: s.Policy.Limits(),
 		segments: map[egress.Proto][]egress.PortRange{
 			egress.TCP: segments(s.Policy, egress.TCP), egress.UDP: segments(s.Policy, egress.UDP), egress.ICMP: segments(s.Policy, egress.ICMP),
@@ -89,15 +89,12 @@ func bindings(s Sandbox, p *plan) []binding {
 		inet("live"+f.v, fmt.Sprintf("%s . 0x%08x", a, p.mark), "")
 	}
 	out = append(out, binding{"arp", "bound", fmt.Sprintf("%s . %s", s.MAC, s.IPv4), "", ""})
-	if s.Port != "" {
-		port := quoted(s.Port)
-		out = append(out,
-			binding{"bridge", "ports", port, "", ""},
-			binding{"bridge", "senders", port, "goto sender", ""},
-			binding{"bridge", "macs", fmt.Sprintf("%s . %s", port, s.MAC), "", ""},
-			binding{"bridge", "arps", fmt.Sprintf("%s . %s . %s", port, s.MAC, s.IPv4), "", ""})
-	}
-	return out
+	port := quoted(s.Port)
+	return append(out,
+		binding{"bridge", "ports", port, "", ""},
+		binding{"bridge", "senders", port, "goto sender", ""},
+		binding{"bridge", "macs", fmt.Sprintf("%s . %s", port, s.MAC), "", ""},
+		binding{"bridge", "arps", fmt.Sprintf("%s . %s . %s", port, s.MAC, s.IPv4), "", ""})
 }
 
 // redirectsAll tells whether flows to any address may have to show a name: a
@@ -183,6 +180,9 @@ func (b *builder) policyChain(p *plan, q *egress.Policy, i int, next string) {
 		if set := b.addrSet(p.chain(i)+"_deny"+f.v, f, q, false); set != "" {
 			c.add("policy.deny", "%s daddr . %s @%s %s", f.ip, flowKey, set, no)
 		}
+	}
+	if set := b.isatapSet(p.chain(i)+"_deny6_isatap", q); set != "" {
+		c.add("policy.deny", isatapAddr+" ip6 daddr & ::ffff:ffff . %s @%s %s", flowKey, set, no)
 	}
 	if ports := p.deniedNamePorts(i); i > 0 && len(ports) > 0 || i == 0 && deniesAny(q) {
 		// TCP was redirected; UDP shows no name that could be read.
@@ -299,10 +299,35 @@ func (b *builder) portSet(name string, q *egress.Policy) string {
 func (b *builder) addrSet(name string, f family, q *egress.Policy, allow bool) string {
 	var rules []egress.Rule
 	for _, r := range q.Rules() {
-		if r.Allow == allow && r.Domain == "" && f.has(r.Prefix.Addr()) {
+		if r.Allow != allow || r.Domain != "" {
+			continue
+		}
+		if !allow && f == v6 && r.Prefix.Addr().Is4() {
+			r.Prefix = nat64(r.Prefix) // denied in this spelling too
+		}
+		if f.has(r.Prefix.Addr()) {
 			rules = append(rules, r)
 		}
 	}
+	return b.ruleSet(name, f, rules)
+}
+
+// isatapSet declares the deny rules about IPv4 addresses for the part of
+// ISATAP addresses that holds one; "" when there are none.
+func (b *builder) isatapSet(name string, q *egress.Policy) string {
+	var rules []egress.Rule
+	for _, r := range q.Rules() {
+		if !r.Allow && r.Domain == "" && r.Prefix.Addr().Is4() {
+			r.Prefix = low(r.Prefix)
+			rules = append(rules, r)
+		}
+	}
+	return b.ruleSet(name, v6, rules)
+}
+
+// ruleSet declares a set of what rules about addresses cover; "" when there
+// are none.
+func (b *builder) ruleSet(name string, f family, rules []egress.Rule) string {
 	if len(rules) == 0 {
 		return ""
 	}

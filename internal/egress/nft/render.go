@@ -31,7 +31,10 @@ const (
 	ruleServices  = "host.services"    // DNS and guest plane
 	ruleReplies   = "flow.established" // packets of flows that were allowed
 	ruleHostFlows = "limit.host"       // too many connections to the host
-	ruleOptions   = "guard.options"    // IPv6 extension headers that hide what follows
+	ruleOptions   = "guard.options"    // IP options and extension headers, which route by themselves or hide what follows
+	rulePort      = "guard.port"       // a port of the bridge that no sandbox is bound to
+	ruleFlood     = "guard.flood"      // a frame that the bridge would give to every port
+	ruleDNAT      = "guard.dnat"       // another program's rule leads it elsewhere than where it was dialled
 )
 
 // markInbound is the connection mark of flows that came from the tailnet.
@@ -45,6 +48,7 @@ type State struct {
 	Sandboxes []Sandbox
 	Learned   []Learned
 	Ports     []string // of the bridge, whoever they belong to
+	Serving   bool     // our DNS server answers on the bridge
 }
 
 // Render returns the text for 'nft -f' that replaces what is loaded by the
@@ -158,6 +162,10 @@ func (b *builder) sets() {
 		b.inet.set(set{name: "ranges" + f.v, key: pair + " . inet_proto . inet_service", verdicts: true, flags: "interval,timeout", size: maxLearned, note: "the same, over ranges of ports"})
 		b.inet.set(set{name: "hostflows" + f.v, key: f.addr, flags: "dynamic", size: maxSandboxes})
 	}
+	served := b.inet.set(set{name: "served", key: "inet_service", flags: "timeout", note: "DNS, while our server says that it answers: nobody else's may"})
+	if b.Serving {
+		served.add("", servedKey, "", servedFor)
+	}
 	for _, s := range b.Sandboxes {
 		for _, c := range bindings(s, b.planOf(s)) {
 			if c.family == "inet" {
@@ -191,6 +199,7 @@ func (b *builder) ingress() {
 	// Before fragments are put together (-400), so that they are seen.
 	c := b.inet.chain("ingress", "type filter hook prerouting priority -450")
 	c.add("", "iifname != %s accept", quoted(b.Config.Bridge))
+	c.add(ruleOptions, "ip hdrlength != 5 drop")
 	for _, h := range []string{"hbh", "rt", "frag", "dst"} {
 		c.add(ruleOptions, "meta nfproto ipv6 exthdr %s exists drop", h)
 	}
@@ -208,8 +217,9 @@ func (b *builder) targets() {
 	c.add("", "iifname != %s accept", quoted(b.Config.Bridge))
 	c.add(egress.RuleProtocol, "meta l4proto != { tcp, udp, icmp, ipv6-icmp } %s", b.deny(egress.RuleProtocol))
 	c.add(ruleInvalid, "ct state invalid drop")
-	c.add("", "ct state established,related accept")
-	c.add("", "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept")
+	c.add("", "ct state established accept")
+	c.add("", ctErrors+" accept")
+	c.add("", "ip6 daddr { fe80::/10, ff02::/16 } icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept")
 	for _, f := range families {
 		if gw := b.gateway(f); gw.IsValid() {
 			c.add("", "%s daddr %s accept", f.ip, gw)
@@ -235,9 +245,12 @@ func (b *builder) forward() {
 		out.add("", "%s saddr vmap @shape%s", f.ip, f.v)
 	}
 	for _, f := range families {
-		out.add(ruleReplies, "ct state established,related %s saddr . ct mark @live%s accept", f.ip, f.v)
+		out.add(ruleReplies, "ct state established %s saddr . ct mark @live%s accept", f.ip, f.v)
+		out.add(ruleReplies, ctErrors+" %s saddr . ct mark @live%s accept", f.ip, f.v)
 	}
 	out.add(ruleTailIn, "ct state established,related ct direction reply ct mark 0x%08x accept", uint32(markInbound))
+	// What was judged is the address that the sandbox dialled.
+	out.add(ruleDNAT, "ct status dnat %s", b.deny(ruleDNAT))
 	// The tailnet is not the uplink.
 	if b.Config.Uplink != "" {
 		out.add(ruleUplink, "oifname != %s %s", quoted(b.Config.Uplink), b.deny(ruleUplink))
@@ -254,7 +267,8 @@ func (b *builder) forward() {
 		in.add("", "%s daddr vmap @shape%s", f.ip, f.v)
 	}
 	for _, f := range families {
-		in.add(ruleReplies, "ct state established,related %s daddr . ct mark @live%s accept", f.ip, f.v)
+		in.add(ruleReplies, "ct state established %s daddr . ct mark @live%s accept", f.ip, f.v)
+		in.add(ruleReplies, ctErrors+" %s daddr . ct mark @live%s accept", f.ip, f.v)
 	}
 	if b.Config.Tailscale != "" {
 		t := quoted(b.Config.Tailscale)
@@ -269,7 +283,8 @@ func (b *builder) input() {
 	c := b.inet.chain("input", "type filter hook input priority filter")
 	c.add("", "iifname %s goto host", quoted(b.Config.Bridge))
 	h := b.inet.chain("host", "")
-	h.add("", "ct state established,related accept")
+	h.add("", "ct state established accept")
+	h.add("", ctErrors+" accept")
 	h.add("", "ip6 hoplimit 255 icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept")
 	for _, f := range families {
 		h.add(ruleHostFlows, "meta nfproto ipv%s add @hostflows%s { %s saddr ct count over %d } drop", f.v, f.v, f.ip, maxHostFlows)
@@ -280,7 +295,7 @@ func (b *builder) input() {
 		if !gw.IsValid() {
 			continue
 		}
-		h.add(ruleServices, "%s daddr %s meta l4proto { tcp, udp } th dport 53 accept", f.ip, gw)
+		h.add(ruleServices, "%s daddr %s meta l4proto { tcp, udp } th dport 53 th dport @served accept", f.ip, gw)
 		if len(b.Config.GuestPorts) > 0 {
 			h.add(ruleServices, "%s daddr %s tcp dport { %s } accept", f.ip, gw, numbers(b.Config.GuestPorts))
 		}
@@ -292,6 +307,18 @@ func (b *builder) input() {
 	}
 	h.add(egress.RuleHostAddr, "%s", b.deny(egress.RuleHostAddr))
 }
+
+// ctErrors matches the ICMP errors about flows that are known. What else is
+// "related" was announced inside of a flow, to a connection tracking helper of
+// the host, and is judged as any new flow is.
+const ctErrors = "ct state related meta l4proto { icmp, ipv6-icmp }"
+
+// servedKey is the port that a sandbox may reach for as long as we say that we
+// serve it. A wildcard socket of another program would answer otherwise.
+const (
+	servedKey = "53"
+	servedFor = "timeout 60s"
+)
 
 // maxHostFlows bounds the connections of one sandbox to the host, the
 // redirected ones among them.
@@ -408,7 +435,17 @@ func (b *builder) bridge() *table {
 		s.add("", "ip6 daddr ::1 limit rate 50/second log prefix %s group %d", quote("deny "+egress.RuleLoopback), b.Config.LogGroup)
 	}
 	s.add(egress.RuleLoopback, "ip6 daddr ::1 drop")
-	t.chain("ingress", "type filter hook prerouting priority -300").add("", "iifname vmap @senders")
+	in := t.chain("ingress", "type filter hook prerouting priority -300")
+	in.add("", "iifname vmap @senders")
+	out := t.chain("egress", "type filter hook output priority -300")
+	const unicast = "ether daddr & 01:00:00:00:00:00 == 00:00:00:00:00:00 oifname . ether daddr != @macs drop"
+	if b.Config.BridgeMeta {
+		in.add(rulePort, "meta ibrname %s drop", quoted(b.Config.Bridge))
+		out.add(ruleFlood, "meta obrname %s %s", quoted(b.Config.Bridge), unicast)
+	} else {
+		in.add(rulePort, "iifname @ports drop")
+		out.add(ruleFlood, "oifname @ports %s", unicast)
+	}
 	f := t.chain("forward", "type filter hook forward priority -300")
 	if b.Config.BridgeMeta {
 		f.add(ruleNeighbour, "meta ibrname %s drop", quoted(b.Config.Bridge))

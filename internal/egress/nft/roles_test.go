@@ -283,19 +283,22 @@ func htons(v uint16) uint16 { return v<<8 | v>>8 }
 
 // trace reads where a packet was going.
 func trace(b []byte, etherType uint16) (probe.Trace, bool) {
-	var proto byte
+	var proto, hops byte
 	var dst netip.Addr
 	switch {
 	case etherType == unix.ETH_P_IP && len(b) >= 20:
 		proto, dst = b[9], netip.AddrFrom4([4]byte(b[16:20]))
 		b = b[min(len(b), int(b[0]&15)*4):]
 	case etherType == unix.ETH_P_IPV6 && len(b) >= 40:
-		proto, dst = b[6], netip.AddrFrom16([16]byte(b[24:40]))
+		proto, dst, hops = b[6], netip.AddrFrom16([16]byte(b[24:40])), b[7]
 		b = b[40:]
 	default:
 		return probe.Trace{}, false
 	}
 	tr := probe.Trace{Proto: fmt.Sprintf("ip-%d", proto), Addr: dst}
+	if proto == unix.IPPROTO_ICMPV6 && len(b) > 0 && (b[0] == 135 || b[0] == 136) && hops != 255 {
+		return tr, true // neighbour discovery that came from another network
+	}
 	switch proto {
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP:
 		if len(b) < 4 {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -19,8 +20,8 @@ import (
 )
 
 // reconcileEvery is how often the kernel is asked whether our tables are still
-// there. A ruleset flushed by another program leaves sandboxes unguarded for
-// that long at most, and without NAT.
+// there, should it not have told of their end. A ruleset flushed by another
+// program leaves sandboxes unguarded until then, and without NAT.
 const reconcileEvery = 5 * time.Second
 
 // Run applies the rules, answers DNS questions on the bridge, carries flows
@@ -28,6 +29,9 @@ const reconcileEvery = 5 * time.Second
 // ends. The rules stay then, and what they need from here is refused.
 func (m *Manager) Run(ctx context.Context) error {
 	if err := m.Apply(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // it was to end
+		}
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -61,11 +65,19 @@ func (m *Manager) Run(ctx context.Context) error {
 		}
 		run("proxy", func(ctx context.Context) error { return m.serveProxy(ctx, l) })
 	}
+	if ctx.Err() == nil {
+		if err := m.serve(ctx, true); err != nil {
+			cancel(err)
+		}
+	}
 	run("watch", m.watch)
 	if m.opts.Config.LogGroup != 0 {
 		run("audit", m.auditLog)
 	}
 	<-ctx.Done()
+	if err := m.serve(context.WithoutCancel(ctx), false); err != nil {
+		m.log.Warn("DNS is still open to sandboxes, for a minute", "err", err)
+	}
 	wg.Wait()
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
 		return err
@@ -129,7 +141,10 @@ func (m *Manager) serveProxy(ctx context.Context, l net.Listener) error {
 			return nil
 		}
 		if err != nil {
-			return err
+			if !gate.Pause(ctx, err) {
+				return err
+			}
+			continue
 		}
 		g := m.gateOf(conn.RemoteAddr())
 		dst, err := originalDst(conn)
@@ -187,9 +202,14 @@ func (m *Manager) watch(ctx context.Context) error {
 	if err := netlink.AddrSubscribe(addrs, ctx.Done()); err != nil {
 		return err
 	}
+	removed, err := tablesRemoved(ctx)
+	if err != nil {
+		return err
+	}
 	tick := time.NewTicker(reconcileEvery)
 	defer tick.Stop()
 	for round := 1; ; round++ {
+		compare := round%compareEvery == 0
 		select {
 		case <-ctx.Done():
 			return nil
@@ -201,9 +221,11 @@ func (m *Manager) watch(ctx context.Context) error {
 			if !ok {
 				addrs = nil
 			}
+		case <-removed: // what is there now may be somebody else's
+			compare = true
 		case <-tick.C:
 		}
-		if err := m.reconcile(ctx, round%compareEvery == 0); err != nil && ctx.Err() == nil {
+		if err := m.reconcile(ctx, compare); err != nil && ctx.Err() == nil {
 			m.log.Error("the host's network rules could not be put right", "err", err)
 		}
 	}
@@ -222,7 +244,14 @@ func (m *Manager) reconcile(ctx context.Context, compare bool) error {
 	if err != nil {
 		return err
 	}
-	ports, nets := bridgePorts(m.opts.Config.Bridge), hostNets(m.opts.Config)
+	ports, err := bridgePorts(m.opts.Config.Bridge)
+	if err != nil {
+		return err
+	}
+	nets, err := hostNets(m.opts.Config)
+	if err != nil {
+		return err
+	}
 	good := !m.broken && len(loaded) == len(ours) && slices.Equal(ports, m.ports) && slices.Equal(nets, m.opts.Config.HostNets)
 	if good && compare {
 		drift, err := m.drift(ctx)
@@ -233,8 +262,34 @@ func (m *Manager) reconcile(ctx context.Context, compare bool) error {
 			m.log.Warn("somebody changed our rules; they are loaded again", "what", drift)
 		}
 	}
-	if good {
-		return nil
+	if !good {
+		if err := m.apply(ctx); err != nil {
+			return err
+		}
+	} else if err := m.saySo(ctx); err != nil {
+		return err
 	}
-	return m.apply(ctx)
+	return m.pin() // a bridge that was down has forgotten them
+}
+
+// serve says whether our DNS server answers; only then do the rules let
+// sandboxes ask.
+func (m *Manager) serve(ctx context.Context, yes bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.serving = yes
+	return m.saySo(ctx)
+}
+
+// saySo tells the kernel again that we serve: it forgets after a while, so
+// that nothing is open when we die without a word. mu is held.
+func (m *Manager) saySo(ctx context.Context) error {
+	e := binding{"inet", "served", servedKey, "", servedFor}
+	var text strings.Builder
+	e.write(&text, "add")
+	e.write(&text, "delete")
+	if m.serving {
+		e.write(&text, "add")
+	}
+	return m.kernel.load(ctx, text.String())
 }

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"os/exec"
 	"regexp"
@@ -41,7 +42,10 @@ func (m *Manager) status(ctx context.Context) (Status, error) {
 	if s.Tables, err = m.kernel.tables(ctx); err != nil {
 		return Status{}, err
 	}
-	s.Ports, s.Sandboxes = bridgePorts(m.opts.Config.Bridge), len(m.members)
+	s.Sandboxes = len(m.members)
+	if s.Ports, err = bridgePorts(m.opts.Config.Bridge); err != nil {
+		return Status{}, err
+	}
 	if !s.Applied() {
 		return s, nil
 	}
@@ -53,9 +57,7 @@ func (m *Manager) status(ctx context.Context) (Status, error) {
 // nothing else, and compares the kernel's own words of both. A process that
 // let no sandbox in does not judge what is there for sandboxes.
 func (m *Manager) drift(ctx context.Context) ([]string, error) {
-	state := m.state()
-	state.Ports, state.Config.HostNets = bridgePorts(m.opts.Config.Bridge), hostNets(m.opts.Config)
-	text, err := Render(state)
+	text, err := m.render()
 	if err != nil {
 		return nil, err
 	}
@@ -96,9 +98,9 @@ var (
 	blockLine = regexp.MustCompile(`^\t(set|map|chain) (\S+) \{$`)
 	elemsText = regexp.MustCompile(`(?s)elements = \{(.*?)\}`)
 	// ofPolicy are chains and sets that come and go with sandboxes.
-	ofPolicy = regexp.MustCompile(`^(p|yes|r|s|f)_[0-9a-f]{12}`)
+	ofPolicy = regexp.MustCompile(`^(p|yes|r|s|f)_[0-9a-f]{32}`)
 	// changing are sets whose elements change by themselves.
-	changing = regexp.MustCompile(`^(named|namedranges|learned|ranges|hostflows|[fs]_)`)
+	changing = regexp.MustCompile(`^(named|namedranges|learned|ranges|hostflows|served|[fs]_)`)
 	// ofSandboxes are sets whose elements are the sandboxes.
 	ofSandboxes = regexp.MustCompile(`^(bound|policy|redirect|shape|live|ports|senders|macs|arps)`)
 )
@@ -188,6 +190,11 @@ func (m *Manager) Render() (string, error) {
 
 func (m *Manager) render() (string, error) {
 	state := m.state()
-	state.Ports, state.Config.HostNets = bridgePorts(m.opts.Config.Bridge), hostNets(m.opts.Config)
+	var err, err2 error
+	state.Ports, err = bridgePorts(m.opts.Config.Bridge)
+	state.Config.HostNets, err2 = hostNets(m.opts.Config)
+	if err := errors.Join(err, err2); err != nil {
+		return "", err
+	}
 	return Render(state)
 }

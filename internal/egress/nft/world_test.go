@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"runtime"
@@ -72,6 +71,8 @@ type world struct {
 	lan      *peer
 	tailnet  *peer
 	guests   [2]*peer
+	stranger *peer // plugged in and no sandbox
+	current  *Manager
 }
 
 // peer is a process in a namespace of its own. It is spoken to in lines.
@@ -282,16 +283,18 @@ func (w *world) manager(o Options) *Manager {
 		}
 		m.Close()
 	})
-	w.awaitListen(ended)
+	w.awaitListen(m, ended)
+	w.current = m
 	return m
 }
 
-// awaitListen waits until the proxy, the last to listen, does.
-func (w *world) awaitListen(ended chan error) {
+// awaitListen waits until the manager says that it serves.
+func (w *world) awaitListen(m *Manager, ended chan error) {
 	for {
-		c, err := net.Dial("tcp", "10.77.0.1:53")
-		if err == nil {
-			_ = c.Close()
+		m.mu.Lock()
+		up := m.serving && !m.broken
+		m.mu.Unlock()
+		if up {
 			return
 		}
 		select {
