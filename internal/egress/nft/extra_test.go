@@ -211,7 +211,7 @@ func TestExtras(t *testing.T) {
 	w.controller()
 	m := w.manager(Options{})
 	s := w.tenants(m, probe.Reference()[0].Network)
-	for _, x := range extras {
+	for _, x := range slices.Concat(extras, attacks) {
 		t.Run(x.id, func(t *testing.T) {
 			if fault := x.run(w, m, s); fault != "" {
 				t.Error(fault)

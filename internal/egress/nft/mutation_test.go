@@ -132,7 +132,7 @@ func (w *world) firstFault(m *Manager, s [2]Sandbox, v probe.Variant, _ *records
 	if v.Name != "nat" {
 		return ""
 	}
-	for _, x := range extras {
+	for _, x := range slices.Concat(extras, attacks) {
 		if fault := x.run(w, m, s); fault != "" {
 			return x.id + ": " + fault
 		}
