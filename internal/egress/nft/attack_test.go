@@ -136,7 +136,9 @@ var attacks = []extra{
 			}
 			runtime.Gosched()
 		}
-		return want(!w.stranger.reaches("tcp", "192.31.196.20:8080"), "a port that belongs to no sandbox has a sandbox's network")
+		to := mustAddr("192.31.196.77")
+		w.stranger.reaches("udp", "192.31.196.77:4000") // no answer would find back
+		return want(!slices.ContainsFunc(w.outside().Flows, func(f probe.Trace) bool { return f.Addr == to }), "what a port of no sandbox sent arrived outside")
 	}},
 }
 

@@ -123,9 +123,16 @@ func TestServingEndsClosed(t *testing.T) {
 // TestRulesGoAndComeBack: what others remove or change is seen and put back.
 func TestRulesGoAndComeBack(t *testing.T) {
 	w := newWorld(t)
-	m := w.manager(Options{})
-	w.tenants(m, agentlab.Network{Mode: agentlab.NetworkNAT})
 	ctx := context.Background()
+	m, err := New(ctx, Options{Config: testConfig(), Resolver: testResolver{}}) // who runs puts them back before the test looks
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := m.Apply(ctx); err != nil {
+		t.Fatal(err)
+	}
+	w.tenants(m, agentlab.Network{Mode: agentlab.NetworkNAT})
 	drift := func() string {
 		t.Helper()
 		st, err := m.Status(ctx)

@@ -93,6 +93,9 @@ func TestMutations(t *testing.T) {
 				t.Fatal(err)
 			}
 			fault := w.firstFault(m, s, v, log)
+			if strings.Contains(fault, "timeout") { // a busy machine is no fault of the rules
+				fault = w.firstFault(m, s, v, log)
+			}
 			switch {
 			case name == "" && fault != "":
 				t.Fatalf("%s, with every rule in its place: %s", v.Name, fault)

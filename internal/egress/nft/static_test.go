@@ -25,6 +25,9 @@ func TestStaticRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx := context.Background()
+	if err := m.kernel.load(ctx, removal(ours...)); err != nil { // of tests before
+		t.Fatal(err)
+	}
 	run("--static", "--dry-run")
 	if st, err := m.Status(ctx); err != nil || len(st.Tables) > 0 {
 		t.Fatalf("after a dry run: %+v, %v", st, err)
