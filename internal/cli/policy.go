@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -111,8 +112,9 @@ func (a *App) policyCheckCmd() *cobra.Command {
 		Use:   "check TARGET --profile PROFILE|--sandbox SANDBOX",
 		Short: "Tell whether a target is allowed, and by which rule (exit code 1 when it is not)",
 		Long: `Tell whether a target is allowed, and by which rule; the exit code is 1 when
-it is not. A target is HOST:PORT, HOST:PORT/udp, [IPv6]:PORT, HOST/icmp, or a
-HOST alone, which means port 443. Nothing is resolved or dialled.`,
+it is not, and 2 when the target is not understood. A target is HOST:PORT,
+HOST:PORT/udp, [IPv6]:PORT, HOST/icmp, or a HOST alone, which means port 443.
+Nothing is resolved or dialled.`,
 		Example: "  agentlab policy check github.com:443 --profile yolo-restricted\n  agentlab policy check 1.1.1.1:53/udp --sandbox my-sandbox",
 		Args:    exactArgs("TARGET"),
 		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
@@ -128,6 +130,9 @@ HOST alone, which means port 443. Nothing is resolved or dialled.`,
 // policyCheck prints a check; what is denied ends with exit code 1.
 func (a *App) policyCheck(ctx context.Context, c *client.Client, of *policyOf, target string, show func(api.PolicyCheck)) error {
 	r, err := of.check(ctx, c, target)
+	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeInvalid && e.Field == "target" {
+		return usageError{e}
+	}
 	if err != nil {
 		return err
 	}

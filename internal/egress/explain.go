@@ -20,14 +20,21 @@ type Target struct {
 // ParseTarget reads "HOST:PORT", "HOST:PORT/udp", "[IPv6]:PORT", "HOST/icmp",
 // or a HOST alone, which means port 443. The error is agentlab.CodeInvalid.
 func ParseTarget(text string) (Target, error) {
-	r, err := ParseRule(text, true)
+	r, err := parseRule(text)
 	bad := func(why string) (Target, error) {
 		return Target{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is not a target: %s", quote(text), why).
 			WithField("target").WithHint("write HOST:PORT, HOST:PORT/udp, [IPv6]:PORT or HOST/icmp")
 	}
+	scheme, _, url := strings.Cut(text, "://")
 	switch {
+	case text == "":
+		return bad("it is empty")
+	case url:
+		return bad(quote(scheme+"://") + " is not part of a target, only the host and its port are")
+	case text == "*":
+		return bad("it is many names")
 	case err != nil:
-		return bad("it is no host name or address, with a port")
+		return bad(err.Error())
 	case r.Wildcard:
 		return bad("it is many names")
 	case r.Domain == "" && !r.Prefix.IsSingleIP():

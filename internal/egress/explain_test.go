@@ -54,9 +54,15 @@ func TestExplain(t *testing.T) {
 			t.Errorf("%s is printed as %s, which reads as %v, %v", c.target, target, again, err)
 		}
 	}
-	for _, bad := range []string{"", "*.github.com:443", "8.8.0.0/16:443", "github.com:1-2", "https://github.com", "localhost:80"} {
-		if _, err := egress.ParseTarget(bad); agentlab.CodeOf(err) != agentlab.CodeInvalid || agentlab.HintOf(err) == "" {
-			t.Errorf("%q: %v", bad, err)
+	for bad, why := range map[string]string{
+		"": "it is empty", "*": "many names", "*.github.com:443": "many names", "8.8.0.0/16:443": "range of addresses", "github.com:1-2": "range of ports",
+		"https://github.com": `"https://" is not part of a target`, "localhost:80": `"localhost" is no full host name`,
+		"github.com:99999": `"99999" is no port`, ":99999": `"99999" is no port`, ":443": `"" is no host name`, "github.com:": "no port after the colon",
+		"github.com/udp": "a protocol wants a port", "github.com/about": `"github.com/about" is no IP address or range, and no name either`,
+	} {
+		_, err := egress.ParseTarget(bad)
+		if agentlab.CodeOf(err) != agentlab.CodeInvalid || agentlab.HintOf(err) == "" || !strings.Contains(err.Error(), why) {
+			t.Errorf("%q: %v, want %q", bad, err, why)
 		}
 	}
 }

@@ -127,8 +127,8 @@ const MaxRuleBytes = 300
 
 const ruleHint = `write github.com, *.github.com, github.com:443, github.com:22/tcp, host:8000-8010, 140.82.112.0/20, 1.2.3.4:443, [2606:4700::/32]:443/udp or 1.2.3.4/icmp`
 
-func badRule(text, format string, args ...any) error {
-	return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a network rule: %s", quote(text), fmt.Sprintf(format, args...)).WithHint("%s", ruleHint)
+func badRule(text string, why error) error {
+	return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a network rule: %s", quote(text), why.Error()).WithHint("%s", ruleHint)
 }
 
 // quote shows foreign text on one line and not at any length.
@@ -143,25 +143,35 @@ func quote(s string) string {
 // ParseRule reads the text of one rule, which allows when allow is set. The
 // error is agentlab.CodeInvalid.
 func ParseRule(text string, allow bool) (Rule, error) {
+	r, err := parseRule(text)
+	if err != nil {
+		return Rule{}, badRule(text, err)
+	}
+	r.Allow = allow
+	return r, nil
+}
+
+// parseRule is ParseRule; its errors tell only what is wrong.
+func parseRule(text string) (Rule, error) {
 	if text == "" || len(text) > MaxRuleBytes {
-		return Rule{}, badRule(text, "it has %d bytes, and not 1 to %d", len(text), MaxRuleBytes)
+		return Rule{}, fmt.Errorf("it has %d bytes, and not 1 to %d", len(text), MaxRuleBytes)
 	}
 	if strings.Contains(text, "://") {
-		return Rule{}, badRule(text, "it is a URL, and only its host counts")
+		return Rule{}, fmt.Errorf("it is a URL, and only its host counts")
 	}
-	r := Rule{Allow: allow}
+	var r Rule
 	host, proto := cutProto(text)
 	host, ports, err := cutPorts(host)
 	if err != nil {
-		return Rule{}, badRule(text, "%s", err)
+		return Rule{}, err
 	}
 	switch {
 	case ports != "" && proto == ICMP:
-		return Rule{}, badRule(text, "ICMP has no ports")
+		return Rule{}, fmt.Errorf("ICMP has no ports")
 	case ports != "":
 		rng, err := parseRange(ports)
 		if err != nil {
-			return Rule{}, badRule(text, "%s", err)
+			return Rule{}, err
 		}
 		r.Explicit, r.Ports, r.Proto = true, []PortRange{rng}, TCP
 		if proto != "" {
@@ -170,10 +180,10 @@ func ParseRule(text string, allow bool) (Rule, error) {
 	case proto == ICMP:
 		r.Explicit, r.Proto = true, ICMP
 	case proto != "":
-		return Rule{}, badRule(text, "a protocol wants a port, such as :443/%s", proto)
+		return Rule{}, fmt.Errorf("a protocol wants a port, such as :443/%s", proto)
 	}
 	if err := r.setTarget(host); err != nil {
-		return Rule{}, badRule(text, "%s", err)
+		return Rule{}, err
 	}
 	return r, nil
 }
