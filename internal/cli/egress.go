@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -10,9 +11,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 )
+
+// maxEgressList is the longest list that the daemon gives at once.
+const maxEgressList = 10000
 
 func (a *App) egressCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "egress", Short: "Look at what sandboxes wanted from the network"}
@@ -40,20 +45,40 @@ With --json each record is one line of JSON: 'agentlab egress log --limit 0
 	flags.StringVar(&q.JobID, "job", "", "only this job")
 	flags.BoolVar(&q.Denied, "denied", false, "only what was refused")
 	flags.Var(sinceFlag{&q.Since, a.Now}, "since", "only what happened since then: 10m, 4h, 2d, or a time such as 2026-01-31T15:04:05Z")
-	flags.IntVar(&q.Limit, "limit", 100, "at most this many, the newest (without --follow); 0 means all")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if q.Limit < 0 {
-			return usageErrorf("--limit is negative")
-		}
+	flags.IntVar(&q.Limit, "limit", 100, "at most this many, the newest; 0 means all; not with --follow")
+	list := a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if len(args) > 0 {
 			q.Sandbox = args[0]
 		}
 		if follow {
-			return a.followEgress(ctx, c, q)
+			return hintAtJob(a.followEgress(ctx, c, q), q)
 		}
-		return a.listEgress(ctx, c, q)
+		return hintAtJob(a.listEgress(ctx, c, q), q)
 	})
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case q.Limit < 0:
+			return usageErrorf("--limit is negative")
+		case follow && flags.Changed("limit"):
+			return usageErrorf("--limit does not go with --follow").WithHint("use --since to choose where to begin")
+		}
+		return list(cmd, args)
+	}
 	return cmd
+}
+
+// hintAtJob adds to the error for a sandbox that is gone where its records
+// are still found.
+func hintAtJob(err error, q client.EgressQuery) error {
+	e, ok := errors.AsType[*agentlab.Error](err)
+	if !ok || e.Code != agentlab.CodeNotFound || q.Sandbox == "" || q.JobID != "" {
+		return err
+	}
+	const job = "what a job wanted is shown by 'agentlab egress log --job JOB', also when its sandbox is gone"
+	if e.Hint != "" {
+		return e.WithHint("%s; %s", e.Hint, job)
+	}
+	return e.WithHint(job)
 }
 
 func (a *App) followEgress(ctx context.Context, c *client.Client, q client.EgressQuery) error {
@@ -72,20 +97,30 @@ func (a *App) followEgress(ctx context.Context, c *client.Client, q client.Egres
 }
 
 func (a *App) listEgress(ctx context.Context, c *client.Client, q client.EgressQuery) error {
-	everything := q.Limit == 0
-	if everything {
+	everything, limit := q.Limit == 0, q.Limit
+	switch {
+	case everything:
 		q.Oldest, q.Limit = true, 1000
+	case limit < maxEgressList:
+		q.Limit++ // one more tells whether the list is cut
 	}
 	for {
 		list, err := c.Egress(ctx, q)
 		if err != nil {
 			return err
 		}
+		cut := !everything && (len(list.Items) > limit || len(list.Items) == maxEgressList)
+		if !everything && len(list.Items) > limit {
+			list.Items = list.Items[len(list.Items)-limit:]
+		}
 		for _, r := range list.Items {
 			if err := a.printEgress(r); err != nil {
 				return err
 			}
 			q.After = r.ID
+		}
+		if cut {
+			a.progressf("only the newest %d records are shown; '--limit 0' shows all", limit)
 		}
 		if !everything || list.Next == "" {
 			return nil

@@ -64,15 +64,22 @@ func (s *Server) eventFilter(ctx context.Context, in *eventsInput) (EventFilter,
 		}
 		f.AfterID = id
 	}
+	jobVMID := 0 // unknown: none is asked for, or it has no sandbox yet
 	if in.Job != "" {
-		if _, err := s.cfg.Services.Jobs.Get(ctx, in.Job); err != nil {
+		j, err := s.cfg.Services.Jobs.Get(ctx, in.Job)
+		if err != nil {
 			return f, err
 		}
+		jobVMID = j.SandboxVMID
 	}
 	if in.Sandbox != "" {
 		sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
 		if err != nil {
 			return f, err
+		}
+		if jobVMID != 0 && jobVMID != sb.VMID {
+			return f, agentlab.Errorf(agentlab.CodeInvalid, "job %s is of sandbox %d, not of %s", in.Job, jobVMID, in.Sandbox).WithField("job").
+				WithHint("name only the job or only the sandbox")
 		}
 		f.VMID = sb.VMID
 		if !sb.CreatedAt.IsZero() {
