@@ -22,7 +22,7 @@ func TestCommandReference(t *testing.T) {
 	var b bytes.Buffer
 	b.WriteString("# Commands\n\nGenerated from `agentlab --help`. Flags may stand after positional arguments.\n")
 	root := (&App{}).Root()
-	fmt.Fprintf(&b, "\nFlags of every command:\n\n%s", flagList(root.PersistentFlags()))
+	fmt.Fprintf(&b, "\nFlags of every command:\n\n%s", flagList(root.PersistentFlags(), nil))
 	reference(&b, root)
 	if *update {
 		if err := os.WriteFile(cliDocument, b.Bytes(), 0o644); err != nil { //nolint:gosec // a document
@@ -53,7 +53,8 @@ func reference(b *bytes.Buffer, cmd *cobra.Command) {
 			if c.Example != "" {
 				fmt.Fprintf(b, "\nExamples:\n\n```\n%s\n```\n", strings.ReplaceAll(strings.TrimPrefix(c.Example, "  "), "\n  ", "\n"))
 			}
-			if flags := flagList(c.NonInheritedFlags()); flags != "" {
+			c.InheritedFlags() // merges them into Flags
+			if flags := flagList(c.Flags(), c.Root().PersistentFlags()); flags != "" {
 				fmt.Fprintf(b, "\n%s", flags)
 			}
 		}
@@ -63,10 +64,12 @@ func reference(b *bytes.Buffer, cmd *cobra.Command) {
 	}
 }
 
-func flagList(flags *pflag.FlagSet) string {
+// flagList describes flags, also those inherited from the commands above, but
+// for those in the set without.
+func flagList(flags, without *pflag.FlagSet) string {
 	var b strings.Builder
 	flags.VisitAll(func(f *pflag.Flag) {
-		if f.Name == "help" || f.Hidden {
+		if f.Name == "help" || f.Hidden || without != nil && without.Lookup(f.Name) == f {
 			return
 		}
 		name := "--" + f.Name
@@ -76,7 +79,19 @@ func flagList(flags *pflag.FlagSet) string {
 		if kind, _ := pflag.UnquoteUsage(f); kind != "" {
 			name += " " + kind
 		}
-		fmt.Fprintf(&b, "- `%s`: %s\n", name, f.Usage)
+		fmt.Fprintf(&b, "- `%s`: %s%s\n", name, f.Usage, flagDefault(f))
 	})
 	return b.String()
+}
+
+// flagDefault tells what a flag is that is not given, as --help does.
+func flagDefault(f *pflag.Flag) string {
+	switch f.DefValue {
+	case "", "0", "0s", "false", "[]":
+		return ""
+	}
+	if f.Value.Type() == "string" {
+		return fmt.Sprintf(" (default %q)", f.DefValue)
+	}
+	return fmt.Sprintf(" (default %s)", f.DefValue)
 }

@@ -39,9 +39,13 @@ environment), file:/PATH (a private file), cmd:PROGRAM ARG… (what it prints).`
   agentlab secrets list`,
 	}
 	var bundle string
-	cmd.PersistentFlags().StringVar(&bundle, "bundle", "default", "bundle")
-	cmd.AddCommand(a.secretsInitCmd(), a.secretsCreateCmd(), a.secretsListCmd(), a.secretsShowCmd(&bundle), a.secretsSetCmd(&bundle),
-		a.secretsUnsetCmd(&bundle), a.secretsEditCmd(&bundle), a.secretsRotateCmd(), a.secretsValidateCmd(&bundle))
+	for _, c := range []*cobra.Command{
+		a.secretsShowCmd(&bundle), a.secretsSetCmd(&bundle), a.secretsUnsetCmd(&bundle), a.secretsEditCmd(&bundle), a.secretsValidateCmd(&bundle),
+	} {
+		c.Flags().StringVar(&bundle, "bundle", "default", "bundle")
+		cmd.AddCommand(c)
+	}
+	cmd.AddCommand(a.secretsInitCmd(), a.secretsCreateCmd(), a.secretsListCmd(), a.secretsRotateCmd())
 	return cmd
 }
 
@@ -154,8 +158,12 @@ it is kept as it is: only --ref sets a reference.`,
 				}
 			}
 			return a.run(func(ctx context.Context, c *client.Client, args []string) error {
+				_, known := c.SecretKeys(ctx, *bundle)
 				if err := c.SetSecret(ctx, *bundle, args[0], value, ref != ""); err != nil {
 					return err
+				}
+				if agentlab.CodeOf(known) == agentlab.CodeNotFound {
+					a.progressf("bundle %s is made", *bundle)
 				}
 				a.progressf("%s is set in bundle %s", args[0], *bundle)
 				return nil

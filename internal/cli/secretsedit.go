@@ -37,11 +37,15 @@ func (a *App) secretsEditCmd(bundle *string) *cobra.Command {
 		Use: "edit", Short: "Edit a bundle in your editor", Args: exactArgs(),
 		Long: `Edit the plain text of a bundle with $VISUAL or $EDITOR. The text is in a file
 that only you can read, on a file system in memory, and is removed afterwards;
-it never touches a disk.`,
+it never touches a disk. On a terminal a text with a mistake can be edited
+again; otherwise it is thrown away, and the bundle stays as it was.`,
 		RunE: a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 			old, err := c.SecretsText(ctx, *bundle)
 			if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
 				return err
+			}
+			if err != nil {
+				a.progressf("there is no bundle %s yet; it is made when the text is saved", *bundle)
 			}
 			if strings.TrimSpace(old.Text) == "" {
 				old.Text = newBundleText
@@ -62,6 +66,7 @@ func (a *App) editBundle(ctx context.Context, c *client.Client, bundle string, o
 	if err := os.WriteFile(file, []byte(old.Text), 0o600); err != nil {
 		return err
 	}
+	refused := ""
 	for {
 		if err := a.edit(ctx, file); err != nil {
 			return err
@@ -79,9 +84,15 @@ func (a *App) editBundle(ctx context.Context, c *client.Client, bundle string, o
 			a.progressf("bundle %s is saved", bundle)
 			return nil
 		}
-		if agentlab.CodeOf(err) != agentlab.CodeInvalid || !a.again(err) {
+		if agentlab.CodeOf(err) != agentlab.CodeInvalid {
+			a.progressf("what you wrote is thrown away")
 			return err
 		}
+		if text == refused || !a.again(err) {
+			a.progressf("what you wrote is thrown away, and bundle %s is left as it was", bundle)
+			return err
+		}
+		refused = text
 	}
 }
 
@@ -93,6 +104,9 @@ func (a *App) again(err error) bool {
 	a.printError(err)
 	fmt.Fprint(a.Stderr, "edit again? [Y/n] ")
 	line, rerr := bufio.NewReader(a.Stdin).ReadString('\n')
+	if rerr != nil {
+		fmt.Fprintln(a.Stderr)
+	}
 	line = strings.ToLower(strings.TrimSpace(line))
 	return rerr == nil && line != "n" && line != "no"
 }
