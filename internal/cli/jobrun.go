@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -171,12 +172,21 @@ const goneLimit = 30 * time.Second
 // command that has returned leaves nothing behind. The job's end is not
 // changed by how that goes.
 func (a *App) awaitGone(ctx context.Context, c *client.Client, j api.Job) {
-	if j.Keepalive || j.SandboxVMID == 0 {
+	if j.Keepalive {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, goneLimit)
 	defer cancel()
-	vmid := fmt.Sprint(j.SandboxVMID)
+	number := j.SandboxVMID
+	if number == 0 { // the sandbox knows of its job before the job of its sandbox
+		list, err := c.Sandboxes(ctx, client.SandboxQuery{})
+		i := slices.IndexFunc(list.Items, func(sb api.Sandbox) bool { return sb.JobID == j.ID })
+		if err != nil || i < 0 {
+			return
+		}
+		number = list.Items[i].VMID
+	}
+	vmid := fmt.Sprint(number)
 	for _, err := range c.FollowEvents(ctx, client.EventQuery{Sandbox: vmid, Kind: agentlab.EventSandboxState}) {
 		if err != nil {
 			break
