@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -242,7 +244,44 @@ func explainMode(say func(string, ...any), mode string, allow, deny []api.Policy
 		if len(deny) > 0 {
 			say("A host that is denied by name is not resolved and not reached under that name; a connection to its address that names no host is not recognised.")
 		}
+		if unread := unreadPorts(deny); len(unread) > 0 {
+			say("UDP to port %s (QUIC, HTTP/3) is refused, for a denied name cannot be seen in it; clients go on with TCP.", strings.Join(unread, " and "))
+		}
 	}
+}
+
+// unreadPorts are the ports, of those where names are usual, on which deny
+// rules about names make UDP be refused.
+func unreadPorts(deny []api.PolicyRule) []string {
+	var out []string
+	for _, port := range []uint64{80, 443} {
+		if slices.ContainsFunc(deny, func(r api.PolicyRule) bool { return deniesName(r.Rule, port) }) {
+			out = append(out, strconv.FormatUint(port, 10))
+		}
+	}
+	return out
+}
+
+// deniesName tells whether a rule is about a name, and TCP on that port.
+func deniesName(rule string, port uint64) bool {
+	rule, tcp := strings.CutSuffix(rule, "/tcp")
+	host, ports, ranged := strings.Cut(rule, ":")
+	if strings.HasSuffix(rule, "/udp") || strings.HasSuffix(rule, "/icmp") || strings.Count(rule, ":") > 1 {
+		return false // not TCP, or IPv6
+	}
+	if _, err := netip.ParseAddr(host); err == nil || strings.Contains(host, "/") {
+		return false
+	}
+	if !ranged {
+		return !tcp
+	}
+	lo, hi, two := strings.Cut(ports, "-")
+	if !two {
+		hi = lo
+	}
+	l, err1 := strconv.ParseUint(lo, 10, 16)
+	h, err2 := strconv.ParseUint(hi, 10, 16)
+	return err1 == nil && err2 == nil && l <= port && port <= h
 }
 
 // ruleSources sums rules up: those of the profile itself by their text, those

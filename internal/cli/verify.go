@@ -31,7 +31,9 @@ profile allows it. Without --sandbox a sandbox is made for it and destroyed.
 
 Each check is shown with the rule that guards it. The exit code is 1 when one
 fails. What answers is tried on the real internet: a name that the policy
-allows (or --site), and a public DNS service that must not be reached.
+allows (or --site), and a public DNS service that must not be reached. Where
+that name does not resolve or answer for the host itself, the checks that need
+it are skipped: the report says "not fully checked", and the exit code is 0.
 
 The sandbox's own agent-runner sends the probes as root. In a sandbox that
 something hostile has used, only the backend's records can be believed.`,
@@ -111,6 +113,12 @@ func (a *App) printVerify(r api.VerifyReport, all bool) error {
 	}
 	fmt.Fprintf(a.Stdout, "sandbox %s (%d), profile %s, network mode %s: %d passed, %d failed, %d skipped\n",
 		plain(r.Name), r.VMID, plain(r.Profile), r.Mode, r.Passed, r.Failed, r.Skipped)
+	if r.Skipped > 0 {
+		fmt.Fprintf(a.Stdout, "not fully checked: %d skipped\n", r.Skipped)
+		for _, s := range r.SkipReasons {
+			fmt.Fprintf(a.Stdout, "  %d: %s\n", s.Count, plain(s.Reason))
+		}
+	}
 	if !r.Records {
 		a.progressf("the backend keeps no egress records, so a refusal was only seen as no answer")
 	}

@@ -32,6 +32,10 @@ func (s *Server) verify(ctx context.Context, in *verifyInput) (api.VerifyReport,
 		VMID: sb.VMID, Name: sb.Name, Profile: sb.Profile, Mode: rep.Mode, OK: rep.OK(),
 		Passed: rep.Passed, Failed: rep.Failed, Skipped: rep.Skipped, Records: slices.Contains(rep.Seen, "records"),
 	}
+	out.Complete = rep.Skipped == 0
+	for _, s := range rep.SkipReasons() {
+		out.SkipReasons = append(out.SkipReasons, api.VerifySkip{Reason: s.Reason, Count: s.Count})
+	}
 	for _, o := range rep.Outcomes {
 		out.Checks = append(out.Checks, api.Verify{
 			ID: o.Check.ID, Shows: o.Check.Shows, Want: string(o.Check.Want), Rule: o.Check.Rule, Status: string(o.Status), Detail: o.Detail,

@@ -86,7 +86,7 @@ func (s *Service) env(sb agentlab.Sandbox, site string) (probe.Env, error) {
 		return probe.Env{}, err
 	}
 	info := s.cfg.Driver.Info()
-	env := probe.Env{Network: sb.Network, Targets: targets, Frames: true}
+	env := probe.Env{Network: sb.Network, Targets: targets, Frames: true, MayBeOffline: true}
 	if n := info.GuestNetwork; n != nil {
 		place(&env, n)
 	}

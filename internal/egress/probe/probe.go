@@ -87,6 +87,7 @@ type Env struct {
 	ControllerPort       uint16       // that answers HTTP in every mode; 0: none is served, the row is left out
 	Frames               bool         // the prober is root in the guest: whole Ethernet frames are sent too
 	Cards                bool         // the enforcer knows the guest's card and refuses others; where a guest is alone on its link that protects nobody
+	MayBeOffline         bool         // the targets are on the real internet: a row about a host that is not there is skipped, if Records show that the policy allowed it
 	NoNames              bool         // the enforcer cannot read names out of flows: those rows are skipped
 	Records              func(ctx context.Context) ([]agentlab.EgressRecord, error)
 	Outside              func() Outside

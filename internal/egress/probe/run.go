@@ -160,14 +160,17 @@ func (r *run) await(ctx context.Context, checks []Check) error {
 		}
 		had := len(r.records)
 		r.records = slices.DeleteFunc(slices.Clone(all), func(rec agentlab.EgressRecord) bool { return rec.Seq <= r.after })
-		if !slices.ContainsFunc(checks, r.unrecorded) {
+		wait := idle
+		if slices.ContainsFunc(checks, r.lacking) {
+			wait = max(idle, lookupAtMost)
+		} else if !slices.ContainsFunc(checks, r.unrecorded) {
 			return nil
 		}
 		now := time.Now()
 		if len(r.records) > had {
 			last = now
 		}
-		if now.Sub(last) >= idle || now.After(end) {
+		if now.Sub(last) >= wait || now.After(end) {
 			return nil
 		}
 		select {
@@ -180,7 +183,7 @@ func (r *run) await(ctx context.Context, checks []Check) error {
 
 // unrecorded tells whether a row still lacks a record.
 func (r *run) unrecorded(c Check) bool {
-	return skip(r.env, c) == "" && r.recordsOf(c) != ""
+	return skip(r.env, c) == "" && r.recordsOf(c) != "" && r.absent(c) == ""
 }
 
 func (r *run) report(checks []Check) Report {
@@ -213,11 +216,15 @@ func (r *run) judge(c Check) Outcome {
 		o.Status, o.Detail = Skip, why
 		return o
 	}
-	var faults []string
+	// What an absent host explains (no answer to a row that wants one, no
+	// record of a denial) is kept apart from everything else that is wrong.
+	var faults, missing []string
 	for _, p := range c.Probes {
 		res := r.results[p.ID]
 		o.Results = append(o.Results, res)
-		if f := answered(c, p, res); f != "" {
+		if f := answered(c, p, res); f != "" && c.Want == Reach {
+			missing = append(missing, f)
+		} else if f != "" {
 			faults = append(faults, f)
 		}
 		for _, a := range res.Addrs {
@@ -226,12 +233,17 @@ func (r *run) judge(c Check) Outcome {
 			}
 		}
 	}
-	for _, f := range []string{r.recordsOf(c), r.arrived(c)} {
-		if f != "" {
-			faults = append(faults, f)
-		}
+	if f := r.recordsOf(c); f != "" {
+		missing = append(missing, f) // an absent host has no address that a record could be about
 	}
-	if len(faults) > 0 {
+	if f := r.arrived(c); f != "" {
+		faults = append(faults, f)
+	}
+	if why := r.absent(c); len(faults) == 0 && why != "" {
+		o.Status, o.Detail = Skip, why
+		return o
+	}
+	if faults = append(missing, faults...); len(faults) > 0 {
 		o.Status, o.Detail = Fail, strings.Join(faults, "; ")
 		return o
 	}
