@@ -78,7 +78,7 @@ func TestMutations(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, name := range append([]string{""}, rules.names()...) {
-			if found[name] != "" && name != "" {
+			if name != "" && (found[name] != "" || !strings.HasPrefix(name, os.Getenv("AGENTLAB_TEST_MUTANTS"))) {
 				continue
 			}
 			m.tamper = nil
@@ -111,7 +111,7 @@ func TestMutations(t *testing.T) {
 		why, known := doubled[name]
 		switch {
 		case what == "" && known:
-			t.Logf("%-22s doubled: %s", name, why)
+			t.Logf("%-22s DOUBLED: %s", name, why) // scripts/mutation.sh looks for the word
 		case what == "" && name != "":
 			t.Errorf("%-22s MISSED by every probe", name)
 		}
