@@ -156,6 +156,9 @@ func parseRule(text string) (Rule, error) {
 	if text == "" || len(text) > MaxRuleBytes {
 		return Rule{}, fmt.Errorf("it has %d bytes, and not 1 to %d", len(text), MaxRuleBytes)
 	}
+	if err := listEntry(text); err != nil {
+		return Rule{}, err
+	}
 	if strings.Contains(text, "://") {
 		return Rule{}, fmt.Errorf("it is a URL, and only its host counts")
 	}
@@ -186,6 +189,15 @@ func parseRule(text string) (Rule, error) {
 		return Rule{}, err
 	}
 	return r, nil
+}
+
+// listEntry refuses what only a profile may name.
+func listEntry(text string) error {
+	if !strings.HasPrefix(text, PresetPrefix) && !strings.HasPrefix(text, FilePrefix) {
+		return nil
+	}
+	return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a network rule: only the lists of a profile may name presets and files, not a repository's .agentlab.yaml or a list file", quote(text)).
+		WithHint("name the hosts themselves ('agentlab policy presets' shows what a preset holds), or put it into the profile")
 }
 
 // cutProto takes "/tcp", "/udp" or "/icmp" from the end.

@@ -43,6 +43,17 @@ func TestParseRule(t *testing.T) {
 	}
 }
 
+// What only a profile may name is not taken for a bad port.
+func TestListsAreNoRules(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"preset:github", "file:lists/mine.txt", "file:a/icmp", "preset:443x"} {
+		_, err := egress.ParseRule(text, true)
+		if agentlab.CodeOf(err) != agentlab.CodeInvalid || !strings.Contains(err.Error(), "only the lists of a profile may name presets and files") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
 // genRule draws the text of a valid rule.
 func genRule(t *rapid.T) string {
 	target := rapid.OneOf(
