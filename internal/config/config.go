@@ -90,7 +90,7 @@ type QEMU struct {
 // whether it is served over TCP too.
 type API struct {
 	Groups  map[string]string `yaml:"groups" doc:"What members of groups of this machine may do over the unix socket, as GROUP: read, write or admin; only for the machine-wide daemon, where empty means agentlab: write."`
-	Listen  string            `yaml:"listen" doc:"ADDRESS:PORT on which callers with a token are answered over TCP (agentlab token create); empty means only on the unix socket. Without TLS only an address of the loopback, such as 127.0.0.1:8843."`
+	Listen  string            `yaml:"listen" doc:"ADDRESS:PORT on which callers with a token are answered over TCP (agentlab token create); empty means only on the unix socket. 0.0.0.0 is all addresses of IPv4; [::] is all of IPv6 and of IPv4. Without TLS only an address of the loopback, such as 127.0.0.1:8843."`
 	TLSCert string            `yaml:"tls_cert" doc:"Absolute path of the certificate chain for api.listen, as PEM; it is read again when it changes."`
 	TLSKey  string            `yaml:"tls_key" doc:"Absolute path of its private key, as PEM, which not everybody may be able to read."`
 }

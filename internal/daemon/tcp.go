@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -32,7 +33,8 @@ func (d *Daemon) openTCP(ctx context.Context, a config.API) error {
 		d.tcp.Ours = c.names
 	}
 	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", a.Listen)
+	network, addr := listenOn(a.Listen)
+	l, err := lc.Listen(ctx, network, addr)
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot listen on %s: %w", a.Listen, err).WithField("api.listen").
 			WithHint("choose another port, or an address that this machine has")
@@ -45,6 +47,16 @@ func (d *Daemon) openTCP(ctx context.Context, a config.API) error {
 		return nil
 	})
 	return nil
+}
+
+// listenOn is what to listen on for the configured ADDRESS:PORT. By itself "tcp"
+// takes 0.0.0.0 for all addresses of IPv6 too, which nobody asked for.
+func listenOn(configured string) (network, addr string) {
+	a, err := netip.ParseAddrPort(configured)
+	if err != nil || !a.Addr().Unmap().Is4() {
+		return "tcp", configured
+	}
+	return "tcp4", netip.AddrPortFrom(a.Addr().Unmap(), a.Port()).String()
 }
 
 // TCPAddr is where callers with a token are answered; nil when nowhere.

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"math/big"
 	"net"
+	"net/netip"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -232,5 +233,35 @@ func TestSocketOfGroups(t *testing.T) {
 			t.Errorf("%s: logged %q", name, logged.String())
 		}
 		_ = l.Close()
+	}
+}
+
+// TestListenOn: an address of IPv4 is one of IPv4 only, also the one that
+// means all.
+func TestListenOn(t *testing.T) {
+	for configured, want := range map[string][2]string{
+		"127.0.0.1:8843":        {"tcp4", "127.0.0.1:8843"},
+		"0.0.0.0:8843":          {"tcp4", "0.0.0.0:8843"},
+		"[::ffff:0.0.0.0]:8843": {"tcp4", "0.0.0.0:8843"},
+		"[::]:8843":             {"tcp", "[::]:8843"},
+		"[::1]:8843":            {"tcp", "[::1]:8843"},
+		"[fe80::1%lo]:8843":     {"tcp", "[fe80::1%lo]:8843"},
+	} {
+		if network, addr := listenOn(configured); network != want[0] || addr != want[1] {
+			t.Errorf("%s: %s %s", configured, network, addr)
+		}
+	}
+	h := newHome(t)
+	cert, key := filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem")
+	writeCert(t, cert, key, 1)
+	h.configure(t, fmt.Sprintf("backend: fake\napi: {listen: \"0.0.0.0:0\", tls_cert: %s, tls_key: %s}\n", cert, key))
+	stop := h.start(t)
+	defer stop()
+	s, err := h.client.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, err := netip.ParseAddrPort(s.Listen); err != nil || a.Addr() != netip.IPv4Unspecified() {
+		t.Errorf("it listens on %q, %v", s.Listen, err)
 	}
 }
