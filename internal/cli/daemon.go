@@ -199,7 +199,7 @@ func daemonComplaint(log string) string {
 			kept = append(kept, strings.TrimSpace(line))
 		}
 	}
-	return plain(strings.Join(kept, " "))
+	return plain(strings.Join(kept, "; "))
 }
 
 // daemonBinary finds agentlabd beside this program, else on the PATH.

@@ -67,3 +67,17 @@ func TestOpenStartLog(t *testing.T) {
 		t.Errorf("the log is not empty: %v, %v", info, err)
 	}
 }
+
+// What the daemon complained about and what to do about it stand apart.
+func TestDaemonComplaint(t *testing.T) {
+	for log, want := range map[string]string{
+		"": "",
+		"noise\nagentlabd: config.yaml: line 2: unknown key\n  did you mean \"api\"?\n": `config.yaml: line 2: unknown key; did you mean "api"?`,
+		"agentlabd: first\nsecond of no hint\n  do this\n":                              "first; do this",
+		"agentlabd: a\x1b[2Jb\n": "a [2Jb",
+	} {
+		if got := daemonComplaint(log); got != want {
+			t.Errorf("%q: %q, want %q", log, got, want)
+		}
+	}
+}
