@@ -10,6 +10,7 @@ package secret
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/url"
@@ -334,7 +335,9 @@ func checkValue(key, value string) error {
 	case oneLine && strings.ContainsAny(value, "\r\n"):
 		return bad("the value has more than one line")
 	case key == "git.url":
-		return agentlab.ValidateRepoURL(value)
+		if e, ok := errors.AsType[*agentlab.Error](agentlab.ValidateRepoURL(value)); ok {
+			return e.WithField(key).WithHint("give the remote's URL without a credential, such as https://git.example.com/; the credential goes into git.token")
+		}
 	case key == "artifact.endpoint":
 		u, err := url.Parse(value)
 		if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {

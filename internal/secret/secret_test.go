@@ -3,6 +3,7 @@ package secret
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -192,10 +193,15 @@ func TestRefusedValues(t *testing.T) {
 		{"claude_settings_json", "[\"s3cret\"]", ""},
 		{"claude_settings_json", "{s3cret", ""},
 		{"git.ssh_private_key", "s3cret", ""},
-		{"git.url", "file:///s3cret", ""},
+		{"git.url", "file:///s3cret", "git.token"},
+		{"git.url", "ftp://example.com/", "https://"},
+		{"git.url", "https://s3cret@example.com/", "git.token"},
 	} {
 		err := v.Set(t.Context(), "default", tc.key, strings.NewReader(tc.value), false)
 		wantCode(t, err, agentlab.CodeInvalid)
+		if e, ok := errors.AsType[*agentlab.Error](err); ok && tc.key == "git.url" && e.Field != "git.url" {
+			t.Errorf("%s: field %q", tc.key, e.Field)
+		}
 		if err != nil && (strings.Contains(err.Error()+agentlab.HintOf(err), "s3cret") || !strings.Contains(agentlab.HintOf(err), tc.hint)) {
 			t.Errorf("%s: %v, hint %q", tc.key, err, agentlab.HintOf(err))
 		}
