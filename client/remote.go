@@ -45,7 +45,7 @@ func NewRemote(r Remote) (*Client, error) {
 	}
 	if r.Token == "" || strings.ContainsFunc(r.Token, func(c rune) bool { return c <= ' ' || c > '~' }) {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the token is missing or malformed").
-			WithHint("put it into a file and name that in AGENTLAB_TOKEN_FILE; one is made by: agentlab token create")
+			WithHint("put it into a file and name that in AGENTLAB_TOKEN_FILE; one is made by: agentlab token create NAME")
 	}
 	port := map[string]string{"https": "443", "http": "80"}[u.Scheme]
 	if p := u.Port(); p != "" && port != "" {

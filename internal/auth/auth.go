@@ -144,7 +144,7 @@ func tell(kind, format string, t agentlab.APIToken) []agentlab.Event {
 // cut off ends with.
 var (
 	errNotGood = agentlab.Errorf(agentlab.CodeDenied, "the token is not valid").
-			WithHint("it may have expired or been revoked; ask for another: agentlab token create")
+			WithHint("it may have expired or been revoked; ask for another: agentlab token create NAME")
 	errRevoked = agentlab.Errorf(agentlab.CodeDenied, "the token was revoked")
 	errExpired = agentlab.Errorf(agentlab.CodeDenied, "the token has expired")
 )

@@ -147,7 +147,7 @@ func (d *Daemon) openAPI(a config.API) error {
 		}
 	case len(a.Groups) > 0:
 		return agentlab.Errorf(agentlab.CodeInvalid, "only the machine-wide daemon serves groups; this one is yours alone").
-			WithField("api.groups").WithHint("remove it, or make a token for others: agentlab token create")
+			WithField("api.groups").WithHint("remove it, or make a token for others: agentlab token create NAME")
 	}
 	api, err := server.New(server.Config{
 		Services: d.services.forAPI(d.status),

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -121,6 +122,7 @@ type caller struct {
 	local bool       // it came over the unix socket
 	peer  Peer       // of the unix socket
 	from  netip.Addr // over TCP
+	where string     // the same for the log
 	level Access
 	token *agentlab.APIToken // what it bears; nil means that the kernel vouches for peer
 	good  context.Context    // of a token: ends when it is revoked or expires
@@ -141,8 +143,9 @@ func callerOf(ctx context.Context) caller {
 // for all its calls.
 func (s *Server) connContext(ctx context.Context, c net.Conn) context.Context {
 	p, err := s.cfg.PeerOf(c)
-	who := caller{local: true, peer: p, err: err}
+	who := caller{local: true, peer: p, where: "the unix socket", err: err}
 	if err == nil {
+		who.where = fmt.Sprintf("the unix socket, uid %d", p.UID)
 		who.level = s.cfg.Rules.Level(p)
 	}
 	return context.WithValue(ctx, callerKey{}, who)
@@ -171,7 +174,7 @@ func (s *Server) authenticate(r *http.Request) (_ context.Context, leave func(),
 	if err != nil {
 		return ctx, nil, err
 	}
-	who = caller{local: who.local, from: who.from, token: &token, good: good, level: accessOf(token.Role)}
+	who = caller{local: who.local, where: who.where, from: who.from, token: &token, good: good, level: accessOf(token.Role)}
 	ctx, cancel := context.WithCancel(context.WithValue(ctx, callerKey{}, who))
 	stop := context.AfterFunc(good, cancel)
 	return ctx, func() { stop(); cancel(); out() }, permit(who, AccessRead)
@@ -187,10 +190,10 @@ func permit(who caller, want Access) error {
 		return nil
 	case who.token != nil:
 		return agentlab.Errorf(agentlab.CodeDenied, "this needs %s access, the token has %s", want, who.level).
-			WithHint("use a token with that role: agentlab token create --role %s", want)
+			WithHint("use a token with that role: agentlab token create NAME --role %s", want)
 	case !who.local:
 		return agentlab.Errorf(agentlab.CodeDenied, "over TCP a token is required").
-			WithHint("send Authorization: Bearer TOKEN; one is made by: agentlab token create")
+			WithHint("send Authorization: Bearer TOKEN; one is made by: agentlab token create NAME")
 	case who.level == 0:
 		return agentlab.Errorf(agentlab.CodeDenied, "user %d may not use this daemon", who.peer.UID).
 			WithHint("run it as the user that the daemon runs as, or in system mode as a member of group agentlab")
@@ -214,7 +217,7 @@ func (s *Server) authorize(hc huma.Context, r route) error {
 		return nil
 	}
 	if !who.token.May(r.verb) {
-		return needsVerb(r.verb)
+		return needsVerb(r.verb, r.access)
 	}
 	if who.token.AnySandbox {
 		return nil
@@ -222,7 +225,7 @@ func (s *Server) authorize(hc huma.Context, r route) error {
 	return s.inScope(hc, r.target, who.token)
 }
 
-func needsVerb(verb string) error {
+func needsVerb(verb string, role Access) error {
 	return agentlab.Errorf(agentlab.CodeDenied, "this needs the verb %s, which the token lacks", verb).
-		WithHint("use a token that has it: agentlab token create --verb %s", verb)
+		WithHint("use a token that has it: agentlab token create NAME --role %s --verb %s", role, verb)
 }

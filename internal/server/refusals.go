@@ -51,10 +51,7 @@ func (s *Server) logRefusal(r *http.Request, err error) {
 	if !ok {
 		return
 	}
-	args := []any{"method", cut(r.Method, 20), "path", cut(r.URL.Path, refusalPath), "err", err}
-	if !who.local {
-		args = append(args, "from", who.from)
-	}
+	args := []any{"method", cut(r.Method, 20), "path", cut(r.URL.Path, refusalPath), "err", err, "from", who.where}
 	if dropped > 0 {
 		args = append(args, "dropped_before", dropped)
 	}

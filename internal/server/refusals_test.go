@@ -4,6 +4,9 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/auth"
 )
 
 // Who may do nothing may not push the lines of others out of the daemon's log
@@ -51,5 +54,37 @@ func TestConnectionsOfOneNetwork(t *testing.T) {
 		if got := l.take(hostOf(test.from)); got != test.ok {
 			t.Errorf("%s: %v", test.from, got)
 		}
+	}
+}
+
+// The log tells where a caller is whose token is refused, and never the token.
+func TestRefusalsTellWhere(t *testing.T) {
+	l := startAccess(t)
+	bad := auth.Prefix + agentlab.NewToken()
+	narrow := l.make(t, auth.Request{Role: agentlab.RoleRead, Verbs: []string{"job.read"}})
+	for _, c := range []struct {
+		credential credential
+		want       string
+	}{
+		{credential{token: bad}, `err="the token is not valid" from=127.0.0.1`},
+		{credential{token: narrow}, `which the token lacks" from=127.0.0.1`},
+		{credential{}, `err="over TCP a token is required" from=127.0.0.1`},
+		{credential{unix: true, token: bad, peer: Peer{UID: 77}}, `err="the token is not valid" from="the unix socket, uid 77"`},
+		{credential{unix: true, token: narrow, peer: Peer{UID: 78}}, `which the token lacks" from="the unix socket, uid 78"`},
+		{credential{unix: true, peer: Peer{UID: 4321, GID: 4321}}, `from="the unix socket, uid 4321"`},
+	} {
+		for _, r := range l.srv.table {
+			if r.id == "status" {
+				if denied, status, body := l.call(t, r, "", "", c.credential); !denied {
+					t.Errorf("%+v: %d %s", c.credential, status, body)
+				}
+			}
+		}
+		if logged := l.logged.String(); !strings.Contains(logged, c.want) {
+			t.Errorf("no %s in the log:\n%s", c.want, logged)
+		}
+	}
+	if strings.Contains(l.logged.String(), strings.TrimPrefix(bad, auth.Prefix)) {
+		t.Error("the log holds a token")
 	}
 }

@@ -24,7 +24,7 @@ func (s *Server) createSandbox(ctx context.Context, in *createSandboxInput) (api
 		return api.Sandbox{}, err
 	}
 	if t := callerOf(ctx).token; r.Job != nil && t != nil && !t.May(verbRunJobs) {
-		return api.Sandbox{}, needsVerb(verbRunJobs)
+		return api.Sandbox{}, needsVerb(verbRunJobs, AccessWrite)
 	}
 	sb, err := s.cfg.Services.Sandboxes.Create(ctx, r)
 	return toSandbox(sb), err

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -35,16 +36,10 @@ func (s *Server) createToken(ctx context.Context, in *createTokenInput) (api.Tok
 // usefulVerb refuses a verb with which a token of that role could do nothing:
 // one that is not known, that needs more, or that is no use to it.
 func (s *Server) usefulVerb(verb string, role agentlab.Role, bound bool) error {
-	var useful []string
-	for _, r := range s.table {
-		if r.reach == anywhere && r.access <= accessOf(role) && (!bound || r.target != noTarget) {
-			useful = append(useful, r.verb)
-		}
-	}
+	useful := s.usefulVerbs(role, bound)
 	if slices.Contains(useful, verb) {
 		return nil
 	}
-	slices.Sort(useful)
 	e := agentlab.Errorf(agentlab.CodeInvalid, "%q is not a verb", verb)
 	if knownVerb(verb) {
 		e = agentlab.Errorf(agentlab.CodeInvalid, "a token with role %s can do nothing with %s", role, verb)
@@ -52,7 +47,29 @@ func (s *Server) usefulVerb(verb string, role agentlab.Role, bound bool) error {
 			e = agentlab.Errorf(agentlab.CodeInvalid, "a token with role %s that is bound to sandboxes can do nothing with %s", role, verb)
 		}
 	}
-	return e.WithField("verbs").WithHint("what it could have: %s", strings.Join(slices.Compact(useful), ", "))
+	could := []string{fmt.Sprintf("role %s could have %s", role, strings.Join(useful, ", "))}
+	for _, more := range agentlab.Roles[accessOf(role):] {
+		all := s.usefulVerbs(more, bound)
+		adds := slices.DeleteFunc(slices.Clone(all), func(v string) bool { return slices.Contains(useful, v) })
+		if len(adds) > 0 {
+			could = append(could, fmt.Sprintf("role %s also %s", more, strings.Join(adds, ", ")))
+		}
+		useful = all
+	}
+	return e.WithField("verbs").WithHint("%s (the role is read unless --role says otherwise)", strings.Join(could, "; "))
+}
+
+// usefulVerbs are the verbs with which a token of that role could do
+// something, sorted.
+func (s *Server) usefulVerbs(role agentlab.Role, bound bool) []string {
+	var useful []string
+	for _, r := range s.table {
+		if r.reach == anywhere && r.access <= accessOf(role) && (!bound || r.target != noTarget) {
+			useful = append(useful, r.verb)
+		}
+	}
+	slices.Sort(useful)
+	return slices.Compact(useful)
 }
 
 func (s *Server) listTokens(ctx context.Context, _ *struct{}) (api.List[api.Token], error) {
