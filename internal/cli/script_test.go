@@ -115,6 +115,11 @@ func running(pid int) bool {
 	if err != nil {
 		return false
 	}
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	return !strings.HasPrefix(rest, "Z")
+	if _, rest, _ := strings.Cut(string(stat), ") "); !strings.HasPrefix(rest, "Z") {
+		return true
+	}
+	// The first thread is a zombie before the others have ended, and until
+	// then the process holds its sockets.
+	threads, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "task"))
+	return err == nil && len(threads) > 1
 }
