@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -191,7 +192,7 @@ func TestGuest(t *testing.T) {
 
 	for script, want := range map[string]string{
 		"nproc": "3",
-		"cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu":              GuestMAC + "\n9000",
+		"cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu":              GuestMAC + "\n" + strconv.Itoa(GuestMTU),
 		"cat /sys/block/vda/serial":                                            RootSerial,
 		"cat /sys/class/virtio-ports/*/name | grep .":                          ControlPort,
 		"cat /sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc",

@@ -33,7 +33,7 @@ var (
 const (
 	MinMTU     = 576
 	MaxMTU     = 65520
-	DefaultMTU = 9000
+	DefaultMTU = 16370
 
 	minMTU6 = 1280 // RFC 8200
 )
