@@ -201,12 +201,13 @@ func TestVerify(t *testing.T) {
 	}
 	l.noSandboxes()
 
-	// A network that is not what was promised is told, by the exit code too.
-	n.SetName("example.com") // without an address: the site is not reached
+	// Without the site some rows cannot be tried. That is no fault of the
+	// policy, and it is told.
+	n.SetName("example.com") // without an address
 	l.ok("sandbox", "new", "--name", "box")
 	r := l.run("", "verify", "--sandbox", "box")
-	if r.code != 1 || !strings.Contains(r.stdout, "site-tls") || !strings.Contains(r.stdout, "fail") {
-		t.Errorf("a site that is not reached: %v", r)
+	if r.code != 0 || !strings.Contains(r.stdout, "not fully checked: 2 skipped") || !strings.Contains(r.stdout, " 0 failed") {
+		t.Errorf("a site that is not there: %v", r)
 	}
 	if r := l.run("", "verify", "--sandbox", "box", "--site", "10.0.0.1"); r.code != 1 || !strings.Contains(r.stderr, "host name") {
 		t.Errorf("an address as site: %v", r)
