@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -54,8 +53,6 @@ func bridgeConfig(h config.HostNetwork) (nft.Config, error) {
 	}
 	if v6.IsValid() {
 		c.Gateway6 = v6.Addr().Next()
-	} else {
-		c.Gateway6 = netip.Addr{}
 	}
 	for _, p := range h.GuestPorts {
 		c.GuestPorts = append(c.GuestPorts, uint16(p)) //nolint:gosec // checked by package config

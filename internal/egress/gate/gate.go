@@ -96,8 +96,8 @@ type Gate struct {
 	names    *names
 	audit    *recorder
 	dnsLimit *rate.Limiter
-	asking   slots
-	streams  slots // connections that questions come on
+	asking   Slots
+	streams  Slots // connections that questions come on
 	up, down *throttle
 
 	ctx    context.Context // ends with Close
@@ -130,7 +130,7 @@ func New(cfg Config) (*Gate, error) {
 		cfg:    cfg,
 		names:  newNames(cfg.Now),
 		audit:  newRecorder(cfg.Audit, cfg.Now, cfg.Limits.AuditRate),
-		asking: make(slots, cfg.Limits.DNSInFlight), streams: make(slots, maxStreams),
+		asking: make(Slots, cfg.Limits.DNSInFlight), streams: make(Slots, maxStreams),
 		up:   newThrottle(),
 		down: newThrottle(),
 		flows: map[egress.Proto]map[*Flow]struct{}{
@@ -216,10 +216,11 @@ func (g *Gate) Flows(p egress.Proto) int {
 // set here.
 func (g *Gate) Record(r agentlab.EgressRecord) { g.audit.record(r) }
 
-// slots is a counting semaphore that never waits.
-type slots chan struct{}
+// Slots is a counting semaphore that never waits; its capacity is the limit.
+type Slots chan struct{}
 
-func (s slots) take() bool {
+// Take takes a slot, and reports whether there was one.
+func (s Slots) Take() bool {
 	select {
 	case s <- struct{}{}:
 		return true
@@ -228,4 +229,5 @@ func (s slots) take() bool {
 	}
 }
 
-func (s slots) give() { <-s }
+// Give gives back a slot that was taken.
+func (s Slots) Give() { <-s }

@@ -42,12 +42,12 @@ func (s *Server) ServePacket(ctx context.Context, conn net.PacketConn) error {
 			continue
 		}
 		g := s.Gate(from)
-		if size > maxQuestion || g == nil || !g.asking.take() {
+		if size > maxQuestion || g == nil || !g.asking.Take() {
 			continue // a resolver asks again
 		}
 		wire := append([]byte(nil), buf[:size]...)
 		wg.Go(func() {
-			defer g.asking.give()
+			defer g.asking.Give()
 			if answer := g.Answer(ctx, wire, true); answer != nil {
 				_, _ = conn.WriteTo(answer, from)
 			}
@@ -96,12 +96,12 @@ func (s *Server) ServeListener(ctx context.Context, l net.Listener) error {
 			continue
 		}
 		g := s.Gate(conn.RemoteAddr())
-		if g == nil || !g.streams.take() {
+		if g == nil || !g.streams.Take() {
 			closeQuietly(conn)
 			continue
 		}
 		wg.Go(func() {
-			defer g.streams.give()
+			defer g.streams.Give()
 			defer closeQuietly(conn)
 			stop := context.AfterFunc(ctx, func() { closeQuietly(conn) })
 			defer stop()

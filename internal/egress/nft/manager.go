@@ -135,12 +135,18 @@ func (m *Manager) pin() error {
 // must be in force before.
 func (m *Manager) Prepare() error { return prepare(m.opts.Config) }
 
-func (m *Manager) apply(ctx context.Context) error {
-	ports, err := bridgePorts(m.opts.Config.Bridge)
-	if err != nil {
-		return err
+// surroundings reads what the rules are rendered from beside the
+// configuration: the bridge's ports and the networks that the host is on.
+func surroundings(c Config) (ports []string, nets []netip.Prefix, err error) {
+	if ports, err = bridgePorts(c.Bridge); err != nil {
+		return nil, nil, err
 	}
-	nets, err := hostNets(m.opts.Config)
+	nets, err = hostNets(c)
+	return ports, nets, err
+}
+
+func (m *Manager) apply(ctx context.Context) error {
+	ports, nets, err := surroundings(m.opts.Config)
 	if err != nil {
 		return err
 	}

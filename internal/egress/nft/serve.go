@@ -244,11 +244,7 @@ func (m *Manager) reconcile(ctx context.Context, compare bool) error {
 	if err != nil {
 		return err
 	}
-	ports, err := bridgePorts(m.opts.Config.Bridge)
-	if err != nil {
-		return err
-	}
-	nets, err := hostNets(m.opts.Config)
+	ports, nets, err := surroundings(m.opts.Config)
 	if err != nil {
 		return err
 	}

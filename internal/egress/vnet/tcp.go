@@ -86,7 +86,7 @@ func (n *Network) handleService(req *tcp.ForwarderRequest, dst netip.AddrPort) {
 		serve = n.gate.ServeStream
 	}
 	rule := egress.RuleGateway
-	if serve != nil && !n.service.take() {
+	if serve != nil && !n.service.Take() {
 		serve, rule = nil, egress.RuleLimit
 	}
 	if serve == nil {
@@ -94,7 +94,7 @@ func (n *Network) handleService(req *tcp.ForwarderRequest, dst netip.AddrPort) {
 		req.Complete(true)
 		return
 	}
-	defer n.service.give()
+	defer n.service.Give()
 	if guest := n.accept(req); guest != nil {
 		serve(guest)
 		n.finish(guest)

@@ -114,7 +114,7 @@ type Network struct {
 	mu      sync.Mutex // guards ending and the first Add of wg after it
 	ending  bool
 	wg      sync.WaitGroup
-	service slots
+	service gate.Slots
 	stats   counters
 }
 
@@ -129,7 +129,7 @@ func New(cfg Config) (*Network, error) {
 		log:        cfg.Logger,
 		done:       make(chan struct{}),
 		errorLimit: rate.NewLimiter(icmpErrors, icmpErrors),
-		service:    make(slots, cfg.Limits.ServiceFlows),
+		service:    make(gate.Slots, cfg.Limits.ServiceFlows),
 	}
 	g, err := gate.New(gate.Config{
 		Policy: cfg.Policy, Limits: cfg.Limits.Limits,
@@ -308,20 +308,6 @@ func (n *Network) spawn(f func()) bool {
 	}()
 	return true
 }
-
-// slots is a counting semaphore that never waits.
-type slots chan struct{}
-
-func (s slots) take() bool {
-	select {
-	case s <- struct{}{}:
-		return true
-	default:
-		return false
-	}
-}
-
-func (s slots) give() { <-s }
 
 type counters struct {
 	framesIn, framesOut, framesDropped atomic.Uint64
