@@ -1,6 +1,7 @@
 package agentlab
 
 import (
+	"net/netip"
 	"reflect"
 	"slices"
 	"time"
@@ -85,7 +86,11 @@ type Sandbox struct {
 	Reason  string // why it is FAILED, TIMEOUT or STOPPED; one redacted line
 
 	Resources Resources
+	Hardware  Hardware
 	Network   Network
+	// IPv4 and IPv6 are leased to it from the backend's network until it is
+	// DESTROYED; not valid on backends that lease none.
+	IPv4, IPv6 netip.Addr
 	// NetworkPending says that Network was changed and is not known to be in
 	// force on the backend yet.
 	NetworkPending bool

@@ -22,6 +22,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"net/netip"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -116,6 +117,18 @@ type NetworkUpdater interface {
 	UpdateNetwork(ctx context.Context, ref Ref, n agentlab.Network) error
 }
 
+// Suspender is implemented by drivers with Capabilities.Suspend.
+type Suspender interface {
+	// Suspend freezes a running sandbox: its memory stays, its CPUs stand
+	// still, Inspect answers PowerSuspended. Suspending a suspended one
+	// succeeds, a stopped one is agentlab.CodeConflict.
+	Suspend(ctx context.Context, ref Ref) error
+
+	// Resume lets it go on where it stood. Resuming a running one succeeds,
+	// a stopped one is agentlab.CodeConflict.
+	Resume(ctx context.Context, ref Ref) error
+}
+
 // EgressLogger is implemented by drivers with Capabilities.EgressLog.
 type EgressLogger interface {
 	// EgressLog returns the records of a sandbox whose Seq is above after,
@@ -135,6 +148,18 @@ type Info struct {
 	// GuestNetwork is what every guest of this driver is told to configure
 	// with its identity; nil when its network is configured by other means.
 	GuestNetwork *guestapi.Network
+	// Addresses is the network that sandboxes' addresses are leased from
+	// before they are made (Spec.IPv4, Spec.IPv6); nil when every guest has a
+	// network of its own and needs none.
+	Addresses *AddressPool
+}
+
+// AddressPool is a network whose addresses are leased to sandboxes, one each.
+type AddressPool struct {
+	IPv4 netip.Prefix // network and broadcast address are never leased
+	IPv6 netip.Prefix // 64 bits; not valid: no IPv6. A sandbox gets the address that ends in its IPv4 address
+	// Reserved are addresses that are not leased, the gateway among them.
+	Reserved []netip.Addr
 }
 
 // Capabilities announces the optional interfaces and fields.
@@ -146,6 +171,18 @@ type Capabilities struct {
 	Allowlist     bool
 	NetworkUpdate bool // NetworkUpdater
 	EgressLog     bool // EgressLogger
+	Suspend       bool // Suspender
+
+	// Of Spec.Hardware, what the backend honours; anything else is refused.
+	CPUList       bool
+	Balloon       bool
+	Bridges       []string // the bridges that a sandbox may be on: those whose policy is enforced
+	NICModels     []string
+	FirewallGroup bool
+
+	// Templates: Spec.Image names a template VM, profiles may say
+	// template_vmid.
+	Templates bool
 }
 
 // Spec says everything about a sandbox to be made. A driver honours every
@@ -156,7 +193,11 @@ type Spec struct {
 	Name      string // becomes the hostname
 	Image     string // image reference "name@digest"; on backends with template VMs, the template
 	Resources agentlab.Resources
+	Hardware  agentlab.Hardware
 	Network   agentlab.Network
+	// IPv4 and IPv6 are leased to this sandbox alone until it is destroyed;
+	// not valid on backends without Info.Addresses.
+	IPv4, IPv6 netip.Addr
 }
 
 // Ref returns the Ref of the sandbox that s describes.
@@ -167,10 +208,11 @@ type Power string
 
 // The power states.
 const (
-	PowerPartial Power = "partial" // a Create or Destroy was cut short
-	PowerStopped Power = "stopped"
-	PowerRunning Power = "running"
-	PowerCrashed Power = "crashed" // it stopped without being asked; Instance.Reason tells why
+	PowerPartial   Power = "partial" // a Create or Destroy was cut short
+	PowerStopped   Power = "stopped"
+	PowerRunning   Power = "running"
+	PowerSuspended Power = "suspended" // its CPUs stand still
+	PowerCrashed   Power = "crashed"   // it stopped without being asked; Instance.Reason tells why
 )
 
 // Instance is one sandbox as its backend sees it.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"reflect"
 	"sync"
 	"time"
 
@@ -19,7 +20,7 @@ func (s *suite) info() {
 	if a.Name == "" || a.Version == "" {
 		s.Errorf("name %q, version %q: neither may be empty", a.Name, a.Version)
 	}
-	if a.Name != b.Name || a.Version != b.Version || a.Capabilities != b.Capabilities || a.ControllerURL != b.ControllerURL {
+	if a.Name != b.Name || a.Version != b.Version || !reflect.DeepEqual(a.Capabilities, b.Capabilities) || a.ControllerURL != b.ControllerURL {
 		s.Error("Info is not constant")
 	}
 	for what, raw := range map[string]string{"ControllerURL": a.ControllerURL, "UploadURL": a.UploadURL} {
@@ -32,6 +33,9 @@ func (s *suite) info() {
 	}
 	if _, ok := s.d.(backend.NetworkUpdater); ok != a.Capabilities.NetworkUpdate {
 		s.Errorf("capability NetworkUpdate is %v, NetworkUpdater is implemented: %v", a.Capabilities.NetworkUpdate, ok)
+	}
+	if _, ok := s.d.(backend.Suspender); ok != a.Capabilities.Suspend {
+		s.Errorf("capability Suspend is %v, Suspender is implemented: %v", a.Capabilities.Suspend, ok)
 	}
 	if _, ok := s.d.(backend.EgressLogger); ok != a.Capabilities.EgressLog {
 		s.Errorf("capability EgressLog is %v, EgressLogger is implemented: %v", a.Capabilities.EgressLog, ok)

@@ -180,14 +180,18 @@ func (refusing) Exchange(context.Context, *dns.Msg) (*dns.Msg, error) { return n
 
 func TestDNSForwardsOnlyTheQuestion(t *testing.T) {
 	t.Parallel()
-	var got *dns.Msg
+	asked := make(chan *dns.Msg, 8)
 	l := newLab(t, func(c *vnet.Config) {
-		c.Resolver = upstream(func(q *dns.Msg) (*dns.Msg, error) { got = q.Copy(); return new(dns.Msg).SetReply(q), nil })
+		c.Resolver = upstream(func(q *dns.Msg) (*dns.Msg, error) {
+			asked <- q.Copy()
+			return new(dns.Msg).SetReply(q), nil
+		})
 	})
 	q := new(dns.Msg).SetQuestion("www.test.", dns.TypeA).SetEdns0(4096, true)
 	q.IsEdns0().Option = append(q.IsEdns0().Option, &dns.EDNS0_SUBNET{Code: dns.EDNS0SUBNET, Family: 1, SourceNetmask: 32, Address: net.IPv4(1, 2, 3, 4)})
 	q.Extra = append(q.Extra, &dns.TXT{Hdr: dns.RR_Header{Name: "smuggled.", Rrtype: dns.TypeTXT, Class: dns.ClassINET}, Txt: []string{"data"}})
 	l.exchange(t, q)
+	got := <-asked
 	if len(got.Extra) != 1 || len(got.IsEdns0().Option) != 0 || !got.IsEdns0().Do() || len(got.Question) != 1 {
 		t.Errorf("sent upstream: %v", got)
 	}

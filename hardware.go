@@ -1,0 +1,42 @@
+package agentlab
+
+import (
+	"strconv"
+	"strings"
+)
+
+// Hardware is what a profile may ask of a sandbox's VM beside its Resources.
+// The zero value is the backend's default; a backend that cannot honour a
+// field that is set refuses it.
+type Hardware struct {
+	CPUList       string `json:"cpulist,omitempty"`        // host CPUs that it may run on, e.g. "0-7" or "0,2,4-6"
+	Balloon       bool   `json:"balloon,omitempty"`        // memory that the guest does not need may be taken back
+	Bridge        string `json:"bridge,omitempty"`         // bridge of the host that its network device is on
+	NICModel      string `json:"nic_model,omitempty"`      // model of the network device, e.g. "virtio"
+	FirewallGroup string `json:"firewall_group,omitempty"` // security group of the hypervisor's own firewall
+}
+
+// ParseCPUList reads the notation of Hardware.CPUList: numbers and ranges of
+// 0 to 4095, separated by commas. It returns the number of CPUs.
+func ParseCPUList(text string) (int, error) {
+	bad := func() (int, error) {
+		return 0, Errorf(CodeInvalid, "%q is not a list of CPUs", text).WithField("resources.cpulist").
+			WithHint("write numbers and ranges, such as 0-7 or 0,2,4-6")
+	}
+	seen := map[int]bool{}
+	for part := range strings.SplitSeq(text, ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		if !isRange {
+			last = first
+		}
+		lo, err1 := strconv.ParseUint(first, 10, 12)
+		hi, err2 := strconv.ParseUint(last, 10, 12)
+		if err1 != nil || err2 != nil || lo > hi {
+			return bad()
+		}
+		for i := lo; i <= hi; i++ {
+			seen[int(i)] = true //nolint:gosec // at most 12 bits
+		}
+	}
+	return len(seen), nil
+}
