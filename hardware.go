@@ -16,6 +16,23 @@ type Hardware struct {
 	FirewallGroup string `json:"firewall_group,omitempty"` // security group of the hypervisor's own firewall
 }
 
+// TemplateImage is the name of the image that is the template VM with that
+// number, on backends with template VMs.
+func TemplateImage(vmid int) string { return templatePrefix + strconv.Itoa(vmid) }
+
+// TemplateVMID tells the number of the template VM that an image name stands
+// for, if it does.
+func TemplateVMID(image string) (vmid int, ok bool) {
+	digits, ok := strings.CutPrefix(image, templatePrefix)
+	n, err := strconv.ParseUint(digits, 10, 30)
+	if !ok || err != nil || TemplateImage(int(n)) != image { //nolint:gosec // 30 bits
+		return 0, false
+	}
+	return int(n), true //nolint:gosec // 30 bits
+}
+
+const templatePrefix = "template-"
+
 // ParseCPUList reads the notation of Hardware.CPUList: numbers and ranges of
 // 0 to 4095, separated by commas. It returns the number of CPUs.
 func ParseCPUList(text string) (int, error) {

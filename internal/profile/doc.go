@@ -22,7 +22,7 @@ import (
 type Doc struct {
 	Name          string    `yaml:"name"`          // required; the name of the file without .yaml
 	Image         string    `yaml:"image"`         // default: the configured image for the job's agent
-	TemplateVMID  *int      `yaml:"template_vmid"` // backends with template VMs
+	TemplateVMID  *int      `yaml:"template_vmid"` // the template VM to clone, instead of image; backends with template VMs
 	Network       network   `yaml:"network"`
 	Resources     resources `yaml:"resources"`
 	Storage       storage   `yaml:"storage"`
@@ -41,9 +41,9 @@ type network struct {
 	Deny          []string `yaml:"deny"`           // the same; wins over allow and over the mode
 	Ports         []string `yaml:"ports"`          // 443, 443/udp, 8000-8010, icmp
 	Limits        limits   `yaml:"limits"`         // 0: the backend's default
-	Bridge        *string  `yaml:"bridge"`         // backends on a bridge of the host
-	Model         *string  `yaml:"model"`          // the same
-	FirewallGroup *string  `yaml:"firewall_group"` // the same
+	Bridge        *string  `yaml:"bridge"`         // backends on a bridge of the host: one whose policy is enforced
+	Model         *string  `yaml:"model"`          // of the network device, on the same backends
+	FirewallGroup *string  `yaml:"firewall_group"` // of the hypervisor's firewall, on the same backends
 }
 
 type limits struct {
@@ -56,7 +56,7 @@ type resources struct {
 	Cores    int     `yaml:"cores"`     // default 2
 	MemoryMB int     `yaml:"memory_mb"` // MiB, default 2048
 	Balloon  bool    `yaml:"balloon"`
-	CPUList  *string `yaml:"cpulist"`
+	CPUList  *string `yaml:"cpulist"` // CPUs of the host, such as 0-7, on backends that can pin
 }
 
 type storage struct {
@@ -152,6 +152,9 @@ func (d *Doc) validate() error {
 	if err := d.validateInner(); err != nil {
 		return err
 	}
+	if err := d.validateHardware(); err != nil {
+		return err
+	}
 	if t := d.Artifacts.TTLDays; t < 0 || t > 3650 {
 		return invalid("artifacts.ttl_days", "%d is not between 0 and 3650", t)
 	}
@@ -180,8 +183,9 @@ func invalid(key, format string, args ...any) *agentlab.Error {
 func (d *Doc) Profile() agentlab.Profile {
 	return agentlab.Profile{
 		Name:            d.Name,
-		Image:           d.Image,
+		Image:           d.image(),
 		Resources:       agentlab.Resources{Cores: d.Resources.Cores, MemoryMB: d.Resources.MemoryMB, RootSizeGB: d.Storage.RootSizeGB},
+		Hardware:        d.hardware(),
 		Network:         d.net,
 		Workspace:       d.Storage.Workspace,
 		Mode:            d.Behavior.Mode,

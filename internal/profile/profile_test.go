@@ -57,7 +57,9 @@ func TestSeedSchemaParsesWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := agentlab.Profile{
-		Name: "yolo-ephemeral", Resources: agentlab.Resources{Cores: 4, MemoryMB: 6144, RootSizeGB: 40}, Network: agentlab.Network{Mode: "nat"},
+		Name: "yolo-ephemeral", Image: "template-9000",
+		Hardware:  agentlab.Hardware{CPUList: "0-7", Bridge: "vmbr1", NICModel: "virtio", FirewallGroup: "agent_nat_default"},
+		Resources: agentlab.Resources{Cores: 4, MemoryMB: 6144, RootSizeGB: 40}, Network: agentlab.Network{Mode: "nat"},
 		Workspace: "none", Mode: "dangerous", TTL: 3 * time.Hour, SecretsBundle: "default", ClonePath: "/tmp/repo", UploadArtifacts: true, YAML: seedSchema,
 	}
 	if got := d.Profile(); !reflect.DeepEqual(got, want) {
@@ -66,6 +68,41 @@ func TestSeedSchemaParsesWhole(t *testing.T) {
 	err = d.Usable(qemu)
 	if agentlab.CodeOf(err) != agentlab.CodeUnsupported || fieldOf(err) != "template_vmid" {
 		t.Errorf("got %v, want unsupported template_vmid", err)
+	}
+	hypervisor := backend.Info{Name: "proxmox", UploadURL: "http://10.77.0.1:8846/upload", Capabilities: backend.Capabilities{
+		Templates: true, CPUList: true, FirewallGroup: true, Bridges: []string{"vmbr1"}, NICModels: []string{"e1000", "virtio"},
+	}}
+	if err := d.Usable(hypervisor); err != nil {
+		t.Errorf("not usable where it was written for: %v", err)
+	}
+	for field, take := range map[string]func(*backend.Capabilities){
+		"template_vmid":          func(c *backend.Capabilities) { c.Templates = false },
+		"network.bridge":         func(c *backend.Capabilities) { c.Bridges = []string{"vmbr2"} },
+		"network.model":          func(c *backend.Capabilities) { c.NICModels = []string{"e1000"} },
+		"network.firewall_group": func(c *backend.Capabilities) { c.FirewallGroup = false },
+		"resources.cpulist":      func(c *backend.Capabilities) { c.CPUList = false },
+	} {
+		less := hypervisor
+		take(&less.Capabilities)
+		if err := d.Usable(less); agentlab.CodeOf(err) != agentlab.CodeUnsupported || fieldOf(err) != field {
+			t.Errorf("without the capability for %s: %v", field, err)
+		}
+	}
+}
+
+func TestHardwareIsChecked(t *testing.T) {
+	for yaml, field := range map[string]string{
+		"template_vmid: 99":                                 "template_vmid",
+		"template_vmid: 9000\nimage: base":                  "template_vmid",
+		"network: {bridge: 'vmbr1,tag=7'}":                  "network.bridge",
+		"network: {model: 'virtio,bridge=vmbr0'}":           "network.model",
+		"network: {firewall_group: a-name-too-long-for-it}": "network.firewall_group",
+		"resources: {cpulist: 7-0}":                         "resources.cpulist",
+		"resources: {cpulist: '0;1'}":                       "resources.cpulist",
+	} {
+		if _, err := Parse([]byte("name: x\n" + yaml)); agentlab.CodeOf(err) != agentlab.CodeInvalid || fieldOf(err) != field {
+			t.Errorf("%s: got %v, want invalid %s", yaml, err, field)
+		}
 	}
 }
 
@@ -93,7 +130,7 @@ func TestUnsupportedKeysAreNamed(t *testing.T) {
 		{"network: {limits: {flows: 9}}", "network.limits"},
 		{"network: {bridge: vmbr1}", "network.bridge"},
 		{"network: {model: virtio}", "network.model"},
-		{"network: {firewall_group: g}", "network.firewall_group"},
+		{"network: {firewall_group: agent_nat}", "network.firewall_group"},
 		{"resources: {balloon: true}", "resources.balloon"},
 		{"resources: {cpulist: 0-7}", "resources.cpulist"},
 		{"storage: {workspace: attach}", "storage.workspace"},
@@ -297,7 +334,7 @@ func TestPut(t *testing.T) {
 	if e, err := l.Put("mine", "name: mine"); err != nil || e.Err != nil || e.Source != filepath.Join(dir, "mine.yaml") {
 		t.Fatalf("%+v, %v", e, err)
 	}
-	if e, err := l.Put("mine", "name: mine\ntemplate_vmid: 1"); err != nil || agentlab.CodeOf(e.Err) != agentlab.CodeUnsupported {
+	if e, err := l.Put("mine", "name: mine\ntemplate_vmid: 101"); err != nil || agentlab.CodeOf(e.Err) != agentlab.CodeUnsupported {
 		t.Errorf("for another backend: %+v, %v", e, err)
 	}
 	for _, tc := range []struct {
@@ -313,7 +350,7 @@ func TestPut(t *testing.T) {
 		}
 	}
 	e, err := l.Find("mine")
-	if err != nil || e.YAML != "name: mine\ntemplate_vmid: 1" {
+	if err != nil || e.YAML != "name: mine\ntemplate_vmid: 101" {
 		t.Errorf("a refused Put changed the file: %+v, %v", e, err)
 	}
 	if files, _ := os.ReadDir(dir); len(files) != 1 {

@@ -24,6 +24,7 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 		{"cores", &s.Resources.Cores},
 		{"memory_mb", &s.Resources.MemoryMB},
 		{"root_size_gb", &s.Resources.RootSizeGB},
+		{"hardware_json", jsonCol{&s.Hardware}},
 		{"network_json", jsonCol{&s.Network}},
 		{"network_pending", &s.NetworkPending},
 		{"keepalive", &s.Keepalive},

@@ -87,12 +87,51 @@ func (s *suite) unsupported() {
 		sp.Network.Mode = agentlab.NetworkOff
 		s.wantCode("Validate of network off without the capability", s.d.Validate(sp), agentlab.CodeUnsupported)
 	}
+	s.hardware()
 	sp := s.h.Spec(1)
 	sp.Network = allowlist()
 	if err := s.d.Validate(sp); s.d.Info().Capabilities.Allowlist {
 		s.ok("Validate of an allowlist", err)
 	} else {
 		s.wantCode("Validate of an allowlist without the capability", err, agentlab.CodeUnsupported)
+	}
+}
+
+// hardware: what a capability does not announce is refused by name, and what
+// it does is taken.
+func (s *suite) hardware() {
+	c := s.d.Info().Capabilities
+	for field, test := range map[string]struct {
+		set   func(h *agentlab.Hardware)
+		taken bool
+	}{
+		"resources.cpulist":      {func(h *agentlab.Hardware) { h.CPUList = "0" }, c.CPUList},
+		"resources.balloon":      {func(h *agentlab.Hardware) { h.Balloon = true }, c.Balloon},
+		"network.bridge":         {func(h *agentlab.Hardware) { h.Bridge = "br-of-nobody" }, false},
+		"network.model":          {func(h *agentlab.Hardware) { h.NICModel = "ne2000" }, false},
+		"network.firewall_group": {func(h *agentlab.Hardware) { h.FirewallGroup = "agent_nat" }, c.FirewallGroup},
+	} {
+		sp := s.h.Spec(1)
+		test.set(&sp.Hardware)
+		err := s.d.Validate(sp)
+		if test.taken {
+			s.ok("Validate with "+field, err)
+			continue
+		}
+		s.wantCode("Validate with "+field, err, agentlab.CodeUnsupported)
+		if e, _ := errors.AsType[*agentlab.Error](err); e.Field != field {
+			s.Errorf("Validate names field %q, want %q", e.Field, field)
+		}
+	}
+	for _, bridge := range c.Bridges {
+		sp := s.h.Spec(1)
+		sp.Hardware.Bridge = bridge
+		s.ok("Validate with bridge "+bridge, s.d.Validate(sp))
+	}
+	for _, model := range c.NICModels {
+		sp := s.h.Spec(1)
+		sp.Hardware.NICModel = model
+		s.ok("Validate with network device "+model, s.d.Validate(sp))
 	}
 }
 

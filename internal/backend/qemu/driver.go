@@ -178,6 +178,9 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	if spec.Resources.MemoryMB < minMemoryMB {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "a guest needs %d MiB to boot", minMemoryMB).WithField("resources.memory_mb")
 	}
+	if err := d.Info().Refuse(spec); err != nil {
+		return err
+	}
 	return validNetwork(spec.Network)
 }
 
