@@ -53,7 +53,7 @@ func newWorld(t *testing.T, change func(*agentlab.Sandbox)) *world {
 	if change != nil {
 		change(&sb)
 	}
-	if w.sb, err = w.store.AllocateSandbox(t.Context(), sb, 1000, 2000, 0); err != nil {
+	if w.sb, err = w.store.AllocateSandbox(t.Context(), sb, agentlab.Allocation{First: 1000, Last: 2000}); err != nil {
 		t.Fatal(err)
 	}
 	spec := backend.Spec{VMID: w.sb.VMID, UID: sb.UID, Name: sb.Name, Image: sb.Image, Resources: sb.Resources, Network: sb.Network}

@@ -129,6 +129,16 @@ type Suspender interface {
 	Resume(ctx context.Context, ref Ref) error
 }
 
+// NumberChecker is implemented by drivers with Capabilities.SharedNumbers:
+// others on the backend take their numbers from the same range.
+type NumberChecker interface {
+	// Taken tells which numbers from first to last, both included, anything on
+	// the backend has, be it ours or not. It reserves nothing: Create still
+	// answers exists when somebody was quicker. What it tells may be as old as
+	// a few seconds. An error says nothing about any number.
+	Taken(ctx context.Context, first, last int) ([]int, error)
+}
+
 // EgressLogger is implemented by drivers with Capabilities.EgressLog.
 type EgressLogger interface {
 	// EgressLog returns the records of a sandbox whose Seq is above after,
@@ -172,6 +182,7 @@ type Capabilities struct {
 	NetworkUpdate bool // NetworkUpdater
 	EgressLog     bool // EgressLogger
 	Suspend       bool // Suspender
+	SharedNumbers bool // NumberChecker
 
 	// Of Spec.Hardware, what the backend honours; anything else is refused.
 	CPUList       bool

@@ -42,12 +42,16 @@ func (s *Service) Create(ctx context.Context, r Request) (agentlab.Sandbox, erro
 	if _, err := s.cfg.Store.PutProfile(ctx, prof.Name, prof.YAML); err != nil {
 		return agentlab.Sandbox{}, err
 	}
+	room, err := s.allocation(ctx)
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
 	const tries = 8 // for a made-up name that is taken
 	for i := 0; ; i++ {
 		if r.Name == "" {
 			sb.Name = "sb-" + agentlab.NewUID()[:6]
 		}
-		made, err := s.cfg.Store.AllocateSandbox(ctx, sb, s.lim.VMIDFirst, s.lim.VMIDLast, s.lim.MaxSandboxes, createdEvent(sb))
+		made, err := s.cfg.Store.AllocateSandbox(ctx, sb, room, createdEvent(sb))
 		if r.Name == "" && agentlab.CodeOf(err) == agentlab.CodeExists && i < tries {
 			continue
 		}
@@ -61,6 +65,23 @@ func (s *Service) Create(ctx context.Context, r Request) (agentlab.Sandbox, erro
 		}
 		return made, nil
 	}
+}
+
+// allocation is what a new sandbox may get now. A backend that numbers things
+// for others too is asked which numbers those have.
+func (s *Service) allocation(ctx context.Context) (agentlab.Allocation, error) {
+	a := agentlab.Allocation{First: s.lim.VMIDFirst, Last: s.lim.VMIDLast, MaxLive: s.lim.MaxSandboxes}
+	info := s.cfg.Driver.Info()
+	if p := info.Addresses; p != nil {
+		a.IPv4, a.IPv6, a.Reserved = p.IPv4, p.IPv6, p.Reserved
+	}
+	c, ok := s.cfg.Driver.(backend.NumberChecker)
+	if !ok || !info.Capabilities.SharedNumbers {
+		return a, nil
+	}
+	var err error
+	a.Taken, err = c.Taken(ctx, a.First, a.Last)
+	return a, err
 }
 
 // Plan checks a request and returns the sandbox that Create would write,

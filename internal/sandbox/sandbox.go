@@ -47,7 +47,7 @@ type Filter struct {
 // Store is what the service needs of the database. The semantics are those
 // of package store.
 type Store interface {
-	AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, lo, hi, maxLive int, evs ...agentlab.Event) (agentlab.Sandbox, error)
+	AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, a agentlab.Allocation, evs ...agentlab.Event) (agentlab.Sandbox, error)
 	UpdateSandbox(ctx context.Context, vmid int, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error)
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error)

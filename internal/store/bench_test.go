@@ -45,7 +45,7 @@ func BenchmarkCreate1000(b *testing.B) {
 	for b.Loop() {
 		s := newStore(b)
 		for i := range 1000 {
-			if _, err := s.AllocateSandbox(b.Context(), newSandbox(fmt.Sprintf("box-%d", i)), 1000, 99999, 2000, agentlab.Event{Kind: agentlab.EventSandboxCreated}); err != nil {
+			if _, err := s.AllocateSandbox(b.Context(), newSandbox(fmt.Sprintf("box-%d", i)), agentlab.Allocation{First: 1000, Last: 99999, MaxLive: 2000}, agentlab.Event{Kind: agentlab.EventSandboxCreated}); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -60,7 +60,7 @@ func BenchmarkAllocateAt10000(b *testing.B) {
 	i := 0
 	for b.Loop() {
 		i++
-		if _, err := s.AllocateSandbox(b.Context(), newSandbox(fmt.Sprintf("more-%d", i)), 1000, 9999999, 0); err != nil {
+		if _, err := s.AllocateSandbox(b.Context(), newSandbox(fmt.Sprintf("more-%d", i)), agentlab.Allocation{First: 1000, Last: 9999999}); err != nil {
 			b.Fatal(err)
 		}
 	}

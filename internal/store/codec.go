@@ -2,8 +2,11 @@ package store
 
 import (
 	"database/sql/driver"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"math"
+	"net/netip"
 	"time"
 )
 
@@ -87,4 +90,54 @@ func (c jsonCol) Scan(src any) error {
 		return fmt.Errorf("JSON is stored as %T", src)
 	}
 	return json.Unmarshal([]byte(s), c.v)
+}
+
+// addrCol maps an address to its text; one that is not valid to ”.
+type addrCol struct{ a *netip.Addr }
+
+func (c addrCol) Value() (driver.Value, error) {
+	if !c.a.IsValid() {
+		return "", nil
+	}
+	return c.a.String(), nil
+}
+
+func (c addrCol) Scan(src any) error {
+	s, ok := src.(string)
+	if !ok {
+		return fmt.Errorf("an address is stored as %T", src)
+	}
+	*c.a = netip.Addr{}
+	if s == "" {
+		return nil
+	}
+	a, err := netip.ParseAddr(s)
+	*c.a = a
+	return err
+}
+
+// addr4Col maps an IPv4 address to its number; one that is not valid to NULL.
+type addr4Col struct{ a *netip.Addr }
+
+func (c addr4Col) Value() (driver.Value, error) {
+	switch {
+	case !c.a.IsValid():
+		return nil, nil
+	case !c.a.Is4():
+		return nil, fmt.Errorf("%s is no IPv4 address", c.a)
+	}
+	return int64(number(*c.a)), nil
+}
+
+func (c addr4Col) Scan(src any) error {
+	*c.a = netip.Addr{}
+	if src == nil {
+		return nil
+	}
+	n, ok := src.(int64)
+	if !ok || n < 1 || n > math.MaxUint32 {
+		return fmt.Errorf("an IPv4 address is stored as %T %v", src, src)
+	}
+	*c.a = netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, uint32(n))))
+	return nil
 }

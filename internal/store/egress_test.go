@@ -12,7 +12,7 @@ import (
 
 func liveSandbox(t *testing.T, s *testStore, name string) agentlab.Sandbox {
 	t.Helper()
-	return must(s.AllocateSandbox(context.Background(), newSandbox(name), 1000, 2000, 0))(t)
+	return must(s.AllocateSandbox(context.Background(), newSandbox(name), agentlab.Allocation{First: 1000, Last: 2000}))(t)
 }
 
 func egressOf(sb agentlab.Sandbox, seq int64, allow bool) agentlab.EgressEntry {

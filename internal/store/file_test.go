@@ -66,7 +66,7 @@ func filled(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	must(s.AllocateSandbox(t.Context(), newSandbox("alpha"), 1, 9, 0))(t)
+	must(s.AllocateSandbox(t.Context(), newSandbox("alpha"), agentlab.Allocation{First: 1, Last: 9}))(t)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +208,7 @@ func TestForeignAndDamagedFilesAreLeftAlone(t *testing.T) {
 
 func TestDamagedRowIsAnErrorNotALie(t *testing.T) {
 	s := newStore(t)
-	must(s.AllocateSandbox(t.Context(), newSandbox("alpha"), 1, 9, 0))(t)
+	must(s.AllocateSandbox(t.Context(), newSandbox("alpha"), agentlab.Allocation{First: 1, Last: 9}))(t)
 	for _, set := range []string{"state = 'ODD'", "desired = ''", "created_at = '2026-01-02 03:04:05.000000000Z'", "network_json = '{\"mood\": 1}'", "cores = 0", "name = 'B B'"} {
 		tx, err := s.w.BeginTx(t.Context(), nil)
 		if err != nil {
@@ -229,7 +229,7 @@ func TestDamagedRowIsAnErrorNotALie(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	ctx := t.Context()
 	s := newStore(t)
-	sb := must(s.AllocateSandbox(ctx, newSandbox("alpha"), 1, 9, 0))(t)
+	sb := must(s.AllocateSandbox(ctx, newSandbox("alpha"), agentlab.Allocation{First: 1, Last: 9}))(t)
 	var pages int
 	if err := s.w.QueryRowContext(ctx, "PRAGMA page_count").Scan(&pages); err != nil {
 		t.Fatal(err)
@@ -313,7 +313,7 @@ func writeForever(path string) error {
 	for i := 0; ; i++ {
 		sb := newSandbox("n-" + agentlab.NewUID())
 		sb.LeaseExpiresAt = time.Now().Add(time.Hour)
-		sb, err := s.AllocateSandbox(ctx, sb, 1, 1<<20, 0, agentlab.Event{Kind: agentlab.EventSandboxCreated})
+		sb, err := s.AllocateSandbox(ctx, sb, agentlab.Allocation{First: 1, Last: 1 << 20}, agentlab.Event{Kind: agentlab.EventSandboxCreated})
 		if err != nil {
 			return err
 		}

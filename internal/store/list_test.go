@@ -33,7 +33,7 @@ func TestAllocateIsUniqueUnderConcurrency(t *testing.T) {
 	for i := range n {
 		wg.Go(func() {
 			name := fmt.Sprintf("box-%d", i%50) // ten names are wanted twice
-			sb, err := s.AllocateSandbox(ctx, newSandbox(name), 100, 199, room, agentlab.Event{Kind: agentlab.EventSandboxCreated})
+			sb, err := s.AllocateSandbox(ctx, newSandbox(name), agentlab.Allocation{First: 100, Last: 199, MaxLive: room}, agentlab.Event{Kind: agentlab.EventSandboxCreated})
 			mu.Lock()
 			defer mu.Unlock()
 			codes[agentlab.CodeOf(err)]++
@@ -64,7 +64,7 @@ func TestNumbersGoUpAndComeAroundAndAreNotReusedSoon(t *testing.T) {
 	ctx := t.Context()
 	s := newStore(t)
 	alloc := func(name string) (int, error) {
-		sb, err := s.AllocateSandbox(ctx, newSandbox(name), 10, 13, 0)
+		sb, err := s.AllocateSandbox(ctx, newSandbox(name), agentlab.Allocation{First: 10, Last: 13})
 		return sb.VMID, err
 	}
 	for i, want := range []int{10, 11, 12} {
@@ -86,11 +86,11 @@ func TestNumbersGoUpAndComeAroundAndAreNotReusedSoon(t *testing.T) {
 	}
 	_, err := alloc("full")
 	wantCode(t, err, agentlab.CodeLimit)
-	if sb, err := s.AllocateSandbox(ctx, newSandbox("elsewhere"), 5, 7, 0); sb.VMID != 5 || err != nil {
+	if sb, err := s.AllocateSandbox(ctx, newSandbox("elsewhere"), agentlab.Allocation{First: 5, Last: 7}); sb.VMID != 5 || err != nil {
 		t.Errorf("in another range: %d, %v", sb.VMID, err)
 	}
 	for _, r := range [][2]int{{0, 5}, {9, 8}, {1, 1 << 40}} {
-		_, err := s.AllocateSandbox(ctx, newSandbox("x"), r[0], r[1], 0)
+		_, err := s.AllocateSandbox(ctx, newSandbox("x"), agentlab.Allocation{First: r[0], Last: r[1]})
 		wantCode(t, err, agentlab.CodeInvalid)
 	}
 }
@@ -99,8 +99,8 @@ func TestNames(t *testing.T) {
 	ctx := t.Context()
 	s := newStore(t)
 	for i := range 3 { // three lives of one name
-		sb := must(s.AllocateSandbox(ctx, newSandbox("alpha"), 1, 99, 0))(t)
-		_, err := s.AllocateSandbox(ctx, newSandbox("alpha"), 1, 99, 0)
+		sb := must(s.AllocateSandbox(ctx, newSandbox("alpha"), agentlab.Allocation{First: 1, Last: 99}))(t)
+		_, err := s.AllocateSandbox(ctx, newSandbox("alpha"), agentlab.Allocation{First: 1, Last: 99})
 		wantCode(t, err, agentlab.CodeExists)
 		if got := must(s.SandboxByName(ctx, "alpha"))(t); got.VMID != sb.VMID {
 			t.Errorf("life %d: got %d, want %d", i, got.VMID, sb.VMID)
@@ -114,9 +114,9 @@ func TestNames(t *testing.T) {
 	_, err := s.SandboxByName(ctx, "beta")
 	wantCode(t, err, agentlab.CodeNotFound)
 	twin := newSandbox("gamma")
-	must(s.AllocateSandbox(ctx, twin, 1, 99, 0))(t)
+	must(s.AllocateSandbox(ctx, twin, agentlab.Allocation{First: 1, Last: 99}))(t)
 	twin.Name = "delta"
-	_, err = s.AllocateSandbox(ctx, twin, 1, 99, 0)
+	_, err = s.AllocateSandbox(ctx, twin, agentlab.Allocation{First: 1, Last: 99})
 	wantCode(t, err, agentlab.CodeExists) // the same UID
 }
 
@@ -124,7 +124,7 @@ func TestSandboxFilters(t *testing.T) {
 	ctx := t.Context()
 	s := newStore(t)
 	for i := range 6 {
-		must(s.AllocateSandbox(ctx, newSandbox(fmt.Sprintf("n%d", i)), 1, 99, 0))(t)
+		must(s.AllocateSandbox(ctx, newSandbox(fmt.Sprintf("n%d", i)), agentlab.Allocation{First: 1, Last: 99}))(t)
 	}
 	drive(t, s, 2, agentlab.SandboxDestroyed)
 	drive(t, s, 3, agentlab.SandboxProvisioning)
@@ -379,7 +379,7 @@ func TestTransitionsAreEnforced(t *testing.T) {
 	n := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		n++
-		sb := must(s.AllocateSandbox(ctx, newSandbox(fmt.Sprintf("n-%d", n)), 1, 1<<20, 0))(t)
+		sb := must(s.AllocateSandbox(ctx, newSandbox(fmt.Sprintf("n-%d", n)), agentlab.Allocation{First: 1, Last: 1 << 20}))(t)
 		j := newJob()
 		if err := s.CreateJob(ctx, j); err != nil {
 			rt.Fatal(err)

@@ -2,10 +2,8 @@ package store
 
 import (
 	"context"
-	"database/sql"
-	"errors"
 	"fmt"
-	"math"
+	"net/netip"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -26,6 +24,8 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 		{"root_size_gb", &s.Resources.RootSizeGB},
 		{"hardware_json", jsonCol{&s.Hardware}},
 		{"network_json", jsonCol{&s.Network}},
+		{"ipv4", addr4Col{&s.IPv4}},
+		{"ipv6", addrCol{&s.IPv6}},
 		{"network_pending", &s.NetworkPending},
 		{"keepalive", &s.Keepalive},
 		{"job_id", &s.JobID},
@@ -70,27 +70,31 @@ type SandboxFilter struct {
 	AfterVMID int                     // only higher numbers; the cursor of a page
 }
 
-// AllocateSandbox gives sb (whose VMID must be 0) a number from lo to hi and
-// inserts it. Numbers go up; after hi they begin again at lo, and one that a
-// row still has is left out. CreatedAt and UpdatedAt are set when zero. An
-// event with SandboxVMID 0 gets the new number.
+// AllocateSandbox gives sb (whose VMID must be 0) a number and, where a
+// network is named, addresses, and inserts it. Both go up; after the last they
+// begin again at the first, and what a row still has is left out. CreatedAt
+// and UpdatedAt are set when zero. An event with SandboxVMID 0 gets the new
+// number. The addresses are the sandbox's until it is DESTROYED.
 //
 // Codes: exists when a sandbox that is not DESTROYED has the name or any has
-// the UID; limit when maxLive sandboxes that are not DESTROYED exist (0 means
-// no maximum) or no number is free; invalid.
-func (s *Store) AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, lo, hi, maxLive int, evs ...agentlab.Event) (agentlab.Sandbox, error) {
-	if sb.VMID != 0 {
-		return agentlab.Sandbox{}, invalid("vmid", "it is allocated here and cannot be given")
+// the UID; limit when a.MaxLive sandboxes that are not DESTROYED exist, or no
+// number or address is free; invalid.
+func (s *Store) AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, a agentlab.Allocation, evs ...agentlab.Event) (agentlab.Sandbox, error) {
+	if sb.VMID != 0 || sb.IPv4.IsValid() || sb.IPv6.IsValid() {
+		return agentlab.Sandbox{}, invalid("vmid", "number and addresses are allocated here and cannot be given")
 	}
 	err := s.write(ctx, func(w *tx) error {
-		if err := checkRoom(w, sb.Name, maxLive); err != nil {
+		if err := checkRoom(w, sb.Name, a.MaxLive); err != nil {
 			return err
 		}
-		vmid, err := nextVMID(w, lo, hi)
+		vmid, err := nextVMID(w, a)
 		if err != nil {
 			return err
 		}
 		sb.VMID = vmid
+		if sb.IPv4, sb.IPv6, err = nextAddress(w, a); err != nil {
+			return err
+		}
 		if sb.CreatedAt.IsZero() {
 			sb.CreatedAt = w.now
 		}
@@ -124,53 +128,12 @@ func checkRoom(w *tx, name string, maxLive int) error {
 	return nil
 }
 
-// nextVMID takes the next free number and remembers it, so that a number is
-// not given again soon after its row was deleted.
-func nextVMID(w *tx, lo, hi int) (int, error) {
-	if lo < 1 || hi < lo || hi > math.MaxInt32 {
-		return 0, invalid("vmid_range", "%d to %d is no range of sandbox numbers", lo, hi)
-	}
-	last := 0
-	err := w.QueryRowContext(w.ctx, "SELECT value FROM counters WHERE name = 'vmid'").Scan(&last)
-	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		return 0, fault(err)
-	}
-	start := last + 1
-	if start < lo || start > hi {
-		start = lo
-	}
-	vmid, err := firstFree(w, start, hi)
-	if err == nil && vmid == 0 && start > lo {
-		vmid, err = firstFree(w, lo, start-1)
-	}
-	if err != nil {
-		return 0, err
-	}
-	if vmid == 0 {
-		return 0, agentlab.Errorf(agentlab.CodeLimit, "every sandbox number from %d to %d is in use", lo, hi).
-			WithHint("widen vmid_range in config.yaml; numbers of destroyed sandboxes come free after retention.jobs_days")
-	}
-	return vmid, w.exec("INSERT INTO counters (name, value) VALUES ('vmid', ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value", vmid)
-}
-
-// firstFree returns the lowest number from lo to hi that no row has, 0 when
-// there is none.
-func firstFree(w *tx, lo, hi int) (int, error) {
-	var free sql.NullInt64
-	err := w.QueryRowContext(w.ctx, `
-		SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM sandboxes WHERE vmid = ?1) THEN ?1
-		ELSE (SELECT s.vmid + 1 FROM sandboxes s WHERE s.vmid BETWEEN ?1 AND ?2 - 1
-			AND NOT EXISTS (SELECT 1 FROM sandboxes n WHERE n.vmid = s.vmid + 1)
-			ORDER BY s.vmid LIMIT 1) END`, lo, hi).Scan(&free)
-	return int(free.Int64), fault(err)
-}
-
 // UpdateSandbox reads a sandbox, lets fn change it, and writes it with the
 // events that fn returns (one with SandboxVMID 0 gets vmid) in the same
 // transaction. UpdatedAt is set when anything changed; when nothing did and
 // there is no event, nothing is written. An error of fn is returned as it is.
 //
-// fn may not change VMID, UID or CreatedAt, must not write to the Store and
+// fn may not change VMID, UID, addresses or CreatedAt, must not write to the Store and
 // must be quick. Codes: not_found; conflict when the change of state is not
 // in the transition table; exists when the name is taken.
 func (s *Store) UpdateSandbox(ctx context.Context, vmid int, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
@@ -200,6 +163,11 @@ func saveSandbox(w *tx, old agentlab.Sandbox, sb *agentlab.Sandbox, evs []agentl
 	}
 	if sb.State != old.State && !old.State.CanBecome(sb.State) {
 		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s (%d) is %s and cannot become %s", old.Name, old.VMID, old.State, sb.State)
+	}
+	if sb.State.Final() {
+		sb.IPv4, sb.IPv6 = netip.Addr{}, netip.Addr{} // free from here on
+	} else if sb.IPv4 != old.IPv4 || sb.IPv6 != old.IPv6 {
+		return agentlab.Errorf(agentlab.CodeInternal, "addresses of sandbox %d may not change", old.VMID)
 	}
 	if !sb.Equal(old) {
 		sb.UpdatedAt = w.now

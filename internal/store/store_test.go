@@ -143,7 +143,7 @@ func TestSandboxRoundTrip(t *testing.T) {
 	in.Reason, in.Keepalive, in.JobID, in.IP = "why", true, "job-x", "10.77.0.2"
 	in.Resources.RootSizeGB = 20
 	in.LeaseExpiresAt = time.Now().Add(time.Hour) // local zone and monotonic clock, to be normalised
-	made := must(s.AllocateSandbox(ctx, in, 1000, 2000, 0, agentlab.Event{Kind: agentlab.EventSandboxCreated, Message: "made"}))(t)
+	made := must(s.AllocateSandbox(ctx, in, agentlab.Allocation{First: 1000, Last: 2000}, agentlab.Event{Kind: agentlab.EventSandboxCreated, Message: "made"}))(t)
 	if made.VMID != 1000 || made.CreatedAt != epoch || made.UpdatedAt != epoch {
 		t.Errorf("made %+v", made)
 	}
@@ -198,7 +198,7 @@ func TestJobRoundTrip(t *testing.T) {
 func TestUpdateRefuses(t *testing.T) {
 	ctx := t.Context()
 	s := newStore(t)
-	sb := must(s.AllocateSandbox(ctx, newSandbox("alpha"), 1, 9, 0))(t)
+	sb := must(s.AllocateSandbox(ctx, newSandbox("alpha"), agentlab.Allocation{First: 1, Last: 9}))(t)
 	j := newJob()
 	if err := s.CreateJob(ctx, j); err != nil {
 		t.Fatal(err)
@@ -254,7 +254,7 @@ func TestUpdateRefuses(t *testing.T) {
 func TestUpdateWithoutChangeWritesNothing(t *testing.T) {
 	ctx := t.Context()
 	s := newStore(t)
-	sb := must(s.AllocateSandbox(ctx, newSandbox("alpha"), 1, 9, 0))(t)
+	sb := must(s.AllocateSandbox(ctx, newSandbox("alpha"), agentlab.Allocation{First: 1, Last: 9}))(t)
 	s.clock.advance(time.Minute)
 	got := must(s.UpdateSandbox(ctx, sb.VMID, func(*agentlab.Sandbox) ([]agentlab.Event, error) { return nil, nil }))(t)
 	if !got.Equal(sb) {
@@ -265,7 +265,7 @@ func TestUpdateWithoutChangeWritesNothing(t *testing.T) {
 func TestPanicInUpdateReleasesTheTurn(t *testing.T) {
 	ctx := t.Context()
 	s := newStore(t)
-	sb := must(s.AllocateSandbox(ctx, newSandbox("alpha"), 1, 9, 0))(t)
+	sb := must(s.AllocateSandbox(ctx, newSandbox("alpha"), agentlab.Allocation{First: 1, Last: 9}))(t)
 	func() {
 		defer func() { _ = recover() }()
 		_, _ = s.UpdateSandbox(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) { panic("bug") })
@@ -279,7 +279,7 @@ func TestCancelledContextWritesNothing(t *testing.T) {
 	s := newStore(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := s.AllocateSandbox(ctx, newSandbox("alpha"), 1, 9, 0)
+	_, err := s.AllocateSandbox(ctx, newSandbox("alpha"), agentlab.Allocation{First: 1, Last: 9})
 	wantCode(t, err, agentlab.CodeUnavailable)
 	if n := must(s.CountSandboxes(t.Context()))(t); len(n) != 0 {
 		t.Errorf("%v", n)

@@ -21,7 +21,7 @@ func booting(t testing.TB, s *testStore, name, tokenHash string) (agentlab.Sandb
 	}
 	sb := newSandbox(name)
 	sb.JobID = j.ID
-	sb = must(s.AllocateSandbox(t.Context(), sb, 1, 999, 0))(t)
+	sb = must(s.AllocateSandbox(t.Context(), sb, agentlab.Allocation{First: 1, Last: 999}))(t)
 	drive(t, s, sb.VMID, agentlab.SandboxProvisioning, agentlab.SandboxBooting)
 	if err := s.PutBootstrapToken(t.Context(), agentlab.BootstrapToken{Hash: tokenHash, VMID: sb.VMID, ExpiresAt: s.clock.now().Add(10 * time.Minute)}); err != nil {
 		t.Fatal(err)
