@@ -171,6 +171,19 @@ const (
 	StreamProtocol = "agentlab-stream"
 )
 
+// ControlConfig is the content of /etc/agentlab/control.json, of which guests
+// with an address learn whom to obey: the part of their seed that is ours.
+// Nothing in it is secret.
+type ControlConfig struct {
+	VMID       int    `json:"vmid"`
+	UID        string `json:"uid"`        // of the sandbox
+	Controller string `json:"controller"` // where the guest plane is, e.g. http://10.77.0.1:8844
+	HostKey    []byte `json:"host_key"`   // base64; ed25519 public key with which the controller proves itself
+}
+
+// ControlFile is where guests read their ControlConfig.
+const ControlFile = "/etc/agentlab/control.json"
+
 // Health says that the guest answers and how far its boot has come.
 type Health struct {
 	Version  string        `json:"version"` // of agent-runner

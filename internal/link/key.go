@@ -1,0 +1,111 @@
+package link
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// SeedLen is the length of the secret in a key file, in bytes.
+const SeedLen = 32
+
+// KeyFile returns the secret of SeedLen random bytes that the file at path
+// holds, and makes the file, mode 0600, when there is none. Of many callers at
+// once, in whatever process, all get the same secret. A file that others than
+// its owner can read, or of another length, is refused (denied, invalid).
+func KeyFile(path string) ([]byte, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "the folder of the key %s: %w", path, err)
+	}
+	for {
+		seed, err := readKey(path)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return seed, err
+		}
+		if err := makeKey(path); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, agentlab.Errorf(agentlab.CodeInternal, "the key %s cannot be made: %w", path, err)
+		}
+	}
+}
+
+// readKey fails with fs.ErrNotExist only where nothing is at path.
+func readKey(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "the key %s cannot be read: %w", path, err)
+	}
+	defer func() { _ = f.Close() }()
+	fi, err := f.Stat()
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "the key %s cannot be read: %w", path, err)
+	}
+	if !fi.Mode().IsRegular() || fi.Mode().Perm()&0o077 != 0 {
+		return nil, agentlab.Errorf(agentlab.CodeDenied, "the key %s is open to others (mode %s)", path, fi.Mode()).
+			WithHint("if nobody else has read it: chmod 600 %s", path)
+	}
+	var b [SeedLen + 1]byte
+	n, err := f.Read(b[:])
+	if n != SeedLen {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the key %s does not hold %d bytes (%v)", path, SeedLen, err).
+			WithHint("restore it from a backup; without it the sandboxes that run cannot be reached")
+	}
+	return bytes.Clone(b[:SeedLen]), nil
+}
+
+// makeKey makes the file as one step, so that no crash leaves half a key.
+func makeKey(path string) error {
+	var seed [SeedLen]byte
+	_, _ = rand.Read(seed[:]) // never fails
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"."+strconv.Itoa(os.Getpid())+".*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }()
+	_, err = f.Write(seed[:])
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := os.Link(f.Name(), path); err != nil { // unlike a rename, it replaces nothing
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// SandboxKey derives the key with which the controller proves itself to one
+// sandbox from its master secret. The public half goes into the sandbox's
+// seed: it is no secret, and another sandbox's is of no use to anybody.
+func SandboxKey(master []byte, uid string) (ed25519.PrivateKey, error) {
+	if len(master) < SeedLen || uid == "" {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "a sandbox's key needs a master secret and a uid")
+	}
+	seed, err := hkdf.Key(sha256.New, master, nil, "agentlab guest control 1 "+uid, ed25519.SeedSize)
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "deriving a sandbox's key: %w", err)
+	}
+	return ed25519.NewKeyFromSeed(seed), nil
+}

@@ -1,0 +1,220 @@
+package link
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"math/big"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Guest control over TCP, where a guest has an address and no port of its own
+// to the controller: TLS 1.3 in which both sides show a certificate that they
+// signed themselves. The guest takes a connection of the one key that its seed
+// names and refuses all others before a byte of theirs is read as anything but
+// the handshake. The controller takes whatever key the guest shows: it knows
+// the guest by the channel, since the host binds the address to the guest's
+// port. After the handshake the guest writes one byte, accepted.
+
+// ControlPort is the TCP port of guest control in guests that have an address.
+const ControlPort = 8845
+
+const (
+	controlProtocol = "agentlab-control/1" // ALPN
+	accepted        = 0x01
+
+	handshakeLimit = 20 * time.Second // an emulated guest on a busy host is slow
+	maxHandshakes  = 32               // at once; what is above waits in the kernel
+)
+
+// DialTLS proves to the guest at the other end of raw that we hold key, and
+// returns the stream to its control server. It owns raw: when it fails, raw is
+// closed. Errors: denied when the guest refuses the key; unavailable for all
+// else, ctx's end included.
+func DialTLS(ctx context.Context, raw net.Conn, key ed25519.PrivateKey) (net.Conn, error) {
+	cert, err := certificate(key)
+	if err != nil {
+		_ = raw.Close()
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, handshakeLimit)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
+	c := tls.Client(raw, &tls.Config{
+		MinVersion: tls.VersionTLS13, NextProtos: []string{controlProtocol},
+		Certificates:       []tls.Certificate{cert},
+		InsecureSkipVerify: true, //nolint:gosec // the channel tells who the guest is, see above
+	})
+	var first [1]byte
+	if err = c.Handshake(); err == nil {
+		_, err = c.Read(first[:])
+	}
+	if !stop() {
+		err = context.Cause(ctx)
+	}
+	if err == nil && first[0] == accepted && c.ConnectionState().NegotiatedProtocol == controlProtocol {
+		return c, nil
+	}
+	_ = raw.Close()
+	return nil, dialError(err)
+}
+
+func dialError(err error) error {
+	if refused(err) {
+		return agentlab.Errorf(agentlab.CodeDenied, "the guest does not know this controller's key").
+			WithHint("its seed names another key: was it made by another installation, or is the master key another one?")
+	}
+	if err == nil {
+		err = errors.New("it speaks another protocol")
+	}
+	return agentlab.Errorf(agentlab.CodeUnavailable, "guest control does not answer: %w", err)
+}
+
+// refused recognises the alert that ListenTLS sends; crypto/tls has no type
+// for alerts of the peer, but its text.
+func refused(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "remote error" && op.Err.Error() == "tls: bad certificate"
+}
+
+// ListenTLS returns the listener of the connections to l whose peer proves to
+// hold the private half of controller. It owns l; key is the guest's own. Many
+// peers may try at once, and none of them holds up another.
+func ListenTLS(l net.Listener, controller ed25519.PublicKey, key ed25519.PrivateKey) (net.Listener, error) {
+	cert, err := certificate(key)
+	if err != nil {
+		return nil, err
+	}
+	if len(controller) != ed25519.PublicKeySize {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the controller's key has %d bytes, not %d", len(controller), ed25519.PublicKeySize).WithField("host_key")
+	}
+	s := &tlsListener{
+		Listener: l, conns: make(chan net.Conn), slots: make(chan struct{}, maxHandshakes),
+		config: &tls.Config{
+			MinVersion: tls.VersionTLS13, NextProtos: []string{controlProtocol}, Certificates: []tls.Certificate{cert},
+			ClientAuth: tls.RequireAnyClientCert, SessionTicketsDisabled: true,
+			VerifyConnection: func(st tls.ConnectionState) error { return verify(st, controller) },
+		},
+	}
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	s.wg.Go(s.acceptLoop)
+	return s, nil
+}
+
+// verify wants the controller's key; that the peer has its private half,
+// crypto/tls checks.
+func verify(st tls.ConnectionState, controller ed25519.PublicKey) error {
+	if len(st.PeerCertificates) == 0 {
+		return errors.New("no certificate")
+	}
+	if pub, ok := st.PeerCertificates[0].PublicKey.(ed25519.PublicKey); !ok || !pub.Equal(controller) {
+		return errors.New("not the controller")
+	}
+	return nil
+}
+
+type tlsListener struct {
+	net.Listener
+	config *tls.Config
+	conns  chan net.Conn
+	slots  chan struct{}
+	ctx    context.Context // ends with the listener, for the reason that Accept gives
+	cancel context.CancelCauseFunc
+	wg     sync.WaitGroup
+}
+
+// Accept implements net.Listener.
+func (s *tlsListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-s.conns:
+		return c, nil
+	case <-s.ctx.Done():
+		return nil, context.Cause(s.ctx)
+	}
+}
+
+// Close implements net.Listener; connections that were accepted go on.
+func (s *tlsListener) Close() error {
+	s.cancel(net.ErrClosed)
+	err := s.Listener.Close()
+	s.wg.Wait()
+	return err
+}
+
+func (s *tlsListener) acceptLoop() {
+	for {
+		select {
+		case s.slots <- struct{}{}:
+		case <-s.ctx.Done():
+			return
+		}
+		raw, err := s.Listener.Accept()
+		if err != nil {
+			<-s.slots
+			if passing(err) {
+				select { // for want of files or memory, which others may free
+				case <-time.After(100 * time.Millisecond):
+					continue
+				case <-s.ctx.Done():
+				}
+			}
+			s.cancel(err)
+			return
+		}
+		s.wg.Go(func() { s.handshake(raw) })
+	}
+}
+
+// passing reports whether a failure of accept(2) is of the moment.
+func passing(err error) bool {
+	ne, ok := errors.AsType[interface {
+		error
+		Temporary() bool
+	}](err)
+	return ok && ne.Temporary()
+}
+
+func (s *tlsListener) handshake(raw net.Conn) {
+	ctx, cancel := context.WithTimeout(s.ctx, handshakeLimit)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
+	c := tls.Server(raw, s.config)
+	err := c.Handshake()
+	if err == nil {
+		_, err = c.Write([]byte{accepted})
+	}
+	<-s.slots
+	if err != nil || !stop() {
+		stop()
+		_ = raw.Close()
+		return
+	}
+	select {
+	case s.conns <- c:
+	case <-s.ctx.Done():
+		_ = raw.Close()
+	}
+}
+
+// certificate is signed by the key that it shows; its names and dates mean
+// nothing, since guests' clocks may be anywhere.
+func certificate(key ed25519.PrivateKey) (tls.Certificate, error) {
+	if len(key) != ed25519.PrivateKeySize {
+		return tls.Certificate{}, agentlab.Errorf(agentlab.CodeInternal, "a key of guest control has %d bytes", len(key))
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0), NotAfter: time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC),
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return tls.Certificate{}, agentlab.Errorf(agentlab.CodeInternal, "the certificate of guest control: %w", err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}
