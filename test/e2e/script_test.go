@@ -1,0 +1,52 @@
+package e2e
+
+import (
+	"regexp"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// TestScriptsQEMU runs the scripts that every backend must pass on qemu;
+// TestScriptsProxmox runs the same ones there.
+func TestScriptsQEMU(t *testing.T) { runScripts(newLab(t), t, "qemu") }
+
+// runScripts runs testdata/script against the daemon of l.
+func runScripts(l *lab, t *testing.T, backend string) {
+	t.Helper()
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/script",
+		Setup: func(env *testscript.Env) error {
+			env.Vars = append(env.Vars, l.env...)
+			env.Setenv("BACKEND", backend)
+			env.Setenv("HOME", env.WorkDir)
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"capture": capture,
+			"agentlab": func(ts *testscript.TestScript, neg bool, args []string) {
+				err := ts.Exec("agentlab", args...)
+				switch {
+				case err == nil && neg:
+					ts.Fatalf("agentlab %v succeeded", args)
+				case err != nil && !neg:
+					ts.Fatalf("agentlab %v: %v", args, err)
+				}
+			},
+		},
+	})
+}
+
+// capture VAR REGEXP sets VAR to the first group of REGEXP in the last
+// standard output.
+func capture(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: capture VAR REGEXP")
+	}
+	m := regexp.MustCompile(args[1]).FindStringSubmatch(ts.ReadFile("stdout"))
+	if len(m) < 2 {
+		ts.Fatalf("no match for %s", args[1])
+	}
+	ts.Setenv(args[0], m[1])
+}
+
