@@ -20,7 +20,7 @@ import (
 // Config is the content of config.yaml. The doc tags are the reference of the
 // keys, from which docs/config.md is made.
 type Config struct {
-	Backend        string `yaml:"backend" doc:"Where sandboxes run. Known: qemu."`
+	Backend        string `yaml:"backend" doc:"Where sandboxes run. Known: qemu, proxmox."`
 	DefaultProfile string `yaml:"default_profile" doc:"Profile of jobs and sandboxes that name none."`
 	DefaultAgent   string `yaml:"default_agent" doc:"Agent of jobs that name none: claude, codex, opencode, gemini or shell."`
 
@@ -36,6 +36,8 @@ type Config struct {
 	API API `yaml:"api"`
 
 	QEMU QEMU `yaml:"qemu"`
+
+	Proxmox Proxmox `yaml:"proxmox"`
 
 	HostNetwork HostNetwork `yaml:"host_network"`
 }
@@ -110,12 +112,13 @@ func Default() Config {
 		BootstrapTTLMinutes: 10,
 		API:                 API{Groups: map[string]string{}},
 		QEMU:                QEMU{Accel: "auto"},
+		Proxmox:             defaultProxmox(),
 		HostNetwork:         defaultHostNetwork,
 	}
 }
 
 // backends are the values that the key backend may have.
-var backends = []string{"qemu"}
+var backends = []string{"qemu", "proxmox"}
 
 // testBackend is known here but to nobody who reads messages or the
 // reference: the daemon refuses it outside of tests.
@@ -184,6 +187,9 @@ func (c Config) Validate() error {
 		return err
 	}
 	if err := c.HostNetwork.validate(); err != nil {
+		return err
+	}
+	if err := c.Proxmox.validate(c.Backend == "proxmox", c.HostNetwork); err != nil {
 		return err
 	}
 	return c.validateRanges()

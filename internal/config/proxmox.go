@@ -1,0 +1,212 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Proxmox configures the proxmox backend.
+type Proxmox struct {
+	Transport string `yaml:"transport" doc:"How the node is spoken to: shell (this daemon runs on the node, as root) or rest (its API, with a token)."`
+
+	URL         string `yaml:"url" doc:"Of transport rest: address of the API, such as https://127.0.0.1:8006."`
+	TokenID     string `yaml:"token_id" doc:"Of transport rest: name of the API token, as USER@REALM!NAME."`
+	TokenFile   string `yaml:"token_file" doc:"Of transport rest: absolute path of the file that holds the token's secret; only its owner may be able to read it."`
+	CAFile      string `yaml:"ca_file" doc:"Of transport rest: absolute path of the certificate that the API's is checked with, such as /etc/pve/pve-root-ca.pem; empty means those of this machine."`
+	Fingerprint string `yaml:"fingerprint" doc:"Of transport rest: SHA-256 fingerprint of the API's certificate, which then needs no ca_file; 64 hexadecimal digits, with or without colons."`
+
+	Nodes     []ProxmoxNode  `yaml:"nodes" doc:"Nodes that sandboxes run on, each as name: NODE and, where it has templates of its own, templates: {IMAGE: VMID}; empty means this machine."`
+	Templates map[string]int `yaml:"templates" doc:"Template VM of each image, as IMAGE: VMID; empty means base: 9000 and agents: 9001. No sandbox gets one of these numbers."`
+
+	Storage   string `yaml:"storage" doc:"Storage of the disks of full clones; empty means that of the template. Linked clones are always on the template's."`
+	FullClone bool   `yaml:"full_clone" doc:"Copies the template's disk for each sandbox, where else only what changes takes space."`
+	Pool      string `yaml:"pool" doc:"Pool that sandboxes belong to, which a token needs; empty means none."`
+	Snippets  string `yaml:"snippets_storage" doc:"Of transport shell: storage whose content includes snippets, for what sandboxes are told at their first boot."`
+
+	Addressing string `yaml:"addressing" doc:"How a guest learns its address: static (cloud-init) or dhcp (the daemon answers on the bridge)."`
+	Nameserver string `yaml:"nameserver" doc:"Name server that guests are told of; empty means the host's address on the bridge, which is the only one that policies let them reach."`
+	Firewall   bool   `yaml:"firewall" doc:"Sets the firewall flag of sandboxes' network devices, for Proxmox's own firewall; policies do not need it."`
+	Model      string `yaml:"model" doc:"Model of sandboxes' network devices when the profile names none: virtio, e1000 or vmxnet3."`
+	SSHKeyFile string `yaml:"ssh_public_key_file" doc:"Absolute path of SSH public keys that may log in to every sandbox as agent; empty means none, agentlab ssh needs none."`
+}
+
+// ProxmoxNode is one node of a cluster.
+type ProxmoxNode struct {
+	Name      string         `yaml:"name"`
+	Templates map[string]int `yaml:"templates"`
+}
+
+// The values of proxmox.transport and proxmox.addressing.
+const (
+	ProxmoxShell  = "shell"
+	ProxmoxREST   = "rest"
+	ProxmoxStatic = "static"
+	ProxmoxDHCP   = "dhcp"
+)
+
+// ProxmoxModels are the network devices that sandboxes may have.
+var ProxmoxModels = []string{"virtio", "e1000", "vmxnet3"}
+
+func defaultProxmox() Proxmox {
+	return Proxmox{
+		Transport: ProxmoxShell, Nodes: []ProxmoxNode{}, Templates: map[string]int{}, Snippets: "local",
+		Addressing: ProxmoxStatic, Model: "virtio",
+	}
+}
+
+var (
+	storageName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]$`)
+	poolName    = regexp.MustCompile(`^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+){0,2}$`)
+	nodeName    = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
+	tokenName   = regexp.MustCompile(`^[^\s:/!@]+@[A-Za-z][A-Za-z0-9._-]+![A-Za-z][A-Za-z0-9._-]+$`)
+	fingerprint = regexp.MustCompile(`^([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2}$`)
+)
+
+// validate checks every value; used tells that the backend is proxmox, and so
+// that what it cannot do without must be there.
+func (p Proxmox) validate(used bool, bridge HostNetwork) error {
+	if err := oneOf("proxmox.transport", p.Transport, []string{ProxmoxShell, ProxmoxREST}); err != nil {
+		return err
+	}
+	if err := oneOf("proxmox.addressing", p.Addressing, []string{ProxmoxStatic, ProxmoxDHCP}); err != nil {
+		return err
+	}
+	if err := oneOf("proxmox.model", p.Model, ProxmoxModels); err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		key, value string
+		form       *regexp.Regexp
+		what       string
+	}{
+		{"storage", p.Storage, storageName, "the name of a storage"},
+		{"snippets_storage", p.Snippets, storageName, "the name of a storage"},
+		{"pool", p.Pool, poolName, "the name of a pool"},
+		{"token_id", p.TokenID, tokenName, "the name of a token: USER@REALM!NAME"},
+		{"fingerprint", p.Fingerprint, fingerprint, "a SHA-256 fingerprint"},
+	} {
+		if f.value != "" && !f.form.MatchString(f.value) {
+			return badProxmox(f.key, "%q is not %s", f.value, f.what)
+		}
+	}
+	for key, path := range map[string]string{"token_file": p.TokenFile, "ca_file": p.CAFile, "ssh_public_key_file": p.SSHKeyFile} {
+		if path != "" && !filepath.IsAbs(path) {
+			return badProxmox(key, "%q is not an absolute path", path)
+		}
+	}
+	if p.Storage != "" && !p.FullClone {
+		return badProxmox("storage", "linked clones are on the storage of their template").WithHint("set full_clone: true, or leave storage out")
+	}
+	if err := p.validateNameserver(bridge); err != nil {
+		return err
+	}
+	if err := p.validateTransport(used); err != nil {
+		return err
+	}
+	return p.validateNodes()
+}
+
+func badProxmox(key, format string, args ...any) *agentlab.Error {
+	return agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField("proxmox." + key)
+}
+
+func (p Proxmox) validateNameserver(bridge HostNetwork) error {
+	if p.Nameserver == "" {
+		return nil
+	}
+	addr, err := netip.ParseAddr(p.Nameserver)
+	v4, v6, berr := bridge.Prefixes()
+	if err != nil || berr != nil {
+		return badProxmox("nameserver", "%q is not an address", p.Nameserver)
+	}
+	if addr != v4.Addr().Next() && (!v6.IsValid() || addr != v6.Addr().Next()) {
+		return badProxmox("nameserver", "%s is not the host's address on the bridge, and no policy lets a sandbox reach another name server", addr).
+			WithHint("leave it out")
+	}
+	return nil
+}
+
+func (p Proxmox) validateTransport(used bool) error {
+	if p.Transport == ProxmoxShell {
+		for key, value := range map[string]string{
+			"url": p.URL, "token_id": p.TokenID, "token_file": p.TokenFile, "ca_file": p.CAFile, "fingerprint": p.Fingerprint,
+		} {
+			if value != "" {
+				return badProxmox(key, "transport shell has no use for it").WithHint("set proxmox.transport: rest, or remove it")
+			}
+		}
+		if used && p.Snippets == "" {
+			return badProxmox("snippets_storage", "missing")
+		}
+		return nil
+	}
+	if p.URL != "" {
+		u, err := url.Parse(p.URL)
+		if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
+			return badProxmox("url", "%q is not the address of an API", p.URL).WithHint("such as https://127.0.0.1:8006")
+		}
+	}
+	if p.CAFile != "" && p.Fingerprint != "" {
+		return badProxmox("ca_file", "ca_file and fingerprint exclude each other")
+	}
+	if !used {
+		return nil
+	}
+	for _, need := range []struct{ key, value string }{{"url", p.URL}, {"token_id", p.TokenID}, {"token_file", p.TokenFile}} {
+		if need.value == "" {
+			return badProxmox(need.key, "missing, and transport rest needs it").WithHint("scripts/create_api_token.sh makes a token")
+		}
+	}
+	return nil
+}
+
+func (p Proxmox) validateNodes() error {
+	var names []string
+	check := func(key string, templates map[string]int) error {
+		for image, vmid := range templates {
+			if err := agentlab.ValidateName(image); err != nil {
+				return badProxmox(key, "%q is not the name of an image", image)
+			}
+			if vmid < 100 || vmid > 999999999 {
+				return badProxmox(key+"."+image, "%d is not between 100 and 999999999", vmid)
+			}
+		}
+		return nil
+	}
+	if err := check("templates", p.Templates); err != nil {
+		return err
+	}
+	for i, n := range p.Nodes {
+		key := fmt.Sprintf("nodes[%d]", i)
+		if !nodeName.MatchString(n.Name) || slices.Contains(names, n.Name) {
+			return badProxmox(key+".name", "%q is not the name of a node, or named twice", n.Name)
+		}
+		names = append(names, n.Name)
+		if err := check(key+".templates", n.Templates); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TemplateVMIDs are the template VMs of a node ("": of all) by image.
+func (p Proxmox) TemplateVMIDs(node string) map[string]int {
+	out := map[string]int{"base": 9000, "agents": 9001}
+	if len(p.Templates) > 0 {
+		out = maps.Clone(p.Templates)
+	}
+	for _, n := range p.Nodes {
+		if n.Name == node {
+			maps.Copy(out, n.Templates)
+		}
+	}
+	return out
+}
