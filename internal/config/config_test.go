@@ -69,7 +69,7 @@ func TestRefused(t *testing.T) {
 		{"backend: qemu\ndefault_profil: x", "default_profil", "line 2: unknown key", `"default_profile"`},
 		{"limits:\n  max_sandbox: 1", "limits.max_sandbox", "line 2: unknown key", `"limits.max_sandboxes"`},
 		{"debug_listen: 127.0.0.1:8845", "debug_listen", "unknown key", ""},
-		{"backend: kubernetes", "backend", `line 1: "proxmox" is not known`, "choose one of qemu"},
+		{"backend: kubernetes", "backend", `line 1: "kubernetes" is not known`, "choose one of qemu, proxmox"},
 		{"backend: qmeu", "backend", "", `did you mean "qemu"?`},
 		{"default_agent: cladue", "default_agent", "", `"claude"`},
 		{"default_profile: ../x", "default_profile", "not a valid name", "lower-case"},
