@@ -1,0 +1,128 @@
+package pve
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// AgentPing asks whether the guest agent answers. Error unavailable: it does
+// not, which takes 3 s to find out; conflict: the VM does not run.
+func (c *Client) AgentPing(ctx context.Context, node string, vmid int) error {
+	return c.vmCall(ctx, "ping the guest agent of", Post, node, vmid, "agent/ping", nil, nil)
+}
+
+// Interface is a network interface as the guest tells it: the guest's word,
+// not to be believed.
+type Interface struct {
+	Name string
+	MAC  net.HardwareAddr // nil: none, or not a MAC
+	IPs  []netip.Addr
+}
+
+// maxInterfaces bounds what a guest may tell.
+const maxInterfaces = 256
+
+// AgentInterfaces asks the guest for its interfaces. Entries and addresses
+// that are none are left out.
+func (c *Client) AgentInterfaces(ctx context.Context, node string, vmid int) ([]Interface, error) {
+	var raw json.RawMessage
+	if err := c.vmCall(ctx, "ask the guest agent for the interfaces of", Get, node, vmid, "agent/network-get-interfaces", nil, &raw); err != nil {
+		return nil, err
+	}
+	return decodeInterfaces(raw)
+}
+
+func decodeInterfaces(raw json.RawMessage) ([]Interface, error) {
+	var out struct {
+		Result []struct {
+			Name string `json:"name"`
+			MAC  string `json:"hardware-address"`
+			IPs  []struct {
+				Address string `json:"ip-address"`
+			} `json:"ip-addresses"`
+		} `json:"result"`
+	}
+	if err := json.Unmarshal(raw, &out); err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "the guest agent's answer is not understood: %w", err)
+	}
+	var ifs []Interface
+	for _, r := range out.Result[:min(len(out.Result), maxInterfaces)] {
+		i := Interface{Name: clip(r.Name, 64)}
+		if mac, err := net.ParseMAC(r.MAC); err == nil && len(mac) == 6 {
+			i.MAC = mac
+		}
+		for _, a := range r.IPs[:min(len(r.IPs), maxInterfaces)] {
+			if ip, err := netip.ParseAddr(a.Address); err == nil && ip.Zone() == "" {
+				i.IPs = append(i.IPs, ip.Unmap())
+			}
+		}
+		ifs = append(ifs, i)
+	}
+	return ifs, nil
+}
+
+// maxAgentWrite is how much one call may write.
+const maxAgentWrite = 60 << 10
+
+// AgentFileWrite writes a file in the guest through its agent: at most 60 KiB
+// of ASCII. Proxmox cannot pass other bytes on unharmed.
+func (c *Client) AgentFileWrite(ctx context.Context, node string, vmid int, path string, content []byte) error {
+	if len(content) > maxAgentWrite {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%d bytes are too many to be written through a guest agent", len(content)).WithHint("the limit is %d bytes", maxAgentWrite)
+	}
+	for _, b := range content {
+		if b >= 0x80 || b == 0 {
+			return agentlab.Errorf(agentlab.CodeInvalid, "only ASCII can be written through a guest agent")
+		}
+	}
+	return c.vmCall(ctx, "write a file through the guest agent of", Post, node, vmid, "agent/file-write",
+		url.Values{"file": {path}, "content": {string(content)}}, nil)
+}
+
+// AgentExec starts a program in the guest and returns its process id there.
+// argv is a list: Proxmox takes one string with blanks as one name. Error
+// unknown_outcome may mean that there is no such program: the call that starts
+// a missing program answers 596.
+func (c *Client) AgentExec(ctx context.Context, node string, vmid int, argv []string, input []byte) (int, error) {
+	if len(argv) == 0 || len(input) > 64<<10 {
+		return 0, agentlab.Errorf(agentlab.CodeInvalid, "the guest agent takes a command and at most 64 KiB of input")
+	}
+	p := url.Values{"command": argv}
+	if len(input) > 0 {
+		p.Set("input-data", string(input))
+	}
+	var out struct {
+		PID Int `json:"pid"`
+	}
+	err := c.vmCall(ctx, "run a program through the guest agent of", Post, node, vmid, "agent/exec", p, &out)
+	return int(out.PID), err
+}
+
+// ExecResult is what a program in the guest has come to.
+type ExecResult struct {
+	Exited   Bool `json:"exited"`
+	ExitCode Int  `json:"exitcode"`
+	Signal   Int  `json:"signal"`
+	Out      Str  `json:"out-data"`
+	Err      Str  `json:"err-data"`
+}
+
+// AgentExecStatus asks about a program. That it has exited can be read once:
+// it is never asked twice by the transport itself.
+func (c *Client) AgentExecStatus(ctx context.Context, node string, vmid, pid int) (ExecResult, error) {
+	var out ExecResult
+	err := c.vmCall(ctx, "ask the guest agent about a program of", Get, node, vmid, execStatus, url.Values{"pid": {strconv.Itoa(pid)}}, &out)
+	return out, err
+}
+
+const execStatus = "agent/exec-status"
+
+// readOnce reports whether the answer of a GET can be had only once.
+func readOnce(path string) bool { return strings.HasSuffix(path, "/"+execStatus) }

@@ -1,0 +1,126 @@
+package pve
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Version is the version of Proxmox VE of the node that answers.
+type Version struct {
+	Major, Minor int
+	Text         string // e.g. "8.4.21"
+}
+
+// String implements fmt.Stringer.
+func (v Version) String() string { return v.Text }
+
+// AtLeast reports whether the version is major.minor or later.
+func (v Version) AtLeast(major, minor int) bool {
+	return v.Major > major || v.Major == major && v.Minor >= minor
+}
+
+// Version asks for the version; it needs no privilege.
+func (c *Client) Version(ctx context.Context) (Version, error) {
+	var out struct {
+		Version Str `json:"version"`
+		Release Str `json:"release"`
+	}
+	if err := c.call(ctx, "ask for the version", Get, "/version", nil, &out); err != nil {
+		return Version{}, err
+	}
+	return parseVersion(string(out.Version), string(out.Release))
+}
+
+// parseVersion reads a version like "8.4.21", else a release like "8.4".
+func parseVersion(texts ...string) (Version, error) {
+	for _, s := range texts {
+		s = clip(s, 40)
+		number, _, _ := strings.Cut(s, "-") // 7.4-17
+		f := strings.Split(number, ".")
+		major, err := strconv.Atoi(f[0])
+		if err != nil || major <= 0 {
+			continue
+		}
+		v := Version{Major: major, Text: s}
+		if len(f) > 1 {
+			v.Minor, _ = strconv.Atoi(f[1]) // without a number it counts as .0
+		}
+		return v, nil
+	}
+	return Version{}, agentlab.Errorf(agentlab.CodeInternal, "the node's version %q is not understood", clip(fmt.Sprint(texts), 80))
+}
+
+// Node is a member of the cluster.
+type Node struct {
+	Name        string `json:"node"`
+	Status      string `json:"status"` // online, offline, unknown
+	MaxMem      Int    `json:"maxmem"` // bytes; 0: not known
+	Mem         Int    `json:"mem"`    // used
+	MaxCPU      Int    `json:"maxcpu"`
+	Fingerprint string `json:"ssl_fingerprint"` // SHA-256 of its certificate
+}
+
+// FreeMem is the memory that is not used, in bytes; 0 when not known.
+func (n Node) FreeMem() int64 { return max(int64(n.MaxMem-n.Mem), 0) }
+
+// Nodes lists the nodes; it needs no privilege.
+func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
+	var out []Node
+	err := c.call(ctx, "list nodes", Get, "/nodes", nil, &out)
+	return out, err
+}
+
+// Pool is a resource pool.
+type Pool struct {
+	ID      string       `json:"poolid"`
+	Members []PoolMember `json:"members"`
+}
+
+// PoolMember is a member of a pool that the caller may see.
+type PoolMember struct {
+	VMID Int    `json:"vmid"`
+	Node string `json:"node"`
+	Type string `json:"type"` // qemu, lxc, storage
+}
+
+// Pool reads a pool (Pool.Audit).
+func (c *Client) Pool(ctx context.Context, id string) (Pool, error) {
+	var out Pool
+	err := c.call(ctx, "read pool "+id, Get, apiPath("pools", id), nil, &out)
+	return out, err
+}
+
+// Permissions are the caller's effective privileges: path to privilege to
+// whether it holds for everything below that path too. Of a token with
+// privilege separation they are what the token and its user both have.
+type Permissions map[string]map[string]Bool
+
+// Permissions reads the caller's own; it needs no privilege.
+func (c *Client) Permissions(ctx context.Context) (Permissions, error) {
+	var out Permissions
+	err := c.call(ctx, "read the permissions", Get, "/access/permissions", nil, &out)
+	return out, err
+}
+
+// Has reports whether a privilege is held on a path: the path's own entry
+// decides, else that of the nearest path above it that has one, as far as it
+// is passed down.
+func (p Permissions) Has(path, privilege string) bool {
+	for at := path; ; {
+		if privs, ok := p[at]; ok {
+			down, held := privs[privilege]
+			return held && (at == path || bool(down))
+		}
+		if at == "/" || at == "" {
+			return false
+		}
+		at = at[:strings.LastIndexByte(at, '/')]
+		if at == "" {
+			at = "/"
+		}
+	}
+}

@@ -1,0 +1,203 @@
+package pve
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Int is a whole number as Proxmox sends it: a JSON number, a string that
+// holds one ("512", nextid's "100") or null, which is 0. A fraction is cut
+// off; whatever else is an error.
+type Int int64
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (i *Int) UnmarshalJSON(b []byte) error {
+	s, err := scalar(b)
+	if err != nil {
+		return err
+	}
+	if s == "" {
+		*i = 0
+		return nil
+	}
+	if n, err := strconv.ParseInt(s, 10, 64); err == nil {
+		*i = Int(n)
+		return nil
+	}
+	f, err := strconv.ParseFloat(s, 64)
+	if err != nil || math.IsNaN(f) || f < -(1<<62) || f > 1<<62 {
+		return agentlab.Errorf(agentlab.CodeInternal, "%s is no number", strconv.Quote(clip(s, 40)))
+	}
+	*i = Int(f)
+	return nil
+}
+
+// Bool is a truth value as Proxmox sends it: 1, 0, true, false, the same as
+// strings, "" or null.
+type Bool bool
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (v *Bool) UnmarshalJSON(b []byte) error {
+	s, err := scalar(b)
+	if err != nil {
+		return err
+	}
+	switch strings.ToLower(s) {
+	case "1", "true", "yes", "on":
+		*v = true
+	case "", "0", "false", "no", "off":
+		*v = false
+	default:
+		return agentlab.Errorf(agentlab.CodeInternal, "%s is no truth value", strconv.Quote(clip(s, 40)))
+	}
+	return nil
+}
+
+// Str is a text as Proxmox sends it: a JSON string, or a number or truth value
+// where the text looks like one. null is "".
+type Str string
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (v *Str) UnmarshalJSON(b []byte) error {
+	s, err := scalar(b)
+	if err != nil {
+		return err
+	}
+	*v = Str(s)
+	return nil
+}
+
+// scalar returns the text of a JSON string, number, truth value (1 or 0) or
+// null ("").
+func scalar(b []byte) (string, error) {
+	b = bytes.TrimSpace(b)
+	switch {
+	case len(b) == 0 || bytes.Equal(b, []byte("null")):
+		return "", nil
+	case bytes.Equal(b, []byte("true")):
+		return "1", nil
+	case bytes.Equal(b, []byte("false")):
+		return "0", nil
+	case b[0] == '"':
+		var s string
+		if err := json.Unmarshal(b, &s); err != nil {
+			return "", agentlab.Errorf(agentlab.CodeInternal, "a text that is no JSON: %w", err)
+		}
+		return s, nil
+	case b[0] == '{' || b[0] == '[':
+		return "", agentlab.Errorf(agentlab.CodeInternal, "%s where one value was expected", clip(string(b), 40))
+	}
+	return string(b), nil
+}
+
+// Config is the configuration of a VM: option to value, each as text, e.g.
+// "memory": "512", "onboot": "1", "net0": "virtio=BC:…,bridge=vmbr1". The
+// description is plain text, as the API gives it.
+type Config map[string]string
+
+// UnmarshalJSON implements json.Unmarshaler. A value that is a list or object
+// is kept as its JSON text, so that no option is overlooked.
+func (c *Config) UnmarshalJSON(b []byte) error {
+	var raw map[string]json.RawMessage
+	if err := json.Unmarshal(b, &raw); err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "a configuration that is no object: %w", err)
+	}
+	m := make(Config, len(raw))
+	for k, v := range raw {
+		if bytes.Equal(bytes.TrimSpace(v), []byte("null")) {
+			continue
+		}
+		s, err := scalar(v)
+		if err != nil {
+			s = string(v)
+		}
+		m[k] = s
+	}
+	*c = m
+	return nil
+}
+
+// Int returns an option as a whole number, def when it is not set or is none.
+func (c Config) Int(option string, def int) int {
+	n, err := strconv.Atoi(c[option])
+	if err != nil {
+		return def
+	}
+	return n
+}
+
+// Bool returns an option as a truth value; not set is false.
+func (c Config) Bool(option string) bool {
+	switch strings.ToLower(c[option]) {
+	case "1", "yes", "on", "true":
+		return true
+	}
+	return false
+}
+
+// Digest identifies this state of the configuration, for Changes.Digest.
+func (c Config) Digest() string { return c["digest"] }
+
+// Tags returns the tags, which Proxmox keeps in lower case and sorted.
+func (c Config) Tags() []string { return splitTags(c["tags"]) }
+
+func splitTags(s string) []string {
+	return strings.FieldsFunc(s, func(r rune) bool { return r == ';' || r == ',' || r == ' ' })
+}
+
+// Props is a property string of Proxmox, e.g. "virtio=BC:…,bridge=vmbr1": a
+// list of key=value in their order. A part without a key has Key "".
+type Props []Prop
+
+// Prop is one part of a property string.
+type Prop struct{ Key, Value string }
+
+// ParseProps takes a property string apart. It refuses nothing.
+func ParseProps(s string) Props {
+	if s == "" {
+		return nil
+	}
+	var p Props
+	for part := range strings.SplitSeq(s, ",") {
+		if k, v, ok := strings.Cut(part, "="); ok {
+			p = append(p, Prop{strings.TrimSpace(k), v})
+		} else {
+			p = append(p, Prop{"", part})
+		}
+	}
+	return p
+}
+
+// Get returns the value of a key and whether it is there; "" asks for the
+// part without a key, e.g. the volume of a drive.
+func (p Props) Get(key string) (string, bool) {
+	for _, e := range p {
+		if e.Key == key {
+			return e.Value, true
+		}
+	}
+	return "", false
+}
+
+// clip shortens untrusted text for a message, to at most n bytes.
+func clip(s string, n int) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r == utf8.RuneError {
+			return ' '
+		}
+		return r
+	}, s)
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "…"
+}

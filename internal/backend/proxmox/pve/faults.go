@@ -1,0 +1,279 @@
+package pve
+
+import (
+	"errors"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// fault is one row of the table of what nodes say. Proxmox answers practically
+// every fault with status 500 and a text, and the exit status of a task is a
+// text as well, so text is all there is to go by. A text that no row fits is
+// internal: it proves nothing, least of all that something is absent.
+type fault struct {
+	text *regexp.Regexp
+	code agentlab.Code
+	hint string
+}
+
+func row(text string, code agentlab.Code, hint string) fault {
+	return fault{regexp.MustCompile(text), code, hint}
+}
+
+// absent are the two wordings of "that VM has no configuration on this node";
+// the node asks its own cluster file system, so it is proof for that node.
+var absent = []*regexp.Regexp{
+	regexp.MustCompile(`^Configuration file 'nodes/[^/']+/qemu-server/(\d+)\.conf' does not exist$`),
+	regexp.MustCompile(`^unable to find configuration file for VM (\d+) on node '[^']+'$`),
+}
+
+const (
+	hintLock  = "try again; if it stays, look with qm config at what holds the lock, and take a stale one away on the node with qm unlock"
+	hintRoot  = "an API token is never root: use the shell transport on the node for this"
+	hintSpace = "free or add space on the storage"
+)
+
+// faults is tried in its order; the first row that fits decides.
+var faults = []fault{
+	// Who is in the way. The number may be anyone's.
+	row(`^unable to create VM \d+: config file already exists`, agentlab.CodeExists, "the number is taken by a VM or container"),
+	row(`^unable to create VM \d+ - VM \d+ already exists on node`, agentlab.CodeExists, "the number is taken by a VM or container"),
+	row(`^VM \d+ already exists`, agentlab.CodeExists, "the number is taken by a VM or container"),
+	row(`(dataset|disk image '[^']*'|[Ll]ogical [Vv]olume .*|pool '[^']*'|Security group '[^']*') already exists`, agentlab.CodeExists, ""),
+
+	// The guest and its agent: before the locks, whose texts also end in "got timeout".
+	row(`^QEMU guest agent is not running`, agentlab.CodeUnavailable, "the guest has not started its agent yet, or has none"),
+	row(`^No QEMU guest agent configured`, agentlab.CodeUnavailable, "set agent=1 on the VM or its template"),
+	row(`(qga|qmp) command '[^']*' failed - got timeout`, agentlab.CodeUnavailable, ""),
+	row(`^VM quit/powerdown failed`, agentlab.CodeTimeout, "the guest did not shut down in time; stop it"),
+
+	// Locks.
+	row(`^can't lock file '[^']*' - got timeout`, agentlab.CodeBusy, hintLock),
+	row(`^cfs-lock '[^']*' error: got lock request timeout`, agentlab.CodeBusy, hintLock),
+	row(`^VM is locked \(`, agentlab.CodeBusy, hintLock),
+	row(`^Failed to obtain guest migration lock`, agentlab.CodeBusy, hintLock),
+	row(`^checksum mismatch \(file change by other user\?\)`, agentlab.CodeBusy, "the configuration was changed meanwhile: read it again"),
+	row(`dataset is busy|[Dd]evice or resource busy|target is busy`, agentlab.CodeBusy, "something uses the volume; try again"),
+	row(`unable to (apply|delete) .*volume is still in use`, agentlab.CodeConflict, "a change of this VM that cannot be applied is pending: revert it"),
+
+	// The present state does not allow it.
+	row(`^VM \d+ (is )?not running`, agentlab.CodeConflict, "start the VM first"),
+	row(`^VM \d+ already running`, agentlab.CodeConflict, ""),
+	row(`^VM \d+ is running - destroy failed`, agentlab.CodeConflict, "stop the VM first"),
+	row(`^VM is paused - cannot shutdown`, agentlab.CodeConflict, "resume or stop the VM"),
+	row(`still in use by linked clone|has dependent clones`, agentlab.CodeConflict, "destroy the clones first"),
+	row(`^you can't .*template`, agentlab.CodeConflict, ""),
+	row(`protection mode enabled`, agentlab.CodeDenied, "the VM is protected: set protection=0 on it if it may really go"),
+
+	// Who may not.
+	row(`^only root can set '[^']*' config`, agentlab.CodeDenied, hintRoot),
+	row(`^Only root (may use this option|can pass arbitrary filesystem paths)`, agentlab.CodeDenied, hintRoot),
+	row(`^please run as root`, agentlab.CodeDenied, "the shell transport needs root on the node"),
+	row(`^ipcc_send_rec.* failed: (Connection refused|Permission denied)|^Unable to load access control list`, agentlab.CodeDenied, "the cluster file system of the node admits root with group root alone, and must run (pve-cluster.service)"),
+	row(`^Permission check failed \(pool '[^']*' does not exist\)`, agentlab.CodeInvalid, "make the pool with: pveum pool add"),
+	row(`^Permission check failed`, agentlab.CodeDenied, ""), // hint: grantHint
+
+	// No room.
+	row(`(?i)no space left on device|out of space|insufficient free (space|extents)|not enough (free )?space|disk quota exceeded|insufficient suitable allocatable extents`, agentlab.CodeNoSpace, hintSpace),
+
+	// Not on this storage, or not in this version.
+	row(`^(Linked|Full) clone feature is not supported`, agentlab.CodeUnsupported, "the source or its storage has no such clone: make it a template, or ask for a full clone"),
+	row(`^parameter '(storage|format)' not allowed for linked clones`, agentlab.CodeUnsupported, "a linked clone lives on its template's storage"),
+	row(`^snapshot feature is not available`, agentlab.CodeUnsupported, ""),
+	row(`^Method '[^']*' not implemented|^No '\w+' handler defined for`, agentlab.CodeUnsupported, "this version of Proxmox VE has no such call; 8.0 or later is needed"),
+	row(`^property is not defined in schema`, agentlab.CodeUnsupported, "this version of Proxmox VE has no such parameter"),
+
+	// What the configuration names is not there.
+	row(`^storage '[^']*' does not exist`, agentlab.CodeInvalid, "name one that pvesm status shows on the node"),
+	row(`^no such cluster node '`, agentlab.CodeInvalid, "name a node that GET /nodes shows"),
+	row(`^bridge '[^']*' does not exist`, agentlab.CodeUnavailable, "make the bridge on the node"),
+	row(`^volume '[^']*' does not exist`, agentlab.CodeUnavailable, "a file or volume that the VM's configuration names is not there"),
+	row(`^timeout: no zvol device link for`, agentlab.CodeUnavailable, "the volume is not there, or udev is slow"),
+
+	// Something that is needed does not answer.
+	row(`^hostname lookup '[^']*' failed`, agentlab.CodeUnavailable, "the node that was asked cannot find the other one: is the node's name right?"),
+	row(`^storage '[^']*' is (not online|not active|disabled|not available)|could not activate storage`, agentlab.CodeUnavailable, "bring the storage up on the node"),
+	row(`cluster not ready - no quorum`, agentlab.CodeUnavailable, "the cluster has no quorum: nothing can be changed until it has"),
+	row(`^unexpected status$`, agentlab.CodeUnknownOutcome, "the task was killed, or the node restarted"),
+	row(`(?i)^no such task$`, agentlab.CodeNotFound, ""),
+}
+
+// asFault finds the node's answer in an error.
+func asFault(err error) (*Fault, bool) { return errors.AsType[*Fault](err) }
+
+// explain makes the error of a call from the transport's.
+func explain(what string, err error) error {
+	f, ok := errors.AsType[*Fault](err)
+	if !ok {
+		if e, ok := errors.AsType[*agentlab.Error](err); ok {
+			c := *e
+			c.Message = what + ": " + e.Message
+			return &c
+		}
+		return agentlab.Errorf(agentlab.CodeInternal, "%s: %w", what, err)
+	}
+	code, hint := f.classify()
+	e := agentlab.Errorf(code, "%s: %s", what, f.text())
+	e.Err = quiet{f}
+	if hint != "" {
+		e = e.WithHint("%s", hint)
+	}
+	if names := f.paramNames(); len(names) > 0 {
+		e = e.WithField(names[0])
+	}
+	return e
+}
+
+// quiet keeps the answer in the chain, without repeating its text.
+type quiet struct{ *Fault }
+
+func (quiet) Error() string   { return "" }
+func (q quiet) Unwrap() error { return q.Fault }
+
+// classify is the code and hint of an answer.
+func (f *Fault) classify() (agentlab.Code, string) {
+	if f.Status == 401 {
+		return agentlab.CodeDenied, "the API token is wrong, disabled or expired: check token_id (user@realm!name) and the token's secret"
+	}
+	for _, name := range f.paramNames() {
+		if code, hint, ok := lookup(f.Params[name]); ok {
+			return code, hint
+		}
+	}
+	if len(f.Params) > 0 {
+		return agentlab.CodeInvalid, ""
+	}
+	if code, hint, ok := lookup(f.Message); ok {
+		return code, hint
+	}
+	if f.Status == 403 {
+		return agentlab.CodeDenied, ""
+	}
+	return agentlab.CodeInternal, ""
+}
+
+// lookup finds the row of a text.
+func lookup(text string) (agentlab.Code, string, bool) {
+	text = strings.TrimSpace(text)
+	for _, re := range absent {
+		if re.MatchString(text) {
+			return agentlab.CodeNotFound, "", true
+		}
+	}
+	for _, r := range faults {
+		if r.text.MatchString(text) {
+			hint := r.hint
+			if hint == "" && r.code == agentlab.CodeDenied {
+				hint = grantHint(text)
+			}
+			return r.code, hint, true
+		}
+	}
+	return "", "", false
+}
+
+var missingPrivilege = regexp.MustCompile(`^Permission check failed \((/[^,]*), ([\w.]+(?:\|[\w.]+)*)\)`)
+
+// grantHint tells what to grant where, for a refusal that names it.
+func grantHint(text string) string {
+	m := missingPrivilege.FindStringSubmatch(text)
+	if m == nil {
+		return "a privilege is missing that Proxmox does not name, as for a clone into no pool; agentlab doctor lists what is missing"
+	}
+	return "the token and its user both need a role with " + strings.ReplaceAll(m[2], "|", " or ") + " on " + m[1] + "; agentlab doctor prints the pveum commands"
+}
+
+// text is the answer in one line, with what is wrong with which parameter.
+func (f *Fault) text() string {
+	s := clip(strings.TrimSpace(f.Message), 500)
+	if s == "" {
+		s = "status " + strconv.Itoa(f.Status)
+	}
+	for _, name := range f.paramNames() {
+		s += " " + clip(name+": "+strings.Join(strings.Fields(f.Params[name]), " "), 300) + ";"
+	}
+	return strings.TrimRight(s, ";.")
+}
+
+func (f *Fault) paramNames() []string {
+	names := make([]string, 0, len(f.Params))
+	for n := range f.Params {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// aboutVM makes a not_found that is about another VM internal: it proves
+// nothing of the one that was asked about.
+func aboutVM(err error, vmid int) error {
+	if agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		return err
+	}
+	if f, ok := asFault(err); ok {
+		for _, re := range absent {
+			if m := re.FindStringSubmatch(strings.TrimSpace(f.Message)); m != nil && m[1] == strconv.Itoa(vmid) {
+				return err
+			}
+		}
+	}
+	e, _ := errors.AsType[*agentlab.Error](err)
+	c := *e
+	c.Code = agentlab.CodeInternal
+	return &c
+}
+
+// explainTask makes the error of a task that failed. The exit status keeps
+// only the last line of a tool's error, so the log's last lines are searched
+// too where it tells nothing; but they prove neither absence nor existence.
+func explainTask(u UPID, exit string, tail []string) error {
+	code, hint, ok := lookup(exit)
+	if ok && code == agentlab.CodeNotFound && !absentIs(exit, u.ID()) {
+		code = agentlab.CodeInternal
+	}
+	if !ok {
+		code = agentlab.CodeInternal
+		for _, line := range slices.Backward(tail) {
+			c, h, ok := lookup(line)
+			if ok && c != agentlab.CodeNotFound && c != agentlab.CodeExists && c != agentlab.CodeUnknownOutcome {
+				code, hint = c, h
+				break
+			}
+		}
+	}
+	e := agentlab.Errorf(code, "%s of %s failed: %s%s", u.Type(), u.ID(), clip(exit, 500), telling(exit, tail))
+	e.Err = quiet{&Fault{Message: exit}}
+	if hint != "" {
+		e = e.WithHint("%s", hint)
+	}
+	return e
+}
+
+func absentIs(text, id string) bool {
+	for _, re := range absent {
+		if m := re.FindStringSubmatch(text); m != nil && m[1] == id {
+			return true
+		}
+	}
+	return false
+}
+
+// telling picks the lines of a log that add something to the exit status.
+func telling(exit string, tail []string) string {
+	var lines []string
+	for _, l := range tail {
+		l = strings.TrimSpace(l)
+		if l == "" || strings.HasPrefix(l, "TASK ") || strings.HasPrefix(l, "transferred ") || l == exit || l == "trying to acquire lock..." {
+			continue
+		}
+		lines = append(lines, clip(l, 200))
+	}
+	if len(lines) == 0 {
+		return ""
+	}
+	return " (log: " + strings.Join(lines[max(0, len(lines)-5):], "; ") + ")"
+}

@@ -1,0 +1,93 @@
+package pve
+
+import (
+	"context"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Storage is one storage as a node sees it. Sizes are bytes; thin volumes
+// over-commit, nothing refuses.
+type Storage struct {
+	Name    string `json:"storage"` // in lists
+	Type    string `json:"type"`    // zfspool, dir, lvmthin, …
+	Content Str    `json:"content"` // comma-separated, in any order
+	Active  Bool   `json:"active"`
+	Enabled Bool   `json:"enabled"`
+	Shared  Bool   `json:"shared"`
+	Total   Int    `json:"total"`
+	Used    Int    `json:"used"`
+	Avail   Int    `json:"avail"`
+}
+
+// Holds reports whether the storage is for a kind of content: images,
+// snippets, iso, ….
+func (s Storage) Holds(content string) bool {
+	for c := range strings.SplitSeq(string(s.Content), ",") {
+		if strings.TrimSpace(c) == content {
+			return true
+		}
+	}
+	return false
+}
+
+// Storages lists the storages of a node that the caller may see
+// (Datastore.Audit or AllocateSpace); others are left out silently.
+func (c *Client) Storages(ctx context.Context, node string) ([]Storage, error) {
+	var out []Storage
+	err := c.call(ctx, "list storages of node "+node, Get, apiPath("nodes", node, "storage"), nil, &out)
+	return out, err
+}
+
+// StorageStatus reads the state of one storage.
+func (c *Client) StorageStatus(ctx context.Context, node, storage string) (Storage, error) {
+	out := Storage{}
+	err := c.call(ctx, "read the status of storage "+storage, Get, apiPath("nodes", node, "storage", storage, "status"), nil, &out)
+	out.Name = storage
+	return out, err
+}
+
+// Volume is one volume of a storage. Its owner is the number in its name.
+type Volume struct {
+	VolID   string `json:"volid"` // STORAGE:NAME; of a linked clone NAME holds its parent's
+	Content string `json:"content"`
+	Format  string `json:"format"`
+	VMID    Int    `json:"vmid"` // 0: none
+	Size    Int    `json:"size"` // bytes; absent where finding out is slow
+	CTime   Int    `json:"ctime"`
+}
+
+// Content lists the volumes of a storage: of one kind of content, or of all
+// kinds ("") and of one VM, or of all (0). What the caller may not access is
+// left out silently.
+func (c *Client) Content(ctx context.Context, node, storage, content string, vmid int) ([]Volume, error) {
+	p := url.Values{}
+	setNonEmpty(p, "content", content)
+	if vmid != 0 {
+		p.Set("vmid", strconv.Itoa(vmid))
+	}
+	var out []Volume
+	if err := c.call(ctx, "list volumes of storage "+storage, Get, apiPath("nodes", node, "storage", storage, "content"), p, &out); err != nil {
+		return nil, err
+	}
+	for _, v := range out {
+		if v.VolID == "" {
+			return nil, agentlab.Errorf(agentlab.CodeInternal, "list volumes of storage %s: an entry without a name", storage)
+		}
+	}
+	return out, nil
+}
+
+// DeleteContent begins to delete a volume (of images: Datastore.Allocate).
+// Proxmox checks no configuration: the disk of a stopped VM is deleted. One
+// that is not there counts as deleted on some storages.
+func (c *Client) DeleteContent(ctx context.Context, node, volid string) (UPID, error) {
+	storage, name, ok := strings.Cut(volid, ":")
+	if !ok || storage == "" || name == "" {
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is no volume id", clip(volid, 80)).WithHint("a volume id is STORAGE:NAME")
+	}
+	return c.task(ctx, "delete volume "+volid, Delete, apiPath("nodes", node, "storage", storage, "content", name), nil)
+}

@@ -1,0 +1,181 @@
+package pve
+
+import (
+	"context"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Task is what a node tells of a task.
+type Task struct {
+	UPID       UPID   `json:"upid"`
+	Type       string `json:"type"`
+	ID         Str    `json:"id"`
+	User       string `json:"user"` // without the token's name
+	TokenID    Str    `json:"tokenid"`
+	StartTime  Int    `json:"starttime"` // seconds since 1970
+	EndTime    Int    `json:"endtime"`   // in lists, when ended
+	Status     string `json:"status"`    // running, stopped; in lists of ended tasks the exit status
+	ExitStatus Str    `json:"exitstatus"`
+}
+
+// OK reports whether an ended task succeeded: exit status "OK" or
+// "WARNINGS: n".
+func (t Task) OK() bool {
+	return t.ExitStatus == "OK" || strings.HasPrefix(string(t.ExitStatus), "WARNINGS")
+}
+
+// Running reports whether the task goes on.
+func (t Task) Running() bool { return t.Status == "running" }
+
+// TaskStatus asks about a task. Error not_found: the node knows no such task.
+func (c *Client) TaskStatus(ctx context.Context, u UPID) (Task, error) {
+	var out Task
+	if err := c.call(ctx, "ask about task "+string(u), Get, apiPath("nodes", u.Node(), "tasks", string(u), "status"), nil, &out); err != nil {
+		return Task{}, err
+	}
+	if out.Status != "running" && out.Status != "stopped" || out.Status == "stopped" && out.ExitStatus == "" {
+		return Task{}, agentlab.Errorf(agentlab.CodeInternal, "ask about task %s: %q is no status", u, clip(out.Status, 40))
+	}
+	return out, nil
+}
+
+// logPage is how many lines of a log are asked for at once. The default of the
+// API is 50, which cuts off the end of any long task's log.
+const logPage = 500
+
+// TaskLog reads a task's log from line start on (from 0), at most limit lines.
+func (c *Client) TaskLog(ctx context.Context, u UPID, start, limit int) ([]string, error) {
+	var lines []struct {
+		T Str `json:"t"`
+	}
+	err := c.call(ctx, "read the log of task "+string(u), Get, apiPath("nodes", u.Node(), "tasks", string(u), "log"),
+		url.Values{"start": {strconv.Itoa(start)}, "limit": {strconv.Itoa(limit)}}, &lines)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]string, len(lines))
+	for i, l := range lines {
+		out[i] = string(l.T)
+	}
+	return out, nil
+}
+
+// taskTail reads the last n lines of a task's log. Logs of more than 20 pages
+// are cut off: their end is not read.
+func (c *Client) taskTail(ctx context.Context, u UPID, n int) ([]string, error) {
+	var tail []string
+	for page := range 20 {
+		lines, err := c.TaskLog(ctx, u, page*logPage, logPage)
+		if err != nil {
+			return nil, err
+		}
+		tail = append(tail, lines...)
+		if len(tail) > n {
+			tail = tail[len(tail)-n:]
+		}
+		if len(lines) < logPage {
+			break
+		}
+	}
+	return tail, nil
+}
+
+// TaskFilter selects tasks. The zero value lists the last 50 of all.
+type TaskFilter struct {
+	VMID    int    // 0: of any
+	Running bool   // only those that go on
+	Type    string // "": of any type
+	Limit   int    // 0: 50
+}
+
+// Tasks lists tasks of a node, newest first: all for who has Sys.Audit on the
+// node, else the caller's own. Status of an entry is its exit status once it
+// has ended.
+func (c *Client) Tasks(ctx context.Context, node string, f TaskFilter) ([]Task, error) {
+	p := url.Values{"source": {"all"}}
+	if f.Running {
+		p.Set("source", "active")
+	}
+	if f.VMID != 0 {
+		p.Set("vmid", strconv.Itoa(f.VMID))
+	}
+	setNonEmpty(p, "typefilter", f.Type)
+	if f.Limit != 0 {
+		p.Set("limit", strconv.Itoa(f.Limit))
+	}
+	var out []Task
+	if err := c.call(ctx, "list tasks of node "+node, Get, apiPath("nodes", node, "tasks"), p, &out); err != nil {
+		return nil, err
+	}
+	if !f.Running {
+		return out, nil
+	}
+	running := out[:0]
+	for _, t := range out {
+		if t.EndTime == 0 {
+			running = append(running, t)
+		}
+	}
+	return running, nil
+}
+
+// StopTask asks a task to end; it cleans up after itself as its kind does.
+func (c *Client) StopTask(ctx context.Context, u UPID) error {
+	return c.call(ctx, "stop task "+string(u), Delete, apiPath("nodes", u.Node(), "tasks", string(u)), nil, nil)
+}
+
+// Wait waits for the end of a task and returns what it ended with; "" is a
+// task that has ended well. The error of one that failed has its exit status
+// and the telling last lines of its log. When ctx ends first, the task goes on
+// and the error is unknown_outcome.
+func (c *Client) Wait(ctx context.Context, u UPID) (Task, error) {
+	if u == "" {
+		return Task{Status: "stopped", ExitStatus: "OK"}, nil
+	}
+	pause := c.poll.First
+	misses := 0
+	for {
+		t, err := c.TaskStatus(ctx, u)
+		switch {
+		case err == nil && !t.Running():
+			if t.OK() {
+				return t, nil
+			}
+			return t, c.taskError(ctx, u, t)
+		case err == nil:
+			misses = 0
+		case ctx.Err() != nil:
+			return Task{}, waitCut(ctx, u)
+		case agentlab.CodeOf(err) != agentlab.CodeUnavailable && agentlab.CodeOf(err) != agentlab.CodeUnknownOutcome || misses >= 5:
+			return Task{}, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the end of task %s is not known: %w", u, err)
+		default:
+			misses++ // the node does not answer at present; the task may well go on
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return Task{}, waitCut(ctx, u)
+		case <-timer.C:
+		}
+		pause = min(pause*2, c.poll.Max)
+	}
+}
+
+func waitCut(ctx context.Context, u UPID) error {
+	return agentlab.Errorf(agentlab.CodeUnknownOutcome, "task %s was not waited for to its end: %w", u, context.Cause(ctx))
+}
+
+// taskError makes the error of a task that failed.
+func (c *Client) taskError(ctx context.Context, u UPID, t Task) error {
+	tail, err := c.taskTail(ctx, u, 12)
+	if err != nil {
+		tail = nil // the exit status is what counts
+	}
+	return explainTask(u, string(t.ExitStatus), tail)
+}
