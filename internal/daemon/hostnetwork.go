@@ -217,6 +217,7 @@ Usage:
   agentlabd network remove                take them away
   agentlabd network status                tell whether they are in force as they
                                           should be; exit code 1 when not
+  agentlabd network settings              print bridge and networks, for scripts
 
 Options of each: --home DIR | --system    whose config.yaml (key host_network)
 `
@@ -232,6 +233,9 @@ func networkCommand(args []string, stdout, stderr io.Writer) int {
 	verb := ""
 	if len(args) > 0 {
 		verb, args = args[0], args[1:]
+	}
+	if verb == "settings" && fs.Parse(args) == nil && fs.NArg() == 0 && !*dry && !(o.system && o.home != "") {
+		return complain(stderr, o.networkSettings(stdout), 1)
 	}
 	known := map[string]func(context.Context, *nft.Manager, io.Writer) error{
 		"render": renderNetwork, "apply": applyNetwork, "remove": removeNetwork, "status": networkStatus,

@@ -22,7 +22,7 @@ const usage = `agentlabd is the daemon of AgentLab. 'agentlab' starts it when it
 
 Usage:
   agentlabd run [--home DIR | --system]   run the daemon in the foreground
-  agentlabd network render|apply|remove|status
+  agentlabd network render|apply|remove|status|settings
                                           keep the firewall of a bridge with
                                           sandboxes, without a daemon
   agentlabd --version                     print version, commit and date

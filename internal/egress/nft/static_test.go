@@ -13,7 +13,7 @@ func TestStaticRules(t *testing.T) {
 	w := newWorld(t)
 	run := func(args ...string) {
 		t.Helper()
-		cmd := exec.Command("/bin/sh", append([]string{"../../../scripts/net/apply.sh"}, args...)...) //nolint:gosec // fixed
+		cmd := exec.Command("bash", append([]string{"../../../scripts/net/apply.sh"}, args...)...) //nolint:gosec // fixed
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v\n%s", args, err, out)
 		}
@@ -28,12 +28,12 @@ func TestStaticRules(t *testing.T) {
 	if err := m.kernel.load(ctx, removal(ours...)); err != nil { // of tests before
 		t.Fatal(err)
 	}
-	run("--static", "--dry-run")
+	run("--static")
 	if st, err := m.Status(ctx); err != nil || len(st.Tables) > 0 {
 		t.Fatalf("after a dry run: %+v, %v", st, err)
 	}
 	for range 2 { // again changes nothing
-		run("--static")
+		run("--static", "--apply")
 		st, err := m.Status(ctx)
 		if err != nil || !st.Applied() {
 			t.Fatalf("%+v, %v", st, err)

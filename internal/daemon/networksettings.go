@@ -1,0 +1,47 @@
+package daemon
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+
+	"github.com/agentlab-vm/agentlab/internal/config"
+)
+
+// networkSettings prints the bridge of config.yaml as KEY=VALUE lines for the
+// scripts of a host. Names of interfaces are checked, so no value holds blanks
+// or quotes. A network that there is none of has an empty value. It needs no
+// root and looks at nothing but the file.
+func (o runOptions) networkSettings(w io.Writer) error {
+	paths, err := config.ResolvePaths(o.getenv(), o.system)
+	if err != nil {
+		return err
+	}
+	settings, err := config.Load(paths.ConfigFile())
+	if err != nil {
+		return err
+	}
+	c, err := bridgeConfig(settings.HostNetwork)
+	if err != nil {
+		return err
+	}
+	host := func(a netip.Addr, n netip.Prefix) string {
+		if !a.IsValid() {
+			return ""
+		}
+		return netip.PrefixFrom(a, n.Bits()).String()
+	}
+	subnet6 := ""
+	if c.Subnet6.IsValid() {
+		subnet6 = c.Subnet6.String()
+	}
+	for _, line := range [][2]string{
+		{"bridge", c.Bridge}, {"subnet", c.Subnet4.String()}, {"gateway", host(c.Gateway4, c.Subnet4)},
+		{"subnet6", subnet6}, {"gateway6", host(c.Gateway6, c.Subnet6)}, {"uplink", c.Uplink}, {"tailscale", c.Tailscale},
+	} {
+		if _, err := fmt.Fprintf(w, "%s=%s\n", line[0], line[1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

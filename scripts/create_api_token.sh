@@ -1,0 +1,217 @@
+#!/usr/bin/env bash
+# Makes the API token with which agentlabd speaks to Proxmox VE over REST, with
+# the smallest rights that it needs on this version (8 or 9). To be run as root
+# on a node. agentlabd on the node itself (transport: shell) needs no token.
+#
+#   create_api_token.sh --template 9000 [--template 9001 ...]   what is missing
+#   create_api_token.sh --template 9000 --apply                 do it
+#   create_api_token.sh --remove                                take all of it back
+#
+#   --template VMID   a template that sandboxes are cloned from (default: 9000)
+#   --storage NAME    a storage that disks of sandboxes lie on (default: local-zfs)
+#   --pool NAME       the pool of the sandboxes, and of nothing else (default: agentlab)
+#   --bridge NAME     the bridge of sandboxes and of the templates (default: that
+#                     of config.yaml)
+#   --node NAME       a node whose load may be read, for placement among several
+#   --user USER@pve   (default: agentlab@pve)    --token NAME   (default: ctl)
+#   --out FILE        where the token's secret goes, readable by root alone
+#                     (default: /etc/agentlab/proxmox.token)
+#   --rotate          make a new secret where the token is there already
+#   --show            also print the secret
+#
+# --template, --storage, --bridge and --node may be given several times.
+# The token is privilege separated: both it and its user get each right.
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=scripts/lib.sh
+. "$here/lib.sh"
+
+templates=() storages=() bridges=() nodes=()
+pool=agentlab user=agentlab@pve token=ctl out=/etc/agentlab/proxmox.token rotate='' reveal=''
+while (($#)); do
+	case $1 in
+	--rotate) rotate=yes ;;
+	--show) reveal=yes ;;
+	--template | --storage | --pool | --bridge | --node | --user | --token | --out)
+		value "$1" $#
+		case $1 in
+		--template) templates+=("$2") ;;
+		--storage) storages+=("$2") ;;
+		--bridge) bridges+=("$2") ;;
+		--node) nodes+=("$2") ;;
+		--pool) pool=$2 ;;
+		--user) user=$2 ;;
+		--token) token=$2 ;;
+		--out) out=$2 ;;
+		esac
+		shift
+		;;
+	*) common "$1" || badusage "unknown argument $1" ;;
+	esac
+	shift
+done
+
+# What goes into paths of rights is a plain name.
+for name in "$pool" "$token" ${storages[@]+"${storages[@]}"} ${bridges[@]+"${bridges[@]}"} ${nodes[@]+"${nodes[@]}"}; do
+	[[ $name =~ ^[A-Za-z][A-Za-z0-9._-]*$ ]] || badusage "'$name' is no name of Proxmox VE"
+done
+for name in ${templates[@]+"${templates[@]}"}; do
+	[[ $name =~ ^[1-9][0-9]{2,8}$ ]] || badusage "'$name' is no VMID"
+done
+[[ $user =~ ^[A-Za-z0-9._-]+@pve$ ]] || badusage "'$user' is no user of the realm pve: a token of root@pam may do everything"
+[[ $out == /* ]] || badusage "--out needs an absolute path"
+begin
+settings
+((${#templates[@]})) || templates=(9000)
+((${#storages[@]})) || storages=(local-zfs)
+((${#bridges[@]})) || bridges=("$bridge")
+
+command -v pveum >/dev/null || die "pveum is not here: this is no node of Proxmox VE" "run it as root on a node"
+[[ $EUID == 0 ]] || die "users and rights of Proxmox VE are root's to read" "run it with sudo; without --apply it changes nothing"
+
+version=$(pvesh get /version --output-format json) || die "Proxmox VE does not answer" "see: systemctl status pve-cluster pvedaemon"
+version=$(sed -n 's/.*"release" *: *"\([0-9]*\)\..*/\1/p' <<<"$version")
+case $version in
+8) agent=VM.Monitor ;;
+# 9 split that right; a file is written once, nothing is run.
+9) agent=VM.GuestAgent.Audit,VM.GuestAgent.FileWrite ;;
+*) die "version '$version' of Proxmox VE is not known" "8 and 9 are" ;;
+esac
+
+# The rights, by where they hold.
+declare -A rights=(
+	[AgentLabSandbox]="Pool.Audit,VM.Allocate,VM.Audit,VM.Clone,VM.Config.CPU,VM.Config.Cloudinit,VM.Config.Disk,VM.Config.HWType,VM.Config.Memory,VM.Config.Network,VM.Config.Options,$agent,VM.PowerMgmt"
+	[AgentLabTemplate]="VM.Audit,VM.Clone"
+	[AgentLabStorage]="Datastore.AllocateSpace,Datastore.Audit"
+	[AgentLabNetwork]="SDN.Use"
+	[AgentLabNode]="Sys.Audit"
+)
+grants=("/pool/$pool AgentLabSandbox")
+for name in "${templates[@]}"; do grants+=("/vms/$name AgentLabTemplate"); done
+for name in "${storages[@]}"; do grants+=("/storage/$name AgentLabStorage"); done
+for name in "${bridges[@]}"; do grants+=("/sdn/zones/localnetwork/$name AgentLabNetwork"); done
+for name in ${nodes[@]+"${nodes[@]}"}; do grants+=("/nodes/$name AgentLabNode"); done
+
+# list WHAT... asks pveum and puts each object on a line of its own, without
+# blanks: no value that is looked for here has any.
+list() {
+	local text
+	text=$(pveum "$@" --output-format json) || die "this failed: pveum $*"
+	tr -d ' \n\t' <<<"$text" | sed 's/},{/}\n{/g; s/^\[//; s/\]$//'
+	echo
+}
+sorted() { tr , '\n' <<<"$1" | sort | paste -sd,; }
+
+roles=$(list role list)
+users=$(list user list)
+pools=$(list pool list)
+acls=$(list acl list)
+role_of() { grep -F "\"roleid\":\"$1\"" <<<"$roles" | head -n 1; }
+has_user() { grep -qF "\"userid\":\"$user\"" <<<"$users"; }
+has_pool() { grep -qF "\"poolid\":\"$pool\"" <<<"$pools"; }
+tokens=
+if has_user; then tokens=$(list user token list "$user"); fi
+has_token() { grep -qF "\"tokenid\":\"$token\"" <<<"$tokens"; }
+granted() { # PATH ROLE WHOM
+	grep -F "\"path\":\"$1\"" <<<"$acls" | grep -F "\"roleid\":\"$2\"" | grep -qF "\"ugid\":\"$3\""
+}
+
+# secret makes the token, and keeps its secret, which is told only once. The
+# file is there before the token is: a secret that cannot be kept is not asked for.
+secret() {
+	local answer text temp
+	show pveum user token add "$user" "$token" --privsep 1 --output-format json
+	printf '    the secret goes into %s (0600)\n' "$out"
+	[[ -n $apply ]] || return 0
+	mkdir -p "${out%/*}"
+	temp=$(mktemp "${out%/*}/.agentlab.XXXXXX")
+	answer=$(pveum user token add "$user" "$token" --privsep 1 --output-format json) || {
+		rm -f "$temp"
+		die "the token was not made"
+	}
+	text=$(sed -n 's/.*"value" *: *"\([0-9a-fA-F-]\{36\}\)".*/\1/p' <<<"$answer")
+	if [[ -z $text ]] || ! printf '%s\n' "$text" >"$temp" || ! sync "$temp" || ! mv -f "$temp" "$out"; then
+		rm -f "$temp"
+		pveum user token remove "$user" "$token" >&2 || true
+		die "the token's secret could not be kept, so the token was removed again"
+	fi
+	[[ -z $reveal ]] || printf '%s\n' "$text"
+}
+
+make() {
+	local role grant path whom
+	for role in AgentLabSandbox AgentLabTemplate AgentLabStorage AgentLabNetwork AgentLabNode; do
+		[[ $role != AgentLabNode || ${#nodes[@]} -gt 0 ]] || continue
+		if [[ -z $(role_of "$role") ]]; then
+			run pveum role add "$role" --privs "${rights[$role]}"
+		elif [[ $(sorted "$(role_of "$role" | sed -n 's/.*"privs":"\([^"]*\)".*/\1/p')") != $(sorted "${rights[$role]}") ]]; then
+			run pveum role modify "$role" --privs "${rights[$role]}"
+		fi
+	done
+	has_pool || run pveum pool add "$pool" --comment "sandboxes of AgentLab"
+	has_user || run pveum user add "$user" --comment "agentlabd"
+	if has_token && [[ -n $rotate ]]; then
+		run pveum user token remove "$user" "$token"
+		acls=$(grep -vF "\"ugid\":\"$user!$token\"" <<<"$acls" || true) # they go with the token
+		secret
+	elif ! has_token; then
+		secret
+	elif [[ ! -s $out ]]; then
+		die "the token $user!$token is there, but its secret is not in $out" "Proxmox VE tells it only once. For a new one: $0 --rotate --apply"
+	elif [[ $(stat -c %a "$out") != 600 ]]; then
+		run chmod 600 "$out"
+	fi
+	for grant in "${grants[@]}"; do
+		read -r path role <<<"$grant"
+		for whom in users tokens; do
+			name=$user
+			[[ $whom == users ]] || name=$user!$token
+			granted "$path" "$role" "$name" || run pveum acl modify "$path" "--$whom" "$name" --roles "$role"
+		done
+	done
+}
+
+# unmake removes the user with its tokens and rights, the roles, and the pool
+# where nothing is in it.
+unmake() {
+	local role
+	if has_user; then
+		if has_token; then run pveum user token remove "$user" "$token"; fi
+		if [[ $(grep -c '"tokenid"' <<<"$tokens" || true) -gt $(has_token && echo 1 || echo 0) ]]; then
+			note "$user has other tokens, so it stays"
+		else
+			run pveum user delete "$user"
+		fi
+	fi
+	for role in "${!rights[@]}"; do
+		if [[ -z $(role_of "$role") ]]; then
+			continue
+		elif grep -F "\"roleid\":\"$role\"" <<<"$acls" | grep -vqF -e "\"ugid\":\"$user\"" -e "\"ugid\":\"$user!"; then
+			note "the role $role is given to others too, so it stays"
+		else
+			run pveum role delete "$role"
+		fi
+	done
+	if has_pool; then
+		if pvesh get "/pools/$pool" --output-format json | tr -d ' \n' | grep -q '"members":\[\]'; then
+			run pveum pool delete "$pool"
+		else
+			note "the pool $pool is not empty, so it stays"
+		fi
+	fi
+	drop "$out"
+}
+
+if [[ -n $remove ]]; then
+	unmake
+	finish "token"
+	exit
+fi
+make
+finish "token"
+for pem in /etc/pve/local/pveproxy-ssl.pem /etc/pve/local/pve-ssl.pem; do
+	if [[ -r $pem ]] && command -v openssl >/dev/null; then
+		note "the certificate: $(openssl x509 -in "$pem" -noout -fingerprint -sha256)"
+		break
+	fi
+done
+note "for config.yaml: proxmox.token_id: $user!$token, proxmox.token_file: $out, proxmox.pool: $pool"

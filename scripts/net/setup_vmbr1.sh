@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# Makes the bridge that only sandboxes are on: without a physical port, with
+# the host's address, again after each boot; and turns forwarding on for good.
+# No other interface is touched. The firewall is apply.sh's.
+#
+#   setup_vmbr1.sh             print what is missing, and change nothing
+#   setup_vmbr1.sh --apply     do it
+#   setup_vmbr1.sh --remove    take it back (with --apply: really). Forwarding
+#                              stays on until the next boot
+#
+# Name and networks are those of /etc/agentlab/config.yaml, key host_network.
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=scripts/lib.sh
+. "$here/../lib.sh"
+
+while (($#)); do
+	common "$1" || badusage "unknown argument $1"
+	shift
+done
+begin
+settings
+
+main=/etc/network/interfaces
+stanza=/etc/network/interfaces.d/agentlab
+kernel=/etc/sysctl.d/80-agentlab.conf
+
+# ports prints what is on the bridge that is no network device of a VM.
+ports() {
+	local port
+	for port in "/sys/class/net/$bridge/brif/"*; do
+		port=${port##*/}
+		[[ $port =~ ^(\*|tap[0-9]+i[0-9]+|fwpr[0-9]+p[0-9]+|veth[0-9]+i[0-9]+)$ ]] || printf '%s\n' "$port"
+	done
+}
+
+# elsewhere prints the file other than ours that configures the bridge.
+elsewhere() {
+	local file
+	for file in "$main" /etc/network/interfaces.d/*; do
+		if [[ -f $file && $file != "$stanza" ]] && grep -Eq "^[[:space:]]*iface[[:space:]]+$bridge([[:space:]]|\$)" "$file"; then
+			printf '%s\n' "$file"
+			return
+		fi
+	done
+}
+
+forwarding() {
+	local conf name old=
+	printf '# Written by setup_vmbr1.sh of AgentLab: the host routes for its sandboxes.\n'
+	printf 'net.ipv4.ip_forward = 1\n'
+	[[ -n $gateway6 ]] || return 0
+	printf 'net.ipv6.conf.all.forwarding = 1\n'
+	# A host that takes its own IPv6 routes from advertisements goes on doing so.
+	[[ ! -f $kernel ]] || old=$(<"$kernel")
+	for conf in /proc/sys/net/ipv6/conf/*/accept_ra; do
+		name=${conf%/accept_ra}
+		name=${name##*/}
+		case $name in all | default | "$bridge") continue ;; esac
+		if [[ $(<"$conf") == 1 || $(<"$conf") == 2 && $old == *"net/ipv6/conf/$name/accept_ra = 2"* ]]; then
+			printf 'net/ipv6/conf/%s/accept_ra = 2\n' "$name"
+		fi
+	done
+}
+
+stanzas() {
+	cat <<-TEXT
+		# Written by setup_vmbr1.sh of AgentLab. Only sandboxes are on this bridge;
+		# /etc/agentlab/config.yaml, key host_network, is the place for changes.
+		auto $bridge
+		iface $bridge inet static
+		    address $gateway
+		    bridge-ports none
+		    bridge-stp off
+		    bridge-fd 0
+	TEXT
+	if [[ -n $gateway6 ]]; then
+		cat <<-TEXT
+
+			iface $bridge inet6 static
+			    address $gateway6
+		TEXT
+	fi
+}
+
+# right tells whether the bridge is up and has its addresses.
+right() {
+	[[ -d /sys/class/net/$bridge/bridge ]] && (($(<"/sys/class/net/$bridge/flags") & 1)) &&
+		ip -o -4 addr show dev "$bridge" | grep -qF " $gateway " &&
+		{ [[ -z $gateway6 ]] || ip -o -6 addr show dev "$bridge" | grep -qF " $gateway6 "; }
+}
+
+# conflicts ends the script where the bridge would break what is there.
+conflicts() {
+	local other route
+	if [[ -e /sys/class/net/$bridge && ! -d /sys/class/net/$bridge/bridge ]]; then
+		die "$bridge is a network interface but no bridge" "name another one in config.yaml: host_network.bridge"
+	fi
+	other=$(ports | tr '\n' ' ')
+	if [[ -n $other ]]; then
+		die "$bridge has ports that are no VM's: $other" "a bridge for sandboxes has none: name another one in config.yaml: host_network.bridge"
+	fi
+	route=$({ ip -4 route show table all root "$subnet" && { [[ -z $subnet6 ]] || ip -6 route show table all root "$subnet6"; }; } 2>/dev/null | grep -v " dev $bridge\( \|\$\)" | head -n 1 || true)
+	if [[ -n $route ]]; then
+		die "a part of $subnet or $subnet6 lies elsewhere already: $route" "give sandboxes other networks in config.yaml: host_network.subnet, host_network.subnet6"
+	fi
+}
+
+install_bridge() {
+	local other
+	conflicts
+	other=$(elsewhere)
+	if [[ -n $other ]]; then
+		right || die "$bridge is configured in $other, but is not up with the address $gateway" "put it right there (address $gateway, bridge-ports none), or remove it there and run this again"
+		note "$bridge is configured in $other, which is left alone"
+	else
+		[[ -f $main ]] || die "$main is missing: this host's network is not configured by ifupdown" "make the bridge $bridge with the address $gateway by its own means"
+		grep -Eq '^[[:space:]]*source(-directory)?[[:space:]]+(/etc/network/)?interfaces\.d' "$main" ||
+			die "$main does not read /etc/network/interfaces.d" "add this line to it: source /etc/network/interfaces.d/*"
+		stanzas | put "$stanza" 0644
+		# ifup, not ifreload: other interfaces are not ours to reload.
+		right || run ifup "$bridge"
+	fi
+	forwarding | put "$kernel" 0644
+	if nft list table inet agentlab >/dev/null 2>&1; then
+		[[ $(</proc/sys/net/ipv4/ip_forward) == 1 ]] || run sysctl -q -w net.ipv4.ip_forward=1
+		[[ -z $gateway6 || $(</proc/sys/net/ipv6/conf/all/forwarding) == 1 ]] || run sysctl -q -p "$kernel"
+	else
+		note "forwarding begins when the firewall is in force: net/apply.sh --apply"
+	fi
+}
+
+remove_bridge() {
+	local there
+	there=$(find "/sys/class/net/$bridge/brif" -mindepth 1 -printf '%f ' 2>/dev/null || true)
+	[[ -z $there ]] || die "VMs are on $bridge: $there" "stop them first; sandboxes: agentlab sandbox list"
+	if [[ -f $stanza ]]; then
+		[[ ! -e /sys/class/net/$bridge ]] || run ifdown "$bridge"
+		drop "$stanza"
+	fi
+	if [[ -n $(elsewhere) ]]; then
+		note "$bridge is configured in $(elsewhere), which is left alone"
+	elif [[ -d /sys/class/net/$bridge/bridge && $(cat "/sys/class/net/$bridge/ifalias") == agentlab ]]; then
+		run ip link delete "$bridge" # agentlabd made it
+	fi
+	drop "$kernel"
+}
+
+if [[ -n $remove ]]; then
+	remove_bridge
+else
+	install_bridge
+fi
+finish "bridge $bridge"
