@@ -67,6 +67,7 @@ type Desired string
 // The things that can be asked of a sandbox.
 const (
 	DesiredRunning   Desired = "running"
+	DesiredSuspended Desired = "suspended"
 	DesiredStopped   Desired = "stopped"
 	DesiredDestroyed Desired = "destroyed"
 )

@@ -43,6 +43,16 @@ func (c *Client) StartSandbox(ctx context.Context, sandbox string) (api.Sandbox,
 	return c.actOn(ctx, sandbox, "start", nil)
 }
 
+// SuspendSandbox asks for a READY sandbox to be frozen.
+func (c *Client) SuspendSandbox(ctx context.Context, sandbox string) (api.Sandbox, error) {
+	return c.actOn(ctx, sandbox, "suspend", nil)
+}
+
+// ResumeSandbox asks for a suspended sandbox to go on where it stood.
+func (c *Client) ResumeSandbox(ctx context.Context, sandbox string) (api.Sandbox, error) {
+	return c.actOn(ctx, sandbox, "resume", nil)
+}
+
 // StopSandbox asks for a sandbox to be powered off, its disk kept.
 func (c *Client) StopSandbox(ctx context.Context, sandbox string, how api.SandboxStop) (api.Sandbox, error) {
 	return c.actOn(ctx, sandbox, "stop", how)

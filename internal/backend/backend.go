@@ -56,12 +56,13 @@ type Driver interface {
 	// Afterwards Inspect answers PowerStopped.
 	Create(ctx context.Context, spec Spec) error
 
-	// Start powers it on and returns when the VM runs, which is before
+	// Start powers it on (a suspended one is agentlab.CodeConflict) and returns when the VM runs, which is before
 	// anything in the guest answers. Starting a running sandbox succeeds.
 	Start(ctx context.Context, ref Ref) error
 
 	// Stop powers it off: it asks the guest, waits up to grace, then cuts the
-	// power. grace 0 cuts at once. Stopping a stopped sandbox succeeds, and
+	// power. grace 0 cuts at once, and so does any on a suspended one, whose
+	// guest cannot be asked. Stopping a stopped sandbox succeeds, and
 	// a crashed one is PowerStopped afterwards.
 	Stop(ctx context.Context, ref Ref, grace time.Duration) error
 

@@ -17,7 +17,7 @@ func (a *App) sandboxCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "sandbox", Aliases: []string{"sb"}, Short: "Make, look at and remove sandboxes"}
 	lease := &cobra.Command{Use: "lease", Short: "Leases: how long a sandbox may live"}
 	lease.AddCommand(a.leaseRenewCmd())
-	cmd.AddCommand(a.sandboxNewCmd(), a.sandboxListCmd(), a.sandboxShowCmd(), a.sandboxStartCmd(), a.sandboxStopCmd(),
+	cmd.AddCommand(a.sandboxNewCmd(), a.sandboxListCmd(), a.sandboxShowCmd(), a.sandboxStartCmd(), a.sandboxStopCmd(), a.sandboxSuspendCmd(), a.sandboxResumeCmd(),
 		a.sandboxDestroyCmd(), a.sandboxLogsCmd(), lease)
 	return cmd
 }
@@ -232,6 +232,35 @@ func (a *App) sandboxStartCmd() *cobra.Command {
 	noWait(cmd, &wait)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		sb, err := c.StartSandbox(ctx, args[0])
+		return a.finishSandbox(ctx, c, sb, err, wait, isUp)
+	})
+	return cmd
+}
+
+func (a *App) sandboxSuspendCmd() *cobra.Command {
+	wait := true
+	cmd := &cobra.Command{
+		Use: "suspend SANDBOX", Short: "Freeze a sandbox; its memory is kept", Args: exactArgs("SANDBOX"),
+		Long: "Freeze a READY sandbox: its CPUs stand still, memory and disk are kept, its lease goes on.\nOnly on backends that can; 'agentlab sandbox stop' works on all.",
+	}
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is suspended")
+	noWait(cmd, &wait)
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		sb, err := c.SuspendSandbox(ctx, args[0])
+		return a.finishSandbox(ctx, c, sb, err, wait, func(s agentlab.SandboxState) bool {
+			return s == agentlab.SandboxSuspended || s == agentlab.SandboxStopped
+		})
+	})
+	return cmd
+}
+
+func (a *App) sandboxResumeCmd() *cobra.Command {
+	wait := true
+	cmd := &cobra.Command{Use: "resume SANDBOX", Short: "Let a suspended sandbox go on", Args: exactArgs("SANDBOX")}
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it answers")
+	noWait(cmd, &wait)
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		sb, err := c.ResumeSandbox(ctx, args[0])
 		return a.finishSandbox(ctx, c, sb, err, wait, isUp)
 	})
 	return cmd

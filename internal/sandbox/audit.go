@@ -64,6 +64,8 @@ func differs(state agentlab.SandboxState, power backend.Power, there bool) bool 
 	switch {
 	case state == agentlab.SandboxBooting:
 		return false // its step looks itself
+	case state == agentlab.SandboxSuspended:
+		return !there || power != backend.PowerSuspended
 	case state.HasVM():
 		return !there || power != backend.PowerRunning
 	case state == agentlab.SandboxFailed, state == agentlab.SandboxStopped, state == agentlab.SandboxTimeout:

@@ -51,19 +51,13 @@ func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait boo
 		return true, nil, nil
 	}
 	s.boots.next(s.loop.Wake)
-	var tried time.Time
-	s.with(sb.VMID, func(m *memory) {
-		if m.tried.IsZero() {
-			m.tried = s.clock()
-		}
-		tried = m.tried
-	})
+	s.triedFor(sb.VMID)
 	err = s.powerOn(ctx, sb)
 	if err == nil {
 		return false, nil, nil
 	}
 	s.boots.release(sb.VMID, s.loop.Wake) // others may have better luck
-	if ctx.Err() != nil || (passing(err) && s.clock().Sub(tried) < s.lim.ProvisionTimeout) {
+	if ctx.Err() != nil || (passing(err) && s.triedFor(sb.VMID) < s.lim.ProvisionTimeout) {
 		return true, nil, err
 	}
 	return false, err, nil
@@ -225,17 +219,23 @@ func (s *Service) Introduce(ctx context.Context, vmid int) error {
 }
 
 func (s *Service) identify(ctx context.Context, sb agentlab.Sandbox, c *control.Client) (err error) {
-	id := guestapi.Identity{
-		UID: sb.UID, Hostname: sb.Name, Time: s.clock().UTC(), Entropy: make([]byte, 64),
-		Network: s.cfg.Driver.Info().GuestNetwork,
-	}
-	_, _ = rand.Read(id.Entropy) // never fails
+	id := s.identity(sb)
 	if id.Bootstrap, err = s.bootstrap(ctx, sb); err != nil {
 		return err
 	}
 	id.Time = s.clock().UTC()
 	_, err = c.SetIdentity(ctx, id)
 	return err
+}
+
+// identity is who the guest of a sandbox is, without a token.
+func (s *Service) identity(sb agentlab.Sandbox) guestapi.Identity {
+	id := guestapi.Identity{
+		UID: sb.UID, Hostname: sb.Name, Time: s.clock().UTC(), Entropy: make([]byte, 64),
+		Network: s.cfg.Driver.Info().GuestNetwork,
+	}
+	_, _ = rand.Read(id.Entropy) // never fails
+	return id
 }
 
 // bootstrap returns the document with which the runner of a sandbox fetches

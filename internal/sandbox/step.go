@@ -55,6 +55,8 @@ func (s *Service) once(ctx context.Context, sb agentlab.Sandbox) (again time.Dur
 		return 0, false, s.destroy(ctx, sb)
 	case agentlab.DesiredStopped:
 		return s.stop(ctx, sb)
+	case agentlab.DesiredSuspended:
+		return s.freeze(ctx, sb)
 	default:
 		return s.up(ctx, sb)
 	}
@@ -115,6 +117,8 @@ func (s *Service) up(ctx context.Context, sb agentlab.Sandbox) (time.Duration, b
 		return 0, false, s.become(ctx, sb, agentlab.SandboxBooting, "")
 	case agentlab.SandboxBooting:
 		return s.boot(ctx, sb)
+	case agentlab.SandboxSuspended:
+		return s.thaw(ctx, sb)
 	case agentlab.SandboxFailed, agentlab.SandboxTimeout:
 		return 0, true, s.quiesce(ctx, sb)
 	default:
@@ -350,7 +354,7 @@ func (s *Service) down(ctx context.Context, sb agentlab.Sandbox, in backend.Inst
 	}
 	s.closePlane(sb.VMID)
 	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
-		if now.State != sb.State || now.Desired != agentlab.DesiredRunning {
+		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}
 		now.State, now.Desired, now.Reason, now.IP = agentlab.SandboxStopped, agentlab.DesiredStopped, why, ""

@@ -66,6 +66,8 @@ func (s *Server) routes() []route {
 		{get, sandbox, AccessRead, "sandbox.read", onSandbox, anywhere, 200, "sandbox", "Show a sandbox", call(s.getSandbox)},
 		{post, sandbox + "/start", AccessWrite, "sandbox.power", onSandbox, anywhere, 202, "start-sandbox", "Ask for a stopped sandbox to run again", call(s.startSandbox)},
 		{post, sandbox + "/stop", AccessWrite, "sandbox.power", onSandbox, anywhere, 202, "stop-sandbox", "Ask for a sandbox to be powered off, its disk kept", call(s.stopSandbox)},
+		{post, sandbox + "/suspend", AccessWrite, "sandbox.power", onSandbox, anywhere, 202, "suspend-sandbox", "Ask for a READY sandbox to be frozen", call(s.suspendSandbox)},
+		{post, sandbox + "/resume", AccessWrite, "sandbox.power", onSandbox, anywhere, 202, "resume-sandbox", "Ask for a suspended sandbox to go on where it stood", call(s.resumeSandbox)},
 		{post, sandbox + "/destroy", AccessWrite, "sandbox.destroy", onSandbox, anywhere, 202, "destroy-sandbox", "Ask for a sandbox to be destroyed", call(s.destroySandbox)},
 		{post, sandbox + "/lease/renew", AccessWrite, "sandbox.power", onSandbox, anywhere, 200, "renew-lease", "Let the lease end later, or earlier", call(s.renewLease)},
 		{get, sandbox + "/console", AccessRead, "sandbox.read", onSandbox, anywhere, 200, "console", "Read what the VM wrote to its console", raw("text/plain", s.console)},

@@ -75,6 +75,18 @@ func (s *Server) startSandbox(ctx context.Context, in *sandboxInput) (api.Sandbo
 	})
 }
 
+func (s *Server) suspendSandbox(ctx context.Context, in *sandboxInput) (api.Sandbox, error) {
+	return s.change(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
+		return s.cfg.Services.Sandboxes.Suspend(ctx, vmid)
+	})
+}
+
+func (s *Server) resumeSandbox(ctx context.Context, in *sandboxInput) (api.Sandbox, error) {
+	return s.change(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
+		return s.cfg.Services.Sandboxes.Resume(ctx, vmid)
+	})
+}
+
 type stopSandboxInput struct {
 	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
 	Body    *api.SandboxStop

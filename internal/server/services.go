@@ -99,6 +99,8 @@ type Sandboxes interface {
 	Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox, error)
 	List(ctx context.Context, f SandboxFilter) ([]agentlab.Sandbox, error)
 	Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	Suspend(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Stop(ctx context.Context, vmid int, grace time.Duration) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	RenewLease(ctx context.Context, vmid int, ttl time.Duration) (agentlab.Sandbox, error)

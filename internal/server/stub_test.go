@@ -127,6 +127,12 @@ func (s stubSandboxes) List(_ context.Context, f SandboxFilter) ([]agentlab.Sand
 func (s stubSandboxes) act(name string) (agentlab.Sandbox, error) {
 	return agentlab.Sandbox{VMID: 1, Name: "box"}, s.called(name)
 }
+func (s stubSandboxes) Suspend(context.Context, int) (agentlab.Sandbox, error) {
+	return s.act("sandbox.suspend")
+}
+func (s stubSandboxes) Resume(context.Context, int) (agentlab.Sandbox, error) {
+	return s.act("sandbox.resume")
+}
 func (s stubSandboxes) Start(context.Context, int) (agentlab.Sandbox, error) {
 	return s.act("sandbox.start")
 }

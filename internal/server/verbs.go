@@ -18,7 +18,7 @@ var verbs = []struct{ name, allows string }{
 	{"job.cancel", "end jobs"},
 	{"sandbox.create", "make sandboxes (with a job in them, job.run is needed too)"},
 	{"sandbox.read", "see sandboxes and their consoles"},
-	{"sandbox.power", "start and stop sandboxes, renew their leases"},
+	{"sandbox.power", "start, stop, suspend and resume sandboxes, renew their leases"},
 	{"sandbox.exec", "run commands in sandboxes and connect to their ports"},
 	{"sandbox.destroy", "destroy sandboxes"},
 	{"policy.reload", "give sandboxes the network policies that their profiles have now"},

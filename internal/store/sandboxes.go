@@ -45,7 +45,7 @@ func checkSandbox(s *agentlab.Sandbox) error {
 		return invalid("uid", "it is empty")
 	case !s.State.Valid():
 		return invalid("state", "unknown state %q", s.State)
-	case s.Desired != agentlab.DesiredRunning && s.Desired != agentlab.DesiredStopped && s.Desired != agentlab.DesiredDestroyed:
+	case s.Desired != agentlab.DesiredRunning && s.Desired != agentlab.DesiredStopped && s.Desired != agentlab.DesiredSuspended && s.Desired != agentlab.DesiredDestroyed:
 		return invalid("desired", "%q cannot be desired", s.Desired)
 	case s.Network.Mode == "":
 		return invalid("network.mode", "it is empty")

@@ -49,4 +49,3 @@ func capture(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	ts.Setenv(args[0], m[1])
 }
-

@@ -40,6 +40,7 @@ func (s *suite) vm() {
 	s.sub("ConsoleLog", func(s *suite) { s.consoleLog(ref) })
 	s.sub("Network", func(s *suite) { s.networkRunning(sp) })
 	s.sub("EgressLog", func(s *suite) { s.egressLog(ref) })
+	s.sub("Suspend", func(s *suite) { s.suspend(ref, boot) })
 	s.sub("WrongMark", func(s *suite) { s.wrongMarkRunning(ref) })
 	s.sub("Reopen", func(s *suite) { s.reopenRunning(ref, boot) })
 	s.sub("Stop", func(s *suite) { s.stop(ref, boot) })

@@ -77,7 +77,7 @@ func (d *Driver) Info() backend.Info {
 	return backend.Info{
 		Name:          d.h.cfg.Name,
 		Version:       "1",
-		Capabilities:  backend.Capabilities{ConsoleLog: true, NetworkOff: true, Allowlist: true, NetworkUpdate: true, EgressLog: true},
+		Capabilities:  backend.Capabilities{ConsoleLog: true, NetworkOff: true, Allowlist: true, NetworkUpdate: true, EgressLog: true, Suspend: true},
 		ControllerURL: "http://10.77.0.1:8844",
 		UploadURL:     "http://10.77.0.1:8846/upload",
 		GuestNetwork:  &guestapi.Network{Address: "10.77.0.2/24", Gateway: "10.77.0.1", DNS: []string{"10.77.0.1"}, MTU: 1500},
@@ -165,6 +165,30 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 		return err
 	}
 	return d.point(ctx, OpStop, After, ref)
+}
+
+// Suspend freezes it.
+func (d *Driver) Suspend(ctx context.Context, ref backend.Ref) error {
+	return d.freeze(ctx, OpSuspend, ref, backend.PowerRunning, backend.PowerSuspended)
+}
+
+// Resume lets it go on.
+func (d *Driver) Resume(ctx context.Context, ref backend.Ref) error {
+	return d.freeze(ctx, OpResume, ref, backend.PowerSuspended, backend.PowerRunning)
+}
+
+func (d *Driver) freeze(ctx context.Context, op Op, ref backend.Ref, from, to backend.Power) error {
+	if err := d.point(ctx, op, Before, ref); err != nil {
+		return err
+	}
+	in, err := d.h.find(ref)
+	if err != nil {
+		return err
+	}
+	if err := in.freeze(from, to); err != nil {
+		return err
+	}
+	return d.point(ctx, op, After, ref)
 }
 
 // Destroy removes it.

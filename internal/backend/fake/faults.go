@@ -18,6 +18,8 @@ const (
 	OpCreate      Op = "create"
 	OpStart       Op = "start"
 	OpStop        Op = "stop"
+	OpSuspend     Op = "suspend"
+	OpResume      Op = "resume"
 	OpDestroy     Op = "destroy"
 	OpInspect     Op = "inspect"
 	OpList        Op = "list"

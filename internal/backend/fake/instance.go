@@ -45,7 +45,7 @@ type instance struct {
 
 	mu       sync.Mutex
 	rec      record // Spec never changes
-	guest    *guest // nil unless Power is running
+	guest    *guest // nil unless Power is running or suspended
 	listener *listener
 }
 
@@ -96,6 +96,8 @@ func (in *instance) start() error {
 	switch in.rec.Power {
 	case backend.PowerRunning:
 		return nil
+	case backend.PowerSuspended:
+		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is suspended", in.rec.Spec.VMID).WithHint("resume it")
 	case backend.PowerPartial:
 		return agentlab.Errorf(agentlab.CodeInvalid, "sandbox %d is half made", in.rec.Spec.VMID).WithHint("create it again, or destroy it")
 	}
@@ -124,7 +126,7 @@ func (in *instance) boot() {
 func (in *instance) resume() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if in.rec.Power == backend.PowerRunning {
+	if in.rec.Power == backend.PowerRunning || in.rec.Power == backend.PowerSuspended {
 		in.boot()
 	}
 }
@@ -141,10 +143,28 @@ func (in *instance) leave() {
 	in.closeListener()
 }
 
+// running returns the guest that can answer; nil when none does.
 func (in *instance) running() *guest {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	if in.rec.Power == backend.PowerSuspended {
+		return nil
+	}
 	return in.guest
+}
+
+// freeze makes a running instance suspended, or a suspended one running.
+func (in *instance) freeze(from, to backend.Power) error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	switch in.rec.Power {
+	case to:
+		return nil
+	case from:
+		in.rec.Power = to
+		return in.save()
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is %s", in.rec.Spec.VMID, in.rec.Power)
 }
 
 // shutdown asks the guest to power off and waits until it did, up to grace.
@@ -171,7 +191,7 @@ func (in *instance) cut(power backend.Power, reason string) error {
 func (in *instance) powerOff(power backend.Power, reason string, onlyRunning bool) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if in.rec.Power == power || (onlyRunning && in.rec.Power != backend.PowerRunning) {
+	if in.rec.Power == power || (onlyRunning && in.rec.Power != backend.PowerRunning && in.rec.Power != backend.PowerSuspended) {
 		return nil
 	}
 	if in.rec.Power == backend.PowerPartial && power == backend.PowerStopped {

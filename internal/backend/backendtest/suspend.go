@@ -1,0 +1,49 @@
+package backendtest
+
+import (
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// suspend freezes the running sandbox and lets it go on: the same boot
+// answers again, also when the driver's process ended in between.
+func (s *suite) suspend(ref backend.Ref, boot string) {
+	sus, ok := s.d.(backend.Suspender)
+	if !ok {
+		s.Skip("skipped: this driver cannot suspend (capability Suspend)")
+	}
+	for range 2 {
+		s.ok("Suspend", sus.Suspend(s.ctx(), ref))
+		s.wantPower(ref, backend.PowerSuspended)
+	}
+	if in := s.listed(ref); in == nil || in.Power != backend.PowerSuspended {
+		s.Errorf("List has %+v", in)
+	}
+	if _, err := s.client(ref).Health(s.ctx()); err == nil {
+		s.Error("a suspended guest answers")
+	}
+	s.wantCode("Start of a suspended sandbox", s.d.Start(s.ctx(), ref), agentlab.CodeConflict)
+	if s.h.Reopen != nil {
+		s.reopen()
+		s.wantPower(ref, backend.PowerSuspended)
+		sus, _ = s.d.(backend.Suspender)
+	}
+	for range 2 {
+		s.ok("Resume", sus.Resume(s.ctx(), ref))
+		s.wantPower(ref, backend.PowerRunning)
+	}
+	if h := s.awaitControl(ref); h.BootID != boot {
+		s.Errorf("boot %q answers after Resume, want %q", h.BootID, boot)
+	}
+}
+
+// suspendStopped: what does not run can be neither suspended nor resumed.
+func (s *suite) suspendStopped(ref backend.Ref) {
+	if sus, ok := s.d.(backend.Suspender); ok {
+		s.wantCode("Suspend of a stopped sandbox", sus.Suspend(s.ctx(), ref), agentlab.CodeConflict)
+		s.wantCode("Resume of a stopped sandbox", sus.Resume(s.ctx(), ref), agentlab.CodeConflict)
+		gone := backend.Ref{VMID: ref.VMID + 17, UID: agentlab.NewUID()}
+		s.wantCode("Suspend of no sandbox", sus.Suspend(s.ctx(), gone), agentlab.CodeNotFound)
+		s.wantCode("Resume of no sandbox", sus.Resume(s.ctx(), gone), agentlab.CodeNotFound)
+	}
+}

@@ -1,0 +1,135 @@
+package sandbox
+
+import (
+	"context"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// Suspend asks for a READY sandbox to be frozen: its memory and disk stay, its
+// CPUs stand still, its lease goes on. A suspended one is left as it is. Codes:
+// not_found; unsupported when the backend cannot; conflict in any other state:
+// one with a job at work is not frozen, because its job's time would go on.
+func (s *Service) Suspend(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
+	return s.ask(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		_, able := s.cfg.Driver.(backend.Suspender)
+		switch {
+		case sb.Desired == agentlab.DesiredSuspended:
+			return nil, nil
+		case sb.State != agentlab.SandboxReady || sb.Desired != agentlab.DesiredRunning:
+			return nil, conflict(*sb, "and only a READY sandbox can be suspended", "")
+		case !able:
+			return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot suspend a sandbox", sb.Backend).
+				WithHint("agentlab sandbox stop %d keeps its disk", vmid)
+		}
+		sb.Desired = agentlab.DesiredSuspended
+		return nil, nil
+	})
+}
+
+// Resume asks for a suspended sandbox to go on where it stood. One that runs
+// is left as it is. Codes: not_found, conflict.
+func (s *Service) Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
+	return s.ask(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		switch {
+		case sb.Desired == agentlab.DesiredSuspended:
+			sb.Desired = agentlab.DesiredRunning
+		case sb.Desired != agentlab.DesiredRunning || !sb.State.HasVM():
+			return nil, conflict(*sb, "and there is nothing to resume", "")
+		}
+		return nil, nil
+	})
+}
+
+// freeze drives a sandbox that is to be suspended.
+func (s *Service) freeze(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
+	switch {
+	case sb.State == agentlab.SandboxSuspended && s.inspected(sb.VMID):
+		return 0, true, nil
+	case sb.State != agentlab.SandboxSuspended && sb.State != agentlab.SandboxReady:
+		// It came otherwise before it was frozen; what it is now counts.
+		_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+			if now.Desired == agentlab.DesiredSuspended {
+				now.Desired = agentlab.DesiredRunning
+			}
+			return nil, nil
+		})
+		return 0, false, err
+	}
+	if sb.NetworkPending { // a policy that forbids more holds for what comes after, too
+		if settled, err := s.applyNetwork(ctx, sb); settled || err != nil {
+			return 0, err != nil, err
+		}
+	}
+	driver, ok := s.cfg.Driver.(backend.Suspender)
+	if !ok {
+		return 0, false, s.fail(ctx, sb, "backend %s cannot suspend it any more", sb.Backend)
+	}
+	if err := driver.Suspend(ctx, ref(sb)); err != nil {
+		return s.notFrozen(ctx, sb, err)
+	}
+	if sb.State == agentlab.SandboxSuspended {
+		s.setInspected(sb.VMID)
+		return 0, true, nil
+	}
+	return 0, false, s.become(ctx, sb, agentlab.SandboxSuspended, "")
+}
+
+// thaw lets a suspended sandbox go on, and sets its guest's clock.
+func (s *Service) thaw(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
+	driver, ok := s.cfg.Driver.(backend.Suspender)
+	if !ok {
+		return 0, false, s.fail(ctx, sb, "backend %s cannot resume it any more", sb.Backend)
+	}
+	if err := driver.Resume(ctx, ref(sb)); err != nil {
+		return s.notFrozen(ctx, sb, err)
+	}
+	if err := s.openPlane(ctx, sb); err != nil {
+		return 0, true, err
+	}
+	if err := s.setClock(ctx, sb); err != nil {
+		if ctx.Err() == nil && s.triedFor(sb.VMID) >= s.lim.BootTimeout {
+			return 0, false, s.fail(ctx, sb, "its guest did not answer within %s after it was resumed: %w", s.lim.BootTimeout, err)
+		}
+		return bootPause(0), true, ctx.Err()
+	}
+	return 0, false, s.become(ctx, sb, agentlab.SandboxReady, "")
+}
+
+// setClock gives a guest that stood still its identity again, of which the
+// time is what it lacks; a token it has already.
+func (s *Service) setClock(ctx context.Context, sb agentlab.Sandbox) error {
+	id := s.identity(sb)
+	_, err := s.control(sb).SetIdentity(ctx, id)
+	return err
+}
+
+// triedFor is how long it is since this was first called for a sandbox in its
+// present state.
+func (s *Service) triedFor(vmid int) (since time.Duration) {
+	s.with(vmid, func(m *memory) {
+		now := s.clock()
+		if m.tried.IsZero() {
+			m.tried = now
+		}
+		since = now.Sub(m.tried)
+	})
+	return since
+}
+
+// notFrozen follows a refusal to suspend or to resume: the VM is looked at,
+// and what does not run, or is gone, ends as it would have otherwise.
+func (s *Service) notFrozen(ctx context.Context, sb agentlab.Sandbox, cause error) (time.Duration, bool, error) {
+	if code := agentlab.CodeOf(cause); code != agentlab.CodeNotFound && code != agentlab.CodeConflict {
+		return 0, true, cause
+	}
+	in, err := s.cfg.Driver.Inspect(ctx, ref(sb))
+	if why, err := lost(in, err); err != nil {
+		return 0, true, err
+	} else if why != "" && in.Power != backend.PowerSuspended {
+		return 0, false, s.down(ctx, sb, in, why)
+	}
+	return 0, true, cause
+}
