@@ -68,17 +68,14 @@ func (c *Client) call(ctx context.Context, what string, m Method, path string, p
 	return nil
 }
 
-// task makes one call that begins a task. A null answer is a task that has
-// ended well.
+// task makes one call that begins a task. An answer that names none proves
+// nothing: it is neither a failure nor a success.
 func (c *Client) task(ctx context.Context, what string, m Method, path string, params url.Values) (UPID, error) {
-	var s *string
+	var s Str
 	if err := c.call(ctx, what, m, path, params, &s); err != nil {
 		return "", err
 	}
-	if s == nil {
-		return "", nil
-	}
-	u, err := ParseUPID(*s)
+	u, err := ParseUPID(string(s))
 	if err != nil {
 		return "", agentlab.Errorf(agentlab.CodeUnknownOutcome, "%s: the node's answer: %w", what, err)
 	}

@@ -129,14 +129,10 @@ func (c *Client) StopTask(ctx context.Context, u UPID) error {
 	return c.call(ctx, "stop task "+string(u), Delete, apiPath("nodes", u.Node(), "tasks", string(u)), nil, nil)
 }
 
-// Wait waits for the end of a task and returns what it ended with; "" is a
-// task that has ended well. The error of one that failed has its exit status
+// Wait waits for the end of a task and returns what it ended with. The error of one that failed has its exit status
 // and the telling last lines of its log. When ctx ends first, the task goes on
 // and the error is unknown_outcome.
 func (c *Client) Wait(ctx context.Context, u UPID) (Task, error) {
-	if u == "" {
-		return Task{Status: "stopped", ExitStatus: "OK"}, nil
-	}
 	pause := c.poll.First
 	misses := 0
 	for {

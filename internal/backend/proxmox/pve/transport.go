@@ -35,7 +35,8 @@ type Transport interface {
 	// begins after /api2/json, its segments are escaped by the caller; a
 	// parameter with several values is a list. A call that begins a task
 	// returns the UPID as a JSON string, also where the task has ended and
-	// failed already.
+	// failed already. Over the shell transport the data of a call that begins
+	// none and reads nothing may be anything: do not look at it.
 	//
 	// Errors are *Fault where the node answered, else *agentlab.Error with
 	// code unavailable (nothing was sent), unknown_outcome (it may have been

@@ -8,7 +8,7 @@ import (
 )
 
 // UPID names a task: UPID:NODE:PID:PSTART:STARTTIME:TYPE:ID:USER: with the
-// colon at its end. "" is the task of a call that had nothing left to do.
+// colon at its end.
 type UPID string
 
 // ParseUPID checks that s names a task.

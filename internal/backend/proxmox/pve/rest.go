@@ -1,0 +1,266 @@
+package pve
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// RESTOptions says where the API is and who calls. Every field but Timeout,
+// Retry and Dial must be set; of CA and Fingerprint at most one.
+type RESTOptions struct {
+	URL     string // https://HOST:PORT
+	TokenID string // USER@REALM!NAME
+	Secret  string // the token's secret, a UUID
+
+	// CA is the PEM of the certificate that has signed the API's, such as the
+	// cluster's own CA. Fingerprint is the SHA-256 of the API's certificate
+	// itself, in hexadecimal digits with or without colons: its names and
+	// dates then do not count. Without either the machine's CAs decide.
+	CA          []byte
+	Fingerprint string
+
+	// Timeout is of one call; 0 is 60 s. The node itself gives up on an answer
+	// after 30 s.
+	Timeout time.Duration
+	// Retry are the pauses before a call that only reads is made again, when
+	// the node did not answer; nil is 200 ms and 1 s.
+	Retry []time.Duration
+	// Dial opens connections; nil is net.Dialer's.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// maxAnswer bounds an answer; the largest known is 16 MiB, of file-read.
+const maxAnswer = 32 << 20
+
+// maxBody is what the API takes (512 KiB), and more than any call of ours.
+const maxBody = 512 << 10
+
+// idleLimit is shorter than the 5 s after which the node closes an idle
+// connection, so that no call is sent into one that is being closed.
+const idleLimit = 4 * time.Second
+
+// rest is the Transport over TLS.
+type rest struct {
+	base    string
+	auth    string
+	timeout time.Duration
+	retry   []time.Duration
+	client  *http.Client
+	once    *http.Client // a connection for each call, so that nothing below sends a call again
+	calls   atomic.Int64
+}
+
+// NewREST returns the transport that speaks to a node's API over TLS with a
+// token. It opens no connection. Error invalid names the option at fault.
+func NewREST(o RESTOptions) (Transport, error) {
+	base, err := checkURL(o.URL)
+	if err != nil {
+		return nil, err
+	}
+	auth, err := authorization(o.TokenID, o.Secret)
+	if err != nil {
+		return nil, err
+	}
+	tlsConfig, err := tlsConfig(o.CA, o.Fingerprint)
+	if err != nil {
+		return nil, err
+	}
+	r := &rest{base: base, auth: auth, timeout: o.Timeout, retry: o.Retry}
+	if r.timeout == 0 {
+		r.timeout = 60 * time.Second
+	}
+	if r.retry == nil {
+		r.retry = []time.Duration{200 * time.Millisecond, time.Second}
+	}
+	dial := o.Dial
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: 10 * time.Second}).DialContext
+	}
+	newClient := func(keep bool) *http.Client {
+		protocols := new(http.Protocols)
+		protocols.SetHTTP1(true) // the node speaks nothing newer
+		return &http.Client{
+			Transport: &http.Transport{
+				// No proxy: the token must not pass through what the environment names.
+				DialContext: dial, TLSClientConfig: tlsConfig.Clone(), TLSHandshakeTimeout: 10 * time.Second, Protocols: protocols,
+				DisableKeepAlives: !keep, IdleConnTimeout: idleLimit, MaxIdleConnsPerHost: 16, MaxConnsPerHost: 32,
+			},
+			// A redirect would take the token elsewhere.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		}
+	}
+	r.client, r.once = newClient(true), newClient(false)
+	return r, nil
+}
+
+// Calls implements Transport.
+func (r *rest) Calls() int64 { return r.calls.Load() }
+
+// Root implements Transport: a token is never root.
+func (r *rest) Root() Root { return nil }
+
+// Close implements Transport.
+func (r *rest) Close() error {
+	r.client.CloseIdleConnections()
+	return nil
+}
+
+// Call implements Transport. Only what reads is made again when the node does
+// not answer: whether anything else was carried out is not known.
+func (r *rest) Call(ctx context.Context, m Method, path string, params url.Values) (json.RawMessage, error) {
+	for try := 0; ; try++ {
+		data, err := r.callOnce(ctx, m, path, params)
+		if err == nil || m != Get || readOnce(path) || try >= len(r.retry) || agentlab.CodeOf(err) != agentlab.CodeUnavailable || ctx.Err() != nil {
+			return data, err
+		}
+		timer := time.NewTimer(r.retry[try])
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, err
+		case <-timer.C:
+		}
+	}
+}
+
+func (r *rest) callOnce(ctx context.Context, m Method, path string, params url.Values) (json.RawMessage, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	var sent atomic.Bool
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		WroteHeaders: func() { sent.Store(true) },
+	})
+	req, err := r.request(ctx, m, path, params)
+	if err != nil {
+		return nil, err
+	}
+	client := r.client
+	if readOnce(path) {
+		client = r.once
+	}
+	r.calls.Add(1)
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, lost(m, sent.Load(), err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, readErr := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	return r.answer(m, resp, body, readErr)
+}
+
+// request makes the request. Parameters of GET and DELETE go into the query:
+// the node refuses a body there. A body is never chunked, which it refuses
+// too: http.NewRequest knows the length of a bytes.Reader.
+func (r *rest) request(ctx context.Context, m Method, path string, params url.Values) (*http.Request, error) {
+	target := r.base + "/api2/json" + path
+	// A blank is %20: that "+" is one too depends on who decodes.
+	encoded := strings.ReplaceAll(params.Encode(), "+", "%20")
+	var body io.Reader
+	if m == Get || m == Delete {
+		if encoded != "" {
+			target += "?" + encoded
+		}
+	} else {
+		if len(encoded) > maxBody {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "the parameters of a call take %d bytes, the limit is %d", len(encoded), maxBody)
+		}
+		body = bytes.NewReader([]byte(encoded))
+	}
+	req, err := http.NewRequestWithContext(ctx, string(m), target, body)
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "a call cannot be made of %s: %w", path, err)
+	}
+	req.Header.Set("Authorization", r.auth)
+	if body != nil {
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	return req, nil
+}
+
+// lost is the error of a call that had no answer.
+func lost(m Method, sent bool, err error) error {
+	if ue, ok := errors.AsType[*url.Error](err); ok {
+		err = ue.Err // its text would repeat the address with all parameters
+	}
+	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeDenied {
+		return e // the certificate is not the one that we trust
+	}
+	if denied := certificateError(err); denied != nil {
+		return denied
+	}
+	if m != Get && sent {
+		return agentlab.Errorf(agentlab.CodeUnknownOutcome, "the node did not answer: %w", err).WithHint("it may have been carried out; look before trying again")
+	}
+	return agentlab.Errorf(agentlab.CodeUnavailable, "the node's API does not answer: %w", err).WithHint("check that pveproxy runs on the node, and that its address can be reached from here")
+}
+
+// answer decodes an answer of the node.
+func (r *rest) answer(m Method, resp *http.Response, body []byte, readErr error) (json.RawMessage, error) {
+	_, reason, _ := strings.Cut(resp.Status, " ")
+	vague := func(format string, args ...any) error {
+		code := agentlab.CodeUnavailable
+		if m != Get {
+			code = agentlab.CodeUnknownOutcome
+		}
+		return agentlab.Errorf(code, format, args...)
+	}
+	switch {
+	case resp.StatusCode >= 595 && resp.StatusCode <= 599:
+		// The proxy lost the worker or gave up waiting for it; the work may go on and end well.
+		return nil, vague("the node answered %d %s", resp.StatusCode, clip(reason, 200))
+	case resp.StatusCode >= 400:
+		return nil, fault4xx(resp.StatusCode, reason, body)
+	case resp.StatusCode != http.StatusOK:
+		return nil, vague("the node answered %d %s", resp.StatusCode, clip(reason, 200))
+	case readErr != nil:
+		return nil, vague("the node's answer was cut off: %w", readErr)
+	case len(body) > maxAnswer:
+		return nil, vague("the node's answer is longer than %d bytes", maxAnswer)
+	}
+	var envelope struct {
+		Data *json.RawMessage `json:"data"`
+	}
+	if err := json.Unmarshal(body, &envelope); err != nil {
+		return nil, vague("the node's answer is no JSON: %w", err)
+	}
+	if envelope.Data == nil {
+		return json.RawMessage("null"), nil
+	}
+	return *envelope.Data, nil
+}
+
+// fault4xx makes the Fault of an answer that is no success. Before 8.4 the
+// text is in the reason phrase alone; since, the body has it too. A body that
+// is not understood is no reason to lose the text.
+func fault4xx(status int, reason string, body []byte) *Fault {
+	f := &Fault{Status: status, Message: strings.TrimSpace(reason)}
+	var b struct {
+		Message Str            `json:"message"`
+		Errors  map[string]Str `json:"errors"`
+	}
+	if json.Unmarshal(body, &b) != nil {
+		return f
+	}
+	if line, _, _ := strings.Cut(strings.TrimSpace(string(b.Message)), "\n"); line != "" {
+		f.Message = line
+	}
+	if len(b.Errors) > 0 {
+		f.Params = make(map[string]string, len(b.Errors))
+		for k, v := range b.Errors {
+			f.Params[k] = strings.TrimSpace(string(v))
+		}
+	}
+	return f
+}

@@ -1,0 +1,130 @@
+package pve
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"io"
+	"net/url"
+	"os"
+	"regexp"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+var (
+	tokenID     = regexp.MustCompile(`^[^\s:/!@=%]+@[A-Za-z][A-Za-z0-9._-]+![A-Za-z][A-Za-z0-9._-]+$`)
+	tokenSecret = regexp.MustCompile(`^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$`)
+)
+
+func checkURL(s string) (string, error) {
+	u, err := url.Parse(s)
+	if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not the address of an API", clip(s, 200)).WithField("url").WithHint("such as https://127.0.0.1:8006")
+	}
+	return "https://" + u.Host, nil
+}
+
+// authorization is the header of a token. The node decodes percent signs in
+// it once, so neither part may have any.
+func authorization(id, secret string) (string, error) {
+	if !tokenID.MatchString(id) {
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not the name of a token", clip(id, 80)).WithField("token_id").WithHint("such as agentlab@pve!controller")
+	}
+	if !tokenSecret.MatchString(secret) {
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "what is given as the token's secret is not one").WithField("token_file").WithHint("a secret is a UUID; pveum user token add shows it once")
+	}
+	return "PVEAPIToken=" + id + "=" + secret, nil
+}
+
+// ReadTokenFile reads the secret of a token from a file that only its owner
+// may read. The file holds the secret, or USER@REALM!NAME=SECRET of the token
+// id; blanks and newlines around it do not count. Errors: denied (others may
+// read it), invalid, unavailable.
+func ReadTokenFile(path, id string) (string, error) {
+	f, err := os.Open(path) //nolint:gosec // the configuration names it
+	if err != nil {
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "the API token cannot be read: %w", err).WithField("token_file").WithHint("scripts/create_api_token.sh makes a token and writes the file")
+	}
+	defer func() { _ = f.Close() }()
+	st, err := f.Stat()
+	if err != nil || !st.Mode().IsRegular() {
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%s is not a file", path).WithField("token_file")
+	}
+	if st.Mode().Perm()&0o077 != 0 {
+		return "", agentlab.Errorf(agentlab.CodeDenied, "others may read %s (mode %04o)", path, st.Mode().Perm()).WithField("token_file").WithHint("chmod 600 %s; if others were on this machine, make a new token", path)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, 4096))
+	if err != nil {
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "the API token cannot be read: %w", err).WithField("token_file")
+	}
+	secret := strings.TrimSpace(string(b))
+	if named, rest, ok := strings.Cut(secret, "="); ok {
+		if named != id {
+			return "", agentlab.Errorf(agentlab.CodeInvalid, "%s is of another token than token_id says", path).WithField("token_file")
+		}
+		secret = rest
+	}
+	if !tokenSecret.MatchString(secret) {
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%s does not hold a token's secret", path).WithField("token_file").WithHint("a secret is a UUID; pveum user token add shows it once")
+	}
+	return secret, nil
+}
+
+// tlsConfig decides whom we speak to. There is no way to check nothing.
+func tlsConfig(ca []byte, fingerprint string) (*tls.Config, error) {
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	switch {
+	case len(ca) > 0 && fingerprint != "":
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "a CA and a fingerprint exclude each other").WithField("fingerprint")
+	case fingerprint != "":
+		want, err := hex.DecodeString(strings.ReplaceAll(fingerprint, ":", ""))
+		if err != nil || len(want) != sha256.Size {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not a SHA-256 fingerprint", clip(fingerprint, 120)).WithField("fingerprint").WithHint("64 hexadecimal digits, as openssl x509 -fingerprint -sha256 shows them")
+		}
+		c.InsecureSkipVerify = true //nolint:gosec // VerifyConnection pins the certificate itself, at every handshake
+		c.VerifyConnection = func(s tls.ConnectionState) error { return checkPin(want, s) }
+	case len(ca) > 0:
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(ca) {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "the CA file holds no certificate").WithField("ca_file").WithHint("such as /etc/pve/pve-root-ca.pem of the node")
+		}
+	}
+	return c, nil
+}
+
+func checkPin(want []byte, s tls.ConnectionState) error {
+	if len(s.PeerCertificates) == 0 {
+		return agentlab.Errorf(agentlab.CodeDenied, "the node has shown no certificate")
+	}
+	got := sha256.Sum256(s.PeerCertificates[0].Raw)
+	if subtle.ConstantTimeCompare(want, got[:]) != 1 {
+		return agentlab.Errorf(agentlab.CodeDenied, "the certificate of the node's API has the fingerprint %s, which is not the configured one", colons(got[:])).WithField("fingerprint").
+			WithHint("someone may be in between. If the certificate was renewed: compare with what pvenode cert info shows on the node, then configure that")
+	}
+	return nil
+}
+
+// colons writes a fingerprint as Proxmox does.
+func colons(b []byte) string {
+	parts := make([]string, len(b))
+	for i, x := range b {
+		parts[i] = strings.ToUpper(hex.EncodeToString([]byte{x}))
+	}
+	return strings.Join(parts, ":")
+}
+
+// certificateError is the error of a certificate that no CA of ours has
+// signed, or that has another name or date; nil when err is another one.
+func certificateError(err error) error {
+	var verification *tls.CertificateVerificationError
+	if !errors.As(err, &verification) {
+		return nil
+	}
+	return agentlab.Errorf(agentlab.CodeDenied, "the certificate of the node's API is not trusted: %w", err).WithField("ca_file").
+		WithHint("configure the cluster's own CA (/etc/pve/pve-root-ca.pem of the node) as ca_file, or the certificate's fingerprint; and use a name or address in url that the certificate has")
+}

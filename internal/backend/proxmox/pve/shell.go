@@ -1,0 +1,290 @@
+package pve
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// ShellOptions says where Proxmox's programs are.
+type ShellOptions struct {
+	// Bin is the directory of pvesh, pvesm and qm; "" is /usr/bin or, where
+	// they are not there, wherever PATH leads.
+	Bin string
+	// Snippets is the storage of Root's snippets; "" is "local".
+	Snippets string
+	// ReadTimeout ends a call that only reads; 0 is 60 s. Other calls are
+	// never cut off.
+	ReadTimeout time.Duration
+}
+
+// shell is the Transport that runs pvesh on the node, which must be this
+// machine.
+//
+// pvesh does the work of a call itself and stays until it is done. Cut off in
+// the middle it would leave half-made disks and locks, so a call that changes
+// something is never killed: when ctx ends it goes on and its outcome is
+// unknown. It has its own session, so that no signal to this process's group
+// reaches it, and writes into files, so that it does not die of a broken pipe
+// when this process ends. The unit of the daemon must not kill it either
+// (KillMode=process).
+type shell struct {
+	o             ShellOptions
+	reads, writes chan struct{}
+	calls         atomic.Int64
+	snippets      snippets
+}
+
+// How many pvesh run at once: each takes about 100 MB and most of a second of
+// CPU time before it does anything. Stopping a VM never waits for others.
+const (
+	maxReads  = 4
+	maxWrites = 12
+)
+
+// NewShell returns the transport that runs pvesh on this machine, as root.
+// Preflight tells whether it can work here.
+func NewShell(o ShellOptions) Transport {
+	if o.Snippets == "" {
+		o.Snippets = "local"
+	}
+	if o.ReadTimeout == 0 {
+		o.ReadTimeout = 60 * time.Second
+	}
+	s := &shell{o: o, reads: make(chan struct{}, maxReads), writes: make(chan struct{}, maxWrites)}
+	s.snippets.shell = s
+	return s
+}
+
+// Calls implements Transport: it counts the programs that were run.
+func (s *shell) Calls() int64 { return s.calls.Load() }
+
+// Root implements Transport.
+func (s *shell) Root() Root { return s }
+
+// Close implements Transport. Programs that run go on.
+func (s *shell) Close() error { return nil }
+
+var pveshVerb = map[Method]string{Get: "get", Post: "create", Put: "set", Delete: "delete"}
+
+// Call implements Transport.
+func (s *shell) Call(ctx context.Context, m Method, path string, params url.Values) (json.RawMessage, error) {
+	verb, ok := pveshVerb[m]
+	if !ok {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "%q is no method of the API", m)
+	}
+	plain, err := plainPath(path)
+	if err != nil {
+		return nil, err
+	}
+	args := []string{verb, plain}
+	for _, key := range sortedKeys(params) {
+		for _, v := range params[key] {
+			if strings.ContainsRune(v, 0) {
+				return nil, agentlab.Errorf(agentlab.CodeInvalid, "a value may not hold a zero byte").WithField(key)
+			}
+			args = append(args, "--"+key, v)
+		}
+	}
+	args = append(args, "--output-format", "json")
+	release, err := s.slot(ctx, m, path)
+	if err != nil {
+		return nil, err
+	}
+	out, err := s.run(ctx, m == Get, release, "pvesh", args...)
+	if err != nil {
+		return nil, err
+	}
+	data := lastLine(out)
+	if json.Valid(data) {
+		return data, nil
+	}
+	if m == Get {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "pvesh printed no JSON: %q", clip(string(data), 200))
+	}
+	return json.RawMessage("null"), nil // a call that returns nothing prints log lines alone
+}
+
+// plainPath takes the escapes out of a path: pvesh takes it as it is. A slash
+// in a segment would lead elsewhere, but for volumes, whose names have them.
+func plainPath(path string) (string, error) {
+	segments := strings.Split(path, "/")
+	for i, seg := range segments {
+		p, err := url.PathUnescape(seg)
+		volume := i >= 2 && segments[i-1] == "content"
+		if err != nil || strings.ContainsRune(p, 0) || p == ".." || p == "." || strings.Contains(p, "/") && !volume {
+			return "", agentlab.Errorf(agentlab.CodeInvalid, "%q cannot be part of a call's path", clip(seg, 80))
+		}
+		segments[i] = p
+	}
+	return strings.Join(segments, "/"), nil
+}
+
+func sortedKeys(v url.Values) []string {
+	keys := make([]string, 0, len(v))
+	for k := range v {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// slot waits until another program may run, and returns what ends its turn.
+func (s *shell) slot(ctx context.Context, m Method, path string) (func(), error) {
+	slots := s.writes
+	if m == Get {
+		slots = s.reads
+	} else if strings.HasSuffix(path, "/status/stop") {
+		return func() {}, nil
+	}
+	select {
+	case slots <- struct{}{}:
+		return func() { <-slots }, nil
+	case <-ctx.Done():
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "too many calls of pvesh are under way: %w", context.Cause(ctx))
+	}
+}
+
+// run runs a program of Proxmox to its end and returns what it printed. With
+// read it is killed when ctx ends, else it goes on. release is called when the
+// program has ended.
+func (s *shell) run(ctx context.Context, read bool, release func(), name string, args ...string) ([]byte, error) {
+	if ctx.Err() != nil {
+		release()
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "%s was not run: %w", name, context.Cause(ctx))
+	}
+	if read {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, s.o.ReadTimeout)
+		defer cancel()
+	}
+	stdout, stderr, err := outputFiles()
+	if err != nil {
+		release()
+		return nil, err
+	}
+	cmd := exec.Command(s.program(name), args...) //nolint:gosec,noctx // a program of the node; a context would kill it, see the type
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	cmd.Dir = "/"
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: rootGroup(os.Geteuid(), os.Getegid())}
+	s.calls.Add(1)
+	if err := cmd.Start(); err != nil {
+		release()
+		_, _ = stdout.Close(), stderr.Close()
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "%s cannot be run: %w", name, err).WithHint("the shell transport works on a node of Proxmox VE alone; from elsewhere use proxmox.transport: rest")
+	}
+	type end struct {
+		out []byte
+		err error
+	}
+	ended := make(chan end, 1)
+	go func() {
+		defer release()
+		defer func() { _, _ = stdout.Close(), stderr.Close() }()
+		err := cmd.Wait()
+		out, oerr := output(stdout)
+		if err != nil || oerr != nil {
+			diag, _ := output(stderr)
+			err = programError(name, read, err, oerr, diag)
+		}
+		ended <- end{out, err}
+	}()
+	select {
+	case e := <-ended:
+		return e.out, e.err
+	case <-ctx.Done():
+		if !read {
+			return nil, agentlab.Errorf(agentlab.CodeUnknownOutcome, "%s was not waited for: %w", name, context.Cause(ctx)).WithHint("it goes on by itself; look before trying again")
+		}
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "%s did not end in time: %w", name, context.Cause(ctx))
+	}
+}
+
+// programError is the error of a program that failed. Only that a code is not zero
+// means anything.
+func programError(name string, read bool, err, readErr error, diag []byte) error {
+	lost := agentlab.CodeUnknownOutcome
+	if read {
+		lost = agentlab.CodeUnavailable
+	}
+	if err == nil {
+		return agentlab.Errorf(lost, "the output of %s cannot be read: %w", name, readErr)
+	}
+	exit, ok := errors.AsType[*exec.ExitError](err)
+	if !ok || !exit.Exited() {
+		return agentlab.Errorf(lost, "%s was killed: %w", name, err)
+	}
+	return parseDiagnosis(string(diag))
+}
+
+// program is the path of a program of Proxmox.
+func (s *shell) program(name string) string {
+	if s.o.Bin != "" {
+		return filepath.Join(s.o.Bin, name)
+	}
+	path := filepath.Join("/usr/bin", name)
+	if _, err := os.Stat(path); err != nil {
+		return name // exec finds it, or says that it is nowhere
+	}
+	return path
+}
+
+// rootGroup is the identity that programs run with. The cluster file system
+// of a node admits root only with root's group, and a daemon may have another;
+// nil: as this process has it.
+func rootGroup(uid, gid int) *syscall.Credential {
+	if uid != 0 || gid == 0 {
+		return nil
+	}
+	return &syscall.Credential{Uid: 0, Gid: 0}
+}
+
+// outputFiles makes the two files that a program writes into. They have no
+// name, and go away with the last who has them open.
+func outputFiles() (stdout, stderr *os.File, err error) {
+	files := make([]*os.File, 2)
+	for i := range files {
+		f, ferr := os.CreateTemp("", "agentlab-pvesh-*")
+		if ferr == nil {
+			ferr = os.Remove(f.Name())
+		}
+		if ferr != nil {
+			if files[0] != nil {
+				_ = files[0].Close()
+			}
+			return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "no file can be made for the output of pvesh: %w", ferr)
+		}
+		files[i] = f
+	}
+	return files[0], files[1], nil
+}
+
+func output(f *os.File) ([]byte, error) {
+	b, err := io.ReadAll(io.NewSectionReader(f, 0, maxAnswer+1))
+	if err == nil && len(b) > maxAnswer {
+		err = errors.New("it is too long")
+	}
+	return b, err
+}
+
+// lastLine is where pvesh prints the result: the lines before it are the log
+// of the task.
+func lastLine(out []byte) []byte {
+	out = bytes.TrimRight(out, "\n")
+	return bytes.TrimSpace(out[bytes.LastIndexByte(out, '\n')+1:])
+}
