@@ -185,13 +185,13 @@ func TestGuest(t *testing.T) {
 	defer func() { _ = inet.Close() }()
 	f.DialUnix = inet.Addr().String()
 	b := newBox(t, f, func(s *backend.Spec) {
-		s.Resources = agentlab.Resources{Cores: 3, MemoryMB: 700, RootSizeGB: 33}
+		s.Resources = agentlab.Resources{Cores: 2, MemoryMB: 700, RootSizeGB: 33}
 	})
 	b.boot()
 	b.identify()
 
 	for script, want := range map[string]string{
-		"nproc": "3",
+		"nproc": "2",
 		"cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu":              GuestMAC + "\n" + strconv.Itoa(GuestMTU),
 		"cat /sys/block/vda/serial":                                            RootSerial,
 		"cat /sys/class/virtio-ports/*/name | grep .":                          ControlPort,
