@@ -36,7 +36,7 @@ type Layer struct {
 // package.
 var leaves = []string{
 	"internal/fsfault", "internal/hostspace", "internal/link", "internal/lock", "internal/reconcile", "internal/redact",
-	"internal/sockpath", "internal/stream", "internal/strictyaml", "internal/version",
+	"internal/sockpath", "internal/stream", "internal/stream/streamtest", "internal/strictyaml", "internal/version",
 }
 
 func and(lists ...[]string) []string {

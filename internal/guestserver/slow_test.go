@@ -10,44 +10,14 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/guestserver"
+	"github.com/agentlab-vm/agentlab/internal/stream/streamtest"
 )
 
-// pipes is a listener of connections in memory, whose time can be faked.
-type pipes struct {
-	conns chan net.Conn
-	done  chan struct{}
-	once  sync.Once
-}
-
-func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), done: make(chan struct{})} }
-
-func (p *pipes) dial() net.Conn {
-	a, b := net.Pipe()
-	p.conns <- b
-	return a
-}
-
-func (p *pipes) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.done:
-		return nil, net.ErrClosed
-	}
-}
-
-func (p *pipes) Close() error {
-	p.once.Do(func() { close(p.done) })
-	return nil
-}
-
-func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "unix"} }
-
 // inSlowMotion serves a guest whose connections are pipes, in fake time.
-func inSlowMotion(t *testing.T, f func(t *testing.T, p *pipes)) {
+func inSlowMotion(t *testing.T, f func(t *testing.T, p *streamtest.Pipes)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		p, ended := newPipes(), make(chan struct{})
+		p, ended := streamtest.NewPipes(), make(chan struct{})
 		go func() {
 			defer close(ended)
 			_ = guestserver.New(guestserver.Config{}).Serve(ctx, 42, p)
@@ -68,12 +38,12 @@ func closedAfter(c net.Conn) time.Duration {
 
 // A header that drips, or never comes, ends its connection in seconds.
 func TestSlowHeader(t *testing.T) {
-	inSlowMotion(t, func(t *testing.T, p *pipes) {
-		silent := p.dial()
+	inSlowMotion(t, func(t *testing.T, p *streamtest.Pipes) {
+		silent := p.Dial()
 		if d := closedAfter(silent); d > 15*time.Second {
 			t.Errorf("a silent connection lives for %s", d)
 		}
-		dripping := p.dial()
+		dripping := p.Dial()
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for _, b := range []byte("GET / HTTP/1.1\r\nHost: " + string(make([]byte, 1000))) {
@@ -94,8 +64,8 @@ func TestSlowHeader(t *testing.T) {
 // A guest that does not read what it is answered holds its connection for a
 // while, and then no more.
 func TestUnreadAnswer(t *testing.T) {
-	inSlowMotion(t, func(t *testing.T, p *pipes) {
-		c := p.dial()
+	inSlowMotion(t, func(t *testing.T, p *streamtest.Pipes) {
+		c := p.Dial()
 		if _, err := io.WriteString(c, "GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}

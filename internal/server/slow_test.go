@@ -5,40 +5,12 @@ import (
 	"io"
 	"net"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/stream/streamtest"
 )
-
-// pipes is a listener of connections in memory, whose time can be faked.
-type pipes struct {
-	conns chan net.Conn
-	done  chan struct{}
-	once  sync.Once
-}
-
-func (p *pipes) dial() net.Conn {
-	a, b := net.Pipe()
-	p.conns <- b
-	return a
-}
-
-func (p *pipes) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.done:
-		return nil, net.ErrClosed
-	}
-}
-
-func (p *pipes) Close() error {
-	p.once.Do(func() { close(p.done) })
-	return nil
-}
-
-func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "unix"} }
 
 // TestSlowCallers: whoever sends a header or a body slowly, or does not read
 // an answer, holds a connection for as long as docs/access.md says, and no
@@ -84,8 +56,8 @@ func TestSlowCallers(t *testing.T) {
 		}, idleTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inSlowMotion(t, func(t *testing.T, p *pipes) {
-				conn := p.dial()
+			inSlowMotion(t, func(t *testing.T, p *streamtest.Pipes) {
+				conn := p.Dial()
 				c.do(t, conn)
 				began := time.Now()
 				_, _ = io.Copy(io.Discard, conn)
@@ -96,8 +68,8 @@ func TestSlowCallers(t *testing.T) {
 		})
 	}
 	t.Run("unread", func(t *testing.T) {
-		inSlowMotion(t, func(t *testing.T, p *pipes) {
-			conn := p.dial()
+		inSlowMotion(t, func(t *testing.T, p *streamtest.Pipes) {
+			conn := p.Dial()
 			_, _ = io.WriteString(conn, request)
 			time.Sleep(writeTimeout + time.Second)
 			if n, err := conn.Read(make([]byte, 1)); n != 0 || err == nil {
@@ -108,7 +80,7 @@ func TestSlowCallers(t *testing.T) {
 }
 
 // inSlowMotion serves connections in memory, in fake time.
-func inSlowMotion(t *testing.T, f func(t *testing.T, p *pipes)) {
+func inSlowMotion(t *testing.T, f func(t *testing.T, p *streamtest.Pipes)) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := New(Config{
 			Services: newStub().services(), Rules: Rules{OwnUID: 1},
@@ -117,7 +89,7 @@ func inSlowMotion(t *testing.T, f func(t *testing.T, p *pipes)) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
+		p := streamtest.NewPipes()
 		ended := make(chan error, 1)
 		go func() { ended <- s.Serve(p) }()
 		f(t, p)

@@ -57,14 +57,11 @@ func (s *Server) handleAttach(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	conn, in, ok := upgrade(w, r)
-	if !ok {
+	c, end := s.openStream(w, r)
+	if c == nil {
 		return
 	}
-	s.wg.Add(1)
-	defer s.wg.Done()
-	c := newClient(s.ctx, conn, in)
-	defer c.close()
+	defer end()
 	if req.Rows > 0 && req.Cols > 0 {
 		setSize(t.ptmx, stream.WindowSize{Rows: req.Rows, Cols: req.Cols})
 	}

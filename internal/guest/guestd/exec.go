@@ -45,18 +45,30 @@ func (s *Server) handleExec(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	conn, in, ok := upgrade(w, r)
-	if !ok {
+	c, end := s.openStream(w, r)
+	if c == nil {
 		return
 	}
-	s.wg.Add(1)
-	defer s.wg.Done()
-	c := newClient(s.ctx, conn, in)
-	defer c.close()
+	defer end()
 	if req.TTY {
 		s.execTTY(c, cmd, a, stream.WindowSize{Rows: req.Rows, Cols: req.Cols})
 	} else {
 		s.execPipes(c, cmd)
+	}
+}
+
+// openStream makes a client of the request's connection, which end closes; nil
+// when it could not, and has answered.
+func (s *Server) openStream(w http.ResponseWriter, r *http.Request) (c *client, end func()) {
+	conn, in, ok := upgrade(w, r)
+	if !ok {
+		return nil, nil
+	}
+	s.wg.Add(1)
+	c = newClient(s.ctx, conn, in)
+	return c, func() {
+		c.close()
+		s.wg.Done()
 	}
 }
 
