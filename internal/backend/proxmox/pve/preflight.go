@@ -1,0 +1,230 @@
+package pve
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// Needs is what a caller wants to be able to do, for Preflight.
+type Needs struct {
+	// TokenID is the token that calls (USER@REALM!NAME); "" over the shell
+	// transport, where the caller is root.
+	TokenID string
+	Nodes   []string // that must be online
+	// Templates are cloned, new VMs go into Pool ("": none, then every VM of
+	// the cluster must be ours to change), their disks onto Storages and their
+	// network devices, and the templates', onto Bridges.
+	Templates []int
+	Pool      string
+	Storages  []string
+	Bridges   []string
+	// Options is added to the privileges on new VMs, e.g. VM.Config.HWType.
+	Options []string
+	// FreeMemory: the nodes' load is read for placement, which several nodes
+	// need Sys.Audit for.
+	FreeMemory bool
+}
+
+// Grant is what a token needs on one path.
+type Grant struct {
+	Path       string
+	Privileges []string // each of them
+	Why        string
+}
+
+// Grants returns the smallest rights for n with a version of Proxmox VE.
+func (n Needs) Grants(v Version) []Grant {
+	onVM := []string{
+		"VM.Allocate", "VM.Audit", "VM.Config.CPU", "VM.Config.Cloudinit", "VM.Config.Disk", "VM.Config.Memory",
+		"VM.Config.Network", "VM.Config.Options", "VM.PowerMgmt",
+	}
+	onVM = append(onVM, n.Options...)
+	if v.AtLeast(9, 0) { // 9 has split VM.Monitor
+		onVM = append(onVM, "VM.GuestAgent.Audit", "VM.GuestAgent.FileWrite")
+	} else {
+		onVM = append(onVM, "VM.Monitor")
+	}
+	g := Grant{Path: "/vms", Privileges: onVM, Why: "to make, configure, start and destroy sandboxes"}
+	if n.Pool != "" {
+		g.Path = "/pool/" + n.Pool
+		g.Privileges = append(g.Privileges, "Pool.Audit")
+	}
+	grants := []Grant{g}
+	for _, t := range n.Templates {
+		grants = append(grants, Grant{fmt.Sprintf("/vms/%d", t), []string{"VM.Audit", "VM.Clone"}, "to clone the template"})
+	}
+	for _, s := range n.Storages {
+		grants = append(grants, Grant{"/storage/" + s, []string{"Datastore.AllocateSpace", "Datastore.Audit"}, "for the disks of sandboxes"})
+	}
+	for _, b := range n.Bridges {
+		grants = append(grants, Grant{"/sdn/zones/localnetwork/" + b, []string{"SDN.Use"}, "for network devices on the bridge"})
+	}
+	if n.FreeMemory {
+		for _, name := range n.Nodes {
+			grants = append(grants, Grant{"/nodes/" + name, []string{"Sys.Audit"}, "to place sandboxes by free memory"})
+		}
+	}
+	for i := range grants {
+		slices.Sort(grants[i].Privileges)
+		grants[i].Privileges = slices.Compact(grants[i].Privileges)
+	}
+	return grants
+}
+
+// Missing returns what of a grant the permissions lack.
+func (p Permissions) Missing(g Grant) []string {
+	var missing []string
+	for _, priv := range g.Privileges {
+		if !p.Has(g.Path, priv) {
+			missing = append(missing, priv)
+		}
+	}
+	return missing
+}
+
+// Preflight tells whether this client can do what n needs: identity on the
+// node, version, nodes, and for a token each privilege that is missing, with
+// the commands that grant it. It changes nothing. The order is that in which
+// things are to be put right; after an error that hides the rest it ends.
+func (c *Client) Preflight(ctx context.Context, n Needs) []backend.Finding {
+	var out []backend.Finding
+	if c.Root() != nil {
+		f := identity(os.Geteuid(), os.Getegid())
+		out = append(out, f)
+		if f.Level == backend.LevelError {
+			return out
+		}
+	}
+	v, err := c.Version(ctx)
+	if err != nil {
+		return append(out, failed("proxmox-api", err))
+	}
+	out = append(out, versionFinding(v))
+	if !v.AtLeast(8, 0) {
+		return out
+	}
+	out = append(out, c.nodeFindings(ctx, n.Nodes)...)
+	if n.TokenID == "" {
+		return out
+	}
+	perms, err := c.Permissions(ctx)
+	if err != nil {
+		return append(out, failed("proxmox-privileges", err))
+	}
+	return append(out, privilegeFindings(n, n.Grants(v), perms)...)
+}
+
+func failed(name string, err error) backend.Finding {
+	return backend.Finding{Name: name, Level: backend.LevelError, Detail: err.Error(), Remedy: agentlab.HintOf(err)}
+}
+
+// identity checks what the cluster file system of a node (pmxcfs) admits: root
+// with root's group may write, group www-data may read, nobody else anything.
+// Programs run with root's group when this process is root, so the user is
+// what counts.
+func identity(uid, gid int) backend.Finding {
+	f := backend.Finding{Name: "proxmox-identity", Level: backend.LevelOK}
+	switch {
+	case uid != 0:
+		f.Level = backend.LevelError
+		f.Detail = fmt.Sprintf("the daemon runs as user %d, and only root may use pvesh and the cluster file system", uid)
+		f.Remedy = "run agentlabd as root on the node (systemctl start agentlabd), or use proxmox.transport: rest with a token"
+	case gid != 0:
+		f.Detail = fmt.Sprintf("root with group %d; Proxmox's programs are run with group root, as the cluster file system asks for", gid)
+	default:
+		f.Detail = "root with group root"
+	}
+	return f
+}
+
+func versionFinding(v Version) backend.Finding {
+	f := backend.Finding{Name: "proxmox-version", Level: backend.LevelOK, Detail: "Proxmox VE " + v.Text}
+	switch {
+	case !v.AtLeast(8, 0):
+		f.Level, f.Remedy = backend.LevelError, "upgrade the node to Proxmox VE 8.4 or 9"
+	case v.Major > 9:
+		f.Level, f.Remedy = backend.LevelWarn, "this version is not known to work; 8.4 and 9.2 are"
+	case v.Major == 8 && v.Minor < 4:
+		f.Level, f.Remedy = backend.LevelWarn, "8.0 to 8.3 were never tried; upgrade to 8.4 when you can"
+	}
+	return f
+}
+
+func (c *Client) nodeFindings(ctx context.Context, want []string) []backend.Finding {
+	nodes, err := c.Nodes(ctx)
+	if err != nil {
+		return []backend.Finding{failed("proxmox-nodes", err)}
+	}
+	var out []backend.Finding
+	known := make([]string, 0, len(nodes))
+	for _, n := range nodes {
+		known = append(known, n.Name)
+	}
+	for _, name := range want {
+		i := slices.Index(known, name)
+		switch {
+		case i < 0:
+			out = append(out, backend.Finding{
+				Name: "proxmox-nodes", Level: backend.LevelError, Detail: "the cluster has no node " + name,
+				Remedy: "set proxmox.nodes to some of: " + strings.Join(known, ", "),
+			})
+		case nodes[i].Status == "offline":
+			out = append(out, backend.Finding{
+				Name: "proxmox-nodes", Level: backend.LevelWarn, Detail: "node " + name + " is offline",
+				Remedy: "start it, or take it out of proxmox.nodes",
+			})
+		}
+	}
+	if len(out) == 0 {
+		out = append(out, backend.Finding{Name: "proxmox-nodes", Level: backend.LevelOK, Detail: strings.Join(want, ", ")})
+	}
+	return out
+}
+
+// privilegeFindings compares what is needed with what there is.
+func privilegeFindings(n Needs, grants []Grant, perms Permissions) []backend.Finding {
+	var out []backend.Finding
+	for _, g := range grants {
+		missing := perms.Missing(g)
+		if len(missing) == 0 {
+			continue
+		}
+		level := backend.LevelError
+		if strings.HasPrefix(g.Path, "/nodes/") { // without it sandboxes run, only not where most memory is free
+			level = backend.LevelWarn
+		}
+		out = append(out, backend.Finding{
+			Name: "proxmox-privileges", Level: level,
+			Detail: fmt.Sprintf("%s lacks %s on %s (%s)", n.TokenID, strings.Join(missing, ", "), g.Path, g.Why),
+			Remedy: "on the node: " + strings.Join(grantCommands(n.TokenID, g.Path, missing), " && "),
+		})
+	}
+	if len(out) == 0 {
+		out = append(out, backend.Finding{Name: "proxmox-privileges", Level: backend.LevelOK, Detail: n.TokenID + " has what it needs"})
+	}
+	return out
+}
+
+// grantCommands are the commands that grant privileges on a path. A token with
+// privilege separation has only what its user has too, so both get them. The
+// role is named after what it holds, so that one of that name is the right one
+// ("role add" then fails, and need not be run).
+func grantCommands(token, path string, privileges []string) []string {
+	user, _, _ := strings.Cut(token, "!")
+	list := strings.Join(privileges, ",")
+	sum := sha256.Sum256([]byte(list))
+	role := "AgentLab-" + hex.EncodeToString(sum[:4])
+	return []string{
+		fmt.Sprintf("pveum role add %s --privs %s", role, list),
+		fmt.Sprintf("pveum acl modify %s --users %s --roles %s", path, user, role),
+		fmt.Sprintf("pveum acl modify %s --tokens '%s' --roles %s", path, token, role),
+	}
+}
