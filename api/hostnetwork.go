@@ -1,5 +1,12 @@
 package api
 
+// HostChecks is what the daemon and its backend find on the host.
+type HostChecks struct {
+	Backend string    `json:"backend"`
+	Bridge  bool      `json:"bridge" doc:"Sandboxes are on a bridge of the host, whose firewall is this daemon's"`
+	Checks  []Finding `json:"checks" doc:"Everything that was looked at, also what is right"`
+}
+
 // HostNetwork is the state of the rules for sandboxes on a bridge.
 type HostNetwork struct {
 	Applied   bool     `json:"applied" doc:"Whether all tables are in the kernel"`

@@ -14,6 +14,11 @@ func (c *Client) HostNetwork(ctx context.Context) (api.HostNetwork, error) {
 	return get[api.HostNetwork](ctx, c, hostNetwork, nil)
 }
 
+// HostChecks has the daemon look at its host now, and tells all that it found.
+func (c *Client) HostChecks(ctx context.Context) (api.HostChecks, error) {
+	return get[api.HostChecks](ctx, c, "/v1/host/checks", nil)
+}
+
 // HostNetworkRules returns the rules as 'nft -f' reads them, and changes
 // nothing.
 func (c *Client) HostNetworkRules(ctx context.Context) (Body, error) {

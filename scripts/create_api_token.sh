@@ -3,12 +3,14 @@
 # the smallest rights that it needs on this version (8 or 9). To be run as root
 # on a node. agentlabd on the node itself (transport: shell) needs no token.
 #
-#   create_api_token.sh --template 9000 [--template 9001 ...]   what is missing
-#   create_api_token.sh --template 9000 --apply                 do it
-#   create_api_token.sh --remove                                take all of it back
+#   create_api_token.sh            print what is missing, and change nothing
+#   create_api_token.sh --apply    do it
+#   create_api_token.sh --remove   take it back (with --apply: really)
 #
-#   --template VMID   a template that sandboxes are cloned from (default: 9000)
-#   --storage NAME    a storage that disks of sandboxes lie on (default: local-zfs)
+#   --template VMID   a template that sandboxes are cloned from (default: 9000 and
+#                     9001)
+#   --storage NAME    a storage that disks of sandboxes lie on (default: that of
+#                     the first template)
 #   --pool NAME       the pool of the sandboxes, and of nothing else (default: agentlab)
 #   --bridge NAME     the bridge of sandboxes and of the templates (default: that
 #                     of config.yaml)
@@ -61,8 +63,7 @@ done
 [[ $out == /* ]] || badusage "--out needs an absolute path"
 begin
 settings
-((${#templates[@]})) || templates=(9000)
-((${#storages[@]})) || storages=(local-zfs)
+((${#templates[@]})) || templates=(9000 9001)
 ((${#bridges[@]})) || bridges=("$bridge")
 
 command -v pveum >/dev/null || die "pveum is not here: this is no node of Proxmox VE" "run it as root on a node"
@@ -76,6 +77,12 @@ case $version in
 9) agent=VM.GuestAgent.Audit,VM.GuestAgent.FileWrite ;;
 *) die "version '$version' of Proxmox VE is not known" "8 and 9 are" ;;
 esac
+
+if [[ ${#storages[@]} == 0 && -z $remove ]]; then
+	name=$(pvesh get "/nodes/localhost/qemu/${templates[0]}/config" --output-format json 2>/dev/null | sed -n 's/.*"\(scsi\|virtio\)0" *: *"\([^":]*\):.*/\2/p')
+	[[ -n $name ]] || die "the storage of template ${templates[0]} is not known" "make the template first (create_template.sh), or name the storage: --storage NAME"
+	storages=("$name")
+fi
 
 # The rights, by where they hold.
 declare -A rights=(

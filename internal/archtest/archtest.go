@@ -75,7 +75,7 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "wire types stand alone: a client or a guest takes them without the rest of the house",
 	},
 	{
-		Name: "embedded", Packages: []string{"images", "presets", "profiles"},
+		Name: "embedded", Packages: []string{"images", "presets", "profiles", "scripts", "skills"},
 		Why: "these folders hold files; code that reads them lives in internal",
 	},
 	{
@@ -89,8 +89,12 @@ var Layers = append(driverLayers(), []Layer{
 	{
 		Name:     "faces",
 		Packages: []string{"internal/cli/...", "internal/tui/...", "internal/mcp/...", "internal/web/..."},
-		May:      and([]string{".", "api", "guestapi", "client", "internal/config"}, leaves),
+		May:      and([]string{".", "api", "guestapi", "client", "internal/config", "internal/hostsetup"}, leaves),
 		Why:      "a face sees client and api only, so that none can bypass the daemon",
+	},
+	{
+		Name: "host set-up", Packages: []string{"internal/hostsetup"}, May: and([]string{".", "images", "profiles", "scripts", "skills"}, leaves),
+		Why: "a host is set up before there is a daemon, by the scripts that the program carries",
 	},
 	{
 		Name: "guest", Packages: []string{"internal/guest/..."}, May: and([]string{".", "guestapi"}, leaves),

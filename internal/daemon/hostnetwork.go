@@ -234,15 +234,15 @@ func networkCommand(args []string, stdout, stderr io.Writer) int {
 	if len(args) > 0 {
 		verb, args = args[0], args[1:]
 	}
-	if verb == "settings" && fs.Parse(args) == nil && fs.NArg() == 0 && !*dry && !(o.system && o.home != "") {
-		return complain(stderr, o.networkSettings(stdout), 1)
-	}
 	known := map[string]func(context.Context, *nft.Manager, io.Writer) error{
 		"render": renderNetwork, "apply": applyNetwork, "remove": removeNetwork, "status": networkStatus,
 	}
-	if err := fs.Parse(args); err != nil || known[verb] == nil || fs.NArg() > 0 || *dry && verb != "apply" || o.system && o.home != "" {
+	if err := fs.Parse(args); err != nil || known[verb] == nil && verb != "settings" || fs.NArg() > 0 || *dry && verb != "apply" || o.system && o.home != "" {
 		fmt.Fprint(stderr, networkUsage)
 		return 2
+	}
+	if verb == "settings" {
+		return complain(stderr, o.networkSettings(stdout), 1)
 	}
 	do := known[verb]
 	if *dry {

@@ -90,6 +90,33 @@ func (v *statusView) Status(ctx context.Context) (api.Status, error) {
 	return s, nil
 }
 
+// checkLimit is how long a check that somebody waits for may take.
+const checkLimit = 30 * time.Second
+
+// Checks looks at the host now, and tells everything.
+func (v *statusView) Checks(ctx context.Context) (api.HostChecks, error) {
+	ctx, cancel := context.WithTimeout(ctx, checkLimit)
+	defer cancel()
+	info := v.d.services.driver.Info()
+	out := api.HostChecks{Backend: info.Name, Bridge: info.Addresses != nil, Checks: []api.Finding{}}
+	room := api.Finding{Name: "disk space", Level: string(backend.LevelOK), Detail: "there is room for sandboxes"}
+	if err := v.d.services.space.Start(); err != nil {
+		room.Level, room.Detail, room.Remedy = string(backend.LevelError), err.Error(), agentlab.HintOf(err)
+	}
+	out.Checks = append(out.Checks, room)
+	found := v.d.services.driver.Check(ctx)
+	if err := ctx.Err(); err != nil {
+		return out, agentlab.Errorf(agentlab.CodeTimeout, "the backend did not answer within %s", checkLimit).WithHint("see 'agentlab daemon logs'")
+	}
+	v.mu.Lock()
+	v.findings, v.checked = found, v.d.cfg.Clock()
+	v.mu.Unlock()
+	for _, f := range found {
+		out.Checks = append(out.Checks, api.Finding{Name: f.Name, Level: string(f.Level), Detail: f.Detail, Remedy: f.Remedy})
+	}
+	return out, nil
+}
+
 // check returns the newest findings, and has the backend look again in the
 // background when they are old. Only when there are none yet does it wait.
 func (v *statusView) check(ctx context.Context) []backend.Finding {

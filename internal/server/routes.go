@@ -98,6 +98,7 @@ func (s *Server) routes() []route {
 		{get, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 200, "tokens", "List tokens, never their secrets", call(s.listTokens)},
 		{del, "/v1/tokens/{token}", AccessAdmin, "token.manage", noTarget, localOnly, 200, "revoke-token", "Revoke a token and cut the calls that are made with it", call(s.revokeToken)},
 
+		{get, "/v1/host/checks", AccessRead, "host.read", noTarget, anywhere, 200, "host-checks", "Look at the host, and tell what is right and what is not", call(s.hostChecks)},
 		{get, "/v1/host/network", AccessRead, "host.read", noTarget, anywhere, 200, "host-network", "Tell whether the firewall of a bridge with sandboxes is in force", call(s.hostNetwork)},
 		{get, "/v1/host/network/rules", AccessRead, "host.read", noTarget, anywhere, 200, "host-network-rules", "Print its rules", raw("text/plain", s.hostNetworkRules)},
 		{post, "/v1/host/network", AccessAdmin, "host.network", noTarget, localOnly, 200, "apply-host-network", "Put its rules in force", call(s.applyHostNetwork)},

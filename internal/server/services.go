@@ -193,5 +193,6 @@ type Egress interface {
 type System interface {
 	Health() api.Health
 	Status(ctx context.Context) (api.Status, error)
+	Checks(ctx context.Context) (api.HostChecks, error) // looks now
 	Stop() // begins to end the daemon and returns at once
 }

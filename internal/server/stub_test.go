@@ -323,6 +323,9 @@ func (s stubSystem) Health() api.Health {
 func (s stubSystem) Status(context.Context) (api.Status, error) {
 	return api.Status{PID: 7}, s.called("status")
 }
+func (s stubSystem) Checks(context.Context) (api.HostChecks, error) {
+	return api.HostChecks{Checks: []api.Finding{}}, s.called("host.checks")
+}
 func (s stubSystem) Stop() { _ = s.called("stop"); s.stops <- struct{}{} }
 
 func tcpPair() (net.Conn, net.Conn) {

@@ -14,6 +14,10 @@ func (s *Server) status(ctx context.Context, _ *struct{}) (api.Status, error) {
 	return s.cfg.Services.System.Status(ctx)
 }
 
+func (s *Server) hostChecks(ctx context.Context, _ *struct{}) (api.HostChecks, error) {
+	return s.cfg.Services.System.Checks(ctx)
+}
+
 func (s *Server) stopDaemon(context.Context, *struct{}) (none, error) {
 	s.cfg.Services.System.Stop()
 	return none{}, nil

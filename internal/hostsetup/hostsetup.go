@@ -1,0 +1,177 @@
+// Package hostsetup runs the scripts with which a host is set up: those that
+// this program carries, so that they belong to its version.
+//
+// Every script tells without --apply, one command per line, what it would run
+// as things are now; one that tells nothing has nothing to do. That is all
+// that this package knows of them.
+package hostsetup
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/images"
+	"github.com/agentlab-vm/agentlab/profiles"
+	"github.com/agentlab-vm/agentlab/scripts"
+	"github.com/agentlab-vm/agentlab/skills"
+)
+
+// EnvOptions tells scripts that call agentlab with which options.
+const EnvOptions = "AGENTLAB_OPTIONS"
+
+const (
+	maxOutput = 1 << 20          // bytes that are kept of one script
+	endGrace  = 10 * time.Second // a script that is to end may put away what it made
+)
+
+// Kit is an unpacked copy of the scripts and of what they install, private to
+// the user who made it. Close removes it.
+type Kit struct {
+	dir string
+	bin string // where this program and its companions are
+}
+
+// Unpack writes the scripts into a new directory below parent; "" means the
+// system's for temporary files.
+func Unpack(parent string) (_ *Kit, err error) {
+	dir, err := os.MkdirTemp(parent, "agentlab-setup-") // 0700
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot unpack the scripts: %w", err)
+	}
+	k := &Kit{dir: dir}
+	defer func() {
+		if err != nil {
+			_ = k.Close()
+		}
+	}()
+	for name, tree := range map[string][]fs.FS{
+		"scripts": {scripts.FS}, "skills": {skills.FS}, "profiles": {profiles.FS},
+		"images": {images.Recipes, images.Files, images.Scripts, images.Keys},
+	} {
+		for _, t := range tree {
+			if err := unpack(t, filepath.Join(dir, name)); err != nil {
+				return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot unpack the scripts: %w", err)
+			}
+		}
+	}
+	if self, err := os.Executable(); err == nil {
+		if resolved, err := filepath.EvalSymlinks(self); err == nil {
+			self = resolved
+		}
+		k.bin = filepath.Dir(self)
+	}
+	return k, nil
+}
+
+// Close removes the copy.
+func (k *Kit) Close() error { return os.RemoveAll(k.dir) }
+
+// unpack writes a tree below dir. Shell scripts can be run.
+func unpack(tree fs.FS, dir string) error {
+	return fs.WalkDir(tree, ".", func(path string, e fs.DirEntry, err error) error {
+		to := filepath.Join(dir, filepath.FromSlash(path))
+		if err != nil || e.IsDir() {
+			return errors.Join(err, os.MkdirAll(to, 0o700))
+		}
+		text, err := fs.ReadFile(tree, path)
+		if err != nil {
+			return err
+		}
+		mode := fs.FileMode(0o600)
+		if strings.HasSuffix(path, ".sh") {
+			mode = 0o700
+		}
+		return os.WriteFile(to, text, mode)
+	})
+}
+
+// Has tells whether there is a script of that name, such as "net/apply.sh".
+func (k *Kit) Has(script string) bool {
+	_, err := os.Stat(filepath.Join(k.dir, "scripts", filepath.FromSlash(script)))
+	return err == nil
+}
+
+// Result is what one script said.
+type Result struct {
+	Output string // standard output
+	Notes  string // standard error
+	Code   int    // exit code
+}
+
+// Commands are the commands that were needed: the lines that begin with "+ ".
+func (r Result) Commands() []string {
+	var out []string
+	for line := range strings.Lines(r.Output) {
+		if cmd, ok := strings.CutPrefix(strings.TrimRight(line, "\n"), "+ "); ok {
+			out = append(out, cmd)
+		}
+	}
+	return out
+}
+
+// Complaint is the last thing that a script said which failed, and what it
+// advises to do.
+func (r Result) Complaint() (what, remedy string) {
+	for line := range strings.Lines(r.Notes) {
+		line = strings.TrimRight(line, "\n")
+		if advice, ok := strings.CutPrefix(line, "  "); ok && what != "" {
+			remedy = advice
+			continue
+		}
+		what, remedy = line, ""
+		if _, text, ok := strings.Cut(line, ".sh: "); ok {
+			what = text
+		}
+	}
+	return what, remedy
+}
+
+// Run runs a script. env is added to this process's environment. What it says
+// also goes to live, as it comes, when that is not nil. A script that fails is
+// no error: Result.Code tells. Codes: not_found, unavailable (it could not be
+// run), or ctx's own error.
+func (k *Kit) Run(ctx context.Context, live io.Writer, env []string, script string, args ...string) (Result, error) {
+	path := filepath.Join(k.dir, "scripts", filepath.FromSlash(script))
+	if !k.Has(script) {
+		return Result{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no script %s", script)
+	}
+	var out, notes limited
+	cmd := exec.CommandContext(ctx, "bash", append([]string{path}, args...)...) //nolint:gosec // our own script
+	cmd.Env = append(append(os.Environ(), "AGENTLAB_BIN="+k.bin), env...)
+	cmd.Stdout, cmd.Stderr = &out, &notes
+	if live != nil {
+		cmd.Stdout, cmd.Stderr = io.MultiWriter(&out, live), io.MultiWriter(&notes, live)
+	}
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = endGrace
+	err := cmd.Run()
+	r := Result{Output: out.String(), Notes: notes.String()}
+	if ctx.Err() != nil {
+		return r, ctx.Err()
+	}
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		r.Code = exit.ExitCode()
+		return r, nil
+	}
+	if err != nil {
+		return r, agentlab.Errorf(agentlab.CodeUnavailable, "cannot run %s: %w", script, err).WithHint("install bash")
+	}
+	return r, nil
+}
+
+// limited keeps the first maxOutput bytes.
+type limited struct{ bytes.Buffer }
+
+func (l *limited) Write(p []byte) (int, error) {
+	l.Buffer.Write(p[:min(len(p), max(0, maxOutput-l.Len()))])
+	return len(p), nil
+}

@@ -1,0 +1,218 @@
+#!/usr/bin/env bash
+# Installs AgentLab for the whole machine: group, directories, programs, units,
+# profiles and the skill for coding agents. Run again with newer programs beside
+# it, it upgrades: VMs go on, and when the new daemon does not answer the old
+# programs are put back.
+#
+#   install_host.sh                print what is missing, and change nothing
+#   install_host.sh --apply        do it, and start the daemon
+#   install_host.sh --remove       take programs and units away (with --apply:
+#                                  really). Configuration and state stay
+#   install_host.sh --remove --purge     those too: jobs, artifacts and secrets
+#                                        are lost
+#
+#   --bin DIR          where agentlab, agentlabd and agent-runner are (default:
+#                      bin beside this folder)
+#   --skill-for USER   also puts the skill where this user's Claude Code finds it
+#   --no-start         neither enables nor starts anything
+#   --force            --remove although there are sandboxes, which then nobody
+#                      looks after
+#
+# Who is to use the daemon without being root: usermod -aG agentlab USER
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=scripts/lib.sh
+. "$here/lib.sh"
+
+programs=(agentlab agentlabd agent-runner)
+bin=/usr/local/bin
+share=/usr/local/share/agentlab
+units=/etc/systemd/system
+previous=/usr/local/lib/agentlab/previous
+socket=/run/agentlab/agentlabd.sock
+
+from=${AGENTLAB_BIN:-$here/../bin} people=() start=yes purge='' force=''
+while (($#)); do
+	case $1 in
+	--bin | --skill-for)
+		value "$1" $#
+		if [[ $1 == --bin ]]; then from=$2; else people+=("$2"); fi
+		shift
+		;;
+	--no-start) start= ;;
+	--purge) purge=yes ;;
+	--force) force=yes ;;
+	*) common "$1" || badusage "unknown argument $1" ;;
+	esac
+	shift
+done
+[[ -z $purge$force || -n $remove ]] || badusage "--purge and --force are for --remove"
+begin
+[[ -d /run/systemd/system ]] || start=
+
+# A node of Proxmox VE.
+proxmox() { [[ -d /etc/pve && -x /usr/bin/pvesh ]]; }
+bridged() { proxmox || grep -Eqs '^backend: *proxmox *$' /etc/agentlab/config.yaml; }
+answers() { "$bin/agentlab" --socket "$socket" daemon status >/dev/null 2>&1; }
+home() { getent passwd "$1" | cut -d: -f6; }
+
+# conf SOURCE PATH keeps a copy of what people may change: it is replaced only
+# while it is as it was installed.
+conf() {
+	local pristine=$share/pristine${2}
+	if [[ ! -e $2 ]] || cmp -s "$pristine" "$2"; then
+		copy "$1" "$2" 0644
+	elif ! cmp -s "$1" "$2" && ! cmp -s "$1" "$pristine"; then
+		note "$2 was changed here, so it stays; the new one is $pristine"
+	fi
+	copy "$1" "$pristine" 0644
+}
+
+unit() { # NAME
+	sed "s,/usr/local/bin/,$bin/," "$here/systemd/$1" | put "$units/$1" 0644
+}
+
+skill_of() { # USER: as that user, so that a link in the home leads nowhere else
+	local dir
+	dir=$(home "$1")/.claude/skills/agentlab
+	if ! runuser -u "$1" -- cmp -s "$share/skills/agentlab/SKILL.md" "$dir/SKILL.md"; then
+		run runuser -u "$1" -- install -D -m 0644 "$share/skills/agentlab/SKILL.md" "$dir/SKILL.md"
+	fi
+}
+
+files() {
+	local file name
+	getent group agentlab >/dev/null || run groupadd --system agentlab
+	directory /etc/agentlab 0755
+	directory /etc/agentlab/profiles 0755
+	directory /etc/agentlab/secrets 0700
+	for file in /var/lib/agentlab /var/cache/agentlab /var/log/agentlab; do
+		directory "$file" 0700
+	done
+	if proxmox; then
+		# Snippets are what sandboxes are told at their first boot. The daemon can
+		# write there only if the directory was there before it started.
+		[[ ! -d /var/lib/vz ]] || directory /var/lib/vz/snippets 0755
+		if [[ ! -e /etc/agentlab/config.yaml ]]; then
+			put /etc/agentlab/config.yaml 0644 <<-TEXT
+				# docs/config.md names every key.
+				backend: proxmox
+			TEXT
+		fi
+	fi
+	for file in "$here"/*.sh "$here"/net/* "$here"/systemd/*; do
+		name=${file#"$here"/}
+		case $name in deps.sh | demo.sh | fuzz.sh | mutation.sh | embed.go) continue ;; esac
+		copy "$file" "$share/scripts/$name" "$([[ -x $file ]] && echo 0755 || echo 0644)"
+	done
+	while IFS= read -r file; do
+		copy "$file" "$share/${file#"$here/../"}" "$([[ -x $file ]] && echo 0755 || echo 0644)"
+	done < <(find "$here/../images" "$here/../skills" -type f ! -name '*.go' | sort)
+	for file in "$here"/../profiles/*.yaml; do
+		conf "$file" "/etc/agentlab/profiles/${file##*/}"
+	done
+	for name in ${people[@]+"${people[@]}"}; do
+		[[ -n $(home "$name") ]] || die "there is no user $name"
+		skill_of "$name"
+	done
+}
+
+# upgraded is yes when programs were replaced that were there before.
+upgraded=
+binaries() {
+	local name
+	for name in "${programs[@]}"; do
+		[[ -f $from/$name && -x $from/$name ]] || die "$from/$name is not there" "build it (make build), or say where it is: --bin DIR"
+		[[ $(cd "$from" && pwd -P) != "$(cd "$bin" && pwd -P)" ]] || return 0
+	done
+	for name in "${programs[@]}"; do
+		if [[ -f $bin/$name ]] && ! cmp -s "$from/$name" "$bin/$name"; then
+			upgraded=yes
+		fi
+	done
+	for name in "${programs[@]}"; do
+		if [[ -n $upgraded && -f $bin/$name ]]; then
+			copy "$bin/$name" "$previous/$name" 0755
+		fi
+		copy "$from/$name" "$bin/$name" 0755
+	done
+}
+
+# back puts the programs back that were there before.
+back() {
+	local name
+	for name in "${programs[@]}"; do
+		if [[ -f $previous/$name ]]; then copy "$previous/$name" "$bin/$name" 0755; fi
+	done
+	systemctl restart agentlabd.service >&2 || true
+}
+
+services() {
+	local before=$needed
+	unit agentlabd.service
+	if bridged; then unit agentlab-network.service; fi
+	[[ -n $start ]] || return 0
+	((needed == before)) || run systemctl daemon-reload
+	if bridged; then
+		systemctl is-enabled -q agentlab-network.service 2>/dev/null || run systemctl enable agentlab-network.service
+	fi
+	systemctl is-enabled -q agentlabd.service 2>/dev/null || run systemctl enable agentlabd.service
+	if [[ -n $upgraded ]] || ((needed > before)) || ! systemctl is-active -q agentlabd.service; then
+		show systemctl restart agentlabd.service
+		[[ -n $apply ]] || return 0
+		# The unit is started when the daemon answers.
+		if systemctl restart agentlabd.service >&2 && answers; then
+			return
+		fi
+		systemctl status --no-pager --lines=20 agentlabd.service >&2 || true
+		[[ -n $upgraded ]] || die "the daemon does not start; its last words are above" "put right what it says, then: systemctl restart agentlabd"
+		back
+		die "the new daemon does not start, so the old programs are back; its last words are above" "VMs were not touched"
+	fi
+}
+
+uninstall() {
+	local name file
+	if [[ -z $force && -x $bin/agentlab ]] && answers && [[ -n $("$bin/agentlab" --socket "$socket" sandbox list 2>/dev/null | sed 1d) ]]; then
+		die "there are sandboxes, which nobody would look after" "agentlab sandbox list, agentlab sandbox destroy NAME; or: --force"
+	fi
+	for name in agentlabd.service agentlab-network.service; do
+		if [[ -f $units/$name && -d /run/systemd/system ]]; then
+			run systemctl disable --now "$name"
+		fi
+		drop "$units/$name"
+	done
+	[[ ! -d /run/systemd/system || $needed == 0 ]] || run systemctl daemon-reload
+	if [[ -z $purge ]]; then
+		note "kept: /etc/agentlab, /var/lib/agentlab, /var/cache/agentlab, /var/log/agentlab, the group agentlab; --purge removes them"
+	fi
+	if command -v nft >/dev/null && nft list table inet agentlab >/dev/null 2>&1; then
+		note "the firewall of the bridge stays in force until the next boot; before agentlabd goes: net/apply.sh --remove"
+	fi
+	for name in "${programs[@]}"; do drop "$bin/$name"; done
+	for file in "$share" "${previous%/*}"; do
+		[[ ! -e $file ]] || run rm -rf --one-file-system -- "$file"
+	done
+	for name in ${people[@]+"${people[@]}"}; do
+		if runuser -u "$name" -- test -e "$(home "$name")/.claude/skills/agentlab"; then
+			run runuser -u "$name" -- rm -rf -- "$(home "$name")/.claude/skills/agentlab"
+		fi
+	done
+	[[ -n $purge ]] || return 0
+	for file in /etc/agentlab /var/lib/agentlab /var/cache/agentlab /var/log/agentlab /run/agentlab; do
+		[[ ! -e $file ]] || run rm -rf --one-file-system -- "$file"
+	done
+	! getent group agentlab >/dev/null || run groupdel agentlab
+}
+
+if [[ -n $remove ]]; then
+	uninstall
+	finish "AgentLab of this machine"
+	exit
+fi
+binaries
+files
+services
+finish "AgentLab of this machine"
+if proxmox && [[ -n $apply ]]; then
+	note "next: agentlab init"
+fi
