@@ -28,3 +28,10 @@ var Scripts embed.FS
 //
 //go:embed keys/*.gpg
 var Keys embed.FS
+
+// Template holds, below "template", what makes a cloud image a template of
+// sandboxes on backends with template VMs: files for the root of the disk, and
+// the scripts that run inside it. scripts/create_template.sh uses them.
+//
+//go:embed all:template
+var Template embed.FS

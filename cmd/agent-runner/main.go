@@ -35,10 +35,8 @@ func main() {
 		os.Exit(initd.Main())
 	case name == "supervise":
 		os.Exit(initd.Supervise(slices.Contains(args, "--adopt")))
-	case name == "guestd" && slices.Contains(args, "--boot"):
-		os.Exit(guestd.Boot())
 	case name == "guestd":
-		os.Exit(guestd.Main())
+		os.Exit(guestd.Main(args))
 	case name == "run" && !guestd.LockRunner():
 		fmt.Fprintln(os.Stderr, "agent-runner: another runner runs in this sandbox")
 		os.Exit(guestd.ExitLocked)

@@ -69,7 +69,7 @@ func readKey(path string) ([]byte, error) {
 // makeKey makes the file as one step, so that no crash leaves half a key.
 func makeKey(path string) error {
 	var seed [SeedLen]byte
-	_, _ = rand.Read(seed[:]) // never fails
+	_, _ = rand.Read(seed[:])                                                                               // never fails
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"."+strconv.Itoa(os.Getpid())+".*") // mode 0600
 	if err != nil {
 		return err

@@ -60,7 +60,7 @@ func DialTLS(ctx context.Context, raw net.Conn, key ed25519.PrivateKey) (net.Con
 		err = context.Cause(ctx)
 	}
 	if err == nil && first[0] == accepted && c.ConnectionState().NegotiatedProtocol == controlProtocol {
-		return c, nil
+		return plain{c}, nil
 	}
 	_ = raw.Close()
 	return nil, dialError(err)
@@ -197,11 +197,15 @@ func (s *tlsListener) handshake(raw net.Conn) {
 		return
 	}
 	select {
-	case s.conns <- c:
+	case s.conns <- plain{c}:
 	case <-s.ctx.Done():
 		_ = raw.Close()
 	}
 }
+
+// plain hides that a stream is TLS: net/http would serve it by the protocol
+// that was agreed on, which it does not know.
+type plain struct{ *tls.Conn }
 
 // certificate is signed by the key that it shows; its names and dates mean
 // nothing, since guests' clocks may be anywhere.

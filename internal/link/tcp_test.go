@@ -7,11 +7,14 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -178,6 +181,34 @@ func TestListenTLSClosesItsWaiters(t *testing.T) {
 	}
 	if err := <-done; !errors.Is(err, net.ErrClosed) {
 		t.Fatalf("Accept: %v", err)
+	}
+}
+
+// The streams serve HTTP, as guest control is.
+func TestTLSCarriesHTTP(t *testing.T) {
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := newKey(t)
+	l, err := ListenTLS(tcp, public(key), newKey(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute}
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = server.Serve(l) })
+	defer wg.Wait()
+	defer server.Close() //nolint:errcheck // nothing to lose
+	c, err := DialTLS(t.Context(), dial(t, tcp.Addr().String()), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: guest\r\nConnection: close\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(c); err != nil || !strings.HasPrefix(string(b), "HTTP/1.1 404 ") {
+		t.Fatalf("%q %v", b, err)
 	}
 }
 

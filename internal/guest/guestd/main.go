@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -24,16 +25,26 @@ const PortName = "agentlab.control"
 // portWait is how long the port may take to appear.
 const portWait = 60 * time.Second
 
-// Main serves guest control on the virtio-serial port and returns the exit
-// code of the process, which is never 0: it ends only when the port fails.
-func Main() int { return serve(nil) }
+// Main serves guest control: without arguments on the virtio-serial port, with
+// --listen over TCP. It returns the exit code of the process, which is never
+// 0: it ends only when it cannot go on.
+func Main(args []string) int {
+	switch {
+	case len(args) == 0:
+		return serve(nil)
+	case slices.Equal(args, []string{"--boot"}):
+		return boot()
+	default:
+		return listenMain(args)
+	}
+}
 
-// Boot is Main for the first server of a boot, which PID 1 starts while its
+// boot is Main for the first server of a boot, which PID 1 starts while its
 // own root is still the initrd. It gets ready and connects, and answers as
 // soon as PID 1 says that the root disk is there. The file descriptor 3 is a
 // socket to PID 1: it sends one byte then, and gets one back after the first
 // answer and one after the first identity.
-func Boot() int {
+func boot() int {
 	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 1

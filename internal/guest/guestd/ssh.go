@@ -26,10 +26,10 @@ const (
 	maxKeys     = 100 // living ephemeral keys of one user
 )
 
-// setHostKey makes the SSH host key when there is none or it is of another
-// identity.
+// setHostKey makes the SSH host key when there is none or it is not of this
+// identity: of another one, or baked into a template.
 func (s *Server) setHostKey(uid string) error {
-	if !s.changed(uid) {
+	if s.line(uidFile) == uid {
 		if s.hasHostKey() {
 			return nil
 		}

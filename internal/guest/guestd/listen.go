@@ -1,0 +1,147 @@
+package guestd
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/link"
+)
+
+// guestKeyFile holds what this guest's own key is made of; on the disk, made
+// when the guest is first asked for it.
+const guestKeyFile = "/var/lib/agentlab/control.key"
+
+// maxControlFile bounds the ControlConfig of a seed, in bytes.
+const maxControlFile = 64 << 10
+
+// listenMain serves guest control over TCP, for guests whose backend gives
+// them an address and no port to the controller. It returns 2 for wrong usage,
+// else 1. args are --listen ADDRESS:PORT and --config FILE, a ControlConfig.
+func listenMain(args []string) int {
+	flags := flag.NewFlagSet("agent-runner guestd", flag.ContinueOnError)
+	listen := flags.String("listen", fmt.Sprintf("0.0.0.0:%d", link.ControlPort), "address and port to answer on")
+	config := flags.String("config", guestapi.ControlFile, "file that names the controller")
+	if flags.Parse(args) != nil {
+		return 2
+	}
+	if flags.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "agent-runner guestd: unknown arguments %q\n", flags.Args())
+		return 2
+	}
+	setLimits()
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{ReplaceAttr: dropTime}))
+	err := serveTCP(Config{Logger: log}, *listen, *config)
+	log.Error("guestd ends", "err", err)
+	return 1
+}
+
+// serveTCP answers the one controller that the file names.
+func serveTCP(cfg Config, listen, file string) error {
+	control, err := readControl(file)
+	if err != nil {
+		return err
+	}
+	if exe, err := os.Executable(); err == nil && len(cfg.Runner) == 0 {
+		cfg.Runner = []string{exe, "run"}
+	}
+	s := New(cfg)
+	defer func() { _ = s.Close() }()
+	if err := s.noteFreshMachineID(); err != nil {
+		return err
+	}
+	seed, err := link.KeyFile(s.path(guestKeyFile))
+	if err != nil {
+		return err
+	}
+	tcp, err := net.Listen("tcp", listen)
+	if err != nil {
+		return err
+	}
+	l, err := link.ListenTLS(tcp, control.HostKey, ed25519.NewKeyFromSeed(seed))
+	if err != nil {
+		_ = tcp.Close()
+		return err
+	}
+	s.log.Info("guest control answers", "address", tcp.Addr(), "vmid", control.VMID, "uid", control.UID)
+	return s.Serve(l)
+}
+
+// readControl reads what the seed says. Whoever can write the file is obeyed
+// as root, so it must be root's alone to write.
+func readControl(name string) (guestapi.ControlConfig, error) {
+	var c guestapi.ControlConfig
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return c, err
+	}
+	defer func() { _ = f.Close() }()
+	fi, err := f.Stat()
+	if err != nil {
+		return c, err
+	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !fi.Mode().IsRegular() || fi.Mode().Perm()&0o022 != 0 || !ok || int(st.Uid) != os.Geteuid() {
+		return c, agentlab.Errorf(agentlab.CodeDenied, "%s must be a file that only its owner, this program's user, can write (it is %s)", name, fi.Mode())
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxControlFile))
+	if err != nil {
+		return c, err
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&c); err != nil {
+		return c, agentlab.Errorf(agentlab.CodeInvalid, "%s: %w", name, err)
+	}
+	switch {
+	case c.VMID <= 0:
+		return c, agentlab.Errorf(agentlab.CodeInvalid, "%s: no vmid", name).WithField("vmid")
+	case !made(c.UID, 1, 64, lower+"-"):
+		return c, agentlab.Errorf(agentlab.CodeInvalid, "%s: %q is not a UID", name, c.UID).WithField("uid")
+	case len(c.HostKey) != ed25519.PublicKeySize:
+		return c, agentlab.Errorf(agentlab.CodeInvalid, "%s: the controller's key has %d bytes, not %d", name, len(c.HostKey), ed25519.PublicKeySize).WithField("host_key")
+	}
+	return c, nil
+}
+
+// noteFreshMachineID notes that the machine-id was made in this boot, as
+// systemd does where a template has an empty one: then an identity need not
+// make another under the feet of what runs by now. One that is older than the
+// boot was baked into the template, unless it is of this guest's identity.
+func (s *Server) noteFreshMachineID() error {
+	fi, err := os.Stat(s.path("/etc/machine-id"))
+	if err != nil || fi.ModTime().Before(s.bootTime()) || s.line(uidFile) != "" {
+		return nil
+	}
+	if _, err := os.Stat(s.path(freshFile)); err == nil {
+		return nil
+	}
+	return s.writeFile(freshFile, []byte(s.line("/etc/machine-id")+"\n"), 0o644, 0, 0)
+}
+
+// bootTime is when the kernel started; far in the future when it is not known.
+func (s *Server) bootTime() time.Time {
+	b, err := os.ReadFile(s.path("/proc/stat"))
+	if err == nil {
+		for line := range strings.Lines(string(b)) {
+			if text, ok := strings.CutPrefix(line, "btime "); ok {
+				if sec, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64); err == nil {
+					return time.Unix(sec, 0)
+				}
+			}
+		}
+	}
+	return time.Now().Add(100 * 365 * 24 * time.Hour)
+}

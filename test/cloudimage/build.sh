@@ -1,0 +1,51 @@
+#!/bin/sh
+# Turns a tree that mmdebstrap made into that of a cloud image with AgentLab's
+# template parts. Runs as root in namespaces of its own.
+#
+#   build.sh TREE TEMPLATE FILES
+#
+# TEMPLATE is images/template, FILES images/files. Leaves the boot loader's
+# parts in TREE/boot/grub: boot.img for the first sector, core.img for what
+# lies behind it.
+set -eu
+tree=$1 template=$2 files=$3
+
+cp -R --no-preserve=ownership "$template/files/." "$tree/"
+for file in etc/ssh/sshd_config.d/10-agentlab.conf etc/sudoers.d/agentlab etc/systemd/journald.conf.d/agentlab.conf; do
+    mkdir -p "$tree/${file%/*}"
+    cp --no-preserve=ownership "$files/$file" "$tree/$file"
+done
+printf 'LABEL=agentlab-root / ext4 defaults,noatime 0 1\n' >"$tree/etc/fstab"
+printf '127.0.0.1 localhost\n' >"$tree/etc/hosts"
+rm -f "$tree/etc/resolv.conf"
+ln -s ../run/systemd/resolve/resolv.conf "$tree/etc/resolv.conf"
+
+mount --bind "$tree" "$tree"
+mount -t proc proc "$tree/proc"
+mount -t tmpfs -o mode=0755 tmpfs "$tree/run"
+mount -t devtmpfs dev "$tree/dev" 2>/dev/null || mount --bind /dev "$tree/dev"
+cp -R "$template" "$tree/run/template"
+
+inside() { env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 SYSTEMD_OFFLINE=1 DEBIAN_FRONTEND=noninteractive chroot "$tree" "$@"; }
+
+# A small initramfs: firmware reads it byte by byte through an emulated CPU.
+printf 'MODULES=list\nCOMPRESS=zstd\n' >"$tree/etc/initramfs-tools/conf.d/agentlab"
+printf '%s\n' virtio_pci virtio_scsi virtio_blk sd_mod >"$tree/etc/initramfs-tools/modules"
+inside update-initramfs -u -k all
+rm -f "$tree"/*.old
+mkdir -p "$tree/boot/grub"
+cat >"$tree/boot/grub/grub.cfg" <<'END'
+set timeout=0
+serial --unit=0 --speed=115200
+terminal_output console serial
+linux /vmlinuz root=LABEL=agentlab-root ro console=tty0 console=ttyS0,115200 net.ifnames=0
+initrd /initrd.img
+boot
+END
+inside grub-mkimage -O i386-pc -o /boot/grub/core.img -p '(,msdos1)/boot/grub' \
+    biosdisk part_msdos ext2 linux normal configfile serial terminal echo
+cp "$tree/usr/lib/grub/i386-pc/boot.img" "$tree/boot/grub/boot.img"
+inside systemctl enable systemd-networkd.service systemd-resolved.service
+
+inside sh /run/template/setup.sh
+inside sh /run/template/seal.sh

@@ -1,0 +1,266 @@
+// Package cloudimage makes a small disk that boots as cloud images do: BIOS,
+// boot loader, initramfs, systemd, cloud-init, guest agent; with AgentLab's
+// template parts in it, so that clones of it are sandboxes. It is what tests
+// of backends with template VMs start. It needs root and mmdebstrap.
+package cloudimage
+
+import (
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab/images"
+)
+
+//go:embed build.sh
+var script embed.FS
+
+const (
+	sector     = 512
+	firstByte  = 1 << 20 // of the root partition
+	sizeBytes  = 3 << 30 // of the disk; sandboxes grow theirs
+	labelRoot  = "agentlab-root"
+	suite      = "bookworm"
+	keptImages = 2 // of each kind in the cache
+)
+
+// packages is what the sandbox needs, and a cloud image has.
+var packages = []string{
+	"linux-image-cloud-amd64", "initramfs-tools", "zstd", "grub-pc-bin", "grub-common",
+	"systemd", "systemd-sysv", "systemd-resolved", "udev", "dbus", "libpam-systemd", "netplan.io",
+	"cloud-init", "cloud-guest-utils", "fdisk", "qemu-guest-agent", "openssh-server", "sudo",
+	"bubblewrap", "ca-certificates", "curl", "e2fsprogs", "git", "iproute2", "iputils-ping", "jq", "kmod", "less",
+	"netbase", "procps", "python3-minimal", "unzip",
+}
+
+// Template returns the path of a qcow2 file that is the disk of a template:
+// the system, and runner (a static agent-runner) in /usr/local/bin. It is kept
+// in cache and made once for each runner; the first takes two minutes. The
+// caller gives it a backing chain or a copy, and never writes to it.
+func Template(ctx context.Context, cache, runner string, log io.Writer) (string, error) {
+	dir := filepath.Join(cache, "cloudimage")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	unlock, err := lock(filepath.Join(dir, "lock"))
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	base := filepath.Join(dir, "base-"+key()+".raw")
+	if _, err := os.Stat(base); err != nil {
+		if err := build(ctx, dir, base, log); err != nil {
+			return "", fmt.Errorf("building the test disk: %w", err)
+		}
+	}
+	prune(dir, "base-*.raw", base)
+	sum, err := fileHash(runner)
+	if err != nil {
+		return "", err
+	}
+	disk := filepath.Join(dir, "template-"+key()[:8]+"-"+sum+".qcow2")
+	if _, err := os.Stat(disk); err == nil {
+		now := syscall.Timespec{Nsec: unix.UTIME_NOW}
+		return disk, syscall.UtimesNano(disk, []syscall.Timespec{now, now})
+	}
+	if err := withRunner(ctx, base, runner, disk, log); err != nil {
+		return "", fmt.Errorf("putting agent-runner into the test disk: %w", err)
+	}
+	prune(dir, "template-*.qcow2", disk)
+	return disk, nil
+}
+
+// key names what the disk is made of, but for versions of packages.
+func key() string {
+	h := sha256.New()
+	_, _ = fmt.Fprintln(h, "2", suite, packages, sizeBytes)
+	for _, tree := range []fs.FS{script, images.Template, images.Files} {
+		_ = fs.WalkDir(tree, ".", func(path string, d fs.DirEntry, err error) error { // an embedded tree cannot fail
+			if err == nil && !d.IsDir() {
+				b, _ := fs.ReadFile(tree, path)
+				_, _ = fmt.Fprintf(h, "%s %d\n%s", path, len(b), b)
+			}
+			return err
+		})
+	}
+	return hex.EncodeToString(h.Sum(nil))[:20]
+}
+
+func fileHash(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil))[:16], nil
+}
+
+// lock serialises builders of all processes.
+func lock(path string) (func(), error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil { //nolint:gosec // a file descriptor
+		_ = f.Close()
+		return nil, err
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// prune removes the oldest files of a kind; an open one goes on to be read.
+func prune(dir, pattern, keep string) {
+	files, _ := filepath.Glob(filepath.Join(dir, pattern)) // the pattern is good
+	age := func(f string) int64 {
+		fi, err := os.Stat(f)
+		if err != nil || f == keep {
+			return 1 << 62
+		}
+		return fi.ModTime().UnixNano()
+	}
+	slices.SortFunc(files, func(a, b string) int {
+		if age(a) > age(b) {
+			return -1
+		}
+		return 1
+	})
+	for i, f := range files {
+		if i >= keptImages {
+			_ = os.Remove(f)
+		}
+	}
+}
+
+func build(ctx context.Context, dir, to string, log io.Writer) error {
+	if os.Geteuid() != 0 {
+		return errors.New("this needs root")
+	}
+	work, err := os.MkdirTemp(dir, "build-*")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(work) }()
+	for _, part := range []struct {
+		fs.FS
+		sub string
+	}{{script, "script"}, {images.Template, ""}, {images.Files, ""}} {
+		if err := os.CopyFS(filepath.Join(work, part.sub), part.FS); err != nil {
+			return err
+		}
+	}
+	tree := filepath.Join(work, "tree")
+	err = isolated(ctx, log, "mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", "--include="+strings.Join(packages, ","),
+		"--dpkgopt="+filepath.Join(work, "files/etc/dpkg/dpkg.cfg.d/agentlab-slim"), suite, tree)
+	if err == nil {
+		err = isolated(ctx, log, "sh", filepath.Join(work, "script/build.sh"), tree, filepath.Join(work, "template"), filepath.Join(work, "files"))
+	}
+	if err != nil {
+		return err
+	}
+	raw := filepath.Join(work, "disk.raw")
+	if err := os.WriteFile(raw, nil, 0o600); err != nil {
+		return err
+	}
+	if err := os.Truncate(raw, sizeBytes); err != nil {
+		return err
+	}
+	err = run(ctx, log, "mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-L", labelRoot,
+		"-E", fmt.Sprintf("offset=%d,root_owner=0:0", firstByte), "-d", tree, raw, fmt.Sprintf("%dk", (sizeBytes-firstByte)>>10))
+	if err != nil {
+		return err
+	}
+	if err := bootable(raw, filepath.Join(tree, "boot/grub")); err != nil {
+		return err
+	}
+	return os.Rename(raw, to)
+}
+
+// bootable writes the boot loader and a partition table with one partition.
+func bootable(raw, grub string) error {
+	boot, err := os.ReadFile(filepath.Join(grub, "boot.img"))
+	if err != nil {
+		return err
+	}
+	core, err := os.ReadFile(filepath.Join(grub, "core.img"))
+	if err != nil {
+		return err
+	}
+	if len(boot) != sector || len(core) > firstByte-sector {
+		return fmt.Errorf("boot loader of %d and %d bytes", len(boot), len(core))
+	}
+	const code, diskID, table = 440, 440, 446
+	mbr := make([]byte, sector)
+	copy(mbr, boot[:code])
+	copy(mbr[diskID:], "AGLB")
+	entry := mbr[table:]
+	entry[0], entry[4] = 0x80, 0x83 // active; Linux
+	copy(entry[1:4], []byte{0xfe, 0xff, 0xff})
+	copy(entry[5:8], []byte{0xfe, 0xff, 0xff})
+	binary.LittleEndian.PutUint32(entry[8:], firstByte/sector)
+	binary.LittleEndian.PutUint32(entry[12:], (sizeBytes-firstByte)/sector)
+	mbr[510], mbr[511] = 0x55, 0xaa
+	f, err := os.OpenFile(raw, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(append(mbr, core...), 0)
+	return errors.Join(err, f.Close())
+}
+
+// withRunner copies the disk with agent-runner in it, without mounting it.
+func withRunner(ctx context.Context, base, runner, to string, log io.Writer) error {
+	work, err := os.MkdirTemp(filepath.Dir(to), "template-*.tmp")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(work) }()
+	raw, made := filepath.Join(work, "disk.raw"), filepath.Join(work, "disk.qcow2")
+	commands := filepath.Join(work, "commands")
+	text := "cd /usr/local/bin\nrm agent-runner\nwrite " + runner + " agent-runner\nset_inode_field agent-runner mode 0100755\nset_inode_field agent-runner uid 0\nset_inode_field agent-runner gid 0\nstat agent-runner\n"
+	if err := os.WriteFile(commands, []byte(text), 0o600); err != nil {
+		return err
+	}
+	for _, argv := range [][]string{
+		{"cp", "--sparse=always", "--reflink=auto", base, raw},
+		{"debugfs", "-w", "-f", commands, fmt.Sprintf("%s?offset=%d", raw, firstByte)},
+		{"qemu-img", "convert", "-O", "qcow2", raw, made},
+	} {
+		if err := run(ctx, log, argv...); err != nil {
+			return err
+		}
+	}
+	return os.Rename(made, to)
+}
+
+// isolated runs a command whose mounts and processes end with it.
+func isolated(ctx context.Context, log io.Writer, argv ...string) error {
+	return run(ctx, log, append([]string{"unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=SIGKILL", "--"}, argv...)...)
+}
+
+func run(ctx context.Context, log io.Writer, argv ...string) error {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // words of ours
+	cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive", "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w", argv[0], err)
+	}
+	return nil
+}
