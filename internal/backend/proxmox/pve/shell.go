@@ -24,6 +24,9 @@ type ShellOptions struct {
 	// Bin is the directory of pvesh, pvesm and qm; "" is /usr/bin or, where
 	// they are not there, wherever PATH leads.
 	Bin string
+	// Prefix is put before each of them: a program that runs the rest of its
+	// arguments, with this process's streams and exit code (Unconfined).
+	Prefix []string
 	// Snippets is the storage of Root's snippets; "" is "local".
 	Snippets string
 	// ReadTimeout ends a call that only reads; 0 is 60 s. Other calls are
@@ -158,6 +161,9 @@ func (s *shell) slot(ctx context.Context, m Method, path string) (func(), error)
 	}
 }
 
+// programEnv is the environment of Proxmox's programs.
+var programEnv = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8"}
+
 // run runs a program of Proxmox to its end and returns what it printed. With
 // read it is killed when ctx ends, else it goes on. release is called when the
 // program has ended.
@@ -176,10 +182,11 @@ func (s *shell) run(ctx context.Context, read bool, release func(), name string,
 		release()
 		return nil, err
 	}
-	cmd := exec.Command(s.program(name), args...) //nolint:gosec,noctx // a program of the node; a context would kill it, see the type
+	argv := append(append(slices.Clone(s.o.Prefix), s.program(name)), args...)
+	cmd := exec.Command(argv[0], argv[1:]...) //nolint:gosec,noctx // a program of the node; a context would kill it, see the type
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8"}
+	cmd.Env = slices.Clone(programEnv)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: rootGroup(os.Geteuid(), os.Getegid())}
 	s.calls.Add(1)
 	if err := cmd.Start(); err != nil {
