@@ -3,6 +3,7 @@ package pve
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -123,4 +124,21 @@ func (p Permissions) Has(path, privilege string) bool {
 			at = "/"
 		}
 	}
+}
+
+// Free tells whether no VM and no container of the whole cluster has a
+// number. It reserves nothing, looks at no leftover volume, and needs no
+// privilege.
+func (c *Client) Free(ctx context.Context, vmid int) (bool, error) {
+	var out Int
+	err := c.call(ctx, "ask whether number "+strconv.Itoa(vmid)+" is free", Get, "/cluster/nextid", url.Values{"vmid": {strconv.Itoa(vmid)}}, &out)
+	switch {
+	case err == nil && int(out) == vmid:
+		return true, nil
+	case err == nil:
+		return false, agentlab.Errorf(agentlab.CodeInternal, "asked whether number %d is free, the node answers for %d", vmid, out)
+	case agentlab.CodeOf(err) == agentlab.CodeExists:
+		return false, nil
+	}
+	return false, err
 }

@@ -1,0 +1,169 @@
+package proxmox
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+)
+
+// Check implements backend.Driver.
+func (d *Driver) Check(ctx context.Context) []backend.Finding {
+	out := d.pve.Preflight(ctx, d.needs(ctx))
+	if slices.ContainsFunc(out, func(f backend.Finding) bool { return f.Level == backend.LevelError }) {
+		return named(out)
+	}
+	for i := range d.cfg.Nodes {
+		n := &d.cfg.Nodes[i]
+		out = append(out, d.checkTemplates(ctx, n)...)
+		out = append(out, d.checkNetwork(ctx, n))
+	}
+	return named(append(out, d.checkStorages(ctx)...))
+}
+
+// named gives every finding a name of its own.
+func named(all []backend.Finding) []backend.Finding {
+	seen := map[string]int{}
+	for i, f := range all {
+		if seen[f.Name]++; seen[f.Name] > 1 {
+			all[i].Name = fmt.Sprintf("%s-%d", f.Name, seen[f.Name])
+		}
+		if f.Level != backend.LevelOK && f.Remedy == "" {
+			all[i].Remedy = "see docs/proxmox.md"
+		}
+	}
+	return all
+}
+
+// needs is what this configuration asks of a token.
+func (d *Driver) needs(ctx context.Context) pve.Needs {
+	n := pve.Needs{TokenID: d.cfg.TokenID, Pool: d.cfg.Pool, Bridges: []string{d.cfg.Bridge}, FreeMemory: len(d.cfg.Nodes) > 1}
+	for i := range d.cfg.Nodes {
+		node := &d.cfg.Nodes[i]
+		n.Nodes = append(n.Nodes, node.Name)
+		for _, vmid := range node.Templates {
+			n.Templates = append(n.Templates, vmid)
+			if t, err := d.template(ctx, node.Name, vmid); err == nil {
+				n.Storages = append(n.Storages, d.storagesOf(t)...)
+				if bridge, ok := pve.ParseProps(t.cfg["net0"]).Get("bridge"); ok {
+					n.Bridges = append(n.Bridges, bridge)
+				}
+			}
+		}
+	}
+	for _, list := range []*[]string{&n.Storages, &n.Bridges} {
+		slices.Sort(*list)
+		*list = slices.Compact(*list)
+	}
+	slices.Sort(n.Templates)
+	n.Templates = slices.Compact(n.Templates)
+	return n
+}
+
+func finding(name string, level backend.Level, remedy, format string, args ...any) backend.Finding {
+	return backend.Finding{Name: name, Level: level, Detail: fmt.Sprintf(format, args...), Remedy: remedy}
+}
+
+func broken(name string, err error) backend.Finding {
+	return finding(name, backend.LevelError, agentlab.HintOf(err), "%s", err)
+}
+
+// checkTemplates looks at the templates of a node. An image may be missing on
+// one node; that no template is any good is an error.
+func (d *Driver) checkTemplates(ctx context.Context, n *Node) []backend.Finding {
+	var out []backend.Finding
+	good := 0
+	for _, image := range sortedKeys(n.Templates) {
+		vmid := n.Templates[image]
+		name := "template-" + image
+		t, err := d.template(ctx, n.Name, vmid)
+		if err != nil {
+			f := broken(name, err)
+			f.Level = backend.LevelWarn
+			out = append(out, f)
+			continue
+		}
+		good++
+		out = append(out, finding(name, backend.LevelOK, "", "VM %d on node %s (%s)", vmid, n.Name, clip(t.cfg["name"])))
+	}
+	if good == 0 && len(d.cfg.Nodes) == 1 {
+		out = append(out, finding("templates", backend.LevelError, "scripts/create_template.sh --apply", "node %s has no template that can be used", n.Name))
+	}
+	return out
+}
+
+func sortedKeys(m map[string]int) []string {
+	var out []string
+	for k := range m {
+		out = append(out, k)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (d *Driver) checkNetwork(ctx context.Context, n *Node) backend.Finding {
+	name := "network-" + n.Name
+	if n.Host == nil {
+		level := backend.LevelWarn
+		if len(d.cfg.Nodes) == 1 {
+			level = backend.LevelError
+		}
+		return finding(name, level, "run the daemon on the node, or leave the node out of proxmox.nodes",
+			"the network of node %s is not within reach: no sandbox is started there", n.Name)
+	}
+	if err := n.Host.Ready(ctx); err != nil {
+		f := broken(name, err)
+		if f.Remedy == "" {
+			f.Remedy = "agentlab host network apply"
+		}
+		return f
+	}
+	return finding(name, backend.LevelOK, "", "policies are enforced on %s", d.cfg.Bridge)
+}
+
+// leastFree is what a storage of sandboxes' disks must have free, in bytes.
+const leastFree = 5 << 30
+
+func (d *Driver) checkStorages(ctx context.Context) []backend.Finding {
+	var out []backend.Finding
+	for i := range d.cfg.Nodes {
+		n := &d.cfg.Nodes[i]
+		var names []string
+		for _, vmid := range n.Templates {
+			if t, err := d.template(ctx, n.Name, vmid); err == nil {
+				names = append(names, d.storagesOf(t)...)
+			}
+		}
+		slices.Sort(names)
+		for _, storage := range slices.Compact(names) {
+			out = append(out, d.checkStorage(ctx, n.Name, storage))
+		}
+	}
+	if root := d.pve.Root(); root != nil {
+		if _, err := root.Snippets(ctx); err != nil {
+			out = append(out, broken("snippets", err))
+		} else {
+			out = append(out, finding("snippets", backend.LevelOK, "", "the storage of snippets can be read"))
+		}
+	}
+	return out
+}
+
+func (d *Driver) checkStorage(ctx context.Context, node, storage string) backend.Finding {
+	name := "storage-" + storage
+	st, err := d.pve.StorageStatus(ctx, node, storage)
+	switch {
+	case err != nil:
+		return broken(name, err)
+	case !bool(st.Active) || !st.Holds("images"):
+		return finding(name, backend.LevelError, "bring it up, with images among its content: pvesm set "+storage+" --content images",
+			"it is not active, or not for disks (%s)", clip(string(st.Content)))
+	case st.Total > 0 && st.Avail < leastFree:
+		return finding(name, backend.LevelWarn, "free space on it, or destroy sandboxes", "%d MiB are free", st.Avail>>20)
+	}
+	return finding(name, backend.LevelOK, "", "%s, %s free", st.Type, strings.TrimSpace(fmt.Sprintf("%d GiB", st.Avail>>30)))
+}

@@ -1,0 +1,452 @@
+package proxmox
+
+import (
+	"context"
+	"crypto/ed25519"
+	"encoding/json"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/link"
+)
+
+// Create implements backend.Driver. Each step is noted in the handle before
+// it is taken, so that the next Create or Destroy knows what may have
+// happened:
+//
+//	handle, snippet → clone with the mark in its description → everything
+//	that was inherited replaced, tags → disk grown → complete
+func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
+	if err := d.Validate(spec); err != nil {
+		return err
+	}
+	if err := d.validNumber(spec); err != nil {
+		return err
+	}
+	ref := spec.Ref()
+	unlock, err := d.lock(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	h, err := d.readHandle(ref)
+	if err != nil {
+		return err
+	}
+	if h != nil && h.Phase == phaseDestroying {
+		if err := d.destroy(ctx, ref, h); err != nil {
+			return err
+		}
+		h = nil
+	}
+	if h == nil {
+		if h, err = d.begin(ctx, spec); err != nil {
+			return err
+		}
+	}
+	if err := d.renew(ctx, h, spec.Network); err != nil {
+		return err
+	}
+	return d.complete(ctx, h)
+}
+
+// begin writes the handle of a sandbox that has none.
+func (d *Driver) begin(ctx context.Context, spec backend.Spec) (*handle, error) {
+	ref := spec.Ref()
+	all, err := d.handles()
+	if err != nil {
+		return nil, err
+	}
+	macs := map[string]bool{}
+	for _, h := range all {
+		if h.Spec.VMID == spec.VMID {
+			return nil, inTheWay(ref)
+		}
+		macs[h.MAC] = true
+	}
+	p, err := d.choose(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := roomEnough(spec, p.template); err != nil {
+		return nil, err
+	}
+	h := &handle{
+		Spec: spec, Phase: phaseCloning, Created: d.cfg.Now().UTC(), Node: p.target, Template: p.vmid, Source: p.node,
+		Full: d.cfg.FullClone, Power: powerOff,
+	}
+	for salt := 0; h.MAC == "" || macs[h.MAC]; salt++ {
+		h.MAC = macOf(spec.UID, salt).String()
+	}
+	h.Port = portOf(spec.VMID, d.firewalled(h))
+	if err := d.numberFree(ctx, h, p.template); err != nil {
+		return nil, err
+	}
+	d.at("nothing written")
+	return h, d.save(h)
+}
+
+// numberFree notes where the volumes of a sandbox to be made will be, if none
+// of anybody's bears its number yet: then all that do are its own. Whether the
+// number is free the clone itself tells.
+func (d *Driver) numberFree(ctx context.Context, h *handle, t template) error {
+	storages := d.storagesOf(t)
+	for _, storage := range storages {
+		left, err := d.volumesOn(ctx, h.Node, storage)
+		if err != nil {
+			return err
+		}
+		for _, v := range left {
+			if volumeOwner(v.VolID) == h.Spec.VMID {
+				return nil
+			}
+		}
+	}
+	h.Storages = storages
+	return nil
+}
+
+// roomEnough refuses a disk smaller than the template's.
+func roomEnough(spec backend.Spec, t template) error {
+	size := driveSize(t.cfg[t.disk])
+	if want := int64(spec.Resources.RootSizeGB) << 30; want != 0 && want < size {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the template's disk has %d GiB already, and a disk cannot shrink", (size+1<<30-1)>>30).
+			WithField("storage.root_size_gb")
+	}
+	return nil
+}
+
+func inTheWay(ref backend.Ref) error {
+	return agentlab.Errorf(agentlab.CodeExists, "number %d is taken by something that is not this sandbox", ref.VMID).
+		WithHint("it was left alone; let the sandbox have another number")
+}
+
+// renew takes over the policy of a later Create.
+func (d *Driver) renew(ctx context.Context, h *handle, n agentlab.Network) error {
+	if sameNetwork(h.network(), n) {
+		return nil
+	}
+	return d.setNetwork(ctx, h, n)
+}
+
+// complete goes on where a handle says that the making of a sandbox stands.
+func (d *Driver) complete(ctx context.Context, h *handle) error {
+	if h.Phase == phaseCreated {
+		_, err := d.mine(ctx, h.Spec.Ref(), h)
+		return err
+	}
+	if h.Phase == phaseCloning {
+		if err := d.clone(ctx, h); err != nil {
+			return err
+		}
+		h.Phase, h.CloneSent = phaseSetting, false
+		if err := d.save(h); err != nil {
+			return err
+		}
+	}
+	d.at("cloned")
+	if err := d.configure(ctx, h); err != nil {
+		return err
+	}
+	d.at("configured")
+	if err := d.grow(ctx, h); err != nil {
+		return err
+	}
+	d.at("disk grown")
+	h.Phase = phaseCreated
+	if err := d.save(h); err != nil {
+		return err
+	}
+	d.at("complete")
+	return nil
+}
+
+// A clone waits only a second for the lock of its template, and ten for that
+// of the storage; who is too late tries again.
+const (
+	cloneTries = 5
+	clonePause = time.Second
+)
+
+// clone makes the VM, or finds out what became of a clone that was begun.
+func (d *Driver) clone(ctx context.Context, h *handle) error {
+	if h.CloneSent {
+		done, err := d.cloneBegun(ctx, h)
+		if done || err != nil {
+			return err
+		}
+	}
+	for try := 1; ; try++ {
+		err := d.cloneOnce(ctx, h)
+		if agentlab.CodeOf(err) != agentlab.CodeBusy || try == cloneTries {
+			return err
+		}
+		select {
+		case <-time.After(clonePause * time.Duration(try)):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+func (d *Driver) cloneOnce(ctx context.Context, h *handle) error {
+	first := !h.CloneSent
+	h.CloneSent, h.CloneTask = true, ""
+	if err := d.save(h); err != nil {
+		return err
+	}
+	d.at("clone about to be sent")
+	spec := h.Spec
+	o := pve.CloneOptions{
+		NewID: spec.VMID, Name: spec.Name, Description: description(spec.Ref(), d.installation), Pool: d.cfg.Pool, Full: h.Full,
+	}
+	if h.Full {
+		o.Storage = d.cfg.Storage
+	}
+	if h.Source != h.Node {
+		o.Target = h.Node
+	}
+	task, err := d.pve.Clone(ctx, h.Source, h.Template, o)
+	if err == nil {
+		d.at("clone sent")
+		h.CloneTask = string(task)
+		if err := d.save(h); err != nil {
+			return err
+		}
+		d.at("clone noted")
+		err = d.wait(ctx, task)
+	}
+	return d.cloneEnded(ctx, h, first, err)
+}
+
+// cloneEnded judges the answer to a clone. What failed for certain has left
+// nothing behind: Proxmox frees what a failing clone made.
+func (d *Driver) cloneEnded(ctx context.Context, h *handle, first bool, err error) error {
+	switch agentlab.CodeOf(err) {
+	case "":
+		return nil
+	case agentlab.CodeUnknownOutcome:
+		return err // the next call looks what became of it
+	case agentlab.CodeExists:
+		return d.numberLost(ctx, h, first, err)
+	case agentlab.CodeUnsupported:
+		if !h.Full && strings.Contains(err.Error(), "Linked clone") {
+			d.log.Warn("the template's storage has no linked clones: its disk is copied", "template", h.Template, "vmid", h.Spec.VMID)
+			h.Full = true
+			return d.cloneOnce(ctx, h)
+		}
+	}
+	if ctx.Err() != nil {
+		return err
+	}
+	h.CloneSent, h.CloneTask = false, ""
+	if serr := d.save(h); serr != nil {
+		return serr
+	}
+	return err
+}
+
+// numberLost follows a clone that was told that its number is taken: by
+// somebody else, or by an attempt before whose answer was lost.
+func (d *Driver) numberLost(ctx context.Context, h *handle, first bool, cause error) error {
+	s, err := d.see(ctx, h.Spec.Ref(), h)
+	switch {
+	case err != nil:
+		return err
+	case s.ours:
+		_, err := d.cloneBegun(ctx, h)
+		return err
+	case s.stub && !first:
+		return agentlab.Errorf(agentlab.CodeBusy, "a clone to number %d is under way: %w", h.Spec.VMID, cause)
+	}
+	if err := d.forget(h.Spec.Ref()); err != nil {
+		return err
+	}
+	return agentlab.Errorf(agentlab.CodeExists, "number %d was taken by somebody else meanwhile: %w", h.Spec.VMID, cause).
+		WithHint("what has it was left alone; let the sandbox have another number")
+}
+
+// cloneBegun finds out what became of a clone whose end was not seen. done:
+// it ended well. Not done and no error: it left nothing, and may be sent
+// again.
+func (d *Driver) cloneBegun(ctx context.Context, h *handle) (done bool, err error) {
+	if h.CloneTask != "" {
+		err := d.wait(ctx, pve.UPID(h.CloneTask))
+		switch code := agentlab.CodeOf(err); {
+		case ctx.Err() != nil:
+			return false, err
+		case err != nil && code != agentlab.CodeUnknownOutcome && code != agentlab.CodeNotFound:
+			d.log.Info("a clone that was begun earlier failed", "vmid", h.Spec.VMID, "err", err)
+		}
+	}
+	s, running, err := d.afterClone(ctx, h)
+	switch {
+	case err != nil:
+		return false, err
+	case !s.there && !running:
+		return false, nil
+	case s.ours && s.cfg["lock"] != lockClone:
+		h.Node = s.node
+		return true, nil
+	case running:
+		return false, agentlab.Errorf(agentlab.CodeBusy, "the clone of sandbox %d is still under way", h.Spec.VMID)
+	case s.there && !s.ours && !s.stub:
+		if err := d.forget(h.Spec.Ref()); err != nil {
+			return false, err
+		}
+		return false, inTheWay(h.Spec.Ref())
+	}
+	// Its worker died. What it left is removed, and it is begun anew.
+	if err := d.removeVM(ctx, h.Spec.Ref(), h, s); err != nil {
+		return false, err
+	}
+	return false, nil
+}
+
+// afterClone waits until no clone of this sandbox goes on any more, and tells
+// what there is then; running tells that ctx ended first. The number of a
+// clone's target is in no list of tasks, so any clone of its template that
+// was begun since counts.
+func (d *Driver) afterClone(ctx context.Context, h *handle) (s sight, running bool, err error) {
+	pause := clonePause
+	for {
+		if s, err = d.see(ctx, h.Spec.Ref(), h); err != nil {
+			return s, false, err
+		}
+		if s.there && (!s.ours && !s.stub || s.cfg["lock"] != lockClone) {
+			return s, false, nil
+		}
+		if running, err = d.cloning(ctx, h); err != nil || !running {
+			if err == nil && s.there || err != nil {
+				return s, false, err
+			}
+			// It may have ended between the two questions.
+			s, err = d.see(ctx, h.Spec.Ref(), h)
+			return s, false, err
+		}
+		select {
+		case <-time.After(pause):
+			pause = min(2*pause, 5*time.Second)
+		case <-ctx.Done():
+			return s, true, nil
+		}
+	}
+}
+
+// cloning tells whether a clone of a sandbox's template goes on that was begun
+// after the sandbox's handle was written.
+func (d *Driver) cloning(ctx context.Context, h *handle) (bool, error) {
+	tasks, err := d.pve.Tasks(ctx, h.Source, pve.TaskFilter{VMID: h.Template, Running: true, Type: "qmclone", Limit: 500})
+	if err != nil {
+		return false, err
+	}
+	for _, t := range tasks {
+		if h.CloneTask != "" && string(t.UPID) != h.CloneTask {
+			continue
+		}
+		if int64(t.StartTime) >= h.Created.Unix()-clockSlack {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// clockSlack is how far a node's clock may be behind ours, in seconds.
+const clockSlack = 300
+
+// configure replaces what the clone inherited, at once.
+func (d *Driver) configure(ctx context.Context, h *handle) error {
+	if d.pve.Root() != nil {
+		if err := d.writeSnippet(ctx, h); err != nil {
+			return err
+		}
+	}
+	t, err := d.template(ctx, h.Source, h.Template)
+	if err != nil {
+		return err
+	}
+	ch := changes(t.cfg, d.wanted(h))
+	d.at("about to be configured")
+	err = d.pve.Set(ctx, h.Node, h.Spec.VMID, ch)
+	for try := 1; agentlab.CodeOf(err) == agentlab.CodeBusy && try < cloneTries && ctx.Err() == nil; try++ {
+		err = d.pve.Set(ctx, h.Node, h.Spec.VMID, ch)
+	}
+	if err != nil || !d.firewalled(h) {
+		return err
+	}
+	if group := h.Spec.Hardware.FirewallGroup; group != "" {
+		return d.pve.SetFirewallGroup(ctx, h.Node, h.Spec.VMID, group)
+	}
+	return d.pve.DisableFirewall(ctx, h.Node, h.Spec.VMID)
+}
+
+// grow makes the disk as large as it was asked to be.
+func (d *Driver) grow(ctx context.Context, h *handle) error {
+	gib := h.Spec.Resources.RootSizeGB
+	if gib == 0 {
+		return nil
+	}
+	t, err := d.template(ctx, h.Source, h.Template)
+	if err != nil {
+		return err
+	}
+	if int64(gib)<<30 <= driveSize(t.cfg[t.disk]) {
+		return nil
+	}
+	task, err := d.pve.Resize(ctx, h.Node, h.Spec.VMID, t.disk, strconv.Itoa(gib)+"G")
+	if err != nil {
+		return err
+	}
+	err = d.wait(ctx, task)
+	return err
+}
+
+// control is what the guest must know to be spoken to.
+func (d *Driver) control(h *handle) ([]byte, error) {
+	key, err := link.SandboxKey(d.master, h.Spec.UID)
+	if err != nil {
+		return nil, err
+	}
+	public, _ := key.Public().(ed25519.PublicKey) // it always is
+	return json.Marshal(guestapi.ControlConfig{
+		VMID: h.Spec.VMID, UID: h.Spec.UID, Controller: d.Info().ControllerURL, HostKey: public,
+	})
+}
+
+// writeSnippet writes the seed of a guest into the snippets storage. It stays
+// as long as the VM: every cold start reads it, and another content would make
+// the guest begin anew.
+func (d *Driver) writeSnippet(ctx context.Context, h *handle) error {
+	if h.Snippet == "" {
+		h.Snippet = d.snippetName(h.Spec.Ref())
+		if err := d.save(h); err != nil {
+			return err
+		}
+	}
+	d.at("snippet noted")
+	ctl, err := d.control(h)
+	if err != nil {
+		return err
+	}
+	text, err := d.cfg.UserData(Seed{Hostname: h.Spec.Name, User: guestUser, SSHKeys: d.cfg.SSHKeys, Control: ctl})
+	if err != nil {
+		return err
+	}
+	volid, err := d.pve.Root().WriteSnippet(ctx, h.Snippet, text)
+	if err != nil {
+		return err
+	}
+	if h.SnippetVolume != volid {
+		h.SnippetVolume = volid
+		if err := d.save(h); err != nil {
+			return err
+		}
+	}
+	d.at("snippet written")
+	return nil
+}

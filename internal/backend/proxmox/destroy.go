@@ -1,0 +1,260 @@
+package proxmox
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+)
+
+// Destroy implements backend.Driver.
+func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
+	unlock, err := d.lock(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	h, err := d.readHandle(ref)
+	if err != nil {
+		return err
+	}
+	return d.destroy(ctx, ref, h)
+}
+
+// destroy removes VM, volumes, snippet, network and, last of all, the handle.
+// Only what bears our mark is touched: of a number that somebody else has by
+// now, nothing.
+func (d *Driver) destroy(ctx context.Context, ref backend.Ref, h *handle) error {
+	if h == nil && d.mayTouch(ref.VMID) != nil {
+		return nil
+	}
+	if h != nil && h.Phase != phaseDestroying {
+		h.Phase = phaseDestroying
+		if err := d.save(h); err != nil {
+			return err
+		}
+		d.at("end noted")
+	}
+	foreign, err := d.endVM(ctx, ref, h)
+	if err != nil {
+		return err
+	}
+	d.at("VM gone")
+	d.memory.rests(ref)
+	if h == nil {
+		return d.removeSnippets(ctx, ref, nil)
+	}
+	if !foreign {
+		if err := d.removeVolumes(ctx, h); err != nil {
+			return err
+		}
+	}
+	d.at("volumes gone")
+	if err := d.removeSnippets(ctx, ref, h); err != nil {
+		return err
+	}
+	d.at("snippet gone")
+	if n, err := d.node(h.Node); err == nil && n.Host != nil {
+		if err := n.Host.Drop(ctx, ref); err != nil {
+			return err
+		}
+	}
+	d.at("network gone")
+	return d.forget(ref)
+}
+
+// endVM makes sure that the VM is gone, and with it whatever might still make
+// it. foreign tells that something else stands in its place.
+func (d *Driver) endVM(ctx context.Context, ref backend.Ref, h *handle) (foreign bool, err error) {
+	var s sight
+	if h != nil && h.CloneSent {
+		s, err = d.endClone(ctx, h)
+	} else {
+		s, err = d.see(ctx, ref, h)
+	}
+	switch {
+	case err != nil:
+		return false, err
+	case !s.there:
+		return false, nil
+	case s.ours:
+	case s.stub && h != nil && h.CloneSent:
+	case isGravestone(s.cfg) && h != nil && h.DestroySent:
+	case h == nil && (isGravestone(s.cfg) || s.stub):
+		return true, nil // whose it is, nothing tells
+	default:
+		return true, nil
+	}
+	return false, d.removeVM(ctx, ref, h, s)
+}
+
+// endClone stops a clone that may still go on, and tells what there is then.
+func (d *Driver) endClone(ctx context.Context, h *handle) (sight, error) {
+	if h.CloneTask != "" {
+		if err := d.pve.StopTask(ctx, pve.UPID(h.CloneTask)); err != nil {
+			d.log.Info("a clone could not be stopped; its end is waited for", "vmid", h.Spec.VMID, "err", err)
+		}
+	}
+	s, running, err := d.afterClone(ctx, h)
+	if err == nil && running {
+		return s, agentlab.Errorf(agentlab.CodeBusy, "the clone of sandbox %d is still under way", h.Spec.VMID)
+	}
+	return s, err
+}
+
+// isGravestone tells whether a configuration is what Proxmox leaves for the
+// moment between the end of a VM's volumes and that of its configuration.
+func isGravestone(cfg pve.Config) bool {
+	for key := range cfg {
+		if key != "lock" && key != "digest" {
+			return false
+		}
+	}
+	return cfg["lock"] == "destroyed"
+}
+
+const destroyTries = 4
+
+// removeVM destroys a VM that was proved to be ours.
+func (d *Driver) removeVM(ctx context.Context, ref backend.Ref, h *handle, s sight) error {
+	if err := d.mayTouch(ref.VMID); err != nil {
+		return err
+	}
+	if lock := s.cfg["lock"]; lock != "" {
+		if err := d.unlock(ctx, s.node, ref.VMID, lock); err != nil {
+			return err
+		}
+	}
+	if h != nil {
+		h.Volumes = slices.Compact(slices.Sorted(slices.Values(append(h.Volumes, volumesOf(s.cfg, ref.VMID)...))))
+		h.Node, h.DestroySent = s.node, true
+		if err := d.save(h); err != nil {
+			return err
+		}
+	}
+	if h == nil || (h.Power != "" && h.Power != powerOff) {
+		if err := d.powerOff(ctx, s.node, ref.VMID, 0, false); err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			return err
+		}
+	}
+	d.at("destroy about to be sent")
+	protected := s.cfg["protection"] == "1" // inherited from a template that is
+	for try := 1; ; try++ {
+		if protected {
+			if err := d.pve.Set(ctx, s.node, ref.VMID, pve.Changes{Set: map[string]string{"protection": "0"}}); err != nil {
+				return err
+			}
+		}
+		err := d.task(ctx, func() (pve.UPID, error) { return d.pve.Destroy(ctx, s.node, ref.VMID, false) })
+		switch code := agentlab.CodeOf(err); {
+		case err == nil, code == agentlab.CodeNotFound:
+			d.at("destroyed")
+			return nil
+		case ctx.Err() != nil || try == destroyTries:
+			return err
+		case code == agentlab.CodeConflict && strings.Contains(err.Error(), "is running"): // started by hand
+			if err := d.powerOff(ctx, s.node, ref.VMID, 0, false); err != nil {
+				return err
+			}
+		case code == agentlab.CodeDenied && strings.Contains(err.Error(), "protection mode") && !protected:
+			protected = true
+		case code == agentlab.CodeBusy:
+		default:
+			return err
+		}
+	}
+}
+
+// unlock takes a lock away that a process left which is no more. While any
+// task works on the VM, the lock is somebody's.
+func (d *Driver) unlock(ctx context.Context, node string, vmid int, lock string) error {
+	tasks, err := d.pve.Tasks(ctx, node, pve.TaskFilter{VMID: vmid, Running: true, Limit: 50})
+	if err != nil {
+		return err
+	}
+	if len(tasks) > 0 {
+		return agentlab.Errorf(agentlab.CodeBusy, "VM %d is locked (%s): task %s works on it", vmid, clip(lock), tasks[0].Type)
+	}
+	root := d.pve.Root()
+	if root == nil {
+		return agentlab.Errorf(agentlab.CodeDenied, "VM %d is locked (%s) by a task that was killed, and the API cannot unlock it", vmid, clip(lock)).
+			WithHint("on node %s: qm unlock %d; the sandbox is then destroyed with the next try", node, vmid)
+	}
+	d.log.Warn("taking away the lock of a task that was killed", "vmid", vmid, "lock", lock)
+	return root.Unlock(ctx, vmid)
+}
+
+// removeVolumes makes sure that no volume of a sandbox is left: Proxmox calls
+// the destruction of a VM a success also where it could not free one. Nothing
+// is deleted while any VM has the number.
+func (d *Driver) removeVolumes(ctx context.Context, h *handle) error {
+	storages := slices.Clone(h.Storages)
+	for _, v := range h.Volumes {
+		storage, _, _ := strings.Cut(v, ":")
+		storages = append(storages, storage)
+	}
+	slices.Sort(storages)
+	for _, storage := range slices.Compact(storages) {
+		left, err := d.pve.Content(ctx, h.Node, storage, "images", h.Spec.VMID)
+		if err != nil {
+			return err
+		}
+		for _, v := range left {
+			if !slices.Contains(h.Storages, storage) && !slices.ContainsFunc(h.Volumes, func(own string) bool { return lastComponent(own) == lastComponent(v.VolID) }) {
+				continue // it was there before the sandbox
+			}
+			if volumeOwner(v.VolID) != h.Spec.VMID {
+				continue
+			}
+			if err := d.removeVolume(ctx, h, v.VolID); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (d *Driver) removeVolume(ctx context.Context, h *handle, volid string) error {
+	free, err := d.pve.Free(ctx, h.Spec.VMID)
+	if err != nil {
+		return err
+	}
+	if !free {
+		return nil // somebody has the number now, and with it the volume
+	}
+	d.log.Warn("a volume of a destroyed sandbox was left and is deleted", "vmid", h.Spec.VMID, "volume", volid)
+	return d.task(ctx, func() (pve.UPID, error) { return d.pve.DeleteContent(ctx, h.Node, volid) })
+}
+
+// removeSnippets removes the seed of a sandbox, also one whose name was lost
+// with its handle.
+func (d *Driver) removeSnippets(ctx context.Context, ref backend.Ref, h *handle) error {
+	root := d.pve.Root()
+	if root == nil {
+		return nil
+	}
+	if h != nil {
+		if h.Snippet == "" {
+			return nil
+		}
+		return root.RemoveSnippet(ctx, h.Snippet)
+	}
+	if validRef(ref) != nil {
+		return nil
+	}
+	names, err := root.Snippets(ctx)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if snippetForm.MatchString(name) && strings.HasPrefix(name, snippetPrefix(d.installation, ref)) {
+			if err := root.RemoveSnippet(ctx, name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

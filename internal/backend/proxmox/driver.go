@@ -1,0 +1,336 @@
+package proxmox
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/link"
+)
+
+// Name is the driver's name.
+const Name = "proxmox"
+
+// Ports of the guest plane on the bridge's gateway.
+const (
+	controllerPort = 8844
+	uploadPort     = 8846
+)
+
+// Node is a node that sandboxes may run on.
+type Node struct {
+	Name      string
+	Templates map[string]int // template VMs by image
+	Host      Host           // its network; nil: it runs no sandbox
+}
+
+// Config says what a Driver works with.
+type Config struct {
+	StateDir  string // handles and the master key are in StateDir/proxmox
+	Transport pve.Transport
+	TokenID   string // of transport REST, for Check; "" over the shell
+	Nodes     []Node // at least one
+
+	// Sandboxes get numbers from First to Last, which are the only ones that
+	// this driver touches.
+	First, Last int
+
+	Bridge             string
+	Subnet4, Subnet6   netip.Prefix // Subnet6 is not valid without IPv6
+	Gateway4, Gateway6 netip.Addr   // the host's addresses on the bridge
+	Nameserver         netip.Addr   // that guests are told of; not valid means Gateway4
+	DHCP               bool         // guests ask for their address
+
+	FullClone bool
+	Storage   string // of full clones; "" means the template's
+	Pool      string // "" means none
+	Firewall  bool   // firewall flag of network devices
+	Model     string // of network devices when a Spec names none; "" means virtio
+	SSHKeys   string // authorized keys of user agent; "" means none
+
+	// UserData renders the seed of a guest, for transports that can write
+	// snippets.
+	UserData func(Seed) ([]byte, error)
+
+	Poll   pve.Poll         // of tasks; zero means 500 ms, at most 5 s
+	Now    func() time.Time // nil means time.Now
+	Logger *slog.Logger     // nil means none
+}
+
+// Seed is what a guest is told at its first boot. Nothing in it is secret.
+type Seed struct {
+	Hostname string
+	User     string
+	SSHKeys  string // one per line; "" means none
+	Control  []byte // content of guestapi.ControlFile
+}
+
+// Driver implements backend.Driver.
+type Driver struct {
+	cfg          Config
+	log          *slog.Logger
+	pve          *pve.Client
+	dir          string
+	master       []byte
+	installation string
+
+	memory    memory
+	inventory inventory
+	templates templateCache
+	networks  networks
+
+	mu    sync.Mutex
+	locks map[backend.Ref]*refLock
+
+	crash func(point string) // tests end the process here; nil otherwise
+}
+
+// at marks a place at which the driver's process may die without harm.
+func (d *Driver) at(point string) {
+	if d.crash != nil {
+		d.crash(point)
+	}
+}
+
+var (
+	_ backend.Driver         = (*Driver)(nil)
+	_ backend.NetworkUpdater = (*Driver)(nil)
+	_ backend.Suspender      = (*Driver)(nil)
+	_ backend.NumberChecker  = (*Driver)(nil)
+	_ backend.EgressLogger   = (*Driver)(nil)
+)
+
+// New returns a Driver. It makes its directory and its master key, and makes
+// no call: a node that does not answer keeps no daemon from starting.
+func New(cfg Config) (*Driver, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	d := &Driver{cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.StateDir, Name), locks: map[backend.Ref]*refLock{}}
+	if err := os.MkdirAll(d.dir, 0o700); err != nil {
+		return nil, fault(err, "cannot make %s", d.dir)
+	}
+	var err error
+	if d.master, err = link.KeyFile(filepath.Join(d.dir, "master.key")); err != nil {
+		return nil, err
+	}
+	d.installation = installationID(d.master)
+	d.pve = pve.New(cfg.Transport)
+	d.pve = d.pve.WithPoll(d.cfg.Poll)
+	return d, nil
+}
+
+func (c *Config) validate() error {
+	bad := func(field, why string) error {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%s", why).WithField(field)
+	}
+	switch {
+	case !filepath.IsAbs(c.StateDir):
+		return bad("StateDir", "not an absolute path")
+	case c.Transport == nil:
+		return bad("Transport", "missing")
+	case len(c.Nodes) == 0:
+		return bad("proxmox.nodes", "missing")
+	case c.First < 100 || c.Last < c.First || c.Last > 999999999:
+		return bad("vmid_range", "not a range within 100 to 999999999")
+	case c.Bridge == "":
+		return bad("host_network.bridge", "missing")
+	case !c.Subnet4.Contains(c.Gateway4) || c.Subnet6.IsValid() && !c.Subnet6.Contains(c.Gateway6):
+		return bad("host_network.subnet", "the gateway is not in it")
+	case c.Transport.Root() != nil && c.UserData == nil:
+		return bad("UserData", "missing")
+	}
+	if !c.Nameserver.IsValid() {
+		c.Nameserver = c.Gateway4
+	}
+	if c.Model == "" {
+		c.Model = "virtio"
+	}
+	if !slices.Contains(nicModels, c.Model) {
+		return bad("proxmox.model", "not a network device that sandboxes may have")
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Poll == (pve.Poll{}) {
+		c.Poll = pve.Poll{First: 500 * time.Millisecond, Max: 5 * time.Second}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+var nicModels = []string{"virtio", "e1000", "vmxnet3"}
+
+// Info implements backend.Driver.
+func (d *Driver) Info() backend.Info {
+	gw := d.cfg.Gateway4.String()
+	reserved := []netip.Addr{d.cfg.Gateway4}
+	return backend.Info{
+		Name: Name, Version: strconv.Itoa(handleVersion),
+		Capabilities: backend.Capabilities{
+			NetworkOff: true, Allowlist: true, NetworkUpdate: true, EgressLog: true, Suspend: true, SharedNumbers: true,
+			CPUList: d.pve.Root() != nil, Balloon: true, Bridges: []string{d.cfg.Bridge}, NICModels: slices.Clone(nicModels),
+			FirewallGroup: true, Templates: true,
+		},
+		ControllerURL: "http://" + gw + ":" + strconv.Itoa(controllerPort),
+		UploadURL:     "http://" + gw + ":" + strconv.Itoa(uploadPort) + "/upload",
+		Addresses:     &backend.AddressPool{IPv4: d.cfg.Subnet4, IPv6: d.cfg.Subnet6, Reserved: reserved},
+	}
+}
+
+// Limits of what a VM of Proxmox may have.
+const (
+	minMemoryMB    = 256
+	maxGroupLength = 18
+)
+
+// Validate implements backend.Driver.
+func (d *Driver) Validate(spec backend.Spec) error {
+	if err := agentlab.ValidateName(spec.Name); err != nil {
+		return err
+	}
+	if spec.Image == "" {
+		return agentlab.Errorf(agentlab.CodeInvalid, "missing").WithField("image")
+	}
+	if err := spec.Resources.Validate(); err != nil {
+		return err
+	}
+	unsupported := func(field, format string, args ...any) error {
+		return agentlab.Errorf(agentlab.CodeUnsupported, format, args...).WithField(field)
+	}
+	hw := spec.Hardware
+	switch {
+	case spec.Resources.MemoryMB < minMemoryMB:
+		return unsupported("resources.memory_mb", "a guest needs %d MiB to boot", minMemoryMB)
+	case spec.Resources.Cores > 128:
+		return unsupported("resources.cores", "Proxmox gives a VM at most 128 CPUs' time")
+	case hw.CPUList != "" && d.pve.Root() == nil:
+		return unsupported("resources.cpulist", "Proxmox lets root alone bind a VM to CPUs, and an API token is never root; the shell transport is")
+	case hw.Bridge != "" && hw.Bridge != d.cfg.Bridge:
+		return unsupported("network.bridge", "policies are enforced on %s alone", d.cfg.Bridge)
+	case hw.NICModel != "" && !slices.Contains(nicModels, hw.NICModel):
+		return unsupported("network.model", "%q is not one of %s", hw.NICModel, strings.Join(nicModels, ", "))
+	case len(hw.FirewallGroup) > maxGroupLength:
+		return unsupported("network.firewall_group", "the name of a security group of Proxmox has at most %d characters", maxGroupLength)
+	}
+	if hw.CPUList != "" {
+		if _, err := agentlab.ParseCPUList(hw.CPUList); err != nil {
+			return err
+		}
+	}
+	switch spec.Network.Mode {
+	case agentlab.NetworkNAT, agentlab.NetworkAllowlist, agentlab.NetworkOff:
+	default:
+		return unsupported("network.mode", "mode %q is not known to the proxmox backend", spec.Network.Mode)
+	}
+	_, err := egress.New(spec.Network)
+	return err
+}
+
+// validNumber refuses numbers that no sandbox of ours may have, and addresses
+// that were not leased from our network.
+func (d *Driver) validNumber(spec backend.Spec) error {
+	if err := d.mayTouch(spec.VMID); err != nil {
+		return err
+	}
+	switch {
+	case !spec.IPv4.Is4() || !d.cfg.Subnet4.Contains(spec.IPv4) || spec.IPv4 == d.cfg.Gateway4:
+		return agentlab.Errorf(agentlab.CodeInvalid, "%s is no address of a sandbox in %s", spec.IPv4, d.cfg.Subnet4).WithField("ipv4")
+	case spec.IPv6.IsValid() != d.cfg.Subnet6.IsValid() || spec.IPv6.IsValid() && (!d.cfg.Subnet6.Contains(spec.IPv6) || spec.IPv6 == d.cfg.Gateway6):
+		return agentlab.Errorf(agentlab.CodeInvalid, "%s is no address of a sandbox in %s", spec.IPv6, d.cfg.Subnet6).WithField("ipv6")
+	}
+	return nil
+}
+
+// mayTouch refuses every number that is not a sandbox's.
+func (d *Driver) mayTouch(vmid int) error {
+	if vmid < d.cfg.First || vmid > d.cfg.Last {
+		return agentlab.Errorf(agentlab.CodeDenied, "VM %d is not in the range of sandboxes, %d to %d", vmid, d.cfg.First, d.cfg.Last).WithField("vmid_range")
+	}
+	if d.isTemplate(vmid) {
+		return agentlab.Errorf(agentlab.CodeExists, "%d is the number of a template", vmid).WithField("proxmox.templates")
+	}
+	return nil
+}
+
+// isTemplate tells whether a number is that of a template by configuration.
+func (d *Driver) isTemplate(vmid int) bool {
+	for _, n := range d.cfg.Nodes {
+		for _, t := range n.Templates {
+			if t == vmid {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// node returns a node of the configuration.
+func (d *Driver) node(name string) (*Node, error) {
+	for i := range d.cfg.Nodes {
+		if d.cfg.Nodes[i].Name == name {
+			return &d.cfg.Nodes[i], nil
+		}
+	}
+	return nil, agentlab.Errorf(agentlab.CodeUnavailable, "node %s is not among those that sandboxes run on", name).
+		WithField("proxmox.nodes").WithHint("move the VM back, or add the node to the configuration")
+}
+
+// Close implements backend.Driver.
+func (d *Driver) Close() error { return d.pve.Close() }
+
+// refLock serialises what changes one sandbox.
+type refLock struct {
+	ch    chan struct{} // holds one token while locked
+	users int
+}
+
+// lock waits for the sandbox's lock, which is this process's own.
+func (d *Driver) lock(ctx context.Context, ref backend.Ref) (unlock func(), err error) {
+	if err := validRef(ref); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	l := d.locks[ref]
+	if l == nil {
+		l = &refLock{ch: make(chan struct{}, 1)}
+		d.locks[ref] = l
+	}
+	l.users++
+	d.mu.Unlock()
+	leave := func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if l.users--; l.users == 0 {
+			delete(d.locks, ref)
+		}
+	}
+	select {
+	case l.ch <- struct{}{}:
+		if ctx.Err() == nil {
+			return func() { <-l.ch; leave() }, nil
+		}
+		<-l.ch
+	case <-ctx.Done():
+	}
+	leave()
+	return nil, agentlab.Errorf(agentlab.CodeBusy, "sandbox %d: the call was cut short before it began: %w", ref.VMID, context.Cause(ctx))
+}
+
+// absent says that what may stand in the place of a sandbox is not it.
+func absent(ref backend.Ref) error {
+	return agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d does not exist", ref.VMID)
+}

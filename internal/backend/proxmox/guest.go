@@ -1,0 +1,209 @@
+package proxmox
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/link"
+)
+
+// reach returns the handle of a sandbox whose guest may answer. It makes no
+// call for one that has a handle: a guest that is not there does not answer.
+func (d *Driver) reach(ctx context.Context, ref backend.Ref) (*handle, error) {
+	h, err := d.readHandle(ref)
+	if err != nil {
+		return nil, err
+	}
+	if h == nil {
+		if _, err := d.Inspect(ctx, ref); err != nil {
+			return nil, err
+		}
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "what was known of sandbox %d is lost", ref.VMID).WithHint("destroy it")
+	}
+	if h.Phase != phaseCreated || h.Power == powerOff || h.Power == "" {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d does not run", ref.VMID)
+	}
+	return h, nil
+}
+
+// dialTimeout bounds how long a guest may take to accept a connection.
+const dialTimeout = 5 * time.Second
+
+// DialControl implements backend.Driver. A guest that has no user-data of
+// ours is told whom to obey first, through its agent.
+func (d *Driver) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, error) {
+	h, err := d.reach(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	if h.Snippet == "" && !h.Seeded {
+		if err := d.seed(ctx, ref); err != nil {
+			return nil, err
+		}
+	}
+	raw, err := d.dial(ctx, h, link.ControlPort)
+	if err != nil {
+		return nil, err
+	}
+	key, err := link.SandboxKey(d.master, ref.UID)
+	if err != nil {
+		_ = raw.Close()
+		return nil, err
+	}
+	return link.DialTLS(ctx, raw, key)
+}
+
+// DialGuest implements backend.Driver.
+func (d *Driver) DialGuest(ctx context.Context, ref backend.Ref, port uint16) (net.Conn, error) {
+	h, err := d.reach(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return d.dial(ctx, h, port)
+}
+
+func (d *Driver) dial(ctx context.Context, h *handle, port uint16) (net.Conn, error) {
+	host, err := d.network(ctx, h.Node)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	conn, err := host.Dial(ctx, netip.AddrPortFrom(h.Spec.IPv4, port))
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "port %d of sandbox %d does not answer: %w", port, h.Spec.VMID, err)
+	}
+	return conn, nil
+}
+
+// Pauses between attempts to reach a guest agent: each that finds none costs
+// the node three seconds.
+const (
+	seedPauseLeast = 2 * time.Second
+	seedPauseMost  = 20 * time.Second
+)
+
+// seed writes guestapi.ControlFile in the guest, once in its life. The file
+// is no secret, and it is written before anything of anybody runs there.
+func (d *Driver) seed(ctx context.Context, ref backend.Ref) error {
+	unlock, err := d.lock(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	h, err := d.readHandle(ref)
+	if err != nil || h == nil || h.Seeded {
+		if err == nil && h == nil {
+			err = absent(ref)
+		}
+		return err
+	}
+	wait := false
+	d.memory.with(ref, func(i *impression) { wait = d.cfg.Now().Before(i.seedAfter) })
+	if wait {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the guest agent of sandbox %d did not answer yet", ref.VMID)
+	}
+	text, err := d.control(h)
+	if err != nil {
+		return err
+	}
+	if err := d.pve.AgentFileWrite(ctx, h.Node, ref.VMID, guestapi.ControlFile, text); err != nil {
+		d.memory.with(ref, func(i *impression) {
+			i.seedPause = min(max(i.seedPause*3/2, seedPauseLeast), seedPauseMost)
+			i.seedAfter = d.cfg.Now().Add(i.seedPause)
+		})
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the guest of sandbox %d cannot be told whom to obey yet: %w", ref.VMID, err)
+	}
+	d.at("seeded")
+	h.Seeded = true
+	return d.save(h)
+}
+
+// ListenGuest implements backend.Driver.
+func (d *Driver) ListenGuest(ctx context.Context, ref backend.Ref) (net.Listener, error) {
+	h, err := d.readHandle(ref)
+	if err != nil {
+		return nil, err
+	}
+	if h == nil {
+		if _, err := d.Inspect(ctx, ref); err != nil {
+			return nil, err
+		}
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "what was known of sandbox %d is lost", ref.VMID).WithHint("destroy it")
+	}
+	host, err := d.network(ctx, h.Node)
+	if err != nil {
+		return nil, err
+	}
+	return host.Listen(ctx, ref)
+}
+
+// address is the address of a running guest. The one that was leased to it is
+// the only one that its port lets through, so nothing needs to be asked,
+// except where the guest asks for it itself: then it is told once it has it.
+func (d *Driver) address(ctx context.Context, h *handle) string {
+	if !d.cfg.DHCP {
+		return h.Spec.IPv4.String()
+	}
+	var known netip.Addr
+	d.memory.with(h.Spec.Ref(), func(i *impression) { known = i.address })
+	if !known.IsValid() {
+		known = d.discover(ctx, h)
+	}
+	if known != h.Spec.IPv4 {
+		return ""
+	}
+	return known.String()
+}
+
+// discover finds the address that a guest got: from our DHCP server, else
+// from the guest's agent, whose word counts only for the device with the
+// sandbox's MAC and an address of its network.
+func (d *Driver) discover(ctx context.Context, h *handle) netip.Addr {
+	ref := h.Spec.Ref()
+	mac, err := net.ParseMAC(h.MAC)
+	if err != nil {
+		return netip.Addr{}
+	}
+	var found netip.Addr
+	if host, err := d.network(ctx, h.Node); err == nil {
+		found, _ = host.Lease(ctx, mac)
+	}
+	wait := false
+	d.memory.with(ref, func(i *impression) { wait = d.cfg.Now().Before(i.askAfter) })
+	if !found.IsValid() && !wait {
+		if list, err := d.pve.AgentInterfaces(ctx, h.Node, ref.VMID); err == nil {
+			found = pickAddress(list, mac, d.cfg.Subnet4)
+		}
+	}
+	d.memory.with(ref, func(i *impression) {
+		i.address = found
+		if !found.IsValid() {
+			i.askPause = min(max(i.askPause*2, seedPauseLeast), seedPauseMost)
+			i.askAfter = d.cfg.Now().Add(i.askPause)
+		}
+	})
+	return found
+}
+
+// pickAddress is the address of a network that the device with a MAC has.
+func pickAddress(list []pve.Interface, mac net.HardwareAddr, network netip.Prefix) netip.Addr {
+	for _, i := range list {
+		if !bytes.Equal(i.MAC, mac) {
+			continue
+		}
+		for _, ip := range i.IPs {
+			if network.Contains(ip) {
+				return ip
+			}
+		}
+	}
+	return netip.Addr{}
+}

@@ -1,0 +1,228 @@
+package proxmox
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// handleVersion is the format of handles. A driver refuses a newer one, and
+// reads every older one.
+const handleVersion = 1
+
+// phase is how far the making or the end of a sandbox has come.
+type phase string
+
+const (
+	phaseCloning    phase = "cloning"    // the VM may or may not exist
+	phaseSetting    phase = "setting"    // cloned; what it inherited is being replaced
+	phaseCreated    phase = "created"    // complete
+	phaseDestroying phase = "destroying" // on its way out
+)
+
+// power is what was asked of a VM, with which what it does is compared.
+type power string
+
+const (
+	powerOff       power = "off"
+	powerStarting  power = "starting" // a start was sent; it may not have arrived
+	powerOn        power = "on"       // it was seen running
+	powerStopping  power = "stopping" // a stop was sent; it may not have arrived
+	powerSuspended power = "suspended"
+)
+
+// handle is what is remembered of a sandbox from before its first call until
+// nothing is left of it: one file, StateDir/<vmid>-<uid>.json.
+type handle struct {
+	Version int          `json:"version"`
+	Spec    backend.Spec `json:"spec"`
+	// Network is the policy that UpdateNetwork set; nil means that of Spec.
+	Network *agentlab.Network `json:"network,omitempty"`
+
+	Phase    phase     `json:"phase"`
+	Created  time.Time `json:"created"`
+	Node     string    `json:"node"`
+	Template int       `json:"template"`
+	Source   string    `json:"source"`         // node of the template
+	Full     bool      `json:"full,omitempty"` // its disk is a copy
+	MAC      string    `json:"mac"`
+	Port     string    `json:"port"`
+
+	CloneSent   bool   `json:"clone_sent,omitempty"`   // a clone was sent, and its end was not seen
+	CloneTask   string `json:"clone_task,omitempty"`   // its UPID, once known
+	DestroySent bool   `json:"destroy_sent,omitempty"` // the VM was proved to be ours and is being destroyed
+
+	Snippet       string   `json:"snippet,omitempty"` // file name
+	SnippetVolume string   `json:"snippet_volume,omitempty"`
+	Volumes       []string `json:"volumes,omitempty"` // ids of its own that its configuration named
+	// Storages are where its volumes are, if none there bore its number before
+	// it was made: all that do are its own.
+	Storages []string `json:"storages,omitempty"`
+
+	Power     power     `json:"power,omitempty"`
+	PowerFrom time.Time `json:"power_from,omitzero"` // when Power became what it is
+	Seeded    bool      `json:"seeded,omitempty"`    // the guest knows whom to obey
+}
+
+// network is the policy that counts.
+func (h *handle) network() agentlab.Network {
+	if h.Network != nil {
+		return *h.Network
+	}
+	return h.Spec.Network
+}
+
+// guest is the sandbox as its node's network knows it.
+func (h *handle) guest(dhcp bool) (Guest, error) {
+	mac, err := net.ParseMAC(h.MAC)
+	if err != nil {
+		return Guest{}, agentlab.Errorf(agentlab.CodeInternal, "the handle of sandbox %d: %w", h.Spec.VMID, err)
+	}
+	return Guest{
+		Ref: h.Spec.Ref(), MAC: mac, Port: h.Port, IPv4: h.Spec.IPv4, IPv6: h.Spec.IPv6,
+		DHCP: dhcp, Network: h.network(),
+	}, nil
+}
+
+// handleName is the file of a handle: number and mark.
+var handleName = regexp.MustCompile(`^([1-9][0-9]{2,8})-([a-z2-9]{26})\.json$`)
+
+func handleFile(ref backend.Ref) string { return strconv.Itoa(ref.VMID) + "-" + ref.UID + ".json" }
+
+// validRef keeps anything but a proper mark from becoming a path or a tag.
+func validRef(ref backend.Ref) error {
+	if !handleName.MatchString(handleFile(ref)) {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%d-%q does not name a sandbox", ref.VMID, ref.UID)
+	}
+	return nil
+}
+
+// readHandle returns the handle of a sandbox, nil when there is none.
+func (d *Driver) readHandle(ref backend.Ref) (*handle, error) {
+	if err := validRef(ref); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(d.dir, handleFile(ref))
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // no handle is no error
+	}
+	if err != nil {
+		return nil, fault(err, "cannot read what is known of sandbox %d", ref.VMID)
+	}
+	var h handle
+	if err := json.NewDecoder(bytes.NewReader(b)).Decode(&h); err != nil {
+		return nil, fault(err, "%s cannot be read", path)
+	}
+	switch {
+	case h.Version < 1 || h.Version > handleVersion:
+		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "%s has format %d, and this program knows up to %d", path, h.Version, handleVersion).
+			WithHint("use the newer AgentLab that made it")
+	case h.Spec.Ref() != ref:
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "%s is of another sandbox", path)
+	}
+	return &h, nil
+}
+
+// handles returns all there are.
+func (d *Driver) handles() ([]*handle, error) {
+	entries, err := os.ReadDir(d.dir)
+	if err != nil {
+		return nil, fault(err, "cannot read %s", d.dir)
+	}
+	var out []*handle
+	for _, e := range entries {
+		m := handleName.FindStringSubmatch(e.Name())
+		if m == nil {
+			continue
+		}
+		vmid, err := strconv.Atoi(m[1])
+		if err != nil {
+			continue
+		}
+		h, err := d.readHandle(backend.Ref{VMID: vmid, UID: m[2]})
+		if err != nil {
+			return nil, err
+		}
+		if h != nil { // it may be gone by now
+			out = append(out, h)
+		}
+	}
+	return out, nil
+}
+
+// save writes a handle in one step and on the disk, so that neither a crash
+// nor a power cut leaves half of it.
+func (d *Driver) save(h *handle) error {
+	h.Version = handleVersion
+	b, err := json.MarshalIndent(h, "", "  ")
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(d.dir, handleFile(h.Spec.Ref()))
+	tmp := path + ".tmp"
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return fault(err, "cannot write what is known of sandbox %d", h.Spec.VMID)
+	}
+	_, err = f.Write(append(b, '\n'))
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err == nil {
+		err = syncDir(d.dir)
+	}
+	if err != nil {
+		_ = os.Remove(tmp)
+		return fault(err, "cannot write what is known of sandbox %d", h.Spec.VMID)
+	}
+	return nil
+}
+
+// forget removes a handle: nothing is left of its sandbox.
+func (d *Driver) forget(ref backend.Ref) error {
+	path := filepath.Join(d.dir, handleFile(ref))
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fault(err, "cannot remove %s", path)
+	}
+	d.memory.forget(ref)
+	if err := syncDir(d.dir); err != nil {
+		return fault(err, "cannot remove %s", path)
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// fault gives an error of the operating system its code.
+func fault(err error, format string, args ...any) *agentlab.Error {
+	e := &agentlab.Error{Code: agentlab.CodeInternal, Message: fmt.Sprintf(format, args...), Err: err}
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		e.Code, e.Hint = agentlab.CodeNoSpace, "free disk space on this machine"
+	case errors.Is(err, fs.ErrPermission):
+		e.Code = agentlab.CodeDenied
+	}
+	return e
+}

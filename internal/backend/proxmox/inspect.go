@@ -1,0 +1,283 @@
+package proxmox
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+)
+
+// Inspect implements backend.Driver.
+func (d *Driver) Inspect(ctx context.Context, ref backend.Ref) (backend.Instance, error) {
+	h, err := d.readHandle(ref)
+	switch {
+	case err != nil:
+		return backend.Instance{}, err
+	case ctx.Err() != nil:
+		return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d was not looked at: %w", ref.VMID, context.Cause(ctx))
+	case h == nil:
+		return d.inspectLost(ctx, ref)
+	case h.Phase != phaseCreated:
+		return partial(h), nil
+	case d.memory.believed(ref, d.cfg.Now()):
+		return d.instance(ctx, h, backend.PowerRunning, ""), nil
+	}
+	st, err := d.status(ctx, ref, h)
+	if err != nil {
+		return backend.Instance{}, err
+	}
+	return d.judge(ctx, h, st), nil
+}
+
+func partial(h *handle) backend.Instance {
+	in := backend.Instance{Ref: h.Spec.Ref(), Name: h.Spec.Name, Power: backend.PowerPartial, Reason: "a Create was cut short"}
+	if h.Phase == phaseDestroying {
+		in.Reason = "a Destroy was cut short"
+	}
+	return in
+}
+
+// inspectLost looks for a sandbox that no handle tells of.
+func (d *Driver) inspectLost(ctx context.Context, ref backend.Ref) (backend.Instance, error) {
+	if d.mayTouch(ref.VMID) != nil {
+		return backend.Instance{}, absent(ref)
+	}
+	s, err := d.mine(ctx, ref, nil)
+	if err != nil {
+		return backend.Instance{}, err
+	}
+	in := backend.Instance{Ref: ref, Name: s.cfg["name"], Power: backend.PowerPartial, Reason: "what was known of it is lost"}
+	if s.cfg["lock"] == lockClone {
+		return in, nil
+	}
+	st, err := d.pve.Status(ctx, s.node, ref.VMID)
+	if err != nil {
+		return backend.Instance{}, err
+	}
+	if st.Running() {
+		in.Power = backend.PowerRunning
+	}
+	return in, nil
+}
+
+// status asks for the state of a sandbox's VM, wherever it is. The tag in the
+// answer is the mark that the handle already has proof for; without it the
+// configuration has the word.
+func (d *Driver) status(ctx context.Context, ref backend.Ref, h *handle) (pve.Status, error) {
+	st, err := d.pve.Status(ctx, h.Node, ref.VMID)
+	if err == nil && taggedUID(string(st.TagList)) == ref.UID {
+		return st, nil
+	}
+	if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		return st, err
+	}
+	s, err := d.see(ctx, ref, h)
+	switch {
+	case err != nil:
+		return st, err
+	case !s.ours:
+		return st, absent(ref)
+	}
+	if _, err := d.node(s.node); err != nil {
+		return st, err
+	}
+	return d.pve.Status(ctx, s.node, ref.VMID)
+}
+
+// judge compares what a VM does with what was asked of it.
+func (d *Driver) judge(ctx context.Context, h *handle, st pve.Status) backend.Instance {
+	switch {
+	case st.Paused():
+		return d.instance(ctx, h, backend.PowerSuspended, "")
+	case st.Running():
+		d.memory.runs(h.Spec.Ref(), d.cfg.Now(), false)
+		return d.instance(ctx, h, backend.PowerRunning, "")
+	}
+	d.memory.rests(h.Spec.Ref())
+	if h.Power != powerOn && h.Power != powerSuspended {
+		return d.instance(ctx, h, backend.PowerStopped, "")
+	}
+	if who := d.stoppedBy(ctx, h); who != "" {
+		return d.instance(ctx, h, backend.PowerStopped, "it was stopped by "+who)
+	}
+	return d.instance(ctx, h, backend.PowerCrashed,
+		"it stopped without being asked: its guest powered itself off, its QEMU ended, or its node was restarted")
+}
+
+// instance is a sandbox as it is told.
+func (d *Driver) instance(ctx context.Context, h *handle, p backend.Power, reason string) backend.Instance {
+	in := backend.Instance{Ref: h.Spec.Ref(), Name: h.Spec.Name, Power: p, Reason: reason}
+	if p == backend.PowerRunning || p == backend.PowerSuspended {
+		in.IP = d.address(ctx, h)
+	}
+	return in
+}
+
+// powerTasks are the tasks with which people stop VMs.
+var powerTasks = []string{"qmstop", "qmshutdown", "qmsuspend"}
+
+// stoppedBy tells who, through Proxmox, stopped a VM that was to run; "" when
+// nobody is known. What a token may not see it cannot tell.
+func (d *Driver) stoppedBy(ctx context.Context, h *handle) string {
+	tasks, err := d.pve.Tasks(ctx, h.Node, pve.TaskFilter{VMID: h.Spec.VMID, Limit: 10})
+	if err != nil {
+		return ""
+	}
+	for _, t := range tasks {
+		if slices.Contains(powerTasks, t.Type) && int64(t.StartTime) >= h.PowerFrom.Unix()-1 && t.OK() {
+			return clip(t.User)
+		}
+	}
+	return ""
+}
+
+// List implements backend.Driver.
+func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
+	vms, err := d.listed(ctx, 0)
+	if err != nil {
+		return nil, err
+	}
+	all, err := d.handles() // after the nodes were asked: what is made meanwhile is not taken for lost
+	if err != nil {
+		return nil, err
+	}
+	d.sweep(ctx, vms)
+	var out []backend.Instance
+	known := map[int]bool{}
+	for _, h := range all {
+		known[h.Spec.VMID] = true
+		in, ok, err := d.fromList(ctx, h, vms)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			out = append(out, in)
+		}
+	}
+	for _, n := range d.cfg.Nodes {
+		for _, vm := range vms[n.Name] {
+			if known[int(vm.VMID)] || bool(vm.Template) || d.mayTouch(int(vm.VMID)) != nil {
+				continue
+			}
+			in, ok, err := d.lost(ctx, n.Name, vm)
+			if err != nil {
+				return nil, err
+			}
+			if ok {
+				out = append(out, in)
+			}
+		}
+	}
+	return out, nil
+}
+
+// fromList tells of a sandbox from the list of its node; what is not there as
+// it should be is looked at by itself.
+func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.VM) (backend.Instance, bool, error) {
+	ref := h.Spec.Ref()
+	if h.Phase != phaseCreated {
+		return partial(h), true, nil
+	}
+	for _, vm := range vms[h.Node] {
+		if int(vm.VMID) != ref.VMID || taggedUID(string(vm.TagList)) != ref.UID {
+			continue
+		}
+		switch {
+		case vm.Status == "running" && h.Power == powerSuspended:
+			return d.instance(ctx, h, backend.PowerSuspended, ""), true, nil
+		case vm.Status == "running":
+			return d.instance(ctx, h, backend.PowerRunning, ""), true, nil
+		case h.Power != powerOn && h.Power != powerSuspended:
+			return d.instance(ctx, h, backend.PowerStopped, ""), true, nil
+		}
+	}
+	d.memory.rests(ref)
+	in, err := d.Inspect(ctx, ref)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return in, false, nil
+	}
+	return in, err == nil, err
+}
+
+// lost tells whether a VM in our range that no handle tells of bears our mark.
+// The verdict is kept as long as the VM looks the same in the list.
+func (d *Driver) lost(ctx context.Context, node string, vm pve.VM) (backend.Instance, bool, error) {
+	look := strings.Join([]string{node, strconv.Itoa(int(vm.VMID)), string(vm.Name), string(vm.TagList), vm.Lock}, "\n")
+	uid, known := d.inventory.verdict(look)
+	if !known {
+		cfg, err := d.pve.Config(ctx, node, int(vm.VMID))
+		switch agentlab.CodeOf(err) {
+		case "":
+			if m := readMarks(cfg); uidForm.MatchString(m.uid) && d.ours(cfg, backend.Ref{VMID: int(vm.VMID), UID: m.uid}, string(vm.Name)) {
+				uid = m.uid
+			}
+			d.inventory.judge(look, uid)
+		case agentlab.CodeNotFound, agentlab.CodeDenied:
+			return backend.Instance{}, false, nil
+		default:
+			return backend.Instance{}, false, err
+		}
+	}
+	if uid == "" {
+		return backend.Instance{}, false, nil
+	}
+	ref := backend.Ref{VMID: int(vm.VMID), UID: uid}
+	if h, err := d.readHandle(ref); h != nil || err != nil {
+		return backend.Instance{}, false, err // made just now
+	}
+	in := backend.Instance{Ref: ref, Name: string(vm.Name), Power: backend.PowerPartial, Reason: "what was known of it is lost"}
+	if vm.Status == "running" {
+		in.Power, in.Reason = backend.PowerRunning, ""
+	}
+	return in, true, nil
+}
+
+// sweepEvery is how often snippets that belong to no sandbox are looked for.
+const sweepEvery = 10 * time.Minute
+
+// sweep removes snippets of this installation that no sandbox has. A snippet
+// is named in a handle before it is written, and gone before the handle is: so
+// the handles are read after the names.
+func (d *Driver) sweep(ctx context.Context, vms map[string][]pve.VM) {
+	root := d.pve.Root()
+	if root == nil || !d.inventory.due(d.cfg.Now(), sweepEvery) {
+		return
+	}
+	names, err := root.Snippets(ctx)
+	if err != nil {
+		d.log.Warn("snippets could not be looked through", "err", err)
+		return
+	}
+	all, err := d.handles()
+	if err != nil {
+		return
+	}
+	used := map[string]bool{}
+	for _, h := range all {
+		used[h.Snippet] = true
+	}
+	numbers := map[int]bool{}
+	for _, list := range vms {
+		for _, vm := range list {
+			numbers[int(vm.VMID)] = true // that VM may read it at its next start
+		}
+	}
+	for _, name := range names {
+		m := snippetForm.FindStringSubmatch(name)
+		if m == nil || m[1] != d.installation || used[name] {
+			continue
+		}
+		if vmid, err := strconv.Atoi(m[2]); err != nil || numbers[vmid] {
+			continue
+		}
+		d.log.Warn("removing the snippet of a sandbox that is no more", "snippet", name)
+		if err := root.RemoveSnippet(ctx, name); err != nil {
+			d.log.Warn("a snippet could not be removed", "snippet", name, "err", err)
+		}
+	}
+}

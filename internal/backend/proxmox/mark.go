@@ -1,0 +1,136 @@
+package proxmox
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/hex"
+	"net"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+)
+
+// The ownership mark. It is in the description, which the call that clones a
+// template takes, so that it is in the first configuration of the VM that has
+// a disk; the tags follow with the first change. What bears one without the
+// other, or another installation's, is not ours.
+const (
+	markUID          = "agentlab-uid: "
+	markInstallation = "agentlab-installation: "
+	tagAll           = "agentlab"
+	tagUID           = "al-"
+)
+
+// description is what people see of a sandbox in Proxmox's interface.
+func description(ref backend.Ref, installation string) string {
+	return "Sandbox of AgentLab: made, changed and destroyed by it.\n" +
+		markUID + ref.UID + "\n" + markInstallation + installation + "\n"
+}
+
+// tags of a sandbox, as Proxmox stores them: lower case and sorted.
+func tags(uid string) string { return tagAll + ";" + tagUID + uid }
+
+// marks are what a configuration says about whose it is.
+type marks struct {
+	uid, installation string
+	tagged            string // uid of the tag; "" when there is none
+	name              string
+}
+
+var uidForm = regexp.MustCompile(`^[a-z2-9]{26}$`)
+
+// readMarks reads the mark of a configuration. Two marks are none: a person
+// may have pasted one.
+func readMarks(cfg pve.Config) marks {
+	m := marks{name: cfg["name"]}
+	one := func(have *string, value string) {
+		if *have != "" {
+			value = "?" // fits nothing
+		}
+		*have = value
+	}
+	for line := range strings.Lines(cfg["description"]) {
+		line = strings.TrimSpace(line)
+		if uid, ok := strings.CutPrefix(line, markUID); ok {
+			one(&m.uid, uid)
+		}
+		if id, ok := strings.CutPrefix(line, markInstallation); ok {
+			one(&m.installation, id)
+		}
+	}
+	m.tagged = taggedUID(cfg["tags"])
+	return m
+}
+
+// taggedUID is the uid that a list of tags names.
+func taggedUID(tags string) string {
+	list := strings.FieldsFunc(tags, func(r rune) bool { return r == ';' || r == ',' || r == ' ' })
+	if !slices.Contains(list, tagAll) {
+		return ""
+	}
+	found := ""
+	for _, t := range list {
+		if uid, ok := strings.CutPrefix(t, tagUID); ok && uidForm.MatchString(uid) {
+			if found != "" {
+				return ""
+			}
+			found = uid
+		}
+	}
+	return found
+}
+
+// ours tells whether a configuration is that of the sandbox ref of this
+// installation: its description names both, and a tag or the VM's name agrees.
+// A VM that is still being cloned has its description and name before it has
+// tags. A template is never a sandbox, whatever it inherited.
+func (d *Driver) ours(cfg pve.Config, ref backend.Ref, name string) bool {
+	m := readMarks(cfg)
+	if m.uid != ref.UID || m.installation != d.installation || cfg["template"] == "1" {
+		return false
+	}
+	return m.tagged == ref.UID || (name != "" && m.name == name) || cfg["lock"] == lockClone
+}
+
+// macOf derives the hardware address of a sandbox's network device from its
+// mark, so that it is known before the VM is. The prefix is Proxmox's own.
+func macOf(uid string, salt int) net.HardwareAddr {
+	sum := sha256.Sum256([]byte("agentlab mac " + strconv.Itoa(salt) + " " + uid))
+	return net.HardwareAddr{0xbc, 0x24, 0x11, sum[0], sum[1], sum[2]}
+}
+
+// portOf is the port of the bridge that the first network device of a VM is
+// on: its tap device, or, with Proxmox's firewall between, that end of the
+// pair of devices which leads to the bridge.
+func portOf(vmid int, firewall bool) string {
+	if firewall {
+		return "fwpr" + strconv.Itoa(vmid) + "p0"
+	}
+	return "tap" + strconv.Itoa(vmid) + "i0"
+}
+
+// installationID names this installation, without telling its secret.
+func installationID(master []byte) string {
+	sum := sha256.Sum256(append([]byte("agentlab installation "), master...))
+	return hex.EncodeToString(sum[:8])
+}
+
+// snippetForm is the name of a snippet of ours: installation, number, the
+// beginning of the mark, something random.
+var snippetForm = regexp.MustCompile(`^agentlab-([0-9a-f]{16})-([1-9][0-9]{2,8})-([a-z2-9]{8})-([a-z2-7]{13})\.yaml$`)
+
+func (d *Driver) snippetName(ref backend.Ref) string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	random := strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(b[:]))
+	return snippetPrefix(d.installation, ref) + random + ".yaml"
+}
+
+func snippetPrefix(installation string, ref backend.Ref) string {
+	return "agentlab-" + installation + "-" + strconv.Itoa(ref.VMID) + "-" + ref.UID[:8] + "-"
+}

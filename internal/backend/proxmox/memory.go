@@ -1,0 +1,80 @@
+package proxmox
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// memory is what this process has seen lately, so that a guest that boots is
+// not asked about with every look at it. All of it may be lost.
+type memory struct {
+	mu  sync.Mutex
+	all map[backend.Ref]*impression
+}
+
+// impression is the memory of one sandbox.
+type impression struct {
+	started time.Time // when it was started; zero: not by this process
+	looked  time.Time // when the node last said that it runs
+
+	seedAfter time.Time // not before that is its seed tried again
+	seedPause time.Duration
+
+	address  netip.Addr // that the guest was found to have
+	askAfter time.Time  // not before that is its agent asked for it again
+	askPause time.Duration
+}
+
+func (m *memory) with(ref backend.Ref, fn func(*impression)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.all == nil {
+		m.all = map[backend.Ref]*impression{}
+	}
+	if m.all[ref] == nil {
+		m.all[ref] = &impression{}
+	}
+	fn(m.all[ref])
+}
+
+func (m *memory) forget(ref backend.Ref) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.all, ref)
+}
+
+// How long the word of a node is believed while a guest boots: half as long
+// as it has been booting, within these bounds.
+const (
+	believeLeast = time.Second
+	believeMost  = 10 * time.Second
+	bootLength   = 5 * time.Minute
+)
+
+// believed tells whether a sandbox may be taken to run without asking.
+func (m *memory) believed(ref backend.Ref, now time.Time) (yes bool) {
+	m.with(ref, func(i *impression) {
+		if i.started.IsZero() || now.Sub(i.started) > bootLength {
+			return
+		}
+		yes = now.Sub(i.looked) < min(max(i.looked.Sub(i.started)/2, believeLeast), believeMost)
+	})
+	return yes
+}
+
+// runs notes that a sandbox was seen running; started that this process has
+// just started it.
+func (m *memory) runs(ref backend.Ref, now time.Time, started bool) {
+	m.with(ref, func(i *impression) {
+		if started {
+			*i = impression{started: now}
+		}
+		i.looked = now
+	})
+}
+
+// rests notes that it does not run.
+func (m *memory) rests(ref backend.Ref) { m.forget(ref) }

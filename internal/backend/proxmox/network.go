@@ -1,0 +1,99 @@
+package proxmox
+
+import (
+	"context"
+	"reflect"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/egress"
+)
+
+// sameNetwork tells whether two policies say the same.
+func sameNetwork(a, b agentlab.Network) bool { return reflect.DeepEqual(a, b) }
+
+// UpdateNetwork implements backend.NetworkUpdater.
+func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {
+	unlock, err := d.lock(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	h, err := d.readHandle(ref)
+	if err != nil {
+		return err
+	}
+	if h == nil {
+		if _, err := d.Inspect(ctx, ref); err != nil {
+			return err
+		}
+		return agentlab.Errorf(agentlab.CodeUnavailable, "what was known of sandbox %d is lost", ref.VMID).WithHint("destroy it")
+	}
+	return d.setNetwork(ctx, h, n)
+}
+
+// setNetwork gives a sandbox another policy. It is written down first: should
+// this process die before it is in force, the next one puts that in force
+// which is written.
+func (d *Driver) setNetwork(ctx context.Context, h *handle, n agentlab.Network) error {
+	if _, err := egress.New(n); err != nil {
+		return err
+	}
+	before := h.Network
+	h.Network = &n
+	if err := d.save(h); err != nil {
+		return err
+	}
+	d.at("policy noted")
+	if h.Phase != phaseCreated || h.Power == powerOff || h.Power == "" {
+		return nil // the next Start puts it in force
+	}
+	err := d.enforce(ctx, h)
+	if err == nil {
+		return nil
+	}
+	h.Network = before // it has no network now, and with the next Start the old one
+	if serr := d.save(h); serr != nil {
+		return serr
+	}
+	return err
+}
+
+// enforce puts the policy of a sandbox in force on its node.
+func (d *Driver) enforce(ctx context.Context, h *handle) error {
+	net, err := d.network(ctx, h.Node)
+	if err != nil {
+		return err
+	}
+	g, err := h.guest(d.cfg.DHCP)
+	if err != nil {
+		return err
+	}
+	return net.Put(ctx, g)
+}
+
+// EgressLog implements backend.EgressLogger.
+func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
+	if limit < 1 {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d is no number of records", limit).WithField("limit")
+	}
+	h, err := d.readHandle(ref)
+	if err != nil {
+		return nil, err
+	}
+	if h == nil {
+		if _, err := d.Inspect(ctx, ref); err != nil {
+			return nil, err
+		}
+		return nil, nil
+	}
+	host, err := d.network(ctx, h.Node)
+	if err != nil {
+		return nil, err
+	}
+	recs, err := host.EgressLog(ctx, ref, after, limit)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return nil, nil // it was never on the network
+	}
+	return recs, err
+}

@@ -1,0 +1,289 @@
+package proxmox
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+)
+
+// inventory is what nodes said lately, shared by all sandboxes.
+type inventory struct {
+	mu    sync.Mutex
+	vms   map[string][]pve.VM
+	vmsAt time.Time
+
+	nodes   []pve.Node
+	nodesAt time.Time
+
+	volumes map[string][]pve.Volume // by node and storage
+	volsAt  map[string]time.Time
+
+	verdicts map[string]string // uid of VMs without handle, by what they look like
+	sweptAt  time.Time
+}
+
+func (i *inventory) verdict(look string) (uid string, known bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	uid, known = i.verdicts[look]
+	return uid, known
+}
+
+func (i *inventory) judge(look, uid string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.verdicts == nil || len(i.verdicts) > 10000 {
+		i.verdicts = map[string]string{}
+	}
+	i.verdicts[look] = uid
+}
+
+// due tells whether it is time to sweep again.
+func (i *inventory) due(now time.Time, every time.Duration) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if !i.sweptAt.IsZero() && now.Sub(i.sweptAt) < every {
+		return false
+	}
+	i.sweptAt = now
+	return true
+}
+
+// volumesOn returns the disks on a storage, as they were at most inventoryAge
+// ago.
+func (d *Driver) volumesOn(ctx context.Context, node, storage string) ([]pve.Volume, error) {
+	i := &d.inventory
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	key := node + "/" + storage
+	if at, ok := i.volsAt[key]; ok && d.cfg.Now().Sub(at) < inventoryAge {
+		return i.volumes[key], nil
+	}
+	at := d.cfg.Now()
+	list, err := d.pve.Content(ctx, node, storage, "images", 0)
+	if err != nil {
+		return nil, err
+	}
+	if i.volumes == nil {
+		i.volumes, i.volsAt = map[string][]pve.Volume{}, map[string]time.Time{}
+	}
+	i.volumes[key], i.volsAt[key] = list, at
+	return list, nil
+}
+
+// storagesOf are the storages that a sandbox's volumes are on: those of its
+// template's, and that of full clones.
+func (d *Driver) storagesOf(t template) []string {
+	var out []string
+	for key, value := range t.cfg {
+		if volid, ok := driveVolume(value); ok && driveOption.MatchString(key) {
+			storage, _, _ := strings.Cut(volid, ":")
+			out = append(out, storage)
+		}
+	}
+	if d.cfg.Storage != "" {
+		out = append(out, d.cfg.Storage)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+const inventoryAge = 3 * time.Second
+
+// listed returns the VMs of every node of ours, as they were at most age ago.
+func (d *Driver) listed(ctx context.Context, age time.Duration) (map[string][]pve.VM, error) {
+	i := &d.inventory
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if age > 0 && i.vms != nil && d.cfg.Now().Sub(i.vmsAt) < age {
+		return i.vms, nil
+	}
+	at := d.cfg.Now()
+	vms := map[string][]pve.VM{}
+	for _, n := range d.cfg.Nodes {
+		list, err := d.pve.VMs(ctx, n.Name)
+		if err != nil {
+			return nil, err
+		}
+		vms[n.Name] = list
+	}
+	i.vms, i.vmsAt = vms, at
+	return vms, nil
+}
+
+func (d *Driver) nodeStates(ctx context.Context) ([]pve.Node, error) {
+	i := &d.inventory
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.nodes != nil && d.cfg.Now().Sub(i.nodesAt) < inventoryAge {
+		return i.nodes, nil
+	}
+	nodes, err := d.pve.Nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	i.nodes, i.nodesAt = nodes, d.cfg.Now()
+	return nodes, nil
+}
+
+// place is where a sandbox is made: from which template, and on which node.
+type place struct {
+	template
+	target string
+}
+
+// choose finds the node of a new sandbox: of those that are online, have a
+// network of ours and can have the template, the one with the most free
+// memory, where what was promised to sandboxes that do not run counts as used.
+func (d *Driver) choose(ctx context.Context, spec backend.Spec) (place, error) {
+	vmid, digest, err := templateOf(spec.Image)
+	if err != nil {
+		return place{}, err
+	}
+	if len(d.cfg.Nodes) == 1 {
+		return d.placeOn(ctx, &d.cfg.Nodes[0], vmid, digest)
+	}
+	states, err := d.nodeStates(ctx)
+	if err != nil {
+		return place{}, err
+	}
+	free := map[string]int64{}
+	for _, s := range states {
+		if s.Status == "online" {
+			free[s.Name] = s.FreeMem() + 1 // online, if full
+		}
+	}
+	all, err := d.handles()
+	if err != nil {
+		return place{}, err
+	}
+	for _, h := range all {
+		if h.Power == "" || h.Power == powerOff {
+			free[h.Node] -= int64(h.Spec.Resources.MemoryMB) << 20
+		}
+	}
+	var best place
+	var last error
+	for i := range d.cfg.Nodes {
+		n := &d.cfg.Nodes[i]
+		room, online := free[n.Name]
+		if n.Host == nil || !online || (best.target != "" && room <= free[best.target]) {
+			continue
+		}
+		p, err := d.placeOn(ctx, n, vmid, digest)
+		if err != nil {
+			last = err
+			continue
+		}
+		best = p
+	}
+	switch {
+	case best.target != "":
+		return best, nil
+	case last != nil:
+		return place{}, last
+	}
+	return place{}, agentlab.Errorf(agentlab.CodeUnavailable, "no node of proxmox.nodes is online and has its network within reach")
+}
+
+// placeOn finds the template for a sandbox on a node: the node's own, or that
+// of another node if its disk is on shared storage.
+func (d *Driver) placeOn(ctx context.Context, n *Node, vmid int, digest string) (place, error) {
+	own := d.sameImage(n, vmid)
+	if own != 0 {
+		t, err := d.template(ctx, n.Name, own)
+		switch {
+		case err == nil && own == vmid && t.digest() != digest:
+			return place{}, agentlab.Errorf(agentlab.CodeUnavailable, "template VM %d is not the one that the sandbox was made for", vmid).
+				WithField("image").WithHint("it was replaced meanwhile: make the sandbox again")
+		case err == nil:
+			return place{t, n.Name}, nil
+		case agentlab.CodeOf(err) != agentlab.CodeNotFound || len(d.cfg.Nodes) == 1:
+			return place{}, err
+		}
+	}
+	for _, other := range d.cfg.Nodes {
+		if other.Name == n.Name {
+			continue
+		}
+		t, err := d.template(ctx, other.Name, vmid)
+		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+			continue
+		}
+		if err != nil {
+			return place{}, err
+		}
+		if t.shared && t.digest() == digest {
+			return place{t, n.Name}, nil
+		}
+	}
+	return place{}, agentlab.Errorf(agentlab.CodeUnavailable, "node %s has no template like VM %d, whose disk is on no shared storage", n.Name, vmid).
+		WithField("proxmox.nodes").WithHint("make the template on each node and name it there under templates")
+}
+
+// sameImage is a node's own template of the image that template vmid has on
+// some node; vmid itself where no image is known by it.
+func (d *Driver) sameImage(n *Node, vmid int) int {
+	for _, other := range d.cfg.Nodes {
+		for image, t := range other.Templates {
+			if t == vmid {
+				return n.Templates[image]
+			}
+		}
+	}
+	return vmid
+}
+
+// Taken implements backend.NumberChecker: numbers of VMs on the nodes, of
+// templates, and of volumes that lie about, which a VM with their number would
+// take for its own.
+func (d *Driver) Taken(ctx context.Context, first, last int) ([]int, error) {
+	vms, err := d.listed(ctx, inventoryAge)
+	if err != nil {
+		return nil, err
+	}
+	taken := map[int]bool{}
+	for _, list := range vms {
+		for _, vm := range list {
+			taken[int(vm.VMID)] = true
+		}
+	}
+	for _, n := range d.cfg.Nodes {
+		for _, vmid := range n.Templates {
+			taken[vmid] = true
+			t, err := d.template(ctx, n.Name, vmid)
+			if err != nil {
+				continue // of what cannot be used nothing is made
+			}
+			for _, storage := range d.storagesOf(t) {
+				left, err := d.volumesOn(ctx, n.Name, storage)
+				if err != nil {
+					return nil, err
+				}
+				for _, v := range left {
+					taken[volumeOwner(v.VolID)] = true
+				}
+			}
+		}
+	}
+	all, err := d.handles()
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range all {
+		taken[h.Spec.VMID] = true
+	}
+	var out []int
+	for n := range taken {
+		if n >= first && n <= last {
+			out = append(out, n)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,240 @@
+package proxmox
+
+import (
+	"context"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+)
+
+// found returns the handle of a sandbox that is there and ours. The handle is
+// nil when it was lost.
+func (d *Driver) found(ctx context.Context, ref backend.Ref) (*handle, sight, error) {
+	h, err := d.readHandle(ref)
+	if err != nil {
+		return nil, sight{}, err
+	}
+	if h == nil && d.mayTouch(ref.VMID) != nil {
+		return nil, sight{}, absent(ref)
+	}
+	s, err := d.mine(ctx, ref, h)
+	return h, s, err
+}
+
+// whole is found for what needs a sandbox whose Create is complete.
+func (d *Driver) whole(ctx context.Context, ref backend.Ref) (*handle, sight, error) {
+	h, s, err := d.found(ctx, ref)
+	switch {
+	case err != nil && (h == nil || h.Phase == phaseCreated || agentlab.CodeOf(err) != agentlab.CodeNotFound):
+		return nil, s, err
+	case h == nil:
+		return nil, s, agentlab.Errorf(agentlab.CodeUnavailable, "what was known of sandbox %d is lost", ref.VMID).
+			WithHint("it can be destroyed, or made again under the same mark")
+	case h.Phase != phaseCreated:
+		return nil, s, agentlab.Errorf(agentlab.CodeUnavailable, "the making or the end of sandbox %d was cut short", ref.VMID)
+	}
+	return h, s, nil
+}
+
+// setPower notes what was asked of a VM.
+func (d *Driver) setPower(h *handle, p power) error {
+	if h == nil || h.Power == p {
+		return nil
+	}
+	h.Power, h.PowerFrom = p, d.cfg.Now().UTC()
+	return d.save(h)
+}
+
+// Start implements backend.Driver. The order counts: the rules are in force
+// and read back before anything runs, and so is the audit of what would run.
+func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
+	unlock, err := d.lock(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	h, s, err := d.whole(ctx, ref)
+	if err != nil {
+		return err
+	}
+	if lock := s.cfg["lock"]; lock != "" && lock != lockSuspended {
+		return agentlab.Errorf(agentlab.CodeBusy, "VM %d is locked (%s)", ref.VMID, clip(lock)).
+			WithHint("something works on it; if nothing does: qm unlock %d, on its node", ref.VMID)
+	}
+	delete(s.cfg, "lock")
+	if err := audit(s.cfg, d.wanted(h), ref.VMID); err != nil {
+		return err
+	}
+	h.Volumes = volumesOf(s.cfg, ref.VMID)
+	net, err := d.network(ctx, h.Node)
+	if err != nil {
+		return err
+	}
+	if err := net.Ready(ctx); err != nil {
+		return err
+	}
+	g, err := h.guest(d.cfg.DHCP)
+	if err != nil {
+		return err
+	}
+	if err := net.Put(ctx, g); err != nil {
+		return err
+	}
+	d.at("network in force")
+	return d.powerOn(ctx, h)
+}
+
+// lockSuspended is the property lock of a VM whose memory is on a disk.
+const lockSuspended = "suspended"
+
+func (d *Driver) powerOn(ctx context.Context, h *handle) error {
+	ref, before := h.Spec.Ref(), h.Power
+	if before != powerOn && before != powerSuspended {
+		if err := d.setPower(h, powerStarting); err != nil {
+			return err
+		}
+	}
+	d.at("start about to be sent")
+	err := d.task(ctx, func() (pve.UPID, error) { return d.pve.Start(ctx, h.Node, ref.VMID) })
+	d.at("started")
+	switch code := agentlab.CodeOf(err); {
+	case code == agentlab.CodeConflict: // it runs, or stands still
+		if before == powerSuspended {
+			if err := d.task(ctx, func() (pve.UPID, error) { return d.pve.Resume(ctx, h.Node, ref.VMID) }); err != nil {
+				return err
+			}
+		}
+	case code == agentlab.CodeUnknownOutcome:
+		return err
+	case err != nil:
+		if before != powerOn && before != powerSuspended && ctx.Err() == nil {
+			if serr := d.setPower(h, powerOff); serr != nil {
+				return serr
+			}
+		}
+		return err
+	}
+	d.memory.runs(ref, d.cfg.Now(), err == nil)
+	if err := d.setPower(h, powerOn); err != nil {
+		return err
+	}
+	d.at("start noted")
+	return nil
+}
+
+// task begins a task and waits for its end. The first question comes after a
+// pause: no task ends in no time.
+func (d *Driver) task(ctx context.Context, begin func() (pve.UPID, error)) error {
+	upid, err := begin()
+	if err != nil {
+		return err
+	}
+	return d.wait(ctx, upid)
+}
+
+func (d *Driver) wait(ctx context.Context, upid pve.UPID) error {
+	if upid == "" {
+		return nil
+	}
+	select {
+	case <-time.After(d.cfg.Poll.First):
+	case <-ctx.Done():
+	}
+	_, err := d.pve.Wait(ctx, upid)
+	return err
+}
+
+// Stop implements backend.Driver.
+func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration) error {
+	unlock, err := d.lock(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	h, s, err := d.found(ctx, ref)
+	if err != nil {
+		if h != nil && h.Phase != phaseCreated && agentlab.CodeOf(err) == agentlab.CodeNotFound {
+			return nil // half made: nothing runs
+		}
+		return err
+	}
+	if s.cfg["lock"] == lockClone {
+		return nil
+	}
+	suspended := h != nil && h.Power == powerSuspended
+	if h != nil && h.Power != powerOff {
+		if err := d.setPower(h, powerStopping); err != nil {
+			return err
+		}
+	}
+	d.at("stop about to be sent")
+	if err := d.powerOff(ctx, s.node, ref.VMID, grace, suspended); err != nil {
+		return err
+	}
+	d.at("stopped")
+	d.memory.rests(ref)
+	return d.setPower(h, powerOff)
+}
+
+// powerOff asks the guest, then cuts the power. A guest that stands still
+// cannot be asked.
+func (d *Driver) powerOff(ctx context.Context, node string, vmid int, grace time.Duration, suspended bool) error {
+	if grace > 0 && !suspended {
+		err := d.task(ctx, func() (pve.UPID, error) { return d.pve.Shutdown(ctx, node, vmid, grace) })
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		d.log.Info("the guest did not shut down, its power is cut", "vmid", vmid, "err", err)
+		d.at("shutdown failed")
+	}
+	return d.task(ctx, func() (pve.UPID, error) { return d.pve.Stop(ctx, node, vmid) })
+}
+
+// Suspend implements backend.Suspender. The memory stays where it is: a VM
+// that is suspended to a disk keeps a lock when that fails, which a token
+// cannot take away.
+func (d *Driver) Suspend(ctx context.Context, ref backend.Ref) error {
+	return d.pause(ctx, ref, powerSuspended, func(h *handle, st pve.Status) error {
+		if st.Paused() {
+			return nil
+		}
+		return d.task(ctx, func() (pve.UPID, error) { return d.pve.Suspend(ctx, h.Node, ref.VMID) })
+	})
+}
+
+// Resume implements backend.Suspender.
+func (d *Driver) Resume(ctx context.Context, ref backend.Ref) error {
+	return d.pause(ctx, ref, powerOn, func(h *handle, st pve.Status) error {
+		if !st.Paused() {
+			return nil
+		}
+		return d.task(ctx, func() (pve.UPID, error) { return d.pve.Resume(ctx, h.Node, ref.VMID) })
+	})
+}
+
+func (d *Driver) pause(ctx context.Context, ref backend.Ref, then power, act func(*handle, pve.Status) error) error {
+	unlock, err := d.lock(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	h, _, err := d.whole(ctx, ref)
+	if err != nil {
+		return err
+	}
+	st, err := d.pve.Status(ctx, h.Node, ref.VMID)
+	if err != nil {
+		return err
+	}
+	if !st.Running() {
+		return agentlab.Errorf(agentlab.CodeConflict, "the VM of sandbox %d does not run", ref.VMID)
+	}
+	d.at("pause or resume about to be sent")
+	if err := act(h, st); err != nil {
+		return err
+	}
+	d.memory.rests(ref) // what is believed of it is out of date
+	return d.setPower(h, then)
+}

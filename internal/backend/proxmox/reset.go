@@ -1,0 +1,140 @@
+package proxmox
+
+import (
+	"maps"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+)
+
+// A clone inherits nearly all of its template: protection, onboot, tags,
+// cicustom, hookscript, args, passwords, keys, affinity. What counts for a
+// sandbox is set, what else could harm is deleted, with the first change.
+
+// kept are options that a sandbox has from its template: the emulated
+// hardware that its disk was made for. All others go.
+var kept = []string{
+	"acpi", "bios", "boot", "bootdisk", "citype", "cpu", "digest", "efidisk0", "hotplug", "keyboard", "kvm", "localtime",
+	"machine", "meta", "numa", "ostype", "reboot", "rng0", "scsihw", "serial0", "smbios1", "tablet", "template", "vga", "vmgenid",
+}
+
+var keptSlot = regexp.MustCompile(`^(ide|sata|scsi|virtio)[0-9]+$`)
+
+// wanted are the options of a sandbox that are exactly known; "" must not be
+// set.
+func (d *Driver) wanted(h *handle) map[string]string {
+	spec, cores := h.Spec, h.Spec.Resources.Cores
+	balloon := 0
+	if spec.Hardware.Balloon {
+		balloon = max(spec.Resources.MemoryMB/2, 128)
+	}
+	want := map[string]string{
+		"name": spec.Name, "description": description(spec.Ref(), d.installation), "tags": tags(spec.UID),
+		"cores": strconv.Itoa(cores), "cpulimit": strconv.Itoa(min(cores, 128)),
+		"memory": strconv.Itoa(spec.Resources.MemoryMB), "balloon": strconv.Itoa(balloon),
+		"net0": d.net0(h), "ipconfig0": d.ipconfig(h), "nameserver": d.cfg.Nameserver.String(),
+		"onboot": "0", "protection": "0", "agent": "enabled=1", "ciuser": guestUser, "ciupgrade": "0",
+		"affinity": spec.Hardware.CPUList, "cicustom": "", "sshkeys": "", "cipassword": "",
+		"hookscript": "", "args": "", "startup": "", "lock": "", "template": "", "searchdomain": "",
+	}
+	if d.cfg.SSHKeys != "" {
+		want["sshkeys"] = pve.EncodeSSHKeys(d.cfg.SSHKeys)
+	}
+	if h.SnippetVolume != "" {
+		want["cicustom"] = "user=" + h.SnippetVolume
+	}
+	return want
+}
+
+// guestUser is the user that agents run as.
+const guestUser = "agent"
+
+// net0 is the sandbox's network device. Its address is always written, or
+// Proxmox would draw another one with each change.
+func (d *Driver) net0(h *handle) string {
+	model := h.Spec.Hardware.NICModel
+	if model == "" {
+		model = d.cfg.Model
+	}
+	net := model + "=" + strings.ToUpper(h.MAC) + ",bridge=" + d.cfg.Bridge
+	if d.firewalled(h) {
+		net += ",firewall=1"
+	}
+	return net
+}
+
+func (d *Driver) firewalled(h *handle) bool {
+	return d.cfg.Firewall || h.Spec.Hardware.FirewallGroup != ""
+}
+
+// ipconfig is how cloud-init configures the device. A gateway beside ip=dhcp
+// would leave the guest without any network.
+func (d *Driver) ipconfig(h *handle) string {
+	parts := []string{"ip=dhcp"}
+	if !d.cfg.DHCP {
+		parts = []string{"ip=" + netip.PrefixFrom(h.Spec.IPv4, d.cfg.Subnet4.Bits()).String(), "gw=" + d.cfg.Gateway4.String()}
+	}
+	if h.Spec.IPv6.IsValid() {
+		parts = append(parts, "ip6="+netip.PrefixFrom(h.Spec.IPv6, d.cfg.Subnet6.Bits()).String(), "gw6="+d.cfg.Gateway6.String())
+	}
+	return strings.Join(parts, ",")
+}
+
+// changes are what makes a clone of inherited the sandbox of want.
+func changes(inherited pve.Config, want map[string]string) pve.Changes {
+	ch := pve.Changes{Set: map[string]string{}}
+	for key, value := range want {
+		if value != "" {
+			ch.Set[key] = value
+		}
+	}
+	for key := range inherited {
+		_, set := ch.Set[key]
+		if set || slices.Contains(kept, key) || keptSlot.MatchString(key) || key == "lock" || unusedOption.MatchString(key) || isSnapshotOption(key) {
+			continue
+		}
+		ch.Delete = append(ch.Delete, key)
+	}
+	slices.Sort(ch.Delete)
+	return ch
+}
+
+// isSnapshotOption tells what a clone does not take over from its source.
+func isSnapshotOption(key string) bool {
+	return slices.Contains([]string{"parent", "snaptime", "vmstate", "snapstate", "runningcpu", "runningmachine"}, key)
+}
+
+// bootDisk finds the one disk of a template and its slot.
+func bootDisk(cfg pve.Config, vmid int) (slot string, ok bool) {
+	for _, key := range slices.Sorted(maps.Keys(cfg)) {
+		if slices.Contains(bootDisks, key) && ownDisk(cfg[key], vmid) {
+			if slot != "" {
+				return "", false
+			}
+			slot = key
+		}
+	}
+	return slot, slot != ""
+}
+
+// driveSize is the size of a drive in bytes, 0 when it is not told.
+func driveSize(value string) int64 {
+	text, ok := pve.ParseProps(value).Get("size")
+	if !ok || text == "" {
+		return 0
+	}
+	shift := map[byte]uint{'K': 10, 'M': 20, 'G': 30, 'T': 40}
+	unit, has := shift[text[len(text)-1]]
+	if has {
+		text = text[:len(text)-1]
+	}
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil || n < 0 || n > 1<<40 {
+		return 0
+	}
+	return int64(n * float64(int64(1)<<unit))
+}

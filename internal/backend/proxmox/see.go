@@ -1,0 +1,110 @@
+package proxmox
+
+import (
+	"context"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+)
+
+// sight is what stands in the place of a sandbox.
+type sight struct {
+	there bool // there is a VM with its number; false is proof that there is none
+	ours  bool // and it bears our mark
+	stub  bool // it is the empty beginning of somebody's clone, which bears no mark yet
+	node  string
+	cfg   pve.Config
+}
+
+// see looks for the VM of a sandbox: on the node where it should be, else on
+// all nodes of the cluster. A node that does not answer is an error: what it
+// holds is not known. A VM that may not be read is not ours.
+func (d *Driver) see(ctx context.Context, ref backend.Ref, h *handle) (sight, error) {
+	var tried []string
+	try := func(node string) (sight, error) {
+		tried = append(tried, node)
+		cfg, err := d.pve.Config(ctx, node, ref.VMID)
+		switch agentlab.CodeOf(err) {
+		case "":
+			name := ""
+			if h != nil {
+				name = h.Spec.Name
+			}
+			return sight{there: true, node: node, cfg: cfg, ours: d.ours(cfg, ref, name), stub: isStub(cfg)}, nil
+		case agentlab.CodeNotFound:
+			return sight{}, nil
+		case agentlab.CodeDenied:
+			if h == nil {
+				return sight{there: true, node: node}, nil
+			}
+		}
+		return sight{}, err
+	}
+	if h != nil {
+		if s, err := try(h.Node); err != nil || s.there {
+			return s, err
+		}
+	}
+	free, err := d.pve.Free(ctx, ref.VMID)
+	if err != nil || free {
+		return sight{}, err
+	}
+	nodes, err := d.pve.Nodes(ctx)
+	if err != nil {
+		return sight{}, err
+	}
+	for _, n := range nodes {
+		if h != nil && n.Name == h.Node {
+			continue
+		}
+		if s, err := try(n.Name); err != nil || s.there {
+			return s, err
+		}
+	}
+	return sight{}, agentlab.Errorf(agentlab.CodeUnavailable, "VM %d is on none of the nodes %s, yet the cluster knows it", ref.VMID, strings.Join(tried, ", ")).
+		WithHint("it may be a container, or on its way from one node to another; try again")
+}
+
+// stubText is the description of the file with which Proxmox reserves the
+// number of a clone, before it has copied anything.
+const stubText = "qmclone temporary file"
+
+// isStub tells whether a configuration is such a file and nothing more.
+func isStub(cfg pve.Config) bool {
+	for key := range cfg {
+		if key != "lock" && key != "description" && key != "digest" {
+			return false
+		}
+	}
+	return cfg["lock"] == lockClone && strings.TrimSpace(cfg["description"]) == stubText
+}
+
+// mine is see for what must be there and ours: not_found proves that it is
+// not. A sandbox that was moved is followed.
+func (d *Driver) mine(ctx context.Context, ref backend.Ref, h *handle) (sight, error) {
+	s, err := d.see(ctx, ref, h)
+	if err != nil {
+		return s, err
+	}
+	if !s.ours {
+		return s, absent(ref)
+	}
+	if h != nil && h.Node != s.node {
+		return s, d.follow(h, s.node)
+	}
+	return s, nil
+}
+
+// follow notes that a VM was moved to another node by hand. Its rules follow
+// with the next start: until then the other node's bridge lets it reach
+// nothing.
+func (d *Driver) follow(h *handle, node string) error {
+	if _, err := d.node(node); err != nil {
+		return err
+	}
+	d.log.Warn("a sandbox was moved by hand", "vmid", h.Spec.VMID, "from", h.Node, "to", node)
+	h.Node = node
+	return d.save(h)
+}

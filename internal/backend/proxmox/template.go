@@ -1,0 +1,189 @@
+package proxmox
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+)
+
+// template is a template VM as its node tells it.
+type template struct {
+	vmid   int
+	node   string
+	cfg    pve.Config
+	disk   string // slot of its disk
+	shared bool   // its disk is on shared storage
+}
+
+// templateCache keeps what is known of templates a short while, so that a
+// burst of sandboxes does not read the same configuration again and again.
+type templateCache struct {
+	mu  sync.Mutex
+	all map[templateKey]cachedTemplate
+}
+
+type templateKey struct {
+	node string
+	vmid int
+}
+
+type cachedTemplate struct {
+	template
+	at time.Time
+}
+
+const templateAge = 30 * time.Second
+
+// template reads a template and makes sure that it can be one. Nothing of it
+// is ever changed, not even a lock taken: that makes clones fail.
+func (d *Driver) template(ctx context.Context, node string, vmid int) (template, error) {
+	key := templateKey{node, vmid}
+	d.templates.mu.Lock()
+	defer d.templates.mu.Unlock()
+	if c, ok := d.templates.all[key]; ok && d.cfg.Now().Sub(c.at) < templateAge {
+		return c.template, nil
+	}
+	cfg, err := d.pve.Config(ctx, node, vmid)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return template{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no template VM %d on node %s", vmid, node).
+			WithField("proxmox.templates").WithHint("make it with scripts/create_template.sh, or name the right number")
+	}
+	if err != nil {
+		return template{}, err
+	}
+	t := template{vmid: vmid, node: node, cfg: cfg}
+	if err := d.suits(&t); err != nil {
+		return template{}, err
+	}
+	if len(d.cfg.Nodes) > 1 {
+		volid, _ := driveVolume(cfg[t.disk])
+		storage, _, _ := strings.Cut(volid, ":")
+		st, err := d.pve.StorageStatus(ctx, node, storage)
+		if err != nil {
+			return template{}, err
+		}
+		t.shared = bool(st.Shared)
+	}
+	if d.templates.all == nil {
+		d.templates.all = map[templateKey]cachedTemplate{}
+	}
+	d.templates.all[key] = cachedTemplate{t, d.cfg.Now()}
+	return t, nil
+}
+
+// rootOptions are those that only root may set and so only root can take away
+// from a clone.
+var rootOptions = []string{"affinity", "args", "hookscript"}
+
+// suits tells what is wrong with a template.
+func (d *Driver) suits(t *template) error {
+	bad := func(fix, format string, args ...any) error {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "VM %d cannot be used as a template: "+format, append([]any{t.vmid}, args...)...).
+			WithField("proxmox.templates").WithHint("%s", fix)
+	}
+	if t.cfg["template"] != "1" {
+		return bad("qm template "+strconv.Itoa(t.vmid)+", or name another number", "it is none")
+	}
+	var ok bool
+	if t.disk, ok = bootDisk(t.cfg, t.vmid); !ok {
+		return bad("leave it one disk, of its own, as scsi0", "it has no disk of its own, or several")
+	}
+	media := 0
+	for key, value := range t.cfg {
+		switch {
+		case key == t.disk, key == "efidisk0" && ownDisk(value, t.vmid):
+		case keptSlot.MatchString(key) && ownCloudInit(value, t.vmid):
+			media++
+		case keptSlot.MatchString(key) && !emptyCD(value), key == "efidisk0", key == "tpmstate0":
+			return bad("remove "+key, "it has %s, which every sandbox would get", key)
+		case d.pve.Root() == nil && slices.Contains(rootOptions, key):
+			return bad("qm set "+strconv.Itoa(t.vmid)+" --delete "+key, "sandboxes would inherit its %s, which an API token may not take away", key)
+		}
+	}
+	if media != 1 {
+		return bad("qm set "+strconv.Itoa(t.vmid)+" --ide2 STORAGE:cloudinit, before it is made a template", "it has no cloud-init drive")
+	}
+	for key, value := range t.cfg {
+		if form := harmless[key]; slices.Contains(kept, key) && form != nil && !form.MatchString(value) {
+			return bad("remove it or change it", "its %s is %q", key, clip(value))
+		}
+	}
+	return nil
+}
+
+// digest identifies a template: another one with the same number is not it.
+func (t template) digest() string {
+	sum := sha256.Sum256([]byte(t.cfg["smbios1"] + "\n" + t.cfg[t.disk] + "\n" + t.cfg["meta"]))
+	return hex.EncodeToString(sum[:])[:20]
+}
+
+// Templates are the template VMs as images: what package sandbox needs of
+// them.
+type Templates struct{ d *Driver }
+
+// Templates returns the driver's templates.
+func (d *Driver) Templates() Templates { return Templates{d} }
+
+// numbers returns the template of an image on each node; 0 where there is
+// none.
+func (d *Driver) numbers(image string) []int {
+	out := make([]int, len(d.cfg.Nodes))
+	vmid, direct := agentlab.TemplateVMID(image)
+	for i, n := range d.cfg.Nodes {
+		out[i] = n.Templates[image]
+		if direct {
+			out[i] = vmid
+		}
+	}
+	return out
+}
+
+// Check tells whether an image is known: not_found otherwise.
+func (t Templates) Check(name string) error {
+	if slices.ContainsFunc(t.d.numbers(name), func(n int) bool { return n != 0 }) {
+		return nil
+	}
+	return agentlab.Errorf(agentlab.CodeNotFound, "there is no template for image %q", name).WithField("image").
+		WithHint("name its template VM under proxmox.templates, or say template_vmid in the profile")
+}
+
+// Ensure finds the template of an image and returns its reference,
+// template-<vmid>@<digest>. Templates are not made here.
+func (t Templates) Ensure(ctx context.Context, name string, _ func(string)) (string, error) {
+	if err := t.Check(name); err != nil {
+		return "", err
+	}
+	var last error
+	for i, vmid := range t.d.numbers(name) {
+		if vmid == 0 {
+			continue
+		}
+		tmpl, err := t.d.template(ctx, t.d.cfg.Nodes[i].Name, vmid)
+		if err == nil {
+			return agentlab.TemplateImage(vmid) + "@" + tmpl.digest(), nil
+		}
+		if last == nil || agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			last = err
+		}
+	}
+	return "", last
+}
+
+// templateOf reads the number of a Spec's image.
+func templateOf(image string) (vmid int, digest string, err error) {
+	name, digest, ok := strings.Cut(image, "@")
+	vmid, is := agentlab.TemplateVMID(name)
+	if !ok || !is || digest == "" {
+		return 0, "", agentlab.Errorf(agentlab.CodeUnsupported, "%q names no template VM", image).WithField("image").
+			WithHint("images of this backend are template-<vmid>@<digest>")
+	}
+	return vmid, digest, nil
+}
