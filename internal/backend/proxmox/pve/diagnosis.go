@@ -15,7 +15,8 @@ var (
 
 // parseDiagnosis reads the fault from what a program has printed to standard
 // error: the last line that says something, or, of parameters that are refused
-// ("400 Parameter verification failed."), each with its reason.
+// ("400 Parameter verification failed."), each with its reason. nil: it said
+// nothing.
 func parseDiagnosis(diag string) *Fault {
 	var lines []string
 	noise := ""
@@ -23,15 +24,15 @@ func parseDiagnosis(diag string) *Fault {
 		l = strings.TrimSpace(l)
 		switch {
 		case l == "" || l == "OK" || l == "trying to acquire lock...":
-		case perlNoise.MatchString(l):
-			noise = l
+		case perlNoise.MatchString(l) || strings.HasPrefix(l, "proxy handler failed"):
+			noise = l // of another node's pvesh the lines before tell the fault
 		default:
 			lines = append(lines, l)
 		}
 	}
 	if len(lines) == 0 {
 		if noise == "" {
-			noise = "the program failed and said nothing"
+			return nil
 		}
 		return &Fault{Message: noise}
 	}

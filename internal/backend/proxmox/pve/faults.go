@@ -73,7 +73,8 @@ var faults = []fault{
 	row(`^only root can set '[^']*' config`, agentlab.CodeDenied, hintRoot),
 	row(`^Only root (may use this option|can pass arbitrary filesystem paths)`, agentlab.CodeDenied, hintRoot),
 	row(`^please run as root`, agentlab.CodeDenied, "the shell transport needs root on the node"),
-	row(`^ipcc_send_rec.* failed: (Connection refused|Permission denied)|^Unable to load access control list`, agentlab.CodeDenied, "the cluster file system of the node admits root with group root alone, and must run (pve-cluster.service)"),
+	row(`^(ipcc_send_rec.* failed|Unable to load access control list): Connection refused`, agentlab.CodeUnavailable, "the cluster file system of the node does not run: systemctl status pve-cluster"),
+	row(`^ipcc_send_rec.* failed|^Unable to load access control list`, agentlab.CodeDenied, "the cluster file system of the node admits root with group root alone, and must run (pve-cluster.service)"),
 	row(`^Permission check failed \(pool '[^']*' does not exist\)`, agentlab.CodeInvalid, "make the pool with: pveum pool add"),
 	row(`^Permission check failed`, agentlab.CodeDenied, ""), // hint: grantHint
 
@@ -98,7 +99,8 @@ var faults = []fault{
 	row(`^hostname lookup '[^']*' failed`, agentlab.CodeUnavailable, "the node that was asked cannot find the other one: is the node's name right?"),
 	row(`^storage '[^']*' is (not online|not active|disabled|not available)|could not activate storage`, agentlab.CodeUnavailable, "bring the storage up on the node"),
 	row(`cluster not ready - no quorum`, agentlab.CodeUnavailable, "the cluster has no quorum: nothing can be changed until it has"),
-	row(`^unexpected status$`, agentlab.CodeUnknownOutcome, "the task was killed, or the node restarted"),
+	row(`^unexpected status$|^unable to (read tail|open file) |^(received|interrupted by) (interrupt|signal)$`, agentlab.CodeUnknownOutcome, "the task was killed, or the node restarted"),
+	row(`^Failed to (start transient|connect to|create bus)`, agentlab.CodeUnavailable, "systemd-run could not run the program"),
 	row(`(?i)^no such task$`, agentlab.CodeNotFound, ""),
 }
 

@@ -154,11 +154,14 @@ func TestDiagnosisOfPrograms(t *testing.T) {
 		{"for my (...) is experimental at /x line 1.\n400 Parameter verification failed.\nnet0: invalid format - format error\nnet0.macaddr: invalid format\n\nqm set <vmid> [OPTIONS]\n", "Parameter verification failed.", "net0", "invalid format - format error net0.macaddr: invalid format"},
 		{"Only root can pass arbitrary filesystem paths. at /usr/share/perl5/PVE/Storage.pm line 651.\n", "Only root can pass arbitrary filesystem paths. at /usr/share/perl5/PVE/Storage.pm line 651.", "", ""},
 		{"for my (...) is experimental at /usr/share/perl5/PVE/LXC.pm line 1635.\n", "for my (...) is experimental at /usr/share/perl5/PVE/LXC.pm line 1635.", "", ""},
-		{"", "the program failed and said nothing", "", ""},
+		{"VM 101 is running - destroy failed\nproxy handler failed: command '/usr/bin/ssh' failed: exit code 25\n", "VM 101 is running - destroy failed", "", ""},
 	} {
 		f := parseDiagnosis(c.diag)
 		if f.Message != c.message || c.param != "" && f.Params[c.param] != c.reason {
 			t.Errorf("%q: %+v", c.diag, f)
 		}
+	}
+	if f := parseDiagnosis("trying to acquire lock...\n OK\n"); f != nil {
+		t.Errorf("nothing was said: %+v", f)
 	}
 }

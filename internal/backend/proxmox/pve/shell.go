@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -112,6 +113,11 @@ func (s *shell) Call(ctx context.Context, m Method, path string, params url.Valu
 		return nil, err
 	}
 	data := lastLine(out)
+	if m != Get {
+		if upid := relayed.FindSubmatch(data); upid != nil {
+			data = append(append([]byte{'"'}, upid[1]...), '"')
+		}
+	}
 	if json.Valid(data) {
 		return data, nil
 	}
@@ -121,6 +127,15 @@ func (s *shell) Call(ctx context.Context, m Method, path string, params url.Valu
 	return json.RawMessage("null"), nil // a call that returns nothing prints log lines alone
 }
 
+// relayed is what pvesh prints of a task on another node: it runs pvesh there
+// by ssh, takes log and UPID together for one text, without the newlines, and
+// prints that as a JSON string.
+var relayed = regexp.MustCompile(`\\"(UPID:[^\\"\s]+:)\\"(?:\\n)*"$`)
+
+// pathSegment is what a segment of a path may hold. For a call to another node
+// pvesh puts the path into a line for the shell there, unquoted.
+var pathSegment = regexp.MustCompile(`^[A-Za-z0-9._:@!+=,/~-]*$`)
+
 // plainPath takes the escapes out of a path: pvesh takes it as it is. A slash
 // in a segment would lead elsewhere, but for volumes, whose names have them.
 func plainPath(path string) (string, error) {
@@ -128,7 +143,7 @@ func plainPath(path string) (string, error) {
 	for i, seg := range segments {
 		p, err := url.PathUnescape(seg)
 		volume := i >= 2 && segments[i-1] == "content"
-		if err != nil || strings.ContainsRune(p, 0) || p == ".." || p == "." || strings.Contains(p, "/") && !volume {
+		if err != nil || !pathSegment.MatchString(p) || p == ".." || p == "." || strings.Contains(p, "/") && !volume {
 			return "", agentlab.Errorf(agentlab.CodeInvalid, "%q cannot be part of a call's path", clip(seg, 80))
 		}
 		segments[i] = p
@@ -161,9 +176,6 @@ func (s *shell) slot(ctx context.Context, m Method, path string) (func(), error)
 	}
 }
 
-// programEnv is the environment of Proxmox's programs.
-var programEnv = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8"}
-
 // run runs a program of Proxmox to its end and returns what it printed. With
 // read it is killed when ctx ends, else it goes on. release is called when the
 // program has ended.
@@ -182,7 +194,7 @@ func (s *shell) run(ctx context.Context, read bool, release func(), name string,
 		release()
 		return nil, err
 	}
-	argv := append(append(slices.Clone(s.o.Prefix), s.program(name)), args...)
+	argv := s.command(name, args)
 	cmd := exec.Command(argv[0], argv[1:]...) //nolint:gosec,noctx // a program of the node; a context would kill it, see the type
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.Dir = "/"
@@ -236,7 +248,25 @@ func programError(name string, read bool, err, readErr error, diag []byte) error
 	if !ok || !exit.Exited() {
 		return agentlab.Errorf(lost, "%s was killed: %w", name, err)
 	}
-	return parseDiagnosis(string(diag))
+	if f := parseDiagnosis(string(diag)); f != nil {
+		return f
+	}
+	return agentlab.Errorf(lost, "%s failed and said nothing", name)
+}
+
+// programEnv is the environment of Proxmox's programs.
+var programEnv = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8"}
+
+// command is the whole command line of a program. systemd-run has pid 1 expand
+// variables in it, which a doubled "$" keeps from happening.
+func (s *shell) command(name string, args []string) []string {
+	line := append([]string{s.program(name)}, args...)
+	if len(s.o.Prefix) > 0 && filepath.Base(s.o.Prefix[0]) == "systemd-run" {
+		for i, a := range line {
+			line[i] = strings.ReplaceAll(a, "$", "$$")
+		}
+	}
+	return append(slices.Clone(s.o.Prefix), line...)
 }
 
 // program is the path of a program of Proxmox.
