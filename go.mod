@@ -34,6 +34,8 @@ require (
 
 require github.com/djherbis/times v1.6.0 // indirect
 
+require github.com/insomniacslk/dhcp v0.0.0-20260901064844-234b97448fae
+
 require (
 	github.com/anchore/go-lzo v0.1.0 // indirect
 	github.com/elliotwutingfeng/asciiset v0.0.0-20260129054604-cfde2086bc57 // indirect

@@ -33,6 +33,8 @@ type Config struct {
 	// HostNets are the networks that the host is directly on. Sandboxes do
 	// not reach them even where their addresses are public.
 	HostNets []netip.Prefix
+	// DHCP answers the sandboxes that ask for it (Sandbox.DHCP) on the bridge.
+	DHCP bool
 	// BridgeMeta says that the kernel can tell which bridge a frame is on
 	// (CONFIG_NFT_BRIDGE_META). Without it frames are told by their port.
 	BridgeMeta bool
@@ -44,6 +46,7 @@ type Sandbox struct {
 	MAC        net.HardwareAddr
 	Port       string // the bridge port that it is behind, e.g. "tap101i0"
 	IPv4, IPv6 netip.Addr
+	DHCP       bool // it asks for its IPv4 address; needs Config.DHCP
 	Policy     *egress.Policy
 }
 
@@ -113,6 +116,9 @@ func (s Sandbox) validate(c Config, others []Sandbox) error {
 	}
 	if s.Policy == nil {
 		return bad("Policy", "missing")
+	}
+	if s.DHCP && !c.DHCP {
+		return bad("DHCP", "nobody answers DHCP on %s", c.Bridge)
 	}
 	for _, o := range others {
 		if o.VMID == s.VMID {

@@ -158,6 +158,32 @@ func prepare(c Config) error {
 	return forwarding(c)
 }
 
+// bridgeUp tells what is wrong with the bridge.
+func bridgeUp(c Config) error {
+	no := func(format string, args ...any) error {
+		return agentlab.Errorf(agentlab.CodeUnavailable, format, args...).WithField("host_network.bridge").
+			WithHint("make it with scripts/net/setup_vmbr1.sh --apply, or for now with: agentlab host network apply")
+	}
+	l, err := netlink.LinkByName(c.Bridge)
+	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+		return no("there is no bridge %s", c.Bridge)
+	}
+	if err != nil {
+		return unread("the bridge "+c.Bridge, err)
+	}
+	if l.Type() != "bridge" || l.Attrs().Flags&net.FlagUp == 0 {
+		return no("%s is no bridge that is up", c.Bridge)
+	}
+	addrs, err := netlink.AddrList(l, netlink.FAMILY_V4)
+	if err != nil {
+		return unread("the addresses of "+c.Bridge, err)
+	}
+	if !slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.Equal(c.Gateway4.AsSlice()) }) {
+		return no("%s has not the address %s", c.Bridge, c.Gateway4)
+	}
+	return nil
+}
+
 func makeBridge(name string) (netlink.Link, error) {
 	l := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
 	l.Name = name

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
@@ -54,6 +56,7 @@ type member struct {
 	told  map[netip.Addr]map[string]time.Time // until when a name stands for an address
 	pairs int                                 // in told
 	elems map[string]binding                  // in the kernel because of told
+	dhcp  dhcpLeases
 }
 
 // New makes a Manager for this host. It changes nothing before Apply.
@@ -202,16 +205,9 @@ func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 		return err
 	}
 	old := m.members[s.VMID]
-	x := &member{Sandbox: s, plan: planOf(s), told: map[netip.Addr]map[string]time.Time{}, elems: map[string]binding{}}
-	if old != nil && old.IPv4 == s.IPv4 && old.IPv6 == s.IPv6 {
-		x.gate, x.told, x.pairs = old.gate, old.told, old.pairs
-	}
-	if x.gate == nil {
-		g, err := m.newGate(x)
-		if err != nil {
-			return err
-		}
-		x.gate = g
+	x, err := m.newMember(s, old)
+	if err != nil {
+		return err
 	}
 	if err := pinNeighbours(m.opts.Config.Bridge, s); err != nil {
 		return err
@@ -234,6 +230,24 @@ func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 		return cutFlows(old.Sandbox)
 	}
 	return nil
+}
+
+// newMember makes what is kept of a sandbox, with what old was told where it
+// has its addresses.
+func (m *Manager) newMember(s Sandbox, old *member) (*member, error) {
+	x := &member{
+		Sandbox: s, plan: planOf(s), told: map[netip.Addr]map[string]time.Time{}, elems: map[string]binding{},
+		dhcp: dhcpLeases{limit: rate.NewLimiter(dhcpRate, dhcpBurst)},
+	}
+	if old != nil && old.IPv4 == s.IPv4 && old.IPv6 == s.IPv6 {
+		x.gate, x.told, x.pairs, x.dhcp = old.gate, old.told, old.pairs, old.dhcp
+	}
+	if x.gate != nil {
+		return x, nil
+	}
+	var err error
+	x.gate, err = m.newGate(x)
+	return x, err
 }
 
 func (m *Manager) sandboxes() []Sandbox {
@@ -412,6 +426,15 @@ func (m *Manager) sandboxAt(a netip.Addr) *member {
 		}
 	}
 	return nil
+}
+
+// Owner tells which sandbox an address on the bridge belongs to.
+func (m *Manager) Owner(a netip.Addr) (vmid int, ok bool) {
+	x := m.sandboxAt(a)
+	if x == nil {
+		return 0, false
+	}
+	return x.VMID, true
 }
 
 // Close ends the DNS and proxy work for all sandboxes. The rules stay: what

@@ -88,6 +88,9 @@ func bindings(s Sandbox, p *plan) []binding {
 		}
 		inet("live"+f.v, fmt.Sprintf("%s . 0x%08x", a, p.mark), "")
 	}
+	if s.DHCP {
+		inet("dhcp", s.MAC.String(), "")
+	}
 	out = append(out, binding{"arp", "bound", fmt.Sprintf("%s . %s", s.MAC, s.IPv4), "", ""})
 	port := quoted(s.Port)
 	return append(out,

@@ -34,6 +34,7 @@ const (
 	ruleOptions   = "guard.options"    // IP options and extension headers, which route by themselves or hide what follows
 	rulePort      = "guard.port"       // a port of the bridge that no sandbox is bound to
 	ruleFlood     = "guard.flood"      // a frame that the bridge would give to every port
+	ruleDHCP      = "host.dhcp"        // the question of a sandbox that has no address yet
 	ruleDNAT      = "guard.dnat"       // another program's rule leads it elsewhere than where it was dialled
 )
 
@@ -162,9 +163,14 @@ func (b *builder) sets() {
 		b.inet.set(set{name: "ranges" + f.v, key: pair + " . inet_proto . inet_service", verdicts: true, flags: "interval,timeout", size: maxLearned, note: "the same, over ranges of ports"})
 		b.inet.set(set{name: "hostflows" + f.v, key: f.addr, flags: "dynamic", size: maxSandboxes})
 	}
+	if b.Config.DHCP {
+		b.inet.set(set{name: "dhcp", key: "ether_addr", note: "sandboxes that ask for their address"})
+	}
 	served := b.inet.set(set{name: "served", key: "inet_service", flags: "timeout", note: "DNS, while our server says that it answers: nobody else's may"})
 	if b.Serving {
-		served.add("", servedKey, "", servedFor)
+		for _, key := range b.Config.servedKeys() {
+			served.add("", key, "", servedFor)
+		}
 	}
 	for _, s := range b.Sandboxes {
 		for _, c := range bindings(s, b.planOf(s)) {
@@ -203,6 +209,9 @@ func (b *builder) ingress() {
 	for _, h := range []string{"hbh", "rt", "frag", "dst"} {
 		c.add(ruleOptions, "meta nfproto ipv6 exthdr %s exists drop", h)
 	}
+	if b.Config.DHCP {
+		c.add(ruleDHCP, askDHCP+" accept")
+	}
 	c.add("", "ether saddr . ip saddr @bound4 accept")
 	c.add("", "ether saddr . ip6 saddr @bound6 accept")
 	c.add("", "ip6 saddr { ::, fe80::/10 } icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept")
@@ -224,6 +233,9 @@ func (b *builder) targets() {
 		if gw := b.gateway(f); gw.IsValid() {
 			c.add("", "%s daddr %s accept", f.ip, gw)
 		}
+	}
+	if b.Config.DHCP {
+		c.add(ruleDHCP, askDHCP+" accept")
 	}
 	b.alwaysRules(c)
 	c.add(egress.RuleForeignDNS, "meta l4proto { tcp, udp } th dport 53 %s", b.deny(egress.RuleForeignDNS))
@@ -290,6 +302,10 @@ func (b *builder) input() {
 		h.add(ruleHostFlows, "meta nfproto ipv%s add @hostflows%s { %s saddr ct count over %d } drop", f.v, f.v, f.ip, maxHostFlows)
 	}
 	h.add(ruleRedirect, "ct status dnat tcp dport %d accept", b.Config.ProxyPort)
+	if b.Config.DHCP {
+		h.add(ruleDHCP, askDHCP+" th dport @served accept")
+		h.add(ruleDHCP, "ether saddr @dhcp ip daddr %s udp sport 68 udp dport 67 th dport @served accept", b.Config.Gateway4)
+	}
 	for _, f := range families {
 		gw := b.gateway(f)
 		if !gw.IsValid() {
@@ -313,12 +329,20 @@ func (b *builder) input() {
 // the host, and is judged as any new flow is.
 const ctErrors = "ct state related meta l4proto { icmp, ipv6-icmp }"
 
-// servedKey is the port that a sandbox may reach for as long as we say that we
-// serve it. A wildcard socket of another program would answer otherwise.
-const (
-	servedKey = "53"
-	servedFor = "timeout 60s"
-)
+// servedFor is how long a port of ours is open to sandboxes after we said that
+// we serve it. A wildcard socket of another program would answer otherwise.
+const servedFor = "timeout 60s"
+
+// servedKeys are the ports that are open for as long as we say so.
+func (c Config) servedKeys() []string {
+	if c.DHCP {
+		return []string{"53", "67"}
+	}
+	return []string{"53"}
+}
+
+// askDHCP matches the question of a sandbox that has no address yet.
+const askDHCP = "ether saddr @dhcp ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp sport 68 udp dport 67"
 
 // maxHostFlows bounds the connections of one sandbox to the host, the
 // redirected ones among them.

@@ -24,7 +24,7 @@ import (
 // program leaves sandboxes unguarded until then, and without NAT.
 const reconcileEvery = 5 * time.Second
 
-// Run applies the rules, answers DNS questions on the bridge, carries flows
+// Run applies the rules, answers DNS (and DHCP) questions on the bridge, carries flows
 // that must name their host, and puts back what others remove, until ctx
 // ends. The rules stay then, and what they need from here is refused.
 func (m *Manager) Run(ctx context.Context) error {
@@ -56,6 +56,14 @@ func (m *Manager) Run(ctx context.Context) error {
 		}
 		run("DNS", func(ctx context.Context) error { return dns.ServePacket(ctx, pc) })
 		run("DNS", func(ctx context.Context) error { return dns.ServeListener(ctx, l) })
+	}
+	if m.opts.Config.DHCP {
+		pc, err := m.listenDHCP(ctx)
+		if err != nil {
+			cancel(err)
+		} else {
+			run("DHCP", func(ctx context.Context) error { return m.serveDHCP(ctx, pc) })
+		}
 	}
 	for _, network := range []string{"tcp4", "tcp6"} {
 		l, err := m.listenProxy(ctx, network)
@@ -280,12 +288,14 @@ func (m *Manager) serve(ctx context.Context, yes bool) error {
 // saySo tells the kernel again that we serve: it forgets after a while, so
 // that nothing is open when we die without a word. mu is held.
 func (m *Manager) saySo(ctx context.Context) error {
-	e := binding{"inet", "served", servedKey, "", servedFor}
 	var text strings.Builder
-	e.write(&text, "add")
-	e.write(&text, "delete")
-	if m.serving {
+	for _, key := range m.opts.Config.servedKeys() {
+		e := binding{"inet", "served", key, "", servedFor}
 		e.write(&text, "add")
+		e.write(&text, "delete")
+		if m.serving {
+			e.write(&text, "add")
+		}
 	}
 	return m.kernel.load(ctx, text.String())
 }

@@ -53,6 +53,40 @@ func (m *Manager) status(ctx context.Context) (Status, error) {
 	return s, err
 }
 
+// Verify reads back what is loaded and tells, with code unavailable, how it
+// differs from what should be in force for the sandboxes that were let in.
+func (m *Manager) Verify(ctx context.Context) error {
+	s, err := m.Status(ctx)
+	switch {
+	case err != nil:
+		return err
+	case !s.Applied():
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the rules of sandboxes' network are not loaded").
+			WithHint("agentlab host network apply")
+	case len(s.Drift) > 0:
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the rules of sandboxes' network are not as they should be: %s", strings.Join(s.Drift, "; ")).
+			WithHint("agentlab host network apply, and find out which program changes them")
+	}
+	return nil
+}
+
+// Ready tells, with code unavailable, why sandboxes cannot have a network now.
+func (m *Manager) Ready(ctx context.Context) error {
+	if err := bridgeUp(m.opts.Config); err != nil {
+		return err
+	}
+	if err := m.Verify(ctx); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.serving {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "nobody answers sandboxes' DNS questions on %s", m.opts.Config.Bridge).
+			WithHint("the daemon's log tells why; it tries again")
+	}
+	return nil
+}
+
 // drift loads what should be there into a network namespace that holds
 // nothing else, and compares the kernel's own words of both. A process that
 // let no sandbox in does not judge what is there for sandboxes.
@@ -102,7 +136,7 @@ var (
 	// changing are sets whose elements change by themselves.
 	changing = regexp.MustCompile(`^(named|namedranges|learned|ranges|hostflows|served|[fs]_)`)
 	// ofSandboxes are sets whose elements are the sandboxes.
-	ofSandboxes = regexp.MustCompile(`^(bound|policy|redirect|shape|live|ports|senders|macs|arps)`)
+	ofSandboxes = regexp.MustCompile(`^(bound|dhcp|policy|redirect|shape|live|ports|senders|macs|arps)`)
 )
 
 // blocks takes a listing apart: each chain and set by its name, with elements

@@ -1,0 +1,153 @@
+package nft
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"golang.org/x/time/rate"
+
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
+)
+
+const (
+	dhcpServer, dhcpClient = 67, 68
+	// dhcpLease is how long a sandbox is told that its address is its own. It
+	// is in truth for as long as it is bound; a renewal costs two packets.
+	dhcpLease = time.Hour
+	// dhcpRate bounds the answers to one sandbox in a second.
+	dhcpRate, dhcpBurst = 5, 20
+)
+
+// dhcpLeases is what the DHCP server knows of a sandbox.
+type dhcpLeases struct {
+	limit *rate.Limiter
+	acked netip.Addr // acknowledged by this process; not valid: none yet
+}
+
+// listenDHCP opens the server's socket, which hears the bridge only.
+func (m *Manager) listenDHCP(ctx context.Context) (net.PacketConn, error) {
+	lc := m.onBridge()
+	return lc.ListenPacket(ctx, "udp4", netip.AddrPortFrom(netip.IPv4Unspecified(), dhcpServer).String())
+}
+
+// serveDHCP answers the questions of sandboxes that may ask for their address,
+// each with the one that it is bound to. It remembers no leases: what a
+// sandbox releases or declines changes nothing.
+func (m *Manager) serveDHCP(ctx context.Context, conn net.PacketConn) error {
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	defer conn.Close() //nolint:errcheck // it is closed twice
+	buf := make([]byte, 1500)
+	for {
+		n, _, err := conn.ReadFrom(buf)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			if !gate.Pause(ctx, err) {
+				return err
+			}
+			continue
+		}
+		answer, to := m.answerDHCP(buf[:n])
+		if answer == nil {
+			continue
+		}
+		// Where the address is on the bridge is pinned: nobody else sees the
+		// answer, and no ARP question is asked to who has no address yet.
+		if _, err := conn.WriteTo(answer.ToBytes(), &net.UDPAddr{IP: to.AsSlice(), Port: dhcpClient}); err != nil {
+			m.log.Debug("a DHCP answer was not sent", "to", to, "err", err)
+		}
+	}
+}
+
+// answerDHCP makes the answer to a question, and tells where it goes: to the
+// address of the sandbox that has the MAC in it. nil: there is none.
+func (m *Manager) answerDHCP(wire []byte) (*dhcpv4.DHCPv4, netip.Addr) {
+	q, err := dhcpv4.FromBytes(wire)
+	// Relayed questions come from elsewhere than the bridge.
+	if err != nil || q.OpCode != dhcpv4.OpcodeBootRequest || len(q.ClientHWAddr) != 6 || !q.GatewayIPAddr.IsUnspecified() {
+		return nil, netip.Addr{}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	x := m.askerOf(q.ClientHWAddr)
+	if x == nil || !x.dhcp.limit.AllowN(m.opts.Now(), 1) {
+		return nil, netip.Addr{}
+	}
+	c := m.opts.Config
+	kind := dhcpv4.MessageTypeOffer
+	switch q.MessageType() {
+	case dhcpv4.MessageTypeDiscover:
+	case dhcpv4.MessageTypeRequest:
+		kind = dhcpv4.MessageTypeAck
+		if id := q.ServerIdentifier(); id != nil && !id.Equal(c.Gateway4.AsSlice()) {
+			return nil, netip.Addr{} // it took the offer of somebody else
+		}
+		wants := q.RequestedIPAddress()
+		if wants == nil || wants.IsUnspecified() {
+			wants = q.ClientIPAddr
+		}
+		if !wants.Equal(x.IPv4.AsSlice()) {
+			kind = dhcpv4.MessageTypeNak
+		}
+	case dhcpv4.MessageTypeInform:
+		kind = dhcpv4.MessageTypeAck
+	default: // release and decline
+		return nil, netip.Addr{}
+	}
+	answer, err := m.dhcpReply(q, x, kind)
+	if err != nil {
+		m.log.Debug("a DHCP question has no answer", "vmid", x.VMID, "err", err)
+		return nil, netip.Addr{}
+	}
+	if kind == dhcpv4.MessageTypeAck {
+		x.dhcp.acked = x.IPv4
+	}
+	return answer, x.IPv4
+}
+
+// askerOf finds the sandbox with that MAC that may ask. mu is held.
+func (m *Manager) askerOf(mac net.HardwareAddr) *member {
+	for _, x := range m.members {
+		if x.DHCP && x.MAC.String() == mac.String() {
+			return x
+		}
+	}
+	return nil
+}
+
+// dhcpReply says what is to be said in an answer of that kind.
+func (m *Manager) dhcpReply(q *dhcpv4.DHCPv4, x *member, kind dhcpv4.MessageType) (*dhcpv4.DHCPv4, error) {
+	c := m.opts.Config
+	gw := net.IP(c.Gateway4.AsSlice())
+	opts := []dhcpv4.Modifier{
+		dhcpv4.WithMessageType(kind),
+		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(gw)),
+	}
+	if kind == dhcpv4.MessageTypeNak {
+		return dhcpv4.NewReplyFromRequest(q, opts...)
+	}
+	opts = append(opts,
+		dhcpv4.WithServerIP(gw),
+		dhcpv4.WithNetmask(net.CIDRMask(c.Subnet4.Bits(), 32)),
+		dhcpv4.WithRouter(gw), dhcpv4.WithDNS(gw))
+	if q.MessageType() != dhcpv4.MessageTypeInform { // who informs has an address already
+		opts = append(opts, dhcpv4.WithYourIP(x.IPv4.AsSlice()), dhcpv4.WithLeaseTime(uint32(dhcpLease/time.Second)))
+	}
+	return dhcpv4.NewReplyFromRequest(q, opts...)
+}
+
+// Lease returns the address that the DHCP server has acknowledged to a MAC
+// since this process began; not valid when none.
+func (m *Manager) Lease(mac net.HardwareAddr) netip.Addr {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if x := m.askerOf(mac); x != nil {
+		return x.dhcp.acked
+	}
+	return netip.Addr{}
+}

@@ -1,0 +1,53 @@
+package nft
+
+import (
+	"context"
+	"errors"
+)
+
+// Restore puts these sandboxes on the bridge, and no others, in one
+// transaction: how a process begins that finds sandboxes running. Flows that
+// their policies allow go on. After an error what was in force before is, or
+// nobody has a network.
+func (m *Manager) Restore(ctx context.Context, list []Sandbox) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, s := range list {
+		if err := s.validate(m.opts.Config, list[:i]); err != nil {
+			return err
+		}
+	}
+	before, after := m.members, map[int]*member{}
+	closeAll := func(members, but map[int]*member) {
+		for vmid, x := range members {
+			if y := but[vmid]; y == nil || y.gate != x.gate {
+				x.gate.Close()
+			}
+		}
+	}
+	for _, s := range list {
+		x, err := m.newMember(s, before[s.VMID])
+		if err != nil {
+			closeAll(after, before)
+			return err
+		}
+		after[s.VMID] = x
+	}
+	m.members = after
+	if err := m.apply(ctx); err != nil {
+		m.members = before
+		closeAll(after, before)
+		return err
+	}
+	closeAll(before, after)
+	for _, x := range after {
+		x.gate.SetPolicy(x.Policy)
+	}
+	var errs []error
+	for vmid, x := range before {
+		if y := after[vmid]; y == nil || y.IPv4 != x.IPv4 || y.IPv6 != x.IPv6 {
+			errs = append(errs, cutFlows(x.Sandbox), unpinNeighbours(m.opts.Config.Bridge, x.Sandbox))
+		}
+	}
+	return errors.Join(append(errs, m.pin())...)
+}
