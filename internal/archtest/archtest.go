@@ -35,8 +35,9 @@ type Layer struct {
 // leaves do one small thing each and know nothing of the house but its domain
 // package.
 var leaves = []string{
-	"internal/cloudinit", "internal/fsfault", "internal/hostspace", "internal/link", "internal/lock", "internal/reconcile", "internal/redact",
-	"internal/sockpath", "internal/stream", "internal/stream/streamtest", "internal/strictyaml", "internal/version",
+	"internal/boundedlog", "internal/cloudinit", "internal/egresslog", "internal/fsfault", "internal/hostspace", "internal/link",
+	"internal/lock", "internal/reconcile", "internal/redact", "internal/sockpath", "internal/stream",
+	"internal/stream/streamtest", "internal/strictyaml", "internal/version",
 }
 
 func and(lists ...[]string) []string {
@@ -118,6 +119,11 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "the policy is pure and its enforcers know nothing but it",
 	},
 	{
+		Name: "host network", Packages: []string{"internal/hostnet"},
+		May: and([]string{".", "internal/backend", "internal/egress", "internal/egress/gate", "internal/egress/nft"}, leaves),
+		Why: "the network of this host is wired to a driver by the daemon; it knows the contract's words, and no driver or service",
+	},
+	{
 		Name: "contract", Packages: []string{"internal/backend"}, May: and([]string{".", "guestapi"}, leaves),
 		Why: "the driver contract knows no driver",
 	},
@@ -155,7 +161,7 @@ var Layers = append(driverLayers(), []Layer{
 		Name: "daemon", Packages: []string{"internal/daemon/..."},
 		May: and([]string{
 			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend/...", "internal/config",
-			"internal/control", "internal/egress/...", "internal/guestserver", "internal/image", "internal/profile",
+			"internal/control", "internal/egress/...", "internal/guestserver", "internal/hostnet", "internal/image", "internal/profile",
 			"internal/secret", "internal/server", "internal/store",
 		}, serviceNames, leaves),
 		Why: "the daemon wires the house together; faces and guests are other programs",
@@ -177,7 +183,7 @@ var Layers = append(driverLayers(), []Layer{
 
 // serviceNames are the services of the house.
 var serviceNames = []string{
-	"internal/artifact", "internal/audit", "internal/doctor", "internal/gc", "internal/hostnet", "internal/job",
+	"internal/artifact", "internal/audit", "internal/doctor", "internal/gc", "internal/job",
 	"internal/message", "internal/sandbox", "internal/session", "internal/verify", "internal/workspace",
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/backend/qemu"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
@@ -25,6 +26,7 @@ type driverEnv struct {
 	paths    config.Paths
 	settings config.Config
 	images   *image.Store
+	network  *hostnet.Local // of this host; who uses it claims it
 	getenv   func(string) string
 	log      *slog.Logger
 }

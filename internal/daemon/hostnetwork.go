@@ -9,36 +9,25 @@ import (
 	"log/slog"
 	"os"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
-// hostNetwork keeps the rules of a bridge that sandboxes are on. It serves
-// from the moment that rules are applied, also when that was before the
-// daemon started.
+// hostNetwork is the network of this host as the control API sees it.
 type hostNetwork struct {
 	settings config.HostNetwork
-	log      *slog.Logger
-
-	mu      sync.Mutex
-	manager *nft.Manager
-	cancel  context.CancelFunc // ends serving; nil when nothing is to
-	ended   chan struct{}      // closed when it has ended
-	up      *atomic.Bool       // serving now
+	*hostnet.Local
 }
 
-// retryServing is how long the daemon waits before it serves again after a
-// failure.
-const retryServing = 5 * time.Second
-
-func newHostNetwork(settings config.HostNetwork, log *slog.Logger) *hostNetwork {
-	return &hostNetwork{settings: settings, log: log}
+func newHostNetwork(settings config.HostNetwork, dir string, log *slog.Logger) *hostNetwork {
+	return &hostNetwork{settings: settings, Local: hostnet.New(hostnet.Config{
+		Network: func() (nft.Config, error) { return bridgeConfig(settings) },
+		Dir:     dir, Logger: log,
+	})}
 }
 
 // bridgeConfig is what the rules are rendered from.
@@ -60,122 +49,28 @@ func bridgeConfig(h config.HostNetwork) (nft.Config, error) {
 	return c, c.Validate()
 }
 
-// open finds the tools and the settings, once. mu is held.
-func (h *hostNetwork) open(ctx context.Context) error {
-	if h.manager != nil {
-		return nil
-	}
-	c, err := bridgeConfig(h.settings)
-	if err != nil {
-		return err
-	}
-	h.manager, err = nft.New(ctx, nft.Options{Config: c, Logger: h.log})
-	return err
-}
-
-// Rules implements server.HostNetwork.
-func (h *hostNetwork) Rules(ctx context.Context) (string, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if err := h.open(ctx); err != nil {
-		return "", err
-	}
-	return h.manager.Render()
-}
-
 // Apply implements server.HostNetwork.
 func (h *hostNetwork) Apply(ctx context.Context) (api.HostNetwork, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if err := h.open(ctx); err != nil {
-		return api.HostNetwork{}, err
-	}
-	if err := h.manager.Apply(ctx); err != nil {
-		return api.HostNetwork{}, err
-	}
-	h.serve()
-	return h.status(ctx)
-}
-
-// serve starts what the rules need from here, and starts it again when it
-// fails: a port that another program has may be free later. mu is held.
-func (h *hostNetwork) serve() {
-	if h.cancel != nil {
-		return
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	h.cancel, h.ended, h.up = cancel, make(chan struct{}), new(atomic.Bool)
-	ended, up, manager := h.ended, h.up, h.manager
-	go func() {
-		defer close(ended)
-		keepServing(ctx, up, manager.Run, retryServing, h.log)
-	}()
-}
-
-// keepServing runs until ctx ends, whatever run returns.
-func keepServing(ctx context.Context, up *atomic.Bool, run func(context.Context) error, pause time.Duration, log *slog.Logger) {
-	for ctx.Err() == nil {
-		up.Store(true)
-		err := run(ctx)
-		up.Store(false)
-		if ctx.Err() != nil {
-			return
-		}
-		log.Error("the bridge is not served, its sandboxes resolve nothing; it is tried again", "err", err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-	}
-}
-
-// rest ends serving and waits for it. mu is held.
-func (h *hostNetwork) rest() {
-	if h.cancel == nil {
-		return
-	}
-	h.cancel()
-	<-h.ended
-	h.cancel = nil
-}
-
-// serving tells whether it goes on. mu is held.
-func (h *hostNetwork) serving() bool {
-	return h.cancel != nil && h.up.Load()
+	return h.told(h.Local.Apply(ctx))
 }
 
 // Remove implements server.HostNetwork.
 func (h *hostNetwork) Remove(ctx context.Context) (api.HostNetwork, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if err := h.open(ctx); err != nil {
-		return api.HostNetwork{}, err
-	}
-	h.rest()
-	if err := h.manager.Remove(ctx); err != nil {
-		return api.HostNetwork{}, err
-	}
-	return h.status(ctx)
+	return h.told(h.Local.Remove(ctx))
 }
 
 // Status implements server.HostNetwork.
 func (h *hostNetwork) Status(ctx context.Context) (api.HostNetwork, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if err := h.open(ctx); err != nil {
-		return api.HostNetwork{}, err
-	}
-	return h.status(ctx)
+	return h.told(h.Local.Status(ctx))
 }
 
-func (h *hostNetwork) status(ctx context.Context) (api.HostNetwork, error) {
-	st, err := h.manager.Status(ctx)
+func (h *hostNetwork) told(st hostnet.Status, err error) (api.HostNetwork, error) {
 	if err != nil {
 		return api.HostNetwork{}, err
 	}
 	return api.HostNetwork{
 		Applied: st.Applied(), Tables: some(st.Tables), Drift: some(st.Drift), Ports: some(st.Ports), Sandboxes: st.Sandboxes,
-		Bridge: h.settings.Bridge, Subnet: h.settings.Subnet, Subnet6: h.settings.Subnet6, Serving: h.serving(),
+		Bridge: h.settings.Bridge, Subnet: h.settings.Subnet, Subnet6: h.settings.Subnet6, Serving: st.Serving,
 	}, nil
 }
 
@@ -187,23 +82,9 @@ func some(list []string) []string {
 	return list
 }
 
-// Run takes up serving where rules are in force, until ctx ends. A host
-// without any, or a daemon that may not look, is none of its business.
+// Run serves the bridge until ctx ends.
 func (h *hostNetwork) Run(ctx context.Context) error {
-	if os.Geteuid() == 0 {
-		h.mu.Lock()
-		if err := h.open(ctx); err == nil {
-			if st, err := h.manager.Status(ctx); err == nil && st.Applied() {
-				h.serve()
-			}
-		}
-		h.mu.Unlock()
-	}
-	<-ctx.Done()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.rest()
-	return nil
+	return h.Local.Run(ctx, os.Geteuid() == 0)
 }
 
 const networkUsage = `agentlabd network keeps the rules of a bridge that sandboxes are on, without a

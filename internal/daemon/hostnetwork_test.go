@@ -1,12 +1,8 @@
 package daemon
 
 import (
-	"context"
-	"errors"
 	"flag"
-	"log/slog"
 	"os"
-	"sync/atomic"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab/internal/config"
@@ -54,25 +50,5 @@ func TestNetworkCommandUsage(t *testing.T) {
 			t.Errorf("%v: exit code %d", args, code)
 		}
 		_ = null.Close()
-	}
-}
-
-// TestServingGoesOn: what ends the service of the bridge ends it for a moment
-// only.
-func TestServingGoesOn(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	var up atomic.Bool
-	runs := 0
-	keepServing(ctx, &up, func(context.Context) error {
-		if !up.Load() {
-			t.Error("it serves and does not say so")
-		}
-		if runs++; runs == 3 {
-			cancel()
-		}
-		return errors.New("the port is taken")
-	}, 0, slog.New(slog.DiscardHandler))
-	if runs != 3 || up.Load() {
-		t.Errorf("%d runs, serving %v", runs, up.Load())
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -58,7 +59,8 @@ type services struct {
 // by undo.
 func openServices(ctx context.Context, cfg Config, settings config.Config, log *slog.Logger, undo *cleanup) (*services, error) {
 	s := &services{cfg: cfg, settings: settings, log: log, bus: newBus(), vault: secret.NewVault(cfg.Paths.Secrets())}
-	s.hostNetwork = newHostNetwork(settings.HostNetwork, log.With("part", "host network"))
+	s.hostNetwork = newHostNetwork(settings.HostNetwork, filepath.Join(cfg.Paths.State, "network"), log.With("part", "host network"))
+	undo.add(s.hostNetwork.Close)
 	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openArtifacts, s.openAudit, s.openJobs, s.openGC} {
 		if err := open(ctx, undo); err != nil {
 			return nil, err
@@ -90,7 +92,7 @@ func (s *services) openImages(context.Context, *cleanup) error {
 
 func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	p, err := openPlace(driverEnv{
-		paths: s.cfg.Paths, settings: s.settings, images: s.images, getenv: s.cfg.Getenv, log: s.log.With("part", "driver"),
+		paths: s.cfg.Paths, settings: s.settings, images: s.images, network: s.hostNetwork.Local, getenv: s.cfg.Getenv, log: s.log.With("part", "driver"),
 	})
 	if err != nil {
 		return err

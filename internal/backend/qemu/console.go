@@ -29,7 +29,7 @@ func (d *Driver) ConsoleLog(ctx context.Context, ref backend.Ref, follow bool) (
 	return &logReader{ctx: ctx, cancel: cancel, path: filepath.Join(d.dir(ref), fileConsole), follow: follow}, nil
 }
 
-// logReader reads a boundedLog: first its older half, then the newer, then,
+// logReader reads a bounded log: first its older half, then the newer, then,
 // when following, what is still to come, across changes of halves.
 type logReader struct {
 	ctx    context.Context //nolint:containedctx // a reader has no other way to be cancelled

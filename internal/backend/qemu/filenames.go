@@ -1,5 +1,7 @@
 package qemu
 
+import "github.com/agentlab-vm/agentlab/internal/boundedlog"
+
 // Files in a sandbox's directory.
 const (
 	fileConfig  = "config.json" // what the sandbox is: handle; written first; later only its network changes
@@ -21,8 +23,8 @@ const (
 	fileGuestSock = "guest.sock" // where the shim takes connections of the guest to the controller
 )
 
-// oldSuffix marks the older half of a bounded log (boundedLog).
-const oldSuffix = ".1"
+// oldSuffix marks the older half of a bounded log.
+const oldSuffix = boundedlog.OldSuffix
 
 // tmpSuffix marks a file that is being written; it is renamed when complete.
 const tmpSuffix = ".tmp"

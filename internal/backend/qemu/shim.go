@@ -21,7 +21,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/boundedlog"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+	"github.com/agentlab-vm/agentlab/internal/egresslog"
 	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
@@ -32,7 +34,6 @@ const envShimLock = "AGENTLAB_SHIM_LOCK_FD"
 // Bounds of the logs in a sandbox's directory: bytes, and bytes per second.
 const (
 	consoleMax, consoleRate = 4 << 20, 256 << 10
-	egressMax, egressRate   = 8 << 20, 64 << 10
 	shimLogMax, shimLogRate = 1 << 20, 16 << 10
 	qemuLogMax, qemuLogRate = 256 << 10, 16 << 10
 )
@@ -55,8 +56,8 @@ type shim struct {
 	undo     cleanups
 
 	consoleTail, stderrTail tail
-	consoleLog              *boundedLog
-	egressLog               *egressLog
+	consoleLog              *boundedlog.Log
+	egressLog               *egresslog.Log
 
 	link *link.HostLink
 	net  *vnet.Network
@@ -159,7 +160,7 @@ func (s *shim) inheritedLock() (*os.File, error) {
 
 // load opens the logs and reads what is to be run.
 func (s *shim) load() error {
-	shimLog, err := openLog(filepath.Join(s.dir, fileShimLog), shimLogMax, shimLogRate, time.Now)
+	shimLog, err := boundedlog.Open(filepath.Join(s.dir, fileShimLog), shimLogMax, shimLogRate, time.Now)
 	if err != nil {
 		return fault(err, "cannot open the shim's log")
 	}
@@ -200,11 +201,11 @@ func (s *shim) begin(ctx context.Context) error {
 		defer cancel()
 		return errors.Join(srv.Shutdown(ctx), srv.Close()) // whoever waits for the end hears of it
 	})
-	if s.consoleLog, err = openLog(filepath.Join(s.dir, fileConsole), consoleMax, consoleRate, time.Now); err != nil {
+	if s.consoleLog, err = boundedlog.Open(filepath.Join(s.dir, fileConsole), consoleMax, consoleRate, time.Now); err != nil {
 		return fault(err, "cannot open %s", fileConsole)
 	}
 	s.undo.add(s.consoleLog.Close)
-	if s.egressLog, err = openEgressLog(s.dir, s.handle.Spec.VMID, s.rebooted); err != nil {
+	if s.egressLog, err = egresslog.Open(filepath.Join(s.dir, fileEgress), s.handle.Spec.VMID, s.rebooted); err != nil {
 		return fault(err, "cannot open %s", fileEgress)
 	}
 	s.undo.add(s.egressLog.Close)

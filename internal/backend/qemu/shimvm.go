@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/agentlab-vm/agentlab/internal/boundedlog"
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
@@ -102,7 +103,7 @@ func (s *shim) startQEMU(theirs [4]*os.File) (*process, error) {
 	if err := s.awaitOldQEMU(lock); err != nil {
 		return nil, err
 	}
-	qemuLog, err := openLog(filepath.Join(s.dir, fileQEMULog), qemuLogMax, qemuLogRate, time.Now)
+	qemuLog, err := boundedlog.Open(filepath.Join(s.dir, fileQEMULog), qemuLogMax, qemuLogRate, time.Now)
 	if err != nil {
 		return nil, fault(err, "cannot open %s", fileQEMULog)
 	}
@@ -234,7 +235,7 @@ func (s *shim) startNet(conn net.Conn) error {
 	cfg := vnet.Config{
 		Link: conn, MTU: GuestMTU, Policy: policy, Logger: s.log.With("part", "net"),
 		Services: map[uint16]func(net.Conn){controllerPort: s.toController, uploadPort: s.toController},
-		Audit:    s.egressLog.write,
+		Audit:    s.egressLog.Write,
 	}
 	if s.cfg.DialUnix != "" {
 		cfg.Dialer = gate.UnixDialer{Path: s.cfg.DialUnix}

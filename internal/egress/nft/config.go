@@ -96,9 +96,9 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// validate checks a sandbox against the network and against its neighbours,
+// Validate checks a sandbox against the network and against its neighbours,
 // so that no two can be taken for each other.
-func (s Sandbox) validate(c Config, others []Sandbox) error {
+func (s Sandbox) Validate(c Config, others []Sandbox) error {
 	bad := func(field, format string, args ...any) *agentlab.Error {
 		return agentlab.Errorf(agentlab.CodeInvalid, "sandbox %d: "+format, append([]any{s.VMID}, args...)...).WithField(field)
 	}

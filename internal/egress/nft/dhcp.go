@@ -151,3 +151,6 @@ func (m *Manager) Lease(mac net.HardwareAddr) netip.Addr {
 	}
 	return netip.Addr{}
 }
+
+// askDHCP matches the question of a sandbox that has no address yet.
+const askDHCP = "ether saddr @dhcp ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp sport 68 udp dport 67"

@@ -158,8 +158,9 @@ func prepare(c Config) error {
 	return forwarding(c)
 }
 
-// bridgeUp tells what is wrong with the bridge.
-func bridgeUp(c Config) error {
+// BridgeUp tells, with code unavailable, what is wrong with the bridge.
+func (m *Manager) BridgeUp() error {
+	c := m.opts.Config
 	no := func(format string, args ...any) error {
 		return agentlab.Errorf(agentlab.CodeUnavailable, format, args...).WithField("host_network.bridge").
 			WithHint("make it with scripts/net/setup_vmbr1.sh --apply, or for now with: agentlab host network apply")

@@ -42,8 +42,9 @@ type Manager struct {
 	mu      sync.Mutex
 	members map[int]*member
 	ports   []string
-	broken  bool // what the kernel has is not known; all is loaded again
-	serving bool // our DNS server listens
+	broken  bool          // what the kernel has is not known; all is loaded again
+	serving bool          // our DNS server listens
+	served  chan struct{} // closed while serving
 
 	tamper func(*ruleset) // nil but in tests that break the rules
 }
@@ -79,7 +80,7 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 		c := opts.Config
 		opts.Dialer = lanDialer{gate.NewHostDialer(), c, func() ([]netip.Prefix, error) { return hostNets(c) }}
 	}
-	return &Manager{opts: opts, kernel: k, log: opts.Logger, members: map[int]*member{}, broken: true}, nil
+	return &Manager{opts: opts, kernel: k, log: opts.Logger, members: map[int]*member{}, broken: true, served: make(chan struct{})}, nil
 }
 
 // state is what is to be in the kernel. mu is held.
@@ -122,6 +123,14 @@ func (m *Manager) Apply(ctx context.Context) error {
 		return err
 	}
 	return m.pin()
+}
+
+// Load loads all rules anew in one transaction, and does nothing else. Flows
+// that are allowed go on.
+func (m *Manager) Load(ctx context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.apply(ctx)
 }
 
 // pin pins the neighbour entries of all sandboxes. mu is held.
@@ -201,7 +210,7 @@ func (m *Manager) Remove(ctx context.Context) error {
 func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := s.validate(m.opts.Config, m.sandboxes()); err != nil {
+	if err := s.Validate(m.opts.Config, m.sandboxes()); err != nil {
 		return err
 	}
 	old := m.members[s.VMID]

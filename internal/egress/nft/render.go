@@ -73,7 +73,7 @@ func build(s State) (*ruleset, error) {
 		return nil, err
 	}
 	for i, x := range s.Sandboxes {
-		if err := x.validate(s.Config, s.Sandboxes[:i]); err != nil {
+		if err := x.Validate(s.Config, s.Sandboxes[:i]); err != nil {
 			return nil, err
 		}
 	}
@@ -328,21 +328,6 @@ func (b *builder) input() {
 // "related" was announced inside of a flow, to a connection tracking helper of
 // the host, and is judged as any new flow is.
 const ctErrors = "ct state related meta l4proto { icmp, ipv6-icmp }"
-
-// servedFor is how long a port of ours is open to sandboxes after we said that
-// we serve it. A wildcard socket of another program would answer otherwise.
-const servedFor = "timeout 60s"
-
-// servedKeys are the ports that are open for as long as we say so.
-func (c Config) servedKeys() []string {
-	if c.DHCP {
-		return []string{"53", "67"}
-	}
-	return []string{"53"}
-}
-
-// askDHCP matches the question of a sandbox that has no address yet.
-const askDHCP = "ether saddr @dhcp ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp sport 68 udp dport 67"
 
 // maxHostFlows bounds the connections of one sandbox to the host, the
 // redirected ones among them.

@@ -13,7 +13,7 @@ func (m *Manager) Restore(ctx context.Context, list []Sandbox) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i, s := range list {
-		if err := s.validate(m.opts.Config, list[:i]); err != nil {
+		if err := s.Validate(m.opts.Config, list[:i]); err != nil {
 			return err
 		}
 	}

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"os/exec"
@@ -46,7 +47,8 @@ func TestRestoreKeepsFlows(t *testing.T) {
 	if b.poke("gone") || b.reaches("tcp", "192.31.196.20:8080") {
 		t.Error("a sandbox that was not restored has a network")
 	}
-	if err := second.Ready(ctx); err != nil {
+	<-second.Served()
+	if err := errors.Join(second.BridgeUp(), second.Verify(ctx)); err != nil {
 		t.Error(err)
 	}
 	// Again: nothing changes. And with the other policy, the flow is cut.
@@ -85,8 +87,10 @@ func TestVerifyReadsBack(t *testing.T) {
 	if err := m.Verify(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Ready(ctx); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
-		t.Errorf("nobody serves: %v", err)
+	select {
+	case <-m.Served():
+		t.Error("nobody serves")
+	default:
 	}
 	for _, do := range []string{
 		"delete element inet agentlab bound4 { " + s[0].MAC.String() + " . " + s[0].IPv4.String() + " }",
@@ -104,7 +108,7 @@ func TestVerifyReadsBack(t *testing.T) {
 		}
 	}
 	w.sh("ip link set vmbr1 down")
-	if err := m.Ready(ctx); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+	if err := m.BridgeUp(); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 		t.Errorf("the bridge is down: %v", err)
 	}
 	begin := time.Now()

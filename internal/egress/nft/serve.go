@@ -281,8 +281,36 @@ func (m *Manager) reconcile(ctx context.Context, compare bool) error {
 func (m *Manager) serve(ctx context.Context, yes bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	switch {
+	case yes && !m.serving:
+		close(m.served)
+	case !yes && m.serving:
+		m.served = make(chan struct{})
+	}
 	m.serving = yes
 	return m.saySo(ctx)
+}
+
+// Served returns a channel that is closed while sandboxes' DNS questions are
+// answered. When they are not any more, another call returns another one.
+func (m *Manager) Served() <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.served
+}
+
+// ListenTCP opens a TCP listener that hears the bridge only, also before the
+// bridge has the address.
+func (m *Manager) ListenTCP(ctx context.Context, at netip.AddrPort) (net.Listener, error) {
+	lc := m.onBridge()
+	return lc.Listen(ctx, "tcp", at.String())
+}
+
+// DialTCP connects to an address on the bridge, by no other way.
+func (m *Manager) DialTCP(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+	lc := m.onBridge()
+	d := net.Dialer{Control: lc.Control}
+	return d.DialContext(ctx, "tcp", to.String())
 }
 
 // saySo tells the kernel again that we serve: it forgets after a while, so
@@ -298,4 +326,16 @@ func (m *Manager) saySo(ctx context.Context) error {
 		}
 	}
 	return m.kernel.load(ctx, text.String())
+}
+
+// servedFor is how long a port of ours is open to sandboxes after we said that
+// we serve it. A wildcard socket of another program would answer otherwise.
+const servedFor = "timeout 60s"
+
+// servedKeys are the ports that are open for as long as we say so.
+func (c Config) servedKeys() []string {
+	if c.DHCP {
+		return []string{"53", "67"}
+	}
+	return []string{"53"}
 }

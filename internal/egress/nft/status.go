@@ -70,23 +70,6 @@ func (m *Manager) Verify(ctx context.Context) error {
 	return nil
 }
 
-// Ready tells, with code unavailable, why sandboxes cannot have a network now.
-func (m *Manager) Ready(ctx context.Context) error {
-	if err := bridgeUp(m.opts.Config); err != nil {
-		return err
-	}
-	if err := m.Verify(ctx); err != nil {
-		return err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.serving {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "nobody answers sandboxes' DNS questions on %s", m.opts.Config.Bridge).
-			WithHint("the daemon's log tells why; it tries again")
-	}
-	return nil
-}
-
 // drift loads what should be there into a network namespace that holds
 // nothing else, and compares the kernel's own words of both. A process that
 // let no sandbox in does not judge what is there for sandboxes.

@@ -1,20 +1,23 @@
-package qemu
+// Package boundedlog appends to files that a hostile writer can neither grow
+// without end nor use to wear out the disk.
+package boundedlog
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"sync"
 	"syscall"
 	"time"
 )
 
-// boundedLog appends to a file that a hostile writer can neither grow without
-// end nor use to wear out the disk. At half of its size the file becomes the older
-// half (NAME.1), whose predecessor is dropped; so the newest half at
+// OldSuffix is what the name of a log's older half has at its end.
+const OldSuffix = ".1"
+
+// Log appends to a file of bounded size. At half of its size the file becomes
+// the older half (NAME.1), whose predecessor is dropped; so the newest half at
 // least is always there. What comes faster than rate bytes per second, with a
 // burst of that half, is dropped and counted in the log.
-type boundedLog struct {
+type Log struct {
 	mu      sync.Mutex
 	path    string
 	half    int64
@@ -28,14 +31,14 @@ type boundedLog struct {
 	now     func() time.Time
 }
 
-// openLog opens or makes the log at path, of at most size bytes. rate 0 means
+// Open opens or makes the log at path, of at most size bytes. rate 0 means
 // no limit.
-func openLog(path string, size int64, rate float64, now func() time.Time) (*boundedLog, error) {
-	l := &boundedLog{path: path, half: size / 2, rate: rate, tokens: float64(size / 2), last: now(), now: now}
+func Open(path string, size int64, rate float64, now func() time.Time) (*Log, error) {
+	l := &Log{path: path, half: size / 2, rate: rate, tokens: float64(size / 2), last: now(), now: now}
 	return l, l.open()
 }
 
-func (l *boundedLog) open() error {
+func (l *Log) open() error {
 	f, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
@@ -51,7 +54,7 @@ func (l *boundedLog) open() error {
 
 // Write never fails and never waits for anything but the disk: whoever writes
 // must not suffer from its log.
-func (l *boundedLog) Write(p []byte) (int, error) {
+func (l *Log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := len(p)
@@ -85,14 +88,14 @@ func (l *boundedLog) Write(p []byte) (int, error) {
 // append writes p, in the next half when it does not fit into this one, and
 // tells whether it did. What a full disk or a want of file descriptors keeps
 // from being written is lost, and the log goes on when that has passed.
-func (l *boundedLog) append(p []byte) bool {
+func (l *Log) append(p []byte) bool {
 	if int64(len(p)) > l.half {
 		p = p[int64(len(p))-l.half:]
 	}
 	if l.size+int64(len(p)) > l.half && l.size > 0 {
 		_ = l.f.Close()
 		l.f = nil
-		renamed := os.Rename(l.path, l.path+oldSuffix)
+		renamed := os.Rename(l.path, l.path+OldSuffix)
 		if l.open() != nil || renamed != nil {
 			return false
 		}
@@ -103,7 +106,7 @@ func (l *boundedLog) append(p []byte) bool {
 }
 
 // Close closes the file; later writes go nowhere.
-func (l *boundedLog) Close() error {
+func (l *Log) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
@@ -114,28 +117,3 @@ func (l *boundedLog) Close() error {
 	l.f = nil
 	return f.Close()
 }
-
-// tail keeps the last bytes written to it.
-type tail struct {
-	mu  sync.Mutex
-	max int
-	buf []byte
-}
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf = append(t.buf, p[max(0, len(p)-t.max):]...)
-	if over := len(t.buf) - t.max; over > 0 {
-		t.buf = append(t.buf[:0], t.buf[over:]...)
-	}
-	return len(p), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return string(t.buf)
-}
-
-var _ io.Writer = (*tail)(nil)

@@ -1,0 +1,89 @@
+package hostnet
+
+import (
+	"context"
+
+	"github.com/agentlab-vm/agentlab/internal/egress/nft"
+)
+
+// Status is how the network of this machine stands.
+type Status struct {
+	nft.Status
+	Serving bool // DNS, proxy and the guest plane's ports are open to guests
+}
+
+// Rules returns the text that Apply would load.
+func (l *Local) Rules(ctx context.Context) (string, error) {
+	m, err := l.open(ctx)
+	if err != nil {
+		return "", err
+	}
+	return m.Render()
+}
+
+// Apply puts the rules in force, makes sure of the bridge, and serves guests
+// from here on. Sandboxes on the bridge that a driver has not told of yet are
+// left as they are.
+func (l *Local) Apply(ctx context.Context) (Status, error) {
+	l.change.Lock()
+	defer l.change.Unlock()
+	m, err := l.open(ctx)
+	if err != nil {
+		return Status{}, err
+	}
+	l.mu.Lock()
+	waits := l.claimed && !l.restored
+	l.mu.Unlock()
+	if waits {
+		st, err := m.Status(ctx)
+		if err != nil {
+			return Status{}, err
+		}
+		if st.Applied() { // the rules let in whom they let in; the driver will say who that is to be
+			if err := m.Prepare(); err != nil {
+				return Status{}, err
+			}
+			return l.status(ctx, m)
+		}
+	}
+	if err := m.Apply(ctx); err != nil {
+		return Status{}, err
+	}
+	if !waits {
+		l.serve(m)
+	}
+	return l.status(ctx, m)
+}
+
+// Remove takes the rules away, and the bridge down before: without rules,
+// sandboxes would find the host and its networks open.
+func (l *Local) Remove(ctx context.Context) (Status, error) {
+	l.change.Lock()
+	defer l.change.Unlock()
+	m, err := l.open(ctx)
+	if err != nil {
+		return Status{}, err
+	}
+	l.rest()
+	if err := m.Remove(ctx); err != nil {
+		return Status{}, err
+	}
+	return l.status(ctx, m)
+}
+
+// Status reads back what is in force.
+func (l *Local) Status(ctx context.Context) (Status, error) {
+	m, err := l.open(ctx)
+	if err != nil {
+		return Status{}, err
+	}
+	return l.status(ctx, m)
+}
+
+func (l *Local) status(ctx context.Context, m *nft.Manager) (Status, error) {
+	st, err := m.Status(ctx)
+	if err != nil {
+		return Status{}, err
+	}
+	return Status{Status: st, Serving: l.serving()}, nil
+}

@@ -1,0 +1,120 @@
+package hostnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/boundedlog"
+	"github.com/agentlab-vm/agentlab/internal/egresslog"
+)
+
+// bootSuffix is what the name of the file has at its end that tells in which
+// boot of the host a record was written last.
+const bootSuffix = ".boot"
+
+// uidForm is what a mark must look like to be part of a file's name.
+var uidForm = regexp.MustCompile(`^[0-9A-Za-z]{1,64}$`)
+
+func validRef(ref backend.Ref) error {
+	if ref.VMID <= 0 || !uidForm.MatchString(ref.UID) {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%d and %q are no number and mark of a sandbox", ref.VMID, ref.UID).WithField("ref")
+	}
+	return nil
+}
+
+func (l *Local) logPath(ref backend.Ref) string {
+	return filepath.Join(l.cfg.Dir, fmt.Sprintf("%d-%s.log", ref.VMID, ref.UID))
+}
+
+// openLog opens the record of a guest where it ends.
+func (l *Local) openLog(ref backend.Ref) (*egresslog.Log, error) {
+	failed := func(err error) error {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the record of sandbox %d's network use cannot be opened: %w", ref.VMID, err)
+	}
+	if err := validRef(ref); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(l.cfg.Dir, 0o700); err != nil {
+		return nil, failed(err)
+	}
+	path := l.logPath(ref)
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, failed(err)
+	}
+	last, err := os.ReadFile(path + bootSuffix)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, failed(err)
+	}
+	log, err := egresslog.Open(path, ref.VMID, string(last) != string(boot))
+	if err != nil {
+		return nil, failed(err)
+	}
+	if string(last) != string(boot) { // after the numbers have jumped: a crash before makes them jump again
+		if err := os.WriteFile(path+bootSuffix, boot, 0o600); err != nil {
+			_ = log.Close()
+			return nil, failed(err)
+		}
+	}
+	return log, nil
+}
+
+// record is told of every decision about a guest.
+func (l *Local) record(vmid int, r agentlab.EgressRecord) {
+	l.mu.Lock()
+	g := l.guests[vmid]
+	l.mu.Unlock()
+	if g != nil {
+		g.log.Write(r) // goes nowhere when it was closed meanwhile
+	}
+}
+
+// EgressLog returns the records of a guest whose Seq is above after, oldest
+// first, at most limit of them. A guest that was never put has none.
+func (l *Local) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
+	if err := validRef(ref); err != nil {
+		return nil, err
+	}
+	return egresslog.Read(ctx, l.logPath(ref), ref.VMID, after, limit)
+}
+
+func (l *Local) removeLog(ref backend.Ref) error {
+	if err := validRef(ref); err != nil {
+		return err
+	}
+	path := l.logPath(ref)
+	for _, p := range []string{path, path + boundedlog.OldSuffix, path + bootSuffix} {
+		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return agentlab.Errorf(agentlab.CodeUnavailable, "the record of sandbox %d's network use cannot be removed: %w", ref.VMID, err)
+		}
+	}
+	return nil
+}
+
+// sweep removes the records of guests that are not among these.
+func (l *Local) sweep(guests []Guest) {
+	keep := map[string]bool{}
+	for _, g := range guests {
+		keep[filepath.Base(l.logPath(g.Ref))] = true
+	}
+	entries, err := os.ReadDir(l.cfg.Dir)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		name := strings.TrimSuffix(strings.TrimSuffix(e.Name(), boundedlog.OldSuffix), bootSuffix)
+		if strings.HasSuffix(name, ".log") && !keep[name] {
+			if err := os.Remove(filepath.Join(l.cfg.Dir, e.Name())); err != nil {
+				l.log.Warn("an old record of a sandbox's network use stays", "file", e.Name(), "err", err)
+			}
+		}
+	}
+}
