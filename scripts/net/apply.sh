@@ -76,7 +76,7 @@ knob() {
 # host gives the bridge its addresses and lets the host route.
 host() {
 	local name conf
-	if [[ ! -d /sys/class/net/vmbr1 ]]; then
+	if ! ip link show dev vmbr1 >/dev/null 2>&1; then
 		run ip link add vmbr1 type bridge
 		run ip link set vmbr1 alias agentlab
 		[[ -n $apply ]] || return 0
@@ -99,7 +99,7 @@ host() {
 without_agentlabd() {
 	local table
 	if [[ -n $remove ]]; then
-		! there || [[ ! -d /sys/class/net/vmbr1 ]] || run ip link set vmbr1 down
+		! there || ! ip link show dev vmbr1 >/dev/null 2>&1 || run ip link set vmbr1 down
 		for table in inet bridge arp; do
 			! nft list table "$table" agentlab >/dev/null 2>&1 || run nft delete table "$table" agentlab
 		done
