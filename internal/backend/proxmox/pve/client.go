@@ -68,6 +68,19 @@ func (c *Client) call(ctx context.Context, what string, m Method, path string, p
 	return nil
 }
 
+// list makes one call that returns a list. null is none: an empty list is [],
+// and what is not told must not be taken for absent.
+func list[T any](ctx context.Context, c *Client, what, path string, params url.Values) ([]T, error) {
+	var out []T
+	if err := c.call(ctx, what, Get, path, params, &out); err != nil {
+		return nil, err
+	}
+	if out == nil {
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "%s: the node's answer is no list", what)
+	}
+	return out, nil
+}
+
 // task makes one call that begins a task. An answer that names none proves
 // nothing: it is neither a failure nor a success.
 func (c *Client) task(ctx context.Context, what string, m Method, path string, params url.Values) (UPID, error) {

@@ -70,9 +70,7 @@ func (n Node) FreeMem() int64 { return max(int64(n.MaxMem-n.Mem), 0) }
 
 // Nodes lists the nodes; it needs no privilege.
 func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
-	var out []Node
-	err := c.call(ctx, "list nodes", Get, "/nodes", nil, &out)
-	return out, err
+	return list[Node](ctx, c, "list nodes", "/nodes", nil)
 }
 
 // Pool is a resource pool.

@@ -99,7 +99,7 @@ var faults = []fault{
 	row(`^hostname lookup '[^']*' failed`, agentlab.CodeUnavailable, "the node that was asked cannot find the other one: is the node's name right?"),
 	row(`^storage '[^']*' is (not online|not active|disabled|not available)|could not activate storage`, agentlab.CodeUnavailable, "bring the storage up on the node"),
 	row(`cluster not ready - no quorum`, agentlab.CodeUnavailable, "the cluster has no quorum: nothing can be changed until it has"),
-	row(`^unexpected status$|^unable to (read tail|open file) |^(received|interrupted by) (interrupt|signal)$`, agentlab.CodeUnknownOutcome, "the task was killed, or the node restarted"),
+	row(`^unexpected status$|^unable to (read tail|open file|extract last line)\b|^(received|interrupted by) (interrupt|signal)$`, agentlab.CodeUnknownOutcome, "the task was killed, or the node restarted"),
 	row(`^Failed to (start transient|connect to|create bus)`, agentlab.CodeUnavailable, "systemd-run could not run the program"),
 	row(`(?i)^no such task$`, agentlab.CodeNotFound, ""),
 }

@@ -37,9 +37,7 @@ func (s Storage) Holds(content string) bool {
 // Storages lists the storages of a node that the caller may see
 // (Datastore.Audit or AllocateSpace); others are left out silently.
 func (c *Client) Storages(ctx context.Context, node string) ([]Storage, error) {
-	var out []Storage
-	err := c.call(ctx, "list storages of node "+node, Get, apiPath("nodes", node, "storage"), nil, &out)
-	return out, err
+	return list[Storage](ctx, c, "list storages of node "+node, apiPath("nodes", node, "storage"), nil)
 }
 
 // StorageStatus reads the state of one storage.
@@ -69,8 +67,8 @@ func (c *Client) Content(ctx context.Context, node, storage, content string, vmi
 	if vmid != 0 {
 		p.Set("vmid", strconv.Itoa(vmid))
 	}
-	var out []Volume
-	if err := c.call(ctx, "list volumes of storage "+storage, Get, apiPath("nodes", node, "storage", storage, "content"), p, &out); err != nil {
+	out, err := list[Volume](ctx, c, "list volumes of storage "+storage, apiPath("nodes", node, "storage", storage, "content"), p)
+	if err != nil {
 		return nil, err
 	}
 	for _, v := range out {

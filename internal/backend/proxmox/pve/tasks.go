@@ -3,8 +3,8 @@ package pve
 import (
 	"context"
 	"net/url"
+	"regexp"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -26,7 +26,20 @@ type Task struct {
 // OK reports whether an ended task succeeded: exit status "OK" or
 // "WARNINGS: n".
 func (t Task) OK() bool {
-	return t.ExitStatus == "OK" || strings.HasPrefix(string(t.ExitStatus), "WARNINGS")
+	return t.ExitStatus == "OK" || warnings.MatchString(string(t.ExitStatus))
+}
+
+var warnings = regexp.MustCompile(`^WARNINGS: \d+$`)
+
+// vague reports whether the exit status tells nothing. That is so of a task
+// that was killed, and for a moment of every task of pvesh, whose last line is
+// written after its end.
+func (t Task) vague() bool {
+	if t.Running() {
+		return false
+	}
+	code, _, _ := lookup(string(t.ExitStatus))
+	return code == agentlab.CodeUnknownOutcome
 }
 
 // Running reports whether the task goes on.
@@ -108,8 +121,8 @@ func (c *Client) Tasks(ctx context.Context, node string, f TaskFilter) ([]Task, 
 	if f.Limit != 0 {
 		p.Set("limit", strconv.Itoa(f.Limit))
 	}
-	var out []Task
-	if err := c.call(ctx, "list tasks of node "+node, Get, apiPath("nodes", node, "tasks"), p, &out); err != nil {
+	out, err := list[Task](ctx, c, "list tasks of node "+node, apiPath("nodes", node, "tasks"), p)
+	if err != nil {
 		return nil, err
 	}
 	if !f.Running {
@@ -134,10 +147,12 @@ func (c *Client) StopTask(ctx context.Context, u UPID) error {
 // and the error is unknown_outcome.
 func (c *Client) Wait(ctx context.Context, u UPID) (Task, error) {
 	pause := c.poll.First
-	misses := 0
+	misses, vague := 0, 0
 	for {
 		t, err := c.TaskStatus(ctx, u)
 		switch {
+		case err == nil && t.vague() && vague < 3:
+			vague++
 		case err == nil && !t.Running():
 			if t.OK() {
 				return t, nil

@@ -30,8 +30,8 @@ func (v VM) Tags() []string { return splitTags(string(v.TagList)) }
 // VMs lists the VMs of a node that the caller may see (VM.Audit); others are
 // left out silently.
 func (c *Client) VMs(ctx context.Context, node string) ([]VM, error) {
-	var out []VM
-	if err := c.call(ctx, "list VMs of node "+node, Get, apiPath("nodes", node, "qemu"), nil, &out); err != nil {
+	out, err := list[VM](ctx, c, "list VMs of node "+node, apiPath("nodes", node, "qemu"), nil)
+	if err != nil {
 		return nil, err
 	}
 	for _, v := range out {
@@ -77,9 +77,8 @@ func (p PendingOption) Changed() bool { return p.Pending != nil || p.Delete != 0
 
 // Pending lists all options with what is in effect and what is pending.
 func (c *Client) Pending(ctx context.Context, node string, vmid int) ([]PendingOption, error) {
-	var out []PendingOption
-	err := c.vmCall(ctx, "read the pending changes of", Get, node, vmid, "pending", nil, &out)
-	return out, err
+	out, err := list[PendingOption](ctx, c, vmWhat("read the pending changes of", vmid), vmPath(node, vmid, "pending"), nil)
+	return out, aboutVM(err, vmid)
 }
 
 // Status is the state of a VM now.
@@ -306,7 +305,5 @@ type FirewallRule struct {
 
 // FirewallRules lists the rules of a VM.
 func (c *Client) FirewallRules(ctx context.Context, node string, vmid int) ([]FirewallRule, error) {
-	var out []FirewallRule
-	err := c.vmCall(ctx, "list firewall rules of", Get, node, vmid, "firewall/rules", nil, &out)
-	return out, err
+	return list[FirewallRule](ctx, c, vmWhat("list firewall rules of", vmid), vmPath(node, vmid, "firewall/rules"), nil)
 }
