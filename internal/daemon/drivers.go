@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox"
 	"github.com/agentlab-vm/agentlab/internal/backend/qemu"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
@@ -29,6 +30,7 @@ type driverEnv struct {
 	network  *hostnet.Local // of this host; who uses it claims it
 	getenv   func(string) string
 	log      *slog.Logger
+	host     proxmox.Host // the network of this machine's bridge; nil where it is none of the backend's
 }
 
 // place is where sandboxes run: a driver, and where what they boot comes
@@ -41,8 +43,9 @@ type place struct {
 // drivers is the list of backends: the value of the key backend, and how its
 // driver is made.
 var drivers = map[string]func(driverEnv) (place, error){
-	"qemu": openQEMU,
-	"fake": openFake,
+	"qemu":    openQEMU,
+	"proxmox": openProxmox,
+	"fake":    openFake,
 }
 
 func openPlace(env driverEnv) (place, error) {
@@ -115,7 +118,7 @@ func findRunner() (string, error) {
 func openFake(env driverEnv) (place, error) {
 	if env.getenv("AGENTLAB_ALLOW_FAKE") != "1" {
 		return place{}, agentlab.Errorf(agentlab.CodeInvalid, "the fake backend is for AgentLab's own tests: it runs nothing").WithField("backend").
-			WithHint("write backend: qemu, or nothing, in %s", env.paths.ConfigFile())
+			WithHint("write backend: qemu or proxmox, or nothing, in %s", env.paths.ConfigFile())
 	}
 	d, err := fake.Open(fake.Config{Dir: filepath.Join(env.paths.State, "fake"), Logger: env.log})
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/cloudinit"
 	"github.com/agentlab-vm/agentlab/internal/link"
 )
 
@@ -433,7 +434,10 @@ func (d *Driver) writeSnippet(ctx context.Context, h *handle) error {
 	if err != nil {
 		return err
 	}
-	text, err := d.cfg.UserData(Seed{Hostname: h.Spec.Name, User: guestUser, SSHKeys: d.cfg.SSHKeys, Control: ctl})
+	text, err := cloudinit.UserData(cloudinit.Seed{
+		Hostname: h.Spec.Name, User: guestUser, SSHKeys: d.cfg.SSHKeys,
+		Files: []cloudinit.File{{Path: guestapi.ControlFile, Content: ctl}},
+	})
 	if err != nil {
 		return err
 	}

@@ -57,23 +57,11 @@ type Config struct {
 	Pool      string // "" means none
 	Firewall  bool   // firewall flag of network devices
 	Model     string // of network devices when a Spec names none; "" means virtio
-	SSHKeys   string // authorized keys of user agent; "" means none
-
-	// UserData renders the seed of a guest, for transports that can write
-	// snippets.
-	UserData func(Seed) ([]byte, error)
+	SSHKeys   []string // of people who may log in as agent: authorized_keys lines
 
 	Poll   pve.Poll         // of tasks; zero means 500 ms, at most 5 s
 	Now    func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
-}
-
-// Seed is what a guest is told at its first boot. Nothing in it is secret.
-type Seed struct {
-	Hostname string
-	User     string
-	SSHKeys  string // one per line; "" means none
-	Control  []byte // content of guestapi.ControlFile
 }
 
 // Driver implements backend.Driver.
@@ -148,8 +136,6 @@ func (c *Config) validate() error {
 		return bad("host_network.bridge", "missing")
 	case !c.Subnet4.Contains(c.Gateway4) || c.Subnet6.IsValid() && !c.Subnet6.Contains(c.Gateway6):
 		return bad("host_network.subnet", "the gateway is not in it")
-	case c.Transport.Root() != nil && c.UserData == nil:
-		return bad("UserData", "missing")
 	}
 	if !c.Nameserver.IsValid() {
 		c.Nameserver = c.Gateway4

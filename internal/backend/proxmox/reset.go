@@ -41,8 +41,8 @@ func (d *Driver) wanted(h *handle) map[string]string {
 		"affinity": spec.Hardware.CPUList, "cicustom": "", "sshkeys": "", "cipassword": "",
 		"hookscript": "", "args": "", "startup": "", "lock": "", "template": "", "searchdomain": "",
 	}
-	if d.cfg.SSHKeys != "" {
-		want["sshkeys"] = pve.EncodeSSHKeys(d.cfg.SSHKeys)
+	if len(d.cfg.SSHKeys) > 0 {
+		want["sshkeys"] = pve.EncodeSSHKeys(strings.Join(d.cfg.SSHKeys, "\n"))
 	}
 	if h.SnippetVolume != "" {
 		want["cicustom"] = "user=" + h.SnippetVolume

@@ -1,0 +1,157 @@
+package daemon
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/cloudinit"
+	"github.com/agentlab-vm/agentlab/internal/config"
+)
+
+// openProxmox opens the backend of Proxmox VE.
+func openProxmox(env driverEnv) (place, error) {
+	p := env.settings.Proxmox
+	transport, err := proxmoxTransport(env)
+	if err != nil {
+		return place{}, err
+	}
+	v4, v6, err := env.settings.HostNetwork.Prefixes()
+	if err != nil {
+		return place{}, err
+	}
+	nodes, err := proxmoxNodes(env)
+	if err != nil {
+		return place{}, err
+	}
+	keys, err := sshKeys(p.SSHKeyFile)
+	if err != nil {
+		return place{}, err
+	}
+	cfg := proxmox.Config{
+		StateDir: env.paths.State, Transport: transport, TokenID: p.TokenID, Nodes: nodes,
+		First: env.settings.VMIDRange.First, Last: env.settings.VMIDRange.Last,
+		Bridge: env.settings.HostNetwork.Bridge, Subnet4: v4, Subnet6: v6, Gateway4: v4.Addr().Next(),
+		DHCP: p.Addressing == config.ProxmoxDHCP, FullClone: p.FullClone, Storage: p.Storage, Pool: p.Pool,
+		Firewall: p.Firewall, Model: p.Model, SSHKeys: keys, Logger: env.log,
+	}
+	if v6.IsValid() {
+		cfg.Gateway6 = v6.Addr().Next()
+	}
+	if p.Nameserver != "" {
+		if cfg.Nameserver, err = netip.ParseAddr(p.Nameserver); err != nil {
+			return place{}, agentlab.Errorf(agentlab.CodeInvalid, "%w", err).WithField("proxmox.nameserver")
+		}
+	}
+	d, err := proxmox.New(cfg)
+	if err != nil {
+		return place{}, err
+	}
+	return place{d, d.Templates()}, nil
+}
+
+// proxmoxNodes are the nodes of the configuration. The network of this machine
+// is that of the node with its name; a lone node is taken to be it.
+func proxmoxNodes(env driverEnv) ([]proxmox.Node, error) {
+	p := env.settings.Proxmox
+	self, err := os.Hostname()
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the name of this machine: %w", err)
+	}
+	self, _, _ = strings.Cut(self, ".")
+	names := []string{self}
+	if len(p.Nodes) > 0 {
+		names = nil
+		for _, n := range p.Nodes {
+			names = append(names, n.Name)
+		}
+	}
+	var out []proxmox.Node
+	for _, name := range names {
+		n := proxmox.Node{Name: name, Templates: p.TemplateVMIDs(name)}
+		if name == self || len(names) == 1 {
+			n.Host = env.host
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
+func proxmoxTransport(env driverEnv) (pve.Transport, error) {
+	p := env.settings.Proxmox
+	if p.Transport == config.ProxmoxShell {
+		return pve.NewShell(pve.ShellOptions{Snippets: p.Snippets, Prefix: pve.Unconfined(env.getenv)}), nil
+	}
+	secret, err := readSecret(p.TokenFile)
+	if err != nil {
+		return nil, err
+	}
+	o := pve.RESTOptions{URL: p.URL, TokenID: p.TokenID, Secret: secret, Fingerprint: p.Fingerprint}
+	if p.CAFile != "" {
+		if o.CA, err = os.ReadFile(p.CAFile); err != nil {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "it cannot be read: %w", err).WithField("proxmox.ca_file")
+		}
+	}
+	return pve.NewREST(o)
+}
+
+// readSecret reads the secret of an API token from a file that nobody but its
+// owner may read.
+func readSecret(path string) (string, error) {
+	bad := func(code agentlab.Code, format string, args ...any) error {
+		return agentlab.Errorf(code, format, args...).WithField("proxmox.token_file").WithHint("scripts/create_api_token.sh makes a token and its file")
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", bad(agentlab.CodeInvalid, "it cannot be read: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	st, err := f.Stat()
+	switch {
+	case err != nil:
+		return "", bad(agentlab.CodeInvalid, "it cannot be read: %w", err)
+	case !st.Mode().IsRegular() || st.Mode().Perm()&0o077 != 0:
+		return "", bad(agentlab.CodeDenied, "%s is open to others than its owner (mode %s)", path, st.Mode())
+	}
+	buf := make([]byte, 257)
+	n, err := f.Read(buf)
+	secret := strings.TrimSpace(string(buf[:n]))
+	if _, value, ok := strings.Cut(secret, "="); ok { // as a header has it, or a line of an environment file
+		secret = value
+	}
+	if err != nil || n == len(buf) || secret == "" {
+		return "", bad(agentlab.CodeInvalid, "%s does not hold the secret of a token", path)
+	}
+	return secret, nil
+}
+
+// sshKeys reads a file of public keys.
+func sshKeys(path string) ([]string, error) {
+	if path == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "it cannot be read: %w", err).WithField("proxmox.ssh_public_key_file")
+	}
+	var keys []string
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		key, err := cloudinit.SSHKey(line)
+		if e, ok := errors.AsType[*agentlab.Error](err); ok {
+			return nil, e.WithField("proxmox.ssh_public_key_file")
+		}
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, key)
+	}
+	return keys, nil
+}
