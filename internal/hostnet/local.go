@@ -226,9 +226,9 @@ func (l *Local) takeOff(ctx context.Context, m *nft.Manager, vmid int) error {
 
 // Restore puts many on the bridge at once, in one transaction, and forgets
 // every guest that is not among them: how a driver begins. Flows that the
-// policies allow go on. A guest that cannot be let in is left out, without a
-// network, and told of by the error; the others are in force then. From here
-// on guests are served.
+// policies allow go on. A guest that cannot be let in, because its policy or
+// its addresses do not fit the configuration any more, is left out without a
+// network, and the log tells why; so does Put. From here on guests are served.
 func (l *Local) Restore(ctx context.Context, guests []Guest) error {
 	l.change.Lock()
 	defer l.change.Unlock()
@@ -239,18 +239,18 @@ func (l *Local) Restore(ctx context.Context, guests []Guest) error {
 	if err := m.BridgeUp(); err != nil {
 		return err
 	}
-	list, errs := l.admitAll(guests)
+	list := l.admitAll(guests)
 	if err := m.Restore(ctx, list); err != nil {
 		return err
 	}
 	l.forgetAllBut(list)
 	l.serve(m)
 	l.sweep(guests)
-	return errors.Join(append(errs, l.ensure(ctx, m))...)
+	return l.ensure(ctx, m)
 }
 
 // admitAll makes the guests those of the list that can be let in.
-func (l *Local) admitAll(guests []Guest) (list []nft.Sandbox, errs []error) {
+func (l *Local) admitAll(guests []Guest) (list []nft.Sandbox) {
 	for _, g := range guests {
 		s, err := toSandbox(g)
 		if err == nil {
@@ -260,12 +260,12 @@ func (l *Local) admitAll(guests []Guest) (list []nft.Sandbox, errs []error) {
 			err = l.admit(g)
 		}
 		if err != nil {
-			errs = append(errs, agentlab.Errorf(agentlab.CodeOf(err), "sandbox %d is left without a network: %w", g.Ref.VMID, err))
+			l.log.Error("a sandbox is left without a network", "vmid", g.Ref.VMID, "err", err)
 			continue
 		}
 		list = append(list, s)
 	}
-	return list, errs
+	return list
 }
 
 // forgetAllBut notes who is on the bridge now.

@@ -56,6 +56,7 @@ func (k kernel) list(ctx context.Context, family string) (string, error) {
 }
 
 func (k kernel) run(ctx context.Context, stdin string, args ...string) (string, error) {
+	asked := ctx
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, k.program, args...) //nolint:gosec // found above, fixed arguments
@@ -67,6 +68,8 @@ func (k kernel) run(ctx context.Context, stdin string, args ...string) (string, 
 	switch {
 	case err == nil:
 		return out.String(), nil
+	case asked.Err() != nil:
+		return "", agentlab.Errorf(agentlab.CodeUnknownOutcome, "nft was cut short: %w", context.Cause(asked))
 	case ctx.Err() != nil:
 		return "", agentlab.Errorf(agentlab.CodeUnknownOutcome, "nft did not end in %s", loadTimeout)
 	case errors.Is(err, exec.ErrNotFound):

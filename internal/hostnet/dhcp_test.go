@@ -1,0 +1,91 @@
+package hostnet
+
+import (
+	"net"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
+
+	"github.com/agentlab-vm/agentlab/test/netlab"
+)
+
+// lease asks for an address, as the first thing that a guest does.
+func (b *box) lease(mac net.HardwareAddr) (got *nclient4.Lease, err error) {
+	b.w.Helper()
+	var c *nclient4.Client
+	b.in(func() {
+		c, err = nclient4.New("eth0", nclient4.WithHWAddr(mac), nclient4.WithTimeout(500*time.Millisecond), nclient4.WithRetry(2))
+	})
+	if err != nil {
+		b.w.Fatal(err)
+	}
+	defer c.Close() //nolint:errcheck // a test's
+	return c.Request(b.w.Context())
+}
+
+// A guest that may ask gets its own address, and uses it; nobody else gets
+// any.
+func TestDHCP(t *testing.T) {
+	if !netlab.Inside(t) {
+		return
+	}
+	w := newWorld(t)
+	w.bridge()
+	ctx := t.Context()
+	l := w.local()
+	must(t, l.Restore(ctx, nil))
+	must(t, l.Ready(ctx))
+	asks, static, stranger := w.box(2, all), w.box(3, all), w.box(4, all)
+	asks.DHCP = true
+	must(t, l.Put(ctx, asks.Guest))
+	must(t, l.Put(ctx, static.Guest))
+	if a, err := l.Lease(ctx, asks.MAC); err != nil || a.IsValid() {
+		t.Errorf("before it asked: %v, %v", a, err)
+	}
+	got, err := asks.lease(asks.MAC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ip := got.ACK.YourIPAddr.String(); ip != "10.77.0.2" {
+		t.Errorf("the address is %s", ip)
+	}
+	if a, err := l.Lease(ctx, asks.MAC); err != nil || a != asks.IPv4 {
+		t.Errorf("the lease is %v, %v", a, err)
+	}
+	asks.static()
+	if !asks.reaches(site) {
+		t.Error("with its address a guest reaches nothing")
+	}
+	for name, b := range map[string]*box{"bound to an address and not to ask": static, "no sandbox": stranger} {
+		if got, err := b.lease(b.MAC); err == nil {
+			t.Errorf("who is %s got %v", name, got.ACK.YourIPAddr)
+		}
+	}
+	// With the MAC of another, a question does not come through.
+	if got, err := static.lease(asks.MAC); err == nil {
+		t.Errorf("with another's MAC: %v", got.ACK.YourIPAddr)
+	}
+	// A guest that renews asks the server by its address, from its own.
+	asks.in(func() {
+		conn, err := net.DialUDP("udp4", &net.UDPAddr{IP: asks.IPv4.AsSlice(), Port: 68}, &net.UDPAddr{IP: net.IPv4(10, 77, 0, 1), Port: 67})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close() //nolint:errcheck // a test's
+		q, _ := dhcpv4.NewRenewFromAck(got.ACK)
+		_, _ = conn.Write(q.ToBytes())
+		_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+		buf := make([]byte, 1500)
+		n, err := conn.Read(buf)
+		if err != nil {
+			t.Errorf("a renewal has no answer: %v", err)
+			return
+		}
+		if a, err := dhcpv4.FromBytes(buf[:n]); err != nil || a.MessageType() != dhcpv4.MessageTypeAck {
+			t.Errorf("a renewal: %v, %v", a, err)
+		}
+	})
+}
