@@ -191,14 +191,14 @@ func grantHint(text string) string {
 
 // text is the answer in one line, with what is wrong with which parameter.
 func (f *Fault) text() string {
-	s := clip(strings.TrimSpace(f.Message), 500)
+	s := clip(strings.Trim(f.Message, ".; \n"), 500)
 	if s == "" {
 		s = "status " + strconv.Itoa(f.Status)
 	}
 	for _, name := range f.paramNames() {
-		s += " " + clip(name+": "+strings.Join(strings.Fields(f.Params[name]), " "), 300) + ";"
+		s += "; " + clip(name+": "+strings.Join(strings.Fields(f.Params[name]), " "), 300)
 	}
-	return strings.TrimRight(s, ";.")
+	return s
 }
 
 func (f *Fault) paramNames() []string {
