@@ -55,7 +55,7 @@ func Unpack(parent string) (_ *Kit, err error) {
 	}()
 	for name, tree := range map[string][]fs.FS{
 		"scripts": {scripts.FS}, "skills": {skills.FS}, "profiles": {profiles.FS},
-		"images": {images.Recipes, images.Files, images.Scripts, images.Keys},
+		"images": {images.Recipes, images.Files, images.Scripts, images.Keys, images.Template},
 	} {
 		for _, t := range tree {
 			if err := unpack(t, filepath.Join(dir, name)); err != nil {

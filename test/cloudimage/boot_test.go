@@ -32,19 +32,15 @@ type vm struct {
 	port int
 }
 
-func newVM(t testing.TB, uid string) *vm {
+func newVM(t testing.TB, uid, disk, format string) *vm {
 	t.Helper()
-	disk, err := Template(t.Context(), cacheDir(t), runner(t), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
 	master := make([]byte, link.SeedLen)
 	key, err := link.SandboxKey(master, uid)
 	if err != nil {
 		t.Fatal(err)
 	}
 	v := &vm{TB: t, dir: t.TempDir(), key: key}
-	out, err := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-b", disk, "-F", "qcow2", v.path("disk.qcow2"), "5G").CombinedOutput()
+	out, err := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-b", disk, "-F", format, v.path("disk.qcow2"), "5G").CombinedOutput()
 	if err != nil {
 		t.Fatalf("qemu-img: %v %s", err, out)
 	}
@@ -60,8 +56,8 @@ func (v *vm) seed(files map[string][]byte) {
 	}
 }
 
-// boot starts QEMU; it ends with the returned function.
-func (v *vm) boot() (stop func()) {
+// boot starts QEMU; the channel is closed when it has ended.
+func (v *vm) boot() <-chan struct{} {
 	v.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -88,18 +84,15 @@ func (v *vm) boot() (stop func()) {
 	}
 	done := make(chan struct{})
 	go func() { _ = cmd.Wait(); _ = console.Close(); close(done) }()
-	stop = func() {
+	v.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		<-done
-	}
-	v.Cleanup(func() {
-		stop()
 		if v.Failed() {
 			b, _ := os.ReadFile(v.path("console"))
 			v.Logf("console:\n%s", b[max(0, len(b)-6000):])
 		}
 	})
-	return stop
+	return done
 }
 
 // dial opens guest control, as a driver's DialControl does.
@@ -175,4 +168,3 @@ func (v *vm) eventually(what string, cond func() error) {
 		time.Sleep(500 * time.Millisecond)
 	}
 }
-

@@ -2,19 +2,21 @@
 # Turns a tree that mmdebstrap made into that of a cloud image with AgentLab's
 # template parts. Runs as root in namespaces of its own.
 #
-#   build.sh TREE TEMPLATE FILES
+#   build.sh TREE [TEMPLATE FILES]
 #
-# TEMPLATE is images/template, FILES images/files. Leaves the boot loader's
-# parts in TREE/boot/grub: boot.img for the first sector, core.img for what
-# lies behind it.
+# TEMPLATE is images/template, FILES images/files; without them it is a cloud
+# image as its publisher has it. Leaves the boot loader's parts in
+# TREE/boot/grub: boot.img for the first sector, core.img for what lies behind.
 set -eu
-tree=$1 template=$2 files=$3
+tree=$1 template=${2-} files=${3-}
 
-cp -R --no-preserve=ownership "$template/files/." "$tree/"
-for file in etc/ssh/sshd_config.d/10-agentlab.conf etc/sudoers.d/agentlab etc/systemd/journald.conf.d/agentlab.conf; do
-    mkdir -p "$tree/${file%/*}"
-    cp --no-preserve=ownership "$files/$file" "$tree/$file"
-done
+if [ -n "$template" ]; then
+    cp -R --no-preserve=ownership "$template/files/." "$tree/"
+    for file in etc/ssh/sshd_config.d/10-agentlab.conf etc/sudoers.d/agentlab etc/systemd/journald.conf.d/agentlab.conf; do
+        mkdir -p "$tree/${file%/*}"
+        cp --no-preserve=ownership "$files/$file" "$tree/$file"
+    done
+fi
 printf 'LABEL=agentlab-root / ext4 defaults,noatime 0 1\n' >"$tree/etc/fstab"
 printf '127.0.0.1 localhost\n' >"$tree/etc/hosts"
 rm -f "$tree/etc/resolv.conf"
@@ -24,7 +26,6 @@ mount --bind "$tree" "$tree"
 mount -t proc proc "$tree/proc"
 mount -t tmpfs -o mode=0755 tmpfs "$tree/run"
 mount -t devtmpfs dev "$tree/dev" 2>/dev/null || mount --bind /dev "$tree/dev"
-cp -R "$template" "$tree/run/template"
 
 inside() { env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 SYSTEMD_OFFLINE=1 DEBIAN_FRONTEND=noninteractive chroot "$tree" "$@"; }
 
@@ -47,5 +48,7 @@ inside grub-mkimage -O i386-pc -o /boot/grub/core.img -p '(,msdos1)/boot/grub' \
 cp "$tree/usr/lib/grub/i386-pc/boot.img" "$tree/boot/grub/boot.img"
 inside systemctl enable systemd-networkd.service systemd-resolved.service
 
+[ -n "$template" ] || exit 0
+cp -R "$template" "$tree/run/template"
 inside sh /run/template/setup.sh
 inside sh /run/template/seal.sh

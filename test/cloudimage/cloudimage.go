@@ -38,13 +38,16 @@ const (
 	keptImages = 2 // of each kind in the cache
 )
 
-// packages is what the sandbox needs, and a cloud image has.
-var packages = []string{
+// cloudPackages is what a cloud image has.
+var cloudPackages = []string{
 	"linux-image-cloud-amd64", "initramfs-tools", "zstd", "grub-pc-bin", "grub-common",
 	"systemd", "systemd-sysv", "systemd-resolved", "udev", "dbus", "libpam-systemd", "netplan.io",
-	"cloud-init", "cloud-guest-utils", "fdisk", "qemu-guest-agent", "openssh-server", "sudo",
-	"bubblewrap", "ca-certificates", "curl", "e2fsprogs", "git", "iproute2", "iputils-ping", "jq", "kmod", "less",
-	"netbase", "procps", "python3-minimal", "unzip",
+	"cloud-init", "cloud-guest-utils", "fdisk", "openssh-server", "sudo", "ca-certificates", "iproute2", "kmod", "procps",
+}
+
+// sandboxPackages is what a template has beside that.
+var sandboxPackages = []string{
+	"qemu-guest-agent", "bubblewrap", "curl", "e2fsprogs", "git", "iputils-ping", "jq", "less", "netbase", "python3-minimal", "unzip",
 }
 
 // Template returns the path of a qcow2 file that is the disk of a template:
@@ -52,27 +55,20 @@ var packages = []string{
 // in cache and made once for each runner; the first takes two minutes. The
 // caller gives it a backing chain or a copy, and never writes to it.
 func Template(ctx context.Context, cache, runner string, log io.Writer) (string, error) {
-	dir := filepath.Join(cache, "cloudimage")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", err
-	}
-	unlock, err := lock(filepath.Join(dir, "lock"))
+	dir, unlock, err := open(cache)
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
-	base := filepath.Join(dir, "base-"+key()+".raw")
-	if _, err := os.Stat(base); err != nil {
-		if err := build(ctx, dir, base, log); err != nil {
-			return "", fmt.Errorf("building the test disk: %w", err)
-		}
+	base, err := system(ctx, dir, true, log)
+	if err != nil {
+		return "", err
 	}
-	prune(dir, "base-*.raw", base)
 	sum, err := fileHash(runner)
 	if err != nil {
 		return "", err
 	}
-	disk := filepath.Join(dir, "template-"+key()[:8]+"-"+sum+".qcow2")
+	disk := filepath.Join(dir, "template-"+key(true)[:8]+"-"+sum+".qcow2")
 	if _, err := os.Stat(disk); err == nil {
 		now := syscall.Timespec{Nsec: unix.UTIME_NOW}
 		return disk, syscall.UtimesNano(disk, []syscall.Timespec{now, now})
@@ -84,11 +80,51 @@ func Template(ctx context.Context, cache, runner string, log io.Writer) (string,
 	return disk, nil
 }
 
+// Plain returns the path of a raw file that is a cloud image without anything
+// of AgentLab, as a publisher has it. It is kept in cache.
+func Plain(ctx context.Context, cache string, log io.Writer) (string, error) {
+	dir, unlock, err := open(cache)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	return system(ctx, dir, false, log)
+}
+
+// open makes the folder in cache ours until unlock is called.
+func open(cache string) (dir string, unlock func(), err error) {
+	dir = filepath.Join(cache, "cloudimage")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", nil, err
+	}
+	unlock, err = lock(filepath.Join(dir, "lock"))
+	return dir, unlock, err
+}
+
+// system is the raw disk, with or without AgentLab's parts.
+func system(ctx context.Context, dir string, template bool, log io.Writer) (string, error) {
+	kind := map[bool]string{true: "base-", false: "plain-"}[template]
+	disk := filepath.Join(dir, kind+key(template)+".raw")
+	if _, err := os.Stat(disk); err == nil {
+		return disk, nil
+	}
+	if err := build(ctx, dir, disk, template, log); err != nil {
+		return "", fmt.Errorf("building the test disk: %w", err)
+	}
+	prune(dir, kind+"*.raw", disk)
+	return disk, nil
+}
+
 // key names what the disk is made of, but for versions of packages.
-func key() string {
+func key(template bool) string {
 	h := sha256.New()
-	_, _ = fmt.Fprintln(h, "2", suite, packages, sizeBytes)
-	for _, tree := range []fs.FS{script, images.Template, images.Files} {
+	_, _ = fmt.Fprintln(h, "3", suite, cloudPackages, sizeBytes)
+	trees := []fs.FS{script}
+	if template {
+		_, _ = fmt.Fprintln(h, sandboxPackages)
+		trees = append(trees, images.Template, images.Files)
+	}
+	for _, tree := range trees {
 		_ = fs.WalkDir(tree, ".", func(path string, d fs.DirEntry, err error) error { // an embedded tree cannot fail
 			if err == nil && !d.IsDir() {
 				b, _ := fs.ReadFile(tree, path)
@@ -149,7 +185,7 @@ func prune(dir, pattern, keep string) {
 	}
 }
 
-func build(ctx context.Context, dir, to string, log io.Writer) error {
+func build(ctx context.Context, dir, to string, template bool, log io.Writer) error {
 	if os.Geteuid() != 0 {
 		return errors.New("this needs root")
 	}
@@ -167,10 +203,15 @@ func build(ctx context.Context, dir, to string, log io.Writer) error {
 		}
 	}
 	tree := filepath.Join(work, "tree")
+	packages, parts := cloudPackages, []string{"sh", filepath.Join(work, "script/build.sh"), tree}
+	if template {
+		packages = slices.Concat(packages, sandboxPackages)
+		parts = append(parts, filepath.Join(work, "template"), filepath.Join(work, "files"))
+	}
 	err = isolated(ctx, log, "mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", "--include="+strings.Join(packages, ","),
 		"--dpkgopt="+filepath.Join(work, "files/etc/dpkg/dpkg.cfg.d/agentlab-slim"), suite, tree)
 	if err == nil {
-		err = isolated(ctx, log, "sh", filepath.Join(work, "script/build.sh"), tree, filepath.Join(work, "template"), filepath.Join(work, "files"))
+		err = isolated(ctx, log, parts...)
 	}
 	if err != nil {
 		return err
@@ -258,7 +299,7 @@ func isolated(ctx context.Context, log io.Writer, argv ...string) error {
 func run(ctx context.Context, log io.Writer, argv ...string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // words of ours
 	cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive", "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
-	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", log, log
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("%s: %w", argv[0], err)
 	}

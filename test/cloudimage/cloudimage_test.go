@@ -41,3 +41,14 @@ func TestTemplate(t *testing.T) {
 	}
 	t.Log(disk)
 }
+
+func TestPlain(t *testing.T) {
+	if testing.Short() || os.Geteuid() != 0 {
+		t.Skip("making a disk needs root and time")
+	}
+	disk, err := Plain(t.Context(), cacheDir(t), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log(disk)
+}

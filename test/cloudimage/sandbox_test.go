@@ -3,16 +3,46 @@ package cloudimage
 import (
 	"context"
 	"crypto/ed25519"
+	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
-	"fmt"
+	"errors"
+	"net"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/cloudinit"
 	"github.com/agentlab-vm/agentlab/internal/control"
+	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+)
+
+const (
+	testUID = "aaaaaaaaaaaaaaaaaaaaaaaaaa"
+	testKey = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBdEDKlEZqHUWrL9MGzjnqWmnSKdZnJWRyvMNDM4xRUd"
+
+	// As Proxmox VE makes it of ipconfig0 and nameserver.
+	networkConfig = `version: 1
+config:
+    - type: physical
+      name: eth0
+      mac_address: 'bc:24:11:00:00:01'
+      subnets:
+      - type: static
+        address: '10.0.2.15'
+        netmask: '255.255.255.0'
+        gateway: '10.0.2.2'
+    - type: nameserver
+      address:
+      - '10.0.2.3'
+      search:
+      - 'lab'
+`
 )
 
 // run runs a script in the guest and returns what it prints.
@@ -44,44 +74,198 @@ func (v *vm) run(c *control.Client, user, script string) string {
 	}
 }
 
-func (v *vm) controlJSON(uid string) []byte {
+// expect runs a script that must print want.
+func (v *vm) expect(c *control.Client, user, script, want string) {
+	v.Helper()
+	if got := v.run(c, user, script); got != want {
+		v.Errorf("%s: got %q, want %q", script, got, want)
+	}
+}
+
+func (v *vm) controlJSON() []byte {
 	pub, _ := v.key.Public().(ed25519.PublicKey)
-	b, err := json.Marshal(guestapi.ControlConfig{VMID: 1001, UID: uid, Controller: "http://10.77.0.1:8844", HostKey: pub})
+	b, err := json.Marshal(guestapi.ControlConfig{VMID: 1001, UID: testUID, Controller: "http://10.0.2.2:8844", HostKey: pub})
 	if err != nil {
 		v.Fatal(err)
 	}
 	return b
 }
 
-const networkConfig = `version: 1
-config:
-    - type: physical
-      name: eth0
-      mac_address: 'bc:24:11:00:00:01'
-      subnets:
-      - type: static
-        address: '10.0.2.15'
-        netmask: '255.255.255.0'
-        gateway: '10.0.2.2'
-    - type: nameserver
-      address:
-      - '10.0.2.3'
-      search:
-      - 'lab'
-`
+func (v *vm) identity(c *control.Client, name string) guestapi.Health {
+	v.Helper()
+	id := guestapi.Identity{
+		UID: testUID, Hostname: name, Time: time.Now(), Entropy: make([]byte, 64),
+		Bootstrap: &guestapi.Bootstrap{Token: "not-a-token", Controller: "http://10.0.2.2:8844", VMID: 1001},
+	}
+	_, _ = rand.Read(id.Entropy)
+	h, err := c.SetIdentity(v.Context(), id)
+	if err != nil {
+		v.Fatal(err)
+	}
+	if h.Identity != testUID {
+		v.Errorf("the guest says that it is %q", h.Identity)
+	}
+	return h
+}
 
-// The seed of the shell transport: user-data names the controller, and the
-// guest answers it alone.
+// isSandbox checks what every clone must be, whoever made its template.
+func (v *vm) isSandbox(c *control.Client, name string) {
+	v.Helper()
+	v.expect(c, "root", "hostname", name)
+	v.expect(c, "root", "ip -4 -br addr show dev eth0 | awk '{print $3}'", "10.0.2.15/24")
+	v.expect(c, "root", "ip -6 route show default", "")
+	v.expect(c, "root", "sed -n 's/^nameserver //p' /etc/resolv.conf", "10.0.2.3")
+	v.expect(c, "root", "cat /etc/machine-id | wc -c", "33")
+	v.expect(c, "agent", "id -un; sudo -n id -un", "agent\nroot")
+	v.expect(c, "agent", "agentlab-agent --version >/dev/null && echo yes", "yes")
+	if size, err := strconv.Atoi(v.run(c, "root", "df --output=size -BM / | tail -n 1 | tr -dc 0-9")); err != nil || size < 4700 {
+		v.Errorf("the root file system has %d MiB of a disk of 5 GiB", size)
+	}
+	v.expect(c, "root", "stat -c '%a %U' /etc/agentlab/control.json", "644 root")
+}
+
+// The seed of the shell transport: user-data names the controller. The guest
+// obeys it alone, and goes on where it was after a restart of guest control
+// and after one of the machine.
 func TestSandboxOfUserData(t *testing.T) {
-	const uid = "aaaaaaaaaaaaaaaaaaaaaaaaaa"
-	v := newVM(t, uid)
-	user := fmt.Sprintf("#cloud-config\nhostname: box-1\nmanage_etc_hosts: true\nuser: agent\npackage_upgrade: false\nwrite_files:\n- path: /etc/agentlab/control.json\n  permissions: '0644'\n  encoding: b64\n  content: %s\n",
-		base64.StdEncoding.EncodeToString(v.controlJSON(uid)))
+	bootsVMs(t)
+	disk, err := Template(t.Context(), cacheDir(t), runner(t), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := newVM(t, testUID, disk, "qcow2")
+	user, err := cloudinit.UserData(cloudinit.Seed{
+		Hostname: "box-1", SSHKeys: []string{testKey},
+		Files: []cloudinit.File{{Path: guestapi.ControlFile, Content: v.controlJSON()}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.seed(map[string][]byte{"user-data": user, "network-config": []byte(networkConfig), "meta-data": []byte("instance-id: 1\n")})
+	off := v.boot()
+	c, h, took := v.up()
+	t.Logf("guest control after %s, at %s of the guest's uptime", took.Round(time.Second), h.Uptime.Round(time.Second))
+	v.refusesOthers()
+	v.isSandbox(c, "box-1")
+	v.expect(c, "agent", "cat ~/.ssh/authorized_keys", testKey)
+	machineID := v.run(c, "root", "cat /etc/machine-id")
+
+	v.identity(c, "box-1")
+	v.expect(c, "root", "cat /etc/machine-id", machineID) // it was fresh already
+	hostKey := v.sshKey(c)
+	runs := "pgrep -u agent -f 'agent-runner run'"
+	v.eventually("the runner runs", func() error {
+		if v.run(c, "root", runs+" || true") == "" {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	before := v.run(c, "root", runs)
+	v.run(c, "root", "systemd-run --quiet --on-active=1 systemctl kill -s KILL --kill-whom=main agentlab-guest.service")
+	v.eventually("guest control is another process", func() error {
+		h, err := c.Health(t.Context())
+		if err == nil && h.Identity == testUID && v.run(c, "root", "systemctl show -p NRestarts --value agentlab-guest.service") != "0" {
+			return nil
+		}
+		return errors.Join(err, errors.New("not yet"))
+	})
+	v.expect(c, "root", runs, before)
+
+	if err := c.Power(t.Context(), "poweroff"); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-off:
+	case <-time.After(bootLimit):
+		t.Fatal("the machine does not power off")
+	}
+	v.boot()
+	c, h, took = v.up()
+	t.Logf("after a restart, guest control after %s", took.Round(time.Second))
+	if h.Identity != "" {
+		t.Errorf("an identity outlived the boot: %q", h.Identity)
+	}
+	v.isSandbox(c, "box-1")
+	v.identity(c, "box-1")
+	v.expect(c, "root", "cat /etc/machine-id", machineID)
+	if again := v.sshKey(c); again != hostKey {
+		t.Errorf("the host key was %s, and is %s", hostKey, again)
+	}
+	v.noFailedUnits(c)
+}
+
+// refusesOthers: the key of another sandbox is refused.
+func (v *vm) refusesOthers() {
+	v.Helper()
+	other, err := link.SandboxKey(make([]byte, link.SeedLen), "another")
+	if err != nil {
+		v.Fatal(err)
+	}
+	raw, err := net.Dial("tcp", "127.0.0.1:"+strconv.Itoa(v.port))
+	if err != nil {
+		v.Fatal(err)
+	}
+	if _, err := link.DialTLS(v.Context(), raw, other); agentlab.CodeOf(err) != agentlab.CodeDenied {
+		v.Errorf("another's key: %v", err)
+	}
+}
+
+// sshKey authorises a key and returns the host key, once sshd answers.
+func (v *vm) sshKey(c *control.Client) string {
+	v.Helper()
+	ctx, cancel := context.WithTimeout(v.Context(), 2*time.Minute)
+	defer cancel()
+	r, err := c.SSHKey(ctx, guestapi.SSHKeyRequest{PublicKey: testKey, Seconds: 600})
+	if err != nil || len(r.HostKeys) != 1 {
+		v.Fatalf("ssh: %v %v", r.HostKeys, err)
+	}
+	return r.HostKeys[0]
+}
+
+func (v *vm) noFailedUnits(c *control.Client) {
+	v.Helper()
+	v.run(c, "root", "cloud-init status --wait >/dev/null 2>&1 || true")
+	v.expect(c, "root", "systemctl --failed --no-legend --plain", "")
+	v.expect(c, "root", "cloud-init status | head -n 1", "status: done")
+}
+
+// The seed of the REST transport: Proxmox VE's own user-data, and the name of
+// the controller through the guest agent once the guest is up.
+func (v *vm) seedThroughAgent(name string) {
+	v.Helper()
 	v.seed(map[string][]byte{
-		"user-data": []byte(user), "network-config": []byte(networkConfig), "meta-data": []byte("instance-id: 1\n"),
+		"user-data": []byte("#cloud-config\nhostname: " + name + "\nmanage_etc_hosts: true\nfqdn: " + name + ".lab\nuser: agent\nssh_authorized_keys:\n  - " + testKey +
+			"\nchpasswd:\n  expire: False\nusers:\n  - default\npackage_upgrade: false\n"),
+		"network-config": []byte(networkConfig), "meta-data": []byte("instance-id: 2\n"),
 	})
 	v.boot()
-	c, h, took := v.up()
-	t.Logf("guest control after %s: %+v", took.Round(100*time.Millisecond), h)
-	t.Log(v.run(c, "root", "hostname; cat /etc/machine-id; ip -br a; cat /etc/resolv.conf; ls -la /etc/agentlab /etc/ssh; df -h /; cloud-init status --wait --long; systemctl --failed; systemd-analyze; systemd-analyze blame | head -20"))
+	v.eventually("the guest agent answers", func() error {
+		_, err := v.agent("guest-ping", map[string]any{})
+		return err
+	})
+	open, err := v.agent("guest-file-open", map[string]any{"path": guestapi.ControlFile, "mode": "wb"})
+	if err != nil {
+		v.Fatal(err)
+	}
+	handle, err := strconv.Atoi(string(open))
+	if err != nil {
+		v.Fatal(err)
+	}
+	if _, err := v.agent("guest-file-write", map[string]any{"handle": handle, "buf-b64": base64.StdEncoding.EncodeToString(v.controlJSON())}); err != nil {
+		v.Fatal(err)
+	}
+	if _, err := v.agent("guest-file-close", map[string]any{"handle": handle}); err != nil {
+		v.Fatal(err)
+	}
+}
+
+// bootsVMs skips a test where it cannot run.
+func bootsVMs(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("skipped: -short, and this boots virtual machines")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("skipped: making the disk needs root")
+	}
 }

@@ -2,6 +2,7 @@ package guestd
 
 import (
 	"bytes"
+	"context"
 	"crypto/ed25519"
 	"encoding/json"
 	"flag"
@@ -43,13 +44,16 @@ func listenMain(args []string) int {
 	}
 	setLimits()
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{ReplaceAttr: dropTime}))
-	err := serveTCP(Config{Logger: log}, *listen, *config)
+	err := serveTCP(context.Background(), Config{Logger: log}, *listen, *config)
 	log.Error("guestd ends", "err", err)
 	return 1
 }
 
-// serveTCP answers the one controller that the file names.
-func serveTCP(cfg Config, listen, file string) error {
+// listening is called with the address that is listened on.
+var listening = func(net.Addr) {}
+
+// serveTCP answers the one controller that the file names until ctx ends.
+func serveTCP(ctx context.Context, cfg Config, listen, file string) error {
 	control, err := readControl(file)
 	if err != nil {
 		return err
@@ -75,6 +79,8 @@ func serveTCP(cfg Config, listen, file string) error {
 		_ = tcp.Close()
 		return err
 	}
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	listening(tcp.Addr())
 	s.log.Info("guest control answers", "address", tcp.Addr(), "vmid", control.VMID, "uid", control.UID)
 	return s.Serve(l)
 }

