@@ -187,6 +187,12 @@ settings() {
 	done <<<"$text"
 }
 
+# These ask the kernel by netlink: /sys may be another network namespace's.
+exists() { ip link show dev "$1" >/dev/null 2>&1; }
+is_bridge() { [[ -n $(ip -o link show dev "$1" type bridge 2>/dev/null) ]]; }
+# ports_of BRIDGE prints what is plugged into it, a name per line.
+ports_of() { { ip -o link show master "$1" 2>/dev/null || true; } | sed 's/^[0-9]*: \([^:@]*\).*/\1/'; }
+
 # finish WHAT tells how it ended.
 finish() {
 	if ((needed == 0)); then

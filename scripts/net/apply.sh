@@ -64,7 +64,7 @@ rules() {
 		oifname @ports drop comment "always.sandbox"/
 		s/meta ibrname "vmbr1"/iifname @ports/
 		s/meta obrname "vmbr1"/oifname @ports/' "$here/agent_nat.nft"
-	ip -o link show master vmbr1 2>/dev/null | sed 's/^[0-9]*: \([^:@]*\).*/add element bridge agentlab ports { "\1" }/'
+	ports_of vmbr1 | sed 's/.*/add element bridge agentlab ports { "&" }/'
 	note "this kernel cannot tell bridges apart; run this again whenever a sandbox was plugged in"
 }
 
@@ -76,7 +76,7 @@ knob() {
 # host gives the bridge its addresses and lets the host route.
 host() {
 	local name conf
-	if ! ip link show dev vmbr1 >/dev/null 2>&1; then
+	if ! exists vmbr1; then
 		run ip link add vmbr1 type bridge
 		run ip link set vmbr1 alias agentlab
 		[[ -n $apply ]] || return 0
@@ -99,7 +99,7 @@ host() {
 without_agentlabd() {
 	local table
 	if [[ -n $remove ]]; then
-		! there || ! ip link show dev vmbr1 >/dev/null 2>&1 || run ip link set vmbr1 down
+		! there || ! exists vmbr1 || run ip link set vmbr1 down
 		for table in inet bridge arp; do
 			! nft list table "$table" agentlab >/dev/null 2>&1 || run nft delete table "$table" agentlab
 		done

@@ -28,7 +28,7 @@ if [[ $(field "$state" BackendState '"\([A-Za-z]*\)"') != Running ]]; then
 	die "this host is not in a tailnet" "join it: tailscale up"
 fi
 [[ -n $tailscale ]] || die "host_network.tailscale of config.yaml is empty: the firewall lets nobody of the tailnet in" "write tailscale: tailscale0 there, then: net/apply.sh --apply"
-[[ -e /sys/class/net/$tailscale ]] || die "there is no interface $tailscale" "name tailscale's own in config.yaml: host_network.tailscale"
+exists "$tailscale" || die "there is no interface $tailscale" "name tailscale's own in config.yaml: host_network.tailscale"
 
 prefs=$(tailscale debug prefs) || die "tailscale does not tell its settings" "see: tailscale debug prefs"
 [[ $(tr -d ' \n\t\r' <<<"$prefs") =~ \"AdvertiseRoutes\":(null|\[[^]]*\]) ]] || die "tailscale debug prefs names no AdvertiseRoutes" "this version of tailscale is not known: set the routes by hand"

@@ -27,9 +27,8 @@ kernel=/etc/sysctl.d/80-agentlab.conf
 # ports prints what is on the bridge that is no network device of a VM.
 ports() {
 	local port
-	for port in "/sys/class/net/$bridge/brif/"*; do
-		port=${port##*/}
-		[[ $port =~ ^(\*|tap[0-9]+i[0-9]+|fwpr[0-9]+p[0-9]+|veth[0-9]+i[0-9]+)$ ]] || printf '%s\n' "$port"
+	ports_of "$bridge" | while read -r port; do
+		[[ $port =~ ^(tap[0-9]+i[0-9]+|fwpr[0-9]+p[0-9]+|veth[0-9]+i[0-9]+)$ ]] || printf '%s\n' "$port"
 	done
 }
 
@@ -84,7 +83,7 @@ stanzas() {
 
 # right tells whether the bridge is up and has its addresses.
 right() {
-	[[ -d /sys/class/net/$bridge/bridge ]] && (($(<"/sys/class/net/$bridge/flags") & 1)) &&
+	is_bridge "$bridge" && [[ -n $(ip -o link show up dev "$bridge") ]] &&
 		ip -o -4 addr show dev "$bridge" | grep -qF " $gateway " &&
 		{ [[ -z $gateway6 ]] || ip -o -6 addr show dev "$bridge" | grep -qF " $gateway6 "; }
 }
@@ -92,7 +91,7 @@ right() {
 # conflicts ends the script where the bridge would break what is there.
 conflicts() {
 	local other route
-	if [[ -e /sys/class/net/$bridge && ! -d /sys/class/net/$bridge/bridge ]]; then
+	if exists "$bridge" && ! is_bridge "$bridge"; then
 		die "$bridge is a network interface but no bridge" "name another one in config.yaml: host_network.bridge"
 	fi
 	other=$(ports | tr '\n' ' ')
@@ -131,15 +130,15 @@ install_bridge() {
 
 remove_bridge() {
 	local there
-	there=$(find "/sys/class/net/$bridge/brif" -mindepth 1 -printf '%f ' 2>/dev/null || true)
+	there=$(ports_of "$bridge" | tr '\n' ' ')
 	[[ -z $there ]] || die "VMs are on $bridge: $there" "stop them first; sandboxes: agentlab sandbox list"
 	if [[ -f $stanza ]]; then
-		[[ ! -e /sys/class/net/$bridge ]] || run ifdown "$bridge"
+		! exists "$bridge" || run ifdown "$bridge"
 		drop "$stanza"
 	fi
 	if [[ -n $(elsewhere) ]]; then
 		note "$bridge is configured in $(elsewhere), which is left alone"
-	elif [[ -d /sys/class/net/$bridge/bridge && $(cat "/sys/class/net/$bridge/ifalias") == agentlab ]]; then
+	elif is_bridge "$bridge" && ip link show dev "$bridge" | grep -q '^ *alias agentlab$'; then
 		run ip link delete "$bridge" # agentlabd made it
 	fi
 	drop "$kernel"
