@@ -14,7 +14,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox"
 	"github.com/agentlab-vm/agentlab/internal/backend/qemu"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
@@ -30,7 +29,6 @@ type driverEnv struct {
 	network  *hostnet.Local // of this host; who uses it claims it
 	getenv   func(string) string
 	log      *slog.Logger
-	host     proxmox.Host // the network of this machine's bridge; nil where it is none of the backend's
 }
 
 // place is where sandboxes run: a driver, and where what they boot comes

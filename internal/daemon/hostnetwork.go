@@ -23,15 +23,16 @@ type hostNetwork struct {
 	*hostnet.Local
 }
 
-func newHostNetwork(settings config.HostNetwork, dir string, log *slog.Logger) *hostNetwork {
-	return &hostNetwork{settings: settings, Local: hostnet.New(hostnet.Config{
+func newHostNetwork(settings config.Config, dir string, log *slog.Logger) *hostNetwork {
+	return &hostNetwork{settings: settings.HostNetwork, Local: hostnet.New(hostnet.Config{
 		Network: func() (nft.Config, error) { return bridgeConfig(settings) },
 		Dir:     dir, Logger: log,
 	})}
 }
 
 // bridgeConfig is what the rules are rendered from.
-func bridgeConfig(h config.HostNetwork) (nft.Config, error) {
+func bridgeConfig(settings config.Config) (nft.Config, error) {
+	h := settings.HostNetwork
 	v4, v6, err := h.Prefixes()
 	if err != nil {
 		return nft.Config{}, err
@@ -39,6 +40,7 @@ func bridgeConfig(h config.HostNetwork) (nft.Config, error) {
 	c := nft.Config{
 		Bridge: h.Bridge, Subnet4: v4, Gateway4: v4.Addr().Next(), Subnet6: v6, Uplink: h.Uplink, Tailscale: h.Tailscale,
 		ProxyPort: uint16(h.ProxyPort), LogGroup: uint16(h.LogGroup), //nolint:gosec // checked by package config
+		DHCP: settings.Proxmox.Addressing == config.ProxmoxDHCP,
 	}
 	if v6.IsValid() {
 		c.Gateway6 = v6.Addr().Next()
@@ -147,7 +149,7 @@ func (o runOptions) networkManager(ctx context.Context) (*nft.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := bridgeConfig(settings.HostNetwork)
+	c, err := bridgeConfig(settings)
 	if err != nil {
 		return nil, err
 	}

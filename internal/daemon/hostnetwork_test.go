@@ -16,7 +16,7 @@ var update = flag.Bool("update", false, "write the generated documents")
 // TestRenderedRules -update' after a change.
 func TestRenderedRules(t *testing.T) {
 	const path = "../../scripts/net/agent_nat.nft"
-	c, err := bridgeConfig(config.Default().HostNetwork)
+	c, err := bridgeConfig(config.Default())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ func (o runOptions) networkSettings(w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	c, err := bridgeConfig(settings.HostNetwork)
+	c, err := bridgeConfig(settings)
 	if err != nil {
 		return err
 	}
