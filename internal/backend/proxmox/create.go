@@ -197,7 +197,7 @@ func (d *Driver) clone(ctx context.Context, h *handle) error {
 
 func (d *Driver) cloneOnce(ctx context.Context, h *handle) error {
 	first := !h.CloneSent
-	h.CloneSent, h.CloneTask = true, ""
+	h.CloneSent, h.CloneAt, h.CloneTask = true, d.cfg.Now().UTC(), ""
 	if err := d.save(h); err != nil {
 		return err
 	}
@@ -312,27 +312,28 @@ func (d *Driver) cloneBegun(ctx context.Context, h *handle) (done bool, err erro
 // afterClone waits until no clone of this sandbox goes on any more, and tells
 // what there is then; running tells that ctx ended first. The number of a
 // clone's target is in no list of tasks, so any clone of its template that
-// was begun since counts.
+// was begun since counts; and for a while after it was sent, it may not have
+// begun.
 func (d *Driver) afterClone(ctx context.Context, h *handle) (s sight, running bool, err error) {
-	pause := clonePause
+	pause := d.cfg.Poll.First
 	for {
+		going, err := d.cloning(ctx, h) // before the look: it may end between the two
+		if err != nil {
+			return s, false, err
+		}
 		if s, err = d.see(ctx, h.Spec.Ref(), h); err != nil {
 			return s, false, err
 		}
 		if s.there && (!s.ours && !s.stub || s.cfg["lock"] != lockClone) {
 			return s, false, nil
 		}
-		if running, err = d.cloning(ctx, h); err != nil || !running {
-			if err == nil && s.there || err != nil {
-				return s, false, err
-			}
-			// It may have ended between the two questions.
-			s, err = d.see(ctx, h.Spec.Ref(), h)
-			return s, false, err
+		arriving := !s.there && h.CloneTask == "" && d.cfg.Now().Sub(h.CloneAt) < d.cfg.Settle
+		if !going && !arriving {
+			return s, false, nil
 		}
 		select {
 		case <-time.After(pause):
-			pause = min(2*pause, 5*time.Second)
+			pause = min(2*pause, d.cfg.Poll.Max)
 		case <-ctx.Done():
 			return s, true, nil
 		}

@@ -53,11 +53,15 @@ type Config struct {
 	DHCP               bool         // guests ask for their address
 
 	FullClone bool
-	Storage   string // of full clones; "" means the template's
-	Pool      string // "" means none
-	Firewall  bool   // firewall flag of network devices
-	Model     string // of network devices when a Spec names none; "" means virtio
+	Storage   string   // of full clones; "" means the template's
+	Pool      string   // "" means none
+	Firewall  bool     // firewall flag of network devices
+	Model     string   // of network devices when a Spec names none; "" means virtio
 	SSHKeys   []string // of people who may log in as agent: authorized_keys lines
+
+	// Settle is how long after a call was sent whose answer is not known it may
+	// still arrive at the node; 0 means 10 s.
+	Settle time.Duration
 
 	Poll   pve.Poll         // of tasks; zero means 500 ms, at most 5 s
 	Now    func() time.Time // nil means time.Now
@@ -148,6 +152,9 @@ func (c *Config) validate() error {
 	}
 	if c.Now == nil {
 		c.Now = time.Now
+	}
+	if c.Settle == 0 {
+		c.Settle = 10 * time.Second
 	}
 	if c.Poll == (pve.Poll{}) {
 		c.Poll = pve.Poll{First: 500 * time.Millisecond, Max: 5 * time.Second}

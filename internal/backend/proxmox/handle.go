@@ -60,9 +60,10 @@ type handle struct {
 	MAC      string    `json:"mac"`
 	Port     string    `json:"port"`
 
-	CloneSent   bool   `json:"clone_sent,omitempty"`   // a clone was sent, and its end was not seen
-	CloneTask   string `json:"clone_task,omitempty"`   // its UPID, once known
-	DestroySent bool   `json:"destroy_sent,omitempty"` // the VM was proved to be ours and is being destroyed
+	CloneSent   bool      `json:"clone_sent,omitempty"`   // a clone was sent, and its end was not seen
+	CloneAt     time.Time `json:"clone_at,omitzero"`      // when
+	CloneTask   string    `json:"clone_task,omitempty"`   // its UPID, once known
+	DestroySent bool      `json:"destroy_sent,omitempty"` // the VM was proved to be ours and is being destroyed
 
 	Snippet       string   `json:"snippet,omitempty"` // file name
 	SnippetVolume string   `json:"snippet_volume,omitempty"`

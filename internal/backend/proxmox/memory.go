@@ -1,10 +1,12 @@
 package proxmox
 
 import (
+	"context"
 	"net/netip"
 	"sync"
 	"time"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
@@ -78,3 +80,22 @@ func (m *memory) runs(ref backend.Ref, now time.Time, started bool) {
 
 // rests notes that it does not run.
 func (m *memory) rests(ref backend.Ref) { m.forget(ref) }
+
+// gate is a lock that is waited for only as long as a context lasts: what it
+// guards is held while nodes are asked.
+type gate struct {
+	once sync.Once
+	ch   chan struct{}
+}
+
+func (g *gate) lock(ctx context.Context) error {
+	g.once.Do(func() { g.ch = make(chan struct{}, 1) })
+	select {
+	case g.ch <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return agentlab.Errorf(agentlab.CodeBusy, "another call asks the nodes: %w", context.Cause(ctx))
+	}
+}
+
+func (g *gate) unlock() { <-g.ch }

@@ -2,7 +2,6 @@ package proxmox
 
 import (
 	"context"
-	"sync"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -10,7 +9,7 @@ import (
 // networks are the nodes' networks that this process has taken over from the
 // one before it.
 type networks struct {
-	mu       sync.Mutex
+	asking   gate
 	restored map[string]bool
 }
 
@@ -25,8 +24,10 @@ func (d *Driver) network(ctx context.Context, name string) (Host, error) {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the network of node %s is not within reach, so nothing is started there", name).
 			WithHint("the daemon must run on the node, or leave the node out of proxmox.nodes")
 	}
-	d.networks.mu.Lock()
-	defer d.networks.mu.Unlock()
+	if err := d.networks.asking.lock(ctx); err != nil {
+		return nil, err
+	}
+	defer d.networks.asking.unlock()
 	if d.networks.restored[name] {
 		return n.Host, nil
 	}

@@ -14,9 +14,9 @@ import (
 
 // inventory is what nodes said lately, shared by all sandboxes.
 type inventory struct {
-	mu    sync.Mutex
-	vms   map[string][]pve.VM
-	vmsAt time.Time
+	asking gate // guards vms, nodes and volumes, and is held while they are asked for
+	vms    map[string][]pve.VM
+	vmsAt  time.Time
 
 	nodes   []pve.Node
 	nodesAt time.Time
@@ -24,6 +24,7 @@ type inventory struct {
 	volumes map[string][]pve.Volume // by node and storage
 	volsAt  map[string]time.Time
 
+	mu       sync.Mutex        // guards what follows
 	verdicts map[string]string // uid of VMs without handle, by what they look like
 	sweptAt  time.Time
 }
@@ -59,8 +60,10 @@ func (i *inventory) due(now time.Time, every time.Duration) bool {
 // ago.
 func (d *Driver) volumesOn(ctx context.Context, node, storage string) ([]pve.Volume, error) {
 	i := &d.inventory
-	i.mu.Lock()
-	defer i.mu.Unlock()
+	if err := i.asking.lock(ctx); err != nil {
+		return nil, err
+	}
+	defer i.asking.unlock()
 	key := node + "/" + storage
 	if at, ok := i.volsAt[key]; ok && d.cfg.Now().Sub(at) < inventoryAge {
 		return i.volumes[key], nil
@@ -99,8 +102,10 @@ const inventoryAge = 3 * time.Second
 // listed returns the VMs of every node of ours, as they were at most age ago.
 func (d *Driver) listed(ctx context.Context, age time.Duration) (map[string][]pve.VM, error) {
 	i := &d.inventory
-	i.mu.Lock()
-	defer i.mu.Unlock()
+	if err := i.asking.lock(ctx); err != nil {
+		return nil, err
+	}
+	defer i.asking.unlock()
 	if age > 0 && i.vms != nil && d.cfg.Now().Sub(i.vmsAt) < age {
 		return i.vms, nil
 	}
@@ -119,8 +124,10 @@ func (d *Driver) listed(ctx context.Context, age time.Duration) (map[string][]pv
 
 func (d *Driver) nodeStates(ctx context.Context) ([]pve.Node, error) {
 	i := &d.inventory
-	i.mu.Lock()
-	defer i.mu.Unlock()
+	if err := i.asking.lock(ctx); err != nil {
+		return nil, err
+	}
+	defer i.asking.unlock()
 	if i.nodes != nil && d.cfg.Now().Sub(i.nodesAt) < inventoryAge {
 		return i.nodes, nil
 	}

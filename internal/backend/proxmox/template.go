@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -26,8 +25,8 @@ type template struct {
 // templateCache keeps what is known of templates a short while, so that a
 // burst of sandboxes does not read the same configuration again and again.
 type templateCache struct {
-	mu  sync.Mutex
-	all map[templateKey]cachedTemplate
+	asking gate
+	all    map[templateKey]cachedTemplate
 }
 
 type templateKey struct {
@@ -46,8 +45,10 @@ const templateAge = 30 * time.Second
 // is ever changed, not even a lock taken: that makes clones fail.
 func (d *Driver) template(ctx context.Context, node string, vmid int) (template, error) {
 	key := templateKey{node, vmid}
-	d.templates.mu.Lock()
-	defer d.templates.mu.Unlock()
+	if err := d.templates.asking.lock(ctx); err != nil {
+		return template{}, err
+	}
+	defer d.templates.asking.unlock()
 	if c, ok := d.templates.all[key]; ok && d.cfg.Now().Sub(c.at) < templateAge {
 		return c.template, nil
 	}
