@@ -69,10 +69,13 @@ inside apt-get -q update
 inside apt-get -q -y --no-install-recommends install $(cat "$work/packages")
 
 echo "I: installing agent-runner and its units"
-cp -R --no-preserve=ownership "$work/template/files/." "$tree/"
+place() { # FROM FILE: whatever the mode of the copy
+    install -D -o root -g root -m 0644 "$1/$2" "$tree/$2"
+}
+(cd "$work/template/files" && find . -type f) >"$work/list"
+while read -r file; do place "$work/template/files" "$file"; done <"$work/list"
 for file in etc/ssh/sshd_config.d/10-agentlab.conf etc/sudoers.d/agentlab etc/systemd/journald.conf.d/agentlab.conf; do
-    mkdir -p "$tree/${file%/*}"
-    cp --no-preserve=ownership "$work/files/$file" "$tree/$file"
+    place "$work/files" "$file"
 done
 install -m 0755 "$work/agent-runner" "$tree/usr/local/bin/agent-runner"
 inside sh /run/build/template/setup.sh

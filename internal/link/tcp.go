@@ -53,7 +53,7 @@ func DialTLS(ctx context.Context, raw net.Conn, key ed25519.PrivateKey) (net.Con
 		InsecureSkipVerify: true, //nolint:gosec // the channel tells who the guest is, see above
 	})
 	var first [1]byte
-	if err = c.Handshake(); err == nil {
+	if err = c.HandshakeContext(ctx); err == nil {
 		_, err = c.Read(first[:])
 	}
 	if !stop() {
@@ -186,7 +186,7 @@ func (s *tlsListener) handshake(raw net.Conn) {
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
 	c := tls.Server(raw, s.config)
-	err := c.Handshake()
+	err := c.HandshakeContext(ctx)
 	if err == nil {
 		_, err = c.Write([]byte{accepted})
 	}

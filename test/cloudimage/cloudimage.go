@@ -126,7 +126,7 @@ func key(template bool) string {
 	}
 	for _, tree := range trees {
 		_ = fs.WalkDir(tree, ".", func(path string, d fs.DirEntry, err error) error { // an embedded tree cannot fail
-			if err == nil && !d.IsDir() {
+			if err == nil && !d.IsDir() && path != "template/customize.sh" { // which is of another way to a template
 				b, _ := fs.ReadFile(tree, path)
 				_, _ = fmt.Fprintf(h, "%s %d\n%s", path, len(b), b)
 			}

@@ -163,8 +163,8 @@ func TestSandboxOfUserData(t *testing.T) {
 	before := v.run(c, "root", runs)
 	v.run(c, "root", "systemd-run --quiet --on-active=1 systemctl kill -s KILL --kill-whom=main agentlab-guest.service")
 	v.eventually("guest control is another process", func() error {
-		h, err := c.Health(t.Context())
-		if err == nil && h.Identity == testUID && v.run(c, "root", "systemctl show -p NRestarts --value agentlab-guest.service") != "0" {
+		now, err := c.Health(t.Context())
+		if err == nil && now.Identity == testUID && v.run(c, "root", "systemctl show -p NRestarts --value agentlab-guest.service") != "0" {
 			return nil
 		}
 		return errors.Join(err, errors.New("not yet"))

@@ -5,9 +5,11 @@ import (
 	"context"
 	"crypto/ed25519"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -70,7 +72,7 @@ func serveTCP(ctx context.Context, cfg Config, listen, file string) error {
 	if err != nil {
 		return err
 	}
-	tcp, err := net.Listen("tcp", listen)
+	tcp, err := new(net.ListenConfig).Listen(ctx, "tcp", listen)
 	if err != nil {
 		return err
 	}
@@ -128,10 +130,12 @@ func readControl(name string) (guestapi.ControlConfig, error) {
 // boot was baked into the template, unless it is of this guest's identity.
 func (s *Server) noteFreshMachineID() error {
 	fi, err := os.Stat(s.path("/etc/machine-id"))
-	if err != nil || fi.ModTime().Before(s.bootTime()) || s.line(uidFile) != "" {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	}
-	if _, err := os.Stat(s.path(freshFile)); err == nil {
+	case err != nil:
+		return err
+	case fi.ModTime().Before(s.bootTime()) || s.line(uidFile) != "" || s.line(freshFile) != "":
 		return nil
 	}
 	return s.writeFile(freshFile, []byte(s.line("/etc/machine-id")+"\n"), 0o644, 0, 0)
