@@ -46,12 +46,15 @@ func Main() {
 	}
 }
 
+// IsInside tells whether this process is in namespaces of the test's own.
+func IsInside(t *testing.T) bool { return os.Getenv(envInside) == t.Name() }
+
 // Inside returns true in namespaces of the test's own. Outside it runs this
 // one test there, in another process, and returns false when that has ended:
 // the test returns at once then.
 func Inside(t *testing.T) bool {
 	t.Helper()
-	if os.Getenv(envInside) == t.Name() {
+	if IsInside(t) {
 		shell(t, "sh", "-ec", "mount -t sysfs sysfs /sys; ip link set lo up; sysctl -qw net.ipv4.ping_group_range='0 2147483647'")
 		return true
 	}

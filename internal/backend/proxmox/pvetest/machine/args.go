@@ -24,6 +24,7 @@ type Spec struct {
 	Conf Config // as it is in effect
 	// Disks are the images of all drives of Conf, by drive.
 	Disks map[string]Disk
+	KVM   bool // use it, unless Conf says no; a /dev/kvm that is there may not work
 }
 
 func (s Spec) file(suffix string) string {
@@ -79,13 +80,13 @@ func or(value, fallback string) string {
 }
 
 // command is the program with its arguments, as Proxmox VE gives them.
-func (s Spec) command(kvm bool) []string {
+func (s Spec) command() []string {
 	var a []string
 	if s.Conf["affinity"] != "" {
 		a = append(a, "taskset", "--cpu-list", "--all-tasks", s.Conf["affinity"])
 	}
 	accel, cpu := "tcg,thread=multi,tb-size=256", "max"
-	if kvm && s.Conf.on("kvm", true) {
+	if s.KVM && s.Conf.on("kvm", true) {
 		accel, cpu = "kvm", or(props(s.Conf["cpu"])[""], "kvm64")
 	}
 	cores, sockets := or(s.Conf["cores"], "1"), or(s.Conf["sockets"], "1")

@@ -6,7 +6,7 @@
 // node's file of a VM has it, and files. A machine is a child of this process
 // and ends with it.
 //
-// Where it differs from Proxmox VE: without a working /dev/kvm the CPUs are
-// emulated whatever "kvm" says; there is no VNC; sockets lie in a directory of
+// Where it differs from Proxmox VE: CPUs are emulated unless the caller says
+// that KVM works; there is no VNC; sockets lie in a directory of
 // the caller.
 package machine

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -60,25 +59,6 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// KVM tells whether machines run on the hardware's virtualization here.
-func KVM() bool {
-	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
-	if err != nil {
-		return false
-	}
-	_ = f.Close()
-	return kvmWorks()
-}
-
-// kvmWorks asks QEMU, once: a device that is there may refuse every VM.
-var kvmWorks = sync.OnceValue(func() bool {
-	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", "kvm", "-nodefaults", "-display", "none", "-S", "-monitor", "stdio")
-	cmd.Stdin = strings.NewReader("quit\n")
-	return cmd.Run() == nil
-})
-
 // Start starts it and returns when QEMU answers; a guest may take minutes from
 // there. The error of a QEMU that ended is *StartError.
 func Start(ctx context.Context, s Spec) (*Machine, error) {
@@ -95,7 +75,7 @@ func Start(ctx context.Context, s Spec) (*Machine, error) {
 		return nil, err
 	}
 	m := &Machine{spec: s, done: make(chan struct{})}
-	if err := m.launch(s.command(KVM())); err != nil {
+	if err := m.launch(s.command()); err != nil {
 		return nil, err
 	}
 	if err := m.greet(ctx); err != nil {
@@ -248,6 +228,27 @@ func (m *Machine) tell(ctx context.Context, command string) error {
 
 func (m *Machine) monitor(ctx context.Context, command string) (json.RawMessage, error) {
 	return m.mon.do(ctx, command, nil)
+}
+
+// AgentOpen tells whether something in the guest has the agent's port open.
+func (m *Machine) AgentOpen(ctx context.Context) bool {
+	out, err := m.monitor(ctx, "query-chardev")
+	if err != nil {
+		return false
+	}
+	var list []struct {
+		Label string `json:"label"`
+		Open  bool   `json:"frontend-open"`
+	}
+	if json.Unmarshal(out, &list) != nil {
+		return false
+	}
+	for _, c := range list {
+		if c.Label == "qga0" {
+			return c.Open
+		}
+	}
+	return false
 }
 
 // Agent has the guest's agent execute a command; args may be nil. An agent

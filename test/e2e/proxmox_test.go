@@ -1,0 +1,148 @@
+package e2e
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/test/fakenet"
+)
+
+// The golden path on Proxmox VE, where the daemon runs on the node.
+func TestProxmoxShell(t *testing.T) { testProxmox(t, "shell") }
+
+// The golden path on Proxmox VE through its API, with a token of the smallest
+// role.
+func TestProxmoxREST(t *testing.T) { testProxmox(t, "rest") }
+
+func testProxmox(t *testing.T, transport string) {
+	if !insidePVE(t) {
+		return
+	}
+	p := newPVELab(t, transport)
+	t.Cleanup(func() {
+		if t.Failed() {
+			p.consoles()
+		}
+	})
+	p.ok("host", "network", "apply")
+	t.Run("job", p.goldenJob)
+	t.Run("killed daemon", p.killedDaemon)
+	t.Run("scripts", func(t *testing.T) { runScripts(p.lab, t, "proxmox") })
+	t.Run("egress", p.egress)
+	p.clean()
+}
+
+const pvePassword = "hunter2-s3cret/&$token"
+
+// goldenJob is one job from a repository by URL to its artifacts, after which
+// nothing is left.
+func (p *pveLab) goldenJob(t *testing.T) {
+	host, err := fakenet.NewGitHost(t.TempDir(), fakenet.GitConfig{User: "x-access-token", Password: pvePassword, Private: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bare, err := host.Create(t.Context(), "org/repo.git", map[string]string{"README": "hello\n", ".agentlab.yaml": "outputs:\n  - out/**\n"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.internet.Net.Git("git.example.com", host); err != nil {
+		t.Fatal(err)
+	}
+	p.secret("git.url", "http://git.example.com")
+	p.secret("git.token", pvePassword)
+	p.secret("env.GREETING", "a value for the agent alone")
+
+	began := time.Now()
+	const task = `[ "$GREETING" = "a value for the agent alone" ] && echo "the secret is there"
+echo more >> README; git commit -qam More; mkdir -p out && echo built > out/result.txt; df -B1G --output=size / | tail -1; nproc`
+	j, r := p.job("--repo", "http://git.example.com/org/repo.git", "--ref", "main", "--agent", "shell", "--task", task)
+	log := p.ok("job", "logs", j.ID)
+	if r.code != 0 || j.Status != "COMPLETED" || j.Result.Commits != 1 || !j.Result.Pushed {
+		t.Fatalf("%+v\n%v\nlog:\n%s", j, r, log)
+	}
+	t.Logf("job run took %v; log:\n%s", time.Since(began).Round(time.Second), log)
+	if !strings.Contains(log, "the secret is there") || strings.Contains(log, "a value for the agent") {
+		t.Errorf("log:\n%s", log)
+	}
+	pushed, err := host.Git(t.Context(), "-C", bare, "show", "agentlab/"+j.ID+":README")
+	if err != nil || strings.TrimSpace(pushed) != "hello\nmore" {
+		t.Errorf("pushed %q, %v", pushed, err)
+	}
+	var paths []string
+	for _, a := range j.Artifacts {
+		paths = append(paths, a.Path)
+	}
+	if !slices.Contains(paths, "outputs/out/result.txt") {
+		t.Errorf("no artifact of the task among %v", paths)
+	}
+	out := filepath.Join(t.TempDir(), "result")
+	p.ok("job", "artifacts", "download", j.ID, "outputs/out/result.txt", "--out", out)
+	if text, _ := os.ReadFile(out); string(text) != "built\n" {
+		t.Errorf("the artifact holds %q", text)
+	}
+	p.noSandboxes()
+	p.clean()
+}
+
+// killedDaemon kills the daemon while a job runs: the job goes on and ends as
+// it would have.
+func (p *pveLab) killedDaemon(t *testing.T) {
+	id := p.submit("--agent", "shell", "--task", "echo working; while [ ! -e /tmp/go ]; do sleep 0.2; done; echo finished; mkdir out; echo x > out/y")
+	if !eventually(commandLimit, func() bool { return strings.Contains(p.run("", "job", "logs", id).stdout, "working") }) {
+		t.Fatalf("the agent does not run: %s", p.run("", "job", "show", id))
+	}
+	for _, pid := range p.processes("agentlabd", "run") {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var r result
+	if !eventually(settleLimit, func() bool { r = p.run("", "exec", id, "--", "touch", "/tmp/go"); return r.code == 0 }) {
+		t.Fatalf("after the kill: %v", r)
+	}
+	if j := p.finish(id); j.Status != "COMPLETED" {
+		t.Errorf("%+v", j)
+	}
+	if log := p.ok("job", "logs", id); strings.Count(log, "finished") != 1 || strings.Count(log, "working") != 1 {
+		t.Errorf("log:\n%s", log)
+	}
+	p.noSandboxes()
+	p.clean()
+}
+
+// egress tries from a real guest what it may reach and what it may not.
+func (p *pveLab) egress(t *testing.T) {
+	p.internet.Net.HandleHTTP("web.example.com", 80, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("hello")) }))
+	p.internet.Net.SetName("rebind.example.com", mustAddr("192.168.1.50"))
+	p.ok("sandbox", "new", "--name", "probe", "--memory-mb", "512")
+	curl := func(url string) result {
+		return p.run("", "exec", "probe", "--", "curl", "-sS", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}", url)
+	}
+	if r := curl("http://web.example.com/hello"); r.code != 0 || r.stdout != "200" {
+		t.Errorf("the web: %v", r)
+	}
+	p.lan.Net.ForgetOutside()
+	for _, url := range []string{
+		"http://192.168.1.50/", "http://192.168.1.2:8006/", "http://192.168.1.1/", "http://10.77.0.1:22/", "http://rebind.example.com/",
+		"http://169.254.169.254/latest/", "http://100.64.0.1/", "http://[fd00::1]/",
+	} {
+		if r := curl(url); r.code == 0 {
+			t.Errorf("%s answered %s", url, r.stdout)
+		}
+	}
+	if seen := p.lan.Net.Outside().Flows; len(seen) > 0 {
+		t.Errorf("the LAN was reached: %v", seen)
+	}
+	if out := p.ok("egress", "log", "probe"); !strings.Contains(out, "192.168.1.50") || !strings.Contains(out, "web.example.com") {
+		t.Errorf("the egress log:\n%s", out)
+	}
+	p.ok("sandbox", "destroy", "probe")
+	p.noSandboxes()
+	p.clean()
+}
