@@ -140,7 +140,7 @@ func TestTaskLogsArePaged(t *testing.T) {
 		var out []map[string]any
 		for i := start; i < min(start+limit, lines); i++ {
 			text := fmt.Sprintf("transferred %d", i)
-			if i == lines-3 {
+			if i == lines-99 {
 				text = "cannot destroy 'rpool/data/vm-9999-p1': volume has dependent clones"
 			}
 			out = append(out, map[string]any{"n": i + 1, "t": text})

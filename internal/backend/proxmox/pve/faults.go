@@ -269,7 +269,7 @@ func telling(exit string, tail []string) string {
 	var lines []string
 	for _, l := range tail {
 		l = strings.TrimSpace(l)
-		if l == "" || strings.HasPrefix(l, "TASK ") || strings.HasPrefix(l, "transferred ") || l == exit || l == "trying to acquire lock..." {
+		if l == "" || strings.HasPrefix(l, "TASK ") || l == exit || l == "trying to acquire lock..." {
 			continue
 		}
 		lines = append(lines, clip(l, 200))

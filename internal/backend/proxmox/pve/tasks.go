@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -78,7 +79,8 @@ func (c *Client) TaskLog(ctx context.Context, u UPID, start, limit int) ([]strin
 	return out, nil
 }
 
-// taskTail reads the last n lines of a task's log. Logs of more than 20 pages
+// taskTail reads the last n lines of a task's log that are not the progress of
+// a copy. Logs of more than 20 pages
 // are cut off: their end is not read.
 func (c *Client) taskTail(ctx context.Context, u UPID, n int) ([]string, error) {
 	var tail []string
@@ -87,7 +89,11 @@ func (c *Client) taskTail(ctx context.Context, u UPID, n int) ([]string, error) 
 		if err != nil {
 			return nil, err
 		}
-		tail = append(tail, lines...)
+		for _, l := range lines {
+			if !strings.HasPrefix(l, "transferred ") {
+				tail = append(tail, l)
+			}
+		}
 		if len(tail) > n {
 			tail = tail[len(tail)-n:]
 		}
