@@ -14,6 +14,8 @@ import (
 // Points of workers are the type of the task ("qmclone": before its work,
 // "qmclone.done": after it) and the steps listed at Points.
 type Fault struct {
+	// Log are lines that a worker says first.
+	Log []string
 	// Error makes the work fail with this text there, as the real one does:
 	// it cleans up as its code does.
 	Error string
@@ -126,6 +128,9 @@ func (n *Node) point(c *call, name string) *Error {
 		return nil
 	}
 	c.happen(a)
+	for _, l := range a.Log {
+		c.say("%s", l)
+	}
 	if a.Kill {
 		panic(killed{})
 	}

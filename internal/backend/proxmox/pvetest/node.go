@@ -110,6 +110,8 @@ type Node struct {
 	ctx     context.Context // ends with the test
 	workers sync.WaitGroup
 	log     *slog.Logger
+
+	tools
 }
 
 // member is one node of the cluster.
@@ -139,6 +141,7 @@ func New(tb testing.TB, cfg Config) *Node {
 		n.rest.close()
 		n.killGuests()
 		n.workers.Wait()
+		n.closeTools()
 	})
 	return n
 }

@@ -38,6 +38,10 @@ var storageParam = str("storage").as(formatStorageID)
 func init() { //nolint:gochecknoinits // the table names functions that use the table
 	apiTable = append(apiTable, vmCalls...)
 	apiTable = append(apiTable, nodeCalls...)
+	apiTable = append(apiTable, accessTable...)
+	apiTable = append(apiTable, firewallTable...)
+	apiTable = append(apiTable, snapshotTable...)
+	apiTable = append(apiTable, moveTable...)
 }
 
 var setParams = []param{
