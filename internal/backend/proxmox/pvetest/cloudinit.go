@@ -6,7 +6,7 @@ import (
 
 // seedFiles are what the cloud-init drive holds.
 func (c *call) seedFiles(vmid int, conf section) (map[string]string, *Error) {
-	seed := map[string]string{"user-data": "", "network-config": "", "meta-data": ""}
+	seed := map[string]string{"vendor-data": ""}
 	custom, _ := cicustomProps.parse(conf["cicustom"])
 	for key, file := range map[string]string{"user": "user-data", "network": "network-config", "meta": "meta-data", "vendor": "vendor-data"} {
 		volid := custom[key]
@@ -18,6 +18,14 @@ func (c *call) seedFiles(vmid int, conf section) (map[string]string, *Error) {
 			return nil, err
 		}
 		seed[file] = content
+	}
+	for file, own := range map[string]string{"user-data": cloudinitUser(conf, vmid, false), "network-config": cloudinitNetwork(conf)} {
+		if _, given := seed[file]; !given {
+			seed[file] = own
+		}
+	}
+	if _, given := seed["meta-data"]; !given {
+		seed["meta-data"] = cloudinitMeta(seed["user-data"], seed["network-config"])
 	}
 	return seed, nil
 }

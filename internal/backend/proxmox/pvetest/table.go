@@ -42,6 +42,8 @@ func init() { //nolint:gochecknoinits // the table names functions that use the 
 	apiTable = append(apiTable, firewallTable...)
 	apiTable = append(apiTable, snapshotTable...)
 	apiTable = append(apiTable, moveTable...)
+	apiTable = append(apiTable, createTable...)
+	apiTable = append(apiTable, cloudinitTable...)
 }
 
 var setParams = []param{
