@@ -61,6 +61,7 @@ func TestJobLocalRepository(t *testing.T) {
 // Failure, time-out and cancellation each end with their status, exit code
 // and log.
 func TestJobEnds(t *testing.T) {
+	t.Parallel() // a minute of it is waiting
 	l := newLab(t)
 	tests := []struct {
 		name, task string
