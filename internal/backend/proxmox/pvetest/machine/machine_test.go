@@ -222,47 +222,6 @@ func TestDisks(t *testing.T) {
 	}
 }
 
-// The texts are those that a node made (its recording of dump and of the
-// instance-id), and what its documents say beyond it.
-func TestCloudInit(t *testing.T) {
-	c := Config{
-		"name": "sb-101", "searchdomain": "lan", "nameserver": "1.1.1.1", "ciuser": "agent", "ciupgrade": "0",
-		"sshkeys": "ssh-ed25519%20AAAAC3NzaC1lZDI1NTE5AAAAIPZ1Zk8nHk7p2mWq6Fh0K0cGzq1m0m3eDq0oU0r6J5aB%20agent%40lab%0A",
-		"net0":    "virtio=BC:24:11:00:00:02,bridge=vmbr1", "ipconfig0": "ip=dhcp,gw=10.77.0.1",
-	}
-	const wantUser = "#cloud-config\nhostname: sb-101\nmanage_etc_hosts: true\nfqdn: sb-101.lan\nuser: agent\nssh_authorized_keys:\n" +
-		"  - ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPZ1Zk8nHk7p2mWq6Fh0K0cGzq1m0m3eDq0oU0r6J5aB agent@lab\nchpasswd:\n  expire: False\nusers:\n  - default\n"
-	const wantNet = "version: 1\nconfig:\n    - type: physical\n      name: eth0\n      mac_address: 'bc:24:11:00:00:02'\n      subnets:\n" +
-		"    - type: nameserver\n      address:\n      - '1.1.1.1'\n      search:\n      - 'lan'\n"
-	user, network := UserData(c, 101), NetworkData(c, nil, nil)
-	if user != wantUser {
-		t.Errorf("user-data:\n%s", user)
-	}
-	if network != wantNet {
-		t.Errorf("network:\n%s", network)
-	}
-	if got := MetaData(user, network); got != "instance-id: 9e9b09d63559102a5fa1052beefd198f20c49d1b\n" {
-		t.Error(got)
-	}
-	c["ipconfig0"] = "ip=10.77.0.5/16,gw=10.77.0.1,ip6=fd77::5/64,gw6=fd77::1"
-	delete(c, "ciupgrade")
-	if got := NetworkData(c, nil, nil); !strings.Contains(got, "      subnets:\n      - type: static\n        address: '10.77.0.5'\n        netmask: '255.255.0.0'\n        gateway: '10.77.0.1'\n"+
-		"      - type: static6\n        address: 'fd77::5/64'\n        gateway: 'fd77::1'\n") {
-		t.Error(got)
-	}
-	if !strings.Contains(UserData(c, 101), "package_upgrade: true\n") {
-		t.Error("no upgrade, which is the default")
-	}
-	delete(c, "nameserver")
-	if got := NetworkData(c, []string{"192.168.1.1"}, nil); !strings.Contains(got, "- '192.168.1.1'") {
-		t.Errorf("the host's name server is not told: %s", got)
-	}
-	delete(c, "ipconfig0")
-	if got := NetworkData(c, nil, nil); strings.Contains(got, "physical") {
-		t.Errorf("a device without ipconfig got an entry: %s", got)
-	}
-}
-
 // The ISO can be read, with whole names; guests of the end-to-end test do it
 // with a kernel's eyes.
 func TestSeed(t *testing.T) {
