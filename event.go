@@ -20,14 +20,17 @@ const (
 	EventSandboxState   = "sandbox.state"
 	EventSandboxLease   = "sandbox.lease"
 	EventSandboxNetwork = "sandbox.network"
-	EventJobCreated     = "job.created"
-	EventJobStatus      = "job.status"
-	EventJobPhase       = "job.phase"
-	EventArtifactStored = "artifact.stored"
-	EventGC             = "gc.deleted"
-	EventDrift          = "backend.drift"
-	EventDaemon         = "daemon"
-	EventSpace          = "host.space"
+	// EventSandboxRenumbered tells, under the old number and under the new one,
+	// that a sandbox got another number; the data has from and to.
+	EventSandboxRenumbered = "sandbox.renumbered"
+	EventJobCreated        = "job.created"
+	EventJobStatus         = "job.status"
+	EventJobPhase          = "job.phase"
+	EventArtifactStored    = "artifact.stored"
+	EventGC                = "gc.deleted"
+	EventDrift             = "backend.drift"
+	EventDaemon            = "daemon"
+	EventSpace             = "host.space"
 )
 
 // Artifact is a file that a job left, held by the controller.

@@ -143,6 +143,15 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 		if err != nil {
 			return sb, err
 		}
+		if e.Kind == agentlab.EventSandboxRenumbered {
+			now, err := c.Sandbox(ctx, vmid)
+			if err != nil {
+				return sb, err
+			}
+			if now.VMID != sb.VMID { // its events go on under the new number, this one among them
+				return a.waitSandbox(ctx, c, now, done)
+			}
+		}
 		if !e.Time.Before(sb.UpdatedAt) {
 			a.progressf("%s  %s", e.Time.Local().Format("15:04:05"), plain(e.Message))
 		}

@@ -51,7 +51,9 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) bridge() { netlab.Sh(w, "ip link add vmbr1 type bridge; ip addr add 10.77.0.1/16 dev vmbr1; ip link set vmbr1 up") }
+func (w *world) bridge() {
+	netlab.Sh(w, "ip link add vmbr1 type bridge; ip addr add 10.77.0.1/16 dev vmbr1; ip link set vmbr1 up")
+}
 
 func testNetwork() (nft.Config, error) {
 	c := nft.Config{

@@ -167,11 +167,15 @@ func spec(sb agentlab.Sandbox) backend.Spec {
 
 func ref(sb agentlab.Sandbox) backend.Ref { return backend.Ref{VMID: sb.VMID, UID: sb.UID} }
 
-// Get finds a sandbox by number, or by name among those that are not
-// DESTROYED.
+// Get finds a sandbox by number, also by one that it had before it got
+// another, or by name among those that are not DESTROYED.
 func (s *Service) Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox, error) {
 	if vmid, err := strconv.Atoi(nameOrVMID); err == nil {
-		return s.cfg.Store.Sandbox(ctx, vmid)
+		sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+			sb, err = s.cfg.Store.RenumberedSandbox(ctx, vmid)
+		}
+		return sb, err
 	}
 	sb, err := s.cfg.Store.SandboxByName(ctx, nameOrVMID)
 	if err == nil && sb.State == agentlab.SandboxDestroyed {
@@ -265,10 +269,15 @@ func (s *Service) ask(ctx context.Context, vmid int, wake func(int), fn func(*ag
 		}
 		return evs, err
 	})
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound { // it may have got another number just now
+		if now, rerr := s.cfg.Store.RenumberedSandbox(ctx, vmid); rerr == nil && now.VMID != vmid {
+			return s.ask(ctx, now.VMID, wake, fn)
+		}
+	}
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	wake(vmid)
+	wake(sb.VMID)
 	return sb, nil
 }
 

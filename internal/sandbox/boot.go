@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"net"
 	"strings"
 	"time"
@@ -37,6 +38,8 @@ func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Dura
 	switch {
 	case wait || err != nil:
 		return 0, true, err
+	case errors.As(refusal, new(*takenError)):
+		return s.renumber(ctx, sb, refusal)
 	case refusal != nil:
 		return 0, false, s.fail(ctx, sb, "it could not be made: %w", refusal)
 	}
@@ -76,6 +79,9 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 		}
 	}
 	if err := s.cfg.Driver.Create(ctx, spec(sb)); err != nil {
+		if agentlab.CodeOf(err) == agentlab.CodeExists {
+			return &takenError{err}
+		}
 		return err
 	}
 	if sb.NetworkPending {

@@ -23,7 +23,8 @@ func fakeFault(op fake.Op, err error) fake.Fault { return fake.Fault{Op: op, Err
 // attempt.
 func TestFaultMatrix(t *testing.T) {
 	passes := []agentlab.Code{agentlab.CodeBusy, agentlab.CodeUnavailable, agentlab.CodeUnknownOutcome}
-	stays := []agentlab.Code{agentlab.CodeUnsupported, agentlab.CodeDenied, agentlab.CodeNoSpace, agentlab.CodeInvalid, agentlab.CodeExists, agentlab.CodeInternal}
+	stays := []agentlab.Code{agentlab.CodeUnsupported, agentlab.CodeDenied, agentlab.CodeNoSpace, agentlab.CodeInvalid, agentlab.CodeInternal}
+	exists := []agentlab.Code{agentlab.CodeExists}
 	type row struct {
 		op    fake.Op
 		at    fake.Point
@@ -40,6 +41,9 @@ func TestFaultMatrix(t *testing.T) {
 		{fake.OpInspect, fake.Before, passes, agentlab.SandboxReady},
 		{fake.OpDialControl, fake.Before, passes, agentlab.SandboxReady},
 		{fake.OpList, fake.Before, passes, agentlab.SandboxReady},
+		{fake.OpCreate, fake.Before, exists, agentlab.SandboxReady}, // with another number
+		{fake.OpCreate, fake.Half, exists, agentlab.SandboxReady},
+		{fake.OpStart, fake.Before, exists, agentlab.SandboxFailed},
 		{fake.OpCreate, fake.Before, stays, agentlab.SandboxFailed},
 		{fake.OpCreate, fake.Half, stays, agentlab.SandboxFailed},
 		{fake.OpStart, fake.Before, stays, agentlab.SandboxFailed},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -36,6 +37,9 @@ func (s *suite) info() {
 	}
 	if _, ok := s.d.(backend.Suspender); ok != a.Capabilities.Suspend {
 		s.Errorf("capability Suspend is %v, Suspender is implemented: %v", a.Capabilities.Suspend, ok)
+	}
+	if _, ok := s.d.(backend.NumberChecker); ok != a.Capabilities.SharedNumbers {
+		s.Errorf("capability SharedNumbers is %v, NumberChecker is implemented: %v", a.Capabilities.SharedNumbers, ok)
 	}
 	if _, ok := s.d.(backend.EgressLogger); ok != a.Capabilities.EgressLog {
 		s.Errorf("capability EgressLog is %v, EgressLogger is implemented: %v", a.Capabilities.EgressLog, ok)
@@ -219,6 +223,7 @@ func (s *suite) foreign() {
 	}
 	sp := s.spec(1)
 	untouched := s.h.Foreign(s.T, sp)
+	s.numberKnown(sp.VMID)
 	s.wantCode("Create in the way of a foreign object", s.d.Create(s.ctx(), sp), agentlab.CodeExists)
 	untouched(s.T)
 	s.ok("Destroy of what was never made", s.d.Destroy(s.ctx(), sp.Ref()))
@@ -227,8 +232,42 @@ func (s *suite) foreign() {
 		s.Errorf("List has the foreign object as ours: %+v", *in)
 	}
 	other := s.create(2)
+	s.numberKnown(other.VMID)
 	s.ok("Destroy beside it", s.d.Destroy(s.ctx(), other.Ref()))
 	untouched(s.T)
+}
+
+// numberKnown waits until Taken tells of a number that something has. It may
+// take a moment: a driver may ask its backend now and then only.
+func (s *suite) numberKnown(n int) {
+	s.Helper()
+	c, ok := s.d.(backend.NumberChecker)
+	if !ok {
+		return
+	}
+	ctx := s.ctx()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		got, err := c.Taken(ctx, n-1, n+1)
+		s.ok("Taken", err)
+		if slices.ContainsFunc(got, func(x int) bool { return x < n-1 || x > n+1 }) {
+			s.Fatalf("Taken of %d to %d: %v", n-1, n+1, got)
+		}
+		if slices.Contains(got, n) {
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			s.Fatalf("Taken does not tell of %d: %v", n, got)
+		}
+	}
+	got, err := c.Taken(ctx, n+1, n+1)
+	s.ok("Taken", err)
+	if slices.Contains(got, n) {
+		s.Errorf("Taken of %d tells of %d", n+1, n)
+	}
 }
 
 func (s *suite) parallel() {

@@ -77,11 +77,19 @@ func (d *Driver) Info() backend.Info {
 	return backend.Info{
 		Name:          d.h.cfg.Name,
 		Version:       "1",
-		Capabilities:  backend.Capabilities{ConsoleLog: true, NetworkOff: true, Allowlist: true, NetworkUpdate: true, EgressLog: true, Suspend: true},
+		Capabilities:  backend.Capabilities{ConsoleLog: true, NetworkOff: true, Allowlist: true, NetworkUpdate: true, EgressLog: true, Suspend: true, SharedNumbers: true},
 		ControllerURL: "http://10.77.0.1:8844",
 		UploadURL:     "http://10.77.0.1:8846/upload",
 		GuestNetwork:  &guestapi.Network{Address: "10.77.0.2/24", Gateway: "10.77.0.1", DNS: []string{"10.77.0.1"}, MTU: 1500},
 	}
+}
+
+// Taken implements backend.NumberChecker.
+func (d *Driver) Taken(ctx context.Context, first, last int) ([]int, error) {
+	if err := d.point(ctx, OpTaken, Before, backend.Ref{}); err != nil {
+		return nil, err
+	}
+	return d.h.taken(first, last), nil
 }
 
 // Check has nothing to find but that this is the fake.

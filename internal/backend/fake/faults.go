@@ -23,6 +23,7 @@ const (
 	OpDestroy     Op = "destroy"
 	OpInspect     Op = "inspect"
 	OpList        Op = "list"
+	OpTaken       Op = "taken"
 	OpDialControl Op = "dial_control"
 	OpDialGuest   Op = "dial_guest"
 	OpListenGuest Op = "listen_guest"

@@ -154,6 +154,26 @@ func (h *Host) claim(spec backend.Spec) (*instance, error) {
 	return in, nil
 }
 
+// taken are the numbers from first to last that anything has.
+func (h *Host) taken(first, last int) []int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var out []int
+	add := func(n int) {
+		if n >= first && n <= last {
+			out = append(out, n)
+		}
+	}
+	for n := range h.foreign {
+		add(n)
+	}
+	for n := range h.instances {
+		add(n)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
 func (h *Host) newInstance(r record) *instance { return &instance{h: h, rec: r} }
 
 // find returns the instance that ref names; what has another mark is not it.

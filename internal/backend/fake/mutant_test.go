@@ -54,6 +54,8 @@ var mutants = map[string]string{
 	"capability without the interface":    "Info",
 	"errors are foreign":                  "Cancelled",
 	"foreign objects are taken":           "Foreign",
+	"numbers of others are not told":      "Foreign",
+	"numbers out of range are told":       "Foreign",
 	"a wrong mark stops it while it runs": "VM/WrongMark",
 	"any policy is taken":                 "NetworkStopped",
 	"an absent sandbox is updated":        "NetworkStopped",
@@ -69,6 +71,16 @@ func (m *mutant) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.
 		return nil
 	}
 	return err
+}
+
+func (m *mutant) Taken(ctx context.Context, first, last int) ([]int, error) {
+	switch m.breaks {
+	case "numbers of others are not told":
+		return nil, ctx.Err()
+	case "numbers out of range are told":
+		first = 1
+	}
+	return m.Driver.Taken(ctx, first, last)
 }
 
 func (m *mutant) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
