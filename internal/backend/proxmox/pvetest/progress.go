@@ -1,26 +1,31 @@
 package pvetest
 
-import "fmt"
+import (
+	"fmt"
+	"strconv"
+)
 
-// progress is what copying a volume of a size writes to the log.
+// progress is what copying a volume of a size writes to the log: a step is a
+// multiple of 2 MiB of at least one percent, and what is told is the rounded
+// percentage and its bytes.
 func progress(size int64) []string {
 	if size <= 0 {
 		return nil
 	}
-	step := 1.0
-	for float64(size)*step/100 < 2<<20 {
-		step += 0.01
-	}
+	const unit = 2 << 20
+	step := max((size/100+unit-1)/unit*unit, unit)
 	var out []string
-	for pct := 0.0; pct < 100; pct += step {
-		out = append(out, progressLine(size, pct))
+	for at := int64(0); at < size; at += step {
+		out = append(out, progressLine(size, float64(at)*100/float64(size)))
 	}
 	last := progressLine(size, 100)
 	return append(out, last, last)
 }
 
 func progressLine(size int64, pct float64) string {
-	return fmt.Sprintf("transferred %s of %s (%.2f%%)", humanSize(float64(size)*pct/100), humanSize(float64(size)), pct)
+	text := strconv.FormatFloat(pct, 'f', 2, 64)
+	rounded, _ := strconv.ParseFloat(text, 64)
+	return fmt.Sprintf("transferred %s of %s (%s%%)", humanSize(float64(size)*rounded/100), humanSize(float64(size)), text)
 }
 
 // humanSize writes a size with one decimal, as logs have it.

@@ -43,6 +43,7 @@ func init() { //nolint:gochecknoinits // the table names functions that use the 
 	apiTable = append(apiTable, snapshotTable...)
 	apiTable = append(apiTable, moveTable...)
 	apiTable = append(apiTable, createTable...)
+	apiTable = append(apiTable, diskTable...)
 	apiTable = append(apiTable, cloudinitTable...)
 }
 
