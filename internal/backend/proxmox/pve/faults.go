@@ -79,7 +79,11 @@ var faults = []fault{
 	row(`^Permission check failed`, agentlab.CodeDenied, ""), // hint: grantHint
 
 	// No room.
-	row(`(?i)no space left on device|out of space|insufficient free (space|extents)|not enough (free )?space|disk quota exceeded|insufficient suitable allocatable extents`, agentlab.CodeNoSpace, hintSpace),
+	row(`(?i)no space left on device|out of space|insufficient free (space|extents)|not enough (free )?space|disk quota exceeded|insufficient suitable allocatable extents|free space in thin pool .* reached threshold`, agentlab.CodeNoSpace, hintSpace),
+
+	row(`[Cc]annot (allocate memory|set up guest memory)`, agentlab.CodeBusy, "the node has no memory left for this VM; try again when others have ended"),
+	row(`Failed to get "write" lock`, agentlab.CodeBusy, "another VM uses the same volume"),
+	row(`^KVM virtualisation configured, but not available`, agentlab.CodeUnavailable, "turn on virtualization in the node's firmware; a nested node needs it from its own host"),
 
 	// Not on this storage, or not in this version.
 	row(`^(Linked|Full) clone feature is not supported`, agentlab.CodeUnsupported, "the source or its storage has no such clone: make it a template, or ask for a full clone"),
@@ -166,6 +170,7 @@ func lookup(text string) (agentlab.Code, string, bool) {
 			return agentlab.CodeNotFound, "", true
 		}
 	}
+	text = strings.TrimPrefix(text, "clone failed: ") // what went wrong after the new VM's configuration was made
 	for _, r := range faults {
 		if r.text.MatchString(text) {
 			hint := r.hint

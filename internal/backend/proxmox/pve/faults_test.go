@@ -65,6 +65,11 @@ var recordedTexts = []struct {
 	{500, "timeout: no zvol device link for 'vm-9999-nosuch' found after 10 sec.", agentlab.CodeUnavailable},
 	{500, "zfs error: cannot create 'rpool/data/vm-1-disk-0': out of space", agentlab.CodeNoSpace},
 	{500, "unexpected status", agentlab.CodeUnknownOutcome},
+	{500, "clone failed: can't lock file '/var/lock/pve-manager/pve-storage-local-zfs' - got timeout", agentlab.CodeBusy},
+	{500, "clone failed: lvcreate 'pve/vm-101-disk-0' error: Cannot create new thin volume, free space in thin pool pve/data reached threshold.", agentlab.CodeNoSpace},
+	{500, "clone failed: not enough free space (5 < 10)", agentlab.CodeNoSpace},
+	{500, "KVM virtualisation configured, but not available. Either disable in VM configuration or enable in BIOS.", agentlab.CodeUnavailable},
+	{500, "clone failed: Configuration file 'nodes/pve/qemu-server/101.conf' does not exist", agentlab.CodeInternal},
 
 	// Nothing of this proves anything.
 	{500, "start failed: QEMU exited with code 1", agentlab.CodeInternal},
