@@ -12,13 +12,13 @@ func (c *call) apply(v *vm, ch *change) *Error {
 	}
 	modified := map[string]bool{}
 	for _, o := range ch.drop {
-		if err := c.pendDelete(v, o, ch, modified); err != nil {
+		if err := c.orNothing(v, func() *Error { return c.pendDelete(v, o, ch, modified) }); err != nil {
 			return err
 		}
 	}
 	keys := sortedKeys(ch.set)
 	for _, k := range keys {
-		if err := c.pendSet(v, k, ch.set[k], ch, modified); err != nil {
+		if err := c.orNothing(v, func() *Error { return c.pendSet(v, k, ch.set[k], ch, modified) }); err != nil {
 			return err
 		}
 	}
@@ -42,6 +42,24 @@ func (c *call) apply(v *vm, ch *change) *Error {
 	return nil
 }
 
+// orNothing leaves the pending changes as they were when do fails: the config
+// is written after each option.
+func (c *call) orNothing(v *vm, do func() *Error) *Error {
+	c.n.mu.Lock()
+	pending, drop := v.pending.clone(), map[string]bool{}
+	for k, force := range v.drop {
+		drop[k] = force
+	}
+	c.n.mu.Unlock()
+	err := do()
+	if err != nil {
+		c.n.mu.Lock()
+		v.pending, v.drop = pending, drop
+		c.n.mu.Unlock()
+	}
+	return err
+}
+
 // bootOrder reads and writes the order of boot devices.
 func bootOrder(s string) []string {
 	list, ok := strings.CutPrefix(s, "order=")
@@ -53,7 +71,7 @@ func bootOrder(s string) []string {
 
 func printBootOrder(devs []string) string {
 	if len(devs) == 0 {
-		return "" // an empty order: the VM boots from nothing
+		return " " // an empty order, as it is read back: the VM boots from nothing
 	}
 	return "order=" + strings.Join(devs, ";")
 }
@@ -188,7 +206,7 @@ func (c *call) pendSet(v *vm, k, val string, ch *change, modified map[string]boo
 	switch {
 	case isDrive(k):
 		order := bootOrder(v.effective()["boot"])
-		if d := parseDrive(val); d.cdrom() && len(order) > 0 && !contains(order, k) {
+		if d := parseDrive(val); d.cdrom() && !d.cloudinit() && len(order) > 0 && !contains(order, k) {
 			v.pending["boot"] = printBootOrder(append(order, k))
 			modified["boot"] = true
 		}

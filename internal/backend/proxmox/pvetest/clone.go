@@ -148,6 +148,9 @@ func (c *call) clone(vmid, newid int) *Error {
 	if err != nil {
 		return err
 	}
+	if c.n.v9() {
+		c.say("creating a clone of VM %d with ID %d", vmid, newid)
+	}
 	made, err := c.cloneVolumes(dst, plan)
 	if err == nil {
 		err = c.n.point(c, "clone.volumes")
@@ -231,10 +234,12 @@ func (c *call) cloneVolumes(dst *vm, plan *clonePlan) (made []string, err *Error
 			c.say("create linked clone of drive %s (%s)", slot, d.file)
 			volid, err = c.cloneVolume(d.file, c.p.str("snapname"), dst.id)
 		}
+		if volid != "" {
+			made = append(made, volid)
+		}
 		if err != nil {
 			return made, err
 		}
-		made = append(made, volid)
 		size, err := c.volumeSize(volid)
 		if err != nil {
 			return made, err
@@ -268,7 +273,9 @@ func (c *call) fullClone(vmid int, d drive, storeID, format, snap string) (strin
 		return "", dief("storage '%s' does not exist", storeID)
 	}
 	if d.cloudinit() {
-		return c.allocCloudinit(to, vmid)
+		volid, err := c.allocCloudinit(to, vmid)
+		c.allocated(volid)
+		return volid, err
 	}
 	if v == nil {
 		return "", dief("volume '%s' does not exist", d.file)
@@ -284,6 +291,7 @@ func (c *call) fullClone(vmid int, d drive, storeID, format, snap string) (strin
 	if err != nil {
 		return "", err
 	}
+	c.allocated(volid)
 	if n.cfg.Files != nil && from.Type == Dir && to.Type == Dir {
 		n.mu.Lock()
 		_, tr, _, _ := n.findVolume(c.node, volid)
@@ -296,6 +304,13 @@ func (c *call) fullClone(vmid int, d drive, storeID, format, snap string) (strin
 		c.say("%s", line)
 	}
 	return volid, nil
+}
+
+// allocated tells of a new volume of a copy, as version 9 does.
+func (c *call) allocated(volid string) {
+	if c.n.v9() && volid != "" {
+		c.say("allocated target volume '%s'", volid)
+	}
 }
 
 // allocCloudinit makes the 4 MiB volume of a cloud-init drive.

@@ -96,6 +96,9 @@ func (c *call) makeImport(vmid int, slot, storeID string, d drive) (string, *Err
 			return "", dief("can't find file '%s'", src)
 		}
 		size, file = st.Size(), c.n.HostPath(src)
+		if virtual, err := imageSize(file); err == nil {
+			size = virtual
+		}
 		if c.n.cfg.Files != nil {
 			if virtual, err := c.n.cfg.Files.Size(c.ctx, file); err == nil {
 				size = virtual
@@ -116,6 +119,9 @@ func (c *call) makeImport(vmid int, slot, storeID string, d drive) (string, *Err
 				return "", dief("volume '%s' does not exist", src)
 			}
 			size = st.Size()
+			if virtual, err := imageSize(file); err == nil {
+				size = virtual
+			}
 			if c.n.cfg.Files != nil {
 				if virtual, err := c.n.cfg.Files.Size(c.ctx, file); err == nil {
 					size = virtual
@@ -131,6 +137,9 @@ func (c *call) makeImport(vmid int, slot, storeID string, d drive) (string, *Err
 	volid, err := c.alloc(storeID, vmid, c.formatFor(storeID, d), "", size/1024)
 	if err != nil {
 		return "", err
+	}
+	if !sparse {
+		c.allocated(volid)
 	}
 	if err := c.copyInto(volid, file); err != nil {
 		return "", err
