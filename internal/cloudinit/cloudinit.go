@@ -38,12 +38,16 @@ type File struct {
 type userData struct {
 	Hostname       string      `json:"hostname"`
 	ManageEtcHosts bool        `json:"manage_etc_hosts"`
-	User           string      `json:"user"`
+	User           user        `json:"user"` // what it says counts before the template's default_user
 	SSHKeys        []string    `json:"ssh_authorized_keys,omitempty"`
 	PasswordAuth   bool        `json:"ssh_pwauth"`
 	PackageUpdate  bool        `json:"package_update"`
 	PackageUpgrade bool        `json:"package_upgrade"`
 	Files          []writeFile `json:"write_files,omitempty"`
+}
+
+type user struct {
+	Name string `json:"name"`
 }
 
 type writeFile struct {
@@ -68,7 +72,7 @@ func UserData(s Seed) ([]byte, error) {
 	if !made(s.User, 32, lower+"_-") || strings.HasPrefix(s.User, "-") || s.User == "root" {
 		return nil, invalid("user", "%q is not the name of an ordinary user", s.User)
 	}
-	doc := userData{Hostname: s.Hostname, ManageEtcHosts: true, User: s.User}
+	doc := userData{Hostname: s.Hostname, ManageEtcHosts: true, User: user{s.User}}
 	for _, line := range s.SSHKeys {
 		key, err := SSHKey(line)
 		if err != nil {

@@ -30,7 +30,9 @@ func TestUserData(t *testing.T) {
 {
   "hostname": "box-1",
   "manage_etc_hosts": true,
-  "user": "agent",
+  "user": {
+    "name": "agent"
+  },
   "ssh_authorized_keys": [
     "` + testKey + `"
   ],

@@ -80,7 +80,7 @@ func Template(ctx context.Context, cache, runner string, log io.Writer) (string,
 	return disk, nil
 }
 
-// Plain returns the path of a raw file that is a cloud image without anything
+// Plain returns the path of a qcow2 file that is a cloud image without anything
 // of AgentLab, as a publisher has it. It is kept in cache.
 func Plain(ctx context.Context, cache string, log io.Writer) (string, error) {
 	dir, unlock, err := open(cache)
@@ -88,7 +88,20 @@ func Plain(ctx context.Context, cache string, log io.Writer) (string, error) {
 		return "", err
 	}
 	defer unlock()
-	return system(ctx, dir, false, log)
+	disk := filepath.Join(dir, "plain-"+key(false)+".qcow2")
+	if _, err := os.Stat(disk); err == nil {
+		return disk, nil
+	}
+	raw, err := system(ctx, dir, false, log)
+	if err != nil {
+		return "", err
+	}
+	made := raw + ".tmp"
+	if err := run(ctx, log, "qemu-img", "convert", "-O", "qcow2", raw, made); err != nil {
+		return "", err
+	}
+	prune(dir, "plain-*.qcow2", disk)
+	return disk, errors.Join(os.Rename(made, disk), os.Remove(raw))
 }
 
 // open makes the folder in cache ours until unlock is called.
