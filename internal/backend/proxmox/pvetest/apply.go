@@ -226,6 +226,7 @@ func (c *call) pendSet(v *vm, k, val string, ch *change, modified map[string]boo
 	}
 	v.pending[k] = val
 	delete(v.drop, k)
+	v.tidy()
 	return nil
 }
 
@@ -258,7 +259,7 @@ func (c *call) registerUnused(v *vm, d drive) {
 	c.n.mu.Lock()
 	defer c.n.mu.Unlock()
 	if c.n.owner(d.file) == v.id {
-		v.addUnused(c.n, d.file)
+		v.addUnused(d.file)
 	}
 }
 
@@ -392,15 +393,7 @@ func (c *call) take(v *vm, o, val string) {
 	defer n.mu.Unlock()
 	v.conf[o] = val
 	delete(v.pending, o)
-	if !isDrive(o) {
-		return
-	}
-	d := parseDrive(val)
-	for k, u := range v.conf {
-		if isUnused(k) && n.sameVolume(u, d.file) {
-			delete(v.conf, k)
-		}
-	}
+	v.tidy()
 }
 
 // hotplug takes over what a running VM can take over. Options of fast plug

@@ -7,45 +7,108 @@ import (
 // apiClone is POST …/clone.
 func apiClone(c *call) (any, *Error) {
 	vmid, newid := c.p.num("vmid"), c.p.num("newid")
-	if err := c.cloneEarly(vmid, newid); err != nil {
+	if _, err := c.cloneCheck(vmid, newid); err != nil {
 		return nil, err
 	}
 	return c.fork("qmclone", itoa(vmid), func(w *call) *Error { return w.clone(vmid, newid) })
 }
 
-// cloneEarly is what is refused before the fork.
-func (c *call) cloneEarly(vmid, newid int) *Error {
+// cloneCheck is what is checked before the fork, and again in the worker.
+func (c *call) cloneCheck(vmid, newid int) (*clonePlan, *Error) {
 	if err := c.checkPool(c.p.str("pool")); err != nil {
-		return err
+		return nil, err
 	}
-	c.n.mu.Lock()
+	if t := c.p.str("target"); t == c.node || t == "localhost" {
+		delete(c.p, "target")
+	}
 	target := c.p.str("target")
+	c.n.mu.Lock()
 	_, known := c.n.nodes[target]
 	c.n.mu.Unlock()
 	if target != "" && !known {
-		return dief("no such cluster node '%s'", target)
+		return nil, dief("no such cluster node '%s'", target)
 	}
-	if id := c.p.str("storage"); id != "" {
-		if _, err := c.storeFor(id); err != nil {
-			return err
-		}
+	if err := c.cloneStorage(target); err != nil {
+		return nil, err
 	}
 	src, err := c.loadOther(vmid)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := c.checkLock(src); err != nil {
-		return err
+		return nil, err
 	}
-	if _, err := c.clonePlan(src); err != nil {
-		return err
+	plan, err := c.clonePlan(src)
+	if err != nil {
+		return nil, err
+	}
+	shared, err := c.cloneAccess(plan)
+	if err != nil {
+		return nil, err
+	}
+	if target != "" && !shared {
+		return nil, dief("can't clone VM to node '%s' (VM uses local storage)", target)
 	}
 	c.n.mu.Lock()
 	defer c.n.mu.Unlock()
 	if c.n.vms[newid] != nil {
-		return dief("unable to create VM %d: config file already exists", newid).exit(2)
+		return nil, dief("unable to create VM %d: config file already exists", newid).exit(2)
+	}
+	return plan, c.clonePossible(plan)
+}
+
+// cloneStorage checks the storage that a full clone goes to.
+func (c *call) cloneStorage(target string) *Error {
+	id := c.p.str("storage")
+	if id == "" {
+		return nil
+	}
+	s, err := c.storeFor(id)
+	if err != nil {
+		return err
+	}
+	if !s.holds("images") {
+		return badParam("storage", "storage '"+id+"' does not support vm images")
+	}
+	if target != "" && !s.Shared {
+		return dief("can't clone to non-shared storage '%s'", id)
 	}
 	return nil
+}
+
+// cloneAccess checks the storages and bridges that the clone uses, and tells
+// whether all its volumes are shared.
+func (c *call) cloneAccess(plan *clonePlan) (shared bool, err *Error) {
+	shared = true
+	for _, slot := range plan.slots {
+		d := plan.drives[slot]
+		id, _, _ := strings.Cut(d.file, ":")
+		s, err := c.storeFor(id)
+		if err != nil {
+			return false, err
+		}
+		shared = shared && s.Shared
+		if to := c.p.str("storage"); to != "" {
+			id = to
+		}
+		if d.cdrom() {
+			continue
+		}
+		if err := c.need("/storage/"+id, "Datastore.AllocateSpace"); err != nil {
+			return false, err
+		}
+	}
+	if c.root() {
+		return shared, nil
+	}
+	for _, k := range sortedKeys(plan.from) {
+		if strings.HasPrefix(k, "net") && numberedRe.MatchString(k) {
+			if err := c.bridgeAllowed(parseNet(plan.from[k])); err != nil {
+				return false, err
+			}
+		}
+	}
+	return shared, nil
 }
 
 // plan is what a clone makes of each drive.
@@ -83,7 +146,6 @@ func (c *call) clonePlan(src *vm) (*clonePlan, *Error) {
 	}
 	p.linked = !full
 	p.slots = p.from.drives()
-	driveOrder(p.slots)
 	var keep []string
 	for _, slot := range p.slots {
 		d := parseDrive(p.from[slot])
@@ -93,14 +155,20 @@ func (c *call) clonePlan(src *vm) (*clonePlan, *Error) {
 		}
 		keep = append(keep, slot)
 		p.drives[slot] = d
-		asFull := full || d.cloudinit()
-		if err := n.canClone(c.node, slot, d, asFull, snap); err != nil {
-			return nil, err
-		}
-		p.full[slot] = asFull
+		p.full[slot] = full || d.cloudinit()
 	}
 	p.slots = keep
 	return p, nil
+}
+
+// clonePossible checks that every volume can be cloned so; mu is held.
+func (c *call) clonePossible(p *clonePlan) *Error {
+	for _, slot := range p.slots {
+		if err := c.n.canClone(c.node, slot, p.drives[slot], p.full[slot], c.p.str("snapname")); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (n *Node) canClone(node, slot string, d drive, full bool, snap string) *Error {
@@ -115,10 +183,11 @@ func (n *Node) canClone(node, slot string, d drive, full bool, snap string) *Err
 	if d.cloudinit() || s.hasFeature(v, r, feature, snap) {
 		return nil
 	}
-	if full && snap != "" {
-		return dief("Full clone feature is not supported for a snapshot of '%s' (%s)", d.file, slot)
+	of := ""
+	if snap != "" {
+		of = " a snapshot of"
 	}
-	return dief("%s clone feature is not supported for '%s' (%s)", word, d.file, slot)
+	return dief("%s clone feature is not supported for%s '%s' (%s)", word, of, d.file, slot)
 }
 
 // clone is the worker.
@@ -127,31 +196,29 @@ func (c *call) clone(vmid, newid int) *Error {
 	if err != nil {
 		return err
 	}
-	unlockNew, err := c.lock(vmLockFile(newid), false, c.n.cfg.Waits.CloneLock)
-	if err != nil {
-		return err
-	}
-	defer unlockNew()
 	unlock, err := c.lock(vmLockFile(vmid), !c.isRunning(src), c.n.cfg.Waits.CloneLock)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := c.checkLock(src); err != nil {
-		return err
-	}
-	plan, err := c.clonePlan(src)
+	unlockNew, err := c.lock(vmLockFile(newid), false, c.n.cfg.Waits.CloneLock)
 	if err != nil {
 		return err
 	}
-	dst, err := c.cloneConfig(src, plan, newid)
+	defer unlockNew()
+	plan, err := c.cloneCheck(vmid, newid)
 	if err != nil {
 		return err
 	}
 	if c.n.v9() {
 		c.say("creating a clone of VM %d with ID %d", vmid, newid)
 	}
-	made, err := c.cloneVolumes(dst, plan)
+	dst := c.cloneStub(newid)
+	err = c.n.point(c, "clone.stub")
+	var made []string
+	if err == nil {
+		made, err = c.cloneVolumes(dst, c.cloneConfig(src, plan), plan)
+	}
 	if err == nil {
 		err = c.n.point(c, "clone.volumes")
 	}
@@ -162,52 +229,51 @@ func (c *call) clone(vmid, newid int) *Error {
 	return c.finishClone(dst)
 }
 
-// cloneConfig writes the target's config with lock: clone; its description is
-// there from the start.
-func (c *call) cloneConfig(src *vm, plan *clonePlan, newid int) (*vm, *Error) {
+// cloneStub writes what stands for the target until its first drive is made:
+// a lock, and a description that is not the caller's.
+func (c *call) cloneStub(newid int) *vm {
+	c.n.mu.Lock()
+	defer c.n.mu.Unlock()
+	dst := newVM(newid, c.node)
+	dst.conf["lock"], dst.conf["description"] = "clone", " qmclone temporary file"
+	c.n.vms[newid] = dst
+	return dst
+}
+
+// cloneConfig is the target's config, without its drives.
+func (c *call) cloneConfig(src *vm, plan *clonePlan) section {
 	n := c.n
 	n.mu.Lock()
-	if n.vms[newid] != nil {
-		n.mu.Unlock()
-		return nil, dief("unable to create VM %d: config file already exists", newid).exit(2)
-	}
-	dst := newVM(newid, c.node)
+	defer n.mu.Unlock()
+	conf := section{"lock": "clone"}
 	for k, val := range plan.from {
 		switch {
-		case isUnused(k), isDrive(k) && plan.full[k], k == "lock", k == "template", k == "parent", k == "snaptime", k == "vmstate", k == "runningmachine", k == "runningcpu":
-		case contains(plan.slots, k):
+		case isUnused(k), contains(plan.slots, k), k == "lock", k == "template", k == "parent", k == "snaptime", k == "vmstate", k == "snapstate", k == "runningmachine", k == "runningcpu":
 		case strings.HasPrefix(k, "net") && numberedRe.MatchString(k):
 			d := parseNet(val)
 			d["macaddr"] = n.newMAC()
-			dst.conf[k] = d.String()
-		case k == "smbios1":
-			dst.conf[k] = newSMBIOS(val)
+			conf[k] = d.String()
 		case k == "vmgenid":
-			dst.conf[k] = newUUID()
+			conf[k] = newUUID()
 		default:
-			dst.conf[k] = val
+			conf[k] = val
 		}
 	}
-	if dst.conf["smbios1"] == "" {
-		dst.conf["smbios1"] = "uuid=" + newUUID()
-	}
-	dst.conf["name"] = c.p.str("name")
-	if dst.conf["name"] == "" {
-		dst.conf["name"] = "Copy-of-VM-" + plan.from["name"]
+	conf["smbios1"] = newSMBIOS(plan.from["smbios1"])
+	conf["name"] = c.p.str("name")
+	if conf["name"] == "" {
+		conf["name"] = "Copy-of-VM-" + plan.from["name"]
 		if plan.from["name"] == "" {
-			dst.conf["name"] = "Copy-of-VM-" + itoa(src.id)
+			conf["name"] = "Copy-of-VM-" + itoa(src.id)
 		}
 	}
-	if c.p.has("description") {
-		dst.conf["description"] = c.p.str("description")
+	if d := c.p.str("description"); d != "" {
+		conf["description"] = d
 	}
-	dst.conf["lock"] = "clone"
-	n.vms[newid] = dst
 	if f := n.fw[itoa(src.id)]; f != nil {
-		n.fw[itoa(newid)] = f.clone()
+		n.fw[itoa(c.p.num("newid"))] = f.clone()
 	}
-	n.mu.Unlock()
-	return dst, n.point(c, "clone.config")
+	return conf
 }
 
 func newSMBIOS(old string) string {
@@ -220,7 +286,8 @@ func newSMBIOS(old string) string {
 	return strings.Join(parts, ",")
 }
 
-func (c *call) cloneVolumes(dst *vm, plan *clonePlan) (made []string, err *Error) {
+// cloneVolumes makes the volumes; the config is written after each of them.
+func (c *call) cloneVolumes(dst *vm, conf section, plan *clonePlan) (made []string, err *Error) {
 	for _, slot := range plan.slots {
 		d := plan.drives[slot]
 		if err := c.n.point(c, "clone.volume"); err != nil {
@@ -247,10 +314,17 @@ func (c *call) cloneVolumes(dst *vm, plan *clonePlan) (made []string, err *Error
 		d.file = volid
 		d.props["size"] = formatSize(size)
 		delete(d.props, "format")
+		conf[slot] = d.String()
 		c.n.mu.Lock()
-		dst.conf[slot] = d.String()
+		dst.conf = conf.clone()
 		c.n.mu.Unlock()
+		if err := c.n.point(c, "clone.config"); err != nil {
+			return made, err
+		}
 	}
+	c.n.mu.Lock()
+	dst.conf = conf
+	c.n.mu.Unlock()
 	return made, nil
 }
 

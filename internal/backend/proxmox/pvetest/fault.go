@@ -42,9 +42,10 @@ type Fault struct {
 // Points are the steps of workers at which a Fault may happen, beside the
 // types of tasks.
 var Points = []string{
-	"clone.config",    // the new config with lock: clone is written, no volume made
+	"clone.stub",      // the stub with lock: clone is there, no volume made
 	"clone.volume",    // before each volume
-	"clone.volumes",   // all volumes are made, the config not yet
+	"clone.config",    // the config was written after a volume was made
+	"clone.volumes",   // all volumes are made, the config still has lock: clone
 	"clone.finish",    // the final config is written, the lock of the source still held
 	"start.cloudinit", // before the seed image is made
 	"start.qemu",      // before QEMU is started

@@ -144,20 +144,35 @@ func driveOrder(slots []string) {
 
 // addUnused remembers a volume as unusedN, unless it is used or remembered
 // already.
-func (v *vm) addUnused(n *Node, volid string) {
-	for k, val := range v.conf {
-		if isUnused(k) && n.sameVolume(val, volid) {
+func (v *vm) addUnused(volid string) {
+	for i := range 256 {
+		if v.conf["unused"+itoa(i)] == volid {
 			return
 		}
-	}
-	for i := 255; i >= 0; i-- {
-		_ = i
 	}
 	for i := range 256 {
 		k := "unused" + itoa(i)
 		if _, used := v.conf[k]; !used {
 			v.conf[k] = volid
 			return
+		}
+	}
+}
+
+// tidy drops the unused lines of volumes that a drive names now, current or
+// pending: every write of a config does so. mu is held.
+func (v *vm) tidy() {
+	named := map[string]bool{}
+	for _, s := range []section{v.conf, v.pending} {
+		for k, val := range s {
+			if isDrive(k) {
+				named[parseDrive(val).file] = true
+			}
+		}
+	}
+	for k, volid := range v.conf {
+		if isUnused(k) && named[volid] {
+			delete(v.conf, k)
 		}
 	}
 }
