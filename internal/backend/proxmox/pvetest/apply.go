@@ -259,7 +259,7 @@ func (c *call) registerUnused(v *vm, d drive) {
 	c.n.mu.Lock()
 	defer c.n.mu.Unlock()
 	if c.n.owner(d.file) == v.id {
-		v.addUnused(d.file)
+		v.addUnused(c.n, d.file)
 	}
 }
 

@@ -2,10 +2,8 @@ package pvetest
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"strings"
 	"time"
@@ -124,8 +122,7 @@ func (g realGuest) Done() <-chan struct{} { return g.m.Done() }
 // Pid implements Guest.
 func (g realGuest) Pid() int { return g.m.PID() }
 
-// Agent implements Guest. What the API wraps into several commands of the
-// agent, or passes on in another form, is unfolded here as the API does it.
+// Agent implements Guest.
 func (g realGuest) Agent(ctx context.Context, command string, args map[string]any) (json.RawMessage, error) {
 	limit := agentTime
 	if command == "guest-ping" {
@@ -135,16 +132,6 @@ func (g realGuest) Agent(ctx context.Context, command string, args map[string]an
 	defer cancel()
 	if !g.m.AgentOpen(ctx) {
 		return nil, ErrNoAgent
-	}
-	switch command {
-	case "file-write":
-		return encode(nil), g.write(ctx, fmt.Sprint(args["file"]), fmt.Sprint(args["content"]))
-	case "file-read":
-		return g.read(ctx, fmt.Sprint(args["file"]))
-	case "guest-exec":
-		return g.exec(ctx, args)
-	case "guest-exec-status":
-		return g.execStatus(ctx, args)
 	}
 	return g.ask(ctx, command, args)
 }
@@ -162,93 +149,4 @@ func (g realGuest) ask(ctx context.Context, command string, args map[string]any)
 		return nil, &AgentError{Desc: err.Error()}
 	}
 	return out, nil
-}
-
-// open opens a file in the guest and has use do something with its handle.
-func (g realGuest) open(ctx context.Context, file, mode string, use func(handle int64) error) error {
-	out, err := g.ask(ctx, "guest-file-open", map[string]any{"path": file, "mode": mode})
-	if err != nil {
-		return err
-	}
-	var handle int64
-	if err := json.Unmarshal(out, &handle); err != nil {
-		return err
-	}
-	err = use(handle)
-	_, cerr := g.ask(ctx, "guest-file-close", map[string]any{"handle": handle})
-	return errors.Join(err, cerr)
-}
-
-func (g realGuest) write(ctx context.Context, file, content string) error {
-	return g.open(ctx, file, "wb", func(handle int64) error {
-		_, err := g.ask(ctx, "guest-file-write", map[string]any{"handle": handle, "buf-b64": base64.StdEncoding.EncodeToString([]byte(content))})
-		return err
-	})
-}
-
-// maxRead is how much of a file one call reads, in bytes.
-const maxRead = 16 << 20
-
-func (g realGuest) read(ctx context.Context, file string) (json.RawMessage, error) {
-	var content []byte
-	err := g.open(ctx, file, "rb", func(handle int64) error {
-		for len(content) < maxRead {
-			out, err := g.ask(ctx, "guest-file-read", map[string]any{"handle": handle, "count": 1 << 20})
-			if err != nil {
-				return err
-			}
-			var part struct {
-				Data []byte `json:"buf-b64"`
-				EOF  bool   `json:"eof"`
-			}
-			if err := json.Unmarshal(out, &part); err != nil {
-				return err
-			}
-			content = append(content, part.Data...)
-			if part.EOF {
-				return nil
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return encode(map[string]any{"content": string(content), "bytes-read": len(content)}), nil
-}
-
-func (g realGuest) exec(ctx context.Context, args map[string]any) (json.RawMessage, error) {
-	command, _ := args["command"].([]string)
-	if len(command) == 0 {
-		return nil, &AgentError{Desc: "Parameter 'path' is missing"}
-	}
-	given := map[string]any{"path": command[0], "arg": command[1:], "capture-output": true}
-	if in, ok := args["input-data"].(string); ok {
-		given["input-data"] = base64.StdEncoding.EncodeToString([]byte(in))
-	}
-	return g.ask(ctx, "guest-exec", given)
-}
-
-func (g realGuest) execStatus(ctx context.Context, args map[string]any) (json.RawMessage, error) {
-	out, err := g.ask(ctx, "guest-exec-status", args)
-	if err != nil {
-		return nil, err
-	}
-	var answer map[string]any
-	if err := json.Unmarshal(out, &answer); err != nil {
-		return nil, err
-	}
-	for key, value := range answer {
-		switch v := value.(type) {
-		case bool:
-			answer[key] = map[bool]int{true: 1}[v]
-		case string:
-			text, err := base64.StdEncoding.DecodeString(v)
-			if err != nil {
-				return nil, err
-			}
-			answer[key] = string(text)
-		}
-	}
-	return encode(answer), nil
 }

@@ -50,6 +50,7 @@ var Points = []string{
 	"start.cloudinit", // before the seed image is made
 	"start.qemu",      // before QEMU is started
 	"start.running",   // it runs, the task not yet over
+	"suspend.state",   // the state volume is there, the memory not saved
 	"stop.qemu",       // before QEMU is stopped
 	"shutdown.wait",   // the guest was asked
 	"destroy.volumes", // before the first volume is freed

@@ -2,6 +2,7 @@ package pvetest
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -75,14 +76,16 @@ type ScriptedGuest struct {
 	// OnEnd is called once when it has ended.
 	OnEnd func()
 
-	boot   Boot
-	mu     sync.Mutex
-	paused bool
-	files  map[string]string
-	execs  map[int]*execResult
-	frozen bool
-	done   chan struct{}
-	once   sync.Once
+	boot                Boot
+	mu                  sync.Mutex
+	paused              bool
+	files               map[string]string
+	execs               map[int]*execResult
+	handles             map[int]string
+	nextHandle, nextPID int
+	frozen              bool
+	done                chan struct{}
+	once                sync.Once
 }
 
 type execResult struct {
@@ -94,7 +97,7 @@ type execResult struct {
 // calls.
 func (g *ScriptedGuest) Start(b Boot) *ScriptedGuest {
 	g.boot, g.done = b, make(chan struct{})
-	g.files, g.execs = map[string]string{}, map[int]*execResult{}
+	g.files, g.execs, g.handles = map[string]string{}, map[int]*execResult{}, map[int]string{}
 	return g
 }
 
@@ -227,31 +230,33 @@ func (g *ScriptedGuest) agent(command string, args map[string]any) (any, error) 
 	return g.agentFiles(command, args)
 }
 
-// agentFiles are file-write, file-read and exec, in the form in which the API
-// hands them on.
+// agentFiles are the commands about files and programs.
 func (g *ScriptedGuest) agentFiles(command string, args map[string]any) (any, error) {
+	handle, _ := args["handle"].(float64)
+	name := g.handles[int(handle)]
 	switch command {
-	case "file-write":
-		g.files[fmt.Sprint(args["file"])] = fmt.Sprint(args["content"])
-		return nil, nil
-	case "file-read":
-		name := fmt.Sprint(args["file"])
-		s, ok := g.files[name]
-		if !ok {
+	case "guest-file-open":
+		name := fmt.Sprint(args["path"])
+		if _, ok := g.files[name]; !ok && args["mode"] == nil {
 			return nil, &AgentError{Desc: fmt.Sprintf("failed to open file '%s' (mode: 'r'): No such file or directory", name)}
 		}
-		return map[string]any{"content": s, "bytes-read": len(s)}, nil
+		g.nextHandle++
+		g.handles[g.nextHandle] = name
+		return g.nextHandle, nil
+	case "guest-file-write":
+		b, err := base64.StdEncoding.DecodeString(fmt.Sprint(args["buf-b64"]))
+		if name == "" || err != nil {
+			return nil, &AgentError{Desc: "Invalid parameter 'handle'"}
+		}
+		g.files[name] = string(b)
+		return map[string]any{"count": len(b), "eof": false}, nil
+	case "guest-file-read":
+		return map[string]any{"count": len(g.files[name]), "buf-b64": base64.StdEncoding.EncodeToString([]byte(g.files[name])), "eof": true}, nil
+	case "guest-file-close":
+		delete(g.handles, int(handle))
+		return nil, nil
 	case "guest-exec":
-		cmd, _ := args["command"].([]string)
-		if len(cmd) == 0 || !strings.HasPrefix(cmd[0], "/bin/") || strings.Contains(cmd[0], " ") {
-			return nil, &AgentError{Desc: "Guest agent command failed, error was 'Failed to execute child process \u201c" + strings.Join(cmd[:min(1, len(cmd))], "") + "\u201d (No such file or directory)'"}
-		}
-		pid := 177 + 2*len(g.execs)
-		g.execs[pid] = &execResult{}
-		if len(cmd) == 3 && cmd[0] == "/bin/sh" && cmd[2] == "echo out; echo err >&2; exit 3" {
-			g.execs[pid] = &execResult{code: 3, out: "out\n", errs: "err\n"}
-		}
-		return map[string]any{"pid": pid}, nil
+		return g.exec(args)
 	case "guest-exec-status":
 		pid, _ := args["pid"].(int)
 		r := g.execs[pid]
@@ -259,16 +264,32 @@ func (g *ScriptedGuest) agentFiles(command string, args map[string]any) (any, er
 			return nil, &AgentError{Desc: "Invalid parameter 'pid'"}
 		}
 		delete(g.execs, pid)
-		out := map[string]any{"exited": 1, "exitcode": r.code}
+		out := map[string]any{"exited": true, "exitcode": r.code}
 		if r.out != "" {
-			out["out-data"], out["out-truncated"] = r.out, 0
+			out["out-data"], out["out-truncated"] = base64.StdEncoding.EncodeToString([]byte(r.out)), false
 		}
 		if r.errs != "" {
-			out["err-data"], out["err-truncated"] = r.errs, 0
+			out["err-data"], out["err-truncated"] = base64.StdEncoding.EncodeToString([]byte(r.errs)), false
 		}
 		return out, nil
 	}
 	return nil, &AgentError{Desc: fmt.Sprintf("The command %s has not been found", command)}
+}
+
+// exec runs nothing: every program of /bin succeeds, but for the one script
+// that is known.
+func (g *ScriptedGuest) exec(args map[string]any) (any, error) {
+	path := fmt.Sprint(args["path"])
+	if !strings.HasPrefix(path, "/bin/") || strings.Contains(path, " ") {
+		return nil, &AgentError{Desc: "Guest agent command failed, error was 'Failed to execute child process \u201c" + path + "\u201d (No such file or directory)'"}
+	}
+	g.nextPID += 2
+	pid := 175 + g.nextPID
+	g.execs[pid] = &execResult{}
+	if arg, _ := args["arg"].([]string); len(arg) == 2 && arg[1] == "echo out; echo err >&2; exit 3" {
+		g.execs[pid] = &execResult{code: 3, out: "out\n", errs: "err\n"}
+	}
+	return map[string]any{"pid": pid}, nil
 }
 
 // interfaces are lo and the devices of the config, with the static addresses

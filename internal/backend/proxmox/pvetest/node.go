@@ -30,6 +30,9 @@ type Config struct {
 	MemoryOf map[string]int64
 	// Waits shortens the waits of a real node; a zero field is the real one.
 	Waits Waits
+	// NoStatus is a node without the daemon that gathers its status: lists say
+	// "unknown", as the recordings do.
+	NoStatus bool
 	// Boot starts what runs in a VM; nil boots a ScriptedGuest.
 	Boot func(ctx context.Context, b Boot) (Guest, error)
 	// Files makes real files of the volumes of dir storages; nil makes none.
@@ -101,6 +104,7 @@ type Node struct {
 	lastMAC  uint32
 	nextIDs  [2]int // lower, upper of datacenter.cfg
 	started  time.Time
+	stat     statd
 
 	locks  flocks
 	faults faults
@@ -135,6 +139,9 @@ func New(tb testing.TB, cfg Config) *Node {
 	if err := n.serveREST(); err != nil {
 		cancel()
 		tb.Fatalf("fake Proxmox node: %v", err)
+	}
+	if !cfg.NoStatus {
+		n.broadcast()
 	}
 	tb.Cleanup(func() {
 		cancel()

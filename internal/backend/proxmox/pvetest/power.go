@@ -337,10 +337,11 @@ func agentEnabled(conf section) bool {
 // pingAgent tells whether the guest agent answers, which costs its wait when
 // it does not.
 func (c *call) pingAgent(v *vm, run *running) bool {
+	began := time.Now()
 	if _, err := run.guest.Agent(c.ctx, "guest-ping", nil); err == nil {
 		return true
 	}
-	c.pause(c.n.cfg.Waits.Agent)
+	c.pause(c.n.cfg.Waits.Agent - time.Since(began))
 	word := "qmp"
 	if c.n.v9() {
 		word = "qga"

@@ -163,6 +163,13 @@ func apiStatus(c *call) (any, *Error) {
 		return nil, err
 	}
 	c.n.mu.Lock()
+	asked := v.run
+	c.n.mu.Unlock()
+	qmp := "stopped"
+	if asked != nil { // QMP may take its time
+		qmp = asked.guest.Status()
+	}
+	c.n.mu.Lock()
 	defer c.n.mu.Unlock()
 	out := c.n.vmStatus(v, true)
 	out["qmpstatus"], out["clipboard"], out["ha"] = "stopped", nil, map[string]any{"managed": 0}
@@ -170,7 +177,7 @@ func apiStatus(c *call) (any, *Error) {
 		out["agent"] = 1
 	}
 	if r := v.run; r != nil {
-		out["qmpstatus"] = r.guest.Status()
+		out["qmpstatus"] = qmp
 		nics := map[string]any{}
 		for i := range 32 {
 			if _, ok := v.conf["net"+itoa(i)]; ok {
@@ -180,28 +187,6 @@ func apiStatus(c *call) (any, *Error) {
 		out["nics"] = nics
 	}
 	return out, nil
-}
-
-// resource is an entry of /cluster/resources; mu is held.
-func (n *Node) resource(v *vm, known bool) map[string]any {
-	out := map[string]any{"id": "qemu/" + itoa(v.id), "type": "qemu", "vmid": v.id, "node": v.node, "status": "unknown"}
-	if known {
-		for k, val := range n.vmStatus(v, false) {
-			if k != "serial" && k != "pid" {
-				out[k] = val
-			}
-		}
-	}
-	if t := v.conf["tags"]; t != "" {
-		out["tags"] = t
-	}
-	if v.template() {
-		out["template"] = 1
-	}
-	if p := n.poolOf(v.id); p != "" {
-		out["pool"] = p
-	}
-	return out
 }
 
 // apiFeature is GET …/feature.

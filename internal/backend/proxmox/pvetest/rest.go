@@ -35,6 +35,9 @@ type restServer struct {
 	leafPEM     []byte
 	fingerprint string
 	caFile      string
+
+	caFingerprint       string
+	notBefore, notAfter int64
 }
 
 func (n *Node) serveREST() error {
@@ -105,7 +108,8 @@ func (s *restServer) certificate(node string) (tls.Certificate, error) {
 	}
 	s.caPEM = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: caDER})
 	s.leafPEM = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	s.fingerprint = fingerprint(der)
+	s.fingerprint, s.caFingerprint = fingerprint(der), fingerprint(caDER)
+	s.notBefore, s.notAfter = from.Unix(), to.Unix()
 	return tls.Certificate{Certificate: [][]byte{der, caDER}, PrivateKey: key}, nil
 }
 

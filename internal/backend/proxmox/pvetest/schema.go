@@ -143,6 +143,9 @@ func (ep *endpoint) verify(n *Node, p values, cli bool) *Error {
 		if f := d.check(n, p.str(name)); f != "" {
 			faults[name] = f
 		}
+		if d.requires != "" && !p.has(d.requires) {
+			faults[d.requires] = "missing property - '" + name + "' requires this property"
+		}
 	}
 	if len(faults) > 0 {
 		return &Error{Status: 400, Message: "Parameter verification failed.", Params: faults, Usage: true}

@@ -144,7 +144,7 @@ func driveOrder(slots []string) {
 
 // addUnused remembers a volume as unusedN, unless it is used or remembered
 // already.
-func (v *vm) addUnused(volid string) {
+func (v *vm) addUnused(_ *Node, volid string) {
 	for i := range 256 {
 		if v.conf["unused"+itoa(i)] == volid {
 			return
@@ -155,24 +155,6 @@ func (v *vm) addUnused(volid string) {
 		if _, used := v.conf[k]; !used {
 			v.conf[k] = volid
 			return
-		}
-	}
-}
-
-// tidy drops the unused lines of volumes that a drive names now, current or
-// pending: every write of a config does so. mu is held.
-func (v *vm) tidy() {
-	named := map[string]bool{}
-	for _, s := range []section{v.conf, v.pending} {
-		for k, val := range s {
-			if isDrive(k) {
-				named[parseDrive(val).file] = true
-			}
-		}
-	}
-	for k, volid := range v.conf {
-		if isUnused(k) && named[volid] {
-			delete(v.conf, k)
 		}
 	}
 }
