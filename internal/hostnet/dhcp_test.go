@@ -59,13 +59,13 @@ func TestDHCP(t *testing.T) {
 		t.Error("with its address a guest reaches nothing")
 	}
 	for name, b := range map[string]*box{"bound to an address and not to ask": static, "no sandbox": stranger} {
-		if got, err := b.lease(b.MAC); err == nil {
-			t.Errorf("who is %s got %v", name, got.ACK.YourIPAddr)
+		if other, err := b.lease(b.MAC); err == nil {
+			t.Errorf("who is %s got %v", name, other.ACK.YourIPAddr)
 		}
 	}
 	// With the MAC of another, a question does not come through.
-	if got, err := static.lease(asks.MAC); err == nil {
-		t.Errorf("with another's MAC: %v", got.ACK.YourIPAddr)
+	if other, err := static.lease(asks.MAC); err == nil {
+		t.Errorf("with another's MAC: %v", other.ACK.YourIPAddr)
 	}
 	// A guest that renews asks the server by its address, from its own.
 	asks.in(func() {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/boundedlog"
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
@@ -67,8 +68,11 @@ type Local struct {
 // guest is a sandbox that was put on the bridge.
 type guest struct {
 	Guest
-	log *egresslog.Log
+	log   *egresslog.Log
+	names *boundedlog.Log
 }
+
+func (g *guest) close() { _ = errors.Join(g.log.Close(), g.names.Close()) }
 
 // New returns the network of this machine and changes nothing.
 func New(cfg Config) *Local {
@@ -98,7 +102,7 @@ func (l *Local) open(ctx context.Context) (*nft.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := nft.New(ctx, nft.Options{Config: c, Dialer: l.cfg.Dialer, Resolver: l.cfg.Resolver, Audit: l.record, Logger: l.log})
+	m, err := nft.New(ctx, nft.Options{Config: c, Dialer: l.cfg.Dialer, Resolver: l.cfg.Resolver, Audit: l.record, Told: l.told, Logger: l.log})
 	if err != nil {
 		return nil, err
 	}
@@ -205,10 +209,14 @@ func (l *Local) admit(g Guest) error {
 	if err != nil {
 		return err
 	}
-	if old != nil { // it has gone without a word: its number is another's
-		_ = old.log.Close()
+	names, err := l.openNames(g.Ref)
+	if err != nil {
+		return errors.Join(err, log.Close())
 	}
-	l.guests[g.Ref.VMID] = &guest{Guest: g, log: log}
+	if old != nil { // it has gone without a word: its number is another's
+		old.close()
+	}
+	l.guests[g.Ref.VMID] = &guest{Guest: g, log: log, names: names}
 	return nil
 }
 
@@ -218,7 +226,7 @@ func (l *Local) takeOff(ctx context.Context, m *nft.Manager, vmid int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if g := l.guests[vmid]; g != nil {
-		_ = g.log.Close()
+		g.close()
 		delete(l.guests, vmid)
 	}
 	return err
@@ -258,6 +266,7 @@ func (l *Local) admitAll(guests []Guest) (list []nft.Sandbox) {
 		}
 		if err == nil {
 			err = l.admit(g)
+			s.Told = l.toldBefore(g.Ref)
 		}
 		if err != nil {
 			l.log.Error("a sandbox is left without a network", "vmid", g.Ref.VMID, "err", err)
@@ -275,7 +284,7 @@ func (l *Local) forgetAllBut(list []nft.Sandbox) {
 	l.restored = true
 	for vmid, g := range l.guests {
 		if !slices.ContainsFunc(list, func(s nft.Sandbox) bool { return s.VMID == vmid }) {
-			_ = g.log.Close()
+			g.close()
 			delete(l.guests, vmid)
 		}
 	}

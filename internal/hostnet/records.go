@@ -2,6 +2,7 @@ package hostnet
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,10 +10,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/boundedlog"
+	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 	"github.com/agentlab-vm/agentlab/internal/egresslog"
 )
 
@@ -30,8 +33,62 @@ func validRef(ref backend.Ref) error {
 	return nil
 }
 
+// A guest's files: DIR/VMID-UID and one of these.
+const (
+	logSuffix   = ".log"   // the record of what it wanted from the network
+	namesSuffix = ".names" // what our DNS server told it, which it may remember
+)
+
+// maxNamesBytes bounds what is kept of the names that a guest was told; it is
+// more than can be in force.
+const maxNamesBytes = 2 << 20
+
+// namesPath is where the names are that a guest was told.
+func (l *Local) namesPath(ref backend.Ref) string {
+	return strings.TrimSuffix(l.logPath(ref), logSuffix) + namesSuffix
+}
+
+// openNames opens the journal of the names that a guest is told.
+func (l *Local) openNames(ref backend.Ref) (*boundedlog.Log, error) {
+	names, err := boundedlog.Open(l.namesPath(ref), maxNamesBytes, 0, time.Now)
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the names that sandbox %d is told cannot be kept: %w", ref.VMID, err)
+	}
+	return names, nil
+}
+
+// told is told of each answer to a guest's DNS question.
+func (l *Local) told(vmid int, t nft.Told) {
+	l.mu.Lock()
+	g := l.guests[vmid]
+	l.mu.Unlock()
+	line, err := json.Marshal(t)
+	if g != nil && err == nil {
+		_, _ = g.names.Write(append(line, '\n'))
+	}
+}
+
+// toldBefore reads what a guest was told by processes before this one, the
+// earlier first. What cannot be read is as if it was never told: the guest has
+// to ask again.
+func (l *Local) toldBefore(ref backend.Ref) (out []nft.Told) {
+	for _, path := range []string{l.namesPath(ref) + boundedlog.OldSuffix, l.namesPath(ref)} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(text)) {
+			var t nft.Told
+			if json.Unmarshal([]byte(line), &t) == nil {
+				out = append(out, t)
+			}
+		}
+	}
+	return out
+}
+
 func (l *Local) logPath(ref backend.Ref) string {
-	return filepath.Join(l.cfg.Dir, fmt.Sprintf("%d-%s.log", ref.VMID, ref.UID))
+	return filepath.Join(l.cfg.Dir, fmt.Sprintf("%d-%s"+logSuffix, ref.VMID, ref.UID))
 }
 
 // openLog opens the record of a guest where it ends.
@@ -90,8 +147,8 @@ func (l *Local) removeLog(ref backend.Ref) error {
 	if err := validRef(ref); err != nil {
 		return err
 	}
-	path := l.logPath(ref)
-	for _, p := range []string{path, path + boundedlog.OldSuffix, path + bootSuffix} {
+	log, names := l.logPath(ref), l.namesPath(ref)
+	for _, p := range []string{log, log + boundedlog.OldSuffix, log + bootSuffix, names, names + boundedlog.OldSuffix} {
 		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return agentlab.Errorf(agentlab.CodeUnavailable, "the record of sandbox %d's network use cannot be removed: %w", ref.VMID, err)
 		}
@@ -103,15 +160,15 @@ func (l *Local) removeLog(ref backend.Ref) error {
 func (l *Local) sweep(guests []Guest) {
 	keep := map[string]bool{}
 	for _, g := range guests {
-		keep[filepath.Base(l.logPath(g.Ref))] = true
+		keep[strings.TrimSuffix(filepath.Base(l.logPath(g.Ref)), logSuffix)] = true
 	}
 	entries, err := os.ReadDir(l.cfg.Dir)
 	if err != nil {
 		return
 	}
 	for _, e := range entries {
-		name := strings.TrimSuffix(strings.TrimSuffix(e.Name(), boundedlog.OldSuffix), bootSuffix)
-		if strings.HasSuffix(name, ".log") && !keep[name] {
+		name, _, ours := strings.Cut(e.Name(), ".")
+		if ours && !keep[name] {
 			if err := os.Remove(filepath.Join(l.cfg.Dir, e.Name())); err != nil {
 				l.log.Warn("an old record of a sandbox's network use stays", "file", e.Name(), "err", err)
 			}

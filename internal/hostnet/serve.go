@@ -372,7 +372,7 @@ func (l *Local) Close() error {
 		m.Close()
 	}
 	for _, g := range guests {
-		errs = append(errs, g.log.Close())
+		errs = append(errs, g.log.Close(), g.names.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -216,6 +216,12 @@ func (g *Gate) Flows(p egress.Proto) int {
 // set here.
 func (g *Gate) Record(r agentlab.EgressRecord) { g.audit.record(r) }
 
+// Remember makes the gate know that its guest was told that name (canonical)
+// resolves to an address, good for ttl: by the process before this one.
+func (g *Gate) Remember(name string, addr netip.Addr, ttl time.Duration) {
+	g.names.learn(addr.Unmap(), name, ttl)
+}
+
 // Slots is a counting semaphore that never waits; its capacity is the limit.
 type Slots chan struct{}
 

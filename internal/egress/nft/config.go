@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/egress"
@@ -48,6 +49,17 @@ type Sandbox struct {
 	IPv4, IPv6 netip.Addr
 	DHCP       bool // it asks for its IPv4 address; needs Config.DHCP
 	Policy     *egress.Policy
+	// Told is what it was told by a process before this one: guests remember
+	// answers for as long as they hold.
+	Told []Told
+}
+
+// Told is an answer to a DNS question: Name (canonical) stands for Addr until
+// then.
+type Told struct {
+	Name  string     `json:"name"`
+	Addr  netip.Addr `json:"addr"`
+	Until time.Time  `json:"until"`
 }
 
 // ifName is what we take as an interface name: the kernel takes more, but

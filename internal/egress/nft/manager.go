@@ -25,7 +25,11 @@ type Options struct {
 	Dialer   gate.Dialer   // of the proxy and of DNS; nil means the host's own
 	Resolver gate.Resolver // nil means the host's name servers
 	// Audit is told of the decisions about a sandbox. It must not block for long.
-	Audit  func(vmid int, r agentlab.EgressRecord)
+	Audit func(vmid int, r agentlab.EgressRecord)
+	// Told is told of each answer to a sandbox's DNS question that opened an
+	// address, to be given back as Sandbox.Told. It must be quick and call
+	// nothing here; nil means nobody.
+	Told   func(vmid int, t Told)
 	Logger *slog.Logger     // nil means none
 	Now    func() time.Time // nil means time.Now
 }
@@ -255,9 +259,22 @@ func (m *Manager) newMember(s Sandbox, old *member) (*member, error) {
 		return x, nil
 	}
 	var err error
-	x.gate, err = m.newGate(x)
-	return x, err
+	if x.gate, err = m.newGate(x); err != nil {
+		return nil, err
+	}
+	now := m.opts.Now()
+	for _, t := range s.Told {
+		if left := t.Until.Sub(now); left > 0 && left <= maxToldFor && t.Addr.IsValid() && len(t.Name) <= 255 {
+			x.tell(t.Addr.Unmap(), t.Name, t.Until, now)
+			x.gate.Remember(t.Name, t.Addr, left)
+		}
+	}
+	x.Sandbox.Told = nil
+	return x, nil
 }
+
+// maxToldFor is longer than any answer of ours holds.
+const maxToldFor = 2 * time.Hour
 
 func (m *Manager) sandboxes() []Sandbox {
 	var out []Sandbox
@@ -386,8 +403,12 @@ func (m *Manager) learn(vmid int, name string, addr netip.Addr, ttl time.Duratio
 		return agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d is gone", vmid)
 	}
 	now := m.opts.Now()
+	until := now.Add(ttl + graceTTL)
+	if m.opts.Told != nil {
+		m.opts.Told(vmid, Told{name, addr, until})
+	}
 	var text strings.Builder
-	for _, gone := range append(x.tell(addr, name, now.Add(ttl+graceTTL), now), addr) {
+	for _, gone := range append(x.tell(addr, name, until, now), addr) {
 		x.close(&text, gone)
 	}
 	fresh := map[string]binding{}
