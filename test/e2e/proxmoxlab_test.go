@@ -23,6 +23,7 @@ import (
 // fake internet and a LAN.
 type pveLab struct {
 	*lab
+	dir      string // of the fake node
 	name     string // of the node, and of this machine
 	node     *pvetest.Node
 	machines pvetest.Machines
@@ -72,6 +73,35 @@ func insidePVE(t *testing.T) bool {
 // daemon of that node.
 func newPVELab(t *testing.T, transport string) *pveLab {
 	t.Helper()
+	p := newPVEHost(t)
+	p.internet = netlab.NewPeer(t, "inet0", "vmbr0", "192.168.1.1/24")
+	p.lan = netlab.NewPeer(t, "lan0", "vmbr0", "192.168.1.50/24")
+	if err := p.lan.Net.ProbeWorld(); err != nil { // it answers whatever comes
+		t.Fatal(err)
+	}
+	netlab.Resolver(t, netip.MustParseAddr("192.31.196.200"))
+	p.machines = pvetest.Machines{Dir: filepath.Join(p.dir, "run"), KVM: os.Getenv("AGENTLAB_TEST_KVM") == "1"}
+	p.newNode(t, pvetest.Config{Boot: p.machines.Boot, Files: p.machines})
+	p.makeTemplate(t)
+	p.newHome(t, transport)
+	return p
+}
+
+// newLightPVELab is the same with light guests: VMs without machines, which
+// know no more than who they are.
+func newLightPVELab(t testing.TB, transport string, cfg pvetest.Config) *pveLab {
+	t.Helper()
+	p := newPVEHost(t)
+	cfg.Boot = new(lightGuests).boot
+	p.newNode(t, cfg)
+	p.node.AddTemplate(t, pvetest.Template{Storage: pveStorage, Node: p.name, Name: "agentlab-base"})
+	p.newHome(t, transport)
+	return p
+}
+
+// newPVEHost makes this machine's network that of a node.
+func newPVEHost(t testing.TB) *pveLab {
+	t.Helper()
 	name, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)
@@ -80,37 +110,34 @@ func newPVELab(t *testing.T, transport string) *pveLab {
 	p.name, _, _ = strings.Cut(name, ".")
 	netlab.Sh(t, `ip link add vmbr0 type bridge; ip addr add 192.168.1.2/24 dev vmbr0; ip link set vmbr0 up; ip route add default via 192.168.1.1
 sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1; mount -t tmpfs tmpfs /mnt; mkdir -p /mnt/pve`)
-	p.internet = netlab.NewPeer(t, "inet0", "vmbr0", "192.168.1.1/24")
-	p.lan = netlab.NewPeer(t, "lan0", "vmbr0", "192.168.1.50/24")
-	if err := p.lan.Net.ProbeWorld(); err != nil { // it answers whatever comes
+	if p.dir, err = os.MkdirTemp("/var/tmp", "pve-*"); err != nil {
 		t.Fatal(err)
 	}
-	netlab.Resolver(t, netip.MustParseAddr("192.31.196.200"))
+	t.Cleanup(func() { _ = os.RemoveAll(p.dir) })
+	return p
+}
 
-	dir, err := os.MkdirTemp("/var/tmp", "pve-*")
-	if err != nil {
-		t.Fatal(err)
+// newNode starts the fake node with a storage for disks and one for snippets.
+func (p *pveLab) newNode(t testing.TB, cfg pvetest.Config) {
+	t.Helper()
+	cfg.Nodes, cfg.Dir = []string{p.name}, filepath.Join(p.dir, "root")
+	cfg.Storages = []pvetest.Storage{
+		{ID: pveStorage, Type: pvetest.Dir, Path: "/mnt/pve/" + pveStorage, Content: []string{"images"}},
+		{ID: "seeds", Type: pvetest.Dir, Path: "/mnt/pve/seeds", Content: []string{"snippets"}},
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	p.machines = pvetest.Machines{Dir: filepath.Join(dir, "run"), KVM: os.Getenv("AGENTLAB_TEST_KVM") == "1"}
-	p.node = pvetest.New(t, pvetest.Config{
-		Nodes: []string{p.name},
-		Dir: filepath.Join(dir, "root"), Boot: p.machines.Boot, Files: p.machines,
-		Storages: []pvetest.Storage{
-			{ID: pveStorage, Type: pvetest.Dir, Path: "/mnt/pve/" + pveStorage, Content: []string{"images"}},
-			{ID: "seeds", Type: pvetest.Dir, Path: "/mnt/pve/seeds", Content: []string{"snippets"}},
-		},
-	})
+	p.node = pvetest.New(t, cfg)
 	// Where the node's programs say that snippets are.
 	netlab.Sh(t, "mkdir -p %[1]s; mount --bind %[1]s /mnt/pve", p.node.HostPath("/mnt/pve"))
-	p.makeTemplate(t)
+}
 
+// newHome makes the home of a daemon of the node.
+func (p *pveLab) newHome(t testing.TB, transport string) {
+	t.Helper()
 	p.lab = newLab(t)
 	if transport == "shell" {
 		p.env = append(p.env, "PATH="+p.bin+":"+p.node.Bin()+":"+os.Getenv("PATH"))
 	}
 	p.configure(transport)
-	return p
 }
 
 // call is a call of the API by root, as a tool on the node makes it: it ends

@@ -1,0 +1,200 @@
+package e2e
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+	"github.com/agentlab-vm/agentlab/internal/link"
+)
+
+// lightGuests are what runs in the VMs of a fake node where a test has no use
+// for machines: of each, a network namespace whose cable is the VM's tap
+// device on the bridge, so that the rules there are met, and a guest control
+// server in it that can say who it is and no more.
+type lightGuests struct {
+	mu    sync.Mutex
+	disks map[string]string // content of guestapi.ControlFile by smbios uuid: it outlives a boot, not a VM
+}
+
+// lightGuest is one boot of one of them.
+type lightGuest struct {
+	*pvetest.ScriptedGuest
+	ip, boot string
+
+	mu       sync.Mutex
+	raw      net.Listener // in the namespace, which lives as long as it
+	server   *http.Server // nil until it knows whom to obey
+	identity string
+}
+
+// boot is the node's Config.Boot.
+func (g *lightGuests) boot(_ context.Context, b pvetest.Boot) (pvetest.Guest, error) {
+	m := &lightGuest{ScriptedGuest: &pvetest.ScriptedGuest{}, boot: agentlab.NewUID()}
+	if !strings.Contains(b.Config["description"], "agentlab-uid: ") {
+		return m.Start(b), nil // somebody else's
+	}
+	disk := b.Config["smbios1"]
+	m.OnEnd = m.end
+	m.OnAgent = func(command string, args map[string]any) (any, bool, error) {
+		if command == "file-write" && fmt.Sprint(args["file"]) == guestapi.ControlFile {
+			return nil, true, g.seeded(m, disk, fmt.Sprint(args["content"]))
+		}
+		return nil, false, nil
+	}
+	m.Start(b)
+	if err := m.plug(b); err != nil {
+		return nil, err
+	}
+	g.mu.Lock()
+	seed := g.disks[disk]
+	g.mu.Unlock()
+	if seed == "" {
+		seed = controlOf(b.Seed["user-data"])
+	}
+	if seed == "" {
+		return m, nil // the guest agent will bring it
+	}
+	return m, g.seeded(m, disk, seed)
+}
+
+// controlOf is the content of guestapi.ControlFile in user-data; "" when none.
+func controlOf(userData string) string {
+	var doc struct {
+		Files []struct {
+			Path    string `yaml:"path"`
+			Content string `yaml:"content"`
+		} `yaml:"write_files"`
+	}
+	if yaml.Unmarshal([]byte(userData), &doc) != nil {
+		return ""
+	}
+	for _, f := range doc.Files {
+		if text, err := base64.StdEncoding.DecodeString(f.Content); err == nil && f.Path == guestapi.ControlFile {
+			return string(text)
+		}
+	}
+	return ""
+}
+
+// plug makes the namespace and its cable, and opens the port of guest control
+// there.
+func (m *lightGuest) plug(b pvetest.Boot) error {
+	mac, _, _ := strings.Cut(strings.TrimPrefix(b.Config["net0"], "virtio="), ",")
+	opts := map[string]string{}
+	for pair := range strings.SplitSeq(b.Config["ipconfig0"], ",") {
+		k, v, _ := strings.Cut(pair, "=")
+		opts[k] = v
+	}
+	m.ip, _, _ = strings.Cut(opts["ip"], "/")
+	tap := fmt.Sprintf("tap%di0", b.VMID)
+	failed := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with this function
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = run("ip link set lo up; ip link add eth0 address %s type veth peer name %s netns %d; ip addr add %s dev eth0; ip link set eth0 up; ip route add default via %s",
+				mac, tap, os.Getpid(), opts["ip"], opts["gw"])
+		}
+		if err == nil {
+			m.raw, err = net.Listen("tcp4", net.JoinHostPort(m.ip, fmt.Sprint(link.ControlPort)))
+		}
+		failed <- err
+	}()
+	if err := <-failed; err != nil {
+		return err
+	}
+	return run("ip link set %s master vmbr1 up", tap)
+}
+
+func run(format string, args ...any) error {
+	out, err := exec.Command("sh", "-ec", fmt.Sprintf(format, args...)).CombinedOutput() //nolint:gosec // of this test
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
+}
+
+// seeded starts guest control once it is known whom to obey.
+func (g *lightGuests) seeded(m *lightGuest, disk, text string) error {
+	var c guestapi.ControlConfig
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
+		return err
+	}
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return err
+	}
+	g.mu.Lock()
+	if g.disks == nil {
+		g.disks = map[string]string{}
+	}
+	g.disks[disk] = text
+	g.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.server != nil || m.raw == nil {
+		return nil
+	}
+	l, err := link.ListenTLS(m.raw, c.HostKey, key)
+	if err != nil {
+		return err
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+guestapi.PathHealth, func(w http.ResponseWriter, _ *http.Request) { m.health(w) })
+	mux.HandleFunc("PUT "+guestapi.PathIdentity, func(w http.ResponseWriter, r *http.Request) {
+		var id guestapi.Identity
+		if err := json.NewDecoder(r.Body).Decode(&id); err != nil || id.UID != c.UID {
+			http.Error(w, fmt.Sprintf("identity %q of the guest of %q: %v", id.UID, c.UID, err), http.StatusBadRequest)
+			return
+		}
+		m.mu.Lock()
+		m.identity = id.UID
+		m.mu.Unlock()
+		m.health(w)
+	})
+	m.server = &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
+	go func() { _ = m.server.Serve(l) }()
+	return nil
+}
+
+func (m *lightGuest) health(w http.ResponseWriter) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(guestapi.Health{Version: "test", BootID: m.boot, Identity: m.identity, System: "running"})
+}
+
+// end takes the namespace away, and the tap device with it.
+func (m *lightGuest) end() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.server != nil {
+		_ = m.server.Close()
+	}
+	if m.raw != nil {
+		if err := m.raw.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			panic(err)
+		}
+		m.raw = nil
+	}
+	_ = run("ip link delete tap%di0 || true", m.Boot().VMID) // sooner than the kernel would
+}
