@@ -60,7 +60,7 @@ type Volume struct {
 
 // Content lists the volumes of a storage: of one kind of content, or of all
 // kinds ("") and of one VM, or of all (0). What the caller may not access is
-// left out silently.
+// left out silently: of a VM that is gone, everything (NotRemoved).
 func (c *Client) Content(ctx context.Context, node, storage, content string, vmid int) ([]Volume, error) {
 	p := url.Values{}
 	setNonEmpty(p, "content", content)

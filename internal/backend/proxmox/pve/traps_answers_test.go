@@ -2,6 +2,7 @@ package pve_test
 
 import (
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -101,6 +102,43 @@ func TestTrap11(t *testing.T) {
 	b.code(err, agentlab.CodeInvalid)
 }
 
+// Trap 15: the list shows a paused VM as running, and a task that has stopped
+// may have failed. Whoever goes by the list resumes nothing, whoever goes by
+// "stopped" takes a VM that did not start for a running one.
+func TestTrap15(t *testing.T) {
+	b := newBench(t, pvetest.Config{Waits: pvetest.ShortWaits()})
+	b.clone(101)
+	b.do(b.c.Start(b.ctx(), "pve", 101))
+	b.do(b.c.Suspend(b.ctx(), "pve", 101))
+	vms, err := b.c.VMs(b.ctx(), "pve")
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(vms, func(v pve.VM) bool { return v.VMID == 101 })
+	if i < 0 || vms[i].Status != "running" {
+		t.Errorf("%+v", vms)
+	}
+	st, err := b.c.Status(b.ctx(), "pve", 101)
+	if err != nil || !st.Running() || !st.Paused() {
+		t.Errorf("%+v %v", st, err)
+	}
+	b.do(b.c.Resume(b.ctx(), "pve", 101))
+	u, err := b.c.Start(b.ctx(), "pve", 101)
+	if err != nil {
+		t.Fatal(err)
+	}
+	task, err := b.c.Wait(b.ctx(), u)
+	if task.Status != "stopped" || task.ExitStatus != "VM 101 already running" {
+		t.Errorf("%+v", task)
+	}
+	b.code(err, agentlab.CodeConflict)
+	for call := range b.Calls() {
+		if strings.Contains(call, "/cluster/resources") {
+			t.Error("the cluster's cached list was asked for a state")
+		}
+	}
+}
+
 // Trap 20: a token is never root, not even root's own. Whoever sets affinity
 // or args with one fails in the middle of a creation, and nothing over REST
 // takes a stale lock away.
@@ -154,35 +192,5 @@ func TestTrap21(t *testing.T) {
 		}
 		b.code(set(keys), agentlab.CodeInvalid)
 		b.code(set(url.QueryEscape(keys)), agentlab.CodeInvalid)
-	}
-}
-
-// Trap 37: truth values are 1 and 0, and the unit of a size depends on the
-// call. Whoever sends "true" is refused, whoever forgets the G grows a disk to
-// bytes.
-func TestTrap37(t *testing.T) {
-	b := newBench(t, pvetest.Config{Waits: pvetest.ShortWaits()})
-	b.clone(101)
-	for _, v := range []string{"true", "false", "yes", "no", "on", "off"} {
-		b.code(b.c.Set(b.ctx(), "pve", 101, pve.Changes{Set: map[string]string{"onboot": v}}), agentlab.CodeInvalid)
-	}
-	for _, v := range []string{"1", "0"} {
-		if err := b.c.Set(b.ctx(), "pve", 101, pve.Changes{Set: map[string]string{"onboot": v}}); err != nil {
-			t.Error(err)
-		}
-	}
-	b.do(b.c.Resize(b.ctx(), "pve", 101, "scsi0", "3G"))
-	cfg, err := b.c.Config(b.ctx(), "pve", 101)
-	if size, _ := pve.ParseProps(cfg["scsi0"]).Get("size"); err != nil || size != "3G" {
-		t.Errorf("%q %v", cfg["scsi0"], err)
-	}
-	// The refusal of a smaller size is the task's.
-	u, err := b.c.Resize(b.ctx(), "pve", 101, "scsi0", "1G")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = b.c.Wait(b.ctx(), u)
-	if err == nil || !strings.Contains(err.Error(), "shrinking disks is not supported") {
-		t.Error(err)
 	}
 }

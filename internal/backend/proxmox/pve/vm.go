@@ -3,6 +3,7 @@ package pve
 import (
 	"context"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -244,12 +245,33 @@ func (c *Client) Resume(ctx context.Context, node string, vmid int) (UPID, error
 
 // Destroy begins to destroy a stopped VM with its disks; with unreferenced
 // also every volume that bears its number on any storage. A volume that could
-// not be freed does not fail the task: list the storages afterwards. Errors:
+// not be freed does not fail the task: ask NotRemoved. Errors:
 // not_found, denied (protected), conflict (it runs), busy (locked).
 func (c *Client) Destroy(ctx context.Context, node string, vmid int, unreferenced bool) (UPID, error) {
 	return c.vmTask(ctx, "destroy", Delete, node, vmid, "", url.Values{
 		"purge": {"1"}, "destroy-unreferenced-disks": {boolParam(unreferenced)},
 	})
+}
+
+var notRemoved = regexp.MustCompile(`Could not remove disk '([^']+)', check manually`)
+
+// NotRemoved returns the volumes that a destruction which ended well could not
+// free. Its log alone tells a token of them: with the VM its place in the pool
+// is gone, and Content leaves out, silently, the volumes of a VM that the
+// token has no VM.Config.Disk on (unless it has Datastore.Allocate on the
+// storage, which deleting them takes anyway).
+func (c *Client) NotRemoved(ctx context.Context, u UPID) ([]string, error) {
+	lines, err := c.taskTail(ctx, u, 1000)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, l := range lines {
+		if m := notRemoved.FindStringSubmatch(l); m != nil {
+			out = append(out, m[1])
+		}
+	}
+	return out, nil
 }
 
 // Feature tells whether a VM can "snapshot", "clone" (linked) or "copy".
