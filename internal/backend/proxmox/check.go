@@ -115,7 +115,11 @@ func (d *Driver) checkNetwork(ctx context.Context, n *Node) backend.Finding {
 		return finding(name, level, "run the daemon on the node, or leave the node out of proxmox.nodes",
 			"the network of node %s is not within reach: no sandbox is started there", n.Name)
 	}
-	if err := n.Host.Ready(ctx); err != nil {
+	host, err := d.network(ctx, n.Name)
+	if err == nil {
+		err = host.Ready(ctx)
+	}
+	if err != nil {
 		f := broken(name, err)
 		if f.Remedy == "" {
 			f.Remedy = "agentlab host network apply"
