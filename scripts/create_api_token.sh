@@ -79,14 +79,14 @@ case $version in
 esac
 
 if [[ ${#storages[@]} == 0 && -z $remove ]]; then
-	name=$(pvesh get "/nodes/localhost/qemu/${templates[0]}/config" --output-format json 2>/dev/null | sed -n 's/.*"\(scsi\|virtio\)0" *: *"\([^":]*\):.*/\2/p')
+	name=$(pvesh get "/nodes/localhost/qemu/${templates[0]}/config" --output-format json 2>/dev/null | sed -n 's/.*"\(scsi\|virtio\)0" *: *"\([^":]*\):.*/\2/p' || true)
 	[[ -n $name ]] || die "the storage of template ${templates[0]} is not known" "make the template first (create_template.sh), or name the storage: --storage NAME"
 	storages=("$name")
 fi
 
 # The rights, by where they hold.
 declare -A rights=(
-	[AgentLabSandbox]="Pool.Audit,VM.Allocate,VM.Audit,VM.Clone,VM.Config.CPU,VM.Config.Cloudinit,VM.Config.Disk,VM.Config.HWType,VM.Config.Memory,VM.Config.Network,VM.Config.Options,$agent,VM.PowerMgmt"
+	[AgentLabSandbox]="Pool.Audit,VM.Allocate,VM.Audit,VM.Config.CPU,VM.Config.Cloudinit,VM.Config.Disk,VM.Config.Memory,VM.Config.Network,VM.Config.Options,$agent,VM.PowerMgmt"
 	[AgentLabTemplate]="VM.Audit,VM.Clone"
 	[AgentLabStorage]="Datastore.AllocateSpace,Datastore.Audit"
 	[AgentLabNetwork]="SDN.Use"
@@ -112,14 +112,14 @@ roles=$(list role list)
 users=$(list user list)
 pools=$(list pool list)
 acls=$(list acl list)
-role_of() { grep -F "\"roleid\":\"$1\"" <<<"$roles" | head -n 1; }
+role_of() { grep -F "\"roleid\":\"$1\"" <<<"$roles" | sed -n 1p; }
 has_user() { grep -qF "\"userid\":\"$user\"" <<<"$users"; }
 has_pool() { grep -qF "\"poolid\":\"$pool\"" <<<"$pools"; }
 tokens=
 if has_user; then tokens=$(list user token list "$user"); fi
 has_token() { grep -qF "\"tokenid\":\"$token\"" <<<"$tokens"; }
 granted() { # PATH ROLE WHOM
-	grep -F "\"path\":\"$1\"" <<<"$acls" | grep -F "\"roleid\":\"$2\"" | grep -qF "\"ugid\":\"$3\""
+	grep -F "\"path\":\"$1\"" <<<"$acls" | grep -F "\"roleid\":\"$2\"" | grep -F "\"ugid\":\"$3\"" >/dev/null
 }
 
 # secret makes the token, and keeps its secret, which is told only once. The
@@ -192,14 +192,14 @@ unmake() {
 	for role in "${!rights[@]}"; do
 		if [[ -z $(role_of "$role") ]]; then
 			continue
-		elif grep -F "\"roleid\":\"$role\"" <<<"$acls" | grep -vqF -e "\"ugid\":\"$user\"" -e "\"ugid\":\"$user!"; then
+		elif grep -F "\"roleid\":\"$role\"" <<<"$acls" | grep -vF -e "\"ugid\":\"$user\"" -e "\"ugid\":\"$user!" >/dev/null; then
 			note "the role $role is given to others too, so it stays"
 		else
 			run pveum role delete "$role"
 		fi
 	done
 	if has_pool; then
-		if pvesh get "/pools/$pool" --output-format json | tr -d ' \n' | grep -q '"members":\[\]'; then
+		if pvesh get "/pools/$pool" --output-format json | tr -d ' \n' | grep '"members":\[\]' >/dev/null; then
 			run pveum pool delete "$pool"
 		else
 			note "the pool $pool is not empty, so it stays"

@@ -68,7 +68,7 @@ conf() {
 }
 
 unit() { # NAME
-	sed "s,/usr/local/bin/,$bin/," "$here/systemd/$1" | put "$units/$1" 0644
+	put "$units/$1" 0644 <"$here/systemd/$1"
 }
 
 skill_of() { # USER: as that user, so that a link in the home leads nowhere else

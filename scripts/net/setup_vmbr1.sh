@@ -55,7 +55,7 @@ forwarding() {
 		name=${conf%/accept_ra}
 		name=${name##*/}
 		case $name in all | default | "$bridge") continue ;; esac
-		if [[ $(<"$conf") == 1 || $(<"$conf") == 2 && $old == *"net/ipv6/conf/$name/accept_ra = 2"* ]]; then
+		if [[ -n $(ip -6 route show proto ra dev "$name") || $(<"$conf") == 2 && $old == *"net/ipv6/conf/$name/accept_ra = 2"* ]]; then
 			printf 'net/ipv6/conf/%s/accept_ra = 2\n' "$name"
 		fi
 	done
@@ -84,8 +84,8 @@ stanzas() {
 # right tells whether the bridge is up and has its addresses.
 right() {
 	is_bridge "$bridge" && [[ -n $(ip -o link show up dev "$bridge") ]] &&
-		ip -o -4 addr show dev "$bridge" | grep -qF " $gateway " &&
-		{ [[ -z $gateway6 ]] || ip -o -6 addr show dev "$bridge" | grep -qF " $gateway6 "; }
+		ip -o -4 addr show dev "$bridge" | grep -F " $gateway " >/dev/null &&
+		{ [[ -z $gateway6 ]] || ip -o -6 addr show dev "$bridge" | grep -F " $gateway6 " >/dev/null; }
 }
 
 # conflicts ends the script where the bridge would break what is there.
@@ -98,7 +98,7 @@ conflicts() {
 	if [[ -n $other ]]; then
 		die "$bridge has ports that are no VM's: $other" "a bridge for sandboxes has none: name another one in config.yaml: host_network.bridge"
 	fi
-	route=$({ ip -4 route show table all root "$subnet" && { [[ -z $subnet6 ]] || ip -6 route show table all root "$subnet6"; }; } 2>/dev/null | grep -v " dev $bridge\( \|\$\)" | head -n 1 || true)
+	route=$({ ip -4 route show table all root "$subnet" && { [[ -z $subnet6 ]] || ip -6 route show table all root "$subnet6"; }; } 2>/dev/null | grep -v " dev $bridge\( \|\$\)" | sed -n 1p || true)
 	if [[ -n $route ]]; then
 		die "a part of $subnet or $subnet6 lies elsewhere already: $route" "give sandboxes other networks in config.yaml: host_network.subnet, host_network.subnet6"
 	fi
@@ -115,11 +115,11 @@ install_bridge() {
 		[[ -f $main ]] || die "$main is missing: this host's network is not configured by ifupdown" "make the bridge $bridge with the address $gateway by its own means"
 		grep -Eq '^[[:space:]]*source(-directory)?[[:space:]]+(/etc/network/)?interfaces\.d' "$main" ||
 			die "$main does not read /etc/network/interfaces.d" "add this line to it: source /etc/network/interfaces.d/*"
-		stanzas | put "$stanza" 0644
+		put "$stanza" 0644 < <(stanzas)
 		# ifup, not ifreload: other interfaces are not ours to reload.
 		right || run ifup "$bridge"
 	fi
-	forwarding | put "$kernel" 0644
+	put "$kernel" 0644 < <(forwarding)
 	if nft list table inet agentlab >/dev/null 2>&1; then
 		[[ $(</proc/sys/net/ipv4/ip_forward) == 1 ]] || run sysctl -q -w net.ipv4.ip_forward=1
 		[[ -z $gateway6 || $(</proc/sys/net/ipv6/conf/all/forwarding) == 1 ]] || run sysctl -q -p "$kernel"
@@ -138,7 +138,7 @@ remove_bridge() {
 	fi
 	if [[ -n $(elsewhere) ]]; then
 		note "$bridge is configured in $(elsewhere), which is left alone"
-	elif is_bridge "$bridge" && ip link show dev "$bridge" | grep -q '^ *alias agentlab$'; then
+	elif is_bridge "$bridge" && ip link show dev "$bridge" | grep '^ *alias agentlab$' >/dev/null; then
 		run ip link delete "$bridge" # agentlabd made it
 	fi
 	drop "$kernel"

@@ -133,7 +133,7 @@ if [[ -n $sandbox ]]; then
 	report skip sandbox "$sandbox runs already"
 else
 	# The lease ends it should this be killed.
-	if made=$(lab sandbox new --ttl 30m ${profile:+--profile "$profile"} --json 2>/dev/null | sed -n 's/^  *"vmid": \([0-9]*\),*$/\1/p' | head -n 1) && [[ -n $made ]]; then
+	if made=$(lab sandbox new --ttl 30m ${profile:+--profile "$profile"} --json 2>/dev/null | sed -n 's/^  *"vmid": \([0-9]*\),*$/\1/p' | sed -n 1p) && [[ -n $made ]]; then
 		sandbox=$made
 		report pass sandbox "sandbox $made is ready"
 	else
@@ -142,7 +142,7 @@ else
 	fi
 fi
 shown=$(lab sandbox show "$sandbox" --json) || shown=
-address=$(sed -n 's/^  *"\(ipv4\|ip\)": "\([0-9.]*\).*"\,*$/\2/p' <<<"$shown" | head -n 1)
+address=$(sed -n 's/^  *"\(ipv4\|ip\)": "\([0-9.]*\).*"\,*$/\2/p' <<<"$shown" | sed -n 1p)
 
 if said=$(inside 'echo works' 2>/dev/null) && [[ $said == works ]]; then
 	report pass exec "a command runs in it"
@@ -153,11 +153,11 @@ fi
 
 bridge='' subnet='' onbridge=
 if (settings) >/dev/null 2>&1; then settings; fi
-if [[ -n $address ]] && ip -o addr show dev "$bridge" 2>/dev/null | grep -q . && ip -4 route get "$address" 2>/dev/null | grep -qF " dev $bridge "; then
+if [[ -n $address ]] && ip -o addr show dev "$bridge" 2>/dev/null | grep . >/dev/null && ip -4 route get "$address" 2>/dev/null | grep -F " dev $bridge " >/dev/null; then
 	onbridge=yes
 fi
 if [[ -n $onbridge ]]; then
-	if lab host network status --json 2>/dev/null | tr -d ' \n' | grep -q '"applied":true.*"drift":\[\]'; then
+	if lab host network status --json 2>/dev/null | tr -d ' \n' | grep '"applied":true.*"drift":\[\]' >/dev/null; then
 		report pass firewall "the rules of $bridge are in force"
 	else
 		report fail firewall "the rules of $bridge are not as they should be: agentlab host network status"
@@ -181,15 +181,15 @@ else
 	report skip internet "this host does not reach $site itself"
 fi
 
-router=$(ip -4 route show default 2>/dev/null | sed -n 's/^default via \([0-9.]*\) .*/\1/p' | head -n 1)
+router=$(ip -4 route show default 2>/dev/null | sed -n 's/^default via \([0-9.]*\) .*/\1/p' | sed -n 1p)
 if [[ -n $router ]]; then
 	forbidden lan-router "the router of the LAN" "$router" 53 80 443 22
-	self=$(ip -4 route get "$router" 2>/dev/null | sed -n 's/.* src \([0-9.]*\).*/\1/p' | head -n 1)
+	self=$(ip -4 route get "$router" 2>/dev/null | sed -n 's/.* src \([0-9.]*\).*/\1/p' | sed -n 1p)
 	[[ -z $self ]] || forbidden lan-host "this host in the LAN" "$self" 22 8006 80 443 111
 else
 	report skip lan-router "this host has no default route"
 fi
-tailnet=$(tailscale ip -4 2>/dev/null | head -n 1 || true)
+tailnet=$(tailscale ip -4 2>/dev/null | sed -n 1p || true)
 if [[ -n $tailnet ]]; then
 	forbidden tailnet-host "this host in the tailnet" "$tailnet" 22 80 443 8006
 	forbidden tailnet-dns "the DNS server of the tailnet" 100.100.100.100 53 80
@@ -211,7 +211,7 @@ if [[ -n $onbridge ]]; then
 	fi
 	if [[ -z $tailnet ]]; then
 		report skip tailnet-inbound "this host is in no tailnet"
-	elif tailscale status --json 2>/dev/null | tr -d ' \n\t' | sed 's/"Peer":.*//' | grep -qF "\"$subnet\""; then
+	elif tailscale status --json 2>/dev/null | tr -d ' \n\t' | sed 's/"Peer":.*//' | grep -F "\"$subnet\"" >/dev/null; then
 		report pass tailnet-inbound "the tailnet has the route $subnet to this host; from another device: smoke_test.sh --inbound $address"
 	else
 		report fail tailnet-inbound "the tailnet has no route $subnet to this host: net/setup_tailscale_router.sh"
