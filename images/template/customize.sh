@@ -53,6 +53,10 @@ fi
 clean="env -i LANG=C.UTF-8 TMPDIR=/tmp SYSTEMD_OFFLINE=1 DEBIAN_FRONTEND=noninteractive APT_CONFIG=/run/build/apt.conf"
 path=/usr/sbin:/usr/bin:/sbin:/bin
 proxies=
+if [ -s /etc/ssl/certs/ca-certificates.crt ]; then # whom the host trusts, a proxy of the house among them
+    cp /etc/ssl/certs/ca-certificates.crt "$tree/run/build/ca.crt"
+    proxies=NODE_EXTRA_CA_CERTS=/run/build/ca.crt
+fi
 for name in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY npm_config_registry; do
     value=
     eval "value=\${$name-}"

@@ -264,7 +264,12 @@ func bootsVMs(t testing.TB) {
 	if testing.Short() {
 		t.Skip("skipped: -short, and this boots virtual machines")
 	}
+	needsRoot(t)
+}
+
+func needsRoot(t testing.TB) {
+	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("skipped: making the disk needs root")
+		t.Skip("skipped: it mounts, and that needs root")
 	}
 }

@@ -5,22 +5,101 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+	"github.com/agentlab-vm/agentlab/internal/image"
 )
 
-// createTemplate runs create_template.sh and returns what it prints.
-func createTemplate(t testing.TB, runnerDir string, args ...string) (stdout, stderr string, err error) {
+// host is a node of Proxmox VE, as create_template.sh sees it, with real disks.
+type host struct {
+	testing.TB
+	*pvetest.Node
+	bin, cache string
+	args       []string // of every run
+}
+
+func newHost(t testing.TB, version string) *host {
 	t.Helper()
-	cmd := exec.Command("../../scripts/create_template.sh", args...)
-	cmd.Env = append(os.Environ(), "AGENTLAB_BIN="+runnerDir)
+	node := pvetest.New(t, pvetest.Config{
+		Version: version, Files: pvetest.Machines{}, Waits: pvetest.ShortWaits(),
+		Storages: []pvetest.Storage{{ID: "local", Type: pvetest.Dir}},
+	})
+	h := &host{TB: t, Node: node, bin: filepath.Dir(runner(t)), cache: filepath.Join(t.TempDir(), "cache")}
+	// What the script names by an absolute path, the node finds there.
+	at := node.HostPath(h.cache)
+	if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(h.cache, at); err != nil {
+		t.Fatal(err)
+	}
+	h.args = []string{"--image", "base", "--cache", h.cache}
+	return h
+}
+
+// script runs create_template.sh with the node's programs.
+func (h *host) script(args ...string) (stdout, stderr string, err error) {
+	h.Helper()
+	path, err := filepath.Abs("../../scripts/create_template.sh")
+	if err != nil {
+		h.Fatal(err)
+	}
+	argv := append([]string{"--mount", "--propagation", "private", "sh", "-c", `mount --bind "$1" /usr/local/sbin && shift && exec "$@"`, "sh", h.Bin(), path}, h.args...)
+	cmd := exec.Command("unshare", append(argv, args...)...)                        //nolint:gosec // words of ours
+	cmd.Env = append(os.Environ(), "AGENTLAB_BIN="+h.bin, "AGENTLAB_SCRIPT_LOCK=0") // other tests' nodes are other hosts
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	err = cmd.Run()
 	return out.String(), errOut.String(), err
+}
+
+// must runs it and returns what it prints.
+func (h *host) must(args ...string) string {
+	h.Helper()
+	out, msg, err := h.script(args...)
+	if err != nil {
+		h.Fatalf("%v: %v\n%s%s", args, err, out, msg)
+	}
+	return out
+}
+
+// refuses runs it; it must fail with these words and leave the VMs as they are.
+func (h *host) refuses(words string, args ...string) {
+	h.Helper()
+	before := map[int]map[string]string{}
+	for _, id := range h.VMs() {
+		before[id] = h.Config(id)
+	}
+	if out, msg, err := h.script(args...); err == nil || !strings.Contains(msg, words) {
+		h.Errorf("%v: %v, want %q\n%s%s", args, err, words, out, msg)
+	}
+	if len(h.VMs()) != len(before) {
+		h.Errorf("%v: VMs %v, before %v", args, h.VMs(), before)
+	}
+	for id, conf := range before {
+		if !maps.Equal(h.Config(id), conf) {
+			h.Errorf("%v: VM %d was changed", args, id)
+		}
+	}
+}
+
+// commands are the lines of a plan, without what is computed on the way.
+func commands(out string) []string {
+	var list []string
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "+ ") {
+			list = append(list, strings.TrimSpace(line))
+		}
+	}
+	return list
 }
 
 func fileSum(t testing.TB, path string) string {
@@ -37,41 +116,72 @@ func fileSum(t testing.TB, path string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// What create_template.sh makes of a cloud image is a sandbox when it is
-// cloned and started.
-func TestDiskOfScript(t *testing.T) {
+// What is not ours on the number that the template would have is left alone,
+// and so is what cannot be known.
+func TestScriptTouchesNothingForeign(t *testing.T) {
+	needsRoot(t)
+	h := newHost(t, "9.2")
+	file := filepath.Join(t.TempDir(), "cloud.qcow2")
+	if err := os.WriteFile(file, []byte("no disk"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	from := []string{"--from", file, "--sha256", fileSum(t, file), "--size", "4"}
+	h.AddForeignVM(t, 9000, "precious", false, map[string]string{"description": "not yours"})
+	h.refuses("is not a template of AgentLab", append(from, "--apply")...)
+	h.refuses("is not a template of AgentLab", "--remove", "--apply")
+	// A template of somebody else, and a name like ours without the mark.
+	h.AddForeignVM(t, 9100, "agentlab-template-base", false, map[string]string{"tags": "agentlab-template"})
+	h.refuses("is not a template of AgentLab", "--vmid", "9100", "--remove", "--apply")
+	// One that a crash left half made is told, and removed when that is asked.
+	h.AddForeignVM(t, 9200, "agentlab-template-base", false, map[string]string{"description": "agentlab-template-base-ubuntu-0123456789abcdef", "lock": "create"})
+	h.refuses("was not finished", append(from, "--vmid", "9200", "--apply")...)
+	h.refuses("does not have the SHA-256 sum", "--vmid", "9300", "--from", file, "--sha256", strings.Repeat("0", 64), "--apply")
+	// The node does not tell what its VMs are.
+	h.Node.Fail("*", pvetest.Fault{Error: "got timeout", Times: -1})
+	h.refuses("", append(from, "--vmid", "9300", "--apply")...)
+}
+
+// A template of the script is one that sandboxes can be cloned from: its disk
+// starts, and is a sandbox.
+func TestTemplateOfScript(t *testing.T) {
 	bootsVMs(t)
 	plain, err := Plain(t.Context(), cacheDir(t), os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, bin := t.TempDir(), filepath.Dir(runner(t))
-	disk := filepath.Join(dir, "disk.raw")
-	args := []string{"--image", "base", "--size", "4", "--cache", filepath.Join(dir, "cache"), "--disk-only", disk, "--from", plain, "--sha256"}
-
-	if _, msg, err := createTemplate(t, bin, append(args, strings.Repeat("0", 64), "--apply")...); err == nil || !strings.Contains(msg, "does not have the SHA-256 sum") {
-		t.Fatalf("an image with another sum: %v\n%s", err, msg)
-	}
-	args = append(args, fileSum(t, plain))
-	planned, msg, err := createTemplate(t, bin, args...)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, msg)
-	}
-	if _, err := os.Stat(filepath.Join(dir, "cache")); err == nil {
+	h := newHost(t, "8.4")
+	make := []string{"--size", "4", "--from", plain, "--sha256", fileSum(t, plain)}
+	planned := h.must(make...)
+	if _, err := os.Stat(h.cache); err == nil || len(h.VMs()) > 0 {
 		t.Error("without --apply something was made")
 	}
-	did, msg, err := createTemplate(t, bin, append(args, "--apply")...)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, msg)
+	did := h.must(append(make, "--apply")...)
+	numbers := regexp.MustCompile(`\d+`)
+	if a, b := commands(planned), commands(did); numbers.ReplaceAllString(strings.Join(a, "\n"), "") != numbers.ReplaceAllString(strings.Join(b, "\n"), "") {
+		t.Errorf("planned:\n%s\ndone:\n%s", strings.Join(a, "\n"), strings.Join(b, "\n"))
 	}
-	if a, b := strings.Count(planned, "\n+ "), strings.Count(did, "\n+ "); a != b {
-		t.Errorf("planned:\n%s\ndone:\n%s", planned, did)
-	}
-	if left, _ := os.ReadDir(filepath.Join(dir, "cache")); len(left) != 0 {
+	if left, _ := os.ReadDir(h.cache); len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
+	conf := h.Config(9000)
+	for key, want := range map[string]string{
+		"template": "1", "name": "agentlab-template-base", "tags": "agentlab-template", "agent": "enabled=1", "boot": "order=scsi0",
+		"scsihw": "virtio-scsi-single", "ostype": "l26", "cpu": "host",
+	} {
+		if conf[key] != want {
+			t.Errorf("%s is %q, want %q", key, conf[key], want)
+		}
+	}
+	if !strings.HasPrefix(conf["description"], "agentlab-template-base-ubuntu-") || !strings.HasSuffix(conf["net0"], ",bridge=vmbr1") {
+		t.Errorf("%v", conf)
+	}
+	if again := h.must(append(make, "--apply")...); again != "" {
+		t.Errorf("a second run would do:\n%s", again)
+	}
 
-	v := newVM(t, testUID, disk, "raw")
+	_, volume, _ := strings.Cut(conf["scsi0"], ":")
+	volume, _, _ = strings.Cut(volume, ",")
+	v := newVM(t, testUID, h.HostPath("/var/lib/vz/images/"+volume), strings.TrimPrefix(filepath.Ext(volume), "."))
 	v.seedThroughAgent("box-2")
 	c, _, took := v.up()
 	t.Logf("guest control %s after the guest agent wrote the seed", took)
@@ -81,4 +191,43 @@ func TestDiskOfScript(t *testing.T) {
 	v.sshKey(c)
 	v.expect(c, "agent", "jq --version >/dev/null && git --version >/dev/null && bwrap --version >/dev/null && echo yes", "yes")
 	v.noFailedUnits(c)
+
+	if plan := commands(h.must("--remove")); len(plan) != 1 || plan[0] != "+ qm destroy 9000 --purge 1" || len(h.VMs()) != 1 {
+		t.Errorf("%q, VMs %v", plan, h.VMs())
+	}
+	h.must("--remove", "--apply")
+	if len(h.VMs()) != 0 {
+		t.Errorf("VMs %v", h.VMs())
+	}
+	if again := h.must("--remove", "--apply"); again != "" {
+		t.Errorf("a second removal would do:\n%s", again)
+	}
+}
+
+// The script reads the recipes of images by itself: what it finds is what the
+// recipe says.
+func TestScriptReadsRecipes(t *testing.T) {
+	recipe, err := image.Shipped("agents")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("bash", "-c", `images=../../images image=agents
+		eval "$(sed -n '/^recipe()/,/^}/p; /^packages()/,/^}/p; /^node_version()/p; /^npm_packages()/,/^}/p' ../../scripts/create_template.sh)"
+		packages; node_version; npm_packages`).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Fields(string(out))
+	for _, p := range recipe.Packages {
+		if p != "systemd" && p != "systemd-sysv" && !slices.Contains(got, p) { // cloud images have these
+			t.Errorf("the package %s is not installed", p)
+		}
+	}
+	want := recipe.Agents.Node + "\n"
+	for _, a := range recipe.Agents.Packages {
+		want += a.Package + " " + a.Version + " " + a.Command + "\n"
+	}
+	if !strings.HasSuffix(string(out), "\n"+want) {
+		t.Errorf("got:\n%s\nwant at its end:\n%s", out, want)
+	}
 }
