@@ -25,6 +25,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/test/netlab"
 )
 
 // Limits that no healthy run comes near, even under emulation on a busy
@@ -49,6 +50,7 @@ var programs = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
+	netlab.Main()
 	if unit := os.Getenv(envConfine); unit != "" {
 		fmt.Fprintln(os.Stderr, "cannot confine:", confine(unit, os.Args[1:]))
 		os.Exit(126)

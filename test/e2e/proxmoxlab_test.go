@@ -37,9 +37,13 @@ const (
 )
 
 // templateDisk is the disk that the template VM is made of. It is made outside
-// of the namespaces, where packages can be had.
+// of the namespaces, where packages can be had; AGENTLAB_TEST_TEMPLATE names
+// one that is there already.
 func templateDisk(t testing.TB) string {
 	t.Helper()
+	if disk := os.Getenv("AGENTLAB_TEST_TEMPLATE"); disk != "" {
+		return disk
+	}
 	bin, err := programs()
 	if err != nil {
 		t.Fatal(err)
@@ -161,8 +165,15 @@ func (p *pveLab) call(t testing.TB, method, path string, params ...string) any {
 // that is ready.
 func (p *pveLab) makeTemplate(t testing.TB) {
 	t.Helper()
+	const disk = "/root/disk.qcow2" // on the node
+	if err := os.MkdirAll(filepath.Dir(p.node.HostPath(disk)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(templateDisk(t), p.node.HostPath(disk)); err != nil {
+		t.Fatal(err)
+	}
 	p.call(t, "POST", "/nodes/"+p.name+"/qemu", "vmid="+pveTemplate, "name=agentlab-base", "memory=512", "cores=1", "ostype=l26",
-		"net0=virtio,bridge=vmbr1", "scsihw=virtio-scsi-pci", "scsi0="+pveStorage+":0,import-from="+templateDisk(t)+",format=qcow2",
+		"net0=virtio,bridge=vmbr1", "scsihw=virtio-scsi-pci", "scsi0="+pveStorage+":0,import-from="+disk+",format=qcow2",
 		"ide2="+pveStorage+":cloudinit", "boot=order=scsi0", "serial0=socket", "vga=serial0", "agent=enabled=1")
 	p.call(t, "POST", "/nodes/"+p.name+"/qemu/"+pveTemplate+"/template")
 }

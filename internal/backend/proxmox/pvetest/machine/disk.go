@@ -34,9 +34,10 @@ func LinkedClone(ctx context.Context, base, baseFormat, file string) error {
 	return qemuImg(ctx, "create", "-q", "-f", "qcow2", "-F", baseFormat, "-b", rel, file)
 }
 
-// FullClone copies an image into one of that format.
+// FullClone copies an image into one of that format; what file held is
+// replaced, as an image is made before it is copied to.
 func FullClone(ctx context.Context, from, fromFormat, file, format string) error {
-	if err := vacant(file); err != nil {
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return err
 	}
 	return qemuImg(ctx, "convert", "-f", fromFormat, "-O", format, from, file)
