@@ -5,6 +5,10 @@ import (
 	"strings"
 )
 
+// agentError begins what a guest has said through its agent: whatever follows
+// is the guest's choice, and proves nothing of the node.
+const agentError = "Agent error: "
+
 var (
 	// perlNoise is what Perl itself has to say, which stands among the
 	// messages, with 9 in every call.
@@ -35,6 +39,11 @@ func parseDiagnosis(diag string) *Fault {
 			return nil
 		}
 		return &Fault{Message: noise}
+	}
+	for _, l := range lines {
+		if strings.HasPrefix(l, agentError) { // the lines after it may be the guest's own
+			return &Fault{Message: l}
+		}
 	}
 	for i, l := range lines {
 		if l == "400 Parameter verification failed." {

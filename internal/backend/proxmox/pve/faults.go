@@ -165,6 +165,9 @@ func (f *Fault) classify() (agentlab.Code, string) {
 // lookup finds the row of a text.
 func lookup(text string) (agentlab.Code, string, bool) {
 	text = strings.TrimSpace(text)
+	if strings.HasPrefix(text, agentError) {
+		return agentlab.CodeInternal, "", true
+	}
 	for _, re := range absent {
 		if re.MatchString(text) {
 			return agentlab.CodeNotFound, "", true

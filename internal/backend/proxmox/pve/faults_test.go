@@ -78,6 +78,7 @@ var recordedTexts = []struct {
 	{500, "Disk 'unused9' for VM '101' does not exist", agentlab.CodeInternal},
 	{500, "shrinking disks is not supported", agentlab.CodeInternal},
 	{500, "Agent error: Configuration file 'nodes/pve/qemu-server/101.conf' does not exist", agentlab.CodeInternal},
+	{500, "Agent error: dataset is busy, no space left on device, pool 'x' already exists", agentlab.CodeInternal},
 	{500, "see unable to find configuration file for VM 101 on node 'pve', or not", agentlab.CodeInternal},
 	{500, "", agentlab.CodeInternal},
 	{404, "not found", agentlab.CodeInternal},
@@ -159,6 +160,8 @@ func TestDiagnosisOfPrograms(t *testing.T) {
 		{"for my (...) is experimental at /x line 1.\n400 Parameter verification failed.\nnet0: invalid format - format error\nnet0.macaddr: invalid format\n\nqm set <vmid> [OPTIONS]\n", "Parameter verification failed.", "net0", "invalid format - format error net0.macaddr: invalid format"},
 		{"Only root can pass arbitrary filesystem paths. at /usr/share/perl5/PVE/Storage.pm line 651.\n", "Only root can pass arbitrary filesystem paths. at /usr/share/perl5/PVE/Storage.pm line 651.", "", ""},
 		{"for my (...) is experimental at /usr/share/perl5/PVE/LXC.pm line 1635.\n", "for my (...) is experimental at /usr/share/perl5/PVE/LXC.pm line 1635.", "", ""},
+		{"Wide character in die at /x line 1.\nAgent error: x\nConfiguration file 'nodes/pve/qemu-server/101.conf' does not exist\n", "Agent error: x", "", ""},
+		{"Agent error: x\n400 Parameter verification failed.\nname: y\n", "Agent error: x", "", ""},
 		{"VM 101 is running - destroy failed\nproxy handler failed: command '/usr/bin/ssh' failed: exit code 25\n", "VM 101 is running - destroy failed", "", ""},
 	} {
 		f := parseDiagnosis(c.diag)

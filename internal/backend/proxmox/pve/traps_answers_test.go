@@ -43,7 +43,7 @@ func TestTrap10(t *testing.T) {
 func TestTrap10OnAnotherNode(t *testing.T) {
 	b := newBench(t, pvetest.Config{Nodes: []string{"pve", "pve2"}, Waits: pvetest.ShortWaits()})
 	b.AddTemplate(t, pvetest.Template{VMID: 9002, Node: "pve2"})
-	c := pve.New(pve.NewShell(pve.ShellOptions{Bin: b.Bin()})).WithPoll(quickPoll)
+	c := b.shell()
 	b.do(c.Clone(b.ctx(), "pve2", 9002, pve.CloneOptions{NewID: 101, Name: "sb-101", Description: "it's \"two\"\n$lines"}))
 	if err := c.Set(b.ctx(), "pve2", 101, pve.Changes{Set: map[string]string{"cores": "2"}}); err != nil {
 		t.Error(err)
@@ -67,76 +67,78 @@ func TestTrap10OnAnotherNode(t *testing.T) {
 // wordings. Whoever goes by the status takes a locked VM, or a storage that
 // does not answer, for one that is gone, and forgets it while it runs.
 func TestTrap11(t *testing.T) {
-	b := newBench(t, pvetest.Config{Waits: pvetest.ShortWaits()})
-	ctx := b.ctx()
-	_, err := b.c.Config(ctx, "pve", 777)
-	b.code(err, agentlab.CodeNotFound)
-	_, err = b.c.Status(ctx, "pve", 777)
-	b.code(err, agentlab.CodeNotFound)
-	_, err = b.c.Clone(ctx, "pve", 777, pve.CloneOptions{NewID: 101})
-	b.code(err, agentlab.CodeNotFound)
-	_, err = b.c.Destroy(ctx, "pve", 777, false)
-	b.code(err, agentlab.CodeNotFound)
-	u, err := b.c.Start(ctx, "pve", 777)
-	if err == nil {
-		_, err = b.c.Wait(ctx, u)
-	}
-	b.code(err, agentlab.CodeNotFound)
+	both(t, pvetest.Config{Waits: pvetest.ShortWaits()}, func(t *testing.T, b *bench) {
+		ctx := b.ctx()
+		_, err := b.c.Config(ctx, "pve", 777)
+		b.code(err, agentlab.CodeNotFound)
+		_, err = b.c.Status(ctx, "pve", 777)
+		b.code(err, agentlab.CodeNotFound)
+		_, err = b.c.Clone(ctx, "pve", 777, pve.CloneOptions{NewID: 101})
+		b.code(err, agentlab.CodeNotFound)
+		_, err = b.c.Destroy(ctx, "pve", 777, false)
+		b.code(err, agentlab.CodeNotFound)
+		u, err := b.c.Start(ctx, "pve", 777)
+		if err == nil {
+			_, err = b.c.Wait(ctx, u)
+		}
+		b.code(err, agentlab.CodeNotFound)
 
-	b.clone(101)
-	b.Edit(101, map[string]string{"lock": "backup"})
-	err = b.c.Set(ctx, "pve", 101, pve.Changes{Set: map[string]string{"name": "x"}})
-	b.code(err, agentlab.CodeBusy)
-	u, err = b.c.Start(ctx, "pve", 101)
-	if err == nil {
-		_, err = b.c.Wait(ctx, u)
-	}
-	b.code(err, agentlab.CodeBusy)
-	_, err = b.c.Clone(ctx, "pve", 9000, pve.CloneOptions{NewID: 101})
-	b.code(err, agentlab.CodeExists)
-	_, err = b.c.Config(ctx, "other", 101)
-	if code := agentlab.CodeOf(err); code == agentlab.CodeNotFound || err == nil {
-		t.Errorf("a node that does not exist says that the VM is gone: %v", err)
-	}
-	_, err = b.c.StorageStatus(ctx, "pve", "nosuch")
-	b.code(err, agentlab.CodeInvalid)
+		b.clone(101)
+		b.Edit(101, map[string]string{"lock": "backup"})
+		err = b.c.Set(ctx, "pve", 101, pve.Changes{Set: map[string]string{"name": "x"}})
+		b.code(err, agentlab.CodeBusy)
+		u, err = b.c.Start(ctx, "pve", 101)
+		if err == nil {
+			_, err = b.c.Wait(ctx, u)
+		}
+		b.code(err, agentlab.CodeBusy)
+		_, err = b.c.Clone(ctx, "pve", 9000, pve.CloneOptions{NewID: 101})
+		b.code(err, agentlab.CodeExists)
+		_, err = b.c.Config(ctx, "other", 101)
+		if code := agentlab.CodeOf(err); code == agentlab.CodeNotFound || err == nil {
+			t.Errorf("a node that does not exist says that the VM is gone: %v", err)
+		}
+		_, err = b.c.StorageStatus(ctx, "pve", "nosuch")
+		b.code(err, agentlab.CodeInvalid)
+	})
 }
 
 // Trap 15: the list shows a paused VM as running, and a task that has stopped
 // may have failed. Whoever goes by the list resumes nothing, whoever goes by
 // "stopped" takes a VM that did not start for a running one.
 func TestTrap15(t *testing.T) {
-	b := newBench(t, pvetest.Config{Waits: pvetest.ShortWaits()})
-	b.clone(101)
-	b.do(b.c.Start(b.ctx(), "pve", 101))
-	b.do(b.c.Suspend(b.ctx(), "pve", 101))
-	vms, err := b.c.VMs(b.ctx(), "pve")
-	if err != nil {
-		t.Fatal(err)
-	}
-	i := slices.IndexFunc(vms, func(v pve.VM) bool { return v.VMID == 101 })
-	if i < 0 || vms[i].Status != "running" {
-		t.Errorf("%+v", vms)
-	}
-	st, err := b.c.Status(b.ctx(), "pve", 101)
-	if err != nil || !st.Running() || !st.Paused() {
-		t.Errorf("%+v %v", st, err)
-	}
-	b.do(b.c.Resume(b.ctx(), "pve", 101))
-	u, err := b.c.Start(b.ctx(), "pve", 101)
-	if err != nil {
-		t.Fatal(err)
-	}
-	task, err := b.c.Wait(b.ctx(), u)
-	if task.Status != "stopped" || task.ExitStatus != "VM 101 already running" {
-		t.Errorf("%+v", task)
-	}
-	b.code(err, agentlab.CodeConflict)
-	for call := range b.Calls() {
-		if strings.Contains(call, "/cluster/resources") {
-			t.Error("the cluster's cached list was asked for a state")
+	both(t, pvetest.Config{Waits: pvetest.ShortWaits()}, func(t *testing.T, b *bench) {
+		b.clone(101)
+		b.do(b.c.Start(b.ctx(), "pve", 101))
+		b.do(b.c.Suspend(b.ctx(), "pve", 101))
+		vms, err := b.c.VMs(b.ctx(), "pve")
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
+		i := slices.IndexFunc(vms, func(v pve.VM) bool { return v.VMID == 101 })
+		if i < 0 || vms[i].Status != "running" {
+			t.Errorf("%+v", vms)
+		}
+		st, err := b.c.Status(b.ctx(), "pve", 101)
+		if err != nil || !st.Running() || !st.Paused() {
+			t.Errorf("%+v %v", st, err)
+		}
+		b.do(b.c.Resume(b.ctx(), "pve", 101))
+		u, err := b.c.Start(b.ctx(), "pve", 101)
+		if err != nil {
+			t.Fatal(err)
+		}
+		task, err := b.c.Wait(b.ctx(), u)
+		if task.Status != "stopped" || task.ExitStatus != "VM 101 already running" {
+			t.Errorf("%+v", task)
+		}
+		b.code(err, agentlab.CodeConflict)
+		for call := range b.Calls() {
+			if strings.Contains(call, "/cluster/resources") {
+				t.Error("the cluster's cached list was asked for a state")
+			}
+		}
+	})
 }
 
 // Trap 20: a token is never root, not even root's own. Whoever sets affinity
@@ -157,7 +159,7 @@ func TestTrap20(t *testing.T) {
 	if b.c.Root() != nil {
 		t.Error("a token claims to be root")
 	}
-	shell := pve.New(pve.NewShell(pve.ShellOptions{Bin: b.Bin()}))
+	shell := b.shell()
 	if err := shell.Set(b.ctx(), "pve", 101, pve.Changes{Set: map[string]string{"affinity": "0-1", "lock": "backup"}}); err != nil {
 		t.Errorf("root on the node: %v", err)
 	}
@@ -178,7 +180,7 @@ func TestTrap21(t *testing.T) {
 		b.clone(101)
 		c := b.c
 		if shell {
-			c = pve.New(pve.NewShell(pve.ShellOptions{Bin: b.Bin()}))
+			c = b.shell()
 		}
 		set := func(v string) error {
 			return c.Set(b.ctx(), "pve", 101, pve.Changes{Set: map[string]string{"sshkeys": v}})

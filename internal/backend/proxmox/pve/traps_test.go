@@ -47,6 +47,21 @@ func newBench(t *testing.T, cfg pvetest.Config) *bench {
 	return b
 }
 
+// both runs a test over REST and over the shell transport.
+func both(t *testing.T, cfg pvetest.Config, f func(t *testing.T, b *bench)) {
+	t.Run("rest", func(t *testing.T) { f(t, newBench(t, cfg)) })
+	t.Run("shell", func(t *testing.T) {
+		b := newBench(t, cfg)
+		b.c = b.shell()
+		f(t, b)
+	})
+}
+
+// shell is a client on the node.
+func (b *bench) shell() *pve.Client {
+	return pve.New(pve.NewShell(pve.ShellOptions{Bin: b.Bin()})).WithPoll(quickPoll)
+}
+
 // rest is the transport of a token.
 func (b *bench) rest(id, secret string) pve.Transport {
 	b.t.Helper()
@@ -149,32 +164,33 @@ func TestTrap13(t *testing.T) {
 // last line alone, and a log's page 50 lines. Whoever goes by "OK" destroys
 // again what is gone, whoever shows the exit status alone says nothing.
 func TestTrap14(t *testing.T) {
-	b := newBench(t, pvetest.Config{Version: "9.2", Waits: pvetest.ShortWaits()})
-	b.clone(101)
-	b.Fail("free", pvetest.Fault{Error: "zfs error: cannot destroy 'rpool/data/vm-101-disk-0': dataset is busy", Times: -1})
-	u, err := b.c.Destroy(b.ctx(), "pve", 101, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if task := b.end(u); !strings.HasPrefix(string(task.ExitStatus), "WARNINGS: ") || !task.OK() {
-		t.Errorf("exit status %q", task.ExitStatus)
-	}
-	_, err = b.c.Config(b.ctx(), "pve", 101)
-	b.code(err, agentlab.CodeNotFound)
+	both(t, pvetest.Config{Version: "9.2", Waits: pvetest.ShortWaits()}, func(t *testing.T, b *bench) {
+		b.clone(101)
+		b.Fail("free", pvetest.Fault{Error: "zfs error: cannot destroy 'rpool/data/vm-101-disk-0': dataset is busy", Times: -1})
+		u, err := b.c.Destroy(b.ctx(), "pve", 101, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if task := b.end(u); !strings.HasPrefix(string(task.ExitStatus), "WARNINGS: ") || !task.OK() {
+			t.Errorf("exit status %q", task.ExitStatus)
+		}
+		_, err = b.c.Config(b.ctx(), "pve", 101)
+		b.code(err, agentlab.CodeNotFound)
 
-	b.Fail("clone.finish", pvetest.Fault{Error: "zfs error: rpool/data/vm-102-disk-0"})
-	u, err = b.c.Clone(b.ctx(), "pve", 9000, pve.CloneOptions{NewID: 102, Full: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = b.c.Wait(b.ctx(), u)
-	if err == nil || !strings.Contains(err.Error(), "vm-102-disk-0") || !strings.Contains(err.Error(), "log: ") {
-		t.Errorf("%v", err)
-	}
-	log, err := b.c.TaskLog(b.ctx(), u, 0, 500)
-	if err != nil || len(log) <= 50 || !strings.HasPrefix(log[len(log)-1], "TASK ERROR: ") {
-		t.Errorf("%d lines, %v: the end of the log was not read", len(log), err)
-	}
+		b.Fail("clone.finish", pvetest.Fault{Error: "zfs error: rpool/data/vm-102-disk-0"})
+		u, err = b.c.Clone(b.ctx(), "pve", 9000, pve.CloneOptions{NewID: 102, Full: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = b.c.Wait(b.ctx(), u)
+		if err == nil || !strings.Contains(err.Error(), "vm-102-disk-0") || !strings.Contains(err.Error(), "log: ") {
+			t.Errorf("%v", err)
+		}
+		log, err := b.c.TaskLog(b.ctx(), u, 0, 500)
+		if err != nil || len(log) <= 50 || !strings.HasPrefix(log[len(log)-1], "TASK ERROR: ") {
+			t.Errorf("%d lines, %v: the end of the log was not read", len(log), err)
+		}
+	})
 }
 
 // Trap 41: the node takes neither chunks nor a body of DELETE, both of which
