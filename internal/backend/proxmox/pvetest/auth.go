@@ -18,12 +18,11 @@ type access struct {
 }
 
 type user struct {
-	id       string
-	enabled  bool
-	expire   int64
-	comment  string
-	password string
-	tokens   map[string]*token
+	id      string
+	enabled bool
+	expire  int64
+	comment string
+	tokens  map[string]*token
 }
 
 type token struct {

@@ -2,6 +2,7 @@ package pvetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sort"
@@ -153,12 +154,16 @@ func (n *Node) Invoke(ctx context.Context, r Request) Response {
 	if err := c.merge(p, r.Params); err != nil {
 		return Response{Err: err}
 	}
-	done := n.count.enter(r.Method, ep.path)
-	defer done()
+	number, leave := n.count.enter(r.Method, ep.path)
+	defer leave()
+	if n.cfg.OnCall != nil {
+		n.cfg.OnCall(number, r.Method, ep.path, false)
+		defer n.cfg.OnCall(number, r.Method, ep.path, true)
+	}
 	if err := n.callPoint(c, r.Method, false); err != nil {
 		return Response{Err: err}
 	}
-	data, err := c.serve()
+	data, err := c.serveAlive()
 	c.n.locks.drop(c.proc)
 	c.resp.Data, c.resp.Err = data, err
 	if err == nil {
@@ -178,6 +183,19 @@ func (c *call) merge(path values, given map[string][]string) *Error {
 		c.p[k] = v
 	}
 	return nil
+}
+
+// serveAlive is serve; a process that is killed in it gives no answer.
+func (c *call) serveAlive() (data any, err *Error) {
+	defer func() {
+		if r := recover(); r != nil {
+			if _, dead := r.(killed); !dead {
+				panic(r)
+			}
+			data, err = nil, &Error{Status: 596, Message: "Broken pipe"}
+		}
+	}()
+	return c.serve()
 }
 
 // serve is the order of the real node: privileges, the node that it is for,
@@ -253,5 +271,8 @@ func (c *call) pause(d time.Duration) {
 	select {
 	case <-t.C:
 	case <-c.ctx.Done():
+		if errors.Is(context.Cause(c.ctx), errRestart) {
+			panic(killed{})
+		}
 	}
 }

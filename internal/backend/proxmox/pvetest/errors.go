@@ -63,12 +63,3 @@ func message(err error) string {
 	}
 	return strings.ReplaceAll(strings.TrimRight(err.Error(), "\n"), "\n", " ")
 }
-
-// asError makes an *Error of any error.
-func asError(err error) *Error {
-	var e *Error
-	if errors.As(err, &e) {
-		return e
-	}
-	return dief("%s", err.Error())
-}

@@ -1,6 +1,8 @@
 package pvetest
 
 import (
+	"context"
+	"errors"
 	"sync"
 	"time"
 )
@@ -122,24 +124,31 @@ func (c *call) vmid() int {
 
 // point is a step of a worker.
 func (n *Node) point(c *call, name string) *Error {
-	a := n.faults.due(c.vmid(), name)
-	if a == nil {
-		if err := c.ctx.Err(); err != nil && c.task != nil {
-			return dief("received interrupt")
+	if a := n.faults.due(c.vmid(), name); a != nil {
+		c.happen(a)
+		for _, line := range a.Log {
+			c.say("%s", line)
 		}
+		if a.Kill {
+			panic(killed{})
+		}
+		if a.Error != "" {
+			return dief("%s", a.Error)
+		}
+	}
+	return c.interrupted()
+}
+
+// interrupted tells a worker that it was stopped; after a power failure it
+// dies at once.
+func (c *call) interrupted() *Error {
+	if c.task == nil || c.ctx.Err() == nil {
 		return nil
 	}
-	c.happen(a)
-	for _, l := range a.Log {
-		c.say("%s", l)
-	}
-	if a.Kill {
+	if errors.Is(context.Cause(c.ctx), errRestart) {
 		panic(killed{})
 	}
-	if a.Error != "" {
-		return dief("%s", a.Error)
-	}
-	return nil
+	return dief("received interrupt")
 }
 
 func (c *call) happen(a *armed) {
@@ -149,9 +158,10 @@ func (c *call) happen(a *armed) {
 	if a.Hold != nil {
 		select {
 		case <-a.Hold:
-		case <-c.n.ctx.Done():
+		case <-c.ctx.Done():
 		}
 	}
+	_ = c.interrupted()
 	c.pause(a.Delay)
 }
 
@@ -186,19 +196,21 @@ func (n *Node) callPoint(c *call, method string, done bool) *Error {
 type counters struct {
 	mu    sync.Mutex
 	calls map[string]int
+	total int64 // since the node began
 	now   int
 	most  int
 }
 
 func (k *counters) init() { k.calls = map[string]int{} }
 
-func (k *counters) enter(method, path string) (leave func()) {
+func (k *counters) enter(method, path string) (number int64, leave func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.calls[method+" "+path]++
+	k.total++
 	k.now++
 	k.most = max(k.most, k.now)
-	return func() {
+	return k.total, func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.now--

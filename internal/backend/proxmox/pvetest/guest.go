@@ -73,6 +73,8 @@ type ScriptedGuest struct {
 	// OnAgent overrides single commands of the guest agent; handled false
 	// leaves it to the guest.
 	OnAgent func(command string, args map[string]any) (result any, handled bool, err error)
+	// OnFile is called when a file of the guest was written by its agent.
+	OnFile func(name, content string)
 	// OnEnd is called once when it has ended.
 	OnEnd func()
 
@@ -236,12 +238,12 @@ func (g *ScriptedGuest) agentFiles(command string, args map[string]any) (any, er
 	name := g.handles[int(handle)]
 	switch command {
 	case "guest-file-open":
-		name := fmt.Sprint(args["path"])
-		if _, ok := g.files[name]; !ok && args["mode"] == nil {
-			return nil, &AgentError{Desc: fmt.Sprintf("failed to open file '%s' (mode: 'r'): No such file or directory", name)}
+		path := fmt.Sprint(args["path"])
+		if _, ok := g.files[path]; !ok && args["mode"] == nil {
+			return nil, &AgentError{Desc: fmt.Sprintf("failed to open file '%s' (mode: 'r'): No such file or directory", path)}
 		}
 		g.nextHandle++
-		g.handles[g.nextHandle] = name
+		g.handles[g.nextHandle] = path
 		return g.nextHandle, nil
 	case "guest-file-write":
 		b, err := base64.StdEncoding.DecodeString(fmt.Sprint(args["buf-b64"]))
@@ -249,6 +251,9 @@ func (g *ScriptedGuest) agentFiles(command string, args map[string]any) (any, er
 			return nil, &AgentError{Desc: "Invalid parameter 'handle'"}
 		}
 		g.files[name] = string(b)
+		if g.OnFile != nil {
+			go g.OnFile(name, string(b))
+		}
 		return map[string]any{"count": len(b), "eof": false}, nil
 	case "guest-file-read":
 		return map[string]any{"count": len(g.files[name]), "buf-b64": base64.StdEncoding.EncodeToString([]byte(g.files[name])), "eof": true}, nil
@@ -333,4 +338,9 @@ func (n *Node) boot(ctx context.Context, b Boot) (Guest, error) {
 		return n.cfg.Boot(ctx, b)
 	}
 	return (&ScriptedGuest{}).Start(b), nil
+}
+
+// BootWith is a Config.Boot that makes a guest of every boot.
+func BootWith(guest func(b Boot) Guest) func(context.Context, Boot) (Guest, error) {
+	return func(_ context.Context, b Boot) (Guest, error) { return guest(b), nil }
 }

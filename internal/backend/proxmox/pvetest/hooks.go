@@ -84,9 +84,8 @@ func (n *Node) addVM(t Template, conf map[string]string, base bool) error {
 	s := n.storages[t.Storage]
 	if s == nil || n.vms[t.VMID] != nil {
 		n.mu.Unlock()
-		return fmt.Errorf("storage %q or VMID", t.Storage)
+		return fmt.Errorf("no storage %q, or the VMID is taken", t.Storage)
 	}
-	n.vms[t.VMID] = v
 	n.mu.Unlock()
 	format := "raw"
 	if s.Type == Dir {
@@ -125,6 +124,9 @@ func (n *Node) addVM(t Template, conf map[string]string, base bool) error {
 	v.conf["smbios1"] = "uuid=" + newUUID()
 	v.conf["vmgenid"] = newUUID()
 	v.conf["meta"] = "creation-qemu=7.2.22,ctime=" + itoa(int(n.started.Unix()))
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.vms[t.VMID] = v
 	return nil
 }
 

@@ -146,6 +146,9 @@ func (c *call) lock(path string, shared bool, wait time.Duration) (func(), *Erro
 	err := c.n.locks.take(c.ctx, proc, file, shared, wait,
 		func() { c.warnInline("trying to acquire lock...") }, func() { c.warnInline(" OK") })
 	if err != nil {
+		if err := c.interrupted(); err != nil {
+			return nil, err
+		}
 		err.Message = "can't lock file '" + path + "' - got timeout"
 		return nil, err
 	}

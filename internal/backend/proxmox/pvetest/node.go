@@ -35,6 +35,10 @@ type Config struct {
 	NoStatus bool
 	// Boot starts what runs in a VM; nil boots a ScriptedGuest.
 	Boot func(ctx context.Context, b Boot) (Guest, error)
+	// OnCall is called before and after (done) the work of every call that the
+	// API knows, on every face, with the number of the call since the node
+	// began; it may block. Method and path are those of the API's table.
+	OnCall func(number int64, method, path string, done bool)
 	// Files makes real files of the volumes of dir storages; nil makes none.
 	Files Files
 	// Dir is where the node keeps real files: snippets, the certificate, and
@@ -101,7 +105,6 @@ type Node struct {
 	pools    map[string]*pool
 	fw       map[string]*fwFile // "cluster" or a VMID
 	nextPID  int
-	lastMAC  uint32
 	nextIDs  [2]int // lower, upper of datacenter.cfg
 	started  time.Time
 	stat     statd

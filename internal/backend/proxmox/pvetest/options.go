@@ -114,7 +114,7 @@ func opt(name string, k kind, g optionGroup) option {
 
 func (o option) asHot() option            { o.hot = true; return o }
 func (o option) asInternal() option       { o.internal = true; return o }
-func (o option) len(max int) option       { o.maxLen = max; return o }
+func (o option) len(n int) option         { o.maxLen = n; return o }
 func (o option) in(enum ...string) option { o.enum = enum; return o }
 func (o option) between(lo, hi float64) option {
 	o.min, o.max = f64(lo), f64(hi)
@@ -147,12 +147,12 @@ var plainOptions = []option{
 	opt("acpi", kBool, grpHWType), opt("agent", kString, grpOptions).of(agentProps), opt("kvm", kBool, grpHWType),
 	opt("tdf", kBool, grpOptions), opt("localtime", kBool, grpOptions), opt("freeze", kBool, grpPower),
 	opt("vga", kString, grpHWType), opt("watchdog", kString, grpHWType), opt("startdate", kString, grpOptions),
-	option{param: param{name: "startup", pattern: startupRe}, group: grpStartup, hot: true},
+	{param: param{name: "startup", pattern: startupRe}, group: grpStartup, hot: true},
 	opt("template", kBool, grpOptions), opt("args", kString, grpRoot), opt("tablet", kBool, grpHWType).asHot(),
 	opt("migrate_speed", kInt, grpOptions).asHot().atLeast(0), opt("migrate_downtime", kNum, grpOptions).asHot().atLeast(0),
 	opt("cpu", kString, grpCPU), opt("machine", kString, grpHWType), opt("arch", kString, grpRoot).in("x86_64", "aarch64"),
 	opt("smbios1", kString, grpHWType).len(512), opt("protection", kBool, grpOptions).asHot(), opt("bios", kString, grpOptions).in("seabios", "ovmf"),
-	option{param: param{name: "vmgenid", pattern: regexp.MustCompile(`^(?:[a-fA-F0-9]{8}(?:-[a-fA-F0-9]{4}){3}-[a-fA-F0-9]{12}|[01])$`)}, group: grpRoot},
+	{param: param{name: "vmgenid", pattern: regexp.MustCompile(`^(?:[a-fA-F0-9]{8}(?:-[a-fA-F0-9]{4}){3}-[a-fA-F0-9]{12}|[01])$`)}, group: grpRoot},
 	opt("hookscript", kString, grpRoot).asHot(), opt("ivshmem", kString, grpRoot), opt("audio0", kString, grpHWType), opt("spice_enhancements", kString, grpHWType),
 	opt("tags", kString, grpSpecial).asHot().as(formatTags), opt("rng0", kString, grpHWType), opt("affinity", kString, grpRoot).as(formatCPUSet),
 	opt("vmstatestorage", kString, grpDisk).asHot().as(formatStorageID), opt("amd-sev", kString, grpCPU),

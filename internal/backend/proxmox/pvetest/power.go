@@ -78,14 +78,18 @@ func (c *call) start(v *vm) *Error {
 	if v.run.pid == 0 {
 		v.run.pid = n.pid()
 	}
+	state := ""
 	if suspended {
 		delete(v.conf, "lock")
-		if st := v.conf["vmstate"]; st != "" {
-			delete(v.conf, "vmstate")
-			go func() { _ = c.free(st) }()
-		}
+		state = v.conf["vmstate"]
+		delete(v.conf, "vmstate")
 	}
 	n.mu.Unlock()
+	if state != "" {
+		if err := c.free(state); err != nil {
+			c.warn("%s", err.Message)
+		}
+	}
 	n.watch(v, guest)
 	return n.point(c, "start.running")
 }
@@ -318,7 +322,7 @@ func (c *call) shutdown(vmid int) *Error {
 		c.kill(v)
 		return nil
 	case <-c.ctx.Done():
-		return dief("received interrupt")
+		return c.interrupted()
 	case <-t.C:
 	}
 	if !c.p.yes("forceStop") {

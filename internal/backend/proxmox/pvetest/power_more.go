@@ -75,7 +75,10 @@ func (c *call) suspendToDisk(v *vm, store string) *Error {
 		name += ".raw"
 	}
 	volid, err := c.alloc(store, v.id, "raw", name, int64(2*mem+500)*1024)
-	if err != nil {
+	if err != nil { // the config was not written
+		c.n.mu.Lock()
+		delete(v.conf, "lock")
+		c.n.mu.Unlock()
 		unlock()
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
-	"log"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
@@ -59,7 +59,7 @@ func (n *Node) serveREST() error {
 		Handler: s, IdleTimeout: 5 * time.Second, ReadHeaderTimeout: 30 * time.Second,
 		TLSConfig:    &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}},
 		TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){},
-		ErrorLog:     log.New(io.Discard, "", 0),
+		ErrorLog:     slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	}
 	n.rest = s
 	go func() { _ = s.srv.ServeTLS(l, "", "") }()

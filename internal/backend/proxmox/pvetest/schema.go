@@ -40,7 +40,6 @@ func f64(v float64) *float64 { return &v }
 // endpoint is one call of the API.
 type endpoint struct {
 	method, path string
-	segments     []string
 	params       []param
 	// options tells that the options of a VM's config are parameters too.
 	options bool

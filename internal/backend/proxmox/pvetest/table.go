@@ -13,14 +13,9 @@ func vmPrivAny(privs ...string) func(c *call) *Error {
 	return func(c *call) *Error { return c.needAny("/vms/"+c.p.str("vmid"), privs...) }
 }
 
-func pathPriv(path string, privs ...string) func(c *call) *Error {
-	return func(c *call) *Error { return c.need(path, privs...) }
-}
-
 func str(name string) param     { return param{name: name} }
 func integer(name string) param { return param{name: name, kind: kInt} }
 func boolean(name string) param { return param{name: name, kind: kBool} }
-func number(name string) param  { return param{name: name, kind: kNum} }
 
 func (d param) must() param                           { d.need = true; return d }
 func (d param) of(enum ...string) param               { d.enum = enum; return d }

@@ -116,14 +116,6 @@ func (n *Node) endLine(w *call, err *Error) string {
 
 var upidRe = regexp.MustCompile(`^UPID:([a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?):([0-9A-Fa-f]{8}):([0-9A-Fa-f]{8,9}):([0-9A-Fa-f]{8}):([^:\s]+):([^:\s]*):([^:\s]+):$`)
 
-// checkUPID is the format of the parameter upid.
-func checkUPID(_ *Node, s string) string {
-	if !upidRe.MatchString(s) {
-		return "unable to parse worker upid"
-	}
-	return ""
-}
-
 // findTask looks a task up for its reader; Node.mu is held.
 func (n *Node) findTask(upid string) (*task, *Error) {
 	if !upidRe.MatchString(upid) {

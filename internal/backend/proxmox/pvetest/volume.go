@@ -3,7 +3,6 @@ package pvetest
 import (
 	"os"
 	"path"
-	"regexp"
 	"strings"
 	"time"
 )
@@ -337,5 +336,3 @@ func (c *call) volumeSize(volid string) (int64, *Error) {
 	}
 	return 0, dief("volume '%s' does not exist", volid)
 }
-
-var vmVolumeRe = regexp.MustCompile(`(^|/)vm-(\d+)-`)
