@@ -43,9 +43,16 @@ func TestDeniedRangeInsideIPv6(t *testing.T) {
 		"[64:ff9b::c105:609]:4000":                 true,
 		"[2620:4f:8000::5efe:c105:609]:4000":       true,
 	} {
-		w.guests[0].reaches("udp", target)
 		to := netip.MustParseAddrPort(target)
-		if got := slices.ContainsFunc(w.outside().Flows, func(f probe.Trace) bool { return f.Addr == to.Addr() && f.Port == to.Port() }); got != open {
+		arrived := func() bool {
+			w.guests[0].reaches("udp", target)
+			return slices.ContainsFunc(w.outside().Flows, func(f probe.Trace) bool { return f.Addr == to.Addr() && f.Port == to.Port() })
+		}
+		got := arrived()
+		for i := 0; open && !got && i < 5; i++ { // a datagram may be lost on a busy host
+			got = arrived()
+		}
+		if got != open {
 			t.Errorf("%s: something arrived outside: %v, want %v", target, got, open)
 		}
 	}
