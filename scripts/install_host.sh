@@ -120,6 +120,7 @@ files() {
 upgraded=
 binaries() {
 	local name
+	[[ ! -d $from ]] || from=$(cd "$from" && pwd)
 	for name in "${programs[@]}"; do
 		[[ -f $from/$name && -x $from/$name ]] || die "$from/$name is not there" "build it (make build), or say where it is: --bin DIR"
 		[[ $(cd "$from" && pwd -P) != "$(cd "$bin" && pwd -P)" ]] || return 0
@@ -143,7 +144,7 @@ back() {
 	for name in "${programs[@]}"; do
 		if [[ -f $previous/$name ]]; then copy "$previous/$name" "$bin/$name" 0755; fi
 	done
-	systemctl restart agentlabd.service >&2 || true
+	carry_out systemctl restart agentlabd.service || true
 }
 
 services() {
@@ -160,7 +161,7 @@ services() {
 		show systemctl restart agentlabd.service
 		[[ -n $apply ]] || return 0
 		# The unit is started when the daemon answers.
-		if systemctl restart agentlabd.service >&2 && answers; then
+		if carry_out systemctl restart agentlabd.service && answers; then
 			return
 		fi
 		systemctl status --no-pager --lines=20 agentlabd.service >&2 || true

@@ -61,13 +61,10 @@ value() { (($2 >= 2)) || badusage "$1 needs a value"; }
 begin() {
 	[[ -n $apply ]] || return 0
 	[[ $EUID == 0 ]] || die "--apply is for root" "run it with sudo"
-	# Two at once would each see half of what the other does. A lock that was
-	# taken by the script that started this one is enough.
-	[[ -z ${AGENTLAB_SCRIPT_LOCK-} ]] || return 0
+	# Two at once would each see half of what the other does.
 	mkdir -p /run/lock
-	exec {AGENTLAB_SCRIPT_LOCK}>/run/lock/agentlab-scripts
-	flock -w 300 "$AGENTLAB_SCRIPT_LOCK" || die "another script of AgentLab has been running for five minutes" "see what it waits for: fuser -v /run/lock/agentlab-scripts"
-	export AGENTLAB_SCRIPT_LOCK
+	exec 9>/run/lock/agentlab-scripts
+	flock -w 300 9 || die "another script of AgentLab has been running for five minutes" "see what it waits for: fuser -v /run/lock/agentlab-scripts"
 }
 
 # quoted COMMAND... prints it as a shell would read it.
@@ -89,12 +86,16 @@ show() {
 	printf '+ %s\n' "$(quoted "$@")"
 }
 
-# run COMMAND... prints it, and runs it under --apply. Its output goes to
-# standard error. When it fails the script ends.
+# carry_out COMMAND... runs it under --apply, with its output on standard error.
+# What it leaves running does not keep the lock.
+carry_out() { "$@" >&2 </dev/null 9>&-; }
+
+# run COMMAND... prints it, and runs it under --apply. When it fails the
+# script ends.
 run() {
 	show "$@"
 	[[ -n $apply ]] || return 0
-	"$@" >&2 </dev/null || die "this failed: $(quoted "$@")" "what was done before it stays; put it right and run $me again"
+	carry_out "$@" || die "this failed: $(quoted "$@")" "what was done before it stays; put it right and run $me again"
 }
 
 # put PATH MODE makes standard input the content of a file, in one step.

@@ -295,8 +295,8 @@ func pvesh(args []string) error {
 		}
 		return printJSON(map[string]any{"poolid": name, "members": members})
 	}
-	if id, ok := strings.CutPrefix(args[1], "/nodes/localhost/qemu/"); ok {
-		id, rest, _ := strings.Cut(id, "/")
+	if of, ok := strings.CutPrefix(args[1], "/nodes/localhost/qemu/"); ok {
+		id, rest, _ := strings.Cut(of, "/")
 		if rest == "config" {
 			if c := s.Configs[id]; c != nil {
 				return printJSON(c)

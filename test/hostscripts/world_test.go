@@ -60,11 +60,10 @@ type host struct {
 	*testing.T
 	dir string // its root as this machine sees it
 	pid string // of the process that holds its namespaces
-	n   int
 }
 
 const hold = `set -e
-mount -t tmpfs -o size=512m tmpfs "$1"
+mount -t tmpfs -o size=8g tmpfs "$1"
 mkdir "$1/upper" "$1/work" "$1/root"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
 cd "$1/root"
