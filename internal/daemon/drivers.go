@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
@@ -111,6 +112,10 @@ func findRunner() (string, error) {
 	return path, nil
 }
 
+// envForeign names, for tests only, a number of the fake backend that somebody
+// else takes just before we would.
+const envForeign = "AGENTLAB_TEST_FOREIGN"
+
 // openFake opens the backend of the tests, which isolates nothing because it
 // runs nothing.
 func openFake(env driverEnv) (place, error) {
@@ -121,6 +126,9 @@ func openFake(env driverEnv) (place, error) {
 	d, err := fake.Open(fake.Config{Dir: filepath.Join(env.paths.State, "fake"), Logger: env.log})
 	if err != nil {
 		return place{}, fmt.Errorf("opening the fake backend: %w", err)
+	}
+	if n, err := strconv.Atoi(env.getenv(envForeign)); err == nil {
+		d.Host().Inject(fake.Fault{Op: fake.OpCreate, VMID: n, Hook: func(r backend.Ref) { d.Host().PutForeign(r.VMID) }})
 	}
 	return place{d, namedImages{env.images}}, nil
 }
