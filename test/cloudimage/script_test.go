@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -141,6 +142,28 @@ func TestScriptTouchesNothingForeign(t *testing.T) {
 	h.refuses("", append(from, "--vmid", "9300", "--apply")...)
 }
 
+// isSealed checks that a raw disk holds nothing that must be of each clone
+// alone.
+func isSealed(t testing.TB, raw string) {
+	t.Helper()
+	look := func(command string) string {
+		out, err := exec.Command("debugfs", "-R", command, fmt.Sprintf("%s?offset=%d", raw, firstByte)).Output() //nolint:gosec // words of ours
+		if err != nil {
+			t.Fatalf("%s: %v", command, err)
+		}
+		return string(out)
+	}
+	if id := look("cat /etc/machine-id"); id != "" {
+		t.Errorf("the template has a machine-id: %s", id)
+	}
+	if keys := look("ls -p /etc/ssh"); strings.Contains(keys, "ssh_host_") || !strings.Contains(keys, "sshd_config") {
+		t.Errorf("the template has host keys:\n%s", keys)
+	}
+	if clouds := look("ls -p /var/lib/cloud"); strings.Contains(clouds, "instance") {
+		t.Errorf("cloud-init ran in the template:\n%s", clouds)
+	}
+}
+
 // A template of the script is one that sandboxes can be cloned from: its disk
 // starts, and is a sandbox.
 func TestTemplateOfScript(t *testing.T) {
@@ -150,12 +173,12 @@ func TestTemplateOfScript(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := newHost(t, "8.4")
-	make := []string{"--size", "4", "--from", plain, "--sha256", fileSum(t, plain)}
-	planned := h.must(make...)
+	plan := []string{"--size", "4", "--from", plain, "--sha256", fileSum(t, plain)}
+	planned := h.must(plan...)
 	if _, err := os.Stat(h.cache); err == nil || len(h.VMs()) > 0 {
 		t.Error("without --apply something was made")
 	}
-	did := h.must(append(make, "--apply")...)
+	did := h.must(append(plan, "--apply")...)
 	numbers := regexp.MustCompile(`\d+`)
 	if a, b := commands(planned), commands(did); numbers.ReplaceAllString(strings.Join(a, "\n"), "") != numbers.ReplaceAllString(strings.Join(b, "\n"), "") {
 		t.Errorf("planned:\n%s\ndone:\n%s", strings.Join(a, "\n"), strings.Join(b, "\n"))
@@ -175,12 +198,13 @@ func TestTemplateOfScript(t *testing.T) {
 	if !strings.HasPrefix(conf["description"], "agentlab-template-base-ubuntu-") || !strings.HasSuffix(conf["net0"], ",bridge=vmbr1") {
 		t.Errorf("%v", conf)
 	}
-	if again := h.must(append(make, "--apply")...); again != "" {
+	if again := h.must(append(plan, "--apply")...); again != "" {
 		t.Errorf("a second run would do:\n%s", again)
 	}
 
 	_, volume, _ := strings.Cut(conf["scsi0"], ":")
 	volume, _, _ = strings.Cut(volume, ",")
+	isSealed(t, h.HostPath("/var/lib/vz/images/"+volume))
 	v := newVM(t, testUID, h.HostPath("/var/lib/vz/images/"+volume), strings.TrimPrefix(filepath.Ext(volume), "."))
 	v.seedThroughAgent("box-2")
 	c, _, took := v.up()
@@ -192,8 +216,8 @@ func TestTemplateOfScript(t *testing.T) {
 	v.expect(c, "agent", "jq --version >/dev/null && git --version >/dev/null && bwrap --version >/dev/null && echo yes", "yes")
 	v.noFailedUnits(c)
 
-	if plan := commands(h.must("--remove")); len(plan) != 1 || plan[0] != "+ qm destroy 9000 --purge 1" || len(h.VMs()) != 1 {
-		t.Errorf("%q, VMs %v", plan, h.VMs())
+	if steps := commands(h.must("--remove")); len(steps) != 1 || steps[0] != "+ qm destroy 9000 --purge 1" || len(h.VMs()) != 1 {
+		t.Errorf("%q, VMs %v", steps, h.VMs())
 	}
 	h.must("--remove", "--apply")
 	if len(h.VMs()) != 0 {
