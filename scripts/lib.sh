@@ -10,7 +10,8 @@ set -euo pipefail
 umask 022
 
 if [[ $EUID == 0 ]]; then
-	PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+	# AGENTLAB_TOOLS is looked in first: tests imitate programs there.
+	PATH=${AGENTLAB_TOOLS:+$AGENTLAB_TOOLS:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 else
 	PATH=$PATH:/usr/sbin:/sbin
 fi

@@ -166,7 +166,7 @@ func (h *hostInit) run(ctx context.Context) error {
 	}
 	checks, answered := h.ask(ctx)
 	if answered && checks.Bridge || !answered && proxmoxNode() {
-		if err := h.bridge(ctx); err != nil {
+		if err := h.bridge(ctx, !answered || !templatesRight(checks)); err != nil {
 			return err
 		}
 	}
@@ -179,9 +179,10 @@ func (h *hostInit) run(ctx context.Context) error {
 
 // bridge looks at what hosts with a bridge need, in the order in which it is
 // made: rules are in force before anything can be on the bridge.
-func (h *hostInit) bridge(ctx context.Context) error {
-	steps := []struct{ name, script string }{
-		{"bridge", "net/setup_vmbr1.sh"}, {"firewall", "net/apply.sh"}, {"template", "create_template.sh"},
+func (h *hostInit) bridge(ctx context.Context, template bool) error {
+	steps := []struct{ name, script string }{{"bridge", "net/setup_vmbr1.sh"}, {"firewall", "net/apply.sh"}}
+	if template {
+		steps = append(steps, struct{ name, script string }{"template", "create_template.sh"})
 	}
 	if h.flags.tailscale {
 		steps = append(steps, struct{ name, script string }{"tailscale", "net/setup_tailscale_router.sh"})
@@ -195,6 +196,21 @@ func (h *hostInit) bridge(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// templatesRight tells whether the backend has templates and nothing to say
+// against them: they need not be those that the script makes.
+func templatesRight(c api.HostChecks) bool {
+	found := false
+	for _, f := range c.Checks {
+		if strings.HasPrefix(f.Name, "template") {
+			found = true
+			if f.Level == levelError {
+				return false
+			}
+		}
+	}
+	return found
 }
 
 // script asks one script what is missing, and with --apply has it done. It
