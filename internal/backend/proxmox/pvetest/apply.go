@@ -320,20 +320,15 @@ func (c *call) detach(v *vm, slot string, force bool) *Error {
 	return nil
 }
 
-// applyPending is what every cold start does first.
-func (c *call) applyPending(v *vm) *Error {
+// applyPending is what every cold start does first. What cannot be applied is
+// a warning, and stays pending.
+func (c *call) applyPending(v *vm) {
 	c.n.mu.Lock()
 	none := len(v.pending)+len(v.drop) == 0
 	c.n.mu.Unlock()
-	if none {
-		return nil
+	if !none {
+		c.coldplug(v, map[string]string{})
 	}
-	faults := map[string]string{}
-	c.coldplug(v, faults)
-	if len(faults) > 0 {
-		return &Error{Status: 400, Message: "Parameter verification failed.", Params: faults}
-	}
-	return nil
 }
 
 // coldplug applies all pending changes of a VM that does not run. What fails

@@ -49,14 +49,18 @@ func (c *call) destroyEarly(vmid int) *Error {
 }
 
 // destroy frees what the VM owns and removes it. A volume that cannot be
-// freed is a warning only.
+// freed is a warning only. Until its volumes are freed the config is as it
+// was; then a zombie with a lock alone keeps the number.
 func (c *call) destroy(vmid int) *Error {
 	n := c.n
 	v, err := c.load(vmid)
 	if err != nil {
 		return err
 	}
-	if !c.p.yes("skiplock") {
+	n.mu.Lock()
+	suspended := v.conf["lock"] == "suspended"
+	n.mu.Unlock()
+	if !c.p.yes("skiplock") && !suspended {
 		if err := c.checkLock(v); err != nil {
 			return err
 		}
@@ -68,11 +72,6 @@ func (c *call) destroy(vmid int) *Error {
 	if err := n.point(c, "destroy.volumes"); err != nil {
 		return err
 	}
-	n.mu.Lock()
-	if v.conf["lock"] == "" {
-		v.conf["lock"] = "destroyed"
-	}
-	n.mu.Unlock()
 	for _, volid := range own {
 		if err := n.point(c, "destroy.volume"); err != nil {
 			return err
@@ -87,10 +86,19 @@ func (c *call) destroy(vmid int) *Error {
 	if err := n.point(c, "destroy.config"); err != nil {
 		return err
 	}
+	n.mu.Lock()
+	v.conf, v.pending, v.drop, v.snaps = section{"lock": "destroyed"}, section{}, map[string]bool{}, map[string]section{}
+	n.mu.Unlock()
+	n.forget(vmid)
+	if err := n.point(c, "destroy.zombie"); err != nil {
+		return err
+	}
 	if c.p.yes("purge") {
 		c.say("purging VM %d from related configurations..", vmid)
 	}
-	n.forget(vmid)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.vms, vmid)
 	return nil
 }
 
@@ -181,11 +189,10 @@ func (c *call) unreferenced(vmid int) []string {
 	return out
 }
 
-// forget removes a VM with what hangs on its number.
+// forget removes what hangs on a VM's number, before the number is free.
 func (n *Node) forget(vmid int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.vms, vmid)
 	delete(n.fw, itoa(vmid))
 	for _, p := range n.pools {
 		delete(p.vms, vmid)

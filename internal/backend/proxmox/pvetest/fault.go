@@ -57,7 +57,8 @@ var Points = []string{
 	"shutdown.wait",   // the guest was asked
 	"destroy.volumes", // before the first volume is freed
 	"destroy.volume",  // before each volume is freed
-	"destroy.config",  // volumes are freed, the config is still there
+	"destroy.config",  // volumes are freed, the config is still as it was
+	"destroy.zombie",  // a config with lock: destroyed alone is left, pool and ACLs are forgotten
 	"config.apply",    // before changes of a config are applied
 	"alloc",           // before a volume is made, on any storage
 	"free",            // before a volume is freed

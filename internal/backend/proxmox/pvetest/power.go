@@ -51,12 +51,15 @@ func (c *call) start(v *vm) *Error {
 	if err != nil {
 		return err
 	}
-	if err := c.applyPending(v); err != nil {
-		return err
+	if !suspended {
+		c.applyPending(v)
 	}
 	b, err := c.prepareBoot(v)
 	if err != nil {
 		return err
+	}
+	if suspended {
+		c.say("Resuming suspended VM")
 	}
 	if err := n.point(c, "start.qemu"); err != nil {
 		return err

@@ -373,13 +373,13 @@ func (c *call) volumeAllowed(vmid int, volid string) *Error {
 		return c.needAny("/storage/"+r.store, "Datastore.AllocateSpace", "Datastore.Audit")
 	case r.vmid == vmid && vmid != 0:
 		return nil
-	case r.content == "images":
+	case r.content == "images" && r.vmid != 0:
 		if err := c.need("/storage/"+r.store, "Datastore.Audit"); err != nil {
 			return err
 		}
 		return c.need("/vms/"+itoa(r.vmid), "VM.Config.Disk")
 	}
-	return c.need("/storage/"+r.store, "Datastore.Allocate")
+	return dief("missing privileges to access %s", volid)
 }
 
 func (c *call) importAllowed(vmid int, src string) *Error {

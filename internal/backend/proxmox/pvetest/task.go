@@ -240,7 +240,11 @@ func apiTasks(c *call) (any, *Error) {
 			continue
 		case since > 0 && t.start.Unix() < since, until > 0 && t.start.Unix() > until:
 			continue
-		case c.p.yes("errors") && (t.status == "" || t.status == "OK"):
+		case c.p.yes("errors") && t.status == "OK":
+			continue
+		case c.p.has("userfilter") && !strings.Contains(strings.ToLower(t.user), strings.ToLower(c.p.str("userfilter"))):
+			continue
+		case c.p.has("statusfilter") && !c.p.yes("errors") && !contains(c.p.list("statusfilter"), t.kind()):
 			continue
 		}
 		total++
@@ -253,6 +257,19 @@ func apiTasks(c *call) (any, *Error) {
 	return out, nil
 }
 
+// kind is the status as the filter of lists names it.
+func (t *task) kind() string {
+	switch {
+	case t.status == "OK":
+		return "ok"
+	case strings.HasPrefix(t.status, "WARNINGS: "):
+		return "warning"
+	case t.status == "" || t.status == "unexpected status":
+		return "unknown"
+	}
+	return "error"
+}
+
 func (t *task) entry() map[string]any {
 	e := map[string]any{
 		"upid": t.upid, "pid": t.pid, "pstart": t.pstart, "starttime": t.start.Unix(), "node": t.node,
@@ -261,6 +278,7 @@ func (t *task) entry() map[string]any {
 	if t.token != "" {
 		e["tokenid"] = t.token
 	}
+	e["status"] = "RUNNING"
 	if t.status != "" {
 		e["status"], e["endtime"] = t.status, t.end.Unix()
 	}
