@@ -136,7 +136,10 @@ func TestCloneRace(t *testing.T) {
 	_, b := r.call("POST", cloneCall, "newid", "300", "name", "b")
 	got := []string{r.wait(a["data"].(string)), r.wait(b["data"].(string))}
 	const lost = "unable to create VM 300: config file already exists"
-	if !(got[0] == "OK" && got[1] == lost) && !(got[1] == "OK" && got[0] == lost) {
+	if got[0] != "OK" {
+		got[0], got[1] = got[1], got[0]
+	}
+	if got[0] != "OK" || got[1] != lost {
 		t.Fatal(got)
 	}
 	if len(n.Volumes(300)) != 2 {

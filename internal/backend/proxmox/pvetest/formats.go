@@ -161,3 +161,37 @@ func formatURLEncoded(_ *Node, s string) string {
 func isHex(b byte) bool {
 	return b >= '0' && b <= '9' || b >= 'a' && b <= 'f' || b >= 'A' && b <= 'F'
 }
+
+// formatDriveFile is what may stand for a volume: a new one, one that is
+// there, a path, or the physical drive.
+func formatDriveFile(n *Node, s string) string {
+	if s == "none" || s == "cdrom" || strings.HasPrefix(s, "/") || newDiskRe.MatchString(s) {
+		return ""
+	}
+	return formatVolid(n, s)
+}
+
+// bootDevRe are drives, network and passed-through devices.
+var bootDevRe = regexp.MustCompile(`^(ide[0-3]|sata[0-5]|scsi([12]?\d|30)|virtio(\d|1[0-5])|net([12]?\d|3[01])|usb(\d|1[0-3])|hostpci(\d|1[0-5]))$`)
+
+// formatBootOrder is a list of boot devices.
+func formatBootOrder(_ *Node, s string) string {
+	for _, dev := range splitList(s) {
+		if !bootDevRe.MatchString(dev) {
+			return "invalid boot device '" + dev + "'\n"
+		}
+	}
+	return ""
+}
+
+// cpuTypes are the models that this node knows; the real list is longer.
+var cpuTypes = setOf("host", "max", "kvm64", "kvm32", "qemu64", "qemu32", "x86-64-v2", "x86-64-v2-AES", "x86-64-v3", "x86-64-v4",
+	"Nehalem", "Westmere", "SandyBridge", "IvyBridge", "Haswell", "Broadwell", "Skylake-Client", "Skylake-Server", "Cascadelake-Server",
+	"Icelake-Server", "SapphireRapids", "EPYC", "EPYC-Rome", "EPYC-Milan", "EPYC-Genoa", "Opteron_G5", "Penryn", "Conroe")
+
+func formatCPUType(_ *Node, s string) string {
+	if !cpuTypes[s] {
+		return "Built-in cputype '" + s + "' is not defined (missing 'custom-' prefix?)\n"
+	}
+	return ""
+}

@@ -44,7 +44,7 @@ type numbered struct {
 }
 
 var driveBase = []param{
-	{name: "file", need: true}, {name: "media", enum: []string{"cdrom", "disk"}},
+	{name: "file", need: true, format: formatDriveFile}, {name: "media", enum: []string{"cdrom", "disk"}},
 	{name: "snapshot", kind: kBool}, {name: "cache", enum: []string{"none", "writethrough", "writeback", "unsafe", "directsync"}},
 	{name: "format", enum: []string{"raw", "qcow", "qed", "qcow2", "vmdk", "cloop"}},
 	{name: "size"}, {name: "backup", kind: kBool}, {name: "replicate", kind: kBool},
@@ -52,8 +52,13 @@ var driveBase = []param{
 	{name: "aio", enum: []string{"native", "threads", "io_uring"}}, {name: "discard", enum: []string{"ignore", "on"}},
 	{name: "detect_zeroes", kind: kBool}, {name: "serial", maxLen: 60, format: formatURLEncoded}, {name: "shared", kind: kBool},
 	{name: "import-from"},
-	{name: "bps", kind: kInt}, {name: "mbps", kind: kNum}, {name: "mbps_rd", kind: kNum}, {name: "mbps_wr", kind: kNum},
+	{name: "bps", kind: kInt}, {name: "bps_rd", kind: kInt}, {name: "bps_wr", kind: kInt},
+	{name: "mbps", kind: kNum}, {name: "mbps_rd", kind: kNum}, {name: "mbps_wr", kind: kNum},
+	{name: "mbps_max", kind: kNum}, {name: "mbps_rd_max", kind: kNum}, {name: "mbps_wr_max", kind: kNum},
 	{name: "iops", kind: kInt}, {name: "iops_rd", kind: kInt}, {name: "iops_wr", kind: kInt},
+	{name: "iops_max", kind: kInt}, {name: "iops_rd_max", kind: kInt}, {name: "iops_wr_max", kind: kInt},
+	{name: "bps_max_length", kind: kInt, min: f64(1)}, {name: "bps_rd_max_length", kind: kInt, min: f64(1)}, {name: "bps_wr_max_length", kind: kInt, min: f64(1)},
+	{name: "iops_max_length", kind: kInt, min: f64(1)}, {name: "iops_rd_max_length", kind: kInt, min: f64(1)}, {name: "iops_wr_max_length", kind: kInt, min: f64(1)},
 }
 
 func driveProps(extra ...param) *propFormat {
@@ -89,7 +94,7 @@ var netProps = &propFormat{def: "model", models: nicModels, props: []param{
 	}},
 	{name: "queues", kind: kInt, min: f64(0), max: f64(64)}, {name: "rate", kind: kNum, min: f64(0)},
 	{name: "tag", kind: kInt, min: f64(1), max: f64(4094)}, {name: "trunks", pattern: regexp.MustCompile(`^\d+(?:-\d+)?(?:;\d+(?:-\d+)?)*$`)},
-	{name: "firewall", kind: kBool}, {name: "link_down", kind: kBool}, {name: "mtu", kind: kInt, min: f64(1), max: f64(65520)},
+	{name: "firewall", kind: kBool}, {name: "link_down", kind: kBool}, {name: "mtu", kind: kInt, min: f64(1), max: f64(65520)}, {name: "host-tunnel", kind: kBool, only9: true},
 }}
 
 var (
@@ -99,11 +104,31 @@ var (
 	}}
 	agentProps = &propFormat{def: "enabled", props: []param{
 		{name: "enabled", kind: kBool, need: true}, {name: "fstrim_cloned_disks", kind: kBool}, {name: "freeze-fs-on-backup", kind: kBool},
-		{name: "guest-fsfreeze", kind: kBool, only9: true}, {name: "type", enum: []string{"virtio", "isa"}},
+		{name: "guest-fsfreeze", kind: kBool, only9: true}, {name: "freeze-fs", kind: kBool, only9: true}, {name: "type", enum: []string{"virtio", "isa"}},
 	}}
 	memoryProps   = &propFormat{def: "current", props: []param{{name: "current", kind: kInt, need: true, min: f64(16)}}}
 	cicustomProps = &propFormat{props: []param{
 		{name: "meta", format: formatVolid}, {name: "network", format: formatVolid}, {name: "user", format: formatVolid}, {name: "vendor", format: formatVolid},
+	}}
+	bootProps = &propFormat{def: "legacy", props: []param{{name: "legacy", pattern: regexp.MustCompile(`^[acdn]{1,4}$`)}, {name: "order", format: formatBootOrder}}}
+	vgaProps  = &propFormat{def: "type", props: []param{
+		{name: "type", enum: []string{"cirrus", "qxl", "qxl2", "qxl3", "qxl4", "none", "serial0", "serial1", "serial2", "serial3", "std", "virtio", "virtio-gl", "vmware"}},
+		{name: "memory", kind: kInt, min: f64(4), max: f64(512)}, {name: "clipboard", enum: []string{"vnc"}},
+	}}
+	machineProps = &propFormat{def: "type", props: []param{
+		{name: "type", maxLen: 40, pattern: regexp.MustCompile(`^(pc|pc(-i440fx)?-\d+(\.\d+)+(\+pve\d+)?(\.pxe)?|q35|pc-q35-\d+(\.\d+)+(\+pve\d+)?(\.pxe)?|virt(?:-\d+(\.\d+)+)?(\+pve\d+)?)$`)},
+		{name: "viommu", enum: []string{"intel", "virtio"}}, {name: "aw-bits", kind: kNum, min: f64(32), max: f64(64), only9: true},
+		{name: "enable-s3", kind: kBool}, {name: "enable-s4", kind: kBool},
+	}}
+	cpuProps = &propFormat{def: "cputype", props: []param{
+		{name: "cputype", format: formatCPUType}, {name: "reported-model"}, {name: "hidden", kind: kBool},
+		{name: "hv-vendor-id", pattern: regexp.MustCompile(`^[a-zA-Z0-9]{1,12}$`)}, {name: "flags", pattern: regexp.MustCompile(`^[+-][a-zA-Z0-9\-_.]+(;[+-][a-zA-Z0-9\-_.]+)*$`)},
+		{name: "phys-bits", pattern: regexp.MustCompile(`^(host|\d{1,2})$`)}, {name: "guest-phys-bits", kind: kInt, only9: true},
+	}}
+	base64Re    = regexp.MustCompile(`^[A-Za-z0-9+/]+={0,2}$`)
+	smbiosProps = &propFormat{props: []param{
+		{name: "uuid", pattern: regexp.MustCompile(`^[a-fA-F0-9]{8}(?:-[a-fA-F0-9]{4}){3}-[a-fA-F0-9]{12}$`)}, {name: "version", pattern: base64Re}, {name: "serial", pattern: base64Re},
+		{name: "manufacturer", pattern: base64Re}, {name: "product", pattern: base64Re}, {name: "sku", pattern: base64Re}, {name: "family", pattern: base64Re}, {name: "base64", kind: kBool},
 	}}
 	startupRe = regexp.MustCompile(`^(order=)?\d*(,?(up|down)=\d+)*$`)
 )
@@ -141,23 +166,24 @@ var plainOptions = []option{
 	opt("scsihw", kString, grpHWType).in("lsi", "lsi53c810", "virtio-scsi-pci", "virtio-scsi-single", "megasas", "pvscsi"),
 	opt("description", kString, grpOptions).asHot().len(8192),
 	opt("ostype", kString, grpOptions).in("other", "wxp", "w2k", "w2k3", "w2k8", "wvista", "win7", "win8", "win10", "win11", "l24", "l26", "solaris"),
-	opt("boot", kString, grpDisk), opt("bootdisk", kString, grpDisk), opt("smp", kInt, grpCPU).atLeast(1),
+	opt("boot", kString, grpDisk).of(bootProps), opt("bootdisk", kString, grpDisk), opt("smp", kInt, grpCPU).atLeast(1),
 	opt("sockets", kInt, grpCPU).atLeast(1), opt("cores", kInt, grpCPU).atLeast(1), opt("numa", kBool, grpCPU), opt("vcpus", kInt, grpCPU).atLeast(1),
-	opt("hugepages", kString, grpMemory).in("any", "2", "1024"), opt("keephugepages", kBool, grpMemory),
+	opt("hugepages", kString, grpRoot).in("any", "2", "1024"), opt("keephugepages", kBool, grpRoot),
 	opt("acpi", kBool, grpHWType), opt("agent", kString, grpOptions).of(agentProps), opt("kvm", kBool, grpHWType),
 	opt("tdf", kBool, grpOptions), opt("localtime", kBool, grpOptions), opt("freeze", kBool, grpPower),
-	opt("vga", kString, grpHWType), opt("watchdog", kString, grpHWType), opt("startdate", kString, grpOptions),
+	opt("vga", kString, grpHWType).of(vgaProps), opt("watchdog", kString, grpHWType), opt("startdate", kString, grpOptions),
 	{param: param{name: "startup", pattern: startupRe}, group: grpStartup, hot: true},
 	opt("template", kBool, grpOptions), opt("args", kString, grpRoot), opt("tablet", kBool, grpHWType).asHot(),
 	opt("migrate_speed", kInt, grpOptions).asHot().atLeast(0), opt("migrate_downtime", kNum, grpOptions).asHot().atLeast(0),
-	opt("cpu", kString, grpCPU), opt("machine", kString, grpHWType), opt("arch", kString, grpRoot).in("x86_64", "aarch64"),
-	opt("smbios1", kString, grpHWType).len(512), opt("protection", kBool, grpOptions).asHot(), opt("bios", kString, grpOptions).in("seabios", "ovmf"),
+	opt("cpu", kString, grpCPU).of(cpuProps), opt("machine", kString, grpHWType).of(machineProps), opt("arch", kString, grpRoot).in("x86_64", "aarch64"),
+	opt("smbios1", kString, grpHWType).of(smbiosProps).len(512), opt("protection", kBool, grpOptions).asHot(), opt("bios", kString, grpOptions).in("seabios", "ovmf"),
 	{param: param{name: "vmgenid", pattern: regexp.MustCompile(`^(?:[a-fA-F0-9]{8}(?:-[a-fA-F0-9]{4}){3}-[a-fA-F0-9]{12}|[01])$`)}, group: grpRoot},
-	opt("hookscript", kString, grpRoot).asHot(), opt("ivshmem", kString, grpRoot), opt("audio0", kString, grpHWType), opt("spice_enhancements", kString, grpHWType),
+	opt("hookscript", kString, grpRoot).asHot().as(formatVolid), opt("ivshmem", kString, grpRoot), opt("audio0", kString, grpHWType), opt("spice_enhancements", kString, grpRoot),
 	opt("tags", kString, grpSpecial).asHot().as(formatTags), opt("rng0", kString, grpHWType), opt("affinity", kString, grpRoot).as(formatCPUSet),
-	opt("vmstatestorage", kString, grpDisk).asHot().as(formatStorageID), opt("amd-sev", kString, grpCPU),
+	opt("vmstatestorage", kString, grpDisk).asHot().as(formatStorageID), opt("amd-sev", kString, grpRoot),
 	opt("meta", kString, grpRoot).asInternal(), opt("parent", kString, grpRoot).asInternal(), opt("snaptime", kInt, grpRoot).asInternal(),
 	opt("vmstate", kString, grpRoot).asInternal(), opt("runningmachine", kString, grpRoot).asInternal(), opt("runningcpu", kString, grpRoot).asInternal(),
+	{param: param{name: "allow-ksm", kind: kBool, only9: true}, group: grpMemory}, {param: param{name: "intel-tdx", only9: true}, group: grpRoot},
 	opt("citype", kString, grpCloudinit).asHot().in("configdrive2", "nocloud", "opennebula"), opt("ciuser", kString, grpCloudinit).asHot(),
 	opt("cipassword", kString, grpCloudinit).asHot(), opt("ciupgrade", kBool, grpCloudinit).asHot(), opt("cicustom", kString, grpCloudinit).asHot().of(cicustomProps),
 	opt("searchdomain", kString, grpCloudinit).asHot(), opt("nameserver", kString, grpCloudinit).asHot().as(formatAddressList),
@@ -170,7 +196,7 @@ var numberedOptions = map[string]numbered{
 	"scsi": {opt("scsi", kString, grpDisk).asHot().of(scsiProps), 31}, "virtio": {opt("virtio", kString, grpDisk).asHot().of(virtioProps), 16},
 	"ide": {opt("ide", kString, grpDisk).of(ideProps), 4}, "sata": {opt("sata", kString, grpDisk).of(sataProps), 6},
 	"unused": {opt("unused", kString, grpDisk).asHot().as(formatVolid), 256},
-	"serial": {opt("serial", kString, grpSpecial), 4}, "parallel": {opt("parallel", kString, grpRoot), 3},
+	"serial": {option{param: param{name: "serial", pattern: regexp.MustCompile(`^(/dev/.+|socket)$`)}, group: grpSpecial}, 4}, "parallel": {opt("parallel", kString, grpRoot), 3},
 	"usb": {opt("usb", kString, grpSpecial), 14}, "hostpci": {opt("hostpci", kString, grpSpecial), 16},
 	"numa": {opt("numa", kString, grpCPU), 8}, "virtiofs": {opt("virtiofs", kString, grpSpecial), 10},
 }
@@ -207,7 +233,10 @@ func lookupOption(name string) (option, bool) {
 // option finds an option that a call may set, with its whole check.
 func (n *Node) option(name string) (param, bool) {
 	o, ok := lookupOption(name)
-	if !ok || o.internal {
+	if !ok && name == "cdrom" {
+		o, ok = lookupOption("ide2")
+	}
+	if !ok || o.internal || (o.only9 && !n.v9()) {
 		return param{}, false
 	}
 	d := o.param
