@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -40,8 +39,9 @@ type lightGuest struct {
 	*pvetest.ScriptedGuest
 	ip, boot string
 
+	inside   chan func() // what is to be done in its namespace
 	mu       sync.Mutex
-	raw      net.Listener // in the namespace, which lives as long as it
+	ended    bool
 	server   *http.Server // nil until it knows whom to obey
 	identity string
 }
@@ -55,10 +55,14 @@ func (g *lightGuests) boot(_ context.Context, b pvetest.Boot) (pvetest.Guest, er
 	disk := b.Config["smbios1"]
 	m.OnEnd = m.end
 	m.OnAgent = func(command string, args map[string]any) (any, bool, error) {
-		if command == "file-write" && fmt.Sprint(args["file"]) == guestapi.ControlFile {
-			return nil, true, g.seeded(m, disk, fmt.Sprint(args["content"]))
+		if command != "guest-file-write" { // of the one file that is ever written
+			return nil, false, nil
 		}
-		return nil, false, nil
+		text, err := base64.StdEncoding.DecodeString(fmt.Sprint(args["buf-b64"]))
+		if err == nil {
+			err = g.seeded(m, disk, string(text))
+		}
+		return nil, false, err
 	}
 	m.Start(b)
 	if err := m.plug(b); err != nil {
@@ -95,8 +99,7 @@ func controlOf(userData string) string {
 	return ""
 }
 
-// plug makes the namespace and its cable, and opens the port of guest control
-// there.
+// plug makes the namespace and its cable.
 func (m *lightGuest) plug(b pvetest.Boot) error {
 	mac, _, _ := strings.Cut(strings.TrimPrefix(b.Config["net0"], "virtio="), ",")
 	opts := map[string]string{}
@@ -106,23 +109,35 @@ func (m *lightGuest) plug(b pvetest.Boot) error {
 	}
 	m.ip, _, _ = strings.Cut(opts["ip"], "/")
 	tap := fmt.Sprintf("tap%di0", b.VMID)
-	failed := make(chan error)
+	m.inside = make(chan func())
 	go func() {
-		runtime.LockOSThread() // for good: the thread ends with this function
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			err = run("ip link set lo up; ip link add eth0 address %s type veth peer name %s netns %d; ip addr add %s dev eth0; ip link set eth0 up; ip route add default via %s",
-				mac, tap, os.Getpid(), opts["ip"], opts["gw"])
+		runtime.LockOSThread() // for good: the thread ends with this function, and with it the namespace
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			panic(err) // what follows would be done to the host's network
 		}
-		if err == nil {
-			m.raw, err = net.Listen("tcp4", net.JoinHostPort(m.ip, fmt.Sprint(link.ControlPort)))
+		for do := range m.inside {
+			do()
 		}
-		failed <- err
 	}()
-	if err := <-failed; err != nil {
+	err := m.do(func() error {
+		return run("ip link set lo up; ip link add eth0 address %s type veth peer name %s netns %d; ip addr add %s dev eth0; ip link set eth0 up; ip route add default via %s",
+			mac, tap, os.Getpid(), opts["ip"], opts["gw"])
+	})
+	if err != nil {
 		return err
 	}
 	return run("ip link set %s master vmbr1 up", tap)
+}
+
+// do runs fn in the namespace.
+func (m *lightGuest) do(fn func() error) (err error) {
+	done := make(chan struct{})
+	m.inside <- func() {
+		err = fn()
+		close(done)
+	}
+	<-done
+	return err
 }
 
 func run(format string, args ...any) error {
@@ -151,10 +166,18 @@ func (g *lightGuests) seeded(m *lightGuest, disk, text string) error {
 	g.mu.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.server != nil || m.raw == nil {
+	if m.server != nil || m.ended {
 		return nil
 	}
-	l, err := link.ListenTLS(m.raw, c.HostKey, key)
+	var raw net.Listener
+	err = m.do(func() (err error) {
+		raw, err = net.Listen("tcp4", net.JoinHostPort(m.ip, fmt.Sprint(link.ControlPort)))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	l, err := link.ListenTLS(raw, c.HostKey, key)
 	if err != nil {
 		return err
 	}
@@ -190,11 +213,7 @@ func (m *lightGuest) end() {
 	if m.server != nil {
 		_ = m.server.Close()
 	}
-	if m.raw != nil {
-		if err := m.raw.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-			panic(err)
-		}
-		m.raw = nil
-	}
+	m.ended = true
+	close(m.inside)
 	_ = run("ip link delete tap%di0 || true", m.Boot().VMID) // sooner than the kernel would
 }
