@@ -111,6 +111,15 @@ func latin1(s string) bool {
 	return true
 }
 
+// latin1Bytes are the bytes that a text has there: one of each character.
+func latin1Bytes(s string) []byte {
+	var out []byte
+	for _, r := range s {
+		out = append(out, byte(r)) //nolint:gosec // latin1 was asked before
+	}
+	return out
+}
+
 func agentSimple(name string) func(c *call) (any, *Error) {
 	return func(c *call) (any, *Error) {
 		g, err := c.agentGuest()
@@ -215,7 +224,7 @@ func apiAgentFileWrite(c *call) (any, *Error) {
 		if !latin1(buf) {
 			return nil, dief("Wide character in subroutine entry at /usr/share/perl5/PVE/API2/Qemu/Agent.pm line 486.")
 		}
-		buf = base64.StdEncoding.EncodeToString([]byte(buf))
+		buf = base64.StdEncoding.EncodeToString(latin1Bytes(buf))
 	}
 	handle, err := c.qga(g, "guest-file-open", map[string]any{"path": c.p.str("file"), "mode": "wb"})
 	if err != nil {

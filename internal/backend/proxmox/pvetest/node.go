@@ -30,6 +30,9 @@ type Config struct {
 	MemoryOf map[string]int64
 	// Waits shortens the waits of a real node; a zero field is the real one.
 	Waits Waits
+	// BareFaults keeps the text of a fault out of the body, as versions before
+	// 8.4 do: it is in the reason phrase alone.
+	BareFaults bool
 	// NoStatus is a node without the daemon that gathers its status: lists say
 	// "unknown", as the recordings do.
 	NoStatus bool

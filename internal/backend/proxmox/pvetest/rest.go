@@ -14,6 +14,7 @@ import (
 	"io"
 	"log/slog"
 	"math/big"
+	"mime/multipart"
 	"net"
 	"net/http"
 	"net/url"
@@ -125,28 +126,39 @@ func fingerprint(der []byte) string {
 // ServeHTTP answers one request in the order of the real server: its shape,
 // who sends it, what it asks for.
 func (s *restServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	params, e := s.read(r)
-	if e != nil {
-		s.answer(w, r, Response{Err: e}, true)
+	fault := func(status int, text string) {
+		s.answer(w, r, Response{Err: &Error{Status: status, Message: text}}, true)
+	}
+	switch {
+	case r.Method != http.MethodGet && r.Method != http.MethodPost && r.Method != http.MethodPut && r.Method != http.MethodDelete:
+		fault(http.StatusNotImplemented, "method '"+r.Method+"' not available")
+		return
+	case len(r.TransferEncoding) > 0:
+		fault(http.StatusNotImplemented, "chunked transfer encoding not supported")
+		return
+	case !strings.HasPrefix(r.URL.Path, "/api2/"):
+		fault(http.StatusNotImplemented, "no such uri")
 		return
 	}
-	format, path, ok := strings.Cut(strings.TrimPrefix(r.URL.Path, "/api2/"), "/")
-	if !strings.HasPrefix(r.URL.Path, "/api2/") || (format != "json" && format != "extjs") {
-		s.answer(w, r, Response{Err: &Error{Status: 501, Message: "no formatter for uri /, " + format}}, true)
-		return
-	}
-	if !ok {
-		path = ""
-	}
-	name, tok, fault := s.n.authenticate(r.Header)
-	if fault != "" {
+	name, tok, bad := s.n.authenticate(r.Header)
+	if bad != "" {
 		t := time.NewTimer(s.n.cfg.Waits.Unauthorized)
 		defer t.Stop()
 		select {
 		case <-t.C:
 		case <-r.Context().Done():
 		}
-		s.answer(w, r, Response{Err: &Error{Status: 401, Message: fault}}, true)
+		fault(http.StatusUnauthorized, bad)
+		return
+	}
+	params, e := s.read(r)
+	if e != nil {
+		s.answer(w, r, Response{Err: e}, true)
+		return
+	}
+	format, path, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/api2/"), "/")
+	if format != "json" && format != "extjs" {
+		fault(http.StatusNotImplemented, "no formatter for uri /, "+format)
 		return
 	}
 	who := name
@@ -193,47 +205,67 @@ func cut(w http.ResponseWriter) {
 }
 
 // read reads the parameters of a request, and refuses its shape as the real
-// server does.
+// server does. Those of the path's query win over those of the body.
 func (s *restServer) read(r *http.Request) (map[string][]string, *Error) {
-	if len(r.TransferEncoding) > 0 {
-		return nil, &Error{Status: 501, Message: "chunked transfer encoding not supported"}
-	}
 	params := decodeForm(r.URL.RawQuery)
-	if r.Method == http.MethodGet || r.Method == http.MethodDelete {
-		if r.ContentLength > 0 {
-			return nil, &Error{Status: 501, Message: fmt.Sprintf("Unexpected content for method '%s'", r.Method)}
-		}
+	if r.ContentLength <= 0 {
 		return params, nil
+	}
+	if r.Method != http.MethodPut && r.Method != http.MethodPost {
+		return nil, &Error{Status: 501, Message: fmt.Sprintf("Unexpected content for method '%s'", r.Method)}
 	}
 	ctype, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
+	if ctype == "multipart/form-data" && strings.HasSuffix(r.URL.Path, "/upload") {
+		return s.readUpload(r, params)
+	}
 	switch {
-	case r.ContentLength == 0:
-		return params, nil
-	case ctype == "multipart/form-data":
-		return params, nil
 	case r.ContentLength > maxBody:
 		return nil, &Error{Status: 501, Message: "for data too large"}
-	case ctype != "application/x-www-form-urlencoded" && ctype != "application/json":
+	case ctype != "" && ctype != "application/x-www-form-urlencoded" && ctype != "application/json":
 		return nil, &Error{Status: 506, Message: fmt.Sprintf("upload 'Content-Type '%s' not implemented", ctype)}
 	}
-	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
+	raw, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
 	if err != nil {
 		return nil, &Error{Status: 400, Message: "bad request"}
 	}
+	body := decodeForm(string(raw))
 	if ctype == "application/json" {
-		got, err := decodeJSON(body)
-		if err != nil {
+		if body, err = decodeJSON(raw); err != nil {
 			return nil, &Error{Status: 500, Message: "malformed JSON string"}
 		}
-		for k, v := range got {
-			params[k] = v
+	}
+	for k, v := range params {
+		body[k] = v
+	}
+	return body, nil
+}
+
+// readUpload keeps the file of an upload aside, and reads the fields that
+// stand before it.
+func (s *restServer) readUpload(r *http.Request, params map[string][]string) (map[string][]string, *Error) {
+	parts, err := r.MultipartReader()
+	for err == nil {
+		var part *multipart.Part
+		if part, err = parts.NextPart(); err != nil {
+			break
 		}
+		if part.FileName() == "" {
+			b, _ := io.ReadAll(io.LimitReader(part, 4096))
+			params[part.FormName()] = []string{strings.TrimSpace(string(b))}
+			continue
+		}
+		if part.FormName() != "filename" {
+			return nil, dief("wrong field name '%s' for file upload, expected 'filename'", part.FormName())
+		}
+		tmp := "/var/tmp/pveupload-" + strings.ReplaceAll(newUUID(), "-", "")
+		b, _ := io.ReadAll(part)
+		if err := writeFile(s.n.HostPath(tmp), b, 0o600); err != nil {
+			return nil, dief("unable to create temporary upload file '%s'", tmp)
+		}
+		params["filename"], params["tmpfilename"] = []string{part.FileName()}, []string{tmp}
 		return params, nil
 	}
-	for k, v := range decodeForm(string(body)) {
-		params[k] = append(params[k], v...)
-	}
-	return params, nil
+	return nil, dief("upload failed")
 }
 
 // decodeForm reads pairs that are separated by "&" or ";", with "+" for a
@@ -292,7 +324,7 @@ func (s *restServer) answer(w http.ResponseWriter, r *http.Request, resp Respons
 	}
 	var body []byte
 	if !bare {
-		body = encodeBody(resp)
+		body = encodeBody(resp, s.n.cfg.BareFaults)
 	}
 	if resp.Err == nil {
 		w.Header().Set("Content-Type", "application/json;charset=UTF-8")
@@ -312,16 +344,18 @@ func (s *restServer) answer(w http.ResponseWriter, r *http.Request, resp Respons
 	s.write(conn, buf, status, reason, body)
 }
 
-func encodeBody(resp Response) []byte {
+func encodeBody(resp Response, bare bool) []byte {
 	m := map[string]any{"data": resp.Data}
 	if resp.Err != nil {
 		m["data"] = nil
+		if len(resp.Err.Params) > 0 {
+			m["errors"] = resp.Err.Params
+		}
+	}
+	if resp.Err != nil && !bare {
 		m["message"] = resp.Err.Message + "\n"
 		if resp.Err.Status == 501 {
 			m["message"] = resp.Err.Message
-		}
-		if len(resp.Err.Params) > 0 {
-			m["errors"] = resp.Err.Params
 		}
 	}
 	if resp.Total != nil && resp.Err == nil {

@@ -342,7 +342,7 @@ func apiUpload(c *call) (any, *Error) {
 	}
 	dest := s.filePath(ref{content: kind, key: kind + "/" + name})
 	return c.fork("imgcopy", "", func(w *call) *Error {
-		b, err := os.ReadFile(c.p.str("tmpfilename"))
+		b, err := os.ReadFile(w.n.HostPath(c.p.str("tmpfilename")))
 		if err != nil {
 			return dief("import failed: %v", err)
 		}
