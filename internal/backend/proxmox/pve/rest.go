@@ -164,6 +164,9 @@ func (r *rest) callOnce(ctx context.Context, m Method, path string, params url.V
 // the node refuses a body there. A body is never chunked, which it refuses
 // too: http.NewRequest knows the length of a bytes.Reader.
 func (r *rest) request(ctx context.Context, m Method, path string, params url.Values) (*http.Request, error) {
+	if _, err := plainPath(path); err != nil {
+		return nil, err
+	}
 	target := r.base + "/api2/json" + path
 	// A blank is %20: that "+" is one too depends on who decodes.
 	encoded := strings.ReplaceAll(params.Encode(), "+", "%20")

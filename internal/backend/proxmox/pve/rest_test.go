@@ -53,7 +53,7 @@ func TestRESTRequestsAreWhatTheNodeTakes(t *testing.T) {
 	if r := got[2]; r.length != 0 {
 		t.Errorf("a POST without parameters: %+v", r)
 	}
-	if r := got[3]; r.uri != "/api2/json/nodes/pve/storage/local-zfs/content/base-9000-disk-0%2Fvm-101-disk-0" {
+	if r := got[3]; r.uri != "/api2/json/nodes/pve/storage/local-zfs/content/base-9000-disk-0/vm-101-disk-0" {
 		t.Errorf("volume: %+v", r)
 	}
 	if c.Calls() != 4 {

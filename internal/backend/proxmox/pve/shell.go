@@ -134,16 +134,15 @@ var relayed = regexp.MustCompile(`\\"(UPID:[^\\"\s]+:)\\"(?:\\n)*"$`)
 
 // pathSegment is what a segment of a path may hold. For a call to another node
 // pvesh puts the path into a line for the shell there, unquoted.
-var pathSegment = regexp.MustCompile(`^[A-Za-z0-9._:@!+=,/~-]*$`)
+var pathSegment = regexp.MustCompile(`^[A-Za-z0-9._:@!+=,~-]*$`)
 
-// plainPath takes the escapes out of a path: pvesh takes it as it is. A slash
-// in a segment would lead elsewhere, but for volumes, whose names have them.
+// plainPath takes the escapes out of a path: pvesh takes it as it is. It
+// refuses what would lead elsewhere.
 func plainPath(path string) (string, error) {
 	segments := strings.Split(path, "/")
 	for i, seg := range segments {
 		p, err := url.PathUnescape(seg)
-		volume := i >= 2 && segments[i-1] == "content"
-		if err != nil || !pathSegment.MatchString(p) || p == ".." || p == "." || strings.Contains(p, "/") && !volume {
+		if err != nil || !pathSegment.MatchString(p) || p == ".." || p == "." {
 			return "", agentlab.Errorf(agentlab.CodeInvalid, "%q cannot be part of a call's path", clip(seg, 80))
 		}
 		segments[i] = p

@@ -87,5 +87,7 @@ func (c *Client) DeleteContent(ctx context.Context, node, volid string) (UPID, e
 	if !ok || storage == "" || name == "" {
 		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is no volume id", clip(volid, 80)).WithHint("a volume id is STORAGE:NAME")
 	}
-	return c.task(ctx, "delete volume "+volid, Delete, apiPath("nodes", node, "storage", storage, "content", name), nil)
+	// The name of a linked clone's volume has a slash, which the API takes as it is.
+	path := apiPath("nodes", node, "storage", storage, "content") + apiPath(strings.Split(name, "/")...)
+	return c.task(ctx, "delete volume "+volid, Delete, path, nil)
 }
