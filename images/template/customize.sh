@@ -93,11 +93,12 @@ confined() {
 
 if [ -s "$work/npm" ]; then
     echo "I: installing $(tr '\n' ' ' <"$work/npm")"
-    # The distribution's npm fetches all, our own and pinned one included, and
-    # none of its code runs but npm's; then it goes again.
+    # The distribution's npm fetches Node.js and npm as they are pinned, and goes
+    # again; they fetch the rest. No code of a package runs yet but theirs.
+    install="npm install --global --prefix /usr/local --ignore-scripts --no-audit --no-fund --no-update-notifier --no-progress --loglevel=error"
     inside apt-get -q -y --no-install-recommends install npm
-    # shellcheck disable=SC2046
-    inside npm install --global --prefix /usr/local --ignore-scripts --no-audit --no-fund --no-update-notifier --no-progress --loglevel=warn $(cat "$work/npm")
+    # shellcheck disable=SC2046,SC2086
+    inside $install --force $(grep -E '^(node-linux-[a-z0-9]+|npm)@' "$work/npm")
     inside apt-get -q -y purge --auto-remove npm
     modules=$tree/usr/local/lib/node_modules
     for node in "$modules"/node-linux-*; do
@@ -108,6 +109,8 @@ if [ -s "$work/npm" ]; then
         mv "$node/bin/node" "$tree/usr/local/bin/node"
         rm -rf "$node"
     done
+    # shellcheck disable=SC2046,SC2086
+    inside env "PATH=/usr/local/bin:$path" $install $(grep -vE '^(node-linux-[a-z0-9]+|npm)@' "$work/npm")
     inside chown -hR agent:agent /usr/local/lib/node_modules
     # shellcheck disable=SC2046
     confined npm rebuild --global --offline --foreground-scripts --no-bin-links --no-audit --no-fund --no-update-notifier $(cat "$work/npm.packages")
