@@ -277,9 +277,15 @@ func (p *pveLab) clean() {
 		if err != nil {
 			p.Fatalf("nft: %v\n%s", err, rules)
 		}
+		set := ""
 		for line := range strings.Lines(string(rules)) {
-			if strings.Contains(line, `"tap1`) {
-				left = append(left, strings.TrimSpace(line))
+			if f := strings.Fields(line); len(f) == 3 && (f[0] == "set" || f[0] == "map") {
+				set = f[1]
+			}
+			// The set "ports" gives nobody anything: ports that were on the
+			// bridge stay guarded whoever plugs in there.
+			if set != "ports" && (strings.Contains(line, `"tap1`) || strings.Contains(line, "10.77.0.2")) {
+				left = append(left, set+": "+strings.TrimSpace(line))
 			}
 		}
 		return left
