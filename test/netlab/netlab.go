@@ -8,6 +8,7 @@ package netlab
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -61,7 +62,13 @@ func Inside(t *testing.T) bool {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes namespaces, bridges and taps")
 	}
-	args := []string{"-test.run", "^" + t.Name() + "$", "-test.v", "-test.count=1"}
+	pattern := "^" + t.Name() + "$"
+	if f := flag.Lookup("test.run"); f != nil { // subtests that were asked for
+		if _, sub, ok := strings.Cut(f.Value.String(), "/"); ok {
+			pattern += "/" + sub
+		}
+	}
+	args := []string{"-test.run", pattern, "-test.v", "-test.count=1"}
 	// The limit of this process ends the other one too, which dies with it.
 	cmd := exec.Command("/proc/self/exe", append(args, "-test.timeout=0")...) //nolint:gosec // ourselves
 	cmd.Env = append(os.Environ(), envInside+"="+t.Name())
