@@ -103,6 +103,8 @@ var nodeCalls = []endpoint{
 	{method: "GET", path: "/nodes/{node}/tasks/{upid}/log", run: apiTaskLog, params: []param{integer("start").atLeast(0), integer("limit").atLeast(0), boolean("download")}},
 	{method: "DELETE", path: "/nodes/{node}/tasks/{upid}", run: apiTaskStop},
 	{method: "GET", path: "/pools", run: apiPools, params: []param{str("poolid").as(formatPool), str("type").of("qemu", "lxc", "storage")}},
+	{method: "DELETE", path: "/pools", run: apiPoolDelete, perm: func(c *call) *Error { return c.need("/pool/"+c.p.str("poolid"), "Pool.Allocate") },
+		params: []param{str("poolid").must().as(formatPool)}},
 	{method: "POST", path: "/pools", run: apiPoolCreate, params: []param{str("poolid").must().as(formatPool), str("comment")}},
 	{method: "GET", path: "/pools/{poolid}", run: apiPool, params: []param{str("type").of("qemu", "lxc", "storage")},
 		perm: func(c *call) *Error { return c.need("/pool/"+c.p.str("poolid"), "Pool.Audit") }},
