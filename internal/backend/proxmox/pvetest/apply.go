@@ -110,6 +110,17 @@ func (c *call) pendDelete(v *vm, o string, ch *change, modified map[string]bool)
 		delete(v.conf, o)
 		n.mu.Unlock()
 		return nil
+	case o == "vmstate":
+		if protected {
+			return dief("can't remove vmstate '%s' - protection mode enabled", val)
+		}
+		if _, err := c.deallocate(v, o, parseDrive(val), true); err != nil {
+			return err
+		}
+		n.mu.Lock()
+		delete(v.conf, o)
+		n.mu.Unlock()
+		return nil
 	case isDrive(o):
 		if protected {
 			return dief("can't remove drive '%s' - protection mode enabled", o)

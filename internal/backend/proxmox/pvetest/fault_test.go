@@ -244,3 +244,30 @@ func TestSeveralNodes(t *testing.T) {
 		t.Fatal(status)
 	}
 }
+
+// Version 9 checks before the fork without the lock file: only waiting for
+// that file in vain is a task's error.
+func TestConfigTaskOfBothVersions(t *testing.T) {
+	for _, version := range []string{"8.4", "9.2"} {
+		n, r := begin(t, Config{Version: version, Waits: Waits{ConfigLock: 50 * time.Millisecond}})
+		const set = "/nodes/pve/qemu/9000/config"
+		n.Edit(9000, map[string]string{"lock": "backup"})
+		if status, _ := r.call("POST", set, "name", "x"); status != "500 VM is locked (backup)" {
+			t.Fatal(status)
+		}
+		n.Edit(9000, map[string]string{"lock": ""})
+		unlock := n.Lock(9000)
+		const late = "can't lock file '/var/lock/qemu-server/lock-9000.conf' - got timeout"
+		if version == "9.2" {
+			if got := r.task("POST", set, "name", "x"); got != late {
+				t.Fatal(got)
+			}
+		} else if status, _ := r.call("POST", set, "name", "x"); status != "500 "+late {
+			t.Fatal(status)
+		}
+		unlock()
+		if got := r.task("POST", set, "name", "x"); got != "OK" {
+			t.Fatal(got)
+		}
+	}
+}

@@ -45,7 +45,12 @@ func (c *call) update(sync bool) (any, *Error) {
 		w.say("update VM %d: %s", vmid, ch.line)
 		return w.apply(v, ch)
 	}
-	if !sync && c.n.v9() { // checks come in the worker
+	if c.n.v9() { // checked before the fork, without the lock file
+		if err := c.changePossible(vmid, ch); err != nil {
+			return nil, err
+		}
+	}
+	if !sync && c.n.v9() {
 		return c.background(vmid, func(w *call) *Error {
 			unlock, err := w.lockVM(vmid)
 			if err != nil {
@@ -281,6 +286,9 @@ func (c *call) optionAllowed(vmid int, poolID, name string) *Error {
 	if !ok || isDrive(name) || isUnused(name) {
 		return nil
 	}
+	if name == "vmstate" {
+		return c.needVM(vmid, poolID, "VM.Config.Disk", "VM.PowerMgmt")
+	}
 	priv := map[optionGroup]string{
 		grpCPU: "VM.Config.CPU", grpMemory: "VM.Config.Memory", grpHWType: "VM.Config.HWType", grpDisk: "VM.Config.Disk",
 		grpNetwork: "VM.Config.Network", grpOptions: "VM.Config.Options", grpPower: "VM.PowerMgmt", grpStartup: "VM.Config.Options",
@@ -412,7 +420,11 @@ func (c *call) changePossible(vmid int, ch *change) *Error {
 	if d := c.p.str("digest"); d != "" && d != "0" && d != v.digest() {
 		return dief("checksum mismatch (file change by other user?)")
 	}
-	if !c.p.yes("skiplock") {
+	if contains(ch.drop, "vmstate") && v.conf["lock"] == "suspended" {
+		if !contains(ch.drop, "lock") { // a state that is thrown away
+			ch.drop = append(ch.drop, "lock")
+		}
+	} else if !c.p.yes("skiplock") {
 		if err := v.checkLock(); err != nil {
 			return err
 		}
@@ -420,7 +432,7 @@ func (c *call) changePossible(vmid int, ch *change) *Error {
 	for _, o := range ch.revert {
 		if val, ok := v.conf[o]; ok {
 			ch.set[o] = val
-		} else if _, ok := v.pending[o]; ok {
+		} else if _, ok := v.pending[o]; ok && !contains(ch.drop, o) {
 			ch.drop = append(ch.drop, o)
 		}
 	}
