@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
@@ -79,4 +80,30 @@ func BenchmarkOpen(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkAllocateAddresses is one of many that ask for number and addresses
+// at once, beside a thousand sandboxes that have them and a thousand numbers
+// of others.
+func BenchmarkAllocateAddresses(b *testing.B) {
+	s := newStore(b)
+	room := lab
+	for n := range 1000 {
+		room.Taken = append(room.Taken, 2000+2*n)
+	}
+	for i := range 1000 {
+		if _, err := s.AllocateSandbox(b.Context(), newSandbox(fmt.Sprintf("box-%d", i)), room); err != nil {
+			b.Fatal(err)
+		}
+	}
+	room.Last = 1 << 20
+	var n atomic.Int64
+	b.ResetTimer()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			if _, err := s.AllocateSandbox(b.Context(), newSandbox(fmt.Sprintf("more-%d", n.Add(1))), room); err != nil {
+				b.Error(err)
+			}
+		}
+	})
 }
