@@ -26,8 +26,19 @@ import (
 	"github.com/agentlab-vm/agentlab/test/netlab"
 )
 
+// envAgent makes this program the agent of a node: the directory of its
+// records.
+const envAgent = "AGENTLAB_TEST_HOSTNET_AGENT"
+
 func TestMain(m *testing.M) {
 	netlab.Main()
+	if dir := os.Getenv(envAgent); dir != "" {
+		if err := ServeAgent(context.Background(), os.Stdin, os.Stdout, Config{Dir: dir}); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	os.Exit(m.Run())
 }
 
@@ -73,6 +84,34 @@ func (w *world) local() *Local {
 		}
 	})
 	return l
+}
+
+// network is what a driver has of a node.
+type network interface {
+	Ready(ctx context.Context) error
+	Put(ctx context.Context, g Guest) error
+	Restore(ctx context.Context, guests []Guest) error
+	Drop(ctx context.Context, ref backend.Ref) error
+	Listen(ctx context.Context, ref backend.Ref) (net.Listener, error)
+	Dial(ctx context.Context, to netip.AddrPort) (net.Conn, error)
+	Lease(ctx context.Context, mac net.HardwareAddr) (netip.Addr, error)
+	EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error)
+}
+
+// remote is the same through an agent.
+func (w *world) remote() *Remote {
+	self, err := os.Executable()
+	must(w, err)
+	r := NewRemote(RemoteConfig{
+		Network: testNetwork, Logger: slog.New(slog.NewTextHandler(w.Output(), nil)),
+		Command: []string{"env", envAgent + "=" + filepath.Join(w.dir, "network"), self},
+	})
+	w.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			w.Error(err)
+		}
+	})
+	return r
 }
 
 // box is a sandbox: a namespace behind a port of the bridge.
@@ -161,7 +200,7 @@ func answers(conn net.Conn) bool {
 }
 
 // greeter answers every connection with a word.
-func (w *world) greeter(l *Local, b *box, word string) net.Listener {
+func (w *world) greeter(l network, b *box, word string) net.Listener {
 	w.Helper()
 	ln, err := l.Listen(w.Context(), b.Ref)
 	if err != nil {
@@ -213,8 +252,21 @@ func TestGuestPlane(t *testing.T) {
 	}
 	w := newWorld(t)
 	w.bridge()
-	ctx := t.Context()
-	l := w.local()
+	guestPlane(w, w.local())
+}
+
+// The same on another machine, which is this one, through an agent.
+func TestGuestPlaneOfAnotherNode(t *testing.T) {
+	if !netlab.Inside(t) {
+		return
+	}
+	w := newWorld(t)
+	w.bridge()
+	guestPlane(w, w.remote())
+}
+
+func guestPlane(w *world, l network) {
+	t, ctx := w.T, w.Context()
 	a, b, stranger := w.box(2, all).static(), w.box(3, all).static(), w.box(4, all).static()
 	ln := w.greeter(l, a, "alpha") // before it is on the network, as the service does
 	w.greeter(l, b, "beta")

@@ -1,0 +1,214 @@
+package hostnet
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/yamux"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/egress/nft"
+	"github.com/agentlab-vm/agentlab/internal/lock"
+)
+
+// ServeAgent is the network of this machine for a controller on another one,
+// which speaks to it over in and out (the streams of ssh), until the
+// controller is gone or ctx ends. The rules stay then; what needs us is
+// refused until the next agent is there.
+func ServeAgent(ctx context.Context, in io.Reader, out io.Writer, cfg Config) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	mux, err := yamux.Server(rw{in, out, func() error { cancel(); return nil }}, muxConfig())
+	if err != nil {
+		return err
+	}
+	defer mux.Close() //nolint:errcheck // it is over
+	stop := context.AfterFunc(ctx, func() { _ = mux.Close() })
+	defer stop()
+	a := &agent{mux: mux, cfg: cfg}
+	defer a.close()
+	// One agent at a time: what one that was left behind still does to the
+	// rules would undo what we do.
+	unlock, err := alone(ctx, cfg.Dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	for {
+		stream, err := mux.AcceptStream()
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		wg.Go(func() { a.serve(ctx, stream) })
+	}
+}
+
+// patience is how long an agent waits for the one before it, which notices
+// within this that its controller is gone.
+const patience = 30 * time.Second
+
+// alone waits until no other agent works on this machine.
+func alone(ctx context.Context, dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	l, err := lock.Acquire(ctx, filepath.Join(dir, "lock"))
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = l.Unlock() }, nil
+}
+
+// agent answers one controller.
+type agent struct {
+	mux *yamux.Session
+	cfg Config
+
+	mu    sync.Mutex
+	local *Local
+}
+
+func (a *agent) close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.local != nil {
+		_ = a.local.Close()
+	}
+}
+
+// hello takes the controller's word for what the bridge and its networks are:
+// there is one configuration for all nodes.
+func (a *agent) hello(c call) error {
+	if c.Version != agentVersion {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "this agent speaks version %d and the controller version %d", agentVersion, c.Version).
+			WithHint("install the same agentlabd on both")
+	}
+	if c.Network == nil {
+		return agentlab.Errorf(agentlab.CodeInvalid, "the network is missing")
+	}
+	network := *c.Network
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.local != nil {
+		return agentlab.Errorf(agentlab.CodeConflict, "it was said before")
+	}
+	cfg := a.cfg
+	cfg.Network = func() (nft.Config, error) { return network, network.Validate() }
+	a.local = New(cfg)
+	a.local.Claim()
+	return nil
+}
+
+// serve answers one call.
+func (a *agent) serve(ctx context.Context, stream net.Conn) {
+	defer stream.Close() //nolint:errcheck // it is over
+	var c call
+	if readFrame(stream, &c) != nil {
+		return
+	}
+	if c.Op == opHello {
+		_ = writeFrame(stream, answer{Version: agentVersion, Failed: failureOf(a.hello(c))})
+		return
+	}
+	a.mu.Lock()
+	l := a.local
+	a.mu.Unlock()
+	if l == nil {
+		_ = writeFrame(stream, answer{Failed: failureOf(agentlab.Errorf(agentlab.CodeConflict, "a call before hello"))})
+		return
+	}
+	if c.Op == opDial {
+		conn, err := l.Dial(ctx, c.To)
+		if writeFrame(stream, answer{Failed: failureOf(err)}) == nil && err == nil {
+			stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+			defer stop()
+			join(stream, conn)
+		} else if err == nil {
+			_ = conn.Close()
+		}
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // who asked has given up when its end is closed
+		_, _ = stream.Read(make([]byte, 1))
+		cancel()
+	}()
+	out, err := a.do(ctx, l, c)
+	out.Failed = failureOf(err)
+	_ = writeFrame(stream, out)
+}
+
+func (a *agent) do(ctx context.Context, l *Local, c call) (out answer, err error) {
+	switch c.Op {
+	case opReady:
+		err = l.Ready(ctx)
+	case opPut:
+		if len(c.Guests) != 1 {
+			return out, agentlab.Errorf(agentlab.CodeInvalid, "one guest is put at a time")
+		}
+		err = l.Put(ctx, c.Guests[0])
+	case opRestore:
+		err = l.Restore(ctx, c.Guests)
+	case opDrop:
+		err = l.Drop(ctx, c.Ref)
+	case opListen:
+		err = a.listen(ctx, l, c)
+	case opLease:
+		out.Addr, err = l.Lease(ctx, c.MAC)
+	case opRecords:
+		out.Records, err = l.EgressLog(ctx, c.Ref, c.After, c.Limit)
+	default:
+		err = agentlab.Errorf(agentlab.CodeUnsupported, "this agent does not know %q", c.Op)
+	}
+	return out, err
+}
+
+// listen sends the connections of a guest to the controller.
+func (a *agent) listen(ctx context.Context, l *Local, c call) error {
+	ln, err := l.Listen(ctx, c.Ref)
+	if err != nil {
+		return err
+	}
+	go func() {
+		defer ln.Close() //nolint:errcheck // it is over
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return // the next one was opened, or the guest or we are gone
+			}
+			go a.pass(conn, c)
+		}
+	}()
+	go func() { // a Local that ends does not close what it gave away
+		<-a.mux.CloseChan()
+		_ = ln.Close()
+	}()
+	return nil
+}
+
+func (a *agent) pass(conn net.Conn, c call) {
+	stream, err := a.mux.Open()
+	if err == nil {
+		err = writeFrame(stream, call{Op: opGuest, Ref: c.Ref})
+	}
+	if err != nil {
+		_ = conn.Close()
+		return
+	}
+	join(stream, conn)
+}

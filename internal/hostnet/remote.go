@@ -1,0 +1,379 @@
+package hostnet
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/yamux"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/egress/nft"
+)
+
+// RemoteConfig says where another machine's agent is. Network and Command are
+// required.
+type RemoteConfig struct {
+	Network func() (nft.Config, error)
+	// Command runs the agent: ssh and its arguments. Its standard streams are
+	// the agent's.
+	Command []string
+	Logger  *slog.Logger // nil means none
+}
+
+// Remote is the network of another machine, through the agent there
+// (ServeAgent). It has the methods of Local. When the way to it breaks it is
+// made again, and the agent is told again who is on the bridge; until then
+// calls are unavailable, the rules there hold, and guests resolve nothing.
+type Remote struct {
+	cfg RemoteConfig
+	log *slog.Logger
+
+	ctx    context.Context //nolint:containedctx // the life of the way, not of a call
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	connecting sync.Mutex // held by who makes the way
+
+	mu        sync.Mutex
+	mux       *yamux.Session
+	restored  bool
+	guests    map[int]Guest
+	listeners map[backend.Ref]*listener
+}
+
+// NewRemote returns the network of another machine. The way to it is made by
+// the first call.
+func NewRemote(cfg RemoteConfig) *Remote {
+	r := &Remote{cfg: cfg, log: cfg.Logger, guests: map[int]Guest{}, listeners: map[backend.Ref]*listener{}}
+	if r.log == nil {
+		r.log = slog.New(slog.DiscardHandler)
+	}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	return r
+}
+
+// Close ends the way. The rules stay.
+func (r *Remote) Close() error {
+	r.cancel()
+	r.mu.Lock()
+	mux := r.mux
+	r.mu.Unlock()
+	if mux != nil {
+		_ = mux.Close()
+	}
+	r.wg.Wait()
+	return nil
+}
+
+// connectTimeout bounds the making of the way; the agent may wait for one that
+// was left behind.
+const connectTimeout = patience + 15*time.Second
+
+// session returns the way to the agent, made when there is none.
+func (r *Remote) session() (*yamux.Session, error) {
+	live := func() *yamux.Session {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.mux != nil && !r.mux.IsClosed() {
+			return r.mux
+		}
+		return nil
+	}
+	if mux := live(); mux != nil {
+		return mux, nil
+	}
+	r.connecting.Lock()
+	defer r.connecting.Unlock()
+	if mux := live(); mux != nil {
+		return mux, nil
+	}
+	if r.ctx.Err() != nil {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "this process ends")
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, connectTimeout)
+	defer cancel()
+	mux, err := r.connect()
+	if err != nil {
+		return nil, err
+	}
+	if err := r.introduce(ctx, mux); err != nil {
+		_ = mux.Close()
+		return nil, err
+	}
+	r.mu.Lock()
+	r.mux = mux
+	r.mu.Unlock()
+	r.wg.Go(func() { r.keep(mux) })
+	return mux, nil
+}
+
+// connect starts the agent. What it writes to its standard error is told when
+// it ends.
+func (r *Remote) connect() (*yamux.Session, error) {
+	cmd := exec.CommandContext(r.ctx, r.cfg.Command[0], r.cfg.Command[1:]...) //nolint:gosec // of the configuration
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	var words bytes.Buffer
+	cmd.Stderr = &words
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, r.away(err.Error())
+	}
+	mux, err := yamux.Client(rw{out, in, func() error { return in.Close() }}, muxConfig())
+	if err != nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		return nil, err
+	}
+	r.wg.Go(func() {
+		<-mux.CloseChan()
+		t := time.AfterFunc(5*time.Second, func() { _ = cmd.Process.Kill() })
+		err := cmd.Wait()
+		t.Stop()
+		if err != nil && r.ctx.Err() == nil {
+			text := agentlab.OneLine(words.String(), agentlab.MaxReasonBytes)
+			r.log.Error("the way to another node's network ended", "command", strings.Join(r.cfg.Command, " "), "err", err, "stderr", text)
+		}
+	})
+	return mux, nil
+}
+
+func (r *Remote) away(why string) error {
+	return agentlab.Errorf(agentlab.CodeUnavailable, "the network of the other node is not within reach: %s", why).
+		WithHint("this must work without a password: %s", strings.Join(r.cfg.Command, " "))
+}
+
+// introduce says hello to a new agent, and who is on the bridge if that is
+// known.
+func (r *Remote) introduce(ctx context.Context, mux *yamux.Session) error {
+	network, err := r.cfg.Network()
+	if err != nil {
+		return err
+	}
+	if _, err := r.ask(ctx, mux, call{Op: opHello, Version: agentVersion, Network: &network}); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	restored := r.restored
+	var guests []Guest
+	for _, g := range r.guests {
+		guests = append(guests, g)
+	}
+	var refs []backend.Ref
+	for ref := range r.listeners {
+		refs = append(refs, ref)
+	}
+	r.mu.Unlock()
+	if restored {
+		if _, err := r.ask(ctx, mux, call{Op: opRestore, Guests: guests}); err != nil {
+			return err
+		}
+	}
+	for _, ref := range refs {
+		if _, err := r.ask(ctx, mux, call{Op: opListen, Ref: ref}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keep takes guests' connections, and has the way made again when it ends.
+func (r *Remote) keep(mux *yamux.Session) {
+	for {
+		stream, err := mux.AcceptStream()
+		if err != nil {
+			break
+		}
+		r.wg.Go(func() { r.take(stream) })
+	}
+	_ = mux.Close()
+	for pause := time.Second; r.ctx.Err() == nil; pause = min(2*pause, time.Minute) {
+		if _, err := r.session(); err == nil {
+			return
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-r.ctx.Done():
+		}
+		t.Stop()
+	}
+}
+
+// take gives a guest's connection to its listener.
+func (r *Remote) take(stream net.Conn) {
+	var c call
+	_ = stream.SetReadDeadline(time.Now().Add(connectTimeout))
+	if err := readFrame(stream, &c); err != nil || c.Op != opGuest {
+		_ = stream.Close()
+		return
+	}
+	_ = stream.SetReadDeadline(time.Time{})
+	r.mu.Lock()
+	ln := r.listeners[c.Ref]
+	r.mu.Unlock()
+	if ln == nil || !ln.offer(stream) {
+		_ = stream.Close()
+	}
+}
+
+// ask makes a call on a way.
+func (r *Remote) ask(ctx context.Context, mux *yamux.Session, c call) (answer, error) {
+	stream, a, err := r.open(ctx, mux, c)
+	if stream != nil {
+		_ = stream.Close()
+	}
+	return a, err
+}
+
+// open makes a call and returns its stream, too.
+func (r *Remote) open(ctx context.Context, mux *yamux.Session, c call) (net.Conn, answer, error) {
+	var a answer
+	if ctx.Err() != nil {
+		return nil, a, agentlab.Errorf(agentlab.CodeUnavailable, "cancelled: %w", context.Cause(ctx))
+	}
+	stream, err := mux.OpenStream()
+	if err != nil {
+		return nil, a, r.away(err.Error())
+	}
+	stop := context.AfterFunc(ctx, func() { _ = stream.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err = writeFrame(stream, c); err == nil {
+		err = readFrame(stream, &a)
+	}
+	switch {
+	case err != nil && ctx.Err() != nil:
+		_ = stream.Close()
+		return nil, a, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the other node's agent did not answer in time: %w", context.Cause(ctx))
+	case err != nil:
+		_ = stream.Close()
+		return nil, a, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the way to the other node broke: %w", err)
+	}
+	return stream, a, a.Failed.err()
+}
+
+func (r *Remote) do(ctx context.Context, c call) (answer, error) {
+	mux, err := r.session()
+	if err != nil {
+		return answer{}, err
+	}
+	return r.ask(ctx, mux, c)
+}
+
+// Ready is Local's.
+func (r *Remote) Ready(ctx context.Context) error {
+	_, err := r.do(ctx, call{Op: opReady})
+	return err
+}
+
+// Put is Local's.
+func (r *Remote) Put(ctx context.Context, g Guest) error {
+	_, err := r.do(ctx, call{Op: opPut, Guests: []Guest{g}})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err == nil {
+		r.guests[g.Ref.VMID] = g
+	} else {
+		delete(r.guests, g.Ref.VMID)
+	}
+	return err
+}
+
+// Restore is Local's.
+func (r *Remote) Restore(ctx context.Context, guests []Guest) error {
+	if _, err := r.do(ctx, call{Op: opRestore, Guests: guests}); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.restored, r.guests = true, map[int]Guest{}
+	for _, g := range guests {
+		r.guests[g.Ref.VMID] = g
+	}
+	return nil
+}
+
+// Drop is Local's.
+func (r *Remote) Drop(ctx context.Context, ref backend.Ref) error {
+	r.mu.Lock()
+	if g, ok := r.guests[ref.VMID]; ok && g.Ref == ref {
+		delete(r.guests, ref.VMID)
+	}
+	ln := r.listeners[ref]
+	r.mu.Unlock()
+	if ln != nil {
+		_ = ln.Close()
+	}
+	_, err := r.do(ctx, call{Op: opDrop, Ref: ref})
+	return err
+}
+
+// Listen is Local's.
+func (r *Remote) Listen(ctx context.Context, ref backend.Ref) (net.Listener, error) {
+	if err := validRef(ref); err != nil {
+		return nil, err
+	}
+	ln := &listener{pending: make(chan net.Conn, maxPending), done: make(chan struct{}), addr: &net.TCPAddr{}}
+	ln.gone = func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.listeners[ref] == ln {
+			delete(r.listeners, ref)
+		}
+	}
+	r.mu.Lock()
+	old := r.listeners[ref]
+	r.listeners[ref] = ln
+	r.mu.Unlock()
+	if old != nil {
+		_ = old.Close()
+	}
+	if _, err := r.do(ctx, call{Op: opListen, Ref: ref}); err != nil {
+		_ = ln.Close()
+		return nil, err
+	}
+	return ln, nil
+}
+
+// Dial is Local's.
+func (r *Remote) Dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+	mux, err := r.session()
+	if err != nil {
+		return nil, err
+	}
+	stream, _, err := r.open(ctx, mux, call{Op: opDial, To: to})
+	if err != nil {
+		if stream != nil {
+			_ = stream.Close()
+		}
+		return nil, err
+	}
+	return stream, nil
+}
+
+// Lease is Local's.
+func (r *Remote) Lease(ctx context.Context, mac net.HardwareAddr) (netip.Addr, error) {
+	a, err := r.do(ctx, call{Op: opLease, MAC: mac})
+	return a.Addr, err
+}
+
+// EgressLog is Local's.
+func (r *Remote) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
+	a, err := r.do(ctx, call{Op: opRecords, Ref: ref, After: after, Limit: limit})
+	return a.Records, err
+}

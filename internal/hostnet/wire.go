@@ -1,0 +1,146 @@
+package hostnet
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/yamux"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/egress/nft"
+)
+
+// agentVersion is that of the words below; both ends must have the same one.
+const agentVersion = 1
+
+// What a controller asks of an agent, each on a stream of its own. After the
+// answer to opDial the stream is the connection. The agent opens streams
+// itself, with opGuest, for connections that guests make.
+const (
+	opHello   = "hello"
+	opReady   = "ready"
+	opPut     = "put"
+	opRestore = "restore"
+	opDrop    = "drop"
+	opListen  = "listen"
+	opDial    = "dial"
+	opLease   = "lease"
+	opRecords = "records"
+	opGuest   = "guest"
+)
+
+// call is what begins a stream.
+type call struct {
+	Op      string           `json:"op"`
+	Version int              `json:"version,omitempty"`
+	Network *nft.Config      `json:"network,omitempty"`
+	Guests  []Guest          `json:"guests,omitempty"`
+	Ref     backend.Ref      `json:"ref,omitzero"`
+	MAC     net.HardwareAddr `json:"mac,omitempty"`
+	To      netip.AddrPort   `json:"to,omitzero"`
+	After   int64            `json:"after,omitempty"`
+	Limit   int              `json:"limit,omitempty"`
+}
+
+// answer is what comes back.
+type answer struct {
+	Failed  *failure                `json:"failed,omitempty"`
+	Version int                     `json:"version,omitempty"`
+	Addr    netip.Addr              `json:"addr,omitzero"`
+	Records []agentlab.EgressRecord `json:"records,omitempty"`
+}
+
+// failure is an error in words.
+type failure struct {
+	Code                 agentlab.Code
+	Message, Field, Hint string
+}
+
+func failureOf(err error) *failure {
+	if err == nil {
+		return nil
+	}
+	f := &failure{Code: agentlab.CodeOf(err), Message: err.Error(), Hint: agentlab.HintOf(err)}
+	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Field != "" && e.Error() == f.Message {
+		f.Field, f.Message = e.Field, (&agentlab.Error{Message: e.Message, Err: e.Err}).Error()
+	}
+	return f
+}
+
+func (f *failure) err() error {
+	if f == nil {
+		return nil
+	}
+	return &agentlab.Error{Code: f.Code, Message: f.Message, Field: f.Field, Hint: f.Hint}
+}
+
+// maxFrame bounds one call or answer, in bytes.
+const maxFrame = 16 << 20
+
+// writeFrame writes v with its length before it, so that a reader takes no
+// byte more than that.
+func writeFrame(w io.Writer, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...)) //nolint:gosec // far less
+	return err
+}
+
+func readFrame(r io.Reader, v any) error {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return err
+	}
+	n := binary.BigEndian.Uint32(head[:])
+	if n > maxFrame {
+		return errors.New("a frame is too long")
+	}
+	text := make([]byte, n)
+	if _, err := io.ReadFull(r, text); err != nil {
+		return err
+	}
+	return json.Unmarshal(text, v)
+}
+
+func muxConfig() *yamux.Config {
+	c := yamux.DefaultConfig()
+	c.LogOutput = io.Discard
+	c.KeepAliveInterval = 10 * time.Second
+	c.ConnectionWriteTimeout = 10 * time.Second
+	return c
+}
+
+// join carries bytes both ways until both ends have ended, and closes both.
+func join(a, b net.Conn) {
+	var wg sync.WaitGroup
+	carry := func(to, from net.Conn) {
+		_, _ = io.Copy(to, from)
+		if h, ok := to.(interface{ CloseWrite() error }); ok {
+			_ = h.CloseWrite()
+		} else { // of a stream, Close is about this direction
+			_ = to.Close()
+		}
+	}
+	wg.Go(func() { carry(a, b) })
+	wg.Go(func() { carry(b, a) })
+	wg.Wait()
+	_, _ = a.Close(), b.Close()
+}
+
+// rw makes one of two halves, as a program's standard streams are.
+type rw struct {
+	io.Reader
+	io.Writer
+	close func() error
+}
+
+func (s rw) Close() error { return s.close() }
