@@ -23,7 +23,7 @@ type Proxmox struct {
 	CAFile      string `yaml:"ca_file" doc:"Of transport rest: absolute path of the certificate that the API's is checked with, such as /etc/pve/pve-root-ca.pem; empty means those of this machine."`
 	Fingerprint string `yaml:"fingerprint" doc:"Of transport rest: SHA-256 fingerprint of the API's certificate, which then needs no ca_file; 64 hexadecimal digits, with or without colons."`
 
-	Nodes     []ProxmoxNode  `yaml:"nodes" doc:"Nodes that sandboxes run on, each as name: NODE and, where it has templates of its own, templates: {IMAGE: VMID}; empty means this machine."`
+	Nodes     []ProxmoxNode  `yaml:"nodes" doc:"Nodes that sandboxes run on, each as name: NODE and, where it has templates of its own, templates: {IMAGE: VMID}; of a node that is not this machine also ssh: root@ADDRESS, by which agentlabd there is run to keep its bridge (without it the node runs no sandbox). Empty means this machine."`
 	Templates map[string]int `yaml:"templates" doc:"Template VM of each image, as IMAGE: VMID; empty means base: 9000 and agents: 9001. No sandbox gets one of these numbers."`
 
 	Storage   string `yaml:"storage" doc:"Storage of the disks of full clones; empty means that of the template. Linked clones are always on the template's."`
@@ -42,6 +42,7 @@ type Proxmox struct {
 type ProxmoxNode struct {
 	Name      string         `yaml:"name"`
 	Templates map[string]int `yaml:"templates"`
+	SSH       string         `yaml:"ssh"`
 }
 
 // The values of proxmox.transport and proxmox.addressing.
@@ -66,6 +67,7 @@ var (
 	storageName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]$`)
 	poolName    = regexp.MustCompile(`^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+){0,2}$`)
 	nodeName    = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
+	sshTarget   = regexp.MustCompile(`^[a-z_][a-z0-9_-]*@[A-Za-z0-9][A-Za-z0-9.:-]*$`)
 	tokenName   = regexp.MustCompile(`^[^\s:/!@]+@[A-Za-z][A-Za-z0-9._-]+![A-Za-z][A-Za-z0-9._-]+$`)
 	fingerprint = regexp.MustCompile(`^([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2}$`)
 )
@@ -190,6 +192,9 @@ func (p Proxmox) validateNodes() error {
 			return badProxmox(key+".name", "%q is not the name of a node, or named twice", n.Name)
 		}
 		names = append(names, n.Name)
+		if n.SSH != "" && !sshTarget.MatchString(n.SSH) {
+			return badProxmox(key+".ssh", "%q is not USER@ADDRESS", n.SSH)
+		}
 		if err := check(key+".templates", n.Templates); err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"os"
@@ -37,6 +38,7 @@ type driverEnv struct {
 type place struct {
 	driver backend.Driver
 	images sandbox.Images
+	also   []io.Closer // what the driver uses and does not close
 }
 
 // drivers is the list of backends: the value of the key backend, and how its
@@ -82,7 +84,7 @@ func openQEMU(env driverEnv) (place, error) {
 	if err != nil {
 		return place{}, err
 	}
-	return place{d, builtImages{env.images}}, nil
+	return place{driver: d, images: builtImages{env.images}}, nil
 }
 
 // envInternet names, for tests only, a unix socket that takes the place of
@@ -130,7 +132,7 @@ func openFake(env driverEnv) (place, error) {
 	if n, err := strconv.Atoi(env.getenv(envForeign)); err == nil {
 		d.Host().Inject(fake.Fault{Op: fake.OpCreate, VMID: n, Hook: func(r backend.Ref) { d.Host().PutForeign(r.VMID) }})
 	}
-	return place{d, namedImages{env.images}}, nil
+	return place{driver: d, images: namedImages{env.images}}, nil
 }
 
 // builtImages are the images of the store, built when they are missing.

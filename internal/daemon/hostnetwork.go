@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
@@ -101,6 +102,9 @@ Usage:
   agentlabd network status                tell whether they are in force as they
                                           should be; exit code 1 when not
   agentlabd network settings              print bridge and networks, for scripts
+  agentlabd network agent                 be the network of this node for the
+                                          daemon of another, which runs this by
+                                          ssh (key proxmox.nodes, ssh)
 
 Options of each: --home DIR | --system    whose config.yaml (key host_network)
 `
@@ -120,12 +124,15 @@ func networkCommand(args []string, stdout, stderr io.Writer) int {
 	known := map[string]func(context.Context, *nft.Manager, io.Writer) error{
 		"render": renderNetwork, "apply": applyNetwork, "remove": removeNetwork, "status": networkStatus,
 	}
-	if err := fs.Parse(args); err != nil || known[verb] == nil && verb != "settings" || fs.NArg() > 0 || *dry && verb != "apply" || o.system && o.home != "" {
+	if err := fs.Parse(args); err != nil || known[verb] == nil && verb != "settings" && verb != "agent" || fs.NArg() > 0 || *dry && verb != "apply" || o.system && o.home != "" {
 		fmt.Fprint(stderr, networkUsage)
 		return 2
 	}
 	if verb == "settings" {
 		return complain(stderr, o.networkSettings(stdout), 1)
+	}
+	if verb == "agent" {
+		return complain(stderr, untilSignal(func(ctx context.Context) error { return o.networkAgent(ctx, stdout, stderr) }), 1)
 	}
 	do := known[verb]
 	if *dry {
@@ -139,6 +146,21 @@ func networkCommand(args []string, stdout, stderr io.Writer) int {
 		return do(ctx, m, stdout)
 	}), 1)
 }
+
+// networkAgent serves the daemon of another node on standard input and output
+// until that ends. What the bridge is, it is told.
+func (o runOptions) networkAgent(ctx context.Context, stdout, stderr io.Writer) error {
+	paths, err := config.ResolvePaths(o.getenv(), o.system)
+	if err != nil {
+		return err
+	}
+	return hostnet.ServeAgent(ctx, os.Stdin, stdout, hostnet.Config{
+		Dir: networkDir(paths), Logger: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
+	})
+}
+
+// networkDir is where the records of the bridge's sandboxes are.
+func networkDir(paths config.Paths) string { return filepath.Join(paths.State, "network") }
 
 func (o runOptions) networkManager(ctx context.Context) (*nft.Manager, error) {
 	paths, err := config.ResolvePaths(o.getenv(), o.system)

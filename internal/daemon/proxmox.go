@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"io"
 	"net/netip"
 	"os"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 	"github.com/agentlab-vm/agentlab/internal/cloudinit"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/egress/nft"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
 // openProxmox opens the backend of Proxmox VE.
@@ -24,7 +27,7 @@ func openProxmox(env driverEnv) (place, error) {
 	if err != nil {
 		return place{}, err
 	}
-	nodes, err := proxmoxNodes(env)
+	nodes, also, err := proxmoxNodes(env)
 	if err != nil {
 		return place{}, err
 	}
@@ -51,7 +54,7 @@ func openProxmox(env driverEnv) (place, error) {
 	if err != nil {
 		return place{}, err
 	}
-	return place{d, d.Templates()}, nil
+	return place{driver: d, images: d.Templates(), also: also}, nil
 }
 
 // envNode gives this machine, for tests only, the name of a node that it is.
@@ -61,32 +64,47 @@ const envNode = "AGENTLAB_TEST_NODE"
 // with its name, which a node of Proxmox VE always has: its network is that of
 // no other one, whichever way the API is reached, for rules that are made here
 // bind nobody there.
-func proxmoxNodes(env driverEnv) ([]proxmox.Node, error) {
+//
+// Of another node it is the one that an agent there keeps, where ssh leads to
+// it; one without runs no sandbox, and Check says so.
+func proxmoxNodes(env driverEnv) (out []proxmox.Node, also []io.Closer, err error) {
 	p := env.settings.Proxmox
 	self := env.getenv(envNode)
 	if self == "" {
 		name, err := os.Hostname()
 		if err != nil {
-			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the name of this machine: %w", err)
+			return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "the name of this machine: %w", err)
 		}
 		self, _, _ = strings.Cut(name, ".")
 	}
-	names := []string{self}
-	if len(p.Nodes) > 0 {
-		names = nil
-		for _, n := range p.Nodes {
-			names = append(names, n.Name)
-		}
+	list := p.Nodes
+	if len(list) == 0 {
+		list = []config.ProxmoxNode{{Name: self}}
 	}
-	var out []proxmox.Node
-	for _, name := range names {
-		n := proxmox.Node{Name: name, Templates: p.TemplateVMIDs(name)}
-		if name == self {
+	for _, node := range list {
+		n := proxmox.Node{Name: node.Name, Templates: p.TemplateVMIDs(node.Name)}
+		switch {
+		case node.Name == self:
 			n.Host = thisNode(env.network)
+		case node.SSH != "":
+			r := hostnet.NewRemote(hostnet.RemoteConfig{
+				Network: func() (nft.Config, error) { return bridgeConfig(env.settings) },
+				Command: append(pve.Unconfined(env.getenv), agentCommand(node.SSH)...), Logger: env.log.With("node", node.Name),
+			})
+			n.Host = nodeHost{r}
+			also = append(also, r)
 		}
 		out = append(out, n)
 	}
-	return out, nil
+	return out, also, nil
+}
+
+// agentCommand runs the network agent of another node.
+func agentCommand(target string) []string {
+	return []string{
+		"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
+		"--", target, "agentlabd", "network", "agent", "--system",
+	}
 }
 
 func proxmoxTransport(env driverEnv) (pve.Transport, error) {

@@ -2,34 +2,50 @@ package daemon
 
 import (
 	"context"
+	"net"
+	"net/netip"
 
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
-// proxmoxHost is the network of this machine in the words of the driver, when
-// this machine is a node of Proxmox VE.
-type proxmoxHost struct{ *hostnet.Local }
+// nodeNetwork is the network of a node: of this machine, or of another one
+// through its agent.
+type nodeNetwork interface {
+	Ready(ctx context.Context) error
+	Put(ctx context.Context, g hostnet.Guest) error
+	Restore(ctx context.Context, guests []hostnet.Guest) error
+	Drop(ctx context.Context, ref backend.Ref) error
+	Listen(ctx context.Context, ref backend.Ref) (net.Listener, error)
+	Dial(ctx context.Context, to netip.AddrPort) (net.Conn, error)
+	Lease(ctx context.Context, mac net.HardwareAddr) (netip.Addr, error)
+	EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error)
+}
 
-var _ proxmox.Host = proxmoxHost{}
+// nodeHost is the network of a node in the words of the driver.
+type nodeHost struct{ nodeNetwork }
+
+var _ proxmox.Host = nodeHost{}
 
 // thisNode gives the driver the network of this machine, which from then on is
 // told by it who is on the bridge.
 func thisNode(l *hostnet.Local) proxmox.Host {
 	l.Claim()
-	return proxmoxHost{l}
+	return nodeHost{l}
 }
 
 // Put implements proxmox.Host.
-func (h proxmoxHost) Put(ctx context.Context, g proxmox.Guest) error {
-	return h.Local.Put(ctx, hostnet.Guest(g))
+func (h nodeHost) Put(ctx context.Context, g proxmox.Guest) error {
+	return h.nodeNetwork.Put(ctx, hostnet.Guest(g))
 }
 
 // Restore implements proxmox.Host.
-func (h proxmoxHost) Restore(ctx context.Context, guests []proxmox.Guest) error {
+func (h nodeHost) Restore(ctx context.Context, guests []proxmox.Guest) error {
 	list := make([]hostnet.Guest, len(guests))
 	for i, g := range guests {
 		list[i] = hostnet.Guest(g)
 	}
-	return h.Local.Restore(ctx, list)
+	return h.nodeNetwork.Restore(ctx, list)
 }

@@ -5,7 +5,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -59,7 +58,7 @@ type services struct {
 // by undo.
 func openServices(ctx context.Context, cfg Config, settings config.Config, log *slog.Logger, undo *cleanup) (*services, error) {
 	s := &services{cfg: cfg, settings: settings, log: log, bus: newBus(), vault: secret.NewVault(cfg.Paths.Secrets())}
-	s.hostNetwork = newHostNetwork(settings, filepath.Join(cfg.Paths.State, "network"), log.With("part", "host network"))
+	s.hostNetwork = newHostNetwork(settings, networkDir(cfg.Paths), log.With("part", "host network"))
 	undo.add(s.hostNetwork.Close)
 	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openArtifacts, s.openAudit, s.openJobs, s.openGC} {
 		if err := open(ctx, undo); err != nil {
@@ -96,6 +95,9 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	})
 	if err != nil {
 		return err
+	}
+	for _, c := range p.also {
+		undo.add(c.Close) // after the driver
 	}
 	s.driver, s.bootable = p.driver, p.images
 	undo.add(s.driver.Close)
