@@ -102,7 +102,12 @@ func (n *Node) watch(v *vm, g Guest) {
 	n.workers.Add(1)
 	go func() {
 		defer n.workers.Done()
-		<-g.Done()
+		select {
+		case <-g.Done():
+		case <-n.ctx.Done(): // it began while the test ended
+			g.Kill()
+			<-g.Done()
+		}
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		if v.run != nil && v.run.guest == g {

@@ -91,7 +91,7 @@ func TestUnauthorizedTakesItsTime(t *testing.T) {
 	if status, _ := raw(t, n, "GET /api2/json/version HTTP/1.1\r\nHost: x\r\n\r\n"); status != "401 No ticket" {
 		t.Fatal(status)
 	}
-	if d := time.Since(began); d < 3*time.Second || d > 6*time.Second {
+	if d := time.Since(began); d < 3*time.Second {
 		t.Fatalf("after %v", d)
 	}
 }

@@ -60,13 +60,14 @@ var vmCalls = []endpoint{
 	}},
 	{method: "PUT", path: "/nodes/{node}/qemu/{vmid}/config", options: true, perm: vmPrivAny(anyConfigPriv...), run: apiSetSync, slow: true, params: setParams},
 	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/config", options: true, perm: vmPrivAny(anyConfigPriv...), run: apiSetTask, slow: true,
-		params: append([]param{integer("background_delay").between(1, 30)}, setParams...)},
+		params: append([]param{integer("background_delay").between(1, 30), str("import-working-storage").as(formatStorageID)}, setParams...)},
 	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/clone", run: apiClone, slow: true, perm: clonePerm, params: []param{
 		integer("newid").must().as(formatVMID), str("name").as(formatDNSName), str("description"), str("pool").as(formatPool), str("snapname").as(formatConfigID).upTo(40),
 		storageParam, str("format").of("raw", "qcow2", "vmdk"), boolean("full"), str("target").as(formatNode), integer("bwlimit").atLeast(0),
 	}},
 	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/start", perm: vmPriv("VM.PowerMgmt"), run: apiStart, slow: true, params: []param{
-		boolean("skiplock"), str("stateuri").upTo(128), str("migratedfrom"), str("migration_type"), str("migration_network"), str("machine"), str("force-cpu"), str("targetstorage"), integer("timeout").atLeast(0),
+		boolean("skiplock"), str("stateuri").upTo(128), str("migratedfrom"), str("migration_type"), str("migration_network"), str("machine"), str("force-cpu"), str("targetstorage"), integer("timeout").atLeast(0), str("nets-host-mtu"),
+		{name: "with-conntrack-state", kind: kBool, only9: true},
 	}},
 	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/stop", perm: vmPriv("VM.PowerMgmt"), run: apiStop, slow: true, params: []param{
 		boolean("skiplock"), str("migratedfrom"), integer("timeout").atLeast(0), boolean("keepActive"), boolean("overrule-shutdown"),
