@@ -28,7 +28,7 @@ func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
 // Only what bears our mark is touched: of a number that somebody else has by
 // now, nothing.
 func (d *Driver) destroy(ctx context.Context, ref backend.Ref, h *handle) error {
-	if h == nil && d.mayTouch(ref.VMID) != nil {
+	if h == nil && !d.inRange(ref.VMID) {
 		return nil
 	}
 	if h != nil && h.Phase != phaseDestroying {
@@ -241,9 +241,6 @@ func (d *Driver) removeSnippets(ctx context.Context, ref backend.Ref, h *handle)
 			return nil
 		}
 		return root.RemoveSnippet(ctx, h.Snippet)
-	}
-	if validRef(ref) != nil {
-		return nil
 	}
 	names, err := root.Snippets(ctx)
 	if err != nil {

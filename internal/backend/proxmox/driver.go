@@ -248,6 +248,11 @@ func (d *Driver) validNumber(spec backend.Spec) error {
 	return nil
 }
 
+// inRange tells whether a number may be a sandbox's.
+func (d *Driver) inRange(vmid int) bool {
+	return vmid >= d.cfg.First && vmid <= d.cfg.Last && !d.isTemplate(vmid)
+}
+
 // mayTouch refuses every number that is not a sandbox's.
 func (d *Driver) mayTouch(vmid int) error {
 	if vmid < d.cfg.First || vmid > d.cfg.Last {

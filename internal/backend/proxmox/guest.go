@@ -30,6 +30,9 @@ func (d *Driver) reach(ctx context.Context, ref backend.Ref) (*handle, error) {
 	if h.Phase != phaseCreated || h.Power == powerOff || h.Power == "" {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d does not run", ref.VMID)
 	}
+	if h.Power == powerSuspended {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d stands still", ref.VMID)
+	}
 	return h, nil
 }
 

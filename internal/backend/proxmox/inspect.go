@@ -44,7 +44,7 @@ func partial(h *handle) backend.Instance {
 
 // inspectLost looks for a sandbox that no handle tells of.
 func (d *Driver) inspectLost(ctx context.Context, ref backend.Ref) (backend.Instance, error) {
-	if d.mayTouch(ref.VMID) != nil {
+	if !d.inRange(ref.VMID) {
 		return backend.Instance{}, absent(ref)
 	}
 	s, err := d.mine(ctx, ref, nil)
@@ -121,15 +121,19 @@ func (d *Driver) instance(ctx context.Context, h *handle, p backend.Power, reaso
 // powerTasks are the tasks with which people stop VMs.
 var powerTasks = []string{"qmstop", "qmshutdown", "qmsuspend"}
 
-// stoppedBy tells who, through Proxmox, stopped a VM that was to run; "" when
-// nobody is known. What a token may not see it cannot tell.
+// stoppedBy tells who, through Proxmox, stopped a VM after its last start, and
+// was not this driver, which would have noted it; "" when nobody is known.
+// What a token may not see it cannot tell.
 func (d *Driver) stoppedBy(ctx context.Context, h *handle) string {
 	tasks, err := d.pve.Tasks(ctx, h.Node, pve.TaskFilter{VMID: h.Spec.VMID, Limit: 10})
 	if err != nil {
 		return ""
 	}
-	for _, t := range tasks {
-		if slices.Contains(powerTasks, t.Type) && int64(t.StartTime) >= h.PowerFrom.Unix()-1 && t.OK() {
+	for _, t := range tasks { // the newest first
+		switch {
+		case t.Type == "qmstart":
+			return ""
+		case slices.Contains(powerTasks, t.Type) && (t.OK() || t.Status == "OK"):
 			return clip(t.User)
 		}
 	}
@@ -161,7 +165,7 @@ func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
 	}
 	for _, n := range d.cfg.Nodes {
 		for _, vm := range vms[n.Name] {
-			if known[int(vm.VMID)] || bool(vm.Template) || d.mayTouch(int(vm.VMID)) != nil {
+			if known[int(vm.VMID)] || bool(vm.Template) || !d.inRange(int(vm.VMID)) {
 				continue
 			}
 			in, ok, err := d.lost(ctx, n.Name, vm)

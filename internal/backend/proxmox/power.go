@@ -16,7 +16,7 @@ func (d *Driver) found(ctx context.Context, ref backend.Ref) (*handle, sight, er
 	if err != nil {
 		return nil, sight{}, err
 	}
-	if h == nil && d.mayTouch(ref.VMID) != nil {
+	if h == nil && !d.inRange(ref.VMID) {
 		return nil, sight{}, absent(ref)
 	}
 	s, err := d.mine(ctx, ref, h)
@@ -91,7 +91,16 @@ const lockSuspended = "suspended"
 
 func (d *Driver) powerOn(ctx context.Context, h *handle) error {
 	ref, before := h.Spec.Ref(), h.Power
-	if before != powerOn && before != powerSuspended {
+	if before == powerSuspended {
+		st, err := d.pve.Status(ctx, h.Node, ref.VMID)
+		if err != nil {
+			return err
+		}
+		if st.Paused() {
+			return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is suspended", ref.VMID).WithHint("resume it")
+		}
+	}
+	if before != powerOn {
 		if err := d.setPower(h, powerStarting); err != nil {
 			return err
 		}
@@ -100,16 +109,11 @@ func (d *Driver) powerOn(ctx context.Context, h *handle) error {
 	err := d.task(ctx, func() (pve.UPID, error) { return d.pve.Start(ctx, h.Node, ref.VMID) })
 	d.at("started")
 	switch code := agentlab.CodeOf(err); {
-	case code == agentlab.CodeConflict: // it runs, or stands still
-		if before == powerSuspended {
-			if err := d.task(ctx, func() (pve.UPID, error) { return d.pve.Resume(ctx, h.Node, ref.VMID) }); err != nil {
-				return err
-			}
-		}
+	case code == agentlab.CodeConflict: // it runs already
 	case code == agentlab.CodeUnknownOutcome:
 		return err
 	case err != nil:
-		if before != powerOn && before != powerSuspended && ctx.Err() == nil {
+		if before != powerOn && ctx.Err() == nil {
 			if serr := d.setPower(h, powerOff); serr != nil {
 				return serr
 			}

@@ -1,0 +1,126 @@
+package proxmox
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+)
+
+// The conformance suite, over both transports and on all kinds of storage.
+func TestConformance(t *testing.T) {
+	for _, transport := range []string{"rest", "shell"} {
+		for _, storage := range slices.Sorted(maps.Keys(storages)) {
+			t.Run(transport+"/"+storage, func(t *testing.T) {
+				backendtest.Run(t, backendtest.Config{
+					New: func(t *testing.T) *backendtest.Harness {
+						return harness(newWorld(t, worldConfig{storage: storage, shell: transport == "shell"}))
+					},
+					Parallel: 6, BootTimeout: 60 * time.Second, Prompt: 10 * time.Second,
+				})
+			})
+		}
+	}
+}
+
+func harness(w *world) *backendtest.Harness {
+	h := &backendtest.Harness{
+		Driver: mortal{w.driver},
+		Spec:   w.spec,
+		Unsupported: map[string]func(*backend.Spec){
+			"resources.memory_mb":    func(s *backend.Spec) { s.Resources.MemoryMB = 128 },
+			"resources.cores":        func(s *backend.Spec) { s.Resources.Cores = 200 },
+			"network.bridge":         func(s *backend.Spec) { s.Hardware.Bridge = "vmbr0" },
+			"network.model":          func(s *backend.Spec) { s.Hardware.NICModel = "rtl8139" },
+			"network.firewall_group": func(s *backend.Spec) { s.Hardware.FirewallGroup = "a-name-that-is-too-long" },
+			"network.mode":           func(s *backend.Spec) { s.Network.Mode = "bridge" },
+		},
+		Reopen: func(*testing.T) backend.Driver { return mortal{w.open()} },
+		Foreign: func(t *testing.T, s backend.Spec) func(*testing.T) {
+			return w.foreign(t, s.VMID, s.Name, nil)
+		},
+		EgressCommand: []string{"egress", "deny", backendtest.EgressTarget, "always.documentation"},
+		KillVM:        func(t *testing.T, ref backend.Ref) { w.farm.kill(t, ref) },
+	}
+	if !w.shell {
+		h.Unsupported["resources.cpulist"] = func(s *backend.Spec) { s.Hardware.CPUList = "0-1" }
+	}
+	for _, p := range crashPoints(w.shell) {
+		h.CrashPoints = append(h.CrashPoints, backendtest.CrashPoint{Method: p.method, Name: p.name, Arm: func(*testing.T) {
+			w.driver.crash = func(at string) {
+				if at == p.name {
+					panic(died{at})
+				}
+			}
+		}})
+	}
+	return h
+}
+
+type crashPoint struct {
+	method backendtest.Method
+	name   string
+}
+
+// crashPoints are the places inside the driver's methods, by method.
+func crashPoints(shell bool) []crashPoint {
+	points := map[backendtest.Method][]string{
+		backendtest.MethodCreate: {
+			"nothing written", "clone about to be sent", "clone sent", "clone noted", "cloned", "about to be configured", "configured", "disk grown", "complete",
+		},
+		backendtest.MethodStart: {"network in force", "start about to be sent", "started", "start noted"},
+		backendtest.MethodStop:  {"stop about to be sent", "stopped"},
+		backendtest.MethodDestroy: {
+			"end noted", "destroy about to be sent", "destroyed", "VM gone", "volumes gone", "snippet gone", "network gone",
+		},
+	}
+	if shell {
+		points[backendtest.MethodCreate] = append(points[backendtest.MethodCreate], "snippet noted", "snippet written")
+	}
+	var out []crashPoint
+	for _, m := range []backendtest.Method{backendtest.MethodCreate, backendtest.MethodStart, backendtest.MethodStop, backendtest.MethodDestroy} {
+		for _, name := range points[m] {
+			out = append(out, crashPoint{m, name})
+		}
+	}
+	return out
+}
+
+// foreign makes a running VM that is not ours, and returns a check that
+// nothing of it has changed.
+func (w *world) foreign(t testing.TB, vmid int, name string, options map[string]string) func(*testing.T) {
+	t.Helper()
+	w.node.AddForeignVM(t, vmid, name, true, options)
+	before := w.look(t, vmid)
+	return func(t *testing.T) {
+		t.Helper()
+		if now := w.look(t, vmid); now != before {
+			t.Errorf("the foreign VM was\n%s\nand is\n%s", before, now)
+		}
+	}
+}
+
+// look tells all that can be told of a VM and its volumes.
+func (w *world) look(t testing.TB, vmid int) string {
+	t.Helper()
+	c, node := pve.New(w.root), w.node.Name()
+	st, err := c.Status(context.Background(), node, vmid)
+	ok(t, "status", err)
+	cfg, err := c.Config(context.Background(), node, vmid)
+	ok(t, "config", err)
+	stores, err := c.Storages(context.Background(), node)
+	ok(t, "storages", err)
+	text := fmt.Sprint(st.Status, st.QMPStatus, st.PID, cfg)
+	for _, s := range stores {
+		vols, err := c.Content(context.Background(), node, s.Name, "", vmid)
+		ok(t, "content", err)
+		text += fmt.Sprint(vols)
+	}
+	return text
+}

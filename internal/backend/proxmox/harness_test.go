@@ -1,0 +1,232 @@
+package proxmox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+)
+
+// quick is how tests ask about tasks.
+var quick = pve.Poll{First: 2 * time.Millisecond, Max: 50 * time.Millisecond}
+
+// Storages that sandboxes are tried on, each with the image format that its
+// templates have.
+var storages = map[string]pvetest.Storage{
+	"zfspool": {ID: "local-zfs", Type: pvetest.ZFSPool},
+	"dir":     {ID: "disks", Type: pvetest.Dir, Content: []string{"images"}},
+	"lvmthin": {ID: "local-lvm", Type: pvetest.LVMThin},
+}
+
+const templateVMID = 9000
+
+// world is a fake node with a template, and the means to open drivers on it.
+type world struct {
+	t     testing.TB
+	node  *pvetest.Node
+	farm  *farm
+	root  pve.Transport // for what an administrator does
+	dir   string
+	shell bool
+	image string
+	alter func(*Config)
+
+	tokenID, secret string
+	snippets        string // where they are
+
+	driver *Driver // the last one that was opened
+}
+
+// worldConfig says what a world is like.
+type worldConfig struct {
+	storage string // of storages; "" is zfspool
+	shell   bool
+	waits   pvetest.Waits // zero: ShortWaits
+	real    bool          // the waits of a real node
+	version string
+	nodes   []string
+	alter   func(*Config)
+}
+
+func newWorld(t testing.TB, c worldConfig) *world {
+	t.Helper()
+	st := storages["zfspool"]
+	if c.storage != "" {
+		st = storages[c.storage]
+	}
+	f := newFarm(t)
+	if !c.real && c.waits == (pvetest.Waits{}) {
+		c.waits = pvetest.ShortWaits()
+	}
+	// The shell transport writes where the node says that snippets are, which
+	// here is a directory that this machine and the node have in common.
+	host, seeds := t.TempDir(), t.TempDir()
+	ok(t, "link", os.MkdirAll(filepath.Dir(filepath.Join(host, seeds)), 0o700))
+	ok(t, "link", os.Symlink(seeds, filepath.Join(host, seeds)))
+	n := pvetest.New(t, pvetest.Config{
+		Version: c.version, Nodes: c.nodes, Boot: f.boot, Waits: c.waits, Dir: host,
+		Storages: []pvetest.Storage{st, {ID: "local", Type: pvetest.Dir, Path: seeds, Content: []string{"snippets", "images", "iso"}}},
+	})
+	w := &world{t: t, node: n, snippets: filepath.Join(seeds, "snippets"), farm: f, dir: t.TempDir(), shell: c.shell, alter: c.alter}
+	w.tokenID, w.secret = n.RootToken()
+	w.root = w.rest()
+	w.makeTemplate(templateVMID, st)
+	w.open()
+	ref, err := w.driver.Templates().Ensure(t.Context(), agentlab.TemplateImage(templateVMID), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.image = ref
+	return w
+}
+
+// makeTemplate makes a template as create_template.sh does, with things that
+// sandboxes must not inherit.
+func (w *world) makeTemplate(vmid int, st pvetest.Storage, more ...string) {
+	w.t.Helper()
+	options := map[string]string{
+		"memory": "2048", "cores": "2", "scsihw": "virtio-scsi-single", "agent": "enabled=1", "tags": "golden",
+		"description": "golden image", "onboot": "1", "protection": "1", "cpulimit": "1",
+	}
+	for i := 0; i < len(more); i += 2 {
+		options[more[i]] = more[i+1]
+	}
+	w.node.AddTemplate(w.t, pvetest.Template{VMID: vmid, Storage: st.ID, Name: "golden", Size: 1 << 30, Options: options})
+}
+
+// rest is a transport with a token of root.
+func (w *world) rest() pve.Transport {
+	w.t.Helper()
+	tr, err := pve.NewREST(pve.RESTOptions{URL: w.node.URL(), TokenID: w.tokenID, Secret: w.secret, Fingerprint: w.node.Fingerprint()})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = tr.Close() })
+	return tr
+}
+
+func (w *world) transport() pve.Transport {
+	if w.shell {
+		return pve.NewShell(pve.ShellOptions{Bin: w.node.Bin(), Snippets: "local"})
+	}
+	return w.rest()
+}
+
+// testConfig is a driver's, but for its transport.
+func testConfig(dir, node string, host Host) Config {
+	return Config{
+		StateDir: dir, First: 1000, Last: 1999, Bridge: "vmbr1",
+		Nodes:   []Node{{Name: node, Templates: map[string]int{"base": templateVMID}, Host: host}},
+		Subnet4: netip.MustParsePrefix("10.77.0.0/16"), Gateway4: netip.MustParseAddr("10.77.0.1"),
+		Subnet6: netip.MustParsePrefix("fd77:a91a:4d00::/64"), Gateway6: netip.MustParseAddr("fd77:a91a:4d00::1"),
+		Poll: quick, Settle: 20 * time.Millisecond,
+	}
+}
+
+func (w *world) config() Config {
+	c := testConfig(w.dir, w.node.Name(), bridge{w.farm})
+	c.Transport = w.transport()
+	if os.Getenv("AGENTLAB_TEST_LOG") != "" {
+		c.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	if w.alter != nil {
+		w.alter(&c)
+	}
+	return c
+}
+
+// open opens a driver as a new process does.
+func (w *world) open() *Driver {
+	w.t.Helper()
+	d, err := New(w.config())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.driver = d
+	return d
+}
+
+func testUID(n int) string {
+	digits := []byte("aaaaaaaaaaaaaaaaaaaaaaaaaa")
+	for i := len(digits) - 1; n > 0; i-- {
+		digits[i] = "abcdefghijkmnpqrstuvwxyz23456789"[n%32]
+		n /= 32
+	}
+	return string(digits)
+}
+
+func (w *world) spec(n int) backend.Spec {
+	return backend.Spec{
+		VMID: 1000 + n, UID: testUID(n), Name: fmt.Sprintf("sb-%d", n), Image: w.image,
+		Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT},
+		IPv4: netip.AddrFrom4([4]byte{10, 77, 1, byte(n + 10)}), //nolint:gosec // small
+		IPv6: netip.MustParseAddr(fmt.Sprintf("fd77:a91a:4d00::a4d:1%02x", n+10)),
+	}
+}
+
+// mortal is a driver whose process can die inside a method.
+type mortal struct{ *Driver }
+
+type died struct{ point string }
+
+func (died) Error() string { return "the driver's process died" }
+
+// survive turns the death of the process into an error of the call.
+func survive(err *error) {
+	switch r := recover().(type) {
+	case nil:
+	case died:
+		*err = r
+	default:
+		panic(r)
+	}
+}
+
+func (m mortal) Create(ctx context.Context, s backend.Spec) (err error) {
+	defer survive(&err)
+	return m.Driver.Create(ctx, s)
+}
+
+func (m mortal) Start(ctx context.Context, ref backend.Ref) (err error) {
+	defer survive(&err)
+	return m.Driver.Start(ctx, ref)
+}
+
+func (m mortal) Stop(ctx context.Context, ref backend.Ref, grace time.Duration) (err error) {
+	defer survive(&err)
+	return m.Driver.Stop(ctx, ref, grace)
+}
+
+func (m mortal) Destroy(ctx context.Context, ref backend.Ref) (err error) {
+	defer survive(&err)
+	return m.Driver.Destroy(ctx, ref)
+}
+
+// ok fails the test for an error.
+func ok(t testing.TB, what string, err error) {
+	t.Helper()
+	if err != nil {
+		hint := ""
+		if e, is := errors.AsType[*agentlab.Error](err); is {
+			hint = e.Hint
+		}
+		t.Fatalf("%s: %v (code %s, hint %q)", what, err, agentlab.CodeOf(err), hint)
+	}
+}
+
+func wantCode(t testing.TB, what string, err error, code agentlab.Code) {
+	t.Helper()
+	if agentlab.CodeOf(err) != code {
+		t.Fatalf("%s: %v (code %q), want code %q", what, err, agentlab.CodeOf(err), code)
+	}
+}
