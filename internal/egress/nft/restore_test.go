@@ -107,6 +107,19 @@ func TestVerifyReadsBack(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// A port that was unplugged, as those of VMs that stop are, is no drift; one
+	// that is not known is.
+	w.sh("ip link add gone0 type veth peer name gone1; ip link set gone0 master vmbr1")
+	if err := m.Verify(ctx); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+		t.Errorf("with a port that is not known: %v", err)
+	}
+	if err := m.Load(ctx); err != nil {
+		t.Fatal(err)
+	}
+	w.sh("ip link del gone0")
+	if err := m.Verify(ctx); err != nil {
+		t.Errorf("after a port was unplugged: %v", err)
+	}
 	w.sh("ip link set vmbr1 down")
 	if err := m.BridgeUp(); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 		t.Errorf("the bridge is down: %v", err)
