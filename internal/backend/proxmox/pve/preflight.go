@@ -83,11 +83,27 @@ func (n Needs) Grants(v Version) []Grant {
 func (p Permissions) Missing(g Grant) []string {
 	var missing []string
 	for _, priv := range g.Privileges {
-		if !p.Has(g.Path, priv) {
+		if !p.holds(g.Path, priv) {
 			missing = append(missing, priv)
 		}
 	}
 	return missing
+}
+
+// holds is Has, but for what does as well: a privilege on every VM is one on
+// those of a pool, and the guest agent's are all in VM.GuestAgent.Unrestricted.
+func (p Permissions) holds(path, priv string) bool {
+	const anyVM = "/vms/999999999"
+	paths := []string{path}
+	switch {
+	case path == "/vms": // what is not passed down is of no use there
+		paths = []string{anyVM}
+	case strings.HasPrefix(path, "/pool/") && strings.HasPrefix(priv, "VM."):
+		paths = append(paths, anyVM)
+	}
+	return slices.ContainsFunc(paths, func(at string) bool {
+		return p.Has(at, priv) || strings.HasPrefix(priv, "VM.GuestAgent.") && p.Has(at, "VM.GuestAgent.Unrestricted")
+	})
 }
 
 // Preflight tells whether this client can do what n needs: identity on the

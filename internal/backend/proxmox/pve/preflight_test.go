@@ -117,3 +117,29 @@ func TestIdentity(t *testing.T) {
 		}
 	}
 }
+
+func TestOtherPrivilegesThatDo(t *testing.T) {
+	v9 := Version{Major: 9}
+	n := Needs{Pool: "agentlab"}
+	everywhere := map[string]Bool{}
+	for _, p := range n.Grants(v9)[0].Privileges {
+		if !strings.HasPrefix(p, "VM.GuestAgent.") && p != "Pool.Audit" {
+			everywhere[p] = true
+		}
+	}
+	everywhere["VM.GuestAgent.Unrestricted"] = true
+	perms := Permissions{"/vms": everywhere, "/pool/agentlab": {"Pool.Audit": true}}
+	if got := perms.Missing(n.Grants(v9)[0]); got != nil {
+		t.Errorf("%q", got)
+	}
+	if got := perms.Missing(Needs{}.Grants(v9)[0]); got != nil {
+		t.Errorf("without a pool: %q", got)
+	}
+	everywhere["VM.Allocate"] = false // not passed down
+	if got := perms.Missing(n.Grants(v9)[0]); !slices.Equal(got, []string{"VM.Allocate"}) {
+		t.Errorf("%q", got)
+	}
+	if got := perms.Missing(Needs{}.Grants(v9)[0]); !slices.Equal(got, []string{"VM.Allocate"}) {
+		t.Errorf("without a pool: %q", got)
+	}
+}
