@@ -69,7 +69,7 @@ func TestUnpack(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"skills/agentlab/SKILL.md", "profiles/yolo-ephemeral.yaml", "images/agents.yaml"} {
+	for _, name := range []string{"skills/agentlab/SKILL.md", "profiles/yolo-ephemeral.yaml", "images/agents.yaml", "images/template/setup.sh"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			t.Error(err)
 		}
@@ -100,7 +100,7 @@ func TestRun(t *testing.T) {
 // Every script tells what it is for, and takes no argument that it ignores.
 func TestUsage(t *testing.T) {
 	k, dir := unpack(t)
-	for _, path := range []string{"install_host.sh", "create_api_token.sh", "net/setup_vmbr1.sh", "net/apply.sh", "net/setup_tailscale_router.sh", "net/smoke_test.sh"} {
+	for _, path := range []string{"install_host.sh", "create_api_token.sh", "create_template.sh", "net/setup_vmbr1.sh", "net/apply.sh", "net/setup_tailscale_router.sh", "net/smoke_test.sh"} {
 		r, err := k.Run(context.Background(), nil, nil, path, "--help")
 		if err != nil || r.Code != 0 || !strings.Contains(r.Output, filepath.Base(path)) || strings.Contains(r.Output, "shellcheck") {
 			t.Errorf("%s --help: %+v, %v", path, r, err)
