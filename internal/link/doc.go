@@ -21,4 +21,8 @@
 // before yamux sees it (see guard), so that a hostile guest can at worst end
 // its own link; the memory it can make the host hold is bounded by
 // maxStreams windows of 256 KiB.
+//
+// Where a guest has an address instead of such a port, each stream is a TCP
+// connection of its own, with TLS of keys that both sides know (DialTLS,
+// ListenTLS), and none of the above is needed.
 package link
