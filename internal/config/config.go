@@ -53,6 +53,7 @@ type Limits struct {
 	MaxSandboxes  int `yaml:"max_sandboxes" doc:"Sandboxes that may exist at once, 1 to 100000; DESTROYED ones do not count."`
 	MinFreeMB     int `yaml:"min_free_mb" doc:"MiB that must be free on the disk of the state directory for a sandbox to be started, 0 to 1048576; below a quarter of it nothing that guests send is kept either."`
 	MaxTTLMinutes int `yaml:"max_ttl_minutes" doc:"Longest lease and job time in minutes, 1 to 43200 (30 days)."`
+	BootMinutes   int `yaml:"boot_minutes" doc:"Minutes, 1 to 60, that a guest may take until it answers; a sandbox that takes longer is FAILED."`
 	EgressRecords int `yaml:"egress_records" doc:"Records of one sandbox's use of the network of what was allowed, and as many of what was refused, 100 to 1000000; of more, the first half and the newest stay."`
 }
 
@@ -104,7 +105,7 @@ func Default() Config {
 		DefaultProfile:      "yolo-ephemeral",
 		DefaultAgent:        "claude",
 		Images:              Images{Base: "base", Agents: "agents"},
-		Limits:              Limits{MaxSandboxes: 100, MaxTTLMinutes: 7 * 24 * 60, MinFreeMB: 1024, EgressRecords: 5000},
+		Limits:              Limits{MaxSandboxes: 100, MaxTTLMinutes: 7 * 24 * 60, MinFreeMB: 1024, BootMinutes: 3, EgressRecords: 5000},
 		VMIDRange:           VMIDRange{First: 1000, Last: 999999},
 		Retention:           Retention{ArtifactsDays: 30, EventsDays: 30, EgressDays: 30, JobsDays: 90},
 		Artifacts:           Artifacts{MaxFileMB: 1024, MaxJobMB: 4096, MaxFiles: 10000},
@@ -204,6 +205,7 @@ func (c Config) validateRanges() error {
 		{"limits.max_sandboxes", c.Limits.MaxSandboxes, 1, 100000},
 		{"limits.min_free_mb", c.Limits.MinFreeMB, 0, 1 << 20},
 		{"limits.max_ttl_minutes", c.Limits.MaxTTLMinutes, 1, maxTTL},
+		{"limits.boot_minutes", c.Limits.BootMinutes, 1, 60},
 		{"limits.egress_records", c.Limits.EgressRecords, 100, 1000000},
 		{"vmid_range.first", c.VMIDRange.First, 100, 999999999},
 		{"vmid_range.last", c.VMIDRange.Last, c.VMIDRange.First, 999999999},
@@ -237,6 +239,9 @@ func oneOf(key, value string, known []string) error {
 
 // MaxTTL is limits.max_ttl_minutes.
 func (c Config) MaxTTL() time.Duration { return time.Duration(c.Limits.MaxTTLMinutes) * time.Minute }
+
+// BootTimeout returns how long a guest may take until it answers.
+func (c Config) BootTimeout() time.Duration { return time.Duration(c.Limits.BootMinutes) * time.Minute }
 
 // BootstrapTTL is bootstrap_ttl_minutes.
 func (c Config) BootstrapTTL() time.Duration {

@@ -52,7 +52,7 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Default()
-	want.Limits = Limits{MaxSandboxes: 3, MinFreeMB: 1024, MaxTTLMinutes: 120, EgressRecords: 5000}
+	want.Limits = Limits{MaxSandboxes: 3, MinFreeMB: 1024, MaxTTLMinutes: 120, BootMinutes: 3, EgressRecords: 5000}
 	want.QEMU = QEMU{Binary: "/opt/q", Accel: "tcg"}
 	want.VMIDRange = VMIDRange{200, 200}
 	want.BootstrapTTLMinutes = 5

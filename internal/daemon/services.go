@@ -171,6 +171,7 @@ func (s *services) openSandboxes() {
 		Limits: sandbox.Limits{
 			VMIDFirst: s.settings.VMIDRange.First, VMIDLast: s.settings.VMIDRange.Last,
 			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootstrapTTL: s.settings.BootstrapTTL(),
+			BootTimeout: s.settings.BootTimeout(),
 		},
 		ServeGuest: func(ctx context.Context, vmid int, l net.Listener) error { return s.guests.Serve(ctx, vmid, l) },
 		Changed: func(sb agentlab.Sandbox) {

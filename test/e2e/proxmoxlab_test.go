@@ -181,6 +181,7 @@ func (p *pveLab) makeTemplate(t testing.TB) {
 const pveConfig = `backend: proxmox
 vmid_range: {first: 1000, last: 1999}
 images: {base: base, agents: base}
+limits: {boot_minutes: 15}
 host_network: {bridge: vmbr1, uplink: vmbr0}
 proxmox:
   templates: {base: %s}
