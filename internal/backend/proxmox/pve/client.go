@@ -17,7 +17,8 @@ import (
 // Errors of its methods are *agentlab.Error; faults.go tells which code each
 // text of a node becomes. Code not_found is given only where the node says
 // that the VM asked about has no configuration on that node, or that a task is
-// not known. Code unknown_outcome means that the call may have been carried
+// not known. A token whose rights come from a pool gets denied instead for a VM
+// that is not there, as for anybody else's: Free tells them apart. Code unknown_outcome means that the call may have been carried
 // out. What cannot be understood is internal.
 type Client struct {
 	t    Transport

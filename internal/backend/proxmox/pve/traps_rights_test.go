@@ -77,6 +77,11 @@ func TestTrap34(t *testing.T) {
 		}
 		_, err = b.c.Config(b.ctx(), "pve", 101)
 		b.code(err, agentlab.CodeNotFound)
+		_, err = c.Config(b.ctx(), "pve", 101) // it may not even know that
+		b.code(err, agentlab.CodeDenied)
+		if free, err := c.Free(b.ctx(), 101); err != nil || !free {
+			t.Errorf("%s: free %v, %v", version, free, err)
+		}
 		if vols, err := c.Content(b.ctx(), "pve", "local-zfs", "images", 101); err != nil || len(vols) != 0 {
 			t.Errorf("%s: the token sees %+v %v", version, vols, err)
 		}
