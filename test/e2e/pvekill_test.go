@@ -41,7 +41,9 @@ func testKilledDaemon(t *testing.T, transport string) {
 	for k := range max(making, ending) {
 		name := fmt.Sprintf("k%d", k+1)
 		p.killAtCall(t, k+1, k%2 == 0, "sandbox", "new", "--profile", "plain", "--name", name, "--no-wait")
-		if !eventually(commandLimit, func() bool { return p.state(name) == "READY" }) {
+		var state string
+		eventually(commandLimit, func() bool { state = p.state(name); return state == "READY" || state == "FAILED" })
+		if state != "READY" {
 			t.Fatalf("killed at call %d of making: %s", k+1, p.ok("sandbox", "show", name))
 		}
 		if k < ending {
