@@ -31,11 +31,18 @@ func testProxmox(t *testing.T, transport string) {
 		}
 	})
 	p.ok("host", "network", "apply")
-	t.Run("job", p.goldenJob)
-	t.Run("killed daemon", p.killedDaemon)
+	t.Run("job", func(t *testing.T) { p.in(t).goldenJob(t) })
+	t.Run("killed daemon", func(t *testing.T) { p.in(t).killedDaemon(t) })
+	t.Run("egress", func(t *testing.T) { p.in(t).egress(t) })
 	t.Run("scripts", func(t *testing.T) { runScripts(p.lab, t, "proxmox") })
-	t.Run("egress", p.egress)
 	p.clean()
+}
+
+// in is the same lab, whose checks fail a subtest.
+func (p *pveLab) in(t *testing.T) *pveLab {
+	sub, l := *p, *p.lab
+	l.TB, sub.lab = t, &l
+	return &sub
 }
 
 const pvePassword = "hunter2-s3cret/&$token"
