@@ -7,7 +7,7 @@ import (
 // apiVersion is GET /version.
 func apiVersion(c *call) (any, *Error) {
 	if c.n.v9() {
-		return map[string]any{"release": "9.2", "version": "9.2.6", "repoid": "14a22df311111111"}, nil
+		return map[string]any{"release": "9.2", "version": "9.2.0", "repoid": "2606ac8511111111"}, nil
 	}
 	return map[string]any{"release": "8.4", "version": "8.4.21", "repoid": "2606ac8511111111"}, nil
 }
@@ -201,7 +201,7 @@ func apiNodeStatus(c *call) (any, *Error) {
 	used := c.n.memUsed(c.node)
 	release := "pve-manager/8.4.21/2606ac8511111111"
 	if c.n.v9() {
-		release = "pve-manager/9.2.6/14a22df311111111"
+		release = "pve-manager/9.2.0/2606ac8511111111"
 	}
 	return map[string]any{
 		"cpu": 0.01, "wait": 0, "uptime": int(time.Since(c.n.started)/time.Second) + 1, "idle": 0,
@@ -236,12 +236,13 @@ func apiNetwork(c *call) (any, *Error) {
 // apiCertificates is GET /nodes/N/certificates/info.
 func apiCertificates(c *call) (any, *Error) {
 	r := c.n.rest
+	issuer := "/CN=Proxmox Virtual Environment/OU=" + r.cluster + "/O=PVE Cluster Manager CA"
 	return []map[string]any{
 		{"filename": "pve-root-ca.pem", "pem": string(r.caPEM), "fingerprint": r.caFingerprint, "san": []string{}, "public-key-bits": 2048, "public-key-type": "rsaEncryption",
-			"subject": "/CN=Proxmox Virtual Environment", "issuer": "/CN=Proxmox Virtual Environment", "notbefore": r.notBefore, "notafter": r.notAfter},
-		{"filename": "pve-ssl.pem", "pem": string(r.leafPEM), "fingerprint": r.fingerprint, "san": []string{"127.0.0.1", "0000:0000:0000:0000:0000:0000:0000:0001", "localhost", c.n.name},
+			"subject": issuer, "issuer": issuer, "notbefore": r.notBefore, "notafter": r.notAfter},
+		{"filename": "pve-ssl.pem", "pem": string(r.leafPEM), "fingerprint": r.fingerprint, "san": []string{"127.0.0.1", "0000:0000:0000:0000:0000:0000:0000:0001", "localhost", "192.0.2.10", c.n.name},
 			"public-key-bits": 2048, "public-key-type": "rsaEncryption", "subject": "/OU=PVE Cluster Node/O=Proxmox Virtual Environment/CN=" + c.n.name,
-			"issuer": "/CN=Proxmox Virtual Environment", "notbefore": r.notBefore, "notafter": r.notAfter},
+			"issuer": issuer, "notbefore": r.notBefore, "notafter": r.notAfter},
 	}, nil
 }
 

@@ -18,6 +18,7 @@ type flock struct {
 	exclusive *holder
 	depth     int
 	shared    map[*holder]int
+	awaited   int           // how many had to wait, ever
 	changed   chan struct{} // closed and replaced when someone lets go
 }
 
@@ -82,6 +83,9 @@ func (f *flocks) take(ctx context.Context, h *holder, path string, shared bool, 
 		f.mu.Unlock()
 		if !waited {
 			waited = true
+			f.mu.Lock()
+			l.awaited++
+			f.mu.Unlock()
 			waiting()
 		}
 		select {

@@ -195,9 +195,6 @@ func apiStop(c *call) (any, *Error) {
 		return nil, err
 	}
 	vmid := c.p.num("vmid")
-	if _, err := c.loadOther(vmid); err != nil {
-		return nil, err
-	}
 	return c.fork("qmstop", itoa(vmid), func(w *call) *Error {
 		if w.p.yes("overrule-shutdown") {
 			w.overrule(vmid)
@@ -207,7 +204,7 @@ func apiStop(c *call) (any, *Error) {
 			return err
 		}
 		defer unlock()
-		v, err := w.load(vmid)
+		v, err := w.loadOther(vmid)
 		if err != nil {
 			return err
 		}
@@ -267,23 +264,28 @@ func apiShutdown(c *call) (any, *Error) {
 		return nil, err
 	}
 	vmid := c.p.num("vmid")
+	// Whether it is paused is asked first; what goes wrong there is only told.
 	v, err := c.loadOther(vmid)
-	if err != nil {
-		return nil, err
-	}
-	c.n.mu.Lock()
-	run := v.run
-	c.n.mu.Unlock()
-	if run != nil && run.guest.Status() == "paused" {
+	switch {
+	case err != nil:
+		c.warn("%s\n", err.Message)
+	case !c.isRunning(v):
+		c.warn("VM %d not running\n", vmid)
+	case c.paused(v):
 		if !c.p.yes("forceStop") {
 			return nil, dief("VM is paused - cannot shutdown")
 		}
 		c.warn("VM is paused - stop instead of shutdown")
 	}
-	if run == nil && c.cli {
-		return nil, nil
-	}
 	return c.fork("qmshutdown", itoa(vmid), func(w *call) *Error { return w.shutdown(vmid) })
+}
+
+// paused tells whether a running VM is paused.
+func (c *call) paused(v *vm) bool {
+	c.n.mu.Lock()
+	run := v.run
+	c.n.mu.Unlock()
+	return run != nil && run.guest.Status() == "paused"
 }
 
 func (c *call) shutdown(vmid int) *Error {
@@ -292,7 +294,7 @@ func (c *call) shutdown(vmid int) *Error {
 		return err
 	}
 	defer unlock()
-	v, err := c.load(vmid)
+	v, err := c.loadOther(vmid)
 	if err != nil {
 		return err
 	}

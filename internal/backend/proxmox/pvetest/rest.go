@@ -36,6 +36,7 @@ type restServer struct {
 	leafPEM     []byte
 	fingerprint string
 	caFile      string
+	cluster     string // the UUID in the name of the cluster's authority
 
 	caFingerprint       string
 	notBefore, notAfter int64
@@ -87,10 +88,11 @@ func (s *restServer) certificate(node string) (tls.Certificate, error) {
 	if err != nil {
 		return tls.Certificate{}, err
 	}
+	s.cluster = newUUID()
 	from, to := time.Now().Add(-24*time.Hour), time.Now().Add(2*365*24*time.Hour)
 	ca := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotBefore: from, NotAfter: to, IsCA: true, BasicConstraintsValid: true,
-		Subject: pkix.Name{CommonName: "Proxmox Virtual Environment", OrganizationalUnit: []string{newUUID()}, Organization: []string{"PVE Cluster Manager CA"}},
+		Subject: pkix.Name{CommonName: "Proxmox Virtual Environment", OrganizationalUnit: []string{s.cluster}, Organization: []string{"PVE Cluster Manager CA"}},
 	}
 	caDER, err := x509.CreateCertificate(rand.Reader, ca, ca, &caKey.PublicKey, caKey)
 	if err != nil {
@@ -100,7 +102,7 @@ func (s *restServer) certificate(node string) (tls.Certificate, error) {
 		SerialNumber: big.NewInt(2), NotBefore: from, NotAfter: to,
 		Subject:     pkix.Name{CommonName: node, OrganizationalUnit: []string{"PVE Cluster Node"}, Organization: []string{"Proxmox Virtual Environment"}},
 		DNSNames:    []string{"localhost", node},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback, net.IPv4(192, 0, 2, 10)},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, leaf, ca, &key.PublicKey, caKey)

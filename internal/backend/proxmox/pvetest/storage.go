@@ -112,15 +112,11 @@ func (s *storage) on(node string) bool { return len(s.Nodes) == 0 || contains(s.
 
 func (s *storage) holds(content string) bool { return contains(s.Content, content) }
 
-// used is what the volumes take; thin ones count little.
-func (s *storage) used(node string) int64 {
+// used is what is taken; thin volumes count nothing.
+func (s *storage) used(string) int64 {
 	used := int64(10 << 30)
 	if s.Size < 40<<30 {
 		used = s.Size / 6
-	}
-	for _, v := range s.at(node) {
-		used += 1 << 20
-		_ = v
 	}
 	if s.full {
 		return s.Size

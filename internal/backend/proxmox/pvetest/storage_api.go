@@ -89,7 +89,7 @@ func apiContent(c *call) (any, *Error) {
 	if s.holds("images") && (kind == "" || kind == "images") {
 		all = append(all, c.imageEntries(s)...)
 	}
-	if s.Type == Dir && !c.p.has("vmid") {
+	if s.Type == Dir { // vmid narrows images alone
 		for _, k := range []string{"backup", "import", "iso", "snippets", "vztmpl"} {
 			if s.holds(k) && (kind == "" || kind == k) {
 				all = append(all, c.fileEntries(s, k)...)
@@ -345,6 +345,9 @@ func apiUpload(c *call) (any, *Error) {
 		b, err := os.ReadFile(w.n.HostPath(c.p.str("tmpfilename")))
 		if err != nil {
 			return dief("import failed: %v", err)
+		}
+		if kind == "import" && strings.HasSuffix(name, ".qcow2") && !strings.HasPrefix(string(b), "QFI\xfb") {
+			return dief("qemu-img: Could not open '%s': Image is not in qcow2 format", name)
 		}
 		if err := writeFile(w.n.HostPath(dest), b, 0o644); err != nil {
 			return dief("import failed: %v", err)

@@ -207,7 +207,6 @@ func exitCode(err *Error) int {
 		part string
 		code int
 	}{
-		{"does not exist\n", 2},
 		{"got timeout", 4},
 		{"Configuration file '", 2},
 		{"unable to find configuration file for VM", 2},

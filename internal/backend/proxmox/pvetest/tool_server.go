@@ -104,11 +104,19 @@ func (n *Node) BinOf(node string) string {
 	for _, p := range programs {
 		script := fmt.Sprintf("#!/bin/sh\n%s='%s' %s='%s' %s='%s' exec '%s' \"$@\"\n",
 			socketEnv, n.toolsSocket, programEnv, p, nodeEnv, node, exe)
-		if err := writeFile(filepath.Join(dir, p), []byte(script), 0o755); err != nil {
+		if err := writeProgram(filepath.Join(dir, p), script); err != nil {
 			panic(fmt.Sprintf("fake Proxmox node: programs: %v", err))
 		}
 	}
 	return dir
+}
+
+// writeProgram writes a file that is executed: no other process may be forked
+// while it is open for writing, which would keep it busy.
+func writeProgram(path, script string) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return writeFile(path, []byte(script), 0o755)
 }
 
 // tools is the server of the programs.
