@@ -30,6 +30,13 @@ printf '#!/bin/sh\nexit 101\n' >"$tree/run/build/policy-rc.d"
 chmod 0755 "$tree/run/build/policy-rc.d"
 : >>"$tree/usr/sbin/policy-rc.d" # services of packages do not start in here
 mount --bind "$tree/run/build/policy-rc.d" "$tree/usr/sbin/policy-rc.d"
+# The initramfs stays its publisher's: /boot may be on a partition of its own.
+initramfs=$tree/usr/sbin/update-initramfs
+if [ -f "$initramfs" ]; then
+    printf '#!/bin/sh\nexit 0\n' >"$tree/run/build/update-initramfs"
+    chmod 0755 "$tree/run/build/update-initramfs"
+    mount --bind "$tree/run/build/update-initramfs" "$initramfs"
+fi
 resolv=$tree/etc/resolv.conf
 if [ -L "$resolv" ]; then
     to=$(readlink "$resolv")
@@ -68,7 +75,7 @@ inside() { $clean $proxies PATH=$path HOME=/root chroot "$tree" "$@"; }
 echo "I: installing packages"
 inside apt-get -q update
 # shellcheck disable=SC2046 # one word per package is meant
-inside apt-get -q -y --no-install-recommends install $(cat "$work/packages")
+inside apt-get -q -y --no-install-recommends --no-upgrade install $(cat "$work/packages")
 
 echo "I: installing agent-runner and its units"
 place() { # FROM FILE: whatever the mode of the copy
@@ -126,7 +133,9 @@ umount "$tree/usr/sbin/policy-rc.d"
 rm -f "$tree/usr/sbin/policy-rc.d"
 umount "$tree/tmp"
 inside sh /run/build/template/seal.sh
-if mountpoint -q "$resolv"; then umount "$resolv"; fi
+for file in "$resolv" "$initramfs"; do
+    if mountpoint -q "$file"; then umount "$file"; fi
+done
 fstrim "$tree" || true
 umount "$tree/run" "$tree/dev" "$tree/proc"
 umount "$tree"
