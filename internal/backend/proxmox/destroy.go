@@ -82,6 +82,10 @@ func (d *Driver) endVM(ctx context.Context, ref backend.Ref, h *handle) (foreign
 		return false, nil
 	case s.ours:
 	case s.stub && h != nil && h.CloneSent:
+		mine, err := d.stubIsOurs(ctx, h)
+		if err != nil || !mine {
+			return !mine, err
+		}
 	case isGravestone(s.cfg) && h != nil && h.DestroySent:
 	case h == nil && (isGravestone(s.cfg) || s.stub):
 		return true, nil // whose it is, nothing tells
@@ -148,7 +152,7 @@ func (d *Driver) removeVM(ctx context.Context, ref backend.Ref, h *handle, s sig
 				return err
 			}
 		}
-		err := d.task(ctx, func() (pve.UPID, error) { return d.pve.Destroy(ctx, s.node, ref.VMID, false) })
+		err := d.destroyVM(ctx, ref, h, s.node)
 		switch code := agentlab.CodeOf(err); {
 		case err == nil, code == agentlab.CodeNotFound:
 			d.at("destroyed")
@@ -166,6 +170,47 @@ func (d *Driver) removeVM(ctx context.Context, ref backend.Ref, h *handle, s sig
 			return err
 		}
 	}
+}
+
+func (d *Driver) destroyVM(ctx context.Context, ref backend.Ref, h *handle, node string) error {
+	task, err := d.pve.Destroy(ctx, node, ref.VMID, false)
+	if err != nil {
+		return err
+	}
+	d.at("destroy sent")
+	if h != nil {
+		h.DestroyTask = string(task)
+		if err := d.save(h); err != nil {
+			return err
+		}
+	}
+	return d.wait(ctx, task)
+}
+
+// stubIsOurs tells whether the empty beginning of a clone, which bears no
+// mark, is that of a sandbox whose clone was sent: a clone of its template that
+// was begun since, and is no other sandbox's, ended without an end. No clone
+// goes on any more when this is asked.
+func (d *Driver) stubIsOurs(ctx context.Context, h *handle) (bool, error) {
+	tasks, err := d.pve.Tasks(ctx, h.Source, pve.TaskFilter{VMID: h.Template, Type: "qmclone", Limit: 500})
+	if err != nil {
+		return false, err
+	}
+	all, err := d.handles()
+	if err != nil {
+		return false, err
+	}
+	for _, t := range tasks {
+		upid := string(t.UPID)
+		switch {
+		case h.CloneTask != "" && upid != h.CloneTask, int64(t.StartTime) < h.CloneAt.Unix()-clockSlack:
+		case t.OK() || t.Status == "OK" || strings.HasPrefix(t.Status, "WARNINGS") || strings.Contains(t.Status, "already exists"):
+		case slices.ContainsFunc(all, func(o *handle) bool { return o.Spec.VMID != h.Spec.VMID && o.CloneTask == upid }):
+		default:
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // unlock takes a lock away that a process left which is no more. While any
@@ -188,9 +233,15 @@ func (d *Driver) unlock(ctx context.Context, node string, vmid int, lock string)
 }
 
 // removeVolumes makes sure that no volume of a sandbox is left: Proxmox calls
-// the destruction of a VM a success also where it could not free one. Nothing
-// is deleted while any VM has the number.
+// the destruction of a VM a success also where it could not free one. What it
+// could not free its log tells; the storages are listed too, where a token may
+// see no more of what belonged to a VM that is gone. Nothing is deleted while
+// any VM has the number.
 func (d *Driver) removeVolumes(ctx context.Context, h *handle) error {
+	left, err := d.notRemoved(ctx, h)
+	if err != nil {
+		return err
+	}
 	storages := slices.Clone(h.Storages)
 	for _, v := range h.Volumes {
 		storage, _, _ := strings.Cut(v, ":")
@@ -198,23 +249,56 @@ func (d *Driver) removeVolumes(ctx context.Context, h *handle) error {
 	}
 	slices.Sort(storages)
 	for _, storage := range slices.Compact(storages) {
-		left, err := d.pve.Content(ctx, h.Node, storage, "images", h.Spec.VMID)
+		list, err := d.pve.Content(ctx, h.Node, storage, "images", h.Spec.VMID)
 		if err != nil {
 			return err
 		}
-		for _, v := range left {
-			if !slices.Contains(h.Storages, storage) && !slices.ContainsFunc(h.Volumes, func(own string) bool { return lastComponent(own) == lastComponent(v.VolID) }) {
-				continue // it was there before the sandbox
-			}
-			if volumeOwner(v.VolID) != h.Spec.VMID {
-				continue
-			}
-			if err := d.removeVolume(ctx, h, v.VolID); err != nil {
-				return err
+		for _, v := range list {
+			if slices.Contains(h.Storages, storage) || hasVolume(h.Volumes, v.VolID) { // else it was there before the sandbox
+				left = append(left, v.VolID)
 			}
 		}
 	}
+	slices.Sort(left)
+	for _, volid := range slices.Compact(left) {
+		if volumeOwner(volid) != h.Spec.VMID {
+			continue
+		}
+		if err := d.removeVolume(ctx, h, volid); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+func hasVolume(list []string, volid string) bool {
+	return slices.ContainsFunc(list, func(own string) bool { return lastComponent(own) == lastComponent(volid) })
+}
+
+// notRemoved tells which volumes the destruction of the VM has left.
+func (d *Driver) notRemoved(ctx context.Context, h *handle) ([]string, error) {
+	task := pve.UPID(h.DestroyTask)
+	if task == "" {
+		if !h.DestroySent {
+			return nil, nil
+		}
+		tasks, err := d.pve.Tasks(ctx, h.Node, pve.TaskFilter{VMID: h.Spec.VMID, Type: "qmdestroy", Limit: 1})
+		if err != nil || len(tasks) == 0 {
+			return nil, err
+		}
+		task = tasks[0].UPID
+	}
+	left, err := d.pve.NotRemoved(ctx, task)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return nil, nil // forgotten by the node
+	}
+	var own []string
+	for _, volid := range left {
+		if hasVolume(h.Volumes, volid) {
+			own = append(own, volid)
+		}
+	}
+	return own, err
 }
 
 func (d *Driver) removeVolume(ctx context.Context, h *handle, volid string) error {
@@ -226,7 +310,13 @@ func (d *Driver) removeVolume(ctx context.Context, h *handle, volid string) erro
 		return nil // somebody has the number now, and with it the volume
 	}
 	d.log.Warn("a volume of a destroyed sandbox was left and is deleted", "vmid", h.Spec.VMID, "volume", volid)
-	return d.task(ctx, func() (pve.UPID, error) { return d.pve.DeleteContent(ctx, h.Node, volid) })
+	err = d.task(ctx, func() (pve.UPID, error) { return d.pve.DeleteContent(ctx, h.Node, volid) })
+	if agentlab.CodeOf(err) == agentlab.CodeDenied {
+		storage, _, _ := strings.Cut(volid, ":")
+		return agentlab.Errorf(agentlab.CodeDenied, "volume %s of sandbox %d was left and may not be deleted: %w", clip(volid), h.Spec.VMID, err).
+			WithHint("on node %s: pvesm free %s; or give the token Datastore.Allocate on /storage/%s", h.Node, volid, storage)
+	}
+	return err
 }
 
 // removeSnippets removes the seed of a sandbox, also one whose name was lost
@@ -246,11 +336,17 @@ func (d *Driver) removeSnippets(ctx context.Context, ref backend.Ref, h *handle)
 	if err != nil {
 		return err
 	}
+	all, err := d.handles()
+	if err != nil {
+		return err
+	}
 	for _, name := range names {
-		if snippetForm.MatchString(name) && strings.HasPrefix(name, snippetPrefix(d.installation, ref)) {
-			if err := root.RemoveSnippet(ctx, name); err != nil {
-				return err
-			}
+		used := slices.ContainsFunc(all, func(o *handle) bool { return o.Snippet == name })
+		if used || !snippetForm.MatchString(name) || !strings.HasPrefix(name, snippetPrefix(d.installation, ref)) {
+			continue
+		}
+		if err := root.RemoveSnippet(ctx, name); err != nil {
+			return err
 		}
 	}
 	return nil

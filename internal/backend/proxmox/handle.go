@@ -63,6 +63,7 @@ type handle struct {
 	CloneSent   bool      `json:"clone_sent,omitempty"`   // a clone was sent, and its end was not seen
 	CloneAt     time.Time `json:"clone_at,omitzero"`      // when
 	CloneTask   string    `json:"clone_task,omitempty"`   // its UPID, once known
+	DestroyTask string    `json:"destroy_task,omitempty"` // UPID of its destruction, once known
 	DestroySent bool      `json:"destroy_sent,omitempty"` // the VM was proved to be ours and is being destroyed
 
 	Snippet       string   `json:"snippet,omitempty"` // file name
