@@ -68,12 +68,13 @@ func (p *pveLab) goldenJob(t *testing.T) {
 	began := time.Now()
 	const task = `[ "$GREETING" = "a value for the agent alone" ] && echo "the secret is there"
 echo more >> README; git commit -qam More; mkdir -p out && echo built > out/result.txt; df -B1G --output=size / | tail -1; nproc`
+	p.node.ResetCalls()
 	j, r := p.job("--repo", "http://git.example.com/org/repo.git", "--ref", "main", "--agent", "shell", "--task", task)
 	log := p.ok("job", "logs", j.ID)
 	if r.code != 0 || j.Status != "COMPLETED" || j.Result.Commits != 1 || !j.Result.Pushed {
 		t.Fatalf("%+v\n%v\nlog:\n%s", j, r, log)
 	}
-	t.Logf("job run took %v; log:\n%s", time.Since(began).Round(time.Second), log)
+	t.Logf("job run took %v and %d calls of the node: %v; log:\n%s", time.Since(began).Round(time.Second), p.node.TotalCalls(), p.node.Calls(), log)
 	if !strings.Contains(log, "the secret is there") || strings.Contains(log, "a value for the agent") {
 		t.Errorf("log:\n%s", log)
 	}
