@@ -101,7 +101,9 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// A test may build what it tests, but drivers stay apart in tests too.
+// A test may build what it tests, but drivers stay apart in tests too. Only
+// the guests of the fake, which speak guest control without a machine, may run
+// in another driver's VMs.
 func TestDriversApart(t *testing.T) {
 	driver := func(pkg string) string {
 		rest, ok := strings.CutPrefix(pkg, "internal/backend/")
@@ -113,7 +115,7 @@ func TestDriversApart(t *testing.T) {
 	}
 	for _, s := range sources(t) {
 		for _, imp := range s.imports {
-			if a, b := driver(s.pkg), driver(imp); a != "" && b != "" && a != b {
+			if a, b := driver(s.pkg), driver(imp); a != "" && b != "" && a != b && (!s.test || b != "fake") {
 				t.Errorf("%s: driver %s imports driver %s; what both need belongs to the contract", s.path, a, b)
 			}
 		}

@@ -108,6 +108,7 @@ func Run(t *testing.T, cfg Config) {
 		{"Unsupported", (*suite).unsupported},
 		{"CreateTwice", (*suite).createTwice},
 		{"NumberTaken", (*suite).numberTaken},
+		{"Numbers", (*suite).numbers},
 		{"Absent", (*suite).absent},
 		{"WrongMark", (*suite).wrongMark},
 		{"DestroyStopped", (*suite).destroyStopped},

@@ -41,6 +41,12 @@ func (s *suite) info() {
 	if _, ok := s.d.(backend.NumberChecker); ok != a.Capabilities.SharedNumbers {
 		s.Errorf("capability SharedNumbers is %v, NumberChecker is implemented: %v", a.Capabilities.SharedNumbers, ok)
 	}
+	if _, ok := s.d.(backend.NumberChecker); ok != a.Capabilities.SharedNumbers {
+		s.Errorf("capability SharedNumbers is %v, NumberChecker is implemented: %v", a.Capabilities.SharedNumbers, ok)
+	}
+	if p := a.Addresses; p != nil && (!p.IPv4.IsValid() || len(p.Reserved) == 0) {
+		s.Errorf("addresses are leased from %v, of which the host has none: %v", p.IPv4, p.Reserved)
+	}
 	if _, ok := s.d.(backend.EgressLogger); ok != a.Capabilities.EgressLog {
 		s.Errorf("capability EgressLog is %v, EgressLogger is implemented: %v", a.Capabilities.EgressLog, ok)
 	}

@@ -34,6 +34,10 @@ func (s *suite) vm() {
 	s.wantPower(ref, backend.PowerRunning)
 	boot := s.awaitControl(ref).BootID
 
+	if in := s.wantPower(ref, backend.PowerRunning); s.d.Info().Addresses != nil && in.IP != sp.IPv4.String() {
+		s.Errorf("the address of a running sandbox is %q, and it was leased %s", in.IP, sp.IPv4)
+	}
+
 	s.sub("Control", func(s *suite) { s.control(sp) })
 	s.sub("DialGuest", func(s *suite) { s.dialGuest(ref) })
 	s.sub("ListenGuest", func(s *suite) { s.listenGuest(ref, l) })
