@@ -160,7 +160,9 @@ func prepare(c Config) error {
 
 // BridgeUp tells, with code unavailable, what is wrong with the bridge.
 func (m *Manager) BridgeUp() error {
-	c := m.opts.Config
+	m.mu.Lock()
+	c := m.opts.Config // whose HostNets change
+	m.mu.Unlock()
 	no := func(format string, args ...any) error {
 		return agentlab.Errorf(agentlab.CodeUnavailable, format, args...).WithField("host_network.bridge").
 			WithHint("make it with scripts/net/setup_vmbr1.sh --apply, or for now with: agentlab host network apply")
