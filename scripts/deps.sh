@@ -48,6 +48,7 @@ for set in "${@:-run}"; do
         need nft nftables "the firewall of a bridge host, which is tested in a real kernel"
         need ip iproute2 "the network namespaces of the tests"
         need bwrap bubblewrap "the agent's inner sandbox"
+        need dbus-daemon dbus "a systemd for the installation's test"
         need systemd-analyze systemd "judges the service's unit"
         need sfdisk fdisk "the partitions of a template's disk"
         need objcopy binutils "puts the probe's kernel together again"

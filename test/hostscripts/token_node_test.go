@@ -61,7 +61,7 @@ func TestTokenOnNode(t *testing.T) {
 					t.Errorf("%+v", f)
 				}
 			}
-			life(t, ctx, c)
+			life(ctx, t, c)
 			script("--remove", "--apply")
 			if again := script("--remove"); again != "" {
 				t.Errorf("removed, and still: %s", again)
@@ -74,7 +74,7 @@ func TestTokenOnNode(t *testing.T) {
 }
 
 // life is a sandbox's, as far as rights matter.
-func life(t *testing.T, ctx context.Context, c *pve.Client) {
+func life(ctx context.Context, t *testing.T, c *pve.Client) {
 	t.Helper()
 	task := func(what string, u pve.UPID, err error) {
 		t.Helper()

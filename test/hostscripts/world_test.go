@@ -58,8 +58,9 @@ func TestMain(m *testing.M) {
 // host is one such host.
 type host struct {
 	*testing.T
-	dir string // its root as this machine sees it
-	pid string // of the process that holds its namespaces
+	dir    string // its root as this machine sees it
+	pid    string // of the process that holds its namespaces
+	chroot string // its root in its own mount namespace
 }
 
 const hold = `set -e
@@ -84,6 +85,13 @@ exec sleep infinity`
 // come out of a release, and with the stand-ins that are named.
 func newHost(t *testing.T, with ...string) *host {
 	t.Helper()
+	return begin(t, hold, with...)
+}
+
+// begin makes a host by a shell script that says "ready" when its root is at
+// $1/root, and ends with the program that holds the namespaces.
+func begin(t *testing.T, hold string, with ...string) *host {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("a host of its own takes root")
 	}
@@ -93,7 +101,8 @@ func newHost(t *testing.T, with ...string) *host {
 	}
 	base := t.TempDir()
 	var said bytes.Buffer
-	cmd := exec.Command("unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--propagation", "private", "bash", "-c", hold, "hold", base) //nolint:gosec // fixed
+	group := controlGroup(t)
+	cmd := exec.Command("bash", "-c", `[ -z "$0" ] || echo $$ >"$0/cgroup.procs"; exec "$@"`, group, "unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--cgroup", "--fork", "--kill-child", "--propagation", "private", "bash", "-c", hold, "hold", base) //nolint:gosec // fixed
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -117,7 +126,8 @@ func newHost(t *testing.T, with ...string) *host {
 		t.Fatal(err)
 	}
 	h.pid = strings.TrimSpace(string(kids))
-	h.dir = filepath.Join("/proc", h.pid, "root", base, "root")
+	h.chroot = filepath.Join(base, "root")
+	h.dir = filepath.Join("/proc", h.pid, "root", h.chroot)
 	h.tree("scripts", "skills", "profiles", "images")
 	for _, p := range []string{"agentlab", "agentlabd", "agent-runner"} {
 		h.install(filepath.Join(programs, p), "/opt/agentlab/bin/"+p)
@@ -133,6 +143,41 @@ func newHost(t *testing.T, with ...string) *host {
 		}
 	}
 	return h
+}
+
+// controlGroup makes a group of its own for a host whose process 1 makes groups;
+// "" where that cannot be.
+func controlGroup(t *testing.T) string {
+	t.Helper()
+	mounts, _ := os.ReadFile("/proc/self/mounts")
+	own, _ := os.ReadFile("/proc/self/cgroup")
+	for line := range strings.Lines(string(mounts)) {
+		f := strings.Fields(line)
+		if len(f) < 3 || f[2] != "cgroup2" {
+			continue
+		}
+		path := "/"
+		for line := range strings.Lines(string(own)) {
+			if p, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
+				path = p
+			}
+		}
+		dir, err := os.MkdirTemp(filepath.Join(f[1], path), "agentlab-hostscripts-")
+		if err != nil {
+			return ""
+		}
+		t.Cleanup(func() { // groups can be removed a moment after their last process
+			for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+				_ = exec.Command("find", dir, "-depth", "-type", "d", "-exec", "rmdir", "{}", ";").Run() //nolint:gosec // a test's
+				if _, err := os.Stat(dir); err != nil {
+					return
+				}
+			}
+			t.Errorf("the control group %s is left", dir)
+		})
+		return dir
+	}
+	return ""
 }
 
 // tree copies directories of the repository.
@@ -203,8 +248,7 @@ func (r result) commands() []string {
 // do runs a program on the host.
 func (h *host) do(args ...string) result {
 	h.Helper()
-	base := strings.TrimPrefix(h.dir, filepath.Join("/proc", h.pid, "root"))
-	cmd := exec.Command("nsenter", append([]string{"--target", h.pid, "--mount", "--net", "--uts", "--ipc", "--pid", "--", "chroot", base,
+	cmd := exec.Command("nsenter", append([]string{"--target", h.pid, "--mount", "--net", "--uts", "--ipc", "--pid", "--cgroup", "--", "chroot", h.chroot,
 		"/usr/bin/env", "-i", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}, args...)...)
 	var r result
 	var stdout, stderr bytes.Buffer
