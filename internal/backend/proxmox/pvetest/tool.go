@@ -90,8 +90,8 @@ type toolCommand struct {
 	path   string   // with {node} and the names of parameters
 	args   []string // parameters that are given without a name
 	fixed  map[string]string
-	// print prints the result; nil prints nothing.
-	print func(t *tool, resp Response)
+	// show prints the result; nil prints nothing.
+	show func(t *tool, resp Response)
 	// upidExit makes the exit code 255 when the task failed; without it the
 	// exit code of a failed task is 0.
 	upidExit bool
@@ -195,7 +195,7 @@ func (t *tool) command(c *toolCommand, args []string) int {
 	if resp.Err != nil {
 		return t.fail(resp.Err, usage)
 	}
-	if c.print != nil && !std.quiet {
+	if c.show != nil && !std.quiet {
 		t.format(c, std, resp)
 	}
 	if c.upidExit && resp.TaskError != "" {
@@ -209,7 +209,7 @@ func (t *tool) format(c *toolCommand, std formats, resp Response) {
 		t.printData(resp.Data, std)
 		return
 	}
-	c.print(t, resp)
+	c.show(t, resp)
 }
 
 // invoke makes a call with parameters of which some are in the path.

@@ -76,7 +76,7 @@ func getOptions(kinds map[string]optionKind, required, args, positional []string
 		if !has {
 			switch {
 			case kinds[full] == boolOption:
-				if i+1 < len(args) && !(strings.HasPrefix(args[i+1], "-") && len(args[i+1]) > 1) {
+				if i+1 < len(args) && (!strings.HasPrefix(args[i+1], "-") || args[i+1] == "-") {
 					i++
 					value = args[i]
 				}

@@ -14,7 +14,7 @@ func vmCommand(name, method, path string, args ...string) toolCommand {
 func upidExit(c toolCommand) toolCommand { c.upidExit = true; return c }
 
 // printed adds how the result is printed.
-func printed(c toolCommand, print func(*tool, Response)) toolCommand { c.print = print; return c }
+func printed(c toolCommand, show func(*tool, Response)) toolCommand { c.show = show; return c }
 
 // keyFile lets the option sshkeys name a file.
 func keyFile(c toolCommand) toolCommand { c.files = []string{"sshkeys"}; return c }
@@ -25,7 +25,7 @@ var qmCommands = toolTable{
 		"resize": "disk resize", "unlink": "disk unlink", "agent": "guest cmd",
 	},
 	commands: []toolCommand{
-		{name: "list", method: "GET", path: "/nodes/{node}/qemu", print: printVMs},
+		{name: "list", method: "GET", path: "/nodes/{node}/qemu", show: printVMs},
 		keyFile(upidExit(toolCommand{name: "create", method: "POST", path: "/nodes/{node}/qemu", args: []string{"vmid"}})),
 		upidExit(vmCommand("destroy", "DELETE", "")),
 		upidExit(vmCommand("clone", "POST", "/clone", "newid")),
@@ -63,10 +63,10 @@ var qmCommands = toolTable{
 }
 
 var pvesmCommands = toolTable{commands: []toolCommand{
-	{name: "status", method: "GET", path: "/nodes/{node}/storage", print: printStorages},
-	{name: "list", method: "GET", path: "/nodes/{node}/storage/{storage}/content", args: []string{"storage"}, print: printContent},
+	{name: "status", method: "GET", path: "/nodes/{node}/storage", show: printStorages},
+	{name: "list", method: "GET", path: "/nodes/{node}/storage/{storage}/content", args: []string{"storage"}, show: printContent},
 	{name: "alloc", method: "POST", path: "/nodes/{node}/storage/{storage}/content",
-		args: []string{"storage", "vmid", "filename", "size"}, print: printAllocated},
+		args: []string{"storage", "vmid", "filename", "size"}, show: printAllocated},
 	{name: "free", args: []string{"volume"}, local: pvesmFree,
 		options: map[string]optionKind{"storage": plainOption, "delay": plainOption}},
 	{name: "path", args: []string{"volume"}, local: pvesmPath},
@@ -79,7 +79,7 @@ func accessCommand(name, method, path string, args ...string) toolCommand {
 
 // formatted is a command of pveum whose result has a format.
 func formatted(c toolCommand) toolCommand {
-	c.format, c.print = true, func(t *tool, r Response) { t.printData(r.Data, formats{output: "text"}) }
+	c.format, c.show = true, func(t *tool, r Response) { t.printData(r.Data, formats{output: "text"}) }
 	return c
 }
 

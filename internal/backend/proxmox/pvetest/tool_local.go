@@ -90,7 +90,7 @@ func qmGuestExec(t *tool, p values) int {
 		return t.fail(resp.Err, usage)
 	}
 	pid := text(record(resp.Data)["pid"])
-	var result any = resp.Data
+	result := resp.Data
 	exited := false
 	for i := 0; sync && (timeout == 0 || i < timeout); i++ {
 		st := t.invoke("GET", vmConfig+"/agent/exec-status", values{"vmid": p["vmid"], "pid": {pid}})

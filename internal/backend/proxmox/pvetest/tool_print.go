@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net/url"
 	"slices"
 	"sort"
 	"strconv"
@@ -337,6 +336,3 @@ func (t *tool) printTable(v any) {
 		}
 	}
 }
-
-// pathSegment escapes a value that stands in a path.
-func pathSegment(s string) string { return url.PathEscape(s) }

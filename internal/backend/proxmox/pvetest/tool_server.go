@@ -42,7 +42,9 @@ type toolRequest struct {
 
 // runClient is the process of a program: what it is told is printed.
 func runClient(socket, node, program string, args []string) int {
-	conn, err := net.Dial("unix", socket) //nolint:noctx // the process ends with it
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
+	conn, err := net.Dial("unix", socket) //nolint:noctx,gosec // the process ends with it; its socket is the one that the script names
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: the fake node is gone: %v\n", program, err)
 		return 111
@@ -51,8 +53,6 @@ func runClient(socket, node, program string, args []string) int {
 	if err := json.NewEncoder(conn).Encode(toolRequest{node, program, args}); err != nil {
 		return 111
 	}
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
 	go func() {
 		for range signals {
 			_, _ = conn.Write([]byte("T"))
@@ -126,7 +126,15 @@ type tools struct {
 	toolsDir, toolsSocket string
 	toolsListener         net.Listener
 	toolsConns            sync.WaitGroup
+	toolsRunning          atomic.Int64
+	toolsTerminated       atomic.Int64
 }
+
+// ToolsRunning tells how many processes of programs in Bin are alive.
+func (n *Node) ToolsRunning() int { return int(n.toolsRunning.Load()) }
+
+// ToolsTerminated tells how many of them were sent SIGTERM.
+func (n *Node) ToolsTerminated() int { return int(n.toolsTerminated.Load()) }
 
 func (n *Node) serveTools() error {
 	// A path of a socket has at most 107 bytes: not below the test's directory.
@@ -180,7 +188,11 @@ func (n *Node) serveTool(conn net.Conn) {
 		return
 	}
 	var gone atomic.Bool
-	go watchClient(io.MultiReader(dec.Buffered(), conn), cancel, &gone)
+	n.toolsRunning.Add(1)
+	go func() {
+		watchClient(io.MultiReader(dec.Buffered(), conn), func() { cancel(); n.toolsTerminated.Add(1) }, &gone)
+		n.toolsRunning.Add(-1)
+	}()
 	f := &frames{to: conn}
 	code := n.RunOn(ctx, req.Node, req.Program, req.Args, Stdio{
 		Out: frameWriter{f, 'o'}, Err: frameWriter{f, 'e'}, Gone: gone.Load,

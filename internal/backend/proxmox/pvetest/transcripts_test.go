@@ -72,14 +72,14 @@ func replayFile(t *testing.T, version, name string) {
 	if strings.HasSuffix(name, "t6-power.txt") {
 		r.file = "t6-power"
 	}
-	script := scripts[r.file]
+	own := scripts[r.file]
 	entries := readTranscript(t, version, name)
-	script.setup(r)
+	own.setup(r)
 	seen := map[string]int{}
 	rawSeen := map[string]int{}
 	for i := range entries {
 		e := &entries[i]
-		r.before(script, e, seen)
+		r.before(own, e, seen)
 		switch e.kind {
 		case command:
 			r.commands++
@@ -89,7 +89,7 @@ func replayFile(t *testing.T, version, name string) {
 			r.compareCall(e)
 		case rawText:
 			r.raws += len(e.raw)
-			r.compareRaw(script, e, rawSeen)
+			r.compareRaw(own, e, rawSeen)
 		}
 	}
 	r.unusedDeviations()
@@ -269,8 +269,8 @@ func (r *replay) call(method, path string, params [][2]string) answer {
 	}
 	// The path is sent as it is: a UPID keeps its colons.
 	path = "/api2/json" + path
-	switch {
-	case method == http.MethodGet || method == http.MethodDelete:
+	switch method {
+	case http.MethodGet, http.MethodDelete:
 		if len(v) > 0 {
 			path += "?" + v.Encode()
 		}
