@@ -1,9 +1,9 @@
-// Package netlab makes networks of namespaces for tests: the test runs in a
-// network and mount namespace of its own, which is the host, and what is
-// around it (the internet behind the uplink, machines of the LAN) are
+// Package netlab makes networks of namespaces for tests: the test runs in
+// network, mount and process namespaces of its own, which are the host, and
+// what is around it (the internet behind the uplink, machines of the LAN) are
 // namespaces too, each held by a process that the test starts. Nothing in them
 // has a way out of the machine, and nothing is left of them when the test
-// ends, however it ends.
+// ends, however it ends: daemons that it started die with it too.
 package netlab
 
 import (
@@ -56,7 +56,7 @@ func IsInside(t *testing.T) bool { return os.Getenv(envInside) == t.Name() }
 func Inside(t *testing.T) bool {
 	t.Helper()
 	if IsInside(t) {
-		shell(t, "sh", "-ec", "mount -t sysfs sysfs /sys; ip link set lo up; sysctl -qw net.ipv4.ping_group_range='0 2147483647'")
+		shell(t, "sh", "-ec", "mount -t proc proc /proc; mount -t sysfs sysfs /sys; ip link set lo up; sysctl -qw net.ipv4.ping_group_range='0 2147483647'")
 		return true
 	}
 	if os.Geteuid() != 0 {
@@ -73,7 +73,7 @@ func Inside(t *testing.T) bool {
 	cmd := exec.Command("/proc/self/exe", append(args, "-test.timeout=0")...) //nolint:gosec // ourselves
 	cmd.Env = append(os.Environ(), envInside+"="+t.Name())
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWPID, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	runtime.LockOSThread() // Pdeathsig is about the thread that starts it
 	defer runtime.UnlockOSThread()
 	if err := cmd.Run(); err != nil {

@@ -6,6 +6,10 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -49,5 +53,39 @@ func TestPeers(t *testing.T) {
 	}
 	if flows := lan.Net.Outside().Flows; len(flows) != 1 || flows[0].Addr.String() != "192.168.1.50" {
 		t.Errorf("the LAN saw %v", flows)
+	}
+}
+
+// Processes that a test left behind end with it.
+func TestNothingOutlives(t *testing.T) {
+	if !IsInside(t) {
+		mark := filepath.Join(t.TempDir(), "mark")
+		t.Setenv("NETLAB_TEST_MARK", mark)
+		if Inside(t) {
+			return
+		}
+		if held, err := os.ReadFile(mark); err != nil || len(held) == 0 {
+			t.Fatalf("the test did not run: %v", err)
+		}
+		f, err := os.OpenFile(mark, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close() //nolint:errcheck // only locked
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+			t.Errorf("a process is left that holds the file: %v", err)
+		}
+		return
+	}
+	Inside(t)
+	cmd := exec.Command("setsid", "flock", os.Getenv("NETLAB_TEST_MARK"), "sh", "-c", "echo held > $NETLAB_TEST_MARK; sleep 600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if held, err := os.ReadFile(os.Getenv("NETLAB_TEST_MARK")); err == nil && len(held) > 0 {
+			return
+		}
+		runtime.Gosched()
 	}
 }
