@@ -97,6 +97,11 @@ func (n *Node) BinOf(node string) string {
 		panic(fmt.Sprintf("fake Proxmox node: programs: %v", n.toolsErr))
 	}
 	dir := filepath.Join(n.toolsDir, "bin-"+node)
+	n.toolsMu.Lock()
+	defer n.toolsMu.Unlock()
+	if n.toolsMade[node] { // written once: one may be running
+		return dir
+	}
 	exe, err := os.Executable()
 	if err != nil {
 		panic(fmt.Sprintf("fake Proxmox node: programs: %v", err))
@@ -108,6 +113,10 @@ func (n *Node) BinOf(node string) string {
 			panic(fmt.Sprintf("fake Proxmox node: programs: %v", err))
 		}
 	}
+	if n.toolsMade == nil {
+		n.toolsMade = map[string]bool{}
+	}
+	n.toolsMade[node] = true
 	return dir
 }
 
@@ -123,6 +132,8 @@ func writeProgram(path, script string) error {
 type tools struct {
 	toolsOnce             sync.Once
 	toolsErr              error
+	toolsMu               sync.Mutex
+	toolsMade             map[string]bool // which nodes have their programs
 	toolsDir, toolsSocket string
 	toolsListener         net.Listener
 	toolsConns            sync.WaitGroup
