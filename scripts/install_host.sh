@@ -67,6 +67,9 @@ conf() {
 	copy "$1" "$pristine" 0644
 }
 
+# mode_of FILE: a script can be run, wherever this one was unpacked from.
+mode_of() { [[ $1 == *.sh ]] && echo 0755 || echo 0644; }
+
 unit() { # NAME
 	put "$units/$1" 0644 <"$here/systemd/$1"
 }
@@ -102,10 +105,10 @@ files() {
 	for file in "$here"/*.sh "$here"/net/* "$here"/systemd/*; do
 		name=${file#"$here"/}
 		case $name in deps.sh | demo.sh | fuzz.sh | mutation.sh | embed.go) continue ;; esac
-		copy "$file" "$share/scripts/$name" "$([[ -x $file ]] && echo 0755 || echo 0644)"
+		copy "$file" "$share/scripts/$name" "$(mode_of "$file")"
 	done
 	while IFS= read -r file; do
-		copy "$file" "$share/${file#"$here/../"}" "$([[ -x $file ]] && echo 0755 || echo 0644)"
+		copy "$file" "$share/${file#"$here/../"}" "$(mode_of "$file")"
 	done < <(find "$here/../images" "$here/../skills" -type f ! -name '*.go' | sort)
 	for file in "$here"/../profiles/*.yaml; do
 		conf "$file" "/etc/agentlab/profiles/${file##*/}"

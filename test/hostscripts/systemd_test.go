@@ -86,6 +86,16 @@ func TestUnderSystemd(t *testing.T) {
 		t.Errorf("pvesh has the unit's capabilities or is in its group: %s\n%s", caps, said)
 	}
 	h.ok("test", "-w", "/var/lib/vz/snippets")
+	// A node whose network is not set up yet: init says what is missing, in the
+	// order in which it is made.
+	rep, _ := h.init()
+	names := []string{}
+	for _, c := range rep.Checks {
+		names = append(names, c.Name)
+	}
+	if got := strings.Join(names, " "); !strings.HasPrefix(got, "installation bridge firewall template daemon ") || rep.level("installation") != "ok" || rep.level("bridge") != "error" || rep.level("firewall") != "error" || rep.level("proxmox-version") != "ok" {
+		t.Errorf("%+v", rep)
+	}
 	h.carried("install_host.sh", "--remove")
 	if got := h.do("systemctl", "is-active", "agentlabd").stdout; got != "inactive\n" {
 		t.Errorf("after removal the daemon is %s", got)
