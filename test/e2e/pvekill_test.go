@@ -41,6 +41,9 @@ func testKilledDaemon(t *testing.T, transport string) {
 	for k := range max(making, ending) {
 		name := fmt.Sprintf("k%d", k+1)
 		p.killAtCall(t, k+1, k%2 == 0, "sandbox", "new", "--profile", "plain", "--name", name, "--no-wait")
+		if p.state(name) == "" { // it was killed before it had written down what was asked
+			p.ok("sandbox", "new", "--profile", "plain", "--name", name, "--no-wait")
+		}
 		var state string
 		eventually(commandLimit, func() bool { state = p.state(name); return state == "READY" || state == "FAILED" })
 		if state != "READY" {
