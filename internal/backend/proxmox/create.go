@@ -262,7 +262,7 @@ func (d *Driver) numberLost(ctx context.Context, h *handle, first bool, cause er
 	case s.ours:
 		_, err := d.cloneBegun(ctx, h)
 		return err
-	case s.stub && !first:
+	case s.stub && !first, s.hidden && !first:
 		return agentlab.Errorf(agentlab.CodeBusy, "a clone to number %d is under way: %w", h.Spec.VMID, cause)
 	}
 	if err := d.forget(h.Spec.Ref()); err != nil {
@@ -296,6 +296,11 @@ func (d *Driver) cloneBegun(ctx context.Context, h *handle) (done bool, err erro
 		return true, nil
 	case running:
 		return false, agentlab.Errorf(agentlab.CodeBusy, "the clone of sandbox %d is still under way", h.Spec.VMID)
+	case s.hidden:
+		if err := d.hiddenClone(ctx, h); err != nil {
+			return false, err
+		}
+		fallthrough
 	case s.there && !s.ours && !s.stub:
 		if err := d.forget(h.Spec.Ref()); err != nil {
 			return false, err
@@ -324,7 +329,7 @@ func (d *Driver) afterClone(ctx context.Context, h *handle) (s sight, running bo
 		if s, err = d.see(ctx, h.Spec.Ref(), h); err != nil {
 			return s, false, err
 		}
-		if s.there && (!s.ours && !s.stub || s.cfg["lock"] != lockClone) {
+		if s.there && !s.hidden && (!s.ours && !s.stub || s.cfg["lock"] != lockClone) {
 			return s, false, nil
 		}
 		arriving := !s.there && h.CloneTask == "" && d.cfg.Now().Sub(h.CloneAt) < d.cfg.Settle

@@ -81,6 +81,8 @@ func (d *Driver) endVM(ctx context.Context, ref backend.Ref, h *handle) (foreign
 	case !s.there:
 		return false, nil
 	case s.ours:
+	case s.hidden && h != nil && h.CloneSent:
+		return true, d.hiddenClone(ctx, h)
 	case s.stub && h != nil && h.CloneSent:
 		mine, err := d.stubIsOurs(ctx, h)
 		if err != nil || !mine {
@@ -211,6 +213,18 @@ func (d *Driver) stubIsOurs(ctx context.Context, h *handle) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// hiddenClone judges what has a sandbox's number and may not be looked at,
+// after its clone was sent and no clone goes on: if a clone of ours died, it
+// may be what that left, which comes into our pool only at its end.
+func (d *Driver) hiddenClone(ctx context.Context, h *handle) error {
+	died, err := d.stubIsOurs(ctx, h)
+	if err != nil || !died {
+		return err
+	}
+	return agentlab.Errorf(agentlab.CodeDenied, "the clone of sandbox %d was killed, and the token may not touch what it left", h.Spec.VMID).
+		WithHint("on node %[1]s, look at it with qm config %[2]d; if it is locked (clone): qm unlock %[2]d && qm destroy %[2]d", h.Node, h.Spec.VMID)
 }
 
 // unlock takes a lock away that a process left which is no more. While any

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -42,6 +43,7 @@ type world struct {
 	alter func(*Config)
 
 	tokenID, secret string
+	pool            string
 	snippets        string // where they are
 
 	driver *Driver // the last one that was opened
@@ -55,6 +57,7 @@ type worldConfig struct {
 	real    bool          // the waits of a real node
 	version string
 	nodes   []string
+	admin   bool // over REST, the token may do everything
 	alter   func(*Config)
 }
 
@@ -79,7 +82,10 @@ func newWorld(t testing.TB, c worldConfig) *world {
 	})
 	w := &world{t: t, node: n, snippets: filepath.Join(seeds, "snippets"), farm: f, dir: t.TempDir(), shell: c.shell, alter: c.alter}
 	w.tokenID, w.secret = n.RootToken()
-	w.root = w.rest()
+	w.root = w.rest(w.tokenID, w.secret)
+	if !c.shell && !c.admin {
+		w.restrict(st.ID)
+	}
 	w.makeTemplate(templateVMID, st)
 	w.open()
 	ref, err := w.driver.Templates().Ensure(t.Context(), agentlab.TemplateImage(templateVMID), nil)
@@ -104,10 +110,31 @@ func (w *world) makeTemplate(vmid int, st pvetest.Storage, more ...string) {
 	w.node.AddTemplate(w.t, pvetest.Template{VMID: vmid, Storage: st.ID, Name: "golden", Size: 1 << 30, Options: options})
 }
 
-// rest is a transport with a token of root.
-func (w *world) rest() pve.Transport {
+// pool is that of the token with the smallest rights.
+const pool = "agentlab"
+
+// restrict gives the driver a token with the smallest rights that Check asks
+// for, in place of root's.
+func (w *world) restrict(storage string) {
 	w.t.Helper()
-	tr, err := pve.NewREST(pve.RESTOptions{URL: w.node.URL(), TokenID: w.tokenID, Secret: w.secret, Fingerprint: w.node.Fingerprint()})
+	w.pool = pool
+	w.node.AddPool(pool)
+	header := w.node.AddUser(pvetest.User{ID: "agentlab@pve", Tokens: []pvetest.Token{{ID: "main", Privsep: true}}})
+	w.tokenID, w.secret, _ = strings.Cut(strings.TrimPrefix(header[0], "PVEAPIToken="), "=")
+	version, err := pve.New(w.root).Version(w.t.Context())
+	ok(w.t, "version", err)
+	needs := pve.Needs{Pool: pool, Templates: []int{templateVMID}, Storages: []string{storage}, Bridges: []string{"vmbr1"}}
+	for i, g := range needs.Grants(version) {
+		role := fmt.Sprintf("AgentLab%d", i)
+		ok(w.t, "role", w.node.AddRole(role, g.Privileges...))
+		w.node.Grant(g.Path, "agentlab@pve", role)
+		w.node.Grant(g.Path, w.tokenID, role)
+	}
+}
+
+func (w *world) rest(tokenID, secret string) pve.Transport {
+	w.t.Helper()
+	tr, err := pve.NewREST(pve.RESTOptions{URL: w.node.URL(), TokenID: tokenID, Secret: secret, Fingerprint: w.node.Fingerprint()})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -119,7 +146,7 @@ func (w *world) transport() pve.Transport {
 	if w.shell {
 		return pve.NewShell(pve.ShellOptions{Bin: w.node.Bin(), Snippets: "local"})
 	}
-	return w.rest()
+	return w.rest(w.tokenID, w.secret)
 }
 
 // testConfig is a driver's, but for its transport.
@@ -135,7 +162,7 @@ func testConfig(dir, node string, host Host) Config {
 
 func (w *world) config() Config {
 	c := testConfig(w.dir, w.node.Name(), bridge{w.farm})
-	c.Transport = w.transport()
+	c.Transport, c.Pool = w.transport(), w.pool
 	if os.Getenv("AGENTLAB_TEST_LOG") != "" {
 		c.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}

@@ -73,7 +73,7 @@ func (d *Driver) status(ctx context.Context, ref backend.Ref, h *handle) (pve.St
 	if err == nil && taggedUID(string(st.TagList)) == ref.UID {
 		return st, nil
 	}
-	if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+	if code := agentlab.CodeOf(err); err != nil && code != agentlab.CodeNotFound && code != agentlab.CodeDenied {
 		return st, err
 	}
 	s, err := d.see(ctx, ref, h)

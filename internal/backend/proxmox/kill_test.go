@@ -33,7 +33,7 @@ type childOrder struct {
 }
 
 type childConfig struct {
-	Dir, Node, URL, TokenID, Secret, Fingerprint, Bin string
+	Dir, Node, URL, TokenID, Secret, Fingerprint, Bin, Pool string
 }
 
 func TestMain(m *testing.M) {
@@ -58,7 +58,7 @@ func child(text string) int {
 		}
 	}
 	cfg := testConfig(c.Dir, c.Node, silentHost{})
-	cfg.Transport = tr
+	cfg.Transport, cfg.Pool = tr, c.Pool
 	d, err := New(cfg)
 	if err != nil {
 		return complain(err)
@@ -119,7 +119,7 @@ type process struct {
 
 func (w *world) child(deed string, spec backend.Spec, dieHere string) *process {
 	w.t.Helper()
-	o := childOrder{Deed: deed, Spec: spec, DieHere: dieHere, Config: childConfig{Dir: w.dir, Node: w.node.Name()}}
+	o := childOrder{Deed: deed, Spec: spec, DieHere: dieHere, Config: childConfig{Dir: w.dir, Node: w.node.Name(), Pool: w.pool}}
 	if w.shell {
 		o.Config.Bin = w.node.Bin()
 	} else {

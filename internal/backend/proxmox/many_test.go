@@ -126,7 +126,7 @@ func TestPlacement(t *testing.T) {
 			{Name: "pve3", Templates: templates}, // the largest, but its network is out of reach
 		}
 	}
-	w.root = w.rest()
+	w.root = w.rest(w.tokenID, w.secret)
 	d := w.open()
 	var err error
 	w.image, err = d.Templates().Ensure(t.Context(), "base", nil)

@@ -14,42 +14,35 @@ type sight struct {
 	there bool // there is a VM with its number; false is proof that there is none
 	ours  bool // and it bears our mark
 	stub  bool // it is the empty beginning of somebody's clone, which bears no mark yet
-	node  string
-	cfg   pve.Config
+	// hidden: a token may not look at it. So it is not in our pool: somebody
+	// else's, or a clone of ours before its very end.
+	hidden bool
+	node   string
+	cfg    pve.Config
 }
 
 // see looks for the VM of a sandbox: on the node where it should be, else on
 // all nodes of the cluster. A node that does not answer is an error: what it
-// holds is not known. A VM that may not be read is not ours.
+// holds is not known. A token is refused to look at what does not exist in the
+// same words as at what is not its own, so whether anything is there is asked
+// besides.
 func (d *Driver) see(ctx context.Context, ref backend.Ref, h *handle) (sight, error) {
-	var tried []string
-	try := func(node string) (sight, error) {
-		tried = append(tried, node)
-		cfg, err := d.pve.Config(ctx, node, ref.VMID)
-		switch agentlab.CodeOf(err) {
-		case "":
-			name := ""
-			if h != nil {
-				name = h.Spec.Name
-			}
-			return sight{there: true, node: node, cfg: cfg, ours: d.ours(cfg, ref, name), stub: isStub(cfg)}, nil
-		case agentlab.CodeNotFound:
-			return sight{}, nil
-		case agentlab.CodeDenied:
-			if h == nil {
-				return sight{there: true, node: node}, nil
-			}
-		}
-		return sight{}, err
-	}
+	var refused error
 	if h != nil {
-		if s, err := try(h.Node); err != nil || s.there {
-			return s, err
+		s, err := d.seeOn(ctx, ref, h, h.Node)
+		if err != nil || s.there && !s.hidden {
+			if agentlab.CodeOf(err) != agentlab.CodeDenied {
+				return s, err
+			}
+			refused = err
 		}
 	}
 	free, err := d.pve.Free(ctx, ref.VMID)
 	if err != nil || free {
 		return sight{}, err
+	}
+	if refused != nil {
+		return sight{there: true, hidden: true, node: h.Node}, d.mayLook(ctx, refused)
 	}
 	nodes, err := d.pve.Nodes(ctx)
 	if err != nil {
@@ -59,12 +52,54 @@ func (d *Driver) see(ctx context.Context, ref backend.Ref, h *handle) (sight, er
 		if h != nil && n.Name == h.Node {
 			continue
 		}
-		if s, err := try(n.Name); err != nil || s.there {
+		s, err := d.seeOn(ctx, ref, h, n.Name)
+		if agentlab.CodeOf(err) == agentlab.CodeDenied {
+			if h != nil {
+				err = d.mayLook(ctx, err)
+			} else {
+				err = nil
+			}
+			return sight{there: true, hidden: true, node: n.Name}, err
+		}
+		if err != nil || s.there {
 			return s, err
 		}
 	}
-	return sight{}, agentlab.Errorf(agentlab.CodeUnavailable, "VM %d is on none of the nodes %s, yet the cluster knows it", ref.VMID, strings.Join(tried, ", ")).
+	return sight{}, agentlab.Errorf(agentlab.CodeUnavailable, "number %d is taken, yet none of the nodes has a VM with it", ref.VMID).
 		WithHint("it may be a container, or on its way from one node to another; try again")
+}
+
+// seeOn looks on one node.
+func (d *Driver) seeOn(ctx context.Context, ref backend.Ref, h *handle, node string) (sight, error) {
+	cfg, err := d.pve.Config(ctx, node, ref.VMID)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return sight{}, nil
+	}
+	if err != nil {
+		return sight{}, err
+	}
+	name := ""
+	if h != nil {
+		name = h.Spec.Name
+	}
+	return sight{there: true, node: node, cfg: cfg, ours: d.ours(cfg, ref, name), stub: isStub(cfg)}, nil
+}
+
+// mayLook tells whether a refusal to look at one VM says something about that
+// VM: the token must still have its right on our pool. A token that has lost
+// it is refused everywhere, which says nothing of any sandbox.
+func (d *Driver) mayLook(ctx context.Context, refused error) error {
+	if d.cfg.Pool == "" {
+		return refused
+	}
+	perms, err := d.pve.Permissions(ctx)
+	if err != nil {
+		return err
+	}
+	if !perms.Has("/pool/"+d.cfg.Pool, "VM.Audit") {
+		return refused
+	}
+	return nil
 }
 
 // stubText is the description of the file with which Proxmox reserves the

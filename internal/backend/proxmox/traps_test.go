@@ -79,7 +79,7 @@ func TestTrap18ProtectedHalfMade(t *testing.T) {
 // Trap 19: linked clones live on the template's storage and refuse another;
 // full clones take one.
 func TestTrap19FullClone(t *testing.T) {
-	w := newWorld(t, worldConfig{alter: func(c *Config) { c.FullClone, c.Storage = true, "local" }})
+	w := newWorld(t, worldConfig{admin: true, alter: func(c *Config) { c.FullClone, c.Storage = true, "local" }})
 	spec := w.create(t, 1)
 	cfg, err := pve.New(w.root).Config(t.Context(), w.node.Name(), spec.VMID)
 	ok(t, "config", err)
@@ -216,7 +216,7 @@ func TestTrap32StaleLock(t *testing.T) {
 // its VM. Without a look at the storage it stays for ever, under a number that
 // is given out again.
 func TestTrap34VolumeLeft(t *testing.T) {
-	w := newWorld(t, worldConfig{})
+	w := newWorld(t, worldConfig{admin: true})
 	spec := w.create(t, 1)
 	w.node.Fail("free", pvetest.Fault{Error: "zfs error: cannot destroy 'rpool/data/vm-1001-disk-0': I/O error", Times: 1, VMID: spec.VMID})
 	ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
@@ -231,7 +231,7 @@ func TestTrap34VolumeLeft(t *testing.T) {
 // Trap 2: volumes may lie about under a number that no VM has. A sandbox
 // with that number must not take them for its own.
 func TestTrap02VolumesOfNobody(t *testing.T) {
-	w := newWorld(t, worldConfig{})
+	w := newWorld(t, worldConfig{admin: true})
 	path := "/nodes/" + w.node.Name() + "/storage/local-zfs/content"
 	ok(t, "alloc", w.admin(t, pve.Post, path, map[string][]string{"vmid": {"1001"}, "filename": {"vm-1001-precious"}, "size": {"1M"}}))
 	taken, err := w.driver.Taken(t.Context(), 1000, 1010)
