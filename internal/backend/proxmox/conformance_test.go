@@ -45,6 +45,7 @@ func harness(w *world) *backendtest.Harness {
 		Foreign: func(t *testing.T, s backend.Spec) func(*testing.T) {
 			return w.foreign(t, s.VMID, s.Name, nil)
 		},
+		ForeignHidden: w.pool != "",
 		EgressCommand: []string{"egress", "deny", backendtest.EgressTarget, "always.documentation"},
 		KillVM:        func(t *testing.T, ref backend.Ref) { w.farm.kill(t, ref) },
 	}
@@ -118,7 +119,7 @@ func (w *world) look(t testing.TB, vmid int) string {
 	ok(t, "storages", err)
 	text := fmt.Sprint(st.Status, st.QMPStatus, st.PID, cfg)
 	for _, s := range stores {
-		vols, err := c.Content(context.Background(), node, s.Name, "", vmid)
+		vols, err := c.Content(context.Background(), node, s.Name, "images", vmid)
 		ok(t, "content", err)
 		text += fmt.Sprint(vols)
 	}

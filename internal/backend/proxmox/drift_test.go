@@ -101,7 +101,11 @@ func TestDrift(t *testing.T) {
 			spec := w.create(t, 1)
 			ok(t, "Start", w.driver.Start(ctx, spec.Ref()))
 			ok(t, "stop", w.admin(t, pve.Post, w.vmPath(spec.VMID)+"/status/stop", nil))
-			if in := w.listed(t, spec.Ref()); in == nil || in.Power != backend.PowerStopped || !strings.Contains(in.Reason, "root@pam") {
+			in := w.listed(t, spec.Ref())
+			if !shell && in != nil && in.Power == backend.PowerCrashed {
+				return // a token sees no tasks but its own
+			}
+			if in == nil || in.Power != backend.PowerStopped || !strings.Contains(in.Reason, "root@pam") {
 				t.Errorf("%+v", in)
 			}
 		})
@@ -272,6 +276,9 @@ func TestForeign(t *testing.T) {
 		taken, err := w.driver.Taken(ctx, 1000, 9999)
 		ok(t, "Taken", err)
 		for _, n := range []int{1001, 1002, 1003, 1004, templateVMID} {
+			if n != templateVMID && !shell { // a token sees nobody else's; the clone is told
+				continue
+			}
 			if !slices.Contains(taken, n) {
 				t.Errorf("%d is not told as taken: %v", n, taken)
 			}

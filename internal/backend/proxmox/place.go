@@ -249,7 +249,8 @@ func (d *Driver) sameImage(n *Node, vmid int) int {
 
 // Taken implements backend.NumberChecker: numbers of VMs on the nodes, of
 // templates, and of volumes that lie about, which a VM with their number would
-// take for its own.
+// take for its own. A token sees of all that only what it has rights on: what
+// else has a number, Create is told by its clone.
 func (d *Driver) Taken(ctx context.Context, first, last int) ([]int, error) {
 	vms, err := d.listed(ctx, inventoryAge)
 	if err != nil {
