@@ -124,8 +124,20 @@ func isGravestone(cfg pve.Config) bool {
 
 const destroyTries = 4
 
-// removeVM destroys a VM that was proved to be ours.
+// removeVM destroys a VM that was proved to be ours. A token that is refused on
+// the way may have lost sight of it because it is gone: the destruction that a
+// process before this one began has ended.
 func (d *Driver) removeVM(ctx context.Context, ref backend.Ref, h *handle, s sight) error {
+	err := d.removeSeen(ctx, ref, h, s)
+	if agentlab.CodeOf(err) == agentlab.CodeDenied {
+		if now, serr := d.see(ctx, ref, h); serr == nil && !now.there {
+			return nil
+		}
+	}
+	return err
+}
+
+func (d *Driver) removeSeen(ctx context.Context, ref backend.Ref, h *handle, s sight) error {
 	if err := d.mayTouch(ref.VMID); err != nil {
 		return err
 	}
