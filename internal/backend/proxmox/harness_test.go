@@ -163,6 +163,9 @@ func testConfig(dir, node string, host Host) Config {
 func (w *world) config() Config {
 	c := testConfig(w.dir, w.node.Name(), bridge{w.farm})
 	c.Transport, c.Pool = w.transport(), w.pool
+	if w.shell {
+		c.Settle = 2 * time.Second // a program that was started takes a while until it calls
+	}
 	if os.Getenv("AGENTLAB_TEST_LOG") != "" {
 		c.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}
