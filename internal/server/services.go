@@ -194,5 +194,5 @@ type System interface {
 	Health() api.Health
 	Status(ctx context.Context) (api.Status, error)
 	Checks(ctx context.Context) (api.HostChecks, error) // looks now
-	Stop() // begins to end the daemon and returns at once
+	Stop()                                              // begins to end the daemon and returns at once
 }
