@@ -11,7 +11,7 @@ import (
 
 // sight is what stands in the place of a sandbox.
 type sight struct {
-	there bool // there is a VM with its number; false is proof that there is none
+	there bool // there is a VM or container with its number; false is proof that there is none
 	ours  bool // and it bears our mark
 	stub  bool // it is the empty beginning of somebody's clone, which bears no mark yet
 	// hidden: a token may not look at it. So it is not in our pool: somebody
@@ -65,8 +65,12 @@ func (d *Driver) see(ctx context.Context, ref backend.Ref, h *handle) (sight, er
 			return s, err
 		}
 	}
+	// Numbers are of VMs and containers alike, and of one guest in the whole cluster.
+	if node, err := d.pve.Container(ctx, ref.VMID); err != nil || node != "" {
+		return sight{there: true, node: node}, err
+	}
 	return sight{}, agentlab.Errorf(agentlab.CodeUnavailable, "number %d is taken, yet none of the nodes has a VM with it", ref.VMID).
-		WithHint("it may be a container, or on its way from one node to another; try again")
+		WithHint("it may be on its way from one node to another; try again")
 }
 
 // seeOn looks on one node.

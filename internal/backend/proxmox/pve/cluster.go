@@ -124,6 +124,27 @@ func (p Permissions) Has(path, privilege string) bool {
 	}
 }
 
+// Container tells on which node a container has a number; "" when none does
+// that the caller may see (VM.Audit). The list says at once what is where; only
+// the states in it are old.
+func (c *Client) Container(ctx context.Context, vmid int) (node string, err error) {
+	type guest struct {
+		VMID Int    `json:"vmid"`
+		Type string `json:"type"` // qemu, lxc
+		Node string `json:"node"`
+	}
+	all, err := list[guest](ctx, c, "list the guests of the cluster", "/cluster/resources", url.Values{"type": {"vm"}})
+	if err != nil {
+		return "", err
+	}
+	for _, g := range all {
+		if g.Type == "lxc" && int(g.VMID) == vmid {
+			return g.Node, nil
+		}
+	}
+	return "", nil
+}
+
 // Free tells whether no VM and no container of the whole cluster has a
 // number. It reserves nothing, looks at no leftover volume, and needs no
 // privilege.

@@ -41,7 +41,9 @@ const (
 var faults = []fault{
 	// Who is in the way. The number may be anyone's.
 	row(`^unable to create VM \d+: config file already exists`, agentlab.CodeExists, "the number is taken by a VM or container"),
-	row(`^unable to create VM \d+ - VM \d+ already exists on node`, agentlab.CodeExists, "the number is taken by a VM or container"),
+	row(`^unable to create VM \d+ - (VM|CT) \d+ already exists on node`, agentlab.CodeExists, "the number is taken by a VM or container"),
+	// A clone looks for VMs of its own node alone; of what is on other nodes, and of containers, the cluster file system tells.
+	row(`^close \(rename\) atomic file '[^']*/qemu-server/\d+\.conf' failed: File exists`, agentlab.CodeExists, "the number is taken by a container, or by a VM of another node"),
 	row(`^VM \d+ already exists`, agentlab.CodeExists, "the number is taken by a VM or container"),
 	row(`(dataset|disk image '[^']*'|[Ll]ogical [Vv]olume .*|pool '[^']*'|Security group '[^']*') already exists`, agentlab.CodeExists, ""),
 
@@ -103,7 +105,7 @@ var faults = []fault{
 	row(`^hostname lookup '[^']*' failed`, agentlab.CodeUnavailable, "the node that was asked cannot find the other one: is the node's name right?"),
 	row(`^storage '[^']*' is (not online|not active|disabled|not available)|could not activate storage`, agentlab.CodeUnavailable, "bring the storage up on the node"),
 	row(`cluster not ready - no quorum`, agentlab.CodeUnavailable, "the cluster has no quorum: nothing can be changed until it has"),
-	row(`^unexpected status$|^unable to (read tail|open file|extract last line)\b|^(received|interrupted by) (interrupt|signal)$`, agentlab.CodeUnknownOutcome, "the task was killed, or the node restarted"),
+	row(`^unexpected status$|^unable to (read tail|open file|extract last line|get last line from task log)\b|^(received|interrupted by) (interrupt|signal)$`, agentlab.CodeUnknownOutcome, "the task was killed, or the node restarted"),
 	row(`^Failed to (start transient|connect to|create bus)`, agentlab.CodeUnavailable, "systemd-run could not run the program"),
 	row(`(?i)^no such task$`, agentlab.CodeNotFound, ""),
 }

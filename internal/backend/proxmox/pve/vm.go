@@ -214,11 +214,12 @@ func (c *Client) Start(ctx context.Context, node string, vmid int) (UPID, error)
 
 // Stop begins to cut the power. A shutdown that waits for the guest holds the
 // VM's lock, so it is aborted first; versions before 8.2 do not know how, and
-// get a plain stop. Stopping a stopped VM succeeds.
+// for a VM that somebody made highly available it is refused: they get a plain
+// stop. Stopping a stopped VM succeeds.
 func (c *Client) Stop(ctx context.Context, node string, vmid int) (UPID, error) {
 	const overrule = "overrule-shutdown"
 	u, err := c.vmTask(ctx, "stop", Post, node, vmid, "status/stop", url.Values{overrule: {"1"}})
-	if f, ok := asFault(err); ok && strings.Contains(f.Params[overrule], "not defined in schema") {
+	if f, ok := asFault(err); ok && f.Params[overrule] != "" {
 		return c.vmTask(ctx, "stop", Post, node, vmid, "status/stop", nil)
 	}
 	return u, err

@@ -51,7 +51,7 @@ func (c *call) cloneCheck(vmid, newid int) (*clonePlan, *Error) {
 	}
 	c.n.mu.Lock()
 	defer c.n.mu.Unlock()
-	if c.n.vms[newid] != nil {
+	if v := c.n.vms[newid]; v != nil && v.node == c.node { // of other nodes, and of containers, it knows only when it writes
 		return nil, dief("unable to create VM %d: config file already exists", newid).exit(2)
 	}
 	return plan, c.clonePossible(plan)
@@ -213,7 +213,10 @@ func (c *call) clone(vmid, newid int) *Error {
 	if c.n.v9() {
 		c.say("creating a clone of VM %d with ID %d", vmid, newid)
 	}
-	dst := c.cloneStub(newid)
+	dst, err := c.cloneStub(newid)
+	if err != nil {
+		return err
+	}
 	err = c.n.point(c, "clone.stub")
 	var made []string
 	if err == nil {
@@ -230,14 +233,18 @@ func (c *call) clone(vmid, newid int) *Error {
 }
 
 // cloneStub writes what stands for the target until its first drive is made:
-// a lock, and a description that is not the caller's.
-func (c *call) cloneStub(newid int) *vm {
+// a lock, and a description that is not the caller's. The cluster file system
+// refuses a number that another node's VM or any container has.
+func (c *call) cloneStub(newid int) (*vm, *Error) {
 	c.n.mu.Lock()
 	defer c.n.mu.Unlock()
+	if c.n.taken(newid) {
+		return nil, dief("close (rename) atomic file '/etc/pve/nodes/%s/qemu-server/%d.conf' failed: File exists", c.node, newid)
+	}
 	dst := newVM(newid, c.node)
 	dst.conf["lock"], dst.conf["description"] = "clone", " qmclone temporary file"
 	c.n.vms[newid] = dst
-	return dst
+	return dst, nil
 }
 
 // cloneConfig is the target's config, without its drives.

@@ -1,6 +1,8 @@
 package pvetest
 
 import (
+	"maps"
+	"slices"
 	"time"
 )
 
@@ -18,13 +20,13 @@ func apiNextID(c *call) (any, *Error) {
 	c.n.mu.Lock()
 	defer c.n.mu.Unlock()
 	if c.p.has("vmid") {
-		if c.n.vms[c.p.num("vmid")] != nil {
+		if c.n.taken(c.p.num("vmid")) {
 			return nil, badParam("vmid", "VM "+c.p.str("vmid")+" already exists").usage()
 		}
 		return c.p.str("vmid"), nil
 	}
 	for id := c.n.nextIDs[0]; id < c.n.nextIDs[1]; id++ {
-		if c.n.vms[id] == nil {
+		if !c.n.taken(id) {
 			return itoa(id), nil
 		}
 	}
@@ -111,6 +113,9 @@ func apiResources(c *call) (any, *Error) {
 			c.n.mu.Unlock()
 		}
 	}
+	if kind == "" || kind == "vm" {
+		out = append(out, c.containerResources()...)
+	}
 	if kind == "" || kind == "node" {
 		for _, name := range c.n.cfg.Nodes {
 			c.n.mu.Lock()
@@ -122,6 +127,24 @@ func apiResources(c *call) (any, *Error) {
 		out = append(out, c.storageResources()...)
 	}
 	return out, nil
+}
+
+// containerResources are those of containers, of which the model knows nothing
+// but where they are.
+func (c *call) containerResources() []map[string]any {
+	out := []map[string]any{}
+	c.n.mu.Lock()
+	ids := slices.Sorted(maps.Keys(c.n.cts))
+	c.n.mu.Unlock()
+	for _, id := range ids {
+		if !c.may("/vms/"+itoa(id), "VM.Audit") {
+			continue
+		}
+		c.n.mu.Lock()
+		out = append(out, map[string]any{"id": "lxc/" + itoa(id), "type": "lxc", "vmid": id, "node": c.n.cts[id], "status": "unknown"})
+		c.n.mu.Unlock()
+	}
+	return out
 }
 
 func (c *call) storageResources() []map[string]any {

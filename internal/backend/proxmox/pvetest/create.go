@@ -99,6 +99,9 @@ func (c *call) createConfig(vmid int) (*vm, *Error) {
 	if old := n.vms[vmid]; old != nil {
 		return nil, dief("VM %d already exists on node '%s'", vmid, old.node)
 	}
+	if node := n.cts[vmid]; node != "" {
+		return nil, dief("CT %d already exists on node '%s'", vmid, node)
+	}
 	v := newVM(vmid, c.node)
 	v.conf["lock"] = "create"
 	n.vms[vmid] = v

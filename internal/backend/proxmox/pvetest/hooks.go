@@ -76,6 +76,22 @@ func (n *Node) AddForeignVM(tb testing.TB, vmid int, name string, running bool, 
 	}
 }
 
+// AddContainer makes a container, of which the model knows only that it has a
+// number.
+func (n *Node) AddContainer(tb testing.TB, vmid int, node string) {
+	tb.Helper()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.taken(vmid) {
+		tb.Fatalf("container %d: the VMID is taken", vmid)
+	}
+	n.cts[vmid] = node
+}
+
+// taken tells whether a VM or container of the cluster has a number; mu is
+// held.
+func (n *Node) taken(vmid int) bool { return n.vms[vmid] != nil || n.cts[vmid] != "" }
+
 // addVM writes a VM into the model, with its disk.
 func (n *Node) addVM(t Template, conf map[string]string, base bool) error {
 	c := n.asRoot(t.Node)

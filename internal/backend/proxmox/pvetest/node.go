@@ -102,6 +102,7 @@ type Node struct {
 	mu       sync.Mutex
 	nodes    map[string]*member
 	vms      map[int]*vm
+	cts      map[int]string // containers: node by number
 	storages map[string]*storage
 	tasks    taskTable
 	acc      access
@@ -185,7 +186,7 @@ func build(cfg Config, tempDir func() string) (*Node, error) {
 	cfg.Waits = cfg.Waits.withDefaults()
 	n := &Node{
 		name: cfg.Nodes[0], cfg: cfg, dir: cfg.Dir,
-		nodes: map[string]*member{}, vms: map[int]*vm{}, storages: map[string]*storage{},
+		nodes: map[string]*member{}, vms: map[int]*vm{}, cts: map[int]string{}, storages: map[string]*storage{},
 		pools: map[string]*pool{}, fw: map[string]*fwFile{},
 		nextPID: 4096, nextIDs: [2]int{100, 1000000}, started: time.Now(),
 		log: slog.New(slog.DiscardHandler),
