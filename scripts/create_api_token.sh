@@ -86,7 +86,7 @@ fi
 
 # The rights, by where they hold.
 declare -A rights=(
-	[AgentLabSandbox]="Pool.Audit,VM.Allocate,VM.Audit,VM.Config.CPU,VM.Config.Cloudinit,VM.Config.Disk,VM.Config.Memory,VM.Config.Network,VM.Config.Options,$agent,VM.PowerMgmt"
+	[AgentLabSandbox]="VM.Allocate,VM.Audit,VM.Config.CPU,VM.Config.Disk,VM.Config.Memory,VM.Config.Network,VM.Config.Options,$agent,VM.PowerMgmt"
 	[AgentLabTemplate]="VM.Audit,VM.Clone"
 	[AgentLabStorage]="Datastore.AllocateSpace,Datastore.Audit"
 	[AgentLabNetwork]="SDN.Use"

@@ -42,8 +42,9 @@ type Grant struct {
 
 // Grants returns the smallest rights for n with a version of Proxmox VE.
 func (n Needs) Grants(v Version) []Grant {
+	// VM.Config.Network does for the options of cloud-init too.
 	onVM := []string{
-		"VM.Allocate", "VM.Audit", "VM.Config.CPU", "VM.Config.Cloudinit", "VM.Config.Disk", "VM.Config.Memory",
+		"VM.Allocate", "VM.Audit", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.Memory",
 		"VM.Config.Network", "VM.Config.Options", "VM.PowerMgmt",
 	}
 	onVM = append(onVM, n.Options...)
@@ -55,7 +56,6 @@ func (n Needs) Grants(v Version) []Grant {
 	g := Grant{Path: "/vms", Privileges: onVM, Why: "to make, configure, start and destroy sandboxes"}
 	if n.Pool != "" {
 		g.Path = "/pool/" + n.Pool
-		g.Privileges = append(g.Privileges, "Pool.Audit")
 	}
 	grants := []Grant{g}
 	for _, t := range n.Templates {

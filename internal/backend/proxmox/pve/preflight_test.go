@@ -123,12 +123,12 @@ func TestOtherPrivilegesThatDo(t *testing.T) {
 	n := Needs{Pool: "agentlab"}
 	everywhere := map[string]Bool{}
 	for _, p := range n.Grants(v9)[0].Privileges {
-		if !strings.HasPrefix(p, "VM.GuestAgent.") && p != "Pool.Audit" {
+		if !strings.HasPrefix(p, "VM.GuestAgent.") {
 			everywhere[p] = true
 		}
 	}
 	everywhere["VM.GuestAgent.Unrestricted"] = true
-	perms := Permissions{"/vms": everywhere, "/pool/agentlab": {"Pool.Audit": true}}
+	perms := Permissions{"/vms": everywhere}
 	if got := perms.Missing(n.Grants(v9)[0]); got != nil {
 		t.Errorf("%q", got)
 	}
