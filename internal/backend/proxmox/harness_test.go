@@ -113,6 +113,9 @@ func (w *world) makeTemplate(vmid int, st pvetest.Storage, more ...string) {
 // pool is that of the token with the smallest rights.
 const pool = "agentlab"
 
+// roleOf is the role that holds the i-th of the smallest rights.
+func roleOf(i int) string { return fmt.Sprintf("AgentLab%d", i) }
+
 // restrict gives the driver a token with the smallest rights that Check asks
 // for, in place of root's.
 func (w *world) restrict(storage string) {
@@ -125,7 +128,7 @@ func (w *world) restrict(storage string) {
 	ok(w.t, "version", err)
 	needs := pve.Needs{Pool: pool, Templates: []int{templateVMID}, Storages: []string{storage}, Bridges: []string{"vmbr1"}}
 	for i, g := range needs.Grants(version) {
-		role := fmt.Sprintf("AgentLab%d", i)
+		role := roleOf(i)
 		ok(w.t, "role", w.node.AddRole(role, g.Privileges...))
 		w.node.Grant(g.Path, "agentlab@pve", role)
 		w.node.Grant(g.Path, w.tokenID, role)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -80,9 +81,20 @@ func (d *Driver) template(ctx context.Context, node string, vmid int) (template,
 	return t, nil
 }
 
-// rootOptions are those that only root may set and so only root can take away
-// from a clone.
-var rootOptions = []string{"affinity", "args", "hookscript"}
+// takenAway are options that a token with the smallest role may delete of a
+// clone or set anew. Others take root (args, hookscript, affinity, real
+// devices), VM.Config.HWType (watchdog, audio0, serial1) or Sys.Modify on /
+// (startup).
+var takenAway = regexp.MustCompile(`^(agent|allow-ksm|autostart|balloon|cicustom|cipassword|ciupgrade|ciuser|cores|cpulimit|cpuunits|description|` +
+	`freeze|ipconfig[0-9]+|memory|migrate_downtime|migrate_speed|name|nameserver|net[0-9]+|numa[0-9]+|onboot|protection|searchdomain|shares|` +
+	`smp|sockets|sshkeys|startdate|tags|tdf|vcpus|vmstatestorage)$`)
+
+// tokenCannot tells whether an option of a template would stay with the clones
+// that a token makes of it.
+func tokenCannot(key string) bool {
+	return !takenAway.MatchString(key) && !slices.Contains(kept, key) && !keptSlot.MatchString(key) && !unusedOption.MatchString(key) &&
+		!isSnapshotOption(key) && key != "lock"
+}
 
 // suits tells what is wrong with a template.
 func (d *Driver) suits(t *template) error {
@@ -105,8 +117,8 @@ func (d *Driver) suits(t *template) error {
 			media++
 		case keptSlot.MatchString(key) && !emptyCD(value), key == "efidisk0", key == "tpmstate0":
 			return bad("remove "+key, "it has %s, which every sandbox would get", key)
-		case d.pve.Root() == nil && slices.Contains(rootOptions, key):
-			return bad("qm set "+strconv.Itoa(t.vmid)+" --delete "+key, "sandboxes would inherit its %s, which an API token may not take away", key)
+		case d.pve.Root() == nil && tokenCannot(key):
+			return bad("qm set "+strconv.Itoa(t.vmid)+" --delete "+key, "sandboxes would inherit its %s, which an API token with the smallest rights may not take away", key)
 		}
 	}
 	if media != 1 {
