@@ -377,11 +377,9 @@ func (d *Driver) configure(ctx context.Context, h *handle) error {
 	if err != nil {
 		return err
 	}
-	ch := changes(t.cfg, d.wanted(h))
-	d.at("about to be configured")
-	err = d.pve.Set(ctx, h.Node, h.Spec.VMID, ch)
+	err = d.replace(ctx, h, t)
 	for try := 1; agentlab.CodeOf(err) == agentlab.CodeBusy && try < cloneTries && ctx.Err() == nil; try++ {
-		err = d.pve.Set(ctx, h.Node, h.Spec.VMID, ch)
+		err = d.replace(ctx, h, t)
 	}
 	if err != nil || !d.firewalled(h) {
 		return err
@@ -390,6 +388,24 @@ func (d *Driver) configure(ctx context.Context, h *handle) error {
 		return d.pve.SetFirewallGroup(ctx, h.Node, h.Spec.VMID, group)
 	}
 	return d.pve.DisableFirewall(ctx, h.Node, h.Spec.VMID)
+}
+
+// replace changes what was seen to be ours, and nothing else: it may be long
+// since the clone ended, and another VM may have its number. The node refuses
+// the change when the configuration is not the one that was looked at.
+func (d *Driver) replace(ctx context.Context, h *handle, t template) error {
+	ref := h.Spec.Ref()
+	s, err := d.mine(ctx, ref, h)
+	if s.there && agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return inTheWay(ref)
+	}
+	if err != nil {
+		return err
+	}
+	ch := changes(t.cfg, d.wanted(h))
+	ch.Digest = s.cfg.Digest()
+	d.at("about to be configured")
+	return d.pve.Set(ctx, h.Node, ref.VMID, ch)
 }
 
 // grow makes the disk as large as it was asked to be.

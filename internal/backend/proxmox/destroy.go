@@ -57,7 +57,10 @@ func (d *Driver) destroy(ctx context.Context, ref backend.Ref, h *handle) error 
 		return err
 	}
 	d.at("snippet gone")
-	if n, err := d.node(h.Node); err == nil && n.Host != nil {
+	for _, n := range d.cfg.Nodes { // it may have been moved by hand, and left its rules behind
+		if n.Host == nil {
+			continue
+		}
 		if err := n.Host.Drop(ctx, ref); err != nil {
 			return err
 		}
@@ -153,14 +156,22 @@ func (d *Driver) removeSeen(ctx context.Context, ref backend.Ref, h *handle, s s
 			return err
 		}
 	}
+	old := false // what was seen may have changed since
 	if h == nil || (h.Power != "" && h.Power != powerOff) {
-		if err := d.powerOff(ctx, s.node, ref.VMID, 0, false); err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		if err := d.cutPower(ctx, s.node, ref.VMID); err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
 			return err
 		}
+		old = true
 	}
 	d.at("destroy about to be sent")
 	protected := s.cfg["protection"] == "1" // inherited from a template that is
 	for try := 1; ; try++ {
+		if old {
+			if gone, err := d.replaced(ctx, ref, h, s); gone || err != nil {
+				return err
+			}
+		}
+		old = true
 		if protected {
 			if err := d.pve.Set(ctx, s.node, ref.VMID, pve.Changes{Set: map[string]string{"protection": "0"}}); err != nil {
 				return err
@@ -168,13 +179,14 @@ func (d *Driver) removeSeen(ctx context.Context, ref backend.Ref, h *handle, s s
 		}
 		err := d.destroyVM(ctx, ref, h, s.node)
 		switch code := agentlab.CodeOf(err); {
-		case err == nil, code == agentlab.CodeNotFound:
+		case err == nil:
 			d.at("destroyed")
 			return nil
 		case ctx.Err() != nil || try == destroyTries:
 			return err
+		case code == agentlab.CodeNotFound: // on this node: it may have been moved
 		case code == agentlab.CodeConflict && strings.Contains(err.Error(), "is running"): // started by hand
-			if err := d.powerOff(ctx, s.node, ref.VMID, 0, false); err != nil {
+			if err := d.cutPower(ctx, s.node, ref.VMID); err != nil {
 				return err
 			}
 		case code == agentlab.CodeDenied && strings.Contains(err.Error(), "protection mode") && !protected:
@@ -184,6 +196,23 @@ func (d *Driver) removeSeen(ctx context.Context, ref backend.Ref, h *handle, s s
 			return err
 		}
 	}
+}
+
+// replaced looks again, after a pause, whether what was proved to be ours is
+// still there: in its place may be nothing by now, or somebody else's VM.
+func (d *Driver) replaced(ctx context.Context, ref backend.Ref, h *handle, was sight) (gone bool, err error) {
+	now, err := d.see(ctx, ref, h)
+	switch {
+	case err != nil:
+		return false, err
+	case !now.there:
+		return true, nil
+	case now.ours && now.node != was.node:
+		return false, agentlab.Errorf(agentlab.CodeBusy, "VM %d was moved from node %s to %s meanwhile", ref.VMID, was.node, now.node)
+	case now.ours == was.ours && now.stub == was.stub, isGravestone(now.cfg) && h != nil:
+		return false, nil
+	}
+	return true, nil
 }
 
 func (d *Driver) destroyVM(ctx context.Context, ref backend.Ref, h *handle, node string) error {

@@ -117,6 +117,9 @@ func (d *Driver) seed(ctx context.Context, ref backend.Ref) error {
 	if err != nil {
 		return err
 	}
+	if err := d.stillMine(ctx, h); err != nil {
+		return err
+	}
 	if err := d.pve.AgentFileWrite(ctx, h.Node, ref.VMID, guestapi.ControlFile, text); err != nil {
 		d.memory.with(ref, func(i *impression) {
 			i.seedPause = min(max(i.seedPause*3/2, seedPauseLeast), seedPauseMost)
@@ -127,6 +130,21 @@ func (d *Driver) seed(ctx context.Context, ref backend.Ref) error {
 	d.at("seeded")
 	h.Seeded = true
 	return d.save(h)
+}
+
+// lookAge is how long ago a sandbox was seen at most before anything is
+// written into its guest: no other VM boots under its number in less.
+const lookAge = 3 * time.Second
+
+// stillMine looks whether the VM with a sandbox's number is the sandbox, unless
+// that was seen just now.
+func (d *Driver) stillMine(ctx context.Context, h *handle) error {
+	ref := h.Spec.Ref()
+	if d.memory.seen(ref, d.cfg.Now(), lookAge) {
+		return nil
+	}
+	_, err := d.mine(ctx, ref, h)
+	return err
 }
 
 // ListenGuest implements backend.Driver.

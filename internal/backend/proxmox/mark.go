@@ -18,9 +18,12 @@ import (
 // The ownership mark. It is in the description, which the call that clones a
 // template takes, so that it is in the first configuration of the VM that has
 // a disk; the tags follow with the first change. What bears one without the
-// other, or another installation's, is not ours.
+// other, or another installation's, is not ours. Nor is what bears that of
+// another number: whoever clones a sandbox by hand clones its description and
+// its tags, too.
 const (
 	markUID          = "agentlab-uid: "
+	markVMID         = "agentlab-vmid: "
 	markInstallation = "agentlab-installation: "
 	tagAll           = "agentlab"
 	tagUID           = "al-"
@@ -29,7 +32,7 @@ const (
 // description is what people see of a sandbox in Proxmox's interface.
 func description(ref backend.Ref, installation string) string {
 	return "Sandbox of AgentLab: made, changed and destroyed by it.\n" +
-		markUID + ref.UID + "\n" + markInstallation + installation + "\n"
+		markUID + ref.UID + "\n" + markVMID + strconv.Itoa(ref.VMID) + "\n" + markInstallation + installation + "\n"
 }
 
 // tags of a sandbox, as Proxmox stores them: lower case and sorted.
@@ -37,9 +40,9 @@ func tags(uid string) string { return tagAll + ";" + tagUID + uid }
 
 // marks are what a configuration says about whose it is.
 type marks struct {
-	uid, installation string
-	tagged            string // uid of the tag; "" when there is none
-	name              string
+	uid, vmid, installation string
+	tagged                  string // uid of the tag; "" when there is none
+	name                    string
 }
 
 var uidForm = regexp.MustCompile(`^[a-z2-9]{26}$`)
@@ -58,6 +61,9 @@ func readMarks(cfg pve.Config) marks {
 		line = strings.TrimSpace(line)
 		if uid, ok := strings.CutPrefix(line, markUID); ok {
 			one(&m.uid, uid)
+		}
+		if vmid, ok := strings.CutPrefix(line, markVMID); ok {
+			one(&m.vmid, vmid)
 		}
 		if id, ok := strings.CutPrefix(line, markInstallation); ok {
 			one(&m.installation, id)
@@ -86,12 +92,13 @@ func taggedUID(tags string) string {
 }
 
 // ours tells whether a configuration is that of the sandbox ref of this
-// installation: its description names both, and a tag or the VM's name agrees.
+// installation: its description names all of that, and a tag or the VM's name
+// agrees.
 // A VM that is still being cloned has its description and name before it has
 // tags. A template is never a sandbox, whatever it inherited.
 func (d *Driver) ours(cfg pve.Config, ref backend.Ref, name string) bool {
 	m := readMarks(cfg)
-	if m.uid != ref.UID || m.installation != d.installation || cfg["template"] == "1" {
+	if m.uid != ref.UID || m.vmid != strconv.Itoa(ref.VMID) || m.installation != d.installation || cfg["template"] == "1" {
 		return false
 	}
 	return m.tagged == ref.UID || (name != "" && m.name == name) || cfg["lock"] == lockClone

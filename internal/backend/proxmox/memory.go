@@ -67,6 +67,12 @@ func (m *memory) believed(ref backend.Ref, now time.Time) (yes bool) {
 	return yes
 }
 
+// seen tells whether a sandbox was seen running at most age ago.
+func (m *memory) seen(ref backend.Ref, now time.Time, age time.Duration) (yes bool) {
+	m.with(ref, func(i *impression) { yes = !i.looked.IsZero() && now.Sub(i.looked) < age })
+	return yes
+}
+
 // runs notes that a sandbox was seen running; started that this process has
 // just started it.
 func (m *memory) runs(ref backend.Ref, now time.Time, started bool) {

@@ -174,25 +174,41 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 		}
 	}
 	d.at("stop about to be sent")
-	if err := d.powerOff(ctx, s.node, ref.VMID, grace, suspended); err != nil {
-		return err
+	off := false
+	if grace > 0 && !suspended {
+		if off, err = d.askGuest(ctx, s.node, ref.VMID, grace); err != nil {
+			return err
+		}
+		if !off { // the guest had its time, in which another VM may have got the number
+			if s, err = d.mine(ctx, ref, h); err != nil {
+				return err
+			}
+		}
+	}
+	if !off {
+		if err := d.cutPower(ctx, s.node, ref.VMID); err != nil {
+			return err
+		}
 	}
 	d.at("stopped")
 	d.memory.rests(ref)
 	return d.setPower(h, powerOff)
 }
 
-// powerOff asks the guest, then cuts the power. A guest that stands still
-// cannot be asked.
-func (d *Driver) powerOff(ctx context.Context, node string, vmid int, grace time.Duration, suspended bool) error {
-	if grace > 0 && !suspended {
-		err := d.task(ctx, func() (pve.UPID, error) { return d.pve.Shutdown(ctx, node, vmid, grace) })
-		if err == nil || ctx.Err() != nil {
-			return err
-		}
-		d.log.Info("the guest did not shut down, its power is cut", "vmid", vmid, "err", err)
-		d.at("shutdown failed")
+// askGuest asks a guest to power itself off, and tells whether it did. One
+// that stands still cannot be asked.
+func (d *Driver) askGuest(ctx context.Context, node string, vmid int, grace time.Duration) (off bool, err error) {
+	err = d.task(ctx, func() (pve.UPID, error) { return d.pve.Shutdown(ctx, node, vmid, grace) })
+	if err == nil || ctx.Err() != nil {
+		return true, err
 	}
+	d.log.Info("the guest did not shut down, its power is cut", "vmid", vmid, "err", err)
+	d.at("shutdown failed")
+	return false, nil
+}
+
+// cutPower stops a VM that was seen to be ours.
+func (d *Driver) cutPower(ctx context.Context, node string, vmid int) error {
 	return d.task(ctx, func() (pve.UPID, error) { return d.pve.Stop(ctx, node, vmid) })
 }
 

@@ -1,0 +1,178 @@
+package proxmox
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+)
+
+// Tests of numbers that change hands while the driver works: between its look
+// at a VM and what it does to it, an administrator destroys the VM and makes
+// another one with its number.
+
+// takeOver destroys a VM by hand and makes a foreign one in its place.
+func (w *world) takeOver(t *testing.T, vmid int) (untouched func(*testing.T)) {
+	t.Helper()
+	w.node.PowerOff(vmid)
+	ok(t, "unprotect by hand", w.admin(t, pve.Put, w.vmPath(vmid)+"/config", map[string][]string{"protection": {"0"}}))
+	ok(t, "destroy by hand", w.admin(t, pve.Delete, w.vmPath(vmid), nil))
+	return w.foreign(t, vmid, "somebody", nil)
+}
+
+// wide are the worlds in which the driver may do what it wants: only its own
+// care keeps it from touching what is foreign.
+func wide(t *testing.T, test func(t *testing.T, w *world)) {
+	both(t, func(t *testing.T, shell bool) { test(t, newWorld(t, worldConfig{shell: shell, admin: true})) })
+}
+
+// A process dies after its clone; when the next one goes on, the number is
+// somebody else's. Without a look it would give that VM our mark, and so
+// destroy it later.
+func TestTakenOverWhileMade(t *testing.T) {
+	wide(t, func(t *testing.T, w *world) {
+		for i, point := range []string{"cloned", "about to be configured", "configured"} {
+			spec := w.spec(1 + i)
+			w.driver.crash = func(at string) {
+				if at == point {
+					panic(died{at})
+				}
+			}
+			if err := (mortal{w.driver}).Create(t.Context(), spec); err == nil {
+				t.Fatalf("%s: it did not die", point)
+			}
+			untouched := w.takeOver(t, spec.VMID)
+			d := w.open()
+			wantCode(t, point+": Create", d.Create(t.Context(), spec), agentlab.CodeExists)
+			untouched(t)
+			ok(t, "Destroy", d.Destroy(t.Context(), spec.Ref()))
+			untouched(t)
+		}
+	})
+}
+
+// The same within one call: the change is refused by the node, as it is not of
+// the configuration that was looked at.
+func TestTakenOverBeforeSet(t *testing.T) {
+	wide(t, func(t *testing.T, w *world) {
+		spec := w.spec(1)
+		var untouched func(*testing.T)
+		w.driver.crash = func(at string) {
+			if at == "about to be configured" && untouched == nil {
+				untouched = w.takeOver(t, spec.VMID)
+			}
+		}
+		wantCode(t, "Create", w.driver.Create(t.Context(), spec), agentlab.CodeExists)
+		untouched(t)
+	})
+}
+
+// While the power of a VM is cut before its end, or its destruction is tried
+// again, minutes may pass.
+func TestTakenOverBeforeDestroy(t *testing.T) {
+	wide(t, func(t *testing.T, w *world) {
+		spec := w.create(t, 1)
+		ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))
+		var untouched func(*testing.T)
+		w.driver.crash = func(at string) {
+			if at == "destroy about to be sent" {
+				untouched = w.takeOver(t, spec.VMID)
+			}
+		}
+		ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
+		untouched(t)
+		w.driver.crash = nil
+
+		spec = w.create(t, 2)
+		w.node.Fail("DELETE /nodes/{node}/qemu/{vmid}", pvetest.Fault{
+			VMID: spec.VMID, Error: "can't lock file '/var/lock/qemu-server/lock-1002.conf' - got timeout",
+			Reached: func() { untouched = w.takeOver(t, spec.VMID) },
+		})
+		ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
+		untouched(t)
+		if left := w.left(t, 1001, 1002); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+	})
+}
+
+// While a guest has its time to shut down.
+func TestTakenOverWhileShutDown(t *testing.T) {
+	wide(t, func(t *testing.T, w *world) {
+		spec := w.create(t, 1)
+		ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))
+		w.farm.mu.Lock()
+		w.farm.machines[spec.VMID].Deaf = true
+		w.farm.mu.Unlock()
+		var untouched func(*testing.T)
+		w.driver.crash = func(at string) {
+			if at == "shutdown failed" {
+				untouched = w.takeOver(t, spec.VMID)
+			}
+		}
+		wantCode(t, "Stop", w.driver.Stop(t.Context(), spec.Ref(), time.Second), agentlab.CodeNotFound)
+		untouched(t)
+	})
+}
+
+// Nothing is written into the guest of somebody else's VM.
+func TestTakenOverBeforeSeed(t *testing.T) {
+	w := newWorld(t, worldConfig{admin: true})
+	spec := w.create(t, 1)
+	ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))
+	untouched := w.takeOver(t, spec.VMID)
+	w.open() // what was seen is long ago
+	_, err := w.driver.DialControl(t.Context(), spec.Ref())
+	wantCode(t, "DialControl", err, agentlab.CodeNotFound)
+	if n := w.node.Calls()["POST /nodes/{node}/qemu/{vmid}/agent/file-write"]; n != 0 {
+		t.Errorf("%d files were written into it", n)
+	}
+	untouched(t)
+}
+
+// An administrator clones a sandbox by hand: the copy has its description and
+// its tags, and is not ours.
+func TestClonedByHand(t *testing.T) {
+	wide(t, func(t *testing.T, w *world) {
+		ctx := t.Context()
+		spec := w.create(t, 1)
+		ok(t, "clone by hand", w.admin(t, pve.Post, w.vmPath(spec.VMID)+"/clone", map[string][]string{"newid": {"1005"}, "full": {"1"}, "name": {spec.Name}}))
+		cfg := w.node.Config(1005)
+		if !strings.Contains(cfg["description"], markUID+spec.UID) || taggedUID(cfg["tags"]) != spec.UID {
+			t.Fatalf("the copy does not bear the mark, this test proves nothing: %v", cfg)
+		}
+		before := w.look(t, 1005)
+		copied := backend.Ref{VMID: 1005, UID: spec.UID}
+		for _, d := range []*Driver{w.driver, w.open()} {
+			all, err := d.List(ctx)
+			ok(t, "List", err)
+			if slices.ContainsFunc(all, func(in backend.Instance) bool { return in.Ref.VMID == 1005 }) {
+				t.Errorf("listed as ours: %+v", all)
+			}
+			_, err = d.Inspect(ctx, copied)
+			wantCode(t, "Inspect", err, agentlab.CodeNotFound)
+			wantCode(t, "Stop", d.Stop(ctx, copied, 0), agentlab.CodeNotFound)
+			ok(t, "Destroy", d.Destroy(ctx, copied))
+			ok(t, "Destroy of the sandbox", d.Destroy(ctx, spec.Ref()))
+		}
+		if now := w.look(t, 1005); now != before {
+			t.Errorf("the copy was\n%s\nand is\n%s", before, now)
+		}
+		if left := w.left(t, 1005); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+		// And a sandbox that gets a number which a copy has is not made there.
+		s := spec
+		s.VMID = 1005
+		wantCode(t, "Create", w.driver.Create(ctx, s), agentlab.CodeExists)
+		if now := w.look(t, 1005); now != before {
+			t.Errorf("%s: the copy was\n%s\nand is\n%s", strconv.Itoa(s.VMID), before, now)
+		}
+	})
+}
