@@ -150,7 +150,9 @@ func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.sweep(ctx, vms)
+	if len(vms) == len(d.cfg.Nodes) {
+		d.sweep(ctx, vms)
+	}
 	var out []backend.Instance
 	known := map[int]bool{}
 	for _, h := range all {
@@ -186,6 +188,13 @@ func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.V
 	ref := h.Spec.Ref()
 	if h.Phase != phaseCreated {
 		return partial(h), true, nil
+	}
+	if _, asked := vms[h.Node]; !asked {
+		if _, err := d.node(h.Node); err == nil {
+			in := partial(h)
+			in.Reason = "node " + h.Node + " is offline, and what the sandbox does is not known"
+			return in, true, nil
+		}
 	}
 	for _, vm := range vms[h.Node] {
 		if int(vm.VMID) != ref.VMID || taggedUID(string(vm.TagList)) != ref.UID {

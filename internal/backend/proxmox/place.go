@@ -100,6 +100,7 @@ func (d *Driver) storagesOf(t template) []string {
 const inventoryAge = 3 * time.Second
 
 // listed returns the VMs of every node of ours, as they were at most age ago.
+// A node that the others say is offline is missing: what it has is not known.
 func (d *Driver) listed(ctx context.Context, age time.Duration) (map[string][]pve.VM, error) {
 	i := &d.inventory
 	if err := i.asking.lock(ctx); err != nil {
@@ -113,6 +114,10 @@ func (d *Driver) listed(ctx context.Context, age time.Duration) (map[string][]pv
 	vms := map[string][]pve.VM{}
 	for _, n := range d.cfg.Nodes {
 		list, err := d.pve.VMs(ctx, n.Name)
+		if err != nil && d.offline(ctx, n.Name) {
+			d.log.Warn("a node is offline: what it has is not known", "node", n.Name, "err", err)
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -120,6 +125,15 @@ func (d *Driver) listed(ctx context.Context, age time.Duration) (map[string][]pv
 	}
 	i.vms, i.vmsAt = vms, at
 	return vms, nil
+}
+
+// offline tells whether the rest of the cluster says that a node is.
+func (d *Driver) offline(ctx context.Context, name string) bool {
+	if len(d.cfg.Nodes) == 1 {
+		return false
+	}
+	nodes, err := d.pve.Nodes(ctx)
+	return err == nil && slices.ContainsFunc(nodes, func(n pve.Node) bool { return n.Name == name && n.Status == "offline" })
 }
 
 func (d *Driver) nodeStates(ctx context.Context) ([]pve.Node, error) {
@@ -249,8 +263,9 @@ func (d *Driver) sameImage(n *Node, vmid int) int {
 
 // Taken implements backend.NumberChecker: numbers of VMs on the nodes, of
 // templates, and of volumes that lie about, which a VM with their number would
-// take for its own. A token sees of all that only what it has rights on: what
-// else has a number, Create is told by its clone.
+// take for its own. A token sees of all that only what it has rights on, and
+// nobody what is on a node that is offline: what else has a number, Create is
+// told by its clone.
 func (d *Driver) Taken(ctx context.Context, first, last int) ([]int, error) {
 	vms, err := d.listed(ctx, inventoryAge)
 	if err != nil {
@@ -263,8 +278,12 @@ func (d *Driver) Taken(ctx context.Context, first, last int) ([]int, error) {
 		}
 	}
 	for _, n := range d.cfg.Nodes {
+		_, asked := vms[n.Name]
 		for _, vmid := range n.Templates {
 			taken[vmid] = true
+			if !asked {
+				continue
+			}
 			t, err := d.template(ctx, n.Name, vmid)
 			if err != nil {
 				continue // of what cannot be used nothing is made
