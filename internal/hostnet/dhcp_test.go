@@ -2,11 +2,13 @@ package hostnet
 
 import (
 	"net"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
+	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab/test/netlab"
 )
@@ -88,4 +90,62 @@ func TestDHCP(t *testing.T) {
 			t.Errorf("a renewal: %v, %v", a, err)
 		}
 	})
+}
+
+// A guest that asks in the name of another, without end, keeps nobody from
+// being answered: each has its own measure of questions.
+func TestDHCPForAnother(t *testing.T) {
+	if !netlab.Inside(t) {
+		return
+	}
+	w := newWorld(t)
+	w.bridge()
+	ctx := t.Context()
+	l := w.local()
+	must(t, l.Restore(ctx, nil))
+	must(t, l.Ready(ctx))
+	victim, attacker := w.box(2, all), w.box(3, all)
+	victim.DHCP, attacker.DHCP = true, true
+	must(t, l.Put(ctx, victim.Guest))
+	must(t, l.Put(ctx, attacker.Guest))
+	q, err := dhcpv4.NewDiscovery(victim.MAC)
+	must(t, err)
+	stop, flooding, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	attacker.in(func() {
+		lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+			return c.Control(func(fd uintptr) {
+				_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST, 1)
+				_ = unix.SetsockoptString(int(fd), unix.SOL_SOCKET, unix.SO_BINDTODEVICE, "eth0")
+			})
+		}}
+		conn, err := lc.ListenPacket(ctx, "udp4", "0.0.0.0:68")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		go func() {
+			defer close(ended)
+			defer conn.Close() //nolint:errcheck // a test's
+			for n := 0; !closed(stop); n++ {
+				if _, err := conn.WriteTo(q.ToBytes(), &net.UDPAddr{IP: net.IPv4bcast, Port: 67}); err != nil {
+					t.Error(err)
+					return
+				}
+				if n == 2000 {
+					close(flooding)
+				}
+			}
+		}()
+	})
+	select {
+	case <-flooding:
+	case <-ended:
+		t.FailNow()
+	}
+	_, err = victim.lease(victim.MAC)
+	close(stop)
+	<-ended
+	if err != nil {
+		t.Errorf("while another asks in its name, a guest has no answer: %v", err)
+	}
 }

@@ -17,8 +17,11 @@ const (
 	// dhcpLease is how long a sandbox is told that its address is its own. It
 	// is in truth for as long as it is bound; a renewal costs two packets.
 	dhcpLease = time.Hour
-	// dhcpRate bounds the answers to one sandbox in a second.
+	// dhcpRate bounds the questions of one sandbox in a second. It is kept by
+	// the rules, which know who asks; a question may name any MAC.
 	dhcpRate, dhcpBurst = 5, 20
+	// dhcpAnswers bounds the answers to one sandbox, whoever asked for them.
+	dhcpAnswers = 100
 )
 
 // dhcpLeases is what the DHCP server knows of a sandbox.

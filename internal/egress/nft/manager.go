@@ -250,7 +250,7 @@ func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 func (m *Manager) newMember(s Sandbox, old *member) (*member, error) {
 	x := &member{
 		Sandbox: s, plan: planOf(s), told: map[netip.Addr]map[string]time.Time{}, elems: map[string]binding{},
-		dhcp: dhcpLeases{limit: rate.NewLimiter(dhcpRate, dhcpBurst)},
+		dhcp: dhcpLeases{limit: rate.NewLimiter(dhcpAnswers, dhcpAnswers)},
 	}
 	if old != nil && old.IPv4 == s.IPv4 && old.IPv6 == s.IPv6 {
 		x.gate, x.told, x.pairs, x.dhcp = old.gate, old.told, old.pairs, old.dhcp

@@ -163,7 +163,9 @@ func (b *builder) sets() {
 		b.inet.set(set{name: "ranges" + f.v, key: pair + " . inet_proto . inet_service", verdicts: true, flags: "interval,timeout", size: maxLearned, note: "the same, over ranges of ports"})
 		b.inet.set(set{name: "hostflows" + f.v, key: f.addr, flags: "dynamic", size: maxSandboxes})
 	}
+	b.inet.set(set{name: "ndprate", key: "ether_addr", flags: "dynamic,timeout", timeout: "1m", size: maxSandboxes})
 	if b.Config.DHCP {
+		b.inet.set(set{name: "dhcprate", key: "ether_addr", flags: "dynamic,timeout", timeout: "1m", size: maxSandboxes})
 		b.inet.set(set{name: "dhcp", key: "ether_addr", note: "sandboxes that ask for their address"})
 	}
 	served := b.inet.set(set{name: "served", key: "inet_service", flags: "timeout", note: "DNS, while our server says that it answers: nobody else's may"})
@@ -185,6 +187,18 @@ func (b *builder) sets() {
 		}
 	}
 }
+
+// perSender drops what is above a number in a second of each MAC, which the
+// bridge table ties to a port.
+func perSender(set string, rate, burst int) string {
+	return fmt.Sprintf("update @%s { ether saddr limit rate over %d/second burst %d packets } drop", set, rate, burst)
+}
+
+// ndpRate bounds the neighbour discovery of a sandbox with link-local
+// addresses, of which it may have any number, in a second. The kernel keeps
+// what it hears for five seconds at least, and has room for 512 without haste,
+// for all interfaces together.
+const ndpRate, ndpBurst = 10, 30
 
 // Sizes of sets. maxLearned is large because the kernel refuses to add to a
 // set that is full, and a guest must not be able to fill it for others: each
@@ -209,11 +223,16 @@ func (b *builder) ingress() {
 	for _, h := range []string{"hbh", "rt", "frag", "dst"} {
 		c.add(ruleOptions, "meta nfproto ipv6 exthdr %s exists drop", h)
 	}
+	// Each sandbox has its own measure of what costs the host work or memory:
+	// DHCP questions, in which it may name the MAC of any other, and sources of
+	// its own making in neighbour discovery.
 	if b.Config.DHCP {
+		c.add(ruleDHCP, "udp dport 67 %s", perSender("dhcprate", dhcpRate, dhcpBurst))
 		c.add(ruleDHCP, askDHCP+" accept")
 	}
 	c.add("", "ether saddr . ip saddr @bound4 accept")
 	c.add("", "ether saddr . ip6 saddr @bound6 accept")
+	c.add("", "ip6 saddr fe80::/10 %s", perSender("ndprate", ndpRate, ndpBurst))
 	c.add("", "ip6 saddr { ::, fe80::/10 } icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept")
 	c.add(ruleSpoof4, "meta nfproto ipv4 drop")
 	c.add(ruleSpoof6, "meta nfproto ipv6 drop")
@@ -226,7 +245,13 @@ func (b *builder) targets() {
 	c.add("", "iifname != %s accept", quoted(b.Config.Bridge))
 	c.add(egress.RuleProtocol, "meta l4proto != { tcp, udp, icmp, ipv6-icmp } %s", b.deny(egress.RuleProtocol))
 	c.add(ruleInvalid, "ct state invalid drop")
-	c.add("", "ct state established accept")
+	// A flow that no policy has allowed, as it can be opened while another
+	// program has flushed the rules, is looked at as a new one is.
+	for _, f := range families {
+		c.add("", "ct state established %s saddr . ct mark @live%s accept", f.ip, f.v)
+	}
+	c.add("", "ct state established ct direction reply ct mark 0x%08x accept", uint32(markInbound))
+	c.add("", "ct state established ct direction reply fib daddr type local accept")
 	c.add("", ctErrors+" accept")
 	c.add("", "ip6 daddr { fe80::/10, ff02::/16 } icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept")
 	for _, f := range families {
@@ -295,11 +320,13 @@ func (b *builder) input() {
 	c := b.inet.chain("input", "type filter hook input priority filter")
 	c.add("", "iifname %s goto host", quoted(b.Config.Bridge))
 	h := b.inet.chain("host", "")
-	h.add("", "ct state established accept")
+	// What a sandbox opened is judged packet by packet: it may have been open
+	// to it for a while only.
+	h.add("", "ct state established ct direction reply accept")
 	h.add("", ctErrors+" accept")
 	h.add("", "ip6 hoplimit 255 icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept")
 	for _, f := range families {
-		h.add(ruleHostFlows, "meta nfproto ipv%s add @hostflows%s { %s saddr ct count over %d } drop", f.v, f.v, f.ip, maxHostFlows)
+		h.add(ruleHostFlows, "ct state new meta nfproto ipv%s add @hostflows%s { %s saddr ct count over %d } drop", f.v, f.v, f.ip, maxHostFlows)
 	}
 	h.add(ruleRedirect, "ct status dnat tcp dport %d accept", b.Config.ProxyPort)
 	if b.Config.DHCP {
@@ -406,83 +433,4 @@ func (b *builder) refusals() {
 	c.add("", "limit rate over 1000/second burst 2000 packets drop")
 	c.add("", "meta l4proto tcp reject with tcp reset")
 	c.add("", "reject with icmpx admin-prohibited")
-}
-
-// bridge keeps sandboxes apart on the bridge itself, and ties each to its port.
-func (b *builder) bridge() *table {
-	t := &table{family: "bridge", name: tableName}
-	ports := t.set(set{name: "ports", key: "ifname", note: "of the bridge"})
-	t.set(set{name: "senders", key: "ifname", verdicts: true, note: "ports whose sandbox is known"})
-	t.set(set{name: "macs", key: "ifname . ether_addr"})
-	t.set(set{name: "arps", key: "ifname . ether_addr . ipv4_addr"})
-	known := slices.Clone(b.Ports)
-	for _, s := range b.Sandboxes {
-		for _, e := range bindings(s, b.planOf(s)) {
-			if e.family != "bridge" {
-				continue
-			}
-			if e.set == "ports" {
-				known = append(known, s.Port)
-				continue
-			}
-			i := slices.IndexFunc(t.sets, func(x *set) bool { return x.name == e.set })
-			t.sets[i].add("", e.key, e.verdict, e.options)
-		}
-	}
-	slices.Sort(known)
-	for _, p := range slices.Compact(known) {
-		if ifName.MatchString(p) {
-			ports.add("", quoted(p), "", "")
-		}
-	}
-	s := t.chain("sender", "")
-	s.add(ruleMAC, "iifname . ether saddr != @macs drop")
-	s.add(ruleARP, "ether type arp iifname . arp saddr ether . arp saddr ip != @arps drop")
-	s.add(ruleEtherType, "ether type != { ip, ip6, arp } drop")
-	// The kernel throws these away before the other table could tell of them.
-	if b.Config.LogGroup != 0 {
-		s.add("", "ip6 daddr ::1 limit rate 50/second log prefix %s group %d", quote("deny "+egress.RuleLoopback), b.Config.LogGroup)
-	}
-	s.add(egress.RuleLoopback, "ip6 daddr ::1 drop")
-	in := t.chain("ingress", "type filter hook prerouting priority -300")
-	in.add("", "iifname vmap @senders")
-	out := t.chain("egress", "type filter hook output priority -300")
-	const unicast = "ether daddr & 01:00:00:00:00:00 == 00:00:00:00:00:00 oifname . ether daddr != @macs drop"
-	if b.Config.BridgeMeta {
-		in.add(rulePort, "meta ibrname %s drop", quoted(b.Config.Bridge))
-		out.add(ruleFlood, "meta obrname %s %s", quoted(b.Config.Bridge), unicast)
-	} else {
-		in.add(rulePort, "iifname @ports drop")
-		out.add(ruleFlood, "oifname @ports %s", unicast)
-	}
-	f := t.chain("forward", "type filter hook forward priority -300")
-	if b.Config.BridgeMeta {
-		f.add(ruleNeighbour, "meta ibrname %s drop", quoted(b.Config.Bridge))
-	} else {
-		f.add(ruleNeighbour, "iifname @ports drop")
-		f.add(ruleNeighbour, "oifname @ports drop")
-	}
-	for _, fam := range families {
-		if n := b.subnet(fam); n.IsValid() {
-			f.add(ruleNeighbour, "%s saddr %s drop", fam.ip, n)
-			f.add(ruleNeighbour, "%s daddr %s drop", fam.ip, n)
-		}
-	}
-	return t
-}
-
-// arp keeps a sandbox from telling the host where others are.
-func (b *builder) arp() *table {
-	t := &table{family: "arp", name: tableName}
-	bound := t.set(set{name: "bound", key: "ether_addr . ipv4_addr"})
-	for _, s := range b.Sandboxes {
-		for _, e := range bindings(s, b.planOf(s)) {
-			if e.family == "arp" {
-				bound.add("", e.key, e.verdict, e.options)
-			}
-		}
-	}
-	c := t.chain("input", "type filter hook input priority filter")
-	c.add(ruleARP, "iifname %s arp saddr ether . arp saddr ip != @bound drop", quoted(b.Config.Bridge))
-	return t
 }

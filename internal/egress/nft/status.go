@@ -117,9 +117,9 @@ var (
 	// ofPolicy are chains and sets that come and go with sandboxes.
 	ofPolicy = regexp.MustCompile(`^(p|yes|r|s|f)_[0-9a-f]{32}`)
 	// changing are sets whose elements change by themselves.
-	changing = regexp.MustCompile(`^(named|namedranges|learned|ranges|hostflows|served|[fs]_)`)
+	changing = regexp.MustCompile(`^(named|namedranges|learned|ranges|hostflows|served|dhcprate|ndprate|[fs]_)`)
 	// ofSandboxes are sets whose elements are the sandboxes.
-	ofSandboxes = regexp.MustCompile(`^(bound|dhcp|policy|redirect|shape|live|ports|senders|macs|arps)`)
+	ofSandboxes = regexp.MustCompile(`^(bound|dhcp$|policy|redirect|shape|live|ports|senders|macs|arps)`)
 )
 
 // blocks takes a listing apart: each chain and set by its name, with elements

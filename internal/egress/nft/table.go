@@ -23,6 +23,7 @@ type set struct {
 	verdicts bool   // a verdict map
 	flags    string
 	size     int
+	timeout  string // of elements that are added without one
 	note     string
 	elems    []elem
 }
@@ -131,6 +132,9 @@ func (s *set) write(b *strings.Builder) {
 	}
 	if s.flags != "" {
 		fmt.Fprintf(b, "\t\tflags %s\n", s.flags)
+	}
+	if s.timeout != "" {
+		fmt.Fprintf(b, "\t\ttimeout %s\n", s.timeout)
 	}
 	if len(s.elems) != 0 {
 		b.WriteString("\t\telements = {\n")
