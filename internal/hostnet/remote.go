@@ -1,7 +1,6 @@
 package hostnet
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"net"
@@ -116,12 +115,40 @@ func (r *Remote) session() (*yamux.Session, error) {
 	return mux, nil
 }
 
+// agentEnds is how long an agent, and who holds its streams, has to end.
+const agentEnds = 5 * time.Second
+
+// lastWords keeps the end of what is written to it.
+type lastWords struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+// Write implements io.Writer.
+func (w *lastWords) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.text = append(w.text, p[max(0, len(p)-agentlab.MaxReasonBytes):]...)
+	w.text = w.text[max(0, len(w.text)-agentlab.MaxReasonBytes):]
+	return len(p), nil
+}
+
+func (w *lastWords) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return string(w.text)
+}
+
 // connect starts the agent. What it writes to its standard error is told when
 // it ends.
 func (r *Remote) connect() (*yamux.Session, error) {
 	cmd := exec.CommandContext(r.ctx, r.cfg.Command[0], r.cfg.Command[1:]...) //nolint:gosec // of the configuration
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	var words bytes.Buffer
+	// What it started in turn may hold its standard error open for good.
+	cmd.WaitDelay = agentEnds
+	end := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.Cancel = end
+	var words lastWords
 	cmd.Stderr = &words
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -136,13 +163,13 @@ func (r *Remote) connect() (*yamux.Session, error) {
 	}
 	mux, err := yamux.Client(rw{out, in, func() error { return in.Close() }}, muxConfig())
 	if err != nil {
-		_ = cmd.Process.Kill()
+		_ = end()
 		_ = cmd.Wait()
 		return nil, err
 	}
 	r.wg.Go(func() {
 		<-mux.CloseChan()
-		t := time.AfterFunc(5*time.Second, func() { _ = cmd.Process.Kill() })
+		t := time.AfterFunc(agentEnds, func() { _ = end() })
 		err := cmd.Wait()
 		t.Stop()
 		if err != nil && r.ctx.Err() == nil {
@@ -194,12 +221,21 @@ func (r *Remote) introduce(ctx context.Context, mux *yamux.Session) error {
 
 // keep takes guests' connections, and has the way made again when it ends.
 func (r *Remote) keep(mux *yamux.Session) {
+	taking := make(chan struct{}, maxTaking)
 	for {
 		stream, err := mux.AcceptStream()
 		if err != nil {
 			break
 		}
-		r.wg.Go(func() { r.take(stream) })
+		select {
+		case taking <- struct{}{}:
+			r.wg.Go(func() {
+				defer func() { <-taking }()
+				r.take(stream)
+			})
+		default: // so many that say nothing are no guests'
+			_ = stream.Close()
+		}
 	}
 	_ = mux.Close()
 	for pause := time.Second; r.ctx.Err() == nil; pause = min(2*pause, time.Minute) {
@@ -215,11 +251,15 @@ func (r *Remote) keep(mux *yamux.Session) {
 	}
 }
 
+// maxTaking bounds the connections of guests whose agent has not said yet
+// whose they are. It says so at once.
+const maxTaking = 256
+
 // take gives a guest's connection to its listener.
 func (r *Remote) take(stream net.Conn) {
 	var c call
 	_ = stream.SetReadDeadline(time.Now().Add(connectTimeout))
-	if err := readFrame(stream, &c); err != nil || c.Op != opGuest {
+	if err := readFrameOf(stream, &c, maxGuestFrame); err != nil || c.Op != opGuest {
 		_ = stream.Close()
 		return
 	}

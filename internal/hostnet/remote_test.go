@@ -1,11 +1,13 @@
 package hostnet
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/test/netlab"
@@ -80,5 +82,38 @@ func TestNoAgent(t *testing.T) {
 	defer r.Close() //nolint:errcheck // nothing is open
 	if err := r.Ready(t.Context()); err == nil {
 		t.Error("an agent that ends at once is ready")
+	}
+}
+
+// An agent that leaves a program behind which holds its streams, as ssh does
+// for those who share one connection, does not hold up the end.
+func TestAgentLeavesSomebodyBehind(t *testing.T) {
+	r := NewRemote(RemoteConfig{Network: testNetwork, Command: []string{"sh", "-c", "setsid sleep 30 <&- >&- & exit 1"}})
+	if err := r.Ready(t.Context()); agentlab.CodeOf(err) == "" {
+		t.Error("an agent that ends at once is ready")
+	}
+	ended := make(chan error)
+	go func() { ended <- r.Close() }()
+	select {
+	case err := <-ended:
+		must(t, err)
+	case <-time.After(4 * agentEnds):
+		t.Fatal("the end waits for a program that the agent left behind")
+	}
+}
+
+// What an agent complains of is kept in bounds.
+func TestLastWords(t *testing.T) {
+	var w lastWords
+	for range 1000 {
+		if n, err := w.Write(bytes.Repeat([]byte("x"), 1001)); n != 1001 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	if _, err := w.Write([]byte("the end")); err != nil {
+		t.Fatal(err)
+	}
+	if s := w.String(); len(s) > agentlab.MaxReasonBytes || !strings.HasSuffix(s, "xthe end") || cap(w.text) > 8*agentlab.MaxReasonBytes {
+		t.Errorf("%d bytes of %d are kept", len(s), cap(w.text))
 	}
 }

@@ -95,13 +95,18 @@ func writeFrame(w io.Writer, v any) error {
 	return err
 }
 
-func readFrame(r io.Reader, v any) error {
+// maxGuestFrame bounds an opGuest, in bytes.
+const maxGuestFrame = 4 << 10
+
+func readFrame(r io.Reader, v any) error { return readFrameOf(r, v, maxFrame) }
+
+func readFrameOf(r io.Reader, v any, most uint32) error {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return err
 	}
 	n := binary.BigEndian.Uint32(head[:])
-	if n > maxFrame {
+	if n > most {
 		return errors.New("a frame is too long")
 	}
 	text := make([]byte, n)

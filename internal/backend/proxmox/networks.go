@@ -2,6 +2,7 @@ package proxmox
 
 import (
 	"context"
+	"sync"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -9,8 +10,27 @@ import (
 // networks are the nodes' networks that this process has taken over from the
 // one before it.
 type networks struct {
-	asking   gate
-	restored map[string]bool
+	mu    sync.Mutex
+	nodes map[string]*takeover
+}
+
+// takeover is the taking over of one node's network: one that does not answer
+// holds up nobody who is about another.
+type takeover struct {
+	asking gate // held while the node is told
+	done   bool
+}
+
+func (n *networks) of(node string) *takeover {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.nodes == nil {
+		n.nodes = map[string]*takeover{}
+	}
+	if n.nodes[node] == nil {
+		n.nodes[node] = &takeover{}
+	}
+	return n.nodes[node]
 }
 
 // network returns a node's network. The first time it is told of all
@@ -24,11 +44,12 @@ func (d *Driver) network(ctx context.Context, name string) (Host, error) {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the network of node %s is not within reach, so nothing is started there", name).
 			WithHint("the daemon must run on the node, or leave the node out of proxmox.nodes")
 	}
-	if err := d.networks.asking.lock(ctx); err != nil {
+	t := d.networks.of(name)
+	if err := t.asking.lock(ctx); err != nil {
 		return nil, err
 	}
-	defer d.networks.asking.unlock()
-	if d.networks.restored[name] {
+	defer t.asking.unlock()
+	if t.done {
 		return n.Host, nil
 	}
 	all, err := d.handles()
@@ -49,9 +70,6 @@ func (d *Driver) network(ctx context.Context, name string) (Host, error) {
 	if err := n.Host.Restore(ctx, guests); err != nil {
 		return nil, err
 	}
-	if d.networks.restored == nil {
-		d.networks.restored = map[string]bool{}
-	}
-	d.networks.restored[name] = true
+	t.done = true
 	return n.Host, nil
 }
