@@ -135,7 +135,9 @@ func (p *pveLab) killAtCall(t *testing.T, k int, lost bool, args ...string) {
 	}
 	skip()
 	kill()
-	p.ok("status") // a daemon runs again
+	if !eventually(settleLimit, func() bool { return p.run("", "status").code == 0 }) {
+		t.Fatal("no daemon runs again")
+	}
 }
 
 // state is the state of a sandbox that is not destroyed; "" when there is none
