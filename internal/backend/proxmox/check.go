@@ -49,6 +49,9 @@ func (d *Driver) needs(ctx context.Context) pve.Needs {
 			n.Templates = append(n.Templates, vmid)
 			if t, err := d.template(ctx, node.Name, vmid); err == nil {
 				n.Storages = append(n.Storages, d.storagesOf(t)...)
+				if s := t.cfg["vmstatestorage"]; s != "" { // a clone is refused without rights on it, though nothing is written there
+					n.Storages = append(n.Storages, s)
+				}
 				if bridge, ok := pve.ParseProps(t.cfg["net0"]).Get("bridge"); ok {
 					n.Bridges = append(n.Bridges, bridge)
 				}

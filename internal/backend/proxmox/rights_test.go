@@ -124,3 +124,34 @@ func TestTemplateWithWhatATokenCannotTakeAway(t *testing.T) {
 	ok(t, "Create", w.driver.Create(t.Context(), spec))
 	ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))
 }
+
+// Proxmox: a clone needs rights on the template's vmstatestorage, and with 9 on
+// its custom CPU model. Check asks for the first, and the second is told.
+func TestCloneOfATemplateThatNeedsMoreRights(t *testing.T) {
+	w := newWorld(t, worldConfig{version: "9.2", alter: func(c *Config) {
+		for i := range c.Nodes {
+			c.Nodes[i].Templates = map[string]int{"base": 9100}
+		}
+	}})
+	w.makeTemplate(9100, storages["zfspool"], "vmstatestorage", "local", "cpu", "custom-mine")
+	w.node.Grant("/vms/9100", "agentlab@pve", roleOf(1))
+	w.node.Grant("/vms/9100", w.tokenID, roleOf(1))
+	if n := w.driver.needs(t.Context()); !slices.Contains(n.Storages, "local") {
+		t.Errorf("Check asks for rights on %q", n.Storages)
+	}
+	ref, err := w.driver.Templates().Ensure(t.Context(), agentlab.TemplateImage(9100), nil)
+	ok(t, "Ensure", err)
+	spec := w.spec(1)
+	spec.Image = ref
+	for _, missing := range []struct{ path, priv string }{{"/storage/local", "Datastore.AllocateSpace"}, {"/mapping/cpu/mine", "Mapping.Use"}} {
+		err := w.driver.Create(t.Context(), spec)
+		wantCode(t, "Create", err, agentlab.CodeDenied)
+		if !strings.Contains(err.Error(), "("+missing.path+", "+missing.priv+")") {
+			t.Errorf("%v", err)
+		}
+		ok(t, "role", w.node.AddRole("More", "Datastore.AllocateSpace", "Mapping.Use"))
+		w.node.Grant(missing.path, "agentlab@pve", "More")
+		w.node.Grant(missing.path, w.tokenID, "More")
+	}
+	ok(t, "Create", w.driver.Create(t.Context(), spec))
+}

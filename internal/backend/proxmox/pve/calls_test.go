@@ -18,6 +18,7 @@ var apiCalls = []string{
 	"DELETE /nodes/NODE/tasks/UPID",
 	"GET /access/permissions",
 	"GET /cluster/nextid vmid",
+	"GET /cluster/resources type",
 	"GET /nodes",
 	"GET /nodes/NODE/qemu",
 	"GET /nodes/NODE/qemu/VMID/agent/exec-status pid",
@@ -74,6 +75,7 @@ func TestTheCallsThatAreMade(t *testing.T) {
 	_, _ = c.Pool(ctx, "lab")
 	_, _ = c.Permissions(ctx)
 	_, _ = c.Free(ctx, 101)
+	_, _ = c.Container(ctx, 101)
 	_, _ = c.VMs(ctx, "pve")
 	_, _ = c.Config(ctx, "pve", 101)
 	_, _ = c.CurrentConfig(ctx, "pve", 101)

@@ -187,6 +187,22 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 	}
 }
 
+// Proxmox: a stop may not overrule the shutdown of a highly available VM.
+func TestStopOfAHighlyAvailableVM(t *testing.T) {
+	s := &scripted{answer: func(n int, _ Method, _ string, _ url.Values) (string, error) {
+		if n == 0 {
+			return "", &Fault{Status: 400, Message: "Parameter verification failed.", Params: map[string]string{"overrule-shutdown": "Not applicable for HA resources."}}
+		}
+		return `"` + string(cloneTask) + `"`, nil
+	}}
+	if _, err := New(s).Stop(t.Context(), "pve", 101); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(s.calls, []string{"POST /nodes/pve/qemu/101/status/stop overrule-shutdown=1", "POST /nodes/pve/qemu/101/status/stop "}) {
+		t.Errorf("%q", s.calls)
+	}
+}
+
 // Before 8.2 a stop cannot overrule a shutdown.
 func TestStopWithoutOverruling(t *testing.T) {
 	s := &scripted{answer: func(n int, _ Method, _ string, _ url.Values) (string, error) {

@@ -98,8 +98,19 @@ func (c *call) cloneAccess(plan *clonePlan) (shared bool, err *Error) {
 			return false, err
 		}
 	}
+	if s := plan.from["vmstatestorage"]; s != "" {
+		if err := c.need("/storage/"+s, "Datastore.AllocateSpace"); err != nil {
+			return false, err
+		}
+	}
 	if c.root() {
 		return shared, nil
+	}
+	cpu, _, _ := strings.Cut(strings.TrimPrefix(plan.from["cpu"], "cputype="), ",")
+	if model, custom := strings.CutPrefix(cpu, "custom-"); custom && c.n.v9() {
+		if err := c.need("/mapping/cpu/"+model, "Mapping.Use"); err != nil {
+			return false, err
+		}
 	}
 	for _, k := range sortedKeys(plan.from) {
 		if strings.HasPrefix(k, "net") && numberedRe.MatchString(k) {
