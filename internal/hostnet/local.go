@@ -162,6 +162,14 @@ func (l *Local) put(ctx context.Context, m *nft.Manager, g Guest) error {
 	if err != nil {
 		return err
 	}
+	l.mu.Lock()
+	old := l.guests[g.Ref.VMID]
+	l.mu.Unlock()
+	if old != nil && old.Ref != g.Ref { // it has gone without a word: its number is another's
+		if err := l.takeOff(ctx, m, g.Ref.VMID); err != nil {
+			return err
+		}
+	}
 	if err := l.admit(g); err != nil {
 		return err
 	}

@@ -239,13 +239,47 @@ func TestForgottenFlowsEnd(t *testing.T) {
 	if err := m.Forget(context.Background(), s[0].VMID); err != nil {
 		t.Fatal(err)
 	}
+	w.noFlows(s[0])
+}
+
+// TestFlowsOfADeadProcessEnd: the same when the process died before it ended
+// them.
+func TestFlowsOfADeadProcessEnd(t *testing.T) {
+	w := newWorld(t)
+	ctx := context.Background()
+	first, err := New(ctx, Options{Config: testConfig(), Resolver: testResolver{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Apply(ctx); err != nil {
+		t.Fatal(err)
+	}
+	s := w.tenants(first, agentlab.Network{Mode: agentlab.NetworkNAT})
+	if !w.guests[0].hold("x", "192.31.196.20:8080") || !w.guests[0].hold("y", "[2620:4f:8000::28]:8080") {
+		t.Fatal("not reached")
+	}
+	first.Close()
+	second := w.manager(Options{})
+	if err := second.Restore(ctx, s[1:]); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Set(ctx, s[0]); err != nil { // another one, with the same address
+		t.Fatal(err)
+	}
+	w.noFlows(s[0])
+}
+
+// noFlows expects that the kernel knows no flow of a sandbox.
+func (w *world) noFlows(s Sandbox) {
+	t := w.t
+	t.Helper()
 	for _, f := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
 		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, f)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, x := range flows {
-			if a, _ := netip.AddrFromSlice(x.Forward.SrcIP); a.Unmap() == s[0].IPv4 || a == s[0].IPv6 {
+			if a, _ := netip.AddrFromSlice(x.Forward.SrcIP); a.Unmap() == s.IPv4 || a == s.IPv6 {
 				t.Errorf("goes on: %s", x)
 			}
 		}

@@ -40,6 +40,15 @@ func bridgePorts(bridge string) ([]string, error) {
 	return out, nil
 }
 
+// bridgeIndex is the kernel's number of a bridge; 0 when it is not known.
+func bridgeIndex(bridge string) int {
+	l, err := netlink.LinkByName(bridge)
+	if err != nil {
+		return 0
+	}
+	return l.Attrs().Index
+}
+
 func unread(what string, err error) error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "%s cannot be read: %w", what, err).WithHint("try again")
 }

@@ -228,6 +228,9 @@ func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 	var text strings.Builder
 	if old != nil {
 		x.writeAbsent(&text, old)
+	} else if err := cutFlows(s); err != nil { // a process that died may not have come to it
+		x.gate.Close()
+		return err
 	}
 	x.writePresent(&text, m)
 	m.members[s.VMID] = x

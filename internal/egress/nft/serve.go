@@ -34,6 +34,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		}
 		return err
 	}
+	bridge := bridgeIndex(m.opts.Config.Bridge)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
@@ -78,7 +79,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			cancel(err)
 		}
 	}
-	run("watch", m.watch)
+	run("watch", func(ctx context.Context) error { return m.watch(ctx, bridge) })
 	if m.opts.Config.LogGroup != 0 {
 		run("audit", m.auditLog)
 	}
@@ -201,8 +202,9 @@ func originalDst(conn net.Conn) (netip.AddrPort, error) {
 }
 
 // watch keeps the rules in step with the host: ports that come and go,
-// addresses of the host, and our tables themselves.
-func (m *Manager) watch(ctx context.Context) error {
+// addresses of the host, and our tables themselves. It fails when the bridge
+// is another one than before: sockets hear the one that they were opened on.
+func (m *Manager) watch(ctx context.Context, bridge int) error {
 	links, addrs := make(chan netlink.LinkUpdate, 64), make(chan netlink.AddrUpdate, 64)
 	if err := netlink.LinkSubscribe(links, ctx.Done()); err != nil {
 		return err
@@ -235,6 +237,9 @@ func (m *Manager) watch(ctx context.Context) error {
 		}
 		if err := m.reconcile(ctx, compare); err != nil && ctx.Err() == nil {
 			m.log.Error("the host's network rules could not be put right", "err", err)
+		}
+		if now := bridgeIndex(m.opts.Config.Bridge); now != 0 && now != bridge {
+			return fmt.Errorf("%s was made anew", m.opts.Config.Bridge)
 		}
 	}
 }
