@@ -63,8 +63,7 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 		return agentlab.Errorf(agentlab.CodeBusy, "VM %d is locked (%s)", ref.VMID, clip(lock)).
 			WithHint("something works on it; if nothing does: qm unlock %d, on its node", ref.VMID)
 	}
-	delete(s.cfg, "lock")
-	if err := audit(s.cfg, d.wanted(h), ref.VMID); err != nil {
+	if err := d.auditAll(ctx, h, s); err != nil {
 		return err
 	}
 	h.Volumes = volumesOf(s.cfg, ref.VMID)
@@ -84,6 +83,23 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 	}
 	d.at("network in force")
 	return d.powerOn(ctx, h)
+}
+
+// auditAll audits what the VM is to be and what it is: a change that is pending
+// shows as if it were made, and Proxmox starts the VM all the same where it
+// cannot be made, with what was there before.
+func (d *Driver) auditAll(ctx context.Context, h *handle, s sight) error {
+	current, err := d.pve.CurrentConfig(ctx, s.node, h.Spec.VMID)
+	if err != nil {
+		return err
+	}
+	for _, cfg := range []pve.Config{s.cfg, current} {
+		delete(cfg, "lock")
+		if err := audit(cfg, d.wanted(h), h.Spec.VMID); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // lockSuspended is the property lock of a VM whose memory is on a disk.

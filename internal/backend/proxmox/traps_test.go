@@ -246,3 +246,29 @@ func TestTrap02VolumesOfNobody(t *testing.T) {
 		t.Errorf("left: %q", left)
 	}
 }
+
+// Trap 28: a change that cannot be made stays pending, GET config shows it as
+// if it were made, and the VM starts without it. Whoever audits that alone
+// starts a sandbox with a disk that nobody sees.
+func TestTrap28HiddenDisk(t *testing.T) {
+	both(t, func(t *testing.T, shell bool) {
+		w := newWorld(t, worldConfig{shell: shell})
+		spec := w.create(t, 1)
+		ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))
+		path := w.vmPath(spec.VMID)
+		ok(t, "attach", w.admin(t, pve.Put, path+"/config", map[string][]string{"scsi1": {"local-zfs:1"}}))
+		ok(t, "snapshot", w.admin(t, pve.Post, path+"/snapshot", map[string][]string{"snapname": {"before"}}))
+		if err := w.admin(t, pve.Put, path+"/config", map[string][]string{"delete": {"scsi1"}, "force": {"1"}}); err == nil {
+			t.Fatal("the disk could be deleted: this test proves nothing")
+		}
+		ok(t, "Stop", w.driver.Stop(t.Context(), spec.Ref(), 0))
+		cfg, err := pve.New(w.root).Config(t.Context(), w.node.Name(), spec.VMID)
+		ok(t, "config", err)
+		if cfg["scsi1"] != "" {
+			t.Fatal("the disk is to be seen: this test proves nothing")
+		}
+		wantCode(t, "Start", w.open().Start(t.Context(), spec.Ref()), agentlab.CodeDenied)
+		ok(t, "revert", w.admin(t, pve.Put, path+"/config", map[string][]string{"revert": {"scsi1"}}))
+		wantCode(t, "Start", w.driver.Start(t.Context(), spec.Ref()), agentlab.CodeDenied)
+	})
+}
