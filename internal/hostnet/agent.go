@@ -31,8 +31,6 @@ func ServeAgent(ctx context.Context, in io.Reader, out io.Writer, cfg Config) er
 	defer mux.Close() //nolint:errcheck // it is over
 	stop := context.AfterFunc(ctx, func() { _ = mux.Close() })
 	defer stop()
-	a := &agent{mux: mux, cfg: cfg}
-	defer a.close()
 	// One agent at a time: what one that was left behind still does to the
 	// rules would undo what we do.
 	unlock, err := alone(ctx, cfg.Dir)
@@ -40,6 +38,8 @@ func ServeAgent(ctx context.Context, in io.Reader, out io.Writer, cfg Config) er
 		return err
 	}
 	defer unlock()
+	a := &agent{mux: mux, cfg: cfg}
+	defer a.close() // before the next one may begin
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
@@ -117,7 +117,8 @@ func (a *agent) hello(c call) error {
 func (a *agent) serve(ctx context.Context, stream net.Conn) {
 	defer stream.Close() //nolint:errcheck // it is over
 	var c call
-	if readFrame(stream, &c) != nil {
+	if err := readCall(stream, &c); err != nil {
+		_ = writeFrame(stream, answer{Failed: failureOf(err)})
 		return
 	}
 	if c.Op == opHello {

@@ -1,6 +1,7 @@
 package hostnet
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -99,6 +100,22 @@ func writeFrame(w io.Writer, v any) error {
 const maxGuestFrame = 4 << 10
 
 func readFrame(r io.Reader, v any) error { return readFrameOf(r, v, maxFrame) }
+
+// readCall reads a call as an agent does: one with a word that it does not
+// know is refused, since it may be part of a policy.
+func readCall(r io.Reader, c *call) error {
+	var text json.RawMessage
+	if err := readFrame(r, &text); err != nil {
+		return agentlab.Errorf(agentlab.CodeInvalid, "no call: %w", err)
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(c); err != nil {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "this agent does not understand the controller: %w", err).
+			WithHint("install the same agentlabd on both")
+	}
+	return nil
+}
 
 func readFrameOf(r io.Reader, v any, most uint32) error {
 	var head [4]byte
