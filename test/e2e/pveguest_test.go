@@ -110,23 +110,45 @@ func (m *lightGuest) plug(b pvetest.Boot) error {
 	m.ip, _, _ = strings.Cut(opts["ip"], "/")
 	tap := fmt.Sprintf("tap%di0", b.VMID)
 	m.inside = make(chan func())
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends with this function, and with it the namespace
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			panic(err) // what follows would be done to the host's network
-		}
-		for do := range m.inside {
-			do()
-		}
-	}()
+	tid := make(chan int)
+	go m.live(tid)
+	if err := run("ip link add %s type veth peer name eth0 address %s netns %d", tap, mac, <-tid); err != nil {
+		return err
+	}
 	err := m.do(func() error {
-		return run("ip link set lo up; ip link add eth0 address %s type veth peer name %s netns %d; ip addr add %s dev eth0; ip link set eth0 up; ip route add default via %s",
-			mac, tap, os.Getpid(), opts["ip"], opts["gw"])
+		return run("ip link set lo up; ip addr add %s dev eth0; ip link set eth0 up", opts["ip"])
 	})
 	if err != nil {
 		return err
 	}
-	return run("ip link set %s master vmbr1 up", tap)
+	if err := run("ip link set %s master vmbr1 up", tap); err != nil {
+		return err
+	}
+	return m.do(func() error { return run("ip route add default via %s", opts["gw"]) })
+}
+
+// live is a thread in a namespace of its own, which ends with it. It tells its
+// number first. The first thread of the process stays where it is: it stands
+// for the process.
+func (m *lightGuest) live(tid chan<- int) {
+	runtime.LockOSThread()
+	if unix.Gettid() == os.Getpid() {
+		defer runtime.UnlockOSThread()
+		ended := make(chan struct{})
+		go func() { // on another thread, since this one is taken
+			defer close(ended)
+			m.live(tid)
+		}()
+		<-ended
+		return
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		panic(err) // what follows would be done to the host's network
+	}
+	tid <- unix.Gettid()
+	for do := range m.inside {
+		do()
+	}
 }
 
 // do runs fn in the namespace.
