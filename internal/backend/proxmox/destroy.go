@@ -57,16 +57,31 @@ func (d *Driver) destroy(ctx context.Context, ref backend.Ref, h *handle) error 
 		return err
 	}
 	d.at("snippet gone")
-	for _, n := range d.cfg.Nodes { // it may have been moved by hand, and left its rules behind
-		if n.Host == nil {
-			continue
-		}
-		if err := n.Host.Drop(ctx, ref); err != nil {
-			return err
-		}
+	if err := d.dropNetwork(ctx, h); err != nil {
+		return err
 	}
 	d.at("network gone")
 	return d.forget(ref)
+}
+
+// dropNetwork takes a sandbox off the network of every node: it may have been
+// moved by hand, and left its rules behind. A node that is out of reach, and
+// is not the sandbox's own, keeps nobody from going: it is told who is on its
+// bridge, and so who is not, before it is asked for anything again.
+func (d *Driver) dropNetwork(ctx context.Context, h *handle) error {
+	for _, n := range d.cfg.Nodes {
+		if n.Host == nil {
+			continue
+		}
+		err := n.Host.Drop(ctx, h.Spec.Ref())
+		if err != nil && (n.Name == h.Node || ctx.Err() != nil || agentlab.CodeOf(err) != agentlab.CodeUnavailable) {
+			return err
+		}
+		if err != nil {
+			d.log.Warn("a node was not told that a sandbox is gone", "node", n.Name, "vmid", h.Spec.VMID, "err", err)
+		}
+	}
+	return nil
 }
 
 // endVM makes sure that the VM is gone, and with it whatever might still make

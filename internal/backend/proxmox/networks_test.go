@@ -3,6 +3,10 @@ package proxmox
 import (
 	"context"
 	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
 )
 
 // stuckHost is a network whose node does not answer.
@@ -41,4 +45,44 @@ func TestANodeThatDoesNotAnswerHoldsUpNoOther(t *testing.T) {
 	if err := <-ended; err == nil {
 		t.Error("a node that did not answer was taken over")
 	}
+}
+
+// awayHost is a network that is out of reach.
+type awayHost struct{ silentHost }
+
+func (awayHost) Ready(context.Context) error {
+	return agentlab.Errorf(agentlab.CodeUnavailable, "out of reach")
+}
+func (h awayHost) Restore(ctx context.Context, _ []Guest) error  { return h.Ready(ctx) }
+func (h awayHost) Drop(ctx context.Context, _ backend.Ref) error { return h.Ready(ctx) }
+
+// TestANodeOutOfReachKeepsNobodyElsesSandbox: a sandbox is destroyed although
+// the agent of another node does not answer; with its own node's it waits.
+func TestANodeOutOfReachKeepsNobodyElsesSandbox(t *testing.T) {
+	f := newFarm(t)
+	st := pvetest.Storage{ID: "shared-zfs", Type: pvetest.ZFSPool, Shared: true}
+	n := pvetest.New(t, pvetest.Config{
+		Nodes: []string{"pve1", "pve2"}, MemoryOf: map[string]int64{"pve1": 16 << 30, "pve2": 8 << 30},
+		Storages: []pvetest.Storage{st}, Boot: f.boot, Waits: pvetest.ShortWaits(),
+	})
+	n.AddTemplate(t, pvetest.Template{VMID: 9000, Storage: st.ID, Node: "pve1"})
+	w := &world{t: t, node: n, farm: f, dir: t.TempDir()}
+	w.tokenID, w.secret = n.RootToken()
+	var here, there Host = bridge{f}, awayHost{}
+	w.alter = func(c *Config) {
+		c.Nodes = []Node{{Name: "pve1", Templates: map[string]int{"base": 9000}, Host: here}, {Name: "pve2", Host: there}}
+	}
+	d := w.open()
+	var err error
+	w.image, err = d.Templates().Ensure(t.Context(), agentlab.TemplateImage(9000), nil)
+	ok(t, "Ensure", err)
+	a, b := w.create(t, 1), w.create(t, 2)
+	ok(t, "Destroy", d.Destroy(t.Context(), a.Ref()))
+	here, there = awayHost{}, bridge{f}
+	d = w.open()
+	if err := d.Destroy(t.Context(), b.Ref()); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+		t.Errorf("its own node was not told: %v", err)
+	}
+	here = bridge{f}
+	ok(t, "Destroy", w.open().Destroy(t.Context(), b.Ref()))
 }
