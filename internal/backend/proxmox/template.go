@@ -20,7 +20,7 @@ type template struct {
 	node   string
 	cfg    pve.Config
 	disk   string // slot of its disk
-	shared bool   // its disk is on shared storage
+	shared bool   // its volumes are on shared storage, and so may be those of clones
 }
 
 // templateCache keeps what is known of templates a short while, so that a
@@ -66,13 +66,14 @@ func (d *Driver) template(ctx context.Context, node string, vmid int) (template,
 		return template{}, err
 	}
 	if len(d.cfg.Nodes) > 1 {
-		volid, _ := driveVolume(cfg[t.disk])
-		storage, _, _ := strings.Cut(volid, ":")
-		st, err := d.pve.StorageStatus(ctx, node, storage)
-		if err != nil {
-			return template{}, err
+		t.shared = true
+		for _, storage := range d.storagesOf(t) { // Proxmox: also that of the cloud-init drive, and of a full clone
+			st, err := d.pve.StorageStatus(ctx, node, storage)
+			if err != nil {
+				return template{}, err
+			}
+			t.shared = t.shared && bool(st.Shared)
 		}
-		t.shared = bool(st.Shared)
 	}
 	if d.templates.all == nil {
 		d.templates.all = map[templateKey]cachedTemplate{}

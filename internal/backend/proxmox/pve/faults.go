@@ -90,6 +90,7 @@ var faults = []fault{
 	// Not on this storage, or not in this version.
 	row(`^(Linked|Full) clone feature is not supported`, agentlab.CodeUnsupported, "the source or its storage has no such clone: make it a template, or ask for a full clone"),
 	row(`^parameter '(storage|format)' not allowed for linked clones`, agentlab.CodeUnsupported, "a linked clone lives on its template's storage"),
+	row(`^can't clone (VM to node|to non-shared storage) '`, agentlab.CodeUnsupported, "make the template on each node, or put all its volumes, the cloud-init drive's too, on shared storage"),
 	row(`^snapshot feature is not available`, agentlab.CodeUnsupported, ""),
 	row(`^Method '[^']*' not implemented|^No '\w+' handler defined for`, agentlab.CodeUnsupported, "this version of Proxmox VE has no such call; 8.0 or later is needed"),
 	row(`^property is not defined in schema`, agentlab.CodeUnsupported, "this version of Proxmox VE has no such parameter"),
