@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -45,6 +46,7 @@ type Manager struct {
 	// one changed.
 	mu      sync.Mutex
 	members map[int]*member
+	at      atomic.Pointer[map[netip.Addr]*member] // members by address; see index
 	ports   []string
 	broken  bool          // what the kernel has is not known; all is loaded again
 	serving bool          // our DNS server listens
@@ -234,6 +236,7 @@ func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 	}
 	x.writePresent(&text, m)
 	m.members[s.VMID] = x
+	m.index()
 	if old != nil && old.gate != x.gate {
 		old.gate.Close()
 	}
@@ -300,6 +303,7 @@ func (m *Manager) forget(ctx context.Context, vmid int) error {
 		return nil
 	}
 	delete(m.members, vmid)
+	m.index()
 	x.gate.Close()
 	var text strings.Builder
 	x.writeAbsent(&text, x)
@@ -446,28 +450,6 @@ func (m *Manager) newGate(x *member) (*gate.Gate, error) {
 		}
 	}
 	return gate.New(cfg)
-}
-
-// Sandbox returns the one that an address on the bridge belongs to.
-func (m *Manager) sandboxAt(a netip.Addr) *member {
-	a = a.Unmap()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, x := range m.members {
-		if x.IPv4 == a || x.IPv6 == a {
-			return x
-		}
-	}
-	return nil
-}
-
-// Owner tells which sandbox an address on the bridge belongs to.
-func (m *Manager) Owner(a netip.Addr) (vmid int, ok bool) {
-	x := m.sandboxAt(a)
-	if x == nil {
-		return 0, false
-	}
-	return x.VMID, true
 }
 
 // Close ends the DNS and proxy work for all sandboxes. The rules stay: what

@@ -34,8 +34,10 @@ func (m *Manager) Restore(ctx context.Context, list []Sandbox) error {
 		after[s.VMID] = x
 	}
 	m.members = after
+	m.index()
 	if err := m.apply(ctx); err != nil {
 		m.members = before
+		m.index()
 		closeAll(after, before)
 		return err
 	}
