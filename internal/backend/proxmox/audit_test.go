@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -145,23 +146,52 @@ func TestTrap24DHCPWithoutGateway(t *testing.T) {
 }
 
 // Trap 25: net0 without its MAC gets another one with each change, and with
-// it go the DHCP lease and every rule that names it. Trap 26: firewall=1 moves
-// the port off the tap device. Trap 27: ciupgrade is on unless it is off.
-func TestTrap25To27(t *testing.T) {
+// it go the DHCP lease and every rule that names it.
+func TestTrap25MAC(t *testing.T) {
 	d, h := plain(), aHandle()
-	want := d.wanted(h)
-	if want["net0"] != "virtio="+upper(h.MAC)+",bridge=vmbr1" || want["ciupgrade"] != "0" {
-		t.Errorf("net0 %s, ciupgrade %s", want["net0"], want["ciupgrade"])
+	if net := d.wanted(h)["net0"]; net != "virtio="+upper(h.MAC)+",bridge=vmbr1" {
+		t.Errorf("net0 %s", net)
 	}
-	if p := portOf(1001, false); p != "tap1001i0" {
-		t.Error(p)
+}
+
+// Trap 26: firewall=1 moves the port off the tap device, where our rules would
+// then miss it. By itself it does nothing: a rule must be enabled, and so must
+// the VM's firewall.
+func TestTrap26Firewall(t *testing.T) {
+	for firewall, want := range map[bool]string{false: "tap1001i0", true: "fwpr1001p0"} {
+		if p := portOf(1001, firewall); p != want {
+			t.Errorf("port %s, want %s", p, want)
+		}
 	}
-	if p := portOf(1001, true); p != "fwpr1001p0" {
-		t.Error(p)
+	w := newWorld(t, worldConfig{})
+	spec := w.spec(1)
+	spec.Hardware.FirewallGroup = "agents"
+	ok(t, "Create", w.driver.Create(t.Context(), spec))
+	root := pve.New(w.root)
+	cfg, err := root.Config(t.Context(), w.node.Name(), spec.VMID)
+	ok(t, "config", err)
+	if on, _ := pve.ParseProps(cfg["net0"]).Get("firewall"); on != "1" {
+		t.Errorf("net0 is %s", cfg["net0"])
 	}
-	h.Spec.Hardware.FirewallGroup = "agents"
-	if got := d.wanted(h)["net0"]; got != "virtio="+upper(h.MAC)+",bridge=vmbr1,firewall=1" {
-		t.Error(got)
+	rules, err := root.FirewallRules(t.Context(), w.node.Name(), spec.VMID)
+	ok(t, "rules", err)
+	if len(rules) != 1 || rules[0].Type != "group" || rules[0].Action != "agents" || !bool(rules[0].Enable) {
+		t.Errorf("rules: %+v", rules)
+	}
+	data, err := w.root.Call(t.Context(), pve.Get, w.vmPath(spec.VMID)+"/firewall/options", nil)
+	if err != nil || !strings.Contains(string(data), `"enable":1`) {
+		t.Errorf("options: %s, %v", data, err)
+	}
+	if h, err := w.driver.readHandle(spec.Ref()); err != nil || h.Port != "fwpr1001p0" {
+		t.Errorf("%+v, %v", h, err)
+	}
+	ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))
+}
+
+// Trap 27: ciupgrade is on unless it is off: every first boot would upgrade.
+func TestTrap27NoUpgrade(t *testing.T) {
+	if got := plain().wanted(aHandle())["ciupgrade"]; got != "0" {
+		t.Errorf("ciupgrade %s", got)
 	}
 }
 

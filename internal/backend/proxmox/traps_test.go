@@ -96,7 +96,7 @@ func TestTrap19FullClone(t *testing.T) {
 // Traps 22 and 23: the snippet is read at every cold start, and another
 // content makes the guest begin anew. So it is written once, stays as it is
 // as long as the VM, and goes with it. Nothing secret is in it.
-func TestTrap22And23Snippet(t *testing.T) {
+func TestTrap22Trap23Snippet(t *testing.T) {
 	w := newWorld(t, worldConfig{shell: true})
 	dir := w.snippets
 	spec := w.create(t, 1)
