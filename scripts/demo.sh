@@ -5,6 +5,10 @@
 # Everything stays below .cache/demo, where the image is found again the next
 # time, and a temporary directory.
 set -euo pipefail
+if (($# > 0)); then
+    echo "demo.sh takes no arguments; it runs a job in a virtual machine" >&2
+    exit 2
+fi
 cd "$(dirname "$0")/.."
 export PATH="$PWD/bin:$PATH"
 export AGENTLAB_HOME="$PWD/.cache/demo"

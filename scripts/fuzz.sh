@@ -11,6 +11,10 @@
 # A failing input is written to testdata/fuzz by the go tool, and every later
 # 'go test' runs it. What is learned lies in .cache/fuzz between runs.
 set -euo pipefail
+if (($# > 0)); then
+  sed -n '2,/^[^#]/s/^#\( \|$\)//p' "$0" >&2
+  exit 2
+fi
 cd "$(dirname "$0")/.."
 
 total=${FUZZTOTAL:-600}
