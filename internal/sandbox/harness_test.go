@@ -89,7 +89,8 @@ type world struct {
 	profiles *profiles
 	serve    func(ctx context.Context, vmid int, l net.Listener) error
 
-	full atomic.Bool // the host's disk
+	full  atomic.Bool // the host's disk
+	plain bool        // the driver has nothing that a backend need not have
 
 	svc  *sandbox.Service
 	stop func()
@@ -143,7 +144,7 @@ func (w *world) begin() {
 	}
 	w.driver = w.host.Open()
 	w.svc = sandbox.New(sandbox.Config{
-		Store: db{w.store}, Driver: w.driver, Images: w.images,
+		Store: db{w.store}, Driver: w.offered(), Images: w.images,
 		Profiles:       w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, ServeGuest: w.serve,
 		Room: func() error {
@@ -169,6 +170,14 @@ func (w *world) begin() {
 			w.Error(err)
 		}
 	})
+}
+
+// offered is the driver as the service sees it.
+func (w *world) offered() backend.Driver {
+	if w.plain {
+		return struct{ backend.Driver }{w.driver}
+	}
+	return w.driver
 }
 
 // kill ends the daemon's part; VMs go on.

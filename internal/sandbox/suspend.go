@@ -18,11 +18,11 @@ func (s *Service) Suspend(ctx context.Context, vmid int) (agentlab.Sandbox, erro
 		switch {
 		case sb.Desired == agentlab.DesiredSuspended:
 			return nil, nil
+		case !able: // before its state: waiting for READY would not help
+			return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot suspend a sandbox", sb.Backend).
+				WithHint("'agentlab sandbox stop %d' keeps its disk", vmid)
 		case sb.State != agentlab.SandboxReady || sb.Desired != agentlab.DesiredRunning:
 			return nil, conflict(*sb, "and only a READY sandbox can be suspended", "")
-		case !able:
-			return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot suspend a sandbox", sb.Backend).
-				WithHint("agentlab sandbox stop %d keeps its disk", vmid)
 		}
 		sb.Desired = agentlab.DesiredSuspended
 		return nil, nil

@@ -112,3 +112,19 @@ func TestSuspendIsTriedAgain(t *testing.T) {
 		w.until(sb.VMID, agentlab.SandboxReady)
 	})
 }
+
+// A backend that cannot suspend says so, whatever state the sandbox is in: to
+// wait for READY would not help.
+func TestSuspendIsNotOfEveryBackend(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.kill()
+		w.plain = true
+		w.begin()
+		sb := w.create(sandbox.Request{Name: "play"})
+		for range 2 {
+			_, err := w.svc.Suspend(context.Background(), sb.VMID)
+			wantCode(t, err, agentlab.CodeUnsupported)
+			w.until(sb.VMID, agentlab.SandboxReady)
+		}
+	})
+}
