@@ -112,47 +112,27 @@ func proxmoxTransport(env driverEnv) (pve.Transport, error) {
 	if p.Transport == config.ProxmoxShell {
 		return pve.NewShell(pve.ShellOptions{Snippets: p.Snippets, Prefix: pve.Unconfined(env.getenv)}), nil
 	}
-	secret, err := readSecret(p.TokenFile)
+	secret, err := tokenSecret(p)
 	if err != nil {
 		return nil, err
 	}
 	o := pve.RESTOptions{URL: p.URL, TokenID: p.TokenID, Secret: secret, Fingerprint: p.Fingerprint}
 	if p.CAFile != "" {
 		if o.CA, err = os.ReadFile(p.CAFile); err != nil {
-			return nil, agentlab.Errorf(agentlab.CodeInvalid, "it cannot be read: %w", err).WithField("proxmox.ca_file")
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "it cannot be read: %w", err).WithField("proxmox.ca_file").
+				WithHint("on a node it is /etc/pve/pve-root-ca.pem; elsewhere copy it, or set proxmox.fingerprint instead")
 		}
 	}
 	return pve.NewREST(o)
 }
 
-// readSecret reads the secret of an API token from a file that nobody but its
-// owner may read.
-func readSecret(path string) (string, error) {
-	bad := func(code agentlab.Code, format string, args ...any) error {
-		return agentlab.Errorf(code, format, args...).WithField("proxmox.token_file").WithHint("scripts/create_api_token.sh makes a token and its file")
+// tokenSecret reads the secret of the API token that the configuration names.
+func tokenSecret(p config.Proxmox) (string, error) {
+	secret, err := pve.ReadTokenFile(p.TokenFile, p.TokenID)
+	if e, ok := errors.AsType[*agentlab.Error](err); ok {
+		return "", e.WithField("proxmox." + e.Field)
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return "", bad(agentlab.CodeInvalid, "it cannot be read: %w", err)
-	}
-	defer f.Close() //nolint:errcheck // it was only read
-	st, err := f.Stat()
-	switch {
-	case err != nil:
-		return "", bad(agentlab.CodeInvalid, "it cannot be read: %w", err)
-	case !st.Mode().IsRegular() || st.Mode().Perm()&0o077 != 0:
-		return "", bad(agentlab.CodeDenied, "%s is open to others than its owner (mode %s)", path, st.Mode())
-	}
-	buf := make([]byte, 257)
-	n, err := f.Read(buf)
-	secret := strings.TrimSpace(string(buf[:n]))
-	if _, value, ok := strings.Cut(secret, "="); ok { // as a header has it, or a line of an environment file
-		secret = value
-	}
-	if err != nil || n == len(buf) || secret == "" {
-		return "", bad(agentlab.CodeInvalid, "%s does not hold the secret of a token", path)
-	}
-	return secret, nil
+	return secret, err
 }
 
 // sshKeys reads a file of public keys.
@@ -162,7 +142,8 @@ func sshKeys(path string) ([]string, error) {
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "it cannot be read: %w", err).WithField("proxmox.ssh_public_key_file")
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "it cannot be read: %w", err).WithField("proxmox.ssh_public_key_file").
+			WithHint("put public keys there, or leave it out: agentlab ssh needs none")
 	}
 	var keys []string
 	for line := range strings.Lines(string(text)) {

@@ -53,7 +53,7 @@ func ReadTokenFile(path, id string) (string, error) {
 	defer func() { _ = f.Close() }()
 	st, err := f.Stat()
 	if err != nil || !st.Mode().IsRegular() {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "%s is not a file", path).WithField("token_file")
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%s is not a file", path).WithField("token_file").WithHint("scripts/create_api_token.sh makes a token and writes the file")
 	}
 	if st.Mode().Perm()&0o077 != 0 {
 		return "", agentlab.Errorf(agentlab.CodeDenied, "others may read %s (mode %04o)", path, st.Mode().Perm()).WithField("token_file").WithHint("chmod 600 %s; if others were on this machine, make a new token", path)
@@ -65,7 +65,7 @@ func ReadTokenFile(path, id string) (string, error) {
 	secret := strings.TrimSpace(string(b))
 	if named, rest, ok := strings.Cut(secret, "="); ok {
 		if named != id {
-			return "", agentlab.Errorf(agentlab.CodeInvalid, "%s is of another token than token_id says", path).WithField("token_file")
+			return "", agentlab.Errorf(agentlab.CodeInvalid, "%s is of another token than token_id says", path).WithField("token_file").WithHint("name that token as token_id, or write this one's file: scripts/create_api_token.sh --rotate")
 		}
 		secret = rest
 	}
