@@ -56,9 +56,12 @@ const (
 // ProxmoxModels are the network devices that sandboxes may have.
 var ProxmoxModels = []string{"virtio", "e1000", "vmxnet3"}
 
+// defaultSnippets is the storage that every node has.
+const defaultSnippets = "local"
+
 func defaultProxmox() Proxmox {
 	return Proxmox{
-		Transport: ProxmoxShell, Nodes: []ProxmoxNode{}, Templates: map[string]int{}, Snippets: "local",
+		Transport: ProxmoxShell, Nodes: []ProxmoxNode{}, Templates: map[string]int{}, Snippets: defaultSnippets,
 		Addressing: ProxmoxStatic, Model: "virtio",
 	}
 }
@@ -99,9 +102,9 @@ func (p Proxmox) validate(used bool, bridge HostNetwork) error {
 			return badProxmox(f.key, "%q is not %s", f.value, f.what)
 		}
 	}
-	for key, path := range map[string]string{"token_file": p.TokenFile, "ca_file": p.CAFile, "ssh_public_key_file": p.SSHKeyFile} {
-		if path != "" && !filepath.IsAbs(path) {
-			return badProxmox(key, "%q is not an absolute path", path)
+	for _, f := range []struct{ key, path string }{{"token_file", p.TokenFile}, {"ca_file", p.CAFile}, {"ssh_public_key_file", p.SSHKeyFile}} {
+		if f.path != "" && !filepath.IsAbs(f.path) {
+			return badProxmox(f.key, "%q is not an absolute path", f.path)
 		}
 	}
 	if p.Storage != "" && !p.FullClone {
@@ -138,17 +141,20 @@ func (p Proxmox) validateNameserver(bridge HostNetwork) error {
 
 func (p Proxmox) validateTransport(used bool) error {
 	if p.Transport == ProxmoxShell {
-		for key, value := range map[string]string{
-			"url": p.URL, "token_id": p.TokenID, "token_file": p.TokenFile, "ca_file": p.CAFile, "fingerprint": p.Fingerprint,
+		for _, f := range []struct{ key, value string }{
+			{"url", p.URL}, {"token_id", p.TokenID}, {"token_file", p.TokenFile}, {"ca_file", p.CAFile}, {"fingerprint", p.Fingerprint},
 		} {
-			if value != "" {
-				return badProxmox(key, "transport shell has no use for it").WithHint("set proxmox.transport: rest, or remove it")
+			if f.value != "" {
+				return badProxmox(f.key, "transport shell has no use for it").WithHint("set proxmox.transport: rest, or remove it")
 			}
 		}
 		if used && p.Snippets == "" {
-			return badProxmox("snippets_storage", "missing")
+			return badProxmox("snippets_storage", "missing, and transport shell needs it").WithHint("name a storage whose content includes snippets, or leave it out: %s", defaultSnippets)
 		}
 		return nil
+	}
+	if p.Snippets != "" && p.Snippets != defaultSnippets {
+		return badProxmox("snippets_storage", "transport rest has no use for it: a token can write no snippet").WithHint("set proxmox.transport: shell, or remove it")
 	}
 	if p.URL != "" {
 		u, err := url.Parse(p.URL)
@@ -173,7 +179,8 @@ func (p Proxmox) validateTransport(used bool) error {
 func (p Proxmox) validateNodes() error {
 	var names []string
 	check := func(key string, templates map[string]int) error {
-		for image, vmid := range templates {
+		for _, image := range slices.Sorted(maps.Keys(templates)) {
+			vmid := templates[image]
 			if err := agentlab.ValidateName(image); err != nil {
 				return badProxmox(key, "%q is not the name of an image", image)
 			}
@@ -188,12 +195,15 @@ func (p Proxmox) validateNodes() error {
 	}
 	for i, n := range p.Nodes {
 		key := fmt.Sprintf("nodes[%d]", i)
-		if !nodeName.MatchString(n.Name) || slices.Contains(names, n.Name) {
-			return badProxmox(key+".name", "%q is not the name of a node, or named twice", n.Name)
+		if !nodeName.MatchString(n.Name) {
+			return badProxmox(key+".name", "%q is not the name of a node", n.Name).WithHint("'pvesh get /nodes' lists them")
+		}
+		if slices.Contains(names, n.Name) {
+			return badProxmox(key+".name", "node %s is named twice", n.Name)
 		}
 		names = append(names, n.Name)
 		if n.SSH != "" && !sshTarget.MatchString(n.SSH) {
-			return badProxmox(key+".ssh", "%q is not USER@ADDRESS", n.SSH)
+			return badProxmox(key+".ssh", "%q is not USER@ADDRESS", n.SSH).WithHint("such as root@192.0.2.7")
 		}
 		if err := check(key+".templates", n.Templates); err != nil {
 			return err
@@ -202,7 +212,8 @@ func (p Proxmox) validateNodes() error {
 	return nil
 }
 
-// TemplateVMIDs are the template VMs of a node ("": of all) by image.
+// TemplateVMIDs are the template VMs of a node by image: those of the node
+// itself, else those of all nodes.
 func (p Proxmox) TemplateVMIDs(node string) map[string]int {
 	out := map[string]int{"base": 9000, "agents": 9001}
 	if len(p.Templates) > 0 {

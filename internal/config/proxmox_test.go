@@ -30,6 +30,7 @@ func TestProxmoxRefused(t *testing.T) {
 		rest + "  fingerprint: aa\n":                                                 "proxmox.fingerprint",
 		rest + "  ca_file: /c\n  fingerprint: " + strings.Repeat("AA:", 31) + "AA\n": "proxmox.ca_file",
 		"backend: proxmox\nproxmox:\n  snippets_storage: \"\"\n":                     "proxmox.snippets_storage",
+		rest + "  snippets_storage: cephfs\n":                                        "proxmox.snippets_storage", // would be ignored
 	} {
 		_, err := Parse([]byte(text))
 		e, ok := errors.AsType[*agentlab.Error](err)
