@@ -203,7 +203,7 @@ func TestKilled(t *testing.T) {
 		t.Run(map[bool]string{false: "rest", true: "shell"}[shell], func(t *testing.T) {
 			w := newWorld(t, worldConfig{shell: shell, alter: func(c *Config) { c.Settle = 3 * time.Second }})
 			untouched := w.foreign(t, 1500, "sb-1", nil)
-			n := 0
+			n, killed := 0, 0
 			run := func(name, deed string, arm func(*process) (disarm func()), dieHere string) {
 				t.Run(name, func(t *testing.T) {
 					n++
@@ -221,6 +221,9 @@ func TestKilled(t *testing.T) {
 					}
 					p.wait(t)
 					disarm()
+					if p.err != nil {
+						killed++
+					}
 					d := w.open()
 					if n%2 == 0 && deed == "create" { // the next process may want it, too
 						ok(t, "Create again", d.Create(t.Context(), spec))
@@ -249,6 +252,9 @@ func TestKilled(t *testing.T) {
 						run(name, deed, func(p *process) func() { return w.killAt(p, k, lost) }, "")
 					}
 				}
+			}
+			if t.Logf("%d of %d died", killed, n); killed < n*9/10 { // a deed may need fewer calls than the one that was counted
+				t.Errorf("only %d of %d processes died on the way", killed, n)
 			}
 		})
 	}

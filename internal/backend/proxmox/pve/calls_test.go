@@ -24,7 +24,6 @@ var apiCalls = []string{
 	"GET /nodes/NODE/qemu/VMID/agent/exec-status pid",
 	"GET /nodes/NODE/qemu/VMID/agent/network-get-interfaces",
 	"GET /nodes/NODE/qemu/VMID/config current",
-	"GET /nodes/NODE/qemu/VMID/feature feature",
 	"GET /nodes/NODE/qemu/VMID/firewall/rules",
 	"GET /nodes/NODE/qemu/VMID/pending",
 	"GET /nodes/NODE/qemu/VMID/status/current",
@@ -47,7 +46,6 @@ var apiCalls = []string{
 	"POST /nodes/NODE/qemu/VMID/status/start",
 	"POST /nodes/NODE/qemu/VMID/status/stop overrule-shutdown",
 	"POST /nodes/NODE/qemu/VMID/status/suspend",
-	"PUT /nodes/NODE/qemu/VMID/cloudinit",
 	"PUT /nodes/NODE/qemu/VMID/config delete digest name revert",
 	"PUT /nodes/NODE/qemu/VMID/firewall/options enable",
 	"PUT /nodes/NODE/qemu/VMID/resize disk size",
@@ -92,8 +90,6 @@ func TestTheCallsThatAreMade(t *testing.T) {
 	vm(c.Resume)
 	_, _ = c.Shutdown(ctx, "pve", 101, time.Minute)
 	_, _ = c.Destroy(ctx, "pve", 101, true)
-	_, _ = c.Feature(ctx, "pve", 101, "clone")
-	_ = c.UpdateCloudinit(ctx, "pve", 101)
 	_ = c.DisableFirewall(ctx, "pve", 101)
 	_ = c.SetFirewallGroup(ctx, "pve", 101, "g")
 	_, _ = c.TaskStatus(ctx, cloneTask)

@@ -275,21 +275,6 @@ func (c *Client) NotRemoved(ctx context.Context, u UPID) ([]string, error) {
 	return out, nil
 }
 
-// Feature tells whether a VM can "snapshot", "clone" (linked) or "copy".
-func (c *Client) Feature(ctx context.Context, node string, vmid int, feature string) (bool, error) {
-	var out struct {
-		HasFeature Bool `json:"hasFeature"`
-	}
-	err := c.vmCall(ctx, "ask for features of", Get, node, vmid, "feature", url.Values{"feature": {feature}}, &out)
-	return bool(out.HasFeature), err
-}
-
-// UpdateCloudinit makes the cloud-init drive anew from the configuration, as
-// every cold start does.
-func (c *Client) UpdateCloudinit(ctx context.Context, node string, vmid int) error {
-	return c.vmCall(ctx, "write the cloud-init drive of", Put, node, vmid, "cloudinit", nil, nil)
-}
-
 // DisableFirewall turns off Proxmox's own rules of a VM, which a clone has
 // inherited from its template.
 func (c *Client) DisableFirewall(ctx context.Context, node string, vmid int) error {
