@@ -13,3 +13,5 @@ rm -f /etc/netplan/50-cloud-init.yaml /etc/systemd/network/10-cloud-init-*.netwo
 rm -rf /var/cache/apt/archives/*.deb /var/lib/apt/lists/* /var/log/journal/* /var/log/*.log /var/log/apt \
     /root/.npm /root/.cache /root/.bash_history /home/agent/.cache /home/agent/.npm /tmp/* /var/tmp/*
 printf 'agentlab\n' >/etc/hostname
+# What systemd does at the first boot after /usr has changed is done already.
+touch -r /usr /etc/.updated /var/.updated

@@ -32,10 +32,37 @@ mask() {
 # before the agent does.
 mask apt-daily.service apt-daily.timer apt-daily-upgrade.service apt-daily-upgrade.timer \
     unattended-upgrades.service motd-news.service motd-news.timer snapd.service snapd.socket snapd.seeded.service \
-    fwupd-refresh.timer e2scrub_all.timer e2scrub_reap.service dpkg-db-backup.timer apport.service ua-timer.timer man-db.timer ubuntu-advantage.service \
-    systemd-networkd-wait-online.service multipathd.service multipathd.socket ModemManager.service udisks2.service
+    fwupd-refresh.timer e2scrub_all.timer e2scrub_reap.service dpkg-db-backup.timer ua-timer.timer ua-reboot-cmds.service man-db.timer \
+    ubuntu-advantage.service apport.service apport-autoreport.path apport-autoreport.timer pollinate.service \
+    update-notifier-download.timer update-notifier-motd.timer systemd-tmpfiles-clean.timer
 # The controller's network has no time server: the clock comes with the identity.
 mask systemd-timesyncd.service chrony.service chronyd.service
+# Boots are short. Nothing waits for a network: the seed's addresses are static
+# or come when they come. Nobody has a password to log in with at a console.
+# The disk is a fresh copy, or has a journal. Modules are loaded when they are
+# used.
+mask systemd-networkd-wait-online.service systemd-fsck-root.service systemd-random-seed.service systemd-pstore.service \
+    getty@.service serial-getty@.service console-getty.service systemd-ask-password-console.path systemd-ask-password-wall.path \
+    modprobe@.service sys-fs-fuse-connections.mount sys-kernel-config.mount sys-kernel-debug.mount sys-kernel-tracing.mount \
+    systemd-binfmt.service systemd-journal-flush.service systemd-journal-catalog-update.service systemd-hwdb-update.service \
+    systemd-update-utmp.service systemd-update-utmp-runlevel.service systemd-initctl.socket \
+    console-setup.service keyboard-setup.service setvtrgb.service plymouth-start.service plymouth-read-write.service \
+    plymouth-quit.service plymouth-quit-wait.service \
+    multipathd.service multipathd.socket iscsid.socket open-iscsi.service lvm2-monitor.service ModemManager.service udisks2.service \
+    cloud-init-hotplugd.socket
+# Of cloud-init's stages the two last have nothing to do (99_agentlab.cfg); the
+# very last tells that it is done. Where one process runs them all, each must
+# come.
+if [ ! -e /usr/lib/systemd/system/cloud-init-main.service ] && [ ! -e /lib/systemd/system/cloud-init-main.service ]; then
+    mask cloud-config.service
+fi
+# The boot loader has nothing to ask.
+if [ -f /boot/grub/grub.cfg ]; then
+    sed -i 's/^\( *set timeout=\)[1-9][0-9]*$/\10/' /boot/grub/grub.cfg
+fi
+if [ -d /etc/default/grub.d ]; then
+    printf 'GRUB_TIMEOUT=0\nGRUB_RECORDFAIL_TIMEOUT=0\n' >/etc/default/grub.d/99-agentlab.cfg
+fi
 
 systemctl enable agentlab-guest.path >/dev/null 2>&1
 # sshd starts when somebody wants it, after agent-runner has made the host key.

@@ -17,7 +17,7 @@ if [ -n "$template" ]; then
         cp --no-preserve=ownership "$files/$file" "$tree/$file"
     done
 fi
-printf 'LABEL=agentlab-root / ext4 defaults,noatime 0 1\n' >"$tree/etc/fstab"
+printf 'LABEL=agentlab-root / ext4 defaults,noatime 0 0\n' >"$tree/etc/fstab"
 printf '127.0.0.1 localhost\n' >"$tree/etc/hosts"
 rm -f "$tree/etc/resolv.conf"
 ln -s ../run/systemd/resolve/resolv.conf "$tree/etc/resolv.conf"
@@ -39,7 +39,7 @@ cat >"$tree/boot/grub/grub.cfg" <<'END'
 set timeout=0
 serial --unit=0 --speed=115200
 terminal_output console serial
-linux /vmlinuz root=LABEL=agentlab-root ro console=tty0 console=ttyS0,115200 net.ifnames=0
+linux /vmlinuz root=LABEL=agentlab-root ro console=tty0 console=ttyS0,115200 net.ifnames=0 quiet mitigations=off audit=0
 initrd /initrd.img
 boot
 END
