@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest/machine"
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/link"
 )
@@ -69,7 +70,7 @@ func (v *vm) boot() <-chan struct{} {
 	if err != nil {
 		v.Fatal(err)
 	}
-	cmd := exec.Command("qemu-system-x86_64", "-machine", "pc,accel=tcg", "-cpu", "max", "-m", "512", "-smp", "1", "-nographic", "-nodefaults",
+	cmd := exec.Command("qemu-system-x86_64", "-machine", "pc,accel=tcg", "-cpu", machine.Emulated, "-m", "512", "-smp", "1", "-nographic", "-nodefaults",
 		"-serial", "stdio",
 		"-device", "virtio-scsi-pci,id=scsihw0", "-drive", "if=none,id=d0,format=qcow2,discard=on,file="+v.path("disk.qcow2"),
 		"-device", "scsi-hd,bus=scsihw0.0,drive=d0,bootindex=100",

@@ -79,13 +79,18 @@ func or(value, fallback string) string {
 	return value
 }
 
+// Emulated is the processor of a VM without hardware virtualization: what
+// programs for any x86-64 need. The more it could, the more of it would be
+// emulated slowly, and the more drivers would be loaded.
+const Emulated = "qemu64,-svm,+rdrand"
+
 // command is the program with its arguments, as Proxmox VE gives them.
 func (s Spec) command() []string {
 	var a []string
 	if s.Conf["affinity"] != "" {
 		a = append(a, "taskset", "--cpu-list", "--all-tasks", s.Conf["affinity"])
 	}
-	accel, cpu := "tcg,thread=multi,tb-size=256", "max"
+	accel, cpu := "tcg,thread=multi,tb-size=256", Emulated
 	if s.KVM && s.Conf.on("kvm", true) {
 		accel, cpu = "kvm", or(props(s.Conf["cpu"])[""], "kvm64")
 	}
