@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"net"
 	"os"
 	"strconv"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/cloudinit"
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/internal/stream"
@@ -121,76 +119,6 @@ func (v *vm) isSandbox(c *control.Client, name string) {
 		v.Errorf("the root file system has %d MiB of a disk of 5 GiB", size)
 	}
 	v.expect(c, "root", "stat -c '%a %U' /etc/agentlab/control.json", "644 root")
-}
-
-// The seed of the shell transport: user-data names the controller. The guest
-// obeys it alone, and goes on where it was after a restart of guest control
-// and after one of the machine.
-func TestSandboxOfUserData(t *testing.T) {
-	bootsVMs(t)
-	disk, err := Template(t.Context(), cacheDir(t), runner(t), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	v := newVM(t, testUID, disk, "qcow2")
-	user, err := cloudinit.UserData(cloudinit.Seed{
-		Hostname: "box-1", SSHKeys: []string{testKey},
-		Files: []cloudinit.File{{Path: guestapi.ControlFile, Content: v.controlJSON()}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	v.seed(map[string][]byte{"user-data": user, "network-config": []byte(networkConfig), "meta-data": []byte("instance-id: 1\n")})
-	off := v.boot()
-	c, h, took := v.up()
-	t.Logf("guest control after %s, at %s of the guest's uptime", took.Round(time.Second), h.Uptime.Round(time.Second))
-	v.refusesOthers()
-	v.isSandbox(c, "box-1")
-	v.expect(c, "agent", "cat ~/.ssh/authorized_keys", testKey)
-	machineID := v.run(c, "root", "cat /etc/machine-id")
-
-	v.identity(c, "box-1")
-	v.expect(c, "root", "cat /etc/machine-id", machineID) // it was fresh already
-	hostKey := v.sshKey(c)
-	runs := "pgrep -u agent -f 'agent-runner run'"
-	v.eventually("the runner runs", func() error {
-		if v.run(c, "root", runs+" || true") == "" {
-			return errors.New("it does not")
-		}
-		return nil
-	})
-	before := v.run(c, "root", runs)
-	v.run(c, "root", "systemd-run --quiet --on-active=1 systemctl kill -s KILL --kill-whom=main agentlab-guest.service")
-	v.eventually("guest control is another process", func() error {
-		now, err := c.Health(t.Context())
-		if err == nil && now.Identity == testUID && v.run(c, "root", "systemctl show -p NRestarts --value agentlab-guest.service") != "0" {
-			return nil
-		}
-		return errors.Join(err, errors.New("not yet"))
-	})
-	v.expect(c, "root", runs, before)
-
-	if err := c.Power(t.Context(), "poweroff"); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case <-off:
-	case <-time.After(bootLimit):
-		t.Fatal("the machine does not power off")
-	}
-	v.boot()
-	c, h, took = v.up()
-	t.Logf("after a restart, guest control after %s", took.Round(time.Second))
-	if h.Identity != "" {
-		t.Errorf("an identity outlived the boot: %q", h.Identity)
-	}
-	v.isSandbox(c, "box-1")
-	v.identity(c, "box-1")
-	v.expect(c, "root", "cat /etc/machine-id", machineID)
-	if again := v.sshKey(c); again != hostKey {
-		t.Errorf("the host key was %s, and is %s", hostKey, again)
-	}
-	v.noFailedUnits(c)
 }
 
 // refusesOthers: the key of another sandbox is refused.

@@ -211,6 +211,7 @@ func TestTemplateOfScript(t *testing.T) {
 	t.Logf("guest control %s after the guest agent wrote the seed", took)
 	v.refusesOthers()
 	v.isSandbox(c, "box-2")
+	v.expect(c, "agent", "cat ~/.ssh/authorized_keys", testKey)
 	v.identity(c, "box-2")
 	v.sshKey(c)
 	v.expect(c, "agent", "jq --version >/dev/null && git --version >/dev/null && bwrap --version >/dev/null && echo yes", "yes")
