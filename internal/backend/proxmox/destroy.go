@@ -159,7 +159,7 @@ func (d *Driver) removeSeen(ctx context.Context, ref backend.Ref, h *handle, s s
 	if err := d.mayTouch(ref.VMID); err != nil {
 		return err
 	}
-	if lock := s.cfg["lock"]; lock != "" {
+	if lock := s.cfg["lock"]; lock != "" && lock != lockSuspended { // with that, Proxmox destroys it as it is
 		if err := d.unlock(ctx, s.node, ref.VMID, lock); err != nil {
 			return err
 		}
@@ -284,8 +284,13 @@ func (d *Driver) hiddenClone(ctx context.Context, h *handle) error {
 }
 
 // unlock takes a lock away that a process left which is no more. While any
-// task works on the VM, the lock is somebody's.
+// task works on the VM, the lock is somebody's. A backup of several VMs is a
+// task of none of them, so whether that goes on nothing tells.
 func (d *Driver) unlock(ctx context.Context, node string, vmid int, lock string) error {
+	if lock == "backup" {
+		return agentlab.Errorf(agentlab.CodeBusy, "VM %d is locked (backup)", vmid).
+			WithHint("it is destroyed when the backup is over; if none runs, on node %s: qm unlock %d", node, vmid)
+	}
 	tasks, err := d.pve.Tasks(ctx, node, pve.TaskFilter{VMID: vmid, Running: true, Limit: 50})
 	if err != nil {
 		return err

@@ -176,3 +176,37 @@ func TestClonedByHand(t *testing.T) {
 		}
 	})
 }
+
+// A VM that an administrator suspended to a disk keeps a lock, with which
+// Proxmox destroys it all the same: no root is needed to unlock it.
+func TestDestroySuspendedToDisk(t *testing.T) {
+	both(t, func(t *testing.T, shell bool) {
+		w := newWorld(t, worldConfig{shell: shell})
+		spec := w.create(t, 1)
+		ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))
+		ok(t, "suspend by hand", w.admin(t, pve.Post, w.vmPath(spec.VMID)+"/status/suspend", map[string][]string{"todisk": {"1"}}))
+		if lock := w.node.Config(spec.VMID)["lock"]; lock != lockSuspended {
+			t.Fatalf("lock %q: this test proves nothing", lock)
+		}
+		ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
+		if left := w.left(t); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+	})
+}
+
+// A nightly backup of all VMs locks each in its turn, and its task bears the
+// number of none: the lock is not taken away from it.
+func TestDestroyDuringBackup(t *testing.T) {
+	both(t, func(t *testing.T, shell bool) {
+		w := newWorld(t, worldConfig{shell: shell})
+		spec := w.create(t, 1)
+		w.node.Edit(spec.VMID, map[string]string{"lock": "backup"})
+		wantCode(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()), agentlab.CodeBusy)
+		if lock := w.node.Config(spec.VMID)["lock"]; lock != "backup" {
+			t.Errorf("the lock is %q", lock)
+		}
+		w.node.Edit(spec.VMID, map[string]string{"lock": ""})
+		ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
+	})
+}
