@@ -27,9 +27,13 @@ func (d *Driver) Inspect(ctx context.Context, ref backend.Ref) (backend.Instance
 	case d.memory.believed(ref, d.cfg.Now()):
 		return d.instance(ctx, h, backend.PowerRunning, ""), nil
 	}
-	st, err := d.status(ctx, ref, h)
+	st, node, err := d.status(ctx, ref, h)
 	if err != nil {
 		return backend.Instance{}, err
+	}
+	if node != h.Node && st.Running() && !d.enforced(node) {
+		d.memory.rests(ref)
+		return d.instance(ctx, h, backend.PowerCrashed, "it was moved by hand to node "+node+", where nothing enforces its network policy"), nil
 	}
 	return d.judge(ctx, h, st), nil
 }
@@ -68,25 +72,23 @@ func (d *Driver) inspectLost(ctx context.Context, ref backend.Ref) (backend.Inst
 // status asks for the state of a sandbox's VM, wherever it is. The tag in the
 // answer is the mark that the handle already has proof for; without it the
 // configuration has the word.
-func (d *Driver) status(ctx context.Context, ref backend.Ref, h *handle) (pve.Status, error) {
-	st, err := d.pve.Status(ctx, h.Node, ref.VMID)
+func (d *Driver) status(ctx context.Context, ref backend.Ref, h *handle) (st pve.Status, node string, err error) {
+	st, err = d.pve.Status(ctx, h.Node, ref.VMID)
 	if err == nil && taggedUID(string(st.TagList)) == ref.UID {
-		return st, nil
+		return st, h.Node, nil
 	}
 	if code := agentlab.CodeOf(err); err != nil && code != agentlab.CodeNotFound && code != agentlab.CodeDenied {
-		return st, err
+		return st, h.Node, err
 	}
 	s, err := d.see(ctx, ref, h)
 	switch {
 	case err != nil:
-		return st, err
+		return st, h.Node, err
 	case !s.ours:
-		return st, absent(ref)
+		return st, h.Node, absent(ref)
 	}
-	if _, err := d.node(s.node); err != nil {
-		return st, err
-	}
-	return d.pve.Status(ctx, s.node, ref.VMID)
+	st, err = d.pve.Status(ctx, s.node, ref.VMID)
+	return st, s.node, err
 }
 
 // judge compares what a VM does with what was asked of it.

@@ -174,7 +174,7 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 	}
 	defer unlock()
 	h, s, err := d.found(ctx, ref)
-	if err != nil {
+	if err != nil && !s.ours { // what is ours is stopped on any node
 		if h != nil && h.Phase != phaseCreated && agentlab.CodeOf(err) == agentlab.CodeNotFound {
 			return nil // half made: nothing runs
 		}
@@ -196,7 +196,7 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 			return err
 		}
 		if !off { // the guest had its time, in which another VM may have got the number
-			if s, err = d.mine(ctx, ref, h); err != nil {
+			if s, err = d.mine(ctx, ref, h); err != nil && !s.ours {
 				return err
 			}
 		}

@@ -136,12 +136,19 @@ func (d *Driver) mine(ctx context.Context, ref backend.Ref, h *handle) (sight, e
 	return s, nil
 }
 
-// follow notes that a VM was moved to another node by hand. Its rules follow
-// with the next start: until then the other node's bridge lets it reach
+// enforced tells whether policies are enforced on a node.
+func (d *Driver) enforced(node string) bool {
+	n, err := d.node(node)
+	return err == nil && n.Host != nil
+}
+
+// follow notes that a VM was moved to another node of ours by hand. Its rules
+// follow with the next start: until then the other node's bridge lets it reach
 // nothing.
 func (d *Driver) follow(h *handle, node string) error {
-	if _, err := d.node(node); err != nil {
-		return err
+	if !d.enforced(node) {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d was moved to node %s, where nothing enforces its network policy", h.Spec.VMID, node).
+			WithField("proxmox.nodes").WithHint("move the VM back, or destroy the sandbox")
 	}
 	d.log.Warn("a sandbox was moved by hand", "vmid", h.Spec.VMID, "from", h.Node, "to", node)
 	h.Node = node

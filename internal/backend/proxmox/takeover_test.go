@@ -210,3 +210,43 @@ func TestDestroyDuringBackup(t *testing.T) {
 		ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
 	})
 }
+
+// Moved by hand to a node whose network is not within reach, a sandbox runs
+// without its policy: it counts as failed and can be stopped there, and
+// nothing of it stays on the node where it was.
+func TestMovedByHand(t *testing.T) {
+	for _, to := range []string{"pve2", "pve3"} { // of the configuration without a network; not of it
+		f := newFarm(t)
+		st := pvetest.Storage{ID: "shared-zfs", Type: pvetest.ZFSPool, Shared: true}
+		n := pvetest.New(t, pvetest.Config{Nodes: []string{"pve1", "pve2", "pve3"}, Storages: []pvetest.Storage{st}, Boot: f.boot, Waits: pvetest.ShortWaits()})
+		n.AddTemplate(t, pvetest.Template{VMID: templateVMID, Storage: st.ID, Node: "pve1"})
+		w := &world{t: t, node: n, farm: f, dir: t.TempDir(), alter: func(c *Config) {
+			c.Nodes = []Node{{Name: "pve1", Templates: map[string]int{"base": templateVMID}, Host: bridge{f}}, {Name: "pve2"}}
+		}}
+		w.tokenID, w.secret = n.RootToken()
+		d := w.open()
+		var err error
+		w.image, err = d.Templates().Ensure(t.Context(), "base", nil)
+		ok(t, "Ensure", err)
+		spec := w.create(t, 1)
+		ok(t, "Start", d.Start(t.Context(), spec.Ref()))
+		n.Move(spec.VMID, to)
+		w.forgetImpressions(spec.Ref())
+		for _, in := range []backend.Instance{w.inspect(t, spec.Ref()), *w.listed(t, spec.Ref())} {
+			if in.Power != backend.PowerCrashed || !strings.Contains(in.Reason, to) {
+				t.Errorf("%s: %+v", to, in)
+			}
+		}
+		ok(t, "Stop", d.Stop(t.Context(), spec.Ref(), 0))
+		if n.Running(spec.VMID) {
+			t.Errorf("%s: it runs", to)
+		}
+		if err := d.Start(t.Context(), spec.Ref()); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+			t.Errorf("%s: Start: %v", to, err)
+		}
+		ok(t, "Destroy", d.Destroy(t.Context(), spec.Ref()))
+		if vms := n.VMs(); len(vms) != 1 || len(f.put) != 0 {
+			t.Errorf("%s: left: VMs %v, guests %v", to, vms, f.put)
+		}
+	}
+}

@@ -279,6 +279,16 @@ func (n *Node) SetOnline(name string, online bool) {
 	}
 }
 
+// Move moves a VM to another node by hand, also while it runs. Its volumes
+// have to be on shared storage.
+func (n *Node) Move(vmid int, to string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if v := n.vms[vmid]; v != nil && n.nodes[to] != nil {
+		v.node = to
+	}
+}
+
 func nodePriv(privs ...string) func(c *call) *Error {
 	return func(c *call) *Error { return c.need("/nodes/"+c.p.str("node"), privs...) }
 }
