@@ -47,10 +47,10 @@ func (d *Driver) destroy(ctx context.Context, ref backend.Ref, h *handle) error 
 	if h == nil {
 		return d.removeSnippets(ctx, ref, nil)
 	}
-	if !foreign {
-		if err := d.removeVolumes(ctx, h); err != nil {
-			return err
-		}
+	if foreign {
+		d.log.Warn("the number of a sandbox is somebody else's; if its VM was taken out of the pool or lost its mark by hand, it is still there", "vmid", ref.VMID, "uid", ref.UID)
+	} else if err := d.removeVolumes(ctx, h); err != nil {
+		return err
 	}
 	d.at("volumes gone")
 	if err := d.removeSnippets(ctx, ref, h); err != nil {

@@ -122,6 +122,22 @@ func TestDrift(t *testing.T) {
 				t.Errorf("%+v", in)
 			}
 		})
+		t.Run("resumed by hand", func(t *testing.T) {
+			spec := w.create(t, 10)
+			ok(t, "Start", w.driver.Start(ctx, spec.Ref()))
+			ok(t, "Suspend", w.driver.Suspend(ctx, spec.Ref()))
+			if in := w.listed(t, spec.Ref()); in == nil || in.Power != backend.PowerSuspended {
+				t.Errorf("%+v", in)
+			}
+			ok(t, "resume", w.admin(t, pve.Post, w.vmPath(spec.VMID)+"/status/resume", nil))
+			if in := w.listed(t, spec.Ref()); in == nil || in.Power != backend.PowerRunning {
+				t.Errorf("%+v", in)
+			}
+			ok(t, "Suspend again", w.driver.Suspend(ctx, spec.Ref()))
+			if in := w.inspect(t, spec.Ref()); in.Power != backend.PowerSuspended {
+				t.Errorf("%+v", in)
+			}
+		})
 		t.Run("destroyed by hand", func(t *testing.T) {
 			spec := w.create(t, 3)
 			ok(t, "destroy", w.admin(t, pve.Delete, w.vmPath(spec.VMID), nil))
@@ -173,7 +189,7 @@ func TestDrift(t *testing.T) {
 			_, err := w.driver.Inspect(ctx, spec.Ref())
 			wantCode(t, "Inspect", err, agentlab.CodeNotFound)
 		})
-		for n := range 10 {
+		for n := range 11 {
 			ok(t, "Destroy", w.driver.Destroy(ctx, w.spec(n).Ref()))
 		}
 	})

@@ -203,8 +203,7 @@ func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.V
 			continue
 		}
 		switch {
-		case vm.Status == "running" && h.Power == powerSuspended:
-			return d.instance(ctx, h, backend.PowerSuspended, ""), true, nil
+		case vm.Status == "running" && h.Power == powerSuspended: // or somebody has resumed it: the list tells them not apart
 		case vm.Status == "running":
 			return d.instance(ctx, h, backend.PowerRunning, ""), true, nil
 		case h.Power != powerOn && h.Power != powerSuspended:
