@@ -111,7 +111,7 @@ forbidden() { # CHECK WHAT HOST PORT...
 # shellcheck disable=SC2317 # called by the trap
 cleanup() {
 	if [[ -n $made ]]; then
-		lab sandbox destroy "$made" >/dev/null 2>&1 || note "sandbox $made may be left: agentlab sandbox destroy $made"
+		lab sandbox destroy --force "$made" >/dev/null 2>&1 || note "sandbox $made may be left: agentlab sandbox destroy $made"
 	fi
 }
 trap cleanup EXIT
@@ -132,8 +132,10 @@ fi
 if [[ -n $sandbox ]]; then
 	report skip sandbox "$sandbox runs already"
 else
-	# The lease ends it should this be killed.
-	if made=$(lab sandbox new --ttl 30m ${profile:+--profile "$profile"} --json 2>/dev/null | sed -n 's/^  *"vmid": \([0-9]*\),*$/\1/p' | sed -n 1p) && [[ -n $made ]]; then
+	# Named beforehand, so that it is found also when this is interrupted while
+	# it is made. The lease ends it should this be killed.
+	made=smoke-$$-$RANDOM
+	if lab sandbox new --name "$made" --ttl 30m ${profile:+--profile "$profile"} --json >/dev/null 2>&1; then
 		sandbox=$made
 		report pass sandbox "sandbox $made is ready"
 	else
@@ -170,7 +172,7 @@ fi
 if inside 'getent ahosts "$0" >/dev/null' "$site" 2>/dev/null; then
 	report pass dns "$site resolves in it"
 else
-	report fail dns "$site does not resolve in it: agentlab policy check $sandbox $site:443"
+	report fail dns "$site does not resolve in it: agentlab policy check $site:443 --sandbox $sandbox"
 fi
 # shellcheck disable=SC2016 # for the shell in the sandbox
 if inside 'curl -sS -o /dev/null --max-time 25 "https://$0/"' "$site" 2>/dev/null; then
