@@ -9,6 +9,7 @@ package hostscripts
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -47,6 +48,11 @@ var standIns = map[string]func(args []string) error{
 func TestMain(m *testing.M) {
 	if f := standIns[filepath.Base(os.Args[0])]; f != nil {
 		os.Exit(standIn(f, os.Args[1:]))
+	}
+	flag.Parse()
+	if testing.Short() {
+		fmt.Println("skipped: the host's scripts run without -short: make test")
+		return
 	}
 	code := m.Run()
 	if dir, err := built(); err == nil {

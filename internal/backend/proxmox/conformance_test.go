@@ -18,6 +18,9 @@ func TestConformance(t *testing.T) {
 	for _, transport := range []string{"rest", "shell"} {
 		for _, storage := range slices.Sorted(maps.Keys(storages)) {
 			t.Run(transport+"/"+storage, func(t *testing.T) {
+				if testing.Short() && (transport != "rest" || storage != "zfspool") {
+					t.Skip("one of the six runs with -short; all: make test")
+				}
 				backendtest.Run(t, backendtest.Config{
 					New: func(t *testing.T) *backendtest.Harness {
 						return harness(newWorld(t, worldConfig{storage: storage, shell: transport == "shell"}))

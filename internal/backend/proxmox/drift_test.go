@@ -20,7 +20,12 @@ import (
 // both runs a test over both transports.
 func both(t *testing.T, test func(t *testing.T, shell bool)) {
 	for _, shell := range []bool{false, true} {
-		t.Run(map[bool]string{false: "rest", true: "shell"}[shell], func(t *testing.T) { test(t, shell) })
+		t.Run(map[bool]string{false: "rest", true: "shell"}[shell], func(t *testing.T) {
+			if shell && testing.Short() {
+				t.Skip("the programs of the node run without -short: make test")
+			}
+			test(t, shell)
+		})
 	}
 }
 
