@@ -28,7 +28,7 @@ var harmless = map[string]*regexp.Regexp{
 	"cpu":      regexp.MustCompile(`^(cputype=)?[A-Za-z0-9][A-Za-z0-9._-]*(,(flags|hidden|phys-bits)=[A-Za-z0-9+;._-]+)*$`),
 	"cpulimit": number, "cpuunits": number, "description": anything, "digest": words, "hotplug": words,
 	"ipconfig0": regexp.MustCompile(`^[0-9A-Za-z=,:./]*$`), "keyboard": words, "kvm": flag, "localtime": flag,
-	"bios": regexp.MustCompile(`^(seabios|ovmf)$`), "citype": words,
+	"bios": regexp.MustCompile(`^(seabios|ovmf)$`), "citype": regexp.MustCompile(`^nocloud$`), // the only seed that templates look for
 	"machine": regexp.MustCompile(`^(type=)?(pc|q35|pc-(i440fx|q35)-[0-9.]+(\+pve[0-9]+)?)$`),
 	"memory":  number, "balloon": number, "shares": number, "meta": anything, "name": words, "nameserver": regexp.MustCompile(`^[0-9A-Fa-f:. ]*$`),
 	"numa": flag, "ostype": words, "parent": words, "reboot": flag, "scsihw": words, "searchdomain": words, "smbios1": anything,

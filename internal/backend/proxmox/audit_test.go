@@ -113,7 +113,7 @@ func TestTrap18InheritedOptionsGo(t *testing.T) {
 		"protection": "1", "onboot": "1", "hookscript": "local:snippets/x", "args": "-x", "cicustom": "vendor=local:snippets/v", "affinity": "0",
 		"startup": "order=1", "cipassword": "*", "sshkeys": "k", "net1": "virtio,bridge=vmbr0", "hostpci0": "1", "usb0": "spice", "virtiofs0": "x",
 		"searchdomain": "lan", "cpuunits": "10", "sockets": "4", "vcpus": "1", "template": "1", "unused0": "local-zfs:vm-9000-disk-9", "parent": "s",
-		"never-heard-of": "1", "tpmstate0": "x", "watchdog": "i6300esb",
+		"never-heard-of": "1", "tpmstate0": "x", "watchdog": "i6300esb", "citype": "configdrive2",
 	})
 	ch := changes(inherited, d.wanted(h))
 	after := maps.Clone(inherited)

@@ -18,7 +18,7 @@ import (
 // kept are options that a sandbox has from its template: the emulated
 // hardware that its disk was made for. All others go.
 var kept = []string{
-	"acpi", "bios", "boot", "bootdisk", "citype", "cpu", "digest", "efidisk0", "hotplug", "keyboard", "kvm", "localtime",
+	"acpi", "bios", "boot", "bootdisk", "cpu", "digest", "efidisk0", "hotplug", "keyboard", "kvm", "localtime",
 	"machine", "meta", "numa", "ostype", "reboot", "rng0", "scsihw", "serial0", "smbios1", "tablet", "template", "vga", "vmgenid",
 }
 
@@ -39,7 +39,7 @@ func (d *Driver) wanted(h *handle) map[string]string {
 		"net0": d.net0(h), "ipconfig0": d.ipconfig(h), "nameserver": d.cfg.Nameserver.String(),
 		"onboot": "0", "protection": "0", "agent": "enabled=1", "ciuser": guestUser, "ciupgrade": "0",
 		"affinity": spec.Hardware.CPUList, "cicustom": "", "sshkeys": "", "cipassword": "",
-		"hookscript": "", "args": "", "startup": "", "lock": "", "template": "", "searchdomain": "",
+		"hookscript": "", "args": "", "startup": "", "citype": "", "lock": "", "template": "", "searchdomain": "",
 	}
 	if len(d.cfg.SSHKeys) > 0 {
 		want["sshkeys"] = pve.EncodeSSHKeys(strings.Join(d.cfg.SSHKeys, "\n"))
