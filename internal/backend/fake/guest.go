@@ -74,7 +74,7 @@ func controlMux() http.Handler {
 func (g *guest) dialControl(d *Driver) (net.Conn, error) {
 	mem, ok := g.in.memory(g)
 	since := g.in.h.cfg.Clock().Sub(mem.StartedAt)
-	if !ok || since < g.in.h.cfg.BootDelay || strings.HasPrefix(g.in.rec.Spec.Name, "never-boots") {
+	if !ok || since < g.in.h.cfg.BootDelay || g.in.hangs() {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the guest of sandbox %d does not answer yet", g.in.rec.Spec.VMID)
 	}
 	guestEnd, hostEnd, err := g.pipe(d)

@@ -21,6 +21,7 @@ type record struct {
 	Reason  string        `json:"reason,omitempty"`
 	Console string        `json:"console,omitempty"`
 	Guest   guestRecord   `json:"guest"`
+	Boots   int           `json:"boots,omitempty"`
 
 	Network *agentlab.Network `json:"network,omitempty"` // of UpdateNetwork; nil means that of Spec
 
@@ -102,6 +103,7 @@ func (in *instance) start() error {
 		return agentlab.Errorf(agentlab.CodeInvalid, "sandbox %d is half made", in.rec.Spec.VMID).WithHint("create it again, or destroy it")
 	}
 	in.rec.Power, in.rec.Reason = backend.PowerRunning, ""
+	in.rec.Boots++
 	in.rec.Guest = guestRecord{BootID: agentlab.NewUID(), StartedAt: in.h.cfg.Clock().UTC()}
 	in.console.line("[fake] " + in.rec.Spec.Name + " powered on")
 	if err := in.save(); err != nil {
@@ -109,6 +111,14 @@ func (in *instance) start() error {
 	}
 	in.boot()
 	return nil
+}
+
+// hangs tells whether the guest's name says that it does not answer now.
+func (in *instance) hangs() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	name := in.rec.Spec.Name
+	return strings.HasPrefix(name, "never-boots") || strings.HasPrefix(name, "hangs-once") && in.rec.Boots < 2
 }
 
 // boot begins the life of the guest in this process; in.mu is held.
