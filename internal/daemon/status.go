@@ -25,6 +25,8 @@ type statusView struct {
 	d        *Daemon
 	settings config.Config
 
+	again sync.Mutex // held while an error is looked for once more
+
 	mu       sync.Mutex
 	findings []backend.Finding
 	checked  time.Time     // when findings were found; zero before
@@ -156,12 +158,21 @@ func (v *statusView) look(ctx context.Context, done chan struct{}) {
 // told of.
 func (v *statusView) usable() error {
 	ctx := context.Background()
+	asked := v.d.cfg.Clock()
 	if firstError(v.check(ctx)) == nil {
+		return nil
+	}
+	v.again.Lock() // many may ask at once: one look is for all of them
+	defer v.again.Unlock()
+	v.mu.Lock()
+	found, fresh := v.findings, v.checked.After(asked)
+	v.mu.Unlock()
+	if fresh && firstError(found) == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, firstFinding)
 	defer cancel()
-	found := v.d.services.driver.Check(ctx)
+	found = v.d.services.driver.Check(ctx)
 	v.mu.Lock()
 	v.findings, v.checked = found, v.d.cfg.Clock()
 	v.mu.Unlock()
