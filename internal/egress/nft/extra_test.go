@@ -41,9 +41,18 @@ func faults(list ...string) string {
 
 // extras hold under a policy of mode nat with a denied name.
 var extras = []extra{
-	{"inbound-lan", func(w *world, _ *Manager, _ [2]Sandbox) string {
-		return faults(want(!w.lan.reaches("tcp", "10.77.0.2:8080"), "a LAN host opened a connection to a sandbox"),
+	{"inbound-lan", func(w *world, _ *Manager, s [2]Sandbox) string {
+		// The sandbox could not answer in any case, so it matters what arrives.
+		w.guests[0].ask("forget", nil)
+		closed := faults(want(!w.lan.reaches("tcp", "10.77.0.2:8080"), "a LAN host opened a connection to a sandbox"),
 			want(!w.lan.reaches("tcp", "[fd77:a91a:4d00::2]:8080"), "a LAN host opened an IPv6 connection to a sandbox"))
+		w.lan.reaches("udp", "10.77.0.2:4607")
+		w.lan.reaches("udp", "[fd77:a91a:4d00::2]:4607")
+		var at probe.Outside
+		w.guests[0].ask("report", &at)
+		return faults(closed, want(!slices.ContainsFunc(at.Flows, func(f probe.Trace) bool {
+			return (f.Addr == s[0].IPv4 || f.Addr == s[0].IPv6) && (f.Port == 8080 || f.Port == 4607)
+		}), "what a LAN host sent arrived in a sandbox: %v", at.Flows))
 	}},
 	{"inbound-tailnet", func(w *world, _ *Manager, _ [2]Sandbox) string {
 		return faults(want(w.tailnet.reaches("tcp", "10.77.0.2:22"), "a tailnet host does not reach a sandbox"),
