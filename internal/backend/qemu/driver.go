@@ -163,9 +163,8 @@ func (d *Driver) Info() backend.Info {
 }
 
 // answersWithin is many times what an emulated guest takes beside nine others
-// on two CPUs: agent-runner answers before the distribution's init begins. Now
-// and then QEMU's emulation of several CPUs loses an interrupt between them,
-// and a guest's kernel waits for it for ever.
+// on two CPUs: agent-runner answers before the distribution's init begins. The
+// way in which boots are known to hang is mended much sooner, by watchLAPIC.
 const answersWithin = time.Minute
 
 // minMemoryMB is what kernel, initrd and a small userland need to boot.

@@ -291,6 +291,9 @@ func (s *shim) startQMP(ctx context.Context, conn net.Conn) error {
 		}
 	}
 	if err == nil {
+		if s.cfg.Accel != AccelKVM {
+			go s.watchLAPIC(context.WithoutCancel(ctx))
+		}
 		return s.setPhase(phaseRunning, "")
 	}
 	select {
