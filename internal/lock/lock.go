@@ -1,5 +1,7 @@
 // Package lock takes advisory file locks (flock(2)) that hold between
-// processes and end by themselves when their holder dies.
+// processes and end by themselves when their holder dies; and, within one
+// process, locks that are waited for only as long as a context lasts (Mutex,
+// Keyed).
 //
 // A lock file is never removed: removing it would let two processes hold
 // "the" lock on two different files of one name. It holds the process id of
@@ -21,7 +23,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Lock is a held lock.
+// Lock is a held file lock.
 type Lock struct{ f *os.File }
 
 // Try takes the lock at path, which is made with mode 0600 when missing; its

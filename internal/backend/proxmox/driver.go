@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -17,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/link"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
 // Name is the driver's name.
@@ -82,8 +82,7 @@ type Driver struct {
 	templates templateCache
 	networks  networks
 
-	mu    sync.Mutex
-	locks map[backend.Ref]*refLock
+	locks lock.Keyed[backend.Ref] // held by what changes a sandbox
 
 	crash func(point string) // tests end the process here; nil otherwise
 }
@@ -109,7 +108,7 @@ func New(cfg Config) (*Driver, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	d := &Driver{cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.StateDir, Name), locks: map[backend.Ref]*refLock{}}
+	d := &Driver{cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.StateDir, Name)}
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return nil, fault(err, "cannot make %s", d.dir)
 	}
@@ -290,42 +289,16 @@ func (d *Driver) node(name string) (*Node, error) {
 // Close implements backend.Driver.
 func (d *Driver) Close() error { return d.pve.Close() }
 
-// refLock serialises what changes one sandbox.
-type refLock struct {
-	ch    chan struct{} // holds one token while locked
-	users int
-}
-
 // lock waits for the sandbox's lock, which is this process's own.
 func (d *Driver) lock(ctx context.Context, ref backend.Ref) (unlock func(), err error) {
 	if err := validRef(ref); err != nil {
 		return nil, err
 	}
-	d.mu.Lock()
-	l := d.locks[ref]
-	if l == nil {
-		l = &refLock{ch: make(chan struct{}, 1)}
-		d.locks[ref] = l
+	unlock, err = d.locks.Lock(ctx, ref)
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeBusy, "sandbox %d: the call was cut short before it began: %w", ref.VMID, err)
 	}
-	l.users++
-	d.mu.Unlock()
-	leave := func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if l.users--; l.users == 0 {
-			delete(d.locks, ref)
-		}
-	}
-	select {
-	case l.ch <- struct{}{}:
-		if ctx.Err() == nil {
-			return func() { <-l.ch; leave() }, nil
-		}
-		<-l.ch
-	case <-ctx.Done():
-	}
-	leave()
-	return nil, agentlab.Errorf(agentlab.CodeBusy, "sandbox %d: the call was cut short before it began: %w", ref.VMID, context.Cause(ctx))
+	return unlock, nil
 }
 
 // absent says that what may stand in the place of a sandbox is not it.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
 // memory is what this process has seen lately, so that a guest that boots is
@@ -87,21 +88,12 @@ func (m *memory) runs(ref backend.Ref, now time.Time, started bool) {
 // rests notes that it does not run.
 func (m *memory) rests(ref backend.Ref) { m.forget(ref) }
 
-// gate is a lock that is waited for only as long as a context lasts: what it
-// guards is held while nodes are asked.
-type gate struct {
-	once sync.Once
-	ch   chan struct{}
-}
+// gate is held while nodes are asked.
+type gate struct{ lock.Mutex }
 
 func (g *gate) lock(ctx context.Context) error {
-	g.once.Do(func() { g.ch = make(chan struct{}, 1) })
-	select {
-	case g.ch <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return agentlab.Errorf(agentlab.CodeBusy, "another call asks the nodes: %w", context.Cause(ctx))
+	if err := g.Lock(ctx); err != nil {
+		return agentlab.Errorf(agentlab.CodeBusy, "another call asks the nodes: %w", err)
 	}
+	return nil
 }
-
-func (g *gate) unlock() { <-g.ch }

@@ -48,7 +48,7 @@ func (d *Driver) network(ctx context.Context, name string) (Host, error) {
 	if err := t.asking.lock(ctx); err != nil {
 		return nil, err
 	}
-	defer t.asking.unlock()
+	defer t.asking.Unlock()
 	if t.done {
 		return n.Host, nil
 	}

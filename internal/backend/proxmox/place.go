@@ -63,7 +63,7 @@ func (d *Driver) volumesOn(ctx context.Context, node, storage string) ([]pve.Vol
 	if err := i.asking.lock(ctx); err != nil {
 		return nil, err
 	}
-	defer i.asking.unlock()
+	defer i.asking.Unlock()
 	key := node + "/" + storage
 	if at, ok := i.volsAt[key]; ok && d.cfg.Now().Sub(at) < inventoryAge {
 		return i.volumes[key], nil
@@ -106,7 +106,7 @@ func (d *Driver) listed(ctx context.Context, age time.Duration) (map[string][]pv
 	if err := i.asking.lock(ctx); err != nil {
 		return nil, err
 	}
-	defer i.asking.unlock()
+	defer i.asking.Unlock()
 	if age > 0 && i.vms != nil && d.cfg.Now().Sub(i.vmsAt) < age {
 		return i.vms, nil
 	}
@@ -141,7 +141,7 @@ func (d *Driver) nodeStates(ctx context.Context) ([]pve.Node, error) {
 	if err := i.asking.lock(ctx); err != nil {
 		return nil, err
 	}
-	defer i.asking.unlock()
+	defer i.asking.Unlock()
 	if i.nodes != nil && d.cfg.Now().Sub(i.nodesAt) < inventoryAge {
 		return i.nodes, nil
 	}

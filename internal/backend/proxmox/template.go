@@ -49,7 +49,7 @@ func (d *Driver) template(ctx context.Context, node string, vmid int) (template,
 	if err := d.templates.asking.lock(ctx); err != nil {
 		return template{}, err
 	}
-	defer d.templates.asking.unlock()
+	defer d.templates.asking.Unlock()
 	if c, ok := d.templates.all[key]; ok && d.cfg.Now().Sub(c.at) < templateAge {
 		return c.template, nil
 	}

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"sync"
 	"syscall"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
 // Name is the driver's name.
@@ -74,8 +74,7 @@ type Driver struct {
 	host *host
 	rd   *initrds
 
-	mu    sync.Mutex
-	locks map[backend.Ref]*refLock
+	locks lock.Keyed[backend.Ref] // held by what changes a sandbox
 
 	crash func(point string) // tests end the process here; nil otherwise
 }
@@ -125,7 +124,7 @@ func New(cfg Config) (*Driver, error) {
 		}
 		cfg.Shim = []string{self, "vmm"}
 	}
-	d := &Driver{cfg: cfg, log: cfg.Logger, locks: map[backend.Ref]*refLock{}}
+	d := &Driver{cfg: cfg, log: cfg.Logger}
 	d.host = newHost(cfg)
 	d.rd = &initrds{dir: filepath.Join(cfg.CacheDir, dirInitrd), runner: cfg.Runner}
 	for _, dir := range []string{d.sandboxes(), cfg.CacheDir} {
@@ -204,36 +203,13 @@ func validNetwork(n agentlab.Network) error {
 // Close implements backend.Driver.
 func (d *Driver) Close() error { return nil }
 
-// refLock serialises what changes one sandbox.
-type refLock struct {
-	ch    chan struct{} // holds one token while locked
-	users int
-}
-
 // lock waits for the sandbox's lock, which is this process's own.
 func (d *Driver) lock(ctx context.Context, ref backend.Ref) (unlock func(), err error) {
-	d.mu.Lock()
-	l := d.locks[ref]
-	if l == nil {
-		l = &refLock{ch: make(chan struct{}, 1)}
-		d.locks[ref] = l
+	unlock, err = d.locks.Lock(ctx, ref)
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeBusy, "another call works on sandbox %d: %w", ref.VMID, err)
 	}
-	l.users++
-	d.mu.Unlock()
-	leave := func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if l.users--; l.users == 0 {
-			delete(d.locks, ref)
-		}
-	}
-	select {
-	case l.ch <- struct{}{}:
-		return func() { <-l.ch; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, agentlab.Errorf(agentlab.CodeBusy, "another call works on sandbox %d: %w", ref.VMID, context.Cause(ctx))
-	}
+	return unlock, nil
 }
 
 // begin is the start of every method that changes a sandbox that exists.
