@@ -15,18 +15,38 @@ import (
 
 func (a *App) statusCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "Show the daemon, its backend and what is running", Args: exactArgs(),
+		Use: "status", Short: "Show the daemon, its backend and what is running",
+		Long: `Show the daemon, its backend and what is running, and what the backend's last
+look at the host found that is not as it should be, with a remedy for each. That
+look may be a minute old; 'agentlab init' looks now.
+
+The exit code is 1 when a finding is an error: then no sandbox can be started.
+Warnings leave it 0.`,
+		Args: exactArgs(),
 		RunE: a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 			s, err := c.Status(ctx)
 			if err != nil {
 				return err
 			}
 			if a.json {
-				return a.printJSON(s)
+				err = a.printJSON(s)
+			} else {
+				err = a.printStatus(s)
 			}
-			return a.printStatus(s)
+			if err == nil {
+				err = findingsError(s.Findings)
+			}
+			return err
 		}),
 	}
+}
+
+// findingsError is the exit code of what was printed with these findings.
+func findingsError(all []api.Finding) error {
+	if slices.ContainsFunc(all, func(f api.Finding) bool { return f.Level == levelError }) {
+		return statusError(exitFailure)
+	}
+	return nil
 }
 
 func (a *App) printStatus(s api.Status) error {
