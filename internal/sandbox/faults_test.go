@@ -504,3 +504,23 @@ func TestIntroduceAgain(t *testing.T) {
 		}
 	})
 }
+
+// Nobody waits for the end of a lease, so an event tells what keeps the sandbox
+// from it, and what to do.
+func TestTroubleAtTheEndOfALease(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(sandbox.Request{Name: "play", TTL: time.Hour})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		w.host.Inject(fake.Fault{Op: fake.OpStop, Times: 3, Err: agentlab.Errorf(agentlab.CodeUnavailable, "injected").WithHint("mend it")})
+		w.until(sb.VMID, agentlab.SandboxDestroyed)
+		var told []string
+		for _, e := range w.events(agentlab.EventSandboxState) {
+			if strings.Contains(e.Message, "cannot be destroyed") {
+				told = append(told, e.Message)
+			}
+		}
+		if len(told) != 1 || told[0] != "sandbox play cannot be destroyed, will be tried again: injected (mend it)" {
+			w.Errorf("%q", told)
+		}
+	})
+}

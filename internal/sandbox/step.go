@@ -250,6 +250,9 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	s.boots.release(sb.VMID, s.loop.Wake)
 	if sb.State == agentlab.SandboxTimeout && sb.JobID == "" {
 		if err := s.powerOff(ctx, sb, timeoutGrace); err != nil {
+			if ctx.Err() == nil {
+				s.noteTrouble(ctx, sb, err)
+			}
 			return err
 		}
 		return s.become(ctx, sb, agentlab.SandboxStopped, sb.Reason)
@@ -298,7 +301,11 @@ func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 
 // noteTrouble writes down, once, that a sandbox cannot be destroyed now.
 func (s *Service) noteTrouble(ctx context.Context, sb agentlab.Sandbox, cause error) {
-	text := s.told(ctx, sb, "cannot be destroyed, will be tried again: "+cause.Error())
+	text := "cannot be destroyed, will be tried again: " + cause.Error()
+	if hint := agentlab.HintOf(cause); hint != "" {
+		text += " (" + hint + ")"
+	}
+	text = s.told(ctx, sb, text)
 	known := false
 	s.with(sb.VMID, func(m *memory) { known, m.trouble = m.trouble == text, text })
 	if known {

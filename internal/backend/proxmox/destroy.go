@@ -1,6 +1,7 @@
 package proxmox
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -32,7 +33,7 @@ func (d *Driver) destroy(ctx context.Context, ref backend.Ref, h *handle) error 
 		return nil
 	}
 	if h != nil && h.Phase != phaseDestroying {
-		h.Phase = phaseDestroying
+		h.Made, h.Phase = h.made(), phaseDestroying
 		if err := d.save(h); err != nil {
 			return err
 		}
@@ -48,7 +49,7 @@ func (d *Driver) destroy(ctx context.Context, ref backend.Ref, h *handle) error 
 		return d.removeSnippets(ctx, ref, nil)
 	}
 	if foreign {
-		d.log.Warn("the number of a sandbox is somebody else's; if its VM was taken out of the pool or lost its mark by hand, it is still there", "vmid", ref.VMID, "uid", ref.UID)
+		d.log.Warn("the number of a sandbox is somebody else's; if its VM lost its mark by hand, it is still there", "vmid", ref.VMID, "uid", ref.UID)
 	} else if err := d.removeVolumes(ctx, h); err != nil {
 		return err
 	}
@@ -101,6 +102,8 @@ func (d *Driver) endVM(ctx context.Context, ref backend.Ref, h *handle) (foreign
 	case s.ours:
 	case s.hidden && h != nil && h.CloneSent:
 		return true, d.hiddenClone(ctx, h)
+	case s.hidden && h != nil && h.made():
+		return true, d.hiddenVM(ctx, h, s.node)
 	case s.stub && h != nil && h.CloneSent:
 		mine, err := d.stubIsOurs(ctx, h)
 		if err != nil || !mine {
@@ -222,6 +225,8 @@ func (d *Driver) replaced(ctx context.Context, ref backend.Ref, h *handle, was s
 		return false, err
 	case !now.there:
 		return true, nil
+	case now.hidden:
+		return false, d.unreadable(ref, now.node)
 	case now.ours && now.node != was.node:
 		return false, agentlab.Errorf(agentlab.CodeBusy, "VM %d was moved from node %s to %s meanwhile", ref.VMID, was.node, now.node)
 	case now.ours == was.ours && now.stub == was.stub, isGravestone(now.cfg) && h != nil:
@@ -275,12 +280,38 @@ func (d *Driver) stubIsOurs(ctx context.Context, h *handle) (bool, error) {
 // after its clone was sent and no clone goes on: if a clone of ours died, it
 // may be what that left, which comes into our pool only at its end.
 func (d *Driver) hiddenClone(ctx context.Context, h *handle) error {
+	if ended, err := d.endedWell(ctx, h.CloneTask); err != nil || ended {
+		return cmp.Or(err, d.unreadable(h.Spec.Ref(), h.Node))
+	}
 	died, err := d.stubIsOurs(ctx, h)
 	if err != nil || !died {
 		return err
 	}
 	return agentlab.Errorf(agentlab.CodeDenied, "the clone of sandbox %d was killed, and the token may not touch what it left", h.Spec.VMID).
 		WithHint("on node %[1]s, look at it with qm config %[2]d; if it is locked (clone): qm unlock %[2]d && qm destroy %[2]d", h.Node, h.Spec.VMID)
+}
+
+// hiddenVM judges what has the number of a sandbox that was made, and may not
+// be looked at. It may be the sandbox, taken out of our pool by hand; only
+// where its destruction has ended is it certainly somebody else's.
+func (d *Driver) hiddenVM(ctx context.Context, h *handle, node string) error {
+	if ended, err := d.endedWell(ctx, h.DestroyTask); err != nil || ended {
+		return err
+	}
+	return d.unreadable(h.Spec.Ref(), node)
+}
+
+// endedWell tells whether a task that was sent has ended, and well. Of one
+// that the node has forgotten nothing is known.
+func (d *Driver) endedWell(ctx context.Context, upid string) (bool, error) {
+	if upid == "" {
+		return false, nil
+	}
+	t, err := d.pve.TaskStatus(ctx, pve.UPID(upid))
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return false, nil
+	}
+	return err == nil && !t.Running() && t.OK(), err
 }
 
 // unlock takes a lock away that a process left which is no more. While any

@@ -52,6 +52,7 @@ type handle struct {
 	Network *agentlab.Network `json:"network,omitempty"`
 
 	Phase    phase     `json:"phase"`
+	Made     bool      `json:"made,omitempty"` // of one on its way out: its VM was there, and ours
 	Created  time.Time `json:"created"`
 	Node     string    `json:"node"`
 	Template int       `json:"template"`
@@ -85,6 +86,9 @@ func (h *handle) network() agentlab.Network {
 	}
 	return h.Spec.Network
 }
+
+// made tells whether the VM was there, and ours.
+func (h *handle) made() bool { return h.Made || h.Phase == phaseSetting || h.Phase == phaseCreated }
 
 // guest is the sandbox as its node's network knows it.
 func (h *handle) guest(dhcp bool) (Guest, error) {

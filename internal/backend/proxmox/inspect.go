@@ -2,6 +2,7 @@ package proxmox
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -85,7 +86,7 @@ func (d *Driver) status(ctx context.Context, ref backend.Ref, h *handle) (st pve
 	case err != nil:
 		return st, h.Node, err
 	case !s.ours:
-		return st, h.Node, absent(ref)
+		return st, h.Node, d.notOurs(ref, h, s)
 	}
 	st, err = d.pve.Status(ctx, s.node, ref.VMID)
 	return st, s.node, err
@@ -212,8 +213,13 @@ func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.V
 	}
 	d.memory.rests(ref)
 	in, err := d.Inspect(ctx, ref)
-	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
 		return in, false, nil
+	case errors.Is(err, errHidden): // which is no reason to tell nothing of the others
+		in = partial(h)
+		in.Reason = err.Error()
+		return in, true, nil
 	}
 	return in, err == nil, err
 }

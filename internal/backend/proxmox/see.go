@@ -2,6 +2,7 @@ package proxmox
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
@@ -15,7 +16,7 @@ type sight struct {
 	ours  bool // and it bears our mark
 	stub  bool // it is the empty beginning of somebody's clone, which bears no mark yet
 	// hidden: a token may not look at it. So it is not in our pool: somebody
-	// else's, or a clone of ours before its very end.
+	// else's, ours that somebody took out, or a clone of ours before its end.
 	hidden bool
 	node   string
 	cfg    pve.Config
@@ -121,19 +122,39 @@ func isStub(cfg pve.Config) bool {
 }
 
 // mine is see for what must be there and ours: not_found proves that it is
-// not. A sandbox that was moved is followed.
+// not, unavailable proves nothing. A sandbox that was moved is followed.
 func (d *Driver) mine(ctx context.Context, ref backend.Ref, h *handle) (sight, error) {
 	s, err := d.see(ctx, ref, h)
 	if err != nil {
 		return s, err
 	}
 	if !s.ours {
-		return s, absent(ref)
+		return s, d.notOurs(ref, h, s)
 	}
 	if h != nil && h.Node != s.node {
 		return s, d.follow(h, s.node)
 	}
 	return s, nil
+}
+
+// errHidden is the reason of what is not known of a VM that was hidden from us.
+var errHidden = errors.New("something with its number is there that the API token may not look at")
+
+// unreadable says that a sandbox which was made may be there or not: it may
+// have been taken out of our pool by hand, or somebody else's VM may have its
+// number.
+func (d *Driver) unreadable(ref backend.Ref, node string) error {
+	return agentlab.Errorf(agentlab.CodeUnavailable, "whether sandbox %d still exists is not known: %w", ref.VMID, errHidden).
+		WithHint("on node %[1]s: qm config %[2]d; if that names %[3]s, put the VM back: pveum pool modify %[4]s --vms %[2]d; if not, let the token see so: the role PVEAuditor on /vms/%[2]d for it and its user",
+			node, ref.VMID, ref.UID, d.cfg.Pool)
+}
+
+// notOurs is the error of a sandbox in whose place there is nothing of ours.
+func (d *Driver) notOurs(ref backend.Ref, h *handle, s sight) error {
+	if s.hidden && h != nil && h.made() {
+		return d.unreadable(ref, s.node)
+	}
+	return absent(ref)
 }
 
 // enforced tells whether policies are enforced on a node.
