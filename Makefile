@@ -43,6 +43,9 @@ test: deps ## all tests, with real VMs; prints the total time
 	$(GO) test -timeout $(TEST_TIMEOUT) ./...; rc=$$?; \
 	echo "make test: $$(( $$(date +%s) - start )) s"; exit $$rc
 
+# Every process under the race detector lingers for a second at its end, in case
+# that what it leaves running races still; tests start hundreds of them.
+race: export GORACE ?= atexit_sleep_ms=20
 race: ## the tests that need no VM, under the race detector
 	@scripts/deps.sh run agents test race
 	@start=$$(date +%s); \

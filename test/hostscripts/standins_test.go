@@ -70,7 +70,7 @@ func systemctl(args []string) error {
 	running := func(unit string) int {
 		text, _ := os.ReadFile(pidFile(unit))
 		pid, _ := strconv.Atoi(string(text))
-		if pid > 0 && syscall.Kill(pid, 0) == nil {
+		if pid > 0 && syscall.Kill(pid, 0) == nil && !ended(pid) {
 			return pid
 		}
 		return 0
@@ -113,6 +113,14 @@ func systemctl(args []string) error {
 		return start(args[1], pidFile(args[1]))
 	}
 	return unknown(args)
+}
+
+// ended tells whether a process waits for nothing but its parent: process 1 of
+// the host reaps nobody.
+func ended(pid int) bool {
+	stat, err := os.ReadFile(filepath.Join("/proc", itoa(pid), "stat"))
+	_, state, _ := strings.Cut(string(stat), ") ")
+	return err != nil || strings.HasPrefix(state, "Z")
 }
 
 // start runs a unit of type notify until it answers.

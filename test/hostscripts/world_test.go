@@ -11,9 +11,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -321,29 +323,85 @@ func (h *host) settled(args ...string) {
 	}
 }
 
-// changes describes what was written on the host, and its network.
+// changes describes what was written on the host, and its network: what a
+// script could change, and nothing that changes by itself. So duplicate address
+// detection, which ends some time after an address was given, does not show,
+// nor what the rules have counted, nor what a daemon that runs has written.
 func (h *host) changes() string {
 	h.Helper()
+	net := h.ok("bash", "-c", "ip -o addr | grep -v fe80; ip -o link | cut -d: -f2; nft --stateless list ruleset; cat /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv6/conf/all/forwarding")
+	return strings.Join(h.written(), "\n") + "\n" + detection.ReplaceAllString(net, "")
+}
+
+var detection = regexp.MustCompile(`\b(tentative|optimistic|dadfailed) `)
+
+// written are the files that the host has and this machine's root has not. Of a
+// directory that a running daemon writes to, it tells what is in it, but not
+// what is below, how long or how old.
+func (h *host) written() []string {
+	h.Helper()
 	upper := filepath.Join(filepath.Dir(h.dir), "upper")
-	out, err := exec.Command("find", upper, "-printf", `%P %y %m %s %T@ %l\n`).Output() //nolint:gosec // a test's
+	var lines []string
+	err := filepath.WalkDir(upper, func(full string, entry fs.DirEntry, err error) error {
+		path := strings.TrimPrefix(full, upper)
+		owner := h.daemonOf(path)
+		if owner != "" && errors.Is(err, fs.ErrNotExist) {
+			return nil // the daemon has just removed it
+		}
+		if err != nil {
+			return err
+		}
+		if owner != "" && filepath.Dir(path) != owner && path != owner {
+			return fs.SkipDir
+		}
+		info, err := entry.Info()
+		if owner != "" && errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		line := path + " " + info.Mode().String()
+		if owner == "" {
+			target, _ := os.Readlink(full)
+			line += fmt.Sprintf(" %d %s %s", info.Size(), info.ModTime().Format(time.RFC3339Nano), target)
+		}
+		lines = append(lines, line)
+		return nil
+	})
 	if err != nil {
 		h.Fatal(err)
 	}
-	lines := strings.Split(string(out), "\n")
-	slices.Sort(lines)
-	return strings.Join(lines, "\n") + h.ok("bash", "-c", "ip -o addr | grep -v fe80; ip -o link | cut -d: -f2; nft list ruleset; cat /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv6/conf/all/forwarding")
+	return lines
 }
 
-// differ tells what of a description is not in another.
+// daemonOf is the directory with this path that a running daemon writes to; ""
+// when there is none, or no daemon runs.
+func (h *host) daemonOf(path string) string {
+	h.Helper()
+	for _, dir := range []string{"/var/lib/agentlab", "/var/log/agentlab", "/var/cache/agentlab"} {
+		if (path == dir || strings.HasPrefix(path, dir+"/")) && h.has("/run/systemd/system/pid-agentlabd.service") {
+			return dir
+		}
+	}
+	return ""
+}
+
+// differ tells what two descriptions have not in common.
 func differ(t *testing.T, what, before, after string) {
 	t.Helper()
-	old := strings.Split(before, "\n")
-	for _, line := range strings.Split(after, "\n") {
+	old, now := strings.Split(before, "\n"), strings.Split(after, "\n")
+	for _, line := range now {
 		if !slices.Contains(old, line) {
 			t.Errorf("%s: %s", what, line)
 		}
 	}
-	if len(old) != len(strings.Split(after, "\n")) {
-		t.Errorf("%s: something was taken away", what)
+	for _, line := range old {
+		if !slices.Contains(now, line) {
+			t.Errorf("%s: it was %s", what, line)
+		}
+	}
+	if len(old) != len(now) {
+		t.Errorf("%s: %d lines were %d", what, len(now), len(old))
 	}
 }

@@ -107,7 +107,9 @@ func (n *Node) BinOf(node string) string {
 		panic(fmt.Sprintf("fake Proxmox node: programs: %v", err))
 	}
 	for _, p := range programs {
-		script := fmt.Sprintf("#!/bin/sh\n%s='%s' %s='%s' %s='%s' exec '%s' \"$@\"\n",
+		// Under the race detector every process would linger for a second
+		// before it ends.
+		script := fmt.Sprintf("#!/bin/sh\n%s='%s' %s='%s' %s='%s' GORACE=\"atexit_sleep_ms=0 $GORACE\" exec '%s' \"$@\"\n",
 			socketEnv, n.toolsSocket, programEnv, p, nodeEnv, node, exe)
 		if err := writeProgram(filepath.Join(dir, p), script); err != nil {
 			panic(fmt.Sprintf("fake Proxmox node: programs: %v", err))
