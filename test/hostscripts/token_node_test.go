@@ -96,7 +96,7 @@ func life(ctx context.Context, t *testing.T, c *pve.Client) {
 	}
 	u, err = c.Start(ctx, "pve", 1000)
 	task("start", u, err)
-	if err := c.AgentPing(ctx, "pve", 1000); err != nil && errors.As(err, new(*pve.Fault)) && strings.Contains(err.Error(), "Permission") {
+	if _, err := c.AgentInterfaces(ctx, "pve", 1000); err != nil && errors.As(err, new(*pve.Fault)) && strings.Contains(err.Error(), "Permission") {
 		t.Error(err)
 	}
 	u, err = c.Stop(ctx, "pve", 1000)

@@ -21,7 +21,6 @@ var apiCalls = []string{
 	"GET /cluster/resources type",
 	"GET /nodes",
 	"GET /nodes/NODE/qemu",
-	"GET /nodes/NODE/qemu/VMID/agent/exec-status pid",
 	"GET /nodes/NODE/qemu/VMID/agent/network-get-interfaces",
 	"GET /nodes/NODE/qemu/VMID/config current",
 	"GET /nodes/NODE/qemu/VMID/firewall/rules",
@@ -35,11 +34,8 @@ var apiCalls = []string{
 	"GET /nodes/NODE/tasks/UPID/status",
 	"GET /pools/POOL",
 	"GET /version",
-	"POST /nodes/NODE/qemu/VMID/agent/exec command input-data",
 	"POST /nodes/NODE/qemu/VMID/agent/file-write content file",
-	"POST /nodes/NODE/qemu/VMID/agent/ping",
 	"POST /nodes/NODE/qemu/VMID/clone description full name newid pool storage target",
-	"POST /nodes/NODE/qemu/VMID/config delete digest name revert",
 	"POST /nodes/NODE/qemu/VMID/firewall/rules action enable type",
 	"POST /nodes/NODE/qemu/VMID/status/resume",
 	"POST /nodes/NODE/qemu/VMID/status/shutdown timeout",
@@ -81,7 +77,6 @@ func TestTheCallsThatAreMade(t *testing.T) {
 	_, _ = c.Status(ctx, "pve", 101)
 	_, _ = c.Clone(ctx, "pve", 101, CloneOptions{NewID: 102, Name: "n", Description: "d", Pool: "p", Full: true, Storage: "s", Target: "t"})
 	_ = c.Set(ctx, "pve", 101, ch)
-	_, _ = c.SetTask(ctx, "pve", 101, ch)
 	_ = c.Revert(ctx, "pve", 101, "scsi0")
 	_, _ = c.Resize(ctx, "pve", 101, "scsi0", "2G")
 	vm(c.Start)
@@ -101,11 +96,8 @@ func TestTheCallsThatAreMade(t *testing.T) {
 	_, _ = c.StorageStatus(ctx, "pve", "STORE")
 	_, _ = c.Content(ctx, "pve", "STORE", "images", 101)
 	_, _ = c.DeleteContent(ctx, "pve", "STORE:vol")
-	_ = c.AgentPing(ctx, "pve", 101)
 	_, _ = c.AgentInterfaces(ctx, "pve", 101)
 	_ = c.AgentFileWrite(ctx, "pve", 101, "/x", nil)
-	_, _ = c.AgentExec(ctx, "pve", 101, []string{"x"}, []byte("y"))
-	_, _ = c.AgentExecStatus(ctx, "pve", 101, 5)
 
 	var got []string
 	for call, ps := range params {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -246,5 +247,25 @@ func TestAgentWritesASCIIAlone(t *testing.T) {
 	}
 	if err := c.AgentFileWrite(t.Context(), "pve", 101, "/x", []byte("{}\n")); err != nil {
 		t.Error(err)
+	}
+}
+
+// What a node answers is bounded, and so is what a guest tells through it.
+func TestAnswersAreBounded(t *testing.T) {
+	w := newWire(t, func(int, *http.Request, string) string {
+		return data(`"` + strings.Repeat("x", maxAnswer) + `"`)
+	})
+	if _, err := w.client().VMs(testCtx(t), "pve"); err == nil || !strings.Contains(err.Error(), "longer than") {
+		t.Errorf("REST: %v", err)
+	}
+	c := shellClient(t, fmt.Sprintf("head -c %d /dev/zero", maxAnswer+1))
+	if _, err := c.VMs(testCtx(t), "pve"); err == nil || !strings.Contains(err.Error(), "too long") {
+		t.Errorf("shell: %v", err)
+	}
+	ip := `{"ip-address":"10.77.0.5"}`
+	one := `{"name":"` + strings.Repeat("n", 1000) + `","ip-addresses":[` + strings.Repeat(ip+",", maxInterfaces) + ip + `]}`
+	got, err := decodeInterfaces(json.RawMessage(`{"result":[` + strings.Repeat(one+",", maxInterfaces) + one + `]}`))
+	if err != nil || len(got) != maxInterfaces || len(got[0].IPs) != maxInterfaces || len(got[0].Name) > 70 {
+		t.Errorf("%d interfaces, %v", len(got), err)
 	}
 }

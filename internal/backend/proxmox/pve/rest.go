@@ -58,7 +58,6 @@ type rest struct {
 	timeout time.Duration
 	retry   []time.Duration
 	client  *http.Client
-	once    *http.Client // a connection for each call, so that nothing below sends a call again
 	calls   atomic.Int64
 }
 
@@ -88,20 +87,17 @@ func NewREST(o RESTOptions) (Transport, error) {
 	if dial == nil {
 		dial = (&net.Dialer{Timeout: 10 * time.Second}).DialContext
 	}
-	newClient := func(keep bool) *http.Client {
-		protocols := new(http.Protocols)
-		protocols.SetHTTP1(true) // the node speaks nothing newer
-		return &http.Client{
-			Transport: &http.Transport{
-				// No proxy: the token must not pass through what the environment names.
-				DialContext: dial, TLSClientConfig: tlsConfig.Clone(), TLSHandshakeTimeout: 10 * time.Second, Protocols: protocols,
-				DisableKeepAlives: !keep, IdleConnTimeout: idleLimit, MaxIdleConnsPerHost: 16, MaxConnsPerHost: 32,
-			},
-			// A redirect would take the token elsewhere.
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		}
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true) // the node speaks nothing newer
+	r.client = &http.Client{
+		Transport: &http.Transport{
+			// No proxy: the token must not pass through what the environment names.
+			DialContext: dial, TLSClientConfig: tlsConfig, TLSHandshakeTimeout: 10 * time.Second, Protocols: protocols,
+			IdleConnTimeout: idleLimit, MaxIdleConnsPerHost: 16, MaxConnsPerHost: 32,
+		},
+		// A redirect would take the token elsewhere.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	r.client, r.once = newClient(true), newClient(false)
 	return r, nil
 }
 
@@ -122,7 +118,7 @@ func (r *rest) Close() error {
 func (r *rest) Call(ctx context.Context, m Method, path string, params url.Values) (json.RawMessage, error) {
 	for try := 0; ; try++ {
 		data, err := r.callOnce(ctx, m, path, params)
-		if err == nil || m != Get || readOnce(path) || try >= len(r.retry) || agentlab.CodeOf(err) != agentlab.CodeUnavailable || ctx.Err() != nil {
+		if err == nil || m != Get || try >= len(r.retry) || agentlab.CodeOf(err) != agentlab.CodeUnavailable || ctx.Err() != nil {
 			return data, err
 		}
 		timer := time.NewTimer(r.retry[try])
@@ -146,12 +142,8 @@ func (r *rest) callOnce(ctx context.Context, m Method, path string, params url.V
 	if err != nil {
 		return nil, err
 	}
-	client := r.client
-	if readOnce(path) {
-		client = r.once
-	}
 	r.calls.Add(1)
-	resp, err := client.Do(req)
+	resp, err := r.client.Do(req)
 	if err != nil {
 		return nil, lost(m, sent.Load(), err)
 	}

@@ -179,19 +179,14 @@ func EncodeSSHKeys(keys string) string {
 	return strings.ReplaceAll(url.QueryEscape(keys), "+", "%20")
 }
 
-// Set changes a configuration at once (PUT). Whatever allocates or moves a
-// disk belongs into SetTask: over REST a call that takes longer than 30 s is
+// Set changes a configuration at once (PUT). It is not for what allocates or
+// moves a disk: over REST a call that takes longer than 30 s is
 // unknown_outcome, and is carried out all the same. Error busy: the digest
 // does not fit, or the VM is locked. Error invalid with the option as field: a
 // value is refused, or an earlier change is pending that cannot be applied
 // (Revert it).
 func (c *Client) Set(ctx context.Context, node string, vmid int, ch Changes) error {
 	return c.vmCall(ctx, "configure", Put, node, vmid, "config", ch.params(), nil)
-}
-
-// SetTask changes a configuration in a task (POST).
-func (c *Client) SetTask(ctx context.Context, node string, vmid int, ch Changes) (UPID, error) {
-	return c.vmTask(ctx, "configure", Post, node, vmid, "config", ch.params())
 }
 
 // Revert forgets pending changes of these options. The boot order that a
