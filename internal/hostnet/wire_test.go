@@ -3,6 +3,7 @@ package hostnet
 import (
 	"bytes"
 	"encoding/binary"
+	"io"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
@@ -34,5 +35,19 @@ func TestAgentRefusesWhatItDoesNotKnow(t *testing.T) {
 	must(t, writeFrame(&whole, call{Op: opPut, Guests: []Guest{{Ref: backend.Ref{VMID: 1, UID: "u"}, Network: all}}}))
 	if err := readCall(&whole, &c); err != nil {
 		t.Error(err)
+	}
+}
+
+// A length is no reason to make room for it.
+func TestFramesAreBounded(t *testing.T) {
+	for most, read := range map[uint32]func(io.Reader, any) error{
+		maxFrame:      readFrame,
+		maxGuestFrame: func(r io.Reader, v any) error { return readFrameOf(r, v, maxGuestFrame) },
+	} {
+		var c call
+		whole := append(binary.BigEndian.AppendUint32(nil, most+1), bytes.Repeat([]byte(" "), int(most)+1)...)
+		if err := read(bytes.NewReader(whole), &c); err == nil || err.Error() != "a frame is too long" {
+			t.Errorf("%d bytes: %v", most+1, err)
+		}
 	}
 }
