@@ -35,7 +35,7 @@ type Layer struct {
 // leaves do one small thing each and know nothing of the house but its domain
 // package.
 var leaves = []string{
-	"internal/boundedlog", "internal/cloudinit", "internal/egresslog", "internal/fsfault", "internal/hostspace", "internal/link",
+	"internal/boundedlog", "internal/cloudinit", "internal/durable", "internal/egresslog", "internal/fsfault", "internal/hostspace", "internal/link",
 	"internal/lock", "internal/reconcile", "internal/redact", "internal/sockpath", "internal/stream",
 	"internal/stream/streamtest", "internal/strictyaml", "internal/version",
 }

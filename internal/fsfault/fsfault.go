@@ -3,6 +3,7 @@ package fsfault
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"syscall"
 
@@ -31,6 +32,21 @@ func At(path string, err error) *agentlab.Error {
 		e.Err = errno
 	} else if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		e.Err = pe.Err
+	}
+	return e
+}
+
+// Own makes err, about files that are the program's own, an error with its code
+// and a message; full is the hint when there is no space. A read-only file
+// system is internal here: whoever asked was not refused anything, the machine
+// is at fault.
+func Own(err error, full, format string, args ...any) *agentlab.Error {
+	e := &agentlab.Error{Code: Code(err), Message: fmt.Sprintf(format, args...), Err: err}
+	switch {
+	case e.Code == agentlab.CodeNoSpace:
+		e.Hint = full
+	case errors.Is(err, syscall.EROFS):
+		e.Code = agentlab.CodeInternal
 	}
 	return e
 }

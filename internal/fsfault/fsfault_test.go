@@ -43,3 +43,20 @@ func TestAtNamesThePathThatWasAskedFor(t *testing.T) {
 		t.Errorf("%v", e)
 	}
 }
+
+func TestOwn(t *testing.T) {
+	for err, want := range map[error]agentlab.Code{
+		&os.PathError{Op: "open", Path: "x", Err: syscall.EACCES}: agentlab.CodeDenied,
+		syscall.EROFS: agentlab.CodeInternal,
+		&os.LinkError{Op: "rename", Old: "a", New: "b", Err: syscall.ENOSPC}: agentlab.CodeNoSpace,
+		errors.New("else"): agentlab.CodeInternal,
+	} {
+		e := fsfault.Own(err, "make room", "cannot keep %d", 7)
+		if e.Code != want || !errors.Is(e, err) || !strings.HasPrefix(e.Error(), "cannot keep 7") {
+			t.Errorf("%v: %s %q, want %s", err, e.Code, e, want)
+		}
+		if (e.Hint == "make room") != (want == agentlab.CodeNoSpace) {
+			t.Errorf("%v: hint %q", err, e.Hint)
+		}
+	}
+}

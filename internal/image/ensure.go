@@ -3,7 +3,6 @@ package image
 import (
 	"bufio"
 	"context"
-	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
@@ -271,16 +271,8 @@ func (s *Store) publish(stamp *Stamp, from string) (Image, error) {
 	if err := os.Rename(current+".new", current); err != nil {
 		return Image{}, err
 	}
-	if err := syncDir(dir); err != nil {
+	if err := durable.SyncDir(dir); err != nil {
 		return Image{}, err
 	}
 	return s.resolve(stamp.Name, "")
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
 // SeedLen is the length of the secret in a key file, in bytes.
@@ -69,31 +70,16 @@ func readKey(path string) ([]byte, error) {
 // makeKey makes the file as one step, so that no crash leaves half a key.
 func makeKey(path string) error {
 	var seed [SeedLen]byte
-	_, _ = rand.Read(seed[:])                                                                               // never fails
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"."+strconv.Itoa(os.Getpid())+".*") // mode 0600
+	_, _ = rand.Read(seed[:]) // never fails
+	tmp, err := durable.Temp(filepath.Dir(path), "."+filepath.Base(path)+"."+strconv.Itoa(os.Getpid())+".*", seed[:])
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(f.Name()) }()
-	_, err = f.Write(seed[:])
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	defer func() { _ = os.Remove(tmp) }()
+	if err := os.Link(tmp, path); err != nil { // unlike a rename, it replaces nothing
 		return err
 	}
-	if err := os.Link(f.Name(), path); err != nil { // unlike a rename, it replaces nothing
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return durable.SyncDir(filepath.Dir(path))
 }
 
 // SandboxKey derives the key with which the controller proves itself to one

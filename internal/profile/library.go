@@ -12,6 +12,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 	"github.com/agentlab-vm/agentlab/profiles"
@@ -194,25 +195,19 @@ func readFile(path string) ([]byte, error) {
 }
 
 // writeFile replaces a file whole or not at all.
-func writeFile(path, text string) (err error) {
+func writeFile(path, text string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fileFault(path, err)
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".profile-*")
+	tmp, err := durable.Temp(filepath.Dir(path), ".profile-*", []byte(text))
 	if err != nil {
 		return fileFault(path, err)
 	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-			err = fileFault(path, err)
-		}
-	}()
-	_, werr := f.WriteString(text)
-	if err := errors.Join(werr, f.Sync(), f.Close()); err != nil {
-		return err
+	if err := os.Rename(tmp, path); err != nil {
+		_ = os.Remove(tmp)
+		return fileFault(path, err)
 	}
-	return os.Rename(f.Name(), path)
+	return nil
 }
 
 func fileFault(path string, err error) error { return fsfault.At(path, err) }

@@ -1,7 +1,6 @@
 package secret
 
 import (
-	"errors"
 	"io"
 	"io/fs"
 	"os"
@@ -11,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
@@ -65,38 +65,24 @@ const tmpPrefix = ".tmp-"
 
 // writeFile makes a private file whole or not at all; without replace, an
 // existing one is fs.ErrExist.
-func writeFile(path string, data []byte, replace bool) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), tmpPrefix+"*") // mode 0600
+func writeFile(path string, data []byte, replace bool) error {
+	tmp, err := durable.Temp(filepath.Dir(path), tmpPrefix+"*", data)
 	if err != nil {
 		return fault(path, err)
 	}
-	defer func() {
-		_ = os.Remove(f.Name())
-		if err != nil {
-			err = fault(path, err)
-		}
-	}()
-	_, werr := f.Write(data)
-	if err := errors.Join(werr, f.Sync(), f.Close()); err != nil {
-		return err
-	}
+	defer func() { _ = os.Remove(tmp) }()
 	if replace {
-		err = os.Rename(f.Name(), path)
+		err = os.Rename(tmp, path)
 	} else {
-		err = os.Link(f.Name(), path) // unlike rename, it never replaces
+		err = os.Link(tmp, path) // unlike rename, it never replaces
+	}
+	if err == nil {
+		err = durable.SyncDir(filepath.Dir(path))
 	}
 	if err != nil {
-		return err
+		return fault(path, err)
 	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir) //nolint:gosec // a path of ours
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return nil
 }
 
 func fault(path string, err error) error { return fsfault.At(path, err) }

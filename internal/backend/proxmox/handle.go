@@ -4,18 +4,18 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
 // handleVersion is the format of handles. A driver refuses a newer one, and
@@ -173,28 +173,7 @@ func (d *Driver) handles() ([]*handle, error) {
 // nor a power cut leaves half of it.
 func (d *Driver) save(h *handle) error {
 	h.Version = handleVersion
-	b, err := json.MarshalIndent(h, "", "  ")
-	if err != nil {
-		return err
-	}
-	path := filepath.Join(d.dir, handleFile(h.Spec.Ref()))
-	tmp := path + ".tmp"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return fault(err, "cannot write what is known of sandbox %d", h.Spec.VMID)
-	}
-	_, err = f.Write(append(b, '\n'))
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err == nil {
-		err = syncDir(d.dir)
-	}
-	if err != nil {
-		_ = os.Remove(tmp)
+	if err := durable.ReplaceJSON(filepath.Join(d.dir, handleFile(h.Spec.Ref())), h, durable.Name); err != nil {
 		return fault(err, "cannot write what is known of sandbox %d", h.Spec.VMID)
 	}
 	return nil
@@ -207,28 +186,13 @@ func (d *Driver) forget(ref backend.Ref) error {
 		return fault(err, "cannot remove %s", path)
 	}
 	d.memory.forget(ref)
-	if err := syncDir(d.dir); err != nil {
+	if err := durable.SyncDir(d.dir); err != nil {
 		return fault(err, "cannot remove %s", path)
 	}
 	return nil
 }
 
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
 // fault gives an error of the operating system its code.
 func fault(err error, format string, args ...any) *agentlab.Error {
-	e := &agentlab.Error{Code: agentlab.CodeInternal, Message: fmt.Sprintf(format, args...), Err: err}
-	switch {
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		e.Code, e.Hint = agentlab.CodeNoSpace, "free disk space on this machine"
-	case errors.Is(err, fs.ErrPermission):
-		e.Code = agentlab.CodeDenied
-	}
-	return e
+	return fsfault.Own(err, "free disk space on this machine", format, args...)
 }

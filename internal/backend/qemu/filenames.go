@@ -1,6 +1,9 @@
 package qemu
 
-import "github.com/agentlab-vm/agentlab/internal/boundedlog"
+import (
+	"github.com/agentlab-vm/agentlab/internal/boundedlog"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+)
 
 // Files in a sandbox's directory.
 const (
@@ -27,7 +30,7 @@ const (
 const oldSuffix = boundedlog.OldSuffix
 
 // tmpSuffix marks a file that is being written; it is renamed when complete.
-const tmpSuffix = ".tmp"
+const tmpSuffix = durable.Suffix
 
 // trashPrefix marks the directory of a sandbox that is being destroyed.
 const trashPrefix = ".trash-"

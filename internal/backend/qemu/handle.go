@@ -3,18 +3,17 @@ package qemu
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
 // handleVersion is the format of config.json and start.json. A driver refuses
@@ -109,43 +108,13 @@ func readJSON(path string, v any) error {
 
 // writeJSON replaces path in one step and on the disk, so that neither a
 // crash nor a power cut leaves half of it.
-func writeJSON(path string, v any) error { return replaceJSON(path, v, true) }
+func writeJSON(path string, v any) error { return durable.ReplaceJSON(path, v, durable.Content) }
 
 // noteJSON replaces path in one step, for what a power cut makes worthless
 // anyway. It saves the wait for the disk, on the way of every start.
-func noteJSON(path string, v any) error { return replaceJSON(path, v, false) }
-
-func replaceJSON(path string, v any, sync bool) error {
-	b, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return err
-	}
-	tmp := path + tmpSuffix
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(b, '\n'))
-	if err == nil && sync {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err != nil {
-		_ = os.Remove(tmp)
-	}
-	return err
-}
+func noteJSON(path string, v any) error { return durable.ReplaceJSON(path, v, durable.None) }
 
 // fault gives an error of the operating system its code.
 func fault(err error, format string, args ...any) *agentlab.Error {
-	e := &agentlab.Error{Code: agentlab.CodeInternal, Message: fmt.Sprintf(format, args...), Err: err}
-	switch {
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		e.Code, e.Hint = agentlab.CodeNoSpace, "free disk space, or destroy sandboxes that are no longer needed"
-	case errors.Is(err, fs.ErrPermission):
-		e.Code = agentlab.CodeDenied
-	}
-	return e
+	return fsfault.Own(err, "free disk space, or destroy sandboxes that are no longer needed", format, args...)
 }

@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
 // snippets is the directory of the snippets storage. Which one it is the node
@@ -71,7 +72,7 @@ func (s *shell) WriteSnippet(ctx context.Context, name string, content []byte) (
 		}
 	}
 	if err == nil {
-		err = syncDir(dir)
+		err = durable.SyncDir(dir)
 	}
 	if err != nil {
 		return "", snippetError("write", name, err)
@@ -93,7 +94,7 @@ func (s *shell) RemoveSnippet(ctx context.Context, name string) error {
 			return snippetError("remove", name, err)
 		}
 	}
-	if err := syncDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := durable.SyncDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return snippetError("remove", name, err)
 	}
 	return nil
@@ -187,16 +188,6 @@ func writeWhole(path string, content []byte) error {
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
-	return err
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir) //nolint:gosec // the storage's directory
-	if err != nil {
-		return err
-	}
-	err = f.Sync()
-	_ = f.Close()
 	return err
 }
 
