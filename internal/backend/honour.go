@@ -9,21 +9,38 @@ import (
 // Refuse returns the error of Driver.Validate for what spec asks of a driver
 // that its Info does not announce; nil when there is nothing of that kind.
 func (i Info) Refuse(spec Spec) error {
-	c, h := i.Capabilities, spec.Hardware
-	for _, r := range []struct {
-		asked, honoured bool
-		field, value    string
-	}{
-		{h.CPUList != "", c.CPUList, "resources.cpulist", h.CPUList},
-		{h.Balloon, c.Balloon, "resources.balloon", "true"},
-		{h.Bridge != "", slices.Contains(c.Bridges, h.Bridge), "network.bridge", h.Bridge},
-		{h.NICModel != "", slices.Contains(c.NICModels, h.NICModel), "network.model", h.NICModel},
-		{h.FirewallGroup != "", c.FirewallGroup, "network.firewall_group", h.FirewallGroup},
-		{spec.IPv4.IsValid(), i.Addresses != nil && i.Addresses.IPv4.Contains(spec.IPv4), "ipv4", spec.IPv4.String()},
-		{spec.IPv6.IsValid(), i.Addresses != nil && i.Addresses.IPv6.IsValid() && i.Addresses.IPv6.Contains(spec.IPv6), "ipv6", spec.IPv6.String()},
-	} {
-		if r.asked && !r.honoured {
-			return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot give a sandbox %q", i.Name, r.value).WithField(r.field)
+	if err := i.RefuseHardware(spec.Hardware); err != nil {
+		return err
+	}
+	return i.refuse(
+		wish{spec.IPv4.IsValid(), i.Addresses != nil && i.Addresses.IPv4.Contains(spec.IPv4), "ipv4", spec.IPv4.String()},
+		wish{spec.IPv6.IsValid(), i.Addresses != nil && i.Addresses.IPv6.IsValid() && i.Addresses.IPv6.Contains(spec.IPv6), "ipv6", spec.IPv6.String()},
+	)
+}
+
+// RefuseHardware is the part of Refuse that is about hardware, for a driver
+// that judges addresses itself.
+func (i Info) RefuseHardware(h agentlab.Hardware) error {
+	c := i.Capabilities
+	return i.refuse(
+		wish{h.CPUList != "", c.CPUList, "resources.cpulist", h.CPUList},
+		wish{h.Balloon, c.Balloon, "resources.balloon", "true"},
+		wish{h.Bridge != "", slices.Contains(c.Bridges, h.Bridge), "network.bridge", h.Bridge},
+		wish{h.NICModel != "", slices.Contains(c.NICModels, h.NICModel), "network.model", h.NICModel},
+		wish{h.FirewallGroup != "", c.FirewallGroup, "network.firewall_group", h.FirewallGroup},
+	)
+}
+
+// wish is a field of a Spec that not every driver honours.
+type wish struct {
+	asked, honoured bool
+	field, value    string
+}
+
+func (i Info) refuse(wishes ...wish) error {
+	for _, w := range wishes {
+		if w.asked && !w.honoured {
+			return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot give a sandbox %q", i.Name, w.value).WithField(w.field)
 		}
 	}
 	return nil

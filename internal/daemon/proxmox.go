@@ -40,7 +40,7 @@ func openProxmox(env driverEnv) (place, error) {
 		First: env.settings.VMIDRange.First, Last: env.settings.VMIDRange.Last,
 		Bridge: env.settings.HostNetwork.Bridge, Subnet4: v4, Subnet6: v6, Gateway4: v4.Addr().Next(),
 		DHCP: p.Addressing == config.ProxmoxDHCP, FullClone: p.FullClone, Storage: p.Storage, Pool: p.Pool,
-		Firewall: p.Firewall, Model: p.Model, SSHKeys: keys, Logger: env.log,
+		Firewall: p.Firewall, Models: config.ProxmoxModels, Model: p.Model, SSHKeys: keys, Logger: env.log,
 	}
 	if v6.IsValid() {
 		cfg.Gateway6 = v6.Addr().Next()

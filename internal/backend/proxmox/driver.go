@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -56,7 +55,8 @@ type Config struct {
 	Storage   string   // of full clones; "" means the template's
 	Pool      string   // "" means none
 	Firewall  bool     // firewall flag of network devices
-	Model     string   // of network devices when a Spec names none; "" means virtio
+	Models    []string // of network devices that sandboxes may have
+	Model     string   // the one of Models when a Spec names none; "" means virtio
 	SSHKeys   []string // of people who may log in as agent: authorized_keys lines
 
 	// Settle is how long after a call was sent whose answer is not known it may
@@ -117,8 +117,7 @@ func New(cfg Config) (*Driver, error) {
 		return nil, err
 	}
 	d.installation = installationID(d.master)
-	d.pve = pve.New(cfg.Transport)
-	d.pve = d.pve.WithPoll(d.cfg.Poll)
+	d.pve = pve.New(cfg.Transport).WithPoll(cfg.Poll)
 	return d, nil
 }
 
@@ -146,7 +145,7 @@ func (c *Config) validate() error {
 	if c.Model == "" {
 		c.Model = "virtio"
 	}
-	if !slices.Contains(nicModels, c.Model) {
+	if !slices.Contains(c.Models, c.Model) {
 		return bad("proxmox.model", "not a network device that sandboxes may have")
 	}
 	if c.Now == nil {
@@ -164,8 +163,6 @@ func (c *Config) validate() error {
 	return nil
 }
 
-var nicModels = []string{"virtio", "e1000", "vmxnet3"}
-
 // Info implements backend.Driver.
 func (d *Driver) Info() backend.Info {
 	gw := d.cfg.Gateway4.String()
@@ -174,7 +171,8 @@ func (d *Driver) Info() backend.Info {
 		Name: Name, Version: strconv.Itoa(handleVersion),
 		Capabilities: backend.Capabilities{
 			NetworkOff: true, Allowlist: true, NetworkUpdate: true, EgressLog: true, Suspend: true, SharedNumbers: true,
-			CPUList: d.pve.Root() != nil, Balloon: true, Bridges: []string{d.cfg.Bridge}, NICModels: slices.Clone(nicModels),
+			CPUList: d.pve.Root() != nil, // Proxmox lets root alone bind a VM to CPUs, and an API token is never root
+			Balloon: true, Bridges: []string{d.cfg.Bridge}, NICModels: slices.Clone(d.cfg.Models),
 			FirewallGroup: true, Templates: true,
 		},
 		ControllerURL: "http://" + gw + ":" + strconv.Itoa(controllerPort),
@@ -203,19 +201,17 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	unsupported := func(field, format string, args ...any) error {
 		return agentlab.Errorf(agentlab.CodeUnsupported, format, args...).WithField(field)
 	}
-	hw := spec.Hardware
 	switch {
 	case spec.Resources.MemoryMB < minMemoryMB:
 		return unsupported("resources.memory_mb", "a guest needs %d MiB to boot", minMemoryMB)
 	case spec.Resources.Cores > 128:
 		return unsupported("resources.cores", "Proxmox gives a VM at most 128 CPUs' time")
-	case hw.CPUList != "" && d.pve.Root() == nil:
-		return unsupported("resources.cpulist", "Proxmox lets root alone bind a VM to CPUs, and an API token is never root; the shell transport is")
-	case hw.Bridge != "" && hw.Bridge != d.cfg.Bridge:
-		return unsupported("network.bridge", "policies are enforced on %s alone", d.cfg.Bridge)
-	case hw.NICModel != "" && !slices.Contains(nicModels, hw.NICModel):
-		return unsupported("network.model", "%q is not one of %s", hw.NICModel, strings.Join(nicModels, ", "))
-	case len(hw.FirewallGroup) > maxGroupLength:
+	}
+	hw := spec.Hardware
+	if err := d.Info().RefuseHardware(hw); err != nil {
+		return err
+	}
+	if len(hw.FirewallGroup) > maxGroupLength {
 		return unsupported("network.firewall_group", "the name of a security group of Proxmox has at most %d characters", maxGroupLength)
 	}
 	if hw.CPUList != "" {
@@ -247,10 +243,8 @@ func (d *Driver) validNumber(spec backend.Spec) error {
 	return nil
 }
 
-// inRange tells whether a number may be a sandbox's.
-func (d *Driver) inRange(vmid int) bool {
-	return vmid >= d.cfg.First && vmid <= d.cfg.Last && !d.isTemplate(vmid)
-}
+// inRange is mayTouch for whoever needs no reason.
+func (d *Driver) inRange(vmid int) bool { return d.mayTouch(vmid) == nil }
 
 // mayTouch refuses every number that is not a sandbox's.
 func (d *Driver) mayTouch(vmid int) error {
