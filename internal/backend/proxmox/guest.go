@@ -17,15 +17,9 @@ import (
 // reach returns the handle of a sandbox whose guest may answer. It makes no
 // call for one that has a handle: a guest that is not there does not answer.
 func (d *Driver) reach(ctx context.Context, ref backend.Ref) (*handle, error) {
-	h, err := d.readHandle(ref)
+	h, err := d.known(ctx, ref)
 	if err != nil {
 		return nil, err
-	}
-	if h == nil {
-		if _, err := d.Inspect(ctx, ref); err != nil {
-			return nil, err
-		}
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "what was known of sandbox %d is lost", ref.VMID).WithHint("destroy it")
 	}
 	if h.Phase != phaseCreated || h.Power == powerOff || h.Power == "" {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d does not run", ref.VMID)
@@ -149,15 +143,9 @@ func (d *Driver) stillMine(ctx context.Context, h *handle) error {
 
 // ListenGuest implements backend.Driver.
 func (d *Driver) ListenGuest(ctx context.Context, ref backend.Ref) (net.Listener, error) {
-	h, err := d.readHandle(ref)
+	h, err := d.known(ctx, ref)
 	if err != nil {
 		return nil, err
-	}
-	if h == nil {
-		if _, err := d.Inspect(ctx, ref); err != nil {
-			return nil, err
-		}
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "what was known of sandbox %d is lost", ref.VMID).WithHint("destroy it")
 	}
 	host, err := d.network(ctx, h.Node)
 	if err != nil {

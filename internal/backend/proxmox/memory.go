@@ -97,3 +97,17 @@ func (g *gate) lock(ctx context.Context) error {
 	}
 	return nil
 }
+
+// latest is what nodes said last, and as of when; its zero value is nothing.
+type latest[T any] struct {
+	value T
+	at    time.Time
+}
+
+// within returns what was said, if that is true of a moment less than age ago.
+func (l latest[T]) within(age time.Duration, now time.Time) (value T, ok bool) {
+	if age <= 0 || l.at.IsZero() || now.Sub(l.at) >= age {
+		return value, false
+	}
+	return l.value, true
+}

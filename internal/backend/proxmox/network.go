@@ -19,15 +19,9 @@ func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.
 		return err
 	}
 	defer unlock()
-	h, err := d.readHandle(ref)
+	h, err := d.known(ctx, ref)
 	if err != nil {
 		return err
-	}
-	if h == nil {
-		if _, err := d.Inspect(ctx, ref); err != nil {
-			return err
-		}
-		return agentlab.Errorf(agentlab.CodeUnavailable, "what was known of sandbox %d is lost", ref.VMID).WithHint("destroy it")
 	}
 	return d.setNetwork(ctx, h, n)
 }
@@ -65,6 +59,11 @@ func (d *Driver) enforce(ctx context.Context, h *handle) error {
 	if err != nil {
 		return err
 	}
+	return d.put(ctx, net, h)
+}
+
+// put is enforce where the network of the sandbox's node is at hand.
+func (d *Driver) put(ctx context.Context, net Host, h *handle) error {
 	g, err := h.guest(d.cfg.DHCP)
 	if err != nil {
 		return err
@@ -77,15 +76,9 @@ func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, li
 	if limit < 1 {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d is no number of records", limit).WithField("limit")
 	}
-	h, err := d.readHandle(ref)
-	if err != nil {
+	h, err := d.recall(ctx, ref)
+	if err != nil || h == nil {
 		return nil, err
-	}
-	if h == nil {
-		if _, err := d.Inspect(ctx, ref); err != nil {
-			return nil, err
-		}
-		return nil, nil
 	}
 	host, err := d.network(ctx, h.Node)
 	if err != nil {

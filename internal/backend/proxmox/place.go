@@ -14,15 +14,10 @@ import (
 
 // inventory is what nodes said lately, shared by all sandboxes.
 type inventory struct {
-	asking gate // guards vms, nodes and volumes, and is held while they are asked for
-	vms    map[string][]pve.VM
-	vmsAt  time.Time
-
-	nodes   []pve.Node
-	nodesAt time.Time
-
-	volumes map[string][]pve.Volume // by node and storage
-	volsAt  map[string]time.Time
+	asking  gate // guards vms, nodes and volumes, and is held while they are asked for
+	vms     latest[map[string][]pve.VM]
+	nodes   latest[[]pve.Node]
+	volumes map[string]latest[[]pve.Volume] // by node and storage
 
 	mu       sync.Mutex        // guards what follows
 	verdicts map[string]string // uid of VMs without handle, by what they look like
@@ -65,8 +60,8 @@ func (d *Driver) volumesOn(ctx context.Context, node, storage string) ([]pve.Vol
 	}
 	defer i.asking.Unlock()
 	key := node + "/" + storage
-	if at, ok := i.volsAt[key]; ok && d.cfg.Now().Sub(at) < inventoryAge {
-		return i.volumes[key], nil
+	if list, ok := i.volumes[key].within(inventoryAge, d.cfg.Now()); ok {
+		return list, nil
 	}
 	at := d.cfg.Now()
 	list, err := d.pve.Content(ctx, node, storage, "images", 0)
@@ -74,9 +69,9 @@ func (d *Driver) volumesOn(ctx context.Context, node, storage string) ([]pve.Vol
 		return nil, err
 	}
 	if i.volumes == nil {
-		i.volumes, i.volsAt = map[string][]pve.Volume{}, map[string]time.Time{}
+		i.volumes = map[string]latest[[]pve.Volume]{}
 	}
-	i.volumes[key], i.volsAt[key] = list, at
+	i.volumes[key] = latest[[]pve.Volume]{list, at}
 	return list, nil
 }
 
@@ -107,8 +102,8 @@ func (d *Driver) listed(ctx context.Context, age time.Duration) (map[string][]pv
 		return nil, err
 	}
 	defer i.asking.Unlock()
-	if age > 0 && i.vms != nil && d.cfg.Now().Sub(i.vmsAt) < age {
-		return i.vms, nil
+	if vms, ok := i.vms.within(age, d.cfg.Now()); ok {
+		return vms, nil
 	}
 	at := d.cfg.Now()
 	vms := map[string][]pve.VM{}
@@ -123,7 +118,7 @@ func (d *Driver) listed(ctx context.Context, age time.Duration) (map[string][]pv
 		}
 		vms[n.Name] = list
 	}
-	i.vms, i.vmsAt = vms, at
+	i.vms = latest[map[string][]pve.VM]{vms, at}
 	return vms, nil
 }
 
@@ -142,14 +137,14 @@ func (d *Driver) nodeStates(ctx context.Context) ([]pve.Node, error) {
 		return nil, err
 	}
 	defer i.asking.Unlock()
-	if i.nodes != nil && d.cfg.Now().Sub(i.nodesAt) < inventoryAge {
-		return i.nodes, nil
+	if nodes, ok := i.nodes.within(inventoryAge, d.cfg.Now()); ok {
+		return nodes, nil
 	}
 	nodes, err := d.pve.Nodes(ctx)
 	if err != nil {
 		return nil, err
 	}
-	i.nodes, i.nodesAt = nodes, d.cfg.Now()
+	i.nodes = latest[[]pve.Node]{nodes, d.cfg.Now()}
 	return nodes, nil
 }
 

@@ -23,6 +23,31 @@ func (d *Driver) found(ctx context.Context, ref backend.Ref) (*handle, sight, er
 	return h, s, err
 }
 
+// recall returns the handle of a sandbox without a look at it. It is nil when
+// it was lost, and then the sandbox is there.
+func (d *Driver) recall(ctx context.Context, ref backend.Ref) (*handle, error) {
+	h, err := d.readHandle(ref)
+	if err != nil || h != nil {
+		return h, err
+	}
+	_, err = d.Inspect(ctx, ref)
+	return nil, err
+}
+
+// known is recall for what cannot do without the handle.
+func (d *Driver) known(ctx context.Context, ref backend.Ref) (*handle, error) {
+	h, err := d.recall(ctx, ref)
+	if err == nil && h == nil {
+		err = forgotten(ref).WithHint("destroy it")
+	}
+	return h, err
+}
+
+// forgotten says that the handle of a sandbox that is there was lost.
+func forgotten(ref backend.Ref) *agentlab.Error {
+	return agentlab.Errorf(agentlab.CodeUnavailable, "what was known of sandbox %d is lost", ref.VMID)
+}
+
 // whole is found for what needs a sandbox whose Create is complete.
 func (d *Driver) whole(ctx context.Context, ref backend.Ref) (*handle, sight, error) {
 	h, s, err := d.found(ctx, ref)
@@ -30,8 +55,7 @@ func (d *Driver) whole(ctx context.Context, ref backend.Ref) (*handle, sight, er
 	case err != nil && (h == nil || h.Phase == phaseCreated || agentlab.CodeOf(err) != agentlab.CodeNotFound):
 		return nil, s, err
 	case h == nil:
-		return nil, s, agentlab.Errorf(agentlab.CodeUnavailable, "what was known of sandbox %d is lost", ref.VMID).
-			WithHint("it can be destroyed, or made again under the same mark")
+		return nil, s, forgotten(ref).WithHint("it can be destroyed, or made again under the same mark")
 	case h.Phase != phaseCreated:
 		return nil, s, agentlab.Errorf(agentlab.CodeUnavailable, "the making or the end of sandbox %d was cut short", ref.VMID)
 	}
@@ -74,11 +98,7 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 	if err := net.Ready(ctx); err != nil {
 		return err
 	}
-	g, err := h.guest(d.cfg.DHCP)
-	if err != nil {
-		return err
-	}
-	if err := net.Put(ctx, g); err != nil {
+	if err := d.put(ctx, net, h); err != nil {
 		return err
 	}
 	d.at("network in force")

@@ -31,11 +31,11 @@ func (d *Driver) see(ctx context.Context, ref backend.Ref, h *handle) (sight, er
 	var refused error
 	if h != nil {
 		s, err := d.seeOn(ctx, ref, h, h.Node)
-		if err != nil || s.there && !s.hidden {
-			if agentlab.CodeOf(err) != agentlab.CodeDenied {
-				return s, err
-			}
+		switch {
+		case agentlab.CodeOf(err) == agentlab.CodeDenied:
 			refused = err
+		case err != nil || s.there:
+			return s, err
 		}
 	}
 	free, err := d.pve.Free(ctx, ref.VMID)
@@ -54,15 +54,13 @@ func (d *Driver) see(ctx context.Context, ref backend.Ref, h *handle) (sight, er
 			continue
 		}
 		s, err := d.seeOn(ctx, ref, h, n.Name)
-		if agentlab.CodeOf(err) == agentlab.CodeDenied {
-			if h != nil {
-				err = d.mayLook(ctx, err)
-			} else {
-				err = nil
-			}
-			return sight{there: true, hidden: true, node: n.Name}, err
-		}
-		if err != nil || s.there {
+		denied := agentlab.CodeOf(err) == agentlab.CodeDenied
+		switch {
+		case denied && h != nil:
+			return sight{there: true, hidden: true, node: n.Name}, d.mayLook(ctx, err)
+		case denied:
+			return sight{there: true, hidden: true, node: n.Name}, nil
+		case err != nil || s.there:
 			return s, err
 		}
 	}

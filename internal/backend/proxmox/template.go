@@ -27,17 +27,12 @@ type template struct {
 // burst of sandboxes does not read the same configuration again and again.
 type templateCache struct {
 	asking gate
-	all    map[templateKey]cachedTemplate
+	all    map[templateKey]latest[template]
 }
 
 type templateKey struct {
 	node string
 	vmid int
-}
-
-type cachedTemplate struct {
-	template
-	at time.Time
 }
 
 const templateAge = 30 * time.Second
@@ -50,8 +45,8 @@ func (d *Driver) template(ctx context.Context, node string, vmid int) (template,
 		return template{}, err
 	}
 	defer d.templates.asking.Unlock()
-	if c, ok := d.templates.all[key]; ok && d.cfg.Now().Sub(c.at) < templateAge {
-		return c.template, nil
+	if t, ok := d.templates.all[key].within(templateAge, d.cfg.Now()); ok {
+		return t, nil
 	}
 	cfg, err := d.pve.Config(ctx, node, vmid)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
@@ -76,9 +71,9 @@ func (d *Driver) template(ctx context.Context, node string, vmid int) (template,
 		}
 	}
 	if d.templates.all == nil {
-		d.templates.all = map[templateKey]cachedTemplate{}
+		d.templates.all = map[templateKey]latest[template]{}
 	}
-	d.templates.all[key] = cachedTemplate{t, d.cfg.Now()}
+	d.templates.all[key] = latest[template]{t, d.cfg.Now()}
 	return t, nil
 }
 
