@@ -260,17 +260,11 @@ func (a *App) daemonStart(ctx context.Context) error {
 }
 
 func (a *App) daemonStop(ctx context.Context) error {
-	if err := a.onlyHere(); err != nil {
-		return err
-	}
-	socket, err := a.socketPath()
+	socket, running, err := a.findDaemon(ctx)
 	if err != nil {
 		return err
 	}
-	if err := ping(ctx, socket); err != nil {
-		if agentlab.CodeOf(err) == agentlab.CodeDenied {
-			return err
-		}
+	if !running {
 		a.progressf("no daemon is running")
 		return nil
 	}
@@ -311,18 +305,27 @@ func (a *App) onlyHere() error {
 	return err
 }
 
-func (a *App) daemonStatus(ctx context.Context) error {
+// findDaemon looks for the daemon of this machine, without starting one.
+func (a *App) findDaemon(ctx context.Context) (socket string, running bool, err error) {
 	if err := a.onlyHere(); err != nil {
-		return err
+		return "", false, err
 	}
-	socket, err := a.socketPath()
+	if socket, err = a.socketPath(); err != nil {
+		return "", false, err
+	}
+	err = ping(ctx, socket)
+	if err != nil && agentlab.CodeOf(err) != agentlab.CodeDenied {
+		return socket, false, nil
+	}
+	return socket, err == nil, err
+}
+
+func (a *App) daemonStatus(ctx context.Context) error {
+	socket, running, err := a.findDaemon(ctx)
 	if err != nil {
 		return err
 	}
-	if err := ping(ctx, socket); err != nil {
-		if agentlab.CodeOf(err) == agentlab.CodeDenied {
-			return err
-		}
+	if !running {
 		if a.json {
 			if err := a.printJSON(map[string]any{"running": false, "socket": socket}); err != nil {
 				return err

@@ -44,6 +44,19 @@ func (h HostNetwork) Prefixes() (v4, v6 netip.Prefix, err error) {
 	return v4, v6, nil
 }
 
+// Gateways returns the host's addresses on the bridge, which are the first of
+// its networks; the second is not valid without IPv6.
+func (h HostNetwork) Gateways() (v4, v6 netip.Addr, err error) {
+	n4, n6, err := h.Prefixes()
+	if err == nil {
+		v4 = n4.Addr().Next()
+	}
+	if err == nil && n6.IsValid() {
+		v6 = n6.Addr().Next()
+	}
+	return v4, v6, err
+}
+
 // validate checks what this package can; names of interfaces are checked by
 // who puts them into rules.
 func (h HostNetwork) validate() error {

@@ -128,11 +128,11 @@ func (p Proxmox) validateNameserver(bridge HostNetwork) error {
 		return nil
 	}
 	addr, err := netip.ParseAddr(p.Nameserver)
-	v4, v6, berr := bridge.Prefixes()
+	v4, v6, berr := bridge.Gateways()
 	if err != nil || berr != nil {
 		return badProxmox("nameserver", "%q is not an address", p.Nameserver)
 	}
-	if addr != v4.Addr().Next() && (!v6.IsValid() || addr != v6.Addr().Next()) {
+	if addr != v4 && addr != v6 {
 		return badProxmox("nameserver", "%s is not the host's address on the bridge, and no policy lets a sandbox reach another name server", addr).
 			WithHint("leave it out")
 	}

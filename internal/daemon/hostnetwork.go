@@ -38,13 +38,14 @@ func bridgeConfig(settings config.Config) (nft.Config, error) {
 	if err != nil {
 		return nft.Config{}, err
 	}
+	gw4, gw6, err := h.Gateways()
+	if err != nil {
+		return nft.Config{}, err
+	}
 	c := nft.Config{
-		Bridge: h.Bridge, Subnet4: v4, Gateway4: v4.Addr().Next(), Subnet6: v6, Uplink: h.Uplink, Tailscale: h.Tailscale,
+		Bridge: h.Bridge, Subnet4: v4, Gateway4: gw4, Subnet6: v6, Gateway6: gw6, Uplink: h.Uplink, Tailscale: h.Tailscale,
 		ProxyPort: uint16(h.ProxyPort), LogGroup: uint16(h.LogGroup), //nolint:gosec // checked by package config
 		DHCP: settings.Proxmox.Addressing == config.ProxmoxDHCP,
-	}
-	if v6.IsValid() {
-		c.Gateway6 = v6.Addr().Next()
 	}
 	for _, p := range h.GuestPorts {
 		c.GuestPorts = append(c.GuestPorts, uint16(p)) //nolint:gosec // checked by package config
@@ -162,16 +163,21 @@ func (o runOptions) networkAgent(ctx context.Context, stdout, stderr io.Writer) 
 // networkDir is where the records of the bridge's sandboxes are.
 func networkDir(paths config.Paths) string { return filepath.Join(paths.State, "network") }
 
-func (o runOptions) networkManager(ctx context.Context) (*nft.Manager, error) {
+// bridge reads config.yaml for what concerns the bridge.
+func (o runOptions) bridge() (nft.Config, error) {
 	paths, err := config.ResolvePaths(o.getenv(), o.system)
 	if err != nil {
-		return nil, err
+		return nft.Config{}, err
 	}
 	settings, err := config.Load(paths.ConfigFile())
 	if err != nil {
-		return nil, err
+		return nft.Config{}, err
 	}
-	c, err := bridgeConfig(settings)
+	return bridgeConfig(settings)
+}
+
+func (o runOptions) networkManager(ctx context.Context) (*nft.Manager, error) {
+	c, err := o.bridge()
 	if err != nil {
 		return nil, err
 	}

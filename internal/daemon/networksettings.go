@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-
-	"github.com/agentlab-vm/agentlab/internal/config"
 )
 
 // networkSettings prints the bridge of config.yaml as KEY=VALUE lines for the
@@ -13,15 +11,7 @@ import (
 // or quotes. A network that there is none of has an empty value. It needs no
 // root and looks at nothing but the file.
 func (o runOptions) networkSettings(w io.Writer) error {
-	paths, err := config.ResolvePaths(o.getenv(), o.system)
-	if err != nil {
-		return err
-	}
-	settings, err := config.Load(paths.ConfigFile())
-	if err != nil {
-		return err
-	}
-	c, err := bridgeConfig(settings)
+	c, err := o.bridge()
 	if err != nil {
 		return err
 	}

@@ -27,6 +27,10 @@ func openProxmox(env driverEnv) (place, error) {
 	if err != nil {
 		return place{}, err
 	}
+	gw4, gw6, err := env.settings.HostNetwork.Gateways()
+	if err != nil {
+		return place{}, err
+	}
 	nodes, also, err := proxmoxNodes(env)
 	if err != nil {
 		return place{}, err
@@ -38,12 +42,9 @@ func openProxmox(env driverEnv) (place, error) {
 	cfg := proxmox.Config{
 		StateDir: env.paths.State, Transport: transport, TokenID: p.TokenID, Nodes: nodes,
 		First: env.settings.VMIDRange.First, Last: env.settings.VMIDRange.Last,
-		Bridge: env.settings.HostNetwork.Bridge, Subnet4: v4, Subnet6: v6, Gateway4: v4.Addr().Next(),
+		Bridge: env.settings.HostNetwork.Bridge, Subnet4: v4, Subnet6: v6, Gateway4: gw4, Gateway6: gw6,
 		DHCP: p.Addressing == config.ProxmoxDHCP, FullClone: p.FullClone, Storage: p.Storage, Pool: p.Pool,
 		Firewall: p.Firewall, Models: config.ProxmoxModels, Model: p.Model, SSHKeys: keys, Logger: env.log,
-	}
-	if v6.IsValid() {
-		cfg.Gateway6 = v6.Addr().Next()
 	}
 	if p.Nameserver != "" {
 		if cfg.Nameserver, err = netip.ParseAddr(p.Nameserver); err != nil {

@@ -78,12 +78,9 @@ func (v *statusView) Status(ctx context.Context) (api.Status, error) {
 	for status, n := range jobs {
 		s.Jobs[string(status)] = n
 	}
-	if err := v.d.services.space.Start(); err != nil {
-		s.Findings = append(s.Findings, api.Finding{Name: "disk space", Level: string(backend.LevelError), Detail: err.Error(), Remedy: agentlab.HintOf(err)})
-	}
-	for _, f := range v.check(ctx) {
+	for _, f := range append([]backend.Finding{v.room()}, v.check(ctx)...) {
 		if f.Level != backend.LevelOK {
-			s.Findings = append(s.Findings, api.Finding{Name: f.Name, Level: string(f.Level), Detail: f.Detail, Remedy: f.Remedy})
+			s.Findings = append(s.Findings, told(f))
 		}
 	}
 	if a, ok := v.d.services.driver.(backend.Accelerator); ok {
@@ -101,22 +98,36 @@ func (v *statusView) Checks(ctx context.Context) (api.HostChecks, error) {
 	defer cancel()
 	info := v.d.services.driver.Info()
 	out := api.HostChecks{Backend: info.Name, Bridge: info.Addresses != nil, Checks: []api.Finding{}}
-	room := api.Finding{Name: "disk space", Level: string(backend.LevelOK), Detail: "there is room for sandboxes"}
-	if err := v.d.services.space.Start(); err != nil {
-		room.Level, room.Detail, room.Remedy = string(backend.LevelError), err.Error(), agentlab.HintOf(err)
-	}
-	out.Checks = append(out.Checks, room)
+	room := v.room()
 	found := v.d.services.driver.Check(ctx)
 	if err := ctx.Err(); err != nil {
 		return out, agentlab.Errorf(agentlab.CodeTimeout, "the backend did not answer within %s", checkLimit).WithHint("see 'agentlab daemon logs'")
 	}
-	v.mu.Lock()
-	v.findings, v.checked = found, v.d.cfg.Clock()
-	v.mu.Unlock()
-	for _, f := range found {
-		out.Checks = append(out.Checks, api.Finding{Name: f.Name, Level: string(f.Level), Detail: f.Detail, Remedy: f.Remedy})
+	v.keep(found)
+	for _, f := range append([]backend.Finding{room}, found...) {
+		out.Checks = append(out.Checks, told(f))
 	}
 	return out, nil
+}
+
+// room tells whether the disk has room for sandboxes.
+func (v *statusView) room() backend.Finding {
+	if err := v.d.services.space.Start(); err != nil {
+		return backend.Finding{Name: "disk space", Level: backend.LevelError, Detail: err.Error(), Remedy: agentlab.HintOf(err)}
+	}
+	return backend.Finding{Name: "disk space", Level: backend.LevelOK, Detail: "there is room for sandboxes"}
+}
+
+// told is a finding as the API tells it.
+func told(f backend.Finding) api.Finding {
+	return api.Finding{Name: f.Name, Level: string(f.Level), Detail: f.Detail, Remedy: f.Remedy}
+}
+
+// keep notes what the backend's check has found just now.
+func (v *statusView) keep(found []backend.Finding) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.findings, v.checked = found, v.d.cfg.Clock()
 }
 
 // check returns the newest findings, and has the backend look again in the
@@ -146,10 +157,10 @@ func (v *statusView) check(ctx context.Context) []backend.Finding {
 func (v *statusView) look(ctx context.Context, done chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	found := v.d.services.driver.Check(ctx)
+	v.keep(v.d.services.driver.Check(ctx))
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.findings, v.checked, v.checking = found, v.d.cfg.Clock(), nil
+	v.checking = nil
 	close(done)
 }
 
@@ -173,9 +184,7 @@ func (v *statusView) usable() error {
 	ctx, cancel := context.WithTimeout(ctx, firstFinding)
 	defer cancel()
 	found = v.d.services.driver.Check(ctx)
-	v.mu.Lock()
-	v.findings, v.checked = found, v.d.cfg.Clock()
-	v.mu.Unlock()
+	v.keep(found)
 	if f := firstError(found); f != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the backend cannot start sandboxes: %s: %s", f.Name, f.Detail).WithHint("%s", f.Remedy)
 	}

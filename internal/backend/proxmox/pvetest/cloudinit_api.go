@@ -32,18 +32,11 @@ func apiCloudinit(c *call) (any, *Error) {
 // apiCloudinitUpdate makes the image again.
 func apiCloudinitUpdate(c *call) (any, *Error) {
 	vmid := c.p.num("vmid")
-	unlock, err := c.lockVM(vmid)
+	v, unlock, err := c.lockUnlocked(vmid)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	v, err := c.load(vmid)
-	if err != nil {
-		return nil, err
-	}
-	if err := c.checkLock(v); err != nil {
-		return nil, err
-	}
 	c.n.mu.Lock()
 	conf := v.conf.clone()
 	c.n.mu.Unlock()

@@ -86,18 +86,11 @@ func apiSnapshotConfig(c *call) (any, *Error) {
 
 func apiSnapshotDescribe(c *call) (any, *Error) {
 	vmid := c.p.num("vmid")
-	unlock, err := c.lockVM(vmid)
+	v, unlock, err := c.lockUnlocked(vmid)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	v, err := c.load(vmid)
-	if err != nil {
-		return nil, err
-	}
-	if err := c.checkLock(v); err != nil {
-		return nil, err
-	}
 	c.n.mu.Lock()
 	defer c.n.mu.Unlock()
 	s := v.snaps[c.p.str("snapname")]

@@ -116,39 +116,32 @@ func (n *Node) endLine(w *call, err *Error) string {
 
 var upidRe = regexp.MustCompile(`^UPID:([a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?):([0-9A-Fa-f]{8}):([0-9A-Fa-f]{8,9}):([0-9A-Fa-f]{8}):([^:\s]+):([^:\s]*):([^:\s]+):$`)
 
-// findTask looks a task up for its reader; Node.mu is held.
-func (n *Node) findTask(upid string) (*task, *Error) {
+// findTask looks up the task that a call names. One's own is everybody's to see
+// and stop; another's takes a privilege on the node.
+func (c *call) findTask(priv string) (*task, *Error) {
+	upid := c.p.str("upid")
 	if !upidRe.MatchString(upid) {
 		return nil, badParam("upid", "unable to parse worker upid")
 	}
-	t := n.tasks.byID[upid]
-	if t == nil {
+	c.n.mu.Lock()
+	t := c.n.tasks.byID[upid]
+	c.n.mu.Unlock()
+	switch {
+	case t == nil:
 		return nil, badParam("upid", "no such task")
+	case t.user == c.user && (c.tok == "" || t.token == c.tok):
+		return t, nil
 	}
-	return t, nil
-}
-
-// mayRead is the rule of tasks: one's own, or Sys.Audit on the node.
-func (c *call) mayRead(t *task, priv string) *Error {
-	if t.user == c.user && (c.tok == "" || t.token == c.tok) {
-		return nil
-	}
-	return c.need("/nodes/"+c.node, priv)
+	return t, c.need("/nodes/"+c.node, priv)
 }
 
 func apiTaskStatus(c *call) (any, *Error) {
-	n := c.n
-	n.mu.Lock()
-	t, err := n.findTask(c.p.str("upid"))
-	n.mu.Unlock()
+	t, err := c.findTask("Sys.Audit")
 	if err != nil {
 		return nil, err
 	}
-	if err := c.mayRead(t, "Sys.Audit"); err != nil {
-		return nil, err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	c.n.mu.Lock()
+	defer c.n.mu.Unlock()
 	out := map[string]any{
 		"node": t.node, "upid": t.upid, "pid": t.pid, "pstart": t.pstart, "starttime": t.start.Unix(),
 		"type": t.typ, "id": t.id, "user": t.user, "status": "running",
@@ -163,14 +156,8 @@ func apiTaskStatus(c *call) (any, *Error) {
 }
 
 func apiTaskLog(c *call) (any, *Error) {
-	n := c.n
-	n.mu.Lock()
-	t, err := n.findTask(c.p.str("upid"))
-	n.mu.Unlock()
+	t, err := c.findTask("Sys.Audit")
 	if err != nil {
-		return nil, err
-	}
-	if err := c.mayRead(t, "Sys.Audit"); err != nil {
 		return nil, err
 	}
 	lines := t.lines()
@@ -191,19 +178,13 @@ func apiTaskLog(c *call) (any, *Error) {
 }
 
 func apiTaskStop(c *call) (any, *Error) {
-	n := c.n
-	n.mu.Lock()
-	t, err := n.findTask(c.p.str("upid"))
-	n.mu.Unlock()
+	t, err := c.findTask("Sys.Modify")
 	if err != nil {
 		return nil, err
 	}
-	if err := c.mayRead(t, "Sys.Modify"); err != nil {
-		return nil, err
-	}
-	n.mu.Lock()
+	c.n.mu.Lock()
 	stop := t.stop
-	n.mu.Unlock()
+	c.n.mu.Unlock()
 	if stop != nil {
 		stop(errInterrupted)
 	}

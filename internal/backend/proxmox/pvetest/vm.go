@@ -104,6 +104,24 @@ func (c *call) checkLock(v *vm) *Error {
 	return v.checkLock()
 }
 
+// lockUnlocked takes the lock of a VM for a change of its config, which is
+// refused when that has a lock: property.
+func (c *call) lockUnlocked(vmid int) (*vm, func(), *Error) {
+	unlock, err := c.lockVM(vmid)
+	if err != nil {
+		return nil, nil, err
+	}
+	v, err := c.load(vmid)
+	if err == nil {
+		err = c.checkLock(v)
+	}
+	if err != nil {
+		unlock()
+		return nil, nil, err
+	}
+	return v, unlock, nil
+}
+
 // isRunning tells whether QEMU runs; mu is not held.
 func (c *call) isRunning(v *vm) bool {
 	c.n.mu.Lock()
