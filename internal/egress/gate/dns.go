@@ -180,9 +180,9 @@ func (g *Gate) take(q dns.Question, answer *dns.Msg) answerFilter {
 	ttl := clampTTL(f.ttl)
 	for _, a := range f.kept {
 		g.names.learn(a, name, ttl)
-		if g.cfg.Learned != nil {
-			g.cfg.Learned(name, a, ttl)
-		}
+	}
+	if g.cfg.Learned != nil && len(f.kept) > 0 {
+		g.cfg.Learned(name, f.kept, ttl)
 	}
 	return f
 }

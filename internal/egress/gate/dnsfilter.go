@@ -94,6 +94,10 @@ func reverse6(labels []string) netip.Addr {
 // maxAliases bounds a chain of CNAME records.
 const maxAliases = 16
 
+// maxAddresses is how many addresses a guest is told in one answer: each costs
+// us memory, and work before the answer may be given.
+const maxAddresses = 64
+
 // aliases returns the names whose addresses an answer may hold: the one asked
 // for, and those that its chain of CNAME records leads to.
 func aliases(name string, answer []dns.RR) []string {
@@ -155,6 +159,9 @@ func capTTL(rr dns.RR) dns.RR {
 func (f *answerFilter) address(h *dns.RR_Header, ip net.IP) bool {
 	a, ok := netip.AddrFromSlice(ip)
 	a = a.Unmap()
+	if len(f.kept)+len(f.withheld) >= maxAddresses {
+		return false
+	}
 	if !ok || !slices.Contains(f.aliases, dns.CanonicalName(h.Name)) {
 		return false
 	}

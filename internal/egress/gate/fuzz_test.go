@@ -38,11 +38,11 @@ func FuzzUpstream(f *testing.F) {
 		c.Now = time.Now
 		c.Limits.DNSRate = 1 << 30
 		c.Resolver = resolverFunc(func(*dns.Msg) (*dns.Msg, error) { return answer, nil })
-		c.Learned = func(name string, a netip.Addr, ttl time.Duration) {
+		c.Learned = func(name string, a []netip.Addr, ttl time.Duration) {
 			if name != "site.test." || ttl < time.Minute || ttl > time.Hour {
 				panic("learnt " + name + " for " + ttl.String())
 			}
-			learned = append(learned, a)
+			learned = append(learned, a...)
 		}
 	})
 	f.Fuzz(func(t *testing.T, wire []byte, kind uint16) {

@@ -37,8 +37,8 @@ type Config struct {
 	// Audit is told of decisions, one at a time, by a goroutine of its own.
 	Audit func(agentlab.EgressRecord)
 	// Learned, which may be nil, is called before the guest is told that name
-	// (canonical) resolves to addr, good for ttl. Answers wait for it.
-	Learned func(name string, addr netip.Addr, ttl time.Duration)
+	// (canonical) resolves to addrs, good for ttl. Answers wait for it.
+	Learned func(name string, addrs []netip.Addr, ttl time.Duration)
 	Now     func() time.Time // nil means time.Now
 }
 

@@ -459,8 +459,10 @@ func TestAnswersHoldOnlyWhatWasAskedFor(t *testing.T) {
 	l := newLab(t, allow("site.test"), func(c *gate.Config) {
 		c.Resolver = resolverFunc(answer)
 		c.NoIPv6 = true
-		c.Learned = func(name string, a netip.Addr, ttl time.Duration) {
-			learned = append(learned, name+" "+a.String()+" "+ttl.String())
+		c.Learned = func(name string, addrs []netip.Addr, ttl time.Duration) {
+			for _, a := range addrs {
+				learned = append(learned, name+" "+a.String()+" "+ttl.String())
+			}
 		}
 	})
 	reply := l.resolve(t, "site.test", dns.TypeA)

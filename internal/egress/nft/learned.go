@@ -28,19 +28,40 @@ func (l Learned) guest() netip.Addr {
 // elements are what the address may be used for, as decided by the sandbox's
 // whole policy with all its layers: an element where the names make another
 // decision than the address alone, and one for the proxy where the flow must
-// show a name.
-func (l Learned) elements(p *plan) []binding {
+// show a name. An address that would take too many is closed. The weight is
+// what they cost, in elements and in work.
+func (l Learned) elements(p *plan) (out []binding, weight int) {
 	addr := l.Addr.Unmap()
 	if !l.guest().IsValid() || l.TTL <= 0 {
-		return nil
+		return nil, 0
 	}
+	list, looks := p.decisions(addr, l.Names)
+	if out = l.bindings(p, list); len(out) > maxElements {
+		out = l.bindings(p, nothing)
+	}
+	return out, max(len(out), looks/looksPerElement)
+}
+
+// Bounds on one address. A guest may narrow its own policy, and so choose how
+// many rules are about an address, and how often they cut its ports.
+const (
+	maxElements     = 256
+	maxLooks        = 1 << 17 // at single rules, some milliseconds
+	leastLooks      = 16      // at each rule that is about the address
+	looksPerElement = 512
+)
+
+// nothing closes an address, whatever the rules about addresses alone say.
+var nothing = []decision{{egress.TCP, allPorts, forbidden}, {egress.UDP, allPorts, forbidden}, {egress.ICMP, allPorts, forbidden}}
+
+func (l Learned) bindings(p *plan, list []decision) (out []binding) {
+	addr := l.Addr.Unmap()
 	f := v6
 	if addr.Is4() {
 		f = v4
 	}
 	ttl := fmt.Sprintf("timeout %ds", int(l.TTL/time.Second)+1)
 	pair := fmt.Sprintf("%s . %s", l.guest(), addr)
-	var out []binding
 	put := func(single, ranged string, key string, r egress.PortRange, verdict string) {
 		if single != "" && r.Hi-r.Lo < maxExpanded {
 			for port := int(r.Lo); port <= int(r.Hi); port++ {
@@ -50,7 +71,7 @@ func (l Learned) elements(p *plan) []binding {
 		}
 		out = append(out, binding{"inet", ranged + f.v, fmt.Sprintf("%s . %s", key, r), verdict, ttl})
 	}
-	for _, d := range p.decisions(addr, l.Names) {
+	for _, d := range list {
 		proto := string(d.proto)
 		if d.proto == egress.ICMP && f == v6 {
 			proto = "ipv6-icmp"
@@ -87,24 +108,31 @@ type decision struct {
 }
 
 // decisions asks the policy about every port, once for each range of ports
-// between which no rule makes a difference.
-func (p *plan) decisions(addr netip.Addr, names []string) []decision {
-	var out []decision
+// between which no rule about the address or its names makes a difference, and
+// tells how many looks at rules that took. What would take too many is refused.
+func (p *plan) decisions(addr netip.Addr, names []string) (out []decision, looks int) {
+	var ranges []egress.PortRange
+	rules := 1
+	p.policy.About(addr, names, func(r *egress.Rule) bool {
+		rules++
+		ranges = append(ranges, r.Ports...)
+		return rules < maxLooks/leastLooks
+	})
+	for _, q := range p.all() {
+		for _, s := range q.Ports() {
+			ranges = append(ranges, s.Range)
+		}
+	}
+	parts := segments(ranges)
+	if looks = rules * len(parts) * 2; looks > maxLooks {
+		return nothing, maxLooks
+	}
 	for _, proto := range []egress.Proto{egress.TCP, egress.UDP, egress.ICMP} {
-		for _, r := range p.segments[proto] {
-			flow := egress.Flow{Proto: proto, Dst: netip.AddrPortFrom(addr, r.Lo)}
-			plain := p.policy.Decide(flow)
-			flow.Names = names
-			v := p.policy.Decide(flow)
-			d := decision{proto, r, unchanged}
-			switch {
-			case v.Allow && v.NeedName:
-				d.what = showName
-			case v.Allow && !plain.Allow:
-				d.what = allowed
-			case !v.Allow && plain.Allow:
-				d.what = forbidden
-			}
+		if proto == egress.ICMP {
+			parts = []egress.PortRange{allPorts}
+		}
+		for _, r := range parts {
+			d := decision{proto, r, p.decide(egress.Flow{Proto: proto, Dst: netip.AddrPortFrom(addr, r.Lo)}, names)}
 			if n := len(out); n > 0 && out[n-1].proto == proto && out[n-1].what == d.what {
 				out[n-1].ports.Hi = r.Hi
 				continue
@@ -112,25 +140,31 @@ func (p *plan) decisions(addr netip.Addr, names []string) []decision {
 			out = append(out, d)
 		}
 	}
-	return slices.DeleteFunc(out, func(d decision) bool { return d.what == unchanged })
+	return slices.DeleteFunc(out, func(d decision) bool { return d.what == unchanged }), looks
 }
 
-// segments cuts the ports where any rule of the policy or of its layers, or
-// the language itself, makes a difference.
-func segments(p *egress.Policy, proto egress.Proto) []egress.PortRange {
-	if proto == egress.ICMP {
-		return []egress.PortRange{allPorts}
+// decide tells what names change for a flow.
+func (p *plan) decide(flow egress.Flow, names []string) outcome {
+	plain := p.policy.Decide(flow)
+	flow.Names = names
+	v := p.policy.Decide(flow)
+	switch {
+	case v.Allow && v.NeedName:
+		return showName
+	case v.Allow && !plain.Allow:
+		return allowed
+	case !v.Allow && plain.Allow:
+		return forbidden
 	}
+	return unchanged
+}
+
+// segments cuts the ports where a range begins or ends, or where the language
+// itself makes a difference.
+func segments(ranges []egress.PortRange) []egress.PortRange {
 	cuts := []int{0, 22, 23, 53, 54, 80, 81, 443, 444, 65536}
-	for _, q := range append([]*egress.Policy{p}, p.Layers()...) {
-		for _, r := range q.Rules() {
-			for _, x := range r.Ports {
-				cuts = append(cuts, int(x.Lo), int(x.Hi)+1)
-			}
-		}
-		for _, s := range q.Ports() {
-			cuts = append(cuts, int(s.Range.Lo), int(s.Range.Hi)+1)
-		}
+	for _, r := range ranges {
+		cuts = append(cuts, int(r.Lo), int(r.Hi)+1)
 	}
 	slices.Sort(cuts)
 	cuts = slices.Compact(cuts)

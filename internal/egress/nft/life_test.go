@@ -3,6 +3,7 @@ package nft
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os/exec"
 	"strings"
 	"testing"
@@ -105,7 +106,7 @@ func TestServingEndsClosed(t *testing.T) {
 	}
 	s := w.tenants(m, agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: rulesOf("site.probe.example.com", "192.31.196.20:8080")})
 	addr := probe.ReferenceTargets().SiteAddr
-	if err := m.learn(s[0].VMID, "site.probe.example.com.", addr, 1<<40); err != nil {
+	if err := m.learn(s[0].VMID, m.members[s[0].VMID].gate, "site.probe.example.com.", []netip.Addr{addr}, 1<<40); err != nil {
 		t.Fatal(err)
 	}
 	g := w.guests[0]
@@ -218,7 +219,8 @@ func TestLearnedEnds(t *testing.T) {
 	}
 	l := Learned{Sandbox: s[0], Addr: mustAddr(addr), Names: []string{"port.probe.example.com."}, TTL: 1}
 	var text strings.Builder
-	for _, e := range l.elements(planOf(s[0])) {
+	list, _ := l.elements(planOf(s[0]))
+	for _, e := range list {
 		e.write(&text, "add")
 	}
 	if !strings.Contains(text.String(), "timeout 1s") {

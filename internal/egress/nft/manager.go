@@ -50,6 +50,7 @@ type Manager struct {
 	ports   []string
 	broken  bool          // what the kernel has is not known; all is loaded again
 	serving bool          // our DNS server listens
+	lessons lessons       // answers that wait for their addresses
 	served  chan struct{} // closed while serving
 
 	tamper func(*ruleset) // nil but in tests that break the rules
@@ -62,7 +63,8 @@ type member struct {
 	gate  *gate.Gate
 	told  map[netip.Addr]map[string]time.Time // until when a name stands for an address
 	pairs int                                 // in told
-	elems map[string]binding                  // in the kernel because of told
+	elems map[netip.Addr]opened               // in the kernel because of told
+	opens int                                 // in elems
 	dhcp  dhcpLeases
 }
 
@@ -184,13 +186,12 @@ func (m *Manager) apply(ctx context.Context) error {
 	}
 	m.broken = false
 	for _, x := range m.members {
-		x.elems = map[string]binding{}
+		x.elems, x.opens = map[netip.Addr]opened{}, 0
 	}
 	for _, l := range s.Learned {
 		x := m.members[l.Sandbox.VMID]
-		for _, e := range l.elements(x.plan) {
-			x.elems[e.set+" "+e.key] = e
-		}
+		list, weight := l.elements(x.plan)
+		x.keep(l.Addr, list, weight)
 	}
 	return nil
 }
@@ -255,13 +256,12 @@ func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 // has its addresses.
 func (m *Manager) newMember(s Sandbox, old *member) (*member, error) {
 	x := &member{
-		Sandbox: s, plan: planOf(s), told: map[netip.Addr]map[string]time.Time{}, elems: map[string]binding{},
+		Sandbox: s, plan: planOf(s), told: map[netip.Addr]map[string]time.Time{}, elems: map[netip.Addr]opened{},
 		dhcp: dhcpLeases{limit: rate.NewLimiter(dhcpAnswers, dhcpAnswers)},
 	}
 	if old != nil && old.IPv4 == s.IPv4 && old.IPv6 == s.IPv6 {
 		x.gate, x.told, x.pairs, x.dhcp = old.gate, old.told, old.pairs, old.dhcp
-	}
-	if x.gate != nil {
+		x.fit(m.opts.Now())
 		return x, nil
 	}
 	var err error
@@ -276,6 +276,7 @@ func (m *Manager) newMember(s Sandbox, old *member) (*member, error) {
 		}
 	}
 	x.Sandbox.Told = nil
+	x.fit(now)
 	return x, nil
 }
 
@@ -361,24 +362,25 @@ func (m *Manager) planTable(x *member) *table {
 
 // writePresent writes what brings a sandbox in.
 func (x *member) writePresent(w *strings.Builder, m *Manager) {
-	x.elems = map[string]binding{}
+	x.elems, x.opens = map[netip.Addr]opened{}, 0
 	m.planTable(x).writeChains(w)
 	for _, e := range bindings(x.Sandbox, x.plan) {
 		e.write(w, "add")
 	}
 	now := m.opts.Now()
 	for a := range x.told {
-		for _, e := range x.learned(a, now).elements(x.plan) {
-			x.elems[e.set+" "+e.key] = e
-			e.write(w, "add")
-		}
+		x.open(w, a, now)
 	}
 }
 
 // writeAbsent writes what takes the elements of a sandbox out. Each is added
 // first, because those with a time to live may be gone already.
 func (x *member) writeAbsent(w *strings.Builder, old *member) {
-	for _, e := range slices.Concat(bindings(old.Sandbox, old.plan), slices.Collect(maps.Values(old.elems))) {
+	list := bindings(old.Sandbox, old.plan)
+	for _, o := range old.elems {
+		list = append(list, o.list...)
+	}
+	for _, e := range list {
 		if e.set == "ports" {
 			continue // it is on the bridge, whoever owns it
 		}
@@ -399,47 +401,15 @@ func (b binding) write(w *strings.Builder, verb string) {
 // that one who asked in its last moment can still use it.
 const graceTTL = 5 * time.Second
 
-// learn opens an address to a sandbox that is about to be told it. The answer
-// waits for this.
-func (m *Manager) learn(vmid int, name string, addr netip.Addr, ttl time.Duration) error {
-	addr = addr.Unmap()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	x := m.members[vmid]
-	if x == nil {
-		return agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d is gone", vmid)
-	}
-	now := m.opts.Now()
-	until := now.Add(ttl + graceTTL)
-	if m.opts.Told != nil {
-		m.opts.Told(vmid, Told{name, addr, until})
-	}
-	var text strings.Builder
-	for _, gone := range append(x.tell(addr, name, until, now), addr) {
-		x.close(&text, gone)
-	}
-	fresh := map[string]binding{}
-	for _, e := range x.learned(addr, now).elements(x.plan) {
-		fresh[e.set+" "+e.key] = e
-	}
-	for key, e := range fresh {
-		x.elems[key] = e
-		e.write(&text, "add")
-	}
-	if text.Len() == 0 {
-		return nil
-	}
-	return m.commit(context.Background(), text.String())
-}
-
 func (m *Manager) newGate(x *member) (*gate.Gate, error) {
 	vmid := x.VMID
+	var g *gate.Gate
 	cfg := gate.Config{
 		Policy: x.Policy, Dialer: m.opts.Dialer, Resolver: m.opts.Resolver,
 		Server: netip.AddrPortFrom(m.opts.Config.Gateway4, egress.DNSPort), NoIPv6: !x.IPv6.IsValid(), Now: m.opts.Now,
-		Learned: func(name string, addr netip.Addr, ttl time.Duration) {
-			if err := m.learn(vmid, name, addr, ttl); err != nil {
-				m.log.Warn("an address could not be opened", "vmid", vmid, "err", err) // it stays closed
+		Learned: func(name string, addrs []netip.Addr, ttl time.Duration) {
+			if err := m.learn(vmid, g, name, addrs, ttl); err != nil {
+				m.log.Warn("addresses could not be opened", "vmid", vmid, "err", err) // they stay closed
 			}
 		},
 	}
@@ -449,7 +419,9 @@ func (m *Manager) newGate(x *member) (*gate.Gate, error) {
 			m.opts.Audit(vmid, r)
 		}
 	}
-	return gate.New(cfg)
+	var err error
+	g, err = gate.New(cfg)
+	return g, err
 }
 
 // Close ends the DNS and proxy work for all sandboxes. The rules stay: what

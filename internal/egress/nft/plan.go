@@ -24,8 +24,6 @@ type plan struct {
 	mark   uint32 // of the flows that it allowed
 	policy *egress.Policy
 	limits agentlab.NetworkLimits
-	// segments are the ports, cut where any rule makes a difference.
-	segments map[egress.Proto][]egress.PortRange
 }
 
 // planOf finds the plan of a sandbox's policy. Its id and mark come from what
@@ -41,9 +39,6 @@ func planOf(s Sandbox) *plan {
 		id:     hex.EncodeToString(sum[:16]), // a repository can choose part of the text: no two may be made to agree
 		mark:   binary.BigEndian.Uint32(sum[16:])&0x3fffffff | 0x40000000,
 		policy: s.Policy, limits: s.Policy.Limits(),
-		segments: map[egress.Proto][]egress.PortRange{
-			egress.TCP: segments(s.Policy, egress.TCP), egress.UDP: segments(s.Policy, egress.UDP), egress.ICMP: segments(s.Policy, egress.ICMP),
-		},
 	}
 }
 

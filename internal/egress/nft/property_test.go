@@ -164,7 +164,7 @@ func TestSegmentsSayWhatThePolicyDoes(t *testing.T) {
 			t.Fatal(err)
 		}
 		addr, names := netip.MustParseAddr("9.9.9.9"), []string{"a.example.com."}
-		list := planOf(Sandbox{Policy: p}).decisions(addr, names)
+		list, _ := planOf(Sandbox{Policy: p}).decisions(addr, names)
 		for range 40 {
 			proto := rapid.SampledFrom([]egress.Proto{egress.TCP, egress.UDP}).Draw(t, "proto")
 			port := rapid.SampledFrom([]uint16{1, 22, 53, 79, 80, 81, 99, 100, 101, 443, 999, 1000, 1500, 1501, 2000, 2001, 7999, 8000, 8010, 8011, 65535}).Draw(t, "port")

@@ -182,7 +182,8 @@ func (b *builder) sets() {
 		}
 	}
 	for _, l := range b.Learned {
-		for _, e := range l.elements(b.planOf(l.Sandbox)) {
+		list, _ := l.elements(b.planOf(l.Sandbox))
+		for _, e := range list {
 			b.find(e.set).add("", e.key, e.verdict, e.options)
 		}
 	}

@@ -74,7 +74,9 @@ func (m *Manager) Verify(ctx context.Context) error {
 // nothing else, and compares the kernel's own words of both. A process that
 // let no sandbox in does not judge what is there for sandboxes.
 func (m *Manager) drift(ctx context.Context) ([]string, error) {
-	text, err := m.render()
+	state := m.state()
+	state.Learned = nil // it changes by itself, and is not compared
+	text, err := m.renderState(state)
 	if err != nil {
 		return nil, err
 	}
@@ -125,27 +127,35 @@ var (
 // blocks takes a listing apart: each chain and set by its name, with elements
 // in order, since the kernel lists them in none.
 func blocks(list string, sandboxes bool) map[string]string {
-	out := map[string]string{}
-	family, name := "", ""
+	out, text := map[string]string{}, map[string]*strings.Builder{}
+	family, name, skip := "", "", false
 	for line := range strings.Lines(list) {
 		line = strings.TrimRight(line, "\n")
 		if t := tableLine.FindStringSubmatch(line); t != nil {
 			family, name = t[1], ""
-			out["table "+family] = ""
+			text["table "+family] = &strings.Builder{}
 			continue
 		}
 		if b := blockLine.FindStringSubmatch(line); b != nil {
 			name = family + " " + b[1] + " " + b[2]
-			out[name] = ""
+			text[name] = &strings.Builder{}
+			skip = false
+			continue
+		}
+		// What sandboxes have in sets may be much, and is not compared.
+		if skip = skip || strings.HasPrefix(line, "\t\telements = ") && changing.MatchString(lastWord(name)); skip {
+			skip = !strings.HasSuffix(line, "}")
 			continue
 		}
 		if name != "" && strings.Trim(line, "\t }") != "" {
-			out[name] += line + "\n"
+			text[name].WriteString(line + "\n")
 		}
 	}
+	for key, b := range text {
+		out[key] = b.String()
+	}
 	for key, text := range out {
-		f := strings.Fields(key)
-		short := f[len(f)-1]
+		short := lastWord(key)
 		if !sandboxes && ofPolicy.MatchString(short) {
 			delete(out, key)
 			continue
@@ -168,6 +178,8 @@ func blocks(list string, sandboxes bool) map[string]string {
 	}
 	return out
 }
+
+func lastWord(key string) string { return key[strings.LastIndexByte(key, ' ')+1:] }
 
 // portsSet is the set of the bridge's ports. One that was unplugged stays in it
 // until the rules are loaded again, and does no harm.
@@ -223,8 +235,9 @@ func (m *Manager) Render() (string, error) {
 	return m.render()
 }
 
-func (m *Manager) render() (string, error) {
-	state := m.state()
+func (m *Manager) render() (string, error) { return m.renderState(m.state()) }
+
+func (m *Manager) renderState(state State) (string, error) {
 	var err, err2 error
 	state.Ports, err = bridgePorts(m.opts.Config.Bridge)
 	state.Config.HostNets, err2 = hostNets(m.opts.Config)

@@ -1,9 +1,9 @@
 package nft
 
 import (
-	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 )
@@ -13,6 +13,7 @@ import (
 const (
 	maxTold     = 4096 // pairs of address and name
 	maxNamesPer = 64   // names of one address
+	maxOpens    = 8192 // elements, or work as much: a set that is full takes nobody's
 )
 
 // tell remembers that a name stands for an address. What ends first makes way
@@ -37,6 +38,31 @@ func (x *member) tell(addr netip.Addr, name string, until, now time.Time) (gone 
 	if x.pairs++; x.pairs <= maxTold {
 		return nil
 	}
+	gone = x.over(now)
+	return append(gone, x.endFirst(addr, func(netip.Addr) bool { return x.pairs > maxTold*3/4 })...)
+}
+
+// crowded forgets addresses when their elements are too many, and returns
+// them; one address stays.
+func (x *member) crowded(addr netip.Addr, now time.Time) []netip.Addr {
+	if x.opens <= maxOpens {
+		return nil
+	}
+	left := x.opens
+	gone := x.over(now)
+	for _, a := range gone {
+		left -= x.elems[a].weight
+	}
+	return append(gone, x.endFirst(addr, func(a netip.Addr) bool {
+		tooMuch := left > maxOpens*3/4
+		left -= x.elems[a].weight
+		return tooMuch
+	})...)
+}
+
+// over forgets the names whose time is over, and returns the addresses that
+// have none left.
+func (x *member) over(now time.Time) (gone []netip.Addr) {
 	for a, names := range x.told {
 		maps.DeleteFunc(names, func(_ string, until time.Time) bool { return !until.After(now) })
 		if len(names) == 0 {
@@ -44,12 +70,43 @@ func (x *member) tell(addr netip.Addr, name string, until, now time.Time) (gone 
 			delete(x.told, a)
 		}
 	}
-	for x.pairs = x.count(); x.pairs > maxTold*3/4; x.pairs = x.count() {
-		a := x.soonest(addr)
-		gone = append(gone, a)
+	x.pairs = x.count()
+	return gone
+}
+
+// endFirst forgets addresses, other than one, for as long as there is too
+// much, those first whose names all end first, and returns them.
+func (x *member) endFirst(but netip.Addr, tooMuch func(next netip.Addr) bool) (gone []netip.Addr) {
+	for _, a := range x.order() {
+		if a == but {
+			continue
+		}
+		if !tooMuch(a) {
+			break
+		}
+		x.pairs -= len(x.told[a])
 		delete(x.told, a)
+		gone = append(gone, a)
 	}
 	return gone
+}
+
+// order is all addresses, those first whose names all end first.
+func (x *member) order() []netip.Addr {
+	ends := map[netip.Addr]time.Time{}
+	for a, names := range x.told {
+		for _, until := range names {
+			if until.After(ends[a]) {
+				ends[a] = until
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Keys(ends), func(a, b netip.Addr) int {
+		if c := ends[a].Compare(ends[b]); c != 0 {
+			return c
+		}
+		return a.Compare(b)
+	})
 }
 
 func (x *member) count() int {
@@ -71,36 +128,55 @@ func first(names map[string]time.Time) string {
 	return out
 }
 
-// soonest is the address, other than one, whose names all end first.
-func (x *member) soonest(other netip.Addr) netip.Addr {
-	var out netip.Addr
-	var end time.Time
-	for a, names := range x.told {
-		if a == other {
-			continue
-		}
-		var last time.Time
-		for _, until := range names {
-			if until.After(last) {
-				last = until
-			}
-		}
-		if !out.IsValid() || last.Before(end) {
-			out, end = a, last
-		}
+// opened are the elements of an address, and what they cost.
+type opened struct {
+	list   []binding
+	weight int
+}
+
+// open writes the elements of an address as the names stand for it now, in the
+// place of those that it had, and returns what they cost.
+func (x *member) open(w *strings.Builder, addr netip.Addr, now time.Time) int {
+	x.close(w, addr)
+	list, weight := x.learned(addr, now).elements(x.plan)
+	for _, e := range list {
+		e.write(w, "add")
 	}
-	return out
+	x.keep(addr, list, weight)
+	return weight
+}
+
+// keep notes which elements an address has.
+func (x *member) keep(addr netip.Addr, list []binding, weight int) {
+	if weight > 0 {
+		x.opens += weight - x.elems[addr].weight
+		x.elems[addr] = opened{list, weight}
+	}
 }
 
 // close writes what takes the elements of an address out. Each is added
 // first, because it may have ended by itself.
 func (x *member) close(w *strings.Builder, addr netip.Addr) {
-	pair := fmt.Sprintf(" %s . %s . ", Learned{Sandbox: x.Sandbox, Addr: addr}.guest(), addr)
-	for key, e := range x.elems {
-		if strings.Contains(key, pair) {
-			e.write(w, "add")
-			e.write(w, "delete")
-			delete(x.elems, key)
+	for _, e := range x.elems[addr].list {
+		e.write(w, "add")
+		e.write(w, "delete")
+	}
+	x.opens -= x.elems[addr].weight
+	delete(x.elems, addr)
+}
+
+// fit forgets of what was told under another policy what is too much under
+// this one: those addresses whose names end first.
+func (x *member) fit(now time.Time) {
+	x.over(now)
+	sum, order := 0, x.order()
+	for _, a := range slices.Backward(order) {
+		if sum <= maxOpens*3/4 {
+			_, weight := x.learned(a, now).elements(x.plan)
+			sum += weight
+			continue
 		}
+		x.pairs -= len(x.told[a])
+		delete(x.told, a)
 	}
 }

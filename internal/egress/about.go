@@ -1,0 +1,34 @@
+package egress
+
+import "net/netip"
+
+// About calls fn with each rule, of the policy and of its layers, that can
+// matter to flows to an address which names (canonical) stand for, until fn
+// returns false. A rule is told once for each of the names that it is about.
+func (p *Policy) About(addr netip.Addr, names []string, fn func(*Rule) bool) {
+	for _, q := range append([]*Policy{p}, p.layers...) {
+		if !q.about(addr, names, fn) {
+			return
+		}
+	}
+}
+
+func (p *Policy) about(addr netip.Addr, names []string, fn func(*Rule) bool) bool {
+	more := true
+	tell := func(i int) bool {
+		more = more && fn(&p.rules[i])
+		return more
+	}
+	for _, t := range []*ruleTable{&p.deny, &p.allow} {
+		t.byAddr(addr, tell)
+		for _, inner := range embedded(addr.Unmap()) {
+			t.byAddr(inner, tell)
+		}
+		for _, n := range names {
+			if t.byName(n, tell); !more {
+				return false
+			}
+		}
+	}
+	return more
+}
