@@ -29,7 +29,7 @@ func TestBridgeMadeAnew(t *testing.T) {
 	netlab.Sh(w, "ip link del vmbr1")
 	w.bridge()
 	netlab.Sh(w, "ip link set %s master vmbr1", a.Port)
-	for a.greeting(8844) != "alpha\n" { // or the test's time is over
+	for a.greetingWithin(moment, 8844) != "alpha\n" { // or the test's time is over
 		continue
 	}
 	if err := l.Ready(ctx); err != nil {

@@ -174,14 +174,26 @@ func (b *box) in(fn func()) {
 	}
 }
 
+// What must be reached may take as long as a busy machine needs; whether
+// something is shut has to be seen in a moment.
+const (
+	longEnough = 15 * time.Second
+	moment     = time.Second
+)
+
 // dial connects from the box.
-func (b *box) dial(target string) (conn net.Conn, err error) {
+func (b *box) dial(target string) (net.Conn, error) {
 	b.w.Helper()
-	b.in(func() { conn, err = net.DialTimeout("tcp", target, time.Second) })
+	return b.dialWithin(longEnough, target)
+}
+
+func (b *box) dialWithin(limit time.Duration, target string) (conn net.Conn, err error) {
+	b.w.Helper()
+	b.in(func() { conn, err = net.DialTimeout("tcp", target, limit) })
 	return conn, err
 }
 
-// reaches tells whether somebody answers.
+// reaches tells that somebody answers.
 func (b *box) reaches(target string) bool {
 	b.w.Helper()
 	conn, err := b.dial(target)
@@ -192,8 +204,21 @@ func (b *box) reaches(target string) bool {
 	return answers(conn)
 }
 
-func answers(conn net.Conn) bool {
-	_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+// shut tells that nobody answers.
+func (b *box) shut(target string) bool {
+	b.w.Helper()
+	conn, err := b.dialWithin(moment, target)
+	if err != nil {
+		return true
+	}
+	defer conn.Close() //nolint:errcheck // a test's
+	return !answersWithin(moment, conn)
+}
+
+func answers(conn net.Conn) bool { return answersWithin(longEnough, conn) }
+
+func answersWithin(limit time.Duration, conn net.Conn) bool {
+	_ = conn.SetDeadline(time.Now().Add(limit))
 	_, _ = io.WriteString(conn, "hello\r\n\r\n")
 	n, _ := conn.Read(make([]byte, 100))
 	return n > 0
@@ -222,12 +247,17 @@ func (w *world) greeter(l network, b *box, word string) net.Listener {
 // greeting is what the guest plane says to the box; "" when nobody does.
 func (b *box) greeting(port int) string {
 	b.w.Helper()
-	conn, err := b.dial(fmt.Sprintf("10.77.0.1:%d", port))
+	return b.greetingWithin(longEnough, port)
+}
+
+func (b *box) greetingWithin(limit time.Duration, port int) string {
+	b.w.Helper()
+	conn, err := b.dialWithin(limit, fmt.Sprintf("10.77.0.1:%d", port))
 	if err != nil {
 		return ""
 	}
 	defer conn.Close() //nolint:errcheck // a test's
-	_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(limit))
 	line, _ := bufio.NewReader(conn).ReadString('\n')
 	return line
 }
@@ -282,11 +312,11 @@ func guestPlane(w *world, l network) {
 			t.Errorf("port %d: %q and %q", port, x, y)
 		}
 	}
-	if got := stranger.greeting(8844); got != "" {
+	if got := stranger.greetingWithin(moment, 8844); got != "" {
 		t.Errorf("who is no sandbox hears %q", got)
 	}
 	a.sh("ip addr add %s/16 dev eth0; ip route replace default via 10.77.0.1 src %s; ip addr del %s/16 dev eth0", b.IPv4, b.IPv4, a.IPv4)
-	if got := a.greeting(8844); got != "" {
+	if got := a.greetingWithin(moment, 8844); got != "" {
 		t.Errorf("with the address of another a sandbox hears %q", got)
 	}
 	a.sh("ip addr flush dev eth0; ip addr add %s/16 dev eth0; ip route replace default via 10.77.0.1", a.IPv4)
@@ -299,7 +329,7 @@ func guestPlane(w *world, l network) {
 		t.Errorf("after it was opened again: %q", got)
 	}
 	_ = again.Close()
-	if got := a.greeting(8844); got != "" {
+	if got := a.greetingWithin(moment, 8844); got != "" {
 		t.Errorf("closed: %q", got)
 	}
 
@@ -308,7 +338,7 @@ func guestPlane(w *world, l network) {
 		t.Fatal(err)
 	}
 	for range 3 * maxPending {
-		if conn, err := a.dial("10.77.0.1:8844"); err == nil {
+		if conn, err := a.dialWithin(moment, "10.77.0.1:8844"); err == nil {
 			defer conn.Close() //nolint:errcheck // a test's
 		}
 	}
@@ -339,7 +369,7 @@ func guestPlane(w *world, l network) {
 
 	must(t, l.Drop(ctx, b.Ref))
 	must(t, l.Drop(ctx, b.Ref))
-	if b.greeting(8844) != "" || b.reaches(site) {
+	if b.greetingWithin(moment, 8844) != "" || !b.shut(site) {
 		t.Error("a sandbox that was dropped has a network")
 	}
 	if _, err := l.Dial(ctx, netip.AddrPortFrom(b.IPv4, 8845)); agentlab.CodeOf(err) != agentlab.CodeDenied {
@@ -362,7 +392,7 @@ func TestEgressLog(t *testing.T) {
 	awaitRecord := func(l *Local, after int64, port string) agentlab.EgressRecord {
 		t.Helper()
 		for {
-			if b.reaches("192.31.196.20:" + port) {
+			if !b.shut("192.31.196.20:" + port) {
 				t.Fatal("the policy lets it through")
 			}
 			recs, err := l.EgressLog(ctx, b.Ref, after, 100)
@@ -436,7 +466,7 @@ func TestRestart(t *testing.T) {
 	if !answers(conn) {
 		t.Error("a flow was cut by the change of process")
 	}
-	if gone.reaches(site) {
+	if !gone.shut(site) {
 		t.Error("a sandbox that is gone has a network")
 	}
 	if err := l.Put(ctx, bad); agentlab.CodeOf(err) != agentlab.CodeInvalid {
@@ -478,7 +508,7 @@ func TestFailsClosed(t *testing.T) {
 	// An error leaves the guest without a network, also one that had one.
 	wrong := a.Guest
 	wrong.Network = agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "no rule at all"}}}
-	if err := l.Put(ctx, wrong); err == nil || a.reaches(site) {
+	if err := l.Put(ctx, wrong); err == nil || !a.shut(site) {
 		t.Errorf("a policy that is none: %v", err)
 	}
 	must(t, l.Put(ctx, a.Guest))
@@ -487,7 +517,7 @@ func TestFailsClosed(t *testing.T) {
 	}
 	late, cancel := context.WithCancel(ctx)
 	cancel()
-	if err := l.Put(late, a.Guest); err == nil || a.reaches(site) {
+	if err := l.Put(late, a.Guest); err == nil || !a.shut(site) {
 		t.Errorf("nothing was read back: %v", err)
 	}
 	twin := w.box(3, all)

@@ -57,7 +57,7 @@ func TestTheWayBreaks(t *testing.T) {
 	}
 	for r.Ready(ctx) != nil { // each call makes the way again if there is none
 	}
-	if !answers(conn) || gone.reaches(site) {
+	if !answers(conn) || !gone.shut(site) {
 		t.Error("the agent that came after let in others than before")
 	}
 	if got := a.greeting(8844); got != "alpha\n" {
@@ -66,7 +66,7 @@ func TestTheWayBreaks(t *testing.T) {
 	bad := a.Guest
 	bad.IPv4 = gone.IPv4.Next().Next()
 	bad.Port = "no port at all!"
-	if err := r.Put(ctx, bad); agentlab.CodeOf(err) != agentlab.CodeInvalid || a.reaches(site) {
+	if err := r.Put(ctx, bad); agentlab.CodeOf(err) != agentlab.CodeInvalid || !a.shut(site) {
 		t.Errorf("a guest that is none: %v", err)
 	}
 }
