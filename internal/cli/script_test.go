@@ -35,6 +35,8 @@ func TestScripts(t *testing.T) {
 			env.Setenv("AGENTLAB_HOME", home)
 			env.Setenv("AGENTLAB_ALLOW_FAKE", "1")
 			env.Setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+			// Under the race detector every command would linger for a second.
+			env.Setenv("GORACE", "atexit_sleep_ms=0 "+os.Getenv("GORACE"))
 			for _, who := range []string{"AUTHOR", "COMMITTER"} {
 				env.Setenv("GIT_"+who+"_NAME", "Test")
 				env.Setenv("GIT_"+who+"_EMAIL", "test@example.com")
