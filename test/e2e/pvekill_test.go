@@ -135,7 +135,7 @@ func (p *pveLab) killAtCall(t *testing.T, k int, lost bool, args ...string) {
 	}
 	skip()
 	kill()
-	if !eventually(settleLimit, func() bool { return p.run("", "status").code == 0 }) {
+	if !eventually(settleLimit, func() bool { return p.run("", "sandbox", "list").code == 0 }) {
 		t.Fatal("no daemon runs again")
 	}
 }

@@ -69,8 +69,9 @@ func TestUnderSystemd(t *testing.T) {
 	commands := h.script("install_host.sh", "--apply").commands()
 	contains(t, "commands", commands, "write /etc/agentlab/config.yaml 0644", "systemctl enable agentlab-network.service", "systemctl restart agentlabd.service", "install -d -m 0755 /var/lib/vz/snippets")
 	h.settled("install_host.sh")
-	if out := h.ok(lab, "status"); !strings.Contains(out, "proxmox") {
-		t.Error(out)
+	// It answers, and what the node lacks still is an error.
+	if r := h.do(lab, "status"); r.code != 1 || !strings.Contains(r.stdout, "proxmox") || !strings.Contains(r.stdout, "create_template.sh") {
+		t.Errorf("%+v", r)
 	}
 	unit := h.ok("sh", "-c", "grep -E '^(CapBnd|Seccomp):' /proc/$(systemctl show -p MainPID --value agentlabd)/status")
 	if !strings.Contains(unit, "Seccomp:\t2") {
