@@ -149,12 +149,11 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 				return sb, err
 			}
 			if now.VMID != sb.VMID { // its events go on under the new number, this one among them
+				now.UpdatedAt = sb.UpdatedAt // they are still to be told
 				return a.waitSandbox(ctx, c, now, done)
 			}
 		}
-		if !e.Time.Before(sb.UpdatedAt) {
-			a.progressf("%s  %s", e.Time.Local().Format("15:04:05"), plain(e.Message))
-		}
+		a.showEvent(e, sb.UpdatedAt)
 		if e.Kind != agentlab.EventSandboxState {
 			continue
 		}
@@ -164,6 +163,7 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 		}
 		state := agentlab.SandboxState(now.State)
 		if done(state) {
+			a.showRest(ctx, c, now, e.ID)
 			return now, nil
 		}
 		switch state {
@@ -173,6 +173,25 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 		}
 	}
 	return sb, context.Cause(ctx)
+}
+
+// showEvent tells an event, unless it is older than since.
+func (a *App) showEvent(e api.Event, since time.Time) {
+	if !e.Time.Before(since) {
+		a.progressf("%s  %s", e.Time.Local().Format("15:04:05"), plain(e.Message))
+	}
+}
+
+// showRest tells what led to a sandbox's state since an event: the state was
+// asked for, and may be ahead of the events.
+func (a *App) showRest(ctx context.Context, c *client.Client, sb api.Sandbox, after int64) {
+	list, err := c.Events(ctx, client.EventQuery{Sandbox: fmt.Sprint(sb.VMID), After: after})
+	if err != nil {
+		return // of no account: the sandbox is as it was wanted
+	}
+	for _, e := range list.Items {
+		a.showEvent(e, time.Time{})
+	}
 }
 
 func (a *App) printSandbox(sb api.Sandbox) error {
