@@ -39,6 +39,7 @@ func told(s Sandbox, n int) []Learned {
 func BenchmarkLoad1000Names(b *testing.B) {
 	k := benchKernel(b)
 	s := testSandbox(2, testPolicy(b, manyNames(1000)))
+	s.Port = "tap1002i0"
 	st := State{Config: testConfig(), Sandboxes: []Sandbox{s}, Learned: told(s, 1000)}
 	var render, load time.Duration
 	for b.Loop() {
