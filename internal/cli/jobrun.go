@@ -248,9 +248,7 @@ func (a *App) watchJob(ctx context.Context, c *client.Client, id string) (api.Jo
 	ended := make(chan struct{})
 	var log sync.WaitGroup
 	log.Go(func() { a.streamLog(logCtx, c, id, logWriter(out), ended) })
-	j, err := a.followJob(ctx, c, id, func(e api.Event) {
-		a.progressf("%s  %s", e.Time.Local().Format("15:04:05"), plain(e.Message))
-	})
+	j, err := a.followJob(ctx, c, id, a.showEvent)
 	j.ID = id
 	close(ended)
 	if err != nil {

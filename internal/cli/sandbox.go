@@ -153,7 +153,9 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 				return a.waitSandbox(ctx, c, now, done)
 			}
 		}
-		a.showEvent(e, sb.UpdatedAt)
+		if !e.Time.Before(sb.UpdatedAt) {
+			a.showEvent(e)
+		}
 		if e.Kind != agentlab.EventSandboxState {
 			continue
 		}
@@ -175,11 +177,9 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 	return sb, context.Cause(ctx)
 }
 
-// showEvent tells an event, unless it is older than since.
-func (a *App) showEvent(e api.Event, since time.Time) {
-	if !e.Time.Before(since) {
-		a.progressf("%s  %s", e.Time.Local().Format("15:04:05"), plain(e.Message))
-	}
+// showEvent tells an event on standard error.
+func (a *App) showEvent(e api.Event) {
+	a.progressf("%s  %s", e.Time.Local().Format("15:04:05"), plain(e.Message))
 }
 
 // showRest tells what led to a sandbox's state since an event: the state was
@@ -190,7 +190,7 @@ func (a *App) showRest(ctx context.Context, c *client.Client, sb api.Sandbox, af
 		return // of no account: the sandbox is as it was wanted
 	}
 	for _, e := range list.Items {
-		a.showEvent(e, time.Time{})
+		a.showEvent(e)
 	}
 }
 

@@ -6,7 +6,7 @@ import "net/netip"
 // matter to flows to an address which names (canonical) stand for, until fn
 // returns false. A rule is told once for each of the names that it is about.
 func (p *Policy) About(addr netip.Addr, names []string, fn func(*Rule) bool) {
-	for _, q := range append([]*Policy{p}, p.layers...) {
+	for _, q := range p.all() {
 		if !q.about(addr, names, fn) {
 			return
 		}

@@ -268,6 +268,9 @@ func (p *Policy) Ports() []PortSpec { return slices.Clone(p.ports) }
 // Layers returns the further policies, each of which must allow a flow too.
 func (p *Policy) Layers() []*Policy { return slices.Clone(p.layers) }
 
+// all is the policy and its layers.
+func (p *Policy) all() []*Policy { return append([]*Policy{p}, p.layers...) }
+
 // ChecksNames tells whether some flow to that TCP port may have to show a
 // host's name, so that an enforcer must be able to read it.
 func (p *Policy) ChecksNames(port uint16) bool {

@@ -248,7 +248,7 @@ func (r *Rule) text() string {
 // policy itself when there is none, nil when one of them allows nothing.
 func (p *Policy) narrowest() *Policy {
 	best := p
-	for _, q := range append([]*Policy{p}, p.layers...) {
+	for _, q := range p.all() {
 		switch {
 		case q.network.Mode == agentlab.NetworkOff:
 			return nil

@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -119,7 +120,7 @@ func (b *box) stutter() bool {
 		<-time.After(6 * time.Millisecond) // what the guest gets
 		log, err := os.ReadFile(filepath.Join(b.d.dir(b.ref), fileShimLog))
 		b.ok(err)
-		_, boot, _ := cutLast(string(log), "starting qemu")
+		boot := string(log[max(0, bytes.LastIndex(log, []byte("starting qemu"))):])
 		switch {
 		case strings.Contains(boot, "the guest begins anew"):
 			b.Log(boot)
@@ -129,12 +130,4 @@ func (b *box) stutter() bool {
 		}
 		b.ok(b.ctx.Err())
 	}
-}
-
-func cutLast(s, sep string) (before, after string, found bool) {
-	i := strings.LastIndex(s, sep)
-	if i < 0 {
-		return s, "", false
-	}
-	return s[:i], s[i+len(sep):], true
 }

@@ -25,14 +25,19 @@ type extra struct {
 
 func (p *peer) reaches(kind, target string) bool {
 	p.t.Helper()
-	return p.probe(guestapi.Probe{ID: "x", Kind: kind, Target: target, TimeoutMS: 600})[0].Reached
+	return p.reachesWithin(kind, target, 600)
 }
 
 // mustReach is reaches for what is to be reached: on a busy machine that may
 // take a retransmission.
 func (p *peer) mustReach(kind, target string) bool {
 	p.t.Helper()
-	return p.probe(guestapi.Probe{ID: "x", Kind: kind, Target: target, TimeoutMS: 10_000})[0].Reached
+	return p.reachesWithin(kind, target, 10_000)
+}
+
+func (p *peer) reachesWithin(kind, target string, millis int) bool {
+	p.t.Helper()
+	return p.probe(guestapi.Probe{ID: "x", Kind: kind, Target: target, TimeoutMS: millis})[0].Reached
 }
 
 func want(ok bool, format string, args ...any) string {

@@ -128,10 +128,11 @@ func (p *plan) decisions(addr netip.Addr, names []string) (out []decision, looks
 		return nothing, maxLooks
 	}
 	for _, proto := range []egress.Proto{egress.TCP, egress.UDP, egress.ICMP} {
+		cut := parts
 		if proto == egress.ICMP {
-			parts = []egress.PortRange{allPorts}
+			cut = []egress.PortRange{allPorts}
 		}
-		for _, r := range parts {
+		for _, r := range cut {
 			d := decision{proto, r, p.decide(egress.Flow{Proto: proto, Dst: netip.AddrPortFrom(addr, r.Lo)}, names)}
 			if n := len(out); n > 0 && out[n-1].proto == proto && out[n-1].what == d.what {
 				out[n-1].ports.Hi = r.Hi
