@@ -78,8 +78,11 @@ func accelArg(a Accel) string {
 	if a == AccelKVM {
 		return "kvm"
 	}
+	// One thread translates and runs all CPUs. With a thread for each, a CPU can
+	// keep a translation of kernel code that another CPU is patching, and then
+	// loops in it for ever: the guest freezes.
 	// A larger translation cache is no faster and costs up to 170 MB per VM.
-	return "tcg,thread=multi,tb-size=128"
+	return "tcg,thread=single,tb-size=128"
 }
 
 func cpuArg(a Accel) string {

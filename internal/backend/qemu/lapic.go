@@ -98,6 +98,7 @@ const (
 	bootGoesOn bootState = iota // too early to tell
 	bootIsSound
 	bootIsLost
+	bootIsPast // too late to tell
 )
 
 func (w *lapicWatch) look(t lapicTimer, now time.Time) (bootState, string) {
@@ -110,7 +111,7 @@ func (w *lapicWatch) look(t lapicTimer, now time.Time) (bootState, string) {
 	case t.ticking():
 		return w.judge(t.hz())
 	case t.vector != 0 && !t.masked:
-		return bootIsSound, "" // or too late to tell
+		return bootIsPast, ""
 	}
 	return bootGoesOn, ""
 }
@@ -125,6 +126,12 @@ func (w *lapicWatch) judge(hz float64) (bootState, string) {
 	w.hz = hz
 	return bootIsLost, fmt.Sprintf("the guest's kernel measured its timer wrong: it ticks %.0f times a second", hz)
 }
+
+// How a watch ends in the shim's log where it leaves the guest alone.
+const (
+	timerSound = "the guest's timer is sound"
+	timerPast  = "the guest's timer was looked at too late to judge it"
+)
 
 // watchLAPIC resets an emulated guest until its kernel has measured its timer
 // right. It returns when that is so, the guest answers, or QEMU has ended.
@@ -156,7 +163,10 @@ func (s *shim) watchLAPIC(ctx context.Context) {
 		v, why := w.look(t, time.Now())
 		switch {
 		case v == bootIsSound:
-			s.log.Info("the guest's timer is sound")
+			s.log.Info(timerSound)
+			return
+		case v == bootIsPast:
+			s.log.Info(timerPast)
 			return
 		case v == bootIsLost && resets == lapicResets:
 			s.log.Error("the guest is left to itself", "why", why, "resets", resets)

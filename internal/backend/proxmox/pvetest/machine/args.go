@@ -90,7 +90,9 @@ func (s Spec) command() []string {
 	if s.Conf["affinity"] != "" {
 		a = append(a, "taskset", "--cpu-list", "--all-tasks", s.Conf["affinity"])
 	}
-	accel, cpu := "tcg,thread=multi,tb-size=256", Emulated
+	// A CPU that runs what another CPU patches meanwhile may freeze the guest,
+	// where each has a thread of its own.
+	accel, cpu := "tcg,thread=single,tb-size=128", Emulated
 	if s.KVM && s.Conf.on("kvm", true) {
 		accel, cpu = "kvm", or(props(s.Conf["cpu"])[""], "kvm64")
 	}
