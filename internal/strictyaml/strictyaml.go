@@ -23,8 +23,13 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// MaxBytes is the size of the largest text that is read.
-const MaxBytes = 256 << 10
+// MaxBytes is the size of the largest text that is read, and MaxKeys the
+// number of mapping keys in it. The parser copies the rest of a mapping for
+// each of its keys: without a bound the time grows with the square of the text.
+const (
+	MaxBytes = 256 << 10
+	MaxKeys  = 2000
+)
 
 // Document is one parsed YAML document.
 type Document struct {
@@ -56,7 +61,7 @@ func Parse(data []byte) (doc *Document, err error) {
 		}
 	}()
 	tokens := lexer.Tokenize(string(data))
-	if err := checkDepth(tokens); err != nil {
+	if err := checkShape(tokens); err != nil {
 		return nil, err
 	}
 	f, err := parser.Parse(tokens, 0)
@@ -122,10 +127,12 @@ func (d *Document) At(err error) error {
 // maxDepth bounds nesting, because the parser is recursive.
 const maxDepth = 50
 
-// checkDepth counts what opens a level without taking a line of its own;
-// nesting by indentation is bounded by MaxBytes well enough.
-func checkDepth(tokens token.Tokens) error {
+// checkShape bounds the number of keys, and what opens a level without taking
+// a line of its own; nesting by indentation is bounded by MaxKeys, and in
+// sequences by MaxBytes.
+func checkShape(tokens token.Tokens) error {
 	flow, inLine, lastLine := 0, 0, 0
+	explicit, keys := 0, 0 // "? key" and "key:"; a pair "? key" and ": value" counts twice at most
 	for _, tk := range tokens {
 		if tk.Position.Line != lastLine {
 			inLine, lastLine = 0, tk.Position.Line
@@ -135,12 +142,20 @@ func checkDepth(tokens token.Tokens) error {
 			flow++
 		case token.SequenceEndType, token.MappingEndType:
 			flow--
-		case token.SequenceEntryType, token.MappingKeyType:
+		case token.SequenceEntryType:
 			inLine++
+		case token.MappingKeyType:
+			inLine++
+			explicit++
+		case token.MappingValueType:
+			keys++
 		default:
 		}
 		if flow > maxDepth || inLine > maxDepth {
 			return agentlab.Errorf(agentlab.CodeInvalid, "line %d: nested more than %d levels deep", lastLine, maxDepth)
+		}
+		if max(explicit, keys) > MaxKeys {
+			return agentlab.Errorf(agentlab.CodeInvalid, "line %d: more than %d keys", lastLine, MaxKeys)
 		}
 	}
 	return nil
