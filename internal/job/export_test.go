@@ -26,6 +26,8 @@ func CheckVerdict(t *testing.T, r guestapi.Report) {
 		{Status: agentlab.JobRunning, DeadlineAt: now.Add(-time.Hour)},
 		{Status: agentlab.JobRunning, DeadlineAt: now.Add(time.Hour), StopRequested: "CANCELLED"},
 		{Status: agentlab.JobRunning, DeadlineAt: now.Add(-time.Hour), StopRequested: "TIMEOUT"},
+		{Status: agentlab.JobRunning, DeadlineAt: now.Add(50 * time.Second), TTL: time.Minute},
+		{Status: agentlab.JobRunning, DeadlineAt: now.Add(-time.Second), TTL: time.Minute},
 	} {
 		if r.Status == "RUNNING" {
 			continue
@@ -38,8 +40,10 @@ func CheckVerdict(t *testing.T, r guestapi.Report) {
 			t.Fatal("success of a failure")
 		case status == agentlab.JobCancelled && j.StopRequested != "CANCELLED":
 			t.Fatal("cancelled unasked")
-		case status == agentlab.JobTimeout && j.StopRequested != "TIMEOUT" && j.DeadlineAt.After(now.Add(near)):
+		case status == agentlab.JobTimeout && j.StopRequested != "TIMEOUT" && j.DeadlineAt.After(now.Add(near(j))):
 			t.Fatal("timeout before the time")
+		case r.Status == "FAILED" && status != agentlab.JobFailed:
+			t.Fatalf("a failure became %s", status)
 		case status != agentlab.JobCompleted && reason == "":
 			t.Fatalf("%s without a reason", status)
 		}

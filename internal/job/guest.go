@@ -93,34 +93,30 @@ func later(a, b string) bool {
 	return slices.Index(guestcheck.Phases, a) > slices.Index(guestcheck.Phases, b)
 }
 
-// near is how much earlier than by our clock the runner's may say that the
-// job's time is over.
-const near = time.Minute
+// near is how much earlier than by our clock the runner's clock may say that
+// the job's time is over: little, and less for a short job.
+func near(j agentlab.Job) time.Duration { return min(time.Minute, j.TTL/10) }
 
-// verdict says how a job ends by its runner's final report: a guest may not
-// claim a cancellation that nobody asked for, nor success of an agent that
-// failed; and an agent that was killed when it was to stop did not fail.
+// verdict returns the final status of a job and its reason by its runner's
+// final report. A failure stays a failure. A guest may not claim success of an
+// agent that failed, nor that its agent was stopped unless a stop was
+// requested or the job's time is over; then the request names the status.
 func (s *Service) verdict(j agentlab.Job, r guestapi.Report) (status agentlab.JobStatus, reason string) {
 	status, reason = agentlab.JobStatus(r.Status), r.Message
-	over := j.StopRequested
-	if over == "" && !s.clock().Before(j.DeadlineAt.Add(-near)) {
-		over = string(agentlab.JobTimeout)
-	}
-	killed := r.ExitCode == nil || *r.ExitCode < 0 || *r.ExitCode >= 128
+	over := !s.clock().Before(j.DeadlineAt.Add(-near(j)))
 	switch status {
 	case agentlab.JobCompleted:
 		if r.ExitCode != nil && *r.ExitCode != 0 {
 			status = agentlab.JobFailed
 		}
 	case agentlab.JobCancelled, agentlab.JobTimeout:
-		if over == "" {
+		switch {
+		case j.StopRequested != "":
+			status = agentlab.JobStatus(j.StopRequested)
+		case status == agentlab.JobCancelled || !over:
 			return agentlab.JobFailed, orText(reason, "its runner stopped without being asked to")
 		}
-		status = agentlab.JobStatus(over)
 	default:
-		if over != "" && killed {
-			status = agentlab.JobStatus(over)
-		}
 	}
 	switch status {
 	case agentlab.JobCancelled:

@@ -60,6 +60,11 @@ func TestJobEnds(t *testing.T) {
 		after  time.Duration // about
 	}{
 		{"fails", job.Request{Task: "exit 3"}, agentlab.JobFailed, "the agent exited with code 3", 0},
+		{"fails like one that was killed", job.Request{Task: "exit 200", TTL: time.Minute}, agentlab.JobFailed, "the agent exited with code 200", 0},
+		{"fails in its last minute", job.Request{Task: "sleep 9m30s\nexit 137", TTL: 10 * time.Minute}, agentlab.JobFailed, "the agent exited with code 137", 570 * time.Second},
+		{"fails without an exit code", job.Request{Task: "sleep 50s\n" + `report {"status":"FAILED","phase":"done","message":"lost"}`, TTL: time.Minute}, agentlab.JobFailed, "lost", 50 * time.Second},
+		{"claims too early that it was stopped", job.Request{Task: "sleep 50s\n" + `report {"status":"TIMEOUT","phase":"done"}`, TTL: time.Minute}, agentlab.JobFailed, "its runner stopped without being asked to", 50 * time.Second},
+		{"was stopped by its own clock", job.Request{Task: "sleep 59s\n" + `report {"status":"TIMEOUT","phase":"done"}`, TTL: time.Minute}, agentlab.JobTimeout, "its time of 1m0s was over", 59 * time.Second},
 		{"unknown command", job.Request{Task: "rm -rf"}, agentlab.JobFailed, "the agent exited with code 127", 0},
 		{"time is over", job.Request{Task: "hang", TTL: 10 * time.Minute}, agentlab.JobTimeout, "asked to stop: TIMEOUT", 10 * time.Minute},
 		{"time is over, runner ignores it", job.Request{Task: "stubborn\nsilent", TTL: 10 * time.Minute}, agentlab.JobFailed, "nothing was heard of its runner for 1m30s", 90 * time.Second},

@@ -372,7 +372,7 @@ func TestSuperviseStop(t *testing.T) {
 			case <-ctx.Done():
 				t.Fatal("it does not end")
 			}
-			if e, _ := exitOf(t, dir); e.Code != c.code {
+			if e, _ := exitOf(t, dir); e.Code != c.code || !e.Stopped {
 				t.Errorf("%+v", e)
 			}
 		})

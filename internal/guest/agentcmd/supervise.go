@@ -51,8 +51,9 @@ type Started struct {
 
 // Exit says how the agent ended.
 type Exit struct {
-	Code  int    // 128+n when signal n ended it
-	Error string // why it could not be started
+	Code    int    // 128+n when signal n ended it
+	Error   string // why it could not be started
+	Stopped bool   // the supervisor was told to stop it before it ended
 }
 
 // drainTime is how long output is waited for that processes hold back which
@@ -164,13 +165,14 @@ func (s *supervisor) run() Exit {
 	if err := WriteJSON(filepath.Join(s.dir, StartedFile), Started{Supervisor: os.Getpid(), PID: pid, StartTime: start}); err != nil {
 		_, _ = fmt.Fprintln(s.log, "agentlab-agent:", err)
 	}
-	status := s.wait(pid)
+	status, stopped := s.wait(pid)
 	out.drain(drainTime)
-	return Exit{Code: exitCode(status)}
+	return Exit{Code: exitCode(status), Stopped: stopped}
 }
 
-// wait reaps until the agent and all that it started have ended.
-func (s *supervisor) wait(pid int) syscall.WaitStatus {
+// wait reaps until the agent and all that it started have ended. stopped
+// reports whether the agent was told to stop before it ended.
+func (s *supervisor) wait(pid int) (status syscall.WaitStatus, stopped bool) {
 	ended := make(chan syscall.WaitStatus, 1)
 	gone := make(chan struct{})
 	go func() {
@@ -191,6 +193,7 @@ func (s *supervisor) wait(pid int) syscall.WaitStatus {
 	for {
 		select {
 		case <-s.stop:
+			stopped = true
 			s.signalAll(pid, syscall.SIGTERM)
 			if kill == nil {
 				kill = time.After(s.plan.Grace)
@@ -200,7 +203,7 @@ func (s *supervisor) wait(pid int) syscall.WaitStatus {
 			kill = time.After(100 * time.Millisecond) // for what was started meanwhile
 		case st := <-ended:
 			s.endRest(pid, gone)
-			return st
+			return st, stopped
 		}
 	}
 }

@@ -20,9 +20,8 @@ import (
 // earlier runner started.
 func (r *Runner) runAgent(ctx context.Context, rp repo) (outcome, error) {
 	out := outcome{Phase: "agent"}
-	resumed := r.dir.has(agentcmd.StartedFile)
 	if !r.dir.has(agentcmd.ExitFile) {
-		if stop := r.control.wanted(); stop != "" && !resumed {
+		if stop := r.control.wanted(); stop != "" && !r.dir.has(agentcmd.StartedFile) {
 			return stopOutcome(out, stop), nil
 		}
 		if err := r.startAgent(rp); err != nil {
@@ -30,21 +29,16 @@ func (r *Runner) runAgent(ctx context.Context, rp repo) (outcome, error) {
 		}
 	}
 	ended := r.agentEnd()
-	var stop string
 	select {
 	case <-ended:
-		if resumed {
-			stop = r.control.wanted()
-		}
 	case <-r.control.stopped:
-		stop = r.control.wanted()
 		r.stopAgent(ctx, ended)
 	case <-ctx.Done():
 	}
 	if ctx.Err() != nil {
 		return out, ctx.Err()
 	}
-	return r.agentOutcome(out, stop)
+	return r.agentOutcome(out, r.control.wanted())
 }
 
 func stopOutcome(out outcome, stop string) outcome {
@@ -55,6 +49,9 @@ func stopOutcome(out outcome, stop string) outcome {
 	return out
 }
 
+// agentOutcome returns how the agent ended. A stop that was wanted is the
+// reason only if the agent was told to stop before it ended, or lost its
+// supervisor, which cannot say.
 func (r *Runner) agentOutcome(out outcome, stop string) (outcome, error) {
 	var exit agentcmd.Exit
 	ok, err := r.dir.load(agentcmd.ExitFile, &exit)
@@ -66,7 +63,7 @@ func (r *Runner) agentOutcome(out outcome, stop string) (outcome, error) {
 		out.ExitCode = &exit.Code
 	}
 	switch {
-	case stop != "":
+	case stop != "" && (exit.Stopped || !ok):
 		return stopOutcome(out, stop), nil
 	case !ok:
 		r.killLost()

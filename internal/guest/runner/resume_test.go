@@ -58,6 +58,7 @@ func TestRunnerAwayAtTheEnd(t *testing.T) {
 		status  string
 	}{
 		"agent ended":  {"echo started; sleep 0.3; echo ended; touch ../ended", 0, "COMPLETED"},
+		"agent failed": {"echo started; sleep 0.3; touch ../ended; exit 200", 1, "FAILED"},
 		"time ran out": {"echo started; touch ../ended; sleep 600", 1, "TIMEOUT"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -76,6 +77,11 @@ func TestRunnerAwayAtTheEnd(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.Wait("deadline", func() bool { return uptime() > b.Deadline })
+			if c.seconds > 0 { // noted before the runner was killed, or by the next one
+				if err := dir(s.cfg.RunDir).save(fileStop, stopFact{"TIMEOUT"}); err != nil {
+					t.Fatal(err)
+				}
+			}
 			s.start().wait()
 			if rep := s.Final(); rep.Status != c.status {
 				t.Errorf("%+v", rep)
