@@ -82,6 +82,7 @@ type fixed struct {
 	StateDir, CacheDir, Runner string
 	Image                      ImageFiles
 	DialUnix                   string
+	QEMU                       string // "": the one that is installed
 }
 
 func (f fixed) open() (*Driver, error) {
@@ -90,7 +91,7 @@ func (f fixed) open() (*Driver, error) {
 		return nil, err
 	}
 	return New(Config{
-		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, DialUnix: f.DialUnix, Shim: []string{self, "vmm"},
+		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, DialUnix: f.DialUnix, QEMU: f.QEMU, Shim: []string{self, "vmm"},
 		Images: func(_ context.Context, ref string) (ImageFiles, error) {
 			if ref != f.Image.Ref {
 				return ImageFiles{}, agentlab.Errorf(agentlab.CodeNotFound, "no image %s", ref)
