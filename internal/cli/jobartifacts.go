@@ -144,7 +144,11 @@ func fetchJob(ctx context.Context, c *client.Client, j api.Job, repo string) (re
 	ref = "refs/agentlab/" + j.ID
 	commit, err = takeBundle(ctx, dir, file, repo, "refs/heads/agentlab/"+j.ID, ref)
 	if err != nil && ctx.Err() == nil {
-		fault := agentlab.Errorf(agentlab.CodeConflict, "git does not take the bundle of job %s: %s", j.ID, plain(err.Error()))
+		code := agentlab.CodeConflict
+		if agentlab.CodeOf(err) == agentlab.CodeLimit {
+			code = agentlab.CodeLimit
+		}
+		fault := agentlab.Errorf(code, "git does not take the bundle of job %s: %s", j.ID, plain(err.Error()))
 		if errors.Is(err, errLacksBase) {
 			return "", "", fault.WithHint("it builds on commit %.12s, which this repository must have; fetch into the repository that the job came from", j.Result.BaseCommit)
 		}

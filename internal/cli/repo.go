@@ -62,8 +62,9 @@ func gitEnv() []string {
 
 // gitInput is what a run of git gets beside its arguments.
 type gitInput struct {
-	stdin io.Reader
-	env   []string
+	stdin   io.Reader
+	env     []string
+	limited bool // it reads objects of a guest
 }
 
 // git runs git in dir without a prompt and returns its standard output.
@@ -81,16 +82,22 @@ func (in gitInput) run(ctx context.Context, dir string, args ...string) (string,
 	if err != nil {
 		return "", agentlab.Errorf(agentlab.CodeUnavailable, "git is not installed").WithHint("install it, e.g. sudo apt install git")
 	}
-	cmd := exec.CommandContext(ctx, path, append(append([]string{"-C", dir}, gitSafe...), args...)...) //nolint:gosec // arguments are checked by the callers
+	argv := append([]string{path, "-C", dir}, gitSafe...)
+	if in.limited {
+		argv = append(underLimits(path, argv[1:]), gitSmall...)
+	}
+	argv = append(argv, args...)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // arguments are checked by the callers
 	cmd.Env = append(gitEnv(), in.env...)
 	cmd.Stdin = in.stdin
-	var stdout, stderr bytes.Buffer
+	var stdout bytes.Buffer
+	stderr := tailWriter{most: 64 << 10}
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			return "", ctx.Err()
 		}
-		msg := strings.TrimSpace(stderr.String())
+		msg := strings.TrimSpace(stderr.buf.String())
 		if msg == "" {
 			msg = err.Error()
 		}

@@ -86,6 +86,12 @@ func takeBundle(ctx context.Context, dir, bundle, path, branch, ref string) (str
 	if err != nil {
 		return "", err
 	}
+	if _, err := file.Seek(h.size, io.SeekStart); err != nil {
+		return "", err
+	}
+	if err := scanPack(file); err != nil {
+		return "", err
+	}
 	if err := checkBundle(ctx, bare, file, h, commit); err != nil {
 		return "", err
 	}
@@ -99,23 +105,27 @@ func takeBundle(ctx context.Context, dir, bundle, path, branch, ref string) (str
 // checkBundle indexes the bundle's pack in the bare repository under the
 // checks of fetch.fsckObjects, and wants all that the commit refers to.
 func checkBundle(ctx context.Context, bare string, file *os.File, h bundleHeader, commit string) error {
+	limited := func(stdin string, args ...string) error {
+		in := gitInput{stdin: strings.NewReader(stdin), limited: true}
+		_, err := in.run(ctx, bare, append([]string{"--git-dir=" + bare}, args...)...)
+		return err
+	}
 	for _, id := range h.needs {
-		if _, err := gitBare(ctx, bare, "cat-file", "-e", id+"^{commit}"); err != nil {
+		if err := limited("", "cat-file", "-e", id+"^{commit}"); err != nil {
 			return errLacksBase
 		}
 	}
 	if err := indexPack(ctx, file, h.size, bare, "--git-dir="+bare, "index-pack", "--strict"); err != nil {
 		return fmt.Errorf("its objects are not sound: %w", err)
 	}
-	if _, err := gitBare(ctx, bare, "cat-file", "-e", commit+"^{commit}"); err != nil {
+	if err := limited("", "cat-file", "-e", commit+"^{commit}"); err != nil {
 		return errors.New("its branch is no commit")
 	}
 	want := commit + "\n"
 	for _, id := range h.needs {
 		want += "^" + id + "\n"
 	}
-	in := gitInput{stdin: strings.NewReader(want)}
-	if _, err := in.run(ctx, bare, "--git-dir="+bare, "rev-list", "--objects", "--quiet", "--stdin"); err != nil {
+	if err := limited(want, "rev-list", "--objects", "--quiet", "--stdin"); err != nil {
 		return fmt.Errorf("it is not whole: %w", err)
 	}
 	return nil
@@ -126,6 +136,6 @@ func indexPack(ctx context.Context, bundle *os.File, offset int64, dir string, a
 	if _, err := bundle.Seek(offset, io.SeekStart); err != nil {
 		return err
 	}
-	_, err := gitInput{stdin: bundle}.run(ctx, dir, append(args, "--stdin", "--fix-thin")...)
+	_, err := gitInput{stdin: bundle, limited: true}.run(ctx, dir, append(args, "--stdin", "--fix-thin")...)
 	return err
 }

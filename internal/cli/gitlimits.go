@@ -1,0 +1,67 @@
+package cli
+
+import (
+	"bytes"
+	"fmt"
+	"syscall"
+)
+
+// Limits on a git that reads objects of a guest.
+const (
+	gitMemory  = 1 << 30 // bytes of private memory; mappings of packs do not count
+	gitSeconds = 600     // of CPU time
+	gitFile    = 4 << 30 // bytes of a file that it writes
+)
+
+// gitSmall are options under which git holds little in memory at a time.
+var gitSmall = []string{
+	"-c", "core.bigFileThreshold=32m",
+	"-c", "core.deltaBaseCacheLimit=32m",
+	"-c", "pack.threads=1",
+	"-c", "pack.windowMemory=64m",
+	"-c", "pack.deltaCacheSize=16m",
+	"-c", "diff.renames=false",
+}
+
+// underLimits returns a command that sets the limits above on itself and then
+// becomes the program, so that the program never runs without them.
+func underLimits(program string, args []string) []string {
+	script := ""
+	for _, l := range []struct {
+		resource int
+		option   byte
+		most     uint64
+		unit     uint64 // of the option
+	}{
+		{syscall.RLIMIT_CORE, 'c', 0, 512},
+		{syscall.RLIMIT_DATA, 'd', gitMemory, 1024},
+		{syscall.RLIMIT_CPU, 't', gitSeconds, 1},
+		{syscall.RLIMIT_FSIZE, 'f', gitFile, 512},
+	} {
+		most := l.most
+		var now syscall.Rlimit
+		if syscall.Getrlimit(l.resource, &now) == nil && uint64(now.Max) < most { //nolint:unconvert // its type differs between systems
+			most = now.Max // nobody may raise it
+		}
+		script += fmt.Sprintf("ulimit -%c %d && ", l.option, most/l.unit)
+	}
+	return append([]string{"/bin/sh", "-c", script + `exec "$0" "$@"`, program}, args...)
+}
+
+// tailWriter keeps the last bytes that are written to it.
+type tailWriter struct {
+	buf  bytes.Buffer
+	most int
+}
+
+func (t *tailWriter) Write(p []byte) (int, error) {
+	n := len(p)
+	if len(p) > t.most {
+		p = p[len(p)-t.most:]
+	}
+	if over := t.buf.Len() + len(p) - t.most; over > 0 {
+		t.buf.Next(over)
+	}
+	t.buf.Write(p)
+	return n, nil
+}
