@@ -172,5 +172,12 @@ func (d *Driver) checkStorage(ctx context.Context, node, storage string) backend
 	case st.Total > 0 && st.Avail < leastFree:
 		return finding(name, backend.LevelWarn, "free space on it, or destroy sandboxes", "%d MiB are free", st.Avail>>20)
 	}
+	if _, err := d.pve.Content(ctx, node, storage, "images", 0); err != nil {
+		if file := pve.UnreadableFile(err); file != "" {
+			return finding(name, backend.LevelWarn, "repair the file, or move it out of the storage; sandboxes are made without it",
+				"the file %s is damaged, and Proxmox cannot list the volumes: %s", clip(file), clip(err.Error()))
+		}
+		return finding(name, backend.LevelWarn, agentlab.HintOf(err), "its volumes cannot be listed: %s", clip(err.Error()))
+	}
 	return finding(name, backend.LevelOK, "", "%s, %s free", st.Type, strings.TrimSpace(fmt.Sprintf("%d GiB", st.Avail>>30)))
 }

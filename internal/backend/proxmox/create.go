@@ -92,24 +92,38 @@ func (d *Driver) begin(ctx context.Context, spec backend.Spec) (*handle, error) 
 	return h, d.save(h)
 }
 
-// numberFree notes where the volumes of a sandbox to be made will be, if none
-// of anybody's bears its number yet: then all that do are its own. Whether the
-// number is free the clone itself tells.
+// numberFree notes where the volumes of a sandbox to be made will be, after it
+// made sure that none of anybody's bears its number yet: then all that do are
+// its own. It returns exists when a volume does, unless it is that of the
+// sandbox itself, whose handle was lost. Whether a VM has the number the clone
+// itself tells.
 func (d *Driver) numberFree(ctx context.Context, h *handle, t template) error {
 	storages := d.storagesOf(t)
 	for _, storage := range storages {
-		left, err := d.volumesOn(ctx, h.Node, storage)
-		if err != nil {
-			return err
+		left, err := d.pve.Content(ctx, h.Node, storage, "images", h.Spec.VMID)
+		what := pve.UnreadableFile(err)
+		if len(left) > 0 {
+			what = left[0].VolID
 		}
-		for _, v := range left {
-			if volumeOwner(v.VolID) == h.Spec.VMID {
-				return nil
-			}
+		switch {
+		case what != "":
+			return d.volumeInTheWay(ctx, h, what)
+		case err != nil:
+			return err
 		}
 	}
 	h.Storages = storages
 	return nil
+}
+
+// volumeInTheWay judges a volume that bears the number of a sandbox to be made.
+func (d *Driver) volumeInTheWay(ctx context.Context, h *handle, volume string) error {
+	s, err := d.see(ctx, h.Spec.Ref(), h)
+	if err != nil || s.ours {
+		return err
+	}
+	return agentlab.Errorf(agentlab.CodeExists, "number %d is taken: volume %s bears it", h.Spec.VMID, clip(volume)).
+		WithHint("it was left alone; let the sandbox have another number")
 }
 
 // roomEnough refuses a disk smaller than the template's.

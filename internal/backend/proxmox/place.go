@@ -14,10 +14,9 @@ import (
 
 // inventory is what nodes said lately, shared by all sandboxes.
 type inventory struct {
-	asking  gate // guards vms, nodes and volumes, and is held while they are asked for
-	vms     latest[map[string][]pve.VM]
-	nodes   latest[[]pve.Node]
-	volumes map[string]latest[[]pve.Volume] // by node and storage
+	asking gate // guards vms and nodes, and is held while they are asked for
+	vms    latest[map[string][]pve.VM]
+	nodes  latest[[]pve.Node]
 
 	mu       sync.Mutex        // guards what follows
 	verdicts map[string]string // uid of VMs without handle, by what they look like
@@ -49,30 +48,6 @@ func (i *inventory) due(now time.Time, every time.Duration) bool {
 	}
 	i.sweptAt = now
 	return true
-}
-
-// volumesOn returns the disks on a storage, as they were at most inventoryAge
-// ago.
-func (d *Driver) volumesOn(ctx context.Context, node, storage string) ([]pve.Volume, error) {
-	i := &d.inventory
-	if err := i.asking.lock(ctx); err != nil {
-		return nil, err
-	}
-	defer i.asking.Unlock()
-	key := node + "/" + storage
-	if list, ok := i.volumes[key].within(inventoryAge, d.cfg.Now()); ok {
-		return list, nil
-	}
-	at := d.cfg.Now()
-	list, err := d.pve.Content(ctx, node, storage, "images", 0)
-	if err != nil {
-		return nil, err
-	}
-	if i.volumes == nil {
-		i.volumes = map[string]latest[[]pve.Volume]{}
-	}
-	i.volumes[key] = latest[[]pve.Volume]{list, at}
-	return list, nil
 }
 
 // storagesOf are the storages that a sandbox's volumes are on: those of its
@@ -256,11 +231,11 @@ func (d *Driver) sameImage(n *Node, vmid int) int {
 	return vmid
 }
 
-// Taken implements backend.NumberChecker: numbers of VMs on the nodes, of
-// templates, and of volumes that lie about, which a VM with their number would
-// take for its own. A token sees of all that only what it has rights on, and
-// nobody what is on a node that is offline: what else has a number, Create is
-// told by its clone.
+// Taken implements backend.NumberChecker: numbers of VMs on the nodes and of
+// templates. A token sees only those that it has rights on, and nobody those on
+// a node that is offline: Create finds out about other VMs from its clone, and
+// looks for volumes that are left under the number itself. All volumes are not
+// listed here: one damaged file of anybody's fails such a list.
 func (d *Driver) Taken(ctx context.Context, first, last int) ([]int, error) {
 	vms, err := d.listed(ctx, inventoryAge)
 	if err != nil {
@@ -273,25 +248,8 @@ func (d *Driver) Taken(ctx context.Context, first, last int) ([]int, error) {
 		}
 	}
 	for _, n := range d.cfg.Nodes {
-		_, asked := vms[n.Name]
 		for _, vmid := range n.Templates {
 			taken[vmid] = true
-			if !asked {
-				continue
-			}
-			t, err := d.template(ctx, n.Name, vmid)
-			if err != nil {
-				continue // of what cannot be used nothing is made
-			}
-			for _, storage := range d.storagesOf(t) {
-				left, err := d.volumesOn(ctx, n.Name, storage)
-				if err != nil {
-					return nil, err
-				}
-				for _, v := range left {
-					taken[volumeOwner(v.VolID)] = true
-				}
-			}
 		}
 	}
 	all, err := d.handles()

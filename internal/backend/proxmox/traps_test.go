@@ -234,14 +234,12 @@ func TestTrap02VolumesOfNobody(t *testing.T) {
 	w := newWorld(t, worldConfig{admin: true})
 	path := "/nodes/" + w.node.Name() + "/storage/local-zfs/content"
 	ok(t, "alloc", w.admin(t, pve.Post, path, map[string][]string{"vmid": {"1001"}, "filename": {"vm-1001-precious"}, "size": {"1M"}}))
-	taken, err := w.driver.Taken(t.Context(), 1000, 1010)
-	ok(t, "Taken", err)
-	if len(taken) != 1 || taken[0] != 1001 {
-		t.Errorf("taken: %v", taken)
-	}
-	spec := w.create(t, 1)
-	ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))
+	spec := w.spec(1)
+	wantCode(t, "Create", w.driver.Create(t.Context(), spec), agentlab.CodeExists)
+	wantCode(t, "Inspect", inspectErr(w.driver.Inspect(t.Context(), spec.Ref())), agentlab.CodeNotFound)
 	ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
+	w.create(t, 2)
+	ok(t, "Destroy", w.driver.Destroy(t.Context(), w.spec(2).Ref()))
 	if left := w.left(t); len(left) != 1 || left[0] != "local-zfs:vm-1001-precious" {
 		t.Errorf("left: %q", left)
 	}

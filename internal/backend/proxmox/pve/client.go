@@ -82,11 +82,43 @@ func list[T any](ctx context.Context, c *Client, what, path string, params url.V
 	return out, nil
 }
 
+// How often a call is made that fails for a reason which passes at once, and
+// the pause after the first try, which grows by as much with each further one.
+const (
+	retryTries = 6
+	retryPause = 100 * time.Millisecond
+)
+
+// retry makes a call until it asks for no further try, tries are used up, or
+// ctx ends. It returns the error of the last try.
+func (c *Client) retry(ctx context.Context, call func() (again bool, err error)) error {
+	for try := 1; ; try++ {
+		again, err := call()
+		if !again || try == retryTries {
+			return err
+		}
+		select {
+		case <-time.After(min(retryPause, c.poll.First) * time.Duration(try)):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// noWorker is the answer of a node whose worker was killed before it began.
+const noWorker = "got no worker upid - start worker failed"
+
 // task makes one call that begins a task. An answer that names none proves
-// nothing: it is neither a failure nor a success.
+// nothing: it is neither a failure nor a success. A node that could not start
+// the worker has done nothing, so the call is made again.
 func (c *Client) task(ctx context.Context, what string, m Method, path string, params url.Values) (UPID, error) {
 	var s Str
-	if err := c.call(ctx, what, m, path, params, &s); err != nil {
+	err := c.retry(ctx, func() (again bool, err error) {
+		err = c.call(ctx, what, m, path, params, &s)
+		f, ok := asFault(err)
+		return ok && strings.HasPrefix(f.Message, noWorker), err
+	})
+	if err != nil {
 		return "", err
 	}
 	u, err := ParseUPID(string(s))

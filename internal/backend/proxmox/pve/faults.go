@@ -103,6 +103,7 @@ var faults = []fault{
 	row(`^timeout: no zvol device link for`, agentlab.CodeUnavailable, "the volume is not there, or udev is slow"),
 
 	// Something that is needed does not answer.
+	row(`^`+noWorker, agentlab.CodeUnavailable, "the node could not begin a task; try again"),
 	row(`^hostname lookup '[^']*' failed`, agentlab.CodeUnavailable, "the node that was asked cannot find the other one: is the node's name right?"),
 	row(`^storage '[^']*' is (not online|not active|disabled|not available)|could not activate storage`, agentlab.CodeUnavailable, "bring the storage up on the node"),
 	row(`cluster not ready - no quorum`, agentlab.CodeUnavailable, "the cluster has no quorum: nothing can be changed until it has"),
@@ -234,9 +235,14 @@ func aboutVM(err error, vmid int) error {
 			}
 		}
 	}
+	return recoded(err, agentlab.CodeInternal, agentlab.HintOf(err))
+}
+
+// recoded returns an error of this package with another code and hint.
+func recoded(err error, code agentlab.Code, hint string) error {
 	e, _ := errors.AsType[*agentlab.Error](err)
 	c := *e
-	c.Code = agentlab.CodeInternal
+	c.Code, c.Hint = code, hint
 	return &c
 }
 

@@ -3,6 +3,7 @@ package pve
 import (
 	"context"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -58,16 +59,61 @@ type Volume struct {
 	CTime   Int    `json:"ctime"`
 }
 
+// notOpened is what a list says of a file that qemu-img cannot open; it may say
+// so twice, one within the other.
+var notOpened = regexp.MustCompile(`Could not open '([^']+)': (?:Could not open '[^']*': )?(.*)$`)
+
+const noSuchFile = "No such file or directory"
+
+// unreadable returns the file that an error of a list is about, and why it
+// could not be opened; "" for any other error.
+func unreadable(err error) (file, why string) {
+	f, ok := asFault(err)
+	if !ok {
+		return "", ""
+	}
+	m := notOpened.FindStringSubmatch(strings.TrimSpace(f.Message))
+	if m == nil {
+		return "", ""
+	}
+	return m[1], m[2]
+}
+
+// UnreadableFile returns the damaged file because of which Content failed; ""
+// when it failed for another reason.
+func UnreadableFile(err error) string {
+	if file, why := unreadable(err); why != noSuchFile {
+		return file
+	}
+	return ""
+}
+
 // Content lists the volumes of a storage: of one kind of content, or of all
 // kinds ("") and of one VM, or of all (0). What the caller may not access is
 // left out silently: of a VM that is gone, everything (NotRemoved).
+//
+// On a storage of files the node opens each volume, and fails the whole list
+// for one that it cannot open. Where that one was deleted meanwhile, Content
+// asks again; where it is damaged, the error is unavailable and UnreadableFile
+// names it. So ask for the volumes of one VM wherever that will do.
 func (c *Client) Content(ctx context.Context, node, storage, content string, vmid int) ([]Volume, error) {
 	p := url.Values{}
 	setNonEmpty(p, "content", content)
 	if vmid != 0 {
 		p.Set("vmid", strconv.Itoa(vmid))
 	}
-	out, err := list[Volume](ctx, c, "list volumes of storage "+storage, apiPath("nodes", node, "storage", storage, "content"), p)
+	var out []Volume
+	err := c.retry(ctx, func() (again bool, err error) {
+		out, err = list[Volume](ctx, c, "list volumes of storage "+storage, apiPath("nodes", node, "storage", storage, "content"), p)
+		switch file, why := unreadable(err); {
+		case file == "":
+			return false, err
+		case why == noSuchFile:
+			return true, recoded(err, agentlab.CodeUnavailable, "a volume was deleted while the node listed the storage; try again")
+		default:
+			return false, recoded(err, agentlab.CodeUnavailable, "the file is damaged: repair it, or move it out of the storage: "+clip(file, 200))
+		}
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -29,9 +29,19 @@ type VM struct {
 func (v VM) Tags() []string { return splitTags(string(v.TagList)) }
 
 // VMs lists the VMs of a node that the caller may see (VM.Audit); others are
-// left out silently.
+// left out silently. The node fails the whole list when any VM is deleted while
+// it reads the configurations: VMs then asks again, and returns unavailable
+// when that does not help.
 func (c *Client) VMs(ctx context.Context, node string) ([]VM, error) {
-	out, err := list[VM](ctx, c, "list VMs of node "+node, apiPath("nodes", node, "qemu"), nil)
+	var out []VM
+	err := c.retry(ctx, func() (again bool, err error) {
+		out, err = list[VM](ctx, c, "list VMs of node "+node, apiPath("nodes", node, "qemu"), nil)
+		if agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			return false, err
+		}
+		// It names some VM of the list, and says nothing about any that was asked about.
+		return true, recoded(err, agentlab.CodeUnavailable, "a VM was deleted while the node listed its VMs; try again")
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -240,6 +240,9 @@ func (c *call) goTo(name string) *Error {
 // fork begins a worker. By REST it goes on by itself and the call returns its
 // UPID; on the command line it runs in the foreground.
 func (c *call) fork(typ, id string, work func(w *call) *Error) (any, *Error) {
+	if err := c.n.point(c, "fork"); err != nil {
+		return nil, err
+	}
 	w := *c
 	if len(c.proc.held) > 0 { // open files are inherited, and their locks with them
 		c.proc = newHolder()

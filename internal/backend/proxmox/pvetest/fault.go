@@ -41,8 +41,8 @@ type Fault struct {
 	Times int
 }
 
-// Points are the steps of workers at which a Fault may happen, beside the
-// types of tasks.
+// Points are the steps of workers and of lists at which a Fault may happen,
+// beside the types of tasks.
 var Points = []string{
 	"clone.stub",      // the stub with lock: clone is there, no volume made
 	"clone.volume",    // before each volume
@@ -65,6 +65,9 @@ var Points = []string{
 	"resize.volume",   // before a volume is grown
 	"snapshot.volume", // before each volume's snapshot
 	"move.renamed",    // the volume has its new name, the configs not
+	"fork",            // of any call that begins a task, before its worker is there
+	"list.config",     // in a list of VMs, before each VM's config is read
+	"list.volume",     // in a list of a dir storage, before each volume is read
 }
 
 type faults struct {
@@ -124,8 +127,11 @@ func (c *call) vmid() int {
 }
 
 // point is a step of a worker.
-func (n *Node) point(c *call, name string) *Error {
-	if a := n.faults.due(c.vmid(), name); a != nil {
+func (n *Node) point(c *call, name string) *Error { return n.pointOf(c, c.vmid(), name) }
+
+// pointOf is point for a step that is about another VM than its call.
+func (n *Node) pointOf(c *call, vmid int, name string) *Error {
+	if a := n.faults.due(vmid, name); a != nil {
 		c.happen(a)
 		for _, line := range a.Log {
 			c.say("%s", line)

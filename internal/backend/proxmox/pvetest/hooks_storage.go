@@ -44,6 +44,18 @@ func (n *Node) ZFSClone(volid, snap, to string) {
 	s.at(n.name)[nr.key] = &volume{key: nr.key, vmid: nr.vmid, format: v.format, size: v.size, parent: r.key, parentSnap: snap, ctime: time.Now()}
 }
 
+// Damage makes a volume of a dir storage unreadable for qemu-img, as a qcow2
+// file is whose header has only its magic.
+func (n *Node) Damage(volid string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	_, _, v, err := n.findVolume(n.name, volid)
+	if err != nil || v == nil {
+		panic("fake Proxmox node: no volume " + volid)
+	}
+	v.damaged = true
+}
+
 // HoldLock takes a lock file of the first node as another process would, and
 // returns what lets it go. It panics when the lock is not free.
 func (n *Node) HoldLock(file string) (release func()) {

@@ -137,21 +137,35 @@ func (n *Node) bootSize(v *vm) int64 {
 	return 0
 }
 
-// apiVMs is GET /nodes/N/qemu.
+// apiVMs is GET /nodes/N/qemu. The real node reads the configurations one
+// after the other, also those that the caller may not see, and fails as a
+// whole when one of them is deleted meanwhile.
 func apiVMs(c *call) (any, *Error) {
+	var ids []int
 	c.n.mu.Lock()
-	ids := c.n.vmids()
+	for _, id := range c.n.vmids() {
+		if c.n.vms[id].node == c.node {
+			ids = append(ids, id)
+		}
+	}
 	c.n.mu.Unlock()
 	out := []map[string]any{}
 	for _, id := range ids {
-		if !c.may("/vms/"+itoa(id), "VM.Audit") {
-			continue
+		if err := c.n.pointOf(c, id, "list.config"); err != nil {
+			return nil, err
 		}
 		c.n.mu.Lock()
+		var status map[string]any
 		if v := c.n.vms[id]; v != nil && v.node == c.node {
-			out = append(out, c.n.vmStatus(v, c.p.yes("full")))
+			status = c.n.vmStatus(v, c.p.yes("full"))
 		}
 		c.n.mu.Unlock()
+		if status == nil {
+			return nil, dief("Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", c.node, id)
+		}
+		if c.may("/vms/"+itoa(id), "VM.Audit") {
+			out = append(out, status)
+		}
 	}
 	return out, nil
 }

@@ -64,6 +64,7 @@ type volume struct {
 	snaps      []string
 	ctime      time.Time
 	busy       bool // a test says that it cannot be freed
+	damaged    bool // a test says that qemu-img cannot read it
 }
 
 func (n *Node) addStorage(s Storage) error {

@@ -87,7 +87,9 @@ func apiContent(c *call) (any, *Error) {
 	kind := c.p.str("content")
 	var all []map[string]any
 	if s.holds("images") && (kind == "" || kind == "images") {
-		all = append(all, c.imageEntries(s)...)
+		if all, err = c.imageEntries(s); err != nil {
+			return nil, err
+		}
 	}
 	if s.Type == Dir { // vmid narrows images alone
 		for _, k := range []string{"backup", "import", "iso", "snippets", "vztmpl"} {
@@ -106,29 +108,62 @@ func apiContent(c *call) (any, *Error) {
 	return out, nil
 }
 
-func (c *call) imageEntries(s *storage) []map[string]any {
+// imageEntries lists the volumes of one VM or of all. On a dir storage the real
+// node runs qemu-img on each file, and fails as a whole for one that is gone
+// or damaged.
+func (c *call) imageEntries(s *storage) ([]map[string]any, *Error) {
 	c.n.mu.Lock()
-	defer c.n.mu.Unlock()
+	vols := s.volumesOf(c.node, c.p.num("vmid"))
+	c.n.mu.Unlock()
 	var out []map[string]any
-	for _, v := range s.volumesOf(c.node, c.p.num("vmid")) {
-		e := map[string]any{"volid": s.volid(v), "format": v.format, "size": v.size, "vmid": v.vmid, "content": "images"}
-		switch s.Type {
-		case ZFSPool:
-			e["name"], e["parent"] = v.key, nil
-			if v.parent != "" {
-				e["parent"] = v.parent + "@" + v.parentSnap
-			}
-		case LVMThin:
-			e["ctime"] = itoa(int(v.ctime.Unix()))
-		case Dir:
-			e["ctime"], e["parent"], e["used"] = v.ctime.Unix(), nil, 196616
-			if v.parent != "" {
-				e["parent"] = "../" + v.parent
+	for _, v := range vols {
+		if s.Type == Dir {
+			if err := c.qemuImgInfo(s, v); err != nil {
+				return nil, err
 			}
 		}
-		out = append(out, e)
+		c.n.mu.Lock()
+		out = append(out, s.imageEntry(v))
+		c.n.mu.Unlock()
 	}
-	return out
+	return out, nil
+}
+
+// qemuImgInfo fails as qemu-img info does.
+func (c *call) qemuImgInfo(s *storage, v *volume) *Error {
+	if err := c.n.pointOf(c, v.vmid, "list.volume"); err != nil {
+		return err
+	}
+	c.n.mu.Lock()
+	defer c.n.mu.Unlock()
+	file := s.filePath(ref{content: "images", key: v.key})
+	switch {
+	case s.at(c.node)[v.key] != v:
+		return dief("qemu-img: Could not open '%s': Could not open '%s': No such file or directory", file, file)
+	case v.damaged:
+		return dief("qemu-img: Could not open '%s': Unsupported cluster size: 2^0", file)
+	}
+	return nil
+}
+
+// imageEntry is a volume in a list; mu is held.
+func (s *storage) imageEntry(v *volume) map[string]any {
+	e := map[string]any{"volid": s.volid(v), "format": v.format, "size": v.size, "vmid": v.vmid, "content": "images"}
+	switch s.Type {
+	case ZFSPool:
+		e["name"], e["parent"] = v.key, nil
+		if v.parent != "" {
+			e["parent"] = v.parent + "@" + v.parentSnap
+		}
+	case LVMThin:
+		e["ctime"] = itoa(int(v.ctime.Unix()))
+	case Dir:
+		e["ctime"], e["parent"], e["used"] = v.ctime.Unix(), nil, 196616
+		if v.parent != "" {
+			e["parent"] = "../" + v.parent
+		}
+	}
+	return e
 }
 
 // contentDirs are where a dir storage keeps its files.
