@@ -140,10 +140,18 @@ var (
 	wellKnownNAT64 = netip.MustParsePrefix("64:ff9b::/96")
 	compatible     = netip.MustParsePrefix("::/96")
 	siit           = netip.MustParsePrefix("::ffff:0:0:0/96")
-	localNAT64     = netip.MustParsePrefix("64:ff9b:1::/48")
 	teredo         = netip.MustParsePrefix("2001::/32")
 	sixToFour      = netip.MustParsePrefix("2002::/16")
 )
+
+// Embedded returns the IPv4 addresses that an IPv6 address is known to carry,
+// by NAT64, 6to4, Teredo, ISATAP or IPv4-compatible and -translated notation.
+func Embedded(a netip.Addr) []netip.Addr {
+	if a = a.Unmap(); a.Is4() {
+		return nil
+	}
+	return embedded(a)
+}
 
 // embedded returns the IPv4 addresses that an IPv6 address is known to carry.
 func embedded(a netip.Addr) []netip.Addr {
@@ -154,9 +162,6 @@ func embedded(a netip.Addr) []netip.Addr {
 		return nil
 	case wellKnownNAT64.Contains(a), compatible.Contains(a), siit.Contains(a):
 		return []netip.Addr{last}
-	case localNAT64.Contains(a):
-		// RFC 6052: a /48 prefix has the address around octet 8, a /96 at the end.
-		return []netip.Addr{netip.AddrFrom4([4]byte{b[6], b[7], b[9], b[10]}), last}
 	case teredo.Contains(a):
 		client := binary.BigEndian.Uint32(b[12:16]) ^ 0xffffffff
 		var c [4]byte

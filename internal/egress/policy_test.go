@@ -35,7 +35,7 @@ func TestAlwaysDenied(t *testing.T) {
 		"::127.0.0.1": egress.RuleLoopback, "::ffff:127.0.0.1": egress.RuleLoopback, "::ffff:8.8.8.8": "",
 		"::ffff:0:10.0.0.1": egress.RulePrivate, "::ffff:0:8.8.8.8": egress.RuleTransition,
 		"64:ff9b::192.168.1.1": egress.RulePrivate, "64:ff9b::169.254.169.254": egress.RuleMetadata, "64:ff9b::8.8.8.8": "",
-		"64:ff9b:1::10.0.0.1": egress.RuleUnspecified, "64:ff9b:1:a00:0:100::": egress.RulePrivate, "64:ff9b:1::808:808": egress.RuleUnspecified,
+		"64:ff9b:1::10.0.0.1": egress.RuleTransition, "64:ff9b:1:a00:0:100::": egress.RuleTransition, "64:ff9b:1::808:808": egress.RuleTransition,
 		"100::1": egress.RuleReserved, "2001:0:a00:1::": egress.RulePrivate, "2001:0:808:808:0:0:80ff:fffe": egress.RuleLoopback,
 		"2001:0:808:808:0:0:f7f7:f7f7": egress.RuleTransition, "2001:2::1": egress.RuleBenchmark, "2001:20::1": egress.RuleReserved,
 		"2001:db8::1": egress.RuleDocumentation, "2001:200::1": "", "2002:7f00:1::": egress.RuleLoopback,

@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -26,7 +27,10 @@ const hostAddrsAge = 10 * time.Second
 // looks at the address of each socket just before that connects, and refuses
 // with *egress.DeniedError what no policy allows, what is the host itself, and
 // the networks that the host is directly on, also where their addresses are
-// public: with IPv6 those of a home's or an office's machines are.
+// public: with IPv6 those of a home's or an office's machines are. An IPv6
+// address that carries an IPv4 address is judged by both, and an address under
+// a NAT64 prefix of the network's own is refused: what a translator does with
+// it is not known.
 type HostDialer struct {
 	mu    sync.Mutex
 	read  time.Time
@@ -34,10 +38,23 @@ type HostDialer struct {
 	nets  []netip.Prefix // what those addresses are on
 	asked time.Time      // when ipv6 was looked at
 	ipv6  bool
+
+	translators *Translators
 }
 
 // NewHostDialer returns a HostDialer.
-func NewHostDialer() *HostDialer { return &HostDialer{} }
+func NewHostDialer() *HostDialer {
+	h := &HostDialer{}
+	h.translators = NewTranslators(NewUpstream(h))
+	return h
+}
+
+// Translators returns what the dialer knows of the network's NAT64.
+func (h *HostDialer) Translators() *Translators { return h.translators }
+
+// AskTranslators makes the dialer ask another resolver than the host's name
+// servers for the network's NAT64 prefixes. It is called before the first dial.
+func (h *HostDialer) AskTranslators(r Resolver) { h.translators = NewTranslators(r) }
 
 // DialContext implements Dialer. Names are refused with agentlab.CodeInvalid:
 // a name was resolved and checked before, and must not be resolved again.
@@ -52,9 +69,9 @@ func (h *HostDialer) DialContext(ctx context.Context, network, addr string) (net
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not an IP address and port", addr)
 	}
 	if network == "icmp" {
-		return h.dialICMP(at.Addr())
+		return h.dialICMP(ctx, at.Addr())
 	}
-	d := net.Dialer{Control: h.control}
+	d := net.Dialer{ControlContext: h.control}
 	return d.DialContext(ctx, network, addr)
 }
 
@@ -66,12 +83,12 @@ func (h *HostDialer) DialResolver(ctx context.Context, network, addr string) (ne
 	return d.DialContext(ctx, network, addr)
 }
 
-func (h *HostDialer) control(network, addr string, raw syscall.RawConn) error {
+func (h *HostDialer) control(ctx context.Context, network, addr string, raw syscall.RawConn) error {
 	ap, err := netip.ParseAddrPort(addr)
 	if err != nil {
 		return &egress.DeniedError{Rule: egress.RuleInvalid}
 	}
-	if err := h.check(ap.Addr()); err != nil {
+	if err := h.check(ctx, ap.Addr()); err != nil {
 		return err
 	}
 	if strings.HasPrefix(network, "udp") {
@@ -81,25 +98,60 @@ func (h *HostDialer) control(network, addr string, raw syscall.RawConn) error {
 }
 
 // check refuses what no policy allows, the host itself and its neighbours.
-func (h *HostDialer) check(a netip.Addr) error {
-	if rule, denied := egress.AlwaysDenied(a); denied {
-		return &egress.DeniedError{Addr: a, Rule: rule}
-	}
-	rule, err := h.near(a.Unmap())
-	if err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the host's own addresses are not known: %w", err)
-	}
-	if rule != "" {
-		return &egress.DeniedError{Addr: a, Rule: rule}
+func (h *HostDialer) check(ctx context.Context, a netip.Addr) error {
+	if rule, err := h.refuses(ctx, a); err != nil || rule != "" {
+		return cmp.Or(err, error(&egress.DeniedError{Addr: a, Rule: rule}))
 	}
 	leaves, err := leavesHost(a.Unmap())
 	if err != nil {
 		return err
 	}
+	for _, inner := range egress.Embedded(a) {
+		out, err := leavesHost(inner)
+		if noRoute := errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH); err != nil && !noRoute {
+			return err
+		} else if !noRoute {
+			leaves = leaves && out // a host without IPv4 is not at that address
+		}
+	}
 	if !leaves {
 		return &egress.DeniedError{Addr: a, Rule: egress.RuleHostAddr}
 	}
 	return nil
+}
+
+// refuses returns the rule by which an address is refused, as far as that can
+// be said without a look at the routes; "" when it is not. An error means that
+// it cannot be said now.
+func (h *HostDialer) refuses(ctx context.Context, a netip.Addr) (rule string, err error) {
+	if rule, denied := egress.AlwaysDenied(a); denied {
+		return rule, nil
+	}
+	a = a.Unmap()
+	for _, one := range append([]netip.Addr{a}, egress.Embedded(a)...) {
+		rule, err := h.near(one)
+		if err != nil {
+			return "", agentlab.Errorf(agentlab.CodeUnavailable, "the host's own addresses are not known: %w", err)
+		}
+		if rule != "" {
+			return rule, nil
+		}
+	}
+	if a.Is4() || egress.Dropped(egress.RuleTransition) {
+		return "", nil
+	}
+	prefixes, err := h.translators.Prefixes(ctx)
+	if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		return egress.RuleTransition, nil
+	}
+	return "", err
+}
+
+// Withholds tells whether an address must not be in an answer to a DNS
+// question, because it would not be dialled.
+func (h *HostDialer) Withholds(ctx context.Context, a netip.Addr) bool {
+	rule, err := h.refuses(ctx, a)
+	return err != nil || rule != ""
 }
 
 // publicIPv6 is an address of the public internet's oldest part. It is only

@@ -170,7 +170,7 @@ func (g *Gate) exchange(ctx context.Context, q dns.Question, dnssec bool) (*dns.
 // was asked for, and records those that are withheld.
 func (g *Gate) take(q dns.Question, answer *dns.Msg) answerFilter {
 	name := dns.CanonicalName(q.Name)
-	f := answerFilter{aliases: aliases(name, answer.Answer), ipv6: g.ipv6()}
+	f := answerFilter{aliases: aliases(name, answer.Answer), ipv6: g.ipv6(), withholds: g.withholds}
 	f.filter(answer)
 	for _, a := range f.withheld {
 		r := dnsRecord(name, egress.Verdict{Rule: egress.RuleRebinding})
@@ -204,6 +204,19 @@ func (g *Gate) resolveAgain(ctx context.Context, name string, ipv4 bool) []netip
 	}
 	f := g.take(q, answer)
 	return slices.DeleteFunc(f.kept, func(a netip.Addr) bool { return a.Is4() != ipv4 })
+}
+
+// withholder is implemented by dialers that know of addresses, beside those
+// that no policy allows, which they will refuse.
+type withholder interface {
+	Withholds(ctx context.Context, a netip.Addr) bool
+}
+
+// withholds tells whether the dialer is known to refuse an address, so that
+// the guest is not to be told of it.
+func (g *Gate) withholds(a netip.Addr) bool {
+	d, ok := g.cfg.Dialer.(withholder)
+	return ok && d.Withholds(g.ctx, a) && !egress.Dropped(egress.RuleRebinding)
 }
 
 // ipv6er is implemented by dialers that know whether IPv6 addresses can be

@@ -122,6 +122,7 @@ func aliases(name string, answer []dns.RR) []string {
 type answerFilter struct {
 	aliases        []string
 	ipv6           bool
+	withholds      func(netip.Addr) bool // beside what no policy allows; nil: none
 	answer         []dns.RR
 	authority      []dns.RR
 	kept, withheld []netip.Addr
@@ -166,6 +167,9 @@ func (f *answerFilter) address(h *dns.RR_Header, ip net.IP) bool {
 		return false
 	}
 	keep, withheld := egress.FilterAnswer([]netip.Addr{a})
+	if len(keep) > 0 && f.withholds != nil && f.withholds(a) {
+		keep, withheld = nil, keep
+	}
 	f.kept = append(f.kept, keep...)
 	f.withheld = append(f.withheld, withheld...)
 	if len(keep) > 0 {

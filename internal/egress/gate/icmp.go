@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"net"
@@ -22,9 +23,9 @@ const (
 
 // dialICMP opens an unprivileged ICMP socket, on which the kernel allows echo
 // requests and nothing else, to a checked address.
-func (h *HostDialer) dialICMP(a netip.Addr) (net.Conn, error) {
+func (h *HostDialer) dialICMP(ctx context.Context, a netip.Addr) (net.Conn, error) {
 	a = a.Unmap()
-	if err := h.check(a); err != nil {
+	if err := h.check(ctx, a); err != nil {
 		return nil, err
 	}
 	family, proto := unix.AF_INET, unix.IPPROTO_ICMP

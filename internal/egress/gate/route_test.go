@@ -9,8 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 )
@@ -47,6 +49,7 @@ func TestHostDialerRefusesWhatStaysOnTheHost(t *testing.T) {
 		}
 	}
 	d := gate.NewHostDialer()
+	d.AskTranslators(announces())
 	for _, network := range []string{"tcp", "udp"} {
 		for _, host := range []string{"8.8.4.10", "8.8.4.255", "9.9.9.9", "9.9.10.9", "9.9.11.1", "2a00:1450::9", "::ffff:9.9.9.9"} {
 			c, err := dialBriefly(t, d, network, net.JoinHostPort(host, "7"))
@@ -81,6 +84,7 @@ func testOtherHost(t *testing.T) {
 		}
 	}
 	d := gate.NewHostDialer() // another has read the addresses before these were set
+	d.AskTranslators(announces())
 	for _, addr := range []string{"8.8.5.11:7", "[2a00:1460:1:2::11]:7", "[::ffff:8.8.5.11]:7"} {
 		for _, network := range []string{"tcp", "udp", "icmp"} {
 			c, err := dialBriefly(t, d, network, addr)
@@ -92,6 +96,7 @@ func testOtherHost(t *testing.T) {
 			}
 		}
 	}
+	testNAT64(t, d)
 	c, err := dialBriefly(t, d, "udp", "9.9.12.1:7")
 	if err != nil {
 		t.Fatalf("a host behind a router: %v", err)
@@ -107,6 +112,79 @@ func testOtherHost(t *testing.T) {
 		}
 	})
 }
+
+// testNAT64: where a route leads to a NAT64, or to any other thing that turns
+// IPv6 into IPv4, the host and its neighbours are not reached through it, and
+// not told by DNS. The addresses that it carries may lie beside the host's.
+func testNAT64(t *testing.T, d *gate.HostDialer) {
+	t.Helper()
+	for _, args := range [][]string{
+		{"-6", "route", "add", "64:ff9b::/96", "via", "2a00:1460:1:2::1"},
+		{"-6", "route", "add", "2a00:1461::/32", "via", "2a00:1460:1:2::1"},
+	} {
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:gosec // constant words
+			t.Fatalf("ip %v: %v\n%s", args, err, out)
+		}
+	}
+	for addr, rule := range map[string]string{
+		"64:ff9b::8.8.5.10": egress.RuleHostAddr, "64:ff9b::8.8.5.255": egress.RuleHostAddr, "64:ff9b::9.9.9.9": egress.RuleHostAddr,
+		"64:ff9b::8.8.5.11": egress.RuleLAN, "2a00:1461::5efe:8.8.5.11": egress.RuleLAN, "2a00:1461::200:5efe:8.8.5.10": egress.RuleHostAddr,
+		"64:ff9b::1.1.1.1": "", "2a00:1461::1": "",
+	} {
+		for _, network := range []string{"tcp", "udp", "icmp"} {
+			if network != "udp" && rule == "" {
+				continue // nobody answers, or pings are not allowed here
+			}
+			c, err := dialBriefly(t, d, network, net.JoinHostPort(addr, "7"))
+			if err == nil {
+				_ = c.Close()
+			}
+			denied, _ := errors.AsType[*egress.DeniedError](err)
+			if rule == "" && err != nil || rule != "" && (denied == nil || denied.Rule != rule) {
+				t.Errorf("%s to %s: %v, want rule %q", network, addr, err, rule)
+			}
+		}
+	}
+	testNAT64Answers(t, d)
+}
+
+// testNAT64Answers asks a gate for names that lead there.
+func testNAT64Answers(t *testing.T, d *gate.HostDialer) {
+	t.Helper()
+	addrs := map[string]string{
+		"self.example.com.": "64:ff9b::8.8.5.10", "neighbour.example.com.": "64:ff9b::8.8.5.11", "isatap.example.com.": "2a00:1461::5efe:8.8.5.11",
+		"public.example.com.": "64:ff9b::1.1.1.1",
+	}
+	resolver := tells(func(q dns.Question) ([]string, int, error) { return []string{addrs[q.Name]}, dns.RcodeSuccess, nil })
+	policy, err := egress.New(agentlab.Network{Mode: agentlab.NetworkNAT})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d6 := &ipv6Dialer{d}
+	g, err := gate.New(gate.Config{Policy: policy, Dialer: d6, Resolver: resolver})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	for name, addr := range addrs {
+		wire, err := new(dns.Msg).SetQuestion(name, dns.TypeAAAA).Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		reply := new(dns.Msg)
+		if err := reply.Unpack(g.Answer(t.Context(), wire, true)); err != nil {
+			t.Fatal(err)
+		}
+		if told := len(reply.Answer) > 0; told != (name == "public.example.com.") {
+			t.Errorf("the guest was told %s of %s: %v", addr, name, told)
+		}
+	}
+}
+
+// ipv6Dialer has a way to the IPv6 internet.
+type ipv6Dialer struct{ *gate.HostDialer }
+
+func (ipv6Dialer) IPv6() bool { return true }
 
 func dialBriefly(t *testing.T, d *gate.HostDialer, network, addr string) (net.Conn, error) {
 	t.Helper()

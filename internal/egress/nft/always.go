@@ -34,6 +34,17 @@ func (b *builder) always(f family) []denial {
 			list = append(list, interval{d.Prefix.Addr(), last(d.Prefix), d.Rule})
 		}
 	}
+	for _, n := range b.Config.Translators {
+		if f.has(n.Addr()) {
+			list = append(list, interval{n.Addr(), last(n), egress.RuleTransition})
+		}
+	}
+	if f == v6 {
+		for _, a := range b.Config.HostAddrs {
+			n := nat64(netip.PrefixFrom(a, a.BitLen()))
+			list = append(list, interval{n.Addr(), last(n), egress.RuleHostAddr})
+		}
+	}
 	for _, n := range b.Config.HostNets {
 		n = n.Masked()
 		if f == v6 && n.Addr().Is4() {
@@ -131,6 +142,10 @@ func (b *builder) alwaysRules(c *chain) {
 	isatap := b.inet.chain("isatap", "")
 	for _, d := range egress.MaskedDenials() {
 		isatap.add(d.Rule, "ip6 daddr & %s == %s %s", d.Mask, d.Value, b.deny(d.Rule))
+	}
+	for _, a := range b.Config.HostAddrs {
+		n := netip.PrefixFrom(a, a.BitLen())
+		isatap.add(egress.RuleHostAddr, "ip6 daddr & %s == %s %s", lowMask(n), low(n).Addr(), b.deny(egress.RuleHostAddr))
 	}
 	for _, n := range b.Config.HostNets {
 		if n = n.Masked(); n.Addr().Is4() {

@@ -34,6 +34,12 @@ type Config struct {
 	// HostNets are the networks that the host is directly on. Sandboxes do
 	// not reach them even where their addresses are public.
 	HostNets []netip.Prefix
+	// HostAddrs are the host's own IPv4 addresses, which a NAT64 could lead
+	// back to it.
+	HostAddrs []netip.Addr
+	// Translators are NAT64 prefixes of the host's network. Sandboxes reach
+	// nothing under them.
+	Translators []netip.Prefix
 	// DHCP answers the sandboxes that ask for it (Sandbox.DHCP) on the bridge.
 	DHCP bool
 	// BridgeMeta says that the kernel can tell which bridge a frame is on

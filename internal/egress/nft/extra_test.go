@@ -80,6 +80,12 @@ var extras = []extra{
 		return faults(want(!w.guests[0].reaches("tcp", "[2a10:50c0:1::50]:8080"), "a LAN host with a public IPv6 address was reached"),
 			want(!w.guests[0].reaches("tcp", "[2a10:50c0:1::50]:443"), "it was reached through the proxy"))
 	}},
+	{"nat64-host", func(w *world, _ *Manager, _ [2]Sandbox) string {
+		return w.neverOut("64:ff9b::193.9.9.9", "2620:4f:8000:1::5efe:193.9.9.9")
+	}},
+	{"nat64-lan", func(w *world, _ *Manager, _ [2]Sandbox) string {
+		return w.neverOut("64:ff9b::193.9.8.50", "2620:4f:8000:1::5efe:193.9.8.50")
+	}},
 	{"quic-denied-names", func(w *world, _ *Manager, _ [2]Sandbox) string {
 		return want(!w.guests[0].reaches("udp", "192.31.196.40:443"), "UDP 443 passed where names must be read")
 	}},
@@ -129,6 +135,20 @@ var extras = []extra{
 	{"limit-host", func(w *world, _ *Manager, _ [2]Sandbox) string {
 		return want(w.guests[0].opens("10.77.0.1:8844", maxHostFlows+300) <= maxHostFlows+100, "many more connections to the host than the limit were opened")
 	}},
+}
+
+// neverOut tells what of the first sandbox's packets to the addresses arrived
+// anywhere. The internet is a NAT64 too: it answers them.
+func (w *world) neverOut(addrs ...string) string {
+	w.t.Helper()
+	var list []string
+	for _, a := range addrs {
+		to := netip.MustParseAddr(a)
+		w.guests[0].reaches("udp", netip.AddrPortFrom(to, 4000).String())
+		w.guests[0].reaches("http", netip.AddrPortFrom(to, 80).String()) // through the proxy
+		list = append(list, want(!slices.ContainsFunc(w.outside().Flows, func(f probe.Trace) bool { return f.Addr == to }), "a packet to %s arrived outside", a))
+	}
+	return faults(list...)
 }
 
 // under runs f while a sandbox has another policy.
@@ -214,6 +234,7 @@ func (w *world) arrivals(port uint16) int {
 // surroundings are what the extras need beside the world.
 func (w *world) surroundings() {
 	w.sh("ip route add 185.20.20.0/24 via 100.101.102.103")
+	w.sh("ip addr add 193.9.9.9/32 dev vmbr0; ip addr add 193.9.8.1/24 dev vmbr0") // public addresses of the host and of its LAN
 	w.lan.sh("ip route add 10.77.0.0/16 via 192.168.1.2; ip -6 route add fd77:a91a:4d00::/64 via 2a10:50c0:1::2")
 	w.lan.sh("ip -6 rule add to fd77:a91a:4d00::/64 lookup main priority 100; ip -6 rule add from all iif lo lookup main priority 101")
 	// What keeps sandboxes apart must not be that bridged packets happen to

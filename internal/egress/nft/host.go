@@ -84,6 +84,27 @@ func hostNets(c Config) ([]netip.Prefix, error) {
 	return slices.Compact(out), nil
 }
 
+// hostAddrs lists the host's own IPv4 addresses that are not always denied as
+// they are: what a NAT64 outside could lead back to the host.
+func hostAddrs() ([]netip.Addr, error) {
+	list, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, unread("the host's addresses", err)
+	}
+	var out []netip.Addr
+	for _, a := range list {
+		p, err := netip.ParsePrefix(a.String())
+		if err != nil || !p.Addr().Is4() {
+			continue
+		}
+		if _, denied := egress.AlwaysDenied(p.Addr()); !denied {
+			out = append(out, p.Addr())
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out), nil
+}
+
 // pinNeighbours tells the kernel where a sandbox is, for good: what it or
 // another says by ARP or neighbour discovery changes nothing then.
 func pinNeighbours(bridge string, s Sandbox) error {
@@ -300,9 +321,7 @@ func removeBridge(name string) error {
 // an IPv4 address of it.
 func onNet(p netip.Prefix, a netip.Addr) bool {
 	if p.Addr().Is4() && a.Is6() {
-		b := a.As16()
-		carries := nat64(netip.PrefixFrom(netip.AddrFrom4([4]byte{}), 0)).Contains(a) || b[8]&^2 == 0 && b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe
-		return carries && p.Contains(netip.AddrFrom4([4]byte(b[12:])))
+		return slices.ContainsFunc(egress.Embedded(a), p.Contains)
 	}
 	return p.Contains(a)
 }

@@ -53,6 +53,9 @@ type Manager struct {
 	lessons lessons       // answers that wait for their addresses
 	served  chan struct{} // closed while serving
 
+	translators *gate.Translators
+	nat64       atomic.Pointer[[]netip.Prefix] // what is known of them; nil: nothing was asked
+
 	tamper func(*ruleset) // nil but in tests that break the rules
 }
 
@@ -84,11 +87,15 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 		opts.Now = time.Now
 	}
 	opts.Config.BridgeMeta = k.hasBridgeMeta(ctx)
+	host := gate.NewHostDialer()
+	if opts.Resolver != nil {
+		host.AskTranslators(opts.Resolver)
+	}
 	if opts.Dialer == nil {
 		c := opts.Config
-		opts.Dialer = lanDialer{gate.NewHostDialer(), c, func() ([]netip.Prefix, error) { return hostNets(c) }}
+		opts.Dialer = lanDialer{host, c, func() ([]netip.Prefix, error) { return hostNets(c) }}
 	}
-	return &Manager{opts: opts, kernel: k, log: opts.Logger, members: map[int]*member{}, broken: true, served: make(chan struct{})}, nil
+	return &Manager{opts: opts, kernel: k, translators: host.Translators(), log: opts.Logger, members: map[int]*member{}, broken: true, served: make(chan struct{})}, nil
 }
 
 // state is what is to be in the kernel. mu is held.
@@ -122,6 +129,7 @@ func (x *member) learned(a netip.Addr, now time.Time) Learned {
 // Apply loads all rules anew in one transaction, and then makes sure of the
 // bridge and of forwarding. Flows that are allowed go on.
 func (m *Manager) Apply(ctx context.Context) error {
+	m.learnTranslators(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.apply(ctx); err != nil {
@@ -155,22 +163,13 @@ func (m *Manager) pin() error {
 // must be in force before.
 func (m *Manager) Prepare() error { return prepare(m.opts.Config) }
 
-// surroundings reads what the rules are rendered from beside the
-// configuration: the bridge's ports and the networks that the host is on.
-func surroundings(c Config) (ports []string, nets []netip.Prefix, err error) {
-	if ports, err = bridgePorts(c.Bridge); err != nil {
-		return nil, nil, err
-	}
-	nets, err = hostNets(c)
-	return ports, nets, err
-}
-
 func (m *Manager) apply(ctx context.Context) error {
-	ports, nets, err := surroundings(m.opts.Config)
+	around, err := m.look(m.opts.Config)
 	if err != nil {
 		return err
 	}
-	m.ports, m.opts.Config.HostNets = ports, nets
+	m.ports = around.ports
+	around.put(&m.opts.Config)
 	s := m.state()
 	rules, err := build(s)
 	if err != nil {

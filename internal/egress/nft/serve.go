@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -79,6 +78,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			cancel(err)
 		}
 	}
+	run("NAT64", m.watchTranslators)
 	run("watch", func(ctx context.Context) error { return m.watch(ctx, bridge) })
 	if m.opts.Config.LogGroup != 0 {
 		run("audit", m.auditLog)
@@ -257,11 +257,11 @@ func (m *Manager) reconcile(ctx context.Context, compare bool) error {
 	if err != nil {
 		return err
 	}
-	ports, nets, err := surroundings(m.opts.Config)
+	around, err := m.look(m.opts.Config)
 	if err != nil {
 		return err
 	}
-	good := !m.broken && len(loaded) == len(ours) && slices.Equal(ports, m.ports) && slices.Equal(nets, m.opts.Config.HostNets)
+	good := !m.broken && len(loaded) == len(ours) && around.same(m)
 	if good && compare {
 		drift, err := m.drift(ctx)
 		if err != nil {

@@ -2,7 +2,6 @@ package nft
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"os/exec"
 	"regexp"
@@ -238,11 +237,11 @@ func (m *Manager) Render() (string, error) {
 func (m *Manager) render() (string, error) { return m.renderState(m.state()) }
 
 func (m *Manager) renderState(state State) (string, error) {
-	var err, err2 error
-	state.Ports, err = bridgePorts(m.opts.Config.Bridge)
-	state.Config.HostNets, err2 = hostNets(m.opts.Config)
-	if err := errors.Join(err, err2); err != nil {
+	around, err := m.look(m.opts.Config)
+	if err != nil {
 		return "", err
 	}
+	state.Ports = around.ports
+	around.put(&state.Config)
 	return Render(state)
 }

@@ -60,6 +60,12 @@ var rebound = []Name{
 	{Name: "loop6.rebind" + zone, Addrs: addrs("::1")},
 	{Name: "mapped.rebind" + zone, Addrs: addrs("::ffff:10.1.2.3")},
 	{Name: "nat64.rebind" + zone, Addrs: addrs("64:ff9b::10.1.2.3")},
+	{Name: "local64.rebind" + zone, Addrs: addrs("64:ff9b:1::10.1.2.3")},
+	{Name: "sixtofour.rebind" + zone, Addrs: addrs("2002:a01:203::1")},
+	{Name: "teredo.rebind" + zone, Addrs: addrs("2001:0:a01:203::3fe0:3bf5")},
+	{Name: "isatap.rebind" + zone, Addrs: addrs("2620:4f:8000::5efe:10.1.2.3")},
+	{Name: "translated.rebind" + zone, Addrs: addrs("::ffff:0:10.1.2.3")},
+	{Name: "compatible.rebind" + zone, Addrs: addrs("::10.1.2.3")},
 	{Name: "both.rebind" + zone, Addrs: []netip.Addr{world4(10), netip.MustParseAddr("10.1.2.3")}},
 }
 

@@ -171,10 +171,12 @@ func (t *table) always() {
 		{"sitelocal6", "IPv6 site-local addresses are not reached", ruleSiteLocal, []string{"[fec0::1]:80"}, nil, true},
 		{"documentation6", "IPv6 documentation addresses are not reached", ruleDocumentation, []string{"[2001:db8::1]:80"}, nil, true},
 		{"nat64", "a private address is not reached through NAT64", rulePrivate, []string{"[64:ff9b::10.1.2.3]:80", "[64:ff9b::192.168.1.1]:80"}, nil, true},
+		{"nat64-local", "no address is reached through a local NAT64, whose translation is not known", ruleTransition, []string{"[64:ff9b:1:a01:2:300::]:80", "[64:ff9b:1::10.1.2.3]:80", "[64:ff9b:1::192.31.196.10]:80"}, nil, true},
+		{"translated", "an IPv4-translated IPv6 address does not hide a private one", rulePrivate, []string{"[::ffff:0:10.1.2.3]:80"}, nil, true},
 		{"sixtofour", "a private address is not reached through 6to4", rulePrivate, []string{"[2002:a01:203::1]:80"}, nil, true},
 		{"teredo", "a private address is not reached through Teredo, as its server or its client", rulePrivate, []string{"[2001:0:a01:203::3fe0:3bf5]:80", "[2001:0:c01f:c40a::f5fe:fdfc]:80"}, nil, true},
 		{"isatap", "a private address is not reached through ISATAP, under any prefix", rulePrivate, []string{"[2620:4f:8000::5efe:10.1.2.3]:80", "[2620:4f:8000::200:5efe:192.168.1.1]:80"}, nil, true},
-		{"transition6", "tunnels from IPv6 to IPv4 are not used", ruleTransition, []string{"[2002:c01f:c40a::1]:80", "[2001:0:c01f:c40a::3fe0:3bf5]:80"}, nil, true},
+		{"transition6", "tunnels from IPv6 to IPv4 are not used", ruleTransition, []string{"[2002:c01f:c40a::1]:80", "[2001:0:c01f:c40a::3fe0:3bf5]:80", "[::ffff:0:192.31.196.10]:80"}, nil, true},
 		{"benchmark6", "the IPv6 benchmark network is not reached", ruleBenchmark, []string{"[2001:2::1]:80"}, nil, true},
 		{"reserved6", "IPv6 addresses outside of global unicast are not reached", ruleReserved, []string{"[4000::1]:80", "[2001:20::1]:80"}, nil, true},
 	}
@@ -188,6 +190,10 @@ func (t *table) always() {
 	for _, a := range t.env.Host {
 		t.add(Check{ID: "host-" + a.String(), Shows: "the host is not reached at its other addresses", Want: Closed},
 			append(tcps(at(a, 22), at(a, 80), at(a, 8006), at(a, 8844)), udpTo(at(a, 161)))...)
+		if a = a.Unmap(); a.Is4() {
+			t.add(Check{ID: "host64-" + a.String(), Shows: "the host is not reached through a NAT64 either", Want: Closed, IPv6: true},
+				append(tcps("[64:ff9b::"+a.String()+"]:22", "[64:ff9b::"+a.String()+"]:8844"), udpTo("[64:ff9b::"+a.String()+"]:161"))...)
+		}
 	}
 }
 

@@ -1,0 +1,129 @@
+package gate
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// The name and the addresses by which a network announces the prefixes of its
+// NAT64 (RFC 7050): a resolver with DNS64 gives the name AAAA records, each of
+// them one of the two addresses inside a prefix.
+const translatorName = "ipv4only.arpa."
+
+var translatorAddrs = [][4]byte{{192, 0, 0, 170}, {192, 0, 0, 171}}
+
+const (
+	translatorsAge   = time.Minute      // after which the resolver is asked again
+	translatorsLast  = 10 * time.Minute // for how long an answer holds when the resolver does not answer again
+	translatorsRetry = 5 * time.Second  // between questions that are not answered
+	translatorsWait  = 3 * time.Second  // for one answer
+)
+
+// Translators finds the prefixes under which the host's network translates
+// IPv6 to IPv4 beside the well-known 64:ff9b::/96. It is safe for concurrent
+// use.
+type Translators struct {
+	resolver Resolver
+	now      func() time.Time
+
+	mu       sync.Mutex
+	asked    time.Time // the last question
+	answered time.Time // the last answer; zero: never
+	failure  error     // of the last question
+	prefixes []netip.Prefix
+}
+
+// NewTranslators returns Translators that ask resolver.
+func NewTranslators(resolver Resolver) *Translators {
+	return &Translators{resolver: resolver, now: time.Now}
+}
+
+// Prefixes returns the network's own NAT64 prefixes, sorted; none when the
+// resolver says that there are none. The error is agentlab.CodeUnavailable:
+// the resolver does not answer, so it is not known what an IPv6 address
+// stands for.
+func (t *Translators) Prefixes(ctx context.Context) ([]netip.Prefix, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.now()
+	pause := translatorsAge
+	if t.failure != nil {
+		pause = translatorsRetry
+	}
+	if t.asked.IsZero() || now.Sub(t.asked) > pause {
+		list, err := t.ask(ctx)
+		t.asked, t.failure = now, err
+		if err == nil {
+			t.answered, t.prefixes = now, list
+		}
+	}
+	if t.answered.IsZero() || t.failure != nil && now.Sub(t.answered) > translatorsLast {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the NAT64 prefixes of the host's network are not known: %w", t.failure).
+			WithHint("the host's name server must answer the question for %s (AAAA); until then IPv6 is refused", translatorName)
+	}
+	return t.prefixes, nil
+}
+
+// ask puts the question once. The wait does not end with the caller's ctx:
+// the answer is for all.
+func (t *Translators) ask(ctx context.Context) ([]netip.Prefix, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), translatorsWait)
+	defer cancel()
+	question := new(dns.Msg)
+	question.SetQuestion(translatorName, dns.TypeAAAA)
+	answer, err := t.resolver.Exchange(ctx, question)
+	if err != nil {
+		return nil, err
+	}
+	if answer.Rcode != dns.RcodeSuccess && answer.Rcode != dns.RcodeNameError {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the name server answers %s", dns.RcodeToString[answer.Rcode])
+	}
+	var out []netip.Prefix
+	for _, rr := range answer.Answer {
+		if aaaa, ok := rr.(*dns.AAAA); ok {
+			out = append(out, translatorPrefixes(aaaa.AAAA)...)
+		}
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return slices.Compact(out), nil
+}
+
+// translatorPrefixes returns the prefixes of RFC 6052 that hold one of the two
+// well-known addresses in ip, but for the well-known prefix, under which
+// addresses are judged by what they carry.
+func translatorPrefixes(ip net.IP) []netip.Prefix {
+	a, ok := netip.AddrFromSlice(ip)
+	if !ok || !a.Is6() || a.Is4In6() {
+		return nil
+	}
+	var out []netip.Prefix
+	for _, bits := range []int{32, 40, 48, 56, 64, 96} {
+		p := netip.PrefixFrom(a, bits).Masked()
+		if slices.Contains(translatorAddrs, carried(a, bits)) && p != wellKnownTranslator {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+var wellKnownTranslator = netip.MustParsePrefix("64:ff9b::/96")
+
+// carried is the IPv4 address that a has behind a prefix of that length: the
+// next four bytes, without the ninth byte, which is never part of it.
+func carried(a netip.Addr, bits int) (out [4]byte) {
+	b := a.As16()
+	rest := slices.Concat(b[bits/8:max(bits/8, 8)], b[max(bits/8, 9):])
+	if bits == 96 {
+		rest = b[12:]
+	}
+	copy(out[:], rest)
+	return out
+}
