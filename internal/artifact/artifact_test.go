@@ -174,7 +174,8 @@ func TestPutAndReplace(t *testing.T) {
 
 func TestPutRefusesHostileNames(t *testing.T) {
 	f := setup(t, Limits{})
-	for _, p := range []string{"", "../x", "/etc/passwd", "a/../../x", ".tmp/x", "a\x00", "a//b"} {
+	for _, p := range []string{"", "../x", "/etc/passwd", "a/../../x", ".tmp/x", "a\x00", "a//b",
+		"agent.log/x", "report.json/a/b", "result.bundle/x", "changes.diff/x", "console.log/x", "outputs"} {
 		_, err := f.Put(t.Context(), job1, p, strings.NewReader("x"))
 		wantCode(t, err, agentlab.CodeInvalid)
 	}
@@ -188,6 +189,8 @@ func TestPutRefusesHostileNames(t *testing.T) {
 	if got := f.names(t); len(got) != 0 {
 		t.Errorf("files %q", got)
 	}
+	f.put(t, job1, "agent.log", "the log") // nothing stands in its way
+	f.put(t, job1, "outputs/agent.log/x", "x")
 }
 
 // A link that somehow got into the tree must not lead out of it.

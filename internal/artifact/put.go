@@ -9,6 +9,8 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
+	"strings"
 	"sync"
 
 	"github.com/gabriel-vasile/mimetype"
@@ -100,6 +102,23 @@ func (s *Service) checkCount(u *usage, p string) error {
 	return nil
 }
 
+// checkTop keeps the paths of what the runner and the controller store
+// themselves free for that: an agent that stores agent.log/x would otherwise
+// make agent.log a directory.
+func checkTop(p string) error {
+	top, _, deeper := strings.Cut(p, "/")
+	var why string
+	switch {
+	case deeper && slices.Contains([]string{LogName, "report.json", "result.bundle", "changes.diff", "console.log"}, top):
+		why = top + " is a file"
+	case !deeper && top == "outputs":
+		why = "outputs is a directory"
+	default:
+		return nil
+	}
+	return agentlab.Errorf(agentlab.CodeInvalid, "%q is not an artifact path: %s", p, why).WithField("path")
+}
+
 // Put stores what r gives as the artifact of the job with the path, replacing
 // an earlier one. It appears whole or not at all. Errors: invalid (path or
 // job id), limit (a quota), conflict (the path runs through a file, or is a
@@ -110,6 +129,9 @@ func (s *Service) Put(ctx context.Context, jobID, p string, r io.Reader) (agentl
 		return none, err
 	}
 	if err := agentlab.ValidateArtifactPath(p); err != nil {
+		return none, err
+	}
+	if err := checkTop(p); err != nil {
 		return none, err
 	}
 	u, err := s.acquire(ctx, jobID)

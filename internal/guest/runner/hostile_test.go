@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"pgregory.net/rapid"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
@@ -140,6 +142,25 @@ printf x > 'dist/bad:name.js'`)
 	if !strings.Contains(s.File("report.json"), `"source": ".coverage"`) || !strings.Contains(rep.Message, "bad:name") {
 		t.Errorf("report.json %s, message %q", s.File("report.json"), rep.Message)
 	}
+}
+
+// No two outputs share a path among the artifacts.
+func TestOutputPathsDiffer(t *testing.T) {
+	for name, want := range map[string]string{
+		".cov": "outputs/dot.cov", "dot.cov": "outputs/dotdot.cov", "dotdot.cov": "outputs/dotdotdot.cov", "dotty": "outputs/dotty",
+		"a/.b/c": "outputs/a/dot.b/c", "a/dot.b/c": "outputs/a/dotdot.b/c", "dot": "outputs/dot", "a.dot.b": "outputs/a.dot.b",
+	} {
+		if got := outputPath(name); got != want {
+			t.Errorf("%q becomes %q, want %q", name, got, want)
+		}
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		name := rapid.StringMatching(`((dot){0,2}[.a]{1,2}/?){1,3}`)
+		a, b := name.Draw(rt, "a"), name.Draw(rt, "b")
+		if a != b && outputPath(a) == outputPath(b) {
+			rt.Fatalf("%q and %q both become %q", a, b, outputPath(a))
+		}
+	})
 }
 
 // A mistake in the project file ends the job before the agent starts.

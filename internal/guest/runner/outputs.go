@@ -163,12 +163,18 @@ func (c *countFS) Stat(name string) (fs.FileInfo, error)  { return fs.Stat(c.FS,
 func (c *countFS) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(c.FS, name) }
 func (c *countFS) ReadLink(name string) (string, error)   { return fs.ReadLink(c.FS, name) }
 
-// outputPath is where an output stands among the artifacts. A hidden file is
-// not hidden there: ".coverage" becomes "outputs/dot.coverage".
+// outputPath returns where an output stands among the artifacts. A hidden file
+// is not hidden there: ".coverage" becomes "outputs/dot.coverage". So that no
+// two outputs share a path, a name that begins with "dot." already gets a
+// further "dot".
 func outputPath(name string) string {
 	parts := strings.Split(name, "/")
 	for i, p := range parts {
-		if strings.HasPrefix(p, ".") {
+		rest := p
+		for strings.HasPrefix(rest, "dot") {
+			rest = rest[len("dot"):]
+		}
+		if strings.HasPrefix(rest, ".") {
 			parts[i] = "dot" + p
 		}
 	}
