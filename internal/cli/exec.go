@@ -200,10 +200,20 @@ func (a *App) interact(ctx context.Context, conn net.Conn, stdin, tty bool) erro
 	if status.Error != "" {
 		a.progressf("agentlab: %s", plain(status.Error))
 	}
-	if status.Code != 0 {
-		return statusError(status.Code & 0xff)
+	return guestStatus(status.Code)
+}
+
+// guestStatus returns the exit code of a guest's process as an error, nil for
+// 0. A code that no process can have is not cut to one that it might: 256 is
+// not success.
+func guestStatus(code int) error {
+	switch {
+	case code == 0:
+		return nil
+	case code < 0 || code > 255:
+		return statusError(255)
 	}
-	return nil
+	return statusError(code)
 }
 
 func (a *App) pumpStdin(conn io.Closer, w *stream.Writer, tty bool, detached chan<- struct{}) {

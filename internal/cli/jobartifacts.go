@@ -1,9 +1,12 @@
 package cli
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -42,7 +45,7 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 		Args:  cobra.RangeArgs(1, 2),
 	}
 	cmd.Flags().StringVarP(&out, "out", "o", "", "file or folder to write to (default: here; - is standard output)")
-	cmd.Flags().BoolVar(&force, "force", false, "replace a file that exists")
+	cmd.Flags().BoolVar(&force, "force", false, "replace a file that exists; with -o -, write binary data to a terminal")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		name := args[0] + ".tar.gz"
 		get := c.JobBundle
@@ -54,10 +57,10 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if out == "-" {
-			return copyAll(a.Stdout, body)
-		}
 		defer func() { _ = body.Close() }()
+		if out == "-" {
+			return copyOut(a.Stdout, body, force)
+		}
 		name = outputName(out, name)
 		n, err := saveTo(name, body, force)
 		if err != nil {
@@ -70,6 +73,29 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 		return nil
 	})
 	return cmd
+}
+
+// copyOut copies an artifact, which a guest wrote, to standard output. On a
+// terminal only text is shown, without control characters, unless force asks
+// for the bytes as they are.
+func copyOut(w io.Writer, r io.Reader, force bool) error {
+	if _, tty := terminal(w); tty && !force {
+		in := bufio.NewReader(r)
+		head, err := in.Peek(in.Size())
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if bytes.IndexByte(head, 0) >= 0 {
+			return agentlab.Errorf(agentlab.CodeInvalid, "the artifact is binary and standard output is a terminal").
+				WithHint("write it to a file with --out FILE or into a pipe, or give --force")
+		}
+		r = in
+	}
+	if !force {
+		w = logWriter(w)
+	}
+	_, err := io.Copy(w, r)
+	return err
 }
 
 // outputName applies --out, which may name a folder, to a default file name.
