@@ -14,16 +14,22 @@ import (
 
 	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/daemon"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){
+	testscript.Main(guarded{m}, map[string]func(){
 		"agentlab":  func() { os.Exit(cli.Main(os.Args[1:])) },
 		"agentlabd": func() { os.Exit(daemon.Main(os.Args[1:])) },
 		// The qemu backend opens only where it is; no VM of these scripts runs it.
 		"agent-runner": func() {},
 	})
 }
+
+// guarded kills what scripts leave behind when they time out.
+type guarded struct{ m *testing.M }
+
+func (g guarded) Run() int { return guard.Run(g.m) }
 
 // The scripts drive the real command line against a real daemon, which each
 // script starts by its first command, on the fake backend.

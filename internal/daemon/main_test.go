@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // envProgram makes the test binary the program agentlabd.
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(envProgram) == "1" {
 		os.Exit(Main(os.Args[1:]))
 	}
-	os.Exit(m.Run())
+	os.Exit(guard.Run(m))
 }
 
 func pid() string { return strconv.Itoa(os.Getpid()) }

@@ -23,6 +23,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
+	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/netlab"
 )
 
@@ -39,7 +40,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(guard.Run(m))
 }
 
 // world is a host with a bridge and an uplink, in namespaces of the test.

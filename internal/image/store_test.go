@@ -362,15 +362,17 @@ func TestWaitingIsCancelled(t *testing.T) {
 	}
 }
 
-// running tells whether a process has this word on its command line.
-func running(t *testing.T, word string) bool {
+// running reports whether a process "sleep" with this argument exists. A
+// program that is yet to become it does not count: until then unshare has not
+// asked to be killed with its parent.
+func running(t *testing.T, seconds string) bool {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range files {
-		if data, err := os.ReadFile(f); err == nil && strings.Contains("\x00"+string(data), "\x00"+word+"\x00") {
+		if data, err := os.ReadFile(f); err == nil && strings.HasPrefix(string(data), "sleep\x00"+seconds+"\x00") {
 			return true
 		}
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/netlab"
 )
 
@@ -35,11 +36,14 @@ const (
 	settleLimit  = 60 * time.Second
 )
 
+var programsDir string // "" until programs were built
+
 var programs = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "agentlab-e2e-bin-*")
 	if err != nil {
 		return "", err
 	}
+	programsDir = dir
 	cmd := exec.Command("go", append(append([]string{"build"}, buildFlags...), "-o", dir+"/", "./cmd/...")...)
 	cmd.Dir = "../.."
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -55,10 +59,8 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "cannot confine:", confine(unit, os.Args[1:]))
 		os.Exit(126)
 	}
-	code := m.Run()
-	if dir, err := programs(); err == nil {
-		_ = os.RemoveAll(dir)
-	}
+	code := guard.Run(m)
+	_ = os.RemoveAll(programsDir)
 	os.Exit(code)
 }
 

@@ -22,9 +22,13 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 const root = "../.."
+
+var builtDir string // "" until the programs were built
 
 // built are AgentLab's own programs, made once.
 var built = sync.OnceValues(func() (string, error) {
@@ -32,6 +36,7 @@ var built = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	builtDir = dir
 	for _, p := range []string{"agentlab", "agentlabd", "agent-runner"} {
 		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, p), "./cmd/"+p)
 		cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
@@ -57,10 +62,8 @@ func TestMain(m *testing.M) {
 		fmt.Println("skipped: the host's scripts run without -short: make test")
 		return
 	}
-	code := m.Run()
-	if dir, err := built(); err == nil {
-		_ = os.RemoveAll(dir)
-	}
+	code := guard.Run(m)
+	_ = os.RemoveAll(builtDir)
 	os.Exit(code)
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // childEnv makes this program a process with a driver in it, which is to be
@@ -40,7 +41,7 @@ func TestMain(m *testing.M) {
 	if text := os.Getenv(childEnv); text != "" {
 		os.Exit(child(text))
 	}
-	os.Exit(m.Run())
+	os.Exit(guard.Run(m))
 }
 
 // child carries out an order. It ends with 0, or by a signal.

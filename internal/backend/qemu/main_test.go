@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
 	"github.com/agentlab-vm/agentlab/internal/image"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // bootTimeout is generous: guests are emulated, on machines that do other
@@ -40,7 +41,7 @@ func TestMain(m *testing.M) {
 			os.Exit(die(os.Args[2]))
 		}
 	}
-	code := m.Run()
+	code := guard.Run(m)
 	_ = os.RemoveAll(runnerDir)
 	os.Exit(code)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
 	"github.com/agentlab-vm/agentlab/internal/guestserver/guesttest"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // The test binary is agentlab-agent, and a runner that can be killed, when it
@@ -34,7 +35,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(run(cfg))
 	}
-	os.Exit(m.Run())
+	os.Exit(guard.Run(m))
 }
 
 const secret = "hunter2-very-secret"

@@ -13,12 +13,13 @@ import (
 
 	diskfs "github.com/diskfs/go-diskfs"
 
+	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/netlab"
 )
 
 func TestMain(m *testing.M) {
 	netlab.Main()
-	os.Exit(m.Run())
+	os.Exit(guard.Run(m))
 }
 
 // limit is more than any step of these tests takes on a busy machine.
