@@ -306,7 +306,7 @@ git log --format=%an || true
 // and finds none of them, in no encoding, anywhere but in the encrypted bundle
 // and in what the agent itself made.
 func TestCanary(t *testing.T) {
-	t.Parallel() // a minute of it is waiting
+	t.Parallel()
 	l, n := newNetLab(t)
 	cs := canaries(t)
 	find := needles(cs)

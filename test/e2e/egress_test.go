@@ -14,6 +14,7 @@ import (
 // to the last thing that it did, with names that a hostile guest chose made
 // plain.
 func TestEgressRecord(t *testing.T) {
+	t.Parallel()
 	l, n := newNetLab(t)
 	n.HandleHTTP("web.example.com", 80, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello\n") }))
 	j, r := l.job("--agent", "shell", "--task", `curl -fsS http://web.example.com/

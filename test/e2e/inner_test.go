@@ -51,6 +51,7 @@ mkdir -p out && echo built > out/result.txt`
 // The agent runs in bubblewrap inside its sandbox, on the shipped images: a
 // shell, and a real coding agent that does a whole job there.
 func TestInnerSandbox(t *testing.T) {
+	t.Parallel()
 	l, n := newNetLab(t)
 	n.HandleHTTP("web.example.com", 80, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello from the web\n") }))
 	llm := fakellm.New(agentScript...)

@@ -19,6 +19,7 @@ echo "the work is done"`
 // The golden path: a local repository goes in; log, artifacts and a commit
 // come out; nothing is left.
 func TestJobLocalRepository(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	repo := sampleRepo(t)
 	j, r := l.job("--repo", repo, "--agent", "shell", "--task", mendTask)
@@ -61,7 +62,7 @@ func TestJobLocalRepository(t *testing.T) {
 // Failure, time-out and cancellation each end with their status, exit code
 // and log.
 func TestJobEnds(t *testing.T) {
-	t.Parallel() // a minute of it is waiting
+	t.Parallel()
 	l := newLab(t)
 	tests := []struct {
 		name, task string

@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // killTask works, and then uploads, long enough to be killed in the middle.
@@ -105,11 +106,11 @@ func (l *lab) killGuest(vmid int, pattern string) error {
 
 // outcomes tells which ends are right when a victim dies at a stage; none
 // means that the victim does not exist then. FAILED must come with a reason.
-func outcomes(victim, stage string) []string {
+func outcomes(victimName, stageName string) []string {
 	const completed, failed = "COMPLETED", "FAILED"
-	i := slices.IndexFunc(stages, func(s namedStage) bool { return s.name == stage })
+	i := slices.IndexFunc(stages, func(s stage) bool { return s.name == stageName })
 	booting, clone, upload := 2, 3, 5
-	switch victim {
+	switch victimName {
 	case "agentlabd":
 		return []string{completed}
 	case "shim", "qemu":
@@ -132,38 +133,47 @@ func outcomes(victim, stage string) []string {
 	}
 }
 
-type namedStage = stage
+// killCase is a cell of the kill table: who dies when, and the right ends.
+type killCase struct {
+	victim victim
+	stage  stage
+	want   []string
+}
 
 // Killing any of our processes at any stage ends the job with a status and a
 // reason, and leaves no process, file or sandbox.
 func TestKill(t *testing.T) {
+	t.Parallel()
 	repo := sampleRepo(t)
 	var mu sync.Mutex
 	table := map[string]map[string]string{}
 	for _, v := range victims {
 		table[v.name] = map[string]string{}
 	}
-	t.Run("all", func(t *testing.T) { // returns when those that run beside each other have ended
-		for _, v := range victims {
-			for _, s := range stages {
-				want := outcomes(v.name, s.name)
-				if want == nil {
-					continue
-				}
-				t.Run(v.name+" at "+s.name, func(t *testing.T) {
-					t.Parallel()
-					j := killAt(t, repo, v, s)
-					mu.Lock()
-					table[v.name][s.name] = j.Status
-					mu.Unlock()
-					if !slices.Contains(want, j.Status) {
-						t.Errorf("job is %s (%s), want %v", j.Status, j.Reason, want)
-					}
-					if j.Status == "FAILED" && j.Reason == "" {
-						t.Error("FAILED without a reason")
-					}
-				})
+	var cases []killCase
+	for _, v := range victims {
+		for _, s := range stages {
+			if want := outcomes(v.name, s.name); want != nil {
+				cases = append(cases, killCase{v, s, want})
 			}
+		}
+	}
+	cases = sample.Cover(t, cases, func(c killCase) []string { return []string{c.victim.name, c.stage.name} })
+	t.Run("all", func(t *testing.T) { // returns when those that run beside each other have ended
+		for _, c := range cases {
+			t.Run(c.victim.name+" at "+c.stage.name, func(t *testing.T) {
+				t.Parallel()
+				j := killAt(t, repo, c.victim, c.stage)
+				mu.Lock()
+				table[c.victim.name][c.stage.name] = j.Status
+				mu.Unlock()
+				if !slices.Contains(c.want, j.Status) {
+					t.Errorf("job is %s (%s), want %v", j.Status, j.Reason, c.want)
+				}
+				if j.Status == "FAILED" && j.Reason == "" {
+					t.Error("FAILED without a reason")
+				}
+			})
 		}
 	})
 	t.Log("outcomes:\n" + outcomeTable(table))

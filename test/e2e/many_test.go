@@ -18,6 +18,7 @@ import (
 
 // Two jobs at once, each in its own VM, each with its own work.
 func TestTwoJobsAtOnce(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	repo := sampleRepo(t)
 	l.ok("daemon", "start")
@@ -43,6 +44,7 @@ func TestTwoJobsAtOnce(t *testing.T) {
 
 // Ten sandboxes at once, made in parallel, each itself.
 func TestTenSandboxesAtOnce(t *testing.T) {
+	t.Parallel()
 	const many = 10
 	l := newLab(t)
 	l.ok("daemon", "start")
@@ -80,6 +82,7 @@ func TestTenSandboxesAtOnce(t *testing.T) {
 // The ways into a sandbox: exec with input, output, code and signals; ssh
 // with a verified key; a copy through ssh; a terminal that outlives us.
 func TestAccess(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.ok("sandbox", "new", "--name", "play")
 	if r := l.run("", "exec", "play", "--", "sh", "-c", "echo out; echo err >&2; exit 7"); r.code != 7 || r.stdout != "out\n" || r.stderr != "err\n" {
@@ -145,6 +148,7 @@ func (l *lab) attach(name, typed string) string {
 // Without QEMU, and with a full disk, a sandbox fails with code and remedy,
 // and leaves nothing.
 func TestHostFaults(t *testing.T) {
+	t.Parallel()
 	t.Run("no QEMU", func(t *testing.T) {
 		l := newLab(t)
 		l.config("qemu:\n  binary: /no/such/qemu\n")

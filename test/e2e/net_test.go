@@ -45,6 +45,7 @@ func (l *lab) secret(key, value string) {
 // over HTTP and SSH; with a credential its branch is pushed, and the
 // credential is found in nothing that the job left.
 func TestJobByURL(t *testing.T) {
+	t.Parallel()
 	l, n := newNetLab(t)
 	const password = "hunter2-s3cret/&$token"
 	pub, key, err := ed25519.GenerateKey(rand.Reader)
@@ -115,6 +116,7 @@ func TestJobByURL(t *testing.T) {
 // may reach answers. The probes have no way out of the machine: behind the
 // policy there is only the fake internet.
 func TestEgressFromGuest(t *testing.T) {
+	t.Parallel()
 	l, n := newNetLab(t)
 	n.Web("web.example.com")
 	n.SetName("rebind.example.com", mustAddr("10.1.2.3"))
@@ -154,6 +156,7 @@ var agentScript = []fakellm.Step{
 // Real coding agents, with a model from a script, do a whole job in a real
 // VM: they edit a file, run its test and commit.
 func TestRealAgents(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		agent   string
 		secrets map[string]string

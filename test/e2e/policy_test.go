@@ -24,6 +24,7 @@ func allowOnly(rules ...string) agentlab.Network {
 // A changed policy reaches a VM that runs: what it allows opens, what it
 // forbids closes, and a connection that is open is cut.
 func TestPolicyReload(t *testing.T) {
+	t.Parallel()
 	l, n := newNetLab(t)
 	n.Web("web.example.com")
 	n.Web("other.example.com")
@@ -95,6 +96,7 @@ func holdOpen(t *testing.T, l *lab, host string) (open, cut <-chan string) {
 
 // A repository narrows the network of its jobs, and cannot widen it.
 func TestRepositoryNarrows(t *testing.T) {
+	t.Parallel()
 	l, n := newNetLab(t)
 	n.Web("web.example.com")
 	n.Web("other.example.com")

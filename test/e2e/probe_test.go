@@ -155,6 +155,7 @@ func (p *probeLab) table(v probe.Variant, patience int, ids ...string) probe.Rep
 // address answers, nothing forbidden is seen. The VM goes on while its policy
 // changes.
 func TestProbeTable(t *testing.T) {
+	t.Parallel()
 	p := newProbeLab(t)
 	for _, v := range probe.Reference() {
 		if len(v.Network.Layers) > 0 {
@@ -175,6 +176,7 @@ func TestProbeTable(t *testing.T) {
 // 'agentlab verify' says of a profile whether its sandboxes are what it
 // promises, and leaves nothing behind.
 func TestVerify(t *testing.T) {
+	t.Parallel()
 	l, n := newNetLab(t)
 	if err := n.ProbeWorld(); err != nil {
 		t.Fatal(err)

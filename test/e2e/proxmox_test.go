@@ -14,11 +14,17 @@ import (
 )
 
 // The golden path on Proxmox VE, where the daemon runs on the node.
-func TestProxmoxShell(t *testing.T) { testProxmox(t, "shell") }
+func TestProxmoxShell(t *testing.T) {
+	t.Parallel()
+	testProxmox(t, "shell")
+}
 
 // The golden path on Proxmox VE through its API, with a token of the smallest
 // role.
-func TestProxmoxREST(t *testing.T) { testProxmox(t, "rest") }
+func TestProxmoxREST(t *testing.T) {
+	t.Parallel()
+	testProxmox(t, "rest")
+}
 
 func testProxmox(t *testing.T, transport string) {
 	if !insidePVE(t) {

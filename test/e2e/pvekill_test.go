@@ -14,16 +14,27 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
 	"github.com/agentlab-vm/agentlab/test/netlab"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // A daemon that is killed at any call that it makes to Proxmox VE, for a
 // sandbox that is made or destroyed, with the call lost or carried out, ends
 // what it began when it is started again: nothing foreign is touched, nothing
 // of ours is left. (What is killed between calls, package proxmox tests.)
-func TestProxmoxKilledDaemonShell(t *testing.T) { testKilledDaemon(t, "shell") }
+func TestProxmoxKilledDaemonShell(t *testing.T) {
+	t.Parallel()
+	testKilledDaemon(t, "shell")
+}
 
 // The same over REST.
-func TestProxmoxKilledDaemonREST(t *testing.T) { testKilledDaemon(t, "rest") }
+func TestProxmoxKilledDaemonREST(t *testing.T) {
+	t.Parallel()
+	testKilledDaemon(t, "rest")
+}
+
+// killedCalls is how many calls of the node a run that is not full kills the
+// daemon at.
+const killedCalls = 4
 
 func testKilledDaemon(t *testing.T, transport string) {
 	if !insideLightPVE(t) {
@@ -38,7 +49,11 @@ func testKilledDaemon(t *testing.T, transport string) {
 	making := p.callsOf(func() { p.ok("sandbox", "new", "--profile", "plain", "--name", "first") })
 	ending := p.callsOf(func() { p.ok("sandbox", "destroy", "first") })
 	t.Logf("%d calls to make a sandbox, %d to destroy it", making, ending)
-	for k := range max(making, ending) {
+	calls := make([]int, max(making, ending))
+	for k := range calls {
+		calls[k] = k
+	}
+	for _, k := range sample.Of(t, killedCalls, calls) {
 		name := fmt.Sprintf("k%d", k+1)
 		p.killAtCall(t, k+1, k%2 == 0, "sandbox", "new", "--profile", "plain", "--name", name, "--no-wait")
 		if p.state(name) == "" { // it was killed before it had written down what was asked

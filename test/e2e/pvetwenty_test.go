@@ -27,10 +27,16 @@ const (
 // Twenty sandboxes are asked for at once, by as many command lines, on a node
 // with the lock waits of a real one: each gets a VM, a number and an address
 // of its own.
-func TestProxmoxTwentyREST(t *testing.T) { testTwenty(t, "rest") }
+func TestProxmoxTwentyREST(t *testing.T) {
+	t.Parallel()
+	testTwenty(t, "rest")
+}
 
 // The same where the daemon runs pvesh on the node.
-func TestProxmoxTwentyShell(t *testing.T) { testTwenty(t, "shell") }
+func TestProxmoxTwentyShell(t *testing.T) {
+	t.Parallel()
+	testTwenty(t, "shell")
+}
 
 func testTwenty(t *testing.T, transport string) {
 	if !insideLightPVE(t) {

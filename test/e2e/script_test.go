@@ -9,7 +9,10 @@ import (
 
 // TestScriptsQEMU runs the scripts that every backend must pass on qemu;
 // TestScriptsProxmox runs the same ones there.
-func TestScriptsQEMU(t *testing.T) { runScripts(newLab(t), t, "qemu") }
+func TestScriptsQEMU(t *testing.T) {
+	t.Parallel()
+	runScripts(newLab(t), t, "qemu")
+}
 
 // runScripts runs testdata/script against the daemon of l.
 func runScripts(l *lab, t *testing.T, backend string) {

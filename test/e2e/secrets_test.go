@@ -24,6 +24,7 @@ import (
 // for its host, a store outside gets copies of the artifacts; and a sandbox
 // without a job has what it may have, too.
 func TestSecrets(t *testing.T) {
+	t.Parallel()
 	l, n := newNetLab(t)
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

@@ -59,6 +59,7 @@ func status(t testing.TB, pid int, key string) string {
 // working: the real daemon runs a job and builds an image with the unit's
 // capabilities, system calls, address families and namespaces.
 func TestUnderTheUnit(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("the unit is for root")
 	}
@@ -138,6 +139,7 @@ say 'give files away:' sh -c 'touch /var/lib/agentlab/o && chown 1000:1000 /var/
 // to forbid is forbidden, what image builds need is not, the daemon answers,
 // and what it started outlives it.
 func TestUnitUnderSystemd(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.ok("sandbox", "new", "--name", "host", "--memory-mb", "1024")
 	in := func(input []byte, script string) string {

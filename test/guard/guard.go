@@ -63,15 +63,31 @@ func watch(argv []string) (code int, err error) {
 			_ = cmd.Process.Signal(s)
 		}
 	}()
-	err = cmd.Wait()
-	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
+	status, err := reapUntil(cmd.Process.Pid)
+	if err != nil {
 		return 0, err
 	}
-	code = cmd.ProcessState.ExitCode()
+	code = status.ExitStatus()
 	if code < 0 { // a signal
 		code = 1
 	}
 	return code, killAll()
+}
+
+// reapUntil waits for the child with this pid. Until then it also reaps the
+// orphans, as init does: a daemon that ended would else be seen as a process.
+func reapUntil(child int) (syscall.WaitStatus, error) {
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, 0, nil)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case err != nil:
+			return 0, fmt.Errorf("wait for the tests: %w", err)
+		case pid == child:
+			return status, nil
+		}
+	}
 }
 
 // killAll kills the descendants of this process until there are none.

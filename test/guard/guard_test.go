@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 const envLeave = "AGENTLAB_TEST_GUARD_LEAVE" // TestLeave leaves a process behind
@@ -53,5 +54,31 @@ func TestTimeoutLeavesNothing(t *testing.T) {
 	if err := syscall.Kill(pid, 0); err == nil {
 		t.Errorf("process %d of the test that timed out is left", pid)
 		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// TestOrphansAreReaped checks, below a guard, that a daemon which ended is no
+// process any more.
+func TestOrphansAreReaped(t *testing.T) {
+	if os.Getenv(envLeave) == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestOrphansAreReaped$")
+		cmd.Env = append(os.Environ(), envLeave+"=none", envGuarded+"=")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	out, err := exec.Command("setsid", "-f", "sh", "-c", "echo $$; exec >/dev/null").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(killLimit); syscall.Kill(pid, 0) == nil; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("process %d ended and is still there", pid)
+		}
 	}
 }
