@@ -30,25 +30,3 @@ func runner(t testing.TB) string {
 	}
 	return filepath.Join(dir, "agent-runner")
 }
-
-func TestTemplate(t *testing.T) {
-	if testing.Short() || os.Geteuid() != 0 {
-		t.Skip("making a disk needs root and time")
-	}
-	disk, err := Template(t.Context(), cacheDir(t), runner(t), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Log(disk)
-}
-
-func TestPlain(t *testing.T) {
-	if testing.Short() || os.Geteuid() != 0 {
-		t.Skip("making a disk needs root and time")
-	}
-	disk, err := Plain(t.Context(), cacheDir(t), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Log(disk)
-}

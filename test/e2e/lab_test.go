@@ -44,7 +44,10 @@ var programs = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	programsDir = dir
-	cmd := exec.Command("go", append(append([]string{"build"}, buildFlags...), "-o", dir+"/", "./cmd/...")...)
+	// With the flags of the other tests' builds the agent-runner has the same
+	// bytes, and they share a template's disk.
+	flags := append([]string{"build", "-trimpath", "-ldflags", "-s -w"}, buildFlags...)
+	cmd := exec.Command("go", append(flags, "-o", dir+"/", "./cmd/...")...)
 	cmd.Dir = "../.."
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
