@@ -19,11 +19,15 @@ GOLANGCI_LINT_VERSION := v2.15.0
 TOOLS := $(CURDIR)/.cache/tools
 # Real VMs share the machine with each other, so the slowest package may wait.
 TEST_TIMEOUT ?= 40m
+# How many packages are tested at once: most tests wait more than they compute,
+# those with VMs compute. The end-to-end tests take longest and come first.
+WAITERS ?= 4
+PACKAGES ?= 3
 # Seconds for all fuzz targets together, or for each of them.
 FUZZTOTAL ?= 600
 FUZZTIME ?=
 
-.PHONY: help build build-all test race lint bench fuzz mutation docs demo image deps clean
+.PHONY: help build build-all check test test-full race lint bench fuzz mutation docs demo image deps clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -38,10 +42,19 @@ build-all: ## static binaries for amd64 and arm64 into dist/
 	  for p in $(PROGRAMS); do GOOS=linux GOARCH=$$arch $(BUILD) -o dist/$$arch/$$p ./cmd/$$p || exit 1; done; \
 	  echo "dist/$$arch: $(PROGRAMS) $(VERSION)"; done
 
-test: deps ## all tests, with real VMs; prints the total time
+check: build lint ## what an edit needs: build, lint, unit and script tests; no VM
+	@scripts/deps.sh run agents test
 	@start=$$(date +%s); \
-	$(GO) test -timeout $(TEST_TIMEOUT) ./...; rc=$$?; \
+	$(GO) test -short -p $(WAITERS) -timeout $(TEST_TIMEOUT) ./...; rc=$$?; \
+	echo "make check: tests took $$(( $$(date +%s) - start )) s"; exit $$rc
+
+test: deps ## all tests, with real VMs; long tables are sampled; prints the total time
+	@start=$$(date +%s); \
+	$(GO) test -p $(PACKAGES) -timeout $(TEST_TIMEOUT) ./test/e2e ./internal/backend/qemu ./...; rc=$$?; \
 	echo "make test: $$(( $$(date +%s) - start )) s"; exit $$rc
+
+test-full: ## all tests, every case of long tables too (an hour and more)
+	AGENTLAB_TEST_FULL=1 $(MAKE) test TEST_TIMEOUT=3h
 
 # Every process under the race detector lingers for a second at its end, in case
 # that what it leaves running races still; tests start hundreds of them.
@@ -49,7 +62,7 @@ race: export GORACE ?= atexit_sleep_ms=20
 race: ## the tests that need no VM, under the race detector
 	@scripts/deps.sh run agents test race
 	@start=$$(date +%s); \
-	$(GO) test -race -short -timeout $(TEST_TIMEOUT) ./...; rc=$$?; \
+	$(GO) test -race -short -p $(WAITERS) -timeout $(TEST_TIMEOUT) ./...; rc=$$?; \
 	echo "make race: $$(( $$(date +%s) - start )) s"; exit $$rc
 
 lint: $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## formatting, import arrows, size budget, bugs, shell scripts
