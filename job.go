@@ -59,6 +59,7 @@ type Job struct {
 	Status        JobStatus
 	Phase         string // what the runner says it is doing: "clone", "agent", "upload", …
 	Reason        string // why it ended so; one redacted line
+	Waiting       string // why it does not go on at present; one redacted line, "" when it does
 	ExitCode      *int   // the agent's exit code, when it had one
 	SandboxVMID   int    // 0 until one is allocated
 	StopRequested string // "" or the final status asked for: CANCELLED or TIMEOUT

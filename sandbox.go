@@ -85,6 +85,7 @@ type Sandbox struct {
 	State   SandboxState
 	Desired Desired
 	Reason  string // why it is FAILED, TIMEOUT or STOPPED; one redacted line
+	Waiting string // why it does not go on at present; one redacted line, "" when it does
 
 	Resources Resources
 	Hardware  Hardware

@@ -14,7 +14,8 @@ type Sandbox struct {
 	Image          string     `json:"image" doc:"Image as resolved at creation, name@digest"`
 	State          string     `json:"state" enum:"REQUESTED,PROVISIONING,BOOTING,READY,RUNNING,COMPLETED,FAILED,TIMEOUT,SUSPENDED,STOPPED,DESTROYED"`
 	Desired        string     `json:"desired" enum:"running,stopped,destroyed"`
-	Reason         string     `json:"reason,omitempty"`
+	Reason         string     `json:"reason,omitempty" doc:"Why it is FAILED, TIMEOUT or STOPPED"`
+	Waiting        string     `json:"waiting,omitempty" doc:"Why it does not go on at present; it is tried again"`
 	Cores          int        `json:"cores"`
 	MemoryMB       int        `json:"memory_mb"`
 	RootSizeGB     int        `json:"root_size_gb" doc:"0 means the image's own size"`
@@ -67,7 +68,8 @@ type Job struct {
 	Keepalive   bool       `json:"keepalive"`
 	Status      string     `json:"status" enum:"QUEUED,RUNNING,COMPLETED,FAILED,TIMEOUT,CANCELLED"`
 	Phase       string     `json:"phase,omitempty"`
-	Reason      string     `json:"reason,omitempty"`
+	Reason      string     `json:"reason,omitempty" doc:"Why it ended so"`
+	Waiting     string     `json:"waiting,omitempty" doc:"Why it does not go on at present; it is tried again"`
 	ExitCode    *int       `json:"exit_code,omitempty"`
 	SandboxVMID int        `json:"sandbox_vmid,omitempty"`
 	Result      JobResult  `json:"result"`

@@ -70,6 +70,7 @@ func (a *App) showJob(j api.Job) error {
 	}
 	optional("Phase:", j.Phase)
 	optional("Reason:", j.Reason)
+	optional("Waiting:", j.Waiting)
 	if j.ExitCode != nil {
 		t.row("Exit code:", *j.ExitCode)
 	}

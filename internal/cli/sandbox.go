@@ -201,6 +201,9 @@ func (a *App) printSandbox(sb api.Sandbox) error {
 	t := newTable(a.Stdout, "Sandbox:", fmt.Sprint(sb.VMID))
 	t.row("Name:", sb.Name)
 	t.row("State:", sb.State)
+	if sb.Waiting != "" {
+		t.row("Waiting:", sb.Waiting)
+	}
 	if sb.Reason != "" {
 		t.row("Reason:", sb.Reason)
 	}

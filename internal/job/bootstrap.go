@@ -133,7 +133,7 @@ func (s *Service) begin(sb *agentlab.Sandbox, j *agentlab.Job, told *guestapi.Jo
 	switch j.Status {
 	case agentlab.JobQueued:
 		j.Status, j.Phase, j.StartedAt, j.DeadlineAt = agentlab.JobRunning, guestcheck.Phases[0], now, now.Add(j.TTL)
-		j.SandboxVMID = sb.VMID
+		j.SandboxVMID, j.Waiting = sb.VMID, ""
 		evs = append(evs, statusEvent(*j))
 	case agentlab.JobRunning: // the answer was lost and another token was minted
 		told.Seconds = max(int64(j.DeadlineAt.Sub(now).Seconds()), 1)

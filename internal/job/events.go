@@ -17,7 +17,7 @@ func jobEvent(kind string, j agentlab.Job, data map[string]any, format string, a
 
 // end changes j, which is not final, to a final status.
 func (s *Service) end(j *agentlab.Job, status agentlab.JobStatus, reason string) []agentlab.Event {
-	j.Status, j.Reason, j.FinishedAt = status, oneLine(reason), s.clock().UTC()
+	j.Status, j.Reason, j.Waiting, j.FinishedAt = status, oneLine(reason), "", s.clock().UTC()
 	if status == agentlab.JobCompleted {
 		j.Reason = ""
 	}

@@ -192,6 +192,7 @@ type live struct {
 	used    bool          // its runner has used a token of its bootstrap answer
 	again   int           // how often its runner was given another one-time token
 	trouble string        // why its secrets could not be had, the last time
+	tried   time.Time     // when a sandbox was first asked for and could not be had
 	failed  int           // how often in a row
 }
 

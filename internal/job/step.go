@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -89,10 +90,13 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 	switch agentlab.CodeOf(err) {
 	case "":
 	case agentlab.CodeLimit:
-		return roomPause, s.waitForRoom(ctx, j)
+		return roomPause, s.waitForRoom(ctx, j, err)
 	case agentlab.CodeInvalid, agentlab.CodeNotFound, agentlab.CodeUnsupported, agentlab.CodeDenied, agentlab.CodeExists:
 		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox could not be made: "+err.Error())
 	default:
+		if ctx.Err() == nil && s.triedFor(j.ID) >= tellAfter {
+			err = errors.Join(err, s.noteWaiting(ctx, j, waits(err), true))
+		}
 		return 0, err
 	}
 	if sb.JobID != j.ID {
@@ -104,7 +108,7 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 	_, err = s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
 		j.SandboxVMID = sb.VMID // also when it was cancelled meanwhile: then it is released
 		if !j.Status.Final() {
-			j.Phase = ""
+			j.Phase, j.Waiting = "", ""
 		}
 		return nil, nil
 	})
@@ -116,23 +120,16 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 }
 
 // waitForRoom notes that a job waits for a sandbox to go.
-func (s *Service) waitForRoom(ctx context.Context, j agentlab.Job) error {
+func (s *Service) waitForRoom(ctx context.Context, j agentlab.Job, full error) error {
 	s.mu.Lock()
 	if !slices.Contains(s.waiting, j.ID) {
 		s.waiting = append(s.waiting, j.ID)
 	}
 	s.mu.Unlock()
-	if j.Phase == PhaseWaiting {
+	if j.Phase == PhaseWaiting && j.Waiting != "" {
 		return nil
 	}
-	_, err := s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
-		if j.Status.Final() {
-			return nil, nil
-		}
-		j.Phase = PhaseWaiting
-		return []agentlab.Event{jobEvent(agentlab.EventJobPhase, *j, map[string]any{"phase": j.Phase}, "job %s waits until there is room for another sandbox", j.ID)}, nil
-	})
-	return err
+	return s.noteWaiting(ctx, j, "waits until there is room for another sandbox: "+full.Error(), true)
 }
 
 // stopWaiting takes a job out of the queue for room; s.mu is held.
@@ -142,6 +139,9 @@ func (s *Service) stopWaiting(id string) {
 
 // queued looks after a job whose runner has not begun.
 func (s *Service) queued(ctx context.Context, j agentlab.Job, sb agentlab.Sandbox) (time.Duration, error) {
+	if err := s.noteWaiting(ctx, j, sb.Waiting, false); err != nil {
+		return 0, err
+	}
 	if sb.State != agentlab.SandboxReady || sb.BootedAt.IsZero() {
 		return longest, nil // its next change wakes us
 	}

@@ -209,8 +209,8 @@ type memory struct {
 	token     string         // bootstrap token not yet handed over
 	tokenEnds time.Time
 	plane     *plane
-	save      bool   // its console log is to be saved
-	trouble   string // why it cannot be destroyed, as told before
+	save      bool // its console log is to be saved
+	trouble   trouble
 	handover  handover
 
 	netSince   time.Time     // since when a network policy cannot be put in force; zero when there is none
@@ -295,7 +295,7 @@ func (s *Service) remember(sb agentlab.Sandbox) *memory {
 	}
 	if m.state != sb.State {
 		m.state, m.inspected = sb.State, false
-		m.tried, m.running, m.again, m.handover = time.Time{}, time.Time{}, false, handover{}
+		m.tried, m.running, m.again, m.handover, m.trouble = time.Time{}, time.Time{}, false, handover{}, trouble{}
 	}
 	return m
 }
@@ -329,7 +329,11 @@ func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbo
 	var before agentlab.Sandbox
 	sb, err := s.cfg.Store.UpdateSandbox(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		before = *sb
-		return fn(sb)
+		evs, err := fn(sb)
+		if sb.State != before.State || sb.Desired != before.Desired {
+			sb.Waiting = "" // that was about something else
+		}
+		return evs, err
 	})
 	if err != nil {
 		return agentlab.Sandbox{}, err

@@ -32,6 +32,7 @@ func (s *Service) step(ctx context.Context, vmid int) (time.Duration, error) {
 		}
 		s.remember(sb)
 		again, done, err := s.once(ctx, sb)
+		s.noteWaiting(ctx, sb, done, err)
 		if err != nil || done {
 			if again <= 0 {
 				again = s.untilLease(sb)
@@ -250,9 +251,6 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	s.boots.release(sb.VMID, s.loop.Wake)
 	if sb.State == agentlab.SandboxTimeout && sb.JobID == "" {
 		if err := s.powerOff(ctx, sb, timeoutGrace); err != nil {
-			if ctx.Err() == nil {
-				s.noteTrouble(ctx, sb, err)
-			}
 			return err
 		}
 		return s.become(ctx, sb, agentlab.SandboxStopped, sb.Reason)
@@ -266,9 +264,6 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	dctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
 	if err := s.cfg.Driver.Destroy(dctx, ref(sb)); err != nil {
-		if ctx.Err() == nil {
-			s.noteTrouble(ctx, sb, err)
-		}
 		return err
 	}
 	return s.become(ctx, sb, agentlab.SandboxDestroyed, "")
@@ -296,24 +291,6 @@ func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 	}
 	if err != nil && ctx.Err() == nil {
 		s.log.Warn("the end of the record of a sandbox's network use may be lost", "vmid", sb.VMID, "err", err)
-	}
-}
-
-// noteTrouble writes down, once, that a sandbox cannot be destroyed now.
-func (s *Service) noteTrouble(ctx context.Context, sb agentlab.Sandbox, cause error) {
-	text := "cannot be destroyed, will be tried again: " + cause.Error()
-	if hint := agentlab.HintOf(cause); hint != "" {
-		text += " (" + hint + ")"
-	}
-	text = s.told(ctx, sb, text)
-	known := false
-	s.with(sb.VMID, func(m *memory) { known, m.trouble = m.trouble == text, text })
-	if known {
-		return
-	}
-	e := event(agentlab.EventSandboxState, sb, map[string]any{"state": sb.State, "code": agentlab.CodeOf(cause)}, "sandbox %s %s", sb.Name, text)
-	if err := s.cfg.Store.AppendEvents(ctx, e); err != nil {
-		s.log.Error("an event was not written", "vmid", sb.VMID, "err", err)
 	}
 }
 

@@ -29,7 +29,7 @@ func when(t time.Time) *time.Time {
 func toSandbox(s agentlab.Sandbox) api.Sandbox {
 	return api.Sandbox{
 		VMID: s.VMID, UID: s.UID, Name: s.Name, Backend: s.Backend, Profile: s.Profile, Image: s.Image,
-		State: string(s.State), Desired: string(s.Desired), Reason: s.Reason,
+		State: string(s.State), Desired: string(s.Desired), Reason: s.Reason, Waiting: s.Waiting,
 		Cores: s.Resources.Cores, MemoryMB: s.Resources.MemoryMB, RootSizeGB: s.Resources.RootSizeGB,
 		NetworkMode: s.Network.Mode, Keepalive: s.Keepalive, JobID: s.JobID, IP: s.IP,
 		LeaseExpiresAt: s.LeaseExpiresAt.UTC(), CreatedAt: s.CreatedAt.UTC(), UpdatedAt: s.UpdatedAt.UTC(), BootedAt: when(s.BootedAt),
@@ -40,7 +40,7 @@ func toJob(j agentlab.Job) api.Job {
 	return api.Job{
 		ID: j.ID, RepoURL: j.RepoURL, Bundled: j.Bundled, Ref: j.Ref, Depth: j.Depth, Task: j.Task, Agent: j.Agent,
 		Profile: j.Profile, Image: j.Image, Mode: j.Mode, TTLMinutes: int((j.TTL + time.Minute - 1) / time.Minute),
-		Keepalive: j.Keepalive, Status: string(j.Status), Phase: j.Phase, Reason: j.Reason, ExitCode: j.ExitCode,
+		Keepalive: j.Keepalive, Status: string(j.Status), Phase: j.Phase, Reason: j.Reason, Waiting: j.Waiting, ExitCode: j.ExitCode,
 		SandboxVMID: j.SandboxVMID,
 		Result: api.JobResult{
 			BaseCommit: j.Result.BaseCommit, HeadCommit: j.Result.HeadCommit, Branch: j.Result.Branch,

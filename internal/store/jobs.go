@@ -34,6 +34,7 @@ var jobs = newTable("jobs", []string{"job_id"}, func(j *agentlab.Job) []field {
 		{"status", &j.Status},
 		{"phase", &j.Phase},
 		{"reason", &j.Reason},
+		{"waiting", &j.Waiting},
 		{"exit_code", &j.ExitCode},
 		{"sandbox_vmid", &j.SandboxVMID},
 		{"stop_requested", &j.StopRequested},

@@ -19,6 +19,7 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 		{"state", &s.State},
 		{"desired", &s.Desired},
 		{"reason", &s.Reason},
+		{"waiting", &s.Waiting},
 		{"cores", &s.Resources.Cores},
 		{"memory_mb", &s.Resources.MemoryMB},
 		{"root_size_gb", &s.Resources.RootSizeGB},

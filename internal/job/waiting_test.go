@@ -1,0 +1,57 @@
+package job_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/job"
+)
+
+// A QUEUED job tells why it waits: because its sandbox cannot be made for now,
+// because none can be asked for, or because there is no room. Once it runs it
+// does not wait any more.
+func TestWaitingIsTold(t *testing.T) {
+	for op, prefix := range map[fake.Op]string{fake.OpCreate: "waits: ", fake.OpTaken: "waits for a sandbox: "} {
+		t.Run(string(op), func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				cause := agentlab.Errorf(agentlab.CodeUnavailable, "the storage is not to be read").WithHint("repair disk-0")
+				remove := w.host.Inject(fake.Fault{Op: op, Times: 1000, Err: cause})
+				id := w.run(job.Request{Task: "echo x"}).ID
+				w.phase(id, job.PhaseWaiting)
+				if j := w.job(id); j.Status != agentlab.JobQueued || j.Waiting != prefix+"the storage is not to be read (repair disk-0)" {
+					t.Errorf("%s, waiting %q", j.Status, j.Waiting)
+				}
+				told := 0
+				for _, kind := range []string{agentlab.EventJobPhase, agentlab.EventSandboxState} {
+					for _, text := range w.events(kind, id) {
+						if strings.Contains(text, "the storage is not to be read (repair disk-0)") {
+							told++
+						}
+					}
+				}
+				if told != 1 {
+					t.Errorf("told by %d events of the job, want 1", told)
+				}
+				remove()
+				if j := w.final(id); j.Status != agentlab.JobCompleted || j.Waiting != "" {
+					t.Errorf("%s, waiting %q", j.Status, j.Waiting)
+				}
+			})
+		})
+	}
+	inWorld(t, func(w *world) {
+		w.max = 1
+		w.restart()
+		first, second := w.run(job.Request{Task: "sleep 5m"}).ID, w.run(job.Request{Task: "echo x"}).ID
+		w.phase(second, job.PhaseWaiting)
+		if text := w.job(second).Waiting; !strings.Contains(text, "room for another sandbox") {
+			t.Errorf("waiting %q", text)
+		}
+		w.final(first)
+		if j := w.final(second); j.Waiting != "" {
+			t.Errorf("has ended, and waits: %q", j.Waiting)
+		}
+	})
+}
