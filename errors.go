@@ -24,6 +24,7 @@ const (
 	CodeUnavailable    Code = "unavailable"     // a dependency (daemon, QEMU, guest) does not answer
 	CodeUnknownOutcome Code = "unknown_outcome" // it may or may not have happened
 	CodeTimeout        Code = "timeout"         // a deadline passed
+	CodePreflight      Code = "preflight"       // a check before the start found why it cannot succeed
 	CodeLimit          Code = "limit"           // a configured maximum is reached
 	CodeSchema         Code = "schema"          // database or config written by another version
 	CodeInternal       Code = "internal"        // a bug of ours

@@ -57,12 +57,13 @@ type Job struct {
 	Keepalive bool // keep the sandbox after the job ended
 
 	Status        JobStatus
-	Phase         string // what the runner says it is doing: "clone", "agent", "upload", …
-	Reason        string // why it ended so; one redacted line
-	Waiting       string // why it does not go on at present; one redacted line, "" when it does
-	ExitCode      *int   // the agent's exit code, when it had one
-	SandboxVMID   int    // 0 until one is allocated
-	StopRequested string // "" or the final status asked for: CANCELLED or TIMEOUT
+	Phase         string   // what the runner says it is doing: "clone", "agent", "upload", …
+	Reason        string   // why it ended so; one redacted line
+	Waiting       string   // why it does not go on at present; one redacted line, "" when it does
+	ExitCode      *int     // the agent's exit code, when it had one
+	SandboxVMID   int      // 0 until one is allocated
+	StopRequested string   // "" or the final status asked for: CANCELLED, TIMEOUT or FAILED; Reason is set with FAILED
+	ModelHosts    []string // "host:port" of the model endpoints that the agent needs; nil before it starts or when not known
 	Result        JobResult
 
 	CreatedAt  time.Time

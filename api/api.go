@@ -108,6 +108,8 @@ type JobCreate struct {
 	TTLMinutes int     `json:"ttl_minutes,omitempty"`
 	Keepalive  *bool   `json:"keepalive,omitempty"`
 	Workspace  *string `json:"workspace,omitempty" doc:"Not supported yet; refused unless null"`
+
+	NoPreflight bool `json:"no_preflight,omitempty" doc:"Do not check before the start that the agent has a key and that the profile lets it reach its model"`
 }
 
 // Bundle is an uploaded git bundle, kept for an hour or until a job uses it.

@@ -123,12 +123,15 @@ type Result struct {
 // NetworkNarrow is what a repository's own configuration asks of the network
 // policy. It becomes a further layer of the sandbox's policy: what it allows
 // is allowed only if the profile allows it too. Rules are in the language of
-// profiles, without presets and files.
+// profiles, without presets and files. Unless it is strict, the controller adds
+// what the job itself needs: the agent's model and the repository's host.
 type NetworkNarrow struct {
 	Mode  string   `json:"mode"`
 	Allow []string `json:"allow,omitempty"`
 	Deny  []string `json:"deny,omitempty"`
 	Ports []string `json:"ports,omitempty"`
+
+	Strict bool `json:"strict,omitempty"`
 }
 
 // Directive is what the controller wants of the runner now.

@@ -130,11 +130,16 @@ func (a *App) jobLogsCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "logs JOB", Short: "Print the agent's log", Args: exactArgs("JOB")}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the job ends")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		return a.copyJobLog(ctx, c, args[0], follow)
+		if follow {
+			return a.followLog(ctx, c, args[0])
+		}
+		return a.copyJobLog(ctx, c, args[0], false)
 	})
 	return cmd
 }
 
+// copyJobLog copies the agent's log to standard output, to the job's end when
+// follow is set.
 func (a *App) copyJobLog(ctx context.Context, c *client.Client, id string, follow bool) error {
 	log, err := c.JobLog(ctx, id, follow, 0)
 	if err != nil {

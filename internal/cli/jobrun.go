@@ -59,6 +59,7 @@ leaves the job running; 'agentlab job cancel JOB' stops it.`,
 	flags.Var(ttlFlag{&f.ttl}, "ttl", "time the agent may take, e.g. 30m, 4h (default: the profile's)")
 	flags.BoolVar(&f.keepalive, "keepalive", false, "keep the sandbox after the job")
 	workspaceFlag(flags, &f.req.Workspace)
+	flags.BoolVar(&f.req.NoPreflight, "no-preflight", false, "do not check first that the agent has a key and that the profile lets it reach its model")
 	flags.BoolVar(&f.wait, "wait", true, "wait for the end, with progress and log")
 	noWait(cmd, &f.wait)
 	cmd.MarkFlagsMutuallyExclusive("task", "task-file")
@@ -248,9 +249,12 @@ func (a *App) watchJob(ctx context.Context, c *client.Client, id string) (api.Jo
 	ended := make(chan struct{})
 	var log sync.WaitGroup
 	log.Go(func() { a.streamLog(logCtx, c, id, logWriter(out), ended) })
+	denied, stopDenied := context.WithCancel(ctx)
+	log.Go(func() { a.showDenials(denied, c, id) })
 	j, err := a.followJob(ctx, c, id, a.showEvent)
 	j.ID = id
 	close(ended)
+	stopDenied()
 	if err != nil {
 		stopLog()
 	} else {
@@ -323,6 +327,7 @@ func (a *App) summarise(j api.Job) {
 			a.progressf("  → agentlab job fetch %s", j.ID)
 		}
 	}
+	a.summariseDenials(j.ID, j.Egress)
 	if len(j.Artifacts) > 0 {
 		a.progressf("  %d artifact(s)\n  → agentlab job artifacts %s", len(j.Artifacts), j.ID)
 	}

@@ -90,7 +90,7 @@ func (v jobView) Create(ctx context.Context, r server.JobRequest) (agentlab.Job,
 func toJobRequest(r server.JobRequest) job.Request {
 	return job.Request{
 		RepoURL: r.RepoURL, BundleID: r.BundleID, Ref: r.Ref, Depth: r.Depth, Profile: r.Profile, Image: r.Image,
-		Task: r.Task, Agent: r.Agent, Mode: r.Mode, TTL: r.TTL, Keepalive: r.Keepalive,
+		Task: r.Task, Agent: r.Agent, Mode: r.Mode, TTL: r.TTL, Keepalive: r.Keepalive, NoPreflight: r.NoPreflight,
 	}
 }
 

@@ -136,6 +136,7 @@ func (s *services) openAudit(context.Context, *cleanup) error {
 	cfg := audit.Config{Store: auditStore{s.store}, Clock: s.cfg.Clock, Logger: s.log.With("part", "audit"),
 		Limits: audit.Limits{Rows: s.settings.Limits.EgressRecords}}
 	cfg.Redaction = func(ctx context.Context, id string) func(string) string { return s.jobs.Redaction(ctx, id) }
+	cfg.Seen = func(ctx context.Context, entries []agentlab.EgressEntry) { s.jobs.EgressSeen(ctx, entries) }
 	if log, ok := s.driver.(backend.EgressLogger); ok && s.driver.Info().Capabilities.EgressLog {
 		cfg.Log = log
 	}
@@ -152,10 +153,10 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Backend:        s.driver.Info(),
 		DefaultProfile: s.settings.DefaultProfile, DefaultAgent: s.settings.DefaultAgent,
 		ShellImage: s.settings.Images.Base, AgentsImage: s.settings.Images.Agents,
-		Artifacts: s.artifacts,
-		Limits:    job.Limits{ArtifactBytes: s.artifacts.Limits().JobBytes},
-		Clock:     s.cfg.Clock,
-		Logger:    s.log.With("part", "jobs"),
+		Artifacts: s.artifacts, Egress: s.audit,
+		Limits: job.Limits{ArtifactBytes: s.artifacts.Limits().JobBytes},
+		Clock:  s.cfg.Clock,
+		Logger: s.log.With("part", "jobs"),
 	})
 	s.guests = guestserver.New(guestserver.Config{
 		Tokens: guestTokens{s.store}, Jobs: s.jobs, Artifacts: s.artifacts, Redactors: s.jobs,

@@ -25,6 +25,8 @@ type Request struct {
 	TTL       time.Duration
 	Keepalive *bool
 
+	NoPreflight bool // skip the check of the agent's key and model endpoint
+
 	// Sandbox asks for a sandbox of its own making; nil: one that is named
 	// after the job, made when there is room for it.
 	Sandbox *SandboxRequest
@@ -38,7 +40,7 @@ type SandboxRequest struct {
 }
 
 // Create writes a new job down and returns it, QUEUED. Codes: invalid,
-// not_found (profile, image, secrets or git bundle), unsupported; with
+// not_found (profile, image, secrets or git bundle), unsupported; preflight; with
 // Request.Sandbox also exists and limit.
 func (s *Service) Create(ctx context.Context, r Request) (agentlab.Job, error) {
 	prof, err := s.cfg.Profiles.Use(cmp.Or(r.Profile, s.cfg.DefaultProfile))
@@ -62,10 +64,8 @@ func (s *Service) Create(ctx context.Context, r Request) (agentlab.Job, error) {
 	if _, _, err := s.cfg.Sandboxes.Plan(want); err != nil {
 		return agentlab.Job{}, err
 	}
-	if prof.SecretsBundle != "" {
-		if err := s.cfg.Secrets.Check(ctx, prof.SecretsBundle); err != nil {
-			return agentlab.Job{}, err
-		}
+	if err := s.preflight(ctx, j, prof, r.NoPreflight); err != nil {
+		return agentlab.Job{}, err
 	}
 	return s.write(ctx, j, r, prof, want)
 }

@@ -66,6 +66,7 @@ func (s *Service) BootstrapFetched(ctx context.Context, vmid int, tokenHash stri
 		if j == nil {
 			return nil, nil
 		}
+		row.ModelHosts = jobModelHosts(*row, bundle)
 		return s.begin(sb, row, resp.Job)
 	})
 	if err != nil {

@@ -28,6 +28,7 @@ func CheckVerdict(t *testing.T, r guestapi.Report) {
 		{Status: agentlab.JobRunning, DeadlineAt: now.Add(-time.Hour), StopRequested: "TIMEOUT"},
 		{Status: agentlab.JobRunning, DeadlineAt: now.Add(50 * time.Second), TTL: time.Minute},
 		{Status: agentlab.JobRunning, DeadlineAt: now.Add(-time.Second), TTL: time.Minute},
+		{Status: agentlab.JobRunning, DeadlineAt: now.Add(time.Hour), StopRequested: "FAILED", Reason: "its model is denied"},
 	} {
 		if r.Status == "RUNNING" {
 			continue

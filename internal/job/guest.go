@@ -58,6 +58,10 @@ func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report)
 	if r.Status == string(agentlab.JobRunning) && !later(r.Phase, j.Phase) {
 		return j, nil // a heartbeat
 	}
+	trouble := ""
+	if failing(r) {
+		trouble = s.modelTrouble(ctx, j)
+	}
 	j, err := s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
 		if j.Status != agentlab.JobRunning {
 			return nil, nil
@@ -75,6 +79,9 @@ func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report)
 			return evs, nil
 		}
 		status, reason := s.verdict(*j, r)
+		if trouble != "" && reason != j.Reason {
+			reason += "; " + trouble
+		}
 		j.ExitCode = r.ExitCode
 		if r.Result != nil {
 			j.Result = agentlab.JobResult(*r.Result)
@@ -86,6 +93,12 @@ func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report)
 		s.loop.Wake(j.ID)
 	}
 	return j, err
+}
+
+// failing reports whether a report ends its job otherwise than COMPLETED.
+func failing(r guestapi.Report) bool {
+	status := agentlab.JobStatus(r.Status)
+	return status.Final() && (status != agentlab.JobCompleted || r.ExitCode != nil && *r.ExitCode != 0)
 }
 
 // later tells whether phase a comes after phase b.
@@ -102,6 +115,9 @@ func near(j agentlab.Job) time.Duration { return min(time.Minute, j.TTL/10) }
 // agent that failed, nor that its agent was stopped unless a stop was
 // requested or the job's time is over; then the request names the status.
 func (s *Service) verdict(j agentlab.Job, r guestapi.Report) (status agentlab.JobStatus, reason string) {
+	if j.StopRequested == string(agentlab.JobFailed) && failing(r) {
+		return agentlab.JobFailed, j.Reason
+	}
 	status, reason = agentlab.JobStatus(r.Status), r.Message
 	over := !s.clock().Before(j.DeadlineAt.Add(-near(j)))
 	switch status {
@@ -138,24 +154,6 @@ func orText(s, instead string) string {
 		return instead
 	}
 	return s
-}
-
-// NarrowNetwork narrows the network policy of a sandbox by what its job's
-// repository asks for. Codes: denied, invalid, conflict, unsupported, limit,
-// unavailable.
-func (s *Service) NarrowNetwork(ctx context.Context, vmid int, n guestapi.NetworkNarrow) error {
-	if _, err := s.jobOf(ctx, vmid); err != nil {
-		return err
-	}
-	const source = "the repository"
-	layer := agentlab.Network{Mode: n.Mode, Ports: n.Ports}
-	for _, r := range n.Allow {
-		layer.Allow = append(layer.Allow, agentlab.NetworkRule{Rule: r, Source: source})
-	}
-	for _, r := range n.Deny {
-		layer.Deny = append(layer.Deny, agentlab.NetworkRule{Rule: r, Source: source})
-	}
-	return s.cfg.Sandboxes.NarrowNetwork(ctx, vmid, layer)
 }
 
 // Directive answers what is wanted of the runner of a sandbox. With wait > 0
@@ -197,6 +195,9 @@ func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (
 // directive is what a job's row wants of its runner.
 func (s *Service) directive(j agentlab.Job) guestapi.Directive {
 	d := guestapi.Directive{Stop: j.StopRequested}
+	if d.Stop == string(agentlab.JobFailed) { // a runner knows two reasons to stop
+		d.Stop = string(agentlab.JobCancelled)
+	}
 	switch j.Status {
 	case agentlab.JobCompleted:
 		return guestapi.Directive{}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http/httptest"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -99,7 +100,7 @@ func TestOneEnd(t *testing.T) {
 		wg.Wait()
 		j = w.final(j.ID)
 		time.Sleep(time.Hour)
-		if again := w.job(j.ID); again != j && (again.Status != j.Status || again.Reason != j.Reason || !again.FinishedAt.Equal(j.FinishedAt)) {
+		if again := w.job(j.ID); !reflect.DeepEqual(again, j) && (again.Status != j.Status || again.Reason != j.Reason || !again.FinishedAt.Equal(j.FinishedAt)) {
 			w.Errorf("the end changed from %+v to %+v", j, again)
 		}
 		ends := 0
@@ -207,14 +208,14 @@ func TestBootstrapHoldsWhatIsNeeded(t *testing.T) {
 		{"repo, claude", job.Request{Profile: "secrets", Agent: "claude", RepoURL: "https://github.com/x/y"}, true, true, true, true, "*"},
 		{"no repo, claude", job.Request{Profile: "secrets", Agent: "claude"}, false, true, true, true, "*"},
 		{"repo, shell", job.Request{Profile: "secrets", Agent: "shell", RepoURL: "https://github.com/x/y"}, true, false, true, true, "*"},
-		{"no secrets", job.Request{Profile: "plain", Agent: "claude", RepoURL: "https://github.com/x/y"}, false, false, false, true, "*"},
+		{"no secrets", job.Request{Profile: "plain", Agent: "claude", RepoURL: "https://github.com/x/y", NoPreflight: true}, false, false, false, true, "*"},
 		{"allow list", job.Request{Profile: "listed", Agent: "shell"}, false, false, false, false, "github.com *.npmjs.org"},
 		{"no network", job.Request{Profile: "dark", Agent: "shell"}, false, false, false, false, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
 				ctx := context.Background()
-				for key, v := range map[string]string{"env.API_KEY": "sk-ant-0123456789abcdef", "git.token": "ghp_9876543210zyxwvu", "claude_settings_json": `{"model":"opus"}`} {
+				for key, v := range map[string]string{"env.API_KEY": "sk-ant-0123456789abcdef", "env.ANTHROPIC_API_KEY": "sk-ant-0123456789abcdef", "git.token": "ghp_9876543210zyxwvu", "claude_settings_json": `{"model":"opus"}`} {
 					if err := w.vault.Set(ctx, "team", key, strings.NewReader(v), false); err != nil {
 						w.Fatal(err)
 					}
@@ -324,7 +325,7 @@ func TestSettingsAreRedacted(t *testing.T) {
 		if err := w.vault.Set(ctx, "team", "claude_settings_json", strings.NewReader(doc), false); err != nil {
 			w.Fatal(err)
 		}
-		j := w.run(job.Request{Profile: "secrets", Agent: "claude", Task: "hang"})
+		j := w.run(job.Request{Profile: "secrets", Agent: "claude", Task: "hang", NoPreflight: true})
 		w.phase(j.ID, "agent")
 		r, err := w.jobs.Redactor(ctx, j.ID)
 		if err != nil {

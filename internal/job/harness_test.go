@@ -121,6 +121,8 @@ type world struct {
 	kept      atomic.Int32           // how often it was read what a job was given
 	afterKept atomic.Pointer[func()] // called once; see slowVault
 
+	egress job.Egress // given to daemons that begin
+
 	store     *store.Store
 	sandboxes *sandbox.Service
 	jobs      *job.Service
@@ -196,7 +198,7 @@ func (w *world) begin() {
 	})
 	w.jobs = job.New(job.Config{
 		Store: jobDB{w.store}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Bundles: w.artifacts, Artifacts: w.artifacts, Backend: driver.Info(),
-		DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",
+		Egress: w.egress, DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",
 	})
 	guests = guestserver.New(guestserver.Config{
 		Tokens: tokenDB{w.store}, Jobs: lossy{w.jobs, w}, Artifacts: w.artifacts, Redactors: w.jobs,

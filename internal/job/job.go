@@ -86,7 +86,7 @@ type Profiles interface {
 
 // Secrets opens secrets bundles; *secret.Vault implements it.
 type Secrets interface {
-	Check(ctx context.Context, name string) error
+	Outline(ctx context.Context, name string) (plain secret.Bundle, references []string, err error)
 	Deliver(ctx context.Context, name string, want func(key string) bool) (secret.Bundle, error)
 	Keep(ctx context.Context, jobID string, values []string) error
 	Kept(jobID string) (values []string, ok bool, err error)
@@ -103,6 +103,12 @@ type Bundles interface {
 // Artifacts keeps files of jobs; *artifact.Service implements it.
 type Artifacts interface {
 	Put(ctx context.Context, jobID, path string, r io.Reader) (agentlab.Artifact, error)
+}
+
+// Egress is the record of what sandboxes wanted from the network;
+// *audit.Service implements it.
+type Egress interface {
+	List(ctx context.Context, f agentlab.EgressFilter) ([]agentlab.EgressEntry, error)
 }
 
 // Limits bound jobs. Zero fields take the default.
@@ -153,6 +159,7 @@ type Config struct {
 	Secrets   Secrets
 	Bundles   Bundles
 	Artifacts Artifacts    // nil: SaveConsole keeps nothing
+	Egress    Egress       // nil: nothing is recorded
 	Backend   backend.Info // where guests find the guest plane
 
 	DefaultProfile string // of jobs that name none
@@ -194,6 +201,7 @@ type live struct {
 	trouble string        // why its secrets could not be had, the last time
 	tried   time.Time     // when a sandbox was first asked for and could not be had
 	failed  int           // how often in a row
+	denials modelDenials  // of its model
 }
 
 // asking is what is remembered of a sandbox whose runner asked for its

@@ -71,7 +71,7 @@ func (s *Service) lost(j agentlab.Job, sb agentlab.Sandbox) (status agentlab.Job
 	over := (!j.DeadlineAt.IsZero() && !now.Before(j.DeadlineAt)) || !now.Before(sb.LeaseExpiresAt)
 	switch {
 	case j.StopRequested != "":
-		status = agentlab.JobStatus(j.StopRequested)
+		status, why = agentlab.JobStatus(j.StopRequested), orText(j.Reason, why)
 	case over || sb.State == agentlab.SandboxTimeout:
 		status = agentlab.JobTimeout
 	default:
@@ -180,8 +180,11 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 		}
 		return left <= 0
 	}
-	if j.StopRequested == string(agentlab.JobCancelled) && due(stopped.Add(s.lim.CancelWindow)) {
+	switch {
+	case j.StopRequested == string(agentlab.JobCancelled) && due(stopped.Add(s.lim.CancelWindow)):
 		return 0, s.finish(ctx, j.ID, agentlab.JobCancelled, "cancelled; its runner did not report in time")
+	case j.StopRequested == string(agentlab.JobFailed) && due(stopped.Add(s.lim.CancelWindow)):
+		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, j.Reason)
 	}
 	switch {
 	case due(j.DeadlineAt.Add(s.lim.UploadWindow)):
@@ -191,7 +194,7 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 		if j.StopRequested != "" {
 			status = agentlab.JobStatus(j.StopRequested)
 		}
-		return 0, s.finish(ctx, j.ID, status, "nothing was heard of its runner for "+s.lim.Silence.String())
+		return 0, s.finish(ctx, j.ID, status, orText(j.Reason, "nothing was heard of its runner for "+s.lim.Silence.String()))
 	case j.StopRequested == "" && due(j.DeadlineAt):
 		return 0, s.timeOut(ctx, j)
 	}

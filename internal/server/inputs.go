@@ -72,6 +72,7 @@ func jobRequest(j api.JobCreate) (JobRequest, error) {
 	return JobRequest{
 		RepoURL: j.RepoURL, BundleID: j.BundleID, Ref: j.Ref, Depth: j.Depth, Profile: j.Profile, Image: j.Image,
 		Task: j.Task, Agent: j.Agent, Mode: j.Mode, TTL: minutes(j.TTLMinutes), Keepalive: j.Keepalive,
+		NoPreflight: j.NoPreflight,
 	}, nil
 }
 

@@ -24,6 +24,7 @@ var statusOf = map[agentlab.Code]int{
 	agentlab.CodeNotFound:       http.StatusNotFound,
 	agentlab.CodeExists:         http.StatusConflict,
 	agentlab.CodeConflict:       http.StatusConflict,
+	agentlab.CodePreflight:      http.StatusUnprocessableEntity,
 	agentlab.CodeLimit:          http.StatusTooManyRequests,
 	agentlab.CodeInternal:       http.StatusInternalServerError,
 	agentlab.CodeSchema:         http.StatusInternalServerError,

@@ -134,6 +134,7 @@ func TestErrors(t *testing.T) {
 		{agentlab.Errorf(agentlab.CodeNotFound, "m"), 404, "not_found"},
 		{agentlab.Errorf(agentlab.CodeExists, "m"), 409, "exists"},
 		{agentlab.Errorf(agentlab.CodeConflict, "m"), 409, "conflict"},
+		{agentlab.Errorf(agentlab.CodePreflight, "m"), 422, "preflight"},
 		{agentlab.Errorf(agentlab.CodeLimit, "m"), 429, "limit"},
 		{agentlab.Errorf(agentlab.CodeInternal, "m"), 500, "internal"},
 		{agentlab.Errorf(agentlab.CodeSchema, "m"), 500, "schema"},

@@ -54,6 +54,8 @@ type JobRequest struct {
 	Mode      string
 	TTL       time.Duration
 	Keepalive *bool
+
+	NoPreflight bool // skip the check of the agent's key and model endpoint
 }
 
 // JobFilter chooses jobs, the newest first.

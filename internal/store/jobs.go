@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"reflect"
+	"slices"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -38,6 +39,7 @@ var jobs = newTable("jobs", []string{"job_id"}, func(j *agentlab.Job) []field {
 		{"exit_code", &j.ExitCode},
 		{"sandbox_vmid", &j.SandboxVMID},
 		{"stop_requested", &j.StopRequested},
+		{"model_hosts_json", jsonCol{&j.ModelHosts}},
 		{"result_json", jsonCol{(*resultJSON)(&j.Result)}},
 		{"created_at", timeCol{&j.CreatedAt}},
 		{"updated_at", timeCol{&j.UpdatedAt}},
@@ -53,11 +55,14 @@ func checkJob(j *agentlab.Job) error {
 		return invalid("status", "unknown status %q", j.Status)
 	case j.CreatedAt.IsZero() || j.UpdatedAt.IsZero():
 		return invalid("created_at", "creation or update time is missing")
-	case j.StopRequested != "" && j.StopRequested != string(agentlab.JobCancelled) && j.StopRequested != string(agentlab.JobTimeout):
+	case j.StopRequested != "" && !stoppable(agentlab.JobStatus(j.StopRequested)):
 		return invalid("stop_requested", "%q cannot be asked for", j.StopRequested)
 	}
 	return agentlab.ValidateJobID(j.ID)
 }
+
+// stoppable reports whether a running job may be asked to end with that status.
+func stoppable(s agentlab.JobStatus) bool { return s.Final() && s != agentlab.JobCompleted }
 
 // JobFilter selects jobs.
 type JobFilter struct {
@@ -115,6 +120,7 @@ func cloneJob(j agentlab.Job) agentlab.Job {
 		code := *j.ExitCode
 		j.ExitCode = &code
 	}
+	j.ModelHosts = slices.Clone(j.ModelHosts)
 	return j
 }
 

@@ -18,6 +18,8 @@ type projectNetwork struct {
 	Allow []string `yaml:"allow"`
 	Deny  []string `yaml:"deny"`
 	Ports []string `yaml:"ports"`
+
+	Strict bool `yaml:"strict"` // do not add what the job itself needs: the agent's model and the repository's host
 }
 
 // narrowPatience is how long the controller may need to put the narrower
@@ -29,7 +31,7 @@ func (r *Runner) narrowNetwork(ctx context.Context, p *projectNetwork) error {
 	if p == nil {
 		return nil
 	}
-	n := guestapi.NetworkNarrow{Mode: p.Mode, Allow: p.Allow, Deny: p.Deny, Ports: p.Ports}
+	n := guestapi.NetworkNarrow{Mode: p.Mode, Allow: p.Allow, Deny: p.Deny, Ports: p.Ports, Strict: p.Strict}
 	if n.Mode == "" {
 		n.Mode = agentlab.NetworkNAT
 		if len(n.Allow) > 0 {

@@ -20,6 +20,7 @@ func TestRepositoryNarrowsTheNetwork(t *testing.T) {
 		"allow":        {"network:\n  allow: [github.com, '*.npmjs.org:443']\n  ports: [443]\n", []guestapi.NetworkNarrow{{Mode: "allowlist", Allow: []string{"github.com", "*.npmjs.org:443"}, Ports: []string{"443"}}}},
 		"deny":         {"network:\n  deny: [tracker.example]\n", []guestapi.NetworkNarrow{{Mode: "nat", Deny: []string{"tracker.example"}}}},
 		"off":          {"network: {mode: off}\n", []guestapi.NetworkNarrow{{Mode: "off"}}},
+		"strict":       {"network: {allow: [github.com], strict: true}\n", []guestapi.NetworkNarrow{{Mode: "allowlist", Allow: []string{"github.com"}, Strict: true}}},
 		"even nothing": {"network: {mode: allowlist}\n", []guestapi.NetworkNarrow{{Mode: "allowlist"}}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,0 +1,87 @@
+package job
+
+import (
+	"context"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/secret"
+)
+
+// preflight checks that a job's agent has a key and that its profile lets it
+// reach its model: without either it would only wait for its time to be over.
+// References are not resolved: of them only the names are looked at. Codes:
+// preflight; of a secrets bundle that cannot be read, those of Secrets.
+func (s *Service) preflight(ctx context.Context, j agentlab.Job, prof agentlab.Profile, skip bool) error {
+	var plain secret.Bundle
+	var references []string
+	var err error
+	if prof.SecretsBundle != "" {
+		if plain, references, err = s.cfg.Secrets.Outline(ctx, prof.SecretsBundle); err != nil {
+			return err
+		}
+	}
+	if skip {
+		return nil
+	}
+	n, bad := needsOf(j.Agent, envOf(j.Agent, plain, references))
+	if bad != "" {
+		return preflightError(prof, "env."+bad+" of secrets bundle "+prof.SecretsBundle+" is not an http or https URL").
+			WithField("profile").WithHint("set it again: %s", setSecret(prof, bad))
+	}
+	if n.known && !n.found {
+		return noKey(j, prof, n.keys)
+	}
+	return checkReach(j, prof, n.hosts)
+}
+
+func preflightError(prof agentlab.Profile, what string) *agentlab.Error {
+	return agentlab.Errorf(agentlab.CodePreflight, "profile %s: %s", prof.Name, what)
+}
+
+// anywayHint ends the hints of errors that the caller may know better about.
+const anywayHint = "; --no-preflight starts the job without this check"
+
+func setSecret(prof agentlab.Profile, name string) string {
+	bundle := ""
+	if prof.SecretsBundle != secret.DefaultBundle {
+		bundle = "--bundle " + prof.SecretsBundle + " "
+	}
+	return "agentlab secrets set " + bundle + "env." + name
+}
+
+func noKey(j agentlab.Job, prof agentlab.Profile, keys []string) error {
+	if prof.SecretsBundle == "" {
+		return preflightError(prof, "agent "+j.Agent+" has no key for its model: the profile names no secrets bundle").WithField("agent").
+			WithHint("add secrets_bundle to the profile, or choose another with --profile%s", anywayHint)
+	}
+	return preflightError(prof, "agent "+j.Agent+" has no key for its model: secrets bundle "+prof.SecretsBundle+" has none of "+strings.Join(keys, ", ")).WithField("agent").
+		WithHint("%s%s", setSecret(prof, keys[0]), anywayHint)
+}
+
+// checkReach refuses a job when its profile's policy denies every endpoint of
+// its model.
+func checkReach(j agentlab.Job, prof agentlab.Profile, hosts []string) error {
+	p, err := egress.New(prof.Network)
+	if err != nil || len(hosts) == 0 {
+		return err
+	}
+	var denied egress.Explanation
+	for _, host := range hosts {
+		t, err := egress.ParseTarget(host)
+		if err != nil {
+			return preflightError(prof, "agent "+j.Agent+" cannot reach its model: "+err.Error()).WithField("agent").WithHint("%s", agentlab.HintOf(err))
+		}
+		e := p.Explain(t)
+		if e.Allow {
+			return nil
+		}
+		denied = e
+	}
+	e := preflightError(prof, "agent "+j.Agent+" cannot reach its model: "+denied.Target.String()+" is denied by rule "+denied.Rule+" ("+egress.Means(denied.Rule)+")").WithField("agent")
+	if denied.Rule == egress.RuleAllowlist {
+		return e.WithHint("add %s to network.allow of the profile, or choose another with --profile%s", denied.Target, anywayHint)
+	}
+	return e.WithHint("choose another profile with --profile, or change its network; see 'agentlab policy explain %s --profile %s'%s", denied.Target, prof.Name, anywayHint)
+}

@@ -1,0 +1,274 @@
+package job_test
+
+import (
+	"context"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/audit"
+	"github.com/agentlab-vm/agentlab/internal/job"
+	"github.com/agentlab-vm/agentlab/internal/store"
+)
+
+// A job whose agent has no key, or whose profile denies its model, is refused
+// before anything is made for it.
+func TestPreflight(t *testing.T) {
+	const key = "env.ANTHROPIC_API_KEY"
+	list := agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "github.com"}, {Rule: "llm.example.com:8443"}}}
+	off := agentlab.Network{Mode: agentlab.NetworkOff}
+	barred := agentlab.Network{Mode: agentlab.NetworkNAT, Deny: []agentlab.NetworkRule{{Rule: "*.anthropic.com"}}}
+	ports := agentlab.Network{Mode: agentlab.NetworkNAT, Ports: []string{"80"}}
+	nat := agentlab.Network{Mode: agentlab.NetworkNAT}
+	for name, test := range map[string]struct {
+		agent   string
+		network agentlab.Network
+		secrets map[string]string
+		refs    map[string]string
+		skip    bool
+		wants   []string // in the error; none: there is no error
+	}{
+		"no key":                {agent: "claude", network: nat, wants: []string{"ANTHROPIC_API_KEY", "secrets bundle team", "agentlab secrets set --bundle team env.ANTHROPIC_API_KEY", "--no-preflight"}},
+		"another agent's key":   {agent: "claude", network: nat, secrets: map[string]string{"env.OPENAI_API_KEY": "sk"}, wants: []string{"ANTHROPIC_API_KEY"}},
+		"codex without key":     {agent: "codex", network: nat, wants: []string{"agentlab secrets set --bundle team env.OPENAI_API_KEY"}},
+		"key":                   {agent: "claude", network: nat, secrets: map[string]string{key: "sk"}},
+		"subscription":          {agent: "claude", network: nat, secrets: map[string]string{"env.CLAUDE_CODE_OAUTH_TOKEN": "sk"}},
+		"key by reference":      {agent: "claude", network: nat, refs: map[string]string{key: "op://vault/item/never-asked-for"}},
+		"key in settings":       {agent: "claude", network: nat, secrets: map[string]string{"claude_settings_json": `{"env":{"ANTHROPIC_AUTH_TOKEN":"sk"}}`}},
+		"key helper":            {agent: "claude", network: nat, secrets: map[string]string{"claude_settings_json": `{"apiKeyHelper":"/bin/key"}`}},
+		"settings by reference": {agent: "claude", network: off, refs: map[string]string{"claude_settings_json": "env:NEVER_SET"}},
+		"not in the list":       {agent: "claude", network: list, secrets: map[string]string{key: "sk"}, wants: []string{"api.anthropic.com:443", "mode.allowlist", "network.allow"}},
+		"reference, not listed": {agent: "claude", network: list, refs: map[string]string{key: "env:NEVER_SET"}, wants: []string{"api.anthropic.com:443"}},
+		"no network":            {agent: "claude", network: off, secrets: map[string]string{key: "sk"}, wants: []string{"mode.off", "--profile"}},
+		"denied by name":        {agent: "claude", network: barred, secrets: map[string]string{key: "sk"}, wants: []string{"deny:*.anthropic.com"}},
+		"denied by port":        {agent: "codex", network: ports, secrets: map[string]string{"env.OPENAI_API_KEY": "sk"}, wants: []string{"api.openai.com:443", "rule ports"}},
+		"gateway in the list":   {agent: "claude", network: list, secrets: map[string]string{key: "sk", "env.ANTHROPIC_BASE_URL": "https://llm.example.com:8443/v1"}},
+		"gateway, other port":   {agent: "claude", network: list, secrets: map[string]string{key: "sk", "env.ANTHROPIC_BASE_URL": "https://llm.example.com/v1"}, wants: []string{"llm.example.com:443"}},
+		"gateway by reference":  {agent: "claude", network: list, secrets: map[string]string{key: "sk"}, refs: map[string]string{"env.ANTHROPIC_BASE_URL": "env:NEVER_SET"}},
+		"gateway in settings":   {agent: "claude", network: list, secrets: map[string]string{"claude_settings_json": `{"env":{"ANTHROPIC_AUTH_TOKEN":"sk","ANTHROPIC_BASE_URL":"http://deny.example.com"}}`}, wants: []string{"deny.example.com:80"}},
+		"private gateway":       {agent: "codex", network: nat, secrets: map[string]string{"env.OPENAI_API_KEY": "sk", "env.OPENAI_BASE_URL": "http://10.1.2.3:8000/v1"}, wants: []string{"10.1.2.3:8000", "always.private"}},
+		"gateway in the guest":  {agent: "codex", network: off, secrets: map[string]string{"env.OPENAI_API_KEY": "sk", "env.OPENAI_BASE_URL": "http://localhost:11434/v1"}},
+		"not a URL":             {agent: "codex", network: nat, secrets: map[string]string{"env.OPENAI_API_KEY": "sk", "env.OPENAI_BASE_URL": "llm.example.com"}, wants: []string{"env.OPENAI_BASE_URL", "not an http or https URL"}},
+		"a cloud's model":       {agent: "claude", network: list, secrets: map[string]string{"env.CLAUDE_CODE_USE_BEDROCK": "1"}},
+		"gemini":                {agent: "gemini", network: list, secrets: map[string]string{"env.GEMINI_API_KEY": "sk"}, wants: []string{"generativelanguage.googleapis.com:443"}},
+		"opencode, own config":  {agent: "opencode", network: list},
+		"opencode":              {agent: "opencode", network: list, secrets: map[string]string{"env.OPENROUTER_API_KEY": "sk"}, wants: []string{"openrouter.ai:443"}},
+		"shell":                 {agent: "shell", network: off},
+		"skipped":               {agent: "claude", network: off, skip: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				ctx := context.Background()
+				if err := w.vault.Create(ctx, "team"); err != nil {
+					w.Fatal(err)
+				}
+				for _, set := range []struct {
+					values    map[string]string
+					reference bool
+				}{{test.secrets, false}, {test.refs, true}} {
+					for k, v := range set.values {
+						if err := w.vault.Set(ctx, "team", k, strings.NewReader(v), set.reference); err != nil {
+							w.Fatal(err)
+						}
+					}
+				}
+				prof := w.profiles["secrets"]
+				prof.Network = test.network
+				w.profiles["p"] = prof
+				j, err := w.jobs.Create(ctx, job.Request{Profile: "p", Agent: test.agent, Task: "hang", NoPreflight: test.skip})
+				if len(test.wants) == 0 {
+					if err != nil {
+						t.Fatal(err)
+					}
+					_, err := w.jobs.Cancel(ctx, j.ID)
+					if err != nil {
+						t.Fatal(err)
+					}
+					w.final(j.ID)
+					return
+				}
+				wantCode(t, err, agentlab.CodePreflight)
+				text := err.Error() + " → " + agentlab.HintOf(err)
+				for _, want := range test.wants {
+					if !strings.Contains(text, want) {
+						t.Errorf("%q does not say %q", text, want)
+					}
+				}
+				if all, err := w.store.Sandboxes(ctx, store.SandboxFilter{}); err != nil || len(all) > 0 {
+					t.Errorf("sandboxes were made: %v, %v", all, err)
+				}
+			})
+		})
+	}
+}
+
+// auditDB is the store as the audit service sees it.
+type auditDB struct{ *store.Store }
+
+func (d auditDB) LiveSandboxes(ctx context.Context) ([]agentlab.Sandbox, error) {
+	return d.Sandboxes(ctx, store.SandboxFilter{})
+}
+
+// recorded makes jobs know what the backend records of the network.
+func (w *world) recorded() (stop func()) {
+	svc := &lateAudit{}
+	w.egress = svc
+	w.restart()
+	svc.Service = audit.New(audit.Config{Store: auditDB{w.store}, Log: w.host.Open(), Seen: w.jobs.EgressSeen})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = svc.Run(ctx) }()
+	return func() { cancel(); <-done }
+}
+
+type lateAudit struct{ *audit.Service }
+
+// claude makes a running job of the agent claude, and tells the audit service.
+func (w *world) claude(task string) agentlab.Job {
+	w.Helper()
+	if err := w.vault.Set(context.Background(), "team", "env.ANTHROPIC_API_KEY", strings.NewReader("sk-ant-0123456789"), false); err != nil {
+		w.Fatal(err)
+	}
+	j := w.run(job.Request{Profile: "secrets", Agent: "claude", Task: task, RepoURL: "https://git.example.com:3000/x/y"})
+	w.eventually("running", func() bool { return w.job(j.ID).Status == agentlab.JobRunning })
+	w.egress.(*lateAudit).SandboxChanged(w.sandbox(j.ID))
+	return w.job(j.ID)
+}
+
+func (w *world) wanted(j agentlab.Job, recs ...agentlab.EgressRecord) {
+	w.Helper()
+	if err := w.host.AddEgress(w.ref(j.ID), recs...); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// A job whose model is denied again and again ends soon, FAILED, with the
+// host and the rule, long before its time is over.
+func TestDeniedModelEndsJob(t *testing.T) {
+	dns := agentlab.EgressRecord{Proto: "dns", Name: "api.anthropic.com", Rule: "layer.mode.allowlist"}
+	tcp := agentlab.EgressRecord{Proto: "tcp", Name: "api.anthropic.com", Addr: "8.8.8.8", Port: 443, Rule: "mode.off", Count: 3}
+	allowed := agentlab.EgressRecord{Proto: "tcp", Name: "api.anthropic.com", Addr: "8.8.8.8", Port: 443, Allow: true, Rule: "mode.nat"}
+	quic := agentlab.EgressRecord{Proto: "udp", Name: "api.anthropic.com", Addr: "8.8.8.8", Port: 443, Rule: "name.quic", Count: 100}
+	busy := agentlab.EgressRecord{Proto: "tcp", Name: "api.anthropic.com", Addr: "8.8.8.8", Port: 443, Rule: "limit.flows", Count: 100}
+	other := agentlab.EgressRecord{Proto: "dns", Name: "pastebin.com", Rule: "mode.allowlist", Count: 100}
+	for name, test := range map[string]struct {
+		recs  []agentlab.EgressRecord
+		ended string // rule; "" goes on
+	}{
+		"questions":   {[]agentlab.EgressRecord{dns, dns, dns, dns, dns, dns}, "layer.mode.allowlist"},
+		"connections": {[]agentlab.EgressRecord{tcp, tcp}, "mode.off"},
+		"a few":       {[]agentlab.EgressRecord{dns, dns, dns, dns, dns}, ""},
+		"then well":   {[]agentlab.EgressRecord{tcp, dns, dns, allowed, dns, dns}, ""},
+		"QUIC":        {[]agentlab.EgressRecord{quic}, ""},
+		"limits":      {[]agentlab.EgressRecord{busy}, ""},
+		"other hosts": {[]agentlab.EgressRecord{other}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				defer w.recorded()()
+				j := w.claude("hang")
+				if want := []string{"api.anthropic.com:443"}; !reflect.DeepEqual(j.ModelHosts, want) {
+					t.Fatalf("the model is at %q", j.ModelHosts)
+				}
+				began := time.Now()
+				w.wanted(j, test.recs...)
+				if test.ended == "" {
+					time.Sleep(10 * time.Minute)
+					if j = w.job(j.ID); j.Status != agentlab.JobRunning || j.StopRequested != "" {
+						t.Fatalf("%s, %q: %s", j.Status, j.StopRequested, j.Reason)
+					}
+					_, _ = w.jobs.Cancel(context.Background(), j.ID)
+					w.final(j.ID)
+					return
+				}
+				j = w.final(j.ID)
+				for _, want := range []string{"api.anthropic.com:443", test.ended} {
+					if j.Status != agentlab.JobFailed || !strings.Contains(j.Reason, want) {
+						t.Errorf("%s: %q lacks %s", j.Status, j.Reason, want)
+					}
+				}
+				if took := time.Since(began); took > time.Minute {
+					t.Errorf("after %s", took)
+				}
+				w.gone(j.ID)
+			})
+		})
+	}
+}
+
+// A runner that does not stop when it is asked to does not hold up the end.
+func TestDeniedModelEndsStubbornJob(t *testing.T) {
+	inWorld(t, func(w *world) {
+		defer w.recorded()()
+		j := w.claude("stubborn\nhang")
+		began := time.Now()
+		w.wanted(j, agentlab.EgressRecord{Proto: "dns", Name: "api.anthropic.com", Rule: "mode.allowlist", Count: 10})
+		if j = w.final(j.ID); j.Status != agentlab.JobFailed || !strings.Contains(j.Reason, "api.anthropic.com:443") {
+			t.Errorf("%s: %q", j.Status, j.Reason)
+		}
+		if took := time.Since(began); took > 5*time.Minute {
+			t.Errorf("after %s", took)
+		}
+		w.gone(j.ID)
+	})
+}
+
+// An agent that gives up by itself, before the job is ended for it, has the
+// denial in its reason.
+func TestReasonNamesDeniedModel(t *testing.T) {
+	inWorld(t, func(w *world) {
+		defer w.recorded()()
+		j := w.claude("sleep 5m\nexit 3")
+		w.wanted(j, agentlab.EgressRecord{Proto: "dns", Name: "api.anthropic.com", Rule: "mode.allowlist"})
+		j = w.final(j.ID)
+		for _, want := range []string{"code 3", "api.anthropic.com:443", "mode.allowlist"} {
+			if j.Status != agentlab.JobFailed || !strings.Contains(j.Reason, want) {
+				t.Errorf("%s: %q lacks %q", j.Status, j.Reason, want)
+			}
+		}
+		w.gone(j.ID)
+	})
+}
+
+// What a job needs stays reachable when its repository narrows the network,
+// unless that is strict; a layer never widens the profile's policy.
+func TestNarrowKeepsWhatTheJobNeeds(t *testing.T) {
+	inWorld(t, func(w *world) {
+		defer w.recorded()()
+		ctx := context.Background()
+		j := w.claude("hang")
+		rule := func(r, source string) agentlab.NetworkRule { return agentlab.NetworkRule{Rule: r, Source: source} }
+		needs := []agentlab.NetworkRule{rule("api.anthropic.com:443", "agent claude"), rule("git.example.com:3000", "agent claude")}
+		own := rule("github.com", "the repository")
+		for _, test := range []struct {
+			name string
+			n    guestapi.NetworkNarrow
+			want agentlab.Network
+		}{
+			{"allow", guestapi.NetworkNarrow{Mode: "allowlist", Allow: []string{"github.com"}},
+				agentlab.Network{Mode: "allowlist", Allow: append([]agentlab.NetworkRule{own}, needs...)}},
+			{"strict", guestapi.NetworkNarrow{Mode: "allowlist", Allow: []string{"github.com"}, Strict: true},
+				agentlab.Network{Mode: "allowlist", Allow: []agentlab.NetworkRule{own}}},
+			{"off", guestapi.NetworkNarrow{Mode: "off"}, agentlab.Network{Mode: "allowlist", Allow: needs}},
+			{"strictly off", guestapi.NetworkNarrow{Mode: "off", Strict: true}, agentlab.Network{Mode: "off"}},
+			{"ports", guestapi.NetworkNarrow{Mode: "nat", Ports: []string{"443"}}, agentlab.Network{Mode: "nat", Ports: []string{"443", "3000"}}},
+			{"deny", guestapi.NetworkNarrow{Mode: "nat", Deny: []string{"github.com"}}, agentlab.Network{Mode: "nat", Deny: []agentlab.NetworkRule{own}}},
+		} {
+			if err := w.jobs.NarrowNetwork(ctx, j.SandboxVMID, test.n); err != nil {
+				t.Fatal(err)
+			}
+			layers := w.sandbox(j.ID).Network.Layers
+			if got := layers[len(layers)-1]; !reflect.DeepEqual(got, test.want) {
+				t.Errorf("%s: the layer is %+v, want %+v", test.name, got, test.want)
+			}
+		}
+		_, err := w.jobs.Cancel(ctx, j.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.final(j.ID)
+	})
+}

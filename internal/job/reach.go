@@ -1,0 +1,171 @@
+package job
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/egress"
+)
+
+// maxModelDenials is how many decisions against its model's endpoints a job
+// gets, without one connection that is allowed, before it is ended. One
+// attempt is two of them, when a client asks DNS for both families.
+const maxModelDenials = 6
+
+// modelDenials is what is known of a job whose model cannot be reached.
+type modelDenials struct {
+	count      int
+	host, rule string // of the last one
+}
+
+func (d modelDenials) String() string {
+	return fmt.Sprintf("its model host %s is denied by the network policy (rule %s)", d.host, d.rule)
+}
+
+// EgressSeen takes note of new audit records of one sandbox. A running job
+// whose agent asks for its model again and again, and is always denied, is
+// ended: it would only wait for its time to be over.
+func (s *Service) EgressSeen(ctx context.Context, entries []agentlab.EgressEntry) {
+	i := slices.IndexFunc(entries, func(e agentlab.EgressEntry) bool { return e.JobID != "" })
+	if i < 0 {
+		return
+	}
+	j, err := s.cfg.Store.Job(ctx, entries[i].JobID)
+	if err != nil || j.Status != agentlab.JobRunning || len(j.ModelHosts) == 0 {
+		return
+	}
+	s.mu.Lock()
+	l := s.remember(j.ID)
+	for _, e := range entries {
+		l.denials.see(j.ModelHosts, e)
+	}
+	d := l.denials
+	s.mu.Unlock()
+	if d.count < maxModelDenials || j.StopRequested != "" {
+		return
+	}
+	if err := s.stopForModel(ctx, j.ID, d); err != nil {
+		s.log.Warn("a job whose model is denied could not be ended; it is tried again with the next denial", "job", j.ID, "err", err)
+	}
+}
+
+// see counts a record. An allowed connection proves that the model can be
+// reached. Denied UDP is not counted, because clients go on with TCP, nor is
+// what a limit refused, because that passes.
+func (d *modelDenials) see(hosts []string, e agentlab.EgressEntry) {
+	proto := egress.Proto(e.Proto)
+	if proto != egress.TCP && proto != egress.DNS || e.Rule == egress.RuleLimit || e.Rule == egress.RuleRate {
+		return
+	}
+	i := slices.IndexFunc(hosts, func(h string) bool {
+		name, port, err := net.SplitHostPort(h)
+		same := e.Name == name || e.Name == "" && e.Addr == name
+		return err == nil && same && (proto == egress.DNS || strconv.Itoa(e.Port) == port)
+	})
+	switch {
+	case i < 0 || e.Allow && proto == egress.DNS:
+	case e.Allow:
+		*d = modelDenials{}
+	default:
+		d.count, d.host, d.rule = d.count+max(e.Count, 1), hosts[i], e.Rule
+	}
+}
+
+// stopForModel asks the runner of a job to stop its agent and to keep what it
+// made.
+func (s *Service) stopForModel(ctx context.Context, id string, d modelDenials) error {
+	_, err := s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
+		if j.Status != agentlab.JobRunning || j.StopRequested != "" {
+			return nil, nil
+		}
+		j.StopRequested, j.Reason = string(agentlab.JobFailed), oneLine(d.String())
+		return []agentlab.Event{jobEvent(agentlab.EventJobStatus, *j, map[string]any{"status": j.Status, "stop": j.StopRequested, "host": d.host, "rule": d.rule},
+			"job %s is to end: %s", id, j.Reason)}, nil
+	})
+	if err == nil {
+		s.changed(id)
+		s.loop.Wake(id)
+	}
+	return err
+}
+
+// modelTrouble returns why a failing agent could not reach its model, "" when
+// it could or nothing is known. It looks at what was recorded until now.
+func (s *Service) modelTrouble(ctx context.Context, j agentlab.Job) string {
+	if len(j.ModelHosts) == 0 || s.cfg.Egress == nil {
+		return ""
+	}
+	if _, err := s.cfg.Egress.List(ctx, agentlab.EgressFilter{JobID: j.ID, Tail: true, Limit: 1}); err != nil {
+		return "" // it is only the explanation that is missing
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.live[j.ID]; l != nil && l.denials.count > 0 {
+		return l.denials.String()
+	}
+	return ""
+}
+
+// NarrowNetwork narrows the network policy of a sandbox by what its job's
+// repository asks for. Unless that is strict, what the job itself needs stays
+// as reachable as its profile lets it be. Codes: denied, invalid, conflict,
+// unsupported, limit, unavailable.
+func (s *Service) NarrowNetwork(ctx context.Context, vmid int, n guestapi.NetworkNarrow) error {
+	j, err := s.jobOf(ctx, vmid)
+	if err != nil {
+		return err
+	}
+	layer := layerOf(n)
+	if _, err := egress.New(layer); err != nil {
+		return err
+	}
+	if !n.Strict {
+		layer = withNeeds(layer, j)
+	}
+	return s.cfg.Sandboxes.NarrowNetwork(ctx, vmid, layer)
+}
+
+func layerOf(n guestapi.NetworkNarrow) agentlab.Network {
+	const source = "the repository"
+	layer := agentlab.Network{Mode: n.Mode, Ports: n.Ports}
+	for _, r := range n.Allow {
+		layer.Allow = append(layer.Allow, agentlab.NetworkRule{Rule: r, Source: source})
+	}
+	for _, r := range n.Deny {
+		layer.Deny = append(layer.Deny, agentlab.NetworkRule{Rule: r, Source: source})
+	}
+	return layer
+}
+
+// withNeeds adds to a layer, which is valid, what a job cannot do without: its
+// model and the host of its repository. A layer cannot widen a policy, whatever
+// it allows. A deny rule that names one of them is left in force.
+func withNeeds(layer agentlab.Network, j agentlab.Job) agentlab.Network {
+	var needs []string
+	for _, host := range append(slices.Clone(j.ModelHosts), forgeOf(j.RepoURL)) {
+		alone := agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: host}}}
+		if _, err := egress.New(alone); err == nil { // else no allow rule can be about it
+			needs = append(needs, host)
+		}
+	}
+	if layer.Mode == agentlab.NetworkOff && len(needs) > 0 {
+		layer.Mode = agentlab.NetworkAllowlist
+	}
+	for _, need := range needs {
+		switch {
+		case layer.Mode == agentlab.NetworkAllowlist:
+			layer.Allow = append(layer.Allow, agentlab.NetworkRule{Rule: need, Source: "agent " + j.Agent})
+		case len(layer.Ports) > 0:
+			if port := need[strings.LastIndexByte(need, ':')+1:]; !slices.Contains(layer.Ports, port) {
+				layer.Ports = append(slices.Clone(layer.Ports), port)
+			}
+		}
+	}
+	return layer
+}
