@@ -156,7 +156,11 @@ func copyAll(w io.Writer, r io.ReadCloser) error {
 
 func (a *App) jobCancelCmd() *cobra.Command {
 	var wait bool
-	cmd := &cobra.Command{Use: "cancel JOB", Short: "Stop a job; what it made so far is kept", Args: exactArgs("JOB")}
+	cmd := &cobra.Command{
+		Use: "cancel JOB", Short: "Stop a job; what it made so far is kept", Args: exactArgs("JOB"),
+		Long: `Stop a job. Its agent is ended, and its results are uploaded first. A job
+whose time is over already, and that only uploads, ends at once as TIMEOUT.`,
+	}
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it has ended")
 	noWait(cmd, &wait)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
@@ -165,6 +169,9 @@ func (a *App) jobCancelCmd() *cobra.Command {
 			return err
 		}
 		if wait {
+			if !agentlab.JobStatus(j.Status).Final() {
+				a.progressf("job %s: waiting until its agent has stopped and its results are uploaded", j.ID)
+			}
 			if j, err = a.waitJob(ctx, c, j.ID); err != nil {
 				return err
 			}

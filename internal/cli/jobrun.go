@@ -170,12 +170,10 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 const goneLimit = 30 * time.Second
 
 // awaitGone waits until nothing is left of the job's sandbox, so that a
-// command that has returned leaves nothing behind. The job's end is not
-// changed by how that goes.
+// command that has returned leaves nothing behind, or until a sandbox that is
+// kept is not the job's any more. The job's end is not changed by how that
+// goes.
 func (a *App) awaitGone(ctx context.Context, c *client.Client, j api.Job) {
-	if j.Keepalive {
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, goneLimit)
 	defer cancel()
 	number := j.SandboxVMID
@@ -193,9 +191,13 @@ func (a *App) awaitGone(ctx context.Context, c *client.Client, j api.Job) {
 			break
 		}
 		sb, err := c.Sandbox(ctx, vmid)
-		if agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && sb.State == string(agentlab.SandboxDestroyed) {
+		released := sb.State == string(agentlab.SandboxDestroyed) || sb.Keepalive && sb.State != string(agentlab.SandboxRunning)
+		if agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && released {
 			return
 		}
+	}
+	if j.Keepalive {
+		return
 	}
 	a.progressf("note: sandbox %s of the job is still being removed\n  → agentlab sandbox show %s", vmid, vmid)
 }

@@ -186,9 +186,10 @@ func (s *Service) List(ctx context.Context, f Filter) ([]agentlab.Job, error) {
 }
 
 // Cancel asks a job to end. One that is QUEUED is CANCELLED at once; a
-// running one gets Limits.CancelWindow to stop its agent and to upload. A
-// job that was cancelled before is left as it is. Codes: not_found, conflict
-// when it has ended otherwise.
+// running one gets Limits.CancelWindow to stop its agent and to upload. One
+// whose time is over only uploads: it ends at once, TIMEOUT. A job that was
+// cancelled before is left as it is. Codes: not_found, conflict when it has
+// ended otherwise.
 func (s *Service) Cancel(ctx context.Context, id string) (agentlab.Job, error) {
 	j, err := s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
 		switch {
@@ -196,11 +197,14 @@ func (s *Service) Cancel(ctx context.Context, id string) (agentlab.Job, error) {
 			return s.end(j, agentlab.JobCancelled, "cancelled before it began"), nil
 		case j.Status.Final() && j.Status != agentlab.JobCancelled:
 			return nil, agentlab.Errorf(agentlab.CodeConflict, "%s has ended already: it is %s", id, j.Status)
-		case j.Status.Final() || j.StopRequested != "":
+		case j.Status.Final() || j.StopRequested == string(agentlab.JobCancelled):
 			return nil, nil
+		case j.StopRequested != "":
+			return s.end(j, agentlab.JobStatus(j.StopRequested), "its time of "+j.TTL.String()+" was over; its upload was cancelled by request"), nil
 		}
 		j.StopRequested = string(agentlab.JobCancelled)
-		return []agentlab.Event{jobEvent(agentlab.EventJobStatus, *j, map[string]any{"status": j.Status, "stop": j.StopRequested}, "job %s is to be cancelled", id)}, nil
+		return []agentlab.Event{jobEvent(agentlab.EventJobStatus, *j, map[string]any{"status": j.Status, "stop": j.StopRequested},
+			"job %s is to be cancelled; its runner may upload for %s", id, s.lim.CancelWindow)}, nil
 	})
 	if err != nil {
 		return agentlab.Job{}, err

@@ -169,6 +169,25 @@ func TestCancel(t *testing.T) {
 			}
 		})
 	})
+	t.Run("while it uploads after its time", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			j := w.run(job.Request{Task: "stubborn\nhang", TTL: 10 * time.Minute})
+			w.phase(j.ID, "agent")
+			time.Sleep(11 * time.Minute)
+			if now := w.job(j.ID); now.Status != agentlab.JobRunning || now.StopRequested != "TIMEOUT" {
+				w.Fatalf("%+v", now)
+			}
+			began := time.Now()
+			j, err := w.jobs.Cancel(ctx, j.ID)
+			if err != nil || j.Status != agentlab.JobTimeout || j.Reason != "its time of 10m0s was over; its upload was cancelled by request" {
+				w.Fatalf("%s: %s, %v", j.Status, j.Reason, err)
+			}
+			w.gone(j.ID)
+			if d := time.Since(began); d > time.Minute {
+				w.Errorf("its sandbox was gone after %s", d)
+			}
+		})
+	})
 	t.Run("ended", func(t *testing.T) {
 		inWorld(t, func(w *world) {
 			j := w.run(job.Request{Task: "exit 0"})
