@@ -67,7 +67,7 @@ func (a *App) sandboxNewCmd() *cobra.Command {
 			return err
 		}
 		if f.wait {
-			if sb, err = a.waitSandbox(ctx, c, sb, isUp); err != nil {
+			if sb, err = a.waitSandbox(ctx, c, sb, 0, isUp); err != nil {
 				return err
 			}
 		}
@@ -129,69 +129,6 @@ func (a *App) sandboxJob(ctx context.Context, c *client.Client, f *sandboxNewFla
 	}
 	f.req.Job = &run.req
 	return nil
-}
-
-func isUp(s agentlab.SandboxState) bool {
-	return s == agentlab.SandboxReady || s == agentlab.SandboxRunning || s == agentlab.SandboxCompleted
-}
-
-// waitSandbox shows the sandbox's events until done holds. A sandbox that
-// ends before is an error.
-func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox, done func(agentlab.SandboxState) bool) (api.Sandbox, error) {
-	vmid := fmt.Sprint(sb.VMID)
-	for e, err := range c.FollowEvents(ctx, client.EventQuery{Sandbox: vmid}) {
-		if err != nil {
-			return sb, err
-		}
-		if e.Kind == agentlab.EventSandboxRenumbered {
-			now, err := c.Sandbox(ctx, vmid)
-			if err != nil {
-				return sb, err
-			}
-			if now.VMID != sb.VMID { // its events go on under the new number, this one among them
-				now.UpdatedAt = sb.UpdatedAt // they are still to be told
-				return a.waitSandbox(ctx, c, now, done)
-			}
-		}
-		if !e.Time.Before(sb.UpdatedAt) {
-			a.showEvent(e)
-		}
-		if e.Kind != agentlab.EventSandboxState {
-			continue
-		}
-		now, err := c.Sandbox(ctx, vmid)
-		if err != nil {
-			return sb, err
-		}
-		state := agentlab.SandboxState(now.State)
-		if done(state) {
-			a.showRest(ctx, c, now, e.ID)
-			return now, nil
-		}
-		switch state {
-		case agentlab.SandboxFailed, agentlab.SandboxTimeout, agentlab.SandboxDestroyed:
-			return now, agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %s is %s: %s", now.Name, now.State, plain(now.Reason)).
-				WithHint("see 'agentlab sandbox logs %d', then 'agentlab sandbox destroy %d'", now.VMID, now.VMID)
-		}
-	}
-	return sb, context.Cause(ctx)
-}
-
-// showEvent tells an event on standard error.
-func (a *App) showEvent(e api.Event) {
-	a.progressf("%s  %s", e.Time.Local().Format("15:04:05"), plain(e.Message))
-}
-
-// showRest tells what led to a sandbox's state since an event: the state was
-// asked for, and may be ahead of the events.
-func (a *App) showRest(ctx context.Context, c *client.Client, sb api.Sandbox, after int64) {
-	list, err := c.Events(ctx, client.EventQuery{Sandbox: fmt.Sprint(sb.VMID), After: after})
-	if err != nil {
-		return // of no account: the sandbox is as it was wanted
-	}
-	for _, e := range list.Items {
-		a.showEvent(e)
-	}
 }
 
 func (a *App) printSandbox(sb api.Sandbox) error {
@@ -262,8 +199,7 @@ func (a *App) sandboxStartCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it answers")
 	noWait(cmd, &wait)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		sb, err := c.StartSandbox(ctx, args[0])
-		return a.finishSandbox(ctx, c, sb, err, wait, isUp)
+		return a.changeSandbox(ctx, c, args[0], c.StartSandbox, wait, isUp)
 	})
 	return cmd
 }
@@ -277,8 +213,7 @@ func (a *App) sandboxSuspendCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is suspended")
 	noWait(cmd, &wait)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		sb, err := c.SuspendSandbox(ctx, args[0])
-		return a.finishSandbox(ctx, c, sb, err, wait, func(s agentlab.SandboxState) bool {
+		return a.changeSandbox(ctx, c, args[0], c.SuspendSandbox, wait, func(s agentlab.SandboxState) bool {
 			return s == agentlab.SandboxSuspended || s == agentlab.SandboxStopped
 		})
 	})
@@ -291,8 +226,7 @@ func (a *App) sandboxResumeCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it answers")
 	noWait(cmd, &wait)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		sb, err := c.ResumeSandbox(ctx, args[0])
-		return a.finishSandbox(ctx, c, sb, err, wait, isUp)
+		return a.changeSandbox(ctx, c, args[0], c.ResumeSandbox, wait, isUp)
 	})
 	return cmd
 }
@@ -305,8 +239,10 @@ func (a *App) sandboxStopCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is stopped")
 	noWait(cmd, &wait)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		sb, err := c.StopSandbox(ctx, args[0], api.SandboxStop{GraceSeconds: &grace})
-		return a.finishSandbox(ctx, c, sb, err, wait, func(s agentlab.SandboxState) bool { return s == agentlab.SandboxStopped })
+		stop := func(ctx context.Context, sandbox string) (api.Sandbox, error) {
+			return c.StopSandbox(ctx, sandbox, api.SandboxStop{GraceSeconds: &grace})
+		}
+		return a.changeSandbox(ctx, c, args[0], stop, wait, func(s agentlab.SandboxState) bool { return s == agentlab.SandboxStopped })
 	})
 	return cmd
 }
@@ -314,43 +250,18 @@ func (a *App) sandboxStopCmd() *cobra.Command {
 func (a *App) sandboxDestroyCmd() *cobra.Command {
 	wait, force := true, false
 	cmd := &cobra.Command{
-		Use: "destroy SANDBOX...", Short: "Remove a sandbox with its disk", Args: cobra.MinimumNArgs(1),
-		Long: "Remove a sandbox with its disk, in whatever state it is. A job that runs in it is cancelled.",
+		Use: "destroy SANDBOX...", Short: "Remove sandboxes with their disks", Args: cobra.MinimumNArgs(1),
+		Long: `Remove sandboxes with their disks, in whatever state they are. A job that runs
+in one is cancelled. All of them are removed at the same time. The exit code is
+1 when one of them could not be.`,
 	}
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until nothing of it is left")
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "no error when there is no such sandbox")
 	noWait(cmd, &wait)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		for _, name := range args {
-			sb, err := c.DestroySandbox(ctx, name)
-			if force && agentlab.CodeOf(err) == agentlab.CodeNotFound {
-				continue
-			}
-			err = a.finishSandbox(ctx, c, sb, err, wait, func(s agentlab.SandboxState) bool { return s == agentlab.SandboxDestroyed })
-			if err != nil {
-				return err
-			}
-		}
-		return nil
+		return a.destroySandboxes(ctx, c, args, wait, force)
 	})
 	return cmd
-}
-
-// finishSandbox waits for the end of what was asked and reports it.
-func (a *App) finishSandbox(ctx context.Context, c *client.Client, sb api.Sandbox, err error, wait bool, done func(agentlab.SandboxState) bool) error {
-	if err != nil {
-		return err
-	}
-	if wait && !done(agentlab.SandboxState(sb.State)) {
-		if sb, err = a.waitSandbox(ctx, c, sb, done); err != nil {
-			return err
-		}
-	}
-	if a.json {
-		return a.printJSON(sb)
-	}
-	a.progressf("sandbox %s (%d) is %s", sb.Name, sb.VMID, sb.State)
-	return nil
 }
 
 func (a *App) leaseRenewCmd() *cobra.Command {

@@ -6,7 +6,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 )
@@ -59,7 +58,7 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 		}
 		sandbox = fmt.Sprint(sb.VMID)
 		defer func() { a.endVerified(ctx, c, sandbox) }()
-		if _, err := a.waitSandbox(ctx, c, sb, isUp); err != nil {
+		if _, err := a.waitSandbox(ctx, c, sb, 0, isUp); err != nil {
 			return err
 		}
 	}
@@ -80,9 +79,10 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 // endVerified destroys the sandbox that was made, also after an interrupt, and
 // waits until it is gone when there was none.
 func (a *App) endVerified(ctx context.Context, c *client.Client, sandbox string) {
-	sb, err := c.DestroySandbox(context.WithoutCancel(ctx), sandbox)
+	r := ask(context.WithoutCancel(ctx), c, sandbox, true, c.DestroySandbox)
+	err := r.err
 	if err == nil && ctx.Err() == nil {
-		_, err = a.waitSandbox(ctx, c, sb, func(s agentlab.SandboxState) bool { return s == agentlab.SandboxDestroyed })
+		_, err = a.waitSandbox(ctx, c, r.sb, r.after, isDestroyed)
 	}
 	if err != nil && ctx.Err() == nil {
 		a.progressf("sandbox %s may be left: %v\n  → agentlab sandbox destroy %s", sandbox, err, sandbox)

@@ -170,6 +170,9 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 			return err
 		}
 	}
+	if err := in.linger(ctx); err != nil {
+		return err
+	}
 	if err := in.cut(backend.PowerStopped, ""); err != nil {
 		return err
 	}
@@ -213,6 +216,9 @@ func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
 		return err
 	}
 	if err := in.cut(backend.PowerPartial, "a Destroy was cut short"); err != nil {
+		return err
+	}
+	if err := in.linger(ctx); err != nil {
 		return err
 	}
 	if err := d.point(ctx, OpDestroy, Half, ref); err != nil {

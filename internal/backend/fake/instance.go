@@ -177,6 +177,17 @@ func (in *instance) freeze(from, to backend.Power) error {
 	return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is %s", in.rec.Spec.VMID, in.rec.Power)
 }
 
+// linger takes the time that the sandbox's name asks for.
+func (in *instance) linger(ctx context.Context) error {
+	if !strings.HasSuffix(in.rec.Spec.Name, "-slow") {
+		return nil
+	}
+	if err := sleep(ctx, time.Second); err != nil {
+		return cancelled(err)
+	}
+	return nil
+}
+
 // shutdown asks the guest to power off and waits until it did, up to grace.
 func (in *instance) shutdown(ctx context.Context, grace time.Duration) error {
 	if in.running() == nil || !strings.HasPrefix(in.rec.Spec.Name, "never-stops") {

@@ -1,0 +1,173 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+func isUp(s agentlab.SandboxState) bool {
+	return s == agentlab.SandboxReady || s == agentlab.SandboxRunning || s == agentlab.SandboxCompleted
+}
+
+func isDestroyed(s agentlab.SandboxState) bool { return s == agentlab.SandboxDestroyed }
+
+// lastEvent returns the id of the newest event about a sandbox: what a request
+// causes has larger ids. It is 0 when there is none.
+func lastEvent(ctx context.Context, c *client.Client, sandbox string) (int64, error) {
+	list, err := c.Events(ctx, client.EventQuery{Sandbox: sandbox, Limit: 1})
+	if err != nil || len(list.Items) == 0 {
+		return 0, err
+	}
+	return list.Items[len(list.Items)-1].ID, nil
+}
+
+// waitSandbox shows the events of a sandbox since after, the newest one before
+// the request that returned sb, or 0 when that made it, until done holds. It fails when the sandbox
+// enters a state that done cannot follow, unless it was in that state before.
+func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox, after int64, done func(agentlab.SandboxState) bool) (api.Sandbox, error) {
+	was, vmid := sb.State, fmt.Sprint(sb.VMID)
+	for e, err := range c.FollowEvents(ctx, client.EventQuery{Sandbox: vmid, After: after}) {
+		if err != nil {
+			return sb, err
+		}
+		if e.Kind == agentlab.EventSandboxRenumbered {
+			now, err := c.Sandbox(ctx, vmid)
+			if err != nil {
+				return sb, err
+			}
+			if now.VMID != sb.VMID { // its events go on under the new number, this one among them
+				now.State = was
+				return a.waitSandbox(ctx, c, now, after, done)
+			}
+		}
+		a.showEvent(e)
+		if e.Kind != agentlab.EventSandboxState {
+			continue
+		}
+		now, err := c.Sandbox(ctx, vmid)
+		if err != nil {
+			return sb, err
+		}
+		if done(agentlab.SandboxState(now.State)) {
+			a.showRest(ctx, c, now, e.ID)
+			return now, nil
+		}
+		// What is to be destroyed becomes that from every state.
+		if now.State != was && !done(agentlab.SandboxDestroyed) {
+			if err := sandboxFailed(now); err != nil {
+				return now, err
+			}
+		}
+	}
+	return sb, context.Cause(ctx)
+}
+
+// sandboxFailed returns an error when a sandbox is in a state that it does not
+// leave by itself.
+func sandboxFailed(sb api.Sandbox) error {
+	switch agentlab.SandboxState(sb.State) {
+	case agentlab.SandboxFailed, agentlab.SandboxTimeout, agentlab.SandboxDestroyed:
+		return agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %s is %s: %s", sb.Name, sb.State, plain(sb.Reason)).
+			WithHint("see 'agentlab sandbox logs %d', then 'agentlab sandbox destroy %d'", sb.VMID, sb.VMID)
+	}
+	return nil
+}
+
+// showEvent prints an event on standard error.
+func (a *App) showEvent(e api.Event) {
+	a.progressf("%s  %s", e.Time.Local().Format("15:04:05"), plain(e.Message))
+}
+
+// showRest shows the events of a sandbox since after: its state was asked for
+// and may be ahead of the events.
+func (a *App) showRest(ctx context.Context, c *client.Client, sb api.Sandbox, after int64) {
+	list, err := c.Events(ctx, client.EventQuery{Sandbox: fmt.Sprint(sb.VMID), After: after})
+	if err != nil {
+		return // of no account: the sandbox is as it was wanted
+	}
+	for _, e := range list.Items {
+		a.showEvent(e)
+	}
+}
+
+// asked is a change that was requested of a sandbox.
+type asked struct {
+	sb    api.Sandbox
+	after int64 // the newest event before the request
+	err   error
+}
+
+// ask requests a change of a sandbox, which is to be waited for or not. Who
+// may request it need not be allowed to read events.
+func ask(ctx context.Context, c *client.Client, sandbox string, wait bool, request func(context.Context, string) (api.Sandbox, error)) asked {
+	var r asked
+	var unread error
+	if wait {
+		r.after, unread = lastEvent(ctx, c, sandbox)
+	}
+	if r.sb, r.err = request(ctx, sandbox); r.err == nil {
+		r.err = unread
+	}
+	return r
+}
+
+// changeSandbox requests a change of a sandbox, waits for it and prints the
+// outcome.
+func (a *App) changeSandbox(ctx context.Context, c *client.Client, sandbox string, request func(context.Context, string) (api.Sandbox, error),
+	wait bool, done func(agentlab.SandboxState) bool) error {
+	return a.finishSandbox(ctx, c, ask(ctx, c, sandbox, wait, request), wait, done)
+}
+
+// finishSandbox waits for the end of what was asked and prints the outcome.
+func (a *App) finishSandbox(ctx context.Context, c *client.Client, r asked, wait bool, done func(agentlab.SandboxState) bool) error {
+	sb, err := r.sb, r.err
+	if err == nil && wait && !done(agentlab.SandboxState(sb.State)) {
+		sb, err = a.waitSandbox(ctx, c, sb, r.after, done)
+	}
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(sb)
+	}
+	a.progressf("sandbox %s (%d) is %s", sb.Name, sb.VMID, sb.State)
+	return nil
+}
+
+// destroySandboxes requests the destruction of all named sandboxes, then waits
+// for each and prints its outcome. One that fails does not keep the command
+// from the rest.
+func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []string, wait, force bool) error {
+	requests := make([]asked, len(names))
+	for i, name := range names {
+		requests[i] = ask(ctx, c, name, wait, c.DestroySandbox)
+	}
+	var failed error
+	for i, r := range requests {
+		if force && agentlab.CodeOf(r.err) == agentlab.CodeNotFound {
+			continue
+		}
+		err := a.finishSandbox(ctx, c, r, wait, isDestroyed)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			for _, r := range requests[i:] {
+				if r.err == nil {
+					a.progressf("sandbox %s (%d) is still being destroyed\n  → agentlab sandbox show %d", r.sb.Name, r.sb.VMID, r.sb.VMID)
+				}
+			}
+			return err
+		case len(names) == 1:
+			return err
+		default:
+			a.printError(err)
+			failed = errors.Join(failed, statusError(exitFailure))
+		}
+	}
+	return failed
+}
