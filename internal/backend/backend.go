@@ -187,6 +187,7 @@ type Capabilities struct {
 	NetworkUpdate bool // NetworkUpdater
 	EgressLog     bool // EgressLogger
 	Suspend       bool // Suspender
+	Deadline      bool // DeadlineSetter
 	SharedNumbers bool // NumberChecker
 
 	// Of Spec.Hardware, what the backend honours; anything else is refused.
@@ -238,6 +239,8 @@ type Instance struct {
 	Power  Power
 	IP     string // the guest's address on its own network; "" when not known
 	Reason string // for PowerCrashed and PowerPartial
+	// Expired: it is PowerStopped because its deadline passed (DeadlineSetter).
+	Expired bool
 }
 
 // Finding is one result of Check.

@@ -92,6 +92,9 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := s.openPlane(ctx, sb); err != nil {
 		return err
 	}
+	if err := s.setDeadline(ctx, sb); err != nil {
+		return err
+	}
 	return s.cfg.Driver.Start(ctx, ref(sb))
 }
 
@@ -176,6 +179,12 @@ func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done 
 	s.with(sb.VMID, func(m *memory) { ran = !m.running.IsZero() })
 	why := ""
 	switch {
+	case in.Expired && ran:
+		if err := s.expired(ctx, sb); err != nil {
+			return true, err
+		}
+		s.loop.Wake(sb.VMID) // for what follows
+		return true, nil
 	case absent && (ran || !sb.BootedAt.IsZero()):
 		why = "its VM has vanished from the backend"
 	case in.Power == backend.PowerCrashed && ran: // before that it may be a start that was cut short

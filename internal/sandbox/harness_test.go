@@ -89,8 +89,9 @@ type world struct {
 	profiles *profiles
 	serve    func(ctx context.Context, vmid int, l net.Listener) error
 
-	full  atomic.Bool // the host's disk
-	plain bool        // the driver has nothing that a backend need not have
+	full  atomic.Bool      // the host's disk
+	clock func() time.Time // the daemon's; nil means time.Now
+	plain bool             // the driver has nothing that a backend need not have
 
 	svc  *sandbox.Service
 	stop func()
@@ -146,7 +147,7 @@ func (w *world) begin() {
 	w.svc = sandbox.New(sandbox.Config{
 		Store: db{w.store}, Driver: w.offered(), Images: w.images,
 		Profiles:       w.profiles,
-		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, ServeGuest: w.serve,
+		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, ServeGuest: w.serve, Clock: w.clock,
 		Room: func() error {
 			if w.full.Load() {
 				return agentlab.Errorf(agentlab.CodeNoSpace, "the disk is full")

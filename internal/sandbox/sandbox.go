@@ -198,6 +198,7 @@ type memory struct {
 	uid   string
 	state agentlab.SandboxState // as last seen
 
+	lease     time.Time      // its end, as the backend was told (backend.DeadlineSetter)
 	inspected bool           // this process has seen its VM in the state it should be in
 	suspect   bool           // the audit found something: look again
 	tried     time.Time      // first attempt to power it on in its present state

@@ -80,7 +80,7 @@ func (s *Service) untilLease(sb agentlab.Sandbox) time.Duration {
 
 // expire follows the end of a lease.
 func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
-	now := s.clock().UTC()
+	now, reason := s.clock().UTC(), s.leaseReason(ctx, sb)
 	_, err := s.update(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if !s.leaseCounts(*sb) || now.Before(sb.LeaseExpiresAt) {
 			return nil, nil // renewed just now
@@ -94,7 +94,7 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 			evs = append(evs, leaseEvent(*sb, "is extended once so that the stopped sandbox is kept a while"))
 		}
 		if sb.State != agentlab.SandboxFailed && sb.State != agentlab.SandboxStopped && sb.State.CanBecome(agentlab.SandboxTimeout) {
-			sb.State, sb.Reason = agentlab.SandboxTimeout, "its lease ended"
+			sb.State, sb.Reason = agentlab.SandboxTimeout, reason
 			evs = append(evs, stateEvent(*sb, before))
 		}
 		return evs, nil
@@ -308,6 +308,9 @@ func (s *Service) watch(ctx context.Context, sb agentlab.Sandbox) (time.Duration
 	if err := s.openPlane(ctx, sb); err != nil {
 		return 0, true, err
 	}
+	if err := s.setDeadline(ctx, sb); err != nil {
+		return 0, true, err
+	}
 	again, err := s.handOver(ctx, sb)
 	return again, true, err
 }
@@ -333,6 +336,9 @@ func lost(in backend.Instance, err error) (why string, _ error) {
 // down follows a VM that does not run though it should: a guest that powered
 // itself off is STOPPED, anything else FAILED.
 func (s *Service) down(ctx context.Context, sb agentlab.Sandbox, in backend.Instance, why string) error {
+	if in.Expired {
+		return s.expired(ctx, sb)
+	}
 	if in.Power != backend.PowerStopped || !sb.State.CanBecome(agentlab.SandboxStopped) {
 		return s.fail(ctx, sb, "%s", why)
 	}

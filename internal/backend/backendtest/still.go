@@ -38,8 +38,8 @@ func (s *suite) info() {
 	if _, ok := s.d.(backend.Suspender); ok != a.Capabilities.Suspend {
 		s.Errorf("capability Suspend is %v, Suspender is implemented: %v", a.Capabilities.Suspend, ok)
 	}
-	if _, ok := s.d.(backend.NumberChecker); ok != a.Capabilities.SharedNumbers {
-		s.Errorf("capability SharedNumbers is %v, NumberChecker is implemented: %v", a.Capabilities.SharedNumbers, ok)
+	if _, ok := s.d.(backend.DeadlineSetter); ok != a.Capabilities.Deadline {
+		s.Errorf("capability Deadline is %v, DeadlineSetter is implemented: %v", a.Capabilities.Deadline, ok)
 	}
 	if _, ok := s.d.(backend.NumberChecker); ok != a.Capabilities.SharedNumbers {
 		s.Errorf("capability SharedNumbers is %v, NumberChecker is implemented: %v", a.Capabilities.SharedNumbers, ok)

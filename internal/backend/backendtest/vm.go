@@ -47,6 +47,8 @@ func (s *suite) vm() {
 	s.sub("Suspend", func(s *suite) { s.suspend(ref, boot) })
 	s.sub("WrongMark", func(s *suite) { s.wrongMarkRunning(ref) })
 	s.sub("Reopen", func(s *suite) { s.reopenRunning(ref, boot) })
+	s.sub("Deadline", func(s *suite) { s.deadline(sp) })
+	boot = s.awaitControl(ref).BootID
 	s.sub("Stop", func(s *suite) { s.stop(ref, boot) })
 	s.sub("EgressLogLives", func(s *suite) { s.egressLogLives(ref) })
 	s.sub("Killed", func(s *suite) { s.killed(ref) })

@@ -31,6 +31,7 @@ const (
 	OpEgressLog   Op = "egress_log"
 
 	OpUpdateNetwork Op = "update_network"
+	OpSetDeadline   Op = "set_deadline"
 )
 
 // Point is a place inside a method.

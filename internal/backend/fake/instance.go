@@ -25,6 +25,10 @@ type record struct {
 
 	Network *agentlab.Network `json:"network,omitempty"` // of UpdateNetwork; nil means that of Spec
 
+	Lease   time.Time `json:"lease,omitzero"` // of SetDeadline
+	Ends    time.Time `json:"ends,omitzero"`  // when that powers it off
+	Expired bool      `json:"expired,omitempty"`
+
 	Egress    []agentlab.EgressRecord `json:"egress,omitempty"`
 	EgressSeq int64                   `json:"egress_seq,omitempty"`
 }
@@ -48,12 +52,13 @@ type instance struct {
 	rec      record // Spec never changes
 	guest    *guest // nil unless Power is running or suspended
 	listener *listener
+	deadline *time.Timer // runs while Power is running and there is a deadline
 }
 
 func (in *instance) view() backend.Instance {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	v := backend.Instance{Ref: in.rec.Spec.Ref(), Name: in.rec.Spec.Name, Power: in.rec.Power, Reason: in.rec.Reason}
+	v := backend.Instance{Ref: in.rec.Spec.Ref(), Name: in.rec.Spec.Name, Power: in.rec.Power, Reason: in.rec.Reason, Expired: in.rec.Expired}
 	if v.Power == backend.PowerRunning {
 		v.IP = "10.77.0.2"
 	}
@@ -102,7 +107,7 @@ func (in *instance) start() error {
 	case backend.PowerPartial:
 		return agentlab.Errorf(agentlab.CodeInvalid, "sandbox %d is half made", in.rec.Spec.VMID).WithHint("create it again, or destroy it")
 	}
-	in.rec.Power, in.rec.Reason = backend.PowerRunning, ""
+	in.rec.Power, in.rec.Reason, in.rec.Expired = backend.PowerRunning, "", false
 	in.rec.Boots++
 	in.rec.Guest = guestRecord{BootID: agentlab.NewUID(), StartedAt: in.h.cfg.Clock().UTC()}
 	in.console.line("[fake] " + in.rec.Spec.Name + " powered on")
@@ -124,6 +129,7 @@ func (in *instance) hangs() bool {
 // boot begins the life of the guest in this process; in.mu is held.
 func (in *instance) boot() {
 	in.guest = newGuest(in)
+	in.watchDeadline()
 	if strings.HasPrefix(in.rec.Spec.Name, "crash-boots") {
 		in.h.spawn(func() { _ = in.crash("kernel panic - not syncing: no working init found") })
 	}
@@ -145,6 +151,7 @@ func (in *instance) resume() {
 func (in *instance) leave() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	in.unwatchDeadline()
 	if in.guest != nil {
 		in.guest.stop()
 		in.guest = nil
@@ -212,12 +219,23 @@ func (in *instance) cut(power backend.Power, reason string) error {
 func (in *instance) powerOff(power backend.Power, reason string, onlyRunning bool) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if in.rec.Power == power || (onlyRunning && in.rec.Power != backend.PowerRunning && in.rec.Power != backend.PowerSuspended) {
+	if in.rec.Power == power {
+		in.rec.Expired = false // by the one who asks now
+		return nil
+	}
+	if onlyRunning && in.rec.Power != backend.PowerRunning && in.rec.Power != backend.PowerSuspended {
 		return nil
 	}
 	if in.rec.Power == backend.PowerPartial && power == backend.PowerStopped {
 		return nil // a half-made thing has no power to cut
 	}
+	in.rec.Expired = false
+	return in.off(power, reason)
+}
+
+// off ends the guest; in.mu is held.
+func (in *instance) off(power backend.Power, reason string) error {
+	in.unwatchDeadline()
 	if in.guest != nil {
 		in.guest.stop()
 		in.guest = nil

@@ -61,6 +61,18 @@ var mutants = map[string]string{
 	"an absent sandbox is updated":        "NetworkStopped",
 	"the egress log ignores its cursor":   "VM/EgressLog",
 	"the egress log ignores its limit":    "VM/EgressLog",
+	"a deadline is not enforced":          "VM/Deadline",
+	"the same lease moves a deadline":     "VM/Deadline",
+}
+
+func (m *mutant) SetDeadline(ctx context.Context, ref backend.Ref, d backend.Deadline) error {
+	switch {
+	case m.breaks == "a deadline is not enforced" && d.Left > 0:
+		d.Left = time.Hour
+	case m.breaks == "the same lease moves a deadline":
+		d.Lease = d.Lease.Add(time.Duration(time.Now().UnixNano() % 1e6))
+	}
+	return m.Driver.SetDeadline(ctx, ref, d)
 }
 
 func (m *mutant) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {

@@ -93,6 +93,7 @@ var (
 
 	_ backend.NetworkUpdater = (*Driver)(nil)
 	_ backend.EgressLogger   = (*Driver)(nil)
+	_ backend.DeadlineSetter = (*Driver)(nil)
 )
 
 // New returns a Driver; it makes its directories and nothing else.
@@ -149,7 +150,7 @@ func (d *Driver) Info() backend.Info {
 	return backend.Info{
 		Name: Name, Version: strconv.Itoa(handleVersion),
 		Capabilities: backend.Capabilities{
-			ConsoleLog: true, NetworkOff: true, Allowlist: true, NetworkUpdate: true, EgressLog: true,
+			ConsoleLog: true, NetworkOff: true, Allowlist: true, NetworkUpdate: true, EgressLog: true, Deadline: true,
 		},
 		AnswersWithin: answersWithin,
 		ControllerURL: "http://" + gw + ":" + strconv.Itoa(controllerPort),

@@ -7,15 +7,16 @@ import (
 
 // Files in a sandbox's directory.
 const (
-	fileConfig  = "config.json" // what the sandbox is: handle; written first; later only its network changes
-	fileRoot    = "root.qcow2"  // root disk: overlay on the image's root.img; there once Create is done
-	fileStart   = "start.json"  // what the shim shall run: startConfig; written at every Start
-	fileState   = "state.json"  // how the last run stands or ended: runState
-	fileConsole = "console.log" // what the guest wrote to its console
-	fileEgress  = "egress.log"  // every decision about the guest's network flows, JSON lines
-	fileShimLog = "shim.log"    // the shim's own log, JSON lines
-	fileQEMULog = "qemu.log"    // what QEMU wrote to stderr
-	fileStderr  = "shim.stderr" // stderr of the shim of the last run: Go's last words
+	fileConfig   = "config.json"   // what the sandbox is: handle; written first; later only its network changes
+	fileRoot     = "root.qcow2"    // root disk: overlay on the image's root.img; there once Create is done
+	fileStart    = "start.json"    // what the shim shall run: startConfig; written at every Start
+	fileState    = "state.json"    // how the last run stands or ended: runState
+	fileDeadline = "deadline.json" // when the shim powers the VM off by itself: deadline
+	fileConsole  = "console.log"   // what the guest wrote to its console
+	fileEgress   = "egress.log"    // every decision about the guest's network flows, JSON lines
+	fileShimLog  = "shim.log"      // the shim's own log, JSON lines
+	fileQEMULog  = "qemu.log"      // what QEMU wrote to stderr
+	fileStderr   = "shim.stderr"   // stderr of the shim of the last run: Go's last words
 
 	fileShimLock = "shim.lock" // held by the shim, and by the driver while it starts it
 	fileQEMULock = "qemu.lock" // held by QEMU itself

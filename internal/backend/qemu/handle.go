@@ -55,7 +55,8 @@ type runState struct {
 	RunID   string    `json:"run_id"`
 	Phase   string    `json:"phase"`
 	Reason  string    `json:"reason,omitempty"`
-	Boot    string    `json:"boot"` // boot id of the host
+	Expired bool      `json:"expired,omitempty"` // stopped, or being stopped, because its deadline passed
+	Boot    string    `json:"boot"`              // boot id of the host
 	Changed time.Time `json:"changed"`
 }
 

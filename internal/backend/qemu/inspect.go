@@ -64,41 +64,45 @@ func (d *Driver) inspect(ref backend.Ref) (backend.Instance, error) {
 		return in, fault(err, "cannot look at the disk of sandbox %d", ref.VMID)
 	}
 	in.IP = vnet.DefaultGuest.String()
-	in.Power, in.Reason, err = d.power(dir)
-	return in, err
+	return in, d.power(dir, &in)
 }
 
-// power tells how the last run of a complete sandbox stands.
-func (d *Driver) power(dir string) (backend.Power, string, error) {
+// power completes an instance by how its last run stands.
+func (d *Driver) power(dir string, in *backend.Instance) error {
 	// A shim writes how it ended before it lets the lock go, so a free lock
 	// makes the state final, unless a start came between the two looks.
 	var st runState
 	for range 2 {
 		held, err := lockHeld(filepath.Join(dir, fileShimLock))
 		if err != nil {
-			return "", "", fault(err, "cannot look at the shim's lock")
+			return fault(err, "cannot look at the shim's lock")
 		}
 		if held {
-			return backend.PowerRunning, "", nil
+			in.Power, in.Reason = backend.PowerRunning, ""
+			return nil
 		}
 		if st, err = readState(dir); err != nil {
-			return "", "", err
+			return err
 		}
 	}
-	switch st.Phase {
-	case "", phaseStopped:
-		return backend.PowerStopped, "", nil
-	case phaseCrashed:
-		return backend.PowerCrashed, st.Reason, nil
-	case phaseStopping:
-		if st.Reason == "" && st.Boot == bootID() { // what it was told to do has happened all the same
-			return backend.PowerStopped, "", nil
-		}
+	in.Power, in.Reason = endOf(st)
+	in.Expired = st.Expired
+	return nil
+}
+
+// endOf tells how a run has ended whose shim is gone.
+func endOf(st runState) (backend.Power, string) {
+	switch {
+	case st.Phase == "", st.Phase == phaseStopped, st.Expired:
+		return backend.PowerStopped, ""
+	case st.Phase == phaseCrashed:
+		return backend.PowerCrashed, st.Reason
+	case st.Phase == phaseStopping && st.Reason == "" && st.Boot == bootID(): // what it was told to do has happened all the same
+		return backend.PowerStopped, ""
+	case st.Boot != bootID():
+		return backend.PowerCrashed, "the host was restarted"
 	}
-	if st.Boot != bootID() {
-		return backend.PowerCrashed, "the host was restarted", nil
-	}
-	return backend.PowerCrashed, "its supervisor process was killed, and QEMU with it", nil
+	return backend.PowerCrashed, "its supervisor process was killed, and QEMU with it"
 }
 
 // readState reads state.json; a sandbox that never ran has none.

@@ -29,11 +29,22 @@ func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.
 	return d.updateNetwork(ctx, ref, n)
 }
 
-// updateNetwork is UpdateNetwork with the sandbox's lock held. Whoever holds
-// the shim's lock writes config.json: the shim while there is one, else we. So
-// what is on the disk and what is in force never differ for longer than one
-// step of one process, whose death ends the VM.
+// updateNetwork is UpdateNetwork with the sandbox's lock held.
 func (d *Driver) updateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {
+	return d.change(ctx, ref, "network", func(h handle) error {
+		h.Spec.Network = n
+		if err := writeJSON(filepath.Join(d.dir(ref), fileConfig), h); err != nil {
+			return fault(err, "cannot write %s of sandbox %d", fileConfig, ref.VMID)
+		}
+		return nil
+	}, func(ctx context.Context, c shimClient) error { return c.setNetwork(ctx, n) })
+}
+
+// change changes what holds for a sandbox that may run; the caller holds its
+// lock. Whoever holds the shim's lock writes the files: the shim while there
+// is one, else we. So what is on the disk and what is in force never differ for
+// longer than one step of one process, whose death ends the VM.
+func (d *Driver) change(ctx context.Context, ref backend.Ref, what string, stopped func(handle) error, running func(context.Context, shimClient) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, updatePatience, errors.New("the supervisor does not answer in time"))
 	defer cancel()
 	dir := d.dir(ref)
@@ -48,19 +59,15 @@ func (d *Driver) updateNetwork(ctx context.Context, ref backend.Ref, n agentlab.
 		}
 		if lock != nil {
 			defer func() { _ = lock.Close() }()
-			h.Spec.Network = n
-			if err := writeJSON(filepath.Join(dir, fileConfig), h); err != nil {
-				return fault(err, "cannot write %s of sandbox %d", fileConfig, ref.VMID)
-			}
-			return nil
+			return stopped(h)
 		}
-		err = shimClient(dir).setNetwork(ctx, n)
+		err = running(ctx, shimClient(dir))
 		if err == nil || agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 			return err
 		}
 		// It may be about to open its socket, or on its way out.
 		if perr := pause(ctx, 20*time.Millisecond); perr != nil {
-			return agentlab.Errorf(agentlab.CodeUnavailable, "changing the network of sandbox %d: %w", ref.VMID, errors.Join(perr, err))
+			return agentlab.Errorf(agentlab.CodeUnavailable, "changing the %s of sandbox %d: %w", what, ref.VMID, errors.Join(perr, err))
 		}
 	}
 }

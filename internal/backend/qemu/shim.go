@@ -74,7 +74,12 @@ type shim struct {
 	stopping chan struct{}
 	resooner chan struct{} // a stop became more urgent
 
-	netMu sync.Mutex // held while the policy is changed
+	deadline      deadline
+	deadlineMoved chan struct{} // closed and replaced when deadline changes
+	expired       bool          // the VM is stopped because its deadline passed
+
+	netMu      sync.Mutex // held while the policy is changed
+	deadlineMu sync.Mutex // held while the deadline is changed
 }
 
 // RunShim supervises the sandbox in dir: it starts QEMU as start.json says and
@@ -85,7 +90,7 @@ type shim struct {
 // When ctx ends, or SIGTERM comes, the guest gets a few seconds to power off.
 func RunShim(ctx context.Context, dir string) (err error) {
 	s := &shim{
-		dir: dir, changed: make(chan struct{}), stopping: make(chan struct{}), resooner: make(chan struct{}, 1),
+		dir: dir, changed: make(chan struct{}), stopping: make(chan struct{}), deadlineMoved: make(chan struct{}), resooner: make(chan struct{}, 1),
 		consoleTail: tail{max: 16 << 10}, stderrTail: tail{max: 4 << 10},
 	}
 	defer func() { err = errors.Join(err, s.undo.run()) }()
@@ -175,6 +180,9 @@ func (s *shim) load() error {
 	if s.handle, err = readHandle(s.dir); err != nil {
 		return err
 	}
+	if s.deadline, err = readDeadline(s.dir); err != nil {
+		return err
+	}
 	if last, err := readState(s.dir); err == nil {
 		s.rebooted = last.Boot != bootID()
 	}
@@ -218,6 +226,7 @@ func (s *shim) supervise(ctx context.Context) error {
 	idle := time.AfterFunc(10*time.Second, debug.FreeOSMemory) // what the start left behind
 	defer idle.Stop()
 	go s.watchDir()
+	go s.watchDeadline()
 	select {
 	case <-s.vm.done:
 	case <-ctx.Done():
@@ -238,7 +247,7 @@ func (s *shim) supervise(ctx context.Context) error {
 	s.mu.Unlock()
 	phase, reason := phaseCrashed, e.reason()
 	switch {
-	case asked && why == "":
+	case asked && (why == "" || s.expired):
 		phase, reason = phaseStopped, ""
 	case asked:
 		reason = why
@@ -283,7 +292,7 @@ func (s *shim) failed(err error) error {
 func (s *shim) setPhase(phase, reason string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := runState{RunID: s.cfg.RunID, Phase: phase, Reason: reason, Boot: bootID(), Changed: time.Now().UTC()}
+	st := runState{RunID: s.cfg.RunID, Phase: phase, Reason: reason, Expired: s.expired, Boot: bootID(), Changed: time.Now().UTC()}
 	write := noteJSON
 	if phase == phaseStopped || phase == phaseCrashed {
 		write = writeJSON

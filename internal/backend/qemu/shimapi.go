@@ -17,11 +17,12 @@ import (
 
 // The shim's API: HTTP on shim.sock, whose permissions are its access control.
 const (
-	pathStatus  = "/v1/status"  // GET ?wait=1 → shimStatus; with wait, when the start is over
-	pathStop    = "/v1/stop"    // POST ?grace=DURATION → shimStatus, when QEMU has ended
-	pathControl = "/v1/control" // POST Upgrade: streamUpgrade → a stream to the guest control server
-	pathNetwork = "/v1/network" // PUT agentlab.Network → shimStatus, when it is on the disk and in force
-	pathDial    = "/v1/dial"    // POST ?port=N Upgrade: streamUpgrade → a TCP stream to the guest
+	pathStatus   = "/v1/status"   // GET ?wait=1 → shimStatus; with wait, when the start is over
+	pathStop     = "/v1/stop"     // POST ?grace=DURATION → shimStatus, when QEMU has ended
+	pathControl  = "/v1/control"  // POST Upgrade: streamUpgrade → a stream to the guest control server
+	pathNetwork  = "/v1/network"  // PUT agentlab.Network → shimStatus, when it is on the disk and in force
+	pathDeadline = "/v1/deadline" // PUT backend.Deadline → shimStatus
+	pathDial     = "/v1/dial"     // POST ?port=N Upgrade: streamUpgrade → a TCP stream to the guest
 
 	streamUpgrade = "agentlab-tcp"
 )
@@ -46,6 +47,7 @@ func (s *shim) handler() http.Handler {
 	mux.HandleFunc("GET "+pathStatus, s.serveStatus)
 	mux.HandleFunc("POST "+pathStop, s.serveStop)
 	mux.HandleFunc("PUT "+pathNetwork, s.serveNetwork)
+	mux.HandleFunc("PUT "+pathDeadline, s.serveDeadline)
 	mux.HandleFunc("POST "+pathControl, func(w http.ResponseWriter, r *http.Request) {
 		s.serveStream(w, r, s.dialControl)
 	})

@@ -44,10 +44,10 @@ func (d *Driver) settle(dir string) error {
 	if err != nil {
 		return err
 	}
-	if st.Phase == "" || st.Phase == phaseStopped {
+	if st.Phase == "" || st.Phase == phaseStopped && !st.Expired {
 		return nil
 	}
-	st.Phase, st.Reason, st.Changed = phaseStopped, "", d.cfg.Now().UTC()
+	st.Phase, st.Reason, st.Expired, st.Changed = phaseStopped, "", false, d.cfg.Now().UTC()
 	if err := writeJSON(filepath.Join(dir, fileState), st); err != nil {
 		return fault(err, "cannot write %s", fileState)
 	}

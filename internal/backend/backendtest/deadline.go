@@ -1,0 +1,67 @@
+package backendtest
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// deadline sets the deadline of a running sandbox, and ends the driver's
+// process: the sandbox is powered off all the same. It leaves it running.
+func (s *suite) deadline(sp backend.Spec) {
+	d, ok := s.d.(backend.DeadlineSetter)
+	if !ok {
+		s.Skip("skipped: this driver enforces no deadlines (capability Deadline)")
+	}
+	ref := sp.Ref()
+	gone := backend.Ref{VMID: ref.VMID + 17, UID: agentlab.NewUID()}
+	lease := time.Now()
+	s.wantCode("SetDeadline of no sandbox", d.SetDeadline(s.ctx(), gone, backend.Deadline{Lease: lease, Left: time.Hour}), agentlab.CodeNotFound)
+	s.wantCode("SetDeadline without time", d.SetDeadline(s.ctx(), ref, backend.Deadline{Lease: lease}), agentlab.CodeInvalid)
+
+	// The same lease moves nothing.
+	soon := s.cfg.Prompt / 10
+	s.ok("SetDeadline", d.SetDeadline(s.ctx(), ref, backend.Deadline{Lease: lease, Left: time.Hour}))
+	s.ok("SetDeadline of the same lease", d.SetDeadline(s.ctx(), ref, backend.Deadline{Lease: lease, Left: time.Nanosecond}))
+	time.Sleep(soon) // in which a deadline that was moved would show
+	s.wantPower(ref, backend.PowerRunning)
+	lease = lease.Add(-time.Minute)
+	began := time.Now()
+	s.ok("SetDeadline to an earlier one", d.SetDeadline(s.ctx(), ref, backend.Deadline{Lease: lease, Left: soon}))
+	if s.h.Reopen != nil {
+		s.reopen()
+	}
+	expired := func() error {
+		in, err := s.d.Inspect(s.ctx(), ref)
+		if err == nil && (in.Power != backend.PowerStopped || !in.Expired) {
+			err = fmt.Errorf("it is %s (%s), expired: %v", in.Power, in.Reason, in.Expired)
+		}
+		return err
+	}
+	s.eventually("the sandbox is powered off at its deadline", s.cfg.BootTimeout, expired)
+	if d := time.Since(began); d < soon {
+		s.Errorf("the sandbox was powered off after %s, its deadline was in %s", d, soon)
+	}
+	if in := s.listed(ref); in == nil || !in.Expired {
+		s.Errorf("List has %+v", in)
+	}
+	s.ok("Stop", s.d.Stop(s.ctx(), ref, 0))
+	if in := s.wantPower(ref, backend.PowerStopped); in.Expired {
+		s.Error("it is still expired after a Stop")
+	}
+
+	// A deadline may be set while the sandbox is off; it holds for its start.
+	d, _ = s.d.(backend.DeadlineSetter)
+	s.ok("SetDeadline while it is off", d.SetDeadline(s.ctx(), ref, backend.Deadline{Lease: lease.Add(time.Second), Left: soon}))
+	s.ok("Start", s.d.Start(s.ctx(), ref))
+	s.eventually("the sandbox is powered off after its start", s.cfg.BootTimeout, expired)
+	s.ok("SetDeadline that is replaced", d.SetDeadline(s.ctx(), ref, backend.Deadline{Lease: lease, Left: soon}))
+	s.ok("SetDeadline to a later one", d.SetDeadline(s.ctx(), ref, backend.Deadline{Lease: lease.Add(time.Hour), Left: time.Hour}))
+	s.ok("Start", s.d.Start(s.ctx(), ref))
+	time.Sleep(2 * soon) // past the deadline that was replaced
+	if in := s.wantPower(ref, backend.PowerRunning); in.Expired {
+		s.Error("it is expired while it runs")
+	}
+}

@@ -1,0 +1,63 @@
+package sandbox
+
+import (
+	"context"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// leaseGrace is how long after the end of a lease the backend powers the VM
+// off by itself. This service acts first as long as it lives: it ends jobs and
+// asks guests to power off, which takes less.
+const leaseGrace = 2 * time.Minute
+
+// setDeadline tells the backend when the lease of a sandbox ends, unless it
+// was told already, so that it ends also while no daemon runs.
+func (s *Service) setDeadline(ctx context.Context, sb agentlab.Sandbox) error {
+	driver, ok := s.cfg.Driver.(backend.DeadlineSetter)
+	if !ok || !s.cfg.Driver.Info().Capabilities.Deadline {
+		return nil
+	}
+	known := false
+	s.with(sb.VMID, func(m *memory) { known = m.lease.Equal(sb.LeaseExpiresAt) })
+	if known {
+		return nil
+	}
+	left := max(sb.LeaseExpiresAt.Sub(s.clock()), 0) + leaseGrace
+	err := driver.SetDeadline(ctx, ref(sb), backend.Deadline{Lease: sb.LeaseExpiresAt, Left: left})
+	if agentlab.CodeOf(err) == agentlab.CodeUnsupported {
+		s.log.Warn("the lease of a sandbox is not enforced while no daemon runs", "vmid", sb.VMID, "err", err)
+		err = nil
+	}
+	if err == nil {
+		s.with(sb.VMID, func(m *memory) { m.lease = sb.LeaseExpiresAt })
+	}
+	return err
+}
+
+// expired follows a VM that its backend powered off because its lease was
+// over: whatever our clock says, it has ended.
+func (s *Service) expired(ctx context.Context, sb agentlab.Sandbox) error {
+	now := s.clock().UTC()
+	_, err := s.update(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if now.Before(sb.LeaseExpiresAt) {
+			sb.LeaseExpiresAt = now
+		}
+		return nil, nil
+	})
+	return err
+}
+
+// leaseReason is why a sandbox is TIMEOUT.
+func (s *Service) leaseReason(ctx context.Context, sb agentlab.Sandbox) string {
+	const reason = "its lease ended"
+	if !sb.State.HasVM() || !s.cfg.Driver.Info().Capabilities.Deadline {
+		return reason
+	}
+	if in, err := s.cfg.Driver.Inspect(ctx, ref(sb)); err == nil && in.Expired {
+		return reason + "; it was powered off by its supervisor, because agentlabd did not end it"
+	}
+	return reason
+}
