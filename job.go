@@ -81,6 +81,8 @@ type JobResult struct {
 	Commits    int    // commits made on top of BaseCommit
 	Pushed     bool   // the branch reached the remote
 	Dirty      bool   // uncommitted changes were left (they are in the diff artifact)
+
+	Uncommitted int // files that differ from HeadCommit
 }
 
 // Limits on what a job request may hold.

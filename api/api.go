@@ -92,6 +92,8 @@ type JobResult struct {
 	Commits    int    `json:"commits"`
 	Pushed     bool   `json:"pushed"`
 	Dirty      bool   `json:"dirty"`
+
+	Uncommitted int `json:"uncommitted,omitempty" doc:"Files that differ from head_commit; see 'agentlab job diff'"`
 }
 
 // JobCreate asks for a job (seed 000 §11.1).

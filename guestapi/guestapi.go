@@ -118,7 +118,13 @@ type Result struct {
 	Commits    int    `json:"commits"`
 	Pushed     bool   `json:"pushed"`
 	Dirty      bool   `json:"dirty"`
+	// Uncommitted is the number of files that differ from HeadCommit.
+	Uncommitted int `json:"uncommitted,omitempty"`
 }
+
+// RefChanges is the ref, in a job's result bundle, of a commit on top of the
+// result that holds what the agent left uncommitted.
+const RefChanges = "refs/agentlab/changes"
 
 // NetworkNarrow is what a repository's own configuration asks of the network
 // policy. It becomes a further layer of the sandbox's policy: what it allows

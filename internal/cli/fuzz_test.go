@@ -77,7 +77,7 @@ func FuzzTakeBundle(f *testing.F) {
 			t.Fatal(err)
 		}
 		before := files(t, repo)
-		_, err := takeBundle(t.Context(), scratch, file, repo, "refs/heads/agentlab/j", "refs/agentlab/j")
+		_, err := takeBundle(t.Context(), scratch, file, repo)
 		for name, content := range files(t, repo) {
 			if old, had := before[name]; had && old == content {
 				continue

@@ -17,7 +17,7 @@ import (
 func (a *App) jobCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "job", Short: "Run jobs and look at what they made"}
 	cmd.AddCommand(a.jobRunCmd(), a.jobListCmd(), a.jobShowCmd(), a.jobLogsCmd(), a.jobCancelCmd(),
-		a.jobArtifactsCmd(), a.jobFetchCmd())
+		a.jobArtifactsCmd(), a.jobFetchCmd(), a.jobDiffCmd(), a.jobApplyCmd())
 	return cmd
 }
 
@@ -93,7 +93,7 @@ func (a *App) showJob(j api.Job) error {
 	if r := j.Result; r.HeadCommit != "" {
 		t.row("Commits:", fmt.Sprintf("%d on %s (%.12s)", r.Commits, r.Branch, r.HeadCommit))
 		t.row("Pushed:", yesNo(r.Pushed))
-		t.row("Uncommitted changes:", yesNo(r.Dirty))
+		t.row("Uncommitted changes:", uncommitted(r))
 	}
 	t.row("Task:", firstLine(j.Task, 200))
 	if err := t.flush(); err != nil {
@@ -255,6 +255,14 @@ func yesNo(b bool) string {
 		return "yes"
 	}
 	return "no"
+}
+
+// uncommitted says what the agent left uncommitted.
+func uncommitted(r api.JobResult) string {
+	if r.Uncommitted > 0 {
+		return fmt.Sprintf("%d file(s)", r.Uncommitted)
+	}
+	return yesNo(r.Dirty)
 }
 
 func firstLine(s string, most int) string {

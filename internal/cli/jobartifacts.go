@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -14,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 )
 
@@ -107,78 +105,4 @@ func outputName(out, name string) string {
 		return filepath.Join(out, name)
 	}
 	return out
-}
-
-func (a *App) jobFetchCmd() *cobra.Command {
-	var repo string
-	cmd := &cobra.Command{
-		Use:   "fetch JOB",
-		Short: "Fetch a job's commits into refs/agentlab/JOB of a local repository",
-		Long: `Fetch a job's commits into refs/agentlab/JOB of a local repository. Nothing
-is checked out or merged, and no branch of yours moves. Look at the work with
-'git log refs/agentlab/JOB', take it with 'git merge refs/agentlab/JOB'.`,
-		Args: exactArgs("JOB"),
-	}
-	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository to fetch into")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		j, err := c.Job(ctx, args[0])
-		if err != nil {
-			return err
-		}
-		ref, commit, err := fetchJob(ctx, c, j, repo)
-		if err != nil {
-			return err
-		}
-		if a.json {
-			return a.printJSON(map[string]any{"ref": ref, "commit": commit, "commits": j.Result.Commits})
-		}
-		fmt.Fprintf(a.Stdout, "%s %s\n", ref, commit)
-		a.progressf("  → git log -p HEAD..%s\n  → git merge %s", ref, ref)
-		return nil
-	})
-	return cmd
-}
-
-// resultBundle is the artifact that holds a job's new commits.
-const resultBundle = "result.bundle"
-
-// fetchJob takes the one branch of the job's bundle into refs/agentlab/JOB.
-// The bundle was written by an untrusted guest: every object is checked first,
-// no other ref is taken, and nothing of it is checked out.
-func fetchJob(ctx context.Context, c *client.Client, j api.Job, repo string) (ref, commit string, err error) {
-	if _, err := git(ctx, repo, "rev-parse", "--git-dir"); err != nil {
-		return "", "", agentlab.Errorf(agentlab.CodeInvalid, "%s is not a git repository: %v", repo, err).WithHint("give its path with --repo")
-	}
-	body, err := c.Artifact(ctx, j.ID, resultBundle)
-	if err != nil {
-		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-			return "", "", agentlab.Errorf(agentlab.CodeNotFound, "job %s left no commits (it is %s)", j.ID, j.Status).
-				WithHint("uncommitted changes are in the artifact changes.diff: agentlab job artifacts %s", j.ID)
-		}
-		return "", "", err
-	}
-	defer func() { _ = body.Close() }()
-	dir, err := os.MkdirTemp("", "agentlab-fetch-*")
-	if err != nil {
-		return "", "", err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	file := filepath.Join(dir, resultBundle)
-	if _, err := saveTo(file, body, false); err != nil {
-		return "", "", err
-	}
-	ref = "refs/agentlab/" + j.ID
-	commit, err = takeBundle(ctx, dir, file, repo, "refs/heads/agentlab/"+j.ID, ref)
-	if err != nil && ctx.Err() == nil {
-		code := agentlab.CodeConflict
-		if agentlab.CodeOf(err) == agentlab.CodeLimit {
-			code = agentlab.CodeLimit
-		}
-		fault := agentlab.Errorf(code, "git does not take the bundle of job %s: %s", j.ID, plain(err.Error()))
-		if errors.Is(err, errLacksBase) {
-			return "", "", fault.WithHint("it builds on commit %.12s, which this repository must have; fetch into the repository that the job came from", j.Result.BaseCommit)
-		}
-		return "", "", fault.WithHint("nothing of it was taken; look at the artifacts instead: agentlab job artifacts %s", j.ID)
-	}
-	return ref, commit, err
 }

@@ -330,6 +330,12 @@ func (a *App) summarise(j api.Job) {
 		}
 	}
 	a.summariseDenials(j.ID, j.Egress)
+	if n := j.Result.Uncommitted; n > 0 {
+		a.progressf("  %d file(s) with uncommitted changes\n  → agentlab job diff %s", n, j.ID)
+		if j.Bundled {
+			a.progressf("  → agentlab job apply %s", j.ID)
+		}
+	}
 	if len(j.Artifacts) > 0 {
 		a.progressf("  %d artifact(s)\n  → agentlab job artifacts %s", len(j.Artifacts), j.ID)
 	}

@@ -63,8 +63,10 @@ func gitEnv() []string {
 // gitInput is what a run of git gets beside its arguments.
 type gitInput struct {
 	stdin   io.Reader
+	stdout  io.Writer // nil: it is returned
 	env     []string
 	limited bool // it reads objects of a guest
+	raw     bool // its output is returned with the space around it
 }
 
 // git runs git in dir without a prompt and returns its standard output.
@@ -93,6 +95,9 @@ func (in gitInput) run(ctx context.Context, dir string, args ...string) (string,
 	var stdout bytes.Buffer
 	stderr := tailWriter{most: 64 << 10}
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if in.stdout != nil {
+		cmd.Stdout = in.stdout
+	}
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			return "", ctx.Err()
@@ -102,6 +107,9 @@ func (in gitInput) run(ctx context.Context, dir string, args ...string) (string,
 			msg = err.Error()
 		}
 		return "", errors.New(lastLine(msg))
+	}
+	if in.raw {
+		return stdout.String(), nil
 	}
 	return strings.TrimSpace(stdout.String()), nil
 }

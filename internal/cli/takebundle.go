@@ -57,54 +57,89 @@ func readBundleHeader(r io.Reader) (bundleHeader, error) {
 	}
 }
 
-// takeBundle checks all objects of a bundle in a scratch repository in dir,
-// and only then adds them to the repository at path, where it sets the ref to
-// the commit that branch has in the bundle.
+// takenBundle is a guest's bundle whose objects are checked. They are in a
+// scratch repository that borrows the objects of the user's repository.
+type takenBundle struct {
+	file   *os.File
+	header bundleHeader
+	bare   string // the scratch repository
+	path   string // the user's repository
+}
+
+// openBundle checks the objects of a bundle in a scratch repository in dir.
+// Of refs, at least one must be in the bundle. The user's repository at path
+// is not changed.
+func openBundle(ctx context.Context, dir, bundle, path string, refs ...string) (*takenBundle, error) {
+	file, err := os.Open(bundle) //nolint:gosec // our own temporary file
+	if err != nil {
+		return nil, err
+	}
+	b := &takenBundle{file: file, path: path}
+	if err := b.check(ctx, dir, refs); err != nil {
+		_ = file.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+func (b *takenBundle) close() { _ = b.file.Close() }
+
+func (b *takenBundle) check(ctx context.Context, dir string, refs []string) (err error) {
+	if b.header, err = readBundleHeader(b.file); err != nil {
+		return err
+	}
+	var commits []string
+	for _, ref := range refs {
+		if commit := b.header.refs[ref]; commit != "" {
+			commits = append(commits, commit)
+		}
+	}
+	if len(commits) == 0 {
+		return fmt.Errorf("it has no %s", strings.Join(refs, " or "))
+	}
+	objects, err := git(ctx, b.path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+	if err != nil {
+		return err
+	}
+	if b.bare, err = scratchRepo(ctx, dir, objects); err != nil {
+		return err
+	}
+	if _, err := b.file.Seek(b.header.size, io.SeekStart); err != nil {
+		return err
+	}
+	if err := scanPack(b.file); err != nil {
+		return err
+	}
+	return checkBundle(ctx, b.bare, b.file, b.header, commits)
+}
+
+// git runs git on the checked objects, under the limits for guests' objects.
+func (b *takenBundle) git(ctx context.Context, in gitInput, args ...string) (string, error) {
+	in.limited = true
+	return in.run(ctx, b.bare, append([]string{"--git-dir=" + b.bare}, args...)...)
+}
+
+// keep adds the objects to the user's repository and sets refs there: the
+// keys are names in the user's repository, the values names in the bundle.
 //
 // Packs are indexed rather than bundles fetched: git checks no objects that it
 // fetches from a bundle (up to 2.45 at least), and a fetch from anywhere else
 // needs a transport, in which the user's repository could name programs.
-func takeBundle(ctx context.Context, dir, bundle, path, branch, ref string) (string, error) {
-	file, err := os.Open(bundle) //nolint:gosec // our own temporary file
-	if err != nil {
-		return "", err
+func (b *takenBundle) keep(ctx context.Context, refs map[string]string) error {
+	if err := indexPack(ctx, b.file, b.header.size, b.path, "index-pack"); err != nil {
+		return err
 	}
-	defer func() { _ = file.Close() }()
-	h, err := readBundleHeader(file)
-	if err != nil {
-		return "", err
+	for name, from := range refs {
+		if _, err := git(ctx, b.path, "update-ref", "--no-deref", name, b.header.refs[from]); err != nil {
+			return err
+		}
 	}
-	commit := h.refs[branch]
-	if commit == "" {
-		return "", fmt.Errorf("it has no %s", branch)
-	}
-	objects, err := git(ctx, path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
-	if err != nil {
-		return "", err
-	}
-	bare, err := scratchRepo(ctx, dir, objects)
-	if err != nil {
-		return "", err
-	}
-	if _, err := file.Seek(h.size, io.SeekStart); err != nil {
-		return "", err
-	}
-	if err := scanPack(file); err != nil {
-		return "", err
-	}
-	if err := checkBundle(ctx, bare, file, h, commit); err != nil {
-		return "", err
-	}
-	if err := indexPack(ctx, file, h.size, path, "index-pack"); err != nil {
-		return "", err
-	}
-	_, err = git(ctx, path, "update-ref", "--no-deref", ref, commit)
-	return commit, err
+	return nil
 }
 
 // checkBundle indexes the bundle's pack in the bare repository under the
-// checks of fetch.fsckObjects, and wants all that the commit refers to.
-func checkBundle(ctx context.Context, bare string, file *os.File, h bundleHeader, commit string) error {
+// checks of fetch.fsckObjects, and wants all that the commits refer to.
+func checkBundle(ctx context.Context, bare string, file *os.File, h bundleHeader, commits []string) error {
 	limited := func(stdin string, args ...string) error {
 		in := gitInput{stdin: strings.NewReader(stdin), limited: true}
 		_, err := in.run(ctx, bare, append([]string{"--git-dir=" + bare}, args...)...)
@@ -118,10 +153,13 @@ func checkBundle(ctx context.Context, bare string, file *os.File, h bundleHeader
 	if err := indexPack(ctx, file, h.size, bare, "--git-dir="+bare, "index-pack", "--strict"); err != nil {
 		return fmt.Errorf("its objects are not sound: %w", err)
 	}
-	if err := limited("", "cat-file", "-e", commit+"^{commit}"); err != nil {
-		return errors.New("its branch is no commit")
+	want := ""
+	for _, commit := range commits {
+		if err := limited("", "cat-file", "-e", commit+"^{commit}"); err != nil {
+			return errors.New("its branch is no commit")
+		}
+		want += commit + "\n"
 	}
-	want := commit + "\n"
 	for _, id := range h.needs {
 		want += "^" + id + "\n"
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -37,7 +38,17 @@ func guestBundle(t *testing.T, repo, tree, base string) string {
 
 func take(t *testing.T, bundle, repo string) (string, error) {
 	t.Helper()
-	return takeBundle(t.Context(), t.TempDir(), bundle, repo, "refs/heads/agentlab/j", "refs/agentlab/j")
+	return takeBundle(t.Context(), t.TempDir(), bundle, repo)
+}
+
+// takeBundle checks a bundle and takes its one branch.
+func takeBundle(ctx context.Context, dir, bundle, repo string) (string, error) {
+	b, err := openBundle(ctx, dir, bundle, repo, "refs/heads/agentlab/j")
+	if err != nil {
+		return "", err
+	}
+	defer b.close()
+	return b.header.refs["refs/heads/agentlab/j"], b.keep(ctx, map[string]string{"refs/agentlab/j": "refs/heads/agentlab/j"})
 }
 
 func TestTakeBundle(t *testing.T) {

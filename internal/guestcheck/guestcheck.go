@@ -76,6 +76,8 @@ func Report(r *guestapi.Report) error {
 		return bad("branch")
 	case r.Result.Commits < 0 || r.Result.Commits > maxCommits:
 		return bad("commits")
+	case r.Result.Uncommitted < 0 || r.Result.Uncommitted > maxCommits:
+		return bad("uncommitted")
 	}
 	return nil
 }

@@ -44,7 +44,7 @@ func toJob(j agentlab.Job) api.Job {
 		SandboxVMID: j.SandboxVMID,
 		Result: api.JobResult{
 			BaseCommit: j.Result.BaseCommit, HeadCommit: j.Result.HeadCommit, Branch: j.Result.Branch,
-			Commits: j.Result.Commits, Pushed: j.Result.Pushed, Dirty: j.Result.Dirty,
+			Commits: j.Result.Commits, Pushed: j.Result.Pushed, Dirty: j.Result.Dirty, Uncommitted: j.Result.Uncommitted,
 		},
 		CreatedAt: j.CreatedAt.UTC(), UpdatedAt: j.UpdatedAt.UTC(), StartedAt: when(j.StartedAt),
 		FinishedAt: when(j.FinishedAt), DeadlineAt: when(j.DeadlineAt),

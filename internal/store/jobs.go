@@ -16,6 +16,8 @@ type resultJSON struct {
 	Commits    int    `json:"commits,omitempty"`
 	Pushed     bool   `json:"pushed,omitempty"`
 	Dirty      bool   `json:"dirty,omitempty"`
+
+	Uncommitted int `json:"uncommitted,omitempty"`
 }
 
 var jobs = newTable("jobs", []string{"job_id"}, func(j *agentlab.Job) []field {

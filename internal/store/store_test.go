@@ -172,7 +172,7 @@ func TestJobRoundTrip(t *testing.T) {
 	j := newJob()
 	j.RepoURL, j.Ref, j.Depth, j.Image, j.Keepalive, j.Phase, j.Reason = "https://x/y", "main", 1, "base", true, "clone", "r"
 	j.ExitCode, j.SandboxVMID, j.StopRequested = &code, 7, "TIMEOUT"
-	j.Result = agentlab.JobResult{BaseCommit: "a", HeadCommit: "b", Branch: "c", Commits: 2, Pushed: true, Dirty: true}
+	j.Result = agentlab.JobResult{BaseCommit: "a", HeadCommit: "b", Branch: "c", Commits: 2, Pushed: true, Dirty: true, Uncommitted: 3}
 	j.StartedAt, j.DeadlineAt, j.FinishedAt = epoch.Add(1), epoch.Add(2), epoch.Add(3)
 	if err := s.CreateJob(ctx, j, agentlab.Event{Kind: agentlab.EventJobCreated}); err != nil {
 		t.Fatal(err)

@@ -56,6 +56,21 @@ func TestJobLocalRepository(t *testing.T) {
 	if got := git(t, repo, "rev-parse", ref+"^"); got != git(t, repo, "rev-parse", "main") {
 		t.Errorf("the commit does not stand on main")
 	}
+	if j.Result.Uncommitted != 2 {
+		t.Errorf("%d files are uncommitted, want out/result.txt and untracked.txt", j.Result.Uncommitted)
+	}
+	if r := l.run(repo, "job", "diff", j.ID); r.code != 0 || !strings.Contains(r.stdout, "+left-over") || strings.Contains(r.stdout, "+hello") {
+		t.Errorf("job diff: %v", r)
+	}
+	if r := l.run(repo, "job", "apply", j.ID, "untracked.txt"); r.code != 0 {
+		t.Errorf("job apply: %v", r)
+	}
+	if got := git(t, repo, "status", "--porcelain"); got != "?? untracked.txt" {
+		t.Errorf("after job apply the work tree has %q", got)
+	}
+	if r := l.run(repo, "job", "fetch", "--with-changes", j.ID); r.code != 0 || git(t, repo, "rev-parse", ref+"-changes^") != git(t, repo, "rev-parse", ref) {
+		t.Errorf("job fetch --with-changes: %v", r)
+	}
 	l.noSandboxes()
 }
 

@@ -38,6 +38,8 @@
 //	crash-vm            the VM crashes
 //	poweroff            the VM powers itself off
 //	artifact NAME TEXT  uploads a file
+//	artifact64 NAME BASE64
+//	                    uploads a file with these bytes
 //	egress VERDICT HOST:PORT [RULE]
 //	                    a record of the egress log; VERDICT is allow or deny
 //	env NAME            a line of the log with the value of a secret variable

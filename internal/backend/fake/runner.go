@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -216,6 +217,12 @@ func (r *runner) runLine(ctx context.Context, line string) (code int, end bool, 
 	case "artifact":
 		name, text, _ := strings.Cut(rest, " ")
 		err = r.upload(name, text)
+	case "artifact64":
+		name, text, _ := strings.Cut(rest, " ")
+		var data []byte
+		if data, err = base64.StdEncoding.DecodeString(text); err == nil {
+			err = r.upload(name, string(data))
+		}
 	case "egress":
 		if r.g.egress(strings.Fields(rest)) != 0 {
 			err = errors.New("egress allow|deny HOST:PORT [RULE] is meant")

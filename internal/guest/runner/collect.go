@@ -63,6 +63,7 @@ type twin struct {
 	base     string // commit, or the empty tree
 	noBase   bool
 	primary  string // commit that is the result
+	changes  string // commit of what is not committed; "" when there is nothing
 	branches map[string]string
 }
 
@@ -78,7 +79,8 @@ func (r *Runner) collectGit(ctx context.Context, rp repo, tmp string, c *collect
 		return
 	}
 	c.Result.HeadCommit = t.primary
-	if len(t.branches) > 0 {
+	r.collectChanges(ctx, t, c)
+	if len(t.branches) > 0 || t.changes != "" {
 		r.collectCommits(ctx, t, tmp, c)
 	}
 	r.collectDiff(ctx, t, tmp, c)
@@ -174,7 +176,7 @@ func (t *twin) make(src *gitDir) error {
 	if err := t.borrowIndex(src); err != nil {
 		return err
 	}
-	t.env = append(t.g.environ([2]string{"core.bare", "false"}, [2]string{"add.ignoreErrors", "true"}, [2]string{"core.quotePath", "true"}),
+	t.env = append(t.g.environ([2]string{"core.bare", "false"}, [2]string{"add.ignoreErrors", "true"}, [2]string{"core.quotePath", "true"}, [2]string{"core.bigFileThreshold", bigFile}),
 		"GIT_DIR="+t.path, "GIT_WORK_TREE="+t.work, "GIT_OPTIONAL_LOCKS=0")
 	return nil
 }
@@ -207,7 +209,22 @@ func (t *twin) refs() []string {
 	return out
 }
 
-// collectCommits counts the commits and packs them.
+// bigFile is the size from which files are packed whole: the receiver takes
+// deltas of small files only.
+const bigFile = "64m"
+
+// collectChanges commits, for the bundle, what the agent left uncommitted.
+func (r *Runner) collectChanges(ctx context.Context, t *twin, c *collected) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.GitTimeout)
+	defer cancel()
+	if err := t.uncommitted(ctx, c, r.job.ID); err != nil {
+		t.changes = ""
+		c.warn("the uncommitted changes cannot be packed: %v", err)
+	}
+}
+
+// collectCommits counts the commits and packs them with the uncommitted
+// changes.
 func (r *Runner) collectCommits(ctx context.Context, t *twin, tmp string, c *collected) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.GitTimeout)
 	defer cancel()
@@ -225,11 +242,18 @@ func (r *Runner) collectCommits(ctx context.Context, t *twin, tmp string, c *col
 			return
 		}
 	}
+	refs := t.refs()
 	if c.Result.Commits == 0 && len(t.branches) == 1 {
-		return // it only went back to an older commit
+		refs = nil // it only went back to an older commit
+	}
+	if t.changes != "" {
+		refs = append(refs, guestapi.RefChanges)
+	}
+	if len(refs) == 0 {
+		return
 	}
 	name := filepath.Join(tmp, artBundle)
-	_, err := r.git.run(ctx, t.work, t.env, slices.Concat([]string{"bundle", "create", "--quiet", name}, t.refs(), exclude)...)
+	_, err := r.git.run(ctx, t.work, t.env, slices.Concat([]string{"bundle", "create", "--quiet", name}, refs, exclude)...)
 	if err != nil {
 		c.warn("the commits cannot be packed: %v", err)
 		return

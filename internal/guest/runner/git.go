@@ -216,16 +216,25 @@ func (e *gitError) Error() string {
 
 // run runs git with environ env in dir and returns its standard output.
 func (g *git) run(ctx context.Context, cwd string, env []string, args ...string) (string, error) {
+	return g.runInput(ctx, cwd, env, nil, args...)
+}
+
+// runInput is run with a standard input.
+func (g *git) runInput(ctx context.Context, cwd string, env []string, in io.Reader, args ...string) (string, error) {
 	var out bytes.Buffer
-	err := g.stream(ctx, cwd, env, &limitWriter{w: &out, left: 1 << 20}, args...)
+	err := g.exec(ctx, cwd, env, in, &limitWriter{w: &out, left: 1 << 20}, args...)
 	return strings.TrimSpace(out.String()), err
 }
 
-// stream runs git with its standard output written to w. It ends with ctx,
-// with all that it started.
+// stream runs git with its standard output written to w.
 func (g *git) stream(ctx context.Context, cwd string, env []string, w io.Writer, args ...string) error {
+	return g.exec(ctx, cwd, env, nil, w, args...)
+}
+
+// exec runs git. It ends with ctx, with all that it started.
+func (g *git) exec(ctx context.Context, cwd string, env []string, in io.Reader, w io.Writer, args ...string) error {
 	cmd := exec.CommandContext(ctx, g.program, args...) //nolint:gosec // our own commands
-	cmd.Dir, cmd.Env, cmd.Stdout = cwd, env, w
+	cmd.Dir, cmd.Env, cmd.Stdin, cmd.Stdout = cwd, env, in, w
 	var stderr bytes.Buffer
 	cmd.Stderr = &limitWriter{w: &stderr, left: 64 << 10}
 	// It dies with us, which Linux binds to the thread that started it.

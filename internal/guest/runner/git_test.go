@@ -74,6 +74,26 @@ func (s *sandbox) fetchable(repo string, rep guestapi.Report) {
 	}
 }
 
+// changesEqualTheWorkTree checks that the commit of uncommitted changes stands
+// on the result, and that base and diff give the same tree as it.
+func (s *sandbox) changesEqualTheWorkTree(repo string, rep guestapi.Report) {
+	s.t.Helper()
+	name := filepath.Join(s.t.TempDir(), "result.bundle")
+	writeFile(s.t, name, s.File(artBundle))
+	runGit(s.t, repo, "fetch", "-q", name, guestapi.RefChanges+":refs/agentlab/"+s.JobID+"-changes")
+	changes := "refs/agentlab/" + s.JobID + "-changes"
+	if got := runGit(s.t, repo, "rev-parse", changes+"^"); got != rep.Result.HeadCommit {
+		s.t.Errorf("the changes stand on %s, the result is %s", got, rep.Result.HeadCommit)
+	}
+	at, diff := filepath.Join(s.t.TempDir(), "w"), filepath.Join(s.t.TempDir(), "diff")
+	runGit(s.t, repo, "worktree", "add", "-q", "--detach", at, rep.Result.BaseCommit)
+	writeFile(s.t, diff, s.File(artDiff))
+	runGit(s.t, at, "apply", "--index", "--allow-empty", diff)
+	if got, want := runGit(s.t, at, "write-tree"), runGit(s.t, repo, "rev-parse", changes+"^{tree}"); got != want {
+		s.t.Errorf("the changes differ from the diff:\n%s", runGit(s.t, repo, "diff", got, want))
+	}
+}
+
 func TestCloneFailures(t *testing.T) {
 	git := newGitServer(t, "")
 	url := git.add(t, "repo", newRepo(t, nil))
@@ -250,14 +270,15 @@ func TestDiff(t *testing.T) {
 		dirty          bool
 		in, out        []string
 		bundle, noDiff bool
+		uncommitted    int
 	}{
 		"nothing":      {script: "touch file.txt; echo x > ignored", noDiff: true},
 		"committed":    {script: commitWork, commits: 1, bundle: true, in: []string{"work.txt"}},
-		"uncommitted":  {script: "echo changed > file.txt; rm gone.txt; echo new > 'new file'; printf '\\0\\2' > bin; chmod +x run.sh; echo x > ignored", dirty: true, in: []string{"+changed", "gone.txt", "new file", "GIT binary patch", "new mode 100755"}, out: []string{"ignored"}},
-		"both":         {script: commitWork + "; echo more > more.txt", commits: 1, dirty: true, bundle: true, in: []string{"work.txt", "more.txt"}},
-		"staged":       {script: "echo more > more.txt; git add more.txt", dirty: true, in: []string{"more.txt"}},
+		"uncommitted":  {bundle: true, uncommitted: 5, script: "echo changed > file.txt; rm gone.txt; echo new > 'new file'; printf '\\0\\2' > bin; chmod +x run.sh; echo x > ignored", dirty: true, in: []string{"+changed", "gone.txt", "new file", "GIT binary patch", "new mode 100755"}, out: []string{"ignored"}},
+		"both":         {uncommitted: 1, script: commitWork + "; echo more > more.txt", commits: 1, dirty: true, bundle: true, in: []string{"work.txt", "more.txt"}},
+		"staged":       {script: "echo more > more.txt; git add more.txt", bundle: true, uncommitted: 1, dirty: true, in: []string{"more.txt"}},
 		"other branch": {script: "git checkout -q -b mine; " + commitWork, commits: 1, bundle: true, in: []string{"work.txt"}},
-		"left branch":  {script: "git checkout -q -b mine; " + commitWork + "; git checkout -q -", commits: 1, bundle: true, dirty: true},
+		"left branch":  {uncommitted: 1, script: "git checkout -q -b mine; " + commitWork + "; git checkout -q -", commits: 1, bundle: true, dirty: true},
 		"detached":     {script: "git checkout -q --detach; " + commitWork, commits: 1, bundle: true, in: []string{"work.txt"}},
 		"went back":    {script: "git reset -q --hard HEAD~1", in: []string{"-three"}},
 		"amended":      {script: "echo more > more.txt; git add -A; git commit -q --amend --no-edit", commits: 1, bundle: true, in: []string{"more.txt"}},
@@ -267,7 +288,7 @@ func TestDiff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := gitSandbox(t, url, "", 0, c.script)
 			rep := s.finish()
-			if rep.Status != "COMPLETED" || rep.Result.Commits != c.commits || rep.Result.Dirty != c.dirty || rep.Message != "" {
+			if rep.Status != "COMPLETED" || rep.Result.Commits != c.commits || rep.Result.Dirty != c.dirty || rep.Result.Uncommitted != c.uncommitted || rep.Message != "" {
 				t.Errorf("%+v %+v log %q", rep, rep.Result, s.Log())
 			}
 			diff := s.File(artDiff)
@@ -287,8 +308,11 @@ func TestDiff(t *testing.T) {
 			if got := !slices.Contains(s.Paths(), artDiff); got != (c.noDiff || diff == "") {
 				t.Errorf("artifacts %q", s.Paths())
 			}
-			if c.bundle {
+			if c.commits > 0 {
 				s.fetchable(repo, rep)
+			}
+			if c.uncommitted > 0 {
+				s.changesEqualTheWorkTree(repo, rep)
 			}
 			if diff != "" {
 				check := filepath.Join(t.TempDir(), "check")
@@ -322,6 +346,25 @@ func TestLargeDiffIsCut(t *testing.T) {
 	}
 	if d := s.File(artDiff); !strings.Contains(d, "a-small") || strings.Contains(d, "b-large") || len(d) > maxDiff {
 		t.Errorf("%d bytes of diff", len(d))
+	}
+}
+
+// What is too large or is no file stays behind, with a warning, and the rest
+// is sent. What the agent hides in the index does not matter.
+func TestUncommittedIsBounded(t *testing.T) {
+	repo := newRepo(t, nil)
+	url := newGitServer(t, "").add(t, "repo", repo)
+	s := gitSandbox(t, url, "", 0, `truncate -s 70M huge; mkfifo pipe; git init -q nested; (cd nested; echo n > n; git add n; git commit -qm n)
+echo changed > file.txt; ln -s /etc/passwd link; echo garbage > .git/index`)
+	rep := s.finish()
+	if rep.Status != "COMPLETED" || rep.Result.Uncommitted != 2 || !strings.Contains(rep.Message, "2 uncommitted file(s) are not sent") || !strings.Contains(rep.Message, "huge") {
+		t.Fatalf("%+v %+v", rep, rep.Result)
+	}
+	name := filepath.Join(t.TempDir(), "result.bundle")
+	writeFile(t, name, s.File(artBundle))
+	runGit(t, repo, "fetch", "-q", name, guestapi.RefChanges+":refs/agentlab/x")
+	if got := runGit(t, repo, "diff", "--name-status", "--no-renames", "main", "refs/agentlab/x"); got != "M\tfile.txt\nA\tlink" {
+		t.Errorf("the changes are %q", got)
 	}
 }
 

@@ -1,0 +1,226 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// put writes files below dir; an empty text removes one, "-> X" makes a link.
+func put(t *testing.T, dir string, texts map[string]string) {
+	t.Helper()
+	for name, text := range texts {
+		p := filepath.Join(dir, name)
+		_ = os.Remove(p)
+		target, isLink := strings.CutPrefix(text, "-> ")
+		err := os.MkdirAll(filepath.Dir(p), 0o750)
+		switch {
+		case err != nil || text == "":
+		case isLink:
+			err = os.Symlink(target, p)
+		default:
+			err = os.WriteFile(p, []byte(text), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+const tenLines = "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n"
+
+// agentLeft gives a repository of the user, and a bundle in which an agent
+// committed work.txt and left the given changes uncommitted.
+func agentLeft(t *testing.T, changed map[string]string) (user, bundle string) {
+	t.Helper()
+	user = sampleRepo(t)
+	put(t, user, map[string]string{"lines.txt": tenLines, "gone.txt": "gone\n", "dir/bin": "\x00\x01", "run.sh": "true\n"})
+	userGit(t, user, "add", ".")
+	userGit(t, user, "commit", "-q", "-m", "files")
+	guest := filepath.Join(t.TempDir(), "guest")
+	userGit(t, user, "clone", "-q", user, guest)
+	put(t, guest, map[string]string{"work.txt": "work\n"})
+	userGit(t, guest, "add", ".")
+	userGit(t, guest, "commit", "-q", "-m", "work")
+	userGit(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
+	put(t, guest, changed)
+	userGit(t, guest, "add", "-A")
+	commit := userGit(t, guest, "commit-tree", "-p", "HEAD", "-m", "changes", userGit(t, guest, "write-tree"))
+	userGit(t, guest, "update-ref", guestapi.RefChanges, commit)
+	bundle = filepath.Join(t.TempDir(), "b")
+	userGit(t, guest, "bundle", "create", "-q", bundle, "agentlab/j", guestapi.RefChanges, "^origin/trunk")
+	return user, bundle
+}
+
+// apply runs the command's work without a daemon.
+func apply(t *testing.T, user, bundle string, force bool, paths ...string) (stdout string, err error) {
+	t.Helper()
+	dir := t.TempDir()
+	b, err := openBundle(t.Context(), dir, bundle, user, "refs/heads/agentlab/j", guestapi.RefChanges)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.close()
+	var out, notes bytes.Buffer
+	a := &App{Stdout: &out, Stderr: &notes, Stdin: strings.NewReader("y\n")}
+	err = a.applyChanges(t.Context(), b, api.Job{ID: "j"}, dir, paths, force)
+	return out.String(), err
+}
+
+// tree reads the files of a work tree.
+func tree(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for name, text := range files(t, dir) {
+		if rel, _ := filepath.Rel(dir, name); !strings.HasPrefix(rel, ".git/") {
+			out[rel] = text
+		}
+	}
+	return out
+}
+
+func TestApply(t *testing.T) {
+	user, bundle := agentLeft(t, map[string]string{
+		"lines.txt": "one\n" + tenLines[2:], "gone.txt": "", "dir/bin": "\x00\x02", "new/file": "new\n", "link": "-> dir/bin",
+	})
+	if err := os.Chmod(filepath.Join(user, "lines.txt"), 0o755); err != nil { //nolint:gosec // kept, as it is the user's
+		t.Fatal(err)
+	}
+	userGit(t, user, "config", "core.fileMode", "false")
+	// The user went on meanwhile: the file is merged.
+	put(t, user, map[string]string{"lines.txt": tenLines + "11\n"})
+	userGit(t, user, "commit", "-q", "-a", "-m", "eleven")
+	head, index := userGit(t, user, "rev-parse", "HEAD"), userGit(t, user, "ls-files", "--stage")
+	out, err := apply(t, user, bundle, false)
+	if err != nil || out != "dir/bin\ngone.txt\nlines.txt\nlink\nnew/file\n" {
+		t.Fatalf("%q, %v", out, err)
+	}
+	got := tree(t, user)
+	if got["lines.txt"] != "one\n"+tenLines[2:]+"11\n" || got["dir/bin"] != "\x00\x02" || got["new/file"] != "new\n" || got["run.sh"] != "true\n" {
+		t.Errorf("the work tree holds %q", got)
+	}
+	if _, there := got["gone.txt"]; there {
+		t.Error("gone.txt is still there")
+	}
+	if target, err := os.Readlink(filepath.Join(user, "link")); err != nil || target != "dir/bin" {
+		t.Errorf("the link is %q, %v", target, err)
+	}
+	if userGit(t, user, "rev-parse", "HEAD") != head || userGit(t, user, "ls-files", "--stage") != index {
+		t.Error("HEAD or the index changed")
+	}
+	// Again: the merged file is dirty now, the others have the changes.
+	put(t, user, map[string]string{"lines.txt": "one\n" + tenLines[2:]})
+	if out, err := apply(t, user, bundle, false); err != nil || out != "" {
+		t.Errorf("the second time: %q, %v", out, err)
+	}
+}
+
+func TestApplyPaths(t *testing.T) {
+	user, bundle := agentLeft(t, map[string]string{"run.sh": "false\n", "dir/bin": "\x00\x02", "dir/x": "x\n"})
+	t.Chdir(filepath.Join(user, "dir"))
+	for _, bad := range []string{"../../elsewhere", "/etc/passwd", "../lines.txt"} {
+		if _, err := apply(t, user, bundle, false, bad); err == nil {
+			t.Errorf("the path %s was taken", bad)
+		}
+	}
+	if out, err := apply(t, user, bundle, false, "x", "."); err != nil || out != "dir/x\ndir/bin\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+	if got := tree(t, user)["run.sh"]; got != "true\n" {
+		t.Errorf("a file that was not named is %q", got)
+	}
+}
+
+// A file with uncommitted work of the user is not touched without --force,
+// and with it the work is merged, not lost. When one file cannot be merged,
+// none is changed.
+func TestApplyToDirtyFiles(t *testing.T) {
+	changed := map[string]string{"lines.txt": "one\n" + tenLines[2:], "run.sh": "false\n", "new.txt": "new\n"}
+	for name, tt := range map[string]struct {
+		mine  map[string]string
+		force bool
+		want  map[string]string // nil: nothing changes
+	}{
+		"dirty":           {mine: map[string]string{"lines.txt": tenLines + "11\n"}},
+		"dirty, force":    {mine: map[string]string{"lines.txt": tenLines + "11\n"}, force: true, want: map[string]string{"lines.txt": "one\n" + tenLines[2:] + "11\n", "new.txt": "new\n", "run.sh": "false\n"}},
+		"conflict":        {mine: map[string]string{"lines.txt": "eins\n" + tenLines[2:]}, force: true},
+		"untracked":       {mine: map[string]string{"new.txt": "mine\n"}, force: true},
+		"deleted":         {mine: map[string]string{"run.sh": ""}, force: true},
+		"other is dirty":  {mine: map[string]string{"a.txt": "mine\n"}, want: map[string]string{"a.txt": "mine\n", "new.txt": "new\n", "run.sh": "false\n"}},
+		"a link is there": {mine: map[string]string{"new.txt": "-> /etc/passwd"}, force: true},
+		"a folder":        {mine: map[string]string{"new.txt/file": "mine\n"}, force: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			user, bundle := agentLeft(t, changed)
+			put(t, user, tt.mine)
+			before := tree(t, user)
+			_, err := apply(t, user, bundle, tt.force)
+			after := tree(t, user)
+			if tt.want == nil {
+				if agentlab.CodeOf(err) != agentlab.CodeConflict {
+					t.Errorf("got %v, want a conflict", err)
+				}
+				want, _ := json.Marshal(before)
+				if got, _ := json.Marshal(after); !bytes.Equal(got, want) {
+					t.Errorf("the work tree changed to %s\nfrom %s", got, want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for name, want := range tt.want {
+				if after[name] != want {
+					t.Errorf("%s is %q, want %q", name, after[name], want)
+				}
+			}
+		})
+	}
+}
+
+// What leads out of the repository is refused, and nothing is applied.
+func TestApplyHostileChanges(t *testing.T) {
+	for name, changed := range map[string]map[string]string{
+		"absolute link": {"a-new": "x\n", "link": "-> /etc/passwd"},
+		"link outside":  {"a-new": "x\n", "dir/link": "-> ../../outside"},
+		"link to .git":  {"a-new": "x\n", "dir/link": "-> ../.git/config"},
+	} {
+		user, bundle := agentLeft(t, changed)
+		if _, err := apply(t, user, bundle, true); agentlab.CodeOf(err) != agentlab.CodeDenied {
+			t.Errorf("%s: got %v", name, err)
+		}
+		if _, there := tree(t, user)["a-new"]; there {
+			t.Errorf("%s: a part was applied", name)
+		}
+	}
+	// A folder of the user that is a link now.
+	user, bundle := agentLeft(t, map[string]string{"dir/new": "x\n"})
+	outside := t.TempDir()
+	if err := os.RemoveAll(filepath.Join(user, "dir")); err != nil {
+		t.Fatal(err)
+	}
+	put(t, user, map[string]string{"dir": "-> " + outside})
+	if _, err := apply(t, user, bundle, true); agentlab.CodeOf(err) != agentlab.CodeConflict {
+		t.Errorf("below a link: got %v", err)
+	}
+	if got, _ := os.ReadDir(outside); len(got) != 0 {
+		t.Errorf("a file was written to %v", got)
+	}
+	for _, p := range []string{"", ".", "..", "../x", "/x", "a/../../x", "a//b", "a/", ".git", ".git/hooks/x", "a/.GIT/config", "a/.git", "GIT~1/x", `a\..\b`} {
+		if safePath(p) == nil {
+			t.Errorf("the path %q is taken", p)
+		}
+	}
+	for _, p := range []string{"a", "a/b", ".gitignore", "a..b", ".github/workflows/x"} {
+		if err := safePath(p); err != nil {
+			t.Errorf("%q: %v", p, err)
+		}
+	}
+}

@@ -1,0 +1,185 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// Limits on the uncommitted changes that the commands handle.
+const (
+	maxChanges   = 50000    // files
+	maxNames     = 16 << 20 // bytes of their names
+	maxJSONPatch = 64 << 20 // bytes of a patch under --json
+)
+
+// emptyTree is the object name of a tree without entries.
+const emptyTree = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+
+func (a *App) jobDiffCmd() *cobra.Command {
+	var repo string
+	var stat bool
+	cmd := &cobra.Command{
+		Use:   "diff JOB",
+		Short: "Show the changes that a job's agent left uncommitted",
+		Long: `Show the changes that a job's agent left uncommitted, against its last commit.
+Nothing is fetched into the repository, which must have the commit that the job
+began with. For the commits see 'agentlab job fetch'.`,
+		Args: exactArgs("JOB"),
+	}
+	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository that the job came from")
+	cmd.Flags().BoolVar(&stat, "stat", false, "list the files instead")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		j, err := c.Job(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		return withResult(ctx, c, j, repo, func(b *takenBundle, _ string) error {
+			ch, err := openChanges(ctx, b, j)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.diffJSON(ctx, ch, j, stat)
+			}
+			format := "--binary" // a patch
+			if stat {
+				format = "--stat"
+			}
+			return ch.diff(ctx, logWriter(a.Stdout), format)
+		})
+	})
+	return cmd
+}
+
+// changes are the uncommitted changes of a job: the difference of two trees.
+type changes struct {
+	*takenBundle
+	from, to string
+}
+
+// openChanges finds the uncommitted changes in a bundle.
+func openChanges(ctx context.Context, b *takenBundle, j api.Job) (changes, error) {
+	commit := b.header.refs[guestapi.RefChanges]
+	if commit == "" {
+		return changes{}, agentlab.Errorf(agentlab.CodeNotFound, "job %s left no uncommitted changes", j.ID).
+			WithHint("its commits: agentlab job fetch %s", j.ID)
+	}
+	ch := changes{takenBundle: b, from: emptyTree, to: commit}
+	if parent, err := b.git(ctx, gitInput{}, "rev-parse", "--verify", "--quiet", commit+"^1^{commit}"); err == nil {
+		ch.from = parent
+	} else if ctx.Err() != nil {
+		return changes{}, ctx.Err()
+	}
+	return ch, nil
+}
+
+// diff writes the changes as git shows them, without any program or
+// configuration of the repository.
+func (ch changes) diff(ctx context.Context, w io.Writer, format string) error {
+	_, err := ch.git(ctx, gitInput{stdout: w}, "diff-tree", "-r", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", format, ch.from, ch.to)
+	if err != nil && ctx.Err() == nil {
+		return agentlab.Errorf(agentlab.CodeConflict, "git cannot show the changes: %s", plain(err.Error()))
+	}
+	return err
+}
+
+// changedFile is one file of the changes under --json.
+type changedFile struct {
+	Path    string `json:"path"`
+	Status  string `json:"status"` // added, modified or deleted
+	Added   int    `json:"added"`  // lines; 0 for a binary file
+	Deleted int    `json:"deleted"`
+}
+
+func (a *App) diffJSON(ctx context.Context, ch changes, j api.Job, stat bool) error {
+	list, err := ch.list(ctx)
+	if err != nil {
+		return err
+	}
+	counts := boundedBuffer{left: maxNames}
+	if err := ch.diff(ctx, &counts, "--numstat"); err != nil {
+		return err
+	}
+	lines := strings.Split(strings.TrimSpace(counts.buf.String()), "\n")
+	files := []changedFile{}
+	for i, e := range list {
+		f := changedFile{Path: e.path, Status: map[byte]string{'A': "added", 'D': "deleted"}[e.status]}
+		if f.Status == "" {
+			f.Status = "modified"
+		}
+		if i < len(lines) { // in the same order
+			n := strings.SplitN(lines[i], "\t", 3)
+			f.Added, _ = strconv.Atoi(n[0])
+			if len(n) > 1 {
+				f.Deleted, _ = strconv.Atoi(n[1])
+			}
+		}
+		files = append(files, f)
+	}
+	out := map[string]any{"job_id": j.ID, "files": files}
+	if !stat {
+		patch := boundedBuffer{left: maxJSONPatch}
+		if err := ch.diff(ctx, &patch, "--binary"); err != nil {
+			return err
+		}
+		out["patch"] = patch.buf.String()
+	}
+	return a.printJSON(out)
+}
+
+// change is one file that differs.
+type change struct {
+	path             string
+	status           byte // A, D, M or T, see git-diff-tree(1)
+	oldMode, newMode string
+	oldBlob, newBlob string
+}
+
+// list returns the files that differ, ordered by path.
+func (ch changes) list(ctx context.Context) ([]change, error) {
+	out := boundedBuffer{left: maxNames + maxChanges*100}
+	if _, err := ch.git(ctx, gitInput{stdout: &out}, "diff-tree", "-r", "-z", "--raw", "--no-renames", "--full-index", ch.from, ch.to); err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "git cannot list the changes: %s", plain(err.Error()))
+	}
+	fields := strings.Split(strings.TrimSuffix(out.buf.String(), "\x00"), "\x00")
+	var list []change
+	for i := 0; i+1 < len(fields); i += 2 {
+		f := strings.Fields(strings.TrimPrefix(fields[i], ":"))
+		if len(f) != 5 || len(f[4]) != 1 {
+			return nil, agentlab.Errorf(agentlab.CodeConflict, "git lists the changes in an unknown form")
+		}
+		list = append(list, change{path: fields[i+1], status: f[4][0], oldMode: f[0], newMode: f[1], oldBlob: f[2], newBlob: f[3]})
+	}
+	if len(list) > maxChanges {
+		return nil, agentlab.Errorf(agentlab.CodeLimit, "%d changed files are more than %d", len(list), maxChanges).
+			WithHint("fetch them as a commit: agentlab job fetch --with-changes")
+	}
+	return list, nil
+}
+
+// boundedBuffer refuses what exceeds its limit.
+type boundedBuffer struct {
+	buf  bytes.Buffer
+	left int
+}
+
+func (b *boundedBuffer) Write(p []byte) (int, error) {
+	if b.left -= len(p); b.left < 0 {
+		return 0, fmt.Errorf("the output of git is too large")
+	}
+	return b.buf.Write(p)
+}
