@@ -16,10 +16,23 @@ type Network struct {
 	// are the ports of Allow rules that name none (none given: 80, 443, 22).
 	Ports  []string      `json:"ports,omitempty"`
 	Limits NetworkLimits `json:"limits,omitzero"`
+	// Private are private destinations that the operator opens, although all
+	// others are always denied. No repository's layer adds one; in a layer,
+	// mode allowlist, they are those that the layer keeps open.
+	Private []PrivateTarget `json:"private,omitempty"`
 	// Layers are further policies, each of which must allow a flow too. A
 	// repository's own configuration comes in here, so that it can narrow a
 	// policy and never widen it.
 	Layers []Network `json:"layers,omitempty"`
+}
+
+// PrivateTarget is one private destination that the operator opens: TCP to
+// exactly one port of one host.
+type PrivateTarget struct {
+	Host   string `json:"host"`             // a full name, a private address, or host.agentlab.internal: the host itself
+	Port   int    `json:"port"`             //
+	Reason string `json:"reason"`           // why it is open; for people
+	Source string `json:"source,omitempty"` // where it came from: "" the profile itself, else "config.yaml"
 }
 
 // NetworkRule is one allow or deny rule.

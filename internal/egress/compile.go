@@ -26,6 +26,7 @@ type Policy struct {
 	// On which ports a deny rule about a name looks at the names of TCP flows.
 	denyHTTP, denyHTTPS bool
 	layers              []*Policy
+	private             []Private // of the operator
 }
 
 // defaultPorts are those of allow rules that name none, in a policy that
@@ -106,6 +107,9 @@ func compilePolicy(n agentlab.Network) (*Policy, error) {
 		}
 		p.addRule(r)
 	}
+	if err := p.compilePrivate(n.Private); err != nil {
+		return nil, err
+	}
 	for _, nr := range n.Allow {
 		r, err := compileRule(nr, true, always)
 		if err != nil {
@@ -172,7 +176,7 @@ func compileRule(nr agentlab.NetworkRule, allow bool, always []Denial) (Rule, er
 	r.Source, r.Name = nr.Source, prefix+r.String()
 	if rule, inside := whollyDenied(r.Prefix, always); allow && inside {
 		return Rule{}, invalid(field, "%s can never be allowed (%s)", r, rule).
-			WithHint("a sandbox reaches public addresses only; remove the rule")
+			WithHint("a sandbox reaches public addresses only; the operator opens one port of a private one with network.private in the profile")
 	}
 	return r, nil
 }

@@ -11,6 +11,9 @@ import (
 // Decide tells whether a flow may be opened. It does not know the
 // controller's own services: an enforcer serves those itself, in every mode.
 func (p *Policy) Decide(f Flow) Verdict {
+	if t := p.opens(f); t != nil {
+		return p.decidePrivate(t, f)
+	}
 	if rule, denied := always(f); denied {
 		return Verdict{Rule: rule}
 	}
@@ -22,6 +25,9 @@ func (p *Policy) Decide(f Flow) Verdict {
 // name or an HTTP Host said, without port, "" when the guest's first bytes
 // hold neither. f is as it was given to Decide.
 func (p *Policy) DecideName(f Flow, name string) Verdict {
+	if t := p.opens(f); t != nil {
+		return p.namePrivate(t, f, name)
+	}
 	if rule, denied := always(f); denied {
 		return Verdict{Rule: rule}
 	}
@@ -49,6 +55,9 @@ func (p *Policy) each(ask func(*Policy) Verdict) Verdict {
 
 // always is the part of the decision that no policy changes.
 func always(f Flow) (rule string, denied bool) {
+	if f.Host {
+		return RuleGateway, true
+	}
 	switch f.Proto {
 	case TCP, UDP, ICMP:
 		if rule, denied := AlwaysDenied(f.Dst.Addr()); denied {

@@ -102,12 +102,13 @@ func (p *Policy) Explain(t Target) Explanation {
 	f := Flow{Proto: t.Proto, Dst: netip.AddrPortFrom(t.Addr, t.Port)}
 	if t.Name != "" {
 		f.Names = []string{t.Name}
+		f.Host = t.Name == HostName+"."
 		v := p.Decide(Flow{Proto: DNS, Names: f.Names})
 		e.step(p, "dns", v)
 		if !v.Allow {
 			return e
 		}
-		e.Notes = append(e.Notes, "the name is not resolved here: of its addresses only public ones are given to the sandbox, and rules about addresses count for them")
+		e.Notes = append(e.Notes, p.resolveNote(f))
 	}
 	v := p.decideOpen(f)
 	e.step(p, "connect", v)
@@ -118,29 +119,62 @@ func (p *Policy) Explain(t Target) Explanation {
 		e.Notes = append(e.Notes, "the connection may go on unless it names a host that is denied")
 		return e
 	}
-	e.step(p, "name", p.each(func(q *Policy) Verdict { return q.named(f, t.Name) }))
+	e.step(p, "name", p.nameOpen(f, t.Name))
 	e.Notes = append(e.Notes, "the connection must name "+strings.TrimSuffix(t.Name, ".")+" in its TLS or HTTP beginning, else it is refused")
 	return e
 }
 
 // decideOpen is Decide for a flow whose address may not be known.
 func (p *Policy) decideOpen(f Flow) Verdict {
-	if f.Dst.Addr().IsValid() {
+	if f.Dst.Addr().IsValid() || f.Host || p.opens(f) != nil {
 		return p.Decide(f)
 	}
 	if rule, denied := foreignDNS(f.Proto, f.Dst.Port()); denied {
 		return Verdict{Rule: rule}
 	}
+	if len(f.Names) == 1 && p.OpensName(f.Names[0]) {
+		if rule, private := privateName(f.Names[0]); private {
+			return Verdict{Rule: rule} // only that one port is open
+		}
+	}
 	return p.each(func(q *Policy) Verdict { return q.own(f) })
+}
+
+// nameOpen is DecideName for a flow whose address may not be known.
+func (p *Policy) nameOpen(f Flow, name string) Verdict {
+	if p.opens(f) != nil {
+		return p.DecideName(f, name)
+	}
+	return p.each(func(q *Policy) Verdict { return q.named(f, name) })
+}
+
+func (p *Policy) resolveNote(f Flow) string {
+	switch t := p.opens(f); {
+	case t != nil && t.Host:
+		return "the name is the controller's address; the connection goes to that port of the host's loopback address"
+	case t != nil:
+		return "the name is not resolved here: the connection is made if it resolves to a private address that may be opened (RFC 1918, 100.64.0.0/10, fc00::/7), else the other rules count"
+	}
+	return "the name is not resolved here: of its addresses only public ones are given to the sandbox, and rules about addresses count for them"
 }
 
 func (e *Explanation) step(p *Policy, what string, v Verdict) {
 	e.Allow, e.Rule = v.Allow, v.Rule
-	e.Steps = append(e.Steps, Step{What: what, Allow: v.Allow, Rule: v.Rule, Source: p.source(v.Rule), Means: Means(v.Rule)})
+	e.Steps = append(e.Steps, Step{What: what, Allow: v.Allow, Rule: v.Rule, Source: p.source(v.Rule), Means: p.means(v.Rule)})
+}
+
+func (p *Policy) means(rule string) string {
+	if t := p.byRule(rule); t != nil {
+		return t.means()
+	}
+	return Means(rule)
 }
 
 // source tells where the rule of a verdict came from.
 func (p *Policy) source(rule string) string {
+	if t := p.byRule(rule); t != nil {
+		return t.Source
+	}
 	rule, layered := strings.CutPrefix(rule, RuleLayerPrefix)
 	list := []*Policy{p}
 	if layered {
@@ -197,6 +231,9 @@ func Means(rule string) string {
 	}
 	if r, ok := strings.CutPrefix(rule, RuleLayerPrefix); ok {
 		return "a layer that narrows the policy denies it: " + Means(r)
+	}
+	if r, ok := strings.CutPrefix(rule, RulePrivatePrefix); ok {
+		return "the operator opened the private destination " + r
 	}
 	if r, ok := strings.CutPrefix(rule, RuleAllowPrefix); ok {
 		return "the allow rule " + r + " allows it"

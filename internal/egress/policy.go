@@ -24,6 +24,9 @@ type Flow struct {
 	// longer ago than the answer's time to live allows; for DNS, the question
 	// alone. Canonical: lower case, with a final dot.
 	Names []string
+	// Host says that Dst is the controller's address, and a port on it that
+	// the controller does not serve: the host itself is meant.
+	Host bool
 }
 
 // DNSPort is the port that only our own server answers, and DNS over TLS the

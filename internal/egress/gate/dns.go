@@ -101,6 +101,10 @@ func (g *Gate) resolve(ctx context.Context, query *dns.Msg) *dns.Msg {
 		}
 		return rcode(query, dns.RcodeNameError) // programs take it for final
 	}
+	if name == egress.HostName+"." {
+		g.audit.record(dnsRecord(name, verdict))
+		return g.hostAnswer(query, q)
+	}
 	if reply, rule := g.local(query, q); reply != nil {
 		if rule != "" {
 			g.audit.record(dnsRecord(name, egress.Verdict{Rule: rule}))
@@ -170,7 +174,7 @@ func (g *Gate) exchange(ctx context.Context, q dns.Question, dnssec bool) (*dns.
 // was asked for, and records those that are withheld.
 func (g *Gate) take(q dns.Question, answer *dns.Msg) answerFilter {
 	name := dns.CanonicalName(q.Name)
-	f := answerFilter{aliases: aliases(name, answer.Answer), ipv6: g.ipv6(), withholds: g.withholds}
+	f := answerFilter{aliases: aliases(name, answer.Answer), ipv6: g.ipv6(), withholds: g.withholds, private: g.Policy().OpensName(name)}
 	f.filter(answer)
 	for _, a := range f.withheld {
 		r := dnsRecord(name, egress.Verdict{Rule: egress.RuleRebinding})

@@ -122,6 +122,7 @@ func aliases(name string, answer []dns.RR) []string {
 type answerFilter struct {
 	aliases        []string
 	ipv6           bool
+	private        bool                  // the operator opened this name: private addresses are what it is for
 	withholds      func(netip.Addr) bool // beside what no policy allows; nil: none
 	answer         []dns.RR
 	authority      []dns.RR
@@ -167,7 +168,10 @@ func (f *answerFilter) address(h *dns.RR_Header, ip net.IP) bool {
 		return false
 	}
 	keep, withheld := egress.FilterAnswer([]netip.Addr{a})
-	if len(keep) > 0 && f.withholds != nil && f.withholds(a) {
+	switch {
+	case f.private && egress.Openable(a):
+		keep, withheld = []netip.Addr{a}, nil
+	case len(keep) > 0 && f.withholds != nil && f.withholds(a):
 		keep, withheld = nil, keep
 	}
 	f.kept = append(f.kept, keep...)

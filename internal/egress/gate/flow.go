@@ -68,8 +68,12 @@ func (g *Gate) BeginTCP(ctx context.Context, dst netip.AddrPort) (*Flow, error) 
 }
 
 func (g *Gate) begin(proto egress.Proto, dst netip.AddrPort, names, renew []string) (*Flow, error) {
+	host := g.isServer(dst.Addr())
+	if host {
+		names = []string{egress.HostName + "."}
+	}
 	f := &Flow{
-		g: g, flow: egress.Flow{Proto: proto, Dst: dst, Names: names},
+		g: g, flow: egress.Flow{Proto: proto, Dst: dst, Names: names, Host: host},
 		renew: renew, dst: dst, ended: make(chan struct{}),
 	}
 	f.Touch()
@@ -232,7 +236,7 @@ func (f *Flow) dial(targets []netip.AddrPort) (net.Conn, error) {
 		if rule := f.aim(to); rule != "" {
 			return nil, f.deny(rule)
 		}
-		conn, err = f.g.cfg.Dialer.DialContext(ctx, string(f.flow.Proto), to.String())
+		conn, err = f.open(ctx, to)
 		if err == nil || ctx.Err() != nil {
 			break
 		}

@@ -29,8 +29,12 @@ type Config struct {
 	Limits   Limits   // where the policy names none
 	Dialer   Dialer   // nil means NewHostDialer
 	Resolver Resolver // nil means the host's name servers, asked through Dialer
-	// Server is the address that guests see as their DNS server, for records.
+	// Server is the address that guests see as their DNS server and as the
+	// host, where the policy opens a port of that.
 	Server netip.AddrPort
+	// Reserved are the ports of the host that no policy opens: those of the
+	// daemon's own API.
+	Reserved []uint16
 	// NoIPv6 says that the guest has no IPv6: AAAA questions get no address.
 	// They get none either while Dialer can reach no IPv6 address.
 	NoIPv6 bool

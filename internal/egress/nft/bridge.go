@@ -15,7 +15,7 @@ func (b *builder) bridge() *table {
 	t.set(set{name: "arps", key: "ifname . ether_addr . ipv4_addr"})
 	known := slices.Clone(b.Ports)
 	for _, s := range b.Sandboxes {
-		for _, e := range bindings(s, b.planOf(s)) {
+		for _, e := range bindings(s, b.planOf(s), b.Config.Gateway4) {
 			if e.family != "bridge" {
 				continue
 			}
@@ -74,7 +74,7 @@ func (b *builder) arp() *table {
 	t := &table{family: "arp", name: tableName}
 	bound := t.set(set{name: "bound", key: "ether_addr . ipv4_addr"})
 	for _, s := range b.Sandboxes {
-		for _, e := range bindings(s, b.planOf(s)) {
+		for _, e := range bindings(s, b.planOf(s), b.Config.Gateway4) {
 			if e.family == "arp" {
 				bound.add("", e.key, e.verdict, e.options)
 			}

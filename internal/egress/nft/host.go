@@ -356,6 +356,30 @@ func (d lanDialer) checkWay(a netip.Addr) error {
 	return nil
 }
 
+// DialPrivate implements gate.PrivateDialer. Other sandboxes are never opened.
+func (d lanDialer) DialPrivate(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+	a := to.Addr().Unmap()
+	for _, n := range []netip.Prefix{d.config.Subnet4, d.config.Subnet6} {
+		if n.IsValid() && n.Contains(a) {
+			return nil, &egress.DeniedError{Addr: a, Rule: ruleNeighbour}
+		}
+	}
+	routes, err := netlink.RouteGet(a.AsSlice())
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the way to %s is not known: %w", a, err)
+	}
+	for _, r := range routes {
+		l, err := netlink.LinkByIndex(r.LinkIndex)
+		if err != nil {
+			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the way to %s is not known: %w", a, err)
+		}
+		if l.Attrs().Name == d.config.Bridge {
+			return nil, &egress.DeniedError{Addr: a, Rule: ruleNeighbour}
+		}
+	}
+	return d.HostDialer.DialPrivate(ctx, to)
+}
+
 // DialContext implements gate.Dialer.
 func (d lanDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	to, err := netip.ParseAddrPort(addr)

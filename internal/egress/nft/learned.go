@@ -35,11 +35,38 @@ func (l Learned) elements(p *plan) (out []binding, weight int) {
 	if !l.guest().IsValid() || l.TTL <= 0 {
 		return nil, 0
 	}
+	if egress.Openable(addr) {
+		return l.private(p), 1
+	}
 	list, looks := p.decisions(addr, l.Names)
 	if out = l.bindings(p, list); len(out) > maxElements {
 		out = l.bindings(p, nothing)
 	}
 	return out, max(len(out), looks/looksPerElement)
+}
+
+// private are the elements of an address that the operator has opened by name:
+// flows to it go through the proxy, which asks the policy again.
+func (l Learned) private(p *plan) (out []binding) {
+	for _, t := range p.policy.Private() {
+		flow := egress.Flow{Proto: egress.TCP, Dst: netip.AddrPortFrom(l.Addr.Unmap(), t.Port), Names: l.Names}
+		byAddr := flow // open for good, and not for as long as an answer holds
+		byAddr.Names = nil
+		if slices.Contains(l.Names, t.Name) && p.policy.Decide(flow).Allow && !p.policy.Decide(byAddr).Allow {
+			out = append(out, privateBinding(l, t.Port, fmt.Sprintf("timeout %ds", int(l.TTL/time.Second)+1)))
+		}
+	}
+	return slices.Compact(out)
+}
+
+// privateBinding leads a sandbox's flows to a port of a private address, or of
+// the gateway, into the proxy.
+func privateBinding(l Learned, port uint16, options string) binding {
+	f := v6
+	if l.Addr.Unmap().Is4() {
+		f = v4
+	}
+	return binding{"inet", "private" + f.v, fmt.Sprintf("%s . %s . %d", l.guest(), l.Addr.Unmap(), port), "", options}
 }
 
 // Bounds on one address. A guest may narrow its own policy, and so choose how

@@ -25,6 +25,8 @@ type Options struct {
 	Config   Config
 	Dialer   gate.Dialer   // of the proxy and of DNS; nil means the host's own
 	Resolver gate.Resolver // nil means the host's name servers
+	// Reserved are the ports of the host that no policy opens to sandboxes.
+	Reserved []uint16
 	// Audit is told of the decisions about a sandbox. It must not block for long.
 	Audit func(vmid int, r agentlab.EgressRecord)
 	// Told is told of each answer to a sandbox's DNS question that opened an
@@ -69,6 +71,8 @@ type member struct {
 	elems map[netip.Addr]opened               // in the kernel because of told
 	opens int                                 // in elems
 	dhcp  dhcpLeases
+
+	gateway4 netip.Addr // of the bridge
 }
 
 // New makes a Manager for this host. It changes nothing before Apply.
@@ -255,7 +259,7 @@ func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 // has its addresses.
 func (m *Manager) newMember(s Sandbox, old *member) (*member, error) {
 	x := &member{
-		Sandbox: s, plan: planOf(s), told: map[netip.Addr]map[string]time.Time{}, elems: map[netip.Addr]opened{},
+		Sandbox: s, plan: planOf(s), gateway4: m.opts.Config.Gateway4, told: map[netip.Addr]map[string]time.Time{}, elems: map[netip.Addr]opened{},
 		dhcp: dhcpLeases{limit: rate.NewLimiter(dhcpAnswers, dhcpAnswers)},
 	}
 	if old != nil && old.IPv4 == s.IPv4 && old.IPv6 == s.IPv6 {
@@ -363,7 +367,7 @@ func (m *Manager) planTable(x *member) *table {
 func (x *member) writePresent(w *strings.Builder, m *Manager) {
 	x.elems, x.opens = map[netip.Addr]opened{}, 0
 	m.planTable(x).writeChains(w)
-	for _, e := range bindings(x.Sandbox, x.plan) {
+	for _, e := range bindings(x.Sandbox, x.plan, m.opts.Config.Gateway4) {
 		e.write(w, "add")
 	}
 	now := m.opts.Now()
@@ -375,7 +379,7 @@ func (x *member) writePresent(w *strings.Builder, m *Manager) {
 // writeAbsent writes what takes the elements of a sandbox out. Each is added
 // first, because those with a time to live may be gone already.
 func (x *member) writeAbsent(w *strings.Builder, old *member) {
-	list := bindings(old.Sandbox, old.plan)
+	list := bindings(old.Sandbox, old.plan, x.gateway4)
 	for _, o := range old.elems {
 		list = append(list, o.list...)
 	}
@@ -405,7 +409,8 @@ func (m *Manager) newGate(x *member) (*gate.Gate, error) {
 	var g *gate.Gate
 	cfg := gate.Config{
 		Policy: x.Policy, Dialer: m.opts.Dialer, Resolver: m.opts.Resolver,
-		Server: netip.AddrPortFrom(m.opts.Config.Gateway4, egress.DNSPort), NoIPv6: !x.IPv6.IsValid(), Now: m.opts.Now,
+		Reserved: m.opts.Reserved,
+		Server:   netip.AddrPortFrom(m.opts.Config.Gateway4, egress.DNSPort), NoIPv6: !x.IPv6.IsValid(), Now: m.opts.Now,
 		Learned: func(name string, addrs []netip.Addr, ttl time.Duration) {
 			if err := m.learn(vmid, g, name, addrs, ttl); err != nil {
 				m.log.Warn("addresses could not be opened", "vmid", vmid, "err", err) // they stay closed

@@ -60,7 +60,7 @@ func (p *plan) yes() string { return "yes_" + p.id }
 type binding struct{ family, set, key, verdict, options string }
 
 // bindings are all elements of a sandbox.
-func bindings(s Sandbox, p *plan) []binding {
+func bindings(s Sandbox, p *plan, gateway4 netip.Addr) []binding {
 	var out []binding
 	inet := func(set, key, verdict string) {
 		out = append(out, binding{"inet", set, key, verdict, ""})
@@ -82,6 +82,15 @@ func bindings(s Sandbox, p *plan) []binding {
 			inet("shape"+f.v, a.String(), "jump s_"+p.id)
 		}
 		inet("live"+f.v, fmt.Sprintf("%s . 0x%08x", a, p.mark), "")
+	}
+	for _, t := range p.policy.Private() {
+		a := t.Addr
+		if t.Host {
+			a = gateway4
+		}
+		if l := (Learned{Sandbox: s, Addr: a}); a.IsValid() && l.guest().IsValid() {
+			out = append(out, privateBinding(l, t.Port, ""))
+		}
 	}
 	if s.DHCP {
 		inet("dhcp", s.MAC.String(), "")

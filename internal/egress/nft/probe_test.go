@@ -33,7 +33,7 @@ func (w *world) tenants(m *Manager, n agentlab.Network) [2]Sandbox {
 // may find.
 func (w *world) controller() {
 	w.t.Helper()
-	for _, at := range []string{"0.0.0.0:8844", "[::]:22", "[::]:8006", "0.0.0.0:80"} {
+	for _, at := range []string{"0.0.0.0:8844", "[::]:22", "[::]:8006", "0.0.0.0:80", "127.0.0.1:11434"} {
 		l, err := net.Listen("tcp", at)
 		if err != nil {
 			w.t.Fatal(err)

@@ -35,6 +35,7 @@ const (
 	rulePort      = "guard.port"       // a port of the bridge that no sandbox is bound to
 	ruleFlood     = "guard.flood"      // a frame that the bridge would give to every port
 	ruleDHCP      = "host.dhcp"        // the question of a sandbox that has no address yet
+	rulePrivate   = "private.redirect" // a private destination that the operator opened is reached through the proxy
 	ruleDNAT      = "guard.dnat"       // another program's rule leads it elsewhere than where it was dialled
 )
 
@@ -161,6 +162,7 @@ func (b *builder) sets() {
 		b.inet.set(set{name: "namedranges" + f.v, key: pair + " . inet_service", flags: "interval,timeout", size: maxLearned, note: "the same, over ranges of ports"})
 		b.inet.set(set{name: "learned" + f.v, key: pair + " . inet_proto . inet_service", verdicts: true, flags: "timeout", size: maxLearned, note: "told by our DNS; the names of an address decide"})
 		b.inet.set(set{name: "ranges" + f.v, key: pair + " . inet_proto . inet_service", verdicts: true, flags: "interval,timeout", size: maxLearned, note: "the same, over ranges of ports"})
+		b.inet.set(set{name: "private" + f.v, key: pair + " . inet_service", flags: "timeout", size: maxLearned, note: "private destinations that the operator opened; TCP to them goes through the proxy"})
 		b.inet.set(set{name: "hostflows" + f.v, key: f.addr, flags: "dynamic", size: maxSandboxes})
 	}
 	b.inet.set(set{name: "ndprate", key: "ether_addr", flags: "dynamic,timeout", timeout: "1m", size: maxSandboxes})
@@ -175,7 +177,7 @@ func (b *builder) sets() {
 		}
 	}
 	for _, s := range b.Sandboxes {
-		for _, c := range bindings(s, b.planOf(s)) {
+		for _, c := range bindings(s, b.planOf(s), b.Config.Gateway4) {
 			if c.family == "inet" {
 				b.find(c.set).add("", c.key, c.verdict, c.options)
 			}
@@ -262,6 +264,11 @@ func (b *builder) targets() {
 	}
 	if b.Config.DHCP {
 		c.add(ruleDHCP, askDHCP+" accept")
+	}
+	// The proxy cuts what it carries by itself, whatever is open by then.
+	c.add("", "ct state established ct status dnat accept")
+	for _, f := range families {
+		c.add(rulePrivate, "%s saddr . %s daddr . tcp dport @private%s accept", f.ip, f.ip, f.v)
 	}
 	b.alwaysRules(c)
 	c.add(egress.RuleForeignDNS, "meta l4proto { tcp, udp } th dport 53 %s", b.deny(egress.RuleForeignDNS))
@@ -390,6 +397,9 @@ func (b *builder) nat() {
 	c := b.inet.chain("redirects", "type nat hook prerouting priority dstnat")
 	c.add("", "iifname != %s accept", bridge)
 	c.add("", "meta l4proto != tcp accept")
+	for _, f := range families {
+		c.add(rulePrivate, "%s saddr . %s daddr . tcp dport @private%s redirect to :%d", f.ip, f.ip, f.v, b.Config.ProxyPort)
+	}
 	c.add("", "fib daddr type local accept")
 	for _, f := range families {
 		for _, set := range []string{"named", "namedranges"} {

@@ -21,10 +21,10 @@ Generated from internal/egress/probe by 'make docs'. One list of what a sandbox 
 
 What a row wants under each policy: **reach** (the target answers), **block** (nothing comes back, and nothing arrives outside), **closed** (block, and not even a connection is accepted), – (not asked). The rule is what guards the row: it must be what the denial is recorded under, and without it the row fails ('make mutation'). Under "–" nothing is recorded: a malformed or spoofed packet is dropped.
 
-The policies: *nat*; *ports*, nat with ports 80 and 443 only; *allowlist*; *layer*, the allowlist narrowed by a repository; *off*. All but off also deny one name and one address.
+The policies: *nat*; *ports*, nat with ports 80 and 443 only; *allowlist*; *layer*, the allowlist narrowed by a repository; *private*, an allowlist beside which the operator opened private destinations; *off*. The first four also deny one name and one address.
 
-| row | shows | rule | nat | ports | allowlist | layer | off |
-|---|---|---|---|---|---|---|---|
+| row | shows | rule | nat | ports | allowlist | layer | private | off |
+|---|---|---|---|---|---|---|---|---|
 `
 
 // The page lists the table as it is.

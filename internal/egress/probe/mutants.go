@@ -88,6 +88,18 @@ func Mutants(variants []Variant, env func(Variant) Env) ([]Mutant, error) {
 			}
 		}
 	}
+	for _, v := range variants {
+		for _, t := range v.Network.Private {
+			p, err := egress.ParsePrivate(t)
+			if err != nil {
+				return nil, err
+			}
+			rows := opened(t.Host)
+			if len(rows) > 0 {
+				add(v, p.Rule, rows)
+			}
+		}
+	}
 	for _, f := range frameChecks {
 		add(variants[0], f.Rule, f.Rows)
 	}
@@ -95,6 +107,15 @@ func Mutants(variants []Variant, env func(Variant) Env) ([]Mutant, error) {
 		add(variants[0], d.Rule, nil) // no row: a fault, should it come to that
 	}
 	return out, nil
+}
+
+// opened are the rows that a private destination's rule makes come out as they
+// do. Those of names that resolve to nothing that can be opened are guarded by
+// always.rebinding.
+func opened(host string) []string {
+	return map[string][]string{
+		"10.9.8.9": {"private-address"}, "fd12:9:8::9": {"private-address6"}, "gateway.corp": {"private-name", "private-tls"}, hostName: {"private-host"},
+	}[host]
 }
 
 // Rows returns the rows of a table with one of the ids.

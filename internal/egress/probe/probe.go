@@ -69,6 +69,9 @@ type Check struct {
 	// IPv6 says that the guest needs IPv6 for a Reach row to mean something
 	// and for a denial to be recorded.
 	IPv6 bool
+	// Opened says that the operator opened the target, so that the guest may
+	// be told a private address.
+	Opened bool
 	// Names says that the enforcer must read names out of flows.
 	Names bool
 }
@@ -134,8 +137,20 @@ type Targets struct {
 	Question       string     // a name that Resolver knows
 	Private        []Rebound  // names that are allowed and resolve to forbidden addresses
 	Flip           string     // allowed; its first answer is public, the later ones are private
+	Opened         Opened     // private destinations that the policy opens
 	Layered        string     // allowed by the profile, not by Network.Layers; "" when there are none
 	LayeredAddr    netip.Addr // where Layered is
+}
+
+// Opened are private destinations that a policy opens, and what lies beside
+// them. The zero value stands for none.
+type Opened struct {
+	Address  netip.AddrPort // answers; opened by its address
+	Address6 netip.AddrPort // the same, IPv6
+	Name     string         // opened by name on port 443, and on Port
+	Port     uint16
+	HostPort uint16   // of the host itself, by the controller's address
+	Rebound  []string // opened by name, and resolve to what the operator cannot open
 }
 
 // Rebound is a name whose answer no guest may see.

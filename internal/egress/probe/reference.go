@@ -72,6 +72,9 @@ var rebound = []Name{
 // ReferenceNames is the zone of the reference world.
 func ReferenceNames() []Name {
 	return append([]Name{
+		{Name: "gateway.corp", Addrs: []netip.Addr{privateAddr}},
+		{Name: "metadata.gateway.corp", Addrs: addrs("169.254.169.254")},
+		{Name: "loopback.gateway.corp", Addrs: addrs("127.0.0.1")},
 		{Name: "site" + zone, Addrs: []netip.Addr{world4(10), world6(10)}},
 		{Name: "site6" + zone, Addrs: []netip.Addr{world6(11)}},
 		{Name: "twin" + zone, Addrs: []netip.Addr{world4(10), world6(10)}},
@@ -137,6 +140,21 @@ func Reference() []Variant {
 	ports := t
 	ports.Address = netip.AddrPortFrom(world4(20), 80)
 	ports.Datagram, ports.Explicit = netip.AddrPort{}, ""
+	opened := Targets{
+		Site: t.Site, SiteAddr: t.SiteAddr, Resolver: t.Resolver, Resolver6: t.Resolver6, Question: t.Question,
+		StrangerAddr: t.StrangerAddr, Stranger6: t.Stranger6,
+		Opened: Opened{
+			Address: netip.MustParseAddrPort("10.9.8.9:4000"), Address6: netip.MustParseAddrPort("[fd12:9:8::9]:4000"), Name: "gateway.corp", Port: 4001, HostPort: 11434,
+			Rebound: []string{"metadata.gateway.corp", "loopback.gateway.corp"},
+		},
+	}
+	private := agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: rules(t.Site)}
+	for _, p := range []struct {
+		host string
+		port int
+	}{{"10.9.8.9", 4000}, {"fd12:9:8::9", 4000}, {"gateway.corp", 443}, {"gateway.corp", 4001}, {"metadata.gateway.corp", 80}, {"loopback.gateway.corp", 80}, {hostName, 11434}} {
+		private.Private = append(private.Private, agentlab.PrivateTarget{Host: p.host, Port: p.port, Reason: "the probe table"})
+	}
 	layer := Targets{
 		Site: t.Site, SiteAddr: t.SiteAddr, Twin: t.Twin, Stranger: t.Stranger, Denied: t.Denied, DeniedRule: t.DeniedRule,
 		DeniedAddr: t.DeniedAddr, DeniedAddrRule: t.DeniedAddrRule, StrangerAddr: t.StrangerAddr, Stranger6: t.Stranger6,
@@ -148,6 +166,7 @@ func Reference() []Variant {
 		{"nat-ports", agentlab.Network{Mode: agentlab.NetworkNAT, Deny: deny, Ports: []string{"80", "443"}}, ports},
 		{"allowlist", allowlist, t},
 		{"layer", layered, layer},
+		{"private", private, opened},
 		{"off", agentlab.Network{Mode: agentlab.NetworkOff}, t},
 	}
 }

@@ -26,6 +26,7 @@ func Table(env Env) []Check {
 		t.nat()
 	case agentlab.NetworkAllowlist:
 		t.allowlist()
+		t.opened()
 	default:
 		t.off()
 	}

@@ -69,7 +69,9 @@ func (f *frameFilter) checkIPv6(dstMAC, srcMAC, p []byte) frameVerdict {
 
 func (f *frameFilter) outbound6(v frameVerdict, dstMAC, p []byte) frameVerdict {
 	dst := v.dst.Addr()
-	if rule, denied := egress.AlwaysDenied(dst); denied {
+	// The operator may have opened a private one: the gate decides on TCP.
+	opened := v.proto == egress.TCP && egress.Openable(dst) && !dst.Is4In6()
+	if rule, denied := egress.AlwaysDenied(dst); denied && !opened {
 		v.rule = rule
 		if !dst.IsMulticast() {
 			v.refuse = p

@@ -31,7 +31,7 @@ func (n *Network) handleTCP(req *tcp.ForwarderRequest) {
 	defer n.wg.Done()
 	id := req.ID()
 	dst := fromStack(id.LocalAddress, id.LocalPort)
-	if n.isGateway(dst.Addr()) {
+	if n.isGateway(dst.Addr()) && !n.opensHost(dst) {
 		n.handleService(req, dst)
 		return
 	}
@@ -56,6 +56,12 @@ func (n *Network) handleTCP(req *tcp.ForwarderRequest) {
 		return
 	}
 	n.relay(flow, guest, outside)
+}
+
+// opensHost tells whether the policy opens a port of the host, which the guest
+// knows by the gateway's address. The gateway's own services come first.
+func (n *Network) opensHost(dst netip.AddrPort) bool {
+	return dst.Addr() == n.cfg.Gateway && n.cfg.Services[dst.Port()] == nil && dst.Port() != dnsPort && n.gate.OpensHost(dst.Port())
 }
 
 // relayNamed accepts a flow before it is dialled, because only then the guest

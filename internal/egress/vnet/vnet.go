@@ -64,6 +64,8 @@ type Config struct {
 	// connection until it returns; then it is closed. All connections are
 	// broken when the Network ends. Port 53 is the Network's own.
 	Services map[uint16]func(net.Conn)
+	// Reserved are the ports of the host that no policy opens.
+	Reserved []uint16
 	// Audit is told of decisions, one at a time, by a goroutine of its own.
 	// Seq and VMID are its to give.
 	Audit  func(agentlab.EgressRecord)
@@ -134,7 +136,7 @@ func New(cfg Config) (*Network, error) {
 	g, err := gate.New(gate.Config{
 		Policy: cfg.Policy, Limits: cfg.Limits.Limits,
 		Dialer: cfg.Dialer, Resolver: cfg.Resolver, Server: netip.AddrPortFrom(cfg.Gateway, dnsPort),
-		NoIPv6: cfg.NoIPv6, Audit: cfg.Audit, Now: cfg.Now,
+		NoIPv6: cfg.NoIPv6, Reserved: cfg.Reserved, Audit: cfg.Audit, Now: cfg.Now,
 	})
 	if err != nil {
 		return nil, err
