@@ -190,7 +190,7 @@ fetch() {
 		return
 	fi
 	source=$cache/$file
-	directory "$cache" 0755
+	[[ -d $cache ]] || directory "$cache" 0700 # of one that is there the mode is its maker's
 	if [[ -z $sum ]]; then
 		run curl -fsSL --proto =https --proto-redir =https --retry 3 -o "$cache/$sums" "$url/$sums"
 	fi
@@ -238,7 +238,7 @@ disk() {
 # stage fills $work with what customize.sh reads.
 stage() {
 	rm -rf "$work"
-	mkdir -p "$cache"
+	[[ -d $cache ]] || install -d -m 0700 "$cache"
 	mkdir -m 0700 "$work"
 	cp -R "$images/template" "$images/files" "$work/"
 	cp "$runner" "$work/agent-runner"

@@ -73,7 +73,7 @@ func sandboxFailed(sb api.Sandbox) error {
 	switch agentlab.SandboxState(sb.State) {
 	case agentlab.SandboxFailed, agentlab.SandboxTimeout, agentlab.SandboxDestroyed:
 		return agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %s is %s: %s", sb.Name, sb.State, plain(sb.Reason)).
-			WithHint("see 'agentlab sandbox logs %d', then 'agentlab sandbox destroy %d'", sb.VMID, sb.VMID)
+			WithHint("%s, then 'agentlab sandbox destroy %d'", consoleHint(sb), sb.VMID)
 	}
 	return nil
 }
@@ -170,4 +170,13 @@ func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []st
 		}
 	}
 	return failed
+}
+
+// consoleHint says where to see a sandbox's console: Proxmox VE keeps no log of
+// it.
+func consoleHint(sb api.Sandbox) string {
+	if sb.Backend == "proxmox" {
+		return fmt.Sprintf("look at the VM's console on its node: qm terminal %d", sb.VMID)
+	}
+	return fmt.Sprintf("see 'agentlab sandbox logs %d'", sb.VMID)
 }

@@ -127,7 +127,8 @@ func (s *Service) ConsoleLog(ctx context.Context, vmid int, follow bool) (io.Rea
 	cl, ok := s.cfg.Driver.(backend.ConsoleLogger)
 	switch {
 	case !ok || !s.cfg.Driver.Info().Capabilities.ConsoleLog:
-		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s keeps no console log", sb.Backend)
+		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s keeps no console log", sb.Backend).
+			WithHint("on the host of the VM look at its console: with Proxmox VE in the web interface, or with qm terminal %d", vmid)
 	case sb.State == agentlab.SandboxDestroyed:
 		return nil, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s (%d) is destroyed, and its console log with it", sb.Name, vmid)
 	case sb.State == agentlab.SandboxRequested:

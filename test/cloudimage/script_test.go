@@ -142,6 +142,31 @@ func TestScriptTouchesNothingForeign(t *testing.T) {
 	h.refuses("", append(from, "--vmid", "9300", "--apply")...)
 }
 
+// install_host.sh and systemd give the cache directory its mode: the script that
+// makes templates leaves it as it is, and makes a missing one in the same mode.
+func TestScriptLeavesTheCacheItsMode(t *testing.T) {
+	needsRoot(t)
+	h := newHost(t, "8.4")
+	sum := []string{"--sha256", strings.Repeat("0", 64)}
+	changes := func() (out []string) {
+		for _, c := range commands(h.must(sum...)) {
+			if strings.HasSuffix(c, " "+h.cache) {
+				out = append(out, c)
+			}
+		}
+		return out
+	}
+	if got := changes(); len(got) != 1 || got[0] != "+ install -d -m 0700 "+h.cache {
+		t.Errorf("of a directory that is missing: %q", got)
+	}
+	if err := os.Mkdir(h.cache, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if got := changes(); len(got) != 0 {
+		t.Errorf("of the directory that is there: %q", got)
+	}
+}
+
 // isSealed checks that a raw disk holds nothing that must be of each clone
 // alone.
 func isSealed(t testing.TB, raw string) {

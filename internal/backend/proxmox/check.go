@@ -14,8 +14,10 @@ import (
 // Check implements backend.Driver.
 func (d *Driver) Check(ctx context.Context) []backend.Finding {
 	out := d.pve.Preflight(ctx, d.needs(ctx))
-	if slices.ContainsFunc(out, func(f backend.Finding) bool { return f.Level == backend.LevelError }) {
-		return named(out)
+	if i := slices.IndexFunc(out, func(f backend.Finding) bool { return f.Level == backend.LevelError }); i >= 0 {
+		// What could not be looked at is not missing.
+		return named(append(out, finding("templates", backend.LevelWarn, "first put right what "+out[i].Name+" says, then look again",
+			"unknown: whether there are templates was not looked at, because of %s", out[i].Name)))
 	}
 	for i := range d.cfg.Nodes {
 		n := &d.cfg.Nodes[i]
@@ -76,10 +78,11 @@ func broken(name string, err error) backend.Finding {
 }
 
 // checkTemplates looks at the templates of a node. An image may be missing on
-// one node; that no template is any good is an error.
+// one node; that no template is any good is an error, unless one of them could
+// not be looked at.
 func (d *Driver) checkTemplates(ctx context.Context, n *Node) []backend.Finding {
 	var out []backend.Finding
-	good := 0
+	good, unknown := 0, 0
 	for _, image := range sortedKeys(n.Templates) {
 		vmid := n.Templates[image]
 		name := "template-" + image
@@ -88,12 +91,19 @@ func (d *Driver) checkTemplates(ctx context.Context, n *Node) []backend.Finding 
 			f := broken(name, err)
 			f.Level = backend.LevelWarn
 			out = append(out, f)
+			if code := agentlab.CodeOf(err); code != agentlab.CodeNotFound && code != agentlab.CodeUnsupported {
+				unknown++
+			}
 			continue
 		}
 		good++
 		out = append(out, finding(name, backend.LevelOK, "", "VM %d on node %s (%s)", vmid, n.Name, clip(t.cfg["name"])))
 	}
-	if good == 0 && len(d.cfg.Nodes) == 1 {
+	switch {
+	case good > 0 || len(d.cfg.Nodes) > 1:
+	case unknown > 0:
+		out = append(out, finding("templates", backend.LevelWarn, "first put right what the template's own line says", "unknown: a template of node %s could not be looked at", n.Name))
+	default:
 		out = append(out, finding("templates", backend.LevelError, "scripts/create_template.sh --apply", "node %s has no template that can be used", n.Name))
 	}
 	return out

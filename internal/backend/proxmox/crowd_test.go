@@ -174,3 +174,21 @@ func TestWorkerNotStarted(t *testing.T) {
 		}
 	})
 }
+
+// Where the API does not answer, templates are unknown, not missing.
+func TestCheckWithoutAPI(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	w.open() // without what the one before knows of the template
+	disarm := w.node.Fail("GET /nodes/{node}/qemu/{vmid}/config", pvetest.Fault{Status: 596, Error: "Broken pipe", Times: -1})
+	if f := findingOf(t, w, "templates"); f.Level != backend.LevelWarn || !strings.Contains(f.Detail, "unknown") || f.Remedy == "" {
+		t.Errorf("%+v", f)
+	}
+	disarm()
+	w.node.Fail("*", pvetest.Fault{Status: 595, Error: "Connection refused", Times: -1})
+	if f := findingOf(t, w, "proxmox-api"); f.Level != backend.LevelError {
+		t.Errorf("%+v", f)
+	}
+	if f := findingOf(t, w, "templates"); f.Level != backend.LevelWarn || !strings.Contains(f.Detail, "unknown") || f.Remedy == "" {
+		t.Errorf("%+v", f)
+	}
+}

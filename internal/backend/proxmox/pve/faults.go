@@ -196,9 +196,9 @@ var missingPrivilege = regexp.MustCompile(`^Permission check failed \((/[^,]*), 
 func grantHint(text string) string {
 	m := missingPrivilege.FindStringSubmatch(text)
 	if m == nil {
-		return "a privilege is missing that Proxmox does not name, as for a clone into no pool; agentlab doctor lists what is missing"
+		return "a privilege is missing that Proxmox does not name, as for a clone into no pool; agentlab init lists what is missing"
 	}
-	return "the token and its user both need a role with " + strings.ReplaceAll(m[2], "|", " or ") + " on " + m[1] + "; agentlab doctor prints the pveum commands"
+	return "the token and its user both need a role with " + strings.ReplaceAll(m[2], "|", " or ") + " on " + m[1] + "; agentlab init prints the pveum commands"
 }
 
 // text is the answer in one line, with what is wrong with which parameter.
