@@ -63,11 +63,26 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !a.running {
 		err = asUsage(cmd, err)
+		a.json = a.json || wantsJSON(args)
 	}
 	if err != nil {
 		a.printError(err)
 	}
 	return exitCode(err)
+}
+
+// wantsJSON reports whether --json is among arguments that were not read to
+// their end, because one of them is wrong.
+func wantsJSON(args []string) bool {
+	for _, arg := range args {
+		switch arg {
+		case "--":
+			return false
+		case "--json", "--json=true", "--json=1":
+			return true
+		}
+	}
+	return false
 }
 
 // asUsage turns what cobra itself refuses, in its own words, into our kind of
@@ -141,6 +156,7 @@ Start here:
 	add("operate", a.statusCmd(), a.eventsCmd(), a.egressCmd(), a.policyCmd(), a.verifyCmd(), a.tokenCmd(), a.hostCmd(), a.daemonCmd())
 	root.AddCommand(a.proxyCmd())
 	rejectUnknownSubcommands(root)
+	a.complete(root)
 	a.markRunning(root)
 	return root
 }
@@ -160,7 +176,7 @@ func rejectUnknownSubcommands(cmd *cobra.Command) {
 				}
 				return e.WithHint("see '%s --help'", cmd.CommandPath())
 			}
-			c.Args = cobra.ArbitraryArgs
+			c.Args, c.SuggestionsMinimumDistance = cobra.ArbitraryArgs, 2 // cobra sets the distance for the root alone
 		}
 		rejectUnknownSubcommands(c)
 	}

@@ -57,6 +57,25 @@ func (a *App) socketPath() (string, error) {
 // connect returns a client of the daemon, starting the user's own daemon when
 // none answers. A socket that was named is never started for.
 func (a *App) connect(ctx context.Context) (*client.Client, error) {
+	c, err := a.dial()
+	if err != nil || c.Socket() == "" {
+		return c, err
+	}
+	err = c.Ping(ctx)
+	switch {
+	case err == nil:
+	case a.socket != "" || agentlab.CodeOf(err) == agentlab.CodeDenied:
+		return nil, err
+	default:
+		if err := a.startDaemon(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// dial returns a client of the daemon that is meant, which need not run.
+func (a *App) dial() (*client.Client, error) {
 	url, err := a.remoteURL()
 	if err != nil {
 		return nil, err
@@ -70,16 +89,6 @@ func (a *App) connect(ctx context.Context) (*client.Client, error) {
 	socket, err := a.socketPath()
 	if err != nil {
 		return nil, err
-	}
-	err = ping(ctx, socket)
-	switch {
-	case err == nil:
-	case a.socket != "" || agentlab.CodeOf(err) == agentlab.CodeDenied:
-		return nil, err
-	default:
-		if err := a.startDaemon(ctx); err != nil {
-			return nil, err
-		}
 	}
 	return client.New(socket), nil
 }

@@ -28,7 +28,7 @@ func (s *Service) preflight(ctx context.Context, j agentlab.Job, prof agentlab.P
 	n, bad := needsOf(j.Agent, envOf(j.Agent, plain, references))
 	if bad != "" {
 		return preflightError(prof, "env."+bad+" of secrets bundle "+prof.SecretsBundle+" is not an http or https URL").
-			WithField("profile").WithHint("set it again: %s", setSecret(prof, bad))
+			WithHint("set it again: %s", setSecret(prof, bad))
 	}
 	if n.known && !n.found {
 		return noKey(j, prof, n.keys)
@@ -53,10 +53,10 @@ func setSecret(prof agentlab.Profile, name string) string {
 
 func noKey(j agentlab.Job, prof agentlab.Profile, keys []string) error {
 	if prof.SecretsBundle == "" {
-		return preflightError(prof, "agent "+j.Agent+" has no key for its model: the profile names no secrets bundle").WithField("agent").
+		return preflightError(prof, "agent "+j.Agent+" has no key for its model: the profile names no secrets bundle").
 			WithHint("add secrets_bundle to the profile, or choose another with --profile%s", anywayHint)
 	}
-	return preflightError(prof, "agent "+j.Agent+" has no key for its model: secrets bundle "+prof.SecretsBundle+" has none of "+strings.Join(keys, ", ")).WithField("agent").
+	return preflightError(prof, "agent "+j.Agent+" has no key for its model: secrets bundle "+prof.SecretsBundle+" has none of "+strings.Join(keys, ", ")).
 		WithHint("%s%s", setSecret(prof, keys[0]), anywayHint)
 }
 
@@ -71,7 +71,7 @@ func checkReach(j agentlab.Job, prof agentlab.Profile, hosts []string) error {
 	for _, host := range hosts {
 		t, err := egress.ParseTarget(host)
 		if err != nil {
-			return preflightError(prof, "agent "+j.Agent+" cannot reach its model: "+err.Error()).WithField("agent").WithHint("%s", agentlab.HintOf(err))
+			return preflightError(prof, "agent "+j.Agent+" cannot reach its model: "+err.Error()).WithHint("%s", agentlab.HintOf(err))
 		}
 		e := p.Explain(t)
 		if e.Allow {
@@ -79,7 +79,7 @@ func checkReach(j agentlab.Job, prof agentlab.Profile, hosts []string) error {
 		}
 		denied = e
 	}
-	e := preflightError(prof, "agent "+j.Agent+" cannot reach its model: "+denied.Target.String()+" is denied by rule "+denied.Rule+" ("+egress.Means(denied.Rule)+")").WithField("agent")
+	e := preflightError(prof, "agent "+j.Agent+" cannot reach its model: "+denied.Target.String()+" is denied by rule "+denied.Rule+" ("+egress.Means(denied.Rule)+")")
 	if denied.Rule == egress.RuleAllowlist {
 		return e.WithHint("add %s to network.allow of the profile, or choose another with --profile%s", denied.Target, anywayHint)
 	}

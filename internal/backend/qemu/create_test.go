@@ -283,3 +283,15 @@ func TestNewRefusals(t *testing.T) {
 		}
 	}
 }
+
+// The one network device that a guest has is taken when it is named.
+func TestNetworkDeviceByName(t *testing.T) {
+	d, f := still(t)
+	for model, want := range map[string]agentlab.Code{"virtio": "", "e1000": agentlab.CodeUnsupported} {
+		sp := f.spec(1)
+		sp.Hardware.NICModel = model
+		if err := d.Validate(sp); agentlab.CodeOf(err) != want {
+			t.Errorf("%s: %v", model, err)
+		}
+	}
+}

@@ -150,6 +150,7 @@ func (d *Driver) Info() backend.Info {
 	return backend.Info{
 		Name: Name, Version: strconv.Itoa(handleVersion),
 		Capabilities: backend.Capabilities{
+			NICModels:  []string{"virtio"},
 			ConsoleLog: true, NetworkOff: true, Allowlist: true, NetworkUpdate: true, EgressLog: true, Deadline: true,
 		},
 		AnswersWithin: answersWithin,
