@@ -43,6 +43,12 @@ func (c *Client) CreateJob(ctx context.Context, j api.JobCreate) (api.Job, error
 	return post[api.Job](ctx, c, "/v1/jobs", j)
 }
 
+// ValidateJob asks whether CreateJob would accept a job, apart from its
+// BundleID. It creates nothing.
+func (c *Client) ValidateJob(ctx context.Context, j api.JobCreate) error {
+	return c.call(ctx, http.MethodPost, "/v1/jobs/validate", nil, j, nil)
+}
+
 // Jobs lists jobs, the newest first.
 func (c *Client) Jobs(ctx context.Context, q JobQuery) (api.List[api.Job], error) {
 	v := url.Values{}
@@ -117,6 +123,15 @@ func (c *Client) JobBundle(ctx context.Context, id string) (Body, error) {
 func (c *Client) UploadBundle(ctx context.Context, r io.Reader) (api.Bundle, error) {
 	resp, err := c.request(ctx, http.MethodPost, "/v1/bundles", nil, r, "application/octet-stream")
 	return decode[api.Bundle](ctx, resp, err)
+}
+
+// DeleteBundle removes an uploaded git bundle that no job has.
+func (c *Client) DeleteBundle(ctx context.Context, id string) error {
+	p, err := join("bundles", id)
+	if err != nil {
+		return err
+	}
+	return c.call(ctx, http.MethodDelete, p, nil, nil, nil)
 }
 
 func decode[T any](ctx context.Context, resp *http.Response, err error) (T, error) {

@@ -80,6 +80,19 @@ func (s *Service) ClaimBundle(_ context.Context, bundleID, jobID string) error {
 	return fault(err, "claim a bundle")
 }
 
+// DeleteBundle removes an uploaded bundle that no job has claimed. Code
+// not_found: there is none.
+func (s *Service) DeleteBundle(bundleID string) error {
+	err := fs.ErrNotExist
+	if bundleIDRE.MatchString(bundleID) {
+		err = s.bundles.Remove(bundleFile(bundleID))
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return agentlab.Errorf(agentlab.CodeNotFound, "there is no bundle %.60q, or a job has it", bundleID).WithField("bundle")
+	}
+	return fault(err, "delete a bundle")
+}
+
 // RepoBundle opens the bundle of a job.
 func (s *Service) RepoBundle(_ context.Context, jobID string) (io.ReadSeekCloser, int64, error) {
 	if err := agentlab.ValidateJobID(jobID); err != nil {

@@ -64,6 +64,14 @@ func TestBundles(t *testing.T) {
 	_ = r.Close()
 	_, _, err = f.RepoBundle(t.Context(), job2)
 	wantCode(t, err, agentlab.CodeNotFound)
+	wantCode(t, f.DeleteBundle(b.ID), agentlab.CodeNotFound) // a job has it
+	wantCode(t, f.DeleteBundle(job1), agentlab.CodeNotFound)
+	wantCode(t, f.DeleteBundle("../"+b.ID), agentlab.CodeNotFound)
+	other, err := f.PutBundle(t.Context(), bytes.NewReader(whole))
+	if err = errors.Join(err, f.DeleteBundle(other.ID)); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, f.ClaimBundle(t.Context(), other.ID, job2), agentlab.CodeNotFound)
 	if err := errors.Join(f.DropBundle(job1), f.DropBundle(job1)); err != nil {
 		t.Error(err)
 	}

@@ -130,12 +130,13 @@ func (a *App) readLimited(path string, limit int64) (string, error) {
 
 func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) error {
 	if f.repo != "" {
-		if err := a.chooseRepo(ctx, c, f); err != nil {
+		if err := a.chooseRepo(ctx, c, f, f.req); err != nil {
 			return err
 		}
 	}
 	j, err := c.CreateJob(ctx, f.req)
 	if err != nil {
+		a.dropBundle(ctx, c, f.req.BundleID)
 		return err
 	}
 	if !f.wait {
@@ -202,7 +203,9 @@ func (a *App) awaitGone(ctx context.Context, c *client.Client, j api.Job) {
 	a.progressf("note: sandbox %s of the job is still being removed\n  → agentlab sandbox show %s", vmid, vmid)
 }
 
-func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags) error {
+// chooseRepo fills the repository into a request, and uploads it when it is a
+// local one. Before that the daemon is asked whether it would accept check.
+func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, check api.JobCreate) error {
 	path, local, err := localRepo(f.repo)
 	if err != nil {
 		return err
@@ -217,13 +220,17 @@ func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags) 
 	if f.req.Depth != 0 {
 		return usageErrorf("--depth does not go with a local repository").WithHint("leave --depth out; a local repository is sent with its history")
 	}
-	b, err := a.sendBundle(ctx, c, path, f.req.Ref)
+	src, err := findSource(ctx, path, f.req.Ref)
 	if err != nil {
 		return err
 	}
-	f.req.BundleID = b.id
-	f.req.Ref = b.branch
-	return nil
+	check.Ref = src.branch
+	if err := c.ValidateJob(ctx, check); err != nil {
+		return err
+	}
+	f.req.Ref = src.branch
+	f.req.BundleID, err = a.sendBundle(ctx, c, src)
+	return err
 }
 
 // jobStatusError maps a job's final status to the exit code.

@@ -13,7 +13,6 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/client"
 )
 
 // localRepo tells whether the argument of --repo names a folder on this
@@ -115,59 +114,6 @@ func (in gitInput) run(ctx context.Context, dir string, args ...string) (string,
 }
 
 func lastLine(s string) string { return s[strings.LastIndexByte(s, '\n')+1:] }
-
-type sentBundle struct {
-	id     string
-	branch string // the branch in the bundle that holds the chosen commit
-}
-
-// sendBundle packs ref of the repository at path and uploads it. It goes
-// through an empty repository that borrows the objects, so that the bundle
-// holds exactly one branch, commits without a branch can be sent too, and
-// the user's repository is not changed.
-func (a *App) sendBundle(ctx context.Context, c *client.Client, path, ref string) (sentBundle, error) {
-	fail := func(format string, args ...any) (sentBundle, error) {
-		return sentBundle{}, agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField("repo")
-	}
-	objects, err := git(ctx, path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
-	if err != nil {
-		return sentBundle{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is not a git repository: %v", path, err).WithField("repo").
-			WithHint("run 'git init' there and commit something, or leave --repo out")
-	}
-	if ref == "" {
-		ref = "HEAD"
-	}
-	commit, err := git(ctx, path, "rev-parse", "--verify", "--quiet", "--end-of-options", ref+"^{commit}")
-	if err != nil {
-		if ref == "HEAD" {
-			return fail("%s has no commit yet", path)
-		}
-		return sentBundle{}, agentlab.Errorf(agentlab.CodeNotFound, "no branch, tag or commit %q in %s", ref, path).WithField("ref").
-			WithHint("see 'git branch' and 'git tag'")
-	}
-	if shallow, _ := git(ctx, path, "rev-parse", "--is-shallow-repository"); shallow == "true" {
-		return sentBundle{}, agentlab.Errorf(agentlab.CodeUnsupported, "%s is a shallow clone, which cannot be sent", path).WithField("repo").
-			WithHint("run 'git fetch --unshallow' first, or give the repository's URL")
-	}
-	a.warnUncommitted(ctx, path)
-	dir, err := os.MkdirTemp("", "agentlab-bundle-*")
-	if err != nil {
-		return fail("no temporary folder: %w", err)
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	b := sentBundle{branch: branchName(ctx, path, ref)}
-	file, err := packBundle(ctx, dir, objects, commit, b.branch)
-	if err != nil {
-		return fail("cannot pack %s: %w", path, err)
-	}
-	defer func() { _ = file.Close() }()
-	if st, err := file.Stat(); err == nil {
-		a.progressf("sending %s of %s (%.12s)", byteSize(st.Size()), path, commit)
-	}
-	up, err := c.UploadBundle(ctx, file)
-	b.id = up.ID
-	return b, err
-}
 
 // branchName chooses the name under which the commit travels.
 func branchName(ctx context.Context, path, ref string) string {

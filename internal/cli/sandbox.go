@@ -64,6 +64,9 @@ func (a *App) sandboxNewCmd() *cobra.Command {
 		}
 		sb, err := c.CreateSandbox(ctx, f.req)
 		if err != nil {
+			if f.req.Job != nil {
+				a.dropBundle(ctx, c, f.req.Job.BundleID)
+			}
 			return err
 		}
 		if f.wait {
@@ -123,7 +126,9 @@ func (a *App) sandboxJob(ctx context.Context, c *client.Client, f *sandboxNewFla
 		f.req.Keepalive = &keep
 	}
 	if run.repo != "" {
-		if err := a.chooseRepo(ctx, c, run); err != nil {
+		check := run.req
+		check.Profile, check.Image, check.TTLMinutes, check.Keepalive = f.req.Profile, f.req.Image, f.req.TTLMinutes, f.req.Keepalive
+		if err := a.chooseRepo(ctx, c, run, check); err != nil {
 			return err
 		}
 	}

@@ -204,7 +204,11 @@ func TestNoProgramOfTheConfigurationRuns(t *testing.T) {
 	if !strings.Contains(notes.String(), "4 uncommitted change") {
 		t.Errorf("the note is %q", notes.String())
 	}
-	if _, err := a.sendBundle(t.Context(), nil, repo, ""); err == nil {
+	src, err := findSource(t.Context(), repo, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.sendBundle(t.Context(), nil, src); err == nil {
 		t.Error("a repository that lacks an object was sent")
 	}
 	if _, err := git(t.Context(), repo, "cat-file", "-p", blob); err == nil {

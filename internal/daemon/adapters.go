@@ -87,6 +87,10 @@ func (v jobView) Create(ctx context.Context, r server.JobRequest) (agentlab.Job,
 	return v.Service.Create(ctx, toJobRequest(r))
 }
 
+func (v jobView) Check(ctx context.Context, r server.JobRequest) error {
+	return v.Service.Check(ctx, toJobRequest(r))
+}
+
 func toJobRequest(r server.JobRequest) job.Request {
 	return job.Request{
 		RepoURL: r.RepoURL, BundleID: r.BundleID, Ref: r.Ref, Depth: r.Depth, Profile: r.Profile, Image: r.Image,

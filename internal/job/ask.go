@@ -43,31 +43,43 @@ type SandboxRequest struct {
 // not_found (profile, image, secrets or git bundle), unsupported; preflight; with
 // Request.Sandbox also exists and limit.
 func (s *Service) Create(ctx context.Context, r Request) (agentlab.Job, error) {
-	prof, err := s.cfg.Profiles.Use(cmp.Or(r.Profile, s.cfg.DefaultProfile))
+	j, prof, want, err := s.plan(ctx, r)
 	if err != nil {
 		return agentlab.Job{}, err
 	}
-	j := s.newJob(r, prof)
+	return s.write(ctx, j, r, prof, want)
+}
+
+// Check returns the error that Create would return for a request, except for
+// those about its git bundle or the name of its sandbox. It changes nothing.
+func (s *Service) Check(ctx context.Context, r Request) error {
+	_, _, _, err := s.plan(ctx, r)
+	return err
+}
+
+// plan checks a request, and returns the job and the sandbox that it asks for.
+func (s *Service) plan(ctx context.Context, r Request) (j agentlab.Job, prof agentlab.Profile, want sandbox.Request, err error) {
+	if prof, err = s.cfg.Profiles.Use(cmp.Or(r.Profile, s.cfg.DefaultProfile)); err != nil {
+		return j, prof, want, err
+	}
+	j = s.newJob(r, prof)
 	if r.RepoURL != "" && r.BundleID != "" {
-		return agentlab.Job{}, agentlab.Errorf(agentlab.CodeInvalid, "a job has a repo URL or a bundle, not both").WithField("repo_url")
+		return j, prof, want, agentlab.Errorf(agentlab.CodeInvalid, "a job has a repo URL or a bundle, not both").WithField("repo_url")
 	}
 	if err := j.Validate(); err != nil {
-		return agentlab.Job{}, err
+		return j, prof, want, err
 	}
 	if err := agentlab.ValidateTTL(j.TTL); err != nil {
-		return agentlab.Job{}, err
+		return j, prof, want, err
 	}
-	want := s.sandboxRequest(j)
+	want = s.sandboxRequest(j)
 	if r.Sandbox != nil {
 		want.Name, want.Cores, want.MemoryMB = r.Sandbox.Name, r.Sandbox.Cores, r.Sandbox.MemoryMB
 	}
 	if _, _, err := s.cfg.Sandboxes.Plan(want); err != nil {
-		return agentlab.Job{}, err
+		return j, prof, want, err
 	}
-	if err := s.preflight(ctx, j, prof, r.NoPreflight); err != nil {
-		return agentlab.Job{}, err
-	}
-	return s.write(ctx, j, r, prof, want)
+	return j, prof, want, s.preflight(ctx, j, prof, r.NoPreflight)
 }
 
 func (s *Service) newJob(r Request, prof agentlab.Profile) agentlab.Job {

@@ -30,6 +30,14 @@ func (s *Server) createJob(ctx context.Context, in *createJobInput) (api.Job, er
 	return toJob(j), err
 }
 
+func (s *Server) validateJob(ctx context.Context, in *createJobInput) (none, error) {
+	r, err := jobRequest(in.Body)
+	if err != nil {
+		return none{}, err
+	}
+	return none{}, s.cfg.Services.Jobs.Check(ctx, r)
+}
+
 type listJobsInput struct {
 	Status  string `query:"status" enum:"QUEUED,RUNNING,COMPLETED,FAILED,TIMEOUT,CANCELLED" doc:"Only this status"`
 	Sandbox int    `query:"sandbox" minimum:"0" doc:"Only jobs of the sandbox with this VMID"`
@@ -155,4 +163,12 @@ func (s *Server) uploadBundle(ctx context.Context, in *uploadBundleInput) (api.B
 		return api.Bundle{}, bodyError(err)
 	}
 	return b, nil
+}
+
+type uploadedInput struct {
+	Bundle string `path:"bundle" doc:"Id of an uploaded git bundle"`
+}
+
+func (s *Server) deleteBundle(_ context.Context, in *uploadedInput) (none, error) {
+	return none{}, s.cfg.Services.Artifacts.DeleteBundle(in.Bundle)
 }

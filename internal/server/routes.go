@@ -52,6 +52,7 @@ func (s *Server) routes() []route {
 		{get, "/v1/egress", AccessRead, "egress.read", byQuery, anywhere, 200, "egress", "List what sandboxes wanted from the network, or follow it", sseOr(s.egress, api.List[api.EgressRecord]{}, sseType{"ready", struct{}{}}, sseType{"record", api.EgressRecord{}}, sseType{"error", api.Error{}})},
 
 		{post, jobs, AccessWrite, verbRunJobs, noTarget, anywhere, 201, "create-job", "Ask for a job", call(s.createJob)},
+		{post, jobs + "/validate", AccessWrite, verbRunJobs, noTarget, anywhere, 204, "validate-job", "Check whether a job would be accepted, and create nothing", call(s.validateJob)},
 		{get, jobs, AccessRead, "job.read", noTarget, anywhere, 200, "jobs", "List jobs, the newest first", call(s.listJobs)},
 		{get, job, AccessRead, "job.read", onJob, anywhere, 200, "job", "Show a job, its last events and its artifacts", call(s.getJob)},
 		{post, job + "/cancel", AccessWrite, "job.cancel", onJob, anywhere, 202, "cancel-job", "Ask a job to end", call(s.cancelJob)},
@@ -60,6 +61,7 @@ func (s *Server) routes() []route {
 		{get, job + "/artifacts/{path...}", AccessRead, "job.read", onJob, anywhere, 200, "artifact", "Download one file that a job left", raw("application/octet-stream", s.getArtifact)},
 		{get, job + "/bundle", AccessRead, "job.read", onJob, anywhere, 200, "job-bundle", "Download all that a job left as tar.gz", raw("application/gzip", s.jobBundle)},
 		{post, "/v1/bundles", AccessWrite, verbRunJobs, noTarget, anywhere, 201, "upload-bundle", "Upload a git bundle for a job to begin with", upload("application/octet-stream", s.uploadBundle)},
+		{del, "/v1/bundles/{bundle}", AccessWrite, verbRunJobs, noTarget, anywhere, 204, "delete-bundle", "Delete an uploaded git bundle that no job has", call(s.deleteBundle)},
 
 		{post, sandboxes, AccessWrite, "sandbox.create", noTarget, anywhere, 201, "create-sandbox", "Ask for a sandbox", call(s.createSandbox)},
 		{get, sandboxes, AccessRead, "sandbox.read", noTarget, anywhere, 200, "sandboxes", "List sandboxes by VMID", call(s.listSandboxes)},

@@ -69,6 +69,7 @@ type JobFilter struct {
 // Jobs is the job service.
 type Jobs interface {
 	Create(ctx context.Context, r JobRequest) (agentlab.Job, error)
+	Check(ctx context.Context, r JobRequest) error // the error that Create would return
 	Get(ctx context.Context, id string) (agentlab.Job, error)
 	List(ctx context.Context, f JobFilter) ([]agentlab.Job, error)
 	Cancel(ctx context.Context, id string) (agentlab.Job, error)
@@ -121,6 +122,7 @@ type Artifacts interface {
 	Bundle(ctx context.Context, jobID string) (io.ReadCloser, error)                         // tar.gz
 	Log(ctx context.Context, jobID string, offset int64, follow bool) (io.ReadCloser, error) // a Read that waits ends with ctx
 	PutBundle(ctx context.Context, r io.Reader) (api.Bundle, error)
+	DeleteBundle(bundleID string) error // that no job has
 }
 
 // Secrets keeps the encrypted bundles.

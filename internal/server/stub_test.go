@@ -83,6 +83,11 @@ func (s stubJobs) Create(_ context.Context, r JobRequest) (agentlab.Job, error) 
 	return agentlab.Job{ID: stubJobID, Task: r.Task, Status: agentlab.JobQueued}, s.called("job.create")
 }
 
+func (s stubJobs) Check(_ context.Context, r JobRequest) error {
+	s.job = r
+	return s.called("job.check")
+}
+
 func (s stubJobs) Get(_ context.Context, id string) (agentlab.Job, error) {
 	err := s.called("job.get")
 	if err == nil && id != stubJobID {
@@ -185,6 +190,7 @@ func (s stubArtifacts) Bundle(context.Context, string) (io.ReadCloser, error) {
 func (s stubArtifacts) Log(ctx context.Context, _ string, _ int64, _ bool) (io.ReadCloser, error) {
 	return s.opened(ctx), s.called("artifact.log")
 }
+func (s stubArtifacts) DeleteBundle(id string) error { return s.called("artifact.delete-bundle " + id) }
 func (s stubArtifacts) PutBundle(_ context.Context, r io.Reader) (api.Bundle, error) {
 	if err := s.called("artifact.put"); err != nil {
 		return api.Bundle{}, err

@@ -1,0 +1,82 @@
+package cli
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+// localSource is a commit of a local repository that is to be sent.
+type localSource struct {
+	path, objects string
+	commit        string
+	branch        string // the branch in the bundle that holds the commit
+}
+
+// findSource looks up ref in the repository at path.
+func findSource(ctx context.Context, path, ref string) (localSource, error) {
+	none := localSource{}
+	objects, err := git(ctx, path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+	if err != nil {
+		return none, agentlab.Errorf(agentlab.CodeInvalid, "%s is not a git repository: %v", path, err).WithField("repo").
+			WithHint("run 'git init' there and commit something, or leave --repo out")
+	}
+	if ref == "" {
+		ref = "HEAD"
+	}
+	commit, err := git(ctx, path, "rev-parse", "--verify", "--quiet", "--end-of-options", ref+"^{commit}")
+	if err != nil {
+		if ref == "HEAD" {
+			return none, agentlab.Errorf(agentlab.CodeInvalid, "%s has no commit yet", path).WithField("repo")
+		}
+		return none, agentlab.Errorf(agentlab.CodeNotFound, "no branch, tag or commit %q in %s", ref, path).WithField("ref").
+			WithHint("see 'git branch' and 'git tag'")
+	}
+	if shallow, _ := git(ctx, path, "rev-parse", "--is-shallow-repository"); shallow == "true" {
+		return none, agentlab.Errorf(agentlab.CodeUnsupported, "%s is a shallow clone, which cannot be sent", path).WithField("repo").
+			WithHint("run 'git fetch --unshallow' first, or give the repository's URL")
+	}
+	return localSource{path: path, objects: objects, commit: commit, branch: branchName(ctx, path, ref)}, nil
+}
+
+// sendBundle packs a commit with its history and uploads it. It goes through
+// an empty repository that borrows the objects, so that the bundle holds
+// exactly one branch, commits without a branch can be sent too, and the user's
+// repository is not changed.
+func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource) (id string, err error) {
+	fail := func(format string, args ...any) (string, error) {
+		return "", agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField("repo")
+	}
+	a.warnUncommitted(ctx, src.path)
+	dir, err := os.MkdirTemp("", "agentlab-bundle-*")
+	if err != nil {
+		return fail("no temporary folder: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	file, err := packBundle(ctx, dir, src.objects, src.commit, src.branch)
+	if err != nil {
+		return fail("cannot pack %s: %w", src.path, err)
+	}
+	defer func() { _ = file.Close() }()
+	if st, err := file.Stat(); err == nil {
+		a.progressf("sending %s of %s (%.12s)", byteSize(st.Size()), src.path, src.commit)
+	}
+	up, err := c.UploadBundle(ctx, file)
+	return up.ID, err
+}
+
+// dropBundle deletes an uploaded bundle whose job was not accepted, also after
+// an interrupt. What is left behind all the same, the daemon deletes later.
+func (a *App) dropBundle(ctx context.Context, c *client.Client, id string) {
+	if id == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if err := c.DeleteBundle(ctx, id); err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		a.progressf("note: the uploaded repository is not deleted yet: %v", err)
+	}
+}
