@@ -238,7 +238,7 @@ type Instance struct {
 	Name   string
 	Power  Power
 	IP     string // the guest's address on its own network; "" when not known
-	Reason string // for PowerCrashed and PowerPartial
+	Reason string // for PowerCrashed and PowerPartial; of PowerRunning, why the host has paused the guest, "" when it has not
 	// Expired: it is PowerStopped because its deadline passed (DeadlineSetter).
 	Expired bool
 }

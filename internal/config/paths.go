@@ -19,7 +19,7 @@ type Paths struct {
 	Home   string // AGENTLAB_HOME; "" when that is not set
 	System bool   // the machine-wide installation, run by root
 	Config string // what people write: config.yaml, profiles/, secrets/
-	State  string // what must survive: agentlab.db, sandboxes/, artifacts/, bundles/
+	State  string // what must survive: agentlab.db, sandboxes/, artifacts/, bundles/, and the reserve of disk space
 	Cache  string // what can be made again: images/
 	Run    string // what ends with the boot: agentlabd.sock
 	Log    string // logs of the daemon
@@ -89,6 +89,14 @@ func (p Paths) Secrets() string { return filepath.Join(p.Config, "secrets") }
 // Database is the SQLite file.
 func (p Paths) Database() string { return filepath.Join(p.State, "agentlab.db") }
 
+// Reserve is the file that is deleted on a full disk, so that the database can
+// be written.
+func (p Paths) Reserve() string { return filepath.Join(p.State, "reserve") }
+
+// Ending holds an empty file for each sandbox whose destruction was asked for
+// when the database had no room to say so.
+func (p Paths) Ending() string { return filepath.Join(p.State, "ending") }
+
 // Sandboxes holds one directory for each sandbox of drivers that keep files.
 func (p Paths) Sandboxes() string { return filepath.Join(p.State, "sandboxes") }
 
@@ -119,7 +127,7 @@ func (p Paths) Ensure() error {
 	}
 	dirs := []dir{{p.Config, open}, {p.Run, open}, {p.State, 0o700}, {p.Cache, 0o700}, {p.Log, 0o700},
 		{p.Profiles(), open}, {p.Secrets(), 0o700},
-		{p.Sandboxes(), 0o700}, {p.Artifacts(), 0o700}, {p.Bundles(), 0o700}, {p.Images(), 0o700}}
+		{p.Ending(), 0o700}, {p.Sandboxes(), 0o700}, {p.Artifacts(), 0o700}, {p.Bundles(), 0o700}, {p.Images(), 0o700}}
 	if p.Home != "" {
 		if err := os.MkdirAll(p.Home, 0o700); err != nil {
 			return dirFault(p.Home, err)

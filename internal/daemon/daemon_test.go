@@ -29,7 +29,11 @@ type home struct {
 
 func newHome(t *testing.T) *home {
 	t.Helper()
-	dir := t.TempDir()
+	return newHomeIn(t, t.TempDir())
+}
+
+func newHomeIn(t *testing.T, dir string) *home {
+	t.Helper()
 	paths, err := config.ResolvePaths(testEnv(dir), false)
 	if err != nil {
 		t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/qemu"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
+	"github.com/agentlab-vm/agentlab/internal/hostspace"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
@@ -76,10 +77,11 @@ func openQEMU(env driverEnv) (place, error) {
 			}
 			return qemu.ImageFiles{Ref: img.Ref(), RootDisk: img.RootDisk(), Kernel: img.Kernel(), Modules: img.Modules()}, nil
 		},
-		Accel:    qemu.Accel(env.settings.QEMU.Accel),
-		QEMU:     env.settings.QEMU.Binary,
-		DialUnix: env.getenv(envInternet),
-		Logger:   env.log,
+		PauseBelow: uint64(hostspace.PauseBelow(int64(env.settings.Limits.MinFreeMB) << 20)), //nolint:gosec // bounded by the configuration
+		Accel:      qemu.Accel(env.settings.QEMU.Accel),
+		QEMU:       env.settings.QEMU.Binary,
+		DialUnix:   env.getenv(envInternet),
+		Logger:     env.log,
 	})
 	if err != nil {
 		return place{}, err

@@ -42,6 +42,8 @@ type services struct {
 	vault     *secret.Vault
 	artifacts *artifact.Service
 	space     *hostspace.Guard
+	reserve   *hostspace.Reserve
+	released  chan struct{} // holds a value when the reserve was released
 	sandboxes *sandbox.Service
 	jobs      *job.Service
 	guests    *guestserver.Server
@@ -57,7 +59,8 @@ type services struct {
 // openServices makes everything that the API calls. What it opened is undone
 // by undo.
 func openServices(ctx context.Context, cfg Config, settings config.Config, log *slog.Logger, undo *cleanup) (*services, error) {
-	s := &services{cfg: cfg, settings: settings, log: log, bus: newBus(), vault: secret.NewVault(cfg.Paths.Secrets())}
+	s := &services{cfg: cfg, settings: settings, log: log, bus: newBus(), vault: secret.NewVault(cfg.Paths.Secrets()),
+		reserve: hostspace.NewReserve(cfg.Paths.Reserve()), released: make(chan struct{}, 1)}
 	s.hostNetwork = newHostNetwork(settings, networkDir(cfg.Paths), log.With("part", "host network"))
 	undo.add(s.hostNetwork.Close)
 	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openArtifacts, s.openAudit, s.openJobs, s.openGC} {
@@ -69,11 +72,12 @@ func openServices(ctx context.Context, cfg Config, settings config.Config, log *
 }
 
 func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
-	s.store, err = store.Open(ctx, s.cfg.Paths.Database(), store.Options{Clock: s.cfg.Clock, OnCommit: s.committed})
+	s.store, err = store.Open(ctx, s.cfg.Paths.Database(), store.Options{Clock: s.cfg.Clock, OnCommit: s.committed, Full: s.releaseReserve})
 	if err != nil {
-		return err
+		return s.noRoomToStart(err)
 	}
 	undo.add(s.store.Close)
+	s.makeReserve()
 	s.tokens = auth.New(auth.Config{Store: s.store, Clock: s.cfg.Clock, Logger: s.log.With("part", "tokens")})
 	return nil
 }
@@ -181,6 +185,7 @@ func (s *services) openSandboxes() {
 		},
 		Usable: func() error { return s.usable() },
 		Room:   s.space.Start,
+		Notes:  endingNotes{s.cfg.Paths.Ending()},
 		Redact: func(ctx context.Context, id, text string) string { return s.jobs.Redact(ctx, id, text) },
 		SaveConsole: func(ctx context.Context, sb agentlab.Sandbox, r io.Reader) error {
 			return s.jobs.SaveConsole(ctx, sb, r)

@@ -2,39 +2,113 @@ package daemon
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/hostspace"
 )
 
 const spaceEvery = 15 * time.Second
 
-// watchSpace tells, as events, when the host's disk becomes too full to start
-// anything and when it is no more.
+// watchSpace writes events when the host's disk becomes too full to start
+// anything, when its reserve is released, and when there is room again. It
+// makes the reserve again.
 func (s *services) watchSpace(ctx context.Context) error {
 	t := time.NewTicker(spaceEvery)
 	defer t.Stop()
 	full := false
 	for {
+		s.makeReserve()
 		if err := s.space.Start(); (err != nil) != full {
 			full = err != nil
 			s.tellSpace(ctx, err)
 		}
 		select {
 		case <-t.C:
+		case <-s.released:
+			s.emitSpace(ctx, reserveReleased, `{"full":true,"reserve":false}`)
 		case <-ctx.Done():
 			return nil
 		}
 	}
 }
 
-func (s *services) tellSpace(ctx context.Context, err error) {
-	e := agentlab.Event{Kind: agentlab.EventSpace, Message: "there is enough free disk space again", Data: `{"full":false}`}
-	if err != nil {
-		e.Message, e.Data = agentlab.OneLine(err.Error(), agentlab.MaxReasonBytes), `{"full":true}`
-		s.log.Warn("the disk is nearly full", "err", err)
+const reserveReleased = "the disk is full: a part of the reserve was released so that jobs and sandboxes can be ended"
+
+// releaseReserve makes room for the database. It is called while the database
+// is being written, so the event is left to watchSpace.
+func (s *services) releaseReserve() bool {
+	if !s.reserve.Release() {
+		return false
 	}
+	s.log.Error(reserveReleased)
+	select {
+	case s.released <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// noRoomToStart adds to an error of a database that finds no room, although
+// the reserve was released, what frees some.
+func (s *services) noRoomToStart(err error) error {
+	e, ok := errors.AsType[*agentlab.Error](err)
+	if !ok || e.Code != agentlab.CodeNoSpace {
+		return err
+	}
+	return e.WithHint("free %d MiB on the disk of %s, then start again and destroy sandboxes; images in %s are built again when they are needed",
+		hostspace.ReserveBytes>>20, s.cfg.Paths.State, s.cfg.Paths.Images())
+}
+
+func (s *services) makeReserve() {
+	if err := s.reserve.Make(); err != nil {
+		s.log.Warn("the reserve of disk space cannot be made", "err", err)
+	}
+}
+
+func (s *services) tellSpace(ctx context.Context, err error) {
+	if err == nil {
+		s.emitSpace(ctx, "there is enough free disk space again", `{"full":false}`)
+		return
+	}
+	s.log.Warn("the disk is nearly full", "err", err)
+	s.emitSpace(ctx, agentlab.OneLine(err.Error(), agentlab.MaxReasonBytes), `{"full":true}`)
+}
+
+func (s *services) emitSpace(ctx context.Context, message, data string) {
+	e := agentlab.Event{Kind: agentlab.EventSpace, Message: message, Data: data}
 	if err := s.store.AppendEvents(ctx, e); err != nil && ctx.Err() == nil {
 		s.log.Error("an event was not written", "kind", e.Kind, "err", err)
 	}
+}
+
+// spaceFindings reports the room on the disk for sandboxes, a reserve that is
+// missing, and guests that are paused.
+func (s *services) spaceFindings() []backend.Finding {
+	out := []backend.Finding{{Name: "disk space", Level: backend.LevelOK, Detail: "there is room for sandboxes"}}
+	if err := s.space.Start(); err != nil {
+		out[0] = backend.Finding{Name: "disk space", Level: backend.LevelError, Detail: err.Error(), Remedy: agentlab.HintOf(err)}
+	}
+	if !s.reserve.Held() {
+		const mib = 1 << 20
+		out = append(out, backend.Finding{
+			Name: "disk reserve", Level: backend.LevelWarn,
+			Detail: fmt.Sprintf("the disk of %s is full, or was: of the reserve of %d MiB that the database needs then, a part at least is used up", s.cfg.Paths.State, hostspace.ReserveBytes/mib),
+			Remedy: fmt.Sprintf("destroy sandboxes (agentlab sandbox list) or free disk space; the reserve is made again when %d MiB are free", (hostspace.ReserveBytes+hostspace.PauseLeast)/mib),
+		})
+	}
+	if paused := s.sandboxes.Paused(); len(paused) > 0 {
+		first := slices.Min(slices.Collect(maps.Keys(paused)))
+		out = append(out, backend.Finding{
+			Name: "paused guests", Level: backend.LevelWarn,
+			Detail: fmt.Sprintf("%d guests are paused, sandbox %d among them: %s", len(paused), first, paused[first]),
+			Remedy: "destroy sandboxes that are not needed, or free disk space; the guests go on by themselves",
+		})
+	}
+	return out
 }

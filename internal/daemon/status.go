@@ -78,7 +78,7 @@ func (v *statusView) Status(ctx context.Context) (api.Status, error) {
 	for status, n := range jobs {
 		s.Jobs[string(status)] = n
 	}
-	for _, f := range append([]backend.Finding{v.room()}, v.check(ctx)...) {
+	for _, f := range append(v.own(), v.check(ctx)...) {
 		if f.Level != backend.LevelOK {
 			s.Findings = append(s.Findings, told(f))
 		}
@@ -98,25 +98,20 @@ func (v *statusView) Checks(ctx context.Context) (api.HostChecks, error) {
 	defer cancel()
 	info := v.d.services.driver.Info()
 	out := api.HostChecks{Backend: info.Name, Bridge: info.Addresses != nil, Checks: []api.Finding{}}
-	room := v.room()
+	own := v.own()
 	found := v.d.services.driver.Check(ctx)
 	if err := ctx.Err(); err != nil {
 		return out, agentlab.Errorf(agentlab.CodeTimeout, "the backend did not answer within %s", checkLimit).WithHint("see 'agentlab daemon logs'")
 	}
 	v.keep(found)
-	for _, f := range append([]backend.Finding{room}, found...) {
+	for _, f := range append(own, found...) {
 		out.Checks = append(out.Checks, told(f))
 	}
 	return out, nil
 }
 
-// room tells whether the disk has room for sandboxes.
-func (v *statusView) room() backend.Finding {
-	if err := v.d.services.space.Start(); err != nil {
-		return backend.Finding{Name: "disk space", Level: backend.LevelError, Detail: err.Error(), Remedy: agentlab.HintOf(err)}
-	}
-	return backend.Finding{Name: "disk space", Level: backend.LevelOK, Detail: "there is room for sandboxes"}
-}
+// own returns what the daemon itself finds.
+func (v *statusView) own() []backend.Finding { return v.d.services.spaceFindings() }
 
 // told is a finding as the API tells it.
 func told(f backend.Finding) api.Finding {

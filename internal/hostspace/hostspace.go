@@ -1,8 +1,9 @@
 // Package hostspace keeps guests from filling the host's disk. What a guest
 // writes is bounded by the size of its disk and the quotas of its job, but
 // those of all guests together may be more than the host has. So nothing new
-// is started while less than a configured amount is free, and before the
-// database itself finds no room, nothing of guests is kept either.
+// is started while less than a configured amount is free. Below a part of that
+// amount guests are paused, and nothing that they send is kept. When the disk
+// is full nevertheless, a reserve is released for the database.
 package hostspace
 
 import (
@@ -35,7 +36,7 @@ type Guard struct {
 }
 
 // New returns a Guard of dir's file system, which wants least bytes to be
-// free; 0 means any. nil means the real file system and time.Now.
+// free, and at least PauseLeast. nil means the real file system and time.Now.
 func New(dir string, least int64, free func(dir string) (int64, error), clock func() time.Time) *Guard {
 	if free == nil {
 		free = statfs
@@ -72,7 +73,7 @@ func (g *Guard) Start() error {
 	if g == nil {
 		return nil
 	}
-	return g.check(g.min, "nothing is started on it")
+	return g.check(max(g.min, PauseBelow(g.min)), "nothing is started on it")
 }
 
 // Keep tells, with code no_space, that nothing that guests send may be kept.
@@ -80,7 +81,7 @@ func (g *Guard) Keep() error {
 	if g == nil {
 		return nil
 	}
-	return g.check(g.min/reserve, "nothing of guests is kept on it")
+	return g.check(PauseBelow(g.min), "nothing of guests is kept on it")
 }
 
 func (g *Guard) check(least int64, consequence string) error {

@@ -75,6 +75,7 @@ type Sandboxes interface {
 	Introduce(ctx context.Context, vmid int) error
 	Release(ctx context.Context, vmid int, o sandbox.Outcome) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	Paused() map[int]string // whose guests the host has paused, and why
 	Wake(vmid int)
 }
 

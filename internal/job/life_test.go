@@ -96,6 +96,30 @@ func TestJobEnds(t *testing.T) {
 	}
 }
 
+// While the host has paused a guest, nothing is expected of its runner.
+func TestPausedGuestIsNotSilent(t *testing.T) {
+	inWorld(t, func(w *world) {
+		j := w.run(job.Request{Task: "stubborn\nsilent", TTL: time.Hour})
+		w.phase(j.ID, "agent")
+		ref := w.ref(j.ID)
+		if err := w.host.PauseVM(ref, "the host's disk is full"); err != nil {
+			w.Fatal(err)
+		}
+		time.Sleep(10 * time.Minute)
+		if now := w.job(j.ID); now.Status != agentlab.JobRunning {
+			w.Fatalf("%s: %s", now.Status, now.Reason)
+		}
+		if err := w.host.PauseVM(ref, ""); err != nil {
+			w.Fatal(err)
+		}
+		resumed := time.Now()
+		j = w.final(j.ID)
+		if d := j.FinishedAt.Sub(resumed); d < 75*time.Second || d > 100*time.Second {
+			w.Errorf("%s after the guest went on: %s, %s", d, j.Status, j.Reason)
+		}
+	})
+}
+
 // A runner that ignores its deadline is given up after the upload window.
 func TestTimeoutIsForced(t *testing.T) {
 	inWorld(t, func(w *world) {

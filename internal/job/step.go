@@ -164,15 +164,19 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	}
 	s.atWork()
 	now := s.clock()
+	again := longest
+	paused := s.cfg.Sandboxes.Paused()[sb.VMID] != ""
 	s.mu.Lock()
 	l := s.remember(j.ID)
+	if paused { // its silence begins when it goes on
+		l.heard, again = now, s.lim.Silence/9
+	}
 	if j.StopRequested != "" && l.stopped.IsZero() {
 		l.stopped = now
 	}
 	heard, stopped, used, told := l.heard, l.stopped, l.used, l.again
 	s.mu.Unlock()
 
-	again := longest
 	due := func(t time.Time) bool {
 		left := t.Sub(now)
 		if left > 0 {

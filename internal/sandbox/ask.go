@@ -233,14 +233,24 @@ func (s *Service) Stop(ctx context.Context, vmid int, grace time.Duration) (agen
 }
 
 // Destroy asks for nothing of a sandbox to be left. It is allowed in every
-// state; destroying a destroyed one succeeds. Code: not_found.
+// state, and on a full disk; destroying a destroyed one succeeds. Code:
+// not_found.
 func (s *Service) Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
-	return s.ask(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	sb, err := s.ask(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.State != agentlab.SandboxDestroyed {
 			sb.Desired = agentlab.DesiredDestroyed
 		}
 		return nil, nil
 	})
+	if !fullDisk(err) {
+		return sb, err
+	}
+	if sb, err = s.Get(ctx, strconv.Itoa(vmid)); err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	s.destroyUnwritten(sb)
+	sb.Desired = agentlab.DesiredDestroyed
+	return sb, nil
 }
 
 // RenewLease makes a lease end ttl from now. Codes: not_found, invalid,

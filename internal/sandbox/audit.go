@@ -32,24 +32,37 @@ func (s *Service) audit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	found := make(map[backend.Ref]backend.Power, len(all))
+	found := make(map[backend.Ref]backend.Instance, len(all))
 	for _, in := range all {
-		found[in.Ref] = in.Power
+		found[in.Ref] = in
 	}
 	s.mu.Lock()
-	var suspects []int
+	var suspects, paused []int
 	for vmid, m := range s.memory {
 		ref := backend.Ref{VMID: vmid, UID: m.uid}
-		power, there := found[ref]
+		in, there := found[ref]
 		delete(found, ref)
-		if m.inspected && !m.suspect && differs(m.state, power, there) {
+		if m.inspected && !m.suspect && differs(m.state, in.Power, there) {
 			m.suspect = true
 			suspects = append(suspects, vmid)
 		}
+		why := ""
+		if in.Power == backend.PowerRunning {
+			why = in.Reason
+		}
+		if (m.paused == "") != (why == "") {
+			paused = append(paused, vmid)
+		}
+		m.paused = why
 	}
 	s.mu.Unlock()
 	for _, vmid := range suspects {
 		s.loop.Wake(vmid)
+	}
+	for _, vmid := range paused {
+		if err := s.tellPaused(ctx, vmid); err != nil {
+			s.log.Warn("an event was not written", "vmid", vmid, "err", err)
+		}
 	}
 	for ref := range found {
 		if err := s.orphan(ctx, ref); err != nil {
@@ -57,6 +70,35 @@ func (s *Service) audit(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// tellPaused writes an event when the host has paused a guest, or lets it go on.
+func (s *Service) tellPaused(ctx context.Context, vmid int) error {
+	why := s.Paused()[vmid]
+	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err != nil {
+		return err
+	}
+	text := "goes on"
+	if why != "" {
+		text = "is paused: " + s.told(ctx, sb, why)
+	}
+	s.log.Warn("the guest of a sandbox "+text, "vmid", vmid)
+	return s.cfg.Store.AppendEvents(ctx, event(agentlab.EventSandboxState, sb, map[string]any{"state": sb.State, "paused": why != ""}, "the guest of sandbox %s %s", sb.Name, text))
+}
+
+// Paused returns the sandboxes whose guests the host has paused, with the
+// reason, as the last audit found them.
+func (s *Service) Paused() map[int]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[int]string{}
+	for vmid, m := range s.memory {
+		if m.paused != "" {
+			out[vmid] = m.paused
+		}
+	}
+	return out
 }
 
 // differs tells whether a sandbox in that state should look otherwise.

@@ -1,6 +1,7 @@
 package sandbox_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -26,7 +27,36 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // db is the store as the service sees it.
-type db struct{ *store.Store }
+type db struct {
+	*store.Store
+	full *atomic.Bool // no change can be written
+}
+
+func (d db) room() error {
+	if d.full.Load() {
+		return agentlab.Errorf(agentlab.CodeNoSpace, "there is no space left for the database")
+	}
+	return nil
+}
+
+func (d db) UpdateSandbox(ctx context.Context, vmid int, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
+	return d.Store.UpdateSandbox(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		before := *sb
+		evs, err := fn(sb)
+		if err == nil && (len(evs) > 0 || !sb.Equal(before)) {
+			err = d.room()
+		}
+		return evs, err
+	})
+}
+
+func (d db) RevokeGrants(ctx context.Context, vmid int) error {
+	return cmp.Or(d.room(), d.Store.RevokeGrants(ctx, vmid))
+}
+
+func (d db) AppendEvents(ctx context.Context, evs ...agentlab.Event) error {
+	return cmp.Or(d.room(), d.Store.AppendEvents(ctx, evs...))
+}
 
 func (d db) Sandboxes(ctx context.Context, f sandbox.Filter) ([]agentlab.Sandbox, error) {
 	return d.Store.Sandboxes(ctx, store.SandboxFilter(f))
@@ -89,9 +119,11 @@ type world struct {
 	profiles *profiles
 	serve    func(ctx context.Context, vmid int, l net.Listener) error
 
-	full  atomic.Bool      // the host's disk
-	clock func() time.Time // the daemon's; nil means time.Now
-	plain bool             // the driver has nothing that a backend need not have
+	full   atomic.Bool      // the host's disk
+	dbFull atomic.Bool      // so full that the database cannot be written
+	notes  notebook         // outlives the daemon
+	clock  func() time.Time // the daemon's; nil means time.Now
+	plain  bool             // the driver has nothing that a backend need not have
 
 	svc  *sandbox.Service
 	stop func()
@@ -145,7 +177,7 @@ func (w *world) begin() {
 	}
 	w.driver = w.host.Open()
 	w.svc = sandbox.New(sandbox.Config{
-		Store: db{w.store}, Driver: w.offered(), Images: w.images,
+		Store: db{w.store, &w.dbFull}, Notes: &w.notes, Driver: w.offered(), Images: w.images,
 		Profiles:       w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, ServeGuest: w.serve, Clock: w.clock,
 		Room: func() error {

@@ -42,6 +42,40 @@ func TestNoRoom(t *testing.T) {
 	})
 }
 
+// A guest that the host pauses, and lets go on, is reported.
+func TestPausedGuestIsReported(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(sandbox.Request{Name: "hog"})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		pause := func(why string) {
+			if err := w.host.PauseVM(backend.Ref{VMID: sb.VMID, UID: sb.UID}, why); err != nil {
+				w.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+		}
+		told := func() (out []string) {
+			for _, e := range w.events(agentlab.EventSandboxState) {
+				if strings.Contains(e.Data, "paused") {
+					out = append(out, e.Message)
+				}
+			}
+			return out
+		}
+		pause("the host's disk has 7 MiB free")
+		pause("the host's disk has 6 MiB free")
+		if got := told(); len(got) != 1 || got[0] != "the guest of sandbox hog is paused: the host's disk has 7 MiB free" {
+			w.Errorf("events %q", got)
+		}
+		if got := w.svc.Paused(); got[sb.VMID] != "the host's disk has 6 MiB free" || len(got) != 1 {
+			w.Errorf("paused: %v", got)
+		}
+		pause("")
+		if got := told(); len(got) != 2 || got[1] != "the guest of sandbox hog goes on" || len(w.svc.Paused()) != 0 {
+			w.Errorf("events %q, paused %v", got, w.svc.Paused())
+		}
+	})
+}
+
 // Words about a sandbox are kept without the secrets of its job, or its own
 // when it has none.
 func TestReasonsAreRedacted(t *testing.T) {

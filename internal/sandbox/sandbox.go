@@ -165,6 +165,10 @@ type Config struct {
 	// full to start anything; nil is allowed.
 	Room func() error
 
+	// Notes keeps requests to destroy a sandbox that the database had no room
+	// for; nil: they are lost when the process ends before it has met them.
+	Notes Notes
+
 	// Usable tells, with code unavailable and a remedy, why the backend cannot
 	// start any sandbox now. What is asked for then is refused at once; nil is
 	// allowed.
@@ -212,6 +216,8 @@ type memory struct {
 	plane     *plane
 	save      bool // its console log is to be saved
 	trouble   trouble
+	unwritten bool   // it is to be destroyed, and the row does not say so: the disk was full
+	paused    string // why its guest's CPUs are paused; "" when they are not
 	handover  handover
 
 	netSince   time.Time     // since when a network policy cannot be put in force; zero when there is none
@@ -255,6 +261,7 @@ func (s *Service) Run(ctx context.Context) error {
 		s.remember(sb)
 		s.loop.Wake(sb.VMID)
 	}
+	s.readNotes(rows)
 	s.wg.Go(func() { s.auditLoop(ctx) })
 	s.loop.Run(ctx)
 	cancel()

@@ -48,6 +48,9 @@ func (s *Service) step(ctx context.Context, vmid int) (time.Duration, error) {
 // once does one thing for a sandbox. done tells that nothing is left to do
 // now; then again is when to look once more, 0 for when its lease ends.
 func (s *Service) once(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, done bool, err error) {
+	if s.unwritten(sb) {
+		return 0, false, s.destroy(ctx, sb)
+	}
 	if s.leaseCounts(sb) && !s.clock().Before(sb.LeaseExpiresAt) {
 		return 0, false, s.expire(ctx, sb)
 	}
@@ -99,6 +102,10 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 		}
 		return evs, nil
 	})
+	if fullDisk(err) && !sb.Keepalive { // its row says until when it may live
+		s.destroyUnwritten(sb)
+		return nil
+	}
 	return err
 }
 
@@ -135,11 +142,9 @@ func (s *Service) become(ctx context.Context, sb agentlab.Sandbox, to agentlab.S
 			return nil, nil
 		}
 		now.State, now.Reason = to, reason
-		if to == agentlab.SandboxDestroyed || (to == agentlab.SandboxStopped && reason == "") {
-			now.Reason = sb.Reason // why it came to that stays known
-		}
-		if to == agentlab.SandboxStopped || to == agentlab.SandboxDestroyed {
+		if to == agentlab.SandboxStopped {
 			now.IP = ""
+			now.Reason = cmp.Or(reason, sb.Reason) // why it came to that stays known
 		}
 		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
 	})
@@ -246,18 +251,22 @@ func (s *Service) powerOff(ctx context.Context, sb agentlab.Sandbox, grace time.
 // off before it is destroyed.
 const timeoutGrace = 10 * time.Second
 
-// destroy removes every trace. It is tried until it succeeds.
+// destroy removes every trace. It is tried until it succeeds. A full disk does
+// not stop it: what it deletes may be what fills the disk.
 func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	s.boots.release(sb.VMID, s.loop.Wake)
 	if sb.State == agentlab.SandboxTimeout && sb.JobID == "" {
 		if err := s.powerOff(ctx, sb, timeoutGrace); err != nil {
 			return err
 		}
-		return s.become(ctx, sb, agentlab.SandboxStopped, sb.Reason)
+		if err := s.become(ctx, sb, agentlab.SandboxStopped, sb.Reason); !fullDisk(err) {
+			return err
+		}
 	}
 	s.closePlane(sb.VMID)
-	if err := s.cfg.Store.RevokeGrants(ctx, sb.VMID); err != nil {
-		return err
+	revoked := s.cfg.Store.RevokeGrants(ctx, sb.VMID)
+	if revoked != nil && !fullDisk(revoked) {
+		return revoked
 	}
 	s.saveConsole(ctx, sb)
 	s.drainEgress(ctx, sb)
@@ -266,7 +275,28 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := s.cfg.Driver.Destroy(dctx, ref(sb)); err != nil {
 		return err
 	}
-	return s.become(ctx, sb, agentlab.SandboxDestroyed, "")
+	if revoked != nil { // there may be room now
+		if err := s.cfg.Store.RevokeGrants(ctx, sb.VMID); err != nil {
+			return err
+		}
+	}
+	return s.destroyed(ctx, sb)
+}
+
+// destroyed writes down that nothing is left of a sandbox.
+func (s *Service) destroyed(ctx context.Context, sb agentlab.Sandbox) error {
+	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if now.UID != sb.UID || now.State == agentlab.SandboxDestroyed {
+			return nil, nil
+		}
+		before := now.State
+		now.State, now.Desired, now.IP = agentlab.SandboxDestroyed, agentlab.DesiredDestroyed, ""
+		return []agentlab.Event{stateEvent(*now, before)}, nil
+	})
+	if err == nil && s.unwritten(sb) {
+		s.forgetNote(sb)
+	}
+	return err
 }
 
 // cutTimeout bounds the power cut before the last look at the record of the

@@ -88,6 +88,7 @@ func (s *Store) AddEgress(ctx context.Context, recs []agentlab.EgressEntry, limi
 	}
 	err = s.write(ctx, func(w *tx) error {
 		added = 0
+		added = 0
 		for len(recs) > 0 {
 			n := slices.IndexFunc(recs, func(e agentlab.EgressEntry) bool { return e.UID != recs[0].UID })
 			if n < 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 	"modernc.org/sqlite"
@@ -47,6 +48,9 @@ func classify(code int) (c agentlab.Code, message, hint string) {
 	case sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY, sqlite3.SQLITE_CONSTRAINT_TRIGGER: // the latter of ON DELETE RESTRICT
 		return agentlab.CodeConflict, "it refers to, or is referred to by, another object", ""
 	}
+	if code == sqlite3.SQLITE_IOERR_SHMSIZE { // it has no other cause
+		code = sqlite3.SQLITE_FULL
+	}
 	switch code & 0xff {
 	case sqlite3.SQLITE_FULL:
 		return agentlab.CodeNoSpace, "there is no space left for the database", "free disk space and try again; nothing was changed"
@@ -63,6 +67,56 @@ func classify(code int) (c agentlab.Code, message, hint string) {
 		return agentlab.CodeUnavailable, "the disk failed under the database", "look at the kernel's log"
 	}
 	return agentlab.CodeInternal, "the database failed", ""
+}
+
+// leastSpace is the free space, in bytes, below which a fault of the disk under
+// the database is taken for a full disk.
+const leastSpace = 1 << 20
+
+// fullDisk reports whether the store failed because the disk of the database
+// at path is full. Only SQLite and the system are asked: a caller's own error
+// may have code no_space for other reasons.
+func fullDisk(path string, err error) bool {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return true
+	}
+	s, ok := errors.AsType[*sqlite.Error](err)
+	if !ok {
+		return false
+	}
+	if code, _, _ := classify(s.Code()); code == agentlab.CodeNoSpace {
+		return true
+	}
+	switch s.Code() {
+	// SQLite does not say why these failed: look at the disk. The last ones are
+	// those of a file that cannot be made.
+	case sqlite3.SQLITE_IOERR, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE,
+		sqlite3.SQLITE_IOERR_SHMMAP, sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_IOERR_CLOSE, sqlite3.SQLITE_CANTOPEN:
+		var st unix.Statfs_t
+		serr := unix.Statfs(filepath.Dir(path), &st)
+		return serr == nil && (st.Bavail*uint64(st.Bsize) < leastSpace || st.Files > 0 && st.Ffree == 0) //nolint:gosec // a block size is positive
+	}
+	return false
+}
+
+// withSpace runs do, and once more when the disk was full and full made room.
+// What still fails for lack of space has code no_space.
+func withSpace(path string, full func() bool, do func() error) error {
+	err := do()
+	if err == nil || !fullDisk(path, err) {
+		return err
+	}
+	if full != nil && full() {
+		if err = do(); err == nil || !fullDisk(path, err) {
+			return err
+		}
+	}
+	if agentlab.CodeOf(err) == agentlab.CodeNoSpace {
+		return err
+	}
+	e := &agentlab.Error{Err: err}
+	e.Code, e.Message, e.Hint = classify(sqlite3.SQLITE_FULL)
+	return e
 }
 
 // inFile names the database file in err.

@@ -36,10 +36,12 @@ const readers = 4
 // The methods that write finish what they began: ctx ends only their waiting
 // for a turn, so an error that wraps ctx's says that nothing was written.
 type Store struct {
+	path     string
 	w, r     *sql.DB
 	turn     chan struct{} // holds a value while someone writes
 	clock    func() time.Time
 	onCommit func([]agentlab.Event)
+	full     func() bool
 }
 
 // Options configure Open.
@@ -51,6 +53,11 @@ type Options struct {
 	// can be written until it returns: it must be quick and must not write
 	// to the Store. nil drops them.
 	OnCommit func([]agentlab.Event)
+
+	// Full is called when the disk of the database is full, and reports
+	// whether it made room; what failed is then tried once more. It must not
+	// use the Store. nil never makes room.
+	Full func() bool
 }
 
 // Open opens the database at path, makes it when it is missing, and brings an
@@ -71,25 +78,31 @@ func open(ctx context.Context, path string, opts Options, migrations fs.FS) (_ *
 	if err := private(path); err != nil {
 		return nil, err
 	}
-	if err := migrate(ctx, path, migrations); err != nil {
-		return nil, inFile(path, err)
-	}
-	s := &Store{turn: make(chan struct{}, 1), clock: opts.Clock, onCommit: opts.OnCommit}
+	s := &Store{path: path, turn: make(chan struct{}, 1), clock: opts.Clock, onCommit: opts.OnCommit, full: opts.Full}
 	if s.clock == nil {
 		s.clock = time.Now
 	}
-	defer func() {
-		if err != nil {
-			_ = s.Close()
+	err = withSpace(path, opts.Full, func() error {
+		if err := migrate(ctx, path, migrations); err != nil {
+			return err
 		}
-	}()
-	if s.w, err = connect(ctx, path, 1, url.Values{"_txlock": {"immediate"}}); err != nil {
-		return nil, inFile(path, err)
-	}
-	if s.r, err = connect(ctx, path, readers, url.Values{"_query_only": {"1"}}); err != nil {
+		return s.connect(ctx)
+	})
+	if err != nil {
 		return nil, inFile(path, err)
 	}
 	return s, nil
+}
+
+// connect opens the connections. It leaves none open when it fails.
+func (s *Store) connect(ctx context.Context) (err error) {
+	if s.w, err = connect(ctx, s.path, 1, url.Values{"_txlock": {"immediate"}}); err != nil {
+		return err
+	}
+	if s.r, err = connect(ctx, s.path, readers, url.Values{"_query_only": {"1"}}); err != nil {
+		return errors.Join(err, s.w.Close())
+	}
+	return nil
 }
 
 // private makes sure the file exists and only its owner can read it; SQLite
@@ -169,8 +182,9 @@ func (w *tx) execN(query string, args ...any) (int64, error) {
 	return n, fault(err)
 }
 
-// write runs fn in a transaction and commits it when fn returns nil.
-func (s *Store) write(ctx context.Context, fn func(*tx) error) (err error) {
+// write runs fn in a transaction and commits it when fn returns nil. Where the
+// disk was full and Options.Full made room, fn runs a second time.
+func (s *Store) write(ctx context.Context, fn func(*tx) error) error {
 	select {
 	case s.turn <- struct{}{}:
 	case <-ctx.Done():
@@ -184,6 +198,12 @@ func (s *Store) write(ctx context.Context, fn func(*tx) error) (err error) {
 	// From here on nothing waits but the disk, and a cancelled commit would
 	// only leave the caller in doubt.
 	ctx = context.WithoutCancel(ctx)
+	return withSpace(s.path, s.full, func() error { return s.commit(ctx, fn) })
+}
+
+// commit makes one transaction of fn. It may be called again with the fn of a
+// transaction that failed: fn reads what it changes in the transaction.
+func (s *Store) commit(ctx context.Context, fn func(*tx) error) error {
 	t, err := s.w.BeginTx(ctx, nil)
 	if err != nil {
 		return fault(err)

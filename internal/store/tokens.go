@@ -209,6 +209,7 @@ func (s *Store) RevokeGrants(ctx context.Context, vmid int) error {
 // by now and tells how many there were.
 func (s *Store) DeleteExpiredTokens(ctx context.Context, now time.Time) (n int, err error) {
 	err = s.write(ctx, func(w *tx) error {
+		n = 0
 		for _, table := range []string{"bootstrap_tokens", "grants", "api_tokens"} {
 			deleted, err := w.execN("DELETE FROM "+table+" WHERE expires_at <= ?", timeCol{&now})
 			if err != nil {

@@ -97,12 +97,21 @@ func newLab(t testing.TB, env ...string) *lab {
 	if testing.Short() {
 		t.Skip("real VMs run without -short: make test")
 	}
+	home, err := os.MkdirTemp("", "agentlab-e2e-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newLabIn(t, home, env...)
+}
+
+// newLabIn is newLab in an empty directory.
+func newLabIn(t testing.TB, home string, env ...string) *lab {
+	t.Helper()
 	bin, err := programs()
 	if err != nil {
 		t.Fatal(err)
 	}
-	home, err := os.MkdirTemp("", "agentlab-e2e-*")
-	if err != nil {
+	if err := os.MkdirAll(home, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink(cacheDir(t), filepath.Join(home, "cache")); err != nil {

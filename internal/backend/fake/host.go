@@ -130,6 +130,22 @@ func (h *Host) CrashVM(ref backend.Ref, reason string) error {
 	return in.crash(reason)
 }
 
+// PauseVM makes the driver report that the host has paused the guest of a
+// running VM; "" lets it go on. The guest itself is not held up.
+func (h *Host) PauseVM(ref backend.Ref, why string) error {
+	in, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.rec.Power != backend.PowerRunning {
+		return agentlab.Errorf(agentlab.CodeConflict, "the VM is %s", in.rec.Power)
+	}
+	in.rec.Reason = why
+	return nil
+}
+
 // RemoveBehindBack makes an instance vanish without the driver, as an
 // administrator could.
 func (h *Host) RemoveBehindBack(ref backend.Ref) error {

@@ -59,6 +59,10 @@ type Config struct {
 	QEMU    string // path or name of qemu-system-x86_64; "" means that name
 	QEMUImg string // path or name of qemu-img; "" means that name
 
+	// PauseBelow is the free space on the disk of StateDir, in bytes, below which
+	// running guests are paused; 0 means when none is left.
+	PauseBelow uint64
+
 	// DialUnix, for tests only, is a unix socket that takes the place of the
 	// internet for every sandbox started from now on (gate.UnixDialer).
 	DialUnix string

@@ -38,7 +38,10 @@ type startConfig struct {
 	TSCKHz   int    `json:"tsc_khz,omitempty"`
 	TSCFixed bool   `json:"tsc_fixed,omitempty"` // the host's TSC never changes its rate
 	Initrd   string `json:"initrd"`              // absolute path
-	DialUnix string `json:"dial_unix,omitempty"` // tests: the network behind this socket is the guest's internet
+	// PauseBelow is the free space on the host's disk, in bytes, below which the
+	// guest is paused; 0 leaves that to QEMU, which does it when none is left.
+	PauseBelow uint64 `json:"pause_below,omitempty"`
+	DialUnix   string `json:"dial_unix,omitempty"` // tests: the network behind this socket is the guest's internet
 }
 
 // Phases of a run.
@@ -56,6 +59,7 @@ type runState struct {
 	Phase   string    `json:"phase"`
 	Reason  string    `json:"reason,omitempty"`
 	Expired bool      `json:"expired,omitempty"` // stopped, or being stopped, because its deadline passed
+	Paused  string    `json:"paused,omitempty"`  // why the guest's CPUs are stopped
 	Boot    string    `json:"boot"`              // boot id of the host
 	Changed time.Time `json:"changed"`
 }

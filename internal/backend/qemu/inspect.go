@@ -77,12 +77,12 @@ func (d *Driver) power(dir string, in *backend.Instance) error {
 		if err != nil {
 			return fault(err, "cannot look at the shim's lock")
 		}
-		if held {
-			in.Power, in.Reason = backend.PowerRunning, ""
-			return nil
-		}
-		if st, err = readState(dir); err != nil {
+		if st, err = readState(dir); err != nil && !held {
 			return err
+		}
+		if held {
+			in.Power, in.Reason = backend.PowerRunning, st.Paused
+			return nil
 		}
 	}
 	in.Power, in.Reason = endOf(st)

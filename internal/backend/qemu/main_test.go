@@ -83,6 +83,7 @@ type fixed struct {
 	StateDir, CacheDir, Runner string
 	Image                      ImageFiles
 	DialUnix                   string
+	PauseBelow                 uint64
 	QEMU                       string // "": the one that is installed
 }
 
@@ -92,7 +93,7 @@ func (f fixed) open() (*Driver, error) {
 		return nil, err
 	}
 	return New(Config{
-		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, DialUnix: f.DialUnix, QEMU: f.QEMU, Shim: []string{self, "vmm"},
+		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, DialUnix: f.DialUnix, PauseBelow: f.PauseBelow, QEMU: f.QEMU, Shim: []string{self, "vmm"},
 		Images: func(_ context.Context, ref string) (ImageFiles, error) {
 			if ref != f.Image.Ref {
 				return ImageFiles{}, agentlab.Errorf(agentlab.CodeNotFound, "no image %s", ref)

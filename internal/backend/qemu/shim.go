@@ -69,7 +69,7 @@ type shim struct {
 	changed  chan struct{} // closed and replaced when state changes
 	shutdown string        // reason of the last SHUTDOWN event
 	answered bool
-	paused   string    // why QEMU stopped the guest's CPUs, "" while they run
+	paused   string    // why the guest's CPUs are stopped, "" while they run
 	cutAt    time.Time // when a stop that is under way loses patience
 	stopping chan struct{}
 	resooner chan struct{} // a stop became more urgent
@@ -227,6 +227,7 @@ func (s *shim) supervise(ctx context.Context) error {
 	defer idle.Stop()
 	go s.watchDir()
 	go s.watchDeadline()
+	go s.watchSpace()
 	select {
 	case <-s.vm.done:
 	case <-ctx.Done():
@@ -292,10 +293,12 @@ func (s *shim) failed(err error) error {
 func (s *shim) setPhase(phase, reason string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := runState{RunID: s.cfg.RunID, Phase: phase, Reason: reason, Expired: s.expired, Boot: bootID(), Changed: time.Now().UTC()}
+	st := runState{
+		RunID: s.cfg.RunID, Phase: phase, Reason: reason, Expired: s.expired, Paused: s.paused, Boot: bootID(), Changed: time.Now().UTC(),
+	}
 	write := noteJSON
 	if phase == phaseStopped || phase == phaseCrashed {
-		write = writeJSON
+		write, st.Paused = writeJSON, ""
 	}
 	err := write(filepath.Join(s.dir, fileState), st)
 	s.state = st
@@ -323,46 +326,6 @@ func (s *shim) onEvent(e qmpEvent) {
 		s.setPaused("")
 	}
 }
-
-func (s *shim) setPaused(why string) {
-	s.mu.Lock()
-	was := s.paused
-	s.paused = why
-	s.mu.Unlock()
-	if was == "" && why != "" {
-		go s.resume()
-	}
-}
-
-// resume lets a guest go on that was stopped by a full disk. It is tried until
-// it works, because QEMU stops the guest again when there is still no room.
-func (s *shim) resume() {
-	tick := time.NewTicker(2 * time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-s.vm.done:
-			return
-		case <-tick.C:
-		}
-		s.mu.Lock()
-		paused, q := s.paused != "", s.qmp
-		s.mu.Unlock()
-		if !paused || q == nil {
-			return
-		}
-		if free, err := freeBytes(s.dir); err != nil || free < resumeSpace {
-			continue
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		err := q.execute(ctx, "cont", nil, nil)
-		cancel()
-		s.log.Info("resumed after a full disk", "err", err)
-	}
-}
-
-// resumeSpace is what must be free on the host before a guest goes on.
-const resumeSpace = 64 << 20
 
 // cleanups is a stack of things to undo, last first.
 type cleanups struct {

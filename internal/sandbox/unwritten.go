@@ -1,0 +1,86 @@
+package sandbox
+
+import (
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// Notes keeps, outside the database, which sandboxes are to be destroyed
+// although their rows do not say so: the database had no room for it.
+type Notes interface {
+	// Put notes a sandbox. Putting one again succeeds.
+	Put(ref backend.Ref) error
+	// List returns what is noted.
+	List() ([]backend.Ref, error)
+	// Remove removes a note; there need not be one.
+	Remove(ref backend.Ref) error
+}
+
+// fullDisk reports whether the database had no room for a change.
+func fullDisk(err error) bool { return agentlab.CodeOf(err) == agentlab.CodeNoSpace }
+
+// destroyUnwritten makes the loop destroy a sandbox whose row cannot say so.
+// Elsewhere intent is written first. Here that would be a deadlock: the disk
+// that has no room for it may be full of this sandbox. The note takes the
+// place of the row. Without it, a crash leaves a sandbox whose VM is gone.
+func (s *Service) destroyUnwritten(sb agentlab.Sandbox) {
+	if sb.State == agentlab.SandboxDestroyed {
+		return
+	}
+	s.log.Warn("a sandbox is destroyed before the database can say so: the disk is full", "vmid", sb.VMID)
+	if s.cfg.Notes != nil {
+		if err := s.cfg.Notes.Put(ref(sb)); err != nil {
+			s.log.Warn("the request to destroy a sandbox was not noted", "vmid", sb.VMID, "err", err)
+		}
+	}
+	s.markUnwritten(sb)
+	s.loop.Interrupt(sb.VMID)
+}
+
+func (s *Service) markUnwritten(sb agentlab.Sandbox) {
+	s.remember(sb)
+	s.with(sb.VMID, func(m *memory) { m.unwritten = m.uid == sb.UID })
+}
+
+// unwritten reports whether a sandbox is to be destroyed although its row does
+// not say so.
+func (s *Service) unwritten(sb agentlab.Sandbox) (yes bool) {
+	s.with(sb.VMID, func(m *memory) { yes = m.unwritten && m.uid == sb.UID })
+	return yes
+}
+
+// readNotes takes up what a process before this one has noted. A note about no
+// row is removed.
+func (s *Service) readNotes(rows []agentlab.Sandbox) {
+	if s.cfg.Notes == nil {
+		return
+	}
+	noted, err := s.cfg.Notes.List()
+	if err != nil {
+		s.log.Error("the noted requests to destroy sandboxes cannot be read", "err", err)
+		return
+	}
+	live := map[backend.Ref]agentlab.Sandbox{}
+	for _, sb := range rows {
+		live[ref(sb)] = sb
+	}
+	for _, r := range noted {
+		if sb, ok := live[r]; ok {
+			s.markUnwritten(sb)
+			continue
+		}
+		if err := s.cfg.Notes.Remove(r); err != nil {
+			s.log.Warn("a note about a destroyed sandbox was not removed", "vmid", r.VMID, "err", err)
+		}
+	}
+}
+
+func (s *Service) forgetNote(sb agentlab.Sandbox) {
+	s.with(sb.VMID, func(m *memory) { m.unwritten = false })
+	if s.cfg.Notes == nil {
+		return
+	}
+	if err := s.cfg.Notes.Remove(ref(sb)); err != nil { // the next process removes it
+		s.log.Warn("a note about a destroyed sandbox was not removed", "vmid", sb.VMID, "err", err)
+	}
+}

@@ -1,0 +1,134 @@
+package sandbox_test
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
+)
+
+// notebook is what outlives a process besides the database.
+type notebook struct {
+	mu   sync.Mutex
+	refs map[backend.Ref]bool
+}
+
+func (n *notebook) Put(ref backend.Ref) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.refs == nil {
+		n.refs = map[backend.Ref]bool{}
+	}
+	n.refs[ref] = true
+	return nil
+}
+
+func (n *notebook) List() ([]backend.Ref, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Collect(maps.Keys(n.refs)), nil
+}
+
+func (n *notebook) Remove(ref backend.Ref) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.refs, ref)
+	return nil
+}
+
+// untilGone lets time pass until the backend has nothing of a sandbox.
+func (w *world) untilGone(sb agentlab.Sandbox) {
+	w.Helper()
+	for range 60 {
+		if w.power(sb) == "" {
+			return
+		}
+		time.Sleep(time.Second)
+	}
+	w.Fatalf("the VM is %s after a minute", w.power(sb))
+}
+
+// A sandbox is destroyed also when the database has no room to say so, and its
+// row follows when there is room, in this process or in the next one.
+func TestDestroyOnFullDisk(t *testing.T) {
+	for name, crash := range map[string]bool{"same process": false, "next process": true} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				sb := w.create(sandbox.Request{Name: "hog"})
+				w.until(sb.VMID, agentlab.SandboxReady)
+				w.dbFull.Store(true)
+				got, err := w.svc.Destroy(context.Background(), sb.VMID)
+				if err != nil || got.Desired != agentlab.DesiredDestroyed {
+					w.Fatalf("%s, %v", got.Desired, err)
+				}
+				w.untilGone(sb)
+				if row := w.get(sb.VMID); row.State != agentlab.SandboxReady || row.Desired != agentlab.DesiredRunning {
+					w.Errorf("the database was written: %s, %s", row.State, row.Desired)
+				}
+				if crash {
+					w.kill()
+					w.dbFull.Store(false)
+					w.begin()
+				}
+				w.dbFull.Store(false)
+				w.until(sb.VMID, agentlab.SandboxDestroyed, agentlab.SandboxFailed)
+				if row := w.get(sb.VMID); row.State != agentlab.SandboxDestroyed || row.Desired != agentlab.DesiredDestroyed {
+					w.Errorf("%s, to be %s: %s", row.State, row.Desired, row.Reason)
+				}
+				w.settle()
+				if left, _ := w.notes.List(); len(left) != 0 {
+					w.Errorf("notes are left: %v", left)
+				}
+			})
+		})
+	}
+}
+
+// settle lets the loop finish what it does at this moment.
+func (w *world) settle() {
+	w.Helper()
+	time.Sleep(time.Second) // of the bubble
+}
+
+// A lease ends also when the database has no room to say so.
+func TestLeaseEndsOnFullDisk(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(sandbox.Request{Name: "hog", TTL: 10 * time.Minute})
+		kept := w.create(sandbox.Request{Name: "kept", TTL: 10 * time.Minute, Keepalive: ptr(true)})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		w.until(kept.VMID, agentlab.SandboxReady)
+		w.dbFull.Store(true)
+		time.Sleep(10 * time.Minute)
+		w.untilGone(sb)
+		if p := w.power(kept); p != backend.PowerRunning {
+			w.Errorf("a sandbox that is kept is %q", p)
+		}
+		w.dbFull.Store(false)
+		w.until(sb.VMID, agentlab.SandboxDestroyed)
+		w.until(kept.VMID, agentlab.SandboxStopped)
+	})
+}
+
+// A request that was written down before the disk became full is met, too.
+func TestWrittenDestroyOnFullDisk(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(sandbox.Request{Name: "hog", TTL: 10 * time.Minute})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		free := w.host.Inject(fakeFault(fake.OpDestroy, agentlab.Errorf(agentlab.CodeBusy, "injected")))
+		if _, err := w.svc.Destroy(context.Background(), sb.VMID); err != nil {
+			w.Fatal(err)
+		}
+		w.dbFull.Store(true)
+		free()
+		w.untilGone(sb)
+		w.dbFull.Store(false)
+		w.until(sb.VMID, agentlab.SandboxDestroyed)
+	})
+}
