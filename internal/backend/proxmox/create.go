@@ -416,6 +416,7 @@ func (d *Driver) replace(ctx context.Context, h *handle, t template) error {
 	if err != nil {
 		return err
 	}
+	h.SMBIOS = s.cfg["smbios1"]
 	ch := changes(t.cfg, d.wanted(h))
 	ch.Digest = s.cfg.Digest()
 	d.at("about to be configured")

@@ -110,6 +110,8 @@ func (d *Driver) endVM(ctx context.Context, ref backend.Ref, h *handle) (foreign
 			return !mine, err
 		}
 	case isGravestone(s.cfg) && h != nil && h.DestroySent:
+	case s.traces:
+		return false, d.unmarked(ref, s.node)
 	case h == nil && (isGravestone(s.cfg) || s.stub):
 		return true, nil // whose it is, nothing tells
 	default:
@@ -227,6 +229,8 @@ func (d *Driver) replaced(ctx context.Context, ref backend.Ref, h *handle, was s
 		return true, nil
 	case now.hidden:
 		return false, d.unreadable(ref, now.node)
+	case now.traces:
+		return false, d.unmarked(ref, now.node)
 	case now.ours && now.node != was.node:
 		return false, agentlab.Errorf(agentlab.CodeBusy, "VM %d was moved from node %s to %s meanwhile", ref.VMID, was.node, now.node)
 	case now.ours == was.ours && now.stub == was.stub, isGravestone(now.cfg) && h != nil:

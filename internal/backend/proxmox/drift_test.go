@@ -175,16 +175,6 @@ func TestDrift(t *testing.T) {
 			ok(t, "protect", w.admin(t, pve.Put, w.vmPath(spec.VMID)+"/config", map[string][]string{"protection": {"1"}}))
 			ok(t, "Destroy", w.driver.Destroy(ctx, spec.Ref()))
 		})
-		t.Run("its mark taken away", func(t *testing.T) {
-			spec := w.create(t, 8)
-			ok(t, "edit", w.admin(t, pve.Put, w.vmPath(spec.VMID)+"/config", map[string][]string{"description": {"mine"}, "tags": {"mine"}}))
-			before := w.look(t, spec.VMID)
-			wantCode(t, "Stop", w.driver.Stop(ctx, spec.Ref(), 0), agentlab.CodeNotFound)
-			ok(t, "Destroy", w.driver.Destroy(ctx, spec.Ref()))
-			if now := w.look(t, spec.VMID); now != before {
-				t.Errorf("it was\n%s\nand is\n%s", before, now)
-			}
-		})
 		t.Run("handle lost", func(t *testing.T) {
 			spec := w.create(t, 9)
 			ok(t, "lose", w.driver.forget(spec.Ref()))

@@ -60,6 +60,7 @@ type handle struct {
 	Full     bool      `json:"full,omitempty"` // its disk is a copy
 	MAC      string    `json:"mac"`
 	Port     string    `json:"port"`
+	SMBIOS   string    `json:"smbios,omitempty"` // option smbios1 of its VM, which no other has
 
 	CloneSent   bool      `json:"clone_sent,omitempty"`   // a clone was sent, and its end was not seen
 	CloneAt     time.Time `json:"clone_at,omitzero"`      // when

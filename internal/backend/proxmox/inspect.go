@@ -71,16 +71,8 @@ func (d *Driver) inspectLost(ctx context.Context, ref backend.Ref) (backend.Inst
 }
 
 // status asks for the state of a sandbox's VM, wherever it is. The tag in the
-// answer is the mark that the handle already has proof for; without it the
-// configuration has the word.
+// list and in the state is half of the mark: the configuration has the word.
 func (d *Driver) status(ctx context.Context, ref backend.Ref, h *handle) (st pve.Status, node string, err error) {
-	st, err = d.pve.Status(ctx, h.Node, ref.VMID)
-	if err == nil && taggedUID(string(st.TagList)) == ref.UID {
-		return st, h.Node, nil
-	}
-	if code := agentlab.CodeOf(err); err != nil && code != agentlab.CodeNotFound && code != agentlab.CodeDenied {
-		return st, h.Node, err
-	}
 	s, err := d.see(ctx, ref, h)
 	switch {
 	case err != nil:
@@ -216,7 +208,7 @@ func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.V
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
 		return in, false, nil
-	case errors.Is(err, errHidden): // which is no reason to tell nothing of the others
+	case errors.Is(err, errHidden), errors.Is(err, errUnmarked): // which is no reason to tell nothing of the others
 		in = partial(h)
 		in.Reason = err.Error()
 		return in, true, nil

@@ -31,8 +31,24 @@ const (
 
 // description is what people see of a sandbox in Proxmox's interface.
 func description(ref backend.Ref, installation string) string {
-	return "Sandbox of AgentLab: made, changed and destroyed by it.\n" +
-		markUID + ref.UID + "\n" + markVMID + strconv.Itoa(ref.VMID) + "\n" + markInstallation + installation + "\n"
+	return "Sandbox of AgentLab: made, changed and destroyed by it.\n" + markLines(ref, installation)
+}
+
+// markLines are the lines of a description that are the mark.
+func markLines(ref backend.Ref, installation string) string {
+	return markUID + ref.UID + "\n" + markVMID + strconv.Itoa(ref.VMID) + "\n" + markInstallation + installation + "\n"
+}
+
+// traces tells whether anything in a configuration is of the sandbox and of no
+// other VM: its mark in part, the hardware address of its network device, its
+// seed, or what Proxmox calls the machine. Name and volumes tell nothing:
+// whoever gets the number can have the same.
+func (h *handle) traces(cfg pve.Config) bool {
+	uid := h.Spec.UID
+	return strings.Contains(cfg["description"], uid) || strings.Contains(cfg["tags"], tagUID+uid) ||
+		strings.Contains(strings.ToLower(cfg["net0"]), strings.ToLower(h.MAC)) ||
+		h.Snippet != "" && strings.Contains(cfg["cicustom"], h.Snippet) ||
+		h.SMBIOS != "" && cfg["smbios1"] == h.SMBIOS
 }
 
 // tags of a sandbox, as Proxmox stores them: lower case and sorted.

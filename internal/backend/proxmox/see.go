@@ -18,6 +18,9 @@ type sight struct {
 	// hidden: a token may not look at it. So it is not in our pool: somebody
 	// else's, ours that somebody took out, or a clone of ours before its end.
 	hidden bool
+	// traces: it does not bear our mark (any more), and yet is in part the
+	// sandbox that was looked for: somebody may have edited it.
+	traces bool
 	node   string
 	cfg    pve.Config
 }
@@ -81,11 +84,14 @@ func (d *Driver) seeOn(ctx context.Context, ref backend.Ref, h *handle, node str
 	if err != nil {
 		return sight{}, err
 	}
-	name := ""
-	if h != nil {
-		name = h.Spec.Name
+	s := sight{there: true, node: node, cfg: cfg, stub: isStub(cfg)}
+	if h == nil {
+		s.ours = d.ours(cfg, ref, "")
+		return s, nil
 	}
-	return sight{there: true, node: node, cfg: cfg, ours: d.ours(cfg, ref, name), stub: isStub(cfg)}, nil
+	s.ours = d.ours(cfg, ref, h.Spec.Name)
+	s.traces = !s.ours && h.made() && h.traces(cfg)
+	return s, nil
 }
 
 // mayLook tells whether a refusal to look at one VM says something about that
@@ -147,10 +153,25 @@ func (d *Driver) unreadable(ref backend.Ref, node string) error {
 			node, ref.VMID, ref.UID, d.cfg.Pool)
 }
 
+// errUnmarked is the reason of what is not known of a VM that has lost its mark.
+var errUnmarked = errors.New("a VM with its number is there that looks like it and does not bear its mark")
+
+// unmarked says that what has the number of a sandbox may be the sandbox after
+// somebody edited it, and may be somebody's own by now.
+func (d *Driver) unmarked(ref backend.Ref, node string) error {
+	return agentlab.Errorf(agentlab.CodeUnknownOutcome, "whether VM %d is still the sandbox is not known: %w", ref.VMID, errUnmarked).
+		WithHint("on node %[1]s look at qm config %[2]d; if it is the sandbox, give it back its mark: qm set %[2]d --tags '%[3]s' --description \"$(printf '%[4]s')\"; "+
+			"if it may go: qm destroy %[2]d; if it is somebody else's, its owner must give it another number",
+			node, ref.VMID, tags(ref.UID), strings.ReplaceAll(markLines(ref, d.installation), "\n", `\n`))
+}
+
 // notOurs is the error of a sandbox in whose place there is nothing of ours.
 func (d *Driver) notOurs(ref backend.Ref, h *handle, s sight) error {
-	if s.hidden && h != nil && h.made() {
+	switch {
+	case s.hidden && h != nil && h.made():
 		return d.unreadable(ref, s.node)
+	case s.traces:
+		return d.unmarked(ref, s.node)
 	}
 	return absent(ref)
 }
