@@ -40,9 +40,10 @@ type EgressSummary struct {
 	Dropped int64          // decisions of either kind that are in no entry
 	Targets []EgressTarget // what was refused, the most frequent first
 	More    int            // refused targets that are not in Targets
+	Private []EgressTarget // private destinations, opened by the operator, that were used
 }
 
-// EgressTarget is one thing that was refused.
+// EgressTarget is one thing that was refused, or reached.
 type EgressTarget struct {
 	Proto string
 	Name  string

@@ -29,9 +29,10 @@ type EgressSummary struct {
 	Dropped int64          `json:"dropped,omitempty" doc:"Decisions of either kind that are in no record"`
 	Targets []EgressTarget `json:"denied_targets,omitempty" doc:"What was refused, the most frequent first"`
 	More    int            `json:"more_denied_targets,omitempty" doc:"Refused targets that are not listed"`
+	Private []EgressTarget `json:"private_targets,omitempty" doc:"Private destinations, opened by the operator, that were used"`
 }
 
-// EgressTarget is one thing that was refused.
+// EgressTarget is one thing that was refused, or reached.
 type EgressTarget struct {
 	Proto string    `json:"proto"`
 	Name  string    `json:"name,omitempty"`

@@ -3,22 +3,32 @@ package api
 // Policy is the network policy of a profile or a sandbox, with presets and
 // list files put in the place of their names.
 type Policy struct {
-	Profile string        `json:"profile"`
-	VMID    int           `json:"vmid,omitempty" doc:"Of the sandbox; absent when it is a profile's policy"`
-	Name    string        `json:"name,omitempty" doc:"Of the sandbox"`
-	Mode    string        `json:"mode" doc:"nat, allowlist or off"`
-	Allow   []PolicyRule  `json:"allow"`
-	Deny    []PolicyRule  `json:"deny"`
-	Ports   []string      `json:"ports" doc:"In mode nat the only ones that may be reached (none: all); in mode allowlist those of rules that name none (none: 80, 443, 22)"`
-	Limits  PolicyLimits  `json:"limits"`
-	Layers  []PolicyLayer `json:"layers" doc:"Further policies, each of which must allow a flow too"`
-	Pending bool          `json:"pending,omitempty" doc:"It was changed and is not in force yet"`
+	Profile string          `json:"profile"`
+	VMID    int             `json:"vmid,omitempty" doc:"Of the sandbox; absent when it is a profile's policy"`
+	Name    string          `json:"name,omitempty" doc:"Of the sandbox"`
+	Mode    string          `json:"mode" doc:"nat, allowlist or off"`
+	Allow   []PolicyRule    `json:"allow"`
+	Deny    []PolicyRule    `json:"deny"`
+	Ports   []string        `json:"ports" doc:"In mode nat the only ones that may be reached (none: all); in mode allowlist those of rules that name none (none: 80, 443, 22)"`
+	Limits  PolicyLimits    `json:"limits"`
+	Private []PolicyPrivate `json:"private,omitempty" doc:"Private destinations that the operator opened, although all others are denied"`
+	Layers  []PolicyLayer   `json:"layers" doc:"Further policies, each of which must allow a flow too"`
+	Pending bool            `json:"pending,omitempty" doc:"It was changed and is not in force yet"`
 }
 
 // PolicyRule is one rule of a Policy.
 type PolicyRule struct {
 	Rule   string `json:"rule"`
 	Source string `json:"source,omitempty" doc:"preset:NAME or file:NAME; absent when it stands in the profile itself"`
+}
+
+// PolicyPrivate is one private destination that the operator opened: TCP to
+// exactly one port of one host.
+type PolicyPrivate struct {
+	Host   string `json:"host" doc:"A name, a private address, or host.agentlab.internal: the host itself"`
+	Port   int    `json:"port"`
+	Reason string `json:"reason"`
+	Source string `json:"source,omitempty" doc:"config.yaml; absent when it stands in the profile itself"`
 }
 
 // PolicyLimits bound what a sandbox may use of the network; 0 is the backend's

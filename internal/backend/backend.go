@@ -184,6 +184,7 @@ type Capabilities struct {
 	// Allowlist: Spec.Network.Mode "allowlist", with names checked on what is
 	// really dialled, and Deny, Ports, Limits and Layers in every mode.
 	Allowlist     bool
+	Private       bool // Spec.Network.Private: TCP to single private destinations and ports of the host
 	NetworkUpdate bool // NetworkUpdater
 	EgressLog     bool // EgressLogger
 	Suspend       bool // Suspender

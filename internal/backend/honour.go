@@ -12,6 +12,9 @@ func (i Info) Refuse(spec Spec) error {
 	if err := i.RefuseHardware(spec.Hardware); err != nil {
 		return err
 	}
+	if len(spec.Network.Private) > 0 && !i.Capabilities.Private {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot open single private destinations to a sandbox", i.Name).WithField("network.private")
+	}
 	return i.refuse(
 		wish{spec.IPv4.IsValid(), i.Addresses != nil && i.Addresses.IPv4.Contains(spec.IPv4), "ipv4", spec.IPv4.String()},
 		wish{spec.IPv6.IsValid(), i.Addresses != nil && i.Addresses.IPv6.IsValid() && i.Addresses.IPv6.Contains(spec.IPv6), "ipv6", spec.IPv6.String()},

@@ -181,6 +181,15 @@ func (a *App) egressSummary(s *api.EgressSummary) error {
 		fmt.Fprintf(a.Stdout, ", %d more not recorded", s.Dropped)
 	}
 	fmt.Fprintln(a.Stdout)
+	if len(s.Private) > 0 {
+		t := newTable(a.Stdout, "  PRIVATE, OPENED", "TIMES", "PROTO", "RULE")
+		for _, p := range s.Private {
+			t.row("  "+egressTarget(p.Name, p.Addr, p.Port), p.Count, p.Proto, p.Rule)
+		}
+		if err := t.flush(); err != nil {
+			return err
+		}
+	}
 	if len(s.Targets) == 0 {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -66,6 +67,9 @@ func (a *App) policyShowCmd() *cobra.Command {
 			}
 			if a.json {
 				return a.printJSON(p)
+			}
+			if err := a.printPrivate(p.Private); err != nil {
+				return err
 			}
 			fmt.Fprintf(a.Stdout, "mode: %s\n", p.Mode)
 			if len(p.Ports) > 0 {
@@ -206,6 +210,9 @@ func explainPolicy(w io.Writer, p api.Policy) {
 	say := func(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) }
 	say("Always: private, tailnet, link-local, metadata, loopback and multicast addresses, other sandboxes and the host are refused.")
 	say("Always: names are resolved by AgentLab alone (port 53 of other servers is refused), and answers with such addresses are withheld.")
+	for _, t := range p.Private {
+		say("PRIVATE, opened by the operator: TCP to %s is reached although it is private (%s; %s).", net.JoinHostPort(t.Host, strconv.Itoa(t.Port)), plain(t.Reason), privateSource(t.Source))
+	}
 	explainMode(say, p.Mode, p.Allow, p.Deny, p.Ports)
 	if p.Limits.BandwidthMbps > 0 {
 		say("At most %d Mbit/s each way.", p.Limits.BandwidthMbps)

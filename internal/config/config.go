@@ -39,6 +39,8 @@ type Config struct {
 
 	Proxmox Proxmox `yaml:"proxmox"`
 
+	Network Network `yaml:"network"`
+
 	HostNetwork HostNetwork `yaml:"host_network"`
 }
 
@@ -114,6 +116,7 @@ func Default() Config {
 		API:                 API{Groups: map[string]string{}},
 		QEMU:                QEMU{Accel: "auto"},
 		Proxmox:             defaultProxmox(),
+		Network:             Network{Private: []Private{}},
 		HostNetwork:         defaultHostNetwork,
 	}
 }
@@ -185,6 +188,9 @@ func (c Config) Validate() error {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%q is neither a name to look for in PATH nor an absolute path", b).WithField("qemu.binary")
 	}
 	if err := c.API.validate(); err != nil {
+		return err
+	}
+	if err := c.Network.validate(); err != nil {
 		return err
 	}
 	if err := c.HostNetwork.validate(); err != nil {

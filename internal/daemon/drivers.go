@@ -81,6 +81,7 @@ func openQEMU(env driverEnv) (place, error) {
 		Accel:      qemu.Accel(env.settings.QEMU.Accel),
 		QEMU:       env.settings.QEMU.Binary,
 		DialUnix:   env.getenv(envInternet),
+		Reserved:   reservedPorts(env.settings),
 		Logger:     env.log,
 	})
 	if err != nil {

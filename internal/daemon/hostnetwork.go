@@ -45,7 +45,8 @@ func bridgeConfig(settings config.Config) (nft.Config, error) {
 	c := nft.Config{
 		Bridge: h.Bridge, Subnet4: v4, Gateway4: gw4, Subnet6: v6, Gateway6: gw6, Uplink: h.Uplink, Tailscale: h.Tailscale,
 		ProxyPort: uint16(h.ProxyPort), LogGroup: uint16(h.LogGroup), //nolint:gosec // checked by package config
-		DHCP: settings.Proxmox.Addressing == config.ProxmoxDHCP,
+		Reserved: append(reservedPorts(settings), uint16(h.ProxyPort)), //nolint:gosec // checked by package config
+		DHCP:     settings.Proxmox.Addressing == config.ProxmoxDHCP,
 	}
 	for _, p := range h.GuestPorts {
 		c.GuestPorts = append(c.GuestPorts, uint16(p)) //nolint:gosec // checked by package config

@@ -97,6 +97,9 @@ func toPolicy(n agentlab.Network) api.Policy {
 		Mode: n.Mode, Allow: toRules(n.Allow), Deny: toRules(n.Deny), Ports: append([]string{}, n.Ports...),
 		Limits: api.PolicyLimits(n.Limits), Layers: []api.PolicyLayer{},
 	}
+	for _, p := range n.Private {
+		out.Private = append(out.Private, api.PolicyPrivate(p))
+	}
 	for _, l := range n.Layers {
 		out.Layers = append(out.Layers, api.PolicyLayer{Mode: l.Mode, Allow: toRules(l.Allow), Deny: toRules(l.Deny), Ports: append([]string{}, l.Ports...)})
 	}

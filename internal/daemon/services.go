@@ -105,7 +105,11 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	}
 	s.driver, s.bootable = p.driver, p.images
 	undo.add(s.driver.Close)
-	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.driver.Info())
+	private, err := privateTargets(s.settings)
+	if err != nil {
+		return err
+	}
+	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.driver.Info()).Open(private).Close(s.settings.APIPorts()...)
 	return nil
 }
 

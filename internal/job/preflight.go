@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
@@ -83,5 +84,33 @@ func checkReach(j agentlab.Job, prof agentlab.Profile, hosts []string) error {
 	if denied.Rule == egress.RuleAllowlist {
 		return e.WithHint("add %s to network.allow of the profile, or choose another with --profile%s", denied.Target, anywayHint)
 	}
+	if hint := openHint(denied); hint != "" {
+		return e.WithHint("%s%s", hint, anywayHint)
+	}
 	return e.WithHint("choose another profile with --profile, or change its network; see 'agentlab policy explain %s --profile %s'%s", denied.Target, prof.Name, anywayHint)
+}
+
+// openHint says how the operator opens a private model endpoint; "" when the
+// denied target is none that can be opened.
+func openHint(denied egress.Explanation) string {
+	t := denied.Target
+	host := strings.TrimSuffix(t.Name, ".")
+	switch denied.Rule {
+	case egress.RuleLoopback:
+		host = egress.HostName
+	case egress.RulePrivate, egress.RuleCGNAT, egress.RuleULA, egress.RuleTailnet:
+		if host == "" {
+			host = t.Addr.String()
+		}
+	default:
+		return ""
+	}
+	if _, err := egress.ParsePrivate(agentlab.PrivateTarget{Host: host, Port: int(t.Port), Reason: "-"}); err != nil || t.Proto != egress.TCP {
+		return ""
+	}
+	hint := fmt.Sprintf("if it is yours, open it in the profile, network.private: {host: %s, port: %d, reason: our model gateway}", host, t.Port)
+	if host == egress.HostName {
+		hint = "a sandbox calls this host " + host + ": write that into the URL, and " + hint
+	}
+	return hint
 }

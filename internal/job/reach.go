@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -148,9 +149,12 @@ func layerOf(n guestapi.NetworkNarrow) agentlab.Network {
 // it allows. A deny rule that names one of them is left in force.
 func withNeeds(layer agentlab.Network, j agentlab.Job) agentlab.Network {
 	var needs []string
+	private := map[string]agentlab.PrivateTarget{}
 	for _, host := range append(slices.Clone(j.ModelHosts), forgeOf(j.RepoURL)) {
 		alone := agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: host}}}
-		if _, err := egress.New(alone); err == nil { // else no allow rule can be about it
+		if t, ok := privateNeed(host, j.Agent); ok { // the profile may have opened it
+			needs, private[host] = append(needs, host), t
+		} else if _, err := egress.New(alone); err == nil { // else no allow rule can be about it
 			needs = append(needs, host)
 		}
 	}
@@ -159,6 +163,8 @@ func withNeeds(layer agentlab.Network, j agentlab.Job) agentlab.Network {
 	}
 	for _, need := range needs {
 		switch {
+		case layer.Mode == agentlab.NetworkAllowlist && private[need].Host != "":
+			layer.Private = append(layer.Private, private[need])
 		case layer.Mode == agentlab.NetworkAllowlist:
 			layer.Allow = append(layer.Allow, agentlab.NetworkRule{Rule: need, Source: "agent " + j.Agent})
 		case len(layer.Ports) > 0:
@@ -168,4 +174,14 @@ func withNeeds(layer agentlab.Network, j agentlab.Job) agentlab.Network {
 		}
 	}
 	return layer
+}
+
+// privateNeed is an address that a job needs as a private destination, if it is
+// one that an operator can open. Names need none: an allow rule names them.
+func privateNeed(host, agent string) (agentlab.PrivateTarget, bool) {
+	at, err := netip.ParseAddrPort(host)
+	if err != nil || !egress.Openable(at.Addr()) {
+		return agentlab.PrivateTarget{}, false
+	}
+	return agentlab.PrivateTarget{Host: at.Addr().String(), Port: int(at.Port()), Reason: "agent " + agent}, true
 }

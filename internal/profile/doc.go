@@ -36,14 +36,23 @@ type Doc struct {
 }
 
 type network struct {
-	Mode          string   `yaml:"mode"`           // nat (default), allowlist, off
-	Allow         []string `yaml:"allow"`          // of mode allowlist: rules, preset:NAME, file:PATH
-	Deny          []string `yaml:"deny"`           // the same; wins over allow and over the mode
-	Ports         []string `yaml:"ports"`          // 443, 443/udp, 8000-8010, icmp
-	Limits        limits   `yaml:"limits"`         // 0: the backend's default
-	Bridge        *string  `yaml:"bridge"`         // backends on a bridge of the host: one whose policy is enforced
-	Model         *string  `yaml:"model"`          // of the network device, on the same backends
-	FirewallGroup *string  `yaml:"firewall_group"` // of the hypervisor's firewall, on the same backends
+	Mode          string    `yaml:"mode"`           // nat (default), allowlist, off
+	Allow         []string  `yaml:"allow"`          // of mode allowlist: rules, preset:NAME, file:PATH
+	Deny          []string  `yaml:"deny"`           // the same; wins over allow and over the mode
+	Ports         []string  `yaml:"ports"`          // 443, 443/udp, 8000-8010, icmp
+	Limits        limits    `yaml:"limits"`         // 0: the backend's default
+	Private       []Private `yaml:"private"`        // private destinations that are open, although all others are denied
+	Bridge        *string   `yaml:"bridge"`         // backends on a bridge of the host: one whose policy is enforced
+	Model         *string   `yaml:"model"`          // of the network device, on the same backends
+	FirewallGroup *string   `yaml:"firewall_group"` // of the hypervisor's firewall, on the same backends
+}
+
+// Private is one private destination that the operator opens, as it is written
+// in profiles and in config.yaml.
+type Private struct {
+	Host   string `yaml:"host"`   // a full name, a private address, or host.agentlab.internal: the host itself
+	Port   int    `yaml:"port"`   // TCP
+	Reason string `yaml:"reason"` // why it is open
 }
 
 type limits struct {

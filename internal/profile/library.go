@@ -25,13 +25,29 @@ const BuiltIn = "built-in"
 // of a directory. It reads them anew at each call, so an edited file counts at
 // once; it may be used from any goroutine.
 type Library struct {
-	dir  string
-	info backend.Info
+	dir     string
+	info    backend.Info
+	private []agentlab.PrivateTarget
+	closed  []int
 }
 
 // NewLibrary returns the library of a directory, which need not exist, for
 // the backend that info describes.
 func NewLibrary(dir string, info backend.Info) *Library { return &Library{dir: dir, info: info} }
+
+// Open adds private destinations that the configuration opens to the policy of
+// every profile whose mode is not off. Before the library is used.
+func (l *Library) Open(list []agentlab.PrivateTarget) *Library {
+	l.private = list
+	return l
+}
+
+// Close names ports of the host that no profile can open: those of the daemon's
+// own API. Before the library is used.
+func (l *Library) Close(ports ...int) *Library {
+	l.closed = ports
+	return l
+}
 
 // Entry is one profile of a library.
 type Entry struct {
@@ -173,6 +189,10 @@ func (l *Library) parse(name, source, text string) Entry {
 			WithHint("write name: %s", name)
 	}
 	if err != nil {
+		e.Err = err
+		return e
+	}
+	if err := d.open(l.private, l.closed); err != nil {
 		e.Err = err
 		return e
 	}

@@ -34,6 +34,9 @@ func (d *Doc) resolveNetwork(files listFiles) error {
 	if count := len(n.Allow) + len(n.Deny); count > MaxRules {
 		return invalid("network.allow", "%d rules are more than %d", count, MaxRules).WithHint("use ranges and wildcards")
 	}
+	for _, t := range d.Network.Private {
+		n.Private = append(n.Private, agentlab.PrivateTarget{Host: t.Host, Port: t.Port, Reason: t.Reason})
+	}
 	if _, err := egress.New(n); err != nil {
 		return err
 	}

@@ -114,10 +114,14 @@ func toEgressRecord(e agentlab.EgressEntry) api.EgressRecord {
 
 func toEgressSummary(s agentlab.EgressSummary) *api.EgressSummary {
 	out := &api.EgressSummary{Allowed: s.Allowed, Denied: s.Denied, Dropped: s.Dropped, More: s.More}
-	for _, t := range s.Targets {
-		out.Targets = append(out.Targets, api.EgressTarget{
-			Proto: t.Proto, Name: t.Name, Addr: t.Addr, Port: t.Port, Rule: t.Rule, Count: t.Count, Last: t.Last.UTC(),
-		})
+	out.Targets, out.Private = toEgressTargets(s.Targets), toEgressTargets(s.Private)
+	return out
+}
+
+func toEgressTargets(list []agentlab.EgressTarget) (out []api.EgressTarget) {
+	for _, t := range list {
+		t.Last = t.Last.UTC()
+		out = append(out, api.EgressTarget(t))
 	}
 	return out
 }

@@ -237,7 +237,8 @@ func egressWhere(f agentlab.EgressFilter) *filter {
 }
 
 // EgressSummary sums up the entries that f selects, but for its Limit and
-// Tail, and names at most targets of what was refused.
+// Tail, and names at most targets of what was refused, and of the private
+// destinations that were reached.
 func (s *Store) EgressSummary(ctx context.Context, f agentlab.EgressFilter, targets int) (agentlab.EgressSummary, error) {
 	f.Denied, f.Limit = false, 0
 	where := egressWhere(f)
@@ -247,27 +248,41 @@ func (s *Store) EgressSummary(ctx context.Context, f agentlab.EgressFilter, targ
 	if err != nil {
 		return agentlab.EgressSummary{}, fault(err)
 	}
-	if out.Denied == 0 {
-		return out, nil
+	if out.Allowed > 0 {
+		if out.Private, _, err = s.egressTargets(ctx, f, "allow = 1 AND substr(rule, 1, 8) = 'private:' AND proto <> 'dns'", targets); err != nil {
+			return agentlab.EgressSummary{}, err
+		}
 	}
-	where.add("allow = 0 AND seq > 0")
+	if out.Denied > 0 {
+		var all int
+		if out.Targets, all, err = s.egressTargets(ctx, f, "allow = 0 AND seq > 0", targets); err != nil {
+			return agentlab.EgressSummary{}, err
+		}
+		out.More = all - len(out.Targets)
+	}
+	return out, nil
+}
+
+// egressTargets lists at most n targets of the entries that f and a condition
+// select, the most frequent first, and tells how many there are.
+func (s *Store) egressTargets(ctx context.Context, f agentlab.EgressFilter, condition string, n int) (out []agentlab.EgressTarget, all int, err error) {
+	where := egressWhere(f)
+	where.add(condition)
 	const by = "proto, name, addr, port, rule"
-	query := "SELECT " + by + ", sum(count), max(last_ts), count(*) OVER () FROM egress " + where.tailBy(by, "6 DESC, 7 DESC, "+by, targets) //nolint:gosec // of constants
+	query := "SELECT " + by + ", sum(count), max(last_ts), count(*) OVER () FROM egress " + where.tailBy(by, "6 DESC, 7 DESC, "+by, n) //nolint:gosec // of constants
 	rows, err := s.r.QueryContext(ctx, query, where.args...)
 	if err != nil {
-		return agentlab.EgressSummary{}, fault(err)
+		return nil, 0, fault(err)
 	}
 	defer func() { _ = rows.Close() }() // rows.Err is looked at
-	all := 0
 	for rows.Next() {
 		var t agentlab.EgressTarget
 		if err := rows.Scan(&t.Proto, &t.Name, &t.Addr, &t.Port, &t.Rule, &t.Count, timeCol{&t.Last}, &all); err != nil {
-			return agentlab.EgressSummary{}, damaged("egress", err)
+			return nil, 0, damaged("egress", err)
 		}
-		out.Targets = append(out.Targets, t)
+		out = append(out, t)
 	}
-	out.More = all - len(out.Targets)
-	return out, fault(rows.Err())
+	return out, all, fault(rows.Err())
 }
 
 // DeleteEgressBefore deletes entries of what last happened before t and tells

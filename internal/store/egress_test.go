@@ -134,6 +134,23 @@ func TestEgressFlood(t *testing.T) {
 	}
 }
 
+// The private destinations that were used are told by themselves.
+func TestEgressSummaryNamesPrivate(t *testing.T) {
+	ctx, s := context.Background(), newStore(t)
+	sb := liveSandbox(t, s, "a")
+	var list []agentlab.EgressEntry
+	for i, e := range []struct{ proto, rule string }{{"tcp", "private:gateway.corp:443"}, {"tcp", "private:gateway.corp:443"}, {"dns", "private:gateway.corp:443"}, {"tcp", "mode.nat"}} {
+		one := egressOf(sb, int64(i+1), true)
+		one.Proto, one.Rule, one.Name, one.Addr = e.proto, e.rule, "gateway.corp", "10.1.2.3"
+		list = append(list, one)
+	}
+	must(s.AddEgress(ctx, list, 100))(t)
+	sum := must(s.EgressSummary(ctx, agentlab.EgressFilter{VMID: sb.VMID}, 3))(t)
+	if len(sum.Private) != 1 || sum.Private[0].Count != 2 || sum.Private[0].Rule != "private:gateway.corp:443" || sum.Private[0].Port != 443 {
+		t.Errorf("%+v", sum.Private)
+	}
+}
+
 func TestEgressGapIsTold(t *testing.T) {
 	ctx, s := context.Background(), newStore(t)
 	sb := liveSandbox(t, s, "a")

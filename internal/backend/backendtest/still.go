@@ -98,6 +98,13 @@ func (s *suite) unsupported() {
 		s.wantCode("Validate of network off without the capability", s.d.Validate(sp), agentlab.CodeUnsupported)
 	}
 	s.hardware()
+	opened := s.h.Spec(1)
+	opened.Network.Private = []agentlab.PrivateTarget{{Host: "gateway.corp", Port: 443, Reason: "conformance"}}
+	if err := s.d.Validate(opened); s.d.Info().Capabilities.Private {
+		s.ok("Validate of a private destination", err)
+	} else {
+		s.wantCode("Validate of a private destination without the capability", err, agentlab.CodeUnsupported)
+	}
 	sp := s.h.Spec(1)
 	sp.Network = allowlist()
 	if err := s.d.Validate(sp); s.d.Info().Capabilities.Allowlist {

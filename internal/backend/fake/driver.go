@@ -77,7 +77,7 @@ func (d *Driver) Info() backend.Info {
 	return backend.Info{
 		Name:          d.h.cfg.Name,
 		Version:       "1",
-		Capabilities:  backend.Capabilities{ConsoleLog: true, NetworkOff: true, Allowlist: true, NetworkUpdate: true, EgressLog: true, Suspend: true, SharedNumbers: true, Deadline: true},
+		Capabilities:  backend.Capabilities{ConsoleLog: true, NetworkOff: true, Allowlist: true, Private: true, NetworkUpdate: true, EgressLog: true, Suspend: true, SharedNumbers: true, Deadline: true},
 		AnswersWithin: time.Duration(d.h.answers.Load()),
 		ControllerURL: "http://10.77.0.1:8844",
 		UploadURL:     "http://10.77.0.1:8846/upload",

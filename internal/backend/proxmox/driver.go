@@ -170,7 +170,7 @@ func (d *Driver) Info() backend.Info {
 	return backend.Info{
 		Name: Name, Version: strconv.Itoa(handleVersion),
 		Capabilities: backend.Capabilities{
-			NetworkOff: true, Allowlist: true, NetworkUpdate: true, EgressLog: true, Suspend: true, SharedNumbers: true,
+			NetworkOff: true, Allowlist: true, Private: true, NetworkUpdate: true, EgressLog: true, Suspend: true, SharedNumbers: true,
 			CPUList: d.pve.Root() != nil, // Proxmox lets root alone bind a VM to CPUs, and an API token is never root
 			Balloon: true, Bridges: []string{d.cfg.Bridge}, NICModels: slices.Clone(d.cfg.Models),
 			FirewallGroup: true, Templates: true,

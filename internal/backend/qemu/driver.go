@@ -67,6 +67,10 @@ type Config struct {
 	// internet for every sandbox started from now on (gate.UnixDialer).
 	DialUnix string
 
+	// Reserved are the ports of this host that no policy opens to a sandbox
+	// started from now on.
+	Reserved []uint16
+
 	Now    func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
 }
@@ -155,7 +159,7 @@ func (d *Driver) Info() backend.Info {
 		Name: Name, Version: strconv.Itoa(handleVersion),
 		Capabilities: backend.Capabilities{
 			NICModels:  []string{"virtio"},
-			ConsoleLog: true, NetworkOff: true, Allowlist: true, NetworkUpdate: true, EgressLog: true, Deadline: true,
+			ConsoleLog: true, NetworkOff: true, Allowlist: true, Private: true, NetworkUpdate: true, EgressLog: true, Deadline: true,
 		},
 		AnswersWithin: answersWithin,
 		ControllerURL: "http://" + gw + ":" + strconv.Itoa(controllerPort),

@@ -40,8 +40,9 @@ type startConfig struct {
 	Initrd   string `json:"initrd"`              // absolute path
 	// PauseBelow is the free space on the host's disk, in bytes, below which the
 	// guest is paused; 0 leaves that to QEMU, which does it when none is left.
-	PauseBelow uint64 `json:"pause_below,omitempty"`
-	DialUnix   string `json:"dial_unix,omitempty"` // tests: the network behind this socket is the guest's internet
+	PauseBelow uint64   `json:"pause_below,omitempty"`
+	Reserved   []uint16 `json:"reserved,omitempty"`  // ports of the host that no policy opens
+	DialUnix   string   `json:"dial_unix,omitempty"` // tests: the network behind this socket is the guest's internet
 }
 
 // Phases of a run.

@@ -235,7 +235,7 @@ func (s *shim) startNet(conn net.Conn) error {
 	cfg := vnet.Config{
 		Link: conn, MTU: GuestMTU, Policy: policy, Logger: s.log.With("part", "net"),
 		Services: map[uint16]func(net.Conn){controllerPort: s.toController, uploadPort: s.toController},
-		Audit:    s.egressLog.Write,
+		Audit:    s.egressLog.Write, Reserved: s.cfg.Reserved,
 	}
 	if s.cfg.DialUnix != "" {
 		cfg.Dialer = gate.UnixDialer{Path: s.cfg.DialUnix}

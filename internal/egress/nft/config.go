@@ -29,6 +29,7 @@ type Config struct {
 	// sandboxes, and which sandboxes may open none to; "" means none.
 	Tailscale  string
 	GuestPorts []uint16 // TCP ports of the guest plane on the gateway
+	Reserved   []uint16 // ports of the host that no policy opens
 	ProxyPort  uint16   // TCP port of our proxy for flows that must name their host
 	LogGroup   uint16   // NFLOG group that decisions are told to; 0: none
 	// HostNets are the networks that the host is directly on. Sandboxes do

@@ -25,8 +25,6 @@ type Options struct {
 	Config   Config
 	Dialer   gate.Dialer   // of the proxy and of DNS; nil means the host's own
 	Resolver gate.Resolver // nil means the host's name servers
-	// Reserved are the ports of the host that no policy opens to sandboxes.
-	Reserved []uint16
 	// Audit is told of the decisions about a sandbox. It must not block for long.
 	Audit func(vmid int, r agentlab.EgressRecord)
 	// Told is told of each answer to a sandbox's DNS question that opened an
@@ -409,7 +407,7 @@ func (m *Manager) newGate(x *member) (*gate.Gate, error) {
 	var g *gate.Gate
 	cfg := gate.Config{
 		Policy: x.Policy, Dialer: m.opts.Dialer, Resolver: m.opts.Resolver,
-		Reserved: m.opts.Reserved,
+		Reserved: m.opts.Config.Reserved,
 		Server:   netip.AddrPortFrom(m.opts.Config.Gateway4, egress.DNSPort), NoIPv6: !x.IPv6.IsValid(), Now: m.opts.Now,
 		Learned: func(name string, addrs []netip.Addr, ttl time.Duration) {
 			if err := m.learn(vmid, g, name, addrs, ttl); err != nil {

@@ -1,0 +1,33 @@
+package profile
+
+import (
+	"slices"
+	"strconv"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/egress"
+)
+
+// SourceConfig is the source of a private destination that config.yaml opens.
+const SourceConfig = "config.yaml"
+
+// open adds the configuration's private destinations to a profile's own, and
+// refuses a port of the host that stays closed.
+func (d *Doc) open(list []agentlab.PrivateTarget, closed []int) error {
+	for _, t := range d.net.Private {
+		if t.Host == egress.HostName && slices.Contains(closed, t.Port) {
+			return invalid("network.private", "port %d of the host is AgentLab's own API, which no sandbox may reach", t.Port).WithHint("remove %s", t.Host+":"+strconv.Itoa(t.Port))
+		}
+	}
+	if d.net.Mode == agentlab.NetworkOff {
+		return nil
+	}
+	for _, t := range list {
+		same := func(o agentlab.PrivateTarget) bool { return o.Host == t.Host && o.Port == t.Port }
+		if !slices.ContainsFunc(d.net.Private, same) {
+			d.net.Private = append(d.net.Private, t)
+		}
+	}
+	_, err := egress.New(d.net)
+	return err
+}
