@@ -104,6 +104,15 @@ func HintOf(err error) string {
 	return ""
 }
 
+// TextWithHint is the text of an error with what to do about it, for a reason
+// that is kept.
+func TextWithHint(err error) string {
+	if hint := HintOf(err); hint != "" {
+		return err.Error() + " (" + hint + ")"
+	}
+	return err.Error()
+}
+
 // silentError keeps a cause in the chain (for errors.Is) without repeating
 // text that the message already holds.
 type silentError struct{ error }

@@ -51,6 +51,7 @@ for set in "${@:-run}"; do
         need dbus-daemon dbus "a systemd for the installation's test"
         need systemd-analyze systemd "judges the service's unit"
         need sfdisk fdisk "the partitions of a template's disk"
+        need newuidmap uidmap "an ordinary user's image build"
         need objcopy binutils "puts the probe's kernel together again"
         need /usr/include/linux/capability.h linux-libc-dev "tells the numbers of capabilities"
         ;;

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,8 +30,9 @@ type statusView struct {
 
 	mu       sync.Mutex
 	findings []backend.Finding
-	checked  time.Time     // when findings were found; zero before
-	checking chan struct{} // closed when the check that runs has ended; nil when none runs
+	images   []backend.Finding // of the images that sandboxes boot by default
+	checked  time.Time         // when findings were found; zero before
+	checking chan struct{}     // closed when the check that runs has ended; nil when none runs
 }
 
 func newStatusView(d *Daemon, settings config.Config) *statusView {
@@ -78,7 +80,7 @@ func (v *statusView) Status(ctx context.Context) (api.Status, error) {
 	for status, n := range jobs {
 		s.Jobs[string(status)] = n
 	}
-	for _, f := range append(v.own(), v.check(ctx)...) {
+	for _, f := range slices.Concat(v.own(), v.check(ctx), v.imageFindings()) {
 		if f.Level != backend.LevelOK {
 			s.Findings = append(s.Findings, told(f))
 		}
@@ -98,7 +100,7 @@ func (v *statusView) Checks(ctx context.Context) (api.HostChecks, error) {
 	defer cancel()
 	info := v.d.services.driver.Info()
 	out := api.HostChecks{Backend: info.Name, Bridge: info.Addresses != nil, Checks: []api.Finding{}}
-	own := v.own()
+	own := append(v.own(), v.lookAtImages(ctx)...)
 	found := v.d.services.driver.Check(ctx)
 	if err := ctx.Err(); err != nil {
 		return out, agentlab.Errorf(agentlab.CodeTimeout, "the backend did not answer within %s", checkLimit).WithHint("see 'agentlab daemon logs'")
@@ -112,6 +114,26 @@ func (v *statusView) Checks(ctx context.Context) (api.HostChecks, error) {
 
 // own returns what the daemon itself finds.
 func (v *statusView) own() []backend.Finding { return v.d.services.spaceFindings() }
+
+// lookAtImages tells and notes whether this machine has or can build the
+// images that sandboxes boot by default.
+func (v *statusView) lookAtImages(ctx context.Context) []backend.Finding {
+	f, ok := v.d.services.bootable.(imageFinder)
+	if !ok {
+		return nil
+	}
+	found := f.findings(ctx, v.settings.Images.Base, v.settings.Images.Agents)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.images = found
+	return found
+}
+
+func (v *statusView) imageFindings() []backend.Finding {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.images
+}
 
 // told is a finding as the API tells it.
 func told(f backend.Finding) api.Finding {
@@ -152,6 +174,7 @@ func (v *statusView) check(ctx context.Context) []backend.Finding {
 func (v *statusView) look(ctx context.Context, done chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
+	v.lookAtImages(ctx)
 	v.keep(v.d.services.driver.Check(ctx))
 	v.mu.Lock()
 	defer v.mu.Unlock()

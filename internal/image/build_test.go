@@ -215,6 +215,20 @@ func TestPreflight(t *testing.T) {
 	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), "mmdebstrap") || !strings.Contains(agentlab.HintOf(err), "apt-get install mmdebstrap") {
 		t.Errorf("without tools: %v, hint %q", err, agentlab.HintOf(err))
 	}
+	s := NewStore(t.TempDir(), Options{})
+	ready, err := s.Readiness(t.Context(), "base")
+	if err != nil || ready.Built || len(ready.Obstacles) == 0 {
+		t.Fatalf("without tools: %+v, %v", ready, err)
+	}
+	if err := ready.Err(); agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), "mmdebstrap") || !strings.Contains(agentlab.HintOf(err), "apt-get install mmdebstrap") {
+		t.Errorf("without tools: %v, hint %q", err, agentlab.HintOf(err))
+	}
+	if ready.Built = true; ready.Err() != nil {
+		t.Error("an image that is there needs no tools")
+	}
+	if _, err := s.Readiness(t.Context(), "mine"); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		t.Errorf("an image that nobody built: %v", err)
+	}
 	if err := r.checkSpace(filepath.Join(t.TempDir(), "gone")); agentlab.CodeOf(err) != agentlab.CodeInternal {
 		t.Errorf("no directory: %v", err)
 	}

@@ -44,6 +44,9 @@ func (r *Recipe) tools() []tool {
 		{"setpriv", "util-linux"}, {"pivot_root", "util-linux"},
 		{"dpkg-deb", "dpkg"}, {"apt-get", "apt"},
 	}
+	if os.Geteuid() != 0 {
+		t = append(t, tool{"newuidmap", "uidmap"})
+	}
 	if len(r.Agents.Packages) > 0 || r.Agents.Node != "" {
 		t = append(t, tool{"npm", "npm"})
 	}
@@ -53,6 +56,29 @@ func (r *Recipe) tools() []tool {
 // preflight tells what would make the build fail on this machine, before it
 // begins.
 func (r *Recipe) preflight(ctx context.Context, dir string) error {
+	for _, err := range r.obstacles(ctx, dir) {
+		return err
+	}
+	return nil
+}
+
+// obstacles tells all that would make the build fail on this machine.
+func (r *Recipe) obstacles(ctx context.Context, dir string) (all []error) {
+	tools := r.checkTools()
+	for _, err := range []error{tools, r.checkKeyring(), r.checkSpace(dir)} {
+		if err != nil {
+			all = append(all, err)
+		}
+	}
+	if tools == nil { // it takes some of them to try
+		if err := checkNamespaces(ctx); err != nil {
+			all = append(all, err)
+		}
+	}
+	return all
+}
+
+func (r *Recipe) checkTools() error {
 	var missing, pkgs []string
 	for _, t := range r.tools() {
 		if lookPath(t.name) == "" {
@@ -63,13 +89,7 @@ func (r *Recipe) preflight(ctx context.Context, dir string) error {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "building images needs %s, which this machine lacks", strings.Join(missing, ", ")).
 			WithHint("on Debian or Ubuntu: sudo apt-get install %s", strings.Join(pkgs, " "))
 	}
-	if err := r.checkKeyring(); err != nil {
-		return err
-	}
-	if err := checkNamespaces(ctx); err != nil {
-		return err
-	}
-	return r.checkSpace(dir)
+	return nil
 }
 
 // checkKeyring makes sure that the signatures of the recipe's distribution
@@ -107,9 +127,6 @@ func checkNamespaces(ctx context.Context) error {
 }
 
 func namespaceRemedy() string {
-	if lookPath("newuidmap") == "" {
-		return "on Debian or Ubuntu: sudo apt-get install uidmap"
-	}
 	if u, err := user.Current(); err == nil && !hasSubIDs("/etc/subuid", u) {
 		return fmt.Sprintf("give the user subordinate ids: sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 %s", u.Username)
 	}

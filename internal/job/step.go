@@ -52,8 +52,10 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 // is.
 func (s *Service) lost(j agentlab.Job, sb agentlab.Sandbox) (status agentlab.JobStatus, why string) {
 	gone := sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed
+	now := s.clock()
+	over := (!j.DeadlineAt.IsZero() && !now.Before(j.DeadlineAt)) || !now.Before(sb.LeaseExpiresAt)
 	switch {
-	case sb.State == agentlab.SandboxTimeout:
+	case sb.State == agentlab.SandboxTimeout, gone && sb.Reason != "" && over:
 		why = "its sandbox is TIMEOUT"
 	case sb.State == agentlab.SandboxFailed, gone && sb.Reason != "": // the latter follows the former quickly
 		why = "its sandbox failed"
@@ -67,8 +69,6 @@ func (s *Service) lost(j agentlab.Job, sb agentlab.Sandbox) (status agentlab.Job
 	if sb.Reason != "" {
 		why += ": " + sb.Reason
 	}
-	now := s.clock()
-	over := (!j.DeadlineAt.IsZero() && !now.Before(j.DeadlineAt)) || !now.Before(sb.LeaseExpiresAt)
 	switch {
 	case j.StopRequested != "":
 		status, why = agentlab.JobStatus(j.StopRequested), orText(j.Reason, why)
@@ -92,7 +92,7 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 	case agentlab.CodeLimit:
 		return roomPause, s.waitForRoom(ctx, j, err)
 	case agentlab.CodeInvalid, agentlab.CodeNotFound, agentlab.CodeUnsupported, agentlab.CodeDenied, agentlab.CodeExists:
-		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox could not be made: "+err.Error())
+		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox could not be made: "+agentlab.TextWithHint(err))
 	default:
 		if ctx.Err() == nil && s.triedFor(j.ID) >= tellAfter {
 			err = errors.Join(err, s.noteWaiting(ctx, j, waits(err), true))

@@ -42,11 +42,7 @@ func (s *Service) noteWaiting(ctx context.Context, sb agentlab.Sandbox, done boo
 	if sb.Desired == agentlab.DesiredDestroyed {
 		text, after = "cannot be destroyed, will be tried again: ", 0
 	}
-	text += err.Error()
-	if hint := agentlab.HintOf(err); hint != "" {
-		text += " (" + hint + ")"
-	}
-	text = s.told(ctx, sb, text)
+	text = s.told(ctx, sb, text+agentlab.TextWithHint(err))
 	due := false
 	s.with(sb.VMID, func(m *memory) {
 		now := s.clock()
