@@ -166,6 +166,7 @@ func TestTrap26Firewall(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	spec := w.spec(1)
 	spec.Hardware.FirewallGroup = "agents"
+	w.firewall(t, "agents")
 	ok(t, "Create", w.driver.Create(t.Context(), spec))
 	root := pve.New(w.root)
 	cfg, err := root.Config(t.Context(), w.node.Name(), spec.VMID)

@@ -24,6 +24,8 @@ func (d *Driver) Check(ctx context.Context) []backend.Finding {
 		out = append(out, d.checkTemplates(ctx, n)...)
 		out = append(out, d.checkNetwork(ctx, n))
 	}
+	out = append(out, d.checkFirewall(ctx)...)
+	out = append(out, d.checkSnippets(ctx)...)
 	return named(append(out, d.checkStorages(ctx)...))
 }
 
@@ -43,7 +45,7 @@ func named(all []backend.Finding) []backend.Finding {
 
 // needs is what this configuration asks of a token.
 func (d *Driver) needs(ctx context.Context) pve.Needs {
-	n := pve.Needs{TokenID: d.cfg.TokenID, Pool: d.cfg.Pool, Bridges: []string{d.cfg.Bridge}, FreeMemory: len(d.cfg.Nodes) > 1}
+	n := pve.Needs{TokenID: d.cfg.TokenID, Pool: d.cfg.Pool, Bridges: []string{d.cfg.Bridge}, FreeMemory: len(d.cfg.Nodes) > 1, Firewall: d.cfg.Firewall}
 	for i := range d.cfg.Nodes {
 		node := &d.cfg.Nodes[i]
 		n.Nodes = append(n.Nodes, node.Name)
@@ -160,14 +162,35 @@ func (d *Driver) checkStorages(ctx context.Context) []backend.Finding {
 			out = append(out, d.checkStorage(ctx, n.Name, storage))
 		}
 	}
-	if root := d.pve.Root(); root != nil {
-		if _, err := root.Snippets(ctx); err != nil {
-			out = append(out, broken("snippets", err))
-		} else {
-			out = append(out, finding("snippets", backend.LevelOK, "", "the storage of snippets can be read"))
+	return out
+}
+
+// checkSnippets looks at the storage of snippets: its content must include
+// them, and its directory must be there to be read.
+func (d *Driver) checkSnippets(ctx context.Context) []backend.Finding {
+	root := d.pve.Root()
+	if root == nil {
+		return nil
+	}
+	const name = "snippets"
+	storage := root.SnippetsStorage()
+	for _, n := range d.cfg.Nodes {
+		if n.Host == nil { // no sandbox is started there
+			continue
+		}
+		st, err := d.pve.StorageStatus(ctx, n.Name, storage)
+		switch {
+		case err != nil:
+			return []backend.Finding{broken(name, err)}
+		case !st.Holds("snippets"):
+			return []backend.Finding{finding(name, backend.LevelError, "pvesm set "+storage+" --content "+string(st.Content)+",snippets",
+				"storage %s does not allow snippets (%s)", storage, clip(string(st.Content)))}
 		}
 	}
-	return out
+	if _, err := root.Snippets(ctx); err != nil {
+		return []backend.Finding{broken(name, err)}
+	}
+	return []backend.Finding{finding(name, backend.LevelOK, "", "storage %s allows snippets, and they can be read", storage)}
 }
 
 func (d *Driver) checkStorage(ctx context.Context, node, storage string) backend.Finding {

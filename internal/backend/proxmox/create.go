@@ -70,6 +70,9 @@ func (d *Driver) begin(ctx context.Context, spec backend.Spec) (*handle, error) 
 		}
 		macs[h.MAC] = true
 	}
+	if err := d.checkGroup(ctx, spec.Hardware.FirewallGroup); err != nil {
+		return nil, err
+	}
 	p, err := d.choose(ctx, spec)
 	if err != nil {
 		return nil, err

@@ -90,6 +90,9 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 	if err := d.auditAll(ctx, h, s); err != nil {
 		return err
 	}
+	if err := d.checkGroup(ctx, h.Spec.Hardware.FirewallGroup); err != nil {
+		return err
+	}
 	h.Volumes = volumesOf(s.cfg, ref.VMID)
 	net, err := d.network(ctx, h.Node)
 	if err != nil {

@@ -31,6 +31,8 @@ type Needs struct {
 	// FreeMemory: the nodes' load is read for placement, which several nodes
 	// need Sys.Audit for.
 	FreeMemory bool
+	// Firewall: sandboxes are under Proxmox's own firewall, whose switch is read.
+	Firewall bool
 }
 
 // Grant is what a token needs on one path.
@@ -71,6 +73,9 @@ func (n Needs) Grants(v Version) []Grant {
 		for _, name := range n.Nodes {
 			grants = append(grants, Grant{"/nodes/" + name, []string{"Sys.Audit"}, "to place sandboxes by free memory"})
 		}
+	}
+	if n.Firewall {
+		grants = append(grants, Grant{"/", []string{"Sys.Audit"}, "to see whether the cluster's firewall is on; without it no sandbox gets a firewall_group"})
 	}
 	for i := range grants {
 		slices.Sort(grants[i].Privileges)
@@ -214,7 +219,7 @@ func privilegeFindings(n Needs, grants []Grant, perms Permissions) []backend.Fin
 			continue
 		}
 		level := backend.LevelError
-		if strings.HasPrefix(g.Path, "/nodes/") { // without it sandboxes run, only not where most memory is free
+		if g.Path == "/" || strings.HasPrefix(g.Path, "/nodes/") { // without it sandboxes run, only not where most memory is free
 			level = backend.LevelWarn
 		}
 		out = append(out, backend.Finding{
@@ -238,6 +243,9 @@ func grantCommands(token, path string, privileges []string) []string {
 	list := strings.Join(privileges, ",")
 	sum := sha256.Sum256([]byte(list))
 	role := "AgentLab-" + hex.EncodeToString(sum[:4])
+	if path == "/" {
+		path += " --propagate 0" // on nothing below
+	}
 	return []string{
 		fmt.Sprintf("pveum role add %s --privs %s", role, list),
 		fmt.Sprintf("pveum acl modify %s --users %s --roles %s", path, user, role),

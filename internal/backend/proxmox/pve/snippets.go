@@ -100,6 +100,9 @@ func (s *shell) RemoveSnippet(ctx context.Context, name string) error {
 	return nil
 }
 
+// SnippetsStorage implements Root.
+func (s *shell) SnippetsStorage() string { return s.o.Snippets }
+
 // Snippets implements Root. One that was not written to its end is listed
 // under the name that it should have had.
 func (s *shell) Snippets(ctx context.Context) ([]string, error) {

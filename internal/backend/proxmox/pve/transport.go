@@ -65,6 +65,8 @@ type Root interface {
 	WriteSnippet(ctx context.Context, name string, content []byte) (volid string, err error)
 	// RemoveSnippet removes one; one that is not there is a success.
 	RemoveSnippet(ctx context.Context, name string) error
+	// SnippetsStorage is the storage that snippets are on.
+	SnippetsStorage() string
 	// Snippets lists the names of all files of the snippets storage.
 	Snippets(ctx context.Context) ([]string, error)
 }

@@ -56,6 +56,13 @@ func (n *Node) Damage(volid string) {
 	v.damaged = true
 }
 
+// SetContent says what a storage is for, as pvesm set --content does.
+func (n *Node) SetContent(storage string, content ...string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.storages[storage].Content = content
+}
+
 // HoldLock takes a lock file of the first node as another process would, and
 // returns what lets it go. It panics when the lock is not free.
 func (n *Node) HoldLock(file string) (release func()) {

@@ -1,0 +1,66 @@
+package proxmox
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// checkGroup refuses a security group that would not take effect: Proxmox takes
+// the name of a group that does not exist, and applies no rule of any VM while
+// the firewall of the cluster is off. What cannot be looked at is refused, too.
+func (d *Driver) checkGroup(ctx context.Context, group string) error {
+	if group == "" {
+		return nil
+	}
+	const field = "network.firewall_group"
+	groups, err := d.pve.SecurityGroups(ctx)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(groups, group) {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "Proxmox VE has no security group %q", group).WithField(field).
+			WithHint("create it: Datacenter, Firewall, Security Group; or take firewall_group out of the profile")
+	}
+	on, err := d.pve.ClusterFirewall(ctx)
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeDenied:
+		return agentlab.Errorf(agentlab.CodeDenied, "whether security group %q takes effect is not known: %w", group, err).WithField(field).
+			WithHint("let the token see the cluster's options: pveum acl modify / --propagate 0 --roles PVEAuditor --users %s --tokens '%s'", tokenUser(d.cfg.TokenID), d.cfg.TokenID)
+	case err != nil:
+		return err
+	case !on:
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the firewall of the cluster is off, so security group %q would do nothing", group).WithField(field).
+			WithHint("turn it on: Datacenter, Firewall, Options (it filters the nodes, too: first see that you can still reach them); or take firewall_group out of the profile")
+	}
+	return nil
+}
+
+// tokenUser is the user of a token.
+func tokenUser(token string) string {
+	user, _, _ := strings.Cut(token, "!")
+	return user
+}
+
+// checkFirewall looks at the switch of the cluster's firewall where sandboxes
+// are to be under it.
+func (d *Driver) checkFirewall(ctx context.Context) []backend.Finding {
+	if !d.cfg.Firewall {
+		return nil
+	}
+	const name = "proxmox-firewall"
+	on, err := d.pve.ClusterFirewall(ctx)
+	switch {
+	case err != nil:
+		f := broken(name, err)
+		f.Level = backend.LevelWarn
+		return []backend.Finding{f}
+	case !on:
+		return []backend.Finding{finding(name, backend.LevelWarn, "turn it on: Datacenter, Firewall, Options; or take out proxmox.firewall",
+			"proxmox.firewall is set, and the firewall of the cluster is off: no group takes effect, and profiles with network.firewall_group are refused")}
+	}
+	return []backend.Finding{finding(name, backend.LevelOK, "", "the firewall of the cluster is on")}
+}
