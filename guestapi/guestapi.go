@@ -126,6 +126,16 @@ type Result struct {
 // result that holds what the agent left uncommitted.
 const RefChanges = "refs/agentlab/changes"
 
+// RefModules begins the refs, in the bundle of a local repository, that hold
+// the commits of its submodules; the commit's name follows.
+const RefModules = "refs/agentlab/modules/"
+
+// Limits on the submodules of a repository.
+const (
+	MaxModules     = 200
+	MaxModuleDepth = 8 // of submodules in submodules
+)
+
 // NetworkNarrow is what a repository's own configuration asks of the network
 // policy. It becomes a further layer of the sandbox's policy: what it allows
 // is allowed only if the profile allows it too. Rules are in the language of

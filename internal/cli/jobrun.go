@@ -35,8 +35,9 @@ what it made.
 
 The repository is a URL, which the sandbox clones through the network, or a
 local path, which is sent as a git bundle: nothing of this machine is mounted,
-and uncommitted changes are not sent. Fetch the commits of a local job back
-with 'agentlab job fetch JOB'.
+and uncommitted changes are not sent. Submodules that are checked out are sent,
+others and the content of Git LFS files are named. Fetch the commits of a local
+job back with 'agentlab job fetch JOB'.
 
 By default the command waits, shows progress and the agent's log, and exits
 with 0 COMPLETED, 1 FAILED or CANCELLED, 124 TIMEOUT. An interrupt (Ctrl-C)

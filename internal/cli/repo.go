@@ -10,9 +10,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
 // localRepo tells whether the argument of --repo names a folder on this
@@ -126,7 +128,7 @@ func branchName(ctx context.Context, path, ref string) string {
 }
 
 // scratchRepo makes an empty bare repository in dir that borrows objects.
-func scratchRepo(ctx context.Context, dir, objects string) (string, error) {
+func scratchRepo(ctx context.Context, dir string, objects ...string) (string, error) {
 	bare := filepath.Join(dir, "repo.git")
 	if _, err := git(ctx, dir, "init", "--quiet", "--bare", "--template=", bare); err != nil {
 		return "", err
@@ -135,23 +137,33 @@ func scratchRepo(ctx context.Context, dir, objects string) (string, error) {
 	if err := os.MkdirAll(info, 0o700); err != nil {
 		return "", err
 	}
-	return bare, os.WriteFile(filepath.Join(info, "alternates"), []byte(objects+"\n"), 0o600)
+	return bare, os.WriteFile(filepath.Join(info, "alternates"), []byte(strings.Join(objects, "\n")+"\n"), 0o600)
 }
 
-func packBundle(ctx context.Context, dir, objects, commit, branch string) (*os.File, error) {
-	bare, err := scratchRepo(ctx, dir, objects)
+// packBundle packs a commit and those of its submodules.
+func packBundle(ctx context.Context, dir string, src localSource) (*os.File, error) {
+	objects := []string{src.objects}
+	name := "refs/heads/" + src.branch
+	refs, update := []string{"HEAD", name}, "update "+name+" "+src.commit+"\n"
+	for _, m := range src.modules {
+		objects = append(objects, m.objects)
+		if ref := guestapi.RefModules + m.commit; !slices.Contains(refs, ref) {
+			refs, update = append(refs, ref), update+"update "+ref+" "+m.commit+"\n"
+		}
+	}
+	bare, err := scratchRepo(ctx, dir, objects...)
 	if err != nil {
 		return nil, err
 	}
-	name := "refs/heads/" + branch
-	if _, err := gitBare(ctx, bare, "update-ref", name, commit); err != nil {
+	in := gitInput{stdin: strings.NewReader(update)}
+	if _, err := in.run(ctx, bare, "--git-dir="+bare, "update-ref", "--stdin"); err != nil {
 		return nil, err
 	}
 	if _, err := gitBare(ctx, bare, "symbolic-ref", "HEAD", name); err != nil {
 		return nil, err
 	}
 	out := filepath.Join(dir, "repo.bundle")
-	if _, err := gitBare(ctx, bare, "bundle", "create", "--quiet", out, "HEAD", name); err != nil {
+	if _, err := gitBare(ctx, bare, append([]string{"bundle", "create", "--quiet", out}, refs...)...); err != nil {
 		return nil, err
 	}
 	return os.Open(out) //nolint:gosec // our own temporary file

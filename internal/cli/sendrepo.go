@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"time"
 
@@ -14,6 +15,8 @@ type localSource struct {
 	path, objects string
 	commit        string
 	branch        string // the branch in the bundle that holds the commit
+	modules       []submodule
+	unsent        []unsent
 }
 
 // findSource looks up ref in the repository at path.
@@ -39,7 +42,13 @@ func findSource(ctx context.Context, path, ref string) (localSource, error) {
 		return none, agentlab.Errorf(agentlab.CodeUnsupported, "%s is a shallow clone, which cannot be sent", path).WithField("repo").
 			WithHint("run 'git fetch --unshallow' first, or give the repository's URL")
 	}
-	return localSource{path: path, objects: objects, commit: commit, branch: branchName(ctx, path, ref)}, nil
+	src := localSource{path: path, objects: objects, commit: commit, branch: branchName(ctx, path, ref)}
+	top, err := git(ctx, path, "rev-parse", "--show-toplevel")
+	if err != nil {
+		top = path // a bare repository, whose submodules are nowhere
+	}
+	src.modules, src.unsent, err = findModules(ctx, top, commit, "", 0)
+	return src, err
 }
 
 // sendBundle packs a commit with its history and uploads it. It goes through
@@ -51,18 +60,23 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource)
 		return "", agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField("repo")
 	}
 	a.warnUncommitted(ctx, src.path)
+	a.warnUnsent(ctx, src)
 	dir, err := os.MkdirTemp("", "agentlab-bundle-*")
 	if err != nil {
 		return fail("no temporary folder: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	file, err := packBundle(ctx, dir, src.objects, src.commit, src.branch)
+	file, err := packBundle(ctx, dir, src)
 	if err != nil {
 		return fail("cannot pack %s: %w", src.path, err)
 	}
 	defer func() { _ = file.Close() }()
 	if st, err := file.Stat(); err == nil {
-		a.progressf("sending %s of %s (%.12s)", byteSize(st.Size()), src.path, src.commit)
+		with := ""
+		if n := len(src.modules); n > 0 {
+			with = fmt.Sprintf(" with %d submodule(s)", n)
+		}
+		a.progressf("sending %s of %s (%.12s)%s", byteSize(st.Size()), src.path, src.commit, with)
 	}
 	up, err := c.UploadBundle(ctx, file)
 	return up.ID, err

@@ -74,6 +74,36 @@ func TestJobLocalRepository(t *testing.T) {
 	l.noSandboxes()
 }
 
+// A submodule travels with the repository, and what the agent leaves
+// uncommitted is shown and applied.
+func TestJobWithSubmodule(t *testing.T) {
+	l := newLab(t)
+	lib, repo := sampleRepo(t), sampleRepo(t)
+	git(t, repo, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", lib, "libs/greet")
+	git(t, repo, "commit", "-q", "-m", "A submodule")
+	j, r := l.job("--repo", repo, "--agent", "shell", "--task", `cat libs/greet/greeting.txt
+git submodule status
+echo hello > greeting.txt
+echo more >> libs/greet/greeting.txt`)
+	if r.code != 0 || j.Result.Uncommitted != 1 || j.Result.Commits != 0 {
+		t.Fatalf("%+v\n%v", j, r)
+	}
+	commit := git(t, lib, "rev-parse", "HEAD")
+	if log := l.ok("job", "logs", j.ID); !strings.HasPrefix(log, "helo\n "+commit+" libs/greet") {
+		t.Errorf("log is %q", log)
+	}
+	if diff := l.ok("job", "artifacts", "download", j.ID, "submodules/libs/greet.diff", "--out", "-"); !strings.Contains(diff, "+more") {
+		t.Errorf("the submodule's diff is %q", diff)
+	}
+	if r := l.run(repo, "job", "diff", "--stat", j.ID); r.code != 0 || !strings.Contains(r.stdout, "greeting.txt | 2 +-") {
+		t.Errorf("job diff: %v", r)
+	}
+	if r := l.run(repo, "job", "apply", j.ID); r.code != 0 || git(t, repo, "diff", "--name-only") != "greeting.txt" {
+		t.Errorf("job apply: %v", r)
+	}
+	l.noSandboxes()
+}
+
 // Failure, time-out and cancellation each end with their status, exit code
 // and log.
 func TestJobEnds(t *testing.T) {

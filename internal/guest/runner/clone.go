@@ -24,6 +24,9 @@ type repo struct {
 	Branch string // the branch that was made for the work
 	Heads  map[string]string
 	Made   bool // by us, so that we may remove it
+
+	Modules map[string]string // submodules that were checked out: their commits by their paths
+	Lender  string            // of a submodule: the repository whose objects it borrows
 }
 
 // workBranch is the branch of a job, in the clone, in the bundle and on the
@@ -65,7 +68,7 @@ func (r *Runner) checkout(ctx context.Context) (repo, error) {
 	defer func() { _ = os.RemoveAll(tmp) }()
 	path := filepath.Join(tmp, "repo")
 	if job.Bundled {
-		err = r.cloneBundle(ctx, path)
+		rp.Modules, err = r.cloneBundle(ctx, path)
 	} else {
 		err = r.cloneURL(ctx, path)
 	}
@@ -224,20 +227,25 @@ func (r *Runner) cloneRef(ctx context.Context, path, ref string, depth []string)
 	return r.detach(ctx, path, "FETCH_HEAD")
 }
 
-// cloneBundle clones the repository that the controller holds.
-func (r *Runner) cloneBundle(ctx context.Context, path string) error {
+// cloneBundle clones the repository that the controller holds, and returns the
+// submodules that came with it.
+func (r *Runner) cloneBundle(ctx context.Context, path string) (modules map[string]string, err error) {
 	tmp, err := os.MkdirTemp(r.cfg.TmpDir, tmpBundle)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
 	name := filepath.Join(tmp, "repo.bundle")
 	if err := r.api.retry(ctx, r.cfg.Timing.Patience, func() error { return r.download(ctx, name) }); err != nil {
-		return fmt.Errorf("the repository bundle cannot be fetched: %w", err)
+		return nil, fmt.Errorf("the repository bundle cannot be fetched: %w", err)
 	}
-	branch, detached, err := bundleRef(name, r.job.Ref)
+	refs, err := bundleRefs(name)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	branch, detached, err := bundleRef(refs, r.job.Ref)
+	if err != nil {
+		return nil, err
 	}
 	args := []string{"clone", "--quiet", "--template=", "--no-recurse-submodules"}
 	if branch != "" {
@@ -248,12 +256,14 @@ func (r *Runner) cloneBundle(ctx context.Context, path string) error {
 	}
 	env := r.git.environ([2]string{"protocol.file.allow", "always"})
 	if _, err := r.git.run(ctx, tmp, env, append(args, "--", name, path)...); err != nil {
-		return err
+		return nil, err
 	}
 	if detached {
-		return r.detach(ctx, path, r.job.Ref)
+		if err := r.detach(ctx, path, r.job.Ref); err != nil {
+			return nil, err
+		}
 	}
-	return nil
+	return r.checkoutModules(ctx, path, bundleModules(refs))
 }
 
 func (r *Runner) download(ctx context.Context, name string) error {
@@ -268,13 +278,11 @@ func (r *Runner) download(ctx context.Context, name string) error {
 	return err
 }
 
-// bundleRef looks into the header of a bundle for how ref is to be checked
-// out: as a branch or tag of that name, as the bundle's HEAD (""), or as a
-// commit somewhere in it.
-func bundleRef(name, ref string) (branch string, detached bool, err error) {
+// bundleRefs returns the refs in the header of a bundle.
+func bundleRefs(name string) (map[string]string, error) {
 	f, err := os.Open(name)
 	if err != nil {
-		return "", false, err
+		return nil, err
 	}
 	defer func() { _ = f.Close() }()
 	refs := map[string]string{}
@@ -284,6 +292,13 @@ func bundleRef(name, ref string) (branch string, detached bool, err error) {
 			refs[name] = commit
 		}
 	}
+	return refs, sc.Err()
+}
+
+// bundleRef tells how ref is to be checked out of a bundle with these refs: as
+// a branch or tag of that name, as the bundle's HEAD (""), or as a commit
+// somewhere in it.
+func bundleRef(refs map[string]string, ref string) (branch string, detached bool, err error) {
 	short := strings.TrimPrefix(strings.TrimPrefix(ref, "refs/heads/"), "refs/tags/")
 	switch {
 	case ref != "" && refs["refs/heads/"+short] != "" || ref != "" && refs["refs/tags/"+short] != "":

@@ -44,6 +44,7 @@ func (r *Runner) collect(ctx context.Context, rp repo, tmp string) *collected {
 	c := &collected{Result: guestapi.Result{BaseCommit: rp.Base, Branch: rp.Branch}}
 	if !rp.None && rp.Path != "" {
 		r.collectGit(ctx, rp, tmp, c)
+		r.collectModules(ctx, rp, tmp, c)
 	}
 	if rp.Path != "" {
 		r.collectOutputs(ctx, rp.Path, c)
@@ -60,6 +61,7 @@ type twin struct {
 	env      []string
 	path     string // of the git directory
 	work     string
+	lender   string // work tree whose objects the work tree's repository borrows; "" for none
 	base     string // commit, or the empty tree
 	noBase   bool
 	primary  string // commit that is the result
@@ -95,7 +97,7 @@ func (r *Runner) newTwin(rp repo, path string) (*twin, error) {
 		return nil, err
 	}
 	defer src.close()
-	t := &twin{g: r.git, path: path, work: rp.Path, base: rp.Base, branches: map[string]string{}}
+	t := &twin{g: r.git, path: path, work: rp.Path, lender: rp.Lender, base: rp.Base, branches: map[string]string{}}
 	current, head, err := src.head()
 	if err != nil {
 		return nil, err
@@ -154,6 +156,9 @@ func (t *twin) make(src *gitDir) error {
 	files := map[string]string{
 		"config": config, "HEAD": "ref: refs/heads/none\n",
 		"objects/info/alternates": filepath.Join(t.work, ".git", "objects") + "\n",
+	}
+	if t.lender != "" { // git does not follow a relative path in the alternates of alternates
+		files["objects/info/alternates"] += filepath.Join(t.lender, ".git", "objects") + "\n"
 	}
 	if t.primary != "" {
 		files["HEAD"] = t.primary + "\n"
@@ -261,6 +266,9 @@ func (r *Runner) collectCommits(ctx context.Context, t *twin, tmp string, c *col
 	c.Files = append(c.Files, upload{Path: artBundle, file: name, vital: true})
 }
 
+// diffOptions make a diff for which git runs no program.
+var diffOptions = []string{"diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all"}
+
 // collectDiff writes what differs between the base and the work tree, also
 // what is not committed and what is new, and finds out whether all is
 // committed.
@@ -270,7 +278,7 @@ func (r *Runner) collectDiff(ctx context.Context, t *twin, tmp string, c *collec
 	if err := t.addNew(ctx); err != nil {
 		c.warn("new files cannot be listed, and are missing in %s: %v", artDiff, err)
 	}
-	options := []string{"diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all"}
+	options := slices.Clone(diffOptions)
 	name := filepath.Join(tmp, artDiff)
 	size, truncated, err := t.writeDiff(ctx, name, append(options, "--binary", t.base))
 	if err != nil {

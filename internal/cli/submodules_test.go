@@ -1,0 +1,130 @@
+package cli
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// userModules is a repository with the submodule lib/a, which has deep/b.
+func userModules(t *testing.T) (repo string) {
+	t.Helper()
+	add := func(repo, module, at string) {
+		userGit(t, repo, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", module, at)
+		userGit(t, repo, "-c", "protocol.file.allow=always", "submodule", "--quiet", "update", "--init", "--recursive")
+		userGit(t, repo, "commit", "-q", "-m", "submodule")
+	}
+	b, a, repo := sampleRepo(t), sampleRepo(t), sampleRepo(t)
+	add(a, b, "deep/b")
+	add(repo, a, "lib/a")
+	return repo
+}
+
+func TestSubmodulesAreSent(t *testing.T) {
+	repo := userModules(t)
+	src, err := findSource(t.Context(), repo, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	for _, m := range src.modules {
+		paths = append(paths, m.path)
+	}
+	if !slices.Equal(paths, []string{"lib/a", "lib/a/deep/b"}) || len(src.unsent) != 0 {
+		t.Fatalf("found %q, missing %v", paths, src.unsent)
+	}
+	file, err := packBundle(t.Context(), t.TempDir(), src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = file.Close()
+	clone := filepath.Join(t.TempDir(), "clone")
+	userGit(t, repo, "clone", "-q", file.Name(), clone)
+	heads := userGit(t, repo, "bundle", "list-heads", file.Name())
+	for _, at := range paths {
+		commit := userGit(t, filepath.Join(repo, at), "rev-parse", "HEAD")
+		if !strings.Contains(heads, commit+" "+guestapi.RefModules+commit) {
+			t.Errorf("%s is not among %s", at, heads)
+		}
+		if got := userGit(t, clone, "show", commit+":a.txt"); got != "one" {
+			t.Errorf("%s: the clone has %q", at, got)
+		}
+	}
+	// From a folder below, too.
+	if err := os.Mkdir(filepath.Join(repo, "sub"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if src, err := findSource(t.Context(), filepath.Join(repo, "sub"), ""); err != nil || len(src.modules) != 2 {
+		t.Errorf("from a folder: %v, %v", src.modules, err)
+	}
+}
+
+// Submodules that do not come along are named with what to do about it.
+func TestUnsentSubmodulesAreNamed(t *testing.T) {
+	notes := func(repo string) string {
+		t.Helper()
+		src, err := findSource(t.Context(), repo, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		(&App{Stdout: io.Discard, Stderr: &out}).warnUnsent(t.Context(), src)
+		return out.String()
+	}
+	repo := userModules(t)
+	if got := notes(repo); got != "" {
+		t.Errorf("nothing is missing, but: %s", got)
+	}
+	userGit(t, filepath.Join(repo, "lib/a"), "submodule", "--quiet", "deinit", "--all")
+	if got := notes(repo); !strings.Contains(got, "submodule lib/a/deep/b is not sent") || !strings.Contains(got, "git submodule update --init") {
+		t.Errorf("below a submodule: %s", got)
+	}
+	userGit(t, repo, "submodule", "--quiet", "deinit", "--all", "--force")
+	if got := notes(repo); !strings.Contains(got, "submodule lib/a is not sent: it is not checked out\n  → git submodule update --init --recursive -- lib/a\n") {
+		t.Errorf("not initialised: %s", got)
+	}
+	// A folder that leads elsewhere is not taken for the submodule.
+	secret := sampleRepo(t)
+	userGit(t, repo, "update-index", "--add", "--cacheinfo", "160000,"+userGit(t, secret, "rev-parse", "HEAD")+",lib/a")
+	userGit(t, repo, "commit", "-q", "-m", "evil")
+	if err := os.RemoveAll(filepath.Join(repo, "lib/a")); err != nil {
+		t.Fatal(err)
+	}
+	put(t, repo, map[string]string{"lib/a": "-> " + secret})
+	src, err := findSource(t.Context(), repo, "")
+	if err != nil || len(src.modules) != 0 || len(src.unsent) != 1 {
+		t.Errorf("a link to another repository: %+v, %v", src.modules, err)
+	}
+}
+
+func TestLFSFilesAreNamed(t *testing.T) {
+	repo := sampleRepo(t)
+	pointer := "version https://git-lfs.github.com/spec/v1\noid sha256:" + strings.Repeat("a", 64) + "\nsize 12345\n"
+	put(t, repo, map[string]string{"assets/big.bin": pointer})
+	userGit(t, repo, "add", ".")
+	userGit(t, repo, "commit", "-q", "-m", "looks like a pointer, but nothing uses LFS")
+	if files, err := lfsFiles(t.Context(), repo, "HEAD"); err != nil || len(files) != 0 {
+		t.Errorf("without attributes: %q, %v", files, err)
+	}
+	put(t, repo, map[string]string{"assets/.gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n"})
+	userGit(t, repo, "add", "assets/.gitattributes")
+	userGit(t, repo, "commit", "-q", "-m", "LFS")
+	userGit(t, repo, "config", "remote.origin.url", "https://example.com/org/repo.git")
+	src, err := findSource(t.Context(), repo, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	(&App{Stdout: io.Discard, Stderr: &out}).warnUnsent(t.Context(), src)
+	for _, want := range []string{"1 Git LFS file(s)", "assets/big.bin", "git -c lfs.url=https://example.com/org/repo.git/info/lfs lfs pull"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in %q", want, out.String())
+		}
+	}
+}
