@@ -45,13 +45,17 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 	cmd.Flags().StringVarP(&out, "out", "o", "", "file or folder to write to (default: here; - is standard output)")
 	cmd.Flags().BoolVar(&force, "force", false, "replace a file that exists; with -o -, write binary data to a terminal")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		name := args[0] + ".tar.gz"
+		id, err := jobID(ctx, c, args[0])
+		if err != nil {
+			return err
+		}
+		name := id + ".tar.gz"
 		get := c.JobBundle
 		if len(args) == 2 {
 			name = filepath.Base(args[1])
 			get = func(ctx context.Context, id string) (client.Body, error) { return c.Artifact(ctx, id, args[1]) }
 		}
-		body, err := get(ctx, args[0])
+		body, err := get(ctx, id)
 		if err != nil {
 			return err
 		}
@@ -71,6 +75,16 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 		return nil
 	})
 	return cmd
+}
+
+// jobID returns the id of the job that an argument names by its id or the
+// beginning of it.
+func jobID(ctx context.Context, c *client.Client, arg string) (string, error) {
+	if agentlab.ValidateJobID(arg) == nil {
+		return arg, nil
+	}
+	j, err := c.Job(ctx, arg)
+	return j.ID, err
 }
 
 // copyOut copies an artifact, which a guest wrote, to standard output. On a

@@ -49,7 +49,7 @@ leaves the job running; 'agentlab job cancel JOB' stops it.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.repo, "repo", "", "URL to clone, or path of a local repository; without it the agent starts in an empty folder")
-	flags.StringVar(&f.req.Ref, "ref", "", "branch, tag or commit (default: the repository's default, or what is checked out)")
+	flags.StringVar(&f.req.Ref, "ref", "", "branch, tag or commit; of a local repository any revision, such as HEAD~2 (default: the repository's default, or what is checked out)")
 	flags.IntVar(&f.req.Depth, "depth", 0, "clone only this many commits of history (URLs only; 0 means all)")
 	flags.StringVar(&f.req.Task, "task", "", "what the agent is told; for --agent shell, the script")
 	flags.StringVar(&f.taskFile, "task-file", "", "read the task from this file (- is standard input)")
@@ -92,6 +92,9 @@ func (a *App) completeRun(f *jobRunFlags, cmd *cobra.Command) error {
 	}
 	f.req.TTLMinutes = int(f.ttl / time.Minute)
 	check := agentlab.Job{Task: f.req.Task, Agent: f.req.Agent, Mode: f.req.Mode, Ref: f.req.Ref, Depth: f.req.Depth}
+	if _, local, err := localRepo(f.repo); err == nil && local && f.repo != "" {
+		check.Ref = "" // git on this machine knows what it stands for
+	}
 	if check.Agent == "" {
 		check.Agent = "shell" // the daemon knows the default
 	}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/agentlab-vm/agentlab"
 )
 
 // userGit runs git as a user would, in a fixed environment.
@@ -128,5 +130,34 @@ func TestLocalRepo(t *testing.T) {
 		if local != tt.local || (err == nil) != tt.ok {
 			t.Errorf("localRepo(%q) = %v, %v", tt.arg, local, err)
 		}
+	}
+}
+
+// A local repository is sent as of any revision that stands for one commit.
+func TestFindSourceByRevision(t *testing.T) {
+	dir := sampleRepo(t)
+	for range 2 {
+		userGit(t, dir, "commit", "-q", "--allow-empty", "-m", "More")
+	}
+	userGit(t, dir, "tag", "v1")
+	head := userGit(t, dir, "rev-parse", "HEAD")
+	for ref, want := range map[string]string{
+		"": head, "HEAD": head, "trunk": head, "v1": head, head[:10]: head, "@": head, "HEAD^0": head,
+		"HEAD~2": userGit(t, dir, "rev-parse", "HEAD~2"), "trunk^": userGit(t, dir, "rev-parse", "HEAD~1"), "v1~1": userGit(t, dir, "rev-parse", "HEAD~1"),
+		"HEAD~9": "", "nope": "", "^HEAD": "", "HEAD~1..HEAD": "", "--all": "", "-n1": "", "--output=x": "", "HEAD:a.txt": "", "a\x1bb": "",
+	} {
+		src, err := findSource(t.Context(), dir, ref)
+		switch {
+		case want == "" && agentlab.CodeOf(err) != agentlab.CodeNotFound:
+			t.Errorf("%q: %+v, %v", ref, src, err)
+		case want != "" && (err != nil || src.commit != want):
+			t.Errorf("%q: %s, %v; want %s", ref, src.commit, err, want)
+		case err == nil && agentlab.ValidateRef(src.branch) != nil:
+			t.Errorf("%q travels as %q", ref, src.branch)
+		}
+	}
+	userGit(t, dir, "checkout", "-q", "--orphan", "empty")
+	if _, err := findSource(t.Context(), dir, ""); agentlab.CodeOf(err) != agentlab.CodeInvalid || agentlab.HintOf(err) == "" {
+		t.Errorf("a branch without a commit: %v", err)
 	}
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -313,6 +314,9 @@ func (a *App) logsCmd() *cobra.Command {
 		id := args[0]
 		if agentlab.ValidateJobID(id) != nil {
 			sb, err := c.Sandbox(ctx, id)
+			if agentlab.CodeOf(err) == agentlab.CodeNotFound && strings.HasPrefix(id, "job-") {
+				sb.JobID, err = jobID(ctx, c, id)
+			}
 			if err != nil {
 				return err
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"regexp"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -19,6 +20,9 @@ type localSource struct {
 	unsent        []unsent
 }
 
+// commitID is the one commit that a revision may stand for, as git prints it.
+var commitID = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
+
 // findSource looks up ref in the repository at path.
 func findSource(ctx context.Context, path, ref string) (localSource, error) {
 	none := localSource{}
@@ -31,11 +35,12 @@ func findSource(ctx context.Context, path, ref string) (localSource, error) {
 		ref = "HEAD"
 	}
 	commit, err := git(ctx, path, "rev-parse", "--verify", "--quiet", "--end-of-options", ref+"^{commit}")
-	if err != nil {
+	if err != nil || !commitID.MatchString(commit) {
 		if ref == "HEAD" {
-			return none, agentlab.Errorf(agentlab.CodeInvalid, "%s has no commit yet", path).WithField("repo")
+			return none, agentlab.Errorf(agentlab.CodeInvalid, "%s has no commit yet", path).WithField("repo").
+				WithHint("commit something first: git add . && git commit -m First; or leave --repo out, and the agent starts in an empty folder")
 		}
-		return none, agentlab.Errorf(agentlab.CodeNotFound, "no branch, tag or commit %q in %s", ref, path).WithField("ref").
+		return none, agentlab.Errorf(agentlab.CodeNotFound, "no branch, tag or commit %q in %s", plain(ref), path).WithField("ref").
 			WithHint("see 'git branch' and 'git tag'")
 	}
 	if shallow, _ := git(ctx, path, "rev-parse", "--is-shallow-repository"); shallow == "true" {

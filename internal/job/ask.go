@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -187,9 +188,31 @@ func (s *Service) Known(ctx context.Context, id string) (bool, error) {
 	return err == nil, err
 }
 
-// Get returns a job, or not_found.
+// Get returns the job with that id, or the only one whose id begins with it.
+// Codes: not_found; invalid when it is the beginning of several.
 func (s *Service) Get(ctx context.Context, id string) (agentlab.Job, error) {
-	return s.cfg.Store.Job(ctx, id)
+	if agentlab.ValidateJobID(id) == nil {
+		return s.cfg.Store.Job(ctx, id)
+	}
+	const shown = 5
+	list, err := s.cfg.Store.JobsByPrefix(ctx, id, shown+1)
+	switch {
+	case err != nil:
+		return agentlab.Job{}, err
+	case len(list) == 1:
+		return list[0], nil
+	case len(list) == 0:
+		return s.cfg.Store.Job(ctx, id) // for its error
+	}
+	var ids []string
+	for _, j := range list[:min(shown, len(list))] {
+		ids = append(ids, j.ID)
+	}
+	if len(list) > shown {
+		ids = append(ids, "more")
+	}
+	return agentlab.Job{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is the beginning of several jobs: %s", id, strings.Join(ids, ", ")).
+		WithField("job").WithHint("give more characters of the id; see 'agentlab job list'")
 }
 
 // List lists jobs, the newest first.

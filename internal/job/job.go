@@ -56,6 +56,7 @@ type Store interface {
 	UpdateJob(ctx context.Context, id string, fn func(*agentlab.Job) ([]agentlab.Event, error)) (agentlab.Job, error)
 	Job(ctx context.Context, id string) (agentlab.Job, error)
 	Jobs(ctx context.Context, f Filter) ([]agentlab.Job, error)
+	JobsByPrefix(ctx context.Context, prefix string, limit int) ([]agentlab.Job, error)
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error)
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)

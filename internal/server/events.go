@@ -70,7 +70,7 @@ func (s *Server) eventFilter(ctx context.Context, in *eventsInput) (EventFilter,
 		if err != nil {
 			return f, err
 		}
-		jobVMID = j.SandboxVMID
+		f.JobID, jobVMID = j.ID, j.SandboxVMID
 	}
 	if in.Sandbox != "" {
 		sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)

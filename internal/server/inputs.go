@@ -13,7 +13,7 @@ import (
 )
 
 type jobInput struct {
-	Job string `path:"job" doc:"Id of a job"`
+	Job string `path:"job" doc:"Id of a job, or a unique beginning of it"`
 }
 
 type sandboxInput struct {

@@ -48,6 +48,9 @@ func (s knownSandboxes) Get(_ context.Context, name string) (agentlab.Sandbox, e
 type knownJobs struct{ stubJobs }
 
 func (s knownJobs) Get(_ context.Context, id string) (agentlab.Job, error) {
+	if id == "job-b" { // the beginning of one
+		id = otherJobID
+	}
 	vmid := map[string]int{stubJobID: 1, otherJobID: 2, lostJobID: 1}[id]
 	if vmid == 0 {
 		return agentlab.Job{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no job %s", id)
@@ -247,7 +250,7 @@ func TestAccessMatrix(t *testing.T) {
 			if !strings.Contains(c.name, "bound") {
 				continue
 			}
-			for _, away := range [][2]string{{"other", otherJobID}, {"2", otherJobID}, {"box", otherJobID}, {"other", stubJobID}, {"nobody", "job-ddddddddddddd"}, {"", ""}, {"1", lostJobID}} {
+			for _, away := range [][2]string{{"other", otherJobID}, {"2", otherJobID}, {"box", otherJobID}, {"other", stubJobID}, {"other", "job-b"}, {"nobody", "job-ddddddddddddd"}, {"", ""}, {"1", lostJobID}} {
 				if r.target == onSandbox && (away[0] == "box" || away[0] == "1") || r.target == onJob && away[1] == stubJobID || away[0] == "" && r.target != byQuery {
 					continue // it is about its own after all, or about nothing
 				}

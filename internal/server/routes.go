@@ -143,7 +143,11 @@ func (s *Server) register(r route) error {
 		BodyReadTimeout: -1, // body limits it
 		Extensions:      map[string]any{"x-access": r.access.String(), "x-verb": r.verb, "x-target": r.target.String(), "x-reach": r.reach.String()},
 		Middlewares: huma.Middlewares{func(hc huma.Context, next func(huma.Context)) {
-			if err := s.authorize(hc, r); err != nil {
+			err := s.authorize(hc, r)
+			if err == nil {
+				err = s.wholeJobID(hc, r)
+			}
+			if err != nil {
 				req, w := humago.Unwrap(hc)
 				s.logRefusal(req, err)
 				writeProblem(w, err)

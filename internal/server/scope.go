@@ -33,7 +33,12 @@ func (s *Server) inScope(hc huma.Context, t target, token *agentlab.APIToken) er
 		req.SetPathValue("sandbox", vmid)
 		return nil
 	case onJob:
-		return s.coveredJob(ctx, token, hc.Param("job"))
+		id, err := s.coveredJob(ctx, token, hc.Param("job"))
+		if err != nil {
+			return err
+		}
+		req.SetPathValue("job", id)
+		return nil
 	case byQuery:
 		return s.coveredQuery(req, token)
 	}
@@ -59,9 +64,11 @@ func (s *Server) coveredQuery(req *http.Request, token *agentlab.APIToken) error
 		if len(v) != 1 {
 			return errScope
 		}
-		if err := s.coveredJob(req.Context(), token, v[0]); err != nil {
+		id, err := s.coveredJob(req.Context(), token, v[0])
+		if err != nil {
 			return err
 		}
+		q.Set("job", id)
 		named = true
 	}
 	if !named {
@@ -86,27 +93,42 @@ func (s *Server) covered(ctx context.Context, token *agentlab.APIToken, nameOrVM
 	return strconv.Itoa(sb.VMID), nil
 }
 
-// coveredJob refuses a job that is not one of a sandbox that the token covers.
+// wholeJobID puts the id of a job into the request in place of its beginning.
+func (s *Server) wholeJobID(hc huma.Context, r route) error {
+	id := hc.Param("job")
+	if r.target != onJob || agentlab.ValidateJobID(id) == nil {
+		return nil
+	}
+	j, err := s.cfg.Services.Jobs.Get(hc.Context(), id)
+	if err == nil {
+		req, _ := humago.Unwrap(hc)
+		req.SetPathValue("job", j.ID)
+	}
+	return err
+}
+
+// coveredJob returns the id of a job, and refuses one that is not of a sandbox
+// that the token covers.
 // The sandbox must know the job too: its number may have been another's when
 // the job ran.
-func (s *Server) coveredJob(ctx context.Context, token *agentlab.APIToken, id string) error {
+func (s *Server) coveredJob(ctx context.Context, token *agentlab.APIToken, id string) (string, error) {
 	j, err := s.cfg.Services.Jobs.Get(ctx, id)
 	switch code := agentlab.CodeOf(err); {
 	case code == agentlab.CodeNotFound || code == agentlab.CodeInvalid:
-		return errScope
+		return "", errScope
 	case err != nil:
-		return err
+		return "", err
 	case j.SandboxVMID == 0:
-		return errScope
+		return "", errScope
 	}
 	sb, err := s.cfg.Services.Sandboxes.Get(ctx, strconv.Itoa(j.SandboxVMID))
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
-		return errScope
+		return "", errScope
 	case err != nil:
-		return err
+		return "", err
 	case !token.Covers(sb.UID) || sb.JobID != j.ID:
-		return errScope
+		return "", errScope
 	}
-	return nil
+	return j.ID, nil
 }

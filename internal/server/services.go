@@ -69,8 +69,8 @@ type JobFilter struct {
 // Jobs is the job service.
 type Jobs interface {
 	Create(ctx context.Context, r JobRequest) (agentlab.Job, error)
-	Check(ctx context.Context, r JobRequest) error // the error that Create would return
-	Get(ctx context.Context, id string) (agentlab.Job, error)
+	Check(ctx context.Context, r JobRequest) error            // the error that Create would return
+	Get(ctx context.Context, id string) (agentlab.Job, error) // id or its unique beginning
 	List(ctx context.Context, f JobFilter) ([]agentlab.Job, error)
 	Cancel(ctx context.Context, id string) (agentlab.Job, error)
 }

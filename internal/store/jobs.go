@@ -4,6 +4,7 @@ import (
 	"context"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -186,6 +187,16 @@ func (s *Store) Jobs(ctx context.Context, f JobFilter) ([]agentlab.Job, error) {
 		where.add("(created_at, job_id) < (?, ?)", timeCol{&last.CreatedAt}, last.ID)
 	}
 	return jobs.query(ctx, s.r, where.tail("created_at DESC, job_id DESC", f.Limit), where.args...)
+}
+
+// JobsByPrefix lists at most limit jobs whose ids begin with prefix, by id. A
+// text that no id begins with gives none.
+func (s *Store) JobsByPrefix(ctx context.Context, prefix string, limit int) ([]agentlab.Job, error) {
+	const above = "~" // sorts after what ids are made of
+	if len(prefix) <= len("job-") || !strings.HasPrefix(prefix, "job-") {
+		return nil, nil
+	}
+	return jobs.query(ctx, s.r, "WHERE job_id >= ? AND job_id < ? ORDER BY job_id LIMIT ?", prefix, prefix+above, limit)
 }
 
 // DeleteJob deletes the row of a job that has ended. Its artifacts must be
