@@ -31,6 +31,7 @@ const (
 	EventDrift             = "backend.drift"
 	EventDaemon            = "daemon"
 	EventSpace             = "host.space"
+	EventClock             = "host.clock"
 )
 
 // Artifact is a file that a job left, held by the controller.

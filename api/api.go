@@ -195,6 +195,19 @@ type Status struct {
 	Findings  []Finding      `json:"findings" doc:"What the backend's check found that is not ok"`
 }
 
+// Clock is what the daemon makes of the clock of its host.
+type Clock struct {
+	Now       time.Time `json:"now"`
+	Suspended bool      `json:"suspended" doc:"Retention was suspended because the clock had jumped"`
+}
+
+// Backup is a copy of the database.
+type Backup struct {
+	Path      string    `json:"path" doc:"On the machine of the daemon"`
+	Size      int64     `json:"size" doc:"Bytes"`
+	CreatedAt time.Time `json:"created_at"`
+}
+
 // Finding is one result of a check.
 type Finding struct {
 	Name   string `json:"name"`

@@ -23,6 +23,17 @@ func (c *Client) Status(ctx context.Context) (api.Status, error) {
 	return get[api.Status](ctx, c, "/v1/status", nil)
 }
 
+// BackupDatabase makes a backup of the daemon's database.
+func (c *Client) BackupDatabase(ctx context.Context) (out api.Backup, err error) {
+	return out, c.call(ctx, http.MethodPost, "/v1/daemon/backup", nil, nil, &out)
+}
+
+// ConfirmClock confirms that the clock of the daemon's host is right, so that
+// retention goes on after the clock jumped.
+func (c *Client) ConfirmClock(ctx context.Context) (out api.Clock, err error) {
+	return out, c.call(ctx, http.MethodPost, "/v1/daemon/clock/confirm", nil, nil, &out)
+}
+
 // StopDaemon asks the daemon to end. VMs go on. It returns when the daemon
 // has agreed, which is before it has ended.
 func (c *Client) StopDaemon(ctx context.Context) error {

@@ -7,6 +7,7 @@
 //	logs/<job_id>.log             agent logs, append only
 //	bundles/<bundle_id>.bundle    uploaded repositories that no job has yet
 //	bundles/<job_id>.bundle       the repository of a job
+//	*/.quarantine/<job_id>@<time> what no row knows, of each of the three
 //
 // and are reached only through os.Root, so that no name, link or race leads
 // out of it. Names and contents come from guests and are hostile; MIME types
@@ -44,6 +45,7 @@ type Limits struct {
 	LogBytes    int64         // the agent log of a job; default 64 MiB
 	BundleBytes int64         // one uploaded git bundle; default 4 GiB
 	BundleAge   time.Duration // how long a bundle waits for its job; default 1 h
+	Quarantine  time.Duration // how long files that no row knows are kept; default 30 days
 }
 
 func (l Limits) withDefaults() Limits {
@@ -61,6 +63,9 @@ func (l Limits) withDefaults() Limits {
 	}
 	if l.BundleAge <= 0 {
 		l.BundleAge = time.Hour
+	}
+	if l.Quarantine <= 0 {
+		l.Quarantine = 30 * 24 * time.Hour
 	}
 	return l
 }

@@ -37,22 +37,26 @@ func (s *Service) Delete(ctx context.Context, jobID string) error {
 	)
 }
 
-// Swept tells what Sweep removed.
+// Swept counts what Sweep removed or moved away.
 type Swept struct {
 	Temporary int // unfinished uploads and deletions
-	Files     int // files that no row describes
-	Jobs      int // jobs whose directory, log or bundle had outlived them
+	Files     int // files that no row describes, moved to the quarantine
+	Jobs      int // unknown jobs of which something was moved to the quarantine
 	Bundles   int // bundles that no job claimed in time
+	Expired   int // what was in the quarantine for the retention, removed
 }
 
-// Sweep removes what crashes left behind and what has no owner any more.
-// known tells whether a job exists. It may run at any time. Objects whose
-// names are not of our making are left alone.
+// Sweep removes what crashes left behind, and moves what belongs to no known
+// job or row to the quarantine, where it stays for Limits.Quarantine: files
+// that the database does not know may be all that is left of a job whose row
+// was lost. known reports whether a job exists. It may run at any time.
+// Objects whose names are not of our making are left alone.
 func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, jobID string) (bool, error)) (Swept, error) {
 	var out Swept
 	errs := []error{s.sweepTemp(s.files, tmpDir, &out.Temporary), s.sweepTemp(s.bundles, ".", &out.Temporary)}
 	orphans := map[string]bool{}
 	visit := func(root *os.Root, suffix string, each func(jobID string) error) {
+		errs = append(errs, s.expire(root, &out.Expired))
 		entries, err := fs.ReadDir(root.FS(), ".")
 		errs = append(errs, fault(err, "list the state directory"))
 		for _, e := range entries {
@@ -66,6 +70,7 @@ func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, job
 				errs = append(errs, err)
 			case !exists:
 				orphans[id] = true
+				errs = append(errs, s.quarantine(root, e.Name(), id, suffix))
 			case each != nil:
 				errs = append(errs, each(id))
 			}
@@ -74,13 +79,7 @@ func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, job
 	visit(s.files, "", func(id string) error { return s.sweepJob(ctx, id, &out.Files) })
 	visit(s.logs, ".log", nil)
 	visit(s.bundles, ".bundle", nil)
-	for id := range orphans {
-		err := s.Delete(ctx, id)
-		errs = append(errs, err)
-		if err == nil {
-			out.Jobs++
-		}
-	}
+	out.Jobs = len(orphans)
 	errs = append(errs, s.sweepBundles(&out.Bundles), ctx.Err())
 	return out, errors.Join(errs...)
 }
@@ -107,8 +106,9 @@ func (s *Service) sweepTemp(root *os.Root, dir string, n *int) error {
 }
 
 // sweepJob brings the files of a job and their rows together: a crash comes
-// between the two, so a file without a row goes (its sender got no answer
-// and sends again), and a row gets the size and sum of the file that is there.
+// between the two, so a file without a row goes to the quarantine (its sender
+// got no answer and sends again), and a row gets the size and sum of the file
+// that is there.
 func (s *Service) sweepJob(ctx context.Context, jobID string, n *int) error {
 	u, err := s.acquire(ctx, jobID)
 	if err != nil {
@@ -133,7 +133,7 @@ func (s *Service) sweepJob(ctx context.Context, jobID string, n *int) error {
 		want, known := row[p]
 		if !known {
 			*n++
-			return fault(s.files.Remove(name), "remove %s", p)
+			return s.quarantine(s.files, name, jobID, "/"+p)
 		}
 		// Another file may have the same size, but then it has another time.
 		st, err := e.Info()

@@ -242,6 +242,9 @@ type Instance struct {
 	Reason string // for PowerCrashed and PowerPartial; of PowerRunning, why the host has paused the guest, "" when it has not
 	// Expired: it is PowerStopped because its deadline passed (DeadlineSetter).
 	Expired bool
+	// Spec is what it was made from, with the policy that it has now; nil
+	// where the backend does not keep it, or it is not whole.
+	Spec *Spec
 }
 
 // Finding is one result of Check.

@@ -153,7 +153,7 @@ Start here:
 	}
 	add("work", a.jobCmd(), a.sandboxCmd(), a.execCmd(), a.sshCmd(), a.attachCmd(), a.logsCmd())
 	add("setup", a.initCmd(), a.imageCmd(), a.profileCmd(), a.secretsCmd())
-	add("operate", a.statusCmd(), a.eventsCmd(), a.egressCmd(), a.policyCmd(), a.verifyCmd(), a.tokenCmd(), a.hostCmd(), a.daemonCmd())
+	add("operate", a.statusCmd(), a.eventsCmd(), a.egressCmd(), a.policyCmd(), a.verifyCmd(), a.tokenCmd(), a.hostCmd(), a.daemonCmd(), a.dbCmd())
 	root.AddCommand(a.proxyCmd())
 	rejectUnknownSubcommands(root)
 	a.complete(root)

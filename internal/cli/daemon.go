@@ -241,6 +241,7 @@ func (a *App) daemonCmd() *cobra.Command {
 		&cobra.Command{Use: "stop", Short: "Stop the daemon; sandboxes go on", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStop(cmd.Context()) }},
 		&cobra.Command{Use: "status", Short: "Tell whether the daemon runs, without starting it", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStatus(cmd.Context()) }},
 		a.daemonLogsCmd(),
+		a.confirmClockCmd(),
 	)
 	return cmd
 }

@@ -30,6 +30,7 @@ type Config struct {
 	Retention Retention `yaml:"retention"`
 	Artifacts Artifacts `yaml:"artifacts"`
 	Logs      Logs      `yaml:"logs"`
+	Backups   Backups   `yaml:"backups"`
 
 	BootstrapTTLMinutes int `yaml:"bootstrap_ttl_minutes" doc:"Minutes, 5 to 15, in which a sandbox must trade its one-time token for its secrets."`
 
@@ -85,6 +86,12 @@ type Logs struct {
 	MaxJobMB int `yaml:"max_job_mb" doc:"Agent log of one job in MiB, 1 to 10240; what comes after is dropped."`
 }
 
+// Backups bounds the copies of the database.
+type Backups struct {
+	Newest int `yaml:"newest" doc:"Copies of the database that are kept, 0 to 1000; one is made every hour, none when this is 0. They are in backups/ of the state directory."`
+	Daily  int `yaml:"daily" doc:"Further days, 0 to 366, of which the last copy is kept."`
+}
+
 // QEMU configures the qemu backend.
 type QEMU struct {
 	Binary string `yaml:"binary" doc:"Path of the QEMU system emulator; empty looks for the one of this machine's architecture in PATH."`
@@ -112,6 +119,7 @@ func Default() Config {
 		Retention:           Retention{ArtifactsDays: 30, EventsDays: 30, EgressDays: 30, JobsDays: 90},
 		Artifacts:           Artifacts{MaxFileMB: 1024, MaxJobMB: 4096, MaxFiles: 10000},
 		Logs:                Logs{MaxJobMB: 64},
+		Backups:             Backups{Newest: 24, Daily: 7},
 		BootstrapTTLMinutes: 10,
 		API:                 API{Groups: map[string]string{}},
 		QEMU:                QEMU{Accel: "auto"},
@@ -223,6 +231,8 @@ func (c Config) validateRanges() error {
 		{"artifacts.max_job_mb", c.Artifacts.MaxJobMB, c.Artifacts.MaxFileMB, 1 << 20},
 		{"artifacts.max_files", c.Artifacts.MaxFiles, 1, 100000},
 		{"logs.max_job_mb", c.Logs.MaxJobMB, 1, 10240},
+		{"backups.newest", c.Backups.Newest, 0, 1000},
+		{"backups.daily", c.Backups.Daily, 0, 366},
 		{"bootstrap_ttl_minutes", c.BootstrapTTLMinutes, int(agentlab.MinBootstrapTTL / time.Minute), int(agentlab.MaxBootstrapTTL / time.Minute)},
 	} {
 		if r.value < r.lo || r.value > r.hi {

@@ -19,7 +19,7 @@ type Paths struct {
 	Home   string // AGENTLAB_HOME; "" when that is not set
 	System bool   // the machine-wide installation, run by root
 	Config string // what people write: config.yaml, profiles/, secrets/
-	State  string // what must survive: agentlab.db, sandboxes/, artifacts/, bundles/, and the reserve of disk space
+	State  string // what must survive: agentlab.db, backups/, records/, sandboxes/, artifacts/, bundles/, and the reserve of disk space
 	Cache  string // what can be made again: images/
 	Run    string // what ends with the boot: agentlabd.sock
 	Log    string // logs of the daemon
@@ -97,6 +97,16 @@ func (p Paths) Reserve() string { return filepath.Join(p.State, "reserve") }
 // when the database had no room to say so.
 func (p Paths) Ending() string { return filepath.Join(p.State, "ending") }
 
+// Backups holds copies of the database.
+func (p Paths) Backups() string { return filepath.Join(p.State, "backups") }
+
+// Records holds a copy of the row of each job.
+func (p Paths) Records() string { return filepath.Join(p.State, "records") }
+
+// Installation is the file with the id of the installation, which is in the
+// database too.
+func (p Paths) Installation() string { return filepath.Join(p.State, "installation") }
+
 // Sandboxes holds one directory for each sandbox of drivers that keep files.
 func (p Paths) Sandboxes() string { return filepath.Join(p.State, "sandboxes") }
 
@@ -127,7 +137,7 @@ func (p Paths) Ensure() error {
 	}
 	dirs := []dir{{p.Config, open}, {p.Run, open}, {p.State, 0o700}, {p.Cache, 0o700}, {p.Log, 0o700},
 		{p.Profiles(), open}, {p.Secrets(), 0o700},
-		{p.Ending(), 0o700}, {p.Sandboxes(), 0o700}, {p.Artifacts(), 0o700}, {p.Bundles(), 0o700}, {p.Images(), 0o700}}
+		{p.Ending(), 0o700}, {p.Sandboxes(), 0o700}, {p.Backups(), 0o700}, {p.Records(), 0o700}, {p.Artifacts(), 0o700}, {p.Bundles(), 0o700}, {p.Images(), 0o700}}
 	if p.Home != "" {
 		if err := os.MkdirAll(p.Home, 0o700); err != nil {
 			return dirFault(p.Home, err)

@@ -61,12 +61,17 @@ func (s auditStore) LiveSandboxes(ctx context.Context) ([]agentlab.Sandbox, erro
 type gcFiles struct {
 	*artifact.Service
 	jobs *job.Service
+	s    *services
 }
 
 func (f gcFiles) Sweep(ctx context.Context, known func(context.Context, string) (bool, error)) (int, error) {
+	if err := matches(ctx, f.s.cfg.Paths, f.s.store); err != nil {
+		return 0, err
+	}
 	n, err := f.Service.Sweep(ctx, known)
+	err = errors.Join(err, f.s.records.sweep(ctx, known, f.s.cfg.Clock(), f.Limits().Quarantine))
 	forgotten, ferr := f.jobs.ForgetSecrets(ctx)
-	return n.Temporary + n.Files + n.Jobs + n.Bundles + forgotten, errors.Join(err, ferr)
+	return n.Temporary + n.Files + n.Jobs + n.Bundles + n.Expired + forgotten, errors.Join(err, ferr)
 }
 
 type guestTokens struct{ store *store.Store }

@@ -25,6 +25,8 @@ Usage:
   agentlabd network render|apply|remove|status|settings
                                           keep the firewall of a bridge with
                                           sandboxes, without a daemon
+  agentlabd db list|restore|rebuild       repair the database while no daemon
+                                          runs
   agentlabd --version                     print version, commit and date
   agentlabd --help                        print this
 
@@ -55,6 +57,8 @@ func Main(args []string) int {
 		return complain(os.Stderr, o.run(), 1)
 	case len(args) >= 1 && args[0] == "network":
 		return networkCommand(args[1:], os.Stdout, os.Stderr)
+	case len(args) >= 1 && args[0] == "db":
+		return dbCommand(args[1:], os.Stdout, os.Stderr)
 	case len(args) == 2 && args[0] == "vmm": // a shim; only the qemu driver calls it
 		return complain(os.Stderr, untilSignal(func(ctx context.Context) error { return qemu.RunShim(ctx, args[1]) }), 1)
 	}

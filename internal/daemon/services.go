@@ -44,6 +44,9 @@ type services struct {
 	space     *hostspace.Guard
 	reserve   *hostspace.Reserve
 	released  chan struct{} // holds a value when the reserve was released
+	backups   *backups
+	records   *records
+	clock     *clockWatch
 	sandboxes *sandbox.Service
 	jobs      *job.Service
 	guests    *guestserver.Server
@@ -72,11 +75,22 @@ func openServices(ctx context.Context, cfg Config, settings config.Config, log *
 }
 
 func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
-	s.store, err = store.Open(ctx, s.cfg.Paths.Database(), store.Options{Clock: s.cfg.Clock, OnCommit: s.committed, Full: s.releaseReserve})
+	s.clock = newClockWatch(s.cfg.Clock, s.log.With("part", "clock"))
+	s.cfg.Clock = s.clock.now // from here on all services agree on it
+	s.store, err = store.Open(ctx, s.cfg.Paths.Database(), store.Options{
+		Clock: s.cfg.Clock, OnCommit: s.committed, Full: s.releaseReserve, New: func() error { return checkNotLost(s.cfg.Paths) },
+	})
 	if err != nil {
 		return s.noRoomToStart(err)
 	}
 	undo.add(s.store.Close)
+	s.records = newRecords(s.cfg.Paths.Records(), s.store, s.log.With("part", "records"))
+	if err := claim(ctx, s.cfg.Paths, s.store); err != nil {
+		return err
+	}
+	if err := s.clock.load(ctx, s.store); err != nil {
+		return err
+	}
 	s.makeReserve()
 	s.tokens = auth.New(auth.Config{Store: s.store, Clock: s.cfg.Clock, Logger: s.log.With("part", "tokens")})
 	return nil
@@ -122,6 +136,7 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 		Limits: artifact.Limits{
 			FileBytes: int64(s.settings.Artifacts.MaxFileMB) * mib, JobBytes: int64(s.settings.Artifacts.MaxJobMB) * mib,
 			JobFiles: s.settings.Artifacts.MaxFiles, LogBytes: int64(s.settings.Logs.MaxJobMB) * mib,
+			Quarantine: config.Days(s.settings.Retention.ArtifactsDays),
 		},
 		Room: s.space.Keep,
 		Ended: func(ctx context.Context, jobID string) (bool, error) {
@@ -135,6 +150,9 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 		return err
 	}
 	undo.add(s.artifacts.Close)
+	s.backups = &backups{
+		dir: s.cfg.Paths.Backups(), store: s.store, keep: s.settings.Backups, room: s.space.Start, clock: s.cfg.Clock, log: s.log.With("part", "backups"),
+	}
 	return nil
 }
 
@@ -209,7 +227,7 @@ func (s *services) drainEgress() func(context.Context, agentlab.Sandbox) error {
 
 func (s *services) openGC(context.Context, *cleanup) error {
 	s.gc = gc.New(gc.Config{
-		Store: gcStore{s.store}, Files: gcFiles{s.artifacts, s.jobs}, Known: s.jobs.Known,
+		Store: gcStore{s.store}, Files: gcFiles{s.artifacts, s.jobs, s}, Known: s.jobs.Known,
 		ArtifactTTL: func(name string) time.Duration {
 			p, err := s.profiles.Find(name)
 			if err != nil {
@@ -221,6 +239,7 @@ func (s *services) openGC(context.Context, *cleanup) error {
 		Events:    config.Days(s.settings.Retention.EventsDays),
 		Egress:    config.Days(s.settings.Retention.EgressDays),
 		Rows:      config.Days(s.settings.Retention.JobsDays),
+		Hold:      s.clock.hold,
 		Clock:     s.cfg.Clock,
 		Logger:    s.log.With("part", "gc"),
 	})
@@ -231,6 +250,9 @@ func (s *services) openGC(context.Context, *cleanup) error {
 func (s *services) committed(events []agentlab.Event) {
 	s.bus.publish(events)
 	for _, e := range events {
+		if e.JobID != "" && s.records != nil {
+			s.records.changed(e.JobID)
+		}
 		if e.Kind == agentlab.EventJobStatus && s.artifacts != nil {
 			s.artifacts.WakeLog(e.JobID)
 		}
@@ -248,6 +270,9 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 	run("jobs", s.jobs.Run)
 	run("gc", s.gc.Run)
 	run("space", s.watchSpace)
+	run("backups", s.backups.run)
+	run("records", s.records.run)
+	run("clock", s.clock.run)
 	run("audit", s.audit.Run)
 	run("host network", s.hostNetwork.Run)
 	run("images", func(ctx context.Context) error { s.images.Sweep(ctx); return nil })

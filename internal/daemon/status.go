@@ -53,6 +53,16 @@ func (v *statusView) Health() api.Health {
 // Stop ends the daemon.
 func (v *statusView) Stop() { v.d.Stop() }
 
+// Backup copies the database.
+func (v *statusView) Backup(ctx context.Context) (api.Backup, error) {
+	return v.d.services.backups.make(ctx)
+}
+
+// ConfirmClock accepts the clock of the host as right.
+func (v *statusView) ConfirmClock(ctx context.Context) (api.Clock, error) {
+	return v.d.services.clock.confirm(ctx)
+}
+
 // Status counts, and adds what the backend's last check found.
 func (v *statusView) Status(ctx context.Context) (api.Status, error) {
 	info := version.Get()
@@ -113,7 +123,9 @@ func (v *statusView) Checks(ctx context.Context) (api.HostChecks, error) {
 }
 
 // own returns what the daemon itself finds.
-func (v *statusView) own() []backend.Finding { return v.d.services.spaceFindings() }
+func (v *statusView) own() []backend.Finding {
+	return append(v.d.services.spaceFindings(), v.d.services.backups.finding(), v.d.services.clock.finding())
+}
 
 // lookAtImages tells and notes whether this machine has or can build the
 // images that sandboxes boot by default.

@@ -64,6 +64,10 @@ type Config struct {
 	Rows      time.Duration // that ended jobs and destroyed sandboxes stay listed; default 90 days
 	Every     time.Duration // between two passes; default 1 h
 
+	// Hold returns an error while the time now may not be relied upon: then
+	// nothing is deleted. nil means that it always may.
+	Hold func(now time.Time) error
+
 	Clock  func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
 }
@@ -130,12 +134,17 @@ type Deleted struct {
 	Egress    int `json:"egress,omitempty"` // records of what sandboxes wanted from the network
 }
 
-// Pass deletes all that is due now. What fails is skipped and part of the
+// Pass deletes all that is due now, or nothing while Config.Hold says so. What fails is skipped and part of the
 // error; the rest is deleted.
 func (c *Collector) Pass(ctx context.Context) (Deleted, error) {
 	var d Deleted
 	var errs []error
 	now := c.clock().UTC()
+	if c.cfg.Hold != nil {
+		if err := c.cfg.Hold(now); err != nil {
+			return d, err
+		}
+	}
 	for _, part := range []func(context.Context, time.Time, *Deleted) error{c.jobs, c.files, c.sandboxes, c.tokens, c.events, c.egress} {
 		if ctx.Err() != nil {
 			break

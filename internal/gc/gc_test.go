@@ -180,3 +180,22 @@ func TestRunPassesEveryHour(t *testing.T) {
 		}
 	})
 }
+
+// While the clock may not be relied upon, nothing is deleted for its age.
+func TestHold(t *testing.T) {
+	s := withJobs(100)
+	held := errors.New("the clock jumped")
+	c := gc.New(gc.Config{Store: s, Files: s, Clock: func() time.Time { return now }, Hold: func(at time.Time) error {
+		if !at.Equal(now) {
+			t.Errorf("asked about %s", at)
+		}
+		return held
+	}})
+	if d, err := c.Pass(t.Context()); !errors.Is(err, held) || d != (gc.Deleted{}) || len(s.jobs) != 100 || len(s.files) != 100 {
+		t.Errorf("%+v, %v; left %d jobs, %d with files", d, err, len(s.jobs), len(s.files))
+	}
+	held = nil
+	if d, err := c.Pass(t.Context()); err != nil || d.Artifacts != 70 {
+		t.Errorf("%+v, %v", d, err)
+	}
+}

@@ -48,6 +48,8 @@ func (s *Server) routes() []route {
 		{get, "/v1/health", AccessRead, "daemon.read", noTarget, anywhere, 200, "health", "Tell whether the daemon answers", call(s.health)},
 		{get, "/v1/status", AccessRead, "daemon.read", noTarget, anywhere, 200, "status", "Show the state of the daemon", call(s.status)},
 		{post, "/v1/daemon/stop", AccessAdmin, "daemon.stop", noTarget, localOnly, 202, "stop-daemon", "End the daemon; VMs go on", call(s.stopDaemon)},
+		{post, "/v1/daemon/backup", AccessAdmin, "daemon.backup", noTarget, anywhere, 201, "backup-database", "Make a backup of the database", call(s.backupDatabase)},
+		{post, "/v1/daemon/clock/confirm", AccessAdmin, "daemon.clock", noTarget, anywhere, 200, "confirm-clock", "Confirm that the clock of the host is right, so that retention goes on", call(s.confirmClock)},
 		{get, "/v1/events", AccessRead, "event.read", byQuery, anywhere, 200, "events", "List events, or follow them", sseOr(s.events, api.List[api.Event]{}, sseType{"ready", struct{}{}}, sseType{"event", api.Event{}}, sseType{"error", api.Error{}})},
 		{get, "/v1/egress", AccessRead, "egress.read", byQuery, anywhere, 200, "egress", "List what sandboxes wanted from the network, or follow it", sseOr(s.egress, api.List[api.EgressRecord]{}, sseType{"ready", struct{}{}}, sseType{"record", api.EgressRecord{}}, sseType{"error", api.Error{}})},
 

@@ -198,5 +198,7 @@ type System interface {
 	Health() api.Health
 	Status(ctx context.Context) (api.Status, error)
 	Checks(ctx context.Context) (api.HostChecks, error) // looks now
-	Stop()                                              // begins to end the daemon and returns at once
+	Backup(ctx context.Context) (api.Backup, error)     // of the database
+	ConfirmClock(ctx context.Context) (api.Clock, error)
+	Stop() // begins to end the daemon and returns at once
 }

@@ -332,6 +332,12 @@ func (s stubSystem) Status(context.Context) (api.Status, error) {
 func (s stubSystem) Checks(context.Context) (api.HostChecks, error) {
 	return api.HostChecks{Checks: []api.Finding{}}, s.called("host.checks")
 }
+func (s stubSystem) Backup(context.Context) (api.Backup, error) {
+	return api.Backup{}, s.called("backup")
+}
+func (s stubSystem) ConfirmClock(context.Context) (api.Clock, error) {
+	return api.Clock{}, s.called("confirm clock")
+}
 func (s stubSystem) Stop() { _ = s.called("stop"); s.stops <- struct{}{} }
 
 func tcpPair() (net.Conn, net.Conn) {

@@ -18,6 +18,14 @@ func (s *Server) hostChecks(ctx context.Context, _ *struct{}) (api.HostChecks, e
 	return s.cfg.Services.System.Checks(ctx)
 }
 
+func (s *Server) backupDatabase(ctx context.Context, _ *struct{}) (api.Backup, error) {
+	return s.cfg.Services.System.Backup(ctx)
+}
+
+func (s *Server) confirmClock(ctx context.Context, _ *struct{}) (api.Clock, error) {
+	return s.cfg.Services.System.ConfirmClock(ctx)
+}
+
 func (s *Server) stopDaemon(context.Context, *struct{}) (none, error) {
 	s.cfg.Services.System.Stop()
 	return none{}, nil

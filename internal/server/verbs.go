@@ -11,6 +11,8 @@ const verbRunJobs = "job.run"
 var verbs = []struct{ name, allows string }{
 	{"daemon.read", "ask how the daemon is"},
 	{"daemon.stop", "end the daemon"},
+	{"daemon.backup", "make a backup of the database"},
+	{"daemon.clock", "confirm that the clock is right after it jumped"},
 	{"event.read", "read and follow events"},
 	{"egress.read", "read and follow what sandboxes wanted from the network"},
 	{verbRunJobs, "ask for jobs and upload what they begin with"},

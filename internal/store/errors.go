@@ -58,7 +58,7 @@ func classify(code int) (c agentlab.Code, message, hint string) {
 		return agentlab.CodeBusy, "another process uses the database", "try again"
 	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
 		return agentlab.CodeUnavailable, "the database is damaged",
-			"put back a copy (a *.bak file beside it is one from before an upgrade), or move it away to start afresh"
+			"put a backup back: agentlab db restore; or make a database from the files of the jobs: agentlab db rebuild"
 	case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH:
 		return agentlab.CodeDenied, "the database may not be written", "check the owner of the file and of its directory"
 	case sqlite3.SQLITE_CANTOPEN:

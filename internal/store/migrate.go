@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/url"
-	"os"
+	"strconv"
 
 	"github.com/pressly/goose/v3"
 
@@ -26,11 +26,25 @@ func migrations() fs.FS {
 	return sub
 }
 
+// NewestSchema returns the newest schema that this program knows.
+func NewestSchema() int64 {
+	names, err := fs.Glob(migrations(), "*.sql")
+	if err != nil || len(names) == 0 {
+		panic("the migrations are embedded")
+	}
+	n, err := strconv.ParseInt(names[len(names)-1][:5], 10, 64)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
 // applicationID marks our files in their header; the first migration sets it.
 const applicationID = 0x41474C42
 
-// migrate brings the database at path to the newest schema in files.
-func migrate(ctx context.Context, path string, files fs.FS) (err error) {
+// migrate brings the database at path to the newest schema in files, after
+// fresh has agreed when it has none.
+func migrate(ctx context.Context, path string, files fs.FS, fresh func() error) (err error) {
 	// The look before touching anything happens on a connection that cannot
 	// write: even the change to WAL would alter a file that is not ours.
 	db, err := sql.Open("sqlite", dsn(path, url.Values{"_query_only": {"1"}, "_busy_timeout": {"10000"}}))
@@ -39,6 +53,9 @@ func migrate(ctx context.Context, path string, files fs.FS) (err error) {
 	}
 	current, err := inspect(ctx, db)
 	err = errors.Join(err, db.Close())
+	if err == nil && current == 0 {
+		err = fresh()
+	}
 	if err != nil {
 		return err
 	}
@@ -111,34 +128,11 @@ func inspect(ctx context.Context, db *sql.DB) (int64, error) {
 	return v, fault(err)
 }
 
-// backupTo writes a consistent copy of the database, whole or not at all.
+// backupTo copies the database before an upgrade.
 func backupTo(ctx context.Context, db *sql.DB, path string) error {
-	tmp := path + ".tmp"
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) { //nolint:gosec // beside the database
-		return fault(err)
-	}
-	if err := private(tmp); err != nil { // VACUUM INTO takes an empty file, and keeps its mode
-		return err
-	}
-	_, err := db.ExecContext(ctx, "VACUUM INTO ?", tmp)
-	if err == nil {
-		err = syncFile(tmp)
-	}
-	if err == nil {
-		err = os.Rename(tmp, path) //nolint:gosec // beside the database
-	}
-	if err != nil {
-		_ = os.Remove(tmp) //nolint:gosec // beside the database
-		return agentlab.Errorf(agentlab.CodeOf(fault(err)), "no copy could be made before the upgrade: %w", err).
+	if err := copyTo(ctx, db, path); err != nil {
+		return agentlab.Errorf(agentlab.CodeOf(err), "no copy could be made before the upgrade: %w", err).
 			WithHint("free disk space beside the database and start again; nothing was changed")
 	}
 	return nil
-}
-
-func syncFile(path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR, 0) //nolint:gosec // our own copy
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

@@ -236,3 +236,15 @@ func (s *Store) DeleteSandbox(ctx context.Context, vmid int) error {
 func (s *Store) CountSandboxes(ctx context.Context) (map[agentlab.SandboxState]int, error) {
 	return countBy[agentlab.SandboxState](ctx, s.r, "sandboxes", "state")
 }
+
+// RecoverSandbox inserts a sandbox with the number and addresses that it has
+// on its backend, whose row was lost. Codes: exists when a row has the number,
+// the UID or an address, or a live one the name; invalid.
+func (s *Store) RecoverSandbox(ctx context.Context, sb agentlab.Sandbox, evs ...agentlab.Event) error {
+	return s.write(ctx, func(w *tx) error {
+		if err := sandboxes.insert(w, &sb); err != nil {
+			return err
+		}
+		return w.emit(about(evs, sb.VMID, ""))
+	})
+}

@@ -58,6 +58,10 @@ type Options struct {
 	// whether it made room; what failed is then tried once more. It must not
 	// use the Store. nil never makes room.
 	Full func() bool
+
+	// New is asked before a database is made where there is none, or one
+	// without a table. With its error Open fails and has changed nothing.
+	New func() error
 }
 
 // Open opens the database at path, makes it when it is missing, and brings an
@@ -75,6 +79,12 @@ func open(ctx context.Context, path string, opts Options, migrations fs.FS) (_ *
 	if err != nil {
 		return nil, fault(err)
 	}
+	if opts.New == nil {
+		opts.New = func() error { return nil }
+	}
+	if err := whenNone(path, opts.New); err != nil { // before the file is made: SQLite removes the log of one that is empty
+		return nil, err
+	}
 	if err := private(path); err != nil {
 		return nil, err
 	}
@@ -83,7 +93,7 @@ func open(ctx context.Context, path string, opts Options, migrations fs.FS) (_ *
 		s.clock = time.Now
 	}
 	err = withSpace(path, opts.Full, func() error {
-		if err := migrate(ctx, path, migrations); err != nil {
+		if err := migrate(ctx, path, migrations, opts.New); err != nil {
 			return err
 		}
 		return s.connect(ctx)
@@ -101,6 +111,18 @@ func (s *Store) connect(ctx context.Context) (err error) {
 	}
 	if s.r, err = connect(ctx, s.path, readers, url.Values{"_query_only": {"1"}}); err != nil {
 		return errors.Join(err, s.w.Close())
+	}
+	return nil
+}
+
+// whenNone calls f when the file at path is missing or has no byte.
+func whenNone(path string, f func() error) error {
+	st, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), err == nil && st.Size() == 0:
+		return f()
+	case err != nil:
+		return inFile(path, fault(err))
 	}
 	return nil
 }

@@ -304,6 +304,12 @@ func (s *suite) parallel() {
 	if len(all) != n {
 		s.Fatalf("%d creates gave %d sandboxes", n, len(all))
 	}
+	for _, in := range all {
+		i := slices.IndexFunc(specs, func(sp backend.Spec) bool { return sp.Ref() == in.Ref })
+		if sp := in.Spec; sp != nil && (i < 0 || sp.Ref() != in.Ref || sp.Name != specs[i].Name || sp.Image != specs[i].Image || sp.Resources != specs[i].Resources) {
+			s.Errorf("List answers %+v with Spec %+v", in, *sp)
+		}
+	}
 	for i := range n {
 		wg.Go(func() { errs[i] = s.d.Destroy(ctx, specs[i].Ref()) })
 	}

@@ -59,6 +59,11 @@ func (in *instance) view() backend.Instance {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	v := backend.Instance{Ref: in.rec.Spec.Ref(), Name: in.rec.Spec.Name, Power: in.rec.Power, Reason: in.rec.Reason, Expired: in.rec.Expired}
+	spec := in.rec.Spec
+	if in.rec.Network != nil {
+		spec.Network = *in.rec.Network
+	}
+	v.Spec = &spec
 	if v.Power == backend.PowerRunning {
 		v.IP = "10.77.0.2"
 	}

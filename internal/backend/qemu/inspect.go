@@ -56,7 +56,7 @@ func (d *Driver) inspect(ref backend.Ref) (backend.Instance, error) {
 	if h.Spec.Ref() != ref {
 		return in, absent(ref)
 	}
-	in.Name = h.Spec.Name
+	in.Name, in.Spec = h.Spec.Name, &h.Spec
 	if _, err := os.Lstat(filepath.Join(dir, fileRoot)); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return in, nil

@@ -1,0 +1,233 @@
+package artifact
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// The quarantine of each root is a directory in it, so that moving there is
+// one rename. An entry is named after its job and the time it was moved:
+// quarantineDir/<job_id>@<time><suffix>, which is a directory of artifacts
+// (suffix "" or a path in it), a log or a bundle.
+const (
+	quarantineDir  = ".quarantine"
+	quarantineTime = "20060102T150405Z"
+)
+
+// quarantine moves an object of a job, or with a suffix "/…" one of its
+// artifacts, out of its place.
+func (s *Service) quarantine(root *os.Root, name, jobID, suffix string) error {
+	to := path.Join(quarantineDir, jobID+"@"+s.clock().UTC().Format(quarantineTime)+suffix)
+	err := root.MkdirAll(path.Dir(to), 0o700)
+	if err == nil {
+		if _, lerr := root.Lstat(to); lerr == nil {
+			return nil // moved within the same second; the next sweep moves this one
+		}
+		err = root.Rename(name, to)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // deleted meanwhile
+	}
+	return fault(err, "move %s to the quarantine", name)
+}
+
+// quarantined is one entry of a quarantine.
+type quarantined struct {
+	name   string // in the root
+	jobID  string
+	suffix string // "", ".log" or ".bundle"
+	at     time.Time
+}
+
+// inQuarantine lists the entries of a root, the oldest first.
+func inQuarantine(root *os.Root) ([]quarantined, error) {
+	entries, err := fs.ReadDir(root.FS(), quarantineDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var out []quarantined
+	for _, e := range entries {
+		jobID, rest, _ := strings.Cut(e.Name(), "@")
+		stamp, suffix := rest, ""
+		if i := strings.IndexByte(rest, '.'); i >= 0 {
+			stamp, suffix = rest[:i], rest[i:]
+		}
+		at, terr := time.Parse(quarantineTime, stamp)
+		if terr != nil || agentlab.ValidateJobID(jobID) != nil {
+			continue // not of our making
+		}
+		out = append(out, quarantined{path.Join(quarantineDir, e.Name()), jobID, suffix, at})
+	}
+	slices.SortFunc(out, func(a, b quarantined) int { return a.at.Compare(b.at) })
+	return out, fault(err, "list the quarantine")
+}
+
+// expire removes what has been in quarantine for long enough.
+func (s *Service) expire(root *os.Root, n *int) error {
+	list, err := inQuarantine(root)
+	errs := []error{err}
+	for _, q := range list {
+		if s.clock().Sub(q.at) < s.limits.Quarantine {
+			continue
+		}
+		*n++
+		errs = append(errs, fault(root.RemoveAll(q.name), "remove %s", q.name))
+	}
+	return errors.Join(errs...)
+}
+
+// Found is what the files of a job tell about it.
+type Found struct {
+	JobID  string
+	Oldest time.Time // of its files
+	Newest time.Time
+}
+
+// Recover moves everything in quarantine back to where nothing else is, and
+// returns the jobs of which there are artifacts or a log, by id. It is for a
+// database that is being rebuilt; nothing else may use the directory.
+func (s *Service) Recover() ([]Found, error) {
+	var errs []error
+	found := map[string]*Found{}
+	for _, r := range []struct {
+		root   *os.Root
+		suffix string
+	}{{s.files, ""}, {s.logs, ".log"}, {s.bundles, ".bundle"}} {
+		errs = append(errs, putBack(r.root, r.suffix))
+		if r.root == s.bundles {
+			continue // what a job was given says nothing of what it did
+		}
+		entries, err := fs.ReadDir(r.root.FS(), ".")
+		errs = append(errs, fault(err, "list the state directory"))
+		for _, e := range entries {
+			id, ok := strings.CutSuffix(e.Name(), r.suffix)
+			if ok && agentlab.ValidateJobID(id) == nil {
+				errs = append(errs, look(r.root, e.Name(), id, found))
+			}
+		}
+	}
+	out := []Found{}
+	for _, id := range slices.Sorted(maps.Keys(found)) {
+		out = append(out, *found[id])
+	}
+	return out, errors.Join(errs...)
+}
+
+// look notes the times of the files of a job.
+func look(root *os.Root, name, jobID string, found map[string]*Found) error {
+	return fs.WalkDir(root.FS(), name, func(_ string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		st, err := e.Info()
+		if err != nil {
+			return err
+		}
+		f, at := found[jobID], st.ModTime().UTC()
+		if f == nil {
+			f = &Found{JobID: jobID, Oldest: at, Newest: at}
+			found[jobID] = f
+		}
+		if at.Before(f.Oldest) {
+			f.Oldest = at
+		}
+		if at.After(f.Newest) {
+			f.Newest = at
+		}
+		return nil
+	})
+}
+
+// putBack empties a quarantine, the newest first. What has lost its place to
+// something else stays.
+func putBack(root *os.Root, suffix string) error {
+	list, err := inQuarantine(root)
+	errs := []error{err}
+	for _, q := range slices.Backward(list) {
+		if q.suffix != suffix {
+			continue
+		}
+		if suffix != "" {
+			errs = append(errs, moveFree(root, q.name, q.jobID+suffix))
+			continue
+		}
+		errs = append(errs, fs.WalkDir(root.FS(), q.name, func(name string, e fs.DirEntry, err error) error {
+			if err != nil || e.IsDir() {
+				return err
+			}
+			return moveFree(root, name, q.jobID+strings.TrimPrefix(name, q.name))
+		}))
+		removeEmpty(root, q.name)
+	}
+	return errors.Join(errs...)
+}
+
+// moveFree renames a file unless something has the new name.
+func moveFree(root *os.Root, from, to string) error {
+	if _, err := root.Lstat(to); err == nil {
+		return nil
+	}
+	err := root.MkdirAll(path.Dir(to), 0o700)
+	if err == nil {
+		err = root.Rename(from, to)
+	}
+	return fault(err, "move %s back", from)
+}
+
+// removeEmpty removes a directory tree without files; one with files stays.
+func removeEmpty(root *os.Root, name string) {
+	var dirs []string
+	_ = fs.WalkDir(root.FS(), name, func(p string, e fs.DirEntry, err error) error {
+		if err == nil && e.IsDir() {
+			dirs = append(dirs, p)
+		}
+		return nil
+	})
+	for _, d := range slices.Backward(dirs) {
+		_ = root.Remove(d) // fails where something is in it
+	}
+}
+
+// Describe makes rows for the artifacts of a job that have none, and returns
+// how many. Like Recover it is for a database that is being rebuilt.
+func (s *Service) Describe(ctx context.Context, jobID string) (n int, err error) {
+	if err := agentlab.ValidateJobID(jobID); err != nil {
+		return 0, err
+	}
+	if _, err := s.files.Lstat(jobID); errors.Is(err, fs.ErrNotExist) {
+		return 0, nil // a job with a log alone
+	}
+	rows, err := s.store.Artifacts(ctx, jobID)
+	if err != nil {
+		return 0, err
+	}
+	known := map[string]bool{}
+	for _, a := range rows {
+		known[a.Path] = true
+	}
+	err = fs.WalkDir(s.files.FS(), jobID, func(name string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		p := strings.TrimPrefix(name, jobID+"/")
+		if known[p] || agentlab.ValidateArtifactPath(p) != nil || !e.Type().IsRegular() {
+			return nil //nolint:nilerr // a name that is no artifact's is left alone
+		}
+		st, err := e.Info()
+		if err != nil {
+			return err
+		}
+		n++
+		return s.describe(ctx, jobID, p, st.ModTime())
+	})
+	return n, err
+}

@@ -1,0 +1,190 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
+	"github.com/agentlab-vm/agentlab/internal/store"
+)
+
+// backupEvery is the time between two backups.
+const backupEvery = time.Hour
+
+// backups makes copies of the database while it is in use, and keeps a
+// bounded number of them.
+type backups struct {
+	dir   string
+	store *store.Store
+	keep  config.Backups
+	room  func() error // code no_space when the disk is too full for a copy
+	clock func() time.Time
+	log   *slog.Logger
+
+	making sync.Mutex // held while a copy is made
+
+	mu   sync.Mutex
+	last error // of the newest attempt
+}
+
+// backup is one copy. Copies are ordered by number and not by time, because
+// the clock may have been set back.
+type backup struct {
+	number int
+	at     time.Time
+	path   string
+	size   int64
+}
+
+const backupTime = "20060102T150405Z"
+
+var backupName = regexp.MustCompile(`^([0-9]{6,12})-([0-9]{8}T[0-9]{6}Z)\.db$`)
+
+// listBackups returns the copies in dir, the newest first.
+func listBackups(dir string) ([]backup, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fsfault.At(dir, err)
+	}
+	var out []backup
+	for _, e := range entries {
+		m := backupName.FindStringSubmatch(e.Name())
+		if m == nil {
+			continue
+		}
+		b := backup{path: filepath.Join(dir, e.Name())}
+		if b.number, err = strconv.Atoi(m[1]); err != nil {
+			continue
+		}
+		if b.at, err = time.Parse(backupTime, m[2]); err != nil {
+			continue
+		}
+		st, err := e.Info()
+		if err != nil || !st.Mode().IsRegular() {
+			continue
+		}
+		b.size = st.Size()
+		out = append(out, b)
+	}
+	slices.SortFunc(out, func(a, b backup) int { return cmp.Compare(b.number, a.number) })
+	return out, nil
+}
+
+// run makes a copy when the newest one is old, and then every hour until ctx
+// ends.
+func (b *backups) run(ctx context.Context) error {
+	if b.keep.Newest == 0 {
+		return nil
+	}
+	var wait time.Duration
+	if list, err := listBackups(b.dir); err == nil && len(list) > 0 {
+		// A time in the future says nothing: the clock was set back.
+		if age := b.clock().Sub(list[0].at); age >= 0 && age < backupEvery {
+			wait = backupEvery - age
+		}
+	}
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+		if _, err := b.make(ctx); err != nil && ctx.Err() == nil {
+			b.log.Error("the database was not backed up", "err", err)
+		}
+		t.Reset(backupEvery)
+	}
+}
+
+// make makes one copy and removes those that are too many. None is removed
+// when it fails.
+func (b *backups) make(ctx context.Context) (api.Backup, error) {
+	b.making.Lock()
+	defer b.making.Unlock()
+	out, err := b.copy(ctx)
+	b.mu.Lock()
+	b.last = err
+	b.mu.Unlock()
+	return out, err
+}
+
+func (b *backups) copy(ctx context.Context) (api.Backup, error) {
+	if err := b.room(); err != nil {
+		return api.Backup{}, err
+	}
+	list, err := listBackups(b.dir)
+	if err != nil {
+		return api.Backup{}, err
+	}
+	next := backup{number: 1, at: b.clock().UTC().Truncate(time.Second)}
+	if len(list) > 0 {
+		next.number = list[0].number + 1
+	}
+	next.path = filepath.Join(b.dir, fmt.Sprintf("%06d-%s.db", next.number, next.at.Format(backupTime)))
+	if err := b.store.Backup(ctx, next.path); err != nil {
+		return api.Backup{}, err
+	}
+	st, err := os.Stat(next.path)
+	if err != nil {
+		return api.Backup{}, fsfault.At(next.path, err)
+	}
+	for _, old := range surplus(append([]backup{next}, list...), b.keep) {
+		if err := os.Remove(old.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			b.log.Warn("an old backup was not removed", "path", old.path, "err", err)
+		}
+	}
+	return api.Backup{Path: next.path, Size: st.Size(), CreatedAt: next.at}, nil
+}
+
+// surplus returns the copies of list, the newest first, that are not kept:
+// after the newest ones, all but the last of each further day.
+func surplus(list []backup, keep config.Backups) (out []backup) {
+	days, further := map[string]bool{}, 0
+	for i, b := range list {
+		day := b.at.Format(time.DateOnly)
+		switch {
+		case i < max(keep.Newest, 1):
+		case !days[day] && further < keep.Daily:
+			further++
+		default:
+			out = append(out, b)
+		}
+		days[day] = true
+	}
+	return out
+}
+
+// finding reports that the newest backup failed.
+func (b *backups) finding() backend.Finding {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f := backend.Finding{Name: "database backup", Level: backend.LevelOK, Detail: "the database is backed up every hour"}
+	switch {
+	case b.last != nil:
+		f.Level, f.Detail = backend.LevelWarn, "the database could not be backed up: "+b.last.Error()
+		f.Remedy = cmp.Or(agentlab.HintOf(b.last), "see 'agentlab daemon logs', then try again: agentlab db backup")
+	case b.keep.Newest == 0:
+		f.Detail = "backups.newest in config.yaml is 0: the database is not backed up"
+	}
+	return f
+}

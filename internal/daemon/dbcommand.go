@@ -1,0 +1,366 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/artifact"
+	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
+	"github.com/agentlab-vm/agentlab/internal/image"
+	"github.com/agentlab-vm/agentlab/internal/store"
+)
+
+const dbUsage = `agentlabd db repairs the database while no daemon runs.
+
+Usage:
+  agentlabd db list                       list the backups, the newest first
+  agentlabd db restore [--adopt] [BACKUP] put a backup back, the newest sound one
+                                          when none is named
+  agentlabd db rebuild                    make a database from the files of the
+                                          jobs and the sandboxes of the backend
+
+  --adopt                  take a backup of another installation
+  --home DIR, --system     as for agentlabd run
+  --json                   print the result as JSON
+`
+
+// repair is one run of 'agentlabd db'.
+type repair struct {
+	runOptions
+	adopt  bool
+	backup string
+	paths  config.Paths
+	getenv func(string) string
+	out    recovered
+}
+
+func dbCommand(args []string, stdout, stderr io.Writer) int {
+	var r repair
+	fs := flag.NewFlagSet("agentlabd db", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	fs.StringVar(&r.home, "home", "", "")
+	fs.BoolVar(&r.system, "system", false, "")
+	fs.BoolVar(&r.adopt, "adopt", false, "")
+	asJSON := fs.Bool("json", false, "")
+	verb := ""
+	if len(args) > 0 {
+		verb, args = args[0], args[1:]
+	}
+	err := fs.Parse(args)
+	named := map[string]int{"list": 0, "restore": 1, "rebuild": 0}
+	most, known := named[verb]
+	if err != nil || !known || fs.NArg() > most || r.adopt && verb != "restore" || r.system && r.home != "" {
+		fmt.Fprint(stderr, dbUsage)
+		return 2
+	}
+	r.backup = fs.Arg(0)
+	err = untilSignal(func(ctx context.Context) error { return r.do(ctx, verb, *asJSON, stdout) })
+	if err != nil && *asJSON {
+		enc := json.NewEncoder(stderr)
+		enc.SetEscapeHTML(false)
+		_ = enc.Encode(map[string]any{"error": map[string]string{"code": string(agentlab.CodeOf(err)), "message": err.Error(), "hint": agentlab.HintOf(err)}})
+		return 1
+	}
+	return complain(stderr, err, 1)
+}
+
+func (r *repair) do(ctx context.Context, verb string, asJSON bool, stdout io.Writer) (err error) {
+	r.getenv = r.runOptions.getenv()
+	if r.paths, err = config.ResolvePaths(r.getenv, r.system); err != nil {
+		return err
+	}
+	if verb == "list" {
+		return r.list(ctx, asJSON, stdout)
+	}
+	if err := r.paths.Ensure(); err != nil {
+		return err
+	}
+	d := &Daemon{cfg: Config{Paths: r.paths, Getenv: r.getenv}} // for its lock: two daemons would break the database just so
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if err := d.lock(); err != nil {
+		return err
+	}
+	r.out = recovered{Database: r.paths.Database(), Orphans: []string{}, Warnings: []string{}}
+	step := r.restore
+	if verb == "rebuild" {
+		step = r.rebuild
+	}
+	if err := step(ctx); err != nil {
+		return err
+	}
+	if err := r.fill(ctx); err != nil {
+		return err
+	}
+	return r.print(asJSON, stdout)
+}
+
+func (r *repair) list(ctx context.Context, asJSON bool, stdout io.Writer) error {
+	list, err := listBackups(r.paths.Backups())
+	if err != nil {
+		return err
+	}
+	type row struct {
+		Name      string    `json:"name"`
+		Path      string    `json:"path"`
+		CreatedAt time.Time `json:"created_at"`
+		Size      int64     `json:"size"`
+		Jobs      int       `json:"jobs"`
+		Sandboxes int       `json:"sandboxes"`
+		Problem   string    `json:"problem,omitempty"`
+	}
+	rows := []row{}
+	for _, b := range list {
+		sum, err := store.Inspect(ctx, b.path)
+		v := row{Name: filepath.Base(b.path), Path: b.path, CreatedAt: b.at, Size: b.size, Jobs: sum.Jobs, Sandboxes: sum.Sandboxes}
+		if err != nil {
+			v.Problem = err.Error()
+		}
+		rows = append(rows, v)
+	}
+	if asJSON {
+		enc := json.NewEncoder(stdout)
+		enc.SetIndent("", "  ")
+		return enc.Encode(map[string]any{"items": rows})
+	}
+	for _, v := range rows {
+		what := fmt.Sprintf("%d jobs, %d sandboxes", v.Jobs, v.Sandboxes)
+		if v.Problem != "" {
+			what = "not usable: " + v.Problem
+		}
+		fmt.Fprintf(stdout, "%s  %s  %d bytes  %s\n", v.Name, v.CreatedAt.Local().Format(time.DateTime), v.Size, what)
+	}
+	return nil
+}
+
+// restore puts a backup in the place of the database.
+func (r *repair) restore(ctx context.Context) error {
+	path, sum, err := r.choose(ctx)
+	if err != nil {
+		return err
+	}
+	own, err := installationOf(r.paths)
+	if err != nil {
+		return err
+	}
+	if own != "" && sum.Installation != "" && own != sum.Installation && !r.adopt {
+		return agentlab.Errorf(agentlab.CodeConflict, "%s is a backup of another installation than %s", path, r.paths.State).
+			WithHint("if it is to be used here all the same, add --adopt")
+	}
+	next := r.paths.Database() + ".restore"
+	if err := copyFile(path, next); err != nil {
+		return err
+	}
+	r.out.Backup = path
+	if err := r.moveAway(); err != nil {
+		return err
+	}
+	if err := os.Rename(next, r.paths.Database()); err != nil {
+		return fsfault.At(r.paths.Database(), err)
+	}
+	return r.adoptID(ctx, own)
+}
+
+// choose finds the backup that is meant, and checks it.
+func (r *repair) choose(ctx context.Context) (string, store.Summary, error) {
+	if r.backup != "" {
+		path := r.backup
+		if !strings.Contains(path, "/") {
+			path = filepath.Join(r.paths.Backups(), path)
+		}
+		sum, err := store.Inspect(ctx, path)
+		if err == nil && sum.Schema == 0 {
+			err = agentlab.Errorf(agentlab.CodeInvalid, "%s is empty", path)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			err = agentlab.Errorf(agentlab.CodeNotFound, "there is no backup %s", path).WithHint("see 'agentlab db list'")
+		}
+		return path, sum, err
+	}
+	list, err := listBackups(r.paths.Backups())
+	if err != nil {
+		return "", store.Summary{}, err
+	}
+	for _, b := range list {
+		sum, err := store.Inspect(ctx, b.path)
+		if err == nil && sum.Schema > 0 {
+			return b.path, sum, nil
+		}
+		r.out.warn("%s is not usable: %v", b.path, err)
+	}
+	return "", store.Summary{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no usable backup in %s", r.paths.Backups()).
+		WithHint("make a database from the files of the jobs: agentlab db rebuild")
+}
+
+// rebuild makes sure that there is a sound database of this installation,
+// an empty one when there is none.
+func (r *repair) rebuild(ctx context.Context) error {
+	own, err := installationOf(r.paths)
+	if err != nil {
+		return err
+	}
+	sum, err := store.Inspect(ctx, r.paths.Database())
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeBusy || agentlab.CodeOf(err) == agentlab.CodeDenied || sum.Schema > store.NewestSchema():
+		if err == nil {
+			err = agentlab.Errorf(agentlab.CodeSchema, "the database is of a newer AgentLab").WithHint("use that one")
+		}
+		return err
+	case err != nil, sum.Schema == 0, own != "" && sum.Installation != "" && own != sum.Installation:
+		if err := r.moveAway(); err != nil {
+			return err
+		}
+	}
+	return r.adoptID(ctx, own)
+}
+
+// adoptID opens the database, which makes or upgrades it, and gives it and the
+// state directory one id.
+func (r *repair) adoptID(ctx context.Context, own string) error {
+	st, err := store.Open(ctx, r.paths.Database(), store.Options{})
+	if err != nil {
+		return err
+	}
+	id := own
+	if id == "" {
+		if id, err = st.Fact(ctx, store.FactInstallation); err == nil && id == "" {
+			id = agentlab.NewUID()
+		}
+	}
+	if err == nil {
+		err = st.SetFact(ctx, store.FactInstallation, id)
+	}
+	if err = errors.Join(err, st.Close()); err != nil {
+		return err
+	}
+	return writeInstallation(r.paths, id)
+}
+
+// moveAway keeps the old database with all that belongs to it beside the new
+// one. The file itself goes first: without it no daemon starts, and the log of
+// changes of the old file is never applied to a new one.
+func (r *repair) moveAway() error {
+	stamp := time.Now().UTC().Format(backupTime)
+	for _, suffix := range []string{"", "-wal", "-shm"} {
+		from := r.paths.Database() + suffix
+		to := r.paths.Database() + ".lost-" + stamp + suffix
+		err := os.Rename(from, to)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fsfault.At(from, err)
+		}
+		r.out.MovedTo = append(r.out.MovedTo, to)
+	}
+	return nil
+}
+
+// fill adds what the database lacks.
+func (r *repair) fill(ctx context.Context) (err error) {
+	st, err := store.Open(ctx, r.paths.Database(), store.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, st.Close()) }()
+	files, err := artifact.New(artifact.Config{Dir: r.paths.State, Store: st})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, files.Close()) }()
+	if err := recoverJobs(ctx, st, files, r.paths.Records(), &r.out); err != nil {
+		return err
+	}
+	if err := r.sandboxes(ctx, st); err != nil {
+		return err
+	}
+	return st.AppendEvents(ctx, agentlab.Event{Kind: agentlab.EventDaemon, Message: fmt.Sprintf("the database was repaired: %d jobs, %d artifacts and %d sandboxes were added",
+		r.out.Jobs, r.out.Artifacts, r.out.Sandboxes)})
+}
+
+// sandboxes asks the backend what bears our mark. A backend that cannot be
+// asked keeps nothing else from being recovered.
+func (r *repair) sandboxes(ctx context.Context, st *store.Store) error {
+	settings, err := config.Load(r.paths.ConfigFile())
+	if err != nil {
+		r.out.warn("the sandboxes of the backend were not looked for: %v", err)
+		return nil
+	}
+	log := slog.New(slog.DiscardHandler)
+	network := newHostNetwork(settings, networkDir(r.paths), log)
+	defer func() { _ = network.Close() }()
+	p, err := openPlace(driverEnv{
+		paths: r.paths, settings: settings, images: image.NewStore(r.paths.Images(), image.Options{}), network: network.Local, getenv: r.getenv, log: log,
+	})
+	if err != nil {
+		r.out.warn("the sandboxes of the backend %s were not looked for: %v", settings.Backend, err)
+		return nil
+	}
+	defer func() {
+		_ = p.driver.Close()
+		for _, c := range p.also {
+			_ = c.Close()
+		}
+	}()
+	return recoverSandboxes(ctx, st, p.driver, time.Now().UTC(), &r.out)
+}
+
+func (r *repair) print(asJSON bool, stdout io.Writer) error {
+	if asJSON {
+		enc := json.NewEncoder(stdout)
+		enc.SetIndent("", "  ")
+		enc.SetEscapeHTML(false)
+		return enc.Encode(r.out)
+	}
+	o := r.out
+	if o.Backup != "" {
+		fmt.Fprintf(stdout, "restored %s\n", o.Backup)
+	}
+	for _, f := range o.MovedTo {
+		fmt.Fprintf(stdout, "the old database is kept: %s\n", f)
+	}
+	fmt.Fprintf(stdout, "added from the state directory and the backend: %d jobs, %d artifacts, %d sandboxes\n", o.Jobs, o.Artifacts, o.Sandboxes)
+	for _, s := range o.Orphans {
+		fmt.Fprintf(stdout, "the backend holds a sandbox that was left alone: %s\n", s)
+	}
+	for _, w := range o.Warnings {
+		fmt.Fprintf(stdout, "warning: %s\n", w)
+	}
+	return nil
+}
+
+// copyFile copies a file so that the new name means all of it, on the disk.
+func copyFile(from, to string) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return fsfault.At(from, err)
+	}
+	defer func() { _ = in.Close() }()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return fsfault.At(to, err)
+	}
+	_, err = io.Copy(out, in)
+	if err == nil {
+		err = out.Sync()
+	}
+	if err = errors.Join(err, out.Close()); err == nil {
+		err = durable.SyncDir(filepath.Dir(to))
+	}
+	if err != nil {
+		return fsfault.At(to, err)
+	}
+	return nil
+}

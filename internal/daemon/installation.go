@@ -1,0 +1,193 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
+	"github.com/agentlab-vm/agentlab/internal/store"
+)
+
+// The database and the state directory belong together: each holds the id of
+// the installation, and a daemon works only with a pair that matches. A
+// database that lost its rows, or one of another installation, would take
+// every file of the state directory for a leftover.
+//
+//	database    id file    files of jobs      result
+//	empty       any        none, no backups   new installation, or the id of the file
+//	empty       any        some               refused: the database was lost
+//	id A        id A       any                match
+//	id A        id B       any                refused: of another installation
+//	one of the two has no id                  the id is copied, or made; refused
+//	                                          when there are files of jobs and the
+//	                                          database knows none of them
+//
+// The id goes to the database first. A crash before the file is written leaves
+// the last case, which the next start completes.
+
+// remedies end the hints about a database that cannot be used.
+const remedies = "put a backup back: agentlab db restore; or make a database from what is there: agentlab db rebuild"
+
+// holdings is what a state directory holds that a database describes.
+type holdings struct {
+	jobs      []string // ids of jobs with artifacts, a log or a bundle
+	sandboxes int
+	backups   int
+}
+
+// look reads the names in the state directory.
+func look(p config.Paths) (h holdings, err error) {
+	seen := map[string]bool{}
+	var errs []error
+	each := func(dir string, f func(name string)) {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fsfault.At(dir, err))
+		}
+		for _, e := range entries {
+			f(e.Name())
+		}
+	}
+	jobs := func(name string) {
+		id, _, _ := strings.Cut(name, "@") // of what is in quarantine
+		id, _, _ = strings.Cut(id, ".")
+		if agentlab.ValidateJobID(id) == nil && !seen[id] {
+			seen[id] = true
+			h.jobs = append(h.jobs, id)
+		}
+	}
+	for _, dir := range []string{p.Artifacts(), filepath.Join(p.State, "logs"), p.Bundles()} {
+		each(dir, jobs)
+		each(filepath.Join(dir, ".quarantine"), jobs)
+	}
+	each(p.Sandboxes(), func(string) { h.sandboxes++ })
+	each(p.Backups(), func(string) { h.backups++ })
+	return h, errors.Join(errs...)
+}
+
+func (h holdings) none() bool { return len(h.jobs) == 0 && h.sandboxes == 0 && h.backups == 0 }
+
+func (h holdings) String() string {
+	var parts []string
+	for _, c := range []struct {
+		n    int
+		what string
+	}{{len(h.jobs), "jobs"}, {h.sandboxes, "sandboxes"}, {h.backups, "backups of the database"}} {
+		if c.n > 0 {
+			parts = append(parts, fmt.Sprintf("%s: %d", c.what, c.n))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// checkNotLost refuses to make a database beside files that one described.
+func checkNotLost(p config.Paths) error {
+	h, err := look(p)
+	if err != nil || h.none() {
+		return err
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "the database %s is missing or empty, but %s holds files that it described (%s)", p.Database(), p.State, h).
+		WithHint("%s; to start afresh on purpose, move %s away", remedies, p.State)
+}
+
+// claim makes sure that the database and the state directory belong together,
+// and gives them an id when they are new.
+func claim(ctx context.Context, p config.Paths, st *store.Store) error {
+	inFile, err := installationOf(p)
+	if err != nil {
+		return err
+	}
+	inStore, err := st.Fact(ctx, store.FactInstallation)
+	if err != nil {
+		return err
+	}
+	switch {
+	case inStore != "" && inStore == inFile:
+		return nil
+	case inStore != "" && inFile != "":
+		return agentlab.Errorf(agentlab.CodeConflict, "the database %s belongs to another installation than the state directory %s", p.Database(), p.State).
+			WithHint("put the database that belongs here back, or %s", remedies)
+	}
+	if err := checkKnown(ctx, p, st); err != nil {
+		return err
+	}
+	id := inStore + inFile // one of them is empty
+	if id == "" {
+		id = agentlab.NewUID()
+	}
+	if inStore == "" {
+		if err := st.SetFact(ctx, store.FactInstallation, id); err != nil {
+			return err
+		}
+	}
+	if inFile == "" {
+		return writeInstallation(p, id)
+	}
+	return nil
+}
+
+// checkKnown refuses a database that knows none of the jobs with files.
+func checkKnown(ctx context.Context, p config.Paths, st *store.Store) error {
+	h, err := look(p)
+	if err != nil || len(h.jobs) == 0 {
+		return err
+	}
+	for _, id := range h.jobs {
+		_, err := st.Job(ctx, id)
+		if agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			return err
+		}
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "the database %s knows none of the %d jobs whose files are in %s", p.Database(), len(h.jobs), p.State).
+		WithHint("put the database that belongs here back, or %s", remedies)
+}
+
+// installationOf reads the id of the state directory, "" when it has none.
+func installationOf(p config.Paths) (string, error) {
+	text, err := os.ReadFile(p.Installation())
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	id := strings.TrimSpace(string(text))
+	switch {
+	case err != nil:
+		return "", fsfault.At(p.Installation(), err)
+	case len(id) != len(agentlab.NewUID()) || strings.ContainsAny(id, " \n\t"):
+		return "", agentlab.Errorf(agentlab.CodeConflict, "%s does not hold the id of an installation", p.Installation()).
+			WithHint("if the database beside it is the right one, remove this file: its id is written there again")
+	}
+	return id, nil
+}
+
+func writeInstallation(p config.Paths, id string) error {
+	if err := durable.Replace(p.Installation(), []byte(id+"\n"), durable.Name); err != nil {
+		return fsfault.At(p.Installation(), err)
+	}
+	return nil
+}
+
+// matches is claim's check once more, for a daemon that has been running for
+// a while: nothing is swept after the state directory or its id was replaced.
+func matches(ctx context.Context, p config.Paths, st *store.Store) error {
+	inStore, err := st.Fact(ctx, store.FactInstallation)
+	if err != nil {
+		return err
+	}
+	inFile, err := installationOf(p)
+	if err != nil {
+		return err
+	}
+	if inStore == "" || inStore != inFile {
+		return agentlab.Errorf(agentlab.CodeConflict, "the state directory %s no longer bears the id of the database; nothing in it is removed", p.State).
+			WithHint("stop the daemon and start it again: it says what to do")
+	}
+	return nil
+}

@@ -1,0 +1,133 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
+	"github.com/agentlab-vm/agentlab/internal/store"
+)
+
+// records are copies of the rows of jobs, one file each, so that a database
+// can be made again from the state directory. They are written after the
+// commit and never read by a daemon that has its database; a crash between the
+// two is made good at the next start.
+type records struct {
+	dir   string
+	store *store.Store
+	log   *slog.Logger
+
+	mu   sync.Mutex
+	due  map[string]bool
+	wake chan struct{} // holds a value when due is not empty
+}
+
+func newRecords(dir string, st *store.Store, log *slog.Logger) *records {
+	return &records{dir: dir, store: st, log: log, due: map[string]bool{}, wake: make(chan struct{}, 1)}
+}
+
+func recordFile(dir, jobID string) string { return filepath.Join(dir, jobID+".json") }
+
+// readRecord returns the record of a job; ok is false when there is none that
+// can be used.
+func readRecord(dir, jobID string) (j agentlab.Job, ok bool) {
+	text, err := os.ReadFile(recordFile(dir, jobID))
+	if err != nil || json.Unmarshal(text, &j) != nil {
+		return agentlab.Job{}, false
+	}
+	return j, j.ID == jobID && j.Status.Valid() && !j.CreatedAt.IsZero()
+}
+
+// changed notes that the row of a job has changed. It is quick.
+func (r *records) changed(jobID string) {
+	r.mu.Lock()
+	r.due[jobID] = true
+	r.mu.Unlock()
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run writes records until ctx ends, those that are missing first.
+func (r *records) run(ctx context.Context) error {
+	if err := r.catchUp(ctx); err != nil && ctx.Err() == nil {
+		r.log.Error("the records of jobs were not completed", "err", err)
+	}
+	for {
+		select {
+		case <-r.wake:
+		case <-ctx.Done():
+			return nil
+		}
+		r.mu.Lock()
+		due := r.due
+		r.due = map[string]bool{}
+		r.mu.Unlock()
+		for id := range due {
+			j, err := r.store.Job(ctx, id)
+			if err == nil {
+				err = durable.ReplaceJSON(recordFile(r.dir, id), j, durable.Content)
+			}
+			if err != nil && ctx.Err() == nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+				r.log.Error("the record of a job was not written", "job", id, "err", err)
+			}
+		}
+	}
+}
+
+// catchUp makes the records due that are missing or older than their row.
+func (r *records) catchUp(ctx context.Context) error {
+	const page = 200
+	f := store.JobFilter{Limit: page}
+	for {
+		jobs, err := r.store.Jobs(ctx, f)
+		if err != nil {
+			return err
+		}
+		for _, j := range jobs {
+			st, err := os.Stat(recordFile(r.dir, j.ID))
+			if err != nil || st.ModTime().Before(j.UpdatedAt) {
+				r.changed(j.ID)
+			}
+			f.Before = j.ID
+		}
+		if len(jobs) < page {
+			return nil
+		}
+	}
+}
+
+// sweep removes the records of unknown jobs that are older than age.
+func (r *records) sweep(ctx context.Context, known func(context.Context, string) (bool, error), now time.Time, age time.Duration) error {
+	entries, err := os.ReadDir(r.dir)
+	if err != nil {
+		return fsfault.At(r.dir, err)
+	}
+	var errs []error
+	for _, e := range entries {
+		id, ok := strings.CutSuffix(e.Name(), ".json")
+		st, err := e.Info()
+		if !ok || agentlab.ValidateJobID(id) != nil || err != nil || now.Sub(st.ModTime()) < age {
+			continue
+		}
+		exists, err := known(ctx, id)
+		if err == nil && !exists {
+			err = os.Remove(recordFile(r.dir, id))
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

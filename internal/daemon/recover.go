@@ -1,0 +1,151 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/artifact"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/store"
+)
+
+// recovered is what a recovery found, as 'agentlabd db' prints it.
+type recovered struct {
+	Database  string   `json:"database"`
+	Backup    string   `json:"backup,omitempty"`   // the copy that was put back
+	MovedTo   []string `json:"moved_to,omitempty"` // where the files of the old database are
+	Jobs      int      `json:"jobs"`               // rows that were added
+	Artifacts int      `json:"artifacts"`
+	Sandboxes int      `json:"sandboxes"`
+	Orphans   []string `json:"orphans"` // on the backend, with our mark and without a row
+	Warnings  []string `json:"warnings"`
+}
+
+func (r *recovered) warn(format string, args ...any) {
+	r.Warnings = append(r.Warnings, fmt.Sprintf(format, args...))
+}
+
+// lostRecord ends the reason of what was recovered.
+const lostRecord = "recovered: its record in the database was lost"
+
+// recoverJobs adds the rows that are missing for the files of jobs.
+func recoverJobs(ctx context.Context, st *store.Store, files *artifact.Service, recordsDir string, out *recovered) error {
+	found, err := files.Recover()
+	if err != nil {
+		out.warn("not every file could be looked at: %v", err)
+	}
+	for _, f := range found {
+		row, err := st.Job(ctx, f.JobID)
+		switch agentlab.CodeOf(err) {
+		case "":
+			err = completeJob(ctx, st, row, recordsDir)
+		case agentlab.CodeNotFound:
+			if err = st.CreateJob(ctx, recoverJob(f, recordsDir)); err == nil {
+				out.Jobs++
+			}
+		}
+		if err != nil {
+			return err
+		}
+		n, err := files.Describe(ctx, f.JobID)
+		if err != nil {
+			return err
+		}
+		out.Artifacts += n
+	}
+	return nil
+}
+
+// completeJob brings the row of a job from a backup to the end that the job
+// had after it.
+func completeJob(ctx context.Context, st *store.Store, row agentlab.Job, recordsDir string) error {
+	j, ok := readRecord(recordsDir, row.ID)
+	if !ok || row.Status.Final() || !j.Status.Final() || !j.CreatedAt.Equal(row.CreatedAt) {
+		return nil
+	}
+	for _, status := range []agentlab.JobStatus{agentlab.JobRunning, j.Status} { // QUEUED becomes nothing but RUNNING
+		_, err := st.UpdateJob(ctx, row.ID, func(now *agentlab.Job) ([]agentlab.Event, error) {
+			*now = j
+			now.Status = status
+			return nil, nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recoverJob makes the row of a job from its record or, without one, from the
+// times of its files. A job that had not ended is FAILED: nobody can say what
+// became of its agent.
+func recoverJob(f artifact.Found, recordsDir string) agentlab.Job {
+	j, ok := readRecord(recordsDir, f.JobID)
+	if !ok {
+		j = agentlab.Job{
+			ID: f.JobID, Task: "unknown (" + lostRecord + ")", Agent: "unknown", Profile: "unknown", Mode: "dangerous",
+			Status: agentlab.JobRunning, CreatedAt: f.Oldest,
+		}
+	}
+	if !j.Status.Final() {
+		j.Status, j.Phase, j.StopRequested = agentlab.JobFailed, "", ""
+		j.Reason = lostRecord
+		j.FinishedAt = f.Newest
+	}
+	j.UpdatedAt = f.Newest
+	return j
+}
+
+// recoveredLease is the time that people have to look at a recovered sandbox.
+const recoveredLease = 7 * 24 * time.Hour
+
+// recoverSandboxes adds rows for what bears our mark on the backend and has
+// none. The row is FAILED, so that the VM is powered off and its disk kept:
+// what its guest was told, and the tokens that it has, are not known. On a
+// backend that others use too, the mark may be that of another installation,
+// so there the sandbox is only reported.
+func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, now time.Time, out *recovered) error {
+	all, err := d.List(ctx)
+	if err != nil {
+		out.warn("the sandboxes of the backend %s were not looked for: %v", d.Info().Name, err)
+		return nil
+	}
+	slices.SortFunc(all, func(a, b backend.Instance) int { return cmp.Compare(a.Ref.VMID, b.Ref.VMID) })
+	for _, in := range all {
+		row, err := st.Sandbox(ctx, in.Ref.VMID)
+		if err == nil && row.UID == in.Ref.UID {
+			continue
+		}
+		if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			return err
+		}
+		if err == nil || in.Spec == nil || d.Info().Capabilities.SharedNumbers {
+			out.Orphans = append(out.Orphans, fmt.Sprintf("%d (%s, %s)", in.Ref.VMID, cmp.Or(in.Name, "without a name"), in.Power))
+			continue
+		}
+		sb := recoverSandbox(*in.Spec, d.Info().Name, now)
+		err = st.RecoverSandbox(ctx, sb)
+		if agentlab.CodeOf(err) == agentlab.CodeExists { // another one has the name
+			sb.Name = fmt.Sprintf("recovered-%d", sb.VMID)
+			err = st.RecoverSandbox(ctx, sb)
+		}
+		if err != nil {
+			return err
+		}
+		out.Sandboxes++
+	}
+	return nil
+}
+
+func recoverSandbox(sp backend.Spec, driver string, now time.Time) agentlab.Sandbox {
+	return agentlab.Sandbox{
+		VMID: sp.VMID, UID: sp.UID, Name: sp.Name, Backend: driver, Profile: "unknown", Image: sp.Image,
+		State: agentlab.SandboxFailed, Desired: agentlab.DesiredRunning, Reason: lostRecord,
+		Resources: sp.Resources, Hardware: sp.Hardware, Network: sp.Network, IPv4: sp.IPv4, IPv6: sp.IPv6,
+		Keepalive: true, LeaseExpiresAt: now.Add(recoveredLease), CreatedAt: now, UpdatedAt: now,
+	}
+}

@@ -1,0 +1,187 @@
+package daemon
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/artifact"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/store"
+)
+
+// ownDriver is a driver whose backend nobody else uses.
+type ownDriver struct{ backend.Driver }
+
+func (d ownDriver) Info() backend.Info {
+	i := d.Driver.Info()
+	i.Capabilities.SharedNumbers = false
+	return i
+}
+
+func TestSandboxesAreRecovered(t *testing.T) {
+	h := newHome(t)
+	stop := h.start(t)
+	for _, name := range []string{"one", "two"} {
+		if _, err := h.client.CreateSandbox(t.Context(), api.SandboxCreate{Name: name}); err != nil {
+			t.Fatal(err)
+		}
+		h.await(t, name, agentlab.SandboxReady)
+	}
+	stop()
+	d, err := h.open(t) // for its driver
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = d.Close() }()
+	known, err := d.services.store.SandboxByName(t.Context(), "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := store.Open(t.Context(), t.TempDir()+"/new.db", store.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = st.Close() }()
+	now := time.Now().UTC()
+
+	var shared recovered
+	if err := recoverSandboxes(t.Context(), st, d.services.driver, now, &shared); err != nil || shared.Sandboxes != 0 || len(shared.Orphans) != 2 {
+		t.Errorf("on a shared backend: %+v, %v", shared, err)
+	}
+	var own recovered
+	for range 2 { // the second time there is nothing left to do
+		if err := recoverSandboxes(t.Context(), st, ownDriver{d.services.driver}, now, &own); err != nil || own.Sandboxes != 2 || len(own.Orphans) != 0 {
+			t.Errorf("on a backend of our own: %+v, %v", own, err)
+		}
+	}
+	got, err := st.Sandbox(t.Context(), known.VMID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.UID != known.UID || got.Name != "one" || got.Image != known.Image || got.State != agentlab.SandboxFailed || !got.LeaseExpiresAt.After(now) {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestJobsAreRecovered(t *testing.T) {
+	h, job := lived(t)
+	before, err := os.ReadFile(recordFile(h.paths.Records(), job))
+	if err != nil || !strings.Contains(string(before), "COMPLETED") {
+		t.Fatalf("record %s, %v", before, err)
+	}
+	for _, c := range []struct {
+		name   string
+		record bool
+		status agentlab.JobStatus
+		task   string
+	}{{"with its record", true, agentlab.JobCompleted, "artifact out.txt"}, {"without", false, agentlab.JobFailed, "unknown"}} {
+		st, err := store.Open(t.Context(), t.TempDir()+"/new.db", store.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		files, err := artifact.New(artifact.Config{Dir: h.paths.State, Store: st})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !c.record {
+			remove(t, h.paths.Records())
+		}
+		var out recovered
+		err = recoverJobs(t.Context(), st, files, h.paths.Records(), &out)
+		j, jerr := st.Job(t.Context(), job)
+		if err != nil || jerr != nil || out.Jobs != 1 || out.Artifacts == 0 || j.Status != c.status || !strings.Contains(j.Task, c.task) || j.FinishedAt.IsZero() {
+			t.Errorf("%s: %+v, %+v, %v, %v", c.name, out, j, err, jerr)
+		}
+		_ = files.Close()
+		_ = st.Close()
+	}
+}
+
+// A job that ended after the backup was made has its end.
+func TestJobIsCompletedFromItsRecord(t *testing.T) {
+	h, job := lived(t)
+	st, err := store.Open(t.Context(), t.TempDir()+"/backup.db", store.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = st.Close() }()
+	row, ok := readRecord(h.paths.Records(), job)
+	if !ok {
+		t.Fatal("no record")
+	}
+	row.Status, row.FinishedAt, row.ExitCode = agentlab.JobQueued, time.Time{}, nil
+	if err := st.CreateJob(t.Context(), row); err != nil {
+		t.Fatal(err)
+	}
+	if err := completeJob(t.Context(), st, row, h.paths.Records()); err != nil {
+		t.Fatal(err)
+	}
+	if j, err := st.Job(t.Context(), job); err != nil || j.Status != agentlab.JobCompleted || j.FinishedAt.IsZero() || j.ExitCode == nil {
+		t.Errorf("%+v, %v", j, err)
+	}
+}
+
+func TestBackupsAreBounded(t *testing.T) {
+	h := newHome(t)
+	h.configure(t, "backend: fake\nbackups:\n  newest: 3\n  daily: 2\n")
+	d, err := h.open(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = d.Close() }()
+	b := d.services.backups
+	at := time.Date(2026, 5, 1, 10, 0, 0, 0, time.UTC)
+	b.clock = func() time.Time { return at }
+	for range 30 {
+		if _, err := b.make(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		at = at.Add(6 * time.Hour)
+	}
+	at = at.Add(-20 * 24 * time.Hour) // the newest is still the one made last
+	if _, err := b.make(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	list, err := listBackups(h.paths.Backups())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, x := range list {
+		got = append(got, fmt.Sprintf("%d %s", x.number, x.at.Format("01-02 15h")))
+	}
+	if want := "31 04-18 22h,30 05-08 16h,29 05-08 10h,27 05-07 22h,23 05-06 22h"; strings.Join(got, ",") != want {
+		t.Errorf("kept %s, want %s", strings.Join(got, ","), want)
+	}
+	full := agentlab.Errorf(agentlab.CodeNoSpace, "full")
+	b.room = func() error { return full }
+	if _, err := b.make(t.Context()); agentlab.CodeOf(err) != agentlab.CodeNoSpace {
+		t.Errorf("on a full disk: %v", err)
+	}
+	if f := b.finding(); f.Level != backend.LevelWarn || f.Remedy == "" {
+		t.Errorf("finding %+v", f)
+	}
+	if after, _ := listBackups(h.paths.Backups()); len(after) != len(list) {
+		t.Errorf("a failed backup removed others: %v", after)
+	}
+}
+
+// The first backup is made soon after the start.
+func TestBackupAtStart(t *testing.T) {
+	h := newHome(t)
+	h.start(t)
+	deadline := time.Now().Add(20 * time.Second)
+	for ; ; time.Sleep(10 * time.Millisecond) {
+		if list, _ := listBackups(h.paths.Backups()); len(list) == 1 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("there is no backup")
+		}
+	}
+}

@@ -1,0 +1,98 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"io/fs"
+	"net/url"
+	"os"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Summary says what a database file holds.
+type Summary struct {
+	Schema       int64
+	Installation string // id of the installation; "" in files older than ids
+	Jobs         int
+	Sandboxes    int // that are not DESTROYED
+}
+
+// Inspect checks the database at path as Open does, and changes nothing.
+func Inspect(ctx context.Context, path string) (s Summary, err error) {
+	if _, err := os.Stat(path); err != nil {
+		return s, inFile(path, fault(err))
+	}
+	db, err := sql.Open("sqlite", dsn(path, url.Values{"_query_only": {"1"}, "_busy_timeout": {"10000"}}))
+	if err != nil {
+		return s, inFile(path, fault(err))
+	}
+	defer func() { err = inFile(path, errors.Join(err, fault(db.Close()))) }()
+	if s.Schema, err = inspect(ctx, db); err != nil || s.Schema == 0 {
+		return s, err
+	}
+	err = db.QueryRowContext(ctx, `SELECT (SELECT count(*) FROM jobs), (SELECT count(*) FROM sandboxes WHERE state <> 'DESTROYED')`).Scan(&s.Jobs, &s.Sandboxes)
+	if err != nil {
+		return s, fault(err)
+	}
+	if s.Schema >= factsSchema {
+		s.Installation, err = fact(ctx, db, FactInstallation)
+	}
+	return s, err
+}
+
+// factsSchema is the first schema with the table facts.
+const factsSchema = 8
+
+// Backup writes a copy of the database to path, whole or not at all. The copy
+// is consistent, has passed the checks of Open, and replaces a file that is
+// there. Writers are not kept waiting. A database that is damaged is code
+// unavailable.
+func (s *Store) Backup(ctx context.Context, path string) error {
+	db, err := connect(ctx, s.path, 1, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = db.Close() }()
+	if _, err := inspect(ctx, db); err != nil { // a copy of a damaged table may look sound
+		return inFile(s.path, err)
+	}
+	return copyTo(ctx, db, path)
+}
+
+// copyTo writes a consistent and checked copy, whole or not at all.
+func copyTo(ctx context.Context, db *sql.DB, path string) (err error) {
+	tmp := path + ".tmp"
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fault(err)
+	}
+	if err := private(tmp); err != nil { // VACUUM INTO takes an empty file, and keeps its mode
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(tmp)
+		}
+	}()
+	if _, err := db.ExecContext(ctx, "VACUUM INTO ?", tmp); err != nil {
+		return fault(err)
+	}
+	if err := syncFile(tmp); err != nil {
+		return fault(err)
+	}
+	if s, err := Inspect(ctx, tmp); err != nil {
+		return err
+	} else if s.Schema == 0 {
+		return agentlab.Errorf(agentlab.CodeInternal, "the copy %s holds nothing", tmp)
+	}
+	return fault(os.Rename(tmp, path))
+}
+
+func syncFile(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0) //nolint:gosec // our own copy
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

@@ -1,0 +1,60 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// ClockJumped moves the ends of everything that is under way by shift, so that
+// what was left of it before the host's clock jumped is left of it now: leases
+// of sandboxes, deadlines of jobs, and the tokens of their guests. The tokens
+// of people keep the times that they were made with. fact is what is known of
+// the clock from now on.
+func (s *Store) ClockJumped(ctx context.Context, shift time.Duration, fact string, evs ...agentlab.Event) error {
+	return s.write(ctx, func(w *tx) error {
+		for _, move := range []func(*tx, time.Duration) error{moveLeases, moveDeadlines, moveTokens, moveGrants} {
+			if shift == 0 {
+				break
+			}
+			if err := move(w, shift); err != nil {
+				return err
+			}
+		}
+		if err := setFact(w, FactClock, fact); err != nil {
+			return err
+		}
+		return w.emit(evs)
+	})
+}
+
+func moveLeases(w *tx, shift time.Duration) error {
+	return moveAll(w, sandboxes, "WHERE state <> 'DESTROYED'", func(sb *agentlab.Sandbox) { sb.LeaseExpiresAt = sb.LeaseExpiresAt.Add(shift) })
+}
+
+func moveDeadlines(w *tx, shift time.Duration) error {
+	return moveAll(w, jobs, "WHERE status IN ('QUEUED', 'RUNNING') AND deadline_at <> ''", func(j *agentlab.Job) { j.DeadlineAt = j.DeadlineAt.Add(shift) })
+}
+
+func moveTokens(w *tx, shift time.Duration) error {
+	return moveAll(w, tokens, "WHERE consumed_at = ''", func(t *agentlab.BootstrapToken) { t.ExpiresAt = t.ExpiresAt.Add(shift) })
+}
+
+func moveGrants(w *tx, shift time.Duration) error {
+	return moveAll(w, grants, "", func(g *Grant) { g.ExpiresAt = g.ExpiresAt.Add(shift) })
+}
+
+func moveAll[T any](w *tx, t *table[T], where string, move func(*T)) error {
+	rows, err := t.query(w.ctx, w, where)
+	if err != nil {
+		return err
+	}
+	for i := range rows {
+		move(&rows[i])
+		if err := t.update(w, &rows[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
