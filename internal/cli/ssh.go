@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -38,8 +39,10 @@ sandbox's host key is verified through the daemon, and the connection goes
 through the daemon: no port is opened on this machine. Your SSH configuration,
 agent and keys are not used.
 
-With --print, the ssh command is printed instead, for scp, rsync or an editor;
-its key is valid for new connections for ten minutes.`,
+With --print, the ssh command is printed instead, for scp, rsync or an editor.
+Its key is valid for new connections for ten minutes. It is in a folder of its
+own, agentlab-ssh-* in the folder for temporary files; the first 'agentlab ssh'
+after that time removes it.`,
 		Example: `  agentlab ssh play
   agentlab ssh play -- -L 3000:localhost:3000
   agentlab ssh play -- 'cd /tmp/repo && git log'`,
@@ -57,7 +60,8 @@ its key is valid for new connections for ten minutes.`,
 		if err != nil {
 			return err
 		}
-		dir, err := os.MkdirTemp("", "agentlab-ssh-*")
+		sweepSSHKeys(os.TempDir(), time.Now())
+		dir, err := os.MkdirTemp("", sshDir+"*")
 		if err != nil {
 			return agentlab.Errorf(agentlab.CodeInternal, "no temporary folder: %w", err)
 		}
@@ -75,6 +79,32 @@ its key is valid for new connections for ten minutes.`,
 		return a.runSSH(ctx, argv)
 	})
 	return cmd
+}
+
+// sshDir begins the names of folders that hold the key of one session.
+const sshDir = "agentlab-ssh-"
+
+// sweepSSHKeys removes the folders of sessions that were killed before they
+// could do it, and of --print, from the folder tmp. It takes those of this user
+// that are so old that their key is valid no more; a session that still runs
+// does not need its own again.
+func sweepSSHKeys(tmp string, now time.Time) {
+	entries, err := os.ReadDir(tmp)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), sshDir) || !e.IsDir() {
+			continue
+		}
+		st, err := e.Info()
+		if err != nil || now.Sub(st.ModTime()) < (sshKeySeconds+60)*time.Second {
+			continue
+		}
+		if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) == os.Geteuid() {
+			_ = os.RemoveAll(filepath.Join(tmp, e.Name())) // the next session tries again
+		}
+	}
 }
 
 func (a *App) printSSH(sb api.Sandbox, argv []string, dir string) error {
@@ -186,9 +216,13 @@ func (a *App) proxyCommand(vmid, port int) (string, error) {
 func (a *App) runSSH(ctx context.Context, argv []string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // built by sshCommand
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, a.Stdout, a.Stderr
-	cmd.Cancel = func() error { return nil } // the terminal's signals reach ssh itself
+	// The terminal's signals reach ssh itself; others may reach only us.
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second
 	err := cmd.Run()
+	if ctx.Err() != nil {
+		return context.Canceled
+	}
 	if code := cmd.ProcessState.ExitCode(); code > 0 {
 		return statusError(code)
 	}
