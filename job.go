@@ -41,6 +41,10 @@ func (s JobStatus) Final() bool { return s.Valid() && len(jobNext[s]) == 0 }
 // as a shell script.
 var Agents = []string{"claude", "codex", "opencode", "gemini", "shell"}
 
+// AgentNone is the agent of a job that has no task. It only puts a repository
+// in place; its sandbox is for whoever asked for it to work in.
+const AgentNone = "none"
+
 // Job is a repo, a ref and a task, run by an agent under a profile to an end.
 type Job struct {
 	ID        string // NewJobID
@@ -49,7 +53,7 @@ type Job struct {
 	Ref       string // branch, tag or commit; "" means the repo's default
 	Depth     int    // shallow clone depth; 0 means full history
 	Task      string // what the agent is told; for agent "shell", the script
-	Agent     string // one of Agents
+	Agent     string // one of Agents, or AgentNone
 	Profile   string
 	Image     string // wanted image name; "" means the profile's or the default
 	Mode      string // "dangerous" (every permission granted) is the only mode today
@@ -96,13 +100,15 @@ const (
 // have been needed; TTL zero means the profile's default and is allowed here.
 func (j *Job) Validate() error {
 	switch {
-	case strings.TrimSpace(j.Task) == "":
+	case j.Agent == AgentNone && j.Task != "":
+		return Errorf(CodeInvalid, "a job without an agent has no task").WithField("task").WithHint("choose an agent: %s", strings.Join(Agents, ", "))
+	case j.Agent != AgentNone && strings.TrimSpace(j.Task) == "":
 		return Errorf(CodeInvalid, "the task is empty").WithField("task").WithHint("say what the agent is to do: --task \"…\" or --task-file FILE")
 	case len(j.Task) > MaxTaskBytes:
 		return Errorf(CodeInvalid, "%d bytes are more than %d", len(j.Task), MaxTaskBytes).WithField("task").WithHint("put long instructions in a file of the repo and name it in the task")
 	case strings.ContainsRune(j.Task, 0):
 		return Errorf(CodeInvalid, "the task holds a NUL byte").WithField("task")
-	case !slices.Contains(Agents, j.Agent):
+	case j.Agent != AgentNone && !slices.Contains(Agents, j.Agent):
 		return Errorf(CodeInvalid, "unknown agent %q", j.Agent).WithField("agent").WithHint("choose one of %s", strings.Join(Agents, ", "))
 	case j.Mode != "dangerous":
 		return Errorf(CodeInvalid, "unknown mode %q", j.Mode).WithField("mode").WithHint(`the only mode is "dangerous": the agent may do everything inside its sandbox`)

@@ -105,7 +105,7 @@ type JobCreate struct {
 	Profile    string  `json:"profile,omitempty" doc:"Default: the configured default profile"`
 	Image      string  `json:"image,omitempty"`
 	Task       string  `json:"task"`
-	Agent      string  `json:"agent,omitempty" doc:"claude, codex, opencode, gemini or shell; default: the configured default agent"`
+	Agent      string  `json:"agent,omitempty" doc:"claude, codex, opencode, gemini or shell; default: the configured default agent. With a new sandbox also none: without a task, only the repository is put in place"`
 	Mode       string  `json:"mode,omitempty" doc:"dangerous, the default and only mode"`
 	TTLMinutes int     `json:"ttl_minutes,omitempty"`
 	Keepalive  *bool   `json:"keepalive,omitempty"`

@@ -79,7 +79,7 @@ type Job struct {
 	Ref       string `json:"ref,omitempty"`
 	Depth     int    `json:"depth,omitempty"`
 	Task      string `json:"task"`
-	Agent     string `json:"agent"`
+	Agent     string `json:"agent"` // "none": there is no task; the sandbox is handed over with its secrets staged
 	Mode      string `json:"mode"`
 	ClonePath string `json:"clone_path,omitempty"` // default /tmp/repo
 	// Seconds is how long from the fetch the agent may work; then it gets
@@ -87,7 +87,7 @@ type Job struct {
 	Seconds int64 `json:"seconds"`
 	Upload  bool  `json:"upload"` // upload artifacts
 	// Keepalive says that the sandbox stays after the job, so the checkout is
-	// left in place. Secrets are wiped in any case.
+	// left in place. Secrets are wiped unless Agent is "none".
 	Keepalive bool `json:"keepalive,omitempty"`
 	// Inner asks for the agent to run in a further sandbox inside this one;
 	// nil: it does not.

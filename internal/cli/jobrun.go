@@ -104,6 +104,9 @@ func (a *App) completeRun(f *jobRunFlags, cmd *cobra.Command) error {
 	if err := check.Validate(); err != nil {
 		return usage(err)
 	}
+	if check.Agent == agentlab.AgentNone {
+		return usageErrorf("a job without an agent needs a sandbox to work in").WithHint("agentlab sandbox new --repo URL|PATH")
+	}
 	return nil
 }
 

@@ -48,7 +48,7 @@ func (a *App) sandboxNewCmd() *cobra.Command {
 	flags.IntVar(&f.req.MemoryMB, "memory-mb", 0, "MiB of memory instead of the profile's")
 	flags.Var(ttlFlag{&f.ttl}, "ttl", "lease, e.g. 30m, 4h, 2d (default: the profile's)")
 	flags.BoolVar(&f.keepalive, "keepalive", false, "keep it when its job ends")
-	flags.StringVar(&f.repo, "repo", "", "URL or local path of a repository to clone into it, at /tmp/repo")
+	flags.StringVar(&f.repo, "repo", "", "URL or local path of a repository to clone into it, at /tmp/repo; it is kept when its lease ends, as with --keepalive")
 	flags.StringVar(&f.ref, "ref", "", "branch, tag or commit of --repo")
 	flags.StringVar(&f.task, "task", "", "run this task in it (with --repo: default is only to clone)")
 	flags.StringVar(&f.agent, "agent", "", "agent for --task")
@@ -90,6 +90,7 @@ func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbo
 	if err != nil {
 		return err
 	}
+	a.awaitGone(ctx, c, j)
 	if now, err := c.Sandbox(ctx, fmt.Sprint(sb.VMID)); err == nil {
 		sb = now
 	}
@@ -122,9 +123,7 @@ func (a *App) sandboxJob(ctx context.Context, c *client.Client, f *sandboxNewFla
 		if f.agent != "" {
 			return usageErrorf("--agent goes with --task")
 		}
-		run.req.Task, run.req.Agent = "true", "shell"
-		keep := true
-		f.req.Keepalive = &keep
+		run.req.Agent = agentlab.AgentNone
 	}
 	if run.repo != "" {
 		check := run.req

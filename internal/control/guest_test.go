@@ -116,6 +116,64 @@ func sh(script string) guestapi.ExecRequest {
 	return guestapi.ExecRequest{Command: []string{"sh", "-c", script}}
 }
 
+// Commands and terminals of the agent's user have the environment that the
+// runner has staged, as long as it is there, and no other user's.
+func TestStagedEnvironment(t *testing.T) {
+	const staged = "run/agentlab/secrets/bootstrap.json"
+	g := newGuest(t, nil)
+	show := func(env map[string]string) string {
+		req := sh(`echo "${API_KEY-none} ${TWO_LINES-}"`)
+		req.Env = env
+		out, _, _ := g.exec(t, req).result(t)
+		return out
+	}
+	if got := show(nil); got != "none \n" {
+		t.Errorf("before: %q", got)
+	}
+	g.put(t, staged, `{"env":{"API_KEY":"sk-1","TWO_LINES":"a\nb","BAD=NAME":"x","":"x","NUL":"a\u0000b"},"job":{"task":"x"}}`)
+	if got := show(nil); got != "sk-1 a\nb\n" {
+		t.Errorf("staged: %q", got)
+	}
+	if got := show(map[string]string{"API_KEY": "mine"}); got != "mine a\nb\n" {
+		t.Errorf("the request's own: %q", got)
+	}
+	conn, err := g.Attach(testCtx(t), guestapi.AttachRequest{Rows: 30, Cols: 90})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := follow(t, conn)
+	p.send(t, stream.Stdin, "echo terminal-$API_KEY; exit\n")
+	p.shows(t, "terminal-sk-1")
+	for name, content := range map[string]string{"damaged": `{"env":{"API_KEY":`, "not an object": `[1]`, "another shape": `{"env":["API_KEY"]}`} {
+		g.put(t, staged, content)
+		if got := show(nil); got != "none \n" {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	// A link that the agent puts there shows nothing of another file.
+	g.put(t, "root-only", `{"env":{"API_KEY":"of root"}}`)
+	if err := os.Remove(filepath.Join(g.root, staged)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(g.root, "root-only"), filepath.Join(g.root, staged)); err != nil {
+		t.Fatal(err)
+	}
+	if got := show(nil); got != "none \n" {
+		t.Errorf("through a link: %q", got)
+	}
+	// Another user of the guest gets nothing.
+	g.put(t, "etc/passwd", "other:x:"+g.me.Uid+":"+g.me.Gid+"::/:/bin/sh\n"+g.file(t, "etc/passwd"))
+	if err := os.Remove(filepath.Join(g.root, staged)); err != nil {
+		t.Fatal(err)
+	}
+	g.put(t, staged, `{"env":{"API_KEY":"sk-1"}}`)
+	req := sh("echo ${API_KEY-none}")
+	req.User = "other"
+	if out, _, _ := g.exec(t, req).result(t); out != "none\n" {
+		t.Errorf("another user: %q", out)
+	}
+}
+
 func TestExecRefused(t *testing.T) {
 	g := newGuest(t, nil)
 	for name, tc := range map[string]struct {

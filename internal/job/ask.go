@@ -48,11 +48,15 @@ func (s *Service) Create(ctx context.Context, r Request) (agentlab.Job, error) {
 	if err != nil {
 		return agentlab.Job{}, err
 	}
+	if j.Agent == agentlab.AgentNone && r.Sandbox == nil {
+		return agentlab.Job{}, agentlab.Errorf(agentlab.CodeInvalid, "a job without an agent needs a sandbox to work in").WithField("agent").
+			WithHint("agentlab sandbox new --repo URL|PATH")
+	}
 	return s.write(ctx, j, r, prof, want)
 }
 
 // Check returns the error that Create would return for a request, except for
-// those about its git bundle or the name of its sandbox. It changes nothing.
+// those about its git bundle or its sandbox. It changes nothing.
 func (s *Service) Check(ctx context.Context, r Request) error {
 	_, _, _, err := s.plan(ctx, r)
 	return err
@@ -93,6 +97,9 @@ func (s *Service) newJob(r Request, prof agentlab.Profile) agentlab.Job {
 	if r.Keepalive != nil {
 		j.Keepalive = *r.Keepalive
 	}
+	if j.Agent == agentlab.AgentNone {
+		j.Keepalive = true // its sandbox is what was asked for
+	}
 	return j
 }
 
@@ -105,7 +112,7 @@ const leaseSlack = 30 * time.Second
 // down.
 func (s *Service) sandboxRequest(j agentlab.Job) sandbox.Request {
 	image := s.cfg.AgentsImage
-	if j.Agent == "shell" {
+	if j.Agent == "shell" || j.Agent == agentlab.AgentNone {
 		image = s.cfg.ShellImage
 	}
 	return sandbox.Request{
@@ -222,7 +229,8 @@ func (s *Service) List(ctx context.Context, f Filter) ([]agentlab.Job, error) {
 
 // Cancel asks a job to end. One that is QUEUED is CANCELLED at once; a
 // running one gets Limits.CancelWindow to stop its agent and to upload. One
-// whose time is over only uploads: it ends at once, TIMEOUT. A job that was
+// that was stopped before, because its time is over or its model is denied,
+// only uploads: it ends at once, with the status of that stop. A job that was
 // cancelled before is left as it is. Codes: not_found, conflict when it has
 // ended otherwise.
 func (s *Service) Cancel(ctx context.Context, id string) (agentlab.Job, error) {
@@ -235,7 +243,8 @@ func (s *Service) Cancel(ctx context.Context, id string) (agentlab.Job, error) {
 		case j.Status.Final() || j.StopRequested == string(agentlab.JobCancelled):
 			return nil, nil
 		case j.StopRequested != "":
-			return s.end(j, agentlab.JobStatus(j.StopRequested), "its time of "+j.TTL.String()+" was over; its upload was cancelled by request"), nil
+			why := orText(j.Reason, "its time of "+j.TTL.String()+" was over")
+			return s.end(j, agentlab.JobStatus(j.StopRequested), why+"; its upload was cancelled by request"), nil
 		}
 		j.StopRequested = string(agentlab.JobCancelled)
 		return []agentlab.Event{jobEvent(agentlab.EventJobStatus, *j, map[string]any{"status": j.Status, "stop": j.StopRequested},

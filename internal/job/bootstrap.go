@@ -215,7 +215,7 @@ func uses(j *agentlab.Job, prof agentlab.Profile, key string) bool {
 	switch {
 	case part == "artifact": // copies of artifacts are made of jobs only
 		return j != nil && !j.Status.Final() && prof.UploadArtifacts
-	case j == nil:
+	case j == nil || j.Agent == agentlab.AgentNone: // somebody works in the sandbox by hand
 		return true
 	case part == "git":
 		return j.RepoURL != ""

@@ -272,6 +272,8 @@ func TestBadRequests(t *testing.T) {
 			field string
 		}{
 			{"no task", job.Request{}, agentlab.CodeInvalid, "task"},
+			{"task without an agent", job.Request{Task: "x", Agent: agentlab.AgentNone, Sandbox: &job.SandboxRequest{}}, agentlab.CodeInvalid, "task"},
+			{"no agent and no sandbox", job.Request{Agent: agentlab.AgentNone}, agentlab.CodeInvalid, "agent"},
 			{"agent", job.Request{Task: "x", Agent: "hal"}, agentlab.CodeInvalid, "agent"},
 			{"profile", job.Request{Task: "x", Profile: "nope"}, agentlab.CodeNotFound, "profile"},
 			{"image", job.Request{Task: "x", Image: "nope"}, agentlab.CodeNotFound, "image"},

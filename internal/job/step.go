@@ -285,7 +285,9 @@ func (s *Service) wrapUp(ctx context.Context, j agentlab.Job) error {
 		}
 		vmid = sb.VMID
 	}
-	_, err := s.cfg.Sandboxes.Release(ctx, vmid, sandbox.Outcome{Status: j.Status, Reason: j.Reason, TTL: j.TTL})
+	_, err := s.cfg.Sandboxes.Release(ctx, vmid, sandbox.Outcome{
+		Status: j.Status, Reason: j.Reason, TTL: j.TTL, Prepared: j.Agent == agentlab.AgentNone,
+	})
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return nil
 	}

@@ -320,10 +320,12 @@ type Outcome struct {
 	Status agentlab.JobStatus
 	Reason string
 	TTL    time.Duration // a kept sandbox has at least so much lease from now
+
+	Prepared bool // the job only prepared the sandbox, which is READY to be worked in
 }
 
 // Release ends the use of a sandbox by its job. With keepalive it goes on as
-// if made by hand: COMPLETED after a job that completed, else READY.
+// if made by hand: COMPLETED after a job whose agent completed, else READY.
 // Otherwise it takes the state of its job's end and is destroyed. It may be
 // called again. Code: not_found.
 func (s *Service) Release(ctx context.Context, vmid int, o Outcome) (agentlab.Sandbox, error) {
@@ -338,7 +340,7 @@ func (s *Service) Release(ctx context.Context, vmid int, o Outcome) (agentlab.Sa
 				return nil, nil
 			}
 			sb.State = agentlab.SandboxReady
-			if o.Status == agentlab.JobCompleted {
+			if o.Status == agentlab.JobCompleted && !o.Prepared {
 				sb.State = agentlab.SandboxCompleted
 			}
 			if end := s.clock().UTC().Add(o.TTL); end.After(sb.LeaseExpiresAt) {

@@ -83,7 +83,7 @@ func (s *Server) terminal(req guestapi.AttachRequest) (*terminal, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd, err := s.command(guestapi.ExecRequest{TTY: true, Term: req.Term}, a)
+	cmd, err := s.command(guestapi.ExecRequest{TTY: true, Term: req.Term, Env: s.secretEnv(a)}, a)
 	if err != nil {
 		return nil, err
 	}

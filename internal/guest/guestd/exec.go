@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -40,6 +41,9 @@ func (s *Server) handleExec(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
+	env := s.secretEnv(a)
+	maps.Copy(env, req.Env)
+	req.Env = env
 	cmd, err := s.command(req, a)
 	if err != nil {
 		fail(w, err)

@@ -2,10 +2,14 @@ package guestd
 
 import (
 	"bufio"
+	"encoding/json"
+	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -84,6 +88,37 @@ func (s *Server) environ(a account, term string) []string {
 	}
 	if term != "" {
 		env = append(env, "TERM="+term)
+	}
+	return env
+}
+
+// maxBootstrapped bounds the file of what the runner's token was traded for.
+const maxBootstrapped = 16 << 20
+
+// secretEnv returns the environment that the runner has staged for the agent's
+// user, so that an agent that is started by hand has its key. It is empty for
+// other users, and when nothing is staged.
+func (s *Server) secretEnv(a account) map[string]string {
+	env := map[string]string{}
+	if a.name != s.cfg.User {
+		return env
+	}
+	// The file is the agent's: no link of it may show another one's content.
+	f, err := os.OpenFile(s.path(filepath.Join(secretsDir, bootstrapped)), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return env
+	}
+	defer func() { _ = f.Close() }()
+	var staged struct {
+		Env map[string]string `json:"env"`
+	}
+	if json.NewDecoder(io.LimitReader(f, maxBootstrapped)).Decode(&staged) != nil {
+		return env
+	}
+	for k, v := range staged.Env {
+		if !strings.ContainsAny(k, "=\x00") && k != "" && !strings.ContainsRune(v, 0) {
+			env[k] = v
+		}
 	}
 	return env
 }

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
@@ -42,6 +43,9 @@ func (c *collected) warn(format string, args ...any) {
 // directory for files.
 func (r *Runner) collect(ctx context.Context, rp repo, tmp string) *collected {
 	c := &collected{Result: guestapi.Result{BaseCommit: rp.Base, Branch: rp.Branch}}
+	if r.job.Agent == agentlab.AgentNone {
+		return c // nothing was done yet
+	}
 	if !rp.None && rp.Path != "" {
 		r.collectGit(ctx, rp, tmp, c)
 		r.collectModules(ctx, rp, tmp, c)

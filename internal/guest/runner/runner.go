@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
 	"github.com/agentlab-vm/agentlab/internal/redact"
@@ -183,6 +185,9 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 			return outcome{}, err
 		}
 	}
+	if r.job.Agent == agentlab.AgentNone {
+		return outcome{Status: "COMPLETED", Phase: "clone"}, nil
+	}
 	r.control.phase("agent")
 	out, err := r.runAgent(ctx, *rp)
 	if err != nil && ctx.Err() == nil {
@@ -323,10 +328,14 @@ func (r *Runner) sayFinal(ctx context.Context, final guestapi.Report, rp repo) e
 	return r.leave(ctx, rp)
 }
 
-// leave removes secrets, and the checkout unless the sandbox is kept.
+// leave removes secrets, and the checkout unless the sandbox is kept. A
+// sandbox that was only prepared is handed over instead.
 func (r *Runner) leave(_ context.Context, rp repo) error {
 	if rp.Path != "" {
 		r.sweepTmp(rp.Path)
+	}
+	if r.job.Agent == agentlab.AgentNone {
+		return r.handOver()
 	}
 	if rp.Path != "" && rp.Made && !r.job.Keepalive {
 		if err := os.RemoveAll(rp.Path); err != nil { // what the agent made as root stays; the VM goes anyway
@@ -334,6 +343,21 @@ func (r *Runner) leave(_ context.Context, rp repo) error {
 		}
 	}
 	return Wipe(r.cfg.RunDir, r.cfg.Home)
+}
+
+// handOver leaves the sandbox as one that never had a job: its secrets are
+// staged for whoever works in it, and the runner's own rights are forgotten.
+// From the first step on a runner that starts again finds no job.
+func (r *Runner) handOver() error {
+	resp := r.resp
+	resp.Job, resp.Artifact, resp.Runner = nil, nil, guestapi.RunnerTarget{}
+	errs := []error{r.dir.save(fileResponse, resp)}
+	for _, name := range []string{fileRepo, fileStop, fileOutcome, fileFinal, fileLog, fileClaim} {
+		if err := os.Remove(r.dir.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Wipe removes all secrets of a sandbox: the content of the run directory and

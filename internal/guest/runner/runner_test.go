@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -120,6 +122,88 @@ func TestSandboxWithoutJob(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.wiped()
+}
+
+// A sandbox that is only prepared keeps its secrets for whoever works in it,
+// but none of the runner's own rights, also when the runner is killed while it
+// hands the sandbox over.
+func TestPreparedSandbox(t *testing.T) {
+	url := newGitServer(t, "").add(t, "repo", newRepo(t, map[string]string{projectFile: "outputs: ['*.txt']\n"}))
+	s := newSandbox(t, guestapi.BootstrapResponse{
+		Env: map[string]string{"API_KEY": secret}, ClaudeSettingsJSON: `{"model":"x"}`,
+		Job:    &guestapi.Job{RepoURL: url, Agent: "none", Mode: "dangerous", Upload: true, Keepalive: true},
+		Runner: guestapi.RunnerTarget{Token: "runner-token"}, Artifact: &guestapi.ArtifactTarget{Token: "upload-token"},
+	}, artifact.Limits{})
+	writeFile(t, filepath.Join(s.cfg.Home, ".bashrc"), "alias ll='ls -l'\n")
+	if err := s.run(); err != nil {
+		t.Fatal(err)
+	}
+	if rep := s.Final(); rep.Status != "COMPLETED" || rep.ExitCode != nil || rep.Result.Commits != 0 || rep.Result.BaseCommit == "" {
+		t.Errorf("%+v %+v", rep, rep.Result)
+	}
+	if got := s.Paths(); !slices.Equal(got, []string{"report.json"}) {
+		t.Errorf("artifacts %q", got)
+	}
+	reports := len(s.Reports())
+	check := func() {
+		t.Helper()
+		if p, err := os.ReadFile(filepath.Join(s.cfg.ClonePath, "file.txt")); err != nil || string(p) != "three\n" {
+			t.Errorf("%q %v", p, err)
+		}
+		if p, err := os.ReadFile(filepath.Join(s.cfg.RunDir, "env.sh")); err != nil || !strings.Contains(string(p), secret) {
+			t.Errorf("env.sh %q %v", p, err)
+		}
+		if _, err := os.Stat(filepath.Join(s.cfg.Home, ".claude/settings.json")); err != nil {
+			t.Error(err)
+		}
+		var resp guestapi.BootstrapResponse
+		if ok, err := dir(s.cfg.RunDir).load(fileResponse, &resp); !ok || err != nil || resp.Job != nil || resp.Artifact != nil || resp.Runner.Token != "" || resp.Env["API_KEY"] != secret {
+			t.Errorf("%+v %v %v", resp, ok, err)
+		}
+		out, err := exec.Command("env", "-i", "HOME="+s.cfg.Home, "SSH_CONNECTION=1", "bash", "-c", ". ~/.bashrc; echo $API_KEY; alias ll").Output()
+		if err != nil || string(out) != secret+"\nalias ll='ls -l'\n" {
+			t.Errorf("a shell over ssh: %q %v", out, err)
+		}
+		if out, err := exec.Command("env", "-i", "HOME="+s.cfg.Home, "bash", "-uec", ". ~/.bashrc; echo ${API_KEY-unset}").Output(); err != nil || string(out) != "unset\n" {
+			t.Errorf("another shell: %q %v", out, err)
+		}
+	}
+	check()
+	for range 2 { // killed right after it gave its rights away, and started again
+		if err := dir(s.cfg.RunDir).save(fileFinal, guestapi.Report{Status: "COMPLETED", Phase: "done"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.run(); err != nil {
+			t.Fatal(err)
+		}
+		check()
+	}
+	if s.Fetches() != 1 || len(s.Reports()) != reports {
+		t.Errorf("%d fetches, reports %+v", s.Fetches(), s.Reports()[reports:])
+	}
+}
+
+// Whatever an image or an agent made of the shell's file, the job is done.
+func TestShellFileThatCannotBeChanged(t *testing.T) {
+	for name, create := range map[string]func(name string) error{
+		"pipe":      func(name string) error { return syscall.Mkfifo(name, 0o600) },
+		"directory": func(name string) error { return os.Mkdir(name, 0o700) },
+		"endless":   func(name string) error { return os.Symlink("/dev/zero", name) },
+		"dangling":  func(name string) error { return os.Symlink("/nowhere/at/all", name) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newShellSandbox(t, "echo done")
+			if err := create(filepath.Join(s.cfg.Home, ".bashrc")); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.run(); err != nil {
+				t.Fatal(err)
+			}
+			if rep := s.Final(); rep.Status != "COMPLETED" {
+				t.Errorf("%+v", rep)
+			}
+		})
+	}
 }
 
 // Secrets must not reach a disk.

@@ -137,6 +137,9 @@ func (r *Runner) stage() error {
 		}
 	}
 	slices.Sort(names)
+	if err := sshEnvironment(r.cfg.Home, r.dir.path(fileEnv)); err != nil {
+		r.log.Warn("ssh sessions do not have the environment of the secrets", "err", err)
+	}
 	var env strings.Builder
 	for _, k := range names {
 		fmt.Fprintf(&env, "export %s=%s\n", k, shellQuote(r.resp.Env[k]))
@@ -148,6 +151,38 @@ func (r *Runner) stage() error {
 		agentcmd.PrepareSSH(r.cfg.Home, string(r.dir), r.resp.SSHKeys, r.dir.path(fileKnownHosts)),
 		r.gitIdentity(),
 	)
+}
+
+// maxShellFile bounds the file of a shell that sshEnvironment changes.
+const maxShellFile = 1 << 20
+
+// sshEnvironment makes the shells of ssh sessions read the environment of the
+// secrets. (Commands and terminals of guest control get it from guestd.) Other
+// shells, an agent's own among them, do not: some agents keep keys from the
+// commands that they run. The file is the agent's, who may have made anything
+// of it; what cannot be changed is left.
+func sshEnvironment(home, env string) error {
+	line := fmt.Sprintf("[ -z \"${SSH_CONNECTION-}\" ] || [ ! -r %[1]s ] || . %[1]s # agentlab\n", shellQuote(env))
+	name := filepath.Join(home, ".bashrc")
+	if to, err := filepath.EvalSymlinks(name); err == nil {
+		name = to
+	}
+	st, err := os.Lstat(name)
+	if err == nil && (!st.Mode().IsRegular() || st.Size() > maxShellFile) {
+		return fmt.Errorf("%s is not a file of a shell", name)
+	}
+	old, err := os.ReadFile(name)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if strings.Contains(string(old), line) {
+		return nil
+	}
+	tmp := name + ".agentlab-new"
+	if err := os.WriteFile(tmp, append([]byte(line), old...), 0o644); err != nil { //nolint:gosec // it holds nothing secret
+		return err
+	}
+	return os.Rename(tmp, name)
 }
 
 // gitIdentity gives the agent's own git a name and the way to the credential,
