@@ -159,10 +159,6 @@ type Info struct {
 	// GuestNetwork is what every guest of this driver is told to configure
 	// with its identity; nil when its network is configured by other means.
 	GuestNetwork *guestapi.Network
-	// AnswersWithin is how long a guest takes at most from Start until it
-	// answers, however busy the host; a VM whose guest takes longer hangs, and
-	// its power is cut and given again, once. 0: such a time is not known.
-	AnswersWithin time.Duration
 	// Addresses is the network that sandboxes' addresses are leased from
 	// before they are made (Spec.IPv4, Spec.IPv6); nil when every guest has a
 	// network of its own and needs none.

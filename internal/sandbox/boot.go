@@ -117,38 +117,15 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 		return 0, true, err
 	}
 	var waited time.Duration
-	hangs := false
 	s.with(sb.VMID, func(m *memory) {
 		now := s.clock()
 		waited = now.Sub(m.running)
-		if most := s.cfg.Driver.Info().AnswersWithin; most > 0 && waited >= most {
-			hangs, m.again = !m.again, true
-		}
 		m.inspected = m.inspected && now.Sub(m.looked) < lookEvery
 	})
-	if hangs {
-		return 0, true, s.bootAgain(ctx, sb, waited)
-	}
 	if waited >= s.lim.BootTimeout {
 		return 0, false, s.fail(ctx, sb, "its guest did not answer within %s: %w", s.lim.BootTimeout, err)
 	}
 	return bootPause(waited), true, nil
-}
-
-// bootAgain cuts the power of a VM whose guest hangs in its boot; what follows
-// starts it anew. Nothing of anybody runs in it yet.
-func (s *Service) bootAgain(ctx context.Context, sb agentlab.Sandbox, waited time.Duration) error {
-	s.log.Warn("a guest hangs in its boot: its power is cut and given again", "vmid", sb.VMID, "waited", waited)
-	e := event(agentlab.EventSandboxState, sb, map[string]any{"state": sb.State}, "sandbox %s did not answer within %s and is started anew", sb.Name, waited.Round(time.Second))
-	if err := s.cfg.Store.AppendEvents(ctx, e); err != nil {
-		return err
-	}
-	if err := s.cfg.Driver.Stop(ctx, ref(sb), 0); err != nil {
-		return err
-	}
-	s.with(sb.VMID, func(m *memory) { m.running, m.tried, m.inspected = time.Time{}, time.Time{}, false })
-	s.loop.Wake(sb.VMID)
-	return nil
 }
 
 // lookEvery is how often it is checked that the VM of a guest that does not

@@ -343,23 +343,6 @@ func TestFailedOfAJobIsDestroyed(t *testing.T) {
 	}
 }
 
-// A guest that hangs is started anew, once; one that hangs again is FAILED.
-func TestGuestThatHangs(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.host.AnswersWithin(time.Minute)
-		once, always := w.create(sandbox.Request{Name: "hangs-once"}), w.create(sandbox.Request{Name: "never-boots"})
-		began := time.Now()
-		w.until(once.VMID, agentlab.SandboxReady)
-		if d := time.Since(began); d < time.Minute || d > 70*time.Second {
-			w.Errorf("READY after %s", d)
-		}
-		w.until(always.VMID, agentlab.SandboxFailed)
-		if d := time.Since(began); d < 4*time.Minute || d > 250*time.Second {
-			w.Errorf("FAILED after %s", d)
-		}
-	})
-}
-
 func TestGuestThatNeverAnswers(t *testing.T) {
 	inWorld(t, func(w *world) {
 		began := time.Now()

@@ -206,7 +206,6 @@ type memory struct {
 	inspected bool           // this process has seen its VM in the state it should be in
 	suspect   bool           // the audit found something: look again
 	tried     time.Time      // first attempt to power it on in its present state
-	again     bool           // its power was cut and given again, because its guest hung
 	running   time.Time      // since when this process knows that the VM of a BOOTING one runs
 	looked    time.Time      // when the VM of a BOOTING one was last looked at
 	grace     *time.Duration // asked for by Stop; nil means the default
@@ -303,7 +302,7 @@ func (s *Service) remember(sb agentlab.Sandbox) *memory {
 	}
 	if m.state != sb.State {
 		m.state, m.inspected = sb.State, false
-		m.tried, m.running, m.again, m.handover, m.trouble = time.Time{}, time.Time{}, false, handover{}, trouble{}
+		m.tried, m.running, m.handover, m.trouble = time.Time{}, time.Time{}, handover{}, trouble{}
 	}
 	return m
 }

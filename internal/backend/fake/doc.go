@@ -19,7 +19,7 @@
 // banner on port 22; every other port refuses.
 //
 // Some beginnings of a sandbox's name change its guest: "never-boots" never
-// answers, "hangs-once" does not before its second boot, "crash-boots" crashes right after its start, "never-stops" does not
+// answers, "crash-boots" crashes right after its start, "never-stops" does not
 // power off when it is asked, "no-runner" has no runner. The VM of a sandbox
 // whose name ends with "-slow" takes a second to be stopped or destroyed.
 //

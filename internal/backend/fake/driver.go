@@ -78,7 +78,6 @@ func (d *Driver) Info() backend.Info {
 		Name:          d.h.cfg.Name,
 		Version:       "1",
 		Capabilities:  backend.Capabilities{ConsoleLog: true, NetworkOff: true, Allowlist: true, Private: true, NetworkUpdate: true, EgressLog: true, Suspend: true, SharedNumbers: true, Deadline: true},
-		AnswersWithin: time.Duration(d.h.answers.Load()),
 		ControllerURL: "http://10.77.0.1:8844",
 		UploadURL:     "http://10.77.0.1:8846/upload",
 		GuestNetwork:  &guestapi.Network{Address: "10.77.0.2/24", Gateway: "10.77.0.1", DNS: []string{"10.77.0.1"}, MTU: 1500},

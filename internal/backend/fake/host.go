@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -37,8 +36,6 @@ type Host struct {
 	control *http.Server
 	faults  faults
 	wg      sync.WaitGroup // goroutines of guests
-
-	answers atomic.Int64 // ns, of AnswersWithin
 
 	mu        sync.Mutex
 	instances map[int]*instance
@@ -101,10 +98,6 @@ func (h *Host) Close() error {
 	h.wg.Wait()
 	return h.control.Close()
 }
-
-// AnswersWithin makes the driver's Info say how long a guest takes at most
-// until it answers.
-func (h *Host) AnswersWithin(d time.Duration) { h.answers.Store(int64(d)) }
 
 // PutForeign takes a number for something that does not bear our mark;
 // Foreign tells whether it is still there.

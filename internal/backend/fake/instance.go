@@ -21,7 +21,6 @@ type record struct {
 	Reason  string        `json:"reason,omitempty"`
 	Console string        `json:"console,omitempty"`
 	Guest   guestRecord   `json:"guest"`
-	Boots   int           `json:"boots,omitempty"`
 
 	Network *agentlab.Network `json:"network,omitempty"` // of UpdateNetwork; nil means that of Spec
 
@@ -113,7 +112,6 @@ func (in *instance) start() error {
 		return agentlab.Errorf(agentlab.CodeInvalid, "sandbox %d is half made", in.rec.Spec.VMID).WithHint("create it again, or destroy it")
 	}
 	in.rec.Power, in.rec.Reason, in.rec.Expired = backend.PowerRunning, "", false
-	in.rec.Boots++
 	in.rec.Guest = guestRecord{BootID: agentlab.NewUID(), StartedAt: in.h.cfg.Clock().UTC()}
 	in.console.line("[fake] " + in.rec.Spec.Name + " powered on")
 	if err := in.save(); err != nil {
@@ -128,7 +126,7 @@ func (in *instance) hangs() bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	name := in.rec.Spec.Name
-	return strings.HasPrefix(name, "never-boots") || strings.HasPrefix(name, "hangs-once") && in.rec.Boots < 2
+	return strings.HasPrefix(name, "never-boots")
 }
 
 // boot begins the life of the guest in this process; in.mu is held.

@@ -161,7 +161,6 @@ func (d *Driver) Info() backend.Info {
 			NICModels:  []string{"virtio"},
 			ConsoleLog: true, NetworkOff: true, Allowlist: true, Private: true, NetworkUpdate: true, EgressLog: true, Deadline: true,
 		},
-		AnswersWithin: answersWithin,
 		ControllerURL: "http://" + gw + ":" + strconv.Itoa(controllerPort),
 		UploadURL:     "http://" + gw + ":" + strconv.Itoa(uploadPort) + "/upload",
 		GuestNetwork: &guestapi.Network{
@@ -170,11 +169,6 @@ func (d *Driver) Info() backend.Info {
 		},
 	}
 }
-
-// answersWithin is many times what an emulated guest takes beside nine others
-// on two CPUs: agent-runner answers before the distribution's init begins. The
-// way in which boots are known to hang is mended much sooner, by watchLAPIC.
-const answersWithin = time.Minute
 
 // minMemoryMB is what kernel, initrd and a small userland need to boot.
 const minMemoryMB = 256

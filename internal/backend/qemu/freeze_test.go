@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // patchKernel makes the guest's kernel patch its own code while other
@@ -45,7 +46,7 @@ const (
 func TestEmulatedGuestSurvivesItsPatches(t *testing.T) {
 	b := newBox(t, vmFixture(t), twoCPUs)
 	most, began := patchRounds, time.Now()
-	if fullTests() {
+	if sample.Full() {
 		most = patchRoundsFull
 	}
 	if rounds, frozen := b.patch(most, 0); frozen {
@@ -62,7 +63,7 @@ func TestEmulatedGuestSurvivesItsPatches(t *testing.T) {
 // chance, so it runs with the full tests only.
 func TestThreadsFreezeAGuest(t *testing.T) {
 	f := vmFixture(t)
-	if !fullTests() {
+	if !sample.Full() {
 		t.Skip("skipped: AGENTLAB_TEST_FULL is not 1, and this waits for a freeze that comes by chance")
 	}
 	f.QEMU = multiThreaded(t)
@@ -74,9 +75,6 @@ func TestThreadsFreezeAGuest(t *testing.T) {
 	}
 	t.Logf("the guest froze after %d rounds, %s", rounds, time.Since(began).Round(time.Second))
 }
-
-// fullTests tells whether the tests run that take long.
-func fullTests() bool { return os.Getenv("AGENTLAB_TEST_FULL") == "1" }
 
 func twoCPUs(s *backend.Spec) { s.Resources = agentlab.Resources{Cores: 2, MemoryMB: 512} }
 
