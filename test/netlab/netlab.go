@@ -33,7 +33,7 @@ const (
 )
 
 // ports are where a peer answers over TCP, at every address.
-var ports = []int{22, 53, 80, 443, 2222, 8006, 8080}
+var ports = []int{22, 53, 80, 443, 2222, 4000, 8006, 8080}
 
 // Main becomes a peer when this process was started as one; otherwise it
 // returns at once. A TestMain calls it first.
