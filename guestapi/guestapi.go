@@ -108,7 +108,23 @@ type Report struct {
 	Message  string  `json:"message,omitempty"` // one line; why, when it failed
 	ExitCode *int    `json:"exit_code,omitempty"`
 	Result   *Result `json:"result,omitempty"` // with a final status
+
+	Progress *Progress `json:"progress,omitempty"` // in phase "clone"
 }
+
+// Progress tells how far a clone is.
+type Progress struct {
+	Step    string `json:"step"` // one of the constants below
+	Percent int    `json:"percent"`
+}
+
+// Steps of a clone, in their order.
+const (
+	StepDownload = "download" // of the bundle of a local repository
+	StepReceive  = "receive"  // objects
+	StepResolve  = "resolve"  // deltas
+	StepCheckout = "checkout"
+)
 
 // Result mirrors agentlab.JobResult on the wire.
 type Result struct {

@@ -65,6 +65,7 @@ func gitEnv() []string {
 type gitInput struct {
 	stdin   io.Reader
 	stdout  io.Writer // nil: it is returned
+	stderr  io.Writer // gets a copy; nil: none
 	env     []string
 	limited bool // it reads objects of a guest
 	raw     bool // its output is returned with the space around it
@@ -98,6 +99,9 @@ func (in gitInput) run(ctx context.Context, dir string, args ...string) (string,
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if in.stdout != nil {
 		cmd.Stdout = in.stdout
+	}
+	if in.stderr != nil {
+		cmd.Stderr = io.MultiWriter(in.stderr, &stderr)
 	}
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
@@ -140,8 +144,9 @@ func scratchRepo(ctx context.Context, dir string, objects ...string) (string, er
 	return bare, os.WriteFile(filepath.Join(info, "alternates"), []byte(strings.Join(objects, "\n")+"\n"), 0o600)
 }
 
-// packBundle packs a commit and those of its submodules.
-func packBundle(ctx context.Context, dir string, src localSource) (*os.File, error) {
+// packBundle packs a commit and those of its submodules. What git says of its
+// progress goes to progress, unless that is nil.
+func packBundle(ctx context.Context, dir string, src localSource, progress io.Writer) (*os.File, error) {
 	objects := []string{src.objects}
 	name := "refs/heads/" + src.branch
 	refs, update := []string{"HEAD", name}, "update "+name+" "+src.commit+"\n"
@@ -163,7 +168,8 @@ func packBundle(ctx context.Context, dir string, src localSource) (*os.File, err
 		return nil, err
 	}
 	out := filepath.Join(dir, "repo.bundle")
-	if _, err := gitBare(ctx, bare, append([]string{"bundle", "create", "--quiet", out}, refs...)...); err != nil {
+	args := append([]string{"--git-dir=" + bare, "bundle", "create", "--all-progress", out}, refs...)
+	if _, err := (gitInput{stderr: progress}).run(ctx, bare, args...); err != nil {
 		return nil, err
 	}
 	return os.Open(out) //nolint:gosec // our own temporary file

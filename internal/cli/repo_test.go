@@ -55,7 +55,7 @@ func TestPackBundle(t *testing.T) {
 	for _, tt := range tests {
 		dir := t.TempDir()
 		branch := branchName(t.Context(), repo, tt.ref)
-		file, err := packBundle(t.Context(), dir, localSource{objects: filepath.Join(repo, ".git", "objects"), commit: tt.commit, branch: branch})
+		file, err := packBundle(t.Context(), dir, localSource{objects: filepath.Join(repo, ".git", "objects"), commit: tt.commit, branch: branch}, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", tt.ref, err)
 		}

@@ -71,19 +71,25 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource)
 		return fail("no temporary folder: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	file, err := packBundle(ctx, dir, src)
+	m := a.newMeter()
+	defer m.done()
+	file, err := packBundle(ctx, dir, src, &gitProgress{m: m, what: "packing " + src.path})
+	m.done()
 	if err != nil {
 		return fail("cannot pack %s: %w", src.path, err)
 	}
 	defer func() { _ = file.Close() }()
-	if st, err := file.Stat(); err == nil {
-		with := ""
-		if n := len(src.modules); n > 0 {
-			with = fmt.Sprintf(" with %d submodule(s)", n)
-		}
-		a.progressf("sending %s of %s (%.12s)%s", byteSize(st.Size()), src.path, src.commit, with)
+	st, err := file.Stat()
+	if err != nil {
+		return fail("cannot pack %s: %w", src.path, err)
 	}
-	up, err := c.UploadBundle(ctx, file)
+	with := ""
+	if n := len(src.modules); n > 0 {
+		with = fmt.Sprintf(" with %d submodule(s)", n)
+	}
+	a.progressf("sending %s of %s (%.12s)%s", byteSize(st.Size()), src.path, src.commit, with)
+	m.start()
+	up, err := c.UploadBundle(ctx, &meterReader{r: file, m: m, what: "sending", total: st.Size()})
 	return up.ID, err
 }
 

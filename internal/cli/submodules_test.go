@@ -39,7 +39,7 @@ func TestSubmodulesAreSent(t *testing.T) {
 	if !slices.Equal(paths, []string{"lib/a", "lib/a/deep/b"}) || len(src.unsent) != 0 {
 		t.Fatalf("found %q, missing %v", paths, src.unsent)
 	}
-	file, err := packBundle(t.Context(), t.TempDir(), src)
+	file, err := packBundle(t.Context(), t.TempDir(), src, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

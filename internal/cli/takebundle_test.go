@@ -132,7 +132,7 @@ func TestGitIgnoresInheritedVariables(t *testing.T) {
 	t.Setenv("GIT_INDEX_FILE", filepath.Join(hooked, ".git", "index"))
 	t.Setenv("GIT_OBJECT_DIRECTORY", filepath.Join(hooked, ".git", "objects"))
 	t.Setenv("GIT_CONFIG_PARAMETERS", "'core.bare=true'")
-	file, err := packBundle(t.Context(), t.TempDir(), localSource{objects: filepath.Join(repo, ".git", "objects"), commit: commit, branch: "evil"})
+	file, err := packBundle(t.Context(), t.TempDir(), localSource{objects: filepath.Join(repo, ".git", "objects"), commit: commit, branch: "evil"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -53,6 +53,9 @@ var commitRE = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
 
 const maxCommits = 1 << 20
 
+// Steps of a clone, in the order in which they may come.
+var Steps = []string{guestapi.StepDownload, guestapi.StepReceive, guestapi.StepResolve, guestapi.StepCheckout}
+
 // Report refuses, with code invalid and the field's name, a report that no
 // runner of ours sends, and cuts its message to one line.
 func Report(r *guestapi.Report) error {
@@ -68,6 +71,8 @@ func Report(r *guestapi.Report) error {
 		return bad("phase")
 	case r.ExitCode != nil && (*r.ExitCode < -1 || *r.ExitCode > 255):
 		return bad("exit_code")
+	case r.Progress != nil && (!slices.Contains(Steps, r.Progress.Step) || r.Progress.Percent < 0 || r.Progress.Percent > 100):
+		return bad("progress")
 	case r.Result == nil:
 		return nil
 	case !commitRE.MatchString(r.Result.BaseCommit) || !commitRE.MatchString(r.Result.HeadCommit):

@@ -56,7 +56,7 @@ func (s *Service) Report(ctx context.Context, vmid int, r guestapi.Report) (gues
 // record writes down what is new in a report.
 func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report) (agentlab.Job, error) {
 	if r.Status == string(agentlab.JobRunning) && !later(r.Phase, j.Phase) {
-		return j, nil // a heartbeat
+		return j, s.noteProgress(ctx, j, r) // a heartbeat
 	}
 	trouble := ""
 	if failing(r) {

@@ -195,15 +195,16 @@ type Service struct {
 // live is what is remembered of a job that is not final. Nothing in it
 // matters: a new process begins with an empty one.
 type live struct {
-	heard   time.Time     // when its runner was last heard, or first waited for
-	stopped time.Time     // when this process first saw that it is to stop
-	changed chan struct{} // closed when there is something new for its runner
-	used    bool          // its runner has used a token of its bootstrap answer
-	again   int           // how often its runner was given another one-time token
-	trouble string        // why its secrets could not be had, the last time
-	tried   time.Time     // when a sandbox was first asked for and could not be had
-	failed  int           // how often in a row
-	denials modelDenials  // of its model
+	heard    time.Time     // when its runner was last heard, or first waited for
+	stopped  time.Time     // when this process first saw that it is to stop
+	changed  chan struct{} // closed when there is something new for its runner
+	used     bool          // its runner has used a token of its bootstrap answer
+	again    int           // how often its runner was given another one-time token
+	progress progress      // of its clone
+	trouble  string        // why its secrets could not be had, the last time
+	tried    time.Time     // when a sandbox was first asked for and could not be had
+	failed   int           // how often in a row
+	denials  modelDenials  // of its model
 }
 
 // asking is what is remembered of a sandbox whose runner asked for its

@@ -99,6 +99,9 @@ func (a *api) do(ctx context.Context, method, url, token string, body io.Reader,
 	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusNoContent {
 		return answerError(resp)
 	}
+	if e, ok := out.(interface{ expect(int64) }); ok {
+		e.expect(resp.ContentLength)
+	}
 	switch out := out.(type) {
 	case nil:
 		return nil

@@ -200,7 +200,7 @@ func (r *Runner) cloneOnce(ctx context.Context, path string) error {
 }
 
 func (r *Runner) clone(ctx context.Context, path, from string, more []string) error {
-	args := append([]string{"clone", "--quiet", "--template=", "--no-recurse-submodules"}, more...)
+	args := append([]string{"clone", "--progress", "--template=", "--no-recurse-submodules"}, more...)
 	_, err := r.git.run(ctx, filepath.Dir(path), r.git.environ(), append(args, "--", from, path)...)
 	return err
 }
@@ -247,7 +247,7 @@ func (r *Runner) cloneBundle(ctx context.Context, path string) (modules map[stri
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"clone", "--quiet", "--template=", "--no-recurse-submodules"}
+	args := []string{"clone", "--progress", "--template=", "--no-recurse-submodules"}
 	if branch != "" {
 		args = append(args, "--branch", branch)
 	}
@@ -271,7 +271,7 @@ func (r *Runner) download(ctx context.Context, name string) error {
 	if err != nil {
 		return &localError{err}
 	}
-	err = r.api.do(ctx, "GET", r.api.base+guestapi.PathRepo, r.api.token, nil, 0, f)
+	err = r.api.do(ctx, "GET", r.api.base+guestapi.PathRepo, r.api.token, nil, 0, &downloadFile{File: f, tell: r.control.progress})
 	if cerr := f.Close(); err == nil && cerr != nil {
 		err = &localError{cerr}
 	}

@@ -30,6 +30,8 @@ type git struct {
 	dir     dir
 	config  [][2]string // highest precedence, given by environment
 	env     []string
+
+	progress func(step string, percent int) // is told what git says of its progress; nil: nobody
 }
 
 // newGit prepares git for a job. The credential is used for its own scheme
@@ -236,7 +238,10 @@ func (g *git) exec(ctx context.Context, cwd string, env []string, in io.Reader, 
 	cmd := exec.CommandContext(ctx, g.program, args...) //nolint:gosec // our own commands
 	cmd.Dir, cmd.Env, cmd.Stdin, cmd.Stdout = cwd, env, in, w
 	var stderr bytes.Buffer
-	cmd.Stderr = &limitWriter{w: &stderr, left: 64 << 10}
+	filter := &gitProgress{w: &limitWriter{w: &stderr, left: 64 << 10}, tell: g.progress}
+	if cmd.Stderr = filter; g.progress == nil {
+		cmd.Stderr = filter.w
+	}
 	// It dies with us, which Linux binds to the thread that started it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -247,6 +252,7 @@ func (g *git) exec(ctx context.Context, cwd string, env []string, in io.Reader, 
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	filter.flush()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return &gitError{command: args[0], code: exit.ExitCode(), stderr: stderr.String()}
 	}

@@ -14,14 +14,15 @@ import (
 type control struct {
 	r *Runner
 
-	mu       sync.Mutex
-	report   guestapi.Report
-	news     chan struct{} // a report is to be sent
-	stop     string        // CANCELLED or TIMEOUT
-	stopped  chan struct{} // closed with stop
-	gone     bool          // the controller does not know us any more
-	deadline time.Duration // uptime; 0: none
-	rearm    chan struct{}
+	mu         sync.Mutex
+	progressed time.Time // when progress was told last
+	report     guestapi.Report
+	news       chan struct{} // a report is to be sent
+	stop       string        // CANCELLED or TIMEOUT
+	stopped    chan struct{} // closed with stop
+	gone       bool          // the controller does not know us any more
+	deadline   time.Duration // uptime; 0: none
+	rearm      chan struct{}
 }
 
 func newControl(r *Runner, deadline time.Duration) *control {
@@ -34,7 +35,7 @@ func newControl(r *Runner, deadline time.Duration) *control {
 // phase tells the controller what is being done now.
 func (c *control) phase(name string) {
 	c.mu.Lock()
-	c.report.Phase = name
+	c.report.Phase, c.report.Progress = name, nil
 	c.mu.Unlock()
 	poke(c.news)
 }

@@ -160,7 +160,9 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 		if r.job.RepoURL != "" || r.job.Bundled {
 			r.control.phase("clone")
 		}
+		r.git.progress = r.control.progress
 		got, err := r.guardedCheckout(ctx)
+		r.git.progress = nil
 		if ctx.Err() != nil {
 			return outcome{}, ctx.Err()
 		}

@@ -1,0 +1,102 @@
+package runner
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// progressPause is the shortest time between two reports of progress.
+const progressPause = 2 * time.Second
+
+// progress tells the controller how far the clone is.
+func (c *control) progress(step string, percent int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	if c.report.Phase != "clone" || now.Sub(c.progressed) < progressPause {
+		return
+	}
+	c.progressed = now
+	c.report.Progress = &guestapi.Progress{Step: step, Percent: percent}
+	poke(c.news)
+}
+
+var (
+	gitPercent = regexp.MustCompile(`^(remote: )?[A-Z][a-z]+ [a-z]+: +([0-9]{1,3})% \([0-9]+/[0-9]+\)`)
+	gitChatter = regexp.MustCompile(`^(remote: )?(Enumerating|Total|Cloning into) `)
+)
+
+// gitSteps are the steps of a clone by how git calls them.
+var gitSteps = map[string]string{"Receiving": guestapi.StepReceive, "Resolving": guestapi.StepResolve, "Updating": guestapi.StepCheckout}
+
+// gitProgress takes the progress out of what git writes to standard error,
+// and passes the rest on.
+type gitProgress struct {
+	w    io.Writer
+	tell func(step string, percent int)
+	rest []byte
+}
+
+func (g *gitProgress) Write(p []byte) (int, error) {
+	g.rest = append(g.rest, p...)
+	for {
+		i := bytes.IndexAny(g.rest, "\r\n")
+		if i < 0 && len(g.rest) < 4096 {
+			return len(p), nil
+		}
+		line := g.rest
+		if i >= 0 {
+			line = g.rest[:i+1]
+		}
+		g.rest = g.rest[len(line):]
+		if f := gitPercent.FindSubmatch(line); f != nil {
+			word, _, _ := bytes.Cut(bytes.TrimPrefix(line, f[1]), []byte(" "))
+			percent, err := strconv.Atoi(string(f[2]))
+			if step := gitSteps[string(word)]; step != "" && len(f[1]) == 0 && err == nil {
+				g.tell(step, min(percent, 100))
+			}
+			continue
+		}
+		if gitChatter.Match(line) {
+			continue
+		}
+		if _, err := g.w.Write(line); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// flush passes on what has no end of line.
+func (g *gitProgress) flush() {
+	_, _ = g.w.Write(g.rest)
+	g.rest = nil
+}
+
+// downloadFile is a file that tells how much of it has come.
+type downloadFile struct {
+	*os.File
+	tell     func(step string, percent int)
+	n, total int64
+}
+
+// expect says how many bytes will come; -1 when that is not known.
+func (d *downloadFile) expect(total int64) { d.total = total }
+
+func (d *downloadFile) Write(p []byte) (int, error) {
+	n, err := d.File.Write(p)
+	if d.n += int64(n); d.total > 0 {
+		d.tell(guestapi.StepDownload, int(min(d.n*100/d.total, 100)))
+	}
+	return n, err
+}
+
+// ReadFrom hides that of os.File, which would not count.
+func (d *downloadFile) ReadFrom(r io.Reader) (int64, error) {
+	return io.Copy(struct{ io.Writer }{d}, r)
+}
