@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spf13/pflag"
+
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 )
@@ -14,6 +16,11 @@ import (
 // maxDenials is how many denials are shown while a job runs: its agent chooses
 // how many there are.
 const maxDenials = 30
+
+// preflightFlag adds --no-preflight.
+func preflightFlag(flags *pflag.FlagSet, p *bool) {
+	flags.BoolVar(p, "no-preflight", false, "do not check first that the agent has a key and that the profile lets it reach its model")
+}
 
 // showDenials shows on standard error, once each, what the network denies a
 // job, until ctx ends. It only adds to what is shown: it ends quietly where

@@ -60,7 +60,7 @@ leaves the job running; 'agentlab job cancel JOB' stops it.`,
 	flags.Var(ttlFlag{&f.ttl}, "ttl", "time the agent may take, e.g. 30m, 4h (default: the profile's)")
 	flags.BoolVar(&f.keepalive, "keepalive", false, "keep the sandbox after the job")
 	workspaceFlag(flags, &f.req.Workspace)
-	flags.BoolVar(&f.req.NoPreflight, "no-preflight", false, "do not check first that the agent has a key and that the profile lets it reach its model")
+	preflightFlag(flags, &f.req.NoPreflight)
 	flags.BoolVar(&f.wait, "wait", true, "wait for the end, with progress and log")
 	noWait(cmd, &f.wait)
 	cmd.MarkFlagsMutuallyExclusive("task", "task-file")

@@ -25,6 +25,7 @@ func (a *App) sandboxCmd() *cobra.Command {
 
 type sandboxNewFlags struct {
 	repo, ref, task string
+	noPreflight     bool
 	agent           string
 	ttl             time.Duration
 	keepalive, wait bool
@@ -52,6 +53,7 @@ func (a *App) sandboxNewCmd() *cobra.Command {
 	flags.StringVar(&f.ref, "ref", "", "branch, tag or commit of --repo")
 	flags.StringVar(&f.task, "task", "", "run this task in it (with --repo: default is only to clone)")
 	flags.StringVar(&f.agent, "agent", "", "agent for --task")
+	preflightFlag(flags, &f.noPreflight)
 	workspaceFlag(flags, &f.req.Workspace)
 	flags.BoolVar(&f.wait, "wait", true, "wait until it answers")
 	noWait(cmd, &f.wait)
@@ -118,7 +120,7 @@ func (a *App) sandboxJob(ctx context.Context, c *client.Client, f *sandboxNewFla
 		}
 		return nil
 	}
-	run := &jobRunFlags{repo: f.repo, req: api.JobCreate{Ref: f.ref, Task: f.task, Agent: f.agent}}
+	run := &jobRunFlags{repo: f.repo, req: api.JobCreate{Ref: f.ref, Task: f.task, Agent: f.agent, NoPreflight: f.noPreflight}}
 	if f.task == "" {
 		if f.agent != "" {
 			return usageErrorf("--agent goes with --task")

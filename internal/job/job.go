@@ -280,6 +280,7 @@ func (s *Service) recover(ctx context.Context) error {
 		return err
 	}
 	for i := len(open) - 1; i >= 0; i-- { // the oldest first
+		s.recallDenials(ctx, open[i])
 		s.loop.Wake(open[i].ID)
 	}
 	left, err := s.cfg.Sandboxes.List(ctx, sandbox.Filter{})

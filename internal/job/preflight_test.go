@@ -114,9 +114,10 @@ func (d auditDB) LiveSandboxes(ctx context.Context) ([]agentlab.Sandbox, error) 
 
 // recorded makes jobs know what the backend records of the network.
 func (w *world) recorded() (stop func()) {
-	svc := &lateAudit{}
+	svc := &lateAudit{ready: make(chan struct{})}
 	w.egress = svc
 	w.restart()
+	defer close(svc.ready)
 	svc.Service = audit.New(audit.Config{Store: auditDB{w.store}, Log: w.host.Open(), Seen: w.jobs.EgressSeen})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -124,7 +125,16 @@ func (w *world) recorded() (stop func()) {
 	return func() { cancel(); <-done }
 }
 
-type lateAudit struct{ *audit.Service }
+// lateAudit is the audit service of a daemon, which is made after its jobs.
+type lateAudit struct {
+	*audit.Service
+	ready chan struct{}
+}
+
+func (l *lateAudit) List(ctx context.Context, f agentlab.EgressFilter) ([]agentlab.EgressEntry, error) {
+	<-l.ready
+	return l.Service.List(ctx, f)
+}
 
 // claude makes a running job of the agent claude, and tells the audit service.
 func (w *world) claude(task string) agentlab.Job {
@@ -199,11 +209,41 @@ func TestDeniedModelEndsJob(t *testing.T) {
 	}
 }
 
+// What was denied before the daemon died counts, once.
+func TestDeniedModelIsRememberedAfterRestart(t *testing.T) {
+	inWorld(t, func(w *world) {
+		stop := w.recorded()
+		j := w.claude("hang")
+		dns := agentlab.EgressRecord{Proto: "dns", Name: "api.anthropic.com", Rule: "mode.allowlist"}
+		w.wanted(j, dns, dns, dns, dns)
+		time.Sleep(time.Minute)
+		stop()
+		stop = w.recorded()
+		time.Sleep(10 * time.Minute)
+		again, err := w.store.Egress(context.Background(), agentlab.EgressFilter{JobID: j.ID})
+		if err != nil || len(again) != 4 {
+			t.Fatalf("%d records, %v", len(again), err)
+		}
+		w.jobs.EgressSeen(context.Background(), again)
+		if j = w.job(j.ID); j.StopRequested != "" || j.Status != agentlab.JobRunning {
+			t.Fatalf("%s: %s", j.Status, j.Reason)
+		}
+		w.wanted(j, dns, dns)
+		w.egress.(*lateAudit).SandboxChanged(w.sandbox(j.ID))
+		if j = w.final(j.ID); j.Status != agentlab.JobFailed || !strings.Contains(j.Reason, "api.anthropic.com:443") {
+			t.Errorf("%s: %q", j.Status, j.Reason)
+		}
+		w.gone(j.ID)
+		stop()
+	})
+}
+
 // A runner that does not stop when it is asked to does not hold up the end.
 func TestDeniedModelEndsStubbornJob(t *testing.T) {
 	inWorld(t, func(w *world) {
 		defer w.recorded()()
-		j := w.claude("stubborn\nhang")
+		j := w.claude("stubborn\necho deaf\nhang")
+		w.eventually("it is deaf", func() bool { time.Sleep(time.Second); return strings.Contains(w.log(j.ID), "deaf") })
 		began := time.Now()
 		w.wanted(j, agentlab.EgressRecord{Proto: "dns", Name: "api.anthropic.com", Rule: "mode.allowlist", Count: 10})
 		if j = w.final(j.ID); j.Status != agentlab.JobFailed || !strings.Contains(j.Reason, "api.anthropic.com:443") {

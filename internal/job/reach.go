@@ -23,6 +23,8 @@ const maxModelDenials = 6
 type modelDenials struct {
 	count      int
 	host, rule string // of the last one
+	reached    string // the endpoint to which a connection was last allowed
+	seq        int64  // of the last record that was looked at
 }
 
 func (d modelDenials) String() string {
@@ -56,10 +58,30 @@ func (s *Service) EgressSeen(ctx context.Context, entries []agentlab.EgressEntry
 	}
 }
 
+// recallDenials counts what was recorded of a running job before this process
+// began.
+func (s *Service) recallDenials(ctx context.Context, j agentlab.Job) {
+	if j.Status != agentlab.JobRunning || len(j.ModelHosts) == 0 || s.cfg.Egress == nil {
+		return
+	}
+	list, err := s.cfg.Egress.List(ctx, agentlab.EgressFilter{JobID: j.ID, Tail: true, Limit: recalled})
+	if err != nil {
+		s.log.Warn("what was recorded of a job's network cannot be read", "job", j.ID, "err", err)
+	}
+	s.EgressSeen(ctx, list)
+}
+
+// recalled is how many records of a job are looked at when a process begins.
+const recalled = 1000
+
 // see counts a record. An allowed connection proves that the model can be
 // reached. Denied UDP is not counted, because clients go on with TCP, nor is
 // what a limit refused, because that passes.
 func (d *modelDenials) see(hosts []string, e agentlab.EgressEntry) {
+	if e.Seq <= d.seq {
+		return // seen before
+	}
+	d.seq = e.Seq
 	proto := egress.Proto(e.Proto)
 	if proto != egress.TCP && proto != egress.DNS || e.Rule == egress.RuleLimit || e.Rule == egress.RuleRate {
 		return
@@ -72,7 +94,8 @@ func (d *modelDenials) see(hosts []string, e agentlab.EgressEntry) {
 	switch {
 	case i < 0 || e.Allow && proto == egress.DNS:
 	case e.Allow:
-		*d = modelDenials{}
+		*d = modelDenials{reached: hosts[i], seq: e.Seq}
+	case d.reached != "" && d.reached != hosts[i]: // the agent has a model
 	default:
 		d.count, d.host, d.rule = d.count+max(e.Count, 1), hosts[i], e.Rule
 	}
