@@ -216,6 +216,16 @@ type Finding struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
+// Orphan is a virtual machine that bears the mark of this AgentLab and belongs
+// to no sandbox that the database knows.
+type Orphan struct {
+	VMID   int    `json:"vmid"`
+	UID    string `json:"uid" doc:"The mark; it names one orphan, as VMID does unless several have that number"`
+	Name   string `json:"name,omitempty"`
+	Power  string `json:"power" enum:"partial,stopped,running,suspended,crashed"`
+	Reason string `json:"reason,omitempty"`
+}
+
 // List is a page of anything.
 type List[T any] struct {
 	Items []T    `json:"items"`

@@ -63,6 +63,22 @@ func (c *Client) DestroySandbox(ctx context.Context, sandbox string) (api.Sandbo
 	return c.actOn(ctx, sandbox, "destroy", nil)
 }
 
+// Orphans lists the virtual machines that bear the daemon's mark and belong to
+// no sandbox.
+func (c *Client) Orphans(ctx context.Context) (api.List[api.Orphan], error) {
+	return get[api.List[api.Orphan]](ctx, c, "/v1/orphans", nil)
+}
+
+// DestroyOrphan destroys one of them, by UID, or by VMID where only one has it,
+// and returns when nothing of it is left.
+func (c *Client) DestroyOrphan(ctx context.Context, orphan string) (api.Orphan, error) {
+	p, err := join("orphans", orphan, "destroy")
+	if err != nil {
+		return api.Orphan{}, err
+	}
+	return post[api.Orphan](ctx, c, p, nil)
+}
+
 // RenewLease lets the lease end minutes from now.
 func (c *Client) RenewLease(ctx context.Context, sandbox string, minutes int) (api.Sandbox, error) {
 	p, err := join("sandboxes", sandbox, "lease", "renew")

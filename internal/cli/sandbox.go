@@ -167,10 +167,15 @@ func (a *App) printSandbox(sb api.Sandbox) error {
 }
 
 func (a *App) sandboxListCmd() *cobra.Command {
-	var all bool
+	var all, orphans bool
 	cmd := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes", Args: exactArgs()}
 	cmd.Flags().BoolVar(&all, "all", false, "also those that were destroyed")
+	cmd.Flags().BoolVar(&orphans, "orphans", false, "list virtual machines of ours that belong to no sandbox instead")
+	cmd.MarkFlagsMutuallyExclusive("all", "orphans")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+		if orphans {
+			return a.listOrphans(ctx, c)
+		}
 		list, err := c.Sandboxes(ctx, client.SandboxQuery{Destroyed: all})
 		if err != nil {
 			return err
@@ -255,17 +260,28 @@ func (a *App) sandboxStopCmd() *cobra.Command {
 }
 
 func (a *App) sandboxDestroyCmd() *cobra.Command {
-	wait, force := true, false
+	wait, force, orphan, yes := true, false, false, false
 	cmd := &cobra.Command{
 		Use: "destroy SANDBOX...", Short: "Remove sandboxes with their disks", Args: cobra.MinimumNArgs(1),
 		Long: `Remove sandboxes with their disks, in whatever state they are. A job that runs
 in one is cancelled. All of them are removed at the same time. The exit code is
-1 when one of them could not be.`,
+1 when one of them could not be.
+
+With --orphan, remove virtual machines that bear our mark and belong to no
+sandbox, by UID or VMID: 'agentlab sandbox list --orphans' lists them.`,
 	}
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until nothing of it is left")
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "no error when there is no such sandbox")
+	cmd.Flags().BoolVar(&orphan, "orphan", false, "remove what belongs to no sandbox; asks first")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask before --orphan removes something")
 	noWait(cmd, &wait)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		if yes && !orphan || orphan && !wait {
+			return usageErrorf("--yes goes with --orphan, which always waits")
+		}
+		if orphan {
+			return a.destroyOrphans(ctx, c, args, yes, force)
+		}
 		return a.destroySandboxes(ctx, c, args, wait, force)
 	})
 	return cmd

@@ -7,7 +7,9 @@ import (
 	"strconv"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
+	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/guestserver"
 	"github.com/agentlab-vm/agentlab/internal/job"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
@@ -115,6 +117,26 @@ func (v jobView) List(ctx context.Context, f server.JobFilter) ([]agentlab.Job, 
 type sandboxView struct {
 	*sandbox.Service
 	jobs jobView
+}
+
+// Orphans lists what the backend holds that belongs to no sandbox.
+func (v sandboxView) Orphans(ctx context.Context) ([]api.Orphan, error) {
+	list, err := v.Service.Orphans(ctx)
+	out := make([]api.Orphan, len(list))
+	for i, in := range list {
+		out[i] = toOrphan(in)
+	}
+	return out, err
+}
+
+// DestroyOrphan destroys one of them.
+func (v sandboxView) DestroyOrphan(ctx context.Context, id string) (api.Orphan, error) {
+	in, err := v.Service.DestroyOrphan(ctx, id)
+	return toOrphan(in), err
+}
+
+func toOrphan(in backend.Instance) api.Orphan {
+	return api.Orphan{VMID: in.Ref.VMID, UID: in.Ref.UID, Name: in.Name, Power: string(in.Power), Reason: in.Reason}
 }
 
 // Create makes a sandbox, or a job with a sandbox as it is asked for.

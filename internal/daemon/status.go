@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"os"
 	"slices"
 	"sync"
@@ -124,7 +126,16 @@ func (v *statusView) Checks(ctx context.Context) (api.HostChecks, error) {
 
 // own returns what the daemon itself finds.
 func (v *statusView) own() []backend.Finding {
-	return append(v.d.services.spaceFindings(), v.d.services.backups.finding(), v.d.services.clock.finding())
+	out := append(v.d.services.spaceFindings(), v.d.services.backups.finding(), v.d.services.clock.finding())
+	if lost := v.d.services.sandboxes.Orphaned(); len(lost) > 0 {
+		first := slices.MinFunc(lost, func(a, b backend.Ref) int { return cmp.Compare(a.VMID, b.VMID) })
+		out = append(out, backend.Finding{
+			Name: "orphans", Level: backend.LevelWarn,
+			Detail: fmt.Sprintf("the backend holds %d virtual machines of ours that belong to no sandbox, VMID %d (%s) among them", len(lost), first.VMID, first.UID),
+			Remedy: "look at them with 'agentlab sandbox list --orphans', then 'agentlab sandbox destroy --orphan UID'",
+		})
+	}
+	return out
 }
 
 // lookAtImages tells and notes whether this machine has or can build the

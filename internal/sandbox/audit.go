@@ -64,6 +64,7 @@ func (s *Service) audit(ctx context.Context) error {
 			s.log.Warn("an event was not written", "vmid", vmid, "err", err)
 		}
 	}
+	s.keepDrift(found)
 	for ref := range found {
 		if err := s.orphan(ctx, ref); err != nil {
 			return err
@@ -120,19 +121,19 @@ func differs(state agentlab.SandboxState, power backend.Power, there bool) bool 
 // not destroyed. What a row proves to be ours is destroyed; anything else is
 // told of once and left alone.
 func (s *Service) orphan(ctx context.Context, ref backend.Ref) error {
-	sb, err := s.cfg.Store.Sandbox(ctx, ref.VMID)
+	sb, ours, err := s.owner(ctx, ref)
 	switch {
-	case err == nil && sb.UID == ref.UID && sb.State == agentlab.SandboxDestroyed:
+	case err != nil:
+		return err
+	case ours && sb.State == agentlab.SandboxDestroyed:
 		s.log.Warn("destroying what is left of a destroyed sandbox", "vmid", ref.VMID)
 		ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 		defer cancel()
 		return s.cfg.Driver.Destroy(ctx, ref)
-	case err == nil && sb.UID == ref.UID:
+	case ours:
 		s.remember(sb) // written by another process, or while this one looked
 		s.loop.Wake(ref.VMID)
 		return nil
-	case err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound:
-		return err
 	}
 	s.mu.Lock()
 	told := s.drift[ref]
@@ -142,9 +143,6 @@ func (s *Service) orphan(ctx context.Context, ref backend.Ref) error {
 		return nil
 	}
 	s.log.Warn("the backend holds a sandbox that no row knows; it is left alone", "vmid", ref.VMID, "uid", ref.UID)
-	return s.cfg.Store.AppendEvents(ctx, agentlab.Event{
-		Kind: agentlab.EventDrift, SandboxVMID: ref.VMID,
-		Message: "the backend holds a sandbox with this number that no row knows; it was left alone",
-		Data:    `{"uid":"` + ref.UID + `"}`,
-	})
+	return s.cfg.Store.AppendEvents(ctx, driftEvent(ref, false,
+		"the backend holds a sandbox with this number that no row knows; it is left alone; see 'agentlab sandbox list --orphans'"))
 }

@@ -124,6 +124,7 @@ type world struct {
 	notes  notebook         // outlives the daemon
 	clock  func() time.Time // the daemon's; nil means time.Now
 	plain  bool             // the driver has nothing that a backend need not have
+	wrap   func(backend.Driver) backend.Driver
 
 	svc  *sandbox.Service
 	stop func()
@@ -209,6 +210,9 @@ func (w *world) begin() {
 func (w *world) offered() backend.Driver {
 	if w.plain {
 		return struct{ backend.Driver }{w.driver}
+	}
+	if w.wrap != nil {
+		return w.wrap(w.driver)
 	}
 	return w.driver
 }

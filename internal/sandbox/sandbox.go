@@ -33,6 +33,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/reconcile"
 )
 
@@ -181,17 +182,18 @@ type Config struct {
 // Service is the service of sandboxes. Its methods may be called from any
 // goroutine, also while Run does not run; then what they ask for waits.
 type Service struct {
-	cfg    Config
-	lim    Limits
-	log    *slog.Logger
-	clock  func() time.Time
-	loop   *reconcile.Loop[int]
-	boots  slots
-	images imageBuilds
+	cfg     Config
+	lim     Limits
+	log     *slog.Logger
+	clock   func() time.Time
+	loop    *reconcile.Loop[int]
+	boots   slots
+	orphans lock.Keyed[backend.Ref] // held while one is destroyed
+	images  imageBuilds
 
 	mu     sync.Mutex
 	memory map[int]*memory
-	drift  map[backend.Ref]bool // foreign objects that an event told of
+	drift  map[backend.Ref]bool // orphans that an event told of
 	run    context.Context      // of Run; nil before
 	wg     sync.WaitGroup       // what Run waits for besides the loop
 }

@@ -112,7 +112,15 @@ func (s *Server) routes() []route {
 		{get, image, AccessRead, "image.read", noTarget, anywhere, 200, "image", "Show an image", call(s.getImage)},
 		{post, images, AccessAdmin, "image.write", noTarget, anywhere, 200, "build-image", "Build an image", sseOr(s.buildImage, nil, sseType{"progress", api.ImageProgress{}}, sseType{"done", api.Image{}}, sseType{"error", api.Error{}})},
 		{del, image, AccessAdmin, "image.write", noTarget, anywhere, 204, "remove-image", "Remove an image", call(s.removeImage)},
-	}, s.policyRoutes()...)
+	}, append(s.orphanRoutes(), s.policyRoutes()...)...)
+}
+
+// orphanRoutes is the part of the API about what belongs to no sandbox.
+func (s *Server) orphanRoutes() []route {
+	return []route{
+		{get, "/v1/orphans", AccessRead, "sandbox.read", noTarget, anywhere, 200, "orphans", "List virtual machines that bear our mark and belong to no sandbox", call(s.listOrphans)},
+		{post, "/v1/orphans/{orphan}/destroy", AccessAdmin, "sandbox.destroy", noTarget, anywhere, 200, "destroy-orphan", "Destroy a virtual machine that belongs to no sandbox", call(s.destroyOrphan)},
+	}
 }
 
 // policyRoutes is the part of the API about network policies.

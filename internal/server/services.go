@@ -112,6 +112,8 @@ type Sandboxes interface {
 	DialGuest(ctx context.Context, vmid int, port uint16) (net.Conn, error)
 	SSHKey(ctx context.Context, vmid int, r guestapi.SSHKeyRequest) (guestapi.SSHKeyResponse, error)
 	ConsoleLog(ctx context.Context, vmid int, follow bool) (io.ReadCloser, error) // a Read that waits ends with ctx
+	Orphans(ctx context.Context) ([]api.Orphan, error)
+	DestroyOrphan(ctx context.Context, id string) (api.Orphan, error)
 }
 
 // Artifacts is the artifact service: what jobs left, their logs, and the git

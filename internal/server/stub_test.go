@@ -148,6 +148,12 @@ func (s stubSandboxes) Stop(_ context.Context, _ int, grace time.Duration) (agen
 func (s stubSandboxes) Destroy(context.Context, int) (agentlab.Sandbox, error) {
 	return s.act("sandbox.destroy")
 }
+func (s stubSandboxes) Orphans(context.Context) ([]api.Orphan, error) {
+	return []api.Orphan{{VMID: 7, UID: "uid-lost", Power: "running"}}, s.called("orphan.list")
+}
+func (s stubSandboxes) DestroyOrphan(_ context.Context, id string) (api.Orphan, error) {
+	return api.Orphan{VMID: 7, UID: id, Power: "running"}, s.called("orphan.destroy")
+}
 func (s stubSandboxes) RenewLease(context.Context, int, time.Duration) (agentlab.Sandbox, error) {
 	return s.act("sandbox.renew")
 }

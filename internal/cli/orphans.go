@@ -1,0 +1,60 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+func (a *App) listOrphans(ctx context.Context, c *client.Client) error {
+	list, err := c.Orphans(ctx)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(list)
+	}
+	t := newTable(a.Stdout, "VMID", "UID", "NAME", "POWER", "REASON")
+	for _, o := range list.Items {
+		t.row(o.VMID, plain(o.UID), dash(plain(o.Name)), o.Power, dash(plain(o.Reason)))
+	}
+	return t.flush()
+}
+
+// destroyOrphans destroys what belongs to no sandbox, after the user has agreed
+// to each.
+func (a *App) destroyOrphans(ctx context.Context, c *client.Client, ids []string, yes, force bool) error {
+	var failed error
+	for _, id := range ids {
+		err := a.destroyOrphan(ctx, c, id, yes, force)
+		if err != nil && len(ids) == 1 {
+			return err
+		}
+		if err != nil {
+			a.printError(err)
+			failed = errors.Join(failed, statusError(exitFailure))
+		}
+	}
+	return failed
+}
+
+func (a *App) destroyOrphan(ctx context.Context, c *client.Client, id string, yes, force bool) error {
+	if !yes && !a.agree(fmt.Sprintf("Destroy the virtual machine %s, which belongs to no sandbox, with its disk?", plain(id))) {
+		return usageErrorf("orphan %s is left alone: its destruction was not confirmed", plain(id)).
+			WithHint("agentlab sandbox destroy --orphan --yes %s", plain(id))
+	}
+	o, err := c.DestroyOrphan(ctx, id)
+	switch {
+	case force && agentlab.CodeOf(err) == agentlab.CodeNotFound:
+		return nil
+	case err != nil:
+		return err
+	case a.json:
+		return a.printJSON(o)
+	}
+	a.progressf("orphan %d (%s) is destroyed", o.VMID, plain(o.UID))
+	return nil
+}

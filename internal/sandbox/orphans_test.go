@@ -1,0 +1,143 @@
+package sandbox_test
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
+)
+
+// stray makes a VM that bears our mark and has no row.
+func (w *world) stray(vmid int) backend.Ref {
+	w.Helper()
+	spec := backend.Spec{
+		VMID: vmid, UID: agentlab.NewUID(), Name: "stray", Image: "base@sha256-1",
+		Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT},
+	}
+	if err := w.driver.Create(context.Background(), spec); err != nil {
+		w.Fatal(err)
+	}
+	return spec.Ref()
+}
+
+// A VM with our mark and without a row is reported, listed, and destroyed when
+// that is asked for.
+func TestOrphanIsDestroyedByRequest(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		sb := w.create(sandbox.Request{Name: "play"})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		one, two := w.stray(7777), w.stray(7778)
+		time.Sleep(time.Minute)
+		if got := w.svc.Orphaned(); len(got) != 2 {
+			w.Errorf("the audit found %v", got)
+		}
+		list, err := w.svc.Orphans(ctx)
+		if err != nil || len(list) != 2 || list[0].Name != "stray" {
+			w.Fatalf("%+v, %v", list, err)
+		}
+		for id, want := range map[string]backend.Ref{"7777": one, two.UID: two} {
+			in, err := w.svc.DestroyOrphan(ctx, id)
+			if err != nil || in.Ref != want {
+				w.Errorf("%s: %+v, %v", id, in, err)
+			}
+		}
+		_, err = w.svc.DestroyOrphan(ctx, "7777")
+		wantCode(w.T, err, agentlab.CodeNotFound)
+		time.Sleep(time.Minute)
+		left, err := w.driver.List(ctx)
+		if err != nil || len(left) != 1 || left[0].Ref.UID != sb.UID || len(w.svc.Orphaned()) != 0 {
+			w.Errorf("left: %+v, %v; orphans %v", left, err, w.svc.Orphaned())
+		}
+		destroyed := 0
+		for _, e := range w.events(agentlab.EventDrift) {
+			if strings.Contains(e.Data, `"destroyed":true`) && (strings.Contains(e.Data, one.UID) || strings.Contains(e.Data, two.UID)) {
+				destroyed++
+			}
+		}
+		if destroyed != 2 {
+			w.Errorf("events: %+v", w.events(agentlab.EventDrift))
+		}
+	})
+}
+
+// What has a row, in whatever state, and what does not bear our mark is no
+// orphan.
+func TestOnlyOrphansAreDestroyed(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		sb := w.create(sandbox.Request{Name: "play"})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		w.host.PutForeign(8000)
+		for _, id := range []string{"1000", sb.UID, "play", "8000", "9999", ""} {
+			_, err := w.svc.DestroyOrphan(ctx, id)
+			wantCode(w.T, err, agentlab.CodeNotFound)
+			if id == "1000" && !strings.Contains(agentlab.HintOf(err), "agentlab sandbox destroy 1000") {
+				w.Errorf("hint %q", agentlab.HintOf(err))
+			}
+		}
+		if p := w.power(sb); p != backend.PowerRunning {
+			w.Errorf("the sandbox is %q", p)
+		}
+		if !w.host.Foreign(8000) {
+			w.Error("what is foreign is gone")
+		}
+	})
+}
+
+// A sandbox that is just being made has a row before it has a VM.
+func TestOrphanIsNotASandboxBeingMade(t *testing.T) {
+	for _, at := range []fake.Point{fake.Before, fake.Half, fake.After} {
+		t.Run(string(at), func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				var tried atomic.Int32
+				w.host.Inject(fake.Fault{Op: fake.OpCreate, At: at, Hook: func(r backend.Ref) {
+					tried.Add(1)
+					_, err := w.svc.DestroyOrphan(context.Background(), r.UID)
+					if agentlab.CodeOf(err) != agentlab.CodeNotFound {
+						w.Errorf("while it is made: %v", err)
+					}
+				}})
+				sb := w.create(sandbox.Request{Name: "play"})
+				w.until(sb.VMID, agentlab.SandboxReady)
+				if tried.Load() == 0 {
+					w.Error("not tried")
+				}
+			})
+		})
+	}
+}
+
+// twins lists each VM a second time, under another mark.
+type twins struct{ backend.Driver }
+
+func (d twins) List(ctx context.Context) ([]backend.Instance, error) {
+	list, err := d.Driver.List(ctx)
+	for _, in := range list {
+		in.Ref.UID = agentlab.NewUID()
+		list = append(list, in)
+	}
+	return list, err
+}
+
+// A number that two orphans have names neither of them.
+func TestOrphanMustBeNamed(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		ref := w.stray(7777)
+		w.kill()
+		w.wrap = func(d backend.Driver) backend.Driver { return twins{d} }
+		w.begin()
+		_, err := w.svc.DestroyOrphan(ctx, "7777")
+		wantCode(w.T, err, agentlab.CodeConflict)
+		if _, err := w.svc.DestroyOrphan(ctx, ref.UID); err != nil {
+			w.Error(err)
+		}
+	})
+}
