@@ -40,7 +40,7 @@ type Limits struct {
 	Rows    int           // entries per sandbox of what was allowed, and as many of what was refused; default 5000
 	Every   time.Duration // between two looks at a sandbox's log; default 1 s
 	Idle    time.Duration // the same for one whose log does not grow; default 8 s
-	Watched time.Duration // the same for all while somebody follows; default 300 ms
+	Watched time.Duration // the same for one that somebody follows; default 300 ms
 	Call    time.Duration // for one look; default 5 s
 	Refresh time.Duration // for the look that a list begins with; default 2 s
 	Drain   time.Duration // for what is left when a sandbox is destroyed; default 5 s
@@ -91,7 +91,7 @@ type Service struct {
 	mu       sync.Mutex
 	sources  map[int]*source
 	changed  chan struct{} // closed at the next commit
-	watchers int
+	watchers map[*agentlab.EgressFilter]bool // what is followed
 }
 
 // source is the log of one sandbox. Nothing in it matters: a new process
@@ -114,7 +114,7 @@ type source struct {
 func New(cfg Config) *Service {
 	s := &Service{
 		cfg: cfg, lim: cfg.Limits.withDefaults(), clock: cfg.Clock, log: cfg.Logger,
-		wake: make(chan struct{}, 1), sources: map[int]*source{}, changed: make(chan struct{}),
+		wake: make(chan struct{}, 1), sources: map[int]*source{}, watchers: map[*agentlab.EgressFilter]bool{}, changed: make(chan struct{}),
 	}
 	if s.clock == nil {
 		s.clock = time.Now
@@ -194,20 +194,28 @@ func (s *Service) poke() {
 	}
 }
 
-// Watch makes the service look more often until stop is called.
-func (s *Service) Watch() (stop func()) {
+// Watch makes the service look more often at the sandboxes that f selects,
+// until stop is called.
+func (s *Service) Watch(f agentlab.EgressFilter) (stop func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.watchers++
+	s.watchers[&f] = true
 	for _, src := range s.sources {
-		src.due, src.pause = time.Time{}, 0
+		if src.in(f) {
+			src.due, src.pause = time.Time{}, 0
+		}
 	}
 	s.poke()
-	return sync.OnceFunc(func() {
+	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.watchers--
-	})
+		delete(s.watchers, &f)
+	}
+}
+
+// in reports whether f selects records of the source.
+func (src *source) in(f agentlab.EgressFilter) bool {
+	return (f.VMID == 0 || f.VMID == src.sb.VMID) && (f.JobID == "" || f.JobID == src.sb.JobID)
 }
 
 // Changed returns a channel that is closed when entries come that are not in
@@ -237,8 +245,10 @@ func (s *Service) due() (now []*source, next time.Duration) {
 }
 
 func (s *Service) interval(src *source) time.Duration {
-	if s.watchers > 0 {
-		return s.lim.Watched
+	for f := range s.watchers {
+		if src.in(*f) {
+			return s.lim.Watched
+		}
 	}
 	return max(src.pause, s.lim.Every)
 }
@@ -288,8 +298,8 @@ func (s *Service) refresh(ctx context.Context, f agentlab.EgressFilter) {
 	defer cancel()
 	s.mu.Lock()
 	var about []*source
-	for vmid, src := range s.sources {
-		if (f.VMID == 0 || f.VMID == vmid) && (f.JobID == "" || f.JobID == src.sb.JobID) {
+	for _, src := range s.sources {
+		if src.in(f) {
 			about = append(about, src)
 		}
 	}

@@ -326,3 +326,32 @@ func namesAreRedacted(t *testing.T, jobID string) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// Only what is followed is looked at more often.
+func TestWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil)
+		s := w.service(audit.Limits{Every: time.Hour, Idle: time.Hour})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- s.Run(ctx) }()
+		time.Sleep(time.Second) // the first look is over
+		for _, test := range []struct {
+			f    agentlab.EgressFilter
+			want int // records that are stored soon
+		}{{agentlab.EgressFilter{VMID: w.sb.VMID + 1}, 0}, {agentlab.EgressFilter{JobID: "job-aaaaaaaaaaaaa"}, 0}, {agentlab.EgressFilter{VMID: w.sb.VMID}, 3}, {agentlab.EgressFilter{}, 4}} {
+			stopWatch := s.Watch(test.f)
+			time.Sleep(10 * time.Second)
+			w.add(denied("192.0.2.7"))
+			time.Sleep(time.Second)
+			if got := len(w.stored(agentlab.EgressFilter{})); got != test.want {
+				t.Errorf("%+v: %d records, want %d", test.f, got, test.want)
+			}
+			stopWatch()
+		}
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -54,7 +54,7 @@ func (s *Server) followEgress(f agentlab.EgressFilter) *huma.StreamResponse {
 	return &huma.StreamResponse{Body: func(hc huma.Context) {
 		ctx, cancel := s.streamContext(hc.Context())
 		defer cancel()
-		defer s.cfg.Services.Egress.Watch()()
+		defer s.cfg.Services.Egress.Watch(f)()
 		out, err := newSSE(hc)
 		if err != nil {
 			return

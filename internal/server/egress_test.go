@@ -43,7 +43,7 @@ func (s stubEgress) Changed() <-chan struct{} {
 	return s.more
 }
 
-func (s stubEgress) Watch() func() { return func() {} }
+func (s stubEgress) Watch(agentlab.EgressFilter) func() { return func() {} }
 
 // addEgress records refused questions with the next ids.
 func (st *stub) addEgress(n int) {

@@ -190,9 +190,9 @@ type Egress interface {
 	Summary(ctx context.Context, f agentlab.EgressFilter, targets int) (agentlab.EgressSummary, error)
 
 	// Changed returns a channel that is closed at the next entries; Watch
-	// makes them come sooner until stop is called.
+	// makes those that f selects come sooner until stop is called.
 	Changed() <-chan struct{}
-	Watch() (stop func())
+	Watch(f agentlab.EgressFilter) (stop func())
 }
 
 // System is the daemon itself.
