@@ -241,6 +241,9 @@ type Instance struct {
 	// Spec is what it was made from, with the policy that it has now; nil
 	// where the backend does not keep it, or it is not whole.
 	Spec *Spec
+	// HostRestarted: it is PowerCrashed because its host was restarted, and
+	// nothing is wrong with the sandbox itself.
+	HostRestarted bool
 }
 
 // Finding is one result of Check.

@@ -77,6 +77,9 @@ func (s *Service) BootstrapFetched(ctx context.Context, vmid int, tokenHash stri
 		s.mu.Lock()
 		l := s.remember(j.ID)
 		l.heard, l.used, l.trouble, l.failed = s.clock(), false, "", 0
+		if j.Status == agentlab.JobQueued {
+			l.down = "" // it begins after its sandbox was started again
+		}
 		if len(bundle.Keys()) == 0 { // nothing was kept
 			s.redactions[j.ID] = &redaction{r: redact.New(known(resp, bundle)...)}
 		}

@@ -205,6 +205,7 @@ type live struct {
 	tried    time.Time     // when a sandbox was first asked for and could not be had
 	failed   int           // how often in a row
 	denials  modelDenials  // of its model
+	down     string        // why its sandbox was stopped, which is started again
 }
 
 // asking is what is remembered of a sandbox whose runner asked for its
@@ -312,11 +313,14 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 	if sb.JobID != "" {
 		s.loop.Wake(sb.JobID)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sb.JobID != "" && sb.State == agentlab.SandboxStopped && sb.Desired == agentlab.DesiredRunning {
+		s.remember(sb.JobID).down = sb.Reason
+	}
 	if sb.State != agentlab.SandboxDestroyed {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	delete(s.asking, sb.VMID)
 	delete(s.redactions, keptAs(sb))
 	if len(s.waiting) > 0 {

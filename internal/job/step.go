@@ -51,6 +51,9 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 // lost tells how a job ends whose sandbox is of no use any more; "" when it
 // is.
 func (s *Service) lost(j agentlab.Job, sb agentlab.Sandbox) (status agentlab.JobStatus, why string) {
+	if j.Status == agentlab.JobQueued && sb.State == agentlab.SandboxStopped && sb.Desired == agentlab.DesiredRunning {
+		return "", "" // it is started again, and its job has not begun
+	}
 	gone := sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed
 	now := s.clock()
 	over := (!j.DeadlineAt.IsZero() && !now.Before(j.DeadlineAt)) || !now.Before(sb.LeaseExpiresAt)
@@ -174,8 +177,11 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	if j.StopRequested != "" && l.stopped.IsZero() {
 		l.stopped = now
 	}
-	heard, stopped, used, told := l.heard, l.stopped, l.used, l.again
+	heard, stopped, used, told, down := l.heard, l.stopped, l.used, l.again, l.down
 	s.mu.Unlock()
+	if down != "" { // its sandbox may run again by now
+		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox was stopped: "+down)
+	}
 
 	due := func(t time.Time) bool {
 		left := t.Sub(now)

@@ -364,12 +364,23 @@ func lost(in backend.Instance, err error) (why string, _ error) {
 }
 
 // down follows a VM that does not run though it should: a guest that powered
-// itself off is STOPPED, anything else FAILED.
+// itself off is STOPPED, anything else FAILED. A kept sandbox outlives a restart
+// of its host: it is STOPPED, and started again if it was to run.
 func (s *Service) down(ctx context.Context, sb agentlab.Sandbox, in backend.Instance, why string) error {
 	if in.Expired {
 		return s.expired(ctx, sb)
 	}
-	if in.Power != backend.PowerStopped || !sb.State.CanBecome(agentlab.SandboxStopped) {
+	desired := agentlab.DesiredStopped
+	switch {
+	case !sb.State.CanBecome(agentlab.SandboxStopped):
+		return s.fail(ctx, sb, "%s", why)
+	case in.HostRestarted && sb.Keepalive && sb.Desired == agentlab.DesiredRunning:
+		desired, why = agentlab.DesiredRunning, why+"; it is started again"
+	case in.HostRestarted && sb.Keepalive:
+		why += "; what its memory held is lost"
+	case in.HostRestarted:
+		return s.fail(ctx, sb, "%s; a sandbox without keepalive is not started again", why)
+	case in.Power != backend.PowerStopped:
 		return s.fail(ctx, sb, "%s", why)
 	}
 	s.closePlane(sb.VMID)
@@ -377,7 +388,7 @@ func (s *Service) down(ctx context.Context, sb agentlab.Sandbox, in backend.Inst
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}
-		now.State, now.Desired, now.Reason, now.IP = agentlab.SandboxStopped, agentlab.DesiredStopped, why, ""
+		now.State, now.Desired, now.Reason, now.IP = agentlab.SandboxStopped, desired, why, ""
 		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
 	})
 	return err

@@ -24,7 +24,8 @@ echo ready
 while [ ! -e tmp/go ]; do sleep 0.05; done
 exec chroot . /usr/bin/env -i container=docker /lib/systemd/systemd --log-target=console --log-level=warning >/dev/null 2>&1`
 
-// pveshProbe tells how it is run, and answers two calls as Proxmox VE does.
+// pveshProbe tells how it is run, and answers some calls as a node of Proxmox VE
+// without any VM does.
 const pveshProbe = `#!/bin/sh
 {
 	echo "call $*"
@@ -36,6 +37,12 @@ const pveshProbe = `#!/bin/sh
 case "$2" in
 /version) echo '{"release":"8.4","version":"8.4.21","repoid":"2606ac8511111111"}' ;;
 /nodes) echo '[{"node":"'"$(hostname)"'","type":"node","id":"node/x","status":"online"}]' ;;
+/nodes/*/qemu/*/config)
+	vm=${2%/config}
+	echo "Configuration file 'nodes/$(hostname)/qemu-server/${vm##*/}.conf' does not exist" >&2
+	exit 2
+	;;
+/nodes/*/storage/local/status) echo '{"type":"dir","content":"iso,snippets,vztmpl","active":1,"enabled":1,"shared":0,"total":1,"used":0,"avail":1}' ;;
 *) echo "no '$2' resource" >&2; exit 2 ;;
 esac
 `
@@ -87,6 +94,10 @@ func TestUnderSystemd(t *testing.T) {
 		t.Errorf("pvesh has the unit's capabilities or is in its group: %s\n%s", caps, said)
 	}
 	h.ok("test", "-w", "/var/lib/vz/snippets")
+	// When the node goes down the daemon ends before Proxmox stops the VMs.
+	if after := h.ok("systemctl", "show", "-p", "After", "--value", "agentlabd"); !strings.Contains(after, "pve-guests.service") {
+		t.Errorf("agentlabd is after %s", after)
+	}
 	// A node whose network is not set up yet: init says what is missing, in the
 	// order in which it is made.
 	rep, _ := h.init()

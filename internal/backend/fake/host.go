@@ -123,6 +123,23 @@ func (h *Host) CrashVM(ref backend.Ref, reason string) error {
 	return in.crash(reason)
 }
 
+// Restart is a restart of the host: every VM that runs is gone.
+func (h *Host) Restart() error {
+	for _, in := range h.all() {
+		if err := in.crash("the host was restarted"); err != nil {
+			return err
+		}
+		in.mu.Lock()
+		in.rec.HostRestarted = in.rec.Power == backend.PowerCrashed
+		err := in.save()
+		in.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // PauseVM makes the driver report that the host has paused the guest of a
 // running VM; "" lets it go on. The guest itself is not held up.
 func (h *Host) PauseVM(ref backend.Ref, why string) error {

@@ -28,6 +28,8 @@ type record struct {
 	Ends    time.Time `json:"ends,omitzero"`  // when that powers it off
 	Expired bool      `json:"expired,omitempty"`
 
+	HostRestarted bool `json:"host_restarted,omitempty"`
+
 	Egress    []agentlab.EgressRecord `json:"egress,omitempty"`
 	EgressSeq int64                   `json:"egress_seq,omitempty"`
 }
@@ -63,6 +65,7 @@ func (in *instance) view() backend.Instance {
 		spec.Network = *in.rec.Network
 	}
 	v.Spec = &spec
+	v.HostRestarted = in.rec.HostRestarted && v.Power == backend.PowerCrashed
 	if v.Power == backend.PowerRunning {
 		v.IP = "10.77.0.2"
 	}
@@ -111,7 +114,7 @@ func (in *instance) start() error {
 	case backend.PowerPartial:
 		return agentlab.Errorf(agentlab.CodeInvalid, "sandbox %d is half made", in.rec.Spec.VMID).WithHint("create it again, or destroy it")
 	}
-	in.rec.Power, in.rec.Reason, in.rec.Expired = backend.PowerRunning, "", false
+	in.rec.Power, in.rec.Reason, in.rec.Expired, in.rec.HostRestarted = backend.PowerRunning, "", false, false
 	in.rec.Guest = guestRecord{BootID: agentlab.NewUID(), StartedAt: in.h.cfg.Clock().UTC()}
 	in.console.line("[fake] " + in.rec.Spec.Name + " powered on")
 	if err := in.save(); err != nil {

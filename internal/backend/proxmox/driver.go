@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -62,6 +63,10 @@ type Config struct {
 	// Settle is how long after a call was sent whose answer is not known it may
 	// still arrive at the node; 0 means 10 s.
 	Settle time.Duration
+
+	// BootID names the boot of the node that the daemon runs on, which is where
+	// sandboxes run; nil means the kernel's.
+	BootID func() string
 
 	Poll   pve.Poll         // of tasks; zero means 500 ms, at most 5 s
 	Now    func() time.Time // nil means time.Now
@@ -147,6 +152,12 @@ func (c *Config) validate() error {
 	}
 	if !slices.Contains(c.Models, c.Model) {
 		return bad("proxmox.model", "not a network device that sandboxes may have")
+	}
+	if c.BootID == nil {
+		c.BootID = func() string {
+			b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // "" where it cannot be read: no restart is known
+			return strings.TrimSpace(string(b))
+		}
 	}
 	if c.Now == nil {
 		c.Now = time.Now

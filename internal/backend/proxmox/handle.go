@@ -77,6 +77,7 @@ type handle struct {
 
 	Power     power     `json:"power,omitempty"`
 	PowerFrom time.Time `json:"power_from,omitzero"` // when Power became what it is
+	Boot      string    `json:"boot,omitempty"`      // of its node, when it was last started there
 	Seeded    bool      `json:"seeded,omitempty"`    // the guest knows whom to obey
 }
 

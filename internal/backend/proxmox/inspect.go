@@ -97,11 +97,20 @@ func (d *Driver) judge(ctx context.Context, h *handle, st pve.Status) backend.In
 	if h.Power != powerOn && h.Power != powerSuspended {
 		return d.instance(ctx, h, backend.PowerStopped, "")
 	}
+	if boot := d.cfg.BootID(); h.Boot != "" && boot != "" && boot != h.Boot {
+		// Also where Proxmox has stopped it by a task: so a node goes down that is asked to.
+		in := d.instance(ctx, h, backend.PowerCrashed, "node "+h.Node+" was restarted")
+		in.HostRestarted = true
+		return in
+	}
 	if who := d.stoppedBy(ctx, h); who != "" {
 		return d.instance(ctx, h, backend.PowerStopped, "it was stopped by "+who)
 	}
-	return d.instance(ctx, h, backend.PowerCrashed,
-		"it stopped without being asked: its guest powered itself off, its QEMU ended, or its node was restarted")
+	why := "it stopped without being asked: its guest powered itself off, or its QEMU ended"
+	if h.Boot == "" {
+		why += ", or its node was restarted"
+	}
+	return d.instance(ctx, h, backend.PowerCrashed, why)
 }
 
 // instance is a sandbox as it is told.

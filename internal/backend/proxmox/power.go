@@ -160,6 +160,14 @@ func (d *Driver) powerOn(ctx context.Context, h *handle) error {
 		return err
 	}
 	d.memory.runs(ref, d.cfg.Now(), err == nil)
+	boot := ""
+	if d.enforced(h.Node) {
+		boot = d.cfg.BootID()
+	}
+	if before == powerOn && h.Boot != boot { // setPower sees no change
+		h.Power = powerStarting
+	}
+	h.Boot = boot
 	if err := d.setPower(h, powerOn); err != nil {
 		return err
 	}

@@ -178,7 +178,7 @@ func TestStates(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, fileState), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if in, err := d.Inspect(t.Context(), sp.Ref()); err != nil || in.Power != backend.PowerCrashed || in.Reason != "the host was restarted" {
+	if in, err := d.Inspect(t.Context(), sp.Ref()); err != nil || in.Power != backend.PowerCrashed || in.Reason != hostRestarted || !in.HostRestarted {
 		t.Errorf("a state that was lost in a power cut: %+v, %v", in, err)
 	}
 	// A damaged file is told of, and never read as absent.

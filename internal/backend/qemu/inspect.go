@@ -86,9 +86,13 @@ func (d *Driver) power(dir string, in *backend.Instance) error {
 		}
 	}
 	in.Power, in.Reason = endOf(st)
+	in.HostRestarted = in.Power == backend.PowerCrashed && in.Reason == hostRestarted
 	in.Expired = st.Expired
 	return nil
 }
+
+// hostRestarted is the reason of a run that a restart of the host has ended.
+const hostRestarted = "the host was restarted"
 
 // endOf tells how a run has ended whose shim is gone.
 func endOf(st runState) (backend.Power, string) {
@@ -100,7 +104,7 @@ func endOf(st runState) (backend.Power, string) {
 	case st.Phase == phaseStopping && st.Reason == "" && st.Boot == bootID(): // what it was told to do has happened all the same
 		return backend.PowerStopped, ""
 	case st.Boot != bootID():
-		return backend.PowerCrashed, "the host was restarted"
+		return backend.PowerCrashed, hostRestarted
 	}
 	return backend.PowerCrashed, "its supervisor process was killed, and QEMU with it"
 }
