@@ -90,7 +90,7 @@ type Service struct {
 
 	mu       sync.Mutex
 	sources  map[int]*source
-	changed  chan struct{} // closed at the next commit
+	changed  chan struct{}                   // closed at the next commit
 	watchers map[*agentlab.EgressFilter]bool // what is followed
 }
 
