@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -41,8 +42,8 @@ const (
 
 // routes is the API.
 func (s *Server) routes() []route {
-	const jobs, sandboxes, profiles, images = "/v1/jobs", "/v1/sandboxes", "/v1/profiles", "/v1/images"
-	const job, sandbox, profile, image = jobs + "/{job}", sandboxes + "/{sandbox}", profiles + "/{profile}", images + "/{image}"
+	const jobs, sandboxes, profiles = "/v1/jobs", "/v1/sandboxes", "/v1/profiles"
+	const job, sandbox, profile = jobs + "/{job}", sandboxes + "/{sandbox}", profiles + "/{profile}"
 	const vault, bundle = "/v1/secrets", "/v1/secrets/{bundle}"
 	return append([]route{
 		{get, "/v1/health", AccessRead, "daemon.read", noTarget, anywhere, 200, "health", "Tell whether the daemon answers", call(s.health)},
@@ -97,7 +98,13 @@ func (s *Server) routes() []route {
 		{post, bundle + "/text", AccessAdmin, "secret.write", noTarget, localOnly, 200, "secrets-text", "Read the plain text of a secrets bundle, to edit it", call(s.secretsText)},
 		{put, bundle + "/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "set-secret", "Set one value of a secrets bundle", upload("application/octet-stream", s.setSecret)},
 		{del, bundle + "/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "unset-secret", "Remove one value of a secrets bundle", call(s.unsetSecret)},
+	}, slices.Concat(s.hostRoutes(), s.orphanRoutes(), s.policyRoutes())...)
+}
 
+// hostRoutes is the part of the API about tokens, the host and its images.
+func (s *Server) hostRoutes() []route {
+	const images, image = "/v1/images", "/v1/images/{image}"
+	return []route{
 		{post, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 201, "create-token", "Make a token; its secret is in this answer alone", call(s.createToken)},
 		{get, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 200, "tokens", "List tokens, never their secrets", call(s.listTokens)},
 		{del, "/v1/tokens/{token}", AccessAdmin, "token.manage", noTarget, localOnly, 200, "revoke-token", "Revoke a token and cut the calls that are made with it", call(s.revokeToken)},
@@ -112,7 +119,7 @@ func (s *Server) routes() []route {
 		{get, image, AccessRead, "image.read", noTarget, anywhere, 200, "image", "Show an image", call(s.getImage)},
 		{post, images, AccessAdmin, "image.write", noTarget, anywhere, 200, "build-image", "Build an image", sseOr(s.buildImage, nil, sseType{"progress", api.ImageProgress{}}, sseType{"done", api.Image{}}, sseType{"error", api.Error{}})},
 		{del, image, AccessAdmin, "image.write", noTarget, anywhere, 204, "remove-image", "Remove an image", call(s.removeImage)},
-	}, append(s.orphanRoutes(), s.policyRoutes()...)...)
+	}
 }
 
 // orphanRoutes is the part of the API about what belongs to no sandbox.
