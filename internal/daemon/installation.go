@@ -33,8 +33,14 @@ import (
 // The id goes to the database first. A crash before the file is written leaves
 // the last case, which the next start completes.
 
-// remedies end the hints about a database that cannot be used.
-const remedies = "put a backup back: agentlab db restore; or make a database from what is there: agentlab db rebuild"
+// remedies ends the hints about a database that cannot be used.
+func remedies(p config.Paths) string {
+	system := ""
+	if p.System {
+		system = " --system"
+	}
+	return fmt.Sprintf("put a backup back: agentlab db restore%[1]s; or make a database from what is there: agentlab db rebuild%[1]s", system)
+}
 
 // holdings is what a state directory holds that a database describes.
 type holdings struct {
@@ -95,7 +101,7 @@ func checkNotLost(p config.Paths) error {
 		return err
 	}
 	return agentlab.Errorf(agentlab.CodeConflict, "the database %s is missing or empty, but %s holds files that it described (%s)", p.Database(), p.State, h).
-		WithHint("%s; to start afresh on purpose, move %s away", remedies, p.State)
+		WithHint("%s; to start afresh on purpose, move %s away", remedies(p), p.State)
 }
 
 // claim makes sure that the database and the state directory belong together,
@@ -114,7 +120,7 @@ func claim(ctx context.Context, p config.Paths, st *store.Store) error {
 		return nil
 	case inStore != "" && inFile != "":
 		return agentlab.Errorf(agentlab.CodeConflict, "the database %s belongs to another installation than the state directory %s", p.Database(), p.State).
-			WithHint("put the database that belongs here back, or %s", remedies)
+			WithHint("put the database that belongs here back, or %s", remedies(p))
 	}
 	if err := checkKnown(ctx, p, st); err != nil {
 		return err
@@ -147,7 +153,7 @@ func checkKnown(ctx context.Context, p config.Paths, st *store.Store) error {
 		}
 	}
 	return agentlab.Errorf(agentlab.CodeConflict, "the database %s knows none of the %d jobs whose files are in %s", p.Database(), len(h.jobs), p.State).
-		WithHint("put the database that belongs here back, or %s", remedies)
+		WithHint("put the database that belongs here back, or %s", remedies(p))
 }
 
 // installationOf reads the id of the state directory, "" when it has none.

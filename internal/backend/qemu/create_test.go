@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -199,6 +200,19 @@ func TestStates(t *testing.T) {
 	}
 	if list, err := d.List(t.Context()); err != nil || len(list) != 0 {
 		t.Errorf("%+v, %v", list, err)
+	}
+}
+
+// A database that was lost is made again from what List answers.
+func TestListHasWhatWasMade(t *testing.T) {
+	d, f := still(t)
+	sp := f.spec(1)
+	if err := d.Create(t.Context(), sp); err != nil {
+		t.Fatal(err)
+	}
+	list, err := d.List(t.Context())
+	if err != nil || len(list) != 1 || list[0].Spec == nil || !reflect.DeepEqual(*list[0].Spec, sp) {
+		t.Errorf("%+v, %v; want %+v", list, err, sp)
 	}
 }
 
