@@ -62,7 +62,7 @@ func (a *App) applyChanges(ctx context.Context, b *takenBundle, j api.Job, dir s
 	if list, err = w.chosen(list, paths); err != nil {
 		return err
 	}
-	p := &applyPlan{ch: ch, w: w, dir: dir}
+	p := &applyPlan{ch: ch, job: j.ID, w: w, dir: dir}
 	if err := p.make(ctx, list); err != nil {
 		return err
 	}

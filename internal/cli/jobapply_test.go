@@ -164,8 +164,8 @@ func TestApplyToDirtyFiles(t *testing.T) {
 			_, err := apply(t, user, bundle, tt.force)
 			after := tree(t, user)
 			if tt.want == nil {
-				if agentlab.CodeOf(err) != agentlab.CodeConflict {
-					t.Errorf("got %v, want a conflict", err)
+				if agentlab.CodeOf(err) != agentlab.CodeConflict || tt.force && !strings.Contains(agentlab.HintOf(err), "job fetch --with-changes j,") {
+					t.Errorf("got %v (%s), want a conflict", err, agentlab.HintOf(err))
 				}
 				want, _ := json.Marshal(before)
 				if got, _ := json.Marshal(after); !bytes.Equal(got, want) {

@@ -38,6 +38,7 @@ const maxLink = 4096
 // work tree changes while it is made.
 type applyPlan struct {
 	ch      changes
+	job     string // its id
 	w       *workTree
 	dir     string // for files of ours
 	steps   []applyStep
@@ -124,7 +125,7 @@ func permOf(c change) fs.FileMode {
 
 func (p *applyPlan) conflict(paths []string) error {
 	return agentlab.Errorf(agentlab.CodeConflict, "the changes do not fit these files: %s; nothing was applied", someNames(paths)).
-		WithHint("resolve it with git: agentlab job fetch --with-changes, then git cherry-pick --no-commit refs/agentlab/JOB-changes; or name the other files")
+		WithHint("resolve it with git: agentlab job fetch --with-changes %s, then git cherry-pick --no-commit refs/agentlab/%s-changes; or name the other files", p.job, p.job)
 }
 
 // errInTheWay means that something else than a file has a path of the changes.
