@@ -18,8 +18,9 @@ const maxRecipeBytes = 1 << 20
 func (a *App) imageCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "image", Short: "Build and look at the images that sandboxes boot",
-		Long: `Build and look at the images that sandboxes boot. 'base' is a small Debian with
-git, curl, jq, python3 and sshd; 'agents' adds Node.js and the coding agents.
+		Long: `Build and look at the images that sandboxes boot. 'base' is a Debian with
+git, Python 3 with pip and venv, a C compiler, make and the usual tools;
+'agents' adds Node.js and the coding agents.
 A job or sandbox that needs a missing image builds it first.`,
 	}
 	cmd.AddCommand(a.imageBuildCmd(), a.imageListCmd(), a.imageShowCmd(), a.imageRmCmd())

@@ -242,7 +242,7 @@ func (b *builder) inspect(ctx context.Context) (*Stamp, error) {
 			s.Versions["kernel"] = version
 		}
 	}
-	for name, pkg := range map[string]string{"systemd": "systemd", "git": "git", "openssh": "openssh-server", "python3": "python3-minimal", "libc": "libc6"} {
+	for name, pkg := range map[string]string{"systemd": "systemd", "git": "git", "openssh": "openssh-server", "python3": "python3", "libc": "libc6"} {
 		if v := s.Packages[pkg]; v != "" {
 			s.Versions[name] = v
 		}

@@ -57,7 +57,7 @@ func TestBaseImage(t *testing.T) {
 	if st, err := os.Stat(img.RootDisk()); err != nil || st.Size() != 20<<30 || st.Mode().Perm() != 0o444 {
 		t.Errorf("root disk: %v, %v", st, err)
 	}
-	if used := img.DiskUsage(); used < 100<<20 || used > 700<<20 {
+	if used := img.DiskUsage(); used < 100<<20 || used > 1000<<20 {
 		t.Errorf("it occupies %d MB", used>>20)
 	}
 	for _, v := range []string{"kernel", "systemd", "git", "openssh", "python3", "mmdebstrap"} {
@@ -65,7 +65,10 @@ func TestBaseImage(t *testing.T) {
 			t.Errorf("the stamp lacks the version of %s", v)
 		}
 	}
-	for _, p := range append([]string{"curl", "jq", "libc6"}, essential...) {
+	for _, p := range append([]string{
+		"curl", "file", "gcc", "git-lfs", "jq", "less", "libc6", "libc6-dev", "make", "openssh-client", "python3", "python3-pip", "python3-venv",
+		"tmux", "unzip", "vim",
+	}, essential...) {
 		if img.Packages[p] == "" {
 			t.Errorf("package %s is not there", p)
 		}

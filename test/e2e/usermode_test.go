@@ -212,6 +212,7 @@ func (p *person) job(env []string, socket string) {
 // does; and is told what to install where the machine lacks it, before
 // anything is started.
 func TestOrdinaryUser(t *testing.T) {
+	t.Parallel()
 	p := newPerson(t)
 	const missing, remedy = "newuidmap", "apt-get install uidmap"
 	t.Run("without newuidmap", func(t *testing.T) {

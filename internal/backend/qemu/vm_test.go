@@ -192,14 +192,18 @@ func TestGuest(t *testing.T) {
 
 	for script, want := range map[string]string{
 		"nproc": "2",
-		"cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu":              GuestMAC + "\n" + strconv.Itoa(GuestMTU),
-		"cat /sys/block/vda/serial":                                            RootSerial,
-		"cat /sys/class/virtio-ports/*/name | grep .":                          ControlPort,
-		"cat /sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc",
-		"cat /sys/class/misc/hw_random/rng_current":                            "virtio_rng.0",
-		"cat /sys/block/vda/queue/discard_max_bytes | grep -c '^0$'":           "0",
-		"ip -6 -o addr show dev eth0 scope global | awk '{print $4}'":          "fd77::2/64",
-		"awk '/MemTotal/ {print ($2 > 600000 && $2 < 716800)}' /proc/meminfo":  "1",
+		"cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu":                       GuestMAC + "\n" + strconv.Itoa(GuestMTU),
+		"cat /sys/block/vda/serial":                                                     RootSerial,
+		"cat /sys/class/virtio-ports/*/name | grep .":                                   ControlPort,
+		"cat /sys/devices/system/clocksource/clocksource0/current_clocksource":          "tsc",
+		"cat /sys/class/misc/hw_random/rng_current":                                     "virtio_rng.0",
+		"cat /sys/block/vda/queue/discard_max_bytes | grep -c '^0$'":                    "0",
+		"ip -6 -o addr show dev eth0 scope global | awk '{print $4}'":                   "fd77::2/64",
+		"awk '/MemTotal/ {print ($2 > 600000 && $2 < 716800)}' /proc/meminfo":           "1",
+		"python3 -c 'import http.client, json, urllib.request; print(json.dumps([1]))'": "[1]",
+		"python3 -m venv --without-pip /tmp/v && /tmp/v/bin/python -m ensurepip --version | cut -d' ' -f1; python3 -m pip --version | cut -d' ' -f1": "pip\npip",
+		"echo '#include <stdio.h>\nint main(void) { puts(\"C\"); }' > /tmp/c.c && make -s -C /tmp c && /tmp/c":                                       "C",
+		"cd /tmp && for p in file git-lfs less make ssh tmux unzip vim; do command -v $p >/dev/null || echo $p is missing; done":                     "",
 	} {
 		if got := b.output(script); got != want {
 			t.Errorf("%s: %q, want %q", script, got, want)
