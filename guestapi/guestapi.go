@@ -40,6 +40,7 @@ type BootstrapResponse struct {
 	ArtifactStore      *ArtifactTarget   `json:"artifact_store,omitempty"` // outside of AgentLab: gets a copy of each artifact
 	Policy             Policy            `json:"policy"`
 	Runner             RunnerTarget      `json:"runner"`
+	CACertificates     []string          `json:"ca_certificates,omitempty"` // PEM; the guest trusts them beside those of its image
 	Job                *Job              `json:"job,omitempty"` // nil: a sandbox without a job; the runner stages secrets and ends
 }
 

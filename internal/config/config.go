@@ -42,6 +42,8 @@ type Config struct {
 
 	Network Network `yaml:"network"`
 
+	Guest Guest `yaml:"guest"`
+
 	HostNetwork HostNetwork `yaml:"host_network"`
 }
 
@@ -125,6 +127,7 @@ func Default() Config {
 		QEMU:                QEMU{Accel: "auto"},
 		Proxmox:             defaultProxmox(),
 		Network:             Network{Private: []Private{}},
+		Guest:               Guest{CACertificates: []string{}},
 		HostNetwork:         defaultHostNetwork,
 	}
 }
@@ -199,6 +202,9 @@ func (c Config) Validate() error {
 		return err
 	}
 	if err := c.Network.validate(); err != nil {
+		return err
+	}
+	if err := c.Guest.validate(); err != nil {
 		return err
 	}
 	if err := c.HostNetwork.validate(); err != nil {

@@ -2,6 +2,7 @@ package config
 
 import (
 	"net"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -43,4 +44,18 @@ func (c Config) APIPorts() []int {
 		return nil
 	}
 	return []int{n}
+}
+
+// Guest is what holds for the guests of all sandboxes.
+type Guest struct {
+	CACertificates []string `yaml:"ca_certificates" doc:"Absolute paths of PEM files with certificates that every guest trusts beside those of its image, such as that of a proxy that opens TLS; the daemon reads them when it starts. A profile can name more."`
+}
+
+func (g Guest) validate() error {
+	for _, p := range g.CACertificates {
+		if !filepath.IsAbs(p) {
+			return agentlab.Errorf(agentlab.CodeInvalid, "%q is not an absolute path", p).WithField("guest.ca_certificates")
+		}
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"os"
 	"slices"
 
 	"github.com/agentlab-vm/agentlab"
@@ -23,6 +24,23 @@ func privateTargets(c config.Config) ([]agentlab.PrivateTarget, error) {
 			return nil, agentlab.Errorf(agentlab.CodeInvalid, "port %d of the host is AgentLab's own API, which no sandbox may reach", t.Port).WithField("network.private")
 		}
 		out = append(out, t)
+	}
+	return out, nil
+}
+
+// trusted reads the certificates that the configuration names.
+func trusted(c config.Config) ([]string, error) {
+	var out []string
+	for _, path := range c.Guest.CACertificates {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "cannot read a certificate: %w", err).WithField("guest.ca_certificates")
+		}
+		list, err := profile.ParseCertificates(path, data)
+		if err != nil {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "%w", err).WithField("guest.ca_certificates").WithHint("%s", agentlab.HintOf(err))
+		}
+		out = append(out, list...)
 	}
 	return out, nil
 }

@@ -123,7 +123,11 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	if err != nil {
 		return err
 	}
-	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.driver.Info()).Open(private).Close(s.settings.APIPorts()...)
+	certificates, err := trusted(s.settings)
+	if err != nil {
+		return err
+	}
+	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.driver.Info()).Open(private).Close(s.settings.APIPorts()...).Trust(certificates)
 	return nil
 }
 

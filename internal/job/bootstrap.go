@@ -162,6 +162,8 @@ func (s *Service) bootstrap(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.
 	resp := guestapi.BootstrapResponse{
 		Env:    maps.Clone(b.Env),
 		Policy: guestapi.Policy{AllowedDomains: []string{}, Mode: prof.Mode},
+
+		CACertificates: prof.CACertificates,
 	}
 	if p, err := egress.New(sb.Network); err == nil { // the enforcer compiled the same
 		resp.Policy.AllowedDomains = p.AllowedDomains()

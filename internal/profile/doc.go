@@ -31,6 +31,9 @@ type Doc struct {
 	Repo          repo      `yaml:"repo"`
 	Artifacts     artifacts `yaml:"artifacts"`
 
+	CACertificates []string `yaml:"ca_certificates"` // PEM files, by their paths below the directory of profiles
+
+	cas  []string // of CACertificates, each as PEM
 	text string
 	net  agentlab.Network // Network with its lists put in
 }
@@ -122,6 +125,9 @@ func parse(data []byte, files listFiles) (*Doc, error) {
 	if err := d.resolveNetwork(files); err != nil {
 		return nil, y.At(err)
 	}
+	if d.cas, err = certificatesIn(d.CACertificates, files); err != nil {
+		return nil, y.At(err)
+	}
 	return d, nil
 }
 
@@ -206,6 +212,7 @@ func (d *Doc) Profile() agentlab.Profile {
 		ArtifactTTL:     time.Duration(d.Artifacts.TTLDays) * 24 * time.Hour,
 		InnerSandbox:    d.innerSandbox(),
 		InnerArgs:       d.Behavior.InnerSandboxArgs,
+		CACertificates:  d.cas,
 		YAML:            d.text,
 	}
 }

@@ -29,6 +29,7 @@ type Library struct {
 	info    backend.Info
 	private []agentlab.PrivateTarget
 	closed  []int
+	trusted []string // certificates of the configuration
 }
 
 // NewLibrary returns the library of a directory, which need not exist, for
@@ -196,6 +197,7 @@ func (l *Library) parse(name, source, text string) Entry {
 		e.Err = err
 		return e
 	}
+	d.trust(l.trusted)
 	e.Name, e.Profile, e.Err = d.Name, d.Profile(), d.Usable(l.info)
 	return e
 }

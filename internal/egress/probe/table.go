@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -46,17 +47,28 @@ type attempt struct {
 }
 
 func (t *table) add(c Check, attempts ...attempt) {
-	for i, a := range attempts {
+	for _, a := range attempts {
+		if c.Want != Reach && t.isOpened(a.t) {
+			continue // what the operator opened proves nothing
+		}
 		a.p.ID = c.ID
-		if i > 0 {
+		if i := len(c.Probes); i > 0 {
 			a.p.ID = fmt.Sprintf("%s/%d", c.ID, i+1)
 		}
 		c.Probes = append(c.Probes, a.p)
 		c.Traces = append(c.Traces, a.t)
 	}
-	if len(attempts) > 0 {
+	if len(c.Probes) > 0 {
 		t.rows = append(t.rows, c)
 	}
+}
+
+// isOpened tells whether a trace is that of an address that the policy opens.
+func (t *table) isOpened(tr Trace) bool {
+	return tr.Proto == TCP && tr.Addr.IsValid() && slices.ContainsFunc(t.env.Network.Private, func(p agentlab.PrivateTarget) bool {
+		a, err := netip.ParseAddr(p.Host)
+		return err == nil && a.Unmap() == tr.Addr.Unmap() && p.Port == int(tr.Port)
+	})
 }
 
 // to is a probe of an address and port, or of a name and port.

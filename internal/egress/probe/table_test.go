@@ -253,3 +253,28 @@ func TestRunTrustsNoGuest(t *testing.T) {
 		t.Errorf("exec failed: %v", err)
 	}
 }
+
+// An address that the operator opened is in no row that wants it closed: the
+// table is tried on live sandboxes too.
+func TestTableLeavesOutWhatIsOpened(t *testing.T) {
+	t.Parallel()
+	e := env(probe.Reference()[0])
+	e.Network.Private = []agentlab.PrivateTarget{{Host: "192.168.1.1", Port: 80, Reason: "a router"}}
+	found := 0
+	for _, c := range probe.Table(e) {
+		for i, tr := range c.Traces {
+			if tr.Addr.String() == "192.168.1.1" && tr.Port == 80 && tr.Proto == probe.TCP {
+				t.Errorf("%s still tries %s", c.ID, tr)
+			}
+			if tr.Addr.String() == "192.168.0.1" {
+				found++
+			}
+			if want := c.ID; i == 0 && c.Probes[0].ID != want {
+				t.Errorf("the first probe of %s is %s", c.ID, c.Probes[0].ID)
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("the rest of the row is gone too")
+	}
+}

@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -215,11 +215,7 @@ func (r *Runner) agentEnv(rp repo) []string {
 			env[name] = v
 		}
 	}
-	for k, v := range r.resp.Env {
-		if isEnvName(k) && !strings.Contains(v, "\x00") {
-			env[k] = v
-		}
-	}
+	maps.Copy(env, r.agentVars())
 	env["AGENTLAB_JOB_ID"], env["AGENTLAB_REPO"] = r.job.ID, rp.Path
 	if !rp.None {
 		env["AGENTLAB_BRANCH"], env["AGENTLAB_BASE_COMMIT"] = rp.Branch, rp.Base

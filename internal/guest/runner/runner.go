@@ -72,6 +72,9 @@ func (r *Runner) Run(ctx context.Context) error {
 		return fmt.Errorf("secrets cannot be staged: %w", err)
 	}
 	if r.job == nil {
+		if err := r.trust(ctx); err != nil {
+			return err
+		}
 		r.log.Info("there is no job; secrets are staged")
 		return nil
 	}
@@ -157,6 +160,11 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 		return outcome{Status: "FAILED", Phase: phase, Message: err.Error()}
 	}
 	if rp.Path == "" {
+		if err := r.trust(ctx); ctx.Err() != nil {
+			return outcome{}, ctx.Err()
+		} else if err != nil {
+			return failed("clone", err), nil
+		}
 		if r.job.RepoURL != "" || r.job.Bundled {
 			r.control.phase("clone")
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -130,19 +131,13 @@ func secretsOf(doc guestapi.Bootstrap, resp guestapi.BootstrapResponse) []string
 // stage writes the secrets in the forms in which programs want them, all of
 // them below the run directory.
 func (r *Runner) stage() error {
-	var names []string
-	for k := range r.resp.Env {
-		if isEnvName(k) {
-			names = append(names, k)
-		}
-	}
-	slices.Sort(names)
 	if err := sshEnvironment(r.cfg.Home, r.dir.path(fileEnv)); err != nil {
 		r.log.Warn("ssh sessions do not have the environment of the secrets", "err", err)
 	}
+	vars := r.agentVars()
 	var env strings.Builder
-	for _, k := range names {
-		fmt.Fprintf(&env, "export %s=%s\n", k, shellQuote(r.resp.Env[k]))
+	for _, k := range slices.Sorted(maps.Keys(vars)) {
+		fmt.Fprintf(&env, "export %s=%s\n", k, shellQuote(vars[k]))
 	}
 	return errors.Join(
 		os.WriteFile(r.dir.path(fileEnv), []byte(env.String()), 0o600),

@@ -1,0 +1,79 @@
+package runner
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+const (
+	trustDir    = "/usr/local/share/ca-certificates"
+	trustBundle = "/etc/ssl/certs/ca-certificates.crt"
+	// trustPatience bounds the update of the trust store, which takes seconds
+	// under emulation.
+	trustPatience = 3 * time.Minute
+)
+
+// trustVars are the variables by which programs that do not look into the
+// system's trust store find it.
+var trustVars = []string{"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS"}
+
+// trust puts the operator's certificates into the system's trust store, before
+// anything is fetched. It may be called again.
+func (r *Runner) trust(ctx context.Context) error {
+	if len(r.resp.CACertificates) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, trustPatience)
+	defer cancel()
+	dir := filepath.Join(string(r.dir), "ca-certificates")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	install := []string{"install", "-D", "-m", "0644", "-t", trustDir}
+	for i, text := range r.resp.CACertificates {
+		file := filepath.Join(dir, fmt.Sprintf("agentlab-%d.crt", i+1)) // one certificate each, as the store wants them
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			return err
+		}
+		install = append(install, file)
+	}
+	for _, args := range [][]string{install, {"update-ca-certificates"}} {
+		if out, err := asRoot(ctx, args...); err != nil {
+			return fmt.Errorf("ca_certificates: %s failed, so the agent is not started: %w: %s", args[0], err, bytes.TrimSpace(out))
+		}
+	}
+	return nil
+}
+
+// asRoot runs a command as root, which the runner is not.
+func asRoot(ctx context.Context, args ...string) ([]byte, error) {
+	if os.Geteuid() != 0 {
+		args = append([]string{"sudo", "-n"}, args...)
+	}
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...) //nolint:gosec // constant programs
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C"}
+	return cmd.CombinedOutput()
+}
+
+// agentVars are the variables that the agent gets beside those of its own: the
+// bundle's, and where the trust store is.
+func (r *Runner) agentVars() map[string]string {
+	out := map[string]string{}
+	if len(r.resp.CACertificates) > 0 {
+		for _, name := range trustVars {
+			out[name] = trustBundle
+		}
+	}
+	for k, v := range r.resp.Env {
+		if isEnvName(k) && !strings.Contains(v, "\x00") {
+			out[k] = v
+		}
+	}
+	return out
+}

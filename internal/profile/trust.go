@@ -1,0 +1,94 @@
+package profile
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Bounds on the certificates that guests trust beside those of their image.
+const (
+	maxCertificates     = 64
+	maxCertificateBytes = 256 << 10 // of one file
+)
+
+// certificatesIn reads the PEM files that a profile names.
+func certificatesIn(names []string, files listFiles) ([]string, error) {
+	var out []string
+	for _, name := range names {
+		if !filepath.IsLocal(name) {
+			return nil, invalid("ca_certificates", "%q is not the path of a file below the directory of profiles", name).
+				WithHint("copy the file there: ca_certificates: [corp-ca.pem]")
+		}
+		data, err := files(name)
+		if err != nil {
+			return nil, invalid("ca_certificates", "%w", err).WithHint("%s", agentlab.HintOf(err))
+		}
+		list, err := ParseCertificates(name, data)
+		if err != nil {
+			return nil, invalid("ca_certificates", "%w", err).WithHint("%s", agentlab.HintOf(err))
+		}
+		out = append(out, list...)
+	}
+	if len(out) > maxCertificates {
+		return nil, invalid("ca_certificates", "%d certificates are more than %d", len(out), maxCertificates)
+	}
+	return out, nil
+}
+
+// ParseCertificates reads a PEM file of certificates, which may have comments
+// between them, and returns each as PEM. A file with a private key, or with
+// anything else in it, is refused; the error is agentlab.CodeInvalid and shows
+// nothing of the content.
+func ParseCertificates(name string, data []byte) ([]string, error) {
+	bad := func(what string) ([]string, error) {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s %s", name, what).WithHint("the file holds certificates as PEM, from BEGIN CERTIFICATE to END CERTIFICATE")
+	}
+	if len(data) > maxCertificateBytes {
+		return bad("is too large")
+	}
+	if bytes.Contains(data, []byte("PRIVATE KEY")) {
+		return bad("holds a private key, which no guest may get: only certificates are given to guests")
+	}
+	var out []string
+	rest := data
+	for {
+		var block *pem.Block
+		block, rest = pem.Decode(rest)
+		if block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" {
+			return bad("holds a PEM block that is no certificate")
+		}
+		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
+			return bad("holds a certificate that cannot be read")
+		}
+		out = append(out, string(pem.EncodeToMemory(&pem.Block{Type: block.Type, Bytes: block.Bytes})))
+	}
+	if len(out) == 0 || bytes.Contains(rest, []byte("-----BEGIN")) {
+		return bad("holds no certificate, or half of one")
+	}
+	return out, nil
+}
+
+// Trust makes guests of every profile trust certificates, each as PEM, beside
+// those that the profile names. Before the library is used.
+func (l *Library) Trust(list []string) *Library {
+	l.trusted = list
+	return l
+}
+
+// trust adds the certificates that all guests trust.
+func (d *Doc) trust(list []string) {
+	for _, c := range list {
+		if !slices.ContainsFunc(d.cas, func(o string) bool { return strings.TrimSpace(o) == strings.TrimSpace(c) }) {
+			d.cas = append(d.cas, c)
+		}
+	}
+}
