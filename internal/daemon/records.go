@@ -68,20 +68,26 @@ func (r *records) run(ctx context.Context) error {
 		select {
 		case <-r.wake:
 		case <-ctx.Done():
+			r.writeDue(context.WithoutCancel(ctx)) // what was committed just now
 			return nil
 		}
-		r.mu.Lock()
-		due := r.due
-		r.due = map[string]bool{}
-		r.mu.Unlock()
-		for id := range due {
-			j, err := r.store.Job(ctx, id)
-			if err == nil {
-				err = durable.ReplaceJSON(recordFile(r.dir, id), j, durable.Content)
-			}
-			if err != nil && ctx.Err() == nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
-				r.log.Error("the record of a job was not written", "job", id, "err", err)
-			}
+		r.writeDue(ctx)
+	}
+}
+
+// writeDue writes the records that are due.
+func (r *records) writeDue(ctx context.Context) {
+	r.mu.Lock()
+	due := r.due
+	r.due = map[string]bool{}
+	r.mu.Unlock()
+	for id := range due {
+		j, err := r.store.Job(ctx, id)
+		if err == nil {
+			err = durable.ReplaceJSON(recordFile(r.dir, id), j, durable.Content)
+		}
+		if err != nil && ctx.Err() == nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			r.log.Error("the record of a job was not written", "job", id, "err", err)
 		}
 	}
 }
