@@ -21,7 +21,7 @@ type Profile struct {
 	ArtifactTTL     time.Duration // how long artifacts are kept; 0 means the configured default
 	InnerSandbox    string        // "" or InnerBubblewrap: the agent runs in a further sandbox inside the sandbox
 	InnerArgs       []string      // further options of the inner sandbox
-	CACertificates  []string // certificates that its guests trust beside those of the image, each as PEM
+	CACertificates  []string      // certificates that its guests trust beside those of the image, each as PEM
 	YAML            string        // the text it was read from, for 'profile show'
 }
 

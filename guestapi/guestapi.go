@@ -41,7 +41,7 @@ type BootstrapResponse struct {
 	Policy             Policy            `json:"policy"`
 	Runner             RunnerTarget      `json:"runner"`
 	CACertificates     []string          `json:"ca_certificates,omitempty"` // PEM; the guest trusts them beside those of its image
-	Job                *Job              `json:"job,omitempty"` // nil: a sandbox without a job; the runner stages secrets and ends
+	Job                *Job              `json:"job,omitempty"`             // nil: a sandbox without a job; the runner stages secrets and ends
 }
 
 // Git holds the credential for the job's remote.
