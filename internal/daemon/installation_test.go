@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/store"
@@ -21,6 +22,14 @@ func lived(t *testing.T) (*home, string) {
 		t.Fatal(err)
 	}
 	h.ended(t, j.ID)
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) { // the record follows the commit
+		if r, ok := readRecord(h.paths.Records(), j.ID); ok && r.Status.Final() {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the record of the job was not written")
+		}
+	}
 	stop()
 	return h, j.ID
 }

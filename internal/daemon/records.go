@@ -71,7 +71,7 @@ func (r *records) run(ctx context.Context) error {
 			r.writeDue(context.WithoutCancel(ctx)) // what was committed just now
 			return nil
 		}
-		r.writeDue(ctx)
+		r.writeDue(context.WithoutCancel(ctx)) // also when the end came with it
 	}
 }
 
