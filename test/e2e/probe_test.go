@@ -39,6 +39,13 @@ func (l *lab) networkProfile(name string, n agentlab.Network) {
 			network[key] = list
 		}
 	}
+	var private []map[string]any
+	for _, p := range n.Private {
+		private = append(private, map[string]any{"host": p.Host, "port": p.Port, "reason": p.Reason})
+	}
+	if len(private) > 0 {
+		network["private"] = private
+	}
 	text, err := yaml.Marshal(map[string]any{"name": name, "network": network})
 	if err != nil {
 		l.Fatal(err)
