@@ -62,7 +62,7 @@ func (a *App) applyChanges(ctx context.Context, b *takenBundle, j api.Job, dir s
 	if list, err = w.chosen(list, paths); err != nil {
 		return err
 	}
-	p := &applyPlan{ch: ch, job: j.ID, w: w, dir: dir}
+	p := &applyPlan{ch: ch, job: j.ID, w: w, dir: dir, room: maxApplied}
 	if err := p.make(ctx, list); err != nil {
 		return err
 	}
@@ -129,6 +129,9 @@ type workTree struct {
 	top   string
 	index map[string]indexEntry // tracked files
 	dirty map[string]bool       // tracked files with uncommitted changes
+	// hidden are tracked files that git does not look at (assume-unchanged,
+	// skip-worktree): they may hold changes that it does not report.
+	hidden map[string]bool
 }
 
 type indexEntry struct{ mode, blob string }
@@ -148,15 +151,16 @@ func openWorkTree(ctx context.Context, path string) (*workTree, error) {
 	if err != nil {
 		return fail(err)
 	}
-	w := &workTree{top: top, index: map[string]indexEntry{}, dirty: map[string]bool{}}
-	files, err := gitInput{raw: true}.run(ctx, top, "ls-files", "--stage", "-z")
+	w := &workTree{top: top, index: map[string]indexEntry{}, dirty: map[string]bool{}, hidden: map[string]bool{}}
+	files, err := gitInput{raw: true}.run(ctx, top, "ls-files", "--stage", "-v", "-z")
 	if err != nil {
 		return fail(err)
 	}
 	for line := range strings.SplitSeq(strings.TrimSuffix(files, "\x00"), "\x00") {
 		info, name, _ := strings.Cut(line, "\t")
-		if f := strings.Fields(info); len(f) == 3 {
-			w.index[name] = indexEntry{f[0], f[1]}
+		if f := strings.Fields(info); len(f) == 4 {
+			w.index[name] = indexEntry{f[1], f[2]}
+			w.hidden[name] = f[0] == "S" || f[0] == strings.ToLower(f[0])
 		}
 	}
 	status, err := gitInput{env: env, raw: true}.run(ctx, top, "status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=all")

@@ -34,6 +34,10 @@ const noBlob = "0000000000000000000000000000000000000000"
 // maxLink is the most bytes of a symbolic link's target.
 const maxLink = 4096
 
+// maxApplied is the most bytes of files that one command unpacks to apply. A
+// guest sends less than a third of it.
+const maxApplied = 1 << 30
+
 // applyPlan says what applying changes to a work tree means. Nothing of the
 // work tree changes while it is made.
 type applyPlan struct {
@@ -41,6 +45,7 @@ type applyPlan struct {
 	job     string // its id
 	w       *workTree
 	dir     string // for files of ours
+	room    int64  // bytes that may still be unpacked there
 	steps   []applyStep
 	dirty   []string // files to be changed that hold uncommitted work of the user
 	same    int      // files that have the changes already
@@ -150,7 +155,7 @@ func (p *applyPlan) version(name string) (fileVersion, error) {
 		return fileVersion{mode: modeNone, blob: noBlob, dirty: isTracked}, nil
 	case err != nil:
 		return fileVersion{}, err
-	case isTracked && !p.w.dirty[name]:
+	case isTracked && !p.w.dirty[name] && !p.w.hidden[name]:
 		return fileVersion{mode: tracked.mode, blob: tracked.blob}, nil
 	case st.Mode()&fs.ModeSymlink != 0:
 		target, err := p.w.root.Readlink(name)
@@ -163,11 +168,13 @@ func (p *applyPlan) version(name string) (fileVersion, error) {
 		v.mode = modeProgram
 	}
 	text, err := p.w.root.ReadFile(name)
-	if err == nil {
-		v.blob = blobName(text)
-		err = os.WriteFile(v.file, text, 0o600)
+	if err != nil {
+		return v, err
 	}
-	return v, err
+	if v.blob = blobName(text); p.w.hidden[name] && v.blob == tracked.blob {
+		return fileVersion{mode: tracked.mode, blob: tracked.blob}, nil
+	}
+	return v, os.WriteFile(v.file, text, 0o600)
 }
 
 // blobName is the name that git gives to a blob.
@@ -195,8 +202,11 @@ func (p *applyPlan) readBlobs(ctx context.Context, blobs map[string]bool) error 
 	}()
 	_, err := p.ch.git(ctx, gitInput{stdin: strings.NewReader(names.String()), stdout: w}, "cat-file", "--batch")
 	_ = w.Close()
-	if readErr := <-done; err == nil {
+	if readErr := <-done; err == nil || agentlab.CodeOf(readErr) == agentlab.CodeLimit {
 		err = readErr
+	}
+	if agentlab.CodeOf(err) == agentlab.CodeLimit {
+		return err
 	}
 	if err != nil && ctx.Err() == nil {
 		return agentlab.Errorf(agentlab.CodeConflict, "the changed files cannot be read: %s; nothing was applied", plain(err.Error()))
@@ -216,6 +226,10 @@ func (p *applyPlan) splitBlobs(r io.Reader, count int) error {
 		var size int64
 		if n, _ := fmt.Sscanf(line, "%s %s %d", &blob, &kind, &size); n != 3 || kind != "blob" {
 			return fmt.Errorf("%s is no file", strings.TrimSpace(line))
+		}
+		if p.room -= size; size < 0 || p.room < 0 {
+			return agentlab.Errorf(agentlab.CodeLimit, "the changed files have more than %s unpacked; nothing was applied", byteSize(maxApplied)).
+				WithHint("name some of them: agentlab job apply %s PATH; see 'agentlab job diff --stat %s'", p.job, p.job)
 		}
 		f, err := os.OpenFile(p.blobFile(blob), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err != nil {
@@ -279,6 +293,13 @@ func safeLink(name, content string) error {
 	}
 	if path.IsAbs(string(target)) || len(target) == 0 {
 		return fmt.Errorf("%.100q is not relative", target)
+	}
+	down := false
+	for part := range strings.SplitSeq(string(target), "/") {
+		if part == ".." && down { // of a folder that may be a link
+			return fmt.Errorf("%.100q goes up after it went down", target)
+		}
+		down = down || part != ".." && part != "." && part != ""
 	}
 	if to := path.Join(path.Dir(name), string(target)); to != "." {
 		return safePath(to)
