@@ -160,7 +160,15 @@ func (r *repair) restore(ctx context.Context) error {
 			WithHint("if it is to be used here all the same, add --adopt")
 	}
 	next := r.paths.Database() + ".restore"
+	for _, suffix := range []string{"-wal", "-shm"} { // of an attempt that was killed: SQLite would apply them to the copy
+		if err := os.Remove(next + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fsfault.At(next+suffix, err)
+		}
+	}
 	if err := copyFile(path, next); err != nil {
+		return err
+	}
+	if err := r.dropTokens(ctx, next); err != nil {
 		return err
 	}
 	r.out.Backup = path
@@ -171,6 +179,20 @@ func (r *repair) restore(ctx context.Context) error {
 		return fsfault.At(r.paths.Database(), err)
 	}
 	return r.adoptID(ctx, own)
+}
+
+// dropTokens deletes the API tokens of a copy before it becomes the database:
+// the copy does not know which of them were revoked after it was made.
+func (r *repair) dropTokens(ctx context.Context, path string) error {
+	st, err := store.Open(ctx, path, store.Options{})
+	if err != nil {
+		return err
+	}
+	n, err := st.DeleteAPITokens(ctx)
+	if n > 0 {
+		r.out.warn("%d API token(s) of the backup are not restored, because it does not tell which were revoked later; make new ones: agentlab token create", n)
+	}
+	return errors.Join(err, st.Close())
 }
 
 // choose finds the backup that is meant, and checks it.

@@ -87,6 +87,15 @@ func (s *Store) DeleteAPIToken(ctx context.Context, idOrName string, tell func(a
 	return t, err
 }
 
+// DeleteAPITokens deletes all tokens and returns how many there were.
+func (s *Store) DeleteAPITokens(ctx context.Context) (n int64, err error) {
+	err = s.write(ctx, func(w *tx) error {
+		n, err = w.execN("DELETE FROM api_tokens")
+		return err
+	})
+	return n, err
+}
+
 // TouchAPIToken notes when a token was used last. One that is gone is no
 // error.
 func (s *Store) TouchAPIToken(ctx context.Context, id string, at time.Time) error {
