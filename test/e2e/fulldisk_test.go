@@ -18,6 +18,7 @@ import (
 // byte, sandboxes are destroyed: by the daemon that runs, and, when the disk is
 // full again, by one that is started after a kill.
 func TestFullDiskSandboxEnds(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("real VMs run without -short: make test")
 	}

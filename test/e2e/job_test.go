@@ -77,6 +77,7 @@ func TestJobLocalRepository(t *testing.T) {
 // A submodule travels with the repository, and what the agent leaves
 // uncommitted is shown and applied.
 func TestJobWithSubmodule(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	lib, repo := sampleRepo(t), sampleRepo(t)
 	git(t, repo, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", lib, "libs/greet")

@@ -30,9 +30,9 @@ import (
 )
 
 // Limits that no healthy run comes near, even under emulation on a busy
-// machine.
+// machine. The first command that needs an image also builds it.
 const (
-	commandLimit = 6 * time.Minute
+	commandLimit = 10 * time.Minute
 	settleLimit  = 60 * time.Second
 )
 

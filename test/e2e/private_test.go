@@ -44,6 +44,7 @@ func says(text string) http.Handler {
 // soon when it is started all the same; with the operator's entry in the
 // profile it does its work.
 func TestPrivateModelGateway(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("real VMs run without -short: make test")
 	}
@@ -91,6 +92,7 @@ func TestPrivateModelGateway(t *testing.T) {
 // beside it: not another port, address or name, and not what a name resolves to
 // against the operator's meaning.
 func TestPrivateDestinations(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("real VMs run without -short: make test")
 	}
