@@ -168,7 +168,7 @@ func (r *repair) restore(ctx context.Context) error {
 	if err := copyFile(path, next); err != nil {
 		return err
 	}
-	if err := r.dropTokens(ctx, next); err != nil {
+	if err := r.prepare(ctx, next); err != nil {
 		return err
 	}
 	r.out.Backup = path
@@ -181,14 +181,18 @@ func (r *repair) restore(ctx context.Context) error {
 	return r.adoptID(ctx, own)
 }
 
-// dropTokens deletes the API tokens of a copy before it becomes the database:
-// the copy does not know which of them were revoked after it was made.
-func (r *repair) dropTokens(ctx context.Context, path string) error {
+// prepare marks a copy as not yet filled before it becomes the database, and
+// deletes its API tokens: it does not know which of them were revoked after it
+// was made.
+func (r *repair) prepare(ctx context.Context, path string) error {
 	st, err := store.Open(ctx, path, store.Options{})
 	if err != nil {
 		return err
 	}
 	n, err := st.DeleteAPITokens(ctx)
+	if err == nil {
+		err = st.SetFact(ctx, store.FactRepair, "restore")
+	}
 	if n > 0 {
 		r.out.warn("%d API token(s) of the backup are not restored, because it does not tell which were revoked later; make new ones: agentlab token create", n)
 	}
@@ -249,7 +253,8 @@ func (r *repair) rebuild(ctx context.Context) error {
 }
 
 // adoptID opens the database, which makes or upgrades it, and gives it and the
-// state directory one id.
+// state directory one id. It is marked first: with the id alone it would match,
+// and a daemon would take every file that it lacks for a leftover.
 func (r *repair) adoptID(ctx context.Context, own string) error {
 	st, err := store.Open(ctx, r.paths.Database(), store.Options{})
 	if err != nil {
@@ -260,6 +265,9 @@ func (r *repair) adoptID(ctx context.Context, own string) error {
 		if id, err = st.Fact(ctx, store.FactInstallation); err == nil && id == "" {
 			id = agentlab.NewUID()
 		}
+	}
+	if err == nil {
+		err = st.SetFact(ctx, store.FactRepair, "rebuild")
 	}
 	if err == nil {
 		err = st.SetFact(ctx, store.FactInstallation, id)
@@ -308,8 +316,12 @@ func (r *repair) fill(ctx context.Context) (err error) {
 	if err := r.sandboxes(ctx, st); err != nil {
 		return err
 	}
-	return st.AppendEvents(ctx, agentlab.Event{Kind: agentlab.EventDaemon, Message: fmt.Sprintf("the database was repaired: %d jobs, %d artifacts and %d sandboxes were added",
+	err = st.AppendEvents(ctx, agentlab.Event{Kind: agentlab.EventDaemon, Message: fmt.Sprintf("the database was repaired: %d jobs, %d artifacts and %d sandboxes were added",
 		r.out.Jobs, r.out.Artifacts, r.out.Sandboxes)})
+	if err != nil {
+		return err
+	}
+	return st.SetFact(ctx, store.FactRepair, "")
 }
 
 // sandboxes asks the backend what bears our mark. A backend that cannot be

@@ -30,6 +30,8 @@ import (
 //	                                          when there are files of jobs and the
 //	                                          database knows none of them
 //
+// A database that a repair has not filled yet is refused, whatever its id.
+//
 // The id goes to the database first. A crash before the file is written leaves
 // the last case, which the next start completes.
 
@@ -107,6 +109,13 @@ func checkNotLost(p config.Paths) error {
 // claim makes sure that the database and the state directory belong together,
 // and gives them an id when they are new.
 func claim(ctx context.Context, p config.Paths, st *store.Store) error {
+	if unfinished, err := st.Fact(ctx, store.FactRepair); err != nil || unfinished != "" {
+		if err == nil {
+			err = agentlab.Errorf(agentlab.CodeConflict, "a repair of the database %s was not finished (%s)", p.Database(), unfinished).
+				WithHint("%s", remedies(p))
+		}
+		return err
+	}
 	inFile, err := installationOf(p)
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -52,5 +53,55 @@ func TestRestoreRevivesNoToken(t *testing.T) {
 	})
 	if left, _ := filepath.Glob(h.paths.Database() + ".restore*"); len(left) != 0 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// A repair that is killed before the database is filled leaves one that no
+// daemon uses: it would take the files of all jobs for leftovers.
+func TestUnfinishedRepairIsRefused(t *testing.T) {
+	h, job := lived(t)
+	backup := filepath.Join(t.TempDir(), "backup.db")
+	change(t, h, func(st *store.Store) {
+		err := errors.Join(st.DeleteArtifacts(t.Context(), job), st.DeleteJob(t.Context(), job)) // the backup is older than the job
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := st.Backup(t.Context(), backup); err != nil {
+			t.Fatal(err)
+		}
+	})
+	for name, step := range map[string]func(*repair) error{
+		"restore": func(r *repair) error { return r.restore(t.Context()) },
+		"rebuild": func(r *repair) error {
+			remove(t, h.paths.Database())
+			return r.rebuild(t.Context())
+		},
+	} {
+		r := repair{paths: h.paths, backup: backup}
+		if err := step(&r); err != nil { // and then it is killed
+			t.Fatal(err)
+		}
+		if d, err := h.open(t); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(agentlab.HintOf(err), "agentlab db rebuild") {
+			t.Errorf("%s: the daemon starts: %v (%s)", name, err, agentlab.HintOf(err))
+			if err == nil {
+				_ = d.Close()
+			}
+		}
+		r = repair{runOptions: runOptions{home: h.paths.Home}}
+		if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
+			t.Fatal(err)
+		}
+		change(t, h, func(st *store.Store) {
+			if _, err := st.Job(t.Context(), job); err != nil {
+				t.Errorf("%s: after a rebuild: %v", name, err)
+			}
+		})
+		d, err := h.open(t)
+		if err != nil {
+			t.Fatalf("%s: after a rebuild: %v", name, err)
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 const (
 	FactInstallation = "installation" // id of the installation, also in a file of the state directory
 	FactClock        = "clock"        // what was last seen of the host's clock, as JSON
+	FactRepair       = "repair"       // which repair of the database has not been finished; "" for none
 )
 
 // Fact returns the value of a fact, "" when it is not known.
