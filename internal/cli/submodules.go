@@ -65,7 +65,7 @@ func (m *submodule) locate(ctx context.Context, dir, name string) (why, fix stri
 	if safePath(name) != nil || strings.ContainsAny(name, "\n\r") {
 		return "its path is not allowed", ""
 	}
-	fix = "git submodule update --init --recursive -- " + name
+	fix = "git submodule update --init --recursive -- " + shellQuote(name)
 	at := dir
 	for part := range strings.SplitSeq(name, "/") {
 		at = filepath.Join(at, part)
@@ -88,7 +88,7 @@ func (m *submodule) locate(ctx context.Context, dir, name string) (why, fix stri
 		return fmt.Sprintf("it lacks commit %.12s", m.commit), fix
 	}
 	if shallow, _ := git(ctx, at, "rev-parse", "--is-shallow-repository"); shallow != "false" {
-		return "it is a shallow clone", "git -C " + name + " fetch --unshallow"
+		return "it is a shallow clone", "git -C " + shellQuote(name) + " fetch --unshallow"
 	}
 	return "", ""
 }

@@ -128,3 +128,14 @@ func TestLFSFilesAreNamed(t *testing.T) {
 		}
 	}
 }
+
+// The name of a submodule is the repository's: a command that the user copies
+// must not hold another one.
+func TestSubmoduleFixIsQuoted(t *testing.T) {
+	for name, want := range map[string]string{"lib/a": "lib/a", "$(touch x)": "'$(touch x)'", "a'; x": `'a'\''; x'`} {
+		var m submodule
+		if _, fix := m.locate(t.Context(), t.TempDir(), name); fix != "git submodule update --init --recursive -- "+want {
+			t.Errorf("%q: %s", name, fix)
+		}
+	}
+}
