@@ -28,8 +28,13 @@ func (s Status) Applied() bool { return len(s.Tables) == len(ours) }
 // ours are the families of our tables.
 var ours = []string{"inet", "bridge", "arp"}
 
-// Status reads back what is loaded and compares it with what should be.
+// Status reads back what is loaded and compares it with what should be. A
+// process that has not applied the rules itself first asks for the network's
+// NAT64 prefixes, which are part of them.
 func (m *Manager) Status(ctx context.Context) (Status, error) {
+	if m.nat64.Load() == nil {
+		m.learnTranslators(ctx)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.status(ctx)
