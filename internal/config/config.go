@@ -42,6 +42,8 @@ type Config struct {
 
 	Network Network `yaml:"network"`
 
+	UpstreamProxy UpstreamProxy `yaml:"upstream_proxy"`
+
 	Guest Guest `yaml:"guest"`
 
 	HostNetwork HostNetwork `yaml:"host_network"`
@@ -202,6 +204,9 @@ func (c Config) Validate() error {
 		return err
 	}
 	if err := c.Network.validate(); err != nil {
+		return err
+	}
+	if err := c.UpstreamProxy.validate(c.Backend); err != nil {
 		return err
 	}
 	if err := c.Guest.validate(); err != nil {

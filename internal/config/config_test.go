@@ -96,6 +96,21 @@ func TestRefused(t *testing.T) {
 		{"api: {listen: \"192.0.2.1:8843\", tls_cert: c, tls_key: /k}", "api.tls_cert", "absolute path", ""},
 		{"api: {groups: {agentlab: owner}}", "api.groups.agentlab", `"owner" is not known`, "read, write, admin"},
 		{"api: {groups: {\"a b\": read}}", "api.groups", "not the name of a group", ""},
+		{"upstream_proxy: {url: \"http://joe:secret@proxy.corp:3128\"}", "upstream_proxy.url", "line 1: credentials", "credentials_file"},
+		{"upstream_proxy: {url: \"http://joe:secret%@proxy.corp:3128\"}", "upstream_proxy.url", "line 1: not a URL", "proxy.corp"},
+		{"upstream_proxy: {url: \"socks4://proxy.corp:1080\"}", "upstream_proxy.url", "known kind", "socks5://"},
+		{"upstream_proxy: {url: \"proxy.corp:3128\"}", "upstream_proxy.url", "known kind", "http://"},
+		{"upstream_proxy: {url: \"http://proxy.corp\"}", "upstream_proxy.url", "HOST:PORT", "3128"},
+		{"upstream_proxy: {url: \"http://proxy.corp:0\"}", "upstream_proxy.url", "HOST:PORT", ""},
+		{"upstream_proxy: {url: \"http://:3128\"}", "upstream_proxy.url", "HOST:PORT", ""},
+		{"upstream_proxy: {url: \"http://proxy.corp:3128/x\"}", "upstream_proxy.url", "HOST:PORT", ""},
+		{"upstream_proxy: {url: \"http://proxy.corp:3128?x\"}", "upstream_proxy.url", "HOST:PORT", ""},
+		{"upstream_proxy: {dns: \"https://1.1.1.1/dns-query\"}", "upstream_proxy.url", "missing", "remove"},
+		{"upstream_proxy: {url: \"http://p:1\", credentials_file: c}", "upstream_proxy.credentials_file", "absolute path", ""},
+		{"upstream_proxy: {url: \"http://p:1\", ca_file: c}", "upstream_proxy.ca_file", "absolute path", ""},
+		{"upstream_proxy: {url: \"http://p:1\", dns: \"https://dns.example/dns-query\"}", "upstream_proxy.dns", "not an IP address", "1.1.1.1"},
+		{"upstream_proxy: {url: \"http://p:1\", dns: \"http://1.1.1.1/dns-query\"}", "upstream_proxy.dns", "https://", ""},
+		{"upstream_proxy: {url: \"http://p:1\", user: joe}", "upstream_proxy.user", "unknown key", ""},
 	} {
 		_, err := Parse([]byte(tc.in))
 		if agentlab.CodeOf(err) != agentlab.CodeInvalid {
@@ -106,6 +121,19 @@ func TestRefused(t *testing.T) {
 		if e.Field != tc.field || !strings.Contains(e.Message, tc.message) || !strings.Contains(e.Hint, tc.hint) {
 			t.Errorf("%q: field %q, message %q, hint %q", tc.in, e.Field, e.Message, e.Hint)
 		}
+	}
+}
+
+func TestUpstreamProxy(t *testing.T) {
+	const text = "upstream_proxy: {url: \"https://proxy.corp:3128\", credentials_file: /c, ca_file: /a, dns: \"https://[2606:4700::1111]:8443/dns-query\"}"
+	c, err := Parse([]byte(text))
+	if want := (UpstreamProxy{URL: "https://proxy.corp:3128", CredentialsFile: "/c", CAFile: "/a", DNS: "https://[2606:4700::1111]:8443/dns-query"}); err != nil || c.UpstreamProxy != want {
+		t.Errorf("%+v, %v", c.UpstreamProxy, err)
+	}
+	c.Backend = testBackend // as every backend but qemu
+	e, ok := errors.AsType[*agentlab.Error](c.Validate())
+	if !ok || e.Code != agentlab.CodeUnsupported || e.Field != "upstream_proxy.url" || !strings.Contains(e.Hint, "backend: qemu") {
+		t.Errorf("another backend: %+v", e)
 	}
 }
 

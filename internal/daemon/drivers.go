@@ -66,6 +66,10 @@ func openQEMU(env driverEnv) (place, error) {
 	if err != nil {
 		return place{}, err
 	}
+	upstream, err := upstreamProxy(env.settings)
+	if err != nil {
+		return place{}, err
+	}
 	d, err := qemu.New(qemu.Config{
 		StateDir: env.paths.State,
 		CacheDir: filepath.Join(env.paths.Cache, "qemu"),
@@ -83,6 +87,8 @@ func openQEMU(env driverEnv) (place, error) {
 		DialUnix:   env.getenv(envInternet),
 		Reserved:   reservedPorts(env.settings),
 		Logger:     env.log,
+
+		UpstreamProxy: upstream,
 	})
 	if err != nil {
 		return place{}, err

@@ -174,6 +174,10 @@ func (o runOptions) bridge() (nft.Config, error) {
 	if err != nil {
 		return nft.Config{}, err
 	}
+	if settings.UpstreamProxy.URL != "" {
+		return nft.Config{}, agentlab.Errorf(agentlab.CodeUnsupported, "the kernel routes what sandboxes on a bridge send, which no proxy can carry").
+			WithField("upstream_proxy.url").WithHint("remove upstream_proxy from %s, or do without the bridge", paths.ConfigFile())
+	}
 	return bridgeConfig(settings)
 }
 

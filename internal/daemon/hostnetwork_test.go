@@ -1,10 +1,13 @@
 package daemon
 
 import (
+	"errors"
 	"flag"
 	"os"
+	"path/filepath"
 	"testing"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 )
@@ -50,5 +53,25 @@ func TestNetworkCommandUsage(t *testing.T) {
 			t.Errorf("%v: exit code %d", args, code)
 		}
 		_ = null.Close()
+	}
+}
+
+// The kernel cannot send what it routes through a proxy, so the rules of a
+// bridge are not made beside one.
+func TestBridgeRefusesAnUpstreamProxy(t *testing.T) {
+	home := t.TempDir()
+	o := runOptions{home: home}
+	if _, err := o.bridge(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(home, "config"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(home, "config", "config.yaml"), []byte("upstream_proxy: {url: \"http://proxy.corp:3128\"}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := o.bridge()
+	if e, ok := errors.AsType[*agentlab.Error](err); !ok || e.Code != agentlab.CodeUnsupported || e.Field != "upstream_proxy.url" || e.Hint == "" {
+		t.Errorf("%v", err)
 	}
 }

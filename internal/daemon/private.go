@@ -7,6 +7,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/profile"
 )
 
@@ -43,6 +44,19 @@ func trusted(c config.Config) ([]string, error) {
 		out = append(out, list...)
 	}
 	return out, nil
+}
+
+// upstreamProxy returns the proxy that the configuration names, after a look
+// at its files; nil means none.
+func upstreamProxy(c config.Config) (*gate.ProxyConfig, error) {
+	if c.UpstreamProxy.URL == "" {
+		return nil, nil //nolint:nilnil // no proxy is not a fault
+	}
+	p := gate.ProxyConfig(c.UpstreamProxy)
+	if _, err := gate.NewProxyDialer(p); err != nil {
+		return nil, err
+	}
+	return &p, nil
 }
 
 // reservedPorts are the ports of this host that no policy opens.

@@ -217,6 +217,7 @@ var meanings = map[string]string{
 	RuleNameMissing:   "the connection names no host, and only a name could allow it",
 	RuleNameMismatch:  "the connection names a host that is not allowed at this address",
 	RuleNameUnread:    "the policy denies hosts by name, which cannot be read from UDP; clients go on with TCP",
+	RuleProxy:         "only TCP to IPv4 addresses goes through the operator's upstream proxy; with QUIC refused, clients go on with TCP",
 	RuleLimit:         "the sandbox has too many connections",
 	RuleRate:          "the sandbox asks too quickly",
 	RuleHostAddr:      "the host itself is never reached from a sandbox",

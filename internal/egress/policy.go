@@ -46,12 +46,13 @@ const (
 	RuleLAN       = "always.lan"        // an address on a network that the host is directly on
 	RuleGateway   = "always.controller" // a port on the controller's address that is not served
 
-	RuleForeignDNS   = "always.dns"     // DNS to another server than ours
-	RuleAllowlist    = "mode.allowlist" // denied because no allow rule matches
-	RulePorts        = "ports"          // denied because the port is none of the policy's
-	RuleNameMissing  = "name.missing"   // denied because the flow does not name a host
-	RuleNameMismatch = "name.mismatch"  // denied because the host that the flow names is not allowed at this address
-	RuleNameUnread   = "name.quic"      // denied because the names of denied hosts cannot be read from UDP; clients go on with TCP
+	RuleForeignDNS   = "always.dns"        // DNS to another server than ours
+	RuleAllowlist    = "mode.allowlist"    // denied because no allow rule matches
+	RulePorts        = "ports"             // denied because the port is none of the policy's
+	RuleNameMissing  = "name.missing"      // denied because the flow does not name a host
+	RuleNameMismatch = "name.mismatch"     // denied because the host that the flow names is not allowed at this address
+	RuleProxy        = "proxy.unsupported" // denied because it cannot go through the operator's upstream proxy
+	RuleNameUnread   = "name.quic"         // denied because the names of denied hosts cannot be read from UDP; clients go on with TCP
 
 	// Beginnings of rule names.
 	RuleAllowPrefix = "allow:" // the text of an allow rule follows

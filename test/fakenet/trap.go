@@ -114,7 +114,7 @@ func (r *Responder) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, e
 	if c := r.certs[name]; c != nil {
 		return c, nil
 	}
-	c, err := r.ca.issue(name)
+	c, err := r.ca.Issue(name)
 	if err != nil {
 		return nil, err
 	}

@@ -29,7 +29,7 @@ func (n *Net) HandleHTTP(name string, port uint16, h http.Handler) netip.AddrPor
 // HandleHTTPS serves HTTP over TLS on a port of a host, with a certificate for
 // its name that ca made.
 func (n *Net) HandleHTTPS(name string, port uint16, ca *CA, h http.Handler) (netip.AddrPort, error) {
-	cert, err := ca.issue(name)
+	cert, err := ca.Issue(name)
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
@@ -167,13 +167,17 @@ func (c *CA) PEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.cert.Raw})
 }
 
-func (c *CA) issue(name string) (tls.Certificate, error) {
+// Issue returns a certificate of a server for a name or an IP address.
+func (c *CA) Issue(name string) (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return tls.Certificate{}, err
 	}
 	t := certificate(name)
 	t.DNSNames, t.KeyUsage = []string{name}, x509.KeyUsageDigitalSignature
+	if ip := net.ParseIP(name); ip != nil {
+		t.DNSNames, t.IPAddresses = nil, []net.IP{ip}
+	}
 	t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	der, err := x509.CreateCertificate(rand.Reader, t, c.cert, key.Public(), c.key)
 	if err != nil {

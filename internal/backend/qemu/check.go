@@ -21,6 +21,7 @@ const (
 func (d *Driver) Check(ctx context.Context) []backend.Finding {
 	findings := []backend.Finding{d.checkArch()}
 	findings = append(findings, d.checkQEMU(ctx), d.checkQEMUImg(), d.checkKVM(ctx), d.checkRunner())
+	findings = append(findings, d.checkProxy(ctx)...)
 	return append(findings, checkSpace("disk-state", d.cfg.StateDir), checkSpace("disk-cache", d.cfg.CacheDir))
 }
 

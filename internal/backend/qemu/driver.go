@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
@@ -70,6 +71,10 @@ type Config struct {
 	// Reserved are the ports of this host that no policy opens to a sandbox
 	// started from now on.
 	Reserved []uint16
+
+	// UpstreamProxy is what the connections of sandboxes started from now on go
+	// through; nil means that they are dialled directly.
+	UpstreamProxy *gate.ProxyConfig
 
 	Now    func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none

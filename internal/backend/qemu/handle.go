@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
@@ -41,8 +42,11 @@ type startConfig struct {
 	// PauseBelow is the free space on the host's disk, in bytes, below which the
 	// guest is paused; 0 leaves that to QEMU, which does it when none is left.
 	PauseBelow uint64   `json:"pause_below,omitempty"`
-	Reserved   []uint16 `json:"reserved,omitempty"`  // ports of the host that no policy opens
-	DialUnix   string   `json:"dial_unix,omitempty"` // tests: the network behind this socket is the guest's internet
+	Reserved   []uint16 `json:"reserved,omitempty"` // ports of the host that no policy opens
+	// UpstreamProxy is what the guest's connections go through; nil means that
+	// they are dialled directly.
+	UpstreamProxy *gate.ProxyConfig `json:"upstream_proxy,omitempty"`
+	DialUnix      string            `json:"dial_unix,omitempty"` // tests: the network behind this socket is the guest's internet
 }
 
 // Phases of a run.

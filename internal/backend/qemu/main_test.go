@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
@@ -85,6 +86,7 @@ type fixed struct {
 	DialUnix                   string
 	PauseBelow                 uint64
 	QEMU                       string // "": the one that is installed
+	UpstreamProxy              *gate.ProxyConfig
 }
 
 func (f fixed) open() (*Driver, error) {
@@ -93,7 +95,7 @@ func (f fixed) open() (*Driver, error) {
 		return nil, err
 	}
 	return New(Config{
-		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, DialUnix: f.DialUnix, PauseBelow: f.PauseBelow, QEMU: f.QEMU, Shim: []string{self, "vmm"},
+		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, DialUnix: f.DialUnix, UpstreamProxy: f.UpstreamProxy, PauseBelow: f.PauseBelow, QEMU: f.QEMU, Shim: []string{self, "vmm"},
 		Images: func(_ context.Context, ref string) (ImageFiles, error) {
 			if ref != f.Image.Ref {
 				return ImageFiles{}, agentlab.Errorf(agentlab.CodeNotFound, "no image %s", ref)

@@ -18,7 +18,6 @@ import (
 
 	"github.com/agentlab-vm/agentlab/internal/boundedlog"
 	"github.com/agentlab-vm/agentlab/internal/egress"
-	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
@@ -237,8 +236,8 @@ func (s *shim) startNet(conn net.Conn) error {
 		Services: map[uint16]func(net.Conn){controllerPort: s.toController, uploadPort: s.toController},
 		Audit:    s.egressLog.Write, Reserved: s.cfg.Reserved,
 	}
-	if s.cfg.DialUnix != "" {
-		cfg.Dialer = gate.UnixDialer{Path: s.cfg.DialUnix}
+	if err := s.cfg.route(&cfg); err != nil {
+		return err
 	}
 	network, err := vnet.New(cfg)
 	if err != nil {

@@ -228,7 +228,7 @@ func (d *Driver) startConfig(ctx context.Context, h handle) (startConfig, error)
 	cfg := startConfig{
 		Version: handleVersion, RunID: strconv.FormatInt(d.cfg.Now().UnixNano(), 36) + "-" + agentlab.NewUID()[:8],
 		QEMU: d.host.qemu(), Accel: accel, Initrd: initrd, PauseBelow: d.cfg.PauseBelow, DialUnix: d.cfg.DialUnix,
-		Reserved: d.cfg.Reserved,
+		Reserved: d.cfg.Reserved, UpstreamProxy: d.cfg.UpstreamProxy,
 	}
 	if accel == AccelTCG {
 		if cfg.TSCKHz, cfg.TSCFixed, err = d.host.tsc(ctx); err != nil {

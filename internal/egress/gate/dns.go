@@ -29,6 +29,10 @@ type Resolver interface {
 	Exchange(ctx context.Context, question *dns.Msg) (*dns.Msg, error)
 }
 
+// privateResolver is implemented by resolvers that do not know the names of
+// private destinations; Private returns one that does.
+type privateResolver interface{ Private() Resolver }
+
 // Answer makes the wire form of the answer to a question; nil means that
 // there is nothing to say, also because the guest asks too quickly. udp tells
 // that the answer must fit into a datagram.
@@ -167,7 +171,11 @@ func (g *Gate) exchange(ctx context.Context, q dns.Question, dnssec bool) (*dns.
 	ask := new(dns.Msg)
 	ask.SetQuestion(q.Name, q.Qtype)
 	ask.SetEdns0(1232, dnssec)
-	return g.cfg.Resolver.Exchange(ctx, ask)
+	r := g.cfg.Resolver
+	if own, ok := r.(privateResolver); ok && g.Policy().OpensName(dns.CanonicalName(q.Name)) {
+		r = own.Private()
+	}
+	return r.Exchange(ctx, ask)
 }
 
 // take filters an answer, remembers its addresses as those of the name that

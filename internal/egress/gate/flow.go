@@ -100,6 +100,8 @@ func (f *Flow) enter() (rule string, victim *Flow) {
 	switch {
 	case !v.Allow:
 		return v.Rule, nil
+	case f.unsupported() != "":
+		return f.unsupported(), nil
 	case table == nil || g.closed:
 		return egress.RuleProtocol, nil
 	case f.flow.Proto == egress.TCP && len(table) >= g.limits.TCPFlows:

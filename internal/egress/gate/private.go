@@ -33,6 +33,22 @@ func (g *Gate) isServer(a netip.Addr) bool {
 	return a.IsValid() && a.Unmap() == g.cfg.Server.Addr()
 }
 
+// refuser is implemented by dialers that know at once that they cannot carry
+// a flow, so that the guest is told before it waits.
+type refuser interface {
+	Refuses(proto egress.Proto, to netip.Addr) (rule string)
+}
+
+// unsupported returns the rule by which the dialer cannot carry a flow that
+// the policy allows; "" when it can. Private destinations are dialled directly.
+func (f *Flow) unsupported() (rule string) {
+	d, ok := f.g.cfg.Dialer.(refuser)
+	if !ok || f.flow.Host || egress.Openable(f.flow.Dst.Addr()) {
+		return ""
+	}
+	return d.Refuses(f.flow.Proto, f.flow.Dst.Addr())
+}
+
 // open dials one address of a flow that is allowed.
 func (f *Flow) open(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	if !f.flow.Host && !egress.Openable(to.Addr()) {

@@ -16,10 +16,12 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
 	"github.com/agentlab-vm/agentlab/test/netguest"
+	"github.com/agentlab-vm/agentlab/test/netlab"
 )
 
 func TestMain(m *testing.M) {
 	netguest.Main()
+	netlab.Main()
 	os.Exit(m.Run())
 }
 

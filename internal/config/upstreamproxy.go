@@ -1,0 +1,68 @@
+package config
+
+import (
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// UpstreamProxy is the proxy of a host that has no direct way out. An empty
+// URL means that there is none.
+type UpstreamProxy struct {
+	URL             string `yaml:"url" doc:"http://HOST:PORT, https://HOST:PORT or socks5://HOST:PORT of a proxy through which sandboxes reach the internet; empty means directly. Only TCP to IPv4 addresses goes through it; see network.md. Backend qemu only."`
+	CredentialsFile string `yaml:"credentials_file" doc:"Absolute path of a file with USER:PASSWORD for the proxy, which only its owner can read (mode 0600). It is read when a sandbox starts."`
+	CAFile          string `yaml:"ca_file" doc:"Absolute path of a PEM file with authorities that are trusted, beside those of the system, for an https proxy and for dns."`
+	DNS             string `yaml:"dns" doc:"https://ADDRESS/dns-query of a resolver (DNS over HTTPS, RFC 8484) that is asked through the proxy, by its IP address; empty means the name servers of the host."`
+}
+
+// validate checks the syntax; files are read by who uses them.
+func (p UpstreamProxy) validate(backend string) error {
+	bad := func(key, format string, args ...any) *agentlab.Error {
+		return agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField("upstream_proxy." + key)
+	}
+	if p.URL == "" {
+		if p != (UpstreamProxy{}) {
+			return bad("url", "missing, but other keys of upstream_proxy are set").WithHint("set it, or remove upstream_proxy")
+		}
+		return nil
+	}
+	u, err := url.Parse(p.URL)
+	switch {
+	case err != nil: // the error would repeat a password
+		return bad("url", "not a URL").WithHint("write http://proxy.corp:3128")
+	case u.User != nil:
+		return bad("url", "credentials do not belong into the URL").WithHint("write USER:PASSWORD into a file of mode 0600 and name it in upstream_proxy.credentials_file")
+	case !slices.Contains([]string{"http", "https", "socks5"}, u.Scheme):
+		return bad("url", "%q is not a proxy of a known kind", p.URL).WithHint("use http://, https:// or socks5://")
+	case !hasPort(u) || u.Hostname() == "" || *u != (url.URL{Scheme: u.Scheme, Host: u.Host}):
+		return bad("url", "%q is not SCHEME://HOST:PORT", p.URL).WithHint("write http://proxy.corp:3128")
+	}
+	for key, path := range map[string]string{"credentials_file": p.CredentialsFile, "ca_file": p.CAFile} {
+		if path != "" && !filepath.IsAbs(path) {
+			return bad(key, "%q is not an absolute path", path)
+		}
+	}
+	if p.DNS != "" {
+		u, err := url.Parse(p.DNS)
+		if err != nil || u.Scheme != "https" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || u.Port() != "" && !hasPort(u) {
+			return bad("dns", "not https://ADDRESS/dns-query").WithHint("write https://1.1.1.1/dns-query")
+		}
+		if _, err := netip.ParseAddr(u.Hostname()); err != nil {
+			return bad("dns", "%q is not an IP address", u.Hostname()).WithHint("a resolver behind the proxy cannot be looked up: write its address, as in https://1.1.1.1/dns-query")
+		}
+	}
+	if backend != "qemu" {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the backend %s routes packets in the kernel, which no proxy can carry", backend).WithField("upstream_proxy.url").
+			WithHint("use backend: qemu, or remove upstream_proxy and route the sandboxes' network through a gateway")
+	}
+	return nil
+}
+
+func hasPort(u *url.URL) bool {
+	n, err := strconv.ParseUint(u.Port(), 10, 16)
+	return err == nil && n > 0
+}
