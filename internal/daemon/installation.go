@@ -46,7 +46,7 @@ func remedies(p config.Paths) string {
 
 // holdings is what a state directory holds that a database describes.
 type holdings struct {
-	jobs      []string // ids of jobs with artifacts, a log or a bundle
+	jobs      []string // ids of jobs with artifacts, a log, a bundle or a record
 	sandboxes int
 	backups   int
 }
@@ -76,6 +76,7 @@ func look(p config.Paths) (h holdings, err error) {
 		each(dir, jobs)
 		each(filepath.Join(dir, ".quarantine"), jobs)
 	}
+	each(p.Records(), jobs)
 	each(p.Sandboxes(), func(string) { h.sandboxes++ })
 	each(p.Backups(), func(string) { h.backups++ })
 	return h, errors.Join(errs...)

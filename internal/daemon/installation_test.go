@@ -78,15 +78,18 @@ func TestInstallation(t *testing.T) {
 		{"empty database", func(t *testing.T, h *home, _ string) { write(t, h.paths.Database(), "") }, "missing or empty"},
 		{"missing database and id", func(t *testing.T, h *home, _ string) { remove(t, h.paths.Database(), h.paths.Installation()) }, "missing or empty"},
 		{"missing database, a log only", func(t *testing.T, h *home, _ string) {
-			remove(t, h.paths.Database(), h.paths.Artifacts(), h.paths.Backups())
+			remove(t, h.paths.Database(), h.paths.Artifacts(), h.paths.Backups(), h.paths.Records())
 		}, "missing or empty"},
 		{"missing database, backups only", func(t *testing.T, h *home, job string) {
-			remove(t, h.paths.Database(), h.paths.Artifacts(), filepath.Join(h.paths.State, "logs", job+".log"))
+			remove(t, h.paths.Database(), h.paths.Artifacts(), h.paths.Records(), filepath.Join(h.paths.State, "logs", job+".log"))
 			write(t, filepath.Join(h.paths.Backups(), "000001-20260101T000000Z.db"), "x")
 		}, "missing or empty"},
 		{"missing database and nothing else", func(t *testing.T, h *home, job string) {
-			remove(t, h.paths.Database(), h.paths.Artifacts(), h.paths.Backups(), filepath.Join(h.paths.State, "logs", job+".log"))
+			remove(t, h.paths.Database(), h.paths.Artifacts(), h.paths.Backups(), h.paths.Records(), filepath.Join(h.paths.State, "logs", job+".log"))
 		}, ""},
+		{"missing database, records only", func(t *testing.T, h *home, job string) {
+			remove(t, h.paths.Database(), h.paths.Artifacts(), h.paths.Backups(), filepath.Join(h.paths.State, "logs", job+".log"))
+		}, "(jobs: 1)"},
 		{"another installation", func(t *testing.T, h *home, _ string) { setID(t, h, agentlab.NewUID()) }, "belongs to another installation"},
 		{"missing id file, known jobs", func(t *testing.T, h *home, _ string) { remove(t, h.paths.Installation()) }, ""},
 		{"older database, known jobs", func(t *testing.T, h *home, _ string) {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/store"
@@ -46,6 +47,29 @@ func readRecord(dir, jobID string) (j agentlab.Job, ok bool) {
 		return agentlab.Job{}, false
 	}
 	return j, j.ID == jobID && j.Status.Valid() && !j.CreatedAt.IsZero()
+}
+
+// recorded lists the jobs that have a record, with the time of its file. The
+// record itself may be damaged.
+func recorded(dir string) ([]artifact.Found, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fsfault.At(dir, err)
+	}
+	var out []artifact.Found
+	for _, e := range entries {
+		id, ok := strings.CutSuffix(e.Name(), ".json")
+		if !ok || agentlab.ValidateJobID(id) != nil {
+			continue
+		}
+		st, err := e.Info()
+		if err != nil {
+			return nil, fsfault.At(recordFile(dir, id), err)
+		}
+		at := st.ModTime().UTC()
+		out = append(out, artifact.Found{JobID: id, Oldest: at, Newest: at})
+	}
+	return out, nil
 }
 
 // changed notes that the row of a job has changed. It is quick.

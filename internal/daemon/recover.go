@@ -32,11 +32,21 @@ func (r *recovered) warn(format string, args ...any) {
 // lostRecord ends the reason of what was recovered.
 const lostRecord = "recovered: its record in the database was lost"
 
-// recoverJobs adds the rows that are missing for the files of jobs.
+// recoverJobs adds the rows that are missing for the files and the records of
+// jobs. A job that failed early has a record only.
 func recoverJobs(ctx context.Context, st *store.Store, files *artifact.Service, recordsDir string, out *recovered) error {
 	found, err := files.Recover()
 	if err != nil {
 		out.warn("not every file could be looked at: %v", err)
+	}
+	onRecord, err := recorded(recordsDir)
+	if err != nil {
+		return err
+	}
+	for _, r := range onRecord {
+		if !slices.ContainsFunc(found, func(f artifact.Found) bool { return f.JobID == r.JobID }) {
+			found = append(found, r)
+		}
 	}
 	for _, f := range found {
 		row, err := st.Job(ctx, f.JobID)
@@ -128,6 +138,9 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 			continue
 		}
 		sb := recoverSandbox(*in.Spec, d.Info().Name, now)
+		if sb.JobID, err = linkJob(ctx, st, *in.Spec); err != nil {
+			return err
+		}
 		err = st.RecoverSandbox(ctx, sb)
 		if agentlab.CodeOf(err) == agentlab.CodeExists { // another one has the name
 			sb.Name = fmt.Sprintf("recovered-%d", sb.VMID)
@@ -139,6 +152,29 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 		out.Sandboxes++
 	}
 	return nil
+}
+
+// linkJob returns the id of the job that a sandbox without a row was made for,
+// "" for one made by hand, and gives the job the number of the sandbox. Most
+// have the id of their job as their name. One with a name of the user's is
+// known by the number in the row of its job.
+func linkJob(ctx context.Context, st *store.Store, sp backend.Spec) (string, error) {
+	id := sp.Name
+	if agentlab.ValidateJobID(id) != nil {
+		newest, err := st.Jobs(ctx, store.JobFilter{SandboxVMID: sp.VMID, Limit: 1})
+		if err != nil || len(newest) == 0 {
+			return "", err
+		}
+		return newest[0].ID, nil
+	}
+	_, err := st.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
+		j.SandboxVMID = sp.VMID
+		return nil, nil
+	})
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return "", nil
+	}
+	return id, err
 }
 
 func recoverSandbox(sp backend.Spec, driver string, now time.Time) agentlab.Sandbox {

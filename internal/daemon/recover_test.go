@@ -26,7 +26,8 @@ func (d ownDriver) Info() backend.Info {
 func TestSandboxesAreRecovered(t *testing.T) {
 	h := newHome(t)
 	stop := h.start(t)
-	for _, name := range []string{"one", "two"} {
+	const ofJob = "job-aaaaaaaaaaaaa"
+	for _, name := range []string{"one", ofJob} {
 		if _, err := h.client.CreateSandbox(t.Context(), api.SandboxCreate{Name: name}); err != nil {
 			t.Fatal(err)
 		}
@@ -48,6 +49,12 @@ func TestSandboxesAreRecovered(t *testing.T) {
 	}
 	defer func() { _ = st.Close() }()
 	now := time.Now().UTC()
+	for _, j := range []agentlab.Job{{ID: ofJob}, {ID: "job-bbbbbbbbbbbbb", SandboxVMID: known.VMID}} {
+		j.Agent, j.Mode, j.Status = "shell", "dangerous", agentlab.JobFailed
+		if err := st.CreateJob(t.Context(), j); err != nil {
+			t.Fatal(err)
+		}
+	}
 
 	var shared recovered
 	if err := recoverSandboxes(t.Context(), st, d.services.driver, now, &shared); err != nil || shared.Sandboxes != 0 || len(shared.Orphans) != 2 {
@@ -65,6 +72,16 @@ func TestSandboxesAreRecovered(t *testing.T) {
 	}
 	if got.UID != known.UID || got.Name != "one" || got.Image != known.Image || got.State != agentlab.SandboxFailed || !got.LeaseExpiresAt.After(now) {
 		t.Errorf("%+v", got)
+	}
+	if got.JobID != "job-bbbbbbbbbbbbb" {
+		t.Errorf("the sandbox whose number a job has is linked to %q", got.JobID)
+	}
+	named, err := st.SandboxByName(t.Context(), ofJob)
+	if err != nil || named.JobID != ofJob {
+		t.Errorf("the sandbox of a job: %+v, %v", named, err)
+	}
+	if j, err := st.Job(t.Context(), ofJob); err != nil || j.SandboxVMID != named.VMID {
+		t.Errorf("the job of a sandbox: %+v, %v", j, err)
 	}
 }
 
