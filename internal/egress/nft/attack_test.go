@@ -189,7 +189,7 @@ func TestRemoveLeavesNothingOpen(t *testing.T) {
 	if err := m.Apply(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	for !w.guests[0].reaches("tcp", "192.31.196.20:8080") { // once the bridge is up again, or the test's time is over
+	for !w.guests[0].mustReach("tcp", "192.31.196.20:8080") { // once the bridge is up again, or the test's time is over
 		continue
 	}
 }
@@ -222,7 +222,7 @@ func TestNobodyElseAnswersDNS(t *testing.T) {
 	if err := m.serve(context.Background(), true); err != nil {
 		t.Fatal(err)
 	}
-	if !w.guests[0].reaches("dns", "site.probe.example.com") {
+	if !w.guests[0].mustReach("dns", "site.probe.example.com") {
 		t.Error("nothing is answered when it may be: this test shows nothing")
 	}
 }
@@ -375,7 +375,7 @@ func TestTwoProcessesApply(t *testing.T) {
 	if err := other.Apply(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	for !w.guests[0].reaches("tcp", "192.31.196.20:8080") { // or the test's time is over
+	for !w.guests[0].mustReach("tcp", "192.31.196.20:8080") { // or the test's time is over
 		continue
 	}
 	if took := time.Since(began); took > reconcileEvery {

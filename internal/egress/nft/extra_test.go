@@ -211,7 +211,7 @@ func (p *peer) raw(frame []byte) {
 func (w *world) sends(what string, port uint16, frame []byte) string {
 	w.t.Helper()
 	w.guests[0].raw(frame)
-	if !w.guests[0].reaches("udp", "192.31.196.40:4000") {
+	if !w.guests[0].mustReach("udp", "192.31.196.40:4000") {
 		return "the way out is closed"
 	}
 	return want(w.arrivals(port) == 0, "%s arrived outside", what)

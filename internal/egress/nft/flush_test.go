@@ -53,7 +53,7 @@ func TestFlowsOfAnOpenHourEnd(t *testing.T) {
 		t.Fatalf("%s", out)
 	}
 	if !a.hold("lan", "192.168.1.50:8080") || !a.hold("host", "192.168.1.2:2222") ||
-		!a.hold("lan now", "192.168.1.50:8080") || !a.hold("host now", "192.168.1.2:2222") || !a.poke("lan now") || !a.poke("host now") {
+		!a.hold("lan now", "192.168.1.50:8080") || !a.hold("host now", "192.168.1.2:2222") || !a.mustPoke("lan now") || !a.mustPoke("host now") {
 		t.Fatal("without rules everything is open")
 	}
 	if err := m.Restore(ctx, s[:]); err != nil {
@@ -65,10 +65,10 @@ func TestFlowsOfAnOpenHourEnd(t *testing.T) {
 	if a.poke("host") {
 		t.Error("a flow to the host goes on")
 	}
-	if !a.reaches("tcp", "192.31.196.20:8080") {
+	if !a.mustReach("tcp", "192.31.196.20:8080") {
 		t.Error("the internet is not reached")
 	}
-	if !a.poke("kept") {
+	if !a.mustPoke("kept") {
 		t.Error("a flow that was allowed ended")
 	}
 }

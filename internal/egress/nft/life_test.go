@@ -22,8 +22,19 @@ func (p *peer) hold(id, target string) bool {
 
 func (p *peer) poke(id string) bool {
 	p.t.Helper()
+	return p.pokeWithin(id, 2000)
+}
+
+// mustPoke is poke for a connection that is to go on.
+func (p *peer) mustPoke(id string) bool {
+	p.t.Helper()
+	return p.pokeWithin(id, 10_000)
+}
+
+func (p *peer) pokeWithin(id string, millis int) bool {
+	p.t.Helper()
 	var res []guestapi.ProbeResult
-	p.ask("poke", &res, guestapi.Probe{ID: id})
+	p.ask("poke", &res, guestapi.Probe{ID: id, TimeoutMS: millis})
 	return res[0].Reached
 }
 
@@ -49,7 +60,7 @@ func TestPolicyChangeCutsFlows(t *testing.T) {
 	}
 	g := w.guests[0]
 	set(allow("192.31.196.20:8080", "192.31.196.21:8080", "port.probe.example.com:2222", "[2620:4f:8000::28]:8080"))
-	if !g.reaches("tcp", "port.probe.example.com:2222") {
+	if !g.mustReach("tcp", "port.probe.example.com:2222") {
 		t.Fatal("an address that was told for an allowed name is not reached")
 	}
 	for id, target := range map[string]string{"goes": "192.31.196.20:8080", "stays": "192.31.196.21:8080", "named": "192.31.196.15:2222", "six": "[2620:4f:8000::28]:8080"} {
@@ -58,9 +69,14 @@ func TestPolicyChangeCutsFlows(t *testing.T) {
 		}
 	}
 	set(allow("192.31.196.21:8080", "port.probe.example.com:2222"))
-	for id, lives := range map[string]bool{"goes": false, "six": false, "stays": true, "named": true} {
-		if got := g.poke(id); got != lives {
-			t.Errorf("flow %s goes on: %v, want %v", id, got, lives)
+	for _, id := range []string{"goes", "six"} {
+		if g.poke(id) {
+			t.Errorf("flow %s goes on, although the policy forbids it", id)
+		}
+	}
+	for _, id := range []string{"stays", "named"} {
+		if !g.mustPoke(id) {
+			t.Errorf("flow %s was cut, although the policy allows it", id)
 		}
 	}
 	if g.reaches("tcp", "192.31.196.20:8080") {
@@ -75,7 +91,7 @@ func TestPolicyChangeCutsFlows(t *testing.T) {
 	if err := m.Apply(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if !g.poke("same") {
+	if !g.mustPoke("same") {
 		t.Error("loading the same policy again cut its flows")
 	}
 	if !g.hold("off", "192.31.196.21:8080") {
@@ -116,7 +132,7 @@ func TestServingEndsClosed(t *testing.T) {
 	if g.reaches("dns", "site.probe.example.com") {
 		t.Error("somebody answered DNS")
 	}
-	if !g.reaches("tcp", "192.31.196.20:8080") {
+	if !g.mustReach("tcp", "192.31.196.20:8080") {
 		t.Error("an address rule needs nobody, but was not reached")
 	}
 }
@@ -170,7 +186,7 @@ func TestRulesGoAndComeBack(t *testing.T) {
 	if err := m.reconcile(ctx, false); err != nil {
 		t.Fatal(err)
 	}
-	if d := drift(); d != "" || !w.guests[0].reaches("tcp", "192.31.196.20:8080") {
+	if d := drift(); d != "" || !w.guests[0].mustReach("tcp", "192.31.196.20:8080") {
 		t.Errorf("after a flush: %s", d)
 	}
 	if err := m.Remove(ctx); err != nil {
@@ -193,7 +209,7 @@ func TestNoUplinkNamed(t *testing.T) {
 	c.Uplink = ""
 	m := w.manager(Options{Config: c})
 	w.tenants(m, agentlab.Network{Mode: agentlab.NetworkNAT})
-	if !w.guests[0].reaches("tcp", "192.31.196.20:8080") {
+	if !w.guests[0].mustReach("tcp", "192.31.196.20:8080") {
 		t.Error("the internet is not reached")
 	}
 	if w.guests[0].reaches("tcp", "185.20.20.20:8080") {
@@ -203,7 +219,7 @@ func TestNoUplinkNamed(t *testing.T) {
 	if err := m.Apply(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if !w.guests[0].reaches("tcp", "185.20.20.20:8080") {
+	if !w.guests[0].mustReach("tcp", "185.20.20.20:8080") {
 		t.Error("without its rule the way into the tailnet is closed too: this test shows nothing")
 	}
 }
@@ -229,7 +245,7 @@ func TestLearnedEnds(t *testing.T) {
 	if err := m.kernel.load(context.Background(), text.String()); err != nil {
 		t.Fatal(err)
 	}
-	if !w.guests[0].reaches("tcp", addr+":2222") {
+	if !w.guests[0].mustReach("tcp", addr+":2222") {
 		t.Error("an address is not open after it was told")
 	}
 	for w.guests[0].reaches("tcp", addr+":2222") { // ends with the element, or with the test's time

@@ -161,7 +161,7 @@ func TestNoPolicyNoNetwork(t *testing.T) {
 	w := newWorld(t)
 	m := w.manager(Options{})
 	w.tenants(m, agentlab.Network{Mode: agentlab.NetworkNAT})
-	if !w.guests[0].reaches("tcp", "192.31.196.20:8080") {
+	if !w.guests[0].mustReach("tcp", "192.31.196.20:8080") {
 		t.Fatal("the internet is not reached with a policy")
 	}
 	m.tamper = func(r *ruleset) {

@@ -41,7 +41,7 @@ func TestRestoreKeepsFlows(t *testing.T) {
 	if err := second.Restore(ctx, []Sandbox{s[0]}); err != nil {
 		t.Fatal(err)
 	}
-	if !a.poke("kept") || !a.reaches("tcp", "192.31.196.20:8080") {
+	if !a.mustPoke("kept") || !a.mustReach("tcp", "192.31.196.20:8080") {
 		t.Error("a flow did not outlive the change of process")
 	}
 	if b.poke("gone") || b.reaches("tcp", "192.31.196.20:8080") {
@@ -55,10 +55,10 @@ func TestRestoreKeepsFlows(t *testing.T) {
 	if err := second.Restore(ctx, []Sandbox{s[0], s[1]}); err != nil {
 		t.Fatal(err)
 	}
-	if !a.poke("again") {
+	if !a.mustPoke("again") {
 		t.Error("restoring again cut a flow")
 	}
-	if !b.reaches("tcp", "192.31.196.20:8080") {
+	if !b.mustReach("tcp", "192.31.196.20:8080") {
 		t.Error("the second sandbox was not let in")
 	}
 	s[0].Policy = testPolicy(t, agentlab.Network{Mode: agentlab.NetworkOff})

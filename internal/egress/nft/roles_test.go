@@ -106,7 +106,7 @@ func (r *role) hold(list []guestapi.Probe) []guestapi.ProbeResult {
 	var wg sync.WaitGroup
 	for i, p := range list {
 		wg.Go(func() {
-			conn, err := net.DialTimeout("tcp", p.Target, time.Second)
+			conn, err := net.DialTimeout("tcp", p.Target, 10*time.Second)
 			out[i] = guestapi.ProbeResult{ID: p.ID, Connected: err == nil}
 			if err == nil {
 				r.mu.Lock()
@@ -147,7 +147,7 @@ func (r *role) poke(list []guestapi.Probe) []guestapi.ProbeResult {
 	for _, p := range list {
 		res := guestapi.ProbeResult{ID: p.ID}
 		if conn := r.held[p.ID]; conn != nil {
-			_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+			_ = conn.SetDeadline(time.Now().Add(time.Duration(p.TimeoutMS) * time.Millisecond))
 			_, _ = io.WriteString(conn, "hello\r\n")
 			n, err := conn.Read(make([]byte, 100))
 			res.Reached = n > 0
