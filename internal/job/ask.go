@@ -206,10 +206,10 @@ func (s *Service) Get(ctx context.Context, id string) (agentlab.Job, error) {
 	switch {
 	case err != nil:
 		return agentlab.Job{}, err
+	case len(list) == 0 || len(list) == 1 && id == "job-": // which names nothing, even of a single job
+		return s.cfg.Store.Job(ctx, id) // for its error
 	case len(list) == 1:
 		return list[0], nil
-	case len(list) == 0:
-		return s.cfg.Store.Job(ctx, id) // for its error
 	}
 	var ids []string
 	for _, j := range list[:min(shown, len(list))] {

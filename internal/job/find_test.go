@@ -24,11 +24,13 @@ func TestGetByBeginning(t *testing.T) {
 				t.Errorf("%s: %s, %v", id, j.ID, err)
 			}
 		}
-		for _, id := range []string{"", "j", "job", "job-", "job-b", "job-aaaaaaaaaaaac", "job-aaaaaaaaaaaaaa", "job-%", "job-a%", "job-a*", "job-A", "aab", "job-z' OR ''='"} {
+		for _, id := range []string{"", "j", "job", "job-b", "job-aaaaaaaaaaaac", "job-aaaaaaaaaaaaaa", "job-%", "job-a%", "job-a*", "job-A", "aab", "job-z' OR ''='"} {
 			_, err := w.jobs.Get(ctx, id)
 			wantCode(t, err, agentlab.CodeNotFound)
 		}
-		_, err := w.jobs.Get(ctx, "job-a")
+		_, err := w.jobs.Get(ctx, "job-")
+		wantCode(t, err, agentlab.CodeInvalid)
+		_, err = w.jobs.Get(ctx, "job-a")
 		wantCode(t, err, agentlab.CodeInvalid)
 		for _, want := range []string{"job-aaaaaaaaaaaaa", "job-aaaaaaaaaaaab", "job-aab2222222222"} {
 			if !strings.Contains(err.Error(), want) {

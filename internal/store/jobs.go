@@ -193,7 +193,7 @@ func (s *Store) Jobs(ctx context.Context, f JobFilter) ([]agentlab.Job, error) {
 // text that no id begins with gives none.
 func (s *Store) JobsByPrefix(ctx context.Context, prefix string, limit int) ([]agentlab.Job, error) {
 	const above = "~" // sorts after what ids are made of
-	if len(prefix) <= len("job-") || !strings.HasPrefix(prefix, "job-") {
+	if !strings.HasPrefix(prefix, "job-") {
 		return nil, nil
 	}
 	return jobs.query(ctx, s.r, "WHERE job_id >= ? AND job_id < ? ORDER BY job_id LIMIT ?", prefix, prefix+above, limit)
