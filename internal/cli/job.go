@@ -93,7 +93,7 @@ func (a *App) showJob(j api.Job) error {
 	if r := j.Result; r.HeadCommit != "" {
 		t.row("Commits:", fmt.Sprintf("%d on %s (%.12s)", r.Commits, r.Branch, r.HeadCommit))
 		t.row("Pushed:", yesNo(r.Pushed))
-		t.row("Uncommitted changes:", uncommitted(r))
+		t.row("Uncommitted changes:", uncommitted(j))
 	}
 	t.row("Task:", firstLine(j.Task, 200))
 	if err := t.flush(); err != nil {
@@ -258,11 +258,19 @@ func yesNo(b bool) string {
 }
 
 // uncommitted says what the agent left uncommitted.
-func uncommitted(r api.JobResult) string {
-	if r.Uncommitted > 0 {
-		return fmt.Sprintf("%d file(s)", r.Uncommitted)
+func uncommitted(j api.Job) string {
+	text := yesNo(j.Result.Dirty)
+	if n := j.Result.Uncommitted; n > 0 {
+		text = fmt.Sprintf("%d file(s)", n)
 	}
-	return yesNo(r.Dirty)
+	names := moduleDiffs(j)
+	switch {
+	case len(names) == 0:
+		return text
+	case text == "no":
+		return "inside submodules: " + someNames(names)
+	}
+	return text + ", and inside submodules: " + someNames(names)
 }
 
 func firstLine(s string, most int) string {

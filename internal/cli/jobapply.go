@@ -38,6 +38,14 @@ with --force. For the commits of the job see 'agentlab job fetch'.`,
 		if err != nil {
 			return err
 		}
+		if noChanges(j) && len(args) == 1 {
+			a.progressf("nothing to apply: job %s left no uncommitted changes", j.ID)
+			a.noteModuleDiffs(j)
+			if a.json {
+				return a.printJSON(map[string]any{"job_id": j.ID, "applied": []string{}, "unchanged": 0, "skipped": []string{}})
+			}
+			return nil
+		}
 		return withResult(ctx, c, j, repo, func(b *takenBundle, dir string) error {
 			return a.applyChanges(ctx, b, j, dir, args[1:], force)
 		})

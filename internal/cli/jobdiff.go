@@ -44,6 +44,14 @@ began with. For the commits see 'agentlab job fetch'.`,
 		if err != nil {
 			return err
 		}
+		if noChanges(j) {
+			a.progressf("job %s left no uncommitted changes", j.ID)
+			a.noteModuleDiffs(j)
+			if a.json {
+				return a.printDiff(j, []changedFile{}, "", stat)
+			}
+			return nil
+		}
 		return withResult(ctx, c, j, repo, func(b *takenBundle, _ string) error {
 			ch, err := openChanges(ctx, b, j)
 			if err != nil {
@@ -60,6 +68,29 @@ began with. For the commits see 'agentlab job fetch'.`,
 		})
 	})
 	return cmd
+}
+
+// noChanges reports that a job completed and its agent left nothing
+// uncommitted. A job with a repository but without a result is unknown.
+func noChanges(j api.Job) bool {
+	known := j.Result.HeadCommit != "" || j.RepoURL == "" && !j.Bundled
+	return known && agentlab.JobStatus(j.Status) == agentlab.JobCompleted && j.Result.Uncommitted == 0 && !j.Result.Dirty
+}
+
+// moduleDiffs names the artifacts that hold changes inside submodules.
+func moduleDiffs(j api.Job) (names []string) {
+	for _, f := range j.Artifacts {
+		if strings.HasPrefix(f.Path, "submodules/") && strings.HasSuffix(f.Path, ".diff") {
+			names = append(names, f.Path)
+		}
+	}
+	return names
+}
+
+func (a *App) noteModuleDiffs(j api.Job) {
+	if names := moduleDiffs(j); len(names) > 0 {
+		a.progressf("note: changes inside submodules are artifacts: %s", someNames(names))
+	}
 }
 
 // changes are the uncommitted changes of a job: the difference of two trees.
@@ -127,13 +158,19 @@ func (a *App) diffJSON(ctx context.Context, ch changes, j api.Job, stat bool) er
 		}
 		files = append(files, f)
 	}
-	out := map[string]any{"job_id": j.ID, "files": files}
+	patch := boundedBuffer{left: maxJSONPatch}
 	if !stat {
-		patch := boundedBuffer{left: maxJSONPatch}
 		if err := ch.diff(ctx, &patch, "--binary"); err != nil {
 			return err
 		}
-		out["patch"] = patch.buf.String()
+	}
+	return a.printDiff(j, files, patch.buf.String(), stat)
+}
+
+func (a *App) printDiff(j api.Job, files []changedFile, patch string, stat bool) error {
+	out := map[string]any{"job_id": j.ID, "files": files}
+	if !stat {
+		out["patch"] = patch
 	}
 	return a.printJSON(out)
 }
