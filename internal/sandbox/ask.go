@@ -179,8 +179,12 @@ func (s *Service) Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox,
 	}
 	sb, err := s.cfg.Store.SandboxByName(ctx, nameOrVMID)
 	if err == nil && sb.State == agentlab.SandboxDestroyed {
+		why := ""
+		if sb.Reason != "" {
+			why = " (" + sb.Reason + ")"
+		}
 		return agentlab.Sandbox{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no sandbox %s", nameOrVMID).
-			WithHint("the last one of that name, %d, is destroyed; see 'agentlab sandbox list --all'", sb.VMID)
+			WithHint("the last one of that name, %d, is destroyed; see 'agentlab sandbox show %[1]d'%s", sb.VMID, why)
 	}
 	return sb, err
 }

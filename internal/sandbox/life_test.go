@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +45,9 @@ func TestFromRequestToDestroyed(t *testing.T) {
 		}
 		_, err := w.svc.Get(ctx, "play")
 		wantCode(t, err, agentlab.CodeNotFound)
+		if show := fmt.Sprintf("'agentlab sandbox show %d'", sb.VMID); !strings.HasSuffix(agentlab.HintOf(err), show) {
+			w.Errorf("the hint %q does not name %s", agentlab.HintOf(err), show)
+		}
 
 		var states []string
 		for _, e := range w.events(agentlab.EventSandboxState) {
