@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -314,6 +315,13 @@ func (r *repair) fill(ctx context.Context) (err error) {
 		return err
 	}
 	if err := r.sandboxes(ctx, st); err != nil {
+		return err
+	}
+	last := math.MaxInt32
+	if settings, err := config.Load(r.paths.ConfigFile()); err == nil { // a configuration that is damaged was warned of
+		last = settings.VMIDRange.Last
+	}
+	if err := skipNumbers(ctx, st, last, &r.out); err != nil {
 		return err
 	}
 	err = st.AppendEvents(ctx, agentlab.Event{Kind: agentlab.EventDaemon, Message: fmt.Sprintf("the database was repaired: %d jobs, %d artifacts and %d sandboxes were added",

@@ -23,6 +23,8 @@ type recovered struct {
 	Sandboxes int      `json:"sandboxes"`
 	Orphans   []string `json:"orphans"` // on the backend, with our mark and without a row
 	Warnings  []string `json:"warnings"`
+
+	vmids []int // numbers of sandboxes that records and the backend name
 }
 
 func (r *recovered) warn(format string, args ...any) {
@@ -44,6 +46,9 @@ func recoverJobs(ctx context.Context, st *store.Store, files *artifact.Service, 
 		return err
 	}
 	for _, r := range onRecord {
+		if j, ok := readRecord(recordsDir, r.JobID); ok {
+			out.vmids = append(out.vmids, j.SandboxVMID)
+		}
 		if !slices.ContainsFunc(found, func(f artifact.Found) bool { return f.JobID == r.JobID }) {
 			found = append(found, r)
 		}
@@ -124,6 +129,9 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 		out.warn("the sandboxes of the backend %s were not looked for: %v", d.Info().Name, err)
 		return nil
 	}
+	for _, in := range all {
+		out.vmids = append(out.vmids, in.Ref.VMID)
+	}
 	slices.SortFunc(all, func(a, b backend.Instance) int { return cmp.Compare(a.Ref.VMID, b.Ref.VMID) })
 	for _, in := range all {
 		row, err := st.Sandbox(ctx, in.Ref.VMID)
@@ -152,6 +160,33 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 		out.Sandboxes++
 	}
 	return nil
+}
+
+// skipNumbers makes new sandboxes get numbers above all that rows, records and
+// the backend name: a number that returned would mix up what is known of two
+// sandboxes. Numbers above last, the end of the range, do not count: after them
+// the range would begin again at its first.
+func skipNumbers(ctx context.Context, st *store.Store, last int, out *recovered) error {
+	vmids := slices.Clone(out.vmids)
+	rows, err := st.Sandboxes(ctx, store.SandboxFilter{Destroyed: true})
+	if err != nil {
+		return err
+	}
+	for _, sb := range rows {
+		vmids = append(vmids, sb.VMID)
+	}
+	jobs, err := st.Jobs(ctx, store.JobFilter{})
+	if err != nil {
+		return err
+	}
+	for _, j := range jobs {
+		vmids = append(vmids, j.SandboxVMID)
+	}
+	vmids = slices.DeleteFunc(vmids, func(n int) bool { return n > last })
+	if len(vmids) == 0 {
+		return nil
+	}
+	return st.SkipVMIDs(ctx, slices.Max(vmids))
 }
 
 // linkJob returns the id of the job that a sandbox without a row was made for,

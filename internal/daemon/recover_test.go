@@ -3,6 +3,7 @@ package daemon
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -65,6 +66,9 @@ func TestSandboxesAreRecovered(t *testing.T) {
 		if err := recoverSandboxes(t.Context(), st, ownDriver{d.services.driver}, now, &own); err != nil || own.Sandboxes != 2 || len(own.Orphans) != 0 {
 			t.Errorf("on a backend of our own: %+v, %v", own, err)
 		}
+	}
+	if !slices.Contains(shared.vmids, known.VMID) {
+		t.Errorf("the backend's numbers are %v", shared.vmids)
 	}
 	got, err := st.Sandbox(t.Context(), known.VMID)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
@@ -67,4 +68,52 @@ func TestJobsWithRecordsAloneAreRecovered(t *testing.T) {
 			})
 		})
 	}
+}
+
+// New sandboxes get numbers above those of all that was there before: of jobs
+// and their records, and of rows of destroyed sandboxes. A number above the
+// range does not make the range begin again.
+func TestNumbersDoNotReturn(t *testing.T) {
+	h := newHome(t)
+	h.configure(t, "backend: fake\nvmid_range: {first: 1000, last: 1999}\n")
+	record(t, h, agentlab.Job{ID: "job-aaaaaaaaaaaaa", Agent: "shell", Mode: "dangerous", Status: agentlab.JobRunning, SandboxVMID: 1007})
+	record(t, h, agentlab.Job{ID: "job-bbbbbbbbbbbbb", Agent: "shell", Mode: "dangerous", Status: agentlab.JobFailed, SandboxVMID: 5000})
+	rebuild := func() {
+		r := repair{runOptions: runOptions{home: h.paths.Home}}
+		if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := func(want int) {
+		t.Helper()
+		sb := recoverSandbox(backend.Spec{UID: agentlab.NewUID(), Name: agentlab.NewUID()[:8], Network: agentlab.Network{Mode: "nat"},
+			Resources: agentlab.Resources{Cores: 1, MemoryMB: 1024, RootSizeGB: 10}}, "fake", time.Now().UTC())
+		change(t, h, func(st *store.Store) {
+			got, err := st.AllocateSandbox(t.Context(), sb, agentlab.Allocation{First: 1000, Last: 1999})
+			if err != nil || got.VMID != want {
+				t.Errorf("the next sandbox has the number %d, want %d; %v", got.VMID, want, err)
+			}
+		})
+	}
+	rebuild()
+	next(1008)
+	change(t, h, func(st *store.Store) { // as the oldest backup has it
+		sb, err := st.Sandbox(t.Context(), 1008)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sb.VMID, sb.UID, sb.Name, sb.State = 1020, agentlab.NewUID(), "gone", agentlab.SandboxDestroyed
+		if err := st.RecoverSandbox(t.Context(), sb); err != nil {
+			t.Fatal(err)
+		}
+	})
+	rebuild()
+	next(1021)
+	out := recovered{vmids: []int{1030}} // of an orphan on the backend
+	change(t, h, func(st *store.Store) {
+		if err := skipNumbers(t.Context(), st, 1999, &out); err != nil {
+			t.Fatal(err)
+		}
+	})
+	next(1031)
 }

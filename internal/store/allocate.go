@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"database/sql"
 	"encoding/binary"
 	"errors"
@@ -123,4 +124,12 @@ func firstFree(w *tx, column string, lo, hi int64, taken map[int64]bool) (int64,
 		lo = free.Int64 + 1
 	}
 	return 0, nil
+}
+
+// SkipVMIDs makes the next sandbox get a number above upTo, for a database that
+// lacks the rows of sandboxes which had numbers up to that one.
+func (s *Store) SkipVMIDs(ctx context.Context, upTo int) error {
+	return s.write(ctx, func(w *tx) error {
+		return w.exec("INSERT INTO counters (name, value) VALUES ('vmid', ?) ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)", upTo)
+	})
 }
