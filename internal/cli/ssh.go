@@ -257,6 +257,9 @@ func (a *App) proxyCmd() *cobra.Command {
 				})
 			}()
 			_, err = io.Copy(a.Stdout, conn)
+			if ctx.Err() != nil { // ssh ends its ProxyCommand with SIGHUP; that is no error to report
+				return statusError(exitInterrupted)
+			}
 			return err
 		}),
 	}
