@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -20,11 +19,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/config"
 )
 
-// How long a daemon may take to answer after it was started, and to be gone
-// after it was asked to stop.
+// daemonStartLimit is how long a daemon may take to answer after it was started.
 const (
 	daemonStartLimit = 30 * time.Second
-	daemonStopLimit  = 30 * time.Second
 	daemonPoll       = 20 * time.Millisecond
 )
 
@@ -267,43 +264,6 @@ func (a *App) daemonStart(ctx context.Context) error {
 		a.progressf("the daemon was running already")
 	}
 	return nil
-}
-
-func (a *App) daemonStop(ctx context.Context) error {
-	socket, running, err := a.findDaemon(ctx)
-	if err != nil {
-		return err
-	}
-	if !running {
-		a.progressf("no daemon is running")
-		return nil
-	}
-	c := client.New(socket)
-	status, err := c.Status(ctx)
-	if err != nil {
-		return err
-	}
-	if err := c.StopDaemon(ctx); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, daemonStopLimit)
-	defer cancel()
-	tick := time.NewTicker(daemonPoll)
-	defer tick.Stop()
-	for ping(ctx, socket) == nil || processAlive(status.PID) {
-		select {
-		case <-ctx.Done():
-			return agentlab.Errorf(agentlab.CodeTimeout, "the daemon (pid %d) is still running after %s", status.PID, daemonStopLimit).
-				WithHint("see 'agentlab daemon logs'")
-		case <-tick.C:
-		}
-	}
-	a.progressf("the daemon is stopped")
-	return nil
-}
-
-func processAlive(pid int) bool {
-	return pid > 0 && !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
 }
 
 // onlyHere refuses to mean a daemon of this machine when another one was named.
