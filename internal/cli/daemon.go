@@ -121,6 +121,9 @@ func (a *App) startDaemon(ctx context.Context) error {
 	cmd.Stderr = startLog
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Dir = "/"
+	if p.Home != "" { // AGENTLAB_HOME may be relative to our directory, which is not the daemon's
+		cmd.Env = append(os.Environ(), "AGENTLAB_HOME="+p.Home)
+	}
 	if err := cmd.Start(); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot start %s: %w", binary, err)
 	}
