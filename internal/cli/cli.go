@@ -64,6 +64,8 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	root.SetIn(a.Stdin)
 	root.SetOut(a.Stdout)
 	root.SetErr(a.Stderr)
+	root.InitDefaultCompletionCmd() // it writes to the streams that were set above
+	rejectUnknownSubcommands(root)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !a.running {
 		err = asUsage(cmd, err)
@@ -159,7 +161,6 @@ Start here:
 	add("setup", a.initCmd(), a.imageCmd(), a.profileCmd(), a.secretsCmd())
 	add("operate", a.statusCmd(), a.eventsCmd(), a.egressCmd(), a.policyCmd(), a.verifyCmd(), a.tokenCmd(), a.hostCmd(), a.daemonCmd(), a.dbCmd())
 	root.AddCommand(a.proxyCmd())
-	rejectUnknownSubcommands(root)
 	a.complete(root)
 	a.markRunning(root)
 	return root

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -70,6 +71,13 @@ func listPresets(ctx context.Context, c *client.Client) ([]cobra.Completion, err
 	list, err := c.PolicyPresets(ctx)
 	return names(list, err, func(p api.PolicyPreset) cobra.Completion {
 		return cobra.CompletionWithDesc(p.Name, p.About)
+	})
+}
+
+func listOrphanUIDs(ctx context.Context, c *client.Client) ([]cobra.Completion, error) {
+	list, err := c.Orphans(ctx)
+	return names(list, err, func(o api.Orphan) cobra.Completion {
+		return cobra.CompletionWithDesc(plain(o.UID), plain(fmt.Sprintf("VMID %d, %s %s", o.VMID, o.Name, o.Power)))
 	})
 }
 
@@ -156,7 +164,11 @@ func (a *App) completeArgs(c *cobra.Command) cobra.CompletionFunc {
 		case args[n].file:
 			return nil, cobra.ShellCompDirectiveDefault
 		}
-		out := a.names(cmd.Context(), begin, args[n].lists...)
+		lists := args[n].lists
+		if orphan, err := cmd.Flags().GetBool("orphan"); err == nil && orphan {
+			lists = []lister{listOrphanUIDs}
+		}
+		out := a.names(cmd.Context(), begin, lists...)
 		return slices.DeleteFunc(out, func(s cobra.Completion) bool {
 			name, _, _ := strings.Cut(s, "\t")
 			return slices.Contains(given, name)
@@ -170,7 +182,8 @@ func (a *App) completeWith(list lister) cobra.CompletionFunc {
 	}
 }
 
-// names asks the daemon for names with that beginning. A daemon that does not run is not started
+// names asks the daemon for names with that beginning, each once: several
+// builds of an image have the same name. A daemon that does not run is not started
 // for it, and every error means that there are none.
 func (a *App) names(ctx context.Context, begin string, lists ...lister) []cobra.Completion {
 	ctx, cancel := context.WithTimeout(ctx, completionLimit)
@@ -187,5 +200,11 @@ func (a *App) names(ctx context.Context, begin string, lists ...lister) []cobra.
 			out = append(out, found...)
 		}
 	}
-	return slices.DeleteFunc(out, func(s cobra.Completion) bool { return !strings.HasPrefix(s, begin) })
+	seen := map[string]bool{}
+	return slices.DeleteFunc(out, func(s cobra.Completion) bool {
+		name, _, _ := strings.Cut(s, "\t")
+		unwanted := seen[name] || !strings.HasPrefix(name, begin)
+		seen[name] = true
+		return unwanted
+	})
 }
