@@ -98,7 +98,7 @@ func asUsage(cmd *cobra.Command, err error) error {
 		return err
 	}
 	text, _, _ := strings.Cut(err.Error(), "\n")
-	return usageErrorf("%s", text).WithHint("see '%s --help'", cmd.CommandPath())
+	return usageErrorf("%s", plainUsage(cmd, text)).WithHint("see '%s --help'", cmd.CommandPath())
 }
 
 // markRunning notes when a command's own function begins: until then every
@@ -136,7 +136,7 @@ Start here:
 	root.SetVersionTemplate("agentlab {{.Version}}\n")
 	root.CompletionOptions.HiddenDefaultCmd = false
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usageErrorf("%v", err).WithHint("see '%s --help'", cmd.CommandPath())
+		return usageErrorf("%s", plainUsage(cmd, err.Error())).WithHint("see '%s --help'", cmd.CommandPath())
 	})
 	flags := root.PersistentFlags()
 	flags.BoolVar(&a.json, "json", false, "print data and errors as JSON")
