@@ -72,7 +72,7 @@ backend, as 'agentlab db rebuild' does.`,
 func (a *App) dbRebuildCmd() *cobra.Command {
 	var system bool
 	cmd := &cobra.Command{
-		Use: "rebuild", Short: "Make a database from the files of the jobs and the backend's sandboxes",
+		Use: "rebuild", Short: "Rebuild a lost database from the state directory and the backend",
 		Long: `Make a database from what is left without one: jobs from their records, logs and
 artifacts, and sandboxes from the marks on the backend. The daemon must not run.
 A sound database of this installation is kept and completed; any other is kept
@@ -90,7 +90,7 @@ rebuilt; profiles, secrets and images are not in the database.`,
 }
 
 func systemFlag(cmd *cobra.Command, system *bool) {
-	cmd.Flags().BoolVar(system, "system", false, "mean the machine-wide daemon, not your own")
+	cmd.Flags().BoolVar(system, "system", false, "use the machine-wide daemon instead of your own")
 }
 
 // repair runs 'agentlabd db' in the place of this program: there is no daemon

@@ -302,7 +302,7 @@ func (c *Collector) tell(ctx context.Context, d Deleted) error {
 		return err
 	}
 	c.log.Info("garbage collected", "deleted", d)
-	return c.cfg.Store.AppendEvents(ctx, gcEvent(data, "deleted by retention: files of %d jobs, %d leftovers, %d jobs, %d sandboxes, %d tokens, %d events, %d network records",
+	return c.cfg.Store.AppendEvents(ctx, gcEvent(data, "deleted by retention: artifact files of %d jobs, %d leftovers, %d job records, %d sandboxes, %d tokens, %d events, %d network records",
 		d.Artifacts, d.Files, d.Jobs, d.Sandboxes, d.Tokens, d.Events, d.Egress))
 }
 
