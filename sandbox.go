@@ -72,6 +72,10 @@ const (
 	DesiredDestroyed Desired = "destroyed"
 )
 
+// ProfileLost stands for the profile of a sandbox whose row was lost and made
+// again. No profile can have this name.
+const ProfileLost = "(unknown)"
+
 // Sandbox is one isolated environment. It is known by its VMID and its Name,
 // both unique among sandboxes that are not DESTROYED.
 type Sandbox struct {

@@ -214,7 +214,7 @@ func linkJob(ctx context.Context, st *store.Store, sp backend.Spec) (string, err
 
 func recoverSandbox(sp backend.Spec, driver string, now time.Time) agentlab.Sandbox {
 	return agentlab.Sandbox{
-		VMID: sp.VMID, UID: sp.UID, Name: sp.Name, Backend: driver, Profile: "unknown", Image: sp.Image,
+		VMID: sp.VMID, UID: sp.UID, Name: sp.Name, Backend: driver, Profile: agentlab.ProfileLost, Image: sp.Image,
 		State: agentlab.SandboxFailed, Desired: agentlab.DesiredRunning, Reason: lostRecord,
 		Resources: sp.Resources, Hardware: sp.Hardware, Network: sp.Network, IPv4: sp.IPv4, IPv6: sp.IPv6,
 		Keepalive: true, LeaseExpiresAt: now.Add(recoveredLease), CreatedAt: now, UpdatedAt: now,

@@ -77,6 +77,9 @@ func TestSandboxesAreRecovered(t *testing.T) {
 	if got.UID != known.UID || got.Name != "one" || got.Image != known.Image || got.State != agentlab.SandboxFailed || !got.LeaseExpiresAt.After(now) {
 		t.Errorf("%+v", got)
 	}
+	if got.Profile != agentlab.ProfileLost || agentlab.ValidateName(got.Profile) == nil {
+		t.Errorf("profile %q", got.Profile)
+	}
 	if got.JobID != "job-bbbbbbbbbbbbb" {
 		t.Errorf("the sandbox whose number a job has is linked to %q", got.JobID)
 	}

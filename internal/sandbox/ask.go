@@ -201,6 +201,9 @@ func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 		switch {
 		case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
 			return nil, conflict(*sb, "and cannot be started", "make a new one: agentlab sandbox new")
+		case sb.Profile == agentlab.ProfileLost: // what its guest was told and may do is not known
+			return nil, conflict(*sb, "and cannot be started: it was recovered without its profile",
+				"copy what you need from its disk in the directory sandboxes/ of the state directory, then 'agentlab sandbox destroy %d'", vmid)
 		case sb.State == agentlab.SandboxFailed || sb.State == agentlab.SandboxTimeout:
 			return nil, conflict(*sb, "and cannot be started as it is", "agentlab sandbox stop %d, then start it, or destroy it", vmid)
 		case sb.State == agentlab.SandboxStopped:

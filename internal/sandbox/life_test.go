@@ -101,6 +101,30 @@ func TestStopAndStart(t *testing.T) {
 	})
 }
 
+// A sandbox that was recovered without its profile is not started.
+func TestRecoveredSandboxIsNotStarted(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		sb := w.create(sandbox.Request{Name: "play"})
+		sb = w.until(sb.VMID, agentlab.SandboxReady)
+		if _, err := w.svc.Stop(ctx, sb.VMID, 0); err != nil {
+			w.Fatal(err)
+		}
+		w.until(sb.VMID, agentlab.SandboxStopped)
+		if _, err := w.store.UpdateSandbox(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+			sb.Profile = agentlab.ProfileLost
+			return nil, nil
+		}); err != nil {
+			w.Fatal(err)
+		}
+		_, err := w.svc.Start(ctx, sb.VMID)
+		wantCode(t, err, agentlab.CodeConflict)
+		if !strings.Contains(agentlab.HintOf(err), "agentlab sandbox destroy") {
+			w.Errorf("hint %q", agentlab.HintOf(err))
+		}
+	})
+}
+
 func TestStopCutsAStubbornGuest(t *testing.T) {
 	inWorld(t, func(w *world) {
 		sb := w.create(sandbox.Request{Name: "never-stops"})
