@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/images"
 )
 
@@ -71,7 +72,7 @@ func (b *builder) build(ctx context.Context) (*Stamp, error) {
 		return nil, classify("preparing", err, b.log)
 	}
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return classify("installing packages", b.debootstrap(gctx), b.log) })
+	g.Go(func() error { return b.installPackages(gctx) })
 	if b.recipe.usesNPM() {
 		g.Go(func() error { return classify("installing agents", b.npmInstall(gctx), b.log) })
 	}
@@ -214,6 +215,21 @@ func (b *builder) debootstrap(ctx context.Context) error {
 		r.Suite, b.path("tree"), b.path("sources.list"))
 	env := append(buildEnv(b.path("tmp")), "AGENTLAB_WORK="+b.work, "AGENTLAB_KERNEL="+r.Kernel, "AGENTLAB_PACKAGES="+strings.Join(r.Packages, " "))
 	return run(ctx, b.out, env, argv...)
+}
+
+// installPackages runs debootstrap, and once more when the mirror failed: apt
+// does not retry everything that a mirror or a proxy gets wrong now and then.
+func (b *builder) installPackages(ctx context.Context) error {
+	const step = "installing packages"
+	err := classify(step, b.debootstrap(ctx), b.log)
+	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || ctx.Err() != nil {
+		return err
+	}
+	b.out.step("the mirror failed; trying again")
+	for _, dir := range []string{"tree", "kernel"} {
+		removeTree(ctx, b.path(dir))
+	}
+	return classify(step, b.debootstrap(ctx), b.log)
 }
 
 // finish runs finish.sh, which runs setup.sh and the agents' install scripts

@@ -174,7 +174,14 @@ func TestBuildFails(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			s := NewStore(t.TempDir(), Options{})
-			_, err := s.Build(t.Context(), BuildRequest{Name: "broken", Recipe: tc.recipe}, func(s string) { t.Log(s) })
+			again := false
+			_, err := s.Build(t.Context(), BuildRequest{Name: "broken", Recipe: tc.recipe}, func(s string) {
+				t.Log(s)
+				again = again || strings.Contains(s, "trying again")
+			})
+			if again != (tc.code == agentlab.CodeUnavailable) {
+				t.Errorf("tried again: %v", again)
+			}
 			if agentlab.CodeOf(err) != tc.code || !strings.Contains(err.Error(), tc.say) || agentlab.HintOf(err) == "" {
 				log, _ := os.ReadFile(s.logPath("broken"))
 				t.Errorf("%v (%s), hint %q\n%s", err, agentlab.CodeOf(err), agentlab.HintOf(err), log)
