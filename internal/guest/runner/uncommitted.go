@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -37,9 +36,11 @@ func (t *twin) uncommitted(ctx context.Context, c *collected, jobID string) erro
 	if len(left) > 0 {
 		c.warn("%d uncommitted file(s) are not sent, because they cannot be read, are no files or are too large: %.200q", len(left), strings.Join(left[:min(3, len(left))], " "))
 	}
-	in := strings.NewReader(strings.Join(names, "\x00"))
-	if _, err := t.g.runInput(ctx, t.work, env, in, "update-index", "--add", "--remove", "-z", "--stdin"); err != nil {
-		return err
+	if len(names) > 0 { // else the index is as the work tree; each git takes long in an emulated guest
+		in := strings.NewReader(strings.Join(names, "\x00"))
+		if _, err := t.g.runInput(ctx, t.work, env, in, "update-index", "--add", "--remove", "-z", "--stdin"); err != nil {
+			return err
+		}
 	}
 	tree, err := t.g.run(ctx, t.work, env, "write-tree")
 	if err != nil {
