@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -185,7 +184,7 @@ func (t *twin) make(src *gitDir) error {
 	if err := t.borrowIndex(src); err != nil {
 		return err
 	}
-	t.env = append(t.g.environ([2]string{"core.bare", "false"}, [2]string{"add.ignoreErrors", "true"}, [2]string{"core.quotePath", "true"}, [2]string{"core.bigFileThreshold", bigFile}),
+	t.env = append(t.g.environ([2]string{"core.bare", "false"}, [2]string{"core.quotePath", "true"}, [2]string{"core.bigFileThreshold", bigFile}),
 		"GIT_DIR="+t.path, "GIT_WORK_TREE="+t.work, "GIT_OPTIONAL_LOCKS=0")
 	return nil
 }
@@ -226,9 +225,18 @@ const bigFile = "64m"
 func (r *Runner) collectChanges(ctx context.Context, t *twin, c *collected) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.GitTimeout)
 	defer cancel()
-	if err := t.uncommitted(ctx, c, r.job.ID); err != nil {
-		t.changes = ""
+	files, left, err := t.commitChanges(ctx, r.job.ID)
+	if err != nil {
 		c.warn("the uncommitted changes cannot be packed: %v", err)
+	}
+	c.warnLeft(left)
+	c.Result.Uncommitted, c.Result.Dirty = files, files > 0 || len(left) > 0
+}
+
+func (c *collected) warnLeft(names []string) {
+	if len(names) > 0 {
+		c.warn("%d uncommitted file(s) are not sent, because they cannot be read, are no files or are too large: %.200q",
+			len(names), strings.Join(names[:min(3, len(names))], " "))
 	}
 }
 
@@ -270,21 +278,13 @@ func (r *Runner) collectCommits(ctx context.Context, t *twin, tmp string, c *col
 	c.Files = append(c.Files, upload{Path: artBundle, file: name, vital: true})
 }
 
-// diffOptions make a diff for which git runs no program.
-var diffOptions = []string{"diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all"}
-
-// collectDiff writes what differs between the base and the work tree, also
-// what is not committed and what is new, and finds out whether all is
-// committed.
+// collectDiff writes what differs between the base and the result with its
+// uncommitted changes.
 func (r *Runner) collectDiff(ctx context.Context, t *twin, tmp string, c *collected) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.GitTimeout)
 	defer cancel()
-	if err := t.addNew(ctx); err != nil {
-		c.warn("new files cannot be listed, and are missing in %s: %v", artDiff, err)
-	}
-	options := slices.Clone(diffOptions)
 	name := filepath.Join(tmp, artDiff)
-	size, truncated, err := t.writeDiff(ctx, name, append(options, "--binary", t.base))
+	size, truncated, err := t.writeDiff(ctx, name)
 	if err != nil {
 		c.warn("%s cannot be made: %v", artDiff, err)
 	}
@@ -294,54 +294,19 @@ func (r *Runner) collectDiff(ctx context.Context, t *twin, tmp string, c *collec
 	if size > 0 {
 		c.Files = append(c.Files, upload{Path: artDiff, file: name, vital: true})
 	}
-	c.Result.Dirty = size > 0
-	if t.primary == t.base || t.noBase && t.primary == "" || err != nil {
-		return
-	}
-	_, err = r.git.run(ctx, t.work, t.env, append(options, "--quiet", t.primary)...)
-	failed, isGit := errors.AsType[*gitError](err)
-	if c.Result.Dirty = isGit && failed.code == 1; err != nil && !c.Result.Dirty {
-		c.warn("it is not known whether all changes are committed: %v", err)
-	}
 }
 
-// addNew notes in our index which files are new. A file that cannot be read
-// is left out.
-func (t *twin) addNew(ctx context.Context) error {
-	add := func() error {
-		_, err := t.g.run(ctx, t.work, t.env, "add", "--intent-to-add", "--", ".")
-		return err
+// writeDiff writes what differs between the base and the result with its
+// uncommitted changes. It keeps at most maxDiff bytes, cut where a file's diff
+// ends. Git runs no program for it.
+func (t *twin) writeDiff(ctx context.Context, name string) (size int64, truncated bool, err error) {
+	to := t.primary
+	if t.changes != "" {
+		to = t.changes
 	}
-	err := add()
-	failed, isGit := errors.AsType[*gitError](err)
-	if !isGit || failed.code == 1 { // 1: some file could not be read
-		return nilOrCtx(ctx, err, isGit)
+	if to == "" || to == t.base {
+		return 0, false, nil
 	}
-	// The index may be of a kind that cannot be borrowed.
-	if err := os.Remove(filepath.Join(t.path, "index")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if t.primary != "" {
-		if _, err := t.g.run(ctx, t.work, t.env, "read-tree", t.primary); err != nil {
-			return err
-		}
-	}
-	return add()
-}
-
-func nilOrCtx(ctx context.Context, err error, isGit bool) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	if isGit {
-		return nil
-	}
-	return err
-}
-
-// writeDiff runs git and keeps at most maxDiff bytes, cut where a file's diff
-// ends.
-func (t *twin) writeDiff(ctx context.Context, name string, args []string) (size int64, truncated bool, err error) {
 	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return 0, false, err
@@ -350,7 +315,8 @@ func (t *twin) writeDiff(ctx context.Context, name string, args []string) (size 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w := &cutWriter{w: f, left: maxDiff, full: cancel}
-	err = t.g.stream(ctx, t.work, t.env, w, args...)
+	err = t.g.stream(ctx, t.work, t.env, w,
+		"diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all", "--binary", t.base, to)
 	if w.over {
 		err = cutAtFile(f)
 	}

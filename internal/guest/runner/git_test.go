@@ -272,11 +272,14 @@ func TestDiff(t *testing.T) {
 		bundle, noDiff bool
 		uncommitted    int
 	}{
-		"nothing":      {script: "touch file.txt; echo x > ignored", noDiff: true},
-		"committed":    {script: commitWork, commits: 1, bundle: true, in: []string{"work.txt"}},
-		"uncommitted":  {bundle: true, uncommitted: 5, script: "echo changed > file.txt; rm gone.txt; echo new > 'new file'; printf '\\0\\2' > bin; chmod +x run.sh; echo x > ignored", dirty: true, in: []string{"+changed", "gone.txt", "new file", "GIT binary patch", "new mode 100755"}, out: []string{"ignored"}},
-		"both":         {uncommitted: 1, script: commitWork + "; echo more > more.txt", commits: 1, dirty: true, bundle: true, in: []string{"work.txt", "more.txt"}},
-		"staged":       {script: "echo more > more.txt; git add more.txt", bundle: true, uncommitted: 1, dirty: true, in: []string{"more.txt"}},
+		"nothing":     {script: "touch file.txt; echo x > ignored", noDiff: true},
+		"committed":   {script: commitWork, commits: 1, bundle: true, in: []string{"work.txt"}},
+		"uncommitted": {bundle: true, uncommitted: 5, script: "echo changed > file.txt; rm gone.txt; echo new > 'new file'; printf '\\0\\2' > bin; chmod +x run.sh; echo x > ignored", dirty: true, in: []string{"+changed", "gone.txt", "new file", "GIT binary patch", "new mode 100755"}, out: []string{"ignored"}},
+		"both":        {uncommitted: 1, script: commitWork + "; echo more > more.txt", commits: 1, dirty: true, bundle: true, in: []string{"work.txt", "more.txt"}},
+		"staged":      {script: "echo more > more.txt; git add more.txt", bundle: true, uncommitted: 1, dirty: true, in: []string{"more.txt"}},
+		"odd names":   {script: `printf x > "$(printf 'a b\nc')"; echo y > -rf; git add -N -- -rf`, bundle: true, uncommitted: 2, dirty: true, in: []string{"-rf"}},
+		"conflict": {uncommitted: 1, commits: 1, dirty: true, bundle: true, in: []string{"<<<<<<<"}, script: `git checkout -q -b x; echo a > file.txt; git commit -qam a; git checkout -q -; echo b > file.txt; git commit -qam b
+git merge -q x || test -s .git/MERGE_HEAD`},
 		"other branch": {script: "git checkout -q -b mine; " + commitWork, commits: 1, bundle: true, in: []string{"work.txt"}},
 		"left branch":  {uncommitted: 1, script: "git checkout -q -b mine; " + commitWork + "; git checkout -q -", commits: 1, bundle: true, dirty: true},
 		"detached":     {script: "git checkout -q --detach; " + commitWork, commits: 1, bundle: true, in: []string{"work.txt"}},

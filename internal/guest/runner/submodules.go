@@ -161,14 +161,18 @@ func (r *Runner) collectModules(ctx context.Context, rp repo, tmp string, c *col
 	for i, at := range slices.Sorted(maps.Keys(rp.Modules)) {
 		sub := repo{Path: filepath.Join(rp.Path, at), Base: rp.Modules[at], Branch: workBranch(r.job.ID), Lender: rp.Path}
 		name := filepath.Join(tmp, fmt.Sprintf("module-%d.diff", i))
-		var size int64
-		var cut bool
+		var (
+			size int64
+			cut  bool
+			left []string
+		)
 		t, err := r.newTwin(sub, filepath.Join(tmp, fmt.Sprintf("module-%d", i)))
 		if err == nil {
-			err = t.addNew(ctx)
+			_, left, err = t.commitChanges(ctx, r.job.ID)
+			c.warnLeft(left)
 		}
 		if err == nil {
-			size, cut, err = t.writeDiff(ctx, name, append(slices.Clone(diffOptions), "--binary", t.base))
+			size, cut, err = t.writeDiff(ctx, name)
 		}
 		if err != nil {
 			c.warn("what changed in the submodule %.100q is not known: %v", at, err)

@@ -21,98 +21,106 @@ const (
 	maxChangedNames = 16 << 20 // bytes of all names
 )
 
-// uncommitted makes a commit, on top of the result, of what is in the work
-// tree but not committed: changed and new files, without ignored ones. It
-// reads the work tree with the twin's configuration and with an index of its
-// own, so it runs no filter or hook and the agent's repository stays as it is.
-func (t *twin) uncommitted(ctx context.Context, c *collected, jobID string) error {
-	index := filepath.Join(t.path, "index-changes")
-	env := append(t.env[:len(t.env):len(t.env)], "GIT_INDEX_FILE="+index)
-	names, err := t.changedNames(ctx, env, index)
+// commitChanges makes the commit t.changes, on top of the result, of what is in
+// the work tree but not committed: changed and new files, without ignored ones.
+// It returns how many files differ, and which could not be taken. It reads the
+// work tree with the twin's configuration and index, so it runs no filter or
+// hook and the agent's repository stays as it is. It runs as few git processes
+// as it can: each takes long in an emulated guest.
+func (t *twin) commitChanges(ctx context.Context, jobID string) (files int, left []string, err error) {
+	st, err := t.status(ctx)
 	if err != nil {
-		return err
+		return 0, nil, err
 	}
-	names, left := t.fitting(names)
-	if len(left) > 0 {
-		c.warn("%d uncommitted file(s) are not sent, because they cannot be read, are no files or are too large: %.200q", len(left), strings.Join(left[:min(3, len(left))], " "))
+	names, left := t.fitting(st.names)
+	if len(names) == 0 && !st.staged {
+		return 0, left, nil
 	}
-	if len(names) > 0 { // else the index is as the work tree; each git takes long in an emulated guest
+	if len(names) > 0 {
 		in := strings.NewReader(strings.Join(names, "\x00"))
-		if _, err := t.g.runInput(ctx, t.work, env, in, "update-index", "--add", "--remove", "-z", "--stdin"); err != nil {
-			return err
+		if _, err := t.g.runInput(ctx, t.work, t.env, in, "update-index", "--add", "--remove", "-z", "--stdin"); err != nil {
+			return 0, left, err
 		}
 	}
-	tree, err := t.g.run(ctx, t.work, env, "write-tree")
+	tree, err := t.g.run(ctx, t.work, t.env, "write-tree")
 	if err != nil {
-		return err
+		return 0, left, err
 	}
 	args, before := []string{"commit-tree", tree, "-m", "Uncommitted changes of " + jobID}, t.base
 	if t.primary != "" {
 		args, before = append(args, "-p", t.primary), t.primary
 	}
-	var files countNUL
-	if err := t.g.stream(ctx, t.work, env, &files, "diff-tree", "-r", "-z", "--name-only", "--no-renames", before, tree); err != nil {
-		return err
+	var count countNUL
+	err = t.g.stream(ctx, t.work, t.env, &count, "diff-tree", "-r", "-z", "--name-only", "--no-renames", before, tree)
+	if err != nil || count.n == 0 {
+		return 0, left, err
 	}
-	if c.Result.Uncommitted = files.n; files.n == 0 {
-		return nil
+	changes, err := t.g.run(ctx, t.work, t.env, args...)
+	if err != nil {
+		return 0, left, err
 	}
-	if t.changes, err = t.g.run(ctx, t.work, env, args...); err != nil {
-		return err
+	if _, err := t.g.run(ctx, t.work, t.env, "update-ref", guestapi.RefChanges, changes); err != nil {
+		return 0, left, err
 	}
-	_, err = t.g.run(ctx, t.work, env, "update-ref", guestapi.RefChanges, t.changes)
-	return err
+	t.changes = changes
+	return count.n, left, nil
 }
 
-// changedNames lists the files that differ between the index and the work
-// tree, and the new ones. The index is a copy of the borrowed one, which holds
-// what is staged; an index that git cannot read is made from the result.
-func (t *twin) changedNames(ctx context.Context, env []string, index string) ([]string, error) {
-	var names nameList
-	list := func() error {
-		names = nameList{left: maxChangedNames}
-		for _, args := range [][]string{
-			{"diff-files", "--name-only", "-z", "--ignore-submodules=all"},
-			{"ls-files", "-z", "--others", "--exclude-standard"},
-		} {
-			if err := t.g.stream(ctx, t.work, env, &names, args...); err != nil {
-				return err
-			}
-		}
-		return nil
+// status is what git status reports.
+type status struct {
+	staged bool     // the index differs from the result
+	names  []string // files that differ between the index and the work tree, and new ones
+}
+
+// status compares the result, the index and the work tree. The index is the
+// borrowed one; an index that git cannot read is made from the result.
+func (t *twin) status(ctx context.Context) (status, error) {
+	st, err := t.readStatus(ctx)
+	if _, isGit := errors.AsType[*gitError](err); !isGit {
+		return st, err
 	}
-	borrowed := filepath.Join(t.path, "index")
-	if err := copyFile(borrowed, index); err == nil {
-		err := list()
-		if _, isGit := errors.AsType[*gitError](err); !isGit {
-			return names.all(), err
-		}
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	if err := os.Remove(index); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+	if err := os.Remove(filepath.Join(t.path, "index")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return st, err
 	}
 	if t.primary != "" {
-		if _, err := t.g.run(ctx, t.work, env, "read-tree", t.primary); err != nil {
-			return nil, err
+		if _, err := t.g.run(ctx, t.work, t.env, "read-tree", t.primary); err != nil {
+			return st, err
 		}
 	}
-	err := list()
-	return names.all(), err
+	return t.readStatus(ctx)
 }
 
-// copyFile copies a file with its time, which tells git how fresh an index is.
-func copyFile(from, to string) error {
-	st, err := os.Stat(from)
+func (t *twin) readStatus(ctx context.Context) (st status, err error) {
+	out := nameList{left: maxChangedNames}
+	// "dirty" looks at the commit of a submodule only: to look into its work
+	// tree, git would run with the submodule's own configuration.
+	err = t.g.stream(ctx, t.work, t.env, &out, "status", "--porcelain=v2", "-z", "--untracked-files=all", "--no-renames", "--ignore-submodules=dirty")
 	if err != nil {
-		return err
+		return status{}, err
 	}
-	p, err := os.ReadFile(from)
-	if err == nil {
-		err = os.WriteFile(to, p, 0o600)
+	return parseStatus(out.all())
+}
+
+// parseStatus reads entries of git-status(1), "Porcelain Format Version 2",
+// without renames.
+func parseStatus(entries []string) (st status, err error) {
+	for _, e := range entries {
+		// Each kind has so many fields before the path, which may hold spaces.
+		fields := map[string]int{"1": 8, "u": 10, "?": 1}[e[:min(1, len(e))]]
+		f := strings.SplitN(e, " ", fields+1)
+		switch {
+		case fields == 0 || len(f) <= fields || len(f) > 2 && (len(f[1]) != 2 || f[2] == ""):
+			return status{}, fmt.Errorf("git status says %.100q", e)
+		case f[0] == "?":
+			st.names = append(st.names, f[1])
+			continue
+		}
+		st.staged = st.staged || f[1][0] != '.'
+		if f[1][1] != '.' && f[2][0] != 'S' {
+			st.names = append(st.names, f[fields])
+		}
 	}
-	return errors.Join(err, os.Chtimes(to, st.ModTime(), st.ModTime()))
+	return st, nil
 }
 
 // fitting keeps the names of files that are gone, and of files that can be
