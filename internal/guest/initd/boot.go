@@ -16,10 +16,10 @@ const (
 	// one, as in the making of a template, the boot is later by that much.
 	answerWait   = 500 * time.Millisecond
 	identityWait = 1500 * time.Millisecond
-	// settle is left to what the identity begins: the runner, and the first
-	// command of whoever waited for the sandbox. It is no loss to the
-	// distribution, which would only compete with them for the same CPU.
-	settle = 300 * time.Millisecond
+	// settle is how long after the identity the distribution starts. The
+	// runner and the agent start in this time; an emulated guest, whose CPUs
+	// share one thread of the host, needs about half of it for them.
+	settle = 600 * time.Millisecond
 )
 
 // early is the control server that is started before anything else, so that
