@@ -28,6 +28,9 @@ var jobNext = map[JobStatus][]JobStatus{
 	JobCancelled: {},
 }
 
+// JobStatuses lists all statuses of a job, in the order of its life.
+var JobStatuses = []JobStatus{JobQueued, JobRunning, JobCompleted, JobFailed, JobTimeout, JobCancelled}
+
 // CanBecome reports whether the transition from s to next is in the table.
 func (s JobStatus) CanBecome(next JobStatus) bool { return slices.Contains(jobNext[s], next) }
 

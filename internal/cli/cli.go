@@ -135,9 +135,7 @@ Start here:
 	}
 	root.SetVersionTemplate("agentlab {{.Version}}\n")
 	root.CompletionOptions.HiddenDefaultCmd = false
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usageErrorf("%s", plainUsage(cmd, err.Error())).WithHint("see '%s --help'", cmd.CommandPath())
-	})
+	root.SetFlagErrorFunc(flagError)
 	flags := root.PersistentFlags()
 	flags.BoolVar(&a.json, "json", false, "print data and errors as JSON")
 	flags.BoolVar(&a.noInput, "no-input", false, "never ask; fail instead")

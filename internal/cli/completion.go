@@ -99,8 +99,7 @@ var newNames = []string{"agentlab token create", "agentlab secrets create"}
 // flagListers complete the values of flags by their name.
 var flagListers = map[string]lister{
 	"sandbox": listSandboxes, "job": listJobs, "profile": listProfiles, "image": listImages, "bundle": listBundles,
-	"agent":  words(agentlab.Agents...),
-	"status": words("QUEUED", "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"),
+	"agent": words(agentlab.Agents...),
 }
 
 // fileFlags take the name of a file or folder, which the shell completes.
@@ -118,7 +117,9 @@ func (a *App) complete(cmd *cobra.Command) {
 			c.ValidArgsFunction = a.completeArgs(c)
 		}
 		c.Flags().VisitAll(func(f *pflag.Flag) {
-			if list, ok := flagListers[f.Name]; ok {
+			if v, ok := f.Value.(choiceFlag); ok {
+				_ = c.RegisterFlagCompletionFunc(f.Name, a.completeWith(words(v.values...))) // it has none yet
+			} else if list, ok := flagListers[f.Name]; ok {
 				_ = c.RegisterFlagCompletionFunc(f.Name, a.completeWith(list)) // it has none yet
 			} else if !slices.Contains(fileFlags, f.Name) {
 				_ = c.RegisterFlagCompletionFunc(f.Name, cobra.NoFileCompletions)

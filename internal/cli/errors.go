@@ -33,6 +33,15 @@ func usageErrorf(format string, args ...any) usageError {
 	return usageError{agentlab.Errorf(agentlab.CodeInvalid, format, args...)}
 }
 
+// usageOf returns the daemon's error as a usage error when it rejects that field
+// of the request, whose values only the daemon knows.
+func usageOf(err error, field string) error {
+	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeInvalid && e.Field == field {
+		return usageError{e}
+	}
+	return err
+}
+
 // statusError carries an exit code after everything worth saying was said.
 type statusError int
 

@@ -25,10 +25,10 @@ func (a *App) jobListCmd() *cobra.Command {
 	var status string
 	var limit int
 	cmd := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List jobs, newest first", Args: exactArgs()}
-	cmd.Flags().StringVar(&status, "status", "", "only jobs with this status, e.g. RUNNING")
+	choice(cmd.Flags(), &status, "status", agentlab.JobStatuses, "only jobs with this status, e.g. RUNNING")
 	cmd.Flags().IntVar(&limit, "limit", 50, "at most this many")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
-		jobs, err := c.Jobs(ctx, client.JobQuery{Status: strings.ToUpper(status), Limit: limit})
+		jobs, err := c.Jobs(ctx, client.JobQuery{Status: status, Limit: limit})
 		if err != nil {
 			return err
 		}

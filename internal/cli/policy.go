@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -136,11 +135,8 @@ Nothing is resolved or dialled.`,
 // policyCheck prints a check; what is denied ends with exit code 1.
 func (a *App) policyCheck(ctx context.Context, c *client.Client, of *policyOf, target string, show func(api.PolicyCheck)) error {
 	r, err := of.check(ctx, c, target)
-	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeInvalid && e.Field == "target" {
-		return usageError{e}
-	}
 	if err != nil {
-		return err
+		return usageOf(err, "target")
 	}
 	if a.json {
 		if err := a.printJSON(r); err != nil {

@@ -52,7 +52,7 @@ func (a *App) sandboxNewCmd() *cobra.Command {
 	flags.StringVar(&f.repo, "repo", "", "URL or local path of a repository to clone into it, at /tmp/repo; it is kept when its lease ends, as with --keepalive")
 	flags.StringVar(&f.ref, "ref", "", "branch, tag or commit of --repo")
 	flags.StringVar(&f.task, "task", "", "run this task in it (with --repo: default is only to clone)")
-	flags.StringVar(&f.agent, "agent", "", "agent for --task")
+	choice(flags, &f.agent, "agent", agentlab.Agents, "agent for --task")
 	preflightFlag(flags, &f.noPreflight)
 	workspaceFlag(flags, &f.req.Workspace)
 	flags.BoolVar(&f.wait, "wait", true, "wait until it answers")

@@ -43,7 +43,7 @@ func (a *App) tokenCreateCmd() *cobra.Command {
 			req.Name, req.TTLMinutes = args[0], int(ttl/time.Minute)
 			made, err := c.CreateToken(ctx, req)
 			if err != nil {
-				return err
+				return usageOf(err, "verbs")
 			}
 			if out != "" {
 				if err := writePrivate(out, made.Secret+"\n"); err != nil {
@@ -67,7 +67,8 @@ func (a *App) tokenCreateCmd() *cobra.Command {
 		}),
 	}
 	f := cmd.Flags()
-	f.StringVar(&req.Role, "role", string(agentlab.RoleRead), "the most that it may do: read, write or admin")
+	req.Role = string(agentlab.RoleRead)
+	choice(f, &req.Role, "role", agentlab.Roles, "the most that it may do: read, write or admin")
 	f.StringSliceVar(&req.Verbs, "verb", nil, "only calls with this verb, e.g. sandbox.exec; may be repeated (default: all of the role)")
 	f.StringSliceVar(&req.Sandboxes, "sandbox", nil, "only calls about this sandbox and its jobs; may be repeated (default: no such bound)")
 	f.Var(tokenTTLFlag{&ttl}, "ttl", "how long it lives, e.g. 12h, 30d; at most 365d")
