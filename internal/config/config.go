@@ -153,12 +153,34 @@ func Load(path string) (Config, error) {
 		return Config{}, &agentlab.Error{Code: agentlab.CodeDenied, Message: "cannot read the configuration", Err: err}
 	}
 	c, err := Parse(data)
-	if e, ok := errors.AsType[*agentlab.Error](err); ok {
-		named := *e
-		named.Message = path + ": " + e.Message
-		return Config{}, &named
+	if err != nil {
+		return Config{}, in(path, err)
 	}
-	return c, err
+	return c, nil
+}
+
+// At returns err, which is about a value of the file at path, with the file and
+// the line of the key put before its message.
+func At(path string, err error) error {
+	data, rerr := os.ReadFile(path)
+	if rerr != nil {
+		return err
+	}
+	doc, perr := strictyaml.Parse(data)
+	if perr != nil {
+		return err
+	}
+	return in(path, doc.At(err))
+}
+
+func in(path string, err error) error {
+	e, ok := errors.AsType[*agentlab.Error](err)
+	if !ok {
+		return err
+	}
+	named := *e
+	named.Message = path + ": " + e.Message
+	return &named
 }
 
 // Parse reads the text of a config.yaml over the defaults and validates it.
@@ -201,9 +223,6 @@ func (c Config) Validate() error {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%q is neither a name to look for in PATH nor an absolute path", b).WithField("qemu.binary")
 	}
 	if err := c.API.validate(); err != nil {
-		return err
-	}
-	if err := c.Network.validate(); err != nil {
 		return err
 	}
 	if err := c.UpstreamProxy.validate(c.Backend); err != nil {

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"fmt"
 	"os"
 	"slices"
 
@@ -16,17 +17,16 @@ import (
 func privateTargets(c config.Config) ([]agentlab.PrivateTarget, error) {
 	var out []agentlab.PrivateTarget
 	for _, p := range c.Network.Private {
-		t := agentlab.PrivateTarget{Host: p.Host, Port: p.Port, Reason: p.Reason, Source: profile.SourceConfig}
-		one, err := egress.ParsePrivate(t)
-		if err != nil {
-			return nil, err
-		}
-		if one.Host && slices.Contains(c.APIPorts(), t.Port) {
-			return nil, agentlab.Errorf(agentlab.CodeInvalid, "port %d of the host is AgentLab's own API, which no sandbox may reach", t.Port).WithField("network.private")
-		}
-		out = append(out, t)
+		out = append(out, agentlab.PrivateTarget{Host: p.Host, Port: p.Port, Reason: p.Reason, Source: profile.SourceConfig})
 	}
-	return out, nil
+	all, err := egress.ParsePrivates(out)
+	for i, p := range all {
+		if p.Host && slices.Contains(c.APIPorts(), int(p.Port)) {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "port %d of the host is AgentLab's own API, which no sandbox may reach", p.Port).
+				WithField(fmt.Sprintf("network.private[%d].port", i))
+		}
+	}
+	return out, err
 }
 
 // trusted reads the certificates that the configuration names.

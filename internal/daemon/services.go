@@ -121,11 +121,11 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	undo.add(s.driver.Close)
 	private, err := privateTargets(s.settings)
 	if err != nil {
-		return err
+		return config.At(s.cfg.Paths.ConfigFile(), err)
 	}
 	certificates, err := trusted(s.settings)
 	if err != nil {
-		return err
+		return config.At(s.cfg.Paths.ConfigFile(), err)
 	}
 	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.driver.Info()).Open(private).Close(s.settings.APIPorts()...).Trust(certificates)
 	return nil

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -53,37 +54,64 @@ func Openable(a netip.Addr) bool {
 	return false
 }
 
+// ParsePrivates checks a list of private destinations. The error is
+// agentlab.CodeInvalid; its field names the entry, as network.private[2].port.
+func ParsePrivates(list []agentlab.PrivateTarget) ([]Private, error) {
+	const key = "network.private"
+	if len(list) > MaxPrivate {
+		return nil, invalid(key, "%d private destinations are more than %d", len(list), MaxPrivate)
+	}
+	var out []Private
+	for i, t := range list {
+		entry := fmt.Sprintf("%s[%d]", key, i)
+		one, err := ParsePrivate(t)
+		if e, ok := errors.AsType[*agentlab.Error](err); ok {
+			return nil, e.WithField(entry + "." + e.Field)
+		}
+		if slices.ContainsFunc(out, func(o Private) bool { return o.Rule == one.Rule }) {
+			return nil, invalid(entry, "%s is there twice", strings.TrimPrefix(one.Rule, RulePrivatePrefix)).WithHint("remove one")
+		}
+		out = append(out, one)
+	}
+	return out, nil
+}
+
 // ParsePrivate checks one private destination. The error is
-// agentlab.CodeInvalid with the field network.private.
+// agentlab.CodeInvalid with the field host, port or reason.
 func ParsePrivate(t agentlab.PrivateTarget) (Private, error) {
-	bad := func(format string, args ...any) (Private, error) {
-		why := fmt.Sprintf(format, args...)
-		return Private{}, invalid("network.private", "%s is not a private destination: %s", quote(t.Host+":"+strconv.Itoa(t.Port)), why).WithHint("%s", privateHint)
+	bad := func(key, format string, args ...any) (Private, error) {
+		what := t.Host
+		if t.Port != 0 {
+			what += ":" + strconv.Itoa(t.Port)
+		}
+		return Private{}, invalid(key, "%s is not a private destination: %s", quote(what), fmt.Sprintf(format, args...)).WithHint("%s", privateHint)
 	}
 	switch {
 	case t.Host == "":
-		return bad("there is no host")
+		return bad("host", "there is no host")
+	case t.Port == 0:
+		return bad("port", "there is no port")
 	case t.Port < 1 || t.Port > 65535:
-		return bad("the port is not between 1 and 65535")
+		return bad("port", "the port is not between 1 and 65535")
 	case t.Port == DNSPort:
-		return bad("DNS is answered by AgentLab alone")
+		return bad("port", "DNS is answered by AgentLab alone")
 	case strings.TrimSpace(t.Reason) == "":
-		return bad("there is no reason")
+		return bad("reason", "there is no reason")
 	case len(t.Reason) > MaxReasonBytes || strings.ContainsFunc(t.Reason, func(r rune) bool { return r < ' ' || r == 0x7f }):
-		return bad("the reason is not one line of at most %d bytes", MaxReasonBytes)
+		return bad("reason", "the reason is not one line of at most %d bytes", MaxReasonBytes)
 	case strings.ContainsAny(t.Host, "*"):
-		return bad("wildcards are not possible, only one host")
+		return bad("host", "wildcards are not possible, only one host")
 	case strings.Contains(t.Host, "/"):
-		return bad("ranges and URLs are not possible, only one host")
+		return bad("host", "ranges and URLs are not possible, only one host")
 	}
 	p := Private{Port: uint16(t.Port), Reason: strings.TrimSpace(t.Reason), Source: t.Source}
 	if strings.Contains(t.Host, ":") || isIPv4Like(t.Host) {
 		a, err := netip.ParseAddr(t.Host)
 		if err != nil || a.Zone() != "" {
-			return bad("%s is no IP address", quote(t.Host))
+			return bad("host", "%s is no IP address", quote(t.Host))
 		}
 		if why := notOpenable(a.Unmap()); why != "" {
-			return bad("%s", why)
+			return bad("host", "%s", why)
 		}
 		p.Addr = a.Unmap()
 		p.Rule = RulePrivatePrefix + netip.AddrPortFrom(p.Addr, p.Port).String()
@@ -92,13 +120,13 @@ func ParsePrivate(t agentlab.PrivateTarget) (Private, error) {
 	name, err := domainName(t.Host)
 	switch {
 	case err != nil:
-		return bad("%s", err)
+		return bad("host", "%s", err)
 	case name == "localhost" || strings.HasSuffix(name, ".localhost"):
-		return bad("the host itself is named %s", HostName)
+		return bad("host", "the host itself is named %s", HostName)
 	case !strings.Contains(name, "."):
-		return bad("%s is no full host name, such as gateway.corp", quote(t.Host))
+		return bad("host", "%s is no full host name, such as gateway.corp", quote(t.Host))
 	case name != HostName && strings.HasSuffix("."+name, hostZone):
-		return bad("names under agentlab.internal are AgentLab's own; the host itself is %s", HostName)
+		return bad("host", "names under agentlab.internal are AgentLab's own; the host itself is %s", HostName)
 	}
 	p.Name, p.Host = name+".", name == HostName
 	p.Rule = RulePrivatePrefix + name + ":" + strconv.Itoa(t.Port)
@@ -124,25 +152,16 @@ func notOpenable(a netip.Addr) string {
 
 // compilePrivate adds a policy's private destinations.
 func (p *Policy) compilePrivate(list []agentlab.PrivateTarget) error {
-	switch {
-	case len(list) > MaxPrivate:
-		return invalid("network.private", "%d private destinations are more than %d", len(list), MaxPrivate)
-	case len(list) > 0 && p.network.Mode == agentlab.NetworkOff:
+	if len(list) > 0 && p.network.Mode == agentlab.NetworkOff {
 		return invalid("network.private", "private destinations have no effect in mode off").WithHint("use mode: allowlist without an allow list")
 	}
-	for _, t := range list {
-		one, err := ParsePrivate(t)
-		if err != nil {
-			return err
-		}
-		if slices.ContainsFunc(p.private, func(o Private) bool { return o.Rule == one.Rule }) {
-			return invalid("network.private", "%s is there twice", strings.TrimPrefix(one.Rule, RulePrivatePrefix)).WithHint("remove one")
-		}
+	all, err := ParsePrivates(list)
+	for _, one := range all {
 		if !Dropped(one.Rule) {
 			p.private = append(p.private, one)
 		}
 	}
-	return nil
+	return err
 }
 
 // Private returns the private destinations that the policy opens, those that a

@@ -35,7 +35,8 @@ type Doc struct {
 
 	cas  []string // of CACertificates, each as PEM
 	text string
-	net  agentlab.Network // Network with its lists put in
+	yaml *strictyaml.Document // text, parsed
+	net  agentlab.Network     // Network with its lists put in
 }
 
 type network struct {
@@ -50,12 +51,11 @@ type network struct {
 	FirewallGroup *string   `yaml:"firewall_group"` // of the hypervisor's firewall, on the same backends
 }
 
-// Private is one private destination that the operator opens, as it is written
-// in profiles and in config.yaml.
+// Private is one private destination that the operator opens.
 type Private struct {
-	Host   string `yaml:"host"`   // a full name, a private address, or host.agentlab.internal: the host itself
-	Port   int    `yaml:"port"`   // TCP
-	Reason string `yaml:"reason"` // why it is open
+	Host   string `yaml:"host"`                                                                   // a full name, a private address, or host.agentlab.internal: the host itself
+	Port   int    `yaml:"port" hint:"give one port; for several ports, write one entry for each"` // TCP
+	Reason string `yaml:"reason"`                                                                 // why it is open
 }
 
 type limits struct {
@@ -115,6 +115,7 @@ func parse(data []byte, files listFiles) (*Doc, error) {
 		Behavior:  behavior{Mode: "dangerous", TTLMinutesDefault: 180},
 		Artifacts: artifacts{Upload: true},
 		text:      string(data),
+		yaml:      y,
 	}
 	if err := y.Decode(d); err != nil {
 		return nil, err

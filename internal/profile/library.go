@@ -194,7 +194,7 @@ func (l *Library) parse(name, source, text string) Entry {
 		return e
 	}
 	if err := d.open(l.private, l.closed); err != nil {
-		e.Err = err
+		e.Err = d.yaml.At(err)
 		return e
 	}
 	d.trust(l.trusted)

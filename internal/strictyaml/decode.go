@@ -1,6 +1,7 @@
 package strictyaml
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -20,7 +21,8 @@ type Any bool
 // `yaml:"name"` tags and are structs, pointers, slices, strings, bools, ints,
 // maps from string to string, or Any. What the document does not mention keeps its
 // value; null is the same as not mentioned. Errors have code invalid, the
-// key's path as Field, and its line.
+// key's path as Field, and its line. A field's tag `hint:"..."` is the hint of
+// an error about its value.
 func (d *Document) Decode(v any) error {
 	if d.body == nil {
 		return nil
@@ -84,10 +86,19 @@ func decodeStruct(n ast.Node, path string, v reflect.Value) error {
 			return unknown(it.Key(), path, name, names)
 		}
 		if err := decode(it.Value(), join(path, name), v.Field(i)); err != nil {
-			return err
+			return withHint(err, join(path, name), v.Type().Field(i).Tag.Get("hint"))
 		}
 	}
 	return nil
+}
+
+// withHint returns err with a hint if it is about the field path and has none.
+func withHint(err error, path, hint string) error {
+	e, ok := errors.AsType[*agentlab.Error](err)
+	if !ok || hint == "" || e.Hint != "" || e.Field != path {
+		return err
+	}
+	return e.WithHint("%s", hint)
 }
 
 func unknown(n ast.Node, path, name string, names []string) error {

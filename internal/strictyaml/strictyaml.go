@@ -33,8 +33,9 @@ const (
 
 // Document is one parsed YAML document.
 type Document struct {
-	body ast.Node // nil for an empty document
-	keys []Key
+	body  ast.Node // nil for an empty document
+	keys  []Key
+	items []Key // of sequences; without names
 }
 
 // Key is one mapping key of a document.
@@ -98,24 +99,40 @@ func Decode(data []byte, v any) error {
 // Keys returns every mapping key at every depth, in document order.
 func (d *Document) Keys() []Key { return d.keys }
 
-// Line returns the line of the key with that path, 0 when there is none.
+// Line returns the line of the key or sequence item with that path, 0 when
+// there is none.
 func (d *Document) Line(path string) int {
-	for _, k := range d.keys {
-		if k.Path == path {
-			return k.Line
+	for _, list := range [][]Key{d.keys, d.items} {
+		for _, k := range list {
+			if k.Path == path {
+				return k.Line
+			}
 		}
 	}
 	return 0
 }
 
+// nearestLine returns the line of path, or of the innermost key or item around
+// it that is in the document.
+func (d *Document) nearestLine(path string) int {
+	for path != "" {
+		if n := d.Line(path); n > 0 {
+			return n
+		}
+		path = path[:max(strings.LastIndexAny(path, ".["), 0)]
+	}
+	return 0
+}
+
 // At returns err, if it is an Error that names a field of the document, with
-// the field's line put before its message.
+// the field's line put before its message. A key that is missing has the line
+// of what it is missing in.
 func (d *Document) At(err error) error {
 	e, ok := errors.AsType[*agentlab.Error](err)
 	if !ok {
 		return err
 	}
-	n := d.Line(e.Field)
+	n := d.nearestLine(e.Field)
 	if n == 0 {
 		return err
 	}
@@ -183,7 +200,9 @@ func (d *Document) collect(path string, n ast.Node) error {
 		}
 	case *ast.SequenceNode:
 		for i, v := range n.Values {
-			if err := d.collect(fmt.Sprintf("%s[%d]", path, i), v); err != nil {
+			item := Key{Path: fmt.Sprintf("%s[%d]", path, i), Line: line(v)}
+			d.items = append(d.items, item)
+			if err := d.collect(item.Path, v); err != nil {
 				return err
 			}
 		}

@@ -115,6 +115,16 @@ func TestKeysAndLines(t *testing.T) {
 	if got := doc.Keys(); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v", got)
 	}
+	for path, line := range map[string]int{"b[0]": 3, "b[1]": 4, "b[2]": 0, "b[1].x": 0} {
+		if got := doc.Line(path); got != line {
+			t.Errorf("%s is on line %d, want %d", path, got, line)
+		}
+	}
+	for field, want := range map[string]string{"b[1].d.x": "b[1].d.x: line 4: no", "b[0].x": "b[0].x: line 3: no", "b[7]": "b[7]: line 2: no", "x.y": "x.y: no"} {
+		if got := doc.At(agentlab.Errorf(agentlab.CodeInvalid, "no").WithField(field)); got.Error() != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
 	err = doc.At(agentlab.Errorf(agentlab.CodeUnsupported, "no").WithField("b[1].d.e"))
 	if err.Error() != "b[1].d.e: line 4: no" || agentlab.CodeOf(err) != agentlab.CodeUnsupported {
 		t.Errorf("got %v", err)
