@@ -170,6 +170,7 @@ type NetworkNarrow struct {
 // Directive is what the controller wants of the runner now.
 type Directive struct {
 	Stop        string `json:"stop,omitempty"`         // "", "CANCELLED" or "TIMEOUT": stop the agent, upload, report this
+	Reason      string `json:"reason,omitempty"`       // why, in one line, when the controller itself ends the job; "" when Stop says it all
 	SecondsLeft int64  `json:"seconds_left,omitempty"` // until the agent's deadline, by the controller's clock; 0 when none
 }
 

@@ -195,8 +195,8 @@ func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (
 // directive is what a job's row wants of its runner.
 func (s *Service) directive(j agentlab.Job) guestapi.Directive {
 	d := guestapi.Directive{Stop: j.StopRequested}
-	if d.Stop == string(agentlab.JobFailed) { // a runner knows two reasons to stop
-		d.Stop = string(agentlab.JobCancelled)
+	if d.Stop == string(agentlab.JobFailed) { // a runner knows two kinds of stop
+		d.Stop, d.Reason = string(agentlab.JobCancelled), j.Reason
 	}
 	switch j.Status {
 	case agentlab.JobCompleted:

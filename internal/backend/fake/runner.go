@@ -39,11 +39,17 @@ const heartbeat = 15 * time.Second
 // errSilent ends a runner that is never heard of again.
 var errSilent = errors.New("silent")
 
-// stopped is the cause of the agent's end: the final status asked for.
-type stopped string
+// stopped is the cause of the agent's end: the final status asked for, and the
+// reason that was given.
+type stopped struct{ status, reason string }
 
-// Error names the status.
-func (s stopped) Error() string { return "asked to stop: " + string(s) }
+// Error returns the reason, or names the status.
+func (s stopped) Error() string {
+	if s.reason != "" {
+		return s.reason
+	}
+	return "asked to stop: " + s.status
+}
 
 // runner is the imitation of agent-runner in one guest.
 type runner struct {
@@ -164,9 +170,9 @@ func (r *runner) work(st *runnerRecord) (guestapi.Report, error) {
 		return guestapi.Report{}, err
 	}
 	rep := guestapi.Report{Status: "COMPLETED", Phase: "done", ExitCode: &code, Result: &guestapi.Result{}}
-	if why := stopped(""); errors.As(context.Cause(agent), &why) {
+	if why := (stopped{}); errors.As(context.Cause(agent), &why) {
 		code = 143
-		rep.Status, rep.Message = string(why), why.Error()
+		rep.Status, rep.Message = why.status, why.Error()
 	} else if code != 0 {
 		rep.Status, rep.Message = "FAILED", fmt.Sprintf("the agent exited with code %d", code)
 	}
@@ -309,7 +315,7 @@ func (r *runner) direct(d guestapi.Directive, stop context.CancelCauseFunc) bool
 	if st := r.state(); d.Stop == "" || st == nil || st.Stubborn || st.Silent {
 		return false
 	}
-	stop(stopped(d.Stop))
+	stop(stopped{d.Stop, d.Reason})
 	return true
 }
 

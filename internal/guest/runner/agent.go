@@ -21,7 +21,7 @@ import (
 func (r *Runner) runAgent(ctx context.Context, rp repo) (outcome, error) {
 	out := outcome{Phase: "agent"}
 	if !r.dir.has(agentcmd.ExitFile) {
-		if stop := r.control.wanted(); stop != "" && !r.dir.has(agentcmd.StartedFile) {
+		if stop := r.control.wanted(); stop.Status != "" && !r.dir.has(agentcmd.StartedFile) {
 			return stopOutcome(out, stop), nil
 		}
 		if err := r.startAgent(rp); err != nil {
@@ -41,10 +41,16 @@ func (r *Runner) runAgent(ctx context.Context, rp repo) (outcome, error) {
 	return r.agentOutcome(out, r.control.wanted())
 }
 
-func stopOutcome(out outcome, stop string) outcome {
-	out.Status, out.Message = stop, "the job was cancelled"
-	if stop == "TIMEOUT" {
+// stopOutcome returns out as the outcome of a job that was stopped, with the
+// reason that the controller gave.
+func stopOutcome(out outcome, stop stopFact) outcome {
+	out.Status, out.Message = stop.Status, stop.Reason
+	switch {
+	case stop.Reason != "":
+	case stop.Status == "TIMEOUT":
 		out.Message = "the time of the job is over"
+	default:
+		out.Message = "the job was cancelled"
 	}
 	return out
 }
@@ -52,7 +58,7 @@ func stopOutcome(out outcome, stop string) outcome {
 // agentOutcome returns how the agent ended. A stop that was wanted is the
 // reason only if the agent was told to stop before it ended, or lost its
 // supervisor, which cannot say.
-func (r *Runner) agentOutcome(out outcome, stop string) (outcome, error) {
+func (r *Runner) agentOutcome(out outcome, stop stopFact) (outcome, error) {
 	var exit agentcmd.Exit
 	ok, err := r.dir.load(agentcmd.ExitFile, &exit)
 	if err != nil {
@@ -63,7 +69,7 @@ func (r *Runner) agentOutcome(out outcome, stop string) (outcome, error) {
 		out.ExitCode = &exit.Code
 	}
 	switch {
-	case stop != "" && (exit.Stopped || !ok):
+	case stop.Status != "" && (exit.Stopped || !ok):
 		return stopOutcome(out, stop), nil
 	case !ok:
 		r.killLost()

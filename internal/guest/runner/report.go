@@ -18,7 +18,7 @@ type control struct {
 	progressed time.Time // when progress was told last
 	report     guestapi.Report
 	news       chan struct{} // a report is to be sent
-	stop       string        // CANCELLED or TIMEOUT
+	stop       stopFact
 	stopped    chan struct{} // closed with stop
 	gone       bool          // the controller does not know us any more
 	deadline   time.Duration // uptime; 0: none
@@ -48,20 +48,20 @@ func poke(ch chan struct{}) {
 }
 
 // want asks for the agent to be stopped; the first asker's reason counts.
-func (c *control) want(stop string) {
+func (c *control) want(stop stopFact) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.stop != "" {
+	if c.stop.Status != "" {
 		return
 	}
 	c.stop = stop
-	if err := c.r.dir.save(fileStop, stopFact{stop}); err != nil {
+	if err := c.r.dir.save(fileStop, stop); err != nil {
 		c.r.log.Error("the stop is not noted", "err", err)
 	}
 	close(c.stopped)
 }
 
-func (c *control) wanted() string {
+func (c *control) wanted() stopFact {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.stop
@@ -73,7 +73,7 @@ func (c *control) abandon() {
 	c.mu.Lock()
 	c.gone = true
 	c.mu.Unlock()
-	c.want("CANCELLED")
+	c.want(stopFact{Status: "CANCELLED"})
 }
 
 func (c *control) abandoned() bool {
@@ -90,9 +90,9 @@ func (c *control) obey(d guestapi.Directive) {
 	switch d.Stop {
 	case "":
 	case "CANCELLED", "TIMEOUT":
-		c.want(d.Stop)
+		c.want(stopFact{d.Stop, d.Reason})
 	default:
-		c.want("CANCELLED") // a kind of stop that a newer controller knows
+		c.want(stopFact{"CANCELLED", d.Reason}) // a kind of stop that a newer controller knows
 	}
 	if d.SecondsLeft <= 0 {
 		return
@@ -150,7 +150,7 @@ func (c *control) send(ctx context.Context, rep guestapi.Report) error {
 func (c *control) directiveLoop(ctx context.Context) {
 	wait := c.r.cfg.Timing.Poll
 	path := fmt.Sprintf("%s?wait=%d", guestapi.PathDirective, int(wait.Seconds()))
-	for ctx.Err() == nil && c.wanted() == "" {
+	for ctx.Err() == nil && c.wanted().Status == "" {
 		var d guestapi.Directive
 		began := time.Now()
 		err := c.r.api.call(ctx, wait+callTimeout, http.MethodGet, path, nil, &d)
@@ -178,7 +178,7 @@ func (c *control) clockLoop(ctx context.Context) {
 		left := time.Duration(1<<62 - 1)
 		if deadline > 0 {
 			if left = deadline - uptime(); left <= 0 {
-				c.want("TIMEOUT")
+				c.want(stopFact{Status: "TIMEOUT"})
 				return
 			}
 		}

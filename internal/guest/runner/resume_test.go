@@ -78,7 +78,7 @@ func TestRunnerAwayAtTheEnd(t *testing.T) {
 			}
 			s.Wait("deadline", func() bool { return uptime() > b.Deadline })
 			if c.seconds > 0 { // noted before the runner was killed, or by the next one
-				if err := dir(s.cfg.RunDir).save(fileStop, stopFact{"TIMEOUT"}); err != nil {
+				if err := dir(s.cfg.RunDir).save(fileStop, stopFact{Status: "TIMEOUT"}); err != nil {
 					t.Fatal(err)
 				}
 			}

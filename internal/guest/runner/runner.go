@@ -96,7 +96,7 @@ func (r *Runner) runJob(ctx context.Context, fresh bool) error {
 	if ok, err := r.dir.load(fileStop, &stop); err != nil {
 		return err
 	} else if ok {
-		r.control.want(stop.Status)
+		r.control.want(stop)
 	}
 	ship := &shipper{r: r, offset: -1}
 	if fresh {
@@ -174,7 +174,7 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 		if ctx.Err() != nil {
 			return outcome{}, ctx.Err()
 		}
-		if stop := r.control.wanted(); stop != "" {
+		if stop := r.control.wanted(); stop.Status != "" {
 			return stopOutcome(outcome{Phase: "clone"}, stop), nil
 		}
 		if err != nil {

@@ -312,6 +312,22 @@ echo "escaped $(cat escaped)"; while :; do sleep 0.05; done`)
 	}
 }
 
+// The report of a job that the controller ends has the controller's reason.
+func TestStopReportsTheReason(t *testing.T) {
+	const reason = "its model host api.example.com:443 is denied by the network policy (rule mode.allowlist)"
+	s := newShellSandbox(t, "echo started; sleep 600")
+	done := make(chan error, 1)
+	go func() { done <- s.run() }()
+	s.Wait("start", func() bool { return strings.Contains(s.Log(), "started") })
+	s.DirectFor("CANCELLED", reason)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if rep := s.Final(); rep.Status != "CANCELLED" || rep.Message != reason {
+		t.Errorf("%+v", rep)
+	}
+}
+
 // What the agent leaves in the background does not hold the job up.
 func TestBackgroundProcessesEnd(t *testing.T) {
 	s := newShellSandbox(t, `sleep 600 & echo "pid $!"`)

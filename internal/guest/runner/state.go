@@ -136,8 +136,11 @@ type boot struct {
 	Began    time.Time
 }
 
-// stopFact says that the agent is to be stopped.
-type stopFact struct{ Status string }
+// stopFact is a request to stop the agent. The zero value means none.
+type stopFact struct {
+	Status string // CANCELLED or TIMEOUT
+	Reason string // the controller's; may be empty
+}
 
 // outcome is how the work ended, before results are collected.
 type outcome struct {

@@ -46,6 +46,7 @@ type Controller struct {
 	grants    map[string]guestserver.Grant
 	reports   []guestapi.Report
 	stop      string
+	reason    string // of the stop
 	deadline  time.Time
 	changed   chan struct{}
 	rows      map[string]agentlab.Artifact
@@ -157,10 +158,13 @@ func (c *Controller) Fail(err error) {
 }
 
 // Direct sets what the controller wants of the runner.
-func (c *Controller) Direct(stop string) {
+func (c *Controller) Direct(stop string) { c.DirectFor(stop, "") }
+
+// DirectFor is Direct with a reason.
+func (c *Controller) DirectFor(stop, reason string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.stop = stop
+	c.stop, c.reason = stop, reason
 	c.wake()
 }
 
@@ -367,7 +371,7 @@ func (c *Controller) Report(_ context.Context, _ int, r guestapi.Report) (guesta
 }
 
 func (c *Controller) now() guestapi.Directive {
-	d := guestapi.Directive{Stop: c.stop}
+	d := guestapi.Directive{Stop: c.stop, Reason: c.reason}
 	if !c.deadline.IsZero() {
 		d.SecondsLeft = max(1, int64(time.Until(c.deadline).Seconds()))
 	}
