@@ -130,11 +130,12 @@ func (a *App) edit(ctx context.Context, file string) error {
 }
 
 // privateMemory makes a directory that only this user can enter, on a file
-// system in memory.
+// system in memory. A relative XDG_RUNTIME_DIR is ignored, as its specification
+// demands: the editor runs in another directory than this process.
 func privateMemory() (string, error) {
 	for _, dir := range []string{os.Getenv("XDG_RUNTIME_DIR"), "/dev/shm", "/run"} {
 		var fs unix.Statfs_t
-		if dir == "" || unix.Statfs(dir, &fs) != nil || fs.Type != unix.TMPFS_MAGIC {
+		if !filepath.IsAbs(dir) || unix.Statfs(dir, &fs) != nil || fs.Type != unix.TMPFS_MAGIC {
 			continue
 		}
 		if tmp, err := os.MkdirTemp(dir, "agentlab-edit-*"); err == nil { // mode 0700
