@@ -55,6 +55,7 @@ type modelNeeds struct {
 	keys  []string // environment variables that may hold its credential
 	found bool     // one of them is set
 	hosts []string // endpoints, "host:port"; nil when they are not known
+	local string   // an endpoint on the loopback of the sandbox, "host:port"; usually ""
 }
 
 // agentEnv is the environment that a secrets bundle gives an agent. Of a
@@ -125,15 +126,17 @@ func needsOf(agent string, e agentEnv) (n modelNeeds, bad string) {
 		if unset {
 			host, _ = hostOfURL(p.def)
 		}
-		if host != "" {
+		switch {
+		case onLoopback(host):
+			n.local = host
+		case host != "":
 			n.hosts = append(n.hosts, host)
 		}
 	}
 	return n, bad
 }
 
-// hostOfURL returns the "host:port" of an http, https or ssh URL. It is "" for
-// an address of the sandbox itself, which no policy is about.
+// hostOfURL returns the "host:port" of an http, https or ssh URL.
 func hostOfURL(text string) (host string, ok bool) {
 	u, err := url.Parse(strings.TrimSpace(text))
 	if err != nil || u.Hostname() == "" {
@@ -147,10 +150,18 @@ func hostOfURL(text string) (host string, ok bool) {
 		port = p
 	}
 	name := strings.TrimSuffix(strings.ToLower(u.Hostname()), ".")
-	if a, err := netip.ParseAddr(name); name == "localhost" || err == nil && a.IsLoopback() {
-		return "", true
-	}
 	return net.JoinHostPort(name, port), true
+}
+
+// onLoopback reports whether a connection from a sandbox to host ("host:port")
+// stays in the sandbox.
+func onLoopback(host string) bool {
+	name, _, err := net.SplitHostPort(host)
+	if err != nil {
+		return false
+	}
+	a, err := netip.ParseAddr(name)
+	return name == "localhost" || strings.HasSuffix(name, ".localhost") || err == nil && (a.Unmap().IsLoopback() || a.IsUnspecified())
 }
 
 // forgeOf returns the "host:port" that a job's repository is cloned from and
@@ -164,6 +175,9 @@ func forgeOf(repoURL string) string {
 		repoURL = "ssh://" + host
 	}
 	host, _ := hostOfURL(repoURL)
+	if onLoopback(host) {
+		return ""
+	}
 	return host
 }
 

@@ -3,6 +3,7 @@ package job
 import (
 	"context"
 	"fmt"
+	"net"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
@@ -34,6 +35,9 @@ func (s *Service) preflight(ctx context.Context, j agentlab.Job, prof agentlab.P
 	if n.known && !n.found {
 		return noKey(j, prof, n.keys)
 	}
+	if n.local != "" && len(n.hosts) == 0 {
+		return notInSandbox(j, prof, n.local)
+	}
 	return checkReach(j, prof, n.hosts)
 }
 
@@ -59,6 +63,23 @@ func noKey(j agentlab.Job, prof agentlab.Profile, keys []string) error {
 	}
 	return preflightError(prof, "agent "+j.Agent+" has no key for its model: secrets bundle "+prof.SecretsBundle+" has none of "+strings.Join(keys, ", ")).
 		WithHint("%s%s", setSecret(prof, keys[0]), anywayHint)
+}
+
+// notInSandbox refuses a job whose model is at an address of the loopback. There
+// the agent finds its own sandbox, in which no model runs unless the image
+// brings one.
+func notInSandbox(j agentlab.Job, prof agentlab.Profile, local string) error {
+	e := preflightError(prof, "agent "+j.Agent+" cannot reach its model: "+local+" is the sandbox itself, not this host")
+	port := local[strings.LastIndexByte(local, ':')+1:]
+	here := net.JoinHostPort(egress.HostName, port)
+	t, err := egress.ParseTarget(here)
+	if err != nil {
+		return e.WithHint("%s%s", agentlab.HintOf(err), anywayHint)
+	}
+	if p, err := egress.New(prof.Network); err == nil && p.Explain(t).Allow {
+		return e.WithHint("the profile opens that port of this host: write %s into the URL%s", here, anywayHint)
+	}
+	return e.WithHint("%s%s", orText(openHint(egress.Explanation{Target: t, Rule: egress.RuleLoopback}), "choose another port"), anywayHint)
 }
 
 // checkReach refuses a job when its profile's policy denies every endpoint of

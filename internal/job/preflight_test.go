@@ -24,6 +24,11 @@ func TestPreflight(t *testing.T) {
 	barred := agentlab.Network{Mode: agentlab.NetworkNAT, Deny: []agentlab.NetworkRule{{Rule: "*.anthropic.com"}}}
 	ports := agentlab.Network{Mode: agentlab.NetworkNAT, Ports: []string{"80"}}
 	nat := agentlab.Network{Mode: agentlab.NetworkNAT}
+	opened := agentlab.Network{Mode: agentlab.NetworkNAT, Private: []agentlab.PrivateTarget{{Host: "host.agentlab.internal", Port: 11434, Reason: "Ollama"}}}
+	atHost := []string{"network.private: {host: host.agentlab.internal, port: 11434", "--no-preflight"}
+	localModel := func(url string) map[string]string {
+		return map[string]string{"env.OPENAI_API_KEY": "sk", "env.OPENAI_BASE_URL": url}
+	}
 	for name, test := range map[string]struct {
 		agent   string
 		network agentlab.Network
@@ -51,7 +56,15 @@ func TestPreflight(t *testing.T) {
 		"gateway by reference":  {agent: "claude", network: list, secrets: map[string]string{key: "sk"}, refs: map[string]string{"env.ANTHROPIC_BASE_URL": "env:NEVER_SET"}},
 		"gateway in settings":   {agent: "claude", network: list, secrets: map[string]string{"claude_settings_json": `{"env":{"ANTHROPIC_AUTH_TOKEN":"sk","ANTHROPIC_BASE_URL":"http://deny.example.com"}}`}, wants: []string{"deny.example.com:80"}},
 		"private gateway":       {agent: "codex", network: nat, secrets: map[string]string{"env.OPENAI_API_KEY": "sk", "env.OPENAI_BASE_URL": "http://10.1.2.3:8000/v1"}, wants: []string{"10.1.2.3:8000", "always.private"}},
-		"gateway in the guest":  {agent: "codex", network: off, secrets: map[string]string{"env.OPENAI_API_KEY": "sk", "env.OPENAI_BASE_URL": "http://localhost:11434/v1"}},
+		"localhost":             {agent: "codex", network: nat, secrets: localModel("http://localhost:11434/v1"), wants: append([]string{"localhost:11434 is the sandbox itself"}, atHost...)},
+		"name of the loopback":  {agent: "codex", network: nat, secrets: localModel("http://ollama.localhost:11434/v1"), wants: append([]string{"ollama.localhost:11434 is"}, atHost...)},
+		"IPv4 loopback":         {agent: "codex", network: nat, secrets: localModel("http://127.0.0.9:11434/v1"), wants: append([]string{"127.0.0.9:11434 is the sandbox itself"}, atHost...)},
+		"IPv6 loopback":         {agent: "codex", network: off, secrets: localModel("http://[::1]:11434/v1"), wants: append([]string{"[::1]:11434 is the sandbox itself"}, atHost...)},
+		"any address":           {agent: "codex", network: nat, secrets: localModel("http://0.0.0.0:11434/v1"), wants: append([]string{"0.0.0.0:11434 is the sandbox itself"}, atHost...)},
+		"localhost, opened":     {agent: "codex", network: opened, secrets: localModel("http://localhost:11434/v1"), wants: []string{"write host.agentlab.internal:11434 into the URL"}},
+		"the host, opened":      {agent: "codex", network: opened, secrets: localModel("http://host.agentlab.internal:11434/v1")},
+		"model in the image":    {agent: "codex", network: off, secrets: localModel("http://localhost:11434/v1"), skip: true},
+		"another local model":   {agent: "opencode", network: nat, secrets: map[string]string{"env.OPENROUTER_API_KEY": "sk", "env.OPENAI_API_KEY": "sk", "env.OPENAI_BASE_URL": "http://localhost:1/v1"}},
 		"not a URL":             {agent: "codex", network: nat, secrets: map[string]string{"env.OPENAI_API_KEY": "sk", "env.OPENAI_BASE_URL": "llm.example.com"}, wants: []string{"env.OPENAI_BASE_URL", "not an http or https URL"}},
 		"a cloud's model":       {agent: "claude", network: list, secrets: map[string]string{"env.CLAUDE_CODE_USE_BEDROCK": "1"}},
 		"gemini":                {agent: "gemini", network: list, secrets: map[string]string{"env.GEMINI_API_KEY": "sk"}, wants: []string{"generativelanguage.googleapis.com:443"}},
