@@ -27,7 +27,10 @@ is checked out or merged, and no branch of yours moves. Look at the work with
 
 With --with-changes, what the agent left uncommitted is fetched too, as one
 commit on top in refs/agentlab/JOB-changes. 'agentlab job apply' puts it into
-the work tree instead.`,
+the work tree instead.
+
+For a job that has ended and made no commits, the command says so and exits
+with 0.`,
 		Args: exactArgs("JOB"),
 	}
 	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository to fetch into")
@@ -38,6 +41,9 @@ the work tree instead.`,
 			return err
 		}
 		got, err := fetchJob(ctx, c, j, repo, withChanges)
+		if errors.Is(err, errNoCommits) && madeNothing(j, withChanges) {
+			return a.nothingToFetch(j)
+		}
 		if err != nil {
 			return err
 		}
@@ -59,13 +65,34 @@ the work tree instead.`,
 	return cmd
 }
 
+// madeNothing reports that a job has ended, that its result is known, and that
+// the result has nothing of what is to be fetched.
+func madeNothing(j api.Job, withChanges bool) bool {
+	known := j.Result.HeadCommit != "" || j.RepoURL == "" && !j.Bundled
+	changes := withChanges && (j.Result.Uncommitted > 0 || j.Result.Dirty)
+	return known && agentlab.JobStatus(j.Status).Final() && j.Result.Commits == 0 && !changes
+}
+
+func (a *App) nothingToFetch(j api.Job) error {
+	a.progressf("nothing to fetch: %s made no commits", j.ID)
+	if n := j.Result.Uncommitted; n > 0 {
+		a.progressf("note: %d file(s) of the job are not committed\n  → agentlab job fetch --with-changes %s\n  → agentlab job apply %s", n, j.ID, j.ID)
+	}
+	a.noteModuleDiffs(j)
+	if a.json {
+		return a.printJSON(fetched{Code: agentlab.CodeNotFound})
+	}
+	return nil
+}
+
 // fetched is what a job's bundle gave to a repository.
 type fetched struct {
-	Ref        string `json:"ref,omitempty"`
-	Commit     string `json:"commit,omitempty"`
-	Commits    int    `json:"commits"`
-	ChangesRef string `json:"changes_ref,omitempty"`
-	Changes    string `json:"changes_commit,omitempty"`
+	Code       agentlab.Code `json:"code,omitempty"` // not_found: the job made no commits
+	Ref        string        `json:"ref,omitempty"`
+	Commit     string        `json:"commit,omitempty"`
+	Commits    int           `json:"commits"`
+	ChangesRef string        `json:"changes_ref,omitempty"`
+	Changes    string        `json:"changes_commit,omitempty"`
 }
 
 // fetchJob takes the one branch of the job's bundle into refs/agentlab/JOB,
@@ -97,8 +124,10 @@ const resultBundle = "result.bundle"
 
 func resultBranch(j api.Job) string { return "refs/heads/agentlab/" + j.ID }
 
+var errNoCommits = errors.New("left no commits")
+
 func noCommits(j api.Job) error {
-	err := agentlab.Errorf(agentlab.CodeNotFound, "job %s left no commits (it is %s)", j.ID, j.Status)
+	err := agentlab.Errorf(agentlab.CodeNotFound, "job %s %w (it is %s)", j.ID, errNoCommits, j.Status)
 	if j.Result.Uncommitted > 0 {
 		return err.WithHint("it left %d file(s) uncommitted: agentlab job diff %s, agentlab job apply %s", j.Result.Uncommitted, j.ID, j.ID)
 	}
