@@ -7,19 +7,14 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"math"
-	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/config"
-	"github.com/agentlab-vm/agentlab/internal/durable"
-	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
@@ -95,6 +90,9 @@ func (r *repair) do(ctx context.Context, verb string, asJSON bool, stdout io.Wri
 		return err
 	}
 	r.out = recovered{Database: r.paths.Database(), Orphans: []string{}, Warnings: []string{}}
+	if err := r.finishReplacement(); err != nil {
+		return err
+	}
 	step := r.restore
 	if verb == "rebuild" {
 		step = r.rebuild
@@ -146,91 +144,6 @@ func (r *repair) list(ctx context.Context, asJSON bool, stdout io.Writer) error 
 	return nil
 }
 
-// restore puts a backup in the place of the database.
-func (r *repair) restore(ctx context.Context) error {
-	path, sum, err := r.choose(ctx)
-	if err != nil {
-		return err
-	}
-	own, err := installationOf(r.paths)
-	if err != nil {
-		return err
-	}
-	if own != "" && sum.Installation != "" && own != sum.Installation && !r.adopt {
-		return agentlab.Errorf(agentlab.CodeConflict, "%s is a backup of another installation than %s", path, r.paths.State).
-			WithHint("if it is to be used here all the same, add --adopt")
-	}
-	next := r.paths.Database() + ".restore"
-	for _, suffix := range []string{"-wal", "-shm"} { // of an attempt that was killed: SQLite would apply them to the copy
-		if err := os.Remove(next + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fsfault.At(next+suffix, err)
-		}
-	}
-	if err := copyFile(path, next); err != nil {
-		return err
-	}
-	if err := r.prepare(ctx, next); err != nil {
-		return err
-	}
-	r.out.Backup = path
-	if err := r.moveAway(); err != nil {
-		return err
-	}
-	if err := os.Rename(next, r.paths.Database()); err != nil {
-		return fsfault.At(r.paths.Database(), err)
-	}
-	return r.adoptID(ctx, own)
-}
-
-// prepare marks a copy as not yet filled before it becomes the database, and
-// deletes its API tokens: it does not know which of them were revoked after it
-// was made.
-func (r *repair) prepare(ctx context.Context, path string) error {
-	st, err := store.Open(ctx, path, store.Options{})
-	if err != nil {
-		return err
-	}
-	n, err := st.DeleteAPITokens(ctx)
-	if err == nil {
-		err = st.SetFact(ctx, store.FactRepair, "restore")
-	}
-	if n > 0 {
-		r.out.warn("%d API token(s) of the backup are not restored, because it does not tell which were revoked later; make new ones: agentlab token create", n)
-	}
-	return errors.Join(err, st.Close())
-}
-
-// choose finds the backup that is meant, and checks it.
-func (r *repair) choose(ctx context.Context) (string, store.Summary, error) {
-	if r.backup != "" {
-		path := r.backup
-		if !strings.Contains(path, "/") {
-			path = filepath.Join(r.paths.Backups(), path)
-		}
-		sum, err := store.Inspect(ctx, path)
-		if err == nil && sum.Schema == 0 {
-			err = agentlab.Errorf(agentlab.CodeInvalid, "%s is empty", path)
-		}
-		if errors.Is(err, fs.ErrNotExist) {
-			err = agentlab.Errorf(agentlab.CodeNotFound, "there is no backup %s", path).WithHint("see 'agentlab db list'")
-		}
-		return path, sum, err
-	}
-	list, err := listBackups(r.paths.Backups())
-	if err != nil {
-		return "", store.Summary{}, err
-	}
-	for _, b := range list {
-		sum, err := store.Inspect(ctx, b.path)
-		if err == nil && sum.Schema > 0 {
-			return b.path, sum, nil
-		}
-		r.out.warn("%s is not usable: %v", b.path, err)
-	}
-	return "", store.Summary{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no usable backup in %s", r.paths.Backups()).
-		WithHint("make a database from the files of the jobs: agentlab db rebuild")
-}
-
 // rebuild makes sure that there is a sound database of this installation,
 // an empty one when there is none.
 func (r *repair) rebuild(ctx context.Context) error {
@@ -246,7 +159,13 @@ func (r *repair) rebuild(ctx context.Context) error {
 		}
 		return err
 	case err != nil, sum.Schema == 0, own != "" && sum.Installation != "" && own != sum.Installation:
-		if err := r.moveAway(); err != nil {
+		if err := r.dropStaged(); err != nil {
+			return err
+		}
+		if err := r.prepare(ctx, repairRebuild); err != nil {
+			return err
+		}
+		if err := r.replace(); err != nil {
 			return err
 		}
 	}
@@ -254,8 +173,9 @@ func (r *repair) rebuild(ctx context.Context) error {
 }
 
 // adoptID opens the database, which makes or upgrades it, and gives it and the
-// state directory one id. It is marked first: with the id alone it would match,
-// and a daemon would take every file that it lacks for a leftover.
+// state directory one id. It is marked first, if a restore has not marked it: with
+// the id alone it would match, and a daemon would take every file that it lacks
+// for a leftover.
 func (r *repair) adoptID(ctx context.Context, own string) error {
 	st, err := store.Open(ctx, r.paths.Database(), store.Options{})
 	if err != nil {
@@ -267,8 +187,12 @@ func (r *repair) adoptID(ctx context.Context, own string) error {
 			id = agentlab.NewUID()
 		}
 	}
+	mark := ""
 	if err == nil {
-		err = st.SetFact(ctx, store.FactRepair, "rebuild")
+		mark, err = st.Fact(ctx, store.FactRepair)
+	}
+	if err == nil && mark == "" {
+		err = st.SetFact(ctx, store.FactRepair, repairRebuild)
 	}
 	if err == nil {
 		err = st.SetFact(ctx, store.FactInstallation, id)
@@ -277,26 +201,6 @@ func (r *repair) adoptID(ctx context.Context, own string) error {
 		return err
 	}
 	return writeInstallation(r.paths, id)
-}
-
-// moveAway keeps the old database with all that belongs to it beside the new
-// one. The file itself goes first: without it no daemon starts, and the log of
-// changes of the old file is never applied to a new one.
-func (r *repair) moveAway() error {
-	stamp := time.Now().UTC().Format(backupTime)
-	for _, suffix := range []string{"", "-wal", "-shm"} {
-		from := r.paths.Database() + suffix
-		to := r.paths.Database() + ".lost-" + stamp + suffix
-		err := os.Rename(from, to)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return fsfault.At(from, err)
-		}
-		r.out.MovedTo = append(r.out.MovedTo, to)
-	}
-	return nil
 }
 
 // fill adds what the database lacks.
@@ -379,30 +283,6 @@ func (r *repair) print(asJSON bool, stdout io.Writer) error {
 	}
 	for _, w := range o.Warnings {
 		fmt.Fprintf(stdout, "warning: %s\n", w)
-	}
-	return nil
-}
-
-// copyFile copies a file so that the new name means all of it, on the disk.
-func copyFile(from, to string) (err error) {
-	in, err := os.Open(from)
-	if err != nil {
-		return fsfault.At(from, err)
-	}
-	defer func() { _ = in.Close() }()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return fsfault.At(to, err)
-	}
-	_, err = io.Copy(out, in)
-	if err == nil {
-		err = out.Sync()
-	}
-	if err = errors.Join(err, out.Close()); err == nil {
-		err = durable.SyncDir(filepath.Dir(to))
-	}
-	if err != nil {
-		return fsfault.At(to, err)
 	}
 	return nil
 }

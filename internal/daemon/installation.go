@@ -110,10 +110,9 @@ func checkNotLost(p config.Paths) error {
 // claim makes sure that the database and the state directory belong together,
 // and gives them an id when they are new.
 func claim(ctx context.Context, p config.Paths, st *store.Store) error {
-	if unfinished, err := st.Fact(ctx, store.FactRepair); err != nil || unfinished != "" {
+	if mark, err := st.Fact(ctx, store.FactRepair); err != nil || mark != "" {
 		if err == nil {
-			err = agentlab.Errorf(agentlab.CodeConflict, "a repair of the database %s was not finished (%s)", p.Database(), unfinished).
-				WithHint("%s", remedies(p))
+			err = unfinished(p, mark)
 		}
 		return err
 	}

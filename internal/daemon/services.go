@@ -77,6 +77,9 @@ func openServices(ctx context.Context, cfg Config, settings config.Config, log *
 func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
 	s.clock = newClockWatch(s.cfg.Clock, s.log.With("part", "clock"))
 	s.cfg.Clock = s.clock.now // from here on all services agree on it
+	if err := checkReplaced(s.cfg.Paths); err != nil {
+		return err
+	}
 	s.store, err = store.Open(ctx, s.cfg.Paths.Database(), store.Options{
 		Clock: s.cfg.Clock, OnCommit: s.committed, Full: s.releaseReserve, New: func() error { return checkNotLost(s.cfg.Paths) },
 	})

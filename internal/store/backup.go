@@ -21,12 +21,9 @@ type Summary struct {
 
 // Inspect checks the database at path as Open does, and changes nothing.
 func Inspect(ctx context.Context, path string) (s Summary, err error) {
-	if _, err := os.Stat(path); err != nil {
-		return s, inFile(path, fault(err))
-	}
-	db, err := sql.Open("sqlite", dsn(path, url.Values{"_query_only": {"1"}, "_busy_timeout": {"10000"}}))
+	db, err := openToRead(path)
 	if err != nil {
-		return s, inFile(path, fault(err))
+		return s, err
 	}
 	defer func() { err = inFile(path, errors.Join(err, fault(db.Close()))) }()
 	if s.Schema, err = inspect(ctx, db); err != nil || s.Schema == 0 {
@@ -40,6 +37,45 @@ func Inspect(ctx context.Context, path string) (s Summary, err error) {
 		s.Installation, err = fact(ctx, db, FactInstallation)
 	}
 	return s, err
+}
+
+// Verify reads the whole database at path and changes nothing. An index that
+// does not match its table, or a reference to a missing row, is code
+// unavailable. Inspect does not find these: it runs at every start.
+func Verify(ctx context.Context, path string) (err error) {
+	db, err := openToRead(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = inFile(path, errors.Join(err, fault(db.Close()))) }()
+	var verdict string
+	if err := db.QueryRowContext(ctx, "PRAGMA integrity_check(1)").Scan(&verdict); err != nil {
+		return fault(err)
+	}
+	if verdict != "ok" {
+		return faulty(verdict)
+	}
+	err = db.QueryRowContext(ctx, `SELECT "table" || ' refers to a missing row of ' || parent FROM pragma_foreign_key_check LIMIT 1`).Scan(&verdict)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil
+	case err != nil:
+		return fault(err)
+	}
+	return faulty(verdict)
+}
+
+// openToRead opens the database file at path, which must exist, on connections
+// that cannot write.
+func openToRead(path string) (*sql.DB, error) {
+	if _, err := os.Stat(path); err != nil {
+		return nil, inFile(path, fault(err))
+	}
+	db, err := sql.Open("sqlite", dsn(path, url.Values{"_query_only": {"1"}, "_busy_timeout": {"10000"}}))
+	if err != nil {
+		return nil, inFile(path, fault(err))
+	}
+	return db, nil
 }
 
 // factsSchema is the first schema with the table facts.

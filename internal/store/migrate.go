@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"github.com/pressly/goose/v3"
+	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -120,12 +121,18 @@ func inspect(ctx context.Context, db *sql.DB) (int64, error) {
 		return 0, fault(err)
 	}
 	if verdict != "ok" {
-		_, _, hint := classify(11) // SQLITE_CORRUPT
-		return 0, agentlab.Errorf(agentlab.CodeUnavailable, "the database is damaged: %s", verdict).WithHint("%s", hint)
+		return 0, faulty(verdict)
 	}
 	var v int64
 	err = db.QueryRowContext(ctx, "SELECT max(version_id) FROM goose_db_version WHERE is_applied").Scan(&v)
 	return v, fault(err)
+}
+
+// faulty returns the error of a database in which a check of SQLite found a
+// fault.
+func faulty(verdict string) error {
+	code, message, hint := classify(sqlite3.SQLITE_CORRUPT)
+	return agentlab.Errorf(code, "%s: %s", message, verdict).WithHint("%s", hint)
 }
 
 // backupTo copies the database before an upgrade.

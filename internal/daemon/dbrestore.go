@@ -1,0 +1,290 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
+	"github.com/agentlab-vm/agentlab/internal/store"
+)
+
+// A repair first stages the new database beside the old one, and then replaces
+// the old one with it. A database is up to three files, so the replacement is
+// several renames, and a crash can separate them. The file replacement is there
+// from before the first rename until after the last. While it is there no daemon
+// starts, so nothing opens a database with the write-ahead log of another one,
+// and the next repair completes the renames.
+
+// The values of store.FactRepair.
+const (
+	repairRestore = "restore" // the rows are those of a backup
+	repairRebuild = "rebuild"
+)
+
+// The files of a database, by what ends their names.
+var databaseSuffixes = []string{"", "-wal", "-shm"}
+
+func (r *repair) staged() string { return r.paths.Database() + ".restore" }
+
+func replacement(p config.Paths) string { return p.Database() + ".replacing" }
+
+// restore puts a backup in the place of the database.
+func (r *repair) restore(ctx context.Context) error {
+	own, err := installationOf(r.paths)
+	if err != nil {
+		return err
+	}
+	if err := r.choose(ctx, own); err != nil {
+		return err
+	}
+	if err := r.replace(); err != nil {
+		return err
+	}
+	return r.adoptID(ctx, own)
+}
+
+// choose stages the backup that is named or else the newest sound one.
+func (r *repair) choose(ctx context.Context, own string) error {
+	if r.backup != "" {
+		path := r.backup
+		if !strings.Contains(path, "/") {
+			path = filepath.Join(r.paths.Backups(), path)
+		}
+		err := r.stage(ctx, path, own)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = agentlab.Errorf(agentlab.CodeNotFound, "there is no backup %s", path).WithHint("see 'agentlab db list'")
+		}
+		return err
+	}
+	list, err := listBackups(r.paths.Backups())
+	if err != nil {
+		return err
+	}
+	for _, b := range list {
+		err := r.stage(ctx, b.path, own)
+		switch agentlab.CodeOf(err) {
+		case agentlab.CodeUnavailable, agentlab.CodeSchema, agentlab.CodeInvalid, agentlab.CodeInternal:
+			r.out.warn("%v", err)
+		default:
+			return err
+		}
+	}
+	return agentlab.Errorf(agentlab.CodeNotFound, "there is no usable backup in %s", r.paths.Backups()).
+		WithHint("make a database from the files of the jobs: agentlab db rebuild")
+}
+
+// stage copies a backup, checks the copy and prepares it to become the database.
+// A write-ahead log beside the backup belongs to it.
+func (r *repair) stage(ctx context.Context, path, own string) error {
+	if err := r.dropStaged(); err != nil {
+		return err
+	}
+	if err := copyFile(path, r.staged()); err != nil {
+		return err
+	}
+	if err := copyFile(path+"-wal", r.staged()+"-wal"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	sum, err := store.Inspect(ctx, r.staged())
+	switch {
+	case err != nil:
+	case sum.Schema == 0:
+		err = agentlab.Errorf(agentlab.CodeInvalid, "it is empty")
+	case own != "" && sum.Installation != "" && own != sum.Installation && !r.adopt:
+		return agentlab.Errorf(agentlab.CodeConflict, "%s is a backup of another installation than %s", path, r.paths.State).
+			WithHint("if it is to be used here all the same, add --adopt")
+	default:
+		err = store.Verify(ctx, r.staged())
+	}
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeOf(err), "the backup %s is not usable: %w", path, err).WithHint("name another one: agentlab db list")
+	}
+	r.out.Backup = path
+	return r.prepare(ctx, repairRestore)
+}
+
+// dropStaged removes what an attempt that was killed has staged. SQLite would
+// apply its log to the next one.
+func (r *repair) dropStaged() error {
+	for _, suffix := range databaseSuffixes {
+		if err := os.Remove(r.staged() + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fsfault.At(r.staged()+suffix, err)
+		}
+	}
+	return nil
+}
+
+// prepare opens the staged database, which makes or upgrades it, marks it as not
+// yet filled, and deletes its API tokens: it does not know which of them were
+// revoked after it was made. All of it is in one
+// file afterwards.
+func (r *repair) prepare(ctx context.Context, mark string) error {
+	st, err := store.Open(ctx, r.staged(), store.Options{})
+	if err != nil {
+		return err
+	}
+	n, err := st.DeleteAPITokens(ctx)
+	if err == nil {
+		err = st.SetFact(ctx, store.FactRepair, mark)
+	}
+	if n > 0 {
+		r.out.warn("%d API token(s) of the backup are not restored, because it does not tell which were revoked later; make new ones: agentlab token create", n)
+	}
+	if err := errors.Join(err, st.Close()); err != nil {
+		return err
+	}
+	if exists(r.staged() + "-wal") {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the write-ahead log of %s could not be folded into it", r.staged()).
+			WithHint("end what uses the file, and look for free disk space; then try again")
+	}
+	return nil
+}
+
+// replace puts the staged database in the place of the old one, which is kept
+// under another name.
+func (r *repair) replace() error {
+	stamp := time.Now().UTC().Format(backupTime)
+	free := stamp
+	for n := 1; exists(r.lost(free)) || exists(r.lost(free)+"-wal"); n++ {
+		free = fmt.Sprintf("%s-%d", stamp, n)
+	}
+	return r.runReplacement(free)
+}
+
+var replacementStamp = regexp.MustCompile(`^[0-9]{8}T[0-9]{6}Z(-[0-9]+)?$`)
+
+// finishReplacement completes a replacement during which a repair was killed.
+func (r *repair) finishReplacement() error {
+	path := replacement(r.paths)
+	text, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fsfault.At(path, err)
+	case !replacementStamp.Match(text):
+		return agentlab.Errorf(agentlab.CodeConflict, "%s does not hold the time of a replacement of the database", path).
+			WithHint("look which files %s* belong together, then remove it", r.paths.Database())
+	}
+	return r.runReplacement(string(text))
+}
+
+func (r *repair) runReplacement(stamp string) error {
+	for _, step := range r.replaceSteps(stamp) {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	for _, suffix := range databaseSuffixes {
+		if to := r.lost(stamp) + suffix; exists(to) {
+			r.out.MovedTo = append(r.out.MovedTo, to)
+		}
+	}
+	return nil
+}
+
+// replaceSteps returns the steps of a replacement. All of them may be run again
+// after a crash anywhere. Each is on the disk before the next one begins.
+func (r *repair) replaceSteps(stamp string) []func() error {
+	steps := []func() error{func() error {
+		return at(replacement(r.paths), durable.Replace(replacement(r.paths), []byte(stamp), durable.Name))
+	}}
+	for _, suffix := range databaseSuffixes {
+		steps = append(steps, func() error { return r.keep(suffix, r.lost(stamp)+suffix) })
+	}
+	return append(steps, func() error {
+		err := os.Rename(r.staged(), r.paths.Database())
+		if errors.Is(err, fs.ErrNotExist) { // it is there already
+			return nil
+		}
+		return r.renamed(r.paths.Database(), err)
+	}, func() error { return r.renamed(replacement(r.paths), os.Remove(replacement(r.paths))) })
+}
+
+// lost returns the name under which the database that is replaced is kept.
+func (r *repair) lost(stamp string) string { return r.paths.Database() + ".lost-" + stamp }
+
+// keep renames a file of the old database. Once the staged database has its
+// name, there is none left.
+func (r *repair) keep(suffix, to string) error {
+	from := r.paths.Database() + suffix
+	switch {
+	case !exists(r.staged()) && exists(r.paths.Database()), !exists(from):
+		return nil
+	case exists(to):
+		return agentlab.Errorf(agentlab.CodeConflict, "a repair was interrupted after it had moved the database to %s, and there is %s again", to, from).
+			WithHint("move one of the two away, then run the command again")
+	}
+	return r.renamed(to, os.Rename(from, to))
+}
+
+// renamed waits until a change of the names in the state directory is on the
+// disk.
+func (r *repair) renamed(path string, err error) error {
+	if err == nil {
+		err = durable.SyncDir(filepath.Dir(r.paths.Database()))
+	}
+	return at(path, err)
+}
+
+func at(path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fsfault.At(path, err)
+}
+
+// exists reports whether there is a file, or may be one.
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// checkReplaced refuses a database that a repair was replacing when it was
+// killed.
+func checkReplaced(p config.Paths) error {
+	if !exists(replacement(p)) {
+		return nil
+	}
+	return unfinished(p, "replacing")
+}
+
+func unfinished(p config.Paths, what string) error {
+	return agentlab.Errorf(agentlab.CodeConflict, "a repair of the database %s was not finished (%s)", p.Database(), what).
+		WithHint("%s", remedies(p))
+}
+
+// copyFile copies a file so that the new name means all of it, on the disk.
+func copyFile(from, to string) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return fsfault.At(from, err)
+	}
+	defer func() { _ = in.Close() }()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return fsfault.At(to, err)
+	}
+	_, err = io.Copy(out, in)
+	if err == nil {
+		err = out.Sync()
+	}
+	if err = errors.Join(err, out.Close()); err == nil {
+		err = durable.SyncDir(filepath.Dir(to))
+	}
+	if err != nil {
+		return fsfault.At(to, err)
+	}
+	return nil
+}
