@@ -238,8 +238,9 @@ type Instance struct {
 	Reason string // for PowerCrashed and PowerPartial; of PowerRunning, why the host has paused the guest, "" when it has not
 	// Expired: it is PowerStopped because its deadline passed (DeadlineSetter).
 	Expired bool
-	// Spec is what it was made from, with the policy that it has now; nil
-	// where the backend does not keep it, or it is not whole.
+	// Spec is what it was made from, with the policy that it has now; nil where
+	// it is not whole. A backend that cannot change the policy of a sandbox may
+	// leave it out.
 	Spec *Spec
 	// HostRestarted: it is PowerCrashed because its host was restarted, and
 	// nothing is wrong with the sandbox itself.

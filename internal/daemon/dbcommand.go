@@ -241,7 +241,7 @@ func (r *repair) fill(ctx context.Context) (err error) {
 func (r *repair) sandboxes(ctx context.Context, st *store.Store) error {
 	settings, err := config.Load(r.paths.ConfigFile())
 	if err != nil {
-		r.out.warn("the sandboxes of the backend were not looked for: %v", err)
+		r.out.notLookedFor("of the configuration", err)
 		return nil
 	}
 	log := slog.New(slog.DiscardHandler)
@@ -251,7 +251,7 @@ func (r *repair) sandboxes(ctx context.Context, st *store.Store) error {
 		paths: r.paths, settings: settings, images: image.NewStore(r.paths.Images(), image.Options{}), network: network.Local, getenv: r.getenv, log: log,
 	})
 	if err != nil {
-		r.out.warn("the sandboxes of the backend %s were not looked for: %v", settings.Backend, err)
+		r.out.notLookedFor(settings.Backend, err)
 		return nil
 	}
 	defer func() {

@@ -126,15 +126,15 @@ func (r *repair) dropStaged() error {
 }
 
 // prepare opens the staged database, which makes or upgrades it, marks it as not
-// yet filled, and deletes its API tokens: it does not know which of them were
-// revoked after it was made. All of it is in one
+// yet filled, and deletes its API tokens and bootstrap tokens: it does not know
+// which of them were revoked or spent after it was made. All of it is in one
 // file afterwards.
 func (r *repair) prepare(ctx context.Context, mark string) error {
 	st, err := store.Open(ctx, r.staged(), store.Options{})
 	if err != nil {
 		return err
 	}
-	n, err := st.DeleteAPITokens(ctx)
+	n, err := st.DeleteTokens(ctx)
 	if err == nil {
 		err = st.SetFact(ctx, store.FactRepair, mark)
 	}

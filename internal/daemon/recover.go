@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
@@ -29,6 +30,14 @@ type recovered struct {
 
 func (r *recovered) warn(format string, args ...any) {
 	r.Warnings = append(r.Warnings, fmt.Sprintf(format, args...))
+}
+
+// notLookedFor warns that the backend could not be asked for its sandboxes.
+func (r *recovered) notLookedFor(driver string, err error) {
+	r.warn("the sandboxes of the backend %s were not looked for: %v", driver, err)
+	if r.Backup != "" {
+		r.warn("the network policies of sandboxes are those of the backup, and layers that were added later are missing in them; compare them ('agentlab policy show') before you change any")
+	}
 }
 
 // lostRecord ends the reason of what was recovered.
@@ -124,9 +133,14 @@ const recoveredLease = 7 * 24 * time.Hour
 // backend that others use too, the mark may be that of another installation,
 // so there the sandbox is only reported.
 func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, now time.Time, out *recovered) error {
+	mark, err := st.Fact(ctx, store.FactRepair)
+	if err != nil {
+		return err
+	}
+	restored := mark == repairRestore
 	all, err := d.List(ctx)
 	if err != nil {
-		out.warn("the sandboxes of the backend %s were not looked for: %v", d.Info().Name, err)
+		out.notLookedFor(d.Info().Name, err)
 		return nil
 	}
 	for _, in := range all {
@@ -136,6 +150,11 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 	for _, in := range all {
 		row, err := st.Sandbox(ctx, in.Ref.VMID)
 		if err == nil && row.UID == in.Ref.UID {
+			if restored {
+				if err := keepNetwork(ctx, st, row, in, out); err != nil {
+					return err
+				}
+			}
 			continue
 		}
 		if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
@@ -160,6 +179,35 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 		out.Sandboxes++
 	}
 	return nil
+}
+
+// keepNetwork brings the row of a sandbox from a backup up to the network policy
+// that the backend has for it now, with the layers of both. The policy is marked
+// as pending, so that the daemon puts it in force and nothing looser.
+func keepNetwork(ctx context.Context, st *store.Store, row agentlab.Sandbox, in backend.Instance, out *recovered) error {
+	switch {
+	case row.State == agentlab.SandboxDestroyed:
+		return nil
+	case in.Spec == nil:
+		out.warn("the network policy of sandbox %s (%d) is that of the backup, because the backend does not say which it has now; see 'agentlab policy show'", row.Name, row.VMID)
+		return nil
+	}
+	n := in.Spec.Network
+	n.Layers = slices.Clone(n.Layers)
+	for _, layer := range row.Network.Layers {
+		if !slices.ContainsFunc(n.Layers, func(l agentlab.Network) bool { return sandbox.SameNetwork(l, layer) }) {
+			n.Layers = append(n.Layers, layer)
+		}
+	}
+	if sandbox.SameNetwork(n, row.Network) && sandbox.SameNetwork(n, in.Spec.Network) {
+		return nil
+	}
+	out.warn("the network policy of sandbox %s (%d) was changed after the backup: it keeps the one that it has now; see 'agentlab policy show'", row.Name, row.VMID)
+	_, err := st.UpdateSandbox(ctx, row.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		sb.Network, sb.NetworkPending = n, true
+		return nil, nil
+	})
+	return err
 }
 
 // skipNumbers makes new sandboxes get numbers above all that rows, records and

@@ -5,21 +5,38 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/auth"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
-// A token that was revoked after the backup was made stays revoked. What an
-// attempt that was killed left behind does no harm.
+// A token that was revoked, or a bootstrap token that was spent, after the backup
+// was made is not valid again. What an attempt that was killed left behind does no
+// harm.
 func TestRestoreRevivesNoToken(t *testing.T) {
 	h, job := lived(t)
 	backup := filepath.Join(t.TempDir(), "backup.db")
+	spent := agentlab.BootstrapToken{Hash: strings.Repeat("a", 64), ExpiresAt: time.Now().Add(agentlab.MaxBootstrapTTL)}
 	change(t, h, func(st *store.Store) {
+		sb := recoverSandbox(backend.Spec{UID: agentlab.NewUID(), Name: "booting", Network: agentlab.Network{Mode: "nat"},
+			Resources: agentlab.Resources{Cores: 1, MemoryMB: 1024, RootSizeGB: 10}}, "fake", time.Now().UTC())
+		sb.State, sb.Reason = agentlab.SandboxBooting, ""
+		sb, err := st.AllocateSandbox(t.Context(), sb, agentlab.Allocation{First: 2000, Last: 2999})
+		if err != nil {
+			t.Fatal(err)
+		}
+		spent.VMID = sb.VMID
+		if err := errors.Join(st.PutBootstrapToken(t.Context(), spent), st.CheckBootstrap(t.Context(), spent.Hash, spent.VMID)); err != nil {
+			t.Fatal(err)
+		}
 		made, _, err := auth.New(auth.Config{Store: st}).Create(t.Context(), auth.Request{Name: "ci", Role: agentlab.RoleAdmin, TTL: time.Hour})
 		if err != nil {
 			t.Fatal(err)
@@ -28,6 +45,9 @@ func TestRestoreRevivesNoToken(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := st.DeleteAPIToken(t.Context(), made.ID, func(agentlab.APIToken) []agentlab.Event { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if err := st.ConsumeBootstrap(t.Context(), spent.Hash, spent.VMID, nil, nil); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -46,6 +66,9 @@ func TestRestoreRevivesNoToken(t *testing.T) {
 	change(t, h, func(st *store.Store) {
 		if list, err := st.APITokens(t.Context()); err != nil || len(list) != 0 {
 			t.Errorf("tokens after the restore: %v, %v", list, err)
+		}
+		if err := st.CheckBootstrap(t.Context(), spent.Hash, spent.VMID); agentlab.CodeOf(err) != agentlab.CodeDenied {
+			t.Errorf("a bootstrap token that was spent: %v", err)
 		}
 		if _, err := st.Job(t.Context(), job); err != nil {
 			t.Error(err)
@@ -104,4 +127,85 @@ func TestUnfinishedRepairIsRefused(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// A sandbox of a backup is not given a looser network policy than its VM has: the
+// policy of the backend counts, with the layers of both.
+func TestRestoreLoosensNoNetwork(t *testing.T) {
+	h := newHome(t)
+	stop := h.start(t)
+	if _, err := h.client.CreateSandbox(t.Context(), api.SandboxCreate{Name: "box"}); err != nil {
+		t.Fatal(err)
+	}
+	h.await(t, "box", agentlab.SandboxReady)
+	stop()
+	d, err := h.open(t) // for its driver
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = d.Close() }()
+	st := d.services.store
+	row, err := st.SandboxByName(t.Context(), "box")
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := row.Network
+	now.Deny = append(slices.Clone(now.Deny), agentlab.NetworkRule{Rule: "since.example"})
+	now.Layers = []agentlab.Network{{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "since.example"}}}}
+	if err := d.services.driver.(backend.NetworkUpdater).UpdateNetwork(t.Context(), backend.Ref{VMID: row.VMID, UID: row.UID}, now); err != nil {
+		t.Fatal(err)
+	}
+	before := agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "before.example"}}}
+	if row, err = st.UpdateSandbox(t.Context(), row.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		sb.Network.Layers = []agentlab.Network{before}
+		return nil, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	recoverNow := func(mark string) (agentlab.Sandbox, recovered) {
+		var out recovered
+		err := st.SetFact(t.Context(), store.FactRepair, mark)
+		if err == nil {
+			err = recoverSandboxes(t.Context(), st, d.services.driver, time.Now().UTC(), &out)
+		}
+		got, gerr := st.Sandbox(t.Context(), row.VMID)
+		if err = errors.Join(err, gerr); err != nil {
+			t.Fatal(err)
+		}
+		return got, out
+	}
+	if got, out := recoverNow("rebuild"); !sandbox.SameNetwork(got.Network, row.Network) || got.NetworkPending || len(out.Warnings) != 0 {
+		t.Errorf("the row is no backup's: %+v, %+v", got.Network, out.Warnings)
+	}
+	want := now
+	want.Layers = append(slices.Clone(now.Layers), before)
+	for range 2 {
+		got, _ := recoverNow("restore")
+		if !sandbox.SameNetwork(got.Network, want) || !got.NetworkPending {
+			t.Errorf("%+v (pending %v), want %+v", got.Network, got.NetworkPending, want)
+		}
+	}
+	if _, out := recoverNow("restore"); len(out.Warnings) != 1 || !strings.Contains(out.Warnings[0], "box") {
+		t.Errorf("warnings %q", out.Warnings)
+	}
+}
+
+// A replacement that is interrupted keeps the mark of the backup, whatever
+// command completes it.
+func TestRebuildCompletesARestore(t *testing.T) {
+	h, _ := lived(t)
+	r := repair{paths: h.paths, backup: filepath.Join(t.TempDir(), "backup.db")}
+	change(t, h, func(st *store.Store) {
+		if err := st.Backup(t.Context(), r.backup); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if err := errors.Join(r.restore(t.Context()), r.rebuild(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	change(t, h, func(st *store.Store) {
+		if mark, err := st.Fact(t.Context(), store.FactRepair); err != nil || mark != "restore" {
+			t.Errorf("mark %q, %v", mark, err)
+		}
+	})
 }

@@ -86,7 +86,7 @@ func (s *Service) askReload(ctx context.Context, sb agentlab.Sandbox, again bool
 	r.Sandbox, r.Err = s.ask(ctx, sb.VMID, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		n := prof.Network
 		n.Layers = sb.Network.Layers
-		r.Changed = !sameNetwork(n, sb.Network)
+		r.Changed = !SameNetwork(n, sb.Network)
 		if !r.Changed && !again {
 			return nil, nil
 		}
@@ -135,15 +135,15 @@ func (s *Service) NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Ne
 
 func hasLayer(n, layer agentlab.Network) bool {
 	for _, l := range n.Layers {
-		if sameNetwork(l, layer) {
+		if SameNetwork(l, layer) {
 			return true
 		}
 	}
 	return false
 }
 
-// sameNetwork compares what the row would hold of both.
-func sameNetwork(a, b agentlab.Network) bool {
+// SameNetwork reports whether a row would hold the same for both policies.
+func SameNetwork(a, b agentlab.Network) bool {
 	x, err1 := json.Marshal(a)
 	y, err2 := json.Marshal(b)
 	return err1 == nil && err2 == nil && bytes.Equal(x, y)
@@ -214,7 +214,7 @@ func (s *Service) updateNetwork(ctx context.Context, sb agentlab.Sandbox) error 
 func (s *Service) networkApplied(ctx context.Context, sb agentlab.Sandbox) error {
 	s.with(sb.VMID, func(m *memory) { m.netSince, m.netTrouble = time.Time{}, "" })
 	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
-		if !now.NetworkPending || !sameNetwork(now.Network, sb.Network) {
+		if !now.NetworkPending || !SameNetwork(now.Network, sb.Network) {
 			return nil, nil
 		}
 		now.NetworkPending = false

@@ -87,9 +87,14 @@ func (s *Store) DeleteAPIToken(ctx context.Context, idOrName string, tell func(a
 	return t, err
 }
 
-// DeleteAPITokens deletes all tokens and returns how many there were.
-func (s *Store) DeleteAPITokens(ctx context.Context) (n int64, err error) {
+// DeleteTokens deletes the API tokens and the bootstrap tokens, and returns how
+// many API tokens there were. It is for a backup: tokens may have been revoked
+// or spent after it was made.
+func (s *Store) DeleteTokens(ctx context.Context) (n int64, err error) {
 	err = s.write(ctx, func(w *tx) error {
+		if err := w.exec("DELETE FROM bootstrap_tokens"); err != nil {
+			return err
+		}
 		n, err = w.execN("DELETE FROM api_tokens")
 		return err
 	})

@@ -3,6 +3,7 @@ package backendtest
 import (
 	"errors"
 	"net"
+	"reflect"
 	"strconv"
 	"time"
 
@@ -65,6 +66,10 @@ func (s *suite) networkStopped() {
 		s.reopen()
 		s.ok("Create with the updated network, reopened", s.d.Create(s.ctx(), sp))
 		s.wantPower(sp.Ref(), backend.PowerStopped)
+		in := s.listed(sp.Ref())
+		if in == nil || in.Spec == nil || !reflect.DeepEqual(in.Spec.Network, sp.Network) {
+			s.Errorf("List answers %+v, not the updated network", in)
+		}
 	})
 	s.sub("EgressLog", func(s *suite) {
 		l := s.logger()

@@ -115,7 +115,9 @@ func (d *Driver) judge(ctx context.Context, h *handle, st pve.Status) backend.In
 
 // instance is a sandbox as it is told.
 func (d *Driver) instance(ctx context.Context, h *handle, p backend.Power, reason string) backend.Instance {
-	in := backend.Instance{Ref: h.Spec.Ref(), Name: h.Spec.Name, Power: p, Reason: reason}
+	spec := h.Spec
+	spec.Network = h.network()
+	in := backend.Instance{Ref: h.Spec.Ref(), Name: h.Spec.Name, Power: p, Reason: reason, Spec: &spec}
 	if p == backend.PowerRunning || p == backend.PowerSuspended {
 		in.IP = d.address(ctx, h)
 	}
