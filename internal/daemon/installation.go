@@ -27,8 +27,8 @@ import (
 //	id A        id A       any                match
 //	id A        id B       any                refused: of another installation
 //	one of the two has no id                  the id is copied, or made; refused
-//	                                          when there are files of jobs and the
-//	                                          database knows none of them
+//	                                          unless the database knows every job
+//	                                          that has files
 //
 // A database that a repair has not filled yet is refused, whatever its id.
 //
@@ -46,9 +46,10 @@ func remedies(p config.Paths) string {
 
 // holdings is what a state directory holds that a database describes.
 type holdings struct {
-	jobs      []string // ids of jobs with artifacts, a log, a bundle or a record
-	sandboxes int
-	backups   int
+	jobs        []string // ids of jobs with artifacts, a log, a bundle or a record
+	quarantined int      // jobs that have files in quarantine only
+	sandboxes   int
+	backups     int
 }
 
 // look reads the names in the state directory.
@@ -64,32 +65,41 @@ func look(p config.Paths) (h holdings, err error) {
 			f(e.Name())
 		}
 	}
-	jobs := func(name string) {
-		id, _, _ := strings.Cut(name, "@") // of what is in quarantine
+	newJob := func(name string) (id string, ok bool) {
+		id, _, _ = strings.Cut(name, "@") // of what is in quarantine
 		id, _, _ = strings.Cut(id, ".")
-		if agentlab.ValidateJobID(id) == nil && !seen[id] {
-			seen[id] = true
-			h.jobs = append(h.jobs, id)
-		}
+		ok = agentlab.ValidateJobID(id) == nil && !seen[id]
+		seen[id] = true
+		return id, ok
 	}
-	for _, dir := range []string{p.Artifacts(), filepath.Join(p.State, "logs"), p.Bundles()} {
-		each(dir, jobs)
-		each(filepath.Join(dir, ".quarantine"), jobs)
+	dirs := []string{p.Artifacts(), filepath.Join(p.State, "logs"), p.Bundles()}
+	for _, dir := range append(dirs, p.Records()) {
+		each(dir, func(name string) {
+			if id, ok := newJob(name); ok {
+				h.jobs = append(h.jobs, id)
+			}
+		})
 	}
-	each(p.Records(), jobs)
+	for _, dir := range dirs {
+		each(filepath.Join(dir, ".quarantine"), func(name string) {
+			if _, ok := newJob(name); ok {
+				h.quarantined++
+			}
+		})
+	}
 	each(p.Sandboxes(), func(string) { h.sandboxes++ })
 	each(p.Backups(), func(string) { h.backups++ })
 	return h, errors.Join(errs...)
 }
 
-func (h holdings) none() bool { return len(h.jobs) == 0 && h.sandboxes == 0 && h.backups == 0 }
+func (h holdings) none() bool { return h.String() == "" }
 
 func (h holdings) String() string {
 	var parts []string
 	for _, c := range []struct {
 		n    int
 		what string
-	}{{len(h.jobs), "jobs"}, {h.sandboxes, "sandboxes"}, {h.backups, "backups of the database"}} {
+	}{{len(h.jobs) + h.quarantined, "jobs"}, {h.sandboxes, "sandboxes"}, {h.backups, "backups of the database"}} {
 		if c.n > 0 {
 			parts = append(parts, fmt.Sprintf("%s: %d", c.what, c.n))
 		}
@@ -149,19 +159,30 @@ func claim(ctx context.Context, p config.Paths, st *store.Store) error {
 	return nil
 }
 
-// checkKnown refuses a database that knows none of the jobs with files.
+// checkKnown refuses a database that does not know every job that has files. One
+// that knows some of them may be an old copy, or share a job with another
+// installation by a restore. What is in quarantine is no longer known to the
+// right database either, and does not count.
 func checkKnown(ctx context.Context, p config.Paths, st *store.Store) error {
 	h, err := look(p)
-	if err != nil || len(h.jobs) == 0 {
+	if err != nil {
 		return err
 	}
+	unknown := 0
 	for _, id := range h.jobs {
-		_, err := st.Job(ctx, id)
-		if agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		switch _, err := st.Job(ctx, id); agentlab.CodeOf(err) {
+		case "":
+		case agentlab.CodeNotFound:
+			unknown++
+		default:
 			return err
 		}
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "the database %s knows none of the %d jobs whose files are in %s", p.Database(), len(h.jobs), p.State).
+	if unknown == 0 {
+		return nil
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "the database %s and the state directory %s do not bear the same id, and of the %d jobs with files there the database does not know %d",
+		p.Database(), p.State, len(h.jobs), unknown).
 		WithHint("put the database that belongs here back, or %s", remedies(p))
 }
 
