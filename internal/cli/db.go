@@ -52,7 +52,8 @@ func (a *App) dbRestoreCmd() *cobra.Command {
 		Use: "restore [BACKUP]", Short: "Put a backup in the place of the database",
 		Long: `Put a backup in the place of the database: the newest one that is sound, or the
 one that is named, by its name in 'agentlab db list' or as a path. The daemon
-must not run. The old database is kept beside it. What has happened since the
+must not run. All of the backup is checked first. The old database is kept
+beside the new one. What has happened since the
 backup is added from the files of the jobs and from the sandboxes of the
 backend, as 'agentlab db rebuild' does.`,
 		Args: cobra.MaximumNArgs(1),
@@ -81,7 +82,10 @@ beside the new one.
 A job that had not ended becomes FAILED. A sandbox becomes FAILED: its VM is
 powered off, its disk is kept for 7 days. On a backend that others use too,
 sandboxes are only reported. Events, network records and API tokens cannot be
-rebuilt; profiles, secrets and images are not in the database.`,
+rebuilt; profiles, secrets and images are not in the database.
+
+A record that the database refuses is reported, the others are added, and the
+exit code is 1.`,
 		Args: exactArgs(),
 	}
 	systemFlag(cmd, &system)

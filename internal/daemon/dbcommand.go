@@ -89,7 +89,7 @@ func (r *repair) do(ctx context.Context, verb string, asJSON bool, stdout io.Wri
 	if err := d.lock(); err != nil {
 		return err
 	}
-	r.out = recovered{Database: r.paths.Database(), Orphans: []string{}, Warnings: []string{}}
+	r.out = recovered{Database: r.paths.Database(), Orphans: []string{}, Refused: []refusal{}, Warnings: []string{}}
 	if err := r.finishReplacement(); err != nil {
 		return err
 	}
@@ -103,7 +103,14 @@ func (r *repair) do(ctx context.Context, verb string, asJSON bool, stdout io.Wri
 	if err := r.fill(ctx); err != nil {
 		return err
 	}
-	return r.print(asJSON, stdout)
+	if err := r.print(asJSON, stdout); err != nil {
+		return err
+	}
+	if n := len(r.out.Refused); n > 0 {
+		return agentlab.Errorf(agentlab.CodeInvalid, "the database was repaired, but %d records were refused, the first of %s", n, r.out.Refused[0]).
+			WithHint("the daemon can be started; refused records of jobs are kept in %s with names that end in %s", r.paths.Records(), refusedSuffix)
+	}
+	return nil
 }
 
 func (r *repair) list(ctx context.Context, asJSON bool, stdout io.Writer) error {
@@ -280,6 +287,9 @@ func (r *repair) print(asJSON bool, stdout io.Writer) error {
 	fmt.Fprintf(stdout, "added from the state directory and the backend: %d jobs, %d artifacts, %d sandboxes\n", o.Jobs, o.Artifacts, o.Sandboxes)
 	for _, s := range o.Orphans {
 		fmt.Fprintf(stdout, "the backend holds a sandbox that was left alone: %s\n", s)
+	}
+	for _, f := range o.Refused {
+		fmt.Fprintf(stdout, "refused: %s\n", f)
 	}
 	for _, w := range o.Warnings {
 		fmt.Fprintf(stdout, "warning: %s\n", w)

@@ -39,6 +39,10 @@ func newRecords(dir string, st *store.Store, log *slog.Logger) *records {
 
 func recordFile(dir, jobID string) string { return filepath.Join(dir, jobID+".json") }
 
+// refusedSuffix ends the name of a record that a repair put aside because the
+// store did not take it.
+const refusedSuffix = ".refused"
+
 // readRecord returns the record of a job; ok is false when there is none that
 // can be used.
 func readRecord(dir, jobID string) (j agentlab.Job, ok bool) {
@@ -146,14 +150,14 @@ func (r *records) sweep(ctx context.Context, known func(context.Context, string)
 	}
 	var errs []error
 	for _, e := range entries {
-		id, ok := strings.CutSuffix(e.Name(), ".json")
+		id, ok := strings.CutSuffix(strings.TrimSuffix(e.Name(), refusedSuffix), ".json")
 		st, err := e.Info()
 		if !ok || agentlab.ValidateJobID(id) != nil || err != nil || now.Sub(st.ModTime()) < age {
 			continue
 		}
 		exists, err := known(ctx, id)
 		if err == nil && !exists {
-			err = os.Remove(recordFile(r.dir, id))
+			err = os.Remove(filepath.Join(r.dir, e.Name()))
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)

@@ -4,28 +4,59 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
 // recovered is what a recovery found, as 'agentlabd db' prints it.
 type recovered struct {
-	Database  string   `json:"database"`
-	Backup    string   `json:"backup,omitempty"`   // the copy that was put back
-	MovedTo   []string `json:"moved_to,omitempty"` // where the files of the old database are
-	Jobs      int      `json:"jobs"`               // rows that were added
-	Artifacts int      `json:"artifacts"`
-	Sandboxes int      `json:"sandboxes"`
-	Orphans   []string `json:"orphans"` // on the backend, with our mark and without a row
-	Warnings  []string `json:"warnings"`
+	Database  string    `json:"database"`
+	Backup    string    `json:"backup,omitempty"`   // the copy that was put back
+	MovedTo   []string  `json:"moved_to,omitempty"` // where the files of the old database are
+	Jobs      int       `json:"jobs"`               // rows that were added
+	Artifacts int       `json:"artifacts"`
+	Sandboxes int       `json:"sandboxes"`
+	Orphans   []string  `json:"orphans"` // on the backend, with our mark and without a row
+	Refused   []refusal `json:"refused"` // what the store did not take
+	Warnings  []string  `json:"warnings"`
 
 	vmids []int // numbers of sandboxes that records and the backend name
+}
+
+// refusal is a job or a sandbox of which the store refused a part.
+type refusal struct {
+	Job     string `json:"job,omitempty"`
+	Sandbox int    `json:"sandbox,omitempty"`
+	Reason  string `json:"reason"`
+}
+
+func (f refusal) String() string {
+	if f.Job != "" {
+		return f.Job + ": " + f.Reason
+	}
+	return fmt.Sprintf("sandbox %d: %s", f.Sandbox, f.Reason)
+}
+
+// refuse notes why one job or sandbox was not added as a whole. It returns err
+// when that concerns the others as well: the disk is full, say.
+func (r *recovered) refuse(of refusal, err error) error {
+	switch agentlab.CodeOf(err) {
+	case "":
+		return nil
+	case agentlab.CodeNoSpace, agentlab.CodeUnavailable, agentlab.CodeBusy, agentlab.CodeDenied, agentlab.CodeTimeout:
+		return err
+	}
+	of.Reason = agentlab.OneLine(err.Error(), agentlab.MaxReasonBytes)
+	r.Refused = append(r.Refused, of)
+	return nil
 }
 
 func (r *recovered) warn(format string, args ...any) {
@@ -63,25 +94,48 @@ func recoverJobs(ctx context.Context, st *store.Store, files *artifact.Service, 
 		}
 	}
 	for _, f := range found {
-		row, err := st.Job(ctx, f.JobID)
-		switch agentlab.CodeOf(err) {
-		case "":
-			err = completeJob(ctx, st, row, recordsDir)
-		case agentlab.CodeNotFound:
-			if err = st.CreateJob(ctx, recoverJob(f, recordsDir)); err == nil {
-				out.Jobs++
-			}
-		}
-		if err != nil {
+		if err := addJob(ctx, st, f, recordsDir, out); err != nil {
 			return err
 		}
 		n, err := files.Describe(ctx, f.JobID)
-		if err != nil {
+		out.Artifacts += n
+		if err := out.refuse(refusal{Job: f.JobID}, err); err != nil {
 			return err
 		}
-		out.Artifacts += n
 	}
 	return nil
+}
+
+// addJob adds or completes the row of a job. A record that the store refuses is
+// put aside, and the job gets the row of one without a record, so that its files
+// can be reached.
+func addJob(ctx context.Context, st *store.Store, f artifact.Found, recordsDir string, out *recovered) error {
+	row, err := st.Job(ctx, f.JobID)
+	switch agentlab.CodeOf(err) {
+	case "":
+		return out.refuse(refusal{Job: f.JobID}, completeJob(ctx, st, row, recordsDir))
+	case agentlab.CodeNotFound:
+	default:
+		return err
+	}
+	j, onRecord := readRecord(recordsDir, f.JobID)
+	if onRecord {
+		if err = st.CreateJob(ctx, recoverJob(j, f)); err == nil {
+			out.Jobs++
+			return nil
+		}
+		if err := out.refuse(refusal{Job: f.JobID}, err); err != nil {
+			return err
+		}
+		path := recordFile(recordsDir, f.JobID)
+		if err := os.Rename(path, path+refusedSuffix); err != nil {
+			return fsfault.At(path, err)
+		}
+	}
+	if err = st.CreateJob(ctx, recoverJob(unknownJob(f), f)); err == nil {
+		out.Jobs++
+	}
+	return out.refuse(refusal{Job: f.JobID}, err)
 }
 
 // completeJob brings the row of a job from a backup to the end that the job
@@ -104,17 +158,17 @@ func completeJob(ctx context.Context, st *store.Store, row agentlab.Job, records
 	return nil
 }
 
-// recoverJob makes the row of a job from its record or, without one, from the
-// times of its files. A job that had not ended is FAILED: nobody can say what
-// became of its agent.
-func recoverJob(f artifact.Found, recordsDir string) agentlab.Job {
-	j, ok := readRecord(recordsDir, f.JobID)
-	if !ok {
-		j = agentlab.Job{
-			ID: f.JobID, Task: "unknown (" + lostRecord + ")", Agent: "unknown", Profile: "unknown", Mode: "dangerous",
-			Status: agentlab.JobRunning, CreatedAt: f.Oldest,
-		}
+// unknownJob returns what the files of a job say about it.
+func unknownJob(f artifact.Found) agentlab.Job {
+	return agentlab.Job{
+		ID: f.JobID, Task: "unknown (" + lostRecord + ")", Agent: "unknown", Profile: "unknown", Mode: "dangerous",
+		Status: agentlab.JobRunning, CreatedAt: f.Oldest,
 	}
+}
+
+// recoverJob makes the row of a job from its record. A job that had not ended is
+// FAILED: nobody can say what became of its agent.
+func recoverJob(j agentlab.Job, f artifact.Found) agentlab.Job {
 	if !j.Status.Final() {
 		j.Status, j.Phase, j.StopRequested = agentlab.JobFailed, "", ""
 		j.Reason = lostRecord
@@ -165,18 +219,19 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 			continue
 		}
 		sb := recoverSandbox(*in.Spec, d.Info().Name, now)
-		if sb.JobID, err = linkJob(ctx, st, *in.Spec); err != nil {
-			return err
+		if sb.JobID, err = linkJob(ctx, st, *in.Spec); err == nil {
+			err = st.RecoverSandbox(ctx, sb)
 		}
-		err = st.RecoverSandbox(ctx, sb)
 		if agentlab.CodeOf(err) == agentlab.CodeExists { // another one has the name
 			sb.Name = fmt.Sprintf("recovered-%d", sb.VMID)
 			err = st.RecoverSandbox(ctx, sb)
 		}
-		if err != nil {
+		if err == nil {
+			out.Sandboxes++
+		}
+		if err := out.refuse(refusal{Sandbox: sb.VMID}, err); err != nil {
 			return err
 		}
-		out.Sandboxes++
 	}
 	return nil
 }

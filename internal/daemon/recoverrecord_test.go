@@ -117,3 +117,68 @@ func TestNumbersDoNotReturn(t *testing.T) {
 	})
 	next(1031)
 }
+
+// A record that the store refuses stops neither the others nor the files of its
+// own job from being added. It is reported and kept.
+func TestRefusedRecordIsReported(t *testing.T) {
+	h, job := lived(t)
+	remove(t, h.paths.Database(), h.paths.Database()+"-wal", h.paths.Database()+"-shm", h.paths.Backups())
+	const first, last = "job-2222222222222", "job-zzzzzzzzzzzzz"
+	bad, _ := readRecord(h.paths.Records(), job)
+	bad.StopRequested = "COMPLETED" // which nobody can ask for
+	if err := durable.ReplaceJSON(recordFile(h.paths.Records(), job), bad, durable.Content); err != nil {
+		t.Fatal(err)
+	}
+	record(t, h, agentlab.Job{ID: first, Agent: "shell", Mode: "dangerous", Status: agentlab.JobFailed, StopRequested: "?"})
+	record(t, h, agentlab.Job{ID: last, Agent: "shell", Mode: "dangerous", Status: agentlab.JobCancelled})
+	r := repair{runOptions: runOptions{home: h.paths.Home}}
+	var out strings.Builder
+	err := r.do(t.Context(), "rebuild", false, &out)
+	if agentlab.CodeOf(err) != agentlab.CodeInvalid || agentlab.HintOf(err) == "" || !strings.Contains(err.Error(), "2 records were refused") {
+		t.Errorf("%v (%s)", err, agentlab.HintOf(err))
+	}
+	if r.out.Jobs != 3 || len(r.out.Refused) != 2 || r.out.Artifacts == 0 {
+		t.Errorf("%+v", r.out)
+	}
+	for _, id := range []string{job, first} {
+		if !strings.Contains(out.String(), "refused: "+id+": ") {
+			t.Errorf("%s is not in the report:\n%s", id, out.String())
+		}
+		if _, err := os.Stat(recordFile(h.paths.Records(), id) + refusedSuffix); err != nil {
+			t.Error(err)
+		}
+	}
+	change(t, h, func(st *store.Store) {
+		for id, want := range map[string]agentlab.JobStatus{job: agentlab.JobFailed, first: agentlab.JobFailed, last: agentlab.JobCancelled} {
+			if j, err := st.Job(t.Context(), id); err != nil || j.Status != want {
+				t.Errorf("%s: %+v, %v", id, j, err)
+			}
+		}
+	})
+	r = repair{runOptions: runOptions{home: h.paths.Home}}
+	if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
+		t.Errorf("again: %v", err)
+	}
+	d, err := h.open(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// One sandbox that the store refuses does not keep the others out, and a fault
+// that concerns all of them ends the repair.
+func TestRefuseGoesOnOrStops(t *testing.T) {
+	for code, stops := range map[agentlab.Code]bool{
+		agentlab.CodeInvalid: false, agentlab.CodeExists: false, agentlab.CodeConflict: false, agentlab.CodeInternal: false,
+		agentlab.CodeNoSpace: true, agentlab.CodeUnavailable: true, agentlab.CodeBusy: true, agentlab.CodeDenied: true,
+	} {
+		var out recovered
+		err := out.refuse(refusal{Sandbox: 7}, agentlab.Errorf(code, "why"))
+		if (err != nil) != stops || len(out.Refused) == 0 != stops {
+			t.Errorf("%s: %v, %v", code, err, out.Refused)
+		}
+	}
+}
