@@ -1,43 +1,26 @@
 package profile
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/test/fakenet"
 )
 
-// certificate makes a certificate and its key, both as PEM.
-func certificate(t *testing.T, name string) (cert, key string) {
+// certificate makes the certificate of an authority.
+func certificate(t *testing.T) string {
 	t.Helper()
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	ca, err := fakenet.NewCA()
 	if err != nil {
 		t.Fatal(err)
 	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &k.PublicKey, k)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pk, err := x509.MarshalPKCS8PrivateKey(k)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pk}))
+	return string(ca.PEM())
 }
 
 func TestCertificates(t *testing.T) {
-	one, key := certificate(t, "one")
-	two, _ := certificate(t, "two")
-	ours, _ := certificate(t, "ours")
+	one, two, ours := certificate(t), certificate(t), certificate(t)
+	const key = "-----BEGIN PRIVATE KEY-----\naGVsbG8=\n-----END PRIVATE KEY-----\n"
 	dir, outside := t.TempDir(), t.TempDir()
 	write(t, outside, "x.pem", one)
 	for name, text := range map[string]string{
@@ -60,7 +43,7 @@ func TestCertificates(t *testing.T) {
 	}
 	for _, bad := range []string{"key.pem", "empty.pem", "text.pem", "half.pem", "broken.pem", "request.pem", "large.pem", "missing.pem", "../x.pem", outside + "/x.pem"} {
 		_, err := get(bad)
-		if agentlab.CodeOf(err) != agentlab.CodeInvalid || strings.Contains(err.Error(), "MIG") {
+		if agentlab.CodeOf(err) != agentlab.CodeInvalid || strings.Contains(err.Error(), "aGVsbG8") {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}

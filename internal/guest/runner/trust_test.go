@@ -2,19 +2,12 @@ package runner
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
 	"os"
 	"os/exec"
 	"testing"
-	"time"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/test/fakenet"
 )
 
 // Programs with a trust store of their own are pointed to the system's, unless
@@ -57,8 +50,12 @@ func TestTrustStore(t *testing.T) {
 		return
 	}
 	r := &Runner{dir: dir(t.TempDir())}
-	for _, name := range []string{"one", "two"} {
-		r.resp.CACertificates = append(r.resp.CACertificates, authority(t, name))
+	for range 2 {
+		ca, err := fakenet.NewCA()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.resp.CACertificates = append(r.resp.CACertificates, string(ca.PEM()))
 	}
 	for range 2 {
 		if err := r.trust(t.Context()); err != nil {
@@ -79,18 +76,4 @@ func TestTrustStore(t *testing.T) {
 	if err := r.trust(t.Context()); err == nil {
 		t.Error("what cannot be installed is no error")
 	}
-}
-
-func authority(t *testing.T, name string) string {
-	t.Helper()
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
-	der, err := x509.CreateCertificate(rand.Reader, c, c, &k.PublicKey, k)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
