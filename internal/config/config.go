@@ -58,7 +58,7 @@ type Images struct {
 // Limits are what all sandboxes together, or any one, may take.
 type Limits struct {
 	MaxSandboxes  int `yaml:"max_sandboxes" doc:"Sandboxes that may exist at once, 1 to 100000; DESTROYED ones do not count."`
-	MinFreeMB     int `yaml:"min_free_mb" doc:"MiB that must be free on the disk of the state directory for a sandbox to be started, 0 to 1048576. Below a quarter of it, and always below 128, guests are paused (backend qemu) and nothing that they send is kept."`
+	MinFreeMB     int `yaml:"min_free_mb" doc:"MiB that must be free on the disk of the state directory for a sandbox to be started, 0 to 1048576. Below a quarter of it, and always below 128, guests that write are paused (backend qemu) and nothing that guests send is kept; below half of that all guests are paused."`
 	MaxTTLMinutes int `yaml:"max_ttl_minutes" doc:"Longest lease and job time in minutes, 1 to 43200 (30 days)."`
 	BootMinutes   int `yaml:"boot_minutes" doc:"Minutes, 1 to 60, that a guest may take until it answers; a sandbox that takes longer is FAILED."`
 	EgressRecords int `yaml:"egress_records" doc:"Records of one sandbox's use of the network of what was allowed, and as many of what was refused, 100 to 1000000; of more, the first half and the newest stay."`

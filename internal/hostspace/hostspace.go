@@ -2,7 +2,7 @@
 // writes is bounded by the size of its disk and the quotas of its job, but
 // those of all guests together may be more than the host has. So nothing new
 // is started while less than a configured amount is free. Below a part of that
-// amount guests are paused, and nothing that they send is kept. When the disk
+// amount guests that write are paused, and nothing that guests send is kept. When the disk
 // is full nevertheless, a reserve is released for the database.
 package hostspace
 

@@ -20,14 +20,13 @@ import (
 // its write-ahead log and the state files of VMs.
 const ReserveBytes = 32 << 20
 
-// PauseLeast is the least free space, in bytes, at which guests run. It is more
-// than the reserve, so that a reserve that was just released does not let them
-// go on.
+// PauseLeast is the least free space, in bytes, at which guests that write run.
+// Half of it, where all are paused, is more than the reserve, so that a reserve
+// that was just released does not let them go on.
 const PauseLeast = 4 * ReserveBytes
 
-// PauseBelow returns the free space, in bytes, below which VMs are paused on a
-// host that keeps least bytes free: it is also where Guard.Keep begins to
-// refuse, unless that is less than PauseLeast.
+// PauseBelow returns the free space, in bytes, below which VMs that write are
+// paused on a host that keeps least bytes free, and Guard.Keep refuses.
 func PauseBelow(least int64) int64 { return max(least/reserve, PauseLeast) }
 
 // Reserve is a file of allocated blocks on the disk of the database. On a full

@@ -61,7 +61,7 @@ type Config struct {
 	QEMUImg string // path or name of qemu-img; "" means that name
 
 	// PauseBelow is the free space on the disk of StateDir, in bytes, below which
-	// running guests are paused; 0 means when none is left.
+	// running guests that write are paused, and all below half of it; 0 means when none is left.
 	PauseBelow uint64
 
 	// DialUnix, for tests only, is a unix socket that takes the place of the

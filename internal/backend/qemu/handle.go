@@ -40,7 +40,7 @@ type startConfig struct {
 	TSCFixed bool   `json:"tsc_fixed,omitempty"` // the host's TSC never changes its rate
 	Initrd   string `json:"initrd"`              // absolute path
 	// PauseBelow is the free space on the host's disk, in bytes, below which the
-	// guest is paused; 0 leaves that to QEMU, which does it when none is left.
+	// guest is paused if it writes, and below half of it anyway; 0 leaves that to QEMU, which does it when none is left.
 	PauseBelow uint64   `json:"pause_below,omitempty"`
 	Reserved   []uint16 `json:"reserved,omitempty"` // ports of the host that no policy opens
 	// UpstreamProxy is what the guest's connections go through; nil means that

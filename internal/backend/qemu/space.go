@@ -5,11 +5,55 @@ import (
 	"fmt"
 	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A guest is paused while its host's disk is nearly full: the database needs
 // room to end sandboxes, and a guest whose write fails loses data. QEMU itself
 // pauses one only when nothing is free at all (werror=enospc).
+
+// A guest that fills the disk does not stop the others: each shim pauses its own
+// guest, once that has taken its share of what was left when the disk became
+// nearly full. Shims know nothing of each other, so below half of that space all
+// guests are paused, however many there are and whoever writes.
+
+// spaceShares is how many guests may use up their shares before all are paused.
+const spaceShares = 8
+
+// writer decides when a guest is paused. It measures what the guest's disk
+// occupies on the host.
+type writer struct {
+	limit uint64 // free space, in bytes, below which guests that write are paused
+	base  uint64 // size of the guest's disk when at least that was free last
+	known bool
+}
+
+// all returns the free space, in bytes, below which every guest is paused.
+func (w *writer) all() uint64 { return w.limit / 2 }
+
+// due reports whether the guest is to be paused, and the limit that says so.
+func (w *writer) due(free, disk uint64) (below uint64, due bool) {
+	if free >= w.limit || !w.known || disk < w.base {
+		w.base, w.known = disk, true
+	}
+	switch {
+	case free < w.all():
+		return w.all(), true
+	case free < w.limit && disk-w.base > (w.limit-w.all())/spaceShares:
+		return w.limit, true
+	}
+	return 0, false
+}
+
+// occupied returns how many bytes of the host's disk a file has.
+func occupied(path string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, err
+	}
+	return uint64(st.Blocks) * 512, nil //nolint:gosec // a number of blocks is positive
+}
 
 // resumeSpace is what must be free on the host, in bytes, before a guest goes
 // on that QEMU paused.
@@ -42,47 +86,53 @@ func nextLook(free, limit uint64) time.Duration {
 func (s *shim) watchSpace() {
 	t := time.NewTimer(0)
 	defer t.Stop()
+	w := writer{limit: s.cfg.PauseBelow}
 	for {
 		select {
 		case <-s.vm.done:
 			return
 		case <-t.C:
 		}
-		t.Reset(s.checkSpace())
+		t.Reset(s.checkSpace(&w))
 	}
 }
 
 // checkSpace looks at the disk once and returns when to look again.
-func (s *shim) checkSpace() time.Duration {
+func (s *shim) checkSpace(w *writer) time.Duration {
 	free, err := freeBytes(s.dir)
 	if err != nil {
 		return lookSlow // what writes to it finds out what is wrong
+	}
+	disk, err := occupied(filepath.Join(s.dir, fileRoot))
+	below, due := w.due(free, disk)
+	if err != nil { // what it writes is not known
+		below, due = w.limit, free < w.limit
 	}
 	s.mu.Lock()
 	paused, q := s.paused != "", s.qmp
 	s.mu.Unlock()
 	switch {
 	case q == nil:
-	case !paused && free < s.cfg.PauseBelow:
-		s.control(q, "stop", free)
+	case !paused && due:
+		s.control(q, "stop", fmt.Sprintf("the host's disk has %d MiB free, less than %d", free>>20, below>>20))
 	case paused && free >= s.resumeAbove():
-		s.control(q, "cont", free)
+		s.control(q, "cont", "")
 	case paused:
 		s.notePaused()
 	}
 	return nextLook(free, s.cfg.PauseBelow)
 }
 
-// control stops the guest's CPUs or lets them go on. QEMU reports with events
-// that they do; what fails is tried again with the next look.
-func (s *shim) control(q *qmp, command string, free uint64) {
+// control stops the guest's CPUs, and notes why, or lets them go on. QEMU reports
+// with events that they do; what fails is tried again with the next look.
+func (s *shim) control(q *qmp, command, why string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if command == "stop" {
-		s.setPaused(fmt.Sprintf("the host's disk has %d MiB free, less than %d", free>>20, s.cfg.PauseBelow>>20))
+		s.setPaused(why)
 	}
 	err := q.execute(ctx, command, nil, nil)
-	s.log.Info("disk space", "command", command, "free_mib", free>>20, "err", err)
+	s.log.Info("disk space", "command", command, "why", why, "err", err)
 	if err != nil && command == "stop" {
 		s.setPaused("")
 	}

@@ -26,14 +26,51 @@ func TestNextLook(t *testing.T) {
 	}
 }
 
+// Only a guest that has used up its share is paused, all are when half of the
+// space is left, and what a guest wrote before does not count.
+func TestWriterIsPaused(t *testing.T) {
+	const limit, share = 128 * mib, 8 * mib
+	for _, c := range []struct {
+		name  string
+		looks [][2]uint64 // free space of the host, size of the guest's disk
+		below uint64
+	}{
+		{"enough room", [][2]uint64{{200 * mib, 0}, {limit, 1000 * mib}}, 0},
+		{"another one writes", [][2]uint64{{200 * mib, 50 * mib}, {100 * mib, 50 * mib}, {limit / 2, 50*mib + share}}, 0},
+		{"it writes", [][2]uint64{{200 * mib, 50 * mib}, {100 * mib, 51*mib + share}}, limit},
+		{"it writes slowly", [][2]uint64{{limit, 50 * mib}, {120 * mib, 54 * mib}, {115 * mib, 57 * mib}, {110 * mib, 59 * mib}}, limit},
+		{"it wrote before", [][2]uint64{{1000 * mib, 0}, {limit, 800 * mib}, {limit - 1, 800 * mib}}, 0},
+		{"it trims and writes", [][2]uint64{{limit, 50 * mib}, {100 * mib, 10 * mib}, {90 * mib, 19 * mib}}, limit},
+		{"a start on a nearly full disk", [][2]uint64{{100 * mib, 50 * mib}, {95 * mib, 55 * mib}}, 0},
+		{"half is left", [][2]uint64{{200 * mib, 50 * mib}, {limit/2 - 1, 50 * mib}}, limit / 2},
+		{"room again", [][2]uint64{{limit, 50 * mib}, {100 * mib, 60 * mib}, {limit, 60 * mib}, {100 * mib, 60 * mib}}, 0},
+	} {
+		w := writer{limit: limit}
+		var below uint64
+		var due bool
+		for _, l := range c.looks {
+			below, due = w.due(l[0], l[1])
+		}
+		if below != c.below || due != (c.below > 0) {
+			t.Errorf("%s: %v, below %d MiB, want %d", c.name, due, below/mib, c.below/mib)
+		}
+	}
+	if _, due := (&writer{}).due(0, 1); due {
+		t.Error("it is paused without a limit")
+	}
+}
+
+const mib = 1 << 20
+
 // A guest that fills its host's disk is paused long before the disk is full,
-// goes on when there is room, is paused again, and can be destroyed when there
+// while another one that writes little goes on until half of that space is left.
+// The one that filled it goes on when there is room, is paused again, and can be destroyed when there
 // is no room at all.
 func TestFullDiskPausesGuest(t *testing.T) {
 	if testing.Short() {
 		t.Skip("skipped: -short, and this boots virtual machines")
 	}
-	smalldisk.Run(t, "700m", fullDiskPausesGuest)
+	smalldisk.Run(t, "900m", fullDiskPausesGuest)
 }
 
 func fullDiskPausesGuest(t *testing.T, dir string) {
@@ -44,7 +81,9 @@ func fullDiskPausesGuest(t *testing.T, dir string) {
 	if err := os.WriteFile(ballast, make([]byte, 300<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	b := newBox(t, f, nil)
+	b, quiet := newBox(t, f, nil), newBox(t, f, func(sp *backend.Spec) { *sp = f.spec(2) })
+	quiet.boot()
+	quiet.output("systemctl is-system-running --wait || true; sync") // it writes while it starts
 	b.boot()
 	b.sh("dd if=/dev/urandom of=/var/fill bs=1M count=4000 conv=fsync")
 	b.awaitPaused(true)
@@ -54,6 +93,16 @@ func fullDiskPausesGuest(t *testing.T, dir string) {
 	if b.answers() {
 		t.Error("a paused guest answers")
 	}
+	quiet.goesOn()
+	smalldisk.Fill(t, dir, hostspace.PauseLeast/2)
+	quiet.awaitPaused(true)
+	if quiet.answers() {
+		t.Error("with half of the space left a guest answers")
+	}
+	if err := os.Remove(filepath.Join(dir, "fill")); err != nil {
+		t.Fatal(err)
+	}
+	b.ok(quiet.d.Destroy(quiet.ctx, quiet.ref))
 
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
@@ -77,6 +126,15 @@ func fullDiskPausesGuest(t *testing.T, dir string) {
 	}
 }
 
+// goesOn checks that the guest is not paused.
+func (b *box) goesOn() {
+	b.Helper()
+	in, err := b.d.Inspect(b.ctx, b.ref)
+	if err != nil || in.Power != backend.PowerRunning || in.Reason != "" || !b.answers() {
+		b.Errorf("%s: %q, answers %v, %v; %d MiB free", in.Power, in.Reason, b.answers(), err, smalldisk.Free(b, b.f.StateDir)>>20)
+	}
+}
+
 func (b *box) answers() bool {
 	ctx, cancel := context.WithTimeout(b.ctx, 3*time.Second)
 	defer cancel()
@@ -89,7 +147,7 @@ func (b *box) awaitPaused(want bool) {
 	b.Helper()
 	eventually(b, bootTimeout, fmt.Sprintf("paused: %v", want), func() error {
 		in, err := b.d.Inspect(b.ctx, b.ref)
-		switch paused := strings.Contains(in.Reason, "MiB free, less than 128"); {
+		switch paused := strings.Contains(in.Reason, "MiB free, less than "); {
 		case err != nil:
 			return err
 		case in.Power != backend.PowerRunning || paused != want || !paused && in.Reason != "":
