@@ -84,13 +84,3 @@ func (a *App) summariseDenials(id string, s *api.EgressSummary) {
 	}
 	a.progressf("  %s\n  → agentlab egress log --job %s --denied", plain("denied by the network policy: "+strings.Join(list, ", ")), id)
 }
-
-// followLog is copyJobLog for a job that may still run: what it is denied is
-// shown too.
-func (a *App) followLog(ctx context.Context, c *client.Client, id string) error {
-	denied, stop := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() { defer close(done); a.showDenials(denied, c, id) }()
-	defer func() { stop(); <-done }()
-	return a.copyJobLog(ctx, c, id, true)
-}

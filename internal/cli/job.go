@@ -130,17 +130,24 @@ func (a *App) jobLogsCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "logs JOB", Short: "Print the agent's log", Args: exactArgs("JOB")}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the job ends")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if follow {
-			return a.followLog(ctx, c, args[0])
-		}
-		return a.copyJobLog(ctx, c, args[0], false)
+		return a.copyJobLog(ctx, c, args[0], follow)
 	})
 	return cmd
 }
 
-// copyJobLog copies the agent's log to standard output, to the job's end when
-// follow is set.
+// copyJobLog copies the agent's log to standard output. With follow it goes on
+// to the job's end, and shows what the network denies the job.
 func (a *App) copyJobLog(ctx context.Context, c *client.Client, id string, follow bool) error {
+	if follow {
+		j, err := c.Job(ctx, id)
+		if err != nil {
+			return err
+		}
+		if !agentlab.JobStatus(j.Status).Final() {
+			_, err := a.watchJob(ctx, c, j.ID, a.Stdout, func(api.Event) {})
+			return err
+		}
+	}
 	log, err := c.JobLog(ctx, id, follow, 0)
 	if err != nil {
 		return err

@@ -154,7 +154,11 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 		return err
 	}
 	a.progressf("job %s", j.ID)
-	j, err = a.watchJob(ctx, c, j.ID)
+	out := a.Stdout
+	if a.json {
+		out = a.Stderr
+	}
+	j, err = a.watchJob(ctx, c, j.ID, out, a.showEvent)
 	if err != nil {
 		if ctx.Err() != nil {
 			a.progressf("\njob %s goes on in the background\n  → agentlab job logs --follow %s\n  → agentlab job cancel %s", j.ID, j.ID, j.ID)
@@ -252,14 +256,10 @@ func jobStatusError(j api.Job) error {
 	}
 }
 
-// watchJob shows events on standard error and the agent's log on standard
-// output (under --json, on standard error) until the job has ended. The job
-// that it returns has an ID in every case.
-func (a *App) watchJob(ctx context.Context, c *client.Client, id string) (api.Job, error) {
-	out := a.Stdout
-	if a.json {
-		out = a.Stderr
-	}
+// watchJob copies the agent's log to out, shows denials on standard error and
+// calls show for each event until the job has ended. The job that it returns
+// has an ID in every case.
+func (a *App) watchJob(ctx context.Context, c *client.Client, id string, out io.Writer, show func(api.Event)) (api.Job, error) {
 	logCtx, stopLog := context.WithCancel(ctx)
 	defer stopLog()
 	ended := make(chan struct{})
@@ -267,7 +267,7 @@ func (a *App) watchJob(ctx context.Context, c *client.Client, id string) (api.Jo
 	log.Go(func() { a.streamLog(logCtx, c, id, logWriter(out), ended) })
 	denied, stopDenied := context.WithCancel(ctx)
 	log.Go(func() { a.showDenials(denied, c, id) })
-	j, err := a.followJob(ctx, c, id, a.showEvent)
+	j, err := a.followJob(ctx, c, id, show)
 	j.ID = id
 	close(ended)
 	stopDenied()
