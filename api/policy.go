@@ -14,6 +14,8 @@ type Policy struct {
 	Private []PolicyPrivate `json:"private,omitempty" doc:"Private destinations that the operator opened, although all others are denied"`
 	Layers  []PolicyLayer   `json:"layers" doc:"Further policies, each of which must allow a flow too"`
 	Pending bool            `json:"pending,omitempty" doc:"It was changed and is not in force yet"`
+
+	UpstreamProxy bool `json:"upstream_proxy,omitempty" doc:"The internet is reached through the operator's upstream proxy, which carries only TCP to IPv4 addresses; the rest is denied by rule proxy.unsupported"`
 }
 
 // PolicyRule is one rule of a Policy.

@@ -209,6 +209,9 @@ func explainPolicy(w io.Writer, p api.Policy) {
 	for _, t := range p.Private {
 		say("PRIVATE, opened by the operator: TCP to %s is reached although it is private (%s; %s).", net.JoinHostPort(t.Host, strconv.Itoa(t.Port)), plain(t.Reason), privateSource(t.Source))
 	}
+	if p.UpstreamProxy && p.Mode != agentlab.NetworkOff {
+		say("The internet is reached through the operator's upstream proxy, which carries only TCP to IPv4 addresses: UDP, ICMP and IPv6 are refused by rule proxy.unsupported, whatever follows.")
+	}
 	explainMode(say, p.Mode, p.Allow, p.Deny, p.Ports)
 	if p.Limits.BandwidthMbps > 0 {
 		say("At most %d Mbit/s each way.", p.Limits.BandwidthMbps)

@@ -14,6 +14,7 @@ import (
 type policyView struct {
 	lib       *profile.Library
 	sandboxes *sandbox.Service
+	proxied   bool // sandboxes reach the internet through an upstream proxy
 }
 
 // network returns the policy of a profile. One that only this backend cannot
@@ -31,7 +32,7 @@ func (v policyView) OfProfile(_ context.Context, name string) (api.Policy, error
 	if err != nil {
 		return api.Policy{}, err
 	}
-	out := toPolicy(n)
+	out := v.toPolicy(n)
 	out.Profile = name
 	return out, nil
 }
@@ -41,7 +42,7 @@ func (v policyView) OfSandbox(ctx context.Context, nameOrVMID string) (api.Polic
 	if err != nil {
 		return api.Policy{}, err
 	}
-	out := toPolicy(sb.Network)
+	out := v.toPolicy(sb.Network)
 	out.Profile, out.VMID, out.Name, out.Pending = sb.Profile, sb.VMID, sb.Name, sb.NetworkPending
 	return out, nil
 }
@@ -51,7 +52,7 @@ func (v policyView) CheckProfile(_ context.Context, name, target string) (api.Po
 	if err != nil {
 		return api.PolicyCheck{}, err
 	}
-	return checkPolicy(n, target)
+	return v.check(n, target)
 }
 
 func (v policyView) CheckSandbox(ctx context.Context, nameOrVMID, target string) (api.PolicyCheck, error) {
@@ -59,7 +60,7 @@ func (v policyView) CheckSandbox(ctx context.Context, nameOrVMID, target string)
 	if err != nil {
 		return api.PolicyCheck{}, err
 	}
-	return checkPolicy(sb.Network, target)
+	return v.check(sb.Network, target)
 }
 
 func (v policyView) Presets(context.Context) ([]api.PolicyPreset, error) {
@@ -92,9 +93,10 @@ func (v policyView) Reload(ctx context.Context, nameOrVMID string) ([]api.Policy
 	return out, err
 }
 
-func toPolicy(n agentlab.Network) api.Policy {
+func (v policyView) toPolicy(n agentlab.Network) api.Policy {
 	out := api.Policy{
-		Mode: n.Mode, Allow: toRules(n.Allow), Deny: toRules(n.Deny), Ports: append([]string{}, n.Ports...),
+		UpstreamProxy: v.proxied,
+		Mode:          n.Mode, Allow: toRules(n.Allow), Deny: toRules(n.Deny), Ports: append([]string{}, n.Ports...),
 		Limits: api.PolicyLimits(n.Limits), Layers: []api.PolicyLayer{},
 	}
 	for _, p := range n.Private {
@@ -114,7 +116,7 @@ func toRules(list []agentlab.NetworkRule) []api.PolicyRule {
 	return out
 }
 
-func checkPolicy(n agentlab.Network, target string) (api.PolicyCheck, error) {
+func (v policyView) check(n agentlab.Network, target string) (api.PolicyCheck, error) {
 	t, err := egress.ParseTarget(target)
 	if err != nil {
 		return api.PolicyCheck{}, err
@@ -124,6 +126,9 @@ func checkPolicy(n agentlab.Network, target string) (api.PolicyCheck, error) {
 		return api.PolicyCheck{}, err
 	}
 	e := p.Explain(t)
+	if v.proxied {
+		e = e.ThroughProxy()
+	}
 	out := api.PolicyCheck{Target: t.String(), Allow: e.Allow, Rule: e.Rule, Notes: append([]string{}, e.Notes...)}
 	for _, s := range e.Steps {
 		out.Steps = append(out.Steps, api.PolicyStep(s))

@@ -302,7 +302,7 @@ func (s *services) forAPI(system server.System) server.Services {
 		Images:      imageView{s.images, s.store},
 		Events:      eventView{s.store, s.bus},
 		Egress:      s.audit,
-		Policies:    policyView{s.profiles, s.sandboxes},
+		Policies:    policyView{s.profiles, s.sandboxes, s.settings.UpstreamProxy.URL != ""},
 		Verify:      verify.New(verify.Config{Sandboxes: s.sandboxes, Driver: s.driver}),
 		System:      system,
 		HostNetwork: s.hostNetwork,

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -121,6 +122,29 @@ func (p *Policy) Explain(t Target) Explanation {
 	}
 	e.step(p, "name", p.nameOpen(f, t.Name))
 	e.Notes = append(e.Notes, "the connection must name "+strings.TrimSuffix(t.Name, ".")+" in its TLS or HTTP beginning, else it is refused")
+	return e
+}
+
+// ProxyCarries reports whether an operator's upstream proxy can carry flows of
+// that protocol to an address: TCP to IPv4 addresses.
+func ProxyCarries(proto Proto, to netip.Addr) bool { return proto == TCP && to.Unmap().Is4() }
+
+// ThroughProxy returns e for a host whose sandboxes reach the internet through
+// an upstream proxy. Private destinations are dialled directly.
+func (e Explanation) ThroughProxy() Explanation {
+	i := slices.IndexFunc(e.Steps, func(s Step) bool { return s.What == "connect" })
+	if i < 0 || !e.Steps[i].Allow || strings.HasPrefix(e.Steps[i].Rule, RulePrivatePrefix) {
+		return e
+	}
+	e.Notes = slices.Clone(e.Notes)
+	switch t := e.Target; {
+	case t.Name == "" && ProxyCarries(t.Proto, t.Addr):
+	case t.Name != "" && t.Proto == TCP:
+		e.Notes = append(e.Notes, "the connection goes through the operator's upstream proxy: only IPv4 addresses of the name are reached")
+	default:
+		e.Allow, e.Rule, e.Notes = false, RuleProxy, nil
+		e.Steps = append(slices.Clone(e.Steps[:i]), Step{What: "connect", Rule: RuleProxy, Means: Means(RuleProxy)})
+	}
 	return e
 }
 

@@ -86,3 +86,42 @@ func TestAllowedDomains(t *testing.T) {
 		}
 	}
 }
+
+// Behind an upstream proxy only TCP to IPv4 addresses is reached, and private
+// destinations as without it.
+func TestExplainThroughProxy(t *testing.T) {
+	t.Parallel()
+	p := compile(t, agentlab.Network{Mode: agentlab.NetworkNAT, Deny: rulesOf("8.8.4.4"), Private: private("gateway.corp:443", "10.1.2.3:4000")})
+	for _, c := range []struct {
+		target, want string // steps with their rules
+		allow        bool
+		note         string
+	}{
+		{"8.8.8.8:443", "connect mode.nat", true, ""},
+		{"github.com:443", "dns mode.nat, connect mode.nat", true, "only IPv4 addresses"},
+		{"github.com:443/udp", "dns mode.nat, connect proxy.unsupported", false, ""},
+		{"8.8.8.8:443/udp", "connect proxy.unsupported", false, ""},
+		{"8.8.8.8/icmp", "connect proxy.unsupported", false, ""},
+		{"[2606:4700::1]:443", "connect proxy.unsupported", false, ""},
+		{"8.8.4.4:443/udp", "connect deny:8.8.4.4", false, ""},
+		{"10.0.0.1:443", "connect always.private", false, ""},
+		{"gateway.corp:443", "dns private:gateway.corp:443, connect private:gateway.corp:443, name private:gateway.corp:443", true, ""},
+		{"10.1.2.3:4000", "connect private:10.1.2.3:4000", true, ""},
+	} {
+		target, err := egress.ParseTarget(c.target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := p.Explain(target).ThroughProxy()
+		var steps []string
+		for _, s := range e.Steps {
+			steps = append(steps, s.What+" "+s.Rule)
+			if s.Means == "" || s.Means == s.Rule {
+				t.Errorf("rule %s is not explained", s.Rule)
+			}
+		}
+		if got := strings.Join(steps, ", "); got != c.want || e.Allow != c.allow || e.Rule != e.Steps[len(e.Steps)-1].Rule || !strings.Contains(strings.Join(e.Notes, "\n"), c.note) {
+			t.Errorf("%s: allow %v, %s, notes %q", c.target, e.Allow, got, e.Notes)
+		}
+	}
+}

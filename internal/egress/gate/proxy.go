@@ -85,10 +85,10 @@ func (p *ProxyDialer) Resolver() Resolver { return p.resolver }
 // Refuses returns the rule by which a flow that a policy allows cannot go
 // through the proxy; "" when it can. It does not wait.
 func (p *ProxyDialer) Refuses(proto egress.Proto, to netip.Addr) string {
-	if proto != egress.TCP || !to.Unmap().Is4() {
-		return egress.RuleProxy
+	if egress.ProxyCarries(proto, to) {
+		return ""
 	}
-	return ""
+	return egress.RuleProxy
 }
 
 // IPv6 returns false: guests get no IPv6 addresses of names.
