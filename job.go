@@ -53,7 +53,7 @@ type Job struct {
 	ID        string // NewJobID
 	RepoURL   string // what the guest clones; "" when there is no repo or it is Bundled
 	Bundled   bool   // the repo was given as a git bundle, held by the artifact service
-	Ref       string // branch, tag or commit; "" means the repo's default
+	Ref       string // branch, tag or commit, when Bundled any revision (ValidateRevision); "" means the repo's default
 	Depth     int    // shallow clone depth; 0 means full history
 	Task      string // what the agent is told; for agent "shell", the script
 	Agent     string // one of Agents, or AgentNone
@@ -123,7 +123,11 @@ func (j *Job) Validate() error {
 			return err
 		}
 	}
-	if err := ValidateRef(j.Ref); err != nil {
+	validRef := ValidateRef
+	if j.Bundled {
+		validRef = ValidateRevision
+	}
+	if err := validRef(j.Ref); err != nil {
 		return err
 	}
 	if j.RepoURL != "" && j.Bundled {

@@ -74,6 +74,16 @@ func ValidateRef(ref string) error {
 	return nil
 }
 
+// ValidateRevision checks the revision that a git bundle was packed from, such
+// as HEAD~1. It may hold what a ref may not: a guest looks for a ref of that
+// name in the bundle, and else takes the bundle's HEAD. Empty is valid.
+func ValidateRevision(rev string) error {
+	if len(rev) > MaxRefBytes || strings.HasPrefix(rev, "-") || !printable(rev) {
+		return Errorf(CodeInvalid, "%q is not a git revision", rev).WithField("ref")
+	}
+	return nil
+}
+
 // printable tells whether s is valid text without controls or marks that
 // change the direction of what is shown.
 func printable(s string) bool {

@@ -1,6 +1,23 @@
 package agentlab
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
+
+func TestValidateRevision(t *testing.T) {
+	for rev, ok := range map[string]bool{
+		"": true, "HEAD~1": true, "main@{yesterday}": true, ":/fix it": true, "v1^{commit}": true, "-x": false, "a\nb": false, "a\x1b[2J": false, "\xff": false,
+		strings.Repeat("x", MaxRefBytes): true, strings.Repeat("x", MaxRefBytes+1): false,
+	} {
+		if err := ValidateRevision(rev); (err == nil) != ok {
+			t.Errorf("ValidateRevision(%q) = %v, want ok %v", rev, err, ok)
+		}
+		if err := (&Job{Task: "x", Agent: "shell", Mode: "dangerous", Bundled: true, Ref: rev}).Validate(); (err == nil) != ok {
+			t.Errorf("a job with a bundle of %q: %v, want ok %v", rev, err, ok)
+		}
+	}
+}
 
 func TestValidateRef(t *testing.T) {
 	for ref, ok := range map[string]bool{

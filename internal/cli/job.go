@@ -81,6 +81,9 @@ func (a *App) showJob(j api.Job) error {
 	}
 	optional("Repository:", j.RepoURL)
 	optional("Ref:", j.Ref)
+	if base := j.Result.BaseCommit; base != "" {
+		t.row("Base commit:", fmt.Sprintf("%.12s", base))
+	}
 	if j.SandboxVMID != 0 {
 		t.row("Sandbox:", j.SandboxVMID)
 	}

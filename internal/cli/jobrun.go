@@ -239,7 +239,7 @@ func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, 
 	if err := c.ValidateJob(ctx, check); err != nil {
 		return err
 	}
-	f.req.Ref = src.branch
+	f.req.Ref = src.shown(ctx, f.req.Ref)
 	f.req.BundleID, err = a.sendBundle(ctx, c, src)
 	return err
 }

@@ -121,6 +121,10 @@ func (in gitInput) run(ctx context.Context, dir string, args ...string) (string,
 
 func lastLine(s string) string { return s[strings.LastIndexByte(s, '\n')+1:] }
 
+// detachedBranch is the branch in the bundle of a commit that the user did not
+// name by a branch.
+const detachedBranch = "agentlab-base"
+
 // branchName chooses the name under which the commit travels.
 func branchName(ctx context.Context, path, ref string) string {
 	full, err := git(ctx, path, "rev-parse", "--symbolic-full-name", "--end-of-options", ref)
@@ -128,7 +132,7 @@ func branchName(ctx context.Context, path, ref string) string {
 	if name, ok := strings.CutPrefix(lastLine(full), "refs/heads/"); err == nil && ok && agentlab.ValidateRef(name) == nil {
 		return name
 	}
-	return "agentlab-base"
+	return detachedBranch
 }
 
 // scratchRepo makes an empty bare repository in dir that borrows objects.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -54,6 +55,30 @@ func findSource(ctx context.Context, path, ref string) (localSource, error) {
 	}
 	src.modules, src.unsent, err = findModules(ctx, top, commit, "", 0)
 	return src, err
+}
+
+// hexName is what a guest takes for the id of a commit in the bundle.
+var hexName = regexp.MustCompile(`^[0-9a-f]{7,64}$`)
+
+// shown returns the ref of the job that gets the commit of s: what the user
+// asked for, or else the branch or HEAD. A guest that finds no such ref in the
+// bundle takes the bundle's HEAD, unless it looks like another commit.
+func (s localSource) shown(ctx context.Context, ref string) string {
+	switch {
+	case ref == "" && s.branch == detachedBranch:
+		return "HEAD"
+	case ref == "":
+		return s.branch
+	case hexName.MatchString(ref) && !strings.HasPrefix(s.commit, ref):
+		full, err := git(ctx, s.path, "rev-parse", "--symbolic-full-name", "--end-of-options", ref)
+		if ref = lastLine(full); err != nil || !strings.HasPrefix(ref, "refs/") {
+			return s.commit // ref is the id of a tag
+		}
+	}
+	if agentlab.ValidateRevision(ref) != nil {
+		return s.commit
+	}
+	return ref
 }
 
 // sendBundle packs a commit with its history and uploads it. It goes through

@@ -8,9 +8,11 @@ import (
 	"net/http"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 )
@@ -56,5 +58,30 @@ func TestInterruptedRunDeletesItsBundle(t *testing.T) {
 	want := []string{"POST /v1/jobs/validate", "POST /v1/bundles", "POST /v1/jobs", "DELETE /v1/bundles/bundle-x"}
 	if !slices.Equal(calls, want) {
 		t.Errorf("calls are %q, want %q; %s", calls, want, notes.String())
+	}
+}
+
+// A job has the revision that the user asked for as its ref, unless a guest
+// would take that for another commit.
+func TestShownRef(t *testing.T) {
+	repo := sampleRepo(t)
+	first := userGit(t, repo, "rev-parse", "HEAD")
+	userGit(t, repo, "commit", "-q", "--allow-empty", "-m", "second")
+	userGit(t, repo, "tag", "deadbeef00", first)
+	userGit(t, repo, "branch", "cafe0000", first)
+	userGit(t, repo, "tag", "-a", "-m", "annotated", "v1", first)
+	annotated := userGit(t, repo, "rev-parse", "v1")
+	for ref, want := range map[string]string{
+		"": "trunk", "HEAD~1": "HEAD~1", "trunk": "trunk", "v1": "v1", "HEAD^{/sec}": "HEAD^{/sec}", first: first, first[:9]: first[:9],
+		"deadbeef00": "refs/tags/deadbeef00", "cafe0000": "refs/heads/cafe0000", annotated: first, "HEAD" + strings.Repeat("~0", 150) + "~1": first,
+	} {
+		src, err := findSource(t.Context(), repo, ref)
+		if err != nil {
+			t.Errorf("%s: %v", ref, err)
+			continue
+		}
+		if got := src.shown(t.Context(), ref); got != want || agentlab.ValidateRevision(got) != nil {
+			t.Errorf("%q is shown as %q, want %q", ref, got, want)
+		}
 	}
 }

@@ -219,6 +219,8 @@ func TestBundledRepo(t *testing.T) {
 		"HEAD":         {[]string{"HEAD", "main"}, "", "main"},
 		"branch":       {[]string{"HEAD", "main", "dev"}, "dev", "dev"},
 		"packer chose": {[]string{"HEAD", "main"}, "some/ref", "main"},
+		"revision":     {[]string{"HEAD", "main"}, "HEAD^{/a b}~1", "main"},
+		"hex tag":      {[]string{"HEAD", "main"}, "refs/tags/deadbeef00", "main"},
 		"commit":       {[]string{"HEAD", "--all"}, runGit(t, repo, "rev-parse", "main~2"), "main~2"},
 	} {
 		t.Run(name, func(t *testing.T) {
