@@ -65,7 +65,7 @@ race: ## the tests that need no VM, under the race detector
 	$(GO) test -race -short -p $(WAITERS) -timeout $(TEST_TIMEOUT) ./...; rc=$$?; \
 	echo "make race: $$(( $$(date +%s) - start )) s"; exit $$rc
 
-lint: $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## formatting, import arrows, size budget, bugs, shell scripts
+lint: $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## formatting, import arrows, size budget, word list, bugs, shell scripts
 	@scripts/deps.sh lint
 	$(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) run ./...
 	$(GO) test ./internal/archtest

@@ -1,0 +1,135 @@
+package archtest
+
+// Phrase is a phrase that user-facing text must not contain, with its
+// replacement.
+type Phrase struct {
+	Text    string // lower case; matched as whole words, in any case, also across a line break
+	Instead string // what to write
+}
+
+// Phrases is the word list of TestPlainEnglish. A phrase belongs here only if
+// technical English has a plainer form for almost every use of it, because the
+// test has no exception for a single sentence.
+var Phrases = []Phrase{
+	// "tell": say what the program does.
+	{"tells whether", `"reports whether", or name the result: "shows the state"`},
+	{"tells how", `"describes how", "shows how"`},
+	{"tells of", `"reports", "describes"`},
+	{"tell of", `"report", "describe"`},
+	{"is told", `"receives", "gets", "is informed"`},
+	{"are told", `"receive", "get"`},
+	{"not told", `"not informed", "not updated"`},
+	{"be told", `"be informed", "be configured"`},
+
+	// Pronouns: name the subject.
+	{"nobody", `name the subject ("no user", "no process"), or use the passive: "is not read"`},
+	{"somebody", `name the subject: "a user", "another process", "another sandbox"`},
+	{"somebody else", `"another user", "another process", "another sandbox"`},
+	{"whoever", `"anyone who", "a user who", "the client that"`},
+	{"of ours", `"AgentLab's"`},
+	{"not ours", `"not created by AgentLab"`},
+	{"of theirs", `name the owner`},
+	{"a stranger", `"an unknown client", "an unauthenticated client"`},
+	{"of a sandbox's own", `"separate for each sandbox"`},
+
+	// Obligation.
+	{"is to be", `"must be", "will be"`},
+	{"are to be", `"must be", "will be"`},
+
+	// Metaphors: use the standard term.
+	{"lets go of", `"releases", "closes", "deletes"`},
+	{"gives away", `"reveals", "discloses"`},
+	{"makes way", `"is evicted", "is removed"`},
+	{"takes back", `"undoes", "removes"`},
+	{"what is kept", `name it: "stored files", "the retention period"`},
+	{"what becomes of", `"the decision for", "the result of"`},
+	{"stands on", `"uses", "depends on"`},
+	{"stands for", `"means", "represents"`},
+	{"stands alone", `"must be set together with"`},
+	{"where it stood", `"resume", "continue"`},
+	{"bears", `"has", "contains"`},
+	{"bear our mark", `"have AgentLab's mark"`},
+	{"goes with it", `"is deleted with it"`},
+	{"wanted from the network", `"egress decisions", "network requests"`},
+	{"a slip of", `"usage error"`},
+	{"the house", `"the project", "the module"`},
+	{"put right", `"fix", "correct"`},
+	{"mend", `"fix"`},
+	{"spoken to", `"connected to", "accessed"`},
+
+	// Dated forms.
+	{"anew", `"again", "new"`},
+	{"any more", `"no longer" before the verb; for a missing record "not found"`},
+	{"valid no more", `"expired"`},
+	{"for ever", `"permanently", "without limit"`},
+	{"be had", `"be read", "is not available"`},
+	{"as things are", `"currently", "in the current state"`},
+}
+
+// NotRewritten lists the files and directories (with a final slash) whose text
+// still has phrases of the list. Do not add entries: fix the text. Remove an
+// entry when its last phrase is gone; TestPlainEnglish fails until you do.
+var NotRewritten = []string{
+	"api/api.go",
+	"api/egress.go",
+	"api/secrets.go",
+	"docs/access.md",
+	"docs/api.md",
+	"docs/cli.md",
+	"docs/config.md",
+	"docs/probes.md",
+	"docs/proxmox.md",
+	"internal/backend/proxmox/check.go",
+	"internal/backend/proxmox/create.go",
+	"internal/backend/proxmox/destroy.go",
+	"internal/backend/proxmox/guest.go",
+	"internal/backend/proxmox/pve/snippets.go",
+	"internal/backend/proxmox/see.go",
+	"internal/backend/qemu/create.go",
+	"internal/backend/qemu/deadline.go",
+	"internal/backend/qemu/hostmounts.go",
+	"internal/backend/qemu/lapic.go",
+	"internal/backend/qemu/network.go",
+	"internal/cli/egress.go",
+	"internal/cli/hostnetwork.go",
+	"internal/cli/image.go",
+	"internal/cli/jobapply.go",
+	"internal/cli/jobrun.go",
+	"internal/cli/policy.go",
+	"internal/cli/sandbox.go",
+	"internal/cli/secrets.go",
+	"internal/config/api.go",
+	"internal/config/config.go",
+	"internal/config/hostnetwork.go",
+	"internal/config/proxmox.go",
+	"internal/daemon/daemon.go",
+	"internal/daemon/dbrestore.go",
+	"internal/daemon/installation.go",
+	"internal/daemon/status.go",
+	"internal/egress/nft/config.go",
+	"internal/egress/nft/manager.go",
+	"internal/egress/nft/render.go",
+	"internal/egress/nft/serve.go",
+	"internal/egress/nft/status.go",
+	"internal/egress/probe/framerows.go",
+	"internal/guest/agentcmd/inner.go",
+	"internal/guest/runner/collect.go",
+	"internal/guest/runner/main.go",
+	"internal/guest/runner/outputs.go",
+	"internal/hostnet/records.go",
+	"internal/job/ask.go",
+	"internal/job/bootstrap.go",
+	"internal/job/step.go",
+	"internal/link/key.go",
+	"internal/sandbox/boot.go",
+	"internal/sandbox/events.go",
+	"internal/sandbox/network.go",
+	"internal/sandbox/suspend.go",
+	"internal/secret/manage.go",
+	"internal/server/routes.go",
+	"internal/server/server.go",
+	"internal/server/verbs.go",
+	"internal/sockpath/sockpath.go",
+	"internal/store/renumber.go",
+	"internal/store/table.go",
+}

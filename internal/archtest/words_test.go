@@ -1,0 +1,188 @@
+package archtest
+
+import (
+	"cmp"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// wordHit is a phrase of the list, found in a text.
+type wordHit struct {
+	file   string // relative to the module
+	line   int
+	phrase Phrase
+}
+
+func (h wordHit) String() string {
+	return fmt.Sprintf("%s:%d: %q: write instead: %s", h.file, h.line, h.phrase.Text, h.phrase.Instead)
+}
+
+// phrasePattern matches every phrase of the list, the longest first.
+var phrasePattern = func() *regexp.Regexp {
+	var all []string
+	for _, p := range Phrases {
+		all = append(all, strings.ReplaceAll(regexp.QuoteMeta(p.Text), " ", `\s+`))
+	}
+	slices.SortFunc(all, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
+	return regexp.MustCompile(`(?i)\b(?:` + strings.Join(all, "|") + `)\b`)
+}()
+
+// findPhrases returns the phrases in a text whose first line is the given line
+// of file.
+func findPhrases(file string, line int, text string) []wordHit {
+	var out []wordHit
+	for _, m := range phrasePattern.FindAllStringIndex(text, -1) {
+		found := strings.ToLower(strings.Join(strings.Fields(text[m[0]:m[1]]), " "))
+		i := slices.IndexFunc(Phrases, func(p Phrase) bool { return p.Text == found })
+		out = append(out, wordHit{file, line + strings.Count(text[:m[0]], "\n"), Phrases[i]})
+	}
+	return out
+}
+
+// userDocuments are the documents that the word list applies to.
+var userDocuments = []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "skills/*/*.md"}
+
+func documentHits(t *testing.T) []wordHit {
+	t.Helper()
+	var out []wordHit
+	for _, glob := range userDocuments {
+		files, err := filepath.Glob(filepath.Join(root, glob))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: no such document: %v", glob, err)
+		}
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rel, _ := filepath.Rel(root, f)
+			out = append(out, findPhrases(filepath.ToSlash(rel), 1, string(text))...)
+		}
+	}
+	return out
+}
+
+// internalText are the directories whose string literals no user reads: test
+// doubles, test support and this package.
+var internalText = []string{"internal/archtest/", "internal/backend/backendtest/", "internal/backend/fake/", "internal/backend/proxmox/pvetest/", "test/"}
+
+// programHits returns the phrases in the string literals of the programs: help
+// texts, errors, hints, log messages, and the doc tags of the API.
+func programHits(t *testing.T) []wordHit {
+	t.Helper()
+	var out []wordHit
+	for _, s := range sources(t) {
+		if s.test || slices.ContainsFunc(internalText, func(dir string) bool { return strings.HasPrefix(s.path, dir) }) {
+			continue
+		}
+		files := token.NewFileSet()
+		f, err := parser.ParseFile(files, filepath.Join(root, s.path), nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if _, ok := n.(*ast.ImportSpec); ok {
+				return false
+			}
+			e, ok := n.(ast.Expr)
+			if !ok {
+				return true
+			}
+			text, ok := literalText(e)
+			if ok {
+				out = append(out, findPhrases(s.path, files.Position(e.Pos()).Line, text)...)
+			}
+			return !ok
+		})
+	}
+	return out
+}
+
+// literalText returns the text of a string literal or of a concatenation with
+// one; other operands become "%v".
+func literalText(e ast.Expr) (text string, ok bool) {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		if e.Kind != token.STRING {
+			return "", false
+		}
+		text, err := strconv.Unquote(e.Value)
+		return text, err == nil
+	case *ast.BinaryExpr:
+		x, okX := literalText(e.X)
+		y, okY := literalText(e.Y)
+		if e.Op != token.ADD || !okX && !okY {
+			return "", false
+		}
+		if !okX {
+			x = "%v"
+		}
+		if !okY {
+			y = "%v"
+		}
+		return x + y, true
+	}
+	return "", false
+}
+
+// TestPlainEnglish checks that user-facing text has no phrase of the word list.
+func TestPlainEnglish(t *testing.T) {
+	listed := map[string]bool{} // entries of NotRewritten, true if they have a phrase
+	for _, entry := range NotRewritten {
+		listed[entry] = false
+	}
+	for _, h := range append(documentHits(t), programHits(t)...) {
+		allowed := false
+		for entry := range listed {
+			if entry == h.file || strings.HasSuffix(entry, "/") && strings.HasPrefix(h.file, entry) {
+				listed[entry], allowed = true, true
+			}
+		}
+		if !allowed {
+			t.Error(h)
+		}
+	}
+	for _, entry := range NotRewritten {
+		if !listed[entry] {
+			t.Errorf("%s has no phrase of the word list: remove it from NotRewritten in internal/archtest/words.go", entry)
+		}
+	}
+	if !slices.IsSorted(NotRewritten) {
+		t.Error("NotRewritten is not sorted")
+	}
+}
+
+func TestFindPhrases(t *testing.T) {
+	text := "It Tells\n  whether nobody's household is mending.\nIt is to be\tread. Somebody else reads it.\n"
+	var got []string
+	for _, h := range findPhrases("docs/x.md", 7, text) {
+		got = append(got, fmt.Sprintf("%s:%d %s", h.file, h.line, h.phrase.Text))
+	}
+	want := []string{"docs/x.md:7 tells whether", "docs/x.md:8 nobody", "docs/x.md:9 is to be", "docs/x.md:9 somebody else"}
+	if !slices.Equal(got, want) {
+		t.Errorf("found %q, want %q", got, want)
+	}
+	for source, want := range map[string]string{
+		`"is " + "to be"`:               "is to be",
+		"`is\nto be`":                   "is\nto be",
+		`"is " + name + " to be"`:       "is %v to be",
+		`"nobody" + f("x") + "\u0020y"`: "nobody%v y",
+	} {
+		e, err := parser.ParseExpr(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, ok := literalText(e); !ok || got != want {
+			t.Errorf("%s: %q, %v, want %q", source, got, ok, want)
+		}
+	}
+}
