@@ -93,6 +93,34 @@ var argumentListers = map[string]lister{
 	"profile NAME": listProfiles, "image NAME": listImages, "policy NAME": listPresets, "token NAME": listTokens,
 }
 
+// dependentListers are like argumentListers, for names that depend on the rest
+// of the command line: on the arguments before, and on flags. An argument that
+// is called the same in other commands has its command before it.
+var dependentListers = map[string]func(cmd *cobra.Command, given []string) lister{
+	"KEY":           func(cmd *cobra.Command, _ []string) lister { return secretKeysOf(cmd.Flag("bundle").Value.String()) },
+	"download PATH": func(_ *cobra.Command, given []string) lister { return artifactsOf(given[0]) },
+}
+
+// secretKeysOf lists the keys that a secrets bundle has.
+func secretKeysOf(bundle string) lister {
+	return func(ctx context.Context, c *client.Client) ([]cobra.Completion, error) {
+		list, err := c.SecretKeys(ctx, bundle)
+		return names(list, err, func(key string) cobra.Completion { return key })
+	}
+}
+
+// artifactsOf lists the artifacts of a job. A guest chose their names: what a
+// terminal would not show as it is, is left out.
+func artifactsOf(job string) lister {
+	return func(ctx context.Context, c *client.Client) ([]cobra.Completion, error) {
+		list, err := c.Artifacts(ctx, job)
+		list.Items = slices.DeleteFunc(list.Items, func(f api.Artifact) bool { return plain(f.Path) != f.Path })
+		return names(list, err, func(f api.Artifact) cobra.Completion {
+			return cobra.CompletionWithDesc(f.Path, byteSize(f.Size)+", "+plain(f.MIME))
+		})
+	}
+}
+
 // newNames are the commands whose NAME is of something new.
 var newNames = []string{"agentlab token create", "agentlab secrets create"}
 
@@ -132,8 +160,9 @@ func (a *App) complete(cmd *cobra.Command) {
 // completeArgs completes the arguments of a command by its usage line.
 func (a *App) completeArgs(c *cobra.Command) cobra.CompletionFunc {
 	type argument struct {
-		lists []lister
-		file  bool
+		lists   []lister
+		depends func(cmd *cobra.Command, given []string) lister
+		file    bool
 	}
 	var args []argument
 	repeated := false
@@ -149,6 +178,11 @@ func (a *App) completeArgs(c *cobra.Command) cobra.CompletionFunc {
 			}
 			if list, ok := argumentListers[name]; ok {
 				arg.lists = append(arg.lists, list)
+			}
+			for _, key := range []string{name, c.Name() + " " + name} {
+				if list, ok := dependentListers[key]; ok {
+					arg.depends = list
+				}
 			}
 			arg.file = arg.file || name == "FILE"
 		}
@@ -166,6 +200,9 @@ func (a *App) completeArgs(c *cobra.Command) cobra.CompletionFunc {
 			return nil, cobra.ShellCompDirectiveDefault
 		}
 		lists := args[n].lists
+		if depends := args[n].depends; depends != nil {
+			lists = append(slices.Clone(lists), depends(cmd, given))
+		}
 		if orphan, err := cmd.Flags().GetBool("orphan"); err == nil && orphan {
 			lists = []lister{listOrphanUIDs}
 		}
