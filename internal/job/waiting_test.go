@@ -44,7 +44,9 @@ func TestWaitingIsTold(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.max = 1
 		w.restart()
-		first, second := w.run(job.Request{Task: "sleep 5m"}).ID, w.run(job.Request{Task: "echo x"}).ID
+		first := w.run(job.Request{Task: "sleep 5m"}).ID
+		w.eventually("the first has the room", func() bool { return w.job(first).SandboxVMID != 0 })
+		second := w.run(job.Request{Task: "echo x"}).ID
 		w.phase(second, job.PhaseWaiting)
 		if text := w.job(second).Waiting; !strings.Contains(text, "room for another sandbox") {
 			t.Errorf("waiting %q", text)
