@@ -78,7 +78,6 @@ var NotRewritten = []string{
 	"docs/cli.md",
 	"docs/config.md",
 	"docs/probes.md",
-	"docs/proxmox.md",
 	"internal/backend/proxmox/check.go",
 	"internal/backend/proxmox/create.go",
 	"internal/backend/proxmox/destroy.go",
