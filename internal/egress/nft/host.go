@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -164,6 +165,9 @@ func prepare(c Config) error {
 		return agentlab.Errorf(agentlab.CodeConflict, "%s is a network interface but no bridge", c.Bridge).
 			WithField("host_network.bridge").WithHint("name a bridge that only sandboxes are on; one that is missing is made")
 	}
+	if err := fixAddress(c.Bridge); err != nil {
+		return err
+	}
 	// What is on the bridge is not to tell the host of routers.
 	for _, knob := range []string{"accept_ra", "autoconf", "accept_redirects"} {
 		if err := sysctl("net/ipv6/conf/"+c.Bridge+"/"+knob, "0"); err != nil {
@@ -186,6 +190,30 @@ func prepare(c Config) error {
 		}
 	}
 	return forwarding(c)
+}
+
+// bridgeMAC is the hardware address of the bridge. A bridge without an address
+// of its own has the lowest of its ports', so that it changes when a sandbox
+// comes or goes. The kernel then drops the neighbour entries that we pinned,
+// and guests send to the old address for up to a minute.
+var bridgeMAC = net.HardwareAddr{0x02, 0xa9, 0x1a, 0x4d, 0x00, 0x01}
+
+// fixAddress gives the bridge bridgeMAC, which it keeps whatever its ports are.
+func fixAddress(bridge string) error {
+	l, err := netlink.LinkByName(bridge)
+	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+		return nil
+	}
+	if err != nil {
+		return unread("the bridge "+bridge, err)
+	}
+	if l.Type() != "bridge" || bytes.Equal(l.Attrs().HardwareAddr, bridgeMAC) {
+		return nil
+	}
+	if err := netlink.LinkSetHardwareAddr(l, bridgeMAC); err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "giving %s the hardware address %s: %w", bridge, bridgeMAC, err)
+	}
+	return nil
 }
 
 // BridgeUp tells, with code unavailable, what is wrong with the bridge.

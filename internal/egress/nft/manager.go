@@ -151,8 +151,12 @@ func (m *Manager) Load(ctx context.Context) error {
 	return m.apply(ctx)
 }
 
-// pin pins the neighbour entries of all sandboxes. mu is held.
+// pin pins the address of the bridge and the neighbour entries of all
+// sandboxes. mu is held.
 func (m *Manager) pin() error {
+	if err := fixAddress(m.opts.Config.Bridge); err != nil { // first: a new address drops the entries
+		return err
+	}
 	for _, x := range m.members {
 		if err := pinNeighbours(m.opts.Config.Bridge, x.Sandbox); err != nil {
 			return err

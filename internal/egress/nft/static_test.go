@@ -1,7 +1,9 @@
 package nft
 
 import (
+	"bytes"
 	"context"
+	"net"
 	"os/exec"
 	"strings"
 	"testing"
@@ -44,6 +46,9 @@ func TestStaticRules(t *testing.T) {
 				t.Error(d)
 			}
 		}
+	}
+	if l, err := net.InterfaceByName("vmbr1"); err != nil || !bytes.Equal(l.HardwareAddr, bridgeMAC) {
+		t.Errorf("%+v, %v: not the address %s", l, err, bridgeMAC)
 	}
 	for _, target := range []string{"192.31.196.20:8080", "10.77.0.1:53", "192.168.1.50:8080", "10.77.0.3:8080"} {
 		if w.guests[0].reaches("tcp", target) {
