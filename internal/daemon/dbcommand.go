@@ -107,7 +107,7 @@ func (r *repair) do(ctx context.Context, verb string, asJSON bool, stdout io.Wri
 		return err
 	}
 	if n := len(r.out.Refused); n > 0 {
-		return agentlab.Errorf(agentlab.CodeInvalid, "the database was repaired, but %d records were refused, the first of %s", n, r.out.Refused[0]).
+		return agentlab.Errorf(agentlab.CodeInvalid, "the database was repaired without the records that it refused (%d, the first: %s)", n, r.out.Refused[0]).
 			WithHint("the daemon can be started; refused records of jobs are kept in %s with names that end in %s", r.paths.Records(), refusedSuffix)
 	}
 	return nil
@@ -217,6 +217,11 @@ func (r *repair) fill(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
+	mark, err := st.Fact(ctx, store.FactRepair)
+	if err != nil {
+		return err
+	}
+	r.out.restored = mark == repairRestore
 	files, err := artifact.New(artifact.Config{Dir: r.paths.State, Store: st})
 	if err != nil {
 		return err

@@ -86,10 +86,15 @@ func (r *repair) choose(ctx context.Context, own string) error {
 
 // stage copies a backup, checks the copy and prepares it to become the database.
 // A write-ahead log beside the backup belongs to it.
-func (r *repair) stage(ctx context.Context, path, own string) error {
+func (r *repair) stage(ctx context.Context, path, own string) (err error) {
 	if err := r.dropStaged(); err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.dropStaged())
+		}
+	}()
 	if err := copyFile(path, r.staged()); err != nil {
 		return err
 	}
@@ -118,9 +123,28 @@ func (r *repair) stage(ctx context.Context, path, own string) error {
 // apply its log to the next one.
 func (r *repair) dropStaged() error {
 	for _, suffix := range databaseSuffixes {
-		if err := os.Remove(r.staged() + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fsfault.At(r.staged()+suffix, err)
+		if err := removeFile(r.staged() + suffix); err != nil {
+			return err
 		}
+	}
+	return r.dropUpgradeCopies()
+}
+
+// dropUpgradeCopies removes the copies that the store makes before it upgrades
+// the staged database: the backup itself is kept.
+func (r *repair) dropUpgradeCopies() error {
+	for v := range store.NewestSchema() {
+		if err := removeFile(fmt.Sprintf("%s.v%d.bak", r.staged(), v)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeFile removes a file. One that is missing is no error.
+func removeFile(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fsfault.At(path, err)
 	}
 	return nil
 }
@@ -142,6 +166,9 @@ func (r *repair) prepare(ctx context.Context, mark string) error {
 		r.out.warn("%d API token(s) of the backup are not restored, because it does not tell which were revoked later; make new ones: agentlab token create", n)
 	}
 	if err := errors.Join(err, st.Close()); err != nil {
+		return err
+	}
+	if err := r.dropUpgradeCopies(); err != nil {
 		return err
 	}
 	if exists(r.staged() + "-wal") {

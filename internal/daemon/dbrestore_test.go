@@ -54,7 +54,6 @@ func TestDamagedBackupIsNotRestored(t *testing.T) {
 			if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), bad) || !strings.Contains(err.Error(), "damaged") {
 				t.Errorf("%s: %v", agentlab.CodeOf(err), err)
 			}
-			remove(t, r.staged())
 			if after := files(t, h.paths.State); after != before {
 				t.Errorf("the state directory was changed:\n%s\nbefore:\n%s", after, before)
 			}
@@ -69,6 +68,31 @@ func TestDamagedBackupIsNotRestored(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A backup with an older schema is upgraded as a copy; the copy that an upgrade
+// makes before is not left behind, because the backup itself is kept.
+func TestRestoreOfAnOlderSchema(t *testing.T) {
+	h, job := lived(t)
+	old := filepath.Join(t.TempDir(), "old.db")
+	change(t, h, func(st *store.Store) {
+		if err := st.Backup(t.Context(), old); err != nil {
+			t.Fatal(err)
+		}
+	})
+	alter(t, old, `ALTER TABLE sandboxes DROP COLUMN waiting; ALTER TABLE jobs DROP COLUMN waiting; DELETE FROM goose_db_version WHERE version_id >= 15`)
+	r := repair{runOptions: runOptions{home: h.paths.Home}, backup: old}
+	if err := r.do(t.Context(), "restore", false, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := filepath.Glob(h.paths.Database() + ".re*"); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	change(t, h, func(st *store.Store) {
+		if _, err := st.Job(t.Context(), job); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // killed leaves the database of a home as a killed daemon does: the last change

@@ -28,7 +28,8 @@ type recovered struct {
 	Refused   []refusal `json:"refused"` // what the store did not take
 	Warnings  []string  `json:"warnings"`
 
-	vmids []int // numbers of sandboxes that records and the backend name
+	restored bool  // the rows are those of a backup, as far as they were not added
+	vmids    []int // numbers of sandboxes that records and the backend name
 }
 
 // refusal is a job or a sandbox of which the store refused a part.
@@ -66,7 +67,7 @@ func (r *recovered) warn(format string, args ...any) {
 // notLookedFor warns that the backend could not be asked for its sandboxes.
 func (r *recovered) notLookedFor(driver string, err error) {
 	r.warn("the sandboxes of the backend %s were not looked for: %v", driver, err)
-	if r.Backup != "" {
+	if r.restored {
 		r.warn("the network policies of sandboxes are those of the backup, and layers that were added later are missing in them; compare them ('agentlab policy show') before you change any")
 	}
 }
@@ -187,11 +188,6 @@ const recoveredLease = 7 * 24 * time.Hour
 // backend that others use too, the mark may be that of another installation,
 // so there the sandbox is only reported.
 func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, now time.Time, out *recovered) error {
-	mark, err := st.Fact(ctx, store.FactRepair)
-	if err != nil {
-		return err
-	}
-	restored := mark == repairRestore
 	all, err := d.List(ctx)
 	if err != nil {
 		out.notLookedFor(d.Info().Name, err)
@@ -204,7 +200,7 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 	for _, in := range all {
 		row, err := st.Sandbox(ctx, in.Ref.VMID)
 		if err == nil && row.UID == in.Ref.UID {
-			if restored {
+			if out.restored {
 				if err := keepNetwork(ctx, st, row, in, out); err != nil {
 					return err
 				}
