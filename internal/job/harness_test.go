@@ -34,12 +34,22 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // The store as the services see it.
 type (
 	sandboxDB struct{ *store.Store }
-	jobDB     struct{ *store.Store }
-	tokenDB   struct{ *store.Store }
+	jobDB     struct {
+		*store.Store
+		w *world
+	}
+	tokenDB struct{ *store.Store }
 )
 
 func (d sandboxDB) Sandboxes(ctx context.Context, f sandbox.Filter) ([]agentlab.Sandbox, error) {
 	return d.Store.Sandboxes(ctx, store.SandboxFilter(f))
+}
+
+func (d jobDB) Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
+	if f := d.w.beforeSandbox.Swap(nil); f != nil {
+		(*f)(vmid)
+	}
+	return d.Store.Sandbox(ctx, vmid)
 }
 
 func (d jobDB) Jobs(ctx context.Context, f job.Filter) ([]agentlab.Job, error) {
@@ -114,9 +124,11 @@ type world struct {
 	dir      string
 	host     *fake.Host
 	profiles profiles
-	max      int                              // sandboxes
-	lose     atomic.Int32                     // so many bootstrap answers are lost
-	seize    func(guestapi.BootstrapResponse) // is shown the others
+	max      int          // sandboxes
+	lose     atomic.Int32 // so many bootstrap answers are lost
+
+	beforeSandbox atomic.Pointer[func(vmid int)]   // called once, before jobs read a sandbox
+	seize         func(guestapi.BootstrapResponse) // is shown the others
 
 	kept      atomic.Int32           // how often it was read what a job was given
 	afterKept atomic.Pointer[func()] // called once; see slowVault
@@ -197,7 +209,7 @@ func (w *world) begin() {
 		},
 	})
 	w.jobs = job.New(job.Config{
-		Store: jobDB{w.store}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Bundles: w.artifacts, Artifacts: w.artifacts, Backend: driver.Info(),
+		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Bundles: w.artifacts, Artifacts: w.artifacts, Backend: driver.Info(),
 		Egress: w.egress, DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",
 	})
 	guests = guestserver.New(guestserver.Config{
