@@ -100,7 +100,7 @@ type JobResult struct {
 type JobCreate struct {
 	RepoURL    string  `json:"repo_url,omitempty" doc:"What the guest clones; empty with bundle_id or for no repository"`
 	BundleID   string  `json:"bundle_id,omitempty" doc:"From POST /v1/bundles: a local repository"`
-	Ref        string  `json:"ref,omitempty"`
+	Ref        string  `json:"ref,omitempty" doc:"Branch, tag or commit. With bundle_id any revision: one that is neither a ref nor the id of a commit in the bundle stands for its HEAD"`
 	Depth      int     `json:"depth,omitempty"`
 	Profile    string  `json:"profile,omitempty" doc:"Default: the configured default profile"`
 	Image      string  `json:"image,omitempty"`
