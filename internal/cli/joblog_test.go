@@ -61,17 +61,24 @@ func TestFollowedLogIsResumed(t *testing.T) {
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 	})
-	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket) //nolint:noctx // it does not block
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: mux}
-	go func() { _ = srv.Serve(l) }()
-	t.Cleanup(func() { _ = srv.Close() })
+	socket := serveAPI(t, mux)
 	var out, errs bytes.Buffer
 	a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Now: time.Now}
 	if code := a.Run(t.Context(), []string{"--socket", socket, "job", "logs", "--follow", id}); code != exitOK || out.String() != first+second {
 		t.Errorf("exit code %d, log %q, errors %q", code, out.String(), errs.String())
 	}
+}
+
+// serveAPI serves an API on a socket, which it returns.
+func serveAPI(t *testing.T, h http.Handler) string {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket) //nolint:noctx // it does not block
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: h}
+	go func() { _ = srv.Serve(l) }()
+	t.Cleanup(func() { _ = srv.Close() })
+	return socket
 }

@@ -73,7 +73,9 @@ func (a *App) sandboxNewCmd() *cobra.Command {
 			return err
 		}
 		if f.wait {
-			if sb, err = a.waitSandbox(ctx, c, sb, 0, isUp); err != nil {
+			sb, err = a.waitSandbox(ctx, c, sb, 0, isUp)
+			// A short job may have ended, and its sandbox with it.
+			if short := sb.JobID != "" && isDestroyed(agentlab.SandboxState(sb.State)); err != nil && !short {
 				return err
 			}
 		}
