@@ -230,7 +230,7 @@ func (r *Runner) collectChanges(ctx context.Context, t *twin, c *collected) {
 		c.warn("the uncommitted changes cannot be packed: %v", err)
 	}
 	c.warnLeft(left)
-	c.Result.Uncommitted, c.Result.Dirty = files, files > 0 || len(left) > 0
+	c.Result.Uncommitted, c.Result.Dirty = files, files > 0 || len(left) > 0 || err != nil
 }
 
 func (c *collected) warnLeft(names []string) {

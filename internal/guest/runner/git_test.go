@@ -264,7 +264,7 @@ func TestEmptyRepo(t *testing.T) {
 
 // What is committed, changed, new, removed and ignored.
 func TestDiff(t *testing.T) {
-	repo := newRepo(t, map[string]string{"gone.txt": "gone\n", ".gitignore": "ignored\n", "bin": "\x00\x01", "run.sh": "true\n"})
+	repo := newRepo(t, map[string]string{"gone.txt": "gone\n", ".gitignore": "ignored\n", "bin": "\x00\x01", "run.sh": "true\n", "d/a": "a\n"})
 	url := newGitServer(t, "").add(t, "repo", repo)
 	cases := map[string]struct {
 		script         string
@@ -282,6 +282,12 @@ func TestDiff(t *testing.T) {
 		"odd names":   {script: `printf x > "$(printf 'a b\nc')"; echo y > -rf; git add -N -- -rf`, bundle: true, uncommitted: 2, dirty: true, in: []string{"-rf"}},
 		"conflict": {uncommitted: 1, commits: 1, dirty: true, bundle: true, in: []string{"<<<<<<<"}, script: `git checkout -q -b x; echo a > file.txt; git commit -qam a; git checkout -q -; echo b > file.txt; git commit -qam b
 git merge -q x || test -s .git/MERGE_HEAD`},
+		"folder to link":         {uncommitted: 3, dirty: true, bundle: true, in: []string{"120000"}, script: "mv d d2; ln -s d2 d"},
+		"folder to link outside": {uncommitted: 2, dirty: true, bundle: true, in: []string{"120000"}, script: "rm -r d; ln -s /etc d"},
+		"folder to file":         {uncommitted: 2, dirty: true, bundle: true, in: []string{"+x"}, script: "rm -r d; echo x > d"},
+		"file to folder":         {uncommitted: 2, dirty: true, bundle: true, in: []string{"run.sh/x"}, script: "rm run.sh; mkdir run.sh; echo x > run.sh/x"},
+		"conflict of a removed file": {uncommitted: 1, commits: 1, dirty: true, bundle: true, in: []string{"deleted file"}, script: `git checkout -q -b x; echo a > file.txt; git commit -qam a; git checkout -q -; echo b > file.txt; git commit -qam b
+git merge -q x || rm file.txt`},
 		"other branch": {script: "git checkout -q -b mine; " + commitWork, commits: 1, bundle: true, in: []string{"work.txt"}},
 		"left branch":  {uncommitted: 1, script: "git checkout -q -b mine; " + commitWork + "; git checkout -q -", commits: 1, bundle: true, dirty: true},
 		"detached":     {script: "git checkout -q --detach; " + commitWork, commits: 1, bundle: true, in: []string{"work.txt"}},
@@ -351,6 +357,26 @@ func TestLargeDiffIsCut(t *testing.T) {
 	}
 	if d := s.File(artDiff); !strings.Contains(d, "a-small") || strings.Contains(d, "b-large") || len(d) > maxDiff {
 		t.Errorf("%d bytes of diff", len(d))
+	}
+}
+
+// A conflict that cannot be taken leaves the other changes as they are.
+func TestUncommittedConflicts(t *testing.T) {
+	url := newGitServer(t, "").add(t, "repo", newRepo(t, nil))
+	for name, script := range map[string]string{
+		"of a submodule": `git init -q sub; for n in 1 2 3; do git -C sub commit -q --allow-empty -m $n; done
+for n in 1 2 3; do printf '160000 %s %s\tsub\n' $(git -C sub rev-parse HEAD~$((3 - n))) $n; done | git update-index --index-info`,
+		"in a large file": `git checkout -q -b x; echo a > file.txt; git commit -qam a; git checkout -q -; echo b > file.txt; git commit -qam b
+git merge -q x || truncate -s 65M file.txt`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := gitSandbox(t, url, "", 0, script+"; echo new > new.txt")
+			rep := s.finish()
+			if rep.Status != "COMPLETED" || rep.Result.Uncommitted != 1 || !rep.Result.Dirty || !strings.Contains(rep.Message, "1 uncommitted file(s) are not sent") ||
+				!strings.Contains(s.File(artDiff), "new.txt") || !slices.Contains(s.Paths(), artBundle) {
+				t.Errorf("%+v %+v log %q diff %q", rep, rep.Result, s.Log(), s.File(artDiff))
+			}
+		})
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
@@ -18,29 +19,50 @@ const (
 	maxChangedFile  = 64 << 20  // bytes of one file
 	maxChangedBytes = 256 << 20 // bytes of all files
 	maxChangedFiles = 50000
-	maxChangedNames = 16 << 20 // bytes of all names
+	maxStatus       = 64 << 20 // bytes of what git status prints: the names, and 113 or more for each
 )
 
 // commitChanges makes the commit t.changes, on top of the result, of what is in
 // the work tree but not committed: changed and new files, without ignored ones.
 // It returns how many files differ, and which could not be taken. It reads the
 // work tree with the twin's configuration and index, so it runs no filter or
-// hook and the agent's repository stays as it is. It runs as few git processes
-// as it can: each takes long in an emulated guest.
+// hook and the agent's repository stays as it is.
+//
+// The index is the agent's. One that git cannot read, or that holds a conflict
+// which the work tree does not resolve, is replaced by one made from the result.
 func (t *twin) commitChanges(ctx context.Context, jobID string) (files int, left []string, err error) {
+	files, left, err = t.commitIndex(ctx, jobID)
+	if _, isGit := errors.AsType[*gitError](err); !isGit {
+		return files, left, err
+	}
+	if err := os.Remove(filepath.Join(t.path, "index")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, left, err
+	}
+	if t.primary != "" {
+		if _, err := t.g.run(ctx, t.work, t.env, "read-tree", t.primary); err != nil {
+			return 0, left, err
+		}
+	}
+	return t.commitIndex(ctx, jobID)
+}
+
+// commitIndex is commitChanges with the index that is there. It runs as few git
+// processes as it can: each takes long in an emulated guest.
+func (t *twin) commitIndex(ctx context.Context, jobID string) (files int, left []string, err error) {
 	st, err := t.status(ctx)
 	if err != nil {
 		return 0, nil, err
 	}
-	names, left := t.fitting(st.names)
-	if len(names) == 0 && !st.staged {
+	changed, left := t.fitting(st.changed)
+	if len(changed) == 0 && len(st.gone) == 0 && !st.staged {
 		return 0, left, nil
 	}
-	if len(names) > 0 {
-		in := strings.NewReader(strings.Join(names, "\x00"))
-		if _, err := t.g.runInput(ctx, t.work, t.env, in, "update-index", "--add", "--remove", "-z", "--stdin"); err != nil {
-			return 0, left, err
-		}
+	// What is gone first: a link or file may be where its folder was.
+	if err := t.updateIndex(ctx, st.gone, "--force-remove"); err != nil {
+		return 0, left, err
+	}
+	if err := t.updateIndex(ctx, changed, "--add", "--remove", "--replace"); err != nil {
+		return 0, left, err
 	}
 	tree, err := t.g.run(ctx, t.work, t.env, "write-tree")
 	if err != nil {
@@ -66,35 +88,29 @@ func (t *twin) commitChanges(ctx context.Context, jobID string) (files int, left
 	return count.n, left, nil
 }
 
+// updateIndex runs git update-index for names, if there are any.
+func (t *twin) updateIndex(ctx context.Context, names []string, options ...string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	args := append(append([]string{"update-index"}, options...), "-z", "--stdin")
+	_, err := t.g.runInput(ctx, t.work, t.env, strings.NewReader(strings.Join(names, "\x00")), args...)
+	return err
+}
+
 // status is what git status reports.
 type status struct {
-	staged bool     // the index differs from the result
-	names  []string // files that differ between the index and the work tree, and new ones
+	staged  bool     // the index differs from the result
+	changed []string // files that differ between the index and the work tree, and new ones
+	gone    []string // files of the index that are not in the work tree
 }
 
-// status compares the result, the index and the work tree. The index is the
-// borrowed one; an index that git cannot read is made from the result.
+// status compares the result, the index and the work tree.
 func (t *twin) status(ctx context.Context) (status, error) {
-	st, err := t.readStatus(ctx)
-	if _, isGit := errors.AsType[*gitError](err); !isGit {
-		return st, err
-	}
-	if err := os.Remove(filepath.Join(t.path, "index")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return st, err
-	}
-	if t.primary != "" {
-		if _, err := t.g.run(ctx, t.work, t.env, "read-tree", t.primary); err != nil {
-			return st, err
-		}
-	}
-	return t.readStatus(ctx)
-}
-
-func (t *twin) readStatus(ctx context.Context) (st status, err error) {
-	out := nameList{left: maxChangedNames}
+	out := nameList{left: maxStatus}
 	// "dirty" looks at the commit of a submodule only: to look into its work
 	// tree, git would run with the submodule's own configuration.
-	err = t.g.stream(ctx, t.work, t.env, &out, "status", "--porcelain=v2", "-z", "--untracked-files=all", "--no-renames", "--ignore-submodules=dirty")
+	err := t.g.stream(ctx, t.work, t.env, &out, "status", "--porcelain=v2", "-z", "--untracked-files=all", "--no-renames", "--ignore-submodules=dirty")
 	if err != nil {
 		return status{}, err
 	}
@@ -112,12 +128,16 @@ func parseStatus(entries []string) (st status, err error) {
 		case fields == 0 || len(f) <= fields || len(f) > 2 && (len(f[1]) != 2 || f[2] == ""):
 			return status{}, fmt.Errorf("git status says %.100q", e)
 		case f[0] == "?":
-			st.names = append(st.names, f[1])
+			st.changed = append(st.changed, f[1])
 			continue
 		}
 		st.staged = st.staged || f[1][0] != '.'
-		if f[1][1] != '.' && f[2][0] != 'S' {
-			st.names = append(st.names, f[fields])
+		switch {
+		case f[2][0] == 'S': // of a submodule, only what is staged counts
+		case f[0] == "1" && f[1][1] == 'D':
+			st.gone = append(st.gone, f[fields])
+		case f[1][1] != '.':
+			st.changed = append(st.changed, f[fields])
 		}
 	}
 	return st, nil
@@ -148,14 +168,14 @@ func (t *twin) fitting(names []string) (keep, left []string) {
 	return keep, left
 }
 
-// readable returns the size of a file or link; nothing at all is of size 0.
+// readable returns the size of a file or link; one that is gone has size 0.
 func readable(root *os.Root, name string) (int64, error) {
 	if strings.HasSuffix(name, "/") {
 		return 0, errors.New("another repository")
 	}
 	st, err := root.Lstat(name)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 		return 0, nil
 	case err != nil:
 		return 0, err
@@ -179,7 +199,7 @@ type nameList struct {
 
 func (n *nameList) Write(p []byte) (int, error) {
 	if n.left -= len(p); n.left < 0 {
-		return 0, fmt.Errorf("their names are more than %d bytes", maxChangedNames)
+		return 0, fmt.Errorf("git status prints more than %d bytes", maxStatus)
 	}
 	return n.buf.Write(p)
 }
