@@ -202,8 +202,10 @@ func (s *Service) directive(j agentlab.Job) guestapi.Directive {
 	case agentlab.JobCompleted:
 		return guestapi.Directive{}
 	case agentlab.JobTimeout:
-		return guestapi.Directive{Stop: string(agentlab.JobTimeout)}
-	case agentlab.JobFailed, agentlab.JobCancelled:
+		return guestapi.Directive{Stop: string(agentlab.JobTimeout), Reason: j.Reason}
+	case agentlab.JobFailed:
+		return guestapi.Directive{Stop: string(agentlab.JobCancelled), Reason: j.Reason}
+	case agentlab.JobCancelled:
 		return guestapi.Directive{Stop: string(agentlab.JobCancelled)}
 	default:
 	}
