@@ -68,9 +68,11 @@ with 0.`,
 // madeNothing reports that a job has ended, that its result is known, and that
 // the result has nothing of what is to be fetched.
 func madeNothing(j api.Job, withChanges bool) bool {
-	known := j.Result.HeadCommit != "" || j.RepoURL == "" && !j.Bundled
-	changes := withChanges && (j.Result.Uncommitted > 0 || j.Result.Dirty)
-	return known && agentlab.JobStatus(j.Status).Final() && j.Result.Commits == 0 && !changes
+	r := j.Result
+	known := r.HeadCommit != "" || j.RepoURL == "" && !j.Bundled
+	commits := r.Commits > 0 || r.HeadCommit != r.BaseCommit // 0 is also the number of those that could not be counted
+	changes := withChanges && (r.Uncommitted > 0 || r.Dirty)
+	return known && agentlab.JobStatus(j.Status).Final() && !commits && !changes
 }
 
 func (a *App) nothingToFetch(j api.Job) error {
@@ -128,6 +130,10 @@ var errNoCommits = errors.New("left no commits")
 
 func noCommits(j api.Job) error {
 	err := agentlab.Errorf(agentlab.CodeNotFound, "job %s %w (it is %s)", j.ID, errNoCommits, j.Status)
+	if r := j.Result; r.HeadCommit != "" && r.HeadCommit != r.BaseCommit {
+		err = agentlab.Errorf(agentlab.CodeNotFound, "job %s %w that can be fetched (it is %s): its branch is at %.12s, and no bundle contains that commit",
+			j.ID, errNoCommits, j.Status, r.HeadCommit)
+	}
 	if j.Result.Uncommitted > 0 {
 		return err.WithHint("it left %d file(s) uncommitted: agentlab job diff %s, agentlab job apply %s", j.Result.Uncommitted, j.ID, j.ID)
 	}
