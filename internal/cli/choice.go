@@ -12,17 +12,19 @@ import (
 )
 
 // choiceFlag is a flag that takes one of a fixed set of values, in upper or
-// lower case.
+// lower case, or its default.
 type choiceFlag struct {
 	name   string
 	to     *string
+	unset  string
 	values []string
 }
 
-// choice adds a choiceFlag. Any other value is a usage error, without a call
-// to the daemon.
+// choice adds a choiceFlag. Its default is what to points at; where that is
+// "", the flag with an empty value is as good as none. Any other value is a
+// usage error, without a call to the daemon.
 func choice[T ~string](flags *pflag.FlagSet, to *string, name string, values []T, usage string) {
-	f := choiceFlag{name: name, to: to}
+	f := choiceFlag{name: name, to: to, unset: *to}
 	for _, v := range values {
 		f.values = append(f.values, string(v))
 	}
@@ -41,6 +43,10 @@ func (choiceFlag) Type() string { return "string" }
 
 // Set stores the value as it is written in the set.
 func (f choiceFlag) Set(s string) error {
+	if s == f.unset {
+		*f.to = s
+		return nil
+	}
 	i := slices.IndexFunc(f.values, func(v string) bool { return strings.EqualFold(v, s) })
 	if i < 0 {
 		return agentlab.Errorf(agentlab.CodeInvalid, "unknown %s %q", f.name, s).WithField(f.name).WithHint("choose one of %s", strings.Join(f.values, ", "))
