@@ -11,7 +11,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
@@ -108,13 +107,13 @@ func recoverJobs(ctx context.Context, st *store.Store, files *artifact.Service, 
 }
 
 // addJob adds or completes the row of a job. A record that the store refuses is
-// put aside, and the job gets the row of one without a record, so that its files
-// can be reached.
+// put aside, and a job without a row gets that of one without a record, so that
+// its files can be reached.
 func addJob(ctx context.Context, st *store.Store, f artifact.Found, recordsDir string, out *recovered) error {
 	row, err := st.Job(ctx, f.JobID)
 	switch agentlab.CodeOf(err) {
 	case "":
-		return out.refuse(refusal{Job: f.JobID}, completeJob(ctx, st, row, recordsDir))
+		return completeJob(ctx, st, row, f, recordsDir, out)
 	case agentlab.CodeNotFound:
 	default:
 		return err
@@ -125,12 +124,8 @@ func addJob(ctx context.Context, st *store.Store, f artifact.Found, recordsDir s
 			out.Jobs++
 			return nil
 		}
-		if err := out.refuse(refusal{Job: f.JobID}, err); err != nil {
+		if err := out.putAside(recordsDir, f.JobID, err); err != nil {
 			return err
-		}
-		path := recordFile(recordsDir, f.JobID)
-		if err := os.Rename(path, path+refusedSuffix); err != nil {
-			return fsfault.At(path, err)
 		}
 	}
 	if err = st.CreateJob(ctx, recoverJob(unknownJob(f), f)); err == nil {
@@ -139,15 +134,42 @@ func addJob(ctx context.Context, st *store.Store, f artifact.Found, recordsDir s
 	return out.refuse(refusal{Job: f.JobID}, err)
 }
 
+// putAside renames a record that was refused with why, so that the daemon does
+// not overwrite it.
+func (r *recovered) putAside(recordsDir, jobID string, why error) error {
+	if err := r.refuse(refusal{Job: jobID}, why); err != nil {
+		return err
+	}
+	path := recordFile(recordsDir, jobID)
+	return at(path, os.Rename(path, path+refusedSuffix))
+}
+
 // completeJob brings the row of a job from a backup to the end that the job
-// had after it.
-func completeJob(ctx context.Context, st *store.Store, row agentlab.Job, recordsDir string) error {
+// had after it. If the record of that end is refused, the job is FAILED: as
+// QUEUED it would run a second time.
+func completeJob(ctx context.Context, st *store.Store, row agentlab.Job, f artifact.Found, recordsDir string, out *recovered) error {
 	j, ok := readRecord(recordsDir, row.ID)
 	if !ok || row.Status.Final() || !j.Status.Final() || !j.CreatedAt.Equal(row.CreatedAt) {
 		return nil
 	}
-	for _, status := range []agentlab.JobStatus{agentlab.JobRunning, j.Status} { // QUEUED becomes nothing but RUNNING
-		_, err := st.UpdateJob(ctx, row.ID, func(now *agentlab.Job) ([]agentlab.Event, error) {
+	steps := []agentlab.JobStatus{j.Status}
+	if row.Status == agentlab.JobQueued { // not every end can follow QUEUED
+		steps = []agentlab.JobStatus{agentlab.JobRunning, j.Status}
+	}
+	err := becomes(ctx, st, j, steps...)
+	if err == nil {
+		return nil
+	}
+	if err := out.putAside(recordsDir, row.ID, err); err != nil {
+		return err
+	}
+	return becomes(ctx, st, recoverJob(row, f), agentlab.JobFailed)
+}
+
+// becomes makes j the row of its job, with one status after the other.
+func becomes(ctx context.Context, st *store.Store, j agentlab.Job, statuses ...agentlab.JobStatus) error {
+	for _, status := range statuses {
+		_, err := st.UpdateJob(ctx, j.ID, func(now *agentlab.Job) ([]agentlab.Event, error) {
 			*now = j
 			now.Status = status
 			return nil, nil

@@ -142,8 +142,9 @@ func TestJobIsCompletedFromItsRecord(t *testing.T) {
 	if err := st.CreateJob(t.Context(), row); err != nil {
 		t.Fatal(err)
 	}
-	if err := completeJob(t.Context(), st, row, h.paths.Records()); err != nil {
-		t.Fatal(err)
+	var out recovered
+	if err := completeJob(t.Context(), st, row, artifact.Found{JobID: job}, h.paths.Records(), &out); err != nil || len(out.Refused) != 0 {
+		t.Fatalf("%+v, %v", out, err)
 	}
 	if j, err := st.Job(t.Context(), job); err != nil || j.Status != agentlab.JobCompleted || j.FinishedAt.IsZero() || j.ExitCode == nil {
 		t.Errorf("%+v, %v", j, err)

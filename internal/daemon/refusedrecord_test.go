@@ -1,0 +1,61 @@
+package daemon
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/store"
+)
+
+// A job that waits in the backup and has a record that the store refuses does not
+// run a second time, and the record is not overwritten.
+func TestRefusedRecordOfAKnownJob(t *testing.T) {
+	h, job := lived(t)
+	ended, _ := readRecord(h.paths.Records(), job)
+	waits := ended
+	waits.Status, waits.SandboxVMID, waits.ExitCode, waits.StartedAt, waits.FinishedAt = agentlab.JobQueued, 0, nil, time.Time{}, time.Time{}
+	r := repair{runOptions: runOptions{home: h.paths.Home}, backup: filepath.Join(t.TempDir(), "backup.db")}
+	change(t, h, func(st *store.Store) {
+		for _, do := range []func() error{
+			func() error { return st.DeleteArtifacts(t.Context(), job) },
+			func() error { return st.DeleteJob(t.Context(), job) },
+			func() error { return st.CreateJob(t.Context(), waits) },
+			func() error { return st.Backup(t.Context(), r.backup) },
+		} {
+			if err := do(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	ended.StopRequested = "COMPLETED" // which nobody can ask for
+	path := recordFile(h.paths.Records(), job)
+	if err := durable.ReplaceJSON(path, ended, durable.Content); err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.do(t.Context(), "restore", false, io.Discard); agentlab.CodeOf(err) != agentlab.CodeInvalid || !strings.Contains(agentlab.HintOf(err), refusedSuffix) {
+		t.Errorf("%v (%s)", err, agentlab.HintOf(err))
+	}
+	if len(r.out.Refused) != 1 || r.out.Refused[0].Job != job {
+		t.Errorf("refused %+v", r.out.Refused)
+	}
+	h.start(t)()
+	if got, err := os.ReadFile(path + refusedSuffix); err != nil || string(got) != string(want) {
+		t.Errorf("the record that was refused: %s, %v", got, err)
+	}
+	change(t, h, func(st *store.Store) {
+		j, err := st.Job(t.Context(), job)
+		if err != nil || j.Status != agentlab.JobFailed || j.Reason != lostRecord || !j.StartedAt.IsZero() || j.FinishedAt.IsZero() || j.Task != waits.Task {
+			t.Errorf("%+v, %v", j, err)
+		}
+	})
+}
