@@ -46,15 +46,26 @@ const refusedSuffix = ".refused"
 // readRecord returns the record of a job; ok is false when there is none that
 // can be used.
 func readRecord(dir, jobID string) (j agentlab.Job, ok bool) {
-	text, err := os.ReadFile(recordFile(dir, jobID))
+	return parseRecord(recordFile(dir, jobID), jobID)
+}
+
+func parseRecord(path, jobID string) (j agentlab.Job, ok bool) {
+	text, err := os.ReadFile(path)
 	if err != nil || json.Unmarshal(text, &j) != nil {
 		return agentlab.Job{}, false
 	}
 	return j, j.ID == jobID && j.Status.Valid() && !j.CreatedAt.IsZero()
 }
 
+// recordOf returns the job whose record has that name, refused or not.
+func recordOf(name string) (jobID string, ok bool) {
+	jobID, ok = strings.CutSuffix(strings.TrimSuffix(name, refusedSuffix), ".json")
+	return jobID, ok && agentlab.ValidateJobID(jobID) == nil
+}
+
 // recorded lists the jobs that have a record, with the time of its file. The
-// record itself may be damaged.
+// record itself may be damaged, or put aside by a repair that was killed before
+// it added the job. A job with both files is listed twice.
 func recorded(dir string) ([]artifact.Found, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -62,13 +73,13 @@ func recorded(dir string) ([]artifact.Found, error) {
 	}
 	var out []artifact.Found
 	for _, e := range entries {
-		id, ok := strings.CutSuffix(e.Name(), ".json")
-		if !ok || agentlab.ValidateJobID(id) != nil {
+		id, ok := recordOf(e.Name())
+		if !ok {
 			continue
 		}
 		st, err := e.Info()
 		if err != nil {
-			return nil, fsfault.At(recordFile(dir, id), err)
+			return nil, fsfault.At(filepath.Join(dir, e.Name()), err)
 		}
 		at := st.ModTime().UTC()
 		out = append(out, artifact.Found{JobID: id, Oldest: at, Newest: at})
@@ -150,9 +161,9 @@ func (r *records) sweep(ctx context.Context, known func(context.Context, string)
 	}
 	var errs []error
 	for _, e := range entries {
-		id, ok := strings.CutSuffix(strings.TrimSuffix(e.Name(), refusedSuffix), ".json")
+		id, ok := recordOf(e.Name())
 		st, err := e.Info()
-		if !ok || agentlab.ValidateJobID(id) != nil || err != nil || now.Sub(st.ModTime()) < age {
+		if !ok || err != nil || now.Sub(st.ModTime()) < age {
 			continue
 		}
 		exists, err := known(ctx, id)

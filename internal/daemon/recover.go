@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
@@ -86,8 +87,10 @@ func recoverJobs(ctx context.Context, st *store.Store, files *artifact.Service, 
 		return err
 	}
 	for _, r := range onRecord {
-		if j, ok := readRecord(recordsDir, r.JobID); ok {
-			out.vmids = append(out.vmids, j.SandboxVMID)
+		for _, suffix := range []string{"", refusedSuffix} {
+			if j, ok := parseRecord(recordFile(recordsDir, r.JobID)+suffix, r.JobID); ok {
+				out.vmids = append(out.vmids, j.SandboxVMID)
+			}
 		}
 		if !slices.ContainsFunc(found, func(f artifact.Found) bool { return f.JobID == r.JobID }) {
 			found = append(found, r)
@@ -127,6 +130,8 @@ func addJob(ctx context.Context, st *store.Store, f artifact.Found, recordsDir s
 		if err := out.putAside(recordsDir, f.JobID, err); err != nil {
 			return err
 		}
+	} else {
+		out.wasPutAside(recordsDir, f.JobID)
 	}
 	if err = st.CreateJob(ctx, recoverJob(unknownJob(f), f)); err == nil {
 		out.Jobs++
@@ -141,15 +146,37 @@ func (r *recovered) putAside(recordsDir, jobID string, why error) error {
 		return err
 	}
 	path := recordFile(recordsDir, jobID)
-	return at(path, os.Rename(path, path+refusedSuffix))
+	err := os.Rename(path, path+refusedSuffix)
+	if err == nil {
+		err = durable.SyncDir(recordsDir) // a power cut must not undo it once the row is there
+	}
+	return at(path, err)
+}
+
+// wasPutAside reports, and notes, that an earlier repair refused the record of a
+// job. It may have been killed before it made the row.
+func (r *recovered) wasPutAside(recordsDir, jobID string) bool {
+	path := recordFile(recordsDir, jobID) + refusedSuffix
+	if !exists(path) {
+		return false
+	}
+	r.Refused = append(r.Refused, refusal{Job: jobID, Reason: "an earlier repair refused its record and kept it as " + path})
+	return true
 }
 
 // completeJob brings the row of a job from a backup to the end that the job
 // had after it. If the record of that end is refused, the job is FAILED: as
 // QUEUED it would run a second time.
 func completeJob(ctx context.Context, st *store.Store, row agentlab.Job, f artifact.Found, recordsDir string, out *recovered) error {
+	if row.Status.Final() {
+		return nil
+	}
+	lost := func() error { return becomes(ctx, st, recoverJob(row, f), agentlab.JobFailed) }
 	j, ok := readRecord(recordsDir, row.ID)
-	if !ok || row.Status.Final() || !j.Status.Final() || !j.CreatedAt.Equal(row.CreatedAt) {
+	if !ok && out.wasPutAside(recordsDir, row.ID) {
+		return lost()
+	}
+	if !ok || !j.Status.Final() || !j.CreatedAt.Equal(row.CreatedAt) {
 		return nil
 	}
 	steps := []agentlab.JobStatus{j.Status}
@@ -163,7 +190,7 @@ func completeJob(ctx context.Context, st *store.Store, row agentlab.Job, f artif
 	if err := out.putAside(recordsDir, row.ID, err); err != nil {
 		return err
 	}
-	return becomes(ctx, st, recoverJob(row, f), agentlab.JobFailed)
+	return lost()
 }
 
 // becomes makes j the row of its job, with one status after the other.

@@ -4,6 +4,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,4 +59,47 @@ func TestRefusedRecordOfAKnownJob(t *testing.T) {
 			t.Errorf("%+v, %v", j, err)
 		}
 	})
+}
+
+// A repair that is killed after it put a record aside, and before it made or
+// ended the row of the job, is completed by the next one.
+func TestRepairKilledAfterARefusedRecord(t *testing.T) {
+	h := newHome(t)
+	h.start(t)()
+	const unknown, waiting = "job-aaaaaaaaaaaaa", "job-bbbbbbbbbbbbb"
+	at := time.Now().UTC().Add(-time.Hour)
+	change(t, h, func(st *store.Store) {
+		err := st.CreateJob(t.Context(), agentlab.Job{ID: waiting, Agent: "shell", Mode: "dangerous", Status: agentlab.JobQueued, CreatedAt: at})
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	for i, id := range []string{unknown, waiting} {
+		record(t, h, agentlab.Job{ID: id, Agent: "shell", Mode: "dangerous", Status: agentlab.JobFailed, StopRequested: "?", SandboxVMID: 1500 + i})
+		killed := recovered{}
+		if err := killed.putAside(h.paths.Records(), id, agentlab.Errorf(agentlab.CodeInvalid, "why")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := repair{runOptions: runOptions{home: h.paths.Home}}
+	if err := r.do(t.Context(), "rebuild", false, io.Discard); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+		t.Errorf("it reports nothing as refused: %v", err)
+	}
+	if r.out.Jobs != 1 || len(r.out.Refused) != 2 || slices.Max(append(r.out.vmids, 0)) != 1501 {
+		t.Errorf("%+v", r.out)
+	}
+	change(t, h, func(st *store.Store) {
+		for _, id := range []string{unknown, waiting} {
+			if j, err := st.Job(t.Context(), id); err != nil || j.Status != agentlab.JobFailed || j.Reason != lostRecord || j.FinishedAt.IsZero() {
+				t.Errorf("%s: %+v, %v", id, j, err)
+			}
+			if _, err := os.Stat(recordFile(h.paths.Records(), id) + refusedSuffix); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	r = repair{runOptions: runOptions{home: h.paths.Home}}
+	if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
+		t.Errorf("again: %v", err)
+	}
 }
