@@ -154,6 +154,9 @@ func (r *repair) list(ctx context.Context, asJSON bool, stdout io.Writer) error 
 // rebuild makes sure that there is a sound database of this installation,
 // an empty one when there is none.
 func (r *repair) rebuild(ctx context.Context) error {
+	if err := r.dropStaged(); err != nil {
+		return err
+	}
 	own, err := installationOf(r.paths)
 	if err != nil {
 		return err
@@ -166,9 +169,6 @@ func (r *repair) rebuild(ctx context.Context) error {
 		}
 		return err
 	case err != nil, sum.Schema == 0, own != "" && sum.Installation != "" && own != sum.Installation:
-		if err := r.dropStaged(); err != nil {
-			return err
-		}
 		if err := r.prepare(ctx, repairRebuild); err != nil {
 			return err
 		}

@@ -87,6 +87,9 @@ func (r *repair) choose(ctx context.Context, own string) error {
 // stage copies a backup, checks the copy and prepares it to become the database.
 // A write-ahead log beside the backup belongs to it.
 func (r *repair) stage(ctx context.Context, path, own string) (err error) {
+	if err := r.checkNotStaged(path); err != nil {
+		return err
+	}
 	if err := r.dropStaged(); err != nil {
 		return err
 	}
@@ -119,32 +122,55 @@ func (r *repair) stage(ctx context.Context, path, own string) (err error) {
 	return r.prepare(ctx, repairRestore)
 }
 
-// dropStaged removes what an attempt that was killed has staged. SQLite would
-// apply its log to the next one.
-func (r *repair) dropStaged() error {
-	for _, suffix := range databaseSuffixes {
-		if err := removeFile(r.staged() + suffix); err != nil {
-			return err
-		}
+// checkNotStaged refuses a backup that dropStaged would remove before it is copied.
+func (r *repair) checkNotStaged(path string) error {
+	backup, err := os.Stat(path)
+	if err != nil {
+		return at(path, err)
 	}
-	return r.dropUpgradeCopies()
-}
-
-// dropUpgradeCopies removes the copies that the store makes before it upgrades
-// the staged database: the backup itself is kept.
-func (r *repair) dropUpgradeCopies() error {
-	for v := range store.NewestSchema() {
-		if err := removeFile(fmt.Sprintf("%s.v%d.bak", r.staged(), v)); err != nil {
-			return err
+	for _, name := range append(r.stagedFiles(), r.upgradeCopies()...) {
+		if st, err := os.Stat(name); err == nil && os.SameFile(st, backup) {
+			return agentlab.Errorf(agentlab.CodeInvalid, "%s is a temporary file of a repair, which every repair removes first", path).
+				WithHint("copy it to another directory, with %s-wal if there is one, and name the copy; or name a backup: agentlab db list", path)
 		}
 	}
 	return nil
 }
 
-// removeFile removes a file. One that is missing is no error.
-func removeFile(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fsfault.At(path, err)
+// stagedFiles names the files of the staged database.
+func (r *repair) stagedFiles() []string {
+	var out []string
+	for _, suffix := range databaseSuffixes {
+		out = append(out, r.staged()+suffix)
+	}
+	return out
+}
+
+// upgradeCopies names the copies that the store makes before it upgrades the
+// staged database.
+func (r *repair) upgradeCopies() []string {
+	var out []string
+	for v := range store.NewestSchema() {
+		out = append(out, fmt.Sprintf("%s.v%d.bak", r.staged(), v))
+	}
+	return out
+}
+
+// dropStaged removes what an attempt that was killed has staged. SQLite would
+// apply its log to the next one, and it may hold the hashes of tokens.
+func (r *repair) dropStaged() error {
+	return removeFiles(append(r.stagedFiles(), r.upgradeCopies()...))
+}
+
+// dropUpgradeCopies removes the copies of an upgrade: the backup itself is kept.
+func (r *repair) dropUpgradeCopies() error { return removeFiles(r.upgradeCopies()) }
+
+// removeFiles removes files. One that is missing is no error.
+func removeFiles(paths []string) error {
+	for _, path := range paths {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fsfault.At(path, err)
+		}
 	}
 	return nil
 }

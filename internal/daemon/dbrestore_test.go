@@ -202,3 +202,41 @@ func TestReplacementOverwritesNothing(t *testing.T) {
 		t.Errorf("kept %v", kept)
 	}
 }
+
+// A restore of a file that every repair removes first, under whatever name, is
+// refused and does not remove it.
+func TestRestoreOfAStagedFile(t *testing.T) {
+	h, _ := lived(t)
+	link := filepath.Join(t.TempDir(), "link.db")
+	for _, suffix := range []string{".restore", ".restore.v3.bak"} {
+		staged := h.paths.Database() + suffix
+		change(t, h, func(st *store.Store) {
+			if err := st.Backup(t.Context(), staged); err != nil {
+				t.Fatal(err)
+			}
+		})
+		remove(t, link)
+		if err := os.Symlink(staged, link); err != nil {
+			t.Fatal(err)
+		}
+		before := files(t, h.paths.State)
+		for _, path := range []string{staged, filepath.Join(h.paths.Backups(), "..", filepath.Base(staged)), link} {
+			r := repair{runOptions: runOptions{home: h.paths.Home}, backup: path}
+			err := r.do(t.Context(), "restore", false, io.Discard)
+			if agentlab.CodeOf(err) != agentlab.CodeInvalid || !strings.Contains(agentlab.HintOf(err), "copy it") {
+				t.Errorf("%s: %v (%s)", path, err, agentlab.HintOf(err))
+			}
+			if after := files(t, h.paths.State); after != before {
+				t.Fatalf("%s: the state directory was changed:\n%s\nbefore:\n%s", path, after, before)
+			}
+		}
+	}
+	// A rebuild that needs no new database removes them too.
+	r := repair{runOptions: runOptions{home: h.paths.Home}}
+	if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil || len(r.out.MovedTo) != 0 {
+		t.Fatalf("%+v, %v", r.out, err)
+	}
+	if left, _ := filepath.Glob(h.paths.Database() + ".re*"); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
