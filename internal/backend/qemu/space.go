@@ -32,8 +32,12 @@ type writer struct {
 // all returns the free space, in bytes, below which every guest is paused.
 func (w *writer) all() uint64 { return w.limit / 2 }
 
-// due reports whether the guest is to be paused, and the limit that says so.
-func (w *writer) due(free, disk uint64) (below uint64, due bool) {
+// due reports whether the guest is to be paused, and the limit that says so. A
+// guest whose disk cannot be measured, err, may have written anything.
+func (w *writer) due(free, disk uint64, err error) (below uint64, due bool) {
+	if err != nil {
+		return w.limit, free < w.limit
+	}
 	if free >= w.limit || !w.known || disk < w.base {
 		w.base, w.known = disk, true
 	}
@@ -104,10 +108,7 @@ func (s *shim) checkSpace(w *writer) time.Duration {
 		return lookSlow // what writes to it finds out what is wrong
 	}
 	disk, err := occupied(filepath.Join(s.dir, fileRoot))
-	below, due := w.due(free, disk)
-	if err != nil { // what it writes is not known
-		below, due = w.limit, free < w.limit
-	}
+	below, due := w.due(free, disk, err)
 	s.mu.Lock()
 	paused, q := s.paused != "", s.qmp
 	s.mu.Unlock()

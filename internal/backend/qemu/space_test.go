@@ -3,6 +3,7 @@ package qemu
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,6 +31,7 @@ func TestNextLook(t *testing.T) {
 // space is left, and what a guest wrote before does not count.
 func TestWriterIsPaused(t *testing.T) {
 	const limit, share = 128 * mib, 8 * mib
+	const unknown = math.MaxUint64
 	for _, c := range []struct {
 		name  string
 		looks [][2]uint64 // free space of the host, size of the guest's disk
@@ -44,18 +46,26 @@ func TestWriterIsPaused(t *testing.T) {
 		{"a start on a nearly full disk", [][2]uint64{{100 * mib, 50 * mib}, {95 * mib, 55 * mib}}, 0},
 		{"half is left", [][2]uint64{{200 * mib, 50 * mib}, {limit/2 - 1, 50 * mib}}, limit / 2},
 		{"room again", [][2]uint64{{limit, 50 * mib}, {100 * mib, 60 * mib}, {limit, 60 * mib}, {100 * mib, 60 * mib}}, 0},
+		{"its disk cannot be measured", [][2]uint64{{200 * mib, 50 * mib}, {limit - 1, unknown}}, limit},
+		{"its disk could not be measured", [][2]uint64{{200 * mib, 50 * mib}, {100 * mib, unknown}, {100 * mib, 50 * mib}}, 0},
+		{"nor with enough room", [][2]uint64{{limit, 50 * mib}, {limit, unknown}, {100 * mib, 50 * mib}}, 0},
+		{"nor at first", [][2]uint64{{limit, unknown}, {100 * mib, 50 * mib}, {100 * mib, 55 * mib}}, 0},
 	} {
 		w := writer{limit: limit}
 		var below uint64
 		var due bool
 		for _, l := range c.looks {
-			below, due = w.due(l[0], l[1])
+			var err error
+			if l[1] == unknown {
+				err = os.ErrNotExist
+			}
+			below, due = w.due(l[0], l[1], err)
 		}
 		if below != c.below || due != (c.below > 0) {
 			t.Errorf("%s: %v, below %d MiB, want %d", c.name, due, below/mib, c.below/mib)
 		}
 	}
-	if _, due := (&writer{}).due(0, 1); due {
+	if _, due := (&writer{}).due(0, 1, nil); due {
 		t.Error("it is paused without a limit")
 	}
 }
