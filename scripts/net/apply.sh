@@ -73,7 +73,7 @@ knob() {
 	[[ $(<"/proc/sys/$1") == "$2" ]] || run sysctl -q -w "${1}=$2"
 }
 
-mac=02:a9:1a:4d:00:01 # of the bridge, as the daemon gives it
+mac=02:a9:1a:4d:00:01 # of the bridge if nothing else set one (3 is NET_ADDR_SET), as the daemon does
 
 # host gives the bridge its addresses and lets the host route.
 host() {
@@ -87,7 +87,7 @@ host() {
 		knob "net/ipv6/conf/vmbr1/$name" 0
 	done
 	# Else it has the lowest address of its ports, and changes it with them.
-	[[ $(ip -o link show dev vmbr1) == *"link/ether $mac "* ]] || run ip link set vmbr1 address "$mac"
+	[[ $(</sys/class/net/vmbr1/addr_assign_type) == 3 ]] || run ip link set vmbr1 address "$mac"
 	run ip link set vmbr1 up
 	run ip addr replace 10.77.0.1/16 dev vmbr1
 	run ip addr replace fd77:a91a:4d00::1/64 dev vmbr1 nodad

@@ -1,13 +1,14 @@
 package nft
 
 import (
-	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -151,7 +152,7 @@ const bridgeAlias = "agentlab"
 
 // prepare makes the bridge where there is none, gives it its addresses and
 // turns forwarding on. It is called when the rules are in force.
-func prepare(c Config) error {
+func prepare(c Config, log *slog.Logger) error {
 	l, err := netlink.LinkByName(c.Bridge)
 	if err != nil {
 		if _, missing := errors.AsType[netlink.LinkNotFoundError](err); !missing {
@@ -165,7 +166,7 @@ func prepare(c Config) error {
 		return agentlab.Errorf(agentlab.CodeConflict, "%s is a network interface but no bridge", c.Bridge).
 			WithField("host_network.bridge").WithHint("name a bridge that only sandboxes are on; one that is missing is made")
 	}
-	if err := fixAddress(c.Bridge); err != nil {
+	if err := fixAddress(c.Bridge, log); err != nil {
 		return err
 	}
 	// What is on the bridge is not to tell the host of routers.
@@ -192,14 +193,18 @@ func prepare(c Config) error {
 	return forwarding(c)
 }
 
-// bridgeMAC is the hardware address of the bridge. A bridge without an address
-// of its own has the lowest of its ports', so that it changes when a sandbox
+// bridgeMAC is the hardware address for a bridge on which none was set. Such a
+// bridge has the lowest of its ports', so that it changes when a sandbox
 // comes or goes. The kernel then drops the neighbour entries that we pinned,
 // and guests send to the old address for up to a minute.
 var bridgeMAC = net.HardwareAddr{0x02, 0xa9, 0x1a, 0x4d, 0x00, 0x01}
 
+// netAddrSet is NET_ADDR_SET of linux/netdevice.h: user space set the address.
+const netAddrSet = "3"
+
 // fixAddress gives the bridge bridgeMAC, which it keeps whatever its ports are.
-func fixAddress(bridge string) error {
+// An address that the owner or another program set is as good, and stays.
+func fixAddress(bridge string, log *slog.Logger) error {
 	l, err := netlink.LinkByName(bridge)
 	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
 		return nil
@@ -207,12 +212,20 @@ func fixAddress(bridge string) error {
 	if err != nil {
 		return unread("the bridge "+bridge, err)
 	}
-	if l.Type() != "bridge" || bytes.Equal(l.Attrs().HardwareAddr, bridgeMAC) {
+	if l.Type() != "bridge" {
+		return nil
+	}
+	from, err := os.ReadFile("/sys/class/net/" + bridge + "/addr_assign_type") // netlink does not tell
+	if err != nil {
+		return unread("where the hardware address of "+bridge+" comes from", err)
+	}
+	if strings.TrimSpace(string(from)) == netAddrSet {
 		return nil
 	}
 	if err := netlink.LinkSetHardwareAddr(l, bridgeMAC); err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "giving %s the hardware address %s: %w", bridge, bridgeMAC, err)
 	}
+	log.Info("the bridge has a fixed hardware address now", "bridge", bridge, "address", bridgeMAC, "before", l.Attrs().HardwareAddr)
 	return nil
 }
 

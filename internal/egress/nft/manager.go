@@ -154,7 +154,7 @@ func (m *Manager) Load(ctx context.Context) error {
 // pin pins the address of the bridge and the neighbour entries of all
 // sandboxes. mu is held.
 func (m *Manager) pin() error {
-	if err := fixAddress(m.opts.Config.Bridge); err != nil { // first: a new address drops the entries
+	if err := fixAddress(m.opts.Config.Bridge, m.log); err != nil { // first: a new address drops the entries
 		return err
 	}
 	for _, x := range m.members {
@@ -167,7 +167,7 @@ func (m *Manager) pin() error {
 
 // Prepare makes sure of the bridge, its addresses and forwarding. The rules
 // must be in force before.
-func (m *Manager) Prepare() error { return prepare(m.opts.Config) }
+func (m *Manager) Prepare() error { return prepare(m.opts.Config, m.log) }
 
 func (m *Manager) apply(ctx context.Context) error {
 	around, err := m.look(m.opts.Config)

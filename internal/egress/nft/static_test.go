@@ -50,6 +50,11 @@ func TestStaticRules(t *testing.T) {
 	if l, err := net.InterfaceByName("vmbr1"); err != nil || !bytes.Equal(l.HardwareAddr, bridgeMAC) {
 		t.Errorf("%+v, %v: not the address %s", l, err, bridgeMAC)
 	}
+	w.sh("ip link set vmbr1 address 02:00:00:00:00:02")
+	run("--static", "--apply")
+	if l, err := net.InterfaceByName("vmbr1"); err != nil || l.HardwareAddr.String() != "02:00:00:00:00:02" {
+		t.Errorf("%+v, %v: the address of the owner was changed", l, err)
+	}
 	for _, target := range []string{"192.31.196.20:8080", "10.77.0.1:53", "192.168.1.50:8080", "10.77.0.3:8080"} {
 		if w.guests[0].reaches("tcp", target) {
 			t.Errorf("%s was reached by who is no sandbox", target)

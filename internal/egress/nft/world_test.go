@@ -35,6 +35,10 @@ func TestMain(m *testing.M) {
 	case role != "":
 		os.Exit(play(role))
 	case os.Getenv(envInner) != "":
+		if err := syscall.Mount("sysfs", "/sys", "sysfs", 0, ""); err != nil { // that of this namespace
+			fmt.Println("mounting /sys:", err)
+			os.Exit(1)
+		}
 		os.Exit(m.Run())
 	}
 	if _, err := findNFT(); err != nil {
@@ -49,7 +53,7 @@ func inNamespace() int {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...) //nolint:gosec // ourselves
 	cmd.Env = append(os.Environ(), envInner+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	if os.Geteuid() != 0 {
 		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
