@@ -95,6 +95,7 @@ func fullDiskPausesGuest(t *testing.T, dir string) {
 	quiet.boot()
 	quiet.output("systemctl is-system-running --wait || true; sync") // it writes while it starts
 	b.boot()
+	size := quiet.settled()
 	b.sh("dd if=/dev/urandom of=/var/fill bs=1M count=4000 conv=fsync")
 	b.awaitPaused(true)
 	if free := smalldisk.Free(t, dir); free < hostspace.ReserveBytes || free >= hostspace.PauseLeast {
@@ -103,7 +104,7 @@ func fullDiskPausesGuest(t *testing.T, dir string) {
 	if b.answers() {
 		t.Error("a paused guest answers")
 	}
-	quiet.goesOn()
+	quiet.goesOn(size)
 	smalldisk.Fill(t, dir, hostspace.PauseLeast/2)
 	quiet.awaitPaused(true)
 	if quiet.answers() {
@@ -136,9 +137,29 @@ func fullDiskPausesGuest(t *testing.T, dir string) {
 	}
 }
 
-// goesOn checks that the guest is not paused.
-func (b *box) goesOn() {
+// settled waits until the guest's disk has the same size in two looks that are
+// a few seconds apart: late first-boot writes would use up its share.
+func (b *box) settled() (size uint64) {
 	b.Helper()
+	var since time.Time
+	eventually(b, bootTimeout, "the guest stops writing", func() error {
+		now, err := occupied(filepath.Join(b.d.dir(b.ref), fileRoot))
+		if err == nil && now == size && time.Since(since) > 5*time.Second {
+			return nil
+		}
+		if now != size {
+			size, since = now, time.Now()
+		}
+		return fmt.Errorf("its disk occupies %d KiB, %v", now>>10, err)
+	})
+	return size
+}
+
+// goesOn checks that the guest, whose disk had this size, is not paused.
+func (b *box) goesOn(size uint64) {
+	b.Helper()
+	now, _ := occupied(filepath.Join(b.d.dir(b.ref), fileRoot))
+	b.Logf("the disk of the quiet guest grew from %d to %d KiB", size>>10, now>>10)
 	in, err := b.d.Inspect(b.ctx, b.ref)
 	if err != nil || in.Power != backend.PowerRunning || in.Reason != "" || !b.answers() {
 		b.Errorf("%s: %q, answers %v, %v; %d MiB free", in.Power, in.Reason, b.answers(), err, smalldisk.Free(b, b.f.StateDir)>>20)
