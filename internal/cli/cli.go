@@ -42,6 +42,8 @@ type App struct {
 	tokenFile string // --token-file
 	started   bool   // this run started the daemon
 	running   bool   // the command's own function has begun
+
+	logIdle time.Duration // 0 means the constant logIdle
 }
 
 // Main runs the command line with the process's own streams and returns the

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -128,42 +127,6 @@ func (a *App) artifactTable(items []api.Artifact) error {
 	return t.flush()
 }
 
-func (a *App) jobLogsCmd() *cobra.Command {
-	var follow bool
-	cmd := &cobra.Command{Use: "logs JOB", Short: "Print the agent's log", Args: exactArgs("JOB")}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the job ends")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		return a.copyJobLog(ctx, c, args[0], follow)
-	})
-	return cmd
-}
-
-// copyJobLog copies the agent's log to standard output. With follow it goes on
-// to the job's end, and shows what the network denies the job.
-func (a *App) copyJobLog(ctx context.Context, c *client.Client, id string, follow bool) error {
-	if follow {
-		j, err := c.Job(ctx, id)
-		if err != nil {
-			return err
-		}
-		if !agentlab.JobStatus(j.Status).Final() {
-			_, err := a.watchJob(ctx, c, j.ID, a.Stdout, func(api.Event) {})
-			return err
-		}
-	}
-	log, err := c.JobLog(ctx, id, follow, 0)
-	if err != nil {
-		return err
-	}
-	return copyAll(logWriter(a.Stdout), log)
-}
-
-func copyAll(w io.Writer, r io.ReadCloser) error {
-	defer func() { _ = r.Close() }()
-	_, err := io.Copy(w, r)
-	return err
-}
-
 func (a *App) jobCancelCmd() *cobra.Command {
 	var wait bool
 	cmd := &cobra.Command{
@@ -199,51 +162,6 @@ whose time is over already, and that only uploads, ends at once as TIMEOUT.`,
 // noWait adds --no-wait as the opposite of the --wait that sets p.
 func noWait(cmd *cobra.Command, p *bool) {
 	cmd.Flags().BoolFunc("no-wait", "return at once", func(string) error { *p = false; return nil })
-}
-
-// waitJob follows the job's events until it is final.
-func (a *App) waitJob(ctx context.Context, c *client.Client, id string) (api.Job, error) {
-	return a.followJob(ctx, c, id, func(api.Event) {})
-}
-
-// followJob calls show for each event of the job and returns the job when it
-// is final. A daemon that dies meanwhile is started again, as any command
-// would start it.
-func (a *App) followJob(ctx context.Context, c *client.Client, id string, show func(api.Event)) (api.Job, error) {
-	q := client.EventQuery{JobID: id}
-	for {
-		j, err := followJobOnce(ctx, c, &q, show)
-		if ctx.Err() != nil {
-			return api.Job{}, ctx.Err()
-		}
-		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || a.elsewhere() {
-			return j, err
-		}
-		if _, err := a.connect(ctx); err != nil {
-			return api.Job{}, err
-		}
-	}
-}
-
-func followJobOnce(ctx context.Context, c *client.Client, q *client.EventQuery, show func(api.Event)) (api.Job, error) {
-	for e, err := range c.FollowEvents(ctx, *q) {
-		if err != nil {
-			return api.Job{}, err
-		}
-		q.After = e.ID
-		show(e)
-		if e.Kind != agentlab.EventJobStatus {
-			continue
-		}
-		j, err := c.Job(ctx, q.JobID)
-		if err != nil {
-			return api.Job{}, err
-		}
-		if agentlab.JobStatus(j.Status).Final() {
-			return j, nil
-		}
-	}
-	return api.Job{}, context.Cause(ctx)
 }
 
 func dash(s string) string {

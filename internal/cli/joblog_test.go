@@ -2,10 +2,13 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -66,6 +69,128 @@ func TestFollowedLogIsResumed(t *testing.T) {
 	a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Now: time.Now}
 	if code := a.Run(t.Context(), []string{"--socket", socket, "job", "logs", "--follow", id}); code != exitOK || out.String() != first+second {
 		t.Errorf("exit code %d, log %q, errors %q", code, out.String(), errs.String())
+	}
+}
+
+// followed runs 'job logs --follow' of a job that ends when the first request for
+// its log arrives, which log answers, and returns the exit code and what is on
+// standard error. Without events, those and the denials are refused.
+func followed(t *testing.T, out io.Writer, idle time.Duration, events bool, log http.HandlerFunc) (int, string) {
+	t.Helper()
+	const id = "job-aaaaaaaaaaaaa"
+	var ended atomic.Bool
+	asked := make(chan struct{})
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/jobs/"+id, func(w http.ResponseWriter, _ *http.Request) {
+		status := agentlab.JobRunning
+		if ended.Load() {
+			status = agentlab.JobCompleted
+		}
+		_ = json.NewEncoder(w).Encode(api.Job{ID: id, Status: string(status)})
+	})
+	mux.HandleFunc("GET /v1/jobs/"+id+"/log", func(w http.ResponseWriter, r *http.Request) {
+		if !ended.Swap(true) {
+			close(asked)
+		}
+		log(w, r)
+	})
+	stream := func(w http.ResponseWriter, r *http.Request) {
+		if !events {
+			refuse(w, agentlab.CodeDenied, http.StatusForbidden)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_ = http.NewResponseController(w).Flush()
+		if r.URL.Path == "/v1/events" {
+			select {
+			case <-asked:
+				_, _ = fmt.Fprintf(w, "id: 1\nevent: event\ndata: {\"id\":1,\"kind\":%q,\"job_id\":%q}\n\n", agentlab.EventJobStatus, id)
+				_ = http.NewResponseController(w).Flush()
+			case <-r.Context().Done():
+			}
+		}
+		<-r.Context().Done()
+	}
+	mux.HandleFunc("GET /v1/events", stream)
+	mux.HandleFunc("GET /v1/egress", stream)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var errs bytes.Buffer
+	a := &App{Stdin: strings.NewReader(""), Stdout: out, Stderr: &errs, Now: time.Now, logIdle: idle}
+	code := a.Run(ctx, []string{"--socket", serveAPI(t, mux), "job", "logs", "--follow", id})
+	return code, errs.String()
+}
+
+func refuse(w http.ResponseWriter, code agentlab.Code, status int) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(api.Error{Code: string(code), Detail: "refused"})
+}
+
+// After the job's end, a log is read on for as long as bytes arrive.
+func TestSlowLogIsReadToItsEnd(t *testing.T) {
+	const lines, pause, idle = 40, 100 * time.Millisecond, 3 * time.Second
+	var out bytes.Buffer
+	code, errs := followed(t, &out, idle, true, func(w http.ResponseWriter, r *http.Request) {
+		tick := time.NewTicker(pause)
+		defer tick.Stop()
+		for range lines {
+			select {
+			case <-tick.C:
+			case <-r.Context().Done():
+				return
+			}
+			_, _ = fmt.Fprintln(w, "line")
+			_ = http.NewResponseController(w).Flush()
+		}
+	})
+	if got := strings.Count(out.String(), "line\n"); code != exitOK || got != lines {
+		t.Errorf("exit code %d, %d lines of %d, errors %q", code, got, lines, errs)
+	}
+}
+
+// The rest of a log that does not arrive is an error.
+func TestLostLogIsAnError(t *testing.T) {
+	var out bytes.Buffer
+	code, errs := followed(t, &out, 100*time.Millisecond, true, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = fmt.Fprintln(w, "one")
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})
+	if code != exitFailure || out.String() != "one\n" || !strings.Contains(errs, "the log was cut off: the job has ended") || !strings.Contains(errs, "→ agentlab job logs job-") {
+		t.Errorf("exit code %d, log %q, errors %q", code, out.String(), errs)
+	}
+}
+
+// A log that cannot be written, and one that the daemon refuses, are errors at
+// once.
+func TestFollowedLogFails(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = full.Close() }()
+	for _, tt := range []struct {
+		name string
+		out  io.Writer
+		log  http.HandlerFunc
+		want string
+	}{
+		{"full disk", full, func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "one") }, "no space left on device"},
+		{"refused", io.Discard, func(w http.ResponseWriter, _ *http.Request) {
+			refuse(w, agentlab.CodeNotFound, http.StatusNotFound)
+		}, "the log was cut off: refused"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var calls atomic.Int64
+			code, errs := followed(t, tt.out, 0, true, func(w http.ResponseWriter, r *http.Request) {
+				calls.Add(1)
+				tt.log(w, r)
+			})
+			if code != exitFailure || calls.Load() != 1 || !strings.Contains(errs, tt.want) {
+				t.Errorf("exit code %d after %d requests, errors %q", code, calls.Load(), errs)
+			}
+		})
 	}
 }
 

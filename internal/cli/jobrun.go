@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -158,7 +157,9 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 	if a.json {
 		out = a.Stderr
 	}
-	j, err = a.watchJob(ctx, c, j.ID, out, a.showEvent)
+	j, err = a.watchJob(ctx, c, j.ID, out, a.showEvent, func(err error) {
+		a.progressf("%v\n  → %s", err, agentlab.HintOf(err))
+	})
 	if err != nil {
 		if ctx.Err() != nil {
 			a.progressf("\njob %s goes on in the background\n  → agentlab job logs --follow %s\n  → agentlab job cancel %s", j.ID, j.ID, j.ID)
@@ -253,67 +254,6 @@ func jobStatusError(j api.Job) error {
 		return statusError(exitTimeout)
 	default:
 		return statusError(exitFailure)
-	}
-}
-
-// watchJob copies the agent's log to out, shows denials on standard error and
-// calls show for each event until the job has ended. The job that it returns
-// has an ID in every case.
-func (a *App) watchJob(ctx context.Context, c *client.Client, id string, out io.Writer, show func(api.Event)) (api.Job, error) {
-	logCtx, stopLog := context.WithCancel(ctx)
-	defer stopLog()
-	ended := make(chan struct{})
-	var log sync.WaitGroup
-	log.Go(func() { a.streamLog(logCtx, c, id, logWriter(out), ended) })
-	denied, stopDenied := context.WithCancel(ctx)
-	log.Go(func() { a.showDenials(denied, c, id) })
-	j, err := a.followJob(ctx, c, id, show)
-	j.ID = id
-	close(ended)
-	stopDenied()
-	if err != nil {
-		stopLog()
-	} else {
-		// The daemon ends the log stream of a final job; the limit is for
-		// a daemon that dies just then.
-		limit := time.AfterFunc(10*time.Second, stopLog)
-		defer limit.Stop()
-	}
-	log.Wait()
-	return j, err
-}
-
-// logRetry is the pause before a log stream that broke is taken up again.
-const logRetry = 200 * time.Millisecond
-
-// streamLog copies the agent's log until a whole stream was read after the
-// job had ended. A stream that breaks is taken up where it broke.
-func (a *App) streamLog(ctx context.Context, c *client.Client, id string, out io.Writer, ended <-chan struct{}) {
-	var offset int64
-	for {
-		final := isClosed(ended)
-		r, err := c.JobLog(ctx, id, true, offset)
-		if err == nil {
-			var n int64
-			n, err = io.Copy(out, r)
-			offset += n
-			_ = r.Close()
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		if final && err != nil {
-			a.progressf("the log was cut off: %v\n  → agentlab job logs %s", err, id)
-		}
-		if final || err == nil && isClosed(ended) {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-ended:
-		case <-time.After(logRetry):
-		}
 	}
 }
 

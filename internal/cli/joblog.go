@@ -1,0 +1,216 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+func (a *App) jobLogsCmd() *cobra.Command {
+	var follow bool
+	cmd := &cobra.Command{Use: "logs JOB", Short: "Print the agent's log", Args: exactArgs("JOB")}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the job ends")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		return a.copyJobLog(ctx, c, args[0], follow)
+	})
+	return cmd
+}
+
+// copyJobLog copies the agent's log to standard output. With follow it goes on
+// to the job's end, and shows what the network denies the job. Without its log
+// the job is not followed on.
+func (a *App) copyJobLog(ctx context.Context, c *client.Client, id string, follow bool) error {
+	if follow {
+		j, err := c.Job(ctx, id)
+		if err != nil {
+			return err
+		}
+		if !agentlab.JobStatus(j.Status).Final() {
+			ctx, stop := context.WithCancel(ctx)
+			defer stop()
+			var lost error
+			_, err := a.watchJob(ctx, c, j.ID, a.Stdout, func(api.Event) {}, func(err error) { lost = err; stop() })
+			return cmp.Or(lost, err)
+		}
+	}
+	log, err := c.JobLog(ctx, id, follow, 0)
+	if err != nil {
+		return err
+	}
+	return copyAll(logWriter(a.Stdout), log)
+}
+
+func copyAll(w io.Writer, r io.ReadCloser) error {
+	defer func() { _ = r.Close() }()
+	_, err := io.Copy(w, r)
+	return err
+}
+
+// watchJob copies the agent's log to out, shows denials on standard error and
+// calls show for each event until the job has ended. It calls lost, from
+// another goroutine, before it returns, when the rest of the log cannot be
+// copied. The job that it returns has an ID in every case.
+func (a *App) watchJob(ctx context.Context, c *client.Client, id string, out io.Writer, show func(api.Event), lost func(error)) (api.Job, error) {
+	logCtx, stopLog := context.WithCancelCause(ctx)
+	defer stopLog(nil)
+	idle := newIdleLimit(logWriter(out), a.logIdle, func() { stopLog(errLogIdle) })
+	ended := make(chan struct{})
+	var log sync.WaitGroup
+	log.Go(func() {
+		err := streamLog(logCtx, c, id, idle, ended)
+		if cause := context.Cause(logCtx); cause != nil && !errors.Is(cause, errLogIdle) {
+			return // the caller wants no more of it
+		}
+		if err != nil {
+			cut := agentlab.Errorf(agentlab.CodeOf(err), "the log was cut off: %w", err)
+			lost(cut.WithHint("%s", cmp.Or(agentlab.HintOf(err), "agentlab job logs "+id)))
+		}
+	})
+	denied, stopDenied := context.WithCancel(ctx)
+	log.Go(func() { a.showDenials(denied, c, id) })
+	j, err := a.followJob(ctx, c, id, show)
+	j.ID = id
+	close(ended)
+	stopDenied()
+	if err != nil {
+		stopLog(nil)
+	} else {
+		// The daemon ends the log stream of a final job; the limit is for
+		// a daemon that dies just then.
+		idle.start()
+	}
+	log.Wait()
+	idle.stop()
+	return j, err
+}
+
+const (
+	// logRetry is the pause before a log stream that broke is taken up again.
+	logRetry = 200 * time.Millisecond
+	// logIdle is how long an ended job's log may give no bytes.
+	logIdle = 10 * time.Second
+)
+
+var errLogIdle = agentlab.Errorf(agentlab.CodeUnavailable, "the job has ended, and no more of its log arrives")
+
+// streamLog copies the agent's log until a whole stream was read after the
+// job had ended. A stream that breaks is taken up where it broke. What another
+// attempt does not change is an error at once: one of out, and an answer that
+// refuses the log.
+func streamLog(ctx context.Context, c *client.Client, id string, out *idleLimit, ended <-chan struct{}) error {
+	for {
+		final := isClosed(ended)
+		r, err := c.JobLog(ctx, id, true, out.written)
+		if err == nil {
+			err = copyAll(out, r)
+		}
+		again := err == nil || out.err == nil && agentlab.CodeOf(err) == agentlab.CodeUnavailable
+		if !again || final || ctx.Err() != nil || err == nil && isClosed(ended) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-ended:
+		case <-time.After(logRetry):
+		}
+	}
+}
+
+// idleLimit writes to w and calls a function when, after start, it has been
+// waiting for the next bytes for too long. A slow w does not count.
+type idleLimit struct {
+	w       io.Writer
+	written int64
+	err     error // of w
+
+	mu      sync.Mutex
+	timer   *time.Timer
+	limit   time.Duration
+	started bool
+	writing bool
+}
+
+func newIdleLimit(w io.Writer, limit time.Duration, expired func()) *idleLimit {
+	l := &idleLimit{w: w, limit: cmp.Or(limit, logIdle)}
+	l.timer = time.AfterFunc(l.limit, expired)
+	l.timer.Stop()
+	return l
+}
+
+func (l *idleLimit) Write(p []byte) (n int, err error) {
+	l.set(func() { l.writing = true })
+	n, err = l.w.Write(p)
+	l.written += int64(n)
+	l.err = err
+	l.set(func() { l.writing = false })
+	return n, err
+}
+
+func (l *idleLimit) start() { l.set(func() { l.started = true }) }
+func (l *idleLimit) stop()  { l.set(func() { l.started = false }) }
+
+// set changes the state and lets the timer run, from the beginning, exactly
+// while bytes are waited for.
+func (l *idleLimit) set(change func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	change()
+	if l.timer.Stop(); l.started && !l.writing {
+		l.timer.Reset(l.limit)
+	}
+}
+
+// waitJob follows the job's events until it is final.
+func (a *App) waitJob(ctx context.Context, c *client.Client, id string) (api.Job, error) {
+	return a.followJob(ctx, c, id, func(api.Event) {})
+}
+
+// followJob calls show for each event of the job and returns the job when it
+// is final. A daemon that dies meanwhile is started again, as any command
+// would start it.
+func (a *App) followJob(ctx context.Context, c *client.Client, id string, show func(api.Event)) (api.Job, error) {
+	q := client.EventQuery{JobID: id}
+	for {
+		j, err := followJobOnce(ctx, c, &q, show)
+		if ctx.Err() != nil {
+			return api.Job{}, ctx.Err()
+		}
+		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || a.elsewhere() {
+			return j, err
+		}
+		if _, err := a.connect(ctx); err != nil {
+			return api.Job{}, err
+		}
+	}
+}
+
+func followJobOnce(ctx context.Context, c *client.Client, q *client.EventQuery, show func(api.Event)) (api.Job, error) {
+	for e, err := range c.FollowEvents(ctx, *q) {
+		if err != nil {
+			return api.Job{}, err
+		}
+		q.After = e.ID
+		show(e)
+		if e.Kind != agentlab.EventJobStatus {
+			continue
+		}
+		j, err := c.Job(ctx, q.JobID)
+		if err != nil {
+			return api.Job{}, err
+		}
+		if agentlab.JobStatus(j.Status).Final() {
+			return j, nil
+		}
+	}
+	return api.Job{}, context.Cause(ctx)
+}
