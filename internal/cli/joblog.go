@@ -177,11 +177,14 @@ func (a *App) waitJob(ctx context.Context, c *client.Client, id string) (api.Job
 
 // followJob calls show for each event of the job and returns the job when it
 // is final. A daemon that dies meanwhile is started again, as any command
-// would start it.
+// would start it. Without the right to read events, the job is polled.
 func (a *App) followJob(ctx context.Context, c *client.Client, id string, show func(api.Event)) (api.Job, error) {
 	q := client.EventQuery{JobID: id}
 	for {
 		j, err := followJobOnce(ctx, c, &q, show)
+		if agentlab.CodeOf(err) == agentlab.CodeDenied {
+			j, err = pollJob(ctx, c, id)
+		}
 		if ctx.Err() != nil {
 			return api.Job{}, ctx.Err()
 		}
@@ -213,4 +216,28 @@ func followJobOnce(ctx context.Context, c *client.Client, q *client.EventQuery, 
 		}
 	}
 	return api.Job{}, context.Cause(ctx)
+}
+
+// pollJob returns the job when it is final. It tolerates a daemon that is away
+// for a while, as FollowEvents does.
+func pollJob(ctx context.Context, c *client.Client, id string) (api.Job, error) {
+	const pause, most = time.Second, 15
+	for failures := 0; ; {
+		j, err := c.Job(ctx, id)
+		switch {
+		case err == nil && agentlab.JobStatus(j.Status).Final():
+			return j, nil
+		case err == nil:
+			failures = 0
+		case agentlab.CodeOf(err) != agentlab.CodeUnavailable || failures == most:
+			return api.Job{}, err
+		default:
+			failures++
+		}
+		select {
+		case <-ctx.Done():
+			return api.Job{}, ctx.Err()
+		case <-time.After(pause):
+		}
+	}
 }

@@ -194,6 +194,20 @@ func TestFollowedLogFails(t *testing.T) {
 	}
 }
 
+// A caller that may read the job, but neither events nor denials, follows its
+// log to the end.
+func TestLogIsFollowedWithoutEvents(t *testing.T) {
+	var out bytes.Buffer
+	code, errs := followed(t, &out, 0, false, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("offset") == "" {
+			_, _ = fmt.Fprintln(w, "one")
+		}
+	})
+	if code != exitOK || out.String() != "one\n" || errs != "" {
+		t.Errorf("exit code %d, log %q, errors %q", code, out.String(), errs)
+	}
+}
+
 // serveAPI serves an API on a socket, which it returns.
 func serveAPI(t *testing.T, h http.Handler) string {
 	t.Helper()
