@@ -25,6 +25,7 @@ var excused = map[string]string{
 	"always.invalid":    "such an address cannot be written into a packet",
 	"always.host":       "the dialer's own: see its tests in package gate",
 	"always.lan":        "the dialer's own too, and the bridge's (see package nft)",
+	"proxy.unsupported": "the upstream proxy's: see its tests in package gate",
 	"limit.flows":       "a limit, no target: see the tests of package gate",
 	"limit.rate":        "a limit, no target: see the tests of package gate",
 	"mode.nat":          "without it there is no such mode",
