@@ -295,7 +295,7 @@ func keepNetwork(ctx context.Context, st *store.Store, row agentlab.Sandbox, in 
 	n := in.Spec.Network
 	n.Layers = slices.Clone(n.Layers)
 	for _, layer := range row.Network.Layers {
-		if !slices.ContainsFunc(n.Layers, func(l agentlab.Network) bool { return sandbox.SameNetwork(l, layer) }) {
+		if !sandbox.HasLayer(n, layer) {
 			n.Layers = append(n.Layers, layer)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"slices"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -115,7 +116,7 @@ func (s *Service) NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Ne
 		switch {
 		case sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed:
 			return nil, conflict(*sb, "and its policy is not changed any more", "")
-		case hasLayer(sb.Network, layer):
+		case HasLayer(sb.Network, layer):
 			return nil, nil
 		case len(sb.Network.Layers) >= egress.MaxLayers:
 			return nil, agentlab.Errorf(agentlab.CodeLimit, "the network policy of sandbox %d has %d layers already", vmid, egress.MaxLayers)
@@ -133,13 +134,9 @@ func (s *Service) NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Ne
 	return err
 }
 
-func hasLayer(n, layer agentlab.Network) bool {
-	for _, l := range n.Layers {
-		if SameNetwork(l, layer) {
-			return true
-		}
-	}
-	return false
+// HasLayer reports whether layer is one of the layers of n.
+func HasLayer(n, layer agentlab.Network) bool {
+	return slices.ContainsFunc(n.Layers, func(l agentlab.Network) bool { return SameNetwork(l, layer) })
 }
 
 // SameNetwork reports whether a row would hold the same for both policies.
