@@ -102,7 +102,6 @@ var NotRewritten = []string{
 	"internal/config/hostnetwork.go",
 	"internal/config/proxmox.go",
 	"internal/daemon/daemon.go",
-	"internal/daemon/dbrestore.go",
 	"internal/daemon/installation.go",
 	"internal/daemon/status.go",
 	"internal/egress/nft/config.go",

@@ -66,7 +66,7 @@ with 0.`,
 }
 
 // madeNothing reports that a job has ended, that its result is known, and that
-// the result has nothing of what is to be fetched.
+// the result has nothing to fetch.
 func madeNothing(j api.Job, withChanges bool) bool {
 	r := j.Result
 	known := r.HeadCommit != "" || j.RepoURL == "" && !j.Bundled

@@ -111,7 +111,7 @@ func (r *repair) stage(ctx context.Context, path, own string) (err error) {
 		err = agentlab.Errorf(agentlab.CodeInvalid, "it is empty")
 	case own != "" && sum.Installation != "" && own != sum.Installation && !r.adopt:
 		return agentlab.Errorf(agentlab.CodeConflict, "%s is a backup of another installation than %s", path, r.paths.State).
-			WithHint("if it is to be used here all the same, add --adopt")
+			WithHint("to restore it here anyway, add --adopt")
 	default:
 		err = store.Verify(ctx, r.staged())
 	}

@@ -217,7 +217,7 @@ func unknownJob(f artifact.Found) agentlab.Job {
 }
 
 // recoverJob makes the row of a job from its record. A job that had not ended is
-// FAILED: nobody can say what became of its agent.
+// FAILED: the outcome of its agent is unknown.
 func recoverJob(j agentlab.Job, f artifact.Found) agentlab.Job {
 	if !j.Status.Final() {
 		j.Status, j.Phase, j.StopRequested = agentlab.JobFailed, "", ""

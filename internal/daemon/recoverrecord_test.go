@@ -125,7 +125,7 @@ func TestRefusedRecordIsReported(t *testing.T) {
 	remove(t, h.paths.Database(), h.paths.Database()+"-wal", h.paths.Database()+"-shm", h.paths.Backups())
 	const first, last = "job-2222222222222", "job-zzzzzzzzzzzzz"
 	bad, _ := readRecord(h.paths.Records(), job)
-	bad.StopRequested = "COMPLETED" // which nobody can ask for
+	bad.StopRequested = "COMPLETED" // which the API rejects
 	if err := durable.ReplaceJSON(recordFile(h.paths.Records(), job), bad, durable.Content); err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ func TestRefusedRecordOfAKnownJob(t *testing.T) {
 			}
 		}
 	})
-	ended.StopRequested = "COMPLETED" // which nobody can ask for
+	ended.StopRequested = "COMPLETED" // which the API rejects
 	path := recordFile(h.paths.Records(), job)
 	if err := durable.ReplaceJSON(path, ended, durable.Content); err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 // A guest that fills the disk does not stop the others: each shim pauses its own
 // guest, once that has taken its share of what was left when the disk became
 // nearly full. Shims know nothing of each other, so below half of that space all
-// guests are paused, however many there are and whoever writes.
+// guests are paused, those that do not write too.
 
 // spaceShares is how many guests may use up their shares before all are paused.
 const spaceShares = 8
@@ -32,7 +32,7 @@ type writer struct {
 // all returns the free space, in bytes, below which every guest is paused.
 func (w *writer) all() uint64 { return w.limit / 2 }
 
-// due reports whether the guest is to be paused, and the limit that says so. A
+// due reports whether the guest must be paused, and the limit that applies. A
 // guest whose disk cannot be measured, err, may have written anything.
 func (w *writer) due(free, disk uint64, err error) (below uint64, due bool) {
 	if err != nil {
