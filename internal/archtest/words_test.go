@@ -73,7 +73,7 @@ func documentHits(t *testing.T) []wordHit {
 
 // internalText are the directories whose string literals no user reads: test
 // doubles, test support and this package.
-var internalText = []string{"internal/archtest/", "internal/backend/backendtest/", "internal/backend/fake/", "internal/backend/proxmox/pvetest/", "test/"}
+var internalText = []string{"internal/archtest/", "internal/backend/backendtest/", "internal/backend/fake/", "test/"}
 
 // programHits returns the phrases in the string literals of the programs: help
 // texts, errors, hints, log messages, and the doc tags of the API.

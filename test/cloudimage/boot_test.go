@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest/machine"
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/link"
+	"github.com/agentlab-vm/agentlab/test/pvenode/machine"
 )
 
 // bootLimit is generous: guests are emulated, on machines that do other work.

@@ -15,23 +15,23 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
 	"github.com/agentlab-vm/agentlab/internal/image"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // host is a node of Proxmox VE, as create_template.sh sees it, with real disks.
 type host struct {
 	testing.TB
-	*pvetest.Node
+	*pvenode.Node
 	bin, cache string
 	args       []string // of every run
 }
 
 func newHost(t testing.TB, version string) *host {
 	t.Helper()
-	node := pvetest.New(t, pvetest.Config{
-		Version: version, Files: pvetest.Machines{}, Waits: pvetest.ShortWaits(),
-		Storages: []pvetest.Storage{{ID: "local", Type: pvetest.Dir}},
+	node := pvenode.New(t, pvenode.Config{
+		Version: version, Files: pvenode.Machines{}, Waits: pvenode.ShortWaits(),
+		Storages: []pvenode.Storage{{ID: "local", Type: pvenode.Dir}},
 	})
 	h := &host{TB: t, Node: node, bin: filepath.Dir(runner(t)), cache: filepath.Join(t.TempDir(), "cache")}
 	// What the script names by an absolute path, the node finds there.
@@ -138,7 +138,7 @@ func TestScriptTouchesNothingForeign(t *testing.T) {
 	h.refuses("was not finished", append(from, "--vmid", "9200", "--apply")...)
 	h.refuses("does not have the SHA-256 sum", "--vmid", "9300", "--from", file, "--sha256", strings.Repeat("0", 64), "--apply")
 	// The node does not tell what its VMs are.
-	h.Node.Fail("*", pvetest.Fault{Error: "got timeout", Times: -1})
+	h.Node.Fail("*", pvenode.Fault{Error: "got timeout", Times: -1})
 	h.refuses("", append(from, "--vmid", "9300", "--apply")...)
 }
 

@@ -12,9 +12,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
 	"github.com/agentlab-vm/agentlab/test/cloudimage"
 	"github.com/agentlab-vm/agentlab/test/netlab"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // pveLab is a lab whose daemon runs on a node of Proxmox VE: the node is fake,
@@ -25,8 +25,8 @@ type pveLab struct {
 	*lab
 	dir      string // of the fake node
 	name     string // of the node, and of this machine
-	node     *pvetest.Node
-	machines pvetest.Machines
+	node     *pvenode.Node
+	machines pvenode.Machines
 	internet *netlab.Peer
 	lan      *netlab.Peer
 }
@@ -84,8 +84,8 @@ func newPVELab(t *testing.T, transport string) *pveLab {
 		t.Fatal(err)
 	}
 	netlab.Resolver(t, netip.MustParseAddr("192.31.196.200"))
-	p.machines = pvetest.Machines{Dir: filepath.Join(p.dir, "run"), KVM: os.Getenv("AGENTLAB_TEST_KVM") == "1"}
-	p.newNode(t, pvetest.Config{Boot: p.machines.Boot, Files: p.machines})
+	p.machines = pvenode.Machines{Dir: filepath.Join(p.dir, "run"), KVM: os.Getenv("AGENTLAB_TEST_KVM") == "1"}
+	p.newNode(t, pvenode.Config{Boot: p.machines.Boot, Files: p.machines})
 	p.makeTemplate(t)
 	p.newHome(t, transport)
 	return p
@@ -93,12 +93,12 @@ func newPVELab(t *testing.T, transport string) *pveLab {
 
 // newLightPVELab is the same with light guests: VMs without machines, which
 // know no more than who they are.
-func newLightPVELab(t testing.TB, transport string, cfg pvetest.Config) *pveLab {
+func newLightPVELab(t testing.TB, transport string, cfg pvenode.Config) *pveLab {
 	t.Helper()
 	p := newPVEHost(t)
 	cfg.Boot = new(lightGuests).boot
 	p.newNode(t, cfg)
-	p.node.AddTemplate(t, pvetest.Template{Storage: pveStorage, Node: p.name, Name: "agentlab-base"})
+	p.node.AddTemplate(t, pvenode.Template{Storage: pveStorage, Node: p.name, Name: "agentlab-base"})
 	p.newHome(t, transport)
 	return p
 }
@@ -122,14 +122,14 @@ sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1; mount -t tmpfs 
 }
 
 // newNode starts the fake node with a storage for disks and one for snippets.
-func (p *pveLab) newNode(t testing.TB, cfg pvetest.Config) {
+func (p *pveLab) newNode(t testing.TB, cfg pvenode.Config) {
 	t.Helper()
 	cfg.Nodes, cfg.Dir = []string{p.name}, filepath.Join(p.dir, "root")
-	cfg.Storages = []pvetest.Storage{
-		{ID: pveStorage, Type: pvetest.Dir, Path: "/mnt/pve/" + pveStorage, Content: []string{"images"}},
-		{ID: "seeds", Type: pvetest.Dir, Path: "/mnt/pve/seeds", Content: []string{"snippets"}},
+	cfg.Storages = []pvenode.Storage{
+		{ID: pveStorage, Type: pvenode.Dir, Path: "/mnt/pve/" + pveStorage, Content: []string{"images"}},
+		{ID: "seeds", Type: pvenode.Dir, Path: "/mnt/pve/seeds", Content: []string{"snippets"}},
 	}
-	p.node = pvetest.New(t, cfg)
+	p.node = pvenode.New(t, cfg)
 	// Where the node's programs say that snippets are.
 	netlab.Sh(t, "mkdir -p %[1]s; mount --bind %[1]s /mnt/pve", p.node.HostPath("/mnt/pve"))
 }
@@ -154,7 +154,7 @@ func (p *pveLab) call(t testing.TB, method, path string, params ...string) any {
 		values[k] = []string{v}
 	}
 	var log bytes.Buffer
-	r := p.node.Invoke(t.Context(), pvetest.Request{Method: method, Path: path, Params: values, User: "root@pam", CLI: true, Out: &log, Err: &log})
+	r := p.node.Invoke(t.Context(), pvenode.Request{Method: method, Path: path, Params: values, User: "root@pam", CLI: true, Out: &log, Err: &log})
 	if r.Err != nil || r.TaskError != "" {
 		t.Fatalf("%s %s: %v %s\n%s", method, path, r.Err, r.TaskError, log.String())
 	}
@@ -229,7 +229,7 @@ func (p *pveLab) token() (id, secret string) {
 		"AgentLabStorage":  {"/storage/" + pveStorage, []string{"Datastore.AllocateSpace", "Datastore.Audit"}},
 		"AgentLabNetwork":  {"/sdn/zones/localnetwork/vmbr1", []string{"SDN.Use"}},
 	}
-	header := p.node.AddUser(pvetest.User{ID: "agentlab@pve", Tokens: []pvetest.Token{{ID: "lab", Privsep: true}}})
+	header := p.node.AddUser(pvenode.User{ID: "agentlab@pve", Tokens: []pvenode.Token{{ID: "lab", Privsep: true}}})
 	for name, r := range roles {
 		if err := p.node.AddRole(name, r.privs...); err != nil {
 			p.Fatal(err)

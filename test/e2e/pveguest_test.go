@@ -21,8 +21,8 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
 	"github.com/agentlab-vm/agentlab/internal/link"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // lightGuests are what runs in the VMs of a fake node where a test has no use
@@ -36,7 +36,7 @@ type lightGuests struct {
 
 // lightGuest is one boot of one of them.
 type lightGuest struct {
-	*pvetest.ScriptedGuest
+	*pvenode.ScriptedGuest
 	ip, boot string
 
 	inside   chan func() // what is to be done in its namespace
@@ -47,8 +47,8 @@ type lightGuest struct {
 }
 
 // boot is the node's Config.Boot.
-func (g *lightGuests) boot(_ context.Context, b pvetest.Boot) (pvetest.Guest, error) {
-	m := &lightGuest{ScriptedGuest: &pvetest.ScriptedGuest{}, boot: agentlab.NewUID()}
+func (g *lightGuests) boot(_ context.Context, b pvenode.Boot) (pvenode.Guest, error) {
+	m := &lightGuest{ScriptedGuest: &pvenode.ScriptedGuest{}, boot: agentlab.NewUID()}
 	if !strings.Contains(b.Config["description"], "agentlab-uid: ") {
 		return m.Start(b), nil // somebody else's
 	}
@@ -100,7 +100,7 @@ func controlOf(userData string) string {
 }
 
 // plug makes the namespace and its cable.
-func (m *lightGuest) plug(b pvetest.Boot) error {
+func (m *lightGuest) plug(b pvenode.Boot) error {
 	mac, _, _ := strings.Cut(strings.TrimPrefix(b.Config["net0"], "virtio="), ",")
 	opts := map[string]string{}
 	for pair := range strings.SplitSeq(b.Config["ipconfig0"], ",") {

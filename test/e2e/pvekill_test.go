@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/api"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
 	"github.com/agentlab-vm/agentlab/test/netlab"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
@@ -40,7 +40,7 @@ func testKilledDaemon(t *testing.T, transport string) {
 	if !insideLightPVE(t) {
 		return
 	}
-	p := newLightPVELab(t, transport, pvetest.Config{})
+	p := newLightPVELab(t, transport, pvenode.Config{})
 	p.plainProfile()
 	p.ok("host", "network", "apply")
 	p.node.AddForeignVM(t, 1003, "theirs", true, nil)
@@ -134,9 +134,9 @@ func (p *pveLab) killAtCall(t *testing.T, k int, lost bool, args ...string) {
 	reached := make(chan struct{})
 	skip := func() {}
 	if k > 1 {
-		skip = p.node.Fail("*", pvetest.Fault{Times: k - 1})
+		skip = p.node.Fail("*", pvenode.Fault{Times: k - 1})
 	}
-	kill := p.node.Fail("*", pvetest.Fault{Lost: lost, Reached: func() {
+	kill := p.node.Fail("*", pvenode.Fault{Lost: lost, Reached: func() {
 		for _, pid := range p.processes("agentlabd", "run") {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/api"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 const (
@@ -42,7 +42,7 @@ func testTwenty(t *testing.T, transport string) {
 	if !insideLightPVE(t) {
 		return
 	}
-	p := newLightPVELab(t, transport, pvetest.Config{})
+	p := newLightPVELab(t, transport, pvenode.Config{})
 	p.plainProfile()
 	p.ok("host", "network", "apply")
 	p.node.ResetCalls()

@@ -12,7 +12,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // What the script makes on the strict node of the driver's tests is a token
@@ -23,8 +23,8 @@ func TestTokenOnNode(t *testing.T) {
 	}
 	for _, version := range []string{"8.4", "9.2"} {
 		t.Run(version, func(t *testing.T) {
-			n := pvetest.New(t, pvetest.Config{Version: version})
-			n.AddTemplate(t, pvetest.Template{})
+			n := pvenode.New(t, pvenode.Config{Version: version})
+			n.AddTemplate(t, pvenode.Template{})
 			out := filepath.Join(t.TempDir(), "token")
 			script := func(args ...string) string {
 				t.Helper()

@@ -11,7 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // inspectErr is the error of an Inspect.
@@ -29,7 +29,7 @@ func TestOthersVanish(t *testing.T) {
 			}
 			// Reading takes the real node a while, in which VMs vanish.
 			for _, point := range []string{"list.config", "list.volume"} {
-				w.node.Fail(point, pvetest.Fault{Delay: time.Millisecond, Times: -1})
+				w.node.Fail(point, pvenode.Fault{Delay: time.Millisecond, Times: -1})
 			}
 			ctx, stop := context.WithCancel(t.Context())
 			defer stop()
@@ -95,7 +95,7 @@ func TestListNeverWhole(t *testing.T) {
 		w := newWorld(t, worldConfig{shell: shell, storage: "dir", admin: true})
 		spec := w.create(t, 1)
 		w.node.AddForeignVM(t, 500, "other", false, nil)
-		w.node.Fail("list.config", pvetest.Fault{VMID: 500, Error: "Configuration file 'nodes/pve/qemu-server/500.conf' does not exist", Times: -1})
+		w.node.Fail("list.config", pvenode.Fault{VMID: 500, Error: "Configuration file 'nodes/pve/qemu-server/500.conf' does not exist", Times: -1})
 		_, err := w.driver.List(t.Context())
 		wantCode(t, "List", err, agentlab.CodeUnavailable)
 		_, err = w.open().Taken(t.Context(), 1000, 1999)
@@ -155,7 +155,7 @@ func TestWorkerNotStarted(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := newWorld(t, worldConfig{shell: shell})
 		spec := w.spec(1)
-		noWorker := pvetest.Fault{Error: "got no worker upid - start worker failed", Times: 3}
+		noWorker := pvenode.Fault{Error: "got no worker upid - start worker failed", Times: 3}
 		w.node.Fail("fork", noWorker)
 		ok(t, "Create", w.driver.Create(t.Context(), spec))
 		w.node.Fail("fork", noWorker)
@@ -179,12 +179,12 @@ func TestWorkerNotStarted(t *testing.T) {
 func TestCheckWithoutAPI(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	w.open() // without what the one before knows of the template
-	disarm := w.node.Fail("GET /nodes/{node}/qemu/{vmid}/config", pvetest.Fault{Status: 596, Error: "Broken pipe", Times: -1})
+	disarm := w.node.Fail("GET /nodes/{node}/qemu/{vmid}/config", pvenode.Fault{Status: 596, Error: "Broken pipe", Times: -1})
 	if f := findingOf(t, w, "templates"); f.Level != backend.LevelWarn || !strings.Contains(f.Detail, "unknown") || f.Remedy == "" {
 		t.Errorf("%+v", f)
 	}
 	disarm()
-	w.node.Fail("*", pvetest.Fault{Status: 595, Error: "Connection refused", Times: -1})
+	w.node.Fail("*", pvenode.Fault{Status: 595, Error: "Connection refused", Times: -1})
 	if f := findingOf(t, w, "proxmox-api"); f.Level != backend.LevelError {
 		t.Errorf("%+v", f)
 	}

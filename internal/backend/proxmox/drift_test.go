@@ -13,8 +13,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
 	"github.com/agentlab-vm/agentlab/internal/control"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // both runs a test over both transports.
@@ -315,7 +315,7 @@ func TestTrap16NumberLost(t *testing.T) {
 	spec := w.spec(1)
 	var once sync.Once
 	var untouched func(*testing.T)
-	w.node.Fail("POST /nodes/{node}/qemu/{vmid}/clone", pvetest.Fault{Reached: func() {
+	w.node.Fail("POST /nodes/{node}/qemu/{vmid}/clone", pvenode.Fault{Reached: func() {
 		once.Do(func() { untouched = w.foreign(t, spec.VMID, "quick", nil) })
 	}})
 	wantCode(t, "Create", w.driver.Create(t.Context(), spec), agentlab.CodeExists)

@@ -19,8 +19,8 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
 	"github.com/agentlab-vm/agentlab/internal/link"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // farm is what runs in the VMs of a fake node, and the network that they are
@@ -40,7 +40,7 @@ type farm struct {
 
 // machine is a VM that runs.
 type machine struct {
-	*pvetest.ScriptedGuest
+	*pvenode.ScriptedGuest
 	ref      backend.Ref
 	listener net.Listener // guest control; nil until the guest knows whom to obey
 }
@@ -60,8 +60,8 @@ func newFarm(t testing.TB) *farm {
 var uidInDescription = regexp.MustCompile(markUID + `([a-z2-9]{26})`)
 
 // boot is the node's Config.Boot.
-func (f *farm) boot(ctx context.Context, b pvetest.Boot) (pvetest.Guest, error) {
-	m := &machine{ScriptedGuest: &pvetest.ScriptedGuest{}}
+func (f *farm) boot(ctx context.Context, b pvenode.Boot) (pvenode.Guest, error) {
+	m := &machine{ScriptedGuest: &pvenode.ScriptedGuest{}}
 	match := uidInDescription.FindStringSubmatch(b.Config["description"])
 	if match == nil {
 		return m.Start(b), nil // somebody else's

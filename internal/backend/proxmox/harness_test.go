@@ -15,8 +15,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // quick is how tests ask about tasks.
@@ -24,10 +24,10 @@ var quick = pve.Poll{First: 2 * time.Millisecond, Max: 50 * time.Millisecond}
 
 // Storages that sandboxes are tried on, each with the image format that its
 // templates have.
-var storages = map[string]pvetest.Storage{
-	"zfspool": {ID: "local-zfs", Type: pvetest.ZFSPool},
-	"dir":     {ID: "disks", Type: pvetest.Dir, Content: []string{"images"}},
-	"lvmthin": {ID: "local-lvm", Type: pvetest.LVMThin},
+var storages = map[string]pvenode.Storage{
+	"zfspool": {ID: "local-zfs", Type: pvenode.ZFSPool},
+	"dir":     {ID: "disks", Type: pvenode.Dir, Content: []string{"images"}},
+	"lvmthin": {ID: "local-lvm", Type: pvenode.LVMThin},
 }
 
 const templateVMID = 9000
@@ -35,7 +35,7 @@ const templateVMID = 9000
 // world is a fake node with a template, and the means to open drivers on it.
 type world struct {
 	t     testing.TB
-	node  *pvetest.Node
+	node  *pvenode.Node
 	farm  *farm
 	root  pve.Transport // for what an administrator does
 	dir   string
@@ -54,7 +54,7 @@ type world struct {
 type worldConfig struct {
 	storage string // of storages; "" is zfspool
 	shell   bool
-	waits   pvetest.Waits // zero: ShortWaits
+	waits   pvenode.Waits // zero: ShortWaits
 	real    bool          // the waits of a real node
 	version string
 	nodes   []string
@@ -69,17 +69,17 @@ func newWorld(t testing.TB, c worldConfig) *world {
 		st = storages[c.storage]
 	}
 	f := newFarm(t)
-	if !c.real && c.waits == (pvetest.Waits{}) {
-		c.waits = pvetest.ShortWaits()
+	if !c.real && c.waits == (pvenode.Waits{}) {
+		c.waits = pvenode.ShortWaits()
 	}
 	// The shell transport writes where the node says that snippets are, which
 	// here is a directory that this machine and the node have in common.
 	host, seeds := t.TempDir(), t.TempDir()
 	ok(t, "link", os.MkdirAll(filepath.Dir(filepath.Join(host, seeds)), 0o700))
 	ok(t, "link", os.Symlink(seeds, filepath.Join(host, seeds)))
-	n := pvetest.New(t, pvetest.Config{
+	n := pvenode.New(t, pvenode.Config{
 		Version: c.version, Nodes: c.nodes, Boot: f.boot, Waits: c.waits, Dir: host,
-		Storages: []pvetest.Storage{st, {ID: "local", Type: pvetest.Dir, Path: seeds, Content: []string{"snippets", "images", "iso"}}},
+		Storages: []pvenode.Storage{st, {ID: "local", Type: pvenode.Dir, Path: seeds, Content: []string{"snippets", "images", "iso"}}},
 	})
 	w := &world{t: t, node: n, snippets: filepath.Join(seeds, "snippets"), farm: f, dir: t.TempDir(), shell: c.shell, alter: c.alter}
 	w.tokenID, w.secret = n.RootToken()
@@ -99,7 +99,7 @@ func newWorld(t testing.TB, c worldConfig) *world {
 
 // makeTemplate makes a template as create_template.sh does, with things that
 // sandboxes must not inherit.
-func (w *world) makeTemplate(vmid int, st pvetest.Storage, more ...string) {
+func (w *world) makeTemplate(vmid int, st pvenode.Storage, more ...string) {
 	w.t.Helper()
 	options := map[string]string{
 		"memory": "2048", "cores": "2", "scsihw": "virtio-scsi-single", "agent": "enabled=1", "tags": "golden",
@@ -108,7 +108,7 @@ func (w *world) makeTemplate(vmid int, st pvetest.Storage, more ...string) {
 	for i := 0; i < len(more); i += 2 {
 		options[more[i]] = more[i+1]
 	}
-	w.node.AddTemplate(w.t, pvetest.Template{VMID: vmid, Storage: st.ID, Name: "golden", Size: 1 << 30, Options: options})
+	w.node.AddTemplate(w.t, pvenode.Template{VMID: vmid, Storage: st.ID, Name: "golden", Size: 1 << 30, Options: options})
 }
 
 // pool is that of the token with the smallest rights.
@@ -123,7 +123,7 @@ func (w *world) restrict(storage string) {
 	w.t.Helper()
 	w.pool = pool
 	w.node.AddPool(pool)
-	header := w.node.AddUser(pvetest.User{ID: "agentlab@pve", Tokens: []pvetest.Token{{ID: "main", Privsep: true}}})
+	header := w.node.AddUser(pvenode.User{ID: "agentlab@pve", Tokens: []pvenode.Token{{ID: "main", Privsep: true}}})
 	w.tokenID, w.secret, _ = strings.Cut(strings.TrimPrefix(header[0], "PVEAPIToken="), "=")
 	version, err := pve.New(w.root).Version(w.t.Context())
 	ok(w.t, "version", err)

@@ -8,7 +8,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // Tests of VMs that a token with the smallest role may not look at: those
@@ -143,7 +143,7 @@ func TestTakenOutOfThePoolWhileMade(t *testing.T) {
 func TestTakenOutOfThePoolWhileDestroyed(t *testing.T) {
 	w := pooled(t, false)
 	spec := w.create(t, 1)
-	w.node.Fail("DELETE /nodes/{node}/qemu/{vmid}", pvetest.Fault{
+	w.node.Fail("DELETE /nodes/{node}/qemu/{vmid}", pvenode.Fault{
 		VMID: spec.VMID, Error: "can't lock file '/var/lock/qemu-server/lock-1001.conf' - got timeout",
 		Reached: func() { w.moveOut(t, spec.VMID) },
 	})

@@ -18,8 +18,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
 	"github.com/agentlab-vm/agentlab/test/guard"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // childEnv makes this program a process with a driver in it, which is to be
@@ -286,8 +286,8 @@ func (w *world) count(t *testing.T, deed string) int {
 func (w *world) killAt(p *process, k int, lost bool) (disarm func()) {
 	stop := func() {}
 	if k > 1 {
-		stop = w.node.Fail("*", pvetest.Fault{Times: k - 1})
+		stop = w.node.Fail("*", pvenode.Fault{Times: k - 1})
 	}
-	kill := w.node.Fail("*", pvetest.Fault{Times: 1, Lost: lost, Reached: p.kill})
+	kill := w.node.Fail("*", pvenode.Fault{Times: 1, Lost: lost, Reached: p.kill})
 	return func() { stop(); kill() }
 }

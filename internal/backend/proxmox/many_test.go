@@ -14,8 +14,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
 	"github.com/agentlab-vm/agentlab/internal/control"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // maxCalls is how many calls a sandbox may cost from its making until its
@@ -112,12 +112,12 @@ func TestCallsOfOne(t *testing.T) {
 // network is within reach and that can have the template.
 func TestPlacement(t *testing.T) {
 	f := newFarm(t)
-	st := pvetest.Storage{ID: "shared-zfs", Type: pvetest.ZFSPool, Shared: true}
-	n := pvetest.New(t, pvetest.Config{
+	st := pvenode.Storage{ID: "shared-zfs", Type: pvenode.ZFSPool, Shared: true}
+	n := pvenode.New(t, pvenode.Config{
 		Nodes: []string{"pve1", "pve2", "pve3"}, MemoryOf: map[string]int64{"pve1": 8 << 30, "pve2": 16 << 30, "pve3": 64 << 30},
-		Storages: []pvetest.Storage{st}, Boot: f.boot, Waits: pvetest.ShortWaits(),
+		Storages: []pvenode.Storage{st}, Boot: f.boot, Waits: pvenode.ShortWaits(),
 	})
-	n.AddTemplate(t, pvetest.Template{VMID: 9000, Storage: st.ID, Node: "pve1"})
+	n.AddTemplate(t, pvenode.Template{VMID: 9000, Storage: st.ID, Node: "pve1"})
 	w := &world{t: t, node: n, farm: f, dir: t.TempDir()}
 	w.tokenID, w.secret = n.RootToken()
 	templates := map[string]int{"base": 9000}
@@ -156,12 +156,12 @@ func TestPlacement(t *testing.T) {
 // looked after, and what is on it is neither gone nor anybody else's.
 func TestNodeDown(t *testing.T) {
 	f := newFarm(t)
-	st := pvetest.Storage{ID: "shared-zfs", Type: pvetest.ZFSPool, Shared: true}
-	n := pvetest.New(t, pvetest.Config{
+	st := pvenode.Storage{ID: "shared-zfs", Type: pvenode.ZFSPool, Shared: true}
+	n := pvenode.New(t, pvenode.Config{
 		Nodes: []string{"pve1", "pve2"}, MemoryOf: map[string]int64{"pve1": 16 << 30, "pve2": 32 << 30},
-		Storages: []pvetest.Storage{st}, Boot: f.boot, Waits: pvetest.ShortWaits(),
+		Storages: []pvenode.Storage{st}, Boot: f.boot, Waits: pvenode.ShortWaits(),
 	})
-	n.AddTemplate(t, pvetest.Template{VMID: 9000, Storage: st.ID, Node: "pve1"})
+	n.AddTemplate(t, pvenode.Template{VMID: 9000, Storage: st.ID, Node: "pve1"})
 	w := &world{t: t, node: n, farm: f, dir: t.TempDir()}
 	w.tokenID, w.secret = n.RootToken()
 	w.alter = func(c *Config) {

@@ -6,7 +6,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // stuckHost is a network whose node does not answer.
@@ -60,12 +60,12 @@ func (h awayHost) Drop(ctx context.Context, _ backend.Ref) error { return h.Read
 // the agent of another node does not answer; with its own node's it waits.
 func TestANodeOutOfReachKeepsNobodyElsesSandbox(t *testing.T) {
 	f := newFarm(t)
-	st := pvetest.Storage{ID: "shared-zfs", Type: pvetest.ZFSPool, Shared: true}
-	n := pvetest.New(t, pvetest.Config{
+	st := pvenode.Storage{ID: "shared-zfs", Type: pvenode.ZFSPool, Shared: true}
+	n := pvenode.New(t, pvenode.Config{
 		Nodes: []string{"pve1", "pve2"}, MemoryOf: map[string]int64{"pve1": 16 << 30, "pve2": 8 << 30},
-		Storages: []pvetest.Storage{st}, Boot: f.boot, Waits: pvetest.ShortWaits(),
+		Storages: []pvenode.Storage{st}, Boot: f.boot, Waits: pvenode.ShortWaits(),
 	})
-	n.AddTemplate(t, pvetest.Template{VMID: 9000, Storage: st.ID, Node: "pve1"})
+	n.AddTemplate(t, pvenode.Template{VMID: 9000, Storage: st.ID, Node: "pve1"})
 	w := &world{t: t, node: n, farm: f, dir: t.TempDir()}
 	w.tokenID, w.secret = n.RootToken()
 	var here, there Host = bridge{f}, awayHost{}

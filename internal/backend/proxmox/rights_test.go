@@ -11,8 +11,8 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
 	"github.com/agentlab-vm/agentlab/internal/control"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // unfelt are rights whose lack no call of a sandbox's life fails for.
@@ -111,7 +111,7 @@ func TestTemplateWithWhatATokenCannotTakeAway(t *testing.T) {
 	}
 	// What the token can take away it does.
 	w := newWorld(t, worldConfig{})
-	w.node.AddTemplate(t, pvetest.Template{VMID: 9100, Options: map[string]string{
+	w.node.AddTemplate(t, pvenode.Template{VMID: 9100, Options: map[string]string{
 		"vcpus": "1", "cpuunits": "200", "shares": "500", "autostart": "1", "startdate": "now", "tags": "a;b", "searchdomain": "x.test", "cicustom": "vendor=local:snippets/v",
 		"migrate_speed": "10", "ipconfig1": "ip=dhcp", "vmstatestorage": "local-zfs",
 	}})

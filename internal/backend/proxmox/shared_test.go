@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // Proxmox: a clone goes to another node only where every volume is on shared
@@ -12,11 +12,11 @@ import (
 // is used on its own node.
 func TestPlacementOfHalfSharedTemplate(t *testing.T) {
 	f := newFarm(t)
-	n := pvetest.New(t, pvetest.Config{
-		Nodes: []string{"pve1", "pve2"}, MemoryOf: map[string]int64{"pve1": 8 << 30, "pve2": 64 << 30}, Boot: f.boot, Waits: pvetest.ShortWaits(),
-		Storages: []pvetest.Storage{{ID: "shared-zfs", Type: pvetest.ZFSPool, Shared: true}, {ID: "local-zfs", Type: pvetest.ZFSPool}},
+	n := pvenode.New(t, pvenode.Config{
+		Nodes: []string{"pve1", "pve2"}, MemoryOf: map[string]int64{"pve1": 8 << 30, "pve2": 64 << 30}, Boot: f.boot, Waits: pvenode.ShortWaits(),
+		Storages: []pvenode.Storage{{ID: "shared-zfs", Type: pvenode.ZFSPool, Shared: true}, {ID: "local-zfs", Type: pvenode.ZFSPool}},
 	})
-	n.AddTemplate(t, pvetest.Template{VMID: 9000, Storage: "shared-zfs", Node: "pve1", Options: map[string]string{"ide2": "local-zfs:cloudinit"}})
+	n.AddTemplate(t, pvenode.Template{VMID: 9000, Storage: "shared-zfs", Node: "pve1", Options: map[string]string{"ide2": "local-zfs:cloudinit"}})
 	w := &world{t: t, node: n, farm: f, dir: t.TempDir()}
 	w.tokenID, w.secret = n.RootToken()
 	w.root = w.rest(w.tokenID, w.secret)

@@ -5,7 +5,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // Trap 16: a number may be a container's, or that of a VM of another node. A
@@ -17,7 +17,7 @@ func TestTrap16NumberElsewhere(t *testing.T) {
 		w := newWorld(t, worldConfig{shell: shell, nodes: []string{"pve", "pve2"}})
 		w.node.AddContainer(t, 1001, "pve")
 		w.node.AddContainer(t, 1002, "pve2")
-		w.node.AddTemplate(t, pvetest.Template{VMID: 1003, Node: "pve2", Storage: "local-zfs"})
+		w.node.AddTemplate(t, pvenode.Template{VMID: 1003, Node: "pve2", Storage: "local-zfs"})
 		for n := 1; n <= 3; n++ {
 			s := w.spec(n)
 			wantCode(t, "Create", w.driver.Create(t.Context(), s), agentlab.CodeExists)

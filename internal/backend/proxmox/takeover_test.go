@@ -10,7 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // Tests of numbers that change hands while the driver works: between its look
@@ -90,7 +90,7 @@ func TestTakenOverBeforeDestroy(t *testing.T) {
 		w.driver.crash = nil
 
 		spec = w.create(t, 2)
-		w.node.Fail("DELETE /nodes/{node}/qemu/{vmid}", pvetest.Fault{
+		w.node.Fail("DELETE /nodes/{node}/qemu/{vmid}", pvenode.Fault{
 			VMID: spec.VMID, Error: "can't lock file '/var/lock/qemu-server/lock-1002.conf' - got timeout",
 			Reached: func() { untouched = w.takeOver(t, spec.VMID) },
 		})
@@ -217,9 +217,9 @@ func TestDestroyDuringBackup(t *testing.T) {
 func TestMovedByHand(t *testing.T) {
 	for _, to := range []string{"pve2", "pve3"} { // of the configuration without a network; not of it
 		f := newFarm(t)
-		st := pvetest.Storage{ID: "shared-zfs", Type: pvetest.ZFSPool, Shared: true}
-		n := pvetest.New(t, pvetest.Config{Nodes: []string{"pve1", "pve2", "pve3"}, Storages: []pvetest.Storage{st}, Boot: f.boot, Waits: pvetest.ShortWaits()})
-		n.AddTemplate(t, pvetest.Template{VMID: templateVMID, Storage: st.ID, Node: "pve1"})
+		st := pvenode.Storage{ID: "shared-zfs", Type: pvenode.ZFSPool, Shared: true}
+		n := pvenode.New(t, pvenode.Config{Nodes: []string{"pve1", "pve2", "pve3"}, Storages: []pvenode.Storage{st}, Boot: f.boot, Waits: pvenode.ShortWaits()})
+		n.AddTemplate(t, pvenode.Template{VMID: templateVMID, Storage: st.ID, Node: "pve1"})
 		w := &world{t: t, node: n, farm: f, dir: t.TempDir(), alter: func(c *Config) {
 			c.Nodes = []Node{{Name: "pve1", Templates: map[string]int{"base": templateVMID}, Host: bridge{f}}, {Name: "pve2"}}
 		}}

@@ -10,7 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // Tests of the traps of Proxmox VE that the driver has to step around, by
@@ -26,7 +26,7 @@ func TestTrap13TimedOutAndDone(t *testing.T) {
 		"POST /nodes/{node}/qemu/{vmid}/clone", "PUT /nodes/{node}/qemu/{vmid}/config",
 	} {
 		spec := w.spec(1 + i)
-		w.node.Fail(point, pvetest.Fault{Status: 596, Error: "Connection timed out"})
+		w.node.Fail(point, pvenode.Fault{Status: 596, Error: "Connection timed out"})
 		err := w.driver.Create(t.Context(), spec)
 		wantCode(t, point, err, agentlab.CodeUnknownOutcome)
 		ok(t, "Create again", w.driver.Create(t.Context(), spec))
@@ -44,7 +44,7 @@ func TestTrap13TimedOutAndDone(t *testing.T) {
 func TestTrap17TemplateLocked(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	before := w.look(t, templateVMID)
-	w.node.Fail("POST /nodes/{node}/qemu/{vmid}/clone", pvetest.Fault{Times: 2, Error: "can't lock file '/var/lock/qemu-server/lock-9000.conf' - got timeout"})
+	w.node.Fail("POST /nodes/{node}/qemu/{vmid}/clone", pvenode.Fault{Times: 2, Error: "can't lock file '/var/lock/qemu-server/lock-9000.conf' - got timeout"})
 	spec := w.create(t, 1)
 	ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
 	if now := w.look(t, templateVMID); now != before {
@@ -164,7 +164,7 @@ func TestTrap31StopDuringShutdown(t *testing.T) {
 	w.farm.machines[spec.VMID].Deaf = true
 	w.farm.mu.Unlock()
 	asked := make(chan struct{})
-	w.node.Fail("shutdown.wait", pvetest.Fault{Reached: func() { close(asked) }})
+	w.node.Fail("shutdown.wait", pvenode.Fault{Reached: func() { close(asked) }})
 	data, err := w.root.Call(t.Context(), pve.Post, w.vmPath(spec.VMID)+"/status/shutdown", map[string][]string{"timeout": {"600"}})
 	ok(t, "shutdown", err)
 	<-asked
@@ -189,7 +189,7 @@ func TestTrap32StaleLock(t *testing.T) {
 		w := newWorld(t, worldConfig{shell: shell})
 		for i, point := range []string{"clone.config", "clone.volume", "clone.volumes"} {
 			spec := w.spec(1 + i)
-			w.node.Fail(point, pvetest.Fault{Kill: true, VMID: spec.VMID})
+			w.node.Fail(point, pvenode.Fault{Kill: true, VMID: spec.VMID})
 			err := w.driver.Create(t.Context(), spec)
 			if err == nil {
 				t.Fatalf("%s: the clone was not killed", point)
@@ -218,7 +218,7 @@ func TestTrap32StaleLock(t *testing.T) {
 func TestTrap34VolumeLeft(t *testing.T) {
 	w := newWorld(t, worldConfig{admin: true})
 	spec := w.create(t, 1)
-	w.node.Fail("free", pvetest.Fault{Error: "zfs error: cannot destroy 'rpool/data/vm-1001-disk-0': I/O error", Times: 1, VMID: spec.VMID})
+	w.node.Fail("free", pvenode.Fault{Error: "zfs error: cannot destroy 'rpool/data/vm-1001-disk-0': I/O error", Times: 1, VMID: spec.VMID})
 	ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
 	if left := w.left(t); len(left) > 0 {
 		t.Errorf("left: %q", left)

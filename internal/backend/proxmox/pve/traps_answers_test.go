@@ -8,13 +8,13 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // Trap 10: pvesh prints the log of the task before its name. Whoever decodes
 // the whole output takes a clone that was made for one that failed.
 func TestTrap10(t *testing.T) {
-	b := newBench(t, pvetest.Config{Waits: pvetest.ShortWaits()})
+	b := newBench(t, pvenode.Config{Waits: pvenode.ShortWaits()})
 	tr := pve.NewShell(pve.ShellOptions{Bin: b.Bin()})
 	c := pve.New(tr).WithPoll(quickPoll)
 	u, err := c.Clone(b.ctx(), "pve", 9000, pve.CloneOptions{NewID: 101, Name: "sb-101", Description: "two\nlines"})
@@ -41,8 +41,8 @@ func TestTrap10(t *testing.T) {
 
 // Of a task on another node pvesh prints log and name as one JSON string.
 func TestTrap10OnAnotherNode(t *testing.T) {
-	b := newBench(t, pvetest.Config{Nodes: []string{"pve", "pve2"}, Waits: pvetest.ShortWaits()})
-	b.AddTemplate(t, pvetest.Template{VMID: 9002, Node: "pve2"})
+	b := newBench(t, pvenode.Config{Nodes: []string{"pve", "pve2"}, Waits: pvenode.ShortWaits()})
+	b.AddTemplate(t, pvenode.Template{VMID: 9002, Node: "pve2"})
 	c := b.shell()
 	b.do(c.Clone(b.ctx(), "pve2", 9002, pve.CloneOptions{NewID: 101, Name: "sb-101", Description: "it's \"two\"\n$lines"}))
 	if err := c.Set(b.ctx(), "pve2", 101, pve.Changes{Set: map[string]string{"cores": "2"}}); err != nil {
@@ -67,7 +67,7 @@ func TestTrap10OnAnotherNode(t *testing.T) {
 // wordings. Whoever goes by the status takes a locked VM, or a storage that
 // does not answer, for one that is gone, and forgets it while it runs.
 func TestTrap11(t *testing.T) {
-	both(t, pvetest.Config{Waits: pvetest.ShortWaits()}, func(t *testing.T, b *bench) {
+	both(t, pvenode.Config{Waits: pvenode.ShortWaits()}, func(t *testing.T, b *bench) {
 		ctx := b.ctx()
 		_, err := b.c.Config(ctx, "pve", 777)
 		b.code(err, agentlab.CodeNotFound)
@@ -107,7 +107,7 @@ func TestTrap11(t *testing.T) {
 // may have failed. Whoever goes by the list resumes nothing, whoever goes by
 // "stopped" takes a VM that did not start for a running one.
 func TestTrap15(t *testing.T) {
-	both(t, pvetest.Config{Waits: pvetest.ShortWaits()}, func(t *testing.T, b *bench) {
+	both(t, pvenode.Config{Waits: pvenode.ShortWaits()}, func(t *testing.T, b *bench) {
 		b.clone(101)
 		b.do(b.c.Start(b.ctx(), "pve", 101))
 		b.do(b.c.Suspend(b.ctx(), "pve", 101))
@@ -145,7 +145,7 @@ func TestTrap15(t *testing.T) {
 // or args with one fails in the middle of a creation, and nothing over REST
 // takes a stale lock away.
 func TestTrap20(t *testing.T) {
-	b := newBench(t, pvetest.Config{Waits: pvetest.ShortWaits()})
+	b := newBench(t, pvenode.Config{Waits: pvenode.ShortWaits()})
 	b.clone(101)
 	for key, value := range map[string]string{"affinity": "0-1", "args": "-S"} {
 		err := b.c.Set(b.ctx(), "pve", 101, pve.Changes{Set: map[string]string{key: value}})
@@ -176,7 +176,7 @@ func TestTrap20(t *testing.T) {
 func TestTrap21(t *testing.T) {
 	const keys = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPZ1Zk8nHk7p2mWq6Fh0K0cGzq1m0m3eDq0oU0r6J5aB agent@lab\n"
 	for _, shell := range []bool{false, true} {
-		b := newBench(t, pvetest.Config{Waits: pvetest.ShortWaits()})
+		b := newBench(t, pvenode.Config{Waits: pvenode.ShortWaits()})
 		b.clone(101)
 		c := b.c
 		if shell {

@@ -9,14 +9,14 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // Trap 33: deleting a volume takes Datastore.Allocate, and no configuration is
 // looked at. Whoever deletes by what a list of his own says takes the disk of
 // a stopped VM.
 func TestTrap33(t *testing.T) {
-	b := newBench(t, pvetest.Config{Waits: pvetest.ShortWaits()})
+	b := newBench(t, pvenode.Config{Waits: pvenode.ShortWaits()})
 	b.clone(101)
 	tr := b.token(true, map[string][]string{"/storage/local-zfs": {"Datastore.AllocateSpace", "Datastore.Audit"}, "/vms/101": {"VM.Audit", "VM.Config.Disk"}})
 	c := pve.New(tr).WithPoll(quickPoll)
@@ -50,7 +50,7 @@ func TestTrap33(t *testing.T) {
 // the pool.
 func TestTrap34(t *testing.T) {
 	for _, version := range []string{"8.4", "9.2"} {
-		b := newBench(t, pvetest.Config{Version: version, Waits: pvetest.ShortWaits()})
+		b := newBench(t, pvenode.Config{Version: version, Waits: pvenode.ShortWaits()})
 		b.AddPool("agentlab")
 		need := pve.Needs{Templates: []int{9000}, Pool: "agentlab", Storages: []string{"local-zfs"}, Bridges: []string{"vmbr1"}}
 		v, err := b.c.Version(b.ctx())
@@ -67,7 +67,7 @@ func TestTrap34(t *testing.T) {
 		if vols, err := c.Content(b.ctx(), "pve", "local-zfs", "images", 101); err != nil || len(vols) != 2 {
 			t.Errorf("%s: while it is there: %+v %v", version, vols, err)
 		}
-		disarm := b.Fail("free", pvetest.Fault{Error: "zfs error: cannot destroy 'rpool/data/vm-101-disk-0': dataset is busy", Times: -1})
+		disarm := b.Fail("free", pvenode.Fault{Error: "zfs error: cannot destroy 'rpool/data/vm-101-disk-0': dataset is busy", Times: -1})
 		u, err = c.Destroy(b.ctx(), "pve", 101, false)
 		if err != nil {
 			t.Fatal(err)
@@ -107,7 +107,7 @@ func TestTrap34(t *testing.T) {
 // 596, an end can be read once, MACs are in lower case, an agent that is not
 // there takes 3 s to find out.
 func TestTrap35(t *testing.T) {
-	both(t, pvetest.Config{Waits: pvetest.ShortWaits()}, func(t *testing.T, b *bench) {
+	both(t, pvenode.Config{Waits: pvenode.ShortWaits()}, func(t *testing.T, b *bench) {
 		b.clone(101)
 		b.code(b.c.AgentPing(b.ctx(), "pve", 101), agentlab.CodeConflict)
 		b.do(b.c.Start(b.ctx(), "pve", 101))
@@ -157,7 +157,7 @@ func TestTrap35(t *testing.T) {
 // call. Whoever sends "true" is refused, whoever forgets the G grows a disk to
 // bytes.
 func TestTrap37(t *testing.T) {
-	both(t, pvetest.Config{Waits: pvetest.ShortWaits()}, func(t *testing.T, b *bench) {
+	both(t, pvenode.Config{Waits: pvenode.ShortWaits()}, func(t *testing.T, b *bench) {
 		b.clone(101)
 		for _, v := range []string{"true", "false", "yes", "no", "on", "off"} {
 			want := agentlab.CodeInvalid
@@ -192,7 +192,7 @@ func TestTrap37(t *testing.T) {
 // with both also to the token.
 func (b *bench) token(both bool, grants map[string][]string) pve.Transport {
 	b.t.Helper()
-	header := b.AddUser(pvetest.User{ID: "agentlab@pve", Tokens: []pvetest.Token{{ID: "ctl", Privsep: true}}})[0]
+	header := b.AddUser(pvenode.User{ID: "agentlab@pve", Tokens: []pvenode.Token{{ID: "ctl", Privsep: true}}})[0]
 	b.grant(both, grants)
 	id, secret, _ := strings.Cut(strings.TrimPrefix(header, "PVEAPIToken="), "=")
 	return b.rest(id, secret)
@@ -217,7 +217,7 @@ func (b *bench) grant(both bool, grants map[string][]string) {
 // and no message says which of the two lacks it.
 func TestTrap40(t *testing.T) {
 	for _, version := range []string{"8.4", "9.2"} {
-		b := newBench(t, pvetest.Config{Version: version, Waits: pvetest.ShortWaits()})
+		b := newBench(t, pvenode.Config{Version: version, Waits: pvenode.ShortWaits()})
 		b.AddPool("agentlab")
 		need := pve.Needs{TokenID: "agentlab@pve!ctl", Nodes: []string{"pve"}, Templates: []int{9000}, Pool: "agentlab", Storages: []string{"local-zfs"}, Bridges: []string{"vmbr1"}}
 		v, err := b.c.Version(b.ctx())

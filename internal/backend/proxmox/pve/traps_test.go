@@ -14,7 +14,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pvetest"
+	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
 // The traps of Proxmox VE that a client falls into, by their number in the
@@ -23,7 +23,7 @@ import (
 
 // bench is a fake node with a template 9000, and a root token's client.
 type bench struct {
-	*pvetest.Node
+	*pvenode.Node
 	t  *testing.T
 	ca []byte
 
@@ -34,8 +34,8 @@ type bench struct {
 
 var quickPoll = pve.Poll{First: 2 * time.Millisecond, Max: 20 * time.Millisecond}
 
-func newBench(t *testing.T, cfg pvetest.Config) *bench {
-	n := pvetest.New(t, cfg)
+func newBench(t *testing.T, cfg pvenode.Config) *bench {
+	n := pvenode.New(t, cfg)
 	ca, err := os.ReadFile(n.CAFile())
 	if err != nil {
 		t.Fatal(err)
@@ -43,12 +43,12 @@ func newBench(t *testing.T, cfg pvetest.Config) *bench {
 	b := &bench{Node: n, t: t, ca: ca}
 	b.id, b.secret = n.RootToken()
 	b.c = pve.New(b.rest(b.id, b.secret)).WithPoll(quickPoll)
-	n.AddTemplate(t, pvetest.Template{VMID: 9000, Size: 1 << 30})
+	n.AddTemplate(t, pvenode.Template{VMID: 9000, Size: 1 << 30})
 	return b
 }
 
 // both runs a test over REST and over the shell transport.
-func both(t *testing.T, cfg pvetest.Config, f func(t *testing.T, b *bench)) {
+func both(t *testing.T, cfg pvenode.Config, f func(t *testing.T, b *bench)) {
 	t.Run("rest", func(t *testing.T) { f(t, newBench(t, cfg)) })
 	t.Run("shell", func(t *testing.T) {
 		b := newBench(t, cfg)
@@ -114,7 +114,7 @@ func (b *bench) code(err error, want agentlab.Code) {
 // Trap 12: a refused token is answered after 3 s, without a body. Whoever
 // tries again spends the daemon's time; whoever wants a body says "EOF".
 func TestTrap12(t *testing.T) {
-	b := newBench(t, pvetest.Config{}) // with the real wait
+	b := newBench(t, pvenode.Config{}) // with the real wait
 	tr := b.rest("root@pam!t1", "00000000-0000-0000-0000-000000000000")
 	begin := time.Now()
 	_, err := pve.New(tr).Version(b.ctx())
@@ -131,12 +131,12 @@ func TestTrap12(t *testing.T) {
 // out all the same. Whoever takes that for a failure allocates a second disk,
 // or tells that nothing was done.
 func TestTrap13(t *testing.T) {
-	w := pvetest.ShortWaits()
+	w := pvenode.ShortWaits()
 	w.Proxy = 300 * time.Millisecond
-	b := newBench(t, pvetest.Config{Waits: w})
+	b := newBench(t, pvenode.Config{Waits: w})
 	b.clone(101)
 	hold := make(chan struct{})
-	b.Fail("alloc", pvetest.Fault{Hold: hold})
+	b.Fail("alloc", pvenode.Fault{Hold: hold})
 	err := b.c.Set(b.ctx(), "pve", 101, pve.Changes{Set: map[string]string{"scsi1": "local-zfs:1"}})
 	b.code(err, agentlab.CodeUnknownOutcome)
 	close(hold)
@@ -151,7 +151,7 @@ func TestTrap13(t *testing.T) {
 	}
 	// In a task there is no such wall.
 	hold = make(chan struct{})
-	b.Fail("alloc", pvetest.Fault{Hold: hold})
+	b.Fail("alloc", pvenode.Fault{Hold: hold})
 	u, err := b.c.SetTask(b.ctx(), "pve", 101, pve.Changes{Set: map[string]string{"scsi2": "local-zfs:1"}})
 	if err != nil {
 		t.Fatal(err)
@@ -164,9 +164,9 @@ func TestTrap13(t *testing.T) {
 // last line alone, and a log's page 50 lines. Whoever goes by "OK" destroys
 // again what is gone, whoever shows the exit status alone says nothing.
 func TestTrap14(t *testing.T) {
-	both(t, pvetest.Config{Version: "9.2", Waits: pvetest.ShortWaits()}, func(t *testing.T, b *bench) {
+	both(t, pvenode.Config{Version: "9.2", Waits: pvenode.ShortWaits()}, func(t *testing.T, b *bench) {
 		b.clone(101)
-		b.Fail("free", pvetest.Fault{Error: "zfs error: cannot destroy 'rpool/data/vm-101-disk-0': dataset is busy", Times: -1})
+		b.Fail("free", pvenode.Fault{Error: "zfs error: cannot destroy 'rpool/data/vm-101-disk-0': dataset is busy", Times: -1})
 		u, err := b.c.Destroy(b.ctx(), "pve", 101, false)
 		if err != nil {
 			t.Fatal(err)
@@ -177,7 +177,7 @@ func TestTrap14(t *testing.T) {
 		_, err = b.c.Config(b.ctx(), "pve", 101)
 		b.code(err, agentlab.CodeNotFound)
 
-		b.Fail("clone.finish", pvetest.Fault{Error: "zfs error: rpool/data/vm-102-disk-0"})
+		b.Fail("clone.finish", pvenode.Fault{Error: "zfs error: rpool/data/vm-102-disk-0"})
 		u, err = b.c.Clone(b.ctx(), "pve", 9000, pve.CloneOptions{NewID: 102, Full: true})
 		if err != nil {
 			t.Fatal(err)
@@ -198,7 +198,7 @@ func TestTrap14(t *testing.T) {
 // 5 s. A call into a connection that closes must not be sent again unless it
 // only reads.
 func TestTrap41(t *testing.T) {
-	b := newBench(t, pvetest.Config{Waits: pvetest.ShortWaits()})
+	b := newBench(t, pvenode.Config{Waits: pvenode.ShortWaits()})
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(b.ca)
 	naive := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, DisableKeepAlives: true}}
@@ -228,7 +228,7 @@ func TestTrap41(t *testing.T) {
 	const clone = "POST /nodes/{node}/qemu/{vmid}/clone"
 	for _, point := range []string{clone, clone + " done"} {
 		b.ResetCalls()
-		b.Fail(point, pvetest.Fault{Lost: true})
+		b.Fail(point, pvenode.Fault{Lost: true})
 		_, err := c.Clone(b.ctx(), "pve", 9000, pve.CloneOptions{NewID: 102})
 		b.code(err, agentlab.CodeUnknownOutcome)
 		if n := b.Calls()[clone]; n > 1 {
@@ -236,7 +236,7 @@ func TestTrap41(t *testing.T) {
 		}
 	}
 	const config = "GET /nodes/{node}/qemu/{vmid}/config"
-	b.Fail(config, pvetest.Fault{Lost: true})
+	b.Fail(config, pvenode.Fault{Lost: true})
 	if _, err := c.Config(b.ctx(), "pve", 9000); err != nil {
 		t.Errorf("a lost answer to what only reads is asked for again: %v", err)
 	}

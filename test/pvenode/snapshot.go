@@ -1,0 +1,385 @@
+package pvenode
+
+import (
+	"slices"
+	"time"
+)
+
+var (
+	pSnapname = param{name: "snapname", need: true, format: formatConfigID, maxLen: 40}
+	snapPath  = "/nodes/{node}/qemu/{vmid}/snapshot"
+)
+
+func snapPerm(c *call) *Error { return c.need("/vms/"+c.p.str("vmid"), "VM.Snapshot") }
+
+func rollbackPerm(c *call) *Error {
+	path := "/vms/" + c.p.str("vmid")
+	if c.may(path, "VM.Snapshot") || c.may(path, "VM.Snapshot.Rollback") {
+		return nil
+	}
+	return denied(path + ", VM.Snapshot|VM.Snapshot.Rollback")
+}
+
+func snapReadPerm(c *call) *Error {
+	path := "/vms/" + c.p.str("vmid")
+	for _, p := range []string{"VM.Snapshot", "VM.Snapshot.Rollback", "VM.Audit"} {
+		if c.may(path, p) {
+			return nil
+		}
+	}
+	return denied(path + ", VM.Snapshot|VM.Snapshot.Rollback|VM.Audit")
+}
+
+var snapshotTable = []endpoint{
+	{method: "GET", path: snapPath, perm: fwAudit, run: apiSnapshots},
+	{method: "POST", path: snapPath, perm: snapPerm, run: apiSnapshot, params: []param{pSnapname, {name: "vmstate", kind: kBool}, {name: "description"}}},
+	{method: "DELETE", path: snapPath + "/{snapname}", perm: snapPerm, run: apiDelsnapshot, params: []param{{name: "force", kind: kBool}}},
+	{method: "POST", path: snapPath + "/{snapname}/rollback", perm: rollbackPerm, run: apiRollback, params: []param{{name: "start", kind: kBool}}},
+	{method: "GET", path: snapPath + "/{snapname}/config", perm: snapReadPerm, run: apiSnapshotConfig},
+	{method: "PUT", path: snapPath + "/{snapname}/config", perm: snapPerm, run: apiSnapshotDescribe, params: []param{{name: "description"}}},
+}
+
+func apiSnapshots(c *call) (any, *Error) {
+	n := c.n
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	v, err := n.vmOn(c.p.num("vmid"), c.node)
+	if err != nil {
+		return nil, err
+	}
+	out := []map[string]any{}
+	for _, name := range sortedKeys(v.snaps) {
+		s := v.snaps[name]
+		e := map[string]any{"name": name, "snaptime": atoi(s["snaptime"]), "vmstate": bit(s["vmstate"] != ""), "description": s["description"]}
+		for _, k := range []string{"parent", "snapstate"} {
+			if s[k] != "" {
+				e[k] = s[k]
+			}
+		}
+		out = append(out, e)
+	}
+	now := map[string]any{"name": "current", "digest": v.digest(), "description": "You are here!", "running": bit(v.run != nil)}
+	if p := v.conf["parent"]; p != "" {
+		now["parent"] = p
+	}
+	return append(out, now), nil
+}
+
+func apiSnapshotConfig(c *call) (any, *Error) {
+	n := c.n
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	v, err := n.vmOn(c.p.num("vmid"), c.node)
+	if err != nil {
+		return nil, err
+	}
+	s := v.snaps[c.p.str("snapname")]
+	if s == nil {
+		return nil, dief("snapshot '%s' does not exist", c.p.str("snapname"))
+	}
+	out := map[string]any{}
+	for k, val := range s {
+		out[k] = jsonValue(k, val)
+	}
+	return out, nil
+}
+
+func apiSnapshotDescribe(c *call) (any, *Error) {
+	vmid := c.p.num("vmid")
+	v, unlock, err := c.lockUnlocked(vmid)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	c.n.mu.Lock()
+	defer c.n.mu.Unlock()
+	s := v.snaps[c.p.str("snapname")]
+	if s == nil {
+		return nil, dief("snapshot '%s' does not exist", c.p.str("snapname"))
+	}
+	if c.p.has("description") {
+		s["description"] = c.p.str("description")
+	}
+	return nil, nil
+}
+
+// keptBySnapshot tells whether a line of a config goes into its snapshot, and
+// back.
+func keptBySnapshot(k string) bool {
+	return !isUnused(k) && !contains([]string{"snapstate", "snaptime", "vmstate", "lock", "digest", "description"}, k)
+}
+
+func apiSnapshot(c *call) (any, *Error) {
+	vmid, name := c.p.num("vmid"), c.p.str("snapname")
+	if name == "current" || name == "pending" {
+		return nil, dief("unable to use snapshot name '%s' (reserved name)", name)
+	}
+	return c.fork("qmsnapshot", itoa(vmid), func(w *call) *Error { return w.snapshot(vmid, name) })
+}
+
+func (c *call) snapshot(vmid int, name string) *Error {
+	v, err := c.snapshotPrepare(vmid, name)
+	if err != nil {
+		return err
+	}
+	c.n.mu.Lock()
+	s := v.snaps[name]
+	slots := s.drives()
+	frozen := v.run != nil && agentEnabled(v.conf)
+	run := v.run
+	c.n.mu.Unlock()
+	driveOrder(slots)
+	if frozen {
+		_, _ = run.guest.Agent(c.ctx, "guest-fsfreeze-freeze", nil)
+	}
+	var made []string
+	for _, slot := range slots {
+		d := parseDrive(s[slot])
+		if d.cdrom() {
+			continue
+		}
+		c.say("snapshotting 'drive-%s' (%s)", slot, d.file)
+		if err = c.n.point(c, "snapshot.volume"); err == nil {
+			err = c.volumeSnapshot(d.file, name)
+		}
+		if err != nil {
+			break
+		}
+		made = append(made, d.file)
+	}
+	if frozen {
+		_, _ = run.guest.Agent(c.ctx, "guest-fsfreeze-thaw", nil)
+	}
+	if err != nil {
+		c.warn("snapshot create failed: starting cleanup")
+		for _, volid := range made {
+			_ = c.volumeUnsnapshot(volid, name)
+		}
+	}
+	unlock, lockErr := c.lockVM(vmid)
+	if lockErr != nil {
+		return lockErr
+	}
+	defer unlock()
+	c.n.mu.Lock()
+	defer c.n.mu.Unlock()
+	delete(v.conf, "lock")
+	if err != nil {
+		delete(v.snaps, name)
+		return err
+	}
+	delete(s, "snapstate")
+	v.conf["parent"] = name
+	return nil
+}
+
+// snapshotPrepare writes the section of the snapshot and lock: snapshot.
+func (c *call) snapshotPrepare(vmid int, name string) (*vm, *Error) {
+	unlock, err := c.lockVM(vmid)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	n := c.n
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	v, err := n.vmOn(vmid, c.node)
+	switch {
+	case err != nil:
+		return nil, err
+	case v.template():
+		return nil, dief("you can't take a snapshot if it's a template")
+	}
+	if err := v.checkLock(); err != nil {
+		return nil, err
+	}
+	if v.snaps[name] != nil {
+		return nil, dief("snapshot name '%s' already used", name)
+	}
+	if !n.snapshottable(v.conf, c.node) {
+		return nil, dief("snapshot feature is not available")
+	}
+	s := section{"snapstate": "prepare", "snaptime": itoa(int(time.Now().Unix()))}
+	for k, val := range v.conf {
+		if keptBySnapshot(k) {
+			s[k] = val
+		}
+	}
+	if d := c.p.str("description"); d != "" {
+		s["description"] = d
+	}
+	v.snaps[name] = s
+	v.conf["lock"] = "snapshot"
+	return v, nil
+}
+
+// snapshottable tells whether every disk of a config can be snapshotted; mu is
+// held.
+func (n *Node) snapshottable(conf section, node string) bool {
+	for _, slot := range conf.drives() {
+		d := parseDrive(conf[slot])
+		if d.cdrom() {
+			continue
+		}
+		s, r, vol, err := n.findVolume(node, d.file)
+		if err != nil || !s.hasFeature(vol, r, "snapshot", "") {
+			return false
+		}
+	}
+	return true
+}
+
+// snapshotOf finds a volume of a snapshot, under its storage's lock.
+func (c *call) withVolume(volid string, do func(s *storage, r ref, v *volume) *Error) *Error {
+	c.n.mu.Lock()
+	s, r, v, err := c.n.findVolume(c.node, volid)
+	c.n.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if v == nil {
+		return s.missing(r, volid)
+	}
+	unlock, err := c.storageLock(s)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	c.n.mu.Lock()
+	defer c.n.mu.Unlock()
+	return do(s, r, v)
+}
+
+// missing is how a storage tells of a volume that is not there.
+func (s *storage) missing(r ref, volid string) *Error {
+	if s.Type == ZFSPool {
+		return dief("zfs error: cannot open '%s/%s': dataset does not exist", s.Pool, r.key).exit(1)
+	}
+	return dief("volume '%s' does not exist", volid)
+}
+
+func (c *call) volumeSnapshot(volid, name string) *Error {
+	return c.withVolume(volid, func(s *storage, r ref, v *volume) *Error {
+		switch {
+		case slices.Contains(v.snaps, name) && s.Type == ZFSPool:
+			return dief("zfs error: cannot create snapshot '%s/%s@%s': dataset already exists", s.Pool, r.key, name)
+		case slices.Contains(v.snaps, name):
+			return dief("snapshot '%s' of '%s' exists", name, volid)
+		case s.full:
+			return s.noSpace(r.key)
+		}
+		v.snaps = append(v.snaps, name)
+		return nil
+	})
+}
+
+func (c *call) volumeUnsnapshot(volid, name string) *Error {
+	return c.withVolume(volid, func(s *storage, r ref, v *volume) *Error {
+		if !slices.Contains(v.snaps, name) {
+			return nil
+		}
+		for _, k := range s.at(c.node) {
+			if k.parent == r.key && k.parentSnap == name && s.Type == ZFSPool {
+				return dief("zfs error: cannot destroy '%s/%s@%s': snapshot has dependent clones", s.Pool, r.key, name)
+			}
+		}
+		v.snaps = slices.DeleteFunc(v.snaps, func(n string) bool { return n == name })
+		return nil
+	})
+}
+
+func apiDelsnapshot(c *call) (any, *Error) {
+	vmid, name := c.p.num("vmid"), c.p.str("snapname")
+	return c.fork("qmdelsnapshot", itoa(vmid), func(w *call) *Error { return w.delsnapshot(vmid, name) })
+}
+
+func (c *call) delsnapshot(vmid int, name string) *Error {
+	v, s, err := c.delsnapshotPrepare(vmid, name)
+	if err != nil {
+		return err
+	}
+	slots := s.drives()
+	driveOrder(slots)
+	var unused []string
+	for _, slot := range slots {
+		d := parseDrive(s[slot])
+		if d.cdrom() {
+			continue
+		}
+		if err := c.n.point(c, "delsnapshot.volume"); err != nil {
+			return err // lock: snapshot-delete stays
+		}
+		if err := c.volumeUnsnapshot(d.file, name); err != nil {
+			if !c.p.yes("force") {
+				return err
+			}
+			c.warn("%s", err.Message)
+			continue
+		}
+		unused = append(unused, d.file)
+		if !c.p.yes("force") {
+			c.n.mu.Lock()
+			delete(s, slot)
+			c.n.mu.Unlock()
+		}
+	}
+	unlock, err := c.lockVM(vmid)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	c.n.mu.Lock()
+	defer c.n.mu.Unlock()
+	parent := s["parent"]
+	for _, of := range append([]section{v.conf}, sections(v.snaps)...) {
+		if of["parent"] == name {
+			of["parent"] = parent
+			if parent == "" {
+				delete(of, "parent")
+			}
+		}
+	}
+	delete(v.snaps, name)
+	delete(v.conf, "lock")
+	// Foreign volumes too become unused; what a drive uses is dropped again.
+	for _, volid := range unused {
+		v.addUnused(c.n, volid)
+	}
+	v.tidy()
+	return nil
+}
+
+func sections(m map[string]section) []section {
+	var out []section
+	for _, k := range sortedKeys(m) {
+		out = append(out, m[k])
+	}
+	return out
+}
+
+func (c *call) delsnapshotPrepare(vmid int, name string) (*vm, section, *Error) {
+	unlock, err := c.lockVM(vmid)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer unlock()
+	n := c.n
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	v, err := n.vmOn(vmid, c.node)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case v.snaps[name] == nil:
+		return nil, nil, dief("snapshot '%s' does not exist", name)
+	}
+	if err := v.checkLock(); err != nil {
+		return nil, nil, err
+	}
+	if v.template() {
+		return nil, nil, dief("you can't delete a snapshot if vm is a template")
+	}
+	v.conf["lock"] = "snapshot-delete"
+	v.snaps[name]["snapstate"] = "delete"
+	return v, v.snaps[name], nil
+}
