@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/internal/verify"
 )
@@ -117,7 +118,7 @@ func TestWithoutInternet(t *testing.T) {
 				}
 				why := rep.SkipReasons()
 				if !rep.OK() || len(why) != 1 || why[0].Reason != tt.reason || why[0].Count != rep.Skipped || rep.Skipped < 1 {
-					t.Errorf("failed: %+v, skipped: %+v", rep.Failures(), why)
+					t.Errorf("failed: %+v, skipped: %+v", probetest.Failures(rep), why)
 				}
 			})
 		})

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/internal/verify"
 )
@@ -114,7 +115,7 @@ func TestRun(t *testing.T) {
 	svc, guests := newService(nat, answer(reach(t, nat)), nil)
 	sb, rep, err := svc.Run(t.Context(), "box", "")
 	if err != nil || sb.VMID != 1001 || !rep.OK() || rep.Skipped != 0 {
-		t.Fatalf("%v: %+v", err, rep.Failures())
+		t.Fatalf("%v: %+v", err, probetest.Failures(rep))
 	}
 	if r := <-guests.asked; r.User != "root" || strings.Join(r.Command, " ") != "agent-runner probe" {
 		t.Errorf("asked for %+v", r)
@@ -142,7 +143,7 @@ func TestRunReadsRecords(t *testing.T) {
 		if err != nil || rep.OK() {
 			t.Fatalf("%v: passed without records", err)
 		}
-		for _, o := range rep.Failures() {
+		for _, o := range probetest.Failures(rep) {
 			if o.Check.ID == "lan-10" && !strings.Contains(o.Detail, "allowed by mode.nat") && !strings.Contains(o.Detail, "no record") {
 				t.Errorf("lan-10: %s", o.Detail)
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
 )
 
 // buildFlags are for the programs under test.
@@ -22,13 +23,13 @@ var buildFlags = []string{"-tags", "mutation"}
 func TestMutationInVM(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "drop")
 	p := newProbeLab(t, egress.DropRuleFileEnv+"="+file)
-	variants := slices.DeleteFunc(probe.Reference(), func(v probe.Variant) bool { return len(v.Network.Layers) > 0 })
+	variants := slices.DeleteFunc(probetest.Reference(), func(v probetest.Variant) bool { return len(v.Network.Layers) > 0 })
 	for _, v := range variants { // else a mutant would be caught by what fails anyway
-		for _, o := range p.table(v, 15).Failures() {
+		for _, o := range probetest.Failures(p.table(v, 15)) {
 			t.Fatalf("%s: %s fails with all rules in force: %s", v.Name, o.Check.ID, o.Detail)
 		}
 	}
-	mutants, err := probe.Mutants(variants, probeEnv)
+	mutants, err := probetest.Mutants(variants, probeEnv)
 	if err != nil {
 		t.Fatal(err)
 	}

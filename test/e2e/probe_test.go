@@ -20,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
 )
 
@@ -124,7 +125,7 @@ func newProbeLab(t *testing.T, env ...string) *probeLab {
 	return p
 }
 
-func probeEnv(v probe.Variant) probe.Env {
+func probeEnv(v probetest.Variant) probe.Env {
 	return probe.Env{
 		Network: v.Network, Targets: v.Targets, Frames: true, ControllerPort: 8844,
 		Guest4: netip.MustParseAddr("10.77.0.2"), Gateway4: netip.MustParseAddr("10.77.0.1"), Neighbour4: netip.MustParseAddr("10.77.0.3"),
@@ -134,7 +135,7 @@ func probeEnv(v probe.Variant) probe.Env {
 
 // table gives the sandbox a policy and tries rows of the table under it; none
 // named means all.
-func (p *probeLab) table(v probe.Variant, patience int, ids ...string) probe.Report {
+func (p *probeLab) table(v probetest.Variant, patience int, ids ...string) probe.Report {
 	p.Helper()
 	p.networkProfile(probed, v.Network)
 	p.ok("policy", "reload", probed)
@@ -164,12 +165,12 @@ func (p *probeLab) table(v probe.Variant, patience int, ids ...string) probe.Rep
 func TestProbeTable(t *testing.T) {
 	t.Parallel()
 	p := newProbeLab(t)
-	for _, v := range probe.Reference() {
+	for _, v := range probetest.Reference() {
 		if len(v.Network.Layers) > 0 {
 			continue // a repository's: see TestUserspace of package probe
 		}
 		rep := p.table(v, 15)
-		for _, o := range rep.Failures() {
+		for _, o := range probetest.Failures(rep) {
 			t.Errorf("%s: %s (%s): %s", v.Name, o.Check.ID, o.Check.Shows, o.Detail)
 		}
 		if rep.Skipped > 0 {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
 )
 
 // Answer is what a Responder says, on every protocol.
@@ -144,7 +145,7 @@ func (n *Net) ProbeWorld() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.trap = trap
-	for _, name := range probe.ReferenceNames() {
+	for _, name := range probetest.ReferenceNames() {
 		n.zone[canonical(name.Name)] = name.Addrs
 		if len(name.Later) > 0 {
 			n.later[canonical(name.Name)] = name.Later

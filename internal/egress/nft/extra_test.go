@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
 )
 
 // extra is what a bridge has to show beside the table: it tells what is
@@ -252,7 +253,7 @@ func TestExtras(t *testing.T) {
 	w.surroundings()
 	w.controller()
 	m := w.manager(Options{})
-	s := w.tenants(m, probe.Reference()[0].Network)
+	s := w.tenants(m, probetest.Reference()[0].Network)
 	for _, x := range slices.Concat(extras, attacks) {
 		t.Run(x.id, func(t *testing.T) {
 			if fault := x.run(w, m, s); fault != "" {

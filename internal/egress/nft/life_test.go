@@ -10,7 +10,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
 )
 
 func (p *peer) hold(id, target string) bool {
@@ -121,7 +121,7 @@ func TestServingEndsClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := w.tenants(m, agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: rulesOf("site.probe.example.com", "192.31.196.20:8080")})
-	addr := probe.ReferenceTargets().SiteAddr
+	addr := probetest.ReferenceTargets().SiteAddr
 	if err := m.learn(s[0].VMID, m.members[s[0].VMID].gate, "site.probe.example.com.", []netip.Addr{addr}, 1<<40); err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
 )
 
 // doubled are the rules whose removal alone changes nothing that could be
@@ -67,7 +68,7 @@ func TestMutations(t *testing.T) {
 	log := &records{}
 	m := w.manager(Options{Audit: log.add})
 	found := map[string]string{}
-	for _, v := range probe.Reference() {
+	for _, v := range probetest.Reference() {
 		if v.Network.Mode == agentlab.NetworkOff {
 			v.Network.Deny = nil
 		}
@@ -120,7 +121,7 @@ func TestMutations(t *testing.T) {
 
 // firstFault runs the table and, in mode nat, the extras, and returns the
 // first thing that is wrong.
-func (w *world) firstFault(m *Manager, s [2]Sandbox, v probe.Variant, _ *records) string {
+func (w *world) firstFault(m *Manager, s [2]Sandbox, v probetest.Variant, _ *records) string {
 	w.t.Helper()
 	w.settle()
 	env := w.env(s, v, &records{})
@@ -129,7 +130,7 @@ func (w *world) firstFault(m *Manager, s [2]Sandbox, v probe.Variant, _ *records
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if f := rep.Failures(); len(f) > 0 {
+	if f := probetest.Failures(rep); len(f) > 0 {
 		return f[0].Check.ID + ": " + strings.TrimSpace(f[0].Detail)
 	}
 	if v.Name != "nat" {

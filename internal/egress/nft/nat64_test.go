@@ -8,7 +8,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
 )
 
 // nat64Resolver is a resolver of a network with a NAT64 under a prefix of its
@@ -42,7 +42,7 @@ func TestNetworksOwnNAT64(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			m := w.manager(Options{Resolver: c.resolver})
-			w.tenants(m, probe.Reference()[0].Network)
+			w.tenants(m, probetest.Reference()[0].Network)
 			for _, target := range []string{private, public} {
 				if w.guests[0].reaches("udp", target) {
 					t.Errorf("%s was reached", target)
@@ -58,7 +58,7 @@ func TestNetworksOwnNAT64(t *testing.T) {
 		})
 	}
 	w := newWorld(t)
-	w.tenants(w.manager(Options{}), probe.Reference()[0].Network)
+	w.tenants(w.manager(Options{}), probetest.Reference()[0].Network)
 	if !w.guests[0].mustReach("udp", private) {
 		t.Error("the test proves nothing: what it wants closed is not open in a network without NAT64")
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
 )
 
 // tenants lets both sandboxes in: the first with the policy, the second with
@@ -65,7 +66,7 @@ func (r *records) all(context.Context) ([]agentlab.EgressRecord, error) {
 	return slices.Clone(r.list), nil
 }
 
-func (w *world) env(s [2]Sandbox, v probe.Variant, log *records) probe.Env {
+func (w *world) env(s [2]Sandbox, v probetest.Variant, log *records) probe.Env {
 	c := testConfig()
 	return probe.Env{
 		Network: v.Network, Targets: v.Targets, Frames: true, Cards: true,
@@ -86,7 +87,7 @@ func TestProbeTable(t *testing.T) {
 	w.controller()
 	log := &records{}
 	m := w.manager(Options{Audit: log.add})
-	for _, v := range probe.Reference() {
+	for _, v := range probetest.Reference() {
 		t.Run(v.Name, func(t *testing.T) {
 			if v.Network.Mode == agentlab.NetworkOff {
 				v.Network.Deny = nil

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
 )
 
 var update = flag.Bool("update", false, "write docs/probes.md anew")
@@ -32,14 +33,14 @@ func TestDocument(t *testing.T) {
 	var ids []string
 	rows := map[string]probe.Check{}
 	wants := map[string][]string{}
-	for i, v := range probe.Reference() {
+	for i, v := range probetest.Reference() {
 		e := env(v)
 		e.Host, e.Cards = nil, true
 		last := ""
 		for _, c := range probe.Table(e) {
 			if _, known := rows[c.ID]; !known {
 				rows[c.ID] = c
-				wants[c.ID] = slices.Repeat([]string{"–"}, len(probe.Reference()))
+				wants[c.ID] = slices.Repeat([]string{"–"}, len(probetest.Reference()))
 				ids = slices.Insert(ids, slices.Index(ids, last)+1, c.ID)
 			}
 			wants[c.ID][i] = string(c.Want)

@@ -13,11 +13,12 @@ import (
 
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
 )
 
-func mutants(t *testing.T) []probe.Mutant {
+func mutants(t *testing.T) []probetest.Mutant {
 	t.Helper()
-	list, err := probe.Mutants(probe.Reference(), userspaceEnv)
+	list, err := probetest.Mutants(probetest.Reference(), userspaceEnv)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,8 +53,8 @@ func ruleConstants(t *testing.T) []string {
 func TestEveryRuleIsGuarded(t *testing.T) {
 	list := mutants(t)
 	for _, rule := range ruleConstants(t) {
-		listed := slices.ContainsFunc(list, func(m probe.Mutant) bool { return m.Rule == rule && len(m.Rows) > 0 })
-		if !listed && probe.Excused(rule) == "" {
+		listed := slices.ContainsFunc(list, func(m probetest.Mutant) bool { return m.Rule == rule && len(m.Rows) > 0 })
+		if !listed && probetest.Excused(rule) == "" {
 			t.Errorf("no row of the table guards %s", rule)
 		}
 	}
@@ -64,8 +65,8 @@ func TestMutation(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "drop")
 	t.Setenv(egress.DropRuleFileEnv, file)
 	u := newUserspace(t)
-	for _, v := range probe.Reference() { // else a mutant would be caught by what fails anyway
-		for _, o := range u.run(t, v).Failures() {
+	for _, v := range probetest.Reference() { // else a mutant would be caught by what fails anyway
+		for _, o := range probetest.Failures(u.run(t, v)) {
 			t.Fatalf("%s: %s fails with all rules in force: %s", v.Name, o.Check.ID, o.Detail)
 		}
 	}

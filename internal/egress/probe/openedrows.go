@@ -1,9 +1,7 @@
 package probe
 
-import "net/netip"
-
-// hostName is what the host itself is called by its guests.
-const hostName = "host.agentlab.internal"
+// HostName is the name under which guests reach the host itself.
+const HostName = "host.agentlab.internal"
 
 // opened are the rows of private destinations that the operator opened: they
 // are reached, and nothing beside them is.
@@ -36,7 +34,7 @@ func (t *table) opened() {
 			question(n, "A"))
 	}
 	if gw := t.env.Gateway4; gw.IsValid() && o.HostPort != 0 {
-		reach("private-host", "a port of the host that the operator opened is reached", tcpTo(hostName+":"+itoa(o.HostPort)))
+		reach("private-host", "a port of the host that the operator opened is reached", tcpTo(HostName+":"+itoa(o.HostPort)))
 		t.add(Check{ID: "private-host-port", Shows: "no other port of the host is reached", Want: Closed, Rule: ruleController}, tcpTo(at(gw, o.HostPort+1)))
 	}
 }
@@ -49,7 +47,3 @@ func firstLabel(name string) string {
 	}
 	return name
 }
-
-// privateAddr is an address of the reference world's private network that no
-// other row is about.
-var privateAddr = netip.MustParseAddr("10.9.8.7")

@@ -46,11 +46,6 @@ type Report struct {
 // OK tells whether no row failed and some passed.
 func (r Report) OK() bool { return r.Failed == 0 && r.Passed > 0 }
 
-// Failures returns the rows that failed.
-func (r Report) Failures() []Outcome {
-	return slices.DeleteFunc(slices.Clone(r.Outcomes), func(o Outcome) bool { return o.Status != Fail })
-}
-
 // Run tries the table of env through exec. The error is exec's, that of
 // Records, or unavailable when the guest's results make no sense; what a row
 // shows is in the report, and no error.
@@ -72,7 +67,7 @@ func RunChecks(ctx context.Context, exec Exec, env Env, checks []Check) (Report,
 	}
 	var probes []guestapi.Probe
 	for _, c := range checks {
-		if skip(env, c) != "" {
+		if SkipDetail(env, c) != "" {
 			continue
 		}
 		for _, p := range c.Probes {
@@ -108,8 +103,8 @@ type run struct {
 	outside Outside
 }
 
-// skip tells why a row cannot be tried here; "" when it can.
-func skip(env Env, c Check) string {
+// SkipDetail returns why a row cannot be tried in env; "" when it can.
+func SkipDetail(env Env, c Check) string {
 	for _, p := range c.Probes {
 		if p.Kind == "raw" && !env.Frames {
 			return "sending frames needs root in the guest"
@@ -193,7 +188,7 @@ func (r *run) await(ctx context.Context, checks []Check) error {
 
 // unrecorded tells whether a row still lacks a record.
 func (r *run) unrecorded(c Check) bool {
-	return skip(r.env, c) == "" && r.recordsOf(c) != "" && r.absent(c) == ""
+	return SkipDetail(r.env, c) == "" && r.recordsOf(c) != "" && r.absent(c) == ""
 }
 
 func (r *run) report(checks []Check) Report {
@@ -222,7 +217,7 @@ func (r *run) report(checks []Check) Report {
 // judge decides one row.
 func (r *run) judge(c Check) Outcome {
 	o := Outcome{Check: c, Status: Pass}
-	if why := skip(r.env, c); why != "" {
+	if why := SkipDetail(r.env, c); why != "" {
 		o.Status, o.Detail = Skip, why
 		return o
 	}

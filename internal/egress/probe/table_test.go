@@ -14,9 +14,10 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
 )
 
-func env(v probe.Variant) probe.Env {
+func env(v probetest.Variant) probe.Env {
 	return probe.Env{
 		Network: v.Network, Targets: v.Targets, Frames: true, ControllerPort: 8844,
 		Guest4: netip.MustParseAddr("10.77.0.2"), Gateway4: netip.MustParseAddr("10.77.0.1"),
@@ -28,7 +29,7 @@ func env(v probe.Variant) probe.Env {
 
 // Every row can be told from the others, and its probes from each other.
 func TestRows(t *testing.T) {
-	for _, v := range probe.Reference() {
+	for _, v := range probetest.Reference() {
 		ids, probes := map[string]bool{}, map[string]bool{}
 		blocked := map[probe.Trace]string{}
 		for _, c := range probe.Table(env(v)) {
@@ -63,7 +64,7 @@ func TestRows(t *testing.T) {
 // refuses them for what they ask and not for being broken.
 func TestFrames(t *testing.T) {
 	count := 0
-	for _, c := range probe.Table(env(probe.Reference()[0])) {
+	for _, c := range probe.Table(env(probetest.Reference()[0])) {
 		for _, p := range c.Probes {
 			if p.Kind != "raw" {
 				continue
@@ -146,7 +147,7 @@ func guest(e probe.Env, change map[string]guestapi.ProbeResult) probe.Exec {
 
 func failures(r probe.Report) []string {
 	var out []string
-	for _, o := range r.Failures() {
+	for _, o := range probetest.Failures(r) {
 		out = append(out, o.Check.ID)
 	}
 	return out
@@ -154,7 +155,7 @@ func failures(r probe.Report) []string {
 
 func TestRunJudgesAnswers(t *testing.T) {
 	t.Parallel()
-	e := env(probe.Reference()[2])
+	e := env(probetest.Reference()[2])
 	r, err := probe.Run(t.Context(), guest(e, nil), e)
 	if err != nil || !r.OK() || r.Skipped != 0 {
 		t.Fatalf("%v: failed %v", err, failures(r))
@@ -176,7 +177,7 @@ func TestRunJudgesAnswers(t *testing.T) {
 
 func TestRunWantsRecords(t *testing.T) {
 	t.Parallel()
-	e := env(probe.Reference()[0])
+	e := env(probetest.Reference()[0])
 	var all []agentlab.EgressRecord
 	for _, c := range probe.Table(e) {
 		for i, tr := range c.Traces {
@@ -204,14 +205,14 @@ func TestRunWantsRecords(t *testing.T) {
 	if want := []string{"lan-172", "metadata", "tailnet"}; err != nil || !slices.Equal(slices.Sorted(slices.Values(failures(r))), want) {
 		t.Fatalf("%v: failed %v, want %v", err, failures(r), want)
 	}
-	for _, o := range r.Failures() {
+	for _, o := range probetest.Failures(r) {
 		t.Logf("%s: %s", o.Check.ID, o.Detail)
 	}
 }
 
 func TestRunWatchesOutside(t *testing.T) {
 	t.Parallel()
-	e := env(probe.Reference()[2])
+	e := env(probetest.Reference()[2])
 	e.Outside = func() probe.Outside {
 		return probe.Outside{
 			Flows: []probe.Trace{
@@ -231,7 +232,7 @@ func TestRunWatchesOutside(t *testing.T) {
 
 func TestRunTrustsNoGuest(t *testing.T) {
 	t.Parallel()
-	e := env(probe.Reference()[0])
+	e := env(probetest.Reference()[0])
 	honest := guest(e, nil)
 	for name, lie := range map[string]func([]guestapi.ProbeResult) []guestapi.ProbeResult{
 		"a result left out": func(r []guestapi.ProbeResult) []guestapi.ProbeResult { return r[1:] },
@@ -258,7 +259,7 @@ func TestRunTrustsNoGuest(t *testing.T) {
 // table is tried on live sandboxes too.
 func TestTableLeavesOutWhatIsOpened(t *testing.T) {
 	t.Parallel()
-	e := env(probe.Reference()[0])
+	e := env(probetest.Reference()[0])
 	e.Network.Private = []agentlab.PrivateTarget{{Host: "192.168.1.1", Port: 80, Reason: "a router"}}
 	found := 0
 	for _, c := range probe.Table(e) {

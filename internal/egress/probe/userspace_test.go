@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
 	"github.com/agentlab-vm/agentlab/test/netguest"
@@ -49,7 +50,7 @@ func newUserspace(t *testing.T) *userspace {
 	})
 	var err error
 	u.net, err = vnet.New(vnet.Config{
-		Link: u.Link, Policy: policy(t, probe.Reference()[0].Network), Dialer: u.world,
+		Link: u.Link, Policy: policy(t, probetest.Reference()[0].Network), Dialer: u.world,
 		Services: map[uint16]func(net.Conn){8844: controller},
 		Audit:    u.record,
 	})
@@ -84,7 +85,7 @@ func (u *userspace) record(r agentlab.EgressRecord) {
 	u.records = append(u.records, r)
 }
 
-func userspaceEnv(v probe.Variant) probe.Env {
+func userspaceEnv(v probetest.Variant) probe.Env {
 	return probe.Env{
 		Network: v.Network, Targets: v.Targets, Frames: true, ControllerPort: 8844,
 		Guest4: vnet.DefaultGuest, Gateway4: vnet.DefaultGateway, Neighbour4: vnet.DefaultGuest.Next(),
@@ -93,7 +94,7 @@ func userspaceEnv(v probe.Variant) probe.Env {
 }
 
 // run tries the table under a policy.
-func (u *userspace) run(t *testing.T, v probe.Variant, checks ...string) probe.Report {
+func (u *userspace) run(t *testing.T, v probetest.Variant, checks ...string) probe.Report {
 	t.Helper()
 	u.net.SetPolicy(policy(t, v.Network))
 	u.world.ForgetOutside()
@@ -118,9 +119,9 @@ func (u *userspace) run(t *testing.T, v probe.Variant, checks ...string) probe.R
 // The table holds for the userspace network under every reference policy.
 func TestUserspace(t *testing.T) {
 	u := newUserspace(t)
-	for _, v := range probe.Reference() {
+	for _, v := range probetest.Reference() {
 		r := u.run(t, v)
-		for _, o := range r.Failures() {
+		for _, o := range probetest.Failures(r) {
 			t.Errorf("%s: %s (%s): %s", v.Name, o.Check.ID, o.Check.Shows, o.Detail)
 		}
 		t.Logf("%s: %d passed, %d failed, %d skipped", v.Name, r.Passed, r.Failed, r.Skipped)

@@ -1,11 +1,12 @@
 //go:build mutation
 
-package probe
+package probetest
 
 import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe"
 )
 
 // Mutant is one rule that is taken out of force, under one policy.
@@ -50,7 +51,7 @@ func Excused(rule string) string { return excused[rule] }
 // Mutants are all rules that the variants' policies have, all that hold under
 // every policy, and the checks of frames, each once, with the rows that guard
 // it. env says where the table is run.
-func Mutants(variants []Variant, env func(Variant) Env) ([]Mutant, error) {
+func Mutants(variants []Variant, env func(Variant) probe.Env) ([]Mutant, error) {
 	var out []Mutant
 	seen := map[string]bool{}
 	add := func(v Variant, rule string, rows []string) {
@@ -63,11 +64,11 @@ func Mutants(variants []Variant, env func(Variant) Env) ([]Mutant, error) {
 		e := env(v)
 		var reach, order []string
 		guards := map[string][]string{}
-		for _, c := range Table(e) {
+		for _, c := range probe.Table(e) {
 			switch {
-			case c.Want == Reach && skip(e, c) == "":
+			case c.Want == probe.Reach && probe.SkipDetail(e, c) == "":
 				reach = append(reach, c.ID)
-			case c.Rule != "" && skip(e, c) == "" && (!c.IPv6 || e.Guest6.IsValid()):
+			case c.Rule != "" && probe.SkipDetail(e, c) == "" && (!c.IPv6 || e.Guest6.IsValid()):
 				if guards[c.Rule] == nil {
 					order = append(order, c.Rule)
 				}
@@ -115,28 +116,14 @@ func Mutants(variants []Variant, env func(Variant) Env) ([]Mutant, error) {
 // always.rebinding.
 func opened(host string) []string {
 	return map[string][]string{
-		"10.9.8.9": {"private-address"}, "fd12:9:8::9": {"private-address6"}, "gateway.corp": {"private-name", "private-tls"}, hostName: {"private-host"},
+		"10.9.8.9": {"private-address"}, "fd12:9:8::9": {"private-address6"}, "gateway.corp": {"private-name", "private-tls"}, probe.HostName: {"private-host"},
 	}[host]
 }
 
-// Rows returns the rows of a table with one of the ids.
-func Rows(table []Check, ids ...string) []Check {
-	var out []Check
-	for _, c := range table {
-		for _, id := range ids {
-			if c.ID == id {
-				out = append(out, c)
-				break
-			}
-		}
-	}
-	return out
-}
-
 // Line is how the result of a mutant is printed.
-func (m Mutant) Line(r Report) (line string, caught bool) {
+func (m Mutant) Line(r probe.Report) (line string, caught bool) {
 	noticed := []string{}
-	for _, o := range r.Failures() {
+	for _, o := range Failures(r) {
 		noticed = append(noticed, o.Check.ID)
 	}
 	result, why := "caught", strings.Join(noticed, " ")

@@ -1,9 +1,15 @@
-package probe
+// Package probetest is the reference world of the probe table: the names,
+// addresses and policies that tests run the table with, and behind the build
+// tag "mutation" the list of the rules that each row guards. Only tests import
+// it.
+package probetest
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/egress/probe"
 )
 
 // The reference world: names and addresses for a fake internet. The addresses
@@ -14,6 +20,10 @@ var (
 	World4 = netip.MustParsePrefix("192.31.196.0/24")
 	World6 = netip.MustParsePrefix("2620:4f:8000::/64")
 )
+
+// privateAddr is an address of the reference world's private network that no
+// other row is about.
+var privateAddr = netip.MustParseAddr("10.9.8.7")
 
 const zone = ".probe.example.com"
 
@@ -90,8 +100,8 @@ func ReferenceNames() []Name {
 
 // ReferenceTargets are the targets in the reference world, for the policies
 // of Reference.
-func ReferenceTargets() Targets {
-	t := Targets{
+func ReferenceTargets() probe.Targets {
+	t := probe.Targets{
 		Site: "site" + zone, SiteAddr: world4(10), Site6: "site6" + zone, Twin: "twin" + zone, Second: "second" + zone,
 		Stranger: "stranger" + zone, Denied: "denied" + zone, DeniedRule: "denied" + zone,
 		DeniedAddr: world4(30), DeniedAddrRule: "192.31.196.30",
@@ -106,7 +116,7 @@ func ReferenceTargets() Targets {
 			typ = "AAAA"
 		}
 		if len(n.Addrs) == 1 { // the others also have an address that may be told
-			t.Private = append(t.Private, Rebound{n.Name, typ})
+			t.Private = append(t.Private, probe.Rebound{Name: n.Name, Type: typ})
 		}
 	}
 	return t
@@ -116,7 +126,7 @@ func ReferenceTargets() Targets {
 type Variant struct {
 	Name    string
 	Network agentlab.Network
-	Targets Targets
+	Targets probe.Targets
 }
 
 func rules(texts ...string) []agentlab.NetworkRule {
@@ -140,10 +150,10 @@ func Reference() []Variant {
 	ports := t
 	ports.Address = netip.AddrPortFrom(world4(20), 80)
 	ports.Datagram, ports.Explicit = netip.AddrPort{}, ""
-	opened := Targets{
+	opened := probe.Targets{
 		Site: t.Site, SiteAddr: t.SiteAddr, Resolver: t.Resolver, Resolver6: t.Resolver6, Question: t.Question,
 		StrangerAddr: t.StrangerAddr, Stranger6: t.Stranger6,
-		Opened: Opened{
+		Opened: probe.Opened{
 			Address: netip.MustParseAddrPort("10.9.8.9:4000"), Address6: netip.MustParseAddrPort("[fd12:9:8::9]:4000"), Name: "gateway.corp", Port: 4001, HostPort: 11434,
 			Rebound: []string{"metadata.gateway.corp", "loopback.gateway.corp"},
 		},
@@ -152,10 +162,10 @@ func Reference() []Variant {
 	for _, p := range []struct {
 		host string
 		port int
-	}{{"10.9.8.9", 4000}, {"fd12:9:8::9", 4000}, {"gateway.corp", 443}, {"gateway.corp", 4001}, {"metadata.gateway.corp", 80}, {"loopback.gateway.corp", 80}, {hostName, 11434}} {
+	}{{"10.9.8.9", 4000}, {"fd12:9:8::9", 4000}, {"gateway.corp", 443}, {"gateway.corp", 4001}, {"metadata.gateway.corp", 80}, {"loopback.gateway.corp", 80}, {probe.HostName, 11434}} {
 		private.Private = append(private.Private, agentlab.PrivateTarget{Host: p.host, Port: p.port, Reason: "the probe table"})
 	}
-	layer := Targets{
+	layer := probe.Targets{
 		Site: t.Site, SiteAddr: t.SiteAddr, Twin: t.Twin, Stranger: t.Stranger, Denied: t.Denied, DeniedRule: t.DeniedRule,
 		DeniedAddr: t.DeniedAddr, DeniedAddrRule: t.DeniedAddrRule, StrangerAddr: t.StrangerAddr, Stranger6: t.Stranger6,
 		OtherPort: t.OtherPort, Resolver: t.Resolver, Resolver6: t.Resolver6, Question: t.Question,
@@ -169,4 +179,9 @@ func Reference() []Variant {
 		{"private", private, opened},
 		{"off", agentlab.Network{Mode: agentlab.NetworkOff}, t},
 	}
+}
+
+// Failures returns the rows of a report that failed.
+func Failures(r probe.Report) []probe.Outcome {
+	return slices.DeleteFunc(slices.Clone(r.Outcomes), func(o probe.Outcome) bool { return o.Status != probe.Fail })
 }
