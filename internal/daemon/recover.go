@@ -247,14 +247,17 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 	}
 	slices.SortFunc(all, func(a, b backend.Instance) int { return cmp.Compare(a.Ref.VMID, b.Ref.VMID) })
 	for _, in := range all {
-		row, err := st.Sandbox(ctx, in.Ref.VMID)
-		if err == nil && row.UID == in.Ref.UID {
+		row, err := st.SandboxByUID(ctx, in.Ref.UID)
+		if err == nil {
 			if out.restored {
 				if err := keepNetwork(ctx, st, row, in, out); err != nil {
 					return err
 				}
 			}
 			continue
+		}
+		if agentlab.CodeOf(err) == agentlab.CodeNotFound { // another sandbox may have its number
+			_, err = st.Sandbox(ctx, in.Ref.VMID)
 		}
 		if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
 			return err

@@ -128,7 +128,7 @@ func (v *statusView) Checks(ctx context.Context) (api.HostChecks, error) {
 func (v *statusView) own() []backend.Finding {
 	out := append(v.d.services.spaceFindings(), v.d.services.backups.finding(), v.d.services.clock.finding())
 	if lost := v.d.services.sandboxes.Orphaned(); len(lost) > 0 {
-		first := slices.MinFunc(lost, func(a, b backend.Ref) int { return cmp.Compare(a.VMID, b.VMID) })
+		first := slices.MinFunc(lost, func(a, b backend.Instance) int { return cmp.Compare(a.Ref.VMID, b.Ref.VMID) }).Ref
 		out = append(out, backend.Finding{
 			Name: "orphans", Level: backend.LevelWarn,
 			Detail: fmt.Sprintf("the backend holds %d virtual machines of ours that belong to no sandbox, VMID %d (%s) among them", len(lost), first.VMID, first.UID),

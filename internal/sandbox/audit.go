@@ -32,16 +32,15 @@ func (s *Service) audit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	found := make(map[backend.Ref]backend.Instance, len(all))
+	found := make(map[string]backend.Instance, len(all))
 	for _, in := range all {
-		found[in.Ref] = in
+		found[in.Ref.UID] = in
 	}
 	s.mu.Lock()
 	var suspects, paused []int
 	for vmid, m := range s.memory {
-		ref := backend.Ref{VMID: vmid, UID: m.uid}
-		in, there := found[ref]
-		delete(found, ref)
+		in, there := found[m.uid]
+		delete(found, m.uid)
 		if m.inspected && !m.suspect && differs(m.state, in.Power, there) {
 			m.suspect = true
 			suspects = append(suspects, vmid)
@@ -65,8 +64,8 @@ func (s *Service) audit(ctx context.Context) error {
 		}
 	}
 	s.keepDrift(found)
-	for ref := range found {
-		if err := s.orphan(ctx, ref); err != nil {
+	for _, in := range found {
+		if err := s.orphan(ctx, in); err != nil {
 			return err
 		}
 	}
@@ -120,29 +119,29 @@ func differs(state agentlab.SandboxState, power backend.Power, there bool) bool 
 // orphan deals with what bears our mark and belongs to no sandbox that is
 // not destroyed. What a row proves to be ours is destroyed; anything else is
 // told of once and left alone.
-func (s *Service) orphan(ctx context.Context, ref backend.Ref) error {
-	sb, ours, err := s.owner(ctx, ref)
+func (s *Service) orphan(ctx context.Context, in backend.Instance) error {
+	sb, ours, err := s.owner(ctx, in.Ref.UID)
 	switch {
 	case err != nil:
 		return err
 	case ours && sb.State == agentlab.SandboxDestroyed:
-		s.log.Warn("destroying what is left of a destroyed sandbox", "vmid", ref.VMID)
+		s.log.Warn("destroying what is left of a destroyed sandbox", "vmid", sb.VMID)
 		ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 		defer cancel()
-		return s.cfg.Driver.Destroy(ctx, ref)
+		return s.cfg.Driver.Destroy(ctx, in.Ref)
 	case ours:
 		s.remember(sb) // written by another process, or while this one looked
-		s.loop.Wake(ref.VMID)
+		s.loop.Wake(sb.VMID)
 		return nil
 	}
 	s.mu.Lock()
-	told := s.drift[ref]
-	s.drift[ref] = true
+	_, told := s.drift[in.Ref.UID]
+	s.drift[in.Ref.UID] = in
 	s.mu.Unlock()
 	if told {
 		return nil
 	}
-	s.log.Warn("the backend holds a sandbox that no row knows; it is left alone", "vmid", ref.VMID, "uid", ref.UID)
-	return s.cfg.Store.AppendEvents(ctx, driftEvent(ref, false,
+	s.log.Warn("the backend holds a sandbox that no row knows; it is left alone", "vmid", in.Ref.VMID, "uid", in.Ref.UID)
+	return s.cfg.Store.AppendEvents(ctx, driftEvent(in, false,
 		"the backend holds a sandbox with this number that no row knows; it is left alone; see 'agentlab sandbox list --orphans'"))
 }

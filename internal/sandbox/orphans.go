@@ -3,6 +3,8 @@ package sandbox
 import (
 	"context"
 	"encoding/json"
+	"maps"
+	"slices"
 	"strconv"
 
 	"github.com/agentlab-vm/agentlab"
@@ -20,7 +22,7 @@ func (s *Service) Orphans(ctx context.Context) ([]backend.Instance, error) {
 	}
 	var out []backend.Instance
 	for _, in := range all {
-		_, ok, err := s.owner(ctx, in.Ref)
+		_, ok, err := s.owner(ctx, in.Ref.UID)
 		if err != nil {
 			return nil, err
 		}
@@ -33,12 +35,12 @@ func (s *Service) Orphans(ctx context.Context) ([]backend.Instance, error) {
 
 // owner returns the row that a mark belongs to, also when that is DESTROYED.
 // An error says nothing about whether there is one.
-func (s *Service) owner(ctx context.Context, ref backend.Ref) (agentlab.Sandbox, bool, error) {
-	sb, err := s.cfg.Store.Sandbox(ctx, ref.VMID)
-	if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
-		return agentlab.Sandbox{}, false, err
+func (s *Service) owner(ctx context.Context, uid string) (agentlab.Sandbox, bool, error) {
+	sb, err := s.cfg.Store.SandboxByUID(ctx, uid)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return agentlab.Sandbox{}, false, nil
 	}
-	return sb, err == nil && sb.UID == ref.UID, nil
+	return sb, err == nil, err
 }
 
 // DestroyOrphan destroys an orphan, named by its UID or, where only one has
@@ -53,12 +55,12 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instanc
 	// too.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), destroyTimeout)
 	defer cancel()
-	unlock, err := s.orphans.Lock(ctx, in.Ref)
+	unlock, err := s.orphans.Lock(ctx, in.Ref.UID)
 	if err != nil {
 		return backend.Instance{}, agentlab.Errorf(agentlab.CodeBusy, "orphan %s is being destroyed: %w", id, err)
 	}
 	defer unlock()
-	if _, ok, err := s.owner(ctx, in.Ref); err != nil || ok {
+	if _, ok, err := s.owner(ctx, in.Ref.UID); err != nil || ok {
 		if err == nil {
 			err = agentlab.Errorf(agentlab.CodeConflict, "%d (%s) has a row by now; it is left alone", in.Ref.VMID, in.Ref.UID)
 		}
@@ -75,10 +77,10 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instanc
 		return backend.Instance{}, err
 	}
 	s.mu.Lock()
-	delete(s.drift, in.Ref)
+	delete(s.drift, in.Ref.UID)
 	s.mu.Unlock()
 	s.log.Warn("an orphan was destroyed by request", "vmid", in.Ref.VMID, "uid", in.Ref.UID)
-	if err := s.cfg.Store.AppendEvents(ctx, driftEvent(in.Ref, true, "a sandbox with this number that no row knew was destroyed by request")); err != nil {
+	if err := s.cfg.Store.AppendEvents(ctx, driftEvent(in, true, "a sandbox with this number that no row knew was destroyed by request")); err != nil {
 		s.log.Error("an event was not written", "vmid", in.Ref.VMID, "err", err)
 	}
 	return in, nil
@@ -111,28 +113,23 @@ func (s *Service) findOrphan(ctx context.Context, id string) (backend.Instance, 
 }
 
 // Orphaned returns the orphans that the last audit found, in no order.
-func (s *Service) Orphaned() []backend.Ref {
+func (s *Service) Orphaned() []backend.Instance {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make([]backend.Ref, 0, len(s.drift))
-	for ref := range s.drift {
-		out = append(out, ref)
-	}
-	return out
+	return slices.Collect(maps.Values(s.drift))
 }
 
 // keepDrift forgets the orphans that are not among what was found.
-func (s *Service) keepDrift(found map[backend.Ref]backend.Instance) {
+func (s *Service) keepDrift(found map[string]backend.Instance) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for ref := range s.drift {
-		if _, ok := found[ref]; !ok {
-			delete(s.drift, ref)
-		}
-	}
+	maps.DeleteFunc(s.drift, func(uid string, _ backend.Instance) bool {
+		_, ok := found[uid]
+		return !ok
+	})
 }
 
-func driftEvent(ref backend.Ref, destroyed bool, message string) agentlab.Event {
-	data, _ := json.Marshal(map[string]any{"uid": ref.UID, "destroyed": destroyed}) // of a string and a bool it cannot fail
-	return agentlab.Event{Kind: agentlab.EventDrift, SandboxVMID: ref.VMID, Message: message, Data: string(data)}
+func driftEvent(in backend.Instance, destroyed bool, message string) agentlab.Event {
+	data, _ := json.Marshal(map[string]any{"uid": in.Ref.UID, "destroyed": destroyed}) // of a string and a bool it cannot fail
+	return agentlab.Event{Kind: agentlab.EventDrift, SandboxVMID: in.Ref.VMID, Message: message, Data: string(data)}
 }

@@ -54,6 +54,7 @@ type Store interface {
 	RenumberedSandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error)
+	SandboxByUID(ctx context.Context, uid string) (agentlab.Sandbox, error)
 	Sandboxes(ctx context.Context, f Filter) ([]agentlab.Sandbox, error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
@@ -188,14 +189,14 @@ type Service struct {
 	clock   func() time.Time
 	loop    *reconcile.Loop[int]
 	boots   slots
-	orphans lock.Keyed[backend.Ref] // held while one is destroyed
+	orphans lock.Keyed[string] // by UID; held while one is destroyed
 	images  imageBuilds
 
 	mu     sync.Mutex
 	memory map[int]*memory
-	drift  map[backend.Ref]bool // orphans that an event told of
-	run    context.Context      // of Run; nil before
-	wg     sync.WaitGroup       // what Run waits for besides the loop
+	drift  map[string]backend.Instance // by UID: orphans that an event reported
+	run    context.Context             // of Run; nil before
+	wg     sync.WaitGroup              // what Run waits for besides the loop
 }
 
 // memory is what the service remembers of a sandbox that is not destroyed.
@@ -230,7 +231,7 @@ type memory struct {
 func New(cfg Config) *Service {
 	s := &Service{
 		cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock,
-		memory: map[int]*memory{}, drift: map[backend.Ref]bool{},
+		memory: map[int]*memory{}, drift: map[string]backend.Instance{},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

@@ -1,19 +1,16 @@
 package sandbox
 
-import (
-	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
-)
+import "github.com/agentlab-vm/agentlab"
 
 // Notes keeps, outside the database, which sandboxes are to be destroyed
 // although their rows do not say so: the database had no room for it.
 type Notes interface {
 	// Put notes a sandbox. Putting one again succeeds.
-	Put(ref backend.Ref) error
+	Put(uid string) error
 	// List returns what is noted.
-	List() ([]backend.Ref, error)
+	List() (uids []string, err error)
 	// Remove removes a note; there need not be one.
-	Remove(ref backend.Ref) error
+	Remove(uid string) error
 }
 
 // fullDisk reports whether the database had no room for a change.
@@ -29,7 +26,7 @@ func (s *Service) destroyUnwritten(sb agentlab.Sandbox) {
 	}
 	s.log.Warn("a sandbox is destroyed before the database can say so: the disk is full", "vmid", sb.VMID)
 	if s.cfg.Notes != nil {
-		if err := s.cfg.Notes.Put(ref(sb)); err != nil {
+		if err := s.cfg.Notes.Put(sb.UID); err != nil {
 			s.log.Warn("the request to destroy a sandbox was not noted", "vmid", sb.VMID, "err", err)
 		}
 	}
@@ -60,17 +57,17 @@ func (s *Service) readNotes(rows []agentlab.Sandbox) {
 		s.log.Error("the noted requests to destroy sandboxes cannot be read", "err", err)
 		return
 	}
-	live := map[backend.Ref]agentlab.Sandbox{}
+	live := map[string]agentlab.Sandbox{}
 	for _, sb := range rows {
-		live[ref(sb)] = sb
+		live[sb.UID] = sb
 	}
-	for _, r := range noted {
-		if sb, ok := live[r]; ok {
+	for _, uid := range noted {
+		if sb, ok := live[uid]; ok {
 			s.markUnwritten(sb)
 			continue
 		}
-		if err := s.cfg.Notes.Remove(r); err != nil {
-			s.log.Warn("a note about a destroyed sandbox was not removed", "vmid", r.VMID, "err", err)
+		if err := s.cfg.Notes.Remove(uid); err != nil {
+			s.log.Warn("a note about a destroyed sandbox was not removed", "uid", uid, "err", err)
 		}
 	}
 }
@@ -80,7 +77,7 @@ func (s *Service) forgetNote(sb agentlab.Sandbox) {
 	if s.cfg.Notes == nil {
 		return
 	}
-	if err := s.cfg.Notes.Remove(ref(sb)); err != nil { // the next process removes it
+	if err := s.cfg.Notes.Remove(sb.UID); err != nil { // the next process removes it
 		s.log.Warn("a note about a destroyed sandbox was not removed", "vmid", sb.VMID, "err", err)
 	}
 }

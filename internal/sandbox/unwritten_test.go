@@ -17,29 +17,29 @@ import (
 // notebook is what outlives a process besides the database.
 type notebook struct {
 	mu   sync.Mutex
-	refs map[backend.Ref]bool
+	uids map[string]bool
 }
 
-func (n *notebook) Put(ref backend.Ref) error {
+func (n *notebook) Put(uid string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.refs == nil {
-		n.refs = map[backend.Ref]bool{}
+	if n.uids == nil {
+		n.uids = map[string]bool{}
 	}
-	n.refs[ref] = true
+	n.uids[uid] = true
 	return nil
 }
 
-func (n *notebook) List() ([]backend.Ref, error) {
+func (n *notebook) List() ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return slices.Collect(maps.Keys(n.refs)), nil
+	return slices.Collect(maps.Keys(n.uids)), nil
 }
 
-func (n *notebook) Remove(ref backend.Ref) error {
+func (n *notebook) Remove(uid string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.refs, ref)
+	delete(n.uids, uid)
 	return nil
 }
 

@@ -202,6 +202,16 @@ func (s *Store) SandboxByName(ctx context.Context, name string) (agentlab.Sandbo
 	return sb, err
 }
 
+// SandboxByUID returns the sandbox with that UID, whatever its state, or
+// not_found.
+func (s *Store) SandboxByUID(ctx context.Context, uid string) (agentlab.Sandbox, error) {
+	sb, ok, err := sandboxes.one(ctx, s.r, "WHERE uid = ?", uid)
+	if err == nil && !ok {
+		err = noSandbox(uid)
+	}
+	return sb, err
+}
+
 func noSandbox(name string) error {
 	return agentlab.Errorf(agentlab.CodeNotFound, "there is no sandbox %s", name).WithHint("see 'agentlab sandbox list'")
 }
