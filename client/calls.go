@@ -2,212 +2,316 @@ package client
 
 import (
 	"context"
-	"encoding/json"
-	"io"
 	"net/http"
 	"net/url"
-	"path"
 	"strings"
 
-	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// Health asks whether the daemon answers.
+// Health returns whether the daemon responds.
 func (c *Client) Health(ctx context.Context) (api.Health, error) {
-	return get[api.Health](ctx, c, "/v1/health", nil)
+	return get[api.Health](ctx, c, nil, "health")
 }
 
 // Status returns the state of the daemon.
 func (c *Client) Status(ctx context.Context) (api.Status, error) {
-	return get[api.Status](ctx, c, "/v1/status", nil)
+	return get[api.Status](ctx, c, nil, "status")
 }
 
 // BackupDatabase makes a backup of the daemon's database.
-func (c *Client) BackupDatabase(ctx context.Context) (out api.Backup, err error) {
-	return out, c.call(ctx, http.MethodPost, "/v1/daemon/backup", nil, nil, &out)
+func (c *Client) BackupDatabase(ctx context.Context) (api.Backup, error) {
+	return post[api.Backup](ctx, c, nil, "daemon", "backup")
 }
 
 // ConfirmClock confirms that the clock of the daemon's host is right, so that
-// retention goes on after the clock jumped.
-func (c *Client) ConfirmClock(ctx context.Context) (out api.Clock, err error) {
-	return out, c.call(ctx, http.MethodPost, "/v1/daemon/clock/confirm", nil, nil, &out)
+// retention continues after the clock jumped.
+func (c *Client) ConfirmClock(ctx context.Context) (api.Clock, error) {
+	return post[api.Clock](ctx, c, nil, "daemon", "clock", "confirm")
 }
 
-// StopDaemon asks the daemon to end. VMs go on. It returns when the daemon
-// has agreed, which is before it has ended.
+// StopDaemon asks the daemon to exit; VMs keep running. It returns when the
+// daemon has accepted the request, before it exits.
 func (c *Client) StopDaemon(ctx context.Context) error {
-	return c.call(ctx, http.MethodPost, "/v1/daemon/stop", nil, nil, nil)
+	_, err := post[none](ctx, c, nil, "daemon", "stop")
+	return err
 }
 
-// JobQuery chooses jobs.
-type JobQuery struct {
-	Status  string // only this status; "" means all
-	Sandbox int    // only jobs of this sandbox's VMID; 0 means all
-	Limit   int    // at most this many, the newest first; 0 means all there are
-	Cursor  string // Next of the page before
+// SandboxQuery selects sandboxes.
+type SandboxQuery struct {
+	State     string // only sandboxes in this state; "" means all
+	Destroyed bool   // include those that are DESTROYED
+	Limit     int    // at most this many, by VMID; 0 means all
+	Cursor    string // Next of the previous page
 }
 
-// CreateJob asks for a job. It returns when the job is recorded, which is
+// CreateSandbox creates a sandbox. It returns when the sandbox is recorded,
 // before anything runs.
-func (c *Client) CreateJob(ctx context.Context, j api.JobCreate) (api.Job, error) {
-	return post[api.Job](ctx, c, "/v1/jobs", j)
+func (c *Client) CreateSandbox(ctx context.Context, s api.SandboxCreate) (api.Sandbox, error) {
+	return post[api.Sandbox](ctx, c, s, "sandboxes")
 }
 
-// ValidateJob asks whether CreateJob would accept a job, apart from its
-// BundleID. It creates nothing.
-func (c *Client) ValidateJob(ctx context.Context, j api.JobCreate) error {
-	return c.call(ctx, http.MethodPost, "/v1/jobs/validate", nil, j, nil)
-}
-
-// Jobs lists jobs, the newest first.
-func (c *Client) Jobs(ctx context.Context, q JobQuery) (api.List[api.Job], error) {
+// Sandboxes lists sandboxes by VMID.
+func (c *Client) Sandboxes(ctx context.Context, q SandboxQuery) (api.List[api.Sandbox], error) {
 	v := url.Values{}
-	set(v, "status", q.Status)
-	set(v, "sandbox", q.Sandbox)
-	return pages[api.Job](ctx, c, "/v1/jobs", v, q.Limit, q.Cursor)
+	set(v, "state", q.State)
+	set(v, "destroyed", q.Destroyed)
+	return pages[api.Sandbox](ctx, c, v, q.Limit, q.Cursor, "sandboxes")
 }
 
-// Job returns one job with its last events and its artifacts.
-func (c *Client) Job(ctx context.Context, id string) (api.Job, error) {
-	p, err := join("jobs", id)
-	if err != nil {
-		return api.Job{}, err
-	}
-	return get[api.Job](ctx, c, p, nil)
+// Sandbox returns a sandbox, by VMID or name.
+func (c *Client) Sandbox(ctx context.Context, sandbox string) (api.Sandbox, error) {
+	return get[api.Sandbox](ctx, c, nil, "sandboxes", sandbox)
 }
 
-// CancelJob asks a job to end. One that was cancelled before is left as it is;
-// one that has ended otherwise is code conflict.
-func (c *Client) CancelJob(ctx context.Context, id string) (api.Job, error) {
-	p, err := join("jobs", id, "cancel")
-	if err != nil {
-		return api.Job{}, err
-	}
-	return post[api.Job](ctx, c, p, nil)
+// StartSandbox requests the start of a stopped sandbox.
+func (c *Client) StartSandbox(ctx context.Context, sandbox string) (api.Sandbox, error) {
+	return post[api.Sandbox](ctx, c, nil, "sandboxes", sandbox, "start")
 }
 
-// JobLog reads the agent's log from the byte offset on. With follow it goes
-// on until the job has ended.
-func (c *Client) JobLog(ctx context.Context, id string, follow bool, offset int64) (Body, error) {
-	p, err := join("jobs", id, "log")
-	if err != nil {
-		return nil, err
-	}
+// SuspendSandbox requests that a READY sandbox be suspended.
+func (c *Client) SuspendSandbox(ctx context.Context, sandbox string) (api.Sandbox, error) {
+	return post[api.Sandbox](ctx, c, nil, "sandboxes", sandbox, "suspend")
+}
+
+// ResumeSandbox requests that a suspended sandbox be resumed.
+func (c *Client) ResumeSandbox(ctx context.Context, sandbox string) (api.Sandbox, error) {
+	return post[api.Sandbox](ctx, c, nil, "sandboxes", sandbox, "resume")
+}
+
+// StopSandbox requests that a sandbox be powered off; its disk is kept.
+func (c *Client) StopSandbox(ctx context.Context, sandbox string, how api.SandboxStop) (api.Sandbox, error) {
+	return post[api.Sandbox](ctx, c, how, "sandboxes", sandbox, "stop")
+}
+
+// DestroySandbox requests the destruction of a sandbox, in any state.
+func (c *Client) DestroySandbox(ctx context.Context, sandbox string) (api.Sandbox, error) {
+	return post[api.Sandbox](ctx, c, nil, "sandboxes", sandbox, "destroy")
+}
+
+// RenewLease sets a sandbox's lease to end the given minutes from now.
+func (c *Client) RenewLease(ctx context.Context, sandbox string, minutes int) (api.Sandbox, error) {
+	return post[api.Sandbox](ctx, c, api.LeaseRenew{TTLMinutes: minutes}, "sandboxes", sandbox, "lease", "renew")
+}
+
+// Console reads the console of a sandbox's VM. With follow, the stream ends
+// when the sandbox is destroyed.
+func (c *Client) Console(ctx context.Context, sandbox string, follow bool) (Body, error) {
 	v := url.Values{}
 	set(v, "follow", follow)
-	set(v, "offset", offset)
-	return c.stream(ctx, p, v)
+	return c.stream(ctx, v, "sandboxes", sandbox, "console")
 }
 
-// Artifacts lists what a job left.
-func (c *Client) Artifacts(ctx context.Context, id string) (api.List[api.Artifact], error) {
-	p, err := join("jobs", id, "artifacts")
-	if err != nil {
-		return api.List[api.Artifact]{}, err
-	}
-	return get[api.List[api.Artifact]](ctx, c, p, nil)
+// SSHKey authorizes an ephemeral public key in the guest and starts its sshd.
+func (c *Client) SSHKey(ctx context.Context, sandbox string, key api.SSHKey) (api.SSHTarget, error) {
+	return post[api.SSHTarget](ctx, c, key, "sandboxes", sandbox, "ssh-key")
 }
 
-// Artifact reads one file that a job left.
-func (c *Client) Artifact(ctx context.Context, id, file string) (Body, error) {
-	p, err := join("jobs", id, "artifacts")
-	if err != nil {
-		return nil, err
-	}
-	if file == "" || path.Clean("/"+file) != "/"+file {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not the path of an artifact", file).WithField("path")
-	}
-	return c.stream(ctx, p+"/"+file, nil)
+// VerifySandbox tests the network of a running sandbox from inside, which
+// takes a while. A failed check is in the report, not an error.
+func (c *Client) VerifySandbox(ctx context.Context, sandbox string, r api.VerifyRequest) (api.VerifyReport, error) {
+	return post[api.VerifyReport](ctx, c, r, "sandboxes", sandbox, "verify")
 }
 
-// JobBundle reads all artifacts of a job as one tar.gz.
-func (c *Client) JobBundle(ctx context.Context, id string) (Body, error) {
-	p, err := join("jobs", id, "bundle")
-	if err != nil {
-		return nil, err
-	}
-	return c.stream(ctx, p, nil)
+// Orphans lists the virtual machines that have the daemon's mark but belong to
+// no sandbox.
+func (c *Client) Orphans(ctx context.Context) (api.List[api.Orphan], error) {
+	return get[api.List[api.Orphan]](ctx, c, nil, "orphans")
 }
 
-// UploadBundle sends a git bundle, for JobCreate.BundleID.
-func (c *Client) UploadBundle(ctx context.Context, r io.Reader) (api.Bundle, error) {
-	resp, err := c.request(ctx, http.MethodPost, "/v1/bundles", nil, r, "application/octet-stream")
-	return decode[api.Bundle](ctx, resp, err)
-}
-
-// DeleteBundle removes an uploaded git bundle that no job has.
-func (c *Client) DeleteBundle(ctx context.Context, id string) error {
-	p, err := join("bundles", id)
-	if err != nil {
-		return err
-	}
-	return c.call(ctx, http.MethodDelete, p, nil, nil, nil)
-}
-
-func decode[T any](ctx context.Context, resp *http.Response, err error) (T, error) {
-	var out T
-	if err != nil {
-		return out, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if err := json.NewDecoder(resp.Body).Decode(&out); err != nil {
-		return out, callError(ctx, err)
-	}
-	return out, nil
+// DestroyOrphan destroys an orphan, by UID, or by VMID if that is unique. It
+// returns when the VM and its disk have been deleted.
+func (c *Client) DestroyOrphan(ctx context.Context, orphan string) (api.Orphan, error) {
+	return post[api.Orphan](ctx, c, nil, "orphans", orphan, "destroy")
 }
 
 // Profiles lists the profiles.
 func (c *Client) Profiles(ctx context.Context) (api.List[api.Profile], error) {
-	return get[api.List[api.Profile]](ctx, c, "/v1/profiles", nil)
+	return get[api.List[api.Profile]](ctx, c, nil, "profiles")
 }
 
-// Profile returns one profile with its text.
+// Profile returns a profile with its YAML.
 func (c *Client) Profile(ctx context.Context, name string) (api.Profile, error) {
-	p, err := join("profiles", name)
-	if err != nil {
-		return api.Profile{}, err
-	}
-	return get[api.Profile](ctx, c, p, nil)
+	return get[api.Profile](ctx, c, nil, "profiles", name)
 }
 
-// PutProfile makes or replaces a profile. yaml is its text.
+// PutProfile creates or replaces a profile.
 func (c *Client) PutProfile(ctx context.Context, name string, yaml string) (api.Profile, error) {
-	p, err := join("profiles", name)
-	if err != nil {
-		return api.Profile{}, err
-	}
-	resp, err := c.request(ctx, http.MethodPut, p, nil, strings.NewReader(yaml), "application/yaml")
-	return decode[api.Profile](ctx, resp, err)
+	return send[api.Profile](ctx, c, http.MethodPut, nil, strings.NewReader(yaml), "application/yaml", "profiles", name)
 }
 
-// ValidateProfile checks the text of a profile and keeps nothing. What the
-// configured backend does not honour is code unsupported.
+// ValidateProfile checks the YAML of a profile and stores nothing. Settings
+// that the configured backend does not support are code unsupported.
 func (c *Client) ValidateProfile(ctx context.Context, yaml string) (api.Profile, error) {
-	resp, err := c.request(ctx, http.MethodPost, "/v1/profiles/validate", nil, strings.NewReader(yaml), "application/yaml")
-	return decode[api.Profile](ctx, resp, err)
+	return send[api.Profile](ctx, c, http.MethodPost, nil, strings.NewReader(yaml), "application/yaml", "profiles", "validate")
 }
 
 // Images lists the built images.
 func (c *Client) Images(ctx context.Context) (api.List[api.Image], error) {
-	return get[api.List[api.Image]](ctx, c, "/v1/images", nil)
+	return get[api.List[api.Image]](ctx, c, nil, "images")
 }
 
-// Image returns one image, by name or name@digest.
+// Image returns an image, by name or name@digest.
 func (c *Client) Image(ctx context.Context, name string) (api.Image, error) {
-	p, err := join("images", name)
-	if err != nil {
-		return api.Image{}, err
-	}
-	return get[api.Image](ctx, c, p, nil)
+	return get[api.Image](ctx, c, nil, "images", name)
 }
 
-// RemoveImage removes an image, by name or name@digest. One that is in use is
+// RemoveImage removes an image, by name or name@digest. An image in use is
 // code conflict.
 func (c *Client) RemoveImage(ctx context.Context, name string) error {
-	p, err := join("images", name)
-	if err != nil {
-		return err
-	}
-	return c.call(ctx, http.MethodDelete, p, nil, nil, nil)
+	_, err := del[none](ctx, c, "images", name)
+	return err
+}
+
+// SandboxPolicy returns the network policy of a sandbox, by VMID or name.
+func (c *Client) SandboxPolicy(ctx context.Context, sandbox string) (api.Policy, error) {
+	return get[api.Policy](ctx, c, nil, "sandboxes", sandbox, "policy")
+}
+
+// ProfilePolicy returns the network policy of a profile.
+func (c *Client) ProfilePolicy(ctx context.Context, profile string) (api.Policy, error) {
+	return get[api.Policy](ctx, c, nil, "profiles", profile, "policy")
+}
+
+// CheckSandboxPolicy returns the decision of a sandbox's policy on a target
+// such as "github.com:443".
+func (c *Client) CheckSandboxPolicy(ctx context.Context, sandbox, target string) (api.PolicyCheck, error) {
+	return get[api.PolicyCheck](ctx, c, url.Values{"target": {target}}, "sandboxes", sandbox, "policy", "check")
+}
+
+// CheckProfilePolicy returns the decision of a profile's policy on a target.
+func (c *Client) CheckProfilePolicy(ctx context.Context, profile, target string) (api.PolicyCheck, error) {
+	return get[api.PolicyCheck](ctx, c, url.Values{"target": {target}}, "profiles", profile, "policy", "check")
+}
+
+// PolicyPresets lists the shipped rule lists.
+func (c *Client) PolicyPresets(ctx context.Context) (api.List[api.PolicyPreset], error) {
+	return get[api.List[api.PolicyPreset]](ctx, c, nil, "policy", "presets")
+}
+
+// ReloadPolicies applies the current network policy of its profile to every
+// sandbox whose policy has changed, and closes forbidden connections.
+func (c *Client) ReloadPolicies(ctx context.Context) (api.List[api.PolicyReload], error) {
+	return post[api.List[api.PolicyReload]](ctx, c, nil, "policy", "reload")
+}
+
+// ReloadSandboxPolicy is ReloadPolicies for one sandbox, even if its policy has
+// not changed.
+func (c *Client) ReloadSandboxPolicy(ctx context.Context, sandbox string) (api.PolicyReload, error) {
+	return post[api.PolicyReload](ctx, c, nil, "sandboxes", sandbox, "policy", "reload")
+}
+
+// InitSecrets creates the key that encrypts secrets bundles, if it is missing,
+// and returns who can open them.
+func (c *Client) InitSecrets(ctx context.Context) (api.SecretVault, error) {
+	return post[api.SecretVault](ctx, c, nil, "secrets", "init")
+}
+
+// RotateSecrets creates a new key and re-encrypts every bundle.
+func (c *Client) RotateSecrets(ctx context.Context, r api.SecretRotate) (api.SecretVault, error) {
+	return post[api.SecretVault](ctx, c, r, "secrets", "rotate")
+}
+
+// ValidateSecrets checks secrets bundles. Faults of a bundle are findings, not
+// an error.
+func (c *Client) ValidateSecrets(ctx context.Context, v api.SecretValidate) (api.SecretCheck, error) {
+	return post[api.SecretCheck](ctx, c, v, "secrets", "validate")
+}
+
+// Secrets lists the secrets bundles and their keys.
+func (c *Client) Secrets(ctx context.Context) (api.List[api.SecretBundle], error) {
+	return get[api.List[api.SecretBundle]](ctx, c, nil, "secrets")
+}
+
+// CreateSecrets creates an empty secrets bundle.
+func (c *Client) CreateSecrets(ctx context.Context, bundle string) error {
+	_, err := post[none](ctx, c, api.SecretCreate{Name: bundle}, "secrets")
+	return err
+}
+
+// SecretKeys lists the keys of a secrets bundle.
+func (c *Client) SecretKeys(ctx context.Context, bundle string) (api.List[string], error) {
+	return get[api.List[string]](ctx, c, nil, "secrets", bundle)
+}
+
+// ShowSecrets lists the entries of a secrets bundle: their references, and
+// with reveal the literal values.
+func (c *Client) ShowSecrets(ctx context.Context, bundle string, reveal bool) (api.List[api.SecretEntry], error) {
+	return post[api.List[api.SecretEntry]](ctx, c, api.SecretShow{Reveal: reveal}, "secrets", bundle, "show")
+}
+
+// SecretsText returns the decrypted text of a secrets bundle, for editing.
+func (c *Client) SecretsText(ctx context.Context, bundle string) (api.SecretText, error) {
+	return post[api.SecretText](ctx, c, nil, "secrets", bundle, "text")
+}
+
+// ReplaceSecrets replaces the content of a secrets bundle. version is that of
+// the edited text, "" for a new bundle; code conflict if the bundle has changed
+// since.
+func (c *Client) ReplaceSecrets(ctx context.Context, bundle, text, version string) error {
+	v := url.Values{}
+	set(v, "version", version)
+	_, err := send[none](ctx, c, http.MethodPut, v, strings.NewReader(text), "application/yaml", "secrets", bundle)
+	return err
+}
+
+// SetSecret sets one value of a secrets bundle, and creates the bundle if
+// needed. With reference the value is a reference (op://…, env:…, file:…,
+// cmd:…); without, it is stored literally.
+func (c *Client) SetSecret(ctx context.Context, bundle, key, value string, reference bool) error {
+	v := url.Values{}
+	set(v, "reference", reference)
+	_, err := send[none](ctx, c, http.MethodPut, v, strings.NewReader(value), "application/octet-stream", "secrets", bundle, key)
+	return err
+}
+
+// UnsetSecret removes one value of a secrets bundle.
+func (c *Client) UnsetSecret(ctx context.Context, bundle, key string) error {
+	_, err := del[none](ctx, c, "secrets", bundle, key)
+	return err
+}
+
+// CreateToken creates an API token. Only this response contains its secret.
+// Requires the unix socket.
+func (c *Client) CreateToken(ctx context.Context, t api.TokenCreate) (api.TokenCreated, error) {
+	return post[api.TokenCreated](ctx, c, t, "tokens")
+}
+
+// Tokens lists the API tokens by name, without their secrets. Requires the
+// unix socket.
+func (c *Client) Tokens(ctx context.Context) (api.List[api.Token], error) {
+	return get[api.List[api.Token]](ctx, c, nil, "tokens")
+}
+
+// RevokeToken revokes an API token, by ID or name, and ends all calls that use
+// it. Requires the unix socket.
+func (c *Client) RevokeToken(ctx context.Context, idOrName string) (api.Token, error) {
+	return del[api.Token](ctx, c, "tokens", idOrName)
+}
+
+// HostNetwork returns the state of the firewall rules of the bridge.
+func (c *Client) HostNetwork(ctx context.Context) (api.HostNetwork, error) {
+	return get[api.HostNetwork](ctx, c, nil, "host", "network")
+}
+
+// HostChecks checks the daemon's host now and returns all results.
+func (c *Client) HostChecks(ctx context.Context) (api.HostChecks, error) {
+	return get[api.HostChecks](ctx, c, nil, "host", "checks")
+}
+
+// HostNetworkRules returns the rules in the format of 'nft -f', without
+// applying them.
+func (c *Client) HostNetworkRules(ctx context.Context) (Body, error) {
+	return c.stream(ctx, nil, "host", "network", "rules")
+}
+
+// ApplyHostNetwork applies the rules atomically.
+func (c *Client) ApplyHostNetwork(ctx context.Context) (api.HostNetwork, error) {
+	return post[api.HostNetwork](ctx, c, nil, "host", "network")
+}
+
+// RemoveHostNetwork removes the rules; sandboxes on the bridge have no network
+// without them.
+func (c *Client) RemoveHostNetwork(ctx context.Context) (api.HostNetwork, error) {
+	return del[api.HostNetwork](ctx, c, "host", "network")
 }

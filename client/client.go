@@ -1,9 +1,9 @@
 // Package client is the typed Go client of AgentLab's control API. It speaks
 // HTTP and JSON to the daemon's unix socket, or with a token over TCP.
 //
-// Every method takes a context first and gives up when it ends. Every error
-// is, or wraps, an *agentlab.Error: with the code, hint and field that the
-// daemon gave, or with code unavailable when no daemon answers.
+// Every method takes a context first and returns when that ends. Every error
+// is, or wraps, an *agentlab.Error: with the code, hint and field of the
+// daemon's response, or with code unavailable when no daemon responds.
 package client
 
 import (
@@ -18,37 +18,33 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"strconv"
 	"strings"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
 
-// Body is a stream of bytes from the daemon. Read fails when it was cut
-// short; the caller closes it.
+// Body is a stream of bytes from the daemon. Read returns an error if the
+// stream is truncated. The caller closes it.
 type Body = io.ReadCloser
 
-// maxErrorBytes bounds what is read of a failed call's body.
+// maxErrorBytes limits how much of an error response is read.
 const maxErrorBytes = 64 << 10
 
-// Client calls one daemon. It is safe for use by many goroutines and holds
-// idle connections for a short time only.
+// Client calls one daemon. It is safe for concurrent use and keeps idle
+// connections open for ten seconds.
 type Client struct {
-	socket string // of a daemon on this machine, else:
-	host   string // host:port of one that answers over TCP
+	socket string // the daemon's unix socket; "" means that it is reached over TCP
+	host   string // host:port of a daemon over TCP
 	tls    *tls.Config
 	token  string
 	http   *http.Client
 }
 
 // New returns a client of the daemon that listens on the unix socket at path.
-// It does not connect yet.
+// It does not connect.
 func New(path string) *Client {
 	c := &Client{socket: path}
 	c.http = c.transport()
@@ -57,19 +53,19 @@ func New(path string) *Client {
 
 func (c *Client) transport() *http.Client {
 	return &http.Client{
-		Transport: &http.Transport{ // it uses no proxy, and dial does TLS itself
+		Transport: &http.Transport{ // without a proxy; dial does TLS itself
 			DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
 			MaxIdleConnsPerHost:    4,
 			IdleConnTimeout:        10 * time.Second,
-			DisableCompression:     true, // mostly it is a local socket
+			DisableCompression:     true, // usually a local socket
 			MaxResponseHeaderBytes: 64 << 10,
 		},
-		// The daemon sends nobody elsewhere; whoever does is not given a token.
+		// The daemon never redirects; another server must not get the token.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }
 
-// newRequest makes a request with the caller's token, if it needs one.
+// newRequest returns a request with the client's token, if it has one.
 func (c *Client) newRequest(ctx context.Context, method, path string, query url.Values, body io.Reader) (*http.Request, error) {
 	host := c.host
 	if host == "" {
@@ -86,11 +82,10 @@ func (c *Client) newRequest(ctx context.Context, method, path string, query url.
 	return req, nil
 }
 
-// Socket returns the path of the daemon's socket; "" when it is reached over
-// TCP.
+// Socket returns the path of the daemon's socket; "" for a daemon over TCP.
 func (c *Client) Socket() string { return c.socket }
 
-// Close lets go of idle connections.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 func (c *Client) dial(ctx context.Context) (net.Conn, error) {
@@ -112,12 +107,13 @@ func (c *Client) dial(ctx context.Context) (net.Conn, error) {
 		return nil, err
 	}
 	return nil, &agentlab.Error{
-		Code: agentlab.CodeUnavailable, Message: "no daemon answers on " + c.socket,
+		Code: agentlab.CodeUnavailable, Message: "no daemon is running on " + c.socket,
 		Hint: "start it: agentlab daemon start", Err: err,
 	}
 }
 
-// Ping tells whether a daemon that we may trust listens on the socket.
+// Ping connects to the daemon. Codes: unavailable if none is running, denied
+// if another user runs it.
 func (c *Client) Ping(ctx context.Context) error {
 	conn, err := c.dial(ctx)
 	if err != nil {
@@ -126,48 +122,32 @@ func (c *Client) Ping(ctx context.Context) error {
 	return conn.Close()
 }
 
-// checkPeer refuses a socket on which neither our own user nor root listens:
-// it would be given tasks, source code and secrets.
+// checkPeer refuses a socket unless our own user or root listens on it: calls
+// carry tasks, source code and secrets.
 func checkPeer(conn net.Conn, socket string) error {
-	uid, err := peerUID(conn)
+	peer, err := sockpath.PeerOf(conn)
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeDenied, "cannot tell who listens on %s: %w", socket, err)
+		return agentlab.Errorf(agentlab.CodeDenied, "cannot determine which user listens on %s: %w", socket, err)
 	}
-	return checkUID(uid, socket)
+	return checkUID(peer.UID, socket)
 }
 
 func checkUID(uid uint32, socket string) error {
 	if uid == 0 || int(uid) == os.Geteuid() {
 		return nil
 	}
-	return agentlab.Errorf(agentlab.CodeDenied, "the daemon on %s is run by user %d, neither by you nor by root", socket, uid).
+	return agentlab.Errorf(agentlab.CodeDenied, "the daemon on %s runs as user %d, neither as you nor as root", socket, uid).
 		WithHint("set AGENTLAB_HOME to a directory of your own, or --socket to the socket of your own daemon")
 }
 
-// peerUID asks the kernel who listens at the other end.
-func peerUID(conn net.Conn) (uint32, error) {
-	sc, ok := conn.(syscall.Conn)
-	if !ok {
-		return 0, errors.New("not a socket")
-	}
-	raw, err := sc.SyscallConn()
+// request makes a call and returns the response if its status is 2xx. elems
+// are the elements of the path below /v1.
+func (c *Client) request(ctx context.Context, method string, query url.Values, body io.Reader, contentType string, elems ...string) (*http.Response, error) {
+	p, err := join(elems...)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	var cred *unix.Ucred
-	var credErr error
-	err = raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	if err = errors.Join(err, credErr); err != nil {
-		return 0, err
-	}
-	return cred.Uid, nil
-}
-
-// request makes a call and returns the answer when its status is 2xx.
-func (c *Client) request(ctx context.Context, method, path string, query url.Values, body io.Reader, contentType string) (*http.Response, error) {
-	req, err := c.newRequest(ctx, method, path, query, body)
+	req, err := c.newRequest(ctx, method, p, query, body)
 	if err != nil {
 		return nil, err
 	}
@@ -185,42 +165,67 @@ func (c *Client) request(ctx context.Context, method, path string, query url.Val
 	return resp, nil
 }
 
-// call makes a call with JSON in both directions. in and out may be nil.
-func (c *Client) call(ctx context.Context, method, path string, query url.Values, in, out any) error {
-	var body io.Reader
-	contentType := ""
-	if in != nil {
-		p, err := json.Marshal(in)
-		if err != nil {
-			return agentlab.Errorf(agentlab.CodeInvalid, "%w", err)
-		}
-		body, contentType = bytes.NewReader(p), "application/json"
+// jsonBody encodes the body of a request; nil has none.
+func jsonBody(in any) (body io.Reader, contentType string, err error) {
+	if in == nil {
+		return nil, "", nil
 	}
-	resp, err := c.request(ctx, method, path, query, body, contentType)
+	p, err := json.Marshal(in)
 	if err != nil {
-		return err
+		return nil, "", agentlab.Errorf(agentlab.CodeInvalid, "%w", err)
 	}
-	defer func() { _ = resp.Body.Close() }()
-	if out != nil {
-		err = json.NewDecoder(resp.Body).Decode(out)
-	}
-	_, _ = io.Copy(io.Discard, resp.Body) // so that the connection is used again
-	if err != nil {
-		return callError(ctx, fmt.Errorf("reading the daemon's answer: %w", err))
-	}
-	return nil
+	return bytes.NewReader(p), "application/json", nil
 }
 
-// stream makes a call whose answer is raw bytes.
-func (c *Client) stream(ctx context.Context, path string, query url.Values) (Body, error) {
-	resp, err := c.request(ctx, http.MethodGet, path, query, nil, "")
+// none is the result of a call whose response has no content.
+type none struct{}
+
+// send makes a call and decodes the response as a T.
+func send[T any](ctx context.Context, c *Client, method string, query url.Values, body io.Reader, contentType string, elems ...string) (out T, err error) {
+	resp, err := c.request(ctx, method, query, body, contentType, elems...)
+	if err != nil {
+		return out, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if _, empty := any(out).(none); !empty {
+		err = json.NewDecoder(resp.Body).Decode(&out)
+	}
+	_, _ = io.Copy(io.Discard, resp.Body) // so that the connection can be reused
+	if err != nil {
+		return out, callError(ctx, fmt.Errorf("reading the daemon's response: %w", err))
+	}
+	return out, nil
+}
+
+// get makes a GET call.
+func get[T any](ctx context.Context, c *Client, query url.Values, elems ...string) (T, error) {
+	return send[T](ctx, c, http.MethodGet, query, nil, "", elems...)
+}
+
+// post makes a POST call with in, unless it is nil, as JSON.
+func post[T any](ctx context.Context, c *Client, in any, elems ...string) (out T, err error) {
+	body, contentType, err := jsonBody(in)
+	if err != nil {
+		return out, err
+	}
+	return send[T](ctx, c, http.MethodPost, nil, body, contentType, elems...)
+}
+
+// del makes a DELETE call.
+func del[T any](ctx context.Context, c *Client, elems ...string) (T, error) {
+	return send[T](ctx, c, http.MethodDelete, nil, nil, "", elems...)
+}
+
+// stream makes a GET call whose response is raw bytes.
+func (c *Client) stream(ctx context.Context, query url.Values, elems ...string) (Body, error) {
+	resp, err := c.request(ctx, http.MethodGet, query, nil, "", elems...)
 	if err != nil {
 		return nil, err
 	}
 	return &body{ctx: ctx, ReadCloser: resp.Body}, nil
 }
 
-// body turns what breaks a stream off into one of our errors.
+// body is a response whose read errors are *agentlab.Error.
 type body struct {
 	ctx context.Context
 	io.ReadCloser
@@ -229,13 +234,13 @@ type body struct {
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
-		err = callError(b.ctx, fmt.Errorf("the daemon's answer broke off: %w", err))
+		err = callError(b.ctx, fmt.Errorf("the daemon's response was cut off: %w", err))
 	}
 	return n, err
 }
 
-// callError gives a failed call its code. The end of the caller's own context
-// is left as it is, so that the caller knows it again.
+// callError gives a failed call its code. When the caller's context has ended,
+// it returns the cause of that.
 func callError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -245,19 +250,19 @@ func callError(ctx context.Context, err error) error {
 	}
 	var u *url.Error
 	if errors.As(err, &u) {
-		err = u.Err // without the made-up URL
+		err = u.Err // without the synthetic URL
 	}
-	return agentlab.Errorf(agentlab.CodeUnavailable, "the daemon does not answer: %w", err).
-		WithHint("look at it: agentlab daemon status; agentlab daemon logs")
+	return agentlab.Errorf(agentlab.CodeUnavailable, "the daemon does not respond: %w", err).
+		WithHint("check the daemon: agentlab daemon status; agentlab daemon logs")
 }
 
-// errorOf reads the problem details of a failed call.
+// errorOf returns the error in the response to a failed call.
 func errorOf(resp *http.Response) error {
 	var e api.Error
 	err := json.NewDecoder(io.LimitReader(resp.Body, maxErrorBytes)).Decode(&e)
 	if err != nil || e.Code == "" {
-		return agentlab.Errorf(agentlab.CodeInternal, "the daemon answered %s", resp.Status).
-			WithHint("is it an AgentLab daemon of this version? agentlab daemon status")
+		return agentlab.Errorf(agentlab.CodeInternal, "the daemon responded with %s", resp.Status).
+			WithHint("check that it is an AgentLab daemon of this version: agentlab daemon status")
 	}
 	return fromWire(e)
 }
@@ -266,28 +271,14 @@ func fromWire(e api.Error) *agentlab.Error {
 	return &agentlab.Error{Code: agentlab.Code(e.Code), Message: e.Detail, Hint: e.Hint, Field: e.Field}
 }
 
-// get is a call without a body that answers a T.
-func get[T any](ctx context.Context, c *Client, path string, query url.Values) (T, error) {
-	var out T
-	err := c.call(ctx, http.MethodGet, path, query, nil, &out)
-	return out, err
-}
-
-// post is a call with a body that answers a T.
-func post[T any](ctx context.Context, c *Client, path string, in any) (T, error) {
-	var out T
-	err := c.call(ctx, http.MethodPost, path, nil, in, &out)
-	return out, err
-}
-
-// pages reads the page that limit and cursor say, or with limit 0 all pages
-// from cursor on.
-func pages[T any](ctx context.Context, c *Client, path string, query url.Values, limit int, cursor string) (api.List[T], error) {
+// pages reads one page of limit items from cursor on, or with limit 0 all
+// pages from cursor on.
+func pages[T any](ctx context.Context, c *Client, query url.Values, limit int, cursor string, elems ...string) (api.List[T], error) {
 	all := api.List[T]{Items: []T{}}
 	for {
 		set(query, "limit", limit)
 		set(query, "cursor", cursor)
-		page, err := get[api.List[T]](ctx, c, path, query)
+		page, err := get[api.List[T]](ctx, c, query, elems...)
 		if err != nil {
 			return all, err
 		}
@@ -300,7 +291,7 @@ func pages[T any](ctx context.Context, c *Client, path string, query url.Values,
 	}
 }
 
-// set puts a value that is not its zero into a query.
+// set adds a parameter to a query, unless v is the zero value.
 func set[T comparable](q url.Values, key string, v T) {
 	var zero T
 	if v != zero {
@@ -308,12 +299,12 @@ func set[T comparable](q url.Values, key string, v T) {
 	}
 }
 
-// join makes a path of its elements, each escaped by url.URL later; an
-// element must not be able to become several.
+// join returns the path of elements below /v1; url.URL escapes it later. It
+// refuses an element that would become none or several.
 func join(elems ...string) (string, error) {
 	for _, e := range elems {
 		if e == "" || e == "." || e == ".." || strings.Contains(e, "/") {
-			return "", agentlab.Errorf(agentlab.CodeInvalid, "%s is not a name or an id", strconv.Quote(e))
+			return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not a name or an ID", e)
 		}
 	}
 	return "/v1/" + strings.Join(elems, "/"), nil

@@ -17,14 +17,14 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// EventQuery chooses events.
+// EventQuery selects events.
 type EventQuery struct {
 	Kind    string // only this kind; "" means all
 	Sandbox string // only about this sandbox (VMID or name)
 	JobID   string // only about this job
-	// After is the id of the last event that is already known. 0: for Events
-	// the newest ones, for FollowEvents all from the beginning. -1: for
-	// FollowEvents only what happens from now on.
+	// After is the ID of the last known event. 0 means the newest events for
+	// Events, all events for FollowEvents. -1 means new events only, for
+	// FollowEvents.
 	After int64
 	Limit int // for Events: at most this many; 0 means 100
 }
@@ -38,33 +38,33 @@ func (q EventQuery) values() url.Values {
 	return v
 }
 
-// Events lists events in the order in which they happened.
+// Events lists events in chronological order.
 func (c *Client) Events(ctx context.Context, q EventQuery) (api.List[api.Event], error) {
 	v := q.values()
 	set(v, "limit", q.Limit)
-	return get[api.List[api.Event]](ctx, c, "/v1/events", v)
+	return get[api.List[api.Event]](ctx, c, v, "events")
 }
 
-// Pauses between attempts to reach a daemon that went away.
+// Delays between attempts to reconnect to the daemon.
 const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 2 * time.Second
 	maxRetries = 10
 )
 
-// FollowEvents gives events as they happen, each once and in order, until ctx
-// ends or the caller stops. When the connection breaks, it connects again and
-// goes on after the last event. When there is no daemon at first, when it
-// stays away for about fifteen seconds, or refuses, the last pair holds the
-// error. The end of ctx is no error.
+// FollowEvents yields events as they happen, each once and in order, until ctx
+// ends or the caller stops. When the connection breaks, it reconnects and
+// continues after the last event. If no daemon is running at first, is away for
+// about fifteen seconds, or returns an error, the last pair has the error. The
+// end of ctx is not an error.
 func (c *Client) FollowEvents(ctx context.Context, q EventQuery) iter.Seq2[api.Event, error] {
 	return follow(ctx, func() int64 { return q.After }, func(ctx context.Context, connected *bool, yield func(api.Event, error) bool) (bool, error) {
-		return followOnce(ctx, c, "/v1/events", q.values(), "event", &q.After, connected, yield)
+		return followOnce(ctx, c, "events", q.values(), "event", &q.After, connected, yield)
 	})
 }
 
-// follow calls once, which reads one connection to its end, as long as there
-// is hope. after tells how far it has come.
+// follow calls once, which reads one connection to its end, until the caller
+// stops or an error is final. after returns the ID of the last message.
 func follow[T any](ctx context.Context, after func() int64,
 	once func(ctx context.Context, connected *bool, yield func(T, error) bool) (stopped bool, err error)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
@@ -80,8 +80,8 @@ func follow[T any](ctx context.Context, after func() int64,
 			}
 			failures++
 			if err != nil && (!connected || agentlab.CodeOf(err) != agentlab.CodeUnavailable || failures > maxRetries) {
-				var none T
-				yield(none, err)
+				var zero T
+				yield(zero, err)
 				return
 			}
 			select {
@@ -93,15 +93,15 @@ func follow[T any](ctx context.Context, after func() int64,
 	}
 }
 
-// followOnce reads one event stream to its end, gives the messages named
-// event, and keeps after at the last one. connected is set once a daemon has
-// agreed; stopped says that the caller wants no more.
-func followOnce[T any](ctx context.Context, c *Client, path string, v url.Values, event string, after *int64, connected *bool,
+// followOnce reads one event stream to its end, yields the messages named
+// event, and sets after to the ID of the last one. It sets connected once a
+// daemon has accepted the call; stopped means that the caller stopped.
+func followOnce[T any](ctx context.Context, c *Client, list string, v url.Values, event string, after *int64, connected *bool,
 	yield func(T, error) bool) (stopped bool, err error) {
 	ctx, cancel := context.WithCancel(ctx) // a break in the caller's loop ends the request
 	defer cancel()
 	v.Set("follow", "1")
-	resp, err := c.request(ctx, http.MethodGet, path, v, nil, "")
+	resp, err := c.request(ctx, http.MethodGet, v, nil, "", list)
 	if err != nil {
 		return false, err
 	}
@@ -132,14 +132,56 @@ func followOnce[T any](ctx context.Context, c *Client, path string, v url.Values
 	return stopped, err
 }
 
-// BuildImage builds an image and calls progress with each line that the build
-// prints.
-func (c *Client) BuildImage(ctx context.Context, b api.ImageBuild, progress func(line string)) (api.Image, error) {
-	p, err := json.Marshal(b)
-	if err != nil {
-		return api.Image{}, agentlab.Errorf(agentlab.CodeInvalid, "%w", err)
+// EgressQuery selects egress records.
+type EgressQuery struct {
+	Sandbox string    // only of this sandbox (VMID or name)
+	JobID   string    // only of this job
+	Denied  bool      // only denied requests
+	Since   time.Time // only records from this time on; zero means any
+	// After is the ID of the last known record, as in EventQuery.
+	After int64
+	// Oldest makes Egress start with the oldest records when After is 0.
+	Oldest bool
+	Limit  int // for Egress: at most this many; 0 means 100
+}
+
+func (q EgressQuery) values() url.Values {
+	v := url.Values{}
+	set(v, "sandbox", q.Sandbox)
+	set(v, "job", q.JobID)
+	set(v, "denied", q.Denied)
+	set(v, "after", q.After)
+	if !q.Since.IsZero() {
+		v.Set("since", q.Since.UTC().Format(time.RFC3339Nano))
 	}
-	resp, err := c.request(ctx, http.MethodPost, "/v1/images", nil, strings.NewReader(string(p)), "application/json")
+	return v
+}
+
+// Egress lists egress records in chronological order: the newest Limit
+// records, or with After the first ones after it.
+func (c *Client) Egress(ctx context.Context, q EgressQuery) (api.List[api.EgressRecord], error) {
+	v := q.values()
+	set(v, "oldest", q.Oldest)
+	set(v, "limit", q.Limit)
+	return get[api.List[api.EgressRecord]](ctx, c, v, "egress")
+}
+
+// FollowEgress yields egress records as they are made, as FollowEvents does
+// events.
+func (c *Client) FollowEgress(ctx context.Context, q EgressQuery) iter.Seq2[api.EgressRecord, error] {
+	return follow(ctx, func() int64 { return q.After }, func(ctx context.Context, connected *bool, yield func(api.EgressRecord, error) bool) (bool, error) {
+		return followOnce(ctx, c, "egress", q.values(), "record", &q.After, connected, yield)
+	})
+}
+
+// BuildImage builds an image and calls progress with each line of the build's
+// output.
+func (c *Client) BuildImage(ctx context.Context, b api.ImageBuild, progress func(line string)) (api.Image, error) {
+	in, contentType, err := jsonBody(b)
+	if err != nil {
+		return api.Image{}, err
+	}
+	resp, err := c.request(ctx, http.MethodPost, nil, in, contentType, "images")
 	if err != nil {
 		return api.Image{}, err
 	}
@@ -169,8 +211,8 @@ func (c *Client) BuildImage(ctx context.Context, b api.ImageBuild, progress func
 	case errors.Is(err, errStop):
 		return img, nil
 	case err == nil:
-		return img, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the daemon went away during the build").
-			WithHint("see whether it is there: agentlab image list")
+		return img, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the connection to the daemon ended during the build").
+			WithHint("check whether the image was built: agentlab image list")
 	}
 	return img, callError(ctx, err)
 }
@@ -190,11 +232,11 @@ type sseMessage struct {
 	data      []byte
 }
 
-// maxSSELine bounds one line of an event stream.
+// maxSSELine limits one line of an event stream.
 const maxSSELine = 4 << 20
 
-// readSSE calls fn with each message until fn fails or the stream ends; an
-// end is no error.
+// readSSE calls fn with each message until fn returns an error or the stream
+// ends, which is not an error.
 func readSSE(r io.Reader, fn func(sseMessage) error) error {
 	sc := bufio.NewScanner(r)
 	sc.Buffer(make([]byte, 0, 4096), maxSSELine)

@@ -16,28 +16,28 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Remote is a daemon that answers over TCP, and what proves who is who.
+// Remote is the address of a daemon over TCP, with the credentials of both
+// sides.
 type Remote struct {
 	// URL is https://HOST[:PORT], or http://HOST[:PORT] where HOST is this
 	// machine's loopback (a tunnel, for example).
 	URL string
 	// Token is sent with every call.
 	Token string
-	// CA holds the certificates, as PEM, of the authorities that may vouch
-	// for the daemon. Empty means those of this system.
+	// CA holds the PEM certificates of the authorities that may sign the
+	// daemon's certificate. Empty means those of this system.
 	CA []byte
 	// Pin is "sha256/" and the base64 of the SHA-256 of the public key of the
-	// daemon's certificate. With it and without CA nobody else needs to vouch
-	// for the certificate, not even for its name.
+	// daemon's certificate. With Pin and without CA, only the key is checked,
+	// neither the name nor the signer of the certificate.
 	Pin string
 }
 
-// dialTimeout is how long a connection over TCP, with TLS, may take to come
-// about.
+// dialTimeout limits connecting over TCP, and the TLS handshake.
 const dialTimeout = 30 * time.Second
 
-// NewRemote returns a client of a daemon that answers over TCP. It does not
-// connect yet. Codes: invalid, denied for what would send the token in clear.
+// NewRemote returns a client of a daemon over TCP. It does not connect. Codes:
+// invalid, and denied if the token would be sent unencrypted.
 func NewRemote(r Remote) (*Client, error) {
 	u, err := url.Parse(r.URL)
 	if err != nil || u.Host == "" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || strings.Trim(u.Path, "/") != "" {
@@ -45,7 +45,7 @@ func NewRemote(r Remote) (*Client, error) {
 	}
 	if r.Token == "" || strings.ContainsFunc(r.Token, func(c rune) bool { return c <= ' ' || c > '~' }) {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the token is missing or malformed").
-			WithHint("put it into a file and name that in AGENTLAB_TOKEN_FILE; one is made by: agentlab token create NAME")
+			WithHint("put it in a file and set AGENTLAB_TOKEN_FILE to its path; create a token with: agentlab token create NAME")
 	}
 	port := map[string]string{"https": "443", "http": "80"}[u.Scheme]
 	if p := u.Port(); p != "" && port != "" {
@@ -60,27 +60,27 @@ func NewRemote(r Remote) (*Client, error) {
 	case u.Scheme != "http":
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not the address of a daemon", r.URL).WithHint("give https://HOST:PORT")
 	case !loopback(u.Hostname()):
-		return nil, agentlab.Errorf(agentlab.CodeDenied, "the token would be sent in clear to %s", u.Host).WithHint("use https://")
+		return nil, agentlab.Errorf(agentlab.CodeDenied, "the token would be sent unencrypted to %s", u.Host).WithHint("use https://")
 	}
 	c.http = c.transport()
 	return c, nil
 }
 
-// loopback tells whether a host is surely this machine. A name other than
-// localhost may be anywhere.
+// loopback reports whether a host is a loopback address or localhost. Other
+// names may resolve to any machine.
 func loopback(host string) bool {
 	a, err := netip.ParseAddr(host)
 	return err == nil && a.Unmap().IsLoopback() || strings.EqualFold(host, "localhost")
 }
 
-// tls says whom we take for the daemon.
+// tls returns the configuration that authenticates the daemon.
 func (r Remote) tls(host string) (*tls.Config, error) {
 	c := &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
 	if len(r.CA) > 0 {
 		c.RootCAs = x509.NewCertPool()
 		if !c.RootCAs.AppendCertsFromPEM(r.CA) {
-			return nil, agentlab.Errorf(agentlab.CodeInvalid, "there is no certificate in the file of authorities").
-				WithHint("AGENTLAB_CA_FILE must name a file with certificates as PEM")
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "the CA file contains no certificate").
+				WithHint("set AGENTLAB_CA_FILE to a file with PEM certificates")
 		}
 	}
 	if r.Pin == "" {
@@ -92,7 +92,7 @@ func (r Remote) tls(host string) (*tls.Config, error) {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not a pin", r.Pin).
 			WithHint("give sha256/ and the base64 of the SHA-256 of the public key, see docs/access.md")
 	}
-	c.InsecureSkipVerify = len(r.CA) == 0 //nolint:gosec // then the pin alone decides, below
+	c.InsecureSkipVerify = len(r.CA) == 0 //nolint:gosec // without CA only the pin is checked, below
 	c.VerifyConnection = func(s tls.ConnectionState) error {
 		if len(s.PeerCertificates) == 0 {
 			return errPin
@@ -105,10 +105,10 @@ func (r Remote) tls(host string) (*tls.Config, error) {
 	return c, nil
 }
 
-var errPin = errors.New("the key of its certificate is not the one that is pinned")
+var errPin = errors.New("the key of its certificate is not the pinned one")
 
-// dialRemote connects over TCP, and proves by TLS who answers before a byte
-// is sent.
+// dialRemote connects over TCP and authenticates the daemon with TLS before it
+// returns.
 func (c *Client) dialRemote(ctx context.Context) (net.Conn, error) {
 	d := net.Dialer{Timeout: dialTimeout}
 	conn, err := d.DialContext(ctx, "tcp", c.host)
@@ -116,14 +116,14 @@ func (c *Client) dialRemote(ctx context.Context) (net.Conn, error) {
 		if ctx.Err() != nil {
 			return nil, err
 		}
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "no daemon answers on %s: %w", c.host, err).
-			WithHint("see api.listen in the daemon's config.yaml, and AGENTLAB_HOST here")
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot connect to the daemon on %s: %w", c.host, err).
+			WithHint("check api.listen in the daemon's config.yaml, and AGENTLAB_HOST here")
 	}
 	if c.tls == nil {
-		// The name localhost may have led elsewhere.
+		// The name localhost may resolve to another machine.
 		if a, err := netip.ParseAddrPort(conn.RemoteAddr().String()); err != nil || !a.Addr().Unmap().IsLoopback() {
 			_ = conn.Close()
-			return nil, agentlab.Errorf(agentlab.CodeDenied, "%s is not this machine: the token would be sent in clear", c.host).WithHint("use https://")
+			return nil, agentlab.Errorf(agentlab.CodeDenied, "%s is not this machine: the token would be sent unencrypted", c.host).WithHint("use https://")
 		}
 		return conn, nil
 	}
@@ -136,11 +136,11 @@ func (c *Client) dialRemote(ctx context.Context) (net.Conn, error) {
 			return nil, err
 		}
 		if _, bad := errors.AsType[*tls.CertificateVerificationError](err); bad || errors.Is(err, errPin) {
-			return nil, agentlab.Errorf(agentlab.CodeDenied, "%s is not the daemon that it should be: %w", c.host, err).
-				WithHint("name its authority in AGENTLAB_CA_FILE, or its key in AGENTLAB_PIN; see docs/access.md")
+			return nil, agentlab.Errorf(agentlab.CodeDenied, "cannot verify the certificate of %s: %w", c.host, err).
+				WithHint("set AGENTLAB_CA_FILE to its authority, or AGENTLAB_PIN to its key; see docs/access.md")
 		}
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "no daemon answers on %s: %w", c.host, err).
-			WithHint("does it speak TLS? try http:// for a tunnel that ends on this machine")
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot connect to the daemon on %s: %w", c.host, err).
+			WithHint("check that it uses TLS; use http:// for a tunnel that ends on this machine")
 	}
 	return secure, nil
 }

@@ -11,12 +11,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/danielgtaylor/huma/v2"
-	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
 
 // Access is what a caller needs to use a route. Each level includes the ones
@@ -44,32 +43,7 @@ func (a Access) String() string {
 
 // Peer is the process at the other end of a control connection, as the kernel
 // recorded it when the connection was made.
-type Peer struct {
-	PID int32
-	UID uint32
-	GID uint32
-}
-
-// PeerOf asks the kernel who is at the other end of a unix socket.
-func PeerOf(c net.Conn) (Peer, error) {
-	sc, ok := c.(syscall.Conn)
-	if !ok {
-		return Peer{}, errors.New("not a socket")
-	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
-		return Peer{}, err
-	}
-	var cred *unix.Ucred
-	var credErr error
-	err = raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	if err = errors.Join(err, credErr); err != nil {
-		return Peer{}, err
-	}
-	return Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid}, nil
-}
+type Peer = sockpath.Peer
 
 // Rules say what a peer may do.
 type Rules struct {

@@ -16,6 +16,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
 
 // Limits on what a caller may send, and how slowly.
@@ -31,7 +32,7 @@ const (
 type Config struct {
 	Services Services
 	Rules    Rules
-	PeerOf   func(net.Conn) (Peer, error) // nil means PeerOf; tests put other callers here
+	PeerOf   func(net.Conn) (Peer, error) // nil means sockpath.PeerOf; tests put other callers here
 	Logger   *slog.Logger
 	Version  string // of the daemon, for the OpenAPI document
 	// MaxBundleBytes is the largest git bundle that may be uploaded.
@@ -63,7 +64,7 @@ type Server struct {
 // New makes a Server. It fails when the route table is wrong.
 func New(cfg Config) (*Server, error) {
 	if cfg.PeerOf == nil {
-		cfg.PeerOf = PeerOf
+		cfg.PeerOf = sockpath.PeerOf
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)

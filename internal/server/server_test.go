@@ -99,29 +99,6 @@ func TestRulesWithoutGroup(t *testing.T) {
 	}
 }
 
-func TestPeerOf(t *testing.T) {
-	h := start(t, nil)
-	conn, err := net.Dial("unix", h.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close() }()
-	p, err := PeerOf(conn)
-	if err != nil || int(p.PID) != os.Getpid() || int(p.UID) != os.Getuid() || int(p.GID) != os.Getgid() {
-		t.Errorf("PeerOf = %+v, %v", p, err)
-	}
-	a, b := net.Pipe()
-	defer func() { _, _ = a.Close(), b.Close() }()
-	if _, err := PeerOf(a); err == nil {
-		t.Error("a pipe has credentials")
-	}
-	tcp, far := tcpPair()
-	defer func() { _, _ = tcp.Close(), far.Close() }()
-	if p, err := PeerOf(tcp); err == nil && p.UID == 0 {
-		t.Errorf("a TCP connection is root: %+v", p)
-	}
-}
-
 // TestErrors maps each code to its status, and keeps causes from callers.
 func TestErrors(t *testing.T) {
 	cases := []struct {

@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -176,6 +177,33 @@ func fault(path string, err error) error {
 		why = errno
 	}
 	return &agentlab.Error{Code: code, Message: "socket " + path, Err: why}
+}
+
+// Peer is the process at the other end of a unix socket.
+type Peer struct {
+	PID      int32
+	UID, GID uint32
+}
+
+// PeerOf asks the kernel who is at the other end of a unix socket.
+func PeerOf(c net.Conn) (Peer, error) {
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		return Peer{}, errors.New("not a socket")
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return Peer{}, err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	err = raw.Control(func(fd uintptr) {
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err = errors.Join(err, credErr); err != nil {
+		return Peer{}, err
+	}
+	return Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid}, nil
 }
 
 // listener removes its own socket, and no successor's, when it is closed.

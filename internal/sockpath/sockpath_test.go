@@ -222,3 +222,38 @@ func TestNameTooLong(t *testing.T) {
 		t.Errorf("got %v, want invalid", err)
 	}
 }
+
+func TestPeerOf(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	ln, err := Listen(path, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ln.Close() }()
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if p, err := PeerOf(conn); err != nil || int(p.PID) != os.Getpid() || int(p.UID) != os.Getuid() || int(p.GID) != os.Getgid() {
+		t.Errorf("PeerOf = %+v, %v", p, err)
+	}
+	a, b := net.Pipe()
+	defer func() { _, _ = a.Close(), b.Close() }()
+	if _, err := PeerOf(a); err == nil {
+		t.Error("a pipe has credentials")
+	}
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tcp.Close() }()
+	far, err := net.Dial("tcp", tcp.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = far.Close() }()
+	if p, err := PeerOf(far); err == nil && p.UID == 0 {
+		t.Errorf("a TCP connection is root: %+v", p)
+	}
+}
