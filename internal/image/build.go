@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,13 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/images"
 )
-
-// builderVersion changes whenever the code here would make another image of
-// the same recipe. Changes of the embedded files and scripts count by
-// themselves.
-const builderVersion = "1"
 
 // The files of an image.
 const (
@@ -32,23 +25,6 @@ const (
 	fileModules = "modules.cpio"
 	fileStamp   = "image.json"
 )
-
-// builderKey identifies this builder.
-func builderKey() string {
-	h := sha256.New()
-	h.Write([]byte(builderVersion))
-	for _, tree := range []fs.FS{images.Files, images.Scripts} {
-		// Walking an embedded tree cannot fail.
-		_ = fs.WalkDir(tree, ".", func(path string, d fs.DirEntry, err error) error {
-			if err == nil && !d.IsDir() {
-				data, _ := fs.ReadFile(tree, path)
-				_, _ = fmt.Fprintf(h, "%s %d\n%s", path, len(data), data)
-			}
-			return err
-		})
-	}
-	return hex.EncodeToString(h.Sum(nil))
-}
 
 // builder makes one image in one directory.
 type builder struct {
@@ -109,96 +85,19 @@ func firstCause(ctx context.Context, err error) error {
 	return err
 }
 
-// prepare lays out what the scripts read.
+// withheld are the privileges over the host that no package's script needs
+// while it is installed. Those to mount and to make devices must stay.
+const withheld = "-dac_read_search,-sys_module,-sys_rawio,-sys_ptrace,-sys_boot,-sys_time,-syslog,-mac_admin,-mac_override"
+
+// prepare makes the directories of the build and stages the recipe.
 func (b *builder) prepare(ctx context.Context) error {
-	for _, dir := range []string{"image", "tmp", "files"} {
+	for _, dir := range []string{"image", "tmp"} {
 		if err := os.Mkdir(b.path(dir), 0o755); err != nil { //nolint:gosec // read inside the namespace by others than root
 			return err
 		}
 	}
-	if err := writeTree(images.Scripts, "build", b.work); err != nil {
-		return err
-	}
-	if err := writeTree(images.Files, "files", b.path("files")); err != nil {
-		return err
-	}
-	d := b.recipe.distribution()
-	sources := b.path("files", "etc", "apt", "sources.list.d", d.name+".sources")
-	if err := writeFile(sources, b.recipe.sourcesFile()); err != nil {
-		return err
-	}
-	list, err := b.sourcesList()
-	if err != nil {
-		return err
-	}
-	if err := writeFile(b.path("sources.list"), list); err != nil {
-		return err
-	}
-	return writeFile(b.path("apt.conf"), hostAptConf(ctx))
+	return b.recipe.Stage(ctx, StageOptions{Kind: Direct}, b.work)
 }
-
-// sourcesList is what mmdebstrap installs from, verified with the key that
-// comes with this program where the host has none.
-func (b *builder) sourcesList() (string, error) {
-	d := b.recipe.distribution()
-	_, missing := os.Stat(d.keyring)
-	own := b.path("archive.gpg")
-	if missing != nil && d.key != "" {
-		key, err := fs.ReadFile(images.Keys, d.key)
-		if err != nil {
-			return "", err
-		}
-		if err := writeFile(own, string(key)); err != nil {
-			return "", err
-		}
-	}
-	var list strings.Builder
-	for _, s := range b.recipe.sources("/etc/apt") {
-		if missing != nil && d.key != "" && s.signedBy == d.keyring {
-			s.signedBy = own
-		}
-		list.WriteString(s.line())
-	}
-	return list.String(), nil
-}
-
-// writeTree writes what lies below root in tree to dir. Scripts and sudoers
-// files get the modes they need; embedding does not keep any.
-func writeTree(tree fs.FS, root, dir string) error {
-	return fs.WalkDir(tree, root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, _ := filepath.Rel(root, path) // path is below root
-		to := filepath.Join(dir, rel)
-		if d.IsDir() {
-			return os.MkdirAll(to, 0o755) //nolint:gosec // directories of a root file system
-		}
-		data, err := fs.ReadFile(tree, path)
-		if err != nil {
-			return err
-		}
-		mode := fs.FileMode(0o644)
-		switch {
-		case strings.HasSuffix(path, ".sh"):
-			mode = 0o755
-		case strings.Contains(path, "/sudoers.d/"):
-			mode = 0o440
-		}
-		return os.WriteFile(to, data, mode)
-	})
-}
-
-func writeFile(path, text string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // as in writeTree
-		return err
-	}
-	return os.WriteFile(path, []byte(text), 0o644) //nolint:gosec // as in writeTree
-}
-
-// withheld are the privileges over the host that no package's script needs
-// while it is installed. Those to mount and to make devices must stay.
-const withheld = "-dac_read_search,-sys_module,-sys_rawio,-sys_ptrace,-sys_boot,-sys_time,-syslog,-mac_admin,-mac_override"
 
 // debootstrap makes work/tree and fetches the kernel to work/kernel.
 func (b *builder) debootstrap(ctx context.Context) error {

@@ -49,7 +49,7 @@ func finishHostile(t *testing.T, tree string, edit func(string) string) string {
 		"npm/bin/hostile": "#!/bin/sh\n" + run +
 			"id; grep -E 'Cap(Eff|Prm|Bnd)|NoNewPrivs' /proc/self/status; sudo -n id && echo LEAK sudo; touch /etc/x && echo LEAK write; ls /run/build && echo LEAK build; ls /sys/class/net; echo x >/proc/sys/kernel/core_pattern && echo LEAK sysctl; :\n",
 	} {
-		if err := writeFile(b.path(path), text); err != nil {
+		if err := writeFile(b.path(path), text, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -11,7 +11,7 @@ func writeApt(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range files {
-		if err := writeFile(filepath.Join(dir, name), text); err != nil {
+		if err := writeFile(filepath.Join(dir, name), text, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

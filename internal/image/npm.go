@@ -57,14 +57,7 @@ func (b *builder) npmInstall(ctx context.Context) error {
 	if err := run(ctx, b.out, os.Environ(), argv...); err != nil {
 		return err
 	}
-	if err := writeFile(b.path("npm.list"), strings.Join(b.npmList(), "\n")+"\n"); err != nil {
-		return err
-	}
-	var names strings.Builder
-	for _, a := range b.recipe.Agents.Packages {
-		names.WriteString(a.Package + "\n")
-	}
-	if err := writeFile(b.path("npm.packages"), names.String()); err != nil {
+	if err := writeFile(b.path("npm.list"), strings.Join(b.npmList(), "\n")+"\n", 0o644); err != nil {
 		return err
 	}
 	return b.placeNode(prefix)

@@ -1,9 +1,6 @@
 package image
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"io/fs"
 	"net/url"
 	"regexp"
@@ -280,13 +277,6 @@ func invalid(field, format string, args ...any) *agentlab.Error {
 // checked.
 func (r *Recipe) distribution() *distribution { return suites[r.Suite] }
 
-// Key identifies what the recipe asks for and what this builder would make of
-// it: two recipes with one key give the same image, but for newer versions of
-// what is not pinned.
-func (r *Recipe) Key() string {
-	h := sha256.New()
-	text, _ := json.Marshal(r) // strings, numbers and lists always marshal
-	h.Write(text)
-	h.Write([]byte(builderKey()))
-	return hex.EncodeToString(h.Sum(nil))[:32]
-}
+// Key identifies the image that the recipe and this builder make for the qemu
+// backend.
+func (r *Recipe) Key() string { return r.StageKey(StageOptions{Kind: Direct}) }

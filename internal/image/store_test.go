@@ -263,7 +263,7 @@ func TestFailedBuildLeavesNothing(t *testing.T) {
 	s := newStore(t, "1")
 	first := mustEnsure(t, s, "base")
 	s.make = func(b *builder, _ context.Context) (*Stamp, error) {
-		if err := writeFile(b.path("tree", "etc", "passwd"), "x"); err != nil {
+		if err := writeFile(b.path("tree", "etc", "passwd"), "x", 0o644); err != nil {
 			return nil, err
 		}
 		return nil, agentlab.Errorf(agentlab.CodeNoSpace, "full")
@@ -289,7 +289,7 @@ func TestBuildIsKilled(t *testing.T) {
 	if root := os.Getenv("AGENTLAB_TEST_BUILD"); root != "" {
 		s := NewStore(root, Options{})
 		s.make = func(b *builder, ctx context.Context) (*Stamp, error) {
-			if err := writeFile(b.path("tree", "file"), "x"); err != nil {
+			if err := writeFile(b.path("tree", "file"), "x", 0o644); err != nil {
 				return nil, err
 			}
 			fmt.Println("building")

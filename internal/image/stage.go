@@ -1,0 +1,171 @@
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab/images"
+)
+
+// builderVersion changes whenever the code here would make another image of
+// the same recipe. Changes of the embedded files and scripts count by
+// themselves.
+const builderVersion = "1"
+
+// Kind is the way an image boots.
+type Kind string
+
+// Direct images are started by a hypervisor that brings the kernel and an
+// initrd, and with the initrd agent-runner.
+const Direct Kind = "direct"
+
+// StageOptions are the parameters of Recipe.Stage.
+type StageOptions struct {
+	Kind Kind
+}
+
+// StageKey identifies what Stage writes: two recipes with the same key make
+// the same image, except for newer versions of packages that are not pinned.
+func (r *Recipe) StageKey(StageOptions) string {
+	h := sha256.New()
+	text, _ := json.Marshal(r) // strings, numbers and lists always marshal
+	_, _ = fmt.Fprintf(h, "%s%s", text, embeddedKey(images.Files, images.Scripts))
+	return hex.EncodeToString(h.Sum(nil))[:32]
+}
+
+// embeddedKey identifies the contents of embedded trees and the builder.
+func embeddedKey(trees ...fs.FS) string {
+	h := sha256.New()
+	h.Write([]byte(builderVersion))
+	for _, tree := range trees {
+		// Walking an embedded tree cannot fail.
+		_ = fs.WalkDir(tree, ".", func(path string, d fs.DirEntry, err error) error {
+			if err == nil && !d.IsDir() {
+				data, _ := fs.ReadFile(tree, path)
+				_, _ = fmt.Fprintf(h, "%s %d\n%s", path, len(data), data)
+			}
+			return err
+		})
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Stage writes the files that the build scripts read to dir, which must
+// exist. finish.sh documents them.
+func (r *Recipe) Stage(ctx context.Context, _ StageOptions, dir string) error {
+	s := stage{recipe: r, dir: dir}
+	s.tree(images.Scripts, "build", "")
+	s.tree(images.Files, "files", "files")
+	s.write(filepath.Join("files", "etc", "apt", "sources.list.d", r.distribution().name+".sources"), r.sourcesFile())
+	s.write("sources.list", s.sourcesList())
+	s.write("apt.conf", hostAptConf(ctx))
+	if r.usesNPM() {
+		s.write("npm.packages", npmNames(r.Agents.Packages))
+	}
+	s.openDirs("files")
+	return s.err
+}
+
+// stage writes files below dir, up to the first error.
+type stage struct {
+	recipe *Recipe
+	dir    string
+	err    error
+}
+
+func (s *stage) write(name, text string) { s.writeMode(name, text, 0o644) }
+
+func (s *stage) writeMode(name, text string, mode fs.FileMode) {
+	if s.err == nil {
+		s.err = writeFile(filepath.Join(s.dir, name), text, mode)
+	}
+}
+
+// writeFile writes a file and the directories above it.
+func writeFile(path, text string, mode fs.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // directories of a root file system
+		return err
+	}
+	if err := os.WriteFile(path, []byte(text), mode); err != nil {
+		return err
+	}
+	return os.Chmod(path, mode) // whatever the umask is: the image gets this mode
+}
+
+// tree writes what an embedded tree has below root to dir. Scripts and sudoers
+// files get the modes that they need, because embedding does not keep modes.
+func (s *stage) tree(tree fs.FS, root, dir string) {
+	err := fs.WalkDir(tree, root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := fs.ReadFile(tree, path)
+		if err != nil {
+			return err
+		}
+		mode := fs.FileMode(0o644)
+		switch {
+		case strings.HasSuffix(path, ".sh"):
+			mode = 0o755
+		case strings.Contains(path, "/sudoers.d/"):
+			mode = 0o440
+		}
+		rel, _ := filepath.Rel(root, path) // path is below root
+		s.writeMode(filepath.Join(dir, rel), string(data), mode)
+		return s.err
+	})
+	if s.err == nil {
+		s.err = err
+	}
+}
+
+// openDirs gives the directories below a staged one the mode that they have in
+// the image, whatever the umask is.
+func (s *stage) openDirs(name string) {
+	err := filepath.WalkDir(filepath.Join(s.dir, name), func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			err = os.Chmod(path, 0o755) //nolint:gosec // as in writeFile
+		}
+		return err
+	})
+	if s.err == nil {
+		s.err = err
+	}
+}
+
+// sourcesList returns the apt sources for mmdebstrap. Where the host lacks the
+// distribution's keyring, the key that comes with this program verifies them.
+func (s *stage) sourcesList() string {
+	d := s.recipe.distribution()
+	_, missing := os.Stat(d.keyring)
+	own := ""
+	if missing != nil && d.key != "" {
+		key, _ := fs.ReadFile(images.Keys, d.key) // it is embedded
+		s.write("archive.gpg", string(key))
+		own = filepath.Join(s.dir, "archive.gpg")
+	}
+	var list strings.Builder
+	for _, src := range s.recipe.sources("/etc/apt") {
+		if own != "" && src.signedBy == d.keyring {
+			src.signedBy = own
+		}
+		list.WriteString(src.line())
+	}
+	return list.String()
+}
+
+// npmNames returns the names of npm packages, one per line.
+func npmNames(packages []Agent) string {
+	var names strings.Builder
+	for _, p := range packages {
+		names.WriteString(p.Package + "\n")
+	}
+	return names.String()
+}
