@@ -1,6 +1,10 @@
 package agentlab
 
-import "time"
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+)
 
 // Event is a row that tells what happened. It is written in the transaction
 // that made it happen and fanned out after the commit.
@@ -12,6 +16,23 @@ type Event struct {
 	JobID       string // "" when it is not about a job
 	Message     string // one redacted line for people
 	Data        string // JSON object for machines; "" or "{}" when there is nothing to add
+}
+
+// NewEvent returns an event with a formatted message and data as its JSON
+// object; data must hold only what encoding/json can encode.
+func NewEvent(kind string, data map[string]any, format string, args ...any) Event {
+	e := Event{Kind: kind, Message: fmt.Sprintf(format, args...)}
+	if text, err := json.Marshal(data); err == nil && len(data) > 0 {
+		e.Data = string(text)
+	}
+	return e
+}
+
+// About returns a copy of e that is about a sandbox and a job; 0 and "" mean
+// none.
+func (e Event) About(vmid int, jobID string) Event {
+	e.SandboxVMID, e.JobID = vmid, jobID
+	return e
 }
 
 // Event kinds.

@@ -18,5 +18,8 @@ func OneLine(s string, limit int) string {
 	return s
 }
 
+// Reason is OneLine for the reason of a job or sandbox.
+func Reason(s string) string { return OneLine(s, MaxReasonBytes) }
+
 // MaxReasonBytes is the length to which reasons of jobs and sandboxes are cut.
 const MaxReasonBytes = 500

@@ -26,8 +26,7 @@ import (
 // Store is what the service needs of the database. The semantics are those of
 // package store.
 type Store interface {
-	// LiveSandboxes lists those that are not DESTROYED.
-	LiveSandboxes(ctx context.Context) ([]agentlab.Sandbox, error)
+	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	Job(ctx context.Context, id string) (agentlab.Job, error)
 	EgressCursor(ctx context.Context, vmid int, uid string) (int64, error)
 	AddEgress(ctx context.Context, recs []agentlab.EgressEntry, limit int) (int, error)
@@ -131,7 +130,7 @@ func (s *Service) Run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	rows, err := s.cfg.Store.LiveSandboxes(ctx)
+	rows, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
 	if err != nil {
 		return unlessEnded(ctx, err)
 	}

@@ -19,12 +19,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
-type db struct{ *store.Store }
-
-func (d db) LiveSandboxes(ctx context.Context) ([]agentlab.Sandbox, error) {
-	return d.Sandboxes(ctx, store.SandboxFilter{})
-}
-
 // world is a database and a backend with one running sandbox.
 type world struct {
 	*testing.T
@@ -74,7 +68,7 @@ func (w *world) open() {
 func (w *world) ref() backend.Ref { return backend.Ref{VMID: w.sb.VMID, UID: w.sb.UID} }
 
 func (w *world) service(l audit.Limits) *audit.Service {
-	return audit.New(audit.Config{Store: db{w.store}, Log: w.driver, Limits: l})
+	return audit.New(audit.Config{Store: w.store, Log: w.driver, Limits: l})
 }
 
 func (w *world) add(recs ...agentlab.EgressRecord) {
@@ -257,7 +251,7 @@ func TestHostileRecords(t *testing.T) {
 		{Seq: 1, Proto: "tcp", Rule: "again", Count: 1},
 		{Seq: 2, Proto: "dns", Name: strings.Repeat("\xff", 5000), Addr: "fe80::1%eth0; rm", Port: 70000, Rule: agentlab.RuleAuditLimit, Error: "a\r\nb", Count: 2},
 	}}
-	s := audit.New(audit.Config{Store: db{w.store}, Log: log})
+	s := audit.New(audit.Config{Store: w.store, Log: log})
 	if err := s.Drain(t.Context(), w.sb); err != nil {
 		t.Fatal(err)
 	}
@@ -289,7 +283,7 @@ func (s *scripted) EgressLog(_ context.Context, _ backend.Ref, after int64, limi
 
 func TestNoLogNoWork(t *testing.T) {
 	w := newWorld(t, nil)
-	s := audit.New(audit.Config{Store: db{w.store}})
+	s := audit.New(audit.Config{Store: w.store})
 	s.SandboxChanged(w.sb)
 	if err := s.Drain(t.Context(), w.sb); err != nil {
 		t.Error(err)
@@ -311,7 +305,7 @@ func TestNamesAreRedacted(t *testing.T) {
 
 func namesAreRedacted(t *testing.T, jobID string) {
 	w := newWorld(t, func(sb *agentlab.Sandbox) { sb.JobID = jobID })
-	s := audit.New(audit.Config{Store: db{w.store}, Log: w.driver, Redaction: func(_ context.Context, id string) func(string) string {
+	s := audit.New(audit.Config{Store: w.store, Log: w.driver, Redaction: func(_ context.Context, id string) func(string) string {
 		if id != cmp.Or(jobID, w.sb.UID) {
 			t.Errorf("asked for %q", id)
 		}

@@ -10,8 +10,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -133,11 +131,7 @@ func (s *Service) Revoke(ctx context.Context, idOrName string) (agentlab.APIToke
 }
 
 func tell(kind, format string, t agentlab.APIToken) []agentlab.Event {
-	data, err := json.Marshal(map[string]any{"id": t.ID, "name": t.Name, "role": t.Role})
-	if err != nil {
-		data = []byte("{}") // strings always marshal
-	}
-	return []agentlab.Event{{Kind: kind, Message: fmt.Sprintf(format, t.Name), Data: string(data)}}
+	return []agentlab.Event{agentlab.NewEvent(kind, map[string]any{"id": t.ID, "name": t.Name, "role": t.Role}, format, t.Name)}
 }
 
 // The one answer to whatever is wrong with a token, and what a call that is

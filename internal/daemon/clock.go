@@ -169,7 +169,7 @@ func (w *clockWatch) step(ctx context.Context, save bool) error {
 	case err != nil:
 	case jumped(jump):
 		w.log.Warn("the clock of the host jumped", "by", jump, "to", now.Wall)
-		err = w.store.ClockJumped(ctx, jump, string(text), clockEvent("the clock of the host jumped by %s to %s; leases and jobs have as much time left as before",
+		err = w.store.ClockJumped(ctx, jump, string(text), agentlab.NewEvent(agentlab.EventClock, nil, "the clock of the host jumped by %s to %s; leases and jobs have as much time left as before",
 			jump.Round(time.Second), now.Wall.Format(time.RFC3339)))
 	case save:
 		err = w.store.SetFact(ctx, store.FactClock, string(text))
@@ -263,7 +263,7 @@ func (w *clockWatch) confirm(ctx context.Context) (api.Clock, error) {
 	now.Trusted = now.Wall
 	text, err := json.Marshal(now)
 	if err == nil {
-		err = w.store.ClockJumped(ctx, 0, string(text), clockEvent("the clock of the host was confirmed at %s", now.Wall.Format(time.RFC3339)))
+		err = w.store.ClockJumped(ctx, 0, string(text), agentlab.NewEvent(agentlab.EventClock, nil, "the clock of the host was confirmed at %s", now.Wall.Format(time.RFC3339)))
 	}
 	if err != nil {
 		return api.Clock{}, err
@@ -272,8 +272,4 @@ func (w *clockWatch) confirm(ctx context.Context) (api.Clock, error) {
 	w.trust = now
 	w.mu.Unlock()
 	return api.Clock{Now: now.Wall, Suspended: by > 0}, nil
-}
-
-func clockEvent(format string, args ...any) agentlab.Event {
-	return agentlab.Event{Kind: agentlab.EventClock, Message: fmt.Sprintf(format, args...)}
 }

@@ -240,8 +240,8 @@ func (r *repair) fill(ctx context.Context) (err error) {
 	if err := skipNumbers(ctx, st, last, &r.out); err != nil {
 		return err
 	}
-	err = st.AppendEvents(ctx, agentlab.Event{Kind: agentlab.EventDaemon, Message: fmt.Sprintf("the database was repaired: %d jobs, %d artifacts and %d sandboxes were added",
-		r.out.Jobs, r.out.Artifacts, r.out.Sandboxes)})
+	err = st.AppendEvents(ctx, agentlab.NewEvent(agentlab.EventDaemon, nil, "the database was repaired: %d jobs, %d artifacts and %d sandboxes were added",
+		r.out.Jobs, r.out.Artifacts, r.out.Sandboxes))
 	if err != nil {
 		return err
 	}

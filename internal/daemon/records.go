@@ -134,7 +134,7 @@ func (r *records) writeDue(ctx context.Context) {
 // catchUp makes the records due that are missing or older than their row.
 func (r *records) catchUp(ctx context.Context) error {
 	const page = 200
-	f := store.JobFilter{Limit: page}
+	f := agentlab.JobFilter{Limit: page}
 	for {
 		jobs, err := r.store.Jobs(ctx, f)
 		if err != nil {

@@ -319,14 +319,14 @@ func keepNetwork(ctx context.Context, st *store.Store, row agentlab.Sandbox, in 
 // the range would begin again at its first.
 func skipNumbers(ctx context.Context, st *store.Store, last int, out *recovered) error {
 	vmids := slices.Clone(out.vmids)
-	rows, err := st.Sandboxes(ctx, store.SandboxFilter{Destroyed: true})
+	rows, err := st.Sandboxes(ctx, agentlab.SandboxFilter{Destroyed: true})
 	if err != nil {
 		return err
 	}
 	for _, sb := range rows {
 		vmids = append(vmids, sb.VMID)
 	}
-	jobs, err := st.Jobs(ctx, store.JobFilter{})
+	jobs, err := st.Jobs(ctx, agentlab.JobFilter{})
 	if err != nil {
 		return err
 	}
@@ -347,7 +347,7 @@ func skipNumbers(ctx context.Context, st *store.Store, last int, out *recovered)
 func linkJob(ctx context.Context, st *store.Store, sp backend.Spec) (string, error) {
 	id := sp.Name
 	if agentlab.ValidateJobID(id) != nil {
-		newest, err := st.Jobs(ctx, store.JobFilter{SandboxVMID: sp.VMID, Limit: 1})
+		newest, err := st.Jobs(ctx, agentlab.JobFilter{SandboxVMID: sp.VMID, Limit: 1})
 		if err != nil || len(newest) == 0 {
 			return "", err
 		}

@@ -166,7 +166,7 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 // openAudit makes the service that keeps what the backend records of sandboxes'
 // use of the network, if it does.
 func (s *services) openAudit(context.Context, *cleanup) error {
-	cfg := audit.Config{Store: auditStore{s.store}, Clock: s.cfg.Clock, Logger: s.log.With("part", "audit"),
+	cfg := audit.Config{Store: s.store, Clock: s.cfg.Clock, Logger: s.log.With("part", "audit"),
 		Limits: audit.Limits{Rows: s.settings.Limits.EgressRecords}}
 	cfg.Redaction = func(ctx context.Context, id string) func(string) string { return s.jobs.Redaction(ctx, id) }
 	cfg.Seen = func(ctx context.Context, entries []agentlab.EgressEntry) { s.jobs.EgressSeen(ctx, entries) }
@@ -182,7 +182,7 @@ func (s *services) openAudit(context.Context, *cleanup) error {
 func (s *services) openJobs(context.Context, *cleanup) error {
 	s.openSandboxes()
 	s.jobs = job.New(job.Config{
-		Store: jobStore{s.store}, Sandboxes: s.sandboxes, Profiles: s.profiles, Secrets: s.vault, Bundles: s.artifacts,
+		Store: s.store, Sandboxes: s.sandboxes, Profiles: s.profiles, Secrets: s.vault, Bundles: s.artifacts,
 		Backend:        s.driver.Info(),
 		DefaultProfile: s.settings.DefaultProfile, DefaultAgent: s.settings.DefaultAgent,
 		ShellImage: s.settings.Images.Base, AgentsImage: s.settings.Images.Agents,
@@ -192,7 +192,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Logger: s.log.With("part", "jobs"),
 	})
 	s.guests = guestserver.New(guestserver.Config{
-		Tokens: guestTokens{s.store}, Jobs: s.jobs, Artifacts: s.artifacts, Redactors: s.jobs,
+		Tokens: s.store, Jobs: s.jobs, Artifacts: s.artifacts, Redactors: s.jobs,
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "guests"),
 	})
 	return nil
@@ -200,7 +200,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 
 func (s *services) openSandboxes() {
 	s.sandboxes = sandbox.New(sandbox.Config{
-		Store: sandboxStore{s.store}, Driver: s.driver, Images: s.bootable, Profiles: s.profiles,
+		Store: s.store, Driver: s.driver, Images: s.bootable, Profiles: s.profiles,
 		DefaultProfile: s.settings.DefaultProfile, DefaultImage: s.settings.Images.Base,
 		Limits: sandbox.Limits{
 			VMIDFirst: s.settings.VMIDRange.First, VMIDLast: s.settings.VMIDRange.Last,
@@ -234,7 +234,7 @@ func (s *services) drainEgress() func(context.Context, agentlab.Sandbox) error {
 
 func (s *services) openGC(context.Context, *cleanup) error {
 	s.gc = gc.New(gc.Config{
-		Store: gcStore{s.store}, Files: gcFiles{s.artifacts, s.jobs, s}, Known: s.jobs.Known,
+		Store: s.store, Files: gcFiles{s.artifacts, s.jobs, s}, Known: s.jobs.Known,
 		ArtifactTTL: func(name string) time.Duration {
 			p, err := s.profiles.Find(name)
 			if err != nil {
@@ -294,8 +294,8 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 // forAPI gives the control API its view of the services.
 func (s *services) forAPI(system server.System) server.Services {
 	return server.Services{
-		Jobs:        jobView{s.jobs},
-		Sandboxes:   sandboxView{s.sandboxes, jobView{s.jobs}},
+		Jobs:        s.jobs,
+		Sandboxes:   sandboxView{s.sandboxes},
 		Artifacts:   artifactView{s.artifacts},
 		Profiles:    profileView{s.profiles},
 		Secrets:     secretView{s.vault},

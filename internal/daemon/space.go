@@ -31,7 +31,7 @@ func (s *services) watchSpace(ctx context.Context) error {
 		select {
 		case <-t.C:
 		case <-s.released:
-			s.emitSpace(ctx, reserveReleased, `{"full":true,"reserve":false}`)
+			s.emitSpace(ctx, reserveReleased, map[string]any{"full": true, "reserve": false})
 		case <-ctx.Done():
 			return nil
 		}
@@ -73,15 +73,15 @@ func (s *services) makeReserve() {
 
 func (s *services) tellSpace(ctx context.Context, err error) {
 	if err == nil {
-		s.emitSpace(ctx, "there is enough free disk space again", `{"full":false}`)
+		s.emitSpace(ctx, "there is enough free disk space again", map[string]any{"full": false})
 		return
 	}
 	s.log.Warn("the disk is nearly full", "err", err)
-	s.emitSpace(ctx, agentlab.OneLine(err.Error(), agentlab.MaxReasonBytes), `{"full":true}`)
+	s.emitSpace(ctx, agentlab.Reason(err.Error()), map[string]any{"full": true})
 }
 
-func (s *services) emitSpace(ctx context.Context, message, data string) {
-	e := agentlab.Event{Kind: agentlab.EventSpace, Message: message, Data: data}
+func (s *services) emitSpace(ctx context.Context, message string, data map[string]any) {
+	e := agentlab.NewEvent(agentlab.EventSpace, data, "%s", message)
 	if err := s.store.AppendEvents(ctx, e); err != nil && ctx.Err() == nil {
 		s.log.Error("an event was not written", "kind", e.Kind, "err", err)
 	}

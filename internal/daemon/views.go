@@ -9,22 +9,13 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/profile"
-	"github.com/agentlab-vm/agentlab/internal/server"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
 // eventView is the record and the bus as the control API sees them.
 type eventView struct {
-	store *store.Store
-	bus   *bus
-}
-
-func (v eventView) Events(ctx context.Context, f server.EventFilter) ([]agentlab.Event, error) {
-	q := store.EventFilter{AfterID: f.AfterID, SandboxVMID: f.VMID, JobID: f.JobID, Limit: f.Limit, Tail: f.Tail, Since: f.Since}
-	if f.Kind != "" {
-		q.Kinds = []string{f.Kind}
-	}
-	return v.store.Events(ctx, q)
+	*store.Store
+	bus *bus
 }
 
 func (v eventView) Subscribe() (<-chan agentlab.Event, func()) { return v.bus.subscribe() }
@@ -119,7 +110,7 @@ func (v imageView) shown(ctx context.Context, img image.Image, err error) (api.I
 // imagesInUse returns the references of all images that sandboxes stand on.
 // One that still waits for its image holds only its name.
 func imagesInUse(ctx context.Context, st *store.Store) (map[string]bool, error) {
-	list, err := st.Sandboxes(ctx, store.SandboxFilter{})
+	list, err := st.Sandboxes(ctx, agentlab.SandboxFilter{})
 	if err != nil {
 		return nil, err
 	}

@@ -21,11 +21,8 @@ import (
 // Store is what the collector needs of the database. The semantics are those
 // of package store.
 type Store interface {
-	// FinalJobs lists at most limit jobs that have ended, the newest first,
-	// from the one after before ("" begins).
-	FinalJobs(ctx context.Context, before string, limit int) ([]agentlab.Job, error)
-	// DestroyedSandboxes lists sandboxes that are DESTROYED.
-	DestroyedSandboxes(ctx context.Context) ([]agentlab.Sandbox, error)
+	Jobs(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job, error)
+	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	Artifacts(ctx context.Context, jobID string) ([]agentlab.Artifact, error)
 	DeleteJob(ctx context.Context, id string) error
 	DeleteSandbox(ctx context.Context, vmid int) error
@@ -169,9 +166,11 @@ const page = 200
 // because a page begins after a job that must exist.
 func (c *Collector) final(ctx context.Context) ([]ended, error) {
 	var out []ended
-	before := ""
+	f := agentlab.JobFilter{Limit: page, Statuses: []agentlab.JobStatus{
+		agentlab.JobCompleted, agentlab.JobFailed, agentlab.JobTimeout, agentlab.JobCancelled,
+	}}
 	for {
-		jobs, err := c.cfg.Store.FinalJobs(ctx, before, page)
+		jobs, err := c.cfg.Store.Jobs(ctx, f)
 		if err != nil {
 			return nil, err
 		}
@@ -181,7 +180,7 @@ func (c *Collector) final(ctx context.Context) ([]ended, error) {
 		if len(jobs) < page {
 			return out, nil
 		}
-		before = jobs[len(jobs)-1].ID
+		f.Before = jobs[len(jobs)-1].ID
 	}
 }
 
@@ -234,9 +233,9 @@ func (c *Collector) job(ctx context.Context, id string, old bool, d *Deleted) er
 		for _, a := range rows {
 			bytes += a.Size
 		}
-		e := gcEvent(map[string]any{"artifacts": len(rows), "bytes": bytes}, "deleted %d artifacts of job %s, %d bytes, by retention", len(rows), id, bytes)
-		e.JobID = id
-		if err := c.cfg.Store.AppendEvents(ctx, e); err != nil {
+		e := agentlab.NewEvent(agentlab.EventGC, map[string]any{"artifacts": len(rows), "bytes": bytes},
+			"deleted %d artifacts of job %s, %d bytes, by retention", len(rows), id, bytes)
+		if err := c.cfg.Store.AppendEvents(ctx, e.About(0, id)); err != nil {
 			return err
 		}
 	}
@@ -258,7 +257,7 @@ func (c *Collector) files(ctx context.Context, _ time.Time, d *Deleted) (err err
 
 // sandboxes deletes rows of sandboxes of which nothing is left.
 func (c *Collector) sandboxes(ctx context.Context, now time.Time, d *Deleted) error {
-	list, err := c.cfg.Store.DestroyedSandboxes(ctx)
+	list, err := c.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxDestroyed}})
 	if err != nil {
 		return err
 	}
@@ -302,14 +301,6 @@ func (c *Collector) tell(ctx context.Context, d Deleted) error {
 		return err
 	}
 	c.log.Info("garbage collected", "deleted", d)
-	return c.cfg.Store.AppendEvents(ctx, gcEvent(data, "deleted by retention: artifact files of %d jobs, %d leftovers, %d job records, %d sandboxes, %d tokens, %d events, %d network records",
+	return c.cfg.Store.AppendEvents(ctx, agentlab.NewEvent(agentlab.EventGC, data, "deleted by retention: artifact files of %d jobs, %d leftovers, %d job records, %d sandboxes, %d tokens, %d events, %d network records",
 		d.Artifacts, d.Files, d.Jobs, d.Sandboxes, d.Tokens, d.Events, d.Egress))
-}
-
-func gcEvent(data map[string]any, format string, args ...any) agentlab.Event {
-	e := agentlab.Event{Kind: agentlab.EventGC, Message: fmt.Sprintf(format, args...)}
-	if text, err := json.Marshal(data); err == nil {
-		e.Data = string(text)
-	}
-	return e
 }

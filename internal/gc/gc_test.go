@@ -32,20 +32,25 @@ type state struct {
 	fail   map[string]error // by what is deleted
 }
 
-func (s *state) FinalJobs(_ context.Context, before string, limit int) ([]agentlab.Job, error) {
+func (s *state) Jobs(_ context.Context, f agentlab.JobFilter) ([]agentlab.Job, error) {
+	if slices.Contains(f.Statuses, agentlab.JobQueued) || slices.Contains(f.Statuses, agentlab.JobRunning) || len(f.Statuses) != len(agentlab.JobStatuses)-2 {
+		return nil, fmt.Errorf("asked for jobs that are %v", f.Statuses)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	from := 0
-	if before != "" {
-		from = slices.IndexFunc(s.jobs, func(j agentlab.Job) bool { return j.ID == before }) + 1
+	if f.Before != "" {
+		from = slices.IndexFunc(s.jobs, func(j agentlab.Job) bool { return j.ID == f.Before }) + 1
 		if from == 0 {
 			return nil, agentlab.Errorf(agentlab.CodeInvalid, "the cursor names no job")
 		}
 	}
-	return slices.Clone(s.jobs[from:min(from+limit, len(s.jobs))]), nil
+	return slices.Clone(s.jobs[from:min(from+f.Limit, len(s.jobs))]), nil
 }
 
-func (s *state) DestroyedSandboxes(context.Context) ([]agentlab.Sandbox, error) { return nil, nil }
+func (s *state) Sandboxes(context.Context, agentlab.SandboxFilter) ([]agentlab.Sandbox, error) {
+	return nil, nil
+}
 
 func (s *state) Artifacts(_ context.Context, id string) ([]agentlab.Artifact, error) {
 	if s.files[id] {

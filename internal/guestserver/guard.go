@@ -92,7 +92,11 @@ func (g *guest) during(kind string, next func(w http.ResponseWriter, r *http.Req
 // it is asked again when all of it is there.
 func (g *guest) goesOn(r *http.Request, kind string) error {
 	grant, err := g.grant(r.Context(), kind, r.Header.Get("Authorization"))
-	if err == nil && grant.Ended {
+	if err != nil {
+		return err
+	}
+	j, err := g.s.cfg.Jobs.Get(r.Context(), grant.JobID)
+	if err == nil && j.Status.Final() {
 		return errNoGrant
 	}
 	return err
@@ -100,21 +104,21 @@ func (g *guest) goesOn(r *http.Request, kind string) error {
 
 var errNoGrant = agentlab.Errorf(agentlab.CodeDenied, "denied")
 
-func (g *guest) grant(ctx context.Context, kind, header string) (Grant, error) {
+func (g *guest) grant(ctx context.Context, kind, header string) (agentlab.Grant, error) {
 	token, ok := strings.CutPrefix(header, "Bearer ")
 	if !ok || !plausibleToken(token) {
-		return Grant{}, errNoGrant
+		return agentlab.Grant{}, errNoGrant
 	}
 	grant, err := g.s.cfg.Tokens.GrantByHash(ctx, hashToken(token), kind)
 	switch agentlab.CodeOf(err) {
 	case "":
 	case agentlab.CodeNotFound, agentlab.CodeDenied:
-		return Grant{}, errNoGrant
+		return agentlab.Grant{}, errNoGrant
 	default:
-		return Grant{}, err
+		return agentlab.Grant{}, err
 	}
 	if grant.VMID != g.vmid || grant.JobID == "" || !g.s.cfg.Clock().Before(grant.ExpiresAt) {
-		return Grant{}, errNoGrant
+		return agentlab.Grant{}, errNoGrant
 	}
 	return grant, nil
 }

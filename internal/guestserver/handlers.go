@@ -200,7 +200,7 @@ func (g *guest) takeLog(r *http.Request, jobID string) (guestapi.LogAck, error) 
 	}
 	g.logMu.Lock() // the size must not change between the look and the append
 	defer g.logMu.Unlock()
-	if err := g.goesOn(r, GrantRunner); err != nil {
+	if err := g.goesOn(r, agentlab.GrantRunner); err != nil {
 		return none, err
 	}
 	size, err := g.s.cfg.Artifacts.LogSize(r.Context(), jobID)
@@ -274,7 +274,7 @@ func (g *guest) upload(w http.ResponseWriter, r *http.Request, jobID string) {
 		return
 	}
 	p = red.String(p) // names are stored, listed and logged
-	src := &source{r: r.Body, atEnd: func() error { return g.goesOn(r, GrantUpload) }}
+	src := &source{r: r.Body, atEnd: func() error { return g.goesOn(r, agentlab.GrantUpload) }}
 	var in io.Reader = src
 	if slices.Contains(redactedUploads, p) {
 		in = red.Reader(src)

@@ -23,6 +23,7 @@ import (
 const (
 	ownVMID, otherVMID = 42, 43
 	ownJob, otherJob   = "job-aaaaaaaaaaaaa", "job-bbbbbbbbbbbbb"
+	endedJob           = "job-ccccccccccccc" // of the own sandbox
 )
 
 // about is a call that reached a service: whom it was about.
@@ -45,18 +46,26 @@ func (s *services) note(a about) {
 	s.calls = append(s.calls, a)
 }
 
-func (s *services) GrantByHash(_ context.Context, hash, kind string) (Grant, error) {
+func (s *services) GrantByHash(_ context.Context, hash, kind string) (agentlab.Grant, error) {
 	soon := time.Now().Add(time.Hour)
-	for token, g := range map[string]Grant{
+	for token, g := range map[string]agentlab.Grant{
 		"own-" + kind: {VMID: ownVMID, JobID: ownJob, ExpiresAt: soon}, "other-" + kind: {VMID: otherVMID, JobID: otherJob, ExpiresAt: soon},
-		"expired-" + kind: {VMID: ownVMID, JobID: ownJob, ExpiresAt: time.Now()}, "ended-" + kind: {VMID: ownVMID, JobID: ownJob, ExpiresAt: soon, Ended: true},
+		"expired-" + kind: {VMID: ownVMID, JobID: ownJob, ExpiresAt: time.Now()}, "ended-" + kind: {VMID: ownVMID, JobID: endedJob, ExpiresAt: soon},
 		"jobless-" + kind: {VMID: ownVMID, ExpiresAt: soon},
 	} {
 		if hashToken(token) == hash {
 			return g, nil
 		}
 	}
-	return Grant{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no such grant")
+	return agentlab.Grant{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no such grant")
+}
+
+func (s *services) Get(_ context.Context, id string) (agentlab.Job, error) {
+	status := agentlab.JobRunning
+	if id == endedJob {
+		status = agentlab.JobCompleted
+	}
+	return agentlab.Job{ID: id, Status: status}, nil
 }
 
 func (s *services) BootstrapFetched(_ context.Context, vmid int, hash string) (guestapi.BootstrapResponse, error) {

@@ -16,11 +16,14 @@ type Jobs interface {
 	// BootstrapFetched trades the one-time token, given as its lower-case hex
 	// SHA-256, for everything the sandbox's runner needs. In one transaction
 	// it consumes the token, stores the grants whose tokens the answer holds
-	// (kinds GrantRunner and GrantUpload) and moves the job to RUNNING.
+	// and moves the job to RUNNING.
 	// Unknown, used, expired and foreign tokens are all CodeDenied, without a
 	// difference in message; every other error leaves the token usable, and
 	// the runner tries again.
 	BootstrapFetched(ctx context.Context, vmid int, tokenHash string) (guestapi.BootstrapResponse, error)
+
+	// Get returns the job with that id.
+	Get(ctx context.Context, id string) (agentlab.Job, error)
 
 	// Report checks (guestcheck.Report) and records how the job of the
 	// sandbox stands. Its text is already redacted. It is idempotent; a
@@ -38,26 +41,12 @@ type Jobs interface {
 	Directive(ctx context.Context, vmid int, wait time.Duration) (guestapi.Directive, error)
 }
 
-// The kinds of grants.
-const (
-	GrantRunner = "runner" // reports, directives, log, repository
-	GrantUpload = "upload" // artifact uploads
-)
-
-// Grant says what a bearer token of a guest is good for.
-type Grant struct {
-	VMID      int
-	JobID     string
-	ExpiresAt time.Time
-	Ended     bool // the job is final: its runner may report and ask, nothing else
-}
-
 // Tokens looks up grants, which are stored by hash.
 type Tokens interface {
 	// GrantByHash finds the grant of that kind by the lower-case hex SHA-256
 	// of its token. Code not_found (or denied) means there is none. Expiry
 	// and VMID are checked by the caller.
-	GrantByHash(ctx context.Context, hash, kind string) (Grant, error)
+	GrantByHash(ctx context.Context, hash, kind string) (agentlab.Grant, error)
 }
 
 // Artifacts keeps what guests send. *artifact.Service implements it.

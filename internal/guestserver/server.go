@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
@@ -188,11 +189,11 @@ func (g *guest) admit(r route) http.HandlerFunc {
 	case oneTime:
 		return func(w http.ResponseWriter, req *http.Request) { r.serve(w, req, "") }
 	case runner:
-		return g.with(GrantRunner, r.serve)
+		return g.with(agentlab.GrantRunner, r.serve)
 	case runnerAtWork:
-		return g.during(GrantRunner, r.serve)
+		return g.during(agentlab.GrantRunner, r.serve)
 	case uploaderAtWork:
-		return g.during(GrantUpload, r.serve)
+		return g.during(agentlab.GrantUpload, r.serve)
 	}
 	return func(w http.ResponseWriter, req *http.Request) { g.fail(w, req, errNoGrant) }
 }

@@ -3,47 +3,16 @@ package job
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
-
-// Request asks for a job; zero values mean the profile's or the configured
-// defaults.
-type Request struct {
-	RepoURL   string
-	BundleID  string // an uploaded git bundle instead of RepoURL
-	Ref       string
-	Depth     int
-	Profile   string
-	Image     string
-	Task      string
-	Agent     string
-	Mode      string
-	TTL       time.Duration
-	Keepalive *bool
-
-	NoPreflight bool // skip the check of the agent's key and model endpoint
-
-	// Sandbox asks for a sandbox of its own making; nil: one that is named
-	// after the job, made when there is room for it.
-	Sandbox *SandboxRequest
-}
-
-// SandboxRequest says what the sandbox of a job is to be.
-type SandboxRequest struct {
-	Name     string // made up when empty
-	Cores    int
-	MemoryMB int
-}
 
 // Create writes a new job down and returns it, QUEUED. Codes: invalid,
 // not_found (profile, image, secrets or git bundle), unsupported; preflight; with
-// Request.Sandbox also exists and limit.
-func (s *Service) Create(ctx context.Context, r Request) (agentlab.Job, error) {
+// r.Sandbox also exists and limit.
+func (s *Service) Create(ctx context.Context, r agentlab.JobRequest) (agentlab.Job, error) {
 	j, prof, want, err := s.plan(ctx, r)
 	if err != nil {
 		return agentlab.Job{}, err
@@ -55,15 +24,42 @@ func (s *Service) Create(ctx context.Context, r Request) (agentlab.Job, error) {
 	return s.write(ctx, j, r, prof, want)
 }
 
+// CreateWithSandbox creates a sandbox and r.Job to run in it. A field that
+// both requests have may be given in either. Codes are those of Create.
+func (s *Service) CreateWithSandbox(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error) {
+	q := *r.Job
+	for _, both := range []struct {
+		field string
+		clash bool
+	}{
+		{"profile", r.Profile != "" && q.Profile != "" && r.Profile != q.Profile},
+		{"image", r.Image != "" && q.Image != "" && r.Image != q.Image},
+		{"ttl_minutes", r.TTL != 0 && q.TTL != 0 && r.TTL != q.TTL},
+		{"keepalive", r.Keepalive != nil && q.Keepalive != nil && *r.Keepalive != *q.Keepalive},
+	} {
+		if both.clash {
+			return agentlab.Sandbox{}, agentlab.Errorf(agentlab.CodeInvalid, "the sandbox and its job ask for different things").
+				WithField("job." + both.field).WithHint("give it once")
+		}
+	}
+	q.Profile, q.Image, q.TTL, q.Keepalive = cmp.Or(q.Profile, r.Profile), cmp.Or(q.Image, r.Image), cmp.Or(q.TTL, r.TTL), cmp.Or(q.Keepalive, r.Keepalive)
+	q.Sandbox = &r
+	j, err := s.Create(ctx, q)
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	return s.cfg.Store.Sandbox(ctx, j.SandboxVMID)
+}
+
 // Check returns the error that Create would return for a request, except for
 // those about its git bundle or its sandbox. It changes nothing.
-func (s *Service) Check(ctx context.Context, r Request) error {
+func (s *Service) Check(ctx context.Context, r agentlab.JobRequest) error {
 	_, _, _, err := s.plan(ctx, r)
 	return err
 }
 
 // plan checks a request, and returns the job and the sandbox that it asks for.
-func (s *Service) plan(ctx context.Context, r Request) (j agentlab.Job, prof agentlab.Profile, want sandbox.Request, err error) {
+func (s *Service) plan(ctx context.Context, r agentlab.JobRequest) (j agentlab.Job, prof agentlab.Profile, want agentlab.SandboxRequest, err error) {
 	if prof, err = s.cfg.Profiles.Use(cmp.Or(r.Profile, s.cfg.DefaultProfile)); err != nil {
 		return j, prof, want, err
 	}
@@ -87,7 +83,7 @@ func (s *Service) plan(ctx context.Context, r Request) (j agentlab.Job, prof age
 	return j, prof, want, s.preflight(ctx, j, prof, r.NoPreflight)
 }
 
-func (s *Service) newJob(r Request, prof agentlab.Profile) agentlab.Job {
+func (s *Service) newJob(r agentlab.JobRequest, prof agentlab.Profile) agentlab.Job {
 	j := agentlab.Job{
 		ID: agentlab.NewJobID(), RepoURL: r.RepoURL, Bundled: r.BundleID != "", Ref: r.Ref, Depth: r.Depth,
 		Task: r.Task, Agent: cmp.Or(r.Agent, s.cfg.DefaultAgent), Profile: prof.Name, Image: r.Image,
@@ -110,19 +106,19 @@ const leaseSlack = 30 * time.Second
 // sandboxRequest is what the sandbox of a job is made from. It has the name
 // of the job, so that it is found again when its number was not yet written
 // down.
-func (s *Service) sandboxRequest(j agentlab.Job) sandbox.Request {
+func (s *Service) sandboxRequest(j agentlab.Job) agentlab.SandboxRequest {
 	image := s.cfg.AgentsImage
 	if j.Agent == "shell" || j.Agent == agentlab.AgentNone {
 		image = s.cfg.ShellImage
 	}
-	return sandbox.Request{
+	return agentlab.SandboxRequest{
 		Name: j.ID, Profile: j.Profile, Image: j.Image, DefaultImage: image, Keepalive: &j.Keepalive,
 		TTL: j.TTL, Extra: s.lim.UploadWindow + leaseSlack, JobID: j.ID,
 	}
 }
 
 // write makes what belongs to a job, then its row; what fails is undone.
-func (s *Service) write(ctx context.Context, j agentlab.Job, r Request, prof agentlab.Profile, want sandbox.Request) (_ agentlab.Job, err error) {
+func (s *Service) write(ctx context.Context, j agentlab.Job, r agentlab.JobRequest, prof agentlab.Profile, want agentlab.SandboxRequest) (_ agentlab.Job, err error) {
 	s.setMaking(j.ID, true)
 	defer s.setMaking(j.ID, false)
 	var undo []func()
@@ -153,8 +149,8 @@ func (s *Service) write(ctx context.Context, j agentlab.Job, r Request, prof age
 			s.try("destroy the sandbox", j.ID, err)
 		})
 	}
-	data, _ := json.Marshal(map[string]any{"agent": j.Agent, "profile": j.Profile, "profile_sha256": sum, "ttl_seconds": int64(j.TTL.Seconds())})
-	e := agentlab.Event{Kind: agentlab.EventJobCreated, SandboxVMID: j.SandboxVMID, Message: "job " + j.ID + " is QUEUED: agent " + j.Agent + ", profile " + j.Profile, Data: string(data)}
+	e := jobEvent(agentlab.EventJobCreated, j, map[string]any{"agent": j.Agent, "profile": j.Profile, "profile_sha256": sum, "ttl_seconds": int64(j.TTL.Seconds())},
+		"job %s is QUEUED: agent %s, profile %s", j.ID, j.Agent, j.Profile)
 	j.UpdatedAt = j.CreatedAt
 	if err := s.cfg.Store.CreateJob(ctx, j, e); err != nil {
 		return agentlab.Job{}, err
@@ -223,7 +219,7 @@ func (s *Service) Get(ctx context.Context, id string) (agentlab.Job, error) {
 }
 
 // List lists jobs, the newest first.
-func (s *Service) List(ctx context.Context, f Filter) ([]agentlab.Job, error) {
+func (s *Service) List(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job, error) {
 	return s.cfg.Store.Jobs(ctx, f)
 }
 

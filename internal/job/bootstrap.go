@@ -2,7 +2,6 @@ package job
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -149,16 +148,14 @@ func (s *Service) begin(sb *agentlab.Sandbox, j *agentlab.Job, told *guestapi.Jo
 	}
 	if sb.State == agentlab.SandboxReady {
 		sb.State = agentlab.SandboxRunning
-		evs = append(evs, agentlab.Event{
-			Kind: agentlab.EventSandboxState, SandboxVMID: sb.VMID, JobID: j.ID,
-			Message: "sandbox " + sb.Name + " is RUNNING", Data: `{"from":"READY","to":"RUNNING"}`,
-		})
+		evs = append(evs, jobEvent(agentlab.EventSandboxState, *j,
+			map[string]any{"from": agentlab.SandboxReady, "to": sb.State}, "sandbox %s is %s", sb.Name, sb.State))
 	}
 	return evs, nil
 }
 
 // bootstrap puts the answer together, and the grants for the tokens in it.
-func (s *Service) bootstrap(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Profile, b secret.Bundle) (guestapi.BootstrapResponse, []Grant) {
+func (s *Service) bootstrap(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Profile, b secret.Bundle) (guestapi.BootstrapResponse, []agentlab.Grant) {
 	resp := guestapi.BootstrapResponse{
 		Env:    maps.Clone(b.Env),
 		Policy: guestapi.Policy{AllowedDomains: []string{}, Mode: prof.Mode},
@@ -188,15 +185,15 @@ func (s *Service) bootstrap(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.
 		resp.Job.Inner = &guestapi.InnerSandbox{Kind: prof.InnerSandbox, Args: prof.InnerArgs}
 	}
 	ends := s.clock().UTC().Add(j.TTL + s.lim.UploadWindow)
-	var grants []Grant
+	var grants []agentlab.Grant
 	grant := func(kind string) string {
 		token, hash := secret.MintToken()
-		grants = append(grants, Grant{Hash: hash, Kind: kind, VMID: sb.VMID, JobID: j.ID, ExpiresAt: ends})
+		grants = append(grants, agentlab.Grant{Hash: hash, Kind: kind, VMID: sb.VMID, JobID: j.ID, ExpiresAt: ends})
 		return token
 	}
-	resp.Runner.Token = grant(GrantRunner)
+	resp.Runner.Token = grant(agentlab.GrantRunner)
 	if prof.UploadArtifacts {
-		resp.Artifact = &guestapi.ArtifactTarget{Endpoint: s.cfg.Backend.UploadURL, Token: grant(GrantUpload), MaxBytes: s.lim.ArtifactBytes}
+		resp.Artifact = &guestapi.ArtifactTarget{Endpoint: s.cfg.Backend.UploadURL, Token: grant(agentlab.GrantUpload), MaxBytes: s.lim.ArtifactBytes}
 	}
 	return resp, grants
 }
@@ -285,7 +282,7 @@ func (s *Service) noSecrets(ctx context.Context, sb agentlab.Sandbox, j *agentla
 
 // tellTrouble tells once that a sandbox without a job has no secrets, and why.
 func (s *Service) tellTrouble(ctx context.Context, sb agentlab.Sandbox, cause error) error {
-	text := oneLine("its profile's secrets cannot be had: " + cause.Error())
+	text := agentlab.Reason("its profile's secrets cannot be had: " + cause.Error())
 	s.mu.Lock()
 	a := s.asked(sb.VMID)
 	known := a.trouble == text
@@ -294,10 +291,8 @@ func (s *Service) tellTrouble(ctx context.Context, sb agentlab.Sandbox, cause er
 	if known {
 		return nil
 	}
-	data, _ := json.Marshal(map[string]any{"state": sb.State, "code": agentlab.CodeOf(cause)})
-	return s.cfg.Store.AppendEvents(ctx, agentlab.Event{
-		Kind: agentlab.EventSandboxState, SandboxVMID: sb.VMID, Message: "sandbox " + sb.Name + ": " + text, Data: string(data),
-	})
+	data := map[string]any{"state": sb.State, "code": agentlab.CodeOf(cause)}
+	return s.cfg.Store.AppendEvents(ctx, agentlab.NewEvent(agentlab.EventSandboxState, data, "sandbox %s: %s", sb.Name, text).About(sb.VMID, ""))
 }
 
 // ConsoleArtifact is the path of the artifact that SaveConsole makes.

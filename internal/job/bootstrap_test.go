@@ -17,14 +17,12 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
-	"github.com/agentlab-vm/agentlab/internal/job"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/secret"
 )
 
 // held makes a job whose runner does not come to fetch it, so that a test can
 // play the runner, and lets it go at the test's end.
-func (w *world) held(r job.Request) agentlab.Job {
+func (w *world) held(r agentlab.JobRequest) agentlab.Job {
 	w.Helper()
 	release := make(chan struct{})
 	w.host.Inject(fake.Fault{Op: fake.OpDialControl, Times: 1, Block: release})
@@ -66,7 +64,7 @@ func (w *world) fetch(channel int, token string, vmid int) answer {
 // the same time, and changes nothing.
 func TestBootstrapRefusals(t *testing.T) {
 	inWorld(t, func(w *world) {
-		a, b := w.held(job.Request{Task: "hang"}), w.held(job.Request{Task: "hang"})
+		a, b := w.held(agentlab.JobRequest{Task: "hang"}), w.held(agentlab.JobRequest{Task: "hang"})
 		va, vb := w.sandbox(a.ID).VMID, w.sandbox(b.ID).VMID
 		good, foreign, expired := w.token(va, 10*time.Minute), w.token(vb, 10*time.Minute), w.token(va, time.Second)
 		time.Sleep(time.Second) // in the bubble's time
@@ -112,7 +110,7 @@ func TestBootstrapRace(t *testing.T) {
 	inWorld(t, func(w *world) {
 		count := filepath.Join(t.TempDir(), "count")
 		w.reference("team", "env.K", "cmd:sh -c 'echo x >> "+count+"; echo value-of-k'")
-		j := w.held(job.Request{Profile: "secrets", Task: "hang"})
+		j := w.held(agentlab.JobRequest{Profile: "secrets", Task: "hang"})
 		vmid := w.sandbox(j.ID).VMID
 		token := w.token(vmid, 10*time.Minute)
 		var mu sync.Mutex
@@ -152,7 +150,7 @@ func TestReferencesOfUse(t *testing.T) {
 		w.reference("team", "git.token", "cmd:false")
 		w.reference("team", "claude_settings_json", "cmd:false")
 		w.reference("team", "artifact.token", "cmd:echo value-of-store")
-		j := w.run(job.Request{Profile: "secrets", Task: "env K"})
+		j := w.run(agentlab.JobRequest{Profile: "secrets", Task: "env K"})
 		if j = w.final(j.ID); j.Status != agentlab.JobCompleted {
 			t.Fatalf("%s: %s", j.Status, j.Reason)
 		}
@@ -178,7 +176,7 @@ func TestReferenceFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
 				w.reference("team", "env.K", test.ref)
-				j := w.run(job.Request{Profile: "secrets", Task: "hang"})
+				j := w.run(agentlab.JobRequest{Profile: "secrets", Task: "hang"})
 				j = w.final(j.ID)
 				if j.Status != agentlab.JobFailed || !strings.HasPrefix(j.Reason, "its profile's secrets cannot be had: ") || !strings.Contains(j.Reason, test.reason) {
 					t.Errorf("%s: %s", j.Status, j.Reason)
@@ -202,7 +200,7 @@ func TestReferenceRecovers(t *testing.T) {
 	inWorld(t, func(w *world) {
 		flag := filepath.Join(t.TempDir(), "tries")
 		w.reference("team", "env.K", fmt.Sprintf("cmd:sh -c 'echo x >> %[1]s; test $(wc -l < %[1]s) -ge 3 && echo value-of-k'", flag))
-		j := w.run(job.Request{Profile: "secrets", Task: "echo done"})
+		j := w.run(agentlab.JobRequest{Profile: "secrets", Task: "echo done"})
 		if j = w.final(j.ID); j.Status != agentlab.JobCompleted {
 			t.Errorf("%s: %s", j.Status, j.Reason)
 		}
@@ -220,7 +218,7 @@ func TestRedactionOutlivesChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.reference("team", "env.K", "file:"+source)
-		j := w.run(job.Request{Profile: "secrets", Task: "sleep 2m\nenv K\nsleep 2m\nenv K", Keepalive: ptr(true)})
+		j := w.run(agentlab.JobRequest{Profile: "secrets", Task: "sleep 2m\nenv K\nsleep 2m\nenv K", Keepalive: ptr(true)})
 		w.phase(j.ID, "agent")
 		if err := os.WriteFile(source, []byte("value-after-change\n"), 0o600); err != nil {
 			t.Fatal(err)
@@ -269,7 +267,7 @@ func TestBootstrapAfterTheJob(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		j := w.run(job.Request{Profile: "secrets", Task: "echo done", Keepalive: ptr(true)})
+		j := w.run(agentlab.JobRequest{Profile: "secrets", Task: "echo done", Keepalive: ptr(true)})
 		w.final(j.ID)
 		vmid := w.sandbox(j.ID).VMID
 		got := w.fetch(vmid, w.token(vmid, time.Minute), vmid)
@@ -307,7 +305,7 @@ func TestLostAnswerWithoutJob(t *testing.T) {
 				w.lose.Store(test.lose)
 				got := make(chan guestapi.BootstrapResponse, 10)
 				w.seize = func(r guestapi.BootstrapResponse) { got <- r }
-				sb, err := w.sandboxes.Create(ctx, sandbox.Request{Profile: "secrets", TTL: 2 * time.Hour})
+				sb, err := w.sandboxes.Create(ctx, agentlab.SandboxRequest{Profile: "secrets", TTL: 2 * time.Hour})
 				if err != nil {
 					w.Fatal(err)
 				}
@@ -344,7 +342,7 @@ func TestReferenceFailsWithoutJob(t *testing.T) {
 		w.reference("team", "env.K", "file:"+source)
 		got := make(chan guestapi.BootstrapResponse, 1)
 		w.seize = func(r guestapi.BootstrapResponse) { got <- r }
-		if _, err := w.sandboxes.Create(ctx, sandbox.Request{Profile: "secrets", TTL: time.Hour}); err != nil {
+		if _, err := w.sandboxes.Create(ctx, agentlab.SandboxRequest{Profile: "secrets", TTL: time.Hour}); err != nil {
 			w.Fatal(err)
 		}
 		told := func() (n int) {
@@ -376,11 +374,11 @@ func TestUnusableVault(t *testing.T) {
 		if err := w.vault.Set(ctx, "team", "env.K", strings.NewReader("value-of-k"), false); err != nil {
 			w.Fatal(err)
 		}
-		j := w.held(job.Request{Profile: "secrets", Task: "hang"})
+		j := w.held(agentlab.JobRequest{Profile: "secrets", Task: "hang"})
 		if err := os.Chmod(filepath.Join(w.dir, "secrets"), 0o755); err != nil { //nolint:gosec // on purpose
 			w.Fatal(err)
 		}
-		if k := w.final(w.run(job.Request{Task: "echo done"}).ID); k.Status != agentlab.JobCompleted {
+		if k := w.final(w.run(agentlab.JobRequest{Task: "echo done"}).ID); k.Status != agentlab.JobCompleted {
 			w.Errorf("%s: %s", k.Status, k.Reason)
 		}
 		vmid := w.sandbox(j.ID).VMID

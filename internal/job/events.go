@@ -1,23 +1,14 @@
 package job
 
-import (
-	"encoding/json"
-	"fmt"
-
-	"github.com/agentlab-vm/agentlab"
-)
+import "github.com/agentlab-vm/agentlab"
 
 func jobEvent(kind string, j agentlab.Job, data map[string]any, format string, args ...any) agentlab.Event {
-	e := agentlab.Event{Kind: kind, JobID: j.ID, SandboxVMID: j.SandboxVMID, Message: fmt.Sprintf(format, args...)}
-	if text, err := json.Marshal(data); err == nil && len(data) > 0 {
-		e.Data = string(text)
-	}
-	return e
+	return agentlab.NewEvent(kind, data, format, args...).About(j.SandboxVMID, j.ID)
 }
 
 // end changes j, which is not final, to a final status.
 func (s *Service) end(j *agentlab.Job, status agentlab.JobStatus, reason string) []agentlab.Event {
-	j.Status, j.Reason, j.Waiting, j.FinishedAt = status, oneLine(reason), "", s.clock().UTC()
+	j.Status, j.Reason, j.Waiting, j.FinishedAt = status, agentlab.Reason(reason), "", s.clock().UTC()
 	if status == agentlab.JobCompleted {
 		j.Reason = ""
 	}
@@ -36,5 +27,3 @@ func statusEvent(j agentlab.Job) agentlab.Event {
 	}
 	return jobEvent(agentlab.EventJobStatus, j, data, "job %s is %s%s", j.ID, j.Status, text)
 }
-
-func oneLine(s string) string { return agentlab.OneLine(s, agentlab.MaxReasonBytes) }

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // ForgetSecrets forgets what guests were given that are not heard any more:
@@ -22,7 +21,7 @@ func (s *Service) ForgetSecrets(ctx context.Context) (int, error) {
 		if agentlab.ValidateJobID(id) == nil {
 			return s.unheard(ctx, id)
 		}
-		left, err := s.cfg.Sandboxes.List(ctx, sandbox.Filter{})
+		left, err := s.cfg.Sandboxes.List(ctx, agentlab.SandboxFilter{})
 		for _, sb := range left {
 			if sb.UID == id {
 				return false, err

@@ -47,7 +47,7 @@ func TestHostileReports(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				j := w.run(job.Request{Task: "report " + test.report + "\nsleep 10s"})
+				j := w.run(agentlab.JobRequest{Task: "report " + test.report + "\nsleep 10s"})
 				j = w.final(j.ID)
 				want := test.status
 				if want == agentlab.JobRunning {
@@ -78,7 +78,7 @@ func TestHostileReports(t *testing.T) {
 func TestOneEnd(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		j := w.run(job.Request{Task: "hang"})
+		j := w.run(agentlab.JobRequest{Task: "hang"})
 		w.phase(j.ID, "agent")
 		vmid := w.sandbox(j.ID).VMID
 		ref := w.ref(j.ID)
@@ -126,7 +126,7 @@ func TestOneEnd(t *testing.T) {
 func TestDirectiveWaits(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		j := w.run(job.Request{Task: "hang", TTL: time.Hour})
+		j := w.run(agentlab.JobRequest{Task: "hang", TTL: time.Hour})
 		w.phase(j.ID, "agent")
 		vmid := w.sandbox(j.ID).VMID
 		began := time.Now()
@@ -171,7 +171,7 @@ func TestSecrets(t *testing.T) {
 				w.Fatal(err)
 			}
 		}
-		j := w.run(job.Request{Profile: "secrets", Task: "env API_KEY\n" + `report {"status":"FAILED","phase":"done","message":"key ` + envValue + ` is wrong"}`})
+		j := w.run(agentlab.JobRequest{Profile: "secrets", Task: "env API_KEY\n" + `report {"status":"FAILED","phase":"done","message":"key ` + envValue + ` is wrong"}`})
 		j = w.final(j.ID)
 		if j.Reason != "key [redacted] is wrong" {
 			w.Errorf("reason %q", j.Reason)
@@ -200,17 +200,17 @@ func TestSecrets(t *testing.T) {
 func TestBootstrapHoldsWhatIsNeeded(t *testing.T) {
 	for _, test := range []struct {
 		name             string
-		r                job.Request
+		r                agentlab.JobRequest
 		git, claude, env bool
 		upload           bool
 		domains          string
 	}{
-		{"repo, claude", job.Request{Profile: "secrets", Agent: "claude", RepoURL: "https://github.com/x/y"}, true, true, true, true, "*"},
-		{"no repo, claude", job.Request{Profile: "secrets", Agent: "claude"}, false, true, true, true, "*"},
-		{"repo, shell", job.Request{Profile: "secrets", Agent: "shell", RepoURL: "https://github.com/x/y"}, true, false, true, true, "*"},
-		{"no secrets", job.Request{Profile: "plain", Agent: "claude", RepoURL: "https://github.com/x/y", NoPreflight: true}, false, false, false, true, "*"},
-		{"allow list", job.Request{Profile: "listed", Agent: "shell"}, false, false, false, false, "github.com *.npmjs.org"},
-		{"no network", job.Request{Profile: "dark", Agent: "shell"}, false, false, false, false, ""},
+		{"repo, claude", agentlab.JobRequest{Profile: "secrets", Agent: "claude", RepoURL: "https://github.com/x/y"}, true, true, true, true, "*"},
+		{"no repo, claude", agentlab.JobRequest{Profile: "secrets", Agent: "claude"}, false, true, true, true, "*"},
+		{"repo, shell", agentlab.JobRequest{Profile: "secrets", Agent: "shell", RepoURL: "https://github.com/x/y"}, true, false, true, true, "*"},
+		{"no secrets", agentlab.JobRequest{Profile: "plain", Agent: "claude", RepoURL: "https://github.com/x/y", NoPreflight: true}, false, false, false, true, "*"},
+		{"allow list", agentlab.JobRequest{Profile: "listed", Agent: "shell"}, false, false, false, false, "github.com *.npmjs.org"},
+		{"no network", agentlab.JobRequest{Profile: "dark", Agent: "shell"}, false, false, false, false, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
@@ -283,7 +283,7 @@ func TestSecretsVanish(t *testing.T) {
 		if err := w.vault.Set(ctx, "team", "env.K", strings.NewReader("0123456789"), false); err != nil {
 			w.Fatal(err)
 		}
-		j := w.run(job.Request{Profile: "secrets", Task: "hang"})
+		j := w.run(agentlab.JobRequest{Profile: "secrets", Task: "hang"})
 		p := w.profiles["secrets"]
 		p.SecretsBundle = "gone"
 		w.profiles["secrets"] = p
@@ -299,7 +299,7 @@ func TestSecretsVanish(t *testing.T) {
 func TestGuessedToken(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		j := w.run(job.Request{Task: "echo one\nsleep 1m\necho two"})
+		j := w.run(agentlab.JobRequest{Task: "echo one\nsleep 1m\necho two"})
 		w.phase(j.ID, "agent")
 		vmid := w.sandbox(j.ID).VMID
 		delete(w.profiles, "plain")
@@ -325,7 +325,7 @@ func TestSettingsAreRedacted(t *testing.T) {
 		if err := w.vault.Set(ctx, "team", "claude_settings_json", strings.NewReader(doc), false); err != nil {
 			w.Fatal(err)
 		}
-		j := w.run(job.Request{Profile: "secrets", Agent: "claude", Task: "hang", NoPreflight: true})
+		j := w.run(agentlab.JobRequest{Profile: "secrets", Agent: "claude", Task: "hang", NoPreflight: true})
 		w.phase(j.ID, "agent")
 		r, err := w.jobs.Redactor(ctx, j.ID)
 		if err != nil {
@@ -360,7 +360,7 @@ func TestLostBootstrapAnswer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
 				w.lose.Store(test.lose)
-				j := w.run(job.Request{Task: "echo one\nsleep 10s\necho two"})
+				j := w.run(agentlab.JobRequest{Task: "echo one\nsleep 10s\necho two"})
 				w.eventually("running", func() bool { return w.job(j.ID).Status != agentlab.JobQueued })
 				if test.restart {
 					w.restart()
@@ -386,7 +386,7 @@ func TestFinalJobIsClosed(t *testing.T) {
 		ctx := context.Background()
 		tokens := make(chan guestapi.BootstrapResponse, 1)
 		w.seize = func(r guestapi.BootstrapResponse) { tokens <- r }
-		j := w.run(job.Request{Task: "echo one\nartifact a.txt honest", Keepalive: ptr(true)})
+		j := w.run(agentlab.JobRequest{Task: "echo one\nartifact a.txt honest", Keepalive: ptr(true)})
 		j = w.final(j.ID)
 		if j.Status != agentlab.JobCompleted {
 			w.Fatalf("%s: %s", j.Status, j.Reason)
@@ -429,7 +429,7 @@ func TestHeldUp(t *testing.T) { job.CheckHeldUp(t) }
 // A runner that never asks for its job is given up.
 func TestRunnerNeverBegins(t *testing.T) {
 	inWorld(t, func(w *world) {
-		j := w.run(job.Request{Task: "exit 0", Sandbox: &job.SandboxRequest{Name: "no-runner"}})
+		j := w.run(agentlab.JobRequest{Task: "exit 0", Sandbox: &agentlab.SandboxRequest{Name: "no-runner"}})
 		j = w.final(j.ID)
 		if j.Status != agentlab.JobFailed || j.Reason != "its runner did not ask for the job within 10m0s" {
 			w.Errorf("%s: %s", j.Status, j.Reason)

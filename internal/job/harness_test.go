@@ -31,18 +31,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The store as the services see it.
-type (
-	sandboxDB struct{ *store.Store }
-	jobDB     struct {
-		*store.Store
-		w *world
-	}
-	tokenDB struct{ *store.Store }
-)
-
-func (d sandboxDB) Sandboxes(ctx context.Context, f sandbox.Filter) ([]agentlab.Sandbox, error) {
-	return d.Store.Sandboxes(ctx, store.SandboxFilter(f))
+// jobDB is the store as the job service sees it.
+type jobDB struct {
+	*store.Store
+	w *world
 }
 
 func (d jobDB) Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
@@ -50,29 +42,6 @@ func (d jobDB) Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error) 
 		(*f)(vmid)
 	}
 	return d.Store.Sandbox(ctx, vmid)
-}
-
-func (d jobDB) Jobs(ctx context.Context, f job.Filter) ([]agentlab.Job, error) {
-	return d.Store.Jobs(ctx, store.JobFilter(f))
-}
-
-func (d jobDB) ConsumeBootstrap(ctx context.Context, hash string, vmid int, grants []job.Grant,
-	fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error),
-) error {
-	var gs []store.Grant
-	for _, g := range grants {
-		gs = append(gs, store.Grant(g))
-	}
-	return d.Store.ConsumeBootstrap(ctx, hash, vmid, gs, fn)
-}
-
-func (d tokenDB) GrantByHash(ctx context.Context, hash, kind string) (guestserver.Grant, error) {
-	g, err := d.Store.GrantByHash(ctx, hash, kind)
-	if err != nil {
-		return guestserver.Grant{}, err
-	}
-	j, err := d.Job(ctx, g.JobID)
-	return guestserver.Grant{VMID: g.VMID, JobID: g.JobID, ExpiresAt: g.ExpiresAt, Ended: j.Status.Final()}, err
 }
 
 type profiles map[string]agentlab.Profile
@@ -200,7 +169,7 @@ func (w *world) begin() {
 	driver := w.host.Open()
 	var guests *guestserver.Server
 	w.sandboxes = sandbox.New(sandbox.Config{
-		Store: sandboxDB{w.store}, Driver: driver, Images: fake.Images{}, Profiles: w.profiles,
+		Store: w.store, Driver: driver, Images: fake.Images{}, Profiles: w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max},
 		ServeGuest: guestServe(&guests),
 		Changed:    func(sb agentlab.Sandbox) { w.jobs.SandboxChanged(sb) },
@@ -213,7 +182,7 @@ func (w *world) begin() {
 		Egress: w.egress, DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",
 	})
 	guests = guestserver.New(guestserver.Config{
-		Tokens: tokenDB{w.store}, Jobs: lossy{w.jobs, w}, Artifacts: w.artifacts, Redactors: w.jobs,
+		Tokens: w.store, Jobs: lossy{w.jobs, w}, Artifacts: w.artifacts, Redactors: w.jobs,
 		Limits: guestserver.Limits{Bootstraps: 1000},
 	})
 	w.guests = guests
@@ -241,7 +210,7 @@ func (w *world) restart() {
 }
 
 // run makes a job of a task.
-func (w *world) run(r job.Request) agentlab.Job {
+func (w *world) run(r agentlab.JobRequest) agentlab.Job {
 	w.Helper()
 	j, err := w.jobs.Create(context.Background(), r)
 	if err != nil {
@@ -294,7 +263,7 @@ func (w *world) gone(id string) {
 	w.Helper()
 	ctx := context.Background()
 	w.eventually("the sandbox of "+id+" is destroyed", func() bool {
-		all, err := w.sandboxes.List(ctx, sandbox.Filter{})
+		all, err := w.sandboxes.List(ctx, agentlab.SandboxFilter{})
 		if err != nil {
 			w.Fatal(err)
 		}

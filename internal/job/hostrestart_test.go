@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/job"
 )
 
 // The host is restarted while a job is at work: the job fails and says why. Its
@@ -13,7 +12,7 @@ import (
 func TestHostRestart(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		inWorld(t, func(w *world) {
-			j := w.run(job.Request{Task: "sleep 30m", Keepalive: ptr(keep)})
+			j := w.run(agentlab.JobRequest{Task: "sleep 30m", Keepalive: ptr(keep)})
 			w.phase(j.ID, "agent")
 			w.kill()
 			if err := w.host.Restart(); err != nil {
@@ -40,7 +39,7 @@ func TestHostRestart(t *testing.T) {
 // at: the job, whose agent is gone, fails all the same.
 func TestSandboxStoppedAndStartedAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
-		j := w.run(job.Request{Task: "sleep 30m", Keepalive: ptr(true)})
+		j := w.run(agentlab.JobRequest{Task: "sleep 30m", Keepalive: ptr(true)})
 		w.phase(j.ID, "agent")
 		sb := w.sandbox(j.ID) // as it was told of in between
 		sb.State, sb.Desired, sb.Reason = agentlab.SandboxStopped, agentlab.DesiredRunning, "the host was restarted"

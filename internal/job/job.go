@@ -26,36 +26,13 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/secret"
 )
 
-// Filter selects jobs, the newest first.
-type Filter struct {
-	Statuses    []agentlab.JobStatus // empty means all
-	SandboxVMID int                  // 0 means any
-	Limit       int                  // at most so many; 0 means no limit
-	Before      string               // id of the last job of the page before; "" for the first page
-}
-
-// The kinds of grants.
-const (
-	GrantRunner = "runner" // reports, logs and directives of one sandbox
-	GrantUpload = "upload" // artifacts of one job
-)
-
-// Grant is a right that a sandbox gets when it trades its bootstrap token.
-type Grant struct {
-	Hash      string // lower-case hex SHA-256 of the token that proves it
-	Kind      string // GrantRunner or GrantUpload
-	VMID      int
-	JobID     string
-	ExpiresAt time.Time
-}
-
 // Store is what the service needs of the database. The semantics are those
 // of package store.
 type Store interface {
 	CreateJob(ctx context.Context, j agentlab.Job, evs ...agentlab.Event) error
 	UpdateJob(ctx context.Context, id string, fn func(*agentlab.Job) ([]agentlab.Event, error)) (agentlab.Job, error)
 	Job(ctx context.Context, id string) (agentlab.Job, error)
-	Jobs(ctx context.Context, f Filter) ([]agentlab.Job, error)
+	Jobs(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job, error)
 	JobsByPrefix(ctx context.Context, prefix string, limit int) ([]agentlab.Job, error)
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	RenumberedSandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
@@ -63,15 +40,15 @@ type Store interface {
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 	CheckBootstrap(ctx context.Context, hash string, vmid int) error
-	ConsumeBootstrap(ctx context.Context, hash string, vmid int, grants []Grant,
+	ConsumeBootstrap(ctx context.Context, hash string, vmid int, grants []agentlab.Grant,
 		fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error)) error
 }
 
 // Sandboxes is the service of sandboxes; *sandbox.Service implements it.
 type Sandboxes interface {
-	Plan(r sandbox.Request) (agentlab.Sandbox, agentlab.Profile, error)
-	Create(ctx context.Context, r sandbox.Request) (agentlab.Sandbox, error)
-	List(ctx context.Context, f sandbox.Filter) ([]agentlab.Sandbox, error)
+	Plan(r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Profile, error)
+	Create(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error)
+	List(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	MarkRunning(ctx context.Context, vmid int) error
 	NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Network) error
 	Introduce(ctx context.Context, vmid int) error
@@ -277,7 +254,7 @@ func (s *Service) atWork() {
 
 // recover wakes every job with something left to do.
 func (s *Service) recover(ctx context.Context) error {
-	open, err := s.cfg.Store.Jobs(ctx, Filter{Statuses: []agentlab.JobStatus{agentlab.JobQueued, agentlab.JobRunning}})
+	open, err := s.cfg.Store.Jobs(ctx, agentlab.JobFilter{Statuses: []agentlab.JobStatus{agentlab.JobQueued, agentlab.JobRunning}})
 	if err != nil {
 		return err
 	}
@@ -285,7 +262,7 @@ func (s *Service) recover(ctx context.Context) error {
 		s.recallDenials(ctx, open[i])
 		s.loop.Wake(open[i].ID)
 	}
-	left, err := s.cfg.Sandboxes.List(ctx, sandbox.Filter{})
+	left, err := s.cfg.Sandboxes.List(ctx, agentlab.SandboxFilter{})
 	if err != nil {
 		return err
 	}

@@ -9,13 +9,12 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/job"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 func TestJobCompletes(t *testing.T) {
 	inWorld(t, func(w *world) {
 		began := time.Now()
-		j := w.run(job.Request{Task: "echo hello\nartifact out/a.txt some text\necho bye"})
+		j := w.run(agentlab.JobRequest{Task: "echo hello\nartifact out/a.txt some text\necho bye"})
 		if j.Status != agentlab.JobQueued || j.Agent != "shell" || j.Mode != "dangerous" || j.TTL != time.Hour {
 			w.Fatalf("created %+v", j)
 		}
@@ -54,24 +53,24 @@ func TestJobCompletes(t *testing.T) {
 func TestJobEnds(t *testing.T) {
 	for _, test := range []struct {
 		name   string
-		r      job.Request
+		r      agentlab.JobRequest
 		status agentlab.JobStatus
 		reason string
 		after  time.Duration // about
 	}{
-		{"fails", job.Request{Task: "exit 3"}, agentlab.JobFailed, "the agent exited with code 3", 0},
-		{"fails like one that was killed", job.Request{Task: "exit 200", TTL: time.Minute}, agentlab.JobFailed, "the agent exited with code 200", 0},
-		{"fails in its last minute", job.Request{Task: "sleep 9m30s\nexit 137", TTL: 10 * time.Minute}, agentlab.JobFailed, "the agent exited with code 137", 570 * time.Second},
-		{"fails without an exit code", job.Request{Task: "sleep 50s\n" + `report {"status":"FAILED","phase":"done","message":"lost"}`, TTL: time.Minute}, agentlab.JobFailed, "lost", 50 * time.Second},
-		{"claims too early that it was stopped", job.Request{Task: "sleep 50s\n" + `report {"status":"TIMEOUT","phase":"done"}`, TTL: time.Minute}, agentlab.JobFailed, "its runner stopped without being asked to", 50 * time.Second},
-		{"was stopped by its own clock", job.Request{Task: "sleep 59s\n" + `report {"status":"TIMEOUT","phase":"done"}`, TTL: time.Minute}, agentlab.JobTimeout, "its time of 1m0s was over", 59 * time.Second},
-		{"unknown command", job.Request{Task: "rm -rf"}, agentlab.JobFailed, "the agent exited with code 127", 0},
-		{"time is over", job.Request{Task: "hang", TTL: 10 * time.Minute}, agentlab.JobTimeout, "asked to stop: TIMEOUT", 10 * time.Minute},
-		{"time is over, runner ignores it", job.Request{Task: "stubborn\nsilent", TTL: 10 * time.Minute}, agentlab.JobFailed, "nothing was heard of its runner for 1m30s", 90 * time.Second},
-		{"VM crashes", job.Request{Task: "crash-vm"}, agentlab.JobFailed, "its sandbox failed: its VM is crashed: the guest's kernel panicked", 0},
-		{"guest powers off", job.Request{Task: "poweroff"}, agentlab.JobFailed, "its sandbox was stopped: the guest powered itself off", 0},
-		{"boot crashes", job.Request{Task: "true", Sandbox: &job.SandboxRequest{Name: "crash-boots"}}, agentlab.JobFailed, "its sandbox failed: its VM crashed while it booted: kernel panic - not syncing: no working init found", 0},
-		{"never boots", job.Request{Task: "true", Sandbox: &job.SandboxRequest{Name: "never-boots"}}, agentlab.JobFailed, "its sandbox failed: its guest did not answer within 3m0s: the guest of sandbox 1000 does not answer yet", 180 * time.Second},
+		{"fails", agentlab.JobRequest{Task: "exit 3"}, agentlab.JobFailed, "the agent exited with code 3", 0},
+		{"fails like one that was killed", agentlab.JobRequest{Task: "exit 200", TTL: time.Minute}, agentlab.JobFailed, "the agent exited with code 200", 0},
+		{"fails in its last minute", agentlab.JobRequest{Task: "sleep 9m30s\nexit 137", TTL: 10 * time.Minute}, agentlab.JobFailed, "the agent exited with code 137", 570 * time.Second},
+		{"fails without an exit code", agentlab.JobRequest{Task: "sleep 50s\n" + `report {"status":"FAILED","phase":"done","message":"lost"}`, TTL: time.Minute}, agentlab.JobFailed, "lost", 50 * time.Second},
+		{"claims too early that it was stopped", agentlab.JobRequest{Task: "sleep 50s\n" + `report {"status":"TIMEOUT","phase":"done"}`, TTL: time.Minute}, agentlab.JobFailed, "its runner stopped without being asked to", 50 * time.Second},
+		{"was stopped by its own clock", agentlab.JobRequest{Task: "sleep 59s\n" + `report {"status":"TIMEOUT","phase":"done"}`, TTL: time.Minute}, agentlab.JobTimeout, "its time of 1m0s was over", 59 * time.Second},
+		{"unknown command", agentlab.JobRequest{Task: "rm -rf"}, agentlab.JobFailed, "the agent exited with code 127", 0},
+		{"time is over", agentlab.JobRequest{Task: "hang", TTL: 10 * time.Minute}, agentlab.JobTimeout, "asked to stop: TIMEOUT", 10 * time.Minute},
+		{"time is over, runner ignores it", agentlab.JobRequest{Task: "stubborn\nsilent", TTL: 10 * time.Minute}, agentlab.JobFailed, "nothing was heard of its runner for 1m30s", 90 * time.Second},
+		{"VM crashes", agentlab.JobRequest{Task: "crash-vm"}, agentlab.JobFailed, "its sandbox failed: its VM is crashed: the guest's kernel panicked", 0},
+		{"guest powers off", agentlab.JobRequest{Task: "poweroff"}, agentlab.JobFailed, "its sandbox was stopped: the guest powered itself off", 0},
+		{"boot crashes", agentlab.JobRequest{Task: "true", Sandbox: &agentlab.SandboxRequest{Name: "crash-boots"}}, agentlab.JobFailed, "its sandbox failed: its VM crashed while it booted: kernel panic - not syncing: no working init found", 0},
+		{"never boots", agentlab.JobRequest{Task: "true", Sandbox: &agentlab.SandboxRequest{Name: "never-boots"}}, agentlab.JobFailed, "its sandbox failed: its guest did not answer within 3m0s: the guest of sandbox 1000 does not answer yet", 180 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
@@ -99,7 +98,7 @@ func TestJobEnds(t *testing.T) {
 // While the host has paused a guest, nothing is expected of its runner.
 func TestPausedGuestIsNotSilent(t *testing.T) {
 	inWorld(t, func(w *world) {
-		j := w.run(job.Request{Task: "stubborn\nsilent", TTL: time.Hour})
+		j := w.run(agentlab.JobRequest{Task: "stubborn\nsilent", TTL: time.Hour})
 		w.phase(j.ID, "agent")
 		ref := w.ref(j.ID)
 		if err := w.host.PauseVM(ref, "the host's disk is full"); err != nil {
@@ -123,7 +122,7 @@ func TestPausedGuestIsNotSilent(t *testing.T) {
 // A runner that ignores its deadline is given up after the upload window.
 func TestTimeoutIsForced(t *testing.T) {
 	inWorld(t, func(w *world) {
-		j := w.run(job.Request{Task: "stubborn\nhang", TTL: 10 * time.Minute})
+		j := w.run(agentlab.JobRequest{Task: "stubborn\nhang", TTL: 10 * time.Minute})
 		j = w.final(j.ID)
 		if j.Status != agentlab.JobTimeout || j.Reason != "its time of 10m0s was over; its runner did not report in time" {
 			w.Errorf("%s: %s", j.Status, j.Reason)
@@ -138,7 +137,7 @@ func TestCancel(t *testing.T) {
 	ctx := context.Background()
 	t.Run("queued", func(t *testing.T) {
 		inWorld(t, func(w *world) {
-			j := w.run(job.Request{Task: "hang"})
+			j := w.run(agentlab.JobRequest{Task: "hang"})
 			w.sandbox(j.ID)
 			j, err := w.jobs.Cancel(ctx, j.ID)
 			if err != nil || j.Status != agentlab.JobCancelled {
@@ -152,7 +151,7 @@ func TestCancel(t *testing.T) {
 	})
 	t.Run("at once", func(t *testing.T) {
 		inWorld(t, func(w *world) {
-			j := w.run(job.Request{Task: "hang"})
+			j := w.run(agentlab.JobRequest{Task: "hang"})
 			if _, err := w.jobs.Cancel(ctx, j.ID); err != nil {
 				w.Fatal(err)
 			}
@@ -162,7 +161,7 @@ func TestCancel(t *testing.T) {
 	})
 	t.Run("running", func(t *testing.T) {
 		inWorld(t, func(w *world) {
-			j := w.run(job.Request{Task: "echo before\nhang"})
+			j := w.run(agentlab.JobRequest{Task: "echo before\nhang"})
 			w.phase(j.ID, "agent")
 			time.Sleep(20 * time.Minute)
 			began := time.Now()
@@ -180,7 +179,7 @@ func TestCancel(t *testing.T) {
 	})
 	t.Run("stubborn", func(t *testing.T) {
 		inWorld(t, func(w *world) {
-			j := w.run(job.Request{Task: "stubborn\nhang"})
+			j := w.run(agentlab.JobRequest{Task: "stubborn\nhang"})
 			w.phase(j.ID, "agent")
 			time.Sleep(time.Minute) // until it hangs
 			began := time.Now()
@@ -195,7 +194,7 @@ func TestCancel(t *testing.T) {
 	})
 	t.Run("while it uploads after its time", func(t *testing.T) {
 		inWorld(t, func(w *world) {
-			j := w.run(job.Request{Task: "stubborn\nhang", TTL: 10 * time.Minute})
+			j := w.run(agentlab.JobRequest{Task: "stubborn\nhang", TTL: 10 * time.Minute})
 			w.phase(j.ID, "agent")
 			time.Sleep(11 * time.Minute)
 			if now := w.job(j.ID); now.Status != agentlab.JobRunning || now.StopRequested != "TIMEOUT" {
@@ -214,7 +213,7 @@ func TestCancel(t *testing.T) {
 	})
 	t.Run("ended", func(t *testing.T) {
 		inWorld(t, func(w *world) {
-			j := w.run(job.Request{Task: "exit 0"})
+			j := w.run(agentlab.JobRequest{Task: "exit 0"})
 			w.final(j.ID)
 			_, err := w.jobs.Cancel(ctx, j.ID)
 			wantCode(t, err, agentlab.CodeConflict)
@@ -228,7 +227,7 @@ func TestKeepalive(t *testing.T) {
 	for task, want := range map[string]agentlab.SandboxState{"exit 0": agentlab.SandboxCompleted, "exit 1": agentlab.SandboxReady} {
 		t.Run(task, func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				j := w.run(job.Request{Task: task, Keepalive: ptr(true)})
+				j := w.run(agentlab.JobRequest{Task: task, Keepalive: ptr(true)})
 				w.final(j.ID)
 				w.eventually("the sandbox is released", func() bool { return w.sandbox(j.ID).State == want })
 				time.Sleep(30 * time.Minute)
@@ -264,35 +263,35 @@ func TestKeepalive(t *testing.T) {
 
 func TestBadRequests(t *testing.T) {
 	inWorld(t, func(w *world) {
-		w.run(job.Request{Task: "hang", Sandbox: &job.SandboxRequest{Name: "taken"}})
+		w.run(agentlab.JobRequest{Task: "hang", Sandbox: &agentlab.SandboxRequest{Name: "taken"}})
 		for _, test := range []struct {
 			name  string
-			r     job.Request
+			r     agentlab.JobRequest
 			code  agentlab.Code
 			field string
 		}{
-			{"no task", job.Request{}, agentlab.CodeInvalid, "task"},
-			{"task without an agent", job.Request{Task: "x", Agent: agentlab.AgentNone, Sandbox: &job.SandboxRequest{}}, agentlab.CodeInvalid, "task"},
-			{"no agent and no sandbox", job.Request{Agent: agentlab.AgentNone}, agentlab.CodeInvalid, "agent"},
-			{"agent", job.Request{Task: "x", Agent: "hal"}, agentlab.CodeInvalid, "agent"},
-			{"profile", job.Request{Task: "x", Profile: "nope"}, agentlab.CodeNotFound, "profile"},
-			{"image", job.Request{Task: "x", Image: "nope"}, agentlab.CodeNotFound, "image"},
-			{"ttl", job.Request{Task: "x", TTL: time.Second}, agentlab.CodeInvalid, "ttl"},
-			{"ref", job.Request{Task: "x", Ref: "--upload-pack"}, agentlab.CodeInvalid, "ref"},
-			{"url", job.Request{Task: "x", RepoURL: "file:///etc"}, agentlab.CodeInvalid, "repo_url"},
-			{"url and bundle", job.Request{Task: "x", RepoURL: "https://example.com/a.git", BundleID: "b"}, agentlab.CodeInvalid, "repo_url"},
-			{"bundle", job.Request{Task: "x", BundleID: "bundle-nope"}, agentlab.CodeNotFound, "bundle_id"},
-			{"secrets", job.Request{Task: "x", Profile: "nowhere"}, agentlab.CodeNotFound, "secrets_bundle"},
-			{"mode", job.Request{Task: "x", Mode: "safe"}, agentlab.CodeInvalid, "mode"},
-			{"name", job.Request{Task: "x", Sandbox: &job.SandboxRequest{Name: "taken"}}, agentlab.CodeExists, "name"},
-			{"cores", job.Request{Task: "x", Sandbox: &job.SandboxRequest{Cores: 65}}, agentlab.CodeUnsupported, "resources.cores"},
+			{"no task", agentlab.JobRequest{}, agentlab.CodeInvalid, "task"},
+			{"task without an agent", agentlab.JobRequest{Task: "x", Agent: agentlab.AgentNone, Sandbox: &agentlab.SandboxRequest{}}, agentlab.CodeInvalid, "task"},
+			{"no agent and no sandbox", agentlab.JobRequest{Agent: agentlab.AgentNone}, agentlab.CodeInvalid, "agent"},
+			{"agent", agentlab.JobRequest{Task: "x", Agent: "hal"}, agentlab.CodeInvalid, "agent"},
+			{"profile", agentlab.JobRequest{Task: "x", Profile: "nope"}, agentlab.CodeNotFound, "profile"},
+			{"image", agentlab.JobRequest{Task: "x", Image: "nope"}, agentlab.CodeNotFound, "image"},
+			{"ttl", agentlab.JobRequest{Task: "x", TTL: time.Second}, agentlab.CodeInvalid, "ttl"},
+			{"ref", agentlab.JobRequest{Task: "x", Ref: "--upload-pack"}, agentlab.CodeInvalid, "ref"},
+			{"url", agentlab.JobRequest{Task: "x", RepoURL: "file:///etc"}, agentlab.CodeInvalid, "repo_url"},
+			{"url and bundle", agentlab.JobRequest{Task: "x", RepoURL: "https://example.com/a.git", BundleID: "b"}, agentlab.CodeInvalid, "repo_url"},
+			{"bundle", agentlab.JobRequest{Task: "x", BundleID: "bundle-nope"}, agentlab.CodeNotFound, "bundle_id"},
+			{"secrets", agentlab.JobRequest{Task: "x", Profile: "nowhere"}, agentlab.CodeNotFound, "secrets_bundle"},
+			{"mode", agentlab.JobRequest{Task: "x", Mode: "safe"}, agentlab.CodeInvalid, "mode"},
+			{"name", agentlab.JobRequest{Task: "x", Sandbox: &agentlab.SandboxRequest{Name: "taken"}}, agentlab.CodeExists, "name"},
+			{"cores", agentlab.JobRequest{Task: "x", Sandbox: &agentlab.SandboxRequest{Cores: 65}}, agentlab.CodeUnsupported, "resources.cores"},
 		} {
 			_, err := w.jobs.Create(context.Background(), test.r)
 			if e, _ := err.(*agentlab.Error); e == nil || e.Code != test.code || e.Field != test.field { //nolint:errorlint // the very error
 				w.Errorf("%s: got %v, want code %s of field %s", test.name, err, test.code, test.field)
 			}
 		}
-		all, err := w.jobs.List(context.Background(), job.Filter{})
+		all, err := w.jobs.List(context.Background(), agentlab.JobFilter{})
 		if err != nil || len(all) != 1 {
 			w.Errorf("refused requests left rows: %v, %v", all, err)
 		}
@@ -306,11 +305,11 @@ func TestRoom(t *testing.T) {
 		w.restart()
 		ids := make([]string, 6)
 		for i := range ids {
-			ids[i] = w.run(job.Request{Task: "sleep 5m"}).ID
+			ids[i] = w.run(agentlab.JobRequest{Task: "sleep 5m"}).ID
 			time.Sleep(time.Millisecond)
 		}
 		w.phase(ids[5], job.PhaseWaiting)
-		_, err := w.sandboxes.Create(context.Background(), sandbox.Request{})
+		_, err := w.sandboxes.Create(context.Background(), agentlab.SandboxRequest{})
 		wantCode(t, err, agentlab.CodeLimit)
 		began := time.Now()
 		if _, err := w.jobs.Cancel(context.Background(), ids[4]); err != nil {

@@ -9,7 +9,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/job"
 )
 
 // What a repository asks for is text of a stranger: it is a further layer of
@@ -17,7 +16,7 @@ import (
 func TestNarrowNetwork(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		j := w.run(job.Request{Profile: "listed", Task: "hang"})
+		j := w.run(agentlab.JobRequest{Profile: "listed", Task: "hang"})
 		w.eventually("running", func() bool { return w.sandbox(j.ID).State == agentlab.SandboxRunning })
 		sb := w.sandbox(j.ID)
 		profile := w.profiles["listed"].Network

@@ -11,8 +11,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/audit"
-	"github.com/agentlab-vm/agentlab/internal/job"
-	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
 // A job whose agent has no key, or whose profile denies its model, is refused
@@ -92,7 +90,7 @@ func TestPreflight(t *testing.T) {
 				prof := w.profiles["secrets"]
 				prof.Network = test.network
 				w.profiles["p"] = prof
-				j, err := w.jobs.Create(ctx, job.Request{Profile: "p", Agent: test.agent, Task: "hang", NoPreflight: test.skip})
+				j, err := w.jobs.Create(ctx, agentlab.JobRequest{Profile: "p", Agent: test.agent, Task: "hang", NoPreflight: test.skip})
 				if len(test.wants) == 0 {
 					if err != nil {
 						t.Fatal(err)
@@ -111,19 +109,12 @@ func TestPreflight(t *testing.T) {
 						t.Errorf("%q does not say %q", text, want)
 					}
 				}
-				if all, err := w.store.Sandboxes(ctx, store.SandboxFilter{}); err != nil || len(all) > 0 {
+				if all, err := w.store.Sandboxes(ctx, agentlab.SandboxFilter{}); err != nil || len(all) > 0 {
 					t.Errorf("sandboxes were made: %v, %v", all, err)
 				}
 			})
 		})
 	}
-}
-
-// auditDB is the store as the audit service sees it.
-type auditDB struct{ *store.Store }
-
-func (d auditDB) LiveSandboxes(ctx context.Context) ([]agentlab.Sandbox, error) {
-	return d.Sandboxes(ctx, store.SandboxFilter{})
 }
 
 // recorded makes jobs know what the backend records of the network.
@@ -132,7 +123,7 @@ func (w *world) recorded() (stop func()) {
 	w.egress = svc
 	w.restart()
 	defer close(svc.ready)
-	svc.Service = audit.New(audit.Config{Store: auditDB{w.store}, Log: w.host.Open(), Seen: w.jobs.EgressSeen})
+	svc.Service = audit.New(audit.Config{Store: w.store, Log: w.host.Open(), Seen: w.jobs.EgressSeen})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = svc.Run(ctx) }()
@@ -156,7 +147,7 @@ func (w *world) claude(task string) agentlab.Job {
 	if err := w.vault.Set(context.Background(), "team", "env.ANTHROPIC_API_KEY", strings.NewReader("sk-ant-0123456789"), false); err != nil {
 		w.Fatal(err)
 	}
-	j := w.run(job.Request{Profile: "secrets", Agent: "claude", Task: task, RepoURL: "https://git.example.com:3000/x/y"})
+	j := w.run(agentlab.JobRequest{Profile: "secrets", Agent: "claude", Task: task, RepoURL: "https://git.example.com:3000/x/y"})
 	w.eventually("running", func() bool { return w.job(j.ID).Status == agentlab.JobRunning })
 	w.egress.(*lateAudit).SandboxChanged(w.sandbox(j.ID))
 	return w.job(j.ID)
@@ -217,7 +208,7 @@ func TestDeniedModelEndsJob(t *testing.T) {
 				if took := time.Since(began); took > time.Minute {
 					t.Errorf("after %s", took)
 				}
-				events, err := w.store.Events(context.Background(), store.EventFilter{JobID: j.ID})
+				events, err := w.store.Events(context.Background(), agentlab.EventFilter{JobID: j.ID})
 				done := slices.IndexFunc(events, func(e agentlab.Event) bool { return strings.HasPrefix(e.Message, "job "+j.ID+": done") })
 				if err != nil || done < 0 || events[done].Message != "job "+j.ID+": done: "+j.Reason {
 					t.Errorf("the events do not name the reason: %+v, %v", events, err)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/job"
 )
 
 // A sandbox that a job only prepared is READY, kept, and has every secret for
@@ -29,7 +28,7 @@ func TestPreparedSandbox(t *testing.T) {
 		}
 		given := make(chan guestapi.BootstrapResponse, 1)
 		w.seize = func(r guestapi.BootstrapResponse) { given <- r }
-		j := w.run(job.Request{Profile: "secrets", Agent: agentlab.AgentNone, Keepalive: ptr(false), Sandbox: &job.SandboxRequest{Name: "box"}})
+		j := w.run(agentlab.JobRequest{Profile: "secrets", Agent: agentlab.AgentNone, Keepalive: ptr(false), Sandbox: &agentlab.SandboxRequest{Name: "box"}})
 		j = w.final(j.ID)
 		if j.Status != agentlab.JobCompleted {
 			t.Fatalf("%s: %s", j.Status, j.Reason)

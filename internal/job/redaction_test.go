@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/job"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // give sets env.K of the bundle of profile secrets.
@@ -43,8 +41,8 @@ func TestRedactionAfterTheJob(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
 		w.give("value-before-change")
-		ended := w.final(w.run(job.Request{Profile: "secrets", Task: "echo done", Keepalive: ptr(true)}).ID)
-		cancelled := w.held(job.Request{Profile: "secrets", Task: "hang", Keepalive: ptr(true)})
+		ended := w.final(w.run(agentlab.JobRequest{Profile: "secrets", Task: "echo done", Keepalive: ptr(true)}).ID)
+		cancelled := w.held(agentlab.JobRequest{Profile: "secrets", Task: "hang", Keepalive: ptr(true)})
 		if _, err := w.jobs.Cancel(ctx, cancelled.ID); err != nil {
 			t.Fatal(err)
 		}
@@ -68,7 +66,7 @@ func TestRedactionWithoutJob(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
 		w.give("value-of-k")
-		sb, err := w.sandboxes.Create(ctx, sandbox.Request{Profile: "secrets", TTL: time.Hour})
+		sb, err := w.sandboxes.Create(ctx, agentlab.SandboxRequest{Profile: "secrets", TTL: time.Hour})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,7 +97,7 @@ func TestRedactorRace(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
 		w.give("value-before-change")
-		j := w.run(job.Request{Profile: "secrets", Task: "hang"})
+		j := w.run(agentlab.JobRequest{Profile: "secrets", Task: "hang"})
 		w.phase(j.ID, "agent")
 		w.restart()
 		reading, given := make(chan struct{}), make(chan struct{})
@@ -133,7 +131,7 @@ func TestRedactorRace(t *testing.T) {
 func TestRedactorIsMadeOnce(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.give("value-of-k")
-		j := w.final(w.run(job.Request{Profile: "secrets", Task: "echo done", Keepalive: ptr(true)}).ID)
+		j := w.final(w.run(agentlab.JobRequest{Profile: "secrets", Task: "echo done", Keepalive: ptr(true)}).ID)
 		w.kept.Store(0)
 		for range 20 {
 			w.redacted(j.ID, "value-of-k")

@@ -8,7 +8,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
-	"github.com/agentlab-vm/agentlab/internal/job"
 )
 
 // A job whose sandbox gets another number between the reading of the job and
@@ -27,7 +26,7 @@ func TestSandboxRenumberedMeanwhile(t *testing.T) {
 			}
 		}
 		w.beforeSandbox.Store(&look)
-		j := w.final(w.run(job.Request{Task: "echo x"}).ID)
+		j := w.final(w.run(agentlab.JobRequest{Task: "echo x"}).ID)
 		if j.Status != agentlab.JobCompleted || j.SandboxVMID != 1001 {
 			t.Errorf("%s: %s; number %d", j.Status, j.Reason, j.SandboxVMID)
 		}

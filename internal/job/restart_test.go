@@ -16,8 +16,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/gc"
-	"github.com/agentlab-vm/agentlab/internal/job"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
@@ -55,7 +53,7 @@ func TestDaemonDies(t *testing.T) {
 				reached := make(chan struct{})
 				once := sync.OnceFunc(func() { close(reached) })
 				w.host.Inject(fake.Fault{Op: p.op, At: p.at, Times: 1, Crash: true, Hook: func(backend.Ref) { once() }})
-				j := w.run(job.Request{Task: task})
+				j := w.run(agentlab.JobRequest{Task: task})
 				<-reached
 				w.restart()
 				check(w, j.ID)
@@ -76,7 +74,7 @@ func TestDaemonDies(t *testing.T) {
 	} {
 		t.Run(stage.name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				j := w.run(job.Request{Task: task})
+				j := w.run(agentlab.JobRequest{Task: task})
 				if stage.until == nil {
 					for range 90 {
 						time.Sleep(300 * time.Millisecond)
@@ -102,7 +100,7 @@ func TestDriverFaults(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%s", op, code), func(t *testing.T) {
 				inWorld(t, func(w *world) {
 					w.host.Inject(fake.Fault{Op: op, Times: 2, Err: agentlab.Errorf(code, "injected %s", code)})
-					j := w.run(job.Request{Task: "echo x"})
+					j := w.run(agentlab.JobRequest{Task: "echo x"})
 					j = w.final(j.ID)
 					stays := code == agentlab.CodeDenied || code == agentlab.CodeNoSpace
 					making := op == fake.OpCreate || op == fake.OpStart || op == fake.OpListenGuest
@@ -134,7 +132,7 @@ func TestSandboxTaken(t *testing.T) {
 		for _, phase := range []string{"", "agent"} {
 			t.Run(name+"/"+phase, func(t *testing.T) {
 				inWorld(t, func(w *world) {
-					j := w.run(job.Request{Task: "hang"})
+					j := w.run(agentlab.JobRequest{Task: "hang"})
 					w.eventually("booting", func() bool { return w.sandbox(j.ID).State == agentlab.SandboxBooting })
 					w.phase(j.ID, phase)
 					if err := test.do(w, w.sandbox(j.ID).VMID); err != nil {
@@ -154,7 +152,7 @@ func TestSandboxTaken(t *testing.T) {
 // two, is destroyed by the next one.
 func TestSandboxWithoutJob(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb, err := w.sandboxes.Create(context.Background(), sandbox.Request{JobID: agentlab.NewJobID()})
+		sb, err := w.sandboxes.Create(context.Background(), agentlab.SandboxRequest{JobID: agentlab.NewJobID()})
 		if err != nil {
 			w.Fatal(err)
 		}
@@ -189,11 +187,11 @@ func TestLocalRepo(t *testing.T) {
 		if err != nil {
 			w.Fatal(err)
 		}
-		j := w.run(job.Request{Task: "repo\nsleep 1h", BundleID: b.ID, TTL: 2 * time.Hour})
+		j := w.run(agentlab.JobRequest{Task: "repo\nsleep 1h", BundleID: b.ID, TTL: 2 * time.Hour})
 		if !j.Bundled || j.RepoURL != "" {
 			w.Errorf("%+v", j)
 		}
-		_, err = w.jobs.Create(ctx, job.Request{Task: "repo", BundleID: b.ID})
+		_, err = w.jobs.Create(ctx, agentlab.JobRequest{Task: "repo", BundleID: b.ID})
 		wantCode(t, err, agentlab.CodeNotFound)
 		w.phase(j.ID, "agent")
 		collector := gc.New(gc.Config{Store: gcDB{w.store}, Files: sweeper{w}, Known: w.jobs.Known})
@@ -219,14 +217,14 @@ type (
 )
 
 func (d gcDB) FinalJobs(ctx context.Context, before string, limit int) ([]agentlab.Job, error) {
-	return d.Jobs(ctx, store.JobFilter{
+	return d.Jobs(ctx, agentlab.JobFilter{
 		Statuses: []agentlab.JobStatus{agentlab.JobCompleted, agentlab.JobFailed, agentlab.JobTimeout, agentlab.JobCancelled},
 		Before:   before, Limit: limit,
 	})
 }
 
 func (d gcDB) DestroyedSandboxes(ctx context.Context) ([]agentlab.Sandbox, error) {
-	return d.Sandboxes(ctx, store.SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxDestroyed}})
+	return d.Sandboxes(ctx, agentlab.SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxDestroyed}})
 }
 
 func (s sweeper) Delete(ctx context.Context, id string) error { return s.w.artifacts.Delete(ctx, id) }
@@ -255,9 +253,9 @@ func TestRetention(t *testing.T) {
 			return d
 		}
 		w.profiles["dark"] = func() agentlab.Profile { p := w.profiles["dark"]; p.UploadArtifacts = true; return p }()
-		long := w.final(w.run(job.Request{Task: "echo x\nartifact a.txt text"}).ID)
-		short := w.final(w.run(job.Request{Task: "echo x\nartifact a.txt text", Profile: "dark"}).ID)
-		hand, err := w.sandboxes.Create(ctx, sandbox.Request{TTL: 20 * day})
+		long := w.final(w.run(agentlab.JobRequest{Task: "echo x\nartifact a.txt text"}).ID)
+		short := w.final(w.run(agentlab.JobRequest{Task: "echo x\nartifact a.txt text", Profile: "dark"}).ID)
+		hand, err := w.sandboxes.Create(ctx, agentlab.SandboxRequest{TTL: 20 * day})
 		if err != nil {
 			w.Fatal(err)
 		}

@@ -33,7 +33,7 @@ func waits(err error) string {
 // noteWaiting writes down why a QUEUED job waits; "" when it does not. An event
 // tells of it when nothing else does.
 func (s *Service) noteWaiting(ctx context.Context, j agentlab.Job, text string, tell bool) error {
-	text = oneLine(text)
+	text = agentlab.Reason(text)
 	if j.Waiting == text {
 		return nil
 	}

@@ -18,7 +18,7 @@ func TestWaitingIsTold(t *testing.T) {
 			inWorld(t, func(w *world) {
 				cause := agentlab.Errorf(agentlab.CodeUnavailable, "the storage is not to be read").WithHint("repair disk-0")
 				remove := w.host.Inject(fake.Fault{Op: op, Times: 1000, Err: cause})
-				id := w.run(job.Request{Task: "echo x"}).ID
+				id := w.run(agentlab.JobRequest{Task: "echo x"}).ID
 				w.phase(id, job.PhaseWaiting)
 				if j := w.job(id); j.Status != agentlab.JobQueued || j.Waiting != prefix+"the storage is not to be read (repair disk-0)" {
 					t.Errorf("%s, waiting %q", j.Status, j.Waiting)
@@ -44,9 +44,9 @@ func TestWaitingIsTold(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.max = 1
 		w.restart()
-		first := w.run(job.Request{Task: "sleep 5m"}).ID
+		first := w.run(agentlab.JobRequest{Task: "sleep 5m"}).ID
 		w.eventually("the first has the room", func() bool { return w.job(first).SandboxVMID != 0 })
-		second := w.run(job.Request{Task: "echo x"}).ID
+		second := w.run(agentlab.JobRequest{Task: "echo x"}).ID
 		w.phase(second, job.PhaseWaiting)
 		if text := w.job(second).Waiting; !strings.Contains(text, "room for another sandbox") {
 			t.Errorf("waiting %q", text)

@@ -10,31 +10,10 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// Request asks for a sandbox; zero values mean the profile's or the
-// configured defaults.
-type Request struct {
-	Name      string // made up when empty
-	Profile   string
-	Image     string // wanted name; before the default, after the request's the profile's counts
-	Keepalive *bool
-	TTL       time.Duration
-	Cores     int
-	MemoryMB  int
-	JobID     string // the job it is made for; "" when made by hand
-
-	// Extra is added to the lease and does not count against the maximum:
-	// the time that a job's results may take after the job's own.
-	Extra time.Duration
-
-	// DefaultImage replaces the configured one when neither request nor
-	// profile names an image.
-	DefaultImage string
-}
-
 // Create writes a new sandbox down and returns it, REQUESTED. Codes: invalid,
 // not_found (profile, image), unsupported with the field named, exists (name
 // taken), limit.
-func (s *Service) Create(ctx context.Context, r Request) (agentlab.Sandbox, error) {
+func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error) {
 	sb, prof, err := s.Plan(r)
 	if err != nil {
 		return agentlab.Sandbox{}, err
@@ -86,7 +65,7 @@ func (s *Service) allocation(ctx context.Context) (agentlab.Allocation, error) {
 
 // Plan checks a request and returns the sandbox that Create would write,
 // without a number, and its profile. Nothing is written.
-func (s *Service) Plan(r Request) (agentlab.Sandbox, agentlab.Profile, error) {
+func (s *Service) Plan(r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Profile, error) {
 	none := func(err error) (agentlab.Sandbox, agentlab.Profile, error) {
 		return agentlab.Sandbox{}, agentlab.Profile{}, err
 	}
@@ -190,7 +169,7 @@ func (s *Service) Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox,
 }
 
 // List lists sandboxes by rising number.
-func (s *Service) List(ctx context.Context, f Filter) ([]agentlab.Sandbox, error) {
+func (s *Service) List(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error) {
 	return s.cfg.Store.Sandboxes(ctx, f)
 }
 
@@ -359,7 +338,7 @@ func (s *Service) Release(ctx context.Context, vmid int, o Outcome) (agentlab.Sa
 				agentlab.JobCompleted: agentlab.SandboxCompleted, agentlab.JobFailed: agentlab.SandboxFailed, agentlab.JobTimeout: agentlab.SandboxTimeout,
 			}[o.Status]
 			if sb.State.HasVM() && sb.State.CanBecome(end) {
-				sb.State, sb.Reason = end, oneLine(o.Reason)
+				sb.State, sb.Reason = end, agentlab.Reason(o.Reason)
 			}
 		}
 		if sb.State == before {

@@ -9,7 +9,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // A lease that ends while no daemon runs ends all the same, and the next
@@ -18,7 +17,7 @@ func TestLeaseEndsWithoutDaemon(t *testing.T) {
 	for name, keep := range map[string]bool{"destroyed": false, "kept": true} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				sb := w.create(sandbox.Request{Name: "play", TTL: time.Hour, Keepalive: &keep})
+				sb := w.create(agentlab.SandboxRequest{Name: "play", TTL: time.Hour, Keepalive: &keep})
 				w.until(sb.VMID, agentlab.SandboxReady)
 				w.kill()
 				time.Sleep(time.Hour)
@@ -50,7 +49,7 @@ func TestLeaseEndsWithoutDaemon(t *testing.T) {
 func TestDeadlineFollowsTheLease(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		sb := w.create(sandbox.Request{TTL: time.Hour})
+		sb := w.create(agentlab.SandboxRequest{TTL: time.Hour})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		if _, err := w.svc.RenewLease(ctx, sb.VMID, 3*time.Hour); err != nil {
 			t.Fatal(err)
@@ -85,7 +84,7 @@ func TestDeadlineFollowsTheLease(t *testing.T) {
 // A clock that was set back while no daemon ran does not extend a lease.
 func TestClockSetBackExtendsNoLease(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{TTL: time.Hour})
+		sb := w.create(agentlab.SandboxRequest{TTL: time.Hour})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		w.kill()
 		w.clock = func() time.Time { return time.Now().Add(-24 * time.Hour) }
@@ -101,7 +100,7 @@ func TestClockSetBackExtendsNoLease(t *testing.T) {
 // A backend that cannot take the deadline now gets it later.
 func TestDeadlineIsSetAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{TTL: time.Hour})
+		sb := w.create(agentlab.SandboxRequest{TTL: time.Hour})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		w.host.Inject(fake.Fault{Op: fake.OpSetDeadline, Times: 3, Err: agentlab.Errorf(agentlab.CodeUnavailable, "it does not answer")})
 		if _, err := w.svc.RenewLease(context.Background(), sb.VMID, 2*time.Hour); err != nil {

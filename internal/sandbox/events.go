@@ -1,22 +1,13 @@
 package sandbox
 
 import (
-	"encoding/json"
-	"fmt"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 )
 
 func event(kind string, sb agentlab.Sandbox, data map[string]any, format string, args ...any) agentlab.Event {
-	e := agentlab.Event{Kind: kind, SandboxVMID: sb.VMID, JobID: sb.JobID, Message: fmt.Sprintf(format, args...)}
-	if len(data) > 0 {
-		text, err := json.Marshal(data)
-		if err == nil { // of strings and numbers it cannot fail
-			e.Data = string(text)
-		}
-	}
-	return e
+	return agentlab.NewEvent(kind, data, format, args...).About(sb.VMID, sb.JobID)
 }
 
 func createdEvent(sb agentlab.Sandbox) agentlab.Event {
@@ -47,5 +38,3 @@ func leaseEvent(sb agentlab.Sandbox, what string) agentlab.Event {
 	end := sb.LeaseExpiresAt.UTC().Format(time.RFC3339)
 	return event(agentlab.EventSandboxLease, sb, map[string]any{"lease_expires_at": end}, "lease of sandbox %s %s, ends %s", sb.Name, what, end)
 }
-
-func oneLine(s string) string { return agentlab.OneLine(s, agentlab.MaxReasonBytes) }

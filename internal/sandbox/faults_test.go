@@ -56,7 +56,7 @@ func TestFaultMatrix(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%s/%s", r.op, r.at, code), func(t *testing.T) {
 				inWorld(t, func(w *world) {
 					remove := w.host.Inject(fake.Fault{Op: r.op, At: r.at, Times: 2, Err: agentlab.Errorf(code, "injected %s", code)})
-					sb := w.create(sandbox.Request{Name: "play"})
+					sb := w.create(agentlab.SandboxRequest{Name: "play"})
 					sb = w.until(sb.VMID, agentlab.SandboxReady, agentlab.SandboxFailed)
 					if sb.State != r.want {
 						w.Fatalf("%s (%s), want %s", sb.State, sb.Reason, r.want)
@@ -82,7 +82,7 @@ func TestFaultMatrix(t *testing.T) {
 			for _, code := range append(passes, stays...) {
 				t.Run(fmt.Sprintf("%s/%s/%s", op, at, code), func(t *testing.T) {
 					inWorld(t, func(w *world) {
-						sb := w.create(sandbox.Request{Name: "play"})
+						sb := w.create(agentlab.SandboxRequest{Name: "play"})
 						w.until(sb.VMID, agentlab.SandboxReady)
 						w.host.Inject(fake.Fault{Op: op, At: at, Times: 5, Err: agentlab.Errorf(code, "injected %s", code)})
 						if op == fake.OpStop {
@@ -117,7 +117,7 @@ func TestFaultMatrix(t *testing.T) {
 func (w *world) destroyAll() {
 	w.Helper()
 	ctx := context.Background()
-	all, err := w.svc.List(ctx, sandbox.Filter{})
+	all, err := w.svc.List(ctx, agentlab.SandboxFilter{})
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -148,7 +148,7 @@ func TestProvisionTimeout(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.host.Inject(fakeFault(fake.OpStart, agentlab.Errorf(agentlab.CodeBusy, "no slot")))
 		began := time.Now()
-		sb := w.create(sandbox.Request{})
+		sb := w.create(agentlab.SandboxRequest{})
 		sb = w.until(sb.VMID, agentlab.SandboxFailed)
 		if d := time.Since(began); d < 5*time.Minute || d > 6*time.Minute {
 			w.Errorf("gave up after %s", d)
@@ -189,7 +189,7 @@ func TestDaemonDies(t *testing.T) {
 				if !down {
 					arm()
 				}
-				sb := w.create(sandbox.Request{Name: "play"})
+				sb := w.create(agentlab.SandboxRequest{Name: "play"})
 				if !down {
 					die()
 				}
@@ -221,7 +221,7 @@ func TestDaemonDies(t *testing.T) {
 // each of its states.
 func TestRestartInEachState(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.restart()
 		w.until(sb.VMID, agentlab.SandboxBooting)
 		w.restart()
@@ -270,7 +270,7 @@ func TestRecovery(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				sb := w.create(sandbox.Request{Name: "play"})
+				sb := w.create(agentlab.SandboxRequest{Name: "play"})
 				w.until(sb.VMID, test.state)
 				w.kill()
 				if err := test.harm(w, backend.Ref{VMID: sb.VMID, UID: sb.UID}); err != nil {
@@ -298,7 +298,7 @@ func TestOrphans(t *testing.T) {
 		if err := d.Create(ctx, stray); err != nil {
 			w.Fatal(err)
 		}
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		if _, err := w.svc.Destroy(ctx, sb.VMID); err != nil {
 			w.Fatal(err)
@@ -331,7 +331,7 @@ func TestImageBuild(t *testing.T) {
 		began := time.Now()
 		var all []agentlab.Sandbox
 		for range 3 {
-			all = append(all, w.create(sandbox.Request{TTL: 10 * time.Minute}))
+			all = append(all, w.create(agentlab.SandboxRequest{TTL: 10 * time.Minute}))
 		}
 		time.Sleep(15 * time.Minute) // longer than the lease, which has not begun
 		for _, sb := range all {
@@ -381,7 +381,7 @@ func TestImageFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
 				w.images.build = test.build
-				sb := w.create(sandbox.Request{})
+				sb := w.create(agentlab.SandboxRequest{})
 				sb = w.until(sb.VMID, agentlab.SandboxFailed)
 				if !strings.HasPrefix(sb.Reason, test.why) {
 					w.Errorf("reason %q", sb.Reason)
@@ -401,7 +401,7 @@ func TestRestartDuringImageBuild(t *testing.T) {
 			}
 			return ctx.Err()
 		}
-		sb := w.create(sandbox.Request{})
+		sb := w.create(agentlab.SandboxRequest{})
 		w.until(sb.VMID, agentlab.SandboxProvisioning)
 		synctest.Wait()
 		w.restart()
@@ -415,7 +415,7 @@ func TestParallelBoots(t *testing.T) {
 		w.limits.ParallelBoots = 2
 		w.restart()
 		for range 10 {
-			w.create(sandbox.Request{})
+			w.create(agentlab.SandboxRequest{})
 		}
 		most := 0
 		for range 1000 {
@@ -442,10 +442,10 @@ func TestStuckBootsDoNotBlock(t *testing.T) {
 		w.limits.ParallelBoots = 2
 		w.restart()
 		for i := range 2 {
-			w.create(sandbox.Request{Name: fmt.Sprintf("never-boots-%d", i)})
+			w.create(agentlab.SandboxRequest{Name: fmt.Sprintf("never-boots-%d", i)})
 		}
-		good := w.create(sandbox.Request{})
-		gone := w.create(sandbox.Request{})
+		good := w.create(agentlab.SandboxRequest{})
+		gone := w.create(agentlab.SandboxRequest{})
 		if _, err := w.svc.Destroy(context.Background(), gone.VMID); err != nil {
 			w.Fatal(err)
 		}
@@ -463,7 +463,7 @@ func TestStuckBootsDoNotBlock(t *testing.T) {
 func TestStartIsCutShort(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		if _, err := w.svc.Stop(ctx, sb.VMID, 0); err != nil {
 			w.Fatal(err)
@@ -488,7 +488,7 @@ func TestStartIsCutShort(t *testing.T) {
 func TestIntroduceAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		sb := w.create(sandbox.Request{Profile: "secrets"})
+		sb := w.create(agentlab.SandboxRequest{Profile: "secrets"})
 		wantCode(t, w.svc.Introduce(ctx, sb.VMID), agentlab.CodeConflict)
 		w.until(sb.VMID, agentlab.SandboxReady)
 		for range 2 {
@@ -509,7 +509,7 @@ func TestIntroduceAgain(t *testing.T) {
 // from it, and what to do.
 func TestTroubleAtTheEndOfALease(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{Name: "play", TTL: time.Hour})
+		sb := w.create(agentlab.SandboxRequest{Name: "play", TTL: time.Hour})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		w.host.Inject(fake.Fault{Op: fake.OpStop, Times: 3, Err: agentlab.Errorf(agentlab.CodeUnavailable, "injected").WithHint("mend it")})
 		w.until(sb.VMID, agentlab.SandboxDestroyed)

@@ -58,10 +58,6 @@ func (d db) AppendEvents(ctx context.Context, evs ...agentlab.Event) error {
 	return cmp.Or(d.room(), d.Store.AppendEvents(ctx, evs...))
 }
 
-func (d db) Sandboxes(ctx context.Context, f sandbox.Filter) ([]agentlab.Sandbox, error) {
-	return d.Store.Sandboxes(ctx, store.SandboxFilter(f))
-}
-
 // images knows the names in have; build is called for each Ensure.
 type images struct {
 	mu    sync.Mutex
@@ -227,7 +223,7 @@ func (w *world) restart() {
 	w.begin()
 }
 
-func (w *world) create(r sandbox.Request) agentlab.Sandbox {
+func (w *world) create(r agentlab.SandboxRequest) agentlab.Sandbox {
 	w.Helper()
 	sb, err := w.svc.Create(context.Background(), r)
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // hostRestart is a restart of the host with the daemon on it.
@@ -24,9 +23,9 @@ func (w *world) hostRestart() {
 // disk; any other one fails, and says why.
 func TestHostRestart(t *testing.T) {
 	inWorld(t, func(w *world) {
-		kept := w.create(sandbox.Request{Name: "kept", Keepalive: ptr(true)})
-		plain := w.create(sandbox.Request{Name: "plain"})
-		frozen := w.create(sandbox.Request{Name: "frozen", Keepalive: ptr(true)})
+		kept := w.create(agentlab.SandboxRequest{Name: "kept", Keepalive: ptr(true)})
+		plain := w.create(agentlab.SandboxRequest{Name: "plain"})
+		frozen := w.create(agentlab.SandboxRequest{Name: "frozen", Keepalive: ptr(true)})
 		for _, sb := range []agentlab.Sandbox{kept, plain, frozen} {
 			w.until(sb.VMID, agentlab.SandboxReady)
 		}

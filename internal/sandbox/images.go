@@ -106,7 +106,7 @@ func (s *Service) imageProgress(ctx context.Context, name, line string) {
 		if err != nil || sb.State.Final() {
 			continue
 		}
-		evs = append(evs, event(EventImageBuild, sb, map[string]any{"image": name}, "%s", oneLine(line)))
+		evs = append(evs, event(EventImageBuild, sb, map[string]any{"image": name}, "%s", agentlab.Reason(line)))
 	}
 	if err := s.cfg.Store.AppendEvents(ctx, evs...); err != nil && ctx.Err() == nil {
 		s.log.Warn("progress of an image was not recorded", "image", name, "err", err)

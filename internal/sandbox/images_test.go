@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // A sandbox whose image cannot be built says what to do about it.
@@ -14,7 +13,7 @@ func TestImageThatCannotBeBuilt(t *testing.T) {
 		w.images.build = func(context.Context, string, func(string)) error {
 			return agentlab.Errorf(agentlab.CodeUnavailable, "a tool is missing").WithHint("install it")
 		}
-		sb := w.create(sandbox.Request{})
+		sb := w.create(agentlab.SandboxRequest{})
 		sb = w.until(sb.VMID, agentlab.SandboxFailed)
 		if sb.Reason != "image base: a tool is missing (install it)" {
 			w.Errorf("reason %q", sb.Reason)

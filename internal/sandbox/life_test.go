@@ -15,7 +15,7 @@ import (
 func TestFromRequestToDestroyed(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		if sb.State != agentlab.SandboxRequested || sb.VMID == 0 || sb.Image != "base" {
 			w.Fatalf("created %+v", sb)
 		}
@@ -63,7 +63,7 @@ func TestFromRequestToDestroyed(t *testing.T) {
 func TestStopAndStart(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		_, err := w.svc.Stop(ctx, sb.VMID, time.Second)
 		if err != nil { // while it is being made there is nothing to stop
 			wantCode(t, err, agentlab.CodeConflict)
@@ -105,7 +105,7 @@ func TestStopAndStart(t *testing.T) {
 func TestRecoveredSandboxIsNotStarted(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		sb = w.until(sb.VMID, agentlab.SandboxReady)
 		if _, err := w.svc.Stop(ctx, sb.VMID, 0); err != nil {
 			w.Fatal(err)
@@ -127,7 +127,7 @@ func TestRecoveredSandboxIsNotStarted(t *testing.T) {
 
 func TestStopCutsAStubbornGuest(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{Name: "never-stops"})
+		sb := w.create(agentlab.SandboxRequest{Name: "never-stops"})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		began := time.Now()
 		if _, err := w.svc.Stop(context.Background(), sb.VMID, 20*time.Second); err != nil {
@@ -162,7 +162,7 @@ func TestDestroyInterrupts(t *testing.T) {
 				case agentlab.SandboxFailed:
 					name = "crash-boots"
 				}
-				sb := w.create(sandbox.Request{Name: name})
+				sb := w.create(agentlab.SandboxRequest{Name: name})
 				if state == agentlab.SandboxStopped {
 					w.until(sb.VMID, agentlab.SandboxReady)
 					if _, err := w.svc.Stop(ctx, sb.VMID, 0); err != nil {
@@ -188,31 +188,31 @@ func TestDestroyInterrupts(t *testing.T) {
 
 func TestBadRequests(t *testing.T) {
 	inWorld(t, func(w *world) {
-		w.create(sandbox.Request{Name: "taken"})
+		w.create(agentlab.SandboxRequest{Name: "taken"})
 		for _, test := range []struct {
 			name  string
-			r     sandbox.Request
+			r     agentlab.SandboxRequest
 			code  agentlab.Code
 			field string
 		}{
-			{"bad name", sandbox.Request{Name: "No_Name"}, agentlab.CodeInvalid, "name"},
-			{"digits", sandbox.Request{Name: "123"}, agentlab.CodeInvalid, "name"},
-			{"taken name", sandbox.Request{Name: "taken"}, agentlab.CodeExists, "name"},
-			{"profile", sandbox.Request{Profile: "nope"}, agentlab.CodeNotFound, "profile"},
-			{"image", sandbox.Request{Image: "nope"}, agentlab.CodeNotFound, "image"},
-			{"short lease", sandbox.Request{TTL: time.Second}, agentlab.CodeInvalid, "ttl"},
-			{"negative lease", sandbox.Request{TTL: -time.Hour}, agentlab.CodeInvalid, "ttl"},
-			{"profile's lease", sandbox.Request{Profile: "long"}, agentlab.CodeInvalid, "ttl"},
-			{"cores", sandbox.Request{Cores: 1000}, agentlab.CodeInvalid, "resources.cores"},
-			{"memory", sandbox.Request{MemoryMB: 1}, agentlab.CodeInvalid, "resources.memory_mb"},
-			{"unsupported", sandbox.Request{Cores: 65}, agentlab.CodeUnsupported, "resources.cores"},
+			{"bad name", agentlab.SandboxRequest{Name: "No_Name"}, agentlab.CodeInvalid, "name"},
+			{"digits", agentlab.SandboxRequest{Name: "123"}, agentlab.CodeInvalid, "name"},
+			{"taken name", agentlab.SandboxRequest{Name: "taken"}, agentlab.CodeExists, "name"},
+			{"profile", agentlab.SandboxRequest{Profile: "nope"}, agentlab.CodeNotFound, "profile"},
+			{"image", agentlab.SandboxRequest{Image: "nope"}, agentlab.CodeNotFound, "image"},
+			{"short lease", agentlab.SandboxRequest{TTL: time.Second}, agentlab.CodeInvalid, "ttl"},
+			{"negative lease", agentlab.SandboxRequest{TTL: -time.Hour}, agentlab.CodeInvalid, "ttl"},
+			{"profile's lease", agentlab.SandboxRequest{Profile: "long"}, agentlab.CodeInvalid, "ttl"},
+			{"cores", agentlab.SandboxRequest{Cores: 1000}, agentlab.CodeInvalid, "resources.cores"},
+			{"memory", agentlab.SandboxRequest{MemoryMB: 1}, agentlab.CodeInvalid, "resources.memory_mb"},
+			{"unsupported", agentlab.SandboxRequest{Cores: 65}, agentlab.CodeUnsupported, "resources.cores"},
 		} {
 			_, err := w.svc.Create(context.Background(), test.r)
 			if e, _ := err.(*agentlab.Error); e == nil || e.Code != test.code || e.Field != test.field { //nolint:errorlint // the very error
 				w.Errorf("%s: got %v, want code %s of field %s", test.name, err, test.code, test.field)
 			}
 		}
-		all, err := w.svc.List(context.Background(), sandbox.Filter{Destroyed: true})
+		all, err := w.svc.List(context.Background(), agentlab.SandboxFilter{Destroyed: true})
 		if err != nil || len(all) != 1 {
 			w.Errorf("refused requests left rows: %v, %v", all, err)
 		}
@@ -223,10 +223,10 @@ func TestLimits(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.limits = sandbox.Limits{MaxSandboxes: 1, MaxTTL: 2 * time.Hour}
 		w.restart()
-		_, err := w.svc.Create(context.Background(), sandbox.Request{TTL: 3 * time.Hour})
+		_, err := w.svc.Create(context.Background(), agentlab.SandboxRequest{TTL: 3 * time.Hour})
 		wantCode(t, err, agentlab.CodeInvalid)
-		sb := w.create(sandbox.Request{})
-		_, err = w.svc.Create(context.Background(), sandbox.Request{})
+		sb := w.create(agentlab.SandboxRequest{})
+		_, err = w.svc.Create(context.Background(), agentlab.SandboxRequest{})
 		wantCode(t, err, agentlab.CodeLimit)
 		_, err = w.svc.RenewLease(context.Background(), sb.VMID, 3*time.Hour)
 		wantCode(t, err, agentlab.CodeInvalid)
@@ -240,7 +240,7 @@ func TestLimits(t *testing.T) {
 func TestLeaseEnds(t *testing.T) {
 	inWorld(t, func(w *world) {
 		began := time.Now()
-		sb := w.create(sandbox.Request{Name: "play", TTL: time.Hour})
+		sb := w.create(agentlab.SandboxRequest{Name: "play", TTL: time.Hour})
 		sb = w.until(sb.VMID, agentlab.SandboxDestroyed)
 		if d := time.Since(began); d < time.Hour || d > time.Hour+time.Minute {
 			w.Errorf("destroyed after %s, the lease was an hour", d)
@@ -261,7 +261,7 @@ func TestLeaseEnds(t *testing.T) {
 func TestLeaseIsRenewed(t *testing.T) {
 	inWorld(t, func(w *world) {
 		began := time.Now()
-		sb := w.create(sandbox.Request{TTL: time.Hour})
+		sb := w.create(agentlab.SandboxRequest{TTL: time.Hour})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		time.Sleep(59 * time.Minute)
 		if _, err := w.svc.RenewLease(context.Background(), sb.VMID, time.Hour); err != nil {
@@ -282,7 +282,7 @@ func TestKeepaliveLeaseEnds(t *testing.T) {
 		w.limits.KeepaliveGrace = time.Hour
 		w.restart()
 		began := time.Now()
-		sb := w.create(sandbox.Request{TTL: time.Hour, Keepalive: ptr(true)})
+		sb := w.create(agentlab.SandboxRequest{TTL: time.Hour, Keepalive: ptr(true)})
 		sb = w.until(sb.VMID, agentlab.SandboxStopped)
 		if d := time.Since(began); d < time.Hour || d > time.Hour+time.Minute {
 			w.Errorf("stopped after %s, the lease was an hour", d)
@@ -307,7 +307,7 @@ func TestKeepaliveLeaseEnds(t *testing.T) {
 
 func TestFailedByHandIsKept(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		if err := w.host.CrashVM(backend.Ref{VMID: sb.VMID, UID: sb.UID}, "triple\nfault \x1b[31m"); err != nil {
 			w.Fatal(err)
@@ -340,7 +340,7 @@ func TestFailedByHandIsKept(t *testing.T) {
 
 func TestFailedLeaseEnds(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{Name: "crash-boots"})
+		sb := w.create(agentlab.SandboxRequest{Name: "crash-boots"})
 		sb = w.until(sb.VMID, agentlab.SandboxFailed)
 		if !strings.Contains(sb.Reason, "no working init") {
 			w.Errorf("reason %q", sb.Reason)
@@ -355,7 +355,7 @@ func TestFailedLeaseEnds(t *testing.T) {
 func TestFailedOfAJobIsDestroyed(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		inWorld(t, func(w *world) {
-			sb := w.create(sandbox.Request{Name: "crash-boots", JobID: agentlab.NewJobID(), Keepalive: &keep})
+			sb := w.create(agentlab.SandboxRequest{Name: "crash-boots", JobID: agentlab.NewJobID(), Keepalive: &keep})
 			began := time.Now()
 			if !keep {
 				w.until(sb.VMID, agentlab.SandboxDestroyed)
@@ -374,7 +374,7 @@ func TestFailedOfAJobIsDestroyed(t *testing.T) {
 func TestGuestThatNeverAnswers(t *testing.T) {
 	inWorld(t, func(w *world) {
 		began := time.Now()
-		sb := w.create(sandbox.Request{Name: "never-boots"})
+		sb := w.create(agentlab.SandboxRequest{Name: "never-boots"})
 		sb = w.until(sb.VMID, agentlab.SandboxFailed)
 		if d := time.Since(began); d < 180*time.Second || d > 182*time.Second {
 			w.Errorf("FAILED after %s", d)
@@ -387,7 +387,7 @@ func TestGuestThatNeverAnswers(t *testing.T) {
 
 func TestGuestPowersItselfOff(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		d := w.host.Open()
 		if err := d.Stop(context.Background(), backend.Ref{VMID: sb.VMID, UID: sb.UID}, 0); err != nil {
@@ -402,7 +402,7 @@ func TestGuestPowersItselfOff(t *testing.T) {
 
 func TestVanishedVM(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		if err := w.host.RemoveBehindBack(backend.Ref{VMID: sb.VMID, UID: sb.UID}); err != nil {
 			w.Fatal(err)
@@ -421,7 +421,7 @@ func TestVanishedVM(t *testing.T) {
 // An unavailable backend is never read as an empty one.
 func TestUnknownIsNotAbsent(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		away := agentlab.Errorf(agentlab.CodeUnavailable, "no route to host")
 		remove := []func(){

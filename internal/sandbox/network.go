@@ -39,7 +39,7 @@ type Reloaded struct {
 func (s *Service) ReloadNetworks(ctx context.Context, vmids []int) ([]Reloaded, error) {
 	var list []agentlab.Sandbox
 	if len(vmids) == 0 {
-		all, err := s.cfg.Store.Sandboxes(ctx, Filter{})
+		all, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
 		if err != nil {
 			return nil, err
 		}
@@ -189,7 +189,7 @@ func (s *Service) applyNetwork(ctx context.Context, sb agentlab.Sandbox) (settle
 			m.netSince = now
 		}
 		long = now.Sub(m.netSince) >= s.lim.NetworkTimeout
-		m.netTrouble = oneLine(err.Error())
+		m.netTrouble = agentlab.Reason(err.Error())
 		m.tellChanged()
 	})
 	if passing(err) && !long {

@@ -50,7 +50,7 @@ func (w *world) wantInForce(vmid int, want agentlab.Network) {
 
 func TestReloadReachesRunningSandboxes(t *testing.T) {
 	inWorld(t, func(w *world) {
-		a, b := w.create(sandbox.Request{}), w.create(sandbox.Request{Profile: "secrets"})
+		a, b := w.create(agentlab.SandboxRequest{}), w.create(agentlab.SandboxRequest{Profile: "secrets"})
 		w.until(a.VMID, agentlab.SandboxReady)
 		w.until(b.VMID, agentlab.SandboxReady)
 		if err := w.svc.NarrowNetwork(context.Background(), a.VMID, allowlist("github.com")); err != nil {
@@ -92,7 +92,7 @@ func TestReloadReachesRunningSandboxes(t *testing.T) {
 
 func TestNarrowing(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{})
+		sb := w.create(agentlab.SandboxRequest{})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		for range 2 { // the runner says it again after a crash
 			if err := w.svc.NarrowNetwork(context.Background(), sb.VMID, allowlist("a.example")); err != nil {
@@ -132,7 +132,7 @@ func TestPolicyComesIntoForceAfterACrash(t *testing.T) {
 	for _, at := range []fake.Point{fake.Before, fake.After} {
 		t.Run(string(at), func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				sb := w.create(sandbox.Request{})
+				sb := w.create(agentlab.SandboxRequest{})
 				w.until(sb.VMID, agentlab.SandboxReady)
 				died := make(chan struct{})
 				w.host.Inject(fake.Fault{Op: fake.OpUpdateNetwork, At: at, Times: 1, Crash: true, Hook: func(backend.Ref) { close(died) }})
@@ -156,7 +156,7 @@ func TestPolicyComesIntoForceAfterACrash(t *testing.T) {
 // for is not in force.
 func TestReloadWaitsForAnEarlierOne(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{})
+		sb := w.create(agentlab.SandboxRequest{})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		mend := w.host.Inject(fake.Fault{Op: fake.OpUpdateNetwork, Err: agentlab.Errorf(agentlab.CodeUnavailable, "not now")})
 		w.setProfile("plain", allowlist("a.example"))
@@ -177,7 +177,7 @@ func TestReloadWaitsForAnEarlierOne(t *testing.T) {
 
 func TestPolicyOfASandboxThatDoesNotRun(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{})
+		sb := w.create(agentlab.SandboxRequest{})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		if _, err := w.svc.Stop(context.Background(), sb.VMID, 0); err != nil {
 			t.Fatal(err)
@@ -215,7 +215,7 @@ func TestPolicyFailsClosed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				sb := w.create(sandbox.Request{})
+				sb := w.create(agentlab.SandboxRequest{})
 				w.until(sb.VMID, agentlab.SandboxReady)
 				w.host.Inject(fake.Fault{Op: fake.OpUpdateNetwork, Err: c.err})
 				begin := time.Now()
@@ -230,7 +230,7 @@ func TestPolicyFailsClosed(t *testing.T) {
 	}
 	t.Run("passing", func(t *testing.T) {
 		inWorld(t, func(w *world) {
-			sb := w.create(sandbox.Request{})
+			sb := w.create(agentlab.SandboxRequest{})
 			w.until(sb.VMID, agentlab.SandboxReady)
 			w.host.Inject(fake.Fault{Op: fake.OpUpdateNetwork, Times: 2, Err: agentlab.Errorf(agentlab.CodeBusy, "not now")})
 			if err := w.svc.NarrowNetwork(context.Background(), sb.VMID, allowlist("a.example")); err != nil {

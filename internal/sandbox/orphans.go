@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"encoding/json"
 	"maps"
 	"slices"
 	"strconv"
@@ -130,6 +129,5 @@ func (s *Service) keepDrift(found map[string]backend.Instance) {
 }
 
 func driftEvent(in backend.Instance, destroyed bool, message string) agentlab.Event {
-	data, _ := json.Marshal(map[string]any{"uid": in.Ref.UID, "destroyed": destroyed}) // of a string and a bool it cannot fail
-	return agentlab.Event{Kind: agentlab.EventDrift, SandboxVMID: in.Ref.VMID, Message: message, Data: string(data)}
+	return agentlab.NewEvent(agentlab.EventDrift, map[string]any{"uid": in.Ref.UID, "destroyed": destroyed}, "%s", message).About(in.Ref.VMID, "")
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // stray makes a VM that bears our mark and has no row.
@@ -31,7 +30,7 @@ func (w *world) stray(vmid int) backend.Ref {
 func TestOrphanIsDestroyedByRequest(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		one, two := w.stray(7777), w.stray(7778)
 		time.Sleep(time.Minute)
@@ -72,7 +71,7 @@ func TestOrphanIsDestroyedByRequest(t *testing.T) {
 func TestOnlyOrphansAreDestroyed(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		w.host.PutForeign(8000)
 		for _, id := range []string{"1000", sb.UID, "play", "8000", "9999", ""} {
@@ -104,7 +103,7 @@ func TestOrphanIsNotASandboxBeingMade(t *testing.T) {
 						w.Errorf("while it is made: %v", err)
 					}
 				}})
-				sb := w.create(sandbox.Request{Name: "play"})
+				sb := w.create(agentlab.SandboxRequest{Name: "play"})
 				w.until(sb.VMID, agentlab.SandboxReady)
 				if tried.Load() == 0 {
 					w.Error("not tried")

@@ -8,7 +8,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // TestNumbersOfOthers: numbers that somebody else has on the backend are left
@@ -17,11 +16,11 @@ func TestNumbersOfOthers(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.host.PutForeign(1000)
 		w.host.PutForeign(1001)
-		if sb := w.create(sandbox.Request{Name: "play"}); sb.VMID != 1002 {
+		if sb := w.create(agentlab.SandboxRequest{Name: "play"}); sb.VMID != 1002 {
 			w.Errorf("number %d", sb.VMID)
 		}
 		remove := w.host.Inject(fake.Fault{Op: fake.OpTaken, Err: agentlab.Errorf(agentlab.CodeUnavailable, "the node is away")})
-		_, err := w.svc.Create(context.Background(), sandbox.Request{Name: "other"})
+		_, err := w.svc.Create(context.Background(), agentlab.SandboxRequest{Name: "other"})
 		wantCode(t, err, agentlab.CodeUnavailable)
 		remove()
 		w.destroyAll()
@@ -34,7 +33,7 @@ func TestNumbersOfOthers(t *testing.T) {
 func TestNumberTakenMeanwhile(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.host.Inject(fake.Fault{Op: fake.OpCreate, Times: 2, Hook: func(r backend.Ref) { w.host.PutForeign(r.VMID) }})
-		told := w.create(sandbox.Request{Name: "play"})
+		told := w.create(agentlab.SandboxRequest{Name: "play"})
 		sb := w.until(told.VMID, agentlab.SandboxReady, agentlab.SandboxFailed)
 		if sb.State != agentlab.SandboxReady || sb.VMID != told.VMID+2 || sb.UID != told.UID || w.power(sb) != backend.PowerRunning {
 			w.Fatalf("%+v", sb)
@@ -71,7 +70,7 @@ func TestNumberTakenMeanwhile(t *testing.T) {
 func TestNumberAlwaysTaken(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.host.Inject(fake.Fault{Op: fake.OpCreate, Hook: func(r backend.Ref) { w.host.PutForeign(r.VMID) }})
-		told := w.create(sandbox.Request{Name: "play"})
+		told := w.create(agentlab.SandboxRequest{Name: "play"})
 		sb := w.until(told.VMID, agentlab.SandboxReady, agentlab.SandboxFailed)
 		if sb.State != agentlab.SandboxFailed || sb.VMID != told.VMID+5 {
 			w.Errorf("%d is %s (%s)", sb.VMID, sb.State, sb.Reason)

@@ -8,7 +8,6 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // A full disk refuses what is new, leaves what is stopped as it is, and holds
@@ -16,14 +15,14 @@ import (
 func TestNoRoom(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		sb := w.create(sandbox.Request{Name: "before"})
+		sb := w.create(agentlab.SandboxRequest{Name: "before"})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		if _, err := w.svc.Stop(ctx, sb.VMID, 0); err != nil {
 			w.Fatal(err)
 		}
 		w.until(sb.VMID, agentlab.SandboxStopped)
 		w.full.Store(true)
-		_, err := w.svc.Create(ctx, sandbox.Request{Name: "new"})
+		_, err := w.svc.Create(ctx, agentlab.SandboxRequest{Name: "new"})
 		wantCode(w.T, err, agentlab.CodeNoSpace)
 		_, err = w.svc.Start(ctx, sb.VMID)
 		wantCode(w.T, err, agentlab.CodeNoSpace)
@@ -31,7 +30,7 @@ func TestNoRoom(t *testing.T) {
 			w.Errorf("%s, to be %s", got.State, got.Desired)
 		}
 		w.full.Store(false)
-		waiting := w.create(sandbox.Request{Name: "waiting"})
+		waiting := w.create(agentlab.SandboxRequest{Name: "waiting"})
 		w.full.Store(true)
 		time.Sleep(time.Minute)
 		if got := w.get(waiting.VMID); got.State != agentlab.SandboxProvisioning {
@@ -45,7 +44,7 @@ func TestNoRoom(t *testing.T) {
 // A guest that the host pauses, and lets go on, is reported.
 func TestPausedGuestIsReported(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{Name: "hog"})
+		sb := w.create(agentlab.SandboxRequest{Name: "hog"})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		pause := func(why string) {
 			if err := w.host.PauseVM(backend.Ref{VMID: sb.VMID, UID: sb.UID}, why); err != nil {
@@ -86,7 +85,7 @@ func TestReasonsAreRedacted(t *testing.T) {
 
 func reasonsAreRedacted(t *testing.T, job string) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{Name: "leaky", JobID: job, Keepalive: ptr(true)})
+		sb := w.create(agentlab.SandboxRequest{Name: "leaky", JobID: job, Keepalive: ptr(true)})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		if err := w.host.CrashVM(backend.Ref{VMID: sb.VMID, UID: sb.UID}, "the guest said hunter2"); err != nil {
 			w.Fatal(err)

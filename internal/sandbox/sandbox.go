@@ -37,14 +37,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/reconcile"
 )
 
-// Filter selects sandboxes.
-type Filter struct {
-	States    []agentlab.SandboxState // empty means all
-	Destroyed bool                    // include DESTROYED ones; naming the state in States does so too
-	Limit     int                     // at most so many; 0 means no limit
-	AfterVMID int                     // only higher numbers; the cursor of a page
-}
-
 // Store is what the service needs of the database. The semantics are those
 // of package store.
 type Store interface {
@@ -55,7 +47,7 @@ type Store interface {
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error)
 	SandboxByUID(ctx context.Context, uid string) (agentlab.Sandbox, error)
-	Sandboxes(ctx context.Context, f Filter) ([]agentlab.Sandbox, error)
+	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
 	PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken) error
@@ -249,7 +241,7 @@ func New(cfg Config) *Service {
 func (s *Service) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	rows, err := s.cfg.Store.Sandboxes(ctx, Filter{})
+	rows, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
 	switch {
 	case ctx.Err() != nil:
 		return nil

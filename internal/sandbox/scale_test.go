@@ -20,7 +20,7 @@ func TestMany(t *testing.T) {
 		w.limits = sandbox.Limits{ParallelBoots: 50}
 		w.restart()
 		for range n {
-			w.create(sandbox.Request{TTL: 10 * time.Hour})
+			w.create(agentlab.SandboxRequest{TTL: 10 * time.Hour})
 		}
 		all := func(state agentlab.SandboxState) {
 			w.Helper()

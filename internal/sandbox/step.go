@@ -179,7 +179,7 @@ func (s *Service) told(ctx context.Context, sb agentlab.Sandbox, text string) st
 	if s.cfg.Redact != nil {
 		text = s.cfg.Redact(ctx, cmp.Or(sb.JobID, sb.UID), text)
 	}
-	return oneLine(text)
+	return agentlab.Reason(text)
 }
 
 // quiesce makes sure that the VM of a failed sandbox is off.

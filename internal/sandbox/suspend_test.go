@@ -8,12 +8,11 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 func (w *world) suspended(name string) agentlab.Sandbox {
 	w.Helper()
-	sb := w.create(sandbox.Request{Name: name})
+	sb := w.create(agentlab.SandboxRequest{Name: name})
 	_, err := w.svc.Suspend(context.Background(), sb.VMID)
 	wantCode(w.T, err, agentlab.CodeConflict) // it is not READY yet
 	w.until(sb.VMID, agentlab.SandboxReady)
@@ -98,7 +97,7 @@ func TestResumedByHand(t *testing.T) {
 // A backend that is in the way for a while is asked again.
 func TestSuspendIsTriedAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		w.host.Inject(fake.Fault{Op: fake.OpSuspend, Times: 2, Err: agentlab.Errorf(agentlab.CodeBusy, "locked")})
 		w.host.Inject(fake.Fault{Op: fake.OpResume, At: fake.After, Times: 2, Err: agentlab.Errorf(agentlab.CodeUnknownOutcome, "the answer was lost")})
@@ -120,7 +119,7 @@ func TestSuspendIsNotOfEveryBackend(t *testing.T) {
 		w.kill()
 		w.plain = true
 		w.begin()
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		for range 2 {
 			_, err := w.svc.Suspend(context.Background(), sb.VMID)
 			wantCode(t, err, agentlab.CodeUnsupported)

@@ -11,7 +11,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // notebook is what outlives a process besides the database.
@@ -61,7 +60,7 @@ func TestDestroyOnFullDisk(t *testing.T) {
 	for name, crash := range map[string]bool{"same process": false, "next process": true} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				sb := w.create(sandbox.Request{Name: "hog"})
+				sb := w.create(agentlab.SandboxRequest{Name: "hog"})
 				w.until(sb.VMID, agentlab.SandboxReady)
 				w.dbFull.Store(true)
 				got, err := w.svc.Destroy(context.Background(), sb.VMID)
@@ -100,8 +99,8 @@ func (w *world) settle() {
 // A lease ends also when the database has no room to say so.
 func TestLeaseEndsOnFullDisk(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{Name: "hog", TTL: 10 * time.Minute})
-		kept := w.create(sandbox.Request{Name: "kept", TTL: 10 * time.Minute, Keepalive: ptr(true)})
+		sb := w.create(agentlab.SandboxRequest{Name: "hog", TTL: 10 * time.Minute})
+		kept := w.create(agentlab.SandboxRequest{Name: "kept", TTL: 10 * time.Minute, Keepalive: ptr(true)})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		w.until(kept.VMID, agentlab.SandboxReady)
 		w.dbFull.Store(true)
@@ -119,7 +118,7 @@ func TestLeaseEndsOnFullDisk(t *testing.T) {
 // A request that was written down before the disk became full is met, too.
 func TestWrittenDestroyOnFullDisk(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{Name: "hog", TTL: 10 * time.Minute})
+		sb := w.create(agentlab.SandboxRequest{Name: "hog", TTL: 10 * time.Minute})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		free := w.host.Inject(fakeFault(fake.OpDestroy, agentlab.Errorf(agentlab.CodeBusy, "injected")))
 		if _, err := w.svc.Destroy(context.Background(), sb.VMID); err != nil {

@@ -7,7 +7,6 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // waitingEvents are the messages of events that tell why a sandbox waits.
@@ -27,7 +26,7 @@ func TestWaitingIsTold(t *testing.T) {
 	inWorld(t, func(w *world) {
 		cause := agentlab.Errorf(agentlab.CodeUnavailable, "the storage is not to be read (hunter2)").WithHint("repair disk-0")
 		remove := w.host.Inject(fake.Fault{Op: fake.OpCreate, Times: 1000, Err: cause})
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		sb = w.untilIt(sb.VMID, func(sb agentlab.Sandbox) bool { return sb.Waiting != "" })
 		if sb.Waiting != "waits: the storage is not to be read ([redacted]) (repair disk-0)" || sb.State != agentlab.SandboxProvisioning || sb.Reason != "" {
 			t.Errorf("%s, waiting %q, reason %q", sb.State, sb.Waiting, sb.Reason)
@@ -48,7 +47,7 @@ func TestWaitingIsTold(t *testing.T) {
 func TestShortTroubleIsNotTold(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.host.Inject(fake.Fault{Op: fake.OpCreate, Times: 2, Err: agentlab.Errorf(agentlab.CodeBusy, "busy")})
-		w.until(w.create(sandbox.Request{Name: "play"}).VMID, agentlab.SandboxReady)
+		w.until(w.create(agentlab.SandboxRequest{Name: "play"}).VMID, agentlab.SandboxReady)
 		if evs := w.waitingEvents(); len(evs) != 0 {
 			t.Errorf("events: %q", evs)
 		}
@@ -60,7 +59,7 @@ func TestShortTroubleIsNotTold(t *testing.T) {
 // at says so as long as that lasts, and stays READY.
 func TestUnknownStateIsTold(t *testing.T) {
 	inWorld(t, func(w *world) {
-		sb := w.create(sandbox.Request{Name: "play"})
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		remove := w.host.Inject(fake.Fault{Op: fake.OpInspect, Times: 1000, Err: agentlab.Errorf(agentlab.CodeUnknownOutcome, "whose it is is not known")})
 		w.restart()

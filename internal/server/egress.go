@@ -28,7 +28,7 @@ func (s *Server) egress(ctx context.Context, in *egressInput) (*huma.StreamRespo
 	if err != nil {
 		return nil, err
 	}
-	f := agentlab.EgressFilter{AfterID: of.AfterID, VMID: of.VMID, JobID: of.JobID, Denied: in.Denied, Since: in.Since, Limit: in.Limit}
+	f := agentlab.EgressFilter{AfterID: of.AfterID, VMID: of.SandboxVMID, JobID: of.JobID, Denied: in.Denied, Since: in.Since, Limit: in.Limit}
 	if f.Since.Before(of.Since) {
 		f.Since = of.Since
 	}

@@ -55,8 +55,8 @@ func jsonBody(v any) *huma.StreamResponse {
 	}}
 }
 
-func (s *Server) eventFilter(ctx context.Context, in *eventsInput) (EventFilter, error) {
-	f := EventFilter{AfterID: in.After, Kind: in.Kind, JobID: in.Job, Limit: in.Limit}
+func (s *Server) eventFilter(ctx context.Context, in *eventsInput) (agentlab.EventFilter, error) {
+	f := agentlab.EventFilter{AfterID: in.After, Kinds: only(in.Kind), JobID: in.Job, Limit: in.Limit}
 	if in.LastEventID != "" {
 		id, err := strconv.ParseInt(in.LastEventID, 10, 64)
 		if err != nil || id < 0 {
@@ -81,7 +81,7 @@ func (s *Server) eventFilter(ctx context.Context, in *eventsInput) (EventFilter,
 			return f, agentlab.Errorf(agentlab.CodeInvalid, "job %s is of sandbox %d, not of %s", in.Job, jobVMID, in.Sandbox).WithField("job").
 				WithHint("name only the job or only the sandbox")
 		}
-		f.VMID = sb.VMID
+		f.SandboxVMID = sb.VMID
 		if !sb.CreatedAt.IsZero() {
 			f.Since = sb.CreatedAt.Add(-beforeMade)
 		}
@@ -97,7 +97,7 @@ const beforeMade = time.Hour
 // followEvents sends the record from f.AfterID on, and then what happens,
 // without a gap and nothing twice. A caller that does not read is cut off and
 // may come back with the last id that it saw.
-func (s *Server) followEvents(f EventFilter) *huma.StreamResponse {
+func (s *Server) followEvents(f agentlab.EventFilter) *huma.StreamResponse {
 	return &huma.StreamResponse{Body: func(hc huma.Context) {
 		ctx, cancel := s.streamContext(hc.Context())
 		defer cancel()
@@ -117,7 +117,7 @@ func (s *Server) followEvents(f EventFilter) *huma.StreamResponse {
 // matches was sent.
 type follower struct {
 	s      *Server
-	filter EventFilter
+	filter agentlab.EventFilter
 	out    *sse
 	last   int64
 }
@@ -137,7 +137,7 @@ func (f *follower) run(ctx context.Context) error {
 // the subscription was too slow (nil) or the stream ends.
 func (f *follower) subscribed(ctx context.Context, live <-chan agentlab.Event, ready *bool) error {
 	if f.last < 0 { // from now on: after the newest event there is
-		newest, err := f.s.cfg.Services.Events.Events(ctx, EventFilter{Limit: 1, Tail: true})
+		newest, err := f.s.cfg.Services.Events.Events(ctx, agentlab.EventFilter{Limit: 1, Tail: true})
 		if err != nil {
 			return err
 		}
@@ -185,7 +185,7 @@ func (f *follower) one(ctx context.Context, e agentlab.Event) error {
 		return nil
 	}
 	f.last = e.ID
-	if !f.filter.match(e) {
+	if !f.filter.Match(e) {
 		return nil
 	}
 	return f.send(e)

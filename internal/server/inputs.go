@@ -56,6 +56,15 @@ func minutes(n int) time.Duration {
 	return time.Duration(max(min(n, beyond), -1)) * time.Minute
 }
 
+// only returns a filter for one value: nil, which means any, for the zero value.
+func only[T comparable](v T) []T {
+	var zero T
+	if v == zero {
+		return nil
+	}
+	return []T{v}
+}
+
 // noWorkspace refuses a workspace, which no version of this API has yet.
 func noWorkspace(w *string) error {
 	if w == nil {
@@ -65,19 +74,19 @@ func noWorkspace(w *string) error {
 		WithHint("leave it out, or null")
 }
 
-func jobRequest(j api.JobCreate) (JobRequest, error) {
+func jobRequest(j api.JobCreate) (agentlab.JobRequest, error) {
 	if err := noWorkspace(j.Workspace); err != nil {
-		return JobRequest{}, err
+		return agentlab.JobRequest{}, err
 	}
-	return JobRequest{
+	return agentlab.JobRequest{
 		RepoURL: j.RepoURL, BundleID: j.BundleID, Ref: j.Ref, Depth: j.Depth, Profile: j.Profile, Image: j.Image,
 		Task: j.Task, Agent: j.Agent, Mode: j.Mode, TTL: minutes(j.TTLMinutes), Keepalive: j.Keepalive,
 		NoPreflight: j.NoPreflight,
 	}, nil
 }
 
-func sandboxRequest(c api.SandboxCreate) (SandboxRequest, error) {
-	r := SandboxRequest{
+func sandboxRequest(c api.SandboxCreate) (agentlab.SandboxRequest, error) {
+	r := agentlab.SandboxRequest{
 		Name: c.Name, Profile: c.Profile, Image: c.Image, Keepalive: c.Keepalive,
 		TTL: minutes(c.TTLMinutes), Cores: c.Cores, MemoryMB: c.MemoryMB,
 	}

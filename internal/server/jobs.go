@@ -51,8 +51,8 @@ func (s *Server) listJobs(ctx context.Context, in *listJobsInput) (api.List[api.
 			return api.List[api.Job]{}, badCursor()
 		}
 	}
-	jobs, err := s.cfg.Services.Jobs.List(ctx, JobFilter{
-		Status: agentlab.JobStatus(in.Status), VMID: in.Sandbox, Limit: in.Limit + 1, Before: in.Cursor,
+	jobs, err := s.cfg.Services.Jobs.List(ctx, agentlab.JobFilter{
+		Statuses: only(agentlab.JobStatus(in.Status)), SandboxVMID: in.Sandbox, Limit: in.Limit + 1, Before: in.Cursor,
 	})
 	if err != nil {
 		return api.List[api.Job]{}, err
@@ -82,7 +82,7 @@ func (s *Server) getJob(ctx context.Context, in *jobInput) (api.Job, error) {
 		return api.Job{}, err
 	}
 	out := toJob(j)
-	events, err := s.cfg.Services.Events.Events(ctx, EventFilter{JobID: j.ID, Limit: jobEvents, Tail: true})
+	events, err := s.cfg.Services.Events.Events(ctx, agentlab.EventFilter{JobID: j.ID, Limit: jobEvents, Tail: true})
 	if err != nil {
 		return api.Job{}, err
 	}

@@ -26,7 +26,11 @@ func (s *Server) createSandbox(ctx context.Context, in *createSandboxInput) (api
 	if t := callerOf(ctx).token; r.Job != nil && t != nil && !t.May(verbRunJobs) {
 		return api.Sandbox{}, needsVerb(verbRunJobs, AccessWrite)
 	}
-	sb, err := s.cfg.Services.Sandboxes.Create(ctx, r)
+	create := s.cfg.Services.Sandboxes.Create
+	if r.Job != nil {
+		create = s.cfg.Services.Jobs.CreateWithSandbox
+	}
+	sb, err := create(ctx, r)
 	return toSandbox(sb), err
 }
 
@@ -45,8 +49,8 @@ func (s *Server) listSandboxes(ctx context.Context, in *listSandboxesInput) (api
 			return api.List[api.Sandbox]{}, badCursor()
 		}
 	}
-	list, err := s.cfg.Services.Sandboxes.List(ctx, SandboxFilter{
-		State: agentlab.SandboxState(in.State), Destroyed: in.Destroyed, Limit: in.Limit + 1, AfterVMID: after,
+	list, err := s.cfg.Services.Sandboxes.List(ctx, agentlab.SandboxFilter{
+		States: only(agentlab.SandboxState(in.State)), Destroyed: in.Destroyed, Limit: in.Limit + 1, AfterVMID: after,
 	})
 	if err != nil {
 		return api.List[api.Sandbox]{}, err

@@ -40,67 +40,21 @@ type Tokens interface {
 	Revoke(ctx context.Context, idOrName string) (agentlab.APIToken, error)
 }
 
-// JobRequest asks for a job; zero values mean the profile's or the configured
-// defaults.
-type JobRequest struct {
-	RepoURL   string
-	BundleID  string // from Artifacts.PutBundle
-	Ref       string
-	Depth     int
-	Profile   string
-	Image     string
-	Task      string
-	Agent     string
-	Mode      string
-	TTL       time.Duration
-	Keepalive *bool
-
-	NoPreflight bool // skip the check of the agent's key and model endpoint
-}
-
-// JobFilter chooses jobs, the newest first.
-type JobFilter struct {
-	Status agentlab.JobStatus // "" means all
-	VMID   int                // 0 means all
-	Limit  int                // at least 1
-	Before string             // id of the last job of the page before; "" means the newest
-}
-
 // Jobs is the job service.
 type Jobs interface {
-	Create(ctx context.Context, r JobRequest) (agentlab.Job, error)
-	Check(ctx context.Context, r JobRequest) error            // the error that Create would return
+	Create(ctx context.Context, r agentlab.JobRequest) (agentlab.Job, error)
+	CreateWithSandbox(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error)
+	Check(ctx context.Context, r agentlab.JobRequest) error   // the error that Create would return
 	Get(ctx context.Context, id string) (agentlab.Job, error) // id or its unique beginning
-	List(ctx context.Context, f JobFilter) ([]agentlab.Job, error)
+	List(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job, error)
 	Cancel(ctx context.Context, id string) (agentlab.Job, error)
-}
-
-// SandboxRequest asks for a sandbox; zero values mean the profile's or the
-// configured defaults.
-type SandboxRequest struct {
-	Name      string
-	Profile   string
-	Image     string
-	Keepalive *bool
-	TTL       time.Duration
-	Cores     int
-	MemoryMB  int
-	Job       *JobRequest
-}
-
-// SandboxFilter chooses sandboxes, by VMID.
-type SandboxFilter struct {
-	State     agentlab.SandboxState // "" means all
-	Destroyed bool                  // also DESTROYED ones
-	Limit     int                   // at least 1
-	AfterVMID int
 }
 
 // Sandboxes is the sandbox service. Get takes a name or a VMID.
 type Sandboxes interface {
-	Create(ctx context.Context, r SandboxRequest) (agentlab.Sandbox, error)
+	Create(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error)
 	Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox, error)
-	List(ctx context.Context, f SandboxFilter) ([]agentlab.Sandbox, error)
+	List(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Suspend(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error)
@@ -158,25 +112,9 @@ type Images interface {
 	Remove(ctx context.Context, name string) error
 }
 
-// EventFilter chooses events, the oldest first.
-type EventFilter struct {
-	AfterID int64
-	Kind    string    // "" means all
-	VMID    int       // 0 means all
-	JobID   string    // "" means all
-	Limit   int       // at least 1
-	Tail    bool      // the newest Limit ones instead of the first after AfterID
-	Since   time.Time // only what happened at or after this; zero means all
-}
-
-func (f EventFilter) match(e agentlab.Event) bool {
-	return (f.Kind == "" || f.Kind == e.Kind) && (f.VMID == 0 || f.VMID == e.SandboxVMID) && (f.JobID == "" || f.JobID == e.JobID) &&
-		!e.Time.Before(f.Since)
-}
-
 // Events is the record of what happened.
 type Events interface {
-	Events(ctx context.Context, f EventFilter) ([]agentlab.Event, error)
+	Events(ctx context.Context, f agentlab.EventFilter) ([]agentlab.Event, error)
 
 	// Subscribe gives the events that are committed from now on. The channel
 	// is closed when its reader is too slow; what was missed is in the

@@ -34,8 +34,8 @@ type stub struct {
 	more   chan struct{} // closed when egress grows
 	far    chan net.Conn // the guest's ends of exec, attach and dial
 	image  func(ctx context.Context, progress func(string)) (api.Image, error)
-	job    JobRequest
-	sandbx SandboxRequest
+	job    agentlab.JobRequest
+	sandbx agentlab.SandboxRequest
 	bundle []byte
 	log    io.ReadCloser
 	list   int // how many sandboxes and jobs there are
@@ -78,12 +78,12 @@ const stubJobID = "job-aaaaaaaaaaaaa"
 
 type stubJobs struct{ *stub }
 
-func (s stubJobs) Create(_ context.Context, r JobRequest) (agentlab.Job, error) {
+func (s stubJobs) Create(_ context.Context, r agentlab.JobRequest) (agentlab.Job, error) {
 	s.job = r
 	return agentlab.Job{ID: stubJobID, Task: r.Task, Status: agentlab.JobQueued}, s.called("job.create")
 }
 
-func (s stubJobs) Check(_ context.Context, r JobRequest) error {
+func (s stubJobs) Check(_ context.Context, r agentlab.JobRequest) error {
 	s.job = r
 	return s.called("job.check")
 }
@@ -96,18 +96,22 @@ func (s stubJobs) Get(_ context.Context, id string) (agentlab.Job, error) {
 	return agentlab.Job{ID: id, Status: agentlab.JobRunning, TTL: 61 * time.Second}, err
 }
 
-func (s stubJobs) List(_ context.Context, f JobFilter) ([]agentlab.Job, error) {
+func (s stubJobs) List(_ context.Context, f agentlab.JobFilter) ([]agentlab.Job, error) {
 	err := s.called("job.list")
-	return []agentlab.Job{{ID: stubJobID, Status: f.Status}}, err
+	return []agentlab.Job{{ID: stubJobID, Status: append(f.Statuses, "")[0]}}, err
 }
 
 func (s stubJobs) Cancel(_ context.Context, id string) (agentlab.Job, error) {
 	return agentlab.Job{ID: id, Status: agentlab.JobRunning, StopRequested: "CANCELLED"}, s.called("job.cancel")
 }
 
+func (s stubJobs) CreateWithSandbox(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error) {
+	return stubSandboxes(s).Create(ctx, r)
+}
+
 type stubSandboxes struct{ *stub }
 
-func (s stubSandboxes) Create(_ context.Context, r SandboxRequest) (agentlab.Sandbox, error) {
+func (s stubSandboxes) Create(_ context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error) {
 	s.sandbx = r
 	return agentlab.Sandbox{VMID: 1, Name: r.Name, State: agentlab.SandboxRequested}, s.called("sandbox.create")
 }
@@ -120,7 +124,7 @@ func (s stubSandboxes) Get(_ context.Context, name string) (agentlab.Sandbox, er
 	return agentlab.Sandbox{VMID: 1, Name: "box", State: agentlab.SandboxReady}, err
 }
 
-func (s stubSandboxes) List(_ context.Context, f SandboxFilter) ([]agentlab.Sandbox, error) {
+func (s stubSandboxes) List(_ context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error) {
 	err := s.called("sandbox.list")
 	var out []agentlab.Sandbox
 	for id := f.AfterVMID + 1; id <= s.list && len(out) < f.Limit; id++ {
@@ -277,7 +281,7 @@ func (s stubImages) Remove(context.Context, string) error { return s.called("ima
 
 type stubEvents struct{ *stub }
 
-func (s stubEvents) Events(_ context.Context, f EventFilter) ([]agentlab.Event, error) {
+func (s stubEvents) Events(_ context.Context, f agentlab.EventFilter) ([]agentlab.Event, error) {
 	if err := s.called("events"); err != nil {
 		return nil, err
 	}
@@ -285,7 +289,7 @@ func (s stubEvents) Events(_ context.Context, f EventFilter) ([]agentlab.Event, 
 	defer s.mu.Unlock()
 	var out []agentlab.Event
 	for _, e := range s.events {
-		if e.ID > f.AfterID && f.match(e) {
+		if f.Match(e) {
 			out = append(out, e)
 		}
 	}

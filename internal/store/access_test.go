@@ -63,7 +63,7 @@ func TestAPITokens(t *testing.T) {
 	}
 	_, err = s.DeleteAPIToken(ctx, b.ID, none)
 	wantCode(t, err, agentlab.CodeNotFound)
-	if evs := must(s.Events(ctx, EventFilter{}))(t); len(evs) != 3 || evs[2].Kind != agentlab.EventTokenRevoked || evs[2].Message != b.ID {
+	if evs := must(s.Events(ctx, agentlab.EventFilter{}))(t); len(evs) != 3 || evs[2].Kind != agentlab.EventTokenRevoked || evs[2].Message != b.ID {
 		t.Errorf("events %+v", evs)
 	}
 }

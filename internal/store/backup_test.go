@@ -55,7 +55,7 @@ func TestBackupWhileWriting(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = c.Close() }()
-	if jobs, err := c.Jobs(t.Context(), JobFilter{}); err != nil || len(jobs) != sum.Jobs {
+	if jobs, err := c.Jobs(t.Context(), agentlab.JobFilter{}); err != nil || len(jobs) != sum.Jobs {
 		t.Errorf("%d jobs of %d, %v", len(jobs), sum.Jobs, err)
 	}
 }
@@ -160,7 +160,7 @@ func TestClockJumpedMovesEnds(t *testing.T) {
 	if got := must(s.Fact(t.Context(), FactClock))(t); got != "seen" {
 		t.Errorf("fact %q", got)
 	}
-	if evs := must(s.Events(t.Context(), EventFilter{Kinds: []string{agentlab.EventClock}}))(t); len(evs) != 1 {
+	if evs := must(s.Events(t.Context(), agentlab.EventFilter{Kinds: []string{agentlab.EventClock}}))(t); len(evs) != 1 {
 		t.Errorf("events %v", evs)
 	}
 }

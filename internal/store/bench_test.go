@@ -33,7 +33,7 @@ func BenchmarkSandboxList(b *testing.B) {
 			s := newStore(b)
 			fill(b, s, n)
 			for b.Loop() {
-				if got, err := s.Sandboxes(b.Context(), SandboxFilter{}); err != nil || len(got) != n {
+				if got, err := s.Sandboxes(b.Context(), agentlab.SandboxFilter{}); err != nil || len(got) != n {
 					b.Fatal(len(got), err)
 				}
 			}

@@ -42,7 +42,7 @@ func moveTokens(w *tx, shift time.Duration) error {
 }
 
 func moveGrants(w *tx, shift time.Duration) error {
-	return moveAll(w, grants, "", func(g *Grant) { g.ExpiresAt = g.ExpiresAt.Add(shift) })
+	return moveAll(w, grants, "", func(g *agentlab.Grant) { g.ExpiresAt = g.ExpiresAt.Add(shift) })
 }
 
 func moveAll[T any](w *tx, t *table[T], where string, move func(*T)) error {

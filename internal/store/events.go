@@ -84,17 +84,6 @@ func oneLine(s string) string {
 	return s
 }
 
-// EventFilter selects events.
-type EventFilter struct {
-	AfterID     int64     // only later events
-	Kinds       []string  // empty means all
-	SandboxVMID int       // 0 means any
-	JobID       string    // "" means any
-	Limit       int       // at most so many; 0 means no limit
-	Tail        bool      // with Limit, the last ones instead of the first
-	Since       time.Time // only what happened at or after this; zero means any
-}
-
 // AppendEvents writes events that tell of something that is no row here. A
 // zero Time is set; IDs are given here.
 func (s *Store) AppendEvents(ctx context.Context, evs ...agentlab.Event) error {
@@ -105,7 +94,7 @@ func (s *Store) AppendEvents(ctx context.Context, evs ...agentlab.Event) error {
 }
 
 // Events lists events by rising id.
-func (s *Store) Events(ctx context.Context, f EventFilter) ([]agentlab.Event, error) {
+func (s *Store) Events(ctx context.Context, f agentlab.EventFilter) ([]agentlab.Event, error) {
 	var where filter
 	where.add("id > ?", f.AfterID)
 	addIn(&where, "kind", f.Kinds)

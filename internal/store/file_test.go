@@ -276,7 +276,7 @@ func TestFullFileSystem(t *testing.T) {
 		}
 	}
 	wantCode(t, err, agentlab.CodeNoSpace)
-	if evs := must(s.Events(ctx, EventFilter{}))(t); len(evs) != written || written == 0 {
+	if evs := must(s.Events(ctx, agentlab.EventFilter{}))(t); len(evs) != written || written == 0 {
 		t.Errorf("%d events, %d were written", len(evs), written)
 	}
 	if err := unix.Mount("", dir, "", unix.MS_REMOUNT, "size=8m"); err != nil {
@@ -378,9 +378,9 @@ func checkAfterKill(t *testing.T, path string, last int) {
 	if err := s.r.QueryRowContext(ctx, "PRAGMA integrity_check").Scan(&verdict); err != nil || verdict != "ok" {
 		t.Fatalf("%s, %v", verdict, err)
 	}
-	list := must(s.Sandboxes(ctx, SandboxFilter{}))(t)
+	list := must(s.Sandboxes(ctx, agentlab.SandboxFilter{}))(t)
 	events := map[int]int{}
-	for _, e := range must(s.Events(ctx, EventFilter{}))(t) {
+	for _, e := range must(s.Events(ctx, agentlab.EventFilter{}))(t) {
 		events[e.SandboxVMID]++
 	}
 	want := 0

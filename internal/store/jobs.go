@@ -67,14 +67,6 @@ func checkJob(j *agentlab.Job) error {
 // stoppable reports whether a running job may be asked to end with that status.
 func stoppable(s agentlab.JobStatus) bool { return s.Final() && s != agentlab.JobCompleted }
 
-// JobFilter selects jobs.
-type JobFilter struct {
-	Statuses    []agentlab.JobStatus // empty means all
-	SandboxVMID int                  // 0 means any
-	Limit       int                  // at most so many; 0 means no limit
-	Before      string               // id of the last job of the page before; "" for the first page
-}
-
 // CreateJob inserts a job. CreatedAt and UpdatedAt are set when zero; an
 // event with JobID "" gets the job's. Codes: exists, invalid.
 func (s *Store) CreateJob(ctx context.Context, j agentlab.Job, evs ...agentlab.Event) error {
@@ -148,7 +140,7 @@ func saveJob(w *tx, old agentlab.Job, j *agentlab.Job, evs []agentlab.Event) err
 	if j.Status.Final() && !old.Status.Final() {
 		// Grants of the runner stay: it may not have heard the answer to its
 		// last report, and sends it again.
-		if err := w.exec("DELETE FROM grants WHERE job_id = ? AND kind = ?", j.ID, GrantUpload); err != nil {
+		if err := w.exec("DELETE FROM grants WHERE job_id = ? AND kind = ?", j.ID, agentlab.GrantUpload); err != nil {
 			return err
 		}
 	}
@@ -170,7 +162,7 @@ func jobByID(ctx context.Context, q querier, id string) (agentlab.Job, error) {
 
 // Jobs lists jobs, the newest first. A Before that names no job is code
 // invalid.
-func (s *Store) Jobs(ctx context.Context, f JobFilter) ([]agentlab.Job, error) {
+func (s *Store) Jobs(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job, error) {
 	var where filter
 	addIn(&where, "status", f.Statuses)
 	if f.SandboxVMID != 0 {

@@ -47,7 +47,7 @@ func TestAllocateIsUniqueUnderConcurrency(t *testing.T) {
 	if codes[""] != room || codes[""]+codes[agentlab.CodeExists]+codes[agentlab.CodeLimit] != n {
 		t.Errorf("outcomes %v", codes)
 	}
-	list := must(s.Sandboxes(ctx, SandboxFilter{}))(t)
+	list := must(s.Sandboxes(ctx, agentlab.SandboxFilter{}))(t)
 	names := map[string]bool{}
 	for _, sb := range list {
 		names[sb.Name] = true
@@ -55,7 +55,7 @@ func TestAllocateIsUniqueUnderConcurrency(t *testing.T) {
 	if len(list) != room || len(names) != room {
 		t.Errorf("%d sandboxes with %d names", len(list), len(names))
 	}
-	if evs := must(s.Events(ctx, EventFilter{}))(t); len(evs) != room || !reflect.DeepEqual(evs, s.seen) {
+	if evs := must(s.Events(ctx, agentlab.EventFilter{}))(t); len(evs) != room || !reflect.DeepEqual(evs, s.seen) {
 		t.Errorf("%d events stored, %d seen, in another order", len(evs), len(s.seen))
 	}
 }
@@ -130,14 +130,14 @@ func TestSandboxFilters(t *testing.T) {
 	drive(t, s, 3, agentlab.SandboxProvisioning)
 	for _, tc := range []struct {
 		name string
-		f    SandboxFilter
+		f    agentlab.SandboxFilter
 		want []int
 	}{
-		{"live", SandboxFilter{}, []int{1, 3, 4, 5, 6}},
-		{"all", SandboxFilter{Destroyed: true}, []int{1, 2, 3, 4, 5, 6}},
-		{"states", SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxProvisioning, agentlab.SandboxDestroyed}}, []int{2, 3}},
-		{"page", SandboxFilter{Limit: 2, AfterVMID: 3}, []int{4, 5}},
-		{"end", SandboxFilter{AfterVMID: 6}, nil},
+		{"live", agentlab.SandboxFilter{}, []int{1, 3, 4, 5, 6}},
+		{"all", agentlab.SandboxFilter{Destroyed: true}, []int{1, 2, 3, 4, 5, 6}},
+		{"states", agentlab.SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxProvisioning, agentlab.SandboxDestroyed}}, []int{2, 3}},
+		{"page", agentlab.SandboxFilter{Limit: 2, AfterVMID: 3}, []int{4, 5}},
+		{"end", agentlab.SandboxFilter{AfterVMID: 6}, nil},
 	} {
 		var got []int
 		for _, sb := range must(s.Sandboxes(ctx, tc.f))(t) {
@@ -173,7 +173,7 @@ func TestJobPages(t *testing.T) {
 	var got []string
 	var last time.Time
 	for before := ""; ; {
-		page := must(s.Jobs(ctx, JobFilter{Limit: 2, Before: before}))(t)
+		page := must(s.Jobs(ctx, agentlab.JobFilter{Limit: 2, Before: before}))(t)
 		if len(page) == 0 {
 			break
 		}
@@ -191,10 +191,10 @@ func TestJobPages(t *testing.T) {
 	if !slices.Equal(got, ids) {
 		t.Errorf("pages hold %d of %d jobs", len(got), len(ids))
 	}
-	if n := len(must(s.Jobs(ctx, JobFilter{Statuses: []agentlab.JobStatus{agentlab.JobRunning}, SandboxVMID: 7}))(t)); n != 5 {
+	if n := len(must(s.Jobs(ctx, agentlab.JobFilter{Statuses: []agentlab.JobStatus{agentlab.JobRunning}, SandboxVMID: 7}))(t)); n != 5 {
 		t.Errorf("%d running", n)
 	}
-	_, err := s.Jobs(ctx, JobFilter{Before: "job-aaaaaaaaaaaaa"})
+	_, err := s.Jobs(ctx, agentlab.JobFilter{Before: "job-aaaaaaaaaaaaa"})
 	wantCode(t, err, agentlab.CodeInvalid)
 	if got := must(s.CountJobs(ctx))(t); got[agentlab.JobRunning] != 5 || got[agentlab.JobQueued] != 4 {
 		t.Errorf("counts %v", got)
@@ -216,18 +216,18 @@ func TestEventFilters(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name string
-		f    EventFilter
+		f    agentlab.EventFilter
 		want string
 	}{
-		{"all", EventFilter{}, "012345"},
-		{"after", EventFilter{AfterID: 4}, "45"},
-		{"kinds", EventFilter{Kinds: []string{"a", "c"}}, "0235"},
-		{"sandbox", EventFilter{SandboxVMID: 5}, "024"},
-		{"job", EventFilter{JobID: "job-x", Limit: 2}, "02"},
-		{"tail", EventFilter{Tail: true, Limit: 2}, "45"},
-		{"tail of a job", EventFilter{Tail: true, Limit: 2, JobID: "job-x"}, "24"},
-		{"tail of all", EventFilter{Tail: true}, "012345"},
-		{"since", EventFilter{Since: epoch.Add(4 * time.Second)}, "345"},
+		{"all", agentlab.EventFilter{}, "012345"},
+		{"after", agentlab.EventFilter{AfterID: 4}, "45"},
+		{"kinds", agentlab.EventFilter{Kinds: []string{"a", "c"}}, "0235"},
+		{"sandbox", agentlab.EventFilter{SandboxVMID: 5}, "024"},
+		{"job", agentlab.EventFilter{JobID: "job-x", Limit: 2}, "02"},
+		{"tail", agentlab.EventFilter{Tail: true, Limit: 2}, "45"},
+		{"tail of a job", agentlab.EventFilter{Tail: true, Limit: 2, JobID: "job-x"}, "24"},
+		{"tail of all", agentlab.EventFilter{Tail: true}, "012345"},
+		{"since", agentlab.EventFilter{Since: epoch.Add(4 * time.Second)}, "345"},
 	} {
 		got := ""
 		for _, e := range must(s.Events(ctx, tc.f))(t) {
@@ -249,7 +249,7 @@ func TestEventFilters(t *testing.T) {
 	if err := s.AppendEvents(ctx, agentlab.Event{Kind: "z"}); err != nil {
 		t.Fatal(err)
 	}
-	if evs := must(s.Events(ctx, EventFilter{}))(t); len(evs) != 1 || evs[0].ID != 8 {
+	if evs := must(s.Events(ctx, agentlab.EventFilter{}))(t); len(evs) != 1 || evs[0].ID != 8 {
 		t.Errorf("an id was given again: %+v", evs)
 	}
 }

@@ -63,14 +63,6 @@ func invalid(fieldName, format string, args ...any) error {
 	return agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField(fieldName)
 }
 
-// SandboxFilter selects sandboxes.
-type SandboxFilter struct {
-	States    []agentlab.SandboxState // empty means all
-	Destroyed bool                    // include DESTROYED ones; naming the state in States does so too
-	Limit     int                     // at most so many; 0 means no limit
-	AfterVMID int                     // only higher numbers; the cursor of a page
-}
-
 // AllocateSandbox gives sb (whose VMID must be 0) a number and, where a
 // network is named, addresses, and inserts it. Both go up; after the last they
 // begin again at the first, and what a row still has is left out. CreatedAt
@@ -217,7 +209,7 @@ func noSandbox(name string) error {
 }
 
 // Sandboxes lists sandboxes by rising number.
-func (s *Store) Sandboxes(ctx context.Context, f SandboxFilter) ([]agentlab.Sandbox, error) {
+func (s *Store) Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error) {
 	var where filter
 	where.add("vmid > ?", f.AfterVMID)
 	addIn(&where, "state", f.States)

@@ -159,7 +159,7 @@ func TestSandboxRoundTrip(t *testing.T) {
 	if updated.UpdatedAt != epoch.Add(time.Second) || !updated.Equal(must(s.Sandbox(ctx, 1000))(t)) {
 		t.Errorf("updated %+v", updated)
 	}
-	evs := must(s.Events(ctx, EventFilter{SandboxVMID: 1000}))(t)
+	evs := must(s.Events(ctx, agentlab.EventFilter{SandboxVMID: 1000}))(t)
 	if len(evs) != 2 || evs[0].Message != "made" || evs[1].Time != epoch.Add(time.Second) || !reflect.DeepEqual(evs, s.seen) {
 		t.Errorf("events %+v\nseen %+v", evs, s.seen)
 	}
@@ -190,7 +190,7 @@ func TestJobRoundTrip(t *testing.T) {
 	if again := must(s.Job(ctx, j.ID))(t); *again.ExitCode != 4 || !reflect.DeepEqual(got, again) {
 		t.Errorf("exit code %d", *again.ExitCode)
 	}
-	if evs := must(s.Events(ctx, EventFilter{JobID: j.ID}))(t); len(evs) != 1 || evs[0].JobID != j.ID {
+	if evs := must(s.Events(ctx, agentlab.EventFilter{JobID: j.ID}))(t); len(evs) != 1 || evs[0].JobID != j.ID {
 		t.Errorf("events %+v", evs)
 	}
 }
@@ -244,7 +244,7 @@ func TestUpdateRefuses(t *testing.T) {
 	wantCode(t, err, agentlab.CodeNotFound)
 	_, err = s.UpdateJob(ctx, "job-aaaaaaaaaaaaa", func(*agentlab.Job) ([]agentlab.Event, error) { return nil, nil })
 	wantCode(t, err, agentlab.CodeNotFound)
-	if len(s.seen) != 0 || len(must(s.Events(ctx, EventFilter{}))(t)) != 0 {
+	if len(s.seen) != 0 || len(must(s.Events(ctx, agentlab.EventFilter{}))(t)) != 0 {
 		t.Errorf("events of rolled back changes: %v", s.seen)
 	}
 	wantCode(t, s.DeleteSandbox(ctx, sb.VMID), agentlab.CodeConflict)

@@ -17,22 +17,7 @@ var tokens = newTable("bootstrap_tokens", []string{"token_sha256"}, func(t *agen
 	}
 }, func(t *agentlab.BootstrapToken) error { return checkToken(t.Hash, t.ExpiresAt) })
 
-// Kinds of grants.
-const (
-	GrantRunner = "runner" // reports, logs and directives of one sandbox
-	GrantUpload = "upload" // artifacts of one job
-)
-
-// Grant is a right that a sandbox got when it traded its bootstrap token.
-type Grant struct {
-	Hash      string // lower-case hex SHA-256 of the token that proves it
-	Kind      string // GrantRunner or GrantUpload
-	VMID      int
-	JobID     string // "" for a sandbox without a job
-	ExpiresAt time.Time
-}
-
-var grants = newTable("grants", []string{"token_sha256"}, func(g *Grant) []field {
+var grants = newTable("grants", []string{"token_sha256"}, func(g *agentlab.Grant) []field {
 	return []field{
 		{"token_sha256", &g.Hash},
 		{"kind", &g.Kind},
@@ -40,8 +25,8 @@ var grants = newTable("grants", []string{"token_sha256"}, func(g *Grant) []field
 		{"job_id", &g.JobID},
 		{"expires_at", timeCol{&g.ExpiresAt}},
 	}
-}, func(g *Grant) error {
-	if g.Kind != GrantRunner && g.Kind != GrantUpload {
+}, func(g *agentlab.Grant) error {
+	if g.Kind != agentlab.GrantRunner && g.Kind != agentlab.GrantUpload {
 		return invalid("kind", "unknown grant %q", g.Kind)
 	}
 	return checkToken(g.Hash, g.ExpiresAt)
@@ -80,7 +65,7 @@ func (s *Store) PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken
 //
 // Code denied unless the token exists, is open and not expired, belongs to
 // vmid, and the sandbox is one that has a VM.
-func (s *Store) ConsumeBootstrap(ctx context.Context, hash string, vmid int, newGrants []Grant,
+func (s *Store) ConsumeBootstrap(ctx context.Context, hash string, vmid int, newGrants []agentlab.Grant,
 	fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error)) error {
 	return s.write(ctx, func(w *tx) error {
 		t, err := openToken(w.ctx, w, hash, vmid, w.now)
@@ -160,7 +145,7 @@ func (s *Store) changeForBootstrap(w *tx, vmid int, fn func(*agentlab.Sandbox, *
 	return saveSandbox(w, oldSandbox, &sb, about(evs, 0, sb.JobID))
 }
 
-func (s *Store) replaceGrants(w *tx, t agentlab.BootstrapToken, newGrants []Grant) error {
+func (s *Store) replaceGrants(w *tx, t agentlab.BootstrapToken, newGrants []agentlab.Grant) error {
 	t.ConsumedAt = w.now
 	if err := tokens.update(w, &t); err != nil {
 		return err
@@ -184,13 +169,13 @@ func (s *Store) replaceGrants(w *tx, t agentlab.BootstrapToken, newGrants []Gran
 
 // GrantByHash returns the grant of that kind whose token has that hash. Code
 // denied when there is none or it has expired.
-func (s *Store) GrantByHash(ctx context.Context, hash, kind string) (Grant, error) {
+func (s *Store) GrantByHash(ctx context.Context, hash, kind string) (agentlab.Grant, error) {
 	g, ok, err := grants.one(ctx, s.r, "WHERE token_sha256 = ? AND kind = ?", hash, kind)
 	if err == nil && (!ok || !s.now().Before(g.ExpiresAt)) {
 		err = agentlab.Errorf(agentlab.CodeDenied, "the token is not valid")
 	}
 	if err != nil {
-		return Grant{}, err
+		return agentlab.Grant{}, err
 	}
 	return g, nil
 }

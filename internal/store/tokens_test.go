@@ -29,8 +29,8 @@ func booting(t testing.TB, s *testStore, name, tokenHash string) (agentlab.Sandb
 	return sb, j
 }
 
-func grantsFor(sb agentlab.Sandbox, j agentlab.Job, hash string) []Grant {
-	return []Grant{{Hash: hash, Kind: GrantRunner, VMID: sb.VMID, JobID: j.ID, ExpiresAt: epoch.Add(time.Hour)}}
+func grantsFor(sb agentlab.Sandbox, j agentlab.Job, hash string) []agentlab.Grant {
+	return []agentlab.Grant{{Hash: hash, Kind: agentlab.GrantRunner, VMID: sb.VMID, JobID: j.ID, ExpiresAt: epoch.Add(time.Hour)}}
 }
 
 func TestConsumeBootstrapHasOneWinner(t *testing.T) {
@@ -61,7 +61,7 @@ func TestConsumeBootstrapHasOneWinner(t *testing.T) {
 	}
 	found := 0
 	for i := range 16 {
-		g, err := s.GrantByHash(ctx, fmt.Sprintf("%064x", i), GrantRunner)
+		g, err := s.GrantByHash(ctx, fmt.Sprintf("%064x", i), agentlab.GrantRunner)
 		if err == nil {
 			found++
 			if g.VMID != sb.VMID || g.JobID != j.ID || g.ExpiresAt != epoch.Add(time.Hour) {
@@ -72,7 +72,7 @@ func TestConsumeBootstrapHasOneWinner(t *testing.T) {
 	if found != 1 {
 		t.Errorf("%d grants", found)
 	}
-	if evs := must(s.Events(ctx, EventFilter{JobID: j.ID}))(t); len(evs) != 1 || evs[0].SandboxVMID != sb.VMID {
+	if evs := must(s.Events(ctx, agentlab.EventFilter{JobID: j.ID}))(t); len(evs) != 1 || evs[0].SandboxVMID != sb.VMID {
 		t.Errorf("events %+v", evs)
 	}
 }
@@ -94,10 +94,10 @@ func TestConsumeBootstrapFailureLeavesTheTokenUsable(t *testing.T) {
 			})
 		},
 		"bad grant": func() error {
-			return s.ConsumeBootstrap(ctx, hashOf("a"), sb.VMID, []Grant{{Hash: "short", Kind: GrantRunner, VMID: sb.VMID, ExpiresAt: epoch}}, nil)
+			return s.ConsumeBootstrap(ctx, hashOf("a"), sb.VMID, []agentlab.Grant{{Hash: "short", Kind: agentlab.GrantRunner, VMID: sb.VMID, ExpiresAt: epoch}}, nil)
 		},
 		"foreign grant": func() error {
-			return s.ConsumeBootstrap(ctx, hashOf("a"), sb.VMID, []Grant{{Hash: hashOf("b"), Kind: GrantRunner, VMID: sb.VMID + 1, ExpiresAt: epoch}}, nil)
+			return s.ConsumeBootstrap(ctx, hashOf("a"), sb.VMID, []agentlab.Grant{{Hash: hashOf("b"), Kind: agentlab.GrantRunner, VMID: sb.VMID + 1, ExpiresAt: epoch}}, nil)
 		},
 	} {
 		if err := try(); err == nil {
@@ -158,11 +158,11 @@ func TestGrantsEnd(t *testing.T) {
 	if err := s.ConsumeBootstrap(ctx, hashOf("a"), sb.VMID, grantsFor(sb, j, hashOf("b")), nil); err != nil {
 		t.Fatal(err)
 	}
-	must(s.GrantByHash(ctx, hashOf("b"), GrantRunner))(t)
-	_, err := s.GrantByHash(ctx, hashOf("b"), GrantUpload)
+	must(s.GrantByHash(ctx, hashOf("b"), agentlab.GrantRunner))(t)
+	_, err := s.GrantByHash(ctx, hashOf("b"), agentlab.GrantUpload)
 	wantCode(t, err, agentlab.CodeDenied)
 	s.clock.advance(time.Hour)
-	_, err = s.GrantByHash(ctx, hashOf("b"), GrantRunner)
+	_, err = s.GrantByHash(ctx, hashOf("b"), agentlab.GrantRunner)
 	wantCode(t, err, agentlab.CodeDenied)
 	if n := must(s.DeleteExpiredTokens(ctx, s.clock.now()))(t); n != 2 {
 		t.Errorf("deleted %d, want token and grant", n)
@@ -177,7 +177,7 @@ func TestGrantsEnd(t *testing.T) {
 	if err := s.RevokeGrants(ctx, sb.VMID); err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.GrantByHash(ctx, hashOf("d"), GrantRunner)
+	_, err = s.GrantByHash(ctx, hashOf("d"), agentlab.GrantRunner)
 	wantCode(t, err, agentlab.CodeDenied)
 
 	// Deleting a sandbox's row takes its tokens along.
@@ -203,17 +203,17 @@ func TestFinalJobLosesUploads(t *testing.T) {
 	wantCode(t, s.CheckBootstrap(ctx, hashOf("f"), sb.VMID), agentlab.CodeDenied)
 	wantCode(t, s.CheckBootstrap(ctx, hashOf("a"), sb.VMID+1), agentlab.CodeDenied)
 	g := append(grantsFor(sb, j, hashOf("b")), grantsFor(sb, j, hashOf("c"))...)
-	g[1].Kind = GrantUpload
+	g[1].Kind = agentlab.GrantUpload
 	if err := s.ConsumeBootstrap(ctx, hashOf("a"), sb.VMID, g, nil); err != nil {
 		t.Fatal(err)
 	}
 	wantCode(t, s.CheckBootstrap(ctx, hashOf("a"), sb.VMID), agentlab.CodeDenied)
 	for _, status := range []agentlab.JobStatus{agentlab.JobRunning, agentlab.JobCompleted} {
-		must(s.GrantByHash(ctx, hashOf("c"), GrantUpload))(t)
+		must(s.GrantByHash(ctx, hashOf("c"), agentlab.GrantUpload))(t)
 		must(s.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) { j.Status = status; return nil, nil }))(t)
 	}
-	must(s.GrantByHash(ctx, hashOf("b"), GrantRunner))(t)
-	_, err := s.GrantByHash(ctx, hashOf("c"), GrantUpload)
+	must(s.GrantByHash(ctx, hashOf("b"), agentlab.GrantRunner))(t)
+	_, err := s.GrantByHash(ctx, hashOf("c"), agentlab.GrantUpload)
 	wantCode(t, err, agentlab.CodeDenied)
 }
 

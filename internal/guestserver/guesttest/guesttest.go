@@ -42,8 +42,9 @@ type Controller struct {
 	mu        sync.Mutex
 	response  guestapi.BootstrapResponse
 	used      bool
+	ended     bool  // the job is final
 	down      error // answer every job call with this
-	grants    map[string]guestserver.Grant
+	grants    map[string]agentlab.Grant
 	reports   []guestapi.Report
 	stop      string
 	reason    string // of the stop
@@ -66,7 +67,7 @@ func New(tb testing.TB, resp guestapi.BootstrapResponse, limits artifact.Limits)
 	tb.Helper()
 	c := &Controller{
 		tb: tb, VMID: 42, JobID: agentlab.NewJobID(), Token: agentlab.NewToken(),
-		grants: map[string]guestserver.Grant{}, changed: make(chan struct{}), rows: map[string]agentlab.Artifact{},
+		grants: map[string]agentlab.Grant{}, changed: make(chan struct{}), rows: map[string]agentlab.Artifact{},
 	}
 	c.Dir = tb.TempDir()
 	svc, err := artifact.New(artifact.Config{Dir: c.Dir, Store: c, Limits: limits, Ended: func(context.Context, string) (bool, error) { return c.final() != nil, nil }})
@@ -80,9 +81,9 @@ func New(tb testing.TB, resp guestapi.BootstrapResponse, limits artifact.Limits)
 		resp.Job = &job
 	}
 	c.Start()
-	resp.Runner.Token = c.grant(guestserver.GrantRunner)
+	resp.Runner.Token = c.grant(agentlab.GrantRunner)
 	if resp.Job == nil || resp.Job.Upload {
-		resp.Artifact = &guestapi.ArtifactTarget{Endpoint: c.URL() + "/upload", Token: c.grant(guestserver.GrantUpload), MaxBytes: 1 << 30}
+		resp.Artifact = &guestapi.ArtifactTarget{Endpoint: c.URL() + "/upload", Token: c.grant(agentlab.GrantUpload), MaxBytes: 1 << 30}
 	}
 	c.response = resp
 	for _, v := range resp.Env {
@@ -97,11 +98,11 @@ func New(tb testing.TB, resp guestapi.BootstrapResponse, limits artifact.Limits)
 
 func (c *Controller) grant(kind string) string {
 	token := agentlab.NewToken()
-	c.grants[kind+hash(token)] = guestserver.Grant{VMID: c.VMID, JobID: c.JobID, ExpiresAt: time.Now().Add(time.Hour)}
+	c.grants[kind+hash(token)] = agentlab.Grant{VMID: c.VMID, JobID: c.JobID, ExpiresAt: time.Now().Add(time.Hour)}
 	return token
 }
 
-// End makes the job final for every grant.
+// End makes the job final.
 func (c *Controller) End() { c.setEnded(true) }
 
 // Reopen is the opposite of End.
@@ -110,10 +111,7 @@ func (c *Controller) Reopen() { c.setEnded(false) }
 func (c *Controller) setEnded(ended bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for k, g := range c.grants {
-		g.Ended = ended
-		c.grants[k] = g
-	}
+	c.ended = ended
 }
 
 func hash(token string) string {
@@ -399,8 +397,18 @@ func (c *Controller) Directive(ctx context.Context, _ int, wait time.Duration) (
 	}
 }
 
+// Get implements guestserver.Jobs.
+func (c *Controller) Get(_ context.Context, id string) (agentlab.Job, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return agentlab.Job{ID: id, Status: agentlab.JobCompleted}, nil
+	}
+	return agentlab.Job{ID: id, Status: agentlab.JobRunning}, nil
+}
+
 // GrantByHash implements guestserver.Tokens.
-func (c *Controller) GrantByHash(_ context.Context, h, kind string) (guestserver.Grant, error) {
+func (c *Controller) GrantByHash(_ context.Context, h, kind string) (agentlab.Grant, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	g, ok := c.grants[kind+h]

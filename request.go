@@ -1,0 +1,97 @@
+package agentlab
+
+import (
+	"slices"
+	"time"
+)
+
+// JobRequest asks for a job; zero values mean the profile's or the configured
+// defaults.
+type JobRequest struct {
+	RepoURL   string
+	BundleID  string // an uploaded git bundle instead of RepoURL
+	Ref       string
+	Depth     int
+	Profile   string
+	Image     string
+	Task      string
+	Agent     string
+	Mode      string
+	TTL       time.Duration
+	Keepalive *bool
+
+	NoPreflight bool // skip the check of the agent's key and model endpoint
+
+	// Sandbox requests a sandbox together with the job; its Name, Cores and
+	// MemoryMB count. nil: one named after the job, created when there is room.
+	Sandbox *SandboxRequest
+}
+
+// SandboxRequest asks for a sandbox; zero values mean the profile's or the
+// configured defaults.
+type SandboxRequest struct {
+	Name      string // generated when empty
+	Profile   string
+	Image     string // image name; when empty, that of the profile, then the default
+	Keepalive *bool
+	TTL       time.Duration
+	Cores     int
+	MemoryMB  int
+
+	Job *JobRequest // a job to run in it; set by callers of the API only
+
+	// The rest is set by the job service only.
+
+	JobID        string        // the job that it is for
+	Extra        time.Duration // added to the lease for uploads; does not count against the maximum
+	DefaultImage string        // replaces the configured default
+}
+
+// JobFilter selects jobs, the newest first.
+type JobFilter struct {
+	Statuses    []JobStatus // empty means all
+	SandboxVMID int         // 0 means any
+	Limit       int         // maximum number; 0 means no limit
+	Before      string      // id of the last job of the previous page; "" for the first page
+}
+
+// SandboxFilter selects sandboxes by rising VMID.
+type SandboxFilter struct {
+	States    []SandboxState // empty means all
+	Destroyed bool           // include DESTROYED ones; naming the state in States does so too
+	Limit     int            // maximum number; 0 means no limit
+	AfterVMID int            // only higher VMIDs; the cursor of a page
+}
+
+// EventFilter selects events by rising id.
+type EventFilter struct {
+	AfterID     int64     // only later events
+	Kinds       []string  // empty means all
+	SandboxVMID int       // 0 means any
+	JobID       string    // "" means any
+	Limit       int       // maximum number; 0 means no limit
+	Tail        bool      // with Limit, the last ones instead of the first
+	Since       time.Time // only events at or after this time; zero means any
+}
+
+// Match reports whether an event is selected, ignoring Limit and Tail.
+func (f EventFilter) Match(e Event) bool {
+	return e.ID > f.AfterID && (len(f.Kinds) == 0 || slices.Contains(f.Kinds, e.Kind)) &&
+		(f.SandboxVMID == 0 || f.SandboxVMID == e.SandboxVMID) && (f.JobID == "" || f.JobID == e.JobID) && !e.Time.Before(f.Since)
+}
+
+// Grant is a right that a sandbox gets when it exchanges its bootstrap token.
+// Only the hash of the grant's token is stored.
+type Grant struct {
+	Hash      string // lower-case hex SHA-256 of the token
+	Kind      string // GrantRunner or GrantUpload
+	VMID      int
+	JobID     string // "" for a sandbox without a job
+	ExpiresAt time.Time
+}
+
+// The kinds of grants.
+const (
+	GrantRunner = "runner" // reports, logs, directives and the repository of one job
+	GrantUpload = "upload" // artifacts of one job
+)
