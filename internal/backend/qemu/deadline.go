@@ -165,7 +165,7 @@ func (s *shim) watchDeadline() {
 		}
 		t := time.NewTimer(wait)
 		select {
-		case <-s.vm.done:
+		case <-s.vm.Done():
 			t.Stop()
 			return
 		case <-moved:

@@ -77,7 +77,8 @@ func TestALateChangeOfTheNetworkIsNotMade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &shim{dir: dir, handle: h}
+	m := &machine{dir: dir, handle: h}
+	s := &shim{dir: dir, vm: m}
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	s.netMu.Lock() // an earlier change waits for the disk
@@ -90,7 +91,7 @@ func TestALateChangeOfTheNetworkIsNotMade(t *testing.T) {
 	if err := s.setNetwork(t.Context(), agentlab.Network{Mode: agentlab.NetworkOff}); err != nil {
 		t.Fatal(err)
 	}
-	if h, err = readHandle(dir); err != nil || h.Spec.Network.Mode != agentlab.NetworkOff || s.network().Mode != agentlab.NetworkOff {
+	if h, err = readHandle(dir); err != nil || h.Spec.Network.Mode != agentlab.NetworkOff || m.Network().Mode != agentlab.NetworkOff {
 		t.Errorf("%+v, %v", h.Spec.Network, err)
 	}
 }

@@ -32,13 +32,18 @@ type handle struct {
 // startConfig is start.json: everything that the shim needs to know beyond
 // the handle. The driver looks at the host, so that the shim need not.
 type startConfig struct {
-	Version  int    `json:"version"`
-	RunID    string `json:"run_id"` // of this start; state.json repeats it
-	QEMU     string `json:"qemu"`   // absolute path
-	Accel    Accel  `json:"accel"`  // "kvm" or "tcg"
+	Start
+	QEMU     string `json:"qemu"`  // absolute path
+	Accel    Accel  `json:"accel"` // "kvm" or "tcg"
 	TSCKHz   int    `json:"tsc_khz,omitempty"`
 	TSCFixed bool   `json:"tsc_fixed,omitempty"` // the host's TSC never changes its rate
 	Initrd   string `json:"initrd"`              // absolute path
+}
+
+// Start is the part of start.json that the supervisor reads.
+type Start struct {
+	Version int    `json:"version"`
+	RunID   string `json:"run_id"` // of this start; state.json repeats it
 	// PauseBelow is the free space on the host's disk, in bytes, below which the
 	// guest is paused if it writes, and below half of it anyway; 0 leaves that to QEMU, which does it when none is left.
 	PauseBelow uint64   `json:"pause_below,omitempty"`

@@ -25,7 +25,7 @@ func prepared(t *testing.T) (dir string, h handle, c startConfig, args []string)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c = startConfig{Version: handleVersion, Accel: AccelTCG, Initrd: f.Image.Modules, TSCKHz: 1000000, TSCFixed: true}
+	c = startConfig{Accel: AccelTCG, Initrd: f.Image.Modules, TSCKHz: 1000000, TSCFixed: true}
 	return d.dir(sp.Ref()), h, c, vmArgs(h, c, qemuFDs)
 }
 
@@ -189,15 +189,8 @@ func TestStartRefusesHostMounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &shim{dir: d.dir(sp.Ref()), handle: h, cfg: startConfig{QEMU: qemu, Accel: AccelTCG, Initrd: f.Image.Modules}, log: d.log}
-	defer s.undo.run() //nolint:errcheck // a test's
-	var none [4]*os.File
-	for i := range none {
-		if none[i], err = os.Open(os.DevNull); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := s.startQEMU(none); agentlab.CodeOf(err) != agentlab.CodeDenied {
+	m := &machine{dir: d.dir(sp.Ref()), handle: h, cfg: startConfig{QEMU: qemu, Accel: AccelTCG, Initrd: f.Image.Modules}, hooks: Hooks{Log: d.log}}
+	if _, err := m.Launch(t.Context()); agentlab.CodeOf(err) != agentlab.CodeDenied {
 		t.Errorf("the shim: %v", err)
 	}
 	if _, err := os.Stat(ran); err == nil {

@@ -135,11 +135,11 @@ const (
 
 // watchLAPIC resets an emulated guest until its kernel has measured its timer
 // right. It returns when that is so, the guest answers, or QEMU has ended.
-func (s *shim) watchLAPIC(ctx context.Context) {
+func (m *machine) watchLAPIC(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
-		_ = s.link.WaitUp(ctx)
+		_ = m.hooks.GuestUp(ctx)
 		cancel()
 	}()
 	var w lapicWatch
@@ -149,33 +149,33 @@ func (s *shim) watchLAPIC(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.vm.done:
+		case <-m.done:
 			return
 		case <-tick.C:
 		}
-		t, err := s.lapic(ctx)
+		t, err := m.lapic(ctx)
 		if err != nil {
 			if ctx.Err() == nil {
-				s.log.Warn("the guest's timer cannot be looked at", "err", err)
+				m.hooks.Log.Warn("the guest's timer cannot be looked at", "err", err)
 			}
 			return
 		}
 		v, why := w.look(t, time.Now())
 		switch {
 		case v == bootIsSound:
-			s.log.Info(timerSound)
+			m.hooks.Log.Info(timerSound)
 			return
 		case v == bootIsPast:
-			s.log.Info(timerPast)
+			m.hooks.Log.Info(timerPast)
 			return
 		case v == bootIsLost && resets == lapicResets:
-			s.log.Error("the guest is left to itself", "why", why, "resets", resets)
+			m.hooks.Log.Error("the guest is left to itself", "why", why, "resets", resets)
 			return
 		case v == bootIsLost:
 			resets++
-			s.log.Warn("the guest begins anew", "why", why, "resets", resets)
-			if err := s.reset(ctx); err != nil {
-				s.log.Error("the guest cannot be reset", "err", err)
+			m.hooks.Log.Warn("the guest begins anew", "why", why, "resets", resets)
+			if err := m.reset(ctx); err != nil {
+				m.hooks.Log.Error("the guest cannot be reset", "err", err)
 				return
 			}
 			w.begun = time.Time{}
@@ -183,11 +183,11 @@ func (s *shim) watchLAPIC(ctx context.Context) {
 	}
 }
 
-func (s *shim) lapic(ctx context.Context) (lapicTimer, error) {
+func (m *machine) lapic(ctx context.Context) (lapicTimer, error) {
 	ctx, cancel := context.WithTimeout(ctx, qmpPatience)
 	defer cancel()
 	var text string
-	err := s.qmp.execute(ctx, "human-monitor-command", map[string]string{"command-line": "info lapic 0"}, &text)
+	err := m.qmp.execute(ctx, "human-monitor-command", map[string]string{"command-line": "info lapic 0"}, &text)
 	if err != nil {
 		return lapicTimer{}, err
 	}
@@ -196,14 +196,14 @@ func (s *shim) lapic(ctx context.Context) (lapicTimer, error) {
 
 // reset sets the machine back to where it was when QEMU started. With
 // -no-reboot any reset would end QEMU, so that is suspended for this one.
-func (s *shim) reset(ctx context.Context) error {
+func (m *machine) reset(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, qmpPatience)
 	defer cancel()
-	if err := s.qmp.execute(ctx, "set-action", map[string]string{"reboot": "reset"}, nil); err != nil {
+	if err := m.qmp.execute(ctx, "set-action", map[string]string{"reboot": "reset"}, nil); err != nil {
 		return err
 	}
-	if err := s.qmp.execute(ctx, "system_reset", nil, nil); err != nil {
+	if err := m.qmp.execute(ctx, "system_reset", nil, nil); err != nil {
 		return err
 	}
-	return s.qmp.execute(ctx, "set-action", map[string]string{"reboot": "shutdown"}, nil)
+	return m.qmp.execute(ctx, "set-action", map[string]string{"reboot": "shutdown"}, nil)
 }

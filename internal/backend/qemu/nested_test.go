@@ -84,13 +84,20 @@ func nested() int {
 		if err := d.Start(ctx, sp.Ref()); err != nil {
 			return err
 		}
-		err = poll(ctx, func() (bool, error) {
-			st, err := shimClient(d.dir(sp.Ref())).status(ctx, false)
-			if err == nil && st.Accel != AccelKVM {
-				err = errors.New("it runs with " + string(st.Accel))
-			}
-			return st.Guest, err
-		})
+		var run startConfig
+		err = readJSON(filepath.Join(d.dir(sp.Ref()), fileStart), &run)
+		if err == nil && run.Accel != AccelKVM {
+			err = errors.New("it runs with " + string(run.Accel))
+		}
+		if err == nil {
+			err = poll(ctx, func() (bool, error) {
+				c, err := d.DialControl(ctx, sp.Ref())
+				if err != nil {
+					return false, nil //nolint:nilerr // it boots
+				}
+				return true, c.Close()
+			})
+		}
 		if err != nil {
 			log, _ := os.ReadFile(filepath.Join(d.dir(sp.Ref()), fileShimLog))
 			err = fmt.Errorf("%w\n%s", err, log)

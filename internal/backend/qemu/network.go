@@ -109,25 +109,14 @@ func (s *shim) setNetwork(ctx context.Context, n agentlab.Network) error {
 	if ctx.Err() != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "whoever asked for the change is gone")
 	}
-	s.mu.Lock()
-	h, network := s.handle, s.net
-	s.mu.Unlock()
-	h.Spec.Network = n
-	if err := writeJSON(filepath.Join(s.dir, fileConfig), h); err != nil {
-		return fault(err, "cannot write %s", fileConfig)
+	if err := s.vm.StoreNetwork(n); err != nil {
+		return err
 	}
 	s.mu.Lock()
-	s.handle.Spec.Network = n
+	network := s.net
 	s.mu.Unlock()
 	if network != nil {
 		network.SetPolicy(p)
 	}
 	return nil
-}
-
-// network returns the policy that the sandbox has now.
-func (s *shim) network() agentlab.Network {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.handle.Spec.Network
 }

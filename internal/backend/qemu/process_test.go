@@ -12,11 +12,11 @@ func TestQEMUHasNoPrivileges(t *testing.T) {
 	var status bytes.Buffer
 	cmd := exec.Command("cat", "/proc/self/status")
 	cmd.Stdout = &status
-	p := &process{cmd: cmd, done: make(chan struct{})}
-	if err := p.start(); err != nil {
+	ended, err := startUnprivileged(cmd)
+	if err != nil {
 		t.Fatal(err)
 	}
-	<-p.done
+	<-ended
 	for _, want := range []string{"CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"} {
 		if !strings.Contains(status.String(), want) {
 			t.Errorf("no %q in\n%s", want, status.String())

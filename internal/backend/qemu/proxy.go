@@ -10,7 +10,7 @@ import (
 )
 
 // route sets how a guest's network reaches the internet.
-func (c startConfig) route(n *vnet.Config) error {
+func (c Start) route(n *vnet.Config) error {
 	if c.DialUnix != "" {
 		n.Dialer = gate.UnixDialer{Path: c.DialUnix}
 		return nil

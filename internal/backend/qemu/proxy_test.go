@@ -16,7 +16,7 @@ import (
 
 func TestGuestsUseTheUpstreamProxy(t *testing.T) {
 	var n vnet.Config
-	c := startConfig{UpstreamProxy: &gate.ProxyConfig{URL: "http://127.0.0.1:1", DNS: "https://1.1.1.1/dns-query"}}
+	c := Start{UpstreamProxy: &gate.ProxyConfig{URL: "http://127.0.0.1:1", DNS: "https://1.1.1.1/dns-query"}}
 	if err := c.route(&n); err != nil {
 		t.Fatal(err)
 	}

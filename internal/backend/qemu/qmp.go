@@ -49,16 +49,18 @@ type qmpEvent struct {
 	} `json:"data"`
 }
 
-// newQMP speaks to QEMU on conn and negotiates. It owns conn.
-func newQMP(ctx context.Context, conn io.ReadWriteCloser, events func(qmpEvent)) (*qmp, error) {
+// newQMP speaks to QEMU on conn, which it owns. QEMU takes commands after
+// negotiate.
+func newQMP(conn io.ReadWriteCloser, events func(qmpEvent)) *qmp {
 	q := &qmp{conn: conn, events: events, done: make(chan struct{}), waiting: map[int]chan qmpMessage{}}
 	go q.read()
-	// The greeting is skipped by read; QEMU answers in order.
-	if err := q.execute(ctx, "qmp_capabilities", nil, nil); err != nil {
-		_ = q.Close()
-		return nil, err
-	}
-	return q, nil
+	return q
+}
+
+// negotiate waits until QEMU takes commands. QEMU's greeting is skipped by
+// read; it answers in order.
+func (q *qmp) negotiate(ctx context.Context) error {
+	return q.execute(ctx, "qmp_capabilities", nil, nil)
 }
 
 func (q *qmp) read() {

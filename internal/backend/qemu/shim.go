@@ -48,26 +48,25 @@ const dirEvery = 5 * time.Second
 // shim is the supervisor of one running VM.
 type shim struct {
 	dir      string
-	handle   handle
+	vmid     int
 	rebooted bool // the host was, since the last run
-	cfg      startConfig
+	cfg      Start
 	lockFile fs.FileInfo // of the lock that we hold
 	log      *slog.Logger
 	undo     cleanups
 
-	consoleTail, stderrTail tail
-	consoleLog              *boundedlog.Log
-	egressLog               *egresslog.Log
+	consoleTail tail
+	consoleLog  *boundedlog.Log
+	egressLog   *egresslog.Log
 
-	link *link.HostLink
-	net  *vnet.Network
-	qmp  *qmp
-	vm   *process
+	vm   VM
+	mark int            // depth of the undo stack before the VM
+	link *link.HostLink // nil where the VM has no control port
+	net  *vnet.Network  // nil where the VM has no network of ours
 
 	mu       sync.Mutex
 	state    runState
 	changed  chan struct{} // closed and replaced when state changes
-	shutdown string        // reason of the last SHUTDOWN event
 	answered bool
 	paused   string    // why the guest's CPUs are stopped, "" while they run
 	cutAt    time.Time // when a stop that is under way loses patience
@@ -91,7 +90,7 @@ type shim struct {
 func RunShim(ctx context.Context, dir string) (err error) {
 	s := &shim{
 		dir: dir, changed: make(chan struct{}), stopping: make(chan struct{}), deadlineMoved: make(chan struct{}), resooner: make(chan struct{}, 1),
-		consoleTail: tail{max: 16 << 10}, stderrTail: tail{max: 4 << 10},
+		consoleTail: tail{max: 16 << 10},
 	}
 	defer func() { err = errors.Join(err, s.undo.run()) }()
 	if err := s.lock(); err != nil {
@@ -177,7 +176,9 @@ func (s *shim) load() error {
 	if s.cfg.Version != handleVersion {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "%s has format %d", fileStart, s.cfg.Version)
 	}
-	if s.handle, err = readHandle(s.dir); err != nil {
+	ref, _ := parseDirName(filepath.Base(s.dir))
+	s.vmid = ref.VMID
+	if s.vm, err = newMachine(s.dir, Hooks{Log: s.log, GuestUp: s.guestUp, Paused: s.setPaused}); err != nil {
 		return err
 	}
 	if s.deadline, err = readDeadline(s.dir); err != nil {
@@ -213,45 +214,42 @@ func (s *shim) begin(ctx context.Context) error {
 		return fault(err, "cannot open %s", fileConsole)
 	}
 	s.undo.add(s.consoleLog.Close)
-	if s.egressLog, err = egresslog.Open(filepath.Join(s.dir, fileEgress), s.handle.Spec.VMID, s.rebooted); err != nil {
+	if s.egressLog, err = egresslog.Open(filepath.Join(s.dir, fileEgress), s.vmid, s.rebooted); err != nil {
 		return fault(err, "cannot open %s", fileEgress)
 	}
 	s.undo.add(s.egressLog.Close)
 	return s.startVM(ctx)
 }
 
-// supervise waits for QEMU's end and tells how it came.
+// supervise waits for the VM's end and writes how it came to state.json.
 func (s *shim) supervise(ctx context.Context) error {
-	s.log.Info("running", "vmid", s.handle.Spec.VMID, "accel", s.cfg.Accel, "qemu", s.vm.id.PID)
+	s.log.Info("running")
 	idle := time.AfterFunc(10*time.Second, debug.FreeOSMemory) // what the start left behind
 	defer idle.Stop()
 	go s.watchDir()
 	go s.watchDeadline()
 	go s.watchSpace()
 	select {
-	case <-s.vm.done:
+	case <-s.vm.Done():
 	case <-ctx.Done():
 		s.log.Warn("told to end", "why", context.Cause(ctx))
 		s.stop(termGrace, "the supervisor was told to end")
-		<-s.vm.done
+		<-s.vm.Done()
 	}
-	if err := s.undo.runUntil(s.vm.mark); err != nil { // console and events are complete after this
+	if err := s.undo.runUntil(s.mark); err != nil { // console and events are complete after this
 		s.log.Warn("clean-up", "err", err)
 	}
 
 	s.mu.Lock()
 	asked, why := s.state.Phase == phaseStopping, s.state.Reason
-	e := ending{
-		status: s.vm.status(), shutdown: s.shutdown, stderr: s.stderrTail.String(),
-		console: s.consoleTail.String(), answered: s.answered, oom: oomKills() > s.vm.oomBefore,
-	}
+	seen, expired := Seen{Console: s.consoleTail.String(), Answered: s.answered}, s.expired
 	s.mu.Unlock()
-	phase, reason := phaseCrashed, e.reason()
+	phase, reason := phaseCrashed, why
 	switch {
-	case asked && (why == "" || s.expired):
+	case !asked:
+		reason = s.vm.Reason(seen)
+	case why == "" || expired:
 		phase, reason = phaseStopped, ""
-	case asked:
-		reason = why
 	}
 	s.log.Info("ended", "phase", phase, "reason", reason)
 	return s.setPhase(phase, reason)
@@ -264,13 +262,13 @@ func (s *shim) watchDir() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-s.vm.done:
+		case <-s.vm.Done():
 			return
 		case <-tick.C:
 		}
 		now, err := os.Stat(filepath.Join(s.dir, fileShimLock))
 		if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(now, s.lockFile) {
-			_ = s.vm.cmd.Process.Kill()
+			s.vm.Kill()
 			return
 		}
 	}
@@ -308,23 +306,6 @@ func (s *shim) setPhase(phase, reason string) error {
 		return fault(err, "cannot write %s", fileState)
 	}
 	return nil
-}
-
-func (s *shim) onEvent(e qmpEvent) {
-	switch e.Event {
-	case "SHUTDOWN":
-		s.log.Info("qemu shuts down", "guest", e.Data.Guest, "reason", e.Data.Reason)
-		s.mu.Lock()
-		s.shutdown = e.Data.Reason
-		s.mu.Unlock()
-	case "BLOCK_IO_ERROR":
-		s.log.Error("disk error", "device", e.Data.Device, "reason", e.Data.Reason, "nospace", e.Data.NoSpace, "action", e.Data.Action)
-		if e.Data.NoSpace && e.Data.Action == "stop" {
-			s.setPaused("the host's disk is full")
-		}
-	case "RESUME":
-		s.setPaused("")
-	}
 }
 
 // cleanups is a stack of things to undo, last first.

@@ -18,7 +18,7 @@ import (
 // The shim's API: HTTP on shim.sock, whose permissions are its access control.
 const (
 	pathStatus   = "/v1/status"   // GET ?wait=1 → shimStatus; with wait, when the start is over
-	pathStop     = "/v1/stop"     // POST ?grace=DURATION → shimStatus, when QEMU has ended
+	pathStop     = "/v1/stop"     // POST ?grace=DURATION → shimStatus, when the VM has ended
 	pathControl  = "/v1/control"  // POST Upgrade: streamUpgrade → a stream to the guest control server
 	pathNetwork  = "/v1/network"  // PUT agentlab.Network → shimStatus, when it is on the disk and in force
 	pathDeadline = "/v1/deadline" // PUT backend.Deadline → shimStatus
@@ -30,9 +30,7 @@ const (
 // shimStatus is what a shim tells of its VM.
 type shimStatus struct {
 	State  runState `json:"state"`
-	Guest  bool     `json:"guest"`            // agent-runner answers
 	Paused string   `json:"paused,omitempty"` // why the guest's CPUs are stopped
-	Accel  Accel    `json:"accel"`
 }
 
 // shimError is the body of an answer that is no success.
@@ -72,11 +70,7 @@ func (s *shim) serveStatus(w http.ResponseWriter, r *http.Request) {
 func (s *shim) status() shimStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := shimStatus{State: s.state, Paused: s.paused, Accel: s.cfg.Accel}
-	if s.state.Phase == phaseRunning { // s.link is set before and not changed after
-		st.Guest = s.link.Up()
-	}
-	return st
+	return shimStatus{State: s.state, Paused: s.paused}
 }
 
 // await waits until the state is as wanted.
@@ -139,7 +133,7 @@ func (s *shim) stop(grace time.Duration, why string) {
 	go s.powerOff(grace > 0)
 }
 
-// powerOff asks the guest until patience ends, then QEMU, then the kernel.
+// powerOff asks the guest until patience ends, then the VM, then the kernel.
 func (s *shim) powerOff(ask bool) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -155,7 +149,7 @@ func (s *shim) powerOff(ask bool) {
 		}
 		t := time.NewTimer(left)
 		select {
-		case <-s.vm.done:
+		case <-s.vm.Done():
 			t.Stop()
 			return
 		case <-s.resooner:
@@ -163,17 +157,16 @@ func (s *shim) powerOff(ask bool) {
 		}
 		t.Stop()
 	}
-	// QEMU's own way out writes what its disk format still holds in memory.
 	qctx, qcancel := context.WithTimeout(ctx, 2*time.Second)
 	defer qcancel()
-	if err := s.qmp.execute(qctx, "quit", nil, nil); err == nil {
+	if err := s.vm.Quit(qctx); err == nil {
 		select {
-		case <-s.vm.done:
+		case <-s.vm.Done():
 			return
 		case <-qctx.Done():
 		}
 	}
-	_ = s.vm.cmd.Process.Kill()
+	s.vm.Kill()
 }
 
 // askGuest asks agent-runner, or, when that does not answer, presses the
@@ -184,7 +177,7 @@ func (s *shim) askGuest(ctx context.Context) {
 		return
 	}
 	s.log.Info("agent-runner did not take the request to power off", "err", err)
-	if err := s.qmp.execute(ctx, "system_powerdown", nil, nil); err != nil {
+	if err := s.vm.PowerButton(ctx); err != nil {
 		s.log.Warn("power button", "err", err)
 	}
 }
@@ -192,12 +185,19 @@ func (s *shim) askGuest(ctx context.Context) {
 func (s *shim) askRunner(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	return control.New(s.link.Dial).Power(ctx, "poweroff")
+	return control.New(s.dialLink).Power(ctx, "poweroff")
 }
 
 func (s *shim) dialControl(ctx context.Context) (net.Conn, error) {
 	if err := s.running(); err != nil {
 		return nil, err
+	}
+	return s.dialLink(ctx)
+}
+
+func (s *shim) dialLink(ctx context.Context) (net.Conn, error) {
+	if s.link == nil {
+		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "the VM has no control port")
 	}
 	return s.link.Dial(ctx)
 }
@@ -205,6 +205,9 @@ func (s *shim) dialControl(ctx context.Context) (net.Conn, error) {
 func (s *shim) dialPort(ctx context.Context, port uint16) (net.Conn, error) {
 	if err := s.running(); err != nil {
 		return nil, err
+	}
+	if s.net == nil {
+		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "the VM has no network of its supervisor")
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialPatience)
 	defer cancel()

@@ -93,7 +93,7 @@ func (s *shim) watchSpace() {
 	w := writer{limit: s.cfg.PauseBelow}
 	for {
 		select {
-		case <-s.vm.done:
+		case <-s.vm.Done():
 			return
 		case <-t.C:
 		}
@@ -107,34 +107,35 @@ func (s *shim) checkSpace(w *writer) time.Duration {
 	if err != nil {
 		return lookSlow // what writes to it finds out what is wrong
 	}
-	disk, err := occupied(filepath.Join(s.dir, fileRoot))
+	disk, err := occupied(s.vm.Disk())
 	below, due := w.due(free, disk, err)
 	s.mu.Lock()
-	paused, q := s.paused != "", s.qmp
+	paused := s.paused != ""
 	s.mu.Unlock()
 	switch {
-	case q == nil:
 	case !paused && due:
-		s.control(q, "stop", fmt.Sprintf("the host's disk has %d MiB free, less than %d", free>>20, below>>20))
+		s.control(fmt.Sprintf("the host's disk has %d MiB free, less than %d", free>>20, below>>20))
 	case paused && free >= s.resumeAbove():
-		s.control(q, "cont", "")
+		s.control("")
 	case paused:
 		s.notePaused()
 	}
 	return nextLook(free, s.cfg.PauseBelow)
 }
 
-// control stops the guest's CPUs, and notes why, or lets them go on. QEMU reports
-// with events that they do; what fails is tried again with the next look.
-func (s *shim) control(q *qmp, command, why string) {
+// control stops the guest's CPUs, and notes why; with "" it lets them go on.
+// The VM reports when they do; what fails is tried again with the next look.
+func (s *shim) control(why string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	if command == "stop" {
+	act, name := s.vm.Continue, "continue"
+	if why != "" {
+		act, name = s.vm.Pause, "pause"
 		s.setPaused(why)
 	}
-	err := q.execute(ctx, command, nil, nil)
-	s.log.Info("disk space", "command", command, "why", why, "err", err)
-	if err != nil && command == "stop" {
+	err := act(ctx)
+	s.log.Info("disk space", "action", name, "why", why, "err", err)
+	if err != nil && why != "" {
 		s.setPaused("")
 	}
 }

@@ -226,9 +226,11 @@ func (d *Driver) startConfig(ctx context.Context, h handle) (startConfig, error)
 		return startConfig{}, asError(err, "cannot make the initrd")
 	}
 	cfg := startConfig{
-		Version: handleVersion, RunID: strconv.FormatInt(d.cfg.Now().UnixNano(), 36) + "-" + agentlab.NewUID()[:8],
-		QEMU: d.host.qemu(), Accel: accel, Initrd: initrd, PauseBelow: d.cfg.PauseBelow, DialUnix: d.cfg.DialUnix,
-		Reserved: d.cfg.Reserved, UpstreamProxy: d.cfg.UpstreamProxy,
+		Start: Start{
+			Version: handleVersion, RunID: strconv.FormatInt(d.cfg.Now().UnixNano(), 36) + "-" + agentlab.NewUID()[:8],
+			PauseBelow: d.cfg.PauseBelow, DialUnix: d.cfg.DialUnix, Reserved: d.cfg.Reserved, UpstreamProxy: d.cfg.UpstreamProxy,
+		},
+		QEMU: d.host.qemu(), Accel: accel, Initrd: initrd,
 	}
 	if accel == AccelTCG {
 		if cfg.TSCKHz, cfg.TSCFixed, err = d.host.tsc(ctx); err != nil {

@@ -1,0 +1,229 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+	"github.com/agentlab-vm/agentlab/internal/link"
+	"github.com/agentlab-vm/agentlab/internal/sockpath"
+)
+
+// VM is one virtual machine, which its driver runs in the supervisor's
+// process. The supervisor calls Launch and Ready once each, in this order.
+type VM interface {
+	// Launch starts the VM's process. After an error nothing of it is left.
+	Launch(ctx context.Context) (Wires, error)
+	// Ready returns when the VM's CPUs run.
+	Ready(ctx context.Context) error
+	// Done is closed when the process of a launched VM has ended, and Reason
+	// knows why.
+	Done() <-chan struct{}
+	// Reason returns, after Done, why the VM ended: one printable line.
+	Reason(s Seen) string
+	// PowerButton asks the guest's init to power off.
+	PowerButton(ctx context.Context) error
+	// Quit ends the VM in order, without its guest.
+	Quit(ctx context.Context) error
+	// Kill ends the VM at once.
+	Kill()
+	// Pause stops the VM's CPUs.
+	Pause(ctx context.Context) error
+	// Continue lets the VM's CPUs run again, after a Pause and after a pause
+	// of the VM itself. When they run, the VM calls Hooks.Paused with "".
+	Continue(ctx context.Context) error
+	// Disk returns the path of the file whose blocks count against the space
+	// on the host's disk. A guest without one ("") is paused with the first.
+	Disk() string
+	// Network returns the policy at the start.
+	Network() agentlab.Network
+	// StoreNetwork stores a policy for the next start. The supervisor calls it
+	// before it enforces the policy, one call at a time.
+	StoreNetwork(n agentlab.Network) error
+}
+
+// Wires are the supervisor's ends of a VM's devices. The supervisor closes
+// them. Each may be nil: the VM has no such device.
+type Wires struct {
+	Network io.ReadWriteCloser // Ethernet frames (vnet.Config.Link)
+	Control io.ReadWriteCloser // the serial port of the control link (package link)
+	Console io.ReadCloser      // what the guest writes to its console
+}
+
+// Hooks are what a VM gets from its supervisor.
+type Hooks struct {
+	Log *slog.Logger
+	// GuestUp waits until the guest answers on Wires.Control, and fails when
+	// ctx or the control link ends. It may be called after Launch.
+	GuestUp func(context.Context) error
+	// Paused records that the VM's CPUs are stopped and why; "" means that
+	// they run.
+	Paused func(why string)
+}
+
+// Seen is what the supervisor knows about a run that has ended.
+type Seen struct {
+	Console  string // the last output on the console
+	Answered bool   // the guest answered
+}
+
+// Kind opens the VM in a directory.
+type Kind func(dir string, h Hooks) (VM, error)
+
+// Ports on the controller's address that lead to the driver's ListenGuest.
+const (
+	controllerPort = 8844
+	uploadPort     = 8846
+)
+
+// startVM starts the VM and all that is connected to it, and returns when the
+// guest's CPUs run.
+func (s *shim) startVM(ctx context.Context) error {
+	s.mark = s.undo.depth()
+	w, err := s.vm.Launch(ctx)
+	if err != nil {
+		return err
+	}
+	s.undo.add(func() error { // nothing of it survives, whatever happens
+		s.vm.Kill()
+		<-s.vm.Done()
+		return nil
+	})
+	if w.Console != nil {
+		s.pumpConsole(w.Console)
+	}
+	if w.Control != nil {
+		s.link = link.Host(context.WithoutCancel(ctx), w.Control)
+		s.undo.add(s.link.Close)
+		go s.watchLink(context.WithoutCancel(ctx))
+	}
+	if w.Network != nil {
+		s.undo.add(w.Network.Close)
+		if err := s.startNet(w.Network); err != nil {
+			return err
+		}
+	}
+	if err := s.vm.Ready(ctx); err != nil {
+		return err
+	}
+	return s.setPhase(phaseRunning, "")
+}
+
+// guestUp is Hooks.GuestUp.
+func (s *shim) guestUp(ctx context.Context) error {
+	if s.link == nil {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	return s.link.WaitUp(ctx)
+}
+
+// pumpConsole copies the guest's console to the log until the VM ends.
+func (s *shim) pumpConsole(conn io.ReadCloser) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		buf := make([]byte, 4096)
+		for {
+			n, err := conn.Read(buf)
+			_, _ = s.consoleLog.Write(buf[:n])
+			_, _ = s.consoleTail.Write(buf[:n])
+			if err != nil {
+				return
+			}
+		}
+	}()
+	s.undo.add(func() error { return waitDone(done, conn) })
+}
+
+// waitDone gives a reader of a dead peer's socket the time to read what is
+// left in it.
+func waitDone(done <-chan struct{}, c io.Closer) error {
+	select {
+	case <-done:
+	case <-time.After(2 * time.Second):
+	}
+	err := c.Close()
+	<-done
+	return err
+}
+
+func (s *shim) watchLink(ctx context.Context) {
+	if s.link.WaitUp(ctx) == nil {
+		s.log.Info("the guest answers")
+		s.mu.Lock()
+		s.answered = true
+		s.mu.Unlock()
+	}
+}
+
+// startNet runs the guest's private network.
+func (s *shim) startNet(conn io.ReadWriteCloser) error {
+	policy, err := egress.New(s.vm.Network())
+	if err != nil {
+		return err
+	}
+	cfg := vnet.Config{
+		Link: conn, MTU: vnet.DefaultMTU, Policy: policy, Logger: s.log.With("part", "net"),
+		Services: map[uint16]func(net.Conn){controllerPort: s.toController, uploadPort: s.toController},
+		Audit:    s.egressLog.Write, Reserved: s.cfg.Reserved,
+	}
+	if err := s.cfg.route(&cfg); err != nil {
+		return err
+	}
+	network, err := vnet.New(cfg)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.net = network
+	s.mu.Unlock()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := s.net.Run(context.Background()); err != nil && !errors.Is(err, io.EOF) {
+			s.log.Error("the network ended", "err", err)
+		}
+	})
+	s.undo.add(func() error { s.net.Close(); wg.Wait(); return nil })
+	return nil
+}
+
+// toController joins a connection of the guest with the controller's
+// listener. Without one the guest sees a reset, and tries again.
+func (s *shim) toController(guest net.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	host, err := sockpath.Dial(ctx, filepath.Join(s.dir, fileGuestSock))
+	if err != nil {
+		s.log.Debug("no controller", "err", err)
+		return
+	}
+	splice(guest, host)
+}
+
+// splice copies both ways between two connections, passes half-closes on
+// where they exist, and closes both in the end.
+func splice(a, b net.Conn) {
+	var wg sync.WaitGroup
+	one := func(dst, src net.Conn) {
+		_, err := io.Copy(dst, src)
+		half, ok := dst.(interface{ CloseWrite() error })
+		if err != nil || !ok || half.CloseWrite() != nil {
+			_ = a.Close()
+			_ = b.Close()
+		}
+	}
+	wg.Go(func() { one(a, b) })
+	one(b, a)
+	wg.Wait()
+	_ = a.Close()
+	_ = b.Close()
+}
