@@ -19,7 +19,7 @@ const (
 // any directory makes no hidden file, no option and no surprise.
 func ValidateArtifactPath(p string) error {
 	bad := func(why string) error {
-		return Errorf(CodeInvalid, "%q is not an artifact path: %s", cut(p), why).WithField("path")
+		return Errorf(CodeInvalid, "%q is not an artifact path: %s", Cut(p, 80), why).WithField("path")
 	}
 	switch {
 	case p == "":
@@ -49,13 +49,4 @@ func ValidateArtifactPath(p string) error {
 		}
 	}
 	return nil
-}
-
-// cut shortens what an error repeats of a guest's input.
-func cut(s string) string {
-	const most = 80
-	if len(s) > most {
-		return strings.ToValidUTF8(s[:most], "") + "…"
-	}
-	return s
 }

@@ -3,15 +3,21 @@ package agentlab
 import (
 	"strings"
 	"unicode"
+	"unicode/utf8"
 )
 
 // OneLine makes text that may come from a guest or a backend fit for one line
-// of a row, a log or a terminal: runs of white space and of what is not
-// printable become one space, and at most limit bytes are kept.
+// of a row, a log or a terminal: runs of white space and of characters that are
+// not printable become one space. Text of more than limit bytes is cut.
 func OneLine(s string, limit int) string {
-	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "?"), func(r rune) bool {
+	return Cut(strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "?"), func(r rune) bool {
 		return unicode.IsSpace(r) || !unicode.IsPrint(r)
-	}), " ")
+	}), " "), limit)
+}
+
+// Cut shortens text of more than limit bytes to at most limit bytes, with an
+// ellipsis after them. It splits no character.
+func Cut(s string, limit int) string {
 	if len(s) > limit {
 		s = strings.ToValidUTF8(s[:limit], "") + "…"
 	}
@@ -20,6 +26,12 @@ func OneLine(s string, limit int) string {
 
 // Reason is OneLine for the reason of a job or sandbox.
 func Reason(s string) string { return OneLine(s, MaxReasonBytes) }
+
+// IsPrintable reports whether s is valid UTF-8 without control characters and
+// without marks that change the direction of text.
+func IsPrintable(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
+}
 
 // MaxReasonBytes is the length to which reasons of jobs and sandboxes are cut.
 const MaxReasonBytes = 500

@@ -35,3 +35,13 @@ func FuzzOneLine(f *testing.F) {
 		}
 	})
 }
+
+func TestIsPrintable(t *testing.T) {
+	for in, want := range map[string]bool{
+		"": true, "a b": true, "ünï": true, "a\tb": false, "a\n": false, "\x7f": false, "bad\xff": false, "x\u202ey": false, "x\u2028y": false,
+	} {
+		if got := IsPrintable(in); got != want {
+			t.Errorf("%q: %v", in, got)
+		}
+	}
+}

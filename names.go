@@ -5,8 +5,6 @@ import (
 	"encoding/base32"
 	"net/url"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 )
 
 // Checks are written by hand, because this package is part of agent-runner: to
@@ -67,7 +65,7 @@ func ValidateRef(ref string) error {
 	bad := len(ref) > MaxRefBytes || ref[0] == '-' || ref[0] == '/' || strings.HasSuffix(ref, "/") ||
 		strings.HasSuffix(ref, ".") || strings.HasSuffix(ref, ".lock") ||
 		strings.Contains(ref, "..") || strings.Contains(ref, "@{") || strings.Contains(ref, "//") ||
-		strings.ContainsAny(ref, " ~^:?*[\\") || !printable(ref)
+		strings.ContainsAny(ref, " ~^:?*[\\") || !IsPrintable(ref)
 	if bad {
 		return Errorf(CodeInvalid, "%q is not a git branch, tag or commit", ref).WithField("ref")
 	}
@@ -78,16 +76,10 @@ func ValidateRef(ref string) error {
 // as HEAD~1. It may hold what a ref may not: a guest looks for a ref of that
 // name in the bundle, and else takes the bundle's HEAD. Empty is valid.
 func ValidateRevision(rev string) error {
-	if len(rev) > MaxRefBytes || strings.HasPrefix(rev, "-") || !printable(rev) {
+	if len(rev) > MaxRefBytes || strings.HasPrefix(rev, "-") || !IsPrintable(rev) {
 		return Errorf(CodeInvalid, "%q is not a git revision", rev).WithField("ref")
 	}
 	return nil
-}
-
-// printable tells whether s is valid text without controls or marks that
-// change the direction of what is shown.
-func printable(s string) bool {
-	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
 // ValidateRepoURL checks what a guest is told to clone: http, https, git or
@@ -103,7 +95,7 @@ func ValidateRepoURL(raw string) error {
 		return Errorf(CodeInvalid, "%s", why).WithField("repo_url").
 			WithHint("give an https://, http://, git:// or ssh:// URL, user@host:path, or the path of a local repository")
 	}
-	if len(raw) > MaxURLBytes || raw[0] == '-' || strings.ContainsAny(raw, " \\") || !printable(raw) || strings.Contains(raw, "::") {
+	if len(raw) > MaxURLBytes || raw[0] == '-' || strings.ContainsAny(raw, " \\") || !IsPrintable(raw) || strings.Contains(raw, "::") {
 		return bad("not a repository URL")
 	}
 	if !strings.Contains(raw, "://") {

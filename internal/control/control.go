@@ -68,7 +68,7 @@ func (c *Client) SetIdentity(ctx context.Context, id guestapi.Identity) (guestap
 	var h guestapi.Health
 	err := c.call(ctx, identityTimeout, http.MethodPut, guestapi.PathIdentity, id, &h)
 	if err == nil && h.Identity != id.UID {
-		err = nonsense("it took the identity %q", clean(h.Identity))
+		err = nonsense("it took the identity %q", agentlab.OneLine(h.Identity, maxMessage))
 	}
 	return checkHealth(h, err)
 }
@@ -220,7 +220,7 @@ func broken(ctx context.Context, err error) error {
 		return err
 	}
 	// The text of a parse error may hold what the guest sent.
-	return &agentlab.Error{Code: agentlab.CodeUnavailable, Message: "the guest's answer broke off: " + clean(err.Error())}
+	return &agentlab.Error{Code: agentlab.CodeUnavailable, Message: "the guest's answer broke off: " + agentlab.OneLine(err.Error(), maxMessage)}
 }
 
 func nonsense(format string, args ...any) error {
@@ -242,7 +242,7 @@ func guestError(status int, body []byte) error {
 	if !slices.Contains(codes, code) {
 		code = agentlab.CodeInternal
 	}
-	return agentlab.Errorf(code, "the guest says: %s", clean(e.Message))
+	return agentlab.Errorf(code, "the guest says: %s", agentlab.OneLine(e.Message, maxMessage))
 }
 
 // checkHealth refuses what a control server of ours never says.
@@ -262,15 +262,6 @@ func makesSense(err error) error {
 		return nonsense("%s", e.Message)
 	}
 	return err
-}
-
-// clean makes text of a guest fit for one line of a terminal or a log.
-func clean(s string) string {
-	s = guestcheck.Printable(s)
-	if len(s) > maxMessage {
-		s = strings.ToValidUTF8(s[:maxMessage], "") + "…"
-	}
-	return s
 }
 
 // bufferedConn gives first what was read along with the answer's head.

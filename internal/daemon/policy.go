@@ -87,7 +87,7 @@ func (v policyView) Reload(ctx context.Context, nameOrVMID string) ([]api.Policy
 		sb := r.Sandbox
 		out[i] = api.PolicyReload{VMID: sb.VMID, Name: sb.Name, Profile: sb.Profile, Changed: r.Changed, Pending: sb.NetworkPending}
 		if r.Err != nil {
-			out[i].Problem = agentlab.OneLine(r.Err.Error(), agentlab.MaxReasonBytes)
+			out[i].Problem = agentlab.Reason(r.Err.Error())
 		}
 	}
 	return out, err

@@ -55,7 +55,7 @@ func (r *recovered) refuse(of refusal, err error) error {
 	case agentlab.CodeNoSpace, agentlab.CodeUnavailable, agentlab.CodeBusy, agentlab.CodeDenied, agentlab.CodeTimeout:
 		return err
 	}
-	of.Reason = agentlab.OneLine(err.Error(), agentlab.MaxReasonBytes)
+	of.Reason = agentlab.Reason(err.Error())
 	r.Refused = append(r.Refused, of)
 	return nil
 }

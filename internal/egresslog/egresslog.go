@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -71,7 +70,7 @@ func (l *Log) Write(r agentlab.EgressRecord) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r.Seq, r.VMID = l.seq+1, l.vmid
-	r.Name, r.Error = clean(r.Name), clean(r.Error)
+	r.Name, r.Error = agentlab.OneLine(r.Name, maxText), agentlab.OneLine(r.Error, maxText)
 	line, err := json.Marshal(r)
 	if err != nil {
 		return
@@ -243,15 +242,4 @@ func Read(ctx context.Context, path string, vmid int, after int64, limit int) ([
 
 func unreadable(vmid int, err error) error {
 	return agentlab.Errorf(agentlab.CodeInternal, "cannot read the egress log of sandbox %d: %w", vmid, err)
-}
-
-// clean makes one printable line of bounded length.
-func clean(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if r < 0x20 || r > 0x7e {
-			return ' '
-		}
-		return r
-	}, s)
-	return strings.TrimSpace(s[:min(len(s), maxText)])
 }

@@ -9,8 +9,6 @@ import (
 	"encoding/json"
 	"regexp"
 	"slices"
-	"strings"
-	"unicode"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -62,7 +60,7 @@ func Report(r *guestapi.Report) error {
 	bad := func(field string) error {
 		return agentlab.Errorf(agentlab.CodeInvalid, "the report's %s is not valid", field).WithField(field)
 	}
-	r.Message = agentlab.OneLine(r.Message, agentlab.MaxReasonBytes)
+	r.Message = agentlab.Reason(r.Message)
 	status := agentlab.JobStatus(r.Status)
 	switch {
 	case !status.Valid() || status == agentlab.JobQueued:
@@ -90,7 +88,7 @@ func Report(r *guestapi.Report) error {
 // Health refuses what a control server of ours never says.
 func Health(h guestapi.Health) error {
 	for _, s := range []string{h.Version, h.BootID, h.Identity, h.System} {
-		if len(s) > 128 || s != Printable(s) {
+		if len(s) > 128 || !agentlab.IsPrintable(s) {
 			return agentlab.Errorf(agentlab.CodeInvalid, "its health holds unprintable text")
 		}
 	}
@@ -104,20 +102,10 @@ var userRE = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 
 // SSHKey refuses host keys with which no client can verify anything.
 func SSHKey(r guestapi.SSHKeyResponse) error {
-	bad := func(s string) bool { return s == "" || len(s) > 16<<10 || s != Printable(s) }
+	bad := func(s string) bool { return s == "" || len(s) > 16<<10 || !agentlab.IsPrintable(s) }
 	if r.Port == 0 || len(r.HostKeys) == 0 || len(r.HostKeys) > 16 ||
 		slices.ContainsFunc(r.HostKeys, bad) || !userRE.MatchString(r.User) {
 		return agentlab.Errorf(agentlab.CodeInvalid, "its SSH host keys are malformed")
 	}
 	return nil
-}
-
-// Printable replaces each character that is not printable by a question mark.
-func Printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, strings.ToValidUTF8(s, "?"))
 }

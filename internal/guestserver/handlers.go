@@ -115,7 +115,7 @@ func (g *guest) redactReport(ctx context.Context, jobID string, rep *guestapi.Re
 		}
 		return
 	}
-	rep.Message = red.String(agentlab.OneLine(red.String(rep.Message), agentlab.MaxReasonBytes))
+	rep.Message = red.String(agentlab.Reason(red.String(rep.Message)))
 	if rep.Result != nil && red.String(rep.Result.Branch) != rep.Result.Branch {
 		rep.Result.Branch = "redacted"
 	}

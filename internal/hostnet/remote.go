@@ -173,7 +173,7 @@ func (r *Remote) connect() (*yamux.Session, error) {
 		err := cmd.Wait()
 		t.Stop()
 		if err != nil && r.ctx.Err() == nil {
-			text := agentlab.OneLine(words.String(), agentlab.MaxReasonBytes)
+			text := agentlab.Reason(words.String())
 			r.log.Error("the way to another node's network ended", "command", strings.Join(r.cfg.Command, " "), "err", err, "stderr", text)
 		}
 	})

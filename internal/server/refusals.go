@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/agentlab-vm/agentlab"
 )
 
 // How many refused calls the log tells of: so many at once, and then one each
@@ -51,16 +53,9 @@ func (s *Server) logRefusal(r *http.Request, err error) {
 	if !ok {
 		return
 	}
-	args := []any{"method", cut(r.Method, 20), "path", cut(r.URL.Path, refusalPath), "err", err, "from", who.where}
+	args := []any{"method", agentlab.Cut(r.Method, 20), "path", agentlab.Cut(r.URL.Path, refusalPath), "err", err, "from", who.where}
 	if dropped > 0 {
 		args = append(args, "dropped_before", dropped)
 	}
 	s.log.Warn("refused", args...)
-}
-
-func cut(s string, most int) string {
-	if len(s) <= most {
-		return s
-	}
-	return s[:most] + "…"
 }

@@ -4,9 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
-	"strings"
 	"time"
-	"unicode"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -57,7 +55,7 @@ func (w *tx) emit(evs []agentlab.Event) error {
 		if e.Time.IsZero() {
 			e.Time = w.now
 		}
-		e.Message = oneLine(e.Message)
+		e.Message = agentlab.OneLine(e.Message, maxMessage)
 		id, err := events.insertRow(w, &e)
 		if err != nil {
 			return err
@@ -66,22 +64,6 @@ func (w *tx) emit(evs []agentlab.Event) error {
 		w.events = append(w.events, e)
 	}
 	return nil
-}
-
-// oneLine makes a message fit for one line of a terminal or log, whoever
-// wrote it.
-func oneLine(s string) string {
-	s = strings.ToValidUTF8(s, "\uFFFD")
-	s = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
-			return ' '
-		}
-		return r
-	}, s)
-	if len(s) > maxMessage {
-		s = strings.ToValidUTF8(s[:maxMessage-3], "") + "…"
-	}
-	return s
 }
 
 // AppendEvents writes events that tell of something that is no row here. A

@@ -17,9 +17,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
-	"unicode"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -187,7 +185,7 @@ func receive(conn net.Conn) ([]byte, error) {
 		case stream.Exit:
 			var st stream.ExitStatus
 			if err := json.Unmarshal(p, &st); err != nil || st.Code != 0 {
-				return nil, agentlab.Errorf(agentlab.CodeUnavailable, "agent-runner probe failed in the guest (exit code %d): %s", st.Code, clean(st.Error+" "+errOut.String())).
+				return nil, agentlab.Errorf(agentlab.CodeUnavailable, "agent-runner probe failed in the guest (exit code %d): %s", st.Code, agentlab.OneLine(st.Error+" "+errOut.String(), maxText)).
 					WithHint("the sandbox may run another version of agent-runner: make a new one")
 			}
 			return out.Bytes(), nil
@@ -209,24 +207,10 @@ func results(out []byte) ([]guestapi.ProbeResult, error) {
 		if err != nil {
 			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the guest's probe results are not the JSON that was asked for")
 		}
-		r.Answer, r.Error = clean(r.Answer), clean(r.Error)
+		r.Answer, r.Error = agentlab.OneLine(r.Answer, maxText), agentlab.OneLine(r.Error, maxText)
 		for i, a := range r.Addrs {
-			r.Addrs[i] = clean(a)
+			r.Addrs[i] = agentlab.OneLine(a, maxText)
 		}
 		all = append(all, r)
 	}
-}
-
-// clean makes one printable line of a guest's text.
-func clean(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, strings.ToValidUTF8(strings.TrimSpace(s), "?"))
-	if len(s) > maxText {
-		s = strings.ToValidUTF8(s[:maxText], "") + "…"
-	}
-	return s
 }

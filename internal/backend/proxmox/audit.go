@@ -104,14 +104,7 @@ func refuse(vmid int, key, value string) error {
 }
 
 // clip shortens what came from a node for a message.
-func clip(s string) string {
-	const most = 120
-	s = strings.ToValidUTF8(s, "?")
-	if r := []rune(s); len(r) > most {
-		return string(r[:most]) + "…"
-	}
-	return s
-}
+func clip(s string) string { return agentlab.OneLine(s, 120) }
 
 // zeroOptions are those for which not set and 0 are the same.
 var zeroOptions = []string{"onboot", "protection", "template"}

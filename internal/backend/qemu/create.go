@@ -177,7 +177,7 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 		if werr := probeWrite(dir); werr != nil { // its errno tells what qemu-img tells in words only
 			err = werr
 		}
-		return fault(err, "cannot make the disk of sandbox %d (%s)", h.Spec.VMID, clean(stderr.String()))
+		return fault(err, "cannot make the disk of sandbox %d (%s)", h.Spec.VMID, agentlab.OneLine(stderr.String(), maxReason))
 	}
 	if err := os.Chmod(tmp, 0o600); err != nil {
 		return fault(err, "cannot set permissions of the disk")

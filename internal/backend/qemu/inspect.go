@@ -153,7 +153,7 @@ func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
 		case agentlab.CodeNotFound: // gone meanwhile, or not ours
 			continue
 		default:
-			in.Power, in.Reason = backend.PowerPartial, clean(err.Error())
+			in.Power, in.Reason = backend.PowerPartial, agentlab.OneLine(err.Error(), maxReason)
 		}
 		seen[ref] = true
 		list = append(list, in)

@@ -210,7 +210,7 @@ func (m *machine) Ready(ctx context.Context) error {
 		err = m.qmp.execute(qctx, "query-status", nil, &st)
 	}
 	if err == nil && !st.Running {
-		err = errors.New("the guest's CPUs do not run: " + clean(st.Status))
+		err = errors.New("the guest's CPUs do not run: " + agentlab.OneLine(st.Status, maxReason))
 	}
 	if err == nil {
 		if m.cfg.Accel != AccelKVM {

@@ -75,7 +75,7 @@ func (p prober) verdict(ctx context.Context, qemu, key string) (verdict, error) 
 	case pctx.Err() != nil:
 		v.Why = fmt.Sprintf("a tiny guest did not end within %s", p.deadline)
 	default:
-		v.Why = clean(err.Error())
+		v.Why = agentlab.OneLine(err.Error(), maxReason)
 	}
 	if !v.Works {
 		v.Remedy = "check that the host offers hardware virtualization (where it is a virtual machine: nested virtualization)"

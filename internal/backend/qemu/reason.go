@@ -3,6 +3,8 @@ package qemu
 import (
 	"strings"
 	"syscall"
+
+	"github.com/agentlab-vm/agentlab"
 )
 
 // ending is what is known about a QEMU process that ended unasked.
@@ -26,21 +28,21 @@ func (e ending) reason() string {
 	case e.status.Signaled() && e.status.Signal() == syscall.SIGSYS:
 		return "QEMU was killed by its system call filter"
 	case e.status.Signaled():
-		return clean("QEMU was killed by " + signalName(e.status.Signal()) + lastLine(": ", e.stderr))
+		return agentlab.OneLine("QEMU was killed by "+signalName(e.status.Signal())+lastLine(": ", e.stderr), maxReason)
 	case e.shutdown == "guest-shutdown":
 		return "the guest powered itself off"
 	case e.shutdown == "guest-panic", e.shutdown == "guest-reset":
 		if p := panicText(e.console); p != "" {
-			return clean("guest kernel panic: " + p)
+			return agentlab.OneLine("guest kernel panic: "+p, maxReason)
 		}
 		if !e.answered {
 			return "the guest reset itself before agent-runner answered"
 		}
 		return "the guest rebooted itself"
 	case e.status.ExitStatus() != 0:
-		return clean("QEMU failed" + lastLine(": ", e.stderr))
+		return agentlab.OneLine("QEMU failed"+lastLine(": ", e.stderr), maxReason)
 	}
-	return clean("QEMU ended" + lastLine(": ", e.stderr))
+	return agentlab.OneLine("QEMU ended"+lastLine(": ", e.stderr), maxReason)
 }
 
 // panicText finds the last kernel panic on a console.
@@ -64,18 +66,4 @@ func lastLine(prefix, text string) string {
 		return ""
 	}
 	return prefix + text
-}
-
-// clean makes one printable line of bounded length.
-func clean(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if r < 0x20 || r > 0x7e {
-			return ' '
-		}
-		return r
-	}, s)
-	if len(s) > maxReason {
-		s = s[:maxReason]
-	}
-	return strings.TrimSpace(s)
 }

@@ -280,7 +280,7 @@ func (s *shim) failed(err error) error {
 		s.log.Error("cannot start", "err", err)
 	}
 	_ = s.undo.runUntil(1) // all but the lock, which vouches for state.json
-	reason := clean("it did not start: " + err.Error())
+	reason := agentlab.OneLine("it did not start: "+err.Error(), maxReason)
 	if serr := s.setPhase(phaseCrashed, reason); serr != nil {
 		return errors.Join(err, serr)
 	}

@@ -190,7 +190,7 @@ func (d *Driver) awaitShim(ctx context.Context, h handle, dir, runID string, end
 	if err := probeWrite(dir); err != nil {
 		return fault(err, "the supervisor of sandbox %d ended at once", h.Spec.VMID)
 	}
-	return agentlab.Errorf(agentlab.CodeUnavailable, "the supervisor of sandbox %d ended at once%s", h.Spec.VMID, clean(firstLine(": ", string(words)))).
+	return agentlab.Errorf(agentlab.CodeUnavailable, "the supervisor of sandbox %d ended at once%s", h.Spec.VMID, agentlab.OneLine(firstLine(": ", string(words)), maxReason)).
 		WithHint("see %s", filepath.Join(dir, fileStderr))
 }
 

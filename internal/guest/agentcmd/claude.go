@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 	"time"
+
+	"github.com/agentlab-vm/agentlab"
 )
 
 // renderClaude makes a readable log of Claude Code's stream-json, which is
@@ -122,10 +124,7 @@ func toolInput(raw json.RawMessage) string {
 			break
 		}
 	}
-	if len(out) > maxInput {
-		out = strings.ToValidUTF8(out[:maxInput], "") + "…"
-	}
-	return strings.ReplaceAll(strings.TrimSpace(out), "\n", "\n  ")
+	return strings.ReplaceAll(strings.TrimSpace(agentlab.Cut(out, maxInput)), "\n", "\n  ")
 }
 
 // plainText is the text of a content that is a string or a list of blocks.

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/agentlab-vm/agentlab"
 )
 
 const resolvConf = "/etc/resolv.conf"
@@ -43,7 +45,7 @@ func (p *prober) ask(ctx context.Context, a *attempt) error {
 		got, err := p.lookup(ctx, network, server, a.Target, a.Type)
 		a.res.Addrs = append(a.res.Addrs, got.addrs...)
 		if got.text != "" {
-			a.res.Answer = clip(got.text)
+			a.res.Answer = agentlab.OneLine(got.text, maxAnswer)
 		}
 		last = err
 	}

@@ -10,6 +10,8 @@ import (
 	"net"
 	"strings"
 	"time"
+
+	"github.com/agentlab-vm/agentlab"
 )
 
 // connect opens the TCP connection of a probe. It ends with ctx.
@@ -45,7 +47,7 @@ func (a *attempt) said(b []byte) error {
 	}
 	a.res.Reached = true
 	line, _, _ := strings.Cut(string(b), "\n")
-	a.res.Answer = clip(strings.TrimRight(line, "\r"))
+	a.res.Answer = agentlab.OneLine(strings.TrimRight(line, "\r"), maxAnswer)
 	return nil
 }
 
@@ -99,7 +101,7 @@ func (p *prober) tls(ctx context.Context, a *attempt) error {
 	a.res.Reached = true
 	a.res.Answer = "TLS alert"
 	if state := c.ConnectionState(); err == nil && len(state.PeerCertificates) > 0 {
-		a.res.Answer = clip(fmt.Sprintf("TLS certificate of %v", state.PeerCertificates[0].DNSNames))
+		a.res.Answer = agentlab.OneLine(fmt.Sprintf("TLS certificate of %v", state.PeerCertificates[0].DNSNames), maxAnswer)
 	}
 	return nil
 }

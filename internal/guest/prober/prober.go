@@ -14,11 +14,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
@@ -183,13 +183,5 @@ func reason(err error) string {
 	if errors.As(err, &dnsErr) {
 		return dnsErr.Err
 	}
-	return clip(err.Error())
-}
-
-// clip makes text of at most maxAnswer bytes out of whatever came.
-func clip(s string) string {
-	if len(s) > maxAnswer {
-		s = s[:maxAnswer]
-	}
-	return strings.ToValidUTF8(s, "?")
+	return agentlab.OneLine(err.Error(), maxAnswer)
 }

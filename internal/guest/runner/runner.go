@@ -303,10 +303,7 @@ func (r *Runner) finalReport(out outcome, c *collected) guestapi.Report {
 		}
 		msg += strings.Join(c.Warnings, "; ")
 	}
-	msg = r.red.String(msg)
-	if len(msg) > maxMessage {
-		msg = strings.ToValidUTF8(msg[:maxMessage], "") + "…"
-	}
+	msg = agentlab.Cut(r.red.String(msg), maxMessage)
 	result := c.Result
 	return guestapi.Report{Status: out.Status, Phase: "done", Message: msg, ExitCode: out.ExitCode, Result: &result}
 }

@@ -46,7 +46,7 @@ func decodeInterfaces(raw json.RawMessage) ([]Interface, error) {
 	}
 	var ifs []Interface
 	for _, r := range out.Result[:min(len(out.Result), maxInterfaces)] {
-		i := Interface{Name: clip(r.Name, 64)}
+		i := Interface{Name: agentlab.OneLine(r.Name, 64)}
 		if mac, err := net.ParseMAC(r.MAC); err == nil && len(mac) == 6 {
 			i.MAC = mac
 		}

@@ -39,7 +39,7 @@ func (c *Client) Version(ctx context.Context) (Version, error) {
 // parseVersion reads a version like "8.4.21", else a release like "8.4".
 func parseVersion(texts ...string) (Version, error) {
 	for _, s := range texts {
-		s = clip(s, 40)
+		s = agentlab.OneLine(s, 40)
 		number, _, _ := strings.Cut(s, "-") // 7.4-17
 		f := strings.Split(number, ".")
 		major, err := strconv.Atoi(f[0])
@@ -52,7 +52,7 @@ func parseVersion(texts ...string) (Version, error) {
 		}
 		return v, nil
 	}
-	return Version{}, agentlab.Errorf(agentlab.CodeInternal, "the node's version %q is not understood", clip(fmt.Sprint(texts), 80))
+	return Version{}, agentlab.Errorf(agentlab.CodeInternal, "the node's version %q is not understood", agentlab.OneLine(fmt.Sprint(texts), 80))
 }
 
 // Node is a member of the cluster.

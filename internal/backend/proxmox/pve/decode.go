@@ -6,7 +6,6 @@ import (
 	"math"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -32,7 +31,7 @@ func (i *Int) UnmarshalJSON(b []byte) error {
 	}
 	f, err := strconv.ParseFloat(s, 64)
 	if err != nil || math.IsNaN(f) || f < -(1<<62) || f > 1<<62 {
-		return agentlab.Errorf(agentlab.CodeInternal, "%s is no number", strconv.Quote(clip(s, 40)))
+		return agentlab.Errorf(agentlab.CodeInternal, "%s is no number", strconv.Quote(agentlab.OneLine(s, 40)))
 	}
 	*i = Int(f)
 	return nil
@@ -54,7 +53,7 @@ func (v *Bool) UnmarshalJSON(b []byte) error {
 	case "", "0", "false", "no", "off":
 		*v = false
 	default:
-		return agentlab.Errorf(agentlab.CodeInternal, "%s is no truth value", strconv.Quote(clip(s, 40)))
+		return agentlab.Errorf(agentlab.CodeInternal, "%s is no truth value", strconv.Quote(agentlab.OneLine(s, 40)))
 	}
 	return nil
 }
@@ -91,7 +90,7 @@ func scalar(b []byte) (string, error) {
 		}
 		return s, nil
 	case b[0] == '{' || b[0] == '[':
-		return "", agentlab.Errorf(agentlab.CodeInternal, "%s where one value was expected", clip(string(b), 40))
+		return "", agentlab.Errorf(agentlab.CodeInternal, "%s where one value was expected", agentlab.OneLine(string(b), 40))
 	}
 	return string(b), nil
 }
@@ -183,21 +182,4 @@ func (p Props) Get(key string) (string, bool) {
 		}
 	}
 	return "", false
-}
-
-// clip shortens untrusted text for a message, to at most n bytes.
-func clip(s string, n int) string {
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r == utf8.RuneError {
-			return ' '
-		}
-		return r
-	}, s)
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
 }

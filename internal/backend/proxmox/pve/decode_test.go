@@ -121,15 +121,6 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-func TestClip(t *testing.T) {
-	if got := clip("a\nb\x00c", 10); got != "a b c" {
-		t.Errorf("%q", got)
-	}
-	if got := clip(strings.Repeat("é", 10), 5); got != "éé…" {
-		t.Errorf("%q", got)
-	}
-}
-
 // Decoders see what guests and foreign VMs have put into names, descriptions
 // and answers of the agent: they return something or an error, and never both
 // a failure and a value.

@@ -203,12 +203,12 @@ func grantHint(text string) string {
 
 // text is the answer in one line, with what is wrong with which parameter.
 func (f *Fault) text() string {
-	s := clip(strings.Trim(f.Message, ".; \n"), 500)
+	s := agentlab.OneLine(strings.Trim(f.Message, ".; \n"), 500)
 	if s == "" {
 		s = "status " + strconv.Itoa(f.Status)
 	}
 	for _, name := range f.paramNames() {
-		s += "; " + clip(name+": "+strings.Join(strings.Fields(f.Params[name]), " "), 300)
+		s += "; " + agentlab.OneLine(name+": "+strings.Join(strings.Fields(f.Params[name]), " "), 300)
 	}
 	return s
 }
@@ -264,7 +264,7 @@ func explainTask(u UPID, exit string, tail []string) error {
 			}
 		}
 	}
-	e := agentlab.Errorf(code, "%s of %s failed: %s%s", u.Type(), u.ID(), clip(exit, 500), telling(exit, tail))
+	e := agentlab.Errorf(code, "%s of %s failed: %s%s", u.Type(), u.ID(), agentlab.OneLine(exit, 500), telling(exit, tail))
 	e.Err = quiet{&Fault{Message: exit}}
 	if hint != "" {
 		e = e.WithHint("%s", hint)
@@ -289,7 +289,7 @@ func telling(exit string, tail []string) string {
 		if l == "" || strings.HasPrefix(l, "TASK ") || l == exit || l == "trying to acquire lock..." {
 			continue
 		}
-		lines = append(lines, clip(l, 200))
+		lines = append(lines, agentlab.OneLine(l, 200))
 	}
 	if len(lines) == 0 {
 		return ""

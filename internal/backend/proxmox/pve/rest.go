@@ -214,11 +214,11 @@ func (r *rest) answer(m Method, resp *http.Response, body []byte, readErr error)
 	switch {
 	case resp.StatusCode >= 595 && resp.StatusCode <= 599:
 		// The proxy lost the worker or gave up waiting for it; the work may go on and end well.
-		return nil, vague("the node answered %d %s", resp.StatusCode, clip(reason, 200))
+		return nil, vague("the node answered %d %s", resp.StatusCode, agentlab.OneLine(reason, 200))
 	case resp.StatusCode >= 400:
 		return nil, fault4xx(resp.StatusCode, reason, body)
 	case resp.StatusCode != http.StatusOK:
-		return nil, vague("the node answered %d %s", resp.StatusCode, clip(reason, 200))
+		return nil, vague("the node answered %d %s", resp.StatusCode, agentlab.OneLine(reason, 200))
 	case readErr != nil:
 		return nil, vague("the node's answer was cut off: %w", readErr)
 	case len(body) > maxAnswer:

@@ -24,7 +24,7 @@ var (
 func checkURL(s string) (string, error) {
 	u, err := url.Parse(s)
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not the address of an API", clip(s, 200)).WithField("url").WithHint("such as https://127.0.0.1:8006")
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not the address of an API", agentlab.OneLine(s, 200)).WithField("url").WithHint("such as https://127.0.0.1:8006")
 	}
 	return "https://" + u.Host, nil
 }
@@ -33,7 +33,7 @@ func checkURL(s string) (string, error) {
 // it once, so neither part may have any.
 func authorization(id, secret string) (string, error) {
 	if !tokenID.MatchString(id) {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not the name of a token", clip(id, 80)).WithField("token_id").WithHint("such as agentlab@pve!controller")
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not the name of a token", agentlab.OneLine(id, 80)).WithField("token_id").WithHint("such as agentlab@pve!controller")
 	}
 	if !tokenSecret.MatchString(secret) {
 		return "", agentlab.Errorf(agentlab.CodeInvalid, "what is given as the token's secret is not one").WithField("token_file").WithHint("a secret is a UUID; pveum user token add shows it once")
@@ -84,7 +84,7 @@ func tlsConfig(ca []byte, fingerprint string) (*tls.Config, error) {
 	case fingerprint != "":
 		want, err := hex.DecodeString(strings.ReplaceAll(fingerprint, ":", ""))
 		if err != nil || len(want) != sha256.Size {
-			return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not a SHA-256 fingerprint", clip(fingerprint, 120)).WithField("fingerprint").WithHint("64 hexadecimal digits, as openssl x509 -fingerprint -sha256 shows them")
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not a SHA-256 fingerprint", agentlab.OneLine(fingerprint, 120)).WithField("fingerprint").WithHint("64 hexadecimal digits, as openssl x509 -fingerprint -sha256 shows them")
 		}
 		c.InsecureSkipVerify = true //nolint:gosec // VerifyConnection pins the certificate itself, at every handshake
 		c.VerifyConnection = func(s tls.ConnectionState) error { return checkPin(want, s) }

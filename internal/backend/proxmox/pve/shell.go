@@ -122,7 +122,7 @@ func (s *shell) Call(ctx context.Context, m Method, path string, params url.Valu
 		return data, nil
 	}
 	if m == Get {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "pvesh printed no JSON: %q", clip(string(data), 200))
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "pvesh printed no JSON: %q", agentlab.OneLine(string(data), 200))
 	}
 	return json.RawMessage("null"), nil // a call that returns nothing prints log lines alone
 }
@@ -143,7 +143,7 @@ func plainPath(path string) (string, error) {
 	for i, seg := range segments {
 		p, err := url.PathUnescape(seg)
 		if err != nil || !pathSegment.MatchString(p) || p == ".." || p == "." {
-			return "", agentlab.Errorf(agentlab.CodeInvalid, "%q cannot be part of a call's path", clip(seg, 80))
+			return "", agentlab.Errorf(agentlab.CodeInvalid, "%q cannot be part of a call's path", agentlab.OneLine(seg, 80))
 		}
 		segments[i] = p
 	}

@@ -111,7 +111,7 @@ func (c *Client) Content(ctx context.Context, node, storage, content string, vmi
 		case why == noSuchFile:
 			return true, recoded(err, agentlab.CodeUnavailable, "a volume was deleted while the node listed the storage; try again")
 		default:
-			return false, recoded(err, agentlab.CodeUnavailable, "the file is damaged: repair it, or move it out of the storage: "+clip(file, 200))
+			return false, recoded(err, agentlab.CodeUnavailable, "the file is damaged: repair it, or move it out of the storage: "+agentlab.OneLine(file, 200))
 		}
 	})
 	if err != nil {
@@ -131,7 +131,7 @@ func (c *Client) Content(ctx context.Context, node, storage, content string, vmi
 func (c *Client) DeleteContent(ctx context.Context, node, volid string) (UPID, error) {
 	storage, name, ok := strings.Cut(volid, ":")
 	if !ok || storage == "" || name == "" {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is no volume id", clip(volid, 80)).WithHint("a volume id is STORAGE:NAME")
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is no volume id", agentlab.OneLine(volid, 80)).WithHint("a volume id is STORAGE:NAME")
 	}
 	// The name of a linked clone's volume has a slash, which the API takes as it is.
 	path := apiPath("nodes", node, "storage", storage, "content") + apiPath(strings.Split(name, "/")...)

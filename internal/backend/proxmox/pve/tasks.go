@@ -53,7 +53,7 @@ func (c *Client) TaskStatus(ctx context.Context, u UPID) (Task, error) {
 		return Task{}, err
 	}
 	if out.Status != "running" && out.Status != "stopped" || out.Status == "stopped" && out.ExitStatus == "" {
-		return Task{}, agentlab.Errorf(agentlab.CodeInternal, "ask about task %s: %q is no status", u, clip(out.Status, 40))
+		return Task{}, agentlab.Errorf(agentlab.CodeInternal, "ask about task %s: %q is no status", u, agentlab.OneLine(out.Status, 40))
 	}
 	return out, nil
 }

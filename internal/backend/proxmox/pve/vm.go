@@ -125,7 +125,7 @@ func (c *Client) Status(ctx context.Context, node string, vmid int) (Status, err
 		return Status{}, err
 	}
 	if out.Status != "running" && out.Status != "stopped" {
-		return Status{}, agentlab.Errorf(agentlab.CodeInternal, "read the status of VM %d: %q is no status", vmid, clip(out.Status, 40))
+		return Status{}, agentlab.Errorf(agentlab.CodeInternal, "read the status of VM %d: %q is no status", vmid, agentlab.OneLine(out.Status, 40))
 	}
 	return out, nil
 }
