@@ -97,7 +97,7 @@ docs: ## write the generated documents anew
 	$(GO) test ./internal/server -run TestGenerated -update
 	$(GO) test ./internal/server -run TestAccessMatrix -update
 	$(GO) test ./internal/cli -run TestCommandReference -update
-	$(GO) test ./internal/config -run TestReference -update
+	$(GO) test ./internal/backends -run TestReference -update
 	$(GO) test ./internal/egress/probe -run TestDocument -update
 
 demo: ## a job in a real VM, from an empty machine to a fetched commit

@@ -6,6 +6,7 @@ package archtest
 
 import (
 	"fmt"
+	"os"
 	"strings"
 )
 
@@ -48,16 +49,30 @@ func and(lists ...[]string) []string {
 	return out
 }
 
-// drivers are the backends, each in a folder below internal/backend.
-var drivers = []string{"fake", "kubernetes", "lima", "proxmox", "qemu"}
+// drivers returns the folders of the backends, as tests of this package find
+// them.
+func drivers() []string {
+	entries, err := os.ReadDir("../backend")
+	if err != nil {
+		panic(err)
+	}
+	var out []string
+	for _, e := range entries {
+		if e.IsDir() && e.Name() != "backendtest" && e.Name() != "registry" {
+			out = append(out, e.Name())
+		}
+	}
+	return out
+}
 
 func driverLayers() []Layer {
 	var out []Layer
-	for _, d := range drivers {
+	for _, d := range drivers() {
 		out = append(out, Layer{
 			Name: "driver " + d, Packages: []string{"internal/backend/" + d + "/..."},
 			May: and([]string{
-				".", "guestapi", "internal/backend", "internal/control", "internal/egress", "internal/egress/gate", "internal/egress/vnet", "internal/egress/nft",
+				".", "guestapi", "internal/backend", "internal/backend/registry", "internal/config", "internal/control", "internal/egress",
+				"internal/egress/gate", "internal/egress/vnet", "internal/egress/nft", "internal/hostnet",
 			}, leaves),
 			Why: "drivers never know each other, nor a service, the store or the server",
 		})
@@ -120,12 +135,21 @@ var Layers = append(driverLayers(), []Layer{
 	},
 	{
 		Name: "host network", Packages: []string{"internal/hostnet"},
-		May: and([]string{".", "internal/backend", "internal/egress", "internal/egress/gate", "internal/egress/nft"}, leaves),
+		May: and([]string{".", "internal/backend", "internal/config", "internal/egress", "internal/egress/gate", "internal/egress/nft"}, leaves),
 		Why: "the network of this host is wired to a driver by the daemon; it knows the contract's words, and no driver or service",
 	},
 	{
 		Name: "contract", Packages: []string{"internal/backend"}, May: and([]string{".", "guestapi"}, leaves),
 		Why: "the driver contract knows no driver",
+	},
+	{
+		Name: "registry", Packages: []string{"internal/backend/registry"},
+		May: and([]string{".", "internal/backend", "internal/config", "internal/hostnet", "internal/image"}, leaves),
+		Why: "the registry describes a backend and what its driver is opened with; it knows no driver",
+	},
+	{
+		Name: "backends", Packages: []string{"internal/backends"}, May: []string{"internal/backend/..."},
+		Why: "the list of backends is the only place that names all drivers",
 	},
 	{
 		Name: "conformance", Packages: []string{"internal/backend/backendtest"},
@@ -160,7 +184,7 @@ var Layers = append(driverLayers(), []Layer{
 	{
 		Name: "daemon", Packages: []string{"internal/daemon/..."},
 		May: and([]string{
-			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend/...", "internal/config",
+			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend/...", "internal/backends", "internal/config",
 			"internal/control", "internal/egress/...", "internal/guestserver", "internal/hostnet", "internal/image", "internal/profile",
 			"internal/secret", "internal/server", "internal/store",
 		}, serviceNames, leaves),

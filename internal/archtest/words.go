@@ -100,7 +100,6 @@ var NotRewritten = []string{
 	"internal/config/api.go",
 	"internal/config/config.go",
 	"internal/config/hostnetwork.go",
-	"internal/config/proxmox.go",
 	"internal/daemon/daemon.go",
 	"internal/daemon/installation.go",
 	"internal/daemon/status.go",

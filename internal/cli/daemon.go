@@ -102,7 +102,7 @@ func (a *App) startDaemon(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	binary, err := daemonBinary()
+	binary, err := config.FindProgram("agentlabd")
 	if err != nil {
 		return err
 	}
@@ -211,25 +211,6 @@ func daemonComplaint(log string) string {
 	return plain(strings.Join(kept, "; "))
 }
 
-// daemonBinary finds agentlabd beside this program, else on the PATH.
-func daemonBinary() (string, error) {
-	if self, err := os.Executable(); err == nil {
-		if target, err := filepath.EvalSymlinks(self); err == nil {
-			self = target
-		}
-		beside := filepath.Join(filepath.Dir(self), "agentlabd")
-		if info, err := os.Stat(beside); err == nil && info.Mode().IsRegular() {
-			return beside, nil
-		}
-	}
-	path, err := exec.LookPath("agentlabd")
-	if err != nil {
-		return "", agentlab.Errorf(agentlab.CodeUnavailable, "agentlabd is not installed").
-			WithHint("put it beside the agentlab program or on the PATH")
-	}
-	return path, nil
-}
-
 func (a *App) daemonCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "daemon", Short: "Run, start, stop and look at the daemon",
@@ -247,7 +228,7 @@ func (a *App) daemonCmd() *cobra.Command {
 }
 
 func (a *App) daemonRun() error {
-	binary, err := daemonBinary()
+	binary, err := config.FindProgram("agentlabd")
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/config"
 )
 
 func (a *App) dbCmd() *cobra.Command {
@@ -106,7 +107,7 @@ func (a *App) repair(system bool, verb string, args ...string) error {
 	if a.socket != "" {
 		return usageErrorf("--socket names a daemon that runs; this works without one").WithHint("set AGENTLAB_HOME to say which installation is meant")
 	}
-	binary, err := daemonBinary()
+	binary, err := config.FindProgram("agentlabd")
 	if err != nil {
 		return err
 	}

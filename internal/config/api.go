@@ -37,7 +37,7 @@ func (a API) validate() error {
 		if group == "" || strings.ContainsAny(group, " :/\x00\n") {
 			return agentlab.Errorf(agentlab.CodeInvalid, "%q is not the name of a group", group).WithField("api.groups")
 		}
-		if err := oneOf("api.groups."+group, a.Groups[group], roles); err != nil {
+		if err := OneOf("api.groups."+group, a.Groups[group], roles); err != nil {
 			return err
 		}
 	}

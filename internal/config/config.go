@@ -8,7 +8,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -20,7 +19,7 @@ import (
 // Config is the content of config.yaml. The doc tags are the reference of the
 // keys, from which docs/config.md is made.
 type Config struct {
-	Backend        string `yaml:"backend" doc:"Where sandboxes run. Known: qemu, proxmox."`
+	Backend        string `yaml:"backend" doc:"Where sandboxes run."`
 	DefaultProfile string `yaml:"default_profile" doc:"Profile of jobs and sandboxes that name none."`
 	DefaultAgent   string `yaml:"default_agent" doc:"Agent of jobs that name none: claude, codex, opencode, gemini or shell."`
 
@@ -36,10 +35,6 @@ type Config struct {
 
 	API API `yaml:"api"`
 
-	QEMU QEMU `yaml:"qemu"`
-
-	Proxmox Proxmox `yaml:"proxmox"`
-
 	Network Network `yaml:"network"`
 
 	UpstreamProxy UpstreamProxy `yaml:"upstream_proxy"`
@@ -47,7 +42,30 @@ type Config struct {
 	Guest Guest `yaml:"guest"`
 
 	HostNetwork HostNetwork `yaml:"host_network"`
+
+	backends []string           // the values that the key backend may have
+	sections map[string]Section // by backend; each has the backend's name as its key
 }
+
+// Backend is a backend as config.yaml knows it.
+type Backend struct {
+	Name string
+	// Section returns the defaults of the backend's section; nil means that it
+	// has none.
+	Section func() Section
+}
+
+// Section is the section of one backend in config.yaml: a pointer to a struct
+// whose fields have yaml and doc tags.
+type Section interface {
+	// Validate checks the values. It gets the whole configuration, and whether
+	// the backend of this section is the configured one.
+	Validate(c Config, used bool) error
+}
+
+// Section returns the section of a backend, with the type that its driver
+// gave it; nil if the backend has none.
+func (c Config) Section(backend string) Section { return c.sections[backend] }
 
 // Images names the images used when neither job nor profile names one.
 type Images struct {
@@ -96,12 +114,6 @@ type Backups struct {
 	Daily  int `yaml:"daily" doc:"Further days, 0 to 366, of which the last copy is kept."`
 }
 
-// QEMU configures the qemu backend.
-type QEMU struct {
-	Binary string `yaml:"binary" doc:"Path of the QEMU system emulator; empty looks for the one of this machine's architecture in PATH."`
-	Accel  string `yaml:"accel" doc:"auto (KVM where it works, else emulation), kvm or tcg."`
-}
-
 // API says who may use the control API beside the daemon's own user, and
 // whether it is served over TCP too.
 type API struct {
@@ -111,10 +123,10 @@ type API struct {
 	TLSKey  string            `yaml:"tls_key" doc:"Absolute path of its private key, as PEM, which not everybody may be able to read."`
 }
 
-// Default returns the configuration of an empty file.
-func Default() Config {
-	return Config{
-		Backend:             "qemu",
+// Default returns the configuration of an empty file. The first of the known
+// backends is the default.
+func Default(known ...Backend) Config {
+	c := Config{
 		DefaultProfile:      "yolo-ephemeral",
 		DefaultAgent:        "claude",
 		Images:              Images{Base: "base", Agents: "agents"},
@@ -126,33 +138,37 @@ func Default() Config {
 		Backups:             Backups{Newest: 24, Daily: 7},
 		BootstrapTTLMinutes: 10,
 		API:                 API{Groups: map[string]string{}},
-		QEMU:                QEMU{Accel: "auto"},
-		Proxmox:             defaultProxmox(),
 		Network:             Network{Private: []Private{}},
 		Guest:               Guest{CACertificates: []string{}},
 		HostNetwork:         defaultHostNetwork,
+
+		sections: map[string]Section{},
 	}
+	for _, b := range known {
+		c.backends = append(c.backends, b.Name)
+		if b.Section != nil {
+			c.sections[b.Name] = b.Section()
+		}
+	}
+	if len(known) > 0 {
+		c.Backend = known[0].Name
+	}
+	return c
 }
 
-// backends are the values that the key backend may have.
-var backends = []string{"qemu", "proxmox"}
-
-// testBackend is known here but to nobody who reads messages or the
-// reference: the daemon refuses it outside of tests.
-const testBackend = "fake"
-
-// Load reads the file at path. A missing file is the default configuration.
-// Errors are code invalid with the key as Field and its line in the message,
-// or denied when the file cannot be read.
-func Load(path string) (Config, error) {
+// Load reads the file at path for a program that knows these backends. A
+// missing file is the default configuration. Errors are code invalid with the
+// key as Field and its line in the message, or denied when the file cannot be
+// read.
+func Load(path string, known ...Backend) (Config, error) {
 	data, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return Default(), nil
+		return Default(known...), nil
 	case err != nil:
 		return Config{}, &agentlab.Error{Code: agentlab.CodeDenied, Message: "cannot read the configuration", Err: err}
 	}
-	c, err := Parse(data)
+	c, err := Parse(data, known...)
 	if err != nil {
 		return Config{}, in(path, err)
 	}
@@ -184,13 +200,17 @@ func in(path string, err error) error {
 }
 
 // Parse reads the text of a config.yaml over the defaults and validates it.
-func Parse(data []byte) (Config, error) {
-	c := Default()
+func Parse(data []byte, known ...Backend) (Config, error) {
+	c := Default(known...)
+	sections := map[string]any{}
+	for name, s := range c.sections {
+		sections[name] = s
+	}
 	doc, err := strictyaml.Parse(data)
 	if err != nil {
 		return Config{}, err
 	}
-	if err := doc.Decode(&c); err != nil {
+	if err := doc.DecodeSections(&c, sections); err != nil {
 		return Config{}, err
 	}
 	if err := c.Validate(); err != nil {
@@ -201,15 +221,10 @@ func Parse(data []byte) (Config, error) {
 
 // Validate checks every value; the error names the key.
 func (c Config) Validate() error {
-	if c.Backend != testBackend {
-		if err := oneOf("backend", c.Backend, backends); err != nil {
-			return err
-		}
-	}
-	if err := oneOf("default_agent", c.DefaultAgent, agentlab.Agents); err != nil {
+	if err := OneOf("backend", c.Backend, c.backends); err != nil {
 		return err
 	}
-	if err := oneOf("qemu.accel", c.QEMU.Accel, []string{"auto", "kvm", "tcg"}); err != nil {
+	if err := OneOf("default_agent", c.DefaultAgent, agentlab.Agents); err != nil {
 		return err
 	}
 	for _, n := range []struct{ key, value string }{
@@ -219,13 +234,10 @@ func (c Config) Validate() error {
 			return agentlab.Errorf(agentlab.CodeInvalid, "%q is not a valid name", n.value).WithField(n.key).WithHint("%s", agentlab.HintOf(err))
 		}
 	}
-	if b := c.QEMU.Binary; strings.Contains(b, "/") && !filepath.IsAbs(b) {
-		return agentlab.Errorf(agentlab.CodeInvalid, "%q is neither a name to look for in PATH nor an absolute path", b).WithField("qemu.binary")
-	}
 	if err := c.API.validate(); err != nil {
 		return err
 	}
-	if err := c.UpstreamProxy.validate(c.Backend); err != nil {
+	if err := c.UpstreamProxy.validate(); err != nil {
 		return err
 	}
 	if err := c.Guest.validate(); err != nil {
@@ -234,10 +246,17 @@ func (c Config) Validate() error {
 	if err := c.HostNetwork.validate(); err != nil {
 		return err
 	}
-	if err := c.Proxmox.validate(c.Backend == "proxmox", c.HostNetwork); err != nil {
+	if err := c.validateRanges(); err != nil {
 		return err
 	}
-	return c.validateRanges()
+	for _, name := range c.backends {
+		if s := c.sections[name]; s != nil {
+			if err := s.Validate(c, name == c.Backend); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (c Config) validateRanges() error {
@@ -272,7 +291,9 @@ func (c Config) validateRanges() error {
 	return nil
 }
 
-func oneOf(key, value string, known []string) error {
+// OneOf returns an error about the key when its value is not one of those
+// known.
+func OneOf(key, value string, known []string) error {
 	if slices.Contains(known, value) {
 		return nil
 	}

@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -11,49 +12,85 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
+// stage is the section of a backend.
+type stage struct {
+	Speed string `yaml:"speed"`
+	Seats struct {
+		Rows int `yaml:"rows"`
+	} `yaml:"seats"`
+}
+
+func (s *stage) Validate(c Config, used bool) error {
+	if s.Seats.Rows > c.Limits.MaxSandboxes {
+		return agentlab.Errorf(agentlab.CodeInvalid, "too many").WithField("stage.seats.rows")
+	}
+	if used && s.Speed == "" {
+		return agentlab.Errorf(agentlab.CodeInvalid, "missing").WithField("stage.speed")
+	}
+	return nil
+}
+
+var known = []Backend{{Name: "stage", Section: func() Section { return &stage{Speed: "slow"} }}, {Name: "crowd"}}
+
+func parse(text string) (Config, error) { return Parse([]byte(text), known...) }
+
+func defaults() Config { return Default(known...) }
+
+// The section of a backend is as strict as the rest of the file, and its
+// checks get the whole configuration.
+func TestSections(t *testing.T) {
+	c, err := parse("stage: {seats: {rows: 3}}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := c.Section("stage").(*stage); s.Speed != "slow" || s.Seats.Rows != 3 {
+		t.Errorf("%+v", s)
+	}
+	if s := c.Section("crowd"); s != nil {
+		t.Errorf("%+v", s)
+	}
+	if _, err := parse("backend: crowd\nstage: {speed: \"\"}"); err != nil {
+		t.Errorf("a backend that is not used: %v", err)
+	}
+	for text, want := range map[string]string{
+		"stage: {sped: fast}":             `line 1: unknown key; did you mean "stage.speed"?`,
+		"stage: {seats: {rows: x}}":       "line 1",
+		"\nstage:\n  seats: {rows: 7000}": "line 3: too many",
+		"stage:\n  speed: \"\"":           "line 2: missing",
+		"stage: 3":                        "line 1: a mapping",
+		"stagee: {}":                      `did you mean "stage"?`,
+		"crowd: {size: 3}":                "unknown key",
+		"limits: {max_sandboxes: 1}\nstage: {seats: {rows: 2}}": "line 2: too many",
+	} {
+		_, err := parse(text)
+		if got := fmt.Sprint(err) + "; " + agentlab.HintOf(err); !strings.Contains(got, want) {
+			t.Errorf("%q: %s", text, got)
+		}
+	}
+}
+
 func TestDefaultIsValidAndWhatAMissingOrEmptyFileMeans(t *testing.T) {
-	want := Default()
+	want := defaults()
 	if err := want.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	got, err := Load(filepath.Join(t.TempDir(), "config.yaml"))
+	got, err := Load(filepath.Join(t.TempDir(), "config.yaml"), known...)
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("missing file: %+v, %v", got, err)
 	}
-	got, err = Parse([]byte("# nothing yet\n"))
+	got, err = parse("# nothing yet\n")
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("empty file: %+v, %v", got, err)
 	}
 }
 
-func TestEveryKeyIsDocumentedAndReadable(t *testing.T) {
-	for _, k := range keys() {
-		if k.doc == "" || k.path == "" {
-			t.Errorf("key %q has no doc", k.path)
-		}
-		parts := strings.Split(k.path, ".")
-		text := strings.Repeat("  ", len(parts)-1) + parts[len(parts)-1] + ": " + k.def + "\n"
-		if len(parts) == 2 {
-			text = parts[0] + ":\n" + text
-		}
-		c, err := Parse([]byte(text))
-		if err != nil || !reflect.DeepEqual(c, Default()) {
-			t.Errorf("%q: %v", text, err)
-		}
-	}
-	if n := len(keys()); n < 15 {
-		t.Errorf("only %d keys", n)
-	}
-}
-
 func TestParse(t *testing.T) {
-	c, err := Parse([]byte("limits:\n  max_sandboxes: 3\n  max_ttl_minutes: 120\nqemu: {accel: tcg, binary: /opt/q}\nvmid_range: {first: 200, last: 200}\nbootstrap_ttl_minutes: 5\n"))
+	c, err := parse("limits:\n  max_sandboxes: 3\n  max_ttl_minutes: 120\nvmid_range: {first: 200, last: 200}\nbootstrap_ttl_minutes: 5\n")
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Default()
+	want := defaults()
 	want.Limits = Limits{MaxSandboxes: 3, MinFreeMB: 1024, MaxTTLMinutes: 120, BootMinutes: 3, EgressRecords: 5000}
-	want.QEMU = QEMU{Binary: "/opt/q", Accel: "tcg"}
 	want.VMIDRange = VMIDRange{200, 200}
 	want.BootstrapTTLMinutes = 5
 	if !reflect.DeepEqual(c, want) {
@@ -66,11 +103,11 @@ func TestParse(t *testing.T) {
 
 func TestRefused(t *testing.T) {
 	for _, tc := range []struct{ in, field, message, hint string }{
-		{"backend: qemu\ndefault_profil: x", "default_profil", "line 2: unknown key", `"default_profile"`},
+		{"backend: stage\ndefault_profil: x", "default_profil", "line 2: unknown key", `"default_profile"`},
 		{"limits:\n  max_sandbox: 1", "limits.max_sandbox", "line 2: unknown key", `"limits.max_sandboxes"`},
 		{"debug_listen: 127.0.0.1:8845", "debug_listen", "unknown key", ""},
-		{"backend: kubernetes", "backend", `line 1: "kubernetes" is not known`, "choose one of qemu, proxmox"},
-		{"backend: qmeu", "backend", "", `did you mean "qemu"?`},
+		{"backend: kubernetes", "backend", `line 1: "kubernetes" is not known`, "choose one of stage, crowd"},
+		{"backend: stgae", "backend", "", `did you mean "stage"?`},
 		{"default_agent: cladue", "default_agent", "", `"claude"`},
 		{"default_profile: ../x", "default_profile", "not a valid name", "lower-case"},
 		{"images: {base: UPPER}", "images.base", "not a valid name", ""},
@@ -82,8 +119,6 @@ func TestRefused(t *testing.T) {
 		{"bootstrap_ttl_minutes: 16", "bootstrap_ttl_minutes", "between 5 and 15", ""},
 		{"retention: {artifacts_days: 40, jobs_days: 39}", "retention.jobs_days", "between 40", ""},
 		{"artifacts: {max_file_mb: 5000}", "artifacts.max_job_mb", "", ""},
-		{"qemu: {accel: hvf}", "qemu.accel", "", "auto, kvm, tcg"},
-		{"qemu: {binary: bin/qemu}", "qemu.binary", "absolute", ""},
 		{"limits: 3", "limits", "line 1: a mapping", ""},
 		{"api: {listen: \"8843\"}", "api.listen", "not an address with a port", "127.0.0.1:8843"},
 		{"api: {listen: \"localhost:8843\"}", "api.listen", "not an address with a port", "numbers"},
@@ -112,7 +147,7 @@ func TestRefused(t *testing.T) {
 		{"upstream_proxy: {url: \"http://p:1\", dns: \"http://1.1.1.1/dns-query\"}", "upstream_proxy.dns", "https://", ""},
 		{"upstream_proxy: {url: \"http://p:1\", user: joe}", "upstream_proxy.user", "unknown key", ""},
 	} {
-		_, err := Parse([]byte(tc.in))
+		_, err := parse(tc.in)
 		if agentlab.CodeOf(err) != agentlab.CodeInvalid {
 			t.Errorf("%q: got %v, want invalid", tc.in, err)
 			continue
@@ -126,14 +161,15 @@ func TestRefused(t *testing.T) {
 
 func TestUpstreamProxy(t *testing.T) {
 	const text = "upstream_proxy: {url: \"https://proxy.corp:3128\", credentials_file: /c, ca_file: /a, dns: \"https://[2606:4700::1111]:8443/dns-query\"}"
-	c, err := Parse([]byte(text))
+	c, err := parse(text)
 	if want := (UpstreamProxy{URL: "https://proxy.corp:3128", CredentialsFile: "/c", CAFile: "/a", DNS: "https://[2606:4700::1111]:8443/dns-query"}); err != nil || c.UpstreamProxy != want {
 		t.Errorf("%+v, %v", c.UpstreamProxy, err)
 	}
-	c.Backend = testBackend // as every backend but qemu
-	e, ok := errors.AsType[*agentlab.Error](c.Validate())
-	if !ok || e.Code != agentlab.CodeUnsupported || e.Field != "upstream_proxy.url" || !strings.Contains(e.Hint, "backend: qemu") {
-		t.Errorf("another backend: %+v", e)
+	if err := c.UpstreamProxy.Refuse("stage"); agentlab.CodeOf(err) != agentlab.CodeUnsupported {
+		t.Errorf("%v", err)
+	}
+	if err := defaults().UpstreamProxy.Refuse("stage"); err != nil {
+		t.Errorf("without a proxy: %v", err)
 	}
 }
 
@@ -142,18 +178,18 @@ func TestAPI(t *testing.T) {
 		"api: {listen: \"127.0.0.1:8843\"}", "api: {listen: \"[::1]:8843\"}", "api: {listen: \"127.0.0.1:0\"}",
 		"api: {listen: \"0.0.0.0:8843\", tls_cert: /c, tls_key: /k}",
 	} {
-		if _, err := Parse([]byte(text)); err != nil {
+		if _, err := parse(text); err != nil {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	c, err := Parse([]byte("api: {groups: {ops: admin, auditors: read}}"))
+	c, err := parse("api: {groups: {ops: admin, auditors: read}}")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := c.API.GroupRoles(); !reflect.DeepEqual(got, map[string]agentlab.Role{"ops": agentlab.RoleAdmin, "auditors": agentlab.RoleRead}) {
 		t.Errorf("groups %v", got)
 	}
-	if got := Default().API.GroupRoles(); !reflect.DeepEqual(got, map[string]agentlab.Role{DefaultGroup: agentlab.RoleWrite}) {
+	if got := defaults().API.GroupRoles(); !reflect.DeepEqual(got, map[string]agentlab.Role{DefaultGroup: agentlab.RoleWrite}) {
 		t.Errorf("groups by default %v", got)
 	}
 }
@@ -163,10 +199,10 @@ func TestLoadNamesTheFile(t *testing.T) {
 	if err := os.WriteFile(path, []byte("nope: 1"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Load(path); err == nil || !strings.Contains(err.Error(), path+": line 1") {
+	if _, err := Load(path, known...); err == nil || !strings.Contains(err.Error(), path+": line 1") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := Load(filepath.Dir(path)); agentlab.CodeOf(err) != agentlab.CodeDenied {
+	if _, err := Load(filepath.Dir(path), known...); agentlab.CodeOf(err) != agentlab.CodeDenied {
 		t.Errorf("a directory: got %v, want denied", err)
 	}
 }

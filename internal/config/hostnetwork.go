@@ -6,9 +6,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// HostNetwork is the bridge of hosts whose sandboxes are on one, as on
-// Proxmox. The qemu backend has no use for it: each of its sandboxes has a
-// private network.
+// HostNetwork is the bridge of hosts whose sandboxes are on one. Backends that
+// give each sandbox a private network do not use it.
 type HostNetwork struct {
 	Bridge     string `yaml:"bridge" doc:"Bridge that only sandboxes are on; 'agentlab host network apply' makes it when it is missing."`
 	Subnet     string `yaml:"subnet" doc:"IPv4 network of the sandboxes, whose first address is the host's."`
@@ -55,6 +54,17 @@ func (h HostNetwork) Gateways() (v4, v6 netip.Addr, err error) {
 		v6 = n6.Addr().Next()
 	}
 	return v4, v6, err
+}
+
+// GuestsUseDHCP tells whether guests on the bridge get their addresses by DHCP,
+// as a backend's section says.
+func (c Config) GuestsUseDHCP() bool {
+	for _, s := range c.sections {
+		if d, ok := s.(interface{ GuestsUseDHCP() bool }); ok && d.GuestsUseDHCP() {
+			return true
+		}
+	}
+	return false
 }
 
 // validate checks what this package can; names of interfaces are checked by

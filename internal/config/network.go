@@ -22,16 +22,16 @@ type Private struct {
 }
 
 // APIPorts returns the ports of this host on which the control API is served.
-func (c Config) APIPorts() []int {
+func (c Config) APIPorts() []uint16 {
 	_, port, err := net.SplitHostPort(c.API.Listen)
 	if err != nil {
 		return nil
 	}
-	n, err := strconv.Atoi(port)
+	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 {
 		return nil
 	}
-	return []int{n}
+	return []uint16{uint16(n)}
 }
 
 // Guest is what holds for the guests of all sandboxes.

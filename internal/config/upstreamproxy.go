@@ -13,14 +13,14 @@ import (
 // UpstreamProxy is the proxy of a host that has no direct way out. An empty
 // URL means that there is none.
 type UpstreamProxy struct {
-	URL             string `yaml:"url" doc:"http://HOST:PORT, https://HOST:PORT or socks5://HOST:PORT of a proxy through which sandboxes reach the internet; empty means directly. Only TCP to IPv4 addresses goes through it; see network.md. Backend qemu only."`
+	URL             string `yaml:"url" doc:"http://HOST:PORT, https://HOST:PORT or socks5://HOST:PORT of a proxy through which sandboxes reach the internet; empty means directly. Only TCP to IPv4 addresses goes through it; see network.md. Some backends cannot use one; see network.md."`
 	CredentialsFile string `yaml:"credentials_file" doc:"Absolute path of a file with USER:PASSWORD for the proxy, which only its owner can read (mode 0600). It is read when a sandbox starts."`
 	CAFile          string `yaml:"ca_file" doc:"Absolute path of a PEM file with authorities that are trusted, beside those of the system, for an https proxy and for dns."`
 	DNS             string `yaml:"dns" doc:"https://ADDRESS/dns-query of a resolver (DNS over HTTPS, RFC 8484) that is asked through the proxy, by its IP address; empty means the name servers of the host."`
 }
 
 // validate checks the syntax; files are read by who uses them.
-func (p UpstreamProxy) validate(backend string) error {
+func (p UpstreamProxy) validate() error {
 	bad := func(key, format string, args ...any) *agentlab.Error {
 		return agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField("upstream_proxy." + key)
 	}
@@ -55,11 +55,17 @@ func (p UpstreamProxy) validate(backend string) error {
 			return bad("dns", "%q is not an IP address", u.Hostname()).WithHint("a resolver behind the proxy cannot be looked up: write its address, as in https://1.1.1.1/dns-query")
 		}
 	}
-	if backend != "qemu" {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "the backend %s routes packets in the kernel, which no proxy can carry", backend).WithField("upstream_proxy.url").
-			WithHint("use backend: qemu, or remove upstream_proxy and route the sandboxes' network through a gateway")
-	}
 	return nil
+}
+
+// Refuse returns the error for a backend that cannot use a proxy; nil when
+// none is configured.
+func (p UpstreamProxy) Refuse(backend string) error {
+	if p.URL == "" {
+		return nil
+	}
+	return agentlab.Errorf(agentlab.CodeUnsupported, "the backend %s routes packets in the kernel, which no proxy can carry", backend).WithField("upstream_proxy.url").
+		WithHint("use another backend, or remove upstream_proxy and route the sandboxes' network through a gateway")
 }
 
 func hasPort(u *url.URL) bool {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/server"
@@ -33,6 +34,8 @@ type Config struct {
 	Getenv func(string) string // nil means os.Getenv
 	Stderr io.Writer           // a second copy of the log; nil means none
 	Clock  func() time.Time    // nil means time.Now
+
+	Backends registry.List // nil means backends.All
 }
 
 // Daemon is agentlabd. New opens everything, Run serves, Close lets go.
@@ -64,6 +67,7 @@ func New(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now
 	}
+	cfg.Backends = knownBackends(cfg.Backends, cfg.Getenv)
 	d := &Daemon{cfg: cfg, started: cfg.Clock(), stopping: make(chan struct{})}
 	defer func() {
 		if err != nil {
@@ -82,7 +86,7 @@ func New(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	if err := d.openLog(); err != nil {
 		return nil, err
 	}
-	settings, err := config.Load(cfg.Paths.ConfigFile())
+	settings, err := cfg.Backends.Load(cfg.Paths.ConfigFile())
 	if err != nil {
 		return nil, err
 	}

@@ -335,11 +335,12 @@ func TestDoesNotStart(t *testing.T) {
 	}
 }
 
-func TestFakeIsRefused(t *testing.T) {
+func TestUnknownBackend(t *testing.T) {
 	h := newHome(t)
 	_, err := New(t.Context(), Config{Paths: h.paths, Getenv: func(string) string { return "" }})
-	if agentlab.CodeOf(err) != agentlab.CodeInvalid || !strings.Contains(err.Error(), "fake") {
-		t.Errorf("%v", err)
+	e, ok := errors.AsType[*agentlab.Error](err)
+	if !ok || e.Code != agentlab.CodeInvalid || e.Field != "backend" || !strings.Contains(e.Message, `"fake" is not known`) || !strings.Contains(e.Hint, "qemu, proxmox") {
+		t.Errorf("%+v", e)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
+	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/store"
@@ -43,8 +44,8 @@ type repair struct {
 	out    recovered
 }
 
-func dbCommand(args []string, stdout, stderr io.Writer) int {
-	var r repair
+func dbCommand(args []string, b registry.List, stdout, stderr io.Writer) int {
+	r := repair{runOptions: runOptions{backends: b}}
 	fs := flag.NewFlagSet("agentlabd db", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	fs.StringVar(&r.home, "home", "", "")
@@ -234,7 +235,7 @@ func (r *repair) fill(ctx context.Context) (err error) {
 		return err
 	}
 	last := math.MaxInt32
-	if settings, err := config.Load(r.paths.ConfigFile()); err == nil { // a configuration that is damaged was warned of
+	if settings, err := r.backends.Load(r.paths.ConfigFile()); err == nil { // a configuration that is damaged was warned of
 		last = settings.VMIDRange.Last
 	}
 	if err := skipNumbers(ctx, st, last, &r.out); err != nil {
@@ -251,7 +252,7 @@ func (r *repair) fill(ctx context.Context) (err error) {
 // sandboxes asks the backend what bears our mark. A backend that cannot be
 // asked keeps nothing else from being recovered.
 func (r *repair) sandboxes(ctx context.Context, st *store.Store) error {
-	settings, err := config.Load(r.paths.ConfigFile())
+	settings, err := r.backends.Load(r.paths.ConfigFile())
 	if err != nil {
 		r.out.notLookedFor("of the configuration", err)
 		return nil
@@ -259,20 +260,15 @@ func (r *repair) sandboxes(ctx context.Context, st *store.Store) error {
 	log := slog.New(slog.DiscardHandler)
 	network := newHostNetwork(settings, networkDir(r.paths), log)
 	defer func() { _ = network.Close() }()
-	p, err := openPlace(driverEnv{
-		paths: r.paths, settings: settings, images: image.NewStore(r.paths.Images(), image.Options{}), network: network.Local, getenv: r.getenv, log: log,
+	opened, err := r.backends.Open(registry.Env{
+		Config: settings, Paths: r.paths, Images: image.NewStore(r.paths.Images(), image.Options{}), Network: network.Local, Getenv: r.getenv, Log: log,
 	})
 	if err != nil {
 		r.out.notLookedFor(settings.Backend, err)
 		return nil
 	}
-	defer func() {
-		_ = p.driver.Close()
-		for _, c := range p.also {
-			_ = c.Close()
-		}
-	}()
-	return recoverSandboxes(ctx, st, p.driver, time.Now().UTC(), &r.out)
+	defer func() { _ = opened.Driver.Close() }()
+	return recoverSandboxes(ctx, st, opened.Driver, time.Now().UTC(), &r.out)
 }
 
 func (r *repair) print(asJSON bool, stdout io.Writer) error {

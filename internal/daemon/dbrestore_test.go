@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
@@ -32,6 +33,12 @@ func alter(t *testing.T, path, query string) {
 
 // A backup with damage that SQLite's quick check does not find is not restored
 // when it is named. When none is named, the one before it is taken.
+// closedBackend is a list with a backend that cannot be opened, under the name
+// of the one in config.yaml.
+var closedBackend = registry.List{{Name: "fake", Open: func(registry.Env) (registry.Opened, error) {
+	return registry.Opened{}, agentlab.Errorf(agentlab.CodeUnavailable, "closed for this test")
+}}}
+
 func TestDamagedBackupIsNotRestored(t *testing.T) {
 	for name, damage := range map[string]string{
 		"index":     "PRAGMA writable_schema = 1; UPDATE sqlite_schema SET sql = 'CREATE INDEX jobs_created ON jobs (task, job_id)' WHERE name = 'jobs_created'",
@@ -49,7 +56,7 @@ func TestDamagedBackupIsNotRestored(t *testing.T) {
 			})
 			alter(t, bad, damage)
 			before := files(t, h.paths.State)
-			r := repair{runOptions: runOptions{home: h.paths.Home}, backup: bad}
+			r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}, backup: bad}
 			err := r.do(t.Context(), "restore", false, io.Discard)
 			if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), bad) || !strings.Contains(err.Error(), "damaged") {
 				t.Errorf("%s: %v", agentlab.CodeOf(err), err)
@@ -57,7 +64,7 @@ func TestDamagedBackupIsNotRestored(t *testing.T) {
 			if after := files(t, h.paths.State); after != before {
 				t.Errorf("the state directory was changed:\n%s\nbefore:\n%s", after, before)
 			}
-			r = repair{runOptions: runOptions{home: h.paths.Home}}
+			r = repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
 			if err := r.do(t.Context(), "restore", false, io.Discard); err != nil || r.out.Backup != sound || len(r.out.Warnings) == 0 || !strings.Contains(r.out.Warnings[0], bad) {
 				t.Errorf("%+v, %v", r.out, err)
 			}
@@ -81,7 +88,7 @@ func TestRestoreOfAnOlderSchema(t *testing.T) {
 		}
 	})
 	alter(t, old, `ALTER TABLE sandboxes DROP COLUMN waiting; ALTER TABLE jobs DROP COLUMN waiting; DELETE FROM goose_db_version WHERE version_id >= 15`)
-	r := repair{runOptions: runOptions{home: h.paths.Home}, backup: old}
+	r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}, backup: old}
 	if err := r.do(t.Context(), "restore", false, io.Discard); err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +142,7 @@ func TestReplacementIsCrashSafe(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			last := fmt.Sprintf("last%d", n)
 			killed(t, h, last)
-			r := repair{paths: h.paths}
+			r := repair{runOptions: runOptions{backends: closedBackend}, paths: h.paths}
 			if err := r.stage(t.Context(), backup, ""); err != nil {
 				t.Fatal(err)
 			}
@@ -153,7 +160,7 @@ func TestReplacementIsCrashSafe(t *testing.T) {
 				t.Fatalf("a daemon: %v (%s); files\n%s\nbefore:\n%s", err, agentlab.HintOf(err), after, before)
 			}
 			verb := []string{"restore", "rebuild"}[n%2]
-			r = repair{runOptions: runOptions{home: h.paths.Home}}
+			r = repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
 			if verb == "restore" {
 				r.backup = backup
 			}
@@ -191,7 +198,7 @@ func wantKept(t *testing.T, path, last string) {
 func TestReplacementOverwritesNothing(t *testing.T) {
 	h, _ := lived(t)
 	for range 3 {
-		r := repair{runOptions: runOptions{home: h.paths.Home}}
+		r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
 		remove(t, h.paths.Installation())
 		write(t, h.paths.Database(), "damaged")
 		if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
@@ -221,7 +228,7 @@ func TestRestoreOfAStagedFile(t *testing.T) {
 		}
 		before := files(t, h.paths.State)
 		for _, path := range []string{staged, filepath.Join(h.paths.Backups(), "..", filepath.Base(staged)), link} {
-			r := repair{runOptions: runOptions{home: h.paths.Home}, backup: path}
+			r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}, backup: path}
 			err := r.do(t.Context(), "restore", false, io.Discard)
 			if agentlab.CodeOf(err) != agentlab.CodeInvalid || !strings.Contains(agentlab.HintOf(err), "copy it") {
 				t.Errorf("%s: %v (%s)", path, err, agentlab.HintOf(err))
@@ -232,7 +239,7 @@ func TestRestoreOfAStagedFile(t *testing.T) {
 		}
 	}
 	// A rebuild that needs no new database removes them too.
-	r := repair{runOptions: runOptions{home: h.paths.Home}}
+	r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
 	if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil || len(r.out.MovedTo) != 0 {
 		t.Fatalf("%+v, %v", r.out, err)
 	}

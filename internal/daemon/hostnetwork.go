@@ -13,6 +13,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
@@ -26,32 +27,9 @@ type hostNetwork struct {
 
 func newHostNetwork(settings config.Config, dir string, log *slog.Logger) *hostNetwork {
 	return &hostNetwork{settings: settings.HostNetwork, Local: hostnet.New(hostnet.Config{
-		Network: func() (nft.Config, error) { return bridgeConfig(settings) },
+		Network: func() (nft.Config, error) { return hostnet.Rules(settings) },
 		Dir:     dir, Logger: log,
 	})}
-}
-
-// bridgeConfig is what the rules are rendered from.
-func bridgeConfig(settings config.Config) (nft.Config, error) {
-	h := settings.HostNetwork
-	v4, v6, err := h.Prefixes()
-	if err != nil {
-		return nft.Config{}, err
-	}
-	gw4, gw6, err := h.Gateways()
-	if err != nil {
-		return nft.Config{}, err
-	}
-	c := nft.Config{
-		Bridge: h.Bridge, Subnet4: v4, Gateway4: gw4, Subnet6: v6, Gateway6: gw6, Uplink: h.Uplink, Tailscale: h.Tailscale,
-		ProxyPort: uint16(h.ProxyPort), LogGroup: uint16(h.LogGroup), //nolint:gosec // checked by package config
-		Reserved: append(reservedPorts(settings), uint16(h.ProxyPort)), //nolint:gosec // checked by package config
-		DHCP:     settings.Proxmox.Addressing == config.ProxmoxDHCP,
-	}
-	for _, p := range h.GuestPorts {
-		c.GuestPorts = append(c.GuestPorts, uint16(p)) //nolint:gosec // checked by package config
-	}
-	return c, c.Validate()
 }
 
 // Apply implements server.HostNetwork.
@@ -112,11 +90,11 @@ Options of each: --home DIR | --system    whose config.yaml (key host_network)
 `
 
 // networkCommand is 'agentlabd network …'. It returns the exit code.
-func networkCommand(args []string, stdout, stderr io.Writer) int {
+func networkCommand(args []string, b registry.List, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("agentlabd network", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	dry := fs.Bool("dry-run", false, "")
-	var o runOptions
+	o := runOptions{backends: b}
 	fs.StringVar(&o.home, "home", "", "")
 	fs.BoolVar(&o.system, "system", false, "")
 	verb := ""
@@ -170,7 +148,7 @@ func (o runOptions) bridge() (nft.Config, error) {
 	if err != nil {
 		return nft.Config{}, err
 	}
-	settings, err := config.Load(paths.ConfigFile())
+	settings, err := o.backends.Load(paths.ConfigFile())
 	if err != nil {
 		return nft.Config{}, err
 	}
@@ -178,7 +156,7 @@ func (o runOptions) bridge() (nft.Config, error) {
 		return nft.Config{}, agentlab.Errorf(agentlab.CodeUnsupported, "the kernel routes what sandboxes on a bridge send, which no proxy can carry").
 			WithField("upstream_proxy.url").WithHint("remove upstream_proxy from %s, or do without the bridge", paths.ConfigFile())
 	}
-	return bridgeConfig(settings)
+	return hostnet.Rules(settings)
 }
 
 func (o runOptions) networkManager(ctx context.Context) (*nft.Manager, error) {

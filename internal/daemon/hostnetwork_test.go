@@ -8,8 +8,10 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backends"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
 var update = flag.Bool("update", false, "write the generated documents")
@@ -19,7 +21,7 @@ var update = flag.Bool("update", false, "write the generated documents")
 // TestRenderedRules -update' after a change.
 func TestRenderedRules(t *testing.T) {
 	const path = "../../scripts/net/agent_nat.nft"
-	c, err := bridgeConfig(config.Default())
+	c, err := hostnet.Rules(config.Default(backends.All.Known()...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +51,7 @@ func TestNetworkCommandUsage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if code := networkCommand(args, null, null); code != 2 {
+		if code := networkCommand(args, backends.All, null, null); code != 2 {
 			t.Errorf("%v: exit code %d", args, code)
 		}
 		_ = null.Close()
@@ -60,7 +62,7 @@ func TestNetworkCommandUsage(t *testing.T) {
 // bridge are not made beside one.
 func TestBridgeRefusesAnUpstreamProxy(t *testing.T) {
 	home := t.TempDir()
-	o := runOptions{home: home}
+	o := runOptions{home: home, backends: backends.All}
 	if _, err := o.bridge(); err != nil {
 		t.Fatal(err)
 	}

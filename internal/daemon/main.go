@@ -14,6 +14,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/qemu"
+	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
@@ -39,9 +40,11 @@ SIGTERM and SIGINT end the daemon. Virtual machines go on, and the next daemon
 finds them.
 `
 
-// Main is the program agentlabd with the arguments that follow its name. It
-// returns the exit code: 0 ok, 1 failure, 2 usage.
-func Main(args []string) int {
+// Main is the program agentlabd with the arguments that follow its name and
+// the backends that it knows; none means backends.All. It returns the exit
+// code: 0 ok, 1 failure, 2 usage.
+func Main(args []string, known ...registry.Backend) int {
+	known = knownBackends(known, os.Getenv)
 	switch {
 	case len(args) == 1 && (args[0] == "--version" || args[0] == "version"):
 		fmt.Fprintln(os.Stdout, "agentlabd", version.String())
@@ -54,11 +57,12 @@ func Main(args []string) int {
 		if err != nil {
 			return complain(os.Stderr, err, 2)
 		}
+		o.backends = known
 		return complain(os.Stderr, o.run(), 1)
 	case len(args) >= 1 && args[0] == "network":
-		return networkCommand(args[1:], os.Stdout, os.Stderr)
+		return networkCommand(args[1:], known, os.Stdout, os.Stderr)
 	case len(args) >= 1 && args[0] == "db":
-		return dbCommand(args[1:], os.Stdout, os.Stderr)
+		return dbCommand(args[1:], known, os.Stdout, os.Stderr)
 	case len(args) == 2 && args[0] == "vmm": // a shim; only the qemu driver calls it
 		return complain(os.Stderr, untilSignal(func(ctx context.Context) error { return qemu.RunShim(ctx, args[1]) }), 1)
 	}
@@ -80,8 +84,9 @@ func complain(w io.Writer, err error, code int) int {
 }
 
 type runOptions struct {
-	home   string
-	system bool
+	home     string
+	system   bool
+	backends registry.List
 }
 
 func parseRun(args []string) (o runOptions, err error) {
@@ -128,7 +133,7 @@ func (o runOptions) run() error {
 	if err != nil {
 		return err
 	}
-	cfg := Config{Paths: paths, Getenv: getenv}
+	cfg := Config{Paths: paths, Getenv: getenv, Backends: o.backends}
 	// In the background standard error is a file that nobody shortens; the
 	// log has all of it.
 	if o.system || term.IsTerminal(int(os.Stderr.Fd())) { //nolint:gosec // a file descriptor fits an int

@@ -8,7 +8,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/egress"
-	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/profile"
 )
 
@@ -21,7 +20,7 @@ func privateTargets(c config.Config) ([]agentlab.PrivateTarget, error) {
 	}
 	all, err := egress.ParsePrivates(out)
 	for i, p := range all {
-		if p.Host && slices.Contains(c.APIPorts(), int(p.Port)) {
+		if p.Host && slices.Contains(c.APIPorts(), p.Port) {
 			return nil, agentlab.Errorf(agentlab.CodeInvalid, "port %d of the host is AgentLab's own API, which no sandbox may reach", p.Port).
 				WithField(fmt.Sprintf("network.private[%d].port", i))
 		}
@@ -44,26 +43,4 @@ func trusted(c config.Config) ([]string, error) {
 		out = append(out, list...)
 	}
 	return out, nil
-}
-
-// upstreamProxy returns the proxy that the configuration names, after a look
-// at its files; nil means none.
-func upstreamProxy(c config.Config) (*gate.ProxyConfig, error) {
-	if c.UpstreamProxy.URL == "" {
-		return nil, nil //nolint:nilnil // no proxy is not a fault
-	}
-	p := gate.ProxyConfig(c.UpstreamProxy)
-	if _, err := gate.NewProxyDialer(p); err != nil {
-		return nil, err
-	}
-	return &p, nil
-}
-
-// reservedPorts are the ports of this host that no policy opens.
-func reservedPorts(c config.Config) []uint16 {
-	var out []uint16
-	for _, p := range c.APIPorts() {
-		out = append(out, uint16(p)) //nolint:gosec // of an address that was checked
-	}
-	return out
 }

@@ -33,7 +33,7 @@ func TestJobsWithRecordsAloneAreRecovered(t *testing.T) {
 		t.Run(verb, func(t *testing.T) {
 			h := newHome(t)
 			h.start(t)()
-			r := repair{runOptions: runOptions{home: h.paths.Home}, backup: t.TempDir() + "/backup.db"}
+			r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}, backup: t.TempDir() + "/backup.db"}
 			change(t, h, func(st *store.Store) {
 				if err := st.Backup(t.Context(), r.backup); err != nil {
 					t.Fatal(err)
@@ -79,7 +79,7 @@ func TestNumbersDoNotReturn(t *testing.T) {
 	record(t, h, agentlab.Job{ID: "job-aaaaaaaaaaaaa", Agent: "shell", Mode: "dangerous", Status: agentlab.JobRunning, SandboxVMID: 1007})
 	record(t, h, agentlab.Job{ID: "job-bbbbbbbbbbbbb", Agent: "shell", Mode: "dangerous", Status: agentlab.JobFailed, SandboxVMID: 5000})
 	rebuild := func() {
-		r := repair{runOptions: runOptions{home: h.paths.Home}}
+		r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
 		if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
 			t.Fatal(err)
 		}
@@ -131,7 +131,7 @@ func TestRefusedRecordIsReported(t *testing.T) {
 	}
 	record(t, h, agentlab.Job{ID: first, Agent: "shell", Mode: "dangerous", Status: agentlab.JobFailed, StopRequested: "?"})
 	record(t, h, agentlab.Job{ID: last, Agent: "shell", Mode: "dangerous", Status: agentlab.JobCancelled})
-	r := repair{runOptions: runOptions{home: h.paths.Home}}
+	r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
 	var out strings.Builder
 	err := r.do(t.Context(), "rebuild", false, &out)
 	if agentlab.CodeOf(err) != agentlab.CodeInvalid || agentlab.HintOf(err) == "" || !strings.Contains(err.Error(), "refused (2, the first: job-") {
@@ -155,7 +155,7 @@ func TestRefusedRecordIsReported(t *testing.T) {
 			}
 		}
 	})
-	r = repair{runOptions: runOptions{home: h.paths.Home}}
+	r = repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
 	if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
 		t.Errorf("again: %v", err)
 	}

@@ -21,7 +21,7 @@ func TestRefusedRecordOfAKnownJob(t *testing.T) {
 	ended, _ := readRecord(h.paths.Records(), job)
 	waits := ended
 	waits.Status, waits.SandboxVMID, waits.ExitCode, waits.StartedAt, waits.FinishedAt = agentlab.JobQueued, 0, nil, time.Time{}, time.Time{}
-	r := repair{runOptions: runOptions{home: h.paths.Home}, backup: filepath.Join(t.TempDir(), "backup.db")}
+	r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}, backup: filepath.Join(t.TempDir(), "backup.db")}
 	change(t, h, func(st *store.Store) {
 		for _, do := range []func() error{
 			func() error { return st.DeleteArtifacts(t.Context(), job) },
@@ -81,7 +81,7 @@ func TestRepairKilledAfterARefusedRecord(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := repair{runOptions: runOptions{home: h.paths.Home}}
+	r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
 	if err := r.do(t.Context(), "rebuild", false, io.Discard); agentlab.CodeOf(err) != agentlab.CodeInvalid {
 		t.Errorf("it reports nothing as refused: %v", err)
 	}
@@ -98,7 +98,7 @@ func TestRepairKilledAfterARefusedRecord(t *testing.T) {
 			}
 		}
 	})
-	r = repair{runOptions: runOptions{home: h.paths.Home}}
+	r = repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
 	if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
 		t.Errorf("again: %v", err)
 	}

@@ -56,7 +56,7 @@ func TestRestoreRevivesNoToken(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := repair{runOptions: runOptions{home: h.paths.Home}, backup: backup}
+	r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}, backup: backup}
 	if err := r.do(t.Context(), "restore", false, io.Discard); err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestUnfinishedRepairIsRefused(t *testing.T) {
 			return r.rebuild(t.Context())
 		},
 	} {
-		r := repair{paths: h.paths, backup: backup}
+		r := repair{runOptions: runOptions{backends: closedBackend}, paths: h.paths, backup: backup}
 		if err := step(&r); err != nil { // and then it is killed
 			t.Fatal(err)
 		}
@@ -110,7 +110,7 @@ func TestUnfinishedRepairIsRefused(t *testing.T) {
 				_ = d.Close()
 			}
 		}
-		r = repair{runOptions: runOptions{home: h.paths.Home}}
+		r = repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
 		if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
 			t.Fatal(err)
 		}
@@ -191,7 +191,7 @@ func TestRestoreLoosensNoNetwork(t *testing.T) {
 // the fake backend cannot be asked here, so the policies are those of the backup.
 func TestRebuildCompletesARestore(t *testing.T) {
 	h, _ := lived(t)
-	r := repair{paths: h.paths, backup: filepath.Join(t.TempDir(), "backup.db")}
+	r := repair{runOptions: runOptions{backends: closedBackend}, paths: h.paths, backup: filepath.Join(t.TempDir(), "backup.db")}
 	change(t, h, func(st *store.Store) {
 		if err := st.Backup(t.Context(), r.backup); err != nil {
 			t.Fatal(err)
@@ -201,7 +201,7 @@ func TestRebuildCompletesARestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []bool{true, false} { // the second time it is no backup's any more
-		r = repair{runOptions: runOptions{home: h.paths.Home}}
+		r = repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
 		if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
 			t.Fatal(err)
 		}

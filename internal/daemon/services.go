@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/audit"
 	"github.com/agentlab-vm/agentlab/internal/auth"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/gc"
 	"github.com/agentlab-vm/agentlab/internal/guestserver"
@@ -111,16 +112,16 @@ func (s *services) openImages(context.Context, *cleanup) error {
 }
 
 func (s *services) openDriver(_ context.Context, undo *cleanup) error {
-	p, err := openPlace(driverEnv{
-		paths: s.cfg.Paths, settings: s.settings, images: s.images, network: s.hostNetwork.Local, getenv: s.cfg.Getenv, log: s.log.With("part", "driver"),
+	opened, err := s.cfg.Backends.Open(registry.Env{
+		Config: s.settings, Paths: s.cfg.Paths, Images: s.images, Network: s.hostNetwork.Local, Getenv: s.cfg.Getenv, Log: s.log.With("part", "driver"),
 	})
 	if err != nil {
 		return err
 	}
-	for _, c := range p.also {
-		undo.add(c.Close) // after the driver
+	s.driver, s.bootable = opened.Driver, opened.Images
+	if s.bootable == nil {
+		s.bootable = builtImages{s.images}
 	}
-	s.driver, s.bootable = p.driver, p.images
 	undo.add(s.driver.Close)
 	private, err := privateTargets(s.settings)
 	if err != nil {

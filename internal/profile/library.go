@@ -28,7 +28,7 @@ type Library struct {
 	dir     string
 	info    backend.Info
 	private []agentlab.PrivateTarget
-	closed  []int
+	closed  []uint16
 	trusted []string // certificates of the configuration
 }
 
@@ -45,7 +45,7 @@ func (l *Library) Open(list []agentlab.PrivateTarget) *Library {
 
 // Close names ports of the host that no profile can open: those of the daemon's
 // own API. Before the library is used.
-func (l *Library) Close(ports ...int) *Library {
+func (l *Library) Close(ports ...uint16) *Library {
 	l.closed = ports
 	return l
 }

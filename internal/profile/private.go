@@ -14,9 +14,9 @@ const SourceConfig = "config.yaml"
 
 // open adds the configuration's private destinations to a profile's own, and
 // refuses a port of the host that stays closed.
-func (d *Doc) open(list []agentlab.PrivateTarget, closed []int) error {
+func (d *Doc) open(list []agentlab.PrivateTarget, closed []uint16) error {
 	for i, t := range d.net.Private {
-		if t.Host == egress.HostName && slices.Contains(closed, t.Port) {
+		if t.Host == egress.HostName && slices.ContainsFunc(closed, func(p uint16) bool { return int(p) == t.Port }) {
 			return invalid(fmt.Sprintf("network.private[%d].port", i), "port %d of the host is AgentLab's own API, which no sandbox may reach", t.Port).WithHint("remove %s", t.Host+":"+strconv.Itoa(t.Port))
 		}
 	}

@@ -3,6 +3,7 @@ package strictyaml
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -23,11 +24,16 @@ type Any bool
 // value; null is the same as not mentioned. Errors have code invalid, the
 // key's path as Field, and its line. A field's tag `hint:"..."` is the hint of
 // an error about its value.
-func (d *Document) Decode(v any) error {
-	if d.body == nil {
+func (d *Document) Decode(v any) error { return d.DecodeSections(v, nil) }
+
+// DecodeSections is Decode of a document that has further keys at its top:
+// the value of each is stored in what sections has under that key, likewise a
+// pointer to a struct.
+func (d *Document) DecodeSections(v any, sections map[string]any) error {
+	if _, null := d.body.(*ast.NullNode); d.body == nil || null {
 		return nil
 	}
-	return decode(d.body, "", reflect.ValueOf(v).Elem())
+	return decodeStruct(d.body, "", reflect.ValueOf(v).Elem(), sections)
 }
 
 func decode(n ast.Node, path string, v reflect.Value) error {
@@ -45,7 +51,7 @@ func decode(n ast.Node, path string, v reflect.Value) error {
 		}
 		return decode(n, path, v.Elem())
 	case reflect.Struct:
-		return decodeStruct(n, path, v)
+		return decodeStruct(n, path, v, nil)
 	case reflect.Map:
 		return decodeMap(n, path, v)
 	case reflect.Slice:
@@ -66,13 +72,13 @@ func decode(n ast.Node, path string, v reflect.Value) error {
 	}
 }
 
-func decodeStruct(n ast.Node, path string, v reflect.Value) error {
+func decodeStruct(n ast.Node, path string, v reflect.Value, sections map[string]any) error {
 	m, ok := n.(ast.MapNode)
 	if !ok {
 		return refuse(n, path, "a mapping of keys to values is expected")
 	}
 	fields := map[string]int{}
-	var names []string
+	names := slices.Collect(maps.Keys(sections))
 	for i := range v.NumField() {
 		if name, ok := v.Type().Field(i).Tag.Lookup("yaml"); ok {
 			fields[name] = i
@@ -81,6 +87,12 @@ func decodeStruct(n ast.Node, path string, v reflect.Value) error {
 	}
 	for it := m.MapRange(); it.Next(); {
 		name, _ := scalar(it.Key())
+		if into, ok := sections[name]; ok {
+			if err := decode(it.Value(), join(path, name), reflect.ValueOf(into)); err != nil {
+				return err
+			}
+			continue
+		}
 		i, ok := fields[name]
 		if !ok {
 			return unknown(it.Key(), path, name, names)

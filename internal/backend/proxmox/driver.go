@@ -2,6 +2,8 @@ package proxmox
 
 import (
 	"context"
+	"errors"
+	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -59,6 +61,8 @@ type Config struct {
 	Models    []string // of network devices that sandboxes may have
 	Model     string   // the one of Models when a Spec names none; "" means virtio
 	SSHKeys   []string // of people who may log in as agent: authorized_keys lines
+
+	Remotes []io.Closer // hosts of Nodes to close with the driver
 
 	// Settle is how long after a call was sent whose answer is not known it may
 	// still arrive at the node; 0 means 10 s.
@@ -292,7 +296,13 @@ func (d *Driver) node(name string) (*Node, error) {
 }
 
 // Close implements backend.Driver.
-func (d *Driver) Close() error { return d.pve.Close() }
+func (d *Driver) Close() error {
+	err := d.pve.Close()
+	for _, r := range d.cfg.Remotes {
+		err = errors.Join(err, r.Close())
+	}
+	return err
+}
 
 // lock waits for the sandbox's lock, which is this process's own.
 func (d *Driver) lock(ctx context.Context, ref backend.Ref) (unlock func(), err error) {

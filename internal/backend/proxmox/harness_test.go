@@ -15,7 +15,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
@@ -160,7 +159,7 @@ func testConfig(dir, node string, host Host) Config {
 		Nodes:   []Node{{Name: node, Templates: map[string]int{"base": templateVMID}, Host: host}},
 		Subnet4: netip.MustParsePrefix("10.77.0.0/16"), Gateway4: netip.MustParseAddr("10.77.0.1"),
 		Subnet6: netip.MustParsePrefix("fd77:a91a:4d00::/64"), Gateway6: netip.MustParseAddr("fd77:a91a:4d00::1"),
-		Models: config.ProxmoxModels, Poll: quick, Settle: 20 * time.Millisecond,
+		Models: models, Poll: quick, Settle: 20 * time.Millisecond,
 	}
 }
 

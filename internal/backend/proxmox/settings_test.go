@@ -1,4 +1,4 @@
-package config
+package proxmox
 
 import (
 	"errors"
@@ -6,9 +6,15 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/config"
 )
 
-func TestProxmoxRefused(t *testing.T) {
+// parse reads a config.yaml, in which this backend is not the default.
+func parse(text string) (config.Config, error) {
+	return config.Parse([]byte(text), config.Backend{Name: "other"}, config.Backend{Name: Name, Section: newSettings})
+}
+
+func TestSettingsRefused(t *testing.T) {
 	rest := "backend: proxmox\nproxmox:\n  transport: rest\n  url: https://pve:8006\n  token_id: agentlab@pve!main\n  token_file: /etc/agentlab/token\n"
 	for text, field := range map[string]string{
 		"proxmox:\n  transport: ssh\n":                                               "proxmox.transport",
@@ -32,17 +38,30 @@ func TestProxmoxRefused(t *testing.T) {
 		"backend: proxmox\nproxmox:\n  snippets_storage: \"\"\n":                     "proxmox.snippets_storage",
 		rest + "  snippets_storage: cephfs\n":                                        "proxmox.snippets_storage", // would be ignored
 	} {
-		_, err := Parse([]byte(text))
+		_, err := parse(text)
 		e, ok := errors.AsType[*agentlab.Error](err)
 		if !ok || e.Code != agentlab.CodeInvalid || e.Field != field {
 			t.Errorf("%q: %v, want %s refused", text, err, field)
 		}
 	}
-	c, err := Parse([]byte(rest + "  nodes: [{name: pve1}, {name: pve2, templates: {base: 9100}}]\n  nameserver: 10.77.0.1\n"))
+	c, err := parse(rest + "  nodes: [{name: pve1}, {name: pve2, templates: {base: 9100}}]\n  nameserver: 10.77.0.1\n")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := c.Proxmox.TemplateVMIDs("pve2"); got["base"] != 9100 || got["agents"] != 9001 {
+	if got := c.Section(Name).(*Settings).TemplateVMIDs("pve2"); got["base"] != 9100 || got["agents"] != 9001 {
 		t.Errorf("templates of pve2: %v", got)
+	}
+}
+
+// The kernel routes what a bridge carries, so no proxy can be used.
+func TestUpstreamProxyRefused(t *testing.T) {
+	const text = "upstream_proxy: {url: \"https://proxy.corp:3128\"}\n"
+	if _, err := parse(text); err != nil {
+		t.Errorf("with another backend: %v", err)
+	}
+	_, err := parse(text + "backend: proxmox\n")
+	e, ok := errors.AsType[*agentlab.Error](err)
+	if !ok || e.Code != agentlab.CodeUnsupported || e.Field != "upstream_proxy.url" || !strings.HasPrefix(e.Message, "line 1: ") || e.Hint == "" {
+		t.Errorf("%+v", e)
 	}
 }

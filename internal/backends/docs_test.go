@@ -1,4 +1,4 @@
-package config
+package backends_test
 
 import (
 	"bytes"
@@ -8,20 +8,23 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/agentlab-vm/agentlab/internal/backends"
+	"github.com/agentlab-vm/agentlab/internal/config"
 )
 
 var update = flag.Bool("update", false, "write the generated documents")
 
 const document = "../../docs/config.md"
 
-// docs/config.md is generated from the doc tags of Config; run
-// 'go test ./internal/config -run TestReference -update' after a change.
+// docs/config.md is generated from the doc tags of config.Config and of the
+// sections of backends; run 'go test ./internal/backends -run TestReference -update' after a change.
 func TestReference(t *testing.T) {
 	var b bytes.Buffer
 	b.WriteString(`# Configuration
 
-Generated from internal/config. AgentLab needs no configuration: the file is
-optional, and so is each key. It is ` + "`$XDG_CONFIG_HOME/agentlab/config.yaml`" + `
+Generated from internal/config and the settings of each backend. AgentLab needs
+no configuration: the file is optional, and so is each key. It is ` + "`$XDG_CONFIG_HOME/agentlab/config.yaml`" + `
 (` + "`~/.config/agentlab/config.yaml`" + `), ` + "`$AGENTLAB_HOME/config/config.yaml`" + ` when
 AGENTLAB_HOME is set, or ` + "`/etc/agentlab/config.yaml`" + ` for the machine-wide daemon. The
 daemon reads it when it starts. A key that is not listed here is an error.
@@ -53,25 +56,47 @@ daemon reads it when it starts. A key that is not listed here is an error.
 		t.Fatal(err)
 	}
 	if !bytes.Equal(have, b.Bytes()) {
-		t.Error("docs/config.md is out of date: go test ./internal/config -run TestReference -update")
+		t.Error("docs/config.md is out of date: go test ./internal/backends -run TestReference -update")
 	}
 	_, sample, _ := strings.Cut(string(have), "```yaml\n")
 	sample, _, _ = strings.Cut(sample, "```")
-	if c, err := Parse([]byte(sample)); err != nil || !reflect.DeepEqual(c, Default()) {
+	if c, err := parse(sample); err != nil || !reflect.DeepEqual(c, defaults()) {
 		t.Errorf("the file in docs/config.md does not mean the defaults: %+v, %v", c, err)
 	}
+}
+
+func defaults() config.Config { return config.Default(backends.All.Known()...) }
+
+func parse(text string) (config.Config, error) {
+	return config.Parse([]byte(text), backends.All.Known()...)
 }
 
 type key struct{ path, def, doc string }
 
 // keys returns every key of the file with its default, as YAML.
-func keys() []key { return keysOf("", reflect.ValueOf(Default())) }
+func keys() []key {
+	c := defaults()
+	out := keysOf("", reflect.ValueOf(c))
+	var names []string
+	for _, b := range backends.All {
+		names = append(names, b.Name)
+		if s := c.Section(b.Name); s != nil {
+			out = append(out, keysOf(b.Name+".", reflect.ValueOf(s).Elem())...)
+		}
+	}
+	out[0].doc += " Known: " + strings.Join(names, ", ") + "."
+	return out
+}
 
 func keysOf(prefix string, v reflect.Value) []key {
 	var out []key
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
-		path := prefix + f.Tag.Get("yaml")
+		name, ok := f.Tag.Lookup("yaml")
+		if !ok {
+			continue
+		}
+		path := prefix + name
 		if f.Type.Kind() == reflect.Struct {
 			out = append(out, keysOf(path+".", v.Field(i))...)
 			continue
@@ -88,4 +113,24 @@ func keysOf(prefix string, v reflect.Value) []key {
 		out = append(out, key{path, def, f.Tag.Get("doc")})
 	}
 	return out
+}
+
+func TestEveryKeyIsDocumentedAndReadable(t *testing.T) {
+	for _, k := range keys() {
+		if k.doc == "" || k.path == "" {
+			t.Errorf("key %q has no doc", k.path)
+		}
+		parts := strings.Split(k.path, ".")
+		text := strings.Repeat("  ", len(parts)-1) + parts[len(parts)-1] + ": " + k.def + "\n"
+		if len(parts) == 2 {
+			text = parts[0] + ":\n" + text
+		}
+		c, err := parse(text)
+		if err != nil || !reflect.DeepEqual(c, defaults()) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	if n := len(keys()); n < 15 {
+		t.Errorf("only %d keys", n)
+	}
 }

@@ -1,4 +1,4 @@
-package daemon
+package proxmox
 
 import (
 	"errors"
@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/config"
 )
 
 // The secret of another token than the configuration names would be refused by
@@ -24,7 +23,7 @@ func TestTokenOfAnotherName(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		got, err := tokenSecret(config.Proxmox{TokenID: "a@pve!ctl", TokenFile: path})
+		got, err := (&Settings{TokenID: "a@pve!ctl", TokenFile: path}).tokenSecret()
 		if code == "" {
 			if err != nil || got != secret {
 				t.Errorf("%q: %v", text, err)

@@ -1,4 +1,4 @@
-package daemon
+package proxmox
 
 import (
 	"context"
@@ -7,7 +7,6 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
@@ -27,22 +26,22 @@ type nodeNetwork interface {
 // nodeHost is the network of a node in the words of the driver.
 type nodeHost struct{ nodeNetwork }
 
-var _ proxmox.Host = nodeHost{}
+var _ Host = nodeHost{}
 
 // thisNode gives the driver the network of this machine, which from then on is
 // told by it who is on the bridge.
-func thisNode(l *hostnet.Local) proxmox.Host {
+func thisNode(l *hostnet.Local) Host {
 	l.Claim()
 	return nodeHost{l}
 }
 
-// Put implements proxmox.Host.
-func (h nodeHost) Put(ctx context.Context, g proxmox.Guest) error {
+// Put implements Host.
+func (h nodeHost) Put(ctx context.Context, g Guest) error {
 	return h.nodeNetwork.Put(ctx, hostnet.Guest(g))
 }
 
-// Restore implements proxmox.Host.
-func (h nodeHost) Restore(ctx context.Context, guests []proxmox.Guest) error {
+// Restore implements Host.
+func (h nodeHost) Restore(ctx context.Context, guests []Guest) error {
 	list := make([]hostnet.Guest, len(guests))
 	for i, g := range guests {
 		list[i] = hostnet.Guest(g)

@@ -1,4 +1,4 @@
-package daemon
+package proxmox
 
 import (
 	"errors"
@@ -8,96 +8,90 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend/proxmox"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/cloudinit"
-	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
-// openProxmox opens the backend of Proxmox VE.
-func openProxmox(env driverEnv) (place, error) {
-	p := env.settings.Proxmox
-	transport, err := proxmoxTransport(env)
+// Backend is the backend of Proxmox VE.
+var Backend = registry.Backend{Name: Name, Section: newSettings, Open: open}
+
+func open(env registry.Env) (registry.Opened, error) {
+	p := env.Section.(*Settings) //nolint:errcheck // what newSettings returned
+	transport, err := p.openTransport(env.Getenv)
 	if err != nil {
-		return place{}, err
+		return registry.Opened{}, err
 	}
-	v4, v6, err := env.settings.HostNetwork.Prefixes()
+	v4, v6, err := env.Config.HostNetwork.Prefixes()
 	if err != nil {
-		return place{}, err
+		return registry.Opened{}, err
 	}
-	gw4, gw6, err := env.settings.HostNetwork.Gateways()
+	gw4, gw6, err := env.Config.HostNetwork.Gateways()
 	if err != nil {
-		return place{}, err
+		return registry.Opened{}, err
 	}
-	nodes, also, err := proxmoxNodes(env)
+	nodes, remotes, err := p.openNodes(env)
 	if err != nil {
-		return place{}, err
+		return registry.Opened{}, err
 	}
 	keys, err := sshKeys(p.SSHKeyFile)
 	if err != nil {
-		return place{}, err
+		return registry.Opened{}, err
 	}
-	cfg := proxmox.Config{
-		StateDir: env.paths.State, Transport: transport, TokenID: p.TokenID, Nodes: nodes,
-		First: env.settings.VMIDRange.First, Last: env.settings.VMIDRange.Last,
-		Bridge: env.settings.HostNetwork.Bridge, Subnet4: v4, Subnet6: v6, Gateway4: gw4, Gateway6: gw6,
-		DHCP: p.Addressing == config.ProxmoxDHCP, FullClone: p.FullClone, Storage: p.Storage, Pool: p.Pool,
-		Firewall: p.Firewall, Models: config.ProxmoxModels, Model: p.Model, SSHKeys: keys, Logger: env.log,
+	cfg := Config{
+		StateDir: env.Paths.State, Transport: transport, TokenID: p.TokenID, Nodes: nodes,
+		First: env.Config.VMIDRange.First, Last: env.Config.VMIDRange.Last,
+		Bridge: env.Config.HostNetwork.Bridge, Subnet4: v4, Subnet6: v6, Gateway4: gw4, Gateway6: gw6,
+		DHCP: p.GuestsUseDHCP(), FullClone: p.FullClone, Storage: p.Storage, Pool: p.Pool,
+		Firewall: p.Firewall, Models: models, Model: p.Model, SSHKeys: keys, Remotes: remotes, Logger: env.Log,
 	}
 	if p.Nameserver != "" {
 		if cfg.Nameserver, err = netip.ParseAddr(p.Nameserver); err != nil {
-			return place{}, agentlab.Errorf(agentlab.CodeInvalid, "%w", err).WithField("proxmox.nameserver")
+			return registry.Opened{}, agentlab.Errorf(agentlab.CodeInvalid, "%w", err).WithField("proxmox.nameserver")
 		}
 	}
-	d, err := proxmox.New(cfg)
+	d, err := New(cfg)
 	if err != nil {
-		return place{}, err
+		return registry.Opened{}, err
 	}
-	return place{driver: d, images: d.Templates(), also: also}, nil
+	return registry.Opened{Driver: d, Images: d.Templates()}, nil
 }
 
-// envNode gives this machine, for tests only, the name of a node that it is.
-const envNode = "AGENTLAB_TEST_NODE"
-
-// proxmoxNodes are the nodes of the configuration. This machine is the node
+// openNodes returns the nodes of the configuration. This machine is the node
 // with its name, which a node of Proxmox VE always has: its network is that of
 // no other one, whichever way the API is reached, for rules that are made here
 // bind nobody there.
 //
 // Of another node it is the one that an agent there keeps, where ssh leads to
 // it; one without runs no sandbox, and Check says so.
-func proxmoxNodes(env driverEnv) (out []proxmox.Node, also []io.Closer, err error) {
-	p := env.settings.Proxmox
-	self := env.getenv(envNode)
-	if self == "" {
-		name, err := os.Hostname()
-		if err != nil {
-			return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "the name of this machine: %w", err)
-		}
-		self, _, _ = strings.Cut(name, ".")
+func (p *Settings) openNodes(env registry.Env) (out []Node, remotes []io.Closer, err error) {
+	name, err := os.Hostname()
+	if err != nil {
+		return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "the name of this machine: %w", err)
 	}
+	self, _, _ := strings.Cut(name, ".")
 	list := p.Nodes
 	if len(list) == 0 {
-		list = []config.ProxmoxNode{{Name: self}}
+		list = []NodeSettings{{Name: self}}
 	}
 	for _, node := range list {
-		n := proxmox.Node{Name: node.Name, Templates: p.TemplateVMIDs(node.Name)}
+		n := Node{Name: node.Name, Templates: p.TemplateVMIDs(node.Name)}
 		switch {
 		case node.Name == self:
-			n.Host = thisNode(env.network)
+			n.Host = thisNode(env.Network)
 		case node.SSH != "":
 			r := hostnet.NewRemote(hostnet.RemoteConfig{
-				Network: func() (nft.Config, error) { return bridgeConfig(env.settings) },
-				Command: append(pve.Unconfined(env.getenv), agentCommand(node.SSH)...), Logger: env.log.With("node", node.Name),
+				Network: func() (nft.Config, error) { return hostnet.Rules(env.Config) },
+				Command: append(pve.Unconfined(env.Getenv), agentCommand(node.SSH)...), Logger: env.Log.With("node", node.Name),
 			})
 			n.Host = nodeHost{r}
-			also = append(also, r)
+			remotes = append(remotes, r)
 		}
 		out = append(out, n)
 	}
-	return out, also, nil
+	return out, remotes, nil
 }
 
 // agentCommand runs the network agent of another node.
@@ -108,12 +102,11 @@ func agentCommand(target string) []string {
 	}
 }
 
-func proxmoxTransport(env driverEnv) (pve.Transport, error) {
-	p := env.settings.Proxmox
-	if p.Transport == config.ProxmoxShell {
-		return pve.NewShell(pve.ShellOptions{Snippets: p.Snippets, Prefix: pve.Unconfined(env.getenv)}), nil
+func (p *Settings) openTransport(getenv func(string) string) (pve.Transport, error) {
+	if p.Transport == transportShell {
+		return pve.NewShell(pve.ShellOptions{Snippets: p.Snippets, Prefix: pve.Unconfined(getenv)}), nil
 	}
-	secret, err := tokenSecret(p)
+	secret, err := p.tokenSecret()
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +121,7 @@ func proxmoxTransport(env driverEnv) (pve.Transport, error) {
 }
 
 // tokenSecret reads the secret of the API token that the configuration names.
-func tokenSecret(p config.Proxmox) (string, error) {
+func (p *Settings) tokenSecret() (string, error) {
 	secret, err := pve.ReadTokenFile(p.TokenFile, p.TokenID)
 	if e, ok := errors.AsType[*agentlab.Error](err); ok {
 		return "", e.WithField("proxmox." + e.Field)

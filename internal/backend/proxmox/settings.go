@@ -1,0 +1,237 @@
+package proxmox
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/config"
+)
+
+// Settings is the section proxmox of config.yaml.
+type Settings struct {
+	Transport string `yaml:"transport" doc:"Access to the node: shell (this daemon runs on the node, as root) or rest (its API, with a token)."`
+
+	URL         string `yaml:"url" doc:"Of transport rest: address of the API, for example https://127.0.0.1:8006."`
+	TokenID     string `yaml:"token_id" doc:"Of transport rest: name of the API token, as USER@REALM!NAME."`
+	TokenFile   string `yaml:"token_file" doc:"Of transport rest: absolute path of the file with the secret of the token; only its owner may have access (mode 0600)."`
+	CAFile      string `yaml:"ca_file" doc:"Of transport rest: absolute path of the CA certificate of the API, for example /etc/pve/pve-root-ca.pem; empty means the CA certificates of this machine."`
+	Fingerprint string `yaml:"fingerprint" doc:"Of transport rest: SHA-256 fingerprint of the certificate of the API, instead of ca_file; 64 hexadecimal digits, with or without colons."`
+
+	Nodes     []NodeSettings `yaml:"nodes" doc:"Nodes that run sandboxes, each as name: NODE and, if its templates differ, templates: {IMAGE: VMID}. For a node that is not this machine also ssh: root@ADDRESS, which the daemon uses to run agentlabd there for its bridge; without it the node runs no sandbox. Empty means this machine."`
+	Templates map[string]int `yaml:"templates" doc:"Template VM of each image, as IMAGE: VMID; empty means base: 9000 and agents: 9001. No sandbox gets one of these VMIDs."`
+
+	Storage   string `yaml:"storage" doc:"Storage of the disks of full clones; empty means the storage of the template. Linked clones are always on the storage of their template."`
+	FullClone bool   `yaml:"full_clone" doc:"Copy the disk of the template for each sandbox. With false, a sandbox stores only its changes (linked clone)."`
+	Pool      string `yaml:"pool" doc:"Pool of the sandboxes, which a token needs; empty means none."`
+	Snippets  string `yaml:"snippets_storage" doc:"Of transport shell: storage with the content type snippets, for the cloud-init data of sandboxes."`
+
+	Addressing string `yaml:"addressing" doc:"How a guest gets its address: static (cloud-init) or dhcp (the daemon answers on the bridge)."`
+	Nameserver string `yaml:"nameserver" doc:"Name server of guests; empty means the address of the host on the bridge, the only name server that policies allow."`
+	Firewall   bool   `yaml:"firewall" doc:"Set the firewall flag of the network devices of sandboxes, for the firewall of Proxmox VE; policies do not need it."`
+	Model      string `yaml:"model" doc:"Model of the network devices of sandboxes if the profile names none: virtio, e1000 or vmxnet3."`
+	SSHKeyFile string `yaml:"ssh_public_key_file" doc:"Absolute path of a file with SSH public keys that can log in to every sandbox as agent; empty means none (agentlab ssh needs none)."`
+}
+
+// NodeSettings is one node of a cluster.
+type NodeSettings struct {
+	Name      string         `yaml:"name"`
+	Templates map[string]int `yaml:"templates"`
+	SSH       string         `yaml:"ssh"`
+}
+
+// The values of proxmox.transport and proxmox.addressing.
+const (
+	transportShell = "shell"
+	transportREST  = "rest"
+	addressStatic  = "static"
+	addressDHCP    = "dhcp"
+)
+
+// models are the network devices that sandboxes may have.
+var models = []string{"virtio", "e1000", "vmxnet3"}
+
+// defaultSnippets is the storage that every node has.
+const defaultSnippets = "local"
+
+func newSettings() config.Section {
+	return &Settings{
+		Transport: transportShell, Nodes: []NodeSettings{}, Templates: map[string]int{}, Snippets: defaultSnippets,
+		Addressing: addressStatic, Model: "virtio",
+	}
+}
+
+var (
+	storageName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]$`)
+	poolName    = regexp.MustCompile(`^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+){0,2}$`)
+	nodeName    = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
+	sshTarget   = regexp.MustCompile(`^[a-z_][a-z0-9_-]*@[A-Za-z0-9][A-Za-z0-9.:-]*$`)
+	tokenName   = regexp.MustCompile(`^[^\s:/!@]+@[A-Za-z][A-Za-z0-9._-]+![A-Za-z][A-Za-z0-9._-]+$`)
+	fingerprint = regexp.MustCompile(`^([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2}$`)
+)
+
+// Validate implements config.Section. What the backend cannot do without is
+// required only where it is the configured one.
+func (p *Settings) Validate(c config.Config, used bool) error {
+	if used {
+		if err := c.UpstreamProxy.Refuse(Name); err != nil {
+			return err
+		}
+	}
+	if err := config.OneOf("proxmox.transport", p.Transport, []string{transportShell, transportREST}); err != nil {
+		return err
+	}
+	if err := config.OneOf("proxmox.addressing", p.Addressing, []string{addressStatic, addressDHCP}); err != nil {
+		return err
+	}
+	if err := config.OneOf("proxmox.model", p.Model, models); err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		key, value string
+		form       *regexp.Regexp
+		what       string
+	}{
+		{"storage", p.Storage, storageName, "the name of a storage"},
+		{"snippets_storage", p.Snippets, storageName, "the name of a storage"},
+		{"pool", p.Pool, poolName, "the name of a pool"},
+		{"token_id", p.TokenID, tokenName, "the name of a token: USER@REALM!NAME"},
+		{"fingerprint", p.Fingerprint, fingerprint, "a SHA-256 fingerprint"},
+	} {
+		if f.value != "" && !f.form.MatchString(f.value) {
+			return bad(f.key, "%q is not %s", f.value, f.what)
+		}
+	}
+	for _, f := range []struct{ key, path string }{{"token_file", p.TokenFile}, {"ca_file", p.CAFile}, {"ssh_public_key_file", p.SSHKeyFile}} {
+		if f.path != "" && !filepath.IsAbs(f.path) {
+			return bad(f.key, "%q is not an absolute path", f.path)
+		}
+	}
+	if p.Storage != "" && !p.FullClone {
+		return bad("storage", "linked clones are on the storage of their template").WithHint("set full_clone: true, or leave storage out")
+	}
+	if err := p.validateNameserver(c.HostNetwork); err != nil {
+		return err
+	}
+	if err := p.validateTransport(used); err != nil {
+		return err
+	}
+	return p.validateNodes()
+}
+
+func bad(key, format string, args ...any) *agentlab.Error {
+	return agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField("proxmox." + key)
+}
+
+func (p *Settings) validateNameserver(bridge config.HostNetwork) error {
+	if p.Nameserver == "" {
+		return nil
+	}
+	addr, err := netip.ParseAddr(p.Nameserver)
+	v4, v6, berr := bridge.Gateways()
+	if err != nil || berr != nil {
+		return bad("nameserver", "%q is not an address", p.Nameserver)
+	}
+	if addr != v4 && addr != v6 {
+		return bad("nameserver", "%s is not the host's address on the bridge, and no policy lets a sandbox reach another name server", addr).
+			WithHint("leave it out")
+	}
+	return nil
+}
+
+func (p *Settings) validateTransport(used bool) error {
+	if p.Transport == transportShell {
+		for _, f := range []struct{ key, value string }{
+			{"url", p.URL}, {"token_id", p.TokenID}, {"token_file", p.TokenFile}, {"ca_file", p.CAFile}, {"fingerprint", p.Fingerprint},
+		} {
+			if f.value != "" {
+				return bad(f.key, "transport shell has no use for it").WithHint("set proxmox.transport: rest, or remove it")
+			}
+		}
+		if used && p.Snippets == "" {
+			return bad("snippets_storage", "missing, and transport shell needs it").WithHint("name a storage whose content includes snippets, or leave it out: %s", defaultSnippets)
+		}
+		return nil
+	}
+	if p.Snippets != "" && p.Snippets != defaultSnippets {
+		return bad("snippets_storage", "transport rest has no use for it: a token can write no snippet").WithHint("set proxmox.transport: shell, or remove it")
+	}
+	if p.URL != "" {
+		u, err := url.Parse(p.URL)
+		if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
+			return bad("url", "%q is not the address of an API", p.URL).WithHint("such as https://127.0.0.1:8006")
+		}
+	}
+	if p.CAFile != "" && p.Fingerprint != "" {
+		return bad("ca_file", "ca_file and fingerprint exclude each other")
+	}
+	if !used {
+		return nil
+	}
+	for _, need := range []struct{ key, value string }{{"url", p.URL}, {"token_id", p.TokenID}, {"token_file", p.TokenFile}} {
+		if need.value == "" {
+			return bad(need.key, "missing, and transport rest needs it").WithHint("scripts/create_api_token.sh makes a token")
+		}
+	}
+	return nil
+}
+
+func (p *Settings) validateNodes() error {
+	var names []string
+	check := func(key string, templates map[string]int) error {
+		for _, image := range slices.Sorted(maps.Keys(templates)) {
+			vmid := templates[image]
+			if err := agentlab.ValidateName(image); err != nil {
+				return bad(key, "%q is not the name of an image", image)
+			}
+			if vmid < 100 || vmid > 999999999 {
+				return bad(key+"."+image, "%d is not between 100 and 999999999", vmid)
+			}
+		}
+		return nil
+	}
+	if err := check("templates", p.Templates); err != nil {
+		return err
+	}
+	for i, n := range p.Nodes {
+		key := fmt.Sprintf("nodes[%d]", i)
+		if !nodeName.MatchString(n.Name) {
+			return bad(key+".name", "%q is not the name of a node", n.Name).WithHint("'pvesh get /nodes' lists them")
+		}
+		if slices.Contains(names, n.Name) {
+			return bad(key+".name", "node %s is named twice", n.Name)
+		}
+		names = append(names, n.Name)
+		if n.SSH != "" && !sshTarget.MatchString(n.SSH) {
+			return bad(key+".ssh", "%q is not USER@ADDRESS", n.SSH).WithHint("such as root@192.0.2.7")
+		}
+		if err := check(key+".templates", n.Templates); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// GuestsUseDHCP implements the interface that config.Config looks for.
+func (p *Settings) GuestsUseDHCP() bool { return p.Addressing == addressDHCP }
+
+// TemplateVMIDs are the template VMs of a node by image: those of the node
+// itself, else those of all nodes.
+func (p *Settings) TemplateVMIDs(node string) map[string]int {
+	out := map[string]int{"base": 9000, "agents": 9001}
+	if len(p.Templates) > 0 {
+		out = maps.Clone(p.Templates)
+	}
+	for _, n := range p.Nodes {
+		if n.Name == node {
+			maps.Copy(out, n.Templates)
+		}
+	}
+	return out
+}

@@ -1,0 +1,83 @@
+package qemu
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend/registry"
+	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
+	"github.com/agentlab-vm/agentlab/internal/hostspace"
+)
+
+// Backend is the backend of virtual machines on this host.
+var Backend = registry.Backend{Name: Name, Section: newSettings, Open: open}
+
+// Settings is the section qemu of config.yaml.
+type Settings struct {
+	Binary string `yaml:"binary" doc:"Path of the QEMU system emulator; empty looks for the one of this machine's architecture in PATH."`
+	Accel  string `yaml:"accel" doc:"auto (KVM where it works, else emulation), kvm or tcg."`
+}
+
+func newSettings() config.Section { return &Settings{Accel: string(AccelAuto)} }
+
+// Validate implements config.Section.
+func (s *Settings) Validate(config.Config, bool) error {
+	if strings.Contains(s.Binary, "/") && !filepath.IsAbs(s.Binary) {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%q is neither a name to look for in PATH nor an absolute path", s.Binary).WithField("qemu.binary")
+	}
+	return config.OneOf("qemu.accel", s.Accel, []string{string(AccelAuto), string(AccelKVM), string(AccelTCG)})
+}
+
+func open(env registry.Env) (registry.Opened, error) {
+	s := env.Section.(*Settings) //nolint:errcheck // what newSettings returned
+	runner, err := config.FindProgram("agent-runner")
+	if err != nil {
+		return registry.Opened{}, err
+	}
+	upstream, err := upstreamProxy(env.Config)
+	if err != nil {
+		return registry.Opened{}, err
+	}
+	d, err := New(Config{
+		StateDir: env.Paths.State,
+		CacheDir: filepath.Join(env.Paths.Cache, Name),
+		Runner:   runner,
+		Images: func(ctx context.Context, ref string) (ImageFiles, error) {
+			img, err := env.Images.Resolve(ctx, ref)
+			if err != nil {
+				return ImageFiles{}, err
+			}
+			return ImageFiles{Ref: img.Ref(), RootDisk: img.RootDisk(), Kernel: img.Kernel(), Modules: img.Modules()}, nil
+		},
+		PauseBelow: uint64(hostspace.PauseBelow(int64(env.Config.Limits.MinFreeMB) << 20)), //nolint:gosec // bounded by the configuration
+		Accel:      Accel(s.Accel),
+		QEMU:       s.Binary,
+		DialUnix:   env.Getenv(envInternet),
+		Reserved:   env.Config.APIPorts(),
+		Logger:     env.Log,
+
+		UpstreamProxy: upstream,
+	})
+	if err != nil {
+		return registry.Opened{}, err
+	}
+	return registry.Opened{Driver: d}, nil
+}
+
+// envInternet names, for tests only, a unix socket that takes the place of
+// the internet for every sandbox. It can only take reach away.
+const envInternet = "AGENTLAB_TEST_INTERNET"
+
+// upstreamProxy returns the proxy that the configuration names, after it has
+// read its files; nil means none.
+func upstreamProxy(c config.Config) (*gate.ProxyConfig, error) {
+	if c.UpstreamProxy.URL == "" {
+		return nil, nil //nolint:nilnil // no proxy is not a fault
+	}
+	p := gate.ProxyConfig(c.UpstreamProxy)
+	_, err := gate.NewProxyDialer(p)
+	return &p, err
+}

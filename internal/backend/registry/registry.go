@@ -1,0 +1,76 @@
+// Package registry describes a backend to the daemon: its name, its section of
+// config.yaml, and how its driver is opened. The backends that the programs
+// have are listed in package backends.
+package registry
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
+	"github.com/agentlab-vm/agentlab/internal/image"
+)
+
+// Backend is one backend.
+type Backend struct {
+	Name    string                // value of the key backend, and key of its section
+	Section func() config.Section // returns the defaults of its section; nil means that it has none
+	Open    func(Env) (Opened, error)
+}
+
+// Env is what a driver is opened with.
+type Env struct {
+	Config  config.Config
+	Section config.Section // what Section returned, with the values of config.yaml
+	Paths   config.Paths
+	Images  *image.Store
+	Network *hostnet.Local // of this host; a driver that uses it claims it
+	Getenv  func(string) string
+	Log     *slog.Logger
+}
+
+// Opened is an open backend.
+type Opened struct {
+	Driver backend.Driver
+	Images Images // what sandboxes boot; nil means Env.Images
+}
+
+// Images are the images that sandboxes boot.
+type Images interface {
+	// Check returns code not_found if there is no image of that name and none
+	// can be built.
+	Check(name string) error
+	// Ensure builds the image if it is missing and returns its reference
+	// name@digest. progress gets one line at a time.
+	Ensure(ctx context.Context, name string, progress func(string)) (ref string, err error)
+}
+
+// List is a list of backends. The first is the default.
+type List []Backend
+
+// Load reads the config.yaml at path, as config.Load does.
+func (l List) Load(path string) (config.Config, error) { return config.Load(path, l.Known()...) }
+
+// Known returns the backends as package config knows them.
+func (l List) Known() []config.Backend {
+	var out []config.Backend
+	for _, b := range l {
+		out = append(out, config.Backend{Name: b.Name, Section: b.Section})
+	}
+	return out
+}
+
+// Open opens the backend that the configuration names.
+func (l List) Open(env Env) (Opened, error) {
+	name := env.Config.Backend
+	i := slices.IndexFunc(l, func(b Backend) bool { return b.Name == name })
+	if i < 0 {
+		return Opened{}, agentlab.Errorf(agentlab.CodeInvalid, "there is no backend %q", name).WithField("backend")
+	}
+	env.Section = env.Config.Section(name)
+	return l[i].Open(env)
+}

@@ -1,0 +1,29 @@
+package hostnet
+
+import (
+	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/egress/nft"
+)
+
+// Rules returns what the rules of the bridge are rendered from.
+func Rules(c config.Config) (nft.Config, error) {
+	h := c.HostNetwork
+	v4, v6, err := h.Prefixes()
+	if err != nil {
+		return nft.Config{}, err
+	}
+	gw4, gw6, err := h.Gateways()
+	if err != nil {
+		return nft.Config{}, err
+	}
+	out := nft.Config{
+		Bridge: h.Bridge, Subnet4: v4, Gateway4: gw4, Subnet6: v6, Gateway6: gw6, Uplink: h.Uplink, Tailscale: h.Tailscale,
+		ProxyPort: uint16(h.ProxyPort), LogGroup: uint16(h.LogGroup), //nolint:gosec // checked by package config
+		Reserved: append(c.APIPorts(), uint16(h.ProxyPort)), //nolint:gosec // checked by package config
+		DHCP:     c.GuestsUseDHCP(),
+	}
+	for _, p := range h.GuestPorts {
+		out.GuestPorts = append(out.GuestPorts, uint16(p)) //nolint:gosec // checked by package config
+	}
+	return out, out.Validate()
+}
