@@ -135,8 +135,8 @@ var Layers = append(driverLayers(), []Layer{
 	},
 	{
 		Name: "host network", Packages: []string{"internal/hostnet"},
-		May: and([]string{".", "internal/backend", "internal/config", "internal/egress", "internal/egress/gate", "internal/egress/nft"}, leaves),
-		Why: "the network of this host is wired to a driver by the daemon; it knows the contract's words, and no driver or service",
+		May: and([]string{".", "internal/config", "internal/egress", "internal/egress/gate", "internal/egress/nft"}, leaves),
+		Why: "any driver may put its guests on the network of this host, which knows no driver or service",
 	},
 	{
 		Name: "contract", Packages: []string{"internal/backend"}, May: and([]string{".", "guestapi"}, leaves),

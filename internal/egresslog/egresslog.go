@@ -38,8 +38,7 @@ const (
 // Log is a sandbox's audit records: JSON lines that begin with their
 // number, in a bounded log.
 type Log struct {
-	log  *boundedlog.Log
-	vmid int
+	log *boundedlog.Log
 
 	mu  sync.Mutex
 	seq int64 // of the last record
@@ -47,7 +46,7 @@ type Log struct {
 
 // Open opens or makes the log at path and goes on where it ends. rebooted says
 // that the host was since it was written.
-func Open(path string, vmid int, rebooted bool) (*Log, error) {
+func Open(path string, rebooted bool) (*Log, error) {
 	last, whole, err := lastSeq(path)
 	if err != nil {
 		return nil, err
@@ -62,14 +61,14 @@ func Open(path string, vmid int, rebooted bool) (*Log, error) {
 	if !whole {
 		_, _ = log.Write([]byte("\n")) // so that half a line does not spoil the next one
 	}
-	return &Log{log: log, vmid: vmid, seq: last}, nil
+	return &Log{log: log, seq: last}, nil
 }
 
 // Write gives a record its number and appends it.
 func (l *Log) Write(r agentlab.EgressRecord) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r.Seq, r.VMID = l.seq+1, l.vmid
+	r.Seq = l.seq + 1
 	r.Name, r.Error = agentlab.OneLine(r.Name, maxText), agentlab.OneLine(r.Error, maxText)
 	line, err := json.Marshal(r)
 	if err != nil {
@@ -203,14 +202,14 @@ func seqOf(line []byte) int64 {
 // Read returns the records of the log at path whose number is above after,
 // oldest first, at most limit of them. It does not wait, and needs no open Log.
 // A log that is not there has none.
-func Read(ctx context.Context, path string, vmid int, after int64, limit int) ([]agentlab.EgressRecord, error) {
+func Read(ctx context.Context, path string, after int64, limit int) ([]agentlab.EgressRecord, error) {
 	if limit < 1 {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d is not above 0", limit).WithField("limit")
 	}
 	limit = min(limit, MaxRecords)
 	files, err := halves(path)
 	if err != nil {
-		return nil, unreadable(vmid, err)
+		return nil, unreadable(err)
 	}
 	defer closeAll(files...)
 	var out []agentlab.EgressRecord
@@ -221,25 +220,25 @@ func Read(ctx context.Context, path string, vmid int, after int64, limit int) ([
 				return ctx.Err() == nil
 			}
 			var r agentlab.EgressRecord
-			if json.Unmarshal(line, &r) == nil && r.Seq == seq && r.VMID == vmid {
+			if json.Unmarshal(line, &r) == nil && r.Seq == seq {
 				out = append(out, r)
 				after = seq // never backwards
 			}
 			return len(out) < limit && ctx.Err() == nil
 		})
 		if err != nil {
-			return nil, unreadable(vmid, err)
+			return nil, unreadable(err)
 		}
 		if len(out) >= limit {
 			break
 		}
 	}
 	if ctx.Err() != nil {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "reading the egress log of sandbox %d: %w", vmid, context.Cause(ctx))
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "reading an egress log: %w", context.Cause(ctx))
 	}
 	return out, nil
 }
 
-func unreadable(vmid int, err error) error {
-	return agentlab.Errorf(agentlab.CodeInternal, "cannot read the egress log of sandbox %d: %w", vmid, err)
+func unreadable(err error) error {
+	return agentlab.Errorf(agentlab.CodeInternal, "cannot read an egress log: %w", err)
 }

@@ -15,7 +15,7 @@ import (
 
 func openTestLog(t *testing.T, path string, rebooted bool) *Log {
 	t.Helper()
-	l, err := Open(path, 1001, rebooted)
+	l, err := Open(path, rebooted)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestEgressLogGoesOnAfterACrash(t *testing.T) {
 	_, _ = f.WriteString("\n[512 bytes dropped]\n{\"seq\":4,\"time\":\"20")
 	_ = f.Close()
 	openTestLog(t, path, false).Write(testRecord(5))
-	recs, err := Read(t.Context(), path, 1001, 0, 100)
+	recs, err := Read(t.Context(), path, 0, 100)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func TestEgressLogGoesOnAfterACrash(t *testing.T) {
 		t.Errorf("records %s", got)
 	}
 	openTestLog(t, path, true).Write(testRecord(6)) // the host was booted: a gap, never a number twice
-	more, err := Read(t.Context(), path, 1001, recs[len(recs)-1].Seq, 100)
+	more, err := Read(t.Context(), path, recs[len(recs)-1].Seq, 100)
 	if err != nil || len(more) != 1 || more[0].Seq < recs[len(recs)-1].Seq+seqJump {
 		t.Errorf("after a boot: %+v, %v", more, err)
 	}
@@ -70,7 +70,7 @@ func TestEgressLogIsReadWhileItTurnsOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &Log{log: log, vmid: 1001}
+	l := &Log{log: log}
 	const records = 5000
 	var wg sync.WaitGroup
 	done := make(chan struct{})
@@ -88,7 +88,7 @@ func TestEgressLogIsReadWhileItTurnsOver(t *testing.T) {
 			ended = true
 		default:
 		}
-		recs, err := Read(t.Context(), path, 1001, last, 50)
+		recs, err := Read(t.Context(), path, last, 50)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -118,7 +118,7 @@ func TestEgressLogOfStrangeContent(t *testing.T) {
 	r.Name, r.Error = "a\x1b[2J\n{\"seq\":99,", "x\u202ey"
 	l.Write(r)
 	lines := []string{
-		`{"seq":-5,"vmid":1001}`, `{"seq":7,"vmid":2}`, `{"seq":99999999999999999999,"vmid":1001}`, `{"seq":8`, "\x00\xff",
+		`{"seq":-5,"vmid":1001}`, `{"seq":99999999999999999999,"vmid":1001}`, `{"seq":8`, "\x00\xff",
 		`{"seq":9,"seq":1,"vmid":1001}`, strings.Repeat("x", 3*maxLine),
 	}
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
@@ -127,11 +127,11 @@ func TestEgressLogOfStrangeContent(t *testing.T) {
 	}
 	_, _ = f.WriteString(strings.Join(lines, "\n") + "\n")
 	_ = f.Close()
-	recs, err := Read(t.Context(), path, 1001, 0, 100)
+	recs, err := Read(t.Context(), path, 0, 100)
 	if err != nil || len(recs) != 1 || recs[0].Seq != 1 || strings.ContainsAny(recs[0].Name+recs[0].Error, "\x1b\n\u202e") {
 		t.Errorf("%+v, %v", recs, err)
 	}
-	if _, err := Read(t.Context(), path, 1001, 0, 0); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+	if _, err := Read(t.Context(), path, 0, 0); agentlab.CodeOf(err) != agentlab.CodeInvalid {
 		t.Errorf("limit 0: %v", err)
 	}
 }

@@ -166,13 +166,13 @@ func (a *agent) do(ctx context.Context, l *Local, c call) (out answer, err error
 	case opRestore:
 		err = l.Restore(ctx, c.Guests)
 	case opDrop:
-		err = l.Drop(ctx, c.Ref)
+		err = l.Drop(ctx, c.ID)
 	case opListen:
 		err = a.listen(ctx, l, c)
 	case opLease:
 		out.Addr, err = l.Lease(ctx, c.MAC)
 	case opRecords:
-		out.Records, err = l.EgressLog(ctx, c.Ref, c.After, c.Limit)
+		out.Records, err = l.EgressLog(ctx, c.ID, c.After, c.Limit)
 	default:
 		err = agentlab.Errorf(agentlab.CodeUnsupported, "this agent does not know %q", c.Op)
 	}
@@ -181,7 +181,7 @@ func (a *agent) do(ctx context.Context, l *Local, c call) (out answer, err error
 
 // listen sends the connections of a guest to the controller.
 func (a *agent) listen(ctx context.Context, l *Local, c call) error {
-	ln, err := l.Listen(ctx, c.Ref)
+	ln, err := l.Listen(ctx, c.ID)
 	if err != nil {
 		return err
 	}
@@ -205,7 +205,7 @@ func (a *agent) listen(ctx context.Context, l *Local, c call) error {
 func (a *agent) pass(conn net.Conn, c call) {
 	stream, err := a.mux.Open()
 	if err == nil {
-		err = writeFrame(stream, call{Op: opGuest, Ref: c.Ref})
+		err = writeFrame(stream, call{Op: opGuest, ID: c.ID})
 	}
 	if err != nil {
 		_ = conn.Close()

@@ -71,7 +71,7 @@ func TestNumberOfAnother(t *testing.T) {
 		t.Error("putting a guest again cut its flows")
 	}
 	other := a.Guest
-	other.Ref.UID = "another"
+	other.ID.UID = "another"
 	must(t, l.Put(ctx, other))
 	if n := flows(); n > 0 {
 		t.Errorf("another guest has %d flows of the one that had its number", n)

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/boundedlog"
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
@@ -31,9 +30,16 @@ type Config struct {
 	Logger   *slog.Logger  // nil means none
 }
 
+// ID names a guest: by the number of its VM, which no other guest of the host
+// has, and by the UID of its sandbox.
+type ID struct {
+	VMID int
+	UID  string
+}
+
 // Guest is one sandbox on the bridge.
 type Guest struct {
-	Ref        backend.Ref
+	ID         ID `json:"Ref"`
 	MAC        net.HardwareAddr
 	Port       string // the bridge port of its network device, e.g. "tap1001i0"
 	IPv4, IPv6 netip.Addr
@@ -59,7 +65,7 @@ type Local struct {
 	claimed   bool // a driver tells who is on the bridge
 	restored  bool // and has done so
 	guests    map[int]*guest
-	listeners map[backend.Ref]*listener
+	listeners map[ID]*listener
 	service   service
 
 	verifying verifying
@@ -76,7 +82,7 @@ func (g *guest) close() { _ = errors.Join(g.log.Close(), g.names.Close()) }
 
 // New returns the network of this machine and changes nothing.
 func New(cfg Config) *Local {
-	l := &Local{cfg: cfg, log: cfg.Logger, guests: map[int]*guest{}, listeners: map[backend.Ref]*listener{}}
+	l := &Local{cfg: cfg, log: cfg.Logger, guests: map[int]*guest{}, listeners: map[ID]*listener{}}
 	if l.log == nil {
 		l.log = slog.New(slog.DiscardHandler)
 	}
@@ -152,7 +158,7 @@ func (l *Local) Put(ctx context.Context, g Guest) error {
 	err = l.put(ctx, m, g)
 	if err != nil {
 		// Cleaning up does not hang on the request.
-		err = errors.Join(err, l.takeOff(context.WithoutCancel(ctx), m, g.Ref.VMID))
+		err = errors.Join(err, l.takeOff(context.WithoutCancel(ctx), m, g.ID.VMID))
 	}
 	return err
 }
@@ -163,10 +169,10 @@ func (l *Local) put(ctx context.Context, m *nft.Manager, g Guest) error {
 		return err
 	}
 	l.mu.Lock()
-	old := l.guests[g.Ref.VMID]
+	old := l.guests[g.ID.VMID]
 	l.mu.Unlock()
-	if old != nil && old.Ref != g.Ref { // it has gone without a word: its number is another's
-		if err := l.takeOff(ctx, m, g.Ref.VMID); err != nil {
+	if old != nil && old.ID != g.ID { // it has gone without a word: its number is another's
+		if err := l.takeOff(ctx, m, g.ID.VMID); err != nil {
 			return err
 		}
 	}
@@ -198,33 +204,33 @@ func toSandbox(g Guest) (nft.Sandbox, error) {
 	if err != nil {
 		return nft.Sandbox{}, err
 	}
-	return nft.Sandbox{VMID: g.Ref.VMID, MAC: g.MAC, Port: g.Port, IPv4: g.IPv4, IPv6: g.IPv6, DHCP: g.DHCP, Policy: p}, nil
+	return nft.Sandbox{VMID: g.ID.VMID, MAC: g.MAC, Port: g.Port, IPv4: g.IPv4, IPv6: g.IPv6, DHCP: g.DHCP, Policy: p}, nil
 }
 
 // admit remembers a guest, with its record open.
 func (l *Local) admit(g Guest) error {
-	if err := validRef(g.Ref); err != nil {
+	if err := validID(g.ID); err != nil {
 		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	old := l.guests[g.Ref.VMID]
-	if old != nil && old.Ref == g.Ref {
+	old := l.guests[g.ID.VMID]
+	if old != nil && old.ID == g.ID {
 		old.Guest = g
 		return nil
 	}
-	log, err := l.openLog(g.Ref)
+	log, err := l.openLog(g.ID)
 	if err != nil {
 		return err
 	}
-	names, err := l.openNames(g.Ref)
+	names, err := l.openNames(g.ID)
 	if err != nil {
 		return errors.Join(err, log.Close())
 	}
 	if old != nil { // it has gone without a word: its number is another's
 		old.close()
 	}
-	l.guests[g.Ref.VMID] = &guest{Guest: g, log: log, names: names}
+	l.guests[g.ID.VMID] = &guest{Guest: g, log: log, names: names}
 	return nil
 }
 
@@ -274,10 +280,10 @@ func (l *Local) admitAll(guests []Guest) (list []nft.Sandbox) {
 		}
 		if err == nil {
 			err = l.admit(g)
-			s.Told = l.toldBefore(g.Ref)
+			s.Told = l.toldBefore(g.ID)
 		}
 		if err != nil {
-			l.log.Error("a sandbox is left without a network", "vmid", g.Ref.VMID, "err", err)
+			l.log.Error("a sandbox is left without a network", "vmid", g.ID.VMID, "err", err)
 			continue
 		}
 		list = append(list, s)
@@ -309,7 +315,7 @@ func (l *Local) checkAmong(s nft.Sandbox, list []nft.Sandbox) error {
 
 // Drop takes a guest off the network and forgets its records; its address may
 // be given to another one afterwards.
-func (l *Local) Drop(ctx context.Context, ref backend.Ref) error {
+func (l *Local) Drop(ctx context.Context, id ID) error {
 	l.change.RLock()
 	defer l.change.RUnlock()
 	m, err := l.open(ctx)
@@ -317,20 +323,20 @@ func (l *Local) Drop(ctx context.Context, ref backend.Ref) error {
 		return err
 	}
 	l.mu.Lock()
-	g := l.guests[ref.VMID]
-	ours := g != nil && g.Ref == ref
-	ln := l.listeners[ref]
-	delete(l.listeners, ref)
+	g := l.guests[id.VMID]
+	ours := g != nil && g.ID == id
+	ln := l.listeners[id]
+	delete(l.listeners, id)
 	l.mu.Unlock()
 	if ln != nil {
 		_ = ln.Close()
 	}
 	if ours {
-		if err := l.takeOff(ctx, m, ref.VMID); err != nil {
+		if err := l.takeOff(ctx, m, id.VMID); err != nil {
 			return err
 		}
 	}
-	return l.removeLog(ref)
+	return l.removeLog(id)
 }
 
 // Lease returns the address that the DHCP server of the bridge has

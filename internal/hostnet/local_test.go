@@ -22,7 +22,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/netlab"
@@ -93,11 +92,11 @@ type network interface {
 	Ready(ctx context.Context) error
 	Put(ctx context.Context, g Guest) error
 	Restore(ctx context.Context, guests []Guest) error
-	Drop(ctx context.Context, ref backend.Ref) error
-	Listen(ctx context.Context, ref backend.Ref) (net.Listener, error)
+	Drop(ctx context.Context, id ID) error
+	Listen(ctx context.Context, id ID) (net.Listener, error)
 	Dial(ctx context.Context, to netip.AddrPort) (net.Conn, error)
 	Lease(ctx context.Context, mac net.HardwareAddr) (netip.Addr, error)
-	EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error)
+	EgressLog(ctx context.Context, id ID, after int64, limit int) ([]agentlab.EgressRecord, error)
 }
 
 // remote is the same through an agent.
@@ -126,7 +125,7 @@ type box struct {
 func (w *world) box(n int, net agentlab.Network) *box {
 	w.Helper()
 	b := &box{w: w, Guest: Guest{
-		Ref: backend.Ref{VMID: 1000 + n, UID: agentlab.NewUID()}, MAC: []byte{0xbc, 0x24, 0x11, 0, 0, byte(n)},
+		ID: ID{VMID: 1000 + n, UID: agentlab.NewUID()}, MAC: []byte{0xbc, 0x24, 0x11, 0, 0, byte(n)},
 		Port: fmt.Sprintf("tap%di0", 1000+n), IPv4: netip.AddrFrom4([4]byte{10, 77, 0, byte(n)}), Network: net,
 	}}
 	cmd := exec.Command("sleep", "infinity")
@@ -229,7 +228,7 @@ func answersWithin(limit time.Duration, conn net.Conn) bool {
 // greeter answers every connection with a word.
 func (w *world) greeter(l network, b *box, word string) net.Listener {
 	w.Helper()
-	ln, err := l.Listen(w.Context(), b.Ref)
+	ln, err := l.Listen(w.Context(), b.ID)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -336,7 +335,7 @@ func guestPlane(w *world, l network) {
 	}
 
 	// One that hoards connections stands in nobody's way.
-	if _, err := l.Listen(ctx, a.Ref); err != nil {
+	if _, err := l.Listen(ctx, a.ID); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 * maxPending {
@@ -369,8 +368,8 @@ func guestPlane(w *world, l network) {
 		}
 	}
 
-	must(t, l.Drop(ctx, b.Ref))
-	must(t, l.Drop(ctx, b.Ref))
+	must(t, l.Drop(ctx, b.ID))
+	must(t, l.Drop(ctx, b.ID))
 	if b.greetingWithin(moment, 8844) != "" || !b.shut(site) {
 		t.Error("a sandbox that was dropped has a network")
 	}
@@ -397,7 +396,7 @@ func TestEgressLog(t *testing.T) {
 			if !b.shut("192.31.196.20:" + port) {
 				t.Fatal("the policy lets it through")
 			}
-			recs, err := l.EgressLog(ctx, b.Ref, after, 100)
+			recs, err := l.EgressLog(ctx, b.ID, after, 100)
 			must(t, err)
 			for _, r := range recs {
 				if fmt.Sprint(r.Port) == port {
@@ -417,13 +416,13 @@ func TestEgressLog(t *testing.T) {
 	if second := awaitRecord(l, first.Seq, "443"); second.Seq <= first.Seq {
 		t.Errorf("record %d after %d", second.Seq, first.Seq)
 	}
-	if recs, err := l.EgressLog(ctx, backend.Ref{VMID: 1002, UID: agentlab.NewUID()}, 0, 10); err != nil || len(recs) > 0 {
+	if recs, err := l.EgressLog(ctx, ID{VMID: 1002, UID: agentlab.NewUID()}, 0, 10); err != nil || len(recs) > 0 {
 		t.Errorf("of a sandbox that never was: %v, %v", recs, err)
 	}
-	if _, err := l.EgressLog(ctx, backend.Ref{VMID: 1002, UID: "../../x"}, 0, 10); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+	if _, err := l.EgressLog(ctx, ID{VMID: 1002, UID: "../../x"}, 0, 10); agentlab.CodeOf(err) != agentlab.CodeInvalid {
 		t.Errorf("a mark that leads elsewhere: %v", err)
 	}
-	must(t, l.Drop(ctx, b.Ref))
+	must(t, l.Drop(ctx, b.ID))
 	if left, err := os.ReadDir(filepath.Join(w.dir, "network")); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}
@@ -462,7 +461,7 @@ func TestRestart(t *testing.T) {
 		t.Errorf("before Restore: %v", err)
 	}
 	bad := a.Guest // does not fit any more
-	bad.Ref, bad.IPv4 = backend.Ref{VMID: 1009, UID: agentlab.NewUID()}, netip.MustParseAddr("10.99.0.2")
+	bad.ID, bad.IPv4 = ID{VMID: 1009, UID: agentlab.NewUID()}, netip.MustParseAddr("10.99.0.2")
 	must(t, l.Restore(ctx, []Guest{bad, a.Guest}))
 	must(t, l.Ready(ctx))
 	if !answers(conn) {
@@ -556,7 +555,7 @@ func TestManyAtOnce(t *testing.T) {
 	for n := range 20 {
 		wg.Go(func() {
 			g := Guest{
-				Ref: backend.Ref{VMID: 2000 + n, UID: agentlab.NewUID()}, MAC: []byte{0xbc, 0x24, 0x11, 1, 0, byte(n)},
+				ID: ID{VMID: 2000 + n, UID: agentlab.NewUID()}, MAC: []byte{0xbc, 0x24, 0x11, 1, 0, byte(n)},
 				Port: fmt.Sprintf("tap%di0", 2000+n), IPv4: netip.AddrFrom4([4]byte{10, 77, 1, byte(n)}), Network: all,
 			}
 			if err := l.Put(ctx, g); err != nil {

@@ -90,7 +90,7 @@ func TestNamesOutliveTheProcess(t *testing.T) {
 	must(t, l.Close())
 
 	// A journal that was cut short, or written by somebody else, is none.
-	path := l.namesPath(b.Ref)
+	path := l.namesPath(b.ID)
 	text := `{"name":"port.probe.example.com.","addr":"10.0.0.1","until":"2999-01-01T00:00:00Z"}` + "\n" + `{"name":"port.probe`
 	must(t, os.WriteFile(path, []byte(text), 0o600))
 	l = w.local()

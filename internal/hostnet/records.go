@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/boundedlog"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 	"github.com/agentlab-vm/agentlab/internal/egresslog"
@@ -26,9 +25,9 @@ const bootSuffix = ".boot"
 // uidForm is what a mark must look like to be part of a file's name.
 var uidForm = regexp.MustCompile(`^[0-9A-Za-z]{1,64}$`)
 
-func validRef(ref backend.Ref) error {
-	if ref.VMID <= 0 || !uidForm.MatchString(ref.UID) {
-		return agentlab.Errorf(agentlab.CodeInvalid, "%d and %q are no number and mark of a sandbox", ref.VMID, ref.UID).WithField("ref")
+func validID(id ID) error {
+	if id.VMID <= 0 || !uidForm.MatchString(id.UID) {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%d and %q are no number and mark of a sandbox", id.VMID, id.UID).WithField("ref")
 	}
 	return nil
 }
@@ -44,15 +43,15 @@ const (
 const maxNamesBytes = 2 << 20
 
 // namesPath is where the names are that a guest was told.
-func (l *Local) namesPath(ref backend.Ref) string {
-	return strings.TrimSuffix(l.logPath(ref), logSuffix) + namesSuffix
+func (l *Local) namesPath(id ID) string {
+	return strings.TrimSuffix(l.logPath(id), logSuffix) + namesSuffix
 }
 
 // openNames opens the journal of the names that a guest is told.
-func (l *Local) openNames(ref backend.Ref) (*boundedlog.Log, error) {
-	names, err := boundedlog.Open(l.namesPath(ref), maxNamesBytes, 0, time.Now)
+func (l *Local) openNames(id ID) (*boundedlog.Log, error) {
+	names, err := boundedlog.Open(l.namesPath(id), maxNamesBytes, 0, time.Now)
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the names that sandbox %d is told cannot be kept: %w", ref.VMID, err)
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the names that sandbox %d is told cannot be kept: %w", id.VMID, err)
 	}
 	return names, nil
 }
@@ -71,8 +70,8 @@ func (l *Local) told(vmid int, t nft.Told) {
 // toldBefore reads what a guest was told by processes before this one, the
 // earlier first. What cannot be read is as if it was never told: the guest has
 // to ask again.
-func (l *Local) toldBefore(ref backend.Ref) (out []nft.Told) {
-	for _, path := range []string{l.namesPath(ref) + boundedlog.OldSuffix, l.namesPath(ref)} {
+func (l *Local) toldBefore(id ID) (out []nft.Told) {
+	for _, path := range []string{l.namesPath(id) + boundedlog.OldSuffix, l.namesPath(id)} {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			continue
@@ -87,22 +86,22 @@ func (l *Local) toldBefore(ref backend.Ref) (out []nft.Told) {
 	return out
 }
 
-func (l *Local) logPath(ref backend.Ref) string {
-	return filepath.Join(l.cfg.Dir, fmt.Sprintf("%d-%s"+logSuffix, ref.VMID, ref.UID))
+func (l *Local) logPath(id ID) string {
+	return filepath.Join(l.cfg.Dir, fmt.Sprintf("%d-%s"+logSuffix, id.VMID, id.UID))
 }
 
 // openLog opens the record of a guest where it ends.
-func (l *Local) openLog(ref backend.Ref) (*egresslog.Log, error) {
+func (l *Local) openLog(id ID) (*egresslog.Log, error) {
 	failed := func(err error) error {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the record of sandbox %d's network use cannot be opened: %w", ref.VMID, err)
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the record of sandbox %d's network use cannot be opened: %w", id.VMID, err)
 	}
-	if err := validRef(ref); err != nil {
+	if err := validID(id); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(l.cfg.Dir, 0o700); err != nil {
 		return nil, failed(err)
 	}
-	path := l.logPath(ref)
+	path := l.logPath(id)
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return nil, failed(err)
@@ -111,7 +110,7 @@ func (l *Local) openLog(ref backend.Ref) (*egresslog.Log, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, failed(err)
 	}
-	log, err := egresslog.Open(path, ref.VMID, string(last) != string(boot))
+	log, err := egresslog.Open(path, string(last) != string(boot))
 	if err != nil {
 		return nil, failed(err)
 	}
@@ -136,21 +135,21 @@ func (l *Local) record(vmid int, r agentlab.EgressRecord) {
 
 // EgressLog returns the records of a guest whose Seq is above after, oldest
 // first, at most limit of them. A guest that was never put has none.
-func (l *Local) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
-	if err := validRef(ref); err != nil {
+func (l *Local) EgressLog(ctx context.Context, id ID, after int64, limit int) ([]agentlab.EgressRecord, error) {
+	if err := validID(id); err != nil {
 		return nil, err
 	}
-	return egresslog.Read(ctx, l.logPath(ref), ref.VMID, after, limit)
+	return egresslog.Read(ctx, l.logPath(id), after, limit)
 }
 
-func (l *Local) removeLog(ref backend.Ref) error {
-	if err := validRef(ref); err != nil {
+func (l *Local) removeLog(id ID) error {
+	if err := validID(id); err != nil {
 		return err
 	}
-	log, names := l.logPath(ref), l.namesPath(ref)
+	log, names := l.logPath(id), l.namesPath(id)
 	for _, p := range []string{log, log + boundedlog.OldSuffix, log + bootSuffix, names, names + boundedlog.OldSuffix} {
 		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return agentlab.Errorf(agentlab.CodeUnavailable, "the record of sandbox %d's network use cannot be removed: %w", ref.VMID, err)
+			return agentlab.Errorf(agentlab.CodeUnavailable, "the record of sandbox %d's network use cannot be removed: %w", id.VMID, err)
 		}
 	}
 	return nil
@@ -160,7 +159,7 @@ func (l *Local) removeLog(ref backend.Ref) error {
 func (l *Local) sweep(guests []Guest) {
 	keep := map[string]bool{}
 	for _, g := range guests {
-		keep[strings.TrimSuffix(filepath.Base(l.logPath(g.Ref)), logSuffix)] = true
+		keep[strings.TrimSuffix(filepath.Base(l.logPath(g.ID)), logSuffix)] = true
 	}
 	entries, err := os.ReadDir(l.cfg.Dir)
 	if err != nil {

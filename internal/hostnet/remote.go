@@ -14,7 +14,6 @@ import (
 	"github.com/hashicorp/yamux"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 )
 
@@ -46,13 +45,13 @@ type Remote struct {
 	mux       *yamux.Session
 	restored  bool
 	guests    map[int]Guest
-	listeners map[backend.Ref]*listener
+	listeners map[ID]*listener
 }
 
 // NewRemote returns the network of another machine. The way to it is made by
 // the first call.
 func NewRemote(cfg RemoteConfig) *Remote {
-	r := &Remote{cfg: cfg, log: cfg.Logger, guests: map[int]Guest{}, listeners: map[backend.Ref]*listener{}}
+	r := &Remote{cfg: cfg, log: cfg.Logger, guests: map[int]Guest{}, listeners: map[ID]*listener{}}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
 	}
@@ -201,9 +200,9 @@ func (r *Remote) introduce(ctx context.Context, mux *yamux.Session) error {
 	for _, g := range r.guests {
 		guests = append(guests, g)
 	}
-	var refs []backend.Ref
-	for ref := range r.listeners {
-		refs = append(refs, ref)
+	var ids []ID
+	for id := range r.listeners {
+		ids = append(ids, id)
 	}
 	r.mu.Unlock()
 	if restored {
@@ -211,8 +210,8 @@ func (r *Remote) introduce(ctx context.Context, mux *yamux.Session) error {
 			return err
 		}
 	}
-	for _, ref := range refs {
-		if _, err := r.ask(ctx, mux, call{Op: opListen, Ref: ref}); err != nil {
+	for _, id := range ids {
+		if _, err := r.ask(ctx, mux, call{Op: opListen, ID: id}); err != nil {
 			return err
 		}
 	}
@@ -265,7 +264,7 @@ func (r *Remote) take(stream net.Conn) {
 	}
 	_ = stream.SetReadDeadline(time.Time{})
 	r.mu.Lock()
-	ln := r.listeners[c.Ref]
+	ln := r.listeners[c.ID]
 	r.mu.Unlock()
 	if ln == nil || !ln.offer(stream) {
 		_ = stream.Close()
@@ -327,9 +326,9 @@ func (r *Remote) Put(ctx context.Context, g Guest) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err == nil {
-		r.guests[g.Ref.VMID] = g
+		r.guests[g.ID.VMID] = g
 	} else {
-		delete(r.guests, g.Ref.VMID)
+		delete(r.guests, g.ID.VMID)
 	}
 	return err
 }
@@ -343,47 +342,47 @@ func (r *Remote) Restore(ctx context.Context, guests []Guest) error {
 	defer r.mu.Unlock()
 	r.restored, r.guests = true, map[int]Guest{}
 	for _, g := range guests {
-		r.guests[g.Ref.VMID] = g
+		r.guests[g.ID.VMID] = g
 	}
 	return nil
 }
 
 // Drop is Local's.
-func (r *Remote) Drop(ctx context.Context, ref backend.Ref) error {
+func (r *Remote) Drop(ctx context.Context, id ID) error {
 	r.mu.Lock()
-	if g, ok := r.guests[ref.VMID]; ok && g.Ref == ref {
-		delete(r.guests, ref.VMID)
+	if g, ok := r.guests[id.VMID]; ok && g.ID == id {
+		delete(r.guests, id.VMID)
 	}
-	ln := r.listeners[ref]
+	ln := r.listeners[id]
 	r.mu.Unlock()
 	if ln != nil {
 		_ = ln.Close()
 	}
-	_, err := r.do(ctx, call{Op: opDrop, Ref: ref})
+	_, err := r.do(ctx, call{Op: opDrop, ID: id})
 	return err
 }
 
 // Listen is Local's.
-func (r *Remote) Listen(ctx context.Context, ref backend.Ref) (net.Listener, error) {
-	if err := validRef(ref); err != nil {
+func (r *Remote) Listen(ctx context.Context, id ID) (net.Listener, error) {
+	if err := validID(id); err != nil {
 		return nil, err
 	}
 	ln := &listener{pending: make(chan net.Conn, maxPending), done: make(chan struct{}), addr: &net.TCPAddr{}}
 	ln.gone = func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if r.listeners[ref] == ln {
-			delete(r.listeners, ref)
+		if r.listeners[id] == ln {
+			delete(r.listeners, id)
 		}
 	}
 	r.mu.Lock()
-	old := r.listeners[ref]
-	r.listeners[ref] = ln
+	old := r.listeners[id]
+	r.listeners[id] = ln
 	r.mu.Unlock()
 	if old != nil {
 		_ = old.Close()
 	}
-	if _, err := r.do(ctx, call{Op: opListen, Ref: ref}); err != nil {
+	if _, err := r.do(ctx, call{Op: opListen, ID: id}); err != nil {
 		_ = ln.Close()
 		return nil, err
 	}
@@ -413,7 +412,7 @@ func (r *Remote) Lease(ctx context.Context, mac net.HardwareAddr) (netip.Addr, e
 }
 
 // EgressLog is Local's.
-func (r *Remote) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
-	a, err := r.do(ctx, call{Op: opRecords, Ref: ref, After: after, Limit: limit})
+func (r *Remote) EgressLog(ctx context.Context, id ID, after int64, limit int) ([]agentlab.EgressRecord, error) {
+	a, err := r.do(ctx, call{Op: opRecords, ID: id, After: after, Limit: limit})
 	return a.Records, err
 }

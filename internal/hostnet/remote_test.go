@@ -34,7 +34,7 @@ func TestTheWayBreaks(t *testing.T) {
 	if got := a.greeting(8844); got != "alpha\n" {
 		t.Fatalf("the guest hears %q", got)
 	}
-	must(t, r.Drop(ctx, gone.Ref))
+	must(t, r.Drop(ctx, gone.ID))
 	conn, err := a.dial(site)
 	must(t, err)
 	defer conn.Close() //nolint:errcheck // a test's

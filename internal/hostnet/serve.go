@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 )
@@ -221,7 +220,7 @@ func (l *Local) listenerOf(m *nft.Manager, conn net.Conn) *listener {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if g := l.guests[vmid]; g != nil {
-		return l.listeners[g.Ref]
+		return l.listeners[g.ID]
 	}
 	return nil
 }
@@ -294,11 +293,11 @@ func (l *listener) Addr() net.Addr { return l.addr }
 // Listen returns the listener of the connections that a guest makes to the
 // guest plane: those that come from its address, which Put binds to its port.
 // It may be opened before Put. The last opener wins.
-func (l *Local) Listen(ctx context.Context, ref backend.Ref) (net.Listener, error) {
+func (l *Local) Listen(ctx context.Context, id ID) (net.Listener, error) {
 	if _, err := l.open(ctx); err != nil {
 		return nil, err
 	}
-	if err := validRef(ref); err != nil {
+	if err := validID(id); err != nil {
 		return nil, err
 	}
 	ln := &listener{pending: make(chan net.Conn, maxPending), done: make(chan struct{})}
@@ -310,13 +309,13 @@ func (l *Local) Listen(ctx context.Context, ref backend.Ref) (net.Listener, erro
 	ln.gone = func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.listeners[ref] == ln {
-			delete(l.listeners, ref)
+		if l.listeners[id] == ln {
+			delete(l.listeners, id)
 		}
 	}
 	l.mu.Lock()
-	old := l.listeners[ref]
-	l.listeners[ref] = ln
+	old := l.listeners[id]
+	l.listeners[id] = ln
 	l.mu.Unlock()
 	if old != nil {
 		_ = old.Close()

@@ -14,7 +14,6 @@ import (
 	"github.com/hashicorp/yamux"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 )
 
@@ -43,7 +42,7 @@ type call struct {
 	Version int              `json:"version,omitempty"`
 	Network *nft.Config      `json:"network,omitempty"`
 	Guests  []Guest          `json:"guests,omitempty"`
-	Ref     backend.Ref      `json:"ref,omitzero"`
+	ID      ID               `json:"ref,omitzero"`
 	MAC     net.HardwareAddr `json:"mac,omitempty"`
 	To      netip.AddrPort   `json:"to,omitzero"`
 	After   int64            `json:"after,omitempty"`

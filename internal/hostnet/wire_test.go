@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"io"
+	"strings"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
 // What an agent does not know it refuses: an older one would enforce a part of
@@ -32,7 +32,10 @@ func TestAgentRefusesWhatItDoesNotKnow(t *testing.T) {
 		}
 	}
 	var whole bytes.Buffer
-	must(t, writeFrame(&whole, call{Op: opPut, Guests: []Guest{{Ref: backend.Ref{VMID: 1, UID: "u"}, Network: all}}}))
+	must(t, writeFrame(&whole, call{Op: opPut, Guests: []Guest{{ID: ID{VMID: 1, UID: "u"}, Network: all}}}))
+	if text := whole.String(); !strings.Contains(text, `"guests":[{"Ref":{"VMID":1,"UID":"u"},`) { // what an agent of another version reads
+		t.Error(text)
+	}
 	if err := readCall(&whole, &c); err != nil {
 		t.Error(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
 // Destroy implements backend.Driver.
@@ -74,7 +75,7 @@ func (d *Driver) dropNetwork(ctx context.Context, h *handle) error {
 		if n.Host == nil {
 			continue
 		}
-		err := n.Host.Drop(ctx, h.Spec.Ref())
+		err := n.Host.Drop(ctx, hostnet.ID(h.Spec.Ref()))
 		if err != nil && (n.Name == h.Node || ctx.Err() != nil || agentlab.CodeOf(err) != agentlab.CodeUnavailable) {
 			return err
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
@@ -30,7 +31,7 @@ type farm struct {
 	drv *fake.Driver
 
 	mu       sync.Mutex
-	put      map[backend.Ref]Guest
+	put      map[hostnet.ID]hostnet.Guest
 	machines map[int]*machine
 	disks    map[backend.Ref]string // content of guestapi.ControlFile, which outlives a boot
 	notReady error
@@ -52,7 +53,7 @@ func newFarm(t testing.TB) *farm {
 	}
 	t.Cleanup(func() { _ = host.Close() })
 	return &farm{
-		drv: host.Open(), put: map[backend.Ref]Guest{}, machines: map[int]*machine{}, disks: map[backend.Ref]string{},
+		drv: host.Open(), put: map[hostnet.ID]hostnet.Guest{}, machines: map[int]*machine{}, disks: map[backend.Ref]string{},
 		leases: map[string]netip.Addr{},
 	}
 }
@@ -219,54 +220,55 @@ func (b bridge) Ready(context.Context) error {
 	return b.notReady
 }
 
-func (b bridge) Put(ctx context.Context, g Guest) error {
-	b.note("put %d", g.Ref.VMID)
+func (b bridge) Put(ctx context.Context, g hostnet.Guest) error {
+	b.note("put %d", g.ID.VMID)
 	if err := b.Ready(ctx); err != nil {
 		return err
 	}
 	b.mu.Lock()
-	for ref, other := range b.put {
-		if ref != g.Ref && (other.IPv4 == g.IPv4 || other.Port == g.Port || other.MAC.String() == g.MAC.String()) {
+	for id, other := range b.put {
+		if id != g.ID && (other.IPv4 == g.IPv4 || other.Port == g.Port || other.MAC.String() == g.MAC.String()) {
 			b.mu.Unlock()
-			return fmt.Errorf("%v and %v share an address, a MAC or a port", ref, g.Ref)
+			return fmt.Errorf("%v and %v share an address, a MAC or a port", id, g.ID)
 		}
 	}
-	b.put[g.Ref] = g
+	b.put[g.ID] = g
 	b.mu.Unlock()
-	return b.ensure(ctx, g.Ref, &g.Network)
+	return b.ensure(ctx, backend.Ref(g.ID), &g.Network)
 }
 
-func (b bridge) Restore(_ context.Context, guests []Guest) error {
+func (b bridge) Restore(_ context.Context, guests []hostnet.Guest) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	clear(b.put)
 	for _, g := range guests {
-		b.put[g.Ref] = g
+		b.put[g.ID] = g
 	}
 	return nil
 }
 
-func (b bridge) Drop(ctx context.Context, ref backend.Ref) error {
+func (b bridge) Drop(ctx context.Context, id hostnet.ID) error {
+	ref := backend.Ref(id)
 	b.mu.Lock()
-	delete(b.put, ref)
+	delete(b.put, id)
 	delete(b.disks, ref)
 	b.mu.Unlock()
 	return b.drv.Destroy(ctx, ref)
 }
 
-func (b bridge) Listen(ctx context.Context, ref backend.Ref) (net.Listener, error) {
-	if err := b.ensure(ctx, ref, nil); err != nil {
+func (b bridge) Listen(ctx context.Context, id hostnet.ID) (net.Listener, error) {
+	if err := b.ensure(ctx, backend.Ref(id), nil); err != nil {
 		return nil, err
 	}
-	return b.drv.ListenGuest(ctx, ref)
+	return b.drv.ListenGuest(ctx, backend.Ref(id))
 }
 
 func (b bridge) Dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	b.mu.Lock()
 	var m *machine
-	for ref, g := range b.put {
+	for id, g := range b.put {
 		if g.IPv4 == to.Addr() {
-			m = b.machines[ref.VMID]
+			m = b.machines[id.VMID]
 		}
 	}
 	var control net.Listener
@@ -289,6 +291,6 @@ func (b bridge) Lease(_ context.Context, mac net.HardwareAddr) (netip.Addr, erro
 	return b.leases[mac.String()], nil
 }
 
-func (b bridge) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
-	return b.drv.EgressLog(ctx, ref, after, limit)
+func (b bridge) EgressLog(ctx context.Context, id hostnet.ID, after int64, limit int) ([]agentlab.EgressRecord, error) {
+	return b.drv.EgressLog(ctx, backend.Ref(id), after, limit)
 }

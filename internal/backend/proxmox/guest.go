@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/internal/link"
 )
 
@@ -151,7 +152,7 @@ func (d *Driver) ListenGuest(ctx context.Context, ref backend.Ref) (net.Listener
 	if err != nil {
 		return nil, err
 	}
-	return host.Listen(ctx, ref)
+	return host.Listen(ctx, hostnet.ID(ref))
 }
 
 // address is the address of a running guest. The one that was leased to it is

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
 // handleVersion is the format of handles. A driver refuses a newer one, and
@@ -93,13 +94,13 @@ func (h *handle) network() agentlab.Network {
 func (h *handle) made() bool { return h.Made || h.Phase == phaseSetting || h.Phase == phaseCreated }
 
 // guest is the sandbox as its node's network knows it.
-func (h *handle) guest(dhcp bool) (Guest, error) {
+func (h *handle) guest(dhcp bool) (hostnet.Guest, error) {
 	mac, err := net.ParseMAC(h.MAC)
 	if err != nil {
-		return Guest{}, agentlab.Errorf(agentlab.CodeInternal, "the handle of sandbox %d: %w", h.Spec.VMID, err)
+		return hostnet.Guest{}, agentlab.Errorf(agentlab.CodeInternal, "the handle of sandbox %d: %w", h.Spec.VMID, err)
 	}
-	return Guest{
-		Ref: h.Spec.Ref(), MAC: mac, Port: h.Port, IPv4: h.Spec.IPv4, IPv6: h.Spec.IPv6,
+	return hostnet.Guest{
+		ID: hostnet.ID(h.Spec.Ref()), MAC: mac, Port: h.Port, IPv4: h.Spec.IPv4, IPv6: h.Spec.IPv6,
 		DHCP: dhcp, Network: h.network(),
 	}, nil
 }

@@ -7,12 +7,13 @@ import (
 	"net/netip"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
 // Host is a node's network as this driver needs it: the rules on the bridge
 // that sandboxes are on, and the way to and from them. It is made by whoever
-// wires the driver; a node without one runs no sandbox.
+// wires the driver (hostnet.Local and hostnet.Remote); a node without one runs
+// no sandbox.
 //
 // Every method is idempotent and safe for concurrent use. Rules that were put
 // stay in force when this process ends.
@@ -25,20 +26,20 @@ type Host interface {
 	// policy. When it returns nil all of that is in force and was read back,
 	// and flows that the policy forbids are cut. After an error the guest has
 	// no network.
-	Put(ctx context.Context, g Guest) error
+	Put(ctx context.Context, g hostnet.Guest) error
 
 	// Restore puts many at once, and forgets every guest that is not among
 	// them: how a driver begins.
-	Restore(ctx context.Context, guests []Guest) error
+	Restore(ctx context.Context, guests []hostnet.Guest) error
 
 	// Drop takes a guest off the network and forgets its records; its address
 	// may be given to another one afterwards.
-	Drop(ctx context.Context, ref backend.Ref) error
+	Drop(ctx context.Context, id hostnet.ID) error
 
 	// Listen returns the listener of the connections that this guest makes to
 	// the guest plane: those that come from its address, which Put has bound
 	// to its port. The last opener wins.
-	Listen(ctx context.Context, ref backend.Ref) (net.Listener, error)
+	Listen(ctx context.Context, id hostnet.ID) (net.Listener, error)
 
 	// Dial opens a TCP connection to an address of a guest.
 	Dial(ctx context.Context, to netip.AddrPort) (net.Conn, error)
@@ -48,15 +49,5 @@ type Host interface {
 	Lease(ctx context.Context, mac net.HardwareAddr) (netip.Addr, error)
 
 	// EgressLog is backend.EgressLogger's.
-	EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error)
-}
-
-// Guest is one sandbox on a node's bridge.
-type Guest struct {
-	Ref        backend.Ref
-	MAC        net.HardwareAddr
-	Port       string // the bridge port of its network device, e.g. "tap1001i0"
-	IPv4, IPv6 netip.Addr
-	DHCP       bool // the guest may ask the bridge's DHCP server, which answers IPv4
-	Network    agentlab.Network
+	EgressLog(ctx context.Context, id hostnet.ID, after int64, limit int) ([]agentlab.EgressRecord, error)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
@@ -91,11 +92,11 @@ func complain(err error) int {
 // silentHost is a network that does what it is told and has nothing in it.
 type silentHost struct{}
 
-func (silentHost) Ready(context.Context) error             { return nil }
-func (silentHost) Put(context.Context, Guest) error        { return nil }
-func (silentHost) Restore(context.Context, []Guest) error  { return nil }
-func (silentHost) Drop(context.Context, backend.Ref) error { return nil }
-func (silentHost) Listen(context.Context, backend.Ref) (net.Listener, error) {
+func (silentHost) Ready(context.Context) error                    { return nil }
+func (silentHost) Put(context.Context, hostnet.Guest) error       { return nil }
+func (silentHost) Restore(context.Context, []hostnet.Guest) error { return nil }
+func (silentHost) Drop(context.Context, hostnet.ID) error         { return nil }
+func (silentHost) Listen(context.Context, hostnet.ID) (net.Listener, error) {
 	return nil, agentlab.Errorf(agentlab.CodeUnavailable, "nobody listens")
 }
 
@@ -105,7 +106,7 @@ func (silentHost) Dial(context.Context, netip.AddrPort) (net.Conn, error) {
 func (silentHost) Lease(context.Context, net.HardwareAddr) (netip.Addr, error) {
 	return netip.Addr{}, nil
 }
-func (silentHost) EgressLog(context.Context, backend.Ref, int64, int) ([]agentlab.EgressRecord, error) {
+func (silentHost) EgressLog(context.Context, hostnet.ID, int64, int) ([]agentlab.EgressRecord, error) {
 	return nil, nil
 }
 

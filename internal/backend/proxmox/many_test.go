@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 	"github.com/agentlab-vm/agentlab/internal/control"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
@@ -241,7 +242,7 @@ func TestDHCP(t *testing.T) {
 	ok(t, "handle", err)
 	w.farm.mu.Lock()
 	w.farm.leases[h.MAC] = spec.IPv4
-	dhcp := w.farm.put[spec.Ref()].DHCP
+	dhcp := w.farm.put[hostnet.ID(spec.Ref())].DHCP
 	w.farm.mu.Unlock()
 	if in := w.inspect(t, spec.Ref()); in.IP != spec.IPv4.String() || !dhcp {
 		t.Errorf("%+v, may ask: %v", in, dhcp)

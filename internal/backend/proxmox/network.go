@@ -7,6 +7,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
 // sameNetwork tells whether two policies say the same.
@@ -84,7 +85,7 @@ func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, li
 	if err != nil {
 		return nil, err
 	}
-	recs, err := host.EgressLog(ctx, ref, after, limit)
+	recs, err := host.EgressLog(ctx, hostnet.ID(ref), after, limit)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return nil, nil // it was never on the network
 	}

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
 // networks are the nodes' networks that this process has taken over from the
@@ -56,7 +57,7 @@ func (d *Driver) network(ctx context.Context, name string) (Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	var guests []Guest
+	var guests []hostnet.Guest
 	for _, h := range all {
 		if h.Node != name || h.Phase != phaseCreated {
 			continue

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
@@ -15,7 +15,7 @@ type stuckHost struct {
 	asked chan struct{}
 }
 
-func (h stuckHost) Restore(ctx context.Context, _ []Guest) error {
+func (h stuckHost) Restore(ctx context.Context, _ []hostnet.Guest) error {
 	close(h.asked)
 	<-ctx.Done()
 	return context.Cause(ctx)
@@ -53,8 +53,8 @@ type awayHost struct{ silentHost }
 func (awayHost) Ready(context.Context) error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "out of reach")
 }
-func (h awayHost) Restore(ctx context.Context, _ []Guest) error  { return h.Ready(ctx) }
-func (h awayHost) Drop(ctx context.Context, _ backend.Ref) error { return h.Ready(ctx) }
+func (h awayHost) Restore(ctx context.Context, _ []hostnet.Guest) error { return h.Ready(ctx) }
+func (h awayHost) Drop(ctx context.Context, _ hostnet.ID) error         { return h.Ready(ctx) }
 
 // TestANodeOutOfReachKeepsNobodyElsesSandbox: a sandbox is destroyed although
 // the agent of another node does not answer; with its own node's it waits.

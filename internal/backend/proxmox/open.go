@@ -80,13 +80,14 @@ func (p *Settings) openNodes(env registry.Env) (out []Node, remotes []io.Closer,
 		n := Node{Name: node.Name, Templates: p.TemplateVMIDs(node.Name)}
 		switch {
 		case node.Name == self:
-			n.Host = thisNode(env.Network)
+			env.Network.Claim() // from here on the driver says who is on the bridge
+			n.Host = env.Network
 		case node.SSH != "":
 			r := hostnet.NewRemote(hostnet.RemoteConfig{
 				Network: func() (nft.Config, error) { return hostnet.Rules(env.Config) },
 				Command: append(pve.Unconfined(env.Getenv), agentCommand(node.SSH)...), Logger: env.Log.With("node", node.Name),
 			})
-			n.Host = nodeHost{r}
+			n.Host = r
 			remotes = append(remotes, r)
 		}
 		out = append(out, n)

@@ -17,5 +17,5 @@ func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, li
 	if _, err := d.load(ref); err != nil {
 		return nil, err
 	}
-	return egresslog.Read(ctx, filepath.Join(d.dir(ref), fileEgress), ref.VMID, after, limit)
+	return egresslog.Read(ctx, filepath.Join(d.dir(ref), fileEgress), after, limit)
 }

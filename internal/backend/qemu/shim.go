@@ -48,7 +48,6 @@ const dirEvery = 5 * time.Second
 // shim is the supervisor of one running VM.
 type shim struct {
 	dir      string
-	vmid     int
 	rebooted bool // the host was, since the last run
 	cfg      Start
 	lockFile fs.FileInfo // of the lock that we hold
@@ -176,8 +175,6 @@ func (s *shim) load() error {
 	if s.cfg.Version != handleVersion {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "%s has format %d", fileStart, s.cfg.Version)
 	}
-	ref, _ := parseDirName(filepath.Base(s.dir))
-	s.vmid = ref.VMID
 	if s.vm, err = newMachine(s.dir, Hooks{Log: s.log, GuestUp: s.guestUp, Paused: s.setPaused}); err != nil {
 		return err
 	}
@@ -214,7 +211,7 @@ func (s *shim) begin(ctx context.Context) error {
 		return fault(err, "cannot open %s", fileConsole)
 	}
 	s.undo.add(s.consoleLog.Close)
-	if s.egressLog, err = egresslog.Open(filepath.Join(s.dir, fileEgress), s.vmid, s.rebooted); err != nil {
+	if s.egressLog, err = egresslog.Open(filepath.Join(s.dir, fileEgress), s.rebooted); err != nil {
 		return fault(err, "cannot open %s", fileEgress)
 	}
 	s.undo.add(s.egressLog.Close)
