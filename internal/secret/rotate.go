@@ -61,20 +61,17 @@ func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, err
 	if err != nil {
 		return Rotation{}, err
 	}
-	if err := v.step("identity", func() error {
+	if err := step(ctx, func() error {
 		return writeFile(v.identityPath(), identityText(append([]identity{fresh}, old...)), true)
 	}); err != nil {
 		return Rotation{}, err
 	}
-	if err := v.step("recipients", func() error { return v.writeRecipients(others) }); err != nil {
+	if err := step(ctx, func() error { return v.writeRecipients(others) }); err != nil {
 		return Rotation{}, err
 	}
 	r := Rotation{PublicKey: fresh.public, Recipients: others, Bundles: []string{}, Kept: []string{}}
 	for _, path := range files {
-		if ctx.Err() != nil {
-			return Rotation{}, agentlab.Errorf(agentlab.CodeUnavailable, "the rotation was cut short; every bundle can be read").WithHint("run it again")
-		}
-		if err := v.step(filepath.Base(path), func() error { return v.sealAgain(path, fresh) }); err != nil && !v.forgotten(path, err) {
+		if err := step(ctx, func() error { return v.sealAgain(path, fresh) }); err != nil && !v.forgotten(path, err) {
 			return Rotation{}, err
 		}
 		if filepath.Dir(path) == v.dir {
@@ -88,7 +85,7 @@ func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, err
 	for _, id := range keep {
 		r.Kept = append(r.Kept, id.public)
 	}
-	return r, v.step("done", func() error {
+	return r, step(ctx, func() error {
 		return writeFile(v.identityPath(), identityText(append([]identity{fresh}, keep...)), true)
 	})
 }
@@ -112,12 +109,11 @@ func (v *Vault) sweep() error {
 	return nil
 }
 
-// step runs one step of a rotation, unless a test ends it there.
-func (v *Vault) step(name string, fn func() error) error {
-	if v.crash != nil {
-		if err := v.crash(name); err != nil {
-			return err
-		}
+// step runs one step of a rotation, unless ctx has ended. Between two steps
+// every bundle is readable.
+func step(ctx context.Context, fn func() error) error {
+	if ctx.Err() != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the rotation was cut short; every bundle can be read").WithHint("run it again")
 	}
 	return fn()
 }

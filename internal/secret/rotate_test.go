@@ -3,12 +3,12 @@ package secret
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -106,32 +106,44 @@ func TestRotate(t *testing.T) {
 	allReadable(t, v)
 }
 
+// rotateSteps are those of a rotation of full: identity, recipients, four
+// files, done.
+const rotateSteps = 7
+
+// steps is a context that a rotation looks at before each of its steps.
+type steps struct {
+	context.Context
+	before func(step int) error // returns what Err returns
+	n      int
+}
+
+func (s *steps) Err() error {
+	s.n++
+	return s.before(s.n - 1)
+}
+
 // A rotation that dies at any step leaves everything readable, also for a
-// process that begins anew, and the next one completes it.
+// process that starts afterwards, and the next one completes it.
 func TestRotateDiesAnywhere(t *testing.T) {
-	var steps []string
 	v := full(t)
-	v.crash = func(step string) error {
-		steps = append(steps, step)
-		return nil
-	}
-	if _, err := v.Rotate(t.Context(), []string{"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIFRi8pTSDK2PAyVjqnsEOy7MLoGnM8IZIFXJpDIT1qd"}, nil); err != nil {
+	all := &steps{t.Context(), func(int) error { return nil }, 0}
+	if _, err := v.Rotate(all, []string{"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIFRi8pTSDK2PAyVjqnsEOy7MLoGnM8IZIFXJpDIT1qd"}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if len(steps) != 7 { // identity, recipients, four files, done
-		t.Fatalf("steps %v", steps)
+	if all.n != rotateSteps {
+		t.Fatalf("%d steps", all.n)
 	}
-	for i, at := range steps {
-		t.Run(fmt.Sprintf("%d %s", i, at), func(t *testing.T) {
+	for at := range rotateSteps {
+		t.Run(strconv.Itoa(at), func(t *testing.T) {
 			v := full(t)
-			v.crash = func(step string) error {
-				if step == at {
-					return errors.New("killed")
+			ctx := &steps{t.Context(), func(n int) error {
+				if n == at {
+					return context.Canceled
 				}
 				return nil
-			}
-			if _, err := v.Rotate(t.Context(), nil, nil); err == nil {
-				t.Fatal("it was not killed")
+			}, 0}
+			if _, err := v.Rotate(ctx, nil, nil); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+				t.Fatalf("it was not cut short: %v", err)
 			}
 			v = NewVault(v.dir)
 			allReadable(t, v)
@@ -309,23 +321,23 @@ func TestKept(t *testing.T) {
 // A job whose values are forgotten while keys are rotated is no reason for the
 // rotation to stop half way.
 func TestRotateWhileForgetting(t *testing.T) {
-	for _, at := range []string{"identity", "job-1.age"} {
+	for at := range rotateSteps {
 		v := full(t)
-		v.crash = func(step string) error {
-			if step != at {
+		ctx := &steps{t.Context(), func(n int) error {
+			if n != at {
 				return nil
 			}
 			_, err := NewVault(v.dir).SweepKept(context.Background(), func(context.Context, string) (bool, error) { return true, nil })
 			return err
-		}
-		if _, err := v.Rotate(t.Context(), nil, nil); err != nil {
-			t.Errorf("%s: %v", at, err)
+		}, 0}
+		if _, err := v.Rotate(ctx, nil, nil); err != nil {
+			t.Errorf("%d: %v", at, err)
 		}
 		if ids, err := v.identities(); err != nil || len(ids) != 1 {
-			t.Errorf("%s: %d identities, %v", at, len(ids), err)
+			t.Errorf("%d: %d identities, %v", at, len(ids), err)
 		}
 		if _, ok, err := v.Kept("job-1"); ok || err != nil {
-			t.Errorf("%s: kept %v, %v", at, ok, err)
+			t.Errorf("%d: kept %v, %v", at, ok, err)
 		}
 	}
 }

@@ -32,8 +32,7 @@ const sopsSuffix = ".sops.yaml"
 // in memory, when they are asked for. It may be used from any goroutine and
 // process.
 type Vault struct {
-	dir   string
-	crash func(step string) error // for tests: ends a rotation at a step
+	dir string
 }
 
 // NewVault returns the vault in dir, which need not exist yet.

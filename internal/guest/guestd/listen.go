@@ -46,16 +46,18 @@ func listenMain(args []string) int {
 	}
 	setLimits()
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{ReplaceAttr: dropTime}))
-	err := serveTCP(context.Background(), Config{Logger: log}, *listen, *config)
+	tcp, err := new(net.ListenConfig).Listen(context.Background(), "tcp", *listen)
+	if err == nil {
+		err = serveTCP(context.Background(), Config{Logger: log}, tcp, *config)
+	}
 	log.Error("guestd ends", "err", err)
 	return 1
 }
 
-// listening is called with the address that is listened on.
-var listening = func(net.Addr) {}
-
-// serveTCP answers the one controller that the file names until ctx ends.
-func serveTCP(ctx context.Context, cfg Config, listen, file string) error {
+// serveTCP answers the one controller that the file names until ctx ends. It
+// closes tcp.
+func serveTCP(ctx context.Context, cfg Config, tcp net.Listener, file string) error {
+	defer func() { _ = tcp.Close() }()
 	control, err := readControl(file)
 	if err != nil {
 		return err
@@ -72,17 +74,11 @@ func serveTCP(ctx context.Context, cfg Config, listen, file string) error {
 	if err != nil {
 		return err
 	}
-	tcp, err := new(net.ListenConfig).Listen(ctx, "tcp", listen)
-	if err != nil {
-		return err
-	}
 	l, err := link.ListenTLS(tcp, control.HostKey, ed25519.NewKeyFromSeed(seed))
 	if err != nil {
-		_ = tcp.Close()
 		return err
 	}
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	listening(tcp.Addr())
 	s.log.Info("guest control answers", "address", tcp.Addr(), "vmid", control.VMID, "uid", control.UID)
 	return s.Serve(l)
 }

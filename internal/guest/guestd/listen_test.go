@@ -95,20 +95,15 @@ func TestReadControl(t *testing.T) {
 func TestServeTCP(t *testing.T) {
 	root := t.TempDir()
 	done := make(chan error, 1)
-	addr := make(chan net.Addr, 1)
-	listening = func(a net.Addr) { addr <- a }
-	defer func() { listening = func(net.Addr) {} }()
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
-		done <- serveTCP(ctx, Config{Root: root}, "127.0.0.1:0", controlFile(t, t.TempDir(), 0o600, nil))
-	}()
-	var to string
-	select {
-	case a := <-addr:
-		to = a.String()
-	case err := <-done:
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
 		t.Fatal(err)
 	}
+	to := tcp.Addr().String()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		done <- serveTCP(ctx, Config{Root: root}, tcp, controlFile(t, t.TempDir(), 0o600, nil))
+	}()
 	key := controllerKey(t)
 	c := control.New(func(ctx context.Context) (net.Conn, error) {
 		var d net.Dialer

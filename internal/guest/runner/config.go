@@ -29,7 +29,6 @@ type Config struct {
 	Home      string // the agent's home; default this user's
 	ClonePath string // where the repository goes unless the job says; default /tmp/repo
 	Exe       string // this program, to be run as agentlab-agent; default os.Executable
-	AnyFS     bool   // for tests: RunDir need not be on a tmpfs
 	Timing    Timing
 	Logger    *slog.Logger `json:"-"` // default: text to standard error
 }

@@ -54,7 +54,7 @@ func New(cfg Config) (*Runner, error) {
 // may be called again, by a new process, and goes on.
 func (r *Runner) Run(ctx context.Context) error {
 	defer r.close()
-	if err := r.dir.open(r.cfg.AnyFS); err != nil {
+	if err := r.dir.open(); err != nil {
 		return err
 	}
 	if r.dir.has(fileFinal) && !r.dir.has(fileResponse) {

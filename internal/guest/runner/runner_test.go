@@ -209,8 +209,8 @@ func TestShellFileThatCannotBeChanged(t *testing.T) {
 // Secrets must not reach a disk.
 func TestRefusesADisk(t *testing.T) {
 	s := newShellSandbox(t, "true")
-	s.cfg.RunDir, s.cfg.AnyFS = filepath.Join(t.TempDir(), "run"), false
-	if d := dir(s.cfg.RunDir); d.open(false) == nil {
+	s.cfg.RunDir = filepath.Join(t.TempDir(), "run")
+	if d := dir(s.cfg.RunDir); d.open() == nil {
 		t.Skip("the directory for temporary files is on a tmpfs here, so there is no disk to refuse")
 	}
 	if err := s.run(); err == nil || !strings.Contains(err.Error(), "tmpfs") {

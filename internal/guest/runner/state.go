@@ -61,7 +61,7 @@ func (d dir) has(name string) bool {
 
 // open makes the directory, private, and refuses one that would put secrets
 // on a disk or that somebody else owns.
-func (d dir) open(anyFS bool) error {
+func (d dir) open() error {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
 		return fmt.Errorf("the run directory cannot be made: %w", err)
 	}
@@ -81,9 +81,6 @@ func (d dir) open(anyFS bool) error {
 	}
 	if err := os.Chmod(string(d), 0o700); err != nil { //nolint:gosec // a directory
 		return err
-	}
-	if anyFS {
-		return nil
 	}
 	var sfs unix.Statfs_t
 	if err := unix.Statfs(string(d), &sfs); err != nil {
