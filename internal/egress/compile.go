@@ -275,20 +275,6 @@ func (p *Policy) Layers() []*Policy { return slices.Clone(p.layers) }
 // all is the policy and its layers.
 func (p *Policy) all() []*Policy { return append([]*Policy{p}, p.layers...) }
 
-// ChecksNames tells whether some flow to that TCP port may have to show a
-// host's name, so that an enforcer must be able to read it.
-func (p *Policy) ChecksNames(port uint16) bool {
-	if p.deniesNames(TCP, port) {
-		return true
-	}
-	for i := range p.rules {
-		if r := &p.rules[i]; r.Allow && r.covers(TCP, port) && r.NeedsName(port) {
-			return true
-		}
-	}
-	return slices.ContainsFunc(p.layers, func(l *Policy) bool { return l.ChecksNames(port) })
-}
-
 // String names the policy's mode and size.
 func (p *Policy) String() string {
 	return fmt.Sprintf("%s, %d rules, %d layers", p.network.Mode, len(p.rules), len(p.layers))

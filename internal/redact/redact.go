@@ -29,10 +29,6 @@ const MinLength = 6
 // Longer values are found piecewise.
 const MaxPattern = 1024
 
-// MaxHeld is the most that a stream holds back, in bytes: one piece, or one
-// that is looked for loosely with the longest gaps in it.
-const MaxHeld = max(MaxPattern, loosePiece*(1+maxGap))
-
 // minPart is the length in bytes from which the beginning of a secret, at the
 // very end of a stream, is redacted too: a program that was killed may have
 // written no more of it.
@@ -173,7 +169,8 @@ func (r *Redactor) Writer(w io.Writer) *Writer {
 }
 
 // Writer is a redacting io.Writer. It holds back only bytes that may be the
-// beginning of a secret, at most MaxHeld. It is not safe for concurrent use.
+// beginning of a secret: at most one piece, or one with the longest gaps that
+// are looked for in it. It is not safe for concurrent use.
 type Writer struct {
 	w     io.Writer
 	c     cursor // c.r is nil when there is nothing to find

@@ -294,6 +294,10 @@ func wrapped(s string, width int) string {
 	return strings.Join(append(lines, s), "\n ")
 }
 
+// maxHeld is the most that a stream holds back, in bytes: one piece, or one
+// that is looked for loosely with the longest gaps in it.
+const maxHeld = max(MaxPattern, loosePiece*(1+maxGap))
+
 func TestStreamEqualsModelHoweverItIsSplit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		values, in := genCase(t)
@@ -306,7 +310,7 @@ func TestStreamEqualsModelHoweverItIsSplit(t *testing.T) {
 			if _, err := io.WriteString(w, rest[:n]); err != nil {
 				t.Fatal(err)
 			}
-			if len(w.held) >= MaxHeld {
+			if len(w.held) >= maxHeld {
 				t.Fatalf("holds back %d", len(w.held))
 			}
 			rest = rest[n:]

@@ -2,7 +2,6 @@ package secret
 
 import (
 	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/hex"
 
 	"github.com/agentlab-vm/agentlab"
@@ -20,9 +19,4 @@ func MintToken() (token, hash string) {
 func HashToken(token string) string {
 	sum := sha256.Sum256([]byte(token))
 	return hex.EncodeToString(sum[:])
-}
-
-// TokenMatches reports in constant time whether token has that hash.
-func TokenMatches(token, hash string) bool {
-	return subtle.ConstantTimeCompare([]byte(HashToken(token)), []byte(hash)) == 1
 }

@@ -7,6 +7,8 @@ import (
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
+
+	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
 // Card is a network card on the other end of a link, for a guest made of the
@@ -37,3 +39,27 @@ func CheckFrame(frame []byte) (pass bool, rule string, dst netip.AddrPort) {
 func (n *Network) AnswerDNS(wire []byte) []byte { return n.gate.Answer(n.ctx, wire, true) }
 
 var MaxFrame = maxFrame
+
+// Stats is a snapshot of what a Network carries.
+type Stats struct {
+	FramesIn      uint64 // from the guest, whole
+	FramesOut     uint64 // to the guest
+	FramesDropped uint64 // from the guest, refused before the stack
+	TCPFlows      int    // open or opening, to the outside
+	ServiceFlows  int
+	UDPFlows      int
+	Pings         int // echo requests to the outside
+}
+
+// Stats returns what the Network carries now.
+func (n *Network) Stats() Stats {
+	return Stats{
+		FramesIn:      n.stats.framesIn.Load(),
+		FramesOut:     n.stats.framesOut.Load(),
+		FramesDropped: n.stats.framesDropped.Load(),
+		TCPFlows:      n.gate.Flows(egress.TCP),
+		ServiceFlows:  len(n.service),
+		UDPFlows:      n.gate.Flows(egress.UDP),
+		Pings:         n.gate.Flows(egress.ICMP),
+	}
+}

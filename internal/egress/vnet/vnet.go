@@ -314,27 +314,3 @@ func (n *Network) spawn(f func()) bool {
 type counters struct {
 	framesIn, framesOut, framesDropped atomic.Uint64
 }
-
-// Stats is a snapshot of what a Network carries.
-type Stats struct {
-	FramesIn      uint64 // from the guest, whole
-	FramesOut     uint64 // to the guest
-	FramesDropped uint64 // from the guest, refused before the stack
-	TCPFlows      int    // open or opening, to the outside
-	ServiceFlows  int
-	UDPFlows      int
-	Pings         int // echo requests to the outside
-}
-
-// Stats returns what the Network carries now.
-func (n *Network) Stats() Stats {
-	return Stats{
-		FramesIn:      n.stats.framesIn.Load(),
-		FramesOut:     n.stats.framesOut.Load(),
-		FramesDropped: n.stats.framesDropped.Load(),
-		TCPFlows:      n.gate.Flows(egress.TCP),
-		ServiceFlows:  len(n.service),
-		UDPFlows:      n.gate.Flows(egress.UDP),
-		Pings:         n.gate.Flows(egress.ICMP),
-	}
-}
