@@ -72,11 +72,8 @@ type Config struct {
 	// that UID that has none, out of text, because a program may ask for a
 	// name that holds one; nil is allowed.
 	Redaction func(ctx context.Context, id string) func(string) string
-	// Seen is given new entries of one sandbox after they are stored; a crash
-	// may lose the call. nil is allowed.
-	Seen   func(ctx context.Context, entries []agentlab.EgressEntry)
-	Clock  func() time.Time // nil means time.Now
-	Logger *slog.Logger     // nil means none
+	Clock     func() time.Time // nil means time.Now
+	Logger    *slog.Logger     // nil means none
 }
 
 // Service is the audit service. Its methods may be called from any goroutine.
@@ -160,7 +157,8 @@ func unlessEnded(ctx context.Context, err error) error {
 	return err
 }
 
-// SandboxChanged tells of a sandbox that is new or has changed.
+// SandboxChanged handles a sandbox that is new or has changed. The daemon calls
+// it after the commit.
 func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 	if s.cfg.Log == nil {
 		return
@@ -384,9 +382,6 @@ func (s *Service) readOne(ctx context.Context, src *source) (full bool, err erro
 	}
 	if len(entries) > 0 {
 		src.cursor = entries[len(entries)-1].Seq
-	}
-	if added > 0 && s.cfg.Seen != nil {
-		s.cfg.Seen(ctx, entries)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -46,7 +46,7 @@ func newLab(t *testing.T, l auth.Limits) *lab {
 	t.Helper()
 	// Expiry runs on a timer of the real clock, so the day of these tests is today.
 	lab := &lab{clock: &clock{t: time.Now()}, path: filepath.Join(t.TempDir(), "agentlab.db")}
-	st, err := store.Open(t.Context(), lab.path, store.Options{Clock: lab.clock.now, OnCommit: func(e []agentlab.Event) { lab.events = append(lab.events, e...) }})
+	st, err := store.Open(t.Context(), lab.path, store.Options{Clock: lab.clock.now, OnCommit: func(c store.Commit) { lab.events = append(lab.events, c.Events...) }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -170,7 +170,6 @@ func (s *services) openAudit(context.Context, *cleanup) error {
 	cfg := audit.Config{Store: s.store, Clock: s.cfg.Clock, Logger: s.log.With("part", "audit"),
 		Limits: audit.Limits{Rows: s.settings.Limits.EgressRecords}}
 	cfg.Redaction = func(ctx context.Context, id string) func(string) string { return s.jobs.Redaction(ctx, id) }
-	cfg.Seen = func(ctx context.Context, entries []agentlab.EgressEntry) { s.jobs.EgressSeen(ctx, entries) }
 	if log, ok := s.driver.(backend.EgressLogger); ok && s.driver.Info().Capabilities.EgressLog {
 		cfg.Log = log
 	}
@@ -209,14 +208,10 @@ func (s *services) openSandboxes() {
 			BootTimeout: s.settings.BootTimeout(),
 		},
 		ServeGuest: func(ctx context.Context, vmid int, l net.Listener) error { return s.guests.Serve(ctx, vmid, l) },
-		Changed: func(sb agentlab.Sandbox) {
-			s.audit.SandboxChanged(sb)
-			s.jobs.SandboxChanged(sb)
-		},
-		Usable: func() error { return s.usable() },
-		Room:   s.space.Start,
-		Notes:  endingNotes{s.cfg.Paths.Ending()},
-		Redact: func(ctx context.Context, id, text string) string { return s.jobs.Redact(ctx, id, text) },
+		Usable:     func() error { return s.usable() },
+		Room:       s.space.Start,
+		Notes:      endingNotes{s.cfg.Paths.Ending()},
+		Redact:     func(ctx context.Context, id, text string) string { return s.jobs.Redact(ctx, id, text) },
 		SaveConsole: func(ctx context.Context, sb agentlab.Sandbox, r io.Reader) error {
 			return s.jobs.SaveConsole(ctx, sb, r)
 		},
@@ -254,16 +249,28 @@ func (s *services) openGC(context.Context, *cleanup) error {
 	return nil
 }
 
-// committed is told of every event after its commit. It must be quick.
-func (s *services) committed(events []agentlab.Event) {
-	s.bus.publish(events)
-	for _, e := range events {
-		if e.JobID != "" && s.records != nil {
+// committed passes a commit on to the services that follow it. It must be
+// quick, and no service may hold a lock of its own while it writes.
+func (s *services) committed(c store.Commit) {
+	s.bus.publish(c.Events)
+	if s.jobs == nil { // the daemon is still starting: the loops begin with all rows
+		return
+	}
+	for _, e := range c.Events {
+		if e.JobID != "" {
 			s.records.changed(e.JobID)
 		}
-		if e.Kind == agentlab.EventJobStatus && s.artifacts != nil {
+		if e.Kind == agentlab.EventJobStatus {
 			s.artifacts.WakeLog(e.JobID)
+			s.jobs.Wake(e.JobID)
 		}
+	}
+	for _, sb := range c.Sandboxes {
+		s.audit.SandboxChanged(sb)
+		s.jobs.SandboxChanged(sb)
+	}
+	for _, id := range c.Records {
+		s.jobs.Wake(id)
 	}
 }
 

@@ -249,7 +249,5 @@ func (s *Service) Cancel(ctx context.Context, id string) (agentlab.Job, error) {
 	if err != nil {
 		return agentlab.Job{}, err
 	}
-	s.changed(id)
-	s.loop.Wake(id)
 	return j, nil
 }

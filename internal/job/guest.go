@@ -60,9 +60,11 @@ func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report)
 	}
 	trouble := ""
 	if failing(r) {
-		trouble = s.modelTrouble(ctx, j)
+		if d := s.readDenials(ctx, j, true); d.count > 0 {
+			trouble = d.String()
+		}
 	}
-	j, err := s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
+	return s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
 		if j.Status != agentlab.JobRunning {
 			return nil, nil
 		}
@@ -88,11 +90,6 @@ func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report)
 		}
 		return append(evs, s.end(j, status, reason)...), nil
 	})
-	if err == nil && j.Status.Final() {
-		s.changed(j.ID)
-		s.loop.Wake(j.ID)
-	}
-	return j, err
 }
 
 // failing reports whether a report ends its job otherwise than COMPLETED.

@@ -155,10 +155,11 @@ func (w *world) begin() {
 		}
 	}
 	var err error
-	w.store, err = store.Open(ctx, filepath.Join(w.dir, "agentlab.db"), store.Options{OnCommit: func(evs []agentlab.Event) {
+	w.store, err = store.Open(ctx, filepath.Join(w.dir, "agentlab.db"), store.Options{OnCommit: func(c store.Commit) {
+		w.committed(c)
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.seen = append(w.seen, evs...)
+		w.seen = append(w.seen, c.Events...)
 		close(w.next)
 		w.next = make(chan struct{})
 	}})
@@ -172,7 +173,6 @@ func (w *world) begin() {
 		Store: w.store, Driver: driver, Images: fake.Images{}, Profiles: w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max},
 		ServeGuest: guestServe(&guests),
-		Changed:    func(sb agentlab.Sandbox) { w.jobs.SandboxChanged(sb) },
 		SaveConsole: func(ctx context.Context, sb agentlab.Sandbox, r io.Reader) error {
 			return w.jobs.SaveConsole(ctx, sb, r)
 		},
@@ -201,6 +201,21 @@ func (w *world) begin() {
 			w.Error(err)
 		}
 	})
+}
+
+// committed is what the daemon does after a commit.
+func (w *world) committed(c store.Commit) {
+	for _, e := range c.Events {
+		if e.Kind == agentlab.EventJobStatus {
+			w.jobs.Wake(e.JobID)
+		}
+	}
+	for _, sb := range c.Sandboxes {
+		w.jobs.SandboxChanged(sb)
+	}
+	for _, id := range c.Records {
+		w.jobs.Wake(id)
+	}
 }
 
 func (w *world) restart() {

@@ -259,7 +259,6 @@ func (s *Service) recover(ctx context.Context) error {
 		return err
 	}
 	for i := len(open) - 1; i >= 0; i-- { // the oldest first
-		s.recallDenials(ctx, open[i])
 		s.loop.Wake(open[i].ID)
 	}
 	left, err := s.cfg.Sandboxes.List(ctx, agentlab.SandboxFilter{})
@@ -286,7 +285,21 @@ func (s *Service) recover(ctx context.Context) error {
 	return nil
 }
 
-// SandboxChanged is told of every change of a sandbox.
+// Wake makes the service look at a job whose status or records changed, and
+// answers its runner if that waits for a directive. The daemon calls it after
+// the commit.
+func (s *Service) Wake(id string) {
+	s.mu.Lock()
+	if l := s.live[id]; l != nil {
+		close(l.changed)
+		l.changed = make(chan struct{})
+	}
+	s.mu.Unlock()
+	s.loop.Wake(id)
+}
+
+// SandboxChanged handles a change of a sandbox. The daemon calls it after the
+// commit.
 func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 	if sb.JobID != "" {
 		s.loop.Wake(sb.JobID)
@@ -314,16 +327,6 @@ func (s *Service) remember(id string) *live {
 		s.live[id] = l
 	}
 	return l
-}
-
-// changed wakes who waits for a directive.
-func (s *Service) changed(id string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if l := s.live[id]; l != nil {
-		close(l.changed)
-		l.changed = make(chan struct{})
-	}
 }
 
 // forget drops what is remembered of a job that has ended.

@@ -123,7 +123,7 @@ func (w *world) recorded() (stop func()) {
 	w.egress = svc
 	w.restart()
 	defer close(svc.ready)
-	svc.Service = audit.New(audit.Config{Store: w.store, Log: w.host.Open(), Seen: w.jobs.EgressSeen})
+	svc.Service = audit.New(audit.Config{Store: w.store, Log: w.host.Open()})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = svc.Run(ctx) }()
@@ -234,7 +234,8 @@ func TestDeniedModelIsRememberedAfterRestart(t *testing.T) {
 		if err != nil || len(again) != 4 {
 			t.Fatalf("%d records, %v", len(again), err)
 		}
-		w.jobs.EgressSeen(context.Background(), again)
+		w.jobs.Wake(j.ID)
+		time.Sleep(time.Minute)
 		if j = w.job(j.ID); j.StopRequested != "" || j.Status != agentlab.JobRunning {
 			t.Fatalf("%s: %s", j.Status, j.Reason)
 		}

@@ -24,64 +24,51 @@ type modelDenials struct {
 	count      int
 	host, rule string // of the last one
 	reached    string // the endpoint to which a connection was last allowed
-	seq        int64  // of the last record that was looked at
+	id         int64  // of the last record that was counted
 }
 
 func (d modelDenials) String() string {
 	return fmt.Sprintf("its model host %s is denied by the network policy (rule %s)", d.host, d.rule)
 }
 
-// EgressSeen takes note of new audit records of one sandbox. A running job
-// whose agent asks for its model again and again, and is always denied, is
-// ended: it would only wait for its time to be over.
-func (s *Service) EgressSeen(ctx context.Context, entries []agentlab.EgressEntry) {
-	i := slices.IndexFunc(entries, func(e agentlab.EgressEntry) bool { return e.JobID != "" })
-	if i < 0 {
-		return
-	}
-	j, err := s.cfg.Store.Job(ctx, entries[i].JobID)
-	if err != nil || j.Status != agentlab.JobRunning || len(j.ModelHosts) == 0 {
-		return
+// recalled is how many records are read of a job of which none was read yet.
+const recalled = 1000
+
+// readDenials counts the records of a job's network use since the last call,
+// and returns the sum. With fresh, records that are not stored yet are waited
+// for a short time. A running job whose agent asks for its model again and
+// again, and is always denied, would only wait for its deadline.
+func (s *Service) readDenials(ctx context.Context, j agentlab.Job, fresh bool) modelDenials {
+	if len(j.ModelHosts) == 0 || s.cfg.Egress == nil {
+		return modelDenials{}
 	}
 	s.mu.Lock()
-	l := s.remember(j.ID)
-	for _, e := range entries {
-		l.denials.see(j.ModelHosts, e)
-	}
-	d := l.denials
+	f := agentlab.EgressFilter{JobID: j.ID, AfterID: s.remember(j.ID).denials.id}
 	s.mu.Unlock()
-	if d.count < maxModelDenials || j.StopRequested != "" {
-		return
+	if fresh || f.AfterID == 0 {
+		f.Tail, f.Limit = true, recalled
 	}
-	if err := s.stopForModel(ctx, j.ID, d); err != nil {
-		s.log.Warn("a job whose model is denied could not be ended; it is tried again with the next denial", "job", j.ID, "err", err)
+	list, err := s.cfg.Egress.List(ctx, f)
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("the network records of a job cannot be read", "job", j.ID, "err", err)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := &s.remember(j.ID).denials
+	for _, e := range list {
+		d.see(j.ModelHosts, e)
+	}
+	return *d
 }
-
-// recallDenials counts what was recorded of a running job before this process
-// began.
-func (s *Service) recallDenials(ctx context.Context, j agentlab.Job) {
-	if j.Status != agentlab.JobRunning || len(j.ModelHosts) == 0 || s.cfg.Egress == nil {
-		return
-	}
-	list, err := s.cfg.Egress.List(ctx, agentlab.EgressFilter{JobID: j.ID, Tail: true, Limit: recalled})
-	if err != nil {
-		s.log.Warn("what was recorded of a job's network cannot be read", "job", j.ID, "err", err)
-	}
-	s.EgressSeen(ctx, list)
-}
-
-// recalled is how many records of a job are looked at when a process begins.
-const recalled = 1000
 
 // see counts a record. An allowed connection proves that the model can be
 // reached. Denied UDP is not counted, because clients go on with TCP, nor is
 // what a limit refused, because that passes.
 func (d *modelDenials) see(hosts []string, e agentlab.EgressEntry) {
-	if e.Seq <= d.seq {
+	if e.ID <= d.id {
 		return // seen before
 	}
-	d.seq = e.Seq
+	d.id = e.ID
 	proto := egress.Proto(e.Proto)
 	if proto != egress.TCP && proto != egress.DNS || e.Rule == egress.RuleLimit || e.Rule == egress.RuleRate {
 		return
@@ -94,7 +81,7 @@ func (d *modelDenials) see(hosts []string, e agentlab.EgressEntry) {
 	switch {
 	case i < 0 || e.Allow && proto == egress.DNS:
 	case e.Allow:
-		*d = modelDenials{reached: hosts[i], seq: e.Seq}
+		*d = modelDenials{reached: hosts[i], id: e.ID}
 	case d.reached != "" && d.reached != hosts[i]: // the agent has a model
 	default:
 		d.count, d.host, d.rule = d.count+max(e.Count, 1), hosts[i], e.Rule
@@ -112,28 +99,7 @@ func (s *Service) stopForModel(ctx context.Context, id string, d modelDenials) e
 		return []agentlab.Event{jobEvent(agentlab.EventJobStatus, *j, map[string]any{"status": j.Status, "stop": j.StopRequested, "host": d.host, "rule": d.rule},
 			"job %s is to end: %s", id, j.Reason)}, nil
 	})
-	if err == nil {
-		s.changed(id)
-		s.loop.Wake(id)
-	}
 	return err
-}
-
-// modelTrouble returns why a failing agent could not reach its model, "" when
-// it could or nothing is known. It looks at what was recorded until now.
-func (s *Service) modelTrouble(ctx context.Context, j agentlab.Job) string {
-	if len(j.ModelHosts) == 0 || s.cfg.Egress == nil {
-		return ""
-	}
-	if _, err := s.cfg.Egress.List(ctx, agentlab.EgressFilter{JobID: j.ID, Tail: true, Limit: 1}); err != nil {
-		return "" // it is only the explanation that is missing
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if l := s.live[j.ID]; l != nil && l.denials.count > 0 {
-		return l.denials.String()
-	}
-	return ""
 }
 
 // NarrowNetwork narrows the network policy of a sandbox by what its job's

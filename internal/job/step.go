@@ -215,6 +215,9 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	if unused && told < maxAgain && due(heard.Add(s.lim.Unused<<(2*told))) {
 		return 0, s.tellAgain(ctx, j)
 	}
+	if d := s.readDenials(ctx, j, false); d.count >= maxModelDenials && j.StopRequested == "" {
+		return 0, s.stopForModel(ctx, j.ID, d)
+	}
 	return again, nil
 }
 
@@ -249,10 +252,6 @@ func (s *Service) timeOut(ctx context.Context, j agentlab.Job) error {
 		return []agentlab.Event{jobEvent(agentlab.EventJobStatus, *j, map[string]any{"status": j.Status, "stop": j.StopRequested},
 			"the time of job %s, %s, is over; its runner may upload for %s", j.ID, j.TTL, s.lim.UploadWindow)}, nil
 	})
-	if err == nil {
-		s.changed(j.ID)
-		s.loop.Wake(j.ID)
-	}
 	return err
 }
 
@@ -269,10 +268,6 @@ func (s *Service) finishFrom(ctx context.Context, id string, status agentlab.Job
 		}
 		return s.end(j, status, reason), nil
 	})
-	if err == nil {
-		s.changed(id)
-		s.loop.Wake(id) // to wrap it up
-	}
 	return err
 }
 

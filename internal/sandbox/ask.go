@@ -39,9 +39,6 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 		}
 		s.remember(made)
 		s.loop.Wake(made.VMID)
-		if s.cfg.Changed != nil {
-			s.cfg.Changed(made)
-		}
 		return made, nil
 	}
 }

@@ -162,10 +162,10 @@ func newWorld(t *testing.T) *world {
 func (w *world) begin() {
 	w.Helper()
 	var err error
-	w.store, err = store.Open(context.Background(), w.path, store.Options{OnCommit: func(evs []agentlab.Event) {
+	w.store, err = store.Open(context.Background(), w.path, store.Options{OnCommit: func(c store.Commit) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.seen = append(w.seen, evs...)
+		w.seen = append(w.seen, c.Events...)
 		close(w.next)
 		w.next = make(chan struct{})
 	}})

@@ -43,8 +43,5 @@ func (s *Service) renumber(ctx context.Context, sb agentlab.Sandbox, taken error
 	s.forget(sb.VMID)
 	s.remember(now)
 	s.loop.Wake(now.VMID)
-	if s.cfg.Changed != nil {
-		s.cfg.Changed(now)
-	}
 	return 0, true, nil
 }

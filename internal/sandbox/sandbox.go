@@ -137,10 +137,6 @@ type Config struct {
 	// fails, and closes l. nil: there is no guest plane.
 	ServeGuest func(ctx context.Context, vmid int, l net.Listener) error
 
-	// Changed is told of each sandbox that the service changed, after the
-	// commit. It must be quick; nil is allowed.
-	Changed func(agentlab.Sandbox)
-
 	// SaveConsole keeps the end of the console log of a sandbox whose VM or
 	// boot failed, before it is destroyed. It is tried once; nil is allowed.
 	SaveConsole func(ctx context.Context, sb agentlab.Sandbox, console io.Reader) error
@@ -326,11 +322,10 @@ func (s *Service) with(vmid int, fn func(*memory)) {
 // Wake makes the service look at a sandbox that someone else changed.
 func (s *Service) Wake(vmid int) { s.loop.Wake(vmid) }
 
-// update changes a row and, if that made a difference, tells of it.
+// update changes a row and wakes whoever waits for a change of it.
 func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
-	var before agentlab.Sandbox
 	sb, err := s.cfg.Store.UpdateSandbox(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
-		before = *sb
+		before := *sb
 		evs, err := fn(sb)
 		if sb.State != before.State || sb.Desired != before.Desired {
 			sb.Waiting = "" // that was about something else
@@ -342,9 +337,6 @@ func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbo
 	}
 	s.remember(sb)
 	s.with(vmid, (*memory).tellChanged)
-	if s.cfg.Changed != nil && !sb.Equal(before) {
-		s.cfg.Changed(sb)
-	}
 	return sb, nil
 }
 

@@ -30,7 +30,10 @@ func (s *Store) ClockJumped(ctx context.Context, shift time.Duration, fact strin
 }
 
 func moveLeases(w *tx, shift time.Duration) error {
-	return moveAll(w, sandboxes, "WHERE state <> 'DESTROYED'", func(sb *agentlab.Sandbox) { sb.LeaseExpiresAt = sb.LeaseExpiresAt.Add(shift) })
+	return moveAll(w, sandboxes, "WHERE state <> 'DESTROYED'", func(sb *agentlab.Sandbox) {
+		sb.LeaseExpiresAt = sb.LeaseExpiresAt.Add(shift)
+		w.done.Sandboxes = append(w.done.Sandboxes, *sb)
+	})
 }
 
 func moveDeadlines(w *tx, shift time.Duration) error {

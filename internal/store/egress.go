@@ -88,18 +88,17 @@ func (s *Store) AddEgress(ctx context.Context, recs []agentlab.EgressEntry, limi
 	}
 	err = s.write(ctx, func(w *tx) error {
 		added = 0
-		added = 0
-		for len(recs) > 0 {
-			n := slices.IndexFunc(recs, func(e agentlab.EgressEntry) bool { return e.UID != recs[0].UID })
+		for left := recs; len(left) > 0; { // recs itself stays whole: this may run again
+			n := slices.IndexFunc(left, func(e agentlab.EgressEntry) bool { return e.UID != left[0].UID })
 			if n < 0 {
-				n = len(recs)
+				n = len(left)
 			}
-			one, err := addEgress(w, recs[:n], limit)
+			one, err := addEgress(w, left[:n], limit)
 			if err != nil {
 				return err
 			}
 			added += one
-			recs = recs[n:]
+			left = left[n:]
 		}
 		return nil
 	})
@@ -136,6 +135,9 @@ func addEgress(w *tx, recs []agentlab.EgressEntry, limit int) (added int, err er
 			return 0, err
 		}
 		added++
+		if e.JobID != "" && !slices.Contains(w.done.Records, e.JobID) {
+			w.done.Records = append(w.done.Records, e.JobID)
+		}
 	}
 	for _, allow := range []bool{true, false} {
 		if err := c.trim(w, allow, limit); err != nil {

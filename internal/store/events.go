@@ -61,7 +61,7 @@ func (w *tx) emit(evs []agentlab.Event) error {
 			return err
 		}
 		e.ID = id
-		w.events = append(w.events, e)
+		w.done.Events = append(w.done.Events, e)
 	}
 	return nil
 }

@@ -38,6 +38,7 @@ func (s *Store) RenumberSandbox(ctx context.Context, vmid int, uid string, a age
 		if err := sandboxes.update(w, &sb); err != nil {
 			return err
 		}
+		w.done.Sandboxes = append(w.done.Sandboxes, sb)
 		if err := followSandbox(w, sb, vmid); err != nil {
 			return err
 		}

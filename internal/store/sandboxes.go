@@ -97,6 +97,7 @@ func (s *Store) AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, a agen
 		if err := sandboxes.insert(w, &sb); err != nil {
 			return err
 		}
+		w.done.Sandboxes = append(w.done.Sandboxes, sb)
 		return w.emit(about(evs, vmid, ""))
 	})
 	if err != nil {
@@ -167,6 +168,7 @@ func saveSandbox(w *tx, old agentlab.Sandbox, sb *agentlab.Sandbox, evs []agentl
 		if err := sandboxes.update(w, sb); err != nil {
 			return err
 		}
+		w.done.Sandboxes = append(w.done.Sandboxes, *sb)
 	}
 	return w.emit(about(evs, sb.VMID, ""))
 }
@@ -247,6 +249,7 @@ func (s *Store) RecoverSandbox(ctx context.Context, sb agentlab.Sandbox, evs ...
 		if err := sandboxes.insert(w, &sb); err != nil {
 			return err
 		}
+		w.done.Sandboxes = append(w.done.Sandboxes, sb)
 		return w.emit(about(evs, sb.VMID, ""))
 	})
 }

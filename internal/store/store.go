@@ -1,8 +1,8 @@
 // Package store keeps sandboxes, jobs, events, artifacts, tokens and the
 // profiles they were made from in one SQLite file.
 //
-// Every change is one transaction that also writes the events telling of it;
-// after the commit they go to Options.OnCommit, in commit order. There is one
+// Every change is one transaction that also writes its events; after the commit
+// Options.OnCommit gets what changed, in commit order. There is one
 // writer at a time, in this process by a queue and between processes by
 // SQLite's lock (BEGIN IMMEDIATE); readers never wait for it (WAL).
 //
@@ -40,7 +40,7 @@ type Store struct {
 	w, r     *sql.DB
 	turn     chan struct{} // holds a value while someone writes
 	clock    func() time.Time
-	onCommit func([]agentlab.Event)
+	onCommit func(Commit)
 	full     func() bool
 }
 
@@ -48,11 +48,11 @@ type Store struct {
 type Options struct {
 	Clock func() time.Time // nil means time.Now
 
-	// OnCommit gets the events of each committed transaction, with their
-	// ids, one call at a time and in the order of the ids. No other change
-	// can be written until it returns: it must be quick and must not write
-	// to the Store. nil drops them.
-	OnCommit func([]agentlab.Event)
+	// OnCommit is called after each transaction that made a Commit, one call
+	// at a time, in the order of the event ids, and before the writing call
+	// returns. No other change can be written until it returns: it must be
+	// quick and must not write to the Store. nil is allowed.
+	OnCommit func(Commit)
 
 	// Full is called when the disk of the database is full, and reports
 	// whether it made room; what failed is then tried once more. It must not
@@ -62,6 +62,13 @@ type Options struct {
 	// New is asked before a database is made where there is none, or one
 	// without a table. With its error Open fails and has changed nothing.
 	New func() error
+}
+
+// Commit is what a committed transaction changed.
+type Commit struct {
+	Events    []agentlab.Event   // that were written, with their ids
+	Sandboxes []agentlab.Sandbox // rows that are new or differ from before
+	Records   []string           // ids of jobs that have new egress entries
 }
 
 // Open opens the database at path, makes it when it is missing, and brings an
@@ -184,9 +191,9 @@ func (s *Store) Close() error {
 // tx is a write transaction.
 type tx struct {
 	*sql.Tx
-	ctx    context.Context
-	now    time.Time
-	events []agentlab.Event
+	ctx  context.Context
+	now  time.Time
+	done Commit // so far
 }
 
 func (w *tx) exec(query string, args ...any) error {
@@ -238,8 +245,8 @@ func (s *Store) commit(ctx context.Context, fn func(*tx) error) error {
 	if err := t.Commit(); err != nil {
 		return fault(err)
 	}
-	if s.onCommit != nil && len(w.events) > 0 {
-		s.onCommit(w.events)
+	if s.onCommit != nil && len(w.done.Events)+len(w.done.Sandboxes)+len(w.done.Records) > 0 {
+		s.onCommit(w.done)
 	}
 	return nil
 }

@@ -40,15 +40,17 @@ type testStore struct {
 
 	mu   sync.Mutex
 	seen []agentlab.Event // what OnCommit got
+	done []Commit         // the same, with the rest
 }
 
 func newStore(t testing.TB) *testStore {
 	t.Helper()
 	ts := &testStore{clock: &fakeClock{t: epoch}, path: filepath.Join(t.TempDir(), "agentlab.db")}
-	s, err := Open(context.Background(), ts.path, Options{Clock: ts.clock.now, OnCommit: func(evs []agentlab.Event) {
+	s, err := Open(context.Background(), ts.path, Options{Clock: ts.clock.now, OnCommit: func(c Commit) {
 		ts.mu.Lock()
 		defer ts.mu.Unlock()
-		ts.seen = append(ts.seen, evs...)
+		ts.seen = append(ts.seen, c.Events...)
+		ts.done = append(ts.done, c)
 	}})
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,117 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/test/smalldisk"
+)
+
+// OnCommit gets the rows of sandboxes that differ and the jobs that have new
+// records, before the writing call returns, and nothing of what changed
+// nothing or failed.
+func TestCommitTellsRowsAndRecords(t *testing.T) {
+	ctx, s := context.Background(), newStore(t)
+	last := func(what string) Commit {
+		t.Helper()
+		if len(s.done) != 1 {
+			t.Fatalf("%s: %d commits: %+v", what, len(s.done), s.done)
+		}
+		c := s.done[0]
+		s.done = nil
+		return c
+	}
+	row := func(what string, vmid int, state agentlab.SandboxState) {
+		t.Helper()
+		c := last(what)
+		if len(c.Sandboxes) != 1 || c.Sandboxes[0].VMID != vmid || c.Sandboxes[0].State != state || len(c.Records) > 0 {
+			t.Errorf("%s: %+v", what, c)
+		}
+	}
+	sb := liveSandbox(t, s, "a")
+	row("allocate", sb.VMID, agentlab.SandboxRequested)
+	change := func(fn func(*agentlab.Sandbox) error) {
+		t.Helper()
+		_, _ = s.UpdateSandbox(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) { return nil, fn(sb) })
+	}
+	change(func(sb *agentlab.Sandbox) error { sb.State = agentlab.SandboxProvisioning; return nil })
+	row("update", sb.VMID, agentlab.SandboxProvisioning)
+	change(func(*agentlab.Sandbox) error { return nil })
+	change(func(sb *agentlab.Sandbox) error { sb.State = agentlab.SandboxBooting; return errors.New("no") })
+	if len(s.done) > 0 {
+		t.Errorf("nothing changed: %+v", s.done)
+	}
+	if err := s.ClockJumped(ctx, time.Hour, "{}"); err != nil {
+		t.Fatal(err)
+	}
+	row("clock", sb.VMID, agentlab.SandboxProvisioning)
+	lost := newSandbox("lost")
+	lost.VMID, lost.CreatedAt, lost.UpdatedAt = 1500, epoch, epoch
+	if err := s.RecoverSandbox(ctx, lost); err != nil {
+		t.Fatal(err)
+	}
+	row("recover", lost.VMID, agentlab.SandboxRequested)
+
+	recs := []agentlab.EgressEntry{egressOf(sb, 1, true), egressOf(sb, 2, false), egressOf(sb, 3, false)}
+	recs[2].JobID = ""
+	must(s.AddEgress(ctx, recs, 100))(t)
+	if c := last("records"); !slices.Equal(c.Records, []string{"job-a"}) || len(c.Sandboxes)+len(c.Events) > 0 {
+		t.Errorf("records: %+v", c)
+	}
+	must(s.AddEgress(ctx, recs, 100))(t)
+	if len(s.done) > 0 {
+		t.Errorf("no record is new: %+v", s.done)
+	}
+
+	s.clock.t = s.clock.t.Add(time.Hour)
+	sb, j := booting(t, s, "b", hashOf("a"))
+	s.done = nil
+	err := s.ConsumeBootstrap(ctx, hashOf("a"), sb.VMID, nil, func(sb *agentlab.Sandbox, j *agentlab.Job) ([]agentlab.Event, error) {
+		j.Status, sb.LeaseExpiresAt = agentlab.JobRunning, sb.LeaseExpiresAt.Add(time.Hour)
+		return []agentlab.Event{{Kind: agentlab.EventJobStatus}}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := last("bootstrap"); len(c.Sandboxes) != 1 || c.Sandboxes[0].VMID != sb.VMID || len(c.Events) != 1 || c.Events[0].JobID != j.ID {
+		t.Errorf("bootstrap: %+v", c)
+	}
+}
+
+// Records are added once and completely, also when the disk was full and had
+// to be given room first.
+func TestAddEgressOnFullDisk(t *testing.T) {
+	smalldisk.Run(t, "16m", func(t *testing.T, dir string) {
+		reserve := filepath.Join(dir, "reserve")
+		if err := os.WriteFile(reserve, make([]byte, 4<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		released := 0
+		s, err := Open(t.Context(), filepath.Join(dir, "agentlab.db"), Options{Full: func() bool {
+			released++
+			return os.Remove(reserve) == nil
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close() //nolint:errcheck // the disk is full
+		sb := must(s.AllocateSandbox(t.Context(), newSandbox("a"), agentlab.Allocation{First: 1, Last: 9}))(t)
+		smalldisk.Fill(t, dir, 0)
+		const batch = 500
+		for seq := int64(0); released == 0; seq += batch {
+			var recs []agentlab.EgressEntry
+			for i := range int64(batch) {
+				recs = append(recs, egressOf(sb, seq+i+1, true))
+			}
+			if n, err := s.AddEgress(t.Context(), recs, 1<<20); err != nil || n != batch {
+				t.Fatalf("after %d: %d were added, %v", seq, n, err)
+			}
+		}
+	})
+}
