@@ -13,14 +13,14 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/agentlab-vm/agentlab/internal/cli"
-	"github.com/agentlab-vm/agentlab/internal/daemon"
 	"github.com/agentlab-vm/agentlab/test/guard"
+	"github.com/agentlab-vm/agentlab/test/testdaemon"
 )
 
 func TestMain(m *testing.M) {
 	testscript.Main(guarded{m}, map[string]func(){
 		"agentlab":  func() { os.Exit(cli.Main(os.Args[1:])) },
-		"agentlabd": func() { os.Exit(daemon.Main(os.Args[1:])) },
+		"agentlabd": func() { os.Exit(testdaemon.Main(os.Args[1:])) },
 		// The qemu backend opens only where it is; no VM of these scripts runs it.
 		"agent-runner": func() {},
 	})
@@ -39,7 +39,6 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			home := filepath.Join(env.WorkDir, "home")
 			env.Setenv("AGENTLAB_HOME", home)
-			env.Setenv("AGENTLAB_ALLOW_FAKE", "1")
 			env.Setenv("GIT_CONFIG_GLOBAL", "/dev/null")
 			// Under the race detector every command would linger for a second.
 			env.Setenv("GORACE", "atexit_sleep_ms=0 "+os.Getenv("GORACE"))

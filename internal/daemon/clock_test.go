@@ -213,7 +213,7 @@ func TestClockJumpDeletesNothing(t *testing.T) {
 
 	var ahead atomic.Int64
 	ahead.Store(int64(31 * day))
-	d, err := New(t.Context(), Config{Paths: h.paths, Getenv: testEnv(h.paths.Home), Clock: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
+	d, err := New(t.Context(), Config{Paths: h.paths, Getenv: testEnv(h.paths.Home), Backends: known, Clock: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
 	if err != nil {
 		t.Fatal(err)
 	}

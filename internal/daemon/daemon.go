@@ -15,6 +15,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
+	"github.com/agentlab-vm/agentlab/internal/backends"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/server"
@@ -67,7 +68,9 @@ func New(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now
 	}
-	cfg.Backends = knownBackends(cfg.Backends, cfg.Getenv)
+	if cfg.Backends == nil {
+		cfg.Backends = backends.All
+	}
 	d := &Daemon{cfg: cfg, started: cfg.Clock(), stopping: make(chan struct{})}
 	defer func() {
 		if err != nil {

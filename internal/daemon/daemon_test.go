@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -17,8 +18,10 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backends"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/test/fakebackend"
 )
 
 // home is a temporary AGENTLAB_HOME on the fake backend.
@@ -44,9 +47,12 @@ func newHomeIn(t *testing.T, dir string) *home {
 	return h
 }
 
+// known are the backends of the daemons of these tests.
+var known = append(slices.Clip(backends.All), fakebackend.Backend)
+
 func testEnv(dir string) func(string) string {
 	return func(key string) string {
-		return map[string]string{"AGENTLAB_HOME": dir, "AGENTLAB_ALLOW_FAKE": "1", "AGENTLAB_DEBUG": "1"}[key]
+		return map[string]string{"AGENTLAB_HOME": dir, "AGENTLAB_DEBUG": "1"}[key]
 	}
 }
 
@@ -62,7 +68,7 @@ func (h *home) configure(t *testing.T, yaml string) {
 
 func (h *home) open(t *testing.T) (*Daemon, error) {
 	t.Helper()
-	return New(t.Context(), Config{Paths: h.paths, Getenv: testEnv(h.paths.Home)})
+	return New(t.Context(), Config{Paths: h.paths, Getenv: testEnv(h.paths.Home), Backends: known})
 }
 
 // start runs a daemon until stop is called or the test ends.

@@ -2,47 +2,12 @@ package daemon
 
 import (
 	"context"
-	"fmt"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/backend/fake"
-	"github.com/agentlab-vm/agentlab/internal/backend/registry"
-	"github.com/agentlab-vm/agentlab/internal/backends"
 	"github.com/agentlab-vm/agentlab/internal/image"
 )
-
-// envForeign names, for tests only, a number of the fake backend that somebody
-// else takes just before we would.
-const envForeign = "AGENTLAB_TEST_FOREIGN"
-
-// knownBackends adds the backend of the tests to those of the programs.
-func knownBackends(b registry.List, getenv func(string) string) registry.List {
-	if b == nil {
-		b = backends.All
-	}
-	if getenv("AGENTLAB_ALLOW_FAKE") == "1" {
-		b = append(slices.Clip(b), registry.Backend{Name: "fake", Open: openFake})
-	}
-	return b
-}
-
-// openFake opens the backend of the tests, which isolates nothing because it
-// runs nothing.
-func openFake(env registry.Env) (registry.Opened, error) {
-	d, err := fake.Open(fake.Config{Dir: filepath.Join(env.Paths.State, "fake"), Logger: env.Log})
-	if err != nil {
-		return registry.Opened{}, fmt.Errorf("opening the fake backend: %w", err)
-	}
-	if n, err := strconv.Atoi(env.Getenv(envForeign)); err == nil {
-		d.Host().Inject(fake.Fault{Op: fake.OpCreate, VMID: n, Hook: func(r backend.Ref) { d.Host().PutForeign(r.VMID) }})
-	}
-	return registry.Opened{Driver: d, Images: namedImages{env.Images}}, nil
-}
 
 // builtImages are the images of the store, built when they are missing.
 type builtImages struct{ *image.Store }
@@ -102,17 +67,4 @@ func (s builtImages) Ensure(ctx context.Context, name string, progress func(stri
 		return "", err
 	}
 	return img.Ref(), nil
-}
-
-// namedImages are the images of the store by name only: the fake boots
-// nothing, so nothing is built for it.
-type namedImages struct{ *image.Store }
-
-// Ensure implements sandbox.Images.
-func (s namedImages) Ensure(_ context.Context, ref string, _ func(string)) (string, error) {
-	name, digest, err := image.ParseRef(ref)
-	if err == nil && digest == "" {
-		digest = strings.Repeat("0", 20)
-	}
-	return name + "@" + digest, err
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/qemu"
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
+	"github.com/agentlab-vm/agentlab/internal/backends"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
@@ -44,7 +45,9 @@ finds them.
 // the backends that it knows; none means backends.All. It returns the exit
 // code: 0 ok, 1 failure, 2 usage.
 func Main(args []string, known ...registry.Backend) int {
-	known = knownBackends(known, os.Getenv)
+	if len(known) == 0 {
+		known = backends.All
+	}
 	switch {
 	case len(args) == 1 && (args[0] == "--version" || args[0] == "version"):
 		fmt.Fprintln(os.Stdout, "agentlabd", version.String())

@@ -22,7 +22,7 @@ const envProgram = "AGENTLAB_TEST_IS_DAEMON"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(envProgram) == "1" {
-		os.Exit(Main(os.Args[1:]))
+		os.Exit(Main(os.Args[1:], known...))
 	}
 	os.Exit(guard.Run(m))
 }
@@ -33,7 +33,7 @@ func pid() string { return strconv.Itoa(os.Getpid()) }
 func (h *home) program(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], args...) //nolint:gosec // this test itself
-	cmd.Env = append(os.Environ(), envProgram+"=1", "AGENTLAB_ALLOW_FAKE=1", "AGENTLAB_HOME="+h.paths.Home)
+	cmd.Env = append(os.Environ(), envProgram+"=1", "AGENTLAB_HOME="+h.paths.Home)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	return cmd, &stderr

@@ -233,7 +233,8 @@ func BenchmarkShimMemory(b *testing.B) {
 // (budget 50 ms), 1,000 sandboxes through the API, and 'sandbox list' at
 // 10,000 against 1,000 (budget 12 times).
 func BenchmarkDaemon(b *testing.B) {
-	l := newLab(b, "AGENTLAB_ALLOW_FAKE=1")
+	l := newLab(b)
+	l.testDaemon()
 	l.config("backend: fake\nlimits:\n  max_sandboxes: 20000\nvmid_range:\n  first: 1000\n  last: 99999\n")
 	l.ok("daemon", "start")
 	pid := l.processes("agentlabd", "run")[0]

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,6 +39,8 @@ const (
 
 var programsDir string // "" until programs were built
 
+// programs builds the shipped programs; those in its directory test have the
+// agentlabd of the tests.
 var programs = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "agentlab-e2e-bin-*")
 	if err != nil {
@@ -47,11 +50,18 @@ var programs = sync.OnceValues(func() (string, error) {
 	// With the flags of the other tests' builds the agent-runner has the same
 	// bytes, and they share a template's disk.
 	flags := append([]string{"build", "-trimpath", "-ldflags", "-s -w"}, buildFlags...)
-	cmd := exec.Command("go", append(flags, "-o", dir+"/", "./cmd/...")...)
-	cmd.Dir = "../.."
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	for _, to := range [][]string{{dir + "/", "./cmd/..."}, {dir + "/test/", "./test/cmd/..."}} {
+		cmd := exec.Command("go", append(append(slices.Clip(flags), "-o"), to...)...)
+		cmd.Dir = "../.."
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("go build: %w\n%s", err, out)
+		}
+	}
+	for _, p := range []string{"agentlab", "agent-runner"} { // a symbolic link would lead back to the shipped agentlabd
+		if err := os.Link(filepath.Join(dir, p), filepath.Join(dir, "test", p)); err != nil {
+			return "", err
+		}
 	}
 	return dir, nil
 })
@@ -102,6 +112,12 @@ func newLab(t testing.TB, env ...string) *lab {
 		t.Fatal(err)
 	}
 	return newLabIn(t, home, env...)
+}
+
+// testDaemon makes l run the agentlabd of the tests.
+func (l *lab) testDaemon() {
+	l.bin = filepath.Join(l.bin, "test")
+	l.env = append(l.env, "PATH="+l.bin+":"+os.Getenv("PATH"))
 }
 
 // newLabIn is newLab in an empty directory.

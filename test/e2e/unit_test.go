@@ -155,7 +155,7 @@ func TestUnitUnderSystemd(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"agentlab", "agentlabd", "agent-runner"} {
-		bin, err := os.ReadFile(filepath.Join(l.bin, name))
+		bin, err := os.ReadFile(filepath.Join(l.bin, "test", name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -163,7 +163,7 @@ func TestUnitUnderSystemd(t *testing.T) {
 	}
 	in(unit, "cat > /etc/systemd/system/agentlabd.service")
 	in([]byte(unitProbe), "mkdir -p /etc/agentlab /etc/systemd/system/agentlabd.service.d && cat > /etc/agentlab/probe.sh && echo 'backend: fake' > /etc/agentlab/config.yaml && touch /tmp/of-others")
-	in([]byte("[Service]\nEnvironment=AGENTLAB_ALLOW_FAKE=1\nExecStartPre=/bin/bash /etc/agentlab/probe.sh\n"),
+	in([]byte("[Service]\nExecStartPre=/bin/bash /etc/agentlab/probe.sh\n"),
 		"cat > /etc/systemd/system/agentlabd.service.d/test.conf && systemctl daemon-reload && systemctl start agentlabd || { journalctl -n 30 -u agentlabd --no-pager; systemctl status agentlabd --no-pager; exit 1; }")
 	probe := in(nil, "cat /var/lib/agentlab/probe.txt")
 	for what, answer := range map[string]string{

@@ -147,7 +147,7 @@ func start(unit, pidFile string) error {
 		return err
 	}
 	cmd := exec.Command(argv[0], argv[1:]...) //nolint:gosec // the unit's
-	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "NOTIFY_SOCKET=" + notify, "AGENTLAB_ALLOW_FAKE=1"}
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "NOTIFY_SOCKET=" + notify}
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {

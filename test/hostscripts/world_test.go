@@ -30,15 +30,16 @@ const root = "../.."
 
 var builtDir string // "" until the programs were built
 
-// built are AgentLab's own programs, made once.
+// built are AgentLab's own programs, made once; agentlabd is that of the tests,
+// which has the fake backend.
 var built = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "agentlab-hostscripts-")
 	if err != nil {
 		return "", err
 	}
 	builtDir = dir
-	for _, p := range []string{"agentlab", "agentlabd", "agent-runner"} {
-		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, p), "./cmd/"+p)
+	for _, p := range []string{"cmd/agentlab", "test/cmd/agentlabd", "cmd/agent-runner"} {
+		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dir+"/", "./"+p)
 		cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return dir, errors.New(string(out))
