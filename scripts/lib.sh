@@ -10,8 +10,7 @@ set -euo pipefail
 umask 022
 
 if [[ $EUID == 0 ]]; then
-	# AGENTLAB_TOOLS is looked in first: tests imitate programs there.
-	PATH=${AGENTLAB_TOOLS:+$AGENTLAB_TOOLS:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+	PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 else
 	PATH=$PATH:/usr/sbin:/sbin
 fi
@@ -64,7 +63,7 @@ begin() {
 	[[ $EUID == 0 ]] || die "--apply is for root" "run it with sudo"
 	# Two at once would each see half of what the other does.
 	mkdir -p /run/lock
-	exec 9>"${AGENTLAB_TOOLS:-/run/lock}/agentlab-scripts"
+	exec 9>/run/lock/agentlab-scripts
 	flock -w 300 9 || die "another script of AgentLab has been running for five minutes" "see what it waits for: fuser -v /run/lock/agentlab-scripts"
 }
 

@@ -28,8 +28,8 @@ func TestTokenOnNode(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "token")
 			script := func(args ...string) string {
 				t.Helper()
-				cmd := exec.Command("bash", append([]string{root + "/scripts/create_api_token.sh", "--template", "9000", "--out", out}, args...)...) //nolint:gosec // fixed
-				cmd.Env = append(os.Environ(), "AGENTLAB_TOOLS="+n.Bin())
+				argv := append(n.Host(), root+"/scripts/create_api_token.sh", "--template", "9000", "--out", out)
+				cmd := exec.Command(argv[0], append(argv[1:], args...)...) //nolint:gosec // words of the test
 				var stdout, stderr bytes.Buffer
 				cmd.Stdout, cmd.Stderr = &stdout, &stderr
 				if err := cmd.Run(); err != nil {

@@ -90,6 +90,15 @@ func readFrame(r io.Reader) (kind byte, data []byte, err error) {
 // this node as root on it.
 func (n *Node) Bin() string { return n.BinOf(n.name) }
 
+// Host returns the words before a command that run it as on this node: with
+// the node's programs in /usr/local/sbin and locks of its own.
+func (n *Node) Host() []string {
+	return []string{
+		"unshare", "--mount", "--propagation", "private", "sh", "-c",
+		`mkdir -p /run/lock && mount --bind "$1" /usr/local/sbin && mount -t tmpfs tmpfs /run/lock && shift && exec "$@"`, "sh", n.Bin(),
+	}
+}
+
 // BinOf is Bin on another node of the cluster.
 func (n *Node) BinOf(node string) string {
 	n.toolsOnce.Do(func() { n.toolsErr = n.serveTools() })
