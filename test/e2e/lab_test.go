@@ -50,7 +50,7 @@ var programs = sync.OnceValues(func() (string, error) {
 	// With the flags of the other tests' builds the agent-runner has the same
 	// bytes, and they share a template's disk.
 	flags := append([]string{"build", "-trimpath", "-ldflags", "-s -w"}, buildFlags...)
-	for _, to := range [][]string{{dir + "/", "./cmd/..."}, {dir + "/test/", "./test/cmd/..."}} {
+	for _, to := range [][]string{{dir + "/", "./cmd/..."}, {dir + "/test/", "./test/agentlabd"}} {
 		cmd := exec.Command("go", append(append(slices.Clip(flags), "-o"), to...)...)
 		cmd.Dir = "../.."
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

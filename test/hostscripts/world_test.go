@@ -38,7 +38,7 @@ var built = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	builtDir = dir
-	for _, p := range []string{"cmd/agentlab", "test/cmd/agentlabd", "cmd/agent-runner"} {
+	for _, p := range []string{"cmd/agentlab", "test/agentlabd", "cmd/agent-runner"} {
 		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dir+"/", "./"+p)
 		cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
