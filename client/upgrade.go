@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
 // Exec runs a command in a sandbox. The connection uses the frames of
@@ -89,21 +90,5 @@ func handshake(conn net.Conn, req *http.Request, protocol string) (net.Conn, err
 	if got := resp.Header.Get("Upgrade"); got != protocol {
 		return nil, agentlab.Errorf(agentlab.CodeInternal, "the daemon uses protocol %q on this stream, not %q", got, protocol)
 	}
-	return &upgraded{Conn: conn, r: r}, nil
-}
-
-// upgraded reads through the buffer that read the response.
-type upgraded struct {
-	net.Conn
-	r *bufio.Reader
-}
-
-func (u *upgraded) Read(p []byte) (int, error) { return u.r.Read(p) }
-
-// CloseWrite closes the sending direction; reading continues.
-func (u *upgraded) CloseWrite() error {
-	if hc, ok := u.Conn.(interface{ CloseWrite() error }); ok {
-		return hc.CloseWrite()
-	}
-	return u.Conn.Close()
+	return stream.Unread(conn, r), nil
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
 // sshKeySeconds is how long a new connection may be made with one ephemeral
@@ -250,11 +251,7 @@ func (a *App) proxyCmd() *cobra.Command {
 			var closing sync.Once
 			go func() {
 				_, _ = io.Copy(conn, a.Stdin)
-				closing.Do(func() {
-					if half, ok := conn.(interface{ CloseWrite() error }); ok {
-						_ = half.CloseWrite()
-					}
-				})
+				closing.Do(func() { _ = stream.CloseWrite(conn) })
 			}()
 			_, err = io.Copy(a.Stdout, conn)
 			if ctx.Err() != nil { // ssh ends its ProxyCommand with SIGHUP; that is no error to report

@@ -23,6 +23,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/guestcheck"
+	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
 // Limits on what a guest may answer.
@@ -155,7 +156,7 @@ func (c *Client) upgrade(ctx context.Context, path string, in any) (net.Conn, er
 		_ = conn.Close()
 		return nil, nonsense("it switched to another protocol")
 	}
-	return &bufferedConn{Conn: conn, rd: rd}, nil
+	return stream.Unread(conn, rd), nil
 }
 
 // request sends a request and reads the head of the answer. The caller closes
@@ -263,11 +264,3 @@ func makesSense(err error) error {
 	}
 	return err
 }
-
-// bufferedConn gives first what was read along with the answer's head.
-type bufferedConn struct {
-	net.Conn
-	rd *bufio.Reader
-}
-
-func (c *bufferedConn) Read(p []byte) (int, error) { return c.rd.Read(p) }

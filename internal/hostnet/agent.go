@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 	"github.com/agentlab-vm/agentlab/internal/lock"
+	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
 // ServeAgent is the network of this machine for a controller on another one,
@@ -114,44 +115,44 @@ func (a *agent) hello(c call) error {
 }
 
 // serve answers one call.
-func (a *agent) serve(ctx context.Context, stream net.Conn) {
-	defer stream.Close() //nolint:errcheck // it is over
+func (a *agent) serve(ctx context.Context, conn net.Conn) {
+	defer conn.Close() //nolint:errcheck // it is over
 	var c call
-	if err := readCall(stream, &c); err != nil {
-		_ = writeFrame(stream, answer{Failed: failureOf(err)})
+	if err := readCall(conn, &c); err != nil {
+		_ = writeFrame(conn, answer{Failed: failureOf(err)})
 		return
 	}
 	if c.Op == opHello {
-		_ = writeFrame(stream, answer{Version: agentVersion, Failed: failureOf(a.hello(c))})
+		_ = writeFrame(conn, answer{Version: agentVersion, Failed: failureOf(a.hello(c))})
 		return
 	}
 	a.mu.Lock()
 	l := a.local
 	a.mu.Unlock()
 	if l == nil {
-		_ = writeFrame(stream, answer{Failed: failureOf(agentlab.Errorf(agentlab.CodeConflict, "a call before hello"))})
+		_ = writeFrame(conn, answer{Failed: failureOf(agentlab.Errorf(agentlab.CodeConflict, "a call before hello"))})
 		return
 	}
 	if c.Op == opDial {
-		conn, err := l.Dial(ctx, c.To)
-		if writeFrame(stream, answer{Failed: failureOf(err)}) == nil && err == nil {
-			stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+		guest, err := l.Dial(ctx, c.To)
+		if writeFrame(conn, answer{Failed: failureOf(err)}) == nil && err == nil {
+			stop := context.AfterFunc(ctx, func() { _ = guest.Close() })
 			defer stop()
-			join(stream, conn)
+			stream.Splice(conn, guest)
 		} else if err == nil {
-			_ = conn.Close()
+			_ = guest.Close()
 		}
 		return
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() { // who asked has given up when its end is closed
-		_, _ = stream.Read(make([]byte, 1))
+		_, _ = conn.Read(make([]byte, 1))
 		cancel()
 	}()
 	out, err := a.do(ctx, l, c)
 	out.Failed = failureOf(err)
-	_ = writeFrame(stream, out)
+	_ = writeFrame(conn, out)
 }
 
 func (a *agent) do(ctx context.Context, l *Local, c call) (out answer, err error) {
@@ -202,14 +203,14 @@ func (a *agent) listen(ctx context.Context, l *Local, c call) error {
 	return nil
 }
 
-func (a *agent) pass(conn net.Conn, c call) {
-	stream, err := a.mux.Open()
+func (a *agent) pass(guest net.Conn, c call) {
+	far, err := a.mux.Open()
 	if err == nil {
-		err = writeFrame(stream, call{Op: opGuest, ID: c.ID})
+		err = writeFrame(far, call{Op: opGuest, ID: c.ID})
 	}
 	if err != nil {
-		_ = conn.Close()
+		_ = guest.Close()
 		return
 	}
-	join(stream, conn)
+	stream.Splice(guest, far)
 }

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -138,23 +137,6 @@ func muxConfig() *yamux.Config {
 	c.KeepAliveInterval = 10 * time.Second
 	c.ConnectionWriteTimeout = 10 * time.Second
 	return c
-}
-
-// join carries bytes both ways until both ends have ended, and closes both.
-func join(a, b net.Conn) {
-	var wg sync.WaitGroup
-	carry := func(to, from net.Conn) {
-		_, _ = io.Copy(to, from)
-		if h, ok := to.(interface{ CloseWrite() error }); ok {
-			_ = h.CloseWrite()
-		} else { // of a stream, Close is about this direction
-			_ = to.Close()
-		}
-	}
-	wg.Go(func() { carry(a, b) })
-	wg.Go(func() { carry(b, a) })
-	wg.Wait()
-	_, _ = a.Close(), b.Close()
 }
 
 // rw makes one of two halves, as a program's standard streams are.

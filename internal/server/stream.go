@@ -15,6 +15,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
 // streamContext is ctx, ended also when the server drains.
@@ -151,44 +152,6 @@ func (s *Server) upgrade(far net.Conn, protocol string) *huma.StreamResponse {
 		if err != nil {
 			return
 		}
-		splice(near, rw.Reader, far)
+		stream.Splice(stream.Unread(near, rw.Reader), far)
 	}}
-}
-
-// linger is how long the caller may take to close its connection after the
-// guest has ended its own.
-const linger = 5 * time.Second
-
-// splice copies both ways. An end of one direction is passed on as a half
-// close, so that the other may go on.
-//
-// What the far end says last is the end of it all (an exit status, a closed
-// port). The near end may not know that yet and be writing: that is read and
-// dropped, since closing on it would break its write, and its reading of what
-// came last.
-func splice(near net.Conn, fromNear io.Reader, far net.Conn) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if _, err := io.Copy(far, fromNear); err == nil {
-			closeWrite(far)
-			return
-		}
-		_, _ = io.Copy(io.Discard, fromNear)
-	}()
-	_, _ = io.Copy(near, far)
-	closeWrite(near)
-	_ = far.Close()
-	_ = near.SetReadDeadline(time.Now().Add(linger))
-	<-done
-}
-
-// closeWrite tells the other end that nothing more comes. A connection that
-// has no half close is closed.
-func closeWrite(c net.Conn) {
-	if hc, ok := c.(interface{ CloseWrite() error }); ok {
-		_ = hc.CloseWrite()
-		return
-	}
-	_ = c.Close()
 }

@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
 // Connections over TCP at a time, of all and of one address. What comes after
@@ -214,9 +215,4 @@ func (c *limitConn) Close() error {
 }
 
 // CloseWrite ends one direction, as streams do.
-func (c *limitConn) CloseWrite() error {
-	if hc, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return hc.CloseWrite()
-	}
-	return c.Conn.Close()
-}
+func (c *limitConn) CloseWrite() error { return stream.CloseWrite(c.Conn) }

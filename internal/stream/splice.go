@@ -1,0 +1,63 @@
+package stream
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"time"
+)
+
+// linger is how long near may take to close after far has ended.
+const linger = 5 * time.Second
+
+// Splice copies both ways between two connections until far has ended, and
+// closes both. An end of near is passed on as a half close, so that far may
+// still answer.
+//
+// What far says last ends the stream (an exit status, a closed port). near may
+// not know that yet and still be writing. Splice reads and drops that for up to
+// 5 s, because closing near at once would break its write, and its reading of
+// what came last.
+func Splice(near, far net.Conn) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if _, err := io.Copy(far, near); err != nil {
+			_, _ = io.Copy(io.Discard, near) // far may have failed: it is still read
+		}
+		_ = CloseWrite(far)
+	}()
+	_, _ = io.Copy(near, far)
+	_ = CloseWrite(near)
+	_ = far.Close()
+	_ = near.SetReadDeadline(time.Now().Add(linger))
+	<-done
+	_ = near.Close()
+}
+
+// CloseWrite ends the sending direction of a connection. A connection without
+// half close is closed.
+func CloseWrite(c net.Conn) error {
+	if half, ok := c.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return c.Close()
+}
+
+// Unread returns conn with the bytes that r, a reader of conn, has read ahead.
+func Unread(conn net.Conn, r *bufio.Reader) net.Conn {
+	if r.Buffered() == 0 {
+		return conn
+	}
+	return &unread{Conn: conn, r: r}
+}
+
+type unread struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (u *unread) Read(p []byte) (int, error) { return u.r.Read(p) }
+
+// CloseWrite passes on the half close, which embedding hides.
+func (u *unread) CloseWrite() error { return CloseWrite(u.Conn) }
