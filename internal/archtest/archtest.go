@@ -7,6 +7,7 @@ package archtest
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -38,7 +39,12 @@ type Layer struct {
 var leaves = []string{
 	"internal/boundedlog", "internal/cloudinit", "internal/durable", "internal/egresslog", "internal/fsfault", "internal/hostspace", "internal/link",
 	"internal/lock", "internal/reconcile", "internal/redact", "internal/sockpath", "internal/stream",
-	"internal/stream/streamtest", "internal/strictyaml", "internal/version",
+	"internal/strictyaml", "internal/version",
+}
+
+// doubles are the packages below internal that only tests link.
+var doubles = []string{
+	"internal/backend/backendtest", "internal/backend/fake", "internal/egress/probe/probetest", "internal/guestserver/guesttest", "internal/stream/streamtest",
 }
 
 func and(lists ...[]string) []string {
@@ -184,7 +190,7 @@ var Layers = append(driverLayers(), []Layer{
 	{
 		Name: "daemon", Packages: []string{"internal/daemon/..."},
 		May: and([]string{
-			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend/...", "internal/backends", "internal/config",
+			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend", "internal/backend/qemu", "internal/backend/registry", "internal/backends", "internal/config",
 			"internal/control", "internal/egress/...", "internal/guestserver", "internal/hostnet", "internal/image", "internal/profile",
 			"internal/secret", "internal/server", "internal/store",
 		}, serviceNames, leaves),
@@ -194,6 +200,10 @@ var Layers = append(driverLayers(), []Layer{
 		Name: "programs", Packages: []string{"cmd/..."},
 		May: []string{".", "internal/cli", "internal/daemon", "internal/guest/...", "internal/version"},
 		Why: "a main calls one package; what it does belongs there",
+	},
+	{
+		Name: "pipes of tests", Packages: []string{"internal/stream/streamtest"},
+		Why: "slow and broken connections know nothing of the programs that they test",
 	},
 	{
 		Name: "checks", Packages: []string{"internal/archtest"},
@@ -238,6 +248,9 @@ func LayerOf(pkg string) (Layer, bool) {
 // Check tells what is wrong with a package of this module importing another,
 // both relative to the module; "" when nothing is.
 func Check(pkg, imported string) string {
+	if slices.Contains(doubles, imported) && !slices.Contains(doubles, pkg) && !strings.HasPrefix(pkg, "test/") {
+		return fmt.Sprintf("%s imports %s: only tests link a test double", pkg, imported)
+	}
 	l, ok := LayerOf(pkg)
 	if !ok {
 		return fmt.Sprintf("%s is in no layer: give it one in internal/archtest and a place in docs/architecture.md", pkg)

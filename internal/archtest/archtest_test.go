@@ -152,7 +152,7 @@ func TestCheck(t *testing.T) {
 		{"internal/sandbox", "internal/server", "no server"},
 		{"internal/backend/qemu", "internal/backend", ""},
 		{"internal/backend/qemu", "internal/egress/vnet", ""},
-		{"internal/backend/qemu", "internal/backend/fake", "each other"},
+		{"internal/backend/qemu", "internal/backend/proxmox", "each other"},
 		{"internal/backend/proxmox/pve", "internal/backend/qemu", "each other"},
 		{"internal/backend/proxmox", "internal/backend/proxmox/pve", ""},
 		{"internal/backend/proxmox/pve", "internal/backend/proxmox", ""},
@@ -170,6 +170,11 @@ func TestCheck(t *testing.T) {
 		{"cmd/agentlab", "internal/store", "a main"},
 		{"internal/newthing", ".", "no layer"},
 		{"test/e2e", "internal/store", ""},
+		{"test/fakebackend", "internal/backend/fake", ""},
+		{"internal/backends", "internal/backend/fake", "only tests"},
+		{"internal/daemon", "internal/backend/fake", "only tests"},
+		{"internal/egress/gate", "internal/egress/probe/probetest", "only tests"},
+		{"internal/cli", "internal/stream/streamtest", "only tests"},
 	} {
 		got := Check(tc.pkg, tc.imp)
 		if tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
