@@ -35,7 +35,7 @@ func aHandle() *handle {
 func good() pve.Config {
 	return pve.Config{
 		"agent": "enabled=1", "boot": "order=scsi0", "ciupgrade": "0", "ciuser": "agent", "cores": "2", "cpulimit": "2", "balloon": "0",
-		"description": description(backend.Ref{VMID: 1001, UID: uid1}, "0123456789abcdef"),
+		"description": description(vmID{VMID: 1001, UID: uid1}, "0123456789abcdef"),
 		"digest":      "da39a3ee", "ide2": "local-zfs:vm-1001-cloudinit,media=cdrom,size=4M",
 		"ipconfig0": "gw=10.77.0.1,ip=10.77.3.4/16,ip6=fd77::a4d:304/64,gw6=fd77::1", "memory": "1024",
 		"meta": "creation-qemu=9.0.2,ctime=1", "name": "sb-1", "nameserver": "10.77.0.1",
@@ -183,7 +183,7 @@ func TestTrap26Firewall(t *testing.T) {
 	if err != nil || !strings.Contains(string(data), `"enable":1`) {
 		t.Errorf("options: %s, %v", data, err)
 	}
-	if h, err := w.driver.readHandle(spec.Ref()); err != nil || h.Port != "fwpr1001p0" {
+	if h, err := w.driver.readHandle(spec.UID); err != nil || h.Port != "fwpr1001p0" {
 		t.Errorf("%+v, %v", h, err)
 	}
 	ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))
@@ -199,7 +199,7 @@ func TestTrap27NoUpgrade(t *testing.T) {
 // Only what bears both marks is ours.
 func TestOurs(t *testing.T) {
 	d := plain()
-	ref := backend.Ref{VMID: 1001, UID: uid1}
+	ref := vmID{VMID: 1001, UID: uid1}
 	cloning := pve.Config{"lock": "clone", "description": description(ref, d.installation), "name": "sb-1", "tags": "golden"}
 	for what, c := range map[string]struct {
 		cfg  pve.Config
@@ -210,7 +210,7 @@ func TestOurs(t *testing.T) {
 		"its name agrees":         {with(good(), "tags", "golden"), true},
 		"neither tag nor name":    {with(with(good(), "tags", "golden"), "name", "x"), false},
 		"no description":          {with(good(), "description", ""), false},
-		"another mark":            {with(good(), "description", description(backend.Ref{UID: uid2}, d.installation)), false},
+		"another mark":            {with(good(), "description", description(vmID{UID: uid2}, d.installation)), false},
 		"another installation":    {with(good(), "description", description(ref, "ffffffffffffffff")), false},
 		"two marks":               {with(good(), "description", description(ref, d.installation)+markUID+uid2), false},
 		"a template":              {with(good(), "template", "1"), false},

@@ -29,18 +29,17 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	if err := d.validNumber(spec); err != nil {
 		return err
 	}
-	ref := spec.Ref()
-	unlock, err := d.lock(ctx, ref)
+	unlock, err := d.lock(ctx, spec.UID)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	h, err := d.readHandle(ref)
+	h, err := d.readHandle(spec.UID)
 	if err != nil {
 		return err
 	}
 	if h != nil && h.Phase == phaseDestroying {
-		if err := d.destroy(ctx, ref, h); err != nil {
+		if err := d.destroy(ctx, h.id(), h); err != nil {
 			return err
 		}
 		h = nil
@@ -58,15 +57,14 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 
 // begin writes the handle of a sandbox that has none.
 func (d *Driver) begin(ctx context.Context, spec backend.Spec) (*handle, error) {
-	ref := spec.Ref()
 	all, err := d.handles()
 	if err != nil {
 		return nil, err
 	}
 	macs := map[string]bool{}
 	for _, h := range all {
-		if h.Spec.VMID == spec.VMID {
-			return nil, inTheWay(ref)
+		if h.id().VMID == spec.VMID {
+			return nil, inTheWay(spec.VMID)
 		}
 		macs[h.MAC] = true
 	}
@@ -87,7 +85,7 @@ func (d *Driver) begin(ctx context.Context, spec backend.Spec) (*handle, error) 
 	for salt := 0; h.MAC == "" || macs[h.MAC]; salt++ {
 		h.MAC = macOf(spec.UID, salt).String()
 	}
-	h.Port = portOf(spec.VMID, d.firewalled(h))
+	h.Port = portOf(h.id().VMID, d.firewalled(h))
 	if err := d.numberFree(ctx, h, p.template); err != nil {
 		return nil, err
 	}
@@ -103,7 +101,7 @@ func (d *Driver) begin(ctx context.Context, spec backend.Spec) (*handle, error) 
 func (d *Driver) numberFree(ctx context.Context, h *handle, t template) error {
 	storages := d.storagesOf(t)
 	for _, storage := range storages {
-		left, err := d.pve.Content(ctx, h.Node, storage, "images", h.Spec.VMID)
+		left, err := d.pve.Content(ctx, h.Node, storage, "images", h.id().VMID)
 		what := pve.UnreadableFile(err)
 		if len(left) > 0 {
 			what = left[0].VolID
@@ -121,11 +119,11 @@ func (d *Driver) numberFree(ctx context.Context, h *handle, t template) error {
 
 // volumeInTheWay judges a volume that bears the number of a sandbox to be made.
 func (d *Driver) volumeInTheWay(ctx context.Context, h *handle, volume string) error {
-	s, err := d.see(ctx, h.Spec.Ref(), h)
+	s, err := d.see(ctx, h.id(), h)
 	if err != nil || s.ours {
 		return err
 	}
-	return agentlab.Errorf(agentlab.CodeExists, "number %d is taken: volume %s bears it", h.Spec.VMID, clip(volume)).
+	return agentlab.Errorf(agentlab.CodeExists, "number %d is taken: volume %s bears it", h.id().VMID, clip(volume)).
 		WithHint("it was left alone; let the sandbox have another number")
 }
 
@@ -139,8 +137,8 @@ func roomEnough(spec backend.Spec, t template) error {
 	return nil
 }
 
-func inTheWay(ref backend.Ref) error {
-	return agentlab.Errorf(agentlab.CodeExists, "number %d is taken by something that is not this sandbox", ref.VMID).
+func inTheWay(vmid int) error {
+	return agentlab.Errorf(agentlab.CodeExists, "number %d is taken by something that is not this sandbox", vmid).
 		WithHint("it was left alone; let the sandbox have another number")
 }
 
@@ -155,7 +153,7 @@ func (d *Driver) renew(ctx context.Context, h *handle, n agentlab.Network) error
 // complete goes on where a handle says that the making of a sandbox stands.
 func (d *Driver) complete(ctx context.Context, h *handle) error {
 	if h.Phase == phaseCreated {
-		_, err := d.mine(ctx, h.Spec.Ref(), h)
+		_, err := d.mine(ctx, h.id(), h)
 		return err
 	}
 	if h.Phase == phaseCloning {
@@ -221,7 +219,7 @@ func (d *Driver) cloneOnce(ctx context.Context, h *handle) error {
 	d.at("clone about to be sent")
 	spec := h.Spec
 	o := pve.CloneOptions{
-		NewID: spec.VMID, Name: spec.Name, Description: description(spec.Ref(), d.installation), Pool: d.cfg.Pool, Full: h.Full,
+		NewID: h.id().VMID, Name: spec.Name, Description: description(h.id(), d.installation), Pool: d.cfg.Pool, Full: h.Full,
 	}
 	if h.Full {
 		o.Storage = d.cfg.Storage
@@ -272,7 +270,7 @@ func (d *Driver) cloneEnded(ctx context.Context, h *handle, first bool, err erro
 // numberLost follows a clone that was told that its number is taken: by
 // somebody else, or by an attempt before whose answer was lost.
 func (d *Driver) numberLost(ctx context.Context, h *handle, first bool, cause error) error {
-	s, err := d.see(ctx, h.Spec.Ref(), h)
+	s, err := d.see(ctx, h.id(), h)
 	switch {
 	case err != nil:
 		return err
@@ -280,12 +278,12 @@ func (d *Driver) numberLost(ctx context.Context, h *handle, first bool, cause er
 		_, err := d.cloneBegun(ctx, h)
 		return err
 	case s.stub && !first, s.hidden && !first:
-		return agentlab.Errorf(agentlab.CodeBusy, "a clone to number %d is under way: %w", h.Spec.VMID, cause)
+		return agentlab.Errorf(agentlab.CodeBusy, "a clone to number %d is under way: %w", h.id().VMID, cause)
 	}
-	if err := d.forget(h.Spec.Ref()); err != nil {
+	if err := d.forget(h); err != nil {
 		return err
 	}
-	return agentlab.Errorf(agentlab.CodeExists, "number %d was taken by somebody else meanwhile: %w", h.Spec.VMID, cause).
+	return agentlab.Errorf(agentlab.CodeExists, "number %d was taken by somebody else meanwhile: %w", h.id().VMID, cause).
 		WithHint("what has it was left alone; let the sandbox have another number")
 }
 
@@ -319,13 +317,13 @@ func (d *Driver) cloneBegun(ctx context.Context, h *handle) (done bool, err erro
 		}
 		fallthrough
 	case s.there && !s.ours && !s.stub:
-		if err := d.forget(h.Spec.Ref()); err != nil {
+		if err := d.forget(h); err != nil {
 			return false, err
 		}
-		return false, inTheWay(h.Spec.Ref())
+		return false, inTheWay(h.id().VMID)
 	}
 	// Its worker died. What it left is removed, and it is begun anew.
-	if err := d.removeVM(ctx, h.Spec.Ref(), h, s); err != nil {
+	if err := d.removeVM(ctx, h.id(), h, s); err != nil {
 		return false, err
 	}
 	return false, nil
@@ -343,7 +341,7 @@ func (d *Driver) afterClone(ctx context.Context, h *handle) (s sight, running bo
 		if err != nil {
 			return s, false, err
 		}
-		if s, err = d.see(ctx, h.Spec.Ref(), h); err != nil {
+		if s, err = d.see(ctx, h.id(), h); err != nil {
 			return s, false, err
 		}
 		if s.there && !s.hidden && (!s.ours && !s.stub || s.cfg["lock"] != lockClone) {
@@ -402,19 +400,19 @@ func (d *Driver) configure(ctx context.Context, h *handle) error {
 		return err
 	}
 	if group := h.Spec.Hardware.FirewallGroup; group != "" {
-		return d.pve.SetFirewallGroup(ctx, h.Node, h.Spec.VMID, group)
+		return d.pve.SetFirewallGroup(ctx, h.Node, h.id().VMID, group)
 	}
-	return d.pve.DisableFirewall(ctx, h.Node, h.Spec.VMID)
+	return d.pve.DisableFirewall(ctx, h.Node, h.id().VMID)
 }
 
 // replace changes what was seen to be ours, and nothing else: it may be long
 // since the clone ended, and another VM may have its number. The node refuses
 // the change when the configuration is not the one that was looked at.
 func (d *Driver) replace(ctx context.Context, h *handle, t template) error {
-	ref := h.Spec.Ref()
-	s, err := d.mine(ctx, ref, h)
+	id := h.id()
+	s, err := d.mine(ctx, id, h)
 	if s.there && agentlab.CodeOf(err) == agentlab.CodeNotFound {
-		return inTheWay(ref)
+		return inTheWay(id.VMID)
 	}
 	if err != nil {
 		return err
@@ -423,7 +421,7 @@ func (d *Driver) replace(ctx context.Context, h *handle, t template) error {
 	ch := changes(t.cfg, d.wanted(h))
 	ch.Digest = s.cfg.Digest()
 	d.at("about to be configured")
-	return d.pve.Set(ctx, h.Node, ref.VMID, ch)
+	return d.pve.Set(ctx, h.Node, id.VMID, ch)
 }
 
 // grow makes the disk as large as it was asked to be.
@@ -439,12 +437,11 @@ func (d *Driver) grow(ctx context.Context, h *handle) error {
 	if int64(gib)<<30 <= driveSize(t.cfg[t.disk]) {
 		return nil
 	}
-	task, err := d.pve.Resize(ctx, h.Node, h.Spec.VMID, t.disk, strconv.Itoa(gib)+"G")
+	task, err := d.pve.Resize(ctx, h.Node, h.id().VMID, t.disk, strconv.Itoa(gib)+"G")
 	if err != nil {
 		return err
 	}
-	err = d.wait(ctx, task)
-	return err
+	return d.wait(ctx, task)
 }
 
 // control is what the guest must know to be spoken to.
@@ -464,7 +461,7 @@ func (d *Driver) control(h *handle) ([]byte, error) {
 // the guest begin anew.
 func (d *Driver) writeSnippet(ctx context.Context, h *handle) error {
 	if h.Snippet == "" {
-		h.Snippet = d.snippetName(h.Spec.Ref())
+		h.Snippet = d.snippetName(h.id())
 		if err := d.save(h); err != nil {
 			return err
 		}

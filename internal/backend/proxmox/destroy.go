@@ -9,30 +9,29 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
 // Destroy implements backend.Driver.
 func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
-	unlock, err := d.lock(ctx, ref)
+	unlock, err := d.lock(ctx, ref.UID)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	h, err := d.readHandle(ref)
-	if err != nil {
+	id, h, err := d.resolve(ctx, ref)
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
+		return d.removeSnippets(ctx, id, nil)
+	case err != nil:
 		return err
 	}
-	return d.destroy(ctx, ref, h)
+	return d.destroy(ctx, id, h)
 }
 
 // destroy removes VM, volumes, snippet, network and, last of all, the handle.
 // Only what bears our mark is touched: of a number that somebody else has by
 // now, nothing.
-func (d *Driver) destroy(ctx context.Context, ref backend.Ref, h *handle) error {
-	if h == nil && !d.inRange(ref.VMID) {
-		return nil
-	}
+func (d *Driver) destroy(ctx context.Context, id vmID, h *handle) error {
 	if h != nil && h.Phase != phaseDestroying {
 		h.Made, h.Phase = h.made(), phaseDestroying
 		if err := d.save(h); err != nil {
@@ -40,22 +39,22 @@ func (d *Driver) destroy(ctx context.Context, ref backend.Ref, h *handle) error 
 		}
 		d.at("end noted")
 	}
-	foreign, err := d.endVM(ctx, ref, h)
+	foreign, err := d.endVM(ctx, id, h)
 	if err != nil {
 		return err
 	}
 	d.at("VM gone")
-	d.memory.rests(ref)
+	d.memory.rests(id.UID)
 	if h == nil {
-		return d.removeSnippets(ctx, ref, nil)
+		return d.removeSnippets(ctx, id, nil)
 	}
 	if foreign {
-		d.log.Warn("the number of a sandbox is somebody else's; if its VM lost its mark by hand, it is still there", "vmid", ref.VMID, "uid", ref.UID)
+		d.log.Warn("the number of a sandbox is somebody else's; if its VM lost its mark by hand, it is still there", "vmid", id.VMID, "uid", id.UID)
 	} else if err := d.removeVolumes(ctx, h); err != nil {
 		return err
 	}
 	d.at("volumes gone")
-	if err := d.removeSnippets(ctx, ref, h); err != nil {
+	if err := d.removeSnippets(ctx, id, h); err != nil {
 		return err
 	}
 	d.at("snippet gone")
@@ -63,7 +62,7 @@ func (d *Driver) destroy(ctx context.Context, ref backend.Ref, h *handle) error 
 		return err
 	}
 	d.at("network gone")
-	return d.forget(ref)
+	return d.forget(h)
 }
 
 // dropNetwork takes a sandbox off the network of every node: it may have been
@@ -75,7 +74,7 @@ func (d *Driver) dropNetwork(ctx context.Context, h *handle) error {
 		if n.Host == nil {
 			continue
 		}
-		err := n.Host.Drop(ctx, hostnet.ID(h.Spec.Ref()))
+		err := n.Host.Drop(ctx, h.id())
 		if err != nil && (n.Name == h.Node || ctx.Err() != nil || agentlab.CodeOf(err) != agentlab.CodeUnavailable) {
 			return err
 		}
@@ -88,12 +87,12 @@ func (d *Driver) dropNetwork(ctx context.Context, h *handle) error {
 
 // endVM makes sure that the VM is gone, and with it whatever might still make
 // it. foreign tells that something else stands in its place.
-func (d *Driver) endVM(ctx context.Context, ref backend.Ref, h *handle) (foreign bool, err error) {
+func (d *Driver) endVM(ctx context.Context, id vmID, h *handle) (foreign bool, err error) {
 	var s sight
 	if h != nil && h.CloneSent {
 		s, err = d.endClone(ctx, h)
 	} else {
-		s, err = d.see(ctx, ref, h)
+		s, err = d.see(ctx, id, h)
 	}
 	switch {
 	case err != nil:
@@ -112,13 +111,13 @@ func (d *Driver) endVM(ctx context.Context, ref backend.Ref, h *handle) (foreign
 		}
 	case isGravestone(s.cfg) && h != nil && h.DestroySent:
 	case s.traces:
-		return false, d.unmarked(ref, s.node)
+		return false, d.unmarked(id, s.node)
 	case h == nil && (isGravestone(s.cfg) || s.stub):
 		return true, nil // whose it is, nothing tells
 	default:
 		return true, nil
 	}
-	return false, d.removeVM(ctx, ref, h, s)
+	return false, d.removeVM(ctx, id, h, s)
 }
 
 // endClone stops a clone that may still go on, and tells what there is then.
@@ -151,27 +150,27 @@ const destroyTries = 4
 // removeVM destroys a VM that was proved to be ours. A token that is refused on
 // the way may have lost sight of it because it is gone: the destruction that a
 // process before this one began has ended.
-func (d *Driver) removeVM(ctx context.Context, ref backend.Ref, h *handle, s sight) error {
-	err := d.removeSeen(ctx, ref, h, s)
+func (d *Driver) removeVM(ctx context.Context, id vmID, h *handle, s sight) error {
+	err := d.removeSeen(ctx, id, h, s)
 	if agentlab.CodeOf(err) == agentlab.CodeDenied {
-		if now, serr := d.see(ctx, ref, h); serr == nil && !now.there {
+		if now, serr := d.see(ctx, id, h); serr == nil && !now.there {
 			return nil
 		}
 	}
 	return err
 }
 
-func (d *Driver) removeSeen(ctx context.Context, ref backend.Ref, h *handle, s sight) error {
-	if err := d.mayTouch(ref.VMID); err != nil {
+func (d *Driver) removeSeen(ctx context.Context, id vmID, h *handle, s sight) error {
+	if err := d.mayTouch(id.VMID); err != nil {
 		return err
 	}
 	if lock := s.cfg["lock"]; lock != "" && lock != lockSuspended { // with that, Proxmox destroys it as it is
-		if err := d.unlock(ctx, s.node, ref.VMID, lock); err != nil {
+		if err := d.unlock(ctx, s.node, id.VMID, lock); err != nil {
 			return err
 		}
 	}
 	if h != nil {
-		h.Volumes = slices.Compact(slices.Sorted(slices.Values(append(h.Volumes, volumesOf(s.cfg, ref.VMID)...))))
+		h.Volumes = slices.Compact(slices.Sorted(slices.Values(append(h.Volumes, volumesOf(s.cfg, id.VMID)...))))
 		h.Node, h.DestroySent = s.node, true
 		if err := d.save(h); err != nil {
 			return err
@@ -179,7 +178,7 @@ func (d *Driver) removeSeen(ctx context.Context, ref backend.Ref, h *handle, s s
 	}
 	old := false // what was seen may have changed since
 	if h == nil || (h.Power != "" && h.Power != powerOff) {
-		if err := d.cutPower(ctx, s.node, ref.VMID); err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		if err := d.cutPower(ctx, s.node, id.VMID); err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
 			return err
 		}
 		old = true
@@ -188,17 +187,17 @@ func (d *Driver) removeSeen(ctx context.Context, ref backend.Ref, h *handle, s s
 	protected := s.cfg["protection"] == "1" // inherited from a template that is
 	for try := 1; ; try++ {
 		if old {
-			if gone, err := d.replaced(ctx, ref, h, s); gone || err != nil {
+			if gone, err := d.replaced(ctx, id, h, s); gone || err != nil {
 				return err
 			}
 		}
 		old = true
 		if protected {
-			if err := d.pve.Set(ctx, s.node, ref.VMID, pve.Changes{Set: map[string]string{"protection": "0"}}); err != nil {
+			if err := d.pve.Set(ctx, s.node, id.VMID, pve.Changes{Set: map[string]string{"protection": "0"}}); err != nil {
 				return err
 			}
 		}
-		err := d.destroyVM(ctx, ref, h, s.node)
+		err := d.destroyVM(ctx, id, h, s.node)
 		switch code := agentlab.CodeOf(err); {
 		case err == nil:
 			d.at("destroyed")
@@ -207,7 +206,7 @@ func (d *Driver) removeSeen(ctx context.Context, ref backend.Ref, h *handle, s s
 			return err
 		case code == agentlab.CodeNotFound: // on this node: it may have been moved
 		case code == agentlab.CodeConflict && strings.Contains(err.Error(), "is running"): // started by hand
-			if err := d.cutPower(ctx, s.node, ref.VMID); err != nil {
+			if err := d.cutPower(ctx, s.node, id.VMID); err != nil {
 				return err
 			}
 		case code == agentlab.CodeDenied && strings.Contains(err.Error(), "protection mode") && !protected:
@@ -221,27 +220,27 @@ func (d *Driver) removeSeen(ctx context.Context, ref backend.Ref, h *handle, s s
 
 // replaced looks again, after a pause, whether what was proved to be ours is
 // still there: in its place may be nothing by now, or somebody else's VM.
-func (d *Driver) replaced(ctx context.Context, ref backend.Ref, h *handle, was sight) (gone bool, err error) {
-	now, err := d.see(ctx, ref, h)
+func (d *Driver) replaced(ctx context.Context, id vmID, h *handle, was sight) (gone bool, err error) {
+	now, err := d.see(ctx, id, h)
 	switch {
 	case err != nil:
 		return false, err
 	case !now.there:
 		return true, nil
 	case now.hidden:
-		return false, d.unreadable(ref, now.node)
+		return false, d.unreadable(id, now.node)
 	case now.traces:
-		return false, d.unmarked(ref, now.node)
+		return false, d.unmarked(id, now.node)
 	case now.ours && now.node != was.node:
-		return false, agentlab.Errorf(agentlab.CodeBusy, "VM %d was moved from node %s to %s meanwhile", ref.VMID, was.node, now.node)
+		return false, agentlab.Errorf(agentlab.CodeBusy, "VM %d was moved from node %s to %s meanwhile", id.VMID, was.node, now.node)
 	case now.ours == was.ours && now.stub == was.stub, isGravestone(now.cfg) && h != nil:
 		return false, nil
 	}
 	return true, nil
 }
 
-func (d *Driver) destroyVM(ctx context.Context, ref backend.Ref, h *handle, node string) error {
-	task, err := d.pve.Destroy(ctx, node, ref.VMID, false)
+func (d *Driver) destroyVM(ctx context.Context, id vmID, h *handle, node string) error {
+	task, err := d.pve.Destroy(ctx, node, id.VMID, false)
 	if err != nil {
 		return err
 	}
@@ -273,7 +272,7 @@ func (d *Driver) stubIsOurs(ctx context.Context, h *handle) (bool, error) {
 		switch {
 		case h.CloneTask != "" && upid != h.CloneTask, int64(t.StartTime) < h.CloneAt.Unix()-clockSlack:
 		case t.OK() || t.Status == "OK" || strings.HasPrefix(t.Status, "WARNINGS") || strings.Contains(t.Status, "already exists"):
-		case slices.ContainsFunc(all, func(o *handle) bool { return o.Spec.VMID != h.Spec.VMID && o.CloneTask == upid }):
+		case slices.ContainsFunc(all, func(o *handle) bool { return o.Spec.UID != h.Spec.UID && o.CloneTask == upid }):
 		default:
 			return true, nil
 		}
@@ -286,14 +285,14 @@ func (d *Driver) stubIsOurs(ctx context.Context, h *handle) (bool, error) {
 // may be what that left, which comes into our pool only at its end.
 func (d *Driver) hiddenClone(ctx context.Context, h *handle) error {
 	if ended, err := d.endedWell(ctx, h.CloneTask); err != nil || ended {
-		return cmp.Or(err, d.unreadable(h.Spec.Ref(), h.Node))
+		return cmp.Or(err, d.unreadable(h.id(), h.Node))
 	}
 	died, err := d.stubIsOurs(ctx, h)
 	if err != nil || !died {
 		return err
 	}
 	return agentlab.Errorf(agentlab.CodeDenied, "the clone of sandbox %d was killed, and the token may not touch what it left", h.Spec.VMID).
-		WithHint("on node %[1]s, look at it with qm config %[2]d; if it is locked (clone): qm unlock %[2]d && qm destroy %[2]d", h.Node, h.Spec.VMID)
+		WithHint("on node %[1]s, look at it with qm config %[2]d; if it is locked (clone): qm unlock %[2]d && qm destroy %[2]d", h.Node, h.id().VMID)
 }
 
 // hiddenVM judges what has the number of a sandbox that was made, and may not
@@ -303,7 +302,7 @@ func (d *Driver) hiddenVM(ctx context.Context, h *handle, node string) error {
 	if ended, err := d.endedWell(ctx, h.DestroyTask); err != nil || ended {
 		return err
 	}
-	return d.unreadable(h.Spec.Ref(), node)
+	return d.unreadable(h.id(), node)
 }
 
 // endedWell tells whether a task that was sent has ended, and well. Of one
@@ -360,7 +359,7 @@ func (d *Driver) removeVolumes(ctx context.Context, h *handle) error {
 	}
 	slices.Sort(storages)
 	for _, storage := range slices.Compact(storages) {
-		list, err := d.pve.Content(ctx, h.Node, storage, "images", h.Spec.VMID)
+		list, err := d.pve.Content(ctx, h.Node, storage, "images", h.id().VMID)
 		if err != nil {
 			return err
 		}
@@ -372,7 +371,7 @@ func (d *Driver) removeVolumes(ctx context.Context, h *handle) error {
 	}
 	slices.Sort(left)
 	for _, volid := range slices.Compact(left) {
-		if volumeOwner(volid) != h.Spec.VMID {
+		if volumeOwner(volid) != h.id().VMID {
 			continue
 		}
 		if err := d.removeVolume(ctx, h, volid); err != nil {
@@ -393,7 +392,7 @@ func (d *Driver) notRemoved(ctx context.Context, h *handle) ([]string, error) {
 		if !h.DestroySent {
 			return nil, nil
 		}
-		tasks, err := d.pve.Tasks(ctx, h.Node, pve.TaskFilter{VMID: h.Spec.VMID, Type: "qmdestroy", Limit: 1})
+		tasks, err := d.pve.Tasks(ctx, h.Node, pve.TaskFilter{VMID: h.id().VMID, Type: "qmdestroy", Limit: 1})
 		if err != nil || len(tasks) == 0 {
 			return nil, err
 		}
@@ -413,7 +412,7 @@ func (d *Driver) notRemoved(ctx context.Context, h *handle) ([]string, error) {
 }
 
 func (d *Driver) removeVolume(ctx context.Context, h *handle, volid string) error {
-	free, err := d.pve.Free(ctx, h.Spec.VMID)
+	free, err := d.pve.Free(ctx, h.id().VMID)
 	if err != nil {
 		return err
 	}
@@ -432,7 +431,7 @@ func (d *Driver) removeVolume(ctx context.Context, h *handle, volid string) erro
 
 // removeSnippets removes the seed of a sandbox, also one whose name was lost
 // with its handle.
-func (d *Driver) removeSnippets(ctx context.Context, ref backend.Ref, h *handle) error {
+func (d *Driver) removeSnippets(ctx context.Context, id vmID, h *handle) error {
 	root := d.pve.Root()
 	if root == nil {
 		return nil
@@ -453,7 +452,8 @@ func (d *Driver) removeSnippets(ctx context.Context, ref backend.Ref, h *handle)
 	}
 	for _, name := range names {
 		used := slices.ContainsFunc(all, func(o *handle) bool { return o.Snippet == name })
-		if used || !snippetForm.MatchString(name) || !strings.HasPrefix(name, snippetPrefix(d.installation, ref)) {
+		m := snippetForm.FindStringSubmatch(name)
+		if used || m == nil || m[1] != d.installation || !strings.HasPrefix(id.UID, m[3]) {
 			continue
 		}
 		if err := root.RemoveSnippet(ctx, name); err != nil {

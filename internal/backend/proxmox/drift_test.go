@@ -44,7 +44,7 @@ func (w *world) inspect(t testing.TB, ref backend.Ref) backend.Instance {
 }
 
 // forgetImpressions is the passing of time for what the driver believes.
-func (w *world) forgetImpressions(ref backend.Ref) { w.driver.memory.rests(ref) }
+func (w *world) forgetImpressions(ref backend.Ref) { w.driver.memory.rests(ref.UID) }
 
 func (w *world) vmPath(vmid int) string {
 	return fmt.Sprintf("/nodes/%s/qemu/%d", w.node.Name(), vmid)
@@ -177,13 +177,13 @@ func TestDrift(t *testing.T) {
 		})
 		t.Run("handle lost", func(t *testing.T) {
 			spec := w.create(t, 9)
-			ok(t, "lose", w.driver.forget(spec.Ref()))
+			w.loseHandle(t, spec)
 			if in := w.listed(t, spec.Ref()); in == nil {
 				t.Error("List has it no more")
 			}
 			w.inspect(t, spec.Ref())
 			ok(t, "Create again", w.driver.Create(ctx, spec))
-			ok(t, "lose", w.driver.forget(spec.Ref()))
+			w.loseHandle(t, spec)
 			ok(t, "Destroy", w.driver.Destroy(ctx, spec.Ref()))
 			_, err := w.driver.Inspect(ctx, spec.Ref())
 			wantCode(t, "Inspect", err, agentlab.CodeNotFound)
@@ -242,7 +242,7 @@ func TestFailClosed(t *testing.T) {
 	w.farm.notReady = agentlab.Errorf(agentlab.CodeUnavailable, "no rules")
 	n := agentlab.Network{Mode: agentlab.NetworkOff}
 	wantCode(t, "UpdateNetwork", w.driver.UpdateNetwork(t.Context(), spec.Ref(), n), agentlab.CodeUnavailable)
-	h, err := w.driver.readHandle(spec.Ref())
+	h, err := w.driver.readHandle(spec.UID)
 	ok(t, "handle", err)
 	if h.network().Mode != agentlab.NetworkNAT {
 		t.Error("the policy that could not be put in force is kept")
@@ -261,7 +261,7 @@ func TestForeign(t *testing.T) {
 			w.foreign(t, 1002, "sb-2", nil),
 			w.foreign(t, 1003, "sb-3", map[string]string{"tags": tags(testUID(3))}),
 			w.foreign(t, 1004, "sb-4", map[string]string{"description": "agentlab-uid: " + testUID(4) + "\n"}),
-			w.foreign(t, 200, "sb-5", map[string]string{"description": description(w.spec(5).Ref(), w.driver.installation), "tags": tags(testUID(5))}),
+			w.foreign(t, 200, "sb-5", map[string]string{"description": description(idOf(w.spec(5)), w.driver.installation), "tags": tags(testUID(5))}),
 		}
 		template := w.look(t, templateVMID)
 		for n := 1; n <= 5; n++ {

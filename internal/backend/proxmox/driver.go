@@ -91,7 +91,7 @@ type Driver struct {
 	templates templateCache
 	networks  networks
 
-	locks lock.Keyed[backend.Ref] // held by what changes a sandbox
+	locks lock.Keyed[string] // by UID; held by what changes a sandbox
 
 	crash func(point string) // tests end the process here; nil otherwise
 }
@@ -305,18 +305,18 @@ func (d *Driver) Close() error {
 }
 
 // lock waits for the sandbox's lock, which is this process's own.
-func (d *Driver) lock(ctx context.Context, ref backend.Ref) (unlock func(), err error) {
-	if err := validRef(ref); err != nil {
+func (d *Driver) lock(ctx context.Context, uid string) (unlock func(), err error) {
+	if err := validUID(uid); err != nil {
 		return nil, err
 	}
-	unlock, err = d.locks.Lock(ctx, ref)
+	unlock, err = d.locks.Lock(ctx, uid)
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeBusy, "sandbox %d: the call was cut short before it began: %w", ref.VMID, err)
+		return nil, agentlab.Errorf(agentlab.CodeBusy, "the call was cancelled before it began: %w", err)
 	}
 	return unlock, nil
 }
 
-// absent says that what may stand in the place of a sandbox is not it.
-func absent(ref backend.Ref) error {
-	return agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d does not exist", ref.VMID)
+// absent is the error of a sandbox that does not exist, whatever has its number.
+func absent(uid string) error {
+	return agentlab.Errorf(agentlab.CodeNotFound, "no virtual machine bears the mark of sandbox %s", uid)
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
-	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/internal/link"
 )
 
@@ -23,10 +22,10 @@ func (d *Driver) reach(ctx context.Context, ref backend.Ref) (*handle, error) {
 		return nil, err
 	}
 	if h.Phase != phaseCreated || h.Power == powerOff || h.Power == "" {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d does not run", ref.VMID)
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d does not run", h.Spec.VMID)
 	}
 	if h.Power == powerSuspended {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d stands still", ref.VMID)
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d stands still", h.Spec.VMID)
 	}
 	return h, nil
 }
@@ -42,7 +41,7 @@ func (d *Driver) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, er
 		return nil, err
 	}
 	if h.Snippet == "" && !h.Seeded {
-		if err := d.seed(ctx, ref); err != nil {
+		if err := d.seed(ctx, h.Spec.UID); err != nil {
 			return nil, err
 		}
 	}
@@ -50,7 +49,7 @@ func (d *Driver) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, er
 	if err != nil {
 		return nil, err
 	}
-	key, err := link.SandboxKey(d.master, ref.UID)
+	key, err := link.SandboxKey(d.master, h.Spec.UID)
 	if err != nil {
 		_ = raw.Close()
 		return nil, err
@@ -90,23 +89,23 @@ const (
 
 // seed writes guestapi.ControlFile in the guest, once in its life. The file
 // is no secret, and it is written before anything of anybody runs there.
-func (d *Driver) seed(ctx context.Context, ref backend.Ref) error {
-	unlock, err := d.lock(ctx, ref)
+func (d *Driver) seed(ctx context.Context, uid string) error {
+	unlock, err := d.lock(ctx, uid)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	h, err := d.readHandle(ref)
+	h, err := d.readHandle(uid)
 	if err != nil || h == nil || h.Seeded {
 		if err == nil && h == nil {
-			err = absent(ref)
+			err = absent(uid)
 		}
 		return err
 	}
 	wait := false
-	d.memory.with(ref, func(i *impression) { wait = d.cfg.Now().Before(i.seedAfter) })
+	d.memory.with(uid, func(i *impression) { wait = d.cfg.Now().Before(i.seedAfter) })
 	if wait {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the guest agent of sandbox %d did not answer yet", ref.VMID)
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the guest agent of sandbox %d did not answer yet", h.Spec.VMID)
 	}
 	text, err := d.control(h)
 	if err != nil {
@@ -115,12 +114,12 @@ func (d *Driver) seed(ctx context.Context, ref backend.Ref) error {
 	if err := d.stillMine(ctx, h); err != nil {
 		return err
 	}
-	if err := d.pve.AgentFileWrite(ctx, h.Node, ref.VMID, guestapi.ControlFile, text); err != nil {
-		d.memory.with(ref, func(i *impression) {
+	if err := d.pve.AgentFileWrite(ctx, h.Node, h.id().VMID, guestapi.ControlFile, text); err != nil {
+		d.memory.with(uid, func(i *impression) {
 			i.seedPause = min(max(i.seedPause*3/2, seedPauseLeast), seedPauseMost)
 			i.seedAfter = d.cfg.Now().Add(i.seedPause)
 		})
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the guest of sandbox %d cannot be told whom to obey yet: %w", ref.VMID, err)
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the guest of sandbox %d cannot be told whom to obey yet: %w", h.Spec.VMID, err)
 	}
 	d.at("seeded")
 	h.Seeded = true
@@ -134,11 +133,10 @@ const lookAge = 3 * time.Second
 // stillMine looks whether the VM with a sandbox's number is the sandbox, unless
 // that was seen just now.
 func (d *Driver) stillMine(ctx context.Context, h *handle) error {
-	ref := h.Spec.Ref()
-	if d.memory.seen(ref, d.cfg.Now(), lookAge) {
+	if d.memory.seen(h.Spec.UID, d.cfg.Now(), lookAge) {
 		return nil
 	}
-	_, err := d.mine(ctx, ref, h)
+	_, err := d.mine(ctx, h.id(), h)
 	return err
 }
 
@@ -152,7 +150,7 @@ func (d *Driver) ListenGuest(ctx context.Context, ref backend.Ref) (net.Listener
 	if err != nil {
 		return nil, err
 	}
-	return host.Listen(ctx, hostnet.ID(ref))
+	return host.Listen(ctx, h.id())
 }
 
 // address is the address of a running guest. The one that was leased to it is
@@ -163,7 +161,7 @@ func (d *Driver) address(ctx context.Context, h *handle) string {
 		return h.Spec.IPv4.String()
 	}
 	var known netip.Addr
-	d.memory.with(h.Spec.Ref(), func(i *impression) { known = i.address })
+	d.memory.with(h.Spec.UID, func(i *impression) { known = i.address })
 	if !known.IsValid() {
 		known = d.discover(ctx, h)
 	}
@@ -177,7 +175,7 @@ func (d *Driver) address(ctx context.Context, h *handle) string {
 // from the guest's agent, whose word counts only for the device with the
 // sandbox's MAC and an address of its network.
 func (d *Driver) discover(ctx context.Context, h *handle) netip.Addr {
-	ref := h.Spec.Ref()
+	id := h.id()
 	mac, err := net.ParseMAC(h.MAC)
 	if err != nil {
 		return netip.Addr{}
@@ -187,13 +185,13 @@ func (d *Driver) discover(ctx context.Context, h *handle) netip.Addr {
 		found, _ = host.Lease(ctx, mac)
 	}
 	wait := false
-	d.memory.with(ref, func(i *impression) { wait = d.cfg.Now().Before(i.askAfter) })
+	d.memory.with(id.UID, func(i *impression) { wait = d.cfg.Now().Before(i.askAfter) })
 	if !found.IsValid() && !wait {
-		if list, err := d.pve.AgentInterfaces(ctx, h.Node, ref.VMID); err == nil {
+		if list, err := d.pve.AgentInterfaces(ctx, h.Node, id.VMID); err == nil {
 			found = pickAddress(list, mac, d.cfg.Subnet4)
 		}
 	}
-	d.memory.with(ref, func(i *impression) {
+	d.memory.with(id.UID, func(i *impression) {
 		i.address = found
 		if !found.IsValid() {
 			i.askPause = min(max(i.askPause*2, seedPauseLeast), seedPauseMost)

@@ -2,6 +2,7 @@ package proxmox
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -44,11 +45,16 @@ const (
 	powerSuspended power = "suspended"
 )
 
+// vmID names a virtual machine: by its number, and by the UID of the sandbox
+// that it must be.
+type vmID = hostnet.ID
+
 // handle is what is remembered of a sandbox from before its first call until
-// nothing is left of it: one file, StateDir/<vmid>-<uid>.json.
+// nothing is left of it: one file, StateDir/<number>-<uid>.json.
 type handle struct {
 	Version int          `json:"version"`
 	Spec    backend.Spec `json:"spec"`
+	VMID    int          `json:"vmid,omitempty"` // of its VM; 0 means that of Spec
 	// Network is the policy that UpdateNetwork set; nil means that of Spec.
 	Network *agentlab.Network `json:"network,omitempty"`
 
@@ -82,6 +88,9 @@ type handle struct {
 	Seeded    bool      `json:"seeded,omitempty"`    // the guest knows whom to obey
 }
 
+// id names the VM of the sandbox.
+func (h *handle) id() vmID { return vmID{VMID: cmp.Or(h.VMID, h.Spec.VMID), UID: h.Spec.UID} }
+
 // network is the policy that counts.
 func (h *handle) network() agentlab.Network {
 	if h.Network != nil {
@@ -100,36 +109,61 @@ func (h *handle) guest(dhcp bool) (hostnet.Guest, error) {
 		return hostnet.Guest{}, agentlab.Errorf(agentlab.CodeInternal, "the handle of sandbox %d: %w", h.Spec.VMID, err)
 	}
 	return hostnet.Guest{
-		ID: hostnet.ID(h.Spec.Ref()), MAC: mac, Port: h.Port, IPv4: h.Spec.IPv4, IPv6: h.Spec.IPv6,
+		ID: h.id(), MAC: mac, Port: h.Port, IPv4: h.Spec.IPv4, IPv6: h.Spec.IPv6,
 		DHCP: dhcp, Network: h.network(),
 	}, nil
 }
 
-// handleName is the file of a handle: number and mark.
-var handleName = regexp.MustCompile(`^([1-9][0-9]{2,8})-([a-z2-9]{26})\.json$`)
+// handleName is the file of a handle: number and UID of its sandbox.
+var handleName = regexp.MustCompile(`^[1-9][0-9]{2,8}-([a-z2-9]{26})\.json$`)
 
-func handleFile(ref backend.Ref) string { return strconv.Itoa(ref.VMID) + "-" + ref.UID + ".json" }
-
-// validRef keeps anything but a proper mark from becoming a path or a tag.
-func validRef(ref backend.Ref) error {
-	if !handleName.MatchString(handleFile(ref)) {
-		return agentlab.Errorf(agentlab.CodeInvalid, "%d-%q does not name a sandbox", ref.VMID, ref.UID)
+// validUID keeps anything but a proper mark from becoming a path or a tag.
+func validUID(uid string) error {
+	if !uidForm.MatchString(uid) {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%q does not name a sandbox", uid)
 	}
 	return nil
 }
 
+// handleFiles returns the names of the handles of a sandbox, or, with "", of
+// all.
+func (d *Driver) handleFiles(uid string) ([]string, error) {
+	entries, err := os.ReadDir(d.dir)
+	if err != nil {
+		return nil, fault(err, "cannot read %s", d.dir)
+	}
+	var names []string
+	for _, e := range entries {
+		if m := handleName.FindStringSubmatch(e.Name()); m != nil && (uid == "" || uid == m[1]) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
 // readHandle returns the handle of a sandbox, nil when there is none.
-func (d *Driver) readHandle(ref backend.Ref) (*handle, error) {
-	if err := validRef(ref); err != nil {
+func (d *Driver) readHandle(uid string) (*handle, error) {
+	if err := validUID(uid); err != nil {
 		return nil, err
 	}
-	path := filepath.Join(d.dir, handleFile(ref))
+	names, err := d.handleFiles(uid)
+	switch {
+	case err != nil || len(names) == 0:
+		return nil, err
+	case len(names) > 1:
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "%s and %s in %s are of one sandbox", names[0], names[1], d.dir)
+	}
+	return d.readFile(names[0])
+}
+
+func (d *Driver) readFile(name string) (*handle, error) {
+	path := filepath.Join(d.dir, name)
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // no handle is no error
 	}
 	if err != nil {
-		return nil, fault(err, "cannot read what is known of sandbox %d", ref.VMID)
+		return nil, fault(err, "cannot read %s", path)
 	}
 	var h handle
 	if err := json.NewDecoder(bytes.NewReader(b)).Decode(&h); err != nil {
@@ -139,7 +173,7 @@ func (d *Driver) readHandle(ref backend.Ref) (*handle, error) {
 	case h.Version < 1 || h.Version > handleVersion:
 		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "%s has format %d, and this program knows up to %d", path, h.Version, handleVersion).
 			WithHint("use the newer AgentLab that made it")
-	case h.Spec.Ref() != ref:
+	case h.file() != name:
 		return nil, agentlab.Errorf(agentlab.CodeInternal, "%s is of another sandbox", path)
 	}
 	return &h, nil
@@ -147,21 +181,13 @@ func (d *Driver) readHandle(ref backend.Ref) (*handle, error) {
 
 // handles returns all there are.
 func (d *Driver) handles() ([]*handle, error) {
-	entries, err := os.ReadDir(d.dir)
+	names, err := d.handleFiles("")
 	if err != nil {
-		return nil, fault(err, "cannot read %s", d.dir)
+		return nil, err
 	}
 	var out []*handle
-	for _, e := range entries {
-		m := handleName.FindStringSubmatch(e.Name())
-		if m == nil {
-			continue
-		}
-		vmid, err := strconv.Atoi(m[1])
-		if err != nil {
-			continue
-		}
-		h, err := d.readHandle(backend.Ref{VMID: vmid, UID: m[2]})
+	for _, name := range names {
+		h, err := d.readFile(name)
 		if err != nil {
 			return nil, err
 		}
@@ -172,23 +198,25 @@ func (d *Driver) handles() ([]*handle, error) {
 	return out, nil
 }
 
+func (h *handle) file() string { return strconv.Itoa(h.Spec.VMID) + "-" + h.Spec.UID + ".json" }
+
 // save writes a handle in one step and on the disk, so that neither a crash
 // nor a power cut leaves half of it.
 func (d *Driver) save(h *handle) error {
 	h.Version = handleVersion
-	if err := durable.ReplaceJSON(filepath.Join(d.dir, handleFile(h.Spec.Ref())), h, durable.Name); err != nil {
+	if err := durable.ReplaceJSON(filepath.Join(d.dir, h.file()), h, durable.Name); err != nil {
 		return fault(err, "cannot write what is known of sandbox %d", h.Spec.VMID)
 	}
 	return nil
 }
 
 // forget removes a handle: nothing is left of its sandbox.
-func (d *Driver) forget(ref backend.Ref) error {
-	path := filepath.Join(d.dir, handleFile(ref))
+func (d *Driver) forget(h *handle) error {
+	path := filepath.Join(d.dir, h.file())
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fault(err, "cannot remove %s", path)
 	}
-	d.memory.forget(ref)
+	d.memory.forget(h.Spec.UID)
 	if err := durable.SyncDir(d.dir); err != nil {
 		return fault(err, "cannot remove %s", path)
 	}

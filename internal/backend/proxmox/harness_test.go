@@ -207,6 +207,17 @@ func (w *world) spec(n int) backend.Spec {
 	}
 }
 
+// idOf names the VM of a sandbox that has the number of its sandbox.
+func idOf(spec backend.Spec) vmID { return vmID{VMID: spec.VMID, UID: spec.UID} }
+
+// loseHandle is the loss of the file that says what is known of a sandbox.
+func (w *world) loseHandle(t testing.TB, spec backend.Spec) {
+	t.Helper()
+	h, err := w.driver.readHandle(spec.UID)
+	ok(t, "read", err)
+	ok(t, "lose", w.driver.forget(h))
+}
+
 // mortal is a driver whose process can die inside a method.
 type mortal struct{ *Driver }
 

@@ -15,25 +15,25 @@ import (
 
 // Inspect implements backend.Driver.
 func (d *Driver) Inspect(ctx context.Context, ref backend.Ref) (backend.Instance, error) {
-	h, err := d.readHandle(ref)
+	id, h, err := d.resolve(ctx, ref)
 	switch {
 	case err != nil:
 		return backend.Instance{}, err
-	case ctx.Err() != nil:
-		return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d was not looked at: %w", ref.VMID, context.Cause(ctx))
 	case h == nil:
-		return d.inspectLost(ctx, ref)
+		return d.inspectLost(ctx, id)
+	case ctx.Err() != nil:
+		return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d was not looked at: %w", h.Spec.VMID, context.Cause(ctx))
 	case h.Phase != phaseCreated:
 		return partial(h), nil
-	case d.memory.believed(ref, d.cfg.Now()):
+	case d.memory.believed(h.Spec.UID, d.cfg.Now()):
 		return d.instance(ctx, h, backend.PowerRunning, ""), nil
 	}
-	st, node, err := d.status(ctx, ref, h)
+	st, node, err := d.status(ctx, h)
 	if err != nil {
 		return backend.Instance{}, err
 	}
 	if node != h.Node && st.Running() && !d.enforced(node) {
-		d.memory.rests(ref)
+		d.memory.rests(h.Spec.UID)
 		return d.instance(ctx, h, backend.PowerCrashed, "it was moved by hand to node "+node+", where nothing enforces its network policy"), nil
 	}
 	return d.judge(ctx, h, st), nil
@@ -48,19 +48,16 @@ func partial(h *handle) backend.Instance {
 }
 
 // inspectLost looks for a sandbox that no handle tells of.
-func (d *Driver) inspectLost(ctx context.Context, ref backend.Ref) (backend.Instance, error) {
-	if !d.inRange(ref.VMID) {
-		return backend.Instance{}, absent(ref)
-	}
-	s, err := d.mine(ctx, ref, nil)
+func (d *Driver) inspectLost(ctx context.Context, id vmID) (backend.Instance, error) {
+	s, err := d.mine(ctx, id, nil)
 	if err != nil {
 		return backend.Instance{}, err
 	}
-	in := backend.Instance{Ref: ref, Name: s.cfg["name"], Power: backend.PowerPartial, Reason: "what was known of it is lost"}
+	in := backend.Instance{Ref: backend.Ref(id), Name: s.cfg["name"], Power: backend.PowerPartial, Reason: "what was known of it is lost"}
 	if s.cfg["lock"] == lockClone {
 		return in, nil
 	}
-	st, err := d.pve.Status(ctx, s.node, ref.VMID)
+	st, err := d.pve.Status(ctx, s.node, id.VMID)
 	if err != nil {
 		return backend.Instance{}, err
 	}
@@ -72,15 +69,16 @@ func (d *Driver) inspectLost(ctx context.Context, ref backend.Ref) (backend.Inst
 
 // status asks for the state of a sandbox's VM, wherever it is. The tag in the
 // list and in the state is half of the mark: the configuration has the word.
-func (d *Driver) status(ctx context.Context, ref backend.Ref, h *handle) (st pve.Status, node string, err error) {
-	s, err := d.see(ctx, ref, h)
+func (d *Driver) status(ctx context.Context, h *handle) (st pve.Status, node string, err error) {
+	id := h.id()
+	s, err := d.see(ctx, id, h)
 	switch {
 	case err != nil:
 		return st, h.Node, err
 	case !s.ours:
-		return st, h.Node, d.notOurs(ref, h, s)
+		return st, h.Node, d.notOurs(id, h, s)
 	}
-	st, err = d.pve.Status(ctx, s.node, ref.VMID)
+	st, err = d.pve.Status(ctx, s.node, id.VMID)
 	return st, s.node, err
 }
 
@@ -90,10 +88,10 @@ func (d *Driver) judge(ctx context.Context, h *handle, st pve.Status) backend.In
 	case st.Paused():
 		return d.instance(ctx, h, backend.PowerSuspended, "")
 	case st.Running():
-		d.memory.runs(h.Spec.Ref(), d.cfg.Now(), false)
+		d.memory.runs(h.Spec.UID, d.cfg.Now(), false)
 		return d.instance(ctx, h, backend.PowerRunning, "")
 	}
-	d.memory.rests(h.Spec.Ref())
+	d.memory.rests(h.Spec.UID)
 	if h.Power != powerOn && h.Power != powerSuspended {
 		return d.instance(ctx, h, backend.PowerStopped, "")
 	}
@@ -131,7 +129,7 @@ var powerTasks = []string{"qmstop", "qmshutdown", "qmsuspend"}
 // was not this driver, which would have noted it; "" when nobody is known.
 // What a token may not see it cannot tell.
 func (d *Driver) stoppedBy(ctx context.Context, h *handle) string {
-	tasks, err := d.pve.Tasks(ctx, h.Node, pve.TaskFilter{VMID: h.Spec.VMID, Limit: 10})
+	tasks, err := d.pve.Tasks(ctx, h.Node, pve.TaskFilter{VMID: h.id().VMID, Limit: 10})
 	if err != nil {
 		return ""
 	}
@@ -159,10 +157,11 @@ func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
 	if len(vms) == len(d.cfg.Nodes) {
 		d.sweep(ctx, vms)
 	}
-	var out []backend.Instance
-	known := map[int]bool{}
+	out, err := d.lost(ctx, vms, all)
+	if err != nil {
+		return nil, err
+	}
 	for _, h := range all {
-		known[h.Spec.VMID] = true
 		in, ok, err := d.fromList(ctx, h, vms)
 		if err != nil {
 			return nil, err
@@ -171,27 +170,13 @@ func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
 			out = append(out, in)
 		}
 	}
-	for _, n := range d.cfg.Nodes {
-		for _, vm := range vms[n.Name] {
-			if known[int(vm.VMID)] || bool(vm.Template) || !d.inRange(int(vm.VMID)) {
-				continue
-			}
-			in, ok, err := d.lost(ctx, n.Name, vm)
-			if err != nil {
-				return nil, err
-			}
-			if ok {
-				out = append(out, in)
-			}
-		}
-	}
 	return out, nil
 }
 
 // fromList tells of a sandbox from the list of its node; what is not there as
 // it should be is looked at by itself.
 func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.VM) (backend.Instance, bool, error) {
-	ref := h.Spec.Ref()
+	id := h.id()
 	if h.Phase != phaseCreated {
 		return partial(h), true, nil
 	}
@@ -203,7 +188,7 @@ func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.V
 		}
 	}
 	for _, vm := range vms[h.Node] {
-		if int(vm.VMID) != ref.VMID || taggedUID(string(vm.TagList)) != ref.UID {
+		if int(vm.VMID) != id.VMID || taggedUID(string(vm.TagList)) != id.UID {
 			continue
 		}
 		switch {
@@ -214,8 +199,8 @@ func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.V
 			return d.instance(ctx, h, backend.PowerStopped, ""), true, nil
 		}
 	}
-	d.memory.rests(ref)
-	in, err := d.Inspect(ctx, ref)
+	d.memory.rests(id.UID)
+	in, err := d.Inspect(ctx, h.Spec.Ref())
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
 		return in, false, nil
@@ -227,16 +212,39 @@ func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.V
 	return in, err == nil, err
 }
 
-// lost tells whether a VM in our range that no handle tells of bears our mark.
+// lost returns the VMs of a list that bear our mark and that no handle names.
+func (d *Driver) lost(ctx context.Context, vms map[string][]pve.VM, all []*handle) (out []backend.Instance, err error) {
+	known := map[int]bool{}
+	for _, h := range all {
+		known[h.id().VMID] = true
+	}
+	for _, n := range d.cfg.Nodes {
+		for _, vm := range vms[n.Name] {
+			if known[int(vm.VMID)] || bool(vm.Template) || !d.inRange(int(vm.VMID)) {
+				continue
+			}
+			in, ok, err := d.lostVM(ctx, n.Name, vm)
+			if err != nil {
+				return nil, err
+			}
+			if ok {
+				out = append(out, in)
+			}
+		}
+	}
+	return out, nil
+}
+
+// lostVM tells whether a VM in our range that no handle names bears our mark.
 // The verdict is kept as long as the VM looks the same in the list.
-func (d *Driver) lost(ctx context.Context, node string, vm pve.VM) (backend.Instance, bool, error) {
+func (d *Driver) lostVM(ctx context.Context, node string, vm pve.VM) (backend.Instance, bool, error) {
 	look := strings.Join([]string{node, strconv.Itoa(int(vm.VMID)), string(vm.Name), string(vm.TagList), vm.Lock}, "\n")
 	uid, known := d.inventory.verdict(look)
 	if !known {
 		cfg, err := d.pve.Config(ctx, node, int(vm.VMID))
 		switch agentlab.CodeOf(err) {
 		case "":
-			if m := readMarks(cfg); uidForm.MatchString(m.uid) && d.ours(cfg, backend.Ref{VMID: int(vm.VMID), UID: m.uid}, string(vm.Name)) {
+			if m := readMarks(cfg); uidForm.MatchString(m.uid) && d.ours(cfg, vmID{VMID: int(vm.VMID), UID: m.uid}, string(vm.Name)) {
 				uid = m.uid
 			}
 			d.inventory.judge(look, uid)
@@ -249,11 +257,10 @@ func (d *Driver) lost(ctx context.Context, node string, vm pve.VM) (backend.Inst
 	if uid == "" {
 		return backend.Instance{}, false, nil
 	}
-	ref := backend.Ref{VMID: int(vm.VMID), UID: uid}
-	if h, err := d.readHandle(ref); h != nil || err != nil {
+	if h, err := d.readHandle(uid); h != nil || err != nil {
 		return backend.Instance{}, false, err // made just now
 	}
-	in := backend.Instance{Ref: ref, Name: string(vm.Name), Power: backend.PowerPartial, Reason: "what was known of it is lost"}
+	in := backend.Instance{Ref: backend.Ref{VMID: int(vm.VMID), UID: uid}, Name: string(vm.Name), Power: backend.PowerPartial, Reason: "what was known of it is lost"}
 	if vm.Status == "running" {
 		in.Power, in.Reason = backend.PowerRunning, ""
 	}

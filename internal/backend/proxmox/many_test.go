@@ -138,7 +138,7 @@ func TestPlacement(t *testing.T) {
 		spec := w.spec(i)
 		spec.Resources.MemoryMB = 6 << 10
 		ok(t, "Create", d.Create(t.Context(), spec))
-		h, err := d.readHandle(spec.Ref())
+		h, err := d.readHandle(spec.UID)
 		ok(t, "handle", err)
 		on[h.Node]++
 		if _, err := d.pve.Config(t.Context(), h.Node, spec.VMID); err != nil {
@@ -173,7 +173,7 @@ func TestNodeDown(t *testing.T) {
 	w.image, err = d.Templates().Ensure(t.Context(), agentlab.TemplateImage(9000), nil)
 	ok(t, "Ensure", err)
 	there := w.create(t, 1)
-	if h, err := d.readHandle(there.Ref()); err != nil || h.Node != "pve2" {
+	if h, err := d.readHandle(there.UID); err != nil || h.Node != "pve2" {
 		t.Fatalf("it is on %s, %v: this test proves nothing", h.Node, err)
 	}
 	ok(t, "Start", d.Start(t.Context(), there.Ref()))
@@ -200,9 +200,14 @@ func TestNodeDown(t *testing.T) {
 	if err := d.Destroy(t.Context(), there.Ref()); err == nil {
 		t.Error("Destroy of what cannot be reached: no error")
 	}
+	w.loseHandle(t, there)
+	marked := backend.Ref{UID: there.UID}
+	_, err = d.Inspect(t.Context(), marked)
+	wantCode(t, "Inspect by the mark", err, agentlab.CodeUnavailable)
+	wantCode(t, "Destroy by the mark", d.Destroy(t.Context(), marked), agentlab.CodeUnavailable)
 	n.SetOnline("pve2", true)
-	for _, spec := range []backend.Spec{here, there} {
-		ok(t, "Destroy", d.Destroy(t.Context(), spec.Ref()))
+	for _, ref := range []backend.Ref{here.Ref(), marked} {
+		ok(t, "Destroy", d.Destroy(t.Context(), ref))
 	}
 	if vms := n.VMs(); len(vms) != 1 {
 		t.Errorf("left: %v", vms)
@@ -238,7 +243,7 @@ func TestDHCP(t *testing.T) {
 	if in := w.inspect(t, spec.Ref()); in.IP != "" {
 		t.Errorf("address %s before it was leased", in.IP)
 	}
-	h, err := w.driver.readHandle(spec.Ref())
+	h, err := w.driver.readHandle(spec.UID)
 	ok(t, "handle", err)
 	w.farm.mu.Lock()
 	w.farm.leases[h.MAC] = spec.IPv4

@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
@@ -30,13 +29,13 @@ const (
 )
 
 // description is what people see of a sandbox in Proxmox's interface.
-func description(ref backend.Ref, installation string) string {
-	return "Sandbox of AgentLab: made, changed and destroyed by it.\n" + markLines(ref, installation)
+func description(id vmID, installation string) string {
+	return "Sandbox of AgentLab: made, changed and destroyed by it.\n" + markLines(id, installation)
 }
 
 // markLines are the lines of a description that are the mark.
-func markLines(ref backend.Ref, installation string) string {
-	return markUID + ref.UID + "\n" + markVMID + strconv.Itoa(ref.VMID) + "\n" + markInstallation + installation + "\n"
+func markLines(id vmID, installation string) string {
+	return markUID + id.UID + "\n" + markVMID + strconv.Itoa(id.VMID) + "\n" + markInstallation + installation + "\n"
 }
 
 // traces tells whether anything in a configuration is of the sandbox and of no
@@ -107,17 +106,17 @@ func taggedUID(tags string) string {
 	return found
 }
 
-// ours tells whether a configuration is that of the sandbox ref of this
+// ours tells whether a configuration is that of the sandbox id of this
 // installation: its description names all of that, and a tag or the VM's name
 // agrees.
 // A VM that is still being cloned has its description and name before it has
 // tags. A template is never a sandbox, whatever it inherited.
-func (d *Driver) ours(cfg pve.Config, ref backend.Ref, name string) bool {
+func (d *Driver) ours(cfg pve.Config, id vmID, name string) bool {
 	m := readMarks(cfg)
-	if m.uid != ref.UID || m.vmid != strconv.Itoa(ref.VMID) || m.installation != d.installation || cfg["template"] == "1" {
+	if m.uid != id.UID || m.vmid != strconv.Itoa(id.VMID) || m.installation != d.installation || cfg["template"] == "1" {
 		return false
 	}
-	return m.tagged == ref.UID || (name != "" && m.name == name) || cfg["lock"] == lockClone
+	return m.tagged == id.UID || (name != "" && m.name == name) || cfg["lock"] == lockClone
 }
 
 // macOf derives the hardware address of a sandbox's network device from its
@@ -147,13 +146,9 @@ func installationID(master []byte) string {
 // beginning of the mark, something random.
 var snippetForm = regexp.MustCompile(`^agentlab-([0-9a-f]{16})-([1-9][0-9]{2,8})-([a-z2-9]{8})-([a-z2-7]{13})\.yaml$`)
 
-func (d *Driver) snippetName(ref backend.Ref) string {
+func (d *Driver) snippetName(id vmID) string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
 	random := strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(b[:]))
-	return snippetPrefix(d.installation, ref) + random + ".yaml"
-}
-
-func snippetPrefix(installation string, ref backend.Ref) string {
-	return "agentlab-" + installation + "-" + strconv.Itoa(ref.VMID) + "-" + ref.UID[:8] + "-"
+	return "agentlab-" + d.installation + "-" + strconv.Itoa(id.VMID) + "-" + id.UID[:8] + "-" + random + ".yaml"
 }

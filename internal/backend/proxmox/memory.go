@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
@@ -15,7 +14,7 @@ import (
 // not asked about with every look at it. All of it may be lost.
 type memory struct {
 	mu  sync.Mutex
-	all map[backend.Ref]*impression
+	all map[string]*impression // by UID
 }
 
 // impression is the memory of one sandbox.
@@ -31,22 +30,22 @@ type impression struct {
 	askPause time.Duration
 }
 
-func (m *memory) with(ref backend.Ref, fn func(*impression)) {
+func (m *memory) with(uid string, fn func(*impression)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.all == nil {
-		m.all = map[backend.Ref]*impression{}
+		m.all = map[string]*impression{}
 	}
-	if m.all[ref] == nil {
-		m.all[ref] = &impression{}
+	if m.all[uid] == nil {
+		m.all[uid] = &impression{}
 	}
-	fn(m.all[ref])
+	fn(m.all[uid])
 }
 
-func (m *memory) forget(ref backend.Ref) {
+func (m *memory) forget(uid string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.all, ref)
+	delete(m.all, uid)
 }
 
 // How long the word of a node is believed while a guest boots: half as long
@@ -58,8 +57,8 @@ const (
 )
 
 // believed tells whether a sandbox may be taken to run without asking.
-func (m *memory) believed(ref backend.Ref, now time.Time) (yes bool) {
-	m.with(ref, func(i *impression) {
+func (m *memory) believed(uid string, now time.Time) (yes bool) {
+	m.with(uid, func(i *impression) {
 		if i.started.IsZero() || now.Sub(i.started) > bootLength {
 			return
 		}
@@ -69,15 +68,15 @@ func (m *memory) believed(ref backend.Ref, now time.Time) (yes bool) {
 }
 
 // seen tells whether a sandbox was seen running at most age ago.
-func (m *memory) seen(ref backend.Ref, now time.Time, age time.Duration) (yes bool) {
-	m.with(ref, func(i *impression) { yes = !i.looked.IsZero() && now.Sub(i.looked) < age })
+func (m *memory) seen(uid string, now time.Time, age time.Duration) (yes bool) {
+	m.with(uid, func(i *impression) { yes = !i.looked.IsZero() && now.Sub(i.looked) < age })
 	return yes
 }
 
 // runs notes that a sandbox was seen running; started that this process has
 // just started it.
-func (m *memory) runs(ref backend.Ref, now time.Time, started bool) {
-	m.with(ref, func(i *impression) {
+func (m *memory) runs(uid string, now time.Time, started bool) {
+	m.with(uid, func(i *impression) {
 		if started {
 			*i = impression{started: now}
 		}
@@ -86,7 +85,7 @@ func (m *memory) runs(ref backend.Ref, now time.Time, started bool) {
 }
 
 // rests notes that it does not run.
-func (m *memory) rests(ref backend.Ref) { m.forget(ref) }
+func (m *memory) rests(uid string) { m.forget(uid) }
 
 // gate is held while nodes are asked.
 type gate struct{ lock.Mutex }

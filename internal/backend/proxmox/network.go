@@ -7,7 +7,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress"
-	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
 // sameNetwork tells whether two policies say the same.
@@ -15,7 +14,7 @@ func sameNetwork(a, b agentlab.Network) bool { return reflect.DeepEqual(a, b) }
 
 // UpdateNetwork implements backend.NetworkUpdater.
 func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {
-	unlock, err := d.lock(ctx, ref)
+	unlock, err := d.lock(ctx, ref.UID)
 	if err != nil {
 		return err
 	}
@@ -77,7 +76,7 @@ func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, li
 	if limit < 1 {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d is no number of records", limit).WithField("limit")
 	}
-	h, err := d.recall(ctx, ref)
+	_, h, err := d.resolve(ctx, ref)
 	if err != nil || h == nil {
 		return nil, err
 	}
@@ -85,7 +84,7 @@ func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, li
 	if err != nil {
 		return nil, err
 	}
-	recs, err := host.EgressLog(ctx, hostnet.ID(ref), after, limit)
+	recs, err := host.EgressLog(ctx, h.id(), after, limit)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return nil, nil // it was never on the network
 	}

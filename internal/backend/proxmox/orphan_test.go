@@ -16,16 +16,19 @@ func TestOrphans(t *testing.T) {
 		ctx := t.Context()
 		spec, theirs := w.create(t, 1), w.spec(2).Ref()
 		untouched := w.foreign(t, theirs.VMID, "sb-2", map[string]string{
-			"description": description(theirs, "ffffffffffffffff"), "tags": tags(theirs.UID),
+			"description": description(vmID(theirs), "ffffffffffffffff"), "tags": tags(theirs.UID),
 		})
-		ok(t, "forget", w.driver.forget(spec.Ref()))
+		w.loseHandle(t, spec)
 		if in := w.listed(t, spec.Ref()); in == nil || in.Power == backend.PowerRunning {
 			t.Fatalf("%+v", in)
 		}
 		if in := w.listed(t, theirs); in != nil {
 			t.Errorf("another installation's is listed: %+v", in)
 		}
-		for _, ref := range []backend.Ref{spec.Ref(), theirs} {
+		if in := w.inspect(t, backend.Ref{UID: spec.UID}); in.Ref != spec.Ref() {
+			t.Errorf("found by its mark: %+v", in)
+		}
+		for _, ref := range []backend.Ref{{UID: spec.UID}, spec.Ref(), {UID: theirs.UID}, theirs} {
 			ok(t, "Destroy", w.driver.Destroy(ctx, ref))
 			_, err := w.driver.Inspect(ctx, ref)
 			wantCode(t, "Inspect", err, agentlab.CodeNotFound)

@@ -257,7 +257,7 @@ func (d *Driver) Taken(ctx context.Context, first, last int) ([]int, error) {
 		return nil, err
 	}
 	for _, h := range all {
-		taken[h.Spec.VMID] = true
+		taken[h.Spec.VMID], taken[h.id().VMID] = true, true
 	}
 	var out []int
 	for n := range taken {

@@ -9,55 +9,41 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
-// found returns the handle of a sandbox that is there and ours. The handle is
-// nil when it was lost.
-func (d *Driver) found(ctx context.Context, ref backend.Ref) (*handle, sight, error) {
-	h, err := d.readHandle(ref)
+// found returns the VM of a sandbox that is there and ours. The handle is nil
+// when it was lost.
+func (d *Driver) found(ctx context.Context, ref backend.Ref) (vmID, *handle, sight, error) {
+	id, h, err := d.resolve(ctx, ref)
 	if err != nil {
-		return nil, sight{}, err
+		return id, nil, sight{}, err
 	}
-	if h == nil && !d.inRange(ref.VMID) {
-		return nil, sight{}, absent(ref)
-	}
-	s, err := d.mine(ctx, ref, h)
-	return h, s, err
+	s, err := d.mine(ctx, id, h)
+	return id, h, s, err
 }
 
-// recall returns the handle of a sandbox without a look at it. It is nil when
-// it was lost, and then the sandbox is there.
-func (d *Driver) recall(ctx context.Context, ref backend.Ref) (*handle, error) {
-	h, err := d.readHandle(ref)
-	if err != nil || h != nil {
-		return h, err
-	}
-	_, err = d.Inspect(ctx, ref)
-	return nil, err
-}
-
-// known is recall for what cannot do without the handle.
+// known returns the handle of a sandbox without a look at its VM.
 func (d *Driver) known(ctx context.Context, ref backend.Ref) (*handle, error) {
-	h, err := d.recall(ctx, ref)
+	id, h, err := d.resolve(ctx, ref)
 	if err == nil && h == nil {
-		err = forgotten(ref).WithHint("destroy it")
+		err = forgotten(id).WithHint("destroy it")
 	}
 	return h, err
 }
 
 // forgotten says that the handle of a sandbox that is there was lost.
-func forgotten(ref backend.Ref) *agentlab.Error {
-	return agentlab.Errorf(agentlab.CodeUnavailable, "what was known of sandbox %d is lost", ref.VMID)
+func forgotten(id vmID) *agentlab.Error {
+	return agentlab.Errorf(agentlab.CodeUnavailable, "what was known of the sandbox with VM %d is lost", id.VMID)
 }
 
 // whole is found for what needs a sandbox whose Create is complete.
 func (d *Driver) whole(ctx context.Context, ref backend.Ref) (*handle, sight, error) {
-	h, s, err := d.found(ctx, ref)
+	id, h, s, err := d.found(ctx, ref)
 	switch {
 	case err != nil && (h == nil || h.Phase == phaseCreated || agentlab.CodeOf(err) != agentlab.CodeNotFound):
 		return nil, s, err
 	case h == nil:
-		return nil, s, forgotten(ref).WithHint("it can be destroyed, or made again under the same mark")
+		return nil, s, forgotten(id).WithHint("it can be destroyed, or made again under the same mark")
 	case h.Phase != phaseCreated:
-		return nil, s, agentlab.Errorf(agentlab.CodeUnavailable, "the making or the end of sandbox %d was cut short", ref.VMID)
+		return nil, s, agentlab.Errorf(agentlab.CodeUnavailable, "the making or the end of sandbox %d was cut short", h.Spec.VMID)
 	}
 	return h, s, nil
 }
@@ -74,7 +60,7 @@ func (d *Driver) setPower(h *handle, p power) error {
 // Start implements backend.Driver. The order counts: the rules are in force
 // and read back before anything runs, and so is the audit of what would run.
 func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
-	unlock, err := d.lock(ctx, ref)
+	unlock, err := d.lock(ctx, ref.UID)
 	if err != nil {
 		return err
 	}
@@ -84,8 +70,8 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 		return err
 	}
 	if lock := s.cfg["lock"]; lock != "" && lock != lockSuspended {
-		return agentlab.Errorf(agentlab.CodeBusy, "VM %d is locked (%s)", ref.VMID, clip(lock)).
-			WithHint("something works on it; if nothing does: qm unlock %d, on its node", ref.VMID)
+		return agentlab.Errorf(agentlab.CodeBusy, "VM %d is locked (%s)", h.id().VMID, clip(lock)).
+			WithHint("something works on it; if nothing does: qm unlock %d, on its node", h.id().VMID)
 	}
 	if err := d.auditAll(ctx, h, s); err != nil {
 		return err
@@ -93,7 +79,7 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 	if err := d.checkGroup(ctx, h.Spec.Hardware.FirewallGroup); err != nil {
 		return err
 	}
-	h.Volumes = volumesOf(s.cfg, ref.VMID)
+	h.Volumes = volumesOf(s.cfg, h.id().VMID)
 	net, err := d.network(ctx, h.Node)
 	if err != nil {
 		return err
@@ -112,13 +98,13 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 // shows as if it were made, and Proxmox starts the VM all the same where it
 // cannot be made, with what was there before.
 func (d *Driver) auditAll(ctx context.Context, h *handle, s sight) error {
-	current, err := d.pve.CurrentConfig(ctx, s.node, h.Spec.VMID)
+	current, err := d.pve.CurrentConfig(ctx, s.node, h.id().VMID)
 	if err != nil {
 		return err
 	}
 	for _, cfg := range []pve.Config{s.cfg, current} {
 		delete(cfg, "lock")
-		if err := audit(cfg, d.wanted(h), h.Spec.VMID); err != nil {
+		if err := audit(cfg, d.wanted(h), h.id().VMID); err != nil {
 			return err
 		}
 	}
@@ -129,14 +115,14 @@ func (d *Driver) auditAll(ctx context.Context, h *handle, s sight) error {
 const lockSuspended = "suspended"
 
 func (d *Driver) powerOn(ctx context.Context, h *handle) error {
-	ref, before := h.Spec.Ref(), h.Power
+	id, before := h.id(), h.Power
 	if before == powerSuspended {
-		st, err := d.pve.Status(ctx, h.Node, ref.VMID)
+		st, err := d.pve.Status(ctx, h.Node, id.VMID)
 		if err != nil {
 			return err
 		}
 		if st.Paused() {
-			return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is suspended", ref.VMID).WithHint("resume it")
+			return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is suspended", h.Spec.VMID).WithHint("resume it")
 		}
 	}
 	if before != powerOn {
@@ -145,7 +131,7 @@ func (d *Driver) powerOn(ctx context.Context, h *handle) error {
 		}
 	}
 	d.at("start about to be sent")
-	err := d.task(ctx, func() (pve.UPID, error) { return d.pve.Start(ctx, h.Node, ref.VMID) })
+	err := d.task(ctx, func() (pve.UPID, error) { return d.pve.Start(ctx, h.Node, id.VMID) })
 	d.at("started")
 	switch code := agentlab.CodeOf(err); {
 	case code == agentlab.CodeConflict: // it runs already
@@ -159,7 +145,7 @@ func (d *Driver) powerOn(ctx context.Context, h *handle) error {
 		}
 		return err
 	}
-	d.memory.runs(ref, d.cfg.Now(), err == nil)
+	d.memory.runs(id.UID, d.cfg.Now(), err == nil)
 	boot := ""
 	if d.enforced(h.Node) {
 		boot = d.cfg.BootID()
@@ -199,12 +185,12 @@ func (d *Driver) wait(ctx context.Context, upid pve.UPID) error {
 
 // Stop implements backend.Driver.
 func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration) error {
-	unlock, err := d.lock(ctx, ref)
+	unlock, err := d.lock(ctx, ref.UID)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	h, s, err := d.found(ctx, ref)
+	id, h, s, err := d.found(ctx, ref)
 	if err != nil && !s.ours { // what is ours is stopped on any node
 		if h != nil && h.Phase != phaseCreated && agentlab.CodeOf(err) == agentlab.CodeNotFound {
 			return nil // half made: nothing runs
@@ -223,22 +209,22 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 	d.at("stop about to be sent")
 	off := false
 	if grace > 0 && !suspended {
-		if off, err = d.askGuest(ctx, s.node, ref.VMID, grace); err != nil {
+		if off, err = d.askGuest(ctx, s.node, id.VMID, grace); err != nil {
 			return err
 		}
 		if !off { // the guest had its time, in which another VM may have got the number
-			if s, err = d.mine(ctx, ref, h); err != nil && !s.ours {
+			if s, err = d.mine(ctx, id, h); err != nil && !s.ours {
 				return err
 			}
 		}
 	}
 	if !off {
-		if err := d.cutPower(ctx, s.node, ref.VMID); err != nil {
+		if err := d.cutPower(ctx, s.node, id.VMID); err != nil {
 			return err
 		}
 	}
 	d.at("stopped")
-	d.memory.rests(ref)
+	d.memory.rests(id.UID)
 	return d.setPower(h, powerOff)
 }
 
@@ -267,7 +253,7 @@ func (d *Driver) Suspend(ctx context.Context, ref backend.Ref) error {
 		if st.Paused() {
 			return nil
 		}
-		return d.task(ctx, func() (pve.UPID, error) { return d.pve.Suspend(ctx, h.Node, ref.VMID) })
+		return d.task(ctx, func() (pve.UPID, error) { return d.pve.Suspend(ctx, h.Node, h.id().VMID) })
 	})
 }
 
@@ -277,12 +263,12 @@ func (d *Driver) Resume(ctx context.Context, ref backend.Ref) error {
 		if !st.Paused() {
 			return nil
 		}
-		return d.task(ctx, func() (pve.UPID, error) { return d.pve.Resume(ctx, h.Node, ref.VMID) })
+		return d.task(ctx, func() (pve.UPID, error) { return d.pve.Resume(ctx, h.Node, h.id().VMID) })
 	})
 }
 
 func (d *Driver) pause(ctx context.Context, ref backend.Ref, then power, act func(*handle, pve.Status) error) error {
-	unlock, err := d.lock(ctx, ref)
+	unlock, err := d.lock(ctx, ref.UID)
 	if err != nil {
 		return err
 	}
@@ -291,17 +277,17 @@ func (d *Driver) pause(ctx context.Context, ref backend.Ref, then power, act fun
 	if err != nil {
 		return err
 	}
-	st, err := d.pve.Status(ctx, h.Node, ref.VMID)
+	st, err := d.pve.Status(ctx, h.Node, h.id().VMID)
 	if err != nil {
 		return err
 	}
 	if !st.Running() {
-		return agentlab.Errorf(agentlab.CodeConflict, "the VM of sandbox %d does not run", ref.VMID)
+		return agentlab.Errorf(agentlab.CodeConflict, "the VM of sandbox %d does not run", h.Spec.VMID)
 	}
 	d.at("pause or resume about to be sent")
 	if err := act(h, st); err != nil {
 		return err
 	}
-	d.memory.rests(ref) // what is believed of it is out of date
+	d.memory.rests(ref.UID) // what is believed of it is out of date
 	return d.setPower(h, then)
 }

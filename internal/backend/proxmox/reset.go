@@ -33,7 +33,7 @@ func (d *Driver) wanted(h *handle) map[string]string {
 		balloon = max(spec.Resources.MemoryMB/2, 128)
 	}
 	want := map[string]string{
-		"name": spec.Name, "description": description(spec.Ref(), d.installation), "tags": tags(spec.UID),
+		"name": spec.Name, "description": description(h.id(), d.installation), "tags": tags(spec.UID),
 		"cores": strconv.Itoa(cores), "cpulimit": strconv.Itoa(min(cores, 128)),
 		"memory": strconv.Itoa(spec.Resources.MemoryMB), "balloon": strconv.Itoa(balloon),
 		"net0": d.net0(h), "ipconfig0": d.ipconfig(h), "nameserver": d.cfg.Nameserver.String(),

@@ -30,10 +30,10 @@ type sight struct {
 // holds is not known. A token is refused to look at what does not exist in the
 // same words as at what is not its own, so whether anything is there is asked
 // besides.
-func (d *Driver) see(ctx context.Context, ref backend.Ref, h *handle) (sight, error) {
+func (d *Driver) see(ctx context.Context, id vmID, h *handle) (sight, error) {
 	var refused error
 	if h != nil {
-		s, err := d.seeOn(ctx, ref, h, h.Node)
+		s, err := d.seeOn(ctx, id, h, h.Node)
 		switch {
 		case agentlab.CodeOf(err) == agentlab.CodeDenied:
 			refused = err
@@ -41,7 +41,7 @@ func (d *Driver) see(ctx context.Context, ref backend.Ref, h *handle) (sight, er
 			return s, err
 		}
 	}
-	free, err := d.pve.Free(ctx, ref.VMID)
+	free, err := d.pve.Free(ctx, id.VMID)
 	if err != nil || free {
 		return sight{}, err
 	}
@@ -56,7 +56,7 @@ func (d *Driver) see(ctx context.Context, ref backend.Ref, h *handle) (sight, er
 		if h != nil && n.Name == h.Node {
 			continue
 		}
-		s, err := d.seeOn(ctx, ref, h, n.Name)
+		s, err := d.seeOn(ctx, id, h, n.Name)
 		denied := agentlab.CodeOf(err) == agentlab.CodeDenied
 		switch {
 		case denied && h != nil:
@@ -68,16 +68,16 @@ func (d *Driver) see(ctx context.Context, ref backend.Ref, h *handle) (sight, er
 		}
 	}
 	// Numbers are of VMs and containers alike, and of one guest in the whole cluster.
-	if node, err := d.pve.Container(ctx, ref.VMID); err != nil || node != "" {
+	if node, err := d.pve.Container(ctx, id.VMID); err != nil || node != "" {
 		return sight{there: true, node: node}, err
 	}
-	return sight{}, agentlab.Errorf(agentlab.CodeUnavailable, "number %d is taken, yet none of the nodes has a VM with it", ref.VMID).
+	return sight{}, agentlab.Errorf(agentlab.CodeUnavailable, "number %d is taken, yet none of the nodes has a VM with it", id.VMID).
 		WithHint("it may be on its way from one node to another; try again")
 }
 
 // seeOn looks on one node.
-func (d *Driver) seeOn(ctx context.Context, ref backend.Ref, h *handle, node string) (sight, error) {
-	cfg, err := d.pve.Config(ctx, node, ref.VMID)
+func (d *Driver) seeOn(ctx context.Context, id vmID, h *handle, node string) (sight, error) {
+	cfg, err := d.pve.Config(ctx, node, id.VMID)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return sight{}, nil
 	}
@@ -86,10 +86,10 @@ func (d *Driver) seeOn(ctx context.Context, ref backend.Ref, h *handle, node str
 	}
 	s := sight{there: true, node: node, cfg: cfg, stub: isStub(cfg)}
 	if h == nil {
-		s.ours = d.ours(cfg, ref, "")
+		s.ours = d.ours(cfg, id, "")
 		return s, nil
 	}
-	s.ours = d.ours(cfg, ref, h.Spec.Name)
+	s.ours = d.ours(cfg, id, h.Spec.Name)
 	s.traces = !s.ours && h.made() && h.traces(cfg)
 	return s, nil
 }
@@ -127,13 +127,13 @@ func isStub(cfg pve.Config) bool {
 
 // mine is see for what must be there and ours: not_found proves that it is
 // not, unavailable proves nothing. A sandbox that was moved is followed.
-func (d *Driver) mine(ctx context.Context, ref backend.Ref, h *handle) (sight, error) {
-	s, err := d.see(ctx, ref, h)
+func (d *Driver) mine(ctx context.Context, id vmID, h *handle) (sight, error) {
+	s, err := d.see(ctx, id, h)
 	if err != nil {
 		return s, err
 	}
 	if !s.ours {
-		return s, d.notOurs(ref, h, s)
+		return s, d.notOurs(id, h, s)
 	}
 	if h != nil && h.Node != s.node {
 		return s, d.follow(h, s.node)
@@ -147,10 +147,10 @@ var errHidden = errors.New("something with its number is there that the API toke
 // unreadable says that a sandbox which was made may be there or not: it may
 // have been taken out of our pool by hand, or somebody else's VM may have its
 // number.
-func (d *Driver) unreadable(ref backend.Ref, node string) error {
-	return agentlab.Errorf(agentlab.CodeUnavailable, "whether sandbox %d still exists is not known: %w", ref.VMID, errHidden).
+func (d *Driver) unreadable(id vmID, node string) error {
+	return agentlab.Errorf(agentlab.CodeUnavailable, "whether VM %d of a sandbox still exists is not known: %w", id.VMID, errHidden).
 		WithHint("on node %[1]s: qm config %[2]d; if that names %[3]s, put the VM back: pveum pool modify %[4]s --vms %[2]d; if not, let the token see so: the role PVEAuditor on /vms/%[2]d for it and its user",
-			node, ref.VMID, ref.UID, d.cfg.Pool)
+			node, id.VMID, id.UID, d.cfg.Pool)
 }
 
 // errUnmarked is the reason of what is not known of a VM that has lost its mark.
@@ -158,28 +158,81 @@ var errUnmarked = errors.New("a VM with its number is there that looks like it a
 
 // unmarked says that what has the number of a sandbox may be the sandbox after
 // somebody edited it, and may be somebody's own by now.
-func (d *Driver) unmarked(ref backend.Ref, node string) error {
-	return agentlab.Errorf(agentlab.CodeUnknownOutcome, "whether VM %d is still the sandbox is not known: %w", ref.VMID, errUnmarked).
+func (d *Driver) unmarked(id vmID, node string) error {
+	return agentlab.Errorf(agentlab.CodeUnknownOutcome, "whether VM %d is still the sandbox is not known: %w", id.VMID, errUnmarked).
 		WithHint("on node %[1]s look at qm config %[2]d; if it is the sandbox, give it back its mark: qm set %[2]d --tags '%[3]s' --description \"$(printf '%[4]s')\"; "+
 			"if it may go: qm destroy %[2]d; if it is somebody else's, its owner must give it another number",
-			node, ref.VMID, tags(ref.UID), strings.ReplaceAll(markLines(ref, d.installation), "\n", `\n`))
+			node, id.VMID, tags(id.UID), strings.ReplaceAll(markLines(id, d.installation), "\n", `\n`))
 }
 
 // notOurs is the error of a sandbox in whose place there is nothing of ours.
-func (d *Driver) notOurs(ref backend.Ref, h *handle, s sight) error {
+func (d *Driver) notOurs(id vmID, h *handle, s sight) error {
 	switch {
 	case s.hidden && h != nil && h.made():
-		return d.unreadable(ref, s.node)
+		return d.unreadable(id, s.node)
 	case s.traces:
-		return d.unmarked(ref, s.node)
+		return d.unmarked(id, s.node)
 	}
-	return absent(ref)
+	return absent(id.UID)
 }
 
 // enforced tells whether policies are enforced on a node.
 func (d *Driver) enforced(node string) bool {
 	n, err := d.node(node)
 	return err == nil && n.Host != nil
+}
+
+// resolve finds the VM of a sandbox: its handle names it, else it has the number
+// of ref or bears the mark somewhere. h is nil when it was lost, and then the VM
+// is there and ours. Code not_found means that there is neither a handle nor a
+// VM with the mark on the nodes that sandboxes run on.
+func (d *Driver) resolve(ctx context.Context, ref backend.Ref) (id vmID, h *handle, err error) {
+	if h, err = d.readHandle(ref.UID); h != nil || err != nil {
+		if h != nil {
+			id = h.id()
+		}
+		return id, h, err
+	}
+	id = vmID{VMID: ref.VMID, UID: ref.UID}
+	if d.inRange(id.VMID) {
+		if s, err := d.see(ctx, id, nil); s.ours || err != nil {
+			return id, nil, err
+		}
+	}
+	if id.VMID, err = d.findMark(ctx, id.UID); err != nil {
+		return id, nil, err
+	}
+	s, err := d.see(ctx, id, nil)
+	if err == nil && !s.ours { // it was destroyed since the nodes were asked
+		err = absent(id.UID)
+	}
+	return id, nil, err
+}
+
+// findMark returns the number of the VM that bears the mark of a sandbox and
+// has no handle.
+func (d *Driver) findMark(ctx context.Context, uid string) (int, error) {
+	vms, err := d.listed(ctx, 0)
+	if err != nil {
+		return 0, err
+	}
+	all, err := d.handles() // after the nodes were asked: what is made meanwhile is not taken for lost
+	if err != nil {
+		return 0, err
+	}
+	lost, err := d.lost(ctx, vms, all)
+	if err != nil {
+		return 0, err
+	}
+	for _, in := range lost {
+		if in.Ref.UID == uid {
+			return in.Ref.VMID, nil
+		}
+	}
+	if len(vms) < len(d.cfg.Nodes) {
+		return 0, agentlab.Errorf(agentlab.CodeUnavailable, "whether sandbox %s still exists is not known: a node is offline", uid)
+	}
+	return 0, absent(uid)
 }
 
 // follow notes that a VM was moved to another node of ours by hand. Its rules

@@ -148,18 +148,28 @@ func TestClonedByHand(t *testing.T) {
 			t.Fatalf("the copy does not bear the mark, this test proves nothing: %v", cfg)
 		}
 		before := w.look(t, 1005)
-		copied := backend.Ref{VMID: 1005, UID: spec.UID}
-		for _, d := range []*Driver{w.driver, w.open()} {
-			all, err := d.List(ctx)
-			ok(t, "List", err)
-			if slices.ContainsFunc(all, func(in backend.Instance) bool { return in.Ref.VMID == 1005 }) {
-				t.Errorf("listed as ours: %+v", all)
+		copied := backend.Ref{VMID: 1005, UID: spec.UID} // an outdated number leads to the copy, its mark to the sandbox
+		for _, lost := range []bool{false, true} {
+			if lost {
+				w.loseHandle(t, spec)
 			}
-			_, err = d.Inspect(ctx, copied)
+			for _, d := range []*Driver{w.driver, w.open()} {
+				all, err := d.List(ctx)
+				ok(t, "List", err)
+				if slices.ContainsFunc(all, func(in backend.Instance) bool { return in.Ref.VMID == 1005 }) {
+					t.Errorf("listed as ours: %+v", all)
+				}
+				in, err := d.Inspect(ctx, copied)
+				if ok(t, "Inspect", err); in.Ref != spec.Ref() {
+					t.Errorf("inspected: %+v", in)
+				}
+				ok(t, "Stop", d.Stop(ctx, copied, 0))
+			}
+		}
+		for range 2 {
+			ok(t, "Destroy", w.driver.Destroy(ctx, copied))
+			_, err := w.driver.Inspect(ctx, copied)
 			wantCode(t, "Inspect", err, agentlab.CodeNotFound)
-			wantCode(t, "Stop", d.Stop(ctx, copied, 0), agentlab.CodeNotFound)
-			ok(t, "Destroy", d.Destroy(ctx, copied))
-			ok(t, "Destroy of the sandbox", d.Destroy(ctx, spec.Ref()))
 		}
 		if now := w.look(t, 1005); now != before {
 			t.Errorf("the copy was\n%s\nand is\n%s", before, now)

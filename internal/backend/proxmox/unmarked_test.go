@@ -29,7 +29,7 @@ func TestMarkRemovedByHand(t *testing.T) {
 				w.unknown(t, ref)
 				ok(t, "start by hand", w.admin(t, pve.Post, w.vmPath(ref.VMID)+"/status/start", nil))
 				w.unknown(t, ref)
-				remedy := map[string][]string{"description": {markLines(ref, w.driver.installation)}, "tags": {tags(ref.UID)}}
+				remedy := map[string][]string{"description": {markLines(vmID(ref), w.driver.installation)}, "tags": {tags(ref.UID)}}
 				ok(t, "the remedy", w.admin(t, pve.Put, config, remedy))
 				if in := w.inspect(t, ref); in.Power != backend.PowerRunning {
 					t.Errorf("after the remedy: %+v", in)
