@@ -78,7 +78,7 @@ func driverLayers() []Layer {
 			Name: "driver " + d, Packages: []string{"internal/backend/" + d + "/..."},
 			May: and([]string{
 				".", "guestapi", "internal/backend", "internal/backend/registry", "internal/config", "internal/control", "internal/egress",
-				"internal/egress/gate", "internal/egress/vnet", "internal/egress/nft", "internal/hostnet",
+				"internal/egress/gate", "internal/egress/vnet", "internal/egress/nft", "internal/hostnet", "internal/supervisor",
 			}, leaves),
 			Why: "drivers never know each other, nor a service, the store or the server",
 		})
@@ -149,8 +149,13 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "the driver contract knows no driver",
 	},
 	{
+		Name: "supervisor", Packages: []string{"internal/supervisor"},
+		May: and([]string{".", "internal/backend", "internal/control", "internal/egress", "internal/egress/gate", "internal/egress/vnet"}, leaves),
+		Why: "the supervisor runs the VM of any driver and knows no driver",
+	},
+	{
 		Name: "registry", Packages: []string{"internal/backend/registry"},
-		May: and([]string{".", "internal/backend", "internal/config", "internal/hostnet", "internal/image"}, leaves),
+		May: and([]string{".", "internal/backend", "internal/config", "internal/hostnet", "internal/image", "internal/supervisor"}, leaves),
 		Why: "the registry describes a backend and what its driver is opened with; it knows no driver",
 	},
 	{
@@ -192,7 +197,7 @@ var Layers = append(driverLayers(), []Layer{
 		May: and([]string{
 			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend", "internal/backend/qemu", "internal/backend/registry", "internal/backends", "internal/config",
 			"internal/control", "internal/egress/...", "internal/guestserver", "internal/hostnet", "internal/image", "internal/profile",
-			"internal/secret", "internal/server", "internal/store",
+			"internal/secret", "internal/server", "internal/store", "internal/supervisor",
 		}, serviceNames, leaves),
 		Why: "the daemon wires the house together; faces and guests are other programs",
 	},

@@ -26,7 +26,7 @@ var testOnly = []string{
 var switches = []string{"AGENTLAB_TEST_", "AGENTLAB_ALLOW_", "AGENTLAB_MUTATION"}
 
 // pending are the files that still read one.
-var pending = []string{"internal/backend/qemu/open.go", "internal/backend/qemu/start.go"}
+var pending = []string{"internal/backend/qemu/open.go", "internal/supervisor/start.go"}
 
 // linked is a package of a program, as go list prints it.
 type linked struct {

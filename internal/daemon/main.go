@@ -13,10 +13,10 @@ import (
 	"golang.org/x/term"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend/qemu"
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/backends"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
 
@@ -66,8 +66,8 @@ func Main(args []string, known ...registry.Backend) int {
 		return networkCommand(args[1:], known, os.Stdout, os.Stderr)
 	case len(args) >= 1 && args[0] == "db":
 		return dbCommand(args[1:], known, os.Stdout, os.Stderr)
-	case len(args) == 2 && args[0] == "vmm": // a shim; only the qemu driver calls it
-		return complain(os.Stderr, untilSignal(func(ctx context.Context) error { return qemu.RunShim(ctx, args[1]) }), 1)
+	case len(args) == 2 && args[0] == "vmm": // a VM's supervisor; only drivers start it
+		return complain(os.Stderr, untilSignal(func(ctx context.Context) error { return supervisor.Run(ctx, args[1], registry.List(known).VM) }), 1)
 	}
 	fmt.Fprint(os.Stderr, usage)
 	return 2

@@ -6,6 +6,7 @@ package durable
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -64,6 +65,19 @@ func ReplaceJSON(path string, v any, how Sync) error {
 		return err
 	}
 	return Replace(path, append(b, '\n'), how)
+}
+
+// ReadJSON decodes the JSON value in the file at path into v. The error of a
+// missing file is fs.ErrNotExist, and that of an unreadable one a *fs.PathError.
+func ReadJSON(path string, v any) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
 }
 
 // Temp makes a new file of mode 0600 in dir, whose name os.CreateTemp draws by

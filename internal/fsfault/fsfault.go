@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"syscall"
 
 	"github.com/agentlab-vm/agentlab"
@@ -49,4 +50,16 @@ func Own(err error, full, format string, args ...any) *agentlab.Error {
 		e.Code = agentlab.CodeInternal
 	}
 	return e
+}
+
+// ProbeWrite tries to write a file in dir. Its error has the cause where a
+// program that failed to write there reports it only as text.
+func ProbeWrite(dir string) error {
+	f, err := os.CreateTemp(dir, "probe*.tmp")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }()
+	_, err = f.Write(make([]byte, 256<<10))
+	return errors.Join(err, f.Close())
 }

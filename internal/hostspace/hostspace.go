@@ -39,7 +39,7 @@ type Guard struct {
 // free, and at least PauseLeast. nil means the real file system and time.Now.
 func New(dir string, least int64, free func(dir string) (int64, error), clock func() time.Time) *Guard {
 	if free == nil {
-		free = statfs
+		free = FreeBytes
 	}
 	if clock == nil {
 		clock = time.Now
@@ -47,9 +47,10 @@ func New(dir string, least int64, free func(dir string) (int64, error), clock fu
 	return &Guard{dir: dir, min: least, free: free, clock: clock}
 }
 
-func statfs(dir string) (int64, error) {
+// FreeBytes returns how much users other than root may still write at path.
+func FreeBytes(path string) (int64, error) {
 	var st syscall.Statfs_t
-	if err := syscall.Statfs(dir, &st); err != nil {
+	if err := syscall.Statfs(path, &st); err != nil {
 		return 0, err
 	}
 	return int64(st.Bavail) * st.Bsize, nil //nolint:gosec // bytes of a disk fit

@@ -81,7 +81,7 @@ func (r *Reserve) Make() error {
 	if r.held() {
 		return nil
 	}
-	free, err := statfs(filepath.Dir(r.path))
+	free, err := FreeBytes(filepath.Dir(r.path))
 	if err != nil {
 		return fsfault.At(r.path, err)
 	}

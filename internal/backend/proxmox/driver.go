@@ -318,5 +318,5 @@ func (d *Driver) lock(ctx context.Context, uid string) (unlock func(), err error
 
 // absent is the error of a sandbox that does not exist, whatever has its number.
 func absent(uid string) error {
-	return agentlab.Errorf(agentlab.CodeNotFound, "no virtual machine bears the mark of sandbox %s", uid)
+	return agentlab.Errorf(agentlab.CodeNotFound, "no virtual machine has the mark of sandbox %s", uid)
 }

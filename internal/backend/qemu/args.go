@@ -51,7 +51,7 @@ func vmArgs(h handle, c startConfig, f fds) []string {
 		"-device", "virtio-net-device,netdev=net,mac="+GuestMAC+",host_mtu="+strconv.Itoa(GuestMTU),
 
 		// QEMU stops the guest when the host's disk is full (werror=enospc);
-		// the shim lets it go on when there is room again.
+		// the supervisor continues it when there is room again.
 		"-blockdev", "driver=file,node-name=root-file,filename="+fileRoot+",discard=unmap",
 		"-blockdev", "driver=qcow2,node-name=root,file=root-file,discard=unmap,detect-zeroes=unmap",
 		"-device", "virtio-blk-device,drive=root,serial="+RootSerial+",werror=enospc,rerror=report",

@@ -100,8 +100,8 @@ func BenchmarkColdBoot(b *testing.B) {
 		ours = append(ours, ms(time.Since(began)))
 		if i == 0 {
 			time.Sleep(12 * time.Second) // let it fall idle
-			b.Logf("shim, idle: %d KiB RSS, %d KiB of it its own", rss(x.noted(fileShimPID).PID, "VmRSS"), rss(x.noted(fileShimPID).PID, "RssAnon"))
-			b.Logf("QEMU, idle: %d KiB RSS", rss(x.noted(fileQEMUPID).PID, "VmRSS"))
+			b.Logf("shim, idle: %d KiB RSS, %d KiB of it its own", rss(x.noted(shimPID), "VmRSS"), rss(x.noted(shimPID), "RssAnon"))
+			b.Logf("QEMU, idle: %d KiB RSS", rss(x.noted(qemuPID), "VmRSS"))
 		}
 		if err := d.Destroy(b.Context(), x.ref); err != nil {
 			b.Fatal(err)

@@ -8,6 +8,8 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/hostspace"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
 // Free disk space below which Check warns and complains, in bytes.
@@ -21,7 +23,7 @@ const (
 func (d *Driver) Check(ctx context.Context) []backend.Finding {
 	findings := []backend.Finding{d.checkArch()}
 	findings = append(findings, d.checkQEMU(ctx), d.checkQEMUImg(), d.checkKVM(ctx), d.checkRunner())
-	findings = append(findings, d.checkProxy(ctx)...)
+	findings = append(findings, supervisor.CheckProxy(ctx, d.cfg.UpstreamProxy)...)
 	return append(findings, checkSpace("disk-state", d.cfg.StateDir), checkSpace("disk-cache", d.cfg.CacheDir))
 }
 
@@ -79,7 +81,7 @@ func (d *Driver) checkRunner() backend.Finding {
 }
 
 func checkSpace(name, dir string) backend.Finding {
-	free, err := freeBytes(dir)
+	free, err := hostspace.FreeBytes(dir)
 	if err != nil {
 		return finding(name, backend.LevelError, "check the directory and its permissions", "cannot look at %s: %s", dir, err)
 	}

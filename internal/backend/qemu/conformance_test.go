@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -95,7 +96,11 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 		Foreign:       func(t *testing.T, s backend.Spec) func(*testing.T) { return foreignFile(t, m.dir(s.Ref())) },
 		EgressCommand: []string{"sh", "-c", "curl -s -m 10 http://" + backendtest.EgressTarget + "/ || true"},
 		KillVM: func(t *testing.T, ref backend.Ref) {
-			if err := killNoted(m.dir(ref), fileQEMUPID); err != nil {
+			pid, err := noted(m.dir(ref), qemuPID)
+			if err == nil {
+				err = syscall.Kill(pid, syscall.SIGKILL)
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
 		},

@@ -13,10 +13,10 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
 // Create implements backend.Driver. Its steps, each complete or absent: the
@@ -92,7 +92,7 @@ func (d *Driver) newHandle(ctx context.Context, spec backend.Spec) (handle, erro
 		return handle{}, fault(err, "cannot make the directory of sandbox %d", spec.VMID)
 	}
 	d.at("directory made")
-	if err := writeJSON(filepath.Join(dir, fileConfig), h); err != nil {
+	if err := durable.ReplaceJSON(filepath.Join(dir, fileConfig), h, durable.Content); err != nil {
 		return handle{}, fault(err, "cannot write %s of sandbox %d", fileConfig, spec.VMID)
 	}
 	d.at("mark written")
@@ -174,7 +174,7 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 	}
 	if err != nil {
 		_ = os.Remove(tmp)
-		if werr := probeWrite(dir); werr != nil { // its errno tells what qemu-img tells in words only
+		if werr := fsfault.ProbeWrite(dir); werr != nil { // its errno tells what qemu-img tells in words only
 			err = werr
 		}
 		return fault(err, "cannot make the disk of sandbox %d (%s)", h.Spec.VMID, agentlab.OneLine(stderr.String(), maxReason))
@@ -188,24 +188,4 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 	}
 	d.at("disk made")
 	return nil
-}
-
-// probeWrite tries to write what an empty overlay takes.
-func probeWrite(dir string) error {
-	f, err := os.CreateTemp(dir, "probe*"+tmpSuffix)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(f.Name()) }()
-	_, err = f.Write(make([]byte, 256<<10))
-	return errors.Join(err, f.Close())
-}
-
-// freeBytes tells how much an ordinary user may still write at path.
-func freeBytes(path string) (uint64, error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(path, &st); err != nil {
-		return 0, err
-	}
-	return st.Bavail * uint64(st.Bsize), nil //nolint:gosec // a block size is positive
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/lock"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
 // Name is the driver's name.
@@ -153,6 +154,11 @@ func (d *Driver) sandboxes() string { return filepath.Join(d.cfg.StateDir, "sand
 
 func (d *Driver) dir(ref backend.Ref) string { return filepath.Join(d.sandboxes(), dirName(ref)) }
 
+// supervised is the supervisor's part of a sandbox's directory.
+func (d *Driver) supervised(ref backend.Ref) supervisor.Dir {
+	return supervisor.Dir{Path: d.dir(ref), VMID: ref.VMID, Process: processName, Log: d.log, At: d.at}
+}
+
 func (d *Driver) trash(ref backend.Ref) string {
 	return filepath.Join(d.sandboxes(), trashPrefix+dirName(ref))
 }
@@ -166,8 +172,8 @@ func (d *Driver) Info() backend.Info {
 			NICModels:  []string{"virtio"},
 			ConsoleLog: true, NetworkOff: true, Allowlist: true, Private: true, NetworkUpdate: true, EgressLog: true, Deadline: true,
 		},
-		ControllerURL: "http://" + gw + ":" + strconv.Itoa(controllerPort),
-		UploadURL:     "http://" + gw + ":" + strconv.Itoa(uploadPort) + "/upload",
+		ControllerURL: "http://" + gw + ":" + strconv.Itoa(supervisor.ControllerPort),
+		UploadURL:     "http://" + gw + ":" + strconv.Itoa(supervisor.UploadPort) + "/upload",
 		GuestNetwork: &guestapi.Network{
 			Address: vnet.DefaultGuest.String() + "/24", Gateway: gw, DNS: []string{gw}, MTU: GuestMTU,
 			Address6: vnet.DefaultGuest6.String() + "/64", Gateway6: vnet.DefaultGateway6.String(),

@@ -5,10 +5,10 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
 // egressDriver has one sandbox, of which there is nothing but its log.
@@ -27,7 +27,7 @@ func egressDriver(t *testing.T) (*Driver, backend.Ref, string) {
 		t.Fatal(err)
 	}
 	h := handle{Version: handleVersion, Spec: backend.Spec{VMID: ref.VMID, UID: ref.UID, Network: agentlab.Network{Mode: agentlab.NetworkNAT}}}
-	if err := writeJSON(filepath.Join(d.dir(ref), fileConfig), h); err != nil {
+	if err := durable.ReplaceJSON(filepath.Join(d.dir(ref), fileConfig), h, durable.None); err != nil {
 		t.Fatal(err)
 	}
 	return d, ref, d.dir(ref)
@@ -51,47 +51,5 @@ func TestUpdateNetworkOfAStoppedSandbox(t *testing.T) {
 	}
 	if again, _ := readHandle(dir); len(again.Spec.Network.Allow) != 2 {
 		t.Errorf("a refused policy was kept: %+v", again.Spec.Network)
-	}
-	// A supervisor that does not answer: an error, and nothing is changed.
-	lock, err := d.takeShimLock(dir)
-	if err != nil || lock == nil {
-		t.Fatalf("%v, %v", lock, err)
-	}
-	defer func() { _ = lock.Close() }()
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if err := d.UpdateNetwork(ctx, ref, agentlab.Network{Mode: agentlab.NetworkOff}); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
-		t.Errorf("without an answer: %v", err)
-	}
-	if again, _ := readHandle(dir); again.Spec.Network.Mode != agentlab.NetworkAllowlist {
-		t.Errorf("an unanswered policy was kept: %+v", again.Spec.Network)
-	}
-}
-
-// A change that is held up until its asker has given up is not made: it would
-// undo what was asked for since.
-func TestALateChangeOfTheNetworkIsNotMade(t *testing.T) {
-	t.Parallel()
-	_, _, dir := egressDriver(t)
-	h, err := readHandle(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := &machine{dir: dir, handle: h}
-	s := &shim{dir: dir, vm: m}
-	gone, leave := context.WithCancel(t.Context())
-	leave()
-	s.netMu.Lock() // an earlier change waits for the disk
-	late := make(chan error)
-	go func() { late <- s.setNetwork(gone, agentlab.Network{Mode: agentlab.NetworkNAT}) }()
-	s.netMu.Unlock()
-	if err := <-late; agentlab.CodeOf(err) != agentlab.CodeUnavailable {
-		t.Errorf("the late change: %v", err)
-	}
-	if err := s.setNetwork(t.Context(), agentlab.Network{Mode: agentlab.NetworkOff}); err != nil {
-		t.Fatal(err)
-	}
-	if h, err = readHandle(dir); err != nil || h.Spec.Network.Mode != agentlab.NetworkOff || m.Network().Mode != agentlab.NetworkOff {
-		t.Errorf("%+v, %v", h.Spec.Network, err)
 	}
 }

@@ -1,34 +1,17 @@
 package qemu
 
-import (
-	"github.com/agentlab-vm/agentlab/internal/boundedlog"
-	"github.com/agentlab-vm/agentlab/internal/durable"
-)
+import "github.com/agentlab-vm/agentlab/internal/durable"
 
-// Files in a sandbox's directory.
+// Files in a sandbox's directory, beside those of the supervisor.
 const (
-	fileConfig   = "config.json"   // what the sandbox is: handle; written first; later only its network changes
-	fileRoot     = "root.qcow2"    // root disk: overlay on the image's root.img; there once Create is done
-	fileStart    = "start.json"    // what the shim shall run: startConfig; written at every Start
-	fileState    = "state.json"    // how the last run stands or ended: runState
-	fileDeadline = "deadline.json" // when the shim powers the VM off by itself: deadline
-	fileConsole  = "console.log"   // what the guest wrote to its console
-	fileEgress   = "egress.log"    // every decision about the guest's network flows, JSON lines
-	fileShimLog  = "shim.log"      // the shim's own log, JSON lines
-	fileQEMULog  = "qemu.log"      // what QEMU wrote to stderr
-	fileStderr   = "shim.stderr"   // stderr of the shim of the last run: Go's last words
+	fileConfig  = "config.json" // what the sandbox is: handle; written first; later only its network changes
+	fileRoot    = "root.qcow2"  // root disk: overlay on the image's root.img; there once Create is done
+	fileQEMULog = "qemu.log"    // what QEMU wrote to stderr
 
-	fileShimLock = "shim.lock" // held by the shim, and by the driver while it starts it
-	fileQEMULock = "qemu.lock" // held by QEMU itself
-	fileShimPID  = "shim.pid"  // processID of the shim
-	fileQEMUPID  = "qemu.pid"  // processID of QEMU
-
-	fileShimSock  = "shim.sock"  // the shim's HTTP API, for the driver
-	fileGuestSock = "guest.sock" // where the shim takes connections of the guest to the controller
+	// processName is supervisor.Dir.Process: QEMU's files are qemu.lock and
+	// qemu.pid.
+	processName = "qemu"
 )
-
-// oldSuffix marks the older half of a bounded log.
-const oldSuffix = boundedlog.OldSuffix
 
 // tmpSuffix marks a file that is being written; it is renamed when complete.
 const tmpSuffix = durable.Suffix

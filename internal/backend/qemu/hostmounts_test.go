@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
 // prepared is a sandbox that could be started, and what it would be started
@@ -189,7 +190,7 @@ func TestStartRefusesHostMounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &machine{dir: d.dir(sp.Ref()), handle: h, cfg: startConfig{QEMU: qemu, Accel: AccelTCG, Initrd: f.Image.Modules}, hooks: Hooks{Log: d.log}}
+	m := &machine{dir: d.dir(sp.Ref()), handle: h, cfg: startConfig{QEMU: qemu, Accel: AccelTCG, Initrd: f.Image.Modules}, hooks: supervisor.Hooks{Log: d.log}}
 	if _, err := m.Launch(t.Context()); agentlab.CodeOf(err) != agentlab.CodeDenied {
 		t.Errorf("the shim: %v", err)
 	}

@@ -64,63 +64,7 @@ func (d *Driver) inspect(ref backend.Ref) (backend.Instance, error) {
 		return in, fault(err, "cannot look at the disk of sandbox %d", ref.VMID)
 	}
 	in.IP = vnet.DefaultGuest.String()
-	return in, d.power(dir, &in)
-}
-
-// power completes an instance by how its last run stands.
-func (d *Driver) power(dir string, in *backend.Instance) error {
-	// A shim writes how it ended before it lets the lock go, so a free lock
-	// makes the state final, unless a start came between the two looks.
-	var st runState
-	for range 2 {
-		held, err := lockHeld(filepath.Join(dir, fileShimLock))
-		if err != nil {
-			return fault(err, "cannot look at the shim's lock")
-		}
-		if st, err = readState(dir); err != nil && !held {
-			return err
-		}
-		if held {
-			in.Power, in.Reason = backend.PowerRunning, st.Paused
-			return nil
-		}
-	}
-	in.Power, in.Reason = endOf(st)
-	in.HostRestarted = in.Power == backend.PowerCrashed && in.Reason == hostRestarted
-	in.Expired = st.Expired
-	return nil
-}
-
-// hostRestarted is the reason of a run that a restart of the host has ended.
-const hostRestarted = "the host was restarted"
-
-// endOf tells how a run has ended whose shim is gone.
-func endOf(st runState) (backend.Power, string) {
-	switch {
-	case st.Phase == "", st.Phase == phaseStopped, st.Expired:
-		return backend.PowerStopped, ""
-	case st.Phase == phaseCrashed:
-		return backend.PowerCrashed, st.Reason
-	case st.Phase == phaseStopping && st.Reason == "" && st.Boot == bootID(): // what it was told to do has happened all the same
-		return backend.PowerStopped, ""
-	case st.Boot != bootID():
-		return backend.PowerCrashed, hostRestarted
-	}
-	return backend.PowerCrashed, "its supervisor process was killed, and QEMU with it"
-}
-
-// readState reads state.json; a sandbox that never ran has none.
-func readState(dir string) (runState, error) {
-	var st runState
-	path := filepath.Join(dir, fileState)
-	if info, err := os.Stat(path); err == nil && info.Size() == 0 {
-		return runState{Phase: phaseRunning}, nil // a power cut lost what was not yet on the disk
-	}
-	err := readJSON(path, &st)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return st, fault(err, "cannot read %s", fileState)
-	}
-	return st, nil
+	return in, d.supervised(ref).Power(&in)
 }
 
 // List implements backend.Driver. A directory that cannot be read is told of

@@ -127,7 +127,7 @@ func (w *lapicWatch) judge(hz float64) (bootState, string) {
 	return bootIsLost, fmt.Sprintf("the guest's kernel measured its timer wrong: it ticks %.0f times a second", hz)
 }
 
-// How a watch ends in the shim's log where it leaves the guest alone.
+// How a watch ends in the supervisor's log where it leaves the guest alone.
 const (
 	timerSound = "the guest's timer is sound"
 	timerPast  = "the guest's timer was looked at too late to judge it"

@@ -110,15 +110,15 @@ func TestGuestThatLostItsTimer(t *testing.T) {
 // resets the guest (true) or the guest is past what can be disturbed.
 func (b *box) stutter() bool {
 	b.Helper()
-	qemu := b.noted(fileQEMUPID)
+	qemu := b.noted(qemuPID)
 	turn := time.NewTicker(150 * time.Millisecond)
 	defer turn.Stop()
 	for {
-		b.ok(syscall.Kill(qemu.PID, syscall.SIGSTOP))
+		b.ok(syscall.Kill(qemu, syscall.SIGSTOP))
 		<-turn.C
-		b.ok(syscall.Kill(qemu.PID, syscall.SIGCONT))
+		b.ok(syscall.Kill(qemu, syscall.SIGCONT))
 		<-time.After(6 * time.Millisecond) // what the guest gets
-		log, err := os.ReadFile(filepath.Join(b.d.dir(b.ref), fileShimLog))
+		log, err := os.ReadFile(filepath.Join(b.d.dir(b.ref), shimLog))
 		b.ok(err)
 		boot := string(log[max(0, bytes.LastIndex(log, []byte("starting qemu"))):])
 		switch {

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"sync"
 	"syscall"
@@ -18,20 +17,24 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/boundedlog"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
+
+// Bounds of the log of QEMU's stderr: bytes, and bytes per second.
+const qemuLogMax, qemuLogRate = 256 << 10, 16 << 10
 
 // qmpPatience is how long QEMU may take to get ready, or to end when told.
 const qmpPatience = 20 * time.Second
 
-// machine is the QEMU process of a sandbox. It implements VM.
+// machine is the QEMU process of a sandbox. It implements supervisor.VM.
 type machine struct {
 	dir   string
 	cfg   startConfig
-	hooks Hooks
+	hooks supervisor.Hooks
 
 	cmd       *exec.Cmd
 	log       *boundedlog.Log // what QEMU writes to stderr
-	stderr    tail
+	stderr    supervisor.Tail
 	qmp       *qmp
 	done      chan struct{}
 	oomBefore uint64
@@ -41,11 +44,11 @@ type machine struct {
 	shutdown string // reason of the last SHUTDOWN event
 }
 
-// newMachine is the Kind of this driver.
-func newMachine(dir string, h Hooks) (VM, error) {
-	m := &machine{dir: dir, hooks: h, stderr: tail{max: 4 << 10}, done: make(chan struct{})}
-	if err := readJSON(filepath.Join(dir, fileStart), &m.cfg); err != nil {
-		return nil, fault(err, "cannot read %s", fileStart)
+// openVM is the supervisor.Kind of this driver.
+func openVM(dir string, h supervisor.Hooks) (supervisor.VM, error) {
+	m := &machine{dir: dir, hooks: h, stderr: supervisor.Tail{Max: 4 << 10}, done: make(chan struct{})}
+	if err := supervisor.ReadStart(dir, &m.cfg); err != nil {
+		return nil, err
 	}
 	var err error
 	if m.handle, err = readHandle(dir); err != nil {
@@ -54,8 +57,8 @@ func newMachine(dir string, h Hooks) (VM, error) {
 	return m, nil
 }
 
-// Launch implements VM.
-func (m *machine) Launch(context.Context) (Wires, error) {
+// Launch implements supervisor.VM.
+func (m *machine) Launch(context.Context) (supervisor.Wires, error) {
 	var ours [4]net.Conn
 	var theirs [4]*os.File
 	defer func() {
@@ -81,29 +84,31 @@ func (m *machine) Launch(context.Context) (Wires, error) {
 				_ = c.Close()
 			}
 		}
-		return Wires{}, err
+		return supervisor.Wires{}, err
 	}
 	m.qmp = newQMP(ours[3], m.onEvent)
 	go func() {
 		<-ended
-		_ = waitDone(m.qmp.done, m.qmp) // its last words are part of the reason
+		select { // its last events are part of the reason
+		case <-m.qmp.done:
+		case <-time.After(2 * time.Second):
+		}
+		_ = m.qmp.Close()
 		_ = m.log.Close()
 		close(m.done)
 	}()
-	return Wires{Network: ours[0], Control: ours[1], Console: ours[2]}, nil
+	return supervisor.Wires{Network: ours[0], Control: ours[1], Console: ours[2]}, nil
 }
 
 // start starts the process. It inherits the other ends of our sockets and the
 // lock that proves it alive.
 func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
-	lock, err := openLock(filepath.Join(m.dir, fileQEMULock))
+	files := supervisor.Dir{Path: m.dir, Process: processName}
+	lock, err := files.LockProcess()
 	if err != nil {
-		return nil, fault(err, "cannot open QEMU's lock")
-	}
-	defer func() { _ = lock.Close() }() // QEMU holds it on
-	if err := m.awaitOldQEMU(lock); err != nil {
 		return nil, err
 	}
+	defer func() { _ = lock.Close() }() // QEMU holds it on
 	args := vmArgs(m.handle, m.cfg, qemuFDs)
 	if err := refuseHostMounts(m.dir, m.handle, m.cfg, args); err != nil {
 		return nil, err
@@ -129,55 +134,14 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 	if ended, err = startUnprivileged(cmd); err != nil {
 		return nil, fault(err, "cannot start QEMU (%s)", m.cfg.QEMU)
 	}
-	id, err := identify(cmd.Process.Pid)
-	if err == nil {
-		err = noteJSON(filepath.Join(m.dir, fileQEMUPID), id)
-	}
-	if err != nil {
+	if err := files.NoteProcess(cmd.Process.Pid); err != nil {
 		_ = cmd.Process.Kill()
 		<-ended
-		return nil, fault(err, "cannot write %s", fileQEMUPID)
+		return nil, err
 	}
 	// Where the host runs out of memory, a VM goes before what manages it.
-	_ = os.WriteFile("/proc/"+strconv.Itoa(id.PID)+"/oom_score_adj", []byte("300"), 0)
+	_ = os.WriteFile("/proc/"+strconv.Itoa(cmd.Process.Pid)+"/oom_score_adj", []byte("300"), 0)
 	return ended, nil
-}
-
-// awaitOldQEMU waits for the end of a QEMU whose shim was killed.
-func (m *machine) awaitOldQEMU(lock *os.File) error {
-	ctx, cancel := context.WithTimeout(context.Background(), qmpPatience)
-	defer cancel()
-	err := poll(ctx, func() (bool, error) {
-		ok, err := takeLock(lock)
-		if !ok && err == nil {
-			err = killNoted(m.dir, fileQEMUPID)
-		}
-		return ok, err
-	})
-	if err != nil {
-		return fault(err, "the QEMU of the last run does not end")
-	}
-	return nil
-}
-
-// startUnprivileged starts a process from a thread that lives as long as the
-// process: the kernel sends the death signal when the thread that forked ends.
-// ended is closed when the process has ended and was waited for.
-func startUnprivileged(cmd *exec.Cmd) (ended <-chan struct{}, err error) {
-	started, done := make(chan error), make(chan struct{})
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		err := giveUpPrivileges()
-		if err == nil {
-			err = cmd.Start()
-		}
-		started <- err
-		if err == nil {
-			_ = cmd.Wait()
-			close(done)
-		}
-	}()
-	return done, <-started
 }
 
 // socketPair returns two connected stream sockets, one of them for a child.
@@ -196,7 +160,7 @@ func socketPair() (net.Conn, *os.File, error) {
 	return conn, theirs, nil
 }
 
-// Ready implements VM. QEMU answers when its devices are made and the guest's
+// Ready implements supervisor.VM. QEMU answers when its devices are made and the guest's
 // CPUs run.
 func (m *machine) Ready(ctx context.Context) error {
 	qctx, cancel := context.WithTimeoutCause(ctx, qmpPatience, errors.New("QEMU does not get ready"))
@@ -220,17 +184,17 @@ func (m *machine) Ready(ctx context.Context) error {
 	}
 	select {
 	case <-m.done: // its last words tell more than the broken conversation
-		return errors.New(m.Reason(Seen{}))
+		return errors.New(m.Reason(supervisor.Seen{}))
 	case <-time.After(500 * time.Millisecond):
 		return fault(err, "QEMU does not get ready")
 	}
 }
 
-// Done implements VM.
+// Done implements supervisor.VM.
 func (m *machine) Done() <-chan struct{} { return m.done }
 
-// Reason implements VM.
-func (m *machine) Reason(s Seen) string {
+// Reason implements supervisor.VM.
+func (m *machine) Reason(s supervisor.Seen) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := ending{shutdown: m.shutdown, stderr: m.stderr.String(), console: s.Console, answered: s.Answered, oom: oomKills() > m.oomBefore}
@@ -240,44 +204,38 @@ func (m *machine) Reason(s Seen) string {
 	return e.reason()
 }
 
-// PowerButton implements VM.
+// PowerButton implements supervisor.VM.
 func (m *machine) PowerButton(ctx context.Context) error {
 	return m.qmp.execute(ctx, "system_powerdown", nil, nil)
 }
 
-// Quit implements VM: QEMU writes what its disk format still holds in memory.
+// Quit implements supervisor.VM: QEMU writes what its disk format still holds in memory.
 func (m *machine) Quit(ctx context.Context) error { return m.qmp.execute(ctx, "quit", nil, nil) }
 
-// Kill implements VM.
+// Kill implements supervisor.VM.
 func (m *machine) Kill() { _ = m.cmd.Process.Kill() }
 
-// Pause implements VM.
+// Pause implements supervisor.VM.
 func (m *machine) Pause(ctx context.Context) error { return m.qmp.execute(ctx, "stop", nil, nil) }
 
-// Continue implements VM.
+// Continue implements supervisor.VM.
 func (m *machine) Continue(ctx context.Context) error { return m.qmp.execute(ctx, "cont", nil, nil) }
 
-// Disk implements VM.
+// Disk implements supervisor.VM.
 func (m *machine) Disk() string { return filepath.Join(m.dir, fileRoot) }
 
-// Network implements VM.
+// Network implements supervisor.VM.
 func (m *machine) Network() agentlab.Network {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.handle.Spec.Network
 }
 
-// StoreNetwork implements VM.
+// StoreNetwork implements supervisor.VM.
 func (m *machine) StoreNetwork(n agentlab.Network) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	h := m.handle
-	h.Spec.Network = n
-	if err := writeJSON(filepath.Join(m.dir, fileConfig), h); err != nil {
-		return fault(err, "cannot write %s", fileConfig)
-	}
-	m.handle = h
-	return nil
+	return m.handle.storeNetwork(m.dir, n)
 }
 
 func (m *machine) onEvent(e qmpEvent) {

@@ -16,8 +16,11 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
+	"github.com/agentlab-vm/agentlab/internal/backend/registry"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/image"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
@@ -33,7 +36,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 3 {
 		switch os.Args[1] {
 		case "vmm":
-			if err := RunShim(context.Background(), os.Args[2]); err != nil {
+			if err := runSupervisor(context.Background(), os.Args[2]); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				os.Exit(1)
 			}
@@ -159,7 +162,7 @@ func (f fixed) destroyAll(t testing.TB) {
 	}
 	for _, in := range list {
 		if t.Failed() {
-			for _, name := range []string{fileShimLog, fileQEMULog, fileStderr, fileConsole} {
+			for _, name := range []string{shimLog, fileQEMULog, "shim.stderr", "console.log"} {
 				b, _ := os.ReadFile(filepath.Join(d.dir(in.Ref), name))
 				t.Logf("%s:\n%s", name, b[max(0, len(b)-3000):])
 			}
@@ -194,13 +197,31 @@ func eventually(t testing.TB, within time.Duration, what string, cond func() err
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	var last error
-	err := poll(ctx, func() (bool, error) {
-		last = cond()
-		return last == nil, nil
-	})
-	if err != nil {
-		t.Fatalf("%s: not within %s: %v", what, within, last)
+	for {
+		if last = cond(); last == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%s: not within %s: %v", what, within, last)
+		case <-time.After(10 * time.Millisecond):
+		}
 	}
+}
+
+// Files of the supervisor in a sandbox's directory.
+const shimLog, shimPID, qemuPID = "shim.log", "shim.pid", "qemu.pid"
+
+// runSupervisor is the process of a sandbox's supervisor.
+func runSupervisor(ctx context.Context, dir string) error {
+	return supervisor.Run(ctx, dir, registry.List{Backend}.VM)
+}
+
+// noted returns the process ID in a file of a sandbox's directory.
+func noted(dir, name string) (int, error) {
+	var p struct{ PID int }
+	err := durable.ReadJSON(filepath.Join(dir, name), &p)
+	return p.PID, err
 }
 
 // spec returns a sandbox of the nth number.

@@ -7,16 +7,19 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
 // nest is where the guest of TestNestedKVM keeps what it runs.
@@ -85,21 +88,24 @@ func nested() int {
 			return err
 		}
 		var run startConfig
-		err = readJSON(filepath.Join(d.dir(sp.Ref()), fileStart), &run)
+		err = supervisor.ReadStart(d.dir(sp.Ref()), &run)
 		if err == nil && run.Accel != AccelKVM {
 			err = errors.New("it runs with " + string(run.Accel))
 		}
-		if err == nil {
-			err = poll(ctx, func() (bool, error) {
-				c, err := d.DialControl(ctx, sp.Ref())
-				if err != nil {
-					return false, nil //nolint:nilerr // it boots
-				}
-				return true, c.Close()
-			})
+		for err == nil { // until the guest answers
+			var c net.Conn
+			if c, err = d.DialControl(ctx, sp.Ref()); err == nil {
+				err = c.Close()
+				break
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(20 * time.Millisecond):
+				err = nil
+			}
 		}
 		if err != nil {
-			log, _ := os.ReadFile(filepath.Join(d.dir(sp.Ref()), fileShimLog))
+			log, _ := os.ReadFile(filepath.Join(d.dir(sp.Ref()), shimLog))
 			err = fmt.Errorf("%w\n%s", err, log)
 		}
 		return errors.Join(err, d.Destroy(ctx, sp.Ref()))

@@ -19,6 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
 // probeDeadline is how long the probe's kernel may take: a processor needs
@@ -37,7 +39,7 @@ type verdict struct {
 }
 
 func (v verdict) holds(key string) bool {
-	return v.Key == key && (v.Works || v.Boot == bootID())
+	return v.Key == key && (v.Works || v.Boot == supervisor.BootID())
 }
 
 // prober tries KVM by booting a tiny kernel with it.
@@ -55,10 +57,10 @@ type prober struct {
 func (p prober) verdict(ctx context.Context, qemu, key string) (verdict, error) {
 	path := filepath.Join(p.dir, fileVerdict)
 	var v verdict
-	if err := readJSON(path, &v); err == nil && v.holds(key) {
+	if err := durable.ReadJSON(path, &v); err == nil && v.holds(key) {
 		return v, nil
 	}
-	v = verdict{Key: key, Boot: bootID()}
+	v = verdict{Key: key, Boot: supervisor.BootID()}
 	kernel := filepath.Join(p.dir, fileProbe)
 	if err := errors.Join(os.WriteFile(kernel+tmpSuffix, probeKernel(), 0o600), os.Rename(kernel+tmpSuffix, kernel)); err != nil {
 		return v, fault(err, "cannot probe KVM")
@@ -81,7 +83,7 @@ func (p prober) verdict(ctx context.Context, qemu, key string) (verdict, error) 
 		v.Remedy = "check that the host offers hardware virtualization (where it is a virtual machine: nested virtualization)"
 	}
 	p.log.Info("probed KVM", "works", v.Works, "why", v.Why, "took", time.Since(began).Round(time.Millisecond).String())
-	if err := writeJSON(path, v); err != nil {
+	if err := durable.ReplaceJSON(path, v, durable.Content); err != nil {
 		p.log.Warn("the verdict on KVM is not kept", "err", err)
 	}
 	return v, nil
@@ -127,7 +129,7 @@ func runProbe(ctx context.Context, qemu, kernel string, a Accel) error {
 		err = errors.New("QEMU ended without the guest's doing")
 	}
 	// QEMU's own words first: an abort's last line is about its source code.
-	if words := firstLine("", stderr.String()); words != "" {
+	if words, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n"); words != "" {
 		return fmt.Errorf("%s (%w)", strings.TrimPrefix(words, "qemu-system-x86_64: "), err)
 	}
 	return err

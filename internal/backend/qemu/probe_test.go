@@ -17,6 +17,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
 // TestProbeKernel runs the probe's kernel where it is known to work.
@@ -103,7 +104,7 @@ func TestVerdict(t *testing.T) {
 		t.Errorf("%q", v.Why)
 	}
 	ask("b", false, 2)
-	if err := writeJSON(filepath.Join(p.dir, fileVerdict), verdict{Key: "b", Why: "x", Remedy: "x", Boot: "before"}); err != nil {
+	if err := durable.ReplaceJSON(filepath.Join(p.dir, fileVerdict), verdict{Key: "b", Why: "x", Remedy: "x", Boot: "before"}, durable.None); err != nil {
 		t.Fatal(err)
 	}
 	ask("b", false, 3) // a no of another start of the host

@@ -1,10 +1,10 @@
 package qemu
 
 import (
-	"bytes"
 	"errors"
 	"os"
-	"path/filepath"
+	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -12,83 +12,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processID names a process for good: the number alone may be another's after
-// a while, but not with the same start time in the same boot of the host.
-type processID struct {
-	PID   int    `json:"pid"`
-	Start uint64 `json:"start"` // field 22 of /proc/PID/stat, in clock ticks since boot
-	Boot  string `json:"boot"`  // /proc/sys/kernel/random/boot_id
-}
-
-// identify returns the processID of a process that is known to live.
-func identify(pid int) (processID, error) {
-	start, err := startTime(pid)
-	return processID{PID: pid, Start: start, Boot: bootID()}, err
-}
-
-func bootID() string {
-	b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(b))
-}
-
-var errNoStat = errors.New("/proc/PID/stat is not as expected")
-
-func startTime(pid int) (uint64, error) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return 0, err
-	}
-	return parseStartTime(b)
-}
-
-// parseStartTime skips the second field, which is in brackets and may hold
-// anything, brackets too.
-func parseStartTime(stat []byte) (uint64, error) {
-	i := bytes.LastIndexByte(stat, ')')
-	if i < 0 {
-		return 0, errNoStat
-	}
-	fields := bytes.Fields(stat[i+1:])
-	if len(fields) < 20 {
-		return 0, errNoStat
-	}
-	return strconv.ParseUint(string(fields[19]), 10, 64)
-}
-
-// kill sends SIGKILL to the process that p names, and to no other. A process
-// that is gone is a success.
-func (p processID) kill() error {
-	if p.PID <= 1 || p.Boot != bootID() {
-		return nil
-	}
-	fd, err := unix.PidfdOpen(p.PID, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	// Looked at after the pidfd was opened: now it is the pidfd's process.
-	if start, err := startTime(p.PID); err != nil || start != p.Start {
-		return nil
-	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return err
-	}
-	return nil
-}
-
-// killNoted kills the process that the file at path names, if there is one.
-func killNoted(dir, name string) error {
-	var p processID
-	if err := readJSON(filepath.Join(dir, name), &p); err != nil {
-		if errors.Is(err, os.ErrNotExist) {
-			return nil
+// startUnprivileged starts a process from a thread that lives as long as the
+// process: the kernel sends the death signal when the thread that forked ends.
+// ended is closed when the process has ended and was waited for.
+func startUnprivileged(cmd *exec.Cmd) (ended <-chan struct{}, err error) {
+	started, done := make(chan error), make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		err := giveUpPrivileges()
+		if err == nil {
+			err = cmd.Start()
 		}
-		return err
-	}
-	return p.kill()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+			close(done)
+		}
+	}()
+	return done, <-started
 }
 
 // noCore keeps a process from writing its memory, and with it the guest's

@@ -40,8 +40,10 @@ func (h *host) tsc(ctx context.Context) (khz int, fixed bool, err error) {
 		return 0, false, nil
 	}
 	if left := tscWindow - time.Since(h.tsc0.at); left > 0 {
-		if err := pause(ctx, left); err != nil {
-			return 0, false, err
+		select {
+		case <-ctx.Done():
+			return 0, false, context.Cause(ctx)
+		case <-time.After(left):
 		}
 	}
 	now := sampleTSC()

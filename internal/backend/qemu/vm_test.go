@@ -3,10 +3,12 @@ package qemu
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -19,7 +21,9 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/control"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
+	"github.com/agentlab-vm/agentlab/internal/sockpath"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
@@ -119,11 +123,16 @@ func (b *box) awaitPower(want backend.Power) backend.Instance {
 	return in
 }
 
-func (b *box) noted(name string) processID {
+func (b *box) noted(name string) int {
 	b.Helper()
-	var p processID
-	b.ok(readJSON(filepath.Join(b.d.dir(b.ref), name), &p))
-	return p
+	pid, err := noted(b.d.dir(b.ref), name)
+	b.ok(err)
+	return pid
+}
+
+func (b *box) signal(name string, s syscall.Signal) {
+	b.Helper()
+	b.ok(syscall.Kill(b.noted(name), s))
 }
 
 // TestCrashes ends a running VM in many ways. Each must be told with its
@@ -134,9 +143,9 @@ func TestCrashes(t *testing.T) {
 		name, reason string
 		end          func()
 	}{
-		{"supervisor killed", "its supervisor process was killed", func() { b.ok(b.noted(fileShimPID).kill()) }},
-		{"QEMU killed", "QEMU was killed by SIGKILL", func() { b.ok(b.noted(fileQEMUPID).kill()) }},
-		{"supervisor told to end", "the supervisor was told to end", func() { b.ok(syscall.Kill(b.noted(fileShimPID).PID, syscall.SIGTERM)) }},
+		{"supervisor killed", "its supervisor process was killed", func() { b.signal(shimPID, syscall.SIGKILL) }},
+		{"QEMU killed", "QEMU was killed by SIGKILL", func() { b.signal(qemuPID, syscall.SIGKILL) }},
+		{"supervisor told to end", "the supervisor was told to end", func() { b.signal(shimPID, syscall.SIGTERM) }},
 		{"kernel panic", "guest kernel panic: sysrq triggered crash", func() { b.sh("echo c > /proc/sysrq-trigger") }},
 		{"power-off", "the guest powered itself off", func() { b.sh("systemctl poweroff --force --force") }},
 		{"reboot", "the guest rebooted itself", func() { b.sh("systemctl reboot --force --force") }},
@@ -230,9 +239,9 @@ func TestGuest(t *testing.T) {
 		if got := b.output("curl -s http://192.0.78.9:81/"); got != "asked for tcp 192.0.78.9:81" {
 			t.Errorf("the guest got %q", got)
 		}
-		log, err := os.ReadFile(filepath.Join(b.d.dir(b.ref), fileEgress))
+		log, err := os.ReadFile(filepath.Join(b.d.dir(b.ref), "egress.log"))
 		if err != nil || !strings.Contains(string(log), `"addr":"192.0.78.9","port":81`) {
-			t.Errorf("%s: %s, %v", fileEgress, log, err)
+			t.Errorf("%s: %s, %v", "egress.log", log, err)
 		}
 	})
 	t.Run("Permissions", func(t *testing.T) {
@@ -256,16 +265,16 @@ func TestGuest(t *testing.T) {
 func TestHangup(t *testing.T) {
 	b := newBox(t, vmFixture(t), nil)
 	b.boot()
-	shim := b.noted(fileShimPID)
-	if sid, err := getsid(shim.PID); err != nil || sid != shim.PID {
-		t.Errorf("the shim is in session %d, %v; its own is %d", sid, err, shim.PID)
+	shim := b.noted(shimPID)
+	if sid, err := getsid(shim); err != nil || sid != shim {
+		t.Errorf("the shim is in session %d, %v; its own is %d", sid, err, shim)
 	}
-	b.ok(syscall.Kill(shim.PID, syscall.SIGHUP))
-	b.ok(syscall.Kill(shim.PID, syscall.SIGPIPE))
+	b.ok(syscall.Kill(shim, syscall.SIGHUP))
+	b.ok(syscall.Kill(shim, syscall.SIGPIPE))
 	if got := b.output("echo alive"); got != "alive" {
 		t.Errorf("after SIGHUP: %q", got)
 	}
-	if err := RunShim(t.Context(), b.d.dir(b.ref)); agentlab.CodeOf(err) != agentlab.CodeBusy {
+	if err := runSupervisor(t.Context(), b.d.dir(b.ref)); agentlab.CodeOf(err) != agentlab.CodeBusy {
 		t.Errorf("a second shim: %v, want code busy", err)
 	}
 	if in := b.awaitPower(backend.PowerRunning); in.IP != "10.77.0.2" {
@@ -289,7 +298,7 @@ func TestLostDirectory(t *testing.T) {
 		t.Fatalf("the processes of a running sandbox: %q", left)
 	}
 	b.ok(os.RemoveAll(b.d.dir(b.ref)))
-	eventually(t, dirEvery+10*time.Second, "supervisor and QEMU end", func() error {
+	eventually(t, 15*time.Second, "supervisor and QEMU end", func() error {
 		if left := processes(b.f.StateDir); len(left) > 0 {
 			return fmt.Errorf("%q", left)
 		}
@@ -301,10 +310,29 @@ func TestLostDirectory(t *testing.T) {
 func TestStuckShim(t *testing.T) {
 	b := newBox(t, vmFixture(t), nil)
 	b.ok(b.d.Start(b.ctx, b.ref))
-	b.ok(syscall.Kill(b.noted(fileShimPID).PID, syscall.SIGSTOP))
+	b.signal(shimPID, syscall.SIGSTOP)
 	b.ok(b.d.Stop(b.ctx, b.ref, 0))
 	b.awaitPower(backend.PowerStopped)
 	b.ok(b.d.Destroy(b.ctx, b.ref))
+}
+
+// pausedNow asks the supervisor why the guest's CPUs are stopped: on a full
+// disk it cannot write that down.
+func (b *box) pausedNow() (string, error) {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return sockpath.Dial(ctx, filepath.Join(b.d.dir(b.ref), "shim.sock"))
+	}
+	c := http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
+	req, err := http.NewRequestWithContext(b.ctx, http.MethodGet, "http://shim/v1/status", nil)
+	b.ok(err)
+	resp, err := c.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	var st struct{ Paused string }
+	err = json.NewDecoder(resp.Body).Decode(&st)
+	return st.Paused, err
 }
 
 // TestDiskFullInVM fills the host's disk from inside a guest, which must wait
@@ -325,9 +353,9 @@ func TestDiskFullInVM(t *testing.T) {
 	paused := func(want bool) {
 		t.Helper()
 		eventually(t, bootTimeout, fmt.Sprintf("paused is %v", want), func() error {
-			st, err := shimClient(b.d.dir(b.ref)).status(b.ctx, false)
-			if err == nil && (st.Paused != "") != want {
-				err = fmt.Errorf("paused: %q", st.Paused)
+			reason, err := b.pausedNow()
+			if err == nil && (reason != "") != want {
+				err = fmt.Errorf("paused: %q", reason)
 			}
 			return err
 		})
@@ -369,7 +397,7 @@ func TestStartFails(t *testing.T) {
 	h, err := readHandle(b.d.dir(b.ref))
 	b.ok(err)
 	h.Image = img
-	b.ok(writeJSON(filepath.Join(b.d.dir(b.ref), fileConfig), h))
+	b.ok(durable.ReplaceJSON(filepath.Join(b.d.dir(b.ref), fileConfig), h, durable.None))
 	err = b.d.Start(b.ctx, b.ref)
 	if agentlab.CodeOf(err) != agentlab.CodeNotFound || agentlab.HintOf(err) == "" {
 		t.Errorf("Start without its image: %v, want code not_found and a hint", err)

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/internal/image"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
 // Backend is one backend.
@@ -20,6 +21,7 @@ type Backend struct {
 	Name    string                // value of the key backend, and key of its section
 	Section func() config.Section // returns the defaults of its section; nil means that it has none
 	Open    func(Env) (Opened, error)
+	VM      supervisor.Kind // opens a supervised VM of its driver; nil means that it has none
 }
 
 // Env is what a driver is opened with.
@@ -66,11 +68,31 @@ func (l List) Known() []config.Backend {
 
 // Open opens the backend that the configuration names.
 func (l List) Open(env Env) (Opened, error) {
-	name := env.Config.Backend
+	b, err := l.named(env.Config.Backend)
+	if err != nil {
+		return Opened{}, err
+	}
+	env.Section = env.Config.Section(b.Name)
+	return b.Open(env)
+}
+
+// VM returns the Kind of a backend's supervised VMs; "" means the default
+// backend.
+func (l List) VM(name string) (supervisor.Kind, error) {
+	if name == "" {
+		name = l[0].Name
+	}
+	b, err := l.named(name)
+	if err == nil && b.VM == nil {
+		err = agentlab.Errorf(agentlab.CodeUnsupported, "the backend %q has no supervised VMs", name)
+	}
+	return b.VM, err
+}
+
+func (l List) named(name string) (Backend, error) {
 	i := slices.IndexFunc(l, func(b Backend) bool { return b.Name == name })
 	if i < 0 {
-		return Opened{}, agentlab.Errorf(agentlab.CodeInvalid, "there is no backend %q", name).WithField("backend")
+		return Backend{}, agentlab.Errorf(agentlab.CodeInvalid, "there is no backend %q", name).WithField("backend")
 	}
-	env.Section = env.Config.Section(name)
-	return l[i].Open(env)
+	return l[i], nil
 }

@@ -1,4 +1,4 @@
-package qemu
+package supervisor
 
 import (
 	"bufio"
@@ -15,32 +15,32 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/control"
 )
 
-// The shim's API: HTTP on shim.sock, whose permissions are its access control.
+// The supervisor's API: HTTP on shim.sock, whose permissions are its access control.
 const (
-	pathStatus   = "/v1/status"   // GET ?wait=1 → shimStatus; with wait, when the start is over
-	pathStop     = "/v1/stop"     // POST ?grace=DURATION → shimStatus, when the VM has ended
+	pathStatus   = "/v1/status"   // GET ?wait=1 → status; with wait, when the start is over
+	pathStop     = "/v1/stop"     // POST ?grace=DURATION → status, when the VM has ended
 	pathControl  = "/v1/control"  // POST Upgrade: streamUpgrade → a stream to the guest control server
-	pathNetwork  = "/v1/network"  // PUT agentlab.Network → shimStatus, when it is on the disk and in force
-	pathDeadline = "/v1/deadline" // PUT backend.Deadline → shimStatus
+	pathNetwork  = "/v1/network"  // PUT agentlab.Network → status, when it is on the disk and in force
+	pathDeadline = "/v1/deadline" // PUT backend.Deadline → status
 	pathDial     = "/v1/dial"     // POST ?port=N Upgrade: streamUpgrade → a TCP stream to the guest
 
 	streamUpgrade = "agentlab-tcp"
 )
 
-// shimStatus is what a shim tells of its VM.
-type shimStatus struct {
+// status is the state of a supervisor's VM.
+type status struct {
 	State  runState `json:"state"`
 	Paused string   `json:"paused,omitempty"` // why the guest's CPUs are stopped
 }
 
-// shimError is the body of an answer that is no success.
-type shimError struct {
+// apiError is the body of an answer that is no success.
+type apiError struct {
 	Code    agentlab.Code `json:"code"`
 	Message string        `json:"message"`
 	Hint    string        `json:"hint,omitempty"`
 }
 
-func (s *shim) handler() http.Handler {
+func (s *supervisor) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+pathStatus, s.serveStatus)
 	mux.HandleFunc("POST "+pathStop, s.serveStop)
@@ -60,21 +60,21 @@ func (s *shim) handler() http.Handler {
 	return mux
 }
 
-func (s *shim) serveStatus(w http.ResponseWriter, r *http.Request) {
+func (s *supervisor) serveStatus(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Has("wait") {
 		_ = s.await(r.Context(), func(st runState) bool { return st.Phase != phaseStarting })
 	}
 	writeJSONBody(w, http.StatusOK, s.status())
 }
 
-func (s *shim) status() shimStatus {
+func (s *supervisor) status() status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return shimStatus{State: s.state, Paused: s.paused}
+	return status{State: s.state, Paused: s.paused}
 }
 
 // await waits until the state is as wanted.
-func (s *shim) await(ctx context.Context, want func(runState) bool) error {
+func (s *supervisor) await(ctx context.Context, want func(runState) bool) error {
 	for {
 		s.mu.Lock()
 		st, changed := s.state, s.changed
@@ -90,7 +90,7 @@ func (s *shim) await(ctx context.Context, want func(runState) bool) error {
 	}
 }
 
-func (s *shim) serveStop(w http.ResponseWriter, r *http.Request) {
+func (s *supervisor) serveStop(w http.ResponseWriter, r *http.Request) {
 	grace, err := time.ParseDuration(r.URL.Query().Get("grace"))
 	if err != nil || grace < 0 {
 		writeFault(w, agentlab.Errorf(agentlab.CodeInvalid, "grace is not a duration"))
@@ -107,7 +107,7 @@ func (s *shim) serveStop(w http.ResponseWriter, r *http.Request) {
 
 // stop begins to stop the VM, or makes a stop that was begun more urgent. why
 // is "" when the driver asked.
-func (s *shim) stop(grace time.Duration, why string) {
+func (s *supervisor) stop(grace time.Duration, why string) {
 	cutAt := time.Now().Add(grace)
 	s.mu.Lock()
 	begun := !s.cutAt.IsZero()
@@ -134,7 +134,7 @@ func (s *shim) stop(grace time.Duration, why string) {
 }
 
 // powerOff asks the guest until patience ends, then the VM, then the kernel.
-func (s *shim) powerOff(ask bool) {
+func (s *supervisor) powerOff(ask bool) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	if ask {
@@ -171,7 +171,7 @@ func (s *shim) powerOff(ask bool) {
 
 // askGuest asks agent-runner, or, when that does not answer, presses the
 // power button, which the distribution's init may hear.
-func (s *shim) askGuest(ctx context.Context) {
+func (s *supervisor) askGuest(ctx context.Context) {
 	err := s.askRunner(ctx)
 	if err == nil {
 		return
@@ -182,27 +182,27 @@ func (s *shim) askGuest(ctx context.Context) {
 	}
 }
 
-func (s *shim) askRunner(ctx context.Context) error {
+func (s *supervisor) askRunner(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	return control.New(s.dialLink).Power(ctx, "poweroff")
 }
 
-func (s *shim) dialControl(ctx context.Context) (net.Conn, error) {
+func (s *supervisor) dialControl(ctx context.Context) (net.Conn, error) {
 	if err := s.running(); err != nil {
 		return nil, err
 	}
 	return s.dialLink(ctx)
 }
 
-func (s *shim) dialLink(ctx context.Context) (net.Conn, error) {
+func (s *supervisor) dialLink(ctx context.Context) (net.Conn, error) {
 	if s.link == nil {
 		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "the VM has no control port")
 	}
 	return s.link.Dial(ctx)
 }
 
-func (s *shim) dialPort(ctx context.Context, port uint16) (net.Conn, error) {
+func (s *supervisor) dialPort(ctx context.Context, port uint16) (net.Conn, error) {
 	if err := s.running(); err != nil {
 		return nil, err
 	}
@@ -217,7 +217,7 @@ func (s *shim) dialPort(ctx context.Context, port uint16) (net.Conn, error) {
 // dialPatience bounds a connection to a guest whose network may be down.
 const dialPatience = 20 * time.Second
 
-func (s *shim) running() error {
+func (s *supervisor) running() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if p := s.state.Phase; p != phaseRunning && p != phaseStopping {
@@ -227,7 +227,7 @@ func (s *shim) running() error {
 }
 
 // serveStream dials and then hands the HTTP connection over to the stream.
-func (s *shim) serveStream(w http.ResponseWriter, r *http.Request, dial func(context.Context) (net.Conn, error)) {
+func (s *supervisor) serveStream(w http.ResponseWriter, r *http.Request, dial func(context.Context) (net.Conn, error)) {
 	if r.Header.Get("Upgrade") != streamUpgrade {
 		writeFault(w, agentlab.Errorf(agentlab.CodeInvalid, "this needs Upgrade: %s", streamUpgrade))
 		return
@@ -282,7 +282,7 @@ func writeFault(w http.ResponseWriter, err error) {
 	if code == agentlab.CodeInvalid {
 		status = http.StatusBadRequest
 	}
-	writeJSONBody(w, status, shimError{Code: code, Message: err.Error(), Hint: agentlab.HintOf(err)})
+	writeJSONBody(w, status, apiError{Code: code, Message: err.Error(), Hint: agentlab.HintOf(err)})
 }
 
 func writeJSONBody(w http.ResponseWriter, status int, v any) {

@@ -1,4 +1,4 @@
-package qemu
+package supervisor
 
 import (
 	"context"
@@ -9,25 +9,10 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
-
-	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
 // followEvery is how often a followed console is looked at.
 const followEvery = 100 * time.Millisecond
-
-// ConsoleLog implements backend.ConsoleLogger. It reads the files, so it works
-// whether the sandbox runs or not.
-func (d *Driver) ConsoleLog(ctx context.Context, ref backend.Ref, follow bool) (io.ReadCloser, error) {
-	if err := validRef(ref); err != nil {
-		return nil, err
-	}
-	if _, err := d.load(ref); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	return &logReader{ctx: ctx, cancel: cancel, path: filepath.Join(d.dir(ref), fileConsole), follow: follow}, nil
-}
 
 // logReader reads a bounded log: first its older half, then the newer, then,
 // when following, what is still to come, across changes of halves.
@@ -67,7 +52,7 @@ func (r *logReader) Read(p []byte) (int, error) {
 				continue
 			}
 		}
-		if !r.follow || !fileExists(filepath.Dir(r.path)) {
+		if !r.follow || !r.exists() {
 			return 0, io.EOF
 		}
 		if pause(r.ctx, followEvery) != nil {
@@ -106,7 +91,7 @@ func (r *logReader) next() error {
 		return err
 	}
 	if r.f == old { // the sandbox is gone, or one half is renamed and the next not made
-		if !r.follow || !fileExists(filepath.Dir(r.path)) || pause(r.ctx, followEvery/10) != nil {
+		if !r.follow || !r.exists() || pause(r.ctx, followEvery/10) != nil {
 			return io.EOF
 		}
 		return nil
@@ -120,6 +105,12 @@ func (r *logReader) current() bool {
 	have, err1 := r.f.Stat()
 	named, err2 := os.Stat(r.path)
 	return err1 == nil && err2 == nil && os.SameFile(have, named)
+}
+
+// exists reports whether the log's directory is there.
+func (r *logReader) exists() bool {
+	_, err := os.Stat(filepath.Dir(r.path))
+	return err == nil
 }
 
 // Close ends the reading; a blocked Read returns soon.

@@ -1,4 +1,4 @@
-package qemu
+package supervisor
 
 import (
 	"context"
@@ -22,54 +22,55 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/boundedlog"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/egresslog"
 	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
 
-// envShimLock tells the shim which file descriptor holds its lock.
-const envShimLock = "AGENTLAB_SHIM_LOCK_FD"
+// envLock is the environment variable with the number of the file descriptor
+// that holds the supervisor's lock.
+const envLock = "AGENTLAB_SHIM_LOCK_FD"
 
 // Bounds of the logs in a sandbox's directory: bytes, and bytes per second.
 const (
 	consoleMax, consoleRate = 4 << 20, 256 << 10
-	shimLogMax, shimLogRate = 1 << 20, 16 << 10
-	qemuLogMax, qemuLogRate = 256 << 10, 16 << 10
+	logMax, logRate         = 1 << 20, 16 << 10
 )
 
-// termGrace is how long a guest may take to power off when the shim itself is
+// termGrace is how long a guest may take to power off when the supervisor itself is
 // told to end (SIGTERM, as at the host's shutdown).
 const termGrace = 8 * time.Second
 
-// dirEvery is how often the shim makes sure that its directory is there.
+// dirEvery is how often the supervisor makes sure that its directory is there.
 const dirEvery = 5 * time.Second
 
-// shim is the supervisor of one running VM.
-type shim struct {
+// supervisor supervises one running VM.
+type supervisor struct {
 	dir      string
+	kinds    func(backend string) (Kind, error)
 	rebooted bool // the host was, since the last run
 	cfg      Start
 	lockFile fs.FileInfo // of the lock that we hold
 	log      *slog.Logger
 	undo     cleanups
 
-	consoleTail tail
+	consoleTail Tail
 	consoleLog  *boundedlog.Log
 	egressLog   *egresslog.Log
 
 	vm   VM
 	mark int            // depth of the undo stack before the VM
 	link *link.HostLink // nil where the VM has no control port
-	net  *vnet.Network  // nil where the VM has no network of ours
+	net  *vnet.Network  // nil where the driver runs the VM's network
 
 	mu       sync.Mutex
 	state    runState
 	changed  chan struct{} // closed and replaced when state changes
 	answered bool
-	paused   string    // why the guest's CPUs are stopped, "" while they run
-	cutAt    time.Time // when a stop that is under way loses patience
-	stopping chan struct{}
+	paused   string        // why the guest's CPUs are stopped, "" while they run
+	cutAt    time.Time     // when a stop that is under way loses patience
 	resooner chan struct{} // a stop became more urgent
 
 	deadline      deadline
@@ -80,23 +81,33 @@ type shim struct {
 	deadlineMu sync.Mutex // held while the deadline is changed
 }
 
-// RunShim supervises the sandbox in dir: it starts QEMU as start.json says and
-// returns when QEMU has ended and state.json tells how. It is the whole of its
-// process ("agentlabd vmm DIR"): it takes over signals and limits of the
-// process. It fails with code busy when another shim holds the sandbox.
+// Run supervises the VM in dir: it starts the VM as start.json says, and
+// returns when the VM has ended and state.json has the reason. It is the whole
+// of its process ("agentlabd vmm DIR"): it changes signals and limits of the
+// process. It fails with code busy when another supervisor holds dir. kinds
+// returns the Kind of a backend; "" is a start.json without a backend.
 //
 // When ctx ends, or SIGTERM comes, the guest gets a few seconds to power off.
-func RunShim(ctx context.Context, dir string) (err error) {
-	s := &shim{
-		dir: dir, changed: make(chan struct{}), stopping: make(chan struct{}), deadlineMoved: make(chan struct{}), resooner: make(chan struct{}, 1),
-		consoleTail: tail{max: 16 << 10},
-	}
+func Run(ctx context.Context, dir string, kinds func(backend string) (Kind, error)) (err error) {
+	s := newSupervisor(dir, kinds)
 	defer func() { err = errors.Join(err, s.undo.run()) }()
 	if err := s.lock(); err != nil {
 		return err
 	}
 	ctx, stop := ownProcess(ctx)
 	defer stop()
+	return s.run(ctx)
+}
+
+func newSupervisor(dir string, kinds func(string) (Kind, error)) *supervisor {
+	return &supervisor{
+		dir: dir, kinds: kinds, consoleTail: Tail{Max: 16 << 10}, resooner: make(chan struct{}, 1),
+		changed: make(chan struct{}), deadlineMoved: make(chan struct{}),
+	}
+}
+
+// run is Run with the lock held.
+func (s *supervisor) run(ctx context.Context) error {
 	if err := s.load(); err != nil {
 		return s.failed(err)
 	}
@@ -110,7 +121,7 @@ func RunShim(ctx context.Context, dir string) (err error) {
 func ownProcess(ctx context.Context) (context.Context, func()) {
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2)
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
-	// A shim mostly waits. The limit is soft: under load it may use more.
+	// A supervisor mostly waits. The limit is soft: under load it may use more.
 	debug.SetGCPercent(50)
 	debug.SetMemoryLimit(64 << 20)
 	runtime.GOMAXPROCS(min(2, runtime.NumCPU()))
@@ -118,43 +129,43 @@ func ownProcess(ctx context.Context) (context.Context, func()) {
 }
 
 // lock makes sure that this is the only shim of the sandbox.
-func (s *shim) lock() error {
+func (s *supervisor) lock() error {
 	f, err := s.inheritedLock()
 	if err != nil {
 		return err
 	}
 	if f == nil {
-		if f, err = openLock(filepath.Join(s.dir, fileShimLock)); err != nil {
-			return fault(err, "cannot open the shim's lock")
+		if f, err = openLock(filepath.Join(s.dir, fileLock)); err != nil {
+			return fault(err, "cannot open the supervisor's lock")
 		}
 	}
 	s.undo.add(f.Close)
 	if s.lockFile, err = f.Stat(); err != nil {
-		return fault(err, "cannot look at the shim's lock")
+		return fault(err, "cannot look at the supervisor's lock")
 	}
 	ok, err := takeLock(f) // for an inherited lock this only confirms
 	if err != nil {
-		return fault(err, "cannot take the shim's lock")
+		return fault(err, "cannot take the supervisor's lock")
 	}
 	if !ok {
-		return agentlab.Errorf(agentlab.CodeBusy, "another shim holds %s", s.dir)
+		return agentlab.Errorf(agentlab.CodeBusy, "another supervisor holds %s", s.dir)
 	}
 	return nil
 }
 
-func (s *shim) inheritedLock() (*os.File, error) {
-	env := os.Getenv(envShimLock)
+func (s *supervisor) inheritedLock() (*os.File, error) {
+	env := os.Getenv(envLock)
 	if env == "" {
 		return nil, nil
 	}
 	n, err := strconv.Atoi(env)
 	if err != nil || n < 3 {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "%s=%q is no file descriptor", envShimLock, env)
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "%s=%q is no file descriptor", envLock, env)
 	}
 	unix.CloseOnExec(n)
-	f := os.NewFile(uintptr(n), fileShimLock)
+	f := os.NewFile(uintptr(n), fileLock)
 	have, err1 := f.Stat()
-	want, err2 := os.Stat(filepath.Join(s.dir, fileShimLock))
+	want, err2 := os.Stat(filepath.Join(s.dir, fileLock))
 	if err := errors.Join(err1, err2); err != nil || !os.SameFile(have, want) {
 		return nil, agentlab.Errorf(agentlab.CodeInternal, "file descriptor %d is not the sandbox's lock", n)
 	}
@@ -162,41 +173,42 @@ func (s *shim) inheritedLock() (*os.File, error) {
 }
 
 // load opens the logs and reads what is to be run.
-func (s *shim) load() error {
-	shimLog, err := boundedlog.Open(filepath.Join(s.dir, fileShimLog), shimLogMax, shimLogRate, time.Now)
+func (s *supervisor) load() error {
+	shimLog, err := boundedlog.Open(filepath.Join(s.dir, fileLog), logMax, logRate, time.Now)
 	if err != nil {
-		return fault(err, "cannot open the shim's log")
+		return fault(err, "cannot open the supervisor's log")
 	}
 	s.undo.add(shimLog.Close)
 	s.log = slog.New(slog.NewJSONHandler(shimLog, nil))
-	if err := readJSON(filepath.Join(s.dir, fileStart), &s.cfg); err != nil {
-		return fault(err, "cannot read %s", fileStart)
+	if err := ReadStart(s.dir, &s.cfg); err != nil {
+		return err
 	}
-	if s.cfg.Version != handleVersion {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "%s has format %d", fileStart, s.cfg.Version)
+	kind, err := s.kinds(s.cfg.Backend)
+	if err != nil {
+		return err
 	}
-	if s.vm, err = newMachine(s.dir, Hooks{Log: s.log, GuestUp: s.guestUp, Paused: s.setPaused}); err != nil {
+	if s.vm, err = kind(s.dir, Hooks{Log: s.log, GuestUp: s.guestUp, Paused: s.setPaused}); err != nil {
 		return err
 	}
 	if s.deadline, err = readDeadline(s.dir); err != nil {
 		return err
 	}
 	if last, err := readState(s.dir); err == nil {
-		s.rebooted = last.Boot != bootID()
+		s.rebooted = last.Boot != BootID()
 	}
 	self, err := identify(os.Getpid())
 	if err != nil {
 		return fault(err, "cannot tell my start time")
 	}
-	if err := noteJSON(filepath.Join(s.dir, fileShimPID), self); err != nil {
-		return fault(err, "cannot write %s", fileShimPID)
+	if err := durable.ReplaceJSON(filepath.Join(s.dir, filePID), self, durable.None); err != nil {
+		return fault(err, "cannot write %s", filePID)
 	}
 	return s.setPhase(phaseStarting, "")
 }
 
 // begin starts everything. What fails is undone by RunShim.
-func (s *shim) begin(ctx context.Context) error {
-	ln, err := sockpath.Takeover(filepath.Join(s.dir, fileShimSock), 0o600)
+func (s *supervisor) begin(ctx context.Context) error {
+	ln, err := sockpath.Takeover(filepath.Join(s.dir, fileSock), 0o600)
 	if err != nil {
 		return err
 	}
@@ -205,7 +217,7 @@ func (s *shim) begin(ctx context.Context) error {
 	s.undo.add(func() error { // closes ln
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
-		return errors.Join(srv.Shutdown(ctx), srv.Close()) // whoever waits for the end hears of it
+		return errors.Join(srv.Shutdown(ctx), srv.Close()) // a client that waits for the end gets its answer
 	})
 	if s.consoleLog, err = boundedlog.Open(filepath.Join(s.dir, fileConsole), consoleMax, consoleRate, time.Now); err != nil {
 		return fault(err, "cannot open %s", fileConsole)
@@ -219,7 +231,7 @@ func (s *shim) begin(ctx context.Context) error {
 }
 
 // supervise waits for the VM's end and writes how it came to state.json.
-func (s *shim) supervise(ctx context.Context) error {
+func (s *supervisor) supervise(ctx context.Context) error {
 	s.log.Info("running")
 	idle := time.AfterFunc(10*time.Second, debug.FreeOSMemory) // what the start left behind
 	defer idle.Stop()
@@ -252,9 +264,8 @@ func (s *shim) supervise(ctx context.Context) error {
 	return s.setPhase(phase, reason)
 }
 
-// watchDir ends a VM whose directory was removed under it: nobody could find
-// it any more.
-func (s *shim) watchDir() {
+// watchDir ends a VM whose directory was removed: it could no longer be found.
+func (s *supervisor) watchDir() {
 	tick := time.NewTicker(dirEvery)
 	defer tick.Stop()
 	for {
@@ -263,7 +274,7 @@ func (s *shim) watchDir() {
 			return
 		case <-tick.C:
 		}
-		now, err := os.Stat(filepath.Join(s.dir, fileShimLock))
+		now, err := os.Stat(filepath.Join(s.dir, fileLock))
 		if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(now, s.lockFile) {
 			s.vm.Kill()
 			return
@@ -272,30 +283,30 @@ func (s *shim) watchDir() {
 }
 
 // failed records why there is no VM.
-func (s *shim) failed(err error) error {
+func (s *supervisor) failed(err error) error {
 	if s.log != nil {
 		s.log.Error("cannot start", "err", err)
 	}
 	_ = s.undo.runUntil(1) // all but the lock, which vouches for state.json
-	reason := agentlab.OneLine("it did not start: "+err.Error(), maxReason)
+	reason := agentlab.Reason("it did not start: " + err.Error())
 	if serr := s.setPhase(phaseCrashed, reason); serr != nil {
 		return errors.Join(err, serr)
 	}
 	return err
 }
 
-// setPhase writes state.json before it tells anyone.
-func (s *shim) setPhase(phase, reason string) error {
+// setPhase writes state.json and then wakes the clients that wait.
+func (s *supervisor) setPhase(phase, reason string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := runState{
-		RunID: s.cfg.RunID, Phase: phase, Reason: reason, Expired: s.expired, Paused: s.paused, Boot: bootID(), Changed: time.Now().UTC(),
+		RunID: s.cfg.RunID, Phase: phase, Reason: reason, Expired: s.expired, Paused: s.paused, Boot: BootID(), Changed: time.Now().UTC(),
 	}
-	write := noteJSON
+	sync := durable.None
 	if phase == phaseStopped || phase == phaseCrashed {
-		write, st.Paused = writeJSON, ""
+		sync, st.Paused = durable.Content, ""
 	}
-	err := write(filepath.Join(s.dir, fileState), st)
+	err := durable.ReplaceJSON(filepath.Join(s.dir, fileState), st, sync)
 	s.state = st
 	close(s.changed)
 	s.changed = make(chan struct{})

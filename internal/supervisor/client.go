@@ -1,4 +1,4 @@
-package qemu
+package supervisor
 
 import (
 	"bufio"
@@ -15,63 +15,19 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
 
-// DialControl implements backend.Driver.
-func (d *Driver) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, error) {
-	return d.dial(ctx, ref, pathControl)
-}
+// dialPath is the path of a request for a stream to a port of the guest.
+func dialPath(port uint16) string { return pathDial + "?port=" + strconv.Itoa(int(port)) }
 
-// DialGuest implements backend.Driver.
-func (d *Driver) DialGuest(ctx context.Context, ref backend.Ref, port uint16) (net.Conn, error) {
-	if port == 0 {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "port 0 cannot be dialled").WithField("port")
-	}
-	return d.dial(ctx, ref, pathDial+"?port="+strconv.Itoa(int(port)))
-}
+// client speaks to the supervisor of the VM in a directory.
+type client string
 
-func (d *Driver) dial(ctx context.Context, ref backend.Ref, path string) (net.Conn, error) {
-	if err := validRef(ref); err != nil {
-		return nil, err
-	}
-	dir := d.dir(ref)
-	c, err := shimClient(dir).stream(ctx, path)
-	if err == nil {
-		return c, nil
-	}
-	in, ierr := d.Inspect(ctx, ref)
-	switch {
-	case ierr != nil:
-		return nil, ierr
-	case in.Power != backend.PowerRunning:
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d is %s", ref.VMID, in.Power).WithHint("start it with 'agentlab sandbox start %d'", ref.VMID)
-	}
-	if agentlab.CodeOf(err) == agentlab.CodeTimeout { // to the caller, a guest that does not answer in time does not answer
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "%w", err)
-	}
-	return nil, err
-}
+// maxAnswer bounds a JSON answer, in bytes.
+const maxAnswer = 1 << 20
 
-// ListenGuest implements backend.Driver.
-func (d *Driver) ListenGuest(_ context.Context, ref backend.Ref) (net.Listener, error) {
-	if err := validRef(ref); err != nil {
-		return nil, err
-	}
-	if _, err := d.load(ref); err != nil {
-		return nil, err
-	}
-	return sockpath.Takeover(filepath.Join(d.dir(ref), fileGuestSock), 0o600)
-}
-
-// shimClient speaks to the shim of the sandbox in a directory.
-type shimClient string
-
-// maxShimAnswer bounds a JSON answer, in bytes.
-const maxShimAnswer = 1 << 20
-
-func (c shimClient) status(ctx context.Context, wait bool) (shimStatus, error) {
+func (c client) status(ctx context.Context, wait bool) (status, error) {
 	path := pathStatus
 	if wait {
 		path += "?wait=1"
@@ -79,12 +35,12 @@ func (c shimClient) status(ctx context.Context, wait bool) (shimStatus, error) {
 	return c.call(ctx, http.MethodGet, path, nil)
 }
 
-func (c shimClient) stop(ctx context.Context, grace time.Duration) error {
+func (c client) stop(ctx context.Context, grace time.Duration) error {
 	_, err := c.call(ctx, http.MethodPost, pathStop+"?grace="+url.QueryEscape(grace.String()), nil)
 	return err
 }
 
-func (c shimClient) setNetwork(ctx context.Context, n agentlab.Network) error {
+func (c client) setNetwork(ctx context.Context, n agentlab.Network) error {
 	body, err := json.Marshal(n)
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "encode the network: %w", err)
@@ -93,8 +49,8 @@ func (c shimClient) setNetwork(ctx context.Context, n agentlab.Network) error {
 	return err
 }
 
-func (c shimClient) call(ctx context.Context, method, path string, body []byte) (shimStatus, error) {
-	var st shimStatus
+func (c client) call(ctx context.Context, method, path string, body []byte) (status, error) {
+	var st status
 	conn, resp, err := c.do(ctx, method, path, "", body)
 	if err != nil {
 		return st, err
@@ -102,7 +58,7 @@ func (c shimClient) call(ctx context.Context, method, path string, body []byte) 
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	err = json.NewDecoder(io.LimitReader(resp.Body, maxShimAnswer)).Decode(&st)
+	err = json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&st)
 	if err != nil {
 		return st, agentlab.Errorf(agentlab.CodeUnavailable, "the supervisor's answer: %w", err)
 	}
@@ -110,15 +66,15 @@ func (c shimClient) call(ctx context.Context, method, path string, body []byte) 
 }
 
 // stream upgrades a connection to a stream to the guest.
-func (c shimClient) stream(ctx context.Context, path string) (net.Conn, error) {
+func (c client) stream(ctx context.Context, path string) (net.Conn, error) {
 	conn, _, err := c.do(ctx, http.MethodPost, path, streamUpgrade, nil)
 	return conn, err
 }
 
 // do makes one request on a connection of its own, and returns that with the
 // head of a successful answer.
-func (c shimClient) do(ctx context.Context, method, path, upgrade string, body []byte) (net.Conn, *http.Response, error) {
-	conn, err := sockpath.Dial(ctx, filepath.Join(string(c), fileShimSock))
+func (c client) do(ctx context.Context, method, path, upgrade string, body []byte) (net.Conn, *http.Response, error) {
+	conn, err := sockpath.Dial(ctx, filepath.Join(string(c), fileSock))
 	if err != nil {
 		return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "the sandbox's supervisor does not answer: %w", err)
 	}
@@ -165,8 +121,8 @@ func exchange(ctx context.Context, conn net.Conn, method, path, upgrade string, 
 		return nil, nil, agentlab.Errorf(agentlab.CodeUnsupported, "the sandbox's supervisor is of an older AgentLab").
 			WithHint("stop the sandbox and start it again")
 	}
-	var e shimError
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxShimAnswer)).Decode(&e); err != nil || e.Code == "" {
+	var e apiError
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&e); err != nil || e.Code == "" {
 		return broken(os.ErrInvalid)
 	}
 	return nil, nil, &agentlab.Error{Code: e.Code, Message: e.Message, Hint: e.Hint}

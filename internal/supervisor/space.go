@@ -1,4 +1,4 @@
-package qemu
+package supervisor
 
 import (
 	"context"
@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/hostspace"
 )
 
 // A guest is paused while its host's disk is nearly full: the database needs
@@ -75,7 +78,9 @@ const (
 
 // resumeAbove returns the free space, in bytes, at which a paused guest goes
 // on: more than where it is paused, so that it does not stutter.
-func (s *shim) resumeAbove() uint64 { return max(resumeSpace, s.cfg.PauseBelow+s.cfg.PauseBelow/2) }
+func (s *supervisor) resumeAbove() uint64 {
+	return max(resumeSpace, s.cfg.PauseBelow+s.cfg.PauseBelow/2)
+}
 
 // nextLook returns how long no guest can bring free down to limit.
 func nextLook(free, limit uint64) time.Duration {
@@ -87,7 +92,7 @@ func nextLook(free, limit uint64) time.Duration {
 }
 
 // watchSpace pauses the guest while the host's disk is nearly full.
-func (s *shim) watchSpace() {
+func (s *supervisor) watchSpace() {
 	t := time.NewTimer(0)
 	defer t.Stop()
 	w := writer{limit: s.cfg.PauseBelow}
@@ -102,11 +107,12 @@ func (s *shim) watchSpace() {
 }
 
 // checkSpace looks at the disk once and returns when to look again.
-func (s *shim) checkSpace(w *writer) time.Duration {
-	free, err := freeBytes(s.dir)
+func (s *supervisor) checkSpace(w *writer) time.Duration {
+	bytes, err := hostspace.FreeBytes(s.dir)
 	if err != nil {
 		return lookSlow // what writes to it finds out what is wrong
 	}
+	free := uint64(bytes) //nolint:gosec // a size is positive
 	disk, err := occupied(s.vm.Disk())
 	below, due := w.due(free, disk, err)
 	s.mu.Lock()
@@ -125,7 +131,7 @@ func (s *shim) checkSpace(w *writer) time.Duration {
 
 // control stops the guest's CPUs, and notes why; with "" it lets them go on.
 // The VM reports when they do; what fails is tried again with the next look.
-func (s *shim) control(why string) {
+func (s *supervisor) control(why string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	act, name := s.vm.Continue, "continue"
@@ -141,7 +147,7 @@ func (s *shim) control(why string) {
 }
 
 // setPaused notes why the guest's CPUs are stopped; "" means that they run.
-func (s *shim) setPaused(why string) {
+func (s *supervisor) setPaused(why string) {
 	s.mu.Lock()
 	s.paused = why
 	s.mu.Unlock()
@@ -150,7 +156,7 @@ func (s *shim) setPaused(why string) {
 
 // notePaused brings state.json up to what is known of the guest's CPUs. On a
 // full disk it may fail, and is tried again with the next look.
-func (s *shim) notePaused() {
+func (s *supervisor) notePaused() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.state.Paused == s.paused || s.state.Phase == "" {
@@ -158,7 +164,7 @@ func (s *shim) notePaused() {
 	}
 	st := s.state
 	st.Paused, st.Changed = s.paused, time.Now().UTC()
-	if err := noteJSON(filepath.Join(s.dir, fileState), st); err != nil {
+	if err := durable.ReplaceJSON(filepath.Join(s.dir, fileState), st, durable.None); err != nil {
 		s.log.Warn("the pause was not noted", "err", err)
 		return
 	}

@@ -1,4 +1,4 @@
-package qemu
+package supervisor
 
 import (
 	"context"
@@ -13,12 +13,13 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
 const (
 	// deadlineGrace is how long a guest may take to power off at its deadline.
 	deadlineGrace = 30 * time.Second
-	// deadlineEvery is how often the shim looks at the clock at least: Go's
+	// deadlineEvery is how often the supervisor looks at the clock at least: Go's
 	// timers stand still while the host sleeps.
 	deadlineEvery = 10 * time.Second
 	// maxDeadline bounds the request that sets a deadline, in bytes.
@@ -32,16 +33,16 @@ type deadline struct {
 	At    time.Duration `json:"at_ns"` // on the clock of uptime
 }
 
-// uptime is the time since the host was started, its sleep included. Nobody
-// can set this clock.
+// uptime is the time since the host was started, its sleep included. This
+// clock cannot be set.
 func uptime() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // it cannot fail: Linux has it since 2.6.39
 	return time.Duration(t.Nano())
 }
 
-// set tells whether there is a deadline in this boot of the host.
-func (d deadline) set() bool { return !d.Lease.IsZero() && d.Boot == bootID() }
+// set reports whether there is a deadline in this boot of the host.
+func (d deadline) set() bool { return !d.Lease.IsZero() && d.Boot == BootID() }
 
 func (d deadline) left() time.Duration { return d.At - uptime() }
 
@@ -51,14 +52,14 @@ func (d deadline) moved(by backend.Deadline) (deadline, bool) {
 	if d.set() && d.Lease.Equal(by.Lease) {
 		return d, false
 	}
-	return deadline{Lease: by.Lease, Boot: bootID(), At: uptime() + by.Left}, true
+	return deadline{Lease: by.Lease, Boot: BootID(), At: uptime() + by.Left}, true
 }
 
 // readDeadline reads the deadline of the sandbox in dir. A file that a crash
 // of the host left unreadable is none: it does not outlive the host's boot.
 func readDeadline(dir string) (deadline, error) {
 	var d deadline
-	err := readJSON(filepath.Join(dir, fileDeadline), &d)
+	err := durable.ReadJSON(filepath.Join(dir, fileDeadline), &d)
 	switch _, broken := errors.AsType[*fs.PathError](err); {
 	case err == nil:
 		return d, nil
@@ -68,42 +69,14 @@ func readDeadline(dir string) (deadline, error) {
 	return d, fault(err, "cannot read %s", fileDeadline)
 }
 
-// SetDeadline implements backend.DeadlineSetter.
-func (d *Driver) SetDeadline(ctx context.Context, ref backend.Ref, to backend.Deadline) error {
-	if to.Lease.IsZero() || to.Left <= 0 {
-		return agentlab.Errorf(agentlab.CodeInvalid, "a deadline needs a lease and time that is left, not %s", to.Left).WithField("left")
-	}
-	unlock, err := d.begin(ctx, ref)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	end := uptime() + to.Left
-	return d.change(ctx, ref, "deadline", func(handle) error {
-		now, err := readDeadline(d.dir(ref))
-		if err != nil {
-			return err
-		}
-		to.Left = end - uptime()
-		next, changed := now.moved(to)
-		if !changed {
-			return nil
-		}
-		return noteDeadline(d.dir(ref), next)
-	}, func(ctx context.Context, c shimClient) error {
-		to.Left = end - uptime()
-		return c.setDeadline(ctx, to)
-	})
-}
-
 func noteDeadline(dir string, d deadline) error {
-	if err := noteJSON(filepath.Join(dir, fileDeadline), d); err != nil {
+	if err := durable.ReplaceJSON(filepath.Join(dir, fileDeadline), d, durable.None); err != nil {
 		return fault(err, "cannot write %s", filepath.Join(dir, fileDeadline))
 	}
 	return nil
 }
 
-func (c shimClient) setDeadline(ctx context.Context, to backend.Deadline) error {
+func (c client) setDeadline(ctx context.Context, to backend.Deadline) error {
 	body, err := json.Marshal(to)
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "encode the deadline: %w", err)
@@ -113,7 +86,7 @@ func (c shimClient) setDeadline(ctx context.Context, to backend.Deadline) error 
 }
 
 // serveDeadline sets the deadline.
-func (s *shim) serveDeadline(w http.ResponseWriter, r *http.Request) {
+func (s *supervisor) serveDeadline(w http.ResponseWriter, r *http.Request) {
 	var to backend.Deadline
 	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxDeadline)).Decode(&to)
 	if err == nil && to.Lease.IsZero() {
@@ -132,7 +105,7 @@ func (s *shim) serveDeadline(w http.ResponseWriter, r *http.Request) {
 }
 
 // setDeadline puts a deadline in force, also where it cannot be written.
-func (s *shim) setDeadline(to backend.Deadline) error {
+func (s *supervisor) setDeadline(to backend.Deadline) error {
 	s.deadlineMu.Lock()
 	defer s.deadlineMu.Unlock()
 	s.mu.Lock()
@@ -150,7 +123,7 @@ func (s *shim) setDeadline(to backend.Deadline) error {
 }
 
 // watchDeadline powers the VM off when its deadline passes.
-func (s *shim) watchDeadline() {
+func (s *supervisor) watchDeadline() {
 	for {
 		s.mu.Lock()
 		d, moved := s.deadline, s.deadlineMoved
@@ -177,15 +150,15 @@ func (s *shim) watchDeadline() {
 
 // expire stops the VM because its deadline has passed, unless it is being
 // stopped already.
-func (s *shim) expire() {
+func (s *supervisor) expire() {
 	s.mu.Lock()
 	s.expired = s.cutAt.IsZero()
 	grace := deadlineGrace
-	if !s.answered { // there is nobody to ask
+	if !s.answered { // no guest program can be asked
 		grace = 0
 	}
 	s.mu.Unlock()
-	s.log.Warn("the deadline has passed and nobody has stopped the sandbox")
+	s.log.Warn("the deadline has passed and the sandbox was not stopped")
 	s.stop(grace, reasonExpired)
 }
 

@@ -1,4 +1,4 @@
-package qemu
+package supervisor
 
 import (
 	"context"
@@ -32,7 +32,7 @@ func takeLock(f *os.File) (bool, error) {
 	return err == nil, err
 }
 
-// lockHeld reports whether somebody holds the lock at path.
+// lockHeld reports whether a process holds the lock at path.
 func lockHeld(path string) (bool, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -49,7 +49,7 @@ func lockHeld(path string) (bool, error) {
 	return lk.Type != unix.F_UNLCK, nil
 }
 
-// waitFree waits until nobody holds the lock at path.
+// waitFree waits until the lock at path is free.
 func waitFree(ctx context.Context, path string) error {
 	return poll(ctx, func() (bool, error) {
 		held, err := lockHeld(path)

@@ -1,4 +1,4 @@
-package qemu
+package supervisor
 
 import (
 	"context"
@@ -80,13 +80,13 @@ type Kind func(dir string, h Hooks) (VM, error)
 
 // Ports on the controller's address that lead to the driver's ListenGuest.
 const (
-	controllerPort = 8844
-	uploadPort     = 8846
+	ControllerPort = 8844
+	UploadPort     = 8846
 )
 
 // startVM starts the VM and all that is connected to it, and returns when the
 // guest's CPUs run.
-func (s *shim) startVM(ctx context.Context) error {
+func (s *supervisor) startVM(ctx context.Context) error {
 	s.mark = s.undo.depth()
 	w, err := s.vm.Launch(ctx)
 	if err != nil {
@@ -118,7 +118,7 @@ func (s *shim) startVM(ctx context.Context) error {
 }
 
 // guestUp is Hooks.GuestUp.
-func (s *shim) guestUp(ctx context.Context) error {
+func (s *supervisor) guestUp(ctx context.Context) error {
 	if s.link == nil {
 		<-ctx.Done()
 		return context.Cause(ctx)
@@ -127,7 +127,7 @@ func (s *shim) guestUp(ctx context.Context) error {
 }
 
 // pumpConsole copies the guest's console to the log until the VM ends.
-func (s *shim) pumpConsole(conn io.ReadCloser) {
+func (s *supervisor) pumpConsole(conn io.ReadCloser) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -156,7 +156,7 @@ func waitDone(done <-chan struct{}, c io.Closer) error {
 	return err
 }
 
-func (s *shim) watchLink(ctx context.Context) {
+func (s *supervisor) watchLink(ctx context.Context) {
 	if s.link.WaitUp(ctx) == nil {
 		s.log.Info("the guest answers")
 		s.mu.Lock()
@@ -166,14 +166,14 @@ func (s *shim) watchLink(ctx context.Context) {
 }
 
 // startNet runs the guest's private network.
-func (s *shim) startNet(conn io.ReadWriteCloser) error {
+func (s *supervisor) startNet(conn io.ReadWriteCloser) error {
 	policy, err := egress.New(s.vm.Network())
 	if err != nil {
 		return err
 	}
 	cfg := vnet.Config{
 		Link: conn, MTU: vnet.DefaultMTU, Policy: policy, Logger: s.log.With("part", "net"),
-		Services: map[uint16]func(net.Conn){controllerPort: s.toController, uploadPort: s.toController},
+		Services: map[uint16]func(net.Conn){ControllerPort: s.toController, UploadPort: s.toController},
 		Audit:    s.egressLog.Write, Reserved: s.cfg.Reserved,
 	}
 	if err := s.cfg.route(&cfg); err != nil {
@@ -198,7 +198,7 @@ func (s *shim) startNet(conn io.ReadWriteCloser) error {
 
 // toController joins a connection of the guest with the controller's
 // listener. Without one the guest sees a reset, and tries again.
-func (s *shim) toController(guest net.Conn) {
+func (s *supervisor) toController(guest net.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	host, err := sockpath.Dial(ctx, filepath.Join(s.dir, fileGuestSock))

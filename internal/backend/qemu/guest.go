@@ -1,0 +1,126 @@
+package qemu
+
+import (
+	"context"
+	"io"
+	"net"
+	"path/filepath"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
+)
+
+// DialControl implements backend.Driver.
+func (d *Driver) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, error) {
+	return d.dial(ctx, ref, supervisor.Dir.DialControl)
+}
+
+// DialGuest implements backend.Driver.
+func (d *Driver) DialGuest(ctx context.Context, ref backend.Ref, port uint16) (net.Conn, error) {
+	if port == 0 {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "port 0 cannot be dialled").WithField("port")
+	}
+	return d.dial(ctx, ref, func(s supervisor.Dir, ctx context.Context) (net.Conn, error) { return s.DialGuest(ctx, port) })
+}
+
+func (d *Driver) dial(ctx context.Context, ref backend.Ref, open func(supervisor.Dir, context.Context) (net.Conn, error)) (net.Conn, error) {
+	if err := validRef(ref); err != nil {
+		return nil, err
+	}
+	c, err := open(d.supervised(ref), ctx)
+	if err == nil {
+		return c, nil
+	}
+	in, ierr := d.Inspect(ctx, ref)
+	switch {
+	case ierr != nil:
+		return nil, ierr
+	case in.Power != backend.PowerRunning:
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d is %s", ref.VMID, in.Power).WithHint("start it with 'agentlab sandbox start %d'", ref.VMID)
+	}
+	return nil, err
+}
+
+// ListenGuest implements backend.Driver.
+func (d *Driver) ListenGuest(_ context.Context, ref backend.Ref) (net.Listener, error) {
+	s, err := d.existing(ref)
+	if err != nil {
+		return nil, err
+	}
+	return s.Listen()
+}
+
+// ConsoleLog implements backend.ConsoleLogger.
+func (d *Driver) ConsoleLog(ctx context.Context, ref backend.Ref, follow bool) (io.ReadCloser, error) {
+	s, err := d.existing(ref)
+	if err != nil {
+		return nil, err
+	}
+	return s.Console(ctx, follow), nil
+}
+
+// EgressLog implements backend.EgressLogger.
+func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
+	s, err := d.existing(ref)
+	if err != nil {
+		return nil, err
+	}
+	return s.Egress(ctx, after, limit)
+}
+
+// existing returns the directory of a sandbox whose Create is complete.
+func (d *Driver) existing(ref backend.Ref) (supervisor.Dir, error) {
+	if err := validRef(ref); err != nil {
+		return supervisor.Dir{}, err
+	}
+	_, err := d.load(ref)
+	return d.supervised(ref), err
+}
+
+// UpdateNetwork implements backend.NetworkUpdater.
+func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {
+	if err := validNetwork(n); err != nil {
+		return err
+	}
+	unlock, err := d.begin(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return d.updateNetwork(ctx, ref, n)
+}
+
+// updateNetwork is UpdateNetwork with the sandbox's lock held.
+func (d *Driver) updateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {
+	h, err := d.load(ref)
+	if err != nil {
+		return err
+	}
+	return d.supervised(ref).SetNetwork(ctx, n, func() error { return h.storeNetwork(d.dir(ref), n) })
+}
+
+// storeNetwork writes h with another network.
+func (h *handle) storeNetwork(dir string, n agentlab.Network) error {
+	next := *h
+	next.Spec.Network = n
+	if err := durable.ReplaceJSON(filepath.Join(dir, fileConfig), next, durable.Content); err != nil {
+		return fault(err, "cannot write %s of sandbox %d", fileConfig, h.Spec.VMID)
+	}
+	*h = next
+	return nil
+}
+
+// SetDeadline implements backend.DeadlineSetter.
+func (d *Driver) SetDeadline(ctx context.Context, ref backend.Ref, to backend.Deadline) error {
+	unlock, err := d.begin(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, err := d.load(ref); err != nil {
+		return err
+	}
+	return d.supervised(ref).SetDeadline(ctx, to)
+}

@@ -1,0 +1,144 @@
+package supervisor
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+)
+
+// fakeVM is a VM without a process.
+type fakeVM struct {
+	wires  Wires
+	disk   string
+	reason string
+	deaf   []string         // calls that do nothing: the VM does not end
+	fail   map[string]error // results of calls
+
+	hooks Hooks
+	done  chan struct{}
+
+	mu      sync.Mutex
+	calls   []string
+	policy  agentlab.Network
+	console string
+}
+
+func newFakeVM() *fakeVM {
+	return &fakeVM{done: make(chan struct{}), reason: "it ended", policy: agentlab.Network{Mode: agentlab.NetworkNAT}}
+}
+
+// did records a call and returns its result.
+func (v *fakeVM) did(call string) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.calls = append(v.calls, call)
+	return v.fail[call]
+}
+
+func (v *fakeVM) made() []string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Clone(v.calls)
+}
+
+// end is what a call that ends the VM does.
+func (v *fakeVM) end(call string) error {
+	err := v.did(call)
+	if err == nil && !slices.Contains(v.deaf, call) {
+		v.die()
+	}
+	return err
+}
+
+// die ends the VM by itself.
+func (v *fakeVM) die() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	select {
+	case <-v.done:
+	default:
+		for _, c := range []interface{ Close() error }{v.wires.Console, v.wires.Control, v.wires.Network} {
+			if c != nil {
+				_ = c.Close()
+			}
+		}
+		close(v.done)
+	}
+}
+
+func (v *fakeVM) Launch(context.Context) (Wires, error) { return v.wires, v.did("launch") }
+func (v *fakeVM) Ready(context.Context) error           { return v.did("ready") }
+func (v *fakeVM) Done() <-chan struct{}                 { return v.done }
+func (v *fakeVM) PowerButton(context.Context) error     { return v.end("button") }
+func (v *fakeVM) Quit(context.Context) error            { return v.end("quit") }
+func (v *fakeVM) Pause(context.Context) error           { return v.did("pause") }
+func (v *fakeVM) Disk() string                          { return v.disk }
+
+// Kill is no call where the VM has ended.
+func (v *fakeVM) Kill() {
+	select {
+	case <-v.done:
+	default:
+		_ = v.end("kill")
+	}
+}
+
+func (v *fakeVM) Reason(s Seen) string {
+	v.console = s.Console
+	return v.reason
+}
+
+func (v *fakeVM) Continue(context.Context) error {
+	err := v.did("continue")
+	if err == nil {
+		v.hooks.Paused("")
+	}
+	return err
+}
+
+func (v *fakeVM) Network() agentlab.Network {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.policy
+}
+
+func (v *fakeVM) StoreNetwork(n agentlab.Network) error {
+	if err := v.did("store"); err != nil {
+		return err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.policy = n
+	return nil
+}
+
+// kinds has the fake as the backend "fake", and as that of a start.json
+// without one.
+func (v *fakeVM) kinds(name string) (Kind, error) {
+	if name != "fake" && name != "" {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "there is no backend %q", name)
+	}
+	return func(_ string, h Hooks) (VM, error) {
+		v.hooks = h
+		return v, nil
+	}, nil
+}
+
+// testDir is the directory of a VM that was never started.
+func testDir(t *testing.T) Dir {
+	return Dir{Path: t.TempDir(), VMID: 1001, Process: "fake", Log: slog.New(slog.DiscardHandler)}
+}
+
+// writeStart writes start.json.
+func writeStart(t *testing.T, d Dir, s Start) {
+	t.Helper()
+	if err := durable.ReplaceJSON(filepath.Join(d.Path, fileStart), s, durable.None); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,175 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
+)
+
+// startPatience bounds a start, in which no guest program takes part.
+const startPatience = 45 * time.Second
+
+// Start starts a supervisor with its VM, and returns when the VM's CPUs run. It
+// succeeds at once when they do, and waits for a start or a stop that is under
+// way. program is the command to which Path is appended ("agentlabd vmm");
+// prepare makes the content of start.json.
+func (d Dir) Start(ctx context.Context, program []string, prepare func(context.Context) (Config, error)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, startPatience, errors.New("the VM was not ready in time"))
+	defer cancel()
+	for {
+		lock, err := d.takeLock()
+		if err != nil {
+			return err
+		}
+		if lock != nil {
+			return d.startSupervisor(ctx, program, prepare, lock)
+		}
+		// A supervisor is there: running, starting, or on its way out.
+		st, err := client(d.Path).status(ctx, true)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return agentlab.Errorf(agentlab.CodeUnavailable, "starting sandbox %d: %w", d.VMID, context.Cause(ctx))
+		case err == nil && st.State.Phase == phaseRunning:
+			return nil
+		}
+		if err := pause(ctx, 10*time.Millisecond); err != nil {
+			return agentlab.Errorf(agentlab.CodeUnavailable, "starting sandbox %d: %w", d.VMID, err)
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-t.C:
+		return nil
+	}
+}
+
+// startSupervisor starts a supervisor that inherits lock, and waits until its
+// VM runs.
+func (d Dir) startSupervisor(ctx context.Context, program []string, prepare func(context.Context) (Config, error), lock *os.File) error {
+	defer func() { _ = lock.Close() }()
+	d.at("lock taken")
+	cfg, err := prepare(ctx)
+	if err != nil {
+		return err
+	}
+	start := cfg.common()
+	start.Version, start.RunID = startVersion, strconv.FormatInt(time.Now().UnixNano(), 36)+"-"+agentlab.NewUID()[:8]
+	if err := durable.ReplaceJSON(d.file(fileStart), cfg, durable.None); err != nil {
+		return fault(err, "cannot write %s of sandbox %d", fileStart, d.VMID)
+	}
+	d.at("start written")
+	stderr, err := os.OpenFile(d.file(fileStderr), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return fault(err, "cannot open %s", fileStderr)
+	}
+	defer func() { _ = stderr.Close() }()
+	cmd := exec.Command(program[0], append(program[1:len(program):len(program)], d.Path)...) //nolint:gosec,noctx // configured by the driver; it outlives this process
+	cmd.Dir, cmd.Env = d.Path, environment()
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = stderr, stderr, []*os.File{lock}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fault(err, "cannot start the supervisor of sandbox %d", d.VMID)
+	}
+	d.at("shim started")
+	_ = lock.Close() // from here on the lock is held as long as the supervisor lives
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // for as long as it lives, or this process does
+		close(ended)
+	}()
+	err = d.await(ctx, start.RunID, ended)
+	if err != nil && ctx.Err() != nil {
+		_ = cmd.Process.Kill() // the caller has given up: leave nothing half started
+		<-ended
+		d.giveUp(ctx)
+	}
+	return err
+}
+
+// giveUp ends what a start has left whose supervisor was killed: the VM's
+// process may take a moment longer to die. It is no crash and is not recorded
+// as one.
+func (d Dir) giveUp(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopPatience)
+	defer cancel()
+	err := d.Halt(ctx, 0)
+	if err == nil {
+		err = d.Settle(time.Now())
+	}
+	if err != nil {
+		d.Log.Warn("a start that was given up is not settled", "dir", d.Path, "err", err)
+	}
+}
+
+// environment returns the part of the daemon's environment that a supervisor
+// needs: the rest may be secret.
+func environment() []string {
+	env := []string{envLock + "=3", "GOMAXPROCS=2", "GOGC=50"}
+	for _, k := range []string{"PATH", "HOME", "LANG", "TMPDIR", "XDG_RUNTIME_DIR"} {
+		if v, ok := os.LookupEnv(k); ok {
+			env = append(env, k+"="+v)
+		}
+	}
+	for _, kv := range os.Environ() { // a test's own supervisor may need its switches
+		if strings.HasPrefix(kv, "AGENTLAB_TEST_") || strings.HasPrefix(kv, "GOCOVERDIR=") {
+			env = append(env, kv)
+		}
+	}
+	return env
+}
+
+var errEnded = errors.New("the supervisor ended")
+
+// await waits until the supervisor's VM runs or the supervisor has ended.
+func (d Dir) await(ctx context.Context, runID string, ended <-chan struct{}) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-ended:
+			cancel(errEnded)
+		case <-ctx.Done():
+		}
+	}()
+	err := poll(ctx, func() (bool, error) {
+		st, err := client(d.Path).status(ctx, true)
+		if err != nil || st.State.RunID != runID {
+			return false, nil //nolint:nilerr // its socket is not there yet
+		}
+		return st.State.Phase == phaseRunning, nil
+	})
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-ended:
+	default:
+		return agentlab.Errorf(agentlab.CodeUnavailable, "starting sandbox %d: %w", d.VMID, err)
+	}
+	st, serr := readState(d.Path)
+	if serr == nil && st.RunID == runID && st.Phase == phaseCrashed {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d: %s", d.VMID, st.Reason).WithHint("see %s", d.file(fileLog))
+	}
+	if err := fsfault.ProbeWrite(d.Path); err != nil {
+		return fault(err, "the supervisor of sandbox %d ended at once", d.VMID)
+	}
+	text, _ := os.ReadFile(d.file(fileStderr))
+	line, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
+	return agentlab.Errorf(agentlab.CodeUnavailable, "the supervisor of sandbox %d ended at once: %s", d.VMID, agentlab.Reason(line)).
+		WithHint("see %s", d.file(fileStderr))
+}

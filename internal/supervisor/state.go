@@ -1,0 +1,112 @@
+package supervisor
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
+)
+
+// startVersion is the format of start.json.
+const startVersion = 1
+
+// Start is the part of start.json that is the same for every driver. Dir.Start
+// sets Version and RunID.
+type Start struct {
+	Version int    `json:"version"`
+	RunID   string `json:"run_id"` // of this start; state.json repeats it
+	// Backend is the name of the driver whose VM runs. It is "" in files of
+	// older versions of AgentLab.
+	Backend string `json:"backend,omitempty"`
+	// PauseBelow is the free space on the host's disk, in bytes, below which a
+	// guest that writes is paused; below half of it every guest is paused. 0
+	// means that the supervisor pauses no guest.
+	PauseBelow uint64   `json:"pause_below,omitempty"`
+	Reserved   []uint16 `json:"reserved,omitempty"` // ports of the host that no policy opens
+	// UpstreamProxy is the proxy that the guest's connections use; nil means
+	// that they are dialled directly.
+	UpstreamProxy *gate.ProxyConfig `json:"upstream_proxy,omitempty"`
+	DialUnix      string            `json:"dial_unix,omitempty"` // tests: the network behind this socket is the guest's internet
+}
+
+// Config is the content of start.json: a pointer to a struct that embeds Start
+// and has what the driver's VM needs besides. The driver examines the host, so
+// that the supervisor need not.
+type Config interface{ common() *Start }
+
+func (s *Start) common() *Start { return s }
+
+// ReadStart reads start.json of the VM in dir.
+func ReadStart(dir string, c Config) error {
+	if err := durable.ReadJSON(filepath.Join(dir, fileStart), c); err != nil {
+		return fault(err, "cannot read %s", fileStart)
+	}
+	if v := c.common().Version; v != startVersion {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "%s has format %d", fileStart, v)
+	}
+	return nil
+}
+
+// Phases of a run.
+const (
+	phaseStarting = "starting"
+	phaseRunning  = "running"
+	phaseStopping = "stopping"
+	phaseStopped  = "stopped" // as asked
+	phaseCrashed  = "crashed" // not asked; Reason has the cause
+)
+
+// runState is state.json.
+type runState struct {
+	RunID   string    `json:"run_id"`
+	Phase   string    `json:"phase"`
+	Reason  string    `json:"reason,omitempty"`
+	Expired bool      `json:"expired,omitempty"` // stopped, or being stopped, because its deadline passed
+	Paused  string    `json:"paused,omitempty"`  // why the guest's CPUs are stopped
+	Boot    string    `json:"boot"`              // boot id of the host
+	Changed time.Time `json:"changed"`
+}
+
+// hostRestarted is the reason of a run that a restart of the host has ended.
+const hostRestarted = "the host was restarted"
+
+// endOf returns the result of a run whose supervisor has ended.
+func endOf(st runState) (backend.Power, string) {
+	switch {
+	case st.Phase == "", st.Phase == phaseStopped, st.Expired:
+		return backend.PowerStopped, ""
+	case st.Phase == phaseCrashed:
+		return backend.PowerCrashed, st.Reason
+	case st.Phase == phaseStopping && st.Reason == "" && st.Boot == BootID(): // what it was told to do has happened all the same
+		return backend.PowerStopped, ""
+	case st.Boot != BootID():
+		return backend.PowerCrashed, hostRestarted
+	}
+	return backend.PowerCrashed, "its supervisor process was killed, and the VM with it"
+}
+
+// readState reads state.json; a sandbox that never ran has none.
+func readState(dir string) (runState, error) {
+	var st runState
+	path := filepath.Join(dir, fileState)
+	if info, err := os.Stat(path); err == nil && info.Size() == 0 {
+		return runState{Phase: phaseRunning}, nil // a power cut lost what was not yet on the disk
+	}
+	err := durable.ReadJSON(path, &st)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return st, fault(err, "cannot read %s", fileState)
+	}
+	return st, nil
+}
+
+// fault adds the code to an error of the operating system.
+func fault(err error, format string, args ...any) *agentlab.Error {
+	return fsfault.Own(err, "free disk space, or destroy sandboxes that are no longer needed", format, args...)
+}

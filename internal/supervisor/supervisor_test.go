@@ -1,0 +1,121 @@
+package supervisor
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// supervised runs the VM in d and returns when it runs. ended gets what Run
+// would have returned.
+func supervised(t *testing.T, d Dir, vm *fakeVM) (s *supervisor, ended <-chan error) {
+	t.Helper()
+	writeStart(t, d, Start{Version: startVersion, RunID: "run"})
+	s = newSupervisor(d.Path, vm.kinds)
+	if err := s.lock(); err != nil {
+		t.Fatal(err)
+	}
+	result, finished := make(chan error, 1), make(chan struct{})
+	go func() {
+		result <- s.run(context.Background())
+		close(finished)
+	}()
+	t.Cleanup(func() {
+		vm.die()
+		<-finished
+		if err := s.undo.run(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := s.await(t.Context(), func(st runState) bool { return st.Phase == phaseRunning }); err != nil {
+		t.Fatal(err)
+	}
+	return s, result
+}
+
+// A VM that ends by itself leaves its reason and its console; its supervisor
+// is of the default backend where start.json names none.
+func TestVMEndsByItself(t *testing.T) {
+	d, vm := testDir(t), newFakeVM()
+	console, guest := net.Pipe()
+	vm.wires.Console = console
+	vm.reason = "the guest powered itself off"
+	_, ended := supervised(t, d, vm)
+	if _, err := io.WriteString(guest, "last words"); err != nil {
+		t.Fatal(err)
+	}
+	vm.die()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	st, err := readState(d.Path)
+	if err != nil || st.Phase != phaseCrashed || st.Reason != vm.reason || st.RunID != "run" {
+		t.Errorf("%+v, %v", st, err)
+	}
+	if b, err := io.ReadAll(d.Console(t.Context(), false)); err != nil || string(b) != "last words" || vm.console != "last words" {
+		t.Errorf("the console holds %q, the VM saw %q, %v", b, vm.console, err)
+	}
+	if want := []string{"launch", "ready"}; !slices.Equal(vm.made(), want) {
+		t.Errorf("calls %q, want %q", vm.made(), want)
+	}
+}
+
+func TestTwoSupervisors(t *testing.T) {
+	d, vm := testDir(t), newFakeVM()
+	supervised(t, d, vm)
+	if err := Run(t.Context(), d.Path, vm.kinds); agentlab.CodeOf(err) != agentlab.CodeBusy {
+		t.Errorf("a second supervisor: %v, want code busy", err)
+	}
+	var in backend.Instance
+	if err := d.Power(&in); err != nil || in.Power != backend.PowerRunning {
+		t.Errorf("%+v, %v", in, err)
+	}
+}
+
+// A start that fails leaves its error as the reason, and no VM.
+func TestStartFails(t *testing.T) {
+	for name, test := range map[string]struct {
+		start Start
+		fail  string
+		want  string
+		calls []string
+	}{
+		"launch":          {Start{Version: startVersion}, "launch", "no launch", []string{"launch"}},
+		"ready":           {Start{Version: startVersion}, "ready", "no ready", []string{"launch", "ready", "kill"}},
+		"unknown backend": {Start{Version: startVersion, Backend: "moon"}, "", "moon", nil},
+		"newer format":    {Start{Version: startVersion + 1}, "", "format 2", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, vm := testDir(t), newFakeVM()
+			writeStart(t, d, test.start)
+			vm.fail = map[string]error{test.fail: os.ErrInvalid}
+			if test.fail != "" {
+				vm.fail[test.fail] = agentlab.Errorf(agentlab.CodeInternal, "no %s", test.fail)
+			}
+			s := newSupervisor(d.Path, vm.kinds)
+			if err := s.lock(); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.run(context.Background()); err == nil {
+				t.Error("it starts")
+			}
+			if err := s.undo.run(); err != nil {
+				t.Error(err)
+			}
+			var in backend.Instance
+			if err := d.Power(&in); err != nil || in.Power != backend.PowerCrashed || !strings.Contains(in.Reason, test.want) {
+				t.Errorf("%+v, %v", in, err)
+			}
+			if !slices.Equal(vm.made(), test.calls) {
+				t.Errorf("calls %q, want %q", vm.made(), test.calls)
+			}
+		})
+	}
+}
