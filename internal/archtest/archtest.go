@@ -193,10 +193,15 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "the server authenticates, decodes, calls one service and encodes; it knows no store and no driver",
 	},
 	{
+		Name: "upkeep", Packages: []string{"internal/hostclock"},
+		May: and([]string{".", "api", "internal/backend", "internal/store"}, leaves),
+		Why: "what looks after the host and the database of a daemon knows no server and no other service",
+	},
+	{
 		Name: "daemon", Packages: []string{"internal/daemon/..."},
 		May: and([]string{
 			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend", "internal/backend/qemu", "internal/backend/registry", "internal/backends", "internal/config",
-			"internal/control", "internal/egress/...", "internal/guestserver", "internal/hostnet", "internal/image", "internal/profile",
+			"internal/control", "internal/egress/...", "internal/guestserver", "internal/hostclock", "internal/hostnet", "internal/image", "internal/profile",
 			"internal/secret", "internal/server", "internal/store", "internal/supervisor",
 		}, serviceNames, leaves),
 		Why: "the daemon wires the house together; faces and guests are other programs",

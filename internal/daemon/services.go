@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/gc"
 	"github.com/agentlab-vm/agentlab/internal/guestserver"
+	"github.com/agentlab-vm/agentlab/internal/hostclock"
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/job"
@@ -47,7 +48,7 @@ type services struct {
 	released  chan struct{} // holds a value when the reserve was released
 	backups   *backups
 	records   *records
-	clock     *clockWatch
+	clock     *hostclock.Watch
 	sandboxes *sandbox.Service
 	jobs      *job.Service
 	guests    *guestserver.Server
@@ -76,8 +77,8 @@ func openServices(ctx context.Context, cfg Config, settings config.Config, log *
 }
 
 func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
-	s.clock = newClockWatch(s.cfg.Clock, s.log.With("part", "clock"))
-	s.cfg.Clock = s.clock.now // from here on all services agree on it
+	s.clock = hostclock.New(s.cfg.Clock, s.log.With("part", "clock"))
+	s.cfg.Clock = s.clock.Now // from here on all services agree on it
 	if err := checkReplaced(s.cfg.Paths); err != nil {
 		return err
 	}
@@ -92,7 +93,7 @@ func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
 	if err := claim(ctx, s.cfg.Paths, s.store); err != nil {
 		return err
 	}
-	if err := s.clock.load(ctx, s.store); err != nil {
+	if err := s.clock.Load(ctx, s.store); err != nil {
 		return err
 	}
 	s.makeReserve()
@@ -242,7 +243,7 @@ func (s *services) openGC(context.Context, *cleanup) error {
 		Events:    config.Days(s.settings.Retention.EventsDays),
 		Egress:    config.Days(s.settings.Retention.EgressDays),
 		Rows:      config.Days(s.settings.Retention.JobsDays),
-		Hold:      s.clock.hold,
+		Hold:      s.clock.Hold,
 		Clock:     s.cfg.Clock,
 		Logger:    s.log.With("part", "gc"),
 	})
@@ -287,7 +288,7 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 	run("space", s.watchSpace)
 	run("backups", s.backups.run)
 	run("records", s.records.run)
-	run("clock", s.clock.run)
+	run("clock", s.clock.Run)
 	run("audit", s.audit.Run)
 	run("host network", s.hostNetwork.Run)
 	run("images", func(ctx context.Context) error { s.images.Sweep(ctx); return nil })

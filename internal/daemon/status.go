@@ -62,7 +62,7 @@ func (v *statusView) Backup(ctx context.Context) (api.Backup, error) {
 
 // ConfirmClock accepts the clock of the host as right.
 func (v *statusView) ConfirmClock(ctx context.Context) (api.Clock, error) {
-	return v.d.services.clock.confirm(ctx)
+	return v.d.services.clock.Confirm(ctx)
 }
 
 // Status counts, and adds what the backend's last check found.
@@ -126,7 +126,7 @@ func (v *statusView) Checks(ctx context.Context) (api.HostChecks, error) {
 
 // own returns what the daemon itself finds.
 func (v *statusView) own() []backend.Finding {
-	out := append(v.d.services.spaceFindings(), v.d.services.backups.finding(), v.d.services.clock.finding())
+	out := append(v.d.services.spaceFindings(), v.d.services.backups.finding(), v.d.services.clock.Finding())
 	if lost := v.d.services.sandboxes.Orphaned(); len(lost) > 0 {
 		first := slices.MinFunc(lost, func(a, b backend.Instance) int { return cmp.Compare(a.Ref.VMID, b.Ref.VMID) }).Ref
 		out = append(out, backend.Finding{

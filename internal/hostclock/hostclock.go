@@ -1,4 +1,6 @@
-package daemon
+// Package hostclock watches the clock of the host: a jump of it ends no lease
+// and deletes nothing.
+package hostclock
 
 import (
 	"context"
@@ -19,43 +21,43 @@ import (
 )
 
 const (
-	jumpLimit   = 24 * time.Hour   // a difference of more is a jump; less is taken as the clock being set
-	acceptAfter = 24 * time.Hour   // of a running host, after which a jump is taken for right
-	clockEvery  = 10 * time.Second // between two looks at the clock
-	clockSave   = 5 * time.Minute  // between two notes in the database
+	jumpLimit   = 24 * time.Hour // a difference of more is a jump; less is taken as the clock being set
+	acceptAfter = 24 * time.Hour // of a running host, after which a jump is accepted
+	sampleEvery = 10 * time.Second
+	saveEvery   = 5 * time.Minute // between two writes to the database
 )
 
-// clockWatch compares the host's clock with the time since its boot, which
-// nobody can set and which goes on while the host sleeps. A difference of more
+// Watch compares the clock of the host with the time since its boot, which
+// cannot be set and which goes on while the host sleeps. A difference of more
 // than jumpLimit is a jump:
 //
-//   - The ends of leases, of jobs and of their tokens move with it, so that
-//     what is under way has as much time left as before. Until that is in the
-//     database, now returns the time as it was before the jump.
-//   - After a jump forward nothing is deleted for its age until somebody
-//     confirms the clock, it goes back, or acceptAfter has passed.
+//   - The ends of leases, jobs and their tokens move by the jump, so the time
+//     that is left does not change. Until the database has the new ends, Now
+//     returns the time as it was before the jump.
+//   - After a jump forward nothing is deleted for its age until the clock is
+//     confirmed, it goes back, or acceptAfter has passed.
 //
-// What was last seen is kept in the database, so that a jump between two
-// daemons is found, too. After a reboot nothing but the clock itself says how
-// long the host was off: more than jumpLimit counts as a jump.
-type clockWatch struct {
+// The last sample is stored in the database, to find a jump between two
+// daemons. After a reboot only the clock itself says how long the host was off:
+// more than jumpLimit counts as a jump.
+type Watch struct {
 	raw    func() time.Time
 	uptime func() time.Duration // since the boot
 	bootID string
 	log    *slog.Logger
-	store  *store.Store // nil before load
-	look   chan struct{}
+	store  *store.Store // nil before Load
+	check  chan struct{}
 
-	stepping sync.Mutex // held while what was seen is written
+	stepping sync.Mutex // held while a sample is written
 
 	mu    sync.Mutex
-	ref   clockState // what the clock is compared with
-	trust clockState // what retention is compared with: Trusted as of SinceBoot
+	ref   state // the clock is compared with it
+	trust state // retention is compared with it: Trusted as of SinceBoot
 	saved time.Duration
 }
 
-// clockState is what is kept in the database.
-type clockState struct {
+// state is stored in the database.
+type state struct {
 	Boot      string        `json:"boot"`
 	SinceBoot time.Duration `json:"since_boot_ns"`
 	Wall      time.Time     `json:"wall"`    // the clock at SinceBoot
@@ -63,10 +65,11 @@ type clockState struct {
 	Waited    time.Duration `json:"waited_ns,omitempty"`
 }
 
-func newClockWatch(raw func() time.Time, log *slog.Logger) *clockWatch {
+// New returns a Watch of a clock; Load must follow.
+func New(raw func() time.Time, log *slog.Logger) *Watch {
 	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // "" means that every start is after a reboot
-	return &clockWatch{
-		raw: raw, uptime: sinceBoot, bootID: strings.TrimSpace(string(id)), log: log, look: make(chan struct{}, 1),
+	return &Watch{
+		raw: raw, uptime: sinceBoot, bootID: strings.TrimSpace(string(id)), log: log, check: make(chan struct{}, 1),
 	}
 }
 
@@ -78,9 +81,9 @@ func sinceBoot() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// now returns the time of the host's clock, or after a jump that the database
-// does not know yet the time without it. It does not wait.
-func (w *clockWatch) now() time.Time {
+// Now returns the time of the host's clock. After a jump that is not in the
+// database yet it returns the time without the jump. It does not block.
+func (w *Watch) Now() time.Time {
 	raw := w.raw()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -92,7 +95,7 @@ func (w *clockWatch) now() time.Time {
 		return raw
 	}
 	select {
-	case w.look <- struct{}{}:
+	case w.check <- struct{}{}:
 	default:
 	}
 	return want.In(raw.Location())
@@ -100,24 +103,24 @@ func (w *clockWatch) now() time.Time {
 
 func jumped(d time.Duration) bool { return d > jumpLimit || d < -jumpLimit }
 
-// seen is the clock as it is now.
-func (w *clockWatch) seen() clockState {
-	return clockState{Boot: w.bootID, SinceBoot: w.uptime(), Wall: w.raw().Round(0).UTC()}
+// sample reads the clock.
+func (w *Watch) sample() state {
+	return state{Boot: w.bootID, SinceBoot: w.uptime(), Wall: w.raw().Round(0).UTC()}
 }
 
-// load compares the clock with what the last daemon saw of it. It must come
-// before anything that judges a lease.
-func (w *clockWatch) load(ctx context.Context, st *store.Store) error {
+// Load compares the clock with the last sample of the daemon before. It must
+// come before any check of a lease.
+func (w *Watch) Load(ctx context.Context, st *store.Store) error {
 	text, err := st.Fact(ctx, store.FactClock)
 	if err != nil {
 		return err
 	}
-	now := w.seen()
+	now := w.sample()
 	last := now
 	last.Trusted = now.Wall
 	if text != "" {
 		if err := json.Unmarshal([]byte(text), &last); err != nil {
-			return agentlab.Errorf(agentlab.CodeInternal, "what was last seen of the clock cannot be read: %w", err)
+			return agentlab.Errorf(agentlab.CodeInternal, "the last sample of the clock in the database cannot be decoded: %w", err)
 		}
 	}
 	if last.Boot != now.Boot || now.SinceBoot < last.SinceBoot || last.Boot == "" {
@@ -133,33 +136,34 @@ func (w *clockWatch) load(ctx context.Context, st *store.Store) error {
 	return w.step(ctx, text == "")
 }
 
-// run looks at the clock until ctx ends.
-func (w *clockWatch) run(ctx context.Context) error {
-	t := time.NewTicker(clockEvery)
+// Run samples the clock until ctx ends.
+func (w *Watch) Run(ctx context.Context) error {
+	t := time.NewTicker(sampleEvery)
 	defer t.Stop()
 	for {
 		select {
 		case <-t.C:
-		case <-w.look:
+		case <-w.check:
 		case <-ctx.Done():
 			return nil
 		}
 		if err := w.step(ctx, false); err != nil && ctx.Err() == nil {
-			w.log.Error("what was seen of the clock was not written", "err", err)
+			w.log.Error("the sample of the clock was not written", "err", err)
 		}
 	}
 }
 
-// step looks at the clock once, and follows a jump.
-func (w *clockWatch) step(ctx context.Context, save bool) error {
+// step samples the clock once, and moves the ends of leases and jobs after a
+// jump.
+func (w *Watch) step(ctx context.Context, save bool) error {
 	w.stepping.Lock()
 	defer w.stepping.Unlock()
 	w.mu.Lock()
-	now := w.seen()
-	now.Trusted, now.Waited = w.trust.next(now)
+	now := w.sample()
+	now.Trusted, now.Waited = w.trust.trustedTime(now)
 	jump := now.Wall.Sub(w.ref.Wall.Add(now.SinceBoot - w.ref.SinceBoot))
 	old := w.ref
-	save = save || now.SinceBoot-w.saved >= clockSave
+	save = save || now.SinceBoot-w.saved >= saveEvery
 	if jump < -jumpLimit {
 		w.ref = now // first, and in the other direction afterwards: no end is ever in the past in between
 	}
@@ -190,15 +194,15 @@ func (w *clockWatch) step(ctx context.Context, save bool) error {
 	return nil
 }
 
-// next returns how far retention relies on the clock that is seen now: all the
-// way, unless it is too far from the time that s leads to expect, which is
-// accepted after acceptAfter.
-func (s clockState) next(now clockState) (trusted time.Time, waited time.Duration) {
+// trustedTime returns the time that retention relies on: the clock in now, unless
+// that is too far from the time that s leads to expect. A jump is accepted after
+// acceptAfter.
+func (s state) trustedTime(now state) (trusted time.Time, waited time.Duration) {
 	elapsed := now.SinceBoot - s.SinceBoot
 	trusted = s.Trusted.Add(elapsed)
 	d := now.Wall.Sub(trusted)
 	waited = s.Waited
-	if jumped(s.Wall.Sub(s.Trusted)) { // else nobody knows when since then it jumped
+	if jumped(s.Wall.Sub(s.Trusted)) { // else it is not known when since then it jumped
 		waited += elapsed
 	}
 	switch {
@@ -213,53 +217,54 @@ func (s clockState) next(now clockState) (trusted time.Time, waited time.Duratio
 	return trusted, waited
 }
 
-// ahead is how far the time now is ahead of what retention relies on, 0 when
-// that is not too far, and how long it will be until it is accepted.
-func (w *clockWatch) ahead(now time.Time) (by, left time.Duration) {
+// aheadBy returns how far now is ahead of the time that retention relies on, 0
+// if that is not too far, and how long it takes until now is accepted.
+func (w *Watch) aheadBy(now time.Time) (by, left time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	seen := w.seen()
+	seen := w.sample()
 	seen.Wall = now
-	trusted, waited := w.trust.next(seen)
+	trusted, waited := w.trust.trustedTime(seen)
 	if by = now.Sub(trusted); by <= jumpLimit {
 		return 0, 0
 	}
 	return by, acceptAfter - waited
 }
 
-// hold implements gc.Config.Hold.
-func (w *clockWatch) hold(now time.Time) error {
-	by, left := w.ahead(now)
-	if raw, _ := w.ahead(w.raw()); by == 0 && raw > 0 {
+// Hold returns an error while nothing may be deleted for its age.
+func (w *Watch) Hold(now time.Time) error {
+	by, left := w.aheadBy(now)
+	if raw, _ := w.aheadBy(w.raw()); by == 0 && raw > 0 {
 		by = raw // the jump is not in the database yet
 	}
 	if by == 0 {
 		return nil
 	}
 	return agentlab.Errorf(agentlab.CodeConflict, "nothing is deleted for its age: the clock of the host is %s ahead of the time that was expected", days(by)).
-		WithHint("if it is right: agentlab daemon confirm-clock; it is taken for right in %s", left.Round(time.Minute))
+		WithHint("if it is right: agentlab daemon confirm-clock; it is accepted in %s", left.Round(time.Minute))
 }
 
 func days(d time.Duration) string { return fmt.Sprintf("%.1f days", d.Hours()/24) }
 
-func (w *clockWatch) finding() backend.Finding {
+// Finding reports whether the clock runs as expected.
+func (w *Watch) Finding() backend.Finding {
 	f := backend.Finding{Name: "clock", Level: backend.LevelOK, Detail: "the clock of the host runs as expected"}
-	if err := w.hold(w.raw()); err != nil {
+	if err := w.Hold(w.raw()); err != nil {
 		f.Level, f.Detail = backend.LevelWarn, err.Error()
 		f.Remedy = agentlab.HintOf(err)
 	}
 	return f
 }
 
-// confirm makes retention rely on the clock as it is.
-func (w *clockWatch) confirm(ctx context.Context) (api.Clock, error) {
+// Confirm makes retention rely on the clock as it is.
+func (w *Watch) Confirm(ctx context.Context) (api.Clock, error) {
 	if err := w.step(ctx, false); err != nil { // a jump just now moves what is under way first
 		return api.Clock{}, err
 	}
 	w.stepping.Lock()
 	defer w.stepping.Unlock()
-	by, _ := w.ahead(w.raw())
-	now := w.seen()
+	by, _ := w.aheadBy(w.raw())
+	now := w.sample()
 	now.Trusted = now.Wall
 	text, err := json.Marshal(now)
 	if err == nil {
