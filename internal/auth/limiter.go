@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/connlimit"
 )
 
 // Limits bound how often tokens that are not good may come. Zero fields take
@@ -53,21 +55,6 @@ func newLimiter(l Limits, clock func() time.Time) *limiter {
 	return &limiter{l: l, clock: clock, sources: map[netip.Prefix]*source{}, good: map[string]bool{}}
 }
 
-// sourceOf groups what one host can have as its own: an IPv4 address, and the
-// 64 bits of an IPv6 network.
-func sourceOf(from netip.Addr) netip.Prefix {
-	from = from.Unmap()
-	bits := from.BitLen()
-	if from.Is6() {
-		bits = 64
-	}
-	p, err := from.WithZone("").Prefix(bits)
-	if err != nil {
-		return netip.Prefix{} // the unix socket
-	}
-	return p
-}
-
 // take tells whether a token from that address is looked at. Until it is known
 // to be good it counts as a bad one, so that many at once win nothing.
 func (l *limiter) take(from netip.Addr, hash string) bool {
@@ -76,7 +63,7 @@ func (l *limiter) take(from netip.Addr, hash string) bool {
 	if l.good[hash] {
 		return true
 	}
-	s := l.source(sourceOf(from))
+	s := l.source(connlimit.Host(from))
 	if s.left < 1 {
 		return false
 	}
@@ -91,7 +78,7 @@ func (l *limiter) passed(from netip.Addr, hash string) {
 	if l.good[hash] {
 		return
 	}
-	s := l.source(sourceOf(from))
+	s := l.source(connlimit.Host(from))
 	s.left = min(s.left+1, float64(l.l.Burst))
 	if len(l.good) < maxGood {
 		l.good[hash] = true

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // OldSuffix is what the name of a log's older half has at its end.
@@ -15,26 +17,28 @@ const OldSuffix = ".1"
 
 // Log appends to a file of bounded size. At half of its size the file becomes
 // the older half (NAME.1), whose predecessor is dropped; so the newest half at
-// least is always there. What comes faster than rate bytes per second, with a
-// burst of that half, is dropped and counted in the log.
+// least is always there. What comes faster than perSecond bytes, with a burst
+// of that half, is dropped and counted in the log.
 type Log struct {
 	mu      sync.Mutex
 	path    string
 	half    int64
-	rate    float64
+	rate    *rate.Limiter
 	f       *os.File
 	size    int64
-	tokens  float64
-	last    time.Time
 	dropped int64
 	closed  bool
 	now     func() time.Time
 }
 
-// Open opens or makes the log at path, of at most size bytes. rate 0 means
-// no limit.
-func Open(path string, size int64, rate float64, now func() time.Time) (*Log, error) {
-	l := &Log{path: path, half: size / 2, rate: rate, tokens: float64(size / 2), last: now(), now: now}
+// Open opens or makes the log at path, of at most size bytes. perSecond 0
+// means no limit.
+func Open(path string, size int64, perSecond float64, now func() time.Time) (*Log, error) {
+	limit := rate.Inf
+	if perSecond > 0 {
+		limit = rate.Limit(perSecond)
+	}
+	l := &Log{path: path, half: size / 2, rate: rate.NewLimiter(limit, int(size/2)), now: now}
 	return l, l.open()
 }
 
@@ -61,15 +65,7 @@ func (l *Log) Write(p []byte) (int, error) {
 	if l.closed || n == 0 {
 		return n, nil
 	}
-	now := l.now()
-	l.tokens = min(l.tokens+now.Sub(l.last).Seconds()*l.rate, float64(l.half))
-	l.last = now
-	if l.rate > 0 && l.tokens < float64(n) {
-		l.dropped += int64(n)
-		return n, nil
-	}
-	l.tokens -= float64(n)
-	if l.f == nil && l.open() != nil { // as it was the last time
+	if !l.rate.AllowN(l.now(), n) || l.f == nil && l.open() != nil { // as it was the last time
 		l.dropped += int64(n)
 		return n, nil
 	}

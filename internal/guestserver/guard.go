@@ -7,13 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path"
 	"runtime/debug"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -39,7 +37,7 @@ func (g *guest) guard(next http.Handler) http.Handler {
 			writeError(w, http.StatusNotFound, string(agentlab.CodeNotFound), "no such call")
 			return
 		}
-		if !g.calls.take() {
+		if !g.calls.AllowN(g.s.cfg.Clock(), 1) {
 			tooMany(w)
 			return
 		}
@@ -132,33 +130,6 @@ func hashToken(t string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// bucket is a token bucket.
-type bucket struct {
-	rate, burst float64
-	clock       func() time.Time
-
-	mu   sync.Mutex
-	have float64
-	last time.Time
-}
-
-func (b *bucket) take() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	now := b.clock()
-	if b.last.IsZero() {
-		b.have = b.burst
-	} else if d := now.Sub(b.last); d > 0 {
-		b.have = min(b.burst, b.have+d.Seconds()*b.rate)
-	}
-	b.last = now
-	if b.have < 1 {
-		return false
-	}
-	b.have--
-	return true
-}
-
 // body reads a request's body as long as it makes progress.
 type body struct {
 	io.ReadCloser
@@ -207,37 +178,3 @@ func (s *steadyWriter) Write(p []byte) (int, error) {
 }
 
 func (s *steadyWriter) end() { _ = s.rc.SetWriteDeadline(time.Time{}) }
-
-// limitListener lets only so many connections be open; more are closed at
-// once, so that a guest that hoards them stands in nobody's way but its own.
-type limitListener struct {
-	net.Listener
-	slots chan struct{}
-}
-
-func (l *limitListener) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		select {
-		case l.slots <- struct{}{}:
-			return &limitConn{Conn: c, slots: l.slots}, nil
-		default:
-			_ = c.Close()
-		}
-	}
-}
-
-type limitConn struct {
-	net.Conn
-	slots chan struct{}
-	once  sync.Once
-}
-
-func (c *limitConn) Close() error {
-	err := c.Conn.Close()
-	c.once.Do(func() { <-c.slots })
-	return err
-}

@@ -18,7 +18,7 @@ import (
 // bootstrap trades the one-time token. Whatever is wrong with it, the answer
 // is the same.
 func (g *guest) bootstrap(w http.ResponseWriter, r *http.Request) {
-	if !g.bootstraps.take() {
+	if !g.bootstraps.AllowN(g.s.cfg.Clock(), 1) {
 		tooMany(w)
 		return
 	}

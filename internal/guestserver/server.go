@@ -9,8 +9,12 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/connlimit"
 )
 
 // Limits bound what one sandbox may ask for. Zero fields take the default.
@@ -119,7 +123,7 @@ func (s *Server) Serve(ctx context.Context, vmid int, l net.Listener) error {
 	srv.BaseContext = func(net.Listener) context.Context { return ctx }
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
-	err := srv.Serve(&limitListener{Listener: l, slots: make(chan struct{}, s.cfg.Limits.Connections)})
+	err := srv.Serve(connlimit.New(l, s.cfg.Limits.Connections, s.cfg.Limits.Connections))
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
@@ -132,9 +136,9 @@ func (s *Server) Serve(ctx context.Context, vmid int, l net.Listener) error {
 func (s *Server) Handler(vmid int) http.Handler {
 	l := s.cfg.Limits
 	g := &guest{
-		s: s, vmid: vmid, log: quiet(s.log.With("vmid", vmid), s.cfg.Clock),
-		calls:      bucket{rate: l.Rate, burst: 2 * l.Rate, clock: s.cfg.Clock},
-		bootstraps: bucket{rate: l.Bootstraps, burst: 10 * l.Bootstraps, clock: s.cfg.Clock},
+		s: s, vmid: vmid, log: bounded.Lines(s.log.With("vmid", vmid), logBurst, logEvery, s.cfg.Clock),
+		calls:      rate.NewLimiter(rate.Limit(l.Rate), int(2*l.Rate)),
+		bootstraps: rate.NewLimiter(rate.Limit(l.Bootstraps), int(10*l.Bootstraps)),
 		slots:      make(chan struct{}, l.InFlight),
 	}
 	mux := http.NewServeMux()
@@ -198,13 +202,21 @@ func (g *guest) admit(r route) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) { g.fail(w, req, errNoGrant) }
 }
 
+// Lines that one guest can cause in the daemon's log: so many at once, then one
+// each logEvery. All guests share that log, and its size is bounded: one guest
+// must not push out the lines of others.
+const (
+	logBurst = 50
+	logEvery = 5 * time.Second
+)
+
 // guest is one sandbox as this plane sees it.
 type guest struct {
 	s          *Server
 	vmid       int
 	log        *slog.Logger
-	calls      bucket
-	bootstraps bucket
+	calls      *rate.Limiter
+	bootstraps *rate.Limiter
 	slots      chan struct{}
 	logMu      sync.Mutex // one log append at a time
 }

@@ -39,24 +39,6 @@ func TestRefusalsDoNotFloodTheLog(t *testing.T) {
 	}
 }
 
-// One network of IPv6, which one host can have all for itself, counts as one
-// address; every IPv4 address is its own.
-func TestConnectionsOfOneNetwork(t *testing.T) {
-	l := newLimitListener(nil, 100, 2)
-	for _, test := range []struct {
-		from string
-		ok   bool
-	}{
-		{"[2001:db8:1:2::1]:1", true}, {"[2001:db8:1:2::2]:1", true}, {"[2001:db8:1:2:ffff::3]:1", false},
-		{"[2001:db8:1:3::1]:1", true}, {"192.0.2.1:1", true}, {"192.0.2.1:2", true}, {"[::ffff:192.0.2.1]:3", false},
-		{"192.0.2.2:1", true}, {"[fe80::1%eth0]:1", true}, {"[fe80::2%eth0]:1", true}, {"[fe80::3%eth0]:1", false},
-	} {
-		if got := l.take(hostOf(test.from)); got != test.ok {
-			t.Errorf("%s: %v", test.from, got)
-		}
-	}
-}
-
 // The log tells where a caller is whose token is refused, and never the token.
 func TestRefusalsTellWhere(t *testing.T) {
 	l := startAccess(t)

@@ -16,6 +16,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
 
@@ -58,7 +59,7 @@ type Server struct {
 	undrain context.CancelFunc
 	streams sync.WaitGroup // connections that were taken over from net/http
 
-	refusedHere, refusedAfar refusals
+	refusedHere, refusedAfar *slog.Logger
 }
 
 // New makes a Server. It fails when the route table is wrong.
@@ -75,7 +76,8 @@ func New(cfg Config) (*Server, error) {
 	if cfg.HeaderTimeout == 0 {
 		cfg.HeaderTimeout = 10 * time.Second
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger, mux: http.NewServeMux(), listed: map[string]bool{}}
+	refused := func() *slog.Logger { return bounded.Lines(cfg.Logger, refusalBurst, refusalEvery, time.Now) }
+	s := &Server{cfg: cfg, log: cfg.Logger, refusedHere: refused(), refusedAfar: refused(), mux: http.NewServeMux(), listed: map[string]bool{}}
 	adaptHuma()
 	s.drain, s.undrain = context.WithCancel(context.Background())
 	s.api = humago.New(s.mux, apiConfig(cfg.Version))

@@ -10,13 +10,12 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
-	"sync"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/connlimit"
 )
 
-// Connections over TCP at a time, of all and of one address. What comes after
+// Connections over TCP at a time, of all and of one host. What comes after
 // is closed at once; the unix socket does not count.
 const (
 	maxConns       = 512
@@ -42,7 +41,7 @@ func (s *Server) ServeTCP(l net.Listener, c TCP) error {
 			WithHint("set api.tls_cert and api.tls_key, or listen on 127.0.0.1"), l.Close())
 	}
 	s.ours.Store(&c.Ours)
-	l = newLimitListener(l, maxConns, maxConnsOfHost)
+	l = connlimit.New(l, maxConns, maxConnsOfHost)
 	if c.TLS != nil {
 		t := c.TLS.Clone()
 		t.NextProtos = []string{"http/1.1"} // a connection of HTTP/2 cannot become a stream
@@ -134,85 +133,3 @@ func (s *Server) ourName(hostport string) bool {
 	ours := s.ours.Load()
 	return host != "" && ours != nil && *ours != nil && (*ours)(host)
 }
-
-// limitListener lets only so many connections be open.
-type limitListener struct {
-	net.Listener
-	most, mostOfHost int
-
-	mu     sync.Mutex
-	open   int
-	byHost map[netip.Prefix]int
-}
-
-func newLimitListener(l net.Listener, most, mostOfHost int) *limitListener {
-	return &limitListener{Listener: l, most: most, mostOfHost: mostOfHost, byHost: map[netip.Prefix]int{}}
-}
-
-func (l *limitListener) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		host := hostOf(c.RemoteAddr().String())
-		if !l.take(host) {
-			_ = c.Close()
-			continue
-		}
-		return &limitConn{Conn: c, release: sync.OnceFunc(func() { l.give(host) })}, nil
-	}
-}
-
-// hostOf is what one host can have as its own: an IPv4 address, or a network
-// of IPv6.
-func hostOf(addrPort string) netip.Prefix {
-	a, err := netip.ParseAddrPort(addrPort)
-	if err != nil {
-		return netip.Prefix{}
-	}
-	from := a.Addr().Unmap().WithZone("")
-	bits := from.BitLen()
-	if from.Is6() {
-		bits = 64
-	}
-	p, err := from.Prefix(bits)
-	if err != nil {
-		return netip.Prefix{}
-	}
-	return p
-}
-
-func (l *limitListener) take(host netip.Prefix) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.open >= l.most || l.byHost[host] >= l.mostOfHost {
-		return false
-	}
-	l.open++
-	l.byHost[host]++
-	return true
-}
-
-func (l *limitListener) give(host netip.Prefix) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.open--
-	if l.byHost[host]--; l.byHost[host] == 0 {
-		delete(l.byHost, host)
-	}
-}
-
-// limitConn gives its place back when it is closed.
-type limitConn struct {
-	net.Conn
-	release func()
-}
-
-func (c *limitConn) Close() error {
-	defer c.release()
-	return c.Conn.Close()
-}
-
-// CloseWrite ends one direction, as streams do.
-func (c *limitConn) CloseWrite() error { return stream.CloseWrite(c.Conn) }

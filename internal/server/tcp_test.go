@@ -224,52 +224,6 @@ func isTimeout(err error) bool {
 	return ok && n.Timeout()
 }
 
-func TestConnectionLimit(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ll := newLimitListener(l, 3, 2)
-	accepted := make(chan net.Conn, 8)
-	go func() {
-		defer close(accepted)
-		for {
-			c, err := ll.Accept()
-			if err != nil {
-				return
-			}
-			accepted <- c
-		}
-	}()
-	dial := func() net.Conn {
-		c, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = c.Close() })
-		return c
-	}
-	dial()
-	dial()
-	one, two := <-accepted, <-accepted
-	third := dial()
-	_ = third.SetReadDeadline(time.Now().Add(10 * time.Second))
-	if _, err := third.Read(make([]byte, 1)); isTimeout(err) || err == nil {
-		t.Errorf("the third of one address: %v", err)
-	}
-	_, _ = one.Close(), one.Close() // a second close gives no second place
-	dial()
-	three := <-accepted
-	_, _ = two.Close(), three.Close()
-	_ = l.Close()
-	for range accepted {
-		t.Error("another connection was accepted")
-	}
-	if ll.open != 0 || len(ll.byHost) != 0 {
-		t.Errorf("%d connections are counted, %v", ll.open, ll.byHost)
-	}
-}
-
 // TestTokenEndsStreams: what is open with a token ends with it: an event
 // stream, a log that is followed, and a terminal, over TCP and on the unix
 // socket. What is open with another one goes on.

@@ -1,0 +1,94 @@
+// Package connlimit limits how many connections of a listener are open.
+package connlimit
+
+import (
+	"net"
+	"net/netip"
+	"sync"
+
+	"github.com/agentlab-vm/agentlab/internal/stream"
+)
+
+// Listener is a net.Listener with a limit. It closes further connections at
+// once.
+type Listener struct {
+	net.Listener
+	most, mostOfHost int
+
+	mu     sync.Mutex
+	open   int
+	byHost map[netip.Prefix]int
+}
+
+// New returns a listener on l with at most so many open connections, of all
+// clients and of one Host.
+func New(l net.Listener, most, mostOfHost int) *Listener {
+	return &Listener{Listener: l, most: most, mostOfHost: mostOfHost, byHost: map[netip.Prefix]int{}}
+}
+
+// Host returns the addresses that one client may have as its own: an IPv4
+// address, or a /64 network of IPv6. It is the zero Prefix for an invalid
+// address.
+func Host(from netip.Addr) netip.Prefix {
+	from = from.Unmap().WithZone("")
+	bits := from.BitLen()
+	if from.Is6() {
+		bits = 64
+	}
+	p, err := from.Prefix(bits)
+	if err != nil {
+		return netip.Prefix{}
+	}
+	return p
+}
+
+// Accept implements net.Listener.
+func (l *Listener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		from, _ := netip.ParseAddrPort(c.RemoteAddr().String()) // a unix socket's is none
+		host := Host(from.Addr())
+		if !l.take(host) {
+			_ = c.Close()
+			continue
+		}
+		return &conn{Conn: c, release: sync.OnceFunc(func() { l.give(host) })}, nil
+	}
+}
+
+func (l *Listener) take(host netip.Prefix) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open >= l.most || l.byHost[host] >= l.mostOfHost {
+		return false
+	}
+	l.open++
+	l.byHost[host]++
+	return true
+}
+
+func (l *Listener) give(host netip.Prefix) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open--
+	if l.byHost[host]--; l.byHost[host] == 0 {
+		delete(l.byHost, host)
+	}
+}
+
+// conn frees its place when it is closed.
+type conn struct {
+	net.Conn
+	release func()
+}
+
+func (c *conn) Close() error {
+	defer c.release()
+	return c.Conn.Close()
+}
+
+// CloseWrite passes on the half close, which embedding hides.
+func (c *conn) CloseWrite() error { return stream.CloseWrite(c.Conn) }
