@@ -69,7 +69,7 @@ lint: $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## formatting, import arro
 	@scripts/deps.sh lint
 	$(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) run ./...
 	$(GO) test ./internal/archtest
-	shellcheck scripts/*.sh scripts/net/*.sh images/build/*.sh images/template/*.sh .ci/run
+	shellcheck scripts/*.sh scripts/net/*.sh images/build/*.sh .ci/run
 
 # A golangci-lint of this very version that is installed already is taken.
 $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION):

@@ -1,6 +1,6 @@
 // Package images embeds the recipes of the shipped images, the files that go
-// into every image, and the scripts that finish one. Package internal/image
-// builds images from them; templates for other backends use the same files.
+// into images, and the scripts that build them. Package internal/image puts
+// them together.
 package images
 
 import "embed"
@@ -10,7 +10,8 @@ import "embed"
 //go:embed *.yaml
 var Recipes embed.FS
 
-// Files holds, below "files", what is copied over the root of an image.
+// Files holds, below "files", what is copied over the root of an image that a
+// hypervisor starts with its kernel.
 //
 //go:embed all:files
 var Files embed.FS
@@ -29,9 +30,8 @@ var Scripts embed.FS
 //go:embed keys/*.gpg
 var Keys embed.FS
 
-// Template holds, below "template", what makes a cloud image a template of
-// sandboxes on backends with template VMs: files for the root of the disk, and
-// the scripts that run inside it. scripts/create_template.sh uses them.
+// Cloud holds, below "cloud", what is copied over the root of a cloud image in
+// place of most of Files.
 //
-//go:embed all:template
-var Template embed.FS
+//go:embed all:cloud
+var Cloud embed.FS

@@ -10,7 +10,7 @@ import (
 // race for the job.
 func TestNothingEnablesTheRunnersUnit(t *testing.T) {
 	enables := regexp.MustCompile(`(?m)^[^#\n]*(systemctl.* (enable|preset)|\.wants/).*agent-runner\.service`)
-	for name, tree := range map[string]fs.FS{"scripts": Scripts, "files": Files, "template": Template} {
+	for name, tree := range map[string]fs.FS{"scripts": Scripts, "files": Files, "cloud": Cloud} {
 		err := fs.WalkDir(tree, ".", func(path string, e fs.DirEntry, err error) error {
 			if err != nil || e.IsDir() {
 				return err

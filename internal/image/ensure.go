@@ -54,7 +54,7 @@ func (s *Store) Build(ctx context.Context, req BuildRequest, progress func(strin
 	if progress == nil {
 		progress = func(string) {}
 	}
-	r, err := req.recipe()
+	r, err := req.Parse()
 	if err != nil {
 		return Image{}, err
 	}
@@ -73,8 +73,8 @@ func (s *Store) Build(ctx context.Context, req BuildRequest, progress func(strin
 	return s.build(ctx, r, progress)
 }
 
-// recipe finds the recipe of a request.
-func (req BuildRequest) recipe() (*Recipe, error) {
+// Parse returns the recipe of the request.
+func (req BuildRequest) Parse() (*Recipe, error) {
 	if err := agentlab.ValidateName(req.Name); err != nil {
 		return nil, err
 	}

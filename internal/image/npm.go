@@ -43,6 +43,15 @@ func (r *Recipe) npmSpecs() []string {
 	return out
 }
 
+// scripted are the npm packages whose install scripts run.
+func (r *Recipe) scripted() []string {
+	var out []string
+	for _, a := range r.Agents.Packages {
+		out = append(out, a.Package)
+	}
+	return out
+}
+
 // npmInstall installs the npm packages below work/npm with the host's npm,
 // its registry, proxy and credentials; none of their code runs here. Install
 // scripts run later in the image, without a network or privileges (finish.sh).
@@ -57,29 +66,7 @@ func (b *builder) npmInstall(ctx context.Context) error {
 	if err := run(ctx, b.out, os.Environ(), argv...); err != nil {
 		return err
 	}
-	if err := writeFile(b.path("npm.list"), strings.Join(b.npmList(), "\n")+"\n", 0o644); err != nil {
-		return err
-	}
-	return b.placeNode(prefix)
-}
-
-// placeNode makes the Node.js program a file of its own in bin, where npm left
-// a link to its package: npm takes the place of the program it runs on as the
-// place of global packages.
-func (b *builder) placeNode(prefix string) error {
-	if b.recipe.Agents.Node == "" {
-		return nil
-	}
-	pkg := filepath.Join(prefix, "lib", "node_modules", b.recipe.nodePackage())
-	doc := filepath.Join(prefix, "share", "doc", "nodejs")
-	if err := os.MkdirAll(doc, 0o755); err != nil { //nolint:gosec // directories of a root file system
-		return err
-	}
-	_ = os.Rename(filepath.Join(pkg, "LICENSE"), filepath.Join(doc, "LICENSE")) // if it has one
-	if err := os.Rename(filepath.Join(pkg, "bin", "node"), filepath.Join(prefix, "bin", "node")); err != nil {
-		return err
-	}
-	return os.RemoveAll(pkg)
+	return writeFile(b.path("npm.list"), strings.Join(b.npmList(), "\n")+"\n", 0o644)
 }
 
 // npmList returns name@version of all that npm installed, by the packages'

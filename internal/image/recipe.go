@@ -279,4 +279,4 @@ func (r *Recipe) distribution() *distribution { return suites[r.Suite] }
 
 // Key identifies the image that the recipe and this builder make for the qemu
 // backend.
-func (r *Recipe) Key() string { return r.StageKey(StageOptions{Kind: Direct}) }
+func (r *Recipe) Key() string { return r.StageKey(Direct) }

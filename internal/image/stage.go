@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab/images"
@@ -22,21 +23,41 @@ const builderVersion = "1"
 // Kind is the way an image boots.
 type Kind string
 
-// Direct images are started by a hypervisor that brings the kernel and an
-// initrd, and with the initrd agent-runner.
-const Direct Kind = "direct"
+const (
+	// Direct images are started by a hypervisor that brings the kernel and an
+	// initrd, and with the initrd agent-runner.
+	Direct Kind = "direct"
+	// Cloud images boot by themselves and get their identity from cloud-init:
+	// templates, made of the cloud image of a distribution.
+	Cloud Kind = "cloud"
+)
+
+// cloudPackages are in every template: cloud images have them, but not all of
+// them have all.
+var cloudPackages = []string{"cloud-guest-utils", "cloud-init", "qemu-guest-agent"}
+
+// sharedFiles are those of images.Files that cloud images get too.
+var sharedFiles = []string{"files/etc/ssh", "files/etc/sudoers.d", "files/etc/systemd/journald.conf.d"}
 
 // StageOptions are the parameters of Recipe.Stage.
 type StageOptions struct {
 	Kind Kind
+	// Runner is the path of the program agent-runner for a cloud image; ""
+	// leaves it out.
+	Runner string
 }
 
-// StageKey identifies what Stage writes: two recipes with the same key make
-// the same image, except for newer versions of packages that are not pinned.
-func (r *Recipe) StageKey(StageOptions) string {
+// StageKey identifies what Stage writes, except for the runner: two recipes
+// with the same key make the same image, except for newer versions of packages
+// that are not pinned.
+func (r *Recipe) StageKey(kind Kind) string {
 	h := sha256.New()
 	text, _ := json.Marshal(r) // strings, numbers and lists always marshal
-	_, _ = fmt.Fprintf(h, "%s%s", text, embeddedKey(images.Files, images.Scripts))
+	h.Write(text)
+	if kind == Cloud {
+		_, _ = fmt.Fprint(h, cloudPackages, embeddedKey(images.Cloud))
+	}
+	_, _ = fmt.Fprint(h, embeddedKey(images.Files, images.Scripts))
 	return hex.EncodeToString(h.Sum(nil))[:32]
 }
 
@@ -59,18 +80,44 @@ func embeddedKey(trees ...fs.FS) string {
 
 // Stage writes the files that the build scripts read to dir, which must
 // exist. finish.sh documents them.
-func (r *Recipe) Stage(ctx context.Context, _ StageOptions, dir string) error {
+func (r *Recipe) Stage(ctx context.Context, o StageOptions, dir string) error {
 	s := stage{recipe: r, dir: dir}
+	s.write("kind", string(o.Kind)+"\n")
 	s.tree(images.Scripts, "build", "")
-	s.tree(images.Files, "files", "files")
-	s.write(filepath.Join("files", "etc", "apt", "sources.list.d", r.distribution().name+".sources"), r.sourcesFile())
-	s.write("sources.list", s.sourcesList())
 	s.write("apt.conf", hostAptConf(ctx))
-	if r.usesNPM() {
-		s.write("npm.packages", npmNames(r.Agents.Packages))
+	s.lines("npm.specs", r.npmSpecs())
+	s.lines("npm.packages", r.scripted())
+	s.lines("commands", r.commands())
+	if o.Kind == Cloud {
+		s.cloud(o)
+	} else {
+		s.direct()
 	}
 	s.openDirs("files")
 	return s.err
+}
+
+// direct stages what only images of kind Direct get.
+func (s *stage) direct() {
+	s.tree(images.Files, "files", "files")
+	s.write(filepath.Join("files", "etc", "apt", "sources.list.d", s.recipe.distribution().name+".sources"), s.recipe.sourcesFile())
+	s.write("sources.list", s.sourcesList())
+	s.lines("packages", s.recipe.Packages)
+}
+
+// cloud stages what only images of kind Cloud get.
+func (s *stage) cloud(o StageOptions) {
+	s.tree(images.Cloud, "cloud", "files")
+	for _, dir := range sharedFiles {
+		s.tree(images.Files, dir, dir)
+	}
+	s.lines("packages", slices.Concat(cloudPackages, s.recipe.Packages))
+	s.write("withheld", withheld+"\n")
+	if o.Runner != "" && s.err == nil {
+		var runner []byte
+		runner, s.err = os.ReadFile(o.Runner)
+		s.write("agent-runner", string(runner))
+	}
 }
 
 // stage writes files below dir, up to the first error.
@@ -81,6 +128,15 @@ type stage struct {
 }
 
 func (s *stage) write(name, text string) { s.writeMode(name, text, 0o644) }
+
+// lines writes a list, one item per line.
+func (s *stage) lines(name string, items []string) {
+	var text strings.Builder
+	for _, i := range items {
+		text.WriteString(i + "\n")
+	}
+	s.write(name, text.String())
+}
 
 func (s *stage) writeMode(name, text string, mode fs.FileMode) {
 	if s.err == nil {
@@ -159,13 +215,4 @@ func (s *stage) sourcesList() string {
 		list.WriteString(src.line())
 	}
 	return list.String()
-}
-
-// npmNames returns the names of npm packages, one per line.
-func npmNames(packages []Agent) string {
-	var names strings.Builder
-	for _, p := range packages {
-		names.WriteString(p.Package + "\n")
-	}
-	return names.String()
 }

@@ -1,22 +1,14 @@
 #!/bin/sh
-# Turns a tree that mmdebstrap made into that of a cloud image with AgentLab's
-# template parts. Runs as root in namespaces of its own.
+# Turns a tree that mmdebstrap made into that of a cloud image as its publisher
+# has it. Runs as root in namespaces of its own.
 #
-#   build.sh TREE [TEMPLATE FILES]
+#   build.sh TREE
 #
-# TEMPLATE is images/template, FILES images/files; without them it is a cloud
-# image as its publisher has it. Leaves the boot loader's parts in
-# TREE/boot/grub: boot.img for the first sector, core.img for what lies behind.
+# Leaves the boot loader's parts in TREE/boot/grub: boot.img for the first
+# sector, core.img for what lies behind.
 set -eu
-tree=$1 template=${2-} files=${3-}
+tree=$1
 
-if [ -n "$template" ]; then
-    cp -R --no-preserve=ownership "$template/files/." "$tree/"
-    for file in etc/ssh/sshd_config.d/10-agentlab.conf etc/sudoers.d/agentlab etc/systemd/journald.conf.d/agentlab.conf; do
-        mkdir -p "$tree/${file%/*}"
-        cp --no-preserve=ownership "$files/$file" "$tree/$file"
-    done
-fi
 printf 'LABEL=agentlab-root / ext4 defaults,noatime 0 0\n' >"$tree/etc/fstab"
 printf '127.0.0.1 localhost\n' >"$tree/etc/hosts"
 rm -f "$tree/etc/resolv.conf"
@@ -47,8 +39,3 @@ inside grub-mkimage -O i386-pc -o /boot/grub/core.img -p '(,msdos1)/boot/grub' \
     biosdisk part_msdos ext2 linux normal configfile serial terminal echo
 cp "$tree/usr/lib/grub/i386-pc/boot.img" "$tree/boot/grub/boot.img"
 inside systemctl enable systemd-networkd.service systemd-resolved.service
-
-[ -n "$template" ] || exit 0
-cp -R "$template" "$tree/run/template"
-inside sh /run/template/setup.sh
-inside sh /run/template/seal.sh

@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,10 +23,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab/images"
+	"github.com/agentlab-vm/agentlab/internal/image"
 )
 
 //go:embed build.sh
 var script embed.FS
+
+// small is the recipe of the template: what tests need, so that it is made and
+// starts soon.
+//
+//go:embed small.yaml
+var small []byte
 
 const (
 	sector     = 512
@@ -38,16 +44,11 @@ const (
 	keptImages = 2 // of each kind in the cache
 )
 
-// cloudPackages is what a cloud image has.
+// cloudPackages is what a cloud image has before it becomes a template.
 var cloudPackages = []string{
 	"linux-image-cloud-amd64", "initramfs-tools", "zstd", "grub-pc-bin", "grub-common",
 	"systemd", "systemd-sysv", "systemd-resolved", "udev", "dbus", "libpam-systemd", "netplan.io",
 	"cloud-init", "cloud-guest-utils", "fdisk", "openssh-server", "sudo", "ca-certificates", "iproute2", "kmod", "procps",
-}
-
-// sandboxPackages is what a template has beside that.
-var sandboxPackages = []string{
-	"qemu-guest-agent", "bubblewrap", "curl", "e2fsprogs", "git", "iputils-ping", "jq", "less", "netbase", "python3-minimal", "unzip",
 }
 
 // Template returns the path of a qcow2 file that is the disk of a template:
@@ -131,22 +132,21 @@ func system(ctx context.Context, dir string, template bool, log io.Writer) (stri
 // key names what the disk is made of, but for versions of packages.
 func key(template bool) string {
 	h := sha256.New()
-	_, _ = fmt.Fprintln(h, "3", suite, cloudPackages, sizeBytes)
-	trees := []fs.FS{script}
+	text, _ := script.ReadFile("build.sh") // it is embedded
+	_, _ = fmt.Fprintln(h, "4", suite, cloudPackages, sizeBytes, string(text))
 	if template {
-		_, _ = fmt.Fprintln(h, sandboxPackages)
-		trees = append(trees, images.Template, images.Files)
-	}
-	for _, tree := range trees {
-		_ = fs.WalkDir(tree, ".", func(path string, d fs.DirEntry, err error) error { // an embedded tree cannot fail
-			if err == nil && !d.IsDir() && path != "template/customize.sh" { // which is of another way to a template
-				b, _ := fs.ReadFile(tree, path)
-				_, _ = fmt.Fprintf(h, "%s %d\n%s", path, len(b), b)
-			}
-			return err
-		})
+		_, _ = fmt.Fprintln(h, recipe().StageKey(image.Cloud))
 	}
 	return hex.EncodeToString(h.Sum(nil))[:20]
+}
+
+// recipe returns the recipe of the template, which a test has checked.
+func recipe() *image.Recipe {
+	r, err := image.ParseRecipe(small)
+	if err != nil {
+		panic(err)
+	}
+	return r
 }
 
 func fileHash(path string) (string, error) {
@@ -207,27 +207,39 @@ func build(ctx context.Context, dir, to string, template bool, log io.Writer) er
 		return err
 	}
 	defer func() { _ = os.RemoveAll(work) }()
-	for _, part := range []struct {
-		fs.FS
-		sub string
-	}{{script, "script"}, {images.Template, ""}, {images.Files, ""}} {
-		if err := os.CopyFS(filepath.Join(work, part.sub), part.FS); err != nil {
+	if err := os.CopyFS(filepath.Join(work, "script"), script); err != nil {
+		return err
+	}
+	if err := recipe().Stage(ctx, image.StageOptions{Kind: image.Cloud}, work); err != nil {
+		return err
+	}
+	tree, packages := filepath.Join(work, "tree"), cloudPackages
+	if template {
+		list, err := os.ReadFile(filepath.Join(work, "packages"))
+		if err != nil {
 			return err
 		}
+		packages = slices.Concat(packages, strings.Fields(string(list)))
 	}
-	tree := filepath.Join(work, "tree")
-	packages, parts := cloudPackages, []string{"sh", filepath.Join(work, "script/build.sh"), tree}
+	steps := [][]string{
+		{"mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", "--include=" + strings.Join(packages, ","),
+			"--dpkgopt=" + filepath.Join(work, "slim"), suite, tree},
+		{"sh", filepath.Join(work, "script/build.sh"), tree},
+	}
 	if template {
-		packages = slices.Concat(packages, sandboxPackages)
-		parts = append(parts, filepath.Join(work, "template"), filepath.Join(work, "files"))
+		steps = append(steps, []string{"unshare", "--net", "--ipc", "--uts", "sh", filepath.Join(work, "finish.sh"), work, tree})
 	}
-	err = isolated(ctx, log, "mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", "--include="+strings.Join(packages, ","),
-		"--dpkgopt="+filepath.Join(work, "files/etc/dpkg/dpkg.cfg.d/agentlab-slim"), suite, tree)
-	if err == nil {
-		err = isolated(ctx, log, parts...)
-	}
+	slim, err := images.Files.ReadFile("files/etc/dpkg/dpkg.cfg.d/agentlab-slim")
 	if err != nil {
 		return err
+	}
+	if err := os.WriteFile(filepath.Join(work, "slim"), slim, 0o600); err != nil {
+		return err
+	}
+	for _, argv := range steps {
+		if err := isolated(ctx, log, argv...); err != nil {
+			return err
+		}
 	}
 	raw := filepath.Join(work, "disk.raw")
 	if err := os.WriteFile(raw, nil, 0o600); err != nil {

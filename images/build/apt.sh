@@ -1,0 +1,43 @@
+#!/bin/sh
+# Installs packages in the tree of a cloud image, or removes those that only
+# the build needs. Runs as root in mount and process namespaces of its own.
+#
+#   apt.sh WORK TREE install|purge
+#
+# install: those of WORK/packages, and npm if the image gets npm packages.
+# purge: npm again.
+set -eu
+work=$1 tree=$2 what=$3
+# shellcheck source=images/build/enter.sh
+. "$work/enter.sh"
+share packages apt.conf npm.specs
+online
+printf '#!/bin/sh\nexit 101\n' >run/build/policy-rc.d
+printf '#!/bin/sh\nexit 0\n' >run/build/update-initramfs
+chmod 0755 run/build/policy-rc.d run/build/update-initramfs
+enter
+
+# The services of packages do not start in here.
+: >>/usr/sbin/policy-rc.d
+mount --bind /run/build/policy-rc.d /usr/sbin/policy-rc.d
+# The initramfs stays the publisher's: /boot may be on a partition of its own.
+if [ -f /usr/sbin/update-initramfs ]; then
+    mount --bind /run/build/update-initramfs /usr/sbin/update-initramfs
+fi
+
+apt_get() {
+    # shellcheck disable=SC2086,SC2154 # they are words
+    $clean $proxies "PATH=$PATH" HOME=/root DEBIAN_FRONTEND=noninteractive APT_CONFIG=/run/build/apt.conf apt-get -q "$@" </dev/null
+}
+if [ "$what" = purge ]; then
+    apt_get -y purge --auto-remove npm
+else
+    npm=
+    [ ! -s /run/build/npm.specs ] || npm=npm
+    echo "I: installing packages"
+    apt_get update
+    # shellcheck disable=SC2046,SC2086 # one word per package is meant
+    apt_get -y --no-install-recommends --no-upgrade install $(cat /run/build/packages) $npm
+fi
+umount /usr/sbin/policy-rc.d
+rm -f /usr/sbin/policy-rc.d

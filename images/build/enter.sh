@@ -1,0 +1,76 @@
+# shellcheck shell=sh disable=SC2034,SC2154
+# Sourced by the scripts that run programs of an image's tree, as root (of a
+# user namespace where the host's user is not root). The caller sets $work and
+# $tree, and has mount and process namespaces of its own: nothing that is
+# mounted here outlives it. It calls share for what the programs need of $work,
+# and then enter.
+rm -rf "${tree:?}/tmp"
+mkdir -m 1777 "$tree/tmp"
+mount --bind "$tree" "$tree"
+cd "$tree" || exit
+mount -t proc -o nosuid,nodev,noexec proc proc
+# Only the mount is read-only, not the file system: a user namespace may then
+# mount another proc, as confined does.
+mount -o remount,bind,ro,nosuid,nodev,noexec proc
+mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs tmp
+mount -t tmpfs -o mode=0755,nosuid,nodev tmpfs run
+# The only devices of the host are these, which store nothing.
+mount -t tmpfs -o mode=0755,nosuid,noexec tmpfs dev
+for device in null zero full random urandom tty; do
+    : >"dev/$device"
+    mount --bind "/dev/$device" "dev/$device"
+done
+ln -s /proc/self/fd dev/fd
+ln -s /proc/self/fd/0 dev/stdin
+ln -s /proc/self/fd/1 dev/stdout
+ln -s /proc/self/fd/2 dev/stderr
+mkdir -m 1777 dev/shm
+mkdir -m 0700 run/build
+
+# share NAME... makes files and directories of $work available below
+# /run/build, those that exist.
+share() {
+    for name in "$@"; do
+        if [ -d "$work/$name" ]; then
+            mkdir "run/build/$name"
+        elif [ -e "$work/$name" ]; then
+            : >"run/build/$name"
+        else
+            continue
+        fi
+        mount --bind "$work/$name" "run/build/$name"
+    done
+}
+
+# online gives the tree the host's name servers, and sets $proxies to the
+# variables of the host's proxies, registries and certificates.
+online() {
+    cat /etc/resolv.conf >run/build/resolv.conf
+    proxies=
+    if [ -s /etc/ssl/certs/ca-certificates.crt ]; then # with those of a company's proxy
+        cp /etc/ssl/certs/ca-certificates.crt run/build/ca.crt
+        proxies=NODE_EXTRA_CA_CERTS=/run/build/ca.crt
+    fi
+    for name in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY npm_config_registry; do
+        value=
+        eval "value=\${$name-}"
+        case $value in '') ;; *[!A-Za-z0-9:/._,@%-]*) echo "I: $name is left out" >&2 ;; *) proxies="$proxies $name=$value" ;; esac
+    done
+}
+
+# enter makes the tree the root of everything that runs from then on. A chroot
+# could be left by root in it; here the host's root is unmounted, by the
+# image's own program.
+enter() {
+    pivot_root . .
+    /bin/umount -l .
+    cd / || exit
+    PATH=/usr/sbin:/usr/bin:/sbin:/bin
+    clean="env -i LANG=C.UTF-8 TMPDIR=/tmp SYSTEMD_OFFLINE=1"
+    if [ -f /run/build/resolv.conf ]; then
+        resolv=$(readlink -m /etc/resolv.conf)
+        mkdir -p "${resolv%/*}"
+        : >>"$resolv"
+        mount --bind /run/build/resolv.conf "$resolv"
+    fi
+}

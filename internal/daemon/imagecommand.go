@@ -1,0 +1,57 @@
+package daemon
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/agentlab-vm/agentlab/internal/image"
+)
+
+const imageUsage = `agentlabd image prepares the disk of a template; create_template.sh calls it.
+
+Usage:
+  agentlabd image stage [OPTIONS] NAME [DIR]
+                          write what the build scripts need for the image NAME
+                          to the directory DIR, which must exist; print a key
+                          that identifies it. Without DIR, print the key only
+
+  --recipe FILE  a YAML recipe; default: the shipped recipe of that name
+  --runner FILE  the program agent-runner for the template
+`
+
+// imageCommand is 'agentlabd image'.
+func imageCommand(args []string, stdout, stderr io.Writer) int {
+	fs := flag.NewFlagSet("agentlabd image", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	recipe := fs.String("recipe", "", "")
+	o := image.StageOptions{Kind: image.Cloud}
+	fs.StringVar(&o.Runner, "runner", "", "")
+	if len(args) == 0 || args[0] != "stage" || fs.Parse(args[1:]) != nil || fs.NArg() < 1 || fs.NArg() > 2 {
+		fmt.Fprint(stderr, imageUsage)
+		return 2
+	}
+	return complain(stderr, untilSignal(func(ctx context.Context) error {
+		req := image.BuildRequest{Name: fs.Arg(0)}
+		if *recipe != "" {
+			text, err := os.ReadFile(*recipe)
+			if err != nil {
+				return err
+			}
+			req.Recipe = string(text)
+		}
+		r, err := req.Parse()
+		if err != nil {
+			return err
+		}
+		if dir := fs.Arg(1); dir != "" {
+			if err := r.Stage(ctx, o, dir); err != nil {
+				return err
+			}
+		}
+		_, err = fmt.Fprintln(stdout, r.StageKey(o.Kind))
+		return err
+	}), 1)
+}
