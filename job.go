@@ -80,6 +80,52 @@ type Job struct {
 	DeadlineAt time.Time // when the guest must stop its agent; zero until started
 }
 
+// Begin makes a QUEUED job RUNNING, and its sandbox too when that is READY; a
+// sandbox that is still BOOTING becomes RUNNING later. A RUNNING job, whose
+// runner asks again, goes on with its deadline. The lease of the sandbox
+// lasts for window after the deadline. Code unavailable when the job is final.
+func (j *Job) Begin(sb *Sandbox, now time.Time, window time.Duration) (evs []Event, err error) {
+	switch j.Status {
+	case JobQueued:
+		j.Status, j.StartedAt, j.DeadlineAt = JobRunning, now, now.Add(j.TTL)
+		j.SandboxVMID, j.Waiting = sb.VMID, ""
+		evs = append(evs, j.statusEvent())
+	case JobRunning:
+	default:
+		return nil, Errorf(CodeUnavailable, "%s has ended meanwhile", j.ID)
+	}
+	if end := j.DeadlineAt.Add(window); end.After(sb.LeaseExpiresAt) {
+		sb.LeaseExpiresAt = end
+	}
+	if sb.State == SandboxReady {
+		sb.State = SandboxRunning
+		evs = append(evs, NewEvent(EventSandboxState, map[string]any{"from": SandboxReady, "to": sb.State}, "sandbox %s is %s", sb.Name, sb.State).About(sb.VMID, j.ID))
+	}
+	return evs, nil
+}
+
+// End gives a job a final status. The reason of a COMPLETED job is empty.
+func (j *Job) End(status JobStatus, reason string, now time.Time) Event {
+	j.Status, j.Reason, j.Waiting, j.FinishedAt = status, Reason(reason), "", now.UTC()
+	if status == JobCompleted {
+		j.Reason = ""
+	}
+	return j.statusEvent()
+}
+
+func (j *Job) statusEvent() Event {
+	data := map[string]any{"status": j.Status}
+	text := ""
+	if j.Reason != "" {
+		data["reason"] = j.Reason
+		text = ": " + j.Reason
+	}
+	if j.ExitCode != nil {
+		data["exit_code"] = *j.ExitCode
+	}
+	return NewEvent(EventJobStatus, data, "job %s is %s%s", j.ID, j.Status, text).About(j.SandboxVMID, j.ID)
+}
+
 // JobResult is what the runner reported about the work.
 type JobResult struct {
 	BaseCommit string // commit that was checked out; "" when there is no repo

@@ -227,7 +227,7 @@ var Layers = append(driverLayers(), []Layer{
 
 // serviceNames are the services of the house.
 var serviceNames = []string{
-	"internal/artifact", "internal/audit", "internal/doctor", "internal/gc", "internal/job",
+	"internal/artifact", "internal/audit", "internal/bootstrap", "internal/doctor", "internal/gc", "internal/job",
 	"internal/message", "internal/sandbox", "internal/session", "internal/verify", "internal/workspace",
 }
 

@@ -7,7 +7,6 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/job"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
@@ -16,8 +15,7 @@ import (
 
 type gcFiles struct {
 	*artifact.Service
-	jobs *job.Service
-	s    *services
+	s *services
 }
 
 func (f gcFiles) Sweep(ctx context.Context, known func(context.Context, string) (bool, error)) (int, error) {
@@ -26,7 +24,7 @@ func (f gcFiles) Sweep(ctx context.Context, known func(context.Context, string) 
 	}
 	n, err := f.Service.Sweep(ctx, known)
 	err = errors.Join(err, f.s.records.sweep(ctx, known, f.s.cfg.Clock(), f.Limits().Quarantine))
-	forgotten, ferr := f.jobs.ForgetSecrets(ctx)
+	forgotten, ferr := f.s.bootstrap.Sweep(ctx, known)
 	return n.Temporary + n.Files + n.Jobs + n.Bundles + n.Expired + forgotten, errors.Join(err, ferr)
 }
 

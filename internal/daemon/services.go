@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"net"
 	"sync"
@@ -14,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/auth"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
+	"github.com/agentlab-vm/agentlab/internal/bootstrap"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/gc"
 	"github.com/agentlab-vm/agentlab/internal/guestserver"
@@ -49,6 +49,7 @@ type services struct {
 	backups   *backups
 	records   *records
 	clock     *hostclock.Watch
+	bootstrap *bootstrap.Service
 	sandboxes *sandbox.Service
 	jobs      *job.Service
 	guests    *guestserver.Server
@@ -68,7 +69,7 @@ func openServices(ctx context.Context, cfg Config, settings config.Config, log *
 		reserve: hostspace.NewReserve(cfg.Paths.Reserve()), released: make(chan struct{}, 1)}
 	s.hostNetwork = newHostNetwork(settings, networkDir(cfg.Paths), log.With("part", "host network"))
 	undo.add(s.hostNetwork.Close)
-	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openArtifacts, s.openAudit, s.openJobs, s.openGC} {
+	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openArtifacts, s.openBootstrap, s.openAudit, s.openJobs, s.openGC} {
 		if err := open(ctx, undo); err != nil {
 			return nil, err
 		}
@@ -165,12 +166,20 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 	return nil
 }
 
+func (s *services) openBootstrap(context.Context, *cleanup) error {
+	s.bootstrap = bootstrap.New(bootstrap.Config{
+		Store: s.store, Profiles: s.profiles, Secrets: s.vault, Info: s.driver.Info(),
+		TokenTTL: s.settings.BootstrapTTL(), ArtifactBytes: s.artifacts.Limits().JobBytes,
+		Clock: s.cfg.Clock, Logger: s.log.With("part", "bootstrap"),
+	})
+	return nil
+}
+
 // openAudit makes the service that keeps what the backend records of sandboxes'
 // use of the network, if it does.
 func (s *services) openAudit(context.Context, *cleanup) error {
 	cfg := audit.Config{Store: s.store, Clock: s.cfg.Clock, Logger: s.log.With("part", "audit"),
-		Limits: audit.Limits{Rows: s.settings.Limits.EgressRecords}}
-	cfg.Redaction = func(ctx context.Context, id string) func(string) string { return s.jobs.Redaction(ctx, id) }
+		Limits: audit.Limits{Rows: s.settings.Limits.EgressRecords}, Redaction: s.bootstrap.RedactFunc}
 	if log, ok := s.driver.(backend.EgressLogger); ok && s.driver.Info().Capabilities.EgressLog {
 		cfg.Log = log
 	}
@@ -183,17 +192,15 @@ func (s *services) openAudit(context.Context, *cleanup) error {
 func (s *services) openJobs(context.Context, *cleanup) error {
 	s.openSandboxes()
 	s.jobs = job.New(job.Config{
-		Store: s.store, Sandboxes: s.sandboxes, Profiles: s.profiles, Secrets: s.vault, Bundles: s.artifacts,
-		Backend:        s.driver.Info(),
+		Store: s.store, Sandboxes: s.sandboxes, Profiles: s.profiles, Secrets: s.vault, Bootstrap: s.bootstrap, Bundles: s.artifacts,
 		DefaultProfile: s.settings.DefaultProfile, DefaultAgent: s.settings.DefaultAgent,
 		ShellImage: s.settings.Images.Base, AgentsImage: s.settings.Images.Agents,
-		Artifacts: s.artifacts, Egress: s.audit,
-		Limits: job.Limits{ArtifactBytes: s.artifacts.Limits().JobBytes},
+		Egress: s.audit,
 		Clock:  s.cfg.Clock,
 		Logger: s.log.With("part", "jobs"),
 	})
 	s.guests = guestserver.New(guestserver.Config{
-		Tokens: s.store, Jobs: s.jobs, Artifacts: s.artifacts, Redactors: s.jobs,
+		Tokens: s.store, Jobs: s.jobs, Artifacts: s.artifacts, Bootstrap: s.bootstrap,
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "guests"),
 	})
 	return nil
@@ -202,20 +209,16 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 func (s *services) openSandboxes() {
 	s.sandboxes = sandbox.New(sandbox.Config{
 		Store: s.store, Driver: s.driver, Images: s.bootable, Profiles: s.profiles,
+		Bootstrap: s.bootstrap, Artifacts: s.artifacts,
 		DefaultProfile: s.settings.DefaultProfile, DefaultImage: s.settings.Images.Base,
 		Limits: sandbox.Limits{
 			VMIDFirst: s.settings.VMIDRange.First, VMIDLast: s.settings.VMIDRange.Last,
-			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootstrapTTL: s.settings.BootstrapTTL(),
-			BootTimeout: s.settings.BootTimeout(),
+			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootTimeout: s.settings.BootTimeout(),
 		},
-		ServeGuest: func(ctx context.Context, vmid int, l net.Listener) error { return s.guests.Serve(ctx, vmid, l) },
-		Usable:     func() error { return s.usable() },
-		Room:       s.space.Start,
-		Notes:      endingNotes{s.cfg.Paths.Ending()},
-		Redact:     func(ctx context.Context, id, text string) string { return s.jobs.Redact(ctx, id, text) },
-		SaveConsole: func(ctx context.Context, sb agentlab.Sandbox, r io.Reader) error {
-			return s.jobs.SaveConsole(ctx, sb, r)
-		},
+		ServeGuest:  func(ctx context.Context, vmid int, l net.Listener) error { return s.guests.Serve(ctx, vmid, l) },
+		Usable:      func() error { return s.usable() },
+		Room:        s.space.Start,
+		Notes:       endingNotes{s.cfg.Paths.Ending()},
 		DrainEgress: s.drainEgress(),
 		Clock:       s.cfg.Clock,
 		Logger:      s.log.With("part", "sandboxes"),
@@ -231,7 +234,7 @@ func (s *services) drainEgress() func(context.Context, agentlab.Sandbox) error {
 
 func (s *services) openGC(context.Context, *cleanup) error {
 	s.gc = gc.New(gc.Config{
-		Store: s.store, Files: gcFiles{s.artifacts, s.jobs, s}, Known: s.jobs.Known,
+		Store: s.store, Files: gcFiles{s.artifacts, s}, Known: s.jobs.Known,
 		ArtifactTTL: func(name string) time.Duration {
 			p, err := s.profiles.Find(name)
 			if err != nil {
@@ -269,6 +272,9 @@ func (s *services) committed(c store.Commit) {
 	for _, sb := range c.Sandboxes {
 		s.audit.SandboxChanged(sb)
 		s.jobs.SandboxChanged(sb)
+		if sb.State == agentlab.SandboxDestroyed {
+			s.bootstrap.Forget(sb)
+		}
 	}
 	for _, id := range c.Records {
 		s.jobs.Wake(id)

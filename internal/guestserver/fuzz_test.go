@@ -24,7 +24,7 @@ func FuzzCalls(f *testing.F) {
 	f.Add(3, "outputs/x", []byte("content"))
 	f.Add(4, "wait=0", []byte(""))
 	c := guesttest.New(f, guestapi.BootstrapResponse{Job: &guestapi.Job{Upload: true}, Env: map[string]string{"K": secret}}, artifact.Limits{})
-	h := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Redactors: c, Limits: guestserver.Limits{Rate: 1e9, Bootstraps: 1e9}}).Handler(c.VMID)
+	h := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Limits: guestserver.Limits{Rate: 1e9, Bootstraps: 1e9}}).Handler(c.VMID)
 	f.Fuzz(func(t *testing.T, call int, arg string, body []byte) {
 		method, target, token := "POST", "", c.Response().Runner.Token
 		switch call {

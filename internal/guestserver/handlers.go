@@ -63,9 +63,12 @@ func (g *guest) fetch(ctx context.Context, req guestapi.BootstrapRequest) (guest
 	if !ours {
 		hash = hashToken("") // of no token
 	}
-	resp, err := g.s.cfg.Jobs.BootstrapFetched(ctx, g.vmid, hash)
+	resp, err := g.s.cfg.Bootstrap.Exchange(ctx, g.vmid, hash)
 	if !ours {
 		return guestapi.BootstrapResponse{}, agentlab.Errorf(agentlab.CodeDenied, "the request is not for this sandbox")
+	}
+	if err == nil {
+		g.s.cfg.Jobs.Started(context.WithoutCancel(ctx), g.vmid)
 	}
 	return resp, err
 }
@@ -92,7 +95,7 @@ func (g *guest) report(w http.ResponseWriter, r *http.Request, jobID string) {
 // redactor gives the redactor of a job. That there is none is never the
 // guest's fault, and the reason may tell of the host: the guest gets neither.
 func (g *guest) redactor(ctx context.Context, jobID string) (*redact.Redactor, error) {
-	red, err := g.s.cfg.Redactors.Redactor(ctx, jobID)
+	red, err := g.s.cfg.Bootstrap.Redactor(ctx, jobID)
 	if err != nil {
 		g.log.Error("what a guest says cannot be redacted", "job", jobID, "err", err)
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the controller cannot do this now")

@@ -68,7 +68,9 @@ func (s *services) Get(_ context.Context, id string) (agentlab.Job, error) {
 	return agentlab.Job{ID: id, Status: status}, nil
 }
 
-func (s *services) BootstrapFetched(_ context.Context, vmid int, hash string) (guestapi.BootstrapResponse, error) {
+func (s *services) Started(_ context.Context, vmid int) { s.note(about{"started", vmid, ""}) }
+
+func (s *services) Exchange(_ context.Context, vmid int, hash string) (guestapi.BootstrapResponse, error) {
 	whose := map[string]int{hashToken("own-once"): ownVMID, hashToken("other-once"): otherVMID}[hash]
 	if whose != vmid {
 		return guestapi.BootstrapResponse{}, agentlab.Errorf(agentlab.CodeDenied, "no")
@@ -168,7 +170,7 @@ func claims(r route) []*http.Request {
 // called at all.
 func TestGuestSpeaksOfItselfOnly(t *testing.T) {
 	s := &services{}
-	srv := New(Config{Tokens: s, Jobs: s, Artifacts: s, Redactors: s, Limits: Limits{Rate: 1e6, Bootstraps: 1e6}})
+	srv := New(Config{Tokens: s, Jobs: s, Artifacts: s, Bootstrap: s, Limits: Limits{Rate: 1e6, Bootstraps: 1e6}})
 	g := &guest{s: srv, vmid: ownVMID}
 	handler := srv.Handler(ownVMID)
 	for _, r := range g.routes() {
@@ -216,7 +218,7 @@ func TestGuestSpeaksOfItselfOnly(t *testing.T) {
 // through another sandbox's channel, whatever number the guest claims.
 func TestBootstrapThroughTheRightChannel(t *testing.T) {
 	s := &services{}
-	srv := New(Config{Tokens: s, Jobs: s, Artifacts: s, Redactors: s, Limits: Limits{Rate: 1e6, Bootstraps: 1e6}})
+	srv := New(Config{Tokens: s, Jobs: s, Artifacts: s, Bootstrap: s, Limits: Limits{Rate: 1e6, Bootstraps: 1e6}})
 	for _, c := range []struct {
 		channel, claimed int
 		token            string
@@ -233,6 +235,9 @@ func TestBootstrapThroughTheRightChannel(t *testing.T) {
 		srv.Handler(c.channel).ServeHTTP(w, httptest.NewRequest("POST", guestapi.PathBootstrap, strings.NewReader(body)))
 		if w.Code != c.want || c.want != 200 && len(s.calls) > 0 {
 			t.Errorf("%+v: %d %s, called %v", c, w.Code, w.Body, s.calls)
+		}
+		if started := slices.Contains(s.calls, about{"started", c.channel, ""}); started != (c.want == 200) {
+			t.Errorf("%+v: called %v", c, s.calls)
 		}
 	}
 }

@@ -10,17 +10,26 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
+// Bootstrap delivers jobs and secrets; *bootstrap.Service implements it.
+type Bootstrap interface {
+	// Exchange trades the one-time token, given as its lower-case hex SHA-256,
+	// for everything that the runner of the sandbox needs. In one transaction
+	// it consumes the token, stores the grants whose tokens the answer holds
+	// and moves the job to RUNNING. Unknown, used, expired and foreign tokens
+	// are all CodeDenied, without a difference in message; every other error
+	// leaves the token usable, and the runner tries again.
+	Exchange(ctx context.Context, vmid int, tokenHash string) (guestapi.BootstrapResponse, error)
+
+	// Redactor returns the redactor of the secrets of a job. An error makes
+	// log appends fail (the runner tries again): nothing unredacted is stored.
+	Redactor(ctx context.Context, jobID string) (*redact.Redactor, error)
+}
+
 // Jobs is what the guest plane asks of the job service. vmid is always that
 // of the channel on which the call came, never what the guest claims.
 type Jobs interface {
-	// BootstrapFetched trades the one-time token, given as its lower-case hex
-	// SHA-256, for everything the sandbox's runner needs. In one transaction
-	// it consumes the token, stores the grants whose tokens the answer holds
-	// and moves the job to RUNNING.
-	// Unknown, used, expired and foreign tokens are all CodeDenied, without a
-	// difference in message; every other error leaves the token usable, and
-	// the runner tries again.
-	BootstrapFetched(ctx context.Context, vmid int, tokenHash string) (guestapi.BootstrapResponse, error)
+	// Started is called after each successful Exchange.
+	Started(ctx context.Context, vmid int)
 
 	// Get returns the job with that id.
 	Get(ctx context.Context, id string) (agentlab.Job, error)
@@ -62,10 +71,4 @@ type Artifacts interface {
 	AppendLog(ctx context.Context, jobID string, offset int64, p []byte) (size int64, full bool, err error)
 	// RepoBundle opens the git bundle given for the job.
 	RepoBundle(ctx context.Context, jobID string) (rc io.ReadSeekCloser, size int64, err error)
-}
-
-// Redactors gives the redactor that knows the secrets of a job. An error
-// makes log appends fail (the runner tries again): nothing unredacted is kept.
-type Redactors interface {
-	Redactor(ctx context.Context, jobID string) (*redact.Redactor, error)
 }

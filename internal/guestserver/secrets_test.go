@@ -127,7 +127,7 @@ func TestNothingSecretIsKept(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		c := guesttest.New(t, guestapi.BootstrapResponse{Job: &guestapi.Job{Upload: true}}, artifact.Limits{})
 		defer c.Stop()
-		h := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Redactors: c}).Handler(c.VMID)
+		h := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c}).Handler(c.VMID)
 		send := func(method, target, token, body string) int {
 			req := httptest.NewRequestWithContext(t.Context(), method, target, strings.NewReader(body))
 			req.Header.Set("Authorization", "Bearer "+token)
@@ -190,7 +190,7 @@ func TestLogLinesAreBounded(t *testing.T) {
 	now := time.Now().Add(-2 * time.Hour) // grants last an hour from now on
 	c := guesttest.New(t, guestapi.BootstrapResponse{Job: &guestapi.Job{}}, artifact.Limits{})
 	h := guestserver.New(guestserver.Config{
-		Tokens: c, Jobs: c, Artifacts: c.Service, Redactors: c, Logger: slog.New(slog.NewTextHandler(&out, nil)),
+		Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Logger: slog.New(slog.NewTextHandler(&out, nil)),
 		Clock: func() time.Time { return now },
 	}).Handler(c.VMID)
 	c.Fail(agentlab.Errorf(agentlab.CodeUnavailable, "the database failed"))

@@ -69,7 +69,7 @@ type Config struct {
 	Tokens    Tokens
 	Jobs      Jobs
 	Artifacts Artifacts
-	Redactors Redactors
+	Bootstrap Bootstrap
 	Limits    Limits
 	Clock     func() time.Time // nil means time.Now
 	Logger    *slog.Logger     // nil means none

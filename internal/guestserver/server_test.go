@@ -165,7 +165,7 @@ func TestBearerTokens(t *testing.T) {
 		}
 	}
 	// The same tokens through another sandbox's channel are worth nothing.
-	other := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Redactors: c})
+	other := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -446,7 +446,7 @@ func TestTooMuchAtOnce(t *testing.T) {
 
 func TestConnectionsAreLimited(t *testing.T) {
 	c := setup(t, artifact.Limits{})
-	s := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Redactors: c, Limits: guestserver.Limits{Connections: 2}})
+	s := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Limits: guestserver.Limits{Connections: 2}})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -99,9 +99,9 @@ func (s *Service) newJob(r agentlab.JobRequest, prof agentlab.Profile) agentlab.
 	return j
 }
 
-// leaseSlack is how much longer the lease of a job's sandbox is than the job
-// with its window for uploads, so that it is the job that ends first.
-const leaseSlack = 30 * time.Second
+// LeaseSlack is how much longer the lease of a job's sandbox is than the job
+// with its window for uploads, so that the job ends first.
+const LeaseSlack = 30 * time.Second
 
 // sandboxRequest is what the sandbox of a job is made from. It has the name
 // of the job, so that it is found again when its number was not yet written
@@ -113,7 +113,7 @@ func (s *Service) sandboxRequest(j agentlab.Job) agentlab.SandboxRequest {
 	}
 	return agentlab.SandboxRequest{
 		Name: j.ID, Profile: j.Profile, Image: j.Image, DefaultImage: image, Keepalive: &j.Keepalive,
-		TTL: j.TTL, Extra: s.lim.UploadWindow + leaseSlack, JobID: j.ID,
+		TTL: j.TTL, Extra: s.lim.UploadWindow + LeaseSlack, JobID: j.ID,
 	}
 }
 
@@ -233,14 +233,14 @@ func (s *Service) Cancel(ctx context.Context, id string) (agentlab.Job, error) {
 	j, err := s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
 		switch {
 		case j.Status == agentlab.JobQueued:
-			return s.end(j, agentlab.JobCancelled, "cancelled before it began"), nil
+			return []agentlab.Event{j.End(agentlab.JobCancelled, "cancelled before it began", s.clock())}, nil
 		case j.Status.Final() && j.Status != agentlab.JobCancelled:
 			return nil, agentlab.Errorf(agentlab.CodeConflict, "%s has ended already: it is %s", id, j.Status)
 		case j.Status.Final() || j.StopRequested == string(agentlab.JobCancelled):
 			return nil, nil
 		case j.StopRequested != "":
 			why := orText(j.Reason, "its time of "+j.TTL.String()+" was over")
-			return s.end(j, agentlab.JobStatus(j.StopRequested), why+"; its upload was cancelled by request"), nil
+			return []agentlab.Event{j.End(agentlab.JobStatus(j.StopRequested), why+"; its upload was cancelled by request", s.clock())}, nil
 		}
 		j.StopRequested = string(agentlab.JobCancelled)
 		return []agentlab.Event{jobEvent(agentlab.EventJobStatus, *j, map[string]any{"status": j.Status, "stop": j.StopRequested},

@@ -178,7 +178,7 @@ func TestReferenceFails(t *testing.T) {
 				w.reference("team", "env.K", test.ref)
 				j := w.run(agentlab.JobRequest{Profile: "secrets", Task: "hang"})
 				j = w.final(j.ID)
-				if j.Status != agentlab.JobFailed || !strings.HasPrefix(j.Reason, "its profile's secrets cannot be had: ") || !strings.Contains(j.Reason, test.reason) {
+				if j.Status != agentlab.JobFailed || !strings.HasPrefix(j.Reason, "its profile's secrets are not available: ") || !strings.Contains(j.Reason, test.reason) {
 					t.Errorf("%s: %s", j.Status, j.Reason)
 				}
 				if !j.StartedAt.IsZero() {
@@ -242,7 +242,7 @@ func TestRedactionOutlivesChanges(t *testing.T) {
 		kept := filepath.Join(w.dir, "secrets", "delivered", j.ID+".age")
 		forget := func(want int) {
 			t.Helper()
-			n, err := w.jobs.ForgetSecrets(ctx)
+			n, err := w.boot.Sweep(ctx, w.jobs.Known)
 			_, serr := os.Stat(kept)
 			if err != nil || n != want || (serr == nil) != (want == 0) {
 				t.Errorf("forgot %d, want %d: %v, %v", n, want, err, serr)
@@ -333,7 +333,7 @@ func TestLostAnswerWithoutJob(t *testing.T) {
 	}
 }
 
-// Of a sandbox without a job whose secrets cannot be had it is told why, once,
+// Of a sandbox without a job whose secrets are not available it is told why, once,
 // and it has them as soon as they are there.
 func TestReferenceFailsWithoutJob(t *testing.T) {
 	inWorld(t, func(w *world) {
@@ -349,7 +349,7 @@ func TestReferenceFailsWithoutJob(t *testing.T) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			for _, e := range w.seen {
-				if strings.Contains(e.Message, "its profile's secrets cannot be had") && strings.Contains(e.Message, "there is no such file") {
+				if strings.Contains(e.Message, "its profile's secrets are not available") && strings.Contains(e.Message, "there is no such file") {
 					n++
 				}
 			}

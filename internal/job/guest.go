@@ -27,6 +27,20 @@ func (s *Service) jobOf(ctx context.Context, vmid int) (agentlab.Job, error) {
 	return s.cfg.Store.Job(ctx, sb.JobID)
 }
 
+// Started records that the runner of a sandbox has fetched its job and
+// secrets.
+func (s *Service) Started(ctx context.Context, vmid int) {
+	s.cfg.Sandboxes.Wake(vmid)
+	j, err := s.jobOf(ctx, vmid)
+	if err != nil || j.Status.Final() {
+		return
+	}
+	s.mu.Lock()
+	s.remember(j.ID).heard = s.clock()
+	s.mu.Unlock()
+	s.loop.Wake(j.ID)
+}
+
 // Report records how the job of a sandbox stands, and answers what is wanted
 // of its runner. It may be sent again. A report for a job that is final, or
 // one of an earlier phase, changes nothing. Codes: denied, invalid, conflict.
@@ -43,8 +57,7 @@ func (s *Service) Report(ctx context.Context, vmid int, r guestapi.Report) (gues
 	}
 	if !j.Status.Final() {
 		s.mu.Lock()
-		l := s.remember(j.ID)
-		l.heard, l.used = s.clock(), true
+		s.remember(j.ID).heard = s.clock()
 		s.mu.Unlock()
 		if j, err = s.record(ctx, j, r); err != nil {
 			return guestapi.Directive{}, err
@@ -88,7 +101,7 @@ func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report)
 		if r.Result != nil {
 			j.Result = agentlab.JobResult(*r.Result)
 		}
-		return append(evs, s.end(j, status, reason)...), nil
+		return append(evs, j.End(status, reason, s.clock())), nil
 	})
 }
 
@@ -166,9 +179,7 @@ func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (
 		var changed <-chan struct{}
 		if !j.Status.Final() {
 			s.mu.Lock()
-			l := s.remember(j.ID)
-			l.used = true
-			changed = l.changed
+			changed = s.remember(j.ID).changed
 			s.mu.Unlock()
 			// What changed before the channel was taken is in the row.
 			if j, err = s.cfg.Store.Job(ctx, j.ID); err != nil {

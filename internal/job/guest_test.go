@@ -232,9 +232,9 @@ func TestBootstrapHoldsWhatIsNeeded(t *testing.T) {
 				if err := w.store.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hash, VMID: sb.VMID, ExpiresAt: time.Now().Add(10 * time.Minute)}); err != nil {
 					w.Fatal(err)
 				}
-				_, err := w.jobs.BootstrapFetched(ctx, sb.VMID, secret.HashToken("guess"))
+				_, err := w.boot.Exchange(ctx, sb.VMID, secret.HashToken("guess"))
 				wantCode(t, err, agentlab.CodeDenied)
-				resp, err := w.jobs.BootstrapFetched(ctx, sb.VMID, hash)
+				resp, err := w.boot.Exchange(ctx, sb.VMID, hash)
 				if err != nil {
 					w.Fatal(err)
 				}
@@ -256,7 +256,7 @@ func TestBootstrapHoldsWhatIsNeeded(t *testing.T) {
 				if resp.Job == nil || resp.Job.ID != j.ID || resp.Job.Task != "hang" || resp.Job.Seconds != 3600 || resp.Runner.Token == "" {
 					w.Errorf("job %+v", resp.Job)
 				}
-				_, err = w.jobs.BootstrapFetched(ctx, sb.VMID, hash)
+				_, err = w.boot.Exchange(ctx, sb.VMID, hash)
 				wantCode(t, err, agentlab.CodeDenied)
 				if now := w.job(j.ID); now.Status != agentlab.JobRunning || now.DeadlineAt.Sub(now.StartedAt) != time.Hour {
 					w.Errorf("after the fetch %+v", now)
@@ -288,7 +288,7 @@ func TestSecretsVanish(t *testing.T) {
 		p.SecretsBundle = "gone"
 		w.profiles["secrets"] = p
 		j = w.final(j.ID)
-		if j.Status != agentlab.JobFailed || !strings.HasPrefix(j.Reason, "its profile's secrets cannot be had: secrets_bundle: there is no secrets bundle") {
+		if j.Status != agentlab.JobFailed || !strings.HasPrefix(j.Reason, "its profile's secrets are not available: secrets_bundle: there is no secrets bundle") {
 			w.Errorf("%s: %s", j.Status, j.Reason)
 		}
 	})
@@ -303,13 +303,13 @@ func TestGuessedToken(t *testing.T) {
 		w.phase(j.ID, "agent")
 		vmid := w.sandbox(j.ID).VMID
 		delete(w.profiles, "plain")
-		_, err := w.jobs.BootstrapFetched(ctx, vmid, secret.HashToken("guess"))
+		_, err := w.boot.Exchange(ctx, vmid, secret.HashToken("guess"))
 		wantCode(t, err, agentlab.CodeDenied)
 		_, hash := secret.MintToken()
 		if err := w.store.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hash, VMID: vmid, ExpiresAt: time.Now().Add(time.Minute)}); err != nil {
 			w.Fatal(err)
 		}
-		_, err = w.jobs.BootstrapFetched(ctx, vmid, hash)
+		_, err = w.boot.Exchange(ctx, vmid, hash)
 		wantCode(t, err, agentlab.CodeUnavailable)
 		if j = w.final(j.ID); j.Status != agentlab.JobCompleted {
 			w.Errorf("%s: %s", j.Status, j.Reason)
@@ -327,7 +327,7 @@ func TestSettingsAreRedacted(t *testing.T) {
 		}
 		j := w.run(agentlab.JobRequest{Profile: "secrets", Agent: "claude", Task: "hang", NoPreflight: true})
 		w.phase(j.ID, "agent")
-		r, err := w.jobs.Redactor(ctx, j.ID)
+		r, err := w.boot.Redactor(ctx, j.ID)
 		if err != nil {
 			w.Fatal(err)
 		}

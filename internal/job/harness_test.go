@@ -22,6 +22,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/bootstrap"
 	"github.com/agentlab-vm/agentlab/internal/guestserver"
 	"github.com/agentlab-vm/agentlab/internal/job"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
@@ -57,13 +58,14 @@ func (p profiles) Use(name string) (agentlab.Profile, error) {
 
 // lossy loses answers after all was done for them.
 type lossy struct {
-	*job.Service
+	*bootstrap.Service
 	w *world
 }
 
-func (l lossy) BootstrapFetched(ctx context.Context, vmid int, hash string) (guestapi.BootstrapResponse, error) {
-	resp, err := l.Service.BootstrapFetched(ctx, vmid, hash)
+func (l lossy) Exchange(ctx context.Context, vmid int, hash string) (guestapi.BootstrapResponse, error) {
+	resp, err := l.Service.Exchange(ctx, vmid, hash)
 	if err == nil && l.w.lose.Add(-1) >= 0 {
+		l.w.jobs.Started(ctx, vmid) // as after an answer that is lost on the wire
 		return guestapi.BootstrapResponse{}, agentlab.Errorf(agentlab.CodeUnavailable, "the answer is lost")
 	}
 	if err == nil && l.w.seize != nil {
@@ -107,6 +109,7 @@ type world struct {
 	store     *store.Store
 	sandboxes *sandbox.Service
 	jobs      *job.Service
+	boot      *bootstrap.Service
 	artifacts *artifact.Service
 	vault     *secret.Vault
 	guests    *guestserver.Server
@@ -168,21 +171,19 @@ func (w *world) begin() {
 	fatal(err)
 	w.vault = secret.NewVault(filepath.Join(w.dir, "secrets"))
 	driver := w.host.Open()
+	w.boot = bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Info: driver.Info()})
 	var guests *guestserver.Server
 	w.sandboxes = sandbox.New(sandbox.Config{
 		Store: w.store, Driver: driver, Images: fake.Images{}, Profiles: w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max},
-		ServeGuest: guestServe(&guests),
-		SaveConsole: func(ctx context.Context, sb agentlab.Sandbox, r io.Reader) error {
-			return w.jobs.SaveConsole(ctx, sb, r)
-		},
+		ServeGuest: guestServe(&guests), Bootstrap: w.boot, Artifacts: w.artifacts,
 	})
 	w.jobs = job.New(job.Config{
-		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Bundles: w.artifacts, Artifacts: w.artifacts, Backend: driver.Info(),
+		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: w.vault, Bootstrap: w.boot, Bundles: w.artifacts,
 		Egress: w.egress, DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",
 	})
 	guests = guestserver.New(guestserver.Config{
-		Tokens: w.store, Jobs: lossy{w.jobs, w}, Artifacts: w.artifacts, Redactors: w.jobs,
+		Tokens: w.store, Jobs: w.jobs, Artifacts: w.artifacts, Bootstrap: lossy{w.boot, w},
 		Limits: guestserver.Limits{Bootstraps: 1000},
 	})
 	w.guests = guests
@@ -212,6 +213,9 @@ func (w *world) committed(c store.Commit) {
 	}
 	for _, sb := range c.Sandboxes {
 		w.jobs.SandboxChanged(sb)
+		if sb.State == agentlab.SandboxDestroyed {
+			w.boot.Forget(sb)
+		}
 	}
 	for _, id := range c.Records {
 		w.jobs.Wake(id)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 )
 
 // The host is restarted while a job is at work: the job fails and says why. Its
@@ -46,6 +47,24 @@ func TestSandboxStoppedAndStartedAgain(t *testing.T) {
 		w.jobs.SandboxChanged(sb)
 		if j = w.final(j.ID); j.Status != agentlab.JobFailed || !strings.Contains(j.Reason, "the host was restarted") {
 			t.Errorf("%s, %q", j.Status, j.Reason)
+		}
+	})
+}
+
+// That a sandbox was stopped and started again before its job began does not
+// count.
+func TestSandboxStoppedBeforeTheJobBegins(t *testing.T) {
+	inWorld(t, func(w *world) {
+		release := make(chan struct{})
+		w.host.Inject(fake.Fault{Op: fake.OpDialControl, Times: 1, Block: release})
+		j := w.run(agentlab.JobRequest{Task: "echo done", Keepalive: ptr(true)})
+		w.eventually("booting", func() bool { return w.sandbox(j.ID).State == agentlab.SandboxBooting })
+		sb := w.sandbox(j.ID) // as it was in between
+		sb.State, sb.Desired, sb.Reason = agentlab.SandboxStopped, agentlab.DesiredRunning, "the host was restarted"
+		w.jobs.SandboxChanged(sb)
+		close(release)
+		if j = w.final(j.ID); j.Status != agentlab.JobCompleted {
+			t.Errorf("%s: %s", j.Status, j.Reason)
 		}
 	})
 }

@@ -7,20 +7,18 @@
 // any more. Then its sandbox is released: destroyed, or kept when asked.
 //
 // One wakeable loop drives every job that is not final from its row, so a new
-// process goes on where the last one was. What guests say arrives in
-// BootstrapFetched, Report and Directive, and is not believed.
+// process goes on where the last one was. What guests say arrives in Report and
+// Directive, and is not believed.
 package job
 
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/reconcile"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/secret"
@@ -39,9 +37,6 @@ type Store interface {
 	SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error)
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
-	CheckBootstrap(ctx context.Context, hash string, vmid int) error
-	ConsumeBootstrap(ctx context.Context, hash string, vmid int, grants []agentlab.Grant,
-		fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error)) error
 }
 
 // Sandboxes is the service of sandboxes; *sandbox.Service implements it.
@@ -51,7 +46,6 @@ type Sandboxes interface {
 	List(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	MarkRunning(ctx context.Context, vmid int) error
 	NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Network) error
-	Introduce(ctx context.Context, vmid int) error
 	Release(ctx context.Context, vmid int, o sandbox.Outcome) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Paused() map[int]string // whose guests the host has paused, and why
@@ -67,10 +61,12 @@ type Profiles interface {
 // Secrets opens secrets bundles; *secret.Vault implements it.
 type Secrets interface {
 	Outline(ctx context.Context, name string) (plain secret.Bundle, references []string, err error)
-	Deliver(ctx context.Context, name string, want func(key string) bool) (secret.Bundle, error)
-	Keep(ctx context.Context, jobID string, values []string) error
-	Kept(jobID string) (values []string, ok bool, err error)
-	SweepKept(ctx context.Context, done func(ctx context.Context, jobID string) (bool, error)) (int, error)
+}
+
+// Bootstrap delivers jobs and secrets to guests; *bootstrap.Service implements
+// it.
+type Bootstrap interface {
+	Trouble(uid string) string // why the secrets could not be delivered, "" when they could
 }
 
 // Bundles keeps git bundles of local repositories; *artifact.Service
@@ -78,11 +74,6 @@ type Secrets interface {
 type Bundles interface {
 	ClaimBundle(ctx context.Context, bundleID, jobID string) error
 	DropBundle(jobID string) error
-}
-
-// Artifacts keeps files of jobs; *artifact.Service implements it.
-type Artifacts interface {
-	Put(ctx context.Context, jobID, path string, r io.Reader) (agentlab.Artifact, error)
 }
 
 // Egress is the record of what sandboxes wanted from the network;
@@ -96,7 +87,7 @@ type Limits struct {
 	DefaultTTL time.Duration // when neither request nor profile says; default 3 h
 
 	// UploadWindow is how long after its deadline a job may still upload
-	// and report; default 5 min. The sandbox's lease is so much longer.
+	// and report; default UploadWindow. The sandbox's lease is so much longer.
 	UploadWindow time.Duration
 	// CancelWindow is the same after a request to cancel; default 2 min.
 	CancelWindow time.Duration
@@ -105,13 +96,10 @@ type Limits struct {
 	StartTimeout time.Duration
 	// Silence is how long nothing may be heard of a runner; default 90 s.
 	Silence time.Duration
-	// Unused is how long the tokens of a bootstrap answer may stay unused
-	// before it is taken for lost and the runner gets another one-time
-	// token; default 5 s.
-	Unused time.Duration
-
-	ArtifactBytes int64 // told to the runner; default 4 GiB
 }
+
+// UploadWindow is the default of Limits.UploadWindow.
+const UploadWindow = 5 * time.Minute
 
 func (l Limits) withDefaults() Limits {
 	def := func(d *time.Duration, v time.Duration) {
@@ -120,14 +108,10 @@ func (l Limits) withDefaults() Limits {
 		}
 	}
 	def(&l.DefaultTTL, 3*time.Hour)
-	def(&l.UploadWindow, 5*time.Minute)
+	def(&l.UploadWindow, UploadWindow)
 	def(&l.CancelWindow, 2*time.Minute)
 	def(&l.StartTimeout, 10*time.Minute)
 	def(&l.Silence, 90*time.Second)
-	def(&l.Unused, 5*time.Second)
-	if l.ArtifactBytes <= 0 {
-		l.ArtifactBytes = 4 << 30
-	}
 	return l
 }
 
@@ -137,10 +121,9 @@ type Config struct {
 	Sandboxes Sandboxes
 	Profiles  Profiles
 	Secrets   Secrets
+	Bootstrap Bootstrap
 	Bundles   Bundles
-	Artifacts Artifacts    // nil: SaveConsole keeps nothing
-	Egress    Egress       // nil: nothing is recorded
-	Backend   backend.Info // where guests find the guest plane
+	Egress    Egress // nil: nothing is recorded
 
 	DefaultProfile string // of jobs that name none
 	DefaultAgent   string // of jobs that name none
@@ -161,13 +144,11 @@ type Service struct {
 	clock func() time.Time
 	loop  *reconcile.Loop[string]
 
-	mu         sync.Mutex
-	live       map[string]*live
-	making     map[string]bool       // jobs whose row is about to be written
-	waiting    []string              // jobs that found no room for a sandbox, the oldest first
-	asking     map[int]*asking       // by sandbox
-	redactions map[string]*redaction // by keptAs; dropped at times and made again when needed
-	pulse      time.Time             // when this process was last known to be at work; zero before Run
+	mu      sync.Mutex
+	live    map[string]*live
+	making  map[string]bool // jobs whose row is about to be written
+	waiting []string        // jobs that found no room for a sandbox, the oldest first
+	pulse   time.Time       // when this process was last known to be at work; zero before Run
 }
 
 // live is what is remembered of a job that is not final. Nothing in it
@@ -176,26 +157,16 @@ type live struct {
 	heard    time.Time     // when its runner was last heard, or first waited for
 	stopped  time.Time     // when this process first saw that it is to stop
 	changed  chan struct{} // closed when there is something new for its runner
-	used     bool          // its runner has used a token of its bootstrap answer
-	again    int           // how often its runner was given another one-time token
 	progress progress      // of its clone
-	trouble  string        // why its secrets could not be had, the last time
 	tried    time.Time     // when a sandbox was first asked for and could not be had
-	failed   int           // how often in a row
 	denials  modelDenials  // of its model
 	down     string        // why its sandbox was stopped, which is started again
-}
-
-// asking is what is remembered of a sandbox whose runner asked for its
-// bootstrap.
-type asking struct {
-	turn    chan struct{} // full while an answer is being made
-	trouble string        // why there was none, as told before
+	downAt   time.Time
 }
 
 // New returns a Service; Run makes it work.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, live: map[string]*live{}, making: map[string]bool{}, asking: map[int]*asking{}, redactions: map[string]*redaction{}}
+	s := &Service{cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, live: map[string]*live{}, making: map[string]bool{}}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -307,13 +278,12 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if sb.JobID != "" && sb.State == agentlab.SandboxStopped && sb.Desired == agentlab.DesiredRunning {
-		s.remember(sb.JobID).down = sb.Reason
+		l := s.remember(sb.JobID)
+		l.down, l.downAt = sb.Reason, sb.UpdatedAt
 	}
 	if sb.State != agentlab.SandboxDestroyed {
 		return
 	}
-	delete(s.asking, sb.VMID)
-	delete(s.redactions, keptAs(sb))
 	if len(s.waiting) > 0 {
 		s.loop.Wake(s.waiting[0]) // there is room for one more
 	}

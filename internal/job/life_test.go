@@ -9,6 +9,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/job"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 func TestJobCompletes(t *testing.T) {
@@ -80,7 +81,7 @@ func TestJobEnds(t *testing.T) {
 				if j.Status != test.status || j.Reason != test.reason {
 					w.Errorf("%s: %q, want %s: %q", j.Status, j.Reason, test.status, test.reason)
 				}
-				_, console, err := w.artifacts.Open(context.Background(), j.ID, job.ConsoleArtifact)
+				_, console, err := w.artifacts.Open(context.Background(), j.ID, sandbox.ConsoleArtifact)
 				if failed := strings.HasPrefix(test.reason, "its sandbox failed"); failed != (err == nil) {
 					w.Errorf("the console log was saved: %v", err)
 				}

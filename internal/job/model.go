@@ -181,9 +181,9 @@ func forgeOf(repoURL string) string {
 	return host
 }
 
-// jobModelHosts returns the endpoints of the model that a job's agent uses
+// ModelHosts returns the endpoints of the model that a job's agent uses
 // with the secrets that it gets.
-func jobModelHosts(j agentlab.Job, b secret.Bundle) []string {
+func ModelHosts(j agentlab.Job, b secret.Bundle) []string {
 	n, _ := needsOf(j.Agent, envOf(j.Agent, b, nil))
 	return n.hosts
 }

@@ -29,7 +29,7 @@ func (w *world) told(vmid int, value string) {
 func (w *world) redacted(id string, values ...string) {
 	w.Helper()
 	for _, v := range values {
-		if got := w.jobs.Redact(context.Background(), id, "x "+v+" y"); strings.Contains(got, v) {
+		if got := w.boot.RedactFunc(context.Background(), id)("x " + v + " y"); strings.Contains(got, v) {
 			w.Errorf("kept would be %q", got)
 		}
 	}
@@ -55,7 +55,7 @@ func TestRedactionAfterTheJob(t *testing.T) {
 		w.restart()
 		w.redacted(ended.ID, "value-before-change", "value-after-change")
 		w.redacted(cancelled.ID, "value-after-change")
-		if n, err := w.jobs.ForgetSecrets(ctx); n != 0 || err != nil {
+		if n, err := w.boot.Sweep(ctx, w.jobs.Known); n != 0 || err != nil {
 			t.Errorf("forgot %d, %v", n, err)
 		}
 	})
@@ -75,7 +75,7 @@ func TestRedactionWithoutJob(t *testing.T) {
 		w.redacted(sb.UID, "value-of-k")
 		w.restart()
 		w.redacted(sb.UID, "value-of-k")
-		if n, err := w.jobs.ForgetSecrets(ctx); n != 0 || err != nil {
+		if n, err := w.boot.Sweep(ctx, w.jobs.Known); n != 0 || err != nil {
 			t.Errorf("forgot %d, %v", n, err)
 		}
 		if _, err := w.sandboxes.Destroy(ctx, sb.VMID); err != nil {
@@ -85,7 +85,7 @@ func TestRedactionWithoutJob(t *testing.T) {
 			now, err := w.store.Sandbox(ctx, sb.VMID)
 			return err == nil && now.State == agentlab.SandboxDestroyed
 		})
-		if n, err := w.jobs.ForgetSecrets(ctx); n != 1 || err != nil {
+		if n, err := w.boot.Sweep(ctx, w.jobs.Known); n != 1 || err != nil {
 			t.Errorf("forgot %d, %v", n, err)
 		}
 	})
@@ -109,7 +109,7 @@ func TestRedactorRace(t *testing.T) {
 		made := make(chan struct{})
 		go func() {
 			defer close(made)
-			if _, err := w.jobs.Redactor(ctx, j.ID); err != nil {
+			if _, err := w.boot.Redactor(ctx, j.ID); err != nil {
 				t.Error(err)
 			}
 		}()

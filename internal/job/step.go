@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/guestcheck"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
@@ -153,9 +152,7 @@ func (s *Service) queued(ctx context.Context, j agentlab.Job, sb agentlab.Sandbo
 	}
 	left := sb.BootedAt.Add(s.lim.StartTimeout).Sub(s.clock())
 	if left <= 0 {
-		s.mu.Lock()
-		why := orText(s.remember(j.ID).trouble, "its runner did not ask for the job within "+s.lim.StartTimeout.String())
-		s.mu.Unlock()
+		why := orText(s.cfg.Bootstrap.Trouble(sb.UID), "its runner did not ask for the job within "+s.lim.StartTimeout.String())
 		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, why)
 	}
 	return min(left, longest), nil
@@ -180,9 +177,9 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	if j.StopRequested != "" && l.stopped.IsZero() {
 		l.stopped = now
 	}
-	heard, stopped, used, told, down := l.heard, l.stopped, l.used, l.again, l.down
+	heard, stopped, down, downAt := l.heard, l.stopped, l.down, l.downAt
 	s.mu.Unlock()
-	if down != "" { // its sandbox may run again by now
+	if down != "" && !downAt.Before(j.StartedAt) { // its sandbox may run again by now
 		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox was stopped: "+down)
 	}
 
@@ -211,35 +208,10 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	case j.StopRequested == "" && due(j.DeadlineAt):
 		return 0, s.timeOut(ctx, j)
 	}
-	unused := !used && j.Phase == guestcheck.Phases[0] && j.StopRequested == "" && sb.State == agentlab.SandboxRunning
-	if unused && told < maxAgain && due(heard.Add(s.lim.Unused<<(2*told))) {
-		return 0, s.tellAgain(ctx, j)
-	}
 	if d := s.readDenials(ctx, j, false); d.count >= maxModelDenials && j.StopRequested == "" {
 		return 0, s.stopForModel(ctx, j.ID, d)
 	}
 	return again, nil
-}
-
-// maxAgain is how often a runner gets another one-time token.
-const maxAgain = 3
-
-// tellAgain gives the runner of a job another one-time token: with what the
-// first one was traded for nothing was done, so the answer may be lost, as it
-// is when this process dies while it answers. A runner that has it all the
-// same does not use the new one.
-func (s *Service) tellAgain(ctx context.Context, j agentlab.Job) error {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
-	defer cancel()
-	if err := s.cfg.Sandboxes.Introduce(ctx, j.SandboxVMID); err != nil {
-		return err
-	}
-	s.log.Info("a runner has not used its bootstrap answer; it can fetch it again", "job", j.ID, "vmid", j.SandboxVMID)
-	s.mu.Lock()
-	s.remember(j.ID).again++
-	s.mu.Unlock()
-	s.loop.Wake(j.ID)
-	return nil
 }
 
 // timeOut asks the runner of a job whose time is over to stop.
@@ -257,16 +229,11 @@ func (s *Service) timeOut(ctx context.Context, j agentlab.Job) error {
 
 // finish ends a job, unless it has ended.
 func (s *Service) finish(ctx context.Context, id string, status agentlab.JobStatus, reason string) error {
-	return s.finishFrom(ctx, id, status, reason, agentlab.JobQueued, agentlab.JobRunning)
-}
-
-// finishFrom is finish for a job that has one of some statuses.
-func (s *Service) finishFrom(ctx context.Context, id string, status agentlab.JobStatus, reason string, from ...agentlab.JobStatus) error {
 	_, err := s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
-		if !slices.Contains(from, j.Status) {
+		if j.Status.Final() {
 			return nil, nil
 		}
-		return s.end(j, status, reason), nil
+		return []agentlab.Event{j.End(status, reason, s.clock())}, nil
 	})
 	return err
 }

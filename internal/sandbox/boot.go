@@ -3,8 +3,6 @@ package sandbox
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"net"
 	"strings"
@@ -108,7 +106,7 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	if err := s.openPlane(ctx, sb); err != nil {
 		return 0, true, err
 	}
-	err := s.introduce(ctx, sb)
+	err := s.ensureIdentity(ctx, sb)
 	if err == nil {
 		s.boots.release(sb.VMID, s.loop.Wake)
 		return 0, false, s.ready(ctx, sb)
@@ -205,99 +203,61 @@ func (s *Service) control(sb agentlab.Sandbox) *control.Client {
 	return control.New(func(ctx context.Context) (net.Conn, error) { return s.cfg.Driver.DialControl(ctx, ref(sb)) })
 }
 
-// introduce tells the guest who it is, unless it knows.
-func (s *Service) introduce(ctx context.Context, sb agentlab.Sandbox) error {
-	c := s.control(sb)
-	health, err := c.Health(ctx)
+// ensureIdentity gives the guest its identity, unless it has it: from a process
+// before this one, or from an attempt whose answer was lost.
+func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) error {
+	health, err := s.control(sb).Health(ctx)
 	if err != nil {
 		return err
 	}
 	if health.Identity == sb.UID {
-		return nil // by a process before this one, or an answer that was lost
+		s.cfg.Bootstrap.Sent(sb.UID)
+		return nil
 	}
-	return s.identify(ctx, sb, c)
+	var doc *guestapi.Bootstrap
+	if s.cfg.ServeGuest != nil {
+		if doc, err = s.cfg.Bootstrap.Document(ctx, sb); err != nil {
+			return err
+		}
+	}
+	return s.sendIdentity(ctx, sb, doc)
 }
 
-// Introduce tells the guest of a sandbox that runs again who it is, so that
-// its runner gets a bootstrap token that was not used. A runner that has
-// fetched its job does not use it.
-func (s *Service) Introduce(ctx context.Context, vmid int) error {
-	sb, err := s.live(ctx, vmid)
-	if err != nil {
-		return err
+// sendIdentity sends the guest its identity, with the present time, and the
+// document with which its runner fetches its job and secrets; nil: none.
+func (s *Service) sendIdentity(ctx context.Context, sb agentlab.Sandbox, doc *guestapi.Bootstrap) error {
+	id := guestapi.Identity{
+		UID: sb.UID, Hostname: sb.Name, Time: s.clock().UTC(), Entropy: make([]byte, 64),
+		Network: s.cfg.Driver.Info().GuestNetwork, Bootstrap: doc,
 	}
-	if err := s.identify(ctx, sb, s.control(sb)); err != nil {
-		return err
+	_, _ = rand.Read(id.Entropy) // never fails
+	_, err := s.control(sb).SetIdentity(ctx, id)
+	if err == nil && doc != nil {
+		s.cfg.Bootstrap.Sent(sb.UID)
 	}
-	s.with(vmid, func(m *memory) { m.token = "" })
-	return nil
-}
-
-func (s *Service) identify(ctx context.Context, sb agentlab.Sandbox, c *control.Client) (err error) {
-	id := s.identity(sb)
-	if id.Bootstrap, err = s.bootstrap(ctx, sb); err != nil {
-		return err
-	}
-	id.Time = s.clock().UTC()
-	_, err = c.SetIdentity(ctx, id)
 	return err
 }
 
-// identity is who the guest of a sandbox is, without a token.
-func (s *Service) identity(sb agentlab.Sandbox) guestapi.Identity {
-	id := guestapi.Identity{
-		UID: sb.UID, Hostname: sb.Name, Time: s.clock().UTC(), Entropy: make([]byte, 64),
-		Network: s.cfg.Driver.Info().GuestNetwork,
-	}
-	_, _ = rand.Read(id.Entropy) // never fails
-	return id
-}
+// deliveryTimeout bounds the two calls of a guest in ensureDelivered.
+const deliveryTimeout = 15 * time.Second
 
-// bootstrap returns the document with which the runner of a sandbox fetches
-// its job and secrets; nil when there are none.
-func (s *Service) bootstrap(ctx context.Context, sb agentlab.Sandbox) (*guestapi.Bootstrap, error) {
-	if s.cfg.ServeGuest == nil || (sb.JobID == "" && !s.hasSecrets(sb)) {
-		return nil, nil //nolint:nilnil // no document is no error
+// ensureDelivered sends the guest another document when it does not have what
+// the last one was exchanged for. It returns when to look again, 0 for not at
+// all. A guest that does not answer is not an error.
+func (s *Service) ensureDelivered(ctx context.Context, sb agentlab.Sandbox) (time.Duration, error) {
+	if s.cfg.ServeGuest == nil {
+		return 0, nil
 	}
-	token, err := s.token(ctx, sb)
-	if err != nil {
-		return nil, err
+	ctx, cancel := context.WithTimeout(ctx, deliveryTimeout)
+	defer cancel()
+	doc, again, err := s.cfg.Bootstrap.Reissue(ctx, sb, s.control(sb).Health)
+	if err != nil || doc == nil {
+		return again, err
 	}
-	return &guestapi.Bootstrap{Token: token, Controller: s.cfg.Driver.Info().ControllerURL, VMID: sb.VMID}, nil
-}
-
-// hasSecrets tells whether the profile of a sandbox has secrets for it. A
-// profile that cannot be used any more has none.
-func (s *Service) hasSecrets(sb agentlab.Sandbox) bool {
-	prof, err := s.cfg.Profiles.Use(sb.Profile)
-	if err != nil {
-		s.log.Warn("sandbox gets no secrets: its profile cannot be used any more", "vmid", sb.VMID, "err", err)
-		return false
+	if err := s.sendIdentity(ctx, sb, doc); err != nil {
+		s.log.Debug("a guest did not take another bootstrap token", "vmid", sb.VMID, "err", err)
 	}
-	return prof.SecretsBundle != ""
-}
-
-// token mints a bootstrap token, or returns the one that an attempt before
-// this one minted.
-func (s *Service) token(ctx context.Context, sb agentlab.Sandbox) (token string, err error) {
-	now := s.clock().UTC()
-	s.with(sb.VMID, func(m *memory) {
-		if m.token != "" && now.Add(s.lim.BootstrapTTL/2).Before(m.tokenEnds) {
-			token = m.token
-		}
-	})
-	if token != "" {
-		return token, nil
-	}
-	token = agentlab.NewToken()
-	sum := sha256.Sum256([]byte(token))
-	ends := now.Add(s.lim.BootstrapTTL)
-	err = s.cfg.Store.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hex.EncodeToString(sum[:]), VMID: sb.VMID, ExpiresAt: ends})
-	if err != nil {
-		return "", err
-	}
-	s.with(sb.VMID, func(m *memory) { m.token, m.tokenEnds = token, ends })
-	return token, nil
+	return again, nil
 }
 
 // ready makes a sandbox READY.
@@ -318,7 +278,6 @@ func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 	})
 	if err == nil {
 		s.with(sb.VMID, func(m *memory) {
-			m.token = ""
 			m.inspected = m.state == agentlab.SandboxReady && in.Power == backend.PowerRunning
 		})
 	}

@@ -483,28 +483,6 @@ func TestStartIsCutShort(t *testing.T) {
 	})
 }
 
-// A guest that knows who it is can be told again, and each time gets a token
-// of its own.
-func TestIntroduceAgain(t *testing.T) {
-	inWorld(t, func(w *world) {
-		ctx := context.Background()
-		sb := w.create(agentlab.SandboxRequest{Profile: "secrets"})
-		wantCode(t, w.svc.Introduce(ctx, sb.VMID), agentlab.CodeConflict)
-		w.until(sb.VMID, agentlab.SandboxReady)
-		for range 2 {
-			if err := w.store.RevokeGrants(ctx, sb.VMID); err != nil {
-				w.Fatal(err)
-			}
-			if err := w.svc.Introduce(ctx, sb.VMID); err != nil {
-				w.Fatal(err)
-			}
-			if n, err := w.store.DeleteExpiredTokens(ctx, time.Now().Add(24*time.Hour)); err != nil || n != 1 {
-				w.Errorf("%d tokens, %v", n, err)
-			}
-		}
-	})
-}
-
 // Nobody waits for the end of a lease, so an event tells what keeps the sandbox
 // from it, and what to do.
 func TestTroubleAtTheEndOfALease(t *testing.T) {

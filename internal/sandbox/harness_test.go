@@ -20,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/bootstrap"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
@@ -103,6 +104,13 @@ func (p *profiles) Use(name string) (agentlab.Profile, error) {
 	return prof, nil
 }
 
+// boot knows one secret of all guests.
+type boot struct{ *bootstrap.Service }
+
+func (boot) RedactFunc(context.Context, string) func(string) string {
+	return func(text string) string { return strings.ReplaceAll(text, "hunter2", "[redacted]") }
+}
+
 // world is a machine with a database, on which services come and go.
 type world struct {
 	*testing.T
@@ -183,9 +191,7 @@ func (w *world) begin() {
 			}
 			return nil
 		},
-		Redact: func(_ context.Context, _, text string) string {
-			return strings.ReplaceAll(text, "hunter2", "[redacted]")
-		},
+		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Info: w.driver.Info(), Clock: w.clock})},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

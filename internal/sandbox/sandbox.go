@@ -32,9 +32,11 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/reconcile"
+	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
 // Store is what the service needs of the database. The semantics are those
@@ -50,8 +52,6 @@ type Store interface {
 	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
-	PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken) error
-	BootstrapOpen(ctx context.Context, vmid int) (bool, error)
 	RevokeGrants(ctx context.Context, vmid int) error
 }
 
@@ -71,6 +71,21 @@ type Profiles interface {
 	Use(name string) (agentlab.Profile, error)
 }
 
+// Bootstrap delivers jobs and secrets to guests, and knows which secrets they
+// have; *bootstrap.Service implements it.
+type Bootstrap interface {
+	Document(ctx context.Context, sb agentlab.Sandbox) (*guestapi.Bootstrap, error)
+	Sent(uid string)
+	Reissue(ctx context.Context, sb agentlab.Sandbox, health func(context.Context) (guestapi.Health, error)) (*guestapi.Bootstrap, time.Duration, error)
+	RedactFunc(ctx context.Context, id string) func(text string) string
+	Redactor(ctx context.Context, jobID string) (*redact.Redactor, error)
+}
+
+// Artifacts stores files of jobs; *artifact.Service implements it.
+type Artifacts interface {
+	Put(ctx context.Context, jobID, path string, r io.Reader) (agentlab.Artifact, error)
+}
+
 // Limits bound sandboxes and the work on them. Zero fields take the default.
 type Limits struct {
 	VMIDFirst, VMIDLast int           // range of numbers; default 1000 to 999999
@@ -78,8 +93,6 @@ type Limits struct {
 	MaxTTL              time.Duration // longest lease; default agentlab.MaxTTL
 	DefaultTTL          time.Duration // when neither request nor profile says; default 3 h, at most MaxTTL
 
-	BootstrapTTL     time.Duration // life of a bootstrap token; default 10 min
-	Unused           time.Duration // until the answer that a token was traded for is taken for lost; default 5 s
 	ImageTimeout     time.Duration // for building a missing image; default 1 h
 	ProvisionTimeout time.Duration // for Create and Start with all attempts; default 5 min
 	BootTimeout      time.Duration // from Start until the guest answers; default 180 s
@@ -108,8 +121,6 @@ func (l Limits) withDefaults() Limits {
 	count(&l.VMIDLast, 999999)
 	def(&l.MaxTTL, agentlab.MaxTTL)
 	def(&l.DefaultTTL, min(3*time.Hour, l.MaxTTL))
-	def(&l.BootstrapTTL, 10*time.Minute)
-	def(&l.Unused, 5*time.Second)
 	def(&l.ImageTimeout, time.Hour)
 	def(&l.ProvisionTimeout, 5*time.Minute)
 	def(&l.BootTimeout, 180*time.Second)
@@ -129,6 +140,9 @@ type Config struct {
 	Images   Images
 	Profiles Profiles
 
+	Bootstrap Bootstrap
+	Artifacts Artifacts // where console logs are saved; nil: nowhere
+
 	DefaultProfile string // of sandboxes that name none
 	DefaultImage   string // when neither request nor profile names one
 	Limits         Limits
@@ -137,19 +151,10 @@ type Config struct {
 	// fails, and closes l. nil: there is no guest plane.
 	ServeGuest func(ctx context.Context, vmid int, l net.Listener) error
 
-	// SaveConsole keeps the end of the console log of a sandbox whose VM or
-	// boot failed, before it is destroyed. It is tried once; nil is allowed.
-	SaveConsole func(ctx context.Context, sb agentlab.Sandbox, console io.Reader) error
-
 	// DrainEgress takes over what is left of the record of a sandbox's
 	// network use, after its VM was stopped and before it is destroyed. It
 	// must be bounded; nil: the backend has no such record.
 	DrainEgress func(ctx context.Context, sb agentlab.Sandbox) error
-
-	// Redact takes the secrets of a job, or of the sandbox with that UID that
-	// has none, out of text that may hold words of its guest, before it is
-	// written down; nil is allowed.
-	Redact func(ctx context.Context, id, text string) string
 
 	// Room tells, with code no_space and a remedy, that the host's disk is too
 	// full to start anything; nil is allowed.
@@ -201,14 +206,11 @@ type memory struct {
 	looked    time.Time      // when the VM of a BOOTING one was last looked at
 	grace     *time.Duration // asked for by Stop; nil means the default
 	image     *imageResult   // came of an image build that it waited for
-	token     string         // bootstrap token not yet handed over
-	tokenEnds time.Time
 	plane     *plane
 	save      bool // its console log is to be saved
 	trouble   trouble
 	unwritten bool   // it is to be destroyed, and the row does not say so: the disk was full
 	paused    string // why its guest's CPUs are paused; "" when they are not
-	handover  handover
 
 	netSince   time.Time     // since when a network policy cannot be put in force; zero when there is none
 	netTrouble string        // why not
@@ -293,7 +295,7 @@ func (s *Service) remember(sb agentlab.Sandbox) *memory {
 	}
 	if m.state != sb.State {
 		m.state, m.inspected = sb.State, false
-		m.tried, m.running, m.handover, m.trouble = time.Time{}, time.Time{}, handover{}, trouble{}
+		m.tried, m.running, m.trouble = time.Time{}, time.Time{}, trouble{}
 	}
 	return m
 }

@@ -176,10 +176,7 @@ func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, format string, 
 
 // told makes text about a sandbox fit to be kept.
 func (s *Service) told(ctx context.Context, sb agentlab.Sandbox, text string) string {
-	if s.cfg.Redact != nil {
-		text = s.cfg.Redact(ctx, cmp.Or(sb.JobID, sb.UID), text)
-	}
-	return agentlab.Reason(text)
+	return agentlab.Reason(s.cfg.Bootstrap.RedactFunc(ctx, cmp.Or(sb.JobID, sb.UID))(text))
 }
 
 // quiesce makes sure that the VM of a failed sandbox is off.
@@ -341,7 +338,7 @@ func (s *Service) watch(ctx context.Context, sb agentlab.Sandbox) (time.Duration
 	if err := s.setDeadline(ctx, sb); err != nil {
 		return 0, true, err
 	}
-	again, err := s.handOver(ctx, sb)
+	again, err := s.ensureDelivered(ctx, sb)
 	return again, true, err
 }
 

@@ -89,21 +89,13 @@ func (s *Service) thaw(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	if err := s.openPlane(ctx, sb); err != nil {
 		return 0, true, err
 	}
-	if err := s.setClock(ctx, sb); err != nil {
+	if err := s.sendIdentity(ctx, sb, nil); err != nil { // for its clock; it has a token already
 		if ctx.Err() == nil && s.triedFor(sb.VMID) >= s.lim.BootTimeout {
 			return 0, false, s.fail(ctx, sb, "its guest did not answer within %s after it was resumed: %w", s.lim.BootTimeout, err)
 		}
 		return bootPause(0), true, ctx.Err()
 	}
 	return 0, false, s.become(ctx, sb, agentlab.SandboxReady, "")
-}
-
-// setClock gives a guest that stood still its identity again, of which the
-// time is what it lacks; a token it has already.
-func (s *Service) setClock(ctx context.Context, sb agentlab.Sandbox) error {
-	id := s.identity(sb)
-	_, err := s.control(sb).SetIdentity(ctx, id)
-	return err
 }
 
 // triedFor is how long it is since this was first called for a sandbox in its

@@ -78,12 +78,16 @@ const (
 	saveTimeout = 10 * time.Second
 )
 
-// saveConsole hands the end of the console log of a sandbox that failed to
-// Config.SaveConsole, once it can. It is help for people; nothing waits for it long.
+// ConsoleArtifact is the path of the artifact that saveConsole makes.
+const ConsoleArtifact = "console.log"
+
+// saveConsole saves the end of the console log of a sandbox that failed as an
+// artifact of its job, before it is destroyed. It is tried once and may not
+// take long: it only helps people.
 func (s *Service) saveConsole(ctx context.Context, sb agentlab.Sandbox) {
 	save := false
 	s.with(sb.VMID, func(m *memory) { save, m.save = m.save, false })
-	if !save || s.cfg.SaveConsole == nil {
+	if !save || sb.JobID == "" || s.cfg.Artifacts == nil {
 		return
 	}
 	sctx, cancel := context.WithTimeout(ctx, saveTimeout)
@@ -93,7 +97,7 @@ func (s *Service) saveConsole(ctx context.Context, sb agentlab.Sandbox) {
 		defer rc.Close() //nolint:errcheck // it was read
 		var end tail
 		if _, err = io.Copy(&end, io.LimitReader(rc, lookBytes)); err == nil && len(end) > 0 {
-			err = s.cfg.SaveConsole(sctx, sb, bytes.NewReader(end))
+			err = s.putConsole(sctx, sb.JobID, bytes.NewReader(end))
 		}
 	}
 	if err != nil && ctx.Err() != nil { // the step was interrupted, and comes again
@@ -103,6 +107,14 @@ func (s *Service) saveConsole(ctx context.Context, sb agentlab.Sandbox) {
 	if err != nil {
 		s.log.Warn("the console log of a failed sandbox was not saved", "vmid", sb.VMID, "err", err)
 	}
+}
+
+func (s *Service) putConsole(ctx context.Context, jobID string, console io.Reader) error {
+	r, err := s.cfg.Bootstrap.Redactor(ctx, jobID)
+	if err == nil {
+		_, err = s.cfg.Artifacts.Put(ctx, jobID, ConsoleArtifact, r.Reader(console))
+	}
+	return err
 }
 
 // tail keeps the last saveBytes, or some more, of what is written to it.

@@ -131,7 +131,7 @@ func (c *Controller) Start() {
 		c.tb.Fatal(err)
 	}
 	c.addr = l.Addr().String()
-	s := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Redactors: c, Limits: c.Limits})
+	s := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Limits: c.Limits})
 	c.server = s.HTTPServer(c.VMID)
 	c.served.Go(func() { _ = c.server.Serve(l) })
 }
@@ -334,8 +334,11 @@ func (c *Controller) GiveBundle(r io.Reader) {
 	}
 }
 
-// BootstrapFetched implements guestserver.Jobs.
-func (c *Controller) BootstrapFetched(_ context.Context, vmid int, tokenHash string) (guestapi.BootstrapResponse, error) {
+// Started implements guestserver.Jobs.
+func (c *Controller) Started(context.Context, int) {}
+
+// Exchange implements guestserver.Bootstrap.
+func (c *Controller) Exchange(_ context.Context, vmid int, tokenHash string) (guestapi.BootstrapResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.down != nil {
@@ -418,7 +421,7 @@ func (c *Controller) GrantByHash(_ context.Context, h, kind string) (agentlab.Gr
 	return g, nil
 }
 
-// Redactor implements guestserver.Redactors.
+// Redactor implements guestserver.Bootstrap.
 func (c *Controller) Redactor(context.Context, string) (*redact.Redactor, error) {
 	if c.NoRedactor != nil {
 		return nil, c.NoRedactor

@@ -1,0 +1,298 @@
+// Package bootstrap delivers to the runner of a sandbox what it needs: its job
+// and its secrets.
+//
+// A guest gets a Document with a one-time token together with its identity. Its
+// runner exchanges the token for the answer (Exchange), in one transaction with
+// the start of its job. An answer can be lost on its way, for instance when
+// the daemon dies; then the guest gets another token (Reissue), a few times.
+//
+// The secrets that a guest was given are stored, encrypted, until its sandbox
+// is gone: the service makes the redactors for all that the guest says.
+package bootstrap
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/guestcheck"
+	"github.com/agentlab-vm/agentlab/internal/job"
+	"github.com/agentlab-vm/agentlab/internal/secret"
+)
+
+// Store is what the service needs of the database. The semantics are those
+// of package store.
+type Store interface {
+	Job(ctx context.Context, id string) (agentlab.Job, error)
+	UpdateJob(ctx context.Context, id string, fn func(*agentlab.Job) ([]agentlab.Event, error)) (agentlab.Job, error)
+	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
+	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
+	PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken) error
+	BootstrapOpen(ctx context.Context, vmid int) (bool, error)
+	CheckBootstrap(ctx context.Context, hash string, vmid int) error
+	ConsumeBootstrap(ctx context.Context, hash string, vmid int, grants []agentlab.Grant,
+		fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error)) error
+}
+
+// Profiles returns a profile, or an error that says why it cannot be used.
+type Profiles interface {
+	Use(name string) (agentlab.Profile, error)
+}
+
+// Secrets opens secrets bundles and stores what was delivered; *secret.Vault
+// implements it.
+type Secrets interface {
+	Deliver(ctx context.Context, name string, want func(key string) bool) (secret.Bundle, error)
+	Keep(ctx context.Context, id string, values []string) error
+	Kept(id string) (values []string, ok bool, err error)
+	SweepKept(ctx context.Context, done func(ctx context.Context, id string) (bool, error)) (int, error)
+}
+
+// Config is what a Service needs. Zero durations and sizes take the default.
+type Config struct {
+	Store    Store
+	Profiles Profiles
+	Secrets  Secrets
+	Info     backend.Info // where guests find the guest plane
+
+	TokenTTL      time.Duration // life of a bootstrap token; default 10 min
+	Unused        time.Duration // after which an answer may be lost; default 5 s, longer with each token
+	UploadWindow  time.Duration // after a job's deadline, for uploads; default job.UploadWindow
+	ArtifactBytes int64         // maximum size of a job's artifacts; default 4 GiB
+
+	Clock  func() time.Time // nil means time.Now
+	Logger *slog.Logger     // nil means none
+}
+
+// Service is the bootstrap service. Its methods may be called from any
+// goroutine.
+type Service struct {
+	cfg   Config
+	log   *slog.Logger
+	clock func() time.Time
+
+	mu         sync.Mutex
+	deliveries map[string]*delivery  // by UID of the sandbox
+	redactors  map[string]*redaction // by secretsKey
+}
+
+// delivery is the state of the delivery to one sandbox. A new process begins
+// with none: it can be had again from the rows and the guest.
+type delivery struct {
+	turn      chan struct{} // full while an exchange is made
+	token     string        // minted, and not known to have reached the guest
+	tokenEnds time.Time
+	tradedAt  time.Time // when the last token was exchanged, or first found to be closed
+	reissued  int       // tokens after the first
+	done      bool      // the guest has the answer
+	failures  int       // exchanges in a row that failed for want of the secrets
+	trouble   string    // why the last one failed
+}
+
+// New returns a Service.
+func New(cfg Config) *Service {
+	cfg.TokenTTL = cmp.Or(cfg.TokenTTL, 10*time.Minute)
+	cfg.Unused = cmp.Or(cfg.Unused, 5*time.Second)
+	cfg.UploadWindow = cmp.Or(cfg.UploadWindow, job.UploadWindow)
+	cfg.ArtifactBytes = cmp.Or(cfg.ArtifactBytes, 4<<30)
+	s := &Service{cfg: cfg, log: cfg.Logger, clock: cfg.Clock, deliveries: map[string]*delivery{}, redactors: map[string]*redaction{}}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	if s.clock == nil {
+		s.clock = time.Now
+	}
+	return s
+}
+
+// with calls fn with the delivery to a sandbox, under the lock.
+func (s *Service) with(uid string, fn func(*delivery)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := s.deliveries[uid]
+	if d == nil {
+		d = &delivery{turn: make(chan struct{}, 1)}
+		s.deliveries[uid] = d
+	}
+	fn(d)
+}
+
+// Document returns what the runner of a booting sandbox needs to fetch its job
+// and secrets; nil when there is nothing to fetch. A token that has not
+// reached the guest is used again; call Sent when it has.
+func (s *Service) Document(ctx context.Context, sb agentlab.Sandbox) (*guestapi.Bootstrap, error) {
+	if sb.JobID == "" && !s.hasSecrets(sb) {
+		return nil, nil //nolint:nilnil // no document is no error
+	}
+	s.with(sb.UID, func(d *delivery) { d.tradedAt, d.reissued, d.done = time.Time{}, 0, false })
+	return s.document(ctx, sb)
+}
+
+func (s *Service) document(ctx context.Context, sb agentlab.Sandbox) (*guestapi.Bootstrap, error) {
+	now := s.clock().UTC()
+	token := ""
+	s.with(sb.UID, func(d *delivery) {
+		if now.Add(s.cfg.TokenTTL / 2).Before(d.tokenEnds) {
+			token = d.token
+		}
+	})
+	if token == "" {
+		var hash string
+		token, hash = secret.MintToken()
+		ends := now.Add(s.cfg.TokenTTL)
+		if err := s.cfg.Store.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hash, VMID: sb.VMID, ExpiresAt: ends}); err != nil {
+			return nil, err
+		}
+		s.with(sb.UID, func(d *delivery) { d.token, d.tokenEnds = token, ends })
+	}
+	return &guestapi.Bootstrap{Token: token, Controller: s.cfg.Info.ControllerURL, VMID: sb.VMID}, nil
+}
+
+// Sent records that the guest of the sandbox with that UID has its document.
+func (s *Service) Sent(uid string) { s.with(uid, func(d *delivery) { d.token = "" }) }
+
+// hasSecrets reports whether the profile of a sandbox has a secrets bundle. A
+// profile that can no longer be used has none.
+func (s *Service) hasSecrets(sb agentlab.Sandbox) bool {
+	prof, err := s.cfg.Profiles.Use(sb.Profile)
+	if err != nil {
+		s.log.Warn("sandbox gets no secrets: its profile can no longer be used", "vmid", sb.VMID, "err", err)
+		return false
+	}
+	return prof.SecretsBundle != ""
+}
+
+// maxReissued is how often a guest gets another token.
+const maxReissued = 3
+
+// Reissue returns another document for a running sandbox whose token was
+// exchanged, or has expired, while its guest does not have the answer; nil
+// otherwise. health asks the guest. again is when to call it next, 0 for not
+// until the sandbox or its job changes.
+//
+// The row of the job decides whether an answer is missing, and never the guest
+// alone: a guest whose job has ended deletes the answer itself.
+func (s *Service) Reissue(ctx context.Context, sb agentlab.Sandbox, health func(context.Context) (guestapi.Health, error)) (doc *guestapi.Bootstrap, again time.Duration, err error) {
+	var d delivery
+	s.with(sb.UID, func(now *delivery) { d = *now })
+	if d.done || d.reissued == maxReissued && d.token == "" {
+		return nil, 0, nil
+	}
+	if missing, err := s.missing(ctx, sb); err != nil || !missing {
+		return nil, 0, err
+	}
+	if d.token == "" {
+		open, err := s.cfg.Store.BootstrapOpen(ctx, sb.VMID)
+		if err != nil || open {
+			return nil, s.cfg.Unused, err
+		}
+		now := s.clock()
+		s.with(sb.UID, func(d *delivery) {
+			if d.tradedAt.IsZero() {
+				d.tradedAt = now
+			}
+			again = d.tradedAt.Add(s.cfg.Unused << (2 * d.reissued)).Sub(now)
+		})
+		if again > 0 {
+			return nil, again, nil
+		}
+		h, err := health(ctx)
+		if err != nil {
+			s.log.Debug("a guest cannot be asked whether it has its job and secrets", "vmid", sb.VMID, "err", err)
+			return nil, s.cfg.Unused, nil
+		}
+		if h.Bootstrapped {
+			s.with(sb.UID, func(d *delivery) { d.done = true })
+			return nil, 0, nil
+		}
+		s.log.Info("a runner does not have its bootstrap answer; it gets another token", "vmid", sb.VMID, "job", sb.JobID)
+		s.with(sb.UID, func(d *delivery) {
+			d.reissued++
+			d.tradedAt = time.Time{}
+		})
+	}
+	doc, err = s.document(ctx, sb)
+	return doc, s.cfg.Unused, err
+}
+
+// missing reports whether the runner of a sandbox may still lack its answer.
+func (s *Service) missing(ctx context.Context, sb agentlab.Sandbox) (bool, error) {
+	if sb.JobID == "" {
+		return sb.State == agentlab.SandboxReady && s.hasSecrets(sb), nil
+	}
+	if sb.State != agentlab.SandboxRunning {
+		return false, nil
+	}
+	j, err := s.cfg.Store.Job(ctx, sb.JobID)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return false, nil
+	}
+	return j.Status == agentlab.JobRunning && j.Phase == guestcheck.Phases[0] && j.StopRequested == "", err
+}
+
+// Trouble returns why the secrets of the sandbox with that UID could not be
+// delivered the last time, "" when they could.
+func (s *Service) Trouble(uid string) (why string) {
+	s.with(uid, func(d *delivery) { why = d.trouble })
+	return why
+}
+
+// Forget drops what is in memory about a sandbox that is DESTROYED. The daemon
+// calls it after the commit.
+func (s *Service) Forget(sb agentlab.Sandbox) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.deliveries, sb.UID)
+	delete(s.redactors, secretsKey(sb))
+}
+
+// Sweep deletes the stored secrets of guests that are gone: their sandbox is
+// DESTROYED, and their job, if there was one, has ended. known reports whether
+// a job exists or is being created. It returns how many it deleted.
+func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, jobID string) (bool, error)) (int, error) {
+	live, err := s.live(ctx)
+	if err != nil {
+		return 0, err
+	}
+	s.mu.Lock()
+	for key := range s.redactors { // made again when needed
+		if !live[key] {
+			delete(s.redactors, key)
+		}
+	}
+	s.mu.Unlock()
+	return s.cfg.Secrets.SweepKept(ctx, func(ctx context.Context, key string) (bool, error) {
+		if agentlab.ValidateJobID(key) == nil {
+			if exists, err := known(ctx, key); err != nil {
+				return false, err
+			} else if j, err := s.cfg.Store.Job(ctx, key); exists && (err != nil || !j.Status.Final()) {
+				return false, ignoreNotFound(err) // it may be being created
+			}
+		}
+		live, err := s.live(ctx) // again: it may be newer than the list above
+		return err == nil && !live[key], err
+	})
+}
+
+func ignoreNotFound(err error) error {
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return nil
+	}
+	return err
+}
+
+// live returns the secretsKey of every sandbox that is not DESTROYED.
+func (s *Service) live(ctx context.Context) (map[string]bool, error) {
+	list, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
+	out := map[string]bool{}
+	for _, sb := range list {
+		out[secretsKey(sb)] = true
+	}
+	return out, err
+}

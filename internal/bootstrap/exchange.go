@@ -1,0 +1,261 @@
+package bootstrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/guestcheck"
+	"github.com/agentlab-vm/agentlab/internal/job"
+	"github.com/agentlab-vm/agentlab/internal/redact"
+	"github.com/agentlab-vm/agentlab/internal/secret"
+)
+
+// Exchange trades the one-time token of a sandbox, given as its hash, for what
+// its runner needs: the job, while it is not final, and of the profile's
+// secrets those that the job needs. In the same transaction the job becomes
+// RUNNING and gets its deadline. Code denied when the token is not valid; after
+// any other error it can be used again.
+//
+// Calls for one sandbox are answered one after the other, so that references
+// are resolved for one caller at a time, and for none after the first that
+// got its answer.
+func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (guestapi.BootstrapResponse, error) {
+	none := guestapi.BootstrapResponse{}
+	// First of all: a caller without a token learns nothing and changes nothing.
+	if err := s.cfg.Store.CheckBootstrap(ctx, tokenHash, vmid); err != nil {
+		return none, err
+	}
+	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err != nil {
+		return none, err
+	}
+	done, err := s.lock(ctx, sb.UID)
+	if err != nil {
+		return none, err
+	}
+	defer done()
+	if err := s.cfg.Store.CheckBootstrap(ctx, tokenHash, vmid); err != nil { // the turn may have taken a while
+		return none, err
+	}
+	if sb, err = s.cfg.Store.Sandbox(ctx, vmid); err != nil {
+		return none, err
+	}
+	row, err := s.jobOf(ctx, sb)
+	if err != nil {
+		return none, err
+	}
+	prof, bundle, err := s.secretsFor(ctx, sb.Profile, row)
+	if err != nil {
+		return none, s.secretsUnavailable(ctx, sb, row, err)
+	}
+	j := row
+	if row != nil && row.Status.Final() {
+		j = nil // its sandbox is kept, or not gone yet: there is no work
+	}
+	resp, grants := s.answer(sb, j, prof, bundle)
+	if len(bundle.Keys()) > 0 { // also of a job that has ended: its sandbox may still write to its console
+		if err := s.cfg.Secrets.Keep(ctx, secretsKey(sb), secretValues(resp, bundle)); err != nil {
+			return none, s.secretsUnavailable(ctx, sb, row, err)
+		}
+	}
+	err = s.cfg.Store.ConsumeBootstrap(ctx, tokenHash, vmid, grants, func(sb *agentlab.Sandbox, row *agentlab.Job) ([]agentlab.Event, error) {
+		if j == nil {
+			return nil, nil
+		}
+		return s.begin(sb, row, bundle, resp.Job)
+	})
+	if err != nil {
+		return none, err
+	}
+	s.delivered(sb, j, resp, bundle)
+	return resp, nil
+}
+
+// begin makes a job RUNNING, and tells its runner how much time is left: less
+// than its TTL when the first answer was lost.
+func (s *Service) begin(sb *agentlab.Sandbox, j *agentlab.Job, b secret.Bundle, told *guestapi.Job) ([]agentlab.Event, error) {
+	now := s.clock().UTC()
+	if j.Status == agentlab.JobQueued {
+		j.Phase = guestcheck.Phases[0]
+	}
+	j.ModelHosts = job.ModelHosts(*j, b)
+	evs, err := j.Begin(sb, now, s.cfg.UploadWindow+job.LeaseSlack)
+	told.Seconds = max(int64(j.DeadlineAt.Sub(now).Seconds()), 1)
+	return evs, err
+}
+
+// delivered records a successful exchange.
+func (s *Service) delivered(sb agentlab.Sandbox, j *agentlab.Job, resp guestapi.BootstrapResponse, b secret.Bundle) {
+	now := s.clock()
+	s.with(sb.UID, func(d *delivery) {
+		d.tradedAt, d.trouble, d.failures = now, "", 0
+		delete(s.redactors, secretsKey(sb)) // it knows what was given before
+		if j != nil && len(b.Keys()) == 0 { // nothing was stored
+			s.redactors[secretsKey(sb)] = &redaction{r: redact.New(secretValues(resp, b)...)}
+		}
+	})
+}
+
+// lock waits until no other exchange for a sandbox is being made.
+func (s *Service) lock(ctx context.Context, uid string) (unlock func(), err error) {
+	var turn chan struct{}
+	s.with(uid, func(d *delivery) { turn = d.turn })
+	select {
+	case turn <- struct{}{}:
+		return func() { <-turn }, nil
+	case <-ctx.Done():
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the caller left: %w", ctx.Err())
+	}
+}
+
+// jobOf returns the job of a sandbox, nil when it has none.
+func (s *Service) jobOf(ctx context.Context, sb agentlab.Sandbox) (*agentlab.Job, error) {
+	if sb.JobID == "" {
+		return nil, nil //nolint:nilnil // no job is no error
+	}
+	row, err := s.cfg.Store.Job(ctx, sb.JobID)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound { // its row is written after the sandbox's
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the job is not there yet")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &row, nil
+}
+
+// answer returns the answer for a runner, and the grants for the tokens in it.
+func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Profile, b secret.Bundle) (guestapi.BootstrapResponse, []agentlab.Grant) {
+	resp := guestapi.BootstrapResponse{
+		Env:    maps.Clone(b.Env),
+		Policy: guestapi.Policy{AllowedDomains: []string{}, Mode: prof.Mode},
+
+		CACertificates: prof.CACertificates,
+	}
+	if p, err := egress.New(sb.Network); err == nil { // the enforcer compiled the same
+		resp.Policy.AllowedDomains = p.AllowedDomains()
+	}
+	if b.Git != (secret.Git{}) {
+		g := guestapi.Git(b.Git)
+		resp.Git = &g
+	}
+	if b.Artifact != (secret.Artifact{}) {
+		resp.ArtifactStore = &guestapi.ArtifactTarget{Endpoint: b.Artifact.Endpoint, Token: b.Artifact.Token}
+	}
+	resp.SSHKeys, resp.ClaudeSettingsJSON = maps.Clone(b.SSHKeys), b.ClaudeSettingsJSON
+	if j == nil {
+		return resp, nil
+	}
+	resp.Policy.Mode = j.Mode
+	resp.Job = &guestapi.Job{
+		ID: j.ID, RepoURL: j.RepoURL, Bundled: j.Bundled, Ref: j.Ref, Depth: j.Depth, Task: j.Task, Agent: j.Agent, Mode: j.Mode,
+		ClonePath: prof.ClonePath, Seconds: int64(j.TTL.Seconds()), Upload: prof.UploadArtifacts, Keepalive: j.Keepalive,
+	}
+	if prof.InnerSandbox != "" {
+		resp.Job.Inner = &guestapi.InnerSandbox{Kind: prof.InnerSandbox, Args: prof.InnerArgs}
+	}
+	ends := s.clock().UTC().Add(j.TTL + s.cfg.UploadWindow)
+	var grants []agentlab.Grant
+	grant := func(kind string) string {
+		token, hash := secret.MintToken()
+		grants = append(grants, agentlab.Grant{Hash: hash, Kind: kind, VMID: sb.VMID, JobID: j.ID, ExpiresAt: ends})
+		return token
+	}
+	resp.Runner.Token = grant(agentlab.GrantRunner)
+	if prof.UploadArtifacts {
+		resp.Artifact = &guestapi.ArtifactTarget{Endpoint: s.cfg.Info.UploadURL, Token: grant(agentlab.GrantUpload), MaxBytes: s.cfg.ArtifactBytes}
+	}
+	return resp, grants
+}
+
+// secretsFor opens the secrets bundle of a profile, empty when it has none:
+// the values that a job needs, or all for a sandbox without one.
+func (s *Service) secretsFor(ctx context.Context, profile string, j *agentlab.Job) (agentlab.Profile, secret.Bundle, error) {
+	prof, err := s.cfg.Profiles.Use(profile)
+	if err != nil || prof.SecretsBundle == "" {
+		return prof, secret.Bundle{}, err
+	}
+	b, err := s.cfg.Secrets.Deliver(ctx, prof.SecretsBundle, func(key string) bool { return needsSecret(j, prof, key) })
+	return prof, b, err
+}
+
+// needsSecret reports whether a job needs the secret under a key. The others
+// are neither delivered nor resolved.
+func needsSecret(j *agentlab.Job, prof agentlab.Profile, key string) bool {
+	part, _, _ := strings.Cut(key, ".")
+	switch {
+	case part == "artifact": // only jobs have artifacts to copy
+		return j != nil && !j.Status.Final() && prof.UploadArtifacts
+	case j == nil || j.Agent == agentlab.AgentNone: // someone works in the sandbox by hand
+		return true
+	case part == "git":
+		return j.RepoURL != ""
+	case part == "claude_settings_json":
+		return j.Agent == "claude"
+	}
+	return true
+}
+
+// secretValues lists every secret of an answer.
+func secretValues(resp guestapi.BootstrapResponse, b secret.Bundle) []string {
+	out := append(b.Values(), redact.SettingsSecrets(b.ClaudeSettingsJSON)...)
+	out = append(out, resp.Runner.Token)
+	if resp.Artifact != nil {
+		out = append(out, resp.Artifact.Token)
+	}
+	return out
+}
+
+// maxFailures is how often in a row the secrets of a job may be unavailable
+// before it ends.
+const maxFailures = 5
+
+// secretsUnavailable ends a QUEUED job whose profile or secrets are missing for
+// good, or were unavailable again and again; a RUNNING one has its secrets. For
+// a sandbox without a job it writes an event. The runner does not learn the
+// reason.
+func (s *Service) secretsUnavailable(ctx context.Context, sb agentlab.Sandbox, j *agentlab.Job, cause error) error {
+	s.log.Error("the secrets of a sandbox cannot be delivered", "vmid", sb.VMID, "err", cause)
+	refused := agentlab.Errorf(agentlab.CodeUnavailable, "the secrets are not available now")
+	if ctx.Err() != nil || j != nil && j.Status != agentlab.JobQueued { // the runner did not wait, or has them
+		return refused
+	}
+	why := agentlab.Reason("its profile's secrets are not available: " + cause.Error())
+	reported, failures := false, 0
+	s.with(sb.UID, func(d *delivery) {
+		d.failures++
+		reported, failures = d.trouble == why, d.failures
+		d.trouble = why
+	})
+	if j == nil {
+		if reported {
+			return refused
+		}
+		data := map[string]any{"state": sb.State, "code": agentlab.CodeOf(cause)}
+		e := agentlab.NewEvent(agentlab.EventSandboxState, data, "sandbox %s: %s", sb.Name, why).About(sb.VMID, "")
+		return errors.Join(refused, s.cfg.Store.AppendEvents(ctx, e))
+	}
+	switch agentlab.CodeOf(cause) {
+	case agentlab.CodeInvalid, agentlab.CodeNotFound, agentlab.CodeDenied, agentlab.CodeUnsupported, agentlab.CodeConflict:
+	default:
+		if failures < maxFailures {
+			return refused
+		}
+		why += fmt.Sprintf(" (tried %d times)", failures)
+	}
+	_, err := s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
+		if j.Status != agentlab.JobQueued {
+			return nil, nil
+		}
+		return []agentlab.Event{j.End(agentlab.JobFailed, why, s.clock())}, nil
+	})
+	if err != nil {
+		return errors.Join(err, cause)
+	}
+	return refused
+}

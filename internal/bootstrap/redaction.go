@@ -1,0 +1,107 @@
+package bootstrap
+
+import (
+	"cmp"
+	"context"
+	"sync"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/redact"
+)
+
+// secretsKey is the name under which the secrets that a sandbox was given are
+// stored: the id of its job, or its own UID when it has none.
+func secretsKey(sb agentlab.Sandbox) string { return cmp.Or(sb.JobID, sb.UID) }
+
+// RedactFunc returns a function that removes the secrets of a job, or of the
+// sandbox with that UID that has no job, from text that its guest may have
+// chosen. When the secrets cannot be read, it withholds all text.
+func (s *Service) RedactFunc(ctx context.Context, id string) func(text string) string {
+	r, err := s.redactorFor(ctx, id)
+	if err == nil {
+		return r.String
+	}
+	s.log.Error("text cannot be redacted", "of", id, "err", err)
+	return func(text string) string {
+		if text == "" {
+			return ""
+		}
+		return "(withheld: it could not be redacted)"
+	}
+}
+
+// redactorFor is Redactor for a job that may not have begun, or for the UID of a
+// sandbox without one.
+func (s *Service) redactorFor(ctx context.Context, id string) (*redact.Redactor, error) {
+	if agentlab.ValidateJobID(id) != nil {
+		return s.cachedRedactor(id, func() (*redact.Redactor, error) {
+			values, _, err := s.cfg.Secrets.Kept(id)
+			return redact.New(values...), err
+		})
+	}
+	j, err := s.cfg.Store.Job(ctx, id)
+	if err == nil && j.Status == agentlab.JobQueued || agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return nil, nil //nolint:nilnil // it was given nothing; a nil Redactor redacts nothing
+	}
+	return s.Redactor(ctx, id)
+}
+
+// redaction is a redactor that is built once, because that costs much more than
+// to use it; nil until then.
+type redaction struct {
+	mu sync.Mutex
+	r  *redact.Redactor
+}
+
+// Redactor returns the redactor of the secrets that a job was given. After an
+// error nothing that its guest says may be stored.
+func (s *Service) Redactor(ctx context.Context, jobID string) (*redact.Redactor, error) {
+	return s.cachedRedactor(jobID, func() (*redact.Redactor, error) {
+		j, err := s.cfg.Store.Job(ctx, jobID)
+		if err != nil {
+			return nil, err
+		}
+		return s.buildRedactor(ctx, j)
+	})
+}
+
+// cachedRedactor caches what build returns, until the next exchange or Forget.
+// A redactor that is being built at that time is not cached.
+func (s *Service) cachedRedactor(id string, build func() (*redact.Redactor, error)) (*redact.Redactor, error) {
+	s.mu.Lock()
+	e := s.redactors[id]
+	if e == nil {
+		e = &redaction{}
+		s.redactors[id] = e
+	}
+	s.mu.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.r != nil {
+		return e.r, nil
+	}
+	r, err := build()
+	if err != nil {
+		return nil, err
+	}
+	e.r = r
+	return r, nil
+}
+
+// buildRedactor returns a redactor of what a job was given, whatever its bundle
+// holds by now.
+func (s *Service) buildRedactor(ctx context.Context, j agentlab.Job) (*redact.Redactor, error) {
+	values, ok, err := s.cfg.Secrets.Kept(j.ID)
+	if err != nil {
+		return nil, err
+	}
+	if !ok && j.Status == agentlab.JobRunning { // there was nothing to keep, or by a daemon that kept nothing
+		_, b, err := s.secretsFor(ctx, j.Profile, &j)
+		if err != nil {
+			return nil, err
+		}
+		values = secretValues(guestapi.BootstrapResponse{}, b)
+	}
+	return redact.New(values...), nil
+}
