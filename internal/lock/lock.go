@@ -39,21 +39,38 @@ func Try(path string) (*Lock, error) {
 		}
 		return nil, &agentlab.Error{Code: code, Message: "cannot open the lock file", Err: err}
 	}
-	for {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
+	ok, err := TryFile(f)
+	if ok {
+		note(f, os.Getpid())
+		return &Lock{f}, nil
 	}
+	defer func() { _ = f.Close() }()
 	if err != nil {
-		defer func() { _ = f.Close() }()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, agentlab.Errorf(agentlab.CodeBusy, "%s is locked by %s", path, holder(f))
-		}
 		return nil, &agentlab.Error{Code: agentlab.CodeInternal, Message: "cannot lock " + path, Err: err}
 	}
-	note(f, os.Getpid())
-	return &Lock{f}, nil
+	return nil, agentlab.Errorf(agentlab.CodeBusy, "%s is locked by %s", path, holder(f))
+}
+
+// TryFile takes the lock on an open file, without waiting. It reports false when
+// the lock is held through another open file, here or in another process. The
+// lock is held until f is closed here and in every process that inherited it.
+func TryFile(f *os.File) (bool, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return false, err
+	}
+	var locked error
+	err = raw.Control(func(fd uintptr) {
+		for {
+			if locked = unix.Flock(int(fd), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(locked, unix.EINTR) {
+				return
+			}
+		}
+	})
+	if err == nil && !errors.Is(locked, unix.EWOULDBLOCK) {
+		err = locked
+	}
+	return err == nil && locked == nil, err
 }
 
 // Acquire takes the lock like Try, but waits for it until ctx ends; then the

@@ -129,3 +129,43 @@ func TestSymlinkRefused(t *testing.T) {
 		t.Errorf("victim now holds %q", b)
 	}
 }
+
+// The lock on an open file excludes other open files, here and in another
+// process, until it is closed.
+func TestTryFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.lock")
+	open := func() *os.File {
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = f.Close() })
+		return f
+	}
+	want := func(f *os.File, held bool) {
+		t.Helper()
+		if ok, err := TryFile(f); ok != held || err != nil {
+			t.Errorf("got %v, %v, want %v", ok, err, held)
+		}
+	}
+	a, b := open(), open()
+	want(a, true)
+	want(a, true) // through the same file it is held already
+	want(b, false)
+	if _, err := Try(path); agentlab.CodeOf(err) != agentlab.CodeBusy {
+		t.Errorf("Try: got %v, want busy", err)
+	}
+	_ = a.Close()
+	want(b, true)
+	_ = b.Close()
+	cmd := child(t, path)
+	c := open()
+	want(c, false)
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	want(c, true)
+	_ = c.Close()
+	if ok, err := TryFile(c); ok || err == nil {
+		t.Errorf("a closed file: %v, %v", ok, err)
+	}
+}

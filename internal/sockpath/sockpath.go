@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
 // maxName is the longest socket name the kernel takes (sun_path less its NUL).
@@ -95,9 +96,11 @@ func listen(path string, mode fs.FileMode, takeover bool) (_ net.Listener, err e
 // lockDir waits at most 10 s: whoever holds the lock is inside listen.
 func lockDir(d *os.File) error {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
-		err := unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil || time.Now().After(deadline) || !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+		if ok, err := lock.TryFile(d); ok || err != nil {
 			return err
+		}
+		if time.Now().After(deadline) {
+			return unix.EWOULDBLOCK
 		}
 	}
 }

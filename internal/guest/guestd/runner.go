@@ -2,7 +2,6 @@ package guestd
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
 const (
@@ -169,8 +169,7 @@ func waitLock(ctx context.Context, f *os.File) error {
 	t := time.NewTicker(200 * time.Millisecond)
 	defer t.Stop()
 	for {
-		err := tryLock(f)
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+		if ok, err := lock.TryFile(f); ok || err != nil {
 			return err
 		}
 		select {
@@ -179,18 +178,6 @@ func waitLock(ctx context.Context, f *os.File) error {
 			return ctx.Err()
 		}
 	}
-}
-
-func tryLock(f *os.File) error {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var lerr error
-	if err := raw.Control(func(fd uintptr) { lerr = unix.Flock(int(fd), unix.LOCK_EX|unix.LOCK_NB) }); err != nil {
-		return err
-	}
-	return lerr
 }
 
 // LockRunner makes the calling process the one runner of this guest, until it
@@ -203,9 +190,13 @@ func LockRunner() bool {
 		_ = os.Unsetenv(lockEnv)
 		return true
 	}
-	fd, err := unix.Open(runnerLock, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
+	var err error
+	if heldLock, err = os.OpenFile(runnerLock, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600); err != nil {
 		return true
 	}
-	return !errors.Is(unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) // fd stays open
+	ok, err := lock.TryFile(heldLock)
+	return ok || err != nil
 }
+
+// heldLock keeps the file of LockRunner open until the process ends.
+var heldLock *os.File

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
 // runAgent runs the agent to its end, or goes on waiting for one that an
@@ -88,16 +89,12 @@ func (r *Runner) agentOutcome(out outcome, stop stopFact) (outcome, error) {
 
 // startAgent starts the supervisor, unless it lives or lived.
 func (r *Runner) startAgent(rp repo) error {
-	lock, err := os.OpenFile(r.dir.path(agentcmd.LockFile), os.O_RDWR|os.O_CREATE, 0o600)
+	lockFile, err := os.OpenFile(r.dir.path(agentcmd.LockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = lock.Close() }()
-	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) || err == nil && r.dir.has(agentcmd.StartedFile) {
-		return nil
-	}
-	if err != nil {
+	defer func() { _ = lockFile.Close() }()
+	if ok, err := lock.TryFile(lockFile); err != nil || !ok || r.dir.has(agentcmd.StartedFile) {
 		return err
 	}
 	if err := os.WriteFile(r.dir.path(fileTask), []byte(r.job.Task), 0o600); err != nil {
@@ -123,13 +120,13 @@ func (r *Runner) startAgent(rp repo) error {
 	defer func() { _ = stderr.Close() }()
 	cmd := &exec.Cmd{
 		Path: r.cfg.Exe, Args: []string{"agentlab-agent", "supervise", string(r.dir)}, Env: os.Environ(), Dir: "/",
-		Stderr: stderr, ExtraFiles: []*os.File{lock}, SysProcAttr: &syscall.SysProcAttr{Setsid: true},
+		Stderr: stderr, ExtraFiles: []*os.File{lockFile}, SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
 	r.supervisor = cmd.Process
-	go func() { _ = cmd.Wait() }() // its end is told by the lock; here it is only reaped
+	go func() { _ = cmd.Wait() }() // the lock shows its end; this only reaps it
 	return nil
 }
 
