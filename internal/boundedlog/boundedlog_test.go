@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -95,5 +96,68 @@ func TestBoundedLogRate(t *testing.T) {
 	old, _ := os.ReadFile(path + OldSuffix)
 	if got, want := string(old)+string(b), strings.Repeat("a", 90)+"\n[50 bytes dropped]\ncc"; got != want {
 		t.Errorf("the log holds %q, want %q", got, want)
+	}
+}
+
+// Each write stays whole, and the next process continues the file.
+func TestLogRotates(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d.log")
+	open := func() *Log {
+		l, err := Open(path, 2000, 0, time.Now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	l := open()
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			for i := range 100 {
+				_, _ = fmt.Fprintf(l, "writer %d line %03d\n", w, i) // never fails
+			}
+		})
+	}
+	wg.Wait()
+	_ = l.Close()
+	_, _ = l.Write([]byte("late\n"))
+	files, _ := filepath.Glob(path + "*")
+	if len(files) != 2 {
+		t.Errorf("files %v", files)
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, _ := os.Stat(f)
+		if len(text) == 0 || len(text) > 1000 || !bytes.HasSuffix(text, []byte("\n")) || st.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %d bytes, mode %v", f, len(text), st.Mode())
+		}
+		for line := range strings.Lines(string(text)) {
+			if len(line) != len("writer 0 line 000\n") {
+				t.Errorf("%s: split line %q", f, line)
+			}
+		}
+	}
+	before, _ := os.ReadFile(path)
+	l = open()
+	_, _ = l.Write([]byte("x\n"))
+	_ = l.Close()
+	after, _ := os.ReadFile(path)
+	if !bytes.Equal(after, append(before, "x\n"...)) {
+		t.Errorf("%q became %q", before, after)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink(filepath.Join(dir, "elsewhere"), filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"none/d.log", "link"} {
+		if _, err := Open(filepath.Join(dir, name), 1000, 0, time.Now); err == nil {
+			t.Errorf("%s: no error", name)
+		}
 	}
 }

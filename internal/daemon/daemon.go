@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/backends"
+	"github.com/agentlab-vm/agentlab/internal/boundedlog"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/server"
@@ -126,10 +127,14 @@ func (d *Daemon) lock() error {
 	return nil
 }
 
+// logBytes bounds the daemon's log: agentlabd.log and its older half together.
+const logBytes = 24 << 20
+
 func (d *Daemon) openLog() error {
-	f, err := openLog(d.cfg.Paths.DaemonLog(), logBytes)
+	path := d.cfg.Paths.DaemonLog()
+	f, err := boundedlog.Open(path, logBytes, 0, time.Now)
 	if err != nil {
-		return err
+		return agentlab.Errorf(agentlab.CodeDenied, "cannot write the daemon's log: %w", err).WithHint("make %s writable", path)
 	}
 	d.undo.add(f.Close)
 	var w io.Writer = f

@@ -286,7 +286,7 @@ func (r *repair) keep(suffix, to string) error {
 // disk.
 func (r *repair) renamed(path string, err error) error {
 	if err == nil {
-		err = durable.SyncDir(filepath.Dir(r.paths.Database()))
+		err = durable.SyncPath(filepath.Dir(r.paths.Database()))
 	}
 	return at(path, err)
 }
@@ -334,7 +334,7 @@ func copyFile(from, to string) (err error) {
 		err = out.Sync()
 	}
 	if err = errors.Join(err, out.Close()); err == nil {
-		err = durable.SyncDir(filepath.Dir(to))
+		err = durable.SyncPath(filepath.Dir(to))
 	}
 	if err != nil {
 		return fsfault.At(to, err)

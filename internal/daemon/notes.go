@@ -21,7 +21,7 @@ func (n endingNotes) Put(uid string) error {
 	path := filepath.Join(n.dir, uid)
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600) //nolint:gosec // a name of ours
 	if err == nil {
-		err = errors.Join(f.Close(), durable.SyncDir(n.dir))
+		err = errors.Join(f.Close(), durable.SyncPath(n.dir))
 	}
 	if err != nil {
 		return fsfault.At(path, err)

@@ -148,7 +148,7 @@ func (r *recovered) putAside(recordsDir, jobID string, why error) error {
 	path := recordFile(recordsDir, jobID)
 	err := os.Rename(path, path+refusedSuffix)
 	if err == nil {
-		err = durable.SyncDir(recordsDir) // a power cut must not undo it once the row is there
+		err = durable.SyncPath(recordsDir) // a power cut must not undo it once the row is there
 	}
 	return at(path, err)
 }

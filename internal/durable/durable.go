@@ -50,7 +50,7 @@ func Replace(path string, data []byte, how Sync) error {
 		err = os.Rename(tmp, path)
 	}
 	if err == nil && how == Name {
-		err = SyncDir(filepath.Dir(path))
+		err = SyncPath(filepath.Dir(path))
 	}
 	if err != nil {
 		_ = os.Remove(tmp)
@@ -80,10 +80,29 @@ func ReadJSON(path string, v any) error {
 	return nil
 }
 
-// Temp makes a new file of mode 0600 in dir, whose name os.CreateTemp draws by
-// pattern, with data as its content and on the disk. It is for a caller who
-// gives it its name in a way of his own: by a link, say, which unlike a rename
-// replaces nothing. The caller removes it; on an error there is none.
+// TempPrefix begins the names of the files that Create is still writing. A crash
+// may leave them behind.
+const TempPrefix = ".tmp-"
+
+// Create makes a file of mode 0600 with data as its content, and waits until
+// both are on the disk. It replaces nothing: an existing file is fs.ErrExist.
+// Callers for one path may run at the same time.
+func Create(path string, data []byte) error {
+	dir := filepath.Dir(path)
+	tmp, err := Temp(dir, TempPrefix+"*", data)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(tmp) }()
+	if err := os.Link(tmp, path); err != nil { // unlike a rename, it replaces nothing
+		return err
+	}
+	return SyncPath(dir)
+}
+
+// Temp makes a new file of mode 0600 in dir, whose name os.CreateTemp chooses by
+// pattern, with data as its content and on the disk. The caller renames or
+// removes it; after an error there is none.
 func Temp(dir, pattern string, data []byte) (name string, err error) {
 	f, err := os.CreateTemp(dir, pattern)
 	if err != nil {
@@ -96,9 +115,10 @@ func Temp(dir, pattern string, data []byte) (name string, err error) {
 	return f.Name(), nil
 }
 
-// SyncDir waits until the names in a folder are on the disk.
-func SyncDir(dir string) error {
-	f, err := os.Open(dir)
+// SyncPath waits until the content of a file, or the names in a folder, are on
+// the disk.
+func SyncPath(path string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}

@@ -166,10 +166,55 @@ func TestTooLargeLeavesNothing(t *testing.T) {
 
 func TestSyncDir(t *testing.T) {
 	dir := t.TempDir()
-	if err := durable.SyncDir(dir); err != nil {
+	if err := durable.SyncPath(dir); err != nil {
 		t.Error(err)
 	}
-	if err := durable.SyncDir(filepath.Join(dir, "missing")); !errors.Is(err, fs.ErrNotExist) {
+	if err := durable.SyncPath(filepath.Join(dir, "missing")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a folder that is not there: %v", err)
+	}
+}
+
+func TestCreate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x")
+	if err := durable.Create(path, []byte("first")); err != nil {
+		t.Fatal(err)
+	}
+	if err := durable.Create(path, []byte("second")); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("got %v, want an error that the file exists", err)
+	}
+	wantOnly(t, path, "first")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("elsewhere", path); err != nil {
+		t.Fatal(err)
+	}
+	if err := durable.Create(path, []byte("third")); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("over a symbolic link: %v", err)
+	}
+}
+
+// Of many callers, one makes the file, whatever an earlier one left behind.
+func TestCreateAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, durable.TempPrefix+"left"), "half", 0o600)
+	made := make(chan error, 8)
+	for range cap(made) {
+		go func() { made <- durable.Create(filepath.Join(dir, "x"), []byte("whole")) }()
+	}
+	winners := 0
+	for range cap(made) {
+		switch err := <-made; {
+		case err == nil:
+			winners++
+		case !errors.Is(err, fs.ErrExist):
+			t.Error(err)
+		}
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, "x")); winners != 1 || string(b) != "whole" || err != nil {
+		t.Errorf("%d made it: %q, %v", winners, b, err)
+	}
+	if files, _ := os.ReadDir(dir); len(files) != 2 {
+		t.Errorf("left: %v", files)
 	}
 }

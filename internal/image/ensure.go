@@ -264,14 +264,7 @@ func (s *Store) publish(stamp *Stamp, from string) (Image, error) {
 			return Image{}, err
 		}
 	}
-	current := filepath.Join(dir, "current")
-	if err := os.WriteFile(current+".new", []byte(stamp.Digest+"\n"), 0o644); err != nil { //nolint:gosec // not secret
-		return Image{}, err
-	}
-	if err := os.Rename(current+".new", current); err != nil {
-		return Image{}, err
-	}
-	if err := durable.SyncDir(dir); err != nil {
+	if err := durable.Replace(filepath.Join(dir, "current"), []byte(stamp.Digest+"\n"), durable.Name); err != nil {
 		return Image{}, err
 	}
 	return s.resolve(stamp.Name, "")

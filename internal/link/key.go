@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -34,7 +33,9 @@ func KeyFile(path string) ([]byte, error) {
 		if !errors.Is(err, fs.ErrNotExist) {
 			return seed, err
 		}
-		if err := makeKey(path); err != nil && !errors.Is(err, fs.ErrExist) {
+		seed = make([]byte, SeedLen)
+		_, _ = rand.Read(seed) // never fails
+		if err := durable.Create(path, seed); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, agentlab.Errorf(agentlab.CodeInternal, "the key %s cannot be made: %w", path, err)
 		}
 	}
@@ -65,21 +66,6 @@ func readKey(path string) ([]byte, error) {
 			WithHint("restore it from a backup; without it the sandboxes that run cannot be reached")
 	}
 	return bytes.Clone(b[:SeedLen]), nil
-}
-
-// makeKey makes the file as one step, so that no crash leaves half a key.
-func makeKey(path string) error {
-	var seed [SeedLen]byte
-	_, _ = rand.Read(seed[:]) // never fails
-	tmp, err := durable.Temp(filepath.Dir(path), "."+filepath.Base(path)+"."+strconv.Itoa(os.Getpid())+".*", seed[:])
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(tmp) }()
-	if err := os.Link(tmp, path); err != nil { // unlike a rename, it replaces nothing
-		return err
-	}
-	return durable.SyncDir(filepath.Dir(path))
 }
 
 // SandboxKey derives the key with which the controller proves itself to one

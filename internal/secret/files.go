@@ -60,24 +60,15 @@ func readPrivate(path string, limit int64, refused fs.FileMode) ([]byte, error) 
 	return data, nil
 }
 
-// tmpPrefix begins the names of files that are being written.
-const tmpPrefix = ".tmp-"
-
-// writeFile makes a private file whole or not at all; without replace, an
-// existing one is fs.ErrExist.
-func writeFile(path string, data []byte, replace bool) error {
-	tmp, err := durable.Temp(filepath.Dir(path), tmpPrefix+"*", data)
+// replaceFile writes a private file whole or not at all.
+func replaceFile(path string, data []byte) error {
+	tmp, err := durable.Temp(filepath.Dir(path), durable.TempPrefix+"*", data)
 	if err != nil {
 		return fault(path, err)
 	}
 	defer func() { _ = os.Remove(tmp) }()
-	if replace {
-		err = os.Rename(tmp, path)
-	} else {
-		err = os.Link(tmp, path) // unlike rename, it never replaces
-	}
-	if err == nil {
-		err = durable.SyncDir(filepath.Dir(path))
+	if err = os.Rename(tmp, path); err == nil {
+		err = durable.SyncPath(filepath.Dir(path))
 	}
 	if err != nil {
 		return fault(path, err)

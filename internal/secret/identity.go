@@ -163,7 +163,7 @@ func (v *Vault) seal(path string, plain []byte) error {
 		return agentlab.Errorf(agentlab.CodeInvalid, "nothing can be encrypted to all recipients in %s", v.recipientsPath()).
 			WithHint("remove the recipient that was added last; kinds of keys cannot all be mixed")
 	}
-	return writeFile(path, sealed.Bytes(), true)
+	return replaceFile(path, sealed.Bytes())
 }
 
 // open decrypts the file at path, which holds at most limit bytes. What

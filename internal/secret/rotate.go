@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
 // Rotation tells what a rotation did.
@@ -62,7 +63,7 @@ func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, err
 		return Rotation{}, err
 	}
 	if err := step(ctx, func() error {
-		return writeFile(v.identityPath(), identityText(append([]identity{fresh}, old...)), true)
+		return replaceFile(v.identityPath(), identityText(append([]identity{fresh}, old...)))
 	}); err != nil {
 		return Rotation{}, err
 	}
@@ -86,7 +87,7 @@ func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, err
 		r.Kept = append(r.Kept, id.public)
 	}
 	return r, step(ctx, func() error {
-		return writeFile(v.identityPath(), identityText(append([]identity{fresh}, keep...)), true)
+		return replaceFile(v.identityPath(), identityText(append([]identity{fresh}, keep...)))
 	})
 }
 
@@ -99,7 +100,7 @@ func (v *Vault) sweep() error {
 			return err
 		}
 		for _, f := range files {
-			if strings.HasPrefix(f.Name(), tmpPrefix) {
+			if strings.HasPrefix(f.Name(), durable.TempPrefix) {
 				if err := os.Remove(filepath.Join(dir, f.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 					return fault(dir, err)
 				}
@@ -197,7 +198,7 @@ func (v *Vault) writeRecipients(others []string) error {
 		}
 	}
 	text := "# AgentLab: who can open the secrets bundles beside this file, besides identity.txt.\n# After a change by hand: agentlab secrets rotate\n"
-	return writeFile(v.recipientsPath(), []byte(text+strings.Join(append(others[:len(others):len(others)], ""), "\n")), true)
+	return replaceFile(v.recipientsPath(), []byte(text+strings.Join(append(others[:len(others):len(others)], ""), "\n")))
 }
 
 // neededBySops returns the identities to which a sops bundle says it is

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
@@ -58,11 +59,11 @@ func (v *Vault) Init() error {
 	if err != nil {
 		return err
 	}
-	err = writeFile(v.identityPath(), identityText([]identity{id}), false)
-	if errors.Is(err, fs.ErrExist) { // another process was quicker
-		err = nil
+	err = durable.Create(v.identityPath(), identityText([]identity{id}))
+	if err == nil || errors.Is(err, fs.ErrExist) { // another process was quicker
+		return nil
 	}
-	return err
+	return fault(v.identityPath(), err)
 }
 
 // checkDir refuses a directory in which others could put bundles of theirs,

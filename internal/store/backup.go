@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
 // Summary says what a database file holds.
@@ -114,7 +115,7 @@ func copyTo(ctx context.Context, db *sql.DB, path string) (err error) {
 	if _, err := db.ExecContext(ctx, "VACUUM INTO ?", tmp); err != nil {
 		return fault(err)
 	}
-	if err := syncFile(tmp); err != nil {
+	if err := durable.SyncPath(tmp); err != nil {
 		return fault(err)
 	}
 	if s, err := Inspect(ctx, tmp); err != nil {
@@ -123,12 +124,4 @@ func copyTo(ctx context.Context, db *sql.DB, path string) (err error) {
 		return agentlab.Errorf(agentlab.CodeInternal, "the copy %s holds nothing", tmp)
 	}
 	return fault(os.Rename(tmp, path))
-}
-
-func syncFile(path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR, 0) //nolint:gosec // our own copy
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

@@ -217,7 +217,7 @@ func (d *Driver) forget(h *handle) error {
 		return fault(err, "cannot remove %s", path)
 	}
 	d.memory.forget(h.Spec.UID)
-	if err := durable.SyncDir(d.dir); err != nil {
+	if err := durable.SyncPath(d.dir); err != nil {
 		return fault(err, "cannot remove %s", path)
 	}
 	return nil

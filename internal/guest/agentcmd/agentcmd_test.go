@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
 // The test binary is agentlab-agent when it is called so.
@@ -266,7 +268,7 @@ func supervisedAfter(t *testing.T, p Plan, script string, first func(dir string)
 	if err := os.WriteFile(p.TaskFile, []byte(script), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := WriteJSON(filepath.Join(dir, PlanFile), p); err != nil {
+	if err := durable.ReplaceJSON(filepath.Join(dir, PlanFile), p, durable.None); err != nil {
 		t.Fatal(err)
 	}
 	lock, err := os.Create(filepath.Join(dir, LockFile))

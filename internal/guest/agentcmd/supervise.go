@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
@@ -90,24 +91,11 @@ func Supervise(dir string) int {
 	}
 	exit := (&supervisor{dir: dir, plan: plan, log: log, stop: stop}).run()
 	log.end()
-	if err := WriteJSON(filepath.Join(dir, ExitFile), exit); err != nil {
+	if err := durable.ReplaceJSON(filepath.Join(dir, ExitFile), exit, durable.None); err != nil {
 		fmt.Fprintln(os.Stderr, "agentlab-agent: the exit status cannot be written:", err)
 		return ExitNotRun
 	}
 	return 0
-}
-
-// WriteJSON writes v to a file that is there whole or not at all.
-func WriteJSON(name string, v any) error {
-	p, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	tmp := name + ".tmp"
-	if err := os.WriteFile(tmp, p, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(tmp, name)
 }
 
 type supervisor struct {
@@ -162,7 +150,7 @@ func (s *supervisor) run() Exit {
 	// When memory is short the agent goes before those who tell of it.
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte("500"), 0o600)
 	start, _ := ProcStart(pid)
-	if err := WriteJSON(filepath.Join(s.dir, StartedFile), Started{Supervisor: os.Getpid(), PID: pid, StartTime: start}); err != nil {
+	if err := durable.ReplaceJSON(filepath.Join(s.dir, StartedFile), Started{Supervisor: os.Getpid(), PID: pid, StartTime: start}, durable.None); err != nil {
 		_, _ = fmt.Fprintln(s.log, "agentlab-agent:", err)
 	}
 	status, stopped := s.wait(pid)

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
 // The files of the run directory, beside those of the agent's supervisor.
@@ -37,7 +37,9 @@ type dir string
 func (d dir) path(name string) string { return filepath.Join(string(d), name) }
 
 // save writes a fact.
-func (d dir) save(name string, v any) error { return agentcmd.WriteJSON(d.path(name), v) }
+func (d dir) save(name string, v any) error {
+	return durable.ReplaceJSON(d.path(name), v, durable.None)
+}
 
 // load reads a fact; false means that it is not known yet.
 func (d dir) load(name string, v any) (bool, error) {

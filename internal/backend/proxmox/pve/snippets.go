@@ -72,7 +72,7 @@ func (s *shell) WriteSnippet(ctx context.Context, name string, content []byte) (
 		}
 	}
 	if err == nil {
-		err = durable.SyncDir(dir)
+		err = durable.SyncPath(dir)
 	}
 	if err != nil {
 		return "", snippetError("write", name, err)
@@ -94,7 +94,7 @@ func (s *shell) RemoveSnippet(ctx context.Context, name string) error {
 			return snippetError("remove", name, err)
 		}
 	}
-	if err := durable.SyncDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := durable.SyncPath(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return snippetError("remove", name, err)
 	}
 	return nil
