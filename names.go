@@ -72,6 +72,12 @@ func ValidateRef(ref string) error {
 	return nil
 }
 
+// IsHex reports whether s consists of at least the given number of lower-case
+// hexadecimal digits and at most 64, like an abbreviated git object ID.
+func IsHex(s string, least int) bool {
+	return len(s) >= least && len(s) <= 64 && strings.Trim(s, "0123456789abcdef") == ""
+}
+
 // ValidateRevision checks the revision that a git bundle was packed from, such
 // as HEAD~1. It may hold what a ref may not: a guest looks for a ref of that
 // name in the bundle, and else takes the bundle's HEAD. Empty is valid.

@@ -1,9 +1,11 @@
 package agentlab
 
 import (
+	"fmt"
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -139,11 +141,34 @@ const (
 	MaxTTL = 30 * 24 * time.Hour
 )
 
-// ValidateTTL checks a lease or job duration.
-func ValidateTTL(d time.Duration) error {
-	if d < MinTTL || d > MaxTTL {
-		return Errorf(CodeInvalid, "%s is not between %s and %s", d, MinTTL, MaxTTL).
-			WithField("ttl").WithHint("give a duration such as 30m, 4h or 2d")
+// ValidateTTL checks the duration of a lease or job.
+func ValidateTTL(d time.Duration) error { return CheckTTL(d, MaxTTL) }
+
+// CheckTTL checks that a duration is at least MinTTL and at most the maximum.
+func CheckTTL(d, most time.Duration) error {
+	limit, which := MinTTL, "shorter than the minimum"
+	switch {
+	case d > most:
+		limit, which = most, "longer than the maximum"
+	case d >= MinTTL:
+		return nil
 	}
-	return nil
+	return Errorf(CodeInvalid, "%s is %s of %s", FormatTTL(d), which, FormatTTL(limit)).
+		WithField("ttl").WithHint("give a duration such as 30m, 4h or 2d")
+}
+
+// FormatTTL formats a duration without its zero units: 30d, 12h, 1h30m.
+func FormatTTL(d time.Duration) string {
+	const day = 24 * time.Hour
+	if d >= day && d%day == 0 {
+		return fmt.Sprintf("%dd", d/day)
+	}
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = s[:len(s)-2]
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = s[:len(s)-2]
+	}
+	return s
 }

@@ -1,11 +1,11 @@
-// Package cli is the command line of AgentLab: it turns arguments into calls
-// of package client, and answers into text or JSON. It never touches the
-// daemon's files, a driver or the store, so that it cannot do what the
-// daemon would refuse.
+// Package cli is the command line of AgentLab. It turns arguments into calls
+// of package client, and responses into text or JSON. It never accesses the
+// daemon's files, a driver or the store, so it cannot do anything that the
+// daemon would reject.
 //
 // Data goes to standard output, progress and errors to standard error. With
-// --json, data is one JSON document (or one per line for streams) and an
-// error is one JSON object with its stable code.
+// --json, data is one JSON document (one per line for streams) and an error is
+// one JSON object with its stable code.
 package cli
 
 import (
@@ -38,10 +38,11 @@ type App struct {
 	json      bool
 	noInput   bool
 	socket    string // --socket; "" means the default of config.Paths
-	host      string // --host; "" means AGENTLAB_HOST, or a daemon of this machine
+	host      string // --host; "" means AGENTLAB_HOST, or the daemon of this machine
 	tokenFile string // --token-file
 	started   bool   // this run started the daemon
-	running   bool   // the command's own function has begun
+	running   bool   // the command's RunE has been called
+	shown     int64  // ID of the last event that showEvent printed
 
 	logIdle time.Duration // 0 means the constant logIdle
 }
@@ -50,7 +51,7 @@ type App struct {
 // exit code.
 func Main(args []string) int {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) { // it is under nohup
+	if !signal.Ignored(syscall.SIGHUP) { // ignored under nohup
 		signals = append(signals, syscall.SIGHUP)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), signals...)
@@ -66,10 +67,13 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	root.SetIn(a.Stdin)
 	root.SetOut(a.Stdout)
 	root.SetErr(a.Stderr)
-	root.InitDefaultCompletionCmd() // it writes to the streams that were set above
+	root.InitDefaultCompletionCmd() // uses the streams that are set above
 	rejectUnknownSubcommands(root)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !a.running {
+		if flag := unknownRootFlag(root, args); flag != "" {
+			err = errors.New("unknown flag: " + flag)
+		}
 		err = asUsage(cmd, err)
 		a.json = a.json || wantsJSON(args)
 	}
@@ -79,8 +83,8 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	return exitCode(err)
 }
 
-// wantsJSON reports whether --json is among arguments that were not read to
-// their end, because one of them is wrong.
+// wantsJSON reports whether --json is among the arguments. Parsing stopped at
+// an invalid one before a.json was set.
 func wantsJSON(args []string) bool {
 	for _, arg := range args {
 		switch arg {
@@ -93,8 +97,7 @@ func wantsJSON(args []string) bool {
 	return false
 }
 
-// asUsage turns what cobra itself refuses, in its own words, into our kind of
-// error.
+// asUsage turns an error of cobra into a usage error.
 func asUsage(cmd *cobra.Command, err error) error {
 	if _, ok := errors.AsType[*agentlab.Error](err); ok {
 		return err
@@ -103,8 +106,8 @@ func asUsage(cmd *cobra.Command, err error) error {
 	return usageErrorf("%s", plainUsage(cmd, text)).WithHint("see '%s --help'", cmd.CommandPath())
 }
 
-// markRunning notes when a command's own function begins: until then every
-// error is one of usage.
+// markRunning sets a.running when the RunE of a command is called. Until then
+// every error is a usage error.
 func (a *App) markRunning(cmd *cobra.Command) {
 	for _, c := range cmd.Commands() {
 		if run := c.RunE; run != nil {
@@ -117,7 +120,7 @@ func (a *App) markRunning(cmd *cobra.Command) {
 	}
 }
 
-// Root builds the whole command tree.
+// Root returns the command tree.
 func (a *App) Root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "agentlab",
@@ -140,15 +143,14 @@ Start here:
 	root.SetFlagErrorFunc(flagError)
 	flags := root.PersistentFlags()
 	flags.BoolVar(&a.json, "json", false, "print data and errors as JSON")
-	flags.BoolVar(&a.noInput, "no-input", false, "never ask; fail instead")
-	flags.StringVar(&a.socket, "socket", "", "control socket of the daemon (default: by AGENTLAB_HOME or XDG)")
-
-	flags.StringVar(&a.host, "host", "", "address of a daemon over TCP, https://HOST:PORT (default: AGENTLAB_HOST)")
+	flags.BoolVar(&a.noInput, "no-input", false, "never prompt; fail instead")
+	flags.StringVar(&a.socket, "socket", "", "control socket of the daemon (default: from AGENTLAB_HOME or XDG)")
+	flags.StringVar(&a.host, "host", "", "URL of a daemon over TCP, https://HOST:PORT (default: AGENTLAB_HOST)")
 	flags.StringVar(&a.tokenFile, "token-file", "", "file with the token for --host (default: AGENTLAB_TOKEN_FILE, or the token itself in AGENTLAB_TOKEN)")
 
 	root.AddGroup(
 		&cobra.Group{ID: "work", Title: "Work:"},
-		&cobra.Group{ID: "setup", Title: "Set-up:"},
+		&cobra.Group{ID: "setup", Title: "Setup:"},
 		&cobra.Group{ID: "operate", Title: "Operation:"},
 	)
 	add := func(group string, cmds ...*cobra.Command) {
@@ -166,8 +168,8 @@ Start here:
 	return root
 }
 
-// rejectUnknownSubcommands makes a command that only groups others fail on an
-// unknown word, which cobra does for the root alone.
+// rejectUnknownSubcommands makes command groups return an error for an unknown
+// subcommand, as cobra does for the root only.
 func rejectUnknownSubcommands(cmd *cobra.Command) {
 	for _, c := range cmd.Commands() {
 		if c.HasSubCommands() && c.RunE == nil {
@@ -181,22 +183,62 @@ func rejectUnknownSubcommands(cmd *cobra.Command) {
 				}
 				return e.WithHint("see '%s --help'", cmd.CommandPath())
 			}
-			c.Args, c.SuggestionsMinimumDistance = cobra.ArbitraryArgs, 2 // cobra sets the distance for the root alone
+			c.Args, c.SuggestionsMinimumDistance = cobra.ArbitraryArgs, 2 // cobra sets the distance for the root only
 		}
 		rejectUnknownSubcommands(c)
 	}
 }
 
-// run adapts a function that needs the daemon to cobra, starting the
-// user-mode daemon when none answers.
+// run adapts a function that calls the daemon to cobra. It starts the user's
+// daemon if none is running.
 func (a *App) run(fn func(ctx context.Context, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		c, err := a.connect(cmd.Context())
 		if err != nil {
 			return err
 		}
-		return fn(cmd.Context(), c, args)
+		return argumentError(fn(cmd.Context(), c, args))
 	}
+}
+
+// query returns a command that gets a T from the daemon and prints it: as JSON
+// under --json, else by text.
+func query[T any](a *App, use, short string, args cobra.PositionalArgs, fetch func(ctx context.Context, c *client.Client, args []string) (T, error), text func(T) error) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Args: args}
+	if use == "list" {
+		cmd.Aliases = []string{"ls"}
+	}
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		v, err := fetch(ctx, c, args)
+		if err != nil {
+			return err
+		}
+		return a.emit(v, func() error { return text(v) })
+	})
+	return cmd
+}
+
+// all is the fetch function of a query without arguments.
+func all[T any](call func(*client.Client, context.Context) (T, error)) func(context.Context, *client.Client, []string) (T, error) {
+	return func(ctx context.Context, c *client.Client, _ []string) (T, error) { return call(c, ctx) }
+}
+
+// one is the fetch function of a query with one argument.
+func one[T any](call func(*client.Client, context.Context, string) (T, error)) func(context.Context, *client.Client, []string) (T, error) {
+	return func(ctx context.Context, c *client.Client, args []string) (T, error) { return call(c, ctx, args[0]) }
+}
+
+// emit prints v as JSON under --json, else calls text.
+func (a *App) emit(v any, text func() error) error {
+	if a.json {
+		return a.printJSON(v)
+	}
+	return text()
+}
+
+// done is emit with a line of progress for the text.
+func (a *App) done(v any, format string, args ...any) error {
+	return a.emit(v, func() error { a.progressf(format, args...); return nil })
 }
 
 // progressf writes one line of progress to standard error.
@@ -219,7 +261,7 @@ func (a *App) printJSONLine(v any) error {
 	return enc.Encode(v)
 }
 
-// terminal returns the file behind r and whether it is a terminal.
+// terminal returns r as a file and reports whether it is a terminal.
 func terminal(r any) (*os.File, bool) {
 	f, ok := r.(*os.File)
 	if !ok {
@@ -228,7 +270,7 @@ func terminal(r any) (*os.File, bool) {
 	return f, term.IsTerminal(int(f.Fd())) //nolint:gosec // a file descriptor fits an int
 }
 
-// exactArgs is cobra.ExactArgs with an error that says what is missing.
+// exactArgs is cobra.ExactArgs with an error that names the missing argument.
 func exactArgs(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {

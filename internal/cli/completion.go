@@ -16,129 +16,107 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 )
 
-// completionLimit is how long a shell waits for names.
+// completionLimit limits the time for completing a word.
 const completionLimit = time.Second
 
-// completionJobs is how many jobs, the newest, are offered.
+// completionJobs is the number of jobs, the newest, that are offered.
 const completionJobs = 50
 
 // lister lists names of objects, each with a description after a tab.
 type lister func(ctx context.Context, c *client.Client) ([]cobra.Completion, error)
 
-func names[T any](list api.List[T], err error, name func(T) cobra.Completion) ([]cobra.Completion, error) {
-	var out []cobra.Completion
-	for _, item := range list.Items {
-		out = append(out, name(item))
+// listOf returns a lister that calls list and names each item by name.
+func listOf[T any](list func(*client.Client, context.Context) (api.List[T], error), name func(T) cobra.Completion) lister {
+	return func(ctx context.Context, c *client.Client) ([]cobra.Completion, error) {
+		l, err := list(c, ctx)
+		var out []cobra.Completion
+		for _, item := range l.Items {
+			out = append(out, name(item))
+		}
+		return out, err
 	}
-	return out, err
 }
 
-func listSandboxes(ctx context.Context, c *client.Client) ([]cobra.Completion, error) {
-	list, err := c.Sandboxes(ctx, client.SandboxQuery{})
-	return names(list, err, func(sb api.Sandbox) cobra.Completion {
+var (
+	listSandboxes = listOf(func(c *client.Client, ctx context.Context) (api.List[api.Sandbox], error) {
+		return c.Sandboxes(ctx, client.SandboxQuery{})
+	}, func(sb api.Sandbox) cobra.Completion {
 		return cobra.CompletionWithDesc(sb.Name, sb.State+", profile "+sb.Profile)
 	})
-}
-
-func listJobs(ctx context.Context, c *client.Client) ([]cobra.Completion, error) {
-	list, err := c.Jobs(ctx, client.JobQuery{Limit: completionJobs})
-	return names(list, err, func(j api.Job) cobra.Completion {
+	listJobs = listOf(func(c *client.Client, ctx context.Context) (api.List[api.Job], error) {
+		return c.Jobs(ctx, client.JobQuery{Limit: completionJobs})
+	}, func(j api.Job) cobra.Completion {
 		return cobra.CompletionWithDesc(j.ID, plain(j.Status+", "+firstLine(j.Task, 40)))
 	})
-}
-
-func listProfiles(ctx context.Context, c *client.Client) ([]cobra.Completion, error) {
-	list, err := c.Profiles(ctx)
-	return names(list, err, func(p api.Profile) cobra.Completion { return p.Name })
-}
-
-func listImages(ctx context.Context, c *client.Client) ([]cobra.Completion, error) {
-	list, err := c.Images(ctx)
-	return names(list, err, func(i api.Image) cobra.Completion { return i.Name })
-}
-
-func listBundles(ctx context.Context, c *client.Client) ([]cobra.Completion, error) {
-	list, err := c.Secrets(ctx)
-	return names(list, err, func(b api.SecretBundle) cobra.Completion { return b.Name })
-}
-
-func listTokens(ctx context.Context, c *client.Client) ([]cobra.Completion, error) {
-	list, err := c.Tokens(ctx)
-	return names(list, err, func(t api.Token) cobra.Completion { return t.Name })
-}
-
-func listPresets(ctx context.Context, c *client.Client) ([]cobra.Completion, error) {
-	list, err := c.PolicyPresets(ctx)
-	return names(list, err, func(p api.PolicyPreset) cobra.Completion {
+	listProfiles = listOf((*client.Client).Profiles, func(p api.Profile) cobra.Completion { return p.Name })
+	listImages   = listOf((*client.Client).Images, func(i api.Image) cobra.Completion { return i.Name })
+	listBundles  = listOf((*client.Client).Secrets, func(b api.SecretBundle) cobra.Completion { return b.Name })
+	listTokens   = listOf((*client.Client).Tokens, func(t api.Token) cobra.Completion { return t.Name })
+	listPresets  = listOf((*client.Client).PolicyPresets, func(p api.PolicyPreset) cobra.Completion {
 		return cobra.CompletionWithDesc(p.Name, p.About)
 	})
-}
-
-func listOrphanUIDs(ctx context.Context, c *client.Client) ([]cobra.Completion, error) {
-	list, err := c.Orphans(ctx)
-	return names(list, err, func(o api.Orphan) cobra.Completion {
+	listOrphanUIDs = listOf((*client.Client).Orphans, func(o api.Orphan) cobra.Completion {
 		return cobra.CompletionWithDesc(plain(o.UID), plain(fmt.Sprintf("VMID %d, %s %s", o.VMID, o.Name, o.Power)))
 	})
-}
+)
 
-// words is a lister of words that need no daemon.
+// words is a lister of fixed words.
 func words(list ...string) lister {
 	return func(context.Context, *client.Client) ([]cobra.Completion, error) { return list, nil }
 }
 
-// argumentListers complete arguments by the word for them in a usage line;
-// a NAME is one of what its command is about.
+// argumentListers complete arguments by their placeholder in a usage line; NAME
+// depends on the parent command.
 var argumentListers = map[string]lister{
 	"SANDBOX": listSandboxes, "JOB": listJobs, "PROFILE": listProfiles,
 	"profile NAME": listProfiles, "image NAME": listImages, "policy NAME": listPresets, "token NAME": listTokens,
 }
 
-// dependentListers are like argumentListers, for names that depend on the rest
-// of the command line: on the arguments before, and on flags. An argument that
-// is called the same in other commands has its command before it.
+// dependentListers are like argumentListers for names that depend on earlier
+// arguments or on flags. A placeholder that other commands also use is preceded
+// by its command.
 var dependentListers = map[string]func(cmd *cobra.Command, given []string) lister{
 	"KEY":           func(cmd *cobra.Command, _ []string) lister { return secretKeysOf(cmd.Flag("bundle").Value.String()) },
 	"download PATH": func(_ *cobra.Command, given []string) lister { return artifactsOf(given[0]) },
 }
 
-// secretKeysOf lists the keys that a secrets bundle has.
+// secretKeysOf lists the keys of a secrets bundle.
 func secretKeysOf(bundle string) lister {
-	return func(ctx context.Context, c *client.Client) ([]cobra.Completion, error) {
-		list, err := c.SecretKeys(ctx, bundle)
-		return names(list, err, func(key string) cobra.Completion { return key })
-	}
+	return listOf(func(c *client.Client, ctx context.Context) (api.List[string], error) {
+		return c.SecretKeys(ctx, bundle)
+	},
+		func(key string) cobra.Completion { return key })
 }
 
-// artifactsOf lists the artifacts of a job. A guest chose their names: what a
-// terminal would not show as it is, is left out.
+// artifactsOf lists the artifacts of a job, without those whose names contain
+// control characters: guests choose the names.
 func artifactsOf(job string) lister {
-	return func(ctx context.Context, c *client.Client) ([]cobra.Completion, error) {
+	return listOf(func(c *client.Client, ctx context.Context) (api.List[api.Artifact], error) {
 		list, err := c.Artifacts(ctx, job)
 		list.Items = slices.DeleteFunc(list.Items, func(f api.Artifact) bool { return plain(f.Path) != f.Path })
-		return names(list, err, func(f api.Artifact) cobra.Completion {
-			return cobra.CompletionWithDesc(f.Path, byteSize(f.Size)+", "+plain(f.MIME))
-		})
-	}
+		return list, err
+	}, func(f api.Artifact) cobra.Completion {
+		return cobra.CompletionWithDesc(f.Path, byteSize(f.Size)+", "+plain(f.MIME))
+	})
 }
 
-// newNames are the commands whose NAME is of something new.
+// newNames are the commands whose NAME is that of a new object.
 var newNames = []string{"agentlab token create", "agentlab secrets create"}
 
-// flagListers complete the values of flags by their name.
+// flagListers complete the values of flags, by the name of the flag.
 var flagListers = map[string]lister{
 	"sandbox": listSandboxes, "job": listJobs, "profile": listProfiles, "image": listImages, "bundle": listBundles,
 	"agent": words(agentlab.Agents...),
 }
 
-// fileFlags take the name of a file or folder, which the shell completes.
+// fileFlags take the name of a file or directory, which the shell completes.
 var fileFlags = []string{"file", "out", "repo", "socket", "task-file", "token-file"}
 
 // placeholder is an argument in a usage line: SANDBOX, [JOB], SANDBOX|JOB,
 // NAME... .
 var placeholder = regexp.MustCompile(`^\[?([A-Z]+(?:\|[A-Z]+)*)(\.\.\.)?\]?$`)
 
-// complete gives every command below cmd the completion of its arguments and
-// flags.
+// complete adds completion of arguments and flags to every command below cmd.
 func (a *App) complete(cmd *cobra.Command) {
 	for _, c := range cmd.Commands() {
 		if c.ValidArgsFunction == nil && len(c.ValidArgs) == 0 {
@@ -157,7 +135,7 @@ func (a *App) complete(cmd *cobra.Command) {
 	}
 }
 
-// completeArgs completes the arguments of a command by its usage line.
+// completeArgs returns the completion of a command's arguments, by its usage line.
 func (a *App) completeArgs(c *cobra.Command) cobra.CompletionFunc {
 	type argument struct {
 		lists   []lister
@@ -169,7 +147,7 @@ func (a *App) completeArgs(c *cobra.Command) cobra.CompletionFunc {
 	for _, word := range strings.Fields(c.Use)[1:] {
 		m := placeholder.FindStringSubmatch(word)
 		if m == nil {
-			break // flags, or what follows "--"
+			break // flags, or words after "--"
 		}
 		var arg argument
 		for _, name := range strings.Split(m[1], "|") {
@@ -220,9 +198,8 @@ func (a *App) completeWith(list lister) cobra.CompletionFunc {
 	}
 }
 
-// names asks the daemon for names with that beginning, each once: several
-// builds of an image have the same name. A daemon that does not run is not started
-// for it, and every error means that there are none.
+// names returns the names with a prefix, without duplicates: several builds of an
+// image have the same name. It does not start a daemon and ignores all errors.
 func (a *App) names(ctx context.Context, begin string, lists ...lister) []cobra.Completion {
 	ctx, cancel := context.WithTimeout(ctx, completionLimit)
 	defer cancel()

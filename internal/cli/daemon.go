@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,14 +20,14 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/config"
 )
 
-// daemonStartLimit is how long a daemon may take to answer after it was started.
+// daemonStartLimit is how long a daemon may take to start.
 const (
 	daemonStartLimit = 30 * time.Second
 	daemonPoll       = 20 * time.Millisecond
 )
 
-// paths returns the folders of the system's daemon where one is installed and
-// running, else of the user's own. AGENTLAB_HOME always means one's own.
+// paths returns the directories of the system daemon if its socket exists, else
+// of the user's daemon. AGENTLAB_HOME always means the user's daemon.
 func (a *App) paths() (config.Paths, error) {
 	if os.Getenv("AGENTLAB_HOME") == "" {
 		system, err := config.ResolvePaths(os.Getenv, true)
@@ -51,8 +52,8 @@ func (a *App) socketPath() (string, error) {
 	return p.Socket(), p.CheckRun()
 }
 
-// connect returns a client of the daemon, starting the user's own daemon when
-// none answers. A socket that was named is never started for.
+// connect returns a client of the daemon. It starts the user's daemon if none is
+// running, unless --socket is set.
 func (a *App) connect(ctx context.Context) (*client.Client, error) {
 	c, err := a.dial()
 	if err != nil || c.Socket() == "" {
@@ -71,7 +72,7 @@ func (a *App) connect(ctx context.Context) (*client.Client, error) {
 	return c, nil
 }
 
-// dial returns a client of the daemon that is meant, which need not run.
+// dial returns a client of the selected daemon, which need not be running.
 func (a *App) dial() (*client.Client, error) {
 	url, err := a.remoteURL()
 	if err != nil {
@@ -81,7 +82,7 @@ func (a *App) dial() (*client.Client, error) {
 		return a.remote(url)
 	}
 	if a.tokenFile != "" {
-		return nil, usageErrorf("--token-file is for --host")
+		return nil, usageErrorf("--token-file requires --host")
 	}
 	socket, err := a.socketPath()
 	if err != nil {
@@ -90,7 +91,7 @@ func (a *App) dial() (*client.Client, error) {
 	return client.New(socket), nil
 }
 
-// ping tells whether a daemon that we may trust listens on the socket.
+// ping checks that a daemon of this user or root listens on the socket.
 func ping(ctx context.Context, socket string) error {
 	return client.New(socket).Ping(ctx)
 }
@@ -107,7 +108,7 @@ func (a *App) startDaemon(ctx context.Context) error {
 		return err
 	}
 	if err := os.MkdirAll(p.Run, 0o700); err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot make the runtime folder: %w", err)
+		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot create the runtime directory: %w", err)
 	}
 	if err := p.CheckRun(); err != nil {
 		return err
@@ -117,11 +118,11 @@ func (a *App) startDaemon(ctx context.Context) error {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot write the daemon's start log: %w", err)
 	}
 	defer func() { _ = startLog.Close() }()
-	cmd := exec.Command(binary, "run") //nolint:gosec,noctx // our own binary, which outlives this command
+	cmd := exec.Command(binary, "run") //nolint:gosec,noctx // our binary, which outlives this command
 	cmd.Stderr = startLog
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Dir = "/"
-	if p.Home != "" { // AGENTLAB_HOME may be relative to our directory, which is not the daemon's
+	if p.Home != "" { // AGENTLAB_HOME may be relative; the daemon's working directory is /
 		cmd.Env = append(os.Environ(), "AGENTLAB_HOME="+p.Home)
 	}
 	if err := cmd.Start(); err != nil {
@@ -130,16 +131,16 @@ func (a *App) startDaemon(ctx context.Context) error {
 	a.started = true
 	exited := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // how it ended is in its log
+		_ = cmd.Wait() // the daemon logs errors
 		close(exited)
 	}()
 	return a.awaitDaemon(ctx, p.Socket(), exited, startLog)
 }
 
-// openStartLog opens an empty log. What lies there already is emptied only
-// when it is a file of our own: not what a link names, nor a pipe.
+// openStartLog opens an empty log. It truncates an existing file only if it is a
+// regular file of this user with one name: not the target of a link, nor a pipe.
 func openStartLog(name string) (_ *os.File, err error) {
-	file, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600) //nolint:gosec // in our runtime folder
+	file, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600) //nolint:gosec // in our runtime directory
 	if err != nil {
 		return nil, err
 	}
@@ -153,14 +154,14 @@ func openStartLog(name string) (_ *os.File, err error) {
 		return nil, err
 	}
 	if sys, ok := info.Sys().(*syscall.Stat_t); !ok || !info.Mode().IsRegular() || int(sys.Uid) != os.Geteuid() || sys.Nlink != 1 {
-		return nil, fmt.Errorf("%s is no file of yours", name)
+		return nil, fmt.Errorf("%s is not a file of yours", name)
 	}
 	return file, file.Truncate(0)
 }
 
-// awaitDaemon waits until the socket answers. Two commands may start two
-// daemons at once; the one that finds the home locked ends, and the other
-// answers soon after.
+// awaitDaemon waits until the daemon accepts connections. If two commands start
+// two daemons at once, one finds the home locked and exits, and the other one
+// serves both commands soon after.
 func (a *App) awaitDaemon(ctx context.Context, socket string, exited <-chan struct{}, startLog io.ReaderAt) error {
 	deadline := time.NewTimer(daemonStartLimit)
 	defer deadline.Stop()
@@ -186,18 +187,18 @@ func (a *App) awaitDaemon(ctx context.Context, socket string, exited <-chan stru
 
 func startFailure(startLog io.ReaderAt, ended bool) error {
 	text, _ := io.ReadAll(io.NewSectionReader(startLog, 0, 16<<10))
-	what := "the daemon did not answer in time"
+	what := "the daemon did not start in time"
 	if ended {
 		what = "the daemon did not start"
 	}
 	why := daemonComplaint(string(text))
 	if why == "" {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "%s", what).WithHint("see 'agentlab daemon logs', or run 'agentlabd run' in a terminal")
+		return agentlab.Errorf(agentlab.CodeUnavailable, "%s", what).WithHint("see 'agentlab daemon logs', or run 'agentlab daemon run' in a terminal")
 	}
-	return agentlab.Errorf(agentlab.CodeUnavailable, "%s: %s", what, why).WithHint("put that right and try again; 'agentlab daemon run' shows more")
+	return agentlab.Errorf(agentlab.CodeUnavailable, "%s: %s", what, why).WithHint("fix this and try again; 'agentlab daemon run' shows the log")
 }
 
-// daemonComplaint finds the daemon's own error among its first lines.
+// daemonComplaint returns the error of the daemon in its first lines.
 func daemonComplaint(log string) string {
 	var kept []string
 	for line := range strings.Lines(log) {
@@ -213,14 +214,15 @@ func daemonComplaint(log string) string {
 
 func (a *App) daemonCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "daemon", Short: "Run, start, stop and look at the daemon",
-		Long: "Commands start the user's daemon when none answers, so these are needed rarely. Sandboxes go on while no daemon runs.",
+		Use: "daemon", Short: "Run, start, stop and inspect the daemon",
+		Long: `Run, start, stop and inspect the daemon. Other commands start the user's daemon
+if none is running. Sandboxes keep running while the daemon is stopped.`,
 	}
 	cmd.AddCommand(
 		&cobra.Command{Use: "run", Short: "Run the daemon in the foreground", Args: exactArgs(), RunE: func(*cobra.Command, []string) error { return a.daemonRun() }},
 		&cobra.Command{Use: "start", Short: "Start the daemon in the background", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStart(cmd.Context()) }},
-		&cobra.Command{Use: "stop", Short: "Stop the daemon; sandboxes go on", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStop(cmd.Context()) }},
-		&cobra.Command{Use: "status", Short: "Tell whether the daemon runs, without starting it", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStatus(cmd.Context()) }},
+		&cobra.Command{Use: "stop", Short: "Stop the daemon; sandboxes keep running", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStop(cmd.Context()) }},
+		&cobra.Command{Use: "status", Short: "Show whether the daemon is running, without starting it", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStatus(cmd.Context()) }},
 		a.daemonLogsCmd(),
 		a.confirmClockCmd(),
 	)
@@ -232,7 +234,7 @@ func (a *App) daemonRun() error {
 	if err != nil {
 		return err
 	}
-	return syscall.Exec(binary, []string{binary, "run"}, os.Environ()) //nolint:gosec // our own binary
+	return syscall.Exec(binary, []string{binary, "run"}, os.Environ()) //nolint:gosec // our binary
 }
 
 func (a *App) daemonStart(ctx context.Context) error {
@@ -243,23 +245,24 @@ func (a *App) daemonStart(ctx context.Context) error {
 		return err
 	}
 	if a.started {
-		a.progressf("the daemon is started")
+		a.progressf("daemon started")
 	} else {
-		a.progressf("the daemon was running already")
+		a.progressf("the daemon is already running")
 	}
 	return nil
 }
 
-// onlyHere refuses to mean a daemon of this machine when another one was named.
+// onlyHere returns an error if a daemon over TCP is selected.
 func (a *App) onlyHere() error {
 	url, err := a.remoteURL()
 	if err == nil && url != "" {
-		err = usageErrorf("this works only on the daemon's own machine").WithHint("do it there, or unset AGENTLAB_HOST to mean the daemon of this machine")
+		err = usageErrorf("this command works only on the daemon's own machine").WithHint("run it there, or unset AGENTLAB_HOST to use the daemon of this machine")
 	}
 	return err
 }
 
-// findDaemon looks for the daemon of this machine, without starting one.
+// findDaemon returns the socket of the daemon of this machine and whether it is
+// running, without starting it.
 func (a *App) findDaemon(ctx context.Context) (socket string, running bool, err error) {
 	if err := a.onlyHere(); err != nil {
 		return "", false, err
@@ -280,12 +283,11 @@ func (a *App) daemonStatus(ctx context.Context) error {
 		return err
 	}
 	if !running {
-		if a.json {
-			if err := a.printJSON(map[string]any{"running": false, "socket": socket}); err != nil {
-				return err
-			}
-		} else {
-			fmt.Fprintf(a.Stdout, "not running (%s)\n", socket)
+		if err := a.emit(map[string]any{"running": false, "socket": socket}, func() error {
+			_, err := fmt.Fprintf(a.Stdout, "not running (%s)\n", socket)
+			return err
+		}); err != nil {
+			return err
 		}
 		return statusError(exitFailure)
 	}
@@ -293,17 +295,16 @@ func (a *App) daemonStatus(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.printJSON(map[string]any{"running": true, "socket": socket, "pid": s.PID, "version": s.Version})
-	}
-	_, err = fmt.Fprintf(a.Stdout, "running: %s, pid %d (%s)\n", s.Version, s.PID, socket)
-	return err
+	return a.emit(map[string]any{"running": true, "socket": socket, "pid": s.PID, "version": s.Version}, func() error {
+		_, err := fmt.Fprintf(a.Stdout, "running: %s, pid %d (%s)\n", s.Version, s.PID, socket)
+		return err
+	})
 }
 
 func (a *App) daemonLogsCmd() *cobra.Command {
 	var lines int
 	cmd := &cobra.Command{Use: "logs", Short: "Print the end of the daemon's log", Args: exactArgs()}
-	cmd.Flags().IntVarP(&lines, "lines", "n", 200, "at most this many lines")
+	cmd.Flags().IntVarP(&lines, "lines", "n", 200, "print at most this many lines; -1 means all")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		if err := a.onlyHere(); err != nil {
 			return err
@@ -314,7 +315,7 @@ func (a *App) daemonLogsCmd() *cobra.Command {
 		}
 		text, err := os.ReadFile(p.DaemonLog())
 		if err != nil {
-			return agentlab.Errorf(agentlab.CodeNotFound, "there is no log yet: %w", err).WithHint("the daemon writes it when it runs: agentlab daemon start")
+			return agentlab.Errorf(agentlab.CodeNotFound, "the daemon has no log: %w", err).WithHint("start it: agentlab daemon start")
 		}
 		all := strings.SplitAfter(strings.TrimSuffix(string(text), "\n"), "\n")
 		if lines >= 0 && len(all) > lines {
@@ -324,4 +325,106 @@ func (a *App) daemonLogsCmd() *cobra.Command {
 		return err
 	}
 	return cmd
+}
+
+// Limits of the files for a daemon over TCP.
+const (
+	maxTokenFileBytes = 4 << 10
+	maxCAFileBytes    = 4 << 20
+)
+
+// remoteURL returns the URL of the selected daemon over TCP; "" means a daemon of
+// this machine. Flags take precedence over the environment.
+func (a *App) remoteURL() (string, error) {
+	switch {
+	case a.host != "" && a.socket != "":
+		return "", usageErrorf("--host and --socket cannot be used together")
+	case a.host != "" || a.socket != "":
+		return a.host, nil
+	}
+	return os.Getenv("AGENTLAB_HOST"), nil
+}
+
+// elsewhere reports whether a daemon was selected explicitly; it is then never
+// started.
+func (a *App) elsewhere() bool {
+	return a.socket != "" || a.host != "" || os.Getenv("AGENTLAB_HOST") != ""
+}
+
+// remote returns a client of the daemon at url.
+func (a *App) remote(url string) (*client.Client, error) {
+	r := client.Remote{URL: url, Pin: os.Getenv("AGENTLAB_PIN"), Token: os.Getenv("AGENTLAB_TOKEN")}
+	file := a.tokenFile
+	if file == "" && r.Token == "" {
+		file = os.Getenv("AGENTLAB_TOKEN_FILE")
+	}
+	if file != "" {
+		text, err := readPrivate(file)
+		if err != nil {
+			return nil, err
+		}
+		r.Token = strings.TrimSpace(text)
+	}
+	if ca := os.Getenv("AGENTLAB_CA_FILE"); ca != "" {
+		pem, err := readFile(ca, maxCAFileBytes)
+		if err != nil {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "cannot read the CA file: %w", err).WithField("AGENTLAB_CA_FILE")
+		}
+		r.CA = []byte(pem)
+	}
+	return client.NewRemote(r)
+}
+
+// readPrivate reads a file with a token. Others must not be able to read it:
+// whoever has the token can use it.
+func readPrivate(name string) (string, error) {
+	info, err := os.Stat(name)
+	if err != nil {
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "cannot read the token: %w", err)
+	}
+	if info.Mode().Type()&fs.ModeNamedPipe == 0 && info.Mode().Perm()&0o077 != 0 {
+		return "", agentlab.Errorf(agentlab.CodeDenied, "other users can read or write %s (mode %04o)", name, info.Mode().Perm()).
+			WithHint("run chmod 600 %s, and revoke the token if others may have read it", shellQuote(name))
+	}
+	text, err := readFile(name, maxTokenFileBytes)
+	if err != nil {
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "cannot read the token: %w", err)
+	}
+	return text, nil
+}
+
+// writePrivate writes a file that only its owner can read. The file must not
+// exist.
+func writePrivate(name, text string) error {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600) //nolint:gosec // the user's choice
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeInvalid, "cannot write the token: %w", err).WithHint("choose a file that does not exist")
+	}
+	_, err = io.WriteString(f, text)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// sameDaemon returns flags that select the same daemon in another run of this
+// program. The token itself is passed in the environment only.
+func (a *App) sameDaemon() ([]string, error) {
+	url, err := a.remoteURL()
+	if err != nil {
+		return nil, err
+	}
+	if url == "" {
+		socket, err := a.socketPath()
+		return []string{"--socket", socket}, err
+	}
+	words := []string{"--host", url}
+	if a.tokenFile != "" {
+		file, err := filepath.Abs(a.tokenFile)
+		if err != nil {
+			return nil, err
+		}
+		words = append(words, "--token-file", file)
+	}
+	return words, nil
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 )
 
-// daemonStopLimit is how long a daemon may take to end after it was asked to.
+// daemonStopLimit is how long a daemon may take to exit.
 const daemonStopLimit = 30 * time.Second
 
-// daemonStop asks the daemon to end and waits until its process has ended. The
-// socket does not show that: another command may start a daemon meanwhile.
+// daemonStop asks the daemon to exit and waits for the end of its process. It
+// cannot wait for the socket: another command may start a daemon meanwhile.
 func (a *App) daemonStop(ctx context.Context) error {
 	socket, running, err := a.findDaemon(ctx)
 	if err != nil {
@@ -39,16 +39,15 @@ func (a *App) daemonStop(ctx context.Context) error {
 		return err
 	}
 	if ping(ctx, socket) == nil {
-		a.progressf("the daemon (pid %d) is stopped; another one has been started since", pid)
+		a.progressf("daemon (pid %d) stopped; another one has been started since", pid)
 		return nil
 	}
-	a.progressf("the daemon is stopped")
+	a.progressf("daemon stopped")
 	return nil
 }
 
-// watchDaemon returns the process that serves c as its id and a pidfd, which
-// the caller closes. The second question excludes that the process ended in
-// between and the id is another process's.
+// watchDaemon returns the process that serves c as its ID and a pidfd, which the
+// caller closes. The second call of Status ensures that the ID was not reused.
 func watchDaemon(ctx context.Context, c *client.Client) (pid, pidfd int, err error) {
 	before, err := c.Status(ctx)
 	if err != nil {
@@ -57,7 +56,7 @@ func watchDaemon(ctx context.Context, c *client.Client) (pid, pidfd int, err err
 	pidfd, err = unix.PidfdOpen(before.PID, 0)
 	if err != nil {
 		return 0, -1, agentlab.Errorf(agentlab.CodeUnavailable, "cannot watch the daemon (pid %d): %w", before.PID, err).
-			WithHint("run the command again; a daemon of another PID namespace is stopped there")
+			WithHint("run the command again; stop a daemon of another PID namespace there")
 	}
 	after, err := c.Status(ctx)
 	if err == nil && after.PID != before.PID {
@@ -73,7 +72,7 @@ func watchDaemon(ctx context.Context, c *client.Client) (pid, pidfd int, err err
 
 func unwatch(pidfd int) { _ = unix.Close(pidfd) }
 
-// awaitEnd waits until the process of pidfd has ended, and closes pidfd.
+// awaitEnd waits for the end of the process of pidfd, and closes pidfd.
 func awaitEnd(ctx context.Context, pid, pidfd int) error {
 	defer unwatch(pidfd)
 	for deadline := time.Now().Add(daemonStopLimit); ; {

@@ -13,18 +13,17 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 )
 
-// maxDenials is how many denials are shown while a job runs: its agent chooses
-// how many there are.
+// maxDenials limits the denials that are shown while a job runs. Its agent
+// controls how many there are.
 const maxDenials = 30
 
 // preflightFlag adds --no-preflight.
 func preflightFlag(flags *pflag.FlagSet, p *bool) {
-	flags.BoolVar(p, "no-preflight", false, "do not check first that the agent has a key and that the profile lets it reach its model")
+	flags.BoolVar(p, "no-preflight", false, "skip the check that the agent has an API key and can reach its model")
 }
 
-// showDenials shows on standard error, once each, what the network denies a
-// job, until ctx ends. It only adds to what is shown: it ends quietly where
-// the record cannot be read.
+// showDenials prints each denied request of a job once on standard error, until
+// ctx ends. It ignores errors, since the denials are only additional output.
 func (a *App) showDenials(ctx context.Context, c *client.Client, jobID string) {
 	seen := map[string]bool{}
 	for r, err := range c.FollowEgress(ctx, client.EgressQuery{JobID: jobID, Denied: true}) {
@@ -36,21 +35,21 @@ func (a *App) showDenials(ctx context.Context, c *client.Client, jobID string) {
 			continue
 		}
 		if seen[line] = true; len(seen) > maxDenials {
-			a.progressf("more is denied\n  → agentlab egress log --job %s --denied", jobID)
+			a.progressf("more requests are denied\n  → agentlab egress log --job %s --denied", jobID)
 			return
 		}
 		a.progressf("%s", line)
 	}
 }
 
-// denialLine is one line about a denied record, without its time and number,
-// so that equal denials are equal lines.
+// denialLine formats a denied record without its time and count, so that equal
+// denials are equal lines.
 func denialLine(r api.EgressRecord) string {
 	return plain(fmt.Sprintf("denied: %s (rule %s)", wanted(r.Proto, r.Name, r.Addr, r.Port), r.Rule))
 }
 
-// wanted is the short name of what a guest wanted: the name, if it gave one,
-// with the port; a question put to DNS has none.
+// wanted formats a target for a summary: the name, else the address, with the
+// port; DNS queries have none.
 func wanted(proto, name, addr string, port int) string {
 	host := name
 	if host == "" {
@@ -69,7 +68,7 @@ func wanted(proto, name, addr string, port int) string {
 	return host
 }
 
-// summariseDenials is the line of a job's summary on what it was denied.
+// summariseDenials prints the denied requests in the summary of a job.
 func (a *App) summariseDenials(id string, s *api.EgressSummary) {
 	const most = 3
 	if s == nil || s.Denied == 0 {
@@ -77,7 +76,7 @@ func (a *App) summariseDenials(id string, s *api.EgressSummary) {
 	}
 	var list []string
 	for _, d := range s.Targets[:min(most, len(s.Targets))] {
-		list = append(list, fmt.Sprintf("%s (rule %s, %d times)", wanted(d.Proto, d.Name, d.Addr, d.Port), d.Rule, d.Count))
+		list = append(list, fmt.Sprintf("%s (rule %s, %s)", wanted(d.Proto, d.Name, d.Addr, d.Port), d.Rule, plural(d.Count, "time")))
 	}
 	if more := len(s.Targets) + s.More - len(list); more > 0 {
 		list = append(list, fmt.Sprintf("%d more", more))

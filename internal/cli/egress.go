@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,11 +15,11 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 )
 
-// maxEgressList is the longest list that the daemon gives at once.
+// maxEgressList limits a list of the daemon.
 const maxEgressList = 10000
 
 func (a *App) egressCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "egress", Short: "Look at what sandboxes wanted from the network"}
+	cmd := &cobra.Command{Use: "egress", Short: "Show egress decisions"}
 	cmd.AddCommand(a.egressLogCmd())
 	return cmd
 }
@@ -29,23 +28,23 @@ func (a *App) egressLogCmd() *cobra.Command {
 	var follow bool
 	var q client.EgressQuery
 	cmd := &cobra.Command{
-		Use: "log [SANDBOX]", Short: "Show every decision on what sandboxes wanted from the network",
-		Long: `Show every decision on what sandboxes wanted from the network: when, what, and
-by which rule it was allowed or refused. Equal decisions that came close
-together are one line with their number. Names are what a guest gave: whatever
-is no plain character in them is shown as \DDD.
+		Use: "log [SANDBOX]", Short: "Show egress decisions",
+		Long: `Show egress decisions: each request of a sandbox to the network, and the rule
+that allowed or denied it. Equal decisions in quick succession are one line with
+a count. Names come from guests: special characters are shown as \DDD.
 
-With --json each record is one line of JSON: 'agentlab egress log --limit 0
---json' exports everything that is kept.`,
+With --json each record is one line of JSON; 'agentlab egress log --limit 0
+--json' exports all records.`,
 		Example: "  agentlab egress log my-sandbox --denied\n  agentlab egress log --job job-abc --since 10m --follow",
 		Args:    atMostOne("SANDBOX"),
 	}
 	flags := cmd.Flags()
-	flags.BoolVarP(&follow, "follow", "f", false, "go on as it happens")
+	flags.BoolVarP(&follow, "follow", "f", false, "print new records as they are made")
 	flags.StringVar(&q.JobID, "job", "", "only this job")
-	flags.BoolVar(&q.Denied, "denied", false, "only what was refused")
-	flags.Var(sinceFlag{&q.Since, a.Now}, "since", "only what happened since then: 10m, 4h, 2d, or a time such as 2026-01-31T15:04:05Z")
-	flags.IntVar(&q.Limit, "limit", 100, "at most this many, the newest; 0 means all; not with --follow")
+	flags.BoolVar(&q.Denied, "denied", false, "only denied requests")
+	flags.Var(sinceFlag{&q.Since, a.Now}, "since", "only records since then: 10m, 4h, 2d, or a time such as 2026-01-31T15:04:05Z")
+	q.Limit = 100
+	count(flags, &q.Limit, "limit", "print at most this many, the newest; 0 means all; not with --follow")
 	list := a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if len(args) > 0 {
 			q.Sandbox = args[0]
@@ -56,25 +55,21 @@ With --json each record is one line of JSON: 'agentlab egress log --limit 0
 		return hintAtJob(a.listEgress(ctx, c, q), q)
 	})
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		switch {
-		case q.Limit < 0:
-			return usageErrorf("--limit is negative")
-		case follow && flags.Changed("limit"):
-			return usageErrorf("--limit does not go with --follow").WithHint("use --since to choose where to begin")
+		if follow && flags.Changed("limit") {
+			return usageErrorf("--limit cannot be used with --follow").WithHint("use --since to choose the first record")
 		}
 		return list(cmd, args)
 	}
 	return cmd
 }
 
-// hintAtJob adds to the error for a sandbox that is gone where its records
-// are still found.
+// hintAtJob adds to the error for a destroyed sandbox where its records are.
 func hintAtJob(err error, q client.EgressQuery) error {
 	e, ok := errors.AsType[*agentlab.Error](err)
 	if !ok || e.Code != agentlab.CodeNotFound || q.Sandbox == "" || q.JobID != "" {
 		return err
 	}
-	const job = "what a job wanted is shown by 'agentlab egress log --job JOB', also when its sandbox is gone"
+	const job = "the records of a job remain when its sandbox is destroyed: agentlab egress log --job JOB"
 	if e.Hint != "" {
 		return e.WithHint("%s; %s", e.Hint, job)
 	}
@@ -102,7 +97,7 @@ func (a *App) listEgress(ctx context.Context, c *client.Client, q client.EgressQ
 	case everything:
 		q.Oldest, q.Limit = true, 1000
 	case limit < maxEgressList:
-		q.Limit++ // one more tells whether the list is cut
+		q.Limit++ // one more shows whether the list is cut
 	}
 	for {
 		list, err := c.Egress(ctx, q)
@@ -120,7 +115,7 @@ func (a *App) listEgress(ctx context.Context, c *client.Client, q client.EgressQ
 			q.After = r.ID
 		}
 		if cut {
-			a.progressf("only the newest %d records are shown; '--limit 0' shows all", limit)
+			a.progressf("showing the newest %s; '--limit 0' shows all", plural(limit, "record"))
 		}
 		if !everything || list.Next == "" {
 			return nil
@@ -133,14 +128,10 @@ func (a *App) printEgress(r api.EgressRecord) error {
 		return a.printJSONLine(r)
 	}
 	if r.Seq == 0 {
-		_, err := fmt.Fprintf(a.Stdout, "%s  %d  %d decisions are not recorded: there were too many\n", localTime(r.Time), r.VMID, r.Dropped)
+		_, err := fmt.Fprintf(a.Stdout, "%s  %d  %d decisions not recorded: the rate limit was exceeded\n", localTime(r.Time), r.VMID, r.Dropped)
 		return err
 	}
-	verdict := "denied"
-	if r.Allow {
-		verdict = "allowed"
-	}
-	line := fmt.Sprintf("%s  %d  %-7s  %-4s  %s  [%s]", localTime(r.Time), r.VMID, verdict, r.Proto, egressTarget(r.Name, r.Addr, r.Port), r.Rule)
+	line := fmt.Sprintf("%s  %d  %-7s  %-4s  %s  [%s]", localTime(r.Time), r.VMID, verdict(r.Allow), r.Proto, egressTarget(r.Name, r.Addr, r.Port), r.Rule)
 	if r.Count > 1 {
 		line += fmt.Sprintf("  %d times in %s", r.Count, r.Last.Sub(r.Time).Round(100*time.Millisecond))
 	}
@@ -148,13 +139,13 @@ func (a *App) printEgress(r api.EgressRecord) error {
 		line += "  failed: " + r.Error
 	}
 	if r.Dropped > 0 {
-		line += fmt.Sprintf("  (%d before it are not recorded)", r.Dropped)
+		line += fmt.Sprintf("  (%d before it not recorded)", r.Dropped)
 	}
 	_, err := fmt.Fprintln(a.Stdout, plain(line))
 	return err
 }
 
-// egressTarget tells what was wanted: "github.com (140.82.112.3):443".
+// egressTarget formats a target: github.com (140.82.112.3):443.
 func egressTarget(name, addr string, port int) string {
 	out := name
 	switch {
@@ -171,7 +162,7 @@ func egressTarget(name, addr string, port int) string {
 	return out
 }
 
-// egressSummary is the part of 'job show' on the network.
+// egressSummary prints the egress decisions in 'job show'.
 func (a *App) egressSummary(s *api.EgressSummary) error {
 	if s == nil || s.Allowed+s.Denied+s.Dropped == 0 {
 		return nil
@@ -203,7 +194,7 @@ func (a *App) egressSummary(s *api.EgressSummary) error {
 	return t.flush()
 }
 
-// atMostOne is for commands with one optional argument.
+// atMostOne is cobra.MaximumNArgs(1) with an error that names the argument.
 func atMostOne(name string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) > 1 {
@@ -211,43 +202,4 @@ func atMostOne(name string) cobra.PositionalArgs {
 		}
 		return nil
 	}
-}
-
-// sinceFlag is a point in time, given as such or as how long ago it was.
-type sinceFlag struct {
-	t   *time.Time
-	now func() time.Time
-}
-
-func (f sinceFlag) String() string {
-	if f.t == nil || f.t.IsZero() {
-		return ""
-	}
-	return f.t.Format(time.RFC3339)
-}
-
-func (sinceFlag) Type() string { return "duration|time" }
-
-func (f sinceFlag) Set(s string) error {
-	if t, err := time.Parse(time.RFC3339, s); err == nil {
-		*f.t = t
-		return nil
-	}
-	rest, days := s, 0
-	if before, after, ok := strings.Cut(s, "d"); ok {
-		n, err := strconv.ParseUint(before, 10, 15)
-		if err != nil {
-			return fmt.Errorf("%q is neither a duration such as 10m, 4h or 2d nor a time such as 2026-01-31T15:04:05Z", s)
-		}
-		days, rest = int(n), after
-	}
-	ago := time.Duration(0)
-	if rest != "" || days == 0 {
-		var err error
-		if ago, err = time.ParseDuration(rest); err != nil || ago < 0 {
-			return fmt.Errorf("%q is neither a duration such as 10m, 4h or 2d nor a time such as 2026-01-31T15:04:05Z", s)
-		}
-	}
-	*f.t = f.now().AddDate(0, 0, -days).Add(-ago)
-	return nil
 }

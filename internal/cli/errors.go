@@ -5,11 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Exit codes of every command. exec and ssh pass the guest's code through.
+// Exit codes of every command. exec and ssh exit with the guest's code.
 const (
 	exitOK          = 0
 	exitFailure     = 1
@@ -18,13 +19,13 @@ const (
 	exitInterrupted = 130
 )
 
-// usageError marks a fault of the command line itself: exit code 2.
+// usageError is an error in the command line: exit code 2.
 type usageError struct{ err *agentlab.Error }
 
 func (u usageError) Error() string { return u.err.Error() }
 func (u usageError) Unwrap() error { return u.err }
 
-// WithHint returns a copy that tells what to do next.
+// WithHint returns a copy with a hint.
 func (u usageError) WithHint(format string, args ...any) error {
 	return usageError{u.err.WithHint(format, args...)}
 }
@@ -33,21 +34,30 @@ func usageErrorf(format string, args ...any) usageError {
 	return usageError{agentlab.Errorf(agentlab.CodeInvalid, format, args...)}
 }
 
-// usageOf returns the daemon's error as a usage error when it rejects that field
-// of the request, whose values only the daemon knows.
-func usageOf(err error, field string) error {
-	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeInvalid && e.Field == field {
+// argumentFields are the fields of requests that arguments and flags set.
+var argumentFields = []string{"name", "ttl", "image", "repo", "ref", "resources.cores", "resources.memory_mb", "secrets_bundle", "target", "verbs"}
+
+// argumentError returns an error of the daemon about an argument or flag as a
+// usage error.
+func argumentError(err error) error {
+	e, ok := errors.AsType[*agentlab.Error](err)
+	if _, content := errors.AsType[contentError](err); ok && !content && e.Code == agentlab.CodeInvalid && slices.Contains(argumentFields, e.Field) {
 		return usageError{e}
 	}
 	return err
 }
 
-// statusError carries an exit code after everything worth saying was said.
+// contentError is an error about a file that was sent to the daemon.
+type contentError struct{ error }
+
+func (e contentError) Unwrap() error { return e.error }
+
+// statusError is an exit code without a message.
 type statusError int
 
 func (s statusError) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
-// exitCode is the one place that maps errors to exit codes.
+// exitCode maps errors to exit codes; nothing else does.
 func exitCode(err error) int {
 	var status statusError
 	var usage usageError
@@ -66,7 +76,7 @@ func exitCode(err error) int {
 	return exitFailure
 }
 
-// errorJSON is the form of an error under --json.
+// errorJSON is an error under --json.
 type errorJSON struct {
 	Code    agentlab.Code `json:"code"`
 	Message string        `json:"message"`

@@ -29,21 +29,21 @@ func (a *App) execCmd() *cobra.Command {
 	var interactive bool
 	cmd := &cobra.Command{
 		Use:   "exec SANDBOX [flags] [--] COMMAND [ARG...]",
-		Short: "Run a command in a sandbox and pass its exit code on",
-		Long: `Run a command in a sandbox and pass its exit code on. Flags for exec stand
-before COMMAND; everything behind COMMAND belongs to it.`,
+		Short: "Run a command in a sandbox and exit with its code",
+		Long: `Run a command in a sandbox and exit with its code. Flags of exec precede COMMAND;
+all words after COMMAND are its arguments.`,
 		Example: `  agentlab exec play uname -a
   agentlab exec play --user root -- apt-get install -y make
   tar c src | agentlab exec -i play tar x -C /tmp
   agentlab exec -t -i play bash`,
-		DisableFlagParsing: true, // the command's own flags are not ours
+		DisableFlagParsing: true, // flags after COMMAND are not ours
 	}
 	flags := cmd.Flags()
 	flags.StringVarP(&req.User, "user", "u", "", "user (default agent)")
 	flags.StringVarP(&req.Dir, "dir", "C", "", "working directory (default: the user's home)")
-	flags.StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE, or NAME to pass this machine's value")
-	flags.BoolVarP(&req.TTY, "tty", "t", false, "give it a terminal")
-	flags.BoolVarP(&interactive, "stdin", "i", false, "pass standard input on")
+	flags.StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE, or NAME for the value on this machine; can be repeated")
+	flags.BoolVarP(&req.TTY, "tty", "t", false, "allocate a terminal")
+	flags.BoolVarP(&interactive, "stdin", "i", false, "forward standard input")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		sandbox, command, err := splitExec(cmd, args)
 		if errors.Is(err, pflag.ErrHelp) {
@@ -63,8 +63,7 @@ before COMMAND; everything behind COMMAND belongs to it.`,
 	return cmd
 }
 
-// splitExec parses flags before and right behind SANDBOX, and nothing behind
-// COMMAND.
+// splitExec parses flags before and directly after SANDBOX, but not after COMMAND.
 func splitExec(cmd *cobra.Command, args []string) (sandbox string, command []string, err error) {
 	flags := cmd.Flags()
 	flags.AddFlagSet(cmd.InheritedFlags())
@@ -77,7 +76,7 @@ func splitExec(cmd *cobra.Command, args []string) (sandbox string, command []str
 			if errors.Is(err, pflag.ErrHelp) {
 				return "", nil, err
 			}
-			return "", nil, usageErrorf("%v", err).WithHint("see '%s --help'", cmd.CommandPath())
+			return "", nil, flagError(cmd, err)
 		}
 		if help, _ := flags.GetBool("help"); help {
 			return "", nil, pflag.ErrHelp
@@ -89,7 +88,7 @@ func splitExec(cmd *cobra.Command, args []string) (sandbox string, command []str
 		sandbox, args = args[0], args[1:]
 	}
 	if sandbox == "" || len(args) == 0 {
-		return "", nil, usageErrorf("SANDBOX and COMMAND are needed").WithHint("usage: %s", cmd.UseLine())
+		return "", nil, usageErrorf("SANDBOX and COMMAND are required").WithHint("usage: %s", cmd.UseLine())
 	}
 	return sandbox, args, nil
 }
@@ -112,7 +111,7 @@ func envFlag(list []string) (map[string]string, error) {
 func (a *App) exec(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, interactive bool) error {
 	if req.TTY {
 		if _, tty := terminal(a.Stdin); !tty && interactive {
-			return usageErrorf("--tty needs a terminal as standard input").WithHint("leave -t out")
+			return usageErrorf("--tty requires a terminal as standard input").WithHint("remove -t")
 		}
 		req.Rows, req.Cols, req.Term = a.windowSize()
 	}
@@ -127,15 +126,16 @@ func (a *App) attachCmd() *cobra.Command {
 	var session string
 	cmd := &cobra.Command{
 		Use:   "attach SANDBOX",
-		Short: "Join a terminal of a sandbox that outlives the connection",
-		Long: `Join a terminal of a sandbox. It is made on first use, goes on when you leave,
-and shows its recent output when you come back. Leave with Ctrl-] .`,
+		Short: "Attach to a persistent terminal in a sandbox",
+		Long: `Attach to a terminal in a sandbox. It is created on first use, keeps running when
+you detach, and shows its recent output when you attach again. Detach with
+Ctrl-] .`,
 		Args: exactArgs("SANDBOX"),
 	}
 	cmd.Flags().StringVar(&session, "session", "main", "name of the terminal")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if _, tty := terminal(a.Stdin); !tty {
-			return usageErrorf("attach needs a terminal as standard input").WithHint("to run one command: agentlab exec %s -- COMMAND", args[0])
+			return usageErrorf("attach requires a terminal as standard input").WithHint("to run one command: agentlab exec %s -- COMMAND", args[0])
 		}
 		req := guestapi.AttachRequest{Session: session}
 		req.Rows, req.Cols, req.Term = a.windowSize()
@@ -143,7 +143,7 @@ and shows its recent output when you come back. Leave with Ctrl-] .`,
 		if err != nil {
 			return err
 		}
-		a.progressf("attached to terminal %q; leave with Ctrl-]", session)
+		a.progressf("attached to terminal %q; detach with Ctrl-]", session)
 		return a.interact(ctx, conn, true, true)
 	})
 	return cmd
@@ -166,7 +166,8 @@ func (a *App) windowSize() (rows, cols uint16, name string) {
 	return rows, cols, name
 }
 
-// interact carries one process over conn and returns its exit code as error.
+// interact connects standard streams with a process over conn and returns its
+// exit code as an error.
 func (a *App) interact(ctx context.Context, conn net.Conn, stdin, tty bool) error {
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
@@ -183,7 +184,7 @@ func (a *App) interact(ctx context.Context, conn net.Conn, stdin, tty bool) erro
 	if stdin {
 		go a.pumpStdin(conn, w, tty, detached)
 	} else if err := w.Frame(stream.StdinEOF, nil); err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the connection broke: %w", err)
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the connection to the sandbox was lost: %w", err)
 	}
 	status, err := a.pumpOutput(conn)
 	select {
@@ -195,7 +196,7 @@ func (a *App) interact(ctx context.Context, conn net.Conn, stdin, tty bool) erro
 		return ctx.Err()
 	}
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the connection to the sandbox broke: %w", err)
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the connection to the sandbox was lost: %w", err)
 	}
 	if status.Error != "" {
 		a.progressf("agentlab: %s", plain(status.Error))
@@ -203,9 +204,8 @@ func (a *App) interact(ctx context.Context, conn net.Conn, stdin, tty bool) erro
 	return guestStatus(status.Code)
 }
 
-// guestStatus returns the exit code of a guest's process as an error, nil for
-// 0. A code that no process can have is not cut to one that it might: 256 is
-// not success.
+// guestStatus returns the exit code of a guest's process as an error, nil for 0.
+// Codes that no process can have become 255: truncated, 256 would mean success.
 func guestStatus(code int) error {
 	switch {
 	case code == 0:
@@ -255,13 +255,13 @@ func (a *App) pumpOutput(conn io.Reader) (stream.ExitStatus, error) {
 			return status, json.Unmarshal(p, &status)
 		}
 		if err != nil {
-			return status, fmt.Errorf("local output: %w", err)
+			return status, fmt.Errorf("cannot write output: %w", err)
 		}
 	}
 }
 
-// rawTerminal puts the terminal into raw mode and passes size changes on.
-// Without a terminal it does nothing.
+// rawTerminal sets the terminal to raw mode and forwards size changes. Without a
+// terminal it does nothing.
 func (a *App) rawTerminal(w *stream.Writer) (restore func(), err error) {
 	in, tty := terminal(a.Stdin)
 	if !tty {
@@ -270,7 +270,7 @@ func (a *App) rawTerminal(w *stream.Writer) (restore func(), err error) {
 	fd := int(in.Fd()) //nolint:gosec // a file descriptor fits an int
 	old, err := term.MakeRaw(fd)
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "raw terminal mode: %w", err)
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "cannot set the terminal to raw mode: %w", err)
 	}
 	changes := make(chan os.Signal, 1)
 	signal.Notify(changes, unix.SIGWINCH)

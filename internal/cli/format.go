@@ -10,12 +10,10 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
-
-	"github.com/agentlab-vm/agentlab"
 )
 
-// table writes aligned columns. Cells come from the daemon and partly from
-// guests, so control characters never reach the terminal.
+// table writes aligned columns. Some cells come from guests, so it replaces
+// control characters.
 type table struct{ w *tabwriter.Writer }
 
 func newTable(out io.Writer, header ...string) *table {
@@ -44,8 +42,8 @@ func (t *table) row(cells ...any) {
 
 func (t *table) flush() error { return t.w.Flush() }
 
-// plain replaces control characters, so that text from a guest can neither
-// move the cursor nor break a table.
+// plain replaces control characters by spaces, so that text from a guest can
+// neither move the cursor nor break a table.
 func plain(s string) string {
 	return strings.Map(func(r rune) rune {
 		if drives(r) {
@@ -55,20 +53,18 @@ func plain(s string) string {
 	}, s)
 }
 
-// drives tells whether a rune does something to a terminal instead of being
-// shown: a control (C0 and C1), a line or paragraph separator, or a mark that
-// changes the direction of the text.
+// drives reports whether a rune controls a terminal: a control character (C0 and
+// C1), a line or paragraph separator, or a bidirectional formatting character.
 func drives(r rune) bool {
 	return unicode.IsControl(r) || r == 0x2028 || r == 0x2029 || unicode.Is(unicode.Bidi_Control, r)
 }
 
-// plainWriter passes log bytes of a guest on to a terminal without escape
-// sequences that could drive it: of the controls only tab, newline and
-// carriage return pass; the others, and bytes that are no UTF-8, become dots.
-// Colours are lost on purpose.
+// plainWriter writes a guest's log to a terminal without escape sequences. It
+// passes tab, newline and carriage return, and replaces other control
+// characters and invalid UTF-8 by dots. Colors are lost.
 type plainWriter struct {
 	w    io.Writer
-	rest []byte // the begun rune at the end of the last write
+	rest []byte // an incomplete rune at the end of the last write
 }
 
 func (p *plainWriter) Write(b []byte) (int, error) {
@@ -91,8 +87,7 @@ func (p *plainWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// logWriter is where log bytes go: unchanged into files and pipes, plain on
-// a terminal.
+// logWriter returns w, without control characters if it is a terminal.
 func logWriter(w io.Writer) io.Writer {
 	if _, tty := terminal(w); tty {
 		return &plainWriter{w: w}
@@ -100,7 +95,7 @@ func logWriter(w io.Writer) io.Writer {
 	return w
 }
 
-// age formats a duration since t, coarsely.
+// age formats the time since t with one or two units.
 func (a *App) age(t time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -146,57 +141,10 @@ func byteSize(n int64) string {
 	return fmt.Sprintf("%.1f %ciB", f, units[i])
 }
 
-// ttlFlag is a duration in whole minutes with days: 30m, 4h, 2d, 1d12h.
-type ttlFlag struct{ d *time.Duration }
-
-func (f ttlFlag) String() string {
-	if f.d == nil || *f.d == 0 {
-		return ""
+// plural returns a number with its noun: 1 job, 2 jobs.
+func plural[T int | int64](n T, noun string) string {
+	if n == 1 {
+		return "1 " + noun
 	}
-	return f.d.String()
-}
-
-func (ttlFlag) Type() string { return "duration" }
-
-func (f ttlFlag) Set(s string) error {
-	d, err := parseTTL(s)
-	if err != nil {
-		return err
-	}
-	*f.d = d
-	return nil
-}
-
-// parseDays is time.ParseDuration with days in front.
-func parseDays(s string) (time.Duration, error) {
-	rest, total := s, time.Duration(0)
-	if before, after, ok := strings.Cut(s, "d"); ok {
-		n, err := strconv.ParseUint(before, 10, 16)
-		if err != nil {
-			return 0, fmt.Errorf("%q is not a duration such as 30m, 4h or 2d", s)
-		}
-		total, rest = time.Duration(n)*24*time.Hour, after //nolint:gosec // 16 bits of days fit
-	}
-	if rest != "" {
-		d, err := time.ParseDuration(rest)
-		if err != nil {
-			return 0, fmt.Errorf("%q is not a duration such as 30m, 4h or 2d", s)
-		}
-		total += d
-	}
-	return total, nil
-}
-
-func parseTTL(s string) (time.Duration, error) {
-	total, err := parseDays(s)
-	if err != nil {
-		return 0, err
-	}
-	if err := agentlab.ValidateTTL(total); err != nil {
-		return 0, err
-	}
-	if total%time.Minute != 0 {
-		return 0, fmt.Errorf("%q is not a whole number of minutes", s)
-	}
-	return total, nil
+	return fmt.Sprintf("%d %ss", n, noun)
 }

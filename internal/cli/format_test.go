@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"testing"
 	"time"
+
+	"github.com/agentlab-vm/agentlab"
 )
 
-func TestParseTTL(t *testing.T) {
+func TestDurationFlag(t *testing.T) {
 	tests := []struct {
 		in   string
 		want time.Duration
@@ -30,9 +32,10 @@ func TestParseTTL(t *testing.T) {
 		{"5", 0, false},
 	}
 	for _, tt := range tests {
-		got, err := parseTTL(tt.in)
-		if (err == nil) != tt.ok || tt.ok && got != tt.want {
-			t.Errorf("parseTTL(%q) = %v, %v; want %v, ok %v", tt.in, got, err, tt.want, tt.ok)
+		var got time.Duration
+		err := durationFlag{&got, agentlab.MaxTTL}.Set(tt.in)
+		if (err == nil) != tt.ok || got != tt.want {
+			t.Errorf("Set(%q) = %v, %v; want %v, ok %v", tt.in, got, err, tt.want, tt.ok)
 		}
 	}
 }
@@ -83,6 +86,29 @@ func TestByteSizeAndDurations(t *testing.T) {
 	} {
 		if got := shortDuration(d); got != want {
 			t.Errorf("shortDuration(%v) = %q, want %q", d, got, want)
+		}
+	}
+}
+
+func TestSinceFlag(t *testing.T) {
+	now := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
+	for in, want := range map[string]time.Time{
+		"10m": now.Add(-10 * time.Minute), "2d": now.Add(-48 * time.Hour), "1d12h": now.Add(-36 * time.Hour),
+		"2026-01-30T15:04:05Z": time.Date(2026, 1, 30, 15, 4, 5, 0, time.UTC),
+		"":                     {}, "-1h": {}, "d": {}, "soon": {}, "2026-01-30": {},
+	} {
+		var got time.Time
+		err := sinceFlag{&got, func() time.Time { return now }}.Set(in)
+		if !got.Equal(want) || (err == nil) == want.IsZero() {
+			t.Errorf("Set(%q) = %v, %v; want %v", in, got, err, want)
+		}
+	}
+}
+
+func TestPlural(t *testing.T) {
+	for n, want := range map[int]string{0: "0 jobs", 1: "1 job", 2: "2 jobs"} {
+		if got := plural(n, "job"); got != want {
+			t.Errorf("plural(%d) = %q, want %q", n, got, want)
 		}
 	}
 }

@@ -6,14 +6,14 @@ import (
 	"syscall"
 )
 
-// Limits on a git that reads objects of a guest.
+// Resource limits of git when it reads objects of a guest.
 const (
 	gitMemory  = 1 << 30 // bytes of private memory; mappings of packs do not count
 	gitSeconds = 600     // of CPU time
 	gitFile    = 4 << 30 // bytes of a file that it writes
 )
 
-// gitSmall are options under which git holds little in memory at a time.
+// gitSmall are options that reduce the memory use of git.
 var gitSmall = []string{
 	"-c", "core.bigFileThreshold=32m",
 	"-c", "core.deltaBaseCacheLimit=32m",
@@ -23,8 +23,8 @@ var gitSmall = []string{
 	"-c", "diff.renames=false",
 }
 
-// underLimits returns a command that sets the limits above on itself and then
-// becomes the program, so that the program never runs without them.
+// underLimits returns a command that sets the limits on itself and then executes
+// the program.
 func underLimits(program string, args []string) []string {
 	script := ""
 	for _, l := range []struct {
@@ -41,7 +41,7 @@ func underLimits(program string, args []string) []string {
 		most := l.most
 		var now syscall.Rlimit
 		if syscall.Getrlimit(l.resource, &now) == nil && uint64(now.Max) < most { //nolint:unconvert // its type differs between systems
-			most = now.Max // nobody may raise it
+			most = now.Max // a hard limit cannot be raised
 		}
 		script += fmt.Sprintf("ulimit -%c %d && ", l.option, most/l.unit)
 	}

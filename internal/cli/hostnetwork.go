@@ -12,86 +12,65 @@ import (
 )
 
 func (a *App) hostCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "host", Short: "Keep the machine that sandboxes run on"}
+	cmd := &cobra.Command{Use: "host", Short: "Manage the host"}
 	cmd.AddCommand(a.hostNetworkCmd())
 	return cmd
 }
 
 func (a *App) hostNetworkCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "network", Short: "Keep the firewall of a bridge that sandboxes are on",
-		Long: `Keep the firewall of a bridge that sandboxes are on, as on Proxmox: nothing
-passes between sandboxes, to the host, to its networks or to the tailnet, and
-to the internet only what each sandbox's policy allows. The key host_network of
-config.yaml names the bridge and its networks.
+		Use: "network", Short: "Manage the firewall of the bridge for sandboxes",
+		Long: `Manage the firewall of a bridge for sandboxes, as on Proxmox VE. It blocks
+traffic between sandboxes, to the host, its networks and the tailnet, and allows
+to the internet only what the policy of each sandbox permits. host_network in
+config.yaml sets the bridge and its networks.
 
-The qemu backend needs none of this: each of its sandboxes has a network of its
-own. The daemon must run as root.`,
+The qemu backend does not need it: each of its sandboxes has its own network.
+The daemon must run as root.`,
 	}
 	cmd.AddCommand(
 		&cobra.Command{
-			Use: "render", Short: "Print the rules as 'nft -f' reads them, and change nothing", Args: exactArgs(),
+			Use: "render", Short: "Print the rules in the format of 'nft -f', without applying them", Args: exactArgs(),
 			RunE: a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 				body, err := c.HostNetworkRules(ctx)
 				if err != nil {
 					return err
 				}
 				defer body.Close() //nolint:errcheck // only read from
-				if !a.json {
-					_, err = io.Copy(a.Stdout, body)
-					return err
-				}
 				text, err := io.ReadAll(body)
 				if err != nil {
 					return err
 				}
-				return a.printJSON(map[string]string{"rules": string(text)})
+				return a.emit(map[string]string{"rules": string(text)}, func() error {
+					_, err := a.Stdout.Write(text)
+					return err
+				})
 			}),
 		},
-		a.hostNetworkVerb("apply", "Put the rules in force, in one step, and serve the bridge", (*client.Client).ApplyHostNetwork),
-		a.hostNetworkVerb("remove", "Take the rules away: sandboxes on the bridge have no network then", (*client.Client).RemoveHostNetwork),
-		a.hostNetworkVerb("status", "Tell whether the rules are in force as they should be", (*client.Client).HostNetwork),
+		query(a, "apply", "Apply the rules atomically and serve DNS on the bridge", exactArgs(), all((*client.Client).ApplyHostNetwork), a.printHostNetwork),
+		query(a, "remove", "Remove the rules; sandboxes on the bridge then have no network", exactArgs(), all((*client.Client).RemoveHostNetwork), a.printHostNetwork),
+		query(a, "status", "Show whether the rules are applied and unchanged", exactArgs(), all((*client.Client).HostNetwork), a.printHostNetwork),
 	)
 	return cmd
 }
 
-func (a *App) hostNetworkVerb(use, short string, call func(*client.Client, context.Context) (api.HostNetwork, error)) *cobra.Command {
-	return &cobra.Command{
-		Use: use, Short: short, Args: exactArgs(),
-		RunE: a.run(func(ctx context.Context, c *client.Client, _ []string) error {
-			n, err := call(c, ctx)
-			if err != nil {
-				return err
-			}
-			if a.json {
-				return a.printJSON(n)
-			}
-			return a.printHostNetwork(n)
-		}),
-	}
-}
-
 func (a *App) printHostNetwork(n api.HostNetwork) error {
-	state := "not in force"
+	state := "not applied"
 	switch {
 	case n.Applied && len(n.Drift) > 0:
-		state = "in force, but changed by somebody"
+		state = "applied, but changed by another program"
 	case n.Applied:
-		state = "in force"
+		state = "applied"
 	case len(n.Tables) > 0:
-		state = "in part only (" + strings.Join(n.Tables, ", ") + ")"
+		state = "partly applied (" + strings.Join(n.Tables, ", ") + ")"
 	}
 	t := newTable(a.Stdout, "Rules:", state)
 	for _, d := range n.Drift {
 		t.row("", plain(d))
 	}
-	serving := "no"
-	if n.Serving {
-		serving = "yes"
-	}
 	t.row("Bridge:", n.Bridge+" ("+strings.TrimSuffix(n.Subnet+", "+n.Subnet6, ", ")+")")
 	t.row("Ports:", plain(strings.Join(n.Ports, " ")))
 	t.row("Sandboxes:", n.Sandboxes)
-	t.row("DNS and names served:", serving)
+	t.row("DNS served:", yesNo(n.Serving))
 	return t.flush()
 }

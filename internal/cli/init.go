@@ -24,11 +24,8 @@ type initFlags struct {
 
 // initCheck is one line of the report.
 type initCheck struct {
-	Name     string   `json:"name"`
-	Level    string   `json:"level"` // ok, warn, error
-	Detail   string   `json:"detail"`
-	Remedy   string   `json:"remedy,omitempty"`
-	Commands []string `json:"commands,omitempty"` // what --apply would run, or has run
+	api.Finding
+	Commands []string `json:"commands,omitempty"` // that --apply would run, or has run
 }
 
 // The levels of a check.
@@ -48,37 +45,39 @@ type smokeCheck struct {
 // initReport is what 'agentlab init' prints.
 type initReport struct {
 	OK      bool         `json:"ok"`
-	System  bool         `json:"system"` // the machine-wide installation was looked at
+	System  bool         `json:"system"` // the system installation was checked
 	Backend string       `json:"backend,omitempty"`
 	Checks  []initCheck  `json:"checks"`
 	Smoke   []smokeCheck `json:"smoke,omitempty"`
 }
 
-func (r *initReport) add(c initCheck) { r.Checks = append(r.Checks, c) }
+func (r *initReport) add(name, level, detail, remedy string) {
+	r.Checks = append(r.Checks, initCheck{Finding: api.Finding{Name: name, Level: level, Detail: detail, Remedy: remedy}})
+}
 
 func (a *App) initCmd() *cobra.Command {
 	f := &initFlags{}
 	cmd := &cobra.Command{
-		Use: "init", Short: "Check whether this machine is ready for sandboxes, and set it up",
-		Long: `Check whether this machine is ready for sandboxes. Nothing is changed without
---apply; each check that is not ok says what to do.
+		Use: "init", Short: "Check whether this machine can run sandboxes, and set it up",
+		Long: `Check whether this machine can run sandboxes. Each failed check prints a remedy.
+Nothing changes without --apply.
 
-As root on a host that serves everybody (a node of Proxmox VE, say) the
-installation is looked at too: programs, units, the bridge of sandboxes, its
-firewall, the template. --apply shows the commands that are missing and runs
-them; 'agentlab init' shows them alone. docs/proxmox.md tells the whole way.
+As root on a host with a system installation (a node of Proxmox VE, for example),
+also check that installation: programs, units, the bridge for sandboxes, its
+firewall, the template. The missing commands are printed; --apply runs them. See
+docs/proxmox.md for the complete setup.
 
-The exit code is 1 when a check fails.`,
+The exit code is 1 if a check fails.`,
 		Example: "  agentlab init\n  sudo agentlab init --apply\n  agentlab init --smoke-test",
 		Args:    exactArgs(),
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&f.apply, "apply", false, "show and run the commands that are missing")
-	flags.BoolVar(&f.smoke, "smoke-test", false, "make a sandbox and try from inside what its network lets through")
-	flags.BoolVar(&f.system, "system", false, "install for the whole machine (default on a node of Proxmox VE, or where it is installed)")
-	flags.BoolVar(&f.tailscale, "tailscale", false, "also make this host the tailnet's way to sandboxes")
-	flags.StringVar(&f.profile, "profile", "", "profile of the sandbox of --smoke-test")
-	flags.StringVar(&f.site, "site", "", "public host that --smoke-test must reach (default example.com)")
+	flags.BoolVar(&f.apply, "apply", false, "print and run the missing commands")
+	flags.BoolVar(&f.smoke, "smoke-test", false, "create a sandbox and check its network from inside")
+	flags.BoolVar(&f.system, "system", false, "check the system installation (default on a node of Proxmox VE, or if there is one)")
+	flags.BoolVar(&f.tailscale, "tailscale", false, "also make this host the tailnet's router to sandboxes")
+	flags.StringVar(&f.profile, "profile", "", "profile of the sandbox for --smoke-test")
+	flags.StringVar(&f.site, "site", "", "public host that must be reachable in --smoke-test (default example.com)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return a.init(cmd.Context(), f) }
 	return cmd
 }
@@ -88,13 +87,13 @@ func (a *App) init(ctx context.Context, f *initFlags) error {
 		return err
 	}
 	if !f.smoke && (f.profile != "" || f.site != "") {
-		return usageErrorf("--profile and --site are for --smoke-test")
+		return usageErrorf("--profile and --site require --smoke-test")
 	}
 	kit, err := hostsetup.Unpack("")
 	if err != nil {
 		return err
 	}
-	defer kit.Close() //nolint:errcheck // a copy in a temporary folder
+	defer kit.Close() //nolint:errcheck // a copy in a temporary directory
 	h := &hostInit{app: a, flags: f, kit: kit}
 	if err := h.run(ctx); err != nil {
 		return err
@@ -119,20 +118,20 @@ type hostInit struct {
 	report initReport
 }
 
-// proxmoxNode tells whether this machine is a node of Proxmox VE.
+// proxmoxNode reports whether this machine is a node of Proxmox VE.
 func proxmoxNode() bool {
 	st, err := os.Stat("/etc/pve")
 	return err == nil && st.IsDir()
 }
 
-// wholeMachine tells whether the installation that serves everybody is meant.
+// wholeMachine reports whether to check the system installation.
 func (h *hostInit) wholeMachine() (bool, error) {
 	own := os.Getenv("AGENTLAB_HOME") != "" || h.app.socket != ""
 	switch {
 	case h.flags.system && own:
-		return false, usageErrorf("--system is the installation of the whole machine, which AGENTLAB_HOME and --socket are not")
+		return false, usageErrorf("--system cannot be used with AGENTLAB_HOME or --socket, which select another installation")
 	case h.flags.system && os.Geteuid() != 0:
-		return false, agentlab.Errorf(agentlab.CodeDenied, "the installation of the whole machine is root's to look at").WithHint("run it with sudo")
+		return false, agentlab.Errorf(agentlab.CodeDenied, "only root can check the system installation").WithHint("run the command with sudo")
 	case own || os.Geteuid() != 0:
 		return false, nil
 	}
@@ -152,11 +151,11 @@ func (h *hostInit) run(ctx context.Context) error {
 	h.report.System, h.report.Checks = system, []initCheck{}
 	if !system {
 		if h.flags.apply {
-			return agentlab.Errorf(agentlab.CodeUnsupported, "there is nothing to apply: the daemon of your own needs no set-up").
-				WithHint("for the whole machine: sudo agentlab init --system --apply")
+			return agentlab.Errorf(agentlab.CodeUnsupported, "nothing to apply: a user's own daemon needs no setup").
+				WithHint("to set up the system daemon: sudo agentlab init --system --apply")
 		}
 		if h.flags.tailscale {
-			return agentlab.Errorf(agentlab.CodeUnsupported, "--tailscale is for the installation of the whole machine").WithHint("sudo agentlab init --system --tailscale")
+			return agentlab.Errorf(agentlab.CodeUnsupported, "--tailscale requires the system installation").WithHint("run: sudo agentlab init --system --tailscale")
 		}
 		return h.daemon(ctx, false)
 	}
@@ -171,14 +170,14 @@ func (h *hostInit) run(ctx context.Context) error {
 		}
 	}
 	if !installed && !answered {
-		h.report.add(initCheck{Name: "daemon", Level: levelError, Detail: "it is not installed, so the backend was not looked at", Remedy: "agentlab init --apply"})
+		h.report.add("daemon", levelError, "not installed, so the backend was not checked", "agentlab init --apply")
 		return nil
 	}
 	return h.daemon(ctx, true)
 }
 
-// bridge looks at what hosts with a bridge need, in the order in which it is
-// made: rules are in force before anything can be on the bridge.
+// bridge checks the parts of hosts with a bridge, in the order of their setup: the
+// rules are applied before a VM can use the bridge.
 func (h *hostInit) bridge(ctx context.Context, template bool) error {
 	steps := []struct{ name, script string }{{"bridge", "net/setup_vmbr1.sh"}, {"firewall", "net/apply.sh"}}
 	if template {
@@ -198,8 +197,8 @@ func (h *hostInit) bridge(ctx context.Context, template bool) error {
 	return nil
 }
 
-// templatesRight tells whether the backend has templates and nothing to say
-// against them: they need not be those that the script makes.
+// templatesRight reports whether the backend has templates and accepts them. They
+// need not be those of the script.
 func templatesRight(c api.HostChecks) bool {
 	found := false
 	for _, f := range c.Checks {
@@ -213,32 +212,33 @@ func templatesRight(c api.HostChecks) bool {
 	return found
 }
 
-// script asks one script what is missing, and with --apply has it done. It
-// tells whether nothing is missing now.
+// script runs one script to find what is missing, and with --apply sets it up. It
+// reports whether nothing is missing now.
 func (h *hostInit) script(ctx context.Context, name, script string, args ...string) (bool, error) {
 	dry, err := h.kit.Run(ctx, nil, nil, script, args...)
 	if err != nil {
 		return false, err
 	}
-	c := initCheck{Name: name, Level: levelOK, Detail: "as it should be", Commands: dry.Commands()}
+	c := initCheck{Finding: api.Finding{Name: name, Level: levelOK, Detail: "set up"}, Commands: dry.Commands()}
+	report := func() { h.report.Checks = append(h.report.Checks, c) }
 	failed := func(r hostsetup.Result) (bool, error) {
 		c.Level = levelError
 		c.Detail, c.Remedy = r.Complaint()
-		h.report.add(c)
+		report()
 		return false, nil
 	}
 	switch {
 	case dry.Code != 0:
 		return failed(dry)
 	case len(c.Commands) == 0:
-		h.report.add(c)
+		report()
 		return true, nil
 	case !h.flags.apply:
-		c.Level, c.Detail, c.Remedy = levelError, fmt.Sprintf("missing, %d commands", len(c.Commands)), "agentlab init --apply"
-		h.report.add(c)
+		c.Level, c.Detail, c.Remedy = levelError, "not set up, "+plural(len(c.Commands), "command")+" missing", "agentlab init --apply"
+		report()
 		return false, nil
 	}
-	h.app.progressf("%s: %d commands are missing; %s --apply runs them", name, len(c.Commands), script)
+	h.app.progressf("%s: %s missing; running %s --apply", name, plural(len(c.Commands), "command"), script)
 	done, err := h.kit.Run(ctx, h.app.Stderr, nil, script, append(args, "--apply")...)
 	if err != nil {
 		return false, err
@@ -246,7 +246,7 @@ func (h *hostInit) script(ctx context.Context, name, script string, args ...stri
 	if done.Code != 0 {
 		return failed(done)
 	}
-	// What was to be done may have shown that more is.
+	// The commands may have revealed that more are missing.
 	if dry, err = h.kit.Run(ctx, nil, nil, script, args...); err != nil {
 		return false, err
 	}
@@ -254,16 +254,16 @@ func (h *hostInit) script(ctx context.Context, name, script string, args ...stri
 		return failed(dry)
 	}
 	if left := dry.Commands(); len(left) > 0 {
-		c.Level, c.Detail, c.Remedy = levelError, "still missing after it was set up: "+left[0], "agentlab init --apply"
-		h.report.add(c)
+		c.Level, c.Detail, c.Remedy = levelError, "still missing after the setup: "+left[0], "agentlab init --apply"
+		report()
 		return false, nil
 	}
 	c.Detail = "set up now"
-	h.report.add(c)
+	report()
 	return true, nil
 }
 
-// socket is that of the daemon that is meant.
+// socket returns the socket of the selected daemon.
 func (h *hostInit) socket() (string, error) {
 	if !h.report.System {
 		return h.app.socketPath()
@@ -275,7 +275,7 @@ func (h *hostInit) socket() (string, error) {
 	return p.Socket(), p.CheckRun()
 }
 
-// ask asks a daemon that runs already.
+// ask gets the checks of a daemon that is already running.
 func (h *hostInit) ask(ctx context.Context) (api.HostChecks, bool) {
 	socket, err := h.socket()
 	if err != nil || ping(ctx, socket) != nil {
@@ -285,8 +285,8 @@ func (h *hostInit) ask(ctx context.Context) (api.HostChecks, bool) {
 	return checks, err == nil
 }
 
-// daemon adds what the daemon finds, and makes the smoke test when that was
-// asked for. The user's own daemon is started when none answers.
+// daemon adds the checks of the daemon, and with --smoke-test runs that. It starts
+// the user's daemon if none is running.
 func (h *hostInit) daemon(ctx context.Context, system bool) error {
 	socket, err := h.socket()
 	if err == nil && system {
@@ -295,34 +295,34 @@ func (h *hostInit) daemon(ctx context.Context, system bool) error {
 		_, err = h.app.connect(ctx)
 	}
 	if err != nil {
-		c := initCheck{Name: "daemon", Level: levelError, Detail: err.Error(), Remedy: agentlab.HintOf(err)}
+		remedy := agentlab.HintOf(err)
 		if system {
-			c.Remedy = "systemctl restart agentlabd; journalctl -u agentlabd -n 20"
+			remedy = "systemctl restart agentlabd; journalctl -u agentlabd -n 20"
 		}
-		h.report.add(c)
+		h.report.add("daemon", levelError, err.Error(), remedy)
 		return ctx.Err()
 	}
-	h.report.add(initCheck{Name: "daemon", Level: levelOK, Detail: "it answers at " + socket})
+	h.report.add("daemon", levelOK, "running on "+socket, "")
 	checks, err := client.New(socket).HostChecks(ctx)
 	if err != nil {
-		h.report.add(initCheck{Name: "backend", Level: levelError, Detail: err.Error(), Remedy: agentlab.HintOf(err)})
+		h.report.add("backend", levelError, err.Error(), agentlab.HintOf(err))
 		return ctx.Err()
 	}
 	h.report.Backend = checks.Backend
 	for _, f := range checks.Checks {
-		h.report.add(initCheck{Name: f.Name, Level: f.Level, Detail: f.Detail, Remedy: f.Remedy})
+		h.report.Checks = append(h.report.Checks, initCheck{Finding: f})
 	}
 	if !h.flags.smoke {
 		return nil
 	}
 	if !h.ok() {
-		h.app.progressf("the smoke test is left out: first what is missing")
+		h.app.progressf("skipping the smoke test until the failed checks are fixed")
 		return nil
 	}
 	return h.smokeTest(ctx, socket)
 }
 
-// smokeTest runs net/smoke_test.sh with this very program.
+// smokeTest runs net/smoke_test.sh with this program.
 func (h *hostInit) smokeTest(ctx context.Context, socket string) error {
 	args := []string{"--tabs"}
 	if h.flags.profile != "" {
@@ -331,9 +331,9 @@ func (h *hostInit) smokeTest(ctx context.Context, socket string) error {
 	if h.flags.site != "" {
 		args = append(args, "--site", h.flags.site)
 	}
-	h.app.progressf("smoke test: a sandbox is made for it")
+	h.app.progressf("smoke test: creating a sandbox for it")
 	if strings.ContainsAny(socket, " \t\n") {
-		return usageErrorf("the smoke test cannot use a socket with blanks in its path: %q", socket)
+		return usageErrorf("the smoke test cannot use a socket with spaces in its path: %q", socket)
 	}
 	abs, err := filepath.Abs(socket)
 	if err != nil {
@@ -350,12 +350,12 @@ func (h *hostInit) smokeTest(ctx context.Context, socket string) error {
 	}
 	if len(h.report.Smoke) == 0 {
 		what, remedy := r.Complaint()
-		return agentlab.Errorf(agentlab.CodeInternal, "the smoke test said nothing: %s", what).WithHint("%s", remedy)
+		return agentlab.Errorf(agentlab.CodeInternal, "the smoke test printed no results: %s", what).WithHint("%s", remedy)
 	}
 	return nil
 }
 
-// ok tells whether nothing is wrong.
+// ok reports whether no check failed.
 func (h *hostInit) ok() bool {
 	for _, c := range h.report.Checks {
 		if c.Level == levelError {
@@ -389,7 +389,7 @@ func (h *hostInit) print() {
 		count[s.Result]++
 		fmt.Fprintf(w, "%-5s  %-14s %s\n", plain(s.Result), plain(s.Check), plain(s.Detail))
 	}
-	fmt.Fprintf(w, "%d ok, %d to look at, %d missing", count[levelOK], count[levelWarn], count[levelError])
+	fmt.Fprintf(w, "%d ok, %s, %s", count[levelOK], plural(count[levelWarn], "warning"), plural(count[levelError], "error"))
 	if len(h.report.Smoke) > 0 {
 		fmt.Fprintf(w, "; smoke test: %d passed, %d failed, %d skipped", count["pass"], count["fail"], count["skip"])
 	}

@@ -14,49 +14,30 @@ import (
 )
 
 func (a *App) jobCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "job", Short: "Run jobs and look at what they made"}
+	cmd := &cobra.Command{Use: "job", Short: "Manage jobs"}
 	cmd.AddCommand(a.jobRunCmd(), a.jobListCmd(), a.jobShowCmd(), a.jobLogsCmd(), a.jobCancelCmd(),
 		a.jobArtifactsCmd(), a.jobFetchCmd(), a.jobDiffCmd(), a.jobApplyCmd())
 	return cmd
 }
 
 func (a *App) jobListCmd() *cobra.Command {
-	var status string
-	var limit int
-	cmd := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List jobs, newest first", Args: exactArgs()}
-	choice(cmd.Flags(), &status, "status", agentlab.JobStatuses, "only jobs with this status, e.g. RUNNING")
-	cmd.Flags().IntVar(&limit, "limit", 50, "at most this many")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
-		jobs, err := c.Jobs(ctx, client.JobQuery{Status: status, Limit: limit})
-		if err != nil {
-			return err
-		}
-		if a.json {
-			return a.printJSON(jobs)
-		}
+	q := client.JobQuery{Limit: 50}
+	cmd := query(a, "list", "List jobs, newest first", exactArgs(), func(ctx context.Context, c *client.Client, _ []string) (api.List[api.Job], error) {
+		return c.Jobs(ctx, q)
+	}, func(jobs api.List[api.Job]) error {
 		t := newTable(a.Stdout, "JOB", "STATUS", "PHASE", "AGENT", "SANDBOX", "AGE", "TASK")
 		for _, j := range jobs.Items {
 			t.row(j.ID, j.Status, dash(j.Phase), j.Agent, dashInt(j.SandboxVMID), a.age(j.CreatedAt), firstLine(j.Task, 48))
 		}
 		return t.flush()
 	})
+	choice(cmd.Flags(), &q.Status, "status", agentlab.JobStatuses, "only jobs with this status, e.g. RUNNING")
+	count(cmd.Flags(), &q.Limit, "limit", "list at most this many; 0 means all")
 	return cmd
 }
 
 func (a *App) jobShowCmd() *cobra.Command {
-	return &cobra.Command{
-		Use: "show JOB", Short: "Show a job with its last events and artifacts", Args: exactArgs("JOB"),
-		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
-			j, err := c.Job(ctx, args[0])
-			if err != nil {
-				return err
-			}
-			if a.json {
-				return a.printJSON(j)
-			}
-			return a.showJob(j)
-		}),
-	}
+	return query(a, "show JOB", "Show a job with its last events and artifacts", exactArgs("JOB"), one((*client.Client).Job), a.showJob)
 }
 
 func (a *App) showJob(j api.Job) error {
@@ -130,12 +111,12 @@ func (a *App) artifactTable(items []api.Artifact) error {
 func (a *App) jobCancelCmd() *cobra.Command {
 	var wait bool
 	cmd := &cobra.Command{
-		Use: "cancel JOB", Short: "Stop a job; what it made so far is kept", Args: exactArgs("JOB"),
-		Long: `Stop a job. Its agent is ended, and its results are uploaded first. A job
-whose time is over already, and that only uploads, ends at once as TIMEOUT.`,
+		Use: "cancel JOB", Short: "Cancel a job and keep its results", Args: exactArgs("JOB"),
+		Long: `Cancel a job. Its agent is stopped, and its results are uploaded. A job that
+has exceeded its time and is uploading its results ends at once with status
+TIMEOUT.`,
 	}
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it has ended")
-	noWait(cmd, &wait)
+	waitFlag(cmd, &wait, "wait until the job has ended")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		j, err := c.CancelJob(ctx, args[0])
 		if err != nil {
@@ -150,18 +131,9 @@ whose time is over already, and that only uploads, ends at once as TIMEOUT.`,
 			}
 			a.awaitGone(ctx, c, j)
 		}
-		if a.json {
-			return a.printJSON(j)
-		}
-		a.progressf("job %s is %s", j.ID, j.Status)
-		return nil
+		return a.done(j, "job %s is %s", j.ID, j.Status)
 	})
 	return cmd
-}
-
-// noWait adds --no-wait as the opposite of the --wait that sets p.
-func noWait(cmd *cobra.Command, p *bool) {
-	cmd.Flags().BoolFunc("no-wait", "return at once", func(string) error { *p = false; return nil })
 }
 
 func dash(s string) string {
@@ -185,11 +157,11 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// uncommitted says what the agent left uncommitted.
+// uncommitted describes the uncommitted changes of a job.
 func uncommitted(j api.Job) string {
 	text := yesNo(j.Result.Dirty)
 	if n := j.Result.Uncommitted; n > 0 {
-		text = fmt.Sprintf("%d file(s)", n)
+		text = plural(n, "file")
 	}
 	names := moduleDiffs(j)
 	switch {

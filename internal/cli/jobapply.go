@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -22,29 +21,25 @@ func (a *App) jobApplyCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "apply JOB [PATH...]",
 		Short: "Apply a job's uncommitted changes to the work tree",
-		Long: `Apply the changes that a job's agent left uncommitted to the work tree of a
-local repository; with paths, only those of these files and folders. A file that
-differs from the one that the agent changed is merged (three-way). All files are
-applied or, when one cannot be merged, none. The index and branches stay.
+		Long: `Apply the uncommitted changes of a job's agent to the work tree of a local
+repository; with paths, only those of these files and directories. A file that
+differs from the one that the agent changed is merged (three-way). If a file
+cannot be merged, nothing is applied. The index and branches do not change.
 
-Files with uncommitted changes of yours are merged only after a question, or
-with --force. For the commits of the job see 'agentlab job fetch'.`,
+Merging into files with uncommitted changes requires confirmation or --force.
+For the commits of the job see 'agentlab job fetch'.`,
 		Args: cobra.MinimumNArgs(1),
 	}
-	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository to apply to")
-	cmd.Flags().BoolVar(&force, "force", false, "merge into files with uncommitted changes without asking")
+	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository")
+	cmd.Flags().BoolVar(&force, "force", false, "merge into files with uncommitted changes without confirmation")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		j, err := c.Job(ctx, args[0])
 		if err != nil {
 			return err
 		}
 		if noChanges(j) && len(args) == 1 {
-			a.progressf("nothing to apply: job %s left no uncommitted changes", j.ID)
 			a.noteModuleDiffs(j)
-			if a.json {
-				return a.printJSON(map[string]any{"job_id": j.ID, "applied": []string{}, "unchanged": 0, "skipped": []string{}})
-			}
-			return nil
+			return a.done(map[string]any{"job_id": j.ID, "applied": []string{}, "unchanged": 0, "skipped": []string{}}, "nothing to apply: job %s has no uncommitted changes", j.ID)
 		}
 		return withResult(ctx, c, j, repo, func(b *takenBundle, dir string) error {
 			return a.applyChanges(ctx, b, j, dir, args[1:], force)
@@ -76,7 +71,7 @@ func (a *App) applyChanges(ctx context.Context, b *takenBundle, j api.Job, dir s
 	}
 	if len(p.dirty) > 0 && !force && !a.agree(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the job's changes into them?", someNames(p.dirty))) {
 		return agentlab.Errorf(agentlab.CodeConflict, "files with uncommitted changes would be changed: %s", someNames(p.dirty)).
-			WithHint("commit or stash them, or merge into them with --force; nothing was applied")
+			WithHint("commit or stash them, or use --force to merge into them; nothing was applied")
 	}
 	if err := p.merge(ctx); err != nil {
 		return err
@@ -84,31 +79,30 @@ func (a *App) applyChanges(ctx context.Context, b *takenBundle, j api.Job, dir s
 	for _, s := range p.steps {
 		if err := w.write(s); err != nil {
 			return agentlab.Errorf(agentlab.CodeUnavailable, "cannot write %s: %w", plain(s.path), err).
-				WithHint("mend that and run the command again; files that were applied already are left alone")
+				WithHint("fix this and run the command again; it skips files that are already applied")
 		}
 	}
-	return a.tellApplied(p, j)
+	return a.printApplied(p, j)
 }
 
-func (a *App) tellApplied(p *applyPlan, j api.Job) error {
+func (a *App) printApplied(p *applyPlan, j api.Job) error {
 	names := []string{}
 	for _, s := range p.steps {
 		names = append(names, s.path)
 	}
-	if a.json {
-		return a.printJSON(map[string]any{"job_id": j.ID, "applied": names, "unchanged": p.same, "skipped": append([]string{}, p.skipped...)})
-	}
-	for _, name := range names {
-		fmt.Fprintln(a.Stdout, plain(name))
-	}
-	for _, name := range p.skipped {
-		a.progressf("note: the submodule %s is not changed", plain(name))
-	}
-	a.progressf("applied %d file(s); %d had the changes already\n  → git diff", len(names), p.same)
-	if j.Result.Commits > 0 {
-		a.progressf("note: the job has %d commit(s), too\n  → agentlab job fetch %s", j.Result.Commits, j.ID)
-	}
-	return nil
+	return a.emit(map[string]any{"job_id": j.ID, "applied": names, "unchanged": p.same, "skipped": append([]string{}, p.skipped...)}, func() error {
+		for _, name := range names {
+			fmt.Fprintln(a.Stdout, plain(name))
+		}
+		for _, name := range p.skipped {
+			a.progressf("note: the submodule %s is not changed", plain(name))
+		}
+		a.progressf("applied %s; %d had the changes already\n  → git diff", plural(len(names), "file"), p.same)
+		if n := j.Result.Commits; n > 0 {
+			a.progressf("note: the job also has %s\n  → agentlab job fetch %s", plural(n, "commit"), j.ID)
+		}
+		return nil
+	})
 }
 
 // someNames joins the first names of a list.
@@ -121,14 +115,28 @@ func someNames(names []string) string {
 	return text
 }
 
-// agree asks a question on the terminal. Without one the answer is no.
+// agree asks for confirmation on the terminal. Without a terminal the answer is
+// no.
 func (a *App) agree(question string) bool {
-	if _, tty := terminal(a.Stdin); !tty || a.noInput || a.json {
+	if a.json {
 		return false
 	}
-	fmt.Fprintf(a.Stderr, "%s [y/N] ", question)
-	line, _ := bufio.NewReader(a.Stdin).ReadString('\n')
-	return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(line)))
+	answer, ok := a.prompt(question + " [y/N] ")
+	return ok && (answer == "y" || answer == "yes")
+}
+
+// prompt asks a question on the terminal and returns the answer in lower case.
+// ok is false without a terminal and with --no-input.
+func (a *App) prompt(question string) (answer string, ok bool) {
+	if _, tty := terminal(a.Stdin); !tty || a.noInput {
+		return "", false
+	}
+	fmt.Fprint(a.Stderr, question)
+	line, err := bufio.NewReader(a.Stdin).ReadString('\n')
+	if err != nil {
+		fmt.Fprintln(a.Stderr)
+	}
+	return strings.ToLower(strings.TrimSpace(line)), err == nil
 }
 
 // workTree is the work tree of the user's repository.
@@ -137,8 +145,8 @@ type workTree struct {
 	top   string
 	index map[string]indexEntry // tracked files
 	dirty map[string]bool       // tracked files with uncommitted changes
-	// hidden are tracked files that git does not look at (assume-unchanged,
-	// skip-worktree): they may hold changes that it does not report.
+	// hidden are tracked files that git status ignores (assume-unchanged,
+	// skip-worktree): they may have changes that it does not report.
 	hidden map[string]bool
 }
 
@@ -149,7 +157,7 @@ func openWorkTree(ctx context.Context, path string) (*workTree, error) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s has no usable work tree: %v", path, err).WithHint("give its path with --repo")
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s has no usable work tree: %v", path, err).WithHint("set --repo to the path of a work tree")
 	}
 	top, err := git(ctx, path, "rev-parse", "--show-toplevel")
 	if err != nil {
@@ -186,12 +194,12 @@ func openWorkTree(ctx context.Context, path string) (*workTree, error) {
 	return w, nil
 }
 
-// chosen checks the paths of all changes, and keeps those of the files and
-// folders that the user names, as seen from the current folder.
+// chosen checks the paths of all changes, and returns those of the named files
+// and directories. Names are relative to the current directory.
 func (w *workTree) chosen(list []change, paths []string) ([]change, error) {
 	for _, c := range list {
 		if err := safePath(c.path); err != nil {
-			return nil, agentlab.Errorf(agentlab.CodeDenied, "the job's changes hold the path %q: %w; nothing was applied", c.path, err)
+			return nil, agentlab.Errorf(agentlab.CodeDenied, "the job's changes contain the path %q: %w; nothing was applied", c.path, err)
 		}
 	}
 	if len(paths) == 0 {
@@ -216,14 +224,14 @@ func (w *workTree) chosen(list []change, paths []string) ([]change, error) {
 			}
 		}
 		if !found {
-			return nil, agentlab.Errorf(agentlab.CodeNotFound, "the job has no uncommitted change of %s", p).WithHint("see 'agentlab job diff --stat'")
+			return nil, agentlab.Errorf(agentlab.CodeNotFound, "the job has no uncommitted change of %s", p).WithHint("list the changes: agentlab job diff --stat JOB")
 		}
 	}
 	return out, nil
 }
 
-// relative returns a path of the command line as seen from the work tree's
-// top. In another folder than the work tree, paths begin at its top.
+// relative returns a path of the command line relative to the root of the work
+// tree. Outside the work tree, paths start at its root.
 func (w *workTree) relative(p string) (string, error) {
 	here, err := os.Getwd()
 	if err == nil {
@@ -245,15 +253,14 @@ func (w *workTree) relative(p string) (string, error) {
 	return rel, nil
 }
 
-// safePath refuses paths of a guest that lead out of a work tree or into what
-// git keeps there.
+// safePath rejects paths of a guest that leave a work tree or enter .git.
 func safePath(p string) error {
 	if p == "." || !filepath.IsLocal(p) || filepath.Clean(p) != p || strings.ContainsAny(p, "\\\x00") {
-		return fmt.Errorf("it is not a plain relative path")
+		return fmt.Errorf("not a clean relative path")
 	}
 	for part := range strings.SplitSeq(p, "/") {
 		if strings.EqualFold(part, ".git") || strings.EqualFold(part, "git~1") {
-			return fmt.Errorf("it is inside %s", part)
+			return fmt.Errorf("inside %s", part)
 		}
 	}
 	return nil

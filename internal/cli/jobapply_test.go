@@ -3,8 +3,10 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,8 +18,8 @@ import (
 // put writes files below dir; an empty text removes one, "-> X" makes a link.
 func put(t *testing.T, dir string, texts map[string]string) {
 	t.Helper()
-	for name, text := range texts {
-		p := filepath.Join(dir, name)
+	for _, name := range slices.Backward(slices.Sorted(maps.Keys(texts))) { // files before their directory
+		p, text := filepath.Join(dir, name), texts[name]
 		_ = os.Remove(p)
 		target, isLink := strings.CutPrefix(text, "-> ")
 		err := os.MkdirAll(filepath.Dir(p), 0o750)
@@ -222,5 +224,32 @@ func TestApplyHostileChanges(t *testing.T) {
 		if err := safePath(p); err != nil {
 			t.Errorf("%q: %v", p, err)
 		}
+	}
+}
+
+// The error for changes that do not fit says why, for each file.
+func TestApplyConflictReasons(t *testing.T) {
+	user, bundle := agentLeft(t, map[string]string{
+		"dir/bin": "", "dir": "-> work.txt", // a directory became a link
+		"lines.txt": "one\n" + tenLines[2:], "run.sh": "", "gone.txt": "new\n", "fresh": "-> work.txt",
+	})
+	put(t, user, map[string]string{"run.sh": "mine\n", "gone.txt": "", "fresh": "mine\n"})
+	userGit(t, user, "rm", "-q", "gone.txt")
+	_, err := apply(t, user, bundle, true)
+	for _, want := range []string{
+		"dir (the path dir is a directory here)", "run.sh (the job deleted it, but it differs from the job's version)",
+		"gone.txt (the file does not exist)", "fresh (the job created it, but the path exists)", "nothing was applied",
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not in %v", want, err)
+		}
+	}
+	if agentlab.CodeOf(err) != agentlab.CodeConflict || strings.Contains(err.Error(), "lines.txt") {
+		t.Error(err)
+	}
+	put(t, user, map[string]string{"run.sh": "true\n", "lines.txt": "two\n" + tenLines[2:]})
+	_, err = apply(t, user, bundle, true, "lines.txt")
+	if want := "lines.txt (its changes conflict with yours)"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%q is not in %v", want, err)
 	}
 }

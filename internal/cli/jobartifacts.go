@@ -13,23 +13,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 )
 
 func (a *App) jobArtifactsCmd() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "artifacts JOB", Short: "List what a job left", Args: exactArgs("JOB"),
-		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
-			list, err := c.Artifacts(ctx, args[0])
-			if err != nil {
-				return err
-			}
-			if a.json {
-				return a.printJSON(list)
-			}
-			return a.artifactTable(list.Items)
-		}),
-	}
+	cmd := query(a, "artifacts JOB", "List the artifacts of a job", exactArgs("JOB"), one((*client.Client).Artifacts), func(list api.List[api.Artifact]) error {
+		return a.artifactTable(list.Items)
+	})
 	cmd.AddCommand(a.artifactsDownloadCmd())
 	return cmd
 }
@@ -42,8 +33,8 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 		Short: "Download one artifact, or all of them as JOB.tar.gz",
 		Args:  cobra.RangeArgs(1, 2),
 	}
-	cmd.Flags().StringVarP(&out, "out", "o", "", "file or folder to write to (default: here; - is standard output)")
-	cmd.Flags().BoolVar(&force, "force", false, "replace a file that exists; with -o -, write binary data to a terminal")
+	cmd.Flags().StringVarP(&out, "out", "o", "", "file or directory to write to; - means standard output (default: the current directory)")
+	cmd.Flags().BoolVar(&force, "force", false, "overwrite an existing file; with -o -, write binary data to a terminal")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		id, err := jobID(ctx, c, args[0])
 		if err != nil {
@@ -68,17 +59,12 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if a.json {
-			return a.printJSON(map[string]any{"file": name, "size": n})
-		}
-		a.progressf("wrote %s (%s)", name, byteSize(n))
-		return nil
+		return a.done(map[string]any{"file": name, "size": n}, "wrote %s (%s)", name, byteSize(n))
 	})
 	return cmd
 }
 
-// jobID returns the id of the job that an argument names by its id or the
-// beginning of it.
+// jobID returns the ID of the job with an ID or unique prefix of one.
 func jobID(ctx context.Context, c *client.Client, arg string) (string, error) {
 	if agentlab.ValidateJobID(arg) == nil {
 		return arg, nil
@@ -87,9 +73,9 @@ func jobID(ctx context.Context, c *client.Client, arg string) (string, error) {
 	return j.ID, err
 }
 
-// copyOut copies an artifact, which a guest wrote, to standard output. On a
-// terminal only text is shown, without control characters, unless force asks
-// for the bytes as they are.
+// copyOut copies an artifact to standard output. A guest wrote it: on a terminal
+// it is printed only if it is text, without control characters, unless force is
+// set.
 func copyOut(w io.Writer, r io.Reader, force bool) error {
 	if _, tty := terminal(w); tty && !force {
 		in := bufio.NewReader(r)
@@ -99,7 +85,7 @@ func copyOut(w io.Writer, r io.Reader, force bool) error {
 		}
 		if bytes.IndexByte(head, 0) >= 0 {
 			return agentlab.Errorf(agentlab.CodeInvalid, "the artifact is binary and standard output is a terminal").
-				WithHint("write it to a file with --out FILE or into a pipe, or give --force")
+				WithHint("use --out FILE or a pipe, or --force to print it")
 		}
 		r = in
 	}
@@ -110,7 +96,7 @@ func copyOut(w io.Writer, r io.Reader, force bool) error {
 	return err
 }
 
-// outputName applies --out, which may name a folder, to a default file name.
+// outputName applies --out, a file or directory, to a default file name.
 func outputName(out, name string) string {
 	if out == "" {
 		return name

@@ -16,7 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// Limits on the uncommitted changes that the commands handle.
+// Limits on the uncommitted changes of a job.
 const (
 	maxChanges   = 50000    // files
 	maxNames     = 16 << 20 // bytes of their names
@@ -31,21 +31,21 @@ func (a *App) jobDiffCmd() *cobra.Command {
 	var stat bool
 	cmd := &cobra.Command{
 		Use:   "diff JOB",
-		Short: "Show the changes that a job's agent left uncommitted",
-		Long: `Show the changes that a job's agent left uncommitted, against its last commit.
-Nothing is fetched into the repository, which must have the commit that the job
-began with. For the commits see 'agentlab job fetch'.`,
+		Short: "Show the uncommitted changes of a job's agent",
+		Long: `Show the uncommitted changes of a job's agent, against its last commit. Nothing
+is fetched into the repository, which must have the commit that the job started
+from. For the commits of the job see 'agentlab job fetch'.`,
 		Args: exactArgs("JOB"),
 	}
-	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository that the job came from")
-	cmd.Flags().BoolVar(&stat, "stat", false, "list the files instead")
+	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository of the job")
+	cmd.Flags().BoolVar(&stat, "stat", false, "list the files instead of their content")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		j, err := c.Job(ctx, args[0])
 		if err != nil {
 			return err
 		}
 		if noChanges(j) {
-			a.progressf("job %s left no uncommitted changes", j.ID)
+			a.progressf("job %s has no uncommitted changes", j.ID)
 			a.noteModuleDiffs(j)
 			if a.json {
 				return a.printDiff(j, []changedFile{}, "", stat)
@@ -70,14 +70,12 @@ began with. For the commits see 'agentlab job fetch'.`,
 	return cmd
 }
 
-// noChanges reports that a job completed and its agent left nothing
-// uncommitted. A job with a repository but without a result is unknown.
+// noChanges reports whether a job has completed without uncommitted changes.
 func noChanges(j api.Job) bool {
-	known := j.Result.HeadCommit != "" || j.RepoURL == "" && !j.Bundled
-	return known && agentlab.JobStatus(j.Status) == agentlab.JobCompleted && j.Result.Uncommitted == 0 && !j.Result.Dirty
+	return hasResult(j) && agentlab.JobStatus(j.Status) == agentlab.JobCompleted && j.Result.Uncommitted == 0 && !j.Result.Dirty
 }
 
-// moduleDiffs names the artifacts that hold changes inside submodules.
+// moduleDiffs returns the artifacts with changes inside submodules.
 func moduleDiffs(j api.Job) (names []string) {
 	for _, f := range j.Artifacts {
 		if strings.HasPrefix(f.Path, "submodules/") && strings.HasSuffix(f.Path, ".diff") {
@@ -89,7 +87,7 @@ func moduleDiffs(j api.Job) (names []string) {
 
 func (a *App) noteModuleDiffs(j api.Job) {
 	if names := moduleDiffs(j); len(names) > 0 {
-		a.progressf("note: changes inside submodules are artifacts: %s", someNames(names))
+		a.progressf("note: changes inside submodules are stored as artifacts: %s", someNames(names))
 	}
 }
 
@@ -99,12 +97,12 @@ type changes struct {
 	from, to string
 }
 
-// openChanges finds the uncommitted changes in a bundle.
+// openChanges returns the uncommitted changes in a bundle.
 func openChanges(ctx context.Context, b *takenBundle, j api.Job) (changes, error) {
 	commit := b.header.refs[guestapi.RefChanges]
 	if commit == "" {
-		return changes{}, agentlab.Errorf(agentlab.CodeNotFound, "job %s left no uncommitted changes", j.ID).
-			WithHint("its commits: agentlab job fetch %s", j.ID)
+		return changes{}, agentlab.Errorf(agentlab.CodeNotFound, "job %s has no uncommitted changes", j.ID).
+			WithHint("fetch its commits: agentlab job fetch %s", j.ID)
 	}
 	ch := changes{takenBundle: b, from: emptyTree, to: commit}
 	if parent, err := b.git(ctx, gitInput{}, "rev-parse", "--verify", "--quiet", commit+"^1^{commit}"); err == nil {
@@ -115,8 +113,8 @@ func openChanges(ctx context.Context, b *takenBundle, j api.Job) (changes, error
 	return ch, nil
 }
 
-// diff writes the changes as git shows them, without any program or
-// configuration of the repository.
+// diff writes the changes in a format of git, without running programs that the
+// repository configures.
 func (ch changes) diff(ctx context.Context, w io.Writer, format string) error {
 	_, err := ch.git(ctx, gitInput{stdout: w}, "diff-tree", "-r", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", format, ch.from, ch.to)
 	if err != nil && ctx.Err() == nil {
@@ -197,18 +195,18 @@ func (ch changes) list(ctx context.Context) ([]change, error) {
 	for i := 0; i+1 < len(fields); i += 2 {
 		f := strings.Fields(strings.TrimPrefix(fields[i], ":"))
 		if len(f) != 5 || len(f[4]) != 1 {
-			return nil, agentlab.Errorf(agentlab.CodeConflict, "git lists the changes in an unknown form")
+			return nil, agentlab.Errorf(agentlab.CodeConflict, "git lists the changes in an unknown format")
 		}
 		list = append(list, change{path: fields[i+1], status: f[4][0], oldMode: f[0], newMode: f[1], oldBlob: f[2], newBlob: f[3]})
 	}
 	if len(list) > maxChanges {
-		return nil, agentlab.Errorf(agentlab.CodeLimit, "%d changed files are more than %d", len(list), maxChanges).
+		return nil, agentlab.Errorf(agentlab.CodeLimit, "%d files have changed, more than the maximum of %d", len(list), maxChanges).
 			WithHint("fetch them as a commit: agentlab job fetch --with-changes")
 	}
 	return list, nil
 }
 
-// boundedBuffer refuses what exceeds its limit.
+// boundedBuffer rejects data beyond its limit.
 type boundedBuffer struct {
 	buf  bytes.Buffer
 	left int

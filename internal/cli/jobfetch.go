@@ -21,20 +21,19 @@ func (a *App) jobFetchCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fetch JOB",
 		Short: "Fetch a job's commits into refs/agentlab/JOB of a local repository",
-		Long: `Fetch a job's commits into refs/agentlab/JOB of a local repository. Nothing
-is checked out or merged, and no branch of yours moves. Look at the work with
-'git log refs/agentlab/JOB', take it with 'git merge refs/agentlab/JOB'.
+		Long: `Fetch a job's commits into refs/agentlab/JOB of a local repository. Nothing is
+checked out or merged, and no branch changes. Inspect the commits with 'git log
+refs/agentlab/JOB', merge them with 'git merge refs/agentlab/JOB'.
 
-With --with-changes, what the agent left uncommitted is fetched too, as one
-commit on top in refs/agentlab/JOB-changes. 'agentlab job apply' puts it into
-the work tree instead.
+With --with-changes, also fetch the uncommitted changes of the agent, as one
+commit in refs/agentlab/JOB-changes on top of the others. 'agentlab job apply'
+applies them to the work tree instead.
 
-For a job that has ended and made no commits, the command says so and exits
-with 0.`,
+If the job has ended without commits, the command says so and exits with 0.`,
 		Args: exactArgs("JOB"),
 	}
-	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository to fetch into")
-	cmd.Flags().BoolVar(&withChanges, "with-changes", false, "fetch uncommitted changes into refs/agentlab/JOB-changes")
+	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository")
+	cmd.Flags().BoolVar(&withChanges, "with-changes", false, "also fetch uncommitted changes into refs/agentlab/JOB-changes")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		j, err := c.Job(ctx, args[0])
 		if err != nil {
@@ -47,38 +46,42 @@ with 0.`,
 		if err != nil {
 			return err
 		}
-		if a.json {
-			return a.printJSON(got)
-		}
-		if got.Ref != "" {
-			fmt.Fprintf(a.Stdout, "%s %s\n", got.Ref, got.Commit)
-			a.progressf("  → git log -p HEAD..%s\n  → git merge %s", got.Ref, got.Ref)
-		}
-		if got.ChangesRef != "" {
-			fmt.Fprintf(a.Stdout, "%s %s\n", got.ChangesRef, got.Changes)
-			a.progressf("  → git show %s\n  → git cherry-pick --no-commit %s", got.ChangesRef, got.ChangesRef)
-		} else if n := j.Result.Uncommitted; n > 0 {
-			a.progressf("note: %d file(s) of the job are not committed\n  → agentlab job diff %s", n, j.ID)
-		}
-		return nil
+		return a.emit(got, func() error { return a.printFetched(j, got) })
 	})
 	return cmd
 }
 
-// madeNothing reports that a job has ended, that its result is known, and that
-// the result has nothing to fetch.
+func (a *App) printFetched(j api.Job, got fetched) error {
+	if got.Ref != "" {
+		fmt.Fprintf(a.Stdout, "%s %s\n", got.Ref, got.Commit)
+		a.progressf("  → git log -p HEAD..%s\n  → git merge %s", got.Ref, got.Ref)
+	}
+	if got.ChangesRef != "" {
+		fmt.Fprintf(a.Stdout, "%s %s\n", got.ChangesRef, got.Changes)
+		a.progressf("  → git show %s\n  → git cherry-pick --no-commit %s", got.ChangesRef, got.ChangesRef)
+	} else if n := j.Result.Uncommitted; n > 0 {
+		a.progressf("note: %s with uncommitted changes\n  → agentlab job diff %s", plural(n, "file"), j.ID)
+	}
+	return nil
+}
+
+// hasResult reports whether the result of a job is known: a job without a
+// repository has none to wait for.
+func hasResult(j api.Job) bool { return j.Result.HeadCommit != "" || j.RepoURL == "" && !j.Bundled }
+
+// madeNothing reports whether a job has ended with a known result that has
+// nothing to fetch.
 func madeNothing(j api.Job, withChanges bool) bool {
 	r := j.Result
-	known := r.HeadCommit != "" || j.RepoURL == "" && !j.Bundled
-	commits := r.Commits > 0 || r.HeadCommit != r.BaseCommit // 0 is also the number of those that could not be counted
+	commits := r.Commits > 0 || r.HeadCommit != r.BaseCommit // 0 also means that they could not be counted
 	changes := withChanges && (r.Uncommitted > 0 || r.Dirty)
-	return known && agentlab.JobStatus(j.Status).Final() && !commits && !changes
+	return hasResult(j) && agentlab.JobStatus(j.Status).Final() && !commits && !changes
 }
 
 func (a *App) nothingToFetch(j api.Job) error {
-	a.progressf("nothing to fetch: %s made no commits", j.ID)
+	a.progressf("nothing to fetch: job %s has no commits", j.ID)
 	if n := j.Result.Uncommitted; n > 0 {
-		a.progressf("note: %d file(s) of the job are not committed\n  → agentlab job fetch --with-changes %s\n  → agentlab job apply %s", n, j.ID, j.ID)
+		a.progressf("note: %s with uncommitted changes\n  → agentlab job fetch --with-changes %s\n  → agentlab job apply %s", plural(n, "file"), j.ID, j.ID)
 	}
 	a.noteModuleDiffs(j)
 	if a.json {
@@ -87,9 +90,9 @@ func (a *App) nothingToFetch(j api.Job) error {
 	return nil
 }
 
-// fetched is what a job's bundle gave to a repository.
+// fetched are the refs that were set from a job's bundle.
 type fetched struct {
-	Code       agentlab.Code `json:"code,omitempty"` // not_found: the job made no commits
+	Code       agentlab.Code `json:"code,omitempty"` // not_found: the job has no commits
 	Ref        string        `json:"ref,omitempty"`
 	Commit     string        `json:"commit,omitempty"`
 	Commits    int           `json:"commits"`
@@ -97,9 +100,9 @@ type fetched struct {
 	Changes    string        `json:"changes_commit,omitempty"`
 }
 
-// fetchJob takes the one branch of the job's bundle into refs/agentlab/JOB,
-// and its uncommitted changes on demand. No other ref is taken, and nothing is
-// checked out.
+// fetchJob fetches the branch of the job's bundle into refs/agentlab/JOB, and
+// with withChanges its uncommitted changes. It takes no other ref and checks
+// nothing out.
 func fetchJob(ctx context.Context, c *client.Client, j api.Job, repo string, withChanges bool) (fetched, error) {
 	var got fetched
 	err := withResult(ctx, c, j, repo, func(b *takenBundle, _ string) error {
@@ -120,32 +123,36 @@ func fetchJob(ctx context.Context, c *client.Client, j api.Job, repo string, wit
 	return got, err
 }
 
-// resultBundle is the artifact that holds a job's new commits and its
-// uncommitted changes.
+// resultBundle is the artifact with a job's new commits and uncommitted changes.
 const resultBundle = "result.bundle"
 
 func resultBranch(j api.Job) string { return "refs/heads/agentlab/" + j.ID }
 
-var errNoCommits = errors.New("left no commits")
+var errNoCommits = errors.New("has no commits")
 
+// noCommits returns why a job has no bundle.
 func noCommits(j api.Job) error {
+	if !agentlab.JobStatus(j.Status).Final() {
+		return agentlab.Errorf(agentlab.CodeNotFound, "job %s has not ended (it is %s); its results are uploaded at its end", j.ID, j.Status).
+			WithHint("wait for it: agentlab job logs --follow %s", j.ID)
+	}
 	err := agentlab.Errorf(agentlab.CodeNotFound, "job %s %w (it is %s)", j.ID, errNoCommits, j.Status)
 	if r := j.Result; r.HeadCommit != "" && r.HeadCommit != r.BaseCommit {
 		err = agentlab.Errorf(agentlab.CodeNotFound, "job %s %w that can be fetched (it is %s): its branch is at %.12s, and no bundle contains that commit",
 			j.ID, errNoCommits, j.Status, r.HeadCommit)
 	}
-	if j.Result.Uncommitted > 0 {
-		return err.WithHint("it left %d file(s) uncommitted: agentlab job diff %s, agentlab job apply %s", j.Result.Uncommitted, j.ID, j.ID)
+	if n := j.Result.Uncommitted; n > 0 {
+		return err.WithHint("%s with uncommitted changes: agentlab job diff %s, agentlab job apply %s", plural(n, "file"), j.ID, j.ID)
 	}
-	return err.WithHint("look at its artifacts: agentlab job artifacts %s", j.ID)
+	return err.WithHint("list its artifacts: agentlab job artifacts %s", j.ID)
 }
 
 // withResult downloads the job's bundle, checks every object against the
-// repository at path repo, and calls fn with it and a temporary folder. The
-// bundle was written by an untrusted guest.
+// repository, and calls fn with it and a temporary directory. An untrusted guest
+// wrote the bundle.
 func withResult(ctx context.Context, c *client.Client, j api.Job, repo string, fn func(b *takenBundle, dir string) error) error {
 	if _, err := git(ctx, repo, "rev-parse", "--git-dir"); err != nil {
-		return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a git repository: %v", repo, err).WithHint("give its path with --repo")
+		return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a git repository: %v", repo, err).WithHint("set --repo to the path of one")
 	}
 	body, err := c.Artifact(ctx, j.ID, resultBundle)
 	if err != nil {
@@ -172,7 +179,7 @@ func withResult(ctx context.Context, c *client.Client, j api.Job, repo string, f
 	return fn(b, dir)
 }
 
-// bundleFault makes an error of what git says about a job's bundle.
+// bundleFault returns the error for a job's bundle that git rejects.
 func bundleFault(ctx context.Context, j api.Job, err error) error {
 	e, ours := errors.AsType[*agentlab.Error](err)
 	if err == nil || ctx.Err() != nil || ours && e.Code != agentlab.CodeLimit {
@@ -182,9 +189,9 @@ func bundleFault(ctx context.Context, j api.Job, err error) error {
 	if ours {
 		code = e.Code
 	}
-	fault := agentlab.Errorf(code, "git does not take the bundle of job %s: %s", j.ID, plain(err.Error()))
+	fault := agentlab.Errorf(code, "git rejects the bundle of job %s: %s", j.ID, plain(err.Error()))
 	if errors.Is(err, errLacksBase) {
-		return fault.WithHint("it builds on commit %.12s, which this repository must have; use the repository that the job came from, with --repo", j.Result.BaseCommit)
+		return fault.WithHint("it requires commit %.12s, which this repository lacks; set --repo to the repository of the job", j.Result.BaseCommit)
 	}
-	return fault.WithHint("nothing of it was taken; look at the artifacts instead: agentlab job artifacts %s", j.ID)
+	return fault.WithHint("nothing was fetched; list the artifacts instead: agentlab job artifacts %s", j.ID)
 }

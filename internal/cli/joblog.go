@@ -17,36 +17,40 @@ import (
 
 func (a *App) jobLogsCmd() *cobra.Command {
 	var follow bool
-	cmd := &cobra.Command{Use: "logs JOB", Short: "Print the agent's log", Args: exactArgs("JOB")}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the job ends")
+	cmd := &cobra.Command{Use: "logs JOB", Short: "Print the agent's log of a job", Args: exactArgs("JOB")}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "print new lines until the job ends, then how it ended")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		return a.copyJobLog(ctx, c, args[0], follow)
 	})
 	return cmd
 }
 
-// copyJobLog copies the agent's log to standard output. With follow it goes on
-// to the job's end, and shows what the network denies the job. Without its log
-// the job is not followed on.
+// copyJobLog copies the agent's log to standard output. With follow it does so
+// until the job has ended, and prints denied requests and how the job ended.
 func (a *App) copyJobLog(ctx context.Context, c *client.Client, id string, follow bool) error {
+	var j api.Job
+	var err error
 	if follow {
-		j, err := c.Job(ctx, id)
-		if err != nil {
+		if j, err = c.Job(ctx, id); err != nil {
 			return err
 		}
-		if !agentlab.JobStatus(j.Status).Final() {
-			ctx, stop := context.WithCancel(ctx)
-			defer stop()
-			var lost error
-			_, err := a.watchJob(ctx, c, j.ID, a.Stdout, func(api.Event) {}, func(err error) { lost = err; stop() })
-			return cmp.Or(lost, err)
+	}
+	if follow && !agentlab.JobStatus(j.Status).Final() {
+		ctx, stop := context.WithCancel(ctx)
+		defer stop()
+		var lost error
+		j, err = a.watchJob(ctx, c, j.ID, a.Stdout, func(api.Event) {}, func(err error) { lost = err; stop() })
+		err = cmp.Or(lost, err)
+	} else {
+		var log client.Body
+		if log, err = c.JobLog(ctx, id, follow, 0); err == nil {
+			err = copyAll(logWriter(a.Stdout), log)
 		}
 	}
-	log, err := c.JobLog(ctx, id, follow, 0)
-	if err != nil {
-		return err
+	if err == nil && follow {
+		a.printOutcome(j)
 	}
-	return copyAll(logWriter(a.Stdout), log)
+	return err
 }
 
 func copyAll(w io.Writer, r io.ReadCloser) error {
@@ -55,10 +59,10 @@ func copyAll(w io.Writer, r io.ReadCloser) error {
 	return err
 }
 
-// watchJob copies the agent's log to out, shows denials on standard error and
-// calls show for each event until the job has ended. It calls lost, from
-// another goroutine, before it returns, when the rest of the log cannot be
-// copied. The job that it returns has an ID in every case.
+// watchJob copies the agent's log to out, prints denied requests and calls show
+// for each event until the job has ended. If the rest of the log cannot be
+// copied, it calls lost from another goroutine before it returns. The returned
+// job always has an ID.
 func (a *App) watchJob(ctx context.Context, c *client.Client, id string, out io.Writer, show func(api.Event), lost func(error)) (api.Job, error) {
 	logCtx, stopLog := context.WithCancelCause(ctx)
 	defer stopLog(nil)
@@ -68,7 +72,7 @@ func (a *App) watchJob(ctx context.Context, c *client.Client, id string, out io.
 	log.Go(func() {
 		err := streamLog(logCtx, c, id, idle, ended)
 		if cause := context.Cause(logCtx); cause != nil && !errors.Is(cause, errLogIdle) {
-			return // the caller wants no more of it
+			return // the caller stopped
 		}
 		if err != nil {
 			cut := agentlab.Errorf(agentlab.CodeOf(err), "the log was cut off: %w", err)
@@ -84,8 +88,8 @@ func (a *App) watchJob(ctx context.Context, c *client.Client, id string, out io.
 	if err != nil {
 		stopLog(nil)
 	} else {
-		// The daemon ends the log stream of a final job; the limit is for
-		// a daemon that dies just then.
+		// The daemon ends the log stream of a final job. The limit is for a
+		// daemon that dies before it does.
 		idle.start()
 	}
 	log.Wait()
@@ -94,18 +98,17 @@ func (a *App) watchJob(ctx context.Context, c *client.Client, id string, out io.
 }
 
 const (
-	// logRetry is the pause before a log stream that broke is taken up again.
+	// logRetry is the delay before a broken log stream is resumed.
 	logRetry = 200 * time.Millisecond
-	// logIdle is how long an ended job's log may give no bytes.
+	// logIdle is how long the log of an ended job may yield no bytes.
 	logIdle = 10 * time.Second
 )
 
-var errLogIdle = agentlab.Errorf(agentlab.CodeUnavailable, "the job has ended, and no more of its log arrives")
+var errLogIdle = agentlab.Errorf(agentlab.CodeUnavailable, "the job has ended, but its log is incomplete")
 
-// streamLog copies the agent's log until a whole stream was read after the
-// job had ended. A stream that breaks is taken up where it broke. What another
-// attempt does not change is an error at once: one of out, and an answer that
-// refuses the log.
+// streamLog copies the agent's log until it has read a whole stream that began
+// after the job ended. It resumes a broken stream. Errors of out, and an answer
+// that rejects the call, are final.
 func streamLog(ctx context.Context, c *client.Client, id string, out *idleLimit, ended <-chan struct{}) error {
 	for {
 		final := isClosed(ended)
@@ -126,8 +129,8 @@ func streamLog(ctx context.Context, c *client.Client, id string, out *idleLimit,
 	}
 }
 
-// idleLimit writes to w and calls a function when, after start, it has been
-// waiting for the next bytes for too long. A slow w does not count.
+// idleLimit writes to w. After start, it calls a function if no bytes arrive for
+// too long. Time in w.Write does not count.
 type idleLimit struct {
 	w       io.Writer
 	written int64
@@ -159,8 +162,8 @@ func (l *idleLimit) Write(p []byte) (n int, err error) {
 func (l *idleLimit) start() { l.set(func() { l.started = true }) }
 func (l *idleLimit) stop()  { l.set(func() { l.started = false }) }
 
-// set changes the state and lets the timer run, from the beginning, exactly
-// while bytes are waited for.
+// set changes the state and restarts the timer, which runs only while bytes are
+// expected.
 func (l *idleLimit) set(change func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -170,14 +173,14 @@ func (l *idleLimit) set(change func()) {
 	}
 }
 
-// waitJob follows the job's events until it is final.
+// waitJob returns the job when it is final.
 func (a *App) waitJob(ctx context.Context, c *client.Client, id string) (api.Job, error) {
 	return a.followJob(ctx, c, id, func(api.Event) {})
 }
 
-// followJob calls show for each event of the job and returns the job when it
-// is final. A daemon that dies meanwhile is started again, as any command
-// would start it. Without the right to read events, the job is polled.
+// followJob calls show for each event of the job and returns the job when it is
+// final. It starts the user's daemon again if that has died. Without the right
+// to read events it polls the job.
 func (a *App) followJob(ctx context.Context, c *client.Client, id string, show func(api.Event)) (api.Job, error) {
 	q := client.EventQuery{JobID: id}
 	for {
@@ -218,8 +221,8 @@ func followJobOnce(ctx context.Context, c *client.Client, q *client.EventQuery, 
 	return api.Job{}, context.Cause(ctx)
 }
 
-// pollJob returns the job when it is final. It tolerates a daemon that is away
-// for a while, as FollowEvents does.
+// pollJob returns the job when it is final. Like FollowEvents, it tolerates a
+// daemon that is away for about fifteen seconds.
 func pollJob(ctx context.Context, c *client.Client, id string) (api.Job, error) {
 	const pause, most = time.Second, 15
 	for failures := 0; ; {

@@ -203,7 +203,7 @@ func TestLogIsFollowedWithoutEvents(t *testing.T) {
 			_, _ = fmt.Fprintln(w, "one")
 		}
 	})
-	if code != exitOK || out.String() != "one\n" || errs != "" {
+	if code != exitOK || out.String() != "one\n" || errs != "job job-aaaaaaaaaaaaa COMPLETED\n" {
 		t.Errorf("exit code %d, log %q, errors %q", code, out.String(), errs)
 	}
 }

@@ -31,47 +31,47 @@ const (
 // noBlob is the object name of a file that does not exist.
 const noBlob = "0000000000000000000000000000000000000000"
 
-// maxLink is the most bytes of a symbolic link's target.
+// maxLink limits the bytes of a symbolic link's target.
 const maxLink = 4096
 
-// maxApplied is the most bytes of files that one command unpacks to apply. A
-// guest sends less than a third of it.
+// maxApplied limits the bytes of files that one command unpacks. A guest sends
+// less than a third of it.
 const maxApplied = 1 << 30
 
-// applyPlan says what applying changes to a work tree means. Nothing of the
-// work tree changes while it is made.
+// applyPlan is the plan for applying changes to a work tree. Making it changes
+// nothing in the work tree.
 type applyPlan struct {
 	ch      changes
 	job     string // its id
 	w       *workTree
-	dir     string // for files of ours
+	dir     string // for temporary files
 	room    int64  // bytes that may still be unpacked there
 	steps   []applyStep
-	dirty   []string // files to be changed that hold uncommitted work of the user
-	same    int      // files that have the changes already
+	dirty   []string // files to change that have uncommitted changes of the user
+	same    int      // files that already have the changes
 	skipped []string // submodules
 }
 
 // applyStep changes one file of the work tree.
 type applyStep struct {
 	change
-	content string      // file of ours with the content, or a link's target; "" deletes
-	perm    fs.FileMode // 0 keeps that of the file
-	ours    string      // file of ours with the user's version, when that must be merged
+	content string      // temporary file with the content, or a link's target; "" deletes
+	perm    fs.FileMode // 0 keeps the permissions of the file
+	ours    string      // temporary file with the user's version, if it must be merged
 }
 
-// fileVersion is a file as the work tree has it.
+// fileVersion is a file of the work tree.
 type fileVersion struct {
 	mode, blob string
-	file       string // a copy, when git does not have the blob
+	file       string // a copy, if git does not have the blob
 	dirty      bool
 }
 
 func regular(mode string) bool { return mode == modeFile || mode == modeProgram }
 
-// make decides for each change what is to be done.
+// make decides what to do for each change.
 func (p *applyPlan) make(ctx context.Context, list []change) error {
-	var conflicts []string
+	var conflicts []conflict
 	blobs := map[string]bool{}
 	for _, c := range list {
 		if c.oldMode == modeModule || c.newMode == modeModule {
@@ -79,12 +79,12 @@ func (p *applyPlan) make(ctx context.Context, list []change) error {
 			continue
 		}
 		if !slices.Contains([]string{modeNone, modeFile, modeProgram, modeLink}, c.newMode) {
-			return agentlab.Errorf(agentlab.CodeDenied, "%s would get the mode %s; nothing was applied", plain(c.path), c.newMode)
+			return agentlab.Errorf(agentlab.CodeDenied, "%s has the unsupported mode %s; nothing was applied", plain(c.path), c.newMode)
 		}
 		ours, err := p.version(c.path)
 		switch {
 		case errors.Is(err, errInTheWay):
-			conflicts = append(conflicts, c.path)
+			conflicts = append(conflicts, conflict{c.path, err.Error()})
 			continue
 		case err != nil:
 			return agentlab.Errorf(agentlab.CodeInvalid, "cannot read %s: %w", plain(c.path), err)
@@ -95,7 +95,7 @@ func (p *applyPlan) make(ctx context.Context, list []change) error {
 		step := applyStep{change: c, perm: permOf(c)}
 		if ours.blob != c.oldBlob || regular(ours.mode) != regular(c.oldMode) {
 			if !regular(ours.mode) || !regular(c.oldMode) || !regular(c.newMode) {
-				conflicts = append(conflicts, c.path)
+				conflicts = append(conflicts, conflict{c.path, mismatch(c, ours)})
 				continue
 			}
 			blobs[c.oldBlob] = true
@@ -128,21 +128,43 @@ func permOf(c change) fs.FileMode {
 	return 0o666
 }
 
-func (p *applyPlan) conflict(paths []string) error {
-	return agentlab.Errorf(agentlab.CodeConflict, "the changes do not fit these files: %s; nothing was applied", someNames(paths)).
+// conflict is a file to which a change cannot be applied.
+type conflict struct{ path, why string }
+
+// mismatch returns why a change that cannot be merged does not fit.
+func mismatch(c change, ours fileVersion) string {
+	switch {
+	case ours.mode == modeNone:
+		return "the file does not exist"
+	case c.oldMode == modeNone:
+		return "the job created it, but the path exists"
+	case c.newMode == modeNone:
+		return "the job deleted it, but it differs from the job's version"
+	}
+	return "it is not the regular file that the job changed"
+}
+
+func (p *applyPlan) conflict(list []conflict) error {
+	var names []string
+	for _, c := range list {
+		names = append(names, c.path+" ("+c.why+")")
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "cannot apply the changes of %s; nothing was applied", someNames(names)).
 		WithHint("resolve it with git: agentlab job fetch --with-changes %s, then git cherry-pick --no-commit refs/agentlab/%s-changes; or name the other files", p.job, p.job)
 }
 
-// errInTheWay means that something else than a file has a path of the changes.
-var errInTheWay = errors.New("it is no file, or below something that is no folder")
+// errInTheWay means that the path of a change, or a parent, has another type.
+var errInTheWay = errors.New("the path")
 
-// version returns the work tree's version of a file. One that git calls clean
-// is the one of the index, whatever filters made of it.
+func inTheWay(name, what string) error { return fmt.Errorf("%w %s is %s", errInTheWay, name, what) }
+
+// version returns the work tree's version of a file. If git reports it as clean,
+// that is the version of the index, regardless of filters.
 func (p *applyPlan) version(name string) (fileVersion, error) {
 	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
 		st, err := p.w.root.Lstat(dir)
 		if err == nil && !st.IsDir() {
-			return fileVersion{}, errInTheWay
+			return fileVersion{}, inTheWay(dir, "not a directory here")
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fileVersion{}, err
@@ -160,8 +182,10 @@ func (p *applyPlan) version(name string) (fileVersion, error) {
 	case st.Mode()&fs.ModeSymlink != 0:
 		target, err := p.w.root.Readlink(name)
 		return fileVersion{mode: modeLink, blob: blobName([]byte(target)), dirty: true}, err
+	case st.IsDir():
+		return fileVersion{}, inTheWay(name, "a directory here")
 	case !st.Mode().IsRegular():
-		return fileVersion{}, errInTheWay
+		return fileVersion{}, inTheWay(name, "not a regular file here")
 	}
 	v := fileVersion{mode: modeFile, dirty: true, file: filepath.Join(p.dir, "ours-"+rand.Text())}
 	if st.Mode()&0o100 != 0 {
@@ -177,7 +201,7 @@ func (p *applyPlan) version(name string) (fileVersion, error) {
 	return v, os.WriteFile(v.file, text, 0o600)
 }
 
-// blobName is the name that git gives to a blob.
+// blobName returns git's object name of a blob.
 func blobName(text []byte) string {
 	h := sha1.New() //nolint:gosec // as above
 	fmt.Fprintf(h, "blob %d\x00", len(text))
@@ -187,7 +211,7 @@ func blobName(text []byte) string {
 
 func (p *applyPlan) blobFile(blob string) string { return filepath.Join(p.dir, "blob-"+blob) }
 
-// readBlobs writes blobs to files of ours.
+// readBlobs writes blobs to temporary files.
 func (p *applyPlan) readBlobs(ctx context.Context, blobs map[string]bool) error {
 	var names strings.Builder
 	for blob := range blobs {
@@ -197,7 +221,7 @@ func (p *applyPlan) readBlobs(ctx context.Context, blobs map[string]bool) error 
 	done := make(chan error, 1)
 	go func() {
 		err := p.splitBlobs(r, len(blobs))
-		_ = r.CloseWithError(err) // git ends when nobody reads
+		_ = r.CloseWithError(err) // ends git
 		done <- err
 	}()
 	_, err := p.ch.git(ctx, gitInput{stdin: strings.NewReader(names.String()), stdout: w}, "cat-file", "--batch")
@@ -209,7 +233,7 @@ func (p *applyPlan) readBlobs(ctx context.Context, blobs map[string]bool) error 
 		return err
 	}
 	if err != nil && ctx.Err() == nil {
-		return agentlab.Errorf(agentlab.CodeConflict, "the changed files cannot be read: %s; nothing was applied", plain(err.Error()))
+		return agentlab.Errorf(agentlab.CodeConflict, "cannot read the changed files: %s; nothing was applied", plain(err.Error()))
 	}
 	return err
 }
@@ -225,11 +249,11 @@ func (p *applyPlan) splitBlobs(r io.Reader, count int) error {
 		var blob, kind string
 		var size int64
 		if n, _ := fmt.Sscanf(line, "%s %s %d", &blob, &kind, &size); n != 3 || kind != "blob" {
-			return fmt.Errorf("%s is no file", strings.TrimSpace(line))
+			return fmt.Errorf("%s is not a blob", strings.TrimSpace(line))
 		}
 		if p.room -= size; size < 0 || p.room < 0 {
-			return agentlab.Errorf(agentlab.CodeLimit, "the changed files have more than %s unpacked; nothing was applied", byteSize(maxApplied)).
-				WithHint("name some of them: agentlab job apply %s PATH; see 'agentlab job diff --stat %s'", p.job, p.job)
+			return agentlab.Errorf(agentlab.CodeLimit, "the changed files have more than %s; nothing was applied", byteSize(maxApplied)).
+				WithHint("apply some of them: agentlab job apply %s PATH; list them: agentlab job diff --stat %s", p.job, p.job)
 		}
 		f, err := os.OpenFile(p.blobFile(blob), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err != nil {
@@ -246,13 +270,13 @@ func (p *applyPlan) splitBlobs(r io.Reader, count int) error {
 	return nil
 }
 
-// merge merges what must be, into files of ours, and checks links.
+// merge merges files where needed, into temporary files, and checks links.
 func (p *applyPlan) merge(ctx context.Context) error {
-	var conflicts []string
+	var conflicts []conflict
 	for i, s := range p.steps {
 		if s.newMode == modeLink {
 			if err := safeLink(s.path, s.content); err != nil {
-				return agentlab.Errorf(agentlab.CodeDenied, "the link %s of the job leads elsewhere: %w; nothing was applied", plain(s.path), err)
+				return agentlab.Errorf(agentlab.CodeDenied, "the job's symbolic link %s is not allowed: %w; nothing was applied", plain(s.path), err)
 			}
 		}
 		if s.ours == "" {
@@ -268,7 +292,7 @@ func (p *applyPlan) merge(ctx context.Context) error {
 			return ctx.Err()
 		}
 		if err != nil { // conflicting lines, or a binary file
-			conflicts = append(conflicts, s.path)
+			conflicts = append(conflicts, conflict{s.path, "its changes conflict with yours"})
 		}
 		p.steps[i].content = merged.Name()
 	}
@@ -278,7 +302,7 @@ func (p *applyPlan) merge(ctx context.Context) error {
 	return nil
 }
 
-// safeLink refuses links that leave the work tree or enter what git keeps.
+// safeLink rejects symbolic links that leave the work tree or enter .git.
 func safeLink(name, content string) error {
 	st, err := os.Stat(content)
 	if err != nil {
@@ -296,8 +320,8 @@ func safeLink(name, content string) error {
 	}
 	down := false
 	for part := range strings.SplitSeq(string(target), "/") {
-		if part == ".." && down { // of a folder that may be a link
-			return fmt.Errorf("%.100q goes up after it went down", target)
+		if part == ".." && down { // the parent of a possible symbolic link
+			return fmt.Errorf("%.100q has .. after another element", target)
 		}
 		down = down || part != ".." && part != "." && part != ""
 	}
@@ -307,15 +331,15 @@ func safeLink(name, content string) error {
 	return nil
 }
 
-// write does a step. Every file appears whole. os.Root lets no link lead out
-// of the work tree.
+// write applies a step. Files are replaced atomically. os.Root prevents links
+// from leaving the work tree.
 func (w *workTree) write(s applyStep) error {
 	if s.content == "" {
 		if err := w.root.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		for dir := path.Dir(s.path); dir != "." && w.root.Remove(dir) == nil; dir = path.Dir(dir) {
-			continue // as git does, folders go with their last file
+			continue // like git, remove directories with their last file
 		}
 		return nil
 	}

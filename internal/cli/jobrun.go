@@ -25,43 +25,41 @@ type jobRunFlags struct {
 }
 
 func (a *App) jobRunCmd() *cobra.Command {
-	f := &jobRunFlags{wait: true}
+	f := &jobRunFlags{}
 	cmd := &cobra.Command{
 		Use:   "run [--repo URL|PATH] --task TEXT",
-		Short: "Run a coding agent on a repository in a fresh sandbox",
-		Long: `Run a coding agent on a repository in a fresh sandbox, to its end, and keep
-what it made.
+		Short: "Run a coding agent on a repository in a new sandbox",
+		Long: `Run a coding agent on a repository in a new sandbox, and keep the results.
 
-The repository is a URL, which the sandbox clones through the network, or a
-local path, which is sent as a git bundle: nothing of this machine is mounted,
-and uncommitted changes are not sent. Submodules that are checked out are sent,
-others and the content of Git LFS files are named. Fetch the commits of a local
-job back with 'agentlab job fetch JOB'.
+The repository is a URL, which the sandbox clones over the network, or a local
+path, which is sent as a git bundle: no directory of this machine is mounted,
+and uncommitted changes are not sent. Checked-out submodules are sent. Other
+submodules and Git LFS files are listed and not sent. Fetch the commits of a
+job on a local repository with 'agentlab job fetch JOB'.
 
-By default the command waits, shows progress and the agent's log, and exits
-with 0 COMPLETED, 1 FAILED or CANCELLED, 124 TIMEOUT. An interrupt (Ctrl-C)
-leaves the job running; 'agentlab job cancel JOB' stops it.`,
+By default the command waits for the job, shows progress and the agent's log,
+and exits with 0 for COMPLETED, 1 for FAILED or CANCELLED, and 124 for TIMEOUT.
+Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
 		Example: `  agentlab job run --repo https://github.com/org/repo --ref main --task "Fix issue 12"
   agentlab job run --repo . --agent codex --task-file TASK.md --ttl 2h
   agentlab job run --repo . --agent shell --task "make test"`,
 		Args: exactArgs(),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.repo, "repo", "", "URL to clone, or path of a local repository; without it the agent starts in an empty folder")
-	flags.StringVar(&f.req.Ref, "ref", "", "branch, tag or commit; of a local repository any revision, such as HEAD~2 (default: the repository's default, or what is checked out)")
-	flags.IntVar(&f.req.Depth, "depth", 0, "clone only this many commits of history (URLs only; 0 means all)")
-	flags.StringVar(&f.req.Task, "task", "", "what the agent is told; for --agent shell, the script")
-	flags.StringVar(&f.taskFile, "task-file", "", "read the task from this file (- is standard input)")
+	flags.StringVar(&f.repo, "repo", "", "URL to clone, or path of a local repository (default: none, the agent starts in an empty directory)")
+	flags.StringVar(&f.req.Ref, "ref", "", "branch, tag or commit; for a local repository any revision, e.g. HEAD~2 (default: the default branch of the URL, or HEAD)")
+	count(flags, &f.req.Depth, "depth", "clone only this many commits of history; URLs only; 0 means all")
+	flags.StringVar(&f.req.Task, "task", "", "task for the agent; with --agent shell, a shell script")
+	flags.StringVar(&f.taskFile, "task-file", "", "read the task from this file; - means standard input")
 	flags.StringVar(&f.req.Agent, "agent", "", "claude, codex, opencode, gemini or shell")
 	flags.StringVar(&f.req.Profile, "profile", "", "profile (see 'agentlab profile list')")
-	flags.StringVar(&f.req.Image, "image", "", "image instead of the profile's")
-	flags.StringVar(&f.req.Mode, "mode", "", "dangerous, the default and only mode: the agent may do everything inside its sandbox")
-	flags.Var(ttlFlag{&f.ttl}, "ttl", "time the agent may take, e.g. 30m, 4h (default: the profile's)")
+	flags.StringVar(&f.req.Image, "image", "", "image (default: the profile's)")
+	flags.StringVar(&f.req.Mode, "mode", "", "permission mode; dangerous, the default, is the only one: the agent may do everything inside its sandbox")
+	flags.Var(durationFlag{&f.ttl, agentlab.MaxTTL}, "ttl", "time limit of the job, e.g. 30m, 4h (default: the profile's)")
 	flags.BoolVar(&f.keepalive, "keepalive", false, "keep the sandbox after the job")
 	workspaceFlag(flags, &f.req.Workspace)
 	preflightFlag(flags, &f.req.NoPreflight)
-	flags.BoolVar(&f.wait, "wait", true, "wait for the end, with progress and log")
-	noWait(cmd, &f.wait)
+	waitFlag(cmd, &f.wait, "wait for the job to end, with progress and log")
 	cmd.MarkFlagsMutuallyExclusive("task", "task-file")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := a.completeRun(f, cmd); err != nil {
@@ -71,16 +69,16 @@ leaves the job running; 'agentlab job cancel JOB' stops it.`,
 		if err != nil {
 			return err
 		}
-		return a.jobRun(cmd.Context(), c, f)
+		return argumentError(a.jobRun(cmd.Context(), c, f))
 	}
 	return cmd
 }
 
-// completeRun checks what can be checked without the daemon, so that a slip
-// costs no start.
+// completeRun completes the request, and checks it as far as possible without
+// the daemon, so that a usage error does not start one.
 func (a *App) completeRun(f *jobRunFlags, cmd *cobra.Command) error {
 	if f.taskFile != "" {
-		text, err := a.readLimited(f.taskFile, agentlab.MaxTaskBytes)
+		text, err := a.readInput(f.taskFile, agentlab.MaxTaskBytes)
 		if err != nil {
 			return err
 		}
@@ -91,11 +89,16 @@ func (a *App) completeRun(f *jobRunFlags, cmd *cobra.Command) error {
 	}
 	f.req.TTLMinutes = int(f.ttl / time.Minute)
 	check := agentlab.Job{Task: f.req.Task, Agent: f.req.Agent, Mode: f.req.Mode, Ref: f.req.Ref, Depth: f.req.Depth}
-	if _, local, err := localRepo(f.repo); err == nil && local && f.repo != "" {
-		check.Ref = "" // git on this machine knows what it stands for
+	if f.repo != "" {
+		switch _, local, err := localRepo(f.repo); {
+		case err != nil:
+			return err
+		case local:
+			check.Ref = "" // git on this machine resolves it
+		}
 	}
 	if check.Agent == "" {
-		check.Agent = "shell" // the daemon knows the default
+		check.Agent = "shell" // the daemon sets the default
 	}
 	if check.Mode == "" {
 		check.Mode = "dangerous"
@@ -104,12 +107,12 @@ func (a *App) completeRun(f *jobRunFlags, cmd *cobra.Command) error {
 		return usage(err)
 	}
 	if check.Agent == agentlab.AgentNone {
-		return usageErrorf("a job without an agent needs a sandbox to work in").WithHint("agentlab sandbox new --repo URL|PATH")
+		return usageErrorf("--agent none needs a sandbox that outlives the job").WithHint("use: agentlab sandbox new --repo URL|PATH")
 	}
 	return nil
 }
 
-// usage turns a validation error into one with exit code 2.
+// usage returns a validation error as a usage error.
 func usage(err error) error {
 	if e, ok := errors.AsType[*agentlab.Error](err); ok {
 		return usageError{e}
@@ -117,19 +120,30 @@ func usage(err error) error {
 	return err
 }
 
-func (a *App) readLimited(path string, limit int64) (string, error) {
-	in := a.Stdin
-	if path != "-" {
-		file, err := os.Open(path)
-		if err != nil {
-			return "", agentlab.Errorf(agentlab.CodeInvalid, "cannot read the file: %w", err)
-		}
-		defer func() { _ = file.Close() }()
-		in = file
+// readInput reads a file of at most limit bytes; - is standard input.
+func (a *App) readInput(path string, limit int64) (string, error) {
+	if path == "-" {
+		return readLimited(a.Stdin, "standard input", limit)
 	}
-	text, err := io.ReadAll(io.LimitReader(in, limit+1))
+	return readFile(path, limit)
+}
+
+func readFile(path string, limit int64) (string, error) {
+	f, err := os.Open(path) //nolint:gosec // the user's choice
 	if err != nil {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "cannot read %s: %w", path, err)
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "cannot read the file: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	return readLimited(f, path, limit)
+}
+
+func readLimited(r io.Reader, name string, limit int64) (string, error) {
+	text, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err != nil {
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "cannot read %s: %w", name, err)
+	}
+	if int64(len(text)) > limit {
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%s is larger than %d bytes", name, limit)
 	}
 	return string(text), nil
 }
@@ -161,11 +175,7 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 		a.progressf("%v\n  → %s", err, agentlab.HintOf(err))
 	})
 	if err != nil {
-		if ctx.Err() != nil {
-			a.progressf("\njob %s goes on in the background\n  → agentlab job logs --follow %s\n  → agentlab job cancel %s", j.ID, j.ID, j.ID)
-			return context.Canceled
-		}
-		return err
+		return a.leftRunning(ctx, j.ID, err)
 	}
 	a.awaitGone(ctx, c, j)
 	if a.json {
@@ -178,19 +188,28 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 	return jobStatusError(j)
 }
 
-// goneLimit is how long an ended job's sandbox may take to vanish before the
-// command says so instead of waiting on.
+// leftRunning returns the error of waiting for a job. After an interrupt, it
+// prints that the job continues.
+func (a *App) leftRunning(ctx context.Context, id string, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	a.progressf("\njob %s continues in the background\n  → agentlab job logs --follow %s\n  → agentlab job cancel %s", id, id, id)
+	return context.Canceled
+}
+
+// goneLimit is how long a command waits for the sandbox of an ended job to be
+// destroyed.
 const goneLimit = 30 * time.Second
 
-// awaitGone waits until nothing is left of the job's sandbox, so that a
-// command that has returned leaves nothing behind, or until a sandbox that is
-// kept is not the job's any more. The job's end is not changed by how that
-// goes.
+// awaitGone waits until the sandbox of an ended job is destroyed or, if it is
+// kept, released, so that nothing remains when the command returns. It changes
+// nothing about the outcome of the job.
 func (a *App) awaitGone(ctx context.Context, c *client.Client, j api.Job) {
 	ctx, cancel := context.WithTimeout(ctx, goneLimit)
 	defer cancel()
 	number := j.SandboxVMID
-	if number == 0 { // the sandbox knows of its job before the job of its sandbox
+	if number == 0 { // a sandbox gets its job ID before the job gets the VMID
 		list, err := c.Sandboxes(ctx, client.SandboxQuery{})
 		i := slices.IndexFunc(list.Items, func(sb api.Sandbox) bool { return sb.JobID == j.ID })
 		if err != nil || i < 0 {
@@ -212,11 +231,11 @@ func (a *App) awaitGone(ctx context.Context, c *client.Client, j api.Job) {
 	if j.Keepalive {
 		return
 	}
-	a.progressf("note: sandbox %s of the job is still being removed\n  → agentlab sandbox show %s", vmid, vmid)
+	a.progressf("note: sandbox %s of the job is still being destroyed\n  → agentlab sandbox show %s", vmid, vmid)
 }
 
-// chooseRepo fills the repository into a request, and uploads it when it is a
-// local one. Before that the daemon is asked whether it would accept check.
+// chooseRepo sets the repository of a request. A local one is uploaded, after
+// the daemon has validated check.
 func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, check api.JobCreate) error {
 	path, local, err := localRepo(f.repo)
 	if err != nil {
@@ -230,7 +249,7 @@ func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, 
 		return nil
 	}
 	if f.req.Depth != 0 {
-		return usageErrorf("--depth does not go with a local repository").WithHint("leave --depth out; a local repository is sent with its history")
+		return usageErrorf("--depth cannot be used with a local repository").WithHint("remove --depth; a local repository is sent with its history")
 	}
 	src, err := findSource(ctx, path, f.req.Ref)
 	if err != nil {
@@ -245,7 +264,7 @@ func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, 
 	return err
 }
 
-// jobStatusError maps a job's final status to the exit code.
+// jobStatusError returns the exit code for a job's final status.
 func jobStatusError(j api.Job) error {
 	switch agentlab.JobStatus(j.Status) {
 	case agentlab.JobCompleted:
@@ -266,8 +285,8 @@ func isClosed(ch <-chan struct{}) bool {
 	}
 }
 
-// summarise tells how the job ended and what to do with it.
-func (a *App) summarise(j api.Job) {
+// printOutcome prints how a job ended.
+func (a *App) printOutcome(j api.Job) {
 	took := ""
 	if j.FinishedAt != nil {
 		took = " after " + shortDuration(j.FinishedAt.Sub(j.CreatedAt))
@@ -277,21 +296,26 @@ func (a *App) summarise(j api.Job) {
 		why = ": " + plain(j.Reason)
 	}
 	a.progressf("job %s %s%s%s", j.ID, j.Status, took, why)
+}
+
+// summarise prints how a job ended and the commands for its results.
+func (a *App) summarise(j api.Job) {
+	a.printOutcome(j)
 	if j.Result.Commits > 0 {
-		a.progressf("  %d commit(s) on %s", j.Result.Commits, plain(j.Result.Branch))
+		a.progressf("  %s on %s", plural(j.Result.Commits, "commit"), plain(j.Result.Branch))
 		if j.Bundled {
 			a.progressf("  → agentlab job fetch %s", j.ID)
 		}
 	}
 	a.summariseDenials(j.ID, j.Egress)
 	if n := j.Result.Uncommitted; n > 0 {
-		a.progressf("  %d file(s) with uncommitted changes\n  → agentlab job diff %s", n, j.ID)
+		a.progressf("  %s with uncommitted changes\n  → agentlab job diff %s", plural(n, "file"), j.ID)
 		if j.Bundled {
 			a.progressf("  → agentlab job apply %s", j.ID)
 		}
 	}
 	if len(j.Artifacts) > 0 {
-		a.progressf("  %d artifact(s)\n  → agentlab job artifacts %s", len(j.Artifacts), j.ID)
+		a.progressf("  %s\n  → agentlab job artifacts %s", plural(len(j.Artifacts), "artifact"), j.ID)
 	}
 	if j.Keepalive && j.SandboxVMID != 0 {
 		a.progressf("  the sandbox is kept\n  → agentlab ssh %d", j.SandboxVMID)

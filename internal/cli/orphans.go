@@ -14,18 +14,16 @@ func (a *App) listOrphans(ctx context.Context, c *client.Client) error {
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.printJSON(list)
-	}
-	t := newTable(a.Stdout, "VMID", "UID", "NAME", "POWER", "REASON")
-	for _, o := range list.Items {
-		t.row(o.VMID, plain(o.UID), dash(plain(o.Name)), o.Power, dash(plain(o.Reason)))
-	}
-	return t.flush()
+	return a.emit(list, func() error {
+		t := newTable(a.Stdout, "VMID", "UID", "NAME", "POWER", "REASON")
+		for _, o := range list.Items {
+			t.row(o.VMID, plain(o.UID), dash(plain(o.Name)), o.Power, dash(plain(o.Reason)))
+		}
+		return t.flush()
+	})
 }
 
-// destroyOrphans destroys what belongs to no sandbox, after the user has agreed
-// to each.
+// destroyOrphans destroys orphans, each after confirmation.
 func (a *App) destroyOrphans(ctx context.Context, c *client.Client, ids []string, yes, force bool) error {
 	var failed error
 	for _, id := range ids {
@@ -42,9 +40,9 @@ func (a *App) destroyOrphans(ctx context.Context, c *client.Client, ids []string
 }
 
 func (a *App) destroyOrphan(ctx context.Context, c *client.Client, id string, yes, force bool) error {
-	if !yes && !a.agree(fmt.Sprintf("Destroy the virtual machine %s, which belongs to no sandbox, with its disk?", plain(id))) {
-		return usageErrorf("orphan %s is left alone: its destruction was not confirmed", plain(id)).
-			WithHint("agentlab sandbox destroy --orphan --yes %s", plain(id))
+	if !yes && !a.agree(fmt.Sprintf("Destroy the orphan %s, a VM that belongs to no sandbox, with its disk?", plain(id))) {
+		return usageErrorf("orphan %s not destroyed: not confirmed", plain(id)).
+			WithHint("destroy it without confirmation: agentlab sandbox destroy --orphan --yes %s", plain(id))
 	}
 	o, err := c.DestroyOrphan(ctx, id)
 	switch {
@@ -52,9 +50,6 @@ func (a *App) destroyOrphan(ctx context.Context, c *client.Client, id string, ye
 		return nil
 	case err != nil:
 		return err
-	case a.json:
-		return a.printJSON(o)
 	}
-	a.progressf("orphan %d (%s) is destroyed", o.VMID, plain(o.UID))
-	return nil
+	return a.done(o, "orphan %d (%s) destroyed", o.VMID, plain(o.UID))
 }

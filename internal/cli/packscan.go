@@ -11,12 +11,12 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Limits on the pack of a result bundle, by the sizes that its headers
-// declare. git checks later that the objects have these sizes.
+// Limits on the pack of a result bundle, for the sizes that its headers declare.
+// git later checks that the objects have these sizes.
 const (
 	maxPackObjects = 1_000_000
-	maxPackBlob    = 512 << 20 // bytes of a blob that is stored whole; git streams it
-	maxPackObject  = 128 << 20 // bytes of any other object, which git holds in memory
+	maxPackBlob    = 512 << 20 // bytes of a blob that is not a delta; git streams it
+	maxPackObject  = 128 << 20 // bytes of any other object; git holds it in memory
 	maxPackTotal   = 16 << 30  // bytes of all objects together
 )
 
@@ -29,19 +29,18 @@ const (
 	packRefDelta = 7
 )
 
-// scanPack reads a whole pack and returns an error with code limit when an
-// object, or all of them together, would be too large once unpacked. It uses
-// little memory itself: a pack of some kilobytes can declare gigabytes, which
-// git would allocate.
+// scanPack reads a pack and returns an error with code limit if an object, or
+// all objects together, would be too large unpacked: a pack of some kilobytes can
+// declare gigabytes, which git would allocate. It uses little memory itself.
 func scanPack(r io.Reader) error {
 	s := &packScan{in: bufio.NewReaderSize(r, 64<<10)}
 	var head [12]byte
 	if _, err := io.ReadFull(s.in, head[:]); err != nil || string(head[:4]) != "PACK" || binary.BigEndian.Uint32(head[4:]) != 2 {
-		return errors.New("it holds no pack of version 2")
+		return errors.New("it contains no pack of version 2")
 	}
 	count := binary.BigEndian.Uint32(head[8:])
 	if count > maxPackObjects {
-		return agentlab.Errorf(agentlab.CodeLimit, "it holds %d objects, more than %d", count, maxPackObjects)
+		return agentlab.Errorf(agentlab.CodeLimit, "it contains %d objects, more than %d", count, maxPackObjects)
 	}
 	for i := range count {
 		if err := s.object(); err != nil {
@@ -82,7 +81,7 @@ func (s *packScan) object() error {
 	case kind == packRefDelta:
 		_, err = s.in.Discard(20)
 	case kind == packOfsDelta:
-		_, err = uvarint(s.in, 0) // its encoding is another one, its end is not
+		_, err = uvarint(s.in, 0) // the encoding differs, but not how it ends
 	case kind < packCommit || kind > packTag:
 		return fmt.Errorf("unknown type %d", kind)
 	}
@@ -99,12 +98,12 @@ func (s *packScan) object() error {
 	return s.inflate(size, kind == packOfsDelta || kind == packRefDelta)
 }
 
-// inflate reads the data of an object, which must unpack to size bytes. That
-// of a delta begins with the sizes of its base and of its result.
+// inflate reads the data of an object, which must unpack to size bytes. A delta
+// starts with the sizes of its base and its result.
 func (s *packScan) inflate(size int64, delta bool) error {
 	var err error
 	if s.z == nil {
-		s.z, err = zlib.NewReader(s.in) // reads no further than the data's end, as in is an io.ByteReader
+		s.z, err = zlib.NewReader(s.in) // stops at the end of the data, as s.in is an io.ByteReader
 	} else {
 		err = s.z.(zlib.Resetter).Reset(s.in, nil)
 	}
@@ -128,12 +127,12 @@ func (s *packScan) inflate(size int64, delta bool) error {
 		_, err = io.Copy(io.Discard, data)
 	}
 	if err == nil && data.N != 1 {
-		err = errors.New("its size is not the declared one")
+		err = errors.New("its size differs from the declared size")
 	}
 	return err
 }
 
-// add counts size bytes towards the total.
+// add adds size to the total.
 func (s *packScan) add(size, most int64) error {
 	if size > most {
 		return agentlab.Errorf(agentlab.CodeLimit, "an object has %s unpacked, more than %s", byteSize(size), byteSize(most))
@@ -144,7 +143,7 @@ func (s *packScan) add(size, most int64) error {
 	return nil
 }
 
-// uvarint reads a number whose lowest 7 bits come first, beginning at shift.
+// uvarint reads a little-endian base-128 number, shifted left by shift bits.
 func uvarint(r io.ByteReader, shift uint) (int64, error) {
 	var n int64
 	for {
@@ -153,7 +152,7 @@ func uvarint(r io.ByteReader, shift uint) (int64, error) {
 			return 0, err
 		}
 		if shift > 55 {
-			return 0, errors.New("a size is too long")
+			return 0, errors.New("a size is too large")
 		}
 		n |= int64(c&0x7f) << shift
 		if c&0x80 == 0 {

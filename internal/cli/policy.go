@@ -19,24 +19,24 @@ import (
 
 func (a *App) policyCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "policy", Short: "See what sandboxes may reach, and bring changed policies into force",
-		Long: `See what sandboxes may reach, and bring changed policies into force.
+		Use: "policy", Short: "Show, check and reload network policies",
+		Long: `Show, check and reload network policies.
 
-A profile's network section chooses the policy: mode (nat, allowlist, off),
-allow, deny, ports and limits. Rules are names (github.com, *.github.com),
-addresses (140.82.112.0/20), both with a port (github.com:22, 1.2.3.4:53/udp),
-and in profiles preset:NAME and file:PATH for lists of them.`,
+The network section of a profile sets the policy: mode (nat, allowlist, off),
+allow, deny, ports and limits. Rules are names (github.com, *.github.com) or
+addresses (140.82.112.0/20), optionally with a port (github.com:22,
+1.2.3.4:53/udp). In profiles, preset:NAME and file:PATH include lists of rules.`,
 	}
 	cmd.AddCommand(a.policyShowCmd(), a.policyCheckCmd(), a.policyExplainCmd(), a.policyReloadCmd(), a.policyPresetsCmd())
 	return cmd
 }
 
-// policyOf says whose policy a command is about.
+// policyOf selects the policy of a profile or sandbox.
 type policyOf struct{ profile, sandbox string }
 
 func (of *policyOf) flags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&of.profile, "profile", "", "the policy of this profile")
-	cmd.Flags().StringVar(&of.sandbox, "sandbox", "", "the policy of this sandbox (VMID or name)")
+	cmd.Flags().StringVar(&of.profile, "profile", "", "use the policy of this profile")
+	cmd.Flags().StringVar(&of.sandbox, "sandbox", "", "use the policy of this sandbox (VMID or name)")
 	cmd.MarkFlagsMutuallyExclusive("profile", "sandbox")
 	cmd.MarkFlagsOneRequired("profile", "sandbox")
 }
@@ -57,44 +57,37 @@ func (of *policyOf) check(ctx context.Context, c *client.Client, target string) 
 
 func (a *App) policyShowCmd() *cobra.Command {
 	of := &policyOf{}
-	cmd := &cobra.Command{
-		Use: "show --profile PROFILE|--sandbox SANDBOX", Short: "List the rules of a policy, with where each comes from", Args: exactArgs(),
-		RunE: a.run(func(ctx context.Context, c *client.Client, _ []string) error {
-			p, err := of.get(ctx, c)
-			if err != nil {
-				return err
-			}
-			if a.json {
-				return a.printJSON(p)
-			}
-			if err := a.printPrivate(p.Private); err != nil {
-				return err
-			}
-			fmt.Fprintf(a.Stdout, "mode: %s\n", p.Mode)
-			if len(p.Ports) > 0 {
-				fmt.Fprintf(a.Stdout, "ports: %s\n", strings.Join(p.Ports, ", "))
-			}
-			if err := a.printRules("", p.Allow, p.Deny); err != nil {
-				return err
-			}
-			for i, l := range p.Layers {
-				ports := ""
-				if len(l.Ports) > 0 {
-					ports = ", ports: " + strings.Join(l.Ports, ", ")
-				}
-				fmt.Fprintf(a.Stdout, "narrowed by layer %d: mode: %s%s\n", i+1, l.Mode, ports)
-				if err := a.printRules("  ", l.Allow, l.Deny); err != nil {
-					return err
-				}
-			}
-			if p.Pending {
-				a.progressf("note: this policy is not in force yet")
-			}
-			return nil
-		}),
-	}
+	cmd := query(a, "show --profile PROFILE|--sandbox SANDBOX", "List the rules of a policy and their sources", exactArgs(),
+		func(ctx context.Context, c *client.Client, _ []string) (api.Policy, error) { return of.get(ctx, c) }, a.showPolicy)
 	of.flags(cmd)
 	return cmd
+}
+
+func (a *App) showPolicy(p api.Policy) error {
+	if err := a.printPrivate(p.Private); err != nil {
+		return err
+	}
+	fmt.Fprintf(a.Stdout, "mode: %s\n", p.Mode)
+	if len(p.Ports) > 0 {
+		fmt.Fprintf(a.Stdout, "ports: %s\n", strings.Join(p.Ports, ", "))
+	}
+	if err := a.printRules("", p.Allow, p.Deny); err != nil {
+		return err
+	}
+	for i, l := range p.Layers {
+		ports := ""
+		if len(l.Ports) > 0 {
+			ports = ", ports: " + strings.Join(l.Ports, ", ")
+		}
+		fmt.Fprintf(a.Stdout, "narrowed by layer %d: mode: %s%s\n", i+1, l.Mode, ports)
+		if err := a.printRules("  ", l.Allow, l.Deny); err != nil {
+			return err
+		}
+	}
+	if p.Pending {
+		a.progressf("note: this policy is not applied yet")
+	}
+	return nil
 }
 
 func (a *App) printRules(indent string, allow, deny []api.PolicyRule) error {
@@ -115,11 +108,11 @@ func (a *App) policyCheckCmd() *cobra.Command {
 	of := &policyOf{}
 	cmd := &cobra.Command{
 		Use:   "check TARGET --profile PROFILE|--sandbox SANDBOX",
-		Short: "Tell whether a target is allowed, and by which rule (exit code 1 when it is not)",
-		Long: `Tell whether a target is allowed, and by which rule; the exit code is 1 when
-it is not, and 2 when the target is not understood. A target is HOST:PORT,
-HOST:PORT/udp, [IPv6]:PORT, HOST/icmp, or a HOST alone, which means port 443.
-Nothing is resolved or dialled.`,
+		Short: "Check whether a policy allows a target",
+		Long: `Check whether a policy allows a target, and by which rule. The exit code is 0 if
+the target is allowed, 1 if it is denied, 2 if it is invalid. A target is
+HOST:PORT, HOST:PORT/udp, [IPv6]:PORT, HOST/icmp, or HOST for port 443. The
+command does not resolve names or open connections.`,
 		Example: "  agentlab policy check github.com:443 --profile yolo-restricted\n  agentlab policy check 1.1.1.1:53/udp --sandbox my-sandbox",
 		Args:    exactArgs("TARGET"),
 		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
@@ -132,18 +125,14 @@ Nothing is resolved or dialled.`,
 	return cmd
 }
 
-// policyCheck prints a check; what is denied ends with exit code 1.
+// policyCheck prints a check. The exit code for a denied target is 1.
 func (a *App) policyCheck(ctx context.Context, c *client.Client, of *policyOf, target string, show func(api.PolicyCheck)) error {
 	r, err := of.check(ctx, c, target)
 	if err != nil {
-		return usageOf(err, "target")
+		return err
 	}
-	if a.json {
-		if err := a.printJSON(r); err != nil {
-			return err
-		}
-	} else {
-		show(r)
+	if err := a.emit(r, func() error { show(r); return nil }); err != nil {
+		return err
 	}
 	if !r.Allow {
 		return statusError(exitFailure)
@@ -169,7 +158,7 @@ func (a *App) policyExplainCmd() *cobra.Command {
 	of := &policyOf{}
 	cmd := &cobra.Command{
 		Use:   "explain [TARGET] --profile PROFILE|--sandbox SANDBOX",
-		Short: "Say in words what a policy means, or step by step what becomes of a target",
+		Short: "Explain a policy, or trace the decision for a target",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
 			if len(args) == 1 {
@@ -179,11 +168,7 @@ func (a *App) policyExplainCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(p)
-			}
-			explainPolicy(a.Stdout, p)
-			return nil
+			return a.emit(p, func() error { explainPolicy(a.Stdout, p); return nil })
 		}),
 	}
 	of.flags(cmd)
@@ -191,7 +176,7 @@ func (a *App) policyExplainCmd() *cobra.Command {
 }
 
 func (a *App) explainCheck(r api.PolicyCheck) {
-	what := map[string]string{"dns": "resolve its name", "connect": "connect", "name": "show its name"}
+	what := map[string]string{"dns": "resolve the name", "connect": "connect", "name": "present the name (TLS or HTTP)"}
 	fmt.Fprintf(a.Stdout, "%s\n", r.Target)
 	for i, s := range r.Steps {
 		fmt.Fprintf(a.Stdout, "  %d. %s: %s by rule %s%s\n     %s\n", i+1, what[s.What], verdict(s.Allow), s.Rule, from(s.Source), s.Means)
@@ -204,13 +189,13 @@ func (a *App) explainCheck(r api.PolicyCheck) {
 
 func explainPolicy(w io.Writer, p api.Policy) {
 	say := func(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) }
-	say("Always: private, tailnet, link-local, metadata, loopback and multicast addresses, other sandboxes and the host are refused.")
-	say("Always: names are resolved by AgentLab alone (port 53 of other servers is refused), and answers with such addresses are withheld.")
+	say("Always: private, tailnet, link-local, metadata, loopback and multicast addresses, other sandboxes and the host are denied.")
+	say("Always: only AgentLab resolves names (port 53 of other servers is denied), and answers with such addresses are withheld.")
 	for _, t := range p.Private {
-		say("PRIVATE, opened by the operator: TCP to %s is reached although it is private (%s; %s).", net.JoinHostPort(t.Host, strconv.Itoa(t.Port)), plain(t.Reason), privateSource(t.Source))
+		say("PRIVATE, opened by the operator: TCP to %s is allowed although it is private (%s; %s).", net.JoinHostPort(t.Host, strconv.Itoa(t.Port)), plain(t.Reason), privateSource(t.Source))
 	}
 	if p.UpstreamProxy && p.Mode != agentlab.NetworkOff {
-		say("The internet is reached through the operator's upstream proxy, which carries only TCP to IPv4 addresses: UDP, ICMP and IPv6 are refused by rule proxy.unsupported, whatever follows.")
+		say("The internet is reached through the operator's upstream proxy, which supports only TCP to IPv4 addresses: rule proxy.unsupported denies UDP, ICMP and IPv6, before all rules below.")
 	}
 	explainMode(say, p.Mode, p.Allow, p.Deny, p.Ports)
 	if p.Limits.BandwidthMbps > 0 {
@@ -220,44 +205,44 @@ func explainPolicy(w io.Writer, p api.Policy) {
 		say("At most %d open connections.", p.Limits.Flows)
 	}
 	if p.Limits.DNSPerSecond > 0 {
-		say("At most %d DNS questions a second.", p.Limits.DNSPerSecond)
+		say("At most %d DNS queries per second.", p.Limits.DNSPerSecond)
 	}
 	for _, l := range p.Layers {
-		say("What is allowed above must be allowed by this layer too:")
+		say("Targets must also be allowed by this layer:")
 		explainMode(func(format string, args ...any) { say("  "+format, args...) }, l.Mode, l.Allow, l.Deny, l.Ports)
 	}
 }
 
 func explainMode(say func(string, ...any), mode string, allow, deny []api.PolicyRule, ports []string) {
 	if len(deny) > 0 {
-		say("Denied, whatever follows: %s.", ruleSources(deny))
+		say("Denied, before all rules below: %s.", ruleSources(deny))
 	}
 	switch mode {
 	case "off":
-		say("Mode off: nothing but the controller is reached.")
+		say("Mode off: only the controller is reachable.")
 	case "allowlist":
 		if len(ports) == 0 {
 			ports = []string{"80", "443", "22"}
 		}
-		say("Mode allowlist: only these are reached, the others' names are not even resolved: %s.", ruleSources(allow))
-		say("A rule without a port allows %s. What is not said to be /udp is TCP, so QUIC is refused unless a rule names it.", strings.Join(ports, ", "))
-		say("A connection that is allowed by a name must show that name (TLS or HTTP), except on port 22 and on ports that the rule itself names.")
+		say("Mode allowlist: only these targets are allowed; other names are not resolved: %s.", ruleSources(allow))
+		say("A rule without a port allows ports %s. A rule without /udp means TCP, so QUIC is denied unless a rule allows it.", strings.Join(ports, ", "))
+		say("A connection that is allowed by name must present that name (TLS or HTTP), except on port 22 and on ports in the rule itself.")
 	default:
-		say("Mode nat: the public internet is reached.")
+		say("Mode nat: the public internet is allowed.")
 		if len(ports) > 0 {
 			say("Only on ports %s.", strings.Join(ports, ", "))
 		}
 		if len(deny) > 0 {
-			say("A host that is denied by name is not resolved and not reached under that name; a connection to its address that names no host is not recognised.")
+			say("A name that is denied is not resolved, and connections that present it are denied; a connection to its address that presents no name is not recognized.")
 		}
 		if unread := unreadPorts(deny); len(unread) > 0 {
-			say("UDP to port %s (QUIC, HTTP/3) is refused, for a denied name cannot be seen in it; clients go on with TCP.", strings.Join(unread, " and "))
+			say("UDP to port %s (QUIC, HTTP/3) is denied, because denied names are not visible in it; clients fall back to TCP.", strings.Join(unread, " and port "))
 		}
 	}
 }
 
-// unreadPorts are the ports, of those where names are usual, on which deny
-// rules about names make UDP be refused.
+// unreadPorts returns those of the ports 80 and 443 on which deny rules for names
+// cause UDP to be denied.
 func unreadPorts(deny []api.PolicyRule) []string {
 	var out []string
 	for _, port := range []uint64{80, 443} {
@@ -268,7 +253,7 @@ func unreadPorts(deny []api.PolicyRule) []string {
 	return out
 }
 
-// deniesName tells whether a rule is about a name, and TCP on that port.
+// deniesName reports whether a rule is for a name and applies to TCP on port.
 func deniesName(rule string, port uint64) bool {
 	rule, tcp := strings.CutSuffix(rule, "/tcp")
 	host, ports, ranged := strings.Cut(rule, ":")
@@ -290,8 +275,8 @@ func deniesName(rule string, port uint64) bool {
 	return err1 == nil && err2 == nil && l <= port && port <= h
 }
 
-// ruleSources sums rules up: those of the profile itself by their text, those
-// of lists by the list.
+// ruleSources summarizes rules: rules of the profile by their text, rules of lists
+// by the list.
 func ruleSources(rules []api.PolicyRule) string {
 	if len(rules) == 0 {
 		return "nothing"
@@ -317,10 +302,10 @@ func ruleSources(rules []api.PolicyRule) string {
 
 func (a *App) policyReloadCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "reload [SANDBOX...]", Short: "Give sandboxes the policies that their profiles have now, and cut what those forbid",
-		Long: `Give sandboxes the policies that their profiles have now: the named ones, or
-all whose profile's policy has changed. Connections that the new policy forbids
-are cut. What a repository has narrowed stays narrowed.`,
+		Use: "reload [SANDBOX...]", Short: "Apply the current policies of profiles to running sandboxes",
+		Long: `Apply the current policies of profiles to running sandboxes: to the given
+sandboxes, or to all whose policy has changed. Connections that the new policy
+denies are closed. Restrictions that a repository added remain.`,
 		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
 			list := api.List[api.PolicyReload]{Items: []api.PolicyReload{}}
 			var err error
@@ -343,11 +328,7 @@ are cut. What a repository has narrowed stays narrowed.`,
 }
 
 func (a *App) printReloaded(list api.List[api.PolicyReload]) error {
-	if a.json {
-		if err := a.printJSON(list); err != nil {
-			return err
-		}
-	} else {
+	err := a.emit(list, func() error {
 		t := newTable(a.Stdout, "VMID", "NAME", "PROFILE", "POLICY")
 		for _, r := range list.Items {
 			what := "unchanged"
@@ -355,15 +336,16 @@ func (a *App) printReloaded(list api.List[api.PolicyReload]) error {
 			case r.Problem != "":
 				what = "PROBLEM: " + r.Problem
 			case r.Pending:
-				what = "changed, in force when it runs"
+				what = "changed, applied when the sandbox runs"
 			case r.Changed:
-				what = "changed, in force"
+				what = "changed, applied"
 			}
 			t.row(r.VMID, plain(r.Name), r.Profile, what)
 		}
-		if err := t.flush(); err != nil {
-			return err
-		}
+		return t.flush()
+	})
+	if err != nil {
+		return err
 	}
 	if slices.ContainsFunc(list.Items, func(r api.PolicyReload) bool { return r.Problem != "" }) {
 		return statusError(exitFailure)
@@ -373,7 +355,7 @@ func (a *App) printReloaded(list api.List[api.PolicyReload]) error {
 
 func (a *App) policyPresetsCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "presets [NAME]", Short: "List the lists of hosts that profiles may name as preset:NAME, or what one holds", Args: cobra.MaximumNArgs(1),
+		Use: "presets [NAME]", Short: "List the rule lists for preset:NAME in profiles, or the rules of one", Args: cobra.MaximumNArgs(1),
 		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
 			list, err := c.PolicyPresets(ctx)
 			if err != nil {
@@ -382,14 +364,13 @@ func (a *App) policyPresetsCmd() *cobra.Command {
 			if len(args) == 1 {
 				return a.printPreset(list, args[0])
 			}
-			if a.json {
-				return a.printJSON(list)
-			}
-			t := newTable(a.Stdout, "NAME", "RULES", "ABOUT")
-			for _, p := range list.Items {
-				t.row(p.Name, len(p.Rules), p.About)
-			}
-			return t.flush()
+			return a.emit(list, func() error {
+				t := newTable(a.Stdout, "NAME", "RULES", "ABOUT")
+				for _, p := range list.Items {
+					t.row(p.Name, len(p.Rules), p.About)
+				}
+				return t.flush()
+			})
 		}),
 	}
 }
@@ -397,12 +378,32 @@ func (a *App) policyPresetsCmd() *cobra.Command {
 func (a *App) printPreset(list api.List[api.PolicyPreset], name string) error {
 	i := slices.IndexFunc(list.Items, func(p api.PolicyPreset) bool { return p.Name == name })
 	if i < 0 {
-		return agentlab.Errorf(agentlab.CodeNotFound, "there is no preset %q", name).WithHint("see 'agentlab policy presets'")
+		return agentlab.Errorf(agentlab.CodeNotFound, "no preset %q", name).WithHint("list them: agentlab policy presets")
 	}
 	p := list.Items[i]
-	if a.json {
-		return a.printJSON(p)
+	return a.emit(p, func() error {
+		_, err := fmt.Fprintf(a.Stdout, "# %s\n%s\n", p.About, strings.Join(p.Rules, "\n"))
+		return err
+	})
+}
+
+// printPrivate lists the private targets of a policy, the only exceptions to the
+// rules that always apply.
+func (a *App) printPrivate(list []api.PolicyPrivate) error {
+	if len(list) == 0 {
+		return nil
 	}
-	fmt.Fprintf(a.Stdout, "# %s\n%s\n", p.About, strings.Join(p.Rules, "\n"))
-	return nil
+	fmt.Fprintf(a.Stdout, "WARNING: this policy opens %s to the sandbox:\n", plural(len(list), "private target"))
+	t := newTable(a.Stdout, "  PRIVATE", "REASON", "SOURCE")
+	for _, p := range list {
+		t.row("  "+net.JoinHostPort(p.Host, strconv.Itoa(p.Port)), plain(p.Reason), privateSource(p.Source))
+	}
+	return t.flush()
+}
+
+func privateSource(s string) string {
+	if s == "" {
+		return "profile"
+	}
+	return s
 }

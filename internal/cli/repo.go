@@ -17,8 +17,8 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// localRepo tells whether the argument of --repo names a folder on this
-// machine, and gives its absolute path.
+// localRepo reports whether the argument of --repo is a directory of this
+// machine, and returns its absolute path.
 func localRepo(arg string) (path string, local bool, err error) {
 	looksLocal := arg == "." || arg == ".." || strings.HasPrefix(arg, "/") || strings.HasPrefix(arg, "./") ||
 		strings.HasPrefix(arg, "../") || !strings.Contains(arg, ":")
@@ -28,14 +28,14 @@ func localRepo(arg string) (path string, local bool, err error) {
 		path, err = filepath.Abs(arg)
 		return path, true, err
 	case looksLocal:
-		return "", false, agentlab.Errorf(agentlab.CodeInvalid, "no folder %s", arg).WithField("repo").
-			WithHint("give the path of a git repository, or a URL such as https://host/org/repo")
+		return "", false, usage(agentlab.Errorf(agentlab.CodeInvalid, "no directory %s", arg).WithField("repo").
+			WithHint("use the path of a git repository, or a URL such as https://host/org/repo"))
 	}
 	return "", false, nil
 }
 
-// gitSafe are options under which git runs nothing that a repository names:
-// no hooks, no file system monitor, no helpers, no pager.
+// gitSafe are options that keep git from running programs that a repository
+// configures: hooks, file system monitors, credential and other programs, pagers.
 var gitSafe = []string{
 	"-c", "core.hooksPath=/dev/null",
 	"-c", "core.fsmonitor=false",
@@ -46,11 +46,11 @@ var gitSafe = []string{
 	"-c", "core.alternateRefsCommand=true",
 }
 
-// gitEnv is the environment of git. Nothing that steers git is inherited: in
-// a hook, GIT_DIR and its like name another repository than the one we mean.
-// No transport is allowed, not even to local files, because a transport runs
-// programs that the repository's configuration names; unlike protocol.allow,
-// GIT_ALLOW_PROTOCOL cannot be widened by that configuration.
+// gitEnv is the environment of git, without inherited variables of git: in a
+// hook, GIT_DIR and others point to another repository. No transport is allowed,
+// not even to local files, because a transport runs programs that the repository
+// configures. The configuration can override protocol.allow, but not
+// GIT_ALLOW_PROTOCOL.
 func gitEnv() []string {
 	var env []string
 	for _, kv := range os.Environ() {
@@ -61,22 +61,22 @@ func gitEnv() []string {
 	return append(env, "GIT_TERMINAL_PROMPT=0", "GIT_OPTIONAL_LOCKS=0", "GIT_NO_LAZY_FETCH=1", "GIT_ALLOW_PROTOCOL=none", "LC_ALL=C")
 }
 
-// gitInput is what a run of git gets beside its arguments.
+// gitInput are the streams and settings of a run of git.
 type gitInput struct {
 	stdin   io.Reader
-	stdout  io.Writer // nil: it is returned
-	stderr  io.Writer // gets a copy; nil: none
+	stdout  io.Writer // nil means that it is returned
+	stderr  io.Writer // gets a copy, unless nil
 	env     []string
-	limited bool // it reads objects of a guest
-	raw     bool // its output is returned with the space around it
+	limited bool // git reads objects of a guest
+	raw     bool // returned output is not trimmed
 }
 
-// git runs git in dir without a prompt and returns its standard output.
+// git runs git in dir without prompts and returns its standard output.
 func git(ctx context.Context, dir string, args ...string) (string, error) {
 	return gitInput{}.run(ctx, dir, args...)
 }
 
-// gitBare is git in a bare repository of our own, which it does not look for.
+// gitBare is git in a bare scratch repository.
 func gitBare(ctx context.Context, bare string, args ...string) (string, error) {
 	return git(ctx, bare, append([]string{"--git-dir=" + bare}, args...)...)
 }
@@ -84,7 +84,7 @@ func gitBare(ctx context.Context, bare string, args ...string) (string, error) {
 func (in gitInput) run(ctx context.Context, dir string, args ...string) (string, error) {
 	path, err := exec.LookPath("git")
 	if err != nil {
-		return "", agentlab.Errorf(agentlab.CodeUnavailable, "git is not installed").WithHint("install it, e.g. sudo apt install git")
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "git is not installed").WithHint("install it, e.g. with: sudo apt install git")
 	}
 	argv := append([]string{path, "-C", dir}, gitSafe...)
 	if in.limited {
@@ -121,21 +121,21 @@ func (in gitInput) run(ctx context.Context, dir string, args ...string) (string,
 
 func lastLine(s string) string { return s[strings.LastIndexByte(s, '\n')+1:] }
 
-// detachedBranch is the branch in the bundle of a commit that the user did not
-// name by a branch.
+// detachedBranch is the branch in the bundle for a commit that the user did not
+// specify by a branch.
 const detachedBranch = "agentlab-base"
 
-// branchName chooses the name under which the commit travels.
+// branchName returns the branch in the bundle for the commit of ref.
 func branchName(ctx context.Context, path, ref string) string {
 	full, err := git(ctx, path, "rev-parse", "--symbolic-full-name", "--end-of-options", ref)
-	// Some versions of git print --end-of-options, too, on a line of its own.
+	// Some versions of git also print --end-of-options, on a separate line.
 	if name, ok := strings.CutPrefix(lastLine(full), "refs/heads/"); err == nil && ok && agentlab.ValidateRef(name) == nil {
 		return name
 	}
 	return detachedBranch
 }
 
-// scratchRepo makes an empty bare repository in dir that borrows objects.
+// scratchRepo creates an empty bare repository in dir with alternates.
 func scratchRepo(ctx context.Context, dir string, objects ...string) (string, error) {
 	bare := filepath.Join(dir, "repo.git")
 	if _, err := git(ctx, dir, "init", "--quiet", "--bare", "--template=", bare); err != nil {
@@ -148,8 +148,8 @@ func scratchRepo(ctx context.Context, dir string, objects ...string) (string, er
 	return bare, os.WriteFile(filepath.Join(info, "alternates"), []byte(strings.Join(objects, "\n")+"\n"), 0o600)
 }
 
-// packBundle packs a commit and those of its submodules. What git says of its
-// progress goes to progress, unless that is nil.
+// packBundle packs a commit and those of its submodules. git writes its progress
+// to progress, unless that is nil.
 func packBundle(ctx context.Context, dir string, src localSource, progress io.Writer) (*os.File, error) {
 	objects := []string{src.objects}
 	name := "refs/heads/" + src.branch
@@ -182,18 +182,18 @@ func packBundle(ctx context.Context, dir string, src localSource, progress io.Wr
 func (a *App) warnUncommitted(ctx context.Context, path string) {
 	env, err := filtersOff(ctx, path)
 	if err != nil {
-		return // only the note is lost
+		return // without the note
 	}
 	status, err := gitInput{env: env}.run(ctx, path, "status", "--porcelain", "--ignore-submodules=all")
 	if err == nil && status != "" {
 		n := strings.Count(status, "\n") + 1
-		a.progressf("note: %d uncommitted change(s) in %s stay here; the sandbox gets what is committed", n, path)
+		a.progressf("note: not sending %s in %s; only commits are sent", plural(n, "uncommitted change"), path)
 	}
 }
 
-// filtersOff is an environment that blanks every configured filter, as each
-// names programs that git would run on changed files. It is not done by -c,
-// which cannot name a filter with an equals sign.
+// filtersOff returns an environment that disables all configured filters: git
+// would run their programs on changed files. It does not use -c, which cannot
+// set a filter whose name has an equals sign.
 func filtersOff(ctx context.Context, path string) ([]string, error) {
 	keys, err := git(ctx, path, "config", "--null", "--name-only", "--list")
 	if err != nil {
@@ -216,15 +216,15 @@ func filtersOff(ctx context.Context, path string) ([]string, error) {
 	return append(env, fmt.Sprintf("GIT_CONFIG_COUNT=%d", n)), nil
 }
 
-// saveTo copies r into a new file, which appears under its name only when
-// it is whole.
+// saveTo copies r to a file, which appears under its name only when it is
+// complete.
 func saveTo(name string, r io.Reader, force bool) (int64, error) {
 	if _, err := os.Lstat(name); err == nil && !force {
-		return 0, agentlab.Errorf(agentlab.CodeExists, "%s exists", name).WithHint("use --force to replace it, or --out to choose another place")
+		return 0, agentlab.Errorf(agentlab.CodeExists, "%s exists", name).WithHint("use --force to replace it, or --out to write elsewhere")
 	}
-	// Unlike os.CreateTemp, this leaves the permissions to the user's umask.
+	// Unlike os.CreateTemp, this applies the umask to the permissions.
 	tmpName := filepath.Join(filepath.Dir(name), ".agentlab-"+rand.Text())
-	tmp, err := os.OpenFile(tmpName, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644) //nolint:gosec // an ordinary file of the user
+	tmp, err := os.OpenFile(tmpName, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644) //nolint:gosec // the user's file
 	if err != nil {
 		return 0, agentlab.Errorf(agentlab.CodeInvalid, "cannot write: %w", err)
 	}

@@ -15,11 +15,12 @@ import (
 )
 
 func (a *App) sandboxCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "sandbox", Aliases: []string{"sb"}, Short: "Make, look at and remove sandboxes"}
-	lease := &cobra.Command{Use: "lease", Short: "Leases: how long a sandbox may live"}
+	cmd := &cobra.Command{Use: "sandbox", Aliases: []string{"sb"}, Short: "Manage sandboxes"}
+	lease := &cobra.Command{Use: "lease", Short: "Manage leases, which limit the lifetime of sandboxes"}
 	lease.AddCommand(a.leaseRenewCmd())
-	cmd.AddCommand(a.sandboxNewCmd(), a.sandboxListCmd(), a.sandboxShowCmd(), a.sandboxStartCmd(), a.sandboxStopCmd(), a.sandboxSuspendCmd(), a.sandboxResumeCmd(),
-		a.sandboxDestroyCmd(), a.sandboxLogsCmd(), lease)
+	cmd.AddCommand(a.sandboxNewCmd(), a.sandboxListCmd(), a.sandboxShowCmd())
+	cmd.AddCommand(a.sandboxPowerCmds()...)
+	cmd.AddCommand(a.sandboxDestroyCmd(), a.sandboxLogsCmd(), lease)
 	return cmd
 }
 
@@ -33,30 +34,32 @@ type sandboxNewFlags struct {
 }
 
 func (a *App) sandboxNewCmd() *cobra.Command {
-	f := &sandboxNewFlags{wait: true}
+	f := &sandboxNewFlags{}
 	cmd := &cobra.Command{
 		Use:   "new",
-		Short: "Make a sandbox and wait until it answers",
+		Short: "Create a sandbox and wait until it is ready",
+		Long: `Create a sandbox and wait until it is ready. With --repo or --task, wait until
+the job in it has ended, and show its progress; the exit code is that of
+'agentlab job run'.`,
 		Example: `  agentlab sandbox new --name play && agentlab ssh play
   agentlab sandbox new --profile interactive-dev --keepalive --ttl 8h`,
 		Args: exactArgs(),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.req.Name, "name", "", "name (default: made up)")
+	flags.StringVar(&f.req.Name, "name", "", "name (default: generated)")
 	flags.StringVar(&f.req.Profile, "profile", "", "profile (see 'agentlab profile list')")
-	flags.StringVar(&f.req.Image, "image", "", "image instead of the profile's")
-	flags.IntVar(&f.req.Cores, "cores", 0, "virtual CPUs instead of the profile's")
-	flags.IntVar(&f.req.MemoryMB, "memory-mb", 0, "MiB of memory instead of the profile's")
-	flags.Var(ttlFlag{&f.ttl}, "ttl", "lease, e.g. 30m, 4h, 2d (default: the profile's)")
-	flags.BoolVar(&f.keepalive, "keepalive", false, "keep it when its job ends")
-	flags.StringVar(&f.repo, "repo", "", "URL or local path of a repository to clone into it, at /tmp/repo; it is kept when its lease ends, as with --keepalive")
+	flags.StringVar(&f.req.Image, "image", "", "image (default: the profile's)")
+	flags.IntVar(&f.req.Cores, "cores", 0, "number of virtual CPUs (default: the profile's)")
+	flags.IntVar(&f.req.MemoryMB, "memory-mb", 0, "MiB of memory (default: the profile's)")
+	flags.Var(durationFlag{&f.ttl, agentlab.MaxTTL}, "ttl", "duration of the lease, e.g. 30m, 4h, 2d (default: the profile's)")
+	flags.BoolVar(&f.keepalive, "keepalive", false, "keep the sandbox when its job ends")
+	flags.StringVar(&f.repo, "repo", "", "URL or local path of a repository to clone to /tmp/repo; implies --keepalive")
 	flags.StringVar(&f.ref, "ref", "", "branch, tag or commit of --repo")
-	flags.StringVar(&f.task, "task", "", "run this task in it (with --repo: default is only to clone)")
+	flags.StringVar(&f.task, "task", "", "task to run in the sandbox (default: none; --repo is only cloned)")
 	choice(flags, &f.agent, "agent", agentlab.Agents, "agent for --task")
 	preflightFlag(flags, &f.noPreflight)
 	workspaceFlag(flags, &f.req.Workspace)
-	flags.BoolVar(&f.wait, "wait", true, "wait until it answers")
-	noWait(cmd, &f.wait)
+	waitFlag(cmd, &f.wait, "wait until the sandbox is ready, and its job has ended")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 		f.req.TTLMinutes = int(f.ttl / time.Minute)
 		if cmd.Flags().Changed("keepalive") {
@@ -74,7 +77,7 @@ func (a *App) sandboxNewCmd() *cobra.Command {
 		}
 		if f.wait {
 			sb, err = a.waitSandbox(ctx, c, sb, 0, isUp)
-			// A short job may have ended, and its sandbox with it.
+			// A short job may have ended, and its sandbox may be destroyed.
 			if short := sb.JobID != "" && isDestroyed(agentlab.SandboxState(sb.State)); err != nil && !short {
 				return err
 			}
@@ -87,12 +90,17 @@ func (a *App) sandboxNewCmd() *cobra.Command {
 	return cmd
 }
 
-// sandboxJobEnd waits for the job of a new sandbox and shows what became of
-// both.
+// sandboxJobEnd waits for the job of a new sandbox, shows its progress, and
+// prints the sandbox.
 func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbox) error {
-	j, err := a.waitJob(ctx, c, sb.JobID)
+	a.progressf("waiting for job %s to end\n  → agentlab job logs --follow %s", sb.JobID, sb.JobID)
+	j, err := a.followJob(ctx, c, sb.JobID, func(e api.Event) {
+		if e.ID > a.shown { // others were events of the sandbox, too
+			a.showEvent(e)
+		}
+	})
 	if err != nil {
-		return err
+		return a.leftRunning(ctx, sb.JobID, err)
 	}
 	a.awaitGone(ctx, c, j)
 	if now, err := c.Sandbox(ctx, fmt.Sprint(sb.VMID)); err == nil {
@@ -102,30 +110,30 @@ func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbo
 		return err
 	}
 	if err := jobStatusError(j); err != nil {
-		a.progressf("its job %s is %s: %s\n  → agentlab job logs %s", j.ID, j.Status, plain(j.Reason), j.ID)
+		a.progressf("job %s is %s: %s\n  → agentlab job logs %s", j.ID, j.Status, plain(j.Reason), j.ID)
 		return err
 	}
 	return nil
 }
 
-// workspaceFlag passes --workspace on, which the daemon refuses with the
-// reason until there are workspaces.
+// workspaceFlag adds --workspace. The daemon rejects it until workspaces are
+// supported.
 func workspaceFlag(flags *pflag.FlagSet, p **string) {
 	flags.Func("workspace", "workspace to mount at /work (not supported yet)", func(s string) error { *p = &s; return nil })
 }
 
-// sandboxJob turns --repo, --ref and --task into the job of the request.
+// sandboxJob sets the job of the request from --repo, --ref and --task.
 func (a *App) sandboxJob(ctx context.Context, c *client.Client, f *sandboxNewFlags) error {
 	if f.repo == "" && f.task == "" {
 		if f.ref != "" || f.agent != "" {
-			return usageErrorf("--ref goes with --repo, and --agent with --task")
+			return usageErrorf("--ref requires --repo, and --agent requires --task")
 		}
 		return nil
 	}
 	run := &jobRunFlags{repo: f.repo, req: api.JobCreate{Ref: f.ref, Task: f.task, Agent: f.agent, NoPreflight: f.noPreflight}}
 	if f.task == "" {
 		if f.agent != "" {
-			return usageErrorf("--agent goes with --task")
+			return usageErrorf("--agent requires --task")
 		}
 		run.req.Agent = agentlab.AgentNone
 	}
@@ -141,9 +149,10 @@ func (a *App) sandboxJob(ctx context.Context, c *client.Client, f *sandboxNewFla
 }
 
 func (a *App) printSandbox(sb api.Sandbox) error {
-	if a.json {
-		return a.printJSON(sb)
-	}
+	return a.emit(sb, func() error { return a.sandboxTable(sb) })
+}
+
+func (a *App) sandboxTable(sb api.Sandbox) error {
 	t := newTable(a.Stdout, "Sandbox:", fmt.Sprint(sb.VMID))
 	t.row("Name:", sb.Name)
 	t.row("State:", sb.State)
@@ -171,8 +180,8 @@ func (a *App) printSandbox(sb api.Sandbox) error {
 func (a *App) sandboxListCmd() *cobra.Command {
 	var all, orphans bool
 	cmd := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes", Args: exactArgs()}
-	cmd.Flags().BoolVar(&all, "all", false, "also those that were destroyed")
-	cmd.Flags().BoolVar(&orphans, "orphans", false, "list virtual machines of ours that belong to no sandbox instead")
+	cmd.Flags().BoolVar(&all, "all", false, "include destroyed sandboxes")
+	cmd.Flags().BoolVar(&orphans, "orphans", false, "list orphans instead: VMs with AgentLab's mark that belong to no sandbox")
 	cmd.MarkFlagsMutuallyExclusive("all", "orphans")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 		if orphans {
@@ -182,104 +191,74 @@ func (a *App) sandboxListCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if a.json {
-			return a.printJSON(list)
-		}
-		t := newTable(a.Stdout, "VMID", "NAME", "STATE", "PROFILE", "IP", "LEASE", "JOB", "AGE")
-		for _, sb := range list.Items {
-			t.row(sb.VMID, sb.Name, sb.State, sb.Profile, dash(sb.IP), a.until(sb.LeaseExpiresAt), dash(sb.JobID), a.age(sb.CreatedAt))
-		}
-		return t.flush()
-	})
-	return cmd
-}
-
-func (a *App) sandboxShowCmd() *cobra.Command {
-	return &cobra.Command{
-		Use: "show SANDBOX", Short: "Show a sandbox", Args: exactArgs("SANDBOX"),
-		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
-			sb, err := c.Sandbox(ctx, args[0])
-			if err != nil {
-				return err
+		return a.emit(list, func() error {
+			t := newTable(a.Stdout, "VMID", "NAME", "STATE", "PROFILE", "IP", "LEASE", "JOB", "AGE")
+			for _, sb := range list.Items {
+				t.row(sb.VMID, sb.Name, sb.State, sb.Profile, dash(sb.IP), a.until(sb.LeaseExpiresAt), dash(sb.JobID), a.age(sb.CreatedAt))
 			}
-			return a.printSandbox(sb)
-		}),
-	}
-}
-
-func (a *App) sandboxStartCmd() *cobra.Command {
-	wait := true
-	cmd := &cobra.Command{Use: "start SANDBOX", Short: "Start a stopped sandbox", Args: exactArgs("SANDBOX")}
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it answers")
-	noWait(cmd, &wait)
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		return a.changeSandbox(ctx, c, args[0], c.StartSandbox, wait, isUp)
-	})
-	return cmd
-}
-
-func (a *App) sandboxSuspendCmd() *cobra.Command {
-	wait := true
-	cmd := &cobra.Command{
-		Use: "suspend SANDBOX", Short: "Freeze a sandbox; its memory is kept", Args: exactArgs("SANDBOX"),
-		Long: "Freeze a READY sandbox: its CPUs stand still, memory and disk are kept, its lease goes on.\nOnly on backends that can; 'agentlab sandbox stop' works on all.",
-	}
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is suspended")
-	noWait(cmd, &wait)
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		return a.changeSandbox(ctx, c, args[0], c.SuspendSandbox, wait, func(s agentlab.SandboxState) bool {
-			return s == agentlab.SandboxSuspended || s == agentlab.SandboxStopped
+			return t.flush()
 		})
 	})
 	return cmd
 }
 
-func (a *App) sandboxResumeCmd() *cobra.Command {
-	wait := true
-	cmd := &cobra.Command{Use: "resume SANDBOX", Short: "Let a suspended sandbox go on", Args: exactArgs("SANDBOX")}
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it answers")
-	noWait(cmd, &wait)
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		return a.changeSandbox(ctx, c, args[0], c.ResumeSandbox, wait, isUp)
-	})
-	return cmd
+func (a *App) sandboxShowCmd() *cobra.Command {
+	return query(a, "show SANDBOX", "Show a sandbox", exactArgs("SANDBOX"), one((*client.Client).Sandbox), a.sandboxTable)
 }
 
-func (a *App) sandboxStopCmd() *cobra.Command {
-	wait := true
+// sandboxPowerCmds are start, stop, suspend and resume.
+func (a *App) sandboxPowerCmds() []*cobra.Command {
 	var grace int
-	cmd := &cobra.Command{Use: "stop SANDBOX", Short: "Shut a sandbox down; its disk is kept", Args: exactArgs("SANDBOX")}
-	cmd.Flags().IntVar(&grace, "grace", 30, "seconds that the guest may take before its power is cut")
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is stopped")
-	noWait(cmd, &wait)
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		stop := func(ctx context.Context, sandbox string) (api.Sandbox, error) {
-			return c.StopSandbox(ctx, sandbox, api.SandboxStop{GraceSeconds: &grace})
-		}
-		return a.changeSandbox(ctx, c, args[0], stop, wait, func(s agentlab.SandboxState) bool { return s == agentlab.SandboxStopped })
-	})
-	return cmd
+	stop := func(c *client.Client, ctx context.Context, sandbox string) (api.Sandbox, error) {
+		return c.StopSandbox(ctx, sandbox, api.SandboxStop{GraceSeconds: &grace})
+	}
+	stopped := func(s agentlab.SandboxState) bool { return s == agentlab.SandboxStopped }
+	var cmds []*cobra.Command
+	for _, p := range []struct {
+		use, short, long, wait string
+		request                func(*client.Client, context.Context, string) (api.Sandbox, error)
+		done                   func(agentlab.SandboxState) bool
+	}{
+		{"start", "Start a stopped sandbox", "", "wait until the sandbox is ready", (*client.Client).StartSandbox, isUp},
+		{"stop", "Shut down a sandbox and keep its disk", "", "wait until the sandbox is stopped", stop, stopped},
+		{"suspend", "Suspend a sandbox and keep its memory", `Suspend a READY sandbox: its CPUs are paused, its memory and disk are kept, and
+its lease continues. Not every backend supports this; all support 'agentlab
+sandbox stop'.`, "wait until the sandbox is suspended", (*client.Client).SuspendSandbox, func(s agentlab.SandboxState) bool {
+			return s == agentlab.SandboxSuspended || stopped(s)
+		}},
+		{"resume", "Resume a suspended sandbox", "", "wait until the sandbox is ready", (*client.Client).ResumeSandbox, isUp},
+	} {
+		var wait bool
+		cmd := &cobra.Command{Use: p.use + " SANDBOX", Short: p.short, Long: p.long, Args: exactArgs("SANDBOX")}
+		waitFlag(cmd, &wait, p.wait)
+		cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+			request := func(ctx context.Context, sandbox string) (api.Sandbox, error) { return p.request(c, ctx, sandbox) }
+			return a.finishSandbox(ctx, c, ask(ctx, c, args[0], wait, request), wait, p.done)
+		})
+		cmds = append(cmds, cmd)
+	}
+	grace = 30
+	count(cmds[1].Flags(), &grace, "grace", "seconds that the guest may take before it is powered off")
+	return cmds
 }
 
 func (a *App) sandboxDestroyCmd() *cobra.Command {
-	wait, force, orphan, yes := true, false, false, false
+	var wait, force, orphan, yes bool
 	cmd := &cobra.Command{
-		Use: "destroy SANDBOX...", Short: "Remove sandboxes with their disks", Args: cobra.MinimumNArgs(1),
-		Long: `Remove sandboxes with their disks, in whatever state they are. A job that runs
-in one is cancelled. All of them are removed at the same time. The exit code is
-1 when one of them could not be.
+		Use: "destroy SANDBOX...", Short: "Destroy sandboxes with their disks", Args: cobra.MinimumNArgs(1),
+		Long: `Destroy sandboxes with their disks, in any state and in parallel. Jobs in them
+are cancelled. The exit code is 1 if one of them cannot be destroyed.
 
-With --orphan, remove virtual machines that bear our mark and belong to no
-sandbox, by UID or VMID: 'agentlab sandbox list --orphans' lists them.`,
+With --orphan, destroy orphans by UID or VMID: virtual machines with AgentLab's
+mark that belong to no sandbox. List them with 'agentlab sandbox list --orphans'.`,
 	}
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until nothing of it is left")
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "no error when there is no such sandbox")
-	cmd.Flags().BoolVar(&orphan, "orphan", false, "remove what belongs to no sandbox; asks first")
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask before --orphan removes something")
-	noWait(cmd, &wait)
+	waitFlag(cmd, &wait, "wait until the sandboxes and their disks are deleted")
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "ignore sandboxes that do not exist")
+	cmd.Flags().BoolVar(&orphan, "orphan", false, "destroy orphans, after confirmation")
+	cmd.Flags().BoolVar(&yes, "yes", false, "destroy orphans without confirmation")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if yes && !orphan || orphan && !wait {
-			return usageErrorf("--yes goes with --orphan, which always waits")
+			return usageErrorf("--yes requires --orphan, and --orphan cannot be used with --no-wait")
 		}
 		if orphan {
 			return a.destroyOrphans(ctx, c, args, yes, force)
@@ -291,44 +270,45 @@ sandbox, by UID or VMID: 'agentlab sandbox list --orphans' lists them.`,
 
 func (a *App) leaseRenewCmd() *cobra.Command {
 	var ttl time.Duration
-	cmd := &cobra.Command{Use: "renew SANDBOX --ttl DURATION", Short: "Let a sandbox live for this long from now", Args: exactArgs("SANDBOX")}
-	cmd.Flags().Var(ttlFlag{&ttl}, "ttl", "e.g. 30m, 4h, 2d")
+	cmd := &cobra.Command{Use: "renew SANDBOX --ttl DURATION", Short: "Set the lease of a sandbox to end this long from now", Args: exactArgs("SANDBOX")}
+	cmd.Flags().Var(durationFlag{&ttl, agentlab.MaxTTL}, "ttl", "time from now, e.g. 30m, 4h, 2d")
 	_ = cmd.MarkFlagRequired("ttl")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		sb, err := c.RenewLease(ctx, args[0], int(ttl/time.Minute))
 		if err != nil {
 			return err
 		}
-		if a.json {
-			return a.printJSON(sb)
-		}
-		a.progressf("the lease of sandbox %s (%d) ends in %s", sb.Name, sb.VMID, a.until(sb.LeaseExpiresAt))
-		return nil
+		return a.done(sb, "the lease of sandbox %s (%d) ends in %s", sb.Name, sb.VMID, a.until(sb.LeaseExpiresAt))
 	})
 	return cmd
 }
 
 func (a *App) sandboxLogsCmd() *cobra.Command {
 	var follow bool
-	cmd := &cobra.Command{Use: "logs SANDBOX", Short: "Print a sandbox's console", Args: exactArgs("SANDBOX")}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until it is gone")
+	cmd := &cobra.Command{Use: "logs SANDBOX", Short: "Print the console of a sandbox", Args: exactArgs("SANDBOX")}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "print new output until the sandbox is destroyed")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		log, err := c.Console(ctx, args[0], follow)
-		if err != nil {
-			return err
-		}
-		return copyAll(logWriter(a.Stdout), log)
+		return a.copyConsole(ctx, c, args[0], follow)
 	})
 	return cmd
+}
+
+func (a *App) copyConsole(ctx context.Context, c *client.Client, sandbox string, follow bool) error {
+	log, err := c.Console(ctx, sandbox, follow)
+	if err != nil {
+		return err
+	}
+	return copyAll(logWriter(a.Stdout), log)
 }
 
 func (a *App) logsCmd() *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
-		Use: "logs SANDBOX|JOB", Short: "Print the log of a job, or of a sandbox's job, or a sandbox's console", Args: exactArgs("SANDBOX|JOB"),
-		Long: "Print the agent's log of a job. For a sandbox that was made for a job this is that job's log; for another sandbox it is the console.",
+		Use: "logs SANDBOX|JOB", Short: "Print the log of a job or sandbox", Args: exactArgs("SANDBOX|JOB"),
+		Long: `Print the agent's log of a job. For a sandbox that was created for a job, print
+the log of that job; for another sandbox, print its console.`,
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the end")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "print new output until the end")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		id := args[0]
 		if agentlab.ValidateJobID(id) != nil {
@@ -340,11 +320,7 @@ func (a *App) logsCmd() *cobra.Command {
 				return err
 			}
 			if sb.JobID == "" {
-				log, err := c.Console(ctx, id, follow)
-				if err != nil {
-					return err
-				}
-				return copyAll(logWriter(a.Stdout), log)
+				return a.copyConsole(ctx, c, id, follow)
 			}
 			id = sb.JobID
 		}

@@ -16,8 +16,8 @@ func isUp(s agentlab.SandboxState) bool {
 
 func isDestroyed(s agentlab.SandboxState) bool { return s == agentlab.SandboxDestroyed }
 
-// lastEvent returns the id of the newest event about a sandbox: what a request
-// causes has larger ids. It is 0 when there is none.
+// lastEvent returns the ID of the newest event about a sandbox, 0 if there is
+// none. Events of a later request have larger IDs.
 func lastEvent(ctx context.Context, c *client.Client, sandbox string) (int64, error) {
 	list, err := c.Events(ctx, client.EventQuery{Sandbox: sandbox, Limit: 1})
 	if err != nil || len(list.Items) == 0 {
@@ -26,9 +26,10 @@ func lastEvent(ctx context.Context, c *client.Client, sandbox string) (int64, er
 	return list.Items[len(list.Items)-1].ID, nil
 }
 
-// waitSandbox shows the events of a sandbox since after, the newest one before
-// the request that returned sb, or 0 when that made it, until done holds. It fails when the sandbox
-// enters a state that done cannot follow, unless it was in that state before.
+// waitSandbox shows the events of a sandbox until done holds. after is the ID of
+// the newest event before the request that returned sb, 0 if that created it.
+// It returns an error if the sandbox enters a state that done cannot follow,
+// unless it was in that state before.
 func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox, after int64, done func(agentlab.SandboxState) bool) (api.Sandbox, error) {
 	was, vmid := sb.State, fmt.Sprint(sb.VMID)
 	for e, err := range c.FollowEvents(ctx, client.EventQuery{Sandbox: vmid, After: after}) {
@@ -57,7 +58,7 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 			a.showRest(ctx, c, now, e.ID)
 			return now, nil
 		}
-		// What is to be destroyed becomes that from every state.
+		// A sandbox can be destroyed in every state.
 		if now.State != was && !done(agentlab.SandboxDestroyed) {
 			if err := sandboxFailed(now); err != nil {
 				return now, err
@@ -67,8 +68,7 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 	return sb, context.Cause(ctx)
 }
 
-// sandboxFailed returns an error when a sandbox is in a state that it does not
-// leave by itself.
+// sandboxFailed returns an error if a sandbox has ended.
 func sandboxFailed(sb api.Sandbox) error {
 	switch agentlab.SandboxState(sb.State) {
 	case agentlab.SandboxFailed, agentlab.SandboxTimeout, agentlab.SandboxDestroyed:
@@ -80,30 +80,31 @@ func sandboxFailed(sb api.Sandbox) error {
 
 // showEvent prints an event on standard error.
 func (a *App) showEvent(e api.Event) {
+	a.shown = e.ID
 	a.progressf("%s  %s", e.Time.Local().Format("15:04:05"), plain(e.Message))
 }
 
-// showRest shows the events of a sandbox since after: its state was asked for
-// and may be ahead of the events.
+// showRest shows the events of a sandbox after the given ID. The state of the
+// sandbox was read later than that event.
 func (a *App) showRest(ctx context.Context, c *client.Client, sb api.Sandbox, after int64) {
 	list, err := c.Events(ctx, client.EventQuery{Sandbox: fmt.Sprint(sb.VMID), After: after})
 	if err != nil {
-		return // of no account: the sandbox is as it was wanted
+		return // the sandbox is in the requested state all the same
 	}
 	for _, e := range list.Items {
 		a.showEvent(e)
 	}
 }
 
-// asked is a change that was requested of a sandbox.
+// asked is a requested change of a sandbox.
 type asked struct {
 	sb    api.Sandbox
 	after int64 // the newest event before the request
 	err   error
 }
 
-// ask requests a change of a sandbox, which is to be waited for or not. Who
-// may request it need not be allowed to read events.
+// ask requests a change of a sandbox. With wait, it first reads the ID of the
+// last event. A caller without the right to read events can still request.
 func ask(ctx context.Context, c *client.Client, sandbox string, wait bool, request func(context.Context, string) (api.Sandbox, error)) asked {
 	var r asked
 	var unread error
@@ -116,14 +117,7 @@ func ask(ctx context.Context, c *client.Client, sandbox string, wait bool, reque
 	return r
 }
 
-// changeSandbox requests a change of a sandbox, waits for it and prints the
-// outcome.
-func (a *App) changeSandbox(ctx context.Context, c *client.Client, sandbox string, request func(context.Context, string) (api.Sandbox, error),
-	wait bool, done func(agentlab.SandboxState) bool) error {
-	return a.finishSandbox(ctx, c, ask(ctx, c, sandbox, wait, request), wait, done)
-}
-
-// finishSandbox waits for the end of what was asked and prints the outcome.
+// finishSandbox waits for a requested change and prints the outcome.
 func (a *App) finishSandbox(ctx context.Context, c *client.Client, r asked, wait bool, done func(agentlab.SandboxState) bool) error {
 	sb, err := r.sb, r.err
 	if err == nil && wait && !done(agentlab.SandboxState(sb.State)) {
@@ -132,16 +126,11 @@ func (a *App) finishSandbox(ctx context.Context, c *client.Client, r asked, wait
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.printJSON(sb)
-	}
-	a.progressf("sandbox %s (%d) is %s", sb.Name, sb.VMID, sb.State)
-	return nil
+	return a.done(sb, "sandbox %s (%d) is %s", sb.Name, sb.VMID, sb.State)
 }
 
 // destroySandboxes requests the destruction of all named sandboxes, then waits
-// for each and prints its outcome. One that fails does not keep the command
-// from the rest.
+// for each and prints its outcome. It continues after errors.
 func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []string, wait, force bool) error {
 	requests := make([]asked, len(names))
 	for i, name := range names {
@@ -172,11 +161,11 @@ func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []st
 	return failed
 }
 
-// consoleHint says where to see a sandbox's console: Proxmox VE keeps no log of
+// consoleHint returns how to see a sandbox's console. Proxmox VE keeps no log of
 // it.
 func consoleHint(sb api.Sandbox) string {
 	if sb.Backend == "proxmox" {
-		return fmt.Sprintf("look at the VM's console on its node: qm terminal %d", sb.VMID)
+		return fmt.Sprintf("open the VM's console on its node: qm terminal %d", sb.VMID)
 	}
 	return fmt.Sprintf("see 'agentlab sandbox logs %d'", sb.VMID)
 }

@@ -1,18 +1,23 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// localSource is a commit of a local repository that is to be sent.
+// localSource is a commit of a local repository to send.
 type localSource struct {
 	path, objects string
 	commit        string
@@ -21,7 +26,7 @@ type localSource struct {
 	unsent        []unsent
 }
 
-// commitID is the one commit that a revision may stand for, as git prints it.
+// commitID matches the output of git rev-parse for one commit.
 var commitID = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
 
 // findSource looks up ref in the repository at path.
@@ -30,7 +35,7 @@ func findSource(ctx context.Context, path, ref string) (localSource, error) {
 	objects, err := git(ctx, path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
 	if err != nil {
 		return none, agentlab.Errorf(agentlab.CodeInvalid, "%s is not a git repository: %v", path, err).WithField("repo").
-			WithHint("run 'git init' there and commit something, or leave --repo out")
+			WithHint("run 'git init' there and commit something, or remove --repo")
 	}
 	if ref == "" {
 		ref = "HEAD"
@@ -39,40 +44,37 @@ func findSource(ctx context.Context, path, ref string) (localSource, error) {
 	if err != nil || !commitID.MatchString(commit) {
 		if ref == "HEAD" {
 			return none, agentlab.Errorf(agentlab.CodeInvalid, "%s has no commit yet", path).WithField("repo").
-				WithHint("commit something first: git add . && git commit -m First; or leave --repo out, and the agent starts in an empty folder")
+				WithHint("commit something first: git add . && git commit -m First; or remove --repo to start in an empty directory")
 		}
 		return none, agentlab.Errorf(agentlab.CodeNotFound, "no branch, tag or commit %q in %s", plain(ref), path).WithField("ref").
-			WithHint("see 'git branch' and 'git tag'")
+			WithHint("list them with 'git branch' and 'git tag'")
 	}
 	if shallow, _ := git(ctx, path, "rev-parse", "--is-shallow-repository"); shallow == "true" {
 		return none, agentlab.Errorf(agentlab.CodeUnsupported, "%s is a shallow clone, which cannot be sent", path).WithField("repo").
-			WithHint("run 'git fetch --unshallow' first, or give the repository's URL")
+			WithHint("run 'git fetch --unshallow' first, or use the URL of the repository")
 	}
 	src := localSource{path: path, objects: objects, commit: commit, branch: branchName(ctx, path, ref)}
 	top, err := git(ctx, path, "rev-parse", "--show-toplevel")
 	if err != nil {
-		top = path // a bare repository, whose submodules are nowhere
+		top = path // a bare repository has no checked-out submodules
 	}
 	src.modules, src.unsent, err = findModules(ctx, top, commit, "", 0)
 	return src, err
 }
 
-// hexName is what a guest takes for the id of a commit in the bundle.
-var hexName = regexp.MustCompile(`^[0-9a-f]{7,64}$`)
-
-// shown returns the ref of the job that gets the commit of s: what the user
-// asked for, or else the branch or HEAD. A guest that finds no such ref in the
-// bundle takes the bundle's HEAD, unless it looks like another commit.
+// shown returns the ref of the job: the requested one, or else the branch or
+// HEAD. If the bundle has no such ref, a guest uses the bundle's HEAD, unless ref
+// looks like the ID of another commit.
 func (s localSource) shown(ctx context.Context, ref string) string {
 	switch {
 	case ref == "" && s.branch == detachedBranch:
 		return "HEAD"
 	case ref == "":
 		return s.branch
-	case hexName.MatchString(ref) && !strings.HasPrefix(s.commit, ref):
+	case agentlab.IsHex(ref, 7) && !strings.HasPrefix(s.commit, ref):
 		full, err := git(ctx, s.path, "rev-parse", "--symbolic-full-name", "--end-of-options", ref)
 		if ref = lastLine(full); err != nil || !strings.HasPrefix(ref, "refs/") {
-			return s.commit // ref is the id of a tag
+			return s.commit // ref is the ID of a tag
 		}
 	}
 	if agentlab.ValidateRevision(ref) != nil {
@@ -81,10 +83,9 @@ func (s localSource) shown(ctx context.Context, ref string) string {
 	return ref
 }
 
-// sendBundle packs a commit with its history and uploads it. It goes through
-// an empty repository that borrows the objects, so that the bundle holds
-// exactly one branch, commits without a branch can be sent too, and the user's
-// repository is not changed.
+// sendBundle packs a commit with its history and uploads it. It uses an empty
+// repository with the user's as alternate, so that the bundle has exactly one
+// branch, the commit needs no branch, and the user's repository does not change.
 func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource) (id string, err error) {
 	fail := func(format string, args ...any) (string, error) {
 		return "", agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField("repo")
@@ -93,7 +94,7 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource)
 	a.warnUnsent(ctx, src)
 	dir, err := os.MkdirTemp("", "agentlab-bundle-*")
 	if err != nil {
-		return fail("no temporary folder: %w", err)
+		return fail("cannot create a temporary directory: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	m := a.newMeter()
@@ -110,7 +111,7 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource)
 	}
 	with := ""
 	if n := len(src.modules); n > 0 {
-		with = fmt.Sprintf(" with %d submodule(s)", n)
+		with = " with " + plural(n, "submodule")
 	}
 	a.progressf("sending %s of %s (%.12s)%s", byteSize(st.Size()), src.path, src.commit, with)
 	m.start()
@@ -118,8 +119,8 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource)
 	return up.ID, err
 }
 
-// dropBundle deletes an uploaded bundle whose job was not accepted, also after
-// an interrupt. What is left behind all the same, the daemon deletes later.
+// dropBundle deletes an uploaded bundle whose job was rejected, also after an
+// interrupt. The daemon later deletes bundles that remain.
 func (a *App) dropBundle(ctx context.Context, c *client.Client, id string) {
 	if id == "" {
 		return
@@ -127,6 +128,247 @@ func (a *App) dropBundle(ctx context.Context, c *client.Client, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if err := c.DeleteBundle(ctx, id); err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
-		a.progressf("note: the uploaded repository is not deleted yet: %v", err)
+		a.progressf("note: cannot delete the uploaded repository now: %v", err)
+	}
+}
+
+// submodule is a submodule that is sent.
+type submodule struct {
+	path    string // from the top
+	commit  string // that the superproject records
+	objects string // folder
+}
+
+// unsent is a submodule that is not sent.
+type unsent struct{ path, why, fix string }
+
+// findModules returns the submodules of a commit that are checked out with their
+// history, recursively, and the other submodules. dir is the work tree, prefix
+// its path from the top.
+func findModules(ctx context.Context, dir, commit, prefix string, depth int) (found []submodule, missing []unsent, err error) {
+	tree, err := gitInput{raw: true}.run(ctx, dir, "ls-tree", "-r", "-z", "--full-tree", commit)
+	if err != nil {
+		return nil, nil, err
+	}
+	for line := range strings.SplitSeq(tree, "\x00") {
+		info, name, _ := strings.Cut(line, "\t")
+		f := strings.Fields(info)
+		if len(f) != 3 || f[0] != modeModule {
+			continue
+		}
+		m := submodule{path: prefix + name, commit: f[2]}
+		why, fix := m.locate(ctx, dir, name)
+		if why == "" && depth >= guestapi.MaxModuleDepth {
+			why, fix = "it is nested too deeply", ""
+		}
+		if why != "" {
+			missing = append(missing, unsent{m.path, why, fix})
+			continue
+		}
+		below, more, err := findModules(ctx, filepath.Join(dir, name), m.commit, m.path+"/", depth+1)
+		if err != nil {
+			return nil, nil, err
+		}
+		found, missing = append(append(found, m), below...), append(missing, more...)
+	}
+	if len(found) > guestapi.MaxModules {
+		return nil, nil, agentlab.Errorf(agentlab.CodeLimit, "%d submodules exceed the maximum of %d", len(found), guestapi.MaxModules).WithField("repo").
+			WithHint("use the URL of the repository, or exclude submodules: git submodule deinit PATH")
+	}
+	return found, missing, ctx.Err()
+}
+
+// locate finds the objects of a submodule, or returns why it cannot be sent and a
+// command that fixes that. The name comes from the repository and may be
+// hostile: submodules outside the work tree are rejected.
+func (m *submodule) locate(ctx context.Context, dir, name string) (why, fix string) {
+	if safePath(name) != nil || strings.ContainsAny(name, "\n\r") {
+		return "its path is not allowed", ""
+	}
+	fix = "git submodule update --init --recursive -- " + shellQuote(name)
+	at := dir
+	for part := range strings.SplitSeq(name, "/") {
+		at = filepath.Join(at, part)
+		if st, err := os.Lstat(at); err != nil || !st.IsDir() {
+			return "it is not checked out", fix
+		}
+	}
+	if st, err := os.Lstat(filepath.Join(at, ".git")); err != nil || st.Mode()&fs.ModeSymlink != 0 {
+		return "it is not checked out", fix
+	}
+	top, err := git(ctx, at, "rev-parse", "--show-toplevel")
+	here, _ := filepath.EvalSymlinks(at)
+	if err != nil || top != here {
+		return "it is not a repository", fix
+	}
+	if m.objects, err = git(ctx, at, "rev-parse", "--path-format=absolute", "--git-path", "objects"); err != nil {
+		return "it is not a repository", fix
+	}
+	if _, err := git(ctx, at, "cat-file", "-e", m.commit+"^{commit}"); err != nil {
+		return fmt.Sprintf("it lacks commit %.12s", m.commit), fix
+	}
+	if shallow, _ := git(ctx, at, "rev-parse", "--is-shallow-repository"); shallow != "false" {
+		return "it is a shallow clone", "git -C " + shellQuote(name) + " fetch --unshallow"
+	}
+	return "", ""
+}
+
+// maxPointers limits the files in the note about LFS.
+const maxPointers = 5
+
+// warnUnsent lists the submodules and LFS files that are not sent.
+func (a *App) warnUnsent(ctx context.Context, src localSource) {
+	for i, m := range src.unsent {
+		if i == 10 {
+			a.progressf("note: %d more submodules are not sent", len(src.unsent)-i)
+			break
+		}
+		a.progressf("note: the submodule %s is not sent: %s", plain(m.path), m.why)
+		if m.fix != "" {
+			a.progressf("  → %s", plain(m.fix))
+		}
+	}
+	files, err := lfsFiles(ctx, src.path, src.commit)
+	if err != nil || len(files) == 0 {
+		return
+	}
+	more := ""
+	if n := len(files) - maxPointers; n > 0 {
+		more = fmt.Sprintf(" and %d more", n)
+	}
+	a.progressf("note: not sending the content of %s, only the pointers: %s%s", plural(len(files), "Git LFS file"),
+		plain(strings.Join(files[:min(maxPointers, len(files))], ", ")), more)
+	server := "https://HOST/ORG/REPO.git"
+	if url, err := git(ctx, src.path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {
+		server = url
+	}
+	a.progressf("  → in the task: git -c lfs.url=%s/info/lfs lfs pull", plain(server))
+}
+
+// lfsFiles lists the Git LFS pointers of a commit.
+func lfsFiles(ctx context.Context, path, commit string) ([]string, error) {
+	patterns, err := git(ctx, path, "grep", "-l", "-z", "--fixed-strings", "-e", "filter=lfs", commit, "--", ":(glob)**/.gitattributes")
+	if err != nil || patterns == "" {
+		return nil, nil //nolint:nilerr // git grep fails when it finds nothing
+	}
+	out, err := gitInput{raw: true}.run(ctx, path, "grep", "-l", "-z", "-e", "^version https://git-lfs.github.com/spec/v1$", commit)
+	if err != nil {
+		return nil, nil //nolint:nilerr // as above
+	}
+	var files []string
+	for line := range strings.SplitSeq(strings.TrimSuffix(out, "\x00"), "\x00") {
+		files = append(files, strings.TrimPrefix(line, commit+":"))
+	}
+	return files, nil
+}
+
+// How often progress is shown: on a terminal in one line that is rewritten,
+// otherwise in lines of their own.
+const (
+	meterRewrite = 200 * time.Millisecond
+	meterLines   = 5 * time.Second
+)
+
+// meter shows the progress of one step on standard error, if the step takes long
+// enough. It must not be used concurrently.
+type meter struct {
+	out   io.Writer
+	now   func() time.Time
+	tty   bool
+	began time.Time
+	next  time.Time // when it prints again
+	shown bool      // there is a line on the terminal to remove
+}
+
+func (a *App) newMeter() *meter {
+	m := &meter{out: a.Stderr, now: time.Now}
+	_, m.tty = terminal(a.Stderr)
+	m.start()
+	return m
+}
+
+func (m *meter) start() {
+	m.began = m.now()
+	m.next = m.began.Add(m.pause())
+}
+
+func (m *meter) pause() time.Duration {
+	if m.tty {
+		return meterRewrite
+	}
+	return meterLines
+}
+
+// show prints the text if it is time to; only then it calls text.
+func (m *meter) show(text func() string) {
+	now := m.now()
+	if now.Before(m.next) {
+		return
+	}
+	m.next = now.Add(m.pause())
+	if m.tty {
+		_, _ = fmt.Fprintf(m.out, "\r%s\x1b[K", text())
+		m.shown = true
+		return
+	}
+	_, _ = fmt.Fprintln(m.out, text())
+}
+
+// done ends the step and removes the line on a terminal.
+func (m *meter) done() {
+	if m.shown {
+		_, _ = io.WriteString(m.out, "\r\x1b[K")
+		m.shown = false
+	}
+}
+
+// bytes shows how many of all bytes are done, and the rate.
+func (m *meter) bytes(what string, n, total int64) {
+	m.show(func() string {
+		rate := ""
+		if s := m.now().Sub(m.began).Seconds(); s > 0 {
+			rate = ", " + byteSize(int64(float64(n)/s)) + "/s"
+		}
+		return fmt.Sprintf("%s: %d%% of %s%s", what, n*100/max(total, 1), byteSize(total), rate)
+	})
+}
+
+// meterReader shows how much of its reader has been read.
+type meterReader struct {
+	r        io.Reader
+	m        *meter
+	what     string
+	n, total int64
+}
+
+func (r *meterReader) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	r.n += int64(n)
+	r.m.bytes(r.what, r.n, r.total)
+	return n, err
+}
+
+// gitProgress shows the percentages that git writes to standard error.
+type gitProgress struct {
+	m    *meter
+	what string
+	rest []byte
+}
+
+var gitPercent = regexp.MustCompile(`^(Counting|Compressing|Writing) objects: +([0-9]{1,3})% \(([0-9]+)/([0-9]+)\)`)
+
+func (g *gitProgress) Write(p []byte) (int, error) {
+	g.rest = append(g.rest, p...)
+	for {
+		i := bytes.IndexAny(g.rest, "\r\n")
+		if i < 0 {
+			return len(p), nil
+		}
+		if f := gitPercent.FindSubmatch(g.rest[:i]); f != nil {
+			g.m.show(func() string {
+				return fmt.Sprintf("%s: %s objects, %s%% of %s", g.what, bytes.ToLower(f[1]), f[2], f[4])
+			})
+		}
+		g.rest = g.rest[i+1:]
 	}
 }

@@ -25,8 +25,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
-// sshKeySeconds is how long a new connection may be made with one ephemeral
-// key; a connection that stands outlives it.
+// sshKeySeconds is how long an ephemeral key is valid for new connections;
+// existing connections remain.
 const sshKeySeconds = 10 * 60
 
 func (a *App) sshCmd() *cobra.Command {
@@ -35,15 +35,13 @@ func (a *App) sshCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ssh SANDBOX [-- SSH-ARG...]",
 		Short: "Open an SSH session in a sandbox",
-		Long: `Open an SSH session in a sandbox. A key is made for this session alone, the
-sandbox's host key is verified through the daemon, and the connection goes
-through the daemon: no port is opened on this machine. Your SSH configuration,
-agent and keys are not used.
+		Long: `Open an SSH session in a sandbox. The session uses its own key, verifies the
+sandbox's host key through the daemon, and connects through the daemon: no port
+is opened on this machine. Your SSH configuration, agent and keys are not used.
 
-With --print, the ssh command is printed instead, for scp, rsync or an editor.
-Its key is valid for new connections for ten minutes. It is in a folder of its
-own, agentlab-ssh-* in the folder for temporary files; the first 'agentlab ssh'
-after that time removes it.`,
+With --print, print the ssh command instead, for scp, rsync or an editor. Its key
+is valid for new connections for ten minutes. The key is in a directory
+agentlab-ssh-* for temporary files; a later 'agentlab ssh' removes it.`,
 		Example: `  agentlab ssh play
   agentlab ssh play -- -L 3000:localhost:3000
   agentlab ssh play -- 'cd /tmp/repo && git log'`,
@@ -64,7 +62,7 @@ after that time removes it.`,
 		sweepSSHKeys(os.TempDir(), time.Now())
 		dir, err := os.MkdirTemp("", sshDir+"*")
 		if err != nil {
-			return agentlab.Errorf(agentlab.CodeInternal, "no temporary folder: %w", err)
+			return agentlab.Errorf(agentlab.CodeInternal, "cannot create a temporary directory: %w", err)
 		}
 		argv, err := a.sshCommand(ctx, c, sb, user, dir)
 		if err != nil || !show {
@@ -82,13 +80,12 @@ after that time removes it.`,
 	return cmd
 }
 
-// sshDir begins the names of folders that hold the key of one session.
+// sshDir is the prefix of directories with the key of one session.
 const sshDir = "agentlab-ssh-"
 
-// sweepSSHKeys removes the folders of sessions that were killed before they
-// could do it, and of --print, from the folder tmp. It takes those of this user
-// that are so old that their key is valid no more; a session that still runs
-// does not need its own again.
+// sweepSSHKeys removes the directories of killed sessions and of --print from the
+// directory tmp: those of this user whose key is no longer valid. A running
+// session does not need its key again.
 func sweepSSHKeys(tmp string, now time.Time) {
 	entries, err := os.ReadDir(tmp)
 	if err != nil {
@@ -103,7 +100,7 @@ func sweepSSHKeys(tmp string, now time.Time) {
 			continue
 		}
 		if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) == os.Geteuid() {
-			_ = os.RemoveAll(filepath.Join(tmp, e.Name())) // the next session tries again
+			_ = os.RemoveAll(filepath.Join(tmp, e.Name())) // the next session retries
 		}
 	}
 }
@@ -127,12 +124,12 @@ func shellQuote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// sshCommand authorises a fresh key and builds the ssh command line. Files
-// go into dir.
+// sshCommand authorizes a new key and returns the ssh command line. It writes its
+// files to dir.
 func (a *App) sshCommand(ctx context.Context, c *client.Client, sb api.Sandbox, user, dir string) ([]string, error) {
 	if _, err := exec.LookPath("ssh"); err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "ssh is not installed").
-			WithHint("install it (e.g. sudo apt install openssh-client), or use 'agentlab exec -ti %d bash'", sb.VMID)
+			WithHint("install it (e.g. with: sudo apt install openssh-client), or use 'agentlab exec -ti %d bash'", sb.VMID)
 	}
 	pub, priv, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -179,19 +176,19 @@ func (a *App) sshCommand(ctx context.Context, c *client.Client, sb api.Sandbox, 
 	}, nil
 }
 
-// knownHosts parses what the guest called its host keys; anything that is
-// not a public key is refused, so that no line of a guest gets into the file.
+// knownHosts formats the host keys of a guest as a known_hosts file. It rejects
+// everything but public keys, so that a guest cannot add lines to the file.
 func knownHosts(alias string, keys []string) (string, error) {
 	var b strings.Builder
 	for _, line := range keys {
 		key, _, _, _, err := ssh.ParseAuthorizedKey([]byte(line))
 		if err != nil {
-			return "", agentlab.Errorf(agentlab.CodeUnavailable, "the sandbox gave a malformed host key: %w", err)
+			return "", agentlab.Errorf(agentlab.CodeUnavailable, "the sandbox returned a malformed host key: %w", err)
 		}
 		fmt.Fprintf(&b, "%s %s", alias, ssh.MarshalAuthorizedKey(key))
 	}
 	if b.Len() == 0 {
-		return "", agentlab.Errorf(agentlab.CodeUnavailable, "the sandbox gave no host key").
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "the sandbox returned no host key").
 			WithHint("use 'agentlab exec -ti SANDBOX bash' instead")
 	}
 	return b.String(), nil
@@ -217,7 +214,7 @@ func (a *App) proxyCommand(vmid, port int) (string, error) {
 func (a *App) runSSH(ctx context.Context, argv []string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // built by sshCommand
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, a.Stdout, a.Stderr
-	// The terminal's signals reach ssh itself; others may reach only us.
+	// ssh gets the signals of the terminal, but not others.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second
 	err := cmd.Run()
@@ -230,11 +227,11 @@ func (a *App) runSSH(ctx context.Context, argv []string) error {
 	return err
 }
 
-// proxyCmd is the ProxyCommand of ssh: it joins standard input and output
-// with a TCP port of the guest, through the daemon.
+// proxyCmd is the ProxyCommand of ssh: it connects standard input and output to a
+// TCP port of the guest, through the daemon.
 func (a *App) proxyCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "proxy SANDBOX PORT", Short: "Join standard input and output with a port of a sandbox", Hidden: true,
+		Use: "proxy SANDBOX PORT", Short: "Connect standard input and output to a port of a sandbox", Hidden: true,
 		Args: exactArgs("SANDBOX", "PORT"),
 		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
 			port, err := strconv.ParseUint(args[1], 10, 16)
@@ -254,7 +251,7 @@ func (a *App) proxyCmd() *cobra.Command {
 				closing.Do(func() { _ = stream.CloseWrite(conn) })
 			}()
 			_, err = io.Copy(a.Stdout, conn)
-			if ctx.Err() != nil { // ssh ends its ProxyCommand with SIGHUP; that is no error to report
+			if ctx.Err() != nil { // ssh ends its ProxyCommand with SIGHUP, which is not an error
 				return statusError(exitInterrupted)
 			}
 			return err

@@ -15,33 +15,28 @@ import (
 
 func (a *App) statusCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "Show the daemon, its backend and what is running",
-		Long: `Show the daemon, its backend and what is running, and what the backend's last
-look at the host found that is not as it should be, with a remedy for each. That
-look may be a minute old; 'agentlab init' looks now.
+		Use: "status", Short: "Show the daemon, its backend, sandboxes and jobs",
+		Long: `Show the daemon, its backend, the number of sandboxes and jobs, and the findings
+of the last check of the host, each with a remedy. The check can be a minute old;
+'agentlab init' runs a new one.
 
-The exit code is 1 when a finding is an error: then no sandbox can be started.
-Warnings leave it 0.`,
+The exit code is 1 if a finding is an error: no sandbox can be started then. It
+is 0 if there are only warnings.`,
 		Args: exactArgs(),
 		RunE: a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 			s, err := c.Status(ctx)
 			if err != nil {
 				return err
 			}
-			if a.json {
-				err = a.printJSON(s)
-			} else {
-				err = a.printStatus(s)
+			if err := a.emit(s, func() error { return a.printStatus(s) }); err != nil {
+				return err
 			}
-			if err == nil {
-				err = findingsError(s.Findings)
-			}
-			return err
+			return findingsError(s.Findings)
 		}),
 	}
 }
 
-// findingsError is the exit code of what was printed with these findings.
+// findingsError returns the exit code for findings.
 func findingsError(all []api.Finding) error {
 	if slices.ContainsFunc(all, func(f api.Finding) bool { return f.Level == levelError }) {
 		return statusError(exitFailure)
@@ -92,14 +87,15 @@ func counts(m map[string]int) string {
 func (a *App) eventsCmd() *cobra.Command {
 	var follow bool
 	var q client.EventQuery
-	cmd := &cobra.Command{Use: "events", Short: "Show what happened", Args: exactArgs()}
+	cmd := &cobra.Command{Use: "events", Short: "Show events of sandboxes, jobs and the daemon", Args: exactArgs()}
 	flags := cmd.Flags()
-	flags.BoolVarP(&follow, "follow", "f", false, "go on as things happen")
-	flags.StringVar(&q.Kind, "kind", "", "only this kind, e.g. job.status")
-	flags.StringVar(&q.Sandbox, "sandbox", "", "only this sandbox")
-	flags.StringVar(&q.JobID, "job", "", "only this job")
-	flags.Int64Var(&q.After, "after", 0, "only events with a larger id")
-	flags.IntVar(&q.Limit, "limit", 100, "at most this many, the newest (without --follow)")
+	flags.BoolVarP(&follow, "follow", "f", false, "print new events as they happen")
+	flags.StringVar(&q.Kind, "kind", "", "only events of this kind, e.g. job.status")
+	flags.StringVar(&q.Sandbox, "sandbox", "", "only events of this sandbox")
+	flags.StringVar(&q.JobID, "job", "", "only events of this job")
+	flags.Int64Var(&q.After, "after", 0, "only events with a larger ID")
+	q.Limit = 100
+	count(flags, &q.Limit, "limit", "print at most this many, the newest; not with --follow")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 		if follow {
 			if q.After == 0 && q.Sandbox == "" && q.JobID == "" {

@@ -122,7 +122,7 @@ func TestLFSFilesAreNamed(t *testing.T) {
 	}
 	var out bytes.Buffer
 	(&App{Stdout: io.Discard, Stderr: &out}).warnUnsent(t.Context(), src)
-	for _, want := range []string{"1 Git LFS file(s)", "assets/big.bin", "git -c lfs.url=https://example.com/org/repo.git/info/lfs lfs pull"} {
+	for _, want := range []string{"not sending the content of 1 Git LFS file,", "assets/big.bin", "git -c lfs.url=https://example.com/org/repo.git/info/lfs lfs pull"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in %q", want, out.String())
 		}

@@ -10,34 +10,34 @@ import (
 	"strings"
 )
 
-// errLacksBase means that a bundle builds on commits that are not here.
-var errLacksBase = errors.New("commits that it builds on are missing")
+// errLacksBase means that the repository lacks commits that a bundle requires.
+var errLacksBase = errors.New("commits that it requires are missing")
 
-// maxBundleHeader bounds what is read of a bundle before its objects.
+// maxBundleHeader limits the header of a bundle.
 const maxBundleHeader = 1 << 20
 
 // bundleHeader is the part of a git bundle before its pack.
 type bundleHeader struct {
-	needs []string          // commits that the receiver must have
+	needs []string          // commits that the repository must have
 	refs  map[string]string // commits by their refs
 	size  int64
 }
 
-// readBundleHeader reads the header of a bundle of version 2, the one that
-// git makes of repositories with SHA-1.
+// readBundleHeader reads the header of a bundle of version 2, which git creates
+// for repositories with SHA-1.
 func readBundleHeader(r io.Reader) (bundleHeader, error) {
 	h := bundleHeader{refs: map[string]string{}}
 	in := bufio.NewReader(io.LimitReader(r, maxBundleHeader))
 	for first := true; ; first = false {
 		line, err := in.ReadString('\n')
 		if err != nil {
-			return h, errors.New("it has no whole header")
+			return h, errors.New("its header is incomplete")
 		}
 		h.size += int64(len(line))
 		line = strings.TrimSuffix(line, "\n")
 		if first {
 			if line != "# v2 git bundle" {
-				return h, errors.New("it is no git bundle of version 2")
+				return h, errors.New("not a git bundle of version 2")
 			}
 			continue
 		}
@@ -47,7 +47,7 @@ func readBundleHeader(r io.Reader) (bundleHeader, error) {
 		need, isNeed := strings.CutPrefix(line, "-")
 		id, name, _ := strings.Cut(need, " ")
 		if len(id) != 40 || strings.Trim(id, "0123456789abcdef") != "" {
-			return h, errors.New("its header is broken")
+			return h, errors.New("its header is malformed")
 		}
 		if isNeed {
 			h.needs = append(h.needs, id)
@@ -57,8 +57,8 @@ func readBundleHeader(r io.Reader) (bundleHeader, error) {
 	}
 }
 
-// takenBundle is a guest's bundle whose objects are checked. They are in a
-// scratch repository that borrows the objects of the user's repository.
+// takenBundle is a guest's bundle with checked objects. They are in a scratch
+// repository that uses the user's repository as its alternate.
 type takenBundle struct {
 	file   *os.File
 	header bundleHeader
@@ -66,9 +66,9 @@ type takenBundle struct {
 	path   string // the user's repository
 }
 
-// openBundle checks the objects of a bundle in a scratch repository in dir.
-// Of refs, at least one must be in the bundle. The user's repository at path
-// is not changed.
+// openBundle checks the objects of a bundle in a scratch repository in dir. The
+// bundle must contain at least one of refs. The user's repository at path is
+// not changed.
 func openBundle(ctx context.Context, dir, bundle, path string, refs ...string) (*takenBundle, error) {
 	file, err := os.Open(bundle) //nolint:gosec // our own temporary file
 	if err != nil {
@@ -119,12 +119,12 @@ func (b *takenBundle) git(ctx context.Context, in gitInput, args ...string) (str
 	return in.run(ctx, b.bare, append([]string{"--git-dir=" + b.bare}, args...)...)
 }
 
-// keep adds the objects to the user's repository and sets refs there: the
-// keys are names in the user's repository, the values names in the bundle.
+// keep adds the objects to the user's repository and sets refs there: the keys
+// are names in the user's repository, the values names in the bundle.
 //
-// Packs are indexed rather than bundles fetched: git checks no objects that it
-// fetches from a bundle (up to 2.45 at least), and a fetch from anywhere else
-// needs a transport, in which the user's repository could name programs.
+// It indexes the pack instead of fetching the bundle: git does not check objects
+// that it fetches from a bundle (up to 2.45 at least), and other fetches need a
+// transport, for which the user's repository can configure programs.
 func (b *takenBundle) keep(ctx context.Context, refs map[string]string) error {
 	if err := indexPack(ctx, b.file, b.header.size, b.path, "index-pack"); err != nil {
 		return err
@@ -137,8 +137,8 @@ func (b *takenBundle) keep(ctx context.Context, refs map[string]string) error {
 	return nil
 }
 
-// checkBundle indexes the bundle's pack in the bare repository under the
-// checks of fetch.fsckObjects, and wants all that the commits refer to.
+// checkBundle indexes the bundle's pack in the bare repository with the checks
+// of fetch.fsckObjects, and checks that everything the commits refer to exists.
 func checkBundle(ctx context.Context, bare string, file *os.File, h bundleHeader, commits []string) error {
 	limited := func(stdin string, args ...string) error {
 		in := gitInput{stdin: strings.NewReader(stdin), limited: true}
@@ -151,12 +151,12 @@ func checkBundle(ctx context.Context, bare string, file *os.File, h bundleHeader
 		}
 	}
 	if err := indexPack(ctx, file, h.size, bare, "--git-dir="+bare, "index-pack", "--strict"); err != nil {
-		return fmt.Errorf("its objects are not sound: %w", err)
+		return fmt.Errorf("its objects are invalid: %w", err)
 	}
 	want := ""
 	for _, commit := range commits {
 		if err := limited("", "cat-file", "-e", commit+"^{commit}"); err != nil {
-			return errors.New("its branch is no commit")
+			return errors.New("its branch is not a commit")
 		}
 		want += commit + "\n"
 	}
@@ -164,12 +164,12 @@ func checkBundle(ctx context.Context, bare string, file *os.File, h bundleHeader
 		want += "^" + id + "\n"
 	}
 	if err := limited(want, "rev-list", "--objects", "--quiet", "--stdin"); err != nil {
-		return fmt.Errorf("it is not whole: %w", err)
+		return fmt.Errorf("it is incomplete: %w", err)
 	}
 	return nil
 }
 
-// indexPack has git read the pack that follows a bundle's header.
+// indexPack runs git index-pack on the pack after a bundle's header.
 func indexPack(ctx context.Context, bundle *os.File, offset int64, dir string, args ...string) error {
 	if _, err := bundle.Seek(offset, io.SeekStart); err != nil {
 		return err

@@ -10,8 +10,8 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 )
 
-// verifyTTL is the lease of a sandbox that is made to be verified: it goes
-// away by itself should this program be killed.
+// verifyTTL is the lease, in minutes, of a sandbox that is created for a
+// verification. It limits its life if this program is killed.
 const verifyTTL = 30
 
 type verifyFlags struct {
@@ -22,28 +22,28 @@ type verifyFlags struct {
 func (a *App) verifyCmd() *cobra.Command {
 	f := &verifyFlags{}
 	cmd := &cobra.Command{
-		Use: "verify", Short: "Check from inside a sandbox what its network lets through",
-		Long: `Check from inside a sandbox what its network lets through: private networks,
-tailnets, metadata services, the host, other sandboxes, foreign DNS servers,
-names that lie, spoofed and broken packets, and the internet as far as the
-profile allows it. Without --sandbox a sandbox is made for it and destroyed.
+		Use: "verify", Short: "Check the network of a sandbox from inside",
+		Long: `Check the network of a sandbox from inside: private networks, tailnets, metadata
+services, the host, other sandboxes, other DNS servers, DNS answers with private
+addresses, spoofed and malformed packets, and the internet as far as the profile
+allows it. Without --sandbox, a sandbox is created for the checks and destroyed.
 
-Each check is shown with the rule that guards it. The exit code is 1 when one
-fails. What answers is tried on the real internet: a name that the policy
-allows (or --site), and a public DNS service that must not be reached. Where
-that name does not resolve or answer for the host itself, the checks that need
-it are skipped: the report says "not fully checked", and the exit code is 0.
+Each check is printed with the rule that it tests. The exit code is 1 if a check
+fails. Checks of allowed traffic use the real internet: a name that the policy
+allows (or --site), and a public DNS service that must not be reachable. If that
+name does not resolve or respond from the host itself, the checks that need it
+are skipped: the report says "not fully checked", and the exit code is 0.
 
-The sandbox's own agent-runner sends the probes as root. In a sandbox that
-something hostile has used, only the backend's records can be believed.`,
+The sandbox's agent-runner sends the probes as root. If a hostile program has
+used the sandbox, trust only the records of the backend.`,
 		Example: "  agentlab verify\n  agentlab verify --profile yolo-restricted --json\n  agentlab verify --sandbox my-sandbox --site github.com",
 		Args:    exactArgs(),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.sandbox, "sandbox", "", "a running sandbox (VMID or name)")
-	flags.StringVar(&f.profile, "profile", "", "profile of the sandbox that is made")
-	flags.StringVar(&f.site, "site", "", "public host name that must be reached (default: by the policy)")
-	flags.BoolVar(&f.all, "all", false, "show the checks that passed too")
+	flags.StringVar(&f.sandbox, "sandbox", "", "check this running sandbox (VMID or name)")
+	flags.StringVar(&f.profile, "profile", "", "profile of the sandbox to create")
+	flags.StringVar(&f.site, "site", "", "public host name that must be reachable (default: from the policy)")
+	flags.BoolVar(&f.all, "all", false, "also print the checks that passed")
 	cmd.MarkFlagsMutuallyExclusive("sandbox", "profile")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error { return a.verify(ctx, c, f) })
 	return cmd
@@ -62,12 +62,12 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 			return err
 		}
 	}
-	a.progressf("trying the network from inside sandbox %s", sandbox)
+	a.progressf("checking the network from inside sandbox %s", sandbox)
 	rep, err := c.VerifySandbox(ctx, sandbox, api.VerifyRequest{Site: f.site})
 	if err != nil {
 		return err
 	}
-	if err := a.printVerify(rep, f.all); err != nil {
+	if err := a.emit(rep, func() error { return a.printVerify(rep, f.all) }); err != nil {
 		return err
 	}
 	if !rep.OK {
@@ -76,8 +76,8 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 	return nil
 }
 
-// endVerified destroys the sandbox that was made, also after an interrupt, and
-// waits until it is gone when there was none.
+// endVerified destroys the sandbox of a verification, also after an interrupt.
+// Without an interrupt it waits for the end.
 func (a *App) endVerified(ctx context.Context, c *client.Client, sandbox string) {
 	r := ask(context.WithoutCancel(ctx), c, sandbox, true, c.DestroySandbox)
 	err := r.err
@@ -85,15 +85,12 @@ func (a *App) endVerified(ctx context.Context, c *client.Client, sandbox string)
 		_, err = a.waitSandbox(ctx, c, r.sb, r.after, isDestroyed)
 	}
 	if err != nil && ctx.Err() == nil {
-		a.progressf("sandbox %s may be left: %v\n  → agentlab sandbox destroy %s", sandbox, err, sandbox)
+		a.progressf("sandbox %s may still exist: %v\n  → agentlab sandbox destroy %s", sandbox, err, sandbox)
 	}
 }
 
 func (a *App) printVerify(r api.VerifyReport, all bool) error {
-	if a.json {
-		return a.printJSON(r)
-	}
-	t := newTable(a.Stdout, "STATUS", "CHECK", "GUARDED BY", "SHOWS")
+	t := newTable(a.Stdout, "STATUS", "CHECK", "RULE", "SHOWS")
 	rows := 0
 	for _, c := range r.Checks {
 		if !all && c.Status == "pass" {
@@ -120,10 +117,10 @@ func (a *App) printVerify(r api.VerifyReport, all bool) error {
 		}
 	}
 	if !r.Records {
-		a.progressf("the backend keeps no egress records, so a refusal was only seen as no answer")
+		a.progressf("the backend keeps no egress records: a denied request was recognized only by the missing response")
 	}
 	if r.Failed > 0 {
-		a.progressf("the network of this sandbox is not what its policy says")
+		a.progressf("the network of this sandbox does not match its policy")
 	}
 	return nil
 }

@@ -36,7 +36,7 @@ func TestExplainUnreadPorts(t *testing.T) {
 	}
 	var out bytes.Buffer
 	explainPolicy(&out, api.Policy{Mode: "nat", Deny: []api.PolicyRule{{Rule: "a.example"}}})
-	if !strings.Contains(out.String(), "UDP to port 80 and 443 (QUIC, HTTP/3) is refused") {
+	if !strings.Contains(out.String(), "UDP to port 80 and port 443 (QUIC, HTTP/3) is denied") {
 		t.Error(out.String())
 	}
 }

@@ -128,8 +128,8 @@ func (s *Service) ttl(asked, profile time.Duration) (time.Duration, error) {
 		return 0, err
 	}
 	if d > s.lim.MaxTTL {
-		return 0, agentlab.Errorf(agentlab.CodeInvalid, "%s is longer than the maximum of %s", d, s.lim.MaxTTL).WithField("ttl").
-			WithHint("ask for less, or raise limits.max_ttl_minutes in config.yaml")
+		return 0, agentlab.Errorf(agentlab.CodeInvalid, "%s is longer than the maximum of %s", agentlab.FormatTTL(d), agentlab.FormatTTL(s.lim.MaxTTL)).WithField("ttl").
+			WithHint("give a shorter duration, or raise limits.max_ttl_minutes in config.yaml")
 	}
 	return d, nil
 }

@@ -39,7 +39,7 @@ func TestPolicyReload(t *testing.T) {
 		t.Fatalf("the connection gave %q", line)
 	}
 	l.networkProfile("mine", allowOnly("other.example.com"))
-	if out := l.ok("policy", "reload"); !strings.Contains(out, "changed, in force") {
+	if out := l.ok("policy", "reload"); !strings.Contains(out, "changed, applied") {
 		t.Fatal(out)
 	}
 	select {

@@ -164,7 +164,7 @@ func TestInit(t *testing.T) {
 		t.Errorf("%+v", rep)
 	}
 	out := h.ok("/usr/local/bin/agentlab", "init")
-	if !strings.Contains(out, "ok     installation   as it should be\n") || !strings.HasSuffix(out, " ok, 0 to look at, 0 missing\n") {
+	if !strings.Contains(out, "ok     installation   set up\n") || !strings.HasSuffix(out, " ok, 0 warnings, 0 errors\n") {
 		t.Error(out)
 	}
 	h.ok(lab, "sandbox", "list")

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
@@ -188,7 +189,7 @@ func (r *Runner) cloneOnce(ctx context.Context, path string) error {
 		return r.cloneRef(ctx, path, ref, depth)
 	}
 	err := r.clone(ctx, path, r.job.RepoURL, append(depth, "--branch", ref))
-	if _, isGit := errors.AsType[*gitError](err); isGit && isHex(ref, 7) {
+	if _, isGit := errors.AsType[*gitError](err); isGit && agentlab.IsHex(ref, 7) {
 		// No branch or tag: an abbreviated commit, which only the whole
 		// history can tell.
 		if err := r.clone(ctx, path, r.job.RepoURL, []string{"--no-checkout"}); err != nil {
@@ -305,7 +306,7 @@ func bundleRef(refs map[string]string, ref string) (branch string, detached bool
 		return short, false, nil
 	case refs["HEAD"] == "":
 		return "", false, errors.New("the repository bundle does not say which commit to begin with")
-	case isHex(ref, 7) && !strings.HasPrefix(refs["HEAD"], ref):
+	case agentlab.IsHex(ref, 7) && !strings.HasPrefix(refs["HEAD"], ref):
 		return "", true, nil
 	}
 	return "", false, nil // whoever packed it has chosen the commit

@@ -22,11 +22,7 @@ type gitDir struct{ root *os.Root }
 var errReftable = errors.New("the repository keeps its branches in a format that is not supported (reftable)")
 
 // isCommit reports whether s is a whole object name.
-func isCommit(s string) bool { return (len(s) == 40 || len(s) == 64) && isHex(s, 40) }
-
-func isHex(s string, least int) bool {
-	return len(s) >= least && len(s) <= 64 && strings.Trim(s, "0123456789abcdef") == ""
-}
+func isCommit(s string) bool { return (len(s) == 40 || len(s) == 64) && agentlab.IsHex(s, 40) }
 
 const (
 	maxRefFile    = 1 << 10

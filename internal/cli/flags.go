@@ -1,0 +1,182 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// choiceFlag is a flag with a fixed set of values, in upper or lower case.
+type choiceFlag struct {
+	name   string
+	to     *string
+	unset  string
+	values []string
+}
+
+// choice adds a choiceFlag. Its default is the value of to; if that is "", an
+// empty value means that the flag is not set. Any other value is a usage error.
+func choice[T ~string](flags *pflag.FlagSet, to *string, name string, values []T, usage string) {
+	f := choiceFlag{name: name, to: to, unset: *to}
+	for _, v := range values {
+		f.values = append(f.values, string(v))
+	}
+	flags.Var(f, name, usage)
+}
+
+func (f choiceFlag) String() string {
+	if f.to == nil {
+		return ""
+	}
+	return *f.to
+}
+
+// Type returns the type that help shows.
+func (choiceFlag) Type() string { return "string" }
+
+// Set stores the value in the spelling of the set.
+func (f choiceFlag) Set(s string) error {
+	if s == f.unset {
+		*f.to = s
+		return nil
+	}
+	i := slices.IndexFunc(f.values, func(v string) bool { return strings.EqualFold(v, s) })
+	if i < 0 {
+		return agentlab.Errorf(agentlab.CodeInvalid, "unknown %s %q", f.name, s).WithField(f.name).WithHint("use one of %s", strings.Join(f.values, ", "))
+	}
+	*f.to = f.values[i]
+	return nil
+}
+
+// countFlag is a number that is not negative.
+type countFlag struct{ to *int }
+
+// count adds a countFlag, whose default is the value of to.
+func count(flags *pflag.FlagSet, to *int, name, usage string) { flags.Var(countFlag{to}, name, usage) }
+
+func (f countFlag) String() string {
+	if f.to == nil {
+		return ""
+	}
+	return strconv.Itoa(*f.to)
+}
+
+// Type returns the type that help shows.
+func (countFlag) Type() string { return "int" }
+
+// Set stores the number.
+func (f countFlag) Set(s string) error {
+	n, err := strconv.Atoi(s)
+	if err == nil && n < 0 {
+		return errors.New(s + " is negative")
+	}
+	*f.to = n
+	return err
+}
+
+// durationFlag is a duration of at least a minute, in whole minutes, with days:
+// 30m, 4h, 2d, 1d12h.
+type durationFlag struct {
+	to  *time.Duration
+	max time.Duration
+}
+
+func (f durationFlag) String() string {
+	if f.to == nil || *f.to == 0 {
+		return ""
+	}
+	return agentlab.FormatTTL(*f.to)
+}
+
+// Type returns the type that help shows.
+func (durationFlag) Type() string { return "duration" }
+
+// Set stores the duration.
+func (f durationFlag) Set(s string) error {
+	d, err := parseDays(s)
+	if err != nil {
+		return err
+	}
+	if err := agentlab.CheckTTL(d, f.max); err != nil {
+		return err
+	}
+	if d%time.Minute != 0 {
+		return fmt.Errorf("%q is not a whole number of minutes", s)
+	}
+	*f.to = d
+	return nil
+}
+
+// parseDays is time.ParseDuration with days in front.
+func parseDays(s string) (time.Duration, error) {
+	fail := fmt.Errorf("%q is not a duration such as 30m, 4h or 2d", s)
+	days, rest, ok := strings.Cut(s, "d")
+	if !ok {
+		days, rest = "0", s
+	}
+	n, err := strconv.ParseUint(days, 10, 16)
+	if err != nil {
+		return 0, fail
+	}
+	d := time.Duration(0)
+	if rest != "" || !ok {
+		if d, err = time.ParseDuration(rest); err != nil {
+			return 0, fail
+		}
+	}
+	return d + time.Duration(n)*24*time.Hour, nil //nolint:gosec // 16 bits of days fit
+}
+
+// sinceFlag is a point in time, or how long ago it was.
+type sinceFlag struct {
+	t   *time.Time
+	now func() time.Time
+}
+
+func (f sinceFlag) String() string {
+	if f.t == nil || f.t.IsZero() {
+		return ""
+	}
+	return f.t.Format(time.RFC3339)
+}
+
+// Type returns the type that help shows.
+func (sinceFlag) Type() string { return "duration|time" }
+
+// Set stores the point in time.
+func (f sinceFlag) Set(s string) error {
+	t, err := time.Parse(time.RFC3339, s)
+	if err != nil {
+		ago, err := parseDays(s)
+		if err != nil || ago < 0 {
+			return fmt.Errorf("%q is neither a duration such as 10m, 4h or 2d nor a time such as 2026-01-31T15:04:05Z", s)
+		}
+		t = f.now().Add(-ago)
+	}
+	*f.t = t
+	return nil
+}
+
+// waitFlag adds --wait, which sets p and is the default, and its opposite
+// --no-wait.
+func waitFlag(cmd *cobra.Command, p *bool, usage string) {
+	cmd.Flags().BoolVar(p, "wait", true, usage)
+	cmd.Flags().BoolFunc("no-wait", "return at once", func(string) error { *p = false; return nil })
+}
+
+// flagError returns the usage error for a flag that pflag rejects. An error of
+// the flag itself keeps its message, field and hint.
+func flagError(cmd *cobra.Command, err error) error {
+	if e, ok := errors.AsType[*agentlab.Error](err); ok {
+		return usageError{e}
+	}
+	return usageErrorf("%s", plainUsage(cmd, err.Error())).WithHint("see '%s --help'", cmd.CommandPath())
+}
