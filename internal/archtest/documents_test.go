@@ -38,3 +38,29 @@ func TestLimitsNameTests(t *testing.T) {
 		}
 	}
 }
+
+// docs/architecture.md follows `job run` file by file. The section must name
+// files that exist, and few enough that a newcomer can read them.
+func TestJobRunPath(t *testing.T) {
+	const most = 60
+	text, err := os.ReadFile(filepath.Join(root, "docs", "architecture.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	section := regexp.MustCompile("(?s)\n## Follow `job run`, file by file\n(.*?)\n## ").FindSubmatch(text)
+	if section == nil {
+		t.Fatal("docs/architecture.md has no section \"Follow `job run`, file by file\"")
+	}
+	files := map[string]bool{}
+	for _, m := range regexp.MustCompile("`([a-z][A-Za-z0-9_/.-]*\\.go)`").FindAllSubmatch(section[1], -1) {
+		files[string(m[1])] = true
+	}
+	if len(files) < 30 || len(files) > most {
+		t.Errorf("the section names %d files, want 30 to %d", len(files), most)
+	}
+	for name := range files {
+		if _, err := os.Stat(filepath.Join(root, name)); err != nil {
+			t.Errorf("the section names %s: %v", name, err)
+		}
+	}
+}
