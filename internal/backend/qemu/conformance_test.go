@@ -93,7 +93,9 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 			"network.mode":        func(s *backend.Spec) { s.Network.Mode = "bridge" },
 			"resources.memory_mb": func(s *backend.Spec) { s.Resources.MemoryMB = 128 },
 		},
-		Foreign:       func(t *testing.T, s backend.Spec) func(*testing.T) { return foreignFile(t, m.dir(s.Ref())) },
+		Foreign: func(t *testing.T, s backend.Spec) func(*testing.T) {
+			return foreignFile(t, filepath.Join(m.sandboxes(), dirName(s.VMID, s.UID)))
+		},
 		EgressCommand: []string{"sh", "-c", "curl -s -m 10 http://" + backendtest.EgressTarget + "/ || true"},
 		KillVM: func(t *testing.T, ref backend.Ref) {
 			pid, err := noted(m.dir(ref), qemuPID)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -25,37 +26,39 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	if err := d.Validate(spec); err != nil {
 		return err
 	}
-	ref := spec.Ref()
-	unlock, err := d.begin(ctx, ref)
+	name := dirName(spec.VMID, spec.UID)
+	if _, _, ok := parseDirName(name); !ok {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%d-%q does not name a sandbox", spec.VMID, spec.UID)
+	}
+	unlock, err := d.begin(ctx, spec.Ref())
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := d.refuseOther(ref); err != nil {
+	f, err := d.find(spec.UID)
+	if err != nil {
 		return err
 	}
-	dir := d.dir(ref)
-	h, err := readHandle(dir)
 	switch {
-	case err == nil && sameButNetwork(h.Spec, spec):
-		// UpdateNetwork may have come in between; the caller's word is newer.
-		if err := d.updateNetwork(ctx, ref, spec.Network); err != nil {
+	case f.dir == "":
+		f.dir = filepath.Join(d.sandboxes(), name)
+		if err := d.refuseOther(spec, f.dir); err != nil {
 			return err
 		}
-	case err == nil && !sameSpec(h.Spec, spec):
-		if h.Spec.Ref() != ref {
-			return foreign(dir)
-		}
-		return agentlab.Errorf(agentlab.CodeExists, "sandbox %d exists with another specification", ref.VMID)
-	case err == nil:
-	case errors.Is(err, fs.ErrNotExist):
-		if h, err = d.newHandle(ctx, spec); err != nil {
-			return err
-		}
-	default:
-		return asError(err, "cannot read sandbox %d", ref.VMID)
+		f.handle, err = d.newHandle(ctx, f.dir, spec)
+	case filepath.Base(f.dir) != name, f.err == nil && !sameButNetwork(f.Spec, spec):
+		return agentlab.Errorf(agentlab.CodeExists, "sandbox %d exists with another specification", f.vmid)
+	case errors.Is(f.err, fs.ErrNotExist):
+		f.handle, err = d.newHandle(ctx, f.dir, spec)
+	case f.err != nil:
+		return asError(f.err, "cannot read sandbox %d", f.vmid)
+	case !sameSpec(f.Spec, spec): // UpdateNetwork may have come in between; the caller's word is newer
+		err = d.updateNetwork(ctx, f, spec.Network)
 	}
-	return d.makeDisk(ctx, dir, h)
+	if err != nil {
+		return err
+	}
+	return d.makeDisk(ctx, f.dir, f.handle)
 }
 
 // sameSpec compares what config.json would hold of both.
@@ -65,17 +68,14 @@ func sameSpec(a, b backend.Spec) bool {
 	return err1 == nil && err2 == nil && bytes.Equal(x, y)
 }
 
-// sameButNetwork tells that two differ in their network alone.
+// sameButNetwork reports whether two differ at most in their network.
 func sameButNetwork(a, b backend.Spec) bool {
-	if sameSpec(a, b) {
-		return false
-	}
 	a.Network, b.Network = agentlab.Network{}, agentlab.Network{}
 	return sameSpec(a, b)
 }
 
 // newHandle finds the image, then makes the directory and its mark.
-func (d *Driver) newHandle(ctx context.Context, spec backend.Spec) (handle, error) {
+func (d *Driver) newHandle(ctx context.Context, dir string, spec backend.Spec) (handle, error) {
 	if err := d.host.ready(ctx); err != nil {
 		return handle{}, err
 	}
@@ -87,7 +87,6 @@ func (d *Driver) newHandle(ctx context.Context, spec backend.Spec) (handle, erro
 	if _, err := diskSize(h); err != nil {
 		return handle{}, err
 	}
-	dir := d.dir(spec.Ref())
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return handle{}, fault(err, "cannot make the directory of sandbox %d", spec.VMID)
 	}
@@ -100,22 +99,15 @@ func (d *Driver) newHandle(ctx context.Context, spec backend.Spec) (handle, erro
 }
 
 // refuseOther finds another sandbox, or another thing, under the same number.
-func (d *Driver) refuseOther(ref backend.Ref) error {
-	entries, err := os.ReadDir(d.sandboxes())
-	if err != nil {
-		return fault(err, "cannot read %s", d.sandboxes())
+func (d *Driver) refuseOther(spec backend.Spec, dir string) error {
+	if _, err := os.Lstat(dir); err == nil {
+		return foreign(dir)
 	}
-	for _, e := range entries {
-		other, ok := parseDirName(e.Name())
-		switch {
-		case !ok || other.VMID != ref.VMID:
-		case other.UID != ref.UID:
-			return agentlab.Errorf(agentlab.CodeExists, "VMID %d is taken by another sandbox", ref.VMID)
-		case !e.IsDir():
-			return foreign(filepath.Join(d.sandboxes(), e.Name()))
-		}
+	all, err := d.findAll("")
+	if slices.ContainsFunc(all, func(f found) bool { return f.vmid == spec.VMID && f.dir != "" }) {
+		return agentlab.Errorf(agentlab.CodeExists, "VMID %d is taken by another sandbox", spec.VMID)
 	}
-	return nil
+	return err
 }
 
 // diskSize returns the size of the root disk in bytes.

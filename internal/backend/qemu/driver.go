@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -88,7 +87,7 @@ type Driver struct {
 	host *host
 	rd   *initrds
 
-	locks lock.Keyed[backend.Ref] // held by what changes a sandbox
+	locks lock.Keyed[string] // by uid; held by what changes a sandbox
 
 	crash func(point string) // tests end the process here; nil otherwise
 }
@@ -152,15 +151,9 @@ func New(cfg Config) (*Driver, error) {
 
 func (d *Driver) sandboxes() string { return filepath.Join(d.cfg.StateDir, "sandboxes") }
 
-func (d *Driver) dir(ref backend.Ref) string { return filepath.Join(d.sandboxes(), dirName(ref)) }
-
 // supervised is the supervisor's part of a sandbox's directory.
-func (d *Driver) supervised(ref backend.Ref) supervisor.Dir {
-	return supervisor.Dir{Path: d.dir(ref), VMID: ref.VMID, Process: processName, Log: d.log, At: d.at}
-}
-
-func (d *Driver) trash(ref backend.Ref) string {
-	return filepath.Join(d.sandboxes(), trashPrefix+dirName(ref))
+func (d *Driver) supervised(f found) supervisor.Dir {
+	return supervisor.Dir{Path: f.dir, VMID: f.vmid, Process: processName, Log: d.log, At: d.at}
 }
 
 // Info implements backend.Driver.
@@ -218,45 +211,34 @@ func validNetwork(n agentlab.Network) error {
 // Close implements backend.Driver.
 func (d *Driver) Close() error { return nil }
 
-// lock waits for the sandbox's lock, which is this process's own.
-func (d *Driver) lock(ctx context.Context, ref backend.Ref) (unlock func(), err error) {
-	unlock, err = d.locks.Lock(ctx, ref)
+// begin waits for the sandbox's lock, which is this process's own. It is the
+// start of every method that changes a sandbox.
+func (d *Driver) begin(ctx context.Context, ref backend.Ref) (unlock func(), err error) {
+	unlock, err = d.locks.Lock(ctx, ref.UID)
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeBusy, "another call works on sandbox %d: %w", ref.VMID, err)
+		return nil, agentlab.Errorf(agentlab.CodeBusy, "another call works on the sandbox: %w", err)
 	}
 	return unlock, nil
 }
 
-// begin is the start of every method that changes a sandbox that exists.
-func (d *Driver) begin(ctx context.Context, ref backend.Ref) (unlock func(), err error) {
-	if err := validRef(ref); err != nil {
-		return nil, err
-	}
-	return d.lock(ctx, ref)
-}
-
-// load reads the handle of a sandbox whose Create is complete.
-func (d *Driver) load(ref backend.Ref) (handle, error) {
-	dir := d.dir(ref)
-	h, err := readHandle(dir)
+// load finds a sandbox whose Create is complete.
+func (d *Driver) load(ref backend.Ref) (found, error) {
+	f, err := d.find(ref.UID)
 	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
-		if st, serr := os.Lstat(dir); serr == nil && st.IsDir() {
-			return h, agentlab.Errorf(agentlab.CodeUnavailable, "the making of sandbox %d was cut short", ref.VMID)
-		}
-		return h, absent(ref)
 	case err != nil:
-		return h, asError(err, "cannot read sandbox %d", ref.VMID)
+		return f, err
+	case f.dir == "":
+		return f, absent(ref.UID)
+	case errors.Is(f.err, fs.ErrNotExist):
+		return f, agentlab.Errorf(agentlab.CodeUnavailable, "the making of sandbox %d was cut short", f.vmid)
+	case f.err != nil:
+		return f, asError(f.err, "cannot read sandbox %d", f.vmid)
 	}
-	if h.Spec.Ref() != ref {
-		return h, absent(ref)
-	}
-	return h, nil
+	return f, nil
 }
 
-// absent says that what may stand in the place of a sandbox is not it.
-func absent(ref backend.Ref) error {
-	return agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d does not exist", ref.VMID)
+func absent(uid string) error {
+	return agentlab.Errorf(agentlab.CodeNotFound, "no sandbox of this host has the mark %q", uid)
 }
 
 // foreign refuses to make a sandbox where something else stands.

@@ -23,11 +23,12 @@ func egressDriver(t *testing.T) (*Driver, backend.Ref, string) {
 		t.Fatal(err)
 	}
 	ref := backend.Ref{VMID: 1001, UID: uid(1)}
-	if err := os.MkdirAll(d.dir(ref), 0o700); err != nil {
+	box := filepath.Join(d.sandboxes(), dirName(ref.VMID, ref.UID))
+	if err := os.MkdirAll(box, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	h := handle{Version: handleVersion, Spec: backend.Spec{VMID: ref.VMID, UID: ref.UID, Network: agentlab.Network{Mode: agentlab.NetworkNAT}}}
-	if err := durable.ReplaceJSON(filepath.Join(d.dir(ref), fileConfig), h, durable.None); err != nil {
+	if err := durable.ReplaceJSON(filepath.Join(box, fileConfig), h, durable.None); err != nil {
 		t.Fatal(err)
 	}
 	return d, ref, d.dir(ref)

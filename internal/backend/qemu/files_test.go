@@ -18,21 +18,61 @@ import (
 )
 
 func TestDirName(t *testing.T) {
-	ref := backend.Ref{VMID: 105, UID: agentlab.NewUID()}
-	if got, ok := parseDirName(dirName(ref)); !ok || got != ref {
-		t.Errorf("%q is read as %+v, %v", dirName(ref), got, ok)
+	const vmid = 105
+	mark := agentlab.NewUID()
+	if got, uid, ok := parseDirName(dirName(vmid, mark)); !ok || got != vmid || uid != mark {
+		t.Errorf("%q is read as %d, %q, %v", dirName(vmid, mark), got, uid, ok)
 	}
 	for _, bad := range []string{
-		"", "105", "105-", "-" + ref.UID, "0-" + ref.UID, "0105-" + ref.UID, "105-../../etc/passwd/aaaaaaaaaa",
-		"105-" + ref.UID + "a", "105-" + strings.ToUpper(ref.UID), "99999999999999999999-" + ref.UID, trashPrefix + dirName(ref),
+		"", "105", "105-", "-" + mark, "0-" + mark, "0105-" + mark, "-1-" + mark, "105-../../etc/passwd/aaaaaaaaaa", "1-../x",
+		"105-" + mark + "a", "105-" + strings.ToUpper(mark), "99999999999999999999-" + mark, trashPrefix + dirName(vmid, mark),
 	} {
-		if got, ok := parseDirName(bad); ok {
-			t.Errorf("%q is read as %+v", bad, got)
+		if vmid, uid, ok := parseDirName(bad); ok {
+			t.Errorf("%q is read as %d, %q", bad, vmid, uid)
 		}
 	}
-	for _, bad := range []backend.Ref{{}, {VMID: -1, UID: ref.UID}, {VMID: 1, UID: "../x"}, {VMID: 1, UID: "a/../../b"}} {
-		if agentlab.CodeOf(validRef(bad)) != agentlab.CodeInvalid {
-			t.Errorf("%+v is taken", bad)
+}
+
+// The uid alone names a sandbox. A directory of somebody else with the uid in
+// its name does not hide it, and trash is found beside it.
+func TestFind(t *testing.T) {
+	d, f := still(t)
+	sp := f.spec(1)
+	if err := d.Create(t.Context(), sp); err != nil {
+		t.Fatal(err)
+	}
+	whole := filepath.Join(d.sandboxes(), dirName(sp.VMID, sp.UID))
+	copied := filepath.Join(d.sandboxes(), dirName(999, sp.UID)) // sorts before it
+	if err := os.CopyFS(copied, os.DirFS(whole)); err != nil {
+		t.Fatal(err)
+	}
+	trash := filepath.Join(d.sandboxes(), trashPrefix+filepath.Base(whole))
+	if err := os.Mkdir(trash, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(d.sandboxes(), dirName(7, sp.UID)), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := d.find(sp.UID)
+	if err != nil || got.dir != whole || got.trash != trash || got.vmid != sp.VMID || got.Spec.Name != sp.Name {
+		t.Errorf("%+v, %v", got, err)
+	}
+	in, err := d.Inspect(t.Context(), backend.Ref{UID: sp.UID})
+	if err != nil || in.Power != backend.PowerStopped || in.Ref.UID != sp.UID {
+		t.Errorf("%+v, %v", in, err)
+	}
+	if list, err := d.List(t.Context()); err != nil || len(list) != 1 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if err := d.Destroy(t.Context(), backend.Ref{UID: sp.UID}); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(copied); err != nil || fileExists(whole) || fileExists(trash) {
+		t.Errorf("after Destroy: the copy: %v; the sandbox: %v, its trash: %v", err, fileExists(whole), fileExists(trash))
+	}
+	for _, uid := range []string{"", "../x", "a/../../b", uid(7)} {
+		if _, err := d.Inspect(t.Context(), backend.Ref{UID: uid}); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			t.Errorf("%q: %v", uid, err)
 		}
 	}
 }

@@ -26,10 +26,14 @@ func (d *Driver) DialGuest(ctx context.Context, ref backend.Ref, port uint16) (n
 }
 
 func (d *Driver) dial(ctx context.Context, ref backend.Ref, open func(supervisor.Dir, context.Context) (net.Conn, error)) (net.Conn, error) {
-	if err := validRef(ref); err != nil {
+	f, err := d.find(ref.UID)
+	if err == nil && f.dir == "" {
+		err = absent(ref.UID)
+	}
+	if err != nil {
 		return nil, err
 	}
-	c, err := open(d.supervised(ref), ctx)
+	c, err := open(d.supervised(f), ctx)
 	if err == nil {
 		return c, nil
 	}
@@ -38,45 +42,36 @@ func (d *Driver) dial(ctx context.Context, ref backend.Ref, open func(supervisor
 	case ierr != nil:
 		return nil, ierr
 	case in.Power != backend.PowerRunning:
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d is %s", ref.VMID, in.Power).WithHint("start it with 'agentlab sandbox start %d'", ref.VMID)
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d is %s", f.vmid, in.Power).WithHint("start it with 'agentlab sandbox start %d'", f.vmid)
 	}
 	return nil, err
 }
 
 // ListenGuest implements backend.Driver.
 func (d *Driver) ListenGuest(_ context.Context, ref backend.Ref) (net.Listener, error) {
-	s, err := d.existing(ref)
+	f, err := d.load(ref)
 	if err != nil {
 		return nil, err
 	}
-	return s.Listen()
+	return d.supervised(f).Listen()
 }
 
 // ConsoleLog implements backend.ConsoleLogger.
 func (d *Driver) ConsoleLog(ctx context.Context, ref backend.Ref, follow bool) (io.ReadCloser, error) {
-	s, err := d.existing(ref)
+	f, err := d.load(ref)
 	if err != nil {
 		return nil, err
 	}
-	return s.Console(ctx, follow), nil
+	return d.supervised(f).Console(ctx, follow), nil
 }
 
 // EgressLog implements backend.EgressLogger.
 func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
-	s, err := d.existing(ref)
+	f, err := d.load(ref)
 	if err != nil {
 		return nil, err
 	}
-	return s.Egress(ctx, after, limit)
-}
-
-// existing returns the directory of a sandbox whose Create is complete.
-func (d *Driver) existing(ref backend.Ref) (supervisor.Dir, error) {
-	if err := validRef(ref); err != nil {
-		return supervisor.Dir{}, err
-	}
-	_, err := d.load(ref)
-	return d.supervised(ref), err
+	return d.supervised(f).Egress(ctx, after, limit)
 }
 
 // UpdateNetwork implements backend.NetworkUpdater.
@@ -89,16 +84,16 @@ func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.
 		return err
 	}
 	defer unlock()
-	return d.updateNetwork(ctx, ref, n)
-}
-
-// updateNetwork is UpdateNetwork with the sandbox's lock held.
-func (d *Driver) updateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {
-	h, err := d.load(ref)
+	f, err := d.load(ref)
 	if err != nil {
 		return err
 	}
-	return d.supervised(ref).SetNetwork(ctx, n, func() error { return h.storeNetwork(d.dir(ref), n) })
+	return d.updateNetwork(ctx, f, n)
+}
+
+// updateNetwork is UpdateNetwork with the sandbox's lock held.
+func (d *Driver) updateNetwork(ctx context.Context, f found, n agentlab.Network) error {
+	return d.supervised(f).SetNetwork(ctx, n, func() error { return f.storeNetwork(f.dir, n) })
 }
 
 // storeNetwork writes h with another network.
@@ -119,8 +114,9 @@ func (d *Driver) SetDeadline(ctx context.Context, ref backend.Ref, to backend.De
 		return err
 	}
 	defer unlock()
-	if _, err := d.load(ref); err != nil {
+	f, err := d.load(ref)
+	if err != nil {
 		return err
 	}
-	return d.supervised(ref).SetDeadline(ctx, to)
+	return d.supervised(f).SetDeadline(ctx, to)
 }

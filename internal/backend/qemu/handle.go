@@ -1,9 +1,12 @@
 package qemu
 
 import (
+	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -38,23 +41,74 @@ type startConfig struct {
 // sandboxName is the directory of a sandbox: number and mark.
 var sandboxName = regexp.MustCompile(`^([1-9][0-9]{0,9})-([a-z2-9]{26})$`)
 
-func dirName(ref backend.Ref) string { return strconv.Itoa(ref.VMID) + "-" + ref.UID }
+func dirName(vmid int, uid string) string { return strconv.Itoa(vmid) + "-" + uid }
 
-func parseDirName(name string) (backend.Ref, bool) {
+func parseDirName(name string) (vmid int, uid string, ok bool) {
 	m := sandboxName.FindStringSubmatch(name)
 	if m == nil {
-		return backend.Ref{}, false
+		return 0, "", false
 	}
 	vmid, err := strconv.Atoi(m[1])
-	return backend.Ref{VMID: vmid, UID: m[2]}, err == nil
+	return vmid, m[2], err == nil
 }
 
-// validRef keeps anything but a proper mark from becoming a path.
-func validRef(ref backend.Ref) error {
-	if _, ok := parseDirName(dirName(ref)); !ok {
-		return agentlab.Errorf(agentlab.CodeInvalid, "%d-%q does not name a sandbox", ref.VMID, ref.UID)
+// found is what the state directory has of a sandbox.
+type found struct {
+	vmid  int // as the directory's name has it
+	uid   string
+	dir   string // "" means that there is none
+	trash string // what a Destroy that was cut short has left; "" means nothing
+	handle
+	err error // of reading the handle
+}
+
+// find looks for the sandbox with a uid. A directory whose config.json is that
+// of another sandbox is not AgentLab's.
+func (d *Driver) find(uid string) (found, error) {
+	if uid == "" {
+		return found{}, nil
 	}
-	return nil
+	all, err := d.findAll(uid)
+	if err != nil || len(all) == 0 {
+		return found{}, err
+	}
+	return all[0], nil
+}
+
+// findAll looks for all sandboxes, or only for that with a uid if it is not "".
+// Each has a directory, or only its trash.
+func (d *Driver) findAll(uid string) ([]found, error) {
+	entries, err := os.ReadDir(d.sandboxes())
+	if err != nil {
+		return nil, fault(err, "cannot read %s", d.sandboxes())
+	}
+	var all []found
+	for _, e := range entries { // trash comes first: its names begin with a dot
+		name, trashed := strings.CutPrefix(e.Name(), trashPrefix)
+		var f found
+		var ok bool
+		if f.vmid, f.uid, ok = parseDirName(name); !ok || !e.IsDir() || uid != "" && f.uid != uid {
+			continue
+		}
+		path := filepath.Join(d.sandboxes(), e.Name())
+		if trashed {
+			f.trash = path
+			all = append(all, f)
+			continue
+		}
+		f.dir = path
+		if f.handle, f.err = readHandle(path); f.err == nil && dirName(f.Spec.VMID, f.Spec.UID) != name {
+			continue
+		}
+		i := slices.IndexFunc(all, func(o found) bool { return o.uid == f.uid && o.dir == "" })
+		if i < 0 {
+			all = append(all, f)
+			continue
+		}
+		f.trash = all[i].trash
+		all[i] = f
+	}
+	return all, nil
 }
 
 // readHandle reads config.json. Its absence is fs.ErrNotExist.

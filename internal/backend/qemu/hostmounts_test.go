@@ -22,12 +22,13 @@ func prepared(t *testing.T) (dir string, h handle, c startConfig, args []string)
 	if err := d.Create(t.Context(), sp); err != nil {
 		t.Fatal(err)
 	}
-	h, err := d.load(sp.Ref())
+	b, err := d.load(sp.Ref())
 	if err != nil {
 		t.Fatal(err)
 	}
+	h = b.handle
 	c = startConfig{Accel: AccelTCG, Initrd: f.Image.Modules, TSCKHz: 1000000, TSCFixed: true}
-	return d.dir(sp.Ref()), h, c, vmArgs(h, c, qemuFDs)
+	return b.dir, h, c, vmArgs(h, c, qemuFDs)
 }
 
 func TestHostMountsAreRefused(t *testing.T) {
@@ -186,11 +187,11 @@ func TestStartRefusesHostMounts(t *testing.T) {
 	if agentlab.CodeOf(err) != agentlab.CodeDenied || !strings.Contains(err.Error(), "/etc/passwd") || agentlab.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}
-	h, err := d.load(sp.Ref())
+	b, err := d.load(sp.Ref())
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &machine{dir: d.dir(sp.Ref()), handle: h, cfg: startConfig{QEMU: qemu, Accel: AccelTCG, Initrd: f.Image.Modules}, hooks: supervisor.Hooks{Log: d.log}}
+	m := &machine{dir: b.dir, handle: b.handle, cfg: startConfig{QEMU: qemu, Accel: AccelTCG, Initrd: f.Image.Modules}, hooks: supervisor.Hooks{Log: d.log}}
 	if _, err := m.Launch(t.Context()); agentlab.CodeOf(err) != agentlab.CodeDenied {
 		t.Errorf("the shim: %v", err)
 	}

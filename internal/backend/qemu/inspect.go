@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -15,97 +14,56 @@ import (
 
 // Inspect implements backend.Driver.
 func (d *Driver) Inspect(_ context.Context, ref backend.Ref) (backend.Instance, error) {
-	if err := validRef(ref); err != nil {
+	f, err := d.find(ref.UID)
+	if err != nil {
 		return backend.Instance{}, err
 	}
-	in, err := d.inspect(ref)
-	if err == nil || agentlab.CodeOf(err) != agentlab.CodeNotFound {
-		return in, err
+	if f.dir == "" && f.trash == "" {
+		return backend.Instance{}, absent(ref.UID)
 	}
-	switch _, terr := os.Lstat(d.trash(ref)); {
-	case terr == nil:
-		return trashed(ref), nil
-	case !errors.Is(terr, fs.ErrNotExist):
-		return in, fault(terr, "cannot look for sandbox %d", ref.VMID)
-	}
-	return in, err
+	return d.instance(f)
 }
 
-func trashed(ref backend.Ref) backend.Instance {
-	return backend.Instance{Ref: ref, Power: backend.PowerPartial, Reason: "its destruction was cut short"}
-}
-
-func (d *Driver) inspect(ref backend.Ref) (backend.Instance, error) {
-	dir := d.dir(ref)
-	in := backend.Instance{Ref: ref, Power: backend.PowerPartial, Reason: "its making was cut short"}
-	switch st, err := os.Lstat(dir); {
-	case errors.Is(err, fs.ErrNotExist):
-		return in, absent(ref)
-	case err != nil:
-		return in, fault(err, "cannot look at sandbox %d", ref.VMID)
-	case !st.IsDir():
-		return in, absent(ref)
-	}
-	h, err := readHandle(dir)
-	if errors.Is(err, fs.ErrNotExist) {
+// instance returns the state of a sandbox that was found.
+func (d *Driver) instance(f found) (backend.Instance, error) {
+	in := backend.Instance{Ref: backend.Ref{VMID: f.vmid, UID: f.uid}, Power: backend.PowerPartial, Reason: "its making was cut short"}
+	switch {
+	case f.dir == "":
+		in.Reason = "its destruction was cut short"
 		return in, nil
+	case errors.Is(f.err, fs.ErrNotExist):
+		return in, nil
+	case f.err != nil:
+		return in, asError(f.err, "cannot read sandbox %d", f.vmid)
 	}
-	if err != nil {
-		return in, asError(err, "cannot read sandbox %d", ref.VMID)
-	}
-	if h.Spec.Ref() != ref {
-		return in, absent(ref)
-	}
-	in.Name, in.Spec = h.Spec.Name, &h.Spec
-	if _, err := os.Lstat(filepath.Join(dir, fileRoot)); err != nil {
+	in.Name, in.Spec = f.Spec.Name, &f.Spec
+	if _, err := os.Lstat(filepath.Join(f.dir, fileRoot)); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return in, nil
 		}
-		return in, fault(err, "cannot look at the disk of sandbox %d", ref.VMID)
+		return in, fault(err, "cannot look at the disk of sandbox %d", f.vmid)
 	}
 	in.IP = vnet.DefaultGuest.String()
-	return in, d.supervised(ref).Power(&in)
+	return in, d.supervised(f).Power(&in)
 }
 
-// List implements backend.Driver. A directory that cannot be read is told of
-// as partial, with the reason, so that it is not taken for absent.
+// List implements backend.Driver. A sandbox that cannot be read is partial, with
+// the reason, so that it is not taken for absent.
 func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
-	entries, err := os.ReadDir(d.sandboxes())
+	all, err := d.findAll("")
 	if err != nil {
-		return nil, fault(err, "cannot read %s", d.sandboxes())
+		return nil, err
 	}
 	var list []backend.Instance
-	seen := map[backend.Ref]bool{}
-	var trash []backend.Ref
-	for _, e := range entries {
+	for _, f := range all {
 		if err := ctx.Err(); err != nil {
 			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "listing sandboxes: %w", context.Cause(ctx))
 		}
-		if name, ok := strings.CutPrefix(e.Name(), trashPrefix); ok {
-			if ref, ok := parseDirName(name); ok && e.IsDir() {
-				trash = append(trash, ref)
-			}
-			continue
+		in, err := d.instance(f)
+		if err != nil {
+			in.Power, in.Reason = backend.PowerPartial, agentlab.Reason(err.Error())
 		}
-		ref, ok := parseDirName(e.Name())
-		if !ok || !e.IsDir() {
-			continue
-		}
-		in, err := d.inspect(ref)
-		switch agentlab.CodeOf(err) {
-		case "":
-		case agentlab.CodeNotFound: // gone meanwhile, or not ours
-			continue
-		default:
-			in.Power, in.Reason = backend.PowerPartial, agentlab.OneLine(err.Error(), maxReason)
-		}
-		seen[ref] = true
 		list = append(list, in)
-	}
-	for _, ref := range trash {
-		if !seen[ref] {
-			list = append(list, trashed(ref))
-		}
 	}
 	return list, nil
 }

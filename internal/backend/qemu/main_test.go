@@ -209,6 +209,12 @@ func eventually(t testing.TB, within time.Duration, what string, cond func() err
 	}
 }
 
+// dir returns the directory of a sandbox; "" means that there is none.
+func (d *Driver) dir(ref backend.Ref) string {
+	f, _ := d.find(ref.UID)
+	return f.dir
+}
+
 // Files of the supervisor in a sandbox's directory.
 const shimLog, shimPID, qemuPID = "shim.log", "shim.pid", "qemu.pid"
 

@@ -17,18 +17,18 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 		return err
 	}
 	defer unlock()
-	h, err := d.load(ref)
+	f, err := d.load(ref)
 	if err != nil {
 		return err
 	}
-	return d.supervised(ref).Start(ctx, d.cfg.Shim, func(ctx context.Context) (supervisor.Config, error) {
-		cfg, err := d.startConfig(ctx, h)
+	return d.supervised(f).Start(ctx, d.cfg.Shim, func(ctx context.Context) (supervisor.Config, error) {
+		cfg, err := d.startConfig(ctx, f.handle)
 		if err != nil {
 			return nil, err
 		}
 		// machine.Launch checks again what it really runs; here the caller gets
 		// the error's code.
-		return &cfg, refuseHostMounts(d.dir(ref), h, cfg, vmArgs(h, cfg, qemuFDs))
+		return &cfg, refuseHostMounts(f.dir, f.handle, cfg, vmArgs(f.handle, cfg, qemuFDs))
 	})
 }
 

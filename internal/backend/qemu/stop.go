@@ -2,9 +2,8 @@ package qemu
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -18,15 +17,16 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 		return err
 	}
 	defer unlock()
-	if _, err := d.load(ref); err != nil {
-		if agentlab.CodeOf(err) == agentlab.CodeUnavailable { // half made: nothing runs
-			return nil
-		}
+	f, err := d.load(ref)
+	if agentlab.CodeOf(err) == agentlab.CodeUnavailable { // half made: nothing runs
+		return nil
+	}
+	if err != nil {
 		return err
 	}
-	s := d.supervised(ref)
+	s := d.supervised(f)
 	if err := s.Halt(ctx, grace); err != nil {
-		return asError(err, "stopping sandbox %d", ref.VMID)
+		return asError(err, "stopping sandbox %d", f.vmid)
 	}
 	d.at("halted")
 	return s.Settle(d.cfg.Now())
@@ -40,34 +40,30 @@ func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
 		return err
 	}
 	defer unlock()
-	dir, trash := d.dir(ref), d.trash(ref)
-	switch st, err := os.Lstat(dir); {
-	case errors.Is(err, fs.ErrNotExist):
-		return d.empty(trash)
-	case err != nil:
-		return fault(err, "cannot look at sandbox %d", ref.VMID)
-	case !st.IsDir():
-		return d.empty(trash) // not ours
-	}
-	h, err := readHandle(dir)
-	if err == nil && h.Spec.Ref() != ref {
-		return d.empty(trash) // not ours
-	}
-	if err := d.supervised(ref).Halt(ctx, 0); err != nil {
-		return asError(err, "destroying sandbox %d", ref.VMID)
-	}
-	d.at("halted")
-	if err := d.empty(trash); err != nil {
+	f, err := d.find(ref.UID)
+	if err != nil {
 		return err
 	}
-	if err := os.Rename(dir, trash); err != nil {
-		return fault(err, "cannot move sandbox %d to the trash", ref.VMID)
+	if f.dir == "" {
+		return empty(f.trash)
+	}
+	if err := d.supervised(f).Halt(ctx, 0); err != nil {
+		return asError(err, "destroying sandbox %d", f.vmid)
+	}
+	d.at("halted")
+	if err := empty(f.trash); err != nil {
+		return err
+	}
+	trash := filepath.Join(d.sandboxes(), trashPrefix+filepath.Base(f.dir))
+	if err := os.Rename(f.dir, trash); err != nil {
+		return fault(err, "cannot move sandbox %d to the trash", f.vmid)
 	}
 	d.at("in the trash")
-	return d.empty(trash)
+	return empty(trash)
 }
 
-func (d *Driver) empty(trash string) error {
+// empty removes a directory; "" is none.
+func empty(trash string) error {
 	if err := os.RemoveAll(trash); err != nil {
 		return fault(err, "cannot empty %s", trash)
 	}
