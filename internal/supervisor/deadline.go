@@ -44,15 +44,13 @@ func uptime() time.Duration {
 // set reports whether there is a deadline in this boot of the host.
 func (d deadline) set() bool { return !d.Lease.IsZero() && d.Boot == BootID() }
 
-func (d deadline) left() time.Duration { return d.At - uptime() }
-
-// moved returns the deadline after a call of SetDeadline, and whether it is
-// another one.
-func (d deadline) moved(by backend.Deadline) (deadline, bool) {
+// moved returns the deadline after a call of SetDeadline, at a time of the
+// clock of uptime, and whether it is another one.
+func (d deadline) moved(by backend.Deadline, now time.Duration) (deadline, bool) {
 	if d.set() && d.Lease.Equal(by.Lease) {
 		return d, false
 	}
-	return deadline{Lease: by.Lease, Boot: BootID(), At: uptime() + by.Left}, true
+	return deadline{Lease: by.Lease, Boot: BootID(), At: now + by.Left}, true
 }
 
 // readDeadline reads the deadline of the sandbox in dir. A file that a crash
@@ -109,7 +107,7 @@ func (s *supervisor) setDeadline(to backend.Deadline) error {
 	s.deadlineMu.Lock()
 	defer s.deadlineMu.Unlock()
 	s.mu.Lock()
-	now, changed := s.deadline.moved(to)
+	now, changed := s.deadline.moved(to, s.uptime())
 	if changed {
 		s.deadline = now
 		close(s.deadlineMoved)
@@ -130,7 +128,7 @@ func (s *supervisor) watchDeadline() {
 		s.mu.Unlock()
 		wait := deadlineEvery
 		if d.set() {
-			wait = min(wait, d.left())
+			wait = min(wait, d.At-s.uptime())
 		}
 		if wait <= 0 {
 			s.expire()

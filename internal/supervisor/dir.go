@@ -238,8 +238,7 @@ func (d Dir) SetDeadline(ctx context.Context, to backend.Deadline) error {
 		if err != nil {
 			return err
 		}
-		to.Left = end - uptime()
-		next, changed := now.moved(to)
+		next, changed := now.moved(to, end-to.Left)
 		if !changed {
 			return nil
 		}

@@ -2,15 +2,24 @@ package supervisor
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 )
+
+// call is a call of a fakeVM.
+type call struct {
+	name string
+	at   time.Time
+}
 
 // fakeVM is a VM without a process.
 type fakeVM struct {
@@ -24,7 +33,7 @@ type fakeVM struct {
 	done  chan struct{}
 
 	mu      sync.Mutex
-	calls   []string
+	calls   []call
 	policy  agentlab.Network
 	console string
 }
@@ -34,23 +43,41 @@ func newFakeVM() *fakeVM {
 }
 
 // did records a call and returns its result.
-func (v *fakeVM) did(call string) error {
+func (v *fakeVM) did(name string) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.calls = append(v.calls, call)
-	return v.fail[call]
+	v.calls = append(v.calls, call{name, time.Now()})
+	return v.fail[name]
 }
 
-func (v *fakeVM) made() []string {
+// made returns the calls, separated by spaces.
+func (v *fakeVM) made() string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return slices.Clone(v.calls)
+	var out []string
+	for _, c := range v.calls {
+		out = append(out, c.name)
+	}
+	return strings.Join(out, " ")
 }
 
-// end is what a call that ends the VM does.
-func (v *fakeVM) end(call string) error {
-	err := v.did(call)
-	if err == nil && !slices.Contains(v.deaf, call) {
+// ending returns the calls after Ready, each with the time since from.
+func (v *fakeVM) ending(from time.Time) string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	var out []string
+	for _, c := range v.calls {
+		if c.name != "launch" && c.name != "ready" {
+			out = append(out, fmt.Sprintf("%s %s", c.name, c.at.Sub(from)))
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+// end is a call that ends the VM.
+func (v *fakeVM) end(name string) error {
+	err := v.did(name)
+	if err == nil && !slices.Contains(v.deaf, name) {
 		v.die()
 	}
 	return err

@@ -50,6 +50,7 @@ const dirEvery = 5 * time.Second
 type supervisor struct {
 	dir      string
 	kinds    func(backend string) (Kind, error)
+	uptime   func() time.Duration
 	rebooted bool // the host was, since the last run
 	cfg      Start
 	lockFile fs.FileInfo // of the lock that we hold
@@ -101,7 +102,7 @@ func Run(ctx context.Context, dir string, kinds func(backend string) (Kind, erro
 
 func newSupervisor(dir string, kinds func(string) (Kind, error)) *supervisor {
 	return &supervisor{
-		dir: dir, kinds: kinds, consoleTail: Tail{Max: 16 << 10}, resooner: make(chan struct{}, 1),
+		dir: dir, kinds: kinds, uptime: uptime, consoleTail: Tail{Max: 16 << 10}, resooner: make(chan struct{}, 1),
 		changed: make(chan struct{}), deadlineMoved: make(chan struct{}),
 	}
 }

@@ -2,10 +2,10 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
@@ -24,15 +24,13 @@ func supervised(t *testing.T, d Dir, vm *fakeVM) (s *supervisor, ended <-chan er
 	}
 	result, finished := make(chan error, 1), make(chan struct{})
 	go func() {
-		result <- s.run(context.Background())
+		err := s.run(context.Background())
+		result <- errors.Join(err, s.undo.run())
 		close(finished)
 	}()
 	t.Cleanup(func() {
 		vm.die()
 		<-finished
-		if err := s.undo.run(); err != nil {
-			t.Error(err)
-		}
 	})
 	if err := s.await(t.Context(), func(st runState) bool { return st.Phase == phaseRunning }); err != nil {
 		t.Fatal(err)
@@ -62,8 +60,8 @@ func TestVMEndsByItself(t *testing.T) {
 	if b, err := io.ReadAll(d.Console(t.Context(), false)); err != nil || string(b) != "last words" || vm.console != "last words" {
 		t.Errorf("the console holds %q, the VM saw %q, %v", b, vm.console, err)
 	}
-	if want := []string{"launch", "ready"}; !slices.Equal(vm.made(), want) {
-		t.Errorf("calls %q, want %q", vm.made(), want)
+	if got, want := vm.made(), "launch ready"; got != want {
+		t.Errorf("calls %q, want %q", got, want)
 	}
 }
 
@@ -85,12 +83,12 @@ func TestStartFails(t *testing.T) {
 		start Start
 		fail  string
 		want  string
-		calls []string
+		calls string
 	}{
-		"launch":          {Start{Version: startVersion}, "launch", "no launch", []string{"launch"}},
-		"ready":           {Start{Version: startVersion}, "ready", "no ready", []string{"launch", "ready", "kill"}},
-		"unknown backend": {Start{Version: startVersion, Backend: "moon"}, "", "moon", nil},
-		"newer format":    {Start{Version: startVersion + 1}, "", "format 2", nil},
+		"launch":          {Start{Version: startVersion}, "launch", "no launch", "launch"},
+		"ready":           {Start{Version: startVersion}, "ready", "no ready", "launch ready kill"},
+		"unknown backend": {Start{Version: startVersion, Backend: "moon"}, "", "moon", ""},
+		"newer format":    {Start{Version: startVersion + 1}, "", "format 2", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d, vm := testDir(t), newFakeVM()
@@ -113,8 +111,8 @@ func TestStartFails(t *testing.T) {
 			if err := d.Power(&in); err != nil || in.Power != backend.PowerCrashed || !strings.Contains(in.Reason, test.want) {
 				t.Errorf("%+v, %v", in, err)
 			}
-			if !slices.Equal(vm.made(), test.calls) {
-				t.Errorf("calls %q, want %q", vm.made(), test.calls)
+			if got := vm.made(); got != test.calls {
+				t.Errorf("calls %q, want %q", got, test.calls)
 			}
 		})
 	}
