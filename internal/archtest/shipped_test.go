@@ -25,9 +25,6 @@ var testOnly = []string{
 // may read.
 var switches = []string{"AGENTLAB_TEST_", "AGENTLAB_ALLOW_", "AGENTLAB_MUTATION"}
 
-// pending are the files that still read one.
-var pending = []string{"internal/backend/qemu/open.go", "internal/supervisor/start.go"}
-
 // linked is a package of a program, as go list prints it.
 type linked struct {
 	ImportPath, Dir              string
@@ -136,7 +133,7 @@ func checkSwitches(t *testing.T, p linked) {
 func checkText(t *testing.T, where, text string) {
 	t.Helper()
 	for _, s := range switches {
-		if strings.Contains(text, s) && !slices.Contains(pending, strings.TrimPrefix(where, Module+"/")) {
+		if strings.Contains(text, s) {
 			t.Errorf("%s names %s…: a shipped program has no switch for tests", where, s)
 		}
 	}

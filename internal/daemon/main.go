@@ -70,7 +70,9 @@ func Main(args []string, known ...registry.Backend) int {
 	case len(args) >= 1 && args[0] == "image":
 		return imageCommand(args[1:], os.Stdout, os.Stderr)
 	case len(args) == 2 && args[0] == "vmm": // a VM's supervisor; only drivers start it
-		return complain(os.Stderr, untilSignal(func(ctx context.Context) error { return supervisor.Run(ctx, args[1], registry.List(known).VM) }), 1)
+		return complain(os.Stderr, untilSignal(func(ctx context.Context) error {
+			return supervisor.Run(ctx, args[1], registry.List(known).VM, supervisor.Options{})
+		}), 1)
 	}
 	fmt.Fprint(os.Stderr, usage)
 	return 2

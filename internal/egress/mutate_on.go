@@ -8,9 +8,10 @@ import (
 	"sync/atomic"
 )
 
-// DropRuleFileEnv names the file with the name of the rule to drop. A name
-// that ends in * drops every rule that begins so.
-const DropRuleFileEnv = "AGENTLAB_TEST_DROP_RULE_FILE"
+// DropRuleFile is the path of the file with the name of the rule to drop; ""
+// drops none. A name that ends in * drops every rule that begins so. It is set
+// before the first New.
+var DropRuleFile string
 
 var droppedRule atomic.Pointer[string]
 
@@ -29,8 +30,8 @@ func Dropped(rule string) bool {
 
 func readDropped() {
 	name := ""
-	if path := os.Getenv(DropRuleFileEnv); path != "" {
-		data, err := os.ReadFile(path)
+	if DropRuleFile != "" {
+		data, err := os.ReadFile(DropRuleFile)
 		if err == nil {
 			name = strings.TrimSpace(string(data))
 		}

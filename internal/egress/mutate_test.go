@@ -16,7 +16,7 @@ import (
 // names denies nothing any more, and the others go on.
 func TestDroppedRules(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "drop")
-	t.Setenv(egress.DropRuleFileEnv, file)
+	egress.DropRuleFile = file
 	drop := func(rule string) {
 		if err := os.WriteFile(file, []byte(rule+"\n"), 0o600); err != nil {
 			t.Fatal(err)

@@ -11,10 +11,6 @@ import (
 
 // route sets how a guest's network reaches the internet.
 func (s *Start) route(n *vnet.Config) error {
-	if s.DialUnix != "" {
-		n.Dialer = gate.UnixDialer{Path: s.DialUnix}
-		return nil
-	}
 	if s.UpstreamProxy == nil {
 		return nil
 	}

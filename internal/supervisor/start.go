@@ -125,11 +125,6 @@ func environment() []string {
 			env = append(env, k+"="+v)
 		}
 	}
-	for _, kv := range os.Environ() { // a test's own supervisor may need its switches
-		if strings.HasPrefix(kv, "AGENTLAB_TEST_") || strings.HasPrefix(kv, "GOCOVERDIR=") {
-			env = append(env, kv)
-		}
-	}
 	return env
 }
 

@@ -33,7 +33,6 @@ type Start struct {
 	// UpstreamProxy is the proxy that the guest's connections use; nil means
 	// that they are dialled directly.
 	UpstreamProxy *gate.ProxyConfig `json:"upstream_proxy,omitempty"`
-	DialUnix      string            `json:"dial_unix,omitempty"` // tests: the network behind this socket is the guest's internet
 }
 
 // Config is the content of start.json: a pointer to a struct that embeds Start

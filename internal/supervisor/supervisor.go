@@ -23,6 +23,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/boundedlog"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/egresslog"
 	"github.com/agentlab-vm/agentlab/internal/link"
@@ -51,6 +52,7 @@ type supervisor struct {
 	dir      string
 	kinds    func(backend string) (Kind, error)
 	uptime   func() time.Duration
+	options  Options
 	rebooted bool // the host was, since the last run
 	cfg      Start
 	lockFile fs.FileInfo // of the lock that we hold
@@ -82,6 +84,13 @@ type supervisor struct {
 	deadlineMu sync.Mutex // held while the deadline is changed
 }
 
+// Options change how a supervisor works.
+type Options struct {
+	// Dialer makes the connections of the guest to the internet. nil means the
+	// upstream proxy of start.json, or the network of the host.
+	Dialer gate.Dialer
+}
+
 // Run supervises the VM in dir: it starts the VM as start.json says, and
 // returns when the VM has ended and state.json has the reason. It is the whole
 // of its process ("agentlabd vmm DIR"): it changes signals and limits of the
@@ -89,8 +98,9 @@ type supervisor struct {
 // returns the Kind of a backend; "" is a start.json without a backend.
 //
 // When ctx ends, or SIGTERM comes, the guest gets a few seconds to power off.
-func Run(ctx context.Context, dir string, kinds func(backend string) (Kind, error)) (err error) {
+func Run(ctx context.Context, dir string, kinds func(backend string) (Kind, error), o Options) (err error) {
 	s := newSupervisor(dir, kinds)
+	s.options = o
 	defer func() { err = errors.Join(err, s.undo.run()) }()
 	if err := s.lock(); err != nil {
 		return err

@@ -68,7 +68,7 @@ func TestVMEndsByItself(t *testing.T) {
 func TestTwoSupervisors(t *testing.T) {
 	d, vm := testDir(t), newFakeVM()
 	supervised(t, d, vm)
-	if err := Run(t.Context(), d.Path, vm.kinds); agentlab.CodeOf(err) != agentlab.CodeBusy {
+	if err := Run(t.Context(), d.Path, vm.kinds, Options{}); agentlab.CodeOf(err) != agentlab.CodeBusy {
 		t.Errorf("a second supervisor: %v, want code busy", err)
 	}
 	var in backend.Instance

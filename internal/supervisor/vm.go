@@ -176,7 +176,9 @@ func (s *supervisor) startNet(conn io.ReadWriteCloser) error {
 		Services: map[uint16]func(net.Conn){ControllerPort: s.toController, UploadPort: s.toController},
 		Audit:    s.egressLog.Write, Reserved: s.cfg.Reserved,
 	}
-	if err := s.cfg.route(&cfg); err != nil {
+	if s.options.Dialer != nil {
+		cfg.Dialer = s.options.Dialer
+	} else if err := s.cfg.route(&cfg); err != nil {
 		return err
 	}
 	network, err := vnet.New(cfg)

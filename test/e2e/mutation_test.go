@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
 	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
+	"github.com/agentlab-vm/agentlab/test/testdaemon"
 )
 
 // buildFlags are for the programs under test.
@@ -21,8 +21,8 @@ var buildFlags = []string{"-tags", "mutation"}
 // In one real VM: each rule of the network policy, taken out of force alone,
 // is missed by a row of the probe table.
 func TestMutationInVM(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "drop")
-	p := newProbeLab(t, egress.DropRuleFileEnv+"="+file)
+	p := newProbeLab(t)
+	file := filepath.Join(p.home, testdaemon.DropRule)
 	variants := slices.DeleteFunc(probetest.Reference(), func(v probetest.Variant) bool { return len(v.Network.Layers) > 0 })
 	for _, v := range variants { // else a mutant would be caught by what fails anyway
 		for _, o := range probetest.Failures(p.table(v, 15)) {

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/pem"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -15,23 +14,20 @@ import (
 
 	"github.com/agentlab-vm/agentlab/test/fakellm"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
+	"github.com/agentlab-vm/agentlab/test/testdaemon"
 )
 
 // newNetLab is a lab whose sandboxes see a fake internet and nothing else.
-func newNetLab(t testing.TB, env ...string) (*lab, *fakenet.Net) {
+func newNetLab(t testing.TB) (*lab, *fakenet.Net) {
 	t.Helper()
 	n := fakenet.New()
 	t.Cleanup(n.Close)
-	dir, err := os.MkdirTemp("", "agentlab-net-*")
-	if err != nil {
+	l := newLab(t)
+	l.testDaemon()
+	if err := n.ServeUnix(filepath.Join(l.home, testdaemon.Internet)); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	socket := filepath.Join(dir, "net.sock")
-	if err := n.ServeUnix(socket); err != nil {
-		t.Fatal(err)
-	}
-	return newLab(t, append(env, "AGENTLAB_TEST_INTERNET="+socket)...), n
+	return l, n
 }
 
 func (l *lab) secret(key, value string) {

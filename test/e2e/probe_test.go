@@ -97,9 +97,9 @@ const probed = "probed"
 
 // newProbeLab makes the sandbox. Its records are followed, because those who
 // follow are told soon.
-func newProbeLab(t *testing.T, env ...string) *probeLab {
+func newProbeLab(t *testing.T) *probeLab {
 	t.Helper()
-	l, n := newNetLab(t, env...)
+	l, n := newNetLab(t)
 	if err := n.ProbeWorld(); err != nil {
 		t.Fatal(err)
 	}

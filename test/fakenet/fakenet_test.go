@@ -48,7 +48,7 @@ func dialers(t *testing.T, n *fakenet.Net, f func(t *testing.T, d gate.Dialer)) 
 		t.Fatal(err)
 	}
 	t.Run("in process", func(t *testing.T) { f(t, n) })
-	t.Run("unix socket", func(t *testing.T) { f(t, gate.UnixDialer{Path: path}) })
+	t.Run("unix socket", func(t *testing.T) { f(t, fakenet.UnixDialer{Path: path}) })
 }
 
 func dial(t *testing.T, d gate.Dialer, network, addr string) net.Conn {

@@ -6,11 +6,10 @@ import (
 	"net"
 	"strings"
 
-	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
 
-// ServeUnix serves the dial protocol of gate.UnixDialer on a unix socket, so
+// ServeUnix serves the dial protocol of UnixDialer on a unix socket, so
 // that shims in other processes reach this Net. It returns at once; the socket
 // lives until the Net is closed.
 func (n *Net) ServeUnix(path string) error {
@@ -32,7 +31,7 @@ func (n *Net) ServeUnix(path string) error {
 }
 
 func (n *Net) serveDial(conn net.Conn) {
-	line, err := gate.ReadDialLine(conn)
+	line, err := ReadDialLine(conn)
 	if err != nil {
 		return
 	}
@@ -48,7 +47,7 @@ func (n *Net) serveDial(conn net.Conn) {
 	}
 	outer := conn
 	if strings.HasPrefix(network, "udp") || network == "icmp" {
-		outer = gate.NewDatagramConn(conn)
+		outer = NewDatagramConn(conn)
 	}
 	done := make(chan struct{})
 	go func() {

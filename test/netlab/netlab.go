@@ -23,7 +23,6 @@ import (
 
 	"golang.org/x/net/ipv4"
 
-	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
 )
 
@@ -164,7 +163,7 @@ func NewPeer(t testing.TB, ifname, bridge string, addrs ...string) *Peer {
 
 // play serves until standard input ends.
 func play(socket string) error {
-	dialer := gate.UnixDialer{Path: socket}
+	dialer := fakenet.UnixDialer{Path: socket}
 	for _, port := range ports {
 		l, err := net.Listen("tcp4", fmt.Sprintf(":%d", port))
 		if err != nil {
@@ -188,7 +187,7 @@ func play(socket string) error {
 	return err
 }
 
-func accept(l net.Listener, dialer gate.UnixDialer) {
+func accept(l net.Listener, dialer fakenet.UnixDialer) {
 	for {
 		conn, err := l.Accept()
 		if err != nil {
@@ -214,7 +213,7 @@ func accept(l net.Listener, dialer gate.UnixDialer) {
 	}
 }
 
-func datagrams(conn *ipv4.PacketConn, dialer gate.UnixDialer) {
+func datagrams(conn *ipv4.PacketConn, dialer fakenet.UnixDialer) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, cm, from, err := conn.ReadFrom(buf)

@@ -1,16 +1,44 @@
 // Package testdaemon is the program agentlabd for tests: it also has the fake
-// backend.
+// backend, and the internet of its guests is a network of the test.
 package testdaemon
 
 import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/agentlab-vm/agentlab/internal/backends"
 	"github.com/agentlab-vm/agentlab/internal/daemon"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 	"github.com/agentlab-vm/agentlab/test/fakebackend"
+	"github.com/agentlab-vm/agentlab/test/fakenet"
 )
 
-// Main is daemon.Main with more backends.
+// Internet is the name of the socket of the guests' internet
+// (fakenet.Net.ServeUnix) in the home of the daemon. Without it guests have no
+// internet.
+const Internet = "internet.sock"
+
+// Main is daemon.Main with more backends, and a supervisor with the test's
+// internet.
 func Main(args []string) int {
+	if len(args) == 2 && args[0] == "vmm" {
+		return supervise(args[1])
+	}
+	dropRuleIn(os.Getenv("AGENTLAB_HOME"))
 	return daemon.Main(args, append(slices.Clip(backends.All), fakebackend.Backend)...)
+}
+
+// supervise runs the supervisor of the VM in HOME/state/sandboxes/NAME.
+func supervise(dir string) int {
+	home := filepath.Join(dir, "..", "..", "..")
+	dropRuleIn(home)
+	o := supervisor.Options{Dialer: fakenet.UnixDialer{Path: filepath.Join(home, Internet)}}
+	if err := supervisor.Run(context.Background(), dir, backends.All.VM, o); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
 }

@@ -64,10 +64,6 @@ type Config struct {
 	// running guests that write are paused, and all below half of it; 0 means when none is left.
 	PauseBelow uint64
 
-	// DialUnix, for tests only, is a unix socket that takes the place of the
-	// internet for every sandbox started from now on (gate.UnixDialer).
-	DialUnix string
-
 	// Reserved are the ports of this host that no policy opens to a sandbox
 	// started from now on.
 	Reserved []uint16

@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/test/fakenet"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
@@ -33,17 +34,15 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "nested" {
 		os.Exit(nested())
 	}
-	if len(os.Args) == 3 {
-		switch os.Args[1] {
-		case "vmm":
-			if err := runSupervisor(context.Background(), os.Args[2]); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				os.Exit(1)
-			}
-			os.Exit(0)
-		case "die":
-			os.Exit(die(os.Args[2]))
+	switch {
+	case len(os.Args) == 4 && os.Args[1] == "vmm":
+		if err := runSupervisor(context.Background(), os.Args[3], os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
 		}
+		os.Exit(0)
+	case len(os.Args) == 3 && os.Args[1] == "die":
+		os.Exit(die(os.Args[2]))
 	}
 	code := guard.Run(m)
 	_ = os.RemoveAll(runnerDir)
@@ -86,7 +85,7 @@ var baseImage = sync.OnceValues(func() (ImageFiles, error) {
 type fixed struct {
 	StateDir, CacheDir, Runner string
 	Image                      ImageFiles
-	DialUnix                   string
+	Internet                   string // socket of the guests' internet; "" means that of the host
 	PauseBelow                 uint64
 	QEMU                       string // "": the one that is installed
 	UpstreamProxy              *gate.ProxyConfig
@@ -98,7 +97,7 @@ func (f fixed) open() (*Driver, error) {
 		return nil, err
 	}
 	return New(Config{
-		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, DialUnix: f.DialUnix, UpstreamProxy: f.UpstreamProxy, PauseBelow: f.PauseBelow, QEMU: f.QEMU, Shim: []string{self, "vmm"},
+		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, UpstreamProxy: f.UpstreamProxy, PauseBelow: f.PauseBelow, QEMU: f.QEMU, Shim: []string{self, "vmm", f.Internet},
 		Images: func(_ context.Context, ref string) (ImageFiles, error) {
 			if ref != f.Image.Ref {
 				return ImageFiles{}, agentlab.Errorf(agentlab.CodeNotFound, "no image %s", ref)
@@ -219,8 +218,12 @@ func (d *Driver) dir(ref backend.Ref) string {
 const shimLog, shimPID, qemuPID = "shim.log", "shim.pid", "qemu.pid"
 
 // runSupervisor is the process of a sandbox's supervisor.
-func runSupervisor(ctx context.Context, dir string) error {
-	return supervisor.Run(ctx, dir, registry.List{Backend}.VM)
+func runSupervisor(ctx context.Context, dir, internet string) error {
+	var o supervisor.Options
+	if internet != "" {
+		o.Dialer = fakenet.UnixDialer{Path: internet}
+	}
+	return supervisor.Run(ctx, dir, registry.List{Backend}.VM, o)
 }
 
 // noted returns the process ID in a file of a sandbox's directory.

@@ -33,7 +33,7 @@ func fakeInternet(t *testing.T, f *fixed) *fakenet.Net {
 	if err := internet.ServeUnix(sock); err != nil {
 		t.Fatal(err)
 	}
-	f.DialUnix = sock
+	f.Internet = sock
 	return internet
 }
 

@@ -55,7 +55,6 @@ func open(env registry.Env) (registry.Opened, error) {
 		PauseBelow: uint64(hostspace.PauseBelow(int64(env.Config.Limits.MinFreeMB) << 20)), //nolint:gosec // bounded by the configuration
 		Accel:      Accel(s.Accel),
 		QEMU:       s.Binary,
-		DialUnix:   env.Getenv(envInternet),
 		Reserved:   env.Config.APIPorts(),
 		Logger:     env.Log,
 
@@ -66,10 +65,6 @@ func open(env registry.Env) (registry.Opened, error) {
 	}
 	return registry.Opened{Driver: d}, nil
 }
-
-// envInternet names, for tests only, a unix socket that takes the place of
-// the internet for every sandbox. It can only take reach away.
-const envInternet = "AGENTLAB_TEST_INTERNET"
 
 // upstreamProxy returns the proxy that the configuration names, after it has
 // read its files; nil means none.

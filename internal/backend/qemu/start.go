@@ -55,7 +55,7 @@ func (d *Driver) startConfig(ctx context.Context, h handle) (startConfig, error)
 	}
 	cfg := startConfig{
 		Start: supervisor.Start{
-			Backend: Name, PauseBelow: d.cfg.PauseBelow, DialUnix: d.cfg.DialUnix, Reserved: d.cfg.Reserved, UpstreamProxy: d.cfg.UpstreamProxy,
+			Backend: Name, PauseBelow: d.cfg.PauseBelow, Reserved: d.cfg.Reserved, UpstreamProxy: d.cfg.UpstreamProxy,
 		},
 		QEMU: d.host.qemu(), Accel: accel, Initrd: initrd,
 	}

@@ -22,9 +22,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/durable"
-	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/test/fakenet"
 )
 
 // box is one sandbox of a test.
@@ -192,7 +192,7 @@ func TestGuest(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = inet.Close() }()
-	f.DialUnix = inet.Addr().String()
+	f.Internet = inet.Addr().String()
 	b := newBox(t, f, func(s *backend.Spec) {
 		s.Resources = agentlab.Resources{Cores: 2, MemoryMB: 700, RootSizeGB: 33}
 	})
@@ -225,7 +225,7 @@ func TestGuest(t *testing.T) {
 		}
 		return nil
 	})
-	t.Run("DialUnix", func(t *testing.T) {
+	t.Run("Internet", func(t *testing.T) {
 		b.TB = t
 		go func() {
 			c, err := inet.Accept()
@@ -233,7 +233,7 @@ func TestGuest(t *testing.T) {
 				return
 			}
 			defer func() { _ = c.Close() }()
-			line, _ := gate.ReadDialLine(c)
+			line, _ := fakenet.ReadDialLine(c)
 			_, _ = io.WriteString(c, "ok\nHTTP/1.0 200 OK\r\n\r\nasked for "+line)
 		}()
 		if got := b.output("curl -s http://192.0.78.9:81/"); got != "asked for tcp 192.0.78.9:81" {
@@ -274,7 +274,7 @@ func TestHangup(t *testing.T) {
 	if got := b.output("echo alive"); got != "alive" {
 		t.Errorf("after SIGHUP: %q", got)
 	}
-	if err := runSupervisor(t.Context(), b.d.dir(b.ref)); agentlab.CodeOf(err) != agentlab.CodeBusy {
+	if err := runSupervisor(t.Context(), b.d.dir(b.ref), ""); agentlab.CodeOf(err) != agentlab.CodeBusy {
 		t.Errorf("a second shim: %v, want code busy", err)
 	}
 	if in := b.awaitPower(backend.PowerRunning); in.IP != "10.77.0.2" {

@@ -117,13 +117,3 @@ func dialLoopback(ctx context.Context, port uint16) (net.Conn, error) {
 	}
 	return conn, err
 }
-
-// DialPrivate implements PrivateDialer.
-func (u UnixDialer) DialPrivate(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
-	return u.DialContext(ctx, "tcp", to.String())
-}
-
-// DialHost implements PrivateDialer.
-func (u UnixDialer) DialHost(ctx context.Context, port uint16) (net.Conn, error) {
-	return u.DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
-}

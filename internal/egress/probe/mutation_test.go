@@ -63,7 +63,7 @@ func TestEveryRuleIsGuarded(t *testing.T) {
 // Each rule, taken out of force alone, is missed by a row that guards it.
 func TestMutation(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "drop")
-	t.Setenv(egress.DropRuleFileEnv, file)
+	egress.DropRuleFile = file
 	u := newUserspace(t)
 	for _, v := range probetest.Reference() { // else a mutant would be caught by what fails anyway
 		for _, o := range probetest.Failures(u.run(t, v)) {

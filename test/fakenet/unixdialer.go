@@ -1,4 +1,4 @@
-package gate
+package fakenet
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -13,7 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
 
-// UnixDialer is a Dialer that asks another process to dial: each connection
+// UnixDialer is a gate.Dialer that asks another process to dial: each connection
 // is one to the unix socket at Path, on which it writes "NETWORK ADDR\n" and
 // reads "ok\n" or "err TEXT\n". After that the connection carries the bytes of
 // a TCP stream as they are, and UDP datagrams (or the data of ICMP echo
@@ -26,7 +28,7 @@ type UnixDialer struct {
 // maxDialLine bounds one line of the dial protocol, in bytes.
 const maxDialLine = 1024
 
-// DialContext implements Dialer. A refusal by the other process is
+// DialContext implements gate.Dialer. A refusal by the other process is
 // agentlab.CodeUnavailable with its text.
 func (u UnixDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	if strings.ContainsAny(network, " \n") || strings.Contains(addr, "\n") {
@@ -36,19 +38,29 @@ func (u UnixDialer) DialContext(ctx context.Context, network, addr string) (net.
 	if err != nil {
 		return nil, err
 	}
-	stop := context.AfterFunc(ctx, func() { closeQuietly(conn) })
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	err = handshake(conn, network+" "+addr)
 	if !stop() {
 		return nil, ctx.Err() // conn is closed or about to be
 	}
 	if err != nil {
-		closeQuietly(conn)
+		_ = conn.Close()
 		return nil, err
 	}
 	if strings.HasPrefix(network, "udp") || network == "icmp" {
 		return NewDatagramConn(conn), nil
 	}
 	return conn, nil
+}
+
+// DialPrivate implements gate.PrivateDialer.
+func (u UnixDialer) DialPrivate(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+	return u.DialContext(ctx, "tcp", to.String())
+}
+
+// DialHost implements gate.PrivateDialer.
+func (u UnixDialer) DialHost(ctx context.Context, port uint16) (net.Conn, error) {
+	return u.DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
 }
 
 func handshake(conn net.Conn, request string) error {

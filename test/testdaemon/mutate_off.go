@@ -1,0 +1,5 @@
+//go:build !mutation
+
+package testdaemon
+
+func dropRuleIn(string) {}

@@ -1,0 +1,15 @@
+//go:build mutation
+
+package testdaemon
+
+import (
+	"path/filepath"
+
+	"github.com/agentlab-vm/agentlab/internal/egress"
+)
+
+// DropRule is the name of the file in the home of the daemon with the name of
+// the rule to drop.
+const DropRule = "drop-rule"
+
+func dropRuleIn(home string) { egress.DropRuleFile = filepath.Join(home, DropRule) }
