@@ -19,7 +19,7 @@ import (
 // The test binary is also the supervisor of a fakeVM.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == "vmm" {
-		if err := Run(context.Background(), os.Args[2], newFakeVM().kinds); err != nil {
+		if err := Run(context.Background(), os.Args[2], newFakeVM().kinds, Options{}); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
