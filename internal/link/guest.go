@@ -108,14 +108,14 @@ func (g *GuestLink) onData(p []byte) {
 	sess := g.sess
 	g.mu.Unlock()
 	if sess == nil {
-		g.tellReset()
+		g.sendReset()
 		return
 	}
 	sess.sc.deliver(p)
 }
 
-// tellReset says that we have no session; once is enough until the next SYNC.
-func (g *GuestLink) tellReset() {
+// sendReset says that we have no session; once is enough until the next SYNC.
+func (g *GuestLink) sendReset() {
 	g.mu.Lock()
 	told := g.told
 	g.told = true
@@ -179,6 +179,6 @@ func (g *GuestLink) acceptLoop(sess *session) {
 	g.mu.Unlock()
 	g.drop(sess)
 	if ours {
-		g.tellReset()
+		g.sendReset()
 	}
 }

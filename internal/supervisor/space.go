@@ -24,31 +24,31 @@ import (
 // spaceShares is how many guests may use up their shares before all are paused.
 const spaceShares = 8
 
-// writer decides when a guest is paused. It measures what the guest's disk
+// diskUsage decides when a guest is paused. It measures what the guest's disk
 // occupies on the host.
-type writer struct {
+type diskUsage struct {
 	limit uint64 // free space, in bytes, below which guests that write are paused
 	base  uint64 // size of the guest's disk when at least that was free last
 	known bool
 }
 
-// all returns the free space, in bytes, below which every guest is paused.
-func (w *writer) all() uint64 { return w.limit / 2 }
+// pauseAllThreshold returns the free space, in bytes, below which every guest is paused.
+func (u *diskUsage) pauseAllThreshold() uint64 { return u.limit / 2 }
 
-// due reports whether the guest must be paused, and the limit that applies. A
+// pauseThreshold reports whether the guest must be paused, and the limit that applies. A
 // guest whose disk cannot be measured, err, may have written anything.
-func (w *writer) due(free, disk uint64, err error) (below uint64, due bool) {
+func (u *diskUsage) pauseThreshold(free, disk uint64, err error) (below uint64, due bool) {
 	if err != nil {
-		return w.limit, free < w.limit
+		return u.limit, free < u.limit
 	}
-	if free >= w.limit || !w.known || disk < w.base {
-		w.base, w.known = disk, true
+	if free >= u.limit || !u.known || disk < u.base {
+		u.base, u.known = disk, true
 	}
 	switch {
-	case free < w.all():
-		return w.all(), true
-	case free < w.limit && disk-w.base > (w.limit-w.all())/spaceShares:
-		return w.limit, true
+	case free < u.pauseAllThreshold():
+		return u.pauseAllThreshold(), true
+	case free < u.limit && disk-u.base > (u.limit-u.pauseAllThreshold())/spaceShares:
+		return u.limit, true
 	}
 	return 0, false
 }
@@ -95,26 +95,26 @@ func nextLook(free, limit uint64) time.Duration {
 func (s *supervisor) watchSpace() {
 	t := time.NewTimer(0)
 	defer t.Stop()
-	w := writer{limit: s.cfg.PauseBelow}
+	u := diskUsage{limit: s.cfg.PauseBelow}
 	for {
 		select {
 		case <-s.vm.Done():
 			return
 		case <-t.C:
 		}
-		t.Reset(s.checkSpace(&w))
+		t.Reset(s.checkSpace(&u))
 	}
 }
 
 // checkSpace looks at the disk once and returns when to look again.
-func (s *supervisor) checkSpace(w *writer) time.Duration {
+func (s *supervisor) checkSpace(u *diskUsage) time.Duration {
 	bytes, err := hostspace.FreeBytes(s.dir)
 	if err != nil {
 		return lookSlow // what writes to it finds out what is wrong
 	}
 	free := uint64(bytes) //nolint:gosec // a size is positive
 	disk, err := occupied(s.vm.Disk())
-	below, due := w.due(free, disk, err)
+	below, due := u.pauseThreshold(free, disk, err)
 	s.mu.Lock()
 	paused := s.paused != ""
 	s.mu.Unlock()

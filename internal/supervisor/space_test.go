@@ -43,7 +43,7 @@ func TestWriterIsPaused(t *testing.T) {
 		{"nor with enough room", [][2]uint64{{limit, 50 * mib}, {limit, unknown}, {100 * mib, 50 * mib}}, 0},
 		{"nor at first", [][2]uint64{{limit, unknown}, {100 * mib, 50 * mib}, {100 * mib, 55 * mib}}, 0},
 	} {
-		w := writer{limit: limit}
+		u := diskUsage{limit: limit}
 		var below uint64
 		var due bool
 		for _, l := range c.looks {
@@ -51,13 +51,13 @@ func TestWriterIsPaused(t *testing.T) {
 			if l[1] == unknown {
 				err = os.ErrNotExist
 			}
-			below, due = w.due(l[0], l[1], err)
+			below, due = u.pauseThreshold(l[0], l[1], err)
 		}
 		if below != c.below || due != (c.below > 0) {
 			t.Errorf("%s: %v, below %d MiB, want %d", c.name, due, below/mib, c.below/mib)
 		}
 	}
-	if _, due := (&writer{}).due(0, 1, nil); due {
+	if _, due := (&diskUsage{}).pauseThreshold(0, 1, nil); due {
 		t.Error("it is paused without a limit")
 	}
 }

@@ -152,7 +152,7 @@ func TestPauseForDiskSpace(t *testing.T) {
 		look := func(limit uint64, want bool) {
 			t.Helper()
 			s.cfg.PauseBelow = limit
-			s.checkSpace(&writer{limit: limit})
+			s.checkSpace(&diskUsage{limit: limit})
 			st, err := readState(s.dir)
 			if err != nil || (st.Paused != "") != want || s.status().Paused != st.Paused || st.Phase != phaseRunning {
 				t.Errorf("limit %d: %+v, %v, want paused %v", limit, st, err, want)

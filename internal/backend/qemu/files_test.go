@@ -143,25 +143,25 @@ func TestReason(t *testing.T) {
 	exited := func(code int) syscall.WaitStatus { return syscall.WaitStatus(code << 8) }
 	killed := func(s syscall.Signal) syscall.WaitStatus { return syscall.WaitStatus(s) }
 	for _, test := range []struct {
-		e    ending
+		e    vmExit
 		want string
 	}{
-		{ending{status: killed(syscall.SIGKILL)}, "QEMU was killed by SIGKILL"},
-		{ending{status: killed(syscall.SIGKILL), oom: true}, "QEMU was killed because the host ran out of memory"},
-		{ending{status: killed(syscall.SIGSYS)}, "QEMU was killed by its system call filter"},
-		{ending{status: killed(syscall.SIGABRT), stderr: "a\nassertion failed\n"}, "QEMU was killed by SIGABRT: assertion failed"},
-		{ending{status: exited(1), stderr: "qemu: no such disk\n"}, "QEMU failed: qemu: no such disk"},
-		{ending{status: exited(1)}, "QEMU failed"},
-		{ending{shutdown: "guest-shutdown"}, "the guest powered itself off"},
-		{ending{shutdown: "guest-reset"}, "the guest reset itself before agent-runner answered"},
-		{ending{shutdown: "guest-reset", answered: true}, "the guest rebooted itself"},
+		{vmExit{status: killed(syscall.SIGKILL)}, "QEMU was killed by SIGKILL"},
+		{vmExit{status: killed(syscall.SIGKILL), oom: true}, "QEMU was killed because the host ran out of memory"},
+		{vmExit{status: killed(syscall.SIGSYS)}, "QEMU was killed by its system call filter"},
+		{vmExit{status: killed(syscall.SIGABRT), stderr: "a\nassertion failed\n"}, "QEMU was killed by SIGABRT: assertion failed"},
+		{vmExit{status: exited(1), stderr: "qemu: no such disk\n"}, "QEMU failed: qemu: no such disk"},
+		{vmExit{status: exited(1)}, "QEMU failed"},
+		{vmExit{shutdown: "guest-shutdown"}, "the guest powered itself off"},
+		{vmExit{shutdown: "guest-reset"}, "the guest reset itself before agent-runner answered"},
+		{vmExit{shutdown: "guest-reset", answered: true}, "the guest rebooted itself"},
 		{
-			ending{shutdown: "guest-reset", console: "[1.0] Kernel panic - not syncing: VFS: \x1b[31mno\x07 root\r\n[2.0] next"},
+			vmExit{shutdown: "guest-reset", console: "[1.0] Kernel panic - not syncing: VFS: \x1b[31mno\x07 root\r\n[2.0] next"},
 			"guest kernel panic: VFS: [31mno root",
 		},
-		{ending{shutdown: "guest-reset", console: "Kernel panic - not syncing: "}, "guest kernel panic: no reason given"},
-		{ending{shutdown: "host-qmp-quit"}, "QEMU ended"},
-		{ending{status: exited(1), stderr: strings.Repeat("ü", 1000)}, "QEMU failed: " + strings.Repeat("ü", 113) + "…"},
+		{vmExit{shutdown: "guest-reset", console: "Kernel panic - not syncing: "}, "guest kernel panic: no reason given"},
+		{vmExit{shutdown: "host-qmp-quit"}, "QEMU ended"},
+		{vmExit{status: exited(1), stderr: strings.Repeat("ü", 1000)}, "QEMU failed: " + strings.Repeat("ü", 113) + "…"},
 	} {
 		if got := test.e.reason(); got != test.want {
 			t.Errorf("%+v: %q, want %q", test.e, got, test.want)
@@ -173,7 +173,7 @@ func FuzzReason(f *testing.F) {
 	f.Add("Kernel panic - not syncing: x\n", "y")
 	f.Add("Kernel panic - not syncing: \xff\x00", "\n\n")
 	f.Fuzz(func(t *testing.T, console, stderr string) {
-		for _, e := range []ending{{shutdown: "guest-reset", console: console}, {status: 0x100, stderr: stderr}} {
+		for _, e := range []vmExit{{shutdown: "guest-reset", console: console}, {status: 0x100, stderr: stderr}} {
 			got := e.reason()
 			if got == "" || len(got) > maxReason+len("…") || !agentlab.IsPrintable(got) {
 				t.Errorf("reason %q", got)
@@ -189,7 +189,7 @@ func FuzzQMP(f *testing.F) {
 	f.Fuzz(func(t *testing.T, line []byte) {
 		m, err := parseQMP(line)
 		if err == nil && m.Event == "" && m.ID < -1 {
-			(&qmp{waiting: map[int]chan qmpMessage{}}).answer(m) // an id nobody asked with
+			(&qmp{waiting: map[int]chan qmpMessage{}}).reply(m) // an id nobody asked with
 		}
 	})
 }

@@ -144,7 +144,7 @@ func writeRunner(w io.Writer, runner []byte) error {
 		cpio.CharDev("dev/null", 0o666, 1, 3),
 		cpio.StaticRecord(runner, cpio.Info{Name: "init", Mode: cpio.S_IFREG | 0o755}),
 	}
-	rw := cpio.Newc.Writer(&onlyWriter{w})
+	rw := cpio.Newc.Writer(&writerOnly{w})
 	for i, rec := range records {
 		rec.Info.Ino, rec.Info.NLink = uint64(i)+1, 1 //nolint:gosec // small
 		if err := rw.WriteRecord(rec); err != nil {
@@ -154,8 +154,8 @@ func writeRunner(w io.Writer, runner []byte) error {
 	return cpio.WriteTrailer(rw)
 }
 
-// onlyWriter hides everything else of a writer, which cpio would seek in.
-type onlyWriter struct{ io.Writer }
+// writerOnly hides everything else of a writer, which cpio would seek in.
+type writerOnly struct{ io.Writer }
 
 // prune keeps the cache small. An initrd is read by QEMU when it starts and
 // not after, so that the one in use now, which is the newest, is enough.

@@ -101,7 +101,7 @@ const (
 	bootIsPast // too late to tell
 )
 
-func (w *lapicWatch) look(t lapicTimer, now time.Time) (bootState, string) {
+func (w *lapicWatch) sampleTimer(t lapicTimer, now time.Time) (bootState, string) {
 	switch {
 	case t.calibrating() && w.begun.IsZero():
 		w.begun = now
@@ -109,16 +109,16 @@ func (w *lapicWatch) look(t lapicTimer, now time.Time) (bootState, string) {
 		return bootIsLost, "the guest's kernel took its timer for a dead one"
 	case t.calibrating():
 	case t.ticking():
-		return w.judge(t.hz())
+		return w.evaluateTimer(t.hz())
 	case t.vector != 0 && !t.masked:
 		return bootIsPast, ""
 	}
 	return bootGoesOn, ""
 }
 
-// judge compares a tick rate with those that there are, and with the last
+// evaluateTimer compares a tick rate with those that there are, and with the last
 // one: what went wrong by chance does not do so twice in the same way.
-func (w *lapicWatch) judge(hz float64) (bootState, string) {
+func (w *lapicWatch) evaluateTimer(hz float64) (bootState, string) {
 	sound := func(right float64) bool { return factor(hz, right) <= lapicError }
 	if slices.ContainsFunc(kernelHz, sound) || w.hz > 0 && factor(hz, w.hz) <= lapicSame {
 		return bootIsSound, ""
@@ -160,7 +160,7 @@ func (m *machine) watchLAPIC(ctx context.Context) {
 			}
 			return
 		}
-		v, why := w.look(t, time.Now())
+		v, why := w.sampleTimer(t, time.Now())
 		switch {
 		case v == bootIsSound:
 			m.hooks.Log.Info(timerSound)

@@ -65,7 +65,7 @@ func TestLAPICWatch(t *testing.T) {
 					t.Fatal(err)
 				}
 				now = now.Add(s.after)
-				if got, why := w.look(timer, now); got != s.want || (got == bootIsLost) != (why != "") {
+				if got, why := w.sampleTimer(timer, now); got != s.want || (got == bootIsLost) != (why != "") {
 					t.Errorf("step %d: %d %q, want %d", i, got, why, s.want)
 				}
 			}

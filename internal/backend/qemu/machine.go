@@ -197,7 +197,7 @@ func (m *machine) Done() <-chan struct{} { return m.done }
 func (m *machine) Reason(s supervisor.Seen) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e := ending{shutdown: m.shutdown, stderr: m.stderr.String(), console: s.Console, answered: s.Answered, oom: oomKills() > m.oomBefore}
+	e := vmExit{shutdown: m.shutdown, stderr: m.stderr.String(), console: s.Console, answered: s.Answered, oom: oomKills() > m.oomBefore}
 	if ws, ok := m.cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
 		e.status = ws
 	}

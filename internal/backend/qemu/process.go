@@ -19,7 +19,7 @@ func startUnprivileged(cmd *exec.Cmd) (ended <-chan struct{}, err error) {
 	started, done := make(chan error), make(chan struct{})
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		err := giveUpPrivileges()
+		err := dropPrivileges()
 		if err == nil {
 			err = cmd.Start()
 		}
@@ -38,10 +38,10 @@ func noCore(pid int) {
 	_ = unix.Prlimit(pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil)
 }
 
-// giveUpPrivileges makes what this thread starts run without any capability,
+// dropPrivileges makes what this thread starts run without any capability,
 // also when it is root's, and without a way to get one. The thread must not do
 // anything else afterwards.
-func giveUpPrivileges() error {
+func dropPrivileges() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return os.NewSyscallError("no_new_privs", err)
 	}

@@ -74,7 +74,7 @@ func (q *qmp) read() {
 			q.events(m.qmpEvent)
 			continue
 		default:
-			q.answer(m)
+			q.reply(m)
 			continue
 		}
 		q.fail(err)
@@ -91,7 +91,7 @@ func parseQMP(line []byte) (qmpMessage, error) {
 	return m, nil
 }
 
-func (q *qmp) answer(m qmpMessage) {
+func (q *qmp) reply(m qmpMessage) {
 	q.mu.Lock()
 	ch := q.waiting[m.ID]
 	delete(q.waiting, m.ID)

@@ -7,8 +7,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// ending is what is known about a QEMU process that ended unasked.
-type ending struct {
+// vmExit is what is known about a QEMU process that ended unasked.
+type vmExit struct {
 	status   syscall.WaitStatus
 	shutdown string // reason of QMP's SHUTDOWN event, "" when there was none
 	stderr   string // the last QEMU wrote
@@ -21,7 +21,7 @@ const maxReason = 240
 
 // reason tells in one line why QEMU ended. It holds text of the guest only
 // where that stands for a kernel panic, cleaned and cut.
-func (e ending) reason() string {
+func (e vmExit) reason() string {
 	switch {
 	case e.status.Signaled() && e.status.Signal() == syscall.SIGKILL && e.oom:
 		return "QEMU was killed because the host ran out of memory"

@@ -5,6 +5,10 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"strconv"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
@@ -70,4 +74,112 @@ func (d *Driver) startConfig(ctx context.Context, h handle) (startConfig, error)
 func fileExists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
+}
+
+// What the guest can rely on.
+const (
+	RootSerial  = "agentlab-root"    // /sys/block/*/serial of the root disk
+	ControlPort = "agentlab.control" // /sys/class/virtio-ports/*/name of the control channel
+	GuestMAC    = "52:54:00:77:00:02"
+	GuestMTU    = vnet.DefaultMTU
+)
+
+// fds are the file descriptors that QEMU inherits, by number in QEMU.
+type fds struct{ net, control, console, qmp int }
+
+// qemuFDs are those of a sandbox: the order of the files that it inherits.
+var qemuFDs = fds{net: 3, control: 4, console: 5, qmp: 6}
+
+// vmArgs returns the command line of QEMU, without the program. QEMU runs in
+// the sandbox's directory. Whatever of it comes from outside (paths) is
+// escaped.
+func vmArgs(h handle, c startConfig, f fds) []string {
+	a := []string{
+		"-name", "agentlab-" + strconv.Itoa(h.Spec.VMID) + ",debug-threads=on",
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+	}
+	a = append(a, machineArgs(c)...)
+	a = append(a,
+		"-smp", strconv.Itoa(h.Spec.Resources.Cores),
+		"-m", strconv.Itoa(h.Spec.Resources.MemoryMB)+"M",
+		"-rtc", "base=utc",
+		"-kernel", h.Image.Kernel, "-initrd", c.Initrd,
+		"-append", kernelCommandLine(c),
+
+		"-chardev", "socket,id=qmp,fd="+strconv.Itoa(f.qmp), "-mon", "chardev=qmp,mode=control",
+
+		// Console and control share one bus, which saves a device's interrupts.
+		"-device", "virtio-serial-device,id=serial,max_ports=4",
+		"-chardev", "socket,id=console,fd="+strconv.Itoa(f.console),
+		"-device", "virtconsole,bus=serial.0,nr=0,chardev=console",
+		"-chardev", "socket,id=control,fd="+strconv.Itoa(f.control),
+		"-device", "virtserialport,bus=serial.0,nr=1,chardev=control,name="+ControlPort,
+
+		"-netdev", "stream,id=net,server=off,addr.type=fd,addr.str="+strconv.Itoa(f.net),
+		"-device", "virtio-net-device,netdev=net,mac="+GuestMAC+",host_mtu="+strconv.Itoa(GuestMTU),
+
+		// QEMU stops the guest when the host's disk is full (werror=enospc);
+		// the supervisor continues it when there is room again.
+		"-blockdev", "driver=file,node-name=root-file,filename="+fileRoot+",discard=unmap",
+		"-blockdev", "driver=qcow2,node-name=root,file=root-file,discard=unmap,detect-zeroes=unmap",
+		"-device", "virtio-blk-device,drive=root,serial="+RootSerial+",werror=enospc,rerror=report",
+
+		"-object", "rng-random,id=rng,filename=/dev/urandom",
+		"-device", "virtio-rng-device,rng=rng",
+		"-device", "virtio-balloon-device,free-page-reporting=on,deflate-on-oom=on",
+	)
+	return a
+}
+
+// machineArgs is what a probe of an accelerator has in common with a real VM.
+// The legacy devices that are off cost boot time; the clock (rtc) is left,
+// because Linux waits two seconds for it where it is missing.
+func machineArgs(c startConfig) []string {
+	return []string{
+		"-machine", "microvm,pit=off,pic=off,isa-serial=off,usb=off,pcie=off,dump-guest-core=off",
+		"-global", "virtio-mmio.force-legacy=false",
+		"-accel", accelArg(c.Accel), "-cpu", cpuArg(c.Accel),
+	}
+}
+
+func accelArg(a Accel) string {
+	if a == AccelKVM {
+		return "kvm"
+	}
+	// One thread translates and runs all CPUs. With a thread for each, a CPU can
+	// keep a translation of kernel code that another CPU is patching, and then
+	// loops in it for ever: the guest freezes.
+	// A larger translation cache is no faster and costs up to 170 MB per VM.
+	return "tcg,thread=single,tb-size=128"
+}
+
+func cpuArg(a Accel) string {
+	if a == AccelKVM {
+		return "host"
+	}
+	return "max"
+}
+
+// kernelCommandLine must stay free of anything about one sandbox: identity is
+// given over the control channel.
+func kernelCommandLine(c startConfig) string {
+	args := []string{
+		"console=hvc0", "quiet",
+		"panic=-1", "reboot=t", // a panic ends QEMU at once, since it runs with -no-reboot
+		"cryptomgr.notests",     // 0.2 s of self tests
+		"net.ifnames=0",         // eth0
+		"apparmor=0", "audit=0", // the VM is the boundary; Docker in it wants no half AppArmor
+		"systemd.show_status=yes", // "quiet" would leave the console log empty
+	}
+	if c.Accel != AccelKVM && c.TSCKHz > 0 {
+		// Without it the kernel measures the TSC against a timer, which on a
+		// busy host takes for ever.
+		args = append(args, "tsc_early_khz="+strconv.Itoa(c.TSCKHz))
+		if c.TSCFixed {
+			// Otherwise a guest with two CPUs falls back to a bad clock.
+			args = append(args, "tsc=reliable")
+		}
+	}
+	return strings.Join(args, " ")
 }
