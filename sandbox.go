@@ -105,6 +105,7 @@ type Sandbox struct {
 	Keepalive      bool   // lease expiry stops and destroys it only when this is false or it was not renewed
 	JobID          string // the job it was made for; "" when made by hand
 	IP             string // address of the guest on its own network; "" until known
+	Handle         string // where its backend has it, as the backend said; opaque, "" when not known
 
 	LeaseExpiresAt time.Time // UTC, always set
 	CreatedAt      time.Time // UTC

@@ -23,6 +23,7 @@ type Sandbox struct {
 	Keepalive      bool       `json:"keepalive"`
 	JobID          string     `json:"job_id,omitempty"`
 	IP             string     `json:"ip,omitempty"`
+	Handle         string     `json:"handle,omitempty" doc:"Where the backend has it: on Proxmox VE the VMID; absent when number and mark are enough to find it"`
 	LeaseExpiresAt time.Time  `json:"lease_expires_at"`
 	CreatedAt      time.Time  `json:"created_at"`
 	UpdatedAt      time.Time  `json:"updated_at"`

@@ -370,7 +370,7 @@ func (s *Service) readOne(ctx context.Context, src *source) (full bool, err erro
 		src.known = true
 	}
 	call, cancel := context.WithTimeout(ctx, s.lim.Call)
-	recs, err := s.cfg.Log.EgressLog(call, backend.Ref{VMID: sb.VMID, UID: sb.UID}, src.cursor, page)
+	recs, err := s.cfg.Log.EgressLog(call, backend.RefOf(sb), src.cursor, page)
 	cancel()
 	if err != nil {
 		return false, err

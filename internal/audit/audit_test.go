@@ -65,7 +65,7 @@ func (w *world) open() {
 	}
 }
 
-func (w *world) ref() backend.Ref { return backend.Ref{VMID: w.sb.VMID, UID: w.sb.UID} }
+func (w *world) ref() backend.Ref { return backend.RefOf(w.sb) }
 
 func (w *world) service(l audit.Limits) *audit.Service {
 	return audit.New(audit.Config{Store: w.store, Log: w.driver, Limits: l})

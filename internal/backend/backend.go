@@ -13,9 +13,18 @@
 //     by the caller, calls for different Refs are not.
 //   - It touches only what bears our mark (the UID). A foreign object in our
 //     way is an error (agentlab.CodeExists), never overwritten or removed.
+//   - The connections and listeners that it returns outlive ctx, which bounds
+//     their opening only. Their addresses are not nil and their deadlines work;
+//     CloseWrite is optional.
 //   - Its errors are *agentlab.Error with one of the codes not_found, exists,
 //     busy, unsupported, denied, no_space, unavailable, unknown_outcome,
 //     invalid or internal. Unknown is never reported as not_found.
+//
+// Volumes, snapshots and forks will fit in without a change of these methods: a
+// volume and a snapshot are named by a Ref, too; Spec gets the volumes to attach
+// and the sandbox or snapshot to begin from; each is an optional interface of
+// its own. Capabilities then says only what an interface cannot, such as whether
+// a volume can be attached to a running VM.
 package backend
 
 import (
@@ -29,12 +38,23 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// Ref names one sandbox on a backend: the number that we allocated and the
-// mark that proves it is ours.
+// Ref names one sandbox on a backend. Two Refs with one UID name the same
+// sandbox.
 type Ref struct {
-	VMID int
-	UID  string
+	UID string // ownership mark; the key
+	// Handle is Ref.Handle of what Inspect and List returned: it says where the
+	// sandbox is. It is opaque and at most MaxHandle bytes long. Every method
+	// works without it, and with one that is outdated, if slower: the driver
+	// then looks for the mark. What a Handle names and does not bear the mark is
+	// left alone. A Handle changes only while the sandbox does not run.
+	Handle string
 }
+
+// MaxHandle bounds Ref.Handle, in bytes.
+const MaxHandle = 1024
+
+// RefOf returns the Ref of a sandbox.
+func RefOf(sb agentlab.Sandbox) Ref { return Ref{UID: sb.UID, Handle: sb.Handle} }
 
 // Driver is what every backend must do.
 type Driver interface {
@@ -52,8 +72,8 @@ type Driver interface {
 
 	// Create makes disk and configuration, marked with spec.UID before
 	// anything else, and does not start it. A second Create with the same
-	// spec is a success; with the same VMID and another UID it is exists.
-	// Afterwards Inspect answers PowerStopped.
+	// spec is a success; one with the same VMID and another UID makes a sandbox
+	// of its own or is exists. Afterwards Inspect answers PowerStopped.
 	Create(ctx context.Context, spec Spec) error
 
 	// Start powers it on (a suspended one is agentlab.CodeConflict) and returns when the VM runs, which is before
@@ -82,13 +102,18 @@ type Driver interface {
 	// the guest does not answer yet.
 	DialControl(ctx context.Context, ref Ref) (net.Conn, error)
 
-	// DialGuest opens a TCP stream to a port in the guest.
+	// DialGuest opens a TCP stream to a port on the guest's address. A port
+	// that is bound to the guest's loopback only is reached where the backend
+	// can.
 	DialGuest(ctx context.Context, ref Ref, port uint16) (net.Conn, error)
 
 	// ListenGuest returns the listener on which connections arrive that this
 	// guest, and no other, makes to the controller's address (ports 8844 and
-	// 8846). It works from Create to Destroy and may be opened again after it
-	// was closed or its owner died; the last opener wins.
+	// 8846). It works from Create to Destroy, also before the first Start, and
+	// may be opened again after it was closed or its owner died; the last opener
+	// wins. Accept may fail at any time, because the path to the guest broke:
+	// the caller opens the listener again. Closing it leaves the connections
+	// that it accepted open.
 	ListenGuest(ctx context.Context, ref Ref) (net.Listener, error)
 
 	// Close releases what the driver holds in this process. VMs go on.
@@ -215,7 +240,7 @@ type Spec struct {
 }
 
 // Ref returns the Ref of the sandbox that s describes.
-func (s Spec) Ref() Ref { return Ref{VMID: s.VMID, UID: s.UID} }
+func (s Spec) Ref() Ref { return Ref{UID: s.UID} }
 
 // Power is what a backend knows of a sandbox's VM.
 type Power string
@@ -232,6 +257,7 @@ const (
 // Instance is one sandbox as its backend sees it.
 type Instance struct {
 	Ref    Ref
+	VMID   int // the sandbox's number as its mark has it; 0 when not known
 	Name   string
 	Power  Power
 	IP     string // the guest's address on its own network; "" when not known

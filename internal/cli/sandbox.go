@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -168,6 +169,9 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 	t.row("Profile:", sb.Profile)
 	t.row("Image:", sb.Image)
 	t.row("Backend:", sb.Backend)
+	if sb.Handle != "" && sb.Handle != strconv.Itoa(sb.VMID) {
+		t.row("VM:", plain(sb.Handle))
+	}
 	t.row("Address:", dash(sb.IP))
 	t.row("Resources:", fmt.Sprintf("%d cores, %d MiB memory", sb.Cores, sb.MemoryMB))
 	t.row("Network:", sb.NetworkMode)

@@ -243,9 +243,9 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 		return nil
 	}
 	for _, in := range all {
-		out.vmids = append(out.vmids, in.Ref.VMID)
+		out.vmids = append(out.vmids, in.VMID)
 	}
-	slices.SortFunc(all, func(a, b backend.Instance) int { return cmp.Compare(a.Ref.VMID, b.Ref.VMID) })
+	slices.SortFunc(all, func(a, b backend.Instance) int { return cmp.Compare(a.VMID, b.VMID) })
 	for _, in := range all {
 		row, err := st.SandboxByUID(ctx, in.Ref.UID)
 		if err == nil {
@@ -257,16 +257,17 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 			continue
 		}
 		if agentlab.CodeOf(err) == agentlab.CodeNotFound { // another sandbox may have its number
-			_, err = st.Sandbox(ctx, in.Ref.VMID)
+			_, err = st.Sandbox(ctx, in.VMID)
 		}
 		if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
 			return err
 		}
 		if err == nil || in.Spec == nil || d.Info().Capabilities.SharedNumbers {
-			out.Orphans = append(out.Orphans, fmt.Sprintf("%d (%s, %s)", in.Ref.VMID, cmp.Or(in.Name, "without a name"), in.Power))
+			out.Orphans = append(out.Orphans, fmt.Sprintf("%d (%s, %s)", in.VMID, cmp.Or(in.Name, "without a name"), in.Power))
 			continue
 		}
 		sb := recoverSandbox(*in.Spec, d.Info().Name, now)
+		sb.Handle = in.Ref.Handle
 		if sb.JobID, err = linkJob(ctx, st, *in.Spec); err == nil {
 			err = st.RecoverSandbox(ctx, sb)
 		}

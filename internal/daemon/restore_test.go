@@ -152,7 +152,7 @@ func TestRestoreLoosensNoNetwork(t *testing.T) {
 	now := row.Network
 	now.Deny = append(slices.Clone(now.Deny), agentlab.NetworkRule{Rule: "since.example"})
 	now.Layers = []agentlab.Network{{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "since.example"}}}}
-	if err := d.services.driver.(backend.NetworkUpdater).UpdateNetwork(t.Context(), backend.Ref{VMID: row.VMID, UID: row.UID}, now); err != nil {
+	if err := d.services.driver.(backend.NetworkUpdater).UpdateNetwork(t.Context(), backend.RefOf(row), now); err != nil {
 		t.Fatal(err)
 	}
 	before := agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "before.example"}}}

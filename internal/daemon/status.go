@@ -128,10 +128,10 @@ func (v *statusView) Checks(ctx context.Context) (api.HostChecks, error) {
 func (v *statusView) own() []backend.Finding {
 	out := append(v.d.services.spaceFindings(), v.d.services.backups.finding(), v.d.services.clock.Finding())
 	if lost := v.d.services.sandboxes.Orphaned(); len(lost) > 0 {
-		first := slices.MinFunc(lost, func(a, b backend.Instance) int { return cmp.Compare(a.Ref.VMID, b.Ref.VMID) }).Ref
+		first := slices.MinFunc(lost, func(a, b backend.Instance) int { return cmp.Compare(a.VMID, b.VMID) })
 		out = append(out, backend.Finding{
 			Name: "orphans", Level: backend.LevelWarn,
-			Detail: fmt.Sprintf("the backend holds %d virtual machines of ours that belong to no sandbox, VMID %d (%s) among them", len(lost), first.VMID, first.UID),
+			Detail: fmt.Sprintf("the backend holds %d virtual machines of ours that belong to no sandbox, VMID %d (%s) among them", len(lost), first.VMID, first.Ref.UID),
 			Remedy: "look at them with 'agentlab sandbox list --orphans', then 'agentlab sandbox destroy --orphan UID'",
 		})
 	}

@@ -321,7 +321,7 @@ func (w *world) sandbox(id string) agentlab.Sandbox {
 
 func (w *world) ref(id string) backend.Ref {
 	sb := w.sandbox(id)
-	return backend.Ref{VMID: sb.VMID, UID: sb.UID}
+	return backend.RefOf(sb)
 }
 
 func (w *world) log(id string) string {

@@ -49,7 +49,7 @@ func TestNarrowNetwork(t *testing.T) {
 		}
 		want := profile
 		want.Layers = []agentlab.Network{{Mode: "nat", Deny: []agentlab.NetworkRule{{Rule: "github.com", Source: "the repository"}}, Ports: []string{"443"}}}
-		got, err := w.host.Network(backend.Ref{VMID: sb.VMID, UID: sb.UID})
+		got, err := w.host.Network(backend.RefOf(sb))
 		if err != nil || !reflect.DeepEqual(got, want) || !reflect.DeepEqual(w.sandbox(j.ID).Network, want) {
 			t.Errorf("in force %+v, %v; row %+v", got, err, w.sandbox(j.ID).Network)
 		}

@@ -15,7 +15,7 @@ import (
 func TestSandboxRenumberedMeanwhile(t *testing.T) {
 	inWorld(t, func(w *world) {
 		looking := make(chan struct{})
-		w.host.Inject(fake.Fault{Op: fake.OpCreate, Times: 1, Hook: func(r backend.Ref) {
+		w.host.Inject(fake.Fault{Op: fake.OpCreate, Times: 1, Hook: func(r backend.Spec) {
 			<-looking
 			w.host.PutForeign(r.VMID)
 		}})

@@ -52,7 +52,7 @@ func TestDaemonDies(t *testing.T) {
 			inWorld(t, func(w *world) {
 				reached := make(chan struct{})
 				once := sync.OnceFunc(func() { close(reached) })
-				w.host.Inject(fake.Fault{Op: p.op, At: p.at, Times: 1, Crash: true, Hook: func(backend.Ref) { once() }})
+				w.host.Inject(fake.Fault{Op: p.op, At: p.at, Times: 1, Crash: true, Hook: func(backend.Spec) { once() }})
 				j := w.run(agentlab.JobRequest{Task: task})
 				<-reached
 				w.restart()

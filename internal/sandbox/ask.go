@@ -141,8 +141,6 @@ func spec(sb agentlab.Sandbox) backend.Spec {
 	}
 }
 
-func ref(sb agentlab.Sandbox) backend.Ref { return backend.Ref{VMID: sb.VMID, UID: sb.UID} }
-
 // Get finds a sandbox by number, also by one that it had before it got
 // another, or by name among those that are not DESTROYED.
 func (s *Service) Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox, error) {

@@ -141,7 +141,7 @@ func (s *Service) orphan(ctx context.Context, in backend.Instance) error {
 	if told {
 		return nil
 	}
-	s.log.Warn("the backend holds a sandbox that no row knows; it is left alone", "vmid", in.Ref.VMID, "uid", in.Ref.UID)
+	s.log.Warn("the backend holds a sandbox that no row knows; it is left alone", "vmid", in.VMID, "uid", in.Ref.UID)
 	return s.cfg.Store.AppendEvents(ctx, driftEvent(in, false,
 		"the backend holds a sandbox with this number that no row knows; it is left alone; see 'agentlab sandbox list --orphans'"))
 }

@@ -93,7 +93,7 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := s.setDeadline(ctx, sb); err != nil {
 		return err
 	}
-	return s.cfg.Driver.Start(ctx, ref(sb))
+	return s.cfg.Driver.Start(ctx, backend.RefOf(sb))
 }
 
 // boot waits for the guest of a sandbox that was started, or starts it.
@@ -145,7 +145,7 @@ func bootPause(waited time.Duration) time.Duration {
 // it when it never ran in this boot. done tells that there is nothing more to
 // do for now; when neither that nor an error, it runs or the row has changed.
 func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done bool, err error) {
-	in, err := s.cfg.Driver.Inspect(ctx, ref(sb))
+	in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
 	absent := agentlab.CodeOf(err) == agentlab.CodeNotFound
 	if err != nil && !absent {
 		return true, err
@@ -200,7 +200,7 @@ func (s *Service) runs(vmid int) {
 }
 
 func (s *Service) control(sb agentlab.Sandbox) *control.Client {
-	return control.New(func(ctx context.Context) (net.Conn, error) { return s.cfg.Driver.DialControl(ctx, ref(sb)) })
+	return control.New(func(ctx context.Context) (net.Conn, error) { return s.cfg.Driver.DialControl(ctx, backend.RefOf(sb)) })
 }
 
 // ensureIdentity gives the guest its identity, unless it has it: from a process
@@ -262,7 +262,7 @@ func (s *Service) ensureDelivered(ctx context.Context, sb agentlab.Sandbox) (tim
 
 // ready makes a sandbox READY.
 func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
-	in, err := s.cfg.Driver.Inspect(ctx, ref(sb))
+	in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
 	if err != nil {
 		return err
 	}
@@ -270,7 +270,7 @@ func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}
-		now.State, now.Reason, now.IP = agentlab.SandboxReady, "", in.IP
+		now.State, now.Reason, now.IP, now.Handle = agentlab.SandboxReady, "", in.IP, in.Ref.Handle
 		if now.BootedAt.IsZero() {
 			now.BootedAt = s.clock().UTC()
 		}

@@ -26,7 +26,7 @@ func (s *Service) setDeadline(ctx context.Context, sb agentlab.Sandbox) error {
 		return nil
 	}
 	left := max(sb.LeaseExpiresAt.Sub(s.clock()), 0) + leaseGrace
-	err := driver.SetDeadline(ctx, ref(sb), backend.Deadline{Lease: sb.LeaseExpiresAt, Left: left})
+	err := driver.SetDeadline(ctx, backend.RefOf(sb), backend.Deadline{Lease: sb.LeaseExpiresAt, Left: left})
 	if agentlab.CodeOf(err) == agentlab.CodeUnsupported {
 		s.log.Warn("the lease of a sandbox is not enforced while no daemon runs", "vmid", sb.VMID, "err", err)
 		err = nil
@@ -56,7 +56,7 @@ func (s *Service) leaseReason(ctx context.Context, sb agentlab.Sandbox) string {
 	if !sb.State.HasVM() || !s.cfg.Driver.Info().Capabilities.Deadline {
 		return reason
 	}
-	if in, err := s.cfg.Driver.Inspect(ctx, ref(sb)); err == nil && in.Expired {
+	if in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb)); err == nil && in.Expired {
 		return reason + "; it was powered off by its supervisor, because agentlabd did not end it"
 	}
 	return reason

@@ -179,7 +179,7 @@ func TestDaemonDies(t *testing.T) {
 				reached := make(chan struct{})
 				once := sync.OnceFunc(func() { close(reached) })
 				arm := func() {
-					w.host.Inject(fake.Fault{Op: p.op, At: p.at, Times: 1, Crash: true, Hook: func(backend.Ref) { once() }})
+					w.host.Inject(fake.Fault{Op: p.op, At: p.at, Times: 1, Crash: true, Hook: func(backend.Spec) { once() }})
 				}
 				die := func() {
 					<-reached
@@ -273,7 +273,7 @@ func TestRecovery(t *testing.T) {
 				sb := w.create(agentlab.SandboxRequest{Name: "play"})
 				w.until(sb.VMID, test.state)
 				w.kill()
-				if err := test.harm(w, backend.Ref{VMID: sb.VMID, UID: sb.UID}); err != nil {
+				if err := test.harm(w, backend.RefOf(sb)); err != nil {
 					w.Fatal(err)
 				}
 				w.begin()
@@ -311,7 +311,7 @@ func TestOrphans(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		left, err := d.List(ctx)
-		if err != nil || len(left) != 1 || left[0].Ref != stray.Ref() {
+		if err != nil || len(left) != 1 || left[0].Ref.UID != stray.UID {
 			w.Errorf("left: %v, %v; want the stray one alone", left, err)
 		}
 		if told := w.events(agentlab.EventDrift); len(told) != 1 || told[0].SandboxVMID != 7777 {
@@ -471,7 +471,7 @@ func TestStartIsCutShort(t *testing.T) {
 		w.until(sb.VMID, agentlab.SandboxStopped)
 		w.host.Inject(fake.Fault{
 			Op: fake.OpStart, At: fake.After, Times: 2, Err: agentlab.Errorf(agentlab.CodeUnavailable, "given up"),
-			Hook: func(ref backend.Ref) { _ = w.host.CrashVM(ref, "its supervisor process was killed") },
+			Hook: func(s backend.Spec) { _ = w.host.CrashVM(s.Ref(), "its supervisor process was killed") },
 		})
 		if _, err := w.svc.Start(ctx, sb.VMID); err != nil {
 			w.Fatal(err)

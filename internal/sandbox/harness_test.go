@@ -279,7 +279,7 @@ func (w *world) untilIt(vmid int, cond func(agentlab.Sandbox) bool) agentlab.San
 func (w *world) power(sb agentlab.Sandbox) backend.Power {
 	w.Helper()
 	d := w.host.Open()
-	in, err := d.Inspect(context.Background(), backend.Ref{VMID: sb.VMID, UID: sb.UID})
+	in, err := d.Inspect(context.Background(), backend.RefOf(sb))
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return ""
 	}

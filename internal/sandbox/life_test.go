@@ -309,7 +309,7 @@ func TestFailedByHandIsKept(t *testing.T) {
 	inWorld(t, func(w *world) {
 		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.until(sb.VMID, agentlab.SandboxReady)
-		if err := w.host.CrashVM(backend.Ref{VMID: sb.VMID, UID: sb.UID}, "triple\nfault \x1b[31m"); err != nil {
+		if err := w.host.CrashVM(backend.RefOf(sb), "triple\nfault \x1b[31m"); err != nil {
 			w.Fatal(err)
 		}
 		began := time.Now()
@@ -390,7 +390,7 @@ func TestGuestPowersItselfOff(t *testing.T) {
 		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		d := w.host.Open()
-		if err := d.Stop(context.Background(), backend.Ref{VMID: sb.VMID, UID: sb.UID}, 0); err != nil {
+		if err := d.Stop(context.Background(), backend.RefOf(sb), 0); err != nil {
 			w.Fatal(err)
 		}
 		sb = w.until(sb.VMID, agentlab.SandboxStopped)
@@ -404,7 +404,7 @@ func TestVanishedVM(t *testing.T) {
 	inWorld(t, func(w *world) {
 		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.until(sb.VMID, agentlab.SandboxReady)
-		if err := w.host.RemoveBehindBack(backend.Ref{VMID: sb.VMID, UID: sb.UID}); err != nil {
+		if err := w.host.RemoveBehindBack(backend.RefOf(sb)); err != nil {
 			w.Fatal(err)
 		}
 		sb = w.until(sb.VMID, agentlab.SandboxFailed)

@@ -203,7 +203,7 @@ func (s *Service) updateNetwork(ctx context.Context, sb agentlab.Sandbox) error 
 	if !ok { // the row is of another driver's time
 		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot change the network policy of a sandbox", sb.Backend)
 	}
-	return nu.UpdateNetwork(ctx, ref(sb), sb.Network)
+	return nu.UpdateNetwork(ctx, backend.RefOf(sb), sb.Network)
 }
 
 // networkApplied notes that the policy of sb is in force, unless the row has

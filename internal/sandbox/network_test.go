@@ -33,7 +33,7 @@ func (w *world) setProfile(name string, n agentlab.Network) {
 
 func (w *world) inForce(sb agentlab.Sandbox) agentlab.Network {
 	w.Helper()
-	n, err := w.host.Network(backend.Ref{VMID: sb.VMID, UID: sb.UID})
+	n, err := w.host.Network(backend.RefOf(sb))
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func TestPolicyComesIntoForceAfterACrash(t *testing.T) {
 				sb := w.create(agentlab.SandboxRequest{})
 				w.until(sb.VMID, agentlab.SandboxReady)
 				died := make(chan struct{})
-				w.host.Inject(fake.Fault{Op: fake.OpUpdateNetwork, At: at, Times: 1, Crash: true, Hook: func(backend.Ref) { close(died) }})
+				w.host.Inject(fake.Fault{Op: fake.OpUpdateNetwork, At: at, Times: 1, Crash: true, Hook: func(backend.Spec) { close(died) }})
 				ctx, cancel := context.WithCancel(context.Background())
 				told := make(chan error, 1)
 				go func() { told <- w.svc.NarrowNetwork(ctx, sb.VMID, allowlist("a.example")) }()

@@ -61,7 +61,7 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instanc
 	defer unlock()
 	if _, ok, err := s.owner(ctx, in.Ref.UID); err != nil || ok {
 		if err == nil {
-			err = agentlab.Errorf(agentlab.CodeConflict, "%d (%s) has a row by now; it is left alone", in.Ref.VMID, in.Ref.UID)
+			err = agentlab.Errorf(agentlab.CodeConflict, "%d (%s) has a row by now; it is left alone", in.VMID, in.Ref.UID)
 		}
 		return backend.Instance{}, err
 	}
@@ -70,7 +70,7 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instanc
 	}
 	switch _, err := s.cfg.Driver.Inspect(ctx, in.Ref); {
 	case err == nil:
-		return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "the backend still holds %d (%s) after its destruction", in.Ref.VMID, in.Ref.UID).
+		return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "the backend still holds %d (%s) after its destruction", in.VMID, in.Ref.UID).
 			WithHint("try again; see 'agentlab daemon logs'")
 	case agentlab.CodeOf(err) != agentlab.CodeNotFound:
 		return backend.Instance{}, err
@@ -78,9 +78,9 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instanc
 	s.mu.Lock()
 	delete(s.drift, in.Ref.UID)
 	s.mu.Unlock()
-	s.log.Warn("an orphan was destroyed by request", "vmid", in.Ref.VMID, "uid", in.Ref.UID)
+	s.log.Warn("an orphan was destroyed by request", "vmid", in.VMID, "uid", in.Ref.UID)
 	if err := s.cfg.Store.AppendEvents(ctx, driftEvent(in, true, "a sandbox with this number that no row knew was destroyed by request")); err != nil {
-		s.log.Error("an event was not written", "vmid", in.Ref.VMID, "err", err)
+		s.log.Error("an event was not written", "vmid", in.VMID, "err", err)
 	}
 	return in, nil
 }
@@ -92,7 +92,7 @@ func (s *Service) findOrphan(ctx context.Context, id string) (backend.Instance, 
 	}
 	var found []backend.Instance
 	for _, in := range list {
-		if in.Ref.UID == id || strconv.Itoa(in.Ref.VMID) == id {
+		if in.Ref.UID == id || strconv.Itoa(in.VMID) == id {
 			found = append(found, in)
 		}
 	}
@@ -129,5 +129,5 @@ func (s *Service) keepDrift(found map[string]backend.Instance) {
 }
 
 func driftEvent(in backend.Instance, destroyed bool, message string) agentlab.Event {
-	return agentlab.NewEvent(agentlab.EventDrift, map[string]any{"uid": in.Ref.UID, "destroyed": destroyed}, "%s", message).About(in.Ref.VMID, "")
+	return agentlab.NewEvent(agentlab.EventDrift, map[string]any{"uid": in.Ref.UID, "destroyed": destroyed}, "%s", message).About(in.VMID, "")
 }

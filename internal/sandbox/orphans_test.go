@@ -43,7 +43,7 @@ func TestOrphanIsDestroyedByRequest(t *testing.T) {
 		}
 		for id, want := range map[string]backend.Ref{"7777": one, two.UID: two} {
 			in, err := w.svc.DestroyOrphan(ctx, id)
-			if err != nil || in.Ref != want {
+			if err != nil || in.Ref.UID != want.UID {
 				w.Errorf("%s: %+v, %v", id, in, err)
 			}
 		}
@@ -96,7 +96,7 @@ func TestOrphanIsNotASandboxBeingMade(t *testing.T) {
 		t.Run(string(at), func(t *testing.T) {
 			inWorld(t, func(w *world) {
 				var tried atomic.Int32
-				w.host.Inject(fake.Fault{Op: fake.OpCreate, At: at, Hook: func(r backend.Ref) {
+				w.host.Inject(fake.Fault{Op: fake.OpCreate, At: at, Hook: func(r backend.Spec) {
 					tried.Add(1)
 					_, err := w.svc.DestroyOrphan(context.Background(), r.UID)
 					if agentlab.CodeOf(err) != agentlab.CodeNotFound {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
 // plane is the open guest plane of one sandbox.
@@ -35,7 +36,7 @@ func (s *Service) openPlane(ctx context.Context, sb agentlab.Sandbox) error {
 	if open {
 		return nil
 	}
-	l, err := s.cfg.Driver.ListenGuest(ctx, ref(sb))
+	l, err := s.cfg.Driver.ListenGuest(ctx, backend.RefOf(sb))
 	if err != nil {
 		return err
 	}

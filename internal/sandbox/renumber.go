@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
 // takenError is the answer of a Create that found something else where the
@@ -20,7 +21,7 @@ func (s *Service) renumber(ctx context.Context, sb agentlab.Sandbox, taken error
 	s.closePlane(sb.VMID)
 	dctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
-	if err := s.cfg.Driver.Destroy(dctx, ref(sb)); err != nil {
+	if err := s.cfg.Driver.Destroy(dctx, backend.RefOf(sb)); err != nil {
 		return 0, true, err
 	}
 	room, err := s.allocation(ctx)

@@ -32,7 +32,7 @@ func TestNumbersOfOthers(t *testing.T) {
 // one is not touched, and who was told the first one still finds the sandbox.
 func TestNumberTakenMeanwhile(t *testing.T) {
 	inWorld(t, func(w *world) {
-		w.host.Inject(fake.Fault{Op: fake.OpCreate, Times: 2, Hook: func(r backend.Ref) { w.host.PutForeign(r.VMID) }})
+		w.host.Inject(fake.Fault{Op: fake.OpCreate, Times: 2, Hook: func(r backend.Spec) { w.host.PutForeign(r.VMID) }})
 		told := w.create(agentlab.SandboxRequest{Name: "play"})
 		sb := w.until(told.VMID, agentlab.SandboxReady, agentlab.SandboxFailed)
 		if sb.State != agentlab.SandboxReady || sb.VMID != told.VMID+2 || sb.UID != told.UID || w.power(sb) != backend.PowerRunning {
@@ -69,7 +69,7 @@ func TestNumberTakenMeanwhile(t *testing.T) {
 // TestNumberAlwaysTaken: a sandbox does not chase numbers for ever.
 func TestNumberAlwaysTaken(t *testing.T) {
 	inWorld(t, func(w *world) {
-		w.host.Inject(fake.Fault{Op: fake.OpCreate, Hook: func(r backend.Ref) { w.host.PutForeign(r.VMID) }})
+		w.host.Inject(fake.Fault{Op: fake.OpCreate, Hook: func(r backend.Spec) { w.host.PutForeign(r.VMID) }})
 		told := w.create(agentlab.SandboxRequest{Name: "play"})
 		sb := w.until(told.VMID, agentlab.SandboxReady, agentlab.SandboxFailed)
 		if sb.State != agentlab.SandboxFailed || sb.VMID != told.VMID+5 {

@@ -47,7 +47,7 @@ func TestPausedGuestIsReported(t *testing.T) {
 		sb := w.create(agentlab.SandboxRequest{Name: "hog"})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		pause := func(why string) {
-			if err := w.host.PauseVM(backend.Ref{VMID: sb.VMID, UID: sb.UID}, why); err != nil {
+			if err := w.host.PauseVM(backend.RefOf(sb), why); err != nil {
 				w.Fatal(err)
 			}
 			time.Sleep(time.Minute)
@@ -87,7 +87,7 @@ func reasonsAreRedacted(t *testing.T, job string) {
 	inWorld(t, func(w *world) {
 		sb := w.create(agentlab.SandboxRequest{Name: "leaky", JobID: job, Keepalive: ptr(true)})
 		w.until(sb.VMID, agentlab.SandboxReady)
-		if err := w.host.CrashVM(backend.Ref{VMID: sb.VMID, UID: sb.UID}, "the guest said hunter2"); err != nil {
+		if err := w.host.CrashVM(backend.RefOf(sb), "the guest said hunter2"); err != nil {
 			w.Fatal(err)
 		}
 		sb = w.until(sb.VMID, agentlab.SandboxFailed)

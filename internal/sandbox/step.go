@@ -187,7 +187,7 @@ func (s *Service) quiesce(ctx context.Context, sb agentlab.Sandbox) error {
 	s.closePlane(sb.VMID)
 	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
-	err := s.cfg.Driver.Stop(ctx, ref(sb), 0)
+	err := s.cfg.Driver.Stop(ctx, backend.RefOf(sb), 0)
 	if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		return err
 	}
@@ -234,7 +234,7 @@ func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 func (s *Service) powerOff(ctx context.Context, sb agentlab.Sandbox, grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, grace+destroyTimeout)
 	defer cancel()
-	err := s.cfg.Driver.Stop(ctx, ref(sb), grace)
+	err := s.cfg.Driver.Stop(ctx, backend.RefOf(sb), grace)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		err = nil
 	}
@@ -269,7 +269,7 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	s.drainEgress(ctx, sb)
 	dctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
-	if err := s.cfg.Driver.Destroy(dctx, ref(sb)); err != nil {
+	if err := s.cfg.Driver.Destroy(dctx, backend.RefOf(sb)); err != nil {
 		return err
 	}
 	if revoked != nil { // there may be room now
@@ -308,7 +308,7 @@ func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 		return
 	}
 	cut, cancel := context.WithTimeout(ctx, cutTimeout)
-	err := s.cfg.Driver.Stop(cut, ref(sb), 0)
+	err := s.cfg.Driver.Stop(cut, backend.RefOf(sb), 0)
 	cancel()
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return // with its log
@@ -324,7 +324,7 @@ func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 // watch looks after a sandbox whose VM is to run.
 func (s *Service) watch(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	if !s.inspected(sb.VMID) {
-		in, err := s.cfg.Driver.Inspect(ctx, ref(sb))
+		in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
 		if why, err := lost(in, err); err != nil {
 			return 0, true, err
 		} else if why != "" {

@@ -67,7 +67,7 @@ func (s *Service) freeze(ctx context.Context, sb agentlab.Sandbox) (time.Duratio
 	if !ok {
 		return 0, false, s.fail(ctx, sb, "backend %s cannot suspend it any more", sb.Backend)
 	}
-	if err := driver.Suspend(ctx, ref(sb)); err != nil {
+	if err := driver.Suspend(ctx, backend.RefOf(sb)); err != nil {
 		return s.notFrozen(ctx, sb, err)
 	}
 	if sb.State == agentlab.SandboxSuspended {
@@ -83,7 +83,7 @@ func (s *Service) thaw(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	if !ok {
 		return 0, false, s.fail(ctx, sb, "backend %s cannot resume it any more", sb.Backend)
 	}
-	if err := driver.Resume(ctx, ref(sb)); err != nil {
+	if err := driver.Resume(ctx, backend.RefOf(sb)); err != nil {
 		return s.notFrozen(ctx, sb, err)
 	}
 	if err := s.openPlane(ctx, sb); err != nil {
@@ -117,7 +117,7 @@ func (s *Service) notFrozen(ctx context.Context, sb agentlab.Sandbox, cause erro
 	if code := agentlab.CodeOf(cause); code != agentlab.CodeNotFound && code != agentlab.CodeConflict {
 		return 0, true, cause
 	}
-	in, err := s.cfg.Driver.Inspect(ctx, ref(sb))
+	in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
 	if why, err := lost(in, err); err != nil {
 		return 0, true, err
 	} else if why != "" && in.Power != backend.PowerSuspended {

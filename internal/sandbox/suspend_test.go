@@ -63,10 +63,10 @@ func TestSuspendedEnds(t *testing.T) {
 		}, agentlab.SandboxDestroyed},
 		"lease": {func(*world, agentlab.Sandbox) error { time.Sleep(2 * time.Hour); return nil }, agentlab.SandboxDestroyed},
 		"crashed": {func(w *world, sb agentlab.Sandbox) error {
-			return w.host.CrashVM(backend.Ref{VMID: sb.VMID, UID: sb.UID}, "power cut")
+			return w.host.CrashVM(backend.RefOf(sb), "power cut")
 		}, agentlab.SandboxFailed},
 		"vanished": {func(w *world, sb agentlab.Sandbox) error {
-			return w.host.RemoveBehindBack(backend.Ref{VMID: sb.VMID, UID: sb.UID})
+			return w.host.RemoveBehindBack(backend.RefOf(sb))
 		}, agentlab.SandboxFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -85,7 +85,7 @@ func TestSuspendedEnds(t *testing.T) {
 func TestResumedByHand(t *testing.T) {
 	inWorld(t, func(w *world) {
 		sb := w.suspended("play")
-		if err := w.driver.Resume(context.Background(), backend.Ref{VMID: sb.VMID, UID: sb.UID}); err != nil {
+		if err := w.driver.Resume(context.Background(), backend.RefOf(sb)); err != nil {
 			w.Fatal(err)
 		}
 		for w.power(sb) != backend.PowerSuspended {

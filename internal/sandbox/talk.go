@@ -67,7 +67,7 @@ func (s *Service) DialGuest(ctx context.Context, vmid int, port uint16) (net.Con
 	if err != nil {
 		return nil, err
 	}
-	return s.cfg.Driver.DialGuest(ctx, ref(sb), port)
+	return s.cfg.Driver.DialGuest(ctx, backend.RefOf(sb), port)
 }
 
 // How much of a console log is saved, how much of it is looked at, in bytes,
@@ -146,5 +146,5 @@ func (s *Service) ConsoleLog(ctx context.Context, vmid int, follow bool) (io.Rea
 	case sb.State == agentlab.SandboxRequested:
 		return nil, conflict(sb, "and has no console yet", "wait until it boots")
 	}
-	return cl.ConsoleLog(ctx, ref(sb), follow)
+	return cl.ConsoleLog(ctx, backend.RefOf(sb), follow)
 }

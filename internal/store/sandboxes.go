@@ -31,6 +31,7 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 		{"keepalive", &s.Keepalive},
 		{"job_id", &s.JobID},
 		{"ip", &s.IP},
+		{"handle", &s.Handle},
 		{"lease_expires_at", timeCol{&s.LeaseExpiresAt}},
 		{"created_at", timeCol{&s.CreatedAt}},
 		{"updated_at", timeCol{&s.UpdatedAt}},

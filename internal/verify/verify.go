@@ -94,7 +94,7 @@ func (s *Service) env(sb agentlab.Sandbox, site string) (probe.Env, error) {
 		}
 	}
 	if l, ok := s.cfg.Driver.(backend.EgressLogger); ok && info.Capabilities.EgressLog {
-		ref := backend.Ref{VMID: sb.VMID, UID: sb.UID}
+		ref := backend.RefOf(sb)
 		var all []agentlab.EgressRecord
 		env.Records = func(ctx context.Context) ([]agentlab.EgressRecord, error) {
 			for {

@@ -28,7 +28,7 @@ func open(env registry.Env) (registry.Opened, error) {
 		return registry.Opened{}, fmt.Errorf("opening the fake backend: %w", err)
 	}
 	if n, err := strconv.Atoi(env.Getenv(envForeign)); err == nil {
-		d.Host().Inject(fake.Fault{Op: fake.OpCreate, VMID: n, Hook: func(r backend.Ref) { d.Host().PutForeign(r.VMID) }})
+		d.Host().Inject(fake.Fault{Op: fake.OpCreate, VMID: n, Hook: func(r backend.Spec) { d.Host().PutForeign(r.VMID) }})
 	}
 	return registry.Opened{Driver: d, Images: namedImages{env.Images}}, nil
 }

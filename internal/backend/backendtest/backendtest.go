@@ -114,6 +114,7 @@ func Run(t *testing.T, cfg Config) {
 		{"NumberTaken", (*suite).numberTaken},
 		{"Absent", (*suite).absent},
 		{"WrongMark", (*suite).wrongMark},
+		{"Handle", (*suite).handle},
 		{"DestroyStopped", (*suite).destroyStopped},
 		{"Foreign", (*suite).foreign},
 		{"ParallelCreates", (*suite).parallel},
@@ -211,9 +212,9 @@ func (s *suite) wantPower(ref backend.Ref, want backend.Power) backend.Instance 
 	in, err := s.d.Inspect(s.ctx(), ref)
 	s.ok("Inspect", err)
 	if in.Power != want {
-		s.Fatalf("sandbox %d is %s (%s), want %s", ref.VMID, in.Power, in.Reason, want)
+		s.Fatalf("sandbox %s is %s (%s), want %s", ref.UID, in.Power, in.Reason, want)
 	}
-	if in.Ref != ref {
+	if in.Ref.UID != ref.UID {
 		s.Fatalf("Inspect answers for %+v, asked for %+v", in.Ref, ref)
 	}
 	return in
@@ -235,9 +236,9 @@ func (s *suite) listed(ref backend.Ref) *backend.Instance {
 	s.ok("List", err)
 	var found *backend.Instance
 	for _, in := range all {
-		if in.Ref == ref {
+		if in.Ref.UID == ref.UID {
 			if found != nil {
-				s.Fatalf("List has sandbox %d twice", ref.VMID)
+				s.Fatalf("List has sandbox %s twice", ref.UID)
 			}
 			found = &in
 		}

@@ -16,7 +16,7 @@ func (s *suite) deadline(sp backend.Spec) {
 		s.Skip("skipped: this driver enforces no deadlines (capability Deadline)")
 	}
 	ref := sp.Ref()
-	gone := backend.Ref{VMID: ref.VMID + 17, UID: agentlab.NewUID()}
+	gone := backend.Ref{UID: agentlab.NewUID()}
 	lease := time.Now()
 	s.wantCode("SetDeadline of no sandbox", d.SetDeadline(s.ctx(), gone, backend.Deadline{Lease: lease, Left: time.Hour}), agentlab.CodeNotFound)
 	s.wantCode("SetDeadline without time", d.SetDeadline(s.ctx(), ref, backend.Deadline{Lease: lease}), agentlab.CodeInvalid)

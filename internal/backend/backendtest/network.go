@@ -50,7 +50,7 @@ func (s *suite) networkStopped() {
 		sp := s.h.Spec(1)
 		s.wantCode("UpdateNetwork of what is absent", u.UpdateNetwork(s.ctx(), sp.Ref(), allowlist()), agentlab.CodeNotFound)
 		sp = s.create(1)
-		wrong := backend.Ref{VMID: sp.VMID, UID: s.h.Spec(2).UID}
+		wrong := s.wrong(sp.Ref())
 		s.wantCode("UpdateNetwork with another mark", u.UpdateNetwork(s.ctx(), wrong, allowlist()), agentlab.CodeNotFound)
 		for range 2 {
 			s.ok("UpdateNetwork", u.UpdateNetwork(s.ctx(), sp.Ref(), allowlist()))

@@ -170,14 +170,26 @@ func (s *suite) createTwice() {
 	s.wantCode("DialControl of a stopped one", err, agentlab.CodeUnavailable)
 }
 
+// numberTaken: a number that is used again harms nobody.
 func (s *suite) numberTaken() {
-	sp := s.create(1)
-	other := s.h.Spec(2)
+	sp, other := s.create(1), s.spec(2)
 	other.VMID = sp.VMID
-	s.wantCode("Create with another mark", s.d.Create(s.ctx(), other), agentlab.CodeExists)
+	if err := s.d.Create(s.ctx(), other); err == nil {
+		s.wantPower(other.Ref(), backend.PowerStopped)
+	} else {
+		s.wantCode("Create with another mark", err, agentlab.CodeExists)
+		_, err = s.d.Inspect(s.ctx(), other.Ref())
+		s.wantCode("Inspect of the one that was refused", err, agentlab.CodeNotFound)
+	}
+	if in := s.wantPower(sp.Ref(), backend.PowerStopped); in.Name != sp.Name {
+		s.Errorf("the first one is %+v", in)
+	}
+	s.ok("Destroy of the second", s.d.Destroy(s.ctx(), other.Ref()))
+	s.wantAbsent(other.Ref())
 	s.wantPower(sp.Ref(), backend.PowerStopped)
-	_, err := s.d.Inspect(s.ctx(), other.Ref())
-	s.wantCode("Inspect of the one that was refused", err, agentlab.CodeNotFound)
+	if s.listed(sp.Ref()) == nil {
+		s.Error("List does not have the first one")
+	}
 }
 
 func (s *suite) absent() {
@@ -204,10 +216,10 @@ func (s *suite) absent() {
 	}
 }
 
-// wrongMark asks for an existing number with another mark: it is not ours.
+// wrongMark asks for an existing handle with another mark: it is not ours.
 func (s *suite) wrongMark() {
 	sp := s.create(1)
-	wrong := backend.Ref{VMID: sp.VMID, UID: s.h.Spec(2).UID}
+	wrong := s.wrong(sp.Ref())
 	_, err := s.d.Inspect(s.ctx(), wrong)
 	s.wantCode("Inspect", err, agentlab.CodeNotFound)
 	s.wantCode("Start", s.d.Start(s.ctx(), wrong), agentlab.CodeNotFound)
@@ -305,8 +317,8 @@ func (s *suite) parallel() {
 		s.Fatalf("%d creates gave %d sandboxes", n, len(all))
 	}
 	for _, in := range all {
-		i := slices.IndexFunc(specs, func(sp backend.Spec) bool { return sp.Ref() == in.Ref })
-		if sp := in.Spec; sp != nil && (i < 0 || sp.Ref() != in.Ref || sp.Name != specs[i].Name || sp.Image != specs[i].Image || sp.Resources != specs[i].Resources) {
+		i := slices.IndexFunc(specs, func(sp backend.Spec) bool { return sp.UID == in.Ref.UID })
+		if sp := in.Spec; sp != nil && (i < 0 || sp.UID != in.Ref.UID || sp.Name != specs[i].Name || sp.Image != specs[i].Image || sp.Resources != specs[i].Resources) {
 			s.Errorf("List answers %+v with Spec %+v", in, *sp)
 		}
 	}

@@ -41,6 +41,7 @@ func (s *suite) vm() {
 	s.sub("Control", func(s *suite) { s.control(sp) })
 	s.sub("DialGuest", func(s *suite) { s.dialGuest(ref) })
 	s.sub("ListenGuest", func(s *suite) { s.listenGuest(ref, l) })
+	s.sub("Connections", func(s *suite) { s.connections(ref) })
 	s.sub("ConsoleLog", func(s *suite) { s.consoleLog(ref) })
 	s.sub("Network", func(s *suite) { s.networkRunning(sp) })
 	s.sub("EgressLog", func(s *suite) { s.egressLog(ref) })
@@ -252,7 +253,7 @@ func (s *suite) consoleLog(ref backend.Ref) {
 }
 
 func (s *suite) wrongMarkRunning(ref backend.Ref) {
-	wrong := backend.Ref{VMID: ref.VMID, UID: s.h.Spec(2).UID}
+	wrong := s.wrong(ref)
 	s.wantCode("Stop", s.d.Stop(s.ctx(), wrong, 0), agentlab.CodeNotFound)
 	s.ok("Destroy", s.d.Destroy(s.ctx(), wrong))
 	_, err := s.d.DialControl(s.ctx(), wrong)

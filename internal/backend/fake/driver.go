@@ -115,7 +115,7 @@ func (d *Driver) Validate(spec backend.Spec) error {
 // Create makes the instance.
 func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	ref := spec.Ref()
-	if err := d.point(ctx, OpCreate, Before, ref); err != nil {
+	if err := d.pointOf(ctx, OpCreate, Before, spec); err != nil {
 		return err
 	}
 	if err := d.Validate(spec); err != nil {
@@ -280,7 +280,7 @@ func (d *Driver) guest(ref backend.Ref) (*guest, error) {
 	}
 	g := in.running()
 	if g == nil {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d does not run", ref.VMID)
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d does not run", in.rec.Spec.VMID)
 	}
 	return g, nil
 }
@@ -310,7 +310,7 @@ func (d *Driver) ConsoleLog(ctx context.Context, ref backend.Ref, follow bool) (
 }
 
 func notFound(ref backend.Ref) error {
-	return agentlab.Errorf(agentlab.CodeNotFound, "there is no sandbox %d", ref.VMID)
+	return agentlab.Errorf(agentlab.CodeNotFound, "there is no sandbox %s", ref.UID)
 }
 
 func foreign(vmid int) error {

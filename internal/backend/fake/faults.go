@@ -53,11 +53,11 @@ type Fault struct {
 	At    Point // default Before
 	Times int   // how often; 0: until removed
 
-	Delay time.Duration   // wait this long first
-	Block <-chan struct{} // wait until it is closed, or the context ends
-	Hook  func(backend.Ref)
-	Err   error // then fail with this
-	Crash bool  // then the driver's process dies: this and every later call fails until Open
+	Delay time.Duration      // wait this long first
+	Block <-chan struct{}    // wait until it is closed, or the context ends
+	Hook  func(backend.Spec) // gets what is known of the sandbox: its UID at least
+	Err   error              // then fail with this
+	Crash bool               // then the driver's process dies: this and every later call fails until Open
 }
 
 // faults is the list of what is armed.
@@ -121,13 +121,21 @@ func (f *faults) take(op Op, at Point, vmid int) *Fault {
 // point is called at every place where a method can fail. It returns nil to
 // go on.
 func (d *Driver) point(ctx context.Context, op Op, at Point, ref backend.Ref) error {
+	spec := backend.Spec{UID: ref.UID}
+	if in, err := d.h.find(ref); err == nil {
+		spec = in.rec.Spec // never changes
+	}
+	return d.pointOf(ctx, op, at, spec)
+}
+
+func (d *Driver) pointOf(ctx context.Context, op Op, at Point, spec backend.Spec) error {
 	if at == Before {
 		d.h.faults.count(op)
 	}
 	if err := d.alive(ctx); err != nil {
 		return err
 	}
-	f := d.h.faults.take(op, at, ref.VMID)
+	f := d.h.faults.take(op, at, spec.VMID)
 	if f == nil {
 		return nil
 	}
@@ -144,7 +152,7 @@ func (d *Driver) point(ctx context.Context, op Op, at Point, ref backend.Ref) er
 		}
 	}
 	if f.Hook != nil {
-		f.Hook(ref)
+		f.Hook(spec)
 	}
 	if f.Crash {
 		d.die()

@@ -38,8 +38,8 @@ type Host struct {
 	wg      sync.WaitGroup // goroutines of guests
 
 	mu        sync.Mutex
-	instances map[int]*instance
-	foreign   map[int]bool // numbers taken by what is not ours
+	instances map[string]*instance // by UID
+	foreign   map[int]bool         // numbers taken by what is not ours
 	closed    bool
 }
 
@@ -52,7 +52,7 @@ func NewHost(cfg Config) (*Host, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	h := &Host{cfg: cfg, log: cfg.Logger, control: newControlServer(), instances: map[int]*instance{}, foreign: map[int]bool{}}
+	h := &Host{cfg: cfg, log: cfg.Logger, control: newControlServer(), instances: map[string]*instance{}, foreign: map[int]bool{}}
 	if cfg.Dir == "" {
 		return h, nil
 	}
@@ -77,7 +77,7 @@ func (h *Host) load() error {
 			return agentlab.Errorf(agentlab.CodeInternal, "instance file %s: %w", f, err)
 		}
 		in.console.restore(in.rec.Console)
-		h.instances[in.rec.Spec.VMID] = in
+		h.instances[in.rec.Spec.UID] = in
 	}
 	for _, in := range h.instances {
 		in.resume()
@@ -173,17 +173,14 @@ func (h *Host) claim(spec backend.Spec) (*instance, error) {
 	if h.foreign[spec.VMID] {
 		return nil, foreign(spec.VMID)
 	}
-	if in := h.instances[spec.VMID]; in != nil {
-		if in.rec.Spec.UID != spec.UID { // never changes
-			return nil, foreign(spec.VMID)
-		}
+	if in := h.instances[spec.UID]; in != nil {
 		return in, nil
 	}
 	in := h.newInstance(record{Spec: spec, Power: backend.PowerPartial, Reason: "a Create was cut short"})
 	if err := in.save(); err != nil {
 		return nil, err
 	}
-	h.instances[spec.VMID] = in
+	h.instances[spec.UID] = in
 	return in, nil
 }
 
@@ -200,8 +197,8 @@ func (h *Host) taken(first, last int) []int {
 	for n := range h.foreign {
 		add(n)
 	}
-	for n := range h.instances {
-		add(n)
+	for _, in := range h.instances {
+		add(in.rec.Spec.VMID)
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
@@ -209,12 +206,12 @@ func (h *Host) taken(first, last int) []int {
 
 func (h *Host) newInstance(r record) *instance { return &instance{h: h, rec: r} }
 
-// find returns the instance that ref names; what has another mark is not it.
+// find returns the instance that ref names.
 func (h *Host) find(ref backend.Ref) (*instance, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	in := h.instances[ref.VMID]
-	if in == nil || in.rec.Spec.UID != ref.UID {
+	in := h.instances[ref.UID]
+	if in == nil {
 		return nil, notFound(ref)
 	}
 	return in, nil
@@ -222,24 +219,24 @@ func (h *Host) find(ref backend.Ref) (*instance, error) {
 
 func (h *Host) remove(in *instance) error {
 	in.close()
-	if f := h.file(in.rec.Spec.Ref()); f != "" {
+	if f := h.file(in.rec.Spec); f != "" {
 		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return agentlab.Errorf(agentlab.CodeUnavailable, "remove an instance: %w", err)
 		}
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.instances[in.rec.Spec.VMID] == in {
-		delete(h.instances, in.rec.Spec.VMID)
+	if h.instances[in.rec.Spec.UID] == in {
+		delete(h.instances, in.rec.Spec.UID)
 	}
 	return nil
 }
 
-func (h *Host) file(ref backend.Ref) string {
+func (h *Host) file(spec backend.Spec) string {
 	if h.cfg.Dir == "" {
 		return ""
 	}
-	return filepath.Join(h.cfg.Dir, fmt.Sprintf("%d-%s.json", ref.VMID, strings.ReplaceAll(ref.UID, "/", "_")))
+	return filepath.Join(h.cfg.Dir, fmt.Sprintf("%d-%s.json", spec.VMID, strings.ReplaceAll(spec.UID, "/", "_")))
 }
 
 // all returns every instance by number; h.mu is held.

@@ -59,7 +59,8 @@ type instance struct {
 func (in *instance) view() backend.Instance {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	v := backend.Instance{Ref: in.rec.Spec.Ref(), Name: in.rec.Spec.Name, Power: in.rec.Power, Reason: in.rec.Reason, Expired: in.rec.Expired}
+	ref := backend.Ref{UID: in.rec.Spec.UID, Handle: "fake-" + in.rec.Spec.UID}
+	v := backend.Instance{Ref: ref, VMID: in.rec.Spec.VMID, Name: in.rec.Spec.Name, Power: in.rec.Power, Reason: in.rec.Reason, Expired: in.rec.Expired}
 	spec := in.rec.Spec
 	if in.rec.Network != nil {
 		spec.Network = *in.rec.Network
@@ -74,7 +75,7 @@ func (in *instance) view() backend.Instance {
 
 // save writes the record; in.mu is held, or nobody else knows in yet.
 func (in *instance) save() error {
-	file := in.h.file(in.rec.Spec.Ref())
+	file := in.h.file(in.rec.Spec)
 	if file == "" {
 		return nil
 	}

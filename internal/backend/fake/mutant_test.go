@@ -28,7 +28,10 @@ type mutant struct {
 // mutants are the broken sentences, each with the test that must find it.
 var mutants = map[string]string{
 	"create twice is exists":              "CreateTwice",
-	"create takes any number":             "NumberTaken",
+	"create reuses what has the number":   "NumberTaken",
+	"a handle is needed":                  "Handle",
+	"an outdated handle leads nowhere":    "Handle",
+	"contexts end connections":            "VM/Connections",
 	"create starts it":                    "CreateTwice",
 	"destroy of what is absent fails":     "Absent",
 	"destroy ignores the mark":            "WrongMark",
@@ -136,11 +139,13 @@ func (m *mutant) Create(ctx context.Context, s backend.Spec) error {
 		if ierr == nil && in.Power == backend.PowerStopped {
 			return agentlab.Errorf(agentlab.CodeExists, "it exists")
 		}
-	case "create takes any number":
-		if err := m.Driver.Create(ctx, s); agentlab.CodeOf(err) != agentlab.CodeExists {
-			return err
+	case "create reuses what has the number":
+		all, _ := m.Driver.List(ctx)
+		for _, in := range all {
+			if in.VMID == s.VMID {
+				return m.Driver.Destroy(ctx, in.Ref)
+			}
 		}
-		return nil
 	case "foreign objects are taken":
 		if m.Host().Foreign(s.VMID) {
 			return nil
@@ -174,16 +179,16 @@ func (m *mutant) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 			time.Sleep(7 * time.Second)
 		}
 	case "a wrong mark stops it while it runs":
-		ref = m.byNumber(ctx, ref)
+		ref = m.byHandle(ctx, ref)
 	}
 	return m.Driver.Stop(ctx, ref, grace)
 }
 
-// byNumber is the Ref that has the number, whatever its mark.
-func (m *mutant) byNumber(ctx context.Context, ref backend.Ref) backend.Ref {
+// byHandle is the Ref that has the handle, whatever its mark.
+func (m *mutant) byHandle(ctx context.Context, ref backend.Ref) backend.Ref {
 	all, _ := m.Driver.List(ctx)
 	for _, in := range all {
-		if in.Ref.VMID == ref.VMID && in.Power == backend.PowerRunning || in.Ref.VMID == ref.VMID && m.breaks != "a wrong mark stops it while it runs" {
+		if in.Ref.Handle == ref.Handle && (in.Power == backend.PowerRunning || m.breaks != "a wrong mark stops it while it runs") {
 			return in.Ref
 		}
 	}
@@ -198,7 +203,7 @@ func (m *mutant) Destroy(ctx context.Context, ref backend.Ref) error {
 			return err
 		}
 	case "destroy ignores the mark":
-		ref = m.byNumber(ctx, ref)
+		ref = m.byHandle(ctx, ref)
 	case "destroy leaves it":
 		return nil
 	}
@@ -207,10 +212,12 @@ func (m *mutant) Destroy(ctx context.Context, ref backend.Ref) error {
 
 func (m *mutant) Inspect(ctx context.Context, ref backend.Ref) (backend.Instance, error) {
 	if m.breaks == "inspect ignores the mark" {
-		ref = m.byNumber(ctx, ref)
+		ref = m.byHandle(ctx, ref)
 	}
 	in, err := m.Driver.Inspect(ctx, ref)
 	switch {
+	case m.breaks == "a handle is needed" && ref.Handle == "", m.breaks == "an outdated handle leads nowhere" && ref.Handle == "nonsense":
+		return in, agentlab.Errorf(agentlab.CodeNotFound, "nothing")
 	case m.breaks == "inspect cancelled is not_found" && ctx.Err() != nil:
 		return in, agentlab.Errorf(agentlab.CodeNotFound, "nothing")
 	case m.breaks == "errors are foreign" && agentlab.CodeOf(err) == agentlab.CodeUnavailable:
@@ -244,6 +251,9 @@ func (m *mutant) List(ctx context.Context) ([]backend.Instance, error) {
 
 func (m *mutant) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, error) {
 	c, err := m.Driver.DialControl(ctx, ref)
+	if m.breaks == "contexts end connections" && err == nil {
+		context.AfterFunc(ctx, func() { _ = c.Close() })
+	}
 	if m.breaks == "stopped control is not_found" && err != nil && ctx.Err() == nil {
 		return nil, agentlab.Errorf(agentlab.CodeNotFound, "nothing")
 	}

@@ -70,7 +70,7 @@ func TestLife(t *testing.T) {
 		w := newWorld(t, worldConfig{shell: shell})
 		spec := w.create(t, 1)
 		ref := spec.Ref()
-		cfg, err := pve.New(w.root).Config(t.Context(), w.node.Name(), ref.VMID)
+		cfg, err := pve.New(w.root).Config(t.Context(), w.node.Name(), spec.VMID)
 		ok(t, "config", err)
 		for key, want := range map[string]string{"protection": "0", "onboot": "0", "memory": "512", "cores": "1", "balloon": "0", "ciupgrade": "0", "name": "sb-1"} {
 			if !sameOption(key, cfg[key], want) {
@@ -158,7 +158,7 @@ func TestDrift(t *testing.T) {
 			ok(t, "destroy", w.admin(t, pve.Delete, w.vmPath(spec.VMID), nil))
 			untouched := w.foreign(t, spec.VMID, spec.Name, nil)
 			if !shell { // it may be the sandbox, out of the pool
-				notKnown(t, "Start", w.driver.Start(ctx, spec.Ref()), spec.Ref())
+				notKnown(t, "Start", w.driver.Start(ctx, spec.Ref()), idOf(spec))
 				w.audited(t, spec.VMID)
 			}
 			if in := w.listed(t, spec.Ref()); in != nil {
@@ -222,7 +222,7 @@ func (w *world) listed(t testing.TB, ref backend.Ref) *backend.Instance {
 	t.Helper()
 	all, err := w.driver.List(t.Context())
 	ok(t, "List", err)
-	if i := slices.IndexFunc(all, func(in backend.Instance) bool { return in.Ref == ref }); i >= 0 {
+	if i := slices.IndexFunc(all, func(in backend.Instance) bool { return in.Ref.UID == ref.UID }); i >= 0 {
 		return &all[i]
 	}
 	return nil

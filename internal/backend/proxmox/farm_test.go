@@ -33,7 +33,7 @@ type farm struct {
 	mu       sync.Mutex
 	put      map[hostnet.ID]hostnet.Guest
 	machines map[int]*machine
-	disks    map[backend.Ref]string // content of guestapi.ControlFile, which outlives a boot
+	disks    map[vmID]string // content of guestapi.ControlFile, which outlives a boot
 	notReady error
 	leases   map[string]netip.Addr
 	order    []string // what the driver did, for tests of its order
@@ -42,9 +42,11 @@ type farm struct {
 // machine is a VM that runs.
 type machine struct {
 	*pvenode.ScriptedGuest
-	ref      backend.Ref
+	id       vmID
 	listener net.Listener // guest control; nil until the guest knows whom to obey
 }
+
+func (m *machine) ref() backend.Ref { return backend.Ref{UID: m.id.UID} }
 
 func newFarm(t testing.TB) *farm {
 	host, err := fake.NewHost(fake.Config{})
@@ -53,7 +55,7 @@ func newFarm(t testing.TB) *farm {
 	}
 	t.Cleanup(func() { _ = host.Close() })
 	return &farm{
-		drv: host.Open(), put: map[hostnet.ID]hostnet.Guest{}, machines: map[int]*machine{}, disks: map[backend.Ref]string{},
+		drv: host.Open(), put: map[hostnet.ID]hostnet.Guest{}, machines: map[int]*machine{}, disks: map[vmID]string{},
 		leases: map[string]netip.Addr{},
 	}
 }
@@ -67,11 +69,11 @@ func (f *farm) boot(ctx context.Context, b pvenode.Boot) (pvenode.Guest, error) 
 	if match == nil {
 		return m.Start(b), nil // somebody else's
 	}
-	m.ref = backend.Ref{VMID: b.VMID, UID: match[1]}
-	if err := f.ensure(ctx, m.ref, nil); err != nil {
+	m.id = vmID{VMID: b.VMID, UID: match[1]}
+	if err := f.ensure(ctx, m.id, nil); err != nil {
 		return nil, err
 	}
-	if err := f.drv.Start(ctx, m.ref); err != nil {
+	if err := f.drv.Start(ctx, m.ref()); err != nil {
 		return nil, err
 	}
 	m.OnEnd = func() { f.ended(m) }
@@ -84,7 +86,7 @@ func (f *farm) boot(ctx context.Context, b pvenode.Boot) (pvenode.Guest, error) 
 	m.Start(b)
 	f.mu.Lock()
 	f.machines[b.VMID] = m
-	known := f.disks[m.ref]
+	known := f.disks[m.id]
 	f.mu.Unlock()
 	if known == "" {
 		known = seedOf(b.Seed["user-data"])
@@ -114,7 +116,7 @@ func (f *farm) seeded(m *machine, text string) error {
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
 		return err
 	}
-	if c.VMID != m.ref.VMID || c.UID != m.ref.UID {
+	if c.VMID != m.id.VMID || c.UID != m.id.UID {
 		return fmt.Errorf("the seed is of %d %s", c.VMID, c.UID)
 	}
 	_, key, err := ed25519.GenerateKey(rand.Reader)
@@ -131,12 +133,12 @@ func (f *farm) seeded(m *machine, text string) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.disks[m.ref] = text
+	f.disks[m.id] = text
 	if m.listener != nil {
 		return l.Close()
 	}
 	m.listener = l
-	go f.serve(m.ref, l)
+	go f.serve(m.ref(), l)
 	return nil
 }
 
@@ -171,33 +173,38 @@ func (f *farm) ended(m *machine) {
 	if m.listener != nil {
 		_ = m.listener.Close()
 	}
-	if f.machines[m.ref.VMID] == m {
-		delete(f.machines, m.ref.VMID)
+	if f.machines[m.id.VMID] == m {
+		delete(f.machines, m.id.VMID)
 	}
 	f.mu.Unlock()
-	_ = f.drv.Stop(context.Background(), m.ref, 0)
+	_ = f.drv.Stop(context.Background(), m.ref(), 0)
 }
 
 // kill ends a machine without anybody's knowledge.
 func (f *farm) kill(t testing.TB, ref backend.Ref) {
 	f.mu.Lock()
-	m := f.machines[ref.VMID]
-	f.mu.Unlock()
-	if m == nil {
-		t.Fatalf("VM %d does not run", ref.VMID)
+	var found *machine
+	for _, m := range f.machines {
+		if m.id.UID == ref.UID {
+			found = m
+		}
 	}
-	m.Kill()
+	f.mu.Unlock()
+	if found == nil {
+		t.Fatalf("sandbox %s does not run", ref.UID)
+	}
+	found.Kill()
 }
 
 // ensure makes the fake's sandbox behind a VM.
-func (f *farm) ensure(ctx context.Context, ref backend.Ref, n *agentlab.Network) error {
+func (f *farm) ensure(ctx context.Context, id vmID, n *agentlab.Network) error {
 	spec := backend.Spec{
-		VMID: ref.VMID, UID: ref.UID, Name: fmt.Sprintf("farm-%d", ref.VMID), Image: "base@0",
+		VMID: id.VMID, UID: id.UID, Name: fmt.Sprintf("farm-%d", id.VMID), Image: "base@0",
 		Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT},
 	}
 	if n != nil {
 		spec.Network = *n
-	} else if _, err := f.drv.Inspect(ctx, ref); err == nil {
+	} else if _, err := f.drv.Inspect(ctx, spec.Ref()); err == nil {
 		return nil
 	}
 	return f.drv.Create(ctx, spec)
@@ -234,7 +241,7 @@ func (b bridge) Put(ctx context.Context, g hostnet.Guest) error {
 	}
 	b.put[g.ID] = g
 	b.mu.Unlock()
-	return b.ensure(ctx, backend.Ref(g.ID), &g.Network)
+	return b.ensure(ctx, g.ID, &g.Network)
 }
 
 func (b bridge) Restore(_ context.Context, guests []hostnet.Guest) error {
@@ -248,19 +255,18 @@ func (b bridge) Restore(_ context.Context, guests []hostnet.Guest) error {
 }
 
 func (b bridge) Drop(ctx context.Context, id hostnet.ID) error {
-	ref := backend.Ref(id)
 	b.mu.Lock()
 	delete(b.put, id)
-	delete(b.disks, ref)
+	delete(b.disks, id)
 	b.mu.Unlock()
-	return b.drv.Destroy(ctx, ref)
+	return b.drv.Destroy(ctx, backend.Ref{UID: id.UID})
 }
 
 func (b bridge) Listen(ctx context.Context, id hostnet.ID) (net.Listener, error) {
-	if err := b.ensure(ctx, backend.Ref(id), nil); err != nil {
+	if err := b.ensure(ctx, id, nil); err != nil {
 		return nil, err
 	}
-	return b.drv.ListenGuest(ctx, backend.Ref(id))
+	return b.drv.ListenGuest(ctx, backend.Ref{UID: id.UID})
 }
 
 func (b bridge) Dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
@@ -282,7 +288,7 @@ func (b bridge) Dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	case to.Port() == link.ControlPort:
 		return (&net.Dialer{}).DialContext(ctx, "tcp", control.Addr().String())
 	}
-	return b.drv.DialGuest(ctx, m.ref, to.Port())
+	return b.drv.DialGuest(ctx, m.ref(), to.Port())
 }
 
 func (b bridge) Lease(_ context.Context, mac net.HardwareAddr) (netip.Addr, error) {
@@ -292,5 +298,5 @@ func (b bridge) Lease(_ context.Context, mac net.HardwareAddr) (netip.Addr, erro
 }
 
 func (b bridge) EgressLog(ctx context.Context, id hostnet.ID, after int64, limit int) ([]agentlab.EgressRecord, error) {
-	return b.drv.EgressLog(ctx, backend.Ref(id), after, limit)
+	return b.drv.EgressLog(ctx, backend.Ref{UID: id.UID}, after, limit)
 }

@@ -47,11 +47,11 @@ func (w *world) audited(t *testing.T, vmid int) {
 
 // notKnown fails the test unless a call says that what became of a sandbox is
 // not known, and how to find out.
-func notKnown(t *testing.T, what string, err error, ref backend.Ref) {
+func notKnown(t *testing.T, what string, err error, id vmID) {
 	t.Helper()
 	wantCode(t, what, err, agentlab.CodeUnavailable)
 	hint := agentlab.HintOf(err)
-	for _, part := range []string{"pveum pool modify " + pool + " --vms " + strconv.Itoa(ref.VMID), "PVEAuditor on /vms/" + strconv.Itoa(ref.VMID), ref.UID} {
+	for _, part := range []string{"pveum pool modify " + pool + " --vms " + strconv.Itoa(id.VMID), "PVEAuditor on /vms/" + strconv.Itoa(id.VMID), id.UID} {
 		if !strings.Contains(hint, part) {
 			t.Errorf("%s: %v: the hint %q does not name %q", what, err, hint, part)
 		}
@@ -81,21 +81,21 @@ func TestTakenOutOfThePool(t *testing.T) {
 		for range 2 { // this process and the next
 			d := w.open()
 			_, err := d.Inspect(ctx, ref)
-			notKnown(t, "Inspect", err, ref)
-			notKnown(t, "Start", d.Start(ctx, ref), ref)
-			notKnown(t, "Stop", d.Stop(ctx, ref, 0), ref)
+			notKnown(t, "Inspect", err, idOf(spec))
+			notKnown(t, "Start", d.Start(ctx, ref), idOf(spec))
+			notKnown(t, "Stop", d.Stop(ctx, ref, 0), idOf(spec))
 			if in := w.listed(t, ref); in == nil || in.Power != backend.PowerPartial || !strings.Contains(in.Reason, "not known") {
 				t.Errorf("List: %+v", in)
 			}
 			if in := w.listed(t, other.Ref()); in == nil || in.Power != backend.PowerStopped {
 				t.Errorf("List, of the other: %+v", in)
 			}
-			notKnown(t, "Create", d.Create(ctx, spec), ref)
+			notKnown(t, "Create", d.Create(ctx, spec), idOf(spec))
 		}
 		for range 2 {
 			d := w.open()
-			notKnown(t, "Destroy", d.Destroy(ctx, ref), ref)
-			notKnown(t, "Stop", d.Stop(ctx, ref, 0), ref)
+			notKnown(t, "Destroy", d.Destroy(ctx, ref), idOf(spec))
+			notKnown(t, "Stop", d.Stop(ctx, ref, 0), idOf(spec))
 		}
 		if now := w.look(t, spec.VMID); now != before {
 			t.Errorf("the VM was\n%s\nand is\n%s", before, now)
@@ -129,8 +129,8 @@ func TestTakenOutOfThePoolWhileMade(t *testing.T) {
 		ok(t, "clone", err)
 		w.moveOut(t, spec.VMID)
 		d := w.open()
-		notKnown(t, point+": Create", d.Create(ctx, spec), spec.Ref())
-		notKnown(t, point+": Destroy", d.Destroy(ctx, spec.Ref()), spec.Ref())
+		notKnown(t, point+": Create", d.Create(ctx, spec), idOf(spec))
+		notKnown(t, point+": Destroy", d.Destroy(ctx, spec.Ref()), idOf(spec))
 		w.moveIn(t, spec.VMID)
 		ok(t, point+": Destroy", d.Destroy(ctx, spec.Ref()))
 	}
@@ -147,7 +147,7 @@ func TestTakenOutOfThePoolWhileDestroyed(t *testing.T) {
 		VMID: spec.VMID, Error: "can't lock file '/var/lock/qemu-server/lock-1001.conf' - got timeout",
 		Reached: func() { w.moveOut(t, spec.VMID) },
 	})
-	notKnown(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()), spec.Ref())
+	notKnown(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()), idOf(spec))
 	w.moveIn(t, spec.VMID)
 	ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
 	if left := w.left(t); len(left) > 0 {

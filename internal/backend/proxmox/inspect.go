@@ -40,7 +40,7 @@ func (d *Driver) Inspect(ctx context.Context, ref backend.Ref) (backend.Instance
 }
 
 func partial(h *handle) backend.Instance {
-	in := backend.Instance{Ref: h.Spec.Ref(), Name: h.Spec.Name, Power: backend.PowerPartial, Reason: "a Create was cut short"}
+	in := backend.Instance{Ref: refOf(h.id()), VMID: h.Spec.VMID, Name: h.Spec.Name, Power: backend.PowerPartial, Reason: "a Create was cut short"}
 	if h.Phase == phaseDestroying {
 		in.Reason = "a Destroy was cut short"
 	}
@@ -53,7 +53,7 @@ func (d *Driver) inspectLost(ctx context.Context, id vmID) (backend.Instance, er
 	if err != nil {
 		return backend.Instance{}, err
 	}
-	in := backend.Instance{Ref: backend.Ref(id), Name: s.cfg["name"], Power: backend.PowerPartial, Reason: "what was known of it is lost"}
+	in := backend.Instance{Ref: refOf(id), VMID: id.VMID, Name: s.cfg["name"], Power: backend.PowerPartial, Reason: "what was known of it is lost"}
 	if s.cfg["lock"] == lockClone {
 		return in, nil
 	}
@@ -115,7 +115,7 @@ func (d *Driver) judge(ctx context.Context, h *handle, st pve.Status) backend.In
 func (d *Driver) instance(ctx context.Context, h *handle, p backend.Power, reason string) backend.Instance {
 	spec := h.Spec
 	spec.Network = h.network()
-	in := backend.Instance{Ref: h.Spec.Ref(), Name: h.Spec.Name, Power: p, Reason: reason, Spec: &spec}
+	in := backend.Instance{Ref: refOf(h.id()), VMID: h.Spec.VMID, Name: h.Spec.Name, Power: p, Reason: reason, Spec: &spec}
 	if p == backend.PowerRunning || p == backend.PowerSuspended {
 		in.IP = d.address(ctx, h)
 	}
@@ -260,7 +260,7 @@ func (d *Driver) lostVM(ctx context.Context, node string, vm pve.VM) (backend.In
 	if h, err := d.readHandle(uid); h != nil || err != nil {
 		return backend.Instance{}, false, err // made just now
 	}
-	in := backend.Instance{Ref: backend.Ref{VMID: int(vm.VMID), UID: uid}, Name: string(vm.Name), Power: backend.PowerPartial, Reason: "what was known of it is lost"}
+	in := backend.Instance{Ref: refOf(vmID{VMID: int(vm.VMID), UID: uid}), VMID: int(vm.VMID), Name: string(vm.Name), Power: backend.PowerPartial, Reason: "what was known of it is lost"}
 	if vm.Status == "running" {
 		in.Power, in.Reason = backend.PowerRunning, ""
 	}

@@ -15,7 +15,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 	"github.com/agentlab-vm/agentlab/internal/control"
-	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
@@ -187,11 +186,11 @@ func TestNodeDown(t *testing.T) {
 	ok(t, "Start", d.Start(t.Context(), here.Ref()))
 	all, err := d.List(t.Context())
 	ok(t, "List", err)
-	power := map[backend.Ref]backend.Power{}
+	power := map[string]backend.Power{}
 	for _, in := range all {
-		power[in.Ref] = in.Power
+		power[in.Ref.UID] = in.Power
 	}
-	if len(all) != 2 || power[here.Ref()] != backend.PowerRunning || power[there.Ref()] != backend.PowerPartial {
+	if len(all) != 2 || power[here.UID] != backend.PowerRunning || power[there.UID] != backend.PowerPartial {
 		t.Errorf("listed: %+v", all)
 	}
 	if _, err := d.Inspect(t.Context(), there.Ref()); err == nil || agentlab.CodeOf(err) == agentlab.CodeNotFound {
@@ -247,7 +246,7 @@ func TestDHCP(t *testing.T) {
 	ok(t, "handle", err)
 	w.farm.mu.Lock()
 	w.farm.leases[h.MAC] = spec.IPv4
-	dhcp := w.farm.put[hostnet.ID(spec.Ref())].DHCP
+	dhcp := w.farm.put[idOf(spec)].DHCP
 	w.farm.mu.Unlock()
 	if in := w.inspect(t, spec.Ref()); in.IP != spec.IPv4.String() || !dhcp {
 		t.Errorf("%+v, may ask: %v", in, dhcp)

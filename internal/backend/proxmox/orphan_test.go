@@ -14,21 +14,21 @@ func TestOrphans(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := newWorld(t, worldConfig{shell: shell})
 		ctx := t.Context()
-		spec, theirs := w.create(t, 1), w.spec(2).Ref()
+		spec, theirs := w.create(t, 1), idOf(w.spec(2))
 		untouched := w.foreign(t, theirs.VMID, "sb-2", map[string]string{
-			"description": description(vmID(theirs), "ffffffffffffffff"), "tags": tags(theirs.UID),
+			"description": description(theirs, "ffffffffffffffff"), "tags": tags(theirs.UID),
 		})
 		w.loseHandle(t, spec)
 		if in := w.listed(t, spec.Ref()); in == nil || in.Power == backend.PowerRunning {
 			t.Fatalf("%+v", in)
 		}
-		if in := w.listed(t, theirs); in != nil {
+		if in := w.listed(t, refOf(theirs)); in != nil {
 			t.Errorf("another installation's is listed: %+v", in)
 		}
-		if in := w.inspect(t, backend.Ref{UID: spec.UID}); in.Ref != spec.Ref() {
+		if in := w.inspect(t, spec.Ref()); in.Ref != refOf(idOf(spec)) {
 			t.Errorf("found by its mark: %+v", in)
 		}
-		for _, ref := range []backend.Ref{{UID: spec.UID}, spec.Ref(), {UID: theirs.UID}, theirs} {
+		for _, ref := range []backend.Ref{spec.Ref(), refOf(idOf(spec)), {UID: theirs.UID}, refOf(theirs)} {
 			ok(t, "Destroy", w.driver.Destroy(ctx, ref))
 			_, err := w.driver.Inspect(ctx, ref)
 			wantCode(t, "Inspect", err, agentlab.CodeNotFound)

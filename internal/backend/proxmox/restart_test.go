@@ -41,7 +41,7 @@ func TestNodeRestarted(t *testing.T) {
 		look("same boot again", false)
 
 		ok(t, "Start", w.driver.Start(t.Context(), ref))
-		ok(t, "the node stops its VMs", w.admin(t, pve.Post, w.vmPath(ref.VMID)+"/status/stop", nil))
+		ok(t, "the node stops its VMs", w.admin(t, pve.Post, w.vmPath(spec.VMID)+"/status/stop", nil))
 		boot = "three"
 		look("restart in good order", true)
 

@@ -3,6 +3,7 @@ package proxmox
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
@@ -182,6 +183,11 @@ func (d *Driver) enforced(node string) bool {
 	return err == nil && n.Host != nil
 }
 
+// refOf returns the Ref of a sandbox: its Handle is the number of its VM.
+func refOf(id vmID) backend.Ref {
+	return backend.Ref{UID: id.UID, Handle: strconv.Itoa(id.VMID)}
+}
+
 // resolve finds the VM of a sandbox: its handle names it, else it has the number
 // of ref or bears the mark somewhere. h is nil when it was lost, and then the VM
 // is there and ours. Code not_found means that there is neither a handle nor a
@@ -193,8 +199,8 @@ func (d *Driver) resolve(ctx context.Context, ref backend.Ref) (id vmID, h *hand
 		}
 		return id, h, err
 	}
-	id = vmID{VMID: ref.VMID, UID: ref.UID}
-	if d.inRange(id.VMID) {
+	id.UID = ref.UID
+	if id.VMID, err = strconv.Atoi(ref.Handle); err == nil && d.inRange(id.VMID) {
 		if s, err := d.see(ctx, id, nil); s.ours || err != nil {
 			return id, nil, err
 		}
@@ -226,7 +232,7 @@ func (d *Driver) findMark(ctx context.Context, uid string) (int, error) {
 	}
 	for _, in := range lost {
 		if in.Ref.UID == uid {
-			return in.Ref.VMID, nil
+			return in.VMID, nil
 		}
 	}
 	if len(vms) < len(d.cfg.Nodes) {

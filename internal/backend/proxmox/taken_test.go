@@ -46,8 +46,8 @@ func TestContainerInPlaceOfASandbox(t *testing.T) {
 		w.node.AddContainer(t, spec.VMID, w.node.Name())
 		d := w.open()
 		if !shell {
-			notKnown(t, "Start", d.Start(t.Context(), spec.Ref()), spec.Ref())
-			notKnown(t, "Destroy", d.Destroy(t.Context(), spec.Ref()), spec.Ref())
+			notKnown(t, "Start", d.Start(t.Context(), spec.Ref()), idOf(spec))
+			notKnown(t, "Destroy", d.Destroy(t.Context(), spec.Ref()), idOf(spec))
 			w.audited(t, spec.VMID)
 		} else {
 			wantCode(t, "Start", d.Start(t.Context(), spec.Ref()), agentlab.CodeNotFound)

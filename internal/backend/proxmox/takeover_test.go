@@ -148,7 +148,7 @@ func TestClonedByHand(t *testing.T) {
 			t.Fatalf("the copy does not bear the mark, this test proves nothing: %v", cfg)
 		}
 		before := w.look(t, 1005)
-		copied := backend.Ref{VMID: 1005, UID: spec.UID} // an outdated number leads to the copy, its mark to the sandbox
+		copied := backend.Ref{UID: spec.UID, Handle: "1005"} // an outdated number leads to the copy, its mark to the sandbox
 		for _, lost := range []bool{false, true} {
 			if lost {
 				w.loseHandle(t, spec)
@@ -156,11 +156,11 @@ func TestClonedByHand(t *testing.T) {
 			for _, d := range []*Driver{w.driver, w.open()} {
 				all, err := d.List(ctx)
 				ok(t, "List", err)
-				if slices.ContainsFunc(all, func(in backend.Instance) bool { return in.Ref.VMID == 1005 }) {
+				if slices.ContainsFunc(all, func(in backend.Instance) bool { return in.Ref.Handle == "1005" }) {
 					t.Errorf("listed as ours: %+v", all)
 				}
 				in, err := d.Inspect(ctx, copied)
-				if ok(t, "Inspect", err); in.Ref != spec.Ref() {
+				if ok(t, "Inspect", err); in.Ref != refOf(idOf(spec)) {
 					t.Errorf("inspected: %+v", in)
 				}
 				ok(t, "Stop", d.Stop(ctx, copied, 0))

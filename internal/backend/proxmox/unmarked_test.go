@@ -24,22 +24,22 @@ func TestMarkRemovedByHand(t *testing.T) {
 				w := newWorld(t, worldConfig{shell: shell})
 				spec := w.create(t, 1)
 				ref := spec.Ref()
-				config := w.vmPath(ref.VMID) + "/config"
+				config := w.vmPath(spec.VMID) + "/config"
 				ok(t, "edit", w.admin(t, pve.Put, config, edit))
-				w.unknown(t, ref)
-				ok(t, "start by hand", w.admin(t, pve.Post, w.vmPath(ref.VMID)+"/status/start", nil))
-				w.unknown(t, ref)
-				remedy := map[string][]string{"description": {markLines(vmID(ref), w.driver.installation)}, "tags": {tags(ref.UID)}}
+				w.unknown(t, spec)
+				ok(t, "start by hand", w.admin(t, pve.Post, w.vmPath(spec.VMID)+"/status/start", nil))
+				w.unknown(t, spec)
+				remedy := map[string][]string{"description": {markLines(idOf(spec), w.driver.installation)}, "tags": {tags(ref.UID)}}
 				ok(t, "the remedy", w.admin(t, pve.Put, config, remedy))
 				if in := w.inspect(t, ref); in.Power != backend.PowerRunning {
 					t.Errorf("after the remedy: %+v", in)
 				}
 
 				ok(t, "edit", w.admin(t, pve.Put, config, edit))
-				before := w.look(t, ref.VMID)
-				notMarked(t, "Destroy", w.driver.Destroy(t.Context(), ref), ref)
-				notMarked(t, "Destroy again", w.open().Destroy(t.Context(), ref), ref)
-				if now := w.look(t, ref.VMID); now != before || len(w.node.Volumes(ref.VMID)) == 0 {
+				before := w.look(t, spec.VMID)
+				notMarked(t, "Destroy", w.driver.Destroy(t.Context(), ref), idOf(spec))
+				notMarked(t, "Destroy again", w.open().Destroy(t.Context(), ref), idOf(spec))
+				if now := w.look(t, spec.VMID); now != before || len(w.node.Volumes(spec.VMID)) == 0 {
 					t.Errorf("it was\n%s\nand is\n%s", before, now)
 				}
 				ok(t, "the remedy", w.admin(t, pve.Put, config, remedy))
@@ -53,21 +53,21 @@ func TestMarkRemovedByHand(t *testing.T) {
 }
 
 // unknown checks that every method but Destroy says that it does not know.
-func (w *world) unknown(t *testing.T, ref backend.Ref) {
+func (w *world) unknown(t *testing.T, spec backend.Spec) {
 	t.Helper()
-	d := w.open()
-	notMarked(t, "Inspect", inspectErr(d.Inspect(t.Context(), ref)), ref)
-	notMarked(t, "Start", d.Start(t.Context(), ref), ref)
-	notMarked(t, "Stop", d.Stop(t.Context(), ref, 0), ref)
+	d, ref := w.open(), spec.Ref()
+	notMarked(t, "Inspect", inspectErr(d.Inspect(t.Context(), ref)), idOf(spec))
+	notMarked(t, "Start", d.Start(t.Context(), ref), idOf(spec))
+	notMarked(t, "Stop", d.Stop(t.Context(), ref, 0), idOf(spec))
 	_, err := d.List(t.Context())
 	ok(t, "List", err)
 }
 
 // notMarked wants the error of a VM that has lost its mark, with its remedy.
-func notMarked(t *testing.T, method string, err error, ref backend.Ref) {
+func notMarked(t *testing.T, method string, err error, id vmID) {
 	t.Helper()
 	wantCode(t, method, err, agentlab.CodeUnknownOutcome)
-	if hint := agentlab.HintOf(err); !strings.Contains(hint, "qm set "+strconv.Itoa(ref.VMID)+" --tags '"+tags(ref.UID)+"'") {
+	if hint := agentlab.HintOf(err); !strings.Contains(hint, "qm set "+strconv.Itoa(id.VMID)+" --tags '"+tags(id.UID)+"'") {
 		t.Errorf("%s: hint %q", method, hint)
 	}
 }

@@ -22,12 +22,12 @@ func egressDriver(t *testing.T) (*Driver, backend.Ref, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ref := backend.Ref{VMID: 1001, UID: uid(1)}
-	box := filepath.Join(d.sandboxes(), dirName(ref.VMID, ref.UID))
+	ref := backend.Ref{UID: uid(1)}
+	box := filepath.Join(d.sandboxes(), dirName(1001, ref.UID))
 	if err := os.MkdirAll(box, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	h := handle{Version: handleVersion, Spec: backend.Spec{VMID: ref.VMID, UID: ref.UID, Network: agentlab.Network{Mode: agentlab.NetworkNAT}}}
+	h := handle{Version: handleVersion, Spec: backend.Spec{VMID: 1001, UID: ref.UID, Network: agentlab.Network{Mode: agentlab.NetworkNAT}}}
 	if err := durable.ReplaceJSON(filepath.Join(box, fileConfig), h, durable.None); err != nil {
 		t.Fatal(err)
 	}

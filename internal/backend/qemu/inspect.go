@@ -26,7 +26,7 @@ func (d *Driver) Inspect(_ context.Context, ref backend.Ref) (backend.Instance, 
 
 // instance returns the state of a sandbox that was found.
 func (d *Driver) instance(f found) (backend.Instance, error) {
-	in := backend.Instance{Ref: backend.Ref{VMID: f.vmid, UID: f.uid}, Power: backend.PowerPartial, Reason: "its making was cut short"}
+	in := backend.Instance{Ref: backend.Ref{UID: f.uid}, VMID: f.vmid, Power: backend.PowerPartial, Reason: "its making was cut short"}
 	switch {
 	case f.dir == "":
 		in.Reason = "its destruction was cut short"
