@@ -37,7 +37,7 @@ type Layer struct {
 // leaves do one small thing each and know nothing of the house but its domain
 // package.
 var leaves = []string{
-	"internal/bounded", "internal/boundedlog", "internal/cloudinit", "internal/connlimit", "internal/durable", "internal/egresslog", "internal/fsfault", "internal/hostspace", "internal/link",
+	"internal/bounded", "internal/cloudinit", "internal/connlimit", "internal/durable", "internal/egresslog", "internal/fsfault", "internal/hostspace", "internal/link",
 	"internal/lock", "internal/reconcile", "internal/redact", "internal/sockpath", "internal/stream",
 	"internal/strictyaml", "internal/version",
 }

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"fmt"
 	"syscall"
 )
@@ -46,22 +45,4 @@ func underLimits(program string, args []string) []string {
 		script += fmt.Sprintf("ulimit -%c %d && ", l.option, most/l.unit)
 	}
 	return append([]string{"/bin/sh", "-c", script + `exec "$0" "$@"`, program}, args...)
-}
-
-// tailWriter keeps the last bytes that are written to it.
-type tailWriter struct {
-	buf  bytes.Buffer
-	most int
-}
-
-func (t *tailWriter) Write(p []byte) (int, error) {
-	n := len(p)
-	if len(p) > t.most {
-		p = p[len(p)-t.most:]
-	}
-	if over := t.buf.Len() + len(p) - t.most; over > 0 {
-		t.buf.Next(over)
-	}
-	t.buf.Write(p)
-	return n, nil
 }

@@ -1,9 +1,8 @@
 package cli
 
 import (
-	"bytes"
 	"context"
-	"fmt"
+	"errors"
 	"io"
 	"strconv"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
 
 // Limits on the uncommitted changes of a job.
@@ -136,11 +136,11 @@ func (a *App) diffJSON(ctx context.Context, ch changes, j api.Job, stat bool) er
 	if err != nil {
 		return err
 	}
-	counts := boundedBuffer{left: maxNames}
+	counts := bounded.Head{Max: maxNames, Fail: errTooMuch}
 	if err := ch.diff(ctx, &counts, "--numstat"); err != nil {
 		return err
 	}
-	lines := strings.Split(strings.TrimSpace(counts.buf.String()), "\n")
+	lines := strings.Split(strings.TrimSpace(counts.String()), "\n")
 	files := []changedFile{}
 	for i, e := range list {
 		f := changedFile{Path: e.path, Status: map[byte]string{'A': "added", 'D': "deleted"}[e.status]}
@@ -156,13 +156,13 @@ func (a *App) diffJSON(ctx context.Context, ch changes, j api.Job, stat bool) er
 		}
 		files = append(files, f)
 	}
-	patch := boundedBuffer{left: maxJSONPatch}
+	patch := bounded.Head{Max: maxJSONPatch, Fail: errTooMuch}
 	if !stat {
 		if err := ch.diff(ctx, &patch, "--binary"); err != nil {
 			return err
 		}
 	}
-	return a.printDiff(j, files, patch.buf.String(), stat)
+	return a.printDiff(j, files, patch.String(), stat)
 }
 
 func (a *App) printDiff(j api.Job, files []changedFile, patch string, stat bool) error {
@@ -183,14 +183,14 @@ type change struct {
 
 // list returns the files that differ, ordered by path.
 func (ch changes) list(ctx context.Context) ([]change, error) {
-	out := boundedBuffer{left: maxNames + maxChanges*100}
+	out := bounded.Head{Max: maxNames + maxChanges*100, Fail: errTooMuch}
 	if _, err := ch.git(ctx, gitInput{stdout: &out}, "diff-tree", "-r", "-z", "--raw", "--no-renames", "--full-index", ch.from, ch.to); err != nil {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 		return nil, agentlab.Errorf(agentlab.CodeConflict, "git cannot list the changes: %s", plain(err.Error()))
 	}
-	fields := strings.Split(strings.TrimSuffix(out.buf.String(), "\x00"), "\x00")
+	fields := strings.Split(strings.TrimSuffix(out.String(), "\x00"), "\x00")
 	var list []change
 	for i := 0; i+1 < len(fields); i += 2 {
 		f := strings.Fields(strings.TrimPrefix(fields[i], ":"))
@@ -206,15 +206,4 @@ func (ch changes) list(ctx context.Context) ([]change, error) {
 	return list, nil
 }
 
-// boundedBuffer rejects data beyond its limit.
-type boundedBuffer struct {
-	buf  bytes.Buffer
-	left int
-}
-
-func (b *boundedBuffer) Write(p []byte) (int, error) {
-	if b.left -= len(p); b.left < 0 {
-		return 0, fmt.Errorf("the output of git is too large")
-	}
-	return b.buf.Write(p)
-}
+var errTooMuch = errors.New("the output of git is too large")

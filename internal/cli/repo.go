@@ -15,6 +15,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
 
 // localRepo reports whether the argument of --repo is a directory of this
@@ -95,7 +96,7 @@ func (in gitInput) run(ctx context.Context, dir string, args ...string) (string,
 	cmd.Env = append(gitEnv(), in.env...)
 	cmd.Stdin = in.stdin
 	var stdout bytes.Buffer
-	stderr := tailWriter{most: 64 << 10}
+	stderr := bounded.Tail{Max: 64 << 10}
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if in.stdout != nil {
 		cmd.Stdout = in.stdout
@@ -107,7 +108,7 @@ func (in gitInput) run(ctx context.Context, dir string, args ...string) (string,
 		if ctx.Err() != nil {
 			return "", ctx.Err()
 		}
-		msg := strings.TrimSpace(stderr.buf.String())
+		msg := strings.TrimSpace(stderr.String())
 		if msg == "" {
 			msg = err.Error()
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/backends"
-	"github.com/agentlab-vm/agentlab/internal/boundedlog"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/server"
@@ -132,7 +132,7 @@ const logBytes = 24 << 20
 
 func (d *Daemon) openLog() error {
 	path := d.cfg.Paths.DaemonLog()
-	f, err := boundedlog.Open(path, logBytes, 0, time.Now)
+	f, err := bounded.OpenLog(path, logBytes, 0, time.Now)
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeDenied, "cannot write the daemon's log: %w", err).WithHint("make %s writable", path)
 	}

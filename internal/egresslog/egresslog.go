@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/boundedlog"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
 
 const (
@@ -38,7 +38,7 @@ const (
 // Log is a sandbox's audit records: JSON lines that begin with their
 // number, in a bounded log.
 type Log struct {
-	log *boundedlog.Log
+	log *bounded.Log
 
 	mu  sync.Mutex
 	seq int64 // of the last record
@@ -54,7 +54,7 @@ func Open(path string, rebooted bool) (*Log, error) {
 	if rebooted && last > 0 {
 		last += seqJump
 	}
-	log, err := boundedlog.Open(path, maxBytes, bytesPerSecond, time.Now)
+	log, err := bounded.OpenLog(path, maxBytes, bytesPerSecond, time.Now)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func halves(path string) (files []*os.File, err error) {
 		if err != nil {
 			return nil, err
 		}
-		older, err := open(path + boundedlog.OldSuffix)
+		older, err := open(path + bounded.OldSuffix)
 		if err != nil {
 			closeAll(newer)
 			return nil, err

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/boundedlog"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
 
 func openTestLog(t *testing.T, path string, rebooted bool) *Log {
@@ -66,7 +66,7 @@ func TestEgressLogGoesOnAfterACrash(t *testing.T) {
 func TestEgressLogIsReadWhileItTurnsOver(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "egress.log")
-	log, err := boundedlog.Open(path, 40<<10, 0, time.Now)
+	log, err := bounded.OpenLog(path, 40<<10, 0, time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}

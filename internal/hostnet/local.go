@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/boundedlog"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
@@ -75,7 +75,7 @@ type Local struct {
 type guest struct {
 	Guest
 	log   *egresslog.Log
-	names *boundedlog.Log
+	names *bounded.Log
 }
 
 func (g *guest) close() { _ = errors.Join(g.log.Close(), g.names.Close()) }

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/boundedlog"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 	"github.com/agentlab-vm/agentlab/internal/egresslog"
 )
@@ -48,8 +48,8 @@ func (l *Local) namesPath(id ID) string {
 }
 
 // openNames opens the journal of the names that a guest is told.
-func (l *Local) openNames(id ID) (*boundedlog.Log, error) {
-	names, err := boundedlog.Open(l.namesPath(id), maxNamesBytes, 0, time.Now)
+func (l *Local) openNames(id ID) (*bounded.Log, error) {
+	names, err := bounded.OpenLog(l.namesPath(id), maxNamesBytes, 0, time.Now)
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the names that sandbox %d is told cannot be kept: %w", id.VMID, err)
 	}
@@ -71,7 +71,7 @@ func (l *Local) told(vmid int, t nft.Told) {
 // earlier first. What cannot be read is as if it was never told: the guest has
 // to ask again.
 func (l *Local) toldBefore(id ID) (out []nft.Told) {
-	for _, path := range []string{l.namesPath(id) + boundedlog.OldSuffix, l.namesPath(id)} {
+	for _, path := range []string{l.namesPath(id) + bounded.OldSuffix, l.namesPath(id)} {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			continue
@@ -147,7 +147,7 @@ func (l *Local) removeLog(id ID) error {
 		return err
 	}
 	log, names := l.logPath(id), l.namesPath(id)
-	for _, p := range []string{log, log + boundedlog.OldSuffix, log + bootSuffix, names, names + boundedlog.OldSuffix} {
+	for _, p := range []string{log, log + bounded.OldSuffix, log + bootSuffix, names, names + bounded.OldSuffix} {
 		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return agentlab.Errorf(agentlab.CodeUnavailable, "the record of sandbox %d's network use cannot be removed: %w", id.VMID, err)
 		}

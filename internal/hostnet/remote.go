@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/yamux"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 )
 
@@ -117,27 +118,6 @@ func (r *Remote) session() (*yamux.Session, error) {
 // agentEnds is how long an agent, and who holds its streams, has to end.
 const agentEnds = 5 * time.Second
 
-// lastWords keeps the end of what is written to it.
-type lastWords struct {
-	mu   sync.Mutex
-	text []byte
-}
-
-// Write implements io.Writer.
-func (w *lastWords) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.text = append(w.text, p[max(0, len(p)-agentlab.MaxReasonBytes):]...)
-	w.text = w.text[max(0, len(w.text)-agentlab.MaxReasonBytes):]
-	return len(p), nil
-}
-
-func (w *lastWords) String() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return string(w.text)
-}
-
 // connect starts the agent. What it writes to its standard error is told when
 // it ends.
 func (r *Remote) connect() (*yamux.Session, error) {
@@ -147,7 +127,7 @@ func (r *Remote) connect() (*yamux.Session, error) {
 	cmd.WaitDelay = agentEnds
 	end := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.Cancel = end
-	var words lastWords
+	words := bounded.Tail{Max: agentlab.MaxReasonBytes}
 	cmd.Stderr = &words
 	in, err := cmd.StdinPipe()
 	if err != nil {

@@ -1,7 +1,6 @@
 package hostnet
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -99,21 +98,5 @@ func TestAgentLeavesSomebodyBehind(t *testing.T) {
 		must(t, err)
 	case <-time.After(4 * agentEnds):
 		t.Fatal("the end waits for a program that the agent left behind")
-	}
-}
-
-// What an agent complains of is kept in bounds.
-func TestLastWords(t *testing.T) {
-	var w lastWords
-	for range 1000 {
-		if n, err := w.Write(bytes.Repeat([]byte("x"), 1001)); n != 1001 || err != nil {
-			t.Fatal(n, err)
-		}
-	}
-	if _, err := w.Write([]byte("the end")); err != nil {
-		t.Fatal(err)
-	}
-	if s := w.String(); len(s) > agentlab.MaxReasonBytes || !strings.HasSuffix(s, "xthe end") || cap(w.text) > 8*agentlab.MaxReasonBytes {
-		t.Errorf("%d bytes of %d are kept", len(s), cap(w.text))
 	}
 }

@@ -7,7 +7,6 @@
 package hostsetup
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -19,6 +18,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/profiles"
 	"github.com/agentlab-vm/agentlab/scripts"
 	"github.com/agentlab-vm/agentlab/skills"
@@ -138,7 +138,7 @@ func (k *Kit) Run(ctx context.Context, live io.Writer, env []string, script stri
 	if !k.Has(script) {
 		return Result{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no script %s", script)
 	}
-	var out, notes limited
+	out, notes := bounded.Head{Max: maxOutput}, bounded.Head{Max: maxOutput}
 	cmd := exec.CommandContext(ctx, "bash", append([]string{path}, args...)...) //nolint:gosec // our own script
 	cmd.Env = append(append(os.Environ(), "AGENTLAB_BIN="+k.bin), env...)
 	cmd.Stdout, cmd.Stderr = &out, &notes
@@ -160,12 +160,4 @@ func (k *Kit) Run(ctx context.Context, live io.Writer, env []string, script stri
 		return r, agentlab.Errorf(agentlab.CodeUnavailable, "cannot run %s: %w", script, err).WithHint("install bash")
 	}
 	return r, nil
-}
-
-// limited keeps the first maxOutput bytes.
-type limited struct{ bytes.Buffer }
-
-func (l *limited) Write(p []byte) (int, error) {
-	l.Buffer.Write(p[:min(len(p), max(0, maxOutput-l.Len()))])
-	return len(p), nil
 }

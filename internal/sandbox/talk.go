@@ -1,15 +1,16 @@
 package sandbox
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
 
 // live returns a sandbox whose guest can be talked to.
@@ -95,9 +96,9 @@ func (s *Service) saveConsole(ctx context.Context, sb agentlab.Sandbox) {
 	rc, err := s.ConsoleLog(sctx, sb.VMID, false)
 	if err == nil {
 		defer rc.Close() //nolint:errcheck // it was read
-		var end tail
-		if _, err = io.Copy(&end, io.LimitReader(rc, lookBytes)); err == nil && len(end) > 0 {
-			err = s.putConsole(sctx, sb.JobID, bytes.NewReader(end))
+		end := bounded.Tail{Max: saveBytes}
+		if _, err = io.Copy(&end, io.LimitReader(rc, lookBytes)); err == nil && end.String() != "" {
+			err = s.putConsole(sctx, sb.JobID, strings.NewReader(end.String()))
 		}
 	}
 	if err != nil && ctx.Err() != nil { // the step was interrupted, and comes again
@@ -115,18 +116,6 @@ func (s *Service) putConsole(ctx context.Context, jobID string, console io.Reade
 		_, err = s.cfg.Artifacts.Put(ctx, jobID, ConsoleArtifact, r.Reader(console))
 	}
 	return err
-}
-
-// tail keeps the last saveBytes, or some more, of what is written to it.
-type tail []byte
-
-// Write never fails.
-func (t *tail) Write(p []byte) (int, error) {
-	*t = append(*t, p...)
-	if len(*t) > 2*saveBytes {
-		*t = append(tail(nil), (*t)[len(*t)-saveBytes:]...)
-	}
-	return len(p), nil
 }
 
 // ConsoleLog reads what the VM wrote to its console. Codes: not_found when

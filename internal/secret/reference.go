@@ -1,7 +1,6 @@
 package secret
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
 
 // A value of a bundle at rest that begins with one of these words is a
@@ -216,7 +216,7 @@ func output(ctx context.Context, argv []string) (string, *agentlab.Error) {
 func run(ctx context.Context, path string, args, env []string, most int) (string, *agentlab.Error) {
 	const byHand = "run it by hand as the user that runs agentlabd; what it says is not shown here, because it may hold the secret"
 	name := filepath.Base(path)
-	out := &capped{most: most + 2}
+	out := &bounded.Head{Max: most + 2, Fail: io.ErrShortWrite}
 	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // the admin's own reference
 	cmd.Dir, cmd.Stdout, cmd.WaitDelay = "/", out, outputTimeout
 	cmd.Env = append(os.Environ(), env...)
@@ -228,7 +228,7 @@ func run(ctx context.Context, path string, args, env []string, most int) (string
 	}
 	exit, exited := errors.AsType[*exec.ExitError](err)
 	switch {
-	case out.over:
+	case out.Over:
 		return "", agentlab.Errorf(agentlab.CodeInvalid, "%s printed more than %d bytes", name, most)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return "", agentlab.Errorf(agentlab.CodeTimeout, "%s took longer than %s", name, refTimeout).WithHint("%s", byHand)
@@ -239,23 +239,7 @@ func run(ctx context.Context, path string, args, env []string, most int) (string
 	case err != nil:
 		return "", agentlab.Errorf(agentlab.CodeUnavailable, "%s did not run to its end", name).WithHint("%s", byHand)
 	}
-	return out.buf.String(), nil
-}
-
-// capped keeps so many bytes and then fails, which ends the program. The
-// buffer is not embedded: its ReadFrom knows no limit.
-type capped struct {
-	buf  bytes.Buffer
-	most int
-	over bool
-}
-
-func (c *capped) Write(p []byte) (int, error) {
-	if c.buf.Len()+len(p) > c.most {
-		c.over = true
-		return 0, io.ErrShortWrite
-	}
-	return c.buf.Write(p)
+	return out.String(), nil
 }
 
 var errQuote = errors.New("a quote is not closed")

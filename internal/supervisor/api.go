@@ -1,10 +1,8 @@
 package supervisor
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/control"
+	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
 // The supervisor's API: HTTP on shim.sock, whose permissions are its access control.
@@ -249,31 +248,7 @@ func (s *supervisor) serveStream(w http.ResponseWriter, r *http.Request, dial fu
 		_ = host.Close()
 		return
 	}
-	splice(guest, unread(host, rw.Reader))
-}
-
-// unread returns conn with what r has read too far put back.
-func unread(conn net.Conn, r *bufio.Reader) net.Conn {
-	if r.Buffered() == 0 {
-		return conn
-	}
-	return &bufferedConn{Conn: conn, r: r}
-}
-
-// bufferedConn is a connection some of whose bytes are in a buffer already.
-type bufferedConn struct {
-	net.Conn
-	r *bufio.Reader
-}
-
-func (c *bufferedConn) Read(p []byte) (int, error) { return c.r.Read(p) }
-
-// CloseWrite passes on the half-close that embedding hides.
-func (c *bufferedConn) CloseWrite() error {
-	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return errors.ErrUnsupported
+	stream.Splice(stream.Unread(host, rw.Reader), guest)
 }
 
 func writeFault(w http.ResponseWriter, err error) {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
+	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
 // dialPath is the path of a request for a stream to a port of the guest.
@@ -87,7 +88,7 @@ func (c client) do(ctx context.Context, method, path, upgrade string, body []byt
 		_ = conn.Close()
 		return nil, nil, err
 	}
-	return unread(conn, br), resp, nil
+	return stream.Unread(conn, br), resp, nil
 }
 
 func exchange(ctx context.Context, conn net.Conn, method, path, upgrade string, body []byte) (*http.Response, *bufio.Reader, error) {

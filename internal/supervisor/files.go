@@ -1,6 +1,6 @@
 package supervisor
 
-import "github.com/agentlab-vm/agentlab/internal/boundedlog"
+import "github.com/agentlab-vm/agentlab/internal/bounded"
 
 // Files in the directory of a supervised VM. The driver's own files are beside
 // them: the disk, and those of Dir.Process.
@@ -21,4 +21,4 @@ const (
 )
 
 // oldSuffix marks the older half of a bounded log.
-const oldSuffix = boundedlog.OldSuffix
+const oldSuffix = bounded.OldSuffix

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/agentlab-vm/agentlab/internal/boundedlog"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
 
 func TestLock(t *testing.T) {
@@ -87,7 +87,7 @@ func TestProcessID(t *testing.T) {
 func TestLogReader(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "log")
-	l, err := boundedlog.Open(path, 1<<20, 0, time.Now)
+	l, err := bounded.OpenLog(path, 1<<20, 0, time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestLogReader(t *testing.T) {
 	}
 	read("one ")
 	_ = l.Close()
-	if l, err = boundedlog.Open(path, 10, 0, time.Now); err != nil { // from here on each word has a file of its own
+	if l, err = bounded.OpenLog(path, 10, 0, time.Now); err != nil { // from here on each word has a file of its own
 		t.Fatal(err)
 	}
 	write("two")

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/boundedlog"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
@@ -59,8 +59,8 @@ type supervisor struct {
 	log      *slog.Logger
 	undo     cleanups
 
-	consoleTail Tail
-	consoleLog  *boundedlog.Log
+	consoleTail bounded.Tail
+	consoleLog  *bounded.Log
 	egressLog   *egresslog.Log
 
 	vm   VM
@@ -112,7 +112,7 @@ func Run(ctx context.Context, dir string, kinds func(backend string) (Kind, erro
 
 func newSupervisor(dir string, kinds func(string) (Kind, error)) *supervisor {
 	return &supervisor{
-		dir: dir, kinds: kinds, uptime: uptime, consoleTail: Tail{Max: 16 << 10}, resooner: make(chan struct{}, 1),
+		dir: dir, kinds: kinds, uptime: uptime, consoleTail: bounded.Tail{Max: 16 << 10}, resooner: make(chan struct{}, 1),
 		changed: make(chan struct{}), deadlineMoved: make(chan struct{}),
 	}
 }
@@ -185,7 +185,7 @@ func (s *supervisor) inheritedLock() (*os.File, error) {
 
 // load opens the logs and reads what is to be run.
 func (s *supervisor) load() error {
-	shimLog, err := boundedlog.Open(filepath.Join(s.dir, fileLog), logMax, logRate, time.Now)
+	shimLog, err := bounded.OpenLog(filepath.Join(s.dir, fileLog), logMax, logRate, time.Now)
 	if err != nil {
 		return fault(err, "cannot open the supervisor's log")
 	}
@@ -230,7 +230,7 @@ func (s *supervisor) begin(ctx context.Context) error {
 		defer cancel()
 		return errors.Join(srv.Shutdown(ctx), srv.Close()) // a client that waits for the end gets its answer
 	})
-	if s.consoleLog, err = boundedlog.Open(filepath.Join(s.dir, fileConsole), consoleMax, consoleRate, time.Now); err != nil {
+	if s.consoleLog, err = bounded.OpenLog(filepath.Join(s.dir, fileConsole), consoleMax, consoleRate, time.Now); err != nil {
 		return fault(err, "cannot open %s", fileConsole)
 	}
 	s.undo.add(s.consoleLog.Close)

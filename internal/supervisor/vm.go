@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
+	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
 // VM is one virtual machine, which its driver runs in the supervisor's
@@ -208,24 +209,5 @@ func (s *supervisor) toController(guest net.Conn) {
 		s.log.Debug("no controller", "err", err)
 		return
 	}
-	splice(guest, host)
-}
-
-// splice copies both ways between two connections, passes half-closes on
-// where they exist, and closes both in the end.
-func splice(a, b net.Conn) {
-	var wg sync.WaitGroup
-	one := func(dst, src net.Conn) {
-		_, err := io.Copy(dst, src)
-		half, ok := dst.(interface{ CloseWrite() error })
-		if err != nil || !ok || half.CloseWrite() != nil {
-			_ = a.Close()
-			_ = b.Close()
-		}
-	}
-	wg.Go(func() { one(a, b) })
-	one(b, a)
-	wg.Wait()
-	_ = a.Close()
-	_ = b.Close()
+	stream.Splice(guest, host)
 }

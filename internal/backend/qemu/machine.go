@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/boundedlog"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -33,8 +33,8 @@ type machine struct {
 	hooks supervisor.Hooks
 
 	cmd       *exec.Cmd
-	log       *boundedlog.Log // what QEMU writes to stderr
-	stderr    supervisor.Tail
+	log       *bounded.Log // what QEMU writes to stderr
+	stderr    bounded.Tail
 	qmp       *qmp
 	done      chan struct{}
 	oomBefore uint64
@@ -46,7 +46,7 @@ type machine struct {
 
 // openVM is the supervisor.Kind of this driver.
 func openVM(dir string, h supervisor.Hooks) (supervisor.VM, error) {
-	m := &machine{dir: dir, hooks: h, stderr: supervisor.Tail{Max: 4 << 10}, done: make(chan struct{})}
+	m := &machine{dir: dir, hooks: h, stderr: bounded.Tail{Max: 4 << 10}, done: make(chan struct{})}
 	if err := supervisor.ReadStart(dir, &m.cfg); err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 	if err := refuseHostMounts(m.dir, m.handle, m.cfg, args); err != nil {
 		return nil, err
 	}
-	m.log, err = boundedlog.Open(filepath.Join(m.dir, fileQEMULog), qemuLogMax, qemuLogRate, time.Now)
+	m.log, err = bounded.OpenLog(filepath.Join(m.dir, fileQEMULog), qemuLogMax, qemuLogRate, time.Now)
 	if err != nil {
 		return nil, fault(err, "cannot open %s", fileQEMULog)
 	}

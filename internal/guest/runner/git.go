@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
 
 // git runs our own git commands. The repository is hostile, so nothing in it
@@ -223,8 +223,8 @@ func (g *git) run(ctx context.Context, cwd string, env []string, args ...string)
 
 // runInput is run with a standard input.
 func (g *git) runInput(ctx context.Context, cwd string, env []string, in io.Reader, args ...string) (string, error) {
-	var out bytes.Buffer
-	err := g.exec(ctx, cwd, env, in, &limitWriter{w: &out, left: 1 << 20}, args...)
+	out := bounded.Head{Max: 1 << 20}
+	err := g.exec(ctx, cwd, env, in, &out, args...)
 	return strings.TrimSpace(out.String()), err
 }
 
@@ -237,8 +237,8 @@ func (g *git) stream(ctx context.Context, cwd string, env []string, w io.Writer,
 func (g *git) exec(ctx context.Context, cwd string, env []string, in io.Reader, w io.Writer, args ...string) error {
 	cmd := exec.CommandContext(ctx, g.program, args...) //nolint:gosec // our own commands
 	cmd.Dir, cmd.Env, cmd.Stdin, cmd.Stdout = cwd, env, in, w
-	var stderr bytes.Buffer
-	filter := &gitProgress{w: &limitWriter{w: &stderr, left: 64 << 10}, tell: g.progress}
+	stderr := bounded.Head{Max: 64 << 10}
+	filter := &gitProgress{w: &stderr, tell: g.progress}
 	if cmd.Stderr = filter; g.progress == nil {
 		cmd.Stderr = filter.w
 	}
@@ -260,21 +260,4 @@ func (g *git) exec(ctx context.Context, cwd string, env []string, in io.Reader, 
 		return errors.New("git is not installed in this image")
 	}
 	return err
-}
-
-// limitWriter drops what exceeds its limit.
-type limitWriter struct {
-	w    io.Writer
-	left int
-	over bool
-}
-
-func (l *limitWriter) Write(p []byte) (int, error) {
-	n := min(len(p), l.left)
-	l.left -= n
-	l.over = l.over || n < len(p)
-	if _, err := l.w.Write(p[:n]); err != nil {
-		return 0, err
-	}
-	return len(p), nil
 }

@@ -1,6 +1,4 @@
-// Package boundedlog appends to files that a hostile writer can neither grow
-// without end nor use to wear out the disk.
-package boundedlog
+package bounded
 
 import (
 	"fmt"
@@ -31,9 +29,9 @@ type Log struct {
 	now     func() time.Time
 }
 
-// Open opens or makes the log at path, of at most size bytes. perSecond 0
+// OpenLog opens or makes the log at path, of at most size bytes. perSecond 0
 // means no limit.
-func Open(path string, size int64, perSecond float64, now func() time.Time) (*Log, error) {
+func OpenLog(path string, size int64, perSecond float64, now func() time.Time) (*Log, error) {
 	limit := rate.Inf
 	if perSecond > 0 {
 		limit = rate.Limit(perSecond)

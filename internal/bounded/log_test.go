@@ -1,4 +1,4 @@
-package boundedlog
+package bounded
 
 import (
 	"bytes"
@@ -15,7 +15,7 @@ func TestBoundedLog(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "log")
 	now := time.Unix(0, 0)
-	l, err := Open(path, 2000, 0, func() time.Time { return now })
+	l, err := OpenLog(path, 2000, 0, func() time.Time { return now })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func TestBoundedLogGoesOn(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	l, err := Open(path, 200, 0, time.Now)
+	l, err := OpenLog(path, 200, 0, time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func TestBoundedLogGoesOn(t *testing.T) {
 func TestBoundedLogRate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	now := time.Unix(0, 0)
-	l, err := Open(path, 200, 10, func() time.Time { return now })
+	l, err := OpenLog(path, 200, 10, func() time.Time { return now })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestBoundedLogRate(t *testing.T) {
 func TestLogRotates(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "d.log")
 	open := func() *Log {
-		l, err := Open(path, 2000, 0, time.Now)
+		l, err := OpenLog(path, 2000, 0, time.Now)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,13 +150,13 @@ func TestLogRotates(t *testing.T) {
 	}
 }
 
-func TestOpenRefuses(t *testing.T) {
+func TestOpenLogRefuses(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Symlink(filepath.Join(dir, "elsewhere"), filepath.Join(dir, "link")); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"none/d.log", "link"} {
-		if _, err := Open(filepath.Join(dir, name), 1000, 0, time.Now); err == nil {
+		if _, err := OpenLog(filepath.Join(dir, name), 1000, 0, time.Now); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}
