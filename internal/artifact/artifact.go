@@ -28,8 +28,10 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Store keeps the rows that describe artifacts.
+// Store keeps the rows of artifacts and of their jobs.
 type Store interface {
+	// Job returns a job. The log of a final one grows no more.
+	Job(ctx context.Context, id string) (agentlab.Job, error)
 	// PutArtifact inserts the row or replaces the one of the same job and path.
 	PutArtifact(ctx context.Context, a agentlab.Artifact, evs ...agentlab.Event) error
 	Artifacts(ctx context.Context, jobID string) ([]agentlab.Artifact, error)
@@ -70,18 +72,20 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
+// Space watches the disk; *hostspace.Guard implements it.
+type Space interface {
+	// Keep returns code no_space while the disk is too full to store anything.
+	Keep() error
+}
+
 // Config is what a Service needs.
 type Config struct {
 	Dir    string // made when missing, with mode 0700
 	Store  Store
 	Limits Limits
-	// Ended tells whether a job is final, so that its log grows no more.
-	// Readers of Log ask it when they reach the end; nil means that all have
-	// ended.
-	Ended func(ctx context.Context, jobID string) (bool, error)
-	// Room tells, with code no_space, that the disk is too full to keep
-	// anything; nil is allowed. It is asked for every buffer.
-	Room   func() error
+	// Space is asked before every buffer is written; nil: there is always
+	// room.
+	Space  Space
 	Clock  func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
 }
@@ -90,7 +94,6 @@ type Config struct {
 type Service struct {
 	store   Store
 	limits  Limits
-	ended   func(ctx context.Context, jobID string) (bool, error)
 	room    func() error
 	clock   func() time.Time
 	log     *slog.Logger
@@ -110,17 +113,15 @@ const tmpDir = ".tmp"
 // New opens the directory and makes what is missing of it.
 func New(cfg Config) (*Service, error) {
 	s := &Service{
-		store: cfg.Store, limits: cfg.Limits.withDefaults(), ended: cfg.Ended, room: cfg.Room, clock: cfg.Clock, log: cfg.Logger,
+		store: cfg.Store, limits: cfg.Limits.withDefaults(), clock: cfg.Clock, log: cfg.Logger,
 		jobs: map[string]*usage{}, puts: map[string]int{}, active: map[string]bool{}, topics: map[string]*logTopic{},
 	}
 	if s.clock == nil {
 		s.clock = time.Now
 	}
-	if s.room == nil {
-		s.room = func() error { return nil }
-	}
-	if s.ended == nil {
-		s.ended = func(context.Context, string) (bool, error) { return true, nil }
+	s.room = func() error { return nil }
+	if cfg.Space != nil {
+		s.room = cfg.Space.Keep
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

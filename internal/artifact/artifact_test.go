@@ -32,6 +32,20 @@ type memStore struct {
 	rows map[string]agentlab.Artifact
 	evs  []agentlab.Event
 	fail error
+
+	ended func() (bool, error) // of all jobs; nil means that they have
+}
+
+func (m *memStore) Job(_ context.Context, id string) (agentlab.Job, error) {
+	j := agentlab.Job{ID: id, Status: agentlab.JobCompleted}
+	if m.ended == nil {
+		return j, nil
+	}
+	ended, err := m.ended()
+	if !ended {
+		j.Status = agentlab.JobRunning
+	}
+	return j, err
 }
 
 func (m *memStore) PutArtifact(_ context.Context, a agentlab.Artifact, evs ...agentlab.Event) error {

@@ -173,10 +173,11 @@ func (r *logReader) Read(p []byte) (int, error) {
 		if r.last {
 			return 0, io.EOF
 		}
-		if r.last, err = r.s.ended(r.ctx, r.jobID); err != nil {
+		j, err := r.s.store.Job(r.ctx, r.jobID)
+		if err != nil {
 			return 0, err
 		}
-		if r.last {
+		if r.last = j.Status.Final(); r.last {
 			continue
 		}
 		timer := time.NewTimer(followPoll)

@@ -88,7 +88,7 @@ func TestLogQuota(t *testing.T) {
 func TestFollowLog(t *testing.T) {
 	f := setup(t, Limits{})
 	var ended atomic.Bool
-	f.ended = func(context.Context, string) (bool, error) { return ended.Load(), nil }
+	f.st.ended = func() (bool, error) { return ended.Load(), nil }
 	r, err := f.Log(t.Context(), job1, 2, true)
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +135,7 @@ func TestFollowLog(t *testing.T) {
 
 func TestFollowedLogEndsWithItsReader(t *testing.T) {
 	f := setup(t, Limits{})
-	f.ended = func(context.Context, string) (bool, error) { return false, nil }
+	f.st.ended = func() (bool, error) { return false, nil }
 	r, err := f.Log(t.Context(), job1, 0, true)
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +150,7 @@ func TestFollowedLogEndsWithItsReader(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	broken := errors.New("store is down")
-	f.ended = func(context.Context, string) (bool, error) { return false, broken }
+	f.st.ended = func() (bool, error) { return false, broken }
 	r, err = f.Log(t.Context(), job1, 0, true)
 	if err != nil {
 		t.Fatal(err)

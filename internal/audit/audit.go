@@ -63,17 +63,22 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
+// Redactor removes secrets from text, because a program may ask for a name that
+// contains one; *bootstrap.Service implements it.
+type Redactor interface {
+	// RedactFunc is for the secrets of a job, or of the sandbox with that UID
+	// that has no job.
+	RedactFunc(ctx context.Context, id string) func(text string) string
+}
+
 // Config is what a Service needs.
 type Config struct {
-	Store  Store
-	Log    backend.EgressLogger // nil: the backend records nothing
-	Limits Limits
-	// Redaction gives what takes the secrets of a job, or of the sandbox with
-	// that UID that has none, out of text, because a program may ask for a
-	// name that holds one; nil is allowed.
-	Redaction func(ctx context.Context, id string) func(string) string
-	Clock     func() time.Time // nil means time.Now
-	Logger    *slog.Logger     // nil means none
+	Store    Store
+	Log      backend.EgressLogger // nil: the backend records nothing
+	Limits   Limits
+	Redactor Redactor         // nil: nothing is redacted
+	Clock    func() time.Time // nil means time.Now
+	Logger   *slog.Logger     // nil means none
 }
 
 // Service is the audit service. Its methods may be called from any goroutine.
@@ -407,8 +412,8 @@ func (s *Service) entries(ctx context.Context, sb agentlab.Sandbox, after int64,
 		}
 	}
 	redact := func(text string) string { return text }
-	if s.cfg.Redaction != nil {
-		redact = s.cfg.Redaction(ctx, cmp.Or(sb.JobID, sb.UID))
+	if s.cfg.Redactor != nil {
+		redact = s.cfg.Redactor.RedactFunc(ctx, cmp.Or(sb.JobID, sb.UID))
 	}
 	now := s.clock()
 	out := make([]agentlab.EgressEntry, 0, len(recs))

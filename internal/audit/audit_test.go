@@ -303,14 +303,22 @@ func TestNamesAreRedacted(t *testing.T) {
 	}
 }
 
+// redactor knows one secret of one job or sandbox.
+type redactor struct {
+	t  *testing.T
+	id string
+}
+
+func (r redactor) RedactFunc(_ context.Context, id string) func(string) string {
+	if id != r.id {
+		r.t.Errorf("asked for %q", id)
+	}
+	return func(text string) string { return strings.ReplaceAll(text, "hunter2", "[redacted]") }
+}
+
 func namesAreRedacted(t *testing.T, jobID string) {
 	w := newWorld(t, func(sb *agentlab.Sandbox) { sb.JobID = jobID })
-	s := audit.New(audit.Config{Store: w.store, Log: w.driver, Redaction: func(_ context.Context, id string) func(string) string {
-		if id != cmp.Or(jobID, w.sb.UID) {
-			t.Errorf("asked for %q", id)
-		}
-		return func(text string) string { return strings.ReplaceAll(text, "hunter2", "[redacted]") }
-	}})
+	s := audit.New(audit.Config{Store: w.store, Log: w.driver, Redactor: redactor{t, cmp.Or(jobID, w.sb.UID)}})
 	w.add(allowed("hunter2.evil.example"), agentlab.EgressRecord{Proto: "dns", Name: "x", Rule: "mode.nat", Error: "no hunter2"})
 	if err := s.Drain(t.Context(), w.sb); err != nil {
 		t.Fatal(err)

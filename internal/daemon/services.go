@@ -3,9 +3,7 @@ package daemon
 import (
 	"context"
 	"log/slog"
-	"net"
 	"sync"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
@@ -148,11 +146,7 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 			JobFiles: s.settings.Artifacts.MaxFiles, LogBytes: int64(s.settings.Logs.MaxJobMB) * mib,
 			Quarantine: config.Days(s.settings.Retention.ArtifactsDays),
 		},
-		Room: s.space.Keep,
-		Ended: func(ctx context.Context, jobID string) (bool, error) {
-			j, err := s.store.Job(ctx, jobID)
-			return j.Status.Final(), err
-		},
+		Space:  s.space,
 		Clock:  s.cfg.Clock,
 		Logger: s.log.With("part", "artifacts"),
 	})
@@ -179,7 +173,7 @@ func (s *services) openBootstrap(context.Context, *cleanup) error {
 // use of the network, if it does.
 func (s *services) openAudit(context.Context, *cleanup) error {
 	cfg := audit.Config{Store: s.store, Clock: s.cfg.Clock, Logger: s.log.With("part", "audit"),
-		Limits: audit.Limits{Rows: s.settings.Limits.EgressRecords}, Redaction: s.bootstrap.RedactFunc}
+		Limits: audit.Limits{Rows: s.settings.Limits.EgressRecords}, Redactor: s.bootstrap}
 	if log, ok := s.driver.(backend.EgressLogger); ok && s.driver.Info().Capabilities.EgressLog {
 		cfg.Log = log
 	}
@@ -187,8 +181,9 @@ func (s *services) openAudit(context.Context, *cleanup) error {
 	return nil
 }
 
-// openJobs makes the services that know each other: sandboxes tell jobs what
-// became of them, and serve the guest plane, which tells jobs what guests say.
+// openJobs makes the services of sandboxes and jobs, and the guest plane. Each
+// knows those before it; that the sandbox service serves the guest plane is the
+// one reference back.
 func (s *services) openJobs(context.Context, *cleanup) error {
 	s.openSandboxes()
 	s.jobs = job.New(job.Config{
@@ -203,6 +198,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Tokens: s.store, Jobs: s.jobs, Artifacts: s.artifacts, Bootstrap: s.bootstrap,
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "guests"),
 	})
+	s.sandboxes.ServeGuests(s.guests)
 	return nil
 }
 
@@ -215,38 +211,26 @@ func (s *services) openSandboxes() {
 			VMIDFirst: s.settings.VMIDRange.First, VMIDLast: s.settings.VMIDRange.Last,
 			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootTimeout: s.settings.BootTimeout(),
 		},
-		ServeGuest:  func(ctx context.Context, vmid int, l net.Listener) error { return s.guests.Serve(ctx, vmid, l) },
-		Usable:      func() error { return s.usable() },
-		Room:        s.space.Start,
-		Notes:       endingNotes{s.cfg.Paths.Ending()},
-		DrainEgress: s.drainEgress(),
-		Clock:       s.cfg.Clock,
-		Logger:      s.log.With("part", "sandboxes"),
+		Audit: s.audit, Host: host{s},
+		Notes:  endingNotes{s.cfg.Paths.Ending()},
+		Clock:  s.cfg.Clock,
+		Logger: s.log.With("part", "sandboxes"),
 	})
 }
 
-func (s *services) drainEgress() func(context.Context, agentlab.Sandbox) error {
-	if !s.driver.Info().Capabilities.EgressLog {
-		return nil
-	}
-	return s.audit.Drain
-}
+// host is the machine as the sandbox service sees it.
+type host struct{ s *services }
+
+func (h host) Room() error   { return h.s.space.Start() }
+func (h host) Usable() error { return h.s.usable() }
 
 func (s *services) openGC(context.Context, *cleanup) error {
 	s.gc = gc.New(gc.Config{
-		Store: s.store, Files: gcFiles{s.artifacts, s}, Known: s.jobs.Known,
-		ArtifactTTL: func(name string) time.Duration {
-			p, err := s.profiles.Find(name)
-			if err != nil {
-				return 0 // a profile that is gone keeps nothing longer
-			}
-			return p.Profile.ArtifactTTL
-		},
+		Store: s.store, Files: gcFiles{s.artifacts, s}, Jobs: s.jobs, Profiles: s.profiles, Time: s.clock,
 		Artifacts: config.Days(s.settings.Retention.ArtifactsDays),
 		Events:    config.Days(s.settings.Retention.EventsDays),
 		Egress:    config.Days(s.settings.Retention.EgressDays),
 		Rows:      config.Days(s.settings.Retention.JobsDays),
-		Hold:      s.clock.Hold,
 		Clock:     s.cfg.Clock,
 		Logger:    s.log.With("part", "gc"),
 	})

@@ -42,28 +42,41 @@ type Files interface {
 	Sweep(ctx context.Context, known func(ctx context.Context, jobID string) (bool, error)) (int, error)
 }
 
+// Jobs is the job service; *job.Service implements it.
+type Jobs interface {
+	// Known reports whether a job exists or is being created. What belongs to
+	// no known job is deleted.
+	Known(ctx context.Context, jobID string) (bool, error)
+}
+
+// Profiles is the profile library; *profile.Library implements it.
+type Profiles interface {
+	// ArtifactTTL returns how long the artifacts of a job with that profile
+	// are kept; 0 means Config.Artifacts.
+	ArtifactTTL(profile string) time.Duration
+}
+
+// Time watches the clock; *hostclock.Watch implements it.
+type Time interface {
+	// Hold returns an error while the time now may be wrong. Nothing is
+	// deleted then.
+	Hold(now time.Time) error
+}
+
 // Config is what a Collector needs.
 type Config struct {
 	Store Store
 	Files Files
 
-	// Known tells whether a job exists or is just being made; what belongs to
-	// no known job is deleted. (*job.Service).Known is meant.
-	Known func(ctx context.Context, jobID string) (bool, error)
-
-	// ArtifactTTL returns how long the artifacts of a job with that profile
-	// are kept; 0 means Artifacts below. nil means always that.
-	ArtifactTTL func(profile string) time.Duration
+	Jobs     Jobs
+	Profiles Profiles // nil: no profile has a retention of its own
+	Time     Time     // nil: the time is always right
 
 	Artifacts time.Duration // that artifacts and logs of an ended job are kept; default 30 days
 	Events    time.Duration // that events are kept; default 30 days
 	Egress    time.Duration // that records of what sandboxes wanted from the network are kept; default 30 days
 	Rows      time.Duration // that ended jobs and destroyed sandboxes stay listed; default 90 days
 	Every     time.Duration // between two passes; default 1 h
-
-	// Hold returns an error while the time now may not be relied upon: then
-	// nothing is deleted. nil means that it always may.
-	Hold func(now time.Time) error
 
 	Clock  func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
@@ -131,14 +144,14 @@ type Deleted struct {
 	Egress    int `json:"egress,omitempty"` // records of what sandboxes wanted from the network
 }
 
-// Pass deletes all that is due now, or nothing while Config.Hold says so. What fails is skipped and part of the
+// Pass deletes all that is due now, or nothing while Config.Time says so. What fails is skipped and part of the
 // error; the rest is deleted.
 func (c *Collector) Pass(ctx context.Context) (Deleted, error) {
 	var d Deleted
 	var errs []error
 	now := c.clock().UTC()
-	if c.cfg.Hold != nil {
-		if err := c.cfg.Hold(now); err != nil {
+	if c.cfg.Time != nil {
+		if err := c.cfg.Time.Hold(now); err != nil {
 			return d, err
 		}
 	}
@@ -208,8 +221,8 @@ func (c *Collector) jobs(ctx context.Context, now time.Time, d *Deleted) error {
 }
 
 func (c *Collector) artifactTTL(profile string) time.Duration {
-	if c.cfg.ArtifactTTL != nil {
-		if ttl := c.cfg.ArtifactTTL(profile); ttl > 0 {
+	if c.cfg.Profiles != nil {
+		if ttl := c.cfg.Profiles.ArtifactTTL(profile); ttl > 0 {
 			return ttl
 		}
 	}
@@ -251,7 +264,7 @@ func (c *Collector) job(ctx context.Context, id string, old bool, d *Deleted) er
 }
 
 func (c *Collector) files(ctx context.Context, _ time.Time, d *Deleted) (err error) {
-	d.Files, err = c.cfg.Files.Sweep(ctx, c.cfg.Known)
+	d.Files, err = c.cfg.Files.Sweep(ctx, c.cfg.Jobs.Known)
 	return err
 }
 

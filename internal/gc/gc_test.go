@@ -52,6 +52,8 @@ func (s *state) Sandboxes(context.Context, agentlab.SandboxFilter) ([]agentlab.S
 	return nil, nil
 }
 
+func (s *state) Known(context.Context, string) (bool, error) { return true, nil }
+
 func (s *state) Artifacts(_ context.Context, id string) ([]agentlab.Artifact, error) {
 	if s.files[id] {
 		return []agentlab.Artifact{{JobID: id, Path: "a", Size: 5}, {JobID: id, Path: "b", Size: 7}}, nil
@@ -103,7 +105,7 @@ func (s *state) Sweep(context.Context, func(context.Context, string) (bool, erro
 var now = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func (s *state) collector() *gc.Collector {
-	return gc.New(gc.Config{Store: s, Files: s, Clock: func() time.Time { return now }})
+	return gc.New(gc.Config{Store: s, Files: s, Jobs: s, Clock: func() time.Time { return now }})
 }
 
 // withJobs makes n jobs, each a day older than the one before it.
@@ -186,20 +188,29 @@ func TestRunPassesEveryHour(t *testing.T) {
 	})
 }
 
+// hold is a clock that is wrong now.
+type hold struct {
+	t   *testing.T
+	err error
+}
+
+func (h *hold) Hold(at time.Time) error {
+	if !at.Equal(now) {
+		h.t.Errorf("asked about %s", at)
+	}
+	return h.err
+}
+
 // While the clock may not be relied upon, nothing is deleted for its age.
 func TestHold(t *testing.T) {
 	s := withJobs(100)
 	held := errors.New("the clock jumped")
-	c := gc.New(gc.Config{Store: s, Files: s, Clock: func() time.Time { return now }, Hold: func(at time.Time) error {
-		if !at.Equal(now) {
-			t.Errorf("asked about %s", at)
-		}
-		return held
-	}})
+	clock := &hold{t, held}
+	c := gc.New(gc.Config{Store: s, Files: s, Jobs: s, Clock: func() time.Time { return now }, Time: clock})
 	if d, err := c.Pass(t.Context()); !errors.Is(err, held) || d != (gc.Deleted{}) || len(s.jobs) != 100 || len(s.files) != 100 {
 		t.Errorf("%+v, %v; left %d jobs, %d with files", d, err, len(s.jobs), len(s.files))
 	}
-	held = nil
+	clock.err = nil
 	if d, err := c.Pass(t.Context()); err != nil || d.Artifacts != 70 {
 		t.Errorf("%+v, %v", d, err)
 	}

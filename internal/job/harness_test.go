@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -172,21 +171,20 @@ func (w *world) begin() {
 	w.vault = secret.NewVault(filepath.Join(w.dir, "secrets"))
 	driver := w.host.Open()
 	w.boot = bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Info: driver.Info()})
-	var guests *guestserver.Server
 	w.sandboxes = sandbox.New(sandbox.Config{
 		Store: w.store, Driver: driver, Images: fake.Images{}, Profiles: w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max},
-		ServeGuest: guestServe(&guests), Bootstrap: w.boot, Artifacts: w.artifacts,
+		Bootstrap: w.boot, Artifacts: w.artifacts,
 	})
 	w.jobs = job.New(job.Config{
 		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: w.vault, Bootstrap: w.boot, Bundles: w.artifacts,
 		Egress: w.egress, DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",
 	})
-	guests = guestserver.New(guestserver.Config{
+	w.guests = guestserver.New(guestserver.Config{
 		Tokens: w.store, Jobs: w.jobs, Artifacts: w.artifacts, Bootstrap: lossy{w.boot, w},
 		Limits: guestserver.Limits{Bootstraps: 1000},
 	})
-	w.guests = guests
+	w.sandboxes.ServeGuests(w.guests)
 	var wg sync.WaitGroup
 	for _, run := range []func(context.Context) error{w.sandboxes.Run, w.jobs.Run} {
 		wg.Go(func() {
@@ -370,10 +368,6 @@ func (w *world) leaks(secrets ...string) {
 	if err != nil {
 		w.Fatal(err)
 	}
-}
-
-func guestServe(g **guestserver.Server) func(context.Context, int, net.Listener) error {
-	return func(ctx context.Context, vmid int, l net.Listener) error { return (*g).Serve(ctx, vmid, l) }
 }
 
 func wantCode(t *testing.T, err error, code agentlab.Code) {

@@ -16,7 +16,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/gc"
-	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
 // TestDaemonDies kills the daemon at each stage of a job. The job goes on and
@@ -194,7 +193,7 @@ func TestLocalRepo(t *testing.T) {
 		_, err = w.jobs.Create(ctx, agentlab.JobRequest{Task: "repo", BundleID: b.ID})
 		wantCode(t, err, agentlab.CodeNotFound)
 		w.phase(j.ID, "agent")
-		collector := gc.New(gc.Config{Store: gcDB{w.store}, Files: sweeper{w}, Known: w.jobs.Known})
+		collector := gc.New(gc.Config{Store: w.store, Files: sweeper{w}, Jobs: w.jobs})
 		if _, err := collector.Pass(ctx); err != nil {
 			w.Error(err)
 		}
@@ -212,20 +211,8 @@ func TestLocalRepo(t *testing.T) {
 
 // The store and the files as the collector sees them.
 type (
-	gcDB    struct{ *store.Store }
 	sweeper struct{ w *world }
 )
-
-func (d gcDB) FinalJobs(ctx context.Context, before string, limit int) ([]agentlab.Job, error) {
-	return d.Jobs(ctx, agentlab.JobFilter{
-		Statuses: []agentlab.JobStatus{agentlab.JobCompleted, agentlab.JobFailed, agentlab.JobTimeout, agentlab.JobCancelled},
-		Before:   before, Limit: limit,
-	})
-}
-
-func (d gcDB) DestroyedSandboxes(ctx context.Context) ([]agentlab.Sandbox, error) {
-	return d.Sandboxes(ctx, agentlab.SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxDestroyed}})
-}
 
 func (s sweeper) Delete(ctx context.Context, id string) error { return s.w.artifacts.Delete(ctx, id) }
 
@@ -234,15 +221,20 @@ func (s sweeper) Sweep(ctx context.Context, known func(context.Context, string) 
 	return n.Temporary + n.Files + n.Jobs + n.Bundles, err
 }
 
+// retention is how long the artifacts of profiles are kept.
+type retention map[string]time.Duration
+
+func (r retention) ArtifactTTL(profile string) time.Duration { return r[profile] }
+
 // TestRetention runs jobs and lets years pass.
 func TestRetention(t *testing.T) {
 	const day = 24 * time.Hour
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
 		collector := gc.New(gc.Config{
-			Store: gcDB{w.store}, Files: sweeper{w}, Known: w.jobs.Known,
-			ArtifactTTL: func(p string) time.Duration { return map[string]time.Duration{"dark": 5 * day}[p] },
-			Artifacts:   30 * day, Events: 60 * day, Rows: 90 * day,
+			Store: w.store, Files: sweeper{w}, Jobs: w.jobs,
+			Profiles:  retention{"dark": 5 * day},
+			Artifacts: 30 * day, Events: 60 * day, Rows: 90 * day,
 		})
 		pass := func() gc.Deleted {
 			w.Helper()

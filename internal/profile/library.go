@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -96,6 +97,16 @@ func (l *Library) List() ([]Entry, error) {
 	}
 	slices.SortFunc(out, func(a, b Entry) int { return cmp.Compare(a.Name, b.Name) })
 	return out, nil
+}
+
+// ArtifactTTL returns how long the artifacts of jobs with a profile are kept; 0
+// when the profile does not say, or is gone.
+func (l *Library) ArtifactTTL(name string) time.Duration {
+	e, err := l.Find(name)
+	if err != nil {
+		return 0
+	}
+	return e.Profile.ArtifactTTL
 }
 
 // Find returns one profile, usable or not; not_found when there is none.

@@ -74,8 +74,8 @@ func (s *Service) Plan(r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Pr
 	if err := s.room(); err != nil {
 		return none(err)
 	}
-	if s.cfg.Usable != nil {
-		if err := s.cfg.Usable(); err != nil {
+	if s.cfg.Host != nil {
+		if err := s.cfg.Host.Usable(); err != nil {
 			return none(err)
 		}
 	}
@@ -115,10 +115,10 @@ func (s *Service) Plan(r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Pr
 }
 
 func (s *Service) room() error {
-	if s.cfg.Room == nil {
+	if s.cfg.Host == nil {
 		return nil
 	}
-	return s.cfg.Room()
+	return s.cfg.Host.Room()
 }
 
 // ttl chooses the length of a lease and checks it.

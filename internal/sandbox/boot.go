@@ -215,7 +215,7 @@ func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) error
 		return nil
 	}
 	var doc *guestapi.Bootstrap
-	if s.cfg.ServeGuest != nil {
+	if s.guests != nil {
 		if doc, err = s.cfg.Bootstrap.Document(ctx, sb); err != nil {
 			return err
 		}
@@ -245,7 +245,7 @@ const deliveryTimeout = 15 * time.Second
 // the last one was exchanged for. It returns when to look again, 0 for not at
 // all. A guest that does not answer is not an error.
 func (s *Service) ensureDelivered(ctx context.Context, sb agentlab.Sandbox) (time.Duration, error) {
-	if s.cfg.ServeGuest == nil {
+	if s.guests == nil {
 		return 0, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, deliveryTimeout)

@@ -111,6 +111,23 @@ func (boot) RedactFunc(context.Context, string) func(string) string {
 	return func(text string) string { return strings.ReplaceAll(text, "hunter2", "[redacted]") }
 }
 
+// host is the machine, whose disk may be full.
+type host struct{ w *world }
+
+func (h host) Room() error {
+	if h.w.full.Load() {
+		return agentlab.Errorf(agentlab.CodeNoSpace, "the disk is full")
+	}
+	return nil
+}
+
+func (host) Usable() error { return nil }
+
+// serve answers guests.
+type serve func(ctx context.Context, vmid int, l net.Listener) error
+
+func (s serve) Serve(ctx context.Context, vmid int, l net.Listener) error { return s(ctx, vmid, l) }
+
 // world is a machine with a database, on which services come and go.
 type world struct {
 	*testing.T
@@ -121,7 +138,7 @@ type world struct {
 	images   *images
 	limits   sandbox.Limits
 	profiles *profiles
-	serve    func(ctx context.Context, vmid int, l net.Listener) error
+	serve    serve
 
 	full   atomic.Bool      // the host's disk
 	dbFull atomic.Bool      // so full that the database cannot be written
@@ -184,15 +201,12 @@ func (w *world) begin() {
 	w.svc = sandbox.New(sandbox.Config{
 		Store: db{w.store, &w.dbFull}, Notes: &w.notes, Driver: w.offered(), Images: w.images,
 		Profiles:       w.profiles,
-		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, ServeGuest: w.serve, Clock: w.clock,
-		Room: func() error {
-			if w.full.Load() {
-				return agentlab.Errorf(agentlab.CodeNoSpace, "the disk is full")
-			}
-			return nil
-		},
+		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Clock: w.clock, Host: host{w},
 		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Info: w.driver.Info(), Clock: w.clock})},
 	})
+	if w.serve != nil {
+		w.svc.ServeGuests(w.serve)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.svc.Run(ctx) }()

@@ -28,7 +28,7 @@ const planePause = time.Second
 // openPlane makes sure that the guest plane of a sandbox is served. It is
 // served until closePlane or the end of Run, and opened again when it breaks.
 func (s *Service) openPlane(ctx context.Context, sb agentlab.Sandbox) error {
-	if s.cfg.ServeGuest == nil {
+	if s.guests == nil {
 		return nil
 	}
 	open := true
@@ -47,7 +47,7 @@ func (s *Service) openPlane(ctx context.Context, sb agentlab.Sandbox) error {
 		run, p.cancel = context.WithCancel(run)
 		defer p.cancel()
 		close(began)
-		err := s.cfg.ServeGuest(run, sb.VMID, l)
+		err := s.guests.Serve(run, sb.VMID, l)
 		_ = l.Close()
 		if run.Err() == nil {
 			s.planeBroke(run, sb, p, err)

@@ -86,6 +86,26 @@ type Artifacts interface {
 	Put(ctx context.Context, jobID, path string, r io.Reader) (agentlab.Artifact, error)
 }
 
+// Audit records the network use of sandboxes; *audit.Service implements it.
+type Audit interface {
+	// Drain stores the rest of the record of a sandbox whose VM is off, before
+	// it is destroyed. It is bounded in time.
+	Drain(ctx context.Context, sb agentlab.Sandbox) error
+}
+
+// Host is the machine that sandboxes run on.
+type Host interface {
+	Room() error   // code no_space while its disk is too full to start anything
+	Usable() error // code unavailable while the backend cannot start any sandbox
+}
+
+// Guests answers guests; *guestserver.Server implements it.
+type Guests interface {
+	// Serve answers the guest of one sandbox on l until ctx ends or l fails,
+	// and closes l.
+	Serve(ctx context.Context, vmid int, l net.Listener) error
+}
+
 // Limits bound sandboxes and the work on them. Zero fields take the default.
 type Limits struct {
 	VMIDFirst, VMIDLast int           // range of numbers; default 1000 to 999999
@@ -142,32 +162,16 @@ type Config struct {
 
 	Bootstrap Bootstrap
 	Artifacts Artifacts // where console logs are saved; nil: nowhere
+	Audit     Audit     // nil: no network use is recorded
+	Host      Host      // nil: there is always room
 
 	DefaultProfile string // of sandboxes that name none
 	DefaultImage   string // when neither request nor profile names one
 	Limits         Limits
 
-	// ServeGuest answers the guest of one sandbox on l until ctx ends or l
-	// fails, and closes l. nil: there is no guest plane.
-	ServeGuest func(ctx context.Context, vmid int, l net.Listener) error
-
-	// DrainEgress takes over what is left of the record of a sandbox's
-	// network use, after its VM was stopped and before it is destroyed. It
-	// must be bounded; nil: the backend has no such record.
-	DrainEgress func(ctx context.Context, sb agentlab.Sandbox) error
-
-	// Room tells, with code no_space and a remedy, that the host's disk is too
-	// full to start anything; nil is allowed.
-	Room func() error
-
 	// Notes keeps requests to destroy a sandbox that the database had no room
 	// for; nil: they are lost when the process ends before it has met them.
 	Notes Notes
-
-	// Usable tells, with code unavailable and a remedy, why the backend cannot
-	// start any sandbox now. What is asked for then is refused at once; nil is
-	// allowed.
-	Usable func() error
 
 	Clock  func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
@@ -184,6 +188,7 @@ type Service struct {
 	boots   slots
 	orphans lock.Keyed[string] // by UID; held while one is destroyed
 	images  imageBuilds
+	guests  Guests // nil: there is no guest plane
 
 	mu     sync.Mutex
 	memory map[int]*memory
@@ -233,6 +238,10 @@ func New(cfg Config) *Service {
 	s.loop = reconcile.New(reconcile.Config[int]{Step: s.step, Failed: s.stepFailed, Workers: s.lim.Workers})
 	return s
 }
+
+// ServeGuests sets who answers the guests, before Run. It is not in Config
+// because the guest plane calls the job service, which calls this one.
+func (s *Service) ServeGuests(g Guests) { s.guests = g }
 
 // Run drives sandboxes until ctx ends, and returns when all steps have ended.
 // VMs go on. It may be called once.

@@ -304,7 +304,8 @@ const cutTimeout = 15 * time.Second
 // to be destroyed: its VM is stopped first, so that nothing comes after. What
 // fails is told and does not keep the sandbox from its end.
 func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
-	if s.cfg.DrainEgress == nil || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
+	recorded := s.cfg.Audit != nil && s.cfg.Driver.Info().Capabilities.EgressLog
+	if !recorded || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
 		return
 	}
 	cut, cancel := context.WithTimeout(ctx, cutTimeout)
@@ -313,7 +314,7 @@ func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return // with its log
 	}
-	if derr := s.cfg.DrainEgress(ctx, sb); err == nil {
+	if derr := s.cfg.Audit.Drain(ctx, sb); err == nil {
 		err = derr
 	}
 	if err != nil && ctx.Err() == nil {

@@ -70,7 +70,7 @@ func New(tb testing.TB, resp guestapi.BootstrapResponse, limits artifact.Limits)
 		grants: map[string]agentlab.Grant{}, changed: make(chan struct{}), rows: map[string]agentlab.Artifact{},
 	}
 	c.Dir = tb.TempDir()
-	svc, err := artifact.New(artifact.Config{Dir: c.Dir, Store: c, Limits: limits, Ended: func(context.Context, string) (bool, error) { return c.final() != nil, nil }})
+	svc, err := artifact.New(artifact.Config{Dir: c.Dir, Store: c, Limits: limits})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -427,6 +427,14 @@ func (c *Controller) Redactor(context.Context, string) (*redact.Redactor, error)
 		return nil, c.NoRedactor
 	}
 	return redact.New(c.Secrets...), nil
+}
+
+// Job implements artifact.Store. The job is final when it has reported so.
+func (c *Controller) Job(_ context.Context, id string) (agentlab.Job, error) {
+	if c.final() != nil {
+		return agentlab.Job{ID: id, Status: agentlab.JobCompleted}, nil
+	}
+	return agentlab.Job{ID: id, Status: agentlab.JobRunning}, nil
 }
 
 // PutArtifact implements artifact.Store.
