@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/backends"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/stream"
@@ -26,8 +27,9 @@ import (
 
 // home is a temporary AGENTLAB_HOME on the fake backend.
 type home struct {
-	paths  config.Paths
-	client *client.Client
+	paths    config.Paths
+	client   *client.Client
+	backends registry.List // nil means known
 }
 
 func newHome(t *testing.T) *home {
@@ -68,7 +70,11 @@ func (h *home) configure(t *testing.T, yaml string) {
 
 func (h *home) open(t *testing.T) (*Daemon, error) {
 	t.Helper()
-	return New(t.Context(), Config{Paths: h.paths, Getenv: testEnv(h.paths.Home), Backends: known})
+	b := h.backends
+	if b == nil {
+		b = known
+	}
+	return New(t.Context(), Config{Paths: h.paths, Getenv: testEnv(h.paths.Home), Backends: b})
 }
 
 // start runs a daemon until stop is called or the test ends.

@@ -23,6 +23,10 @@ type Config struct {
 	// destroys what it made.
 	New func(t *testing.T) *Harness
 
+	// NoVM is why the sandboxes of this driver have no guest, which leaves out
+	// the tests that need one.
+	NoVM string
+
 	// BootTimeout is how long a VM may take from Start until guest control
 	// answers; default 30 s.
 	BootTimeout time.Duration

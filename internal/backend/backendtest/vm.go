@@ -24,6 +24,9 @@ import (
 
 // vm is all that needs a running VM: one sandbox, three boots.
 func (s *suite) vm() {
+	if s.cfg.NoVM != "" {
+		s.Skip("skipped: " + s.cfg.NoVM)
+	}
 	sp := s.create(1)
 	ref := sp.Ref()
 	l := s.listen(ref) // it works from Create on
