@@ -16,10 +16,10 @@ import (
 
 // The supervisor's API: HTTP on shim.sock, whose permissions are its access control.
 const (
-	pathStatus   = "/v1/status"   // GET ?wait=1 → status; with wait, when the start is over
+	pathStatus   = "/v1/status"   // GET ?wait=1 → status; with wait: once the start has ended
 	pathStop     = "/v1/stop"     // POST ?grace=DURATION → status, when the VM has ended
 	pathControl  = "/v1/control"  // POST Upgrade: streamUpgrade → a stream to the guest control server
-	pathNetwork  = "/v1/network"  // PUT agentlab.Network → status, when it is on the disk and in force
+	pathNetwork  = "/v1/network"  // PUT agentlab.Network → status, once it is stored and enforced
 	pathDeadline = "/v1/deadline" // PUT backend.Deadline → status
 	pathDial     = "/v1/dial"     // POST ?port=N Upgrade: streamUpgrade → a TCP stream to the guest
 
@@ -32,7 +32,7 @@ type status struct {
 	Paused string   `json:"paused,omitempty"` // why the guest's CPUs are stopped
 }
 
-// apiError is the body of an answer that is no success.
+// apiError is the body of an error response.
 type apiError struct {
 	Code    agentlab.Code `json:"code"`
 	Message string        `json:"message"`
@@ -72,7 +72,7 @@ func (s *supervisor) status() status {
 	return status{State: s.state, Paused: s.paused}
 }
 
-// await waits until the state is as wanted.
+// await waits until want accepts the state.
 func (s *supervisor) await(ctx context.Context, want func(runState) bool) error {
 	for {
 		s.mu.Lock()
@@ -104,8 +104,8 @@ func (s *supervisor) serveStop(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// stop begins to stop the VM, or makes a stop that was begun more urgent. why
-// is "" when the driver asked.
+// stop begins to stop the VM, or shortens the grace of a stop that has begun.
+// why is "" for a request of the driver.
 func (s *supervisor) stop(grace time.Duration, why string) {
 	cutAt := time.Now().Add(grace)
 	s.mu.Lock()
@@ -126,13 +126,14 @@ func (s *supervisor) stop(grace time.Duration, why string) {
 		return
 	}
 	if err := s.setPhase(phaseStopping, why); err != nil {
-		s.log.Error("stopping", "err", err) // the VM is stopped nevertheless
+		s.log.Error("stopping", "err", err) // the VM is stopped anyway
 	}
 	s.log.Info("stopping", "grace", grace.String())
 	go s.powerOff(grace > 0)
 }
 
-// powerOff asks the guest until patience ends, then the VM, then the kernel.
+// powerOff asks the guest to power off. When the grace has passed it ends the
+// VM, and kills it if that fails.
 func (s *supervisor) powerOff(ask bool) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -168,14 +169,14 @@ func (s *supervisor) powerOff(ask bool) {
 	s.vm.Kill()
 }
 
-// askGuest asks agent-runner, or, when that does not answer, presses the
-// power button, which the distribution's init may hear.
+// askGuest asks agent-runner to power off. If that fails it presses the power
+// button, to which the distribution's init may react.
 func (s *supervisor) askGuest(ctx context.Context) {
 	err := s.askRunner(ctx)
 	if err == nil {
 		return
 	}
-	s.log.Info("agent-runner did not take the request to power off", "err", err)
+	s.log.Info("agent-runner did not accept the request to power off", "err", err)
 	if err := s.vm.PowerButton(ctx); err != nil {
 		s.log.Warn("power button", "err", err)
 	}
@@ -206,7 +207,7 @@ func (s *supervisor) dialPort(ctx context.Context, port uint16) (net.Conn, error
 		return nil, err
 	}
 	if s.net == nil {
-		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "the VM has no network of its supervisor")
+		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "the supervisor does not run the VM's network")
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialPatience)
 	defer cancel()
@@ -225,7 +226,7 @@ func (s *supervisor) running() error {
 	return nil
 }
 
-// serveStream dials and then hands the HTTP connection over to the stream.
+// serveStream dials and then turns the HTTP connection into the stream.
 func (s *supervisor) serveStream(w http.ResponseWriter, r *http.Request, dial func(context.Context) (net.Conn, error)) {
 	if r.Header.Get("Upgrade") != streamUpgrade {
 		writeFault(w, agentlab.Errorf(agentlab.CodeInvalid, "this needs Upgrade: %s", streamUpgrade))

@@ -22,7 +22,7 @@ import (
 // dialPath is the path of a request for a stream to a port of the guest.
 func dialPath(port uint16) string { return pathDial + "?port=" + strconv.Itoa(int(port)) }
 
-// client speaks to the supervisor of the VM in a directory.
+// client calls the supervisor of the VM in a directory.
 type client string
 
 // maxAnswer bounds a JSON answer, in bytes.
@@ -61,7 +61,7 @@ func (c client) call(ctx context.Context, method, path string, body []byte) (sta
 	defer stop()
 	err = json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&st)
 	if err != nil {
-		return st, agentlab.Errorf(agentlab.CodeUnavailable, "the supervisor's answer: %w", err)
+		return st, agentlab.Errorf(agentlab.CodeUnavailable, "invalid response of the supervisor: %w", err)
 	}
 	return st, nil
 }
@@ -72,8 +72,8 @@ func (c client) stream(ctx context.Context, path string) (net.Conn, error) {
 	return conn, err
 }
 
-// do makes one request on a connection of its own, and returns that with the
-// head of a successful answer.
+// do makes one request on a new connection, and returns the connection with the
+// header of a successful response.
 func (c client) do(ctx context.Context, method, path, upgrade string, body []byte) (net.Conn, *http.Response, error) {
 	conn, err := sockpath.Dial(ctx, filepath.Join(string(c), fileSock))
 	if err != nil {
@@ -82,7 +82,7 @@ func (c client) do(ctx context.Context, method, path, upgrade string, body []byt
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	resp, br, err := exchange(ctx, conn, method, path, upgrade, body)
 	if !stop() {
-		err = agentlab.Errorf(agentlab.CodeUnavailable, "asking the sandbox's supervisor: %w", context.Cause(ctx))
+		err = agentlab.Errorf(agentlab.CodeUnavailable, "calling the sandbox's supervisor: %w", context.Cause(ctx))
 	}
 	if err != nil {
 		_ = conn.Close()
@@ -119,7 +119,7 @@ func exchange(ctx context.Context, conn net.Conn, method, path, upgrade string, 
 		return resp, br, nil
 	}
 	if resp.StatusCode == http.StatusNotFound {
-		return nil, nil, agentlab.Errorf(agentlab.CodeUnsupported, "the sandbox's supervisor is of an older AgentLab").
+		return nil, nil, agentlab.Errorf(agentlab.CodeUnsupported, "the sandbox's supervisor is an older version of AgentLab").
 			WithHint("stop the sandbox and start it again")
 	}
 	var e apiError

@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// followEvery is how often a followed console is looked at.
+// followEvery is how often a followed console is polled.
 const followEvery = 100 * time.Millisecond
 
-// logReader reads a bounded log: first its older half, then the newer, then,
-// when following, what is still to come, across changes of halves.
+// logReader reads a bounded log: first its older half, then the newer one. When
+// following it goes on with new output, across changes of halves.
 type logReader struct {
 	ctx    context.Context //nolint:containedctx // a reader has no other way to be cancelled
 	cancel context.CancelFunc
@@ -26,7 +26,7 @@ type logReader struct {
 }
 
 // Read returns io.EOF at the end, when ctx ends, and when the log's directory
-// is gone.
+// was removed.
 func (r *logReader) Read(p []byte) (int, error) {
 	for {
 		if r.ctx.Err() != nil {
@@ -38,8 +38,8 @@ func (r *logReader) Read(p []byte) (int, error) {
 			}
 		}
 		if r.f != nil {
-			// Whether f is still the newer half is asked before the read: when
-			// it is not, the end that the read finds is final.
+			// current is called before the read: if f is no longer the newer half,
+			// the end that the read finds is final.
 			current := r.newest && r.current()
 			n, err := r.f.Read(p)
 			if n > 0 || (err != nil && !errors.Is(err, io.EOF)) {
@@ -90,7 +90,7 @@ func (r *logReader) next() error {
 	if err := r.open(r.path); err != nil {
 		return err
 	}
-	if r.f == old { // the sandbox is gone, or one half is renamed and the next not made
+	if r.f == old { // the sandbox was removed, or one half is renamed and the next does not exist yet
 		if !r.follow || !r.exists() || pause(r.ctx, followEvery/10) != nil {
 			return io.EOF
 		}

@@ -19,8 +19,8 @@ import (
 const (
 	// deadlineGrace is how long a guest may take to power off at its deadline.
 	deadlineGrace = 30 * time.Second
-	// deadlineEvery is how often the supervisor looks at the clock at least: Go's
-	// timers stand still while the host sleeps.
+	// deadlineEvery is how often the supervisor reads the clock at least: Go's
+	// timers stop while the host sleeps.
 	deadlineEvery = 10 * time.Second
 	// maxDeadline bounds the request that sets a deadline, in bytes.
 	maxDeadline = 4 << 10
@@ -54,7 +54,8 @@ func (d deadline) moved(by backend.Deadline, now time.Duration) (deadline, bool)
 }
 
 // readDeadline reads the deadline of the sandbox in dir. A file that a crash
-// of the host left unreadable is none: it does not outlive the host's boot.
+// of the host left unreadable counts as none: a deadline ends with the host's
+// boot.
 func readDeadline(dir string) (deadline, error) {
 	var d deadline
 	err := durable.ReadJSON(filepath.Join(dir, fileDeadline), &d)
@@ -91,18 +92,18 @@ func (s *supervisor) serveDeadline(w http.ResponseWriter, r *http.Request) {
 		err = errors.New("it has no lease")
 	}
 	if err != nil {
-		writeFault(w, agentlab.Errorf(agentlab.CodeInvalid, "the deadline cannot be read: %w", err))
+		writeFault(w, agentlab.Errorf(agentlab.CodeInvalid, "invalid deadline: %w", err))
 		return
 	}
 	if err := s.setDeadline(to); err != nil {
-		s.log.Error("the deadline is not on the disk", "err", err)
+		s.log.Error("the deadline was not stored", "err", err)
 		writeFault(w, err)
 		return
 	}
 	writeJSONBody(w, http.StatusOK, s.status())
 }
 
-// setDeadline puts a deadline in force, also where it cannot be written.
+// setDeadline enforces a deadline, also if it cannot be stored.
 func (s *supervisor) setDeadline(to backend.Deadline) error {
 	s.deadlineMu.Lock()
 	defer s.deadlineMu.Unlock()
@@ -117,7 +118,7 @@ func (s *supervisor) setDeadline(to backend.Deadline) error {
 	if changed {
 		s.log.Info("the deadline was set", "lease", to.Lease, "left", to.Left.String())
 	}
-	return noteDeadline(s.dir, now) // also when it is the same: the attempt before this one may have failed here
+	return noteDeadline(s.dir, now) // also if it is the same: an earlier attempt may have failed here
 }
 
 // watchDeadline powers the VM off when its deadline passes.

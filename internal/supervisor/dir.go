@@ -174,7 +174,7 @@ func (d Dir) Power(in *backend.Instance) error {
 	for range 2 {
 		held, err := lockHeld(d.file(fileLock))
 		if err != nil {
-			return fault(err, "cannot look at the supervisor's lock")
+			return fault(err, "cannot check the supervisor's lock")
 		}
 		if st, err = readState(d.Path); err != nil && !held {
 			return err
@@ -269,7 +269,7 @@ func (d Dir) change(ctx context.Context, what string, stopped func() error, runn
 		if err == nil || agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 			return err
 		}
-		// It may be about to open its socket, or on its way out.
+		// It may be about to open its socket, or about to end.
 		if perr := pause(ctx, 20*time.Millisecond); perr != nil {
 			return agentlab.Errorf(agentlab.CodeUnavailable, "changing the %s of sandbox %d: %w", what, d.VMID, errors.Join(perr, err))
 		}

@@ -10,19 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A lock here is an open file description lock: like one of flock(2) it lives
-// as long as any process holds the file open that took it, children included,
-// and beyond that it can be looked at without being taken, so that a look
-// never disturbs a start.
+// The locks are open file description locks. Like a lock of flock(2), such a
+// lock is held while any process, children included, has the file open. Unlike
+// that one, it can be tested without taking it, so a test never disturbs a
+// start.
 
 func ofdLock(typ int16) unix.Flock_t { return unix.Flock_t{Type: typ} }
 
-// openLock opens a lock file, which is never removed while its sandbox lives.
+// openLock opens a lock file. The file is not removed before its sandbox.
 func openLock(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 }
 
-// takeLock takes the lock of f, or reports false when another holds it.
+// takeLock takes the lock of f, or reports false if another process holds it.
 func takeLock(f *os.File) (bool, error) {
 	lk := ofdLock(unix.F_WRLCK)
 	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lk)

@@ -12,13 +12,13 @@ import (
 // maxNetwork bounds the policy that a supervisor takes, in bytes.
 const maxNetwork = 8 << 20
 
-// serveNetwork puts another policy in force.
+// serveNetwork replaces the policy.
 func (s *supervisor) serveNetwork(w http.ResponseWriter, r *http.Request) {
 	var n agentlab.Network
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxNetwork))
-	dec.DisallowUnknownFields() // what is not understood must not be left out
+	dec.DisallowUnknownFields() // an unknown field may be a restriction
 	if err := dec.Decode(&n); err != nil {
-		writeFault(w, agentlab.Errorf(agentlab.CodeInvalid, "the network cannot be read: %w", err))
+		writeFault(w, agentlab.Errorf(agentlab.CodeInvalid, "invalid network: %w", err))
 		return
 	}
 	if err := s.await(r.Context(), func(st runState) bool { return st.Phase != phaseStarting }); err != nil {
@@ -33,9 +33,9 @@ func (s *supervisor) serveNetwork(w http.ResponseWriter, r *http.Request) {
 	writeJSONBody(w, http.StatusOK, s.status())
 }
 
-// setNetwork compiles, writes and then enforces a policy. What fails leaves
-// the old one. A change whose client has gone is not made: another client may
-// have asked for another policy since, and that one counts.
+// setNetwork compiles, stores and then enforces a policy. After an error the
+// old policy stays. A request whose client has disconnected is dropped, because
+// a later request may have set another policy.
 func (s *supervisor) setNetwork(ctx context.Context, n agentlab.Network) error {
 	s.netMu.Lock() // one change at a time, so that disk and memory agree
 	defer s.netMu.Unlock()
@@ -44,7 +44,7 @@ func (s *supervisor) setNetwork(ctx context.Context, n agentlab.Network) error {
 		return err
 	}
 	if ctx.Err() != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the client that asked for the change has gone")
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the client of the change has disconnected")
 	}
 	if err := s.vm.StoreNetwork(n); err != nil {
 		return err

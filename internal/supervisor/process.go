@@ -12,15 +12,15 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
-// processID names a process for good: the number alone may be another's after
-// a while, but not with the same start time in the same boot of the host.
+// processID identifies a process permanently: a PID can be reused, but not with
+// the same start time in the same boot of the host.
 type processID struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // field 22 of /proc/PID/stat, in clock ticks since boot
 	Boot  string `json:"boot"`  // /proc/sys/kernel/random/boot_id
 }
 
-// identify returns the processID of a process that is known to live.
+// identify returns the processID of a running process.
 func identify(pid int) (processID, error) {
 	start, err := startTime(pid)
 	return processID{PID: pid, Start: start, Boot: BootID()}, err
@@ -56,8 +56,8 @@ func parseStartTime(stat []byte) (uint64, error) {
 	return strconv.ParseUint(string(fields[19]), 10, 64)
 }
 
-// kill sends SIGKILL to the process that p names, and to no other. A process
-// that is gone is a success.
+// kill sends SIGKILL to the process that p identifies, and to no other. It
+// succeeds if that process has ended.
 func (p processID) kill() error {
 	if p.PID <= 1 || p.Boot != BootID() {
 		return nil
@@ -70,7 +70,7 @@ func (p processID) kill() error {
 		return err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	// Looked at after the pidfd was opened: now it is the pidfd's process.
+	// Read after the pidfd was opened, so that it is the pidfd's process.
 	if start, err := startTime(p.PID); err != nil || start != p.Start {
 		return nil
 	}
@@ -80,7 +80,7 @@ func (p processID) kill() error {
 	return nil
 }
 
-// killNoted kills the process that the file at path names, if there is one.
+// killNoted kills the process in the file at path, if there is one.
 func killNoted(path string) error {
 	var p processID
 	if err := durable.ReadJSON(path, &p); err != nil {

@@ -13,22 +13,22 @@ import (
 )
 
 // A guest is paused while its host's disk is nearly full: the database needs
-// room to end sandboxes, and a guest whose write fails loses data. QEMU itself
-// pauses one only when nothing is free at all (werror=enospc).
+// space to end sandboxes, and a guest whose write fails loses data. QEMU itself
+// pauses a guest only when no space is left (werror=enospc).
 
-// A guest that fills the disk does not stop the others: each shim pauses its own
-// guest, once that has taken its share of what was left when the disk became
-// nearly full. Shims know nothing of each other, so below half of that space all
-// guests are paused, those that do not write too.
+// A guest that fills the disk does not stop the others: each supervisor pauses
+// its own guest, once the guest has used its share of the space that was left
+// when the disk became nearly full. Supervisors do not know each other, so below
+// half of that space all guests are paused, including those that do not write.
 
 // spaceShares is how many guests may use up their shares before all are paused.
 const spaceShares = 8
 
-// diskUsage decides when a guest is paused. It measures what the guest's disk
-// occupies on the host.
+// diskUsage decides when a guest is paused, from the size of the guest's disk on
+// the host.
 type diskUsage struct {
 	limit uint64 // free space, in bytes, below which guests that write are paused
-	base  uint64 // size of the guest's disk when at least that was free last
+	base  uint64 // size of the guest's disk when at least limit was free last
 	known bool
 }
 
@@ -62,27 +62,28 @@ func occupied(path string) (uint64, error) {
 	return uint64(st.Blocks) * 512, nil //nolint:gosec // a number of blocks is positive
 }
 
-// resumeSpace is what must be free on the host, in bytes, before a guest goes
-// on that QEMU paused.
+// resumeSpace is the free space on the host, in bytes, at which a guest that
+// QEMU has paused continues.
 const resumeSpace = 64 << 20
 
 // fastestGuest is how much a guest may write in a second, in bytes, for the
-// time between two looks at the disk.
+// time between two checks of the disk.
 const fastestGuest = 2 << 30
 
-// The times between two looks at the disk.
+// The times between two checks of the disk.
 const (
 	lookFast = 100 * time.Millisecond
 	lookSlow = 2 * time.Second
 )
 
-// resumeAbove returns the free space, in bytes, at which a paused guest goes
-// on: more than where it is paused, so that it does not stutter.
+// resumeAbove returns the free space, in bytes, at which a paused guest
+// continues. It is above the limit for a pause, so that a guest does not switch
+// back and forth.
 func (s *supervisor) resumeAbove() uint64 {
 	return max(resumeSpace, s.cfg.PauseBelow+s.cfg.PauseBelow/2)
 }
 
-// nextLook returns how long no guest can bring free down to limit.
+// nextLook returns a time in which no guest can reduce free to limit.
 func nextLook(free, limit uint64) time.Duration {
 	if free <= limit {
 		return lookFast
@@ -106,11 +107,11 @@ func (s *supervisor) watchSpace() {
 	}
 }
 
-// checkSpace looks at the disk once and returns when to look again.
+// checkSpace checks the disk once and returns when to check again.
 func (s *supervisor) checkSpace(u *diskUsage) time.Duration {
 	bytes, err := hostspace.FreeBytes(s.dir)
 	if err != nil {
-		return lookSlow // what writes to it finds out what is wrong
+		return lookSlow // writers get the error
 	}
 	free := uint64(bytes) //nolint:gosec // a size is positive
 	disk, err := occupied(s.vm.Disk())
@@ -129,8 +130,8 @@ func (s *supervisor) checkSpace(u *diskUsage) time.Duration {
 	return nextLook(free, s.cfg.PauseBelow)
 }
 
-// control stops the guest's CPUs, and notes why; with "" it lets them go on.
-// The VM reports when they do; what fails is tried again with the next look.
+// control stops the guest's CPUs and records why; with "" it continues them.
+// The VM reports when they run. A failure is retried with the next check.
 func (s *supervisor) control(why string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -146,7 +147,7 @@ func (s *supervisor) control(why string) {
 	}
 }
 
-// setPaused notes why the guest's CPUs are stopped; "" means that they run.
+// setPaused records why the guest's CPUs are stopped; "" means that they run.
 func (s *supervisor) setPaused(why string) {
 	s.mu.Lock()
 	s.paused = why
@@ -154,8 +155,8 @@ func (s *supervisor) setPaused(why string) {
 	s.notePaused()
 }
 
-// notePaused brings state.json up to what is known of the guest's CPUs. On a
-// full disk it may fail, and is tried again with the next look.
+// notePaused writes the state of the guest's CPUs to state.json. On a full disk
+// it may fail; the next check retries it.
 func (s *supervisor) notePaused() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,7 +166,7 @@ func (s *supervisor) notePaused() {
 	st := s.state
 	st.Paused, st.Changed = s.paused, time.Now().UTC()
 	if err := durable.ReplaceJSON(filepath.Join(s.dir, fileState), st, durable.None); err != nil {
-		s.log.Warn("the pause was not noted", "err", err)
+		s.log.Warn("the pause was not recorded", "err", err)
 		return
 	}
 	s.state = st

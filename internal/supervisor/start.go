@@ -33,7 +33,7 @@ func (d Dir) Start(ctx context.Context, program []string, prepare func(context.C
 		if lock != nil {
 			return d.startSupervisor(ctx, program, prepare, lock)
 		}
-		// A supervisor is there: running, starting, or on its way out.
+		// There is a supervisor: running, starting or ending.
 		st, err := client(d.Path).status(ctx, true)
 		switch {
 		case err != nil && ctx.Err() != nil:
@@ -144,7 +144,7 @@ func (d Dir) await(ctx context.Context, runID string, ended <-chan struct{}) err
 	err := poll(ctx, func() (bool, error) {
 		st, err := client(d.Path).status(ctx, true)
 		if err != nil || st.State.RunID != runID {
-			return false, nil //nolint:nilerr // its socket is not there yet
+			return false, nil //nolint:nilerr // its socket does not exist yet
 		}
 		return st.State.Phase == phaseRunning, nil
 	})

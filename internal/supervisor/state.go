@@ -36,8 +36,8 @@ type Start struct {
 }
 
 // Config is the content of start.json: a pointer to a struct that embeds Start
-// and has what the driver's VM needs besides. The driver examines the host, so
-// that the supervisor need not.
+// and has the settings of the driver's VM. The driver examines the host, so that
+// the supervisor does not need to.
 type Config interface{ common() *Start }
 
 func (s *Start) common() *Start { return s }
@@ -83,7 +83,7 @@ func endOf(st runState) (backend.Power, string) {
 		return backend.PowerStopped, ""
 	case st.Phase == phaseCrashed:
 		return backend.PowerCrashed, st.Reason
-	case st.Phase == phaseStopping && st.Reason == "" && st.Boot == BootID(): // what it was told to do has happened all the same
+	case st.Phase == phaseStopping && st.Reason == "" && st.Boot == BootID(): // the requested stop has happened anyway
 		return backend.PowerStopped, ""
 	case st.Boot != BootID():
 		return backend.PowerCrashed, hostRestarted
@@ -96,7 +96,7 @@ func readState(dir string) (runState, error) {
 	var st runState
 	path := filepath.Join(dir, fileState)
 	if info, err := os.Stat(path); err == nil && info.Size() == 0 {
-		return runState{Phase: phaseRunning}, nil // a power cut lost what was not yet on the disk
+		return runState{Phase: phaseRunning}, nil // a power cut lost data that was not yet on the disk
 	}
 	err := durable.ReadJSON(path, &st)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -40,11 +40,11 @@ const (
 	logMax, logRate         = 1 << 20, 16 << 10
 )
 
-// termGrace is how long a guest may take to power off when the supervisor itself is
-// told to end (SIGTERM, as at the host's shutdown).
+// termGrace is how long a guest may take to power off when the supervisor gets
+// SIGTERM, as at the host's shutdown.
 const termGrace = 8 * time.Second
 
-// dirEvery is how often the supervisor makes sure that its directory is there.
+// dirEvery is how often the supervisor checks that its directory exists.
 const dirEvery = 5 * time.Second
 
 // supervisor supervises one running VM.
@@ -53,7 +53,7 @@ type supervisor struct {
 	kinds    func(backend string) (Kind, error)
 	uptime   func() time.Duration
 	options  Options
-	rebooted bool // the host was, since the last run
+	rebooted bool // the host was restarted after the last run
 	cfg      Start
 	lockFile fs.FileInfo // of the lock that we hold
 	log      *slog.Logger
@@ -73,7 +73,7 @@ type supervisor struct {
 	changed  chan struct{} // closed and replaced when state changes
 	answered bool
 	paused   string        // why the guest's CPUs are stopped, "" while they run
-	cutAt    time.Time     // when a stop that is under way loses patience
+	cutAt    time.Time     // when the grace of a stop ends
 	resooner chan struct{} // a stop became more urgent
 
 	deadline      deadline
@@ -128,18 +128,18 @@ func (s *supervisor) run(ctx context.Context) error {
 	return s.supervise(ctx)
 }
 
-// ownProcess makes the process fit to outlive its parent and its terminal.
+// ownProcess prepares the process to outlive its parent and its terminal.
 func ownProcess(ctx context.Context) (context.Context, func()) {
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2)
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
-	// A supervisor mostly waits. The limit is soft: under load it may use more.
+	// A supervisor is mostly idle. The limit is soft: under load it may use more.
 	debug.SetGCPercent(50)
 	debug.SetMemoryLimit(64 << 20)
 	runtime.GOMAXPROCS(min(2, runtime.NumCPU()))
 	return signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 }
 
-// lock makes sure that this is the only shim of the sandbox.
+// lock ensures that this is the only supervisor of the sandbox.
 func (s *supervisor) lock() error {
 	f, err := s.inheritedLock()
 	if err != nil {
@@ -152,9 +152,9 @@ func (s *supervisor) lock() error {
 	}
 	s.undo.add(f.Close)
 	if s.lockFile, err = f.Stat(); err != nil {
-		return fault(err, "cannot look at the supervisor's lock")
+		return fault(err, "cannot check the supervisor's lock")
 	}
-	ok, err := takeLock(f) // for an inherited lock this only confirms
+	ok, err := takeLock(f) // an inherited lock is held already
 	if err != nil {
 		return fault(err, "cannot take the supervisor's lock")
 	}
@@ -183,7 +183,7 @@ func (s *supervisor) inheritedLock() (*os.File, error) {
 	return f, nil
 }
 
-// load opens the logs and reads what is to be run.
+// load opens the log and reads what to run.
 func (s *supervisor) load() error {
 	shimLog, err := bounded.OpenLog(filepath.Join(s.dir, fileLog), logMax, logRate, time.Now)
 	if err != nil {
@@ -209,7 +209,7 @@ func (s *supervisor) load() error {
 	}
 	self, err := identify(os.Getpid())
 	if err != nil {
-		return fault(err, "cannot tell my start time")
+		return fault(err, "cannot read the start time of this process")
 	}
 	if err := durable.ReplaceJSON(filepath.Join(s.dir, filePID), self, durable.None); err != nil {
 		return fault(err, "cannot write %s", filePID)
@@ -217,7 +217,7 @@ func (s *supervisor) load() error {
 	return s.setPhase(phaseStarting, "")
 }
 
-// begin starts everything. What fails is undone by RunShim.
+// begin starts everything. Run undoes what a failure leaves.
 func (s *supervisor) begin(ctx context.Context) error {
 	ln, err := sockpath.Takeover(filepath.Join(s.dir, fileSock), 0o600)
 	if err != nil {
@@ -241,10 +241,10 @@ func (s *supervisor) begin(ctx context.Context) error {
 	return s.startVM(ctx)
 }
 
-// supervise waits for the VM's end and writes how it came to state.json.
+// supervise waits for the VM's end and writes its reason to state.json.
 func (s *supervisor) supervise(ctx context.Context) error {
 	s.log.Info("running")
-	idle := time.AfterFunc(10*time.Second, debug.FreeOSMemory) // what the start left behind
+	idle := time.AfterFunc(10*time.Second, debug.FreeOSMemory) // of the start
 	defer idle.Stop()
 	go s.watchDir()
 	go s.watchDeadline()
@@ -252,11 +252,11 @@ func (s *supervisor) supervise(ctx context.Context) error {
 	select {
 	case <-s.vm.Done():
 	case <-ctx.Done():
-		s.log.Warn("told to end", "why", context.Cause(ctx))
-		s.stop(termGrace, "the supervisor was told to end")
+		s.log.Warn("ending", "why", context.Cause(ctx))
+		s.stop(termGrace, "the supervisor process was terminated")
 		<-s.vm.Done()
 	}
-	if err := s.undo.runUntil(s.mark); err != nil { // console and events are complete after this
+	if err := s.undo.runUntil(s.mark); err != nil { // after this the console log is complete
 		s.log.Warn("clean-up", "err", err)
 	}
 
@@ -298,7 +298,7 @@ func (s *supervisor) failed(err error) error {
 	if s.log != nil {
 		s.log.Error("cannot start", "err", err)
 	}
-	_ = s.undo.runUntil(1) // all but the lock, which vouches for state.json
+	_ = s.undo.runUntil(1) // all but the lock: state.json is final once the lock is free
 	reason := agentlab.Reason("it did not start: " + err.Error())
 	if serr := s.setPhase(phaseCrashed, reason); serr != nil {
 		return errors.Join(err, serr)
@@ -345,7 +345,7 @@ func (c *cleanups) depth() int {
 	return len(c.stack)
 }
 
-// runUntil undoes all above depth.
+// runUntil undoes everything above depth.
 func (c *cleanups) runUntil(depth int) error {
 	var errs []error
 	for {

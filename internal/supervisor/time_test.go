@@ -74,12 +74,12 @@ func TestStopEscalates(t *testing.T) {
 	}
 }
 
-// A supervisor that is told to end gives the guest a few seconds.
-func TestSupervisorIsToldToEnd(t *testing.T) {
+// A supervisor that gets SIGTERM gives the guest a few seconds.
+func TestSupervisorIsTerminated(t *testing.T) {
 	vm := newFakeVM()
 	vm.deaf = []string{"button"}
 	calls, st := inBubble(t, vm, func(_ *supervisor, end context.CancelFunc) { end() })
-	if want := "button 0s, quit 8s"; calls != want || st.Phase != phaseCrashed || st.Reason != "the supervisor was told to end" {
+	if want := "button 0s, quit 8s"; calls != want || st.Phase != phaseCrashed || st.Reason != "the supervisor process was terminated" {
 		t.Errorf("%s; %+v; want %s", calls, st, want)
 	}
 }

@@ -21,7 +21,8 @@ import (
 // VM is one virtual machine, which its driver runs in the supervisor's
 // process. The supervisor calls Launch and Ready once each, in this order.
 type VM interface {
-	// Launch starts the VM's process. After an error nothing of it is left.
+	// Launch starts the VM's process. After an error it has removed everything
+	// that it started.
 	Launch(ctx context.Context) (Wires, error)
 	// Ready returns when the VM's CPUs run.
 	Ready(ctx context.Context) error
@@ -32,17 +33,17 @@ type VM interface {
 	Reason(s Seen) string
 	// PowerButton asks the guest's init to power off.
 	PowerButton(ctx context.Context) error
-	// Quit ends the VM in order, without its guest.
+	// Quit ends the VM without its guest, and flushes its disk.
 	Quit(ctx context.Context) error
 	// Kill ends the VM at once.
 	Kill()
 	// Pause stops the VM's CPUs.
 	Pause(ctx context.Context) error
-	// Continue lets the VM's CPUs run again, after a Pause and after a pause
-	// of the VM itself. When they run, the VM calls Hooks.Paused with "".
+	// Continue resumes the VM's CPUs after Pause, or after the VM has paused
+	// itself. When they run, the VM calls Hooks.Paused with "".
 	Continue(ctx context.Context) error
-	// Disk returns the path of the file whose blocks count against the space
-	// on the host's disk. A guest without one ("") is paused with the first.
+	// Disk returns the path of the file that grows on the host's disk while the
+	// guest writes. If it is "", the guest is paused as if it had written.
 	Disk() string
 	// Network returns the policy at the start.
 	Network() agentlab.Network
@@ -85,15 +86,15 @@ const (
 	UploadPort     = 8846
 )
 
-// startVM starts the VM and all that is connected to it, and returns when the
-// guest's CPUs run.
+// startVM starts the VM and everything that is connected to it, and returns when
+// the guest's CPUs run.
 func (s *supervisor) startVM(ctx context.Context) error {
 	s.mark = s.undo.depth()
 	w, err := s.vm.Launch(ctx)
 	if err != nil {
 		return err
 	}
-	s.undo.add(func() error { // nothing of it survives, whatever happens
+	s.undo.add(func() error { // the VM ends with its supervisor
 		s.vm.Kill()
 		<-s.vm.Done()
 		return nil
@@ -145,8 +146,8 @@ func (s *supervisor) pumpConsole(conn io.ReadCloser) {
 	s.undo.add(func() error { return waitDone(done, conn) })
 }
 
-// waitDone gives a reader of a dead peer's socket the time to read what is
-// left in it.
+// waitDone waits until the reader of a socket whose peer has ended has read the
+// rest, and closes the socket.
 func waitDone(done <-chan struct{}, c io.Closer) error {
 	select {
 	case <-done:
@@ -199,8 +200,8 @@ func (s *supervisor) startNet(conn io.ReadWriteCloser) error {
 	return nil
 }
 
-// toController joins a connection of the guest with the controller's
-// listener. Without one the guest sees a reset, and tries again.
+// toController connects a connection of the guest to the controller's listener.
+// If there is none the guest gets a reset, and retries.
 func (s *supervisor) toController(guest net.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

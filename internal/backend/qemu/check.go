@@ -64,7 +64,7 @@ func (d *Driver) checkKVM(ctx context.Context) backend.Finding {
 	v, err := d.host.kvm(ctx)
 	switch {
 	case err != nil:
-		return finding("kvm", backend.LevelWarn, agentlab.HintOf(err), "not known: %s", err)
+		return finding("kvm", backend.LevelWarn, agentlab.HintOf(err), "unknown: %s", err)
 	case v.Works:
 		return finding("kvm", backend.LevelOK, "", "a guest runs")
 	case d.cfg.Accel == AccelKVM:
@@ -83,7 +83,7 @@ func (d *Driver) checkRunner() backend.Finding {
 func checkSpace(name, dir string) backend.Finding {
 	free, err := hostspace.FreeBytes(dir)
 	if err != nil {
-		return finding(name, backend.LevelError, "check the directory and its permissions", "cannot look at %s: %s", dir, err)
+		return finding(name, backend.LevelError, "check the directory and its permissions", "cannot check %s: %s", dir, err)
 	}
 	level, remedy := backend.LevelOK, ""
 	switch {

@@ -48,7 +48,7 @@ func TestRootSize(t *testing.T) {
 		err := d.Create(t.Context(), sp)
 		if test.want == "" {
 			e, ok := err.(*agentlab.Error) //nolint:errorlint // the outermost is meant
-			if !ok || e.Code != agentlab.CodeInvalid || e.Field != "storage.root_size_gb" || e.Hint != "give at least 4" {
+			if !ok || e.Code != agentlab.CodeInvalid || e.Field != "storage.root_size_gb" || e.Hint != "use at least 4 GiB" {
 				t.Errorf("%d GiB: %#v", test.gb, err)
 			}
 			if _, err := d.Inspect(t.Context(), sp.Ref()); agentlab.CodeOf(err) != agentlab.CodeNotFound {

@@ -27,8 +27,8 @@ const Name = "qemu"
 // Accel is how a VM's CPUs are run.
 type Accel string
 
-// The accelerators. AccelAuto is KVM where a probe proves that it works, else
-// TCG, QEMU's own translator.
+// The accelerators. AccelAuto is KVM if a probe shows that it works, else
+// TCG, QEMU's emulator.
 const (
 	AccelAuto Accel = "auto"
 	AccelKVM  Accel = "kvm"
@@ -43,10 +43,10 @@ type ImageFiles struct {
 	Modules  string `json:"modules"`   // newc archive of kernel modules
 }
 
-// Config says what a Driver works with. StateDir, CacheDir, Runner and Images
+// Config is the configuration of a Driver. StateDir, CacheDir, Runner and Images
 // are required.
 type Config struct {
-	StateDir string // sandboxes are kept in StateDir/sandboxes
+	StateDir string // sandboxes are stored in StateDir/sandboxes
 	CacheDir string // initrds and the KVM verdict; may be emptied at any time
 	Runner   string // path of the agent-runner binary, which becomes the guest's /init
 
@@ -61,15 +61,16 @@ type Config struct {
 	QEMUImg string // path or name of qemu-img; "" means that name
 
 	// PauseBelow is the free space on the disk of StateDir, in bytes, below which
-	// running guests that write are paused, and all below half of it; 0 means when none is left.
+	// running guests that write are paused; below half of it all guests are
+	// paused. 0 means that QEMU pauses a guest when no space is left.
 	PauseBelow uint64
 
 	// Reserved are the ports of this host that no policy opens to a sandbox
 	// started from now on.
 	Reserved []uint16
 
-	// UpstreamProxy is what the connections of sandboxes started from now on go
-	// through; nil means that they are dialled directly.
+	// UpstreamProxy is the proxy of the connections of sandboxes that are started
+	// from now on; nil means that they are dialled directly.
 	UpstreamProxy *gate.ProxyConfig
 
 	Now    func() time.Time // nil means time.Now
@@ -83,12 +84,12 @@ type Driver struct {
 	host *host
 	rd   *initrds
 
-	locks lock.Keyed[string] // by uid; held by what changes a sandbox
+	locks lock.Keyed[string] // by uid; held by calls that change a sandbox
 
-	crash func(point string) // tests end the process here; nil otherwise
+	crash func(point string) // called at each crash point; tests set it
 }
 
-// at marks a place at which the driver's process may die without harm.
+// at is called at points where the driver's process may die without harm.
 func (d *Driver) at(point string) {
 	if d.crash != nil {
 		d.crash(point)
@@ -105,7 +106,7 @@ var (
 	_ backend.DeadlineSetter = (*Driver)(nil)
 )
 
-// New returns a Driver; it makes its directories and nothing else.
+// New returns a Driver. It creates the driver's directories.
 func New(cfg Config) (*Driver, error) {
 	for field, v := range map[string]string{"StateDir": cfg.StateDir, "CacheDir": cfg.CacheDir, "Runner": cfg.Runner} {
 		if !filepath.IsAbs(v) {
@@ -130,7 +131,7 @@ func New(cfg Config) (*Driver, error) {
 	if len(cfg.Shim) == 0 {
 		self, err := os.Executable()
 		if err != nil {
-			return nil, fault(err, "cannot find my own program")
+			return nil, fault(err, "cannot find the path of this program")
 		}
 		cfg.Shim = []string{self, "vmm"}
 	}
@@ -139,7 +140,7 @@ func New(cfg Config) (*Driver, error) {
 	d.rd = &initrds{dir: filepath.Join(cfg.CacheDir, dirInitrd), runner: cfg.Runner}
 	for _, dir := range []string{d.sandboxes(), cfg.CacheDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, fault(err, "cannot make %s", dir)
+			return nil, fault(err, "cannot create %s", dir)
 		}
 	}
 	return d, nil
@@ -147,7 +148,7 @@ func New(cfg Config) (*Driver, error) {
 
 func (d *Driver) sandboxes() string { return filepath.Join(d.cfg.StateDir, "sandboxes") }
 
-// supervised is the supervisor's part of a sandbox's directory.
+// supervised returns the supervisor's view of a sandbox's directory.
 func (d *Driver) supervised(f found) supervisor.Dir {
 	return supervisor.Dir{Path: f.dir, VMID: f.vmid, Process: processName, Log: d.log, At: d.at}
 }
@@ -170,7 +171,8 @@ func (d *Driver) Info() backend.Info {
 	}
 }
 
-// minMemoryMB is what kernel, initrd and a small userland need to boot.
+// minMemoryMB is the memory that kernel, initrd and a small userland need to
+// boot.
 const minMemoryMB = 256
 
 // Validate implements backend.Driver.
@@ -185,7 +187,7 @@ func (d *Driver) Validate(spec backend.Spec) error {
 		return err
 	}
 	if spec.Resources.MemoryMB < minMemoryMB {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "a guest needs %d MiB to boot", minMemoryMB).WithField("resources.memory_mb")
+		return agentlab.Errorf(agentlab.CodeUnsupported, "a guest needs at least %d MiB to boot", minMemoryMB).WithField("resources.memory_mb")
 	}
 	if err := d.Info().Refuse(spec); err != nil {
 		return err
@@ -193,12 +195,13 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	return validNetwork(spec.Network)
 }
 
-// validNetwork refuses what is no policy, and a mode that is not known here.
+// validNetwork rejects an invalid policy, and a mode that this driver does not
+// know.
 func validNetwork(n agentlab.Network) error {
 	switch n.Mode {
 	case agentlab.NetworkNAT, agentlab.NetworkAllowlist, agentlab.NetworkOff:
 	default:
-		return agentlab.Errorf(agentlab.CodeUnsupported, "mode %q is not known to the qemu backend", n.Mode).WithField("network.mode")
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the qemu backend does not know the mode %q", n.Mode).WithField("network.mode")
 	}
 	_, err := egress.New(n)
 	return err
@@ -207,12 +210,12 @@ func validNetwork(n agentlab.Network) error {
 // Close implements backend.Driver.
 func (d *Driver) Close() error { return nil }
 
-// begin waits for the sandbox's lock, which is this process's own. It is the
-// start of every method that changes a sandbox.
+// begin waits for the sandbox's lock in this process. Every method that changes
+// a sandbox calls it first.
 func (d *Driver) begin(ctx context.Context, ref backend.Ref) (unlock func(), err error) {
 	unlock, err = d.locks.Lock(ctx, ref.UID)
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeBusy, "another call works on the sandbox: %w", err)
+		return nil, agentlab.Errorf(agentlab.CodeBusy, "another operation on the sandbox is in progress: %w", err)
 	}
 	return unlock, nil
 }
@@ -226,7 +229,7 @@ func (d *Driver) load(ref backend.Ref) (found, error) {
 	case f.dir == "":
 		return f, absent(ref.UID)
 	case errors.Is(f.err, fs.ErrNotExist):
-		return f, agentlab.Errorf(agentlab.CodeUnavailable, "the making of sandbox %d was cut short", f.vmid)
+		return f, agentlab.Errorf(agentlab.CodeUnavailable, "the creation of sandbox %d was interrupted", f.vmid)
 	case f.err != nil:
 		return f, asError(f.err, "cannot read sandbox %d", f.vmid)
 	}
@@ -237,12 +240,12 @@ func absent(uid string) error {
 	return agentlab.Errorf(agentlab.CodeNotFound, "no sandbox of this host has the mark %q", uid)
 }
 
-// foreign refuses to make a sandbox where something else stands.
+// foreign is the error of a path that is used, but not by the sandbox.
 func foreign(dir string) error {
-	return agentlab.Errorf(agentlab.CodeExists, "%s is not what its name says; it is left alone", dir).WithHint("move it away")
+	return agentlab.Errorf(agentlab.CodeExists, "%s is not a sandbox's directory", dir).WithHint("move it away")
 }
 
-// asError leaves an *agentlab.Error as it is and wraps any other.
+// asError returns an *agentlab.Error unchanged and wraps any other error.
 func asError(err error, format string, args ...any) error {
 	if _, ok := errors.AsType[*agentlab.Error](err); ok {
 		return err

@@ -4,16 +4,16 @@ import "github.com/agentlab-vm/agentlab/internal/durable"
 
 // Files in a sandbox's directory, beside those of the supervisor.
 const (
-	fileConfig  = "config.json" // what the sandbox is: handle; written first; later only its network changes
-	fileRoot    = "root.qcow2"  // root disk: overlay on the image's root.img; there once Create is done
-	fileQEMULog = "qemu.log"    // what QEMU wrote to stderr
+	fileConfig  = "config.json" // handle; written first; later only its network changes
+	fileRoot    = "root.qcow2"  // root disk: overlay on the image's root.img; exists once Create has finished
+	fileQEMULog = "qemu.log"    // stderr of QEMU
 
 	// processName is supervisor.Dir.Process: QEMU's files are qemu.lock and
 	// qemu.pid.
 	processName = "qemu"
 )
 
-// tmpSuffix marks a file that is being written; it is renamed when complete.
+// tmpSuffix marks a file that is being written. It is renamed when complete.
 const tmpSuffix = durable.Suffix
 
 // trashPrefix marks the directory of a sandbox that is being destroyed.

@@ -16,11 +16,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
-// handleVersion is the format of config.json and start.json. A driver refuses
-// a newer one, and reads every older one.
+// handleVersion is the format of config.json. The driver reads every older
+// format and rejects a newer one.
 const handleVersion = 1
 
-// handle is config.json: what the sandbox is.
+// handle is config.json: the sandbox's specification and image.
 type handle struct {
 	Version int          `json:"version"`
 	Spec    backend.Spec `json:"spec"`
@@ -52,18 +52,18 @@ func parseDirName(name string) (vmid int, uid string, ok bool) {
 	return vmid, m[2], err == nil
 }
 
-// found is what the state directory has of a sandbox.
+// found is a sandbox in the state directory.
 type found struct {
 	vmid  int // as the directory's name has it
 	uid   string
 	dir   string // "" means that there is none
-	trash string // what a Destroy that was cut short has left; "" means nothing
+	trash string // the rest of an interrupted Destroy; "" means none
 	handle
 	err error // of reading the handle
 }
 
 // find looks for the sandbox with a uid. A directory whose config.json is that
-// of another sandbox is not AgentLab's.
+// of another sandbox is skipped.
 func (d *Driver) find(uid string) (found, error) {
 	if uid == "" {
 		return found{}, nil
@@ -75,8 +75,8 @@ func (d *Driver) find(uid string) (found, error) {
 	return all[0], nil
 }
 
-// findAll looks for all sandboxes, or only for that with a uid if it is not "".
-// Each has a directory, or only its trash.
+// findAll returns the sandbox with a uid, or all sandboxes if uid is "". Each has
+// a directory, or only its trash.
 func (d *Driver) findAll(uid string) ([]found, error) {
 	entries, err := os.ReadDir(d.sandboxes())
 	if err != nil {
@@ -111,20 +111,20 @@ func (d *Driver) findAll(uid string) ([]found, error) {
 	return all, nil
 }
 
-// readHandle reads config.json. Its absence is fs.ErrNotExist.
+// readHandle reads config.json. If there is none the error is fs.ErrNotExist.
 func readHandle(dir string) (handle, error) {
 	var h handle
 	if err := durable.ReadJSON(filepath.Join(dir, fileConfig), &h); err != nil {
 		return h, err
 	}
 	if h.Version < 1 || h.Version > handleVersion {
-		return h, agentlab.Errorf(agentlab.CodeUnsupported, "%s has format %d, and this program knows up to %d",
-			filepath.Join(dir, fileConfig), h.Version, handleVersion).WithHint("use the newer AgentLab that made it")
+		return h, agentlab.Errorf(agentlab.CodeUnsupported, "%s has format %d; this program supports formats up to %d",
+			filepath.Join(dir, fileConfig), h.Version, handleVersion).WithHint("use the newer version of AgentLab that wrote it")
 	}
 	return h, nil
 }
 
-// fault gives an error of the operating system its code.
+// fault adds the code to an error of the operating system.
 func fault(err error, format string, args ...any) *agentlab.Error {
 	return fsfault.Own(err, "free disk space, or destroy sandboxes that are no longer needed", format, args...)
 }

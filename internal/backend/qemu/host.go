@@ -24,8 +24,8 @@ const (
 	installQEMUImg = "sudo apt install qemu-utils"
 )
 
-// minQEMU is the oldest version that has everything on the command line
-// (-netdev stream came last).
+// minQEMU is the oldest version with all options of the command line. The newest
+// option is -netdev stream.
 var minQEMU = version{7, 2}
 
 type version struct{ major, minor int }
@@ -36,13 +36,13 @@ func (v version) less(w version) bool {
 
 func (v version) String() string { return strconv.Itoa(v.major) + "." + strconv.Itoa(v.minor) }
 
-// host knows what this machine can do.
+// host examines this machine.
 type host struct {
 	cfg   Config
-	arch  string // runtime.GOARCH, but for tests
+	arch  string // runtime.GOARCH; tests change it
 	probe prober
 	tsc0  tscSample // taken as early as possible
-	told  sync.Once // that there is no KVM
+	told  sync.Once // the log entry that there is no KVM
 
 	mu       sync.Mutex
 	versions map[fileStamp]qemuVersion
@@ -60,7 +60,7 @@ func newHost(cfg Config) *host {
 	return h
 }
 
-// qemu returns the absolute path of QEMU, or its name when there is none.
+// qemu returns the absolute path of QEMU, or its name if it is not found.
 func (h *host) qemu() string { return lookPath(h.cfg.QEMU, defaultQEMU) }
 
 func (h *host) qemuImg() string { return lookPath(h.cfg.QEMUImg, defaultQEMUImg) }
@@ -75,11 +75,11 @@ func lookPath(name, fallback string) string {
 	return name
 }
 
-// ready refuses with code unavailable or unsupported, and a remedy, when this
-// host cannot run a sandbox at all.
+// ready fails with code unavailable or unsupported, and a hint, if this host
+// cannot run a sandbox.
 func (h *host) ready(ctx context.Context) error {
 	if h.arch != "amd64" {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "the qemu backend runs on amd64 hosts only, and this is %s", h.arch).
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the qemu backend runs on amd64 hosts only; this host is %s", h.arch).
 			WithHint("use a host with an x86-64 processor")
 	}
 	if _, err := exec.LookPath(h.qemuImg()); err != nil {
@@ -97,7 +97,7 @@ func (h *host) ready(ctx context.Context) error {
 
 var versionRE = regexp.MustCompile(`QEMU emulator version ([0-9]+)\.([0-9]+)[^\n]*`)
 
-// version asks QEMU, once for each binary.
+// version returns the version of QEMU. It runs each binary once.
 func (h *host) version(ctx context.Context) (qemuVersion, error) {
 	path, err := exec.LookPath(h.qemu())
 	if err != nil {
@@ -105,7 +105,7 @@ func (h *host) version(ctx context.Context) (qemuVersion, error) {
 	}
 	stamp, err := stampOf(path)
 	if err != nil {
-		return qemuVersion{}, fault(err, "cannot look at %s", path)
+		return qemuVersion{}, fault(err, "cannot check %s", path)
 	}
 	h.mu.Lock()
 	v, ok := h.versions[stamp]
@@ -120,7 +120,7 @@ func (h *host) version(ctx context.Context) (qemuVersion, error) {
 	out, err := cmd.Output()
 	m := versionRE.FindStringSubmatch(string(out))
 	if err != nil || m == nil {
-		return qemuVersion{}, agentlab.Errorf(agentlab.CodeUnavailable, "%s does not tell its version: %w", path, errors.Join(err, ctx.Err())).
+		return qemuVersion{}, agentlab.Errorf(agentlab.CodeUnavailable, "cannot read the version of %s: %w", path, errors.Join(err, ctx.Err())).
 			WithHint("reinstall it: %s", installQEMU)
 	}
 	v.text = strings.TrimPrefix(m[0], "QEMU emulator version ")
@@ -132,8 +132,8 @@ func (h *host) version(ctx context.Context) (qemuVersion, error) {
 	return v, nil
 }
 
-// accel decides how CPUs are run; with "auto" and no verdict yet that takes as
-// long as a probe does.
+// accel returns the accelerator. With "auto" and without a cached verdict it
+// runs a probe.
 func (h *host) accel(ctx context.Context) (Accel, error) {
 	if h.cfg.Accel == AccelTCG {
 		return AccelTCG, nil
@@ -157,7 +157,7 @@ func (h *host) accel(ctx context.Context) (Accel, error) {
 // kvm returns the verdict on KVM: from memory, from the cache, or by a probe.
 func (h *host) kvm(ctx context.Context) (verdict, error) {
 	if v, bad := kvmAccess("/dev/kvm"); bad {
-		return v, nil // a matter of permissions is never remembered
+		return v, nil // permissions are checked each time
 	}
 	path := h.qemu()
 	stamp, err := stampOf(path)
@@ -182,7 +182,7 @@ func (h *host) kvm(ctx context.Context) (verdict, error) {
 	return v, nil
 }
 
-// kvmAccess reports true when the device cannot be opened at all.
+// kvmAccess reports true if the device cannot be opened.
 func kvmAccess(device string) (verdict, bool) {
 	f, err := os.OpenFile(device, os.O_RDWR|syscall.O_CLOEXEC, 0)
 	switch {
@@ -192,10 +192,10 @@ func kvmAccess(device string) (verdict, bool) {
 	case errors.Is(err, os.ErrNotExist):
 		return verdict{
 			Why:    "there is no " + device,
-			Remedy: "switch on virtualization (VT-x, AMD-V) in the firmware, or nested virtualization where this is a virtual machine",
+			Remedy: "enable virtualization (VT-x, AMD-V) in the firmware, or nested virtualization if this host is a virtual machine",
 		}, true
 	case errors.Is(err, os.ErrPermission):
-		return verdict{Why: "you may not open " + device, Remedy: "sudo usermod -aG kvm $USER, then log in again"}, true
+		return verdict{Why: "no permission to open " + device, Remedy: "sudo usermod -aG kvm $USER, then log in again"}, true
 	}
 	return verdict{Why: "cannot open " + device + ": " + err.Error(), Remedy: "load the module: sudo modprobe kvm_intel (or kvm_amd)"}, true
 }

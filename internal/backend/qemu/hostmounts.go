@@ -15,12 +15,12 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// A sandbox sees no directory, disk or device of its host. Nothing in this
-// package gives it one; what follows makes sure of it on every start, on the
-// very arguments with which QEMU is about to be run and on the disk that they
-// name, so that no mistake of ours and no changed file can.
+// A sandbox never sees a directory, disk or device of its host. No code of this
+// package adds one. The checks below enforce it at every start, on the arguments
+// with which QEMU will run and on the disk that they name, so that neither a bug
+// of AgentLab nor a modified file can expose the host.
 
-// optionRule says what the value of an option of QEMU may be.
+// optionRule reports whether a value of an option of QEMU is allowed.
 type optionRule func(value string) bool
 
 func anyValue(string) bool { return true }
@@ -33,13 +33,12 @@ func pattern(expr string) optionRule {
 	return re.MatchString
 }
 
-// deviceRule knows the devices that a sandbox may have, none of which opens a
-// file of the host by itself.
+// deviceRule allows the devices of a sandbox. None of them opens a file of the
+// host by itself.
 var deviceRule = pattern(`(virtio-serial-device|virtconsole|virtserialport|virtio-net-device|virtio-blk-device|virtio-rng-device|virtio-balloon-device)(,.*)?`)
 
-// mayHave are the options with which QEMU may be run. An option that is not
-// here (-fsdev, -virtfs, -drive, -cdrom, -device vfio-pci, …) is refused
-// whatever it does.
+// mayHave returns the allowed options of QEMU. Any other option (-fsdev, -virtfs,
+// -drive, -cdrom, -device vfio-pci, …) is rejected.
 func mayHave(h handle, c startConfig) map[string]optionRule {
 	exactly := func(want string) optionRule { return func(v string) bool { return v == want } }
 	return map[string]optionRule{
@@ -57,17 +56,17 @@ func mayHave(h handle, c startConfig) map[string]optionRule {
 	}
 }
 
-// mustHave are options without which QEMU would add devices or read files of
-// its own accord, or could start programs.
+// mustHave are the options without which QEMU would add devices, read files or
+// start programs that the command line does not name.
 var mustHave = []string{"-nodefaults", "-no-user-config", "-sandbox"}
 
-// refuseHostMounts looks at the arguments of QEMU for the sandbox in dir, and
-// at the files that they name. Its error, code denied, says what would show
-// the guest something of the host.
+// refuseHostMounts checks the arguments of QEMU for the sandbox in dir, and
+// the files that they name. Its error, with code denied, names the argument
+// or file that would expose the host to the guest.
 func refuseHostMounts(dir string, h handle, c startConfig, args []string) error {
 	refuse := func(format string, a ...any) error {
 		return agentlab.Errorf(agentlab.CodeDenied, "sandbox %d is not started: "+format, append([]any{h.Spec.VMID}, a...)...).
-			WithHint("a sandbox never sees a file, directory or device of its host; if nobody has changed the files of AgentLab, this is a bug of ours")
+			WithHint("a sandbox never sees a file, directory or device of its host; if the files of AgentLab were not modified, this is a bug of AgentLab")
 	}
 	if err := refuseOptions(mayHave(h, c), args); err != nil {
 		return refuse("%w", err)
@@ -78,10 +77,10 @@ func refuseHostMounts(dir string, h handle, c startConfig, args []string) error 
 	for _, path := range []string{h.Image.RootDisk, h.Image.Kernel, c.Initrd} {
 		st, err := os.Stat(path)
 		if err != nil {
-			return fault(err, "cannot look at %s", path)
+			return fault(err, "cannot check %s", path)
 		}
 		if !filepath.IsAbs(path) || !st.Mode().IsRegular() {
-			return refuse("%s is no regular file", path)
+			return refuse("%s is not a regular file", path)
 		}
 	}
 	return nil
@@ -123,9 +122,9 @@ const (
 	qcowMaxBacking   = 1023
 )
 
-// refuseDisk makes sure that the root disk is a file of its own whose only
-// other source is the image's: the header of an overlay can name any file of
-// the host. The guest cannot write the header, it only sees what is inside.
+// refuseDisk checks that the root disk is a regular file whose only backing file
+// is the image: the header of an overlay can name any file of the host. The guest
+// sees the content of the disk only, so it cannot write the header.
 func refuseDisk(path, image string) error {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -133,35 +132,35 @@ func refuseDisk(path, image string) error {
 	}
 	defer func() { _ = f.Close() }()
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		return fmt.Errorf("%s is no regular file", path)
+		return fmt.Errorf("%s is not a regular file", path)
 	}
 	header := make([]byte, qcowHeader)
 	if _, err := io.ReadFull(f, header); err != nil || binary.BigEndian.Uint32(header) != qcowMagic || binary.BigEndian.Uint32(header[4:]) < 3 {
-		return fmt.Errorf("%s is no overlay that we made", path)
+		return fmt.Errorf("%s is not an overlay that AgentLab made", path)
 	}
 	if binary.BigEndian.Uint64(header[72:])&qcowExternalData != 0 {
-		return fmt.Errorf("%s keeps its data in another file", path)
+		return fmt.Errorf("%s has its data in another file", path)
 	}
 	size := binary.BigEndian.Uint32(header[16:])
 	if size == 0 || size > qcowMaxBacking {
-		return fmt.Errorf("%s does not stand on its image", path)
+		return fmt.Errorf("%s has no backing file", path)
 	}
 	backing := make([]byte, size)
-	if _, err := f.ReadAt(backing, int64(binary.BigEndian.Uint64(header[8:]))); err != nil { //nolint:gosec // a wrong offset reads nothing
+	if _, err := f.ReadAt(backing, int64(binary.BigEndian.Uint64(header[8:]))); err != nil { //nolint:gosec // reading at a wrong offset fails
 		return fmt.Errorf("%s does not name its image", path)
 	}
 	if string(backing) != image {
-		return fmt.Errorf("%s stands on %.200q, not on its image", path, backing)
+		return fmt.Errorf("the backing file of %s is %.200q, not its image", path, backing)
 	}
 	return refuseBackingFormat(f, header)
 }
 
-// refuseBackingFormat makes sure that the image is read as raw bytes: in any
-// other format it could name further files.
+// refuseBackingFormat checks that the image is read as raw bytes: a file in any
+// other format could name further files.
 func refuseBackingFormat(f *os.File, header []byte) error {
 	const backingFormat = 0xe2792aca
 	at := int64(binary.BigEndian.Uint32(header[100:]))
-	for range 64 { // extensions follow one another
+	for range 64 { // a list of extensions
 		var ext [8]byte
 		if _, err := f.ReadAt(ext[:], at); err != nil {
 			break
@@ -179,5 +178,5 @@ func refuseBackingFormat(f *os.File, header []byte) error {
 		}
 		at += 8 + int64(size+7)/8*8
 	}
-	return fmt.Errorf("%s does not say that its image is raw", f.Name())
+	return fmt.Errorf("%s does not declare its image as raw", f.Name())
 }

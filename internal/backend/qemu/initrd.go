@@ -19,21 +19,20 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// keepInitrds is how many initrds stay in the cache, the last used ones.
+// keepInitrds is how many initrds the cache has: the last used ones.
 const keepInitrds = 4
 
-// initrds makes and caches what a guest starts from: the image's modules,
-// followed by agent-runner as /init. The kernel unpacks one archive after the
-// other.
+// initrds builds and caches initrds: the archive of the image's modules, followed
+// by one with agent-runner as /init. The kernel unpacks both in order.
 type initrds struct {
 	dir    string
 	runner string
 
 	mu    sync.Mutex
-	known map[[2]fileStamp]string // to path, so that nothing is read twice
+	known map[[2]fileStamp]string // to path, so that no file is read twice
 }
 
-// fileStamp tells whether a file is still the one that was read.
+// fileStamp identifies a version of a file.
 type fileStamp struct {
 	path     string
 	dev, ino uint64
@@ -81,8 +80,8 @@ func (r *initrds) file(ctx context.Context, modules string) (string, error) {
 	return path, nil
 }
 
-// make writes the initrd under a temporary name, and renames it to the hash
-// of its content.
+// make writes the initrd to a temporary file, and renames it to the hash of its
+// content.
 func (r *initrds) make(ctx context.Context, modules string) (_ string, err error) {
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
 		return "", err
@@ -119,7 +118,7 @@ func (r *initrds) write(ctx context.Context, w io.Writer, modules string) error 
 	if err != nil {
 		return err
 	}
-	if pad := n % 4; pad != 0 { // an archive begins at a multiple of four
+	if pad := n % 4; pad != 0 { // an archive starts at a multiple of four
 		if _, err := w.Write(make([]byte, 4-pad)); err != nil {
 			return err
 		}
@@ -134,9 +133,9 @@ func (r *initrds) write(ctx context.Context, w io.Writer, modules string) error 
 	return writeRunner(w, runner)
 }
 
-// writeRunner writes the archive that holds /init. The device nodes are there
-// because a Go program ends at once when the kernel could open no console for
-// it and there is no /dev/null.
+// writeRunner writes the archive with /init. It has device nodes because a Go
+// program ends at once if the kernel opened no console for it and /dev/null does
+// not exist.
 func writeRunner(w io.Writer, runner []byte) error {
 	records := []cpio.Record{
 		cpio.Directory("dev", 0o755),
@@ -154,11 +153,11 @@ func writeRunner(w io.Writer, runner []byte) error {
 	return cpio.WriteTrailer(rw)
 }
 
-// writerOnly hides everything else of a writer, which cpio would seek in.
+// writerOnly hides other methods of a writer, because cpio would seek in it.
 type writerOnly struct{ io.Writer }
 
-// prune keeps the cache small. An initrd is read by QEMU when it starts and
-// not after, so that the one in use now, which is the newest, is enough.
+// prune removes old files of the cache. QEMU reads an initrd only when it starts,
+// so the newest one is enough for the current start.
 func (r *initrds) prune(keep string) {
 	entries, err := os.ReadDir(r.dir)
 	if err != nil {

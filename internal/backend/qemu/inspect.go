@@ -26,10 +26,10 @@ func (d *Driver) Inspect(_ context.Context, ref backend.Ref) (backend.Instance, 
 
 // instance returns the state of a sandbox that was found.
 func (d *Driver) instance(f found) (backend.Instance, error) {
-	in := backend.Instance{Ref: backend.Ref{UID: f.uid}, VMID: f.vmid, Power: backend.PowerPartial, Reason: "its making was cut short"}
+	in := backend.Instance{Ref: backend.Ref{UID: f.uid}, VMID: f.vmid, Power: backend.PowerPartial, Reason: "its creation was interrupted"}
 	switch {
 	case f.dir == "":
-		in.Reason = "its destruction was cut short"
+		in.Reason = "its destruction was interrupted"
 		return in, nil
 	case errors.Is(f.err, fs.ErrNotExist):
 		return in, nil
@@ -41,7 +41,7 @@ func (d *Driver) instance(f found) (backend.Instance, error) {
 		if errors.Is(err, fs.ErrNotExist) {
 			return in, nil
 		}
-		return in, fault(err, "cannot look at the disk of sandbox %d", f.vmid)
+		return in, fault(err, "cannot check the disk of sandbox %d", f.vmid)
 	}
 	in.IP = vnet.DefaultGuest.String()
 	return in, d.supervised(f).Power(&in)

@@ -10,35 +10,34 @@ import (
 	"time"
 )
 
-// Linux measures its local APIC timer against the TSC at the very start of a
-// boot, in steps of one tick which it counts off one by one. Where the host
-// does not run the emulated CPU just then, the steps that it slept through
-// pass at once, and the timer looks slower than it is: for every millisecond
-// lost that way a hundredth. After a hundred it looks as if it stood still;
-// Linux then does without it, and as a microVM has no other timer, it waits
-// for its first tick for ever, silently. Less, and every pause of the guest is
-// too short or too long by that factor. (arch/x86/kernel/apic/apic.c,
+// Linux measures its local APIC timer against the TSC at the start of a boot, in
+// steps of one tick. If the host does not run the emulated CPU during some steps,
+// they pass at once, and the timer looks slower than it is: by one percent for
+// each lost millisecond. After a hundred lost milliseconds the timer looks dead.
+// Linux then does not use it, and as a microVM has no other timer, it waits for
+// its first tick without end and without a message. After fewer, every timeout of
+// the guest is wrong by that factor. (arch/x86/kernel/apic/apic.c,
 // calibrate_APIC_clock, of Linux 6.1.)
 //
-// So the outcome is looked at from outside, and a guest that got it wrong
-// begins anew. It has read nothing of its disk by then.
+// So the driver reads the timer's registers from outside, and resets a guest that
+// measured a wrong rate. The guest has not read its disk by then.
 
-// The bounds of that look.
+// The bounds of the watch.
 const (
 	lapicEvery = 50 * time.Millisecond
-	// lapicCalibrates is how long a measurement of a tenth of a second may
-	// seem to last before it is taken for the leftover of one that failed.
+	// lapicCalibrates is how long the measurement, which takes a tenth of a
+	// second, may appear to last before it counts as failed.
 	lapicCalibrates = 2 * time.Second
 	lapicResets     = 8
-	// lapicError is how many times too fast or too slow a timer may be,
-	// lapicSame by how much two boots may differ that measured the same.
+	// lapicError is the factor by which a timer may be too fast or too slow;
+	// lapicSame is the factor by which two boots with the same rate may differ.
 	lapicError, lapicSame = 1.2, 1.02
 	// lapicHz is the rate of QEMU's local APIC timer, before its divider.
 	lapicHz = 1e9
 )
 
 // kernelHz are the tick rates that Debian and Ubuntu build their kernels with.
-// Another is known by its coming again after a reset.
+// Another rate is accepted if it is the same after a reset.
 var kernelHz = []float64{250, 1000}
 
 // lapicTimer is a CPU's local APIC timer.
@@ -51,7 +50,7 @@ type lapicTimer struct {
 
 var lapicText = regexp.MustCompile(`LVTT\s+0x([0-9a-f]{1,8})\s[^\n]*\n(?:[^\n]*\n)*?Timer\s+DCR=0x[0-9a-f]+ \(divide by (\d{1,3})\) initial_count = (\d{1,10})\s`)
 
-// parseLAPIC reads what QEMU's monitor prints for "info lapic".
+// parseLAPIC parses the output of "info lapic" of QEMU's monitor.
 func parseLAPIC(text string) (lapicTimer, error) {
 	m := lapicText.FindStringSubmatch(text)
 	if m == nil {
@@ -69,36 +68,36 @@ func parseLAPIC(text string) (lapicTimer, error) {
 	return t, err
 }
 
-// calibrating tells whether Linux measures the timer, or has given it up
-// after that: it counts from its highest value and interrupts nobody.
+// calibrating reports whether Linux measures the timer, or has stopped using it
+// after that: it counts from its highest value, and its interrupt is masked.
 func (t lapicTimer) calibrating() bool {
 	return t.vector != 0 && t.masked && t.periodic && t.initial == math.MaxUint32/16
 }
 
-// ticking tells whether Linux takes its ticks from the timer, which it does
-// until it programs each interrupt by itself.
+// ticking reports whether the timer makes periodic ticks, which Linux uses until
+// it programs each interrupt separately.
 func (t lapicTimer) ticking() bool { return t.vector != 0 && !t.masked && t.periodic && t.initial > 0 }
 
-// hz is how many ticks a second a ticking timer really gives.
+// hz returns the real rate of a ticking timer, in ticks per second.
 func (t lapicTimer) hz() float64 { return lapicHz / float64(t.divider) / float64(t.initial) }
 
-// factor is how many times one number is the other, at least 1.
+// factor returns the ratio of two numbers, at least 1.
 func factor(a, b float64) float64 { return max(a/b, b/a) }
 
 // lapicWatch follows the boots of a guest.
 type lapicWatch struct {
-	begun time.Time // when this boot's measurement was seen first; zero before
-	hz    float64   // tick rate of the boot before, 0 when unknown
+	begun time.Time // when this boot's measurement was first seen; zero before
+	hz    float64   // tick rate of the boot before; 0: unknown
 }
 
-// bootState is what a look at the timer says.
+// bootState is the result of a sample of the timer.
 type bootState int
 
 const (
-	bootGoesOn bootState = iota // too early to tell
+	bootGoesOn bootState = iota // too early to know
 	bootIsSound
 	bootIsLost
-	bootIsPast // too late to tell
+	bootIsPast // too late to know
 )
 
 func (w *lapicWatch) sampleTimer(t lapicTimer, now time.Time) (bootState, string) {
@@ -106,7 +105,7 @@ func (w *lapicWatch) sampleTimer(t lapicTimer, now time.Time) (bootState, string
 	case t.calibrating() && w.begun.IsZero():
 		w.begun = now
 	case t.calibrating() && now.Sub(w.begun) > lapicCalibrates:
-		return bootIsLost, "the guest's kernel took its timer for a dead one"
+		return bootIsLost, "the guest's kernel does not use its timer, because it looked dead"
 	case t.calibrating():
 	case t.ticking():
 		return w.evaluateTimer(t.hz())
@@ -116,25 +115,26 @@ func (w *lapicWatch) sampleTimer(t lapicTimer, now time.Time) (bootState, string
 	return bootGoesOn, ""
 }
 
-// evaluateTimer compares a tick rate with those that there are, and with the last
-// one: what went wrong by chance does not do so twice in the same way.
+// evaluateTimer compares a tick rate with the known rates and with that of the
+// boot before: a random error does not occur twice with the same value.
 func (w *lapicWatch) evaluateTimer(hz float64) (bootState, string) {
 	sound := func(right float64) bool { return factor(hz, right) <= lapicError }
 	if slices.ContainsFunc(kernelHz, sound) || w.hz > 0 && factor(hz, w.hz) <= lapicSame {
 		return bootIsSound, ""
 	}
 	w.hz = hz
-	return bootIsLost, fmt.Sprintf("the guest's kernel measured its timer wrong: it ticks %.0f times a second", hz)
+	return bootIsLost, fmt.Sprintf("the guest's kernel measured a wrong timer rate: it gets %.0f ticks per second", hz)
 }
 
-// How a watch ends in the supervisor's log where it leaves the guest alone.
+// Messages in the supervisor's log when a watch ends without a reset.
 const (
-	timerSound = "the guest's timer is sound"
-	timerPast  = "the guest's timer was looked at too late to judge it"
+	timerSound = "the guest's timer has the right rate"
+	timerPast  = "the guest's timer was checked too late"
 )
 
-// watchLAPIC resets an emulated guest until its kernel has measured its timer
-// right. It returns when that is so, the guest answers, or QEMU has ended.
+// watchLAPIC resets an emulated guest until its kernel has measured the right
+// rate of its timer. It returns then, when the guest answers, or when QEMU has
+// ended.
 func (m *machine) watchLAPIC(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -156,7 +156,7 @@ func (m *machine) watchLAPIC(ctx context.Context) {
 		t, err := m.lapic(ctx)
 		if err != nil {
 			if ctx.Err() == nil {
-				m.hooks.Log.Warn("the guest's timer cannot be looked at", "err", err)
+				m.hooks.Log.Warn("cannot read the guest's timer", "err", err)
 			}
 			return
 		}
@@ -169,13 +169,13 @@ func (m *machine) watchLAPIC(ctx context.Context) {
 			m.hooks.Log.Info(timerPast)
 			return
 		case v == bootIsLost && resets == lapicResets:
-			m.hooks.Log.Error("the guest is left to itself", "why", why, "resets", resets)
+			m.hooks.Log.Error("the guest's timer is still wrong after the last reset", "why", why, "resets", resets)
 			return
 		case v == bootIsLost:
 			resets++
-			m.hooks.Log.Warn("the guest begins anew", "why", why, "resets", resets)
+			m.hooks.Log.Warn("resetting the guest", "why", why, "resets", resets)
 			if err := m.reset(ctx); err != nil {
-				m.hooks.Log.Error("the guest cannot be reset", "err", err)
+				m.hooks.Log.Error("cannot reset the guest", "err", err)
 				return
 			}
 			w.begun = time.Time{}
@@ -194,8 +194,8 @@ func (m *machine) lapic(ctx context.Context) (lapicTimer, error) {
 	return parseLAPIC(text)
 }
 
-// reset sets the machine back to where it was when QEMU started. With
-// -no-reboot any reset would end QEMU, so that is suspended for this one.
+// reset resets the machine. With -no-reboot a reset ends QEMU, so that option is
+// disabled for this reset.
 func (m *machine) reset(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, qmpPatience)
 	defer cancel()

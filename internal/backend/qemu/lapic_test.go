@@ -122,7 +122,7 @@ func (b *box) stutter() bool {
 		b.ok(err)
 		boot := string(log[max(0, bytes.LastIndex(log, []byte("starting qemu"))):])
 		switch {
-		case strings.Contains(boot, "the guest begins anew"):
+		case strings.Contains(boot, "resetting the guest"):
 			b.Log(boot)
 			return true
 		case strings.Contains(boot, timerSound), strings.Contains(boot, timerPast):

@@ -20,8 +20,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
-// Create implements backend.Driver. Its steps, each complete or absent: the
-// directory, config.json, the root disk.
+// Create implements backend.Driver. Its steps are atomic: the directory,
+// config.json, the root disk.
 func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	if err := d.Validate(spec); err != nil {
 		return err
@@ -52,7 +52,7 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 		f.handle, err = d.newHandle(ctx, f.dir, spec)
 	case f.err != nil:
 		return asError(f.err, "cannot read sandbox %d", f.vmid)
-	case !sameSpec(f.Spec, spec): // UpdateNetwork may have come in between; the caller's word is newer
+	case !sameSpec(f.Spec, spec): // UpdateNetwork may have changed it; the caller's policy is newer
 		err = d.updateNetwork(ctx, f, spec.Network)
 	}
 	if err != nil {
@@ -61,7 +61,7 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	return d.makeDisk(ctx, f.dir, f.handle)
 }
 
-// sameSpec compares what config.json would hold of both.
+// sameSpec compares two specifications as config.json has them.
 func sameSpec(a, b backend.Spec) bool {
 	x, err1 := json.Marshal(a)
 	y, err2 := json.Marshal(b)
@@ -74,7 +74,7 @@ func sameButNetwork(a, b backend.Spec) bool {
 	return sameSpec(a, b)
 }
 
-// newHandle finds the image, then makes the directory and its mark.
+// newHandle finds the image, then creates the directory and config.json.
 func (d *Driver) newHandle(ctx context.Context, dir string, spec backend.Spec) (handle, error) {
 	if err := d.host.ready(ctx); err != nil {
 		return handle{}, err
@@ -88,7 +88,7 @@ func (d *Driver) newHandle(ctx context.Context, dir string, spec backend.Spec) (
 		return handle{}, err
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return handle{}, fault(err, "cannot make the directory of sandbox %d", spec.VMID)
+		return handle{}, fault(err, "cannot create the directory of sandbox %d", spec.VMID)
 	}
 	d.at("directory made")
 	if err := durable.ReplaceJSON(filepath.Join(dir, fileConfig), h, durable.Content); err != nil {
@@ -98,7 +98,7 @@ func (d *Driver) newHandle(ctx context.Context, dir string, spec backend.Spec) (
 	return h, nil
 }
 
-// refuseOther finds another sandbox, or another thing, under the same number.
+// refuseOther fails if another sandbox has the number, or another file the path.
 func (d *Driver) refuseOther(spec backend.Spec, dir string) error {
 	if _, err := os.Lstat(dir); err == nil {
 		return foreign(dir)
@@ -120,8 +120,8 @@ func diskSize(h handle) (int64, error) {
 	if gb := h.Spec.Resources.RootSizeGB; gb > 0 {
 		want := int64(gb) << 30
 		if want < size {
-			return 0, agentlab.Errorf(agentlab.CodeInvalid, "%d GiB is less than the image's %d MiB", gb, size>>20).
-				WithField("storage.root_size_gb").WithHint("give at least %d", (size+1<<30-1)>>30)
+			return 0, agentlab.Errorf(agentlab.CodeInvalid, "%d GiB is smaller than the image (%d MiB)", gb, size>>20).
+				WithField("storage.root_size_gb").WithHint("use at least %d GiB", (size+1<<30-1)>>30)
 		}
 		size = want
 	}
@@ -132,11 +132,11 @@ func imageGone(h handle, err error) error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return fault(err, "cannot read image %s", h.Image.Ref)
 	}
-	return agentlab.Errorf(agentlab.CodeNotFound, "image %s is gone: %w", h.Image.Ref, err).
-		WithHint("build it again with 'agentlab image build', and make the sandbox anew if its digest has changed")
+	return agentlab.Errorf(agentlab.CodeNotFound, "image %s no longer exists: %w", h.Image.Ref, err).
+		WithHint("build it again with 'agentlab image build', and create a new sandbox if its digest has changed")
 }
 
-// makeDisk makes the overlay unless it is there.
+// makeDisk creates the overlay if it does not exist.
 func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 	path := filepath.Join(dir, fileRoot)
 	if _, err := os.Lstat(path); err == nil {
@@ -162,21 +162,21 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	err = cmd.Run()
 	if ctx.Err() != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "making the disk of sandbox %d: %w", h.Spec.VMID, context.Cause(ctx))
+		return agentlab.Errorf(agentlab.CodeUnavailable, "creating the disk of sandbox %d: %w", h.Spec.VMID, context.Cause(ctx))
 	}
 	if err != nil {
 		_ = os.Remove(tmp)
-		if werr := fsfault.ProbeWrite(dir); werr != nil { // its errno tells what qemu-img tells in words only
+		if werr := fsfault.ProbeWrite(dir); werr != nil { // it has the errno that qemu-img reports as text only
 			err = werr
 		}
-		return fault(err, "cannot make the disk of sandbox %d (%s)", h.Spec.VMID, agentlab.OneLine(stderr.String(), maxReason))
+		return fault(err, "cannot create the disk of sandbox %d (%s)", h.Spec.VMID, agentlab.OneLine(stderr.String(), maxReason))
 	}
 	if err := os.Chmod(tmp, 0o600); err != nil {
 		return fault(err, "cannot set permissions of the disk")
 	}
 	d.at("disk not named")
 	if err := os.Rename(tmp, path); err != nil {
-		return fault(err, "cannot name the disk")
+		return fault(err, "cannot rename the disk")
 	}
 	d.at("disk made")
 	return nil
@@ -190,7 +190,7 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 	}
 	defer unlock()
 	f, err := d.load(ref)
-	if agentlab.CodeOf(err) == agentlab.CodeUnavailable { // half made: nothing runs
+	if agentlab.CodeOf(err) == agentlab.CodeUnavailable { // its creation was interrupted: it does not run
 		return nil
 	}
 	if err != nil {
@@ -204,8 +204,8 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 	return s.Settle(d.cfg.Now())
 }
 
-// Destroy implements backend.Driver. The directory goes to the trash in one
-// step, so that what a crash leaves behind is never taken for a sandbox.
+// Destroy implements backend.Driver. It renames the directory to trash in one
+// step, so that the rest after a crash is not read as a sandbox.
 func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
 	unlock, err := d.begin(ctx, ref)
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 // Bounds of the log of QEMU's stderr: bytes, and bytes per second.
 const qemuLogMax, qemuLogRate = 256 << 10, 16 << 10
 
-// qmpPatience is how long QEMU may take to get ready, or to end when told.
+// qmpPatience is how long QEMU may take to become ready, or to execute a command.
 const qmpPatience = 20 * time.Second
 
 // machine is the QEMU process of a sandbox. It implements supervisor.VM.
@@ -63,7 +63,7 @@ func (m *machine) Launch(context.Context) (supervisor.Wires, error) {
 	var theirs [4]*os.File
 	defer func() {
 		for _, f := range theirs {
-			_ = f.Close() // QEMU has its own by now
+			_ = f.Close() // QEMU has duplicates
 		}
 	}()
 	var err error
@@ -100,15 +100,15 @@ func (m *machine) Launch(context.Context) (supervisor.Wires, error) {
 	return supervisor.Wires{Network: ours[0], Control: ours[1], Console: ours[2]}, nil
 }
 
-// start starts the process. It inherits the other ends of our sockets and the
-// lock that proves it alive.
+// start starts the process. It inherits the other ends of the sockets, and the
+// lock that shows that it is alive.
 func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 	files := supervisor.Dir{Path: m.dir, Process: processName}
 	lock, err := files.LockProcess()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = lock.Close() }() // QEMU holds it on
+	defer func() { _ = lock.Close() }() // QEMU still holds it
 	args := vmArgs(m.handle, m.cfg, qemuFDs)
 	if err := refuseHostMounts(m.dir, m.handle, m.cfg, args); err != nil {
 		return nil, err
@@ -139,7 +139,7 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 		<-ended
 		return nil, err
 	}
-	// Where the host runs out of memory, a VM goes before what manages it.
+	// If the host runs out of memory, a VM is killed before its supervisor.
 	_ = os.WriteFile("/proc/"+strconv.Itoa(cmd.Process.Pid)+"/oom_score_adj", []byte("300"), 0)
 	return ended, nil
 }
@@ -160,10 +160,10 @@ func socketPair() (net.Conn, *os.File, error) {
 	return conn, theirs, nil
 }
 
-// Ready implements supervisor.VM. QEMU answers when its devices are made and the guest's
-// CPUs run.
+// Ready implements supervisor.VM. QEMU answers when its devices exist and the
+// guest's CPUs run.
 func (m *machine) Ready(ctx context.Context) error {
-	qctx, cancel := context.WithTimeoutCause(ctx, qmpPatience, errors.New("QEMU does not get ready"))
+	qctx, cancel := context.WithTimeoutCause(ctx, qmpPatience, errors.New("QEMU did not become ready"))
 	defer cancel()
 	var st struct {
 		Running bool   `json:"running"`
@@ -183,10 +183,10 @@ func (m *machine) Ready(ctx context.Context) error {
 		return nil
 	}
 	select {
-	case <-m.done: // its last words tell more than the broken conversation
+	case <-m.done: // its exit is a better reason than the broken connection
 		return errors.New(m.Reason(supervisor.Seen{}))
 	case <-time.After(500 * time.Millisecond):
-		return fault(err, "QEMU does not get ready")
+		return fault(err, "QEMU did not become ready")
 	}
 }
 
@@ -209,7 +209,7 @@ func (m *machine) PowerButton(ctx context.Context) error {
 	return m.qmp.execute(ctx, "system_powerdown", nil, nil)
 }
 
-// Quit implements supervisor.VM: QEMU writes what its disk format still holds in memory.
+// Quit implements supervisor.VM. QEMU flushes the metadata of its disk format.
 func (m *machine) Quit(ctx context.Context) error { return m.qmp.execute(ctx, "quit", nil, nil) }
 
 // Kill implements supervisor.VM.

@@ -23,19 +23,18 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
-// probeDeadline is how long the probe's kernel may take: a processor needs
-// some 20 ms for it, QEMU's own translator 100 ms, and a KVM that emulates
-// minutes.
+// probeDeadline is how long the probe's kernel may take: a processor needs about
+// 20 ms, QEMU's emulator 100 ms, and a KVM that is itself emulated minutes.
 const probeDeadline = 5 * time.Second
 
-// verdict tells whether KVM works. It is kept in the cache, because what it
-// depends on seldom changes.
+// verdict is the result of a probe of KVM. It is cached, because the things it
+// depends on rarely change.
 type verdict struct {
 	Works  bool   `json:"works"`
 	Why    string `json:"why,omitempty"`
 	Remedy string `json:"remedy,omitempty"`
 	Key    string `json:"key"`            // QEMU, kernel and CPU that it was found with
-	Boot   string `json:"boot,omitempty"` // a "no" is doubted again after the host's next start
+	Boot   string `json:"boot,omitempty"` // a negative verdict holds until the host is restarted
 }
 
 func (v verdict) holds(key string) bool {
@@ -47,13 +46,13 @@ type prober struct {
 	dir      string
 	log      *slog.Logger
 	deadline time.Duration
-	// run runs the kernel at a path with a QEMU and an accelerator, and
-	// returns nil when it did its work.
+	// run runs the kernel at a path with a QEMU and an accelerator, and returns
+	// nil if the kernel succeeded.
 	run func(ctx context.Context, qemu, kernel string, a Accel) error
 }
 
-// verdict returns the cached verdict or makes one. The error is about this
-// call, and means that nothing was found out.
+// verdict returns the cached verdict or runs a probe. An error means that the
+// result is unknown.
 func (p prober) verdict(ctx context.Context, qemu, key string) (verdict, error) {
 	path := filepath.Join(p.dir, fileVerdict)
 	var v verdict
@@ -80,16 +79,16 @@ func (p prober) verdict(ctx context.Context, qemu, key string) (verdict, error) 
 		v.Why = agentlab.OneLine(err.Error(), maxReason)
 	}
 	if !v.Works {
-		v.Remedy = "check that the host offers hardware virtualization (where it is a virtual machine: nested virtualization)"
+		v.Remedy = "check that the host offers hardware virtualization (nested virtualization if it is a virtual machine)"
 	}
 	p.log.Info("probed KVM", "works", v.Works, "why", v.Why, "took", time.Since(began).Round(time.Millisecond).String())
 	if err := durable.ReplaceJSON(path, v, durable.Content); err != nil {
-		p.log.Warn("the verdict on KVM is not kept", "err", err)
+		p.log.Warn("the verdict on KVM was not cached", "err", err)
 	}
 	return v, nil
 }
 
-// probeKey names all that a verdict depends on.
+// probeKey returns a hash of everything that a verdict depends on.
 func probeKey(qemu, version string, stamp fileStamp) string {
 	var u unix.Utsname
 	_ = unix.Uname(&u)
@@ -106,8 +105,8 @@ func probeKey(qemu, version string, stamp fileStamp) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// runProbe boots the kernel and judges by QEMU's exit code, which only the
-// kernel's own work can make what it must be.
+// runProbe boots the kernel and checks QEMU's exit code, which only the kernel's
+// own code can set to the expected value.
 func runProbe(ctx context.Context, qemu, kernel string, a Accel) error {
 	args := append([]string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
@@ -120,15 +119,15 @@ func runProbe(ctx context.Context, qemu, kernel string, a Accel) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	noCore(cmd.Process.Pid) // QEMU aborts where KVM refuses what it asks for
+	noCore(cmd.Process.Pid) // QEMU aborts if KVM rejects a request
 	err := cmd.Wait()
 	if cmd.ProcessState.ExitCode() == probeExit {
 		return nil
 	}
 	if err == nil {
-		err = errors.New("QEMU ended without the guest's doing")
+		err = errors.New("QEMU ended before the guest's code had run")
 	}
-	// QEMU's own words first: an abort's last line is about its source code.
+	// The first line of stderr: the last line of an abort names a source file.
 	if words, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n"); words != "" {
 		return fmt.Errorf("%s (%w)", strings.TrimPrefix(words, "qemu-system-x86_64: "), err)
 	}

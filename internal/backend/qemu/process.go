@@ -32,23 +32,23 @@ func startUnprivileged(cmd *exec.Cmd) (ended <-chan struct{}, err error) {
 	return done, <-started
 }
 
-// noCore keeps a process from writing its memory, and with it the guest's
-// secrets, into a core file.
+// noCore disables core files of a process: its memory contains the guest's
+// secrets.
 func noCore(pid int) {
 	_ = unix.Prlimit(pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil)
 }
 
-// dropPrivileges makes what this thread starts run without any capability,
-// also when it is root's, and without a way to get one. The thread must not do
-// anything else afterwards.
+// dropPrivileges makes processes that this thread starts run without any
+// capability, also as root, and without a way to get one. The thread must not be
+// used for anything else afterwards.
 func dropPrivileges() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return os.NewSyscallError("no_new_privs", err)
 	}
 	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
-		// An older kernel does not know the last ones. Who may not drop them
-		// is no root that could pass them on, or one that a container bounds.
+		// An older kernel does not know the last ones. A process that may not
+		// drop them is not root, or is root in a container that limits it.
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EPERM) {
 			return os.NewSyscallError("capbset_drop", err)
 		}
@@ -68,7 +68,7 @@ func oomKills() uint64 {
 	return 0
 }
 
-// signalName names what ended a process, e.g. "SIGKILL".
+// signalName returns the name of a signal, e.g. "SIGKILL".
 func signalName(s syscall.Signal) string {
 	if n := unix.SignalName(s); n != "" {
 		return n

@@ -11,11 +11,10 @@ import (
 	"sync"
 )
 
-// maxQMPLine bounds one message of QEMU, in bytes. A guest may have taken
-// over QEMU.
+// maxQMPLine bounds one message of QEMU, in bytes: a guest may control QEMU.
 const maxQMPLine = 1 << 20
 
-// qmp is a client of QEMU's machine protocol.
+// qmp is a client of the QEMU machine protocol.
 type qmp struct {
 	conn   io.ReadWriteCloser
 	events func(qmpEvent) // called in order, by one goroutine
@@ -37,7 +36,7 @@ type qmpMessage struct {
 	qmpEvent
 }
 
-// qmpEvent is the part of QEMU's events that is looked at.
+// qmpEvent has the fields of QEMU's events that are used.
 type qmpEvent struct {
 	Event string `json:"event"`
 	Data  struct {
@@ -49,7 +48,7 @@ type qmpEvent struct {
 	} `json:"data"`
 }
 
-// newQMP speaks to QEMU on conn, which it owns. QEMU takes commands after
+// newQMP returns a client on conn, which it owns. QEMU accepts commands after
 // negotiate.
 func newQMP(conn io.ReadWriteCloser, events func(qmpEvent)) *qmp {
 	q := &qmp{conn: conn, events: events, done: make(chan struct{}), waiting: map[int]chan qmpMessage{}}
@@ -57,8 +56,7 @@ func newQMP(conn io.ReadWriteCloser, events func(qmpEvent)) *qmp {
 	return q
 }
 
-// negotiate waits until QEMU takes commands. QEMU's greeting is skipped by
-// read; it answers in order.
+// negotiate waits until QEMU accepts commands. read skips QEMU's greeting.
 func (q *qmp) negotiate(ctx context.Context) error {
 	return q.execute(ctx, "qmp_capabilities", nil, nil)
 }
@@ -147,5 +145,5 @@ func (q *qmp) execute(ctx context.Context, command string, arguments, result any
 	}
 }
 
-// Close ends the conversation.
+// Close closes the connection.
 func (q *qmp) Close() error { return q.conn.Close() }

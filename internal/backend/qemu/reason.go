@@ -7,20 +7,20 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// vmExit is what is known about a QEMU process that ended unasked.
+// vmExit describes a QEMU process that ended without a request.
 type vmExit struct {
 	status   syscall.WaitStatus
 	shutdown string // reason of QMP's SHUTDOWN event, "" when there was none
-	stderr   string // the last QEMU wrote
-	console  string // the last the guest wrote
+	stderr   string // the last output of QEMU
+	console  string // the last output of the guest
 	answered bool   // agent-runner answered in this run
 	oom      bool   // the host killed processes for lack of memory meanwhile
 }
 
 const maxReason = 240
 
-// reason tells in one line why QEMU ended. It holds text of the guest only
-// where that stands for a kernel panic, cleaned and cut.
+// reason returns one line that says why QEMU ended. It contains text of the guest
+// only for a kernel panic, sanitized and cut.
 func (e vmExit) reason() string {
 	switch {
 	case e.status.Signaled() && e.status.Signal() == syscall.SIGKILL && e.oom:

@@ -30,8 +30,7 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 		if err != nil {
 			return nil, err
 		}
-		// machine.Launch checks again what it really runs; here the caller gets
-		// the error's code.
+		// machine.Launch checks again; here the caller gets the error's code.
 		return &cfg, refuseHostMounts(f.dir, f.handle, cfg, vmArgs(f.handle, cfg, qemuFDs))
 	})
 }
@@ -55,7 +54,7 @@ func (d *Driver) startConfig(ctx context.Context, h handle) (startConfig, error)
 		return startConfig{}, imageGone(h, err)
 	}
 	if err != nil {
-		return startConfig{}, asError(err, "cannot make the initrd")
+		return startConfig{}, asError(err, "cannot create the initrd")
 	}
 	cfg := startConfig{
 		Start: supervisor.Start{
@@ -91,8 +90,7 @@ type fds struct{ net, control, console, qmp int }
 var qemuFDs = fds{net: 3, control: 4, console: 5, qmp: 6}
 
 // vmArgs returns the command line of QEMU, without the program. QEMU runs in
-// the sandbox's directory. Whatever of it comes from outside (paths) is
-// escaped.
+// the sandbox's directory.
 func vmArgs(h handle, c startConfig, f fds) []string {
 	a := []string{
 		"-name", "agentlab-" + strconv.Itoa(h.Spec.VMID) + ",debug-threads=on",
@@ -132,9 +130,9 @@ func vmArgs(h handle, c startConfig, f fds) []string {
 	return a
 }
 
-// machineArgs is what a probe of an accelerator has in common with a real VM.
-// The legacy devices that are off cost boot time; the clock (rtc) is left,
-// because Linux waits two seconds for it where it is missing.
+// machineArgs returns the options that a probe of an accelerator and a real VM
+// share. The legacy devices are off because they cost boot time. The clock (rtc)
+// is on, because Linux waits two seconds for a missing one.
 func machineArgs(c startConfig) []string {
 	return []string{
 		"-machine", "microvm,pit=off,pic=off,isa-serial=off,usb=off,pcie=off,dump-guest-core=off",
@@ -148,8 +146,8 @@ func accelArg(a Accel) string {
 		return "kvm"
 	}
 	// One thread translates and runs all CPUs. With a thread for each, a CPU can
-	// keep a translation of kernel code that another CPU is patching, and then
-	// loops in it for ever: the guest freezes.
+	// keep a translation of kernel code that another CPU is patching, and loop in
+	// it endlessly: the guest hangs.
 	// A larger translation cache is no faster and costs up to 170 MB per VM.
 	return "tcg,thread=single,tb-size=128"
 }
@@ -161,23 +159,23 @@ func cpuArg(a Accel) string {
 	return "max"
 }
 
-// kernelCommandLine must stay free of anything about one sandbox: identity is
-// given over the control channel.
+// kernelCommandLine has nothing that identifies a sandbox: the guest gets its
+// identity over the control channel.
 func kernelCommandLine(c startConfig) string {
 	args := []string{
 		"console=hvc0", "quiet",
 		"panic=-1", "reboot=t", // a panic ends QEMU at once, since it runs with -no-reboot
 		"cryptomgr.notests",     // 0.2 s of self tests
 		"net.ifnames=0",         // eth0
-		"apparmor=0", "audit=0", // the VM is the boundary; Docker in it wants no half AppArmor
+		"apparmor=0", "audit=0", // the VM is the boundary; Docker in it fails with a partial AppArmor
 		"systemd.show_status=yes", // "quiet" would leave the console log empty
 	}
 	if c.Accel != AccelKVM && c.TSCKHz > 0 {
 		// Without it the kernel measures the TSC against a timer, which on a
-		// busy host takes for ever.
+		// busy host takes very long.
 		args = append(args, "tsc_early_khz="+strconv.Itoa(c.TSCKHz))
 		if c.TSCFixed {
-			// Otherwise a guest with two CPUs falls back to a bad clock.
+			// Otherwise a guest with two CPUs falls back to a slower clock.
 			args = append(args, "tsc=reliable")
 		}
 	}

@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// tscWindow is how long the TSC is watched: a sample is good to about 100 ns,
-// so the rate is good to a few millionths.
+// tscWindow is the time between two samples of the TSC. A sample is accurate to
+// about 100 ns, so the rate is accurate to a few millionths.
 const tscWindow = 50 * time.Millisecond
 
-// tscSample is the TSC at a moment; 0 where there is none.
+// tscSample is the TSC at a time; 0 if there is none.
 type tscSample struct {
 	ticks uint64
 	at    time.Time
 }
 
-// sampleTSC takes the best of some readings: the one in which reading the
+// sampleTSC returns the best of several readings: the one in which reading the
 // clock took the least time was not interrupted.
 func sampleTSC() tscSample {
 	var best tscSample
@@ -59,7 +59,7 @@ func tscRate(a, b tscSample) int {
 	return int(float64(b.ticks-a.ticks)/elapsed.Seconds()/1000 + 0.5)
 }
 
-// tscIsFixed looks for the flags that Linux itself goes by.
+// tscIsFixed checks the flags that Linux itself uses.
 func tscIsFixed(cpuinfo string) bool {
 	for line := range strings.Lines(cpuinfo) {
 		if name, flags, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "flags" {

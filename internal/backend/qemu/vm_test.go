@@ -145,7 +145,7 @@ func TestCrashes(t *testing.T) {
 	}{
 		{"supervisor killed", "its supervisor process was killed", func() { b.signal(shimPID, syscall.SIGKILL) }},
 		{"QEMU killed", "QEMU was killed by SIGKILL", func() { b.signal(qemuPID, syscall.SIGKILL) }},
-		{"supervisor told to end", "the supervisor was told to end", func() { b.signal(shimPID, syscall.SIGTERM) }},
+		{"supervisor terminated", "the supervisor process was terminated", func() { b.signal(shimPID, syscall.SIGTERM) }},
 		{"kernel panic", "guest kernel panic: sysrq triggered crash", func() { b.sh("echo c > /proc/sysrq-trigger") }},
 		{"power-off", "the guest powered itself off", func() { b.sh("systemctl poweroff --force --force") }},
 		{"reboot", "the guest rebooted itself", func() { b.sh("systemctl reboot --force --force") }},
