@@ -100,7 +100,7 @@ var NotRewritten = []string{
 	"internal/guest/runner/main.go",
 	"internal/guest/runner/outputs.go",
 	"internal/hostnet/records.go",
-	"internal/job/ask.go",
+	"internal/job/create.go",
 	"internal/job/step.go",
 	"internal/link/key.go",
 	"internal/sandbox/events.go",

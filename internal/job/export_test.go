@@ -41,7 +41,7 @@ func CheckVerdict(t *testing.T, r guestapi.Report) {
 			t.Fatal("success of a failure")
 		case status == agentlab.JobCancelled && j.StopRequested != "CANCELLED":
 			t.Fatal("cancelled unasked")
-		case status == agentlab.JobTimeout && j.StopRequested != "TIMEOUT" && j.DeadlineAt.After(now.Add(near(j))):
+		case status == agentlab.JobTimeout && j.StopRequested != "TIMEOUT" && j.DeadlineAt.After(now.Add(deadlineSlack(j))):
 			t.Fatal("timeout before the time")
 		case r.Status == "FAILED" && status != agentlab.JobFailed:
 			t.Fatalf("a failure became %s", status)
@@ -56,22 +56,22 @@ func CheckVerdict(t *testing.T, r guestapi.Report) {
 func CheckHeldUp(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	s := New(Config{Clock: func() time.Time { return now }})
-	heard := func() time.Time { return s.remember("job").heard }
-	begin := heard()
+	lastHeard := func() time.Time { return s.track("job").lastHeard }
+	begin := lastHeard()
 	now = now.Add(time.Hour)
-	if s.atWork(); heard() != begin {
+	if s.noteActive(); lastHeard() != begin {
 		t.Error("before Run nothing is known of the past")
 	}
-	s.pulse = now
+	s.lastActive = now
 	for range 10 {
 		now = now.Add(10 * time.Second)
-		s.atWork()
+		s.noteActive()
 	}
-	if heard() != begin {
+	if lastHeard() != begin {
 		t.Error("a process at work forgave a silence")
 	}
 	now = now.Add(2 * time.Minute)
-	if s.atWork(); heard() != now {
-		t.Errorf("heard %s ago", now.Sub(heard()))
+	if s.noteActive(); lastHeard() != now {
+		t.Errorf("heard %s ago", now.Sub(lastHeard()))
 	}
 }

@@ -144,29 +144,29 @@ type Service struct {
 	clock func() time.Time
 	loop  *reconcile.Loop[string]
 
-	mu      sync.Mutex
-	live    map[string]*live
-	making  map[string]bool // jobs whose row is about to be written
-	waiting []string        // jobs that found no room for a sandbox, the oldest first
-	pulse   time.Time       // when this process was last known to be at work; zero before Run
+	mu         sync.Mutex
+	runtimes   map[string]*jobRuntime
+	creating   map[string]bool // jobs whose row is about to be written
+	waiting    []string        // jobs that found no room for a sandbox, the oldest first
+	lastActive time.Time       // when this process was last known to be at work; zero before Run
 }
 
-// live is what is remembered of a job that is not final. Nothing in it
+// jobRuntime is what is remembered of a job that is not final. Nothing in it
 // matters: a new process begins with an empty one.
-type live struct {
-	heard    time.Time     // when its runner was last heard, or first waited for
-	stopped  time.Time     // when this process first saw that it is to stop
-	changed  chan struct{} // closed when there is something new for its runner
-	progress progress      // of its clone
-	tried    time.Time     // when a sandbox was first asked for and could not be had
-	denials  modelDenials  // of its model
-	down     string        // why its sandbox was stopped, which is started again
-	downAt   time.Time
+type jobRuntime struct {
+	lastHeard    time.Time     // when its runner was last heard, or first waited for
+	stopped      time.Time     // when this process first saw that it is to stop
+	changed      chan struct{} // closed when there is something new for its runner
+	progress     progress      // of its clone
+	tried        time.Time     // when a sandbox was first asked for and could not be had
+	denials      modelDenials  // of its model
+	stopReason   string        // why its sandbox was stopped, which is started again
+	stopReasonAt time.Time
 }
 
 // New returns a Service; Run makes it work.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, live: map[string]*live{}, making: map[string]bool{}}
+	s := &Service{cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, runtimes: map[string]*jobRuntime{}, creating: map[string]bool{}}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -183,44 +183,44 @@ func (s *Service) Run(ctx context.Context) error {
 		return err
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { s.pulses(ctx) })
+	wg.Go(func() { s.trackActivity(ctx) })
 	s.loop.Run(ctx)
 	wg.Wait()
 	return nil
 }
 
-// pulses notes all the time that the process is at work.
-func (s *Service) pulses(ctx context.Context) {
+// trackActivity notes all the time that the process is at work.
+func (s *Service) trackActivity(ctx context.Context) {
 	s.mu.Lock()
-	s.pulse = s.clock()
+	s.lastActive = s.clock()
 	s.mu.Unlock()
 	t := time.NewTicker(s.lim.Silence / 9)
 	defer t.Stop()
 	for {
 		select {
 		case <-t.C:
-			s.atWork()
+			s.noteActive()
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// atWork notes that the process is at work. When it was held up for long, what
+// noteActive notes that the process is at work. When it was held up for long, what
 // runners said meanwhile was not heard, so their silence begins anew.
-func (s *Service) atWork() {
+func (s *Service) noteActive() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock()
-	if s.pulse.IsZero() {
+	if s.lastActive.IsZero() {
 		return
 	}
-	if now.Sub(s.pulse) > s.lim.Silence/3 {
-		for _, l := range s.live {
-			l.heard = now
+	if now.Sub(s.lastActive) > s.lim.Silence/3 {
+		for _, l := range s.runtimes {
+			l.lastHeard = now
 		}
 	}
-	s.pulse = now
+	s.lastActive = now
 }
 
 // recover wakes every job with something left to do.
@@ -261,7 +261,7 @@ func (s *Service) recover(ctx context.Context) error {
 // the commit.
 func (s *Service) Wake(id string) {
 	s.mu.Lock()
-	if l := s.live[id]; l != nil {
+	if l := s.runtimes[id]; l != nil {
 		close(l.changed)
 		l.changed = make(chan struct{})
 	}
@@ -278,8 +278,8 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if sb.JobID != "" && sb.State == agentlab.SandboxStopped && sb.Desired == agentlab.DesiredRunning {
-		l := s.remember(sb.JobID)
-		l.down, l.downAt = sb.Reason, sb.UpdatedAt
+		l := s.track(sb.JobID)
+		l.stopReason, l.stopReasonAt = sb.Reason, sb.UpdatedAt
 	}
 	if sb.State != agentlab.SandboxDestroyed {
 		return
@@ -289,12 +289,12 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 	}
 }
 
-// remember returns what is remembered of a job; s.mu is held.
-func (s *Service) remember(id string) *live {
-	l := s.live[id]
+// track returns what is remembered of a job; s.mu is held.
+func (s *Service) track(id string) *jobRuntime {
+	l := s.runtimes[id]
 	if l == nil {
-		l = &live{heard: s.clock(), changed: make(chan struct{})}
-		s.live[id] = l
+		l = &jobRuntime{lastHeard: s.clock(), changed: make(chan struct{})}
+		s.runtimes[id] = l
 	}
 	return l
 }
@@ -304,9 +304,9 @@ func (s *Service) forget(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stopWaiting(id)
-	if l := s.live[id]; l != nil {
+	if l := s.runtimes[id]; l != nil {
 		close(l.changed)
-		delete(s.live, id)
+		delete(s.runtimes, id)
 	}
 }
 

@@ -1,7 +1,9 @@
 package job
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"net"
 	"net/netip"
@@ -10,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/secret"
 )
 
@@ -30,19 +33,19 @@ var (
 // agentModel says which model APIs an agent can use.
 type agentModel struct {
 	providers []provider
-	// anyway says that the agent may have a model without any of the keys, for
+	// worksWithoutKey says that the agent may have a model without any of the keys, for
 	// instance by a configuration file of the repository.
-	anyway bool
-	// elsewhere are variables that choose a model whose endpoint is not known.
-	elsewhere []string
+	worksWithoutKey bool
+	// otherModelEnv are variables that choose a model whose endpoint is not known.
+	otherModelEnv []string
 }
 
 // agentModels has no entry for an agent without a model.
 var agentModels = map[string]agentModel{
-	"claude": {providers: []provider{anthropic}, elsewhere: []string{"CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY"}},
+	"claude": {providers: []provider{anthropic}, otherModelEnv: []string{"CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY"}},
 	"codex":  {providers: []provider{openAI}},
-	"gemini": {providers: []provider{gemini}, elsewhere: []string{"GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_GENAI_USE_GCA", "GOOGLE_APPLICATION_CREDENTIALS"}},
-	"opencode": {anyway: true, elsewhere: []string{"OPENCODE_CONFIG", "OPENCODE_CONFIG_CONTENT"}, providers: []provider{
+	"gemini": {providers: []provider{gemini}, otherModelEnv: []string{"GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_GENAI_USE_GCA", "GOOGLE_APPLICATION_CREDENTIALS"}},
+	"opencode": {worksWithoutKey: true, otherModelEnv: []string{"OPENCODE_CONFIG", "OPENCODE_CONFIG_CONTENT"}, providers: []provider{
 		anthropic, openAI, gemini,
 		{keys: []string{"OPENROUTER_API_KEY"}, def: "https://openrouter.ai"},
 		{keys: []string{"OPENCODE_API_KEY"}, def: "https://opencode.ai"},
@@ -51,20 +54,20 @@ var agentModels = map[string]agentModel{
 
 // modelNeeds is what an agent needs to reach its model.
 type modelNeeds struct {
-	known bool     // keys are all that the agent takes: without one of them it cannot work
-	keys  []string // environment variables that may hold its credential
-	found bool     // one of them is set
-	hosts []string // endpoints, "host:port"; nil when they are not known
-	local string   // an endpoint on the loopback of the sandbox, "host:port"; usually ""
+	known        bool     // keys are all that the agent takes: without one of them it cannot work
+	keys         []string // environment variables that may hold its credential
+	found        bool     // one of them is set
+	hosts        []string // endpoints, "host:port"; nil when they are not known
+	loopbackHost string   // an endpoint on the loopback of the sandbox, "host:port"; usually ""
 }
 
 // agentEnv is the environment that a secrets bundle gives an agent. Of a
 // reference that is not resolved only the name is known.
 type agentEnv struct {
-	values map[string]string
-	refs   map[string]bool
-	opaque bool // part of the environment is not known, not even by name
-	helper bool // a program of the settings makes the credential
+	values     map[string]string
+	refs       map[string]bool
+	unknownEnv bool // part of the environment is not known, not even by name
+	helper     bool // a program of the settings makes the credential
 }
 
 func envOf(agent string, b secret.Bundle, references []string) agentEnv {
@@ -75,7 +78,7 @@ func envOf(agent string, b secret.Bundle, references []string) agentEnv {
 		}
 	}
 	if agent == "claude" {
-		e.opaque = slices.Contains(references, "claude_settings_json")
+		e.unknownEnv = slices.Contains(references, "claude_settings_json")
 		var settings struct {
 			Env          map[string]any `json:"env"`
 			APIKeyHelper string         `json:"apiKeyHelper"`
@@ -98,16 +101,16 @@ func (e agentEnv) has(name string) bool { return e.values[name] != "" || e.refs[
 // the name of a variable that should hold an http or https URL and does not.
 func needsOf(agent string, e agentEnv) (n modelNeeds, bad string) {
 	m, ok := agentModels[agent]
-	if !ok || e.opaque || slices.ContainsFunc(m.elsewhere, e.has) {
+	if !ok || e.unknownEnv || slices.ContainsFunc(m.otherModelEnv, e.has) {
 		return modelNeeds{}, ""
 	}
-	n.known = !m.anyway
+	n.known = !m.worksWithoutKey
 	n.found = e.helper
 	for _, p := range m.providers {
 		n.keys = append(n.keys, p.keys...)
 		if slices.ContainsFunc(p.keys, e.has) {
 			n.found = true
-		} else if m.anyway {
+		} else if m.worksWithoutKey {
 			continue // without a key it is not this one that the agent uses
 		}
 		host, unset := "", true
@@ -128,7 +131,7 @@ func needsOf(agent string, e agentEnv) (n modelNeeds, bad string) {
 		}
 		switch {
 		case onLoopback(host):
-			n.local = host
+			n.loopbackHost = host
 		case host != "":
 			n.hosts = append(n.hosts, host)
 		}
@@ -186,4 +189,129 @@ func forgeOf(repoURL string) string {
 func ModelHosts(j agentlab.Job, b secret.Bundle) []string {
 	n, _ := needsOf(j.Agent, envOf(j.Agent, b, nil))
 	return n.hosts
+}
+
+// preflight checks that a job's agent has a key and that its profile lets it
+// reach its model: without either it would only wait for its time to be over.
+// References are not resolved: of them only the names are looked at. Codes:
+// preflight; of a secrets bundle that cannot be read, those of Secrets.
+func (s *Service) preflight(ctx context.Context, j agentlab.Job, prof agentlab.Profile, skip bool) error {
+	var plain secret.Bundle
+	var references []string
+	var err error
+	if prof.SecretsBundle != "" {
+		if plain, references, err = s.cfg.Secrets.Outline(ctx, prof.SecretsBundle); err != nil {
+			return err
+		}
+	}
+	if skip {
+		return nil
+	}
+	n, bad := needsOf(j.Agent, envOf(j.Agent, plain, references))
+	if bad != "" {
+		return preflightError(prof, "env."+bad+" of secrets bundle "+prof.SecretsBundle+" is not an http or https URL").
+			WithHint("set it again: %s", setSecret(prof, bad))
+	}
+	if n.known && !n.found {
+		return noKey(j, prof, n.keys)
+	}
+	if n.loopbackHost != "" && len(n.hosts) == 0 {
+		return loopbackModelError(j, prof, n.loopbackHost)
+	}
+	return checkModelAllowed(j, prof, n.hosts)
+}
+
+func preflightError(prof agentlab.Profile, what string) *agentlab.Error {
+	return agentlab.Errorf(agentlab.CodePreflight, "profile %s: %s", prof.Name, what)
+}
+
+// anywayHint ends the hints of errors that the caller may know better about.
+const anywayHint = "; --no-preflight starts the job without this check"
+
+func setSecret(prof agentlab.Profile, name string) string {
+	bundle := ""
+	if prof.SecretsBundle != secret.DefaultBundle {
+		bundle = "--bundle " + prof.SecretsBundle + " "
+	}
+	return "agentlab secrets set " + bundle + "env." + name
+}
+
+func noKey(j agentlab.Job, prof agentlab.Profile, keys []string) error {
+	if prof.SecretsBundle == "" {
+		return preflightError(prof, "agent "+j.Agent+" has no key for its model: the profile names no secrets bundle").
+			WithHint("add secrets_bundle to the profile, or choose another with --profile%s", anywayHint)
+	}
+	return preflightError(prof, "agent "+j.Agent+" has no key for its model: secrets bundle "+prof.SecretsBundle+" has none of "+strings.Join(keys, ", ")).
+		WithHint("%s%s", setSecret(prof, keys[0]), anywayHint)
+}
+
+// loopbackModelError refuses a job whose model is at an address of the loopback. There
+// the agent finds its own sandbox, in which no model runs unless the image
+// brings one.
+func loopbackModelError(j agentlab.Job, prof agentlab.Profile, loopbackHost string) error {
+	e := preflightError(prof, "agent "+j.Agent+" cannot reach its model: "+loopbackHost+" is the sandbox itself, not this host")
+	port := loopbackHost[strings.LastIndexByte(loopbackHost, ':')+1:]
+	here := net.JoinHostPort(egress.HostName, port)
+	t, err := egress.ParseTarget(here)
+	if err != nil {
+		return e.WithHint("%s%s", agentlab.HintOf(err), anywayHint)
+	}
+	if p, err := egress.New(prof.Network); err == nil && p.Explain(t).Allow {
+		return e.WithHint("the profile opens that port of this host: write %s into the URL%s", here, anywayHint)
+	}
+	return e.WithHint("%s%s", orText(openHint(egress.Explanation{Target: t, Rule: egress.RuleLoopback}), "choose another port"), anywayHint)
+}
+
+// checkModelAllowed refuses a job when its profile's policy denies every endpoint of
+// its model.
+func checkModelAllowed(j agentlab.Job, prof agentlab.Profile, hosts []string) error {
+	p, err := egress.New(prof.Network)
+	if err != nil || len(hosts) == 0 {
+		return err
+	}
+	var denied egress.Explanation
+	for _, host := range hosts {
+		t, err := egress.ParseTarget(host)
+		if err != nil {
+			return preflightError(prof, "agent "+j.Agent+" cannot reach its model: "+err.Error()).WithHint("%s", agentlab.HintOf(err))
+		}
+		e := p.Explain(t)
+		if e.Allow {
+			return nil
+		}
+		denied = e
+	}
+	e := preflightError(prof, "agent "+j.Agent+" cannot reach its model: "+denied.Target.String()+" is denied by rule "+denied.Rule+" ("+egress.Means(denied.Rule)+")")
+	if denied.Rule == egress.RuleAllowlist {
+		return e.WithHint("add %s to network.allow of the profile, or choose another with --profile%s", denied.Target, anywayHint)
+	}
+	if hint := openHint(denied); hint != "" {
+		return e.WithHint("%s%s", hint, anywayHint)
+	}
+	return e.WithHint("choose another profile with --profile, or change its network; see 'agentlab policy explain %s --profile %s'%s", denied.Target, prof.Name, anywayHint)
+}
+
+// openHint says how the operator opens a private model endpoint; "" when the
+// denied target is none that can be opened.
+func openHint(denied egress.Explanation) string {
+	t := denied.Target
+	host := strings.TrimSuffix(t.Name, ".")
+	switch denied.Rule {
+	case egress.RuleLoopback:
+		host = egress.HostName
+	case egress.RulePrivate, egress.RuleCGNAT, egress.RuleULA, egress.RuleTailnet:
+		if host == "" {
+			host = t.Addr.String()
+		}
+	default:
+		return ""
+	}
+	if _, err := egress.ParsePrivate(agentlab.PrivateTarget{Host: host, Port: int(t.Port), Reason: "-"}); err != nil || t.Proto != egress.TCP {
+		return ""
+	}
+	hint := fmt.Sprintf("if it is yours, open it in the profile, network.private: {host: %s, port: %d, reason: our model gateway}", host, t.Port)
+	if host == egress.HostName {
+		hint = "a sandbox calls this host " + host + ": write that into the URL, and " + hint
+	}
+	return hint
 }

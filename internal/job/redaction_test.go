@@ -18,8 +18,8 @@ func (w *world) give(value string) {
 	}
 }
 
-// told fetches the bootstrap of a sandbox, which must hold a value.
-func (w *world) told(vmid int, value string) {
+// out fetches the bootstrap of a sandbox, which must hold a value.
+func (w *world) out(vmid int, value string) {
 	w.Helper()
 	if got := w.fetch(vmid, w.token(vmid, time.Minute), vmid); got.status != http.StatusOK || !strings.Contains(got.body, value) {
 		w.Fatalf("%+v", got)
@@ -48,7 +48,7 @@ func TestRedactionAfterTheJob(t *testing.T) {
 		}
 		w.give("value-after-change")
 		for _, j := range []agentlab.Job{ended, cancelled} {
-			w.told(w.sandbox(j.ID).VMID, "value-after-change")
+			w.out(w.sandbox(j.ID).VMID, "value-after-change")
 			w.redacted(j.ID, "value-after-change")
 		}
 		w.redacted(ended.ID, "value-before-change")
@@ -71,7 +71,7 @@ func TestRedactionWithoutJob(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute) // in the bubble's time; its own runner has fetched
-		w.told(sb.VMID, "value-of-k")
+		w.out(sb.VMID, "value-of-k")
 		w.redacted(sb.UID, "value-of-k")
 		w.restart()
 		w.redacted(sb.UID, "value-of-k")
@@ -115,7 +115,7 @@ func TestRedactorRace(t *testing.T) {
 		}()
 		<-reading
 		w.give("value-after-change")
-		w.told(w.sandbox(j.ID).VMID, "value-after-change")
+		w.out(w.sandbox(j.ID).VMID, "value-after-change")
 		close(given)
 		<-made
 		w.redacted(j.ID, "value-before-change", "value-after-change")

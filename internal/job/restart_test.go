@@ -49,11 +49,11 @@ func TestDaemonDies(t *testing.T) {
 	} {
 		t.Run(string(p.op)+"/"+string(p.at), func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				reached := make(chan struct{})
-				once := sync.OnceFunc(func() { close(reached) })
+				reachable := make(chan struct{})
+				once := sync.OnceFunc(func() { close(reachable) })
 				w.host.Inject(fake.Fault{Op: p.op, At: p.at, Times: 1, Crash: true, Hook: func(backend.Spec) { once() }})
 				j := w.run(agentlab.JobRequest{Task: task})
-				<-reached
+				<-reachable
 				w.restart()
 				check(w, j.ID)
 			})
@@ -102,8 +102,8 @@ func TestDriverFaults(t *testing.T) {
 					j := w.run(agentlab.JobRequest{Task: "echo x"})
 					j = w.final(j.ID)
 					stays := code == agentlab.CodeDenied || code == agentlab.CodeNoSpace
-					making := op == fake.OpCreate || op == fake.OpStart || op == fake.OpListenGuest
-					if stays && making {
+					creating := op == fake.OpCreate || op == fake.OpStart || op == fake.OpListenGuest
+					if stays && creating {
 						if want := "its sandbox failed: it could not be made: injected " + string(code); j.Status != agentlab.JobFailed || j.Reason != want {
 							w.Errorf("%s: %q, want FAILED: %q", j.Status, j.Reason, want)
 						}
@@ -279,16 +279,16 @@ func TestRetention(t *testing.T) {
 		if _, err := w.store.Job(ctx, long.ID); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 			w.Errorf("the old job is still there: %v", err)
 		}
-		told := 0
+		out := 0
 		w.mu.Lock()
 		for _, e := range w.seen {
 			if e.Kind == agentlab.EventGC && strings.HasPrefix(e.Message, "deleted 1 artifacts of job job-") && e.JobID != "" {
-				told++
+				out++
 			}
 		}
 		w.mu.Unlock()
-		if told != 2 {
-			w.Errorf("%d deletions of artifacts were told of, want 2", told)
+		if out != 2 {
+			w.Errorf("%d deletions of artifacts were told of, want 2", out)
 		}
 	})
 }

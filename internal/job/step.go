@@ -27,7 +27,7 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 		return 0, err
 	case j.Status.Final():
 		s.forget(id)
-		return 0, s.wrapUp(ctx, j)
+		return 0, s.release(ctx, j)
 	case j.SandboxVMID == 0:
 		return s.findSandbox(ctx, j)
 	}
@@ -99,8 +99,8 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 	case agentlab.CodeInvalid, agentlab.CodeNotFound, agentlab.CodeUnsupported, agentlab.CodeDenied, agentlab.CodeExists:
 		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox could not be made: "+agentlab.TextWithHint(err))
 	default:
-		if ctx.Err() == nil && s.triedFor(j.ID) >= tellAfter {
-			err = errors.Join(err, s.noteWaiting(ctx, j, waits(err), true))
+		if ctx.Err() == nil && s.waitingSince(j.ID) >= reportAfter {
+			err = errors.Join(err, s.noteWaiting(ctx, j, waitReason(err), true))
 		}
 		return 0, err
 	}
@@ -165,25 +165,25 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 			return 0, err
 		}
 	}
-	s.atWork()
+	s.noteActive()
 	now := s.clock()
 	again := longest
 	paused := s.cfg.Sandboxes.Paused()[sb.VMID] != ""
 	s.mu.Lock()
-	l := s.remember(j.ID)
+	l := s.track(j.ID)
 	if paused { // its silence begins when it goes on
-		l.heard, again = now, s.lim.Silence/9
+		l.lastHeard, again = now, s.lim.Silence/9
 	}
 	if j.StopRequested != "" && l.stopped.IsZero() {
 		l.stopped = now
 	}
-	heard, stopped, down, downAt := l.heard, l.stopped, l.down, l.downAt
+	lastHeard, stopped, stopReason, stopReasonAt := l.lastHeard, l.stopped, l.stopReason, l.stopReasonAt
 	s.mu.Unlock()
-	if down != "" && !downAt.Before(j.StartedAt) { // its sandbox may run again by now
-		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox was stopped: "+down)
+	if stopReason != "" && !stopReasonAt.Before(j.StartedAt) { // its sandbox may run again by now
+		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox was stopped: "+stopReason)
 	}
 
-	due := func(t time.Time) bool {
+	expired := func(t time.Time) bool {
 		left := t.Sub(now)
 		if left > 0 {
 			again = min(again, left)
@@ -191,21 +191,21 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 		return left <= 0
 	}
 	switch {
-	case j.StopRequested == string(agentlab.JobCancelled) && due(stopped.Add(s.lim.CancelWindow)):
+	case j.StopRequested == string(agentlab.JobCancelled) && expired(stopped.Add(s.lim.CancelWindow)):
 		return 0, s.finish(ctx, j.ID, agentlab.JobCancelled, "cancelled; its runner did not report in time")
-	case j.StopRequested == string(agentlab.JobFailed) && due(stopped.Add(s.lim.CancelWindow)):
+	case j.StopRequested == string(agentlab.JobFailed) && expired(stopped.Add(s.lim.CancelWindow)):
 		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, j.Reason)
 	}
 	switch {
-	case due(j.DeadlineAt.Add(s.lim.UploadWindow)):
+	case expired(j.DeadlineAt.Add(s.lim.UploadWindow)):
 		return 0, s.finish(ctx, j.ID, agentlab.JobTimeout, "its time of "+j.TTL.String()+" was over; its runner did not report in time")
-	case due(heard.Add(s.lim.Silence)):
+	case expired(lastHeard.Add(s.lim.Silence)):
 		status := agentlab.JobFailed
 		if j.StopRequested != "" {
 			status = agentlab.JobStatus(j.StopRequested)
 		}
 		return 0, s.finish(ctx, j.ID, status, orText(j.Reason, "nothing was heard of its runner for "+s.lim.Silence.String()))
-	case j.StopRequested == "" && due(j.DeadlineAt):
+	case j.StopRequested == "" && expired(j.DeadlineAt):
 		return 0, s.timeOut(ctx, j)
 	}
 	if d := s.readDenials(ctx, j, false); d.count >= maxModelDenials && j.StopRequested == "" {
@@ -238,8 +238,8 @@ func (s *Service) finish(ctx context.Context, id string, status agentlab.JobStat
 	return err
 }
 
-// wrapUp lets go of what a final job holds. It may be done again.
-func (s *Service) wrapUp(ctx context.Context, j agentlab.Job) error {
+// release lets go of what a final job holds. It may be done again.
+func (s *Service) release(ctx context.Context, j agentlab.Job) error {
 	if j.Bundled {
 		if err := s.cfg.Bundles.DropBundle(j.ID); err != nil {
 			return err
@@ -263,4 +263,54 @@ func (s *Service) wrapUp(ctx context.Context, j agentlab.Job) error {
 		return nil
 	}
 	return err
+}
+
+// reportAfter is how long a sandbox cannot be had until the job tells why.
+const reportAfter = 5 * time.Second
+
+// waitingSince is how long it is since this was first called for a job.
+func (s *Service) waitingSince(id string) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, l := s.clock(), s.track(id)
+	if l.tried.IsZero() {
+		l.tried = now
+	}
+	return now.Sub(l.tried)
+}
+
+// waitReason is what a job says that waits because of err.
+func waitReason(err error) string {
+	text := "waits for a sandbox: " + err.Error()
+	if hint := agentlab.HintOf(err); hint != "" {
+		text += " (" + hint + ")"
+	}
+	return text
+}
+
+// noteWaiting writes down why a QUEUED job waits; "" when it does not. An event
+// tells of it when nothing else does.
+func (s *Service) noteWaiting(ctx context.Context, j agentlab.Job, text string, tell bool) error {
+	text = agentlab.Reason(text)
+	if j.Waiting == text {
+		return nil
+	}
+	_, err := s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
+		if j.Status != agentlab.JobQueued {
+			return nil, nil
+		}
+		if j.Waiting, j.Phase = text, PhaseWaiting; text == "" {
+			j.Phase = ""
+		}
+		if !tell || text == "" {
+			return nil, nil
+		}
+		return []agentlab.Event{jobEvent(agentlab.EventJobPhase, *j,
+			map[string]any{"phase": j.Phase, "waiting": text}, "job %s %s", j.ID, text)}, nil
+	})
+	return err
+}
+
+func jobEvent(kind string, j agentlab.Job, data map[string]any, format string, args ...any) agentlab.Event {
+	return agentlab.NewEvent(kind, data, format, args...).About(j.SandboxVMID, j.ID)
 }

@@ -23,16 +23,16 @@ func TestWaitingIsTold(t *testing.T) {
 				if j := w.job(id); j.Status != agentlab.JobQueued || j.Waiting != prefix+"the storage is not to be read (repair disk-0)" {
 					t.Errorf("%s, waiting %q", j.Status, j.Waiting)
 				}
-				told := 0
+				out := 0
 				for _, kind := range []string{agentlab.EventJobPhase, agentlab.EventSandboxState} {
 					for _, text := range w.events(kind, id) {
 						if strings.Contains(text, "the storage is not to be read (repair disk-0)") {
-							told++
+							out++
 						}
 					}
 				}
-				if told != 1 {
-					t.Errorf("told by %d events of the job, want 1", told)
+				if out != 1 {
+					t.Errorf("told by %d events of the job, want 1", out)
 				}
 				remove()
 				if j := w.final(id); j.Status != agentlab.JobCompleted || j.Waiting != "" {

@@ -14,7 +14,7 @@ func TestNarrowKeepsPrivateModel(t *testing.T) {
 	opened := []agentlab.PrivateTarget{{Host: "10.1.2.3", Port: 4000, Reason: "models"}, {Host: "gateway.corp", Port: 443, Reason: "models"}}
 	for _, host := range []string{"10.1.2.3:4000", "gateway.corp:443"} {
 		j := agentlab.Job{Agent: "claude", ModelHosts: []string{host}}
-		layer := withNeeds(agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "github.com"}}}, j)
+		layer := allowModelAndForge(agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "github.com"}}}, j)
 		target, err := egress.ParseTarget(host)
 		if err != nil {
 			t.Fatal(err)

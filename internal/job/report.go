@@ -36,7 +36,7 @@ func (s *Service) Started(ctx context.Context, vmid int) {
 		return
 	}
 	s.mu.Lock()
-	s.remember(j.ID).heard = s.clock()
+	s.track(j.ID).lastHeard = s.clock()
 	s.mu.Unlock()
 	s.loop.Wake(j.ID)
 }
@@ -57,7 +57,7 @@ func (s *Service) Report(ctx context.Context, vmid int, r guestapi.Report) (gues
 	}
 	if !j.Status.Final() {
 		s.mu.Lock()
-		s.remember(j.ID).heard = s.clock()
+		s.track(j.ID).lastHeard = s.clock()
 		s.mu.Unlock()
 		if j, err = s.record(ctx, j, r); err != nil {
 			return guestapi.Directive{}, err
@@ -68,7 +68,7 @@ func (s *Service) Report(ctx context.Context, vmid int, r guestapi.Report) (gues
 
 // record writes down what is new in a report.
 func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report) (agentlab.Job, error) {
-	if r.Status == string(agentlab.JobRunning) && !later(r.Phase, j.Phase) {
+	if r.Status == string(agentlab.JobRunning) && !phaseAfter(r.Phase, j.Phase) {
 		return j, s.noteProgress(ctx, j, r) // a heartbeat
 	}
 	trouble := ""
@@ -82,7 +82,7 @@ func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report)
 			return nil, nil
 		}
 		var evs []agentlab.Event
-		if later(r.Phase, j.Phase) {
+		if phaseAfter(r.Phase, j.Phase) {
 			j.Phase = r.Phase
 			text := fmt.Sprintf("job %s: %s", j.ID, j.Phase)
 			if r.Message != "" {
@@ -111,14 +111,14 @@ func failing(r guestapi.Report) bool {
 	return status.Final() && (status != agentlab.JobCompleted || r.ExitCode != nil && *r.ExitCode != 0)
 }
 
-// later tells whether phase a comes after phase b.
-func later(a, b string) bool {
+// phaseAfter tells whether phase a comes after phase b.
+func phaseAfter(a, b string) bool {
 	return slices.Index(guestcheck.Phases, a) > slices.Index(guestcheck.Phases, b)
 }
 
-// near is how much earlier than by our clock the runner's clock may say that
+// deadlineSlack is how much earlier than by our clock the runner's clock may say that
 // the job's time is over: little, and less for a short job.
-func near(j agentlab.Job) time.Duration { return min(time.Minute, j.TTL/10) }
+func deadlineSlack(j agentlab.Job) time.Duration { return min(time.Minute, j.TTL/10) }
 
 // verdict returns the final status of a job and its reason by its runner's
 // final report. A failure stays a failure. A guest may not claim success of an
@@ -129,7 +129,7 @@ func (s *Service) verdict(j agentlab.Job, r guestapi.Report) (status agentlab.Jo
 		return agentlab.JobFailed, j.Reason
 	}
 	status, reason = agentlab.JobStatus(r.Status), r.Message
-	over := !s.clock().Before(j.DeadlineAt.Add(-near(j)))
+	over := !s.clock().Before(j.DeadlineAt.Add(-deadlineSlack(j)))
 	switch status {
 	case agentlab.JobCompleted:
 		if r.ExitCode != nil && *r.ExitCode != 0 {
@@ -179,7 +179,7 @@ func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (
 		var changed <-chan struct{}
 		if !j.Status.Final() {
 			s.mu.Lock()
-			changed = s.remember(j.ID).changed
+			changed = s.track(j.ID).changed
 			s.mu.Unlock()
 			// What changed before the channel was taken is in the row.
 			if j, err = s.cfg.Store.Job(ctx, j.ID); err != nil {
@@ -221,4 +221,44 @@ func (s *Service) directive(j agentlab.Job) guestapi.Directive {
 		d.SecondsLeft = max(int64(j.DeadlineAt.Sub(s.clock()).Seconds()), 1)
 	}
 	return d
+}
+
+// progressPause is the shortest time between two events about the progress of
+// one job.
+const progressPause = 5 * time.Second
+
+// progress is what is remembered of how far a clone is.
+type progress struct {
+	place int // in the order of steps and percents; 0 before the first
+	at    time.Time
+}
+
+// stepTexts says what the steps of a clone are called in events.
+var stepTexts = map[string]string{
+	guestapi.StepDownload: "fetching the repository", guestapi.StepReceive: "receiving objects",
+	guestapi.StepResolve: "resolving deltas", guestapi.StepCheckout: "checking out files",
+}
+
+// noteProgress makes an event of how far a clone is, when that is new and the
+// last one is not recent. Only a known step and a number of the guest's report
+// get into it, and only further ones: so a job has at most 404 such events.
+func (s *Service) noteProgress(ctx context.Context, j agentlab.Job, r guestapi.Report) error {
+	if r.Progress == nil || r.Phase != "clone" || j.Phase != "clone" {
+		return nil
+	}
+	place := slices.Index(guestcheck.Steps, r.Progress.Step)*101 + r.Progress.Percent + 1
+	now := s.clock()
+	s.mu.Lock()
+	l := s.track(j.ID)
+	old := l.progress
+	isNew := place > old.place && now.Sub(old.at) >= progressPause
+	if isNew {
+		l.progress = progress{place, now}
+	}
+	s.mu.Unlock()
+	if !isNew {
+		return nil
+	}
+	data := map[string]any{"phase": j.Phase, "step": r.Progress.Step, "percent": r.Progress.Percent}
+	return s.cfg.Store.AppendEvents(ctx, jobEvent(agentlab.EventJobPhase, j, data, "job %s: clone: %s, %d%%", j.ID, stepTexts[r.Progress.Step], r.Progress.Percent))
 }

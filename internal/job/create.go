@@ -119,8 +119,8 @@ func (s *Service) sandboxRequest(j agentlab.Job) agentlab.SandboxRequest {
 
 // write makes what belongs to a job, then its row; what fails is undone.
 func (s *Service) write(ctx context.Context, j agentlab.Job, r agentlab.JobRequest, prof agentlab.Profile, want agentlab.SandboxRequest) (_ agentlab.Job, err error) {
-	s.setMaking(j.ID, true)
-	defer s.setMaking(j.ID, false)
+	s.setCreating(j.ID, true)
+	defer s.setCreating(j.ID, false)
 	var undo []func()
 	defer func() {
 		for i := len(undo) - 1; err != nil && i >= 0; i-- {
@@ -165,13 +165,13 @@ func (s *Service) try(what, id string, err error) {
 	}
 }
 
-func (s *Service) setMaking(id string, making bool) {
+func (s *Service) setCreating(id string, creating bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if making {
-		s.making[id] = true
+	if creating {
+		s.creating[id] = true
 	} else {
-		delete(s.making, id)
+		delete(s.creating, id)
 	}
 }
 
@@ -179,9 +179,9 @@ func (s *Service) setMaking(id string, making bool) {
 // its id have an owner.
 func (s *Service) Known(ctx context.Context, id string) (bool, error) {
 	s.mu.Lock()
-	making := s.making[id]
+	creating := s.creating[id]
 	s.mu.Unlock()
-	if making {
+	if creating {
 		return true, nil
 	}
 	_, err := s.cfg.Store.Job(ctx, id)

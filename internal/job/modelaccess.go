@@ -23,7 +23,7 @@ const maxModelDenials = 6
 type modelDenials struct {
 	count      int
 	host, rule string // of the last one
-	reached    string // the endpoint to which a connection was last allowed
+	reachable  string // the endpoint to which a connection was last allowed
 	id         int64  // of the last record that was counted
 }
 
@@ -43,7 +43,7 @@ func (s *Service) readDenials(ctx context.Context, j agentlab.Job, fresh bool) m
 		return modelDenials{}
 	}
 	s.mu.Lock()
-	f := agentlab.EgressFilter{JobID: j.ID, AfterID: s.remember(j.ID).denials.id}
+	f := agentlab.EgressFilter{JobID: j.ID, AfterID: s.track(j.ID).denials.id}
 	s.mu.Unlock()
 	if fresh || f.AfterID == 0 {
 		f.Tail, f.Limit = true, recalled
@@ -54,17 +54,17 @@ func (s *Service) readDenials(ctx context.Context, j agentlab.Job, fresh bool) m
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d := &s.remember(j.ID).denials
+	d := &s.track(j.ID).denials
 	for _, e := range list {
-		d.see(j.ModelHosts, e)
+		d.add(j.ModelHosts, e)
 	}
 	return *d
 }
 
-// see counts a record. An allowed connection proves that the model can be
+// add counts a record. An allowed connection proves that the model can be
 // reached. Denied UDP is not counted, because clients go on with TCP, nor is
 // what a limit refused, because that passes.
-func (d *modelDenials) see(hosts []string, e agentlab.EgressEntry) {
+func (d *modelDenials) add(hosts []string, e agentlab.EgressEntry) {
 	if e.ID <= d.id {
 		return // seen before
 	}
@@ -81,8 +81,8 @@ func (d *modelDenials) see(hosts []string, e agentlab.EgressEntry) {
 	switch {
 	case i < 0 || e.Allow && proto == egress.DNS:
 	case e.Allow:
-		*d = modelDenials{reached: hosts[i], id: e.ID}
-	case d.reached != "" && d.reached != hosts[i]: // the agent has a model
+		*d = modelDenials{reachable: hosts[i], id: e.ID}
+	case d.reachable != "" && d.reachable != hosts[i]: // the agent has a model
 	default:
 		d.count, d.host, d.rule = d.count+max(e.Count, 1), hosts[i], e.Rule
 	}
@@ -111,17 +111,17 @@ func (s *Service) NarrowNetwork(ctx context.Context, vmid int, n guestapi.Networ
 	if err != nil {
 		return err
 	}
-	layer := layerOf(n)
+	layer := layerFrom(n)
 	if _, err := egress.New(layer); err != nil {
 		return err
 	}
 	if !n.Strict {
-		layer = withNeeds(layer, j)
+		layer = allowModelAndForge(layer, j)
 	}
 	return s.cfg.Sandboxes.NarrowNetwork(ctx, vmid, layer)
 }
 
-func layerOf(n guestapi.NetworkNarrow) agentlab.Network {
+func layerFrom(n guestapi.NetworkNarrow) agentlab.Network {
 	const source = "the repository"
 	layer := agentlab.Network{Mode: n.Mode, Ports: n.Ports}
 	for _, r := range n.Allow {
@@ -133,10 +133,10 @@ func layerOf(n guestapi.NetworkNarrow) agentlab.Network {
 	return layer
 }
 
-// withNeeds adds to a layer, which is valid, what a job cannot do without: its
+// allowModelAndForge adds to a layer, which is valid, what a job cannot do without: its
 // model and the host of its repository. A layer cannot widen a policy, whatever
 // it allows. A deny rule that names one of them is left in force.
-func withNeeds(layer agentlab.Network, j agentlab.Job) agentlab.Network {
+func allowModelAndForge(layer agentlab.Network, j agentlab.Job) agentlab.Network {
 	var needs []string
 	private := map[string]agentlab.PrivateTarget{}
 	for _, host := range append(slices.Clone(j.ModelHosts), forgeOf(j.RepoURL)) {
