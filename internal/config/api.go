@@ -27,7 +27,7 @@ func (a API) GroupRoles() map[string]agentlab.Role {
 	return out
 }
 
-// validate checks every value by itself and what must not be together.
+// validate checks every value and their combinations.
 func (a API) validate() error {
 	var roles []string
 	for _, r := range agentlab.Roles {
@@ -47,21 +47,21 @@ func (a API) validate() error {
 		}
 	}
 	if (a.TLSCert == "") != (a.TLSKey == "") {
-		return agentlab.Errorf(agentlab.CodeInvalid, "it stands alone").WithField(lone(a)).WithHint("give api.tls_cert and api.tls_key, or neither")
+		return agentlab.Errorf(agentlab.CodeInvalid, "tls_cert and tls_key must be set together").WithField(lone(a)).WithHint("set both, or remove both")
 	}
 	if a.Listen == "" {
 		if a.TLSCert != "" {
-			return agentlab.Errorf(agentlab.CodeInvalid, "nothing listens for which it could be used").WithField("api.tls_cert").WithHint("set api.listen")
+			return agentlab.Errorf(agentlab.CodeInvalid, "api.listen is not set, so the certificate is not used").WithField("api.tls_cert").WithHint("set api.listen, or remove tls_cert and tls_key")
 		}
 		return nil
 	}
 	addr, err := netip.ParseAddrPort(a.Listen)
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not an address with a port", a.Listen).WithField("api.listen").
-			WithHint("give numbers, such as 127.0.0.1:8843 or [::1]:8843")
+			WithHint("write an IP address and a port number, for example 127.0.0.1:8843 or [::1]:8843")
 	}
 	if a.TLSCert == "" && !addr.Addr().Unmap().IsLoopback() {
-		return agentlab.Errorf(agentlab.CodeInvalid, "%s is no address of the loopback, and there is no TLS", a.Listen).WithField("api.listen").
+		return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a loopback address, and TLS is not configured", a.Listen).WithField("api.listen").
 			WithHint("set api.tls_cert and api.tls_key, or listen on 127.0.0.1 or [::1]")
 	}
 	return nil

@@ -1,7 +1,7 @@
 // Package config finds AgentLab's directories and reads config.yaml.
 //
 // The file is optional and strict: an unknown key is an error with its line
-// and the nearest known key. There is no key that nothing honours.
+// and the nearest known key. Every key has an effect.
 package config
 
 import (
@@ -16,12 +16,12 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
-// Config is the content of config.yaml. The doc tags are the reference of the
-// keys, from which docs/config.md is made.
+// Config is the content of config.yaml. docs/config.md is generated from
+// the doc tags.
 type Config struct {
 	Backend        string `yaml:"backend" doc:"Where sandboxes run."`
-	DefaultProfile string `yaml:"default_profile" doc:"Profile of jobs and sandboxes that name none."`
-	DefaultAgent   string `yaml:"default_agent" doc:"Agent of jobs that name none: claude, codex, opencode, gemini or shell."`
+	DefaultProfile string `yaml:"default_profile" doc:"Profile of jobs and sandboxes that do not name one."`
+	DefaultAgent   string `yaml:"default_agent" doc:"Agent of jobs that do not name one: claude, codex, opencode, gemini or shell."`
 
 	Images    Images    `yaml:"images"`
 	Limits    Limits    `yaml:"limits"`
@@ -31,7 +31,7 @@ type Config struct {
 	Logs      Logs      `yaml:"logs"`
 	Backups   Backups   `yaml:"backups"`
 
-	BootstrapTTLMinutes int `yaml:"bootstrap_ttl_minutes" doc:"Minutes, 5 to 15, in which a sandbox must trade its one-time token for its secrets."`
+	BootstrapTTLMinutes int `yaml:"bootstrap_ttl_minutes" doc:"Minutes, 5 to 15, in which a sandbox must exchange its one-time token for its secrets."`
 
 	API API `yaml:"api"`
 
@@ -67,60 +67,60 @@ type Section interface {
 // gave it; nil if the backend has none.
 func (c Config) Section(backend string) Section { return c.sections[backend] }
 
-// Images names the images used when neither job nor profile names one.
+// Images names the default images.
 type Images struct {
-	Base   string `yaml:"base" doc:"Image of sandboxes and of jobs of the agent shell, when neither they nor their profile name one."`
-	Agents string `yaml:"agents" doc:"Image of jobs of any other agent, when neither they nor their profile name one."`
+	Base   string `yaml:"base" doc:"Default image of sandboxes and of jobs with the agent shell. A sandbox, a job or a profile can name another one."`
+	Agents string `yaml:"agents" doc:"Default image of jobs with any other agent. A job or a profile can name another one."`
 }
 
-// Limits are what all sandboxes together, or any one, may take.
+// Limits are limits of one sandbox or of all sandboxes together.
 type Limits struct {
-	MaxSandboxes  int `yaml:"max_sandboxes" doc:"Sandboxes that may exist at once, 1 to 100000; DESTROYED ones do not count."`
-	MinFreeMB     int `yaml:"min_free_mb" doc:"MiB that must be free on the disk of the state directory for a sandbox to be started, 0 to 1048576. Below a quarter of it, and always below 128, guests that write are paused (backend qemu) and nothing that guests send is kept; below half of that all guests are paused."`
-	MaxTTLMinutes int `yaml:"max_ttl_minutes" doc:"Longest lease and job time in minutes, 1 to 43200 (30 days)."`
-	BootMinutes   int `yaml:"boot_minutes" doc:"Minutes, 1 to 60, that a guest may take until it answers; a sandbox that takes longer is FAILED."`
-	EgressRecords int `yaml:"egress_records" doc:"Records of one sandbox's use of the network of what was allowed, and as many of what was refused, 100 to 1000000; of more, the first half and the newest stay."`
+	MaxSandboxes  int `yaml:"max_sandboxes" doc:"Maximum number of sandboxes at one time, 1 to 100000; DESTROYED ones do not count."`
+	MinFreeMB     int `yaml:"min_free_mb" doc:"Free space in MiB on the disk of the state directory that is needed to start a sandbox, 0 to 1048576. Below a quarter of it, and always below 128 MiB, guests that write are paused (if the backend can pause them) and data from guests is not stored. Below half of that, all guests are paused."`
+	MaxTTLMinutes int `yaml:"max_ttl_minutes" doc:"Maximum lease and job time in minutes, 1 to 43200 (30 days)."`
+	BootMinutes   int `yaml:"boot_minutes" doc:"Minutes, 1 to 60, until a guest must answer after its start; a sandbox that takes longer is FAILED."`
+	EgressRecords int `yaml:"egress_records" doc:"Maximum number of egress records of one sandbox, 100 to 1000000, counted separately for allowed and denied connections. If there are more, the first half and the newest ones are stored."`
 }
 
-// VMIDRange bounds the numbers that sandboxes get.
+// VMIDRange is the range of the numbers of sandboxes.
 type VMIDRange struct {
-	First int `yaml:"first" doc:"Lowest number that a sandbox gets, at least 100."`
-	Last  int `yaml:"last" doc:"Highest number that a sandbox gets, at most 999999999."`
+	First int `yaml:"first" doc:"Lowest number of a sandbox, at least 100."`
+	Last  int `yaml:"last" doc:"Highest number of a sandbox, at most 999999999."`
 }
 
-// Retention tells how long records of the past are kept.
+// Retention is how long records of the past are stored.
 type Retention struct {
-	ArtifactsDays int `yaml:"artifacts_days" doc:"Days that artifacts of an ended job are kept, unless its profile says otherwise; 1 to 3650."`
-	EventsDays    int `yaml:"events_days" doc:"Days that events are kept, 1 to 3650."`
-	EgressDays    int `yaml:"egress_days" doc:"Days that records of what sandboxes wanted from the network are kept, 1 to 3650."`
-	JobsDays      int `yaml:"jobs_days" doc:"Days that ended jobs and destroyed sandboxes stay listed, 1 to 3650; at least artifacts_days."`
+	ArtifactsDays int `yaml:"artifacts_days" doc:"Retention of the artifacts of an ended job in days, 1 to 3650. A profile can set another period."`
+	EventsDays    int `yaml:"events_days" doc:"Retention of events in days, 1 to 3650."`
+	EgressDays    int `yaml:"egress_days" doc:"Retention of egress records in days, 1 to 3650."`
+	JobsDays      int `yaml:"jobs_days" doc:"Retention of ended jobs and destroyed sandboxes in days, 1 to 3650; at least artifacts_days."`
 }
 
-// Artifacts bounds what one job may leave.
+// Artifacts are the limits of the artifacts of one job.
 type Artifacts struct {
-	MaxFileMB int `yaml:"max_file_mb" doc:"Largest artifact in MiB, 1 to 1048576."`
-	MaxJobMB  int `yaml:"max_job_mb" doc:"All artifacts of one job together in MiB, 1 to 1048576; at least max_file_mb."`
-	MaxFiles  int `yaml:"max_files" doc:"Number of artifacts of one job, 1 to 100000."`
+	MaxFileMB int `yaml:"max_file_mb" doc:"Maximum size of one artifact in MiB, 1 to 1048576."`
+	MaxJobMB  int `yaml:"max_job_mb" doc:"Maximum size of all artifacts of one job in MiB, 1 to 1048576; at least max_file_mb."`
+	MaxFiles  int `yaml:"max_files" doc:"Maximum number of artifacts of one job, 1 to 100000."`
 }
 
-// Logs bounds logs that guests write.
+// Logs are the limits of the logs that guests write.
 type Logs struct {
-	MaxJobMB int `yaml:"max_job_mb" doc:"Agent log of one job in MiB, 1 to 10240; what comes after is dropped."`
+	MaxJobMB int `yaml:"max_job_mb" doc:"Maximum size of the agent log of one job in MiB, 1 to 10240; the rest is discarded."`
 }
 
-// Backups bounds the copies of the database.
+// Backups is how many backups of the database are stored.
 type Backups struct {
-	Newest int `yaml:"newest" doc:"Copies of the database that are kept, 0 to 1000; one is made every hour, none when this is 0. They are in backups/ of the state directory."`
-	Daily  int `yaml:"daily" doc:"Further days, 0 to 366, of which the last copy is kept."`
+	Newest int `yaml:"newest" doc:"Number of the newest backups of the database to store, 0 to 1000, in backups/ of the state directory. A backup is made every hour; 0 makes none."`
+	Daily  int `yaml:"daily" doc:"Number of further days, 0 to 366, of which the last backup is stored."`
 }
 
-// API says who may use the control API beside the daemon's own user, and
-// whether it is served over TCP too.
+// API configures who may use the control API beside the user of the daemon, and
+// whether it is also served over TCP.
 type API struct {
-	Groups  map[string]string `yaml:"groups" doc:"What members of groups of this machine may do over the unix socket, as GROUP: read, write or admin; only for the machine-wide daemon, where empty means agentlab: write."`
-	Listen  string            `yaml:"listen" doc:"ADDRESS:PORT on which callers with a token are answered over TCP (agentlab token create); empty means only on the unix socket. 0.0.0.0 is all addresses of IPv4; [::] is all of IPv6 and of IPv4. Without TLS only an address of the loopback, such as 127.0.0.1:8843."`
-	TLSCert string            `yaml:"tls_cert" doc:"Absolute path of the certificate chain for api.listen, as PEM; it is read again when it changes."`
-	TLSKey  string            `yaml:"tls_key" doc:"Absolute path of its private key, as PEM, which not everybody may be able to read."`
+	Groups  map[string]string `yaml:"groups" doc:"Access of groups of this machine over the unix socket, as GROUP: read, write or admin; only for the machine-wide daemon. Empty means agentlab: write."`
+	Listen  string            `yaml:"listen" doc:"ADDRESS:PORT for clients with a token (agentlab token create) over TCP; empty means only the unix socket. 0.0.0.0 means all IPv4 addresses; [::] means all IPv6 and IPv4 addresses. Without TLS, only a loopback address, for example 127.0.0.1:8843."`
+	TLSCert string            `yaml:"tls_cert" doc:"Absolute path of the certificate chain for api.listen (PEM); the file is reloaded when it changes."`
+	TLSKey  string            `yaml:"tls_key" doc:"Absolute path of the private key of tls_cert (PEM); other users must not be able to read the file."`
 }
 
 // Default returns the configuration of an empty file. The first of the known
@@ -175,8 +175,8 @@ func Load(path string, known ...Backend) (Config, error) {
 	return c, nil
 }
 
-// At returns err, which is about a value of the file at path, with the file and
-// the line of the key put before its message.
+// At returns err, an error about a value in the file at path, with the path and
+// the line of the key before its message.
 func At(path string, err error) error {
 	data, rerr := os.ReadFile(path)
 	if rerr != nil {
@@ -315,5 +315,5 @@ func (c Config) BootstrapTTL() time.Duration {
 	return time.Duration(c.BootstrapTTLMinutes) * time.Minute
 }
 
-// Days turns one of the retention values into a duration.
+// Days converts one of the retention values to a duration.
 func Days(n int) time.Duration { return time.Duration(n) * 24 * time.Hour }

@@ -6,17 +6,17 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// HostNetwork is the bridge of hosts whose sandboxes are on one. Backends that
+// HostNetwork is the bridge that sandboxes are connected to. Backends that
 // give each sandbox a private network do not use it.
 type HostNetwork struct {
-	Bridge     string `yaml:"bridge" doc:"Bridge that only sandboxes are on; 'agentlab host network apply' makes it when it is missing."`
-	Subnet     string `yaml:"subnet" doc:"IPv4 network of the sandboxes, whose first address is the host's."`
-	Subnet6    string `yaml:"subnet6" doc:"Their IPv6 network, of unique local addresses (fc00::/7) and 64 bits, whose first address is the host's; empty gives them no IPv6."`
-	Uplink     string `yaml:"uplink" doc:"Interface that the internet is behind, such as vmbr0; empty means any but the bridge and the tailnet's."`
-	Tailscale  string `yaml:"tailscale" doc:"Interface whose hosts may open connections to sandboxes, and which sandboxes may open none to; empty means that nobody may."`
+	Bridge     string `yaml:"bridge" doc:"Bridge of the sandboxes, without other ports; 'agentlab host network apply' creates it if it is missing."`
+	Subnet     string `yaml:"subnet" doc:"IPv4 network of the sandboxes; its first address is the address of the host."`
+	Subnet6    string `yaml:"subnet6" doc:"IPv6 network of the sandboxes: unique local addresses (fc00::/7), 64 bits; its first address is the address of the host. Empty means no IPv6."`
+	Uplink     string `yaml:"uplink" doc:"Interface of the host that leads to the internet, for example vmbr0; empty means any except the bridge and the tailscale interface."`
+	Tailscale  string `yaml:"tailscale" doc:"Interface of Tailscale: hosts behind it may open connections to sandboxes, but sandboxes may not open connections to them. Empty means that no host may."`
 	GuestPorts []int  `yaml:"guest_ports" doc:"TCP ports of the controller that sandboxes may reach on the bridge."`
-	ProxyPort  int    `yaml:"proxy_port" doc:"TCP port on the bridge to which flows are redirected that must name their host, 1 to 65535; sandboxes cannot reach it by themselves."`
-	LogGroup   int    `yaml:"log_group" doc:"NFLOG group through which the kernel tells of its decisions, 1 to 65535; 0 records none of them."`
+	ProxyPort  int    `yaml:"proxy_port" doc:"TCP port on the bridge, 1 to 65535, that receives connections whose host name must be checked; sandboxes cannot connect to it directly."`
+	LogGroup   int    `yaml:"log_group" doc:"NFLOG group of the kernel's decisions, 1 to 65535; 0 means that they are not recorded."`
 }
 
 var defaultHostNetwork = HostNetwork{
@@ -56,7 +56,7 @@ func (h HostNetwork) Gateways() (v4, v6 netip.Addr, err error) {
 	return v4, v6, err
 }
 
-// GuestsUseDHCP tells whether guests on the bridge get their addresses by DHCP,
+// GuestsUseDHCP reports whether guests on the bridge get their addresses by DHCP,
 // as a backend's section says.
 func (c Config) GuestsUseDHCP() bool {
 	for _, s := range c.sections {
@@ -67,8 +67,7 @@ func (c Config) GuestsUseDHCP() bool {
 	return false
 }
 
-// validate checks what this package can; names of interfaces are checked by
-// who puts them into rules.
+// validate checks all but the names of interfaces, which package nft checks.
 func (h HostNetwork) validate() error {
 	if _, _, err := h.Prefixes(); err != nil {
 		return err

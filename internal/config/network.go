@@ -8,13 +8,13 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Network is what holds for the network of every sandbox.
+// Network configures the network of every sandbox.
 type Network struct {
-	Private []Private `yaml:"private" doc:"Private destinations that every sandbox may reach, although all others are denied: a list of {host, port, reason}. host is a full name, a private address, or host.agentlab.internal for the host itself; see network.md. A profile can have its own."`
+	Private []Private `yaml:"private" doc:"Private destinations that every sandbox may reach; all other private destinations are denied. A list of {host, port, reason}; host is a full name, a private address, or host.agentlab.internal for the host itself. See network.md. A profile can add its own."`
 }
 
-// Private is one private destination. The daemon checks it: this package does
-// not know the language of policies.
+// Private is one private destination. The daemon checks it, because this package
+// does not know the language of policies.
 type Private struct {
 	Host   string `yaml:"host"`
 	Port   int    `yaml:"port" hint:"give one port; for several ports, write one entry for each"`
@@ -34,9 +34,9 @@ func (c Config) APIPorts() []uint16 {
 	return []uint16{uint16(n)}
 }
 
-// Guest is what holds for the guests of all sandboxes.
+// Guest configures the guests of all sandboxes.
 type Guest struct {
-	CACertificates []string `yaml:"ca_certificates" doc:"Absolute paths of PEM files with certificates that every guest trusts beside those of its image, such as that of a proxy that opens TLS; the daemon reads them when it starts. A profile can name more."`
+	CACertificates []string `yaml:"ca_certificates" doc:"Absolute paths of PEM files with CA certificates that every guest trusts in addition to those of its image, for example the certificate of a proxy that decrypts TLS. The daemon reads them when it starts. A profile can name more."`
 }
 
 func (g Guest) validate() error {

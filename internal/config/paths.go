@@ -13,15 +13,14 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
-// Paths tells where everything of one AgentLab installation lies. All are
-// absolute.
+// Paths are the directories of one AgentLab installation. All are absolute.
 type Paths struct {
 	Home   string // AGENTLAB_HOME; "" when that is not set
 	System bool   // the machine-wide installation, run by root
-	Config string // what people write: config.yaml, profiles/, secrets/
-	State  string // what must survive: agentlab.db, backups/, records/, sandboxes/, artifacts/, bundles/, and the reserve of disk space
-	Cache  string // what can be made again: images/
-	Run    string // what ends with the boot: agentlabd.sock
+	Config string // files that users write: config.yaml, profiles/, secrets/
+	State  string // data that must not be lost: agentlab.db, backups/, records/, sandboxes/, artifacts/, bundles/, and the reserve of disk space
+	Cache  string // data that can be rebuilt: images/
+	Run    string // removed at boot: agentlabd.sock
 	Log    string // logs of the daemon
 }
 
@@ -73,8 +72,8 @@ func ResolvePaths(getenv func(string) string, system bool) (Paths, error) {
 // Socket is where the control API listens.
 func (p Paths) Socket() string { return filepath.Join(p.Run, "agentlabd.sock") }
 
-// Lock is the file whose lock makes its holder the only daemon of p. It lies
-// beside the database, because that is what two daemons would break.
+// Lock is the lock file: its holder is the only daemon of p. It is beside the
+// database, which two daemons would damage.
 func (p Paths) Lock() string { return filepath.Join(p.State, "agentlabd.lock") }
 
 // ConfigFile is config.yaml.
@@ -93,8 +92,8 @@ func (p Paths) Database() string { return filepath.Join(p.State, "agentlab.db") 
 // be written.
 func (p Paths) Reserve() string { return filepath.Join(p.State, "reserve") }
 
-// Ending holds an empty file for each sandbox whose destruction was asked for
-// when the database had no room to say so.
+// Ending has an empty file for each sandbox whose destruction was requested
+// while the disk was too full for the database.
 func (p Paths) Ending() string { return filepath.Join(p.State, "ending") }
 
 // Backups holds copies of the database.
@@ -122,10 +121,9 @@ func (p Paths) Images() string { return filepath.Join(p.Cache, "images") }
 // DaemonLog is the log of the daemon.
 func (p Paths) DaemonLog() string { return filepath.Join(p.Log, "agentlabd.log") }
 
-// Ensure makes the directories that are missing. In user mode each is private
-// (0700), and one that is there is made so; a directory that another user
-// owns, or a symbolic link in the place of the one under /tmp, is code
-// denied.
+// Ensure creates the directories that are missing. In user mode each gets mode
+// 0700, also one that exists. A directory that another user owns, or a symbolic
+// link in the place of the one under /tmp, is code denied.
 func (p Paths) Ensure() error {
 	type dir struct {
 		path string
@@ -151,10 +149,10 @@ func (p Paths) Ensure() error {
 	return nil
 }
 
-// CheckRun refuses a runtime directory in which somebody else may have put a
-// socket or a link: one that is there must be a real directory, of our own and
-// private, or in system mode one that only root can write. Whoever connects
-// calls it first, because anybody can make /tmp/agentlab-UID before its user.
+// CheckRun refuses a runtime directory in which another user may have put a
+// socket or a link: it must be a real directory with mode 0700 that this user
+// owns, or in system mode one that only root can write. A client calls it before
+// it connects, because any user can create /tmp/agentlab-UID.
 func (p Paths) CheckRun() error {
 	st, err := os.Lstat(p.Run)
 	if errors.Is(err, fs.ErrNotExist) {

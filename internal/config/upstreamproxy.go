@@ -10,16 +10,16 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// UpstreamProxy is the proxy of a host that has no direct way out. An empty
-// URL means that there is none.
+// UpstreamProxy is the proxy of a host without direct access to the internet. An
+// empty URL means that there is none.
 type UpstreamProxy struct {
-	URL             string `yaml:"url" doc:"http://HOST:PORT, https://HOST:PORT or socks5://HOST:PORT of a proxy through which sandboxes reach the internet; empty means directly. Only TCP to IPv4 addresses goes through it; see network.md. Some backends cannot use one; see network.md."`
-	CredentialsFile string `yaml:"credentials_file" doc:"Absolute path of a file with USER:PASSWORD for the proxy, which only its owner can read (mode 0600). It is read when a sandbox starts."`
-	CAFile          string `yaml:"ca_file" doc:"Absolute path of a PEM file with authorities that are trusted, beside those of the system, for an https proxy and for dns."`
-	DNS             string `yaml:"dns" doc:"https://ADDRESS/dns-query of a resolver (DNS over HTTPS, RFC 8484) that is asked through the proxy, by its IP address; empty means the name servers of the host."`
+	URL             string `yaml:"url" doc:"http://HOST:PORT, https://HOST:PORT or socks5://HOST:PORT of the proxy through which sandboxes reach the internet; empty means direct connections. The proxy carries only TCP to IPv4 addresses, and some backends cannot use one; see network.md."`
+	CredentialsFile string `yaml:"credentials_file" doc:"Absolute path of a file with USER:PASSWORD for the proxy, which only its owner can read (mode 0600). The file is read when a sandbox starts."`
+	CAFile          string `yaml:"ca_file" doc:"Absolute path of a PEM file with CA certificates that are trusted, in addition to those of the system, for an https proxy and for dns."`
+	DNS             string `yaml:"dns" doc:"https://ADDRESS/dns-query of a resolver (DNS over HTTPS, RFC 8484) that is queried through the proxy; ADDRESS is an IP address. Empty means the name servers of the host."`
 }
 
-// validate checks the syntax; files are read by who uses them.
+// validate checks the syntax; it reads no file.
 func (p UpstreamProxy) validate() error {
 	bad := func(key, format string, args ...any) *agentlab.Error {
 		return agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField("upstream_proxy." + key)
@@ -35,7 +35,7 @@ func (p UpstreamProxy) validate() error {
 	case err != nil: // the error would repeat a password
 		return bad("url", "not a URL").WithHint("write http://proxy.corp:3128")
 	case u.User != nil:
-		return bad("url", "credentials do not belong into the URL").WithHint("write USER:PASSWORD into a file of mode 0600 and name it in upstream_proxy.credentials_file")
+		return bad("url", "the URL must not contain credentials").WithHint("write USER:PASSWORD into a file of mode 0600 and name it in upstream_proxy.credentials_file")
 	case !slices.Contains([]string{"http", "https", "socks5"}, u.Scheme):
 		return bad("url", "%q is not a proxy of a known kind", p.URL).WithHint("use http://, https:// or socks5://")
 	case !hasPort(u) || u.Hostname() == "" || *u != (url.URL{Scheme: u.Scheme, Host: u.Host}):
