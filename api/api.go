@@ -4,7 +4,7 @@ package api
 
 import "time"
 
-// Sandbox is one sandbox as clients see it.
+// Sandbox is a sandbox.
 type Sandbox struct {
 	VMID           int        `json:"vmid" doc:"Number of the sandbox"`
 	UID            string     `json:"uid" doc:"Random ownership mark"`
@@ -15,10 +15,10 @@ type Sandbox struct {
 	State          string     `json:"state" enum:"REQUESTED,PROVISIONING,BOOTING,READY,RUNNING,COMPLETED,FAILED,TIMEOUT,SUSPENDED,STOPPED,DESTROYED"`
 	Desired        string     `json:"desired" enum:"running,stopped,destroyed"`
 	Reason         string     `json:"reason,omitempty" doc:"Why it is FAILED, TIMEOUT or STOPPED"`
-	Waiting        string     `json:"waiting,omitempty" doc:"Why it does not go on at present; it is tried again"`
+	Waiting        string     `json:"waiting,omitempty" doc:"Why it is waiting; it is retried"`
 	Cores          int        `json:"cores"`
 	MemoryMB       int        `json:"memory_mb"`
-	RootSizeGB     int        `json:"root_size_gb" doc:"0 means the image's own size"`
+	RootSizeGB     int        `json:"root_size_gb" doc:"0 means the size of the image"`
 	NetworkMode    string     `json:"network_mode"`
 	Keepalive      bool       `json:"keepalive"`
 	JobID          string     `json:"job_id,omitempty"`
@@ -30,17 +30,17 @@ type Sandbox struct {
 	BootedAt       *time.Time `json:"booted_at,omitempty"`
 }
 
-// SandboxCreate asks for a sandbox (seed 000 §11.1).
+// SandboxCreate is the request for a sandbox (seed 000 §11.1).
 type SandboxCreate struct {
-	Name       string     `json:"name,omitempty" doc:"DNS label; made up when empty"`
+	Name       string     `json:"name,omitempty" doc:"DNS label; generated if empty"`
 	Profile    string     `json:"profile,omitempty" doc:"Default: the configured default profile"`
 	Image      string     `json:"image,omitempty"`
 	Keepalive  *bool      `json:"keepalive,omitempty" doc:"Default: the profile's"`
 	TTLMinutes int        `json:"ttl_minutes,omitempty" doc:"Lease; default: the profile's"`
 	Cores      int        `json:"cores,omitempty" doc:"Overrides the profile"`
 	MemoryMB   int        `json:"memory_mb,omitempty" doc:"Overrides the profile"`
-	Job        *JobCreate `json:"job,omitempty" doc:"Run this job in it"`
-	Workspace  *string    `json:"workspace,omitempty" doc:"Not supported yet; refused unless null"`
+	Job        *JobCreate `json:"job,omitempty" doc:"Run this job in the sandbox"`
+	Workspace  *string    `json:"workspace,omitempty" doc:"Not supported yet; must be null"`
 }
 
 // LeaseRenew sets the lease to end ttl_minutes from now.
@@ -50,14 +50,14 @@ type LeaseRenew struct {
 
 // SandboxStop stops a sandbox.
 type SandboxStop struct {
-	GraceSeconds *int `json:"grace_seconds,omitempty" minimum:"0" maximum:"600" doc:"How long the guest may take to shut down before its power is cut; default 30"`
+	GraceSeconds *int `json:"grace_seconds,omitempty" minimum:"0" maximum:"600" doc:"Seconds that the guest may take to shut down before it is powered off; default 30"`
 }
 
-// Job is one job as clients see it.
+// Job is a job.
 type Job struct {
 	ID          string     `json:"job_id"`
 	RepoURL     string     `json:"repo_url,omitempty"`
-	Bundled     bool       `json:"bundled" doc:"The repository was given as a git bundle"`
+	Bundled     bool       `json:"bundled" doc:"The repository was uploaded as a git bundle"`
 	Ref         string     `json:"ref,omitempty"`
 	Depth       int        `json:"depth,omitempty"`
 	Task        string     `json:"task"`
@@ -69,8 +69,8 @@ type Job struct {
 	Keepalive   bool       `json:"keepalive"`
 	Status      string     `json:"status" enum:"QUEUED,RUNNING,COMPLETED,FAILED,TIMEOUT,CANCELLED"`
 	Phase       string     `json:"phase,omitempty"`
-	Reason      string     `json:"reason,omitempty" doc:"Why it ended so"`
-	Waiting     string     `json:"waiting,omitempty" doc:"Why it does not go on at present; it is tried again"`
+	Reason      string     `json:"reason,omitempty" doc:"Why it ended with this status"`
+	Waiting     string     `json:"waiting,omitempty" doc:"Why it is waiting; it is retried"`
 	ExitCode    *int       `json:"exit_code,omitempty"`
 	SandboxVMID int        `json:"sandbox_vmid,omitempty"`
 	Result      JobResult  `json:"result"`
@@ -79,13 +79,13 @@ type Job struct {
 	StartedAt   *time.Time `json:"started_at,omitempty"`
 	FinishedAt  *time.Time `json:"finished_at,omitempty"`
 	DeadlineAt  *time.Time `json:"deadline_at,omitempty"`
-	Events      []Event    `json:"events,omitempty" doc:"The last events; only in the answer for one job"`
-	Artifacts   []Artifact `json:"artifacts,omitempty" doc:"Only in the answer for one job"`
+	Events      []Event    `json:"events,omitempty" doc:"The last events; only in the response for one job"`
+	Artifacts   []Artifact `json:"artifacts,omitempty" doc:"Only in the response for one job"`
 
-	Egress *EgressSummary `json:"egress,omitempty" doc:"What it wanted from the network; only in the answer for one job"`
+	Egress *EgressSummary `json:"egress,omitempty" doc:"Summary of its egress decisions; only in the response for one job"`
 }
 
-// JobResult is what came of the work.
+// JobResult is the result of a job.
 type JobResult struct {
 	BaseCommit string `json:"base_commit,omitempty"`
 	HeadCommit string `json:"head_commit,omitempty"`
@@ -97,32 +97,33 @@ type JobResult struct {
 	Uncommitted int `json:"uncommitted,omitempty" doc:"Files that differ from head_commit; see 'agentlab job diff'"`
 }
 
-// JobCreate asks for a job (seed 000 §11.1).
+// JobCreate is the request for a job (seed 000 §11.1).
 type JobCreate struct {
-	RepoURL    string  `json:"repo_url,omitempty" doc:"What the guest clones; empty with bundle_id or for no repository"`
-	BundleID   string  `json:"bundle_id,omitempty" doc:"From POST /v1/bundles: a local repository"`
-	Ref        string  `json:"ref,omitempty" doc:"Branch, tag or commit. With bundle_id any revision: one that is neither a ref nor the id of a commit in the bundle stands for its HEAD"`
+	RepoURL    string  `json:"repo_url,omitempty" doc:"URL that the guest clones; empty with bundle_id or for no repository"`
+	BundleID   string  `json:"bundle_id,omitempty" doc:"ID of an uploaded repository, from POST /v1/bundles"`
+	Ref        string  `json:"ref,omitempty" doc:"Branch, tag or commit. With bundle_id any revision; if it is neither a ref nor a commit ID in the bundle, it means the HEAD of the bundle"`
 	Depth      int     `json:"depth,omitempty"`
 	Profile    string  `json:"profile,omitempty" doc:"Default: the configured default profile"`
 	Image      string  `json:"image,omitempty"`
 	Task       string  `json:"task"`
-	Agent      string  `json:"agent,omitempty" doc:"claude, codex, opencode, gemini or shell; default: the configured default agent. With a new sandbox also none: without a task, only the repository is put in place"`
+	Agent      string  `json:"agent,omitempty" doc:"claude, codex, opencode, gemini or shell; default: the configured default agent. With a new sandbox also none: the repository is cloned and no task runs"`
 	Mode       string  `json:"mode,omitempty" doc:"dangerous, the default and only mode"`
 	TTLMinutes int     `json:"ttl_minutes,omitempty"`
 	Keepalive  *bool   `json:"keepalive,omitempty"`
-	Workspace  *string `json:"workspace,omitempty" doc:"Not supported yet; refused unless null"`
+	Workspace  *string `json:"workspace,omitempty" doc:"Not supported yet; must be null"`
 
-	NoPreflight bool `json:"no_preflight,omitempty" doc:"Do not check before the start that the agent has a key and that the profile lets it reach its model"`
+	NoPreflight bool `json:"no_preflight,omitempty" doc:"Skip the check that the agent has an API key and can reach its model"`
 }
 
-// Bundle is an uploaded git bundle, kept for an hour or until a job uses it.
+// Bundle is an uploaded git bundle. It is deleted after an hour unless a job uses
+// it.
 type Bundle struct {
 	ID     string `json:"bundle_id"`
 	Size   int64  `json:"size"`
 	SHA256 string `json:"sha256"`
 }
 
-// Artifact is a file that a job left.
+// Artifact is an output file of a job.
 type Artifact struct {
 	JobID     string    `json:"job_id"`
 	Path      string    `json:"path"`
@@ -132,7 +133,7 @@ type Artifact struct {
 	CreatedAt time.Time `json:"created_at"`
 }
 
-// Event tells what happened.
+// Event is an event of a sandbox, a job or the daemon.
 type Event struct {
 	ID          int64          `json:"id"`
 	Time        time.Time      `json:"ts"`
@@ -143,7 +144,7 @@ type Event struct {
 	Data        map[string]any `json:"data,omitempty"`
 }
 
-// Profile is one profile.
+// Profile is a profile.
 type Profile struct {
 	Name       string `json:"name"`
 	Image      string `json:"image,omitempty"`
@@ -154,31 +155,31 @@ type Profile struct {
 	Workspace  string `json:"workspace"`
 	Keepalive  bool   `json:"keepalive"`
 	TTLMinutes int    `json:"ttl_minutes"`
-	Source     string `json:"source" doc:"File it came from, or \"built-in\""`
-	YAML       string `json:"yaml,omitempty" doc:"Only in the answer for one profile"`
+	Source     string `json:"source" doc:"Its file, or \"built-in\""`
+	YAML       string `json:"yaml,omitempty" doc:"Only in the response for one profile"`
 	Usable     bool   `json:"usable"`
 	Problem    string `json:"problem,omitempty" doc:"Why it is not usable on the configured backend"`
 }
 
-// Image is one built image.
+// Image is a built image.
 type Image struct {
 	Name      string            `json:"name"`
 	Digest    string            `json:"digest"`
 	Arch      string            `json:"arch"`
 	Suite     string            `json:"suite"`
 	Size      int64             `json:"size" doc:"Virtual size of the root disk in bytes"`
-	DiskUsage int64             `json:"disk_usage" doc:"Bytes it occupies on the host"`
+	DiskUsage int64             `json:"disk_usage" doc:"Bytes on the disk of the host"`
 	CreatedAt time.Time         `json:"created_at"`
-	Versions  map[string]string `json:"versions" doc:"Build stamp: versions of everything that matters"`
-	InUse     bool              `json:"in_use" doc:"A sandbox stands on it"`
-	Current   bool              `json:"current" doc:"The name points at this digest"`
+	Versions  map[string]string `json:"versions" doc:"Versions of the software in the image"`
+	InUse     bool              `json:"in_use" doc:"A sandbox uses it"`
+	Current   bool              `json:"current" doc:"The name refers to this digest"`
 }
 
-// ImageBuild asks for an image to be built.
+// ImageBuild is the request to build an image.
 type ImageBuild struct {
 	Name   string `json:"name" doc:"Name of a shipped recipe (base, agents) or, with recipe, of the new image"`
-	Recipe string `json:"recipe,omitempty" doc:"YAML text of a recipe; default: the shipped one"`
-	Force  bool   `json:"force,omitempty" doc:"Build again though it exists"`
+	Recipe string `json:"recipe,omitempty" doc:"YAML recipe; default: the shipped one"`
+	Force  bool   `json:"force,omitempty" doc:"Build even if the image exists"`
 }
 
 // Status is the state of the daemon.
@@ -190,13 +191,13 @@ type Status struct {
 	Backend   string         `json:"backend"`
 	Accel     string         `json:"accel,omitempty" doc:"kvm or tcg, for the qemu backend, once probed"`
 	Home      string         `json:"home,omitempty"`
-	Listen    string         `json:"listen,omitempty" doc:"Address on which callers with a token are answered over TCP"`
-	Sandboxes map[string]int `json:"sandboxes" doc:"Number by state, without DESTROYED"`
-	Jobs      map[string]int `json:"jobs" doc:"Number by status"`
-	Findings  []Finding      `json:"findings" doc:"What the backend's check found that is not ok"`
+	Listen    string         `json:"listen,omitempty" doc:"Address for calls over TCP, which need a token"`
+	Sandboxes map[string]int `json:"sandboxes" doc:"Number of sandboxes by state, without DESTROYED"`
+	Jobs      map[string]int `json:"jobs" doc:"Number of jobs by status"`
+	Findings  []Finding      `json:"findings" doc:"Failed checks of the host"`
 }
 
-// Clock is what the daemon makes of the clock of its host.
+// Clock is the state of the clock of the daemon's host.
 type Clock struct {
 	Now       time.Time `json:"now"`
 	Suspended bool      `json:"suspended" doc:"Retention was suspended because the clock had jumped"`
@@ -204,12 +205,12 @@ type Clock struct {
 
 // Backup is a copy of the database.
 type Backup struct {
-	Path      string    `json:"path" doc:"On the machine of the daemon"`
+	Path      string    `json:"path" doc:"Path on the machine of the daemon"`
 	Size      int64     `json:"size" doc:"Bytes"`
 	CreatedAt time.Time `json:"created_at"`
 }
 
-// Finding is one result of a check.
+// Finding is the result of a check.
 type Finding struct {
 	Name   string `json:"name"`
 	Level  string `json:"level" enum:"ok,warn,error"`
@@ -217,38 +218,38 @@ type Finding struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
-// Orphan is a virtual machine that bears the mark of this AgentLab and belongs
-// to no sandbox that the database knows.
+// Orphan is a virtual machine that has the mark of this AgentLab but belongs to no
+// sandbox in the database.
 type Orphan struct {
 	VMID   int    `json:"vmid"`
-	UID    string `json:"uid" doc:"The mark; it names one orphan, as VMID does unless several have that number"`
+	UID    string `json:"uid" doc:"Ownership mark; unique, while several orphans can have the same VMID"`
 	Name   string `json:"name,omitempty"`
 	Power  string `json:"power" enum:"partial,stopped,running,suspended,crashed"`
 	Reason string `json:"reason,omitempty"`
 }
 
-// List is a page of anything.
+// List is a page of a list.
 type List[T any] struct {
 	Items []T    `json:"items"`
-	Next  string `json:"next,omitempty" doc:"Cursor of the next page; empty at the end"`
+	Next  string `json:"next,omitempty" doc:"Cursor of the next page; empty on the last page"`
 }
 
-// SSHKey asks for an ephemeral public key to be authorised in the guest.
+// SSHKey is the request to authorize an ephemeral public key in the guest.
 type SSHKey struct {
-	User      string `json:"user,omitempty" doc:"Default agent"`
+	User      string `json:"user,omitempty" doc:"Default: agent"`
 	PublicKey string `json:"public_key"`
 	Seconds   int64  `json:"seconds" minimum:"1" maximum:"86400"`
 }
 
-// SSHTarget is what an SSH client needs.
+// SSHTarget is the user, port and host keys for an SSH client.
 type SSHTarget struct {
 	User     string   `json:"user"`
 	Port     int      `json:"port"`
 	HostKeys []string `json:"host_keys"`
 }
 
-// Error is the body of a failed call: problem details (RFC 9457) with our
-// stable code and hint.
+// Error is the response to a failed call: problem details (RFC 9457) with a stable
+// code and a hint.
 type Error struct {
 	Status int    `json:"status"`
 	Title  string `json:"title"`
@@ -258,17 +259,17 @@ type Error struct {
 	Field  string `json:"field,omitempty"`
 }
 
-// TCPProtocol is the token of the HTTP Upgrade that turns a call into a plain
-// TCP connection to a port in the guest.
+// TCPProtocol is the HTTP Upgrade token that turns a call into a TCP connection to a
+// port in the guest.
 const TCPProtocol = "agentlab-tcp"
 
-// Health says that the daemon answers.
+// Health is the response of a running daemon.
 type Health struct {
 	Status  string `json:"status" enum:"ok,stopping"`
 	Version string `json:"version"`
 }
 
-// ImageProgress is one line that an image build printed.
+// ImageProgress is a line of output of an image build.
 type ImageProgress struct {
 	Line string `json:"line"`
 }

@@ -1,21 +1,21 @@
 package api
 
-// HostChecks is what the daemon and its backend find on the host.
+// HostChecks are the results of the checks of the host.
 type HostChecks struct {
 	Backend string    `json:"backend"`
-	Bridge  bool      `json:"bridge" doc:"Sandboxes are on a bridge of the host, whose firewall is this daemon's"`
-	Checks  []Finding `json:"checks" doc:"Everything that was looked at, also what is right"`
+	Bridge  bool      `json:"bridge" doc:"Sandboxes use a bridge of the host whose firewall the daemon manages"`
+	Checks  []Finding `json:"checks" doc:"All checks, including those that passed"`
 }
 
-// HostNetwork is the state of the rules for sandboxes on a bridge.
+// HostNetwork is the state of the firewall of the bridge for sandboxes.
 type HostNetwork struct {
-	Applied   bool     `json:"applied" doc:"Whether all tables are in the kernel"`
-	Tables    []string `json:"tables" doc:"Families of the tables that are loaded: inet, bridge, arp"`
-	Drift     []string `json:"drift" doc:"What is missing, changed or strange there; empty when all is as it should be"`
+	Applied   bool     `json:"applied" doc:"All tables are loaded"`
+	Tables    []string `json:"tables" doc:"Families of the loaded tables: inet, bridge, arp"`
+	Drift     []string `json:"drift" doc:"Missing, changed or unexpected rules; empty if there are none"`
 	Bridge    string   `json:"bridge"`
 	Subnet    string   `json:"subnet"`
 	Subnet6   string   `json:"subnet6,omitempty"`
-	Ports     []string `json:"ports" doc:"What is plugged into the bridge"`
-	Sandboxes int      `json:"sandboxes" doc:"Sandboxes that are let in"`
-	Serving   bool     `json:"serving" doc:"Whether this program answers DNS and checks names on the bridge; without it sandboxes resolve nothing"`
+	Ports     []string `json:"ports" doc:"Ports of the bridge"`
+	Sandboxes int      `json:"sandboxes" doc:"Number of sandboxes that may use the bridge"`
+	Serving   bool     `json:"serving" doc:"The daemon serves DNS and checks names on the bridge; otherwise sandboxes cannot resolve names"`
 }

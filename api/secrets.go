@@ -1,65 +1,65 @@
 package api
 
-// SecretVault tells to whom secrets bundles are encrypted.
+// SecretVault lists who can open secrets bundles.
 type SecretVault struct {
-	PublicKey  string   `json:"public_key" doc:"Of the daemon's own key"`
-	Recipients []string `json:"recipients" doc:"Who else can open the bundles"`
-	Bundles    []string `json:"bundles,omitempty" doc:"Bundles that were encrypted again"`
-	Kept       []string `json:"kept,omitempty" doc:"Public keys of older keys that stay, because sops bundles need them"`
+	PublicKey  string   `json:"public_key" doc:"Public key of the daemon"`
+	Recipients []string `json:"recipients" doc:"Other public keys that can open the bundles"`
+	Bundles    []string `json:"bundles,omitempty" doc:"Re-encrypted bundles"`
+	Kept       []string `json:"kept,omitempty" doc:"Old public keys that are kept because sops bundles use them"`
 }
 
-// SecretRotate asks for a new key.
+// SecretRotate is the request for a new key.
 type SecretRotate struct {
-	Add    []string `json:"add,omitempty" doc:"Further recipients: age1…, ssh-ed25519 … or ssh-rsa …"`
-	Remove []string `json:"remove,omitempty" doc:"Recipients who shall not open the bundles any more"`
+	Add    []string `json:"add,omitempty" doc:"Additional recipients: age1…, ssh-ed25519 … or ssh-rsa …"`
+	Remove []string `json:"remove,omitempty" doc:"Recipients that can no longer open the bundles"`
 }
 
-// SecretCreate asks for an empty bundle.
+// SecretCreate is the request for an empty bundle.
 type SecretCreate struct {
 	Name string `json:"name"`
 }
 
-// SecretBundle is one secrets bundle in a list.
+// SecretBundle is a secrets bundle in a list.
 type SecretBundle struct {
 	Name    string   `json:"name"`
-	Format  string   `json:"format" enum:"age,sops" doc:"sops: kept and changed with the program sops"`
-	Keys    []string `json:"keys" doc:"Names of the values, never the values"`
+	Format  string   `json:"format" enum:"age,sops" doc:"sops: managed with the program sops"`
+	Keys    []string `json:"keys" doc:"Names of the values, without the values"`
 	Problem string   `json:"problem,omitempty" doc:"Why it cannot be read"`
 }
 
-// SecretShow asks for what a bundle holds.
+// SecretShow is the request for the entries of a bundle.
 type SecretShow struct {
-	Reveal bool `json:"reveal,omitempty" doc:"With the values"`
+	Reveal bool `json:"reveal,omitempty" doc:"Include values"`
 }
 
-// SecretEntry is one value of a bundle.
+// SecretEntry is an entry of a bundle.
 type SecretEntry struct {
 	Key       string `json:"key"`
-	Reference string `json:"reference,omitempty" doc:"Where the value is got from when it is delivered; empty for a literal"`
-	Value     string `json:"value,omitempty" doc:"Of a literal, when it was asked for"`
+	Reference string `json:"reference,omitempty" doc:"Reference that is resolved at delivery; empty for a literal value"`
+	Value     string `json:"value,omitempty" doc:"Literal value, with reveal"`
 }
 
-// SecretText is the plain text of a bundle.
+// SecretText is the decrypted text of a bundle.
 type SecretText struct {
 	Text    string `json:"text" doc:"YAML"`
-	Version string `json:"version" doc:"To be given back when it is replaced"`
+	Version string `json:"version" doc:"Version to send when replacing the text"`
 }
 
-// SecretValidate asks for a check of bundles.
+// SecretValidate is the request to check bundles.
 type SecretValidate struct {
-	Bundle  string `json:"bundle,omitempty" doc:"Empty: all"`
-	Resolve bool   `json:"resolve,omitempty" doc:"Ask every reference for its value, and drop that"`
+	Bundle  string `json:"bundle,omitempty" doc:"Empty means all"`
+	Resolve bool   `json:"resolve,omitempty" doc:"Resolve every reference and discard the value"`
 }
 
-// SecretCheck tells what is wrong with bundles.
+// SecretCheck is the result of checking bundles.
 type SecretCheck struct {
 	Checked  []string        `json:"checked" doc:"Bundles"`
-	Findings []SecretFinding `json:"findings" doc:"Empty when all is well"`
+	Findings []SecretFinding `json:"findings" doc:"Empty if there are no problems"`
 }
 
-// SecretFinding is one thing that is wrong.
+// SecretFinding is a problem of a bundle.
 type SecretFinding struct {
-	Bundle  string `json:"bundle,omitempty" doc:"Empty: the folder or the key"`
+	Bundle  string `json:"bundle,omitempty" doc:"Empty for the directory or the key"`
 	Key     string `json:"key,omitempty"`
 	Problem string `json:"problem"`
 	Hint    string `json:"hint,omitempty"`

@@ -2,30 +2,29 @@ package api
 
 import "time"
 
-// TokenCreate asks for a token of the control API.
+// TokenCreate is the request for an API token.
 type TokenCreate struct {
-	Name       string   `json:"name" doc:"What it is for; unique"`
-	Role       string   `json:"role,omitempty" enum:"read,write,admin" default:"read" doc:"The most that it may do"`
-	Verbs      []string `json:"verbs,omitempty" doc:"Only calls with these verbs; empty means all that the role may do"`
-	Sandboxes  []string `json:"sandboxes,omitempty" doc:"Only calls about these sandboxes (VMID or name) and their jobs; empty means no such bound"`
-	TTLMinutes int      `json:"ttl_minutes" minimum:"1" maximum:"525600" doc:"Minutes that it lives"`
+	Name       string   `json:"name" doc:"Unique name"`
+	Role       string   `json:"role,omitempty" enum:"read,write,admin" default:"read" doc:"Role"`
+	Verbs      []string `json:"verbs,omitempty" doc:"Allow only calls with these verbs; empty means all of the role"`
+	Sandboxes  []string `json:"sandboxes,omitempty" doc:"Allow only calls about these sandboxes (VMID or name) and their jobs; empty means all"`
+	TTLMinutes int      `json:"ttl_minutes" minimum:"1" maximum:"525600" doc:"Lifetime in minutes"`
 }
 
-// Token is a right to use the control API, without its secret.
+// Token is an API token, without its secret.
 type Token struct {
 	ID         string         `json:"id"`
 	Name       string         `json:"name"`
 	Role       string         `json:"role" enum:"read,write,admin"`
-	Verbs      []string       `json:"verbs" doc:"Only these; empty means all that the role may do"`
-	Sandboxes  []TokenSandbox `json:"sandboxes" doc:"Only these and their jobs; empty means no such bound"`
+	Verbs      []string       `json:"verbs" doc:"Allowed verbs; empty means all of the role"`
+	Sandboxes  []TokenSandbox `json:"sandboxes" doc:"Allowed sandboxes, with their jobs; empty means all"`
 	CreatedAt  time.Time      `json:"created_at"`
 	ExpiresAt  time.Time      `json:"expires_at"`
-	LastUsedAt *time.Time     `json:"last_used_at,omitempty" doc:"To the minute or so"`
+	LastUsedAt *time.Time     `json:"last_used_at,omitempty" doc:"Accurate to about a minute"`
 }
 
-// TokenSandbox is a sandbox that a token is bound to, with the name and number
-// that it had when the token was made. One that is made later under that name
-// is another sandbox.
+// TokenSandbox is a sandbox that a token may access, with its name and number when
+// the token was created. A later sandbox with that name is another sandbox.
 type TokenSandbox struct {
 	VMID int    `json:"vmid"`
 	Name string `json:"name"`
@@ -34,5 +33,5 @@ type TokenSandbox struct {
 // TokenCreated is a new token with its secret, which is shown only once.
 type TokenCreated struct {
 	Token  Token  `json:"token"`
-	Secret string `json:"secret" doc:"What to send as Authorization: Bearer SECRET"`
+	Secret string `json:"secret" doc:"Token to send as Authorization: Bearer SECRET"`
 }

@@ -46,7 +46,7 @@ var (
 	listJobs = listOf(func(c *client.Client, ctx context.Context) (api.List[api.Job], error) {
 		return c.Jobs(ctx, client.JobQuery{Limit: completionJobs})
 	}, func(j api.Job) cobra.Completion {
-		return cobra.CompletionWithDesc(j.ID, plain(j.Status+", "+firstLine(j.Task, 40)))
+		return cobra.CompletionWithDesc(j.ID, sanitize(j.Status+", "+firstLine(j.Task, 40)))
 	})
 	listProfiles = listOf((*client.Client).Profiles, func(p api.Profile) cobra.Completion { return p.Name })
 	listImages   = listOf((*client.Client).Images, func(i api.Image) cobra.Completion { return i.Name })
@@ -56,7 +56,7 @@ var (
 		return cobra.CompletionWithDesc(p.Name, p.About)
 	})
 	listOrphanUIDs = listOf((*client.Client).Orphans, func(o api.Orphan) cobra.Completion {
-		return cobra.CompletionWithDesc(plain(o.UID), plain(fmt.Sprintf("VMID %d, %s %s", o.VMID, o.Name, o.Power)))
+		return cobra.CompletionWithDesc(sanitize(o.UID), sanitize(fmt.Sprintf("VMID %d, %s %s", o.VMID, o.Name, o.Power)))
 	})
 )
 
@@ -93,10 +93,10 @@ func secretKeysOf(bundle string) lister {
 func artifactsOf(job string) lister {
 	return listOf(func(c *client.Client, ctx context.Context) (api.List[api.Artifact], error) {
 		list, err := c.Artifacts(ctx, job)
-		list.Items = slices.DeleteFunc(list.Items, func(f api.Artifact) bool { return plain(f.Path) != f.Path })
+		list.Items = slices.DeleteFunc(list.Items, func(f api.Artifact) bool { return sanitize(f.Path) != f.Path })
 		return list, err
 	}, func(f api.Artifact) cobra.Completion {
-		return cobra.CompletionWithDesc(f.Path, byteSize(f.Size)+", "+plain(f.MIME))
+		return cobra.CompletionWithDesc(f.Path, byteSize(f.Size)+", "+sanitize(f.MIME))
 	})
 }
 

@@ -209,7 +209,7 @@ func daemonComplaint(log string) string {
 			kept = append(kept, strings.TrimSpace(line))
 		}
 	}
-	return plain(strings.Join(kept, "; "))
+	return sanitize(strings.Join(kept, "; "))
 }
 
 func (a *App) daemonCmd() *cobra.Command {
@@ -238,7 +238,7 @@ func (a *App) daemonRun() error {
 }
 
 func (a *App) daemonStart(ctx context.Context) error {
-	if err := a.onlyHere(); err != nil {
+	if err := a.localOnly(); err != nil {
 		return err
 	}
 	if _, err := a.connect(ctx); err != nil {
@@ -252,8 +252,8 @@ func (a *App) daemonStart(ctx context.Context) error {
 	return nil
 }
 
-// onlyHere returns an error if a daemon over TCP is selected.
-func (a *App) onlyHere() error {
+// localOnly returns an error if a daemon over TCP is selected.
+func (a *App) localOnly() error {
 	url, err := a.remoteURL()
 	if err == nil && url != "" {
 		err = usageErrorf("this command works only on the daemon's own machine").WithHint("run it there, or unset AGENTLAB_HOST to use the daemon of this machine")
@@ -264,7 +264,7 @@ func (a *App) onlyHere() error {
 // findDaemon returns the socket of the daemon of this machine and whether it is
 // running, without starting it.
 func (a *App) findDaemon(ctx context.Context) (socket string, running bool, err error) {
-	if err := a.onlyHere(); err != nil {
+	if err := a.localOnly(); err != nil {
 		return "", false, err
 	}
 	if socket, err = a.socketPath(); err != nil {
@@ -306,7 +306,7 @@ func (a *App) daemonLogsCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "logs", Short: "Print the end of the daemon's log", Args: exactArgs()}
 	cmd.Flags().IntVarP(&lines, "lines", "n", 200, "print at most this many lines; -1 means all")
 	cmd.RunE = func(*cobra.Command, []string) error {
-		if err := a.onlyHere(); err != nil {
+		if err := a.localOnly(); err != nil {
 			return err
 		}
 		p, err := a.paths()
@@ -345,9 +345,9 @@ func (a *App) remoteURL() (string, error) {
 	return os.Getenv("AGENTLAB_HOST"), nil
 }
 
-// elsewhere reports whether a daemon was selected explicitly; it is then never
+// explicitDaemon reports whether a daemon was selected explicitly; it is then never
 // started.
-func (a *App) elsewhere() bool {
+func (a *App) explicitDaemon() bool {
 	return a.socket != "" || a.host != "" || os.Getenv("AGENTLAB_HOST") != ""
 }
 
@@ -407,9 +407,9 @@ func writePrivate(name, text string) error {
 	return err
 }
 
-// sameDaemon returns flags that select the same daemon in another run of this
+// daemonFlags returns flags that select the same daemon in another run of this
 // program. The token itself is passed in the environment only.
-func (a *App) sameDaemon() ([]string, error) {
+func (a *App) daemonFlags() ([]string, error) {
 	url, err := a.remoteURL()
 	if err != nil {
 		return nil, err

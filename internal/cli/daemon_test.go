@@ -12,9 +12,9 @@ import (
 // Where somebody else may have made the runtime folder, no command connects,
 // starts a daemon or writes.
 func TestRuntimeFolderIsChecked(t *testing.T) {
-	home, elsewhere := t.TempDir(), t.TempDir()
+	home, explicitDaemon := t.TempDir(), t.TempDir()
 	t.Setenv("AGENTLAB_HOME", home)
-	if err := os.Symlink(elsewhere, filepath.Join(home, "run")); err != nil {
+	if err := os.Symlink(explicitDaemon, filepath.Join(home, "run")); err != nil {
 		t.Fatal(err)
 	}
 	a := &App{Stdout: io.Discard, Stderr: io.Discard}
@@ -28,7 +28,7 @@ func TestRuntimeFolderIsChecked(t *testing.T) {
 			t.Errorf("%s: got %v, want denied", name, err)
 		}
 	}
-	if left, _ := os.ReadDir(elsewhere); len(left) != 0 {
+	if left, _ := os.ReadDir(explicitDaemon); len(left) != 0 {
 		t.Errorf("written through the link: %v", left)
 	}
 }

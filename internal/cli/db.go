@@ -24,7 +24,7 @@ not start if they do not match, or if the database is missing or empty and the
 directory is not. It deletes nothing then.`,
 	}
 	backup := query(a, "backup", "Make a backup of the database now", exactArgs(), all((*client.Client).BackupDatabase), func(b api.Backup) error {
-		_, err := fmt.Fprintln(a.Stdout, plain(b.Path))
+		_, err := fmt.Fprintln(a.Stdout, sanitize(b.Path))
 		return err
 	})
 	cmd.AddCommand(backup, a.dbListCmd(), a.dbRestoreCmd(), a.dbRebuildCmd())
@@ -91,7 +91,7 @@ func systemFlag(cmd *cobra.Command, system *bool) {
 // repair replaces this process by 'agentlabd db'. No daemon is running, and only
 // the daemon's own program reads and writes its files.
 func (a *App) repair(system bool, verb string, args ...string) error {
-	if err := a.onlyHere(); err != nil {
+	if err := a.localOnly(); err != nil {
 		return err
 	}
 	if a.socket != "" {

@@ -45,7 +45,7 @@ func (a *App) showDenials(ctx context.Context, c *client.Client, jobID string) {
 // denialLine formats a denied record without its time and count, so that equal
 // denials are equal lines.
 func denialLine(r api.EgressRecord) string {
-	return plain(fmt.Sprintf("denied: %s (rule %s)", wanted(r.Proto, r.Name, r.Addr, r.Port), r.Rule))
+	return sanitize(fmt.Sprintf("denied: %s (rule %s)", wanted(r.Proto, r.Name, r.Addr, r.Port), r.Rule))
 }
 
 // wanted formats a target for a summary: the name, else the address, with the
@@ -81,5 +81,5 @@ func (a *App) summariseDenials(id string, s *api.EgressSummary) {
 	if more := len(s.Targets) + s.More - len(list); more > 0 {
 		list = append(list, fmt.Sprintf("%d more", more))
 	}
-	a.progressf("  %s\n  → agentlab egress log --job %s --denied", plain("denied by the network policy: "+strings.Join(list, ", ")), id)
+	a.progressf("  %s\n  → agentlab egress log --job %s --denied", sanitize("denied by the network policy: "+strings.Join(list, ", ")), id)
 }

@@ -141,7 +141,7 @@ func (a *App) printEgress(r api.EgressRecord) error {
 	if r.Dropped > 0 {
 		line += fmt.Sprintf("  (%d before it not recorded)", r.Dropped)
 	}
-	_, err := fmt.Fprintln(a.Stdout, plain(line))
+	_, err := fmt.Fprintln(a.Stdout, sanitize(line))
 	return err
 }
 

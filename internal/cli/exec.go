@@ -199,7 +199,7 @@ func (a *App) interact(ctx context.Context, conn net.Conn, stdin, tty bool) erro
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the connection to the sandbox was lost: %w", err)
 	}
 	if status.Error != "" {
-		a.progressf("agentlab: %s", plain(status.Error))
+		a.progressf("agentlab: %s", sanitize(status.Error))
 	}
 	return guestStatus(status.Code)
 }

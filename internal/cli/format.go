@@ -35,45 +35,45 @@ func (t *table) row(cells ...any) {
 		if i > 0 {
 			_, _ = io.WriteString(t.w, "\t")
 		}
-		_, _ = io.WriteString(t.w, plain(fmt.Sprint(c)))
+		_, _ = io.WriteString(t.w, sanitize(fmt.Sprint(c)))
 	}
 	_, _ = io.WriteString(t.w, "\n")
 }
 
 func (t *table) flush() error { return t.w.Flush() }
 
-// plain replaces control characters by spaces, so that text from a guest can
+// sanitize replaces control characters by spaces, so that text from a guest can
 // neither move the cursor nor break a table.
-func plain(s string) string {
+func sanitize(s string) string {
 	return strings.Map(func(r rune) rune {
-		if drives(r) {
+		if controlsTerminal(r) {
 			return ' '
 		}
 		return r
 	}, s)
 }
 
-// drives reports whether a rune controls a terminal: a control character (C0 and
+// controlsTerminal reports whether a rune controls a terminal: a control character (C0 and
 // C1), a line or paragraph separator, or a bidirectional formatting character.
-func drives(r rune) bool {
+func controlsTerminal(r rune) bool {
 	return unicode.IsControl(r) || r == 0x2028 || r == 0x2029 || unicode.Is(unicode.Bidi_Control, r)
 }
 
-// plainWriter writes a guest's log to a terminal without escape sequences. It
+// sanitizeWriter writes a guest's log to a terminal without escape sequences. It
 // passes tab, newline and carriage return, and replaces other control
 // characters and invalid UTF-8 by dots. Colors are lost.
-type plainWriter struct {
+type sanitizeWriter struct {
 	w    io.Writer
 	rest []byte // an incomplete rune at the end of the last write
 }
 
-func (p *plainWriter) Write(b []byte) (int, error) {
+func (p *sanitizeWriter) Write(b []byte) (int, error) {
 	in := append(p.rest, b...)
 	clean := make([]byte, 0, len(in))
 	for len(in) > 0 && utf8.FullRune(in) {
 		r, size := utf8.DecodeRune(in)
 		switch {
-		case r == utf8.RuneError && size == 1, drives(r) && r != '\t' && r != '\n' && r != '\r':
+		case r == utf8.RuneError && size == 1, controlsTerminal(r) && r != '\t' && r != '\n' && r != '\r':
 			clean = append(clean, '.')
 		default:
 			clean = append(clean, in[:size]...)
@@ -90,7 +90,7 @@ func (p *plainWriter) Write(b []byte) (int, error) {
 // logWriter returns w, without control characters if it is a terminal.
 func logWriter(w io.Writer) io.Writer {
 	if _, tty := terminal(w); tty {
-		return &plainWriter{w: w}
+		return &sanitizeWriter{w: w}
 	}
 	return w
 }

@@ -66,10 +66,10 @@ func (a *App) printHostNetwork(n api.HostNetwork) error {
 	}
 	t := newTable(a.Stdout, "Rules:", state)
 	for _, d := range n.Drift {
-		t.row("", plain(d))
+		t.row("", sanitize(d))
 	}
 	t.row("Bridge:", n.Bridge+" ("+strings.TrimSuffix(n.Subnet+", "+n.Subnet6, ", ")+")")
-	t.row("Ports:", plain(strings.Join(n.Ports, " ")))
+	t.row("Ports:", sanitize(strings.Join(n.Ports, " ")))
 	t.row("Sandboxes:", n.Sandboxes)
 	t.row("DNS served:", yesNo(n.Serving))
 	return t.flush()

@@ -45,7 +45,7 @@ func (a *App) imageBuildCmd() *cobra.Command {
 			}
 			req.Recipe = text
 		}
-		img, err := c.BuildImage(ctx, req, func(line string) { a.progressf("%s", plain(line)) })
+		img, err := c.BuildImage(ctx, req, func(line string) { a.progressf("%s", sanitize(line)) })
 		if err != nil {
 			return err
 		}

@@ -83,7 +83,7 @@ The exit code is 1 if a check fails.`,
 }
 
 func (a *App) init(ctx context.Context, f *initFlags) error {
-	if err := a.onlyHere(); err != nil {
+	if err := a.localOnly(); err != nil {
 		return err
 	}
 	if !f.smoke && (f.profile != "" || f.site != "") {
@@ -163,7 +163,7 @@ func (h *hostInit) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	checks, answered := h.ask(ctx)
+	checks, answered := h.hostChecks(ctx)
 	if answered && checks.Bridge || !answered && proxmoxNode() {
 		if err := h.bridge(ctx, !answered || !templatesRight(checks)); err != nil {
 			return err
@@ -275,8 +275,8 @@ func (h *hostInit) socket() (string, error) {
 	return p.Socket(), p.CheckRun()
 }
 
-// ask gets the checks of a daemon that is already running.
-func (h *hostInit) ask(ctx context.Context) (api.HostChecks, bool) {
+// hostChecks gets the checks of a daemon that is already running.
+func (h *hostInit) hostChecks(ctx context.Context) (api.HostChecks, bool) {
 	socket, err := h.socket()
 	if err != nil || ping(ctx, socket) != nil {
 		return api.HostChecks{}, false
@@ -375,19 +375,19 @@ func (h *hostInit) print() {
 	count := map[string]int{}
 	for _, c := range h.report.Checks {
 		count[c.Level]++
-		fmt.Fprintf(w, "%-5s  %-14s %s\n", c.Level, plain(c.Name), plain(c.Detail))
+		fmt.Fprintf(w, "%-5s  %-14s %s\n", c.Level, sanitize(c.Name), sanitize(c.Detail))
 		if c.Level == levelError && !h.flags.apply {
 			for _, cmd := range c.Commands {
-				fmt.Fprintf(w, "         + %s\n", plain(cmd))
+				fmt.Fprintf(w, "         + %s\n", sanitize(cmd))
 			}
 		}
 		if c.Remedy != "" {
-			fmt.Fprintf(w, "         → %s\n", plain(c.Remedy))
+			fmt.Fprintf(w, "         → %s\n", sanitize(c.Remedy))
 		}
 	}
 	for _, s := range h.report.Smoke {
 		count[s.Result]++
-		fmt.Fprintf(w, "%-5s  %-14s %s\n", plain(s.Result), plain(s.Check), plain(s.Detail))
+		fmt.Fprintf(w, "%-5s  %-14s %s\n", sanitize(s.Result), sanitize(s.Check), sanitize(s.Detail))
 	}
 	fmt.Fprintf(w, "%d ok, %s, %s", count[levelOK], plural(count[levelWarn], "warning"), plural(count[levelError], "error"))
 	if len(h.report.Smoke) > 0 {

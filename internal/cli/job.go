@@ -94,7 +94,7 @@ func (a *App) showJob(j api.Job) error {
 	if len(j.Events) > 0 {
 		fmt.Fprintln(a.Stdout, "\nLast events:")
 		for _, e := range j.Events {
-			fmt.Fprintf(a.Stdout, "  %s  %s\n", localTime(e.Time), plain(e.Message))
+			fmt.Fprintf(a.Stdout, "  %s  %s\n", localTime(e.Time), sanitize(e.Message))
 		}
 	}
 	return nil
@@ -129,7 +129,7 @@ TIMEOUT.`,
 			if j, err = a.waitJob(ctx, c, j.ID); err != nil {
 				return err
 			}
-			a.awaitGone(ctx, c, j)
+			a.waitDestroyed(ctx, c, j)
 		}
 		return a.done(j, "job %s is %s", j.ID, j.Status)
 	})

@@ -41,14 +41,14 @@ For the commits of the job see 'agentlab job fetch'.`,
 			a.noteModuleDiffs(j)
 			return a.done(map[string]any{"job_id": j.ID, "applied": []string{}, "unchanged": 0, "skipped": []string{}}, "nothing to apply: job %s has no uncommitted changes", j.ID)
 		}
-		return withResult(ctx, c, j, repo, func(b *takenBundle, dir string) error {
+		return withResult(ctx, c, j, repo, func(b *checkedBundle, dir string) error {
 			return a.applyChanges(ctx, b, j, dir, args[1:], force)
 		})
 	})
 	return cmd
 }
 
-func (a *App) applyChanges(ctx context.Context, b *takenBundle, j api.Job, dir string, paths []string, force bool) error {
+func (a *App) applyChanges(ctx context.Context, b *checkedBundle, j api.Job, dir string, paths []string, force bool) error {
 	ch, err := openChanges(ctx, b, j)
 	if err != nil {
 		return err
@@ -69,7 +69,7 @@ func (a *App) applyChanges(ctx context.Context, b *takenBundle, j api.Job, dir s
 	if err := p.make(ctx, list); err != nil {
 		return err
 	}
-	if len(p.dirty) > 0 && !force && !a.agree(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the job's changes into them?", someNames(p.dirty))) {
+	if len(p.dirty) > 0 && !force && !a.confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the job's changes into them?", someNames(p.dirty))) {
 		return agentlab.Errorf(agentlab.CodeConflict, "files with uncommitted changes would be changed: %s", someNames(p.dirty)).
 			WithHint("commit or stash them, or use --force to merge into them; nothing was applied")
 	}
@@ -78,7 +78,7 @@ func (a *App) applyChanges(ctx context.Context, b *takenBundle, j api.Job, dir s
 	}
 	for _, s := range p.steps {
 		if err := w.write(s); err != nil {
-			return agentlab.Errorf(agentlab.CodeUnavailable, "cannot write %s: %w", plain(s.path), err).
+			return agentlab.Errorf(agentlab.CodeUnavailable, "cannot write %s: %w", sanitize(s.path), err).
 				WithHint("fix this and run the command again; it skips files that are already applied")
 		}
 	}
@@ -92,10 +92,10 @@ func (a *App) printApplied(p *applyPlan, j api.Job) error {
 	}
 	return a.emit(map[string]any{"job_id": j.ID, "applied": names, "unchanged": p.same, "skipped": append([]string{}, p.skipped...)}, func() error {
 		for _, name := range names {
-			fmt.Fprintln(a.Stdout, plain(name))
+			fmt.Fprintln(a.Stdout, sanitize(name))
 		}
 		for _, name := range p.skipped {
-			a.progressf("note: the submodule %s is not changed", plain(name))
+			a.progressf("note: the submodule %s is not changed", sanitize(name))
 		}
 		a.progressf("applied %s; %d had the changes already\n  → git diff", plural(len(names), "file"), p.same)
 		if n := j.Result.Commits; n > 0 {
@@ -108,16 +108,16 @@ func (a *App) printApplied(p *applyPlan, j api.Job) error {
 // someNames joins the first names of a list.
 func someNames(names []string) string {
 	const most = 10
-	text := plain(strings.Join(names[:min(most, len(names))], ", "))
+	text := sanitize(strings.Join(names[:min(most, len(names))], ", "))
 	if n := len(names) - most; n > 0 {
 		text += fmt.Sprintf(" and %d more", n)
 	}
 	return text
 }
 
-// agree asks for confirmation on the terminal. Without a terminal the answer is
+// confirm asks for confirmation on the terminal. Without a terminal the answer is
 // no.
-func (a *App) agree(question string) bool {
+func (a *App) confirm(question string) bool {
 	if a.json {
 		return false
 	}

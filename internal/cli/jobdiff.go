@@ -52,7 +52,7 @@ from. For the commits of the job see 'agentlab job fetch'.`,
 			}
 			return nil
 		}
-		return withResult(ctx, c, j, repo, func(b *takenBundle, _ string) error {
+		return withResult(ctx, c, j, repo, func(b *checkedBundle, _ string) error {
 			ch, err := openChanges(ctx, b, j)
 			if err != nil {
 				return err
@@ -93,18 +93,18 @@ func (a *App) noteModuleDiffs(j api.Job) {
 
 // changes are the uncommitted changes of a job: the difference of two trees.
 type changes struct {
-	*takenBundle
+	*checkedBundle
 	from, to string
 }
 
 // openChanges returns the uncommitted changes in a bundle.
-func openChanges(ctx context.Context, b *takenBundle, j api.Job) (changes, error) {
+func openChanges(ctx context.Context, b *checkedBundle, j api.Job) (changes, error) {
 	commit := b.header.refs[guestapi.RefChanges]
 	if commit == "" {
 		return changes{}, agentlab.Errorf(agentlab.CodeNotFound, "job %s has no uncommitted changes", j.ID).
 			WithHint("fetch its commits: agentlab job fetch %s", j.ID)
 	}
-	ch := changes{takenBundle: b, from: emptyTree, to: commit}
+	ch := changes{checkedBundle: b, from: emptyTree, to: commit}
 	if parent, err := b.git(ctx, gitInput{}, "rev-parse", "--verify", "--quiet", commit+"^1^{commit}"); err == nil {
 		ch.from = parent
 	} else if ctx.Err() != nil {
@@ -118,7 +118,7 @@ func openChanges(ctx context.Context, b *takenBundle, j api.Job) (changes, error
 func (ch changes) diff(ctx context.Context, w io.Writer, format string) error {
 	_, err := ch.git(ctx, gitInput{stdout: w}, "diff-tree", "-r", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", format, ch.from, ch.to)
 	if err != nil && ctx.Err() == nil {
-		return agentlab.Errorf(agentlab.CodeConflict, "git cannot show the changes: %s", plain(err.Error()))
+		return agentlab.Errorf(agentlab.CodeConflict, "git cannot show the changes: %s", sanitize(err.Error()))
 	}
 	return err
 }
@@ -188,7 +188,7 @@ func (ch changes) list(ctx context.Context) ([]change, error) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		return nil, agentlab.Errorf(agentlab.CodeConflict, "git cannot list the changes: %s", plain(err.Error()))
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "git cannot list the changes: %s", sanitize(err.Error()))
 	}
 	fields := strings.Split(strings.TrimSuffix(out.String(), "\x00"), "\x00")
 	var list []change

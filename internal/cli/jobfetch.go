@@ -40,7 +40,7 @@ If the job has ended without commits, the command says so and exits with 0.`,
 			return err
 		}
 		got, err := fetchJob(ctx, c, j, repo, withChanges)
-		if errors.Is(err, errNoCommits) && madeNothing(j, withChanges) {
+		if errors.Is(err, errNoCommits) && hasNothing(j, withChanges) {
 			return a.nothingToFetch(j)
 		}
 		if err != nil {
@@ -69,9 +69,9 @@ func (a *App) printFetched(j api.Job, got fetched) error {
 // repository has none to wait for.
 func hasResult(j api.Job) bool { return j.Result.HeadCommit != "" || j.RepoURL == "" && !j.Bundled }
 
-// madeNothing reports whether a job has ended with a known result that has
+// hasNothing reports whether a job has ended with a known result that has
 // nothing to fetch.
-func madeNothing(j api.Job, withChanges bool) bool {
+func hasNothing(j api.Job, withChanges bool) bool {
 	r := j.Result
 	commits := r.Commits > 0 || r.HeadCommit != r.BaseCommit // 0 also means that they could not be counted
 	changes := withChanges && (r.Uncommitted > 0 || r.Dirty)
@@ -105,7 +105,7 @@ type fetched struct {
 // nothing out.
 func fetchJob(ctx context.Context, c *client.Client, j api.Job, repo string, withChanges bool) (fetched, error) {
 	var got fetched
-	err := withResult(ctx, c, j, repo, func(b *takenBundle, _ string) error {
+	err := withResult(ctx, c, j, repo, func(b *checkedBundle, _ string) error {
 		refs := map[string]string{}
 		if commit := b.header.refs[resultBranch(j)]; commit != "" {
 			got.Ref, got.Commit, got.Commits = "refs/agentlab/"+j.ID, commit, j.Result.Commits
@@ -150,7 +150,7 @@ func noCommits(j api.Job) error {
 // withResult downloads the job's bundle, checks every object against the
 // repository, and calls fn with it and a temporary directory. An untrusted guest
 // wrote the bundle.
-func withResult(ctx context.Context, c *client.Client, j api.Job, repo string, fn func(b *takenBundle, dir string) error) error {
+func withResult(ctx context.Context, c *client.Client, j api.Job, repo string, fn func(b *checkedBundle, dir string) error) error {
 	if _, err := git(ctx, repo, "rev-parse", "--git-dir"); err != nil {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a git repository: %v", repo, err).WithHint("set --repo to the path of one")
 	}
@@ -189,7 +189,7 @@ func bundleFault(ctx context.Context, j api.Job, err error) error {
 	if ours {
 		code = e.Code
 	}
-	fault := agentlab.Errorf(code, "git rejects the bundle of job %s: %s", j.ID, plain(err.Error()))
+	fault := agentlab.Errorf(code, "git rejects the bundle of job %s: %s", j.ID, sanitize(err.Error()))
 	if errors.Is(err, errLacksBase) {
 		return fault.WithHint("it requires commit %.12s, which this repository lacks; set --repo to the repository of the job", j.Result.BaseCommit)
 	}

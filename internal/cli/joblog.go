@@ -191,7 +191,7 @@ func (a *App) followJob(ctx context.Context, c *client.Client, id string, show f
 		if ctx.Err() != nil {
 			return api.Job{}, ctx.Err()
 		}
-		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || a.elsewhere() {
+		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || a.explicitDaemon() {
 			return j, err
 		}
 		if _, err := a.connect(ctx); err != nil {

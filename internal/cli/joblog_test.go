@@ -79,7 +79,7 @@ func followed(t *testing.T, out io.Writer, idle time.Duration, events bool, log 
 	t.Helper()
 	const id = "job-aaaaaaaaaaaaa"
 	var ended atomic.Bool
-	asked := make(chan struct{})
+	changeRequest := make(chan struct{})
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/jobs/"+id, func(w http.ResponseWriter, _ *http.Request) {
 		status := agentlab.JobRunning
@@ -90,7 +90,7 @@ func followed(t *testing.T, out io.Writer, idle time.Duration, events bool, log 
 	})
 	mux.HandleFunc("GET /v1/jobs/"+id+"/log", func(w http.ResponseWriter, r *http.Request) {
 		if !ended.Swap(true) {
-			close(asked)
+			close(changeRequest)
 		}
 		log(w, r)
 	})
@@ -103,7 +103,7 @@ func followed(t *testing.T, out io.Writer, idle time.Duration, events bool, log 
 		_ = http.NewResponseController(w).Flush()
 		if r.URL.Path == "/v1/events" {
 			select {
-			case <-asked:
+			case <-changeRequest:
 				_, _ = fmt.Fprintf(w, "id: 1\nevent: event\ndata: {\"id\":1,\"kind\":%q,\"job_id\":%q}\n\n", agentlab.EventJobStatus, id)
 				_ = http.NewResponseController(w).Flush()
 			case <-r.Context().Done():

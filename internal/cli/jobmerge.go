@@ -79,7 +79,7 @@ func (p *applyPlan) make(ctx context.Context, list []change) error {
 			continue
 		}
 		if !slices.Contains([]string{modeNone, modeFile, modeProgram, modeLink}, c.newMode) {
-			return agentlab.Errorf(agentlab.CodeDenied, "%s has the unsupported mode %s; nothing was applied", plain(c.path), c.newMode)
+			return agentlab.Errorf(agentlab.CodeDenied, "%s has the unsupported mode %s; nothing was applied", sanitize(c.path), c.newMode)
 		}
 		ours, err := p.version(c.path)
 		switch {
@@ -87,7 +87,7 @@ func (p *applyPlan) make(ctx context.Context, list []change) error {
 			conflicts = append(conflicts, conflict{c.path, err.Error()})
 			continue
 		case err != nil:
-			return agentlab.Errorf(agentlab.CodeInvalid, "cannot read %s: %w", plain(c.path), err)
+			return agentlab.Errorf(agentlab.CodeInvalid, "cannot read %s: %w", sanitize(c.path), err)
 		case ours.mode == c.newMode && ours.blob == c.newBlob:
 			p.same++
 			continue
@@ -233,7 +233,7 @@ func (p *applyPlan) readBlobs(ctx context.Context, blobs map[string]bool) error 
 		return err
 	}
 	if err != nil && ctx.Err() == nil {
-		return agentlab.Errorf(agentlab.CodeConflict, "cannot read the changed files: %s; nothing was applied", plain(err.Error()))
+		return agentlab.Errorf(agentlab.CodeConflict, "cannot read the changed files: %s; nothing was applied", sanitize(err.Error()))
 	}
 	return err
 }
@@ -276,7 +276,7 @@ func (p *applyPlan) merge(ctx context.Context) error {
 	for i, s := range p.steps {
 		if s.newMode == modeLink {
 			if err := safeLink(s.path, s.content); err != nil {
-				return agentlab.Errorf(agentlab.CodeDenied, "the job's symbolic link %s is not allowed: %w; nothing was applied", plain(s.path), err)
+				return agentlab.Errorf(agentlab.CodeDenied, "the job's symbolic link %s is not allowed: %w; nothing was applied", sanitize(s.path), err)
 			}
 		}
 		if s.ours == "" {

@@ -62,7 +62,7 @@ Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
 	waitFlag(cmd, &f.wait, "wait for the job to end, with progress and log")
 	cmd.MarkFlagsMutuallyExclusive("task", "task-file")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := a.completeRun(f, cmd); err != nil {
+		if err := a.prepareRun(f, cmd); err != nil {
 			return err
 		}
 		c, err := a.connect(cmd.Context())
@@ -74,9 +74,9 @@ Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
 	return cmd
 }
 
-// completeRun completes the request, and checks it as far as possible without
+// prepareRun completes the request, and checks it as far as possible without
 // the daemon, so that a usage error does not start one.
-func (a *App) completeRun(f *jobRunFlags, cmd *cobra.Command) error {
+func (a *App) prepareRun(f *jobRunFlags, cmd *cobra.Command) error {
 	if f.taskFile != "" {
 		text, err := a.readInput(f.taskFile, agentlab.MaxTaskBytes)
 		if err != nil {
@@ -177,7 +177,7 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 	if err != nil {
 		return a.leftRunning(ctx, j.ID, err)
 	}
-	a.awaitGone(ctx, c, j)
+	a.waitDestroyed(ctx, c, j)
 	if a.json {
 		if err := a.printJSON(j); err != nil {
 			return err
@@ -202,10 +202,10 @@ func (a *App) leftRunning(ctx context.Context, id string, err error) error {
 // destroyed.
 const goneLimit = 30 * time.Second
 
-// awaitGone waits until the sandbox of an ended job is destroyed or, if it is
+// waitDestroyed waits until the sandbox of an ended job is destroyed or, if it is
 // kept, released, so that nothing remains when the command returns. It changes
 // nothing about the outcome of the job.
-func (a *App) awaitGone(ctx context.Context, c *client.Client, j api.Job) {
+func (a *App) waitDestroyed(ctx context.Context, c *client.Client, j api.Job) {
 	ctx, cancel := context.WithTimeout(ctx, goneLimit)
 	defer cancel()
 	number := j.SandboxVMID
@@ -293,7 +293,7 @@ func (a *App) printOutcome(j api.Job) {
 	}
 	why := ""
 	if j.Reason != "" {
-		why = ": " + plain(j.Reason)
+		why = ": " + sanitize(j.Reason)
 	}
 	a.progressf("job %s %s%s%s", j.ID, j.Status, took, why)
 }
@@ -302,7 +302,7 @@ func (a *App) printOutcome(j api.Job) {
 func (a *App) summarise(j api.Job) {
 	a.printOutcome(j)
 	if j.Result.Commits > 0 {
-		a.progressf("  %s on %s", plural(j.Result.Commits, "commit"), plain(j.Result.Branch))
+		a.progressf("  %s on %s", plural(j.Result.Commits, "commit"), sanitize(j.Result.Branch))
 		if j.Bundled {
 			a.progressf("  → agentlab job fetch %s", j.ID)
 		}

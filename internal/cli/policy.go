@@ -192,7 +192,7 @@ func explainPolicy(w io.Writer, p api.Policy) {
 	say("Always: private, tailnet, link-local, metadata, loopback and multicast addresses, other sandboxes and the host are denied.")
 	say("Always: only AgentLab resolves names (port 53 of other servers is denied), and answers with such addresses are withheld.")
 	for _, t := range p.Private {
-		say("PRIVATE, opened by the operator: TCP to %s is allowed although it is private (%s; %s).", net.JoinHostPort(t.Host, strconv.Itoa(t.Port)), plain(t.Reason), privateSource(t.Source))
+		say("PRIVATE, opened by the operator: TCP to %s is allowed although it is private (%s; %s).", net.JoinHostPort(t.Host, strconv.Itoa(t.Port)), sanitize(t.Reason), privateSource(t.Source))
 	}
 	if p.UpstreamProxy && p.Mode != agentlab.NetworkOff {
 		say("The internet is reached through the operator's upstream proxy, which supports only TCP to IPv4 addresses: rule proxy.unsupported denies UDP, ICMP and IPv6, before all rules below.")
@@ -340,7 +340,7 @@ func (a *App) printReloaded(list api.List[api.PolicyReload]) error {
 			case r.Changed:
 				what = "changed, applied"
 			}
-			t.row(r.VMID, plain(r.Name), r.Profile, what)
+			t.row(r.VMID, sanitize(r.Name), r.Profile, what)
 		}
 		return t.flush()
 	})
@@ -396,7 +396,7 @@ func (a *App) printPrivate(list []api.PolicyPrivate) error {
 	fmt.Fprintf(a.Stdout, "WARNING: this policy opens %s to the sandbox:\n", plural(len(list), "private target"))
 	t := newTable(a.Stdout, "  PRIVATE", "REASON", "SOURCE")
 	for _, p := range list {
-		t.row("  "+net.JoinHostPort(p.Host, strconv.Itoa(p.Port)), plain(p.Reason), privateSource(p.Source))
+		t.row("  "+net.JoinHostPort(p.Host, strconv.Itoa(p.Port)), sanitize(p.Reason), privateSource(p.Source))
 	}
 	return t.flush()
 }

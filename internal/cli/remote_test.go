@@ -64,16 +64,16 @@ func TestRemoteEnvironment(t *testing.T) {
 func TestSameDaemon(t *testing.T) {
 	t.Setenv("AGENTLAB_HOST", "https://lab.example:8843")
 	t.Setenv("AGENTLAB_TOKEN", "agentlab_secret")
-	words, err := (&App{}).sameDaemon()
+	words, err := (&App{}).daemonFlags()
 	if got := strings.Join(words, " "); err != nil || got != "--host https://lab.example:8843" {
 		t.Errorf("%q, %v", got, err)
 	}
-	words, err = (&App{host: "https://other", tokenFile: "rel/token"}).sameDaemon()
+	words, err = (&App{host: "https://other", tokenFile: "rel/token"}).daemonFlags()
 	wd, _ := os.Getwd()
 	if got := strings.Join(words, " "); err != nil || got != "--host https://other --token-file "+filepath.Join(wd, "rel/token") {
 		t.Errorf("%q, %v", got, err)
 	}
-	words, err = (&App{socket: "/run/a.sock"}).sameDaemon()
+	words, err = (&App{socket: "/run/a.sock"}).daemonFlags()
 	if got := strings.Join(words, " "); err != nil || got != "--socket /run/a.sock" {
 		t.Errorf("%q, %v", got, err)
 	}

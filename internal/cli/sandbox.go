@@ -103,7 +103,7 @@ func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbo
 	if err != nil {
 		return a.leftRunning(ctx, sb.JobID, err)
 	}
-	a.awaitGone(ctx, c, j)
+	a.waitDestroyed(ctx, c, j)
 	if now, err := c.Sandbox(ctx, fmt.Sprint(sb.VMID)); err == nil {
 		sb = now
 	}
@@ -111,7 +111,7 @@ func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbo
 		return err
 	}
 	if err := jobStatusError(j); err != nil {
-		a.progressf("job %s is %s: %s\n  → agentlab job logs %s", j.ID, j.Status, plain(j.Reason), j.ID)
+		a.progressf("job %s is %s: %s\n  → agentlab job logs %s", j.ID, j.Status, sanitize(j.Reason), j.ID)
 		return err
 	}
 	return nil
@@ -237,7 +237,7 @@ sandbox stop'.`, "wait until the sandbox is suspended", (*client.Client).Suspend
 		waitFlag(cmd, &wait, p.wait)
 		cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 			request := func(ctx context.Context, sandbox string) (api.Sandbox, error) { return p.request(c, ctx, sandbox) }
-			return a.finishSandbox(ctx, c, ask(ctx, c, args[0], wait, request), wait, p.done)
+			return a.finishSandbox(ctx, c, requestChange(ctx, c, args[0], wait, request), wait, p.done)
 		})
 		cmds = append(cmds, cmd)
 	}

@@ -55,7 +55,7 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 			return sb, err
 		}
 		if done(agentlab.SandboxState(now.State)) {
-			a.showRest(ctx, c, now, e.ID)
+			a.showLaterEvents(ctx, c, now, e.ID)
 			return now, nil
 		}
 		// A sandbox can be destroyed in every state.
@@ -72,7 +72,7 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 func sandboxFailed(sb api.Sandbox) error {
 	switch agentlab.SandboxState(sb.State) {
 	case agentlab.SandboxFailed, agentlab.SandboxTimeout, agentlab.SandboxDestroyed:
-		return agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %s is %s: %s", sb.Name, sb.State, plain(sb.Reason)).
+		return agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %s is %s: %s", sb.Name, sb.State, sanitize(sb.Reason)).
 			WithHint("%s, then 'agentlab sandbox destroy %d'", consoleHint(sb), sb.VMID)
 	}
 	return nil
@@ -81,12 +81,12 @@ func sandboxFailed(sb api.Sandbox) error {
 // showEvent prints an event on standard error.
 func (a *App) showEvent(e api.Event) {
 	a.shown = e.ID
-	a.progressf("%s  %s", e.Time.Local().Format("15:04:05"), plain(e.Message))
+	a.progressf("%s  %s", e.Time.Local().Format("15:04:05"), sanitize(e.Message))
 }
 
-// showRest shows the events of a sandbox after the given ID. The state of the
+// showLaterEvents shows the events of a sandbox after the given ID. The state of the
 // sandbox was read later than that event.
-func (a *App) showRest(ctx context.Context, c *client.Client, sb api.Sandbox, after int64) {
+func (a *App) showLaterEvents(ctx context.Context, c *client.Client, sb api.Sandbox, after int64) {
 	list, err := c.Events(ctx, client.EventQuery{Sandbox: fmt.Sprint(sb.VMID), After: after})
 	if err != nil {
 		return // the sandbox is in the requested state all the same
@@ -96,17 +96,17 @@ func (a *App) showRest(ctx context.Context, c *client.Client, sb api.Sandbox, af
 	}
 }
 
-// asked is a requested change of a sandbox.
-type asked struct {
+// changeRequest is a requested change of a sandbox.
+type changeRequest struct {
 	sb    api.Sandbox
 	after int64 // the newest event before the request
 	err   error
 }
 
-// ask requests a change of a sandbox. With wait, it first reads the ID of the
+// requestChange requests a change of a sandbox. With wait, it first reads the ID of the
 // last event. A caller without the right to read events can still request.
-func ask(ctx context.Context, c *client.Client, sandbox string, wait bool, request func(context.Context, string) (api.Sandbox, error)) asked {
-	var r asked
+func requestChange(ctx context.Context, c *client.Client, sandbox string, wait bool, request func(context.Context, string) (api.Sandbox, error)) changeRequest {
+	var r changeRequest
 	var unread error
 	if wait {
 		r.after, unread = lastEvent(ctx, c, sandbox)
@@ -118,7 +118,7 @@ func ask(ctx context.Context, c *client.Client, sandbox string, wait bool, reque
 }
 
 // finishSandbox waits for a requested change and prints the outcome.
-func (a *App) finishSandbox(ctx context.Context, c *client.Client, r asked, wait bool, done func(agentlab.SandboxState) bool) error {
+func (a *App) finishSandbox(ctx context.Context, c *client.Client, r changeRequest, wait bool, done func(agentlab.SandboxState) bool) error {
 	sb, err := r.sb, r.err
 	if err == nil && wait && !done(agentlab.SandboxState(sb.State)) {
 		sb, err = a.waitSandbox(ctx, c, sb, r.after, done)
@@ -132,9 +132,9 @@ func (a *App) finishSandbox(ctx context.Context, c *client.Client, r asked, wait
 // destroySandboxes requests the destruction of all named sandboxes, then waits
 // for each and prints its outcome. It continues after errors.
 func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []string, wait, force bool) error {
-	requests := make([]asked, len(names))
+	requests := make([]changeRequest, len(names))
 	for i, name := range names {
-		requests[i] = ask(ctx, c, name, wait, c.DestroySandbox)
+		requests[i] = requestChange(ctx, c, name, wait, c.DestroySandbox)
 	}
 	var failed error
 	for i, r := range requests {

@@ -55,9 +55,9 @@ func (a *App) secretsInitCmd() *cobra.Command {
 
 // printVault prints who can open the bundles.
 func (a *App) printVault(v api.SecretVault) error {
-	fmt.Fprintf(a.Stdout, "public key: %s\n", plain(v.PublicKey))
+	fmt.Fprintf(a.Stdout, "public key: %s\n", sanitize(v.PublicKey))
 	for _, r := range v.Recipients {
-		fmt.Fprintf(a.Stdout, "recipient:  %s\n", plain(r))
+		fmt.Fprintf(a.Stdout, "recipient:  %s\n", sanitize(r))
 	}
 	return nil
 }
@@ -94,11 +94,11 @@ func (a *App) secretsShowCmd(bundle *string) *cobra.Command {
 			for _, e := range all.Items {
 				switch {
 				case e.Reference != "":
-					fmt.Fprintf(a.Stdout, "%s from %s\n", plain(e.Key), plain(e.Reference))
+					fmt.Fprintf(a.Stdout, "%s from %s\n", sanitize(e.Key), sanitize(e.Reference))
 				case reveal:
-					fmt.Fprintf(a.Stdout, "%s = %s\n", plain(e.Key), inQuotes(e.Value))
+					fmt.Fprintf(a.Stdout, "%s = %s\n", sanitize(e.Key), inQuotes(e.Value))
 				default:
-					fmt.Fprintf(a.Stdout, "%s is set\n", plain(e.Key))
+					fmt.Fprintf(a.Stdout, "%s is set\n", sanitize(e.Key))
 				}
 			}
 			return nil
@@ -110,7 +110,7 @@ func (a *App) secretsShowCmd(bundle *string) *cobra.Command {
 // inQuotes formats a value as one line without control characters.
 func inQuotes(s string) string {
 	text, _ := json.Marshal(s) // of a string
-	return plain(string(text))
+	return sanitize(string(text))
 }
 
 func (a *App) secretsSetCmd(bundle *string) *cobra.Command {
@@ -217,9 +217,9 @@ func (a *App) printCheck(check api.SecretCheck) error {
 			if where != "" {
 				where += ": "
 			}
-			fmt.Fprintln(a.Stdout, plain(where+f.Problem))
+			fmt.Fprintln(a.Stdout, sanitize(where+f.Problem))
 			if f.Hint != "" {
-				fmt.Fprintln(a.Stdout, plain("  → "+f.Hint))
+				fmt.Fprintln(a.Stdout, sanitize("  → "+f.Hint))
 			}
 		}
 		a.progressf("%s checked, %s", plural(len(check.Checked), "bundle"), plural(len(check.Findings), "problem"))

@@ -85,7 +85,7 @@ func (a *App) editBundle(ctx context.Context, c *client.Client, bundle string, o
 			a.progressf("your changes are discarded")
 			return err
 		}
-		if _, tty := terminal(a.Stdin); !tty || a.noInput || text == refused || !a.again(err) {
+		if _, tty := terminal(a.Stdin); !tty || a.noInput || text == refused || !a.confirmRetry(err) {
 			a.progressf("your changes are discarded; bundle %s not changed", bundle)
 			return err
 		}
@@ -93,8 +93,8 @@ func (a *App) editBundle(ctx context.Context, c *client.Client, bundle string, o
 	}
 }
 
-// again prints why a text is rejected and asks whether to edit it again.
-func (a *App) again(err error) bool {
+// confirmRetry prints why a text is rejected and asks whether to edit it again.
+func (a *App) confirmRetry(err error) bool {
 	a.printError(err)
 	answer, ok := a.prompt("edit again? [Y/n] ")
 	return ok && answer != "n" && answer != "no"

@@ -23,7 +23,7 @@ type localSource struct {
 	commit        string
 	branch        string // the branch in the bundle that holds the commit
 	modules       []submodule
-	unsent        []unsent
+	unsent        []skippedSubmodule
 }
 
 // commitID matches the output of git rev-parse for one commit.
@@ -46,7 +46,7 @@ func findSource(ctx context.Context, path, ref string) (localSource, error) {
 			return none, agentlab.Errorf(agentlab.CodeInvalid, "%s has no commit yet", path).WithField("repo").
 				WithHint("commit something first: git add . && git commit -m First; or remove --repo to start in an empty directory")
 		}
-		return none, agentlab.Errorf(agentlab.CodeNotFound, "no branch, tag or commit %q in %s", plain(ref), path).WithField("ref").
+		return none, agentlab.Errorf(agentlab.CodeNotFound, "no branch, tag or commit %q in %s", sanitize(ref), path).WithField("ref").
 			WithHint("list them with 'git branch' and 'git tag'")
 	}
 	if shallow, _ := git(ctx, path, "rev-parse", "--is-shallow-repository"); shallow == "true" {
@@ -139,13 +139,13 @@ type submodule struct {
 	objects string // folder
 }
 
-// unsent is a submodule that is not sent.
-type unsent struct{ path, why, fix string }
+// skippedSubmodule is a submodule that is not sent.
+type skippedSubmodule struct{ path, why, fix string }
 
 // findModules returns the submodules of a commit that are checked out with their
 // history, recursively, and the other submodules. dir is the work tree, prefix
 // its path from the top.
-func findModules(ctx context.Context, dir, commit, prefix string, depth int) (found []submodule, missing []unsent, err error) {
+func findModules(ctx context.Context, dir, commit, prefix string, depth int) (found []submodule, missing []skippedSubmodule, err error) {
 	tree, err := gitInput{raw: true}.run(ctx, dir, "ls-tree", "-r", "-z", "--full-tree", commit)
 	if err != nil {
 		return nil, nil, err
@@ -162,7 +162,7 @@ func findModules(ctx context.Context, dir, commit, prefix string, depth int) (fo
 			why, fix = "it is nested too deeply", ""
 		}
 		if why != "" {
-			missing = append(missing, unsent{m.path, why, fix})
+			missing = append(missing, skippedSubmodule{m.path, why, fix})
 			continue
 		}
 		below, more, err := findModules(ctx, filepath.Join(dir, name), m.commit, m.path+"/", depth+1)
@@ -223,9 +223,9 @@ func (a *App) warnUnsent(ctx context.Context, src localSource) {
 			a.progressf("note: %d more submodules are not sent", len(src.unsent)-i)
 			break
 		}
-		a.progressf("note: the submodule %s is not sent: %s", plain(m.path), m.why)
+		a.progressf("note: the submodule %s is not sent: %s", sanitize(m.path), m.why)
 		if m.fix != "" {
-			a.progressf("  → %s", plain(m.fix))
+			a.progressf("  → %s", sanitize(m.fix))
 		}
 	}
 	files, err := lfsFiles(ctx, src.path, src.commit)
@@ -237,12 +237,12 @@ func (a *App) warnUnsent(ctx context.Context, src localSource) {
 		more = fmt.Sprintf(" and %d more", n)
 	}
 	a.progressf("note: not sending the content of %s, only the pointers: %s%s", plural(len(files), "Git LFS file"),
-		plain(strings.Join(files[:min(maxPointers, len(files))], ", ")), more)
+		sanitize(strings.Join(files[:min(maxPointers, len(files))], ", ")), more)
 	server := "https://HOST/ORG/REPO.git"
 	if url, err := git(ctx, src.path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {
 		server = url
 	}
-	a.progressf("  → in the task: git -c lfs.url=%s/info/lfs lfs pull", plain(server))
+	a.progressf("  → in the task: git -c lfs.url=%s/info/lfs lfs pull", sanitize(server))
 }
 
 // lfsFiles lists the Git LFS pointers of a commit.

@@ -199,7 +199,7 @@ func (a *App) proxyCommand(vmid, port int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	words, err := a.sameDaemon()
+	words, err := a.daemonFlags()
 	if err != nil {
 		return "", err
 	}

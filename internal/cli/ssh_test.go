@@ -10,9 +10,9 @@ import (
 
 // Folders of keys that are valid no more are removed, and nothing else.
 func TestSweepSSHKeys(t *testing.T) {
-	tmp, elsewhere := t.TempDir(), t.TempDir()
+	tmp, explicitDaemon := t.TempDir(), t.TempDir()
 	now := time.Now()
-	keep := filepath.Join(elsewhere, "key")
+	keep := filepath.Join(explicitDaemon, "key")
 	if err := os.WriteFile(keep, []byte("k"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +33,7 @@ func TestSweepSSHKeys(t *testing.T) {
 	folder("agentlab-ssh-old", sshKeySeconds*time.Second+2*time.Minute)
 	folder("agentlab-ssh-ancient", 100*24*time.Hour)
 	folder("other-old", time.Hour)
-	if err := os.Symlink(elsewhere, filepath.Join(tmp, "agentlab-ssh-link")); err != nil {
+	if err := os.Symlink(explicitDaemon, filepath.Join(tmp, "agentlab-ssh-link")); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{"agentlab-ssh-link", "agentlab-ssh-new", "agentlab-ssh-valid", "other-old"}

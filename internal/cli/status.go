@@ -63,9 +63,9 @@ func (a *App) printStatus(s api.Status) error {
 		return err
 	}
 	for _, f := range s.Findings {
-		fmt.Fprintf(a.Stdout, "%s: %s: %s\n", f.Level, plain(f.Name), plain(f.Detail))
+		fmt.Fprintf(a.Stdout, "%s: %s: %s\n", f.Level, sanitize(f.Name), sanitize(f.Detail))
 		if f.Remedy != "" {
-			fmt.Fprintf(a.Stdout, "  → %s\n", plain(f.Remedy))
+			fmt.Fprintf(a.Stdout, "  → %s\n", sanitize(f.Remedy))
 		}
 	}
 	return nil
@@ -133,6 +133,6 @@ func (a *App) printEvent(e api.Event) error {
 	if e.JobID == "" && e.SandboxVMID != 0 {
 		about = fmt.Sprint(e.SandboxVMID)
 	}
-	_, err := fmt.Fprintf(a.Stdout, "%s  %-16s %-18s %s\n", localTime(e.Time), e.Kind, about, plain(e.Message))
+	_, err := fmt.Fprintf(a.Stdout, "%s  %-16s %-18s %s\n", localTime(e.Time), e.Kind, about, sanitize(e.Message))
 	return err
 }

@@ -57,9 +57,9 @@ func readBundleHeader(r io.Reader) (bundleHeader, error) {
 	}
 }
 
-// takenBundle is a guest's bundle with checked objects. They are in a scratch
+// checkedBundle is a guest's bundle with checked objects. They are in a scratch
 // repository that uses the user's repository as its alternate.
-type takenBundle struct {
+type checkedBundle struct {
 	file   *os.File
 	header bundleHeader
 	bare   string // the scratch repository
@@ -69,12 +69,12 @@ type takenBundle struct {
 // openBundle checks the objects of a bundle in a scratch repository in dir. The
 // bundle must contain at least one of refs. The user's repository at path is
 // not changed.
-func openBundle(ctx context.Context, dir, bundle, path string, refs ...string) (*takenBundle, error) {
+func openBundle(ctx context.Context, dir, bundle, path string, refs ...string) (*checkedBundle, error) {
 	file, err := os.Open(bundle) //nolint:gosec // our own temporary file
 	if err != nil {
 		return nil, err
 	}
-	b := &takenBundle{file: file, path: path}
+	b := &checkedBundle{file: file, path: path}
 	if err := b.check(ctx, dir, refs); err != nil {
 		_ = file.Close()
 		return nil, err
@@ -82,9 +82,9 @@ func openBundle(ctx context.Context, dir, bundle, path string, refs ...string) (
 	return b, nil
 }
 
-func (b *takenBundle) close() { _ = b.file.Close() }
+func (b *checkedBundle) close() { _ = b.file.Close() }
 
-func (b *takenBundle) check(ctx context.Context, dir string, refs []string) (err error) {
+func (b *checkedBundle) check(ctx context.Context, dir string, refs []string) (err error) {
 	if b.header, err = readBundleHeader(b.file); err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (b *takenBundle) check(ctx context.Context, dir string, refs []string) (err
 }
 
 // git runs git on the checked objects, under the limits for guests' objects.
-func (b *takenBundle) git(ctx context.Context, in gitInput, args ...string) (string, error) {
+func (b *checkedBundle) git(ctx context.Context, in gitInput, args ...string) (string, error) {
 	in.limited = true
 	return in.run(ctx, b.bare, append([]string{"--git-dir=" + b.bare}, args...)...)
 }
@@ -125,7 +125,7 @@ func (b *takenBundle) git(ctx context.Context, in gitInput, args ...string) (str
 // It indexes the pack instead of fetching the bundle: git does not check objects
 // that it fetches from a bundle (up to 2.45 at least), and other fetches need a
 // transport, for which the user's repository can configure programs.
-func (b *takenBundle) keep(ctx context.Context, refs map[string]string) error {
+func (b *checkedBundle) keep(ctx context.Context, refs map[string]string) error {
 	if err := indexPack(ctx, b.file, b.header.size, b.path, "index-pack"); err != nil {
 		return err
 	}

@@ -79,7 +79,7 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 // endVerified destroys the sandbox of a verification, also after an interrupt.
 // Without an interrupt it waits for the end.
 func (a *App) endVerified(ctx context.Context, c *client.Client, sandbox string) {
-	r := ask(context.WithoutCancel(ctx), c, sandbox, true, c.DestroySandbox)
+	r := requestChange(context.WithoutCancel(ctx), c, sandbox, true, c.DestroySandbox)
 	err := r.err
 	if err == nil && ctx.Err() == nil {
 		_, err = a.waitSandbox(ctx, c, r.sb, r.after, isDestroyed)
@@ -109,11 +109,11 @@ func (a *App) printVerify(r api.VerifyReport, all bool) error {
 		}
 	}
 	fmt.Fprintf(a.Stdout, "sandbox %s (%d), profile %s, network mode %s: %d passed, %d failed, %d skipped\n",
-		plain(r.Name), r.VMID, plain(r.Profile), r.Mode, r.Passed, r.Failed, r.Skipped)
+		sanitize(r.Name), r.VMID, sanitize(r.Profile), r.Mode, r.Passed, r.Failed, r.Skipped)
 	if r.Skipped > 0 {
 		fmt.Fprintf(a.Stdout, "not fully checked: %d skipped\n", r.Skipped)
 		for _, s := range r.SkipReasons {
-			fmt.Fprintf(a.Stdout, "  %d: %s\n", s.Count, plain(s.Reason))
+			fmt.Fprintf(a.Stdout, "  %d: %s\n", s.Count, sanitize(s.Reason))
 		}
 	}
 	if !r.Records {

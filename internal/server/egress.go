@@ -12,15 +12,15 @@ import (
 )
 
 type egressInput struct {
-	After       int64     `query:"after" minimum:"-1" doc:"Only records with a larger id. Without it, a list holds the newest records and a stream begins with the first; -1 lets a stream begin with the next record"`
-	LastEventID string    `header:"Last-Event-ID" doc:"The same, as clients of event streams send it; it counts more than after"`
-	Sandbox     string    `query:"sandbox" doc:"Only of this sandbox (VMID or name)"`
-	Job         string    `query:"job" doc:"Only of this job"`
-	Denied      bool      `query:"denied" doc:"Only what was refused"`
-	Since       time.Time `query:"since" doc:"Only what happened at or after this time"`
-	Oldest      bool      `query:"oldest" doc:"A list without after holds the oldest records instead of the newest"`
-	Limit       int       `query:"limit" minimum:"1" maximum:"10000" default:"100" doc:"Length of a list"`
-	Follow      bool      `query:"follow" doc:"Answer with an event stream: first ready, then record by record. The id of each message is the after to go on from"`
+	After       int64     `query:"after" minimum:"-1" doc:"Only records with a larger ID. Without it, a list has the newest records and a stream starts with the first; with -1, a stream starts with the next record"`
+	LastEventID string    `header:"Last-Event-ID" doc:"Same as after, sent by clients of event streams; takes precedence over after"`
+	Sandbox     string    `query:"sandbox" doc:"Only records of this sandbox (VMID or name)"`
+	Job         string    `query:"job" doc:"Only records of this job"`
+	Denied      bool      `query:"denied" doc:"Only denied requests"`
+	Since       time.Time `query:"since" doc:"Only records from this time on"`
+	Oldest      bool      `query:"oldest" doc:"A list without after has the oldest records instead of the newest"`
+	Limit       int       `query:"limit" minimum:"1" maximum:"10000" default:"100" doc:"Maximum length of a list"`
+	Follow      bool      `query:"follow" doc:"Respond with an event stream: first ready, then one message per record. To resume, set after to the ID of the last message"`
 }
 
 func (s *Server) egress(ctx context.Context, in *egressInput) (*huma.StreamResponse, error) {

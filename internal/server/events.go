@@ -17,13 +17,13 @@ import (
 const eventPage = 500
 
 type eventsInput struct {
-	After       int64  `query:"after" minimum:"-1" doc:"Only events with a larger id. Without it, a list holds the newest events and a stream begins with the first; -1 lets a stream begin with the next event"`
-	LastEventID string `header:"Last-Event-ID" doc:"The same, as clients of event streams send it; it counts more than after"`
-	Kind        string `query:"kind" doc:"Only this kind, e.g. job.status"`
-	Sandbox     string `query:"sandbox" doc:"Only about this sandbox (VMID or name)"`
-	Job         string `query:"job" doc:"Only about this job"`
-	Limit       int    `query:"limit" minimum:"1" maximum:"10000" default:"100" doc:"Length of a list"`
-	Follow      bool   `query:"follow" doc:"Answer with an event stream: first ready, then event by event. The id of each message is the after to go on from"`
+	After       int64  `query:"after" minimum:"-1" doc:"Only events with a larger ID. Without it, a list has the newest events and a stream starts with the first; with -1, a stream starts with the next event"`
+	LastEventID string `header:"Last-Event-ID" doc:"Same as after, sent by clients of event streams; takes precedence over after"`
+	Kind        string `query:"kind" doc:"Only events of this kind, e.g. job.status"`
+	Sandbox     string `query:"sandbox" doc:"Only events of this sandbox (VMID or name)"`
+	Job         string `query:"job" doc:"Only events of this job"`
+	Limit       int    `query:"limit" minimum:"1" maximum:"10000" default:"100" doc:"Maximum length of a list"`
+	Follow      bool   `query:"follow" doc:"Respond with an event stream: first ready, then one message per event. To resume, set after to the ID of the last message"`
 }
 
 func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {

@@ -13,7 +13,7 @@ import (
 )
 
 type jobInput struct {
-	Job string `path:"job" doc:"Id of a job, or a unique beginning of it"`
+	Job string `path:"job" doc:"ID of a job, or a unique prefix of it"`
 }
 
 type sandboxInput struct {

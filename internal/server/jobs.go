@@ -39,10 +39,10 @@ func (s *Server) validateJob(ctx context.Context, in *createJobInput) (none, err
 }
 
 type listJobsInput struct {
-	Status  string `query:"status" enum:"QUEUED,RUNNING,COMPLETED,FAILED,TIMEOUT,CANCELLED" doc:"Only this status"`
+	Status  string `query:"status" enum:"QUEUED,RUNNING,COMPLETED,FAILED,TIMEOUT,CANCELLED" doc:"Only jobs with this status"`
 	Sandbox int    `query:"sandbox" minimum:"0" doc:"Only jobs of the sandbox with this VMID"`
 	Limit   int    `query:"limit" minimum:"1" maximum:"10000" default:"1000"`
-	Cursor  string `query:"cursor" doc:"next of the page before"`
+	Cursor  string `query:"cursor" doc:"next of the previous page"`
 }
 
 func (s *Server) listJobs(ctx context.Context, in *listJobsInput) (api.List[api.Job], error) {
@@ -103,8 +103,8 @@ func (s *Server) cancelJob(ctx context.Context, in *jobInput) (api.Job, error) {
 }
 
 type jobLogInput struct {
-	Job    string `path:"job" doc:"Id of a job"`
-	Follow bool   `query:"follow" doc:"Go on until the job has ended"`
+	Job    string `path:"job" doc:"ID of a job"`
+	Follow bool   `query:"follow" doc:"Stream until the job has ended"`
 	Offset int64  `query:"offset" minimum:"0" doc:"First byte to read"`
 }
 
@@ -127,8 +127,8 @@ func (s *Server) listArtifacts(ctx context.Context, in *jobInput) (api.List[api.
 }
 
 type artifactInput struct {
-	Job  string `path:"job" doc:"Id of a job"`
-	Path string `path:"path" doc:"Path of the artifact; it may hold slashes"`
+	Job  string `path:"job" doc:"ID of a job"`
+	Path string `path:"path" doc:"Path of the artifact; may contain slashes"`
 }
 
 func (s *Server) getArtifact(ctx context.Context, in *artifactInput) (*huma.StreamResponse, error) {
@@ -166,7 +166,7 @@ func (s *Server) uploadBundle(ctx context.Context, in *uploadBundleInput) (api.B
 }
 
 type uploadedInput struct {
-	Bundle string `path:"bundle" doc:"Id of an uploaded git bundle"`
+	Bundle string `path:"bundle" doc:"ID of an uploaded git bundle"`
 }
 
 func (s *Server) deleteBundle(_ context.Context, in *uploadedInput) (none, error) {

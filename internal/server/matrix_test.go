@@ -306,8 +306,8 @@ func accessDoc(t *testing.T, table []route, creds []credential, cells map[string
 		}
 		fmt.Fprintf(&b, "| `%s` | %s%s | %s | %s |\n", v.name, role, local, v.allows, strings.Join(ids, " "))
 	}
-	b.WriteString("\n## The matrix\nWhat was measured: each call made for real with each kind of credential, those of bound tokens for their own sandbox. " +
-		"✓ passed, · denied. About: what names the sandbox or job that the call is about; a bound token may make no other calls.\n\n| Call | About |")
+	b.WriteString("\n## The matrix\nResults of a test that makes each call with each kind of credential (with bound tokens: about their own sandbox). " +
+		"✓ allowed, · denied. About: where the call names its sandbox or job; a bound token can make no other calls.\n\n| Call | About |")
 	for _, c := range creds {
 		fmt.Fprintf(&b, " %s |", c.name)
 	}

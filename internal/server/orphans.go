@@ -12,7 +12,7 @@ func (s *Server) listOrphans(ctx context.Context, _ *struct{}) (api.List[api.Orp
 }
 
 type orphanInput struct {
-	Orphan string `path:"orphan" doc:"UID of an orphan, or its VMID where only one has that"`
+	Orphan string `path:"orphan" doc:"UID of an orphan, or its VMID if that is unique"`
 }
 
 func (s *Server) destroyOrphan(ctx context.Context, in *orphanInput) (api.Orphan, error) {

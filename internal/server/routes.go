@@ -46,56 +46,56 @@ func (s *Server) routes() []route {
 	const job, sandbox, profile = jobs + "/{job}", sandboxes + "/{sandbox}", profiles + "/{profile}"
 	const vault, bundle = "/v1/secrets", "/v1/secrets/{bundle}"
 	return append([]route{
-		{get, "/v1/health", AccessRead, "daemon.read", noTarget, anywhere, 200, "health", "Tell whether the daemon answers", call(s.health)},
+		{get, "/v1/health", AccessRead, "daemon.read", noTarget, anywhere, 200, "health", "Check that the daemon is running", call(s.health)},
 		{get, "/v1/status", AccessRead, "daemon.read", noTarget, anywhere, 200, "status", "Show the state of the daemon", call(s.status)},
-		{post, "/v1/daemon/stop", AccessAdmin, "daemon.stop", noTarget, localOnly, 202, "stop-daemon", "End the daemon; VMs go on", call(s.stopDaemon)},
+		{post, "/v1/daemon/stop", AccessAdmin, "daemon.stop", noTarget, localOnly, 202, "stop-daemon", "Stop the daemon; VMs keep running", call(s.stopDaemon)},
 		{post, "/v1/daemon/backup", AccessAdmin, "daemon.backup", noTarget, anywhere, 201, "backup-database", "Make a backup of the database", call(s.backupDatabase)},
-		{post, "/v1/daemon/clock/confirm", AccessAdmin, "daemon.clock", noTarget, anywhere, 200, "confirm-clock", "Confirm that the clock of the host is right, so that retention goes on", call(s.confirmClock)},
-		{get, "/v1/events", AccessRead, "event.read", byQuery, anywhere, 200, "events", "List events, or follow them", sseOr(s.events, api.List[api.Event]{}, sseType{"ready", struct{}{}}, sseType{"event", api.Event{}}, sseType{"error", api.Error{}})},
-		{get, "/v1/egress", AccessRead, "egress.read", byQuery, anywhere, 200, "egress", "List what sandboxes wanted from the network, or follow it", sseOr(s.egress, api.List[api.EgressRecord]{}, sseType{"ready", struct{}{}}, sseType{"record", api.EgressRecord{}}, sseType{"error", api.Error{}})},
+		{post, "/v1/daemon/clock/confirm", AccessAdmin, "daemon.clock", noTarget, anywhere, 200, "confirm-clock", "Confirm that the clock of the host is right, so that retention continues", call(s.confirmClock)},
+		{get, "/v1/events", AccessRead, "event.read", byQuery, anywhere, 200, "events", "List or follow events", sseOr(s.events, api.List[api.Event]{}, sseType{"ready", struct{}{}}, sseType{"event", api.Event{}}, sseType{"error", api.Error{}})},
+		{get, "/v1/egress", AccessRead, "egress.read", byQuery, anywhere, 200, "egress", "List or follow egress decisions", sseOr(s.egress, api.List[api.EgressRecord]{}, sseType{"ready", struct{}{}}, sseType{"record", api.EgressRecord{}}, sseType{"error", api.Error{}})},
 
-		{post, jobs, AccessWrite, verbRunJobs, noTarget, anywhere, 201, "create-job", "Ask for a job", call(s.createJob)},
-		{post, jobs + "/validate", AccessWrite, verbRunJobs, noTarget, anywhere, 204, "validate-job", "Check whether a job would be accepted, and create nothing", call(s.validateJob)},
-		{get, jobs, AccessRead, "job.read", noTarget, anywhere, 200, "jobs", "List jobs, the newest first", call(s.listJobs)},
+		{post, jobs, AccessWrite, verbRunJobs, noTarget, anywhere, 201, "create-job", "Create a job", call(s.createJob)},
+		{post, jobs + "/validate", AccessWrite, verbRunJobs, noTarget, anywhere, 204, "validate-job", "Validate a job without creating it", call(s.validateJob)},
+		{get, jobs, AccessRead, "job.read", noTarget, anywhere, 200, "jobs", "List jobs, newest first", call(s.listJobs)},
 		{get, job, AccessRead, "job.read", onJob, anywhere, 200, "job", "Show a job, its last events and its artifacts", call(s.getJob)},
-		{post, job + "/cancel", AccessWrite, "job.cancel", onJob, anywhere, 202, "cancel-job", "Ask a job to end", call(s.cancelJob)},
+		{post, job + "/cancel", AccessWrite, "job.cancel", onJob, anywhere, 202, "cancel-job", "Cancel a job", call(s.cancelJob)},
 		{get, job + "/log", AccessRead, "job.read", onJob, anywhere, 200, "job-log", "Read the agent's log", raw("text/plain", s.jobLog)},
-		{get, job + "/artifacts", AccessRead, "job.read", onJob, anywhere, 200, "artifacts", "List what a job left", call(s.listArtifacts)},
-		{get, job + "/artifacts/{path...}", AccessRead, "job.read", onJob, anywhere, 200, "artifact", "Download one file that a job left", raw("application/octet-stream", s.getArtifact)},
-		{get, job + "/bundle", AccessRead, "job.read", onJob, anywhere, 200, "job-bundle", "Download all that a job left as tar.gz", raw("application/gzip", s.jobBundle)},
-		{post, "/v1/bundles", AccessWrite, verbRunJobs, noTarget, anywhere, 201, "upload-bundle", "Upload a git bundle for a job to begin with", upload("application/octet-stream", s.uploadBundle)},
-		{del, "/v1/bundles/{bundle}", AccessWrite, verbRunJobs, noTarget, anywhere, 204, "delete-bundle", "Delete an uploaded git bundle that no job has", call(s.deleteBundle)},
+		{get, job + "/artifacts", AccessRead, "job.read", onJob, anywhere, 200, "artifacts", "List the artifacts of a job", call(s.listArtifacts)},
+		{get, job + "/artifacts/{path...}", AccessRead, "job.read", onJob, anywhere, 200, "artifact", "Download an artifact of a job", raw("application/octet-stream", s.getArtifact)},
+		{get, job + "/bundle", AccessRead, "job.read", onJob, anywhere, 200, "job-bundle", "Download all artifacts of a job as tar.gz", raw("application/gzip", s.jobBundle)},
+		{post, "/v1/bundles", AccessWrite, verbRunJobs, noTarget, anywhere, 201, "upload-bundle", "Upload a git bundle for a job", upload("application/octet-stream", s.uploadBundle)},
+		{del, "/v1/bundles/{bundle}", AccessWrite, verbRunJobs, noTarget, anywhere, 204, "delete-bundle", "Delete an uploaded git bundle that no job uses", call(s.deleteBundle)},
 
-		{post, sandboxes, AccessWrite, "sandbox.create", noTarget, anywhere, 201, "create-sandbox", "Ask for a sandbox", call(s.createSandbox)},
+		{post, sandboxes, AccessWrite, "sandbox.create", noTarget, anywhere, 201, "create-sandbox", "Create a sandbox", call(s.createSandbox)},
 		{get, sandboxes, AccessRead, "sandbox.read", noTarget, anywhere, 200, "sandboxes", "List sandboxes by VMID", call(s.listSandboxes)},
 		{get, sandbox, AccessRead, "sandbox.read", onSandbox, anywhere, 200, "sandbox", "Show a sandbox", call(s.getSandbox)},
-		{post, sandbox + "/start", AccessWrite, "sandbox.power", onSandbox, anywhere, 202, "start-sandbox", "Ask for a stopped sandbox to run again", call(s.startSandbox)},
-		{post, sandbox + "/stop", AccessWrite, "sandbox.power", onSandbox, anywhere, 202, "stop-sandbox", "Ask for a sandbox to be powered off, its disk kept", call(s.stopSandbox)},
-		{post, sandbox + "/suspend", AccessWrite, "sandbox.power", onSandbox, anywhere, 202, "suspend-sandbox", "Ask for a READY sandbox to be frozen", call(s.suspendSandbox)},
-		{post, sandbox + "/resume", AccessWrite, "sandbox.power", onSandbox, anywhere, 202, "resume-sandbox", "Ask for a suspended sandbox to go on where it stood", call(s.resumeSandbox)},
-		{post, sandbox + "/destroy", AccessWrite, "sandbox.destroy", onSandbox, anywhere, 202, "destroy-sandbox", "Ask for a sandbox to be destroyed", call(s.destroySandbox)},
-		{post, sandbox + "/lease/renew", AccessWrite, "sandbox.power", onSandbox, anywhere, 200, "renew-lease", "Let the lease end later, or earlier", call(s.renewLease)},
-		{get, sandbox + "/console", AccessRead, "sandbox.read", onSandbox, anywhere, 200, "console", "Read what the VM wrote to its console", raw("text/plain", s.console)},
+		{post, sandbox + "/start", AccessWrite, "sandbox.power", onSandbox, anywhere, 202, "start-sandbox", "Start a stopped sandbox", call(s.startSandbox)},
+		{post, sandbox + "/stop", AccessWrite, "sandbox.power", onSandbox, anywhere, 202, "stop-sandbox", "Power off a sandbox and keep its disk", call(s.stopSandbox)},
+		{post, sandbox + "/suspend", AccessWrite, "sandbox.power", onSandbox, anywhere, 202, "suspend-sandbox", "Suspend a READY sandbox", call(s.suspendSandbox)},
+		{post, sandbox + "/resume", AccessWrite, "sandbox.power", onSandbox, anywhere, 202, "resume-sandbox", "Resume a suspended sandbox", call(s.resumeSandbox)},
+		{post, sandbox + "/destroy", AccessWrite, "sandbox.destroy", onSandbox, anywhere, 202, "destroy-sandbox", "Destroy a sandbox", call(s.destroySandbox)},
+		{post, sandbox + "/lease/renew", AccessWrite, "sandbox.power", onSandbox, anywhere, 200, "renew-lease", "Set the end of the lease", call(s.renewLease)},
+		{get, sandbox + "/console", AccessRead, "sandbox.read", onSandbox, anywhere, 200, "console", "Read the console of the VM", raw("text/plain", s.console)},
 		{post, sandbox + "/exec", AccessWrite, "sandbox.exec", onSandbox, anywhere, 101, "exec", "Run a command in a sandbox", upgrades(guestapi.StreamProtocol, s.exec)},
-		{post, sandbox + "/attach", AccessWrite, "sandbox.exec", onSandbox, anywhere, 101, "attach", "Join a terminal of a sandbox", upgrades(guestapi.StreamProtocol, s.attach)},
+		{post, sandbox + "/attach", AccessWrite, "sandbox.exec", onSandbox, anywhere, 101, "attach", "Attach to a terminal of a sandbox", upgrades(guestapi.StreamProtocol, s.attach)},
 		{post, sandbox + "/dial", AccessWrite, "sandbox.exec", onSandbox, anywhere, 101, "dial", "Open a TCP connection to a port in a sandbox", upgrades(api.TCPProtocol, s.dial)},
-		{post, sandbox + "/verify", AccessWrite, "sandbox.exec", onSandbox, anywhere, 200, "verify-sandbox", "Try what a sandbox's network lets through", call(s.verify)},
-		{post, sandbox + "/ssh-key", AccessWrite, "sandbox.exec", onSandbox, anywhere, 200, "ssh-key", "Authorise an ephemeral SSH key in a sandbox", call(s.sshKey)},
+		{post, sandbox + "/verify", AccessWrite, "sandbox.exec", onSandbox, anywhere, 200, "verify-sandbox", "Check the network of a sandbox from inside", call(s.verify)},
+		{post, sandbox + "/ssh-key", AccessWrite, "sandbox.exec", onSandbox, anywhere, 200, "ssh-key", "Authorize an ephemeral SSH key in a sandbox", call(s.sshKey)},
 
 		{get, profiles, AccessRead, "profile.read", noTarget, anywhere, 200, "profiles", "List profiles", call(s.listProfiles)},
-		{post, profiles + "/validate", AccessRead, "profile.read", noTarget, anywhere, 200, "validate-profile", "Check whether a profile could be used here, and keep nothing", upload("application/yaml", s.validateProfile)},
-		{get, profile, AccessRead, "profile.read", noTarget, anywhere, 200, "profile", "Show a profile and its text", call(s.getProfile)},
-		{put, profile, AccessAdmin, "profile.write", noTarget, anywhere, 200, "put-profile", "Make or replace a profile", upload("application/yaml", s.putProfile)},
+		{post, profiles + "/validate", AccessRead, "profile.read", noTarget, anywhere, 200, "validate-profile", "Validate a profile without storing it", upload("application/yaml", s.validateProfile)},
+		{get, profile, AccessRead, "profile.read", noTarget, anywhere, 200, "profile", "Show a profile with its YAML", call(s.getProfile)},
+		{put, profile, AccessAdmin, "profile.write", noTarget, anywhere, 200, "put-profile", "Create or replace a profile", upload("application/yaml", s.putProfile)},
 
-		{get, vault, AccessRead, "secret.read", noTarget, anywhere, 200, "secrets", "List secrets bundles and their keys, never the values", call(s.listBundles)},
-		{post, vault, AccessAdmin, "secret.write", noTarget, localOnly, 204, "create-secrets", "Make an empty secrets bundle", call(s.createBundle)},
-		{post, vault + "/init", AccessAdmin, "secret.write", noTarget, localOnly, 200, "init-secrets", "Make the key to which secrets bundles are encrypted, if it is missing", call(s.initSecrets)},
-		{post, vault + "/rotate", AccessAdmin, "secret.write", noTarget, localOnly, 200, "rotate-secrets", "Make a new key, and encrypt every secrets bundle again", call(s.rotateSecrets)},
-		{post, vault + "/validate", AccessAdmin, "secret.write", noTarget, localOnly, 200, "validate-secrets", "Check secrets bundles, and with resolve what their references give", call(s.validateSecrets)},
-		{get, bundle, AccessRead, "secret.read", noTarget, anywhere, 200, "secret-keys", "List the keys in a secrets bundle, never the values", call(s.listSecrets)},
+		{get, vault, AccessRead, "secret.read", noTarget, anywhere, 200, "secrets", "List secrets bundles and their keys, without values", call(s.listBundles)},
+		{post, vault, AccessAdmin, "secret.write", noTarget, localOnly, 204, "create-secrets", "Create an empty secrets bundle", call(s.createBundle)},
+		{post, vault + "/init", AccessAdmin, "secret.write", noTarget, localOnly, 200, "init-secrets", "Create the encryption key of secrets bundles, if it is missing", call(s.initSecrets)},
+		{post, vault + "/rotate", AccessAdmin, "secret.write", noTarget, localOnly, 200, "rotate-secrets", "Create a new key and re-encrypt every secrets bundle", call(s.rotateSecrets)},
+		{post, vault + "/validate", AccessAdmin, "secret.write", noTarget, localOnly, 200, "validate-secrets", "Check secrets bundles, and with resolve their references", call(s.validateSecrets)},
+		{get, bundle, AccessRead, "secret.read", noTarget, anywhere, 200, "secret-keys", "List the keys of a secrets bundle, without values", call(s.listSecrets)},
 		{put, bundle, AccessAdmin, "secret.write", noTarget, localOnly, 204, "replace-secrets", "Replace the text of a secrets bundle", upload("application/yaml", s.replaceSecrets)},
-		{post, bundle + "/show", AccessAdmin, "secret.write", noTarget, localOnly, 200, "show-secrets", "Show the keys and references in a secrets bundle, and with reveal the values", call(s.showSecrets)},
-		{post, bundle + "/text", AccessAdmin, "secret.write", noTarget, localOnly, 200, "secrets-text", "Read the plain text of a secrets bundle, to edit it", call(s.secretsText)},
+		{post, bundle + "/show", AccessAdmin, "secret.write", noTarget, localOnly, 200, "show-secrets", "Show the keys and references of a secrets bundle, and with reveal the values", call(s.showSecrets)},
+		{post, bundle + "/text", AccessAdmin, "secret.write", noTarget, localOnly, 200, "secrets-text", "Read the decrypted text of a secrets bundle", call(s.secretsText)},
 		{put, bundle + "/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "set-secret", "Set one value of a secrets bundle", upload("application/octet-stream", s.setSecret)},
 		{del, bundle + "/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "unset-secret", "Remove one value of a secrets bundle", call(s.unsetSecret)},
 	}, slices.Concat(s.hostRoutes(), s.orphanRoutes(), s.policyRoutes())...)
@@ -105,15 +105,15 @@ func (s *Server) routes() []route {
 func (s *Server) hostRoutes() []route {
 	const images, image = "/v1/images", "/v1/images/{image}"
 	return []route{
-		{post, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 201, "create-token", "Make a token; its secret is in this answer alone", call(s.createToken)},
-		{get, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 200, "tokens", "List tokens, never their secrets", call(s.listTokens)},
-		{del, "/v1/tokens/{token}", AccessAdmin, "token.manage", noTarget, localOnly, 200, "revoke-token", "Revoke a token and cut the calls that are made with it", call(s.revokeToken)},
+		{post, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 201, "create-token", "Create a token; only this response contains its secret", call(s.createToken)},
+		{get, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 200, "tokens", "List tokens, without their secrets", call(s.listTokens)},
+		{del, "/v1/tokens/{token}", AccessAdmin, "token.manage", noTarget, localOnly, 200, "revoke-token", "Revoke a token and end the calls that use it", call(s.revokeToken)},
 
-		{get, "/v1/host/checks", AccessRead, "host.read", noTarget, anywhere, 200, "host-checks", "Look at the host, and tell what is right and what is not", call(s.hostChecks)},
-		{get, "/v1/host/network", AccessRead, "host.read", noTarget, anywhere, 200, "host-network", "Tell whether the firewall of a bridge with sandboxes is in force", call(s.hostNetwork)},
-		{get, "/v1/host/network/rules", AccessRead, "host.read", noTarget, anywhere, 200, "host-network-rules", "Print its rules", raw("text/plain", s.hostNetworkRules)},
-		{post, "/v1/host/network", AccessAdmin, "host.network", noTarget, localOnly, 200, "apply-host-network", "Put its rules in force", call(s.applyHostNetwork)},
-		{del, "/v1/host/network", AccessAdmin, "host.network", noTarget, localOnly, 200, "remove-host-network", "Take its rules away", call(s.removeHostNetwork)},
+		{get, "/v1/host/checks", AccessRead, "host.read", noTarget, anywhere, 200, "host-checks", "Check the host now and return all results", call(s.hostChecks)},
+		{get, "/v1/host/network", AccessRead, "host.read", noTarget, anywhere, 200, "host-network", "Show the state of the firewall of the bridge for sandboxes", call(s.hostNetwork)},
+		{get, "/v1/host/network/rules", AccessRead, "host.read", noTarget, anywhere, 200, "host-network-rules", "Print the rules of the firewall", raw("text/plain", s.hostNetworkRules)},
+		{post, "/v1/host/network", AccessAdmin, "host.network", noTarget, localOnly, 200, "apply-host-network", "Apply the rules of the firewall", call(s.applyHostNetwork)},
+		{del, "/v1/host/network", AccessAdmin, "host.network", noTarget, localOnly, 200, "remove-host-network", "Remove the rules of the firewall", call(s.removeHostNetwork)},
 
 		{get, images, AccessRead, "image.read", noTarget, anywhere, 200, "images", "List images", call(s.listImages)},
 		{get, image, AccessRead, "image.read", noTarget, anywhere, 200, "image", "Show an image", call(s.getImage)},
@@ -125,8 +125,8 @@ func (s *Server) hostRoutes() []route {
 // orphanRoutes is the part of the API about what belongs to no sandbox.
 func (s *Server) orphanRoutes() []route {
 	return []route{
-		{get, "/v1/orphans", AccessRead, "sandbox.read", noTarget, anywhere, 200, "orphans", "List virtual machines that bear our mark and belong to no sandbox", call(s.listOrphans)},
-		{post, "/v1/orphans/{orphan}/destroy", AccessAdmin, "sandbox.destroy", noTarget, anywhere, 200, "destroy-orphan", "Destroy a virtual machine that belongs to no sandbox", call(s.destroyOrphan)},
+		{get, "/v1/orphans", AccessRead, "sandbox.read", noTarget, anywhere, 200, "orphans", "List orphans: virtual machines with AgentLab's mark that belong to no sandbox", call(s.listOrphans)},
+		{post, "/v1/orphans/{orphan}/destroy", AccessAdmin, "sandbox.destroy", noTarget, anywhere, 200, "destroy-orphan", "Destroy an orphan", call(s.destroyOrphan)},
 	}
 }
 
@@ -135,12 +135,12 @@ func (s *Server) policyRoutes() []route {
 	const sandbox, profile = "/v1/sandboxes/{sandbox}", "/v1/profiles/{profile}"
 	return []route{
 		{get, sandbox + "/policy", AccessRead, "sandbox.read", onSandbox, anywhere, 200, "sandbox-policy", "Show the network policy of a sandbox", call(s.sandboxPolicy)},
-		{get, sandbox + "/policy/check", AccessRead, "sandbox.read", onSandbox, anywhere, 200, "check-sandbox-policy", "Tell what the policy of a sandbox would do with a target", call(s.checkSandboxPolicy)},
-		{post, sandbox + "/policy/reload", AccessWrite, "policy.reload", onSandbox, anywhere, 200, "reload-sandbox-policy", "Give a sandbox the policy that its profile has now", call(s.reloadSandboxPolicy)},
+		{get, sandbox + "/policy/check", AccessRead, "sandbox.read", onSandbox, anywhere, 200, "check-sandbox-policy", "Check a target against the policy of a sandbox", call(s.checkSandboxPolicy)},
+		{post, sandbox + "/policy/reload", AccessWrite, "policy.reload", onSandbox, anywhere, 200, "reload-sandbox-policy", "Apply the current policy of its profile to a sandbox", call(s.reloadSandboxPolicy)},
 		{get, profile + "/policy", AccessRead, "profile.read", noTarget, anywhere, 200, "profile-policy", "Show the network policy of a profile", call(s.profilePolicy)},
-		{get, profile + "/policy/check", AccessRead, "profile.read", noTarget, anywhere, 200, "check-profile-policy", "Tell what the policy of a profile would do with a target", call(s.checkProfilePolicy)},
-		{get, "/v1/policy/presets", AccessRead, "profile.read", noTarget, anywhere, 200, "policy-presets", "List the lists of rules that profiles may name", call(s.policyPresets)},
-		{post, "/v1/policy/reload", AccessWrite, "policy.reload", noTarget, anywhere, 200, "reload-policies", "Give all sandboxes the policies that their profiles have now", call(s.reloadPolicies)},
+		{get, profile + "/policy/check", AccessRead, "profile.read", noTarget, anywhere, 200, "check-profile-policy", "Check a target against the policy of a profile", call(s.checkProfilePolicy)},
+		{get, "/v1/policy/presets", AccessRead, "profile.read", noTarget, anywhere, 200, "policy-presets", "List the rule lists for preset:NAME in profiles", call(s.policyPresets)},
+		{post, "/v1/policy/reload", AccessWrite, "policy.reload", noTarget, anywhere, 200, "reload-policies", "Apply the current policies of profiles to all sandboxes", call(s.reloadPolicies)},
 	}
 }
 
@@ -233,7 +233,7 @@ func upload[I, O any](contentType string, h func(context.Context, *I) (O, error)
 func raw[I any](contentType string, h func(context.Context, *I) (*huma.StreamResponse, error)) binder {
 	return func(s *Server, op huma.Operation) {
 		op.Responses = map[string]*huma.Response{"200": {
-			Description: "The bytes, as they come",
+			Description: "Raw bytes",
 			Content:     map[string]*huma.MediaType{contentType: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
 		}}
 		streaming(h)(s, op)
@@ -245,7 +245,7 @@ func raw[I any](contentType string, h func(context.Context, *I) (*huma.StreamRes
 func upgrades[I any](protocol string, h func(context.Context, *I) (*huma.StreamResponse, error)) binder {
 	return func(s *Server, op huma.Operation) {
 		op.Responses = map[string]*huma.Response{"101": {
-			Description: "The connection speaks " + protocol + " from here on",
+			Description: "The connection switches to " + protocol,
 			Headers:     map[string]*huma.Param{"Upgrade": {Schema: &huma.Schema{Type: huma.TypeString, Enum: []any{protocol}}}},
 		}}
 		streaming(h)(s, op)
@@ -331,8 +331,8 @@ func apiConfig(version string) huma.Config {
 	c.CreateHooks = nil
 	c.Formats = map[string]huma.Format{"application/json": huma.DefaultJSONFormat, "json": huma.DefaultJSONFormat} // "json" is for problem+json
 	c.RejectUnknownQueryParameters = true
-	c.Info.Description = "Spoken on a unix socket. Callers are known by their user id; x-access tells what a call needs: " +
+	c.Info.Description = "Served on a unix socket. Callers are identified by their user ID; x-access is the required access: " +
 		"read and write are open to root, the daemon's own user and (in system mode) members of group agentlab, admin to the first two. " +
-		"Every failed call answers with a Problem."
+		"The response to a failed call is a Problem."
 	return c
 }

@@ -35,10 +35,10 @@ func (s *Server) createSandbox(ctx context.Context, in *createSandboxInput) (api
 }
 
 type listSandboxesInput struct {
-	State     string `query:"state" enum:"REQUESTED,PROVISIONING,BOOTING,READY,RUNNING,COMPLETED,FAILED,TIMEOUT,SUSPENDED,STOPPED,DESTROYED" doc:"Only this state"`
-	Destroyed bool   `query:"destroyed" doc:"Also those that are DESTROYED"`
+	State     string `query:"state" enum:"REQUESTED,PROVISIONING,BOOTING,READY,RUNNING,COMPLETED,FAILED,TIMEOUT,SUSPENDED,STOPPED,DESTROYED" doc:"Only sandboxes in this state"`
+	Destroyed bool   `query:"destroyed" doc:"Include DESTROYED sandboxes"`
 	Limit     int    `query:"limit" minimum:"1" maximum:"10000" default:"1000"`
-	Cursor    string `query:"cursor" doc:"next of the page before"`
+	Cursor    string `query:"cursor" doc:"next of the previous page"`
 }
 
 func (s *Server) listSandboxes(ctx context.Context, in *listSandboxesInput) (api.List[api.Sandbox], error) {
@@ -125,7 +125,7 @@ func (s *Server) renewLease(ctx context.Context, in *renewLeaseInput) (api.Sandb
 
 type consoleInput struct {
 	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
-	Follow  bool   `query:"follow" doc:"Go on until the sandbox is gone"`
+	Follow  bool   `query:"follow" doc:"Stream until the sandbox is destroyed"`
 }
 
 func (s *Server) console(ctx context.Context, in *consoleInput) (*huma.StreamResponse, error) {

@@ -31,7 +31,7 @@ type setSecretInput struct {
 
 type replaceSecretsInput struct {
 	Bundle  string `path:"bundle" doc:"Name of a secrets bundle"`
-	Version string `query:"version" doc:"Of the text that was edited; empty when there was no bundle"`
+	Version string `query:"version" doc:"Version of the edited text; empty for a new bundle"`
 	Payload payload
 }
 

@@ -78,7 +78,7 @@ func (s *Server) listTokens(ctx context.Context, _ *struct{}) (api.List[api.Toke
 }
 
 type tokenInput struct {
-	Token string `path:"token" doc:"Id or name of a token"`
+	Token string `path:"token" doc:"ID or name of a token"`
 }
 
 func (s *Server) revokeToken(ctx context.Context, in *tokenInput) (api.Token, error) {
