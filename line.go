@@ -1,6 +1,7 @@
 package agentlab
 
 import (
+	"fmt"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -35,3 +36,15 @@ func IsPrintable(s string) bool {
 
 // MaxReasonBytes is the length to which reasons of jobs and sandboxes are cut.
 const MaxReasonBytes = 500
+
+// Plural returns a number with its noun: 1 job, 2 jobs, 2 sandboxes.
+func Plural[T int | int64](n T, noun string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(noun, "x"):
+		noun += "es"
+	default:
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
+}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 )
@@ -76,7 +77,7 @@ func (a *App) summariseDenials(id string, s *api.EgressSummary) {
 	}
 	var list []string
 	for _, d := range s.Targets[:min(most, len(s.Targets))] {
-		list = append(list, fmt.Sprintf("%s (rule %s, %s)", wanted(d.Proto, d.Name, d.Addr, d.Port), d.Rule, plural(d.Count, "time")))
+		list = append(list, fmt.Sprintf("%s (rule %s, %s)", wanted(d.Proto, d.Name, d.Addr, d.Port), d.Rule, agentlab.Plural(d.Count, "time")))
 	}
 	if more := len(s.Targets) + s.More - len(list); more > 0 {
 		list = append(list, fmt.Sprintf("%d more", more))

@@ -115,7 +115,7 @@ func (a *App) listEgress(ctx context.Context, c *client.Client, q client.EgressQ
 			q.After = r.ID
 		}
 		if cut {
-			a.progressf("showing the newest %s; '--limit 0' shows all", plural(limit, "record"))
+			a.progressf("showing the newest %s; '--limit 0' shows all", agentlab.Plural(limit, "record"))
 		}
 		if !everything || list.Next == "" {
 			return nil

@@ -140,11 +140,3 @@ func byteSize(n int64) string {
 	}
 	return fmt.Sprintf("%.1f %ciB", f, units[i])
 }
-
-// plural returns a number with its noun: 1 job, 2 jobs.
-func plural[T int | int64](n T, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}

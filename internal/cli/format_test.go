@@ -104,11 +104,3 @@ func TestSinceFlag(t *testing.T) {
 		}
 	}
 }
-
-func TestPlural(t *testing.T) {
-	for n, want := range map[int]string{0: "0 jobs", 1: "1 job", 2: "2 jobs"} {
-		if got := plural(n, "job"); got != want {
-			t.Errorf("plural(%d) = %q, want %q", n, got, want)
-		}
-	}
-}

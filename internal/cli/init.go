@@ -234,11 +234,11 @@ func (h *hostInit) script(ctx context.Context, name, script string, args ...stri
 		report()
 		return true, nil
 	case !h.flags.apply:
-		c.Level, c.Detail, c.Remedy = levelError, "not set up, "+plural(len(c.Commands), "command")+" missing", "agentlab init --apply"
+		c.Level, c.Detail, c.Remedy = levelError, "not set up, "+agentlab.Plural(len(c.Commands), "command")+" missing", "agentlab init --apply"
 		report()
 		return false, nil
 	}
-	h.app.progressf("%s: %s missing; running %s --apply", name, plural(len(c.Commands), "command"), script)
+	h.app.progressf("%s: %s missing; running %s --apply", name, agentlab.Plural(len(c.Commands), "command"), script)
 	done, err := h.kit.Run(ctx, h.app.Stderr, nil, script, append(args, "--apply")...)
 	if err != nil {
 		return false, err
@@ -389,7 +389,7 @@ func (h *hostInit) print() {
 		count[s.Result]++
 		fmt.Fprintf(w, "%-5s  %-14s %s\n", sanitize(s.Result), sanitize(s.Check), sanitize(s.Detail))
 	}
-	fmt.Fprintf(w, "%d ok, %s, %s", count[levelOK], plural(count[levelWarn], "warning"), plural(count[levelError], "error"))
+	fmt.Fprintf(w, "%d ok, %s, %s", count[levelOK], agentlab.Plural(count[levelWarn], "warning"), agentlab.Plural(count[levelError], "error"))
 	if len(h.report.Smoke) > 0 {
 		fmt.Fprintf(w, "; smoke test: %d passed, %d failed, %d skipped", count["pass"], count["fail"], count["skip"])
 	}

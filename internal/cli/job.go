@@ -161,7 +161,7 @@ func yesNo(b bool) string {
 func uncommitted(j api.Job) string {
 	text := yesNo(j.Result.Dirty)
 	if n := j.Result.Uncommitted; n > 0 {
-		text = plural(n, "file")
+		text = agentlab.Plural(n, "file")
 	}
 	names := moduleDiffs(j)
 	switch {

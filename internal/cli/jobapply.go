@@ -97,9 +97,9 @@ func (a *App) printApplied(p *applyPlan, j api.Job) error {
 		for _, name := range p.skipped {
 			a.progressf("note: the submodule %s is not changed", sanitize(name))
 		}
-		a.progressf("applied %s; %d had the changes already\n  → git diff", plural(len(names), "file"), p.same)
+		a.progressf("applied %s; %d had the changes already\n  → git diff", agentlab.Plural(len(names), "file"), p.same)
 		if n := j.Result.Commits; n > 0 {
-			a.progressf("note: the job also has %s\n  → agentlab job fetch %s", plural(n, "commit"), j.ID)
+			a.progressf("note: the job also has %s\n  → agentlab job fetch %s", agentlab.Plural(n, "commit"), j.ID)
 		}
 		return nil
 	})

@@ -60,7 +60,7 @@ func (a *App) printFetched(j api.Job, got fetched) error {
 		fmt.Fprintf(a.Stdout, "%s %s\n", got.ChangesRef, got.Changes)
 		a.progressf("  → git show %s\n  → git cherry-pick --no-commit %s", got.ChangesRef, got.ChangesRef)
 	} else if n := j.Result.Uncommitted; n > 0 {
-		a.progressf("note: %s with uncommitted changes\n  → agentlab job diff %s", plural(n, "file"), j.ID)
+		a.progressf("note: %s with uncommitted changes\n  → agentlab job diff %s", agentlab.Plural(n, "file"), j.ID)
 	}
 	return nil
 }
@@ -81,7 +81,7 @@ func hasNothing(j api.Job, withChanges bool) bool {
 func (a *App) nothingToFetch(j api.Job) error {
 	a.progressf("nothing to fetch: job %s has no commits", j.ID)
 	if n := j.Result.Uncommitted; n > 0 {
-		a.progressf("note: %s with uncommitted changes\n  → agentlab job fetch --with-changes %s\n  → agentlab job apply %s", plural(n, "file"), j.ID, j.ID)
+		a.progressf("note: %s with uncommitted changes\n  → agentlab job fetch --with-changes %s\n  → agentlab job apply %s", agentlab.Plural(n, "file"), j.ID, j.ID)
 	}
 	a.noteModuleDiffs(j)
 	if a.json {
@@ -142,7 +142,7 @@ func noCommits(j api.Job) error {
 			j.ID, errNoCommits, j.Status, r.HeadCommit)
 	}
 	if n := j.Result.Uncommitted; n > 0 {
-		return err.WithHint("%s with uncommitted changes: agentlab job diff %s, agentlab job apply %s", plural(n, "file"), j.ID, j.ID)
+		return err.WithHint("%s with uncommitted changes: agentlab job diff %s, agentlab job apply %s", agentlab.Plural(n, "file"), j.ID, j.ID)
 	}
 	return err.WithHint("list its artifacts: agentlab job artifacts %s", j.ID)
 }

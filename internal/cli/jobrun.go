@@ -302,20 +302,20 @@ func (a *App) printOutcome(j api.Job) {
 func (a *App) summarise(j api.Job) {
 	a.printOutcome(j)
 	if j.Result.Commits > 0 {
-		a.progressf("  %s on %s", plural(j.Result.Commits, "commit"), sanitize(j.Result.Branch))
+		a.progressf("  %s on %s", agentlab.Plural(j.Result.Commits, "commit"), sanitize(j.Result.Branch))
 		if j.Bundled {
 			a.progressf("  → agentlab job fetch %s", j.ID)
 		}
 	}
 	a.summariseDenials(j.ID, j.Egress)
 	if n := j.Result.Uncommitted; n > 0 {
-		a.progressf("  %s with uncommitted changes\n  → agentlab job diff %s", plural(n, "file"), j.ID)
+		a.progressf("  %s with uncommitted changes\n  → agentlab job diff %s", agentlab.Plural(n, "file"), j.ID)
 		if j.Bundled {
 			a.progressf("  → agentlab job apply %s", j.ID)
 		}
 	}
 	if len(j.Artifacts) > 0 {
-		a.progressf("  %s\n  → agentlab job artifacts %s", plural(len(j.Artifacts), "artifact"), j.ID)
+		a.progressf("  %s\n  → agentlab job artifacts %s", agentlab.Plural(len(j.Artifacts), "artifact"), j.ID)
 	}
 	if j.Keepalive && j.SandboxVMID != 0 {
 		a.progressf("  the sandbox is kept\n  → agentlab ssh %d", j.SandboxVMID)

@@ -393,7 +393,7 @@ func (a *App) printPrivate(list []api.PolicyPrivate) error {
 	if len(list) == 0 {
 		return nil
 	}
-	fmt.Fprintf(a.Stdout, "WARNING: this policy opens %s to the sandbox:\n", plural(len(list), "private target"))
+	fmt.Fprintf(a.Stdout, "WARNING: this policy opens %s to the sandbox:\n", agentlab.Plural(len(list), "private target"))
 	t := newTable(a.Stdout, "  PRIVATE", "REASON", "SOURCE")
 	for _, p := range list {
 		t.row("  "+net.JoinHostPort(p.Host, strconv.Itoa(p.Port)), sanitize(p.Reason), privateSource(p.Source))

@@ -173,9 +173,9 @@ open earlier copies of a bundle: if it has leaked, change the secrets themselves
 			if err != nil {
 				return err
 			}
-			a.progressf("%s re-encrypted", plural(len(v.Bundles), "bundle"))
+			a.progressf("%s re-encrypted", agentlab.Plural(len(v.Bundles), "bundle"))
 			if len(v.Kept) > 0 {
-				a.progressf("%s kept, because sops bundles are encrypted to them: run 'sops updatekeys' on those, then rotate again", plural(len(v.Kept), "old key"))
+				a.progressf("%s kept, because sops bundles are encrypted to them: run 'sops updatekeys' on those, then rotate again", agentlab.Plural(len(v.Kept), "old key"))
 			}
 			return a.emit(v, func() error { return a.printVault(v) })
 		}),
@@ -222,7 +222,7 @@ func (a *App) printCheck(check api.SecretCheck) error {
 				fmt.Fprintln(a.Stdout, sanitize("  → "+f.Hint))
 			}
 		}
-		a.progressf("%s checked, %s", plural(len(check.Checked), "bundle"), plural(len(check.Findings), "problem"))
+		a.progressf("%s checked, %s", agentlab.Plural(len(check.Checked), "bundle"), agentlab.Plural(len(check.Findings), "problem"))
 		return nil
 	})
 	if err != nil {

@@ -111,7 +111,7 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource)
 	}
 	with := ""
 	if n := len(src.modules); n > 0 {
-		with = " with " + plural(n, "submodule")
+		with = " with " + agentlab.Plural(n, "submodule")
 	}
 	a.progressf("sending %s of %s (%.12s)%s", byteSize(st.Size()), src.path, src.commit, with)
 	m.start()
@@ -236,7 +236,7 @@ func (a *App) warnUnsent(ctx context.Context, src localSource) {
 	if n := len(files) - maxPointers; n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 	}
-	a.progressf("note: not sending the content of %s, only the pointers: %s%s", plural(len(files), "Git LFS file"),
+	a.progressf("note: not sending the content of %s, only the pointers: %s%s", agentlab.Plural(len(files), "Git LFS file"),
 		sanitize(strings.Join(files[:min(maxPointers, len(files))], ", ")), more)
 	server := "https://HOST/ORG/REPO.git"
 	if url, err := git(ctx, src.path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {

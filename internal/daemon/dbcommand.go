@@ -143,7 +143,7 @@ func (r *repair) list(ctx context.Context, asJSON bool, stdout io.Writer) error 
 		return enc.Encode(map[string]any{"items": rows})
 	}
 	for _, v := range rows {
-		what := fmt.Sprintf("%d jobs, %d sandboxes", v.Jobs, v.Sandboxes)
+		what := agentlab.Plural(v.Jobs, "job") + ", " + agentlab.Plural(v.Sandboxes, "sandbox")
 		if v.Problem != "" {
 			what = "not usable: " + v.Problem
 		}
@@ -241,8 +241,8 @@ func (r *repair) fill(ctx context.Context) (err error) {
 	if err := skipNumbers(ctx, st, last, &r.out); err != nil {
 		return err
 	}
-	err = st.AppendEvents(ctx, agentlab.NewEvent(agentlab.EventDaemon, nil, "the database was repaired: %d jobs, %d artifacts and %d sandboxes were added",
-		r.out.Jobs, r.out.Artifacts, r.out.Sandboxes))
+	err = st.AppendEvents(ctx, agentlab.NewEvent(agentlab.EventDaemon, nil, "the database was repaired: %s, %s and %s added",
+		agentlab.Plural(r.out.Jobs, "job"), agentlab.Plural(r.out.Artifacts, "artifact"), agentlab.Plural(r.out.Sandboxes, "sandbox")))
 	if err != nil {
 		return err
 	}
@@ -285,7 +285,8 @@ func (r *repair) print(asJSON bool, stdout io.Writer) error {
 	for _, f := range o.MovedTo {
 		fmt.Fprintf(stdout, "the old database is kept: %s\n", f)
 	}
-	fmt.Fprintf(stdout, "added from the state directory and the backend: %d jobs, %d artifacts, %d sandboxes\n", o.Jobs, o.Artifacts, o.Sandboxes)
+	fmt.Fprintf(stdout, "added from the state directory and the backend: %s, %s, %s\n",
+		agentlab.Plural(o.Jobs, "job"), agentlab.Plural(o.Artifacts, "artifact"), agentlab.Plural(o.Sandboxes, "sandbox"))
 	for _, s := range o.Orphans {
 		fmt.Fprintf(stdout, "the backend holds a sandbox that was left alone: %s\n", s)
 	}
