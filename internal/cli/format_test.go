@@ -53,7 +53,7 @@ func TestPlain(t *testing.T) {
 	}
 	for in, want := range tests {
 		if got := sanitize(in); got != want {
-			t.Errorf("plain(%q) = %q, want %q", in, got, want)
+			t.Errorf("sanitize(%q) = %q, want %q", in, got, want)
 		}
 	}
 	var out bytes.Buffer

@@ -170,7 +170,7 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 	t.row("Image:", sb.Image)
 	t.row("Backend:", sb.Backend)
 	if sb.Handle != "" && sb.Handle != strconv.Itoa(sb.VMID) {
-		t.row("VM:", plain(sb.Handle))
+		t.row("VM:", sanitize(sb.Handle))
 	}
 	t.row("Address:", dash(sb.IP))
 	t.row("Resources:", fmt.Sprintf("%d cores, %d MiB memory", sb.Cores, sb.MemoryMB))
