@@ -2,9 +2,10 @@ package egress
 
 import "net/netip"
 
-// About calls fn with each rule, of the policy and of its layers, that can
-// matter to flows to an address which names (canonical) stand for, until fn
-// returns false. A rule is told once for each of the names that it is about.
+// About calls fn with each rule of the policy and of its layers that can apply
+// to flows to an address, which the canonical names resolve to, until fn
+// returns false. It passes a rule once for each of the names that the rule
+// matches.
 func (p *Policy) About(addr netip.Addr, names []string, fn func(*Rule) bool) {
 	for _, q := range p.all() {
 		if !q.about(addr, names, fn) {

@@ -8,7 +8,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Limits on what one policy may hold, all its layers together.
+// Limits on the size of one policy, including its layers.
 const (
 	MaxRules  = 100_000
 	MaxPorts  = 256
@@ -18,19 +18,19 @@ const (
 // Policy is the compiled network policy of one sandbox. It is immutable and
 // safe for concurrent use.
 type Policy struct {
-	network agentlab.Network // what it was made from
+	network agentlab.Network // its source
 	ports   []PortSpec
 	rules   []Rule // deny rules, then allow rules, each as in Rules
 
 	deny, allow ruleTable
-	// On which ports a deny rule about a name looks at the names of TCP flows.
+	// The ports on which a deny rule for a name checks the names of TCP flows.
 	denyHTTP, denyHTTPS bool
 	layers              []*Policy
 	private             []Private // of the operator
 }
 
-// defaultPorts are those of allow rules that name none, in a policy that
-// names none either.
+// defaultPorts are the ports of allow rules without a port, in a policy
+// without ports.
 var defaultPorts = []PortSpec{{TCP, PortRange{portHTTP, portHTTP}}, {TCP, PortRange{portHTTPS, portHTTPS}}, {TCP, PortRange{portSSH, portSSH}}}
 
 // New compiles a network policy. The error is agentlab.CodeInvalid and names
@@ -59,7 +59,7 @@ func New(n agentlab.Network) (*Policy, error) {
 	return p, nil
 }
 
-// compileLayers makes one flat list of layers and the layers' own.
+// compileLayers returns a flat list of layers and their own layers.
 func compileLayers(list []agentlab.Network) ([]*Policy, error) {
 	var out []*Policy
 	for _, n := range list {
@@ -120,7 +120,7 @@ func compilePolicy(n agentlab.Network) (*Policy, error) {
 	return p, nil
 }
 
-// checkShape refuses what the mode would ignore.
+// checkShape rejects settings that the mode would ignore.
 func checkShape(n agentlab.Network) error {
 	modes := []string{agentlab.NetworkNAT, agentlab.NetworkAllowlist, agentlab.NetworkOff}
 	switch {
@@ -141,7 +141,7 @@ func checkShape(n agentlab.Network) error {
 	return CheckLimits(n.Limits)
 }
 
-// The largest limits that a policy may set.
+// The maximum limits that a policy may set.
 const (
 	MaxBandwidthMbps = 100_000
 	MaxFlows         = 65_536
@@ -181,7 +181,7 @@ func compileRule(nr agentlab.NetworkRule, allow bool, always []Denial) (Rule, er
 	return r, nil
 }
 
-// whollyDenied tells whether every address of a range is always denied.
+// whollyDenied reports whether every address of a range is always denied.
 func whollyDenied(p netip.Prefix, always []Denial) (rule string, yes bool) {
 	if !p.IsValid() {
 		return "", false
@@ -206,8 +206,8 @@ func (p *Policy) addRule(r Rule) {
 	t.add(&r, len(p.rules)-1)
 }
 
-// addAllow adds an allow rule; one that names no port has those of the
-// policy, as one rule for each protocol among them.
+// addAllow adds an allow rule. A rule without a port gets the ports of the
+// policy, as one rule per protocol.
 func (p *Policy) addAllow(r Rule) {
 	if r.Explicit {
 		p.addRule(r)
@@ -236,14 +236,14 @@ func (p *Policy) addAllow(r Rule) {
 	}
 }
 
-// Mode returns the mode that the policy was made with.
+// Mode returns the mode of the policy.
 func (p *Policy) Mode() string { return p.network.Mode }
 
-// Network returns what the policy was made from, with its layers.
+// Network returns the source of the policy, with its layers.
 func (p *Policy) Network() agentlab.Network { return p.network }
 
-// Limits returns the policy's limits; the strictest of all layers, where 0
-// means the enforcer's default.
+// Limits returns the strictest limits of the policy and its layers; 0 means
+// the enforcer's default.
 func (p *Policy) Limits() agentlab.NetworkLimits {
 	out := p.network.Limits
 	least := func(a *int, b int) {
@@ -259,23 +259,23 @@ func (p *Policy) Limits() agentlab.NetworkLimits {
 	return out
 }
 
-// Rules returns the policy's own rules, those of its layers not: deny rules
-// first, in the order in which they were written, with protocol and ports as
-// they are in force. A written rule without a port is one Rule for each
-// protocol that the policy's ports name.
+// Rules returns the policy's own rules, without those of its layers: deny
+// rules first, in the order of the source, with the effective protocol and
+// ports. A source rule without a port becomes one Rule for each protocol of
+// the policy's ports.
 func (p *Policy) Rules() []Rule { return slices.Clone(p.rules) }
 
-// Ports returns the policy's own ports: in mode nat the only ones that may be
-// reached (none: all).
+// Ports returns the policy's own ports: in mode nat the only allowed ones
+// (empty means all).
 func (p *Policy) Ports() []PortSpec { return slices.Clone(p.ports) }
 
 // Layers returns the further policies, each of which must allow a flow too.
 func (p *Policy) Layers() []*Policy { return slices.Clone(p.layers) }
 
-// all is the policy and its layers.
+// all returns the policy and its layers.
 func (p *Policy) all() []*Policy { return append([]*Policy{p}, p.layers...) }
 
-// String names the policy's mode and size.
+// String returns the policy's mode and size.
 func (p *Policy) String() string {
 	return fmt.Sprintf("%s, %d rules, %d layers", p.network.Mode, len(p.rules), len(p.layers))
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Decide tells whether a flow may be opened. It does not know the
-// controller's own services: an enforcer serves those itself, in every mode.
+// Decide returns whether a flow may be opened. It does not cover the
+// controller's own services: an enforcer always serves those itself.
 func (p *Policy) Decide(f Flow) Verdict {
 	if t := p.opens(f); t != nil {
 		return p.decidePrivate(t, f)
@@ -20,10 +20,10 @@ func (p *Policy) Decide(f Flow) Verdict {
 	return p.each(func(q *Policy) Verdict { return q.own(f) })
 }
 
-// DecideName tells whether a TCP flow that Decide allowed with NeedName may
-// go on now that the guest has named a host in it. name is what a TLS server
-// name or an HTTP Host said, without port, "" when the guest's first bytes
-// hold neither. f is as it was given to Decide.
+// DecideName returns whether a TCP flow that Decide allowed with NeedName may
+// continue with the host name that the guest sent. name is the TLS server name
+// or the HTTP Host without port, "" if the guest's first bytes have neither. f
+// is the same as for Decide.
 func (p *Policy) DecideName(f Flow, name string) Verdict {
 	if t := p.opens(f); t != nil {
 		return p.namePrivate(t, f, name)
@@ -36,8 +36,8 @@ func (p *Policy) DecideName(f Flow, name string) Verdict {
 	return v
 }
 
-// each asks the policy and its layers. The first that denies decides; when
-// all allow, the policy's own rule is told.
+// each calls ask with the policy and its layers. The first denial decides; if
+// all allow, the verdict has the policy's own rule.
 func (p *Policy) each(ask func(*Policy) Verdict) Verdict {
 	v := ask(p)
 	if !v.Allow {
@@ -53,7 +53,7 @@ func (p *Policy) each(ask func(*Policy) Verdict) Verdict {
 	return v
 }
 
-// always is the part of the decision that no policy changes.
+// always returns the part of the decision that no policy changes.
 func always(f Flow) (rule string, denied bool) {
 	if f.Host {
 		return RuleGateway, true
@@ -73,9 +73,9 @@ func always(f Flow) (rule string, denied bool) {
 	return RuleProtocol, true
 }
 
-// privateZones are not of the internet: the host's name servers may well know
-// names in them, and those are of its own networks (RFC 6761, RFC 6762
-// appendix G, RFC 8375, and what ICANN reserved for private use).
+// privateZones are zones that are not on the internet: names in them that the
+// host's name servers resolve are of the host's own networks (RFC 6761, RFC
+// 6762 appendix G, RFC 8375, and names that ICANN reserved for private use).
 var privateZones = map[string]bool{
 	"localhost": true, "local": true, "internal": true, "intranet": true, "private": true, "corp": true, "home": true, "lan": true,
 }
@@ -97,7 +97,7 @@ func foreignDNS(proto Proto, port uint16) (rule string, denied bool) {
 	return "", false
 }
 
-// own is the decision of this policy without its layers.
+// own returns the decision of this policy without its layers.
 func (p *Policy) own(f Flow) Verdict {
 	if r := p.denies(f); r != nil {
 		return Verdict{Rule: r.Name}
@@ -111,7 +111,7 @@ func (p *Policy) own(f Flow) Verdict {
 	return deny(RuleOff)
 }
 
-// deny is the verdict of a rule that denies, unless a test has dropped it.
+// deny returns the verdict of a deny rule. A test can disable the rule.
 func deny(rule string) Verdict { return Verdict{Allow: Dropped(rule), Rule: rule} }
 
 func (p *Policy) ownNAT(f Flow) Verdict {
@@ -128,8 +128,8 @@ func (s PortSpec) covers(f Flow) bool {
 	return s.Proto == f.Proto && (s.Proto == ICMP || s.Range.Contains(f.Dst.Port()))
 }
 
-// withDeniedNames adds to a flow that is allowed by its address what the deny
-// rules about names ask for.
+// withDeniedNames adds the name check of deny rules to a flow that is allowed
+// by its address.
 func (p *Policy) withDeniedNames(f Flow, v Verdict) Verdict {
 	if !p.deniesNames(f.Proto, f.Dst.Port()) {
 		return v
@@ -141,8 +141,8 @@ func (p *Policy) withDeniedNames(f Flow, v Verdict) Verdict {
 	return v
 }
 
-// deniesNames tells whether a host's name is looked for in flows only because
-// it may be a denied one. That is done where names are usual.
+// deniesNames reports whether the host name of a flow is read only because it
+// may be denied. That is done on ports where names are usual.
 func (p *Policy) deniesNames(proto Proto, port uint16) bool {
 	if proto != TCP && proto != UDP {
 		return false
@@ -171,8 +171,8 @@ func (p *Policy) ownAllowlist(f Flow) Verdict {
 	return deny(RuleAllowlist)
 }
 
-// denies returns the deny rule that a flow meets, or nil. A rule with a port
-// does not keep a name from being resolved.
+// denies returns the deny rule that matches a flow, or nil. A rule with a port
+// does not prevent the resolution of a name.
 func (p *Policy) denies(f Flow) *Rule {
 	fits := func(r *Rule) bool { return r.covers(f.Proto, f.Dst.Port()) }
 	if f.Proto == DNS {
@@ -191,7 +191,7 @@ func (p *Policy) denies(f Flow) *Rule {
 	return p.first(&p.deny, f.Names, fits)
 }
 
-// byAddr returns the first rule about the flow's address that fits.
+// byAddr returns the first rule for the flow's address that fits.
 func (p *Policy) byAddr(t *ruleTable, f Flow, fits func(*Rule) bool) *Rule {
 	best := -1
 	t.byAddr(f.Dst.Addr(), func(i int) bool {
@@ -203,7 +203,7 @@ func (p *Policy) byAddr(t *ruleTable, f Flow, fits func(*Rule) bool) *Rule {
 	return p.at(best)
 }
 
-// first returns the first rule about one of the names that fits.
+// first returns the first rule for one of the names that fits.
 func (p *Policy) first(t *ruleTable, names []string, fits func(*Rule) bool) *Rule {
 	best := -1
 	for _, n := range names {
@@ -224,7 +224,7 @@ func (p *Policy) at(i int) *Rule {
 	return &p.rules[i]
 }
 
-// named is own for a flow that has shown its name, or has none.
+// named is own for a flow whose name is known, or that has none.
 func (p *Policy) named(f Flow, shown string) Verdict {
 	v := p.own(f)
 	if !v.Allow || !v.NeedName {
@@ -240,9 +240,9 @@ func (p *Policy) named(f Flow, shown string) Verdict {
 	byAddress := p.network.Mode == agentlab.NetworkNAT || p.byAddr(&p.allow, f, covers) != nil
 	switch {
 	case byAddress && shown != "" && !plainHost(shown):
-		return deny(RuleNameMismatch) // some server may read a denied name in it
+		return deny(RuleNameMismatch) // a server may interpret it as a denied name
 	case byAddress:
-		return v // a name is only looked at to see that it is not a denied one
+		return v // the name is only checked against denied names
 	case shown == "":
 		return deny(RuleNameMissing)
 	case name == "" || !slices.Contains(f.Names, name):
@@ -254,8 +254,8 @@ func (p *Policy) named(f Flow, shown string) Verdict {
 	return deny(RuleNameMismatch)
 }
 
-// plainHost tells whether a text is made of what host names and addresses are
-// made of.
+// plainHost reports whether a text has only characters of host names and
+// addresses.
 func plainHost(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".-_:[]", r)

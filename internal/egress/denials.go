@@ -17,10 +17,10 @@ type MaskedDenial struct {
 	Rule        string
 }
 
-// Denials is the list behind AlwaysDenied, for enforcers that are given rules
-// instead of asking for each flow. Ranges overlap; the first that holds an
-// address names its rule. What IPv6 addresses carry IPv4 ones under any prefix
-// is in MaskedDenials.
+// Denials returns the list of AlwaysDenied, for enforcers that load rules
+// instead of calling Decide for each flow. Ranges overlap; the first that
+// contains an address determines the rule. IPv6 addresses that contain IPv4
+// ones under any prefix are in MaskedDenials.
 func Denials() []Denial {
 	var out []Denial
 	add := func(p netip.Prefix, rule string) {
@@ -31,7 +31,7 @@ func Denials() []Denial {
 	for _, d := range denials4 {
 		add(d.prefix, d.rule)
 	}
-	for _, d := range denials4 { // what NAT64 would turn back into IPv4
+	for _, d := range denials4 { // what NAT64 would translate to IPv4
 		b := wellKnownNAT64.Addr().As16()
 		v4 := d.prefix.Addr().As4()
 		copy(b[12:], v4[:])
@@ -46,8 +46,8 @@ func Denials() []Denial {
 	return out
 }
 
-// MaskedDenials is the rest of the list: ISATAP addresses, which carry IPv4
-// under any prefix.
+// MaskedDenials returns the rest of the list: ISATAP addresses, which contain
+// IPv4 addresses under any prefix.
 func MaskedDenials() []MaskedDenial {
 	var out []MaskedDenial
 	for _, d := range denials4 {
@@ -66,7 +66,7 @@ func MaskedDenials() []MaskedDenial {
 	return out
 }
 
-// without returns the prefixes that make up p less the holes.
+// without returns the prefixes that cover p except the holes.
 func without(p netip.Prefix, holes ...netip.Prefix) []netip.Prefix {
 	overlaps := false
 	for _, h := range holes {

@@ -5,13 +5,13 @@ import (
 	"net/netip"
 )
 
-// Rules of the list that holds in every mode. The names are stable.
+// Rules of the list that applies in every mode. The names are stable.
 const (
 	RuleInvalid       = "always.invalid"       // not an address, or one with a zone
 	RuleUnspecified   = "always.unspecified"   // 0.0.0.0/8, ::
 	RuleLoopback      = "always.loopback"      // 127.0.0.0/8, ::1
 	RulePrivate       = "always.private"       // RFC 1918
-	RuleCGNAT         = "always.cgnat"         // 100.64.0.0/10, where tailnets live
+	RuleCGNAT         = "always.cgnat"         // 100.64.0.0/10, used by tailnets
 	RuleTailnet       = "always.tailnet"       // fd7a:115c:a1e0::/48
 	RuleLinkLocal     = "always.linklocal"     // 169.254.0.0/16, fe80::/10
 	RuleMetadata      = "always.metadata"      // cloud metadata services
@@ -21,7 +21,7 @@ const (
 	RuleBroadcast     = "always.broadcast"     // 255.255.255.255
 	RuleDocumentation = "always.documentation" // TEST-NET-1 to 3, 2001:db8::/32, 3fff::/20
 	RuleBenchmark     = "always.benchmark"     // 198.18.0.0/15, 2001:2::/48
-	RuleTransition    = "always.transition"    // tunnels that carry IPv4 in IPv6 and may end anywhere
+	RuleTransition    = "always.transition"    // tunnels that carry IPv4 in IPv6, with unknown destinations
 	RuleReserved      = "always.reserved"      // everything else that is not public unicast
 )
 
@@ -30,14 +30,14 @@ type denial struct {
 	rule   string
 }
 
-// denials4 is looked through from the top, so single addresses come before
-// the ranges that hold them.
+// denials4 is searched in order, so single addresses come before the ranges
+// that contain them.
 var denials4 = compile(
 	"169.254.169.254/32", RuleMetadata, // most clouds
 	"169.254.170.2/32", RuleMetadata, // AWS container credentials
 	"169.254.170.23/32", RuleMetadata, // AWS pod identity
 	"100.100.100.200/32", RuleMetadata, // Alibaba Cloud
-	"168.63.129.16/32", RuleMetadata, // Azure; looks public, is answered by the host
+	"168.63.129.16/32", RuleMetadata, // Azure; a public address that the host answers
 	"192.0.0.192/32", RuleMetadata, // Oracle Cloud
 	"0.0.0.0/8", RuleUnspecified,
 	"10.0.0.0/8", RulePrivate,
@@ -57,8 +57,8 @@ var denials4 = compile(
 	"240.0.0.0/4", RuleReserved,
 )
 
-// denials6 applies after every known embedding of IPv4 was looked into. What
-// is in none of these and not in 2000::/3 is reserved.
+// denials6 applies after every known embedding of IPv4 was checked. An address
+// in none of these and not in 2000::/3 is reserved.
 var denials6 = compile(
 	"fd00:ec2::254/128", RuleMetadata, // AWS
 	"fd20:ce::254/128", RuleMetadata, // Google Cloud
@@ -100,9 +100,9 @@ func match(list []denial, a netip.Addr) (string, bool) {
 	return "", false
 }
 
-// AlwaysDenied tells whether no policy may ever allow a, and by which rule.
-// An IPv6 address that carries an IPv4 address is judged by what it carries:
-// the rule is that of the inner address when that is denied.
+// AlwaysDenied reports whether no policy can allow a, and by which rule. For
+// an IPv6 address that contains an IPv4 address, the IPv4 address decides: if
+// it is denied, the rule is that of the IPv4 address.
 func AlwaysDenied(a netip.Addr) (rule string, denied bool) {
 	rule, denied = alwaysDenied(a)
 	if denied && rule != RuleInvalid && Dropped(rule) {
@@ -144,8 +144,9 @@ var (
 	sixToFour      = netip.MustParsePrefix("2002::/16")
 )
 
-// Embedded returns the IPv4 addresses that an IPv6 address is known to carry,
-// by NAT64, 6to4, Teredo, ISATAP or IPv4-compatible and -translated notation.
+// Embedded returns the IPv4 addresses that an IPv6 address is known to
+// contain, by NAT64, 6to4, Teredo, ISATAP or IPv4-compatible and -translated
+// notation.
 func Embedded(a netip.Addr) []netip.Addr {
 	if a = a.Unmap(); a.Is4() {
 		return nil
@@ -153,7 +154,8 @@ func Embedded(a netip.Addr) []netip.Addr {
 	return embedded(a)
 }
 
-// embedded returns the IPv4 addresses that an IPv6 address is known to carry.
+// embedded returns the IPv4 addresses that an IPv6 address is known to
+// contain.
 func embedded(a netip.Addr) []netip.Addr {
 	b := a.As16()
 	last := netip.AddrFrom4([4]byte(b[12:16]))

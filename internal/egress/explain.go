@@ -9,11 +9,11 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Target is something that a person asks about: a host, by name or address,
-// with protocol and port.
+// Target is the target of a policy check by a user: a host, by name or
+// address, with protocol and port.
 type Target struct {
-	Name  string     // canonical; "" when Addr is asked about
-	Addr  netip.Addr // invalid when Name is asked about
+	Name  string     // canonical; "" if the target is an address
+	Addr  netip.Addr // zero if the target is a name
 	Proto Proto
 	Port  uint16 // 0 with ICMP
 }
@@ -58,7 +58,7 @@ func ParseTarget(text string) (Target, error) {
 	return t, nil
 }
 
-// String is the form that ParseTarget reads.
+// String returns the target in the format of ParseTarget.
 func (t Target) String() string {
 	host := strings.TrimSuffix(t.Name, ".")
 	if host == "" {
@@ -77,27 +77,27 @@ func (t Target) String() string {
 	return s
 }
 
-// Step is one decision on the way to a target.
+// Step is one decision about a target.
 type Step struct {
 	What   string // "dns", "connect" or "name"
 	Allow  bool
-	Rule   string // stable name of the rule that decided
-	Source string // where that rule came from; "" the profile itself, or no written rule
-	Means  string // what the rule says, one sentence
+	Rule   string // stable name of the matching rule
+	Source string // the origin of the rule; "" for the profile itself, or if no configured rule matched
+	Means  string // the meaning of the rule, one sentence
 }
 
-// Explanation tells what would happen to a target, and why.
+// Explanation is the decision for a target, with the reasons.
 type Explanation struct {
 	Target Target
 	Allow  bool
 	Rule   string // of the last step
 	Steps  []Step
-	Notes  []string // what it depends on that cannot be known now
+	Notes  []string // conditions that are only known at run time
 }
 
-// Explain decides as an enforcer would for a guest that resolves a name and
-// connects, and shows it in the flow where that is asked for. Nothing is
-// resolved: what a name resolves to is left open.
+// Explain decides like an enforcer for a guest that resolves a name and
+// connects, and that sends the name in the flow if required. It resolves
+// nothing: the addresses of a name are not known.
 func (p *Policy) Explain(t Target) Explanation {
 	e := Explanation{Target: t}
 	f := Flow{Proto: t.Proto, Dst: netip.AddrPortFrom(t.Addr, t.Port)}
@@ -129,8 +129,8 @@ func (p *Policy) Explain(t Target) Explanation {
 // that protocol to an address: TCP to IPv4 addresses.
 func ProxyCarries(proto Proto, to netip.Addr) bool { return proto == TCP && to.Unmap().Is4() }
 
-// ThroughProxy returns e for a host whose sandboxes reach the internet through
-// an upstream proxy. Private destinations are dialled directly.
+// ThroughProxy returns e for a host whose sandboxes use an upstream proxy.
+// Private destinations are dialled directly.
 func (e Explanation) ThroughProxy() Explanation {
 	i := slices.IndexFunc(e.Steps, func(s Step) bool { return s.What == "connect" })
 	if i < 0 || !e.Steps[i].Allow || strings.HasPrefix(e.Steps[i].Rule, RulePrivatePrefix) {
@@ -148,7 +148,7 @@ func (e Explanation) ThroughProxy() Explanation {
 	return e
 }
 
-// decideOpen is Decide for a flow whose address may not be known.
+// decideOpen is Decide for a flow whose address may be unknown.
 func (p *Policy) decideOpen(f Flow) Verdict {
 	if f.Dst.Addr().IsValid() || f.Host || p.opens(f) != nil {
 		return p.Decide(f)
@@ -158,13 +158,13 @@ func (p *Policy) decideOpen(f Flow) Verdict {
 	}
 	if len(f.Names) == 1 && p.OpensName(f.Names[0]) {
 		if rule, private := privateName(f.Names[0]); private {
-			return Verdict{Rule: rule} // only that one port is open
+			return Verdict{Rule: rule} // only that port is allowed
 		}
 	}
 	return p.each(func(q *Policy) Verdict { return q.own(f) })
 }
 
-// nameOpen is DecideName for a flow whose address may not be known.
+// nameOpen is DecideName for a flow whose address may be unknown.
 func (p *Policy) nameOpen(f Flow, name string) Verdict {
 	if p.opens(f) != nil {
 		return p.DecideName(f, name)
@@ -194,7 +194,7 @@ func (p *Policy) means(rule string) string {
 	return Means(rule)
 }
 
-// source tells where the rule of a verdict came from.
+// source returns the origin of the rule of a verdict.
 func (p *Policy) source(rule string) string {
 	if t := p.byRule(rule); t != nil {
 		return t.Source
@@ -249,7 +249,7 @@ var meanings = map[string]string{
 	RuleGateway:       "the controller does not serve this port",
 }
 
-// Means says in one sentence what a rule of a verdict says.
+// Means returns the meaning of a verdict's rule in one sentence.
 func Means(rule string) string {
 	if m, ok := meanings[rule]; ok {
 		return m
@@ -269,9 +269,9 @@ func Means(rule string) string {
 	return rule
 }
 
-// AllowedDomains lists the names that a sandbox may reach, as an agent is told
-// them: "*" when that is any, else names and wildcards. It is information, and
-// leaves out what deny rules take away from a wildcard.
+// AllowedDomains lists the names that a sandbox may reach, as information for
+// its agent: "*" for any name, otherwise names and wildcards. It ignores deny
+// rules that exclude names of a wildcard.
 func (p *Policy) AllowedDomains() []string {
 	out := []string{}
 	narrow := p.narrowest()
@@ -298,7 +298,7 @@ func (p *Policy) AllowedDomains() []string {
 	return out
 }
 
-// text is the name or wildcard of a rule, without ports.
+// text returns the name or wildcard of a rule, without ports.
 func (r *Rule) text() string {
 	if r.Wildcard {
 		return "*." + r.Domain
@@ -307,7 +307,7 @@ func (r *Rule) text() string {
 }
 
 // narrowest returns the shortest allow list of the policy and its layers, the
-// policy itself when there is none, nil when one of them allows nothing.
+// policy itself if there is none, and nil if one of them allows nothing.
 func (p *Policy) narrowest() *Policy {
 	best := p
 	for _, q := range p.all() {

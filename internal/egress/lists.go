@@ -9,18 +9,18 @@ import (
 	"github.com/agentlab-vm/agentlab/presets"
 )
 
-// MaxListBytes is the size of the largest list file.
+// MaxListBytes is the maximum size of a list file.
 const MaxListBytes = 1 << 20
 
-// Beginnings of entries in a profile's lists that stand for many rules.
+// Prefixes of entries in a profile's lists that are replaced by several rules.
 const (
 	PresetPrefix = "preset:"
 	FilePrefix   = "file:"
 )
 
-// ParseList reads a list file: one rule a line, empty lines, and comments from
-// a # that begins the line or stands after a space. The error is
-// agentlab.CodeInvalid and begins with the line.
+// ParseList reads a list file: one rule per line, empty lines, and comments
+// that begin with # at the start of the line or after a space. The error has
+// agentlab.CodeInvalid and begins with the line number.
 func ParseList(data []byte) ([]string, error) {
 	if len(data) > MaxListBytes {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "a list of %d bytes is larger than %d", len(data), MaxListBytes)
@@ -39,8 +39,8 @@ func ParseList(data []byte) ([]string, error) {
 	return out, nil
 }
 
-// listLine returns the rule of one line in its canonical form, "" when there
-// is none.
+// listLine returns the rule of one line in its canonical form, "" if there is
+// none.
 func listLine(line string) (string, error) {
 	for i, c := range line {
 		if c == '#' && (i == 0 || line[i-1] == ' ' || line[i-1] == '\t') {
@@ -59,7 +59,7 @@ func listLine(line string) (string, error) {
 // Preset is a shipped list of rules.
 type Preset struct {
 	Name  string
-	About string // what it is for, one line
+	About string // its purpose, one line
 	Rules []string
 }
 
@@ -80,7 +80,8 @@ func Presets() ([]Preset, error) {
 	return out, nil
 }
 
-// PresetByName returns one shipped list; code invalid when there is none.
+// PresetByName returns one shipped list; code invalid if there is none with
+// that name.
 func PresetByName(name string) (Preset, error) {
 	p := Preset{Name: name}
 	err := agentlab.ValidateName(name)

@@ -2,8 +2,8 @@
 
 package egress
 
-// Dropped tells whether a test build has taken the rule of that name out of
-// force, to see that a probe notices. In every other build none ever is.
+// Dropped reports whether a test build has disabled the rule of that name, to
+// check that a probe detects it. In all other builds it returns false.
 func Dropped(string) bool { return false }
 
 func readDropped() {}

@@ -9,14 +9,14 @@ import (
 )
 
 // DropRuleFile is the path of the file with the name of the rule to drop; ""
-// drops none. A name that ends in * drops every rule that begins so. It is set
-// before the first New.
+// drops none. A name that ends in * drops every rule with that prefix. It is
+// set before the first New.
 var DropRuleFile string
 
 var droppedRule atomic.Pointer[string]
 
-// Dropped tells whether the rule of that name was taken out of force: what it
-// would deny passes it. The file is read at each New.
+// Dropped reports whether the rule of that name is disabled, so that it denies
+// nothing. The file is read at each New.
 func Dropped(rule string) bool {
 	d := droppedRule.Load()
 	if d == nil || *d == "" {

@@ -13,16 +13,16 @@ import (
 )
 
 // HostName is the name by which a guest reaches a port of the host itself that
-// the operator has opened. It resolves to the controller's address.
+// the operator allows. It resolves to the controller's address.
 const HostName = "host.agentlab.internal"
 
 const hostZone = ".agentlab.internal"
 
-// RulePrivatePrefix begins the names of rules that allow a private destination
-// which the operator has opened; its host and port follow.
+// RulePrivatePrefix is the prefix of the names of rules that allow a private
+// destination of the operator; its host and port follow.
 const RulePrivatePrefix = "private:"
 
-// Bounds on the private destinations of one policy.
+// Limits on the private destinations of one policy.
 const (
 	MaxPrivate     = 64
 	MaxReasonBytes = 200
@@ -30,21 +30,21 @@ const (
 
 const privateHint = "write {host: gateway.corp, port: 443, reason: our model gateway}; host is a full name, a private address, or " + HostName + " for the host itself"
 
-// Private is one private destination that a policy opens: TCP to exactly one
+// Private is one private destination that a policy allows: TCP to exactly one
 // port of a name, of an address, or of the host itself.
 type Private struct {
 	Rule   string // as in verdicts: "private:gateway.corp:443"
 	Name   string // canonical, with a final dot; "" for an address
 	Addr   netip.Addr
-	Host   bool // the host itself; then Name is that of HostName
+	Host   bool // the host itself; then Name is HostName
 	Port   uint16
 	Reason string
-	Source string // "" the profile itself, else "config.yaml"
+	Source string // "" for the profile itself, else "config.yaml"
 }
 
-// Openable tells whether an address is of the kind that the operator may open:
-// RFC 1918, 100.64.0.0/10 and IPv6 unique local addresses, without those of
-// metadata services and those that carry another address.
+// Openable reports whether the operator may allow an address: RFC 1918,
+// 100.64.0.0/10 and IPv6 unique local addresses, except those of metadata
+// services and those that contain another address.
 func Openable(a netip.Addr) bool {
 	rule, denied := alwaysDenied(a)
 	switch rule {
@@ -133,7 +133,8 @@ func ParsePrivate(t agentlab.PrivateTarget) (Private, error) {
 	return p, nil
 }
 
-// notOpenable says why the operator may not open an address; "" when he may.
+// notOpenable returns why the operator may not allow an address, "" if it may
+// be allowed.
 func notOpenable(a netip.Addr) string {
 	if Openable(a) {
 		return ""
@@ -164,18 +165,18 @@ func (p *Policy) compilePrivate(list []agentlab.PrivateTarget) error {
 	return err
 }
 
-// Private returns the private destinations that the policy opens, those that a
-// layer takes away too.
+// Private returns the private destinations that the policy allows, including
+// those that a layer denies.
 func (p *Policy) Private() []Private { return slices.Clone(p.private) }
 
-// OpensName tells whether a name (canonical) is that of a private destination,
-// so that its private addresses may be told to the guest.
+// OpensName reports whether a canonical name is that of a private destination,
+// so that DNS answers may have its private addresses.
 func (p *Policy) OpensName(name string) bool {
 	return slices.ContainsFunc(p.private, func(t Private) bool { return t.Name == name })
 }
 
-// opens returns the private destination that a flow is to, or nil. What a name
-// resolves to counts only if it is an address that may be opened.
+// opens returns the private destination of a flow, or nil. An address that a
+// name resolves to counts only if it may be allowed.
 func (p *Policy) opens(f Flow) *Private {
 	for i := range p.private {
 		t := &p.private[i]
@@ -212,9 +213,9 @@ func (p *Policy) decidePrivate(t *Private, f Flow) Verdict {
 	return Verdict{Allow: true, NeedName: f.Proto == TCP && web && t.Name != "" && !t.Host, Rule: t.Rule}
 }
 
-// narrows returns the rule by which a layer keeps a private destination closed;
-// "" when it does not. An allow list keeps it open by naming it, or by having
-// it among its own private destinations.
+// narrows returns the rule by which a layer denies a private destination, "" if
+// it does not. An allow list permits it by a rule for it, or by its own list of
+// private destinations.
 func (p *Policy) narrows(t *Private, f Flow) (rule string) {
 	if r := p.denies(f); r != nil {
 		return r.Name
@@ -237,8 +238,8 @@ func (p *Policy) narrows(t *Private, f Flow) (rule string) {
 	return RuleOff
 }
 
-// namePrivate is decidePrivate for a flow that has shown its name, or has none:
-// what one address serves under other names stays closed.
+// namePrivate is decidePrivate for a flow whose name is known, or that has
+// none: other names at the same address stay denied.
 func (p *Policy) namePrivate(t *Private, f Flow, shown string) Verdict {
 	v := p.decidePrivate(t, f)
 	switch {
@@ -253,7 +254,7 @@ func (p *Policy) namePrivate(t *Private, f Flow, shown string) Verdict {
 	return v
 }
 
-// means says what a private destination's rule says.
+// means returns the meaning of a private destination's rule.
 func (t *Private) means() string {
 	what := "private destination"
 	if t.Host {
@@ -262,7 +263,7 @@ func (t *Private) means() string {
 	return fmt.Sprintf("the operator opened this %s in %s: %s", what, cmp.Or(t.Source, "the profile"), t.Reason)
 }
 
-// byRule returns the private destination whose rule it is, or nil.
+// byRule returns the private destination with that rule, or nil.
 func (p *Policy) byRule(rule string) *Private {
 	i := slices.IndexFunc(p.private, func(t Private) bool { return t.Rule == rule })
 	if i < 0 {

@@ -9,13 +9,13 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// PortRange is a range of ports, both ends in it.
+// PortRange is a range of ports that includes both ends.
 type PortRange struct{ Lo, Hi uint16 }
 
-// Contains tells whether port is in the range.
+// Contains reports whether port is in the range.
 func (r PortRange) Contains(port uint16) bool { return r.Lo <= port && port <= r.Hi }
 
-// String is "443" or "8000-8010".
+// String returns "443" or "8000-8010".
 func (r PortRange) String() string {
 	if r.Lo == r.Hi {
 		return strconv.Itoa(int(r.Lo))
@@ -23,14 +23,14 @@ func (r PortRange) String() string {
 	return fmt.Sprintf("%d-%d", r.Lo, r.Hi)
 }
 
-// PortSpec is one entry of a policy's ports: a protocol with a range of its
-// ports. ICMP has no ports; then the range is zero.
+// PortSpec is one entry of a policy's ports: a protocol with a range of ports.
+// The range is zero for ICMP.
 type PortSpec struct {
 	Proto Proto
 	Range PortRange
 }
 
-// String is the form that ParsePort reads: "443", "443/udp", "icmp".
+// String returns the format of ParsePort: "443", "443/udp", "icmp".
 func (s PortSpec) String() string {
 	switch s.Proto {
 	case ICMP:
@@ -41,31 +41,31 @@ func (s PortSpec) String() string {
 	return s.Range.String()
 }
 
-// Rule is one allow or deny rule, parsed. It is about a name (Domain), the
-// names below one (Domain and Wildcard) or addresses (Prefix), never both.
+// Rule is one allow or deny rule, parsed. It matches a name (Domain), the
+// names below one (Domain and Wildcard), or addresses (Prefix).
 type Rule struct {
-	Name     string       // as in verdicts: "allow:github.com", "deny:1.2.3.0/24"; "" before a Policy has it
-	Allow    bool         // else it denies
+	Name     string       // as in verdicts: "allow:github.com", "deny:1.2.3.0/24"; "" before it is part of a Policy
+	Allow    bool         // otherwise it denies
 	Domain   string       // lower case, without a final dot; "" in a rule about addresses
-	Wildcard bool         // the names below Domain, and not Domain itself
-	Prefix   netip.Prefix // masked; invalid in a rule about names
-	Proto    Proto        // TCP, UDP or ICMP; "" is all of them, in a deny rule without a port
-	Ports    []PortRange  // of TCP and UDP; none means all
-	Explicit bool         // protocol and port stand in the rule itself, and are not those of the policy
-	Source   string       // "" the profile itself, else "preset:NAME" or "file:NAME"
+	Wildcard bool         // matches the names below Domain, but not Domain itself
+	Prefix   netip.Prefix // masked; zero in a rule for names
+	Proto    Proto        // TCP, UDP or ICMP; "" means all of them, in a deny rule without a port
+	Ports    []PortRange  // of TCP and UDP; empty means all
+	Explicit bool         // the rule itself has protocol and port, not only the policy
+	Source   string       // "" for the profile itself, else "preset:NAME" or "file:NAME"
 }
 
-// The ports where a host's name can be read from a flow's first bytes, and
-// the one where it never can.
+// The ports where a host name can be read from a flow's first bytes, and one
+// where it never can.
 const (
 	portHTTP  = 80
 	portHTTPS = 443
 	portSSH   = 22
 )
 
-// NeedsName tells whether a TCP flow to that port which this rule allows must
-// show the host's name. That is so for rules about names, on 80 and 443 and on
-// every port that the rule does not name itself, but not on 22, where nothing
+// NeedsName reports whether a TCP flow to that port that this rule allows must
+// have a host name. That is the case for rules for names, on 80 and 443 and on
+// every port that the rule itself does not have, but not on 22, where no name
 // can be read.
 func (r Rule) NeedsName(port uint16) bool {
 	if r.Domain == "" || r.Proto != TCP || port == portSSH {
@@ -74,7 +74,7 @@ func (r Rule) NeedsName(port uint16) bool {
 	return !r.Explicit || port == portHTTP || port == portHTTPS
 }
 
-// covers tells whether the rule is about a flow of that protocol and port.
+// covers reports whether the rule applies to a flow of that protocol and port.
 func (r *Rule) covers(proto Proto, port uint16) bool {
 	if r.Proto == "" {
 		return true
@@ -93,8 +93,8 @@ func (r *Rule) covers(proto Proto, port uint16) bool {
 	return false
 }
 
-// String is the rule's text, in the one form that ParseRule reads back to the
-// same rule. Ports that are the policy's are not in it.
+// String returns the rule's canonical text, which ParseRule parses to the same
+// rule. It does not include ports of the policy.
 func (r Rule) String() string {
 	target := r.Domain
 	if r.Wildcard {
@@ -122,7 +122,7 @@ func (r Rule) String() string {
 	return target
 }
 
-// MaxRuleBytes is the longest text of a rule.
+// MaxRuleBytes is the maximum length of a rule's text.
 const MaxRuleBytes = 300
 
 const ruleHint = `write github.com, *.github.com, github.com:443, github.com:22/tcp, host:8000-8010, 140.82.112.0/20, 1.2.3.4:443, [2606:4700::/32]:443/udp or 1.2.3.4/icmp`
@@ -131,7 +131,7 @@ func badRule(text string, why error) error {
 	return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a network rule: %s", quote(text), why.Error()).WithHint("%s", ruleHint)
 }
 
-// quote shows foreign text on one line and not at any length.
+// quote returns untrusted text on one line with a limited length.
 func quote(s string) string {
 	const most = 80
 	if len(s) > most {
@@ -140,8 +140,8 @@ func quote(s string) string {
 	return strconv.QuoteToASCII(s)
 }
 
-// ParseRule reads the text of one rule, which allows when allow is set. The
-// error is agentlab.CodeInvalid.
+// ParseRule parses one rule, an allow rule if allow is set. The error is
+// agentlab.CodeInvalid.
 func ParseRule(text string, allow bool) (Rule, error) {
 	r, err := parseRule(text)
 	if err != nil {
@@ -151,7 +151,7 @@ func ParseRule(text string, allow bool) (Rule, error) {
 	return r, nil
 }
 
-// parseRule is ParseRule; its errors tell only what is wrong.
+// parseRule is ParseRule with errors that have only the cause.
 func parseRule(text string) (Rule, error) {
 	if text == "" || len(text) > MaxRuleBytes {
 		return Rule{}, fmt.Errorf("it has %d bytes, and not 1 to %d", len(text), MaxRuleBytes)
@@ -191,7 +191,7 @@ func parseRule(text string) (Rule, error) {
 	return r, nil
 }
 
-// listEntry refuses what only a profile may name.
+// listEntry rejects entries that are valid only in a profile.
 func listEntry(text string) error {
 	if !strings.HasPrefix(text, PresetPrefix) && !strings.HasPrefix(text, FilePrefix) {
 		return nil
@@ -200,7 +200,7 @@ func listEntry(text string) error {
 		WithHint("name the hosts themselves ('agentlab policy presets' shows what a preset holds), or put it into the profile")
 }
 
-// cutProto takes "/tcp", "/udp" or "/icmp" from the end.
+// cutProto removes "/tcp", "/udp" or "/icmp" from the end.
 func cutProto(s string) (rest string, p Proto) {
 	for _, p := range []Proto{TCP, UDP, ICMP} {
 		if rest, ok := strings.CutSuffix(s, "/"+string(p)); ok {
@@ -210,8 +210,8 @@ func cutProto(s string) (rest string, p Proto) {
 	return s, ""
 }
 
-// cutPorts takes ":PORTS" from the end. An IPv6 address with ports stands in
-// brackets.
+// cutPorts removes ":PORTS" from the end. An IPv6 address with ports must be
+// in brackets.
 func cutPorts(s string) (host, ports string, err error) {
 	if inner, ok := strings.CutPrefix(s, "["); ok {
 		v6, rest, closed := strings.Cut(inner, "]")
@@ -244,7 +244,7 @@ func parseRange(s string) (PortRange, error) {
 	return PortRange{l, h}, nil
 }
 
-// parsePort reads decimal digits only; strconv alone would take a sign.
+// parsePort reads decimal digits only; strconv alone would accept a sign.
 func parsePort(s string) (uint16, bool) {
 	if s == "" || len(s) > 5 || s[0] == '0' || strings.Trim(s, "0123456789") != "" {
 		return 0, false
@@ -269,8 +269,8 @@ func (r *Rule) setTarget(host string) error {
 	return err
 }
 
-// isIPv4Like tells whether a text is meant as an address: a name never ends
-// in a label that begins with a digit.
+// isIPv4Like reports whether a text is intended as an address: the last label
+// of a name never begins with a digit.
 func isIPv4Like(host string) bool {
 	last := host[strings.LastIndexByte(host, '.')+1:]
 	return last != "" && last[0] >= '0' && last[0] <= '9'
@@ -301,7 +301,7 @@ func (r *Rule) setPrefix(host string) error {
 	return nil
 }
 
-// domainName checks a name and brings it to lower case without a final dot.
+// domainName checks a name and converts it to lower case without a final dot.
 func domainName(s string) (string, error) {
 	name := strings.ToLower(strings.TrimSuffix(s, "."))
 	if name == "" || len(name) > 253 {
@@ -337,8 +337,8 @@ func ParsePort(text string) (PortSpec, error) {
 	return PortSpec{proto, rng}, nil
 }
 
-// canonical brings a name that a guest gave to the form of Flow.Names; "" when
-// it can be no name of a rule.
+// canonical converts a name from a guest to the form of Flow.Names. It returns
+// "" if no rule can have the name.
 func canonical(name string) string {
 	n, err := domainName(strings.TrimRight(name, "."))
 	if err != nil {

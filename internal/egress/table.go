@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// ruleTable finds the rules about a name or an address without looking at all
-// of them: names by maps, addresses by one map look-up per length of prefix.
+// ruleTable finds the rules for a name or an address without a search of all
+// rules: names by maps, addresses by one map lookup per prefix length.
 type ruleTable struct {
 	exact, below map[string][]int // names without a final dot
 	prefixes     map[netip.Prefix][]int
-	bits4, bits6 []int // the lengths that there are
+	bits4, bits6 []int // the prefix lengths in use
 }
 
 func newRuleTable() ruleTable {
@@ -44,7 +44,7 @@ func (t *ruleTable) addBits(p netip.Prefix) {
 	*list = append(*list, p.Bits())
 }
 
-// byAddr calls fn with the rules about an address, until fn returns false.
+// byAddr calls fn with the rules for an address, until fn returns false.
 func (t *ruleTable) byAddr(a netip.Addr, fn func(index int) bool) {
 	if !a.IsValid() {
 		return
@@ -67,7 +67,7 @@ func (t *ruleTable) byAddr(a netip.Addr, fn func(index int) bool) {
 	}
 }
 
-// byName calls fn with the rules about a name, until fn returns false.
+// byName calls fn with the rules for a name, until fn returns false.
 func (t *ruleTable) byName(name string, fn func(index int) bool) {
 	name = strings.TrimSuffix(name, ".")
 	for _, i := range t.exact[name] {

@@ -1,5 +1,5 @@
-// Package egresslog keeps the record of what one sandbox wanted from the
-// network, in a file that is bounded whatever the sandbox does.
+// Package egresslog stores the egress decisions about one sandbox in a file of
+// limited size.
 package egresslog
 
 import (
@@ -21,21 +21,21 @@ import (
 )
 
 const (
-	// seqJump is added to the numbers of records after the host was booted
-	// again: the disk may not have what was last written to it, and no number
-	// may be given twice.
+	// seqJump is added to the sequence numbers of records after a reboot of
+	// the host: the last records may not be on the disk, and no number may be
+	// reused.
 	seqJump = 10000
-	// maxLine bounds a line that is taken for a record, in bytes.
+	// maxLine is the maximum length of a record's line, in bytes.
 	maxLine = 64 << 10
-	// MaxRecords bounds one answer of Read.
+	// MaxRecords is the maximum number of records of one Read.
 	MaxRecords = 10000
-	// maxText bounds a name or an error that is written down, in bytes.
+	// maxText is the maximum length of a stored name or error, in bytes.
 	maxText = 1024
 
 	maxBytes, bytesPerSecond = 8 << 20, 64 << 10
 )
 
-// Log is a sandbox's audit records: JSON lines that begin with their
+// Log has a sandbox's audit records: JSON lines that begin with their sequence
 // number, in a bounded log.
 type Log struct {
 	log *bounded.Log
@@ -44,8 +44,8 @@ type Log struct {
 	seq int64 // of the last record
 }
 
-// Open opens or makes the log at path and goes on where it ends. rebooted says
-// that the host was since it was written.
+// Open opens or creates the log at path for appending. rebooted means that the
+// host was rebooted after the last write.
 func Open(path string, rebooted bool) (*Log, error) {
 	last, whole, err := lastSeq(path)
 	if err != nil {
@@ -59,12 +59,12 @@ func Open(path string, rebooted bool) (*Log, error) {
 		return nil, err
 	}
 	if !whole {
-		_, _ = log.Write([]byte("\n")) // so that half a line does not spoil the next one
+		_, _ = log.Write([]byte("\n")) // so that an incomplete line does not damage the next one
 	}
 	return &Log{log: log, seq: last}, nil
 }
 
-// Write gives a record its number and appends it.
+// Write assigns a record its sequence number and appends it.
 func (l *Log) Write(r agentlab.EgressRecord) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -74,15 +74,15 @@ func (l *Log) Write(r agentlab.EgressRecord) {
 	if err != nil {
 		return
 	}
-	l.seq++ // also for one that the log drops: the gap tells of it
+	l.seq++ // also for a dropped record, which then is a gap
 	_, _ = l.log.Write(append(line, '\n'))
 }
 
 // Close closes the file.
 func (l *Log) Close() error { return l.log.Close() }
 
-// halves opens the halves of a log, the older first; either may be
-// missing. A change of halves in between is noticed.
+// halves opens the halves of a log, the older first; either may be missing. It
+// detects a rotation in between.
 func halves(path string) (files []*os.File, err error) {
 	open := func(name string) (*os.File, error) {
 		f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW, 0)
@@ -130,8 +130,8 @@ func closeAll(files ...*os.File) {
 	}
 }
 
-// lastSeq finds the number of the last record, and whether the log ends with
-// a whole line.
+// lastSeq returns the sequence number of the last record, and whether the log
+// ends with a complete line.
 func lastSeq(path string) (last int64, whole bool, err error) {
 	files, err := halves(path)
 	if err != nil {
@@ -154,8 +154,8 @@ func lastSeq(path string) (last int64, whole bool, err error) {
 	return last, whole, nil
 }
 
-// eachLine calls f with every line that is not too long, until f says false.
-// ended tells that the line has an end.
+// eachLine calls f with every line that is not too long, until f returns
+// false. ended means that the line is complete.
 func eachLine(r io.Reader, f func(line []byte, ended bool) bool) error {
 	br := bufio.NewReaderSize(r, maxLine)
 	long := false
@@ -182,7 +182,8 @@ func eachLine(r io.Reader, f func(line []byte, ended bool) bool) error {
 	}
 }
 
-// seqOf reads the number that a record's line begins with; 0 for any other.
+// seqOf returns the sequence number at the beginning of a record's line, 0 for
+// any other line.
 func seqOf(line []byte) int64 {
 	rest, ok := bytes.CutPrefix(line, []byte(`{"seq":`))
 	if !ok {
@@ -201,7 +202,7 @@ func seqOf(line []byte) int64 {
 
 // Read returns the records of the log at path whose number is above after,
 // oldest first, at most limit of them. It does not wait, and needs no open Log.
-// A log that is not there has none.
+// A missing log has no records.
 func Read(ctx context.Context, path string, after int64, limit int) ([]agentlab.EgressRecord, error) {
 	if limit < 1 {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d is not above 0", limit).WithField("limit")

@@ -10,20 +10,19 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
 )
 
-// What is tried on the real internet when the policy names nothing better: a
-// name that is there to be tried (RFC 2606) and a public DNS service, which
-// answers on 53, 443 and 853.
+// The default targets on the real internet: a name for examples (RFC 2606) and
+// a public DNS service, which answers on 53, 443 and 853.
 const (
 	publicSite     = "example.com"
 	publicResolver = "9.9.9.9"
 	resolver6      = "2620:fe::fe"
 )
 
-// strangers are names of which at least one is in no sensible allow list.
+// strangers are names of which a reasonable allow list lacks at least one.
 var strangers = []string{"example.org", "example.net", "example.com"}
 
-// Targets chooses what is tried outside of a sandbox with that policy. What
-// cannot be chosen is left out, and its rows with it.
+// Targets selects the targets outside of a sandbox with that policy. A target
+// that cannot be selected is omitted with its rows.
 func Targets(n agentlab.Network, site string) (probe.Targets, error) {
 	p, err := egress.New(n)
 	if err != nil {
@@ -50,10 +49,10 @@ func Targets(n agentlab.Network, site string) (probe.Targets, error) {
 	return t, nil
 }
 
-// named tells whether the policy lets a guest reach a name with TLS or HTTP.
+// named reports whether the policy allows a name with TLS or HTTP.
 func named(p *egress.Policy, name string, port uint16) bool {
 	names := []string{strings.ToLower(name) + "."}
-	addr := netip.AddrPortFrom(netip.MustParseAddr("192.31.196.1"), port) // any that no rule is about
+	addr := netip.AddrPortFrom(netip.MustParseAddr("192.31.196.1"), port) // any address without a rule
 	if !p.Decide(egress.Flow{Proto: egress.DNS, Names: names}).Allow {
 		return false
 	}
@@ -65,8 +64,8 @@ func named(p *egress.Policy, name string, port uint16) bool {
 	return v.Allow
 }
 
-// chooseSite finds a name that must be reached: the caller's, else the first
-// that the policy allows by itself, else the public one.
+// chooseSite selects a name that must be reached: the caller's, otherwise the
+// first that the policy's own rules allow, otherwise the public one.
 func chooseSite(p *egress.Policy, t *probe.Targets, site string) error {
 	if site != "" {
 		if r, err := egress.ParseRule(site, true); err != nil || r.Domain == "" || r.Wildcard || r.Explicit {
@@ -92,12 +91,13 @@ func chooseSite(p *egress.Policy, t *probe.Targets, site string) error {
 			t.Site = name
 		}
 	}
-	// Many hosts serve TLS only, and what they do on port 80 proves nothing.
+	// Many hosts serve only TLS, so their behaviour on port 80 proves
+	// nothing.
 	t.NoHTTP = t.Site == "" || t.Site != publicSite || !named(p, t.Site, 80)
 	return nil
 }
 
-// chooseStrangers finds what an allow list does not hold.
+// chooseStrangers selects targets that are not in an allow list.
 func chooseStrangers(p *egress.Policy, t *probe.Targets, addr netip.Addr) {
 	for _, name := range strangers {
 		if t.Stranger == "" && !p.Decide(egress.Flow{Proto: egress.DNS, Names: []string{name + "."}}).Allow {
@@ -116,8 +116,8 @@ func chooseStrangers(p *egress.Policy, t *probe.Targets, addr netip.Addr) {
 	}
 }
 
-// chooseDenied finds a name and an address that the policy's own deny rules
-// hold as a whole.
+// chooseDenied selects a name and an address that the policy's own deny rules
+// deny on all ports.
 func chooseDenied(p *egress.Policy, t *probe.Targets) {
 	for _, r := range p.Rules() {
 		if r.Allow || r.Explicit || r.Wildcard {
@@ -135,7 +135,8 @@ func chooseDenied(p *egress.Policy, t *probe.Targets) {
 	}
 }
 
-// opensAny tells whether one of these TCP ports is open to an address.
+// opensAny reports whether the policy allows one of these TCP ports of an
+// address.
 func opensAny(p *egress.Policy, a netip.Addr, ports ...uint16) bool {
 	return slices.ContainsFunc(ports, func(port uint16) bool {
 		return len(p.Ports()) > 0 && p.Decide(egress.Flow{Proto: egress.TCP, Dst: netip.AddrPortFrom(a, port)}).Rule != egress.RulePorts

@@ -1,10 +1,10 @@
-// Package verify tries the probe table in a live sandbox: does its network let
-// through what its policy allows, and nothing else?
+// Package verify runs the probe table in a live sandbox, to check that its
+// network allows exactly what its policy allows.
 //
-// The guest's own agent-runner sends the probes, so what it says holds for a
-// guest that is honest; the backend's egress records, where there are any, are
-// looked at too and do not depend on the guest. A sandbox made for the purpose
-// is the better witness.
+// The guest's own agent-runner sends the probes, so its results are reliable
+// only if the guest is not compromised. The backend's egress records, if there
+// are any, are checked too and do not depend on the guest. A newly created
+// sandbox gives more reliable results.
 package verify
 
 import (
@@ -30,11 +30,11 @@ const (
 	execLimit    = 3 * time.Minute
 	maxOutput    = 4 << 20 // bytes of results
 	maxErrOutput = 4 << 10 // bytes of standard error
-	maxText      = 200     // of one text of a guest
+	maxText      = 200     // bytes of one text from a guest
 	recordPage   = 1000
 )
 
-// Report is what came of the table.
+// Report is the result of the table.
 type Report = probe.Report
 
 // Sandboxes are the sandboxes that can be verified.
@@ -43,7 +43,7 @@ type Sandboxes interface {
 	Exec(ctx context.Context, vmid int, r guestapi.ExecRequest) (net.Conn, error)
 }
 
-// Config says what a Service works with.
+// Config is the configuration of a Service.
 type Config struct {
 	Sandboxes Sandboxes
 	Driver    backend.Driver
@@ -55,11 +55,10 @@ type Service struct{ cfg Config }
 // New returns a Service.
 func New(cfg Config) *Service { return &Service{cfg: cfg} }
 
-// Run tries the table in a sandbox that runs. site is a public host name that
-// the policy allows and that answers on ports 80 and 443; "" lets it be chosen
-// by the policy. A row that fails is no error. Codes: not_found, conflict
-// (it does not run), invalid (site), unavailable (the guest does not do its
-// part).
+// Run runs the table in a running sandbox. site is a public host name that the
+// policy allows and that answers on ports 80 and 443; "" selects it by the
+// policy. A failed row is not an error. Codes: not_found, conflict (it does
+// not run), invalid (site), unavailable (the guest does not answer correctly).
 func (s *Service) Run(ctx context.Context, sandbox, site string) (agentlab.Sandbox, Report, error) {
 	sb, err := s.cfg.Sandboxes.Get(ctx, sandbox)
 	if err != nil {
@@ -77,7 +76,7 @@ func (s *Service) Run(ctx context.Context, sandbox, site string) (agentlab.Sandb
 	return sb, rep, err
 }
 
-// env describes the sandbox to the table.
+// env returns the environment of the sandbox for the table.
 func (s *Service) env(sb agentlab.Sandbox, site string) (probe.Env, error) {
 	targets, err := Targets(sb.Network, site)
 	if err != nil {
@@ -116,7 +115,7 @@ func (s *Service) env(sb agentlab.Sandbox, site string) (probe.Env, error) {
 	return env, nil
 }
 
-// place puts the guest's addresses in, and one where a neighbour would be.
+// place sets the guest's addresses, and an address where a neighbour could be.
 func place(env *probe.Env, n *guestapi.Network) {
 	if p, err := netip.ParsePrefix(n.Address); err == nil {
 		env.Guest4 = p.Addr()
@@ -193,8 +192,8 @@ func receive(conn net.Conn) ([]byte, error) {
 	}
 }
 
-// results reads a result per line. It trusts none of them: texts are cut and
-// cleaned, addresses are addresses.
+// results parses one result per line. The results are not trusted: texts are
+// shortened and sanitised, addresses are parsed.
 func results(out []byte) ([]guestapi.ProbeResult, error) {
 	var all []guestapi.ProbeResult
 	dec := json.NewDecoder(bytes.NewReader(out))

@@ -11,21 +11,22 @@ import (
 
 const (
 	auditWindow = time.Second
-	// maxOpenRecords bounds the different decisions that one window holds,
-	// and auditQueue the records that wait to be handed over.
+	// maxOpenRecords limits the different decisions of one window, and
+	// auditQueue the records that wait for Audit.
 	maxOpenRecords, auditQueue = 512, 1024
 )
 
-// recorder hands decisions on without ever keeping the data path waiting. The
-// first of equal decisions goes at once, so that a crash does not lose it;
-// those that follow within a second become one record with their count. What
-// is too much is left out and counted in the next record's Dropped.
+// recorder passes decisions to Config.Audit without delaying the data path.
+// The first of equal decisions is passed on at once, so that a crash does not
+// lose it; those that follow within a second become one record with their
+// count. Records above the limits are dropped and counted in the next record's
+// Dropped.
 type recorder struct {
 	now   func() time.Time
 	limit *rate.Limiter
 
 	mu      sync.Mutex
-	open    map[agentlab.EgressRecord]*repeats // by the decision alone
+	open    map[agentlab.EgressRecord]*repeats // by the decision only
 	dropped int
 	ticking bool
 	closed  bool
@@ -33,7 +34,7 @@ type recorder struct {
 	done    chan struct{}
 }
 
-// repeats are the decisions of a window after its first.
+// repeats counts the decisions of a window after its first.
 type repeats struct {
 	first, last time.Time
 	count       int
@@ -86,7 +87,7 @@ func (r *recorder) record(key agentlab.EgressRecord) {
 	}
 }
 
-// put hands one record over; false means that there is no room for it.
+// put queues one record; false means that the queue is full.
 func (r *recorder) put(now time.Time, key agentlab.EgressRecord, n repeats) bool {
 	if !r.limit.AllowN(now, 1) {
 		return false
@@ -129,7 +130,7 @@ func (r *recorder) flush() {
 	}
 }
 
-// close hands over what is left and waits until all is told.
+// close queues the remaining records and waits until all were passed on.
 func (r *recorder) close() {
 	r.mu.Lock()
 	if !r.closed {

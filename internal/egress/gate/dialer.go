@@ -23,20 +23,20 @@ import (
 // hostAddrsAge is how long the list of the host's own addresses is used.
 const hostAddrsAge = 10 * time.Second
 
-// HostDialer dials from the host's own network. Whatever it is asked for, it
-// looks at the address of each socket just before that connects, and refuses
-// with *egress.DeniedError what no policy allows, what is the host itself, and
-// the networks that the host is directly on, also where their addresses are
-// public: with IPv6 those of a home's or an office's machines are. An IPv6
-// address that carries an IPv4 address is judged by both, and an address under
-// a NAT64 prefix of the network's own is refused: what a translator does with
-// it is not known.
+// HostDialer dials from the host's own network. It checks the address of each
+// socket directly before the socket connects, and refuses with
+// *egress.DeniedError addresses that no policy allows, the host itself, and
+// the networks that the host is directly connected to. The latter may be
+// public: with IPv6 those of machines at home or in an office are. For an IPv6
+// address that contains an IPv4 address, both are checked. An address under a
+// NAT64 prefix of the local network is refused, because its translation is not
+// known.
 type HostDialer struct {
 	mu    sync.Mutex
 	read  time.Time
 	addrs map[netip.Addr]bool
-	nets  []netip.Prefix // what those addresses are on
-	asked time.Time      // when ipv6 was looked at
+	nets  []netip.Prefix // the networks of those addresses
+	asked time.Time      // when ipv6 was determined
 	ipv6  bool
 
 	translators *Translators
@@ -49,15 +49,15 @@ func NewHostDialer() *HostDialer {
 	return h
 }
 
-// Translators returns what the dialer knows of the network's NAT64.
+// Translators returns the NAT64 prefixes of the network that the dialer knows.
 func (h *HostDialer) Translators() *Translators { return h.translators }
 
-// AskTranslators makes the dialer ask another resolver than the host's name
-// servers for the network's NAT64 prefixes. It is called before the first dial.
+// AskTranslators sets the resolver for the network's NAT64 prefixes, instead
+// of the host's name servers. It must be called before the first dial.
 func (h *HostDialer) AskTranslators(r Resolver) { h.translators = NewTranslators(r) }
 
-// DialContext implements Dialer. Names are refused with agentlab.CodeInvalid:
-// a name was resolved and checked before, and must not be resolved again.
+// DialContext implements Dialer. It returns agentlab.CodeInvalid for names: a
+// name was resolved and checked before, and must not be resolved again.
 func (h *HostDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	switch network {
 	case "tcp", "udp", "tcp4", "udp4", "icmp":
@@ -75,9 +75,9 @@ func (h *HostDialer) DialContext(ctx context.Context, network, addr string) (net
 	return d.DialContext(ctx, network, addr)
 }
 
-// DialResolver dials one of the host's name servers, which may well be the
-// host itself or on its private network. Only Upstream calls it, with servers
-// out of the host's configuration.
+// DialResolver dials one of the host's name servers, which may be the host
+// itself or on its private network. Only Upstream calls it, with servers of
+// the host's configuration.
 func (h *HostDialer) DialResolver(ctx context.Context, network, addr string) (net.Conn, error) {
 	var d net.Dialer
 	return d.DialContext(ctx, network, addr)
@@ -97,7 +97,8 @@ func (h *HostDialer) control(ctx context.Context, network, addr string, raw sysc
 	return nil
 }
 
-// check refuses what no policy allows, the host itself and its neighbours.
+// check refuses addresses that no policy allows, the host itself and its
+// neighbours.
 func (h *HostDialer) check(ctx context.Context, a netip.Addr) error {
 	if rule, err := h.refuses(ctx, a); err != nil || rule != "" {
 		return cmp.Or(err, error(&egress.DeniedError{Addr: a, Rule: rule}))
@@ -111,7 +112,7 @@ func (h *HostDialer) check(ctx context.Context, a netip.Addr) error {
 		if noRoute := errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH); err != nil && !noRoute {
 			return err
 		} else if !noRoute {
-			leaves = leaves && out // a host without IPv4 is not at that address
+			leaves = leaves && out // a host without IPv4 does not have that address
 		}
 	}
 	if !leaves {
@@ -120,9 +121,8 @@ func (h *HostDialer) check(ctx context.Context, a netip.Addr) error {
 	return nil
 }
 
-// refuses returns the rule by which an address is refused, as far as that can
-// be said without a look at the routes; "" when it is not. An error means that
-// it cannot be said now.
+// refuses returns the rule by which an address is refused, "" if it is not. It
+// does not check the routes. After an error the answer is not known.
 func (h *HostDialer) refuses(ctx context.Context, a netip.Addr) (rule string, err error) {
 	if rule, denied := egress.AlwaysDenied(a); denied {
 		return rule, nil
@@ -147,18 +147,18 @@ func (h *HostDialer) refuses(ctx context.Context, a netip.Addr) (rule string, er
 	return "", err
 }
 
-// Withholds tells whether an address must not be in an answer to a DNS
-// question, because it would not be dialled.
+// Withholds reports whether an address must be removed from a DNS answer
+// because it would not be dialled.
 func (h *HostDialer) Withholds(ctx context.Context, a netip.Addr) bool {
 	rule, err := h.refuses(ctx, a)
 	return err != nil || rule != ""
 }
 
-// publicIPv6 is an address of the public internet's oldest part. It is only
-// looked up in the table of routes, never dialled.
+// publicIPv6 is an address of the public internet. It is only looked up in the
+// routing table, never dialled.
 var publicIPv6 = netip.MustParseAddr("2001:4860:4860::8888")
 
-// IPv6 tells whether the host has a route to the IPv6 internet.
+// IPv6 reports whether the host has a route to the IPv6 internet.
 func (h *HostDialer) IPv6() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -169,8 +169,9 @@ func (h *HostDialer) IPv6() bool {
 	return h.ipv6
 }
 
-// forbidBroadcast takes back what package net gives every UDP socket, for
-// broadcast addresses that a change of routes made after the check.
+// forbidBroadcast clears SO_BROADCAST, which package net sets on every UDP
+// socket: a change of routes after the check could make the address a
+// broadcast address.
 func forbidBroadcast(raw syscall.RawConn) error {
 	var failed error
 	err := raw.Control(func(fd uintptr) {
@@ -179,9 +180,9 @@ func forbidBroadcast(raw syscall.RawConn) error {
 	return errors.Join(err, failed)
 }
 
-// near returns the rule that refuses a: because it is an address of one of the
-// host's interfaces, or the broadcast address of a network that it is on, or
-// because it is on such a network; "" when it is elsewhere.
+// near returns the rule that refuses a if it is an address of one of the
+// host's interfaces, on a network of an interface, or the broadcast address of
+// such a network; otherwise it returns "".
 func (h *HostDialer) near(a netip.Addr) (rule string, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -206,8 +207,8 @@ func (h *HostDialer) near(a netip.Addr) (rule string, err error) {
 	return "", nil
 }
 
-// widest is how short the prefix of a network may be that the host is said to
-// be on; a shorter one is a tunnel to everywhere.
+// widest is the minimum prefix length of a network that counts as local; a
+// shorter one is a tunnel to all addresses.
 const widest = 4
 
 func (h *HostDialer) add(p netip.Prefix) {
@@ -220,8 +221,7 @@ func (h *HostDialer) add(p netip.Prefix) {
 	}
 }
 
-// broadcastOf is the last address of an IPv4 network that has a broadcast
-// address.
+// broadcastOf returns the broadcast address of an IPv4 network, if it has one.
 func broadcastOf(p netip.Prefix) (netip.Addr, bool) {
 	if !p.Addr().Is4() || p.Bits() > 30 {
 		return netip.Addr{}, false

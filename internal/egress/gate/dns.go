@@ -15,27 +15,28 @@ import (
 
 const (
 	dnsPort = 53
-	// maxQuestion is far above any honest question with one name in it.
+	// maxQuestion is far above the size of any valid question with one
+	// name.
 	maxQuestion = 1024
-	// dnsPayload is how large our UDP answers get at most, for a guest that
-	// says that it takes more than the plain 512 bytes.
+	// dnsPayload is the maximum size of a UDP answer, for a guest that
+	// announces that it accepts more than 512 bytes.
 	dnsPayload = 4096
 )
 
 // Resolver answers DNS questions. It gets a message with exactly one question
-// of class IN and returns the answer, or an error, which the guest sees as
+// of class IN and returns the answer, or an error, for which the guest gets
 // SERVFAIL. The answer's addresses are filtered afterwards.
 type Resolver interface {
 	Exchange(ctx context.Context, question *dns.Msg) (*dns.Msg, error)
 }
 
-// privateResolver is implemented by resolvers that do not know the names of
-// private destinations; Private returns one that does.
+// privateResolver is implemented by resolvers that cannot resolve the names of
+// private destinations; Private returns one that can.
 type privateResolver interface{ Private() Resolver }
 
-// Answer makes the wire form of the answer to a question; nil means that
-// there is nothing to say, also because the guest asks too quickly. udp tells
-// that the answer must fit into a datagram.
+// Answer returns the wire form of the answer to a question. It returns nil if
+// there is no answer, also because the guest asks too fast. udp means that the
+// answer must fit into a datagram.
 func (g *Gate) Answer(ctx context.Context, wire []byte, udp bool) []byte {
 	if !g.dnsLimit.AllowN(g.cfg.Now(), 1) {
 		g.audit.record(agentlab.EgressRecord{Proto: string(egress.DNS), Rule: egress.RuleRate})
@@ -84,7 +85,7 @@ func pack(query, reply *dns.Msg, udp bool) []byte {
 
 func rcode(query *dns.Msg, code int) *dns.Msg { return new(dns.Msg).SetRcode(query, code) }
 
-// resolve decides a question and has it answered.
+// resolve decides on a question and returns its answer.
 func (g *Gate) resolve(ctx context.Context, query *dns.Msg) *dns.Msg {
 	if query.Opcode != dns.OpcodeQuery {
 		return rcode(query, dns.RcodeNotImplemented)
@@ -103,7 +104,7 @@ func (g *Gate) resolve(ctx context.Context, query *dns.Msg) *dns.Msg {
 		if verdict.Rule == egress.RuleOff || verdict.Rule == egress.RuleProtocol {
 			return rcode(query, dns.RcodeRefused)
 		}
-		return rcode(query, dns.RcodeNameError) // programs take it for final
+		return rcode(query, dns.RcodeNameError) // programs treat it as final
 	}
 	if name == egress.HostName+"." {
 		g.audit.record(dnsRecord(name, verdict))
@@ -129,7 +130,7 @@ func trimDot(name string) string {
 	return name
 }
 
-// forwardable tells whether a question is of a kind that we pass on.
+// forwardable reports whether a question has a type that is forwarded.
 func forwardable(q dns.Question) bool {
 	if q.Qclass != dns.ClassINET {
 		return false
@@ -141,8 +142,8 @@ func forwardable(q dns.Question) bool {
 	return true
 }
 
-// forward puts the question to the resolver, in a message of our own making,
-// so that nothing else of the guest's travels with it.
+// forward sends the question to the resolver in a new message, which contains
+// nothing else from the guest.
 func (g *Gate) forward(ctx context.Context, query *dns.Msg, q dns.Question, v egress.Verdict) *dns.Msg {
 	record := dnsRecord(dns.CanonicalName(q.Name), v)
 	answer, err := g.exchange(ctx, q, query.IsEdns0() != nil && query.IsEdns0().Do())
@@ -154,7 +155,7 @@ func (g *Gate) forward(ctx context.Context, query *dns.Msg, q dns.Question, v eg
 		return rcode(query, dns.RcodeServerFailure)
 	}
 	reply := new(dns.Msg).SetReply(query)
-	reply.Rcode = answer.Rcode & 0xf // the extended ones live in the upstream's own OPT record
+	reply.Rcode = answer.Rcode & 0xf // extended codes are in the upstream's own OPT record
 	f := g.take(q, answer)
 	reply.Answer, reply.Ns = f.answer, f.authority
 	if len(f.kept) > 0 {
@@ -178,8 +179,8 @@ func (g *Gate) exchange(ctx context.Context, q dns.Question, dnssec bool) (*dns.
 	return r.Exchange(ctx, ask)
 }
 
-// take filters an answer, remembers its addresses as those of the name that
-// was asked for, and records those that are withheld.
+// take filters an answer, stores its addresses under the name of the question,
+// and records withheld addresses.
 func (g *Gate) take(q dns.Question, answer *dns.Msg) answerFilter {
 	name := dns.CanonicalName(q.Name)
 	f := answerFilter{aliases: aliases(name, answer.Answer), ipv6: g.ipv6(), withholds: g.withholds, private: g.Policy().OpensName(name)}
@@ -199,8 +200,8 @@ func (g *Gate) take(q dns.Question, answer *dns.Msg) answerFilter {
 	return f
 }
 
-// resolveAgain resolves a name on our own account and returns its addresses
-// of one family.
+// resolveAgain resolves a name without a question of the guest and returns its
+// addresses of one family.
 func (g *Gate) resolveAgain(ctx context.Context, name string, ipv4 bool) []netip.Addr {
 	q := dns.Question{Name: name, Qtype: dns.TypeAAAA, Qclass: dns.ClassINET}
 	if ipv4 {
@@ -218,24 +219,24 @@ func (g *Gate) resolveAgain(ctx context.Context, name string, ipv4 bool) []netip
 	return slices.DeleteFunc(f.kept, func(a netip.Addr) bool { return a.Is4() != ipv4 })
 }
 
-// withholder is implemented by dialers that know of addresses, beside those
-// that no policy allows, which they will refuse.
+// withholder is implemented by dialers that refuse further addresses in
+// addition to those that no policy allows.
 type withholder interface {
 	Withholds(ctx context.Context, a netip.Addr) bool
 }
 
-// withholds tells whether the dialer is known to refuse an address, so that
-// the guest is not to be told of it.
+// withholds reports whether the dialer would refuse an address, so that the
+// guest must not receive it.
 func (g *Gate) withholds(a netip.Addr) bool {
 	d, ok := g.cfg.Dialer.(withholder)
 	return ok && d.Withholds(g.ctx, a) && !egress.Dropped(egress.RuleRebinding)
 }
 
 // ipv6er is implemented by dialers that know whether IPv6 addresses can be
-// reached. Others are taken to reach them.
+// reached. For others it is assumed that they can.
 type ipv6er interface{ IPv6() bool }
 
-// ipv6 tells whether the guest is to get IPv6 addresses.
+// ipv6 reports whether the guest gets IPv6 addresses.
 func (g *Gate) ipv6() bool {
 	if g.cfg.NoIPv6 {
 		return false
@@ -244,5 +245,5 @@ func (g *Gate) ipv6() bool {
 	return !ok || d.IPv6()
 }
 
-// dnsIdle is how long a TCP connection may take for a question.
+// dnsIdle limits how long a TCP connection may take for a question.
 const dnsIdle = 10 * time.Second

@@ -13,8 +13,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// local answers what must not or need not leave this machine; nil means that
-// the question is to be forwarded. A rule tells that it is a refusal.
+// local answers questions that must not or need not leave this machine; nil
+// means that the question must be forwarded. If rule is not empty, the answer
+// is a refusal.
 func (g *Gate) local(query *dns.Msg, q dns.Question) (reply *dns.Msg, rule string) {
 	name := dns.CanonicalName(q.Name)
 	switch {
@@ -23,7 +24,7 @@ func (g *Gate) local(query *dns.Msg, q dns.Question) (reply *dns.Msg, rule strin
 	case q.Qtype == dns.TypeAAAA && !g.ipv6():
 		return new(dns.Msg).SetReply(query), "" // no such record
 	case isUnder(name, "in-addr.arpa."), isUnder(name, "ip6.arpa."):
-		// The names of hosts on our own networks are nobody's business.
+		// Guests must not learn names of hosts on private networks.
 		if rule, denied := egress.AlwaysDenied(reverseAddr(name)); denied {
 			return rcode(query, dns.RcodeNameError), rule
 		}
@@ -31,12 +32,12 @@ func (g *Gate) local(query *dns.Msg, q dns.Question) (reply *dns.Msg, rule strin
 	return nil, ""
 }
 
-// isBareName tells whether a name has no dot in it. Some name servers ask the
-// hosts around them for such a name (LLMNR), or read /etc/hosts.
+// isBareName reports whether a name has no dot in it. For such a name some
+// name servers ask the hosts of the local network (LLMNR), or read /etc/hosts.
 func isBareName(name string) bool { return dns.CountLabel(name) == 1 }
 
-// isOfHosts leaves out what is asked about top-level domains to check
-// signatures.
+// isOfHosts excludes question types that are used for top-level domains to
+// check signatures.
 func isOfHosts(kind uint16) bool {
 	switch kind {
 	case dns.TypeNS, dns.TypeSOA, dns.TypeDS, dns.TypeDNSKEY:
@@ -45,16 +46,16 @@ func isOfHosts(kind uint16) bool {
 	return true
 }
 
-// oddName tells whether a label holds a dot or a backslash. What seems to be a
-// name below an allowed one is another then: "a\.example.com" is in com.
+// oddName reports whether a label contains a dot or a backslash. Such a name
+// only looks like one below an allowed name: "a\.example.com" is in com.
 func oddName(name string) bool { return strings.Contains(name, `\.`) || strings.Contains(name, `\\`) }
 
 func isUnder(name, zone string) bool {
 	return name == zone || strings.HasSuffix(name, "."+zone)
 }
 
-// reverseAddr reads the address in a name of in-addr.arpa or ip6.arpa; what
-// the name leaves out is zero. The zero Addr means that it holds none.
+// reverseAddr returns the address in a name of in-addr.arpa or ip6.arpa;
+// missing labels count as zero. It returns the zero Addr if there is none.
 func reverseAddr(name string) netip.Addr {
 	if rest, ok := strings.CutSuffix(name, "ip6.arpa."); ok {
 		return reverse6(dns.SplitDomainName(rest))
@@ -63,7 +64,7 @@ func reverseAddr(name string) netip.Addr {
 	slices.Reverse(labels)
 	var b [4]byte
 	if len(labels) > len(b) {
-		labels = labels[:len(b)] // RFC 2317 puts more labels in front
+		labels = labels[:len(b)] // RFC 2317 adds labels in front
 	}
 	for i, l := range labels {
 		v, err := strconv.ParseUint(l, 10, 8)
@@ -91,15 +92,15 @@ func reverse6(labels []string) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// maxAliases bounds a chain of CNAME records.
+// maxAliases limits a chain of CNAME records.
 const maxAliases = 16
 
-// maxAddresses is how many addresses a guest is told in one answer: each costs
-// us memory, and work before the answer may be given.
+// maxAddresses limits the addresses in one answer: each costs memory, and work
+// before the answer is sent.
 const maxAddresses = 64
 
-// aliases returns the names whose addresses an answer may hold: the one asked
-// for, and those that its chain of CNAME records leads to.
+// aliases returns the names whose addresses an answer may contain: the name of
+// the question and those of its chain of CNAME records.
 func aliases(name string, answer []dns.RR) []string {
 	chain := []string{name}
 	for len(chain) < maxAliases {
@@ -118,16 +119,16 @@ func aliases(name string, answer []dns.RR) []string {
 	return chain
 }
 
-// answerFilter keeps of an answer's records what a guest may see.
+// answerFilter selects the records of an answer that a guest may see.
 type answerFilter struct {
 	aliases        []string
 	ipv6           bool
-	private        bool                  // the operator opened this name: private addresses are what it is for
-	withholds      func(netip.Addr) bool // beside what no policy allows; nil: none
+	private        bool                  // the operator allows this name: its private addresses are kept
+	withholds      func(netip.Addr) bool // in addition to addresses that no policy allows; nil: none
 	answer         []dns.RR
 	authority      []dns.RR
 	kept, withheld []netip.Addr
-	ttl            uint32 // the least of the kept addresses' records
+	ttl            uint32 // the minimum of the kept address records
 }
 
 func (f *answerFilter) filter(m *dns.Msg) {
@@ -137,9 +138,9 @@ func (f *answerFilter) filter(m *dns.Msg) {
 			f.answer = append(f.answer, capTTL(kept))
 		}
 	}
-	// Of the authority section only what says how long "no" holds is of use,
-	// and what proves it. The additional section is only hints; leaving it
-	// out cannot be wrong.
+	// From the authority section only the records for the lifetime of a
+	// negative answer, and their proofs, are useful. The additional section
+	// has only hints; it can always be omitted.
 	for _, rr := range m.Ns {
 		switch rr.(type) {
 		case *dns.SOA, *dns.NSEC, *dns.NSEC3, *dns.RRSIG:
@@ -148,7 +149,8 @@ func (f *answerFilter) filter(m *dns.Msg) {
 	}
 }
 
-// capTTL keeps clients from using an answer for longer than we remember it.
+// capTTL limits how long clients use an answer to the time that the gate
+// remembers it.
 func capTTL(rr dns.RR) dns.RR {
 	if most := uint32(maxTTL / time.Second); rr.Header().Ttl > most {
 		rr = dns.Copy(rr)
@@ -182,7 +184,7 @@ func (f *answerFilter) address(h *dns.RR_Header, ip net.IP) bool {
 	return len(keep) > 0
 }
 
-// record returns rr, a changed copy of it, or nil to leave it out.
+// record returns rr, a changed copy of it, or nil to omit it.
 func (f *answerFilter) record(rr dns.RR) dns.RR {
 	switch rr := rr.(type) {
 	case *dns.A:
@@ -207,8 +209,8 @@ func (f *answerFilter) record(rr dns.RR) dns.RR {
 	return rr
 }
 
-// withoutHints leaves the address hints out of a service binding (a client
-// then asks for the addresses, and that answer is filtered) and the keys of
+// withoutHints removes from a service binding the address hints (a client then
+// asks for the addresses, and that answer is filtered) and the keys of
 // encrypted ClientHellos.
 func withoutHints(in []dns.SVCBKeyValue) []dns.SVCBKeyValue {
 	var out []dns.SVCBKeyValue
@@ -216,10 +218,11 @@ func withoutHints(in []dns.SVCBKeyValue) []dns.SVCBKeyValue {
 		switch kv.Key() {
 		case dns.SVCB_IPV4HINT, dns.SVCB_IPV6HINT:
 		case dns.SVCB_ECHCONFIG:
-			// With it a client would encrypt the name that it asks for, and
-			// show another: flows that must show theirs would be refused.
+			// With these keys a client would encrypt the real name and send
+			// another one in clear, and flows that must have a name would
+			// be denied.
 		case dns.SVCB_MANDATORY:
-			// It may name the hints; without it nothing is mandatory.
+			// It may list the hints; without it nothing is mandatory.
 		default:
 			out = append(out, kv)
 		}

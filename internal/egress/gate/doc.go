@@ -1,9 +1,9 @@
-// Package gate is what every enforcer of an egress policy shares: one Gate
-// stands between one guest and the network. It answers the guest's DNS
-// questions, remembers which names it told, decides flows by a policy that
-// may be exchanged at any time, reads the name that a TCP flow itself shows,
-// dials what is allowed, and records each decision.
+// Package gate is the common part of all enforcers of an egress policy. A Gate
+// controls the network access of one guest. It answers the guest's DNS
+// questions, stores the resolved names, decides on flows by a policy that can
+// be replaced at any time, reads the name in a TCP flow, dials allowed
+// destinations, and records each decision.
 //
-// It knows no packets: package vnet puts a userspace TCP/IP stack in front of
-// it, and package nft the kernel's.
+// It does not process packets: package vnet provides a userspace TCP/IP stack
+// for it, and package nft uses the kernel's.
 package gate

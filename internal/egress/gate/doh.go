@@ -27,7 +27,7 @@ const (
 	maxAuthorities = 1 << 20 // bytes
 )
 
-// doh is a Resolver that asks by DNS over HTTPS (RFC 8484), through a proxy.
+// doh is a Resolver that uses DNS over HTTPS (RFC 8484), through a proxy.
 type doh struct {
 	url    string
 	client *http.Client
@@ -54,7 +54,7 @@ func newDoH(url string, p *ProxyDialer, roots *x509.CertPool) *doh {
 }
 
 // Private returns the resolver for names of private destinations, which are
-// dialled directly and which a resolver on the internet does not know.
+// dialled directly and which a resolver on the internet cannot resolve.
 func (d *doh) Private() Resolver { return d.host }
 
 // Exchange implements Resolver. The error is agentlab.CodeUnavailable.
@@ -72,7 +72,7 @@ func (d *doh) Exchange(ctx context.Context, question *dns.Msg) (*dns.Msg, error)
 
 func (d *doh) ask(ctx context.Context, question *dns.Msg) (*dns.Msg, error) {
 	ask := question.Copy()
-	ask.Id = 0 // RFC 8484: so that equal questions look equal
+	ask.Id = 0 // RFC 8484: so that equal questions are equal requests
 	wire, err := ask.Pack()
 	if err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func (d *doh) ask(ctx context.Context, question *dns.Msg) (*dns.Msg, error) {
 	return answer, nil
 }
 
-// rootQuestion is one that every resolver has an answer to.
+// rootQuestion returns a question that every resolver answers.
 func rootQuestion() *dns.Msg { return new(dns.Msg).SetQuestion(".", dns.TypeNS) }
 
 // readCredentials reads USER:PASSWORD from a file that only its owner can
@@ -132,7 +132,7 @@ func readCredentials(path string) (*proxy.Auth, error) {
 	return &proxy.Auth{User: user, Password: password}, nil
 }
 
-// proxyRoots returns the system's authorities, with those of a file.
+// proxyRoots returns the system's certificate authorities and those in a file.
 func proxyRoots(path string) (*x509.CertPool, error) {
 	if path == "" {
 		return nil, nil //nolint:nilnil // nil means the system's

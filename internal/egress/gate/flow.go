@@ -15,11 +15,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// epoch is what idle clocks count from: a time that never jumps.
+// epoch is the reference time of idle times; it has a monotonic clock reading.
 var epoch = time.Now()
 
-// Flow is one TCP connection, UDP pair of addresses or echo request that the
-// policy allows, from the decision to its end.
+// Flow is one TCP connection, UDP address pair or echo request that the policy
+// allows, from the decision to its end.
 type Flow struct {
 	g       *Gate
 	flow    egress.Flow
@@ -28,31 +28,31 @@ type Flow struct {
 	cut     context.CancelFunc
 	ended   chan struct{}
 	end     sync.Once
-	last    atomic.Int64   // of the last sign of life, in nanoseconds since epoch
-	mu      sync.Mutex     // guards what follows
-	mayName bool           // it must show a name before it is dialled
-	shown   *string        // what it showed, nil before; in canonical form, "" when there was none
-	renew   []string       // of flow.Names: those that must be resolved again
-	dst     netip.AddrPort // what is dialled
+	last    atomic.Int64   // time of the last activity, in nanoseconds since epoch
+	mu      sync.Mutex     // guards the following fields
+	mayName bool           // it must have a name before it is dialled
+	shown   *string        // its name in canonical form, "" if it has none; nil before it was read
+	renew   []string       // the names in flow.Names that must be resolved again
+	dst     netip.AddrPort // the address that is dialled
 }
 
-// Begin decides on a flow to dst and, when it is allowed, enters it. The
-// caller ends it with End. A refusal is recorded and returned as
-// *egress.DeniedError. Begin does not wait for anything.
+// Begin decides on a flow to dst and, if it is allowed, registers it. The
+// caller ends it with End. A denial is recorded and returned as
+// *egress.DeniedError. Begin does not wait.
 func (g *Gate) Begin(proto egress.Proto, dst netip.AddrPort) (*Flow, error) {
 	valid, _ := g.names.of(dst.Addr().Unmap())
 	return g.begin(proto, dst, valid, nil)
 }
 
-// BeginTCP is Begin for TCP. It may take a while, because names whose time is
-// over are resolved again where the flow depends on them.
+// BeginTCP is Begin for TCP. It may take time, because expired names are
+// resolved again if the flow depends on them.
 func (g *Gate) BeginTCP(ctx context.Context, dst netip.AddrPort) (*Flow, error) {
 	valid, stale := g.names.of(dst.Addr().Unmap())
 	if len(stale) == 0 || g.Policy().Decide(egress.Flow{Proto: egress.TCP, Dst: dst, Names: valid}).Allow {
 		return g.begin(egress.TCP, dst, valid, nil)
 	}
-	// Judged with all names it might be allowed: then those that are over are
-	// looked at again, either when the flow shows one or here.
+	// With all names it might be allowed. Then expired names are resolved
+	// again, either when the name of the flow is known or here.
 	all := append(slices.Clone(valid), stale...)
 	v := g.Policy().Decide(egress.Flow{Proto: egress.TCP, Dst: dst, Names: all})
 	switch {
@@ -89,8 +89,9 @@ func (g *Gate) begin(proto egress.Proto, dst netip.AddrPort, names, renew []stri
 	return f, nil
 }
 
-// enter decides and enters in one step, so that no change of policy comes in
-// between. It returns the rule of a refusal, or the flow that must give way.
+// enter decides on a flow and registers it in one step, so that no change of
+// policy is possible in between. It returns the rule of a denial, or the flow
+// that must be evicted.
 func (f *Flow) enter() (rule string, victim *Flow) {
 	g := f.g
 	g.mu.Lock()
@@ -121,8 +122,8 @@ func (f *Flow) enter() (rule string, victim *Flow) {
 	return "", victim
 }
 
-// evictIdle is how long a UDP flow is left alone at least, so that a flood
-// cannot make us open and close sockets as fast as it comes.
+// evictIdle is the minimum idle time before a UDP flow may be evicted, so that
+// a flood cannot make the gate open and close sockets at its rate.
 const evictIdle = time.Second
 
 func longestIdle(table map[*Flow]struct{}) *Flow {
@@ -135,7 +136,7 @@ func longestIdle(table map[*Flow]struct{}) *Flow {
 	return out
 }
 
-// End takes a flow out. It may be called again.
+// End removes a flow. It may be called more than once.
 func (f *Flow) End() {
 	f.end.Do(func() {
 		f.cut()
@@ -146,27 +147,29 @@ func (f *Flow) End() {
 	})
 }
 
-// Context ends when the flow has ended or is to be cut: because another
-// policy forbids it, it had to give way, or the Gate was closed.
+// Context ends when the flow has ended or must be closed: because a new policy
+// denies it, because it was evicted, or because the Gate was closed.
 func (f *Flow) Context() context.Context { return f.ctx }
 
 func (f *Flow) idle() time.Duration { return time.Since(epoch) - time.Duration(f.last.Load()) }
 
-// Touch notes a sign of life, so that others give way before this one.
+// Touch records activity, so that other flows are evicted before this one.
 func (f *Flow) Touch() { f.last.Store(int64(time.Since(epoch))) }
 
-// NeedsName tells whether the flow must show a name before it is dialled.
+// NeedsName reports whether the name of the flow must be known before it is
+// dialled.
 func (f *Flow) NeedsName() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.mayName
 }
 
-// allowedBy judges an open flow by a policy, with what it was decided on.
+// allowedBy reports whether a policy allows an open flow, with the data of its
+// first decision.
 func (f *Flow) allowedBy(p *egress.Policy) bool { return f.refusedBy(p) == "" }
 
-// refusedBy is the rule by which a policy refuses an open flow; "" when it is
-// allowed.
+// refusedBy returns the rule by which a policy denies an open flow, "" if it
+// is allowed.
 func (f *Flow) refusedBy(p *egress.Policy) (rule string) {
 	f.mu.Lock()
 	shown, flow, mayName := f.shown, f.flow, f.mayName
@@ -180,15 +183,15 @@ func (f *Flow) refusedBy(p *egress.Policy) (rule string) {
 	case !v.Allow:
 		return v.Rule
 	case v.NeedName && shown == nil && !mayName:
-		// One that is not dialled yet shows its name first. An open flow that
-		// never showed one cannot do so any more.
+		// A flow that is not dialled yet still gets its name. The name of an
+		// open flow can no longer be read.
 		return egress.RuleNameMissing
 	}
 	return ""
 }
 
-// aim notes what is dialled next, and judges that by the policy in force. A
-// change of policy that comes later judges it too.
+// aim sets the address that is dialled next, after a check by the current
+// policy. A later change of policy checks it too.
 func (f *Flow) aim(to netip.AddrPort) (rule string) {
 	f.g.mu.Lock()
 	defer f.g.mu.Unlock()
@@ -198,7 +201,7 @@ func (f *Flow) aim(to netip.AddrPort) (rule string) {
 	return f.refusedBy(f.g.policy)
 }
 
-// record makes the record of a decision about the flow.
+// record returns the record of a decision about the flow.
 func (f *Flow) record(allow bool, rule, failure string) agentlab.EgressRecord {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -218,10 +221,9 @@ func (f *Flow) record(allow bool, rule, failure string) agentlab.EgressRecord {
 	return r
 }
 
-// Dial opens the outside half of a flow that needs to show no name, and
-// records the decision with its outcome. The dialer has the last word: an
-// address that only it knows to be forbidden turns the decision into a
-// denial, returned as *egress.DeniedError.
+// Dial opens the outside half of a flow that needs no name, and records the
+// decision with its result. If the dialer refuses the address, the decision
+// becomes a denial, which is returned as *egress.DeniedError.
 func (f *Flow) Dial() (net.Conn, error) {
 	if f.NeedsName() {
 		return nil, f.deny(egress.RuleNameMissing)

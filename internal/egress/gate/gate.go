@@ -13,46 +13,49 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// Dialer opens every connection that leaves the sandbox. The network is
-// "tcp", "udp" or "icmp" and addr a literal IP address and port (for icmp the
-// port is 0). A TCP connection should have CloseWrite, so that half-closes
-// pass; the others are connected and keep datagram borders. On an icmp
-// connection each Write sends one echo request with that data, and each Read
-// gives the data of one reply.
+// Dialer opens every connection that leaves the sandbox. The network is "tcp",
+// "udp" or "icmp" and addr a literal IP address and port (for icmp the port is
+// 0). A TCP connection should have CloseWrite for half-closes; the others are
+// connected and preserve message boundaries. On an icmp connection each Write
+// sends one echo request with that data, and each Read returns the data of one
+// reply.
 type Dialer interface {
 	DialContext(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
-// Config says what a Gate is made of. Only Policy is required.
+// Config is the configuration of a Gate. Only Policy is required.
 type Config struct {
 	Policy   *egress.Policy
-	Limits   Limits   // where the policy names none
+	Limits   Limits   // if the policy has none
 	Dialer   Dialer   // nil means NewHostDialer
 	Resolver Resolver // nil means the host's name servers, asked through Dialer
-	// Server is the address that guests see as their DNS server and as the
-	// host, where the policy opens a port of that.
+	// Server is the address of the DNS server for guests, and of the host
+	// if the policy allows one of its ports.
 	Server netip.AddrPort
-	// Reserved are the ports of the host that no policy opens: those of the
-	// daemon's own API.
+	// Reserved lists the ports of the host that no policy can allow: those
+	// of the daemon's own API.
 	Reserved []uint16
-	// NoIPv6 says that the guest has no IPv6: AAAA questions get no address.
-	// They get none either while Dialer can reach no IPv6 address.
+	// NoIPv6 means that the guest has no IPv6: the answers to AAAA questions
+	// are empty. They are also empty while Dialer cannot reach IPv6
+	// addresses.
 	NoIPv6 bool
-	// Audit is told of decisions, one at a time, by a goroutine of its own.
+	// Audit is called with decisions, one at a time, in a separate
+	// goroutine.
 	Audit func(agentlab.EgressRecord)
-	// Learned, which may be nil, is called before the guest is told that name
-	// (canonical) resolves to addrs, good for ttl. Answers wait for it.
+	// Learned, which may be nil, is called before the guest gets the answer
+	// that the canonical name resolves to addrs, valid for ttl. The answer
+	// waits for it.
 	Learned func(name string, addrs []netip.Addr, ttl time.Duration)
 	Now     func() time.Time // nil means time.Now
 }
 
-// Limits bound what one guest can hold. A zero field means its default.
+// Limits are the limits of one guest. A zero field means its default.
 type Limits struct {
 	TCPFlows    int           // open or opening TCP connections; 512
-	UDPFlows    int           // pairs of addresses and ports; beyond that the longest idle one ends; 256
+	UDPFlows    int           // pairs of addresses and ports; above the limit the longest idle flow is ended; 256
 	Pings       int           // echo requests waiting for a reply; 32
 	DialTimeout time.Duration // 20 s
-	NameTimeout time.Duration // until a TCP flow that must show a name has done so; 10 s
+	NameTimeout time.Duration // until the name of a TCP flow is known, if it is required; 10 s
 	DNSRate     int           // questions per second; 200
 	DNSInFlight int           // questions being answered; 64
 	DNSTimeout  time.Duration // per question; 8 s
@@ -82,7 +85,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// with puts a policy's own limits in the place of the defaults.
+// with replaces the defaults by a policy's own limits.
 func (l Limits) with(n agentlab.NetworkLimits) Limits {
 	if n.Flows > 0 {
 		l.TCPFlows, l.UDPFlows = n.Flows, n.Flows
@@ -93,7 +96,7 @@ func (l Limits) with(n agentlab.NetworkLimits) Limits {
 	return l
 }
 
-// Gate stands between one guest and the network. It is safe for concurrent
+// Gate controls the network access of one guest. It is safe for concurrent
 // use.
 type Gate struct {
 	cfg      Config
@@ -101,10 +104,10 @@ type Gate struct {
 	audit    *recorder
 	dnsLimit *rate.Limiter
 	asking   Slots
-	streams  Slots // connections that questions come on
+	streams  Slots // connections with DNS questions
 	up, down *throttle
 
-	ctx    context.Context // ends with Close
+	ctx    context.Context // done after Close
 	cancel context.CancelFunc
 
 	mu     sync.Mutex
@@ -114,8 +117,8 @@ type Gate struct {
 	flows  map[egress.Proto]map[*Flow]struct{}
 }
 
-// New makes a Gate; Close ends it. The error is agentlab.CodeInvalid and
-// names the field.
+// New returns a Gate. Close ends it. The error has agentlab.CodeInvalid and
+// the name of the field.
 func New(cfg Config) (*Gate, error) {
 	if cfg.Policy == nil {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "missing").WithField("Policy")
@@ -148,8 +151,8 @@ func New(cfg Config) (*Gate, error) {
 	return g, nil
 }
 
-// Close cuts all flows, waits for records to be handed over, and refuses
-// whatever comes later. It may be called again.
+// Close closes all flows, waits until all records were passed on, and refuses
+// later flows. It may be called more than once.
 func (g *Gate) Close() {
 	g.mu.Lock()
 	g.closed = true
@@ -158,11 +161,12 @@ func (g *Gate) Close() {
 	g.audit.close()
 }
 
-// cutPatience is how long SetPolicy waits for flows that it has cut.
+// cutPatience is how long SetPolicy waits for the end of flows that it has
+// closed.
 const cutPatience = 2 * time.Second
 
-// SetPolicy puts another policy in force. When it returns, all is decided by
-// the new one, and the flows that it forbids are cut.
+// SetPolicy replaces the policy. When it returns, the new policy decides on
+// all flows, and flows that it denies are closed.
 func (g *Gate) SetPolicy(p *egress.Policy) {
 	cut := g.setPolicy(p)
 	deadline := time.NewTimer(cutPatience)
@@ -171,7 +175,7 @@ func (g *Gate) SetPolicy(p *egress.Policy) {
 		select {
 		case <-f.ended:
 		case <-deadline.C:
-			return // its sockets are closed; who held it is slow to notice
+			return // its sockets are closed; its goroutine has not noticed yet
 		case <-g.ctx.Done():
 			return
 		}
@@ -202,14 +206,14 @@ func (g *Gate) setPolicy(p *egress.Policy) (cut []*Flow) {
 	return cut
 }
 
-// Policy returns the policy in force.
+// Policy returns the current policy.
 func (g *Gate) Policy() *egress.Policy {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.policy
 }
 
-// Flows tells how many flows of a kind are open or opening.
+// Flows returns how many flows of a protocol are open or opening.
 func (g *Gate) Flows(p egress.Proto) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -220,16 +224,16 @@ func (g *Gate) Flows(p egress.Proto) int {
 // set here.
 func (g *Gate) Record(r agentlab.EgressRecord) { g.audit.record(r) }
 
-// Remember makes the gate know that its guest was told that name (canonical)
-// resolves to an address, good for ttl: by the process before this one.
+// Remember stores that an earlier process resolved the canonical name to an
+// address for the guest, valid for ttl.
 func (g *Gate) Remember(name string, addr netip.Addr, ttl time.Duration) {
 	g.names.learn(addr.Unmap(), name, ttl)
 }
 
-// Slots is a counting semaphore that never waits; its capacity is the limit.
+// Slots is a counting semaphore without waiting; its capacity is the limit.
 type Slots chan struct{}
 
-// Take takes a slot, and reports whether there was one.
+// Take takes a slot and reports whether there was one.
 func (s Slots) Take() bool {
 	select {
 	case s <- struct{}{}:
@@ -239,5 +243,5 @@ func (s Slots) Take() bool {
 	}
 }
 
-// Give gives back a slot that was taken.
+// Give returns a slot.
 func (s Slots) Give() { <-s }

@@ -154,7 +154,7 @@ func hello(c net.Conn) {
 	}
 }
 
-// talk sends the first bytes of a kind and tells whether the answer came.
+// talk sends the first bytes of a kind and reports whether the answer came.
 func talk(t testing.TB, c net.Conn, say, name string) bool {
 	t.Helper()
 	switch say {

@@ -54,8 +54,8 @@ func (h *HostDialer) dialICMP(ctx context.Context, a netip.Addr) (net.Conn, erro
 	return &icmpConn{Conn: conn, ipv6: a.Is6()}, nil
 }
 
-// icmpConn puts headers around the data of echo requests. The kernel sets
-// identifier and checksum, and hands over only replies to this socket.
+// icmpConn adds headers to the data of echo requests. The kernel sets
+// identifier and checksum, and returns only replies to this socket.
 type icmpConn struct {
 	net.Conn
 	ipv6 bool

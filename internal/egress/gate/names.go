@@ -9,31 +9,31 @@ import (
 )
 
 const (
-	// maxNames bounds the pairs of name and address that a Gate remembers,
-	// and maxNamesPerAddr how many of them may share an address: what a flow
-	// is compared with.
+	// maxNames limits the pairs of name and address that a Gate stores, and
+	// maxNamesPerAddr those of one address, which limits the work for a
+	// flow.
 	maxNames, maxNamesPerAddr = 4096, 64
-	// A client may use an address a little after it asked, and many use it
-	// for as long as they live.
+	// A client may use an address some time after its question, and many
+	// use it until they exit.
 	minTTL = time.Minute
 	maxTTL = time.Hour
-	// staleFor is how much longer a name may still be shown, on condition
-	// that it is resolved again before anything is dialled.
+	// staleFor is how long a name may still be used after it expired, if
+	// it is resolved again before a connection is dialled.
 	staleFor = 6 * time.Hour
 )
 
-// clampTTL is how long an answer with a time to live of seconds holds.
+// clampTTL returns how long an answer with a time to live of seconds is valid.
 func clampTTL(seconds uint32) time.Duration {
 	return min(max(time.Duration(seconds)*time.Second, minTTL), maxTTL)
 }
 
-// names remembers which names this guest was told resolve to an address. When
-// it is full, what was told longest ago goes.
+// names stores which names were resolved to an address for this guest. When it
+// is full, the oldest entry is removed.
 type names struct {
 	now func() time.Time
 
 	mu    sync.Mutex
-	order *list.List // of *told, oldest at the front
+	order *list.List // of *told, the oldest at the front
 	byIP  map[netip.Addr][]*list.Element
 }
 
@@ -56,7 +56,7 @@ func (n *names) learn(a netip.Addr, name string, ttl time.Duration) {
 		if t.name == name {
 			t.until = laterOf(t.until, until)
 			n.order.MoveToBack(e)
-			n.byIP[a] = append(slices.Delete(n.byIP[a], i, i+1), e) // the last is the latest
+			n.byIP[a] = append(slices.Delete(n.byIP[a], i, i+1), e) // the last one is the newest
 			return
 		}
 	}
@@ -87,8 +87,8 @@ func (n *names) forget(e *list.Element) {
 	n.byIP[t.addr] = left
 }
 
-// of returns the names of an address, the latest first: those that hold, and
-// those whose time is over but that may be resolved again.
+// of returns the names of an address, the newest first: valid ones, and
+// expired ones that may be resolved again.
 func (n *names) of(a netip.Addr) (valid, stale []string) {
 	now := n.now()
 	n.mu.Lock()

@@ -13,34 +13,36 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// PrivateDialer is implemented by dialers that can open the private
-// destinations of a policy. Whoever calls it has asked the policy: it checks
-// only what no policy may open.
+// PrivateDialer is implemented by dialers that can dial the private
+// destinations of a policy. Its caller has checked the policy: it only refuses
+// addresses that no policy may allow.
 type PrivateDialer interface {
-	// DialPrivate opens a TCP connection to a private address beside the host.
+	// DialPrivate opens a TCP connection to a private address other than the
+	// host's.
 	DialPrivate(ctx context.Context, to netip.AddrPort) (net.Conn, error)
 	// DialHost opens a TCP connection to a port of the host's loopback address.
 	DialHost(ctx context.Context, port uint16) (net.Conn, error)
 }
 
-// OpensHost tells whether the policy opens a port of the host itself.
+// OpensHost reports whether the policy allows a port of the host itself.
 func (g *Gate) OpensHost(port uint16) bool {
 	return slices.ContainsFunc(g.Policy().Private(), func(t egress.Private) bool { return t.Host && t.Port == port })
 }
 
-// isServer tells whether an address is the controller's, as the guest knows it.
+// isServer reports whether an address is the controller's address for guests.
 func (g *Gate) isServer(a netip.Addr) bool {
 	return a.IsValid() && a.Unmap() == g.cfg.Server.Addr()
 }
 
-// refuser is implemented by dialers that know at once that they cannot carry
-// a flow, so that the guest is told before it waits.
+// refuser is implemented by dialers that know at once that they do not support
+// a flow, so that the guest gets the error without waiting.
 type refuser interface {
 	Refuses(proto egress.Proto, to netip.Addr) (rule string)
 }
 
-// unsupported returns the rule by which the dialer cannot carry a flow that
-// the policy allows; "" when it can. Private destinations are dialled directly.
+// unsupported returns the rule by which the dialer does not support a flow
+// that the policy allows, "" if it does. Private destinations are dialled
+// directly.
 func (f *Flow) unsupported() (rule string) {
 	d, ok := f.g.cfg.Dialer.(refuser)
 	if !ok || f.flow.Host || egress.Openable(f.flow.Dst.Addr()) {
@@ -49,7 +51,7 @@ func (f *Flow) unsupported() (rule string) {
 	return d.Refuses(f.flow.Proto, f.flow.Dst.Addr())
 }
 
-// open dials one address of a flow that is allowed.
+// open dials one address of an allowed flow.
 func (f *Flow) open(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	if !f.flow.Host && !egress.Openable(to.Addr()) {
 		return f.g.cfg.Dialer.DialContext(ctx, string(f.flow.Proto), to.String())
@@ -78,7 +80,7 @@ func (g *Gate) hostAnswer(query *dns.Msg, q dns.Question) *dns.Msg {
 }
 
 // DialPrivate implements PrivateDialer. The host's own addresses are refused:
-// a name must not lead to its other ports.
+// a name must not give access to its other ports.
 func (h *HostDialer) DialPrivate(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	a := to.Addr().Unmap()
 	if !egress.Openable(a) {

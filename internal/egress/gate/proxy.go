@@ -29,21 +29,21 @@ const (
 	maxProxyHead  = 16 << 10         // bytes of a proxy's answer to CONNECT
 )
 
-// ProxyConfig names the proxy of a host that has no direct way out. The
-// configuration has checked the syntax of URL and DNS.
+// ProxyConfig is the upstream proxy of a host without direct internet access.
+// The configuration has checked the syntax of URL and DNS.
 type ProxyConfig struct {
 	URL             string `json:"url"`                        // http://, https:// or socks5://HOST:PORT
-	CredentialsFile string `json:"credentials_file,omitempty"` // holds USER:PASSWORD
-	CAFile          string `json:"ca_file,omitempty"`          // authorities of an https proxy and of DNS, beside those of the system
+	CredentialsFile string `json:"credentials_file,omitempty"` // contains USER:PASSWORD
+	CAFile          string `json:"ca_file,omitempty"`          // authorities of an https proxy and of DNS, in addition to those of the system
 	DNS             string `json:"dns,omitempty"`              // https://ADDRESS/PATH of a resolver behind the proxy
 }
 
-// ProxyDialer checks addresses as a HostDialer does, and then asks a proxy to
-// open the connection. It gives the proxy the checked IP address, never a
-// name: the proxy would resolve that again, and the owner of the name could
-// answer with a private address of the proxy's network.
+// ProxyDialer checks addresses like a HostDialer, and then asks a proxy to
+// open the connection. It sends the checked IP address to the proxy, never a
+// name: the proxy would resolve the name again, and the owner of the name
+// could answer with a private address of the proxy's network.
 //
-// Only TCP to IPv4 addresses goes through a proxy; the rest is refused with
+// Only TCP to IPv4 addresses is sent through a proxy; the rest is refused with
 // egress.RuleProxy. IPv6 is refused because the NAT64 prefixes of the proxy's
 // network are not known. Private destinations, the host and its name servers
 // are dialled directly.
@@ -78,12 +78,12 @@ func NewProxyDialer(c ProxyConfig) (*ProxyDialer, error) {
 	return p, nil
 }
 
-// Resolver returns the resolver behind the proxy; nil means that the
-// configuration names none and the host's is used.
+// Resolver returns the resolver behind the proxy. nil means that none is
+// configured and that the host's resolver is used.
 func (p *ProxyDialer) Resolver() Resolver { return p.resolver }
 
-// Refuses returns the rule by which a flow that a policy allows cannot go
-// through the proxy; "" when it can. It does not wait.
+// Refuses returns the rule by which the proxy does not support a flow that a
+// policy allows, "" if it does. It does not wait.
 func (p *ProxyDialer) Refuses(proto egress.Proto, to netip.Addr) string {
 	if egress.ProxyCarries(proto, to) {
 		return ""
@@ -91,11 +91,10 @@ func (p *ProxyDialer) Refuses(proto egress.Proto, to netip.Addr) string {
 	return egress.RuleProxy
 }
 
-// IPv6 returns false: guests get no IPv6 addresses of names.
+// IPv6 returns false: DNS answers for guests have no IPv6 addresses.
 func (p *ProxyDialer) IPv6() bool { return false }
 
-// Withholds tells whether an address must not be in an answer to a DNS
-// question.
+// Withholds reports whether an address must be removed from a DNS answer.
 func (p *ProxyDialer) Withholds(ctx context.Context, a netip.Addr) bool {
 	return !a.Unmap().Is4() || p.HostDialer.Withholds(ctx, a)
 }
@@ -128,8 +127,8 @@ func (p *ProxyDialer) DialContext(ctx context.Context, network, addr string) (ne
 	return p.through(ctx, to)
 }
 
-// check refuses the host itself and its neighbours. An address that the host
-// has no route to is neither.
+// check refuses the host itself and its neighbours. An address without a route
+// on the host is neither.
 func (p *ProxyDialer) check(ctx context.Context, a netip.Addr) error {
 	if rule, err := p.refuses(ctx, a); err != nil || rule != "" {
 		return cmp.Or(err, error(&egress.DeniedError{Addr: a, Rule: rule}))
@@ -168,7 +167,7 @@ func (p *ProxyDialer) through(ctx context.Context, to netip.AddrPort) (net.Conn,
 	return conn, nil
 }
 
-// reach opens a connection to the proxy itself.
+// reach connects to the proxy itself.
 func (p *ProxyDialer) reach(ctx context.Context) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", p.url.Host)
@@ -196,7 +195,7 @@ func (p *ProxyDialer) refused(to netip.AddrPort, why any) *agentlab.Error {
 		WithHint("check upstream_proxy.credentials_file in config.yaml, and what the proxy at %s allows", p.url.Host)
 }
 
-// connect speaks HTTP with the proxy until the tunnel begins.
+// connect sends CONNECT to the proxy and reads its answer.
 func (p *ProxyDialer) connect(conn net.Conn, to netip.AddrPort) error {
 	request := fmt.Sprintf("CONNECT %s HTTP/1.1\r\nHost: %s\r\n", to, to)
 	if p.user != nil {
@@ -237,7 +236,7 @@ func readHead(r io.Reader) ([]byte, error) {
 	return nil, fmt.Errorf("its answer has more than %d bytes", maxProxyHead)
 }
 
-// ready is a proxy.ContextDialer that has dialled already.
+// ready is a proxy.ContextDialer that returns an existing connection.
 type ready struct{ net.Conn }
 
 // Dial implements proxy.Dialer.
@@ -246,8 +245,8 @@ func (r ready) Dial(string, string) (net.Conn, error) { return r.Conn, nil }
 // DialContext implements proxy.ContextDialer.
 func (r ready) DialContext(context.Context, string, string) (net.Conn, error) { return r.Conn, nil }
 
-// socks speaks SOCKS5 with the proxy until the tunnel begins. The caller goes
-// on with conn itself, which can be closed in one direction.
+// socks performs the SOCKS5 handshake with the proxy. Afterwards the caller
+// uses conn itself, which supports half-close.
 func (p *ProxyDialer) socks(ctx context.Context, conn net.Conn, to netip.AddrPort) error {
 	d, err := proxy.SOCKS5("tcp", p.url.Host, p.user, ready{conn})
 	if err != nil {
@@ -267,8 +266,8 @@ func (p *ProxyDialer) socks(ctx context.Context, conn net.Conn, to netip.AddrPor
 	return nil
 }
 
-// Check opens a connection to the proxy, and asks the resolver behind it a
-// question when there is one. The error says what does not work.
+// Check connects to the proxy and, if there is a resolver behind it, asks it a
+// question. The error has what does not work.
 func (p *ProxyDialer) Check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, proxyCheck)
 	defer cancel()

@@ -22,9 +22,9 @@ const (
 	upstreamServers = 3
 )
 
-// resolverDialer is implemented by dialers that reach the host's own name
-// servers in another way than the guest's destinations: those servers are the
-// host's configuration and are usually private addresses.
+// resolverDialer is implemented by dialers that dial the host's own name
+// servers in another way than the guest's destinations: those servers are part
+// of the host's configuration and usually have private addresses.
 type resolverDialer interface {
 	DialResolver(ctx context.Context, network, addr string) (net.Conn, error)
 }
@@ -39,8 +39,8 @@ type Upstream struct {
 	servers []netip.AddrPort
 }
 
-// NewUpstream returns a Resolver on the host's name servers, dialled through
-// d. The host's resolv.conf is read again when it is a few seconds old.
+// NewUpstream returns a Resolver that asks the host's name servers, dialled
+// through d. It reads the host's resolv.conf again every few seconds.
 func NewUpstream(d Dialer) *Upstream {
 	u := &Upstream{dial: d.DialContext, path: resolvConf}
 	if r, ok := d.(resolverDialer); ok {
@@ -50,7 +50,7 @@ func NewUpstream(d Dialer) *Upstream {
 }
 
 // Exchange implements Resolver: each server in turn, twice, over UDP, and over
-// TCP when the answer did not fit. The error is agentlab.CodeUnavailable.
+// TCP if the answer did not fit. The error is agentlab.CodeUnavailable.
 func (u *Upstream) Exchange(ctx context.Context, question *dns.Msg) (*dns.Msg, error) {
 	var last error
 	for range 2 {
@@ -86,7 +86,7 @@ func (u *Upstream) ask(ctx context.Context, network string, server netip.AddrPor
 	stop := context.AfterFunc(ctx, func() { closeQuietly(conn) })
 	defer stop()
 	ask := question.Copy()
-	ask.Id = dns.Id() // random, and so is the source port: both guard against forged answers
+	ask.Id = dns.Id() // random, like the source port: both protect against forged answers
 	wire := &dns.Conn{Conn: packetConn(network, conn), UDPSize: dns.MaxMsgSize}
 	if err := wire.WriteMsg(ask); err != nil {
 		return nil, err
@@ -115,8 +115,8 @@ func sameQuestion(a, b dns.Question) bool {
 	return a.Qtype == b.Qtype && a.Qclass == b.Qclass && dns.CanonicalName(a.Name) == dns.CanonicalName(b.Name)
 }
 
-// packetConn makes a datagram connection of any type known as one to
-// dns.Conn, which else would put lengths before its messages.
+// packetConn wraps a datagram connection of any type so that dns.Conn
+// recognises it; otherwise dns.Conn would add a length to each message.
 func packetConn(network string, c net.Conn) net.Conn {
 	if network != "udp" {
 		return c
@@ -124,7 +124,7 @@ func packetConn(network string, c net.Conn) net.Conn {
 	return datagramConn{c}
 }
 
-// datagramConn is a net.PacketConn by its methods and its address.
+// datagramConn implements net.PacketConn.
 type datagramConn struct{ net.Conn }
 
 // LocalAddr implements net.Conn.
@@ -136,11 +136,11 @@ func (c datagramConn) ReadFrom(p []byte) (int, net.Addr, error) {
 	return n, c.RemoteAddr(), err
 }
 
-// WriteTo implements net.PacketConn; the connection has but one peer.
+// WriteTo implements net.PacketConn; the connection has only one peer.
 func (c datagramConn) WriteTo(p []byte, _ net.Addr) (int, error) { return c.Write(p) }
 
-// list returns the name servers, at most three, as the C library does. A host
-// without any is asked on its loopback address, as the C library does too.
+// list returns the name servers, at most three, like the C library. For a host
+// without any it returns the loopback address, also like the C library.
 func (u *Upstream) list() []netip.AddrPort {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -9,22 +9,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leavesHost tells whether the kernel would route what is sent to a out of
-// the host to one receiver. It would not for an address that a route alone
-// makes the host's own ("ip route add local …", which no interface lists), nor
-// for a broadcast address. An error is one that a dial would end with too, or
-// that of a kernel that cannot be asked.
+// leavesHost reports whether the kernel would route packets to a out of the
+// host to one receiver. It would not for an address that is local only by a
+// route ("ip route add local …", which no interface lists), nor for a
+// broadcast address. An error is one that a dial would return too, or means
+// that the kernel could not be asked.
 //
-// The local address of a connected socket tells less: with a preferred source
-// on the route, and always with IPv6, it is not the address dialled.
+// The local address of a connected socket is not sufficient: if the route has
+// a preferred source, and always with IPv6, it is not the address dialled.
 func leavesHost(a netip.Addr) (bool, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
 		return false, os.NewSyscallError("socket", err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	// The kernel answers within the call that asks; should it ever not, the
-	// flow is to fail rather than wait.
+	// The kernel answers within the call. If it does not, the flow must
+	// fail instead of waiting.
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}); err != nil {
 		return false, os.NewSyscallError("setsockopt", err)
 	}
@@ -40,8 +40,8 @@ func leavesHost(a netip.Addr) (bool, error) {
 	return kind == unix.RTN_UNICAST, err
 }
 
-// routeRequest asks for the route to a: a header, a struct rtmsg, and one
-// attribute.
+// routeRequest returns the request for the route to a: a header, a struct
+// rtmsg, and one attribute.
 func routeRequest(a netip.Addr) []byte {
 	ip, family := a.AsSlice(), byte(unix.AF_INET)
 	if a.Is6() {
@@ -61,7 +61,7 @@ func routeRequest(a netip.Addr) []byte {
 	return b
 }
 
-// routeKind reads rtm_type out of the answer.
+// routeKind returns rtm_type of the answer.
 func routeKind(b []byte) (byte, error) {
 	if len(b) >= unix.SizeofNlMsghdr+unix.SizeofRtMsg {
 		switch ne := binary.NativeEndian; ne.Uint16(b[4:]) {

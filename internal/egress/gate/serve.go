@@ -15,14 +15,14 @@ import (
 
 // Server answers DNS questions on sockets, for one guest or for many.
 type Server struct {
-	// Gate finds the gate of the guest that sends from an address; nil means
-	// that there is none, and that nothing is answered.
+	// Gate returns the gate of the guest with that source address. nil means
+	// that there is none; then the question is not answered.
 	Gate func(from net.Addr) *Gate
 }
 
 // ServePacket answers datagrams on conn until ctx ends, and then closes conn
-// and waits for what it is still doing. It returns early with the error of a
-// socket that fails.
+// and waits for running answers. It returns early with an error if the socket
+// fails.
 func (s *Server) ServePacket(ctx context.Context, conn net.PacketConn) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -43,7 +43,7 @@ func (s *Server) ServePacket(ctx context.Context, conn net.PacketConn) error {
 		}
 		g := s.Gate(from)
 		if size > maxQuestion || g == nil || !g.asking.Take() {
-			continue // a resolver asks again
+			continue // a resolver repeats its question
 		}
 		wire := append([]byte(nil), buf[:size]...)
 		wg.Go(func() {
@@ -55,9 +55,9 @@ func (s *Server) ServePacket(ctx context.Context, conn net.PacketConn) error {
 	}
 }
 
-// Pause waits a little after an error of a listening socket that will pass,
-// such as that of a process which has no file descriptor left: a guest must
-// not be able to end the service for all. It returns false for other errors.
+// Pause waits a short time after a temporary error of a listening socket, such
+// as a lack of file descriptors: a guest must not be able to end the service
+// for all. It returns false for other errors.
 func Pause(ctx context.Context, err error) bool {
 	if !slices.ContainsFunc([]error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.ECONNABORTED}, func(e error) bool { return errors.Is(err, e) }) {
 		return false
@@ -69,8 +69,8 @@ func Pause(ctx context.Context, err error) bool {
 	return true
 }
 
-// maxStreams bounds the DNS connections that one guest has at a time: many
-// guests share a Server.
+// maxStreams limits the simultaneous DNS connections of one guest, because
+// many guests share a Server.
 const maxStreams = 32
 
 // ServeListener answers questions on the connections of l until ctx ends, and
@@ -111,7 +111,7 @@ func (s *Server) ServeListener(ctx context.Context, l net.Listener) error {
 }
 
 // ServeStream answers the questions on one connection, one after the other,
-// until it is idle or broken. The caller closes it.
+// until it is idle or fails. The caller closes it.
 func (g *Gate) ServeStream(conn net.Conn) {
 	for {
 		_ = conn.SetDeadline(time.Now().Add(dnsIdle))

@@ -13,18 +13,18 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/sniff"
 )
 
-// unreadable stands for the name in a stream that some server may understand
-// in another way than we do. No policy allows it.
+// unreadable is the name of a stream that a server may parse differently. No
+// policy allows it.
 const unreadable = "?"
 
-// maxTargets is how many addresses of a name are tried.
+// maxTargets limits how many addresses of a name are tried.
 const maxTargets = 3
 
-// DialNamed reads from the guest's half of a TCP flow until it has shown its
-// name, decides on that, and opens the outside half: to the address that the
-// guest chose when we told it that address for that name and its time is not
-// over, else to one that the name resolves to now. What was read is sent on.
-// On an error the caller resets the guest's half.
+// DialNamed reads from the guest's half of a TCP flow until its name is known,
+// decides on the name, and opens the outside half: to the address that the
+// guest chose if that was a still valid answer for the name, otherwise to an
+// address that the name resolves to now. The bytes that were read are sent on.
+// After an error the caller resets the guest's half.
 func (f *Flow) DialNamed(guest net.Conn) (net.Conn, error) {
 	prefix, name := f.readName(guest)
 	if f.ctx.Err() != nil {
@@ -50,7 +50,8 @@ func (f *Flow) DialNamed(guest net.Conn) (net.Conn, error) {
 	return outside, nil
 }
 
-// readName reads what it takes to know the flow's name; "" when it shows none.
+// readName reads until the flow's name is known; the name is "" if there is
+// none.
 func (f *Flow) readName(guest net.Conn) (prefix []byte, name string) {
 	stop := context.AfterFunc(f.ctx, func() { _ = guest.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -79,10 +80,10 @@ func (f *Flow) readName(guest net.Conn) (prefix []byte, name string) {
 	}
 }
 
-// show decides on the name that the flow showed. It returns the rule of a
-// refusal, or what to dial; nil when the name must be resolved first.
+// show decides on the flow's name. It returns the rule of a denial, or the
+// addresses to dial, nil if the name must be resolved first.
 func (f *Flow) show(name string) (rule string, targets []netip.AddrPort) {
-	f.g.mu.Lock() // no change of policy comes in between
+	f.g.mu.Lock() // no change of policy is possible in between
 	defer f.g.mu.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -103,8 +104,8 @@ func (f *Flow) show(name string) (rule string, targets []netip.AddrPort) {
 	return "", []netip.AddrPort{f.flow.Dst}
 }
 
-// fresh resolves the name of a flow again and returns the addresses that it
-// may be dialled at.
+// fresh resolves the name of a flow again and returns the addresses that may
+// be dialled.
 func (f *Flow) fresh(name string) []netip.AddrPort {
 	addrs := f.g.resolveAgain(f.ctx, name, f.flow.Dst.Addr().Is4())
 	p := f.g.Policy()
@@ -122,9 +123,9 @@ func (f *Flow) fresh(name string) []netip.AddrPort {
 	return out
 }
 
-// ServeTCP does all of one TCP flow of the guest: conn is its half, accepted,
-// and dst what the guest dialled. It returns when the flow has ended and conn
-// is closed.
+// ServeTCP handles one TCP flow of the guest completely: conn is the guest's
+// accepted connection, and dst the address that the guest dialled. It returns
+// when the flow has ended and conn is closed.
 func (g *Gate) ServeTCP(ctx context.Context, conn net.Conn, dst netip.AddrPort) {
 	defer reset(conn)
 	f, err := g.BeginTCP(ctx, dst)
@@ -150,11 +151,11 @@ func (g *Gate) ServeTCP(ctx context.Context, conn net.Conn, dst netip.AddrPort) 
 
 var pieces = sync.Pool{New: func() any { return new([maxPiece / 2]byte) }}
 
-// Relay copies both ways between the halves of a TCP flow until both have
-// ended, within the guest's bandwidth. An end of stream is passed on as a
-// half-close; an error, or the end of the flow's Context, resets both halves
-// (the guest's by abort), and the result is false. outside is closed when
-// Relay returns.
+// Relay copies in both directions between the halves of a TCP flow until both
+// have ended, within the guest's bandwidth. The end of a stream is passed on
+// as a half-close. After an error, or at the end of the flow's Context, it
+// resets both halves (the guest's by abort) and returns false. Relay closes
+// outside.
 func (f *Flow) Relay(guest, outside net.Conn, abort func()) bool {
 	defer func() { _ = outside.Close() }()
 	broken := sync.OnceFunc(func() {
@@ -169,7 +170,7 @@ func (f *Flow) Relay(guest, outside net.Conn, abort func()) bool {
 	return errors.Join(<-sent, received) == nil
 }
 
-// copyHalf carries one direction. It returns nil after a clean end.
+// copyHalf copies one direction. It returns nil after a normal end.
 func (f *Flow) copyHalf(dst, src net.Conn, t *throttle, broken func()) error {
 	buf := pieces.Get().(*[maxPiece / 2]byte) //nolint:forcetypeassert // only this type is put in
 	defer pieces.Put(buf)
@@ -196,15 +197,15 @@ func (f *Flow) copyHalf(dst, src net.Conn, t *throttle, broken func()) error {
 			if half.CloseWrite() == nil {
 				return nil
 			}
-			// The peer is gone already; what it may still have sent is lost
-			// with it, as it is on a wire.
+			// The peer has already closed the connection; data that it may
+			// still have sent is lost, as in a real network.
 		}
 		broken()
 		return io.ErrClosedPipe
 	}
 }
 
-// reset closes a connection so that its peer sees a reset where that exists.
+// reset closes a connection with a TCP reset, if it is a TCP connection.
 func reset(c net.Conn) {
 	if t, ok := c.(*net.TCPConn); ok {
 		_ = t.SetLinger(0)

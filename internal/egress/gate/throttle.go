@@ -8,18 +8,18 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// maxPiece is the most that a relay takes at once, in bytes; a throttle's
-// bucket holds at least that much.
+// maxPiece is the maximum number of bytes that a relay copies at once; a
+// throttle's bucket has at least this size.
 const maxPiece = 64 << 10
 
-// throttle bounds bytes per second; without a limit it costs next to nothing.
+// throttle limits bytes per second; without a limit it has almost no cost.
 type throttle struct {
 	limit atomic.Pointer[rate.Limiter]
 }
 
 func newThrottle() *throttle { return &throttle{} }
 
-// set makes the limit mbps times 10^6 bits per second; 0 means none.
+// set sets the limit to mbps times 10^6 bits per second; 0 means no limit.
 func (t *throttle) set(mbps int) {
 	if mbps <= 0 {
 		t.limit.Store(nil)
@@ -38,7 +38,7 @@ func (t *throttle) wait(ctx context.Context, n int) error {
 	return l.WaitN(ctx, min(n, maxPiece))
 }
 
-// admit tells whether a datagram of n bytes may pass now.
+// admit reports whether a datagram of n bytes may pass now.
 func (t *throttle) admit(n int) bool {
 	l := t.limit.Load()
 	return l == nil || l.AllowN(time.Now(), min(n, maxPiece))

@@ -14,22 +14,21 @@ import (
 )
 
 // The name and the addresses by which a network announces the prefixes of its
-// NAT64 (RFC 7050): a resolver with DNS64 gives the name AAAA records, each of
-// them one of the two addresses inside a prefix.
+// NAT64 (RFC 7050): a resolver with DNS64 returns AAAA records for the name,
+// each with one of the two addresses inside a prefix.
 const translatorName = "ipv4only.arpa."
 
 var translatorAddrs = [][4]byte{{192, 0, 0, 170}, {192, 0, 0, 171}}
 
 const (
 	translatorsAge   = time.Minute      // after which the resolver is asked again
-	translatorsLast  = 10 * time.Minute // for how long an answer holds when the resolver does not answer again
-	translatorsRetry = 5 * time.Second  // between questions that are not answered
+	translatorsLast  = 10 * time.Minute // how long an answer is valid if the resolver no longer answers
+	translatorsRetry = 5 * time.Second  // between unanswered questions
 	translatorsWait  = 3 * time.Second  // for one answer
 )
 
-// Translators finds the prefixes under which the host's network translates
-// IPv6 to IPv4 beside the well-known 64:ff9b::/96. It is safe for concurrent
-// use.
+// Translators finds the NAT64 prefixes of the host's network other than the
+// well-known 64:ff9b::/96. It is safe for concurrent use.
 type Translators struct {
 	resolver Resolver
 	now      func() time.Time
@@ -46,10 +45,10 @@ func NewTranslators(resolver Resolver) *Translators {
 	return &Translators{resolver: resolver, now: time.Now}
 }
 
-// Prefixes returns the network's own NAT64 prefixes, sorted; none when the
-// resolver says that there are none. The error is agentlab.CodeUnavailable:
-// the resolver does not answer, so it is not known what an IPv6 address
-// stands for.
+// Prefixes returns the network's own NAT64 prefixes, sorted; none if the
+// resolver answers that there are none. An error with agentlab.CodeUnavailable
+// means that the resolver does not answer, so the translation of an IPv6
+// address is not known.
 func (t *Translators) Prefixes(ctx context.Context) ([]netip.Prefix, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -72,8 +71,8 @@ func (t *Translators) Prefixes(ctx context.Context) ([]netip.Prefix, error) {
 	return t.prefixes, nil
 }
 
-// ask puts the question once. The wait does not end with the caller's ctx:
-// the answer is for all.
+// ask asks the question once. The wait does not end with the caller's ctx,
+// because the answer is shared by all callers.
 func (t *Translators) ask(ctx context.Context) ([]netip.Prefix, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), translatorsWait)
 	defer cancel()
@@ -96,9 +95,9 @@ func (t *Translators) ask(ctx context.Context) ([]netip.Prefix, error) {
 	return slices.Compact(out), nil
 }
 
-// translatorPrefixes returns the prefixes of RFC 6052 that hold one of the two
-// well-known addresses in ip, but for the well-known prefix, under which
-// addresses are judged by what they carry.
+// translatorPrefixes returns the prefixes of RFC 6052 in ip that contain one
+// of the two well-known addresses, except the well-known prefix, whose
+// embedded addresses are checked.
 func translatorPrefixes(ip net.IP) []netip.Prefix {
 	a, ok := netip.AddrFromSlice(ip)
 	if !ok || !a.Is6() || a.Is4In6() {
@@ -116,7 +115,7 @@ func translatorPrefixes(ip net.IP) []netip.Prefix {
 
 var wellKnownTranslator = netip.MustParsePrefix("64:ff9b::/96")
 
-// carried is the IPv4 address that a has behind a prefix of that length: the
+// carried returns the IPv4 address in a after a prefix of that length: the
 // next four bytes, without the ninth byte, which is never part of it.
 func carried(a netip.Addr, bits int) (out [4]byte) {
 	b := a.As16()

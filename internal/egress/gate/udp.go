@@ -12,12 +12,12 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// maxDatagram is the largest UDP payload that IP carries.
+// maxDatagram is the maximum size of a UDP payload.
 const maxDatagram = 65527
 
 var datagrams = sync.Pool{New: func() any { return new([maxDatagram + 1]byte) }}
 
-// pingTimeout is how long a reply to an echo request is waited for.
+// pingTimeout limits the wait for the reply to an echo request.
 const pingTimeout = 10 * time.Second
 
 // Ping sends the one echo request of an ICMP flow and returns the data of its
@@ -32,7 +32,7 @@ func (f *Flow) Ping(data []byte) ([]byte, error) {
 	defer context.AfterFunc(f.ctx, func() { closeQuietly(conn) })()
 	_ = conn.SetDeadline(time.Now().Add(pingTimeout))
 	if !f.g.up.admit(len(data)) {
-		return nil, os.ErrDeadlineExceeded // lost, as on a wire
+		return nil, os.ErrDeadlineExceeded // lost, as in a real network
 	}
 	if _, err := conn.Write(data); err != nil {
 		return nil, err
@@ -42,9 +42,10 @@ func (f *Flow) Ping(data []byte) ([]byte, error) {
 	return reply[:n], err
 }
 
-// RelayUDP carries datagrams both ways between the halves of a UDP flow until
-// none came for idle, or the flow's Context ends, and closes both. Those over
-// the guest's bandwidth are lost, as on a wire.
+// RelayUDP copies datagrams in both directions between the halves of a UDP
+// flow until there was none for the time idle, or the flow's Context ends, and
+// closes both. Datagrams above the guest's bandwidth are lost, as in a real
+// network.
 func (f *Flow) RelayUDP(guest, outside net.Conn, idle time.Duration) {
 	stop := context.AfterFunc(f.ctx, func() {
 		closeQuietly(guest)
@@ -54,8 +55,8 @@ func (f *Flow) RelayUDP(guest, outside net.Conn, idle time.Duration) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// The guest's side has no idle clock of its own: it ends when the
-		// other direction closes it.
+		// The guest's side has no idle timeout: it ends when the other
+		// direction closes it.
 		f.copyDatagrams(outside, guest, f.g.up, func() bool { return true })
 		closeQuietly(outside)
 	}()
@@ -66,15 +67,15 @@ func (f *Flow) RelayUDP(guest, outside net.Conn, idle time.Duration) {
 	<-done
 }
 
-// arm sets the deadline at which the flow has been idle for long enough and
-// reports whether that lies ahead.
+// arm sets the deadline for the idle time of the flow and reports whether it
+// is in the future.
 func (f *Flow) arm(c net.Conn, idle time.Duration) bool {
 	deadline := epoch.Add(time.Duration(f.last.Load()) + idle)
 	return time.Until(deadline) > 0 && c.SetReadDeadline(deadline) == nil
 }
 
-// copyDatagrams carries one direction. On a read timeout goOn tells whether
-// the flow is to live on.
+// copyDatagrams copies one direction. After a read timeout goOn reports
+// whether the flow continues.
 func (f *Flow) copyDatagrams(dst, src net.Conn, t *throttle, goOn func() bool) {
 	buf := datagrams.Get().(*[maxDatagram + 1]byte) //nolint:forcetypeassert // only this type is put in
 	defer datagrams.Put(buf)
@@ -84,8 +85,8 @@ func (f *Flow) copyDatagrams(dst, src net.Conn, t *throttle, goOn func() bool) {
 		case err == nil:
 			f.Touch()
 			if t.admit(size) {
-				// What cannot be sent is lost; a closed destination shows at
-				// the next read.
+				// A datagram that cannot be sent is lost; the next read
+				// returns the error of a closed destination.
 				_, _ = dst.Write(buf[:size])
 			}
 		case IsTimeout(err):
@@ -93,20 +94,21 @@ func (f *Flow) copyDatagrams(dst, src net.Conn, t *throttle, goOn func() bool) {
 				return
 			}
 		case errors.Is(err, syscall.ECONNREFUSED):
-			// An earlier datagram found no listener; the next one may.
+			// An earlier datagram had no listener; the next one may
+			// have.
 		default:
 			return
 		}
 	}
 }
 
-// IsDenied tells a refusal from a failure.
+// IsDenied reports whether an error is a denial, not a failure.
 func IsDenied(err error) bool {
 	_, ok := errors.AsType[*egress.DeniedError](err)
 	return ok
 }
 
-// IsTimeout tells that something did not come in time.
+// IsTimeout reports whether an error is a timeout.
 func IsTimeout(err error) bool {
 	t, ok := errors.AsType[net.Error](err)
 	return ok && t.Timeout()

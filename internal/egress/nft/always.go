@@ -11,7 +11,7 @@ import (
 // denial is an address range with the rule that denies it.
 type denial struct{ key, rule string }
 
-// interval is a range of addresses, both ends in it.
+// interval is a range of addresses that includes both ends.
 type interval struct {
 	lo, hi netip.Addr
 	rule   string
@@ -24,9 +24,9 @@ func (r interval) key() string {
 	return r.lo.String() + "-" + r.hi.String()
 }
 
-// always is the list of what no policy can allow as ranges that do not
-// overlap: a verdict map takes no others. Where they do in the list, the
-// first that holds an address decides, as in package egress.
+// always returns the addresses that no policy can allow as ranges that do not
+// overlap, as a verdict map requires. If ranges of the list overlap, the first
+// that contains an address decides, as in package egress.
 func (b *builder) always(f family) []denial {
 	var list []interval
 	for _, d := range egress.Denials() {
@@ -61,7 +61,7 @@ func (b *builder) always(f family) []denial {
 	return out
 }
 
-// nat64 is a network of IPv4 as NAT64 spells it.
+// nat64 returns the NAT64 form of an IPv4 network.
 func nat64(n netip.Prefix) netip.Prefix {
 	b := [16]byte{1: 0x64, 2: 0xff, 3: 0x9b}
 	v4 := n.Addr().As4()
@@ -69,8 +69,8 @@ func nat64(n netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16(b), 96+n.Bits())
 }
 
-// low is a network of IPv4 as the last bits of an IPv6 address, which is where
-// ISATAP has it.
+// low returns an IPv4 network as the last bits of an IPv6 address, as in
+// ISATAP addresses.
 func low(n netip.Prefix) netip.Prefix {
 	var b [16]byte
 	v4 := n.Addr().As4()
@@ -78,13 +78,13 @@ func low(n netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16(b), 96+n.Bits())
 }
 
-// lowMask is the mask of low.
+// lowMask returns the mask of low.
 func lowMask(n netip.Prefix) netip.Addr {
 	all := netip.AddrFrom4([4]byte{255, 255, 255, 255})
 	return low(netip.PrefixFrom(all, n.Bits()).Masked()).Addr()
 }
 
-// last is the highest address of a network.
+// last returns the highest address of a network.
 func last(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for i := p.Bits(); i < len(b)*8; i++ {
@@ -94,8 +94,8 @@ func last(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// disjoint cuts ranges so that none overlaps another. Of those that did, the
-// first in the list keeps the addresses.
+// disjoint splits ranges so that none overlap. Addresses of several ranges
+// stay in the first of them.
 func disjoint(list []interval) []interval {
 	var out []interval
 	for _, r := range list {
@@ -113,7 +113,7 @@ func disjoint(list []interval) []interval {
 	return out
 }
 
-// minus is what remains of a without b.
+// minus returns a without b.
 func minus(a, b interval) []interval {
 	if b.hi.Less(a.lo) || a.hi.Less(b.lo) {
 		return []interval{a}
@@ -128,13 +128,12 @@ func minus(a, b interval) []interval {
 	return out
 }
 
-// isatapAddr matches the addresses that carry an IPv4 one at their end, under
-// any prefix.
+// isatapAddr matches addresses that end in an IPv4 address, under any prefix.
 const isatapAddr = "ip6 daddr & ::fdff:ffff:0:0 == ::5efe:0:0"
 
-// alwaysRules refuses what no policy can allow. Some IPv6 addresses carry an
-// IPv4 one where no range can hold them; they are looked at by mask, and only
-// they.
+// alwaysRules denies addresses that no policy can allow. IPv6 addresses that
+// contain an IPv4 address under any prefix cannot be described by ranges; only
+// these are matched by a mask.
 func (b *builder) alwaysRules(c *chain) {
 	c.add("", "ip daddr vmap @always4")
 	c.add("", isatapAddr+" jump isatap")

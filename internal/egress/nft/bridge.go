@@ -6,7 +6,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// bridge keeps sandboxes apart on the bridge itself, and ties each to its port.
+// bridge returns the table that isolates sandboxes on the bridge itself and
+// binds each to its port.
 func (b *builder) bridge() *table {
 	t := &table{family: "bridge", name: tableName}
 	ports := t.set(set{name: "ports", key: "ifname", note: "of the bridge"})
@@ -37,7 +38,7 @@ func (b *builder) bridge() *table {
 	s.add(ruleMAC, "iifname . ether saddr != @macs drop")
 	s.add(ruleARP, "ether type arp iifname . arp saddr ether . arp saddr ip != @arps drop")
 	s.add(ruleEtherType, "ether type != { ip, ip6, arp } drop")
-	// The kernel throws these away before the other table could tell of them.
+	// The kernel drops these before the other table can log them.
 	if b.Config.LogGroup != 0 {
 		s.add("", "ip6 daddr ::1 limit rate 50/second log prefix %s group %d", quote("deny "+egress.RuleLoopback), b.Config.LogGroup)
 	}
@@ -69,7 +70,8 @@ func (b *builder) bridge() *table {
 	return t
 }
 
-// arp keeps a sandbox from telling the host where others are.
+// arp returns the table that prevents a sandbox from sending ARP for the
+// addresses of others to the host.
 func (b *builder) arp() *table {
 	t := &table{family: "arp", name: tableName}
 	bound := t.set(set{name: "bound", key: "ether_addr . ipv4_addr"})

@@ -11,40 +11,43 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// tableName is the name of each of our tables. Whatever bears it is ours.
+// tableName is the name of each of AgentLab's tables. Every table with this
+// name belongs to AgentLab.
 const tableName = "agentlab"
 
-// Config is the network of a host as its sandboxes see it. Bridge, Subnet4 and
-// Gateway4 are required.
+// Config is the network configuration of a host for its sandboxes. Bridge,
+// Subnet4 and Gateway4 are required.
 type Config struct {
-	Bridge   string // the bridge that only sandboxes are on, e.g. "vmbr1"
+	Bridge   string // a bridge with only sandboxes, e.g. "vmbr1"
 	Subnet4  netip.Prefix
 	Gateway4 netip.Addr   // the host's address on the bridge, in Subnet4
-	Subnet6  netip.Prefix // zero: sandboxes have no IPv6
+	Subnet6  netip.Prefix // zero means that sandboxes have no IPv6
 	Gateway6 netip.Addr
-	// Uplink is the interface that the internet is behind; "" means any but
-	// Bridge and Tailscale.
+	// Uplink is the interface to the internet; "" means any interface
+	// except Bridge and Tailscale.
 	Uplink string
-	// Tailscale is the interface whose hosts may open connections to
-	// sandboxes, and which sandboxes may open none to; "" means none.
+	// Tailscale is an interface whose hosts may open connections to
+	// sandboxes, but not the reverse; "" means none.
 	Tailscale  string
 	GuestPorts []uint16 // TCP ports of the guest plane on the gateway
-	Reserved   []uint16 // ports of the host that no policy opens
-	ProxyPort  uint16   // TCP port of our proxy for flows that must name their host
-	LogGroup   uint16   // NFLOG group that decisions are told to; 0: none
-	// HostNets are the networks that the host is directly on. Sandboxes do
-	// not reach them even where their addresses are public.
+	Reserved   []uint16 // ports of the host that no policy can allow
+	ProxyPort  uint16   // TCP port of AgentLab's proxy for flows that need a host name
+	LogGroup   uint16   // NFLOG group for decisions; 0 means none
+	// HostNets are the networks that the host is directly connected to.
+	// Sandboxes cannot reach them even if their addresses are public.
 	HostNets []netip.Prefix
-	// HostAddrs are the host's own IPv4 addresses, which a NAT64 could lead
-	// back to it.
+	// HostAddrs are the host's own IPv4 addresses, which could also be
+	// reached through a NAT64.
 	HostAddrs []netip.Addr
-	// Translators are NAT64 prefixes of the host's network. Sandboxes reach
-	// nothing under them.
+	// Translators are NAT64 prefixes of the host's network. Sandboxes
+	// cannot reach addresses under them.
 	Translators []netip.Prefix
-	// DHCP answers the sandboxes that ask for it (Sandbox.DHCP) on the bridge.
+	// DHCP enables the DHCP server on the bridge, for sandboxes with
+	// Sandbox.DHCP.
 	DHCP bool
-	// BridgeMeta says that the kernel can tell which bridge a frame is on
-	// (CONFIG_NFT_BRIDGE_META). Without it frames are told by their port.
+	// BridgeMeta means that the kernel can match the bridge of a frame
+	// (CONFIG_NFT_BRIDGE_META). Without it frames are matched by their
+	// port.
 	BridgeMeta bool
 }
 
@@ -52,29 +55,28 @@ type Config struct {
 type Sandbox struct {
 	VMID       int
 	MAC        net.HardwareAddr
-	Port       string // the bridge port that it is behind, e.g. "tap101i0"
+	Port       string // its bridge port, e.g. "tap101i0"
 	IPv4, IPv6 netip.Addr
-	DHCP       bool // it asks for its IPv4 address; needs Config.DHCP
+	DHCP       bool // it requests its IPv4 address by DHCP; needs Config.DHCP
 	Policy     *egress.Policy
-	// Told is what it was told by a process before this one: guests remember
-	// answers for as long as they hold.
+	// Told lists DNS answers of an earlier process: guests use answers as
+	// long as they are valid.
 	Told []Told
 }
 
-// Told is an answer to a DNS question: Name (canonical) stands for Addr until
-// then.
+// Told is a DNS answer: the canonical Name resolves to Addr until Until.
 type Told struct {
 	Name  string     `json:"name"`
 	Addr  netip.Addr `json:"addr"`
 	Until time.Time  `json:"until"`
 }
 
-// ifName is what we take as an interface name: the kernel takes more, but
-// nothing that is harmless in a rule needs more.
+// ifName matches valid interface names. The kernel allows more characters, but
+// those could be harmful in a rule.
 var ifName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
 
-// Validate checks every value. The error is agentlab.CodeInvalid and names
-// the key of the configuration.
+// Validate checks every value. The error has agentlab.CodeInvalid and the key
+// of the configuration.
 func (c Config) Validate() error {
 	bad := func(field, format string, args ...any) *agentlab.Error {
 		return agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField("host_network." + field)
@@ -115,8 +117,8 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Validate checks a sandbox against the network and against its neighbours,
-// so that no two can be taken for each other.
+// Validate checks a sandbox against the network and against the other
+// sandboxes, so that no two can be confused.
 func (s Sandbox) Validate(c Config, others []Sandbox) error {
 	bad := func(field, format string, args ...any) *agentlab.Error {
 		return agentlab.Errorf(agentlab.CodeInvalid, "sandbox %d: "+format, append([]any{s.VMID}, args...)...).WithField(field)

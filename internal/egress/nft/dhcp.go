@@ -14,31 +14,33 @@ import (
 
 const (
 	dhcpServer, dhcpClient = 67, 68
-	// dhcpLease is how long a sandbox is told that its address is its own. It
-	// is in truth for as long as it is bound; a renewal costs two packets.
+	// dhcpLease is the lease time that a sandbox gets. Its address is in fact
+	// valid as long as the sandbox is bound; a renewal costs two packets.
 	dhcpLease = time.Hour
-	// dhcpRate bounds the questions of one sandbox in a second. It is kept by
-	// the rules, which know who asks; a question may name any MAC.
+	// dhcpRate limits the requests of one sandbox per second. The nftables
+	// rules enforce it, because they know the sender; a request may contain
+	// any MAC.
 	dhcpRate, dhcpBurst = 5, 20
-	// dhcpAnswers bounds the answers to one sandbox, whoever asked for them.
+	// dhcpAnswers limits the answers to one sandbox, regardless of the
+	// sender of the requests.
 	dhcpAnswers = 100
 )
 
-// dhcpLeases is what the DHCP server knows of a sandbox.
+// dhcpLeases is the state of the DHCP server for a sandbox.
 type dhcpLeases struct {
 	limit *rate.Limiter
-	acked netip.Addr // acknowledged by this process; not valid: none yet
+	acked netip.Addr // acknowledged by this process; zero means none yet
 }
 
-// listenDHCP opens the server's socket, which hears the bridge only.
+// listenDHCP opens the server's socket, which receives only from the bridge.
 func (m *Manager) listenDHCP(ctx context.Context) (net.PacketConn, error) {
 	lc := m.onBridge()
 	return lc.ListenPacket(ctx, "udp4", netip.AddrPortFrom(netip.IPv4Unspecified(), dhcpServer).String())
 }
 
-// serveDHCP answers the questions of sandboxes that may ask for their address,
-// each with the one that it is bound to. It remembers no leases: what a
-// sandbox releases or declines changes nothing.
+// serveDHCP answers the requests of sandboxes that use DHCP, each with the
+// address that it is bound to. It stores no leases: a release or decline of a
+// sandbox changes nothing.
 func (m *Manager) serveDHCP(ctx context.Context, conn net.PacketConn) error {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
@@ -59,19 +61,21 @@ func (m *Manager) serveDHCP(ctx context.Context, conn net.PacketConn) error {
 		if answer == nil {
 			continue
 		}
-		// Where the address is on the bridge is pinned: nobody else sees the
-		// answer, and no ARP question is asked to who has no address yet.
+		// The neighbour entry of the address is permanent: no other sandbox
+		// receives the answer, and no ARP request is needed for a sandbox
+		// without an address.
 		if _, err := conn.WriteTo(answer.ToBytes(), &net.UDPAddr{IP: to.AsSlice(), Port: dhcpClient}); err != nil {
 			m.log.Debug("a DHCP answer was not sent", "to", to, "err", err)
 		}
 	}
 }
 
-// answerDHCP makes the answer to a question, and tells where it goes: to the
-// address of the sandbox that has the MAC in it. nil: there is none.
+// answerDHCP returns the answer to a request and its destination: the address
+// of the sandbox with the MAC in the request. nil means that there is no
+// answer.
 func (m *Manager) answerDHCP(wire []byte) (*dhcpv4.DHCPv4, netip.Addr) {
 	q, err := dhcpv4.FromBytes(wire)
-	// Relayed questions come from elsewhere than the bridge.
+	// Relayed requests do not come from the bridge.
 	if err != nil || q.OpCode != dhcpv4.OpcodeBootRequest || len(q.ClientHWAddr) != 6 || !q.GatewayIPAddr.IsUnspecified() {
 		return nil, netip.Addr{}
 	}
@@ -88,7 +92,7 @@ func (m *Manager) answerDHCP(wire []byte) (*dhcpv4.DHCPv4, netip.Addr) {
 	case dhcpv4.MessageTypeRequest:
 		kind = dhcpv4.MessageTypeAck
 		if id := q.ServerIdentifier(); id != nil && !id.Equal(c.Gateway4.AsSlice()) {
-			return nil, netip.Addr{} // it took the offer of somebody else
+			return nil, netip.Addr{} // it accepted the offer of another server
 		}
 		wants := q.RequestedIPAddress()
 		if wants == nil || wants.IsUnspecified() {
@@ -113,7 +117,8 @@ func (m *Manager) answerDHCP(wire []byte) (*dhcpv4.DHCPv4, netip.Addr) {
 	return answer, x.IPv4
 }
 
-// askerOf finds the sandbox with that MAC that may ask. mu is held.
+// askerOf returns the sandbox with that MAC that uses DHCP. The caller holds
+// mu.
 func (m *Manager) askerOf(mac net.HardwareAddr) *member {
 	for _, x := range m.members {
 		if x.DHCP && x.MAC.String() == mac.String() {
@@ -123,7 +128,7 @@ func (m *Manager) askerOf(mac net.HardwareAddr) *member {
 	return nil
 }
 
-// dhcpReply says what is to be said in an answer of that kind.
+// dhcpReply returns an answer of that type.
 func (m *Manager) dhcpReply(q *dhcpv4.DHCPv4, x *member, kind dhcpv4.MessageType) (*dhcpv4.DHCPv4, error) {
 	c := m.opts.Config
 	gw := net.IP(c.Gateway4.AsSlice())
@@ -138,14 +143,14 @@ func (m *Manager) dhcpReply(q *dhcpv4.DHCPv4, x *member, kind dhcpv4.MessageType
 		dhcpv4.WithServerIP(gw),
 		dhcpv4.WithNetmask(net.CIDRMask(c.Subnet4.Bits(), 32)),
 		dhcpv4.WithRouter(gw), dhcpv4.WithDNS(gw))
-	if q.MessageType() != dhcpv4.MessageTypeInform { // who informs has an address already
+	if q.MessageType() != dhcpv4.MessageTypeInform { // the sender of an inform already has an address
 		opts = append(opts, dhcpv4.WithYourIP(x.IPv4.AsSlice()), dhcpv4.WithLeaseTime(uint32(dhcpLease/time.Second)))
 	}
 	return dhcpv4.NewReplyFromRequest(q, opts...)
 }
 
 // Lease returns the address that the DHCP server has acknowledged to a MAC
-// since this process began; not valid when none.
+// since this process started; zero if none.
 func (m *Manager) Lease(mac net.HardwareAddr) netip.Addr {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -155,5 +160,5 @@ func (m *Manager) Lease(mac net.HardwareAddr) netip.Addr {
 	return netip.Addr{}
 }
 
-// askDHCP matches the question of a sandbox that has no address yet.
+// askDHCP matches the request of a sandbox that has no address yet.
 const askDHCP = "ether saddr @dhcp ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp sport 68 udp dport 67"

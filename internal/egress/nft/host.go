@@ -18,8 +18,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 )
 
-// bridgePorts lists what is plugged into a bridge now: nothing where there is
-// no bridge.
+// bridgePorts returns the current ports of a bridge, none if there is no
+// bridge.
 func bridgePorts(bridge string) ([]string, error) {
 	l, err := netlink.LinkByName(bridge)
 	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
@@ -42,7 +42,7 @@ func bridgePorts(bridge string) ([]string, error) {
 	return out, nil
 }
 
-// bridgeIndex is the kernel's number of a bridge; 0 when it is not known.
+// bridgeIndex returns the interface index of a bridge, 0 if it is not known.
 func bridgeIndex(bridge string) int {
 	l, err := netlink.LinkByName(bridge)
 	if err != nil {
@@ -55,9 +55,9 @@ func unread(what string, err error) error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "%s cannot be read: %w", what, err).WithHint("try again")
 }
 
-// hostNets lists the networks that the host is on by itself, the bridge's and
-// those of single addresses not. Rules without them would let sandboxes reach
-// them, so an error is one of whoever asks.
+// hostNets returns the networks that the host is directly connected to, except
+// the bridge's and those of single addresses. Without them in the rules
+// sandboxes could reach them, so the caller must not ignore an error.
 func hostNets(c Config) ([]netip.Prefix, error) {
 	links, err := net.Interfaces()
 	if err != nil {
@@ -86,8 +86,8 @@ func hostNets(c Config) ([]netip.Prefix, error) {
 	return slices.Compact(out), nil
 }
 
-// hostAddrs lists the host's own IPv4 addresses that are not always denied as
-// they are: what a NAT64 outside could lead back to the host.
+// hostAddrs returns the host's own IPv4 addresses that are not always denied:
+// those that could be reached through an external NAT64.
 func hostAddrs() ([]netip.Addr, error) {
 	list, err := net.InterfaceAddrs()
 	if err != nil {
@@ -107,8 +107,8 @@ func hostAddrs() ([]netip.Addr, error) {
 	return slices.Compact(out), nil
 }
 
-// pinNeighbours tells the kernel where a sandbox is, for good: what it or
-// another says by ARP or neighbour discovery changes nothing then.
+// pinNeighbours adds permanent neighbour entries for a sandbox, so that ARP
+// and neighbour discovery cannot change them.
 func pinNeighbours(bridge string, s Sandbox) error {
 	return eachNeighbour(bridge, s, func(n *netlink.Neigh) error {
 		n.State = netlink.NUD_PERMANENT
@@ -147,11 +147,11 @@ func eachNeighbour(bridge string, s Sandbox, do func(*netlink.Neigh) error) erro
 	return nil
 }
 
-// bridgeAlias marks a bridge that we made.
+// bridgeAlias marks a bridge that AgentLab created.
 const bridgeAlias = "agentlab"
 
-// prepare makes the bridge where there is none, gives it its addresses and
-// turns forwarding on. It is called when the rules are in force.
+// prepare creates the bridge if it is missing, sets its addresses and enables
+// forwarding. It must be called after the rules are loaded.
 func prepare(c Config, log *slog.Logger) error {
 	l, err := netlink.LinkByName(c.Bridge)
 	if err != nil {
@@ -169,7 +169,7 @@ func prepare(c Config, log *slog.Logger) error {
 	if err := fixAddress(c.Bridge, log); err != nil {
 		return err
 	}
-	// What is on the bridge is not to tell the host of routers.
+	// The host must not accept router advertisements from the bridge.
 	for _, knob := range []string{"accept_ra", "autoconf", "accept_redirects"} {
 		if err := sysctl("net/ipv6/conf/"+c.Bridge+"/"+knob, "0"); err != nil {
 			return err
@@ -184,7 +184,7 @@ func prepare(c Config, log *slog.Logger) error {
 		}
 		addr := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
 		if p.Addr().Is6() {
-			addr.Flags = unix.IFA_F_NODAD // nobody else may have it
+			addr.Flags = unix.IFA_F_NODAD // no other interface can have it
 		}
 		if err := netlink.AddrReplace(l, addr); err != nil {
 			return agentlab.Errorf(agentlab.CodeInternal, "giving %s to %s: %w", p, c.Bridge, err)
@@ -193,17 +193,19 @@ func prepare(c Config, log *slog.Logger) error {
 	return forwarding(c)
 }
 
-// bridgeMAC is the hardware address for a bridge on which none was set. Such a
-// bridge has the lowest of its ports', so that it changes when a sandbox
-// comes or goes. The kernel then drops the neighbour entries that we pinned,
-// and guests send to the old address for up to a minute.
+// bridgeMAC is the MAC address for a bridge on which none was set. Such a
+// bridge has the lowest address of its ports, so its address changes when a
+// sandbox is added or removed. The kernel then drops the permanent neighbour
+// entries, and guests send to the old address for up to a minute.
 var bridgeMAC = net.HardwareAddr{0x02, 0xa9, 0x1a, 0x4d, 0x00, 0x01}
 
-// netAddrSet is NET_ADDR_SET of linux/netdevice.h: user space set the address.
+// netAddrSet is NET_ADDR_SET of linux/netdevice.h, an address set by user
+// space.
 const netAddrSet = "3"
 
-// fixAddress gives the bridge bridgeMAC, which it keeps whatever its ports are.
-// An address that the owner or another program set is as good, and stays.
+// fixAddress sets bridgeMAC on the bridge, so that its address does not depend
+// on its ports. An address that the owner or another program set has the same
+// effect and is not changed.
 func fixAddress(bridge string, log *slog.Logger) error {
 	l, err := netlink.LinkByName(bridge)
 	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
@@ -215,7 +217,7 @@ func fixAddress(bridge string, log *slog.Logger) error {
 	if l.Type() != "bridge" {
 		return nil
 	}
-	from, err := os.ReadFile("/sys/class/net/" + bridge + "/addr_assign_type") // netlink does not tell
+	from, err := os.ReadFile("/sys/class/net/" + bridge + "/addr_assign_type") // not available by netlink
 	if err != nil {
 		return unread("where the hardware address of "+bridge+" comes from", err)
 	}
@@ -229,10 +231,10 @@ func fixAddress(bridge string, log *slog.Logger) error {
 	return nil
 }
 
-// BridgeUp tells, with code unavailable, what is wrong with the bridge.
+// BridgeUp returns an error with code unavailable if the bridge is not usable.
 func (m *Manager) BridgeUp() error {
 	m.mu.Lock()
-	c := m.opts.Config // whose HostNets change
+	c := m.opts.Config // HostNets may change
 	m.mu.Unlock()
 	no := func(format string, args ...any) error {
 		return agentlab.Errorf(agentlab.CodeUnavailable, format, args...).WithField("host_network.bridge").
@@ -270,8 +272,9 @@ func makeBridge(name string) (netlink.Link, error) {
 	return netlink.LinkByName(name)
 }
 
-// forwarding turns the host into a router. One that takes its own IPv6 routes
-// from router advertisements would stop doing so, and is told to go on.
+// forwarding enables IP forwarding. A host that gets its own IPv6 routes from
+// router advertisements would then ignore them, so it is configured to still
+// accept them.
 func forwarding(c Config) error {
 	if err := sysctl("net/ipv4/ip_forward", "1"); err != nil {
 		return err
@@ -305,7 +308,7 @@ func sysctl(name, value string) error {
 	return nil
 }
 
-// downBridge stops all that a bridge carries.
+// downBridge sets a bridge down, which stops all its traffic.
 func downBridge(name string) error {
 	l, err := netlink.LinkByName(name)
 	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
@@ -320,8 +323,8 @@ func downBridge(name string) error {
 	return nil
 }
 
-// cutFlows makes the kernel forget the flows of a sandbox that is gone: who
-// has its address next is not to get what was meant for it.
+// cutFlows deletes the conntrack entries of a removed sandbox, so that the
+// next sandbox with its address does not receive its packets.
 func cutFlows(s Sandbox) error {
 	for _, a := range []netip.Addr{s.IPv4, s.IPv6} {
 		if !a.IsValid() {
@@ -346,7 +349,7 @@ func cutFlows(s Sandbox) error {
 	return nil
 }
 
-// removeBridge takes away a bridge that we made and that nothing is on.
+// removeBridge deletes a bridge that AgentLab created and that has no ports.
 func removeBridge(name string) error {
 	l, err := netlink.LinkByName(name)
 	if err != nil || l.Attrs().Alias != bridgeAlias {
@@ -358,8 +361,8 @@ func removeBridge(name string) error {
 	return netlink.LinkDel(l)
 }
 
-// onNet tells whether an address is on a network, also one of IPv6 that holds
-// an IPv4 address of it.
+// onNet reports whether an address, or an IPv4 address that it contains, is on
+// a network.
 func onNet(p netip.Prefix, a netip.Addr) bool {
 	if p.Addr().Is4() && a.Is6() {
 		return slices.ContainsFunc(egress.Embedded(a), p.Contains)
@@ -367,9 +370,9 @@ func onNet(p netip.Prefix, a netip.Addr) bool {
 	return p.Contains(a)
 }
 
-// lanDialer is the host's dialer, which also refuses the networks that the
-// host is on, and what it routes elsewhere than to the internet: the proxy must
-// not reach what sandboxes may not.
+// lanDialer is the host's dialer, which also refuses the networks that the host
+// is connected to, and addresses that are not routed to the uplink: the proxy
+// must not reach what sandboxes may not reach.
 type lanDialer struct {
 	*gate.HostDialer
 	config Config
@@ -397,7 +400,8 @@ func (d lanDialer) checkWay(a netip.Addr) error {
 	return nil
 }
 
-// DialPrivate implements gate.PrivateDialer. Other sandboxes are never opened.
+// DialPrivate implements gate.PrivateDialer. Other sandboxes are always
+// refused.
 func (d lanDialer) DialPrivate(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	a := to.Addr().Unmap()
 	for _, n := range []netip.Prefix{d.config.Subnet4, d.config.Subnet6} {

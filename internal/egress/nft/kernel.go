@@ -12,11 +12,11 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// loadTimeout bounds one transaction.
+// loadTimeout limits one transaction.
 const loadTimeout = 30 * time.Second
 
-// kernel runs the nft program. It is found on the PATH of root, wherever the
-// caller's own PATH leads.
+// kernel runs the nft program. It is searched in the PATH of root, regardless
+// of the caller's own PATH.
 type kernel struct{ program string }
 
 func findNFT() (kernel, error) {
@@ -29,13 +29,13 @@ func findNFT() (kernel, error) {
 		WithHint("apt-get install nftables")
 }
 
-// load does all of text or nothing.
+// load loads text in one transaction.
 func (k kernel) load(ctx context.Context, text string) error {
 	_, err := k.run(ctx, text, "-f", "-")
 	return err
 }
 
-// tables lists those of ours that are loaded, as families.
+// tables returns the families of AgentLab's loaded tables.
 func (k kernel) tables(ctx context.Context) ([]string, error) {
 	out, err := k.run(ctx, "", "list", "tables")
 	if err != nil {
@@ -50,7 +50,8 @@ func (k kernel) tables(ctx context.Context) ([]string, error) {
 	return found, nil
 }
 
-// list is a table as the kernel has it, without what changes by itself.
+// list returns a table as loaded in the kernel, without counters and other
+// values that change.
 func (k kernel) list(ctx context.Context, family string) (string, error) {
 	return k.run(ctx, "", "-s", "list", "table", family, tableName)
 }
@@ -81,8 +82,8 @@ func (k kernel) run(ctx context.Context, stdin string, args ...string) (string, 
 	return "", agentlab.Errorf(agentlab.CodeInternal, "nft refused the rules: %s", fmt.Sprintf("%.300s", first))
 }
 
-// hasBridgeMeta asks the kernel whether a rule may name the bridge of a frame.
-// The question changes nothing: it is checked and not loaded.
+// hasBridgeMeta reports whether the kernel supports a rule with the bridge of
+// a frame. The rule is only checked, not loaded.
 func (k kernel) hasBridgeMeta(ctx context.Context) bool {
 	const text = "table bridge agentlab_question {\n\tchain c {\n\t\ttype filter hook forward priority 0\n\t\tmeta ibrname \"x\" drop\n\t}\n}\n"
 	_, err := k.run(ctx, text, "-c", "-f", "-")

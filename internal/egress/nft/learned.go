@@ -9,15 +9,15 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// Learned is an address that a sandbox was told by our DNS server.
+// Learned is an address that a sandbox got from AgentLab's DNS server.
 type Learned struct {
 	Sandbox Sandbox
 	Addr    netip.Addr
-	Names   []string // canonical; all that stand for Addr now
+	Names   []string // canonical; all that currently resolve to Addr
 	TTL     time.Duration
 }
 
-// guest is the sandbox's own address of the same family.
+// guest returns the sandbox's own address of the same family.
 func (l Learned) guest() netip.Addr {
 	if l.Addr.Unmap().Is4() {
 		return l.Sandbox.IPv4
@@ -25,11 +25,11 @@ func (l Learned) guest() netip.Addr {
 	return l.Sandbox.IPv6
 }
 
-// elements are what the address may be used for, as decided by the sandbox's
-// whole policy with all its layers: an element where the names make another
-// decision than the address alone, and one for the proxy where the flow must
-// show a name. An address that would take too many is closed. The weight is
-// what they cost, in elements and in work.
+// elements returns the set elements for the address by the decision of the
+// sandbox's whole policy with all its layers: an element where the names
+// change the decision for the address alone, and one for the proxy where a
+// flow needs a name. An address that would need too many elements is denied.
+// weight is their cost, in elements and in work.
 func (l Learned) elements(p *plan) (out []binding, weight int) {
 	addr := l.Addr.Unmap()
 	if !l.guest().IsValid() || l.TTL <= 0 {
@@ -45,12 +45,12 @@ func (l Learned) elements(p *plan) (out []binding, weight int) {
 	return out, max(len(out), looks/looksPerElement)
 }
 
-// private are the elements of an address that the operator has opened by name:
-// flows to it go through the proxy, which asks the policy again.
+// private returns the elements of an address that the operator allows by name:
+// flows to it are redirected to the proxy, which checks the policy again.
 func (l Learned) private(p *plan) (out []binding) {
 	for _, t := range p.policy.Private() {
 		flow := egress.Flow{Proto: egress.TCP, Dst: netip.AddrPortFrom(l.Addr.Unmap(), t.Port), Names: l.Names}
-		byAddr := flow // open for good, and not for as long as an answer holds
+		byAddr := flow // always allowed, not only while an answer is valid
 		byAddr.Names = nil
 		if slices.Contains(l.Names, t.Name) && p.policy.Decide(flow).Allow && !p.policy.Decide(byAddr).Allow {
 			out = append(out, privateBinding(l, t.Port, fmt.Sprintf("timeout %ds", int(l.TTL/time.Second)+1)))
@@ -59,8 +59,8 @@ func (l Learned) private(p *plan) (out []binding) {
 	return slices.Compact(out)
 }
 
-// privateBinding leads a sandbox's flows to a port of a private address, or of
-// the gateway, into the proxy.
+// privateBinding returns the element that redirects a sandbox's flows to a
+// port of a private address, or of the gateway, to the proxy.
 func privateBinding(l Learned, port uint16, options string) binding {
 	f := v6
 	if l.Addr.Unmap().Is4() {
@@ -69,16 +69,16 @@ func privateBinding(l Learned, port uint16, options string) binding {
 	return binding{"inet", "private" + f.v, fmt.Sprintf("%s . %s . %d", l.guest(), l.Addr.Unmap(), port), "", options}
 }
 
-// Bounds on one address. A guest may narrow its own policy, and so choose how
-// many rules are about an address, and how often they cut its ports.
+// Limits for one address. A guest may narrow its own policy, and so choose how
+// many rules match an address and how they split its ports.
 const (
 	maxElements     = 256
-	maxLooks        = 1 << 17 // at single rules, some milliseconds
-	leastLooks      = 16      // at each rule that is about the address
+	maxLooks        = 1 << 17 // checks of single rules; some milliseconds
+	leastLooks      = 16      // minimum number of checks per rule for the address
 	looksPerElement = 512
 )
 
-// nothing closes an address, whatever the rules about addresses alone say.
+// nothing denies an address completely, regardless of the rules for addresses.
 var nothing = []decision{{egress.TCP, allPorts, forbidden}, {egress.UDP, allPorts, forbidden}, {egress.ICMP, allPorts, forbidden}}
 
 func (l Learned) bindings(p *plan, list []decision) (out []binding) {
@@ -115,14 +115,15 @@ func (l Learned) bindings(p *plan, list []decision) (out []binding) {
 	return out
 }
 
-// maxExpanded is up to how many ports of a range are elements of their own,
-// in a set that costs the same for any number of elements.
+// maxExpanded is the maximum number of ports of a range that become separate
+// elements, in a set whose lookup cost does not depend on the number of
+// elements.
 const maxExpanded = 16
 
 type outcome int
 
 const (
-	unchanged outcome = iota // the address alone decides
+	unchanged outcome = iota // same decision as for the address alone
 	allowed
 	forbidden
 	showName
@@ -134,9 +135,9 @@ type decision struct {
 	what  outcome
 }
 
-// decisions asks the policy about every port, once for each range of ports
-// between which no rule about the address or its names makes a difference, and
-// tells how many looks at rules that took. What would take too many is refused.
+// decisions returns the decisions of the policy for all ports, once for each
+// range of ports with the same matching rules, and how many checks of rules
+// that took. It denies the address if there would be too many.
 func (p *plan) decisions(addr netip.Addr, names []string) (out []decision, looks int) {
 	var ranges []egress.PortRange
 	rules := 1
@@ -171,7 +172,7 @@ func (p *plan) decisions(addr netip.Addr, names []string) (out []decision, looks
 	return slices.DeleteFunc(out, func(d decision) bool { return d.what == unchanged }), looks
 }
 
-// decide tells what names change for a flow.
+// decide returns how names change the decision for a flow.
 func (p *plan) decide(flow egress.Flow, names []string) outcome {
 	plain := p.policy.Decide(flow)
 	flow.Names = names
@@ -187,8 +188,8 @@ func (p *plan) decide(flow egress.Flow, names []string) outcome {
 	return unchanged
 }
 
-// segments cuts the ports where a range begins or ends, or where the language
-// itself makes a difference.
+// segments splits the ports at the ends of ranges and at ports with a special
+// meaning.
 func segments(ranges []egress.PortRange) []egress.PortRange {
 	cuts := []int{0, 22, 23, 53, 54, 80, 81, 443, 444, 65536}
 	for _, r := range ranges {

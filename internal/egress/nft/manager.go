@@ -20,60 +20,61 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 )
 
-// Options say what a Manager works with. Config is required.
+// Options are the options of a Manager. Config is required.
 type Options struct {
 	Config   Config
 	Dialer   gate.Dialer   // of the proxy and of DNS; nil means the host's own
 	Resolver gate.Resolver // nil means the host's name servers
-	// Audit is told of the decisions about a sandbox. It must not block for long.
+	// Audit is called with the decisions about a sandbox. It must not block for
+	// long.
 	Audit func(vmid int, r agentlab.EgressRecord)
-	// Told is told of each answer to a sandbox's DNS question that opened an
-	// address, to be given back as Sandbox.Told. It must be quick and call
-	// nothing here; nil means nobody.
+	// Told is called with each DNS answer that allowed an address for a
+	// sandbox; after a restart the caller passes it as Sandbox.Told. It must
+	// be quick and must not call the Manager; nil is allowed.
 	Told   func(vmid int, t Told)
 	Logger *slog.Logger     // nil means none
 	Now    func() time.Time // nil means time.Now
 }
 
-// Manager keeps the kernel's rules in step with the sandboxes on the bridge,
-// and answers their DNS questions. It is safe for concurrent use.
+// Manager updates the kernel's rules for the sandboxes on the bridge, and
+// answers their DNS questions. It is safe for concurrent use.
 type Manager struct {
 	opts   Options
 	kernel kernel
 	log    *slog.Logger
 
-	// mu orders transactions, so that none is made from a state that another
-	// one changed.
+	// mu serialises transactions, so that each is based on the current
+	// state.
 	mu      sync.Mutex
 	members map[int]*member
 	at      atomic.Pointer[map[netip.Addr]*member] // members by address; see index
 	ports   []string
-	broken  bool          // what the kernel has is not known; all is loaded again
-	serving bool          // our DNS server listens
-	lessons lessons       // answers that wait for their addresses
+	broken  bool          // the kernel's state is not known; everything is loaded again
+	serving bool          // the DNS server listens
+	lessons lessons       // DNS answers that wait until their addresses are loaded
 	served  chan struct{} // closed while serving
 
 	translators *gate.Translators
-	nat64       atomic.Pointer[[]netip.Prefix] // what is known of them; nil: nothing was asked
+	nat64       atomic.Pointer[[]netip.Prefix] // the known prefixes; nil: not asked yet
 
-	tamper func(*ruleset) // nil but in tests that break the rules
+	tamper func(*ruleset) // nil except in tests that break the rules
 }
 
-// member is a sandbox with what was told to it.
+// member is a sandbox with its DNS answers.
 type member struct {
 	Sandbox
 	plan  *plan
 	gate  *gate.Gate
-	told  map[netip.Addr]map[string]time.Time // until when a name stands for an address
+	told  map[netip.Addr]map[string]time.Time // until when a name resolves to an address
 	pairs int                                 // in told
-	elems map[netip.Addr]opened               // in the kernel because of told
+	elems map[netip.Addr]opened               // elements in the kernel because of told
 	opens int                                 // in elems
 	dhcp  dhcpLeases
 
 	gateway4 netip.Addr // of the bridge
 }
 
-// New makes a Manager for this host. It changes nothing before Apply.
+// New returns a Manager for this host. It changes nothing before Apply.
 func New(ctx context.Context, opts Options) (*Manager, error) {
 	if err := opts.Config.Validate(); err != nil {
 		return nil, err
@@ -100,7 +101,7 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	return &Manager{opts: opts, kernel: k, translators: host.Translators(), log: opts.Logger, members: map[int]*member{}, broken: true, served: make(chan struct{})}, nil
 }
 
-// state is what is to be in the kernel. mu is held.
+// state returns the desired state of the kernel. The caller holds mu.
 func (m *Manager) state() State {
 	s := State{Config: m.opts.Config, Ports: m.ports, Serving: m.serving}
 	now := m.opts.Now()
@@ -116,7 +117,7 @@ func (m *Manager) state() State {
 	return s
 }
 
-// learned is what a sandbox knows about an address now.
+// learned returns the names that a sandbox currently has for an address.
 func (x *member) learned(a netip.Addr, now time.Time) Learned {
 	l := Learned{Sandbox: x.Sandbox, Addr: a}
 	for _, name := range slices.Sorted(maps.Keys(x.told[a])) {
@@ -128,8 +129,8 @@ func (x *member) learned(a netip.Addr, now time.Time) Learned {
 	return l
 }
 
-// Apply loads all rules anew in one transaction, and then makes sure of the
-// bridge and of forwarding. Flows that are allowed go on.
+// Apply loads all rules again in one transaction, and then ensures that the
+// bridge and forwarding are set up. Allowed flows continue.
 func (m *Manager) Apply(ctx context.Context) error {
 	m.learnTranslators(ctx)
 	m.mu.Lock()
@@ -143,16 +144,16 @@ func (m *Manager) Apply(ctx context.Context) error {
 	return m.pin()
 }
 
-// Load loads all rules anew in one transaction, and does nothing else. Flows
-// that are allowed go on.
+// Load loads all rules again in one transaction, and does nothing else.
+// Allowed flows continue.
 func (m *Manager) Load(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.apply(ctx)
 }
 
-// pin pins the address of the bridge and the neighbour entries of all
-// sandboxes. mu is held.
+// pin fixes the MAC address of the bridge and sets the permanent neighbour
+// entries of all sandboxes. The caller holds mu.
 func (m *Manager) pin() error {
 	if err := fixAddress(m.opts.Config.Bridge, m.log); err != nil { // first: a new address drops the entries
 		return err
@@ -165,8 +166,8 @@ func (m *Manager) pin() error {
 	return nil
 }
 
-// Prepare makes sure of the bridge, its addresses and forwarding. The rules
-// must be in force before.
+// Prepare ensures that the bridge, its addresses and forwarding are set up.
+// The rules must be loaded before.
 func (m *Manager) Prepare() error { return prepare(m.opts.Config, m.log) }
 
 func (m *Manager) apply(ctx context.Context) error {
@@ -201,8 +202,8 @@ func (m *Manager) apply(ctx context.Context) error {
 	return nil
 }
 
-// Remove takes all of ours out of the kernel. The bridge is down before:
-// without rules, sandboxes would find the host and its networks open.
+// Remove removes all tables of AgentLab from the kernel. It sets the bridge
+// down first: without rules, sandboxes could reach the host and its networks.
 func (m *Manager) Remove(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -216,9 +217,9 @@ func (m *Manager) Remove(ctx context.Context) error {
 	return removeBridge(m.opts.Config.Bridge)
 }
 
-// Set puts a sandbox on the bridge, or changes it. When it returns without an
-// error the new policy is in force, flows that it forbids are cut, and those
-// that it allows go on. After an error the sandbox has no network.
+// Set adds a sandbox to the bridge, or changes it. When it returns without an
+// error, the new policy is in force, flows that it denies are closed, and
+// flows that it allows continue. After an error the sandbox has no network.
 func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -236,7 +237,7 @@ func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 	var text strings.Builder
 	if old != nil {
 		x.writeAbsent(&text, old)
-	} else if err := cutFlows(s); err != nil { // a process that died may not have come to it
+	} else if err := cutFlows(s); err != nil { // a process that died may not have done it
 		x.gate.Close()
 		return err
 	}
@@ -257,8 +258,8 @@ func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 	return nil
 }
 
-// newMember makes what is kept of a sandbox, with what old was told where it
-// has its addresses.
+// newMember returns a member for a sandbox, with the DNS answers of old if the
+// addresses are the same.
 func (m *Manager) newMember(s Sandbox, old *member) (*member, error) {
 	x := &member{
 		Sandbox: s, plan: planOf(s), gateway4: m.opts.Config.Gateway4, told: map[netip.Addr]map[string]time.Time{}, elems: map[netip.Addr]opened{},
@@ -285,7 +286,7 @@ func (m *Manager) newMember(s Sandbox, old *member) (*member, error) {
 	return x, nil
 }
 
-// maxToldFor is longer than any answer of ours holds.
+// maxToldFor is longer than the time to live of any answer.
 const maxToldFor = 2 * time.Hour
 
 func (m *Manager) sandboxes() []Sandbox {
@@ -296,7 +297,7 @@ func (m *Manager) sandboxes() []Sandbox {
 	return out
 }
 
-// Forget takes a sandbox off the bridge. It may be called again.
+// Forget removes a sandbox from the bridge. It is idempotent.
 func (m *Manager) Forget(ctx context.Context, vmid int) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -318,8 +319,8 @@ func (m *Manager) forget(ctx context.Context, vmid int) error {
 	return errors.Join(err, cutFlows(x.Sandbox), unpinNeighbours(m.opts.Config.Bridge, x.Sandbox))
 }
 
-// commit loads a change, or everything when it is not known what the change
-// would meet.
+// commit loads a change, or everything if the state of the kernel is not
+// known.
 func (m *Manager) commit(ctx context.Context, text string) error {
 	if !m.broken {
 		err := m.kernel.load(ctx, text)
@@ -331,8 +332,8 @@ func (m *Manager) commit(ctx context.Context, text string) error {
 	return m.apply(ctx)
 }
 
-// sweep removes the chains of a policy that no sandbox has any more. What
-// cannot be removed does no harm.
+// sweep removes the chains of a policy that no sandbox uses anymore. A chain
+// that cannot be removed does no harm.
 func (m *Manager) sweep(ctx context.Context, old *member) {
 	if old == nil || m.broken {
 		return
@@ -358,14 +359,14 @@ func (m *Manager) sweep(ctx context.Context, old *member) {
 	}
 }
 
-// planTable is what one policy needs.
+// planTable returns the chains and sets of one policy.
 func (m *Manager) planTable(x *member) *table {
 	b := newBuilder(State{Config: m.opts.Config, Sandboxes: []Sandbox{x.Sandbox}})
 	b.policies()
 	return b.inet
 }
 
-// writePresent writes what brings a sandbox in.
+// writePresent writes the commands that add a sandbox.
 func (x *member) writePresent(w *strings.Builder, m *Manager) {
 	x.elems, x.opens = map[netip.Addr]opened{}, 0
 	m.planTable(x).writeChains(w)
@@ -378,8 +379,8 @@ func (x *member) writePresent(w *strings.Builder, m *Manager) {
 	}
 }
 
-// writeAbsent writes what takes the elements of a sandbox out. Each is added
-// first, because those with a time to live may be gone already.
+// writeAbsent writes the commands that remove the elements of a sandbox. Each
+// element is added first, because those with a timeout may already be removed.
 func (x *member) writeAbsent(w *strings.Builder, old *member) {
 	list := bindings(old.Sandbox, old.plan, x.gateway4)
 	for _, o := range old.elems {
@@ -387,7 +388,7 @@ func (x *member) writeAbsent(w *strings.Builder, old *member) {
 	}
 	for _, e := range list {
 		if e.set == "ports" {
-			continue // it is on the bridge, whoever owns it
+			continue // it is on the bridge, regardless of its owner
 		}
 		e.write(w, "add")
 		e.write(w, "delete")
@@ -402,8 +403,8 @@ func (b binding) write(w *strings.Builder, verb string) {
 	fmt.Fprintf(w, "%s element %s %s %s { %s }\n", verb, b.family, tableName, b.set, e)
 }
 
-// graceTTL is how much longer than the answer says an address is open, so
-// that one who asked in its last moment can still use it.
+// graceTTL is how much longer than the time to live an address is allowed, so
+// that a client can use an answer that is about to expire.
 const graceTTL = 5 * time.Second
 
 func (m *Manager) newGate(x *member) (*gate.Gate, error) {
@@ -415,7 +416,7 @@ func (m *Manager) newGate(x *member) (*gate.Gate, error) {
 		Server:   netip.AddrPortFrom(m.opts.Config.Gateway4, egress.DNSPort), NoIPv6: !x.IPv6.IsValid(), Now: m.opts.Now,
 		Learned: func(name string, addrs []netip.Addr, ttl time.Duration) {
 			if err := m.learn(vmid, g, name, addrs, ttl); err != nil {
-				m.log.Warn("addresses could not be opened", "vmid", vmid, "err", err) // they stay closed
+				m.log.Warn("addresses could not be opened", "vmid", vmid, "err", err) // they stay denied
 			}
 		},
 	}
@@ -430,8 +431,8 @@ func (m *Manager) newGate(x *member) (*gate.Gate, error) {
 	return g, err
 }
 
-// Close ends the DNS and proxy work for all sandboxes. The rules stay: what
-// they let through goes on, what needs a name is refused.
+// Close ends DNS and the proxy for all sandboxes. The rules stay loaded: flows
+// that they allow continue, and flows that need a name are denied.
 func (m *Manager) Close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// The parts of linux/netfilter/nfnetlink_log.h that are used.
+// Constants of linux/netfilter/nfnetlink_log.h.
 const (
 	nflogSubsystem = 4
 	nflogPacket    = 0
@@ -59,7 +59,7 @@ func (m *Manager) auditLog(ctx context.Context) error {
 	}
 }
 
-// overrun tells whether a socket lost messages and goes on.
+// overrun reports whether a socket lost messages but still works.
 func overrun(err error) bool { return errors.Is(err, unix.ENOBUFS) }
 
 func openLog(group uint16) (fd int, err error) {
@@ -101,14 +101,14 @@ func logRequest(group uint16, attr []byte) []byte {
 	return append(binary.BigEndian.AppendUint16(out, group), attr...)
 }
 
-// logged is one packet that a rule told of.
+// logged is one packet that a rule logged.
 type logged struct {
 	prefix string
 	packet []byte
 }
 
-// messages reads packets out of what the netlink socket gave. What is not
-// whole is passed over.
+// messages parses packets from data of the netlink socket. It skips incomplete
+// ones.
 func messages(b []byte) func(yield func(logged) bool) {
 	return func(yield func(logged) bool) {
 		ne := binary.NativeEndian
@@ -144,7 +144,7 @@ func attributes(b []byte) logged {
 	return out
 }
 
-// recordLogged makes an audit record of a packet that a rule told of.
+// recordLogged writes an audit record of a logged packet.
 func (m *Manager) recordLogged(l logged) {
 	verb, rule, ok := strings.Cut(l.prefix, " ")
 	src, flow, ok2 := packetFlow(l.packet)
@@ -166,11 +166,11 @@ func (m *Manager) recordLogged(l logged) {
 		r.Name = strings.TrimSuffix(flow.Names[0], ".")
 	}
 	if inner, denied := egress.AlwaysDenied(flow.Dst.Addr()); denied && byRange(rule) {
-		r.Rule = inner // an address that carries another is told by what it carries
+		r.Rule = inner // the rule of the embedded address
 	}
 	if rule == rulePolicy {
-		// The kernel knows the outcome, the policy the rule. Should they not
-		// agree, the name of a kernel rule tells it.
+		// The kernel's log has the decision, the policy has the rule. If
+		// they differ, the record has the name of a kernel rule.
 		if v := x.Policy.Decide(flow); v.Allow == r.Allow {
 			r.Rule = v.Rule
 		}
@@ -178,7 +178,8 @@ func (m *Manager) recordLogged(l logged) {
 	x.gate.Record(r)
 }
 
-// byRange tells whether a rule is one of the ranges that no policy can allow.
+// byRange reports whether a rule is one of the ranges that no policy can
+// allow.
 func byRange(rule string) bool {
 	return slices.ContainsFunc(egress.Denials(), func(d egress.Denial) bool { return d.Rule == rule })
 }
@@ -194,7 +195,7 @@ func packetFlow(b []byte) (src netip.Addr, f egress.Flow, ok bool) {
 	case b[0]>>4 == 4 && len(b) >= 20:
 		src, dst, proto = netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20])), b[9]
 		b = b[min(len(b), int(b[0]&15)*4):]
-	case b[0]>>4 == 6 && len(b) >= 40: // extension headers do not come this far
+	case b[0]>>4 == 6 && len(b) >= 40: // packets with extension headers are dropped before
 		src, dst, proto = netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40])), b[6]
 		b = b[40:]
 	default:

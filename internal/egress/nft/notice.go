@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tablesRemoved tells of tables of any owner that go, as they go: a program
-// that flushes all rules opens what ours close. It is a hint: what it misses
-// is seen by looking every few seconds.
+// tablesRemoved returns a channel that signals the removal of tables of any
+// owner: a program that flushes all rules also removes AgentLab's. It is only
+// a hint: a check every few seconds finds what it misses.
 func tablesRemoved(ctx context.Context) (<-chan struct{}, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -36,7 +36,7 @@ func tablesRemoved(ctx context.Context) (<-chan struct{}, error) {
 				continue
 			}
 			select {
-			case out <- struct{}{}: // also when events were lost
+			case out <- struct{}{}: // also after lost events
 			default:
 			}
 			if err != nil && !overrun(err) {
@@ -47,7 +47,8 @@ func tablesRemoved(ctx context.Context) (<-chan struct{}, error) {
 	return out, nil
 }
 
-// removesTable tells whether one of the messages is of a table that goes.
+// removesTable reports whether one of the messages is about the removal of a
+// table.
 func removesTable(b []byte) bool {
 	ne := binary.NativeEndian
 	for len(b) >= unix.SizeofNlMsghdr {

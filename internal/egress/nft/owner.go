@@ -2,9 +2,9 @@ package nft
 
 import "net/netip"
 
-// index notes whose each address is, for who asks while a transaction goes on:
-// what one sandbox has us tell the kernel holds up no packet of another's. mu
-// is held.
+// index updates the map from addresses to sandboxes, which is read without mu,
+// so that a transaction for one sandbox does not delay packets of another. The
+// caller holds mu.
 func (m *Manager) index() {
 	at := map[netip.Addr]*member{}
 	for _, x := range m.members {
@@ -16,7 +16,7 @@ func (m *Manager) index() {
 	m.at.Store(&at)
 }
 
-// sandboxAt returns the one that an address on the bridge belongs to.
+// sandboxAt returns the sandbox with an address on the bridge.
 func (m *Manager) sandboxAt(a netip.Addr) *member {
 	if at := m.at.Load(); at != nil {
 		return (*at)[a.Unmap()]
@@ -24,8 +24,8 @@ func (m *Manager) sandboxAt(a netip.Addr) *member {
 	return nil
 }
 
-// Owner tells which sandbox an address on the bridge belongs to. It does not
-// wait for the kernel.
+// Owner returns the sandbox with an address on the bridge. It does not wait
+// for the kernel.
 func (m *Manager) Owner(a netip.Addr) (vmid int, ok bool) {
 	x := m.sandboxAt(a)
 	if x == nil {

@@ -14,11 +14,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// Bounds where a policy names none.
+// Limits for a policy without limits.
 const defaultFlows = 4096 // connections of one sandbox
 
-// plan is how one policy looks in the kernel. Sandboxes with equal policies
-// share it.
+// plan is the representation of one policy in the kernel. Sandboxes with equal
+// policies share it.
 type plan struct {
 	id     string // part of the names of its chains and sets
 	mark   uint32 // of the flows that it allowed
@@ -26,23 +26,23 @@ type plan struct {
 	limits agentlab.NetworkLimits
 }
 
-// planOf finds the plan of a sandbox's policy. Its id and mark come from what
-// the policy says alone, so that loading the same policy again leaves its
-// flows alone, and another one cuts them until it has allowed them itself.
+// planOf returns the plan of a sandbox's policy. Its ID and mark depend only
+// on the content of the policy. So flows continue when the same policy is
+// loaded again, and another policy must allow them again first.
 func planOf(s Sandbox) *plan {
 	text, err := json.Marshal(s.Policy.Network())
 	if err != nil {
-		panic(err) // strings and numbers only
+		panic(err) // only strings and numbers
 	}
 	sum := sha256.Sum256(text)
 	return &plan{
-		id:     hex.EncodeToString(sum[:16]), // a repository can choose part of the text: no two may be made to agree
+		id:     hex.EncodeToString(sum[:16]), // a repository can choose part of the text, so collisions must be infeasible
 		mark:   binary.BigEndian.Uint32(sum[16:])&0x3fffffff | 0x40000000,
 		policy: s.Policy, limits: s.Policy.Limits(),
 	}
 }
 
-// all is the policy and its layers.
+// all returns the policy and its layers.
 func (p *plan) all() []*egress.Policy {
 	return append([]*egress.Policy{p.policy}, p.policy.Layers()...)
 }
@@ -56,10 +56,10 @@ func (p *plan) chain(i int) string {
 
 func (p *plan) yes() string { return "yes_" + p.id }
 
-// binding is one element that ties a sandbox to its policy.
+// binding is one set element that binds a sandbox to its policy.
 type binding struct{ family, set, key, verdict, options string }
 
-// bindings are all elements of a sandbox.
+// bindings returns all elements of a sandbox.
 func bindings(s Sandbox, p *plan, gateway4 netip.Addr) []binding {
 	var out []binding
 	inet := func(set, key, verdict string) {
@@ -104,12 +104,12 @@ func bindings(s Sandbox, p *plan, gateway4 netip.Addr) []binding {
 		binding{"bridge", "arps", fmt.Sprintf("%s . %s . %s", port, s.MAC, s.IPv4), "", ""})
 }
 
-// redirectsAll tells whether flows to any address may have to show a name: a
-// denied one must not be in it.
+// redirectsAll reports whether flows to any address may need a check of their
+// name, because of denied names.
 func (p *plan) redirectsAll() bool { return len(p.deniedNamePorts(0)) > 0 }
 
-// deniedNamePorts are the TCP ports on which the i-th policy looks for names
-// that are denied; i 0 looks at all.
+// deniedNamePorts returns the TCP ports on which the i-th policy checks for
+// denied names; i = 0 means all policies.
 func (p *plan) deniedNamePorts(i int) []uint16 {
 	var out []uint16
 	for _, port := range []uint16{80, 443} {
@@ -123,7 +123,8 @@ func (p *plan) deniedNamePorts(i int) []uint16 {
 	return out
 }
 
-// deniesNames asks what a flow by address alone would be told.
+// deniesNames reports whether the policy checks the names of flows on a port
+// that it allows by address.
 func deniesNames(q *egress.Policy, port uint16) bool {
 	for _, r := range q.Rules() {
 		if !r.Allow && r.Domain != "" && (r.Proto == "" || r.Proto == egress.TCP && inPorts(r.Ports, port)) {
@@ -137,7 +138,7 @@ func inPorts(list []egress.PortRange, port uint16) bool {
 	return len(list) == 0 || slices.ContainsFunc(list, func(r egress.PortRange) bool { return r.Contains(port) })
 }
 
-// policies renders a chain for each policy, once.
+// policies renders a chain for each policy.
 func (b *builder) policies() {
 	done := map[string]bool{}
 	for _, s := range b.Sandboxes {
@@ -170,8 +171,8 @@ func (b *builder) plan(p *plan) {
 
 const flowKey = "meta l4proto . th dport"
 
-// policyChain is one policy without its layers, for a packet that belongs to
-// no flow that is allowed already.
+// policyChain renders one policy without its layers, for packets that do not
+// belong to an allowed flow.
 func (b *builder) policyChain(p *plan, q *egress.Policy, i int, next string) {
 	c := b.inet.chain(p.chain(i), "")
 	no := b.deny(rulePolicy)
@@ -192,7 +193,7 @@ func (b *builder) policyChain(p *plan, q *egress.Policy, i int, next string) {
 		c.add("policy.deny", isatapAddr+" ip6 daddr & ::ffff:ffff . %s @%s %s", flowKey, set, no)
 	}
 	if ports := p.deniedNamePorts(i); i > 0 && len(ports) > 0 || i == 0 && deniesAny(q) {
-		// TCP was redirected; UDP shows no name that could be read.
+		// TCP was redirected; the name in UDP cannot be read.
 		c.add("name.unread", "meta l4proto { tcp, udp } th dport { %s } %s", numbers(ports), no)
 	}
 	switch q.Mode() {
@@ -214,7 +215,7 @@ func (b *builder) policyChain(p *plan, q *egress.Policy, i int, next string) {
 
 func deniesAny(q *egress.Policy) bool { return deniesNames(q, 80) || deniesNames(q, 443) }
 
-// flowLimit refuses more flows than the policy grants.
+// flowLimit denies flows above the limit of the policy.
 func (b *builder) flowLimit(p *plan, c *chain) {
 	most := p.limits.Flows
 	if most == 0 {
@@ -227,8 +228,8 @@ func (b *builder) flowLimit(p *plan, c *chain) {
 	}
 }
 
-// redirectChain sends the flows of a policy with denied names to the proxy,
-// but for those that their address or port decides.
+// redirectChain redirects the flows of a policy with denied names to the
+// proxy, except those that are decided by address or port.
 func (b *builder) redirectChain(p *plan) {
 	if !p.redirectsAll() {
 		return
@@ -263,12 +264,12 @@ func (b *builder) redirectChain(p *plan) {
 	}
 }
 
-// has tells whether a set is declared already.
+// has reports whether a set is already declared.
 func (b *builder) has(name string) bool {
 	return slices.ContainsFunc(b.inet.sets, func(s *set) bool { return s.name == name })
 }
 
-// shapeChain drops what is above the bandwidth; TCP then slows down.
+// shapeChain drops packets above the bandwidth; TCP then slows down.
 func (b *builder) shapeChain(p *plan) {
 	if p.limits.BandwidthMbps <= 0 {
 		return
@@ -285,7 +286,8 @@ func (b *builder) shapeChain(p *plan) {
 	}
 }
 
-// portSet declares the ports of a policy in mode nat; "" when it has none.
+// portSet declares the set of ports of a policy in mode nat. It returns "" if
+// the policy has none.
 func (b *builder) portSet(name string, q *egress.Policy) string {
 	if len(q.Ports()) == 0 {
 		return ""
@@ -301,8 +303,8 @@ func (b *builder) portSet(name string, q *egress.Policy) string {
 	return name
 }
 
-// addrSet declares the rules of a policy about addresses; "" when it has none
-// of that kind.
+// addrSet declares the set of a policy's allow or deny rules for addresses. It
+// returns "" if there are none.
 func (b *builder) addrSet(name string, f family, q *egress.Policy, allow bool) string {
 	var rules []egress.Rule
 	for _, r := range q.Rules() {
@@ -310,7 +312,7 @@ func (b *builder) addrSet(name string, f family, q *egress.Policy, allow bool) s
 			continue
 		}
 		if !allow && f == v6 && r.Prefix.Addr().Is4() {
-			r.Prefix = nat64(r.Prefix) // denied in this spelling too
+			r.Prefix = nat64(r.Prefix) // denied in this form too
 		}
 		if f.has(r.Prefix.Addr()) {
 			rules = append(rules, r)
@@ -319,8 +321,8 @@ func (b *builder) addrSet(name string, f family, q *egress.Policy, allow bool) s
 	return b.ruleSet(name, f, rules)
 }
 
-// isatapSet declares the deny rules about IPv4 addresses for the part of
-// ISATAP addresses that holds one; "" when there are none.
+// isatapSet declares the set of deny rules for IPv4 addresses in ISATAP
+// addresses. It returns "" if there are none.
 func (b *builder) isatapSet(name string, q *egress.Policy) string {
 	var rules []egress.Rule
 	for _, r := range q.Rules() {
@@ -332,8 +334,8 @@ func (b *builder) isatapSet(name string, q *egress.Policy) string {
 	return b.ruleSet(name, v6, rules)
 }
 
-// ruleSet declares a set of what rules about addresses cover; "" when there
-// are none.
+// ruleSet declares the set of what rules for addresses cover. It returns "" if
+// there are none.
 func (b *builder) ruleSet(name string, f family, rules []egress.Rule) string {
 	if len(rules) == 0 {
 		return ""
@@ -363,12 +365,13 @@ func (c *coverage) add(proto egress.Proto, ports []egress.PortRange) {
 		c.udp = append(c.udp, ports...)
 	}
 	if proto == egress.ICMP || proto == "" {
-		// ICMP has a checksum where others have a port; all of them match.
+		// ICMP has a checksum at the position of the port, so all values
+		// match.
 		c.icmp = append(c.icmp, allPorts)
 	}
 }
 
-// keys are the coverage as parts of elements that do not overlap.
+// keys returns the coverage as parts of elements that do not overlap.
 func (c *coverage) keys(fams ...family) []string {
 	var out []string
 	put := func(proto string, list []egress.PortRange) {
@@ -384,7 +387,7 @@ func (c *coverage) keys(fams ...family) []string {
 	return out
 }
 
-// merge joins ranges that overlap or touch.
+// merge joins ranges that overlap or are adjacent.
 func merge(list []egress.PortRange) []egress.PortRange {
 	list = slices.Clone(list)
 	slices.SortFunc(list, func(a, b egress.PortRange) int { return int(a.Lo) - int(b.Lo) })
@@ -399,15 +402,16 @@ func merge(list []egress.PortRange) []egress.PortRange {
 	return out
 }
 
-// part is a range of addresses that the same rules are about.
+// part is a range of addresses with the same matching rules.
 type part struct {
 	addrs interval
 	cover coverage
 }
 
-// partition cuts the ranges of rules where any of them begins or ends, so
-// that the parts do not overlap: the kernel takes no elements that do.
-// Networks lie within each other or apart, so a stack holds those around.
+// partition splits the ranges of rules where any of them begins or ends, so
+// that the parts do not overlap, as the kernel requires. Of two networks, one
+// contains the other or they are disjoint, so a stack is enough for the
+// enclosing ones.
 func partition(rules []egress.Rule) []part {
 	rules = slices.Clone(rules)
 	slices.SortStableFunc(rules, func(a, b egress.Rule) int {
@@ -418,7 +422,7 @@ func partition(rules []egress.Rule) []part {
 	})
 	var out []part
 	var stack []egress.Rule
-	var from netip.Addr // the next address of the stack's top that is in no part
+	var from netip.Addr // the next address of the stack's top that is not in a part
 	emit := func(to netip.Addr) {
 		if len(stack) == 0 || !from.IsValid() || to.Less(from) {
 			return
@@ -450,7 +454,7 @@ func partition(rules []egress.Rule) []part {
 	return out
 }
 
-// describe is a line for people.
+// describe returns a one-line description for users.
 func (p *plan) describe() string {
 	return fmt.Sprintf("%s (%s)", p.id, strings.TrimSpace(p.policy.String()))
 }

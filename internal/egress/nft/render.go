@@ -9,51 +9,52 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// Names of guards that only a bridge has. Like all rule names they are stable.
+// Names of rules that exist only on a bridge. Like all rule names they are
+// stable.
 const (
 	ruleSpoof4    = "guard.source4"   // an IPv4 source that is not bound to the MAC
 	ruleSpoof6    = "guard.source6"   // the same, IPv6
-	ruleARP       = "guard.arp"       // ARP that speaks for another
+	ruleARP       = "guard.arp"       // ARP with the address of another sandbox
 	ruleMAC       = "guard.mac"       // a MAC that is not bound to the port
 	ruleEtherType = "guard.ethertype" // neither IP nor ARP
 	ruleNeighbour = "always.sandbox"  // another sandbox
 	ruleLAN       = egress.RuleLAN
 	ruleTailnetIf = "always.tailscale"
-	ruleUplink    = "always.uplink"    // not the way to the internet
-	ruleInbound   = "guard.inbound"    // nobody asked for it
+	ruleUplink    = "always.uplink"    // not routed to the internet
+	ruleInbound   = "guard.inbound"    // an unsolicited incoming connection
 	ruleInvalid   = "guard.invalid"    // belongs to no connection
-	ruleUnknown   = "guard.unknown"    // a source that has no policy
-	rulePolicy    = "policy"           // the sandbox's own policy decides; who reads the log asks it
+	ruleUnknown   = "guard.unknown"    // a source without a policy
+	rulePolicy    = "policy"           // the sandbox's own policy decides; the reader of the log evaluates it
 	ruleProxy     = "guard.proxy"      // only what was redirected reaches the proxy
-	ruleNAT       = "nat"              // sandboxes appear with the host's address
-	ruleTailIn    = "tailnet.inbound"  // people of the tailnet reach sandboxes
-	ruleRedirect  = "name.redirect"    // a flow that must name its host goes through the proxy
+	ruleNAT       = "nat"              // sandboxes use the host's address
+	ruleTailIn    = "tailnet.inbound"  // users of the tailnet connect to sandboxes
+	ruleRedirect  = "name.redirect"    // a flow that needs a host name is redirected to the proxy
 	ruleServices  = "host.services"    // DNS and guest plane
 	ruleReplies   = "flow.established" // packets of flows that were allowed
 	ruleHostFlows = "limit.host"       // too many connections to the host
-	ruleOptions   = "guard.options"    // IP options and extension headers, which route by themselves or hide what follows
+	ruleOptions   = "guard.options"    // IP options and extension headers, which change the route or hide the transport header
 	rulePort      = "guard.port"       // a port of the bridge that no sandbox is bound to
-	ruleFlood     = "guard.flood"      // a frame that the bridge would give to every port
-	ruleDHCP      = "host.dhcp"        // the question of a sandbox that has no address yet
-	rulePrivate   = "private.redirect" // a private destination that the operator opened is reached through the proxy
-	ruleDNAT      = "guard.dnat"       // another program's rule leads it elsewhere than where it was dialled
+	ruleFlood     = "guard.flood"      // a frame that the bridge would send to every port
+	ruleDHCP      = "host.dhcp"        // the request of a sandbox that has no address yet
+	rulePrivate   = "private.redirect" // a private destination that the operator allows, through the proxy
+	ruleDNAT      = "guard.dnat"       // a rule of another program changes its destination
 )
 
 // markInbound is the connection mark of flows that came from the tailnet.
 // Marks of policies have another highest bit.
 const markInbound = 0x80000001
 
-// State is all that is rendered: the host's network, and the sandboxes on it
-// with the addresses that their names stand for now.
+// State is the input of Render: the host's network, and the sandboxes on it
+// with the current addresses of their names.
 type State struct {
 	Config    Config
 	Sandboxes []Sandbox
 	Learned   []Learned
-	Ports     []string // of the bridge, whoever they belong to
-	Serving   bool     // our DNS server answers on the bridge
+	Ports     []string // all ports of the bridge
+	Serving   bool     // the DNS server answers on the bridge
 }
 
-// Render returns the text for 'nft -f' that replaces what is loaded by the
+// Render returns the text for 'nft -f' that replaces the loaded rules by the
 // state, in one transaction.
 func Render(s State) (string, error) {
 	r, err := build(s)
@@ -93,20 +94,21 @@ func build(s State) (*ruleset, error) {
 type builder struct {
 	State
 	inet    *table
-	denials map[string]bool // rules that need a chain that refuses
+	denials map[string]bool // rules that need a deny chain
 	plans   map[*egress.Policy]*plan
 }
 
 func newBuilder(s State) *builder {
 	return &builder{
 		State: s, inet: &table{family: "inet", name: tableName},
-		// Chains of policies come and go; those that they all end in stay.
+		// Chains of policies are added and removed; the chains that all of
+		// them jump to are always there.
 		denials: map[string]bool{rulePolicy: true, egress.RuleLimit: true},
 		plans:   map[*egress.Policy]*plan{},
 	}
 }
 
-// planOf is planOf, once for each policy.
+// planOf caches the result of the function planOf for each policy.
 func (b *builder) planOf(s Sandbox) *plan {
 	p := b.plans[s.Policy]
 	if p == nil {
@@ -116,7 +118,7 @@ func (b *builder) planOf(s Sandbox) *plan {
 	return p
 }
 
-// deny is the statement that refuses by a rule.
+// deny returns the statement that denies by a rule.
 func (b *builder) deny(rule string) string {
 	b.denials[rule] = true
 	return "goto " + denyChain(rule)
@@ -126,7 +128,7 @@ func denyChain(rule string) string {
 	return "no_" + strings.NewReplacer(".", "_", ":", "_", "-", "_").Replace(rule)
 }
 
-// family is what differs between IPv4 and IPv6.
+// family has the differences between IPv4 and IPv6.
 type family struct {
 	v    string // "4"
 	ip   string // "ip"
@@ -142,10 +144,10 @@ var (
 
 func (f family) has(a netip.Addr) bool { return a.IsValid() && a.Unmap().Is4() == (f.v == "4") }
 
-// quoted is an interface name as a string constant.
+// quoted returns an interface name as a string constant.
 func quoted(ifname string) string { return `"` + ifname + `"` }
 
-// sets declares what all chains look into, with the elements of the moment.
+// sets declares the sets that all chains use, with their current elements.
 func (b *builder) sets() {
 	for _, f := range families {
 		always := b.inet.set(set{name: "always" + f.v, key: f.addr, verdicts: true, flags: "interval", note: "what no policy can allow"})
@@ -191,21 +193,21 @@ func (b *builder) sets() {
 	}
 }
 
-// perSender drops what is above a number in a second of each MAC, which the
-// bridge table ties to a port.
+// perSender returns the statement that drops packets above a rate per second
+// and MAC, which the bridge table binds to a port.
 func perSender(set string, rate, burst int) string {
 	return fmt.Sprintf("update @%s { ether saddr limit rate over %d/second burst %d packets } drop", set, rate, burst)
 }
 
-// ndpRate bounds the neighbour discovery of a sandbox with link-local
-// addresses, of which it may have any number, in a second. The kernel keeps
-// what it hears for five seconds at least, and has room for 512 without haste,
-// for all interfaces together.
+// ndpRate limits a sandbox's neighbour discovery packets with link-local
+// addresses per second, because it may use any number of such addresses. The
+// kernel keeps an entry for at least five seconds, and up to 512 entries of
+// all interfaces without garbage collection.
 const ndpRate, ndpBurst = 10, 30
 
-// Sizes of sets. maxLearned is large because the kernel refuses to add to a
-// set that is full, and a guest must not be able to fill it for others: each
-// sandbox has a bound of its own in the DNS server.
+// Sizes of sets. maxLearned is large because the kernel does not add elements
+// to a full set, and a guest must not be able to fill it for others: the DNS
+// server has a separate limit for each sandbox.
 const (
 	maxLearned   = 1 << 20
 	maxSandboxes = 1 << 16
@@ -216,19 +218,19 @@ func (b *builder) find(name string) *set {
 	return b.inet.sets[i]
 }
 
-// ingress stops what does not come from who it says, before anything of it is
-// remembered.
+// ingress drops packets with a spoofed source, before the kernel stores any
+// state for them.
 func (b *builder) ingress() {
-	// Before fragments are put together (-400), so that they are seen.
+	// Before defragmentation (-400), so that fragments are visible.
 	c := b.inet.chain("ingress", "type filter hook prerouting priority -450")
 	c.add("", "iifname != %s accept", quoted(b.Config.Bridge))
 	c.add(ruleOptions, "ip hdrlength != 5 drop")
 	for _, h := range []string{"hbh", "rt", "frag", "dst"} {
 		c.add(ruleOptions, "meta nfproto ipv6 exthdr %s exists drop", h)
 	}
-	// Each sandbox has its own measure of what costs the host work or memory:
-	// DHCP questions, in which it may name the MAC of any other, and sources of
-	// its own making in neighbour discovery.
+	// Each sandbox has its own rate limits for packets that cost the host work
+	// or memory: DHCP requests, which may contain the MAC of another sandbox,
+	// and neighbour discovery, which may have any source.
 	if b.Config.DHCP {
 		c.add(ruleDHCP, "udp dport 67 %s", perSender("dhcprate", dhcpRate, dhcpBurst))
 		c.add(ruleDHCP, askDHCP+" accept")
@@ -241,15 +243,15 @@ func (b *builder) ingress() {
 	c.add(ruleSpoof6, "meta nfproto ipv6 drop")
 }
 
-// targets refuses what no policy can allow, before it is known whether the
-// kernel would carry it: the record is made in any case.
+// targets denies addresses that no policy can allow, before the routing
+// decision of the kernel, so that the denial is logged in every case.
 func (b *builder) targets() {
 	c := b.inet.chain("targets", "type filter hook prerouting priority mangle")
 	c.add("", "iifname != %s accept", quoted(b.Config.Bridge))
 	c.add(egress.RuleProtocol, "meta l4proto != { tcp, udp, icmp, ipv6-icmp } %s", b.deny(egress.RuleProtocol))
 	c.add(ruleInvalid, "ct state invalid drop")
-	// A flow that no policy has allowed, as it can be opened while another
-	// program has flushed the rules, is looked at as a new one is.
+	// A flow that no policy has allowed is handled like a new one. It can
+	// be opened while another program has flushed the rules.
 	for _, f := range families {
 		c.add("", "ct state established %s saddr . ct mark @live%s accept", f.ip, f.v)
 	}
@@ -265,7 +267,7 @@ func (b *builder) targets() {
 	if b.Config.DHCP {
 		c.add(ruleDHCP, askDHCP+" accept")
 	}
-	// The proxy cuts what it carries by itself, whatever is open by then.
+	// The proxy itself closes the flows that it carries.
 	c.add("", "ct state established ct status dnat accept")
 	for _, f := range families {
 		c.add(rulePrivate, "%s saddr . %s daddr . tcp dport @private%s accept", f.ip, f.ip, f.v)
@@ -276,8 +278,8 @@ func (b *builder) targets() {
 	c.add(egress.RuleProtocol, "icmpv6 type != echo-request %s", b.deny(egress.RuleProtocol))
 }
 
-// forward decides what leaves and enters the bridge. It ends in a verdict for
-// every packet of the bridge, and leaves all others alone.
+// forward decides what enters and leaves the bridge. It has a verdict for
+// every packet of the bridge and does not affect others.
 func (b *builder) forward() {
 	bridge := quoted(b.Config.Bridge)
 	c := b.inet.chain("forward", "type filter hook forward priority filter")
@@ -294,9 +296,9 @@ func (b *builder) forward() {
 		out.add(ruleReplies, ctErrors+" %s saddr . ct mark @live%s accept", f.ip, f.v)
 	}
 	out.add(ruleTailIn, "ct state established,related ct direction reply ct mark 0x%08x accept", uint32(markInbound))
-	// What was judged is the address that the sandbox dialled.
+	// The decision was for the address that the sandbox dialled.
 	out.add(ruleDNAT, "ct status dnat %s", b.deny(ruleDNAT))
-	// The tailnet is not the uplink.
+	// The tailnet does not count as uplink.
 	if b.Config.Uplink != "" {
 		out.add(ruleUplink, "oifname != %s %s", quoted(b.Config.Uplink), b.deny(ruleUplink))
 	} else if b.Config.Tailscale != "" {
@@ -323,13 +325,13 @@ func (b *builder) forward() {
 	in.add(ruleInbound, "drop")
 }
 
-// input decides what reaches the host itself.
+// input decides which packets reach the host itself.
 func (b *builder) input() {
 	c := b.inet.chain("input", "type filter hook input priority filter")
 	c.add("", "iifname %s goto host", quoted(b.Config.Bridge))
 	h := b.inet.chain("host", "")
-	// What a sandbox opened is judged packet by packet: it may have been open
-	// to it for a while only.
+	// Every packet of a connection that a sandbox opened is checked, because
+	// it may have been allowed only for a limited time.
 	h.add("", "ct state established ct direction reply accept")
 	h.add("", ctErrors+" accept")
 	h.add("", "ip6 hoplimit 255 icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept")
@@ -359,13 +361,13 @@ func (b *builder) input() {
 	h.add(egress.RuleHostAddr, "%s", b.deny(egress.RuleHostAddr))
 }
 
-// ctErrors matches the ICMP errors about flows that are known. What else is
-// "related" was announced inside of a flow, to a connection tracking helper of
-// the host, and is judged as any new flow is.
+// ctErrors matches ICMP errors about known flows. Other "related" flows were
+// announced inside of a flow to a connection tracking helper of the host, and
+// are checked like any new flow.
 const ctErrors = "ct state related meta l4proto { icmp, ipv6-icmp }"
 
-// maxHostFlows bounds the connections of one sandbox to the host, the
-// redirected ones among them.
+// maxHostFlows limits the connections of one sandbox to the host, including
+// the redirected ones.
 const maxHostFlows = 1024
 
 func (b *builder) gateway(f family) netip.Addr {
@@ -390,8 +392,8 @@ func numbers(ports []uint16) string {
 	return strings.Join(slices.Compact(out), ", ")
 }
 
-// nat redirects flows that must name their host, and hides sandboxes behind
-// the host's addresses.
+// nat redirects flows that need a host name to the proxy, and masquerades
+// sandboxes with the host's addresses.
 func (b *builder) nat() {
 	bridge := quoted(b.Config.Bridge)
 	c := b.inet.chain("redirects", "type nat hook prerouting priority dstnat")
@@ -420,7 +422,7 @@ func (b *builder) nat() {
 	}
 }
 
-// inside lists the interfaces that are not the way to the internet.
+// inside returns the interfaces that do not lead to the internet.
 func (b *builder) inside() string {
 	out := `"lo", ` + quoted(b.Config.Bridge)
 	if b.Config.Tailscale != "" {
@@ -429,8 +431,8 @@ func (b *builder) inside() string {
 	return out
 }
 
-// refusals are the chains that refuse, one for each rule that does, so that
-// the log says which it was.
+// refusals renders the deny chains, one for each deny rule, so that the log
+// shows the rule.
 func (b *builder) refusals() {
 	for _, rule := range sortedKeys(b.denials) {
 		c := b.inet.chain(denyChain(rule), "")

@@ -5,10 +5,10 @@ import (
 	"errors"
 )
 
-// Restore puts these sandboxes on the bridge, and no others, in one
-// transaction: how a process begins that finds sandboxes running. Flows that
-// their policies allow go on. After an error what was in force before is, or
-// nobody has a network.
+// Restore puts exactly these sandboxes on the bridge in one transaction. A
+// process calls it at its start if sandboxes are running. Flows that their
+// policies allow continue. After an error the rules from before are in force,
+// or no sandbox has a network.
 func (m *Manager) Restore(ctx context.Context, list []Sandbox) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -18,14 +18,14 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 )
 
-// reconcileEvery is how often the kernel is asked whether our tables are still
-// there, should it not have told of their end. A ruleset flushed by another
-// program leaves sandboxes unguarded until then, and without NAT.
+// reconcileEvery is the interval of checks that AgentLab's tables still exist,
+// in case the kernel did not report their removal. Until then, after another
+// program has flushed the ruleset, no policy is enforced and there is no NAT.
 const reconcileEvery = 5 * time.Second
 
-// Run applies the rules, answers DNS (and DHCP) questions on the bridge, carries flows
-// that must name their host, and puts back what others remove, until ctx
-// ends. The rules stay then, and what they need from here is refused.
+// Run applies the rules, answers DNS (and DHCP) questions on the bridge, relays flows
+// that need a host name, and restores rules that others remove, until ctx ends. The
+// rules stay loaded then, and whatever needs this process is denied.
 func (m *Manager) Run(ctx context.Context) error {
 	if err := m.Apply(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -105,8 +105,8 @@ func (m *Manager) gateOf(from net.Addr) *gate.Gate {
 	return nil
 }
 
-// onBridge makes a socket that only hears what comes from the bridge, and
-// that may be opened before the bridge has its address.
+// onBridge returns a configuration for sockets that only receive from the
+// bridge, and that may be opened before the bridge has its address.
 func (m *Manager) onBridge() net.ListenConfig {
 	return net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
@@ -137,8 +137,8 @@ func (m *Manager) listenProxy(ctx context.Context, network string) (net.Listener
 	return lc.Listen(ctx, network, fmt.Sprintf(":%d", m.opts.Config.ProxyPort))
 }
 
-// serveProxy takes flows that were redirected to us and treats each by what
-// its sandbox dialled.
+// serveProxy accepts redirected flows and handles each by the address that its
+// sandbox dialled.
 func (m *Manager) serveProxy(ctx context.Context, l net.Listener) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -165,8 +165,9 @@ func (m *Manager) serveProxy(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// originalDst is what a redirected connection was dialled to. One that was
-// not redirected was dialled to us, which no policy allows.
+// originalDst returns the address that a redirected connection was dialled to.
+// For a connection that was not redirected it is the proxy's own address,
+// which no policy allows.
 func originalDst(conn net.Conn) (netip.AddrPort, error) {
 	sc, ok := conn.(syscall.Conn)
 	if !ok {
@@ -176,7 +177,7 @@ func originalDst(conn net.Conn) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
-	const soOriginalDst = 80 // of both families; not in package unix
+	const soOriginalDst = 80 // for both families; not in package unix
 	var out netip.AddrPort
 	var getErr error
 	local, err := netip.ParseAddrPort(conn.LocalAddr().String())
@@ -185,7 +186,8 @@ func originalDst(conn net.Conn) (netip.AddrPort, error) {
 	}
 	err = raw.Control(func(fd uintptr) {
 		if local.Addr().Unmap().Is4() {
-			// A struct sockaddr_in fits into what is asked for here.
+			// A struct sockaddr_in fits into the structure of this
+			// call.
 			var r *unix.IPv6Mreq
 			if r, getErr = unix.GetsockoptIPv6Mreq(int(fd), unix.SOL_IP, soOriginalDst); getErr == nil {
 				b := r.Multiaddr
@@ -201,9 +203,9 @@ func originalDst(conn net.Conn) (netip.AddrPort, error) {
 	return out, errors.Join(err, getErr)
 }
 
-// watch keeps the rules in step with the host: ports that come and go,
-// addresses of the host, and our tables themselves. It fails when the bridge
-// is another one than before: sockets hear the one that they were opened on.
+// watch updates the rules after changes of the bridge's ports, of the host's
+// addresses and of AgentLab's tables. It fails if the bridge was replaced:
+// sockets stay bound to the bridge on which they were opened.
 func (m *Manager) watch(ctx context.Context, bridge int) error {
 	links, addrs := make(chan netlink.LinkUpdate, 64), make(chan netlink.AddrUpdate, 64)
 	if err := netlink.LinkSubscribe(links, ctx.Done()); err != nil {
@@ -231,7 +233,7 @@ func (m *Manager) watch(ctx context.Context, bridge int) error {
 			if !ok {
 				addrs = nil
 			}
-		case <-removed: // what is there now may be somebody else's
+		case <-removed: // the current tables may be another program's
 			compare = true
 		case <-tick.C:
 		}
@@ -244,12 +246,12 @@ func (m *Manager) watch(ctx context.Context, bridge int) error {
 	}
 }
 
-// compareEvery is after how many looks at the tables their content is read
-// too.
+// compareEvery is the number of checks of the tables after which their content
+// is compared too.
 const compareEvery = 12
 
-// reconcile loads the rules again when the host has changed, or when they are
-// gone or not what they should be.
+// reconcile loads the rules again if the host has changed, or if the rules are
+// missing or differ.
 func (m *Manager) reconcile(ctx context.Context, compare bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -278,11 +280,11 @@ func (m *Manager) reconcile(ctx context.Context, compare bool) error {
 	} else if err := m.saySo(ctx); err != nil {
 		return err
 	}
-	return m.pin() // a bridge that was down has forgotten them
+	return m.pin() // a bridge that was down has lost them
 }
 
-// serve says whether our DNS server answers; only then do the rules let
-// sandboxes ask.
+// serve sets whether the DNS server answers; only then do the rules allow
+// questions of sandboxes.
 func (m *Manager) serve(ctx context.Context, yes bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -296,30 +298,30 @@ func (m *Manager) serve(ctx context.Context, yes bool) error {
 	return m.saySo(ctx)
 }
 
-// Served returns a channel that is closed while sandboxes' DNS questions are
-// answered. When they are not any more, another call returns another one.
+// Served returns a channel that is closed while the DNS questions of sandboxes
+// are answered. After that has ended, it returns a new channel.
 func (m *Manager) Served() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.served
 }
 
-// ListenTCP opens a TCP listener that hears the bridge only, also before the
-// bridge has the address.
+// ListenTCP opens a TCP listener that accepts connections only from the
+// bridge. The bridge need not have the address yet.
 func (m *Manager) ListenTCP(ctx context.Context, at netip.AddrPort) (net.Listener, error) {
 	lc := m.onBridge()
 	return lc.Listen(ctx, "tcp", at.String())
 }
 
-// DialTCP connects to an address on the bridge, by no other way.
+// DialTCP connects to an address through the bridge only.
 func (m *Manager) DialTCP(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	lc := m.onBridge()
 	d := net.Dialer{Control: lc.Control}
 	return d.DialContext(ctx, "tcp", to.String())
 }
 
-// saySo tells the kernel again that we serve: it forgets after a while, so
-// that nothing is open when we die without a word. mu is held.
+// saySo renews the elements of AgentLab's ports in the kernel. They expire, so
+// that the ports are closed after this process has died. The caller holds mu.
 func (m *Manager) saySo(ctx context.Context) error {
 	var text strings.Builder
 	for _, key := range m.opts.Config.servedKeys() {
@@ -333,11 +335,12 @@ func (m *Manager) saySo(ctx context.Context) error {
 	return m.kernel.load(ctx, text.String())
 }
 
-// servedFor is how long a port of ours is open to sandboxes after we said that
-// we serve it. A wildcard socket of another program would answer otherwise.
+// servedFor is how long a port of AgentLab is open to sandboxes after its
+// element was renewed. Otherwise a wildcard socket of another program would
+// answer.
 const servedFor = "timeout 60s"
 
-// servedKeys are the ports that are open for as long as we say so.
+// servedKeys returns the set elements of these ports.
 func (c Config) servedKeys() []string {
 	if c.DHCP {
 		return []string{"53", "67"}

@@ -12,23 +12,23 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Status is what the kernel has of us.
+// Status is the state of AgentLab's rules in the kernel.
 type Status struct {
-	Tables []string // families that are loaded; all three, or none, when all is well
-	// Drift names what is not as it was rendered: tables, chains and sets
-	// that are missing, strange or changed.
+	Tables []string // loaded families; normally all three or none
+	// Drift lists differences from the rendered rules: tables, chains and
+	// sets that are missing, unknown or changed.
 	Drift     []string
 	Ports     []string // of the bridge
-	Sandboxes int      // let in by this process
+	Sandboxes int      // added by this process
 }
 
-// Applied tells whether all tables are loaded.
+// Applied reports whether all tables are loaded.
 func (s Status) Applied() bool { return len(s.Tables) == len(ours) }
 
-// ours are the families of our tables.
+// ours lists the families of AgentLab's tables.
 var ours = []string{"inet", "bridge", "arp"}
 
-// Status reads back what is loaded and compares it with what should be. A
+// Status reads the loaded rules and compares them with the desired ones. A
 // process that has not applied the rules itself first asks for the network's
 // NAT64 prefixes, which are part of them.
 func (m *Manager) Status(ctx context.Context) (Status, error) {
@@ -57,8 +57,8 @@ func (m *Manager) status(ctx context.Context) (Status, error) {
 	return s, err
 }
 
-// Verify reads back what is loaded and tells, with code unavailable, how it
-// differs from what should be in force for the sandboxes that were let in.
+// Verify reads the loaded rules. It returns an error with code unavailable if
+// they differ from the desired rules for the added sandboxes.
 func (m *Manager) Verify(ctx context.Context) error {
 	s, err := m.Status(ctx)
 	switch {
@@ -74,12 +74,12 @@ func (m *Manager) Verify(ctx context.Context) error {
 	return nil
 }
 
-// drift loads what should be there into a network namespace that holds
-// nothing else, and compares the kernel's own words of both. A process that
-// let no sandbox in does not judge what is there for sandboxes.
+// drift loads the desired rules into an empty network namespace and compares
+// the kernel's listings of both. A process that has added no sandbox does not
+// compare the parts for sandboxes.
 func (m *Manager) drift(ctx context.Context) ([]string, error) {
 	state := m.state()
-	state.Learned = nil // it changes by itself, and is not compared
+	state.Learned = nil // it changes by itself and is not compared
 	text, err := m.renderState(state)
 	if err != nil {
 		return nil, err
@@ -99,8 +99,8 @@ func (m *Manager) drift(ctx context.Context) ([]string, error) {
 	return differences(blocks(want, len(m.members) > 0), blocks(have.String(), len(m.members) > 0)), nil
 }
 
-// inScratch loads text where it does nothing and returns how the kernel lists
-// it.
+// inScratch loads text in a separate network namespace and returns the
+// kernel's listing.
 func (k kernel) inScratch(ctx context.Context, text string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
@@ -120,16 +120,17 @@ var (
 	tableLine = regexp.MustCompile(`^table (\w+) agentlab \{$`)
 	blockLine = regexp.MustCompile(`^\t(set|map|chain) (\S+) \{$`)
 	elemsText = regexp.MustCompile(`(?s)elements = \{(.*?)\}`)
-	// ofPolicy are chains and sets that come and go with sandboxes.
+	// ofPolicy matches chains and sets that are added and removed with
+	// sandboxes.
 	ofPolicy = regexp.MustCompile(`^(p|yes|r|s|f)_[0-9a-f]{32}`)
-	// changing are sets whose elements change by themselves.
+	// changing matches sets whose elements change by themselves.
 	changing = regexp.MustCompile(`^(named|namedranges|learned|ranges|hostflows|served|dhcprate|ndprate|[fs]_)`)
-	// ofSandboxes are sets whose elements are the sandboxes.
+	// ofSandboxes matches sets whose elements are the sandboxes.
 	ofSandboxes = regexp.MustCompile(`^(bound|dhcp$|policy|redirect|shape|live|ports|senders|macs|arps)`)
 )
 
-// blocks takes a listing apart: each chain and set by its name, with elements
-// in order, since the kernel lists them in none.
+// blocks splits a listing into chains and sets by name. It sorts elements,
+// because the kernel lists them in no fixed order.
 func blocks(list string, sandboxes bool) map[string]string {
 	out, text := map[string]string{}, map[string]*strings.Builder{}
 	family, name, skip := "", "", false
@@ -146,7 +147,7 @@ func blocks(list string, sandboxes bool) map[string]string {
 			skip = false
 			continue
 		}
-		// What sandboxes have in sets may be much, and is not compared.
+		// Elements of sandboxes can be many and are not compared.
 		if skip = skip || strings.HasPrefix(line, "\t\telements = ") && changing.MatchString(lastWord(name)); skip {
 			skip = !strings.HasSuffix(line, "}")
 			continue
@@ -185,11 +186,11 @@ func blocks(list string, sandboxes bool) map[string]string {
 
 func lastWord(key string) string { return key[strings.LastIndexByte(key, ' ')+1:] }
 
-// portsSet is the set of the bridge's ports. One that was unplugged stays in it
-// until the rules are loaded again, and does no harm.
+// portsSet is the set of the bridge's ports. A removed port stays in it until
+// the rules are loaded again, which does no harm.
 const portsSet = "bridge set ports"
 
-// within tells whether each line of a block is in another one.
+// within reports whether each line of a block is in another one.
 func within(some, all string) bool {
 	lines := slices.Collect(strings.Lines(all + "\n"))
 	for i := range lines {
@@ -220,7 +221,7 @@ func differences(want, have map[string]string) []string {
 	return out
 }
 
-// Check asks the kernel whether it would take the rules, and changes nothing.
+// Check checks whether the kernel would accept the rules, and changes nothing.
 func (m *Manager) Check(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -232,7 +233,7 @@ func (m *Manager) Check(ctx context.Context) error {
 	return err
 }
 
-// Render is the text that Apply would load.
+// Render returns the text that Apply would load.
 func (m *Manager) Render() (string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// surroundings are what the rules are rendered from beside the configuration:
-// the bridge's ports, and what the host is and is on.
+// surroundings are the inputs of the rules other than the configuration: the
+// bridge's ports, and the host's addresses and networks.
 type surroundings struct {
 	ports       []string
 	nets        []netip.Prefix
@@ -18,8 +18,8 @@ type surroundings struct {
 	translators []netip.Prefix
 }
 
-// look reads the surroundings. NAT64 prefixes that the name server does not
-// tell now stay as they were; mu is held.
+// look reads the surroundings. NAT64 prefixes stay unchanged if the name
+// server does not answer. The caller holds mu.
 func (m *Manager) look(c Config) (s surroundings, err error) {
 	if s.ports, err = bridgePorts(c.Bridge); err != nil {
 		return s, err
@@ -35,20 +35,20 @@ func (m *Manager) look(c Config) (s surroundings, err error) {
 	return s, err
 }
 
-// put makes a configuration one of the surroundings.
+// put sets the surroundings in a configuration.
 func (s surroundings) put(c *Config) {
 	c.HostNets, c.HostAddrs, c.Translators = s.nets, s.addrs, s.translators
 }
 
-// same tells whether nothing has changed since.
+// same reports whether the surroundings have not changed since.
 func (s surroundings) same(m *Manager) bool {
 	c := m.opts.Config
 	return slices.Equal(s.ports, m.ports) && slices.Equal(s.nets, c.HostNets) && slices.Equal(s.addrs, c.HostAddrs) && slices.Equal(s.translators, c.Translators)
 }
 
 // learnTranslators asks for the network's NAT64 prefixes. It waits for the name
-// server, so mu is not held. Before the first answer all global IPv6 is closed:
-// any of it may be a NAT64's.
+// server, so mu is not held. Before the first answer all global IPv6 addresses
+// are denied, because each may belong to a NAT64.
 func (m *Manager) learnTranslators(ctx context.Context) {
 	if !m.opts.Config.Subnet6.IsValid() {
 		return
@@ -62,8 +62,7 @@ func (m *Manager) learnTranslators(ctx context.Context) {
 	}
 }
 
-// watchTranslators learns the prefixes again and again; reconcile puts what
-// changes into force.
+// watchTranslators reads the prefixes at intervals; reconcile applies changes.
 func (m *Manager) watchTranslators(ctx context.Context) error {
 	tick := time.NewTicker(translatorsEvery)
 	defer tick.Stop()

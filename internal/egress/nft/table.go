@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// ruleset is what is rendered, as data, so that a test can take single rules
-// out of it and see what breaks.
+// ruleset is the rendered rules as data, so that a test can remove single
+// rules and check that a probe detects it.
 type ruleset struct{ tables []*table }
 
 type table struct {
@@ -16,23 +16,23 @@ type table struct {
 	chains       []*chain
 }
 
-// set is a set, or a map when its elements carry verdicts.
+// set is a set, or a map if its elements have verdicts.
 type set struct {
 	name     string
 	key      string // e.g. "ipv4_addr . inet_service"
 	verdicts bool   // a verdict map
 	flags    string
 	size     int
-	timeout  string // of elements that are added without one
+	timeout  string // of elements that are added without a timeout
 	note     string
 	elems    []elem
 }
 
-// elem is one element. rule is the name of the policy rule that it stands for.
+// elem is one element. rule is the name of its policy rule.
 type elem struct{ key, verdict, options, rule string }
 
 type chain struct {
-	name, hook string // hook is "" for a chain that others jump to
+	name, hook string // hook is "" for a chain that is only a jump target
 	rules      []rule
 }
 
@@ -59,9 +59,9 @@ func (s *set) add(rule, key, verdict, options string) {
 	s.elems = append(s.elems, elem{key: key, verdict: verdict, options: options, rule: rule})
 }
 
-// text renders all of it as one transaction that replaces what is there.
-// Adding a table before deleting it makes the deletion succeed when there is
-// none: nftables 1.0.6 has no word for that.
+// text renders the ruleset as one transaction that replaces the loaded tables.
+// A table is added before it is deleted, so that the deletion succeeds if
+// there is none: nftables 1.0.6 has no command for that.
 func (r *ruleset) text() string {
 	var b strings.Builder
 	b.WriteString(removal(r.families()...))
@@ -92,16 +92,16 @@ func (t *table) write(b *strings.Builder) {
 	for _, s := range t.sets {
 		s.write(b)
 	}
-	// A chain must be known before a map or a rule names it, but not within
-	// one table block: nft collects the block first.
+	// A chain must be declared before a map or a rule refers to it, but not
+	// within one table block: nft reads the block completely first.
 	for _, c := range t.chains {
 		c.write(b)
 	}
 	b.WriteString("}\n")
 }
 
-// writeChains adds sets and chains to a table that is there. A chain that is
-// there already is emptied first, so that it has its rules once.
+// writeChains adds sets and chains to an existing table. An existing chain is
+// flushed first, so that it has its rules only once.
 func (t *table) writeChains(b *strings.Builder) {
 	for _, s := range t.sets {
 		fmt.Fprintf(b, "table %s %s {\n", t.family, t.name)
@@ -150,7 +150,7 @@ func (s *set) write(b *strings.Builder) {
 	b.WriteString("\t}\n\n")
 }
 
-// String is the element as nft reads it.
+// String returns the element in the syntax of nft.
 func (e elem) String() string {
 	out := e.key
 	if e.options != "" {
@@ -180,12 +180,11 @@ func (c *chain) write(b *strings.Builder) {
 	b.WriteString("\t}\n\n")
 }
 
-// maxQuoted is the longest string that nftables takes as a comment or a log
-// prefix.
+// maxQuoted is the maximum length of a comment or a log prefix in nftables.
 const maxQuoted = 120
 
-// quote makes a string constant of s. nft knows no escapes, so whatever is
-// not plainly harmless is replaced.
+// quote returns a string constant of s. nft has no escapes, so characters that
+// are not known to be safe are replaced.
 func quote(s string) string {
 	s = strings.Map(func(r rune) rune {
 		switch {
@@ -197,7 +196,7 @@ func quote(s string) string {
 	return `"` + s[:min(len(s), maxQuoted)] + `"`
 }
 
-// names lists, in order and once each, the names of all rules and elements.
+// names returns the sorted names of all rules and elements without duplicates.
 func (r *ruleset) names() []string {
 	var out []string
 	add := func(n string) {

@@ -13,35 +13,37 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 )
 
-// Bounds on what one sandbox gets of a transaction that opens addresses; what
-// is left of its questions waits for the next one. So an answer waits for one
-// or two transactions of bounded size, whatever other sandboxes ask for.
+// Limits on one sandbox's part of a transaction that allows addresses; the
+// rest waits for the next transaction. So an answer waits for one or two
+// transactions of limited size, regardless of the questions of other
+// sandboxes.
 const (
 	maxTurnAddrs = 64
 	maxTurnElems = 512
 )
 
-// maxRest bounds the time between two transactions that open addresses.
+// maxRest limits the time between two transactions that allow addresses.
 const maxRest = 100 * time.Millisecond
 
-// lesson is an answer that a sandbox is about to be told.
+// lesson is a DNS answer that a sandbox is about to get.
 type lesson struct {
 	vmid  int
-	from  *gate.Gate // who asked: the number may be another's when its turn comes
+	from  *gate.Gate // the gate of the question: another sandbox may have the number later
 	name  string
-	addrs []netip.Addr // that are not open yet
+	addrs []netip.Addr // that are not allowed yet
 	ttl   time.Duration
 	done  chan error
 }
 
-// lessons are the answers that wait until their addresses are open.
+// lessons are the DNS answers that wait until their addresses are allowed.
 type lessons struct {
 	mu      sync.Mutex
 	waiting map[int][]*lesson // by sandbox, in their order
-	busy    bool              // somebody takes what waits
+	busy    bool              // a goroutine processes the waiting answers
 }
 
-// add puts lessons at the end, and tells whether nobody takes them yet.
+// add appends a lesson, and reports whether no goroutine processes lessons
+// yet.
 func (l *lessons) add(x *lesson) (first bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -54,8 +56,7 @@ func (l *lessons) add(x *lesson) (first bool) {
 	return first
 }
 
-// again puts back what is left of a sandbox's lessons, before those that came
-// meanwhile.
+// again puts the rest of a sandbox's lessons back, before newer ones.
 func (l *lessons) again(vmid int, list []*lesson) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -64,8 +65,8 @@ func (l *lessons) again(vmid int, list []*lesson) {
 	}
 }
 
-// take takes all that wait; nil means that none does, and that whoever comes
-// next has to see to it.
+// take removes and returns all waiting lessons. nil means that there are none,
+// and that the next call of add returns true.
 func (l *lessons) take() map[int][]*lesson {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -78,9 +79,9 @@ func (l *lessons) take() map[int][]*lesson {
 	return out
 }
 
-// learn opens addresses to a sandbox that is about to be told them. The answer
-// waits for this. All that wait at a time are opened by one run of nft, since
-// a run costs more than what it does.
+// learn allows addresses for a sandbox before it gets them in a DNS answer.
+// The answer waits for this. All waiting addresses are added by one run of
+// nft, because most of the cost of a run is its start.
 func (m *Manager) learn(vmid int, from *gate.Gate, name string, addrs []netip.Addr, ttl time.Duration) error {
 	x := &lesson{vmid: vmid, from: from, name: name, addrs: slices.Clone(addrs), ttl: ttl, done: make(chan error, 1)}
 	if m.lessons.add(x) {
@@ -89,9 +90,9 @@ func (m *Manager) learn(vmid int, from *gate.Gate, name string, addrs []netip.Ad
 	return <-x.done
 }
 
-// teach takes what waits until nothing does. Between two transactions it rests
-// for as long as one took: a guest does not keep the host busy with questions,
-// and others find the lock free.
+// teach processes lessons until none wait. Between two transactions it pauses
+// for as long as the first one took, so that a guest cannot keep the host busy
+// with questions and the lock is free for others.
 func (m *Manager) teach() {
 	for {
 		turn := m.lessons.take()
@@ -104,7 +105,7 @@ func (m *Manager) teach() {
 	}
 }
 
-// teachTurn gives each sandbox that waits its part of one transaction.
+// teachTurn runs one transaction with a part for each waiting sandbox.
 func (m *Manager) teachTurn(turn map[int][]*lesson) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -135,8 +136,8 @@ func (m *Manager) teachTurn(turn map[int][]*lesson) {
 	}
 }
 
-// teachMember writes what opens the addresses of a sandbox's lessons, and
-// returns how many of them are complete.
+// teachMember writes the commands that allow the addresses of a sandbox's
+// lessons, and returns how many lessons are complete.
 func (m *Manager) teachMember(w *strings.Builder, x *member, list []*lesson) int {
 	now := m.opts.Now()
 	addrs, elems := 0, 0

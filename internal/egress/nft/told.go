@@ -8,16 +8,17 @@ import (
 	"time"
 )
 
-// Bounds on what one sandbox can have us remember, and keep open in the
-// kernel, by asking for names.
+// Limits on the memory and the kernel elements that one sandbox can use by
+// asking for names.
 const (
 	maxTold     = 4096 // pairs of address and name
 	maxNamesPer = 64   // names of one address
-	maxOpens    = 8192 // elements, or work as much: a set that is full takes nobody's
+	maxOpens    = 8192 // elements, or equivalent work: a full set would affect all sandboxes
 )
 
-// tell remembers that a name stands for an address. What ends first makes way
-// when there is too much; the addresses that have no name left are returned.
+// tell stores that a name resolves to an address. Above the limits, the
+// entries that expire first are evicted; addresses without a name are
+// returned.
 func (x *member) tell(addr netip.Addr, name string, until, now time.Time) (gone []netip.Addr) {
 	names := x.told[addr]
 	if names == nil {
@@ -42,8 +43,8 @@ func (x *member) tell(addr netip.Addr, name string, until, now time.Time) (gone 
 	return append(gone, x.endFirst(addr, func(netip.Addr) bool { return x.pairs > maxTold*3/4 })...)
 }
 
-// crowded forgets addresses when their elements are too many, and returns
-// them; one address stays.
+// crowded removes addresses if they have too many elements, and returns them;
+// addr is not removed.
 func (x *member) crowded(addr netip.Addr, now time.Time) []netip.Addr {
 	if x.opens <= maxOpens {
 		return nil
@@ -60,8 +61,7 @@ func (x *member) crowded(addr netip.Addr, now time.Time) []netip.Addr {
 	})...)
 }
 
-// over forgets the names whose time is over, and returns the addresses that
-// have none left.
+// over removes expired names and returns the addresses without a name.
 func (x *member) over(now time.Time) (gone []netip.Addr) {
 	for a, names := range x.told {
 		maps.DeleteFunc(names, func(_ string, until time.Time) bool { return !until.After(now) })
@@ -74,8 +74,8 @@ func (x *member) over(now time.Time) (gone []netip.Addr) {
 	return gone
 }
 
-// endFirst forgets addresses, other than one, for as long as there is too
-// much, those first whose names all end first, and returns them.
+// endFirst removes addresses other than but while tooMuch returns true, those
+// whose names expire first before others, and returns them.
 func (x *member) endFirst(but netip.Addr, tooMuch func(next netip.Addr) bool) (gone []netip.Addr) {
 	for _, a := range x.order() {
 		if a == but {
@@ -91,7 +91,8 @@ func (x *member) endFirst(but netip.Addr, tooMuch func(next netip.Addr) bool) (g
 	return gone
 }
 
-// order is all addresses, those first whose names all end first.
+// order returns all addresses, sorted by the time when their last name
+// expires.
 func (x *member) order() []netip.Addr {
 	ends := map[netip.Addr]time.Time{}
 	for a, names := range x.told {
@@ -117,7 +118,7 @@ func (x *member) count() int {
 	return n
 }
 
-// first is the name that ends first.
+// first returns the name that expires first.
 func first(names map[string]time.Time) string {
 	out := ""
 	for n, until := range names {
@@ -128,14 +129,14 @@ func first(names map[string]time.Time) string {
 	return out
 }
 
-// opened are the elements of an address, and what they cost.
+// opened are the elements of an address and their cost.
 type opened struct {
 	list   []binding
 	weight int
 }
 
-// open writes the elements of an address as the names stand for it now, in the
-// place of those that it had, and returns what they cost.
+// open writes the commands that replace the elements of an address by those
+// for its current names, and returns their cost.
 func (x *member) open(w *strings.Builder, addr netip.Addr, now time.Time) int {
 	x.close(w, addr)
 	list, weight := x.learned(addr, now).elements(x.plan)
@@ -146,7 +147,7 @@ func (x *member) open(w *strings.Builder, addr netip.Addr, now time.Time) int {
 	return weight
 }
 
-// keep notes which elements an address has.
+// keep stores the elements of an address.
 func (x *member) keep(addr netip.Addr, list []binding, weight int) {
 	if weight > 0 {
 		x.opens += weight - x.elems[addr].weight
@@ -154,8 +155,8 @@ func (x *member) keep(addr netip.Addr, list []binding, weight int) {
 	}
 }
 
-// close writes what takes the elements of an address out. Each is added
-// first, because it may have ended by itself.
+// close writes the commands that remove the elements of an address. Each is
+// added first, because it may have expired.
 func (x *member) close(w *strings.Builder, addr netip.Addr) {
 	for _, e := range x.elems[addr].list {
 		e.write(w, "add")
@@ -165,8 +166,8 @@ func (x *member) close(w *strings.Builder, addr netip.Addr) {
 	delete(x.elems, addr)
 }
 
-// fit forgets of what was told under another policy what is too much under
-// this one: those addresses whose names end first.
+// fit removes answers from before a change of policy that exceed the limits
+// under the new one, beginning with the addresses whose names expire first.
 func (x *member) fit(now time.Time) {
 	x.over(now)
 	sum, order := 0, x.order()

@@ -9,8 +9,8 @@ func itoa(n uint16) string { return strconv.Itoa(int(n)) }
 
 var payload = []byte("AGENTLAB-PROBE\r\n\r\n")
 
-// frames are the rows that need whole Ethernet frames: what a guest's kernel
-// would not send, and what a hostile root user does.
+// frames adds the rows that need whole Ethernet frames, which a guest's kernel
+// would not send but a hostile root user can.
 func (t *table) frames() {
 	if !t.env.Guest4.IsValid() {
 		return
@@ -38,7 +38,7 @@ func (t *table) neighbour() netip.Addr {
 	return t.env.Guest4.Next()
 }
 
-// source is the guest's own address of the family of dst.
+// source returns the guest's own address of the family of dst.
 func (t *table) source(dst netip.Addr) netip.Addr {
 	switch {
 	case dst.Is4():
@@ -64,9 +64,9 @@ func (t *table) framesTo(id, shows, rule string, targets ...string) {
 	t.add(c, attempts...)
 }
 
-// outside is a public address that the policy lets the guest reach where it
-// can, so that only what is wrong with the frame stops it. Each row takes a
-// port of its own.
+// outside returns a public address that the policy allows, if there is one, so
+// that only the fault in the frame can be the reason for a denial. Each row
+// uses a separate port.
 func (t *table) outside() netip.Addr {
 	if a := t.tgt.Datagram.Addr(); a.IsValid() {
 		return a
@@ -74,7 +74,7 @@ func (t *table) outside() netip.Addr {
 	return t.tgt.StrangerAddr
 }
 
-// spoofed are packets that say they come from another.
+// spoofed adds packets with the source of another machine.
 func (t *table) spoofed() {
 	dst := t.outside()
 	if !dst.IsValid() {
@@ -112,8 +112,8 @@ func (t *table) spoofed() {
 	}
 }
 
-// fragmented are packets to forbidden addresses in pieces, so that a filter
-// that looks at first fragments only, or at ports only, is fooled.
+// fragmented adds fragmented packets to forbidden addresses, which pass a
+// filter that checks only first fragments or only ports.
 func (t *table) fragmented() {
 	src, lan := t.env.Guest4, netip.MustParseAddr("10.1.2.5")
 	var attempts []attempt
@@ -127,8 +127,8 @@ func (t *table) fragmented() {
 	add("tcp, its ports alone", protoTCP, Trace{Proto: TCP, Addr: lan, Port: 4202}, syn(src, lan, 4202), 8)
 	t.add(Check{ID: "fragments", Shows: "a packet in fragments does not reach a forbidden address", Want: Closed}, attempts...)
 
-	// The second piece lies over the first and names another port, one that
-	// only its overlap carries.
+	// The second fragment overlaps the first and has another port, which
+	// only the overlapping part contains.
 	if gw := t.env.Gateway4; gw.IsValid() {
 		body := udp(src, gw, 53, payload)
 		over := udp(src, gw, 4204, payload)
@@ -140,7 +140,7 @@ func (t *table) fragmented() {
 	}
 }
 
-// headers are packets whose headers ask for another way.
+// headers adds packets with headers that request another route.
 func (t *table) headers() {
 	src, lan := t.env.Guest4, netip.MustParseAddr("10.1.2.6")
 	if dst := t.outside(); dst.IsValid() {
@@ -180,8 +180,8 @@ func (t *table) headers() {
 	}
 }
 
-// claims are what a guest says of others on its link. That they change
-// nothing is shown by the rows that are reached in the same run.
+// claims adds false ARP and neighbour messages about others on the guest's
+// link. The other rows of the same run show that they have no effect.
 func (t *table) claims() {
 	if gw := t.env.Gateway4; gw.IsValid() {
 		t.add(Check{ID: "arp-gateway", Shows: "saying to be the gateway moves nobody's traffic", Want: Closed},

@@ -5,8 +5,9 @@ import (
 	"net/netip"
 )
 
-// Ethernet frames for AF_PACKET. The prober puts the cards in: a destination
-// of zeros is the gateway's, a source of zeros the guest's own.
+// Ethernet frames for AF_PACKET. The prober sets the MAC addresses: a
+// destination of zeros becomes the gateway's, a source of zeros the guest's
+// own.
 
 const (
 	etherIPv4 = 0x0800
@@ -37,7 +38,7 @@ func ether(dst, src []byte, kind uint16, payload []byte) []byte {
 	return append(f, payload...)
 }
 
-// frame is an ordinary frame to the gateway.
+// frame returns an ordinary frame to the gateway.
 func frame(packet []byte) []byte {
 	kind := uint16(etherIPv4)
 	if packet[0]>>4 == 6 {
@@ -59,14 +60,14 @@ func sum(b []byte, start uint32) uint16 {
 	return ^uint16(start) //nolint:gosec // folded above
 }
 
-// pseudo is the sum over the pseudo-header of TCP, UDP and ICMPv6.
+// pseudo returns the sum of the pseudo-header of TCP, UDP and ICMPv6.
 func pseudo(src, dst netip.Addr, proto byte, size int) uint32 {
 	all := append(append(append([]byte{}, src.AsSlice()...), dst.AsSlice()...), 0, proto)
 	return uint32(^sum(all, uint32(size))) //nolint:gosec // a packet's size
 }
 
-// ipv4 is a packet; flags is the word of flags and fragment offset, and
-// options a multiple of four bytes.
+// ipv4 returns a packet. flags is the word of flags and fragment offset; the
+// length of options is a multiple of four bytes.
 func ipv4(src, dst netip.Addr, proto byte, id, flags uint16, options, payload []byte) []byte {
 	head := 20 + len(options)
 	b := make([]byte, head, head+len(payload))
@@ -92,7 +93,7 @@ func ipv6(src, dst netip.Addr, next byte, payload []byte) []byte {
 	return append(b, payload...)
 }
 
-// packet is an IPv4 or IPv6 packet, after what dst is.
+// packet returns an IPv4 or IPv6 packet, depending on dst.
 func packet(src, dst netip.Addr, proto byte, payload []byte) []byte {
 	if dst.Is4() {
 		return ipv4(src, dst, proto, 1, 0, nil, payload)
@@ -110,7 +111,7 @@ func udp(src, dst netip.Addr, port uint16, payload []byte) []byte {
 	return b
 }
 
-// syn is a TCP connection request.
+// syn returns a TCP connection request.
 func syn(src, dst netip.Addr, port uint16) []byte {
 	b := make([]byte, 20)
 	binary.BigEndian.PutUint16(b, framePort)
@@ -122,7 +123,7 @@ func syn(src, dst netip.Addr, port uint16) []byte {
 	return b
 }
 
-// fragments cuts an IPv4 payload after the given number of bytes, a multiple
+// fragments splits an IPv4 payload after the given number of bytes, a multiple
 // of eight.
 func fragments(src, dst netip.Addr, proto byte, payload []byte, at int) [][]byte {
 	const more = 0x2000
@@ -132,14 +133,15 @@ func fragments(src, dst netip.Addr, proto byte, payload []byte, at int) [][]byte
 	}
 }
 
-// extended puts one IPv6 extension header before a payload.
+// extended returns a function that adds one IPv6 extension header before a
+// payload.
 func extended(kind, next byte, body [7]byte) func([]byte) (byte, []byte) {
 	return func(payload []byte) (byte, []byte) {
 		return kind, append(append([]byte{next}, body[:]...), payload...)
 	}
 }
 
-// arpReply says that ip is at mac.
+// arpReply returns an ARP reply that ip is at mac.
 func arpReply(ip netip.Addr, mac []byte) []byte {
 	a := ip.As4()
 	b := []byte{0, 1, 8, 0, 6, 4, 0, 2}
@@ -148,7 +150,8 @@ func arpReply(ip netip.Addr, mac []byte) []byte {
 	return ether(broadcastMAC, mac, etherARP, b)
 }
 
-// advertisement is an unsolicited NDP neighbour advertisement: ip is at mac.
+// advertisement returns an unsolicited NDP neighbour advertisement that ip is
+// at mac.
 func advertisement(src, ip netip.Addr, mac []byte) []byte {
 	dst := netip.MustParseAddr("ff02::1")
 	b := make([]byte, 8, 32)

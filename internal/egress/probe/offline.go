@@ -9,21 +9,21 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// lookupAtMost bounds the wait for the record of a lookup or a connection that
-// did not come to an end outside: the enforcer waits longer than the guest.
+// lookupAtMost limits the wait for the record of a lookup or a connection that
+// got no answer: the enforcer waits longer than the guest.
 const lookupAtMost = 10 * time.Second
 
-// Beginning and ends of the Error of a probe whose name was not resolved.
+// Prefix and suffixes of the Error of a probe whose name was not resolved.
 const (
 	nameError = "name: "
 	noAddress = "no address"
 )
 
-// namesHost tells whether a probe finds its target by a name.
+// namesHost reports whether a probe finds its target by a name.
 func namesHost(t Trace) bool { return t.Proto != DNS && !t.Addr.IsValid() && t.Name != "" }
 
-// lacking tells that a row is about a host that the guest did not find or
-// reach, and that nothing was recorded of it yet.
+// lacking reports whether a row is about a host that the guest did not find or
+// reach and that has no record yet.
 func (r *run) lacking(c Check) bool {
 	if !r.env.MayBeOffline || r.env.Records == nil || c.Want != Reach {
 		return false
@@ -43,9 +43,9 @@ func (r *run) lacking(c Check) bool {
 	return false
 }
 
-// offline tells why the host that a probe names is not there at all, though
-// the enforcer's records say that the policy allowed it; "" when that is not
-// so, or not known. The guest's word alone is never enough.
+// offline returns why the host of a probe does not exist or answer, if the
+// enforcer's records show that the policy allowed it, and "" otherwise or if
+// not known. The guest's result alone is never sufficient.
 func (r *run) offline(t Trace, p guestapi.Probe) string {
 	res := r.results[p.ID]
 	if !r.env.MayBeOffline || !namesHost(t) || res.Reached {
@@ -57,7 +57,7 @@ func (r *run) offline(t Trace, p guestapi.Probe) string {
 	return r.unreached(t, p)
 }
 
-// unresolved is offline of a name that has no addresses.
+// unresolved is offline for a name without addresses.
 func (r *run) unresolved(name, why string) string {
 	final := why == "NXDOMAIN" || why == "SERVFAIL" || why == noAddress
 	asked, failure := false, ""
@@ -66,7 +66,7 @@ func (r *run) unresolved(name, why string) string {
 			continue
 		}
 		if !rec.Allow || rec.Addr != "" {
-			return "" // the policy refused it or withheld its addresses, or it does resolve
+			return "" // the policy denied it or withheld its addresses, or it does resolve
 		}
 		asked, failure = true, first(rec.Error, failure)
 	}
@@ -76,7 +76,7 @@ func (r *run) unresolved(name, why string) string {
 	return fmt.Sprintf("%s does not resolve here: %s", name, first(failure, why))
 }
 
-// unreached is offline of a name whose address does not answer the host.
+// unreached is offline for a name whose address does not answer the host.
 func (r *run) unreached(t Trace, p guestapi.Probe) string {
 	failure := ""
 	for _, rec := range r.records {
@@ -94,9 +94,9 @@ func (r *run) unreached(t Trace, p guestapi.Probe) string {
 	return fmt.Sprintf("%s cannot be reached from here: %s", t.Name, failure)
 }
 
-// absent tells why a row without any other fault shows nothing: each host that
-// it tries by name is not there. A row that tries anything else is never
-// absent, nor a blocked one whose host does resolve.
+// absent returns why a row without another fault proves nothing: none of the
+// hosts that it tries by name exist. A row with other targets is never absent,
+// nor is a blocked row whose host does resolve.
 func (r *run) absent(c Check) string {
 	why := ""
 	for i, t := range c.Traces {
@@ -113,7 +113,7 @@ func (r *run) absent(c Check) string {
 // SkipReason is why rows were skipped.
 type SkipReason struct {
 	Reason string
-	Count  int // of the rows
+	Count  int // number of rows
 }
 
 // SkipReasons returns each reason once, in the table's order.

@@ -3,8 +3,8 @@ package probe
 // HostName is the name under which guests reach the host itself.
 const HostName = "host.agentlab.internal"
 
-// opened are the rows of private destinations that the operator opened: they
-// are reached, and nothing beside them is.
+// opened adds the rows of private destinations that the operator allows: only
+// they are reached.
 func (t *table) opened() {
 	o := t.tgt.Opened
 	if o.Name == "" {

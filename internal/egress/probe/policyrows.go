@@ -8,12 +8,12 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// reach is a row of what the policy allows.
+// reach adds a row for allowed targets.
 func (t *table) reach(id, shows string, attempts ...attempt) {
 	t.add(Check{ID: id, Shows: shows, Want: Reach}, attempts...)
 }
 
-// site are the rows of a name that is allowed in nat and in allowlist.
+// site adds the rows of a name that is allowed in nat and in allowlist.
 func (t *table) site() {
 	s := t.tgt.Site
 	if s == "" {
@@ -30,7 +30,7 @@ func (t *table) site() {
 	}
 }
 
-// denied are the rows of deny rules, which win in every mode.
+// denied adds the rows of deny rules, which take precedence in every mode.
 func (t *table) denied() {
 	if n := t.tgt.Denied; n != "" {
 		t.add(Check{ID: "deny-name", Shows: "a denied name is not resolved", Want: Block, Rule: denyPrefix + t.tgt.DeniedRule, Said: n},
@@ -108,7 +108,7 @@ func (t *table) allowlist() {
 	t.layer()
 }
 
-// strangers are the rows of what no rule allows.
+// strangers adds the rows of targets that no rule allows.
 func (t *table) strangers(rule string) {
 	rule = first(rule, ruleAllowlist)
 	if n := t.tgt.Stranger; n != "" {
@@ -128,7 +128,7 @@ func (t *table) strangers(rule string) {
 	}
 }
 
-// lies are flows to allowed names that say another name, or none.
+// lies adds flows to allowed names with another name in the flow, or none.
 func (t *table) lies() {
 	site, port := t.tgt.Site, t.tgt.OtherPort
 	if site == "" {
@@ -150,8 +150,8 @@ func (t *table) lies() {
 	web("host-missing", "HTTP without a Host is refused where a name is what allows it", ruleNameMissing, "", named("http", site+":80", ""))
 	lie("no-protocol", "a flow that says no name at all is refused", ruleNameMissing, "", tcpTo(site+":443"))
 	if s := t.tgt.Second; s != "" {
-		// Both names are allowed, so the name proves nothing outside; that it
-		// was said at the other's address is what is refused.
+		// Both names are allowed, so the name outside proves nothing; it is
+		// denied only because of the address.
 		lie("sni-second", "an allowed name is refused at the address of another allowed name", ruleNameMismatch, "", named("tls", s+":443", site))
 		web("host-second", "an allowed HTTP Host is refused at the address of another allowed name", ruleNameMismatch, "", named("http", s+":80", site))
 	}
@@ -172,7 +172,7 @@ func (t *table) lies() {
 
 func isUDP(text string) bool { return strings.HasSuffix(text, "/udp") }
 
-// layer are the rows of what the profile allows and a layer does not.
+// layer adds the rows of targets that the profile allows and a layer does not.
 func (t *table) layer() {
 	if n := t.tgt.Layered; n != "" {
 		t.add(Check{ID: "layer-name", Shows: "a repository's layer narrows the names", Want: Block, Rule: layerPrefix + ruleAllowlist, Said: n}, question(n, "A"))
@@ -183,7 +183,7 @@ func (t *table) layer() {
 	}
 }
 
-// off are the rows of a sandbox that may talk to its controller only.
+// off adds the rows of a sandbox that may only connect to its controller.
 func (t *table) off() {
 	var names, flows []attempt
 	for _, n := range []string{t.tgt.Site, t.tgt.Stranger, t.tgt.Wild} {

@@ -1,7 +1,8 @@
 package probe
 
-// Rule names as audit records show them. They are written out here, not taken
-// from package egress: the table must not change along with what it checks.
+// Rule names as audit records show them. They are not taken from package
+// egress, because the table must not change together with the code that it
+// checks.
 const (
 	ruleUnspecified   = "always.unspecified"
 	ruleLoopback      = "always.loopback"

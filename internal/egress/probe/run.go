@@ -12,21 +12,21 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// Status is what became of a row.
+// Status is the result of a row.
 type Status string
 
 // The statuses.
 const (
 	Pass Status = "pass"
 	Fail Status = "fail"
-	Skip Status = "skip" // it cannot be tried here; Outcome.Detail tells why
+	Skip Status = "skip" // it cannot be tested here; Outcome.Detail has the reason
 )
 
-// Outcome is one row with what came of it.
+// Outcome is one row with its result.
 type Outcome struct {
 	Check   Check
 	Status  Status
-	Detail  string // why it failed or was skipped; of a row that passed, how it was seen to
+	Detail  string // why it failed or was skipped; for a row that passed, what proved it
 	Results []guestapi.ProbeResult
 }
 
@@ -37,26 +37,26 @@ type Report struct {
 	Passed   int
 	Failed   int
 	Skipped  int
-	// Seen says what was looked at beside the answers: "records" and
-	// "outside". Without either a blocked row only shows that nothing came
-	// back.
+	// Seen lists what was checked in addition to the answers: "records"
+	// and "outside". Without either, a blocked row only shows that there
+	// was no answer.
 	Seen []string
 }
 
-// OK tells whether no row failed and some passed.
+// OK reports whether no row failed and at least one passed.
 func (r Report) OK() bool { return r.Failed == 0 && r.Passed > 0 }
 
-// Run tries the table of env through exec. The error is exec's, that of
-// Records, or unavailable when the guest's results make no sense; what a row
-// shows is in the report, and no error.
+// Run runs the table of env through exec. The error is that of exec or of
+// Records, or has code unavailable if the guest's results are not valid. The
+// result of a row is in the report and is not an error.
 func Run(ctx context.Context, exec Exec, env Env) (Report, error) {
 	return RunChecks(ctx, exec, env, Table(env))
 }
 
-// RunChecks is Run with rows chosen by the caller.
+// RunChecks is Run with rows selected by the caller.
 func RunChecks(ctx context.Context, exec Exec, env Env, checks []Check) (Report, error) {
 	r := run{env: env, results: map[string]guestapi.ProbeResult{}}
-	if env.Records != nil { // what was recorded before is not ours
+	if env.Records != nil { // older records are not of this run
 		old, err := env.Records(ctx)
 		if err != nil {
 			return Report{}, err
@@ -90,20 +90,20 @@ func RunChecks(ctx context.Context, exec Exec, env Env, checks []Check) (Report,
 	return r.report(checks), nil
 }
 
-// reachAtMostMS is how long what must be reached may take on a busy host. What
-// must not be reached is given the prober's default.
+// reachAtMostMS is the time limit of a probe that must reach its target,
+// enough for a busy host. Other probes have the prober's default.
 const reachAtMostMS = 15_000
 
 // run is one run of the table.
 type run struct {
 	env     Env
-	after   int64 // records up to here are older than the run
+	after   int64 // records up to this ID are older than the run
 	results map[string]guestapi.ProbeResult
 	records []agentlab.EgressRecord
 	outside Outside
 }
 
-// SkipDetail returns why a row cannot be tried in env; "" when it can.
+// SkipDetail returns why a row cannot be tested in env, "" if it can.
 func SkipDetail(env Env, c Check) string {
 	for _, p := range c.Probes {
 		if p.Kind == "raw" && !env.Frames {
@@ -138,11 +138,11 @@ func (r *run) take(probes []guestapi.Probe, results []guestapi.ProbeResult) erro
 	return nil
 }
 
-// awaitAtMost bounds the wait for records also while new ones come.
+// awaitAtMost limits the wait for records even while new ones arrive.
 const awaitAtMost = time.Minute
 
-// await reads the records until every row has those that it wants, or none
-// has come for a while.
+// await reads the records until every row has its expected ones, or until no
+// record has arrived for some time.
 func (r *run) await(ctx context.Context, checks []Check) error {
 	idle := time.Duration(r.env.RecordsWithinSeconds) * time.Second
 	if idle <= 0 {
@@ -186,7 +186,7 @@ func (r *run) await(ctx context.Context, checks []Check) error {
 	}
 }
 
-// unrecorded tells whether a row still lacks a record.
+// unrecorded reports whether a row still lacks a record.
 func (r *run) unrecorded(c Check) bool {
 	return SkipDetail(r.env, c) == "" && r.recordsOf(c) != "" && r.absent(c) == ""
 }
@@ -221,8 +221,8 @@ func (r *run) judge(c Check) Outcome {
 		o.Status, o.Detail = Skip, why
 		return o
 	}
-	// What an absent host explains (no answer to a row that wants one, no
-	// record of a denial) is kept apart from everything else that is wrong.
+	// Faults that an absent host explains (no expected answer, no record
+	// of a denial) are separate from all other faults.
 	var faults, missing []string
 	for _, p := range c.Probes {
 		res := r.results[p.ID]
@@ -239,7 +239,7 @@ func (r *run) judge(c Check) Outcome {
 		}
 	}
 	if f := r.recordsOf(c); f != "" {
-		missing = append(missing, f) // an absent host has no address that a record could be about
+		missing = append(missing, f) // an absent host has no address for a record
 	}
 	if f := r.arrived(c); f != "" {
 		faults = append(faults, f)
@@ -256,7 +256,7 @@ func (r *run) judge(c Check) Outcome {
 	return o
 }
 
-// answered tells what is wrong with a probe's result; "" when nothing is.
+// answered returns what is wrong with a probe's result, "" if nothing.
 func answered(c Check, p guestapi.Probe, res guestapi.ProbeResult) string {
 	what := p.Kind + " " + p.Target
 	switch {
@@ -274,13 +274,13 @@ func answered(c Check, p guestapi.Probe, res guestapi.ProbeResult) string {
 	return ""
 }
 
-// recordsOf tells what is wrong with the audit records of a row.
+// recordsOf returns what is wrong with the audit records of a row.
 func (r *run) recordsOf(c Check) string {
 	if r.env.Records == nil || c.Want == Reach {
 		return ""
 	}
 	if c.IPv6 && !r.env.Guest6.IsValid() {
-		return "" // nothing of it was decided
+		return "" // there was no decision
 	}
 	for i, t := range c.Traces {
 		found, rules := false, []string{}
@@ -301,7 +301,7 @@ func (r *run) recordsOf(c Check) string {
 	return ""
 }
 
-// about tells whether a record is about a trace.
+// about reports whether a record is about a trace.
 func (r *run) about(rec agentlab.EgressRecord, t Trace, p guestapi.Probe) bool {
 	if rec.Proto != t.Proto {
 		return false
@@ -322,7 +322,7 @@ func (r *run) about(rec agentlab.EgressRecord, t Trace, p guestapi.Probe) bool {
 	return slices.Contains(r.results[p.ID].Addrs, addr.String())
 }
 
-// arrived tells what of a blocked row was seen outside.
+// arrived returns what arrived outside from a blocked row.
 func (r *run) arrived(c Check) string {
 	if r.env.Outside == nil || c.Want == Reach {
 		return ""
@@ -346,7 +346,7 @@ func (r *run) arrived(c Check) string {
 	return ""
 }
 
-// seen says in a few words how a row was seen to hold.
+// seen returns a short text with what proved a row.
 func (r *run) seen(c Check, results []guestapi.ProbeResult) string {
 	if c.Want == Reach {
 		return "it answers"
@@ -366,7 +366,7 @@ func (r *run) seen(c Check, results []guestapi.ProbeResult) string {
 	return first(strings.Join(words, ", "), "no answer")
 }
 
-// String says what a trace is about.
+// String returns a description of a trace.
 func (t Trace) String() string {
 	switch {
 	case t.Proto == DNS:
@@ -381,8 +381,8 @@ func (t Trace) String() string {
 	return t.Proto
 }
 
-// forbidden is the standard library's opinion of an address that no guest
-// may be given.
+// forbidden reports, by the standard library's classification, whether a guest
+// must not get an address.
 func forbidden(a netip.Addr) bool {
 	a = a.Unmap()
 	return !a.IsGlobalUnicast() || a.IsPrivate() || cgnat.Contains(a)

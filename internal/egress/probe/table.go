@@ -12,8 +12,8 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// Table returns the rows that can be stated for env: those that hold under
-// every policy first, then those of its policy.
+// Table returns the rows for env: first those that apply under every policy,
+// then those of its policy.
 func Table(env Env) []Check {
 	t := &table{env: env, tgt: env.Targets}
 	t.controller()
@@ -49,7 +49,7 @@ type attempt struct {
 func (t *table) add(c Check, attempts ...attempt) {
 	for _, a := range attempts {
 		if c.Want != Reach && t.isOpened(a.t) {
-			continue // what the operator opened proves nothing
+			continue // a destination that the operator allows proves nothing
 		}
 		a.p.ID = c.ID
 		if i := len(c.Probes); i > 0 {
@@ -63,7 +63,8 @@ func (t *table) add(c Check, attempts ...attempt) {
 	}
 }
 
-// isOpened tells whether a trace is that of an address that the policy opens.
+// isOpened reports whether a trace is of an address that the policy allows as
+// private destination.
 func (t *table) isOpened(tr Trace) bool {
 	return tr.Proto == TCP && tr.Addr.IsValid() && slices.ContainsFunc(t.env.Network.Private, func(p agentlab.PrivateTarget) bool {
 		a, err := netip.ParseAddr(p.Host)
@@ -71,12 +72,12 @@ func (t *table) isOpened(tr Trace) bool {
 	})
 }
 
-// to is a probe of an address and port, or of a name and port.
+// to returns a probe of an address and port, or of a name and port.
 func to(kind, proto, target string) attempt {
 	a := attempt{p: guestapi.Probe{Kind: kind, Target: target}, t: Trace{Proto: proto}}
 	host, port, err := net.SplitHostPort(target)
 	if err != nil {
-		panic(err) // the table's own text
+		panic(err) // a constant of the table
 	}
 	n, _ := strconv.ParseUint(port, 10, 16)
 	a.t.Port = uint16(n)
@@ -91,7 +92,7 @@ func to(kind, proto, target string) attempt {
 func tcpTo(target string) attempt { return to("tcp", TCP, target) }
 func udpTo(target string) attempt { return to("udp", UDP, target) }
 
-// named is tls or http with the name that the flow says.
+// named returns a tls or http probe with the name in the flow.
 func named(kind, target, name string) attempt {
 	a := to(kind, TCP, target)
 	a.p.Name = name
@@ -120,12 +121,12 @@ func ping(addr string) attempt {
 	return attempt{guestapi.Probe{Kind: "ping", Target: addr}, Trace{Proto: ICMP, Addr: netip.MustParseAddr(addr)}}
 }
 
-// question is put to our own DNS server.
+// question returns a question to AgentLab's DNS server.
 func question(name, typ string) attempt {
 	return attempt{guestapi.Probe{Kind: "dns", Target: name, Type: typ}, Trace{Proto: DNS, Name: name}}
 }
 
-// asked is a question put to another DNS server.
+// asked returns a question to another DNS server.
 func asked(kind, name string, server netip.Addr, port uint16) attempt {
 	proto := UDP
 	if kind == "dnstcp" {
@@ -158,7 +159,7 @@ func (t *table) controller() {
 	}
 }
 
-// always are the targets that no policy may open.
+// always adds the targets that no policy can allow.
 func (t *table) always() {
 	rows := []struct {
 		id, shows, rule string
@@ -210,8 +211,8 @@ func (t *table) always() {
 	}
 }
 
-// mapped is an IPv4 address written as IPv6 for the socket layer: the guest's
-// kernel sends IPv4, and that is what must be judged.
+// mapped adds IPv4-mapped IPv6 addresses for the socket layer: the guest's
+// kernel sends IPv4, and the IPv4 address must decide.
 func (t *table) mapped() {
 	a := tcpTo("[::ffff:10.1.2.4]:80")
 	b := tcpTo("[::ffff:169.254.169.254]:8080")
@@ -219,7 +220,8 @@ func (t *table) mapped() {
 	t.add(Check{ID: "mapped-metadata", Shows: "an IPv4-mapped IPv6 address does not hide a metadata service", Want: Closed, Rule: ruleMetadata}, b)
 }
 
-// foreignDNS is the tunnel that everybody tries first.
+// foreignDNS adds questions to other DNS servers, the most common way to
+// tunnel data out.
 func (t *table) foreignDNS() {
 	if r := t.tgt.Resolver; r.IsValid() {
 		t.add(Check{ID: "dns-foreign", Shows: "no DNS server but ours answers", Want: Closed, Rule: ruleForeignDNS},
@@ -244,8 +246,7 @@ func (t *table) neighbours() {
 	}
 }
 
-// rebinding are names that the policy allows and whose answers it must not
-// pass on.
+// rebinding adds allowed names whose answers must be withheld.
 func (t *table) rebinding() {
 	if t.env.Network.Mode != agentlab.NetworkNAT && t.env.Network.Mode != agentlab.NetworkAllowlist {
 		return

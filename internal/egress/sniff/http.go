@@ -9,7 +9,7 @@ import (
 // maxMethod is longer than every registered HTTP method.
 const maxMethod = 24
 
-// request reads the host out of the head of an HTTP/1 request.
+// request returns the host in the head of an HTTP/1 request.
 func request(b []byte) (name string, kind Kind, more bool) {
 	method, more, ok := methodOf(b)
 	switch {
@@ -26,7 +26,7 @@ func request(b []byte) (name string, kind Kind, more bool) {
 	target, ok := targetOf(string(trimCR(line)), method)
 	switch {
 	case !ok:
-		return "", Other, false // it only looked like a request
+		return "", Other, false // it is not a request
 	case !ended:
 		return "", Other, true
 	}
@@ -34,8 +34,8 @@ func request(b []byte) (name string, kind Kind, more bool) {
 	if !ok {
 		return "", Invalid, false
 	}
-	// A target with a host in it counts for more than the Host header
-	// (RFC 9112 §3.2.2), but not for every server.
+	// A target with a host takes precedence over the Host header (RFC 9112
+	// §3.2.2), but not for every server.
 	if target != "" {
 		named, ok := withoutPort(target)
 		if !ok || host != named && host != "" {
@@ -58,8 +58,8 @@ func methodOf(b []byte) (method string, more, ok bool) {
 	return "", len(b) <= maxMethod, len(b) <= maxMethod
 }
 
-// headOf returns what of b is the request's head, without the empty line that
-// ends it. A bare line feed ends a line for many servers, so it does here.
+// headOf returns the request's head in b, without the empty line at its end. A
+// bare line feed ends a line here, as for many servers.
 func headOf(b []byte) (head []byte, ended bool) {
 	for i := range b {
 		if b[i] != '\n' {
@@ -75,8 +75,8 @@ func headOf(b []byte) (head []byte, ended bool) {
 
 func trimCR(line []byte) []byte { return bytes.TrimSuffix(line, []byte{'\r'}) }
 
-// targetOf checks the request line and returns the authority in its target,
-// "" when it has none.
+// targetOf checks the request line and returns the authority in its target, ""
+// if it has none.
 func targetOf(line, method string) (authority string, ok bool) {
 	fields := strings.Split(line, " ")
 	if len(fields) != 3 || fields[2] != "HTTP/1.1" && fields[2] != "HTTP/1.0" || fields[1] == "" {
@@ -90,15 +90,16 @@ func targetOf(line, method string) (authority string, ok bool) {
 		authority, _, _ = strings.Cut(after, "/")
 		authority, _, _ = strings.Cut(authority, "?")
 		if authority == "" || strings.Contains(authority, "@") {
-			return "\x00", true // no host is called that: the caller refuses it
+			return "\x00", true // not a valid host: the caller rejects it
 		}
 		return authority, true
 	}
 	return "", true
 }
 
-// hostOf finds the one Host header. Whatever two servers could read in two
-// ways is refused: several of them, folded lines, spaces before the colon.
+// hostOf returns the single Host header. Anything that two servers could parse
+// differently is rejected: several Host headers, folded lines, spaces before
+// the colon.
 func hostOf(headers []byte) (string, bool) {
 	host, seen := "", false
 	for line := range bytes.Lines(headers) {
@@ -122,13 +123,13 @@ func hostOf(headers []byte) (string, bool) {
 	return host, true
 }
 
-// notToken tells the characters that no name of a header holds (RFC 9110
-// §5.6.2). Some servers take one or the other of them for white space.
+// notToken reports whether a character is not allowed in the name of a header
+// (RFC 9110 §5.6.2). Some servers treat one or another of them as white space.
 func notToken(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("!#$%&'*+-.^_`|~", r)
 }
 
-// withoutPort takes the port off a host and makes it canonical.
+// withoutPort removes the port of a host and returns its canonical form.
 func withoutPort(s string) (string, bool) {
 	if s == "" {
 		return "", true

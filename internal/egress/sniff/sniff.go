@@ -1,10 +1,10 @@
-// Package sniff reads from the first bytes of a TCP stream which host its
-// sender believes to talk to: the server name of a TLS ClientHello (RFC 6066
-// §3) or the Host of an HTTP/1 request (RFC 9112 §3.2). It is pure.
+// Package sniff reads the host name in the first bytes of a TCP stream: the
+// server name of a TLS ClientHello (RFC 6066 §3) or the Host of an HTTP/1
+// request (RFC 9112 §3.2). It does no I/O.
 //
-// The sender is a hostile guest, and what it says decides whether its flow
-// goes on. So wherever a server might understand the bytes in another way than
-// we do, the answer is Invalid and not a guess.
+// The sender is an untrusted guest, and the name decides whether its flow is
+// allowed. So if a server might parse the bytes differently, the result is
+// Invalid.
 package sniff
 
 import (
@@ -12,14 +12,14 @@ import (
 	"strings"
 )
 
-// Kind is what the first bytes of a stream turned out to be.
+// Kind is the protocol of the first bytes of a stream.
 type Kind int
 
 // The kinds.
 const (
 	Other   Kind = iota // neither TLS nor HTTP/1
-	TLS                 // a whole ClientHello
-	HTTP                // the whole head of an HTTP/1 request
+	TLS                 // a complete ClientHello
+	HTTP                // the complete head of an HTTP/1 request
 	Invalid             // begins as one of them, and is malformed, ambiguous or too long
 )
 
@@ -37,14 +37,14 @@ func (k Kind) String() string {
 	return "other"
 }
 
-// Max is the largest prefix of a stream that Name wants to see, in bytes. A
+// Max is the maximum size of the prefix that Name needs, in bytes. A
 // ClientHello with post-quantum key shares has about 2 KiB, a request with
 // many cookies 8.
 const Max = 32 << 10
 
-// Name reads the prefix b of a stream. While more is true it cannot tell yet:
-// call it again with a longer prefix. name is canonical, in lower case with a
-// final dot; "" when the stream names no host or an IP address.
+// Name reads the prefix b of a stream. If more is true, it needs a longer
+// prefix. name is canonical, in lower case with a final dot; "" if the stream
+// has no host name or an IP address.
 func Name(b []byte) (name string, kind Kind, more bool) {
 	if len(b) == 0 {
 		return "", Other, true
@@ -65,8 +65,8 @@ func Name(b []byte) (name string, kind Kind, more bool) {
 	return name, kind, more
 }
 
-// canonical checks a host as TLS and HTTP write it and returns it in lower
-// case with a final dot; "" with true for an IP address, which names no host.
+// canonical checks a host of TLS or HTTP and returns it in lower case with a
+// final dot. It returns "" and true for an IP address.
 func canonical(host string) (string, bool) {
 	host = strings.TrimSuffix(host, ".")
 	if a, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil && a.Zone() == "" {

@@ -12,8 +12,8 @@ const (
 	nameTypeHost        = 0
 )
 
-// clientHello reads the server name out of the ClientHello that b begins
-// with, over as many records as it is spread.
+// clientHello returns the server name of the ClientHello at the start of b,
+// which may be split over several records.
 func clientHello(b []byte) (name string, kind Kind, more bool) {
 	hello, more, ok := firstMessage(b)
 	if !ok {
@@ -29,9 +29,8 @@ func clientHello(b []byte) (name string, kind Kind, more bool) {
 	return name, TLS, false
 }
 
-// firstMessage puts the first handshake message together; what follows it in
-// the stream is not looked at. A server that gets the message in pieces waits
-// for all of them, and so do we.
+// firstMessage reassembles the first handshake message; the rest of the stream
+// is ignored. Like a server, it waits for all parts of the message.
 func firstMessage(b []byte) (body []byte, more, ok bool) {
 	const messageHeader = 4
 	var message []byte
@@ -59,8 +58,8 @@ func firstMessage(b []byte) (body []byte, more, ok bool) {
 	}
 }
 
-// serverName reads a ClientHello's body (RFC 8446 §4.1.2). The name is ""
-// when it has none.
+// serverName parses a ClientHello's body (RFC 8446 §4.1.2). The name is "" if
+// it has none.
 func serverName(hello []byte) (name string, ok bool) {
 	s := cryptobyte.String(hello)
 	var version uint16
@@ -96,8 +95,8 @@ func serverName(hello []byte) (name string, ok bool) {
 	return name, true
 }
 
-// hostName reads the server_name extension, whose list holds one name by
-// RFC 6066. Servers differ in which of several they take.
+// hostName parses the server_name extension, whose list has exactly one name
+// by RFC 6066. If there are several, servers differ in which one they use.
 func hostName(body cryptobyte.String) (string, bool) {
 	var list, host cryptobyte.String
 	var kind uint8

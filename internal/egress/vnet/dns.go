@@ -15,8 +15,8 @@ import (
 
 const dnsPort = 53
 
-// takeDNSPort makes the socket of the DNS server before the link is read, so
-// that no question can come too early.
+// takeDNSPort creates the socket of the DNS server before the link is read, so
+// that no question arrives too early.
 func (n *Network) takeDNSPort(gateway netip.Addr) (net.PacketConn, error) {
 	addr := tcpip.FullAddress{NIC: nicID, Addr: toStack(gateway), Port: dnsPort}
 	proto := ipv4.ProtocolNumber
@@ -30,7 +30,7 @@ func (n *Network) takeDNSPort(gateway netip.Addr) (net.PacketConn, error) {
 	return conn, nil
 }
 
-// serveDNS answers on a socket until the Network ends.
+// serveDNS answers questions on a socket until the Network ends.
 func (n *Network) serveDNS(conn net.PacketConn) {
 	s := gate.Server{Gate: func(net.Addr) *gate.Gate { return n.gate }}
 	if err := s.ServePacket(n.ctx, conn); err != nil {

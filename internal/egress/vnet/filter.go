@@ -27,44 +27,44 @@ const (
 	protoUDP  = 17
 )
 
-// What the filter checks of frames, by names for the mutation check: nothing
-// of it is recorded.
+// The names of the filter's checks of frames, for the mutation test. They are
+// not recorded.
 const (
-	frameGroup     = "frame.group"     // the sender's card is no group
-	frameSource    = "frame.source"    // the sender's address is the guest's
+	frameGroup     = "frame.group"     // the sender's MAC is not a group address
+	frameSource    = "frame.source"    // the sender's address is that of the guest
 	frameOptions   = "frame.options"   // IPv4 without options
 	frameExtension = "frame.extension" // IPv6 without extension headers
 )
 
 var broadcastMAC = []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
-// frameFilter decides which frames of the guest reach the TCP/IP stack: ARP
-// about the gateway and IP from the guest's own addresses, all well formed.
-// Everything else never gets that far.
+// frameFilter decides which frames of the guest reach the TCP/IP stack:
+// well-formed ARP for the gateway and IP from the guest's own addresses.
+// Everything else is dropped.
 type frameFilter struct {
 	guest, gateway   netip.Addr
-	guest6, gateway6 netip.Addr // invalid: no IPv6
+	guest6, gateway6 netip.Addr // zero means no IPv6
 	mac              []byte     // of the gateway
 }
 
-// frameVerdict is what becomes of a frame: it passes, or it is dropped, and
-// when rule is not empty that is recorded.
+// frameVerdict is the decision about a frame: it passes or is dropped. A drop
+// is recorded if rule is not empty.
 type frameVerdict struct {
 	pass  bool
 	rule  string
 	proto egress.Proto
 	dst   netip.AddrPort
 
-	echo   *echo      // an echo request that is for us to decide on
-	refuse []byte     // the packet that the guest is told is prohibited
-	asks   netip.Addr // who asks for the gateway's card, and its card
+	echo   *echo      // an echo request, to be decided on
+	refuse []byte     // the packet for which the guest gets a "prohibited" error
+	asks   netip.Addr // the sender of a request for the gateway's MAC, and its MAC
 	card   [6]byte
 }
 
-// check judges one frame of at least etherHeader bytes.
+// check decides on one frame of at least etherHeader bytes.
 func (f *frameFilter) check(frame []byte) frameVerdict {
 	dst, src, payload := frame[:6], frame[6:12], frame[etherHeader:]
-	if src[0]&1 != 0 && !egress.Dropped(frameGroup) { // no card sends from a group address
+	if src[0]&1 != 0 && !egress.Dropped(frameGroup) { // no device sends from a group address
 		return frameVerdict{}
 	}
 	switch binary.BigEndian.Uint16(frame[12:14]) {
@@ -98,8 +98,7 @@ func (f *frameFilter) checkARP(dst, src, p []byte) bool {
 }
 
 func (f *frameFilter) checkIPv4(dstMAC, p []byte) frameVerdict {
-	// Options are refused whole: source routes are the only ones that were
-	// ever of use to somebody.
+	// All options are rejected: only source routes were ever used.
 	if len(p) < ipv4Header || p[0] != 0x45 && !egress.Dropped(frameOptions) {
 		return frameVerdict{}
 	}
@@ -128,8 +127,8 @@ func (f *frameFilter) checkIPv4(dstMAC, p []byte) frameVerdict {
 	return f.checkOutbound(v, dstMAC, p, total)
 }
 
-// checkOutbound judges a packet for an address beyond the gateway. TCP and
-// UDP go on to be answered with a refusal or a flow; the stack drops some
+// checkOutbound decides on a packet to an address other than the gateway. TCP
+// and UDP pass, and are later denied or become a flow; the stack drops some
 // addresses before that, and those are recorded here.
 func (f *frameFilter) checkOutbound(v frameVerdict, dstMAC, p []byte, total int) frameVerdict {
 	dst := v.dst.Addr()
@@ -159,8 +158,8 @@ func (f *frameFilter) checkOutbound(v frameVerdict, dstMAC, p []byte, total int)
 
 func protoName(number byte) egress.Proto { return egress.Proto("ip-" + strconv.Itoa(int(number))) }
 
-// filter binds the frame filter to the stack and the audit. The result is
-// for one goroutine.
+// filter returns the frame filter, connected to the stack and the audit. The
+// result must be used by one goroutine only.
 func (n *Network) filter() func(frame []byte) bool {
 	f := &frameFilter{guest: n.cfg.Guest, gateway: n.cfg.Gateway, mac: n.cfg.MAC}
 	if !n.cfg.NoIPv6 {
@@ -173,9 +172,9 @@ func (n *Network) filter() func(frame []byte) bool {
 			n.deny(v.proto, v.dst, v.rule)
 		}
 		if src := [6]byte(frame[6:12]); (v.pass || v.echo != nil || v.refuse != nil) && v.dst.IsValid() && src != card {
-			// There is one guest and its packets say where it is. Left to ask
-			// by itself, the stack would do so in the name of whatever
-			// address it happens to answer for.
+			// The guest's packets contain its MAC, so the stack need not ask
+			// for it. Otherwise the stack would send a request with any
+			// address that it answers for as source.
 			card = src
 			n.learn(card)
 		}

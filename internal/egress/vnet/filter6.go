@@ -19,12 +19,12 @@ const (
 	hopByHop = 0
 	ndpHops  = 255
 
-	neighborSolicit = 24 // bytes of one without options
+	neighborSolicit = 24 // bytes of a message without options
 )
 
-// checkIPv6 judges an IPv6 packet. What follows the header at once is TCP, UDP
-// or ICMP: every extension header is refused, fragments among them, since
-// honest packets fit the link.
+// checkIPv6 decides on an IPv6 packet. TCP, UDP or ICMP must directly follow
+// the header: every extension header is rejected, including fragments, because
+// normal packets fit the link.
 func (f *frameFilter) checkIPv6(dstMAC, srcMAC, p []byte) frameVerdict {
 	if len(p) < ipv6Header || p[0]>>4 != 6 {
 		return frameVerdict{}
@@ -39,7 +39,7 @@ func (f *frameFilter) checkIPv6(dstMAC, srcMAC, p []byte) frameVerdict {
 		return f.checkNDP(dstMAC, srcMAC, src, dst, p)
 	}
 	if p[6] == hopByHop && dst.IsLinkLocalMulticast() {
-		return frameVerdict{} // multicast listener reports, from every honest kernel
+		return frameVerdict{} // multicast listener reports, which every kernel sends
 	}
 	if src != f.guest6 && !egress.Dropped(frameSource) || dst == f.guest6 {
 		return frameVerdict{}
@@ -69,7 +69,7 @@ func (f *frameFilter) checkIPv6(dstMAC, srcMAC, p []byte) frameVerdict {
 
 func (f *frameFilter) outbound6(v frameVerdict, dstMAC, p []byte) frameVerdict {
 	dst := v.dst.Addr()
-	// The operator may have opened a private one: the gate decides on TCP.
+	// The operator may allow a private address: the gate decides on TCP.
 	opened := v.proto == egress.TCP && egress.Openable(dst) && !dst.Is4In6()
 	if rule, denied := egress.AlwaysDenied(dst); denied && !opened {
 		v.rule = rule
@@ -91,7 +91,7 @@ func (f *frameFilter) outbound6(v frameVerdict, dstMAC, p []byte) frameVerdict {
 	return v
 }
 
-// isLinkOnly tells the ICMPv6 messages that are about the link itself.
+// isLinkOnly reports whether an ICMPv6 message is about the link itself.
 func isLinkOnly(kind byte) bool {
 	switch kind {
 	case 130, 131, 132, 143: // multicast listeners
@@ -100,8 +100,8 @@ func isLinkOnly(kind byte) bool {
 	return kind >= 133 && kind <= 137 // neighbour discovery
 }
 
-// checkNDP answers one message: the question for the gateway's card. All else
-// about the link is of no use to us and not worth a record.
+// checkNDP handles only the request for the gateway's MAC. Other messages
+// about the link are dropped without a record.
 func (f *frameFilter) checkNDP(dstMAC, srcMAC []byte, src, dst netip.Addr, p []byte) frameVerdict {
 	m := p[ipv6Header:]
 	fits := header.ICMPv6Type(m[0]) == header.ICMPv6NeighborSolicit && m[1] == 0 && len(m) >= neighborSolicit && p[7] == ndpHops
@@ -117,8 +117,7 @@ func (f *frameFilter) checkNDP(dstMAC, srcMAC []byte, src, dst netip.Addr, p []b
 	return frameVerdict{}
 }
 
-// isLinkLocal leaves out addresses that only look so because they hold one of
-// IPv4.
+// isLinkLocal returns false for IPv4-mapped addresses.
 func isLinkLocal(a netip.Addr) bool { return a.Is6() && !a.Is4In6() && a.IsLinkLocalUnicast() }
 
 // sum6 checks the ICMPv6 checksum of a whole packet.

@@ -107,7 +107,7 @@ func arpFrame(srcMAC []byte, op uint16, senderMAC []byte, sender, target netip.A
 	return append(append(b, make([]byte, 6)...), target.AsSlice()...)
 }
 
-// isTCPReset tells whether a frame is a reset from an address and port.
+// isTCPReset reports whether a frame is a reset from an address and port.
 func isTCPReset(f []byte, from netip.AddrPort) bool {
 	return len(f) >= 54 && f[23] == 6 && netip.AddrFrom4([4]byte(f[26:30])) == from.Addr() &&
 		binary.BigEndian.Uint16(f[34:36]) == from.Port() && f[47]&byte(header.TCPFlagRst) != 0

@@ -22,11 +22,11 @@ const (
 	code4Host, code4Prohibited    = 1, 13
 	code6Address, code6Prohibited = 3, 1
 
-	// quoted is how much of a packet an ICMP error repeats: any header and
-	// what tells flows apart.
+	// quoted is how much of a packet an ICMP error contains: the IP header
+	// and the part that identifies the flow.
 	quoted4, quoted6 = ipv4Header + 8, ipv6Header + 64
 
-	// icmpErrors bounds the errors per second that the guest is told of.
+	// icmpErrors limits the ICMP errors per second that the guest gets.
 	icmpErrors = 200
 )
 
@@ -35,11 +35,11 @@ type echo struct {
 	dst     netip.Addr
 	id, seq uint16
 	data    []byte
-	packet  []byte // the beginning of it, to be quoted
+	packet  []byte // its beginning, for ICMP errors
 }
 
-// parseEcho reads an echo request out of a whole IP packet whose transport
-// header begins at a place; nil when it is something else.
+// parseEcho parses an echo request in a complete IP packet whose transport
+// header begins at the offset at; it returns nil for other packets.
 func parseEcho(dst netip.Addr, packet []byte, at int) *echo {
 	p := packet[at:]
 	kind := byte(header.ICMPv4Echo)
@@ -56,8 +56,8 @@ func parseEcho(dst netip.Addr, packet []byte, at int) *echo {
 	}
 }
 
-// handleEcho decides on an echo request and has it answered. It is called by
-// the goroutine that reads the link and does not wait.
+// handleEcho decides on an echo request and starts its answer. The goroutine
+// that reads the link calls it, so it does not wait.
 func (n *Network) handleEcho(e *echo) {
 	flow, err := n.gate.Begin(egress.ICMP, netip.AddrPortFrom(e.dst, 0))
 	if err != nil {
@@ -92,9 +92,9 @@ func (n *Network) echoReply(e *echo, data []byte) {
 	n.sendICMP(e.dst, n.guestOf(e.dst), append(b, data...), ttl, n.card())
 }
 
-// unreachable tells the guest that a packet to dst was not delivered, because
-// it is not allowed or because there is no way. The error comes from the
-// gateway and repeats the beginning of the packet.
+// unreachable sends the guest an ICMP error for a packet to dst that is not
+// allowed or has no route. The error comes from the gateway and contains the
+// beginning of the packet.
 func (n *Network) unreachable(dst netip.Addr, packet []byte, prohibited bool) {
 	if !n.errorLimit.Allow() {
 		return
@@ -154,7 +154,7 @@ func (n *Network) guestOf(family netip.Addr) netip.Addr {
 	return n.cfg.Guest
 }
 
-// card is the guest's hardware address, as far as it has shown one.
+// card returns the guest's MAC address, if it is already known.
 func (n *Network) card() [6]byte {
 	if c := n.guestCard.Load(); c != nil {
 		return *c
@@ -163,8 +163,8 @@ func (n *Network) card() [6]byte {
 }
 
 // advertise answers a neighbour solicitation for the gateway's address. The
-// stack's own answer is not used, because it would keep a table of whoever
-// asks.
+// stack's own answer is not used, because it would store an entry for each
+// sender.
 func (n *Network) advertise(to netip.Addr, card [6]byte) {
 	b := make([]byte, 32)
 	b[0] = byte(header.ICMPv6NeighborAdvert)

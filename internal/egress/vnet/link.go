@@ -18,19 +18,19 @@ import (
 const (
 	lengthSize = 4
 	// maxFrame is the largest frame that QEMU's socket netdevs ever send
-	// (NET_BUFSIZE). A larger length means that the stream is not what we
-	// think it is, and nothing after it can be trusted to be a frame.
+	// (NET_BUFSIZE). A larger length means that the stream is not valid,
+	// and the data after it cannot be parsed.
 	maxFrame = 4096 + 65536
-	// readBuffer takes in many small frames, or several large ones, at once.
+	// readBuffer is enough for many small frames, or several large ones.
 	readBuffer = 64 << 10
 )
 
-// ErrFrame is returned by Run when the link carries something that is not
-// length-prefixed frames.
+// ErrFrame is returned by Run if the data of the link is not length-prefixed
+// frames.
 var ErrFrame = errors.New("vnet: malformed frame on the link")
 
-// linkEndpoint is the stack's card: it frames what the stack sends, and
-// receive feeds it what arrives.
+// linkEndpoint is the stack's network device: it frames outgoing packets, and
+// receive passes incoming ones to the stack.
 type linkEndpoint struct {
 	link  io.ReadWriteCloser
 	mac   tcpip.LinkAddress
@@ -52,10 +52,10 @@ func newLinkEndpoint(link io.ReadWriteCloser, mtu int, mac tcpip.LinkAddress, st
 	return &linkEndpoint{link: link, mac: mac, mtu: uint32(mtu), stats: stats} //nolint:gosec // MTU was checked
 }
 
-// shut closes the link; whoever reads or writes it returns.
+// shut closes the link; running reads and writes return.
 func (e *linkEndpoint) shut() { e.close.Do(func() { _ = e.link.Close() }) }
 
-// receive reads frames and hands those that the filter passes to the stack,
+// receive reads frames and passes those that the filter accepts to the stack,
 // until the link fails.
 func (e *linkEndpoint) receive(pass func(frame []byte) bool) error {
 	r := bufio.NewReaderSize(e.link, readBuffer)
@@ -126,7 +126,7 @@ func (e *linkEndpoint) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Err
 		iov = append(iov, length)
 		iov = append(iov, pkt.AsSlices()...)
 	}
-	e.iov = iov // WriteTo eats its receiver; keep the backing array
+	e.iov = iov // WriteTo consumes its receiver; keep the backing array
 	_, err := iov.WriteTo(e.link)
 	clear(e.iov)
 	if err != nil {
@@ -151,7 +151,7 @@ func (e *linkEndpoint) IsAttached() bool {
 	return e.dispatcher != nil
 }
 
-// MTU implements stack.LinkEndpoint. The Ethernet layer takes its header off.
+// MTU implements stack.LinkEndpoint. The Ethernet layer subtracts its header.
 func (e *linkEndpoint) MTU() uint32 { return e.mtu + header.EthernetMinimumSize }
 
 // SetMTU implements stack.LinkEndpoint; the MTU is fixed.

@@ -142,8 +142,8 @@ func TestPing(t *testing.T) {
 	eventually(t, "all pings are over", func() bool { return l.Stats().Pings == 0 })
 }
 
-// isAnswerToPing tells whether a frame is the echo reply from a, or says of a
-// ping to a that it cannot be delivered.
+// isAnswerToPing reports whether a frame is the echo reply from a, or says of
+// a ping to a that it cannot be delivered.
 func isAnswerToPing(f []byte, a netip.Addr, kind string) bool {
 	at, reply, unreachable := 34, byte(0), byte(3)
 	from := func(at int) netip.Addr { return netip.AddrFrom4([4]byte(f[at : at+4])) }

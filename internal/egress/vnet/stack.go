@@ -23,20 +23,20 @@ import (
 
 const (
 	nicID = 1
-	// The other end is a socket on this machine, so windows need not cover a
-	// long path. They bound what a guest that does not read can pin: a flow
-	// holds at most one send and one receive buffer.
+	// The other end is a socket on this machine, so the windows need not be
+	// large. They limit the memory of a guest that does not read: a flow has
+	// at most one send and one receive buffer.
 	bufferMin     = 4 << 10
 	bufferDefault = 64 << 10
 	bufferMax     = 256 << 10
-	// maxHandshakes bounds the connection requests that are being decided on
-	// and dialled, over all flow limits that a policy may set.
+	// maxHandshakes limits the connection requests that are being decided on
+	// and dialled. It is above every flow limit of a policy.
 	maxHandshakes = 1024
 	// queuePackets is how many packets may wait for the link.
 	queuePackets = 512
 )
 
-// pair is the two ends of the link in one address family.
+// pair has the addresses of both ends of the link in one address family.
 type pair struct{ guest, gateway netip.Addr }
 
 func (n *Network) pairs() []pair {
@@ -47,9 +47,9 @@ func (n *Network) pairs() []pair {
 	return out
 }
 
-// buildStack makes the TCP/IP stack: one card that takes packets for every
-// address (promiscuous) and answers from every address (spoofing), and one
-// route, to the guest.
+// buildStack creates the TCP/IP stack: one device that accepts packets for
+// every address (promiscuous) and answers from every address (spoofing), and
+// one route, to the guest.
 func (n *Network) buildStack() error {
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{arp.NewProtocol, ipv4.NewProtocol, ipv6.NewProtocol},
@@ -98,8 +98,9 @@ func setOptions(s *stack.Stack) tcpip.Error {
 	send := tcpip.TCPSendBufferSizeRangeOption{Min: bufferMin, Default: bufferDefault, Max: bufferMax}
 	sack := tcpip.TCPSACKEnabled(true)
 	moderate := tcpip.TCPModerateReceiveBufferOption(true)
-	// Our side may close first; a closed flow must not keep memory for the
-	// customary minute, or a guest that opens and closes could fill us up.
+	// This side may close first. A closed flow must not use memory for the
+	// usual minute; otherwise a guest that opens and closes flows could
+	// exhaust the memory.
 	timeWait := tcpip.TCPTimeWaitTimeoutOption(timeWait)
 	synRetries := tcpip.TCPSynRetriesOption(4)
 	options := []tcpip.SettableTransportProtocolOption{&receive, &send, &sack, &moderate, &timeWait, &synRetries}
@@ -112,8 +113,8 @@ func setOptions(s *stack.Stack) tcpip.Error {
 }
 
 // DialGuest opens a TCP connection from the gateway to a port in the guest.
-// The error is agentlab.CodeUnavailable when the guest refuses or does not
-// answer before ctx ends. The connection breaks when the Network ends.
+// The error has agentlab.CodeUnavailable if the guest refuses or does not
+// answer before ctx ends. The connection ends with the Network.
 func (n *Network) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 	if !n.enter() {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the sandbox's network is down")

@@ -21,8 +21,8 @@ const (
 	keepaliveInterval = 30 * time.Second
 )
 
-// handleTCP answers one connection request of the guest. The stack calls it
-// in a goroutine of its own.
+// handleTCP handles one connection request of the guest. The stack calls it in
+// a separate goroutine.
 func (n *Network) handleTCP(req *tcp.ForwarderRequest) {
 	if !n.enter() {
 		req.Complete(false)
@@ -58,14 +58,15 @@ func (n *Network) handleTCP(req *tcp.ForwarderRequest) {
 	n.relay(flow, guest, outside)
 }
 
-// opensHost tells whether the policy opens a port of the host, which the guest
-// knows by the gateway's address. The gateway's own services come first.
+// opensHost reports whether the policy allows a port of the host, which the
+// guest reaches by the gateway's address. The gateway's own services take
+// precedence.
 func (n *Network) opensHost(dst netip.AddrPort) bool {
 	return dst.Addr() == n.cfg.Gateway && n.cfg.Services[dst.Port()] == nil && dst.Port() != dnsPort && n.gate.OpensHost(dst.Port())
 }
 
-// relayNamed accepts a flow before it is dialled, because only then the guest
-// says whom it means.
+// relayNamed accepts a flow before it is dialled, because the guest sends the
+// name only then.
 func (n *Network) relayNamed(req *tcp.ForwarderRequest, flow *gate.Flow) {
 	guest := n.accept(req)
 	if guest == nil {
@@ -114,7 +115,8 @@ type guestConn struct {
 	wq *waiter.Queue
 }
 
-// accept completes the guest's handshake; nil when the guest went away.
+// accept completes the guest's handshake. It returns nil if the guest has
+// aborted it.
 func (n *Network) accept(req *tcp.ForwarderRequest) *guestConn {
 	wq := new(waiter.Queue)
 	ep, err := req.CreateEndpoint(wq)
@@ -123,8 +125,9 @@ func (n *Network) accept(req *tcp.ForwarderRequest) *guestConn {
 		return nil
 	}
 	req.Complete(false)
-	// A guest whose program is gone answers a probe with a reset, so that a
-	// forgotten flow does not hold its slot for ever.
+	// If the guest's program has ended, the guest answers a keepalive probe
+	// with a reset, so that an abandoned flow does not use its slot
+	// forever.
 	idle, interval := tcpip.KeepaliveIdleOption(keepaliveIdle), tcpip.KeepaliveIntervalOption(keepaliveInterval)
 	_ = ep.SetSockOpt(&idle)
 	_ = ep.SetSockOpt(&interval)
@@ -132,8 +135,8 @@ func (n *Network) accept(req *tcp.ForwarderRequest) *guestConn {
 	return &guestConn{TCPConn: gonet.NewTCPConn(wq, ep), ep: ep, wq: wq}
 }
 
-// finish closes the guest's half in order and waits until the stack has let
-// go of it, so that the flow's slot stays taken while the flow holds memory.
+// finish closes the guest's half normally and waits until the stack has
+// released it, so that the flow counts as long as it uses memory.
 func (n *Network) finish(g *guestConn) {
 	entry, gone := waiter.NewChannelEntry(waiter.EventHUp)
 	g.wq.EventRegister(&entry)

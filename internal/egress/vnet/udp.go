@@ -13,9 +13,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 )
 
-// handleUDP sees the first datagram of every flow, in the goroutine that
-// reads the link, so it must not wait for anything. False makes the stack
-// answer "port unreachable".
+// handleUDP handles the first datagram of every flow, in the goroutine that
+// reads the link, so it must not wait. If it returns false, the stack answers
+// "port unreachable".
 func (n *Network) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	dst := fromStack(id.LocalAddress, id.LocalPort)
 	if n.isGateway(dst.Addr()) {
@@ -48,7 +48,7 @@ func (n *Network) serveUDP(flow *gate.Flow, guest *gonet.UDPConn) {
 	}
 }
 
-// deny records a refusal that no policy decides on.
+// deny records a denial without a decision of the policy.
 func (n *Network) deny(proto egress.Proto, dst netip.AddrPort, rule string) {
 	r := agentlab.EgressRecord{Proto: string(proto), Port: int(dst.Port()), Rule: rule}
 	if dst.Addr().IsValid() {

@@ -19,7 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 )
 
-// The addresses and sizes that a Config gets where it names none.
+// The default addresses and sizes of a Config.
 var (
 	DefaultGateway  = netip.AddrFrom4([4]byte{10, 77, 0, 1})
 	DefaultGuest    = netip.AddrFrom4([4]byte{10, 77, 0, 2})
@@ -28,8 +28,8 @@ var (
 	DefaultMAC      = net.HardwareAddr{0x02, 0xa9, 0x1a, 0x4d, 0x00, 0x01} // of the gateway
 )
 
-// Bounds of Config.MTU, in bytes of an IP packet. The largest is what QEMU
-// takes as one frame, less the Ethernet header.
+// Limits of Config.MTU, in bytes of an IP packet. The maximum is that of
+// QEMU's frames without the Ethernet header.
 const (
 	MinMTU     = 576
 	MaxMTU     = 65520
@@ -44,37 +44,37 @@ type Dialer = gate.Dialer
 // Resolver answers the sandbox's DNS questions.
 type Resolver = gate.Resolver
 
-// Config says what a Network is made of. Only Link and Policy are required.
+// Config is the configuration of a Network. Only Link and Policy are required.
 type Config struct {
-	// Link carries Ethernet frames, each after its length as four bytes in
-	// big-endian order: a socket of QEMU's "-netdev stream". The Network
-	// closes it.
+	// Link carries Ethernet frames, each with its length as a prefix of
+	// four bytes in big-endian order: a socket of QEMU's "-netdev stream".
+	// The Network closes it.
 	Link io.ReadWriteCloser
 	// Guest and Gateway are IPv4; the zero value means the defaults.
 	Guest, Gateway netip.Addr
 	// Guest6 and Gateway6 are IPv6; the zero value means the defaults.
 	Guest6, Gateway6 netip.Addr
-	NoIPv6           bool             // also so with an MTU below IPv6's least, 1280
+	NoIPv6           bool             // also implied by an MTU below the minimum of IPv6, 1280
 	MAC              net.HardwareAddr // of the gateway; nil means DefaultMAC
 	MTU              int              // MinMTU to MaxMTU; 0 means DefaultMTU. The guest's must be the same.
 	Policy           *egress.Policy
 	Dialer           Dialer   // nil means gate.NewHostDialer
 	Resolver         Resolver // nil means the host's name servers, asked through Dialer
 	// Services are TCP ports on the gateway's address. A service owns the
-	// connection until it returns; then it is closed. All connections are
-	// broken when the Network ends. Port 53 is the Network's own.
+	// connection until it returns; then it is closed. All connections end
+	// with the Network. Port 53 is reserved for the Network.
 	Services map[uint16]func(net.Conn)
-	// Reserved are the ports of the host that no policy opens.
+	// Reserved are the ports of the host that no policy can allow.
 	Reserved []uint16
-	// Audit is told of decisions, one at a time, by a goroutine of its own.
-	// Seq and VMID are its to give.
+	// Audit is called with decisions, one at a time, in a separate
+	// goroutine. Seq and VMID are its to give.
 	Audit  func(agentlab.EgressRecord)
 	Logger *slog.Logger // nil means none
 	Limits Limits
 	Now    func() time.Time // nil means time.Now
 }
 
-// Limits bound what one guest can hold. A zero field means its default.
+// Limits are the limits of one guest. A zero field means its default.
 type Limits struct {
 	gate.Limits
 	ServiceFlows int           // TCP connections to the gateway's services; 64
@@ -102,12 +102,12 @@ type Network struct {
 	stack *stack.Stack
 	link  *linkEndpoint
 	gate  *gate.Gate
-	// errorLimit bounds the ICMP errors that the guest is told of.
+	// errorLimit limits the ICMP errors that the guest gets.
 	errorLimit *rate.Limiter
 	guestCard  atomic.Pointer[[6]byte]
 	dns        []net.PacketConn
 
-	ctx    context.Context // ends with Close
+	ctx    context.Context // done after Close
 	cancel context.CancelFunc
 	ran    atomic.Bool
 	closed sync.Once
@@ -120,8 +120,8 @@ type Network struct {
 	stats   counters
 }
 
-// New makes a Network; Run starts it and Close ends it. The error is
-// agentlab.CodeInvalid and names the field.
+// New returns a Network; Run starts it and Close ends it. The error has
+// agentlab.CodeInvalid and the name of the field.
 func New(cfg Config) (*Network, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -214,10 +214,10 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// Run carries frames until ctx ends, Close is called or the link fails, and
-// then closes the Network. It returns nil for the first two and the link's
-// error for the last; io.EOF means that the peer closed the link. It may be
-// called once.
+// Run processes frames until ctx ends, Close is called or the link fails, and
+// then closes the Network. It returns nil in the first two cases and the
+// link's error in the last; io.EOF means that the peer closed the link. It may
+// be called once.
 func (n *Network) Run(ctx context.Context) error {
 	if n.ran.Swap(true) {
 		return agentlab.Errorf(agentlab.CodeConflict, "the network was run before")
@@ -240,9 +240,8 @@ func (n *Network) Run(ctx context.Context) error {
 	return err
 }
 
-// Close ends the Network: it closes the link, breaks every connection and
-// waits until nothing of it runs. It may be called again and at any time
-// after New.
+// Close ends the Network: it closes the link, ends every connection and waits
+// for all goroutines. It may be called more than once, at any time after New.
 func (n *Network) Close() {
 	n.closed.Do(func() {
 		defer close(n.done)
@@ -258,8 +257,8 @@ func (n *Network) Close() {
 	<-n.done
 }
 
-// abortUntilIdle waits for the flows. A connection whose handshake was under
-// way may register itself with the stack late, so aborting is repeated.
+// abortUntilIdle waits for the flows. A connection in its handshake may be
+// registered with the stack late, so the abort is repeated.
 func (n *Network) abortUntilIdle() {
 	idle := make(chan struct{})
 	go func() {
@@ -280,16 +279,16 @@ func (n *Network) abortUntilIdle() {
 	}
 }
 
-// SetPolicy puts another policy in force. When it returns, all is decided by
-// the new one, and the flows that it forbids are cut.
+// SetPolicy replaces the policy. When it returns, the new policy decides on
+// all flows, and flows that it denies are closed.
 func (n *Network) SetPolicy(p *egress.Policy) { n.gate.SetPolicy(p) }
 
 func (n *Network) isGateway(a netip.Addr) bool {
 	return a == n.cfg.Gateway || a == n.cfg.Gateway6 && !n.cfg.NoIPv6
 }
 
-// enter counts a goroutine of ours; false means that the Network is ending.
-// Whoever entered calls n.wg.Done.
+// enter counts a goroutine of the Network; false means that the Network is
+// ending. After true the caller must call n.wg.Done.
 func (n *Network) enter() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

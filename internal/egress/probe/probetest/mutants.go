@@ -9,17 +9,17 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
 )
 
-// Mutant is one rule that is taken out of force, under one policy.
+// Mutant is one rule that is disabled, under one policy.
 type Mutant struct {
 	Variant Variant
 	Rule    string
-	Rows    []string // ids of the rows that guard it; at least one must fail
-	// Excused tells why nothing can be taken out; "" for all others.
+	Rows    []string // IDs of the rows that test it; at least one must fail
+	// Excused is why the rule cannot be disabled; "" for all others.
 	Excused string
 }
 
-// excused are rules that no line of a policy stands behind, and those that
-// never count.
+// excused lists rules that are not based on a line of a policy, and rules that
+// never match.
 var excused = map[string]string{
 	"always.protocol":   "there is no code that carries other protocols",
 	"always.controller": "there is no service behind other ports",
@@ -31,13 +31,14 @@ var excused = map[string]string{
 	"limit.rate":        "a limit, no target: see the tests of package gate",
 	"mode.nat":          "without it there is no such mode",
 
-	// They stand below a deny rule, so that the row of that shows that it wins.
+	// A deny rule covers them; the row of the deny rule shows that it takes
+	// precedence.
 	"allow:denied.probe.example.com": "it never counts, because a deny rule wins",
 	"allow:192.31.196.30":            "it never counts, because a deny rule wins",
 }
 
-// frameChecks are what the userspace network checks of frames, which are no
-// rules of a policy and in no record.
+// frameChecks are the userspace network's checks of frames, which are not
+// rules of a policy and are not recorded.
 var frameChecks = []Mutant{
 	{Rule: "frame.group", Rows: []string{"spoof-group"}},
 	{Rule: "frame.source", Rows: []string{"spoof-source", "spoof-source6"}},
@@ -45,12 +46,12 @@ var frameChecks = []Mutant{
 	{Rule: "frame.extension", Rows: []string{"extension-headers"}},
 }
 
-// Excused tells why a rule is in no Mutant that counts; "" when it must be.
+// Excused returns why a rule needs no Mutant, "" if it needs one.
 func Excused(rule string) string { return excused[rule] }
 
-// Mutants are all rules that the variants' policies have, all that hold under
-// every policy, and the checks of frames, each once, with the rows that guard
-// it. env says where the table is run.
+// Mutants returns all rules of the variants' policies, all rules that apply
+// under every policy, and the checks of frames, each once, with the rows that
+// test it. env returns the environment of a variant.
 func Mutants(variants []Variant, env func(Variant) probe.Env) ([]Mutant, error) {
 	var out []Mutant
 	seen := map[string]bool{}
@@ -106,21 +107,21 @@ func Mutants(variants []Variant, env func(Variant) probe.Env) ([]Mutant, error) 
 		add(variants[0], f.Rule, f.Rows)
 	}
 	for _, d := range egress.Denials() {
-		add(variants[0], d.Rule, nil) // no row: a fault, should it come to that
+		add(variants[0], d.Rule, nil) // without a row it is reported as a fault
 	}
 	return out, nil
 }
 
-// opened are the rows that a private destination's rule makes come out as they
-// do. Those of names that resolve to nothing that can be opened are guarded by
-// always.rebinding.
+// opened returns the rows whose result depends on the rule of a private
+// destination. Rows of names that resolve only to addresses that cannot be
+// allowed test always.rebinding.
 func opened(host string) []string {
 	return map[string][]string{
 		"10.9.8.9": {"private-address"}, "fd12:9:8::9": {"private-address6"}, "gateway.corp": {"private-name", "private-tls"}, probe.HostName: {"private-host"},
 	}[host]
 }
 
-// Line is how the result of a mutant is printed.
+// Line returns the printed result of a mutant.
 func (m Mutant) Line(r probe.Report) (line string, caught bool) {
 	noticed := []string{}
 	for _, o := range Failures(r) {

@@ -1,7 +1,6 @@
 // Package probetest is the reference world of the probe table: the names,
-// addresses and policies that tests run the table with, and behind the build
-// tag "mutation" the list of the rules that each row guards. Only tests import
-// it.
+// addresses and policies of tests and, with the build tag "mutation", the list
+// of the rules that each row tests. Only tests import it.
 package probetest
 
 import (
@@ -13,16 +12,16 @@ import (
 )
 
 // The reference world: names and addresses for a fake internet. The addresses
-// are those of AS112, public by every rule and a sink on the real internet;
-// in a test every address of it answers on every port (test/fakenet), and so
-// does every forbidden address, so that a rule that is missing is seen.
+// are those of AS112, which are public and a sink on the real internet. In a
+// test every address of it answers on every port (test/fakenet), and so does
+// every forbidden address, so that a missing rule is detected.
 var (
 	World4 = netip.MustParsePrefix("192.31.196.0/24")
 	World6 = netip.MustParsePrefix("2620:4f:8000::/64")
 )
 
 // privateAddr is an address of the reference world's private network that no
-// other row is about.
+// other row uses.
 var privateAddr = netip.MustParseAddr("10.9.8.7")
 
 const zone = ".probe.example.com"
@@ -39,9 +38,9 @@ func world6(last byte) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// Name is one name of the reference world. Where Later is not empty, the
-// first question for each record type is answered from Addrs, and all after
-// it from Later.
+// Name is one name of the reference world. If Later is not empty, the first
+// question for each record type is answered from Addrs, and all later ones
+// from Later.
 type Name struct {
 	Name  string
 	Addrs []netip.Addr
@@ -56,7 +55,7 @@ func addrs(list ...string) []netip.Addr {
 	return out
 }
 
-// rebound are the names that resolve to forbidden addresses.
+// rebound lists the names that resolve to forbidden addresses.
 var rebound = []Name{
 	{Name: "lan.rebind" + zone, Addrs: addrs("10.1.2.3")},
 	{Name: "lan16.rebind" + zone, Addrs: addrs("192.168.1.1")},
@@ -79,7 +78,7 @@ var rebound = []Name{
 	{Name: "both.rebind" + zone, Addrs: []netip.Addr{world4(10), netip.MustParseAddr("10.1.2.3")}},
 }
 
-// ReferenceNames is the zone of the reference world.
+// ReferenceNames returns the zone of the reference world.
 func ReferenceNames() []Name {
 	return append([]Name{
 		{Name: "gateway.corp", Addrs: []netip.Addr{privateAddr}},
@@ -98,8 +97,8 @@ func ReferenceNames() []Name {
 	}, rebound...)
 }
 
-// ReferenceTargets are the targets in the reference world, for the policies
-// of Reference.
+// ReferenceTargets returns the targets in the reference world, for the
+// policies of Reference.
 func ReferenceTargets() probe.Targets {
 	t := probe.Targets{
 		Site: "site" + zone, SiteAddr: world4(10), Site6: "site6" + zone, Twin: "twin" + zone, Second: "second" + zone,
@@ -115,14 +114,14 @@ func ReferenceTargets() probe.Targets {
 		if n.Addrs[0].Is6() {
 			typ = "AAAA"
 		}
-		if len(n.Addrs) == 1 { // the others also have an address that may be told
+		if len(n.Addrs) == 1 { // the others also have an allowed address
 			t.Private = append(t.Private, probe.Rebound{Name: n.Name, Type: typ})
 		}
 	}
 	return t
 }
 
-// Variant is one policy that the table is run under.
+// Variant is one policy under which the table is run.
 type Variant struct {
 	Name    string
 	Network agentlab.Network
@@ -137,8 +136,8 @@ func rules(texts ...string) []agentlab.NetworkRule {
 	return out
 }
 
-// Reference returns the policies that the table is run under in tests: every
-// mode, ports in mode nat, and a layer.
+// Reference returns the policies under which tests run the table: every mode,
+// ports in mode nat, and a layer.
 func Reference() []Variant {
 	t := ReferenceTargets()
 	deny := rules(t.DeniedRule, t.DeniedAddrRule)
