@@ -1,4 +1,4 @@
-// Package profiles holds the profiles that AgentLab ships.
+// Package profiles embeds the profiles that AgentLab ships.
 package profiles
 
 import "embed"

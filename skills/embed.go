@@ -1,4 +1,5 @@
-// Package skills holds what coding agents on the host are told of AgentLab.
+// Package skills embeds the documentation of AgentLab for coding agents on the
+// host.
 package skills
 
 import "embed"

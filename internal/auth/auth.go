@@ -1,9 +1,9 @@
-// Package auth keeps the tokens of the control API: it makes, lists and
-// revokes them, and tells whether one that a caller bears is good.
+// Package auth manages the tokens of the control API: it creates, lists and
+// revokes them, and checks the token of a caller.
 //
 // A token is 256 random bits with a prefix that scanners for leaked
-// credentials can find. It is shown once; what is kept is its hash. Whether a
-// token is unknown, revoked or expired is never told to whoever bears it.
+// credentials can find. It is shown once; only its hash is stored. The caller
+// does not learn whether a token is unknown, revoked or expired.
 package auth
 
 import (
@@ -20,17 +20,17 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Prefix begins every token, so that one can be recognised where it should
-// not be.
+// Prefix is the prefix of every token, so that a leaked token can be
+// recognised.
 const Prefix = "agentlab_"
 
 // tokenBytes is the length of a token: the prefix and 256 bits in base 32.
 const tokenBytes = len(Prefix) + 52
 
-// touchEvery is how exactly the last use of a token is kept.
+// touchEvery is the accuracy of the last use of a token.
 const touchEvery = time.Minute
 
-// Store keeps tokens. Its semantics are those of package store.
+// Store stores tokens. Its semantics are those of package store.
 type Store interface {
 	PutAPIToken(ctx context.Context, t agentlab.APIToken, evs ...agentlab.Event) error
 	APITokens(ctx context.Context) ([]agentlab.APIToken, error)
@@ -39,7 +39,7 @@ type Store interface {
 	TouchAPIToken(ctx context.Context, id string, at time.Time) error
 }
 
-// Config is what a Service needs. Store is required.
+// Config is the configuration of a Service. Store is required.
 type Config struct {
 	Store  Store
 	Clock  func() time.Time // nil means time.Now
@@ -47,7 +47,7 @@ type Config struct {
 	Limits Limits
 }
 
-// Service keeps tokens. It is safe for concurrent use.
+// Service manages tokens. It is safe for concurrent use.
 type Service struct {
 	cfg   Config
 	clock func() time.Time
@@ -55,10 +55,10 @@ type Service struct {
 	guess *limiter
 
 	mu    sync.Mutex
-	users map[string]map[*user]bool // by hash: the calls under way
+	users map[string]map[*user]bool // running calls by hash
 }
 
-// user is one call that is being made with a token.
+// user is one running call with a token.
 type user struct{ cut context.CancelCauseFunc }
 
 // New returns a Service.
@@ -74,17 +74,17 @@ func New(cfg Config) *Service {
 	return s
 }
 
-// Request asks for a token. Empty Verbs and Sandboxes mean any.
+// Request is a request to create a token. Empty Verbs and Sandboxes mean any.
 type Request struct {
 	Name      string
 	Role      agentlab.Role
-	Verbs     []string // what each may be is the caller's to check
+	Verbs     []string // the caller validates them
 	Sandboxes []agentlab.TokenSandbox
 	TTL       time.Duration
 }
 
-// Create makes a token and returns it with its secret, which nobody can ever
-// read again. Codes: invalid with the field at fault, exists, limit.
+// Create creates a token and returns it with its secret, which cannot be read
+// again. Codes: invalid with the field, exists, limit.
 func (s *Service) Create(ctx context.Context, r Request) (agentlab.APIToken, string, error) {
 	now := s.clock().UTC()
 	secret := Prefix + agentlab.NewToken()
@@ -106,14 +106,14 @@ func (s *Service) Create(ctx context.Context, r Request) (agentlab.APIToken, str
 	return t, secret, nil
 }
 
-// List returns the tokens by name, also those that have expired and were not
+// List returns the tokens by name, including expired ones that were not
 // deleted yet.
 func (s *Service) List(ctx context.Context) ([]agentlab.APIToken, error) {
 	return s.cfg.Store.APITokens(ctx)
 }
 
-// Revoke ends a token, by id or name, and cuts every call that is being made
-// with it. Code not_found.
+// Revoke revokes a token, by ID or name, and aborts every running call with
+// it. Code not_found.
 func (s *Service) Revoke(ctx context.Context, idOrName string) (agentlab.APIToken, error) {
 	t, err := s.cfg.Store.DeleteAPIToken(ctx, idOrName, func(t agentlab.APIToken) []agentlab.Event {
 		return tell(agentlab.EventTokenRevoked, "token %s revoked", t)
@@ -134,8 +134,7 @@ func tell(kind, format string, t agentlab.APIToken) []agentlab.Event {
 	return []agentlab.Event{agentlab.NewEvent(kind, map[string]any{"id": t.ID, "name": t.Name, "role": t.Role}, format, t.Name)}
 }
 
-// The one answer to whatever is wrong with a token, and what a call that is
-// cut off ends with.
+// The error for every invalid token, and the error of an aborted call.
 var (
 	errNotGood = agentlab.Errorf(agentlab.CodeDenied, "the token is not valid").
 			WithHint("it may have expired or been revoked; ask for another: agentlab token create NAME")
@@ -143,10 +142,10 @@ var (
 	errExpired = agentlab.Errorf(agentlab.CodeDenied, "the token has expired")
 )
 
-// Enter begins a call with a token that came from an address. The context that
-// it returns ends with ctx, when the token expires and when it is revoked;
-// leave must be called when the call is over. Code denied, the same for every
-// token that is not good; limit when too many came from that address.
+// Enter begins a call with a token from an address. The returned context ends
+// with ctx, when the token expires and when it is revoked; leave must be
+// called after the call. Code denied, the same for every invalid token; limit
+// if there were too many invalid tokens from that address.
 func (s *Service) Enter(ctx context.Context, from netip.Addr, secret string) (_ agentlab.APIToken, _ context.Context, leave func(), err error) {
 	h := hash(secret)
 	if !s.guess.take(from, h) {
@@ -154,8 +153,8 @@ func (s *Service) Enter(ctx context.Context, from netip.Addr, secret string) (_ 
 			WithHint("wait a minute")
 	}
 	ctx, cut := context.WithCancelCause(ctx)
-	// It is among the users before it is looked up: a revocation in between
-	// finds it here.
+	// It is added before the lookup, so that a revocation in between finds
+	// it.
 	forget := s.enlist(h, &user{cut})
 	defer func() {
 		if err != nil {

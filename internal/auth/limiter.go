@@ -8,18 +8,17 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/connlimit"
 )
 
-// Limits bound how often tokens that are not good may come. Zero fields take
-// the default.
+// Limits limit the rate of invalid tokens. Zero means the default.
 type Limits struct {
-	Burst  int           // bad tokens of one address before it has to wait; default 10
-	Every  time.Duration // after which one more is let through; default 6 s
-	Source int           // addresses that are told apart; default 4096
+	Burst  int           // invalid tokens of one address before it must wait; default 10
+	Every  time.Duration // after which one more is checked; default 6 s
+	Source int           // addresses with a separate count; default 4096
 }
 
-// limiter slows down whoever tries tokens. One that was good lately is let
-// through all the same, so that nobody locks its bearer out from the address
-// that both share. 256 random bits need no such help against guessing; it
-// keeps the noise, and the work that it makes, small.
+// limiter limits attempts with invalid tokens. A recently valid token is
+// always accepted, so that its owner is not locked out by another client with
+// the same address. Tokens of 256 random bits do not need this protection
+// against guessing; it limits the log lines and the work.
 type limiter struct {
 	l     Limits
 	clock func() time.Time
@@ -29,17 +28,18 @@ type limiter struct {
 	good    map[string]bool // hashes
 }
 
-// source is where bad tokens come from: how many it has left, as of a time.
+// source is a source of invalid tokens: its remaining attempts at a time.
 type source struct {
 	left float64
 	at   time.Time
 }
 
-// everyone is the account that the rest shares when bad tokens come from more
-// addresses than are told apart.
+// everyone is the shared source of further addresses if there are too many for
+// separate counts.
 var everyone = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 
-// maxGood bounds how many good tokens are remembered: all that can exist.
+// maxGood is how many valid tokens are remembered: the maximum number of
+// tokens.
 const maxGood = 1000
 
 func newLimiter(l Limits, clock func() time.Time) *limiter {
@@ -55,8 +55,9 @@ func newLimiter(l Limits, clock func() time.Time) *limiter {
 	return &limiter{l: l, clock: clock, sources: map[netip.Prefix]*source{}, good: map[string]bool{}}
 }
 
-// take tells whether a token from that address is looked at. Until it is known
-// to be good it counts as a bad one, so that many at once win nothing.
+// take reports whether a token from that address is checked. It counts as
+// invalid until it is known to be valid, so that concurrent attempts have no
+// advantage.
 func (l *limiter) take(from netip.Addr, hash string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -71,7 +72,7 @@ func (l *limiter) take(from netip.Addr, hash string) bool {
 	return true
 }
 
-// passed notes that a token that was taken is good.
+// passed records that a token is valid.
 func (l *limiter) passed(from netip.Addr, hash string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -92,7 +93,7 @@ func (l *limiter) forget(hash string) {
 	delete(l.good, hash)
 }
 
-// source returns the account of an address, brought up to now.
+// source returns the source of an address with its current count.
 func (l *limiter) source(p netip.Prefix) *source {
 	now := l.clock()
 	if l.sources[p] == nil && len(l.sources) >= l.l.Source {
@@ -112,7 +113,7 @@ func (l *limiter) source(p netip.Prefix) *source {
 	return s
 }
 
-// sweep forgets the addresses that have done nothing bad for long enough.
+// sweep removes addresses without recent invalid tokens.
 func (l *limiter) sweep(now time.Time) {
 	for p, s := range l.sources {
 		if s.left+now.Sub(s.at).Seconds()/l.l.Every.Seconds() >= float64(l.l.Burst) {

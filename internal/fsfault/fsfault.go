@@ -1,4 +1,4 @@
-// Package fsfault gives errors of the file system their codes, in one place.
+// Package fsfault maps errors of the file system to codes.
 package fsfault
 
 import (
@@ -11,10 +11,9 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Code tells what an error of the file system means for who asked: denied
-// (permission, a read-only file system), no_space (full, or over quota), else
-// internal. What a missing file or one of the wrong kind means, the caller
-// knows better.
+// Code returns the code for an error of the file system: denied (permission, a
+// read-only file system), no_space (full, or over quota), otherwise internal.
+// The caller handles missing files and files of the wrong type.
 func Code(err error) agentlab.Code {
 	switch {
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
@@ -25,8 +24,8 @@ func Code(err error) agentlab.Code {
 	return agentlab.CodeInternal
 }
 
-// At makes err an error with its code and the path that was asked for, without
-// the operation and the name of a temporary file that the system's error has.
+// At returns err with its code and the given path, without the operation and
+// the name of a temporary file in the system's error.
 func At(path string, err error) *agentlab.Error {
 	e := &agentlab.Error{Code: Code(err), Message: path, Err: err}
 	if errno := syscall.Errno(0); errors.As(err, &errno) {
@@ -37,10 +36,9 @@ func At(path string, err error) *agentlab.Error {
 	return e
 }
 
-// Own makes err, about files that are the program's own, an error with its code
-// and a message; full is the hint when there is no space. A read-only file
-// system is internal here: whoever asked was not refused anything, the machine
-// is at fault.
+// Own returns err, about a file of the program itself, with its code and a
+// message; full is the hint if there is no space. A read-only file system has
+// code internal here: the cause is the machine, not the caller's rights.
 func Own(err error, full, format string, args ...any) *agentlab.Error {
 	e := &agentlab.Error{Code: Code(err), Message: fmt.Sprintf(format, args...), Err: err}
 	switch {

@@ -1,10 +1,10 @@
-// Package gc deletes what has been kept long enough: artifacts and logs of
-// jobs that ended, tokens that expired, old events and network records, and the rows of jobs and
-// sandboxes that ended long ago. What it deleted it tells as events.
+// Package gc deletes data whose retention period has ended: artifacts and logs of ended jobs,
+// expired tokens, old events and egress records, and the rows of jobs and sandboxes that ended
+// long ago. It writes events about what it deleted.
 //
-// It deletes in such an order that a crash anywhere leaves nothing that the
-// next pass does not find: files before the row of their job, and a sandbox's row
-// only when nothing of it is left on the backend.
+// It deletes in an order in which the next pass finds everything that a crash
+// leaves: files before the row of their job, and a sandbox's row only after the
+// sandbox is deleted from the backend.
 package gc
 
 import (
@@ -35,10 +35,10 @@ type Store interface {
 // Files are the artifacts and logs on disk.
 type Files interface {
 	// Delete removes artifacts with their rows, log and repository bundle of
-	// a job; there need not be any.
+	// a job; it succeeds if there are none.
 	Delete(ctx context.Context, jobID string) error
-	// Sweep removes what crashes left behind and what belongs to no job, and
-	// tells how many things that were.
+	// Sweep removes files that crashes left behind and files without a job,
+	// and returns their number.
 	Sweep(ctx context.Context, known func(ctx context.Context, jobID string) (bool, error)) (int, error)
 }
 
@@ -72,24 +72,24 @@ type Config struct {
 	Profiles Profiles // nil: no profile has a retention of its own
 	Time     Time     // nil: the time is always right
 
-	Artifacts time.Duration // that artifacts and logs of an ended job are kept; default 30 days
-	Events    time.Duration // that events are kept; default 30 days
-	Egress    time.Duration // that records of what sandboxes wanted from the network are kept; default 30 days
-	Rows      time.Duration // that ended jobs and destroyed sandboxes stay listed; default 90 days
+	Artifacts time.Duration // retention of artifacts and logs of an ended job; default 30 days
+	Events    time.Duration // retention of events; default 30 days
+	Egress    time.Duration // retention of egress records; default 30 days
+	Rows      time.Duration // retention of the rows of ended jobs and destroyed sandboxes; default 90 days
 	Every     time.Duration // between two passes; default 1 h
 
 	Clock  func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
 }
 
-// Collector deletes. Make it with New; its methods are not for concurrent use.
+// Collector deletes old data. Its methods are not safe for concurrent use.
 type Collector struct {
 	cfg   Config
 	clock func() time.Time
 	log   *slog.Logger
 
-	// emptied are jobs without files, as this process knows, so that those
-	// that stay listed for months cost a pass nothing.
+	// emptied caches jobs without files, so that old jobs need no work in
+	// each pass.
 	emptied map[string]bool
 }
 
@@ -116,8 +116,8 @@ func New(cfg Config) *Collector {
 	return c
 }
 
-// Run makes a pass at once and then every so often, until ctx ends. A pass
-// that fails is told of in the log; the next one begins anew.
+// Run makes a pass at once and then every Config.Every, until ctx ends. It
+// logs a failed pass; the next pass tries again.
 func (c *Collector) Run(ctx context.Context) error {
 	t := time.NewTicker(c.cfg.Every)
 	defer t.Stop()
@@ -136,12 +136,12 @@ func (c *Collector) Run(ctx context.Context) error {
 // Deleted counts what a pass deleted.
 type Deleted struct {
 	Artifacts int `json:"artifacts,omitempty"` // jobs whose artifacts and log were deleted
-	Files     int `json:"files,omitempty"`     // leftovers of crashes, unclaimed bundles, files of unknown jobs
+	Files     int `json:"files,omitempty"`     // files of crashes, unclaimed bundles, files of unknown jobs
 	Jobs      int `json:"jobs,omitempty"`
 	Sandboxes int `json:"sandboxes,omitempty"`
 	Tokens    int `json:"tokens,omitempty"`
 	Events    int `json:"events,omitempty"`
-	Egress    int `json:"egress,omitempty"` // records of what sandboxes wanted from the network
+	Egress    int `json:"egress,omitempty"` // egress records
 }
 
 // Pass deletes all that is due now, or nothing while Config.Time says so. What fails is skipped and part of the
@@ -167,7 +167,7 @@ func (c *Collector) Pass(ctx context.Context) (Deleted, error) {
 	return d, errors.Join(append(errs, ctx.Err())...)
 }
 
-// ended is what a pass needs to know of a final job.
+// ended is the data of a final job for a pass.
 type ended struct {
 	id, profile string
 	at          time.Time
@@ -235,7 +235,8 @@ func (c *Collector) job(ctx context.Context, id string, old bool, d *Deleted) er
 	if err != nil {
 		return err
 	}
-	// The log has no row, so Delete is called also when there is none.
+	// The log has no row, so Delete is called even if there are no
+	// artifacts.
 	if err := c.cfg.Files.Delete(ctx, id); err != nil {
 		return err
 	}
@@ -268,7 +269,7 @@ func (c *Collector) files(ctx context.Context, _ time.Time, d *Deleted) (err err
 	return err
 }
 
-// sandboxes deletes rows of sandboxes of which nothing is left.
+// sandboxes deletes old rows of destroyed sandboxes.
 func (c *Collector) sandboxes(ctx context.Context, now time.Time, d *Deleted) error {
 	list, err := c.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxDestroyed}})
 	if err != nil {
@@ -303,7 +304,7 @@ func (c *Collector) egress(ctx context.Context, now time.Time, d *Deleted) (err 
 	return err
 }
 
-// tell writes the sum of a pass down.
+// tell writes an event with the result of a pass.
 func (c *Collector) tell(ctx context.Context, d Deleted) error {
 	var data map[string]any
 	text, err := json.Marshal(d)

@@ -1,28 +1,28 @@
-// Package link multiplexes many byte streams over the one byte stream between
-// the controller and a guest (a virtio-serial port), and survives that either
-// end is restarted at any byte, which such a port does not tell.
+// Package link multiplexes byte streams over the single byte stream between
+// the controller and a guest (a virtio-serial port). Either end may restart at
+// any byte, which such a port does not report.
 //
-// Streams are those of yamux; the host opens, the guest accepts. Below yamux
-// lies a thin layer that makes the start of a session recognisable anywhere:
-// the byte ESC (0xC1) never travels as data. Data that holds it is escaped as
-// ESC 0x00; ESC followed by a letter begins a record of fixed length:
+// Streams are those of yamux; the host opens, the guest accepts. A thin layer
+// below yamux makes the start of a session recognisable at any position: the
+// byte ESC (0xC1) is never sent as data. It is escaped as ESC 0x00; ESC
+// followed by a letter begins a record of fixed length:
 //
 //	ESC 'S' <32 hex digits>   SYNC, host to guest: a new session begins after it
 //	ESC 'A' <32 hex digits>   ACK, guest to host: so does the guest's side of it
 //	ESC 'R'                   RESET, guest to host: the guest has no session
 //
 // The host repeats SYNC with one nonce until that nonce is acknowledged, and
-// drops all that comes before; the guest answers each SYNC and starts anew
-// when the nonce is another. So whatever a dead predecessor left in the pipe,
-// half a frame or half a record, is skipped, and both ends agree again after
-// one round trip.
+// drops all data before. The guest answers each SYNC and starts a new session
+// if the nonce has changed. So the rest of an earlier process's data in the
+// pipe, such as an incomplete frame or record, is skipped, and both ends are
+// synchronised after one round trip.
 //
-// The host trusts nothing: what the guest sends is checked frame by frame
-// before yamux sees it (see guard), so that a hostile guest can at worst end
-// its own link; the memory it can make the host hold is bounded by
+// The host does not trust the guest: each frame from the guest is checked
+// before it reaches yamux (see guard), so that a hostile guest can at worst
+// end its own link. The memory that it can use on the host is limited to
 // maxStreams windows of 256 KiB.
 //
-// Where a guest has an address instead of such a port, each stream is a TCP
-// connection of its own, with TLS of keys that both sides know (DialTLS,
-// ListenTLS), and none of the above is needed.
+// If a guest has an address instead of such a port, each stream is a separate
+// TCP connection with TLS (DialTLS, ListenTLS), and none of the above is
+// needed.
 package link

@@ -20,21 +20,20 @@ const (
 
 var errGuard = errors.New("link: the guest broke the protocol")
 
-// guard follows the yamux frames of a guest and refuses what an honest one
-// never sends and a hostile one could use: streams opened by the guest, pings
-// (yamux answers each with a goroutine), and data beyond any window. It lets
-// through whole frames only: yamux holds the lock of a stream while it waits
-// for the rest of a frame, and then no deadline counts.
+// guard checks the yamux frames of a guest and rejects frames that AgentLab's
+// guest never sends and that an attacker could use: streams opened by the
+// guest, pings (yamux answers each with a goroutine), and data beyond any
+// window. It passes only complete frames: yamux holds the lock of a stream
+// while it waits for the rest of a frame, and then deadlines have no effect.
 type guard struct {
 	head [frameHeader]byte
 	got  int
-	body uint32 // bytes of the present frame's payload still to come
-	open int    // bytes of the present frame that have come; 0 between frames
+	body uint32 // missing bytes of the current frame's payload
+	open int    // received bytes of the current frame; 0 between frames
 	held []byte // those bytes
 }
 
-// take follows p and returns all frames that it completes, which may be p
-// itself.
+// take processes p and returns all complete frames, which may be p itself.
 func (g *guard) take(p []byte) ([]byte, error) {
 	if err := g.check(p); err != nil {
 		return nil, err
@@ -47,11 +46,11 @@ func (g *guard) take(p []byte) ([]byte, error) {
 	if len(whole) == 0 {
 		return nil, nil
 	}
-	g.held = append([]byte(nil), g.held[len(whole):]...) // the caller has the rest
+	g.held = append([]byte(nil), g.held[len(whole):]...) // the caller keeps the rest
 	return whole, nil
 }
 
-// check follows p, which may begin and end anywhere in a frame.
+// check processes p, which may begin and end anywhere in a frame.
 func (g *guard) check(p []byte) error {
 	for len(p) > 0 {
 		if g.body > 0 {

@@ -8,7 +8,7 @@ import (
 	"github.com/hashicorp/yamux"
 )
 
-// GuestLink is the guest's end of a link: a net.Listener of the streams that
+// GuestLink is the guest's end of a link: a net.Listener for the streams that
 // the host opens, across any number of sessions.
 type GuestLink struct {
 	conn    io.ReadWriteCloser
@@ -56,7 +56,7 @@ func (g *GuestLink) Close() error {
 	return nil
 }
 
-// Addr tells nothing but the kind of the link.
+// Addr returns the type of the link.
 func (g *GuestLink) Addr() net.Addr { return addr{} }
 
 type addr struct{}
@@ -78,7 +78,7 @@ func (g *GuestLink) fail(err error) {
 	})
 }
 
-// drop ends the present session (only sess, when given).
+// drop ends the current session (only if it is sess, when sess is not nil).
 func (g *GuestLink) drop(sess *session) {
 	g.mu.Lock()
 	old := g.sess
@@ -132,7 +132,7 @@ func (g *GuestLink) onRecord(kind byte, n nonce) {
 	g.mu.Lock()
 	same := g.sess != nil && n == g.have
 	g.mu.Unlock()
-	if same { // our answer is on its way, or a repetition of it does no harm
+	if same { // the answer was sent; a repetition does no harm
 		g.w.control(recAck, n)
 		return
 	}
@@ -150,14 +150,14 @@ func (g *GuestLink) start(n nonce) {
 	sc := newSessConn(g.w)
 	mux, err := yamux.Server(sc, yamuxConfig(false))
 	if err != nil {
-		return // only a bad config fails, which the tests rule out
+		return // only an invalid config fails, which the tests exclude
 	}
 	sess := newSession(mux, sc)
 	g.sess, g.have, g.told = sess, n, false
 	g.wg.Go(func() { g.acceptLoop(sess) })
 }
 
-// acceptLoop hands on the streams of one session until it ends.
+// acceptLoop passes on the streams of one session until it ends.
 func (g *GuestLink) acceptLoop(sess *session) {
 	for {
 		ys, err := sess.mux.AcceptStream()

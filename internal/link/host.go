@@ -14,8 +14,8 @@ import (
 
 const (
 	syncEvery = 100 * time.Millisecond
-	// minSession is the least time between two session starts, so that a
-	// guest that keeps breaking its sessions costs the host nothing.
+	// minSession is the minimum time between two session starts, so that a
+	// guest that always ends its sessions causes little work for the host.
 	minSession = 100 * time.Millisecond
 	maxStreams = 256
 )
@@ -25,7 +25,7 @@ const (
 type HostLink struct {
 	conn io.ReadWriteCloser
 	w    *writer
-	stop func() bool   // undoes the ctx hook
+	stop func() bool   // removes the ctx hook
 	pace time.Duration // minSession, less in tests
 	done chan struct{}
 	once sync.Once
@@ -35,7 +35,7 @@ type HostLink struct {
 	mu      sync.Mutex
 	err     error
 	want    nonce
-	sess    *session // nil while not in step with the guest
+	sess    *session // nil while not synchronised with the guest
 	guard   guard
 	began   time.Time
 	changed chan struct{} // closed and replaced when sess changes
@@ -62,8 +62,8 @@ func newHost(ctx context.Context, conn io.ReadWriteCloser, pace time.Duration) *
 }
 
 // Dial opens a stream to the guest. It fails at once with code unavailable
-// while the guest is not in step, and with busy while too many streams are
-// open; use WaitUp to wait.
+// while the guest is not synchronised, and with busy while too many streams
+// are open; use WaitUp to wait.
 func (h *HostLink) Dial(ctx context.Context) (net.Conn, error) {
 	h.mu.Lock()
 	sess := h.sess
@@ -90,7 +90,7 @@ func (h *HostLink) Dial(ctx context.Context) (net.Conn, error) {
 		}
 		return r.c, nil
 	case <-ctx.Done():
-		go func() { // what comes too late is closed again
+		go func() { // a stream that is opened too late is closed
 			if r := <-ch; r.err == nil {
 				_ = r.c.Close()
 			}
@@ -99,7 +99,7 @@ func (h *HostLink) Dial(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// Up reports whether the guest answers now.
+// Up reports whether the guest currently answers.
 func (h *HostLink) Up() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -126,10 +126,10 @@ func (h *HostLink) WaitUp(ctx context.Context) error {
 	}
 }
 
-// Done is closed when the link has ended for good.
+// Done returns a channel that is closed when the link has ended.
 func (h *HostLink) Done() <-chan struct{} { return h.done }
 
-// Err tells why the link ended; nil before that.
+// Err returns why the link ended, nil before that.
 func (h *HostLink) Err() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -158,7 +158,8 @@ func (h *HostLink) fail(err error) {
 	})
 }
 
-// drop ends the present session (only sess, when given) and asks for a new one.
+// drop ends the current session (only if it is sess, when sess is not nil) and
+// requests a new one.
 func (h *HostLink) drop(sess *session) {
 	h.mu.Lock()
 	old := h.sess
@@ -169,7 +170,7 @@ func (h *HostLink) drop(sess *session) {
 	h.sess, h.want = nil, newNonce()
 	h.notify()
 	h.mu.Unlock()
-	old.end() // first, so that nothing of it follows the next SYNC
+	old.end() // first, so that no data of it follows the next SYNC
 	h.poke()
 }
 
@@ -248,7 +249,7 @@ func (h *HostLink) onRecord(kind byte, n nonce) {
 	}
 }
 
-// start begins a session when the guest acknowledged the nonce that we want.
+// start begins a session if the guest has acknowledged the current nonce.
 func (h *HostLink) start(n nonce) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -258,7 +259,7 @@ func (h *HostLink) start(n nonce) {
 	sc := newSessConn(h.w)
 	mux, err := yamux.Client(sc, yamuxConfig(true))
 	if err != nil {
-		return // only a bad config fails, which the tests rule out
+		return // only an invalid config fails, which the tests exclude
 	}
 	sess := newSession(mux, sc)
 	h.sess, h.guard, h.began = sess, guard{}, time.Now()

@@ -20,10 +20,10 @@ import (
 // SeedLen is the length of the secret in a key file, in bytes.
 const SeedLen = 32
 
-// KeyFile returns the secret of SeedLen random bytes that the file at path
-// holds, and makes the file, mode 0600, when there is none. Of many callers at
-// once, in whatever process, all get the same secret. A file that others than
-// its owner can read, or of another length, is refused (denied, invalid).
+// KeyFile returns the secret of SeedLen random bytes in the file at path. It
+// creates the file with mode 0600 if there is none. Concurrent callers, in any
+// process, get the same secret. It returns an error for a file that other
+// users can read (denied), or of another length (invalid).
 func KeyFile(path string) ([]byte, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeInternal, "the folder of the key %s: %w", path, err)
@@ -41,7 +41,7 @@ func KeyFile(path string) ([]byte, error) {
 	}
 }
 
-// readKey fails with fs.ErrNotExist only where nothing is at path.
+// readKey fails with fs.ErrNotExist only if path does not exist.
 func readKey(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -68,9 +68,9 @@ func readKey(path string) ([]byte, error) {
 	return bytes.Clone(b[:SeedLen]), nil
 }
 
-// SandboxKey derives the key with which the controller proves itself to one
-// sandbox from its master secret. The public half goes into the sandbox's
-// seed: it is no secret, and another sandbox's is of no use to anybody.
+// SandboxKey derives from the master secret the key that authenticates the
+// controller to one sandbox. The public half is in the sandbox's seed. It is
+// not secret, and the key of another sandbox cannot be used.
 func SandboxKey(master []byte, uid string) (ed25519.PrivateKey, error) {
 	if len(master) < SeedLen || uid == "" {
 		return nil, agentlab.Errorf(agentlab.CodeInternal, "a sandbox's key needs a master secret and a uid")

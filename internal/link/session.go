@@ -22,7 +22,7 @@ func newSession(mux *yamux.Session, sc *sessConn) *session {
 	return &session{mux: mux, sc: sc, conns: make(map[*streamConn]struct{})}
 }
 
-// open makes a new stream; it blocks while the peer takes nothing.
+// open opens a new stream; it blocks while the peer does not read.
 func (s *session) open() (net.Conn, error) {
 	ys, err := s.mux.OpenStream()
 	if err != nil {
@@ -34,7 +34,7 @@ func (s *session) open() (net.Conn, error) {
 	return nil, errSessionGone
 }
 
-// wrap makes s a stream of ours; nil when the session is over.
+// wrap returns ys as a streamConn, nil if the session has ended.
 func (s *session) wrap(ys *yamux.Stream) *streamConn {
 	c := &streamConn{Stream: ys, sess: s}
 	s.mu.Lock()
@@ -46,8 +46,8 @@ func (s *session) wrap(ys *yamux.Stream) *streamConn {
 	return c
 }
 
-// end closes the session without waiting. When it returns, nothing of the
-// session is written any more.
+// end closes the session without waiting. After it returns, no more data of
+// the session is written.
 func (s *session) end() {
 	s.mu.Lock()
 	s.dead = true
@@ -68,8 +68,7 @@ func (s *session) forget(c *streamConn) {
 }
 
 // streamConn is a yamux stream whose blocked calls return at once when the
-// session ends. Without it they spin, in yamux, until its Close has fought
-// its way to their locks.
+// session ends. Without it they spin in yamux until Close gets their locks.
 type streamConn struct {
 	*yamux.Stream
 	sess *session
@@ -93,7 +92,7 @@ func (c *streamConn) isKilled() bool {
 	return c.killed
 }
 
-// over replaces the error of a call that the end of the session broke off.
+// over replaces the error of a call that the end of the session interrupted.
 func (c *streamConn) over(err error) error {
 	if err != nil && (c.isKilled() || c.sess.mux.IsClosed()) {
 		return errSessionGone

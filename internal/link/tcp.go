@@ -15,12 +15,11 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Guest control over TCP, where a guest has an address and no port of its own
-// to the controller: TLS 1.3 in which both sides show a certificate that they
-// signed themselves. The guest takes a connection of the one key that its seed
-// names and refuses all others before a byte of theirs is read as anything but
-// the handshake. The controller takes whatever key the guest shows: it knows
-// the guest by the channel, since the host binds the address to the guest's
+// Guest control over TCP, for guests with an address and without a
+// virtio-serial port: TLS 1.3 with self-signed certificates of both sides. The
+// guest accepts only connections with the key in its seed and rejects all
+// others in the handshake. The controller accepts any key of the guest: it
+// identifies the guest by its address, which the host binds to the guest's
 // port. After the handshake the guest writes one byte, accepted.
 
 // ControlPort is the TCP port of guest control in guests that have an address.
@@ -31,13 +30,13 @@ const (
 	accepted        = 0x01
 
 	handshakeLimit = 20 * time.Second // an emulated guest on a busy host is slow
-	maxHandshakes  = 32               // at once; what is above waits in the kernel
+	maxHandshakes  = 32               // at the same time; further ones wait in the kernel
 )
 
-// DialTLS proves to the guest at the other end of raw that we hold key, and
-// returns the stream to its control server. It owns raw: when it fails, raw is
-// closed. Errors: denied when the guest refuses the key; unavailable for all
-// else, ctx's end included.
+// DialTLS authenticates to the guest at the other end of raw with key, and
+// returns the stream to its control server. It owns raw, and closes it after
+// an error. Codes: denied if the guest rejects the key; unavailable for
+// everything else, including the end of ctx.
 func DialTLS(ctx context.Context, raw net.Conn, key ed25519.PrivateKey) (net.Conn, error) {
 	cert, err := certificate(key)
 	if err != nil {
@@ -77,16 +76,16 @@ func dialError(err error) error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "guest control does not answer: %w", err)
 }
 
-// refused recognises the alert that ListenTLS sends; crypto/tls has no type
-// for alerts of the peer, but its text.
+// refused reports whether err is the alert that ListenTLS sends. crypto/tls
+// has no type for alerts of the peer, only their text.
 func refused(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && op.Op == "remote error" && op.Err.Error() == "tls: bad certificate"
 }
 
-// ListenTLS returns the listener of the connections to l whose peer proves to
-// hold the private half of controller. It owns l; key is the guest's own. Many
-// peers may try at once, and none of them holds up another.
+// ListenTLS returns a listener for connections to l whose peer has the private
+// key of controller. It owns l; key is the guest's own. Handshakes run in
+// parallel and do not block each other.
 func ListenTLS(l net.Listener, controller ed25519.PublicKey, key ed25519.PrivateKey) (net.Listener, error) {
 	cert, err := certificate(key)
 	if err != nil {
@@ -108,8 +107,8 @@ func ListenTLS(l net.Listener, controller ed25519.PublicKey, key ed25519.Private
 	return s, nil
 }
 
-// verify wants the controller's key; that the peer has its private half,
-// crypto/tls checks.
+// verify requires the controller's key; crypto/tls checks that the peer has
+// its private half.
 func verify(st tls.ConnectionState, controller ed25519.PublicKey) error {
 	if len(st.PeerCertificates) == 0 {
 		return errors.New("no certificate")
@@ -125,7 +124,7 @@ type tlsListener struct {
 	config *tls.Config
 	conns  chan net.Conn
 	slots  chan struct{}
-	ctx    context.Context // ends with the listener, for the reason that Accept gives
+	ctx    context.Context // done when the listener has ended, with the error of Accept as cause
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup
 }
@@ -140,7 +139,7 @@ func (s *tlsListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener; connections that were accepted go on.
+// Close implements net.Listener; accepted connections stay open.
 func (s *tlsListener) Close() error {
 	s.cancel(net.ErrClosed)
 	err := s.Listener.Close()
@@ -159,7 +158,7 @@ func (s *tlsListener) acceptLoop() {
 		if err != nil {
 			<-s.slots
 			if passing(err) {
-				select { // for want of files or memory, which others may free
+				select { // lack of file descriptors or memory, which may be temporary
 				case <-time.After(100 * time.Millisecond):
 					continue
 				case <-s.ctx.Done():
@@ -172,7 +171,7 @@ func (s *tlsListener) acceptLoop() {
 	}
 }
 
-// passing reports whether a failure of accept(2) is of the moment.
+// passing reports whether a failure of accept(2) is temporary.
 func passing(err error) bool {
 	ne, ok := errors.AsType[interface {
 		error
@@ -203,12 +202,12 @@ func (s *tlsListener) handshake(raw net.Conn) {
 	}
 }
 
-// plain hides that a stream is TLS: net/http would serve it by the protocol
-// that was agreed on, which it does not know.
+// plain hides that a stream is TLS: otherwise net/http would select its server
+// by the negotiated protocol, which it does not support.
 type plain struct{ *tls.Conn }
 
-// certificate is signed by the key that it shows; its names and dates mean
-// nothing, since guests' clocks may be anywhere.
+// certificate returns a self-signed certificate for key. Its names and dates
+// have no meaning, because guests' clocks may be wrong.
 func certificate(key ed25519.PrivateKey) (tls.Certificate, error) {
 	if len(key) != ed25519.PrivateKeySize {
 		return tls.Certificate{}, agentlab.Errorf(agentlab.CodeInternal, "a key of guest control has %d bytes", len(key))

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	esc      = 0xC1 // never occurs in UTF-8 text, so that text is not made longer
-	escData  = 0x00 // esc escData stands for the data byte esc
+	esc      = 0xC1 // never occurs in UTF-8 text, so that text does not become longer
+	escData  = 0x00 // esc escData means the data byte esc
 	recSync  = 'S'
 	recAck   = 'A'
 	recReset = 'R'
@@ -23,8 +23,8 @@ const (
 	chunk    = 32 << 10 // bytes read or written at once
 
 	keepAliveEvery = 15 * time.Second
-	// peerTimeout is how long the peer may leave a ping or a write
-	// unanswered; it is long because an emulated guest on a busy host is slow.
+	// peerTimeout limits the wait for the answer to a ping or a write; it
+	// is long because an emulated guest on a busy host is slow.
 	peerTimeout = 45 * time.Second
 )
 
@@ -43,7 +43,7 @@ func record(kind byte, n nonce) []byte {
 	return append([]byte{esc, kind}, n[:]...)
 }
 
-// escape appends p to dst with every esc made harmless.
+// escape appends p to dst with every esc escaped.
 func escape(dst, p []byte) []byte {
 	for {
 		i := bytes.IndexByte(p, esc)
@@ -55,7 +55,8 @@ func escape(dst, p []byte) []byte {
 	}
 }
 
-// decoder splits what arrives into data and records. Its zero value is ready.
+// decoder splits received bytes into data and records. Its zero value is ready
+// to use.
 type decoder struct {
 	state byte // 0: data; esc: after an esc; else the kind of the record being read
 	n     nonce
@@ -88,7 +89,7 @@ func (d *decoder) feed(p []byte, data func([]byte), rec func(kind byte, n nonce)
 		p = p[1:]
 		switch {
 		case b == esc:
-			d.state = esc // whatever it cut short is void
+			d.state = esc // the interrupted record is invalid
 		case d.state != esc:
 			d.n[d.got] = b
 			if d.got++; d.got == nonceLen {
@@ -114,8 +115,8 @@ func (d *decoder) feed(p []byte, data func([]byte), rec func(kind byte, n nonce)
 	flush()
 }
 
-// writer owns the writing half of the byte stream: one goroutine, so that no
-// caller ever hangs in a write that the peer does not take.
+// writer owns the writing half of the byte stream. It writes in one goroutine,
+// so that no caller blocks in a write that the peer does not read.
 type writer struct {
 	w    io.Writer
 	done <-chan struct{}
@@ -124,7 +125,7 @@ type writer struct {
 
 	mu    sync.Mutex
 	reset bool
-	rec   []byte // newest SYNC or ACK to be sent; an older one is void
+	rec   []byte // newest SYNC or ACK to send; it replaces an older one
 }
 
 type writeReq struct {
@@ -197,8 +198,8 @@ func (w *writer) run() error {
 	}
 }
 
-// sessConn is the connection that one yamux session believes to have for
-// itself. It ends with the session while the byte stream below goes on.
+// sessConn is the connection of one yamux session. It ends with the session,
+// while the byte stream below stays open.
 type sessConn struct {
 	w      *writer
 	pr     *io.PipeReader
@@ -222,7 +223,7 @@ func (c *sessConn) isClosed() bool {
 	}
 }
 
-// deliver hands received bytes to the session; it returns when they are taken
+// deliver passes received bytes to the session; it returns when they were read
 // or the session has ended.
 func (c *sessConn) deliver(p []byte) { _, _ = c.pw.Write(p) }
 
@@ -258,8 +259,8 @@ func (c *sessConn) Write(p []byte) (int, error) {
 	return total, nil
 }
 
-// Close ends the session's view of the stream. Bytes of it that the writer has
-// not begun are dropped.
+// Close closes the session's connection. Queued bytes that the writer has not
+// begun to write are dropped.
 func (c *sessConn) Close() error {
 	c.once.Do(func() {
 		close(c.closed)
@@ -269,7 +270,8 @@ func (c *sessConn) Close() error {
 	return nil
 }
 
-// silentLog drops yamux's log: on the host, a guest chooses what is in it.
+// silentLog drops yamux's log, because a guest controls its content on the
+// host.
 type silentLog struct{}
 
 func (silentLog) Print(...any)          {}

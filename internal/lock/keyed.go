@@ -5,20 +5,20 @@ import (
 	"sync"
 )
 
-// Mutex is a lock within this process that is waited for only as long as a
-// context lasts. Its zero value is not locked; it must not be copied.
+// Mutex is a lock within this process; a wait for it ends with a context. Its
+// zero value is not locked; it must not be copied.
 type Mutex struct {
 	once sync.Once
-	held chan struct{} // has room for one token, and holds it while locked
+	held chan struct{} // capacity 1; full while locked
 }
 
-// Lock takes the lock. When ctx ends first, or has ended already, the lock is
+// Lock takes the lock. If ctx ends first, or has already ended, the lock is
 // not taken, and the error is ctx's cause.
 func (m *Mutex) Lock(ctx context.Context) error {
 	held := m.token()
 	select {
 	case held <- struct{}{}:
-		if ctx.Err() == nil { // of two that are ready, select takes either
+		if ctx.Err() == nil { // if both are ready, select chooses either
 			return nil
 		}
 		<-held
@@ -27,8 +27,8 @@ func (m *Mutex) Lock(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// Unlock gives the lock back. One that is not held is not to be unlocked: it
-// would wait for somebody to take it.
+// Unlock releases the lock, which must be held: otherwise Unlock would block
+// until another goroutine takes it.
 func (m *Mutex) Unlock() { <-m.token() }
 
 func (m *Mutex) token() chan struct{} {
@@ -36,21 +36,21 @@ func (m *Mutex) token() chan struct{} {
 	return m.held
 }
 
-// Keyed is a Mutex for every key. It remembers only those keys that somebody
-// holds or waits for. Its zero value has none; it must not be copied.
+// Keyed is a Mutex for every key. It stores only keys that are locked or
+// waited for. Its zero value is ready to use; it must not be copied.
 type Keyed[K comparable] struct {
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the following fields
 	keys map[K]*keyMutex
 }
 
 type keyMutex struct {
 	Mutex
-	users int // who hold it or wait for it
+	users int // holders and waiters
 }
 
-// Lock takes the lock of a key, which unlock gives back; unlock is to be called
-// once. When ctx ends first, or has ended already, the lock is not taken, and
-// the error is ctx's cause.
+// Lock takes the lock of a key. unlock releases it and must be called once. If
+// ctx ends first, or has already ended, the lock is not taken, and the error is
+// ctx's cause.
 func (k *Keyed[K]) Lock(ctx context.Context, key K) (unlock func(), err error) {
 	m := k.enter(key)
 	if err := m.Lock(ctx); err != nil {

@@ -1,11 +1,10 @@
-// Package lock takes advisory file locks (flock(2)) that hold between
-// processes and end by themselves when their holder dies; and, within one
-// process, locks that are waited for only as long as a context lasts (Mutex,
-// Keyed).
+// Package lock has advisory file locks (flock(2)) between processes, which the
+// kernel releases when their holder dies, and locks within one process whose
+// wait ends with a context (Mutex, Keyed).
 //
-// A lock file is never removed: removing it would let two processes hold
-// "the" lock on two different files of one name. It holds the process id of
-// the holder, for messages only; what counts is the lock.
+// A lock file is never removed: removing it would let two processes hold "the"
+// lock on two different files of one name. It contains the process ID of the
+// holder, only for messages.
 package lock
 
 import (
@@ -26,10 +25,10 @@ import (
 // Lock is a held file lock.
 type Lock struct{ f *os.File }
 
-// Try takes the lock at path, which is made with mode 0600 when missing; its
-// directory must exist. Held by another process, or by this one through
-// another Lock, it fails at once with code busy and names the holder's
-// process id when it is known.
+// Try takes the lock at path, which is created with mode 0600 if missing; its
+// directory must exist. If another process, or another Lock of this process,
+// holds it, Try fails at once with code busy and the holder's process ID, if
+// known.
 func Try(path string) (*Lock, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600) //nolint:gosec // the path is our caller's. Go adds O_CLOEXEC: children never inherit the lock
 	if err != nil {
@@ -51,8 +50,8 @@ func Try(path string) (*Lock, error) {
 	return nil, agentlab.Errorf(agentlab.CodeBusy, "%s is locked by %s", path, holder(f))
 }
 
-// TryFile takes the lock on an open file, without waiting. It reports false when
-// the lock is held through another open file, here or in another process. The
+// TryFile takes the lock on an open file, without waiting. It returns false if
+// the lock is held through another open file, in this or another process. The
 // lock is held until f is closed here and in every process that inherited it.
 func TryFile(f *os.File) (bool, error) {
 	raw, err := f.SyscallConn()
@@ -74,9 +73,9 @@ func TryFile(f *os.File) (bool, error) {
 }
 
 // Acquire takes the lock like Try, but waits for it until ctx ends; then the
-// error has code busy when it was held all the time, and wraps ctx's error.
-// Waiting is by polling, 5 ms at first and 200 ms at most, because a blocked
-// flock(2) cannot be cancelled.
+// error has code busy if it was held all the time, and wraps ctx's error. It
+// polls, every 5 ms at first and 200 ms at most, because a blocked flock(2)
+// cannot be cancelled.
 func Acquire(ctx context.Context, path string) (*Lock, error) {
 	wait := 5 * time.Millisecond
 	for {
@@ -95,19 +94,20 @@ func Acquire(ctx context.Context, path string) (*Lock, error) {
 	}
 }
 
-// Unlock gives the lock back. The zero Lock and a second call are no error.
+// Unlock releases the lock. It is not an error for the zero Lock or at a
+// second call.
 func (l *Lock) Unlock() error {
 	if l == nil || l.f == nil {
 		return nil
 	}
 	f := l.f
 	l.f = nil
-	err := f.Truncate(0) // while still locked, so that the next holder's note survives
+	err := f.Truncate(0) // while still locked, so that it does not delete the next holder's note
 	return errors.Join(err, f.Close())
 }
 
-// Holder returns the process id noted in the lock file at path, 0 when there
-// is none. It is a hint for people: only Try tells whether the lock is held.
+// Holder returns the process ID in the lock file at path, 0 if there is none.
+// It is only for messages: only Try shows whether the lock is held.
 func Holder(path string) int {
 	f, err := os.Open(path)
 	if err != nil {
@@ -117,7 +117,8 @@ func Holder(path string) int {
 	return readNote(f)
 }
 
-// note ignores errors: on a full disk the lock is worth as much without it.
+// note ignores errors: the lock also works without it, for example on a full
+// disk.
 func note(f *os.File, pid int) {
 	_ = f.Truncate(0)
 	_, _ = f.WriteAt([]byte(strconv.Itoa(pid)+"\n"), 0)

@@ -1,10 +1,10 @@
-// Package reconcile is the loop under every service: it runs one idempotent
-// step per key, never two at once for one key, when the key is woken, when
-// its time has come, or again with a growing pause after a failure.
+// Package reconcile is the loop of the services: it runs one idempotent step
+// per key, never two at once for one key, when the key is woken, at the time
+// that the last step requested, and with growing pauses after a failure.
 //
-// The loop holds nothing that matters. What is to be done is in the rows that
-// a step reads; after a restart the owner wakes every key once and the steps
-// go on from there.
+// The loop has no important state. The rows that a step reads define the work;
+// after a restart the owner wakes every key once and the steps continue from
+// there.
 package reconcile
 
 import (
@@ -16,19 +16,19 @@ import (
 	"time"
 )
 
-// ErrInterrupted is the cause of a step's context when Interrupt cut it
-// short, so that it runs again and sees what changed.
+// ErrInterrupted is the cause of the context of a step that Interrupt
+// cancelled. The step runs again and reads the change.
 var ErrInterrupted = errors.New("interrupted: what was asked has changed")
 
-// Config says how a Loop works. Step is required.
+// Config is the configuration of a Loop. Step is required.
 type Config[K comparable] struct {
-	// Step drives key one or more steps towards what was asked. It returns
-	// after how long it wants to run again (0: not before it is woken), or
-	// an error to be run again after a pause.
+	// Step brings key closer to its desired state. It returns the time
+	// until it must run again (0: not before it is woken), or an error to
+	// run again after a pause.
 	Step func(ctx context.Context, key K) (time.Duration, error)
 
-	// Failed is told of each failed step, with how many failed in a row; nil
-	// is allowed. It is not called for interrupted steps.
+	// Failed is called for each failed step, with the number of consecutive
+	// failures; nil is allowed. It is not called for interrupted steps.
 	Failed func(key K, attempt int, err error)
 
 	Workers    int           // steps at the same time; default 32
@@ -51,7 +51,7 @@ type Loop[K comparable] struct {
 // entry is one key with something to do, now or later.
 type entry[K comparable] struct {
 	key      K
-	attempts int // failures in a row
+	attempts int // consecutive failures
 	queued   bool
 	running  bool
 	dirty    bool // woken while running
@@ -75,7 +75,7 @@ func New[K comparable](cfg Config[K]) *Loop[K] {
 	return &Loop[K]{cfg: cfg, kick: make(chan struct{}, 1), entries: map[K]*entry[K]{}}
 }
 
-// Wake makes key's step run soon; if it is running, once more afterwards.
+// Wake runs key's step soon; if it is running, once more afterwards.
 func (l *Loop[K]) Wake(key K) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,8 +87,8 @@ func (l *Loop[K]) Wake(key K) {
 	l.enqueue(e)
 }
 
-// Interrupt is Wake, and a step of key that is running is cancelled first,
-// with ErrInterrupted as the cause.
+// Interrupt cancels a running step of key, with ErrInterrupted as the cause,
+// and then does the same as Wake.
 func (l *Loop[K]) Interrupt(key K) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -101,8 +101,8 @@ func (l *Loop[K]) Interrupt(key K) {
 	l.enqueue(e)
 }
 
-// Run runs steps until ctx ends, then waits for those that run. It may be
-// called once.
+// Run runs steps until ctx ends, then waits for running ones. It may be called
+// once.
 func (l *Loop[K]) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -120,7 +120,8 @@ func (l *Loop[K]) Run(ctx context.Context) {
 	}
 }
 
-// dispatch starts what is ready and tells how long nothing else will be.
+// dispatch starts ready steps and returns the time until the next one is
+// ready.
 func (l *Loop[K]) dispatch(ctx context.Context, wg *sync.WaitGroup) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -179,8 +180,9 @@ func (l *Loop[K]) step(ctx context.Context, e *entry[K]) {
 	l.signal()
 }
 
-// backoff returns the pause after n failures in a row: doubled each time, up
-// to the maximum, less up to a quarter so that many do not come back at once.
+// backoff returns the pause after n consecutive failures: doubled each time,
+// up to the maximum, minus a random part of up to a quarter, so that many keys
+// do not run again at once.
 func (l *Loop[K]) backoff(n int) time.Duration {
 	d := l.cfg.MinBackoff << min(n-1, 20)
 	if d <= 0 || d > l.cfg.MaxBackoff {

@@ -2,34 +2,34 @@ package redact
 
 import "bytes"
 
-// A value may be looked for loosely: between its bytes there may be gaps of
-// white space and colons, as base64, fold and hexadecimal dumps put them.
+// A value may be matched loosely: gaps of white space and colons between its
+// bytes are allowed, as inserted by base64, fold and hexadecimal dumps.
 //
-// The first looseLead bytes of what is found so are passed on: else the last
-// letter of nearly every line would be held back with its line end, because
-// some encoding of some value begins with it.
+// The first looseLead bytes of a loose match are passed on. Otherwise the last
+// letter of almost every line would be held back with its line end, because
+// some encoding of a value begins with it.
 const (
 	looseLead  = 3
 	maxGap     = 16  // bytes of one gap
 	loosePiece = 256 // longest piece of a pattern, without its gaps
-	minLoose   = 16  // shortest pattern, so that ordinary words make none
+	minLoose   = 16  // shortest pattern, so that ordinary words do not match
 )
 
 func isGap(b byte) bool { return b == '\n' || b == '\r' || b == ' ' || b == '\t' || b == ':' }
 
-// cursor follows a stream byte by byte.
+// cursor processes a stream byte by byte.
 type cursor struct {
 	r     *Redactor
 	exact int32 // states of the two matchers
 	loose int32
 	n     int             // bytes seen
 	gap   int             // length of the gap that the last byte is in
-	sig   int             // bytes seen that are in no gap
-	at    [loosePiece]int // where the last of them are in the stream
+	sig   int             // processed bytes outside of gaps
+	at    [loosePiece]int // positions of the last of them in the stream
 }
 
-// next takes one byte and tells how many bytes, it being the last of them, are
-// secret. All of them were held before.
+// next processes one byte and returns how many bytes up to and including it
+// are secret. All of them were held before.
 func (c *cursor) next(b byte) (secret int) {
 	c.n++
 	c.exact = c.r.exact.step(c.exact, b)
@@ -47,8 +47,8 @@ func (c *cursor) next(b byte) (secret int) {
 	return max(secret, c.raw(c.r.loose.nodes[c.loose].match))
 }
 
-// raw is how many bytes the last n bytes that are in no gap, but for the lead,
-// take with the gaps between them and after them.
+// raw returns the length of the last n bytes outside of gaps, without the
+// lead, including the gaps between them and after them.
 func (c *cursor) raw(n int16) int {
 	if n <= looseLead {
 		return 0
@@ -56,13 +56,13 @@ func (c *cursor) raw(n int16) int {
 	return c.n - c.at[(c.sig-int(n)+looseLead)%loosePiece]
 }
 
-// hold is how many of the last bytes may be the beginning of a secret.
+// hold returns how many of the last bytes may be the beginning of a secret.
 func (c *cursor) hold() int {
 	return max(int(c.r.exact.nodes[c.exact].hold), c.raw(c.r.loose.nodes[c.loose].hold))
 }
 
-// part is how many of the bytes at the end of p, which ends with the last byte
-// seen, are to be taken for the beginning of a secret when nothing follows.
+// part returns how many bytes at the end of p, which ends with the last
+// processed byte, count as the beginning of a secret if nothing follows.
 func (c *cursor) part(p []byte) int {
 	out := 0
 	if n := c.r.exact.nodes[c.exact].hold; n >= minPart {
@@ -74,15 +74,16 @@ func (c *cursor) part(p []byte) int {
 	out = min(out, len(p))
 	begun := p[len(p)-out:]
 	if bytes.HasPrefix(begun, []byte("-----")) && !bytes.Contains(begun, []byte("\n")) {
-		return 0 // the border of a PEM block tells nothing
+		return 0 // the border of a PEM block is not secret
 	}
 	return out
 }
 
-// idle tells whether nothing has begun.
+// idle reports whether no match has begun.
 func (c *cursor) idle() bool { return c.exact == 0 && c.loose == 0 }
 
-// skip returns how many bytes at the start of p begin no secret.
+// skip returns how many bytes at the start of p are not the beginning of a
+// secret.
 func (r *Redactor) skip(p []byte) int {
 	for i, b := range p {
 		if r.start[b] {

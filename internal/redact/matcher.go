@@ -1,8 +1,8 @@
 package redact
 
-// matcher finds many patterns at once (Aho-Corasick). A node's children are a
-// list, since the patterns are long and few: nearly every node has one child.
-// Only the root has a table.
+// matcher finds many patterns in one pass (Aho-Corasick). A node's children
+// are a list, because there are few, long patterns: almost every node has one
+// child. Only the root has a table.
 type matcher struct {
 	nodes []node
 	root  [256]int32 // children of node 0
@@ -10,8 +10,8 @@ type matcher struct {
 
 type node struct {
 	parent int32
-	child  int32 // first of a list, 0 if none
-	next   int32 // in the list that this node is in
+	child  int32 // first of its children, 0 if none
+	next   int32 // next sibling
 	fail   int32 // node of the longest proper suffix that is in the trie
 	depth  int16
 	match  int16 // length of the longest pattern that ends here, 0 if none

@@ -1,14 +1,13 @@
 // Package redact removes literal secret values from text and byte streams.
 //
-// It knows values, not patterns: what it was not told is not found, and what
-// it was told is found in every encoding in which values usually reach a log
-// (see variants), also when the value is split over writes at any point, has
-// many lines, overlaps another, or is broken by white space where a program
-// wrapped it (see loosely).
+// It matches the given values, not patterns of secrets. It finds a value in
+// every encoding in which values usually appear in a log (see variants), also
+// if it is split over writes at any point, has several lines, overlaps another
+// value, or is wrapped by white space (see loosely).
 //
-// It does not find a value that was compressed, encrypted, reversed, encoded
-// twice or printed in parts by somebody who wants to hide it. It keeps honest
-// programs from leaking; it is no barrier against a hostile one.
+// It does not find a value that is compressed, encrypted, reversed, encoded
+// twice or printed in parts on purpose. It prevents accidental leaks; it does
+// not protect against a hostile program.
 package redact
 
 import (
@@ -16,34 +15,34 @@ import (
 	"strings"
 )
 
-// Replacement stands in the output for every run of secret bytes. Values that
-// touch or overlap become one Replacement.
+// Replacement replaces every run of secret bytes in the output. Adjacent or
+// overlapping values become one Replacement.
 const Replacement = "[redacted]"
 
 // MinLength is the length in bytes, without surrounding white space, below
 // which a value is not redacted: shorter ones ("true", "8080", "debug") are
-// common words that would eat ordinary text, and no secrets worth the name.
+// common words rather than secrets, and would remove ordinary text.
 const MinLength = 6
 
-// MaxPattern is the longest run of bytes that is looked for in one piece.
-// Longer values are found piecewise.
+// MaxPattern is the maximum length of a pattern in bytes. Longer values are
+// matched in pieces.
 const MaxPattern = 1024
 
 // minPart is the length in bytes from which the beginning of a secret, at the
-// very end of a stream, is redacted too: a program that was killed may have
-// written no more of it.
+// very end of a stream, is redacted too: a killed program may have written
+// only a part of the secret.
 const minPart = 12
 
-// Redactor knows a set of secret values. It does not change after New and is
-// safe for concurrent use. The zero value and nil redact nothing.
+// Redactor removes a set of secret values. It is immutable and safe for
+// concurrent use. The zero value and nil redact nothing.
 type Redactor struct {
-	exact *matcher // nil when there is nothing to find
-	loose *matcher // patterns that gaps may break
+	exact *matcher // nil if there is nothing to find
+	loose *matcher // patterns with possible gaps
 	start [256]bool
 }
 
 // New returns a Redactor of the values. Values shorter than MinLength are
-// left out; the lines of a value with many lines are also values of their own.
+// ignored; each line of a multi-line value is also a value.
 func New(values ...string) *Redactor {
 	r := &Redactor{exact: newMatcher(), loose: newMatcher()}
 	for _, v := range values {
@@ -67,9 +66,8 @@ func New(values ...string) *Redactor {
 	return r
 }
 
-// pieces cuts a pattern so that every piece has at most size bytes, the pieces
-// together cover the pattern, and each begins overlap bytes before the end of
-// the one before.
+// pieces splits a pattern into pieces of at most size bytes that cover the
+// pattern; each begins overlap bytes before the end of the previous one.
 func pieces(p string, size, overlap int) []string {
 	if len(p) <= size {
 		return []string{p}
@@ -81,7 +79,7 @@ func pieces(p string, size, overlap int) []string {
 	return append(out, p[len(p)-size:])
 }
 
-// Empty reports whether the Redactor knows no value.
+// Empty reports whether the Redactor has no values.
 func (r *Redactor) Empty() bool { return r == nil || r.exact == nil }
 
 // String returns s without the secret values.
@@ -104,15 +102,15 @@ func (r *Redactor) Bytes(p []byte) []byte {
 	return []byte(r.String(string(p)))
 }
 
-// Context is how many bytes before a chunk Mask wants to see.
+// Context is how many bytes before a chunk Mask needs.
 const Context = looseLead * (1 + maxGap)
 
-// Mask overwrites every secret byte of p with '*', which keeps the length,
-// and returns how many bytes at the start of p are settled: what follows them
-// may be the beginning of a secret and has to be seen again together with
-// what comes next. The bytes of p after settled are not meaningful. before is
-// the end of what was settled already, as it was left: Context bytes of it, or
-// all when there are fewer.
+// Mask overwrites every secret byte of p with '*', which keeps the length, and
+// returns how many bytes at the start of p are settled: the bytes after them
+// may be the beginning of a secret and must be passed again together with the
+// next data. The content of p after settled is undefined. before is the end of
+// the data that is already settled, masked: Context bytes of it, or all if
+// there are fewer.
 func (r *Redactor) Mask(before, p []byte) (settled int) {
 	if r.Empty() {
 		return len(p)
@@ -122,16 +120,16 @@ func (r *Redactor) Mask(before, p []byte) (settled int) {
 	if settled == len(p) {
 		return settled
 	}
-	// A cut inside a masked run would let the second half of its secret pass
-	// unseen the next time.
+	// If the settled part ended inside a masked run, the second half of its
+	// secret would not be found in the next call.
 	for settled > 0 && p[settled-1] == '*' {
 		settled--
 	}
 	return settled
 }
 
-// MaskEnd is Mask for the end of a stream: all of p is settled, and a secret
-// that has only begun at its end is masked too.
+// MaskEnd is Mask for the end of a stream: all of p is settled, and an
+// incomplete secret at its end is masked too.
 func (r *Redactor) MaskEnd(before, p []byte) {
 	if r.Empty() {
 		return
@@ -169,11 +167,11 @@ func (r *Redactor) Writer(w io.Writer) *Writer {
 }
 
 // Writer is a redacting io.Writer. It holds back only bytes that may be the
-// beginning of a secret: at most one piece, or one with the longest gaps that
-// are looked for in it. It is not safe for concurrent use.
+// beginning of a secret: at most one piece, including the longest allowed
+// gaps. It is not safe for concurrent use.
 type Writer struct {
 	w     io.Writer
-	c     cursor // c.r is nil when there is nothing to find
+	c     cursor // c.r is nil if there is nothing to find
 	held  []byte // undecided bytes
 	hit   []bool // which of held are secret
 	inRun bool   // the last byte passed on was secret
@@ -181,7 +179,7 @@ type Writer struct {
 }
 
 // Write implements io.Writer. An error of the underlying writer is returned
-// with a count of 0; what was written by then cannot be told.
+// with a count of 0, because the number of written bytes is not known.
 func (w *Writer) Write(p []byte) (int, error) {
 	if w.c.r == nil {
 		return w.w.Write(p)
@@ -208,15 +206,15 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), w.pass()
 }
 
-// mark makes the last n held bytes secret.
+// mark marks the last n held bytes as secret.
 func (w *Writer) mark(n int) {
 	for j := max(len(w.hit)-n, 0); j < len(w.hit); j++ {
 		w.hit[j] = true
 	}
 }
 
-// Flush passes on what is held back; the stream ends here. Of a secret that
-// has only begun, minPart bytes or more are redacted.
+// Flush writes the held bytes at the end of the stream. An incomplete secret
+// of minPart bytes or more is redacted.
 func (w *Writer) Flush() error {
 	w.out = w.out[:0]
 	if w.c.r != nil {

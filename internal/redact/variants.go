@@ -15,16 +15,15 @@ import (
 	"unicode/utf8"
 )
 
-// minLine is the length below which a line of a value with many lines is not
-// a value of its own, and below which a value is not looked for in lower case:
-// it may be a common word then.
+// minLine is the minimum length of a line of a multi-line value that is also a
+// value, and of a value that is also matched in lower case: shorter ones may
+// be common words.
 const minLine = 12
 
-// variants returns the forms in which a value is looked for:
+// variants returns the forms in which a value is matched:
 //
-//   - as it is, and each of its longer lines; when it has minLine bytes or
-//     more also in lower case and with the escapes of DNS, as records of host
-//     names hold it;
+//   - unchanged, and each of its longer lines; with minLine bytes or more also
+//     in lower case and with the escapes of DNS, as in records of host names;
 //   - base64, standard and URL alphabet, padded or not, and base32, at each of
 //     the alignments that it can have inside longer data;
 //   - hexadecimal in both cases, and UTF-16 in both byte orders;
@@ -53,8 +52,8 @@ func variants(value string) []string {
 	return out
 }
 
-// parts are the value, when it is not long, and its lines. Whatever shows all
-// of a long value shows its lines.
+// parts returns the value, if it is not long, and its lines. Output that
+// contains a long value contains its lines.
 func parts(v string) []string {
 	all := lines(v)
 	if len(v) <= longPart || len(all) == 0 {
@@ -63,17 +62,17 @@ func parts(v string) []string {
 	return all
 }
 
-// The lengths in bytes from which a value is looked for in its parts only, and
-// from which in its usual encodings only: memory for a matcher is about 40
-// times the length of a value, in the guest as well.
+// The lengths in bytes from which only the parts of a value are matched, and
+// only its usual encodings: a matcher needs about 40 times the length of a
+// value in memory, in the guest too.
 const (
 	longPart  = 1 << 10
 	longValue = 4 << 10
 )
 
-// loosely returns the patterns of a value that are looked for whatever gaps
-// are in them: dumps, and the value itself where a program folded its lines,
-// joined them or set them in.
+// loosely returns the patterns of a value that are matched with gaps: dumps,
+// and the value itself, whose lines a program may have wrapped, joined or
+// indented.
 func loosely(value string) []string {
 	v := strings.TrimSpace(value)
 	if len(v) < MinLength {
@@ -96,8 +95,8 @@ func loosely(value string) []string {
 	return out
 }
 
-// lines returns the lines of a value that has many and that are secrets of
-// their own: PEM borders tell nothing and stand in public files too.
+// lines returns the lines of a multi-line value that are secret themselves,
+// without PEM borders, which are also in public files.
 func lines(v string) []string {
 	if !strings.Contains(v, "\n") {
 		return nil
@@ -112,8 +111,8 @@ func lines(v string) []string {
 	return out
 }
 
-// encodings turn every byte into others, so that no escape touches them; of
-// long values only the usual ones.
+// encodings returns encodings that change every byte, so that escaping does
+// not affect them; for long values only the usual ones.
 func encodings(v string, usual bool) []string {
 	out := append(base64s(v), hex.EncodeToString([]byte(v)))
 	if !usual {
@@ -122,7 +121,7 @@ func encodings(v string, usual bool) []string {
 	return out
 }
 
-// wide is UTF-16, little and big end first.
+// wide returns UTF-16 in both byte orders.
 func wide(v string) []string {
 	var le, be []byte
 	for _, u := range utf16.Encode([]rune(v)) {
@@ -160,8 +159,8 @@ func escapes(v string) []string {
 	return out
 }
 
-// base64s returns what is sure to appear when v is encoded as a part of longer
-// data, and the full form for when it is encoded alone or at the end.
+// base64s returns the text that always appears if v is encoded as a part of
+// longer data, and the full form if it is encoded alone or at the end.
 func base64s(v string) []string {
 	var out []string
 	for _, enc := range []*base64.Encoding{base64.StdEncoding, base64.URLEncoding} {
@@ -189,7 +188,7 @@ func base32s(v string) []string {
 	return out
 }
 
-// printable is quoted-printable, as far as it is in one line.
+// printable returns quoted-printable without line breaks.
 func printable(v string) string {
 	var b strings.Builder
 	for i := range len(v) {
@@ -202,8 +201,8 @@ func printable(v string) string {
 	return b.String()
 }
 
-// byteEscapes writes what is not printable ASCII byte by byte in a format, and
-// line ends as C does.
+// byteEscapes formats bytes that are not printable ASCII, and writes line ends
+// like C.
 func byteEscapes(v, format string) string {
 	var b strings.Builder
 	for i := range len(v) {
@@ -223,8 +222,8 @@ func byteEscapes(v, format string) string {
 	return b.String()
 }
 
-// dnsName is v as DNS tools write a name that holds it: in lower case, with
-// escapes for what has a meaning in zone files. Dots stay: they part labels.
+// dnsName returns v in the format of DNS tools: in lower case, with escapes
+// for special characters of zone files. Dots are kept: they separate labels.
 func dnsName(v string) string {
 	var b strings.Builder
 	for _, c := range []byte(v) {
@@ -251,7 +250,7 @@ func percentAll(v string) string {
 	return b.String()
 }
 
-// percent encodes all but letters, digits and safe.
+// percent encodes everything except letters, digits and safe.
 func percent(v, safe string) string {
 	var b strings.Builder
 	for i := range len(v) {
@@ -265,7 +264,8 @@ func percent(v, safe string) string {
 	return b.String()
 }
 
-// lowerPercent makes the hexadecimal digits of percent escapes lower case.
+// lowerPercent converts the hexadecimal digits of percent escapes to lower
+// case.
 func lowerPercent(s string) string {
 	p := []byte(s)
 	for i := 0; i+2 < len(p); i++ {
@@ -288,23 +288,23 @@ func backslash(v, special string) string {
 	return b.String()
 }
 
-// jsonGo is JSON as Go writes it, safe inside HTML.
+// jsonGo returns JSON like Go's encoder, safe inside HTML.
 func jsonGo(v string) string {
-	p, _ := json.Marshal(v) // a string never fails
+	p, _ := json.Marshal(v) // cannot fail for a string
 	return string(p[1 : len(p)-1])
 }
 
-// jsonPlain is JSON as most languages write it: without Go's escapes of HTML.
+// jsonPlain returns JSON like most languages: without Go's escapes of HTML.
 func jsonPlain(v string) string {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	_ = enc.Encode(v) // a string and a Builder never fail
+	_ = enc.Encode(v) // cannot fail for a string and a Builder
 	s := strings.TrimSuffix(b.String(), "\n")
 	return s[1 : len(s)-1]
 }
 
-// jsonASCII is JSON as Python writes it: nothing outside ASCII.
+// jsonASCII returns JSON like Python: only ASCII.
 func jsonASCII(v string) string {
 	var b strings.Builder
 	for _, r := range jsonPlain(v) {
@@ -322,8 +322,8 @@ func jsonASCII(v string) string {
 }
 
 // SettingsSecrets returns the strings in a JSON document of settings that are
-// secret: those below an object named "env", and those whose key speaks of a
-// key, token, secret, password or credential. What is no JSON has none.
+// secret: those below an object named "env", and those whose key contains key,
+// token, secret, password or credential. Invalid JSON has none.
 func SettingsSecrets(doc string) []string {
 	var v any
 	if json.Unmarshal([]byte(doc), &v) != nil {

@@ -1,9 +1,9 @@
 // Package sockpath opens unix sockets at paths of any length.
 //
-// The kernel takes at most 107 bytes as the name of a unix socket, and a
-// sandbox's directory is easily deeper. A longer path is reached through an
-// open handle of its directory, /proc/self/fd/N/NAME, so only the last
-// element is bound by that limit (by about 85 bytes).
+// The kernel limits the name of a unix socket to 107 bytes, and the path of a
+// sandbox's directory may be longer. A longer path is accessed through an open
+// descriptor of its directory, /proc/self/fd/N/NAME, so the limit (then about
+// 85 bytes) applies only to the last element.
 package sockpath
 
 import (
@@ -25,24 +25,25 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
-// maxName is the longest socket name the kernel takes (sun_path less its NUL).
+// maxName is the maximum length of a socket name in the kernel (sun_path
+// without its NUL).
 const maxName = 107
 
-// Listen makes the socket at path with the given permissions, which hold from
-// the first moment it can be seen. Its directory must exist.
+// Listen creates the socket at path with the given permissions, which it has
+// from the moment when it is visible. Its directory must exist.
 //
-// A socket that is already there is replaced only when it is proven dead
-// (connecting to it is refused) and belongs to our user. A live one is code
-// exists; anything that is no socket, or another user's, is code denied.
-// Concurrent calls for one directory are serialised by a lock on it.
+// An existing socket is replaced only if it is proven to be dead (connecting
+// to it is refused) and belongs to the current user. The error has code exists
+// for a live one, and denied for anything that is not a socket or belongs to
+// another user. A lock on the directory serialises concurrent calls.
 //
 // Closing the listener removes the socket if it is still the same file.
 func Listen(path string, mode fs.FileMode) (net.Listener, error) {
 	return listen(path, mode, false)
 }
 
-// Takeover is Listen, but replaces a live socket of our user too: from then
-// on, new connections arrive here and the former listener gets none.
+// Takeover is Listen that also replaces a live socket of the current user:
+// from then on new connections arrive here, and the old listener gets none.
 func Takeover(path string, mode fs.FileMode) (net.Listener, error) {
 	return listen(path, mode, true)
 }
@@ -53,7 +54,7 @@ func listen(path string, mode fs.FileMode, takeover bool) (_ net.Listener, err e
 	if err != nil {
 		return nil, fault(path, err)
 	}
-	defer func() { _ = d.Close() }() // gives the lock back as well
+	defer func() { _ = d.Close() }() // also releases the lock
 	if err := lockDir(d); err != nil {
 		return nil, fault(path, err)
 	}
@@ -61,8 +62,8 @@ func listen(path string, mode fs.FileMode, takeover bool) (_ net.Listener, err e
 		return nil, err
 	}
 
-	// Bound under a name of its own, then renamed into place: nobody ever
-	// sees a socket with other permissions or one that does not listen yet.
+	// Bound under a temporary name, then renamed, so that no process finds
+	// a socket with other permissions or one that does not listen yet.
 	tmp := "." + rand.Text()[:10]
 	name := fmt.Sprintf("/proc/self/fd/%d/", d.Fd())
 	if len(name)+len(base) > maxName {
@@ -72,7 +73,7 @@ func listen(path string, mode fs.FileMode, takeover bool) (_ net.Listener, err e
 	if err != nil {
 		return nil, fault(path, err)
 	}
-	ln.SetUnlinkOnClose(false) // its name is only right while d is open
+	ln.SetUnlinkOnClose(false) // its name is only valid while d is open
 	tmpPath := filepath.Join(dir, tmp)
 	defer func() {
 		if err != nil {
@@ -93,7 +94,7 @@ func listen(path string, mode fs.FileMode, takeover bool) (_ net.Listener, err e
 	return &listener{UnixListener: ln, path: path, stat: st}, nil
 }
 
-// lockDir waits at most 10 s: whoever holds the lock is inside listen.
+// lockDir waits at most 10 s: the holder of the lock is in listen.
 func lockDir(d *os.File) error {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
 		if ok, err := lock.TryFile(d); ok || err != nil {
@@ -105,7 +106,7 @@ func lockDir(d *os.File) error {
 	}
 }
 
-// checkOld decides whether what is at path may be replaced.
+// checkOld decides whether the file at path may be replaced.
 func checkOld(path string, takeover bool) error {
 	st, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -140,8 +141,8 @@ func checkOld(path string, takeover bool) error {
 	return agentlab.Errorf(agentlab.CodeExists, "%s is in use, as far as can be told: %w", path, err)
 }
 
-// Dial connects to the socket at path. A missing or dead socket is code
-// unavailable; the system's error stays in the chain.
+// Dial connects to the socket at path. The error has code unavailable for a
+// missing or dead socket; the system's error stays in the chain.
 func Dial(ctx context.Context, path string) (net.Conn, error) {
 	name := path
 	if len(path) > maxName {
@@ -163,7 +164,7 @@ func Dial(ctx context.Context, path string) (net.Conn, error) {
 	return c, nil
 }
 
-// fault names the path that was asked for instead of the one under /proc.
+// fault returns err with the requested path instead of the one under /proc.
 func fault(path string, err error) error {
 	code := agentlab.CodeInternal
 	var why error
@@ -188,7 +189,8 @@ type Peer struct {
 	UID, GID uint32
 }
 
-// PeerOf asks the kernel who is at the other end of a unix socket.
+// PeerOf returns the process at the other end of a unix socket, as the kernel
+// reports it.
 func PeerOf(c net.Conn) (Peer, error) {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
@@ -209,7 +211,8 @@ func PeerOf(c net.Conn) (Peer, error) {
 	return Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid}, nil
 }
 
-// listener removes its own socket, and no successor's, when it is closed.
+// listener removes its own socket, but not that of a successor, when it is
+// closed.
 type listener struct {
 	*net.UnixListener
 	path string
@@ -218,7 +221,7 @@ type listener struct {
 	err  error
 }
 
-// Addr returns the address with the path that was asked for.
+// Addr returns the address with the requested path.
 func (l *listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
 
 func (l *listener) Close() error {

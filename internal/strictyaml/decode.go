@@ -14,20 +14,20 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Any is the type of a field whose value is not looked at; it becomes true
-// when the key is there, whatever it holds.
+// Any is the type of a field whose value is ignored; it becomes true if the
+// key is present.
 type Any bool
 
-// Decode stores the document in v, a pointer to a struct whose fields bear
-// `yaml:"name"` tags and are structs, pointers, slices, strings, bools, ints,
-// maps from string to string, or Any. What the document does not mention keeps its
-// value; null is the same as not mentioned. Errors have code invalid, the
-// key's path as Field, and its line. A field's tag `hint:"..."` is the hint of
-// an error about its value.
+// Decode stores the document in v, a pointer to a struct whose fields have
+// `yaml:"name"` tags and are structs, pointers, slices, strings, bools, ints, maps
+// from string to string, or Any. Fields without a key keep their value; null is
+// the same as a missing key. Errors have code invalid, the key's path as Field,
+// and its line. A field's tag `hint:"..."` is the hint of an error about its
+// value.
 func (d *Document) Decode(v any) error { return d.DecodeSections(v, nil) }
 
-// DecodeSections is Decode of a document that has further keys at its top:
-// the value of each is stored in what sections has under that key, likewise a
+// DecodeSections is Decode for a document with further top-level keys: the
+// value of each is stored in the entry of sections for that key, also a
 // pointer to a struct.
 func (d *Document) DecodeSections(v any, sections map[string]any) error {
 	if _, null := d.body.(*ast.NullNode); d.body == nil || null {
@@ -144,8 +144,9 @@ func decodeMap(n ast.Node, path string, v reflect.Value) error {
 	return nil
 }
 
-// decimal tells whether a whole number is written plainly: YAML's octal,
-// hexadecimal and underscored forms surprise more people than they serve.
+// decimal reports whether an integer is in plain decimal notation. YAML's
+// octal, hexadecimal and underscored forms are not allowed, because they are
+// often unintended.
 func decimal(s string) bool {
 	s = strings.TrimPrefix(s, "-")
 	return s == "0" || s != "" && s[0] != '0' && strings.Trim(s, "0123456789") == ""

@@ -2,10 +2,10 @@ package strictyaml
 
 import "strings"
 
-// Nearest returns the candidate that word was most likely meant to be, or ""
-// when none is near: at most one edit for every three letters, where an edit
-// inserts, deletes or replaces a letter or swaps two neighbours; letter case
-// and the difference of - and _ do not count.
+// Nearest returns the candidate that is most similar to word, or "" if none is
+// similar: with at most one edit for every three letters, where an edit
+// inserts, deletes or replaces a letter or swaps two adjacent ones. Letter
+// case and the difference between - and _ are ignored.
 func Nearest(word string, candidates []string) string {
 	best, dist := "", len(word)/3+1
 	for _, c := range candidates {
@@ -21,8 +21,8 @@ func Nearest(word string, candidates []string) string {
 
 func fold(s string) string { return strings.ReplaceAll(strings.ToLower(s), "-", "_") }
 
-// distance is the optimal string alignment distance of a and b, or limit+1
-// when that is plain from their lengths.
+// distance is the optimal string alignment distance of a and b, or limit+1 if
+// their lengths already differ by more than limit.
 func distance(a, b string, limit int) int {
 	if len(a)-len(b) > limit || len(b)-len(a) > limit {
 		return limit + 1

@@ -1,12 +1,12 @@
-// Package strictyaml reads the YAML files that people write for AgentLab:
+// Package strictyaml parses the YAML files that users write for AgentLab:
 // configuration, profiles, secrets bundles, project files.
 //
-// It is stricter than YAML, so that what is written is what is meant: a key
-// that is not known is an error with its line and the nearest known key, a
-// key given twice is an error, a value of another type is never converted,
-// and anchors, aliases, tags and merge keys, with which a short file can mean
-// a huge or another one, are refused. Errors never repeat a value of the
-// file, because it may be a secret.
+// It is stricter than YAML, to detect mistakes: an unknown key is an error
+// with its line and the nearest known key, a duplicate key is an error, a
+// value of another type is never converted, and anchors, aliases, tags and
+// merge keys, with which a short file can expand to a huge or different one,
+// are rejected. Errors never contain a value of the file, because it may be a
+// secret.
 package strictyaml
 
 import (
@@ -23,9 +23,9 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// MaxBytes is the size of the largest text that is read, and MaxKeys the
-// number of mapping keys in it. The parser copies the rest of a mapping for
-// each of its keys: without a bound the time grows with the square of the text.
+// MaxBytes is the maximum size of a text, and MaxKeys the maximum number of
+// mapping keys in it. The parser copies the rest of a mapping for each of its
+// keys, so without a limit the time grows quadratically.
 const (
 	MaxBytes = 256 << 10
 	MaxKeys  = 2000
@@ -45,8 +45,8 @@ type Key struct {
 	Line int    // counted from 1
 }
 
-// Parse reads data, which must hold one document or none. Errors have code
-// invalid and begin with "line N: " where the line is known.
+// Parse parses data, which must contain one document or none. Errors have code
+// invalid and begin with "line N: " if the line is known.
 func Parse(data []byte) (doc *Document, err error) {
 	if len(data) > MaxBytes {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d bytes of YAML are more than %d", len(data), MaxBytes)
@@ -55,8 +55,8 @@ func Parse(data []byte) (doc *Document, err error) {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "not YAML: it holds a NUL byte")
 	}
 	defer func() {
-		// A bug of the parser in the face of strange text is the text's fault
-		// for our callers; it must not end the daemon.
+		// A panic of the parser for unusual text is reported as an error of
+		// the text, so that it does not end the daemon.
 		if r := recover(); r != nil {
 			doc, err = nil, agentlab.Errorf(agentlab.CodeInvalid, "not YAML that can be read")
 		}
@@ -99,8 +99,8 @@ func Decode(data []byte, v any) error {
 // Keys returns every mapping key at every depth, in document order.
 func (d *Document) Keys() []Key { return d.keys }
 
-// Line returns the line of the key or sequence item with that path, 0 when
-// there is none.
+// Line returns the line of the key or sequence item with that path, 0 if there
+// is none.
 func (d *Document) Line(path string) int {
 	for _, list := range [][]Key{d.keys, d.items} {
 		for _, k := range list {
@@ -125,8 +125,8 @@ func (d *Document) nearestLine(path string) int {
 }
 
 // At returns err, if it is an Error that names a field of the document, with
-// the field's line put before its message. A key that is missing has the line
-// of what it is missing in.
+// the field's line before its message. For a missing key it is the line of its
+// parent.
 func (d *Document) At(err error) error {
 	e, ok := errors.AsType[*agentlab.Error](err)
 	if !ok {
@@ -141,12 +141,12 @@ func (d *Document) At(err error) error {
 	return &c
 }
 
-// maxDepth bounds nesting, because the parser is recursive.
+// maxDepth limits nesting, because the parser is recursive.
 const maxDepth = 50
 
-// checkShape bounds the number of keys, and what opens a level without taking
-// a line of its own; nesting by indentation is bounded by MaxKeys, and in
-// sequences by MaxBytes.
+// checkShape limits the number of keys, and of tokens that begin a level
+// without a new line. MaxKeys limits nesting by indentation, and MaxBytes
+// limits it in sequences.
 func checkShape(tokens token.Tokens) error {
 	flow, inLine, lastLine := 0, 0, 0
 	explicit, keys := 0, 0 // "? key" and "key:"; a pair "? key" and ": value" counts twice at most
@@ -178,7 +178,8 @@ func checkShape(tokens token.Tokens) error {
 	return nil
 }
 
-// collect notes the keys below n and refuses what this package refuses.
+// collect records the keys below n and returns an error for what this package
+// rejects.
 func (d *Document) collect(path string, n ast.Node) error {
 	switch n := n.(type) {
 	case ast.MapNode:
@@ -245,7 +246,7 @@ func scalar(n ast.Node) (string, bool) {
 	return "", false
 }
 
-// syntaxError keeps the parser's reason and line and drops its excerpt of the
+// syntaxError returns the parser's reason and line without its excerpt of the
 // text.
 func syntaxError(err error) error {
 	y, ok := errors.AsType[yaml.Error](err)
@@ -259,7 +260,7 @@ func syntaxError(err error) error {
 	return agentlab.Errorf(agentlab.CodeInvalid, "%snot valid YAML%s", where, reason(y.GetMessage()))
 }
 
-// reason lets through only messages that hold no text of the document.
+// reason returns only messages that contain no text of the document.
 func reason(msg string) string {
 	for _, safe := range []string{
 		"found character '\\t' that cannot start any token",

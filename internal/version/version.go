@@ -1,7 +1,8 @@
-// Package version tells which build of AgentLab is running.
+// Package version returns which build of AgentLab is running.
 //
-// The Makefile sets the variables with -ldflags -X; a binary made by plain
-// 'go build' or 'go install' falls back to what the Go toolchain recorded.
+// The Makefile sets the variables with -ldflags -X; a binary of plain 'go
+// build' or 'go install' falls back to the build information of the Go
+// toolchain.
 package version
 
 import (
@@ -11,21 +12,21 @@ import (
 )
 
 // Set by -ldflags "-X github.com/agentlab-vm/agentlab/internal/version.Version=…".
-// They are variables only because the linker can set nothing else; no code
-// assigns them.
+// They are variables because the linker can set only variables; no code assigns
+// them.
 var (
 	Version string // semantic version without "v"
 	Commit  string // full git commit id, with "-dirty" appended for a modified tree
 	Date    string // commit date, RFC 3339 UTC
 )
 
-// Info is a build's identity. No field is ever empty.
+// Info identifies a build. No field is empty.
 type Info struct {
 	Version, Commit, Date string
 }
 
-// Get returns the linked-in values, else those of the Go build information,
-// else "dev" and "unknown".
+// Get returns the linked values, otherwise those of the Go build information,
+// otherwise "dev" and "unknown".
 func Get() Info {
 	bi, _ := debug.ReadBuildInfo()
 	return resolve(Info{Version, Commit, Date}, bi)
