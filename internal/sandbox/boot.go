@@ -5,7 +5,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"net"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -14,12 +16,12 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/control"
 )
 
-// resolved tells whether the row holds a reference name@digest; before that
+// imageResolved tells whether the row holds a reference name@digest; before that
 // it holds the wanted name.
-func resolved(sb agentlab.Sandbox) bool { return strings.Contains(sb.Image, "@") }
+func imageResolved(sb agentlab.Sandbox) bool { return strings.Contains(sb.Image, "@") }
 
-// passing tells whether an error of the driver may go away by itself.
-func passing(err error) bool {
+// isTransient tells whether an error of the driver may go away by itself.
+func isTransient(err error) bool {
 	switch agentlab.CodeOf(err) {
 	case agentlab.CodeBusy, agentlab.CodeUnavailable, agentlab.CodeUnknownOutcome, agentlab.CodeTimeout:
 		return true
@@ -29,7 +31,7 @@ func passing(err error) bool {
 
 // provision makes image, disk and VM of a sandbox and starts it.
 func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
-	if !resolved(sb) {
+	if !imageResolved(sb) {
 		return s.resolveImage(ctx, sb)
 	}
 	wait, refusal, err := s.tryPowerOn(ctx, sb)
@@ -39,9 +41,9 @@ func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Dura
 	case errors.As(refusal, new(*takenError)):
 		return s.renumber(ctx, sb, refusal)
 	case refusal != nil:
-		return 0, false, s.fail(ctx, sb, "it could not be made: %w", refusal)
+		return 0, false, s.markFailed(ctx, sb, "it could not be made: %w", refusal)
 	}
-	return 0, false, s.become(ctx, sb, agentlab.SandboxBooting, "")
+	return 0, false, s.transition(ctx, sb, agentlab.SandboxBooting, "")
 }
 
 // tryPowerOn runs powerOn when a slot for booting is free. wait tells that
@@ -58,7 +60,7 @@ func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait boo
 		return false, nil, nil
 	}
 	s.boots.release(sb.VMID, s.loop.Wake) // others may have better luck
-	if ctx.Err() != nil || (passing(err) && s.triedFor(sb.VMID) < s.lim.ProvisionTimeout) {
+	if ctx.Err() != nil || (isTransient(err) && s.triedFor(sb.VMID) < s.lim.ProvisionTimeout) {
 		return true, nil, err
 	}
 	return false, err, nil
@@ -87,7 +89,7 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 			return err
 		}
 	}
-	if err := s.openPlane(ctx, sb); err != nil {
+	if err := s.openGuestListener(ctx, sb); err != nil {
 		return err
 	}
 	if err := s.setDeadline(ctx, sb); err != nil {
@@ -103,7 +105,7 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 			return 0, done, err
 		}
 	}
-	if err := s.openPlane(ctx, sb); err != nil {
+	if err := s.openGuestListener(ctx, sb); err != nil {
 		return 0, true, err
 	}
 	err := s.ensureIdentity(ctx, sb)
@@ -115,13 +117,13 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 		return 0, true, err
 	}
 	var waited time.Duration
-	s.with(sb.VMID, func(m *memory) {
+	s.withState(sb.VMID, func(m *runtimeState) {
 		now := s.clock()
 		waited = now.Sub(m.running)
 		m.inspected = m.inspected && now.Sub(m.looked) < lookEvery
 	})
 	if waited >= s.lim.BootTimeout {
-		return 0, false, s.fail(ctx, sb, "its guest did not answer within %s: %w", s.lim.BootTimeout, err)
+		return 0, false, s.markFailed(ctx, sb, "its guest did not answer within %s: %w", s.lim.BootTimeout, err)
 	}
 	return bootPause(waited), true, nil
 }
@@ -151,7 +153,7 @@ func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done 
 		return true, err
 	}
 	ran := false
-	s.with(sb.VMID, func(m *memory) { ran = !m.running.IsZero() })
+	s.withState(sb.VMID, func(m *runtimeState) { ran = !m.running.IsZero() })
 	why := ""
 	switch {
 	case in.Expired && ran:
@@ -167,7 +169,7 @@ func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done 
 	case in.Power == backend.PowerStopped && ran:
 		why = "its guest powered off while it booted"
 	case in.Power == backend.PowerRunning:
-		s.runs(sb.VMID)
+		s.markVMRunning(sb.VMID)
 		return false, nil
 	}
 	if why == "" {
@@ -176,26 +178,26 @@ func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done 
 		case wait || err != nil:
 			return true, err
 		case refusal == nil:
-			s.runs(sb.VMID)
+			s.markVMRunning(sb.VMID)
 			return false, nil
 		}
 		why = "it could not be started: " + refusal.Error()
 	}
-	if err := s.fail(ctx, sb, "%s", why); err != nil {
+	if err := s.markFailed(ctx, sb, "%s", why); err != nil {
 		return true, err
 	}
 	s.loop.Wake(sb.VMID) // for what follows
 	return true, nil
 }
 
-// runs notes that the VM of a BOOTING sandbox was seen to run.
-func (s *Service) runs(vmid int) {
-	s.with(vmid, func(m *memory) {
+// markVMRunning notes that the VM of a BOOTING sandbox was seen to run.
+func (s *Service) markVMRunning(vmid int) {
+	s.withState(vmid, func(m *runtimeState) {
 		now := s.clock()
 		if m.running.IsZero() {
 			m.running = now
 		}
-		m.looked, m.inspected, m.suspect = now, true, false
+		m.looked, m.inspected, m.needsInspect = now, true, false
 	})
 }
 
@@ -277,9 +279,150 @@ func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
 	})
 	if err == nil {
-		s.with(sb.VMID, func(m *memory) {
+		s.withState(sb.VMID, func(m *runtimeState) {
 			m.inspected = m.state == agentlab.SandboxReady && in.Power == backend.PowerRunning
 		})
+	}
+	return err
+}
+
+// slots lets only so many VMs boot at the same time, first come, first
+// served. Nobody blocks: who finds none is woken when one comes free.
+type slots struct {
+	mu      sync.Mutex
+	free    int
+	held    map[int]bool
+	waiting []int
+}
+
+// acquire reports whether vmid holds a slot now; if not, it is in the queue.
+func (s *slots) acquire(vmid int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held[vmid] {
+		return true
+	}
+	if s.free > 0 && (len(s.waiting) == 0 || s.waiting[0] == vmid) {
+		if len(s.waiting) > 0 {
+			s.waiting = s.waiting[1:]
+		}
+		if s.held == nil {
+			s.held = map[int]bool{}
+		}
+		s.held[vmid] = true
+		s.free--
+		return true
+	}
+	if !slices.Contains(s.waiting, vmid) {
+		s.waiting = append(s.waiting, vmid)
+	}
+	return false
+}
+
+// release gives back vmid's slot or its place in the queue, and wakes those
+// that can have a slot now.
+func (s *slots) release(vmid int, wake func(int)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held[vmid] {
+		delete(s.held, vmid)
+		s.free++
+	}
+	s.waiting = slices.DeleteFunc(s.waiting, func(w int) bool { return w == vmid })
+	if s.free > 0 && len(s.waiting) > 0 {
+		wake(s.waiting[0])
+	}
+}
+
+// next wakes the first in the queue when there still is a slot for it; called
+// after acquire by who got one.
+func (s *slots) next(wake func(int)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.free > 0 && len(s.waiting) > 0 {
+		wake(s.waiting[0])
+	}
+}
+
+// guestListener is the open guest plane of one sandbox.
+type guestListener struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+func (p *guestListener) close() {
+	if p != nil {
+		p.cancel()
+		<-p.done
+	}
+}
+
+// relistenDelay is how long to wait before a guest plane that broke is opened
+// again.
+const relistenDelay = time.Second
+
+// openGuestListener makes sure that the guest plane of a sandbox is served. It is
+// served until closeGuestListener or the end of Run, and opened again when it breaks.
+func (s *Service) openGuestListener(ctx context.Context, sb agentlab.Sandbox) error {
+	if s.guests == nil {
+		return nil
+	}
+	open := true
+	s.withState(sb.VMID, func(m *runtimeState) { open = m.listener != nil })
+	if open {
+		return nil
+	}
+	l, err := s.cfg.Driver.ListenGuest(ctx, backend.RefOf(sb))
+	if err != nil {
+		return err
+	}
+	p := &guestListener{done: make(chan struct{})}
+	began := make(chan struct{})
+	ok := s.spawn(func(run context.Context) {
+		defer close(p.done)
+		run, p.cancel = context.WithCancel(run)
+		defer p.cancel()
+		close(began)
+		err := s.guests.Serve(run, sb.VMID, l)
+		_ = l.Close()
+		if run.Err() == nil {
+			s.guestListenerFailed(run, sb, p, err)
+		}
+	})
+	if !ok {
+		return closeAfter(l.Close(), context.Canceled)
+	}
+	<-began
+	s.withState(sb.VMID, func(m *runtimeState) { m.listener = p })
+	return nil
+}
+
+// guestListenerFailed has a guest plane opened again after a pause.
+func (s *Service) guestListenerFailed(ctx context.Context, sb agentlab.Sandbox, p *guestListener, err error) {
+	s.log.Warn("guest plane broke", "vmid", sb.VMID, "err", err)
+	t := time.NewTimer(relistenDelay)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	s.withState(sb.VMID, func(m *runtimeState) {
+		if m.listener == p {
+			m.listener = nil
+		}
+	})
+	s.loop.Wake(sb.VMID)
+}
+
+func (s *Service) closeGuestListener(vmid int) {
+	var p *guestListener
+	s.withState(vmid, func(m *runtimeState) { p, m.listener = m.listener, nil })
+	p.close()
+}
+
+func closeAfter(closeErr, err error) error {
+	if closeErr != nil {
+		return closeErr
 	}
 	return err
 }

@@ -21,7 +21,7 @@ func (s *Service) setDeadline(ctx context.Context, sb agentlab.Sandbox) error {
 		return nil
 	}
 	known := false
-	s.with(sb.VMID, func(m *memory) { known = m.lease.Equal(sb.LeaseExpiresAt) })
+	s.withState(sb.VMID, func(m *runtimeState) { known = m.lease.Equal(sb.LeaseExpiresAt) })
 	if known {
 		return nil
 	}
@@ -32,7 +32,7 @@ func (s *Service) setDeadline(ctx context.Context, sb agentlab.Sandbox) error {
 		err = nil
 	}
 	if err == nil {
-		s.with(sb.VMID, func(m *memory) { m.lease = sb.LeaseExpiresAt })
+		s.withState(sb.VMID, func(m *runtimeState) { m.lease = sb.LeaseExpiresAt })
 	}
 	return err
 }

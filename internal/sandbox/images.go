@@ -29,16 +29,16 @@ type imageBuilds struct {
 // not wait: the step is run again when the image is there.
 func (s *Service) resolveImage(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	var res *imageResult
-	s.with(sb.VMID, func(m *memory) { res, m.image = m.image, nil })
+	s.withState(sb.VMID, func(m *runtimeState) { res, m.image = m.image, nil })
 	if res == nil {
 		s.waitForImage(sb)
 		return 0, true, nil
 	}
 	if res.err != nil {
-		return 0, false, s.fail(ctx, sb, "image %s: %s", sb.Image, agentlab.TextWithHint(res.err))
+		return 0, false, s.markFailed(ctx, sb, "image %s: %s", sb.Image, agentlab.TextWithHint(res.err))
 	}
 	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
-		if now.State != sb.State || resolved(*now) {
+		if now.State != sb.State || imageResolved(*now) {
 			return nil, nil
 		}
 		s.beginLease(now)
@@ -90,7 +90,7 @@ func (s *Service) ensureImage(ctx context.Context, name string) {
 		return // it did not fail, the service ends
 	}
 	for _, vmid := range waiting {
-		s.with(vmid, func(m *memory) { m.image = &imageResult{ref, err} })
+		s.withState(vmid, func(m *runtimeState) { m.image = &imageResult{ref, err} })
 		s.loop.Wake(vmid)
 	}
 }

@@ -54,7 +54,7 @@ func (s *Service) ReloadNetworks(ctx context.Context, vmids []int) ([]Reloaded, 
 	}
 	out := make([]Reloaded, len(list))
 	for i, sb := range list {
-		out[i] = s.askReload(ctx, sb, len(vmids) > 0)
+		out[i] = s.requestReload(ctx, sb, len(vmids) > 0)
 	}
 	ctx, cancel := context.WithTimeout(ctx, networkWait)
 	defer cancel()
@@ -68,8 +68,8 @@ func (s *Service) ReloadNetworks(ctx context.Context, vmids []int) ([]Reloaded, 
 	return out, nil
 }
 
-// askReload writes down that a sandbox is to have its profile's policy.
-func (s *Service) askReload(ctx context.Context, sb agentlab.Sandbox, again bool) Reloaded {
+// requestReload writes down that a sandbox is to have its profile's policy.
+func (s *Service) requestReload(ctx context.Context, sb agentlab.Sandbox, again bool) Reloaded {
 	r := Reloaded{Sandbox: sb}
 	if sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed {
 		r.Err = conflict(sb, "and its policy is not changed any more", "")
@@ -84,7 +84,7 @@ func (s *Service) askReload(ctx context.Context, sb agentlab.Sandbox, again bool
 		r.Err = err
 		return r
 	}
-	r.Sandbox, r.Err = s.ask(ctx, sb.VMID, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	r.Sandbox, r.Err = s.requestChange(ctx, sb.VMID, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		n := prof.Network
 		n.Layers = sb.Network.Layers
 		r.Changed = !SameNetwork(n, sb.Network)
@@ -112,7 +112,7 @@ func (s *Service) NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Ne
 	if _, err := egress.New(layer); err != nil {
 		return err
 	}
-	sb, err := s.ask(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	sb, err := s.requestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed:
 			return nil, conflict(*sb, "and its policy is not changed any more", "")
@@ -184,18 +184,18 @@ func (s *Service) applyNetwork(ctx context.Context, sb agentlab.Sandbox) (settle
 		return false, err
 	}
 	now, long := s.clock(), false
-	s.with(sb.VMID, func(m *memory) {
+	s.withState(sb.VMID, func(m *runtimeState) {
 		if m.netSince.IsZero() {
 			m.netSince = now
 		}
 		long = now.Sub(m.netSince) >= s.lim.NetworkTimeout
 		m.netTrouble = agentlab.Reason(err.Error())
-		m.tellChanged()
+		m.notifyWaiters()
 	})
-	if passing(err) && !long {
+	if isTransient(err) && !long {
 		return false, err
 	}
-	return true, s.fail(ctx, sb, "its network policy could not be put in force: %w", err)
+	return true, s.markFailed(ctx, sb, "its network policy could not be put in force: %w", err)
 }
 
 func (s *Service) updateNetwork(ctx context.Context, sb agentlab.Sandbox) error {
@@ -209,7 +209,7 @@ func (s *Service) updateNetwork(ctx context.Context, sb agentlab.Sandbox) error 
 // networkApplied notes that the policy of sb is in force, unless the row has
 // another by now.
 func (s *Service) networkApplied(ctx context.Context, sb agentlab.Sandbox) error {
-	s.with(sb.VMID, func(m *memory) { m.netSince, m.netTrouble = time.Time{}, "" })
+	s.withState(sb.VMID, func(m *runtimeState) { m.netSince, m.netTrouble = time.Time{}, "" })
 	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if !now.NetworkPending || !SameNetwork(now.Network, sb.Network) {
 			return nil, nil
@@ -220,8 +220,8 @@ func (s *Service) networkApplied(ctx context.Context, sb agentlab.Sandbox) error
 	return err
 }
 
-// tellChanged wakes who waits in awaitNetwork. The caller holds the lock.
-func (m *memory) tellChanged() {
+// notifyWaiters wakes who waits in awaitNetwork. The caller holds the lock.
+func (m *runtimeState) notifyWaiters() {
 	if m.changed != nil {
 		close(m.changed)
 		m.changed = nil
@@ -233,11 +233,11 @@ func (m *memory) tellChanged() {
 // one that boots.
 func (s *Service) awaitNetwork(ctx context.Context, sb agentlab.Sandbox, booting bool) (agentlab.Sandbox, error) {
 	vmid := sb.VMID
-	s.remember(sb)
+	s.track(sb)
 	for {
 		var changed chan struct{}
 		trouble := ""
-		s.with(vmid, func(m *memory) {
+		s.withState(vmid, func(m *runtimeState) {
 			if m.changed == nil {
 				m.changed = make(chan struct{})
 			}

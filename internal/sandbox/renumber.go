@@ -18,7 +18,7 @@ func (e *takenError) Unwrap() error { return e.error }
 // on the backend, after it was allocated. What may have been made under the
 // old one with our mark is removed first. The step of the new number goes on.
 func (s *Service) renumber(ctx context.Context, sb agentlab.Sandbox, taken error) (time.Duration, bool, error) {
-	s.closePlane(sb.VMID)
+	s.closeGuestListener(sb.VMID)
 	dctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
 	if err := s.cfg.Driver.Destroy(dctx, backend.RefOf(sb)); err != nil {
@@ -33,16 +33,16 @@ func (s *Service) renumber(ctx context.Context, sb agentlab.Sandbox, taken error
 	switch agentlab.CodeOf(err) {
 	case "":
 	case agentlab.CodeLimit:
-		return 0, false, s.fail(ctx, sb, "it could not be made: %w (%w)", taken, err)
+		return 0, false, s.markFailed(ctx, sb, "it could not be made: %w (%w)", taken, err)
 	case agentlab.CodeNotFound, agentlab.CodeConflict:
 		return 0, false, nil // something else became of it meanwhile: look again
 	default:
 		return 0, true, err
 	}
 	s.log.Warn("a sandbox got another number", "old", sb.VMID, "vmid", now.VMID, "uid", sb.UID, "err", taken)
-	s.with(sb.VMID, (*memory).tellChanged)
+	s.withState(sb.VMID, (*runtimeState).notifyWaiters)
 	s.forget(sb.VMID)
-	s.remember(now)
+	s.track(now)
 	s.loop.Wake(now.VMID)
 	return 0, true, nil
 }

@@ -110,7 +110,7 @@ type Guests interface {
 type Limits struct {
 	VMIDFirst, VMIDLast int           // range of numbers; default 1000 to 999999
 	MaxSandboxes        int           // that may exist at once; 0 means no maximum
-	MaxTTL              time.Duration // longest lease; default agentlab.MaxTTL
+	MaxTTL              time.Duration // maxIdle lease; default agentlab.MaxTTL
 	DefaultTTL          time.Duration // when neither request nor profile says; default 3 h, at most MaxTTL
 
 	ImageTimeout     time.Duration // for building a missing image; default 1 h
@@ -190,32 +190,32 @@ type Service struct {
 	images  imageBuilds
 	guests  Guests // nil: there is no guest plane
 
-	mu     sync.Mutex
-	memory map[int]*memory
-	drift  map[string]backend.Instance // by UID: orphans that an event reported
-	run    context.Context             // of Run; nil before
-	wg     sync.WaitGroup              // what Run waits for besides the loop
+	mu           sync.Mutex
+	states       map[int]*runtimeState
+	knownOrphans map[string]backend.Instance // by UID: orphans that an event reported
+	run          context.Context             // of Run; nil before
+	wg           sync.WaitGroup              // what Run waits for besides the loop
 }
 
-// memory is what the service remembers of a sandbox that is not destroyed.
+// runtimeState is what the service remembers of a sandbox that is not destroyed.
 // Nothing in it matters: a new process begins with an empty one.
-type memory struct {
+type runtimeState struct {
 	uid   string
 	state agentlab.SandboxState // as last seen
 
-	lease     time.Time      // its end, as the backend was told (backend.DeadlineSetter)
-	inspected bool           // this process has seen its VM in the state it should be in
-	suspect   bool           // the audit found something: look again
-	tried     time.Time      // first attempt to power it on in its present state
-	running   time.Time      // since when this process knows that the VM of a BOOTING one runs
-	looked    time.Time      // when the VM of a BOOTING one was last looked at
-	grace     *time.Duration // asked for by Stop; nil means the default
-	image     *imageResult   // came of an image build that it waited for
-	plane     *plane
-	save      bool // its console log is to be saved
-	trouble   trouble
-	unwritten bool   // it is to be destroyed, and the row does not say so: the disk was full
-	paused    string // why its guest's CPUs are paused; "" when they are not
+	lease          time.Time      // its end, as the backend was told (backend.DeadlineSetter)
+	inspected      bool           // this process has seen its VM in the state it should be in
+	needsInspect   bool           // the audit found something: look again
+	tried          time.Time      // first attempt to power it on in its present state
+	running        time.Time      // since when this process knows that the VM of a BOOTING one runs
+	looked         time.Time      // when the VM of a BOOTING one was last looked at
+	grace          *time.Duration // asked for by Stop; nil means the default
+	image          *imageResult   // came of an image build that it waited for
+	listener       *guestListener
+	save           bool // its console log is to be saved
+	retry          retryState
+	destroyPending bool   // it is to be destroyed, and the row does not say so: the disk was full
+	paused         string // why its guest's CPUs are paused; "" when they are not
 
 	netSince   time.Time     // since when a network policy cannot be put in force; zero when there is none
 	netTrouble string        // why not
@@ -226,7 +226,7 @@ type memory struct {
 func New(cfg Config) *Service {
 	s := &Service{
 		cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock,
-		memory: map[int]*memory{}, drift: map[string]backend.Instance{},
+		states: map[int]*runtimeState{}, knownOrphans: map[string]backend.Instance{},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -259,7 +259,7 @@ func (s *Service) Run(ctx context.Context) error {
 	s.run = ctx
 	s.mu.Unlock()
 	for _, sb := range rows {
-		s.remember(sb)
+		s.track(sb)
 		s.loop.Wake(sb.VMID)
 	}
 	s.readNotes(rows)
@@ -293,18 +293,18 @@ func (s *Service) spawn(fn func(ctx context.Context)) bool {
 	return true
 }
 
-// remember returns the memory of a sandbox, brought up to its row.
-func (s *Service) remember(sb agentlab.Sandbox) *memory {
+// track returns the state of a sandbox, brought up to its row.
+func (s *Service) track(sb agentlab.Sandbox) *runtimeState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	m := s.memory[sb.VMID]
+	m := s.states[sb.VMID]
 	if m == nil || m.uid != sb.UID {
-		m = &memory{uid: sb.UID}
-		s.memory[sb.VMID] = m
+		m = &runtimeState{uid: sb.UID}
+		s.states[sb.VMID] = m
 	}
 	if m.state != sb.State {
 		m.state, m.inspected = sb.State, false
-		m.tried, m.running, m.trouble = time.Time{}, time.Time{}, trouble{}
+		m.tried, m.running, m.retry = time.Time{}, time.Time{}, retryState{}
 	}
 	return m
 }
@@ -313,19 +313,20 @@ func (s *Service) remember(sb agentlab.Sandbox) *memory {
 func (s *Service) forget(vmid int) {
 	s.boots.release(vmid, s.loop.Wake)
 	s.mu.Lock()
-	m := s.memory[vmid]
-	delete(s.memory, vmid)
+	m := s.states[vmid]
+	delete(s.states, vmid)
 	s.mu.Unlock()
 	if m != nil {
-		m.plane.close()
+		m.listener.close()
 	}
 }
 
-// with gives fn the memory of a sandbox, if there is one, under the lock.
-func (s *Service) with(vmid int, fn func(*memory)) {
+// withState calls fn with the state of a sandbox, if there is one, under the
+// lock.
+func (s *Service) withState(vmid int, fn func(*runtimeState)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if m := s.memory[vmid]; m != nil {
+	if m := s.states[vmid]; m != nil {
 		fn(m)
 	}
 }
@@ -346,8 +347,8 @@ func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbo
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	s.remember(sb)
-	s.with(vmid, (*memory).tellChanged)
+	s.track(sb)
+	s.withState(vmid, (*runtimeState).notifyWaiters)
 	return sb, nil
 }
 

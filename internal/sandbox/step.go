@@ -9,9 +9,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// longest is how long a settled sandbox is left alone at most, so that a
+// maxIdle is how long a settled sandbox is left alone at most, so that a
 // clock that was set, or a host that slept, is noticed.
-const longest = 10 * time.Minute
+const maxIdle = 10 * time.Minute
 
 // destroyTimeout bounds one attempt to destroy or to cut the power.
 const destroyTimeout = 2 * time.Minute
@@ -30,8 +30,8 @@ func (s *Service) step(ctx context.Context, vmid int) (time.Duration, error) {
 			s.forget(vmid)
 			return 0, nil
 		}
-		s.remember(sb)
-		again, done, err := s.once(ctx, sb)
+		s.track(sb)
+		again, done, err := s.stepOnce(ctx, sb)
 		s.noteWaiting(ctx, sb, done, err)
 		if err != nil || done {
 			if again <= 0 {
@@ -45,10 +45,10 @@ func (s *Service) step(ctx context.Context, vmid int) (time.Duration, error) {
 	}
 }
 
-// once does one thing for a sandbox. done tells that nothing is left to do
+// stepOnce does one thing for a sandbox. done tells that nothing is left to do
 // now; then again is when to look once more, 0 for when its lease ends.
-func (s *Service) once(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, done bool, err error) {
-	if s.unwritten(sb) {
+func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, done bool, err error) {
+	if s.destroyPending(sb) {
 		return 0, false, s.destroy(ctx, sb)
 	}
 	if s.leaseCounts(sb) && !s.clock().Before(sb.LeaseExpiresAt) {
@@ -60,9 +60,9 @@ func (s *Service) once(ctx context.Context, sb agentlab.Sandbox) (again time.Dur
 	case agentlab.DesiredStopped:
 		return s.stop(ctx, sb)
 	case agentlab.DesiredSuspended:
-		return s.freeze(ctx, sb)
+		return s.driveSuspended(ctx, sb)
 	default:
-		return s.up(ctx, sb)
+		return s.driveRunning(ctx, sb)
 	}
 }
 
@@ -71,14 +71,14 @@ func (s *Service) once(ctx context.Context, sb agentlab.Sandbox) (again time.Dur
 // limit of its own.
 func (s *Service) leaseCounts(sb agentlab.Sandbox) bool {
 	return sb.Desired != agentlab.DesiredDestroyed &&
-		sb.State != agentlab.SandboxRequested && (sb.State != agentlab.SandboxProvisioning || resolved(sb))
+		sb.State != agentlab.SandboxRequested && (sb.State != agentlab.SandboxProvisioning || imageResolved(sb))
 }
 
 func (s *Service) untilLease(sb agentlab.Sandbox) time.Duration {
 	if !s.leaseCounts(sb) {
-		return longest
+		return maxIdle
 	}
-	return min(max(sb.LeaseExpiresAt.Sub(s.clock()), time.Millisecond), longest)
+	return min(max(sb.LeaseExpiresAt.Sub(s.clock()), time.Millisecond), maxIdle)
 }
 
 // expire follows the end of a lease.
@@ -103,14 +103,14 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 		return evs, nil
 	})
 	if fullDisk(err) && !sb.Keepalive { // its row says until when it may live
-		s.destroyUnwritten(sb)
+		s.destroyWithoutRow(sb)
 		return nil
 	}
 	return err
 }
 
-// up drives a sandbox that is to run.
-func (s *Service) up(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
+// driveRunning drives a sandbox that is to run.
+func (s *Service) driveRunning(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	if sb.NetworkPending && sb.State.HasVM() {
 		if settled, err := s.applyNetwork(ctx, sb); settled || err != nil {
 			return 0, err != nil, err
@@ -118,25 +118,25 @@ func (s *Service) up(ctx context.Context, sb agentlab.Sandbox) (time.Duration, b
 	}
 	switch sb.State {
 	case agentlab.SandboxRequested:
-		return 0, false, s.become(ctx, sb, agentlab.SandboxProvisioning, "")
+		return 0, false, s.transition(ctx, sb, agentlab.SandboxProvisioning, "")
 	case agentlab.SandboxProvisioning:
 		return s.provision(ctx, sb)
 	case agentlab.SandboxStopped:
-		return 0, false, s.become(ctx, sb, agentlab.SandboxBooting, "")
+		return 0, false, s.transition(ctx, sb, agentlab.SandboxBooting, "")
 	case agentlab.SandboxBooting:
 		return s.boot(ctx, sb)
 	case agentlab.SandboxSuspended:
-		return s.thaw(ctx, sb)
+		return s.driveResumed(ctx, sb)
 	case agentlab.SandboxFailed, agentlab.SandboxTimeout:
-		return 0, true, s.quiesce(ctx, sb)
+		return 0, true, s.ensurePoweredOff(ctx, sb)
 	default:
-		return s.watch(ctx, sb)
+		return s.superviseRunning(ctx, sb)
 	}
 }
 
-// become moves a row from sb's state to another, unless something else was
+// transition moves a row from sb's state to another, unless something else was
 // asked or happened meanwhile.
-func (s *Service) become(ctx context.Context, sb agentlab.Sandbox, to agentlab.SandboxState, reason string) error {
+func (s *Service) transition(ctx context.Context, sb agentlab.Sandbox, to agentlab.SandboxState, reason string) error {
 	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
@@ -151,10 +151,10 @@ func (s *Service) become(ctx context.Context, sb agentlab.Sandbox, to agentlab.S
 	return err
 }
 
-// fail makes a sandbox FAILED. One that was made for a job, and not to be
+// markFailed makes a sandbox FAILED. One that was made for a job, and not to be
 // kept, is to be destroyed then.
-func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, format string, args ...any) error {
-	reason := s.told(ctx, sb, agentlab.Errorf(agentlab.CodeInternal, format, args...).Error())
+func (s *Service) markFailed(ctx context.Context, sb agentlab.Sandbox, format string, args ...any) error {
+	reason := s.redactReason(ctx, sb, agentlab.Errorf(agentlab.CodeInternal, format, args...).Error())
 	s.log.Warn("sandbox failed", "vmid", sb.VMID, "state", sb.State, "reason", reason)
 	s.boots.release(sb.VMID, s.loop.Wake)
 	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
@@ -170,21 +170,21 @@ func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, format string, 
 		}
 		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
 	})
-	s.with(sb.VMID, func(m *memory) { m.save = true })
+	s.withState(sb.VMID, func(m *runtimeState) { m.save = true })
 	return err
 }
 
-// told makes text about a sandbox fit to be kept.
-func (s *Service) told(ctx context.Context, sb agentlab.Sandbox, text string) string {
+// redactReason makes text about a sandbox fit to be kept.
+func (s *Service) redactReason(ctx context.Context, sb agentlab.Sandbox, text string) string {
 	return agentlab.Reason(s.cfg.Bootstrap.RedactFunc(ctx, cmp.Or(sb.JobID, sb.UID))(text))
 }
 
-// quiesce makes sure that the VM of a failed sandbox is off.
-func (s *Service) quiesce(ctx context.Context, sb agentlab.Sandbox) error {
+// ensurePoweredOff makes sure that the VM of a failed sandbox is off.
+func (s *Service) ensurePoweredOff(ctx context.Context, sb agentlab.Sandbox) error {
 	if s.inspected(sb.VMID) {
 		return nil
 	}
-	s.closePlane(sb.VMID)
+	s.closeGuestListener(sb.VMID)
 	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
 	err := s.cfg.Driver.Stop(ctx, backend.RefOf(sb), 0)
@@ -198,25 +198,25 @@ func (s *Service) quiesce(ctx context.Context, sb agentlab.Sandbox) error {
 // inspected reports whether this process has made sure of the VM's state
 // since the row's state changed and the audit found nothing.
 func (s *Service) inspected(vmid int) (ok bool) {
-	s.with(vmid, func(m *memory) { ok = m.inspected && !m.suspect })
+	s.withState(vmid, func(m *runtimeState) { ok = m.inspected && !m.needsInspect })
 	return ok
 }
 
 func (s *Service) setInspected(vmid int) {
-	s.with(vmid, func(m *memory) { m.inspected, m.suspect = true, false })
+	s.withState(vmid, func(m *runtimeState) { m.inspected, m.needsInspect = true, false })
 }
 
 // stop drives a sandbox that is to be off.
 func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	if sb.State == agentlab.SandboxStopped {
-		return 0, true, s.quiesce(ctx, sb)
+		return 0, true, s.ensurePoweredOff(ctx, sb)
 	}
 	if sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
-		return s.up(ctx, sb) // Stop refuses these; what cannot be stopped goes on
+		return s.driveRunning(ctx, sb) // Stop refuses these; what cannot be stopped goes on
 	}
 	s.boots.release(sb.VMID, s.loop.Wake)
 	grace := s.lim.StopGrace
-	s.with(sb.VMID, func(m *memory) {
+	s.withState(sb.VMID, func(m *runtimeState) {
 		if m.grace != nil {
 			grace = max(*m.grace, 0)
 		}
@@ -227,7 +227,7 @@ func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	if err := s.powerOff(ctx, sb, grace); err != nil {
 		return 0, true, err
 	}
-	return 0, false, s.become(ctx, sb, agentlab.SandboxStopped, "")
+	return 0, false, s.transition(ctx, sb, agentlab.SandboxStopped, "")
 }
 
 // powerOff stops the VM. One that is not there is off, too.
@@ -239,7 +239,7 @@ func (s *Service) powerOff(ctx context.Context, sb agentlab.Sandbox, grace time.
 		err = nil
 	}
 	if err == nil {
-		s.closePlane(sb.VMID)
+		s.closeGuestListener(sb.VMID)
 	}
 	return err
 }
@@ -256,11 +256,11 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 		if err := s.powerOff(ctx, sb, timeoutGrace); err != nil {
 			return err
 		}
-		if err := s.become(ctx, sb, agentlab.SandboxStopped, sb.Reason); !fullDisk(err) {
+		if err := s.transition(ctx, sb, agentlab.SandboxStopped, sb.Reason); !fullDisk(err) {
 			return err
 		}
 	}
-	s.closePlane(sb.VMID)
+	s.closeGuestListener(sb.VMID)
 	revoked := s.cfg.Store.RevokeGrants(ctx, sb.VMID)
 	if revoked != nil && !fullDisk(revoked) {
 		return revoked
@@ -290,7 +290,7 @@ func (s *Service) destroyed(ctx context.Context, sb agentlab.Sandbox) error {
 		now.State, now.Desired, now.IP = agentlab.SandboxDestroyed, agentlab.DesiredDestroyed, ""
 		return []agentlab.Event{stateEvent(*now, before)}, nil
 	})
-	if err == nil && s.unwritten(sb) {
+	if err == nil && s.destroyPending(sb) {
 		s.forgetNote(sb)
 	}
 	return err
@@ -312,7 +312,7 @@ func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 	err := s.cfg.Driver.Stop(cut, backend.RefOf(sb), 0)
 	cancel()
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-		return // with its log
+		return // withState its log
 	}
 	if derr := s.cfg.Audit.Drain(ctx, sb); err == nil {
 		err = derr
@@ -322,18 +322,18 @@ func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 	}
 }
 
-// watch looks after a sandbox whose VM is to run.
-func (s *Service) watch(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
+// superviseRunning looks after a sandbox whose VM is to run.
+func (s *Service) superviseRunning(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	if !s.inspected(sb.VMID) {
 		in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
-		if why, err := lost(in, err); err != nil {
+		if why, err := vmLossReason(in, err); err != nil {
 			return 0, true, err
 		} else if why != "" {
-			return 0, false, s.down(ctx, sb, in, why)
+			return 0, false, s.vmDown(ctx, sb, in, why)
 		}
 		s.setInspected(sb.VMID)
 	}
-	if err := s.openPlane(ctx, sb); err != nil {
+	if err := s.openGuestListener(ctx, sb); err != nil {
 		return 0, true, err
 	}
 	if err := s.setDeadline(ctx, sb); err != nil {
@@ -343,9 +343,9 @@ func (s *Service) watch(ctx context.Context, sb agentlab.Sandbox) (time.Duration
 	return again, true, err
 }
 
-// lost tells from an answer of Inspect why the VM does not run; "" when it
+// vmLossReason tells from an answer of Inspect why the VM does not run; "" when it
 // does. An error tells nothing about it.
-func lost(in backend.Instance, err error) (why string, _ error) {
+func vmLossReason(in backend.Instance, err error) (why string, _ error) {
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
 		return "its VM has vanished from the backend", nil
@@ -361,27 +361,27 @@ func lost(in backend.Instance, err error) (why string, _ error) {
 	return "its VM is " + string(in.Power), nil
 }
 
-// down follows a VM that does not run though it should: a guest that powered
+// vmDown follows a VM that does not run though it should: a guest that powered
 // itself off is STOPPED, anything else FAILED. A kept sandbox outlives a restart
 // of its host: it is STOPPED, and started again if it was to run.
-func (s *Service) down(ctx context.Context, sb agentlab.Sandbox, in backend.Instance, why string) error {
+func (s *Service) vmDown(ctx context.Context, sb agentlab.Sandbox, in backend.Instance, why string) error {
 	if in.Expired {
 		return s.expired(ctx, sb)
 	}
 	desired := agentlab.DesiredStopped
 	switch {
 	case !sb.State.CanBecome(agentlab.SandboxStopped):
-		return s.fail(ctx, sb, "%s", why)
+		return s.markFailed(ctx, sb, "%s", why)
 	case in.HostRestarted && sb.Keepalive && sb.Desired == agentlab.DesiredRunning:
 		desired, why = agentlab.DesiredRunning, why+"; it is started again"
 	case in.HostRestarted && sb.Keepalive:
 		why += "; what its memory held is lost"
 	case in.HostRestarted:
-		return s.fail(ctx, sb, "%s; a sandbox without keepalive is not started again", why)
+		return s.markFailed(ctx, sb, "%s; a sandbox without keepalive is not started again", why)
 	case in.Power != backend.PowerStopped:
-		return s.fail(ctx, sb, "%s", why)
+		return s.markFailed(ctx, sb, "%s", why)
 	}
-	s.closePlane(sb.VMID)
+	s.closeGuestListener(sb.VMID)
 	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil

@@ -13,7 +13,7 @@ import (
 // not_found; unsupported when the backend cannot; conflict in any other state:
 // one with a job at work is not frozen, because its job's time would go on.
 func (s *Service) Suspend(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
-	return s.ask(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		_, able := s.cfg.Driver.(backend.Suspender)
 		switch {
 		case sb.Desired == agentlab.DesiredSuspended:
@@ -32,7 +32,7 @@ func (s *Service) Suspend(ctx context.Context, vmid int) (agentlab.Sandbox, erro
 // Resume asks for a suspended sandbox to go on where it stood. One that runs
 // is left as it is. Codes: not_found, conflict.
 func (s *Service) Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
-	return s.ask(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.Desired == agentlab.DesiredSuspended:
 			sb.Desired = agentlab.DesiredRunning
@@ -43,8 +43,8 @@ func (s *Service) Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error
 	})
 }
 
-// freeze drives a sandbox that is to be suspended.
-func (s *Service) freeze(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
+// driveSuspended drives a sandbox that is to be suspended.
+func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	switch {
 	case sb.State == agentlab.SandboxSuspended && s.inspected(sb.VMID):
 		return 0, true, nil
@@ -65,43 +65,43 @@ func (s *Service) freeze(ctx context.Context, sb agentlab.Sandbox) (time.Duratio
 	}
 	driver, ok := s.cfg.Driver.(backend.Suspender)
 	if !ok {
-		return 0, false, s.fail(ctx, sb, "backend %s cannot suspend it any more", sb.Backend)
+		return 0, false, s.markFailed(ctx, sb, "backend %s cannot suspend it any more", sb.Backend)
 	}
 	if err := driver.Suspend(ctx, backend.RefOf(sb)); err != nil {
-		return s.notFrozen(ctx, sb, err)
+		return s.suspendRefused(ctx, sb, err)
 	}
 	if sb.State == agentlab.SandboxSuspended {
 		s.setInspected(sb.VMID)
 		return 0, true, nil
 	}
-	return 0, false, s.become(ctx, sb, agentlab.SandboxSuspended, "")
+	return 0, false, s.transition(ctx, sb, agentlab.SandboxSuspended, "")
 }
 
-// thaw lets a suspended sandbox go on, and sets its guest's clock.
-func (s *Service) thaw(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
+// driveResumed lets a suspended sandbox go on, and sets its guest's clock.
+func (s *Service) driveResumed(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	driver, ok := s.cfg.Driver.(backend.Suspender)
 	if !ok {
-		return 0, false, s.fail(ctx, sb, "backend %s cannot resume it any more", sb.Backend)
+		return 0, false, s.markFailed(ctx, sb, "backend %s cannot resume it any more", sb.Backend)
 	}
 	if err := driver.Resume(ctx, backend.RefOf(sb)); err != nil {
-		return s.notFrozen(ctx, sb, err)
+		return s.suspendRefused(ctx, sb, err)
 	}
-	if err := s.openPlane(ctx, sb); err != nil {
+	if err := s.openGuestListener(ctx, sb); err != nil {
 		return 0, true, err
 	}
 	if err := s.sendIdentity(ctx, sb, nil); err != nil { // for its clock; it has a token already
 		if ctx.Err() == nil && s.triedFor(sb.VMID) >= s.lim.BootTimeout {
-			return 0, false, s.fail(ctx, sb, "its guest did not answer within %s after it was resumed: %w", s.lim.BootTimeout, err)
+			return 0, false, s.markFailed(ctx, sb, "its guest did not answer within %s after it was resumed: %w", s.lim.BootTimeout, err)
 		}
 		return bootPause(0), true, ctx.Err()
 	}
-	return 0, false, s.become(ctx, sb, agentlab.SandboxReady, "")
+	return 0, false, s.transition(ctx, sb, agentlab.SandboxReady, "")
 }
 
 // triedFor is how long it is since this was first called for a sandbox in its
 // present state.
 func (s *Service) triedFor(vmid int) (since time.Duration) {
-	s.with(vmid, func(m *memory) {
+	s.withState(vmid, func(m *runtimeState) {
 		now := s.clock()
 		if m.tried.IsZero() {
 			m.tried = now
@@ -111,17 +111,17 @@ func (s *Service) triedFor(vmid int) (since time.Duration) {
 	return since
 }
 
-// notFrozen follows a refusal to suspend or to resume: the VM is looked at,
+// suspendRefused follows a refusal to suspend or to resume: the VM is looked at,
 // and what does not run, or is gone, ends as it would have otherwise.
-func (s *Service) notFrozen(ctx context.Context, sb agentlab.Sandbox, cause error) (time.Duration, bool, error) {
+func (s *Service) suspendRefused(ctx context.Context, sb agentlab.Sandbox, cause error) (time.Duration, bool, error) {
 	if code := agentlab.CodeOf(cause); code != agentlab.CodeNotFound && code != agentlab.CodeConflict {
 		return 0, true, cause
 	}
 	in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
-	if why, err := lost(in, err); err != nil {
+	if why, err := vmLossReason(in, err); err != nil {
 		return 0, true, err
 	} else if why != "" && in.Power != backend.PowerSuspended {
-		return 0, false, s.down(ctx, sb, in, why)
+		return 0, false, s.vmDown(ctx, sb, in, why)
 	}
 	return 0, true, cause
 }

@@ -37,7 +37,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 		if err != nil {
 			return agentlab.Sandbox{}, err
 		}
-		s.remember(made)
+		s.track(made)
 		s.loop.Wake(made.VMID)
 		return made, nil
 	}
@@ -171,7 +171,7 @@ func (s *Service) List(ctx context.Context, f agentlab.SandboxFilter) ([]agentla
 // Start asks for a stopped sandbox to run. One that runs or is being made is
 // left as it is. Codes: not_found, conflict, busy (it is being stopped).
 func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
-	return s.ask(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.requestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
 			return nil, conflict(*sb, "and cannot be started", "make a new one: agentlab sandbox new")
@@ -200,8 +200,8 @@ func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 // grace, then the power is cut; grace 0 cuts at once. A stopped one is left as
 // it is. Codes: not_found, conflict.
 func (s *Service) Stop(ctx context.Context, vmid int, grace time.Duration) (agentlab.Sandbox, error) {
-	s.with(vmid, func(m *memory) { m.grace = &grace })
-	return s.ask(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	s.withState(vmid, func(m *runtimeState) { m.grace = &grace })
+	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
 			return nil, conflict(*sb, "and cannot be stopped", "")
@@ -217,7 +217,7 @@ func (s *Service) Stop(ctx context.Context, vmid int, grace time.Duration) (agen
 // state, and on a full disk; destroying a destroyed one succeeds. Code:
 // not_found.
 func (s *Service) Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
-	sb, err := s.ask(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	sb, err := s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.State != agentlab.SandboxDestroyed {
 			sb.Desired = agentlab.DesiredDestroyed
 		}
@@ -229,7 +229,7 @@ func (s *Service) Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, erro
 	if sb, err = s.Get(ctx, strconv.Itoa(vmid)); err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	s.destroyUnwritten(sb)
+	s.destroyWithoutRow(sb)
 	sb.Desired = agentlab.DesiredDestroyed
 	return sb, nil
 }
@@ -241,7 +241,7 @@ func (s *Service) RenewLease(ctx context.Context, vmid int, ttl time.Duration) (
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	return s.ask(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.requestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed {
 			return nil, conflict(*sb, "and its lease cannot be renewed", "make a new one: agentlab sandbox new")
 		}
@@ -250,8 +250,8 @@ func (s *Service) RenewLease(ctx context.Context, vmid int, ttl time.Duration) (
 	})
 }
 
-// ask changes what is wanted of a sandbox and makes the loop see it.
-func (s *Service) ask(ctx context.Context, vmid int, wake func(int), fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
+// requestChange changes what is wanted of a sandbox and makes the loop see it.
+func (s *Service) requestChange(ctx context.Context, vmid int, wake func(int), fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
 	sb, err := s.update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		before := sb.Desired
 		evs, err := fn(sb)
@@ -262,7 +262,7 @@ func (s *Service) ask(ctx context.Context, vmid int, wake func(int), fn func(*ag
 	})
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound { // it may have got another number just now
 		if now, rerr := s.cfg.Store.RenumberedSandbox(ctx, vmid); rerr == nil && now.VMID != vmid {
-			return s.ask(ctx, now.VMID, wake, fn)
+			return s.requestChange(ctx, now.VMID, wake, fn)
 		}
 	}
 	if err != nil {
@@ -286,7 +286,7 @@ func conflict(sb agentlab.Sandbox, rest, hint string, args ...any) error {
 
 // MarkRunning makes a READY sandbox RUNNING: its job is at work.
 func (s *Service) MarkRunning(ctx context.Context, vmid int) error {
-	_, err := s.ask(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.requestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.State != agentlab.SandboxReady || sb.Desired != agentlab.DesiredRunning {
 			return nil, nil
 		}
@@ -310,7 +310,7 @@ type Outcome struct {
 // Otherwise it takes the state of its job's end and is destroyed. It may be
 // called again. Code: not_found.
 func (s *Service) Release(ctx context.Context, vmid int, o Outcome) (agentlab.Sandbox, error) {
-	return s.ask(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed {
 			return nil, nil
 		}

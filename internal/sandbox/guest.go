@@ -87,7 +87,7 @@ const ConsoleArtifact = "console.log"
 // take long: it only helps people.
 func (s *Service) saveConsole(ctx context.Context, sb agentlab.Sandbox) {
 	save := false
-	s.with(sb.VMID, func(m *memory) { save, m.save = m.save, false })
+	s.withState(sb.VMID, func(m *runtimeState) { save, m.save = m.save, false })
 	if !save || sb.JobID == "" || s.cfg.Artifacts == nil {
 		return
 	}
@@ -102,7 +102,7 @@ func (s *Service) saveConsole(ctx context.Context, sb agentlab.Sandbox) {
 		}
 	}
 	if err != nil && ctx.Err() != nil { // the step was interrupted, and comes again
-		s.with(sb.VMID, func(m *memory) { m.save = true })
+		s.withState(sb.VMID, func(m *runtimeState) { m.save = true })
 		return
 	}
 	if err != nil {

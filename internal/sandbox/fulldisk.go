@@ -16,11 +16,11 @@ type Notes interface {
 // fullDisk reports whether the database had no room for a change.
 func fullDisk(err error) bool { return agentlab.CodeOf(err) == agentlab.CodeNoSpace }
 
-// destroyUnwritten makes the loop destroy a sandbox whose row cannot say so.
+// destroyWithoutRow makes the loop destroy a sandbox whose row cannot say so.
 // Elsewhere intent is written first. Here that would be a deadlock: the disk
 // that has no room for it may be full of this sandbox. The note takes the
 // place of the row. Without it, a crash leaves a sandbox whose VM is gone.
-func (s *Service) destroyUnwritten(sb agentlab.Sandbox) {
+func (s *Service) destroyWithoutRow(sb agentlab.Sandbox) {
 	if sb.State == agentlab.SandboxDestroyed {
 		return
 	}
@@ -35,14 +35,14 @@ func (s *Service) destroyUnwritten(sb agentlab.Sandbox) {
 }
 
 func (s *Service) markUnwritten(sb agentlab.Sandbox) {
-	s.remember(sb)
-	s.with(sb.VMID, func(m *memory) { m.unwritten = m.uid == sb.UID })
+	s.track(sb)
+	s.withState(sb.VMID, func(m *runtimeState) { m.destroyPending = m.uid == sb.UID })
 }
 
-// unwritten reports whether a sandbox is to be destroyed although its row does
+// destroyPending reports whether a sandbox is to be destroyed although its row does
 // not say so.
-func (s *Service) unwritten(sb agentlab.Sandbox) (yes bool) {
-	s.with(sb.VMID, func(m *memory) { yes = m.unwritten && m.uid == sb.UID })
+func (s *Service) destroyPending(sb agentlab.Sandbox) (yes bool) {
+	s.withState(sb.VMID, func(m *runtimeState) { yes = m.destroyPending && m.uid == sb.UID })
 	return yes
 }
 
@@ -73,7 +73,7 @@ func (s *Service) readNotes(rows []agentlab.Sandbox) {
 }
 
 func (s *Service) forgetNote(sb agentlab.Sandbox) {
-	s.with(sb.VMID, func(m *memory) { m.unwritten = false })
+	s.withState(sb.VMID, func(m *runtimeState) { m.destroyPending = false })
 	if s.cfg.Notes == nil {
 		return
 	}

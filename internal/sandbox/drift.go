@@ -1,0 +1,272 @@
+package sandbox
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// auditLoop compares the backend with the rows now and then, so that a VM
+// that crashes, and what a crash of ours left behind, is found.
+func (s *Service) auditLoop(ctx context.Context) {
+	t := time.NewTicker(s.lim.AuditEvery)
+	defer t.Stop()
+	for {
+		if err := s.audit(ctx); err != nil && ctx.Err() == nil {
+			s.log.Warn("the backend could not be compared with the rows", "err", err)
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// audit compares once. It changes no row itself: a sandbox that is not as it
+// should be is looked at by its own next step.
+func (s *Service) audit(ctx context.Context) error {
+	all, err := s.cfg.Driver.List(ctx)
+	if err != nil {
+		return err
+	}
+	found := make(map[string]backend.Instance, len(all))
+	for _, in := range all {
+		found[in.Ref.UID] = in
+	}
+	s.mu.Lock()
+	var suspects, paused []int
+	for vmid, m := range s.states {
+		in, there := found[m.uid]
+		delete(found, m.uid)
+		if m.inspected && !m.needsInspect && stateMismatch(m.state, in.Power, there) {
+			m.needsInspect = true
+			suspects = append(suspects, vmid)
+		}
+		why := ""
+		if in.Power == backend.PowerRunning {
+			why = in.Reason
+		}
+		if (m.paused == "") != (why == "") {
+			paused = append(paused, vmid)
+		}
+		m.paused = why
+	}
+	s.mu.Unlock()
+	for _, vmid := range suspects {
+		s.loop.Wake(vmid)
+	}
+	for _, vmid := range paused {
+		if err := s.reportPaused(ctx, vmid); err != nil {
+			s.log.Warn("an event was not written", "vmid", vmid, "err", err)
+		}
+	}
+	s.dropResolvedOrphans(found)
+	for _, in := range found {
+		if err := s.handleOrphan(ctx, in); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reportPaused writes an event when the host has paused a guest, or lets it go on.
+func (s *Service) reportPaused(ctx context.Context, vmid int) error {
+	why := s.Paused()[vmid]
+	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err != nil {
+		return err
+	}
+	text := "goes on"
+	if why != "" {
+		text = "is paused: " + s.redactReason(ctx, sb, why)
+	}
+	s.log.Warn("the guest of a sandbox "+text, "vmid", vmid)
+	return s.cfg.Store.AppendEvents(ctx, event(agentlab.EventSandboxState, sb, map[string]any{"state": sb.State, "paused": why != ""}, "the guest of sandbox %s %s", sb.Name, text))
+}
+
+// Paused returns the sandboxes whose guests the host has paused, with the
+// reason, as the last audit found them.
+func (s *Service) Paused() map[int]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[int]string{}
+	for vmid, m := range s.states {
+		if m.paused != "" {
+			out[vmid] = m.paused
+		}
+	}
+	return out
+}
+
+// stateMismatch tells whether a sandbox in that state should look otherwise.
+func stateMismatch(state agentlab.SandboxState, power backend.Power, there bool) bool {
+	switch {
+	case state == agentlab.SandboxBooting:
+		return false // its step looks itself
+	case state == agentlab.SandboxSuspended:
+		return !there || power != backend.PowerSuspended
+	case state.HasVM():
+		return !there || power != backend.PowerRunning
+	case state == agentlab.SandboxFailed, state == agentlab.SandboxStopped, state == agentlab.SandboxTimeout:
+		return there && power == backend.PowerRunning
+	}
+	return false
+}
+
+// handleOrphan deals with what bears our mark and belongs to no sandbox that is
+// not destroyed. What a row proves to be ours is destroyed; anything else is
+// told of once and left alone.
+func (s *Service) handleOrphan(ctx context.Context, in backend.Instance) error {
+	sb, ours, err := s.owner(ctx, in.Ref.UID)
+	switch {
+	case err != nil:
+		return err
+	case ours && sb.State == agentlab.SandboxDestroyed:
+		s.log.Warn("destroying what is left of a destroyed sandbox", "vmid", sb.VMID)
+		ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
+		defer cancel()
+		return s.cfg.Driver.Destroy(ctx, in.Ref)
+	case ours:
+		s.track(sb) // written by another process, or while this one looked
+		s.loop.Wake(sb.VMID)
+		return nil
+	}
+	s.mu.Lock()
+	_, reported := s.knownOrphans[in.Ref.UID]
+	s.knownOrphans[in.Ref.UID] = in
+	s.mu.Unlock()
+	if reported {
+		return nil
+	}
+	s.log.Warn("the backend holds a sandbox that no row knows; it is left alone", "vmid", in.VMID, "uid", in.Ref.UID)
+	return s.cfg.Store.AppendEvents(ctx, driftEvent(in, false,
+		"the backend holds a sandbox with this number that no row knows; it is left alone; see 'agentlab sandbox list --orphans'"))
+}
+
+// Orphans returns what the backend holds that bears our mark and belongs to no
+// row, as it is now.
+func (s *Service) Orphans(ctx context.Context) ([]backend.Instance, error) {
+	// The backend first: a row is written before its VM is made, so the row of
+	// whatever is listed here can be read afterwards.
+	all, err := s.cfg.Driver.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []backend.Instance
+	for _, in := range all {
+		_, ok, err := s.owner(ctx, in.Ref.UID)
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			out = append(out, in)
+		}
+	}
+	return out, nil
+}
+
+// owner returns the row that a mark belongs to, also when that is DESTROYED.
+// An error says nothing about whether there is one.
+func (s *Service) owner(ctx context.Context, uid string) (agentlab.Sandbox, bool, error) {
+	sb, err := s.cfg.Store.SandboxByUID(ctx, uid)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return agentlab.Sandbox{}, false, nil
+	}
+	return sb, err == nil, err
+}
+
+// DestroyOrphan destroys an orphan, named by its UID or, where only one has
+// it, its VMID, and returns what it was. What has a row, and what does not bear
+// our mark, is never touched. Codes: not_found, conflict.
+func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instance, error) {
+	in, err := s.findOrphan(ctx, id)
+	if err != nil {
+		return backend.Instance{}, err
+	}
+	// It goes on when the caller does not wait: half of it would be an orphan,
+	// too.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), destroyTimeout)
+	defer cancel()
+	unlock, err := s.orphans.Lock(ctx, in.Ref.UID)
+	if err != nil {
+		return backend.Instance{}, agentlab.Errorf(agentlab.CodeBusy, "orphan %s is being destroyed: %w", id, err)
+	}
+	defer unlock()
+	if _, ok, err := s.owner(ctx, in.Ref.UID); err != nil || ok {
+		if err == nil {
+			err = agentlab.Errorf(agentlab.CodeConflict, "%d (%s) has a row by now; it is left alone", in.VMID, in.Ref.UID)
+		}
+		return backend.Instance{}, err
+	}
+	if err := s.cfg.Driver.Destroy(ctx, in.Ref); err != nil {
+		return backend.Instance{}, err
+	}
+	switch _, err := s.cfg.Driver.Inspect(ctx, in.Ref); {
+	case err == nil:
+		return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "the backend still holds %d (%s) after its destruction", in.VMID, in.Ref.UID).
+			WithHint("try again; see 'agentlab daemon logs'")
+	case agentlab.CodeOf(err) != agentlab.CodeNotFound:
+		return backend.Instance{}, err
+	}
+	s.mu.Lock()
+	delete(s.knownOrphans, in.Ref.UID)
+	s.mu.Unlock()
+	s.log.Warn("an orphan was destroyed by request", "vmid", in.VMID, "uid", in.Ref.UID)
+	if err := s.cfg.Store.AppendEvents(ctx, driftEvent(in, true, "a sandbox with this number that no row knew was destroyed by request")); err != nil {
+		s.log.Error("an event was not written", "vmid", in.VMID, "err", err)
+	}
+	return in, nil
+}
+
+func (s *Service) findOrphan(ctx context.Context, id string) (backend.Instance, error) {
+	list, err := s.Orphans(ctx)
+	if err != nil {
+		return backend.Instance{}, err
+	}
+	var found []backend.Instance
+	for _, in := range list {
+		if in.Ref.UID == id || strconv.Itoa(in.VMID) == id {
+			found = append(found, in)
+		}
+	}
+	switch {
+	case len(found) == 1:
+		return found[0], nil
+	case len(found) > 1:
+		return backend.Instance{}, agentlab.Errorf(agentlab.CodeConflict, "%d orphans have the number %s", len(found), id).
+			WithHint("name one by its UID: agentlab sandbox list --orphans")
+	}
+	if sb, err := s.Get(ctx, id); err == nil && sb.State != agentlab.SandboxDestroyed {
+		return backend.Instance{}, agentlab.Errorf(agentlab.CodeNotFound, "%s is no orphan: it is the sandbox %s", id, sb.Name).
+			WithHint("agentlab sandbox destroy %d", sb.VMID)
+	}
+	return backend.Instance{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no orphan %s", id).
+		WithHint("agentlab sandbox list --orphans")
+}
+
+// Orphaned returns the orphans that the last audit found, in no order.
+func (s *Service) Orphaned() []backend.Instance {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.knownOrphans))
+}
+
+// dropResolvedOrphans forgets the orphans that are not among what was found.
+func (s *Service) dropResolvedOrphans(found map[string]backend.Instance) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.knownOrphans, func(uid string, _ backend.Instance) bool {
+		_, ok := found[uid]
+		return !ok
+	})
+}
+
+func driftEvent(in backend.Instance, destroyed bool, message string) agentlab.Event {
+	return agentlab.NewEvent(agentlab.EventDrift, map[string]any{"uid": in.Ref.UID, "destroyed": destroyed}, "%s", message).About(in.VMID, "")
+}
