@@ -99,6 +99,7 @@ docs: ## write the generated documents anew
 	$(GO) test ./internal/cli -run TestCommandReference -update
 	$(GO) test ./internal/backends -run TestReference -update
 	$(GO) test ./internal/egress/probe -run TestDocument -update
+	$(GO) test ./internal/image -run TestReference -update
 
 demo: ## a job in a real VM, from an empty machine to a fetched commit
 	@scripts/deps.sh run

@@ -75,8 +75,8 @@ esac
 
 # Where the cloud images are, and the list of their sums.
 case $distro in
-ubuntu) url=https://cloud-images.ubuntu.com/noble/current file=noble-server-cloudimg-amd64.img sums=SHA256SUMS tool=sha256sum ;;
-debian) url=https://cloud.debian.org/images/cloud/bookworm/latest file=debian-12-generic-amd64.qcow2 sums=SHA512SUMS tool=sha512sum ;;
+ubuntu) suite=noble url=https://cloud-images.ubuntu.com/noble/current file=noble-server-cloudimg-amd64.img sums=SHA256SUMS tool=sha256sum ;;
+debian) suite=bookworm url=https://cloud.debian.org/images/cloud/bookworm/latest file=debian-12-generic-amd64.qcow2 sums=SHA512SUMS tool=sha512sum ;;
 *) badusage "there is no distribution '$distro' here" ;;
 esac
 begin
@@ -87,7 +87,7 @@ runner=$(program agent-runner) || die "agent-runner is not here" "install AgentL
 daemon=$(program agentlabd) || die "agentlabd is not here" "install AgentLab first (install_host.sh), or name its directory: AGENTLAB_BIN=DIR"
 
 # stage [DIR] prints the key of what the template gets, and writes it to DIR.
-stage() { "$daemon" image stage ${recipe:+--recipe "$recipe"} --runner "$runner" "$image" "$@"; }
+stage() { "$daemon" image stage ${recipe:+--recipe "$recipe"} --suite "$suite" --runner "$runner" "$image" "$@"; }
 
 # The mark of a template of these parts: one word that no tool writes
 # differently, in its description.

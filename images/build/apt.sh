@@ -4,13 +4,14 @@
 #
 #   apt.sh WORK TREE install|purge
 #
-# install: those of WORK/packages, and npm if the image gets npm packages.
+# install: those of WORK/packages, from the cloud image's and the recipe's
+# repositories, and npm if the image gets npm packages.
 # purge: npm again.
 set -eu
 work=$1 tree=$2 what=$3
 # shellcheck source=images/build/enter.sh
 . "$work/enter.sh"
-share packages apt.conf npm.specs
+share packages apt.conf npm.specs files
 online
 printf '#!/bin/sh\nexit 101\n' >run/build/policy-rc.d
 printf '#!/bin/sh\nexit 0\n' >run/build/update-initramfs
@@ -33,6 +34,9 @@ if [ "$what" = purge ]; then
     apt_get -y purge --auto-remove npm
 else
     npm=
+    if [ -d /run/build/files/etc/apt ]; then
+        cp -R --preserve=mode --no-preserve=ownership /run/build/files/etc/apt/. /etc/apt/
+    fi
     [ ! -s /run/build/npm.specs ] || npm=npm
     echo "I: installing packages"
     apt_get update

@@ -15,8 +15,10 @@ mount -t ext4 -o loop "$root" "$tree"
 step() { unshare --mount --propagation private --pid --fork --kill-child=SIGKILL --ipc --uts "$@"; }
 withheld=$(cat "$work/withheld")
 step setpriv --bounding-set="$withheld" sh "$work/apt.sh" "$work" "$tree" install
-if [ -s "$work/npm.specs" ]; then
+if [ -s "$work/npm.specs" ] || [ -s "$work/pip.specs" ]; then
     step sh "$work/fetch.sh" "$work" "$tree"
+fi
+if [ -s "$work/npm.specs" ]; then
     step setpriv --bounding-set="$withheld" sh "$work/apt.sh" "$work" "$tree" purge
 fi
 step --net sh "$work/finish.sh" "$work" "$tree"

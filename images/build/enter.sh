@@ -4,6 +4,7 @@
 # $tree, and has mount and process namespaces of its own: nothing that is
 # mounted here outlives it. It calls share for what the programs need of $work,
 # and then enter.
+umask 022
 rm -rf "${tree:?}/tmp"
 mkdir -m 1777 "$tree/tmp"
 mount --bind "$tree" "$tree"
@@ -49,12 +50,12 @@ online() {
     proxies=
     if [ -s /etc/ssl/certs/ca-certificates.crt ]; then # with those of a company's proxy
         cp /etc/ssl/certs/ca-certificates.crt run/build/ca.crt
-        proxies=NODE_EXTRA_CA_CERTS=/run/build/ca.crt
+        proxies="NODE_EXTRA_CA_CERTS=/run/build/ca.crt PIP_CERT=/run/build/ca.crt"
     fi
-    for name in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY npm_config_registry; do
+    for name in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY npm_config_registry PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST; do
         value=
         eval "value=\${$name-}"
-        case $value in '') ;; *[!A-Za-z0-9:/._,@%-]*) echo "I: $name is left out" >&2 ;; *) proxies="$proxies $name=$value" ;; esac
+        case $value in '') ;; *[!A-Za-z0-9:/._,@%+~-]*) echo "I: $name is left out" >&2 ;; *) proxies="$proxies $name=$value" ;; esac
     done
 }
 

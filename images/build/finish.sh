@@ -10,24 +10,31 @@
 #   kind            direct (a hypervisor brings kernel and initrd) or cloud
 #                   (the disk boots by itself, with cloud-init)
 #   files/          copied over the tree; all of it becomes root's
+#   extra/          files of the recipe, and
+#   extra.list      their places: NAME MODE OWNER PATH
 #   packages        names, for mmdebstrap or apt.sh
 #   apt.conf        settings of the host's apt for the time of the build
 #   sources.list    direct: what mmdebstrap installs from
 #   withheld        cloud: the privileges that apt.sh does not get, for setpriv
 #   agent-runner    cloud: the program
-#   npm.specs       npm packages, as name@1.2.3
+#   npm.specs       cloud: npm packages, as name@1.2.3
 #   npm.packages    names of those whose install scripts run
-#   commands        names of commands that must answer to --version
+#   pip.specs       Python packages, as name==1.2.3
+#   run/01...       shell commands of the recipe
+#   commands        names of commands that must exit 0 with --version
 #
-# and what the steps before this one made:
+# and what npm or fetch.sh made:
 #
-#   npm/            what npm installed, for /usr/local
+#   npm/            installed packages, for /usr/local
+#   wheels/         of the Python packages
 #
-# and gets versions/NAME, with what each command answered.
+# It gets versions/NAME, with the output of each command, and pip.list.
 #
 # The tree becomes the root of everything that runs. setup.sh runs in it with
-# few of root's privileges. The install scripts and the commands run as agent,
-# without a privilege and without a network. seal.sh comes last.
+# few of root's privileges. Then the code runs that has no distribution's
+# signature: the install scripts of npm.packages, the recipe's commands, and the
+# programs that print their version. It runs as agent, without privileges and
+# without a network. seal.sh comes last.
 set -eu
 work=$1 tree=$2
 kind=$(cat "$work/kind")
@@ -37,28 +44,29 @@ if [ "$kind" = direct ]; then # no device nodes, no kernel
     mkdir -m 0755 "$tree/dev" "$tree/boot"
 fi
 mkdir -p "$work/versions"
+: >"$work/pip.list"
 # shellcheck source=images/build/enter.sh
 . "$work/enter.sh"
-share files npm agent-runner versions
+share files extra npm wheels agent-runner versions pip.list
 # Copies: who owns WORK's files has no meaning in here.
-for name in setup.sh seal.sh npm.packages commands; do
+for name in setup.sh seal.sh extra.list npm.packages pip.specs commands; do
+    : >"run/build/$name"
     [ ! -e "$work/$name" ] || cat "$work/$name" >"run/build/$name"
 done
+[ ! -d "$work/run" ] || cp -R "$work/run" run/build/
 enter
 
 # as_root runs a script with those of root's privileges that files and users
 # take: none to mount, to make devices, to load modules, to open files by
-# handle, or to leave. What npm brought is in /usr/local, which is not in its
-# path.
+# handle, or to leave. /usr/local is not in its path.
 as_root() {
     # shellcheck disable=SC2086 # they are a command and its arguments
     setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setuid,+setgid,+setfcap \
         $clean "PATH=$PATH" HOME=/run/build /bin/sh "$@"
 }
 
-# confined runs a program of the recipe's: as agent, without any privilege or
-# a way to get one, without a terminal, and with all that it starts ended when
-# it ends.
+# confined runs a program as agent, without any privilege or a way to get one,
+# without a terminal, and with all that it starts ended when it ends.
 confined() {
     # shellcheck disable=SC2086
     unshare --pid --fork --kill-child --mount-proc setsid --wait \
@@ -66,19 +74,56 @@ confined() {
         $clean PATH="/usr/local/sbin:/usr/local/bin:$PATH" HOME=/tmp "$@" </dev/null
 }
 
+fail() {
+    echo "E: $1" >&2
+    exit 1
+}
+
 as_root /run/build/setup.sh "$kind"
 
-# Agents that choose a binary for the machine in an install script do it here,
-# with what npm has fetched already. Only the agents' own scripts run: what
-# they depend on is prebuilt, or optional and would need a compiler. They may
-# write to npm's packages and to what is the agent's, which root runs nothing of.
+# Until they are root's again, the files in /usr/local are agent's. They are a
+# mount of their own, so that no file from elsewhere can be linked into it and
+# change its owner with them. chown also clears setuid and setgid of files. Root
+# runs nothing of /usr/local.
+mount --bind /usr/local /usr/local
+chown -hR agent:agent /usr/local
+
+# Some agents choose a binary for the machine in an install script, from the
+# packages that npm has already fetched. Only the agents' own scripts run: their
+# dependencies are prebuilt, or optional and would need a compiler.
 if [ -s /run/build/npm.packages ]; then
-    modules=/usr/local/lib/node_modules
-    chown -hR agent:agent "$modules"
     # shellcheck disable=SC2046 # one word per package is meant
     confined npm rebuild --global --offline --foreground-scripts --no-bin-links --no-audit --no-fund --no-update-notifier $(cat /run/build/npm.packages)
-    chown -hR root:root "$modules"
 fi
+
+if [ -s /run/build/pip.specs ]; then
+    venv=/usr/local/lib/agentlab-python
+    mkdir -m 0755 /run/wheels
+    mount --bind /run/build/wheels /run/wheels
+    confined python3 -m venv "$venv"
+    # shellcheck disable=SC2046
+    confined "$venv/bin/pip" install --quiet --no-index --find-links /run/wheels --no-cache-dir --disable-pip-version-check $(cat /run/build/pip.specs)
+    confined "$venv/bin/pip" list --format=freeze --disable-pip-version-check >/run/build/pip.list
+    while read -r command; do
+        [ ! -e "$venv/bin/$command" ] || confined ln -s "$venv/bin/$command" "/usr/local/bin/$command"
+    done </run/build/commands
+fi
+
+for step in /run/build/run/*; do
+    [ -f "$step" ] || continue
+    name=${step##*/}
+    echo "I: running step ${name#0}"
+    status=0
+    confined env --chdir=/home/agent HOME=/home/agent timeout --kill-after=10 600 sh -euc "$(cat "$step")" || status=$?
+    case $status in
+    0) ;;
+    124 | 137) fail "step ${name#0} of the recipe's run took more than 10 minutes" ;;
+    *) fail "step ${name#0} of the recipe's run failed with exit status $status" ;;
+    esac
+done
+
+chown -hR root:root /usr/local
+umount /usr/local
 
 # There is no network: an agent that needs one to print its version would
 # update itself.
@@ -88,9 +133,8 @@ while read -r command; do
     answer=/run/build/versions/$command
     if ! confined timeout 120 "$command" --version >"$answer" 2>"$answer.err"; then
         sed 's/^/E: /' "$answer.err" >&2
-        echo "E: $command --version fails in the image" >&2
-        exit 1
+        fail "$command --version fails in the image"
     fi
 done </run/build/commands
 
-as_root /run/build/seal.sh
+as_root /run/build/seal.sh "$kind"

@@ -1,14 +1,14 @@
 #!/bin/sh
-# Makes sure that the packages of an image exist, and fetches its kernel. Runs
-# as an extract hook of mmdebstrap, so early that a wrong name fails soon, with
-# the host's tools and mmdebstrap's apt configuration.
+# Checks that the packages of an image exist, and fetches its kernel. Runs as an
+# extract hook of mmdebstrap, early, so that a wrong name fails soon, with the
+# host's tools and mmdebstrap's apt configuration.
 #
 #   packages.sh WORK KERNEL TREE PACKAGE...
 #
-# Unpacks the packages that KERNEL (a metapackage or a real one) stands for
-# into WORK/kernel and moves the modules into TREE. The kernel is not installed
-# as a package: inside the image nothing could boot another one, and an initrd
-# tool, udev and their hooks would come with it.
+# Unpacks the packages of KERNEL (a real package or a metapackage) into
+# WORK/kernel and moves the modules into TREE. The kernel is not installed as a
+# package: the image cannot boot it, and it depends on an initrd tool, udev and
+# their hooks.
 set -eu
 work=$1 kernel=$2 tree=$3
 shift 3
@@ -19,7 +19,7 @@ apt-get -q --simulate --no-install-recommends install "$@" >"$work/packages.plan
 mkdir -p "$work/debs" "$work/kernel"
 apt-get -q --simulate --no-install-recommends install "$kernel" >"$work/kernel.plan"
 packages=$(sed -n 's/^Inst \(linux-\(image\|modules\)[^ ]*\) (\([^ ]*\) .*/\1=\3/p' "$work/kernel.plan")
-[ -n "$packages" ] || { echo "E: $kernel brings no linux-image package" >&2; exit 1; }
+[ -n "$packages" ] || { echo "E: $kernel depends on no linux-image package" >&2; exit 1; }
 printf '%s\n' "$packages" >"$work/kernel.packages"
 
 cd "$work/debs"

@@ -1,7 +1,20 @@
 #!/bin/sh
-# Removes what each sandbox must have of its own, and caches: the last step of
-# an image. Runs inside its tree as root.
+# Adds agent-runner, and removes caches and what each sandbox must have of its
+# own: the last step of an image. Runs inside its tree as root.
+#
+#   seal.sh direct|cloud
 set -eu
+rm -rf /usr/local/bin/agent-runner /usr/local/bin/agentlab-agent
+if [ "$1" = cloud ]; then
+    [ ! -f /run/build/agent-runner ] || install -m 0755 /run/build/agent-runner /usr/local/bin/agent-runner
+    ln -s agent-runner /usr/local/bin/agentlab-agent
+else
+    # It comes with the initrd of each boot, so that an upgrade of the host
+    # needs no new image.
+    ln -s /run/agentlab/bin/agent-runner /usr/local/bin/agent-runner
+    ln -s /run/agentlab/bin/agentlab-agent /usr/local/bin/agentlab-agent
+fi
+
 rm -f /etc/ssh/ssh_host_*_key /etc/ssh/ssh_host_*_key.pub
 : >/etc/machine-id
 rm -f /var/lib/dbus/machine-id /var/lib/systemd/random-seed /var/lib/systemd/credential.secret

@@ -38,15 +38,21 @@ mkdir -p /work /etc/agentlab
 chown agent:agent /work
 ln -sfn /run/agentlab/bootstrap.json /etc/agentlab/bootstrap.json
 
+# The recipe's own files. Directories of agent's files are agent's.
+while read -r name mode owner path; do
+    [ "$owner" = root ] || setpriv --reuid="$owner" --regid="$owner" --clear-groups mkdir -p "${path%/*}"
+    install -D -T -m "$mode" -o "$owner" -g "$owner" "/run/build/extra/$name" "$path"
+done </run/build/extra.list
+
 mask() {
     for unit in "$@"; do
         ln -sfn /dev/null "/etc/systemd/system/$unit"
     done
 }
-# Nothing may change a sandbox behind its agent's back, or fetch anything
-# before the agent does. Boots are short: the disk is a fresh copy or has a
-# journal, modules are loaded when they are used, and nobody has a password to
-# log in with at a console. The clock comes with the identity.
+# No unit may change the sandbox or download anything on its own. Units that
+# boots do not need cost time: the disk is a new copy or has a journal, modules
+# are loaded when they are used, and no account has a password for a login at a
+# console. The clock comes with the identity.
 mask apt-daily.service apt-daily.timer apt-daily-upgrade.service apt-daily-upgrade.timer \
     dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service motd-news.timer \
     getty@.service serial-getty@.service console-getty.service \
@@ -58,18 +64,13 @@ mask apt-daily.service apt-daily.timer apt-daily-upgrade.service apt-daily-upgra
     sys-kernel-config.mount sys-kernel-debug.mount sys-kernel-tracing.mount sys-fs-fuse-connections.mount modprobe@.service
 
 direct() {
-    # agent-runner comes with the initrd of each boot, so that an upgrade of
-    # the host needs no new image.
-    ln -sfn /run/agentlab/bin/agent-runner /usr/local/bin/agent-runner
-    ln -sfn /run/agentlab/bin/agentlab-agent /usr/local/bin/agentlab-agent
-
     for release in /usr/lib/modules/*; do
         depmod "${release##*/}"
     done
 
-    # agent-runner mounts, names, sets the clock and the entropy, and
-    # configures the network before systemd starts; there is no device to wait
-    # for, and no disk that survives to be tended.
+    # Before systemd starts, agent-runner mounts file systems, sets the host
+    # name, the clock and the entropy, and configures the network. There is no
+    # device to wait for, and the disk is deleted with the sandbox.
     mask fstrim.timer container-getty@.service getty.target \
         proc-sys-fs-binfmt_misc.automount proc-sys-fs-binfmt_misc.mount \
         systemd-remount-fs.service systemd-growfs-root.service \
@@ -81,49 +82,42 @@ direct() {
         ldconfig.service dev-hugepages.mount dev-mqueue.mount tmp.mount \
         sshd-keygen.service ssh.socket systemd-logind.service
 
-    # Generators are programs that every boot would run; here none finds
-    # anything to generate.
+    # Each boot would run all generators, and none has anything to generate.
     mkdir -p /etc/systemd/system-generators
     for generator in /usr/lib/systemd/system-generators/* /lib/systemd/system-generators/*; do
         [ -e "$generator" ] || continue
         ln -sfn /dev/null "/etc/systemd/system-generators/${generator##*/}"
     done
 
-    # systemd makes /run/nologin until systemd-user-sessions removes it.
+    # systemd creates /run/nologin, and systemd-user-sessions is masked.
     ln -sfn /dev/null /etc/tmpfiles.d/systemd-nologin.conf
 
     systemctl disable agent-runner.service agent-secrets-cleanup.service >/dev/null 2>&1 || true
     systemctl set-default multi-user.target >/dev/null 2>&1
 
-    # A login prints nothing that had to be computed.
+    # Logins run no scripts for a message of the day.
     rm -f /etc/update-motd.d/* /etc/motd
     : >/etc/motd
 }
 
 cloud() {
-    if [ -f /run/build/agent-runner ]; then
-        install -m 0755 /run/build/agent-runner /usr/local/bin/agent-runner
-    fi
-    ln -sfn agent-runner /usr/local/bin/agentlab-agent
-
     mask unattended-upgrades.service motd-news.service snapd.service snapd.socket snapd.seeded.service \
         fwupd-refresh.timer ua-timer.timer ua-reboot-cmds.service man-db.timer \
         ubuntu-advantage.service apport.service apport-autoreport.path apport-autoreport.timer pollinate.service \
         update-notifier-download.timer update-notifier-motd.timer chrony.service chronyd.service
-    # Nothing waits for a network: the seed's addresses are static, or come
-    # when they come.
+    # The boot does not wait for a network: the addresses are in the seed.
     mask systemd-networkd-wait-online.service \
         console-setup.service keyboard-setup.service setvtrgb.service plymouth-start.service plymouth-read-write.service \
         plymouth-quit.service plymouth-quit-wait.service \
         multipathd.service multipathd.socket iscsid.socket open-iscsi.service lvm2-monitor.service ModemManager.service udisks2.service \
         cloud-init-hotplugd.socket
-    # Of cloud-init's stages the two last have nothing to do (99_agentlab.cfg);
-    # the very last reports that it is done. Where one process runs them all,
-    # each must come.
+    # The last two stages of cloud-init have nothing to do (99_agentlab.cfg),
+    # but the last one reports that cloud-init is done. Where one process runs
+    # all stages, all must run.
     if [ ! -e /usr/lib/systemd/system/cloud-init-main.service ] && [ ! -e /lib/systemd/system/cloud-init-main.service ]; then
         mask cloud-config.service
     fi
-    # The boot loader has nothing to ask.
+    # The boot loader does not wait for input.
     if [ -f /boot/grub/grub.cfg ]; then
         sed -i 's/^\( *set timeout=\)[1-9][0-9]*$/\10/' /boot/grub/grub.cfg
     fi

@@ -10,10 +10,11 @@ import (
 
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
 // maxRecipeBytes limits a recipe or profile that is sent to the daemon.
-const maxRecipeBytes = 1 << 20
+const maxRecipeBytes = strictyaml.MaxBytes
 
 func (a *App) imageCmd() *cobra.Command {
 	cmd := &cobra.Command{
@@ -31,6 +32,8 @@ func (a *App) imageBuildCmd() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "build NAME", Short: "Build an image from a shipped recipe or your own", Args: exactArgs("NAME"),
+		Long: `Build an image from a shipped recipe or your own. docs/images.md describes
+recipes and the stages of a build.`,
 		Example: `  agentlab image build agents
   agentlab image build mine --recipe mine.yaml`,
 	}

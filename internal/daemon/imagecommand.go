@@ -19,6 +19,7 @@ Usage:
                           that identifies it. Without DIR, print the key only
 
   --recipe FILE  a YAML recipe; default: the shipped recipe of that name
+  --suite NAME   code name of the system of the cloud image; default: the recipe's
   --runner FILE  the program agent-runner for the template
 `
 
@@ -28,6 +29,7 @@ func imageCommand(args []string, stdout, stderr io.Writer) int {
 	fs.SetOutput(io.Discard)
 	recipe := fs.String("recipe", "", "")
 	o := image.StageOptions{Kind: image.Cloud}
+	fs.StringVar(&o.Suite, "suite", "", "")
 	fs.StringVar(&o.Runner, "runner", "", "")
 	if len(args) == 0 || args[0] != "stage" || fs.Parse(args[1:]) != nil || fs.NArg() < 1 || fs.NArg() > 2 {
 		fmt.Fprint(stderr, imageUsage)

@@ -33,6 +33,8 @@ type builder struct {
 	log    string // path of the log, for hints
 	out    *output
 	now    func() time.Time
+
+	downloads string // the store's cache
 }
 
 func (b *builder) path(elem ...string) string {
@@ -54,6 +56,11 @@ func (b *builder) build(ctx context.Context) (*Stamp, error) {
 	}
 	if err := g.Wait(); err != nil {
 		return nil, firstCause(ctx, err)
+	}
+	if len(b.recipe.Pip) > 0 {
+		if err := classify("fetching Python packages", b.fetch(ctx), b.log); err != nil {
+			return nil, firstCause(ctx, err)
+		}
 	}
 	b.out.step("setting up users, services and links")
 	if err := b.finish(ctx); err != nil {
@@ -96,7 +103,12 @@ func (b *builder) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	return b.recipe.Stage(ctx, StageOptions{Kind: Direct}, b.work)
+	for _, f := range b.recipe.Files {
+		if f.URL != "" {
+			b.out.step("fetching %s", f.URL)
+		}
+	}
+	return b.recipe.Stage(ctx, StageOptions{Kind: Direct, Downloads: b.downloads}, b.work)
 }
 
 // debootstrap makes work/tree and fetches the kernel to work/kernel.
@@ -104,13 +116,13 @@ func (b *builder) debootstrap(ctx context.Context) error {
 	r := b.recipe
 	b.out.step("installing %d packages of %s and what they need", len(r.Packages), r.Suite)
 	// --mode=root also in a user namespace: isolated has made us its root.
-	// The hook's words are split by a shell; no path of ours needs quoting
-	// but the user's, hence the variables.
+	// A shell splits the words of the hook. Only paths that contain the
+	// user's directory can need quoting, hence the variables.
 	argv := isolated("setpriv", "--bounding-set="+withheld, "mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", "--architectures="+r.Arch,
 		"--components="+strings.Join(r.Components, ","), "--include="+strings.Join(r.Packages, ","),
 		"--aptopt="+b.path("apt.conf"), "--dpkgopt="+b.path("files", "etc", "dpkg", "dpkg.cfg.d", "agentlab-slim"),
 		`--extract-hook="$AGENTLAB_WORK/packages.sh" "$AGENTLAB_WORK" "$AGENTLAB_KERNEL" "$1" $AGENTLAB_PACKAGES`,
-		"--skip=cleanup/reproducible", // machine-id and the like are finish.sh's
+		"--skip=cleanup/reproducible", // seal.sh removes the machine-id and the like
 		r.Suite, b.path("tree"), b.path("sources.list"))
 	env := append(buildEnv(b.path("tmp")), "AGENTLAB_WORK="+b.work, "AGENTLAB_KERNEL="+r.Kernel, "AGENTLAB_PACKAGES="+strings.Join(r.Packages, " "))
 	return run(ctx, b.out, env, argv...)
@@ -131,13 +143,27 @@ func (b *builder) installPackages(ctx context.Context) error {
 	return classify(step, b.debootstrap(ctx), b.log)
 }
 
+// pipVariables are those of the environment that say where pip downloads from.
+var pipVariables = []string{"PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST"}
+
+// fetch runs fetch.sh, which downloads the Python packages with the tree's pip.
+func (b *builder) fetch(ctx context.Context) error {
+	env := buildEnv(b.path("tmp"))
+	for _, name := range pipVariables {
+		if v, ok := os.LookupEnv(name); ok {
+			env = append(env, name+"="+v)
+		}
+	}
+	return run(ctx, b.out, env, isolated("sh", b.path("fetch.sh"), b.work, b.path("tree"))...)
+}
+
 // finish runs finish.sh without a network.
 func (b *builder) finish(ctx context.Context) error {
 	argv := isolated("unshare", "--net", "--ipc", "--uts", "sh", b.path("finish.sh"), b.work, b.path("tree"))
 	return run(ctx, b.out, buildEnv(b.path("tmp")), argv...)
 }
 
-// inspect reads from the finished tree what the stamp tells.
+// inspect reads the stamp's contents from the finished tree.
 func (b *builder) inspect(ctx context.Context) (*Stamp, error) {
 	r := b.recipe
 	status, err := os.ReadFile(b.path("tree", "var", "lib", "dpkg", "status"))
@@ -164,7 +190,7 @@ func (b *builder) inspect(ctx context.Context) (*Stamp, error) {
 	for _, command := range r.commands() {
 		s.Versions[command] = firstLine([]byte(readTrimmed(b.path("versions", command))))
 	}
-	s.NPM = strings.Fields(readTrimmed(b.path("npm.list")))
+	s.NPM, s.Pip = strings.Fields(readTrimmed(b.path("npm.list"))), strings.Fields(readTrimmed(b.path("pip.list")))
 	s.Versions["mmdebstrap"], s.Versions["e2fsprogs"] = hostVersion(ctx, "mmdebstrap", "--version"), hostVersion(ctx, "mke2fs", "-V")
 	return s, nil
 }
@@ -215,7 +241,7 @@ func (b *builder) kernel(s *Stamp) error {
 	return errors.Join(err, f.Close())
 }
 
-// Stamp is image.json: what an image is and what it was made of.
+// Stamp is image.json: the description of an image and of its build.
 type Stamp struct {
 	Name         string    `json:"name"`
 	Digest       string    `json:"digest"`
@@ -224,29 +250,31 @@ type Stamp struct {
 	Distribution string    `json:"distribution"`
 	SizeBytes    int64     `json:"size_bytes"` // virtual size of the root disk
 	CreatedAt    time.Time `json:"created_at"`
-	// KernelRelease is what uname -r tells in the guest.
+	// KernelRelease is the output of uname -r in the guest.
 	KernelRelease string `json:"kernel_release"`
 	// BootModules are the names of those in modules.cpio, in load order.
 	BootModules []string `json:"modules"`
-	// Versions of what people ask for; a command's is what it answers to
-	// --version.
+	// Versions of the important parts: the kernel, some packages, and the
+	// output of each command of the recipe with --version.
 	Versions map[string]string `json:"versions"`
-	// RecipeKey tells whether the image is what a recipe would make now.
+	// RecipeKey is the recipe's StageKey; an image with another one than its
+	// recipe has now is stale.
 	RecipeKey string `json:"recipe_key"`
 	Builder   string `json:"builder"`
 	Recipe    Recipe `json:"recipe"`
 	// Packages maps all of the distribution's to their versions;
-	// KernelPackages are name=version, NPM name@version.
+	// KernelPackages are name=version, NPM name@version, Pip name==version.
 	Packages       map[string]string `json:"packages"`
 	KernelPackages []string          `json:"kernel_packages"`
 	NPM            []string          `json:"npm,omitempty"`
+	Pip            []string          `json:"pip,omitempty"`
 }
 
-// seal computes the digest: of what the image was asked to be and what it
-// turned out to consist of.
+// seal computes the digest from the recipe and from the packages that were
+// installed.
 func (s *Stamp) seal() {
 	slices.Sort(s.NPM)
-	text, _ := json.Marshal([]any{s.RecipeKey, s.Packages, s.KernelPackages, s.NPM, s.SizeBytes, s.Arch}) // always marshals; maps are sorted
+	text, _ := json.Marshal([]any{s.RecipeKey, s.Packages, s.KernelPackages, s.NPM, s.Pip, s.SizeBytes, s.Arch}) // always marshals; maps are sorted
 	sum := sha256.Sum256(text)
 	s.Digest = hex.EncodeToString(sum[:])[:digestLen]
 }

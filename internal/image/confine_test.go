@@ -1,6 +1,7 @@
 package image
 
 import (
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,6 +33,26 @@ except OSError: print('STAYED')
 look('after chroot')
 `
 
+// hostileStep is a step of a recipe that tries what it may not.
+const hostileStep = `
+test "$(id -un)" = agent || echo LEAK user
+python3 - PORT <<'EOT'
+import socket, sys
+try:
+    socket.create_connection(('127.0.0.1', int(sys.argv[1])), 2)
+    print('LEAK network')
+except OSError: print('ALONE')
+EOT
+ln /etc/shadow /usr/local/stolen && echo LEAK link
+ln /etc/passwd /usr/local/stolen && echo LEAK link
+touch /etc/x && echo LEAK write
+cat /run/build/setup.sh && echo LEAK build
+cp /bin/sh /usr/local/sh && chmod 6755 /usr/local/sh
+sleep 1000 &
+setsid sleep 1000 &
+echo $! >/work/left
+`
+
 // finishHostile runs finish.sh on a tree with a hostile setup.sh and a hostile
 // command, and returns what they say.
 func finishHostile(t *testing.T, tree string, edit func(string) string) string {
@@ -46,11 +67,18 @@ func finishHostile(t *testing.T, tree string, edit func(string) string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	_, port, _ := net.SplitHostPort(l.Addr().String()) // it has one
 	run := "cat > /tmp/escape.py <<'EOT'" + escape + "EOT\n/usr/bin/python3 /tmp/escape.py " + marker + " || echo FAILED\n"
 	for path, text := range map[string]string{
 		"marker": "the host", "finish.sh": edit(string(script)), "enter.sh": string(enter), "kind": "direct\n", "commands": "hostile\n",
 		"setup.sh": "cp -R --preserve=mode --no-preserve=ownership /run/build/npm/. /usr/local/\n" + run + "rm -rf /tmp/x /tmp/escape.py\n",
-		"seal.sh":  run + "rm -rf /tmp/x /tmp/escape.py\n",
+		"run/01":   strings.Replace(hostileStep, "PORT", port, 1),
+		"seal.sh":  run + "rm -rf /tmp/x /tmp/escape.py; stat -c 'SH %a %U' /usr/local/sh; rm -f /usr/local/sh; ls /proc/*/comm | xargs cat | grep sleep && echo LEAK process\n:\n",
 		"npm/bin/hostile": "#!/bin/sh\n" + run +
 			"id; grep -E 'Cap(Eff|Prm|Bnd)|NoNewPrivs' /proc/self/status; sudo -n id && echo LEAK sudo; touch /etc/x && echo LEAK write; ls /run/build && echo LEAK build; ls /sys/class/net; echo x >/proc/sys/kernel/core_pattern && echo LEAK sysctl; :\n",
 	} {
@@ -98,8 +126,8 @@ func TestFinishConfines(t *testing.T) {
 		edit func(string) string
 		want []string
 	}{
-		{"as shipped", asShipped, []string{"STAYED", "uid=1000(agent) gid=1000(agent) groups=1000(agent)\n", "CapBnd:\t0000000000000000", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1"}},
-		{"with all privileges", privileged, []string{"LEFT chroot"}},
+		{"as shipped", asShipped, []string{"STAYED", "uid=1000(agent) gid=1000(agent) groups=1000(agent)\n", "CapBnd:\t0000000000000000", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1", "ALONE", "SH 755 root"}},
+		{"with all privileges", privileged, []string{"LEFT chroot", "ALONE", "SH 755 root"}},
 	} {
 		got := finishHostile(t, tree, tc.edit)
 		if strings.Contains(got, "LEAK") || strings.Contains(got, "FAILED") {

@@ -68,7 +68,7 @@ func (s *Stamp) uuid() string {
 
 var mke2fsVersionRE = regexp.MustCompile(`mke2fs (\d+)\.(\d+)`)
 
-// prezeroed tells whether mke2fs knows assume_storage_prezeroed (1.47 does).
+// prezeroed reports whether mke2fs supports assume_storage_prezeroed (1.47 does).
 func prezeroed(ctx context.Context) bool {
 	out, _ := exec.CommandContext(ctx, lookPath("mke2fs"), "-V").CombinedOutput() // without an answer: no
 	m := mke2fsVersionRE.FindSubmatch(out)

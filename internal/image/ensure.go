@@ -20,7 +20,7 @@ import (
 // publishes an image.
 const buildDir = ".build"
 
-// waitProgress is how often one who waits for another's build looks at it.
+// waitProgress is the interval between two reads of another process's log.
 const waitProgress = 250 * time.Millisecond
 
 // BuildRequest asks for an image.
@@ -33,10 +33,9 @@ type BuildRequest struct {
 	Force bool
 }
 
-// Ensure returns the image ref, and builds it first when it is a shipped one
-// that is missing or was made by another recipe or builder. Many callers, in
-// any number of processes, build it once; those who wait see the progress of
-// the one who builds. progress gets one line at a time and may be nil.
+// Ensure returns the image ref, and builds it first if it is a shipped one that
+// is missing or was made by another recipe or builder. Callers in any number of
+// processes build it once; those that wait get the progress of that build. progress gets one line at a time and may be nil.
 func (s *Store) Ensure(ctx context.Context, ref string, progress func(string)) (Image, error) {
 	name, digest, err := ParseRef(ref)
 	if err != nil {
@@ -48,8 +47,8 @@ func (s *Store) Ensure(ctx context.Context, ref string, progress func(string)) (
 	return s.Build(ctx, BuildRequest{Name: name}, progress)
 }
 
-// Build makes an image and lets its name mean it. Unless forced, it returns
-// the present one when that was made from the same recipe by this builder.
+// Build makes an image and sets its name to it. Unless forced, it returns the
+// present image if the same recipe and builder made it.
 func (s *Store) Build(ctx context.Context, req BuildRequest, progress func(string)) (Image, error) {
 	if progress == nil {
 		progress = func(string) {}
@@ -68,7 +67,7 @@ func (s *Store) Build(ctx context.Context, req BuildRequest, progress func(strin
 	}
 	defer unlock()
 	if img, ok := s.fresh(r.Name, key); ok && !req.Force {
-		return img, nil // another one built it meanwhile
+		return img, nil // another process has built it
 	}
 	return s.build(ctx, r, progress)
 }
@@ -130,7 +129,8 @@ func (s *Store) lockName(ctx context.Context, name string, progress func(string)
 	return func() { _ = l.Unlock() }, nil
 }
 
-// follow sends what another's build logs to progress until it is stopped.
+// follow sends the log of another process's build to progress until it is
+// stopped.
 func (s *Store) follow(name string, progress func(string)) (stop func()) {
 	if progress == nil {
 		return func() {}
@@ -182,9 +182,10 @@ func (s *Store) sweep(ctx context.Context, name string) {
 }
 
 // Sweep removes what killed builds of all names left, but for those that are
-// being built now. A build does it for its own name; this is for a daemon's
-// start.
+// being built now, and downloads that were not used for 30 days. A build does
+// it for its own name; this is for a daemon's start.
 func (s *Store) Sweep(ctx context.Context) {
+	s.sweepDownloads()
 	locks, _ := filepath.Glob(filepath.Join(s.root, buildDir, "*.lock")) // the pattern is good
 	for _, path := range locks {
 		if l, err := lock.Try(path); err == nil {
@@ -199,7 +200,7 @@ func (s *Store) Sweep(ctx context.Context) {
 // What stays because of an error is tried again by the next sweep.
 func removeTree(ctx context.Context, dir string) {
 	if mounted(dir) {
-		return // a build that is dying still holds it; never delete through a mount
+		return // a build that is ending still uses it; never delete through a mount
 	}
 	if os.Geteuid() == 0 {
 		_ = os.RemoveAll(dir)
@@ -211,7 +212,7 @@ func removeTree(ctx context.Context, dir string) {
 	}
 }
 
-// mounted tells whether this process sees anything mounted below dir.
+// mounted reports whether this process sees a mount below dir.
 func mounted(dir string) bool {
 	data, err := os.ReadFile("/proc/self/mountinfo")
 	return err != nil || strings.Contains(string(data), " "+dir+"/")
@@ -233,7 +234,7 @@ func (s *Store) build(ctx context.Context, r *Recipe, progress func(string)) (Im
 		return Image{}, classify("making the build's directory", err, log.Name())
 	}
 	out := &output{log: log, progress: progress}
-	b := &builder{recipe: r, work: work, log: log.Name(), out: out, now: s.opts.Now}
+	b := &builder{recipe: r, work: work, log: log.Name(), out: out, now: s.opts.Now, downloads: filepath.Join(s.root, downloadsDir)}
 	begin := s.opts.Now()
 	stamp, err := s.make(b, ctx)
 	if err != nil {
@@ -248,8 +249,8 @@ func (s *Store) build(ctx context.Context, r *Recipe, progress func(string)) (Im
 	return img, nil
 }
 
-// publish moves a finished image to its place and lets the name mean it. The
-// same content built before is left as it is: sandboxes may stand on it.
+// publish moves a finished image to its place and sets the name to it. An image
+// with the same content is left as it is, because sandboxes may use it.
 func (s *Store) publish(stamp *Stamp, from string) (Image, error) {
 	dir := filepath.Join(s.root, stamp.Name)
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // images are not secret

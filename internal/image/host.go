@@ -47,14 +47,13 @@ func (r *Recipe) tools() []tool {
 	if os.Geteuid() != 0 {
 		t = append(t, tool{"newuidmap", "uidmap"})
 	}
-	if len(r.Agents.Packages) > 0 || r.Agents.Node != "" {
+	if r.usesNPM() {
 		t = append(t, tool{"npm", "npm"})
 	}
 	return t
 }
 
-// preflight tells what would make the build fail on this machine, before it
-// begins.
+// preflight returns the first reason why the build would fail on this machine.
 func (r *Recipe) preflight(ctx context.Context, dir string) error {
 	for _, err := range r.obstacles(ctx, dir) {
 		return err
@@ -62,7 +61,7 @@ func (r *Recipe) preflight(ctx context.Context, dir string) error {
 	return nil
 }
 
-// obstacles tells all that would make the build fail on this machine.
+// obstacles returns all reasons why the build would fail on this machine.
 func (r *Recipe) obstacles(ctx context.Context, dir string) (all []error) {
 	tools := r.checkTools()
 	for _, err := range []error{tools, r.checkKeyring(), r.checkSpace(dir)} {
@@ -100,14 +99,14 @@ func (r *Recipe) checkKeyring() error {
 		return nil
 	}
 	if _, err := os.Stat(d.keyring); err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the keys that sign %s are not on this machine (%s)", r.Suite, d.keyring).
+		return agentlab.Errorf(agentlab.CodeUnavailable, "this machine lacks the keys that sign %s (%s)", r.Suite, d.keyring).
 			WithHint("on Debian or Ubuntu: sudo apt-get install %s", d.keyringPkg)
 	}
 	return nil
 }
 
-// checkNamespaces tries what isolated does, and says what to do when the
-// machine does not allow it.
+// checkNamespaces creates the namespaces of isolated. The hint of its error is
+// how to allow them on this machine.
 func checkNamespaces(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -119,7 +118,7 @@ func checkNamespaces(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	e := agentlab.Errorf(agentlab.CodeDenied, "this machine does not let us make the namespaces that a build needs (%s)", firstLine(out))
+	e := agentlab.Errorf(agentlab.CodeDenied, "this machine does not allow the namespaces that a build needs (%s)", firstLine(out))
 	if os.Geteuid() == 0 {
 		return e.WithHint("root without the right to mount is probably a container: run it with CAP_SYS_ADMIN, or build on the host")
 	}
@@ -152,9 +151,9 @@ func hasSubIDs(file string, u *user.User) bool {
 func (r *Recipe) checkSpace(dir string) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
-		return agentlab.Errorf(agentlab.CodeInternal, "cannot tell how much space %s has: %w", dir, err)
+		return agentlab.Errorf(agentlab.CodeInternal, "the free space of %s cannot be determined: %w", dir, err)
 	}
-	need := int64(min(spaceBase+spaceAgent*len(r.Agents.Packages), spaceMax))
+	need := int64(min(spaceBase+spaceAgent*len(r.npm()), spaceMax))
 	if free := int64(st.Bavail) * st.Bsize; free < need { //nolint:gosec // no file system has 2^63 blocks
 		return agentlab.Errorf(agentlab.CodeNoSpace, "%s has %d MB free, and building %s takes up to %d MB", dir, free>>20, r.Name, need>>20).
 			WithHint("free some space, or remove images with 'agentlab image rm'")
@@ -162,7 +161,8 @@ func (r *Recipe) checkSpace(dir string) error {
 	return nil
 }
 
-// lookPath also finds what a user's PATH often lacks.
+// lookPath finds a program in PATH or in the system's directories, which a
+// user's PATH often lacks.
 func lookPath(name string) string {
 	if p, err := exec.LookPath(name); err == nil {
 		return p

@@ -25,8 +25,22 @@ func (s source) line() string {
 	if s.signedBy != "" {
 		opts = "[signed-by=" + s.signedBy + "] "
 	}
-	return fmt.Sprintf("deb %s%s %s %s\n", opts, s.uri, s.suite, strings.Join(s.components, " "))
+	return strings.TrimRight(fmt.Sprintf("deb %s%s %s %s", opts, s.uri, s.suite, strings.Join(s.components, " ")), " ") + "\n"
 }
+
+// resolve returns the repository's URL and suite for the system with that code
+// name.
+func (a Repository) resolve(system string) (url, suite string) {
+	name := ""
+	if d := suites[system]; d != nil {
+		name = d.name
+	}
+	r := strings.NewReplacer("{suite}", system, "{distribution}", name)
+	return r.Replace(a.URL), r.Replace(a.Suite)
+}
+
+// keyring is the path of the repository's key in the image.
+func (a Repository) keyring() string { return "/etc/apt/keyrings/" + a.Name + ".asc" }
 
 // sources returns where to fetch the recipe's packages from, on a host whose
 // apt configuration is below etcApt (normally /etc/apt).
@@ -186,11 +200,11 @@ var hostAptPrefixes = []string{
 }
 
 // hostAptConf returns those settings in apt.conf(5)'s format, and where the
-// host keeps its mirrors' credentials. It is for the time of the build only.
+// host keeps its mirrors' credentials. The settings are used during the build only.
 func hostAptConf(ctx context.Context) string {
 	out, err := exec.CommandContext(ctx, "apt-config", "dump").Output()
 	if err != nil {
-		return "" // no apt-config, no apt; preflight tells
+		return "" // no apt-config, no apt; preflight reports it
 	}
 	var conf strings.Builder
 	for line := range strings.SplitSeq(string(out), "\n") {
@@ -208,15 +222,20 @@ func hostAptConf(ctx context.Context) string {
 	return conf.String()
 }
 
-// sourcesFile is the content of the image's own sources, in deb822 format.
-func (r *Recipe) sourcesFile() string {
-	var b strings.Builder
-	for i, s := range r.publicSources() {
-		if i > 0 {
-			b.WriteString("\n")
-		}
-		fmt.Fprintf(&b, "Types: deb\nURIs: %s\nSuites: %s\nComponents: %s\nSigned-By: %s\n",
-			s.uri, s.suite, strings.Join(s.components, " "), s.signedBy)
+// stanza returns the source in deb822 format.
+func (s source) stanza() string {
+	text := fmt.Sprintf("Types: deb\nURIs: %s\nSuites: %s\n", s.uri, s.suite)
+	if len(s.components) > 0 {
+		text += "Components: " + strings.Join(s.components, " ") + "\n"
 	}
-	return b.String()
+	return text + "Signed-By: " + s.signedBy + "\n"
+}
+
+// sourcesFile returns the image's own sources, in deb822 format.
+func (r *Recipe) sourcesFile() string {
+	var stanzas []string
+	for _, s := range r.publicSources() {
+		stanzas = append(stanzas, s.stanza())
+	}
+	return strings.Join(stanzas, "\n")
 }

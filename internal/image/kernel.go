@@ -130,7 +130,7 @@ func decompress(data []byte) ([]byte, error) {
 	return out, err
 }
 
-// endsWithSize tells whether data ends, as the kernel's build makes it, with
+// endsWithSize reports whether data ends, as the kernel's build makes it, with
 // the length of out.
 func endsWithSize(data, out []byte) bool {
 	return len(data) >= 4 && len(out) > 0 && int64(binary.LittleEndian.Uint32(data[len(data)-4:])) == int64(len(out))

@@ -54,7 +54,7 @@ func moduleName(file string) string {
 }
 
 // parseModulesDep reads modules.dep: "file: dep dep …" where the last
-// dependency is to be loaded first.
+// dependency must be loaded first.
 func parseModulesDep(r io.Reader) (moduleDeps, error) {
 	deps := moduleDeps{}
 	s := bufio.NewScanner(r)

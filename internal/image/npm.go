@@ -5,13 +5,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
 // npmArch is npm's word for Debian's architecture.
 var npmArch = map[string]string{"amd64": "x64", "arm64": "arm64"}
 
-func (r *Recipe) usesNPM() bool { return r.Agents.Node != "" || len(r.Agents.Packages) > 0 }
+func (r *Recipe) usesNPM() bool { return r.Agents.Node != "" || len(r.npm()) > 0 }
+
+// npm returns all npm packages but Node.js.
+func (r *Recipe) npm() []NPMPackage { return slices.Concat(r.Agents.Packages, r.NPM) }
 
 // commands are those that are run with --version in the finished image.
 func (r *Recipe) commands() []string {
@@ -19,10 +23,20 @@ func (r *Recipe) commands() []string {
 	if r.Agents.Node != "" {
 		out = append(out, "node")
 	}
-	for _, a := range r.Agents.Packages {
-		if a.Command != "" {
-			out = append(out, a.Command)
-		}
+	for _, p := range r.npm() {
+		out = append(out, p.Command)
+	}
+	for _, p := range r.Pip {
+		out = append(out, p.Command)
+	}
+	return slices.DeleteFunc(out, func(c string) bool { return c == "" })
+}
+
+// pipSpecs are the Python packages as pip takes them.
+func (r *Recipe) pipSpecs() []string {
+	var out []string
+	for _, p := range r.Pip {
+		out = append(out, p.Package+"=="+p.Version)
 	}
 	return out
 }
@@ -37,8 +51,8 @@ func (r *Recipe) npmSpecs() []string {
 	if r.Agents.Node != "" {
 		out = append(out, r.nodePackage()+"@"+r.Agents.Node)
 	}
-	for _, a := range r.Agents.Packages {
-		out = append(out, a.Package+"@"+a.Version)
+	for _, p := range r.npm() {
+		out = append(out, p.Package+"@"+p.Version)
 	}
 	return out
 }
@@ -77,7 +91,7 @@ func (b *builder) npmList() []string {
 	// A file that cannot be read now will fail the copy into the tree.
 	_ = filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.Name() != "package.json" {
-			return nil //nolint:nilerr // told above
+			return nil //nolint:nilerr // see above
 		}
 		dir := filepath.Dir(path)
 		parent := filepath.Dir(dir)
@@ -92,7 +106,7 @@ func (b *builder) npmList() []string {
 	return out
 }
 
-// hostVersion is the first line that a tool of the host tells of itself.
+// hostVersion returns the first line of a tool's output about its version.
 func hostVersion(ctx context.Context, name string, args ...string) string {
 	out, err := exec.CommandContext(ctx, lookPath(name), args...).CombinedOutput() //nolint:gosec // constant words
 	if err != nil {

@@ -10,17 +10,17 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// readyLimit bounds the look at what this machine lacks for a build.
+// readyLimit is the timeout of the checks of this machine.
 const readyLimit = 20 * time.Second
 
-// Readiness tells whether an image can be had.
+// Readiness describes whether an image exists or can be built.
 type Readiness struct {
-	Built     bool    // it is there, as its recipe is now
-	Obstacles []error // what would make its build fail on this machine, each with a hint
+	Built     bool    // an image of the current recipe exists
+	Obstacles []error // reasons why its build would fail on this machine, each with a hint
 }
 
-// Readiness looks whether Ensure would have to build ref and what would make
-// that fail. Nothing is built. Only shipped images are ever built by Ensure;
+// Readiness reports whether Ensure would build ref and why that would fail. It
+// builds nothing. Only shipped images are ever built by Ensure;
 // the error is that of any other image that cannot be found.
 func (s *Store) Readiness(ctx context.Context, ref string) (Readiness, error) {
 	name, digest, err := ParseRef(ref)
@@ -44,7 +44,7 @@ func (s *Store) Readiness(ctx context.Context, ref string) (Readiness, error) {
 	return Readiness{Built: built, Obstacles: r.obstacles(ctx, s.root)}, nil
 }
 
-// Err is nil unless the image is neither there nor can be built.
+// Err returns an error if the image does not exist and cannot be built.
 func (r Readiness) Err() error {
 	if r.Built || len(r.Obstacles) == 0 {
 		return nil

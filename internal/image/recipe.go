@@ -1,9 +1,8 @@
 package image
 
 import (
+	"cmp"
 	"io/fs"
-	"net/url"
-	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -24,61 +23,64 @@ const (
 	MaxSizeGB = 2048
 )
 
-// Recipe says how to make an image. Decoding is strict: an unknown key is an
-// error.
+// Recipe describes an image. Decoding is strict: an unknown key is an error.
+// docs/images.md is generated from the doc tags.
 type Recipe struct {
-	// Name of the image, a DNS label.
-	Name string `yaml:"name" json:"name"`
-	// Extends names a shipped recipe whose values stand where this one says
-	// nothing; its packages and agents are added to.
-	Extends string `yaml:"extends" json:"-"`
-	// Suite is the code name of a Debian or Ubuntu release.
-	Suite string `yaml:"suite" json:"suite"`
-	// Mirror is an http or https URL, or MirrorHost, the default.
-	Mirror string `yaml:"mirror" json:"mirror"`
-	// Components of the archive; default: the distribution's free ones.
-	Components []string `yaml:"components" json:"components"`
-	// Arch is a Debian architecture; default and only choice: the host's.
-	Arch string `yaml:"arch" json:"arch"`
-	// Kernel is the package whose kernel is booted; default: the
-	// distribution's for virtual machines.
-	Kernel string `yaml:"kernel" json:"kernel"`
-	// Packages to install from the distribution.
-	Packages []string `yaml:"packages" json:"packages"`
-	// Agents to install from npm.
-	Agents Agents `yaml:"agents" json:"agents"`
-	// SizeGB is the virtual size of the root disk in GiB; default 20. The
-	// file on the host is sparse.
-	SizeGB int `yaml:"size_gb" json:"size_gb"`
+	Name       string       `yaml:"name" json:"name" doc:"Name of the image: lower-case letters, digits and hyphens."`
+	Extends    string       `yaml:"extends" json:"-" doc:"A shipped recipe, base or agents. Keys that are missing here have its values; its lists come before the lists here."`
+	Suite      string       `yaml:"suite" json:"suite" doc:"Code name of a Debian or Ubuntu release: bookworm, trixie or noble. In a template, the cloud image decides."`
+	Mirror     string       `yaml:"mirror" json:"mirror" doc:"URL of the distribution's mirror. The default, host, means the apt sources of the build host if it runs the same suite, and the public mirror otherwise."`
+	Components []string     `yaml:"components" json:"components" doc:"Components of the distribution's archive. Default: the free ones."`
+	Arch       string       `yaml:"arch" json:"arch" doc:"Architecture. Default, and only valid value: the architecture of the build host."`
+	Kernel     string       `yaml:"kernel" json:"kernel" doc:"Package of the kernel. Default: the distribution's kernel for virtual machines. Templates keep the kernel of the cloud image."`
+	Packages   []string     `yaml:"packages" json:"packages" doc:"Packages to install from the distribution and from the repositories in apt."`
+	Apt        []Repository `yaml:"apt" json:"apt,omitempty" doc:"More apt repositories, at most 32."`
+	Agents     Agents       `yaml:"agents" json:"agents" doc:"Coding agents from npm. Their own install scripts run, as the user agent and without network."`
+	NPM        []NPMPackage `yaml:"npm" json:"npm,omitempty" doc:"More npm packages, installed globally. Their install scripts do not run."`
+	Pip        []PipPackage `yaml:"pip" json:"pip,omitempty" doc:"Python packages, installed as wheels into a virtual environment of their own, /usr/local/lib/agentlab-python."`
+	Files      []File       `yaml:"files" json:"files,omitempty" doc:"Files to write, at most 64."`
+	Run        []string     `yaml:"run" json:"run,omitempty" doc:"Shell commands, at most 32 of at most 64 KiB, in this order and last. Each runs in its own sh -eu as the user agent, without network, for at most 10 minutes. They can write to /home/agent, /work and /usr/local."`
+	SizeGB     int          `yaml:"size_gb" json:"size_gb" doc:"Virtual size of the root disk in GiB, 2 to 2048; default 20. The file on the host is sparse. Templates have the size that the script gets."`
 }
 
 // Agents is what an image gets from npm, installed globally.
 type Agents struct {
-	// Node is the exact version of Node.js, from npm too; "": none, for
-	// agents that are native programs or run on the distribution's.
-	Node string `yaml:"node" json:"node,omitempty"`
-	// Packages from npm.
-	Packages []Agent `yaml:"packages" json:"packages,omitempty"`
+	Node     string       `yaml:"node" json:"node,omitempty" doc:"Exact version of Node.js, from npm. Default: none, for agents that are native programs or use the distribution's."`
+	Packages []NPMPackage `yaml:"packages" json:"packages,omitempty" doc:"The agents."`
 }
 
-// Agent is one npm package.
-type Agent struct {
-	// Package is its name in the registry.
-	Package string `yaml:"package" json:"package"`
-	// Version is an exact version, no range and no tag.
-	Version string `yaml:"version" json:"version"`
-	// Command, when given, is run with --version inside the image; a build
-	// whose commands fail is no image.
-	Command string `yaml:"command" json:"command,omitempty"`
+// NPMPackage is one npm package.
+type NPMPackage struct {
+	Package string `yaml:"package" json:"package" doc:"Name in the registry."`
+	Version string `yaml:"version" json:"version" doc:"Exact version; ranges and tags are not valid."`
+	Command string `yaml:"command" json:"command,omitempty" doc:"A command of the package. The build fails unless it exits 0 with the argument --version."`
 }
 
-var (
-	componentRE  = regexp.MustCompile(`^[a-z][a-z0-9./-]*$`)
-	packageRE    = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+$`)
-	npmPackageRE = regexp.MustCompile(`^(@[a-z0-9][a-z0-9._~-]*/)?[a-z0-9][a-z0-9._~-]*$`)
-	versionRE    = regexp.MustCompile(`^[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
-	commandRE    = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*$`)
-)
+// PipPackage is one Python package.
+type PipPackage struct {
+	Package string `yaml:"package" json:"package" doc:"Name in the index."`
+	Version string `yaml:"version" json:"version" doc:"Exact version."`
+	Command string `yaml:"command" json:"command,omitempty" doc:"A command of the package, which is linked into /usr/local/bin. The build fails unless it exits 0 with the argument --version."`
+}
+
+// Repository is an apt repository.
+type Repository struct {
+	Name       string   `yaml:"name" json:"name" doc:"Name of its files in /etc/apt: sources.list.d/NAME.sources and keyrings/NAME.asc."`
+	URL        string   `yaml:"url" json:"url" doc:"http or https URL without credentials. {distribution} is replaced with debian or ubuntu."`
+	Suite      string   `yaml:"suite" json:"suite" doc:"Suite, or a path that ends in / for a repository without suites. Default: {suite}, which is replaced with the code name of the system."`
+	Components []string `yaml:"components" json:"components,omitempty" doc:"Components. Required, except with a suite that ends in /."`
+	Key        string   `yaml:"key" json:"key" doc:"The ASCII-armoured OpenPGP public key that signs the repository, at most 64 KiB. It is accepted for this repository only."`
+}
+
+// File is one file of an image.
+type File struct {
+	Path    string `yaml:"path" json:"path" doc:"Absolute path. Not below /proc, /sys, /dev, /run, /tmp, /etc/agentlab and /etc/sudoers.d."`
+	Content string `yaml:"content" json:"content,omitempty" doc:"The text of the file. A file needs either content or url."`
+	URL     string `yaml:"url" json:"url,omitempty" doc:"http or https URL without credentials to download the file from, at most 2 GiB."`
+	SHA256  string `yaml:"sha256" json:"sha256,omitempty" doc:"SHA-256 of the download. Required with url."`
+	Mode    string `yaml:"mode" json:"mode,omitempty" doc:"Permissions in octal; default 0644. No setuid, setgid and sticky bit."`
+	Owner   string `yaml:"owner" json:"owner,omitempty" doc:"root, the default, or agent. Files of agent must be below /home/agent or /work."`
+}
 
 // ParseRecipe decodes, completes and checks the text of a recipe. Errors have
 // code invalid or unsupported and name the key.
@@ -158,12 +160,14 @@ func (r *Recipe) inherit(base *Recipe) {
 	if r.Agents.Node == "" {
 		r.Agents.Node = base.Agents.Node
 	}
-	r.Packages = append(slices.Clone(base.Packages), r.Packages...)
-	r.Agents.Packages = append(slices.Clone(base.Agents.Packages), r.Agents.Packages...)
+	r.Packages = slices.Concat(base.Packages, r.Packages)
+	r.Agents.Packages = slices.Concat(base.Agents.Packages, r.Agents.Packages)
+	r.NPM, r.Pip = slices.Concat(base.NPM, r.NPM), slices.Concat(base.Pip, r.Pip)
+	r.Apt, r.Files, r.Run = slices.Concat(base.Apt, r.Apt), slices.Concat(base.Files, r.Files), slices.Concat(base.Run, r.Run)
 }
 
-// complete fills in what the recipe leaves to us, so that two recipes that
-// mean the same hash the same.
+// complete fills in defaults, so that two recipes with the same meaning have the
+// same hash.
 func (r *Recipe) complete() {
 	if r.Mirror == "" {
 		r.Mirror = MirrorHost
@@ -183,94 +187,19 @@ func (r *Recipe) complete() {
 			r.Kernel = d.kernels[r.Arch]
 		}
 	}
-	r.Packages = append(slices.Clone(r.Packages), essential...)
+	for i := range r.Apt {
+		r.Apt[i].Suite = cmp.Or(r.Apt[i].Suite, "{suite}")
+		r.Apt[i].Key = strings.TrimSpace(r.Apt[i].Key) + "\n"
+	}
+	for i := range r.Files {
+		r.Files[i].Mode, r.Files[i].Owner = cmp.Or(r.Files[i].Mode, "0644"), cmp.Or(r.Files[i].Owner, "root")
+	}
+	if len(r.Pip) > 0 {
+		r.Packages = slices.Concat(r.Packages, []string{"python3-pip", "python3-venv"})
+	}
+	r.Packages = slices.Concat(r.Packages, essential)
 	slices.Sort(r.Packages)
 	r.Packages = slices.Compact(r.Packages)
-}
-
-func (r *Recipe) validate() error {
-	if r.Name == "" {
-		return invalid("name", "a recipe needs a name")
-	}
-	if err := agentlab.ValidateName(r.Name); err != nil {
-		return err
-	}
-	if suites[r.Suite] == nil {
-		return invalid("suite", "%q is not a suite that images can be made of", r.Suite).WithHint("choose one of %s", suiteNames())
-	}
-	if err := validateMirror(r.Mirror); err != nil {
-		return err
-	}
-	if len(r.Components) == 0 {
-		return invalid("components", "at least one component is needed")
-	}
-	if err := all("components", r.Components, componentRE, "a component of the archive"); err != nil {
-		return err
-	}
-	if r.Arch != runtime.GOARCH {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "an image for %s cannot be built on %s", r.Arch, runtime.GOARCH).WithField("arch").
-			WithHint("leave arch out, or build on a machine of that architecture")
-	}
-	if !packageRE.MatchString(r.Kernel) {
-		return invalid("kernel", "%q is not a package name", r.Kernel)
-	}
-	if err := all("packages", r.Packages, packageRE, "a package name"); err != nil {
-		return err
-	}
-	if r.SizeGB < MinSizeGB || r.SizeGB > MaxSizeGB {
-		return invalid("size_gb", "%d is out of range; %d to %d GiB are possible", r.SizeGB, MinSizeGB, MaxSizeGB)
-	}
-	return r.Agents.validate()
-}
-
-func (a Agents) validate() error {
-	if a.Node != "" && !versionRE.MatchString(a.Node) {
-		return invalid("agents.node", "%q is not an exact version", a.Node).WithHint("write it as in 24.21.0")
-	}
-	seen := map[string]bool{}
-	for _, p := range a.Packages {
-		switch {
-		case !npmPackageRE.MatchString(p.Package) || len(p.Package) > 214:
-			return invalid("agents.packages", "%q is not the name of an npm package", p.Package)
-		case !versionRE.MatchString(p.Version):
-			return invalid("agents.packages", "%q is not an exact version of %s", p.Version, p.Package).WithHint("write it as in 1.2.3")
-		case p.Command != "" && !commandRE.MatchString(p.Command):
-			return invalid("agents.packages", "%q is not the name of a command", p.Command)
-		case seen[p.Package]:
-			return invalid("agents.packages", "%s is listed twice", p.Package)
-		}
-		seen[p.Package] = true
-	}
-	return nil
-}
-
-func validateMirror(mirror string) error {
-	if mirror == MirrorHost {
-		return nil
-	}
-	u, err := url.Parse(mirror)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" ||
-		strings.ContainsAny(mirror, " \t[]") {
-		return invalid("mirror", "the mirror is not an http or https URL").WithHint("write a URL as in http://deb.debian.org/debian, or host")
-	}
-	if u.User != nil {
-		return invalid("mirror", "the mirror's URL holds credentials, which would end up in the image").
-			WithHint("put them into /etc/apt/auth.conf.d and use the URL without")
-	}
-	return nil
-}
-
-func all(field string, values []string, re *regexp.Regexp, what string) error {
-	for _, v := range values {
-		if !re.MatchString(v) {
-			return invalid(field, "%q is not %s", v, what)
-		}
-	}
-	return nil
-}
-
-func invalid(field, format string, args ...any) *agentlab.Error {
-	return agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField(field)
 }
 
 // distribution returns the family of the recipe's suite, which validate has

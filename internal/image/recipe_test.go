@@ -70,10 +70,70 @@ func TestRecipeRefuses(t *testing.T) {
 	npm := func(pkg, version, command string) string {
 		return ok + "agents:\n  packages:\n    - package: \"" + pkg + "\"\n      version: \"" + version + "\"\n      command: \"" + command + "\"\n"
 	}
+	pip := func(pkg, version string) string {
+		return ok + "pip: [{package: \"" + pkg + "\", version: \"" + version + "\"}]\n"
+	}
+	apt := func(edit ...string) string {
+		text := ok + "apt: [{name: x, url: \"https://example.com/debian\", components: [main], key: \"-----BEGIN PGP PUBLIC KEY BLOCK-----\\n\\nAAAA\\n-----END PGP PUBLIC KEY BLOCK-----\\n\"}]\n"
+		return strings.NewReplacer(edit...).Replace(text)
+	}
+	file := func(keys string) string { return ok + "files: [{" + keys + "}]\n" }
+	for _, text := range []string{
+		apt(), apt("components: [main]", "suite: ./"), pip("ruff", "0.14.2"), file("path: /a, content: b"), file("path: /home/agent/.a, content: b, owner: agent, mode: 0600"),
+		file("path: /a, url: \"https://example.com/a?b=c\", sha256: " + strings.Repeat("0a", 32)), ok + "run: [\"true\"]\n",
+	} {
+		if _, err := ParseRecipe([]byte(text)); err != nil {
+			t.Errorf("%v:\n%s", err, text)
+		}
+	}
 	for _, tc := range []struct {
 		name, text, field, say string
 		code                   agentlab.Code
 	}{
+		{"apt without a key", apt("key:", "components: [main], suite:"), "", "", agentlab.CodeInvalid},
+		{"apt with an empty key", apt("AAAA", ""), "apt", "public key", agentlab.CodeInvalid},
+		{"apt with a private key", apt("PUBLIC", "PRIVATE"), "apt", "public key", agentlab.CodeInvalid},
+		{"apt with a key that ends the file's stanza", apt("AAAA", "AAAA\\nTrusted: yes"), "apt", "public key", agentlab.CodeInvalid},
+		{"apt with a long key", apt("AAAA", strings.Repeat("AAAA\\n", 20000)), "apt", "64 KiB", agentlab.CodeInvalid},
+		{"apt with credentials", apt("https://", "https://u:secret@"), "apt", "credentials", agentlab.CodeInvalid},
+		{"apt from a file", apt("https://example.com", "file:///srv"), "apt", "http", agentlab.CodeInvalid},
+		{"apt from the host's", apt("https://example.com/debian", "host"), "apt", "http", agentlab.CodeInvalid},
+		{"apt with options", apt("com/debian", "com/debian [trusted=yes]"), "apt", "http", agentlab.CodeInvalid},
+		{"apt name with a slash", apt("{name: x", "{name: ../x"), "apt", "name", agentlab.CodeInvalid},
+		{"apt name of the distribution", apt("{name: x", "{name: debian"), "apt", "name", agentlab.CodeInvalid},
+		{"apt suite with a blank", apt("components", "suite: \"a b\", components"), "apt", "suite", agentlab.CodeInvalid},
+		{"apt without components", apt("components: [main]", "suite: stable"), "apt", "components", agentlab.CodeInvalid},
+		{"apt with a path and components", apt("components", "suite: ./, components"), "apt", "components", agentlab.CodeInvalid},
+		{"apt component that is an option", apt("[main]", "[-x]"), "apt", "component", agentlab.CodeInvalid},
+		{"file without a source", file("path: /a"), "files", "content or url", agentlab.CodeInvalid},
+		{"file with two sources", file("path: /a, content: b, url: \"http://e/a\""), "files", "content or url", agentlab.CodeInvalid},
+		{"download without a sum", file("path: /a, url: \"http://e/a\""), "files", "sha256", agentlab.CodeInvalid},
+		{"download with a bad sum", file("path: /a, url: \"http://e/a\", sha256: abc"), "files", "sha256", agentlab.CodeInvalid},
+		{"content with a sum", file("path: /a, content: b, sha256: " + strings.Repeat("0a", 32)), "files", "sha256", agentlab.CodeInvalid},
+		{"download of a file", file("path: /a, url: \"file:///etc/shadow\", sha256: " + strings.Repeat("0a", 32)), "files", "http", agentlab.CodeInvalid},
+		{"download with credentials", file("path: /a, url: \"https://u:secret@e/a\", sha256: " + strings.Repeat("0a", 32)), "files", "credentials", agentlab.CodeInvalid},
+		{"relative path", file("path: a, content: b"), "files", "absolute", agentlab.CodeInvalid},
+		{"path that goes up", file("path: /a/../b, content: b"), "files", "absolute", agentlab.CodeInvalid},
+		{"path with a blank", file("path: \"/a b\", content: b"), "files", "absolute", agentlab.CodeInvalid},
+		{"path with a line", file("path: \"/a\\n/b\", content: b"), "files", "absolute", agentlab.CodeInvalid},
+		{"path of a directory", file("path: /a/, content: b"), "files", "absolute", agentlab.CodeInvalid},
+		{"sudoers", file("path: /etc/sudoers.d/a, content: b"), "files", "cannot write", agentlab.CodeInvalid},
+		{"run directory", file("path: /run/a, content: b"), "files", "cannot write", agentlab.CodeInvalid},
+		{"setuid", file("path: /a, content: b, mode: \"4755\""), "files", "mode", agentlab.CodeInvalid},
+		{"mode in words", file("path: /a, content: b, mode: u+s"), "files", "mode", agentlab.CodeInvalid},
+		{"owner", file("path: /a, content: b, owner: sshd"), "files", "own", agentlab.CodeInvalid},
+		{"agent in /etc", file("path: /etc/a, content: b, owner: agent"), "files", "/home/agent", agentlab.CodeInvalid},
+		{"file twice", ok + "files: [{path: /a, content: b}, {path: /a, content: c}]\n", "files", "twice", agentlab.CodeInvalid},
+		{"many files", ok + "files:\n" + strings.Repeat("  - {path: /a, content: b}\n", 65), "files", "64", agentlab.CodeInvalid},
+		{"pip range", pip("ruff", ">=1"), "pip", "exact", agentlab.CodeInvalid},
+		{"pip URL", pip("ruff @ https://evil.example/x.whl", "1.0"), "pip", "Python package", agentlab.CodeInvalid},
+		{"pip option", pip("--index-url=x", "1.0"), "pip", "Python package", agentlab.CodeInvalid},
+		{"pip command with arguments", ok + "pip: [{package: x, version: \"1\", command: \"x; reboot\"}]\n", "pip", "command", agentlab.CodeInvalid},
+		{"npm tag outside agents", ok + "npm: [{package: x, version: latest}]\n", "npm", "exact", agentlab.CodeInvalid},
+		{"npm package of agents again", npm("x", "1.0.0", "") + "npm: [{package: x, version: 1.0.0}]\n", "npm", "twice", agentlab.CodeInvalid},
+		{"empty step", ok + "run: [\" \"]\n", "run", "empty", agentlab.CodeInvalid},
+		{"long step", ok + "run: [\"" + strings.Repeat("x", 64<<10+1) + "\"]\n", "run", "64 KiB", agentlab.CodeInvalid},
+		{"many steps", ok + "run: [" + strings.Repeat("a, ", 33) + "]\n", "run", "32", agentlab.CodeInvalid},
 		{"empty", "", "name", "needs a name", agentlab.CodeInvalid},
 		{"unknown key", ok + "packges: [git]\n", "packges", "packages", agentlab.CodeInvalid},
 		{"key twice", ok + "suite: noble\n", "", "", agentlab.CodeInvalid},
@@ -143,10 +203,19 @@ func TestRecipeKey(t *testing.T) {
 		"name: x\nsuite: trixie\npackages: [jq, curl]\n",
 		"name: x\nsuite: bookworm\npackages: [jq, curl]\nsize_gb: 21\n",
 		"name: x\nsuite: bookworm\npackages: [jq, curl]\nagents: {node: 24.21.0}\n",
+		"name: x\nsuite: bookworm\npackages: [jq, curl]\nrun: [a]\n",
+		"name: x\nsuite: bookworm\npackages: [jq, curl]\nfiles: [{path: /a, content: b}]\n",
 	} {
 		if key(other) == base {
 			t.Errorf("means something else, has the same key:\n%s", other)
 		}
+	}
+	const ordered = "name: x\nsuite: bookworm\n"
+	if key(ordered+"run: [a, b]\n") == key(ordered+"run: [b, a]\n") {
+		t.Error("the order of steps does not count")
+	}
+	if key(ordered+"files: [{path: /a, content: b}]\n") != key(ordered+"files: [{path: /a, content: b, mode: 0644, owner: root}]\n") {
+		t.Error("a default that is written out makes another key")
 	}
 }
 
@@ -155,12 +224,21 @@ func FuzzParseRecipe(f *testing.F) {
 		text, _ := images.Recipes.ReadFile(name + ".yaml")
 		f.Add(string(text))
 	}
+	f.Add("name: x\nsuite: bookworm\n" + everything[strings.Index(everything, "packages:"):])
 	f.Fuzz(func(t *testing.T, text string) {
 		r, err := ParseRecipe([]byte(text))
 		if err != nil {
 			return
 		}
-		for _, p := range append(slices.Clone(r.Packages), r.npmSpecs()...) {
+		words := slices.Concat(r.Packages, r.npmSpecs(), r.pipSpecs(), r.commands())
+		for _, f := range r.Files {
+			words = append(words, f.Path, f.Mode, f.Owner)
+		}
+		for _, a := range r.Apt {
+			url, suite := a.resolve(r.Suite)
+			words = append(append(words, a.Name, url, suite), a.Components...)
+		}
+		for _, p := range words {
 			if strings.HasPrefix(p, "-") || strings.ContainsAny(p, " ,;\n'\"$") {
 				t.Errorf("%q would be more than one word of a command", p)
 			}

@@ -23,8 +23,8 @@ import (
 // tailLines is how much of a command's output is kept for its error.
 const tailLines = 60
 
-// output takes what commands print, line by line: all of it into the build's
-// log, the telling lines to progress, the last ones for an error.
+// output takes the output of commands, line by line. It writes all lines to the
+// build's log and the steps to progress, and keeps the last lines for an error.
 type output struct {
 	mu       sync.Mutex
 	log      io.Writer
@@ -35,7 +35,7 @@ type output struct {
 func (o *output) line(s string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	_, _ = fmt.Fprintln(o.log, s) // the log is a help, never the reason for a build to fail
+	_, _ = fmt.Fprintln(o.log, s) // a build does not fail because of its log
 	o.tail = append(o.tail, s)
 	if len(o.tail) > tailLines {
 		o.tail = o.tail[1:]
@@ -45,7 +45,7 @@ func (o *output) line(s string) {
 	}
 }
 
-// progressLine picks what is worth telling from a build's log.
+// progressLine returns the text of a line of a build's log if it is a step.
 func progressLine(s string) (string, bool) {
 	step, ok := strings.CutPrefix(s, "I: ")
 	for _, noise := range []string{"chroot architecture", "finding correct", "running --", "skipping", "success in", "cleaning", "main() received"} {
@@ -54,7 +54,7 @@ func progressLine(s string) (string, bool) {
 	return step, ok
 }
 
-// step announces a step of ours.
+// step logs a step of the builder.
 func (o *output) step(format string, args ...any) { o.line("I: " + fmt.Sprintf(format, args...)) }
 
 func (o *output) last() []string {
@@ -74,6 +74,9 @@ func (e *commandError) Error() string {
 	for _, s := range e.tail {
 		if text, ok := strings.CutPrefix(s, "E: "); ok {
 			return e.name + ": " + text
+		}
+		if text, ok := strings.CutPrefix(s, "ERROR: "); ok {
+			return "pip: " + text
 		}
 		for _, p := range []string{"npm error ", "npm ERR! "} {
 			text, ok := strings.CutPrefix(s, p)
@@ -145,8 +148,8 @@ func copyLines(r io.Reader, line func(string)) {
 	}
 }
 
-// The faults of programs that tell them only in words. The words are those of
-// apt, dpkg, mke2fs and npm in the C locale, in which we run them.
+// outputFaults are faults of programs that report them only in words: those of
+// apt, dpkg, mke2fs, npm and pip in the C locale, in which they run.
 var outputFaults = []struct {
 	code  agentlab.Code
 	words []string
@@ -160,6 +163,12 @@ var outputFaults = []struct {
 		"check the recipe's suite and mirror; a mirror that is just being updated may serve it in a minute"},
 	{agentlab.CodeDenied, []string{"NO_PUBKEY", "The following signatures couldn't be verified", "is not signed", "BADSIG"},
 		"the host does not trust the mirror's key; install the distribution's archive keyring package"},
+	{agentlab.CodeInvalid, []string{"of the recipe's run failed", "of the recipe's run took"},
+		"a step runs as the user agent, without network, and writes to /home/agent, /work and /usr/local only"},
+	{agentlab.CodeUnavailable, []string{"NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "Cannot connect to proxy"},
+		"the Python package index does not answer; check the network, and PIP_INDEX_URL and the proxy settings of this host"},
+	{agentlab.CodeInvalid, []string{"No matching distribution found"},
+		"check the Python packages and versions of the recipe; only packages with wheels can be installed"},
 	{agentlab.CodeInvalid, []string{"code ETARGET", "code E404", "No matching version found"},
 		"check the npm packages and versions of the recipe"},
 	{agentlab.CodeUnavailable, []string{"Could not resolve", "Temporary failure resolving", "Could not connect", "Failed to fetch",

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -42,9 +43,15 @@ var sharedFiles = []string{"files/etc/ssh", "files/etc/sudoers.d", "files/etc/sy
 // StageOptions are the parameters of Recipe.Stage.
 type StageOptions struct {
 	Kind Kind
+	// Suite is the code name of the system of a cloud image; "" means the
+	// recipe's.
+	Suite string
 	// Runner is the path of the program agent-runner for a cloud image; ""
 	// leaves it out.
 	Runner string
+	// Downloads is a directory of earlier downloads, which is made when it is
+	// missing; "" means none.
+	Downloads string
 }
 
 // StageKey identifies what Stage writes, except for the runner: two recipes
@@ -85,9 +92,14 @@ func (r *Recipe) Stage(ctx context.Context, o StageOptions, dir string) error {
 	s.write("kind", string(o.Kind)+"\n")
 	s.tree(images.Scripts, "build", "")
 	s.write("apt.conf", hostAptConf(ctx))
-	s.lines("npm.specs", r.npmSpecs())
 	s.lines("npm.packages", r.scripted())
 	s.lines("commands", r.commands())
+	s.lines("pip.specs", r.pipSpecs())
+	s.apt(cmp.Or(o.Suite, r.Suite))
+	s.extra(ctx, o.Downloads)
+	for i, step := range r.Run {
+		s.write(fmt.Sprintf("run/%02d", i+1), step)
+	}
 	if o.Kind == Cloud {
 		s.cloud(o)
 	} else {
@@ -112,12 +124,38 @@ func (s *stage) cloud(o StageOptions) {
 		s.tree(images.Files, dir, dir)
 	}
 	s.lines("packages", slices.Concat(cloudPackages, s.recipe.Packages))
+	s.lines("npm.specs", s.recipe.npmSpecs())
 	s.write("withheld", withheld+"\n")
 	if o.Runner != "" && s.err == nil {
 		var runner []byte
 		runner, s.err = os.ReadFile(o.Runner)
 		s.write("agent-runner", string(runner))
 	}
+}
+
+// apt stages the recipe's repositories for the system with that code name.
+func (s *stage) apt(system string) {
+	for _, a := range s.recipe.Apt {
+		url, suite := a.resolve(system)
+		src := source{uri: url, suite: suite, components: a.Components, signedBy: a.keyring()}
+		s.write(filepath.Join("files", a.keyring()), a.Key)
+		s.write(filepath.Join("files", "etc", "apt", "sources.list.d", a.Name+".sources"), src.stanza())
+	}
+}
+
+// extra stages the recipe's files, with a line "NAME MODE OWNER PATH" for each.
+func (s *stage) extra(ctx context.Context, downloads string) {
+	var list []string
+	for i, f := range s.recipe.Files {
+		name := fmt.Sprintf("%02d", i+1)
+		list = append(list, strings.Join([]string{name, f.Mode, f.Owner, f.Path}, " "))
+		name = filepath.Join("extra", name)
+		s.write(name, f.Content)
+		if f.URL != "" && s.err == nil {
+			s.err = f.fetch(ctx, filepath.Join(s.dir, name), downloads)
+		}
+	}
+	s.lines("extra.list", list)
 }
 
 // stage writes files below dir, up to the first error.
@@ -213,6 +251,10 @@ func (s *stage) sourcesList() string {
 			src.signedBy = own
 		}
 		list.WriteString(src.line())
+	}
+	for _, a := range s.recipe.Apt {
+		url, suite := a.resolve(s.recipe.Suite)
+		list.WriteString(source{uri: url, suite: suite, components: a.Components, signedBy: filepath.Join(s.dir, "files", a.keyring())}.line())
 	}
 	return list.String()
 }

@@ -23,7 +23,7 @@ type Image struct {
 	Stamp
 	// Dir holds the image's files.
 	Dir string
-	// Current tells that the bare name means this image.
+	// Current is true if the bare name means this image.
 	Current bool
 }
 
@@ -53,8 +53,8 @@ func (i Image) DiskUsage() int64 {
 
 // Options of a Store; the zero value is good.
 type Options struct {
-	// InUse tells whether something stands on the image name@digest; such an
-	// image is not removed. Default: nothing does.
+	// InUse reports whether the image name@digest is in use; such an image is
+	// not removed. Default: none is.
 	InUse func(ref string) (bool, error)
 	// Now is the clock. Default: time.Now.
 	Now func() time.Time
@@ -65,8 +65,8 @@ type Options struct {
 type Store struct {
 	root string
 	opts Options
-	// make fills a build's directory: (*builder).build but in tests of what
-	// stands around it.
+	// make fills a build's directory: (*builder).build, or the function of a
+	// test of the store.
 	make func(*builder, context.Context) (*Stamp, error)
 }
 
@@ -97,8 +97,8 @@ func ParseRef(ref string) (name, digest string, err error) {
 	return name, digest, nil
 }
 
-// Check tells whether ref is an image that exists or could be built from a
-// shipped recipe; else the error is not_found or invalid.
+// Check returns nil if ref is an image that exists or could be built from a
+// shipped recipe; otherwise an error with code not_found or invalid.
 func (s *Store) Check(ref string) error {
 	name, digest, err := ParseRef(ref)
 	if err != nil {
@@ -166,7 +166,7 @@ func (s *Store) current(name string) (string, error) {
 	}
 	digest := strings.TrimSpace(string(data))
 	if !digestRE.MatchString(digest) {
-		return "", nil // as if it were not built; a build writes it anew
+		return "", nil // as if it were not built; a build replaces it
 	}
 	return digest, nil
 }
@@ -283,10 +283,10 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 func (s *Store) remove(name, digest string) error {
 	used, err := s.opts.InUse(name + "@" + digest)
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot tell whether %s@%s is in use: %w", name, digest, err)
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the users of %s@%s cannot be determined: %w", name, digest, err)
 	}
 	if used {
-		return agentlab.Errorf(agentlab.CodeConflict, "sandboxes stand on %s@%s", name, digest).WithField("image").
+		return agentlab.Errorf(agentlab.CodeConflict, "sandboxes use %s@%s", name, digest).WithField("image").
 			WithHint("destroy them first: agentlab sandbox list")
 	}
 	if current, err := s.current(name); err == nil && current == digest {
@@ -295,7 +295,7 @@ func (s *Store) remove(name, digest string) error {
 		}
 	}
 	dir := filepath.Join(s.root, name, digest)
-	// The stamp goes first: without it the rest is no image any more.
+	// The stamp is removed first: without it, the rest is no longer an image.
 	err = os.Remove(filepath.Join(dir, fileStamp))
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		err = os.RemoveAll(dir)
