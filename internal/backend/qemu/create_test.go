@@ -78,7 +78,6 @@ func TestCreateRefusals(t *testing.T) {
 		code   agentlab.Code
 	}{
 		"other specification": {func(s *backend.Spec) { s.Resources.Cores++ }, agentlab.CodeExists},
-		"other mark":          {func(s *backend.Spec) { s.UID = uid(9) }, agentlab.CodeExists},
 		"no such image":       {func(s *backend.Spec) { s.VMID, s.UID, s.Image = 7, uid(7), "none@0" }, agentlab.CodeNotFound},
 		"no image":            {func(s *backend.Spec) { s.VMID, s.UID, s.Image = 7, uid(7), "" }, agentlab.CodeInvalid},
 		"no name":             {func(s *backend.Spec) { s.VMID, s.UID, s.Name = 7, uid(7), "A B" }, agentlab.CodeInvalid},

@@ -240,11 +240,6 @@ func absent(uid string) error {
 	return agentlab.Errorf(agentlab.CodeNotFound, "no sandbox of this host has the mark %q", uid)
 }
 
-// foreign is the error of a path that is used, but not by the sandbox.
-func foreign(dir string) error {
-	return agentlab.Errorf(agentlab.CodeExists, "%s is not a sandbox's directory", dir).WithHint("move it away")
-}
-
 // asError returns an *agentlab.Error unchanged and wraps any other error.
 func asError(err error, format string, args ...any) error {
 	if _, ok := errors.AsType[*agentlab.Error](err); ok {

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -42,8 +41,8 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	switch {
 	case f.dir == "":
 		f.dir = filepath.Join(d.sandboxes(), name)
-		if err := d.refuseOther(spec, f.dir); err != nil {
-			return err
+		if _, err := os.Lstat(f.dir); err == nil {
+			return agentlab.Errorf(agentlab.CodeExists, "%s is not a sandbox's directory", f.dir).WithHint("move it away")
 		}
 		f.handle, err = d.newHandle(ctx, f.dir, spec)
 	case filepath.Base(f.dir) != name, f.err == nil && !sameButNetwork(f.Spec, spec):
@@ -96,18 +95,6 @@ func (d *Driver) newHandle(ctx context.Context, dir string, spec backend.Spec) (
 	}
 	d.at("mark written")
 	return h, nil
-}
-
-// refuseOther fails if another sandbox has the number, or another file the path.
-func (d *Driver) refuseOther(spec backend.Spec, dir string) error {
-	if _, err := os.Lstat(dir); err == nil {
-		return foreign(dir)
-	}
-	all, err := d.findAll("")
-	if slices.ContainsFunc(all, func(f found) bool { return f.vmid == spec.VMID && f.dir != "" }) {
-		return agentlab.Errorf(agentlab.CodeExists, "VMID %d is taken by another sandbox", spec.VMID)
-	}
-	return err
 }
 
 // diskSize returns the size of the root disk in bytes.
