@@ -93,7 +93,6 @@ var NotRewritten = []string{
 	"internal/hostnet/records.go",
 	"internal/job/create.go",
 	"internal/job/step.go",
-	"internal/link/key.go",
 	"internal/sandbox/events.go",
 	"internal/sandbox/network.go",
 	"internal/sandbox/suspend.go",

@@ -1,9 +1,8 @@
 // Package control is the controller's client of a guest's control server
 // (package guestapi, "Guest control").
 //
-// The guest is hostile. Every answer is bounded in size and time, what is in
-// it is checked before it is returned, and its words reach a person only as
-// one short printable line.
+// The guest is hostile. Every response is bounded in size and time and is checked
+// before it is returned. Text of the guest becomes one short printable line.
 package control
 
 import (
@@ -26,14 +25,14 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
-// Limits on what a guest may answer.
+// Limits of a guest's response.
 const (
 	maxHead    = 16 << 10 // bytes of status line and header
 	maxBody    = 256 << 10
 	maxMessage = 300 // bytes of an error's text
 )
 
-// How long the calls may take, besides the caller's context.
+// Timeouts of the calls, in addition to the caller's context.
 const (
 	healthTimeout   = 10 * time.Second
 	identityTimeout = 60 * time.Second
@@ -42,29 +41,29 @@ const (
 	powerTimeout    = 20 * time.Second
 )
 
-// Dial opens a fresh stream to a guest's control server.
+// Dial opens a new stream to a guest's control server.
 type Dial func(ctx context.Context) (net.Conn, error)
 
-// Client talks to one guest. It holds no connection between calls and may be
-// used by many goroutines.
+// Client is a client of one guest. It has no open connection between calls and is
+// safe for concurrent use.
 //
-// Errors are *agentlab.Error. Besides the codes that the dial function gives:
-// unavailable when the guest's answer breaks off or makes no sense, timeout
-// when it does not come, and invalid, not_found, busy, conflict, limit or
-// internal as the guest's control server says.
+// Errors are *agentlab.Error with the codes of the dial function, and:
+// unavailable if the response is incomplete or invalid, timeout if there is none,
+// and invalid, not_found, busy, conflict, limit or internal as the guest's control
+// server returned them.
 type Client struct{ dial Dial }
 
 // New returns a Client that opens streams with dial.
 func New(dial Dial) *Client { return &Client{dial: dial} }
 
-// Health asks how far the guest's boot has come.
+// Health returns the progress of the guest's boot.
 func (c *Client) Health(ctx context.Context) (guestapi.Health, error) {
 	var h guestapi.Health
 	err := c.call(ctx, healthTimeout, http.MethodGet, guestapi.PathHealth, nil, &h)
 	return checkHealth(h, err)
 }
 
-// SetIdentity makes the guest who it is. It may be repeated.
+// SetIdentity sets the guest's identity. It is idempotent.
 func (c *Client) SetIdentity(ctx context.Context, id guestapi.Identity) (guestapi.Health, error) {
 	var h guestapi.Health
 	err := c.call(ctx, identityTimeout, http.MethodPut, guestapi.PathIdentity, id, &h)
@@ -74,8 +73,8 @@ func (c *Client) SetIdentity(ctx context.Context, id guestapi.Identity) (guestap
 	return checkHealth(h, err)
 }
 
-// SSHKey authorises a public key and returns what is needed to verify the
-// guest's sshd, which runs by then.
+// SSHKey authorizes a public key, starts the guest's sshd, and returns the data
+// that verifies it.
 func (c *Client) SSHKey(ctx context.Context, req guestapi.SSHKeyRequest) (guestapi.SSHKeyResponse, error) {
 	var resp guestapi.SSHKeyResponse
 	err := c.call(ctx, sshKeyTimeout, http.MethodPost, guestapi.PathSSHKey, req, &resp)
@@ -88,25 +87,25 @@ func (c *Client) SSHKey(ctx context.Context, req guestapi.SSHKeyRequest) (guesta
 	return resp, nil
 }
 
-// Power asks the guest's init to "poweroff" or "reboot"; it returns when the
-// guest has begun to.
+// Power asks the guest's init to "poweroff" or "reboot", and returns when the
+// guest has started to do so.
 func (c *Client) Power(ctx context.Context, action string) error {
 	return c.call(ctx, powerTimeout, http.MethodPost, guestapi.PathPower, guestapi.PowerRequest{Action: action}, nil)
 }
 
-// Exec starts a command. The connection carries frames of package stream; to
-// close it ends the command and all of its session.
+// Exec starts a command. The connection carries frames of package stream.
+// Closing it ends the command and all processes of its session.
 func (c *Client) Exec(ctx context.Context, req guestapi.ExecRequest) (net.Conn, error) {
 	return c.upgrade(ctx, guestapi.PathExec, req)
 }
 
-// Attach joins a terminal. The connection carries frames of package stream; to
-// close it leaves the terminal as it is.
+// Attach connects to a terminal. The connection carries frames of package stream.
+// Closing it leaves the terminal running.
 func (c *Client) Attach(ctx context.Context, req guestapi.AttachRequest) (net.Conn, error) {
 	return c.upgrade(ctx, guestapi.PathAttach, req)
 }
 
-// call makes one request on a stream of its own.
+// call makes one request on a new stream.
 func (c *Client) call(ctx context.Context, limit time.Duration, method, path string, in, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -134,7 +133,7 @@ func (c *Client) call(ctx context.Context, limit time.Duration, method, path str
 	return nil
 }
 
-// upgrade makes a request whose connection becomes a stream.
+// upgrade makes a request that turns its connection into a stream.
 func (c *Client) upgrade(ctx context.Context, path string, in any) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -159,7 +158,7 @@ func (c *Client) upgrade(ctx context.Context, path string, in any) (net.Conn, er
 	return stream.Unread(conn, rd), nil
 }
 
-// request sends a request and reads the head of the answer. The caller closes
+// request sends a request and reads the header of the response. The caller closes
 // the connection.
 func (c *Client) request(ctx context.Context, method, path, upgrade string, in any) (
 	*http.Response, net.Conn, *bufio.Reader, error,
@@ -203,8 +202,8 @@ func (c *Client) request(ctx context.Context, method, path, upgrade string, in a
 	return resp, conn, rd, nil
 }
 
-// deadlineOn makes conn's calls return when ctx ends. The function that it
-// returns undoes that and reports false when ctx had ended.
+// deadlineOn makes conn's calls return when ctx ends. The returned function undoes
+// that, and reports false if ctx has ended.
 func deadlineOn(ctx context.Context, conn net.Conn) func() bool {
 	return context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 }
@@ -220,7 +219,7 @@ func broken(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*agentlab.Error](err); ok {
 		return err
 	}
-	// The text of a parse error may hold what the guest sent.
+	// The text of a parse error may contain data of the guest.
 	return &agentlab.Error{Code: agentlab.CodeUnavailable, Message: "the guest's answer broke off: " + agentlab.OneLine(err.Error(), maxMessage)}
 }
 
@@ -228,7 +227,7 @@ func nonsense(format string, args ...any) error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "the guest's answer makes no sense: "+format, args...)
 }
 
-// codes that a guest may give; any other is internal.
+// codes that a guest may return; any other becomes internal.
 var codes = []agentlab.Code{
 	agentlab.CodeInvalid, agentlab.CodeNotFound, agentlab.CodeBusy, agentlab.CodeConflict,
 	agentlab.CodeLimit, agentlab.CodeUnavailable, agentlab.CodeDenied,
@@ -246,7 +245,7 @@ func guestError(status int, body []byte) error {
 	return agentlab.Errorf(code, "the guest says: %s", agentlab.OneLine(e.Message, maxMessage))
 }
 
-// checkHealth refuses what a control server of ours never says.
+// checkHealth rejects a response that agent-runner never sends.
 func checkHealth(h guestapi.Health, err error) (guestapi.Health, error) {
 	if err == nil {
 		err = makesSense(guestcheck.Health(h))
@@ -257,7 +256,7 @@ func checkHealth(h guestapi.Health, err error) (guestapi.Health, error) {
 	return h, nil
 }
 
-// makesSense turns the reason why an answer was refused into our error.
+// makesSense converts the error of a rejected response.
 func makesSense(err error) error {
 	if e, ok := errors.AsType[*agentlab.Error](err); ok {
 		return nonsense("%s", e.Message)

@@ -36,7 +36,7 @@ func KeyFile(path string) ([]byte, error) {
 		seed = make([]byte, SeedLen)
 		_, _ = rand.Read(seed) // never fails
 		if err := durable.Create(path, seed); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, agentlab.Errorf(agentlab.CodeInternal, "the key %s cannot be made: %w", path, err)
+			return nil, agentlab.Errorf(agentlab.CodeInternal, "cannot create the key %s: %w", path, err)
 		}
 	}
 }
@@ -48,22 +48,22 @@ func readKey(path string) ([]byte, error) {
 		return nil, err
 	}
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "the key %s cannot be read: %w", path, err)
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "cannot read the key %s: %w", path, err)
 	}
 	defer func() { _ = f.Close() }()
 	fi, err := f.Stat()
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "the key %s cannot be read: %w", path, err)
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "cannot read the key %s: %w", path, err)
 	}
 	if !fi.Mode().IsRegular() || fi.Mode().Perm()&0o077 != 0 {
-		return nil, agentlab.Errorf(agentlab.CodeDenied, "the key %s is open to others (mode %s)", path, fi.Mode()).
-			WithHint("if nobody else has read it: chmod 600 %s", path)
+		return nil, agentlab.Errorf(agentlab.CodeDenied, "other users can read the key %s (mode %s)", path, fi.Mode()).
+			WithHint("if no other user has read it: chmod 600 %s", path)
 	}
 	var b [SeedLen + 1]byte
 	n, err := f.Read(b[:])
 	if n != SeedLen {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the key %s does not hold %d bytes (%v)", path, SeedLen, err).
-			WithHint("restore it from a backup; without it the sandboxes that run cannot be reached")
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the key %s does not have %d bytes (%v)", path, SeedLen, err).
+			WithHint("restore it from a backup; running sandboxes cannot be accessed without it")
 	}
 	return bytes.Clone(b[:SeedLen]), nil
 }
