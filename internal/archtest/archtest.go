@@ -200,7 +200,7 @@ var Layers = append(driverLayers(), []Layer{
 	{
 		Name: "daemon", Packages: []string{"internal/daemon/..."},
 		May: and([]string{
-			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend", "internal/backend/qemu", "internal/backend/registry", "internal/backends", "internal/config",
+			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend", "internal/backend/registry", "internal/backends", "internal/config",
 			"internal/control", "internal/egress/...", "internal/guestserver", "internal/hostclock", "internal/hostnet", "internal/image", "internal/profile",
 			"internal/secret", "internal/server", "internal/store", "internal/supervisor",
 		}, serviceNames, leaves),

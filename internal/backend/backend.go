@@ -178,6 +178,9 @@ type Info struct {
 	Name         string // "qemu", "proxmox", …
 	Version      string // of the driver's handle format, for rows that outlive an upgrade
 	Capabilities Capabilities
+	// ConsoleHint says where the console of a VM is, for a user of a driver
+	// without Capabilities.ConsoleLog.
+	ConsoleHint string
 	// ControllerURL and UploadURL are where a guest finds the guest plane.
 	ControllerURL string // e.g. http://10.77.0.1:8844
 	UploadURL     string // e.g. http://10.77.0.1:8846/upload

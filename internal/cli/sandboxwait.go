@@ -73,7 +73,7 @@ func sandboxFailed(sb api.Sandbox) error {
 	switch agentlab.SandboxState(sb.State) {
 	case agentlab.SandboxFailed, agentlab.SandboxTimeout, agentlab.SandboxDestroyed:
 		return agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %s is %s: %s", sb.Name, sb.State, sanitize(sb.Reason)).
-			WithHint("%s, then 'agentlab sandbox destroy %d'", consoleHint(sb), sb.VMID)
+			WithHint("see 'agentlab sandbox logs %[1]d', then 'agentlab sandbox destroy %[1]d'", sb.VMID)
 	}
 	return nil
 }
@@ -159,13 +159,4 @@ func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []st
 		}
 	}
 	return failed
-}
-
-// consoleHint returns how to see a sandbox's console. Proxmox VE keeps no log of
-// it.
-func consoleHint(sb api.Sandbox) string {
-	if sb.Backend == "proxmox" {
-		return fmt.Sprintf("open the VM's console on its node: qm terminal %d", sb.VMID)
-	}
-	return fmt.Sprintf("see 'agentlab sandbox logs %d'", sb.VMID)
 }

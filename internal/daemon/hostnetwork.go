@@ -84,7 +84,7 @@ Usage:
   agentlabd network settings              print bridge and networks, for scripts
   agentlabd network agent                 be the network of this node for the
                                           daemon of another, which runs this by
-                                          ssh (key proxmox.nodes, ssh)
+                                          ssh (key ssh of a node)
 
 Options of each: --home DIR | --system    whose config.yaml (key host_network)
 `

@@ -75,7 +75,7 @@ type toy struct {
 }
 
 func (t *toy) Info() backend.Info {
-	return backend.Info{Name: "toy", Version: "1", ControllerURL: "http://192.0.2.1:8844", UploadURL: "http://192.0.2.1:8846/upload"}
+	return backend.Info{Name: "toy", Version: "1", ConsoleHint: "ask the toy", ControllerURL: "http://192.0.2.1:8844", UploadURL: "http://192.0.2.1:8846/upload"}
 }
 
 func (t *toy) Check(context.Context) []backend.Finding {

@@ -105,7 +105,7 @@ func (s *Service) saveConsole(ctx context.Context, sb agentlab.Sandbox) {
 		s.withState(sb.VMID, func(m *runtimeState) { m.save = true })
 		return
 	}
-	if err != nil {
+	if err != nil && agentlab.CodeOf(err) != agentlab.CodeUnsupported {
 		s.log.Warn("the console log of a failed sandbox was not saved", "vmid", sb.VMID, "err", err)
 	}
 }
@@ -129,7 +129,7 @@ func (s *Service) ConsoleLog(ctx context.Context, vmid int, follow bool) (io.Rea
 	switch {
 	case !ok || !s.cfg.Driver.Info().Capabilities.ConsoleLog:
 		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s keeps no console log", sb.Backend).
-			WithHint("on the host of the VM look at its console: with Proxmox VE in the web interface, or with qm terminal %d", vmid)
+			WithHint("%s", s.cfg.Driver.Info().ConsoleHint)
 	case sb.State == agentlab.SandboxDestroyed:
 		return nil, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s (%d) is destroyed, and its console log with it", sb.Name, vmid)
 	case sb.State == agentlab.SandboxRequested:

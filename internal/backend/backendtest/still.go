@@ -32,6 +32,9 @@ func (s *suite) info() {
 	if _, ok := s.d.(backend.ConsoleLogger); ok != a.Capabilities.ConsoleLog {
 		s.Errorf("capability ConsoleLog is %v, ConsoleLogger is implemented: %v", a.Capabilities.ConsoleLog, ok)
 	}
+	if a.Capabilities.ConsoleLog != (a.ConsoleHint == "") {
+		s.Errorf("capability ConsoleLog is %v, the hint about the console is %q", a.Capabilities.ConsoleLog, a.ConsoleHint)
+	}
 	if _, ok := s.d.(backend.NetworkUpdater); ok != a.Capabilities.NetworkUpdate {
 		s.Errorf("capability NetworkUpdate is %v, NetworkUpdater is implemented: %v", a.Capabilities.NetworkUpdate, ok)
 	}

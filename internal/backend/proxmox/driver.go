@@ -190,6 +190,7 @@ func (d *Driver) Info() backend.Info {
 			Balloon: true, Bridges: []string{d.cfg.Bridge}, NICModels: slices.Clone(d.cfg.Models),
 			FirewallGroup: true, Templates: true,
 		},
+		ConsoleHint:   "open the console of the VM in the web interface, or run 'qm terminal VMID' on its node",
 		ControllerURL: "http://" + gw + ":" + strconv.Itoa(controllerPort),
 		UploadURL:     "http://" + gw + ":" + strconv.Itoa(uploadPort) + "/upload",
 		Addresses:     &backend.AddressPool{IPv4: d.cfg.Subnet4, IPv6: d.cfg.Subnet6, Reserved: reserved},
