@@ -38,8 +38,8 @@ func (s *Service) CreateWithSandbox(ctx context.Context, r agentlab.SandboxReque
 		{"keepalive", r.Keepalive != nil && q.Keepalive != nil && *r.Keepalive != *q.Keepalive},
 	} {
 		if both.clash {
-			return agentlab.Sandbox{}, agentlab.Errorf(agentlab.CodeInvalid, "the sandbox and its job ask for different things").
-				WithField("job." + both.field).WithHint("give it once")
+			return agentlab.Sandbox{}, agentlab.Errorf(agentlab.CodeInvalid, "the sandbox and its job have different values").
+				WithField("job." + both.field).WithHint("set it only once")
 		}
 	}
 	q.Profile, q.Image, q.TTL, q.Keepalive = cmp.Or(q.Profile, r.Profile), cmp.Or(q.Image, r.Image), cmp.Or(q.TTL, r.TTL), cmp.Or(q.Keepalive, r.Keepalive)
@@ -161,7 +161,7 @@ func (s *Service) write(ctx context.Context, j agentlab.Job, r agentlab.JobReque
 
 func (s *Service) try(what, id string, err error) {
 	if err != nil {
-		s.log.Error("could not "+what+" of a job that was not made", "job", id, "err", err)
+		s.log.Error("could not "+what+" of a job that was not created", "job", id, "err", err)
 	}
 }
 
@@ -175,7 +175,7 @@ func (s *Service) setCreating(id string, creating bool) {
 	}
 }
 
-// Known tells whether a job exists or is just being made, so that files with
+// Known reports whether a job exists or is being created, so that files with
 // its id have an owner.
 func (s *Service) Known(ctx context.Context, id string) (bool, error) {
 	s.mu.Lock()
@@ -214,7 +214,7 @@ func (s *Service) Get(ctx context.Context, id string) (agentlab.Job, error) {
 	if len(list) > shown {
 		ids = append(ids, "more")
 	}
-	return agentlab.Job{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is the beginning of several jobs: %s", id, strings.Join(ids, ", ")).
+	return agentlab.Job{}, agentlab.Errorf(agentlab.CodeInvalid, "%s matches several jobs: %s", id, strings.Join(ids, ", ")).
 		WithField("job").WithHint("give more characters of the id; see 'agentlab job list'")
 }
 
@@ -233,7 +233,7 @@ func (s *Service) Cancel(ctx context.Context, id string) (agentlab.Job, error) {
 	j, err := s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
 		switch {
 		case j.Status == agentlab.JobQueued:
-			return []agentlab.Event{j.End(agentlab.JobCancelled, "cancelled before it began", s.clock())}, nil
+			return []agentlab.Event{j.End(agentlab.JobCancelled, "cancelled before it started", s.clock())}, nil
 		case j.Status.Final() && j.Status != agentlab.JobCancelled:
 			return nil, agentlab.Errorf(agentlab.CodeConflict, "%s has ended already: it is %s", id, j.Status)
 		case j.Status.Final() || j.StopRequested == string(agentlab.JobCancelled):
@@ -244,7 +244,7 @@ func (s *Service) Cancel(ctx context.Context, id string) (agentlab.Job, error) {
 		}
 		j.StopRequested = string(agentlab.JobCancelled)
 		return []agentlab.Event{jobEvent(agentlab.EventJobStatus, *j, map[string]any{"status": j.Status, "stop": j.StopRequested},
-			"job %s is to be cancelled; its runner may upload for %s", id, s.lim.CancelWindow)}, nil
+			"job %s is being cancelled; its runner may upload for %s", id, s.lim.CancelWindow)}, nil
 	})
 	if err != nil {
 		return agentlab.Job{}, err

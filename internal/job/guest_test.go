@@ -105,7 +105,7 @@ func TestOneEnd(t *testing.T) {
 		}
 		ends := 0
 		for _, m := range w.events(agentlab.EventJobStatus, j.ID) {
-			if !strings.Contains(m, "RUNNING") && !strings.Contains(m, "is to be") {
+			if !strings.Contains(m, "RUNNING") && !strings.Contains(m, "is being cancelled") {
 				ends++
 			}
 		}

@@ -3,12 +3,12 @@
 // A job is QUEUED until its sandbox's runner has fetched its bootstrap, then
 // RUNNING until it reports its end or its end is found otherwise: its
 // deadline, a request to cancel, silence of the runner, or the end of its
-// sandbox. Of all who know an end, one writes it; a final job does not change
-// any more. Then its sandbox is released: destroyed, or kept when asked.
+// sandbox. The first of these that is written counts; a final job does not
+// change. Then its sandbox is released: destroyed, or kept when asked.
 //
 // One wakeable loop drives every job that is not final from its row, so a new
-// process goes on where the last one was. What guests say arrives in Report and
-// Directive, and is not believed.
+// process continues where the last one ended. What guests say arrives in Report
+// and Directive, and is validated.
 package job
 
 import (
@@ -52,8 +52,7 @@ type Sandboxes interface {
 	Wake(vmid int)
 }
 
-// Profiles gives a profile to make something from, or tells why it cannot be
-// used.
+// Profiles returns a profile, or an error that says why it cannot be used.
 type Profiles interface {
 	Use(name string) (agentlab.Profile, error)
 }
@@ -247,7 +246,7 @@ func (s *Service) recover(ctx context.Context) error {
 		case known:
 			s.loop.Wake(sb.JobID) // it may be final and its sandbox not released
 		default: // the process died between the two rows
-			s.log.Warn("destroying a sandbox whose job was never written", "vmid", sb.VMID, "job", sb.JobID)
+			s.log.Warn("destroying a sandbox whose job is not in the database", "vmid", sb.VMID, "job", sb.JobID)
 			if _, err := s.cfg.Sandboxes.Destroy(ctx, sb.VMID); err != nil {
 				return err
 			}

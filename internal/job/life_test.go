@@ -67,7 +67,7 @@ func TestJobEnds(t *testing.T) {
 		{"was stopped by its own clock", agentlab.JobRequest{Task: "sleep 59s\n" + `report {"status":"TIMEOUT","phase":"done"}`, TTL: time.Minute}, agentlab.JobTimeout, "its time of 1m0s was over", 59 * time.Second},
 		{"unknown command", agentlab.JobRequest{Task: "rm -rf"}, agentlab.JobFailed, "the agent exited with code 127", 0},
 		{"time is over", agentlab.JobRequest{Task: "hang", TTL: 10 * time.Minute}, agentlab.JobTimeout, "asked to stop: TIMEOUT", 10 * time.Minute},
-		{"time is over, runner ignores it", agentlab.JobRequest{Task: "stubborn\nsilent", TTL: 10 * time.Minute}, agentlab.JobFailed, "nothing was heard of its runner for 1m30s", 90 * time.Second},
+		{"time is over, runner ignores it", agentlab.JobRequest{Task: "stubborn\nsilent", TTL: 10 * time.Minute}, agentlab.JobFailed, "its runner did not report for 1m30s", 90 * time.Second},
 		{"VM crashes", agentlab.JobRequest{Task: "crash-vm"}, agentlab.JobFailed, "its sandbox failed: its VM is crashed: the guest's kernel panicked", 0},
 		{"guest powers off", agentlab.JobRequest{Task: "poweroff"}, agentlab.JobFailed, "its sandbox was stopped: the guest powered itself off", 0},
 		{"boot crashes", agentlab.JobRequest{Task: "true", Sandbox: &agentlab.SandboxRequest{Name: "crash-boots"}}, agentlab.JobFailed, "its sandbox failed: its VM crashed while it booted: kernel panic - not syncing: no working init found", 0},

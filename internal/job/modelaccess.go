@@ -97,7 +97,7 @@ func (s *Service) stopForModel(ctx context.Context, id string, d modelDenials) e
 		}
 		j.StopRequested, j.Reason = string(agentlab.JobFailed), agentlab.Reason(d.String())
 		return []agentlab.Event{jobEvent(agentlab.EventJobStatus, *j, map[string]any{"status": j.Status, "stop": j.StopRequested, "host": d.host, "rule": d.rule},
-			"job %s is to end: %s", id, j.Reason)}, nil
+			"job %s will end: %s", id, j.Reason)}, nil
 	})
 	return err
 }

@@ -41,8 +41,8 @@ func (s *Service) Started(ctx context.Context, vmid int) {
 	s.loop.Wake(j.ID)
 }
 
-// Report records how the job of a sandbox stands, and answers what is wanted
-// of its runner. It may be sent again. A report for a job that is final, or
+// Report records the progress of the job of a sandbox, and returns what its
+// runner must do. It may be sent again. A report for a job that is final, or
 // one of an earlier phase, changes nothing. Codes: denied, invalid, conflict.
 func (s *Service) Report(ctx context.Context, vmid int, r guestapi.Report) (guestapi.Directive, error) {
 	if err := guestcheck.Report(&r); err != nil {
@@ -53,7 +53,7 @@ func (s *Service) Report(ctx context.Context, vmid int, r guestapi.Report) (gues
 		return guestapi.Directive{}, err
 	}
 	if j.Status == agentlab.JobQueued {
-		return guestapi.Directive{}, agentlab.Errorf(agentlab.CodeConflict, "%s has not begun", j.ID)
+		return guestapi.Directive{}, agentlab.Errorf(agentlab.CodeConflict, "%s has not started", j.ID)
 	}
 	if !j.Status.Final() {
 		s.mu.Lock()
@@ -111,7 +111,7 @@ func failing(r guestapi.Report) bool {
 	return status.Final() && (status != agentlab.JobCompleted || r.ExitCode != nil && *r.ExitCode != 0)
 }
 
-// phaseAfter tells whether phase a comes after phase b.
+// phaseAfter reports whether phase a comes after phase b.
 func phaseAfter(a, b string) bool {
 	return slices.Index(guestcheck.Phases, a) > slices.Index(guestcheck.Phases, b)
 }
@@ -166,8 +166,8 @@ func orText(s, instead string) string {
 	return s
 }
 
-// Directive answers what is wanted of the runner of a sandbox. With wait > 0
-// it answers when that is to stop, or when wait is over.
+// Directive returns what the runner of a sandbox must do. With wait > 0 it
+// returns when that is to stop, or when wait is over.
 func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (guestapi.Directive, error) {
 	t := time.NewTimer(wait)
 	defer t.Stop()
@@ -200,7 +200,7 @@ func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (
 	}
 }
 
-// directive is what a job's row wants of its runner.
+// directive returns what the runner must do by the row of its job.
 func (s *Service) directive(j agentlab.Job) guestapi.Directive {
 	d := guestapi.Directive{Stop: j.StopRequested}
 	if d.Stop == string(agentlab.JobFailed) { // a runner knows two kinds of stop

@@ -104,7 +104,7 @@ func TestDriverFaults(t *testing.T) {
 					stays := code == agentlab.CodeDenied || code == agentlab.CodeNoSpace
 					creating := op == fake.OpCreate || op == fake.OpStart || op == fake.OpListenGuest
 					if stays && creating {
-						if want := "its sandbox failed: it could not be made: injected " + string(code); j.Status != agentlab.JobFailed || j.Reason != want {
+						if want := "its sandbox failed: it could not be created: injected " + string(code); j.Status != agentlab.JobFailed || j.Reason != want {
 							w.Errorf("%s: %q, want FAILED: %q", j.Status, j.Reason, want)
 						}
 					} else if j.Status != agentlab.JobCompleted {

@@ -36,7 +36,7 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 		sb, err = s.cfg.Store.RenumberedSandbox(ctx, j.SandboxVMID)
 	}
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && sb.JobID != j.ID {
-		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox is not known any more")
+		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox was not found")
 	}
 	if err != nil {
 		return 0, err
@@ -50,8 +50,8 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 	return s.running(ctx, j, sb)
 }
 
-// lost tells how a job ends whose sandbox is of no use any more; "" when it
-// is.
+// lost returns the final status and the reason of a job whose sandbox has
+// ended; "" when it has not.
 func (s *Service) lost(j agentlab.Job, sb agentlab.Sandbox) (status agentlab.JobStatus, why string) {
 	if j.Status == agentlab.JobQueued && sb.State == agentlab.SandboxStopped && sb.Desired == agentlab.DesiredRunning {
 		return "", "" // it is started again, and its job has not begun
@@ -97,7 +97,7 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 	case agentlab.CodeLimit:
 		return roomPause, s.waitForRoom(ctx, j, err)
 	case agentlab.CodeInvalid, agentlab.CodeNotFound, agentlab.CodeUnsupported, agentlab.CodeDenied, agentlab.CodeExists:
-		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox could not be made: "+agentlab.TextWithHint(err))
+		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox could not be created: "+agentlab.TextWithHint(err))
 	default:
 		if ctx.Err() == nil && s.waitingSince(j.ID) >= reportAfter {
 			err = errors.Join(err, s.noteWaiting(ctx, j, waitReason(err), true))
@@ -105,7 +105,7 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 		return 0, err
 	}
 	if sb.JobID != j.ID {
-		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "a sandbox that is not its own has its name")
+		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "the name is used by another sandbox")
 	}
 	s.mu.Lock()
 	s.stopWaiting(j.ID)
@@ -142,7 +142,7 @@ func (s *Service) stopWaiting(id string) {
 	s.waiting = slices.DeleteFunc(s.waiting, func(w string) bool { return w == id })
 }
 
-// queued looks after a job whose runner has not begun.
+// queued drives a job whose runner has not started.
 func (s *Service) queued(ctx context.Context, j agentlab.Job, sb agentlab.Sandbox) (time.Duration, error) {
 	if err := s.noteWaiting(ctx, j, sb.Waiting, false); err != nil {
 		return 0, err
@@ -158,7 +158,7 @@ func (s *Service) queued(ctx context.Context, j agentlab.Job, sb agentlab.Sandbo
 	return min(left, longest), nil
 }
 
-// running looks after a job whose runner is at work.
+// running drives a job whose runner is at work.
 func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandbox) (time.Duration, error) {
 	if sb.State == agentlab.SandboxReady {
 		if err := s.cfg.Sandboxes.MarkRunning(ctx, sb.VMID); err != nil {
@@ -171,7 +171,7 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	paused := s.cfg.Sandboxes.Paused()[sb.VMID] != ""
 	s.mu.Lock()
 	l := s.track(j.ID)
-	if paused { // its silence begins when it goes on
+	if paused { // its silence starts when it continues
 		l.lastHeard, again = now, s.lim.Silence/9
 	}
 	if j.StopRequested != "" && l.stopped.IsZero() {
@@ -204,7 +204,7 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 		if j.StopRequested != "" {
 			status = agentlab.JobStatus(j.StopRequested)
 		}
-		return 0, s.finish(ctx, j.ID, status, orText(j.Reason, "nothing was heard of its runner for "+s.lim.Silence.String()))
+		return 0, s.finish(ctx, j.ID, status, orText(j.Reason, "its runner did not report for "+s.lim.Silence.String()))
 	case j.StopRequested == "" && expired(j.DeadlineAt):
 		return 0, s.timeOut(ctx, j)
 	}
@@ -238,7 +238,8 @@ func (s *Service) finish(ctx context.Context, id string, status agentlab.JobStat
 	return err
 }
 
-// release lets go of what a final job holds. It may be done again.
+// release frees what a final job uses: its bundle and its sandbox. It may be
+// called again.
 func (s *Service) release(ctx context.Context, j agentlab.Job) error {
 	if j.Bundled {
 		if err := s.cfg.Bundles.DropBundle(j.ID); err != nil {
@@ -265,7 +266,7 @@ func (s *Service) release(ctx context.Context, j agentlab.Job) error {
 	return err
 }
 
-// reportAfter is how long a sandbox cannot be had until the job tells why.
+// reportAfter is how long creating a sandbox fails before the job shows why.
 const reportAfter = 5 * time.Second
 
 // waitingSince is how long it is since this was first called for a job.

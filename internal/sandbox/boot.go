@@ -16,11 +16,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/control"
 )
 
-// imageResolved tells whether the row holds a reference name@digest; before that
+// imageResolved reports whether the row holds a reference name@digest; before that
 // it holds the wanted name.
 func imageResolved(sb agentlab.Sandbox) bool { return strings.Contains(sb.Image, "@") }
 
-// isTransient tells whether an error of the driver may go away by itself.
+// isTransient reports whether an error of the driver may end by itself.
 func isTransient(err error) bool {
 	switch agentlab.CodeOf(err) {
 	case agentlab.CodeBusy, agentlab.CodeUnavailable, agentlab.CodeUnknownOutcome, agentlab.CodeTimeout:
@@ -41,14 +41,14 @@ func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Dura
 	case errors.As(refusal, new(*takenError)):
 		return s.renumber(ctx, sb, refusal)
 	case refusal != nil:
-		return 0, false, s.markFailed(ctx, sb, "it could not be made: %w", refusal)
+		return 0, false, s.markFailed(ctx, sb, "it could not be created: %w", refusal)
 	}
 	return 0, false, s.transition(ctx, sb, agentlab.SandboxBooting, "")
 }
 
-// tryPowerOn runs powerOn when a slot for booting is free. wait tells that
+// tryPowerOn runs powerOn when a slot for booting is free. wait means that
 // the step ends here, to be run again when there is one, or after a pause
-// when err tells of trouble that may pass; a refusal is for good.
+// when err may pass; a refusal is permanent.
 func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait bool, refusal, err error) {
 	if !s.boots.acquire(sb.VMID) {
 		return true, nil, nil
@@ -69,7 +69,7 @@ func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait boo
 // powerOn makes what is missing of the VM, opens the guest plane, and starts
 // the VM. All of it may have been done before.
 func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
-	if err := s.room(); err != nil { // somebody may make room in time
+	if err := s.room(); err != nil { // there may be room in time
 		return agentlab.Errorf(agentlab.CodeUnavailable, "%w", err)
 	}
 	if sb.NetworkPending { // what exists already has the old policy
@@ -144,7 +144,7 @@ func bootPause(waited time.Duration) time.Duration {
 }
 
 // ensureStarted makes sure that the VM of a BOOTING sandbox runs, and starts
-// it when it never ran in this boot. done tells that there is nothing more to
+// it when it never ran in this boot. done means that there is nothing more to
 // do for now; when neither that nor an error, it runs or the row has changed.
 func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done bool, err error) {
 	in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
@@ -399,7 +399,7 @@ func (s *Service) openGuestListener(ctx context.Context, sb agentlab.Sandbox) er
 
 // guestListenerFailed has a guest plane opened again after a pause.
 func (s *Service) guestListenerFailed(ctx context.Context, sb agentlab.Sandbox, p *guestListener, err error) {
-	s.log.Warn("guest plane broke", "vmid", sb.VMID, "err", err)
+	s.log.Warn("the listener of a guest failed", "vmid", sb.VMID, "err", err)
 	t := time.NewTimer(relistenDelay)
 	defer t.Stop()
 	select {

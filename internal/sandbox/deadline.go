@@ -13,7 +13,7 @@ import (
 // asks guests to power off, which takes less.
 const leaseGrace = 2 * time.Minute
 
-// setDeadline tells the backend when the lease of a sandbox ends, unless it
+// setDeadline sends the backend the time when the lease of a sandbox ends, unless it
 // was told already, so that it ends also while no daemon runs.
 func (s *Service) setDeadline(ctx context.Context, sb agentlab.Sandbox) error {
 	driver, ok := s.cfg.Driver.(backend.DeadlineSetter)

@@ -18,7 +18,7 @@ func (s *Service) auditLoop(ctx context.Context) {
 	defer t.Stop()
 	for {
 		if err := s.audit(ctx); err != nil && ctx.Err() == nil {
-			s.log.Warn("the backend could not be compared with the rows", "err", err)
+			s.log.Warn("the backend could not be compared with the database", "err", err)
 		}
 		select {
 		case <-t.C:
@@ -104,7 +104,8 @@ func (s *Service) Paused() map[int]string {
 	return out
 }
 
-// stateMismatch tells whether a sandbox in that state should look otherwise.
+// stateMismatch reports whether the VM of a sandbox in that state should have
+// another power state.
 func stateMismatch(state agentlab.SandboxState, power backend.Power, there bool) bool {
 	switch {
 	case state == agentlab.SandboxBooting:
@@ -128,7 +129,7 @@ func (s *Service) handleOrphan(ctx context.Context, in backend.Instance) error {
 	case err != nil:
 		return err
 	case ours && sb.State == agentlab.SandboxDestroyed:
-		s.log.Warn("destroying what is left of a destroyed sandbox", "vmid", sb.VMID)
+		s.log.Warn("destroying the rest of a destroyed sandbox", "vmid", sb.VMID)
 		ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 		defer cancel()
 		return s.cfg.Driver.Destroy(ctx, in.Ref)
@@ -144,9 +145,9 @@ func (s *Service) handleOrphan(ctx context.Context, in backend.Instance) error {
 	if reported {
 		return nil
 	}
-	s.log.Warn("the backend holds a sandbox that no row knows; it is left alone", "vmid", in.VMID, "uid", in.Ref.UID)
+	s.log.Warn("the backend has a sandbox that is not in the database; it is not changed", "vmid", in.VMID, "uid", in.Ref.UID)
 	return s.cfg.Store.AppendEvents(ctx, driftEvent(in, false,
-		"the backend holds a sandbox with this number that no row knows; it is left alone; see 'agentlab sandbox list --orphans'"))
+		"the backend has a sandbox with this VMID that is not in the database; it is not changed; see 'agentlab sandbox list --orphans'"))
 }
 
 // Orphans returns what the backend holds that bears our mark and belongs to no
@@ -189,7 +190,7 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instanc
 	if err != nil {
 		return backend.Instance{}, err
 	}
-	// It goes on when the caller does not wait: half of it would be an orphan,
+	// It continues when the caller does not wait: half of it would be an orphan,
 	// too.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), destroyTimeout)
 	defer cancel()
@@ -218,7 +219,7 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instanc
 	delete(s.knownOrphans, in.Ref.UID)
 	s.mu.Unlock()
 	s.log.Warn("an orphan was destroyed by request", "vmid", in.VMID, "uid", in.Ref.UID)
-	if err := s.cfg.Store.AppendEvents(ctx, driftEvent(in, true, "a sandbox with this number that no row knew was destroyed by request")); err != nil {
+	if err := s.cfg.Store.AppendEvents(ctx, driftEvent(in, true, "a sandbox with this VMID that was not in the database was destroyed by request")); err != nil {
 		s.log.Error("an event was not written", "vmid", in.VMID, "err", err)
 	}
 	return in, nil

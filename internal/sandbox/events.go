@@ -17,7 +17,7 @@ func createdEvent(sb agentlab.Sandbox) agentlab.Event {
 		"sandbox %s requested with profile %s", sb.Name, sb.Profile)
 }
 
-// stateEvent tells of a state that was entered.
+// stateEvent is the event of a new state.
 func stateEvent(sb agentlab.Sandbox, from agentlab.SandboxState) agentlab.Event {
 	data := map[string]any{"from": from, "to": sb.State}
 	text := ""
@@ -32,7 +32,7 @@ func stateEvent(sb agentlab.Sandbox, from agentlab.SandboxState) agentlab.Event 
 }
 
 func desiredEvent(sb agentlab.Sandbox) agentlab.Event {
-	return event(agentlab.EventSandboxState, sb, map[string]any{"desired": sb.Desired, "state": sb.State}, "sandbox %s is to be %s", sb.Name, sb.Desired)
+	return event(agentlab.EventSandboxState, sb, map[string]any{"desired": sb.Desired, "state": sb.State}, "sandbox %s will be %s", sb.Name, sb.Desired)
 }
 
 func leaseEvent(sb agentlab.Sandbox, what string) agentlab.Event {
@@ -40,7 +40,7 @@ func leaseEvent(sb agentlab.Sandbox, what string) agentlab.Event {
 	return event(agentlab.EventSandboxLease, sb, map[string]any{"lease_expires_at": end}, "lease of sandbox %s %s, ends %s", sb.Name, what, end)
 }
 
-// What keeps a sandbox from going on is told to people once it has done so for
+// The reason why a sandbox does not continue is shown once it has lasted for
 // reportAfter, and at most once in reportInterval as long as its code stays the same:
 // texts may differ with every try.
 const (
@@ -59,7 +59,7 @@ type retryState struct {
 }
 
 // noteWaiting follows a step of a sandbox that ended with err: the row and an
-// event tell why it does not go on, and the row tells so no more once it does.
+// event show why it does not continue, and the row no longer does once it does.
 func (s *Service) noteWaiting(ctx context.Context, sb agentlab.Sandbox, done bool, err error) {
 	if ctx.Err() != nil {
 		return
@@ -127,6 +127,6 @@ func (s *Service) setWaiting(ctx context.Context, sb agentlab.Sandbox, text stri
 			map[string]any{"state": sb.State, "waiting": text, "code": agentlab.CodeOf(cause)}, "sandbox %s %s", sb.Name, text)}, nil
 	})
 	if err != nil {
-		s.log.Error("why a sandbox waits was not written", "vmid", sb.VMID, "waiting", text, "err", err)
+		s.log.Error("the reason why a sandbox waits was not stored", "vmid", sb.VMID, "waiting", text, "err", err)
 	}
 }

@@ -153,7 +153,7 @@ func TestProvisionTimeout(t *testing.T) {
 		if d := time.Since(began); d < 5*time.Minute || d > 6*time.Minute {
 			w.Errorf("gave up after %s", d)
 		}
-		if sb.Reason != "it could not be made: no slot" {
+		if sb.Reason != "it could not be created: no slot" {
 			w.Errorf("reason %q", sb.Reason)
 		}
 	})

@@ -25,7 +25,7 @@ func (s *Service) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) 
 	case agentlab.SandboxRequested, agentlab.SandboxProvisioning, agentlab.SandboxBooting:
 		return sb, conflict(sb, "and does not answer yet", "wait until it is READY")
 	case agentlab.SandboxSuspended:
-		return sb, conflict(sb, "and stands still", "agentlab sandbox resume %d", vmid)
+		return sb, conflict(sb, "and does not run", "agentlab sandbox resume %d", vmid)
 	case agentlab.SandboxStopped:
 		return sb, conflict(sb, "and does not run", "agentlab sandbox start %d", vmid)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// EventImageBuild tells of the progress of an image that a sandbox waits for.
+// EventImageBuild is the progress of an image that a sandbox waits for.
 const EventImageBuild = "image.build"
 
 // imageResult is what came of ensuring an image.
@@ -67,7 +67,7 @@ func (s *Service) waitForImage(sb agentlab.Sandbox) {
 		return
 	}
 	if !running && !s.spawn(func(ctx context.Context) { s.ensureImage(ctx, sb.Image) }) {
-		return // the service is ending; the next one goes on
+		return // the service is ending; the next one continues
 	}
 	if b.waiting == nil {
 		b.waiting = map[string][]int{}
@@ -95,7 +95,8 @@ func (s *Service) ensureImage(ctx context.Context, name string) {
 	}
 }
 
-// imageProgress tells everyone who waits for an image how it gets on.
+// imageProgress writes an event of the progress of an image for each sandbox
+// that waits for it.
 func (s *Service) imageProgress(ctx context.Context, name, line string) {
 	s.images.mu.Lock()
 	waiting := slices.Clone(s.images.waiting[name])

@@ -53,7 +53,7 @@ func TestFromRequestToDestroyed(t *testing.T) {
 		for _, e := range w.events(agentlab.EventSandboxState) {
 			states = append(states, e.Message)
 		}
-		want := "sandbox play is PROVISIONING|sandbox play is BOOTING|sandbox play is READY|sandbox play is to be destroyed|sandbox play is DESTROYED"
+		want := "sandbox play is PROVISIONING|sandbox play is BOOTING|sandbox play is READY|sandbox play will be destroyed|sandbox play is DESTROYED"
 		if got := strings.Join(states, "|"); got != want {
 			w.Errorf("events:\n%s\nwant:\n%s", got, want)
 		}

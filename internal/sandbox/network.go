@@ -24,7 +24,7 @@ const networkWait = 20 * time.Second
 // MaxLayerRules is how many rules one narrowing layer may hold.
 const MaxLayerRules = 1000
 
-// Reloaded tells what became of one sandbox's network policy.
+// Reloaded is the result for one sandbox's network policy.
 type Reloaded struct {
 	Sandbox agentlab.Sandbox
 	Changed bool  // the profile's policy is another than the sandbox had
@@ -72,7 +72,7 @@ func (s *Service) ReloadNetworks(ctx context.Context, vmids []int) ([]Reloaded, 
 func (s *Service) requestReload(ctx context.Context, sb agentlab.Sandbox, again bool) Reloaded {
 	r := Reloaded{Sandbox: sb}
 	if sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed {
-		r.Err = conflict(sb, "and its policy is not changed any more", "")
+		r.Err = conflict(sb, "and its policy can no longer be changed", "")
 		return r
 	}
 	prof, err := s.cfg.Profiles.Use(sb.Profile)
@@ -115,7 +115,7 @@ func (s *Service) NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Ne
 	sb, err := s.requestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed:
-			return nil, conflict(*sb, "and its policy is not changed any more", "")
+			return nil, conflict(*sb, "and its policy can no longer be changed", "")
 		case HasLayer(sb.Network, layer):
 			return nil, nil
 		case len(sb.Network.Layers) >= egress.MaxLayers:
@@ -171,7 +171,7 @@ func networkEvent(sb agentlab.Sandbox, what string) agentlab.Event {
 	}, "network policy of sandbox %s %s", sb.Name, what)
 }
 
-// applyNetwork puts a pending policy in force. settled tells that the row has
+// applyNetwork puts a pending policy in force. settled means that the row has
 // changed; else there is nothing to do it on yet.
 func (s *Service) applyNetwork(ctx context.Context, sb agentlab.Sandbox) (settled bool, err error) {
 	err = s.updateNetwork(ctx, sb)
@@ -259,7 +259,7 @@ func (s *Service) awaitNetwork(ctx context.Context, sb agentlab.Sandbox, booting
 			if trouble != "" {
 				e = agentlab.Errorf(agentlab.CodeUnavailable, "the network policy of sandbox %s (%d) is not in force yet: %s", sb.Name, vmid, trouble)
 			}
-			return sb, e.WithHint("it is tried again; a sandbox for which it cannot be done is powered off")
+			return sb, e.WithHint("agentlabd tries again, and powers off a sandbox whose policy cannot be applied")
 		}
 	}
 }

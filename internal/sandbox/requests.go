@@ -250,7 +250,7 @@ func (s *Service) RenewLease(ctx context.Context, vmid int, ttl time.Duration) (
 	})
 }
 
-// requestChange changes what is wanted of a sandbox and makes the loop see it.
+// requestChange changes what is requested of a sandbox and wakes the loop.
 func (s *Service) requestChange(ctx context.Context, vmid int, wake func(int), fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
 	sb, err := s.update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		before := sb.Desired
@@ -305,8 +305,8 @@ type Outcome struct {
 	Prepared bool // the job only prepared the sandbox, which is READY to be worked in
 }
 
-// Release ends the use of a sandbox by its job. With keepalive it goes on as
-// if made by hand: COMPLETED after a job whose agent completed, else READY.
+// Release ends the use of a sandbox by its job. With keepalive it continues as
+// if created by hand: COMPLETED after a job whose agent completed, else READY.
 // Otherwise it takes the state of its job's end and is destroyed. It may be
 // called again. Code: not_found.
 func (s *Service) Release(ctx context.Context, vmid int, o Outcome) (agentlab.Sandbox, error) {

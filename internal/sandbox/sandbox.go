@@ -4,7 +4,7 @@
 // A call that changes something writes its intent (row and event, in one
 // transaction) and returns. One wakeable loop runs a step for each sandbox
 // that needs one, never two at once for the same sandbox; steps are
-// idempotent, so after a crash the loop of the next process simply goes on
+// idempotent, so after a crash the loop of the next process continues
 // from the rows. No work hangs on a request's context.
 //
 // # What happens to a sandbox
@@ -57,7 +57,7 @@ type Store interface {
 
 // Images makes sure that what a sandbox boots is there.
 type Images interface {
-	// Check tells whether an image of that name exists or can be built:
+	// Check reports whether an image of that name exists or can be built:
 	// not_found otherwise.
 	Check(name string) error
 	// Ensure builds the image when it is missing and returns its reference
@@ -65,8 +65,7 @@ type Images interface {
 	Ensure(ctx context.Context, name string, progress func(string)) (ref string, err error)
 }
 
-// Profiles gives a profile to make something from, or tells why it cannot be
-// used.
+// Profiles returns a profile, or an error that says why it cannot be used.
 type Profiles interface {
 	Use(name string) (agentlab.Profile, error)
 }
@@ -219,7 +218,7 @@ type runtimeState struct {
 
 	netSince   time.Time     // since when a network policy cannot be put in force; zero when there is none
 	netTrouble string        // why not
-	changed    chan struct{} // closed at the next change of its row or of netTrouble; nil when nobody waits
+	changed    chan struct{} // closed at the next change of its row or of netTrouble; nil when no call waits
 }
 
 // New returns a Service; Run makes it work.
@@ -334,7 +333,7 @@ func (s *Service) withState(vmid int, fn func(*runtimeState)) {
 // Wake makes the service look at a sandbox that someone else changed.
 func (s *Service) Wake(vmid int) { s.loop.Wake(vmid) }
 
-// update changes a row and wakes whoever waits for a change of it.
+// update changes a row and wakes the calls that wait for a change of it.
 func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
 	sb, err := s.cfg.Store.UpdateSandbox(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		before := *sb
@@ -352,7 +351,7 @@ func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbo
 	return sb, nil
 }
 
-// stepFailed tells of a step that will be run again.
+// stepFailed logs a step that will run again.
 func (s *Service) stepFailed(vmid, attempt int, err error) {
 	s.mu.Lock()
 	ending := s.run.Err() != nil

@@ -45,7 +45,7 @@ func (s *Service) step(ctx context.Context, vmid int) (time.Duration, error) {
 	}
 }
 
-// stepOnce does one thing for a sandbox. done tells that nothing is left to do
+// stepOnce does one thing for a sandbox. done means that nothing is left to do
 // now; then again is when to look once more, 0 for when its lease ends.
 func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, done bool, err error) {
 	if s.destroyPending(sb) {
@@ -66,7 +66,7 @@ func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time
 	}
 }
 
-// leaseCounts tells whether a lease that has ended has consequences: not for
+// leaseCounts reports whether a lease that has ended has consequences: not for
 // what is destroyed anyway, and not while the image is made, which has a
 // limit of its own.
 func (s *Service) leaseCounts(sb agentlab.Sandbox) bool {
@@ -94,7 +94,7 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 		if sb.State.HasVM() && sb.Keepalive {
 			sb.Desired = agentlab.DesiredStopped
 			sb.LeaseExpiresAt = now.Add(s.lim.KeepaliveGrace)
-			evs = append(evs, leaseEvent(*sb, "is extended once so that the stopped sandbox is kept a while"))
+			evs = append(evs, leaseEvent(*sb, "is extended once, so that the stopped sandbox can be recovered"))
 		}
 		if sb.State != agentlab.SandboxFailed && sb.State != agentlab.SandboxStopped && sb.State.CanBecome(agentlab.SandboxTimeout) {
 			sb.State, sb.Reason = agentlab.SandboxTimeout, reason
@@ -174,7 +174,7 @@ func (s *Service) markFailed(ctx context.Context, sb agentlab.Sandbox, format st
 	return err
 }
 
-// redactReason makes text about a sandbox fit to be kept.
+// redactReason removes secrets and line breaks from text about a sandbox.
 func (s *Service) redactReason(ctx context.Context, sb agentlab.Sandbox, text string) string {
 	return agentlab.Reason(s.cfg.Bootstrap.RedactFunc(ctx, cmp.Or(sb.JobID, sb.UID))(text))
 }
@@ -212,7 +212,7 @@ func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 		return 0, true, s.ensurePoweredOff(ctx, sb)
 	}
 	if sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
-		return s.driveRunning(ctx, sb) // Stop refuses these; what cannot be stopped goes on
+		return s.driveRunning(ctx, sb) // Stop refuses these; what cannot be stopped continues
 	}
 	s.boots.release(sb.VMID, s.loop.Wake)
 	grace := s.lim.StopGrace
@@ -302,7 +302,7 @@ const cutTimeout = 15 * time.Second
 
 // drainEgress saves the record of the network use of a sandbox that is about
 // to be destroyed: its VM is stopped first, so that nothing comes after. What
-// fails is told and does not keep the sandbox from its end.
+// fails is logged and does not delay the end of the sandbox.
 func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 	recorded := s.cfg.Audit != nil && s.cfg.Driver.Info().Capabilities.EgressLog
 	if !recorded || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
@@ -322,7 +322,7 @@ func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 	}
 }
 
-// superviseRunning looks after a sandbox whose VM is to run.
+// superviseRunning drives a sandbox whose VM should run.
 func (s *Service) superviseRunning(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	if !s.inspected(sb.VMID) {
 		in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
@@ -343,8 +343,8 @@ func (s *Service) superviseRunning(ctx context.Context, sb agentlab.Sandbox) (ti
 	return again, true, err
 }
 
-// vmLossReason tells from an answer of Inspect why the VM does not run; "" when it
-// does. An error tells nothing about it.
+// vmLossReason returns why the VM does not run, by an answer of Inspect; ""
+// when it does. After an error it is not known.
 func vmLossReason(in backend.Instance, err error) (why string, _ error) {
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:

@@ -9,7 +9,7 @@ import (
 )
 
 // Suspend asks for a READY sandbox to be frozen: its memory and disk stay, its
-// CPUs stand still, its lease goes on. A suspended one is left as it is. Codes:
+// CPUs stop, its lease continues. A suspended one is not changed. Codes:
 // not_found; unsupported when the backend cannot; conflict in any other state:
 // one with a job at work is not frozen, because its job's time would go on.
 func (s *Service) Suspend(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
@@ -65,7 +65,7 @@ func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time
 	}
 	driver, ok := s.cfg.Driver.(backend.Suspender)
 	if !ok {
-		return 0, false, s.markFailed(ctx, sb, "backend %s cannot suspend it any more", sb.Backend)
+		return 0, false, s.markFailed(ctx, sb, "backend %s can no longer suspend it", sb.Backend)
 	}
 	if err := driver.Suspend(ctx, backend.RefOf(sb)); err != nil {
 		return s.suspendRefused(ctx, sb, err)
@@ -81,7 +81,7 @@ func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time
 func (s *Service) driveResumed(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	driver, ok := s.cfg.Driver.(backend.Suspender)
 	if !ok {
-		return 0, false, s.markFailed(ctx, sb, "backend %s cannot resume it any more", sb.Backend)
+		return 0, false, s.markFailed(ctx, sb, "backend %s can no longer resume it", sb.Backend)
 	}
 	if err := driver.Resume(ctx, backend.RefOf(sb)); err != nil {
 		return s.suspendRefused(ctx, sb, err)

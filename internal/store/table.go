@@ -201,5 +201,5 @@ func countBy[K ~string](ctx context.Context, q querier, tableName, column string
 
 func damaged(tableName string, err error) error {
 	return agentlab.Errorf(agentlab.CodeInternal, "a row of table %s cannot be used: %w", tableName, err).
-		WithHint("the database was changed by something else than AgentLab, or this is a bug of ours")
+		WithHint("another program changed the database, or this is a bug in AgentLab")
 }
