@@ -236,6 +236,9 @@ func (a *App) emit(v any, text func() error) error {
 	return text()
 }
 
+// silent is the text of a command that has already printed everything.
+func silent() error { return nil }
+
 // done is emit with a line of progress for the text.
 func (a *App) done(v any, format string, args ...any) error {
 	return a.emit(v, func() error { a.progressf(format, args...); return nil })

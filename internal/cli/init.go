@@ -99,11 +99,7 @@ func (a *App) init(ctx context.Context, f *initFlags) error {
 		return err
 	}
 	h.report.OK = h.ok()
-	if a.json {
-		err = a.printJSON(h.report)
-	} else {
-		h.print()
-	}
+	err = a.emit(h.report, func() error { h.print(); return nil })
 	if err == nil && !h.report.OK {
 		err = statusError(exitFailure)
 	}

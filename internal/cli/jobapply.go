@@ -38,8 +38,9 @@ For the commits of the job see 'agentlab job fetch'.`,
 			return err
 		}
 		if noChanges(j) && len(args) == 1 {
+			a.progressf("nothing to apply: job %s has no uncommitted changes", j.ID)
 			a.noteModuleDiffs(j)
-			return a.done(map[string]any{"job_id": j.ID, "applied": []string{}, "unchanged": 0, "skipped": []string{}}, "nothing to apply: job %s has no uncommitted changes", j.ID)
+			return a.emit(map[string]any{"job_id": j.ID, "applied": []string{}, "unchanged": 0, "skipped": []string{}}, silent)
 		}
 		return withResult(ctx, c, j, repo, func(b *checkedBundle, dir string) error {
 			return a.applyChanges(ctx, b, j, dir, args[1:], force)

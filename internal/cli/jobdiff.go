@@ -47,10 +47,7 @@ from. For the commits of the job see 'agentlab job fetch'.`,
 		if noChanges(j) {
 			a.progressf("job %s has no uncommitted changes", j.ID)
 			a.noteModuleDiffs(j)
-			if a.json {
-				return a.printDiff(j, []changedFile{}, "", stat)
-			}
-			return nil
+			return a.emit(diffDocument(j, []changedFile{}, "", stat), silent)
 		}
 		return withResult(ctx, c, j, repo, func(b *checkedBundle, _ string) error {
 			ch, err := openChanges(ctx, b, j)
@@ -162,15 +159,16 @@ func (a *App) diffJSON(ctx context.Context, ch changes, j api.Job, stat bool) er
 			return err
 		}
 	}
-	return a.printDiff(j, files, patch.String(), stat)
+	return a.printJSON(diffDocument(j, files, patch.String(), stat))
 }
 
-func (a *App) printDiff(j api.Job, files []changedFile, patch string, stat bool) error {
+// diffDocument is the output of 'job diff' under --json.
+func diffDocument(j api.Job, files []changedFile, patch string, stat bool) map[string]any {
 	out := map[string]any{"job_id": j.ID, "files": files}
 	if !stat {
 		out["patch"] = patch
 	}
-	return a.printJSON(out)
+	return out
 }
 
 // change is one file that differs.

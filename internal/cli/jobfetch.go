@@ -84,10 +84,7 @@ func (a *App) nothingToFetch(j api.Job) error {
 		a.progressf("note: %s with uncommitted changes\n  → agentlab job fetch --with-changes %s\n  → agentlab job apply %s", agentlab.Plural(n, "file"), j.ID, j.ID)
 	}
 	a.noteModuleDiffs(j)
-	if a.json {
-		return a.printJSON(fetched{Code: agentlab.CodeNotFound})
-	}
-	return nil
+	return a.emit(fetched{Code: agentlab.CodeNotFound}, silent)
 }
 
 // fetched are the refs that were set from a job's bundle.

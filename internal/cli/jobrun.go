@@ -33,9 +33,9 @@ func (a *App) jobRunCmd() *cobra.Command {
 
 The repository is a URL, which the sandbox clones over the network, or a local
 path, which is sent as a git bundle: no directory of this machine is mounted,
-and uncommitted changes are not sent. Checked-out submodules are sent. Other
-submodules and Git LFS files are listed and not sent. Fetch the commits of a
-job on a local repository with 'agentlab job fetch JOB'.
+and uncommitted changes are not sent. Checked-out submodules are sent; other
+submodules and the content of Git LFS files are not, and the command lists them.
+Fetch the commits of a job on a local repository with 'agentlab job fetch JOB'.
 
 By default the command waits for the job, shows progress and the agent's log,
 and exits with 0 for COMPLETED, 1 for FAILED or CANCELLED, and 124 for TIMEOUT.
@@ -160,11 +160,10 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 		return err
 	}
 	if !f.wait {
-		if a.json {
-			return a.printJSON(j)
-		}
-		_, err := fmt.Fprintln(a.Stdout, j.ID)
-		return err
+		return a.emit(j, func() error {
+			_, err := fmt.Fprintln(a.Stdout, j.ID)
+			return err
+		})
 	}
 	a.progressf("job %s", j.ID)
 	out := a.Stdout
@@ -178,12 +177,8 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 		return a.leftRunning(ctx, j.ID, err)
 	}
 	a.waitDestroyed(ctx, c, j)
-	if a.json {
-		if err := a.printJSON(j); err != nil {
-			return err
-		}
-	} else {
-		a.summarise(j)
+	if err := a.emit(j, func() error { a.summarise(j); return nil }); err != nil {
+		return err
 	}
 	return jobStatusError(j)
 }

@@ -106,15 +106,14 @@ func sweepSSHKeys(tmp string, now time.Time) {
 }
 
 func (a *App) printSSH(sb api.Sandbox, argv []string, dir string) error {
-	if a.json {
-		return a.printJSON(map[string]any{"command": argv, "key_dir": dir, "ip": sb.IP})
-	}
-	quoted := make([]string, len(argv))
-	for i, s := range argv {
-		quoted[i] = shellQuote(s)
-	}
-	_, err := fmt.Fprintln(a.Stdout, strings.Join(quoted, " "))
-	return err
+	return a.emit(map[string]any{"command": argv, "key_dir": dir, "ip": sb.IP}, func() error {
+		quoted := make([]string, len(argv))
+		for i, s := range argv {
+			quoted[i] = shellQuote(s)
+		}
+		_, err := fmt.Fprintln(a.Stdout, strings.Join(quoted, " "))
+		return err
+	})
 }
 
 func shellQuote(s string) string {

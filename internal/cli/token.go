@@ -113,7 +113,7 @@ func (a *App) tokenRevokeCmd() *cobra.Command {
 				a.progressf("token %s (%s) revoked", t.Name, t.ID)
 				gone.Items = append(gone.Items, t)
 			}
-			return a.emit(gone, func() error { return nil })
+			return a.emit(gone, silent)
 		}),
 	}
 }
