@@ -41,9 +41,6 @@ const (
 	EventSandboxState   = "sandbox.state"
 	EventSandboxLease   = "sandbox.lease"
 	EventSandboxNetwork = "sandbox.network"
-	// EventSandboxRenumbered tells, under the old number and under the new one,
-	// that a sandbox got another number; the data has from and to.
-	EventSandboxRenumbered = "sandbox.renumbered"
 	EventJobCreated        = "job.created"
 	EventJobStatus         = "job.status"
 	EventJobPhase          = "job.phase"

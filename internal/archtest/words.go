@@ -94,5 +94,4 @@ var NotRewritten = []string{
 	"internal/secret/manage.go",
 	"internal/server/server.go",
 	"internal/sockpath/sockpath.go",
-	"internal/store/renumber.go",
 }

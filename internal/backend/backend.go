@@ -12,7 +12,8 @@
 //   - It may be called from many goroutines; calls for one Ref are serialised
 //     by the caller, calls for different Refs are not.
 //   - It touches only what bears our mark (the UID). A foreign object in our
-//     way is an error (agentlab.CodeExists), never overwritten or removed.
+//     way is never overwritten or removed: the sandbox is made in another place,
+//     or the error is agentlab.CodeExists.
 //   - The connections and listeners that it returns outlive ctx, which bounds
 //     their opening only. Their addresses are not nil and their deadlines work;
 //     CloseWrite is optional.

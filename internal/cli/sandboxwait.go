@@ -36,16 +36,6 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 		if err != nil {
 			return sb, err
 		}
-		if e.Kind == agentlab.EventSandboxRenumbered {
-			now, err := c.Sandbox(ctx, vmid)
-			if err != nil {
-				return sb, err
-			}
-			if now.VMID != sb.VMID { // its events go on under the new number, this one among them
-				now.State = was
-				return a.waitSandbox(ctx, c, now, after, done)
-			}
-		}
 		a.showEvent(e)
 		if e.Kind != agentlab.EventSandboxState {
 			continue

@@ -33,7 +33,6 @@ type Store interface {
 	Jobs(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job, error)
 	JobsByPrefix(ctx context.Context, prefix string, limit int) ([]agentlab.Job, error)
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
-	RenumberedSandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error)
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error

@@ -32,9 +32,6 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 		return s.findSandbox(ctx, j)
 	}
 	sb, err := s.cfg.Store.Sandbox(ctx, j.SandboxVMID)
-	if agentlab.CodeOf(err) == agentlab.CodeNotFound { // it may have got another number since the job was read
-		sb, err = s.cfg.Store.RenumberedSandbox(ctx, j.SandboxVMID)
-	}
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && sb.JobID != j.ID {
 		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox was not found")
 	}

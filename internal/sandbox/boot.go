@@ -3,7 +3,6 @@ package sandbox
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"net"
 	"slices"
 	"strings"
@@ -38,8 +37,6 @@ func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Dura
 	switch {
 	case wait || err != nil:
 		return 0, true, err
-	case errors.As(refusal, new(*takenError)):
-		return s.renumber(ctx, sb, refusal)
 	case refusal != nil:
 		return 0, false, s.markFailed(ctx, sb, "it could not be created: %w", refusal)
 	}
@@ -79,9 +76,6 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 		}
 	}
 	if err := s.cfg.Driver.Create(ctx, spec(sb)); err != nil {
-		if agentlab.CodeOf(err) == agentlab.CodeExists {
-			return &takenError{err}
-		}
 		return err
 	}
 	if sb.NetworkPending {

@@ -41,8 +41,8 @@ func TestFaultMatrix(t *testing.T) {
 		{fake.OpInspect, fake.Before, passes, agentlab.SandboxReady},
 		{fake.OpDialControl, fake.Before, passes, agentlab.SandboxReady},
 		{fake.OpList, fake.Before, passes, agentlab.SandboxReady},
-		{fake.OpCreate, fake.Before, exists, agentlab.SandboxReady}, // with another number
-		{fake.OpCreate, fake.Half, exists, agentlab.SandboxReady},
+		{fake.OpCreate, fake.Before, exists, agentlab.SandboxFailed},
+		{fake.OpCreate, fake.Half, exists, agentlab.SandboxFailed},
 		{fake.OpStart, fake.Before, exists, agentlab.SandboxFailed},
 		{fake.OpCreate, fake.Before, stays, agentlab.SandboxFailed},
 		{fake.OpCreate, fake.Half, stays, agentlab.SandboxFailed},

@@ -255,9 +255,6 @@ func (w *world) create(r agentlab.SandboxRequest) agentlab.Sandbox {
 func (w *world) get(vmid int) agentlab.Sandbox {
 	w.Helper()
 	sb, err := w.store.Sandbox(context.Background(), vmid)
-	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-		sb, err = w.store.RenumberedSandbox(context.Background(), vmid)
-	}
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -141,15 +141,10 @@ func spec(sb agentlab.Sandbox) backend.Spec {
 	}
 }
 
-// Get finds a sandbox by number, also by one that it had before it got
-// another, or by name among those that are not DESTROYED.
+// Get finds a sandbox by number, or by name among those that are not DESTROYED.
 func (s *Service) Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox, error) {
 	if vmid, err := strconv.Atoi(nameOrVMID); err == nil {
-		sb, err := s.cfg.Store.Sandbox(ctx, vmid)
-		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-			sb, err = s.cfg.Store.RenumberedSandbox(ctx, vmid)
-		}
-		return sb, err
+		return s.cfg.Store.Sandbox(ctx, vmid)
 	}
 	sb, err := s.cfg.Store.SandboxByName(ctx, nameOrVMID)
 	if err == nil && sb.State == agentlab.SandboxDestroyed {
@@ -260,11 +255,6 @@ func (s *Service) requestChange(ctx context.Context, vmid int, wake func(int), f
 		}
 		return evs, err
 	})
-	if agentlab.CodeOf(err) == agentlab.CodeNotFound { // it may have got another number just now
-		if now, rerr := s.cfg.Store.RenumberedSandbox(ctx, vmid); rerr == nil && now.VMID != vmid {
-			return s.requestChange(ctx, now.VMID, wake, fn)
-		}
-	}
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}

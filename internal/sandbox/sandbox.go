@@ -44,8 +44,6 @@ import (
 type Store interface {
 	AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, a agentlab.Allocation, evs ...agentlab.Event) (agentlab.Sandbox, error)
 	UpdateSandbox(ctx context.Context, vmid int, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error)
-	RenumberSandbox(ctx context.Context, vmid int, uid string, a agentlab.Allocation) (agentlab.Sandbox, error)
-	RenumberedSandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error)
 	SandboxByUID(ctx context.Context, uid string) (agentlab.Sandbox, error)

@@ -77,9 +77,6 @@ func (s *Store) CreateJob(ctx context.Context, j agentlab.Job, evs ...agentlab.E
 		if j.UpdatedAt.IsZero() {
 			j.UpdatedAt = j.CreatedAt
 		}
-		if err := currentNumber(w, &j); err != nil {
-			return err
-		}
 		if err := jobs.insert(w, &j); err != nil {
 			return err
 		}
@@ -125,11 +122,6 @@ func saveJob(w *tx, old agentlab.Job, j *agentlab.Job, evs []agentlab.Event) err
 	}
 	if j.Status != old.Status && !old.Status.CanBecome(j.Status) {
 		return agentlab.Errorf(agentlab.CodeConflict, "%s is %s and cannot become %s", old.ID, old.Status, j.Status)
-	}
-	if j.SandboxVMID != old.SandboxVMID {
-		if err := currentNumber(w, j); err != nil {
-			return err
-		}
 	}
 	if !reflect.DeepEqual(*j, old) {
 		j.UpdatedAt = w.now

@@ -6,10 +6,8 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"strconv"
 	"strings"
 
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/image"
@@ -18,17 +16,10 @@ import (
 // Backend is the backend "fake".
 var Backend = registry.Backend{Name: "fake", Open: open}
 
-// envForeign is the number of a sandbox that another user of the backend takes
-// just before the driver does.
-const envForeign = "AGENTLAB_TEST_FOREIGN"
-
 func open(env registry.Env) (registry.Opened, error) {
 	d, err := fake.Open(fake.Config{Dir: filepath.Join(env.Paths.State, "fake"), Logger: env.Log})
 	if err != nil {
 		return registry.Opened{}, fmt.Errorf("opening the fake backend: %w", err)
-	}
-	if n, err := strconv.Atoi(env.Getenv(envForeign)); err == nil {
-		d.Host().Inject(fake.Fault{Op: fake.OpCreate, VMID: n, Hook: func(r backend.Spec) { d.Host().PutForeign(r.VMID) }})
 	}
 	return registry.Opened{Driver: d, Images: namedImages{env.Images}}, nil
 }

@@ -49,7 +49,6 @@ const (
 // nothing.
 type Fault struct {
 	Op    Op
-	VMID  int   // 0: any
 	At    Point // default Before
 	Times int   // how often; 0: until removed
 
@@ -101,11 +100,11 @@ func (f *faults) count(op Op) {
 }
 
 // take returns the first armed fault that matches, and uses it up.
-func (f *faults) take(op Op, at Point, vmid int) *Fault {
+func (f *faults) take(op Op, at Point) *Fault {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i, p := range f.armed {
-		if p.Op != op || p.At != at || (p.VMID != 0 && p.VMID != vmid) {
+		if p.Op != op || p.At != at {
 			continue
 		}
 		if p.Times > 0 {
@@ -135,7 +134,7 @@ func (d *Driver) pointOf(ctx context.Context, op Op, at Point, spec backend.Spec
 	if err := d.alive(ctx); err != nil {
 		return err
 	}
-	f := d.h.faults.take(op, at, spec.VMID)
+	f := d.h.faults.take(op, at)
 	if f == nil {
 		return nil
 	}

@@ -1,9 +1,11 @@
 package proxmox
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"encoding/json"
+
 	"strconv"
 	"strings"
 	"time"
@@ -16,12 +18,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/link"
 )
 
-// Create implements backend.Driver. Each step is noted in the handle before
-// it is taken, so that the next Create or Destroy knows what may have
-// happened:
-//
-//	handle, snippet → clone with the mark in its description → everything
-//	that was inherited replaced, tags → disk grown → complete
+// Create implements backend.Driver. The VM gets the number of its sandbox or,
+// where something else has that by now, another one.
 func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	if err := d.Validate(spec); err != nil {
 		return err
@@ -34,6 +32,34 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 		return err
 	}
 	defer unlock()
+	vmid := spec.VMID
+	for tried := []int{vmid}; ; tried = append(tried, vmid) {
+		err := d.createAs(ctx, spec, vmid)
+		if agentlab.CodeOf(err) != agentlab.CodeExists || len(tried) > otherNumbers {
+			return err
+		}
+		h, herr := d.readHandle(spec.UID)
+		if herr == nil && h != nil { // its number was lost after it was made
+			herr = d.destroy(ctx, h.id(), h)
+		}
+		if herr != nil {
+			return herr
+		}
+		d.at("number lost")
+		if vmid, herr = d.otherNumber(ctx, tried); herr != nil {
+			return herr
+		}
+		d.log.Warn("the VM of a sandbox gets another number", "vmid", spec.VMID, "number", vmid, "err", err)
+	}
+}
+
+// createAs makes a sandbox whose VM has a certain number, if it has none yet.
+// Each step is noted in the handle before it is taken, so that the next Create
+// or Destroy knows what may have happened:
+//
+//	handle, snippet → clone with the mark in its description → everything
+//	that was inherited replaced, tags → disk grown → complete
+func (d *Driver) createAs(ctx context.Context, spec backend.Spec, vmid int) error {
 	h, err := d.readHandle(spec.UID)
 	if err != nil {
 		return err
@@ -45,7 +71,7 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 		h = nil
 	}
 	if h == nil {
-		if h, err = d.begin(ctx, spec); err != nil {
+		if h, err = d.begin(ctx, spec, vmid); err != nil {
 			return err
 		}
 	}
@@ -55,18 +81,12 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	return d.complete(ctx, h)
 }
 
-// begin writes the handle of a sandbox that has none.
-func (d *Driver) begin(ctx context.Context, spec backend.Spec) (*handle, error) {
-	all, err := d.handles()
+// begin writes the handle of a sandbox that has none. A VM that bears its mark
+// is its own, whose handle was lost.
+func (d *Driver) begin(ctx context.Context, spec backend.Spec, vmid int) (*handle, error) {
+	lost, _, err := d.marked(ctx, spec.UID, inventoryAge)
 	if err != nil {
 		return nil, err
-	}
-	macs := map[string]bool{}
-	for _, h := range all {
-		if h.id().VMID == spec.VMID {
-			return nil, inTheWay(spec.VMID)
-		}
-		macs[h.MAC] = true
 	}
 	if err := d.checkGroup(ctx, spec.Hardware.FirewallGroup); err != nil {
 		return nil, err
@@ -79,52 +99,14 @@ func (d *Driver) begin(ctx context.Context, spec backend.Spec) (*handle, error) 
 		return nil, err
 	}
 	h := &handle{
-		Spec: spec, Phase: phaseCloning, Created: d.cfg.Now().UTC(), Node: p.target, Template: p.vmid, Source: p.node,
+		Spec: spec, VMID: cmp.Or(lost, vmid), Phase: phaseCloning, Created: d.cfg.Now().UTC(), Node: p.target, Template: p.vmid, Source: p.node,
 		Full: d.cfg.FullClone, Power: powerOff,
 	}
-	for salt := 0; h.MAC == "" || macs[h.MAC]; salt++ {
-		h.MAC = macOf(spec.UID, salt).String()
-	}
-	h.Port = portOf(h.id().VMID, d.firewalled(h))
 	if err := d.numberFree(ctx, h, p.template); err != nil {
 		return nil, err
 	}
 	d.at("nothing written")
-	return h, d.save(h)
-}
-
-// numberFree notes where the volumes of a sandbox to be made will be, after it
-// made sure that none of anybody's bears its number yet: then all that do are
-// its own. It returns exists when a volume does, unless it is that of the
-// sandbox itself, whose handle was lost. Whether a VM has the number the clone
-// itself tells.
-func (d *Driver) numberFree(ctx context.Context, h *handle, t template) error {
-	storages := d.storagesOf(t)
-	for _, storage := range storages {
-		left, err := d.pve.Content(ctx, h.Node, storage, "images", h.id().VMID)
-		what := pve.UnreadableFile(err)
-		if len(left) > 0 {
-			what = left[0].VolID
-		}
-		switch {
-		case what != "":
-			return d.volumeInTheWay(ctx, h, what)
-		case err != nil:
-			return err
-		}
-	}
-	h.Storages = storages
-	return nil
-}
-
-// volumeInTheWay judges a volume that bears the number of a sandbox to be made.
-func (d *Driver) volumeInTheWay(ctx context.Context, h *handle, volume string) error {
-	s, err := d.see(ctx, h.id(), h)
-	if err != nil || s.ours {
-		return err
-	}
-	return agentlab.Errorf(agentlab.CodeExists, "number %d is taken: volume %s bears it", h.id().VMID, clip(volume)).
-		WithHint("it was left alone; let the sandbox have another number")
+	return h, d.claim(h)
 }
 
 // roomEnough refuses a disk smaller than the template's.
@@ -135,11 +117,6 @@ func roomEnough(spec backend.Spec, t template) error {
 			WithField("storage.root_size_gb")
 	}
 	return nil
-}
-
-func inTheWay(vmid int) error {
-	return agentlab.Errorf(agentlab.CodeExists, "number %d is taken by something that is not this sandbox", vmid).
-		WithHint("it was left alone; let the sandbox have another number")
 }
 
 // renew takes over the policy of a later Create.
@@ -284,7 +261,7 @@ func (d *Driver) numberLost(ctx context.Context, h *handle, first bool, cause er
 		return err
 	}
 	return agentlab.Errorf(agentlab.CodeExists, "number %d was taken by somebody else meanwhile: %w", h.id().VMID, cause).
-		WithHint("what has it was left alone; let the sandbox have another number")
+		WithHint("%s", ownRange)
 }
 
 // cloneBegun finds out what became of a clone whose end was not seen. done:

@@ -271,13 +271,18 @@ func TestForeign(t *testing.T) {
 			}
 			if n == 5 {
 				wantCode(t, "Create outside of the range", w.driver.Create(ctx, s), agentlab.CodeDenied)
-			} else {
-				wantCode(t, "Create", w.driver.Create(ctx, s), agentlab.CodeExists)
 			}
-			wantCode(t, "Start", w.driver.Start(ctx, s.Ref()), agentlab.CodeNotFound)
-			wantCode(t, "Stop", w.driver.Stop(ctx, s.Ref(), 0), agentlab.CodeNotFound)
-			wantCode(t, "Suspend", w.driver.Suspend(ctx, s.Ref()), agentlab.CodeNotFound)
-			ok(t, "Destroy", w.driver.Destroy(ctx, s.Ref()))
+			for _, ref := range []backend.Ref{s.Ref(), refOf(idOf(s))} {
+				wantCode(t, "Start", w.driver.Start(ctx, ref), agentlab.CodeNotFound)
+				wantCode(t, "Stop", w.driver.Stop(ctx, ref, 0), agentlab.CodeNotFound)
+				wantCode(t, "Suspend", w.driver.Suspend(ctx, ref), agentlab.CodeNotFound)
+				ok(t, "Destroy", w.driver.Destroy(ctx, ref))
+			}
+			if n < 5 {
+				w.elsewhere(t, s)
+				ok(t, "Start", w.driver.Start(ctx, s.Ref()))
+				ok(t, "Destroy", w.driver.Destroy(ctx, refOf(idOf(s))))
+			}
 		}
 		s := w.spec(6)
 		s.VMID = templateVMID
@@ -318,7 +323,7 @@ func TestTrap16NumberLost(t *testing.T) {
 	w.node.Fail("POST /nodes/{node}/qemu/{vmid}/clone", pvenode.Fault{Reached: func() {
 		once.Do(func() { untouched = w.foreign(t, spec.VMID, "quick", nil) })
 	}})
-	wantCode(t, "Create", w.driver.Create(t.Context(), spec), agentlab.CodeExists)
+	w.elsewhere(t, spec)
 	ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
 	untouched(t)
 }

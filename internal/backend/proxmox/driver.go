@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -91,7 +92,8 @@ type Driver struct {
 	templates templateCache
 	networks  networks
 
-	locks lock.Keyed[string] // by UID; held by what changes a sandbox
+	locks    lock.Keyed[string] // by UID; held by what changes a sandbox
+	claiming sync.Mutex         // held while a sandbox gets the number of its VM
 
 	crash func(point string) // tests end the process here; nil otherwise
 }

@@ -116,7 +116,7 @@ func (f *farm) seeded(m *machine, text string) error {
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
 		return err
 	}
-	if c.VMID != m.id.VMID || c.UID != m.id.UID {
+	if c.UID != m.id.UID {
 		return fmt.Errorf("the seed is of %d %s", c.VMID, c.UID)
 	}
 	_, key, err := ed25519.GenerateKey(rand.Reader)

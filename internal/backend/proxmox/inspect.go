@@ -257,8 +257,11 @@ func (d *Driver) lostVM(ctx context.Context, node string, vm pve.VM) (backend.In
 	if uid == "" {
 		return backend.Instance{}, false, nil
 	}
-	if h, err := d.readHandle(uid); h != nil || err != nil {
-		return backend.Instance{}, false, err // made just now
+	if h, err := d.readHandle(uid); h != nil || err != nil { // made just now
+		if h != nil && !known && h.id().VMID != int(vm.VMID) {
+			d.log.Warn("two VMs bear the mark of one sandbox; the other one is left alone", "vmid", h.Spec.VMID, "number", h.id().VMID, "other", int(vm.VMID))
+		}
+		return backend.Instance{}, false, err
 	}
 	in := backend.Instance{Ref: refOf(vmID{VMID: int(vm.VMID), UID: uid}), VMID: int(vm.VMID), Name: string(vm.Name), Power: backend.PowerPartial, Reason: "what was known of it is lost"}
 	if vm.Status == "running" {

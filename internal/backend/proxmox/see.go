@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -205,8 +206,15 @@ func (d *Driver) resolve(ctx context.Context, ref backend.Ref) (id vmID, h *hand
 			return id, nil, err
 		}
 	}
-	if id.VMID, err = d.findMark(ctx, id.UID); err != nil {
+	vmid, whole, err := d.marked(ctx, id.UID, 0)
+	id.VMID = vmid
+	switch {
+	case err != nil:
 		return id, nil, err
+	case vmid == 0 && !whole:
+		return id, nil, agentlab.Errorf(agentlab.CodeUnavailable, "whether sandbox %s still exists is not known: a node is offline", id.UID)
+	case vmid == 0:
+		return id, nil, absent(id.UID)
 	}
 	s, err := d.see(ctx, id, nil)
 	if err == nil && !s.ours { // it was destroyed since the nodes were asked
@@ -215,30 +223,25 @@ func (d *Driver) resolve(ctx context.Context, ref backend.Ref) (id vmID, h *hand
 	return id, nil, err
 }
 
-// findMark returns the number of the VM that bears the mark of a sandbox and
-// has no handle.
-func (d *Driver) findMark(ctx context.Context, uid string) (int, error) {
-	vms, err := d.listed(ctx, 0)
+// marked returns the number of the VM that bears the mark of a sandbox and has
+// no handle, as it was at most age ago; 0 when there is none. It is whole when
+// all nodes have answered.
+func (d *Driver) marked(ctx context.Context, uid string, age time.Duration) (vmid int, whole bool, err error) {
+	vms, err := d.listed(ctx, age)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	all, err := d.handles() // after the nodes were asked: what is made meanwhile is not taken for lost
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	lost, err := d.lost(ctx, vms, all)
-	if err != nil {
-		return 0, err
-	}
 	for _, in := range lost {
 		if in.Ref.UID == uid {
-			return in.VMID, nil
+			vmid = in.VMID
 		}
 	}
-	if len(vms) < len(d.cfg.Nodes) {
-		return 0, agentlab.Errorf(agentlab.CodeUnavailable, "whether sandbox %s still exists is not known: a node is offline", uid)
-	}
-	return 0, absent(uid)
+	return vmid, len(vms) == len(d.cfg.Nodes), err
 }
 
 // follow notes that a VM was moved to another node of ours by hand. Its rules

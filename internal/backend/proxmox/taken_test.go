@@ -1,9 +1,12 @@
 package proxmox
 
 import (
+	"strconv"
+	"sync"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
@@ -20,8 +23,8 @@ func TestTrap16NumberElsewhere(t *testing.T) {
 		w.node.AddTemplate(t, pvenode.Template{VMID: 1003, Node: "pve2", Storage: "local-zfs"})
 		for n := 1; n <= 3; n++ {
 			s := w.spec(n)
-			wantCode(t, "Create", w.driver.Create(t.Context(), s), agentlab.CodeExists)
-			wantCode(t, "Start", w.driver.Start(t.Context(), s.Ref()), agentlab.CodeNotFound)
+			w.elsewhere(t, s)
+			ok(t, "Start", w.driver.Start(t.Context(), s.Ref()))
 			ok(t, "Destroy", w.driver.Destroy(t.Context(), s.Ref()))
 		}
 		if _, err := pve.New(w.root).Config(t.Context(), "pve2", 1003); err != nil {
@@ -57,4 +60,142 @@ func TestContainerInPlaceOfASandbox(t *testing.T) {
 			t.Errorf("the container is gone: %v, %v", free, err)
 		}
 	})
+}
+
+// elsewhere makes a sandbox whose number something else has: its VM gets another.
+func (w *world) elsewhere(t testing.TB, spec backend.Spec) vmID {
+	t.Helper()
+	ok(t, "Create", w.driver.Create(t.Context(), spec))
+	in := w.inspect(t, spec.Ref())
+	n, err := strconv.Atoi(in.Ref.Handle)
+	if err != nil || n == spec.VMID || !w.driver.inRange(n) || in.VMID != spec.VMID || in.Power != backend.PowerStopped {
+		t.Fatalf("%+v", in)
+	}
+	return vmID{VMID: n, UID: spec.UID}
+}
+
+// Something else is quicker between the allocation of a number and the clone.
+// The sandbox keeps its number and lives with another VM, whatever is known of
+// it; what took the number is not touched.
+func TestNumberTakenMeanwhile(t *testing.T) {
+	both(t, func(t *testing.T, shell bool) {
+		w := newWorld(t, worldConfig{shell: shell})
+		ctx, spec := t.Context(), w.spec(1)
+		var once sync.Once
+		var untouched func(*testing.T)
+		w.node.Fail("POST /nodes/{node}/qemu/{vmid}/clone", pvenode.Fault{Reached: func() {
+			once.Do(func() { untouched = w.foreign(t, spec.VMID, "quick", nil) })
+		}})
+		id := w.elsewhere(t, spec)
+		if id.VMID != 1999 {
+			t.Errorf("VM %d, want the highest number", id.VMID)
+		}
+		ok(t, "Create again", w.driver.Create(ctx, spec))
+		if taken, err := w.driver.Taken(ctx, 1999, 1999); err != nil || len(taken) != 1 {
+			t.Errorf("the number of its VM is not taken: %v, %v", taken, err)
+		}
+		ok(t, "Start", w.driver.Start(ctx, spec.Ref()))
+		c, err := w.driver.DialControl(ctx, spec.Ref())
+		ok(t, "DialControl", err)
+		_ = c.Close()
+		d := w.open()
+		for _, ref := range []backend.Ref{spec.Ref(), refOf(id), refOf(idOf(spec))} {
+			if in := w.inspect(t, ref); in.Power != backend.PowerRunning || in.Ref != refOf(id) {
+				t.Errorf("%+v: %+v", ref, in)
+			}
+		}
+		ok(t, "Stop", d.Stop(ctx, spec.Ref(), 0))
+		w.loseHandle(t, spec)
+		ok(t, "Create after its handle was lost", d.Create(ctx, spec))
+		if in := w.listed(t, spec.Ref()); in == nil || in.Ref != refOf(id) {
+			t.Errorf("%+v", in)
+		}
+		w.loseHandle(t, spec)
+		ok(t, "Destroy", d.Destroy(ctx, refOf(idOf(spec)))) // the handle of before the loss is outdated
+		untouched(t)
+		if left := w.left(t, spec.VMID); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+	})
+}
+
+// Sandboxes that look for another number at the same time get one each.
+func TestOtherNumbersAreDistinct(t *testing.T) {
+	w := newWorld(t, worldConfig{shell: true})
+	const n = 4
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		w.foreign(t, w.spec(i).VMID, "somebody", nil)
+	}
+	for i := range n {
+		wg.Go(func() { errs[i] = w.driver.Create(t.Context(), w.spec(i)) })
+	}
+	wg.Wait()
+	have := map[string]bool{}
+	for i := range n {
+		ok(t, "Create", errs[i])
+		have[w.inspect(t, w.spec(i).Ref()).Ref.Handle] = true
+		ok(t, "Destroy", w.driver.Destroy(t.Context(), w.spec(i).Ref()))
+	}
+	if len(have) != n {
+		t.Errorf("numbers %v", have)
+	}
+}
+
+// A process dies between two numbers: the next one begins with the first again.
+func TestKilledBetweenNumbers(t *testing.T) {
+	w := newWorld(t, worldConfig{shell: true})
+	spec := w.spec(1)
+	untouched := w.foreign(t, spec.VMID, "somebody", nil)
+	for _, destroy := range []bool{true, false} {
+		w.driver.crash = func(at string) {
+			if at == "number lost" {
+				panic(died{at})
+			}
+		}
+		if err := (mortal{w.driver}).Create(t.Context(), spec); err == nil {
+			t.Fatal("it did not die")
+		}
+		w.open()
+		if destroy {
+			ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
+			continue
+		}
+		w.elsewhere(t, spec)
+	}
+	ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
+	untouched(t)
+	if left := w.left(t, spec.VMID); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+// A sandbox does not chase numbers for ever.
+func TestNumberAlwaysTaken(t *testing.T) {
+	w := newWorld(t, worldConfig{shell: true})
+	spec := w.spec(1)
+	var checks []func(*testing.T)
+	var numbers []int
+	w.driver.crash = func(at string) {
+		if at != "clone about to be sent" {
+			return
+		}
+		h, err := w.driver.readHandle(spec.UID)
+		ok(t, "handle", err)
+		numbers = append(numbers, h.id().VMID)
+		checks = append(checks, w.foreign(t, h.id().VMID, "quick", nil))
+	}
+	wantCode(t, "Create", w.driver.Create(t.Context(), spec), agentlab.CodeExists)
+	if len(numbers) != 1+otherNumbers || numbers[0] != spec.VMID {
+		t.Errorf("numbers %v", numbers)
+	}
+	wantCode(t, "Inspect", inspectErr(w.driver.Inspect(t.Context(), spec.Ref())), agentlab.CodeNotFound)
+	ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
+	for _, untouched := range checks {
+		untouched(t)
+	}
+	if left := w.left(t, numbers...); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
 }

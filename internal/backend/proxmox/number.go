@@ -1,0 +1,143 @@
+package proxmox
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+)
+
+// The number of a VM is that of its sandbox, unless something else on the nodes
+// got it after it was allocated.
+
+// otherNumbers is how many numbers are tried for a VM besides that of its
+// sandbox.
+const otherNumbers = 5
+
+// otherNumber returns a number that nothing has. It counts down, away from the
+// numbers of the next sandboxes.
+func (d *Driver) otherNumber(ctx context.Context, tried []int) (int, error) {
+	taken, err := d.taken(ctx, 0)
+	if err != nil {
+		return 0, err
+	}
+	const looks = 100 // at numbers that the token does not see
+	for n, look := d.cfg.Last, 0; n >= d.cfg.First && look < looks; n-- {
+		if taken[n] || slices.Contains(tried, n) {
+			continue
+		}
+		look++
+		if free, err := d.pve.Free(ctx, n); free || err != nil {
+			return n, err
+		}
+	}
+	return 0, agentlab.Errorf(agentlab.CodeExists, "number %d and many others are in use", tried[0]).WithHint("%s", ownRange)
+}
+
+// ownRange is the hint of a number that something else has.
+const ownRange = "what has it was left alone; give vmid_range in config.yaml a range that no other user of the nodes has"
+
+// claim writes a new handle, unless another one has its number.
+func (d *Driver) claim(h *handle) error {
+	d.claiming.Lock()
+	defer d.claiming.Unlock()
+	all, err := d.handles()
+	if err != nil {
+		return err
+	}
+	macs := map[string]bool{}
+	for _, o := range all {
+		if o.id().VMID == h.id().VMID {
+			return inTheWay(h.id().VMID)
+		}
+		macs[o.MAC] = true
+	}
+	for salt := 0; h.MAC == "" || macs[h.MAC]; salt++ {
+		h.MAC = macOf(h.Spec.UID, salt).String()
+	}
+	h.Port = portOf(h.id().VMID, d.firewalled(h))
+	return d.save(h)
+}
+
+// numberFree notes which storages will have the volumes of a new sandbox. No
+// volume there has the number of its VM yet, so that all that have it later are
+// its own. If one has the number, numberFree returns exists, unless it is that of
+// the sandbox itself, whose handle was lost. It does not look for VMs with the
+// number: the clone fails if there is one.
+func (d *Driver) numberFree(ctx context.Context, h *handle, t template) error {
+	storages := d.storagesOf(t)
+	for _, storage := range storages {
+		left, err := d.pve.Content(ctx, h.Node, storage, "images", h.id().VMID)
+		what := pve.UnreadableFile(err)
+		if len(left) > 0 {
+			what = left[0].VolID
+		}
+		switch {
+		case what != "":
+			return d.volumeInTheWay(ctx, h, what)
+		case err != nil:
+			return err
+		}
+	}
+	h.Storages = storages
+	return nil
+}
+
+// volumeInTheWay decides about a volume that has the number of a new VM.
+func (d *Driver) volumeInTheWay(ctx context.Context, h *handle, volume string) error {
+	s, err := d.see(ctx, h.id(), h)
+	if err != nil || s.ours {
+		return err
+	}
+	return agentlab.Errorf(agentlab.CodeExists, "number %d is taken: it is that of volume %s", h.id().VMID, clip(volume)).
+		WithHint("%s", ownRange)
+}
+
+func inTheWay(vmid int) error {
+	return agentlab.Errorf(agentlab.CodeExists, "number %d is taken by something that is not this sandbox", vmid).
+		WithHint("%s", ownRange)
+}
+
+// Taken implements backend.NumberChecker: numbers of VMs on the nodes and of
+// templates. A token sees only those that it has rights on, and nobody those on
+// a node that is offline: Create finds out about other VMs from its clone, and
+// looks for volumes that are left under the number itself. All volumes are not
+// listed here: one damaged file of anybody's fails such a list.
+func (d *Driver) Taken(ctx context.Context, first, last int) ([]int, error) {
+	taken, err := d.taken(ctx, inventoryAge)
+	if err != nil {
+		return nil, err
+	}
+	var out []int
+	for n := range taken {
+		if n >= first && n <= last {
+			out = append(out, n)
+		}
+	}
+	return out, nil
+}
+
+func (d *Driver) taken(ctx context.Context, age time.Duration) (map[int]bool, error) {
+	vms, err := d.listed(ctx, age)
+	if err != nil {
+		return nil, err
+	}
+	taken := map[int]bool{}
+	for _, list := range vms {
+		for _, vm := range list {
+			taken[int(vm.VMID)] = true
+		}
+	}
+	for _, n := range d.cfg.Nodes {
+		for _, vmid := range n.Templates {
+			taken[vmid] = true
+		}
+	}
+	all, err := d.handles()
+	for _, h := range all {
+		taken[h.Spec.VMID], taken[h.id().VMID] = true, true
+	}
+	return taken, err
+}
