@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
 func TestDirName(t *testing.T) {
@@ -192,4 +194,31 @@ func FuzzQMP(f *testing.F) {
 			(&qmp{waiting: map[int]chan qmpMessage{}}).reply(m) // an id nobody asked with
 		}
 	})
+}
+
+// The files of an older version of AgentLab can be started, and a supervisor of
+// that version finds what it needs in those of this version.
+func TestFilesOfAnOlderVersion(t *testing.T) {
+	d, f := still(t)
+	sp := f.spec(1)
+	if err := d.Create(t.Context(), sp); err != nil {
+		t.Fatal(err)
+	}
+	dir := d.dir(sp.Ref())
+	const start = `{"version":1,"run_id":"old-1","pause_below":5,"reserved":[7],"upstream_proxy":{"url":"http://127.0.0.1:1"},` +
+		`"qemu":"/usr/bin/qemu","accel":"tcg","tsc_khz":7,"tsc_fixed":true,"initrd":"/i"}`
+	if err := os.WriteFile(filepath.Join(dir, "start.json"), []byte(start), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	vm, err := openVM(dir, supervisor.Hooks{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := vm.(*machine) //nolint:errcheck // what openVM returns
+	if m.Network().Mode != sp.Network.Mode || m.Disk() != filepath.Join(dir, fileRoot) {
+		t.Errorf("%+v, %s", m.Network(), m.Disk())
+	}
+	if b, err := json.Marshal(&m.cfg); err != nil || string(b) != start {
+		t.Errorf("written again: %s, %v", b, err)
+	}
 }
