@@ -1,6 +1,6 @@
-// Package cloudinit renders the seeds of guests that cloud-init sets up. What
-// it renders holds no secret: a seed lies on a disk of the sandbox and in a
-// file of the host.
+// Package cloudinit renders the seeds of guests that cloud-init sets up. Seeds
+// contain no secrets: a seed is on a disk of the sandbox and in a file of the
+// host.
 package cloudinit
 
 import (
@@ -19,11 +19,11 @@ import (
 // 1 MiB.
 const MaxSize = 1 << 20
 
-// Seed is what a guest is told of itself.
+// Seed is the configuration of one guest.
 type Seed struct {
 	Hostname string   // a DNS label
-	User     string   // who works there: the template's default user gets this name; default "agent"
-	SSHKeys  []string // of people, who may log in as User: authorized_keys lines without options
+	User     string   // name of the template's default user; default "agent"
+	SSHKeys  []string // keys that may log in as User: authorized_keys lines without options
 	Files    []File   // written once, at the first boot of the instance
 }
 
@@ -59,8 +59,7 @@ type writeFile struct {
 }
 
 // UserData renders s as cloud-config. The body is JSON, which is YAML too, of
-// printable ASCII without a single escape: no value can end its string, whoever
-// chose it. Values that would need one are refused (code invalid, with the
+// printable ASCII without a single escape, so that no value can end its string. Values that would need one are refused (code invalid, with the
 // field), and so is a result above MaxSize.
 func UserData(s Seed) ([]byte, error) {
 	if s.User == "" {

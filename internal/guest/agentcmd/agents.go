@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// agent says how to run one of the agents.
+// agent describes how to run one of the agents.
 type agent struct {
 	name    string
 	program string
@@ -55,8 +55,8 @@ var agents = []agent{
 	},
 }
 
-// commonEnv are defaults for all agents: nobody is there to answer a question
-// or to look at a pager.
+// commonEnv are defaults for all agents: no user answers questions or looks at a
+// pager.
 var commonEnv = []string{
 	"TERM=dumb", "NO_COLOR=1", "CI=1", "PAGER=cat", "GIT_PAGER=cat", "GIT_TERMINAL_PROMPT=0",
 	"GIT_EDITOR=true", "DEBIAN_FRONTEND=noninteractive", "LANG=C.UTF-8",

@@ -11,8 +11,8 @@ import (
 )
 
 // renderClaude makes a readable log of Claude Code's stream-json, which is
-// the only output of it that tells anything before the end. What is not
-// understood is passed on as it is.
+// its only output with any content before the end. Unknown lines are passed on
+// unchanged.
 func renderClaude(w io.Writer) io.WriteCloser {
 	return &lines{max: maxEvent, each: func(line []byte, whole bool) error {
 		out := string(line) + "\n"
@@ -56,7 +56,7 @@ type claudeBlock struct {
 	IsError bool            `json:"is_error"`
 }
 
-// claudeEvent renders one event. It reports false for what is no event.
+// claudeEvent renders one event. It reports false for lines that are not events.
 func claudeEvent(line []byte) (string, bool) {
 	var e claudeLine
 	if len(line) == 0 || line[0] != '{' || json.Unmarshal(line, &e) != nil {
@@ -111,7 +111,7 @@ func renderBlock(b *strings.Builder, block claudeBlock) {
 	}
 }
 
-// toolInput shows the one thing of a tool's input that tells most.
+// toolInput returns the most informative field of a tool's input.
 func toolInput(raw json.RawMessage) string {
 	var m map[string]any
 	if json.Unmarshal(raw, &m) != nil {

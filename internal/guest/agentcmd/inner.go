@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Inner says how the agent is put into a sandbox inside the sandbox.
+// Inner describes the sandbox inside the sandbox in which the agent runs.
 type Inner struct {
 	Args    []string // of the profile, after ours, so that they count more
 	RunDir  string   // the runner's directory, which the agent does not see
@@ -46,7 +46,7 @@ func (i *Inner) wrap(c *command, dir string) (_ *inner, err error) {
 		program = bwrap
 	}
 	if _, err := os.Stat(program); err != nil {
-		return nil, errors.New("the profile asks for behavior.inner_sandbox: bubblewrap, which this image does not have: build the image anew with the package bubblewrap, or take the key out of the profile")
+		return nil, errors.New("the profile asks for behavior.inner_sandbox: bubblewrap, which this image does not have: add the package bubblewrap to the image's recipe and build it again, or remove the key from the profile")
 	}
 	home := get(c.env, "HOME")
 	if !filepath.IsAbs(home) {
@@ -134,7 +134,7 @@ func (in *inner) try(c *command) error {
 	return nil
 }
 
-// under tells whether path is dir or below it.
+// under reports whether path is dir or below it.
 func under(path, dir string) bool {
 	return dir != "" && (path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/"))
 }

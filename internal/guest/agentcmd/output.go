@@ -44,7 +44,7 @@ func (l *logFile) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// end writes what is held back and closes the file.
+// end writes the buffered output and closes the file.
 func (l *logFile) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

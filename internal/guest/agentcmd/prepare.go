@@ -14,8 +14,8 @@ import (
 
 // Prepare puts the agents' configuration where they look for it in home: the
 // files themselves are written to dir, which is on a tmpfs, and home gets
-// links to them, so that nothing secret is ever on a disk. A file that stands
-// in the way is kept beside it with the suffix ".orig".
+// links to them, so that no secret is ever on a disk. A file that exists
+// in its place is renamed with the suffix ".orig".
 //
 //   - settings, when not empty, become Claude Code's user settings;
 //   - OPENAI_BASE_URL in env makes a Codex provider of that address, which
@@ -35,8 +35,8 @@ func Prepare(home, dir, settings string, env map[string]string) error {
 var placed = []string{".claude/settings.json", ".codex/config.toml", ".ssh/config"}
 
 // PrepareSSH puts private keys, each for one host, where the agent's ssh finds
-// them. Hosts that are not known yet are trusted when they are first seen,
-// since there is nobody to ask. knownHosts is a file of further known hosts.
+// them. Unknown hosts are trusted at the first connection, because no user can
+// be asked. knownHosts is a file of further known hosts.
 func PrepareSSH(home, dir string, keys map[string]string, knownHosts string) error {
 	if len(keys) == 0 {
 		return nil

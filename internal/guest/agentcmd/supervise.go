@@ -30,7 +30,7 @@ const (
 // already by who starts it: so there is no moment in which it lives unlocked.
 const LockFD = 3
 
-// Plan says what a supervisor does.
+// Plan describes the work of a supervisor.
 type Plan struct {
 	Agent    string
 	TaskFile string
@@ -43,28 +43,28 @@ type Plan struct {
 	Inner    *Inner        // nil: the agent runs in no further sandbox
 }
 
-// Started says which processes run.
+// Started identifies the processes that run.
 type Started struct {
 	Supervisor int
 	PID        int    // of the agent, which leads its own process group
-	StartTime  uint64 // of the agent, in clock ticks since boot: a PID alone may be somebody else's
+	StartTime  uint64 // of the agent, in clock ticks since boot: a PID alone may be another process's
 }
 
-// Exit says how the agent ended.
+// Exit describes how the agent ended.
 type Exit struct {
 	Code    int    // 128+n when signal n ended it
 	Error   string // why it could not be started
-	Stopped bool   // the supervisor was told to stop it before it ended
+	Stopped bool   // the supervisor was asked to stop it before it ended
 }
 
-// drainTime is how long output is waited for that processes hold back which
-// the agent left behind, and how long these get to end.
+// drainTime is the time to wait for the output of processes that the agent left
+// behind, and the time that these have to end.
 const drainTime = 2 * time.Second
 
 // Supervise runs the agent that dir's plan describes until it has ended, with
 // all that it started. SIGTERM ends the agent's processes: SIGTERM, the
 // plan's grace, SIGKILL. It must have been started in a session of its own,
-// so that nobody's end takes it along. It returns its own exit code; the
+// so that it does not end with another process. It returns its own exit code; the
 // agent's is in ExitFile.
 func Supervise(dir string) int {
 	unix.CloseOnExec(LockFD)
@@ -147,7 +147,8 @@ func (s *supervisor) run() Exit {
 	}
 	pid := p.Pid
 	_ = p.Release() // wait4 below reaps it
-	// When memory is short the agent goes before those who tell of it.
+	// When memory is short, the kernel ends the agent before the programs that
+	// report it.
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte("500"), 0o600)
 	start, _ := ProcStart(pid)
 	if err := durable.ReplaceJSON(filepath.Join(s.dir, StartedFile), Started{Supervisor: os.Getpid(), PID: pid, StartTime: start}, durable.None); err != nil {
@@ -159,7 +160,7 @@ func (s *supervisor) run() Exit {
 }
 
 // wait reaps until the agent and all that it started have ended. stopped
-// reports whether the agent was told to stop before it ended.
+// reports whether the agent was asked to stop before it ended.
 func (s *supervisor) wait(pid int) (status syscall.WaitStatus, stopped bool) {
 	ended := make(chan syscall.WaitStatus, 1)
 	gone := make(chan struct{})

@@ -139,7 +139,7 @@ func (t *terminal) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// behind reports whether there are clients and none of them keeps up.
+// behind reports whether there are clients and all of them are too slow.
 func (t *terminal) behind() bool {
 	for _, at := range t.read {
 		if t.total-at < replayBytes/2 {
@@ -150,7 +150,7 @@ func (t *terminal) behind() bool {
 }
 
 // serve shows the terminal to c, from the oldest output kept, until the shell
-// ends or c is gone. A client that falls too far behind misses output.
+// ends or c disconnects. A client that falls too far behind misses output.
 func (t *terminal) serve(c *client) {
 	stop := context.AfterFunc(c.gone, func() {
 		t.mu.Lock()

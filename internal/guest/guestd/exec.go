@@ -128,7 +128,7 @@ func newClient(ctx context.Context, conn net.Conn, in io.Reader) *client {
 	return c
 }
 
-// receive hands every frame to fn until the client is gone or fn fails.
+// receive passes every frame to fn until the client disconnects or fn fails.
 func (c *client) receive(fn func(stream.Type, []byte) error) {
 	c.wg.Go(func() {
 		defer c.cut()
@@ -223,8 +223,8 @@ func (s *Server) execTTY(c *client, cmd *exec.Cmd, a account, size stream.Window
 	s.finish(c, cmd, done, &out, func() { _ = ptmx.Close() })
 }
 
-// finish waits for the process and its output and tells its exit, or kills it
-// when the client is gone first.
+// finish waits for the process and its output and sends its exit status, or
+// kills it if the client disconnects first.
 func (s *Server) finish(c *client, cmd *exec.Cmd, done <-chan struct{}, out *sync.WaitGroup, closeOut func()) {
 	drained := make(chan struct{})
 	go func() { out.Wait(); close(drained) }()
@@ -246,7 +246,7 @@ func (s *Server) finish(c *client, cmd *exec.Cmd, done <-chan struct{}, out *syn
 }
 
 // drain copies f to w until its end. Once done is closed, which is when the
-// process has exited, it takes what is there and waits for no more.
+// process has exited, it copies the available output and does not wait for more.
 func drain(w io.Writer, f *os.File, done <-chan struct{}) {
 	stop := make(chan struct{})
 	defer close(stop)

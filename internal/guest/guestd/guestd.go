@@ -1,9 +1,9 @@
-// Package guestd is the control server of a guest: what the controller asks
-// for over the control stream (package guestapi, "Guest control") happens
-// here. It runs as root, is started by initd before the distribution's init,
-// and depends on nothing of the distribution to answer.
+// Package guestd is the control server of a guest. It executes the requests of
+// the controller on the control stream (package guestapi, "Guest control"). It
+// runs as root, is started by initd before the distribution's init, and needs
+// nothing of the distribution to answer.
 //
-// Whatever is secret lies below /run, which is memory.
+// All secrets are below /run, which is memory.
 package guestd
 
 import (
@@ -45,12 +45,12 @@ const (
 // maxBody bounds a request's body, in bytes.
 const maxBody = 4 << 20
 
-// Config says where and as whom the server acts. The zero value is what a
-// guest wants.
+// Config has the paths and users of the server. The zero value is right for a
+// guest.
 type Config struct {
 	Root    string        // prefix of every file name; "" in a guest
 	Kernel  Kernel        // nil: the real one
-	User    string        // who runs commands when a request names nobody; default "agent"
+	User    string        // user of commands when a request names none; default "agent"
 	Runner  []string      // command of the runner; default agent-runner run
 	Logger  *slog.Logger  // nil: silent
 	Backoff time.Duration // first pause before a crashed runner is started again; default 1 s

@@ -63,9 +63,10 @@ func checkIdentity(id guestapi.Identity) error {
 	return nil
 }
 
-// setIdentity makes the guest be id. Every step may be repeated; the UID is
-// written last, so that a crash before leaves "not yet". An identity holds for
-// one boot: network, clock and token are given anew after the next.
+// setIdentity gives the guest the identity id. Every step may be repeated; the
+// UID is written last, so that after a crash the identity counts as missing. An
+// identity is valid for one boot: after the next boot, the controller sends
+// network, clock and token again.
 func (s *Server) setIdentity(id guestapi.Identity) error {
 	if err := checkIdentity(id); err != nil {
 		return err
@@ -177,7 +178,7 @@ func (s *Server) holdHostname(name string) {
 			return
 		}
 		if s.line("/etc/hostname") != name {
-			return // somebody renamed it on purpose
+			return // a user has renamed it
 		}
 		if got, err := s.cfg.Kernel.Hostname(); err == nil && got != name {
 			_ = s.cfg.Kernel.SetHostname(name)

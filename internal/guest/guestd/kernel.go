@@ -86,12 +86,12 @@ func (linuxKernel) ConfigureNetwork(n guestapi.Network, wait time.Duration) erro
 	if err != nil {
 		return err
 	}
-	addr6.Flags = unix.IFA_F_NODAD // there is nobody else on the link
+	addr6.Flags = unix.IFA_F_NODAD // the guest is alone on the link
 	return setAddress(link, netlink.FAMILY_V6, addr6, n.Gateway6)
 }
 
 // prepareIPv6 makes the device's IPv6 as static as its IPv4. It reports
-// whether there is any: a kernel may have been built or told to do without.
+// whether the kernel has IPv6: it may be left out or disabled.
 func prepareIPv6(device string, want bool) bool {
 	conf := "/proc/sys/net/ipv6/conf/" + device + "/"
 	if _, err := os.Stat(conf); err != nil {

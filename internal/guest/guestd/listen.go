@@ -83,8 +83,8 @@ func serveTCP(ctx context.Context, cfg Config, tcp net.Listener, file string) er
 	return s.Serve(l)
 }
 
-// readControl reads what the seed says. Whoever can write the file is obeyed
-// as root, so it must be root's alone to write.
+// readControl reads the controller's address from the seed. The server obeys the
+// author of the file as root, so only root may be able to write it.
 func readControl(name string) (guestapi.ControlConfig, error) {
 	var c guestapi.ControlConfig
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)

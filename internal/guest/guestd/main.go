@@ -41,7 +41,7 @@ func Main(args []string) int {
 
 // boot is Main for the first server of a boot, which PID 1 starts while its
 // own root is still the initrd. It gets ready and connects, and answers as
-// soon as PID 1 says that the root disk is there. The file descriptor 3 is a
+// soon as PID 1 reports that the root disk is there. The file descriptor 3 is a
 // socket to PID 1: it sends one byte then, and gets one back after the first
 // answer and one after the first identity.
 func boot() int {
@@ -57,7 +57,7 @@ func boot() int {
 		if err := enterRoot(proc); err != nil {
 			return nil, fmt.Errorf("entering the root disk: %w", err)
 		}
-		return tellInit, nil
+		return notifyInit, nil
 	})
 }
 
@@ -80,9 +80,9 @@ func enterRoot(proc int) error {
 	return unix.Chdir("/")
 }
 
-// tellInit tells PID 1 the first answer and the first identity; it goes on
-// with the boot then, or when it has waited long enough.
-func tellInit(path string) {
+// notifyInit reports the first answer and the first identity to PID 1, which
+// then continues the boot; it also continues after a time limit.
+func notifyInit(path string) {
 	if path == guestapi.PathIdentity {
 		_ = unix.Shutdown(initSocket, unix.SHUT_RDWR)
 		return
@@ -90,8 +90,8 @@ func tellInit(path string) {
 	_, _ = unix.SendmsgN(initSocket, []byte{'a'}, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
 }
 
-// serve runs the server; ready, when given, returns when it may answer, and
-// what is to be called with the path of each request answered.
+// serve runs the server. ready, when not nil, returns when the server may answer,
+// with a function to call with the path of each answered request.
 func serve(ready func() (func(string), error)) int {
 	setLimits()
 	log := slog.New(slog.NewTextHandler(Console{}, &slog.HandlerOptions{ReplaceAttr: dropTime}))
@@ -131,7 +131,7 @@ func dropTime(groups []string, a slog.Attr) slog.Attr {
 }
 
 // Console writes each call's bytes to the console, which it opens each time:
-// init programs hang up whoever holds it open.
+// init programs hang up processes that have it open.
 type Console struct{}
 
 // Write implements io.Writer.
@@ -175,8 +175,8 @@ func openPort(sysDir, devDir string, wait time.Duration) (io.ReadWriteCloser, er
 	}
 }
 
-// findPort finds the device by the name that the kernel tells; udev may not
-// have made its link, or never will. It returns "" when there is none.
+// findPort finds the device by the name in sysfs; udev may not have made its
+// link yet, or may not run at all. It returns "" when there is none.
 func findPort(sys fs.FS) string {
 	names, _ := fs.Glob(sys, "class/virtio-ports/*/name")
 	for _, name := range names {

@@ -137,7 +137,7 @@ func dirError(dir string) error {
 	return err
 }
 
-// exitStatus turns the end of a process into what a shell would say.
+// exitStatus returns the exit status of a process as a shell reports it.
 func exitStatus(ps *os.ProcessState) stream.ExitStatus {
 	ws, ok := ps.Sys().(syscall.WaitStatus)
 	if ok && ws.Signaled() {
@@ -148,7 +148,7 @@ func exitStatus(ps *os.ProcessState) stream.ExitStatus {
 }
 
 // signalByName sends the signal "SIG"+name to the process group of pid, unless
-// done tells that the process is no more and the number may be another's.
+// done is closed: then the process has ended and the PID may be another's.
 func signalByName(pid int, done <-chan struct{}, name string) {
 	select {
 	case <-done:

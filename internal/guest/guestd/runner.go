@@ -20,7 +20,7 @@ const (
 	maxRunnerLog = 1 << 20 // bytes, of one start of the runner
 )
 
-// lockEnv tells the runner which file descriptor holds its lock.
+// lockEnv is the variable with the file descriptor of the runner's lock.
 const lockEnv = "AGENTLAB_RUNNER_LOCK_FD"
 
 // ExitLocked is the exit code of a runner that found another one running.
@@ -132,8 +132,8 @@ func (s *Server) runRunner() error {
 	}
 }
 
-// agentFile opens a file of ours that belongs to the agent's user, who could
-// have put anything in its place if the directory were not root's.
+// agentFile opens a file of the server that belongs to the agent's user. Its
+// directory is root's, so that the user cannot replace the file.
 func (s *Server) agentFile(name string, flags int, a account) (*os.File, error) {
 	name = s.path(name)
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // all may read it
@@ -164,7 +164,7 @@ func (s *Server) agentDir(name string, a account) error {
 	return os.Lchown(name, int(a.uid), int(a.gid))
 }
 
-// waitLock takes the lock on f as soon as nobody else holds it.
+// waitLock takes the lock on f as soon as it is free.
 func waitLock(ctx context.Context, f *os.File) error {
 	t := time.NewTicker(200 * time.Millisecond)
 	defer t.Stop()

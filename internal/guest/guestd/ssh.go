@@ -103,8 +103,7 @@ func (s *Server) handleSSHKey(w http.ResponseWriter, r *http.Request) {
 	reply(w, guestapi.SSHKeyResponse{User: a.name, Port: sshPort, HostKeys: s.hostKeys()})
 }
 
-// authorize lets the key in until it expires. Keys that have expired are
-// taken out on the way.
+// authorize accepts the key until it expires, and removes expired keys.
 func (s *Server) authorize(user string, req guestapi.SSHKeyRequest) error {
 	key, err := parseKey(req.PublicKey)
 	if err != nil {
@@ -134,8 +133,8 @@ func (s *Server) authorize(user string, req guestapi.SSHKeyRequest) error {
 
 const expiryLayout = "20060102150405"
 
-// livingKeys returns the lines of an authorized_keys file of ours that are
-// not for key and have not expired.
+// livingKeys returns the lines of the server's authorized_keys file that are not
+// for key and have not expired.
 func livingKeys(file, key []byte, now time.Time) [][]byte {
 	var kept [][]byte
 	for line := range bytes.Lines(file) {

@@ -20,8 +20,8 @@ const (
 	powerWait = 90 * time.Second
 )
 
-// systemState caches what systemd says of itself: asking costs a process, and
-// health must answer at once.
+// systemState caches the state of systemd: a query needs a process, and health
+// must answer at once.
 type systemState struct {
 	mu     sync.Mutex
 	status string
@@ -35,7 +35,7 @@ func (s *Server) systemdWanted() bool {
 	return err == nil && strings.HasSuffix(to, "systemd")
 }
 
-// systemdRuns reports whether systemctl has somebody to talk to.
+// systemdRuns reports whether systemd accepts connections of systemctl.
 func (s *Server) systemdRuns() bool {
 	_, err := os.Stat(s.path("/run/systemd/private"))
 	return err == nil

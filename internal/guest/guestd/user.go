@@ -103,7 +103,7 @@ func (s *Server) secretEnv(a account) map[string]string {
 	if a.name != s.cfg.User {
 		return env
 	}
-	// The file is the agent's: no link of it may show another one's content.
+	// The file is the agent's: a link must not reveal another file's content.
 	f, err := os.OpenFile(s.path(filepath.Join(secretsDir, bootstrapped)), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return env

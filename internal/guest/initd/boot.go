@@ -52,13 +52,13 @@ func startEarly() (*early, error) {
 	return &early{pid: pid, pidfd: pidfd, sock: pair[0]}, nil
 }
 
-// release tells it that our root is the one to serve from.
+// release tells the server to use the current root.
 func (e *early) release() error {
 	_, err := unix.Write(e.sock, []byte{'r'})
 	return err
 }
 
-// wait returns when the server tells its next step, ends, or limit is over.
+// wait returns when the server reports its next step or ends, or after limit.
 func (e *early) wait(limit time.Duration) {
 	tv := unix.NsecToTimeval(limit.Nanoseconds())
 	if unix.SetsockoptTimeval(e.sock, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv) != nil {
@@ -100,8 +100,8 @@ func (m *marks) add(step string) {
 	m.text = fmt.Appendf(m.text, " %s=%d", step, ts.Nano()/1e6)
 }
 
-// tell writes the marks to the kernel's log, where dmesg shows them.
-func (m *marks) tell() {
+// log writes the marks to the kernel's log, which dmesg shows.
+func (m *marks) log() {
 	if f, err := os.OpenFile("/dev/kmsg", os.O_WRONLY, 0); err == nil {
 		_, _ = fmt.Fprintf(f, "<6>agent-runner: boot ms:%s\n", m.text)
 		_ = f.Close()

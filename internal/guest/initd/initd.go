@@ -32,13 +32,13 @@ const (
 	realInit   = "/sbin/init"
 )
 
-// Main is PID 1. It does not return: it ends as the distribution's init, or
-// says what is wrong and stops the machine.
+// Main is PID 1. It does not return: it executes the distribution's init, or
+// prints an error and stops the machine.
 func Main() int {
 	debug.SetGCPercent(-1) // this lives for less than a second
 	err := boot()
 	openConsole()
-	tell("this sandbox cannot boot: %v", err)
+	printConsole("this sandbox cannot boot: %v", err)
 	unix.Sync()
 	// QEMU runs with -no-reboot, so a restart ends it on every machine type,
 	// which a power-off does not.
@@ -78,7 +78,7 @@ func boot() error {
 	if err := guestd.leaveSupervisor(); err != nil {
 		return fmt.Errorf("supervisor: %w", err)
 	}
-	m.tell()
+	m.log()
 	err = unix.Exec(realInit, []string{realInit}, []string{"HOME=/", "TERM=linux"})
 	return fmt.Errorf("%s: %w", realInit, err)
 }
@@ -115,7 +115,7 @@ type mount struct {
 	data                   string
 }
 
-// kernelMounts are as systemd makes them, which keeps what it finds.
+// kernelMounts are the mounts that systemd would make; it leaves existing ones.
 var kernelMounts = []mount{
 	{"proc", "/proc", "proc", unix.MS_NOSUID | unix.MS_NOEXEC | unix.MS_NODEV, ""},
 	{"sysfs", "/sys", "sysfs", unix.MS_NOSUID | unix.MS_NOEXEC | unix.MS_NODEV, ""},
@@ -213,9 +213,9 @@ func setUpRun() error {
 	return keepOurs()
 }
 
-// runFiles keep systemd from what is ours: from emptying /tmp or mounting over
-// it, because the runner works there before systemd comes to it, and from
-// unmounting our program while it runs.
+// runFiles are units that prevent systemd from emptying /tmp or mounting over
+// it, because the runner uses it before systemd would, and from unmounting
+// agent-runner while it runs.
 var runFiles = map[string]string{
 	"tmpfiles.d/tmp.conf": "d /tmp 1777 root root -\nd /var/tmp 1777 root root -\n",
 	`systemd/system/run-agentlab-bin-agent\x2drunner.mount.d/agentlab.conf`: "[Unit]\nDefaultDependencies=no\n",

@@ -32,7 +32,7 @@ func readModules() (now, then []module) {
 		name := moduleName(file)
 		image, err := os.ReadFile(file)
 		if err != nil {
-			tell("module %s: %v", name, err)
+			printConsole("module %s: %v", name, err)
 			continue
 		}
 		m := module{name: name, params: moduleParams(string(cmdline), name), image: image}
@@ -45,8 +45,8 @@ func readModules() (now, then []module) {
 	return now, then
 }
 
-// loadModules loads each module. What does not load is told; if it was needed,
-// a later step says so.
+// loadModules loads each module and prints those that fail. If one of them was
+// needed, a later step fails.
 func loadModules(modules []module) {
 	for _, m := range modules {
 		err := unix.InitModule(unsigned(m.image), m.params)
@@ -54,7 +54,7 @@ func loadModules(modules []module) {
 			err = unix.InitModule(m.image, m.params) // a kernel that insists
 		}
 		if err != nil && !errors.Is(err, unix.EEXIST) {
-			tell("module %s: %v", m.name, err)
+			printConsole("module %s: %v", m.name, err)
 		}
 	}
 }
@@ -98,7 +98,7 @@ func moduleParams(cmdline, module string) string {
 	return strings.Join(params, " ")
 }
 
-// tell writes one line to the console.
-func tell(format string, args ...any) {
+// printConsole writes one line to the console.
+func printConsole(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "agent-runner: "+format+"\n", args...)
 }

@@ -20,8 +20,8 @@ const (
 	settled = time.Minute
 )
 
-// Supervise keeps the control server alive. With adopt it begins with the one
-// whose pidfd is file descriptor 3. It does not return.
+// Supervise starts the control server again whenever it ends. With adopt, it
+// begins with the server whose pidfd is file descriptor 3. It does not return.
 func Supervise(adopt bool) int {
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-950"), 0o600)
 	if adopt { // once in each boot; a sandbox starts sooner than a big disk grows
@@ -51,7 +51,7 @@ func Supervise(adopt bool) int {
 func runGuestd() error {
 	cmd := &exec.Cmd{
 		Path: "/proc/self/exe", Args: []string{"agent-runner", "guestd"},
-		Stderr:      guestd.Console{}, // where a panic is told
+		Stderr:      guestd.Console{}, // where a panic is printed
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
 	return cmd.Run()

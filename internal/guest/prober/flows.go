@@ -88,7 +88,7 @@ func (p *prober) tls(ctx context.Context, a *attempt) error {
 	defer done()
 	c := tls.Client(conn, &tls.Config{
 		ServerName:         a.Name,
-		InsecureSkipVerify: true, //nolint:gosec // only whether somebody answers is asked
+		InsecureSkipVerify: true, //nolint:gosec // the probe only tests whether a server answers
 		MinVersion:         tls.VersionTLS12,
 	})
 	err = c.HandshakeContext(ctx)

@@ -1,6 +1,6 @@
-// Package prober tries things on the network, as 'agent-runner probe' in a
-// sandbox, and tells what became of them. What it tries it is told; it judges
-// nothing (package internal/egress/probe does).
+// Package prober makes network connections as 'agent-runner probe' in a sandbox
+// and reports their results. Its input lists the connections; package
+// internal/egress/probe judges the results.
 package prober
 
 import (
@@ -31,8 +31,8 @@ const (
 	atOnce         = 24       // probes that run at the same time
 )
 
-// hello is what a probe says where it does not matter what. It is neither
-// TLS nor HTTP.
+// hello is the data that a probe sends where its content does not matter. It is
+// neither TLS nor HTTP.
 const hello = "AGENTLAB-PROBE\r\n\r\n"
 
 // Main is 'agent-runner probe'; args are without the command's name.

@@ -57,8 +57,8 @@ func stopOutcome(out outcome, stop stopFact) outcome {
 }
 
 // agentOutcome returns how the agent ended. A stop that was wanted is the
-// reason only if the agent was told to stop before it ended, or lost its
-// supervisor, which cannot say.
+// reason only if the agent was asked to stop before it ended, or lost its
+// supervisor, so that its end is unknown.
 func (r *Runner) agentOutcome(out outcome, stop stopFact) (outcome, error) {
 	var exit agentcmd.Exit
 	ok, err := r.dir.load(agentcmd.ExitFile, &exit)
@@ -171,8 +171,8 @@ func (r *Runner) stopAgent(ctx context.Context, ended <-chan struct{}) {
 	}
 }
 
-// supervisorPID waits for the supervisor to tell its PID, which is the
-// supervisor's as long as its lock is held.
+// supervisorPID waits for the supervisor's PID, which is valid while the
+// supervisor's lock is held.
 func (r *Runner) supervisorPID(ctx context.Context, ended <-chan struct{}) int {
 	if r.supervisor != nil {
 		return r.supervisor.Pid

@@ -38,7 +38,7 @@ func newAPI(base string, t Timing) *api {
 	}
 }
 
-// callError is an answer that says no.
+// callError is an answer with an error.
 type callError struct {
 	status  int
 	message string
@@ -67,7 +67,7 @@ func transient(err error) bool {
 	return err != nil && !errors.As(err, &local)
 }
 
-// localError is a fault on our side of a call, which a repetition cannot mend.
+// localError is a fault of the runner in a call; repeating the call does not help.
 type localError struct{ error }
 
 func (e *localError) Unwrap() error { return e.error }

@@ -34,7 +34,7 @@ type repo struct {
 // remote.
 func workBranch(jobID string) string { return "agentlab/" + jobID }
 
-// errOccupied is a clone path that somebody else uses.
+// errOccupied is a clone path that is used for something else.
 type errOccupied string
 
 func (e errOccupied) Error() string { return string(e) + " exists and is not empty" }
@@ -143,8 +143,8 @@ func (r *Runner) settleClone(rp *repo, path string) error {
 	return err
 }
 
-// lasting are what git says when another try would end the same. It only
-// saves time: a fault that is not in it is tried again in vain.
+// lasting are git's messages about faults that another try does not solve. The
+// list only saves time: after other faults, the runner tries again.
 var lasting = []string{
 	"not found", "does not exist", "not our ref", "Authentication failed", "could not read Username", "Permission denied",
 	"not allowed", "Host key verification failed", "Access denied", "The requested URL returned error: 40", "unable to find remote helper",
@@ -191,7 +191,7 @@ func (r *Runner) cloneOnce(ctx context.Context, path string) error {
 	err := r.clone(ctx, path, r.job.RepoURL, append(depth, "--branch", ref))
 	if _, isGit := errors.AsType[*gitError](err); isGit && agentlab.IsHex(ref, 7) {
 		// No branch or tag: an abbreviated commit, which only the whole
-		// history can tell.
+		// history can resolve.
 		if err := r.clone(ctx, path, r.job.RepoURL, []string{"--no-checkout"}); err != nil {
 			return err
 		}
@@ -296,18 +296,17 @@ func bundleRefs(name string) (map[string]string, error) {
 	return refs, sc.Err()
 }
 
-// bundleRef tells how ref is to be checked out of a bundle with these refs: as
-// a branch or tag of that name, as the bundle's HEAD (""), or as a commit
-// somewhere in it.
+// bundleRef returns how to check ref out of a bundle with these refs: as a branch
+// or tag of that name, as the bundle's HEAD (""), or as a commit in it.
 func bundleRef(refs map[string]string, ref string) (branch string, detached bool, err error) {
 	short := strings.TrimPrefix(strings.TrimPrefix(ref, "refs/heads/"), "refs/tags/")
 	switch {
 	case ref != "" && refs["refs/heads/"+short] != "" || ref != "" && refs["refs/tags/"+short] != "":
 		return short, false, nil
 	case refs["HEAD"] == "":
-		return "", false, errors.New("the repository bundle does not say which commit to begin with")
+		return "", false, errors.New("the repository bundle has no HEAD, so it is unknown which commit to begin with")
 	case agentlab.IsHex(ref, 7) && !strings.HasPrefix(refs["HEAD"], ref):
 		return "", true, nil
 	}
-	return "", false, nil // whoever packed it has chosen the commit
+	return "", false, nil // the sender of the bundle has chosen the commit
 }

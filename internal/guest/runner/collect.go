@@ -37,8 +37,8 @@ func (c *collected) warn(format string, args ...any) {
 	c.Warnings = append(c.Warnings, fmt.Sprintf(format, args...))
 }
 
-// collect gathers the results of a job whose agent has ended. Whatever cannot
-// be had becomes a warning, and the rest is still collected. tmp is an empty
+// collect gathers the results of a job whose agent has ended. A result
+// that cannot be read becomes a warning, and the rest is still collected. tmp is an empty
 // directory for files.
 func (r *Runner) collect(ctx context.Context, rp repo, tmp string) *collected {
 	c := &collected{Result: guestapi.Result{BaseCommit: rp.Base, Branch: rp.Branch}}
@@ -80,7 +80,7 @@ const (
 func (r *Runner) collectGit(ctx context.Context, rp repo, tmp string, c *collected) {
 	t, err := r.newTwin(rp, filepath.Join(tmp, "git"))
 	if err != nil {
-		c.warn("the repository cannot be read any more: %v", err)
+		c.warn("the repository can no longer be read: %v", err)
 		return
 	}
 	c.Result.HeadCommit = t.primary
@@ -189,13 +189,13 @@ func (t *twin) make(src *gitDir) error {
 	return nil
 }
 
-// borrowIndex copies the index, which only saves work: it tells which files
-// are unchanged. Its time belongs to it: git takes a file that is as new as
-// the index for one that may have changed after all.
+// borrowIndex copies the index, which only saves work: it lists which files are
+// unchanged. Its modification time is copied too: git reads a file again that is
+// as new as the index.
 func (t *twin) borrowIndex(src *gitDir) error {
 	st, err := src.root.Lstat("index")
 	if err != nil {
-		return nil //nolint:nilerr // it is made anew
+		return nil //nolint:nilerr // git makes a new one
 	}
 	p, err := readSmall(src.root, "index", 512<<20)
 	if err != nil {
@@ -296,8 +296,8 @@ func (r *Runner) collectDiff(ctx context.Context, t *twin, tmp string, c *collec
 	}
 }
 
-// writeDiff writes what differs between the base and the result with its
-// uncommitted changes. It keeps at most maxDiff bytes, cut where a file's diff
+// writeDiff writes the differences between the base and the result with its
+// uncommitted changes. It writes at most maxDiff bytes, cut where a file's diff
 // ends. Git runs no program for it.
 func (t *twin) writeDiff(ctx context.Context, name string) (size int64, truncated bool, err error) {
 	to := t.primary

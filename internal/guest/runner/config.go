@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// Config says where things are. Zero fields take the default.
+// Config has the paths and limits of a runner. Zero fields mean the default.
 type Config struct {
 	Bootstrap string // the bootstrap document; default $AGENTLAB_BOOTSTRAP or /etc/agentlab/bootstrap.json
 	RunDir    string // private directory on a tmpfs; default /run/agentlab/secrets

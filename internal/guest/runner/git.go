@@ -19,8 +19,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
 
-// git runs our own git commands. The repository is hostile, so nothing in it
-// or around it can make them run a program or talk to somebody: no system or
+// git runs the runner's git commands. The repository is hostile, so nothing in it
+// or around it can make them run a program or open a connection: no system or
 // global configuration, no hooks, no file system monitor, no submodules, no
 // transports but the four below, and after the agent had the repository not
 // even its own configuration (see collect.go). What the agent runs itself is
@@ -31,7 +31,7 @@ type git struct {
 	config  [][2]string // highest precedence, given by environment
 	env     []string
 
-	progress func(step string, percent int) // is told what git says of its progress; nil: nobody
+	progress func(step string, percent int) // gets git's progress; may be nil
 }
 
 // newGit prepares git for a job. The credential is used for its own scheme
@@ -183,7 +183,7 @@ func stageGit(d dir, cred *guestapi.Git) error {
 	return errors.Join(errs...)
 }
 
-// environ is the environment of our git commands, with more configuration.
+// environ is the environment of the runner's git commands, with more configuration.
 func (g *git) environ(extra ...[2]string) []string {
 	env := append([]string(nil), g.env...)
 	n := 0
@@ -201,8 +201,8 @@ type gitError struct {
 	stderr  string
 }
 
-// boilerplate is what git says after every failure of SSH, in the place of
-// what SSH itself said just before.
+// boilerplate is git's message after every failure of SSH. It would hide the
+// message of SSH before it.
 var boilerplate = strings.NewReplacer(
 	"Please make sure you have the correct access rights\nand the repository exists.", "",
 	"fatal: Could not read from remote repository.", "",

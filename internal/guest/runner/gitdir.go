@@ -14,9 +14,9 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// gitDir reads and writes the few files of a .git directory that tell where
-// it stands, without running git: that is quick, and nothing in the directory
-// can make it do anything. It cannot be led out of the directory by links.
+// gitDir reads and writes the few files of a .git directory that describe its
+// state, without running git: that is quick, and nothing in the directory can
+// make it run a program. It does not follow links out of the directory.
 type gitDir struct{ root *os.Root }
 
 var errReftable = errors.New("the repository keeps its branches in a format that is not supported (reftable)")
@@ -149,7 +149,7 @@ func (g *gitDir) packed(out map[string]string) error {
 }
 
 // branchOff makes branch at commit and HEAD point to it. Index and work tree
-// stay, so commit must be what is checked out; "" is for a repository without
+// stay, so commit must be the checked out one; "" is for a repository without
 // commits.
 func (g *gitDir) branchOff(branch, commit string) error {
 	if commit != "" {
@@ -173,7 +173,7 @@ func (g *gitDir) write(name, content string) error {
 }
 
 // dropRemote removes the remote and what refers to it from the configuration
-// of a repository that was cloned from a file which is gone.
+// of a repository that was cloned from a file that no longer exists.
 func (g *gitDir) dropRemote() error {
 	p, err := readSmall(g.root, "config", 1<<20)
 	if err != nil {

@@ -14,10 +14,10 @@ import (
 )
 
 // shipper sends the agent's log to the controller as it grows. The controller
-// tells what it holds, so nothing is lost or doubled when either restarts.
+// reports what it has, so nothing is lost or doubled when either restarts.
 type shipper struct {
 	r      *Runner
-	offset int64 // what the controller holds; -1: not known
+	offset int64 // bytes that the controller has; -1: unknown
 	tried  int64 // size of the log at the last send
 	full   bool  // the controller takes no more
 }
@@ -38,7 +38,7 @@ func (s *shipper) run(ctx context.Context) {
 	}
 }
 
-// finish sends all that is left, when nothing is added any more.
+// finish sends the rest, after the last line was added.
 func (s *shipper) finish(ctx context.Context) error {
 	return s.r.api.retry(ctx, s.r.cfg.Timing.Patience, func() error { return s.send(ctx, true) })
 }

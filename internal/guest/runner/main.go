@@ -16,7 +16,7 @@ Usage: agent-runner run [--bootstrap FILE] [--run-dir DIR]
 
 The defaults are $AGENTLAB_BOOTSTRAP or /etc/agentlab/bootstrap.json, and
 /run/agentlab/secrets, which must be on a tmpfs. It exits 0 when nothing is
-left to do; after any other end it is to be started again and goes on.
+left to do. After any other exit code, start it again: it continues.
 `
 
 func parse(name string, args []string) (Config, bool) {

@@ -17,7 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
-// projectFile is what a repository may say about its jobs.
+// projectFile is a repository's file with settings of its jobs.
 const projectFile = ".agentlab.yaml"
 
 const (
@@ -33,8 +33,8 @@ type project struct {
 	Network *projectNetwork `yaml:"network"` // narrows the network policy of the job's sandbox
 }
 
-// readProject reads the project file of a work tree. It is strict: what is
-// not understood is an error that tells the line. No file is an empty one.
+// readProject reads the project file of a work tree. It is strict: an
+// unknown key is an error with its line. A missing file means an empty one.
 func readProject(root *os.Root) (project, error) {
 	var p project
 	text, err := readSmall(root, projectFile, maxProjectFile)
@@ -76,7 +76,7 @@ func (p project) check() error {
 func (r *Runner) collectOutputs(ctx context.Context, work string, c *collected) {
 	root, err := os.OpenRoot(work)
 	if err != nil {
-		c.warn("the work tree cannot be read any more: %v", err)
+		c.warn("the work tree can no longer be read: %v", err)
 		return
 	}
 	r.closers = append(r.closers, root)

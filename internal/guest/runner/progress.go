@@ -14,7 +14,7 @@ import (
 // progressPause is the shortest time between two reports of progress.
 const progressPause = 2 * time.Second
 
-// progress tells the controller how far the clone is.
+// progress reports the progress of the clone to the controller.
 func (c *control) progress(step string, percent int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -78,14 +78,14 @@ func (g *gitProgress) flush() {
 	g.rest = nil
 }
 
-// downloadFile is a file that tells how much of it has come.
+// downloadFile is a file that reports how much of it was downloaded.
 type downloadFile struct {
 	*os.File
 	tell     func(step string, percent int)
 	n, total int64
 }
 
-// expect says how many bytes will come; -1 when that is not known.
+// expect sets the size of the download; -1 if it is unknown.
 func (d *downloadFile) expect(total int64) { d.total = total }
 
 func (d *downloadFile) Write(p []byte) (int, error) {

@@ -10,17 +10,17 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// control is what the controller wants of us, and what we tell it.
+// control has the controller's requests to the runner and the runner's report.
 type control struct {
 	r *Runner
 
 	mu         sync.Mutex
-	progressed time.Time // when progress was told last
+	progressed time.Time // when progress was last reported
 	report     guestapi.Report
-	news       chan struct{} // a report is to be sent
+	news       chan struct{} // a report must be sent
 	stop       stopFact
 	stopped    chan struct{} // closed with stop
-	gone       bool          // the controller does not know us any more
+	gone       bool          // the controller no longer knows this sandbox
 	deadline   time.Duration // uptime; 0: none
 	rearm      chan struct{}
 }
@@ -32,7 +32,7 @@ func newControl(r *Runner, deadline time.Duration) *control {
 	}
 }
 
-// phase tells the controller what is being done now.
+// phase reports the current phase to the controller.
 func (c *control) phase(name string) {
 	c.mu.Lock()
 	c.report.Phase, c.report.Progress = name, nil

@@ -48,10 +48,10 @@ func New(cfg Config) (*Runner, error) {
 	return &Runner{cfg: cfg, dir: dir(cfg.RunDir), log: cfg.Logger}, nil
 }
 
-// Run does the job, or what an earlier run left of it. It returns nil when
+// Run does the job, or the rest that an earlier run left. It returns nil when
 // nothing is left to do in this boot: the final report was accepted, or the
-// controller does not know this sandbox (any more). After any other end Run
-// may be called again, by a new process, and goes on.
+// controller does not know this sandbox. After an error, Run may be called again
+// by a new process, and continues.
 func (r *Runner) Run(ctx context.Context) error {
 	defer r.close()
 	if err := r.dir.open(); err != nil {
@@ -131,7 +131,7 @@ func (r *Runner) runJob(ctx context.Context, fresh bool) error {
 	}
 	cancel()
 	wg.Wait() // no report may come after the final one
-	return r.sayFinal(ctx, final, rp)
+	return r.reportFinal(ctx, final, rp)
 }
 
 // work clones and runs the agent. Its error is only for what another run may
@@ -320,8 +320,8 @@ func (r *Runner) jobReport(final guestapi.Report, out outcome) jobReport {
 	}
 }
 
-// sayFinal tells the controller the end and then removes what must not stay.
-func (r *Runner) sayFinal(ctx context.Context, final guestapi.Report, rp repo) error {
+// reportFinal sends the final report and then removes secrets and checkout.
+func (r *Runner) reportFinal(ctx context.Context, final guestapi.Report, rp repo) error {
 	err := r.api.retry(ctx, 0, func() error {
 		return r.api.call(ctx, callTimeout, http.MethodPost, guestapi.PathReport, final, nil)
 	})
@@ -329,7 +329,7 @@ func (r *Runner) sayFinal(ctx context.Context, final guestapi.Report, rp repo) e
 		return err
 	}
 	if err != nil {
-		r.log.Error("the controller does not take the final report", "err", r.red.String(err.Error()))
+		r.log.Error("the controller does not accept the final report", "err", r.red.String(err.Error()))
 	}
 	r.log.Info("the job has ended", "status", final.Status)
 	return r.leave(ctx, rp)
@@ -353,8 +353,8 @@ func (r *Runner) leave(_ context.Context, rp repo) error {
 }
 
 // handOver leaves the sandbox as one that never had a job: its secrets are
-// staged for whoever works in it, and the runner's own rights are forgotten.
-// From the first step on a runner that starts again finds no job.
+// staged for its users, and the runner's own token is deleted. From the first
+// step on, a runner that starts again finds no job.
 func (r *Runner) handOver() error {
 	resp := r.resp
 	resp.Job, resp.Artifact, resp.Runner = nil, nil, guestapi.RunnerTarget{}

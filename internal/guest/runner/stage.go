@@ -46,8 +46,8 @@ func readBootstrap(name string) (guestapi.Bootstrap, error) {
 	return b, nil
 }
 
-// bootstrap gives the response of the one fetch of this sandbox's life: from
-// the run directory, or now. fresh tells which.
+// bootstrap returns the response of the only fetch of this sandbox: the one in
+// the run directory, or a new one, for which fresh is true.
 func (r *Runner) bootstrap(ctx context.Context) (fresh bool, err error) {
 	doc, err := readBootstrap(r.cfg.Bootstrap)
 	if err != nil {
@@ -206,7 +206,7 @@ func (r *Runner) gitIdentity() error {
 	return errors.Join(err, f.Close())
 }
 
-// note adds a line of ours to the agent's log, while no agent writes to it.
+// note adds a line of the runner to the agent's log, while no agent writes to it.
 func (r *Runner) note(format string, args ...any) {
 	line := r.red.String(fmt.Sprintf("[agentlab] "+format, args...))
 	r.log.Info(line)

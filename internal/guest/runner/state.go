@@ -20,7 +20,7 @@ const (
 	fileResponse   = "bootstrap.json" // fetched; the last to be wiped
 	fileBoot       = "boot.json"      // when it was fetched
 	fileRepo       = "repo.json"      // the repository is in place
-	fileStop       = "stop.json"      // the agent is to be stopped, and why
+	fileStop       = "stop.json"      // the agent must be stopped, and why
 	fileOutcome    = "outcome.json"   // how the work ended
 	fileFinal      = "final.json"     // the final report
 	fileTask       = "task"
@@ -62,7 +62,7 @@ func (d dir) has(name string) bool {
 }
 
 // open makes the directory, private, and refuses one that would put secrets
-// on a disk or that somebody else owns.
+// on a disk or that another user owns.
 func (d dir) open() error {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
 		return fmt.Errorf("the run directory cannot be made: %w", err)
@@ -94,9 +94,9 @@ func (d dir) open() error {
 	return nil
 }
 
-// wipe removes everything. The response goes last but one, so that a runner
-// that is killed in between and started again can still tell that all is
-// said, which the final report's file says.
+// wipe removes everything. The response is removed last but one, and the final
+// report last, so that a runner that is killed in between and started again
+// knows that the report was accepted.
 func (d dir) wipe() error {
 	entries, err := os.ReadDir(string(d))
 	if err != nil {

@@ -153,7 +153,7 @@ func (g *gitlinks) Write(p []byte) (int, error) {
 	}
 }
 
-// collectModules keeps what the agent changed in submodules as diffs, because
+// collectModules stores the agent's changes in submodules as diffs, because
 // neither their commits nor their files are in the bundle.
 func (r *Runner) collectModules(ctx context.Context, rp repo, tmp string, c *collected) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.GitTimeout)

@@ -22,8 +22,8 @@ const (
 	maxStatus       = 64 << 20 // bytes of what git status prints: the names, and 113 or more for each
 )
 
-// commitChanges makes the commit t.changes, on top of the result, of what is in
-// the work tree but not committed: changed and new files, without ignored ones.
+// commitChanges makes the commit t.changes, on top of the result, of the
+// uncommitted changes: changed and new files, without ignored ones.
 // It returns how many files differ, and which could not be taken. It reads the
 // work tree with the twin's configuration and index, so it runs no filter or
 // hook and the agent's repository stays as it is.
@@ -57,7 +57,7 @@ func (t *twin) commitIndex(ctx context.Context, jobID string) (files int, left [
 	if len(changed) == 0 && len(st.gone) == 0 && !st.staged {
 		return 0, left, nil
 	}
-	// What is gone first: a link or file may be where its folder was.
+	// Removed files first: a link or file may be where their folder was.
 	if err := t.updateIndex(ctx, st.gone, "--force-remove"); err != nil {
 		return 0, left, err
 	}
@@ -143,7 +143,7 @@ func parseStatus(entries []string) (st status, err error) {
 	return st, nil
 }
 
-// fitting keeps the names of files that are gone, and of files that can be
+// fitting returns the names of removed files, and of files that can be
 // read within the limits.
 func (t *twin) fitting(names []string) (keep, left []string) {
 	root, err := os.OpenRoot(t.work)
@@ -168,7 +168,7 @@ func (t *twin) fitting(names []string) (keep, left []string) {
 	return keep, left
 }
 
-// readable returns the size of a file or link; one that is gone has size 0.
+// readable returns the size of a file or link; a missing one has size 0.
 func readable(root *os.Root, name string) (int64, error) {
 	if strings.HasSuffix(name, "/") {
 		return 0, errors.New("another repository")

@@ -18,7 +18,7 @@ import (
 // upload is a file that is to become an artifact.
 type upload struct {
 	Path  string   // of the artifact
-	root  *os.Root // file is below it; nil: file is a path of ours
+	root  *os.Root // file is below it; nil: file is a path of the runner
 	file  string
 	data  []byte // instead of a file
 	vital bool   // it is the work itself
