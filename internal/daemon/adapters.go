@@ -19,7 +19,7 @@ type gcFiles struct {
 }
 
 func (f gcFiles) Sweep(ctx context.Context, known func(context.Context, string) (bool, error)) (int, error) {
-	if err := matches(ctx, f.s.cfg.Paths, f.s.store); err != nil {
+	if err := checkInstallation(ctx, f.s.cfg.Paths, f.s.store); err != nil {
 		return 0, err
 	}
 	n, err := f.Service.Sweep(ctx, known)

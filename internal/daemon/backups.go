@@ -148,7 +148,7 @@ func (b *backups) copy(ctx context.Context) (api.Backup, error) {
 	if err != nil {
 		return api.Backup{}, fsfault.At(next.path, err)
 	}
-	for _, old := range surplus(append([]backup{next}, list...), b.keep) {
+	for _, old := range expiredBackups(append([]backup{next}, list...), b.keep) {
 		if err := os.Remove(old.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			b.log.Warn("an old backup was not removed", "path", old.path, "err", err)
 		}
@@ -156,9 +156,9 @@ func (b *backups) copy(ctx context.Context) (api.Backup, error) {
 	return api.Backup{Path: next.path, Size: st.Size(), CreatedAt: next.at}, nil
 }
 
-// surplus returns the copies of list, the newest first, that are not kept:
+// expiredBackups returns the copies of list, the newest first, that are not kept:
 // after the newest ones, all but the last of each further day.
-func surplus(list []backup, keep config.Backups) (out []backup) {
+func expiredBackups(list []backup, keep config.Backups) (out []backup) {
 	days, further := map[string]bool{}, 0
 	for i, b := range list {
 		day := b.at.Format(time.DateOnly)

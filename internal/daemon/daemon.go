@@ -40,7 +40,7 @@ type Config struct {
 	Backends registry.List // nil means backends.All
 }
 
-// Daemon is agentlabd. New opens everything, Run serves, Close lets go.
+// Daemon is agentlabd. New opens everything, Run serves, Close closes everything.
 type Daemon struct {
 	cfg     Config
 	log     *slog.Logger
@@ -187,8 +187,8 @@ func (d *Daemon) openAPI(a config.API) error {
 // listen opens the control socket. We hold the home's lock, so a socket that
 // is there is a dead daemon's; anything else in its place is an error.
 //
-// A file belongs to one group only. Where several groups are served, everybody
-// can connect, and who may do what is told by the peer's credentials alone.
+// A file belongs to one group only. With several groups every user can connect,
+// and the credentials of the peer alone decide the access.
 func (d *Daemon) listen(groups map[string]server.Access) (net.Listener, error) {
 	path := d.cfg.Paths.Socket()
 	switch {
@@ -202,15 +202,15 @@ func (d *Daemon) listen(groups map[string]server.Access) (net.Listener, error) {
 		return nil, err
 	}
 	for group := range groups {
-		if err := giveToGroup(path, group); err != nil {
-			// Root can still use it; the others learn nothing but that it is denied.
+		if err := chownGroup(path, group); err != nil {
+			// Root can still use it; other users get an error of code denied.
 			d.log.Warn("only root can use the control socket", "group", group, "err", err)
 		}
 	}
 	return l, nil
 }
 
-func giveToGroup(path, group string) error {
+func chownGroup(path, group string) error {
 	g, err := user.LookupGroup(group)
 	if err != nil {
 		return err
@@ -222,9 +222,9 @@ func giveToGroup(path, group string) error {
 	return os.Chown(path, -1, gid)
 }
 
-// Run serves until ctx ends or the end is asked for over the API, and then
-// lets what is under way come to an end for a few seconds. VMs go on. An
-// error says that a part of the daemon failed.
+// Run serves until ctx ends or a client stops the daemon, and then waits a few
+// seconds for requests and steps that run. VMs go on. It returns an error if a
+// part of the daemon failed.
 func (d *Daemon) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -240,7 +240,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 	}
 	loops := d.services.start(ctx, fail)
-	go d.status.check(ctx) // what it takes long to find out is known before the first VM
+	go d.status.check(ctx) // slow checks end before the first VM starts
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -253,7 +253,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		both.Wait()
 	}()
 	if err := notify(d.cfg.Getenv, "READY=1"); err != nil { // the socket takes calls already
-		d.log.Warn("the service manager was not told that the daemon runs", "err", err)
+		d.log.Warn("the service manager did not get the message that the daemon runs", "err", err)
 	}
 
 	var err error
@@ -283,5 +283,5 @@ func (d *Daemon) Run(ctx context.Context) error {
 // Stop asks Run to return. It may be called again.
 func (d *Daemon) Stop() { d.stopOnce.Do(func() { close(d.stopping) }) }
 
-// Close lets go of everything that New opened. Run must have returned.
+// Close closes everything that New opened. Run must have returned.
 func (d *Daemon) Close() error { return d.undo.run() }

@@ -71,7 +71,7 @@ func dbCommand(args []string, b registry.List, stdout, stderr io.Writer) int {
 		_ = enc.Encode(map[string]any{"error": map[string]string{"code": string(agentlab.CodeOf(err)), "message": err.Error(), "hint": agentlab.HintOf(err)}})
 		return 1
 	}
-	return complain(stderr, err, 1)
+	return printError(stderr, err, 1)
 }
 
 func (r *repair) do(ctx context.Context, verb string, asJSON bool, stdout io.Writer) (err error) {
@@ -254,7 +254,7 @@ func (r *repair) fill(ctx context.Context) (err error) {
 func (r *repair) sandboxes(ctx context.Context, st *store.Store) error {
 	settings, err := r.backends.Load(r.paths.ConfigFile())
 	if err != nil {
-		r.out.notLookedFor("of the configuration", err)
+		r.out.warnBackendSkipped("of the configuration", err)
 		return nil
 	}
 	log := slog.New(slog.DiscardHandler)
@@ -264,7 +264,7 @@ func (r *repair) sandboxes(ctx context.Context, st *store.Store) error {
 		Config: settings, Paths: r.paths, Images: image.NewStore(r.paths.Images(), image.Options{}), Network: network.Local, Getenv: r.getenv, Log: log,
 	})
 	if err != nil {
-		r.out.notLookedFor(settings.Backend, err)
+		r.out.warnBackendSkipped(settings.Backend, err)
 		return nil
 	}
 	defer func() { _ = opened.Driver.Close() }()

@@ -315,7 +315,7 @@ func checkReplaced(p config.Paths) error {
 
 func unfinished(p config.Paths, what string) error {
 	return agentlab.Errorf(agentlab.CodeConflict, "a repair of the database %s was not finished (%s)", p.Database(), what).
-		WithHint("%s", remedies(p))
+		WithHint("%s", repairHint(p))
 }
 
 // copyFile copies a file so that the new name means all of it, on the disk.

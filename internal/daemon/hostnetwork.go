@@ -52,13 +52,13 @@ func (h *hostNetwork) told(st hostnet.Status, err error) (api.HostNetwork, error
 		return api.HostNetwork{}, err
 	}
 	return api.HostNetwork{
-		Applied: st.Applied(), Tables: some(st.Tables), Drift: some(st.Drift), Ports: some(st.Ports), Sandboxes: st.Sandboxes,
+		Applied: st.Applied(), Tables: nonNil(st.Tables), Drift: nonNil(st.Drift), Ports: nonNil(st.Ports), Sandboxes: st.Sandboxes,
 		Bridge: h.settings.Bridge, Subnet: h.settings.Subnet, Subnet6: h.settings.Subnet6, Serving: st.Serving,
 	}, nil
 }
 
-// some is the list, which JSON writes as [] when it is empty.
-func some(list []string) []string {
+// nonNil returns the list, which JSON writes as [] when it is empty.
+func nonNil(list []string) []string {
 	if list == nil {
 		return []string{}
 	}
@@ -109,16 +109,16 @@ func networkCommand(args []string, b registry.List, stdout, stderr io.Writer) in
 		return 2
 	}
 	if verb == "settings" {
-		return complain(stderr, o.networkSettings(stdout), 1)
+		return printError(stderr, o.networkSettings(stdout), 1)
 	}
 	if verb == "agent" {
-		return complain(stderr, untilSignal(func(ctx context.Context) error { return o.networkAgent(ctx, stdout, stderr) }), 1)
+		return printError(stderr, untilSignal(func(ctx context.Context) error { return o.networkAgent(ctx, stdout, stderr) }), 1)
 	}
 	do := known[verb]
 	if *dry {
 		do = checkNetwork
 	}
-	return complain(stderr, untilSignal(func(ctx context.Context) error {
+	return printError(stderr, untilSignal(func(ctx context.Context) error {
 		m, err := o.networkManager(ctx)
 		if err != nil {
 			return err

@@ -35,7 +35,7 @@ func imageCommand(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprint(stderr, imageUsage)
 		return 2
 	}
-	return complain(stderr, untilSignal(func(ctx context.Context) error {
+	return printError(stderr, untilSignal(func(ctx context.Context) error {
 		req := image.BuildRequest{Name: fs.Arg(0)}
 		if *recipe != "" {
 			text, err := os.ReadFile(*recipe)

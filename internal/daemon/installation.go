@@ -35,8 +35,8 @@ import (
 // The id goes to the database first. A crash before the file is written leaves
 // the last case, which the next start completes.
 
-// remedies ends the hints about a database that cannot be used.
-func remedies(p config.Paths) string {
+// repairHint ends the hints about a database that cannot be used.
+func repairHint(p config.Paths) string {
 	system := ""
 	if p.System {
 		system = " --system"
@@ -44,16 +44,16 @@ func remedies(p config.Paths) string {
 	return fmt.Sprintf("put a backup back: agentlab db restore%[1]s; or make a database from what is there: agentlab db rebuild%[1]s", system)
 }
 
-// holdings is what a state directory holds that a database describes.
-type holdings struct {
+// stateContents is what a state directory holds that a database describes.
+type stateContents struct {
 	jobs        []string // ids of jobs with artifacts, a log, a bundle or a record
 	quarantined int      // jobs that have files in quarantine only
 	sandboxes   int
 	backups     int
 }
 
-// look reads the names in the state directory.
-func look(p config.Paths) (h holdings, err error) {
+// scanState reads the names in the state directory.
+func scanState(p config.Paths) (h stateContents, err error) {
 	seen := map[string]bool{}
 	var errs []error
 	each := func(dir string, f func(name string)) {
@@ -92,9 +92,9 @@ func look(p config.Paths) (h holdings, err error) {
 	return h, errors.Join(errs...)
 }
 
-func (h holdings) none() bool { return h.String() == "" }
+func (h stateContents) none() bool { return h.String() == "" }
 
-func (h holdings) String() string {
+func (h stateContents) String() string {
 	var parts []string
 	for _, c := range []struct {
 		n    int
@@ -107,19 +107,19 @@ func (h holdings) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// checkNotLost refuses to make a database beside files that one described.
-func checkNotLost(p config.Paths) error {
-	h, err := look(p)
+// checkDatabasePresent refuses to make a database beside files that one described.
+func checkDatabasePresent(p config.Paths) error {
+	h, err := scanState(p)
 	if err != nil || h.none() {
 		return err
 	}
 	return agentlab.Errorf(agentlab.CodeConflict, "the database %s is missing or empty, but %s holds files that it described (%s)", p.Database(), p.State, h).
-		WithHint("%s; to start afresh on purpose, move %s away", remedies(p), p.State)
+		WithHint("%s; to start afresh on purpose, move %s away", repairHint(p), p.State)
 }
 
-// claim makes sure that the database and the state directory belong together,
+// bindInstallation makes sure that the database and the state directory belong together,
 // and gives them an id when they are new.
-func claim(ctx context.Context, p config.Paths, st *store.Store) error {
+func bindInstallation(ctx context.Context, p config.Paths, st *store.Store) error {
 	if mark, err := st.Fact(ctx, store.FactRepair); err != nil || mark != "" {
 		if err == nil {
 			err = unfinished(p, mark)
@@ -139,7 +139,7 @@ func claim(ctx context.Context, p config.Paths, st *store.Store) error {
 		return nil
 	case inStore != "" && inFile != "":
 		return agentlab.Errorf(agentlab.CodeConflict, "the database %s belongs to another installation than the state directory %s", p.Database(), p.State).
-			WithHint("put the database that belongs here back, or %s", remedies(p))
+			WithHint("put the database that belongs here back, or %s", repairHint(p))
 	}
 	if err := checkKnown(ctx, p, st); err != nil {
 		return err
@@ -164,7 +164,7 @@ func claim(ctx context.Context, p config.Paths, st *store.Store) error {
 // installation by a restore. What is in quarantine is no longer known to the
 // right database either, and does not count.
 func checkKnown(ctx context.Context, p config.Paths, st *store.Store) error {
-	h, err := look(p)
+	h, err := scanState(p)
 	if err != nil {
 		return err
 	}
@@ -181,9 +181,9 @@ func checkKnown(ctx context.Context, p config.Paths, st *store.Store) error {
 	if unknown == 0 {
 		return nil
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "the database %s and the state directory %s do not bear the same id, and of the %d jobs with files there the database does not know %d",
+	return agentlab.Errorf(agentlab.CodeConflict, "the database %[1]s and the state directory %[2]s do not have the same id, and the database does not know %[4]d of the %[3]d jobs with files there",
 		p.Database(), p.State, len(h.jobs), unknown).
-		WithHint("put the database that belongs here back, or %s", remedies(p))
+		WithHint("put the database that belongs here back, or %s", repairHint(p))
 }
 
 // installationOf reads the id of the state directory, "" when it has none.
@@ -210,9 +210,9 @@ func writeInstallation(p config.Paths, id string) error {
 	return nil
 }
 
-// matches is claim's check once more, for a daemon that has been running for
+// checkInstallation is the check of bindInstallation once more, for a daemon that has been running for
 // a while: nothing is swept after the state directory or its id was replaced.
-func matches(ctx context.Context, p config.Paths, st *store.Store) error {
+func checkInstallation(ctx context.Context, p config.Paths, st *store.Store) error {
 	inStore, err := st.Fact(ctx, store.FactInstallation)
 	if err != nil {
 		return err
@@ -222,7 +222,7 @@ func matches(ctx context.Context, p config.Paths, st *store.Store) error {
 		return err
 	}
 	if inStore == "" || inStore != inFile {
-		return agentlab.Errorf(agentlab.CodeConflict, "the state directory %s no longer bears the id of the database; nothing in it is removed", p.State).
+		return agentlab.Errorf(agentlab.CodeConflict, "the state directory %s does not have the id of the database any longer; nothing in it is removed", p.State).
 			WithHint("stop the daemon and start it again: it says what to do")
 	}
 	return nil

@@ -107,16 +107,16 @@ func TestInstallation(t *testing.T) {
 					t.Error(err)
 				}
 			})
-		}, "of the 1 jobs with files there the database does not know 1"},
+		}, "the database does not know 1 of the 1 jobs with files there"},
 		{"missing id file, one unknown job", func(t *testing.T, h *home, _ string) {
 			remove(t, h.paths.Installation())
 			record(t, h, agentlab.Job{ID: "job-aaaaaaaaaaaaa", Status: agentlab.JobFailed})
-		}, "of the 2 jobs with files there the database does not know 1"},
+		}, "the database does not know 1 of the 2 jobs with files there"},
 		{"older database, one unknown job", func(t *testing.T, h *home, _ string) {
 			setID(t, h, "")
 			remove(t, h.paths.Installation())
 			write(t, filepath.Join(h.paths.Artifacts(), "job-aaaaaaaaaaaaa", "result"), "of another installation")
-		}, "of the 2 jobs with files there the database does not know 1"},
+		}, "the database does not know 1 of the 2 jobs with files there"},
 		{"missing id file, unknown job in quarantine", func(t *testing.T, h *home, _ string) {
 			remove(t, h.paths.Installation())
 			write(t, filepath.Join(h.paths.Artifacts(), ".quarantine", "job-aaaaaaaaaaaaa@20260101T000000Z", "result"), "a leftover")

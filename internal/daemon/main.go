@@ -59,10 +59,10 @@ func Main(args []string, known ...registry.Backend) int {
 	case len(args) >= 1 && args[0] == "run":
 		o, err := parseRun(args[1:])
 		if err != nil {
-			return complain(os.Stderr, err, 2)
+			return printError(os.Stderr, err, 2)
 		}
 		o.backends = known
-		return complain(os.Stderr, o.run(), 1)
+		return printError(os.Stderr, o.run(), 1)
 	case len(args) >= 1 && args[0] == "network":
 		return networkCommand(args[1:], known, os.Stdout, os.Stderr)
 	case len(args) >= 1 && args[0] == "db":
@@ -70,7 +70,7 @@ func Main(args []string, known ...registry.Backend) int {
 	case len(args) >= 1 && args[0] == "image":
 		return imageCommand(args[1:], os.Stdout, os.Stderr)
 	case len(args) == 2 && args[0] == "vmm": // a VM's supervisor; only drivers start it
-		return complain(os.Stderr, untilSignal(func(ctx context.Context) error {
+		return printError(os.Stderr, untilSignal(func(ctx context.Context) error {
 			return supervisor.Run(ctx, args[1], registry.List(known).VM, supervisor.Options{})
 		}), 1)
 	}
@@ -78,9 +78,9 @@ func Main(args []string, known ...registry.Backend) int {
 	return 2
 }
 
-// complain prints an error and its hint as the command line expects them, and
+// printError prints an error and its hint as the command line expects them, and
 // returns the exit code.
-func complain(w io.Writer, err error, code int) int {
+func printError(w io.Writer, err error, code int) int {
 	if err == nil {
 		return 0
 	}

@@ -11,13 +11,13 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
-// endingNotes is the directory that stores, as names of empty files, the UIDs
+// destroyIntents is the directory that stores, as names of empty files, the UIDs
 // of sandboxes that must be destroyed although the database had no room to say
 // so. An empty file needs no block of a full disk.
-type endingNotes struct{ dir string }
+type destroyIntents struct{ dir string }
 
 // Put implements sandbox.Notes.
-func (n endingNotes) Put(uid string) error {
+func (n destroyIntents) Put(uid string) error {
 	path := filepath.Join(n.dir, uid)
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600) //nolint:gosec // a name of ours
 	if err == nil {
@@ -34,7 +34,7 @@ func (n endingNotes) Put(uid string) error {
 func uidOf(name string) string { return name[strings.LastIndexByte(name, '-')+1:] }
 
 // List implements sandbox.Notes.
-func (n endingNotes) List() ([]string, error) {
+func (n destroyIntents) List() ([]string, error) {
 	entries, err := os.ReadDir(n.dir)
 	if err != nil {
 		return nil, fsfault.At(n.dir, err)
@@ -47,7 +47,7 @@ func (n endingNotes) List() ([]string, error) {
 }
 
 // Remove implements sandbox.Notes.
-func (n endingNotes) Remove(uid string) error {
+func (n destroyIntents) Remove(uid string) error {
 	entries, err := os.ReadDir(n.dir)
 	if err != nil {
 		return fsfault.At(n.dir, err)

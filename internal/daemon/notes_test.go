@@ -8,7 +8,7 @@ import (
 )
 
 func TestNotesOfAnOlderVersion(t *testing.T) {
-	n := endingNotes{t.TempDir()}
+	n := destroyIntents{t.TempDir()}
 	if err := os.WriteFile(filepath.Join(n.dir, "1003-4f9d"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

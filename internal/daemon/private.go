@@ -28,8 +28,8 @@ func privateTargets(c config.Config) ([]agentlab.PrivateTarget, error) {
 	return out, err
 }
 
-// trusted reads the certificates that the configuration names.
-func trusted(c config.Config) ([]string, error) {
+// caCertificates reads the certificates that the configuration names.
+func caCertificates(c config.Config) ([]string, error) {
 	var out []string
 	for _, path := range c.Guest.CACertificates {
 		data, err := os.ReadFile(path)

@@ -64,16 +64,16 @@ func (r *recovered) warn(format string, args ...any) {
 	r.Warnings = append(r.Warnings, fmt.Sprintf(format, args...))
 }
 
-// notLookedFor warns that the backend could not be asked for its sandboxes.
-func (r *recovered) notLookedFor(driver string, err error) {
+// warnBackendSkipped warns that the backend could not be asked for its sandboxes.
+func (r *recovered) warnBackendSkipped(driver string, err error) {
 	r.warn("the sandboxes of the backend %s were not looked for: %v", driver, err)
 	if r.restored {
 		r.warn("the network policies of sandboxes are those of the backup, and layers that were added later are missing in them; compare them ('agentlab policy show') before you change any")
 	}
 }
 
-// lostRecord ends the reason of what was recovered.
-const lostRecord = "recovered: its record in the database was lost"
+// reasonRecovered ends the reason of what was recovered.
+const reasonRecovered = "recovered: its record in the database was lost"
 
 // recoverJobs adds the rows that are missing for the files and the records of
 // jobs. A job that failed early has a record only.
@@ -211,7 +211,7 @@ func becomes(ctx context.Context, st *store.Store, j agentlab.Job, statuses ...a
 // unknownJob returns what the files of a job say about it.
 func unknownJob(f artifact.Found) agentlab.Job {
 	return agentlab.Job{
-		ID: f.JobID, Task: "unknown (" + lostRecord + ")", Agent: "unknown", Profile: "unknown", Mode: "dangerous",
+		ID: f.JobID, Task: "unknown (" + reasonRecovered + ")", Agent: "unknown", Profile: "unknown", Mode: "dangerous",
 		Status: agentlab.JobRunning, CreatedAt: f.Oldest,
 	}
 }
@@ -221,7 +221,7 @@ func unknownJob(f artifact.Found) agentlab.Job {
 func recoverJob(j agentlab.Job, f artifact.Found) agentlab.Job {
 	if !j.Status.Final() {
 		j.Status, j.Phase, j.StopRequested = agentlab.JobFailed, "", ""
-		j.Reason = lostRecord
+		j.Reason = reasonRecovered
 		j.FinishedAt = f.Newest
 	}
 	j.UpdatedAt = f.Newest
@@ -239,7 +239,7 @@ const recoveredLease = 7 * 24 * time.Hour
 func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, now time.Time, out *recovered) error {
 	all, err := d.List(ctx)
 	if err != nil {
-		out.notLookedFor(d.Info().Name, err)
+		out.warnBackendSkipped(d.Info().Name, err)
 		return nil
 	}
 	for _, in := range all {
@@ -250,7 +250,7 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 		row, err := st.SandboxByUID(ctx, in.Ref.UID)
 		if err == nil {
 			if out.restored {
-				if err := keepNetwork(ctx, st, row, in, out); err != nil {
+				if err := restoreNetworkPolicy(ctx, st, row, in, out); err != nil {
 					return err
 				}
 			}
@@ -285,10 +285,10 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 	return nil
 }
 
-// keepNetwork brings the row of a sandbox from a backup up to the network policy
+// restoreNetworkPolicy brings the row of a sandbox from a backup up to the network policy
 // that the backend has for it now, with the layers of both. The policy is marked
 // as pending, so that the daemon puts it in force and nothing looser.
-func keepNetwork(ctx context.Context, st *store.Store, row agentlab.Sandbox, in backend.Instance, out *recovered) error {
+func restoreNetworkPolicy(ctx context.Context, st *store.Store, row agentlab.Sandbox, in backend.Instance, out *recovered) error {
 	switch {
 	case row.State == agentlab.SandboxDestroyed:
 		return nil
@@ -367,7 +367,7 @@ func linkJob(ctx context.Context, st *store.Store, sp backend.Spec) (string, err
 func recoverSandbox(sp backend.Spec, driver string, now time.Time) agentlab.Sandbox {
 	return agentlab.Sandbox{
 		VMID: sp.VMID, UID: sp.UID, Name: sp.Name, Backend: driver, Profile: agentlab.ProfileLost, Image: sp.Image,
-		State: agentlab.SandboxFailed, Desired: agentlab.DesiredRunning, Reason: lostRecord,
+		State: agentlab.SandboxFailed, Desired: agentlab.DesiredRunning, Reason: reasonRecovered,
 		Resources: sp.Resources, Hardware: sp.Hardware, Network: sp.Network, IPv4: sp.IPv4, IPv6: sp.IPv6,
 		Keepalive: true, LeaseExpiresAt: now.Add(recoveredLease), CreatedAt: now, UpdatedAt: now,
 	}

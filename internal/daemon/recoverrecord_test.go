@@ -52,16 +52,16 @@ func TestJobsWithRecordsAloneAreRecovered(t *testing.T) {
 			}
 			change(t, h, func(st *store.Store) {
 				for id, want := range map[string]agentlab.Job{
-					"job-aaaaaaaaaaaaa": {Status: agentlab.JobFailed, Reason: lostRecord, Task: "was at work"},
-					"job-bbbbbbbbbbbbb": {Status: agentlab.JobFailed, Reason: lostRecord, Task: "waited"},
+					"job-aaaaaaaaaaaaa": {Status: agentlab.JobFailed, Reason: reasonRecovered, Task: "was at work"},
+					"job-bbbbbbbbbbbbb": {Status: agentlab.JobFailed, Reason: reasonRecovered, Task: "waited"},
 					"job-ccccccccccccc": {Status: agentlab.JobCancelled, Reason: "cancelled", Task: "was cancelled"},
-					"job-ddddddddddddd": {Status: agentlab.JobFailed, Reason: lostRecord, Task: "unknown"},
+					"job-ddddddddddddd": {Status: agentlab.JobFailed, Reason: reasonRecovered, Task: "unknown"},
 				} {
 					j, err := st.Job(t.Context(), id)
 					if err != nil || j.Status != want.Status || j.Reason != want.Reason || !strings.HasPrefix(j.Task, want.Task) {
 						t.Errorf("%s: %+v, %v", id, j, err)
 					}
-					if want.Reason == lostRecord && j.FinishedAt.IsZero() {
+					if want.Reason == reasonRecovered && j.FinishedAt.IsZero() {
 						t.Errorf("%s has no end", id)
 					}
 				}

@@ -55,7 +55,7 @@ func TestRefusedRecordOfAKnownJob(t *testing.T) {
 	}
 	change(t, h, func(st *store.Store) {
 		j, err := st.Job(t.Context(), job)
-		if err != nil || j.Status != agentlab.JobFailed || j.Reason != lostRecord || !j.StartedAt.IsZero() || j.FinishedAt.IsZero() || j.Task != waits.Task {
+		if err != nil || j.Status != agentlab.JobFailed || j.Reason != reasonRecovered || !j.StartedAt.IsZero() || j.FinishedAt.IsZero() || j.Task != waits.Task {
 			t.Errorf("%+v, %v", j, err)
 		}
 	})
@@ -90,7 +90,7 @@ func TestRepairKilledAfterARefusedRecord(t *testing.T) {
 	}
 	change(t, h, func(st *store.Store) {
 		for _, id := range []string{unknown, waiting} {
-			if j, err := st.Job(t.Context(), id); err != nil || j.Status != agentlab.JobFailed || j.Reason != lostRecord || j.FinishedAt.IsZero() {
+			if j, err := st.Job(t.Context(), id); err != nil || j.Status != agentlab.JobFailed || j.Reason != reasonRecovered || j.FinishedAt.IsZero() {
 				t.Errorf("%s: %+v, %v", id, j, err)
 			}
 			if _, err := os.Stat(recordFile(h.paths.Records(), id) + refusedSuffix); err != nil {

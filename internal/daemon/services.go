@@ -82,14 +82,14 @@ func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
 		return err
 	}
 	s.store, err = store.Open(ctx, s.cfg.Paths.Database(), store.Options{
-		Clock: s.cfg.Clock, OnCommit: s.committed, Full: s.releaseReserve, New: func() error { return checkNotLost(s.cfg.Paths) },
+		Clock: s.cfg.Clock, OnCommit: s.committed, Full: s.releaseReserve, New: func() error { return checkDatabasePresent(s.cfg.Paths) },
 	})
 	if err != nil {
 		return s.noRoomToStart(err)
 	}
 	undo.add(s.store.Close)
 	s.records = newRecords(s.cfg.Paths.Records(), s.store, s.log.With("part", "records"))
-	if err := claim(ctx, s.cfg.Paths, s.store); err != nil {
+	if err := bindInstallation(ctx, s.cfg.Paths, s.store); err != nil {
 		return err
 	}
 	if err := s.clock.Load(ctx, s.store); err != nil {
@@ -127,7 +127,7 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	if err != nil {
 		return config.At(s.cfg.Paths.ConfigFile(), err)
 	}
-	certificates, err := trusted(s.settings)
+	certificates, err := caCertificates(s.settings)
 	if err != nil {
 		return config.At(s.cfg.Paths.ConfigFile(), err)
 	}
@@ -212,7 +212,7 @@ func (s *services) openSandboxes() {
 			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootTimeout: s.settings.BootTimeout(),
 		},
 		Audit: s.audit, Host: host{s},
-		Notes:  endingNotes{s.cfg.Paths.Ending()},
+		Notes:  destroyIntents{s.cfg.Paths.Ending()},
 		Clock:  s.cfg.Clock,
 		Logger: s.log.With("part", "sandboxes"),
 	})

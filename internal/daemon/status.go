@@ -23,7 +23,7 @@ const (
 	firstFinding = 2 * time.Second
 )
 
-// statusView tells how the daemon is.
+// statusView is the status of the daemon and of its host.
 type statusView struct {
 	d        *Daemon
 	settings config.Config
@@ -41,7 +41,7 @@ func newStatusView(d *Daemon, settings config.Config) *statusView {
 	return &statusView{d: d, settings: settings}
 }
 
-// Health is quick and asks nobody.
+// Health does no I/O.
 func (v *statusView) Health() api.Health {
 	h := api.Health{Status: "ok", Version: version.Get().Version}
 	select {
@@ -103,10 +103,10 @@ func (v *statusView) Status(ctx context.Context) (api.Status, error) {
 	return s, nil
 }
 
-// checkLimit is how long a check that somebody waits for may take.
+// checkLimit is the time limit of a check that a client waits for.
 const checkLimit = 30 * time.Second
 
-// Checks looks at the host now, and tells everything.
+// Checks checks the host now, and returns all findings.
 func (v *statusView) Checks(ctx context.Context) (api.HostChecks, error) {
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
@@ -124,22 +124,22 @@ func (v *statusView) Checks(ctx context.Context) (api.HostChecks, error) {
 	return out, nil
 }
 
-// own returns what the daemon itself finds.
+// own returns the findings of the daemon itself.
 func (v *statusView) own() []backend.Finding {
 	out := append(v.d.services.spaceFindings(), v.d.services.backups.finding(), v.d.services.clock.Finding())
 	if lost := v.d.services.sandboxes.Orphaned(); len(lost) > 0 {
 		first := slices.MinFunc(lost, func(a, b backend.Instance) int { return cmp.Compare(a.VMID, b.VMID) })
 		out = append(out, backend.Finding{
 			Name: "orphans", Level: backend.LevelWarn,
-			Detail: fmt.Sprintf("the backend holds %d virtual machines of ours that belong to no sandbox, VMID %d (%s) among them", len(lost), first.VMID, first.Ref.UID),
+			Detail: fmt.Sprintf("the backend has %d virtual machines with AgentLab's mark that belong to no sandbox, for example VMID %d (%s)", len(lost), first.VMID, first.Ref.UID),
 			Remedy: "look at them with 'agentlab sandbox list --orphans', then 'agentlab sandbox destroy --orphan UID'",
 		})
 	}
 	return out
 }
 
-// lookAtImages tells and notes whether this machine has or can build the
-// images that sandboxes boot by default.
+// lookAtImages reports and stores whether this machine has or can build the
+// default images.
 func (v *statusView) lookAtImages(ctx context.Context) []backend.Finding {
 	f, ok := v.d.services.bootable.(imageFinder)
 	if !ok {
@@ -158,12 +158,12 @@ func (v *statusView) imageFindings() []backend.Finding {
 	return v.images
 }
 
-// told is a finding as the API tells it.
+// told converts a finding to the type of the API.
 func told(f backend.Finding) api.Finding {
 	return api.Finding{Name: f.Name, Level: string(f.Level), Detail: f.Detail, Remedy: f.Remedy}
 }
 
-// keep notes what the backend's check has found just now.
+// keep stores the findings of a check of the backend.
 func (v *statusView) keep(found []backend.Finding) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
