@@ -99,13 +99,6 @@ func (h *HostLink) Dial(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// Up reports whether the guest currently answers.
-func (h *HostLink) Up() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.sess != nil
-}
-
 // WaitUp returns nil as soon as the guest answers, or an error when ctx or the
 // link ends first.
 func (h *HostLink) WaitUp(ctx context.Context) error {
