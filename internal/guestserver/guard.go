@@ -61,9 +61,9 @@ func tooMany(w http.ResponseWriter) {
 	writeError(w, http.StatusTooManyRequests, string(agentlab.CodeBusy), "too many calls")
 }
 
-// with admits a call whose bearer token is a grant of that kind for this
-// sandbox and a job. What is wrong with a token is not told.
-func (g *guest) with(kind string, next func(w http.ResponseWriter, r *http.Request, jobID string)) http.HandlerFunc {
+// withGrant admits a call whose bearer token is a grant of that kind for this
+// sandbox and a job. The answer does not say what is wrong with a token.
+func (g *guest) withGrant(kind string, next func(w http.ResponseWriter, r *http.Request, jobID string)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		grant, err := g.grant(r.Context(), kind, r.Header.Get("Authorization"))
 		if err != nil {
@@ -74,11 +74,11 @@ func (g *guest) with(kind string, next func(w http.ResponseWriter, r *http.Reque
 	}
 }
 
-// during is with for calls that change what a job leaves, or read what it is
-// given: a final job's artifacts and log stay as they are.
-func (g *guest) during(kind string, next func(w http.ResponseWriter, r *http.Request, jobID string)) http.HandlerFunc {
-	return g.with(kind, func(w http.ResponseWriter, r *http.Request, jobID string) {
-		if err := g.goesOn(r, kind); err != nil {
+// whileRunning is withGrant for calls that change the artifacts or the log of a
+// job, or read its repository: those of a final job do not change.
+func (g *guest) whileRunning(kind string, next func(w http.ResponseWriter, r *http.Request, jobID string)) http.HandlerFunc {
+	return g.withGrant(kind, func(w http.ResponseWriter, r *http.Request, jobID string) {
+		if err := g.jobRunning(r, kind); err != nil {
 			g.fail(w, r, err)
 			return
 		}
@@ -86,9 +86,9 @@ func (g *guest) during(kind string, next func(w http.ResponseWriter, r *http.Req
 	})
 }
 
-// goesOn tells whether the job of a call has not ended. A body may take long:
-// it is asked again when all of it is there.
-func (g *guest) goesOn(r *http.Request, kind string) error {
+// jobRunning returns an error when the job of a call has ended. A body may take
+// long, so it is called again at its end.
+func (g *guest) jobRunning(r *http.Request, kind string) error {
 	grant, err := g.grant(r.Context(), kind, r.Header.Get("Authorization"))
 	if err != nil {
 		return err

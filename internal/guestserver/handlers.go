@@ -170,9 +170,9 @@ func queryInt(r *http.Request, name string, most int64) (int64, error) {
 	return n, nil
 }
 
-// mustTake is the size from which a chunk is taken even when all of it may be
-// the beginning of a secret, so that the log goes on.
-const mustTake = 64 << 10
+// maxHold is the size from which a chunk is stored even when all of it may be
+// the beginning of a secret, so that the log continues.
+const maxHold = 64 << 10
 
 // appendLog adds to the agent log what is settled: the end of a chunk that
 // may be the beginning of a secret is left for the next call, unless the
@@ -203,7 +203,7 @@ func (g *guest) takeLog(r *http.Request, jobID string) (guestapi.LogAck, error) 
 	}
 	g.logMu.Lock() // the size must not change between the look and the append
 	defer g.logMu.Unlock()
-	if err := g.goesOn(r, agentlab.GrantRunner); err != nil {
+	if err := g.jobRunning(r, agentlab.GrantRunner); err != nil {
 		return none, err
 	}
 	size, err := g.s.cfg.Artifacts.LogSize(r.Context(), jobID)
@@ -219,7 +219,7 @@ func (g *guest) takeLog(r *http.Request, jobID string) (guestapi.LogAck, error) 
 	if err != nil {
 		return none, err
 	}
-	before, err := g.logEnd(r.Context(), jobID, size)
+	before, err := g.logTail(r.Context(), jobID, size)
 	if err != nil {
 		return none, err
 	}
@@ -227,15 +227,15 @@ func (g *guest) takeLog(r *http.Request, jobID string) (guestapi.LogAck, error) 
 	settled := len(p)
 	if final == 1 {
 		red.MaskEnd(before, p)
-	} else if settled = red.Mask(before, p); settled == 0 && len(p) >= mustTake {
+	} else if settled = red.Mask(before, p); settled == 0 && len(p) >= maxHold {
 		settled = len(p)
 	}
 	size, full, err := g.s.cfg.Artifacts.AppendLog(r.Context(), jobID, size, p[:settled])
 	return guestapi.LogAck{Size: size, Full: full}, err
 }
 
-// logEnd reads as much of the end of a job's log as redaction wants to see.
-func (g *guest) logEnd(ctx context.Context, jobID string, size int64) ([]byte, error) {
+// logTail reads as much of the end of a job's log as redaction wants to see.
+func (g *guest) logTail(ctx context.Context, jobID string, size int64) ([]byte, error) {
 	log, err := g.s.cfg.Artifacts.Log(ctx, jobID, max(size-redact.Context, 0), false)
 	if err != nil {
 		return nil, err
@@ -277,7 +277,7 @@ func (g *guest) upload(w http.ResponseWriter, r *http.Request, jobID string) {
 		return
 	}
 	p = red.String(p) // names are stored, listed and logged
-	src := &source{r: r.Body, atEnd: func() error { return g.goesOn(r, agentlab.GrantUpload) }}
+	src := &uploadBody{r: r.Body, atEnd: func() error { return g.jobRunning(r, agentlab.GrantUpload) }}
 	var in io.Reader = src
 	if slices.Contains(redactedUploads, p) {
 		in = red.Reader(src)
@@ -293,15 +293,15 @@ func (g *guest) upload(w http.ResponseWriter, r *http.Request, jobID string) {
 	writeJSON(w, http.StatusOK, guestapi.UploadAck{Path: a.Path, Size: a.Size, SHA256: a.SHA256})
 }
 
-// source remembers that an upload failed on the guest's side. An error of
+// uploadBody remembers that an upload failed on the guest's side. An error of
 // atEnd is a failure, too.
-type source struct {
+type uploadBody struct {
 	r     io.Reader
 	atEnd func() error
 	err   error
 }
 
-func (s *source) Read(p []byte) (int, error) {
+func (s *uploadBody) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
 	if errors.Is(err, io.EOF) {
 		if end := s.atEnd(); end != nil {

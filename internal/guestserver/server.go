@@ -2,7 +2,9 @@ package guestserver
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -15,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/connlimit"
+	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
 // Limits bound what one sandbox may ask for. Zero fields take the default.
@@ -193,11 +196,11 @@ func (g *guest) admit(r route) http.HandlerFunc {
 	case oneTime:
 		return func(w http.ResponseWriter, req *http.Request) { r.serve(w, req, "") }
 	case runner:
-		return g.with(agentlab.GrantRunner, r.serve)
+		return g.withGrant(agentlab.GrantRunner, r.serve)
 	case runnerAtWork:
-		return g.during(agentlab.GrantRunner, r.serve)
+		return g.whileRunning(agentlab.GrantRunner, r.serve)
 	case uploaderAtWork:
-		return g.during(agentlab.GrantUpload, r.serve)
+		return g.whileRunning(agentlab.GrantUpload, r.serve)
 	}
 	return func(w http.ResponseWriter, req *http.Request) { g.fail(w, req, errNoGrant) }
 }
@@ -219,4 +222,154 @@ type guest struct {
 	bootstraps *rate.Limiter
 	slots      chan struct{}
 	logMu      sync.Mutex // one log append at a time
+}
+
+// Bootstrap delivers jobs and secrets; *bootstrap.Service implements it.
+type Bootstrap interface {
+	// Exchange trades the one-time token, given as its lower-case hex SHA-256,
+	// for everything that the runner of the sandbox needs. In one transaction
+	// it consumes the token, stores the grants whose tokens the answer holds
+	// and moves the job to RUNNING. Unknown, used, expired and foreign tokens
+	// are all CodeDenied, without a difference in message; every other error
+	// leaves the token usable, and the runner tries again.
+	Exchange(ctx context.Context, vmid int, tokenHash string) (guestapi.BootstrapResponse, error)
+
+	// Redactor returns the redactor of the secrets of a job. An error makes
+	// log appends fail (the runner tries again): nothing unredacted is stored.
+	Redactor(ctx context.Context, jobID string) (*redact.Redactor, error)
+}
+
+// Jobs is what the guest plane asks of the job service. vmid is always that
+// of the channel on which the call came, never what the guest claims.
+type Jobs interface {
+	// Started is called after each successful Exchange.
+	Started(ctx context.Context, vmid int)
+
+	// Get returns the job with that id.
+	Get(ctx context.Context, id string) (agentlab.Job, error)
+
+	// Report checks (guestcheck.Report) and records how the job of the
+	// sandbox stands. Its text is already redacted. It is idempotent; a
+	// report for a job that is final is answered, not an error.
+	Report(ctx context.Context, vmid int, r guestapi.Report) (guestapi.Directive, error)
+
+	// NarrowNetwork narrows the sandbox's network policy, and never widens
+	// it. When it returns nil the narrower policy is in force. The same again
+	// changes nothing.
+	NarrowNetwork(ctx context.Context, vmid int, n guestapi.NetworkNarrow) error
+
+	// Directive answers what the controller wants of the runner. With
+	// wait > 0 it answers when Stop changes to something not empty or when
+	// wait is over, whichever is first.
+	Directive(ctx context.Context, vmid int, wait time.Duration) (guestapi.Directive, error)
+}
+
+// Tokens looks up grants, which are stored by hash.
+type Tokens interface {
+	// GrantByHash finds the grant of that kind by the lower-case hex SHA-256
+	// of its token. Code not_found (or denied) means there is none. Expiry
+	// and VMID are checked by the caller.
+	GrantByHash(ctx context.Context, hash, kind string) (agentlab.Grant, error)
+}
+
+// Artifacts keeps what guests send. *artifact.Service implements it.
+type Artifacts interface {
+	// Put stores a file of a job, replacing one of the same path.
+	Put(ctx context.Context, jobID, path string, r io.Reader) (agentlab.Artifact, error)
+	// LogSize tells how many bytes of the job's agent log are held.
+	LogSize(ctx context.Context, jobID string) (int64, error)
+	// Log reads the log from offset to its present end.
+	Log(ctx context.Context, jobID string, offset int64, follow bool) (io.ReadCloser, error)
+	// AppendLog adds p to the log at offset, which must not be beyond its
+	// end; what is held already is skipped. full: the quota is reached.
+	AppendLog(ctx context.Context, jobID string, offset int64, p []byte) (size int64, full bool, err error)
+	// RepoBundle opens the git bundle given for the job.
+	RepoBundle(ctx context.Context, jobID string) (rc io.ReadSeekCloser, size int64, err error)
+}
+
+// status maps codes to HTTP statuses, here and nowhere else for this plane.
+func status(code agentlab.Code) int {
+	switch code {
+	case agentlab.CodeInvalid:
+		return http.StatusBadRequest
+	case agentlab.CodeDenied:
+		return http.StatusUnauthorized
+	case agentlab.CodeNotFound:
+		return http.StatusNotFound
+	case agentlab.CodeExists, agentlab.CodeConflict:
+		return http.StatusConflict
+	case agentlab.CodeLimit:
+		return http.StatusRequestEntityTooLarge
+	case agentlab.CodeNoSpace:
+		return http.StatusInsufficientStorage
+	case agentlab.CodeBusy:
+		return http.StatusTooManyRequests
+	case agentlab.CodeTimeout:
+		return http.StatusRequestTimeout
+	case agentlab.CodeUnsupported:
+		return http.StatusNotImplemented
+	case agentlab.CodeUnavailable, agentlab.CodeUnknownOutcome:
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusInternalServerError
+}
+
+// fail answers an error. Its text goes to the guest only when the guest's own
+// request is at fault.
+func (g *guest) fail(w http.ResponseWriter, r *http.Request, err error) {
+	code := agentlab.CodeOf(err)
+	st := status(code)
+	msg := "the controller cannot do this now"
+	if own, ok := errors.AsType[*agentlab.Error](err); ok && st < 500 {
+		msg = own.Message
+	}
+	if st >= 500 && r.Context().Err() == nil { // else it is the guest that broke off
+		g.log.Error("guest call failed", "method", r.Method, "pattern", r.Pattern, "err", err)
+	} else {
+		g.log.Debug("guest call refused", "method", r.Method, "pattern", r.Pattern, "code", code)
+	}
+	writeError(w, st, string(code), msg)
+}
+
+func writeError(w http.ResponseWriter, status int, code, msg string) {
+	// What is left of a refused body is not worth reading.
+	w.Header().Set("Connection", "close")
+	writeJSON(w, status, guestapi.ErrorBody{Code: code, Message: msg})
+}
+
+// answerTimeout is how long a guest may leave an answer unread.
+const answerTimeout = 30 * time.Second
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	p, err := json.Marshal(v)
+	if err != nil {
+		status, p = http.StatusInternalServerError, []byte(`{"code":"internal","message":"internal error"}`)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	rc := http.NewResponseController(w)
+	_ = rc.SetWriteDeadline(time.Now().Add(answerTimeout)) // not every ResponseWriter of a test can
+	w.WriteHeader(status)
+	_, _ = w.Write(append(p, '\n')) // the guest may be gone
+	_ = rc.Flush()
+	_ = rc.SetWriteDeadline(time.Time{})
+}
+
+// readAll reads a body of at most limit bytes.
+func readAll(r io.Reader, limit int64) ([]byte, error) {
+	p, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err != nil {
+		return nil, bodyError(err)
+	}
+	if int64(len(p)) > limit {
+		return nil, agentlab.Errorf(agentlab.CodeLimit, "the body exceeds %d bytes", limit)
+	}
+	return p, nil
+}
+
+// bodyError gives an error of reading a body its code: it is the guest's.
+func bodyError(err error) error {
+	if _, ok := errors.AsType[*agentlab.Error](err); ok {
+		return err
+	}
+	return &agentlab.Error{Code: agentlab.CodeInvalid, Message: "the body broke off", Err: err}
 }
