@@ -39,7 +39,7 @@ type Limits struct {
 	Rows    int           // entries per sandbox of what was allowed, and as many of what was refused; default 5000
 	Every   time.Duration // between two looks at a sandbox's log; default 1 s
 	Idle    time.Duration // the same for one whose log does not grow; default 8 s
-	Watched time.Duration // the same for one that somebody follows; default 300 ms
+	Watched time.Duration // the same for one that is followed; default 300 ms
 	Call    time.Duration // for one look; default 5 s
 	Refresh time.Duration // for the look that a list begins with; default 2 s
 	Drain   time.Duration // for what is left when a sandbox is destroyed; default 5 s
@@ -98,7 +98,7 @@ type Service struct {
 // source is the log of one sandbox. Nothing in it matters: a new process
 // reads the cursor from the database.
 type source struct {
-	turn chan struct{} // holds a value while somebody reads the log
+	readLock chan struct{} // holds a value while the log is being read
 
 	// Below the service's lock.
 	sb       agentlab.Sandbox
@@ -106,7 +106,7 @@ type source struct {
 	pause    time.Duration // grows while nothing comes
 	failures int
 
-	// Below turn.
+	// Below readLock.
 	cursor int64
 	known  bool // cursor was read
 }
@@ -134,7 +134,7 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	rows, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
 	if err != nil {
-		return unlessEnded(ctx, err)
+		return ignoreCanceled(ctx, err)
 	}
 	for _, sb := range rows {
 		s.SandboxChanged(sb)
@@ -154,8 +154,8 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 }
 
-// unlessEnded is err, or nil when ctx has ended: that is no error of Run.
-func unlessEnded(ctx context.Context, err error) error {
+// ignoreCanceled returns err, or nil when ctx has ended: that is no error of Run.
+func ignoreCanceled(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		err = nil
 	}
@@ -178,18 +178,18 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 	case sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning:
 		return // there is no log yet
 	case src == nil || src.sb.UID != sb.UID:
-		src = &source{turn: make(chan struct{}, 1)}
+		src = &source{readLock: make(chan struct{}, 1)}
 		s.sources[sb.VMID] = src
 	case src.sb.State == sb.State:
 		src.sb = sb
 		return
 	}
 	src.sb, src.due, src.pause = sb, time.Time{}, 0
-	s.poke()
+	s.wakeRun()
 }
 
-// poke makes Run look at once.
-func (s *Service) poke() {
+// wakeRun makes Run look at once.
+func (s *Service) wakeRun() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -207,7 +207,7 @@ func (s *Service) Watch(f agentlab.EgressFilter) (stop func()) {
 			src.due, src.pause = time.Time{}, 0
 		}
 	}
-	s.poke()
+	s.wakeRun()
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -267,7 +267,7 @@ func (s *Service) Drain(ctx context.Context, sb agentlab.Sandbox) error {
 	s.mu.Lock()
 	src := s.sources[sb.VMID]
 	if src == nil || src.sb.UID != sb.UID {
-		src = &source{turn: make(chan struct{}, 1), sb: sb}
+		src = &source{readLock: make(chan struct{}, 1), sb: sb}
 	}
 	s.mu.Unlock()
 	for {
@@ -321,14 +321,14 @@ func (s *Service) read(ctx context.Context, sources []*source) {
 		wg.Go(func() {
 			defer func() { <-slots }()
 			full, err := s.readOne(ctx, src)
-			s.outcome(ctx, src, full, err)
+			s.recordResult(ctx, src, full, err)
 		})
 	}
 	wg.Wait()
 }
 
-// outcome notes how a look went, for the next one.
-func (s *Service) outcome(ctx context.Context, src *source, full bool, err error) {
+// recordResult notes how a look went, for the next one.
+func (s *Service) recordResult(ctx context.Context, src *source, full bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -343,7 +343,7 @@ func (s *Service) outcome(ctx context.Context, src *source, full bool, err error
 		return
 	case full:
 		src.failures, src.due = 0, time.Time{}
-		s.poke()
+		s.wakeRun()
 		return
 	}
 	src.failures = 0
@@ -360,8 +360,8 @@ const page = 500
 // readOne reads one page of one log. full tells that there may be more.
 func (s *Service) readOne(ctx context.Context, src *source) (full bool, err error) {
 	select {
-	case src.turn <- struct{}{}:
-		defer func() { <-src.turn }()
+	case src.readLock <- struct{}{}:
+		defer func() { <-src.readLock }()
 	case <-ctx.Done():
 		return false, ctx.Err()
 	}
