@@ -48,8 +48,8 @@ type quarantined struct {
 	at     time.Time
 }
 
-// inQuarantine lists the entries of a root, the oldest first.
-func inQuarantine(root *os.Root) ([]quarantined, error) {
+// listQuarantine lists the entries of a root, the oldest first.
+func listQuarantine(root *os.Root) ([]quarantined, error) {
 	entries, err := fs.ReadDir(root.FS(), quarantineDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -73,7 +73,7 @@ func inQuarantine(root *os.Root) ([]quarantined, error) {
 
 // expire removes what has been in quarantine for long enough.
 func (s *Service) expire(root *os.Root, n *int) error {
-	list, err := inQuarantine(root)
+	list, err := listQuarantine(root)
 	errs := []error{err}
 	for _, q := range list {
 		if s.clock().Sub(q.at) < s.limits.Quarantine {
@@ -102,7 +102,7 @@ func (s *Service) Recover() ([]Found, error) {
 		root   *os.Root
 		suffix string
 	}{{s.files, ""}, {s.logs, ".log"}, {s.bundles, ".bundle"}} {
-		errs = append(errs, putBack(r.root, r.suffix))
+		errs = append(errs, restore(r.root, r.suffix))
 		if r.root == s.bundles {
 			continue // what a job was given says nothing of what it did
 		}
@@ -111,7 +111,7 @@ func (s *Service) Recover() ([]Found, error) {
 		for _, e := range entries {
 			id, ok := strings.CutSuffix(e.Name(), r.suffix)
 			if ok && agentlab.ValidateJobID(id) == nil {
-				errs = append(errs, look(r.root, e.Name(), id, found))
+				errs = append(errs, scan(r.root, e.Name(), id, found))
 			}
 		}
 	}
@@ -122,8 +122,8 @@ func (s *Service) Recover() ([]Found, error) {
 	return out, errors.Join(errs...)
 }
 
-// look notes the times of the files of a job.
-func look(root *os.Root, name, jobID string, found map[string]*Found) error {
+// scan records the times of the files of a job.
+func scan(root *os.Root, name, jobID string, found map[string]*Found) error {
 	return fs.WalkDir(root.FS(), name, func(_ string, e fs.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
 			return err
@@ -147,32 +147,32 @@ func look(root *os.Root, name, jobID string, found map[string]*Found) error {
 	})
 }
 
-// putBack empties a quarantine, the newest first. What has lost its place to
+// restore empties a quarantine, the newest first. What has lost its place to
 // something else stays.
-func putBack(root *os.Root, suffix string) error {
-	list, err := inQuarantine(root)
+func restore(root *os.Root, suffix string) error {
+	list, err := listQuarantine(root)
 	errs := []error{err}
 	for _, q := range slices.Backward(list) {
 		if q.suffix != suffix {
 			continue
 		}
 		if suffix != "" {
-			errs = append(errs, moveFree(root, q.name, q.jobID+suffix))
+			errs = append(errs, moveUnique(root, q.name, q.jobID+suffix))
 			continue
 		}
 		errs = append(errs, fs.WalkDir(root.FS(), q.name, func(name string, e fs.DirEntry, err error) error {
 			if err != nil || e.IsDir() {
 				return err
 			}
-			return moveFree(root, name, q.jobID+strings.TrimPrefix(name, q.name))
+			return moveUnique(root, name, q.jobID+strings.TrimPrefix(name, q.name))
 		}))
 		removeEmpty(root, q.name)
 	}
 	return errors.Join(errs...)
 }
 
-// moveFree renames a file unless something has the new name.
-func moveFree(root *os.Root, from, to string) error {
+// moveUnique renames a file unless something has the new name.
+func moveUnique(root *os.Root, from, to string) error {
 	if _, err := root.Lstat(to); err == nil {
 		return nil
 	}
