@@ -56,9 +56,9 @@ func TestExplain(t *testing.T) {
 	}
 	for bad, why := range map[string]string{
 		"": "it is empty", "*": "many names", "*.github.com:443": "many names", "8.8.0.0/16:443": "range of addresses", "github.com:1-2": "range of ports",
-		"https://github.com": `"https://" is not part of a target`, "localhost:80": `"localhost" is no full host name`,
-		"github.com:99999": `"99999" is no port`, ":99999": `"99999" is no port`, ":443": `"" is no host name`, "github.com:": "no port after the colon",
-		"github.com/udp": "a protocol wants a port", "github.com/about": `"github.com/about" is no IP address or range, and no name either`,
+		"https://github.com": `"https://" is not part of a target`, "localhost:80": `"localhost" is not a full host name`,
+		"github.com:99999": `"99999" is not a port`, ":99999": `"99999" is not a port`, ":443": `"" is not a host name`, "github.com:": "no port after the colon",
+		"github.com/udp": "a protocol needs a port", "github.com/about": `"github.com/about" is not an IP address, a range or a name`,
 	} {
 		_, err := egress.ParseTarget(bad)
 		if agentlab.CodeOf(err) != agentlab.CodeInvalid || agentlab.HintOf(err) == "" || !strings.Contains(err.Error(), why) {

@@ -95,7 +95,7 @@ func (a *agent) close() {
 // there is one configuration for all nodes.
 func (a *agent) hello(c call) error {
 	if c.Version != agentVersion {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "this agent speaks version %d and the controller version %d", agentVersion, c.Version).
+		return agentlab.Errorf(agentlab.CodeUnsupported, "this agent uses version %d and the controller version %d", agentVersion, c.Version).
 			WithHint("install the same agentlabd on both")
 	}
 	if c.Network == nil {

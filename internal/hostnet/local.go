@@ -108,7 +108,7 @@ func (l *Local) open(ctx context.Context) (*nft.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := nft.New(ctx, nft.Options{Config: c, Dialer: l.cfg.Dialer, Resolver: l.cfg.Resolver, Audit: l.record, Told: l.told, Logger: l.log})
+	m, err := nft.New(ctx, nft.Options{Config: c, Dialer: l.cfg.Dialer, Resolver: l.cfg.Resolver, Audit: l.record, Answered: l.answered, Logger: l.log})
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func (l *Local) Ready(ctx context.Context) error {
 	waits := l.claimed && !l.restored
 	l.mu.Unlock()
 	if waits {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "it is not known yet which sandboxes are on the bridge").WithHint("try again in a moment")
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the sandboxes on the bridge are not known yet").WithHint("try again in a moment")
 	}
 	if err := l.served(ctx); err != nil {
 		return err
@@ -153,7 +153,7 @@ func (l *Local) Put(ctx context.Context, g Guest) error {
 	restored := l.restored
 	l.mu.Unlock()
 	if !restored {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "it is not known yet which sandboxes are on the bridge").WithHint("try again in a moment")
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the sandboxes on the bridge are not known yet").WithHint("try again in a moment")
 	}
 	err = l.put(ctx, m, g)
 	if err != nil {
@@ -280,7 +280,7 @@ func (l *Local) admitAll(guests []Guest) (list []nft.Sandbox) {
 		}
 		if err == nil {
 			err = l.admit(g)
-			s.Told = l.toldBefore(g.ID)
+			s.Answers = l.answersBefore(g.ID)
 		}
 		if err != nil {
 			l.log.Error("a sandbox is left without a network", "vmid", g.ID.VMID, "err", err)
@@ -307,7 +307,7 @@ func (l *Local) forgetAllBut(list []nft.Sandbox) {
 func (l *Local) checkAmong(s nft.Sandbox, list []nft.Sandbox) error {
 	for _, o := range list {
 		if o.VMID == s.VMID {
-			return agentlab.Errorf(agentlab.CodeInvalid, "its number is there twice")
+			return agentlab.Errorf(agentlab.CodeInvalid, "its number is used twice")
 		}
 	}
 	return s.Validate(l.network, list)

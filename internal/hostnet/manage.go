@@ -22,7 +22,7 @@ func (l *Local) Rules(ctx context.Context) (string, error) {
 }
 
 // Apply puts the rules in force, makes sure of the bridge, and serves guests
-// from here on. Sandboxes on the bridge that a driver has not told of yet are
+// from here on. Sandboxes on the bridge that a driver has not reported yet are
 // left as they are.
 func (l *Local) Apply(ctx context.Context) (Status, error) {
 	l.change.Lock()

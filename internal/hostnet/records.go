@@ -27,7 +27,7 @@ var uidForm = regexp.MustCompile(`^[0-9A-Za-z]{1,64}$`)
 
 func validID(id ID) error {
 	if id.VMID <= 0 || !uidForm.MatchString(id.UID) {
-		return agentlab.Errorf(agentlab.CodeInvalid, "%d and %q are no number and mark of a sandbox", id.VMID, id.UID).WithField("ref")
+		return agentlab.Errorf(agentlab.CodeInvalid, "%d and %q are not a VMID and UID of a sandbox", id.VMID, id.UID).WithField("ref")
 	}
 	return nil
 }
@@ -35,29 +35,29 @@ func validID(id ID) error {
 // A guest's files: DIR/VMID-UID and one of these.
 const (
 	logSuffix   = ".log"   // the record of what it wanted from the network
-	namesSuffix = ".names" // what our DNS server told it, which it may remember
+	namesSuffix = ".names" // the answers of our DNS server, which the guest may remember
 )
 
-// maxNamesBytes bounds what is kept of the names that a guest was told; it is
+// maxNamesBytes bounds what is kept of the names that a guest resolved; it is
 // more than can be in force.
 const maxNamesBytes = 2 << 20
 
-// namesPath is where the names are that a guest was told.
+// namesPath is the file with the names that a guest resolved.
 func (l *Local) namesPath(id ID) string {
 	return strings.TrimSuffix(l.logPath(id), logSuffix) + namesSuffix
 }
 
-// openNames opens the journal of the names that a guest is told.
+// openNames opens the journal of the names that a guest resolves.
 func (l *Local) openNames(id ID) (*bounded.Log, error) {
 	names, err := bounded.OpenLog(l.namesPath(id), maxNamesBytes, 0, time.Now)
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the names that sandbox %d is told cannot be kept: %w", id.VMID, err)
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot store the names that sandbox %d resolved: %w", id.VMID, err)
 	}
 	return names, nil
 }
 
-// told is told of each answer to a guest's DNS question.
-func (l *Local) told(vmid int, t nft.Told) {
+// answered stores an answer to a guest's DNS question.
+func (l *Local) answered(vmid int, t nft.Answer) {
 	l.mu.Lock()
 	g := l.guests[vmid]
 	l.mu.Unlock()
@@ -67,17 +67,17 @@ func (l *Local) told(vmid int, t nft.Told) {
 	}
 }
 
-// toldBefore reads what a guest was told by processes before this one, the
-// earlier first. What cannot be read is as if it was never told: the guest has
+// answersBefore reads the answers that a guest got from earlier processes, the
+// earlier first. What cannot be read is as if it was never sent: the guest has
 // to ask again.
-func (l *Local) toldBefore(id ID) (out []nft.Told) {
+func (l *Local) answersBefore(id ID) (out []nft.Answer) {
 	for _, path := range []string{l.namesPath(id) + bounded.OldSuffix, l.namesPath(id)} {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			continue
 		}
 		for line := range strings.Lines(string(text)) {
-			var t nft.Told
+			var t nft.Answer
 			if json.Unmarshal([]byte(line), &t) == nil {
 				out = append(out, t)
 			}
@@ -93,7 +93,7 @@ func (l *Local) logPath(id ID) string {
 // openLog opens the record of a guest where it ends.
 func (l *Local) openLog(id ID) (*egresslog.Log, error) {
 	failed := func(err error) error {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the record of sandbox %d's network use cannot be opened: %w", id.VMID, err)
+		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot open the network log of sandbox %d: %w", id.VMID, err)
 	}
 	if err := validID(id); err != nil {
 		return nil, err
@@ -123,7 +123,7 @@ func (l *Local) openLog(id ID) (*egresslog.Log, error) {
 	return log, nil
 }
 
-// record is told of every decision about a guest.
+// record stores every decision about a guest.
 func (l *Local) record(vmid int, r agentlab.EgressRecord) {
 	l.mu.Lock()
 	g := l.guests[vmid]
@@ -149,7 +149,7 @@ func (l *Local) removeLog(id ID) error {
 	log, names := l.logPath(id), l.namesPath(id)
 	for _, p := range []string{log, log + bounded.OldSuffix, log + bootSuffix, names, names + bounded.OldSuffix} {
 		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return agentlab.Errorf(agentlab.CodeUnavailable, "the record of sandbox %d's network use cannot be removed: %w", id.VMID, err)
+			return agentlab.Errorf(agentlab.CodeUnavailable, "cannot remove the network log of sandbox %d: %w", id.VMID, err)
 		}
 	}
 	return nil
@@ -169,7 +169,7 @@ func (l *Local) sweep(guests []Guest) {
 		name, _, ours := strings.Cut(e.Name(), ".")
 		if ours && !keep[name] {
 			if err := os.Remove(filepath.Join(l.cfg.Dir, e.Name())); err != nil {
-				l.log.Warn("an old record of a sandbox's network use stays", "file", e.Name(), "err", err)
+				l.log.Warn("cannot remove an old network log of a sandbox", "file", e.Name(), "err", err)
 			}
 		}
 	}

@@ -30,7 +30,7 @@ type RemoteConfig struct {
 
 // Remote is the network of another machine, through the agent there
 // (ServeAgent). It has the methods of Local. When the way to it breaks it is
-// made again, and the agent is told again who is on the bridge; until then
+// made again, and the agent gets the sandboxes on the bridge again; until then
 // calls are unavailable, the rules there hold, and guests resolve nothing.
 type Remote struct {
 	cfg RemoteConfig
@@ -153,14 +153,14 @@ func (r *Remote) connect() (*yamux.Session, error) {
 		t.Stop()
 		if err != nil && r.ctx.Err() == nil {
 			text := agentlab.Reason(words.String())
-			r.log.Error("the way to another node's network ended", "command", strings.Join(r.cfg.Command, " "), "err", err, "stderr", text)
+			r.log.Error("the connection to another node's network ended", "command", strings.Join(r.cfg.Command, " "), "err", err, "stderr", text)
 		}
 	})
 	return mux, nil
 }
 
 func (r *Remote) away(why string) error {
-	return agentlab.Errorf(agentlab.CodeUnavailable, "the network of the other node is not within reach: %s", why).
+	return agentlab.Errorf(agentlab.CodeUnavailable, "the network of the other node is not reachable: %s", why).
 		WithHint("this must work without a password: %s", strings.Join(r.cfg.Command, " "))
 }
 
@@ -281,7 +281,7 @@ func (r *Remote) open(ctx context.Context, mux *yamux.Session, c call) (net.Conn
 		return nil, a, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the other node's agent did not answer in time: %w", context.Cause(ctx))
 	case err != nil:
 		_ = stream.Close()
-		return nil, a, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the way to the other node broke: %w", err)
+		return nil, a, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the connection to the other node broke: %w", err)
 	}
 	return stream, a, a.Failed.err()
 }

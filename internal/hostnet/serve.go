@@ -52,7 +52,7 @@ func (l *Local) keepServing(ctx context.Context, run func(context.Context) error
 		l.mu.Lock()
 		l.service.failed = err
 		l.mu.Unlock()
-		l.log.Error("the bridge is not served, its sandboxes resolve nothing; it is tried again", "err", err)
+		l.log.Error("DNS and DHCP on the bridge have stopped; retrying", "err", err)
 		t := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
@@ -331,7 +331,7 @@ func (l *Local) Dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 		return nil, err
 	}
 	if _, ok := m.Owner(to.Addr()); !ok {
-		return nil, agentlab.Errorf(agentlab.CodeDenied, "%s is the address of no sandbox on %s", to.Addr(), l.network.Bridge)
+		return nil, agentlab.Errorf(agentlab.CodeDenied, "%s is not the address of a sandbox on %s", to.Addr(), l.network.Bridge)
 	}
 	conn, err := m.DialTCP(ctx, to)
 	if err != nil {

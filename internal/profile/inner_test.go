@@ -29,14 +29,14 @@ func TestInnerSandboxRefused(t *testing.T) {
 	const args = "behavior.inner_sandbox_args"
 	for _, tc := range []struct{ behavior, field, says string }{
 		{"inner_sandbox: firejail", "behavior.inner_sandbox", "not known"},
-		{"inner_sandbox_args: [--tmpfs, /x]", args, "none is asked for"},
+		{"inner_sandbox_args: [--tmpfs, /x]", args, "inner_sandbox is not set"},
 		{"inner_sandbox: bubblewrap, inner_sandbox_args: ['--ro-bind /a /b']", args, "each word"},
 		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--ro-bnd, /a, /b]", args, `"--ro-bind"`},
 		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--bind, /a]", args, "takes 2 words"},
-		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--, /bin/sh]", args, "not an option"},
-		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--args, '0']", args, "not an option"},
-		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--seccomp, '3']", args, "not an option"},
-		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--share-net]", args, "not an option"},
+		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--, /bin/sh]", args, "not a permitted option"},
+		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--args, '0']", args, "not a permitted option"},
+		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--seccomp, '3']", args, "not a permitted option"},
+		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--share-net]", args, "not a permitted option"},
 		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--tmpfs, \"/a\\n\"]", args, "cannot be a word"},
 	} {
 		_, err := Parse([]byte("name: x\nbehavior: {" + tc.behavior + "}"))

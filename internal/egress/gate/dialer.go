@@ -62,7 +62,7 @@ func (h *HostDialer) DialContext(ctx context.Context, network, addr string) (net
 	switch network {
 	case "tcp", "udp", "tcp4", "udp4", "icmp":
 	default:
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "network %q is not carried", network)
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "unsupported network %q", network)
 	}
 	at, err := netip.ParseAddrPort(addr)
 	if err != nil {

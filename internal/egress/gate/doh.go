@@ -89,7 +89,7 @@ func (d *doh) ask(ctx context.Context, question *dns.Msg) (*dns.Msg, error) {
 	}
 	defer closeQuietly(reply.Body)
 	if reply.StatusCode != http.StatusOK || reply.Header.Get("Content-Type") != dnsMessage {
-		return nil, fmt.Errorf("the answer has status %d and is no DNS message", reply.StatusCode)
+		return nil, fmt.Errorf("the answer has status %d and is not a DNS message", reply.StatusCode)
 	}
 	body, err := io.ReadAll(io.LimitReader(reply.Body, dns.MaxMsgSize+1))
 	if err != nil {
@@ -127,7 +127,7 @@ func readCredentials(path string) (*proxy.Auth, error) {
 	}
 	user, password, ok := strings.Cut(strings.TrimRight(string(data), "\r\n"), ":")
 	if !ok || user == "" || strings.ContainsFunc(user+password, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-		return bad("%s does not hold USER:PASSWORD", path)
+		return bad("%s does not contain USER:PASSWORD", path)
 	}
 	return &proxy.Auth{User: user, Password: password}, nil
 }

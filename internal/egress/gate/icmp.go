@@ -37,7 +37,7 @@ func (h *HostDialer) dialICMP(ctx context.Context, a netip.Addr) (net.Conn, erro
 	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, proto)
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the host does not let this user send pings: %w", err).
-			WithHint("set the sysctl net.ipv4.ping_group_range so that it holds the user's group")
+			WithHint("set the sysctl net.ipv4.ping_group_range so that it includes the user's group")
 	}
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)

@@ -33,11 +33,11 @@ type names struct {
 	now func() time.Time
 
 	mu    sync.Mutex
-	order *list.List // of *told, the oldest at the front
+	order *list.List // of *answer, the oldest at the front
 	byIP  map[netip.Addr][]*list.Element
 }
 
-type told struct {
+type answer struct {
 	addr  netip.Addr
 	name  string
 	until time.Time
@@ -52,7 +52,7 @@ func (n *names) learn(a netip.Addr, name string, ttl time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for i, e := range n.byIP[a] {
-		t := e.Value.(*told) //nolint:forcetypeassert // only *told is put in
+		t := e.Value.(*answer) //nolint:forcetypeassert // only *answer is put in
 		if t.name == name {
 			t.until = laterOf(t.until, until)
 			n.order.MoveToBack(e)
@@ -63,7 +63,7 @@ func (n *names) learn(a netip.Addr, name string, ttl time.Duration) {
 	if len(n.byIP[a]) >= maxNamesPerAddr {
 		n.forget(n.byIP[a][0])
 	}
-	n.byIP[a] = append(n.byIP[a], n.order.PushBack(&told{a, name, until}))
+	n.byIP[a] = append(n.byIP[a], n.order.PushBack(&answer{a, name, until}))
 	if n.order.Len() > maxNames {
 		n.forget(n.order.Front())
 	}
@@ -77,7 +77,7 @@ func laterOf(a, b time.Time) time.Time {
 }
 
 func (n *names) forget(e *list.Element) {
-	t := e.Value.(*told) //nolint:forcetypeassert // only *told is put in
+	t := e.Value.(*answer) //nolint:forcetypeassert // only *answer is put in
 	n.order.Remove(e)
 	left := slices.DeleteFunc(n.byIP[t.addr], func(o *list.Element) bool { return o == e })
 	if len(left) == 0 {
@@ -94,7 +94,7 @@ func (n *names) of(a netip.Addr) (valid, stale []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, e := range slices.Backward(n.byIP[a]) {
-		t := e.Value.(*told) //nolint:forcetypeassert // only *told is put in
+		t := e.Value.(*answer) //nolint:forcetypeassert // only *answer is put in
 		switch {
 		case now.Before(t.until):
 			valid = append(valid, t.name)

@@ -111,7 +111,7 @@ func (p *ProxyDialer) DialContext(ctx context.Context, network, addr string) (ne
 		proto = egress.TCP
 	case "tcp", "udp", "udp4", "icmp":
 	default:
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "network %q is not carried", network)
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "unsupported network %q", network)
 	}
 	rule, _ := egress.AlwaysDenied(at.Addr())
 	if rule == "" {

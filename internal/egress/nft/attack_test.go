@@ -289,26 +289,26 @@ func (w *world) noFlows(s Sandbox) {
 // TestToldIsBounded: however many names a guest asks for, what is kept for it
 // has a bound, and what is not kept is closed.
 func TestToldIsBounded(t *testing.T) {
-	x := &member{told: map[netip.Addr]map[string]time.Time{}}
+	x := &member{answers: map[netip.Addr]map[string]time.Time{}}
 	now := time.Unix(1e9, 0)
 	one := mustAddr("9.9.9.9")
 	for i := range 10_000 {
-		x.tell(one, strings.Repeat("a", i%200)+string(rune('a'+i%26))+time.Duration(i).String()+".example.com.", now.Add(time.Hour), now)
+		x.remember(one, strings.Repeat("a", i%200)+string(rune('a'+i%26))+time.Duration(i).String()+".example.com.", now.Add(time.Hour), now)
 	}
 	if n := x.count(); n > maxNamesPer || n != x.pairs {
 		t.Errorf("%d names of one address, counted as %d", n, x.pairs)
 	}
 	open := map[netip.Addr]bool{one: true}
 	a := mustAddr("8.0.0.0")
-	for i := range 3 * maxTold {
+	for i := range 3 * maxAnswers {
 		a = a.Next()
 		open[a] = true
-		for _, gone := range x.tell(a, "b.example.com.", now.Add(time.Duration(i)*time.Second), now) {
+		for _, gone := range x.remember(a, "b.example.com.", now.Add(time.Duration(i)*time.Second), now) {
 			delete(open, gone)
 		}
 	}
-	if n := x.count(); n > maxTold || n != x.pairs || len(open) != len(x.told) || !open[a] {
-		t.Errorf("%d pairs, counted as %d; %d addresses are told, %d open", n, x.pairs, len(x.told), len(open))
+	if n := x.count(); n > maxAnswers || n != x.pairs || len(open) != len(x.answers) || !open[a] {
+		t.Errorf("%d pairs, counted as %d; %d addresses are told, %d open", n, x.pairs, len(x.answers), len(open))
 	}
 }
 

@@ -59,13 +59,13 @@ type Sandbox struct {
 	IPv4, IPv6 netip.Addr
 	DHCP       bool // it requests its IPv4 address by DHCP; needs Config.DHCP
 	Policy     *egress.Policy
-	// Told lists DNS answers of an earlier process: guests use answers as
+	// Answers lists DNS answers of an earlier process: guests use answers as
 	// long as they are valid.
-	Told []Told
+	Answers []Answer
 }
 
-// Told is a DNS answer: the canonical Name resolves to Addr until Until.
-type Told struct {
+// Answer is a DNS answer: the canonical Name resolves to Addr until Until.
+type Answer struct {
 	Name  string     `json:"name"`
 	Addr  netip.Addr `json:"addr"`
 	Until time.Time  `json:"until"`
@@ -127,7 +127,7 @@ func (s Sandbox) Validate(c Config, others []Sandbox) error {
 		return bad("MAC", "%q is not the address of one Ethernet interface", s.MAC)
 	}
 	if !ifName.MatchString(s.Port) {
-		return bad("Port", "%q is not the name of a network interface; without its port nobody knows a sandbox from another", s.Port)
+		return bad("Port", "%q is not the name of a network interface; sandboxes are identified by their ports", s.Port)
 	}
 	if !s.IPv4.Is4() || !c.Subnet4.Contains(s.IPv4) || s.IPv4 == c.Gateway4 {
 		return bad("IPv4", "%s is not an address for a sandbox of %s", s.IPv4, c.Subnet4)
@@ -139,7 +139,7 @@ func (s Sandbox) Validate(c Config, others []Sandbox) error {
 		return bad("Policy", "missing")
 	}
 	if s.DHCP && !c.DHCP {
-		return bad("DHCP", "nobody answers DHCP on %s", c.Bridge)
+		return bad("DHCP", "no DHCP server is configured on %s", c.Bridge)
 	}
 	for _, o := range others {
 		if o.VMID == s.VMID {

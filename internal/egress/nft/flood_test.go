@@ -196,28 +196,28 @@ func TestAddressesAreBounded(t *testing.T) {
 	}
 	p := testPolicy(t, agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: rules})
 	m, w := &Manager{opts: Options{Now: time.Now}}, &strings.Builder{}
-	x := &member{Sandbox: testSandbox(2, p), plan: planOf(testSandbox(2, p)), told: map[netip.Addr]map[string]time.Time{}, elems: map[netip.Addr]opened{}}
+	x := &member{Sandbox: testSandbox(2, p), plan: planOf(testSandbox(2, p)), answers: map[netip.Addr]map[string]time.Time{}, elems: map[netip.Addr]opened{}}
 	a := mustAddr("8.0.0.0")
 	for range 400 {
 		a = a.Next()
 		w.Reset()
-		if n := m.teachMember(w, x, []*lesson{{name: "a.flood.example.com.", addrs: []netip.Addr{a}, ttl: time.Hour}}); n != 1 {
+		if n := m.openAnswers(w, x, []*pendingAnswer{{name: "a.flood.example.com.", addrs: []netip.Addr{a}, ttl: time.Hour}}); n != 1 {
 			t.Fatal("one address is too much for one turn")
 		}
 		elems, weight := 0, 0
 		for _, o := range x.elems {
 			elems, weight = elems+len(o.list), weight+o.weight
 		}
-		if weight != x.opens || weight > maxOpens || elems > weight || len(x.elems[a].list) != 100 || len(x.elems) != len(x.told) {
-			t.Fatalf("%d elements of weight %d, counted as %d; %d addresses are told, %d open", elems, weight, x.opens, len(x.told), len(x.elems))
+		if weight != x.opens || weight > maxOpens || elems > weight || len(x.elems[a].list) != 100 || len(x.elems) != len(x.answers) {
+			t.Fatalf("%d elements of weight %d, counted as %d; %d addresses are told, %d open", elems, weight, x.opens, len(x.answers), len(x.elems))
 		}
 	}
 	if !strings.Contains(w.String(), "add element inet agentlab learned4 { 10.77.0.2 . "+a.String()) {
 		t.Errorf("the last address is not opened by %s", w)
 	}
 	x.plan = planOf(testSandbox(2, testPolicy(t, agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: append(rules, rulesOf("*.flood.example.com:1-199")...)})))
-	if x.fit(time.Now()); len(x.told) == 0 || x.told[a] == nil || x.count() != x.pairs {
-		t.Errorf("under another policy %d addresses are left", len(x.told))
+	if x.fit(time.Now()); len(x.answers) == 0 || x.answers[a] == nil || x.count() != x.pairs {
+		t.Errorf("under another policy %d addresses are left", len(x.answers))
 	}
 }
 
@@ -226,21 +226,21 @@ func TestAddressesAreBounded(t *testing.T) {
 func TestTurnsAreBounded(t *testing.T) {
 	p := testPolicy(t, agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: rulesOf("*.flood.example.com")})
 	m, w := &Manager{opts: Options{Now: time.Now}}, &strings.Builder{}
-	x := &member{Sandbox: testSandbox(2, p), plan: planOf(testSandbox(2, p)), told: map[netip.Addr]map[string]time.Time{}, elems: map[netip.Addr]opened{}}
+	x := &member{Sandbox: testSandbox(2, p), plan: planOf(testSandbox(2, p)), answers: map[netip.Addr]map[string]time.Time{}, elems: map[netip.Addr]opened{}}
 	a := mustAddr("8.0.0.0")
-	var list []*lesson
+	var list []*pendingAnswer
 	for i := range 10 {
-		l := &lesson{vmid: 2, name: fmt.Sprintf("n%d.flood.example.com.", i), ttl: time.Hour}
+		l := &pendingAnswer{vmid: 2, name: fmt.Sprintf("n%d.flood.example.com.", i), ttl: time.Hour}
 		for range 30 {
 			a = a.Next()
 			l.addrs = append(l.addrs, a)
 		}
 		list = append(list, l)
 	}
-	if n := m.teachMember(w, x, list); n != 2 || len(list[2].addrs) != 30-(maxTurnAddrs-60) || len(x.told) != maxTurnAddrs {
-		t.Errorf("%d answers are complete, %d addresses of the next are left, %d are told", n, len(list[2].addrs), len(x.told))
+	if n := m.openAnswers(w, x, list); n != 2 || len(list[2].addrs) != 30-(maxTurnAddrs-60) || len(x.answers) != maxTurnAddrs {
+		t.Errorf("%d answers are complete, %d addresses of the next are left, %d are told", n, len(list[2].addrs), len(x.answers))
 	}
-	var q lessons
+	var q pendingAnswers
 	for i, l := range list {
 		if q.add(l) != (i == 0) {
 			t.Error("not the first alone sees to it")
@@ -277,7 +277,7 @@ func TestAnswersOfAnotherBefore(t *testing.T) {
 	defer x.gate.Close()
 	m.members[s.VMID] = y
 	err = m.learn(s.VMID, x.gate, "a.example.com.", []netip.Addr{mustAddr("9.9.9.9")}, time.Hour)
-	if agentlab.CodeOf(err) != agentlab.CodeNotFound || len(y.told) > 0 {
-		t.Errorf("%v; told: %v", err, y.told)
+	if agentlab.CodeOf(err) != agentlab.CodeNotFound || len(y.answers) > 0 {
+		t.Errorf("%v; answers: %v", err, y.answers)
 	}
 }

@@ -163,8 +163,8 @@ func prepare(c Config, log *slog.Logger) error {
 		}
 	}
 	if l.Type() != "bridge" {
-		return agentlab.Errorf(agentlab.CodeConflict, "%s is a network interface but no bridge", c.Bridge).
-			WithField("host_network.bridge").WithHint("name a bridge that only sandboxes are on; one that is missing is made")
+		return agentlab.Errorf(agentlab.CodeConflict, "%s is a network interface but not a bridge", c.Bridge).
+			WithField("host_network.bridge").WithHint("use a bridge for sandboxes only; a missing one is created")
 	}
 	if err := fixAddress(c.Bridge, log); err != nil {
 		return err
@@ -264,10 +264,10 @@ func makeBridge(name string) (netlink.Link, error) {
 	l := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
 	l.Name = name
 	if err := netlink.LinkAdd(l); err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "making the bridge %s: %w", name, err)
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "creating the bridge %s: %w", name, err)
 	}
 	if err := netlink.LinkSetAlias(l, bridgeAlias); err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "marking the bridge %s as ours: %w", name, err)
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "marking the bridge %s as AgentLab's: %w", name, err)
 	}
 	return netlink.LinkByName(name)
 }
@@ -353,7 +353,7 @@ func cutFlows(s Sandbox) error {
 func removeBridge(name string) error {
 	l, err := netlink.LinkByName(name)
 	if err != nil || l.Attrs().Alias != bridgeAlias {
-		return nil //nolint:nilerr // what is not there, or not ours, stays
+		return nil //nolint:nilerr // what is not there, or not AgentLab's, stays
 	}
 	if ports, err := bridgePorts(name); err != nil || len(ports) > 0 {
 		return err
@@ -383,12 +383,12 @@ type lanDialer struct {
 func (d lanDialer) checkWay(a netip.Addr) error {
 	routes, err := netlink.RouteGet(a.AsSlice())
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the way to %s is not known: %w", a, err)
+		return agentlab.Errorf(agentlab.CodeUnavailable, "no route to %s: %w", a, err)
 	}
 	for _, r := range routes {
 		l, err := netlink.LinkByIndex(r.LinkIndex)
 		if err != nil {
-			return agentlab.Errorf(agentlab.CodeUnavailable, "the way to %s is not known: %w", a, err)
+			return agentlab.Errorf(agentlab.CodeUnavailable, "no route to %s: %w", a, err)
 		}
 		switch name := l.Attrs().Name; {
 		case name == d.config.Tailscale:
@@ -411,12 +411,12 @@ func (d lanDialer) DialPrivate(ctx context.Context, to netip.AddrPort) (net.Conn
 	}
 	routes, err := netlink.RouteGet(a.AsSlice())
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the way to %s is not known: %w", a, err)
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "no route to %s: %w", a, err)
 	}
 	for _, r := range routes {
 		l, err := netlink.LinkByIndex(r.LinkIndex)
 		if err != nil {
-			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the way to %s is not known: %w", a, err)
+			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "no route to %s: %w", a, err)
 		}
 		if l.Attrs().Name == d.config.Bridge {
 			return nil, &egress.DeniedError{Addr: a, Rule: ruleNeighbour}

@@ -70,16 +70,16 @@ func (k kernel) run(ctx context.Context, stdin string, args ...string) (string, 
 	case err == nil:
 		return out.String(), nil
 	case asked.Err() != nil:
-		return "", agentlab.Errorf(agentlab.CodeUnknownOutcome, "nft was cut short: %w", context.Cause(asked))
+		return "", agentlab.Errorf(agentlab.CodeUnknownOutcome, "nft was interrupted: %w", context.Cause(asked))
 	case ctx.Err() != nil:
 		return "", agentlab.Errorf(agentlab.CodeUnknownOutcome, "nft did not end in %s", loadTimeout)
 	case errors.Is(err, exec.ErrNotFound):
-		return "", agentlab.Errorf(agentlab.CodeUnavailable, "the nft program is gone").WithHint("apt-get install nftables")
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "the nft program was removed").WithHint("apt-get install nftables")
 	case strings.Contains(errs.String(), "Operation not permitted"):
 		return "", agentlab.Errorf(agentlab.CodeDenied, "this user may not change the firewall").WithHint("run it as root")
 	}
 	first, _, _ := strings.Cut(strings.TrimSpace(errs.String()), "\n")
-	return "", agentlab.Errorf(agentlab.CodeInternal, "nft refused the rules: %s", fmt.Sprintf("%.300s", first))
+	return "", agentlab.Errorf(agentlab.CodeInternal, "nft rejected the rules: %s", fmt.Sprintf("%.300s", first))
 }
 
 // hasBridgeMeta reports whether the kernel supports a rule with the bridge of

@@ -164,7 +164,7 @@ func TestRulesGoAndComeBack(t *testing.T) {
 	for _, c := range []struct{ do, want string }{
 		{"flush chain inet agentlab inbound", "inet chain inbound is changed"},
 		{"delete element inet agentlab always4 { 10.0.0.0/8 }", "inet map always4 is changed"},
-		{"add chain inet agentlab mine", "inet chain mine is not ours"},
+		{"add chain inet agentlab mine", "inet chain mine is not AgentLab's"},
 		{"add rule bridge agentlab forward counter", "bridge chain forward is changed"},
 	} {
 		if out, err := exec.Command("nft", c.do).CombinedOutput(); err != nil { //nolint:gosec // fixed

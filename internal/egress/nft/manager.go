@@ -28,12 +28,12 @@ type Options struct {
 	// Audit is called with the decisions about a sandbox. It must not block for
 	// long.
 	Audit func(vmid int, r agentlab.EgressRecord)
-	// Told is called with each DNS answer that allowed an address for a
-	// sandbox; after a restart the caller passes it as Sandbox.Told. It must
+	// Answered is called with each DNS answer that allowed an address for a
+	// sandbox; after a restart the caller passes it as Sandbox.Answers. It must
 	// be quick and must not call the Manager; nil is allowed.
-	Told   func(vmid int, t Told)
-	Logger *slog.Logger     // nil means none
-	Now    func() time.Time // nil means time.Now
+	Answered func(vmid int, a Answer)
+	Logger   *slog.Logger     // nil means none
+	Now      func() time.Time // nil means time.Now
 }
 
 // Manager updates the kernel's rules for the sandboxes on the bridge, and
@@ -49,10 +49,10 @@ type Manager struct {
 	members map[int]*member
 	at      atomic.Pointer[map[netip.Addr]*member] // members by address; see index
 	ports   []string
-	broken  bool          // the kernel's state is not known; everything is loaded again
-	serving bool          // the DNS server listens
-	lessons lessons       // DNS answers that wait until their addresses are loaded
-	served  chan struct{} // closed while serving
+	broken  bool           // the kernel's state is not known; everything is loaded again
+	serving bool           // the DNS server listens
+	pending pendingAnswers // DNS answers that wait until their addresses are loaded
+	served  chan struct{}  // closed while serving
 
 	translators *gate.Translators
 	nat64       atomic.Pointer[[]netip.Prefix] // the known prefixes; nil: not asked yet
@@ -63,13 +63,13 @@ type Manager struct {
 // member is a sandbox with its DNS answers.
 type member struct {
 	Sandbox
-	plan  *plan
-	gate  *gate.Gate
-	told  map[netip.Addr]map[string]time.Time // until when a name resolves to an address
-	pairs int                                 // in told
-	elems map[netip.Addr]opened               // elements in the kernel because of told
-	opens int                                 // in elems
-	dhcp  dhcpLeases
+	plan    *plan
+	gate    *gate.Gate
+	answers map[netip.Addr]map[string]time.Time // until when a name resolves to an address
+	pairs   int                                 // in answers
+	elems   map[netip.Addr]opened               // elements in the kernel because of answers
+	opens   int                                 // in elems
+	dhcp    dhcpLeases
 
 	gateway4 netip.Addr // of the bridge
 }
@@ -108,7 +108,7 @@ func (m *Manager) state() State {
 	for _, vmid := range slices.Sorted(maps.Keys(m.members)) {
 		x := m.members[vmid]
 		s.Sandboxes = append(s.Sandboxes, x.Sandbox)
-		for _, a := range slices.SortedFunc(maps.Keys(x.told), netip.Addr.Compare) {
+		for _, a := range slices.SortedFunc(maps.Keys(x.answers), netip.Addr.Compare) {
 			if l := x.learned(a, now); l.TTL > 0 {
 				s.Learned = append(s.Learned, l)
 			}
@@ -120,8 +120,8 @@ func (m *Manager) state() State {
 // learned returns the names that a sandbox currently has for an address.
 func (x *member) learned(a netip.Addr, now time.Time) Learned {
 	l := Learned{Sandbox: x.Sandbox, Addr: a}
-	for _, name := range slices.Sorted(maps.Keys(x.told[a])) {
-		if left := x.told[a][name].Sub(now); left > 0 {
+	for _, name := range slices.Sorted(maps.Keys(x.answers[a])) {
+		if left := x.answers[a][name].Sub(now); left > 0 {
 			l.Names = append(l.Names, name)
 			l.TTL = max(l.TTL, left)
 		}
@@ -262,11 +262,11 @@ func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 // addresses are the same.
 func (m *Manager) newMember(s Sandbox, old *member) (*member, error) {
 	x := &member{
-		Sandbox: s, plan: planOf(s), gateway4: m.opts.Config.Gateway4, told: map[netip.Addr]map[string]time.Time{}, elems: map[netip.Addr]opened{},
+		Sandbox: s, plan: planOf(s), gateway4: m.opts.Config.Gateway4, answers: map[netip.Addr]map[string]time.Time{}, elems: map[netip.Addr]opened{},
 		dhcp: dhcpLeases{limit: rate.NewLimiter(dhcpAnswers, dhcpAnswers)},
 	}
 	if old != nil && old.IPv4 == s.IPv4 && old.IPv6 == s.IPv6 {
-		x.gate, x.told, x.pairs, x.dhcp = old.gate, old.told, old.pairs, old.dhcp
+		x.gate, x.answers, x.pairs, x.dhcp = old.gate, old.answers, old.pairs, old.dhcp
 		x.fit(m.opts.Now())
 		return x, nil
 	}
@@ -275,19 +275,19 @@ func (m *Manager) newMember(s Sandbox, old *member) (*member, error) {
 		return nil, err
 	}
 	now := m.opts.Now()
-	for _, t := range s.Told {
-		if left := t.Until.Sub(now); left > 0 && left <= maxToldFor && t.Addr.IsValid() && len(t.Name) <= 255 {
-			x.tell(t.Addr.Unmap(), t.Name, t.Until, now)
+	for _, t := range s.Answers {
+		if left := t.Until.Sub(now); left > 0 && left <= maxAnswerTTL && t.Addr.IsValid() && len(t.Name) <= 255 {
+			x.remember(t.Addr.Unmap(), t.Name, t.Until, now)
 			x.gate.Remember(t.Name, t.Addr, left)
 		}
 	}
-	x.Sandbox.Told = nil
+	x.Sandbox.Answers = nil
 	x.fit(now)
 	return x, nil
 }
 
-// maxToldFor is longer than the time to live of any answer.
-const maxToldFor = 2 * time.Hour
+// maxAnswerTTL is longer than the time to live of any answer.
+const maxAnswerTTL = 2 * time.Hour
 
 func (m *Manager) sandboxes() []Sandbox {
 	var out []Sandbox
@@ -327,7 +327,7 @@ func (m *Manager) commit(ctx context.Context, text string) error {
 		if err == nil {
 			return nil
 		}
-		m.log.Warn("a change of the rules was refused; all are loaded again", "err", err)
+		m.log.Warn("nft rejected a change of the rules; loading all rules again", "err", err)
 	}
 	return m.apply(ctx)
 }
@@ -355,7 +355,7 @@ func (m *Manager) sweep(ctx context.Context, old *member) {
 		fmt.Fprintf(&text, "delete set inet %s %s\n", tableName, s.name)
 	}
 	if err := m.kernel.load(ctx, text.String()); err != nil {
-		m.log.Warn("rules of a policy that nobody uses stay", "policy", old.plan.describe(), "err", err)
+		m.log.Warn("the rules of an unused policy were not removed", "policy", old.plan.describe(), "err", err)
 	}
 }
 
@@ -374,7 +374,7 @@ func (x *member) writePresent(w *strings.Builder, m *Manager) {
 		e.write(w, "add")
 	}
 	now := m.opts.Now()
-	for a := range x.told {
+	for a := range x.answers {
 		x.open(w, a, now)
 	}
 }
@@ -416,7 +416,7 @@ func (m *Manager) newGate(x *member) (*gate.Gate, error) {
 		Server:   netip.AddrPortFrom(m.opts.Config.Gateway4, egress.DNSPort), NoIPv6: !x.IPv6.IsValid(), Now: m.opts.Now,
 		Learned: func(name string, addrs []netip.Addr, ttl time.Duration) {
 			if err := m.learn(vmid, g, name, addrs, ttl); err != nil {
-				m.log.Warn("addresses could not be opened", "vmid", vmid, "err", err) // they stay denied
+				m.log.Warn("cannot open addresses", "vmid", vmid, "err", err) // they stay denied
 			}
 		},
 	}

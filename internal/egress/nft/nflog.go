@@ -48,7 +48,7 @@ func (m *Manager) auditLog(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil && overrun(err):
-			m.log.Warn("decisions came too quickly and some are not recorded")
+			m.log.Warn("too many decisions; some are not recorded")
 			continue
 		case err != nil:
 			return err

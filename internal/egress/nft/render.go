@@ -66,7 +66,7 @@ func Render(s State) (string, error) {
 
 const header = `#!/usr/sbin/nft -f
 # Written by AgentLab ("agentlab host network render"). Changes made here are
-# lost when it is written anew; config.yaml, host_network, is the place.
+# lost when it is rewritten; config.yaml, host_network, is the place.
 
 `
 
@@ -154,15 +154,15 @@ func (b *builder) sets() {
 		for _, d := range b.always(f) {
 			always.add(d.rule, d.key, b.deny(d.rule), "")
 		}
-		b.inet.set(set{name: "bound" + f.v, key: "ether_addr . " + f.addr, note: "who a sandbox may say it is"})
+		b.inet.set(set{name: "bound" + f.v, key: "ether_addr . " + f.addr, note: "source addresses that a sandbox may use"})
 		b.inet.set(set{name: "policy" + f.v, key: f.addr, verdicts: true, note: "the policy of each sandbox"})
 		b.inet.set(set{name: "redirect" + f.v, key: f.addr, verdicts: true, note: "which of its flows must name their host"})
 		b.inet.set(set{name: "shape" + f.v, key: f.addr, verdicts: true, note: "sandboxes with a bandwidth limit"})
-		b.inet.set(set{name: "live" + f.v, key: f.addr + " . mark", note: "flows opened under the policy in force bear its mark"})
+		b.inet.set(set{name: "live" + f.v, key: f.addr + " . mark", note: "flows opened under the current policy have its mark"})
 		pair := f.addr + " . " + f.addr
-		b.inet.set(set{name: "named" + f.v, key: pair + " . inet_service", flags: "timeout", size: maxLearned, note: "told by our DNS; TCP to them must name its host"})
+		b.inet.set(set{name: "named" + f.v, key: pair + " . inet_service", flags: "timeout", size: maxLearned, note: "answers of our DNS; TCP to them must name its host"})
 		b.inet.set(set{name: "namedranges" + f.v, key: pair + " . inet_service", flags: "interval,timeout", size: maxLearned, note: "the same, over ranges of ports"})
-		b.inet.set(set{name: "learned" + f.v, key: pair + " . inet_proto . inet_service", verdicts: true, flags: "timeout", size: maxLearned, note: "told by our DNS; the names of an address decide"})
+		b.inet.set(set{name: "learned" + f.v, key: pair + " . inet_proto . inet_service", verdicts: true, flags: "timeout", size: maxLearned, note: "answers of our DNS; the names of an address decide"})
 		b.inet.set(set{name: "ranges" + f.v, key: pair + " . inet_proto . inet_service", verdicts: true, flags: "interval,timeout", size: maxLearned, note: "the same, over ranges of ports"})
 		b.inet.set(set{name: "private" + f.v, key: pair + " . inet_service", flags: "timeout", size: maxLearned, note: "private destinations that the operator opened; TCP to them goes through the proxy"})
 		b.inet.set(set{name: "hostflows" + f.v, key: f.addr, flags: "dynamic", size: maxSandboxes})
@@ -172,7 +172,7 @@ func (b *builder) sets() {
 		b.inet.set(set{name: "dhcprate", key: "ether_addr", flags: "dynamic,timeout", timeout: "1m", size: maxSandboxes})
 		b.inet.set(set{name: "dhcp", key: "ether_addr", note: "sandboxes that ask for their address"})
 	}
-	served := b.inet.set(set{name: "served", key: "inet_service", flags: "timeout", note: "DNS, while our server says that it answers: nobody else's may"})
+	served := b.inet.set(set{name: "served", key: "inet_service", flags: "timeout", note: "DNS, while our server says that it answers: no other server may"})
 	if b.Serving {
 		for _, key := range b.Config.servedKeys() {
 			served.add("", key, "", servedFor)

@@ -238,10 +238,10 @@ func (m *Manager) watch(ctx context.Context, bridge int) error {
 		case <-tick.C:
 		}
 		if err := m.reconcile(ctx, compare); err != nil && ctx.Err() == nil {
-			m.log.Error("the host's network rules could not be put right", "err", err)
+			m.log.Error("the host's network rules could not be restored", "err", err)
 		}
 		if now := bridgeIndex(m.opts.Config.Bridge); now != 0 && now != bridge {
-			return fmt.Errorf("%s was made anew", m.opts.Config.Bridge)
+			return fmt.Errorf("%s was created again", m.opts.Config.Bridge)
 		}
 	}
 }
@@ -270,7 +270,7 @@ func (m *Manager) reconcile(ctx context.Context, compare bool) error {
 			return err
 		}
 		if good = len(drift) == 0; !good {
-			m.log.Warn("somebody changed our rules; they are loaded again", "what", drift)
+			m.log.Warn("another program changed AgentLab's rules; they are loaded again", "what", drift)
 		}
 	}
 	if !good {

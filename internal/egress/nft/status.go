@@ -65,10 +65,10 @@ func (m *Manager) Verify(ctx context.Context) error {
 	case err != nil:
 		return err
 	case !s.Applied():
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the rules of sandboxes' network are not loaded").
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the sandbox network rules are not loaded").
 			WithHint("agentlab host network apply")
 	case len(s.Drift) > 0:
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the rules of sandboxes' network are not as they should be: %s", strings.Join(s.Drift, "; ")).
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the sandbox network rules were changed: %s", strings.Join(s.Drift, "; ")).
 			WithHint("agentlab host network apply, and find out which program changes them")
 	}
 	return nil
@@ -215,7 +215,7 @@ func differences(want, have map[string]string) []string {
 	}
 	for _, k := range slices.Sorted(maps.Keys(have)) {
 		if _, ok := want[k]; !ok {
-			out = append(out, k+" is not ours")
+			out = append(out, k+" is not AgentLab's")
 		}
 	}
 	return out

@@ -25,8 +25,8 @@ const (
 // maxRest limits the time between two transactions that allow addresses.
 const maxRest = 100 * time.Millisecond
 
-// lesson is a DNS answer that a sandbox is about to get.
-type lesson struct {
+// pendingAnswer is a DNS answer that a sandbox is about to get.
+type pendingAnswer struct {
 	vmid  int
 	from  *gate.Gate // the gate of the question: another sandbox may have the number later
 	name  string
@@ -35,20 +35,20 @@ type lesson struct {
 	done  chan error
 }
 
-// lessons are the DNS answers that wait until their addresses are allowed.
-type lessons struct {
+// pendingAnswers are the DNS answers that wait until their addresses are allowed.
+type pendingAnswers struct {
 	mu      sync.Mutex
-	waiting map[int][]*lesson // by sandbox, in their order
-	busy    bool              // a goroutine processes the waiting answers
+	waiting map[int][]*pendingAnswer // by sandbox, in their order
+	busy    bool                     // a goroutine processes the waiting answers
 }
 
-// add appends a lesson, and reports whether no goroutine processes lessons
+// add appends a pendingAnswer, and reports whether no goroutine processes answers
 // yet.
-func (l *lessons) add(x *lesson) (first bool) {
+func (l *pendingAnswers) add(x *pendingAnswer) (first bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.waiting == nil {
-		l.waiting = map[int][]*lesson{}
+		l.waiting = map[int][]*pendingAnswer{}
 	}
 	l.waiting[x.vmid] = append(l.waiting[x.vmid], x)
 	first = !l.busy
@@ -56,8 +56,8 @@ func (l *lessons) add(x *lesson) (first bool) {
 	return first
 }
 
-// again puts the rest of a sandbox's lessons back, before newer ones.
-func (l *lessons) again(vmid int, list []*lesson) {
+// again puts the rest of a sandbox's answers back, before newer ones.
+func (l *pendingAnswers) again(vmid int, list []*pendingAnswer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(list) > 0 {
@@ -65,9 +65,9 @@ func (l *lessons) again(vmid int, list []*lesson) {
 	}
 }
 
-// take removes and returns all waiting lessons. nil means that there are none,
+// take removes and returns all waiting answers. nil means that there are none,
 // and that the next call of add returns true.
-func (l *lessons) take() map[int][]*lesson {
+func (l *pendingAnswers) take() map[int][]*pendingAnswer {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.waiting) == 0 {
@@ -75,7 +75,7 @@ func (l *lessons) take() map[int][]*lesson {
 		return nil
 	}
 	out := l.waiting
-	l.waiting = map[int][]*lesson{}
+	l.waiting = map[int][]*pendingAnswer{}
 	return out
 }
 
@@ -83,49 +83,49 @@ func (l *lessons) take() map[int][]*lesson {
 // The answer waits for this. All waiting addresses are added by one run of
 // nft, because most of the cost of a run is its start.
 func (m *Manager) learn(vmid int, from *gate.Gate, name string, addrs []netip.Addr, ttl time.Duration) error {
-	x := &lesson{vmid: vmid, from: from, name: name, addrs: slices.Clone(addrs), ttl: ttl, done: make(chan error, 1)}
-	if m.lessons.add(x) {
+	x := &pendingAnswer{vmid: vmid, from: from, name: name, addrs: slices.Clone(addrs), ttl: ttl, done: make(chan error, 1)}
+	if m.pending.add(x) {
 		go m.teach()
 	}
 	return <-x.done
 }
 
-// teach processes lessons until none wait. Between two transactions it pauses
+// teach processes answers until none wait. Between two transactions it pauses
 // for as long as the first one took, so that a guest cannot keep the host busy
 // with questions and the lock is free for others.
 func (m *Manager) teach() {
 	for {
-		turn := m.lessons.take()
+		turn := m.pending.take()
 		if turn == nil {
 			return
 		}
 		began := time.Now()
-		m.teachTurn(turn)
+		m.openTurn(turn)
 		time.Sleep(min(time.Since(began), maxRest))
 	}
 }
 
-// teachTurn runs one transaction with a part for each waiting sandbox.
-func (m *Manager) teachTurn(turn map[int][]*lesson) {
+// openTurn runs one transaction with a part for each waiting sandbox.
+func (m *Manager) openTurn(turn map[int][]*pendingAnswer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var text strings.Builder
-	var done []*lesson
+	var done []*pendingAnswer
 	for _, vmid := range slices.Sorted(maps.Keys(turn)) {
 		x := m.members[vmid]
-		list := slices.DeleteFunc(turn[vmid], func(l *lesson) bool {
+		list := slices.DeleteFunc(turn[vmid], func(l *pendingAnswer) bool {
 			gone := x == nil || x.gate != l.from
 			if gone {
-				l.done <- agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d is gone", vmid)
+				l.done <- agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d was removed", vmid)
 			}
 			return gone
 		})
 		if len(list) == 0 {
 			continue
 		}
-		n := m.teachMember(&text, x, list)
+		n := m.openAnswers(&text, x, list)
 		done = append(done, list[:n]...)
-		m.lessons.again(vmid, list[n:])
+		m.pending.again(vmid, list[n:])
 	}
 	var err error
 	if text.Len() > 0 {
@@ -136,9 +136,9 @@ func (m *Manager) teachTurn(turn map[int][]*lesson) {
 	}
 }
 
-// teachMember writes the commands that allow the addresses of a sandbox's
-// lessons, and returns how many lessons are complete.
-func (m *Manager) teachMember(w *strings.Builder, x *member, list []*lesson) int {
+// openAnswers writes the commands that allow the addresses of a sandbox's
+// answers, and returns how many answers are complete.
+func (m *Manager) openAnswers(w *strings.Builder, x *member, list []*pendingAnswer) int {
 	now := m.opts.Now()
 	addrs, elems := 0, 0
 	for i, l := range list {
@@ -149,10 +149,10 @@ func (m *Manager) teachMember(w *strings.Builder, x *member, list []*lesson) int
 			a := l.addrs[0].Unmap()
 			l.addrs = l.addrs[1:]
 			until := now.Add(l.ttl + graceTTL)
-			if m.opts.Told != nil {
-				m.opts.Told(x.VMID, Told{l.name, a, until})
+			if m.opts.Answered != nil {
+				m.opts.Answered(x.VMID, Answer{l.name, a, until})
 			}
-			for _, gone := range x.tell(a, l.name, until, now) {
+			for _, gone := range x.remember(a, l.name, until, now) {
 				x.close(w, gone)
 			}
 			elems += x.open(w, a, now)

@@ -11,7 +11,7 @@ import (
 // Limits on the memory and the kernel elements that one sandbox can use by
 // asking for names.
 const (
-	maxTold     = 4096 // pairs of address and name
+	maxAnswers  = 4096 // pairs of address and name
 	maxNamesPer = 64   // names of one address
 	maxOpens    = 8192 // elements, or equivalent work: a full set would affect all sandboxes
 )
@@ -19,11 +19,11 @@ const (
 // tell stores that a name resolves to an address. Above the limits, the
 // entries that expire first are evicted; addresses without a name are
 // returned.
-func (x *member) tell(addr netip.Addr, name string, until, now time.Time) (gone []netip.Addr) {
-	names := x.told[addr]
+func (x *member) remember(addr netip.Addr, name string, until, now time.Time) (gone []netip.Addr) {
+	names := x.answers[addr]
 	if names == nil {
 		names = map[string]time.Time{}
-		x.told[addr] = names
+		x.answers[addr] = names
 	}
 	if old, known := names[name]; known {
 		if until.After(old) {
@@ -36,11 +36,11 @@ func (x *member) tell(addr netip.Addr, name string, until, now time.Time) (gone 
 		x.pairs--
 	}
 	names[name] = until
-	if x.pairs++; x.pairs <= maxTold {
+	if x.pairs++; x.pairs <= maxAnswers {
 		return nil
 	}
 	gone = x.over(now)
-	return append(gone, x.endFirst(addr, func(netip.Addr) bool { return x.pairs > maxTold*3/4 })...)
+	return append(gone, x.endFirst(addr, func(netip.Addr) bool { return x.pairs > maxAnswers*3/4 })...)
 }
 
 // crowded removes addresses if they have too many elements, and returns them;
@@ -63,11 +63,11 @@ func (x *member) crowded(addr netip.Addr, now time.Time) []netip.Addr {
 
 // over removes expired names and returns the addresses without a name.
 func (x *member) over(now time.Time) (gone []netip.Addr) {
-	for a, names := range x.told {
+	for a, names := range x.answers {
 		maps.DeleteFunc(names, func(_ string, until time.Time) bool { return !until.After(now) })
 		if len(names) == 0 {
 			gone = append(gone, a)
-			delete(x.told, a)
+			delete(x.answers, a)
 		}
 	}
 	x.pairs = x.count()
@@ -84,8 +84,8 @@ func (x *member) endFirst(but netip.Addr, tooMuch func(next netip.Addr) bool) (g
 		if !tooMuch(a) {
 			break
 		}
-		x.pairs -= len(x.told[a])
-		delete(x.told, a)
+		x.pairs -= len(x.answers[a])
+		delete(x.answers, a)
 		gone = append(gone, a)
 	}
 	return gone
@@ -95,7 +95,7 @@ func (x *member) endFirst(but netip.Addr, tooMuch func(next netip.Addr) bool) (g
 // expires.
 func (x *member) order() []netip.Addr {
 	ends := map[netip.Addr]time.Time{}
-	for a, names := range x.told {
+	for a, names := range x.answers {
 		for _, until := range names {
 			if until.After(ends[a]) {
 				ends[a] = until
@@ -112,7 +112,7 @@ func (x *member) order() []netip.Addr {
 
 func (x *member) count() int {
 	n := 0
-	for _, names := range x.told {
+	for _, names := range x.answers {
 		n += len(names)
 	}
 	return n
@@ -177,7 +177,7 @@ func (x *member) fit(now time.Time) {
 			sum += weight
 			continue
 		}
-		x.pairs -= len(x.told[a])
-		delete(x.told, a)
+		x.pairs -= len(x.answers[a])
+		delete(x.answers, a)
 	}
 }
