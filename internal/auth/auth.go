@@ -149,7 +149,7 @@ var (
 func (s *Service) Enter(ctx context.Context, from netip.Addr, secret string) (_ agentlab.APIToken, _ context.Context, leave func(), err error) {
 	h := hash(secret)
 	if !s.guess.take(from, h) {
-		return agentlab.APIToken{}, nil, nil, agentlab.Errorf(agentlab.CodeLimit, "too many tokens that are not valid came from %s", shown(from)).
+		return agentlab.APIToken{}, nil, nil, agentlab.Errorf(agentlab.CodeLimit, "too many invalid tokens from %s", shown(from)).
 			WithHint("wait a minute")
 	}
 	ctx, cut := context.WithCancelCause(ctx)
@@ -175,7 +175,7 @@ func (s *Service) Enter(ctx context.Context, from netip.Addr, secret string) (_ 
 	timer := time.AfterFunc(t.ExpiresAt.Sub(now), func() { cut(errExpired) })
 	if now.Sub(t.LastUsedAt) >= touchEvery {
 		if err := s.cfg.Store.TouchAPIToken(ctx, t.ID, now); err != nil {
-			s.log.Warn("the last use of a token was not noted", "token", t.ID, "err", err)
+			s.log.Warn("the last use of a token was not stored", "token", t.ID, "err", err)
 		}
 	}
 	return t, ctx, func() {

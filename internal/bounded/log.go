@@ -54,7 +54,7 @@ func (l *Log) open() error {
 	return nil
 }
 
-// Write never fails and never waits for anything but the disk: whoever writes
+// Write never fails and never waits for anything but the disk: a writer
 // must not suffer from its log.
 func (l *Log) Write(p []byte) (int, error) {
 	l.mu.Lock()
@@ -80,8 +80,8 @@ func (l *Log) Write(p []byte) (int, error) {
 }
 
 // append writes p, in the next half when it does not fit into this one, and
-// tells whether it did. What a full disk or a want of file descriptors keeps
-// from being written is lost, and the log goes on when that has passed.
+// reports whether it did. What cannot be written, because of a full disk or a
+// lack of file descriptors, is lost; the log continues when that has passed.
 func (l *Log) append(p []byte) bool {
 	if int64(len(p)) > l.half {
 		p = p[int64(len(p))-l.half:]

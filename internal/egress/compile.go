@@ -176,7 +176,7 @@ func compileRule(nr agentlab.NetworkRule, allow bool, always []Denial) (Rule, er
 	r.Source, r.Name = nr.Source, prefix+r.String()
 	if rule, inside := whollyDenied(r.Prefix, always); allow && inside {
 		return Rule{}, invalid(field, "%s can never be allowed (%s)", r, rule).
-			WithHint("a sandbox reaches public addresses only; the operator opens one port of a private one with network.private in the profile")
+			WithHint("sandboxes reach public addresses only; to open one port of a private address, use network.private in the profile")
 	}
 	return r, nil
 }

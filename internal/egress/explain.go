@@ -24,7 +24,7 @@ func ParseTarget(text string) (Target, error) {
 	r, err := parseRule(text)
 	bad := func(why string) (Target, error) {
 		return Target{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is not a target: %s", quote(text), why).
-			WithField("target").WithHint("write HOST:PORT, HOST:PORT/udp, [IPv6]:PORT or HOST/icmp")
+			WithField("target").WithHint("use HOST:PORT, HOST:PORT/udp, [IPv6]:PORT or HOST/icmp")
 	}
 	scheme, _, url := strings.Cut(text, "://")
 	switch {
@@ -117,7 +117,7 @@ func (p *Policy) Explain(t Target) Explanation {
 		return e
 	}
 	if t.Name == "" {
-		e.Notes = append(e.Notes, "the connection may go on unless it names a host that is denied")
+		e.Notes = append(e.Notes, "the connection may continue unless it names a host that is denied")
 		return e
 	}
 	e.step(p, "name", p.nameOpen(f, t.Name))
@@ -229,23 +229,23 @@ var meanings = map[string]string{
 	RuleBroadcast:     "broadcast is never carried out of a sandbox",
 	RuleDocumentation: "addresses for documentation are never reached",
 	RuleBenchmark:     "addresses for benchmarks are never reached",
-	RuleTransition:    "addresses of IPv4-in-IPv6 tunnels are never reached, since they may end anywhere",
+	RuleTransition:    "addresses of IPv4-in-IPv6 tunnels are never reached, because they may end anywhere",
 	RuleReserved:      "the address is not public",
 	RuleProtocol:      "only TCP, UDP and ICMP echo are carried out of a sandbox",
 	RuleForeignDNS:    "DNS is answered by AgentLab alone; port 53 of other servers is never reached",
 	RuleRebinding:     "addresses that are always denied are taken out of DNS answers",
 	RuleNAT:           "the mode is nat: the public internet is allowed",
 	RuleOff:           "the mode is off: nothing but the controller is reached",
-	RuleAllowlist:     "the mode is allowlist, and no allow rule is about it",
-	RulePorts:         "the policy's ports do not hold this one",
+	RuleAllowlist:     "the mode is allowlist, and no allow rule matches",
+	RulePorts:         "the policy's ports do not include this one",
 	RuleNameMissing:   "the connection names no host, and only a name could allow it",
 	RuleNameMismatch:  "the connection names a host that is not allowed at this address",
-	RuleNameUnread:    "the policy denies hosts by name, which cannot be read from UDP; clients go on with TCP",
-	RuleProxy:         "only TCP to IPv4 addresses goes through the operator's upstream proxy; with QUIC refused, clients go on with TCP",
+	RuleNameUnread:    "the policy denies hosts by name, which cannot be read from UDP; clients continue with TCP",
+	RuleProxy:         "only TCP to IPv4 addresses goes through the operator's upstream proxy; with QUIC refused, clients continue with TCP",
 	RuleLimit:         "the sandbox has too many connections",
 	RuleRate:          "the sandbox asks too quickly",
 	RuleHostAddr:      "the host itself is never reached from a sandbox",
-	RuleLAN:           "the networks that the host is directly on are never reached from a sandbox, also where their addresses are public",
+	RuleLAN:           "the host's own networks are never reached from a sandbox, even if their addresses are public",
 	RuleGateway:       "the controller does not serve this port",
 }
 

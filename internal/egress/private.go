@@ -59,7 +59,7 @@ func Openable(a netip.Addr) bool {
 func ParsePrivates(list []agentlab.PrivateTarget) ([]Private, error) {
 	const key = "network.private"
 	if len(list) > MaxPrivate {
-		return nil, invalid(key, "%d private destinations are more than %d", len(list), MaxPrivate)
+		return nil, invalid(key, "%d private destinations exceed the limit of %d", len(list), MaxPrivate)
 	}
 	var out []Private
 	for i, t := range list {

@@ -154,13 +154,13 @@ func ParseRule(text string, allow bool) (Rule, error) {
 // parseRule is ParseRule with errors that have only the cause.
 func parseRule(text string) (Rule, error) {
 	if text == "" || len(text) > MaxRuleBytes {
-		return Rule{}, fmt.Errorf("it has %d bytes, and not 1 to %d", len(text), MaxRuleBytes)
+		return Rule{}, fmt.Errorf("it has %d bytes; 1 to %d are allowed", len(text), MaxRuleBytes)
 	}
 	if err := listEntry(text); err != nil {
 		return Rule{}, err
 	}
 	if strings.Contains(text, "://") {
-		return Rule{}, fmt.Errorf("it is a URL, and only its host counts")
+		return Rule{}, fmt.Errorf("it is a URL; use its host only")
 	}
 	var r Rule
 	host, proto := cutProto(text)
@@ -183,7 +183,7 @@ func parseRule(text string) (Rule, error) {
 	case proto == ICMP:
 		r.Explicit, r.Proto = true, ICMP
 	case proto != "":
-		return Rule{}, fmt.Errorf("a protocol wants a port, such as :443/%s", proto)
+		return Rule{}, fmt.Errorf("a protocol needs a port, such as :443/%s", proto)
 	}
 	if err := r.setTarget(host); err != nil {
 		return Rule{}, err
@@ -217,7 +217,7 @@ func cutPorts(s string) (host, ports string, err error) {
 		v6, rest, closed := strings.Cut(inner, "]")
 		port, colon := strings.CutPrefix(rest, ":")
 		if !closed || rest != "" && !colon || colon && port == "" || !strings.Contains(v6, ":") {
-			return "", "", fmt.Errorf("brackets hold an IPv6 address or range, and a port follows")
+			return "", "", fmt.Errorf("use brackets around an IPv6 address or range, followed by a port")
 		}
 		return v6, port, nil
 	}
@@ -239,7 +239,7 @@ func parseRange(s string) (PortRange, error) {
 	l, okl := parsePort(lo)
 	h, okh := parsePort(hi)
 	if !okl || !okh || l > h {
-		return PortRange{}, fmt.Errorf("%s is no port or range of ports between 1 and 65535", quote(s))
+		return PortRange{}, fmt.Errorf("%s is not a port or range of ports between 1 and 65535", quote(s))
 	}
 	return PortRange{l, h}, nil
 }
@@ -258,13 +258,13 @@ func (r *Rule) setTarget(host string) error {
 		return r.setPrefix(host)
 	}
 	if host == "*" {
-		return fmt.Errorf("a rule for everything is mode nat")
+		return fmt.Errorf("to allow everything, use mode nat")
 	}
 	rest, wildcard := strings.CutPrefix(host, "*.")
 	name, err := domainName(rest)
 	r.Domain, r.Wildcard = name, wildcard
 	if err == nil && !wildcard && !strings.Contains(name, ".") {
-		err = fmt.Errorf("%s is no full host name, such as example.com", quote(host))
+		err = fmt.Errorf("%s is not a full host name, such as example.com", quote(host))
 	}
 	return err
 }
@@ -291,9 +291,9 @@ func (r *Rule) setPrefix(host string) error {
 	}
 	switch {
 	case err != nil:
-		return fmt.Errorf("%s is no IP address or range, and no name either", quote(host))
+		return fmt.Errorf("%s is not an IP address, a range or a name", quote(host))
 	case p.Addr().Is4In6():
-		return fmt.Errorf("a range of IPv4 is written as IPv4")
+		return fmt.Errorf("write a range of IPv4 as IPv4")
 	case p != p.Masked():
 		return fmt.Errorf("the range begins at %s", p.Masked())
 	}
@@ -305,16 +305,16 @@ func (r *Rule) setPrefix(host string) error {
 func domainName(s string) (string, error) {
 	name := strings.ToLower(strings.TrimSuffix(s, "."))
 	if name == "" || len(name) > 253 {
-		return "", fmt.Errorf("%s is no host name", quote(s))
+		return "", fmt.Errorf("%s is not a host name", quote(s))
 	}
 	labels := strings.Split(name, ".")
 	for _, l := range labels {
 		if l == "" || len(l) > 63 || l[0] == '-' || l[len(l)-1] == '-' || strings.Trim(l, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
-			return "", fmt.Errorf("%s is no host name (labels of a-z, 0-9, - and _ with dots between; other letters as xn--…; * only as *. at the start)", quote(s))
+			return "", fmt.Errorf("%s is not a host name (labels of a-z, 0-9, - and _ with dots between; other letters as xn--…; * only as *. at the start)", quote(s))
 		}
 	}
 	if last := labels[len(labels)-1]; last[0] < 'a' {
-		return "", fmt.Errorf("%s is no host name: its last label does not begin with a letter", quote(s))
+		return "", fmt.Errorf("%s is not a host name: its last label does not start with a letter", quote(s))
 	}
 	return name, nil
 }

@@ -1,6 +1,6 @@
 // Package guestcheck holds what every reader of a guest's JSON on the host
 // shares: bounds on its shape, and for each type of package guestapi that
-// guests write, what an honest program of ours never says. A value that
+// guests write, what AgentLab's own programs never send. A value that
 // passes is still only what a guest claims.
 package guestcheck
 
@@ -55,7 +55,7 @@ const maxCommits = 1 << 20
 var Steps = []string{guestapi.StepDownload, guestapi.StepReceive, guestapi.StepResolve, guestapi.StepCheckout}
 
 // Report refuses, with code invalid and the field's name, a report that no
-// runner of ours sends, and cuts its message to one line.
+// agent-runner sends, and cuts its message to one line.
 func Report(r *guestapi.Report) error {
 	bad := func(field string) error {
 		return agentlab.Errorf(agentlab.CodeInvalid, "the report's %s is not valid", field).WithField(field)
@@ -85,7 +85,7 @@ func Report(r *guestapi.Report) error {
 	return nil
 }
 
-// Health refuses what a control server of ours never says.
+// Health refuses what AgentLab's control server never sends.
 func Health(h guestapi.Health) error {
 	for _, s := range []string{h.Version, h.BootID, h.Identity, h.System} {
 		if len(s) > 128 || !agentlab.IsPrintable(s) {

@@ -2,7 +2,7 @@
 // writes is bounded by the size of its disk and the quotas of its job, but
 // those of all guests together may be more than the host has. So nothing new
 // is started while less than a configured amount is free. Below a part of that
-// amount guests that write are paused, and nothing that guests send is kept. When the disk
+// amount guests that write are paused, and nothing that guests send is stored. When the disk
 // is full nevertheless, a reserve is released for the database.
 package hostspace
 
@@ -67,7 +67,7 @@ func (g *Guard) Free() (int64, error) {
 	return g.have, g.err
 }
 
-// Start tells, with code no_space, that nothing new may be started. A file
+// Start returns an error with code no_space when nothing new may be started. A file
 // system that cannot be asked guards nothing: what is written to it says what
 // is wrong with it.
 func (g *Guard) Start() error {
@@ -77,12 +77,12 @@ func (g *Guard) Start() error {
 	return g.check(max(g.min, PauseBelow(g.min)), "nothing is started on it")
 }
 
-// Keep tells, with code no_space, that nothing that guests send may be kept.
+// Keep returns an error with code no_space when nothing that guests send may be stored.
 func (g *Guard) Keep() error {
 	if g == nil {
 		return nil
 	}
-	return g.check(PauseBelow(g.min), "nothing of guests is kept on it")
+	return g.check(PauseBelow(g.min), "data of guests is not stored on it")
 }
 
 func (g *Guard) check(least int64, consequence string) error {
@@ -91,5 +91,5 @@ func (g *Guard) check(least int64, consequence string) error {
 		return nil //nolint:nilerr // see Start
 	}
 	return agentlab.Errorf(agentlab.CodeNoSpace, "the disk of %s has %d MiB free, less than %d: %s", g.dir, have>>20, least>>20, consequence).
-		WithHint("free disk space: destroy sandboxes and delete old images and jobs; limits.min_free_mb in config.yaml says how much is to stay free")
+		WithHint("free disk space: destroy sandboxes and delete old images and jobs; limits.min_free_mb in config.yaml sets how much must stay free")
 }

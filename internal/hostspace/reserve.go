@@ -22,7 +22,7 @@ const ReserveBytes = 32 << 20
 
 // PauseLeast is the least free space, in bytes, at which guests that write run.
 // Half of it, where all are paused, is more than the reserve, so that a reserve
-// that was just released does not let them go on.
+// that was just released does not let them continue.
 const PauseLeast = 4 * ReserveBytes
 
 // PauseBelow returns the free space, in bytes, below which VMs that write are

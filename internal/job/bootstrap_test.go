@@ -166,12 +166,12 @@ func TestReferencesOfUse(t *testing.T) {
 // is never shown, and the token is not consumed.
 func TestReferenceFails(t *testing.T) {
 	for name, test := range map[string]struct{ ref, reason string }{
-		"variable": {"env:AGENTLAB_TEST_NOT_SET", `env.K: the reference "env:AGENTLAB_TEST_NOT_SET" gives no value: it is not in the environment of agentlabd`},
-		"file":     {"file:/nowhere/at/all", `env.K: the reference "file:/nowhere/at/all" gives no value: there is no such file`},
-		"program":  {"cmd:no-such-program-here", `env.K: the reference "cmd:no-such-program-here" gives no value: the program "no-such-program-here" is not installed`},
-		"failure":  {`cmd:sh -c "echo s3cret; echo s3cret >&2; exit 3"`, `gives no value: sh exited with code 3 (tried 5 times)`},
-		"too much": {"cmd:head -c 1000000 /dev/zero", "gives no value: head printed more than 131072 bytes"},
-		"nothing":  {"cmd:true", "gives no value: the value is empty"},
+		"variable": {"env:AGENTLAB_TEST_NOT_SET", `env.K: cannot resolve the reference "env:AGENTLAB_TEST_NOT_SET": it is not in the environment of agentlabd`},
+		"file":     {"file:/nowhere/at/all", `env.K: cannot resolve the reference "file:/nowhere/at/all": there is no such file`},
+		"program":  {"cmd:no-such-program-here", `env.K: cannot resolve the reference "cmd:no-such-program-here": the program "no-such-program-here" is not installed`},
+		"failure":  {`cmd:sh -c "echo s3cret; echo s3cret >&2; exit 3"`, `: sh exited with code 3 (tried 5 times)`},
+		"too much": {"cmd:head -c 1000000 /dev/zero", ": head printed more than 131072 bytes"},
+		"nothing":  {"cmd:true", ": the value is empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {

@@ -49,7 +49,7 @@ func DialTLS(ctx context.Context, raw net.Conn, key ed25519.PrivateKey) (net.Con
 	c := tls.Client(raw, &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{controlProtocol},
 		Certificates:       []tls.Certificate{cert},
-		InsecureSkipVerify: true, //nolint:gosec // the channel tells who the guest is, see above
+		InsecureSkipVerify: true, //nolint:gosec // the channel identifies the guest, see above
 	})
 	var first [1]byte
 	if err = c.HandshakeContext(ctx); err == nil {
@@ -68,7 +68,7 @@ func DialTLS(ctx context.Context, raw net.Conn, key ed25519.PrivateKey) (net.Con
 func dialError(err error) error {
 	if refused(err) {
 		return agentlab.Errorf(agentlab.CodeDenied, "the guest does not know this controller's key").
-			WithHint("its seed names another key: was it made by another installation, or is the master key another one?")
+			WithHint("its seed has another key: another installation created it, or the master key was replaced")
 	}
 	if err == nil {
 		err = errors.New("it speaks another protocol")

@@ -20,12 +20,12 @@ func isHostMount(key string) bool {
 }
 
 // refuseHostMounts looks at every key at every depth, before the schema does:
-// whoever asks for a host directory is told why there is none, instead of that
+// a user who asks for a host directory gets the reason why there is none, instead of that
 // the key is unknown.
 func refuseHostMounts(y *strictyaml.Document) error {
 	for _, k := range y.Keys() {
 		if isHostMount(k.Name) {
-			return y.At(agentlab.Errorf(agentlab.CodeDenied, "a sandbox never sees a directory of its host").WithField(k.Path).
+			return y.At(agentlab.Errorf(agentlab.CodeDenied, "sandboxes cannot use directories of the host").WithField(k.Path).
 				WithHint("host mounts would let an agent read and change files outside its sandbox; give it a repository (--repo), and take results from its artifacts or 'agentlab job fetch'"))
 		}
 	}

@@ -29,7 +29,7 @@ func (d *Doc) validateInner() error {
 	args := d.Behavior.InnerSandboxArgs
 	if d.Behavior.InnerSandbox == "" || d.Behavior.InnerSandbox == "none" {
 		if len(args) > 0 {
-			return invalid(argsKey, "there are options for an inner sandbox, and none is asked for").WithHint("add inner_sandbox: bubblewrap, or remove them")
+			return invalid(argsKey, "there are options for an inner sandbox, but inner_sandbox is not set").WithHint("add inner_sandbox: bubblewrap, or remove them")
 		}
 		return nil
 	}
@@ -37,7 +37,7 @@ func (d *Doc) validateInner() error {
 		return err
 	}
 	if len(args) > maxInnerArgs {
-		return invalid(argsKey, "%d words are more than %d", len(args), maxInnerArgs)
+		return invalid(argsKey, "%d words exceed the limit of %d", len(args), maxInnerArgs)
 	}
 	for i := 0; i < len(args); {
 		n, ok := innerOptions[args[i]]
@@ -47,11 +47,11 @@ func (d *Doc) validateInner() error {
 				known = append(known, o)
 			}
 			slices.Sort(known)
-			e := invalid(argsKey, "%.100q is not an option that may be given here", args[i])
+			e := invalid(argsKey, "%.100q is not a permitted option", args[i])
 			if near := strictyaml.Nearest(args[i], known); near != "" {
-				return e.WithHint("did you mean %q? Each word is an item of its own", near)
+				return e.WithHint("did you mean %q? Each word is a separate item", near)
 			}
-			return e.WithHint("each word is an item of its own; the options are %s", strings.Join(known, " "))
+			return e.WithHint("each word is a separate item; the options are %s", strings.Join(known, " "))
 		}
 		if i+n >= len(args) {
 			return invalid(argsKey, "%s takes %d words, and %d follow", args[i], n, len(args)-i-1)

@@ -23,7 +23,7 @@ import (
 const BuiltIn = "built-in"
 
 // Library is the profiles in force: the shipped ones and the files NAME.yaml
-// of a directory. It reads them anew at each call, so an edited file counts at
+// of a directory. It reads them again at each call, so an edited file counts at
 // once; it may be used from any goroutine.
 type Library struct {
 	dir     string
@@ -58,7 +58,7 @@ type Entry struct {
 	YAML    string           // its text; "" when it could not be read
 	Profile agentlab.Profile // only its Name when it does not parse
 
-	// Err tells why it cannot be used: it does not parse, or the backend does
+	// Err is why it cannot be used: it does not parse, or the backend does
 	// not honour a key of it. nil means that it can.
 	Err error
 }
@@ -88,7 +88,7 @@ func (l *Library) List() ([]Entry, error) {
 			found[name], _ = l.file(name)
 		case isYML: // said, not ignored
 			found[f.Name()] = Entry{Name: f.Name(), Source: filepath.Join(l.dir, f.Name()), Profile: agentlab.Profile{Name: f.Name()},
-				Err: agentlab.Errorf(agentlab.CodeInvalid, "a profile's file is named NAME.yaml").WithHint("rename it to %s.yaml", stem)}
+				Err: agentlab.Errorf(agentlab.CodeInvalid, "a profile's file name must be NAME.yaml").WithHint("rename it to %s.yaml", stem)}
 		}
 	}
 	out := make([]Entry, 0, len(found))
@@ -135,7 +135,7 @@ func (l *Library) Find(name string) (Entry, error) {
 	return Entry{}, e.WithHint("the profiles are %s", strings.Join(names, ", "))
 }
 
-// Use returns a profile to make something from, or tells why it cannot be
+// Use returns a profile to make something from, or an error with the reason why it cannot be
 // used.
 func (l *Library) Use(name string) (agentlab.Profile, error) {
 	e, err := l.Find(name)
@@ -198,7 +198,7 @@ func (l *Library) parse(name, source, text string) Entry {
 	d, err := parse([]byte(text), lists)
 	if err == nil && name != "" && d.Name != name {
 		err = agentlab.Errorf(agentlab.CodeInvalid, "the name %q is not that of the profile's file, %q", d.Name, name).WithField("name").
-			WithHint("write name: %s", name)
+			WithHint("set name: %s", name)
 	}
 	if err != nil {
 		e.Err = err
@@ -220,7 +220,7 @@ func readFile(path string) ([]byte, error) {
 	case err != nil:
 		return nil, err
 	case !st.Mode().IsRegular():
-		return nil, errors.New("it is no file")
+		return nil, errors.New("it is not a file")
 	case st.Size() > strictyaml.MaxBytes:
 		return nil, fmt.Errorf("it has %d bytes, more than %d", st.Size(), strictyaml.MaxBytes)
 	}

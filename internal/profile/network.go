@@ -70,7 +70,7 @@ func expand(key string, entries []string, files listFiles) ([]agentlab.NetworkRu
 func readList(name string, files listFiles) ([]string, error) {
 	if !fs.ValidPath(name) || name == "." || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == '\\' }) {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not the path of a list file", name).
-			WithHint("it is relative to the directory of profiles and stays in it: file:lists/network-allowlist.txt")
+			WithHint("use a path relative to the directory of profiles and below it, such as file:lists/network-allowlist.txt")
 	}
 	data, err := files(name)
 	if err != nil {
@@ -111,7 +111,7 @@ func readBelow(dir, name string) (_ []byte, err error) {
 	case err != nil:
 		return nil, err
 	case !st.Mode().IsRegular():
-		return nil, fmt.Errorf("it is no file")
+		return nil, fmt.Errorf("it is not a file")
 	}
 	f, err := root.Open(name)
 	if err != nil {

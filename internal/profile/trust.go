@@ -47,13 +47,13 @@ func certificatesIn(names []string, files listFiles) ([]string, error) {
 // nothing of the content.
 func ParseCertificates(name string, data []byte) ([]string, error) {
 	bad := func(what string) ([]string, error) {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s %s", name, what).WithHint("the file holds certificates as PEM, from BEGIN CERTIFICATE to END CERTIFICATE")
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s %s", name, what).WithHint("the file must contain PEM certificates, from BEGIN CERTIFICATE to END CERTIFICATE")
 	}
 	if len(data) > maxCertificateBytes {
 		return bad("is too large")
 	}
 	if bytes.Contains(data, []byte("PRIVATE KEY")) {
-		return bad("holds a private key, which no guest may get: only certificates are given to guests")
+		return bad("contains a private key; guests may receive only certificates")
 	}
 	var out []string
 	rest := data
@@ -64,15 +64,15 @@ func ParseCertificates(name string, data []byte) ([]string, error) {
 			break
 		}
 		if block.Type != "CERTIFICATE" {
-			return bad("holds a PEM block that is no certificate")
+			return bad("contains a PEM block that is not a certificate")
 		}
 		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
-			return bad("holds a certificate that cannot be read")
+			return bad("contains an invalid certificate")
 		}
 		out = append(out, string(pem.EncodeToMemory(&pem.Block{Type: block.Type, Bytes: block.Bytes})))
 	}
 	if len(out) == 0 || bytes.Contains(rest, []byte("-----BEGIN")) {
-		return bad("holds no certificate, or half of one")
+		return bad("contains no complete certificate")
 	}
 	return out, nil
 }

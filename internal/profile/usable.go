@@ -14,7 +14,7 @@ type requirement struct {
 	why  string
 	hint string
 
-	// honoured tells whether a backend does; nil means that none does yet.
+	// honoured reports whether a backend does; nil means that none does yet.
 	// A driver that comes to honour a key gets a capability, named here.
 	honoured func(backend.Info, *Doc) bool
 }
@@ -64,7 +64,7 @@ var requirements = []requirement{
 		}},
 }
 
-// Usable tells whether the backend that info describes honours every key of
+// Usable reports whether the backend that info describes honours every key of
 // d; if not, the error has code unsupported and names the first that it does
 // not.
 func (d *Doc) Usable(info backend.Info) error {

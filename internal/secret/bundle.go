@@ -149,7 +149,7 @@ func (b *Bundle) marshal() ([]byte, error) {
 			return text, nil
 		}
 	}
-	return nil, agentlab.Errorf(agentlab.CodeInvalid, "a value holds what cannot be kept; it must be text in UTF-8")
+	return nil, agentlab.Errorf(agentlab.CodeInvalid, "a value is not text in UTF-8 and cannot be stored")
 }
 
 func (b *Bundle) write(form func(indent, s string) string) []byte {
@@ -240,7 +240,7 @@ func checkKey(key string) error {
 	if host, ok := strings.CutPrefix(key, "ssh_keys."); ok {
 		if !hostName.MatchString(host) {
 			return agentlab.Errorf(agentlab.CodeInvalid, "%q is not the name of a host", host).WithField(key).
-				WithHint("an SSH key is kept under the host that it is for, such as ssh_keys.example.com")
+				WithHint("store an SSH key under the name of its host, such as ssh_keys.example.com")
 		}
 		return nil
 	}
@@ -256,7 +256,7 @@ func checkEnvName(name string) error {
 	}
 	switch name {
 	case "PATH", "HOME", "USER", "SHELL", "LD_PRELOAD", "LD_LIBRARY_PATH", "BASH_ENV", "ENV", "IFS":
-		return agentlab.Errorf(agentlab.CodeInvalid, "%s is no secret and would break the agent's environment", name).WithField("env." + name)
+		return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a secret and would break the agent's environment", name).WithField("env." + name)
 	}
 	return nil
 }

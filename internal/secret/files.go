@@ -15,7 +15,7 @@ import (
 )
 
 // checkMode refuses a file or directory that has any of the mode bits, or
-// that belongs to somebody other than us and root.
+// that belongs to a user other than this one and root.
 func checkMode(path string, st fs.FileInfo, refused fs.FileMode) *agentlab.Error {
 	if bits := st.Mode().Perm() & refused; bits != 0 {
 		what := "read"
@@ -31,11 +31,11 @@ func checkMode(path string, st fs.FileInfo, refused fs.FileMode) *agentlab.Error
 	return nil
 }
 
-// readPrivate reads a regular file of at most limit bytes that nobody else
+// readPrivate reads a regular file of at most limit bytes that no other user
 // may change, nor, by the bits of refused, read. A missing one is
 // fs.ErrNotExist, a larger one invalid.
 func readPrivate(path string, limit int64, refused fs.FileMode) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0) //nolint:gosec // a path of ours
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0) //nolint:gosec // our path
 	if err != nil {
 		return nil, fault(path, err)
 	}

@@ -27,7 +27,7 @@ type identity struct {
 func newIdentity() (identity, error) {
 	id, err := age.GenerateX25519Identity()
 	if err != nil {
-		return identity{}, agentlab.Errorf(agentlab.CodeInternal, "an identity cannot be made: %w", err)
+		return identity{}, agentlab.Errorf(agentlab.CodeInternal, "cannot create an identity: %w", err)
 	}
 	return identity{id, id.Recipient(), id.Recipient().String(), id.String()}, nil
 }
@@ -65,7 +65,7 @@ func (v *Vault) identities() ([]identity, error) {
 	data, err := readPrivate(path, 64<<10, 0o077)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, agentlab.Errorf(agentlab.CodeNotFound, "the identity %s is missing", path).
-			WithHint("put it back from a copy: without it the bundles beside it cannot be read")
+			WithHint("restore it from a backup: without it the bundles in this directory cannot be read")
 	}
 	if err != nil {
 		return nil, err
@@ -83,7 +83,7 @@ func (v *Vault) identities() ([]identity, error) {
 		ids = append(ids, id)
 	}
 	if len(ids) == 0 {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s holds no age identity, or a broken one", path).WithHint("put it back from a copy")
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s contains no valid age identity", path).WithHint("restore it from a backup")
 	}
 	return ids, nil
 }
@@ -160,8 +160,8 @@ func (v *Vault) seal(path string, plain []byte) error {
 		err = w.Close()
 	}
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeInvalid, "nothing can be encrypted to all recipients in %s", v.recipientsPath()).
-			WithHint("remove the recipient that was added last; kinds of keys cannot all be mixed")
+		return agentlab.Errorf(agentlab.CodeInvalid, "cannot encrypt to all recipients in %s", v.recipientsPath()).
+			WithHint("remove the last recipient; some kinds of keys cannot be mixed")
 	}
 	return replaceFile(path, sealed.Bytes())
 }

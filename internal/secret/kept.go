@@ -13,7 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// What a job was given is kept, encrypted, as long as its guest may still be
+// The values that a job received are stored, encrypted, as long as its guest may still be
 // heard: its words must be redacted by the values that it knows, not by those
 // that the bundle or a reference holds after a restart.
 
@@ -21,7 +21,7 @@ func (v *Vault) keptDir() string { return filepath.Join(v.dir, "delivered") }
 
 func (v *Vault) keptPath(jobID string) (string, error) {
 	if agentlab.ValidateName(jobID) != nil {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not the id of a job", jobID)
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not a job ID", jobID)
 	}
 	return filepath.Join(v.keptDir(), jobID+".age"), nil
 }
@@ -49,7 +49,7 @@ func (v *Vault) Keep(ctx context.Context, jobID string, values []string) error {
 			return err
 		}
 		if len(text) > maxSealed {
-			return agentlab.Errorf(agentlab.CodeLimit, "job %s was given more than %d bytes of secrets", jobID, maxSealed)
+			return agentlab.Errorf(agentlab.CodeLimit, "the secrets of job %s have more than %d bytes", jobID, maxSealed)
 		}
 		if err := os.MkdirAll(v.keptDir(), 0o700); err != nil {
 			return fault(v.keptDir(), err)
@@ -58,7 +58,7 @@ func (v *Vault) Keep(ctx context.Context, jobID string, values []string) error {
 	})
 }
 
-// Kept returns what Keep noted for a job; ok tells whether it did.
+// Kept returns what Keep stored for a job; ok reports whether it did.
 func (v *Vault) Kept(jobID string) (values []string, ok bool, err error) {
 	path, err := v.keptPath(jobID)
 	if err != nil {
@@ -72,13 +72,13 @@ func (v *Vault) Kept(jobID string) (values []string, ok bool, err error) {
 		err = json.Unmarshal(text, &values)
 	}
 	if err != nil {
-		return nil, false, agentlab.Errorf(agentlab.CodeInvalid, "what job %s was given cannot be read back from %s", jobID, path)
+		return nil, false, agentlab.Errorf(agentlab.CodeInvalid, "cannot read the stored secrets of job %s from %s", jobID, path)
 	}
 	return values, true, nil
 }
 
 // SweepKept forgets the values of every job of which done says that its guest
-// is not heard any more, and tells how many those were.
+// is not heard any more, and returns how many those were.
 func (v *Vault) SweepKept(ctx context.Context, done func(ctx context.Context, jobID string) (bool, error)) (n int, err error) {
 	files, err := readDir(v.keptDir())
 	if err != nil {

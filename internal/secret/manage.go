@@ -44,7 +44,7 @@ func (v *Vault) Bundles(ctx context.Context) ([]Info, error) {
 type Entry struct {
 	Key       string
 	Reference string // where the value is got from; "" for a literal
-	Value     string // of a literal, when it is to be revealed
+	Value     string // of a literal, when it must be revealed
 }
 
 // Entries lists what a bundle holds, with the values of literals only where
@@ -97,7 +97,7 @@ func (v *Vault) Replace(ctx context.Context, name, text, version string) error {
 			return err
 		}
 		if now != version {
-			return agentlab.Errorf(agentlab.CodeConflict, "the secrets bundle %q was changed by somebody else meanwhile", name).
+			return agentlab.Errorf(agentlab.CodeConflict, "the secrets bundle %q was changed by another user or process in the meantime", name).
 				WithHint("edit it again: agentlab secrets edit --bundle %s", name)
 		}
 		return v.save(name, b)
@@ -111,11 +111,11 @@ func versionOf(text []byte) string {
 
 func noBundle(name string) error {
 	return agentlab.Errorf(agentlab.CodeNotFound, "there is no secrets bundle %q", name).WithField("secrets_bundle").
-		WithHint("make it: agentlab secrets create %s", name)
+		WithHint("create it: agentlab secrets create %s", name)
 }
 
 func (v *Vault) sopsOnly(name string) error {
-	return agentlab.Errorf(agentlab.CodeUnsupported, "the secrets bundle %q is kept with sops", name).
+	return agentlab.Errorf(agentlab.CodeUnsupported, "the secrets bundle %q is encrypted with sops", name).
 		WithHint("change it with: sops %s", v.sopsPath(name))
 }
 

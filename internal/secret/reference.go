@@ -28,7 +28,7 @@ import (
 //	cmd:PROGRAM ARG…        what a program prints; words as a shell splits
 //	                        them, but no shell: nothing is expanded
 //
-// A literal that begins like that, or with "literal:", is kept behind
+// A literal that begins like that, or with "literal:", is stored after
 // "literal:".
 const (
 	refOp         = "op://"
@@ -46,7 +46,7 @@ const (
 	outputTimeout = 2 * time.Second // for output that is held open by a child of the program
 )
 
-// parseReference tells whether a text at rest is a reference, and of which
+// parseReference reports whether a stored text is a reference, and of which
 // kind.
 func parseReference(text string) (kind string, ok bool) {
 	for _, kind := range []string{refOp, refEnv, refFile, refCmd} {
@@ -61,7 +61,7 @@ func parseReference(text string) (kind string, ok bool) {
 func literal(text string) string { return strings.TrimPrefix(text, literalPrefix) }
 
 // storeLiteral returns the text at rest for a plain value, so that literal
-// gives the value again and nobody takes it for a reference.
+// gives the value again and no reader takes it for a reference.
 func storeLiteral(value string) string {
 	if _, ok := parseReference(value); ok || strings.HasPrefix(value, literalPrefix) {
 		return literalPrefix + value
@@ -90,7 +90,7 @@ func checkReference(key, text string) error {
 		}
 	case refEnv:
 		if !envName.MatchString(rest) {
-			return bad("the reference %q names no environment variable", text)
+			return bad("the reference %q does not name an environment variable", text)
 		}
 	case refFile:
 		if !filepath.IsAbs(rest) {
@@ -172,7 +172,7 @@ func resolveOne(ctx context.Context, key, text string) (string, error) {
 		}
 	}
 	if err != nil {
-		out := agentlab.Errorf(err.Code, "the reference %q gives no value: %s", text, err.Message).WithField(key)
+		out := agentlab.Errorf(err.Code, "cannot resolve the reference %q: %s", text, err.Message).WithField(key)
 		return "", out.WithHint("%s", err.Hint)
 	}
 	return value, nil
@@ -180,7 +180,7 @@ func resolveOne(ctx context.Context, key, text string) (string, error) {
 
 // readReferred reads a private file.
 func readReferred(path string) (string, *agentlab.Error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0) //nolint:gosec // the admin's own reference; not blocking, lest it is a pipe
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0) //nolint:gosec // the admin's own reference; not blocking, because it may be a pipe
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", agentlab.Errorf(agentlab.CodeNotFound, "there is no such file")
@@ -206,7 +206,7 @@ func readReferred(path string) (string, *agentlab.Error) {
 func output(ctx context.Context, argv []string) (string, *agentlab.Error) {
 	path, err := exec.LookPath(argv[0])
 	if err != nil {
-		return "", agentlab.Errorf(agentlab.CodeNotFound, "the program %q is not installed", argv[0]).WithHint("install it where agentlabd finds it: in its PATH")
+		return "", agentlab.Errorf(agentlab.CodeNotFound, "the program %q is not installed", argv[0]).WithHint("install it in a directory of the PATH of agentlabd")
 	}
 	return run(ctx, path, argv[1:], nil, MaxValueBytes)
 }
@@ -214,7 +214,7 @@ func output(ctx context.Context, argv []string) (string, *agentlab.Error) {
 // run runs a program and returns what it prints, at most so many bytes. What
 // it says on standard error is dropped: it may hold the secret.
 func run(ctx context.Context, path string, args, env []string, most int) (string, *agentlab.Error) {
-	const byHand = "run it by hand as the user that runs agentlabd; what it says is not shown here, because it may hold the secret"
+	const byHand = "run it by hand as the user that runs agentlabd; its output is not shown here, because it may contain the secret"
 	name := filepath.Base(path)
 	out := &bounded.Head{Max: most + 2, Fail: io.ErrShortWrite}
 	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // the admin's own reference
@@ -233,11 +233,11 @@ func run(ctx context.Context, path string, args, env []string, most int) (string
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return "", agentlab.Errorf(agentlab.CodeTimeout, "%s took longer than %s", name, refTimeout).WithHint("%s", byHand)
 	case ctx.Err() != nil:
-		return "", agentlab.Errorf(agentlab.CodeUnavailable, "%s was not waited for", name)
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "stopped waiting for %s", name)
 	case exited && exit.Exited():
 		return "", agentlab.Errorf(agentlab.CodeUnavailable, "%s exited with code %d", name, exit.ExitCode()).WithHint("%s", byHand)
 	case err != nil:
-		return "", agentlab.Errorf(agentlab.CodeUnavailable, "%s did not run to its end", name).WithHint("%s", byHand)
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "%s did not run to completion", name).WithHint("%s", byHand)
 	}
 	return out.String(), nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
-// Rotation tells what a rotation did.
+// Rotation describes what a rotation did.
 type Rotation struct {
 	PublicKey  string   // of the new identity
 	Recipients []string // to whom bundles are encrypted besides
@@ -55,7 +55,7 @@ func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, err
 	for _, path := range files {
 		if _, err := v.open(path, maxSealed); err != nil && !v.forgotten(path, err) {
 			return Rotation{}, agentlab.Errorf(agentlab.CodeOf(err), "%s cannot be decrypted, so nothing was changed: %w", path, err).
-				WithHint("put back a copy of it, or remove it")
+				WithHint("restore it from a backup, or remove it")
 		}
 	}
 	fresh, err := newIdentity()
@@ -114,12 +114,12 @@ func (v *Vault) sweep() error {
 // every bundle is readable.
 func step(ctx context.Context, fn func() error) error {
 	if ctx.Err() != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the rotation was cut short; every bundle can be read").WithHint("run it again")
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the rotation was interrupted; every bundle can be read").WithHint("run it again")
 	}
 	return fn()
 }
 
-// forgotten tells whether a file could not be read because what a job was
+// forgotten reports whether a file could not be read because what a job was
 // given was forgotten meanwhile, which waits for no rotation.
 func (v *Vault) forgotten(path string, err error) bool {
 	return filepath.Dir(path) == v.keptDir() && errors.Is(err, fs.ErrNotExist)
@@ -163,7 +163,7 @@ func (v *Vault) sealed() ([]string, error) {
 	return out, nil
 }
 
-// changeRecipients returns the further recipients as they shall be.
+// changeRecipients returns the new list of further recipients.
 func (v *Vault) changeRecipients(add, remove []string) ([]string, error) {
 	others, err := v.others()
 	if err != nil {
@@ -172,7 +172,7 @@ func (v *Vault) changeRecipients(add, remove []string) ([]string, error) {
 	for _, text := range remove {
 		i := slices.Index(others, strings.TrimSpace(text))
 		if i < 0 {
-			return nil, agentlab.Errorf(agentlab.CodeNotFound, "%.100q is no recipient of these bundles", text).WithField("remove")
+			return nil, agentlab.Errorf(agentlab.CodeNotFound, "%.100q is not a recipient of these bundles", text).WithField("remove")
 		}
 		others = slices.Delete(others, i, i+1)
 	}

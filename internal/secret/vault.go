@@ -30,7 +30,7 @@ const sopsSuffix = ".sops.yaml"
 
 // Vault is a directory of bundles, each encrypted to the identity in
 // identity.txt and to the recipients in recipients.txt. Values are decrypted
-// in memory, when they are asked for. It may be used from any goroutine and
+// in memory, when they are needed. It may be used from any goroutine and
 // process.
 type Vault struct {
 	dir string
@@ -66,7 +66,7 @@ func (v *Vault) Init() error {
 	return fault(v.identityPath(), err)
 }
 
-// checkDir refuses a directory in which others could put bundles of theirs,
+// checkDir refuses a directory in which other users could put bundles,
 // or see which there are. A missing one is fine.
 func (v *Vault) checkDir() error {
 	st, err := os.Stat(v.dir)
@@ -101,7 +101,7 @@ func (v *Vault) Deliver(ctx context.Context, name string, want func(key string) 
 	return out, nil
 }
 
-// Check tells whether a bundle is there and can be read. References are not
+// Check reports whether a bundle exists and can be read. References are not
 // resolved. Codes as Deliver.
 func (v *Vault) Check(ctx context.Context, name string) error {
 	_, err := v.load(ctx, name)
@@ -138,12 +138,12 @@ func (v *Vault) text(ctx context.Context, name string) ([]byte, error) {
 	text, err := v.open(v.path(name), strictyaml.MaxBytes)
 	if agentlab.CodeOf(err) == agentlab.CodeInvalid {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the secrets bundle %q cannot be decrypted with %s", name, v.identityPath()).
-			WithHint("it is damaged or was made with another identity; put back a copy, or remove %s and set its values again", v.path(name))
+			WithHint("it is damaged or was encrypted with another identity; restore it from a backup, or remove %s and set its values again", v.path(name))
 	}
 	return text, err
 }
 
-// format tells in which form a bundle is at rest, "" when it does not exist.
+// format returns the form in which a bundle is stored, "" when it does not exist.
 func (v *Vault) format(name string) (string, error) {
 	if err := checkName(name); err != nil {
 		return "", err
@@ -159,8 +159,8 @@ func (v *Vault) format(name string) (string, error) {
 		case err != nil:
 			return "", fault(f.path, err)
 		case found != "":
-			return "", agentlab.Errorf(agentlab.CodeConflict, "the secrets bundle %q is there twice: %s and %s", name, v.path(name), v.sopsPath(name)).
-				WithHint("remove the one that is not meant")
+			return "", agentlab.Errorf(agentlab.CodeConflict, "the secrets bundle %q exists twice: %s and %s", name, v.path(name), v.sopsPath(name)).
+				WithHint("remove one of them")
 		default:
 			found = f.format
 		}
@@ -188,7 +188,7 @@ func (v *Vault) Create(ctx context.Context, name string) error {
 			return err
 		}
 		if format != "" {
-			return agentlab.Errorf(agentlab.CodeExists, "there is a secrets bundle %q already", name).WithField("name")
+			return agentlab.Errorf(agentlab.CodeExists, "the secrets bundle %q already exists", name).WithField("name")
 		}
 		return v.save(name, Bundle{})
 	})

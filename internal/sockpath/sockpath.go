@@ -116,7 +116,7 @@ func checkOld(path string, takeover bool) error {
 		return fault(path, err)
 	}
 	if st.Mode().Type() != fs.ModeSocket {
-		return agentlab.Errorf(agentlab.CodeDenied, "%s exists and is no socket", path).WithHint("move it away")
+		return agentlab.Errorf(agentlab.CodeDenied, "%s exists and is not a socket", path).WithHint("move it away")
 	}
 	var raw unix.Stat_t
 	if err := unix.Lstat(path, &raw); err != nil {
@@ -138,7 +138,7 @@ func checkOld(path string, takeover bool) error {
 		_ = c.Close()
 		return agentlab.Errorf(agentlab.CodeExists, "another process listens on %s", path)
 	}
-	return agentlab.Errorf(agentlab.CodeExists, "%s is in use, as far as can be told: %w", path, err)
+	return agentlab.Errorf(agentlab.CodeExists, "%s seems to be in use: %w", path, err)
 }
 
 // Dial connects to the socket at path. The error has code unavailable for a

@@ -1,6 +1,6 @@
 // Package stream is the framing of an interactive process on one connection:
 // standard input, output and error, terminal size, signals and the exit code.
-// It is spoken from the client through the daemon to the guest, after an HTTP
+// It is used from the client through the daemon to the guest, after an HTTP
 // Upgrade to guestapi.StreamProtocol; the daemon passes the bytes on unread.
 //
 // A frame is a type byte, a big-endian uint32 length of at most MaxPayload,
@@ -17,7 +17,7 @@ import (
 	"sync"
 )
 
-// Type tells what a frame carries.
+// Type is the kind of a frame.
 type Type byte
 
 // The frame types. To the process: Stdin, StdinEOF, Resize, Signal. From the
@@ -45,7 +45,7 @@ type WindowSize struct {
 	Cols uint16 `json:"cols"`
 }
 
-// ExitStatus tells how the process ended.
+// ExitStatus describes how the process ended.
 type ExitStatus struct {
 	Code   int    `json:"code"`             // exit code, 128+n when killed by signal n
 	Signal string `json:"signal,omitempty"` // name without "SIG", when killed by one

@@ -69,11 +69,11 @@ func named(p *egress.Policy, name string, port uint16) bool {
 func chooseSite(p *egress.Policy, t *probe.Targets, site string) error {
 	if site != "" {
 		if r, err := egress.ParseRule(site, true); err != nil || r.Domain == "" || r.Wildcard || r.Explicit {
-			return agentlab.Errorf(agentlab.CodeInvalid, "%q is not a host name", site).WithField("site").WithHint("write a public name, such as %s", publicSite)
+			return agentlab.Errorf(agentlab.CodeInvalid, "%q is not a host name", site).WithField("site").WithHint("use a public name, such as %s", publicSite)
 		}
 		if !named(p, site, 443) {
 			return agentlab.Errorf(agentlab.CodeInvalid, "the policy does not let the sandbox reach %s on port 443", site).WithField("site").
-				WithHint("see 'agentlab policy check %s:443', or name another", site)
+				WithHint("run 'agentlab policy check %s:443', or use another name", site)
 		}
 		t.Site = site
 	}

@@ -171,7 +171,7 @@ func receive(conn net.Conn) ([]byte, error) {
 	for {
 		t, p, err := frames.Next()
 		if err != nil {
-			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the guest broke off while it was probing: %w", err)
+			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the guest ended the connection during the probes: %w", err)
 		}
 		switch t {
 		case stream.Stdout:
@@ -185,7 +185,7 @@ func receive(conn net.Conn) ([]byte, error) {
 			var st stream.ExitStatus
 			if err := json.Unmarshal(p, &st); err != nil || st.Code != 0 {
 				return nil, agentlab.Errorf(agentlab.CodeUnavailable, "agent-runner probe failed in the guest (exit code %d): %s", st.Code, agentlab.OneLine(st.Error+" "+errOut.String(), maxText)).
-					WithHint("the sandbox may run another version of agent-runner: make a new one")
+					WithHint("the sandbox may run another version of agent-runner: create a new sandbox")
 			}
 			return out.Bytes(), nil
 		}
@@ -204,7 +204,7 @@ func results(out []byte) ([]guestapi.ProbeResult, error) {
 			return all, nil
 		}
 		if err != nil {
-			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the guest's probe results are not the JSON that was asked for")
+			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the guest's probe results are not valid JSON")
 		}
 		r.Answer, r.Error = agentlab.OneLine(r.Answer, maxText), agentlab.OneLine(r.Error, maxText)
 		for i, a := range r.Addrs {

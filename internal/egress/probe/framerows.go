@@ -184,11 +184,11 @@ func (t *table) headers() {
 // link. The other rows of the same run show that they have no effect.
 func (t *table) claims() {
 	if gw := t.env.Gateway4; gw.IsValid() {
-		t.add(Check{ID: "arp-gateway", Shows: "saying to be the gateway moves nobody's traffic", Want: Closed},
+		t.add(Check{ID: "arp-gateway", Shows: "claiming to be the gateway redirects no other sandbox's traffic", Want: Closed},
 			raw("arp for the gateway", arpReply(gw, strangeMAC), Trace{Proto: "arp"}), raw("arp for a neighbour", arpReply(t.neighbour(), strangeMAC), Trace{Proto: "arp"}))
 	}
 	if gw := t.env.Gateway6; gw.IsValid() {
-		t.add(Check{ID: "ndp-gateway", Shows: "saying to be the IPv6 gateway moves nobody's traffic", Want: Closed},
+		t.add(Check{ID: "ndp-gateway", Shows: "claiming to be the IPv6 gateway redirects no other sandbox's traffic", Want: Closed},
 			raw("advertisement for the gateway", advertisement(t.source(gw), gw, strangeMAC), Trace{Proto: "ndp"}))
 	}
 }

@@ -98,7 +98,7 @@ func (t *table) allowlist() {
 		t.reach("wildcard", "a name below a wildcard is reached", named("tls", s+":443", s))
 	}
 	if s := t.tgt.Apex; s != "" {
-		t.add(Check{ID: "wildcard-apex", Shows: "a wildcard does not allow the name that it stands below", Want: Block, Rule: ruleAllowlist, Said: s},
+		t.add(Check{ID: "wildcard-apex", Shows: "a wildcard does not allow the name itself, without a label before it", Want: Block, Rule: ruleAllowlist, Said: s},
 			question(s, "A"))
 		lookalike := "not" + s
 		t.add(Check{ID: "wildcard-lookalike", Shows: "a wildcard does not allow names that end alike", Want: Block, Rule: ruleAllowlist, Said: lookalike},
@@ -148,7 +148,7 @@ func (t *table) lies() {
 	}
 	lie("sni-missing", "TLS without a name is refused where a name is what allows it", ruleNameMissing, "", named("tls", site+":443", ""))
 	web("host-missing", "HTTP without a Host is refused where a name is what allows it", ruleNameMissing, "", named("http", site+":80", ""))
-	lie("no-protocol", "a flow that says no name at all is refused", ruleNameMissing, "", tcpTo(site+":443"))
+	lie("no-protocol", "a flow that shows no name is refused", ruleNameMissing, "", tcpTo(site+":443"))
 	if s := t.tgt.Second; s != "" {
 		// Both names are allowed, so the name outside proves nothing; it is
 		// denied only because of the address.

@@ -124,7 +124,7 @@ func (r *run) take(probes []guestapi.Probe, results []guestapi.ProbeResult) erro
 	for _, res := range results {
 		known := slices.ContainsFunc(probes, func(p guestapi.Probe) bool { return p.ID == res.ID })
 		if _, twice := r.results[res.ID]; !known || twice {
-			return agentlab.Errorf(agentlab.CodeUnavailable, "the guest's probe results are not those that were asked for").
+			return agentlab.Errorf(agentlab.CodeUnavailable, "the guest's probe results do not match the probes").
 				WithHint("the agent-runner in the sandbox's image may be another version; build the image again")
 		}
 		r.results[res.ID] = res
@@ -132,7 +132,7 @@ func (r *run) take(probes []guestapi.Probe, results []guestapi.ProbeResult) erro
 	for _, p := range probes {
 		if _, ok := r.results[p.ID]; !ok {
 			return agentlab.Errorf(agentlab.CodeUnavailable, "the guest gave no result for probe %s", p.ID).
-				WithHint("look at the sandbox's console; the guest may have too little memory or time")
+				WithHint("check the sandbox's console; the guest may have too little memory or CPU time")
 		}
 	}
 	return nil
@@ -234,7 +234,7 @@ func (r *run) judge(c Check) Outcome {
 		}
 		for _, a := range res.Addrs {
 			if addr, err := netip.ParseAddr(a); err != nil || forbidden(addr) && (!c.Opened || !addr.IsPrivate()) {
-				faults = append(faults, fmt.Sprintf("%s: the guest was told the address %q", p.Target, a))
+				faults = append(faults, fmt.Sprintf("%s: the guest received the address %q", p.Target, a))
 			}
 		}
 	}

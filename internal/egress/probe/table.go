@@ -224,11 +224,11 @@ func (t *table) mapped() {
 // tunnel data out.
 func (t *table) foreignDNS() {
 	if r := t.tgt.Resolver; r.IsValid() {
-		t.add(Check{ID: "dns-foreign", Shows: "no DNS server but ours answers", Want: Closed, Rule: ruleForeignDNS},
+		t.add(Check{ID: "dns-foreign", Shows: "no DNS server except AgentLab's answers", Want: Closed, Rule: ruleForeignDNS},
 			asked("dns", t.tgt.Question, r, 53), asked("dnstcp", t.tgt.Question, r, 53))
 	}
 	if r := t.tgt.Resolver6; r.IsValid() {
-		t.add(Check{ID: "dns-foreign6", Shows: "no DNS server but ours answers by IPv6", Want: Closed, Rule: ruleForeignDNS, IPv6: true},
+		t.add(Check{ID: "dns-foreign6", Shows: "no DNS server except AgentLab's answers over IPv6", Want: Closed, Rule: ruleForeignDNS, IPv6: true},
 			asked("dns", t.tgt.Question, r, 53), asked("dnstcp", t.tgt.Question, r, 53))
 	}
 	t.add(Check{ID: "dns-lan", Shows: "no DNS server of the LAN answers", Want: Closed, Rule: rulePrivate},

@@ -197,6 +197,6 @@ func (n *Network) learn(card [6]byte) {
 		err = n.stack.AddStaticNeighbor(nicID, ipv6.ProtocolNumber, toStack(n.cfg.Guest6), tcpip.LinkAddress(card[:]))
 	}
 	if err != nil {
-		n.log.Error("the guest's card cannot be learnt", "err", err.String())
+		n.log.Error("cannot detect the guest's network card", "err", err.String())
 	}
 }

@@ -220,7 +220,7 @@ func (c *Config) complete() error {
 // be called once.
 func (n *Network) Run(ctx context.Context) error {
 	if n.ran.Swap(true) {
-		return agentlab.Errorf(agentlab.CodeConflict, "the network was run before")
+		return agentlab.Errorf(agentlab.CodeConflict, "the network ran before")
 	}
 	defer n.Close()
 	stop := context.AfterFunc(ctx, n.cancel)
