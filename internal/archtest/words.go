@@ -74,7 +74,7 @@ var NotRewritten = []string{
 	"internal/backend/proxmox/create.go",
 	"internal/backend/proxmox/destroy.go",
 	"internal/backend/proxmox/guest.go",
+	"internal/backend/proxmox/lookup.go",
 	"internal/backend/proxmox/pve/snippets.go",
-	"internal/backend/proxmox/see.go",
 	"internal/server/server.go",
 }

@@ -91,7 +91,7 @@ func (d *Driver) begin(ctx context.Context, spec backend.Spec, vmid int) (*handl
 	if err := d.checkGroup(ctx, spec.Hardware.FirewallGroup); err != nil {
 		return nil, err
 	}
-	p, err := d.choose(ctx, spec)
+	p, err := d.choosePlacement(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func (d *Driver) renew(ctx context.Context, h *handle, n agentlab.Network) error
 // complete goes on where a handle says that the making of a sandbox stands.
 func (d *Driver) complete(ctx context.Context, h *handle) error {
 	if h.Phase == phaseCreated {
-		_, err := d.mine(ctx, h.id(), h)
+		_, err := d.lookupOwned(ctx, h.id(), h)
 		return err
 	}
 	if h.Phase == phaseCloning {
@@ -247,7 +247,7 @@ func (d *Driver) cloneEnded(ctx context.Context, h *handle, first bool, err erro
 // numberLost follows a clone that was told that its number is taken: by
 // somebody else, or by an attempt before whose answer was lost.
 func (d *Driver) numberLost(ctx context.Context, h *handle, first bool, cause error) error {
-	s, err := d.see(ctx, h.id(), h)
+	s, err := d.lookup(ctx, h.id(), h)
 	switch {
 	case err != nil:
 		return err
@@ -289,7 +289,7 @@ func (d *Driver) cloneBegun(ctx context.Context, h *handle) (done bool, err erro
 	case running:
 		return false, agentlab.Errorf(agentlab.CodeBusy, "the clone of sandbox %d is still under way", h.Spec.VMID)
 	case s.hidden:
-		if err := d.hiddenClone(ctx, h); err != nil {
+		if err := d.unreadableClone(ctx, h); err != nil {
 			return false, err
 		}
 		fallthrough
@@ -311,14 +311,14 @@ func (d *Driver) cloneBegun(ctx context.Context, h *handle) (done bool, err erro
 // clone's target is in no list of tasks, so any clone of its template that
 // was begun since counts; and for a while after it was sent, it may not have
 // begun.
-func (d *Driver) afterClone(ctx context.Context, h *handle) (s sight, running bool, err error) {
+func (d *Driver) afterClone(ctx context.Context, h *handle) (s lookupResult, running bool, err error) {
 	pause := d.cfg.Poll.First
 	for {
 		going, err := d.cloning(ctx, h) // before the look: it may end between the two
 		if err != nil {
 			return s, false, err
 		}
-		if s, err = d.see(ctx, h.id(), h); err != nil {
+		if s, err = d.lookup(ctx, h.id(), h); err != nil {
 			return s, false, err
 		}
 		if s.there && !s.hidden && (!s.ours && !s.stub || s.cfg["lock"] != lockClone) {
@@ -387,7 +387,7 @@ func (d *Driver) configure(ctx context.Context, h *handle) error {
 // the change when the configuration is not the one that was looked at.
 func (d *Driver) replace(ctx context.Context, h *handle, t template) error {
 	id := h.id()
-	s, err := d.mine(ctx, id, h)
+	s, err := d.lookupOwned(ctx, id, h)
 	if s.there && agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return inTheWay(id.VMID)
 	}

@@ -44,7 +44,7 @@ func (d *Driver) destroy(ctx context.Context, id vmID, h *handle) error {
 		return err
 	}
 	d.at("VM gone")
-	d.memory.rests(id.UID)
+	d.cache.forget(id.UID)
 	if h == nil {
 		return d.removeSnippets(ctx, id, nil)
 	}
@@ -88,11 +88,11 @@ func (d *Driver) dropNetwork(ctx context.Context, h *handle) error {
 // endVM makes sure that the VM is gone, and with it whatever might still make
 // it. foreign tells that something else stands in its place.
 func (d *Driver) endVM(ctx context.Context, id vmID, h *handle) (foreign bool, err error) {
-	var s sight
+	var s lookupResult
 	if h != nil && h.CloneSent {
 		s, err = d.endClone(ctx, h)
 	} else {
-		s, err = d.see(ctx, id, h)
+		s, err = d.lookup(ctx, id, h)
 	}
 	switch {
 	case err != nil:
@@ -101,18 +101,18 @@ func (d *Driver) endVM(ctx context.Context, id vmID, h *handle) (foreign bool, e
 		return false, nil
 	case s.ours:
 	case s.hidden && h != nil && h.CloneSent:
-		return true, d.hiddenClone(ctx, h)
+		return true, d.unreadableClone(ctx, h)
 	case s.hidden && h != nil && h.made():
-		return true, d.hiddenVM(ctx, h, s.node)
+		return true, d.unreadableVM(ctx, h, s.node)
 	case s.stub && h != nil && h.CloneSent:
-		mine, err := d.stubIsOurs(ctx, h)
+		mine, err := d.ownsPlaceholder(ctx, h)
 		if err != nil || !mine {
 			return !mine, err
 		}
-	case isGravestone(s.cfg) && h != nil && h.DestroySent:
+	case isDestroyMarker(s.cfg) && h != nil && h.DestroySent:
 	case s.traces:
 		return false, d.unmarked(id, s.node)
-	case h == nil && (isGravestone(s.cfg) || s.stub):
+	case h == nil && (isDestroyMarker(s.cfg) || s.stub):
 		return true, nil // whose it is, nothing tells
 	default:
 		return true, nil
@@ -121,7 +121,7 @@ func (d *Driver) endVM(ctx context.Context, id vmID, h *handle) (foreign bool, e
 }
 
 // endClone stops a clone that may still go on, and tells what there is then.
-func (d *Driver) endClone(ctx context.Context, h *handle) (sight, error) {
+func (d *Driver) endClone(ctx context.Context, h *handle) (lookupResult, error) {
 	if h.CloneTask != "" {
 		if err := d.pve.StopTask(ctx, pve.UPID(h.CloneTask)); err != nil {
 			d.log.Info("a clone could not be stopped; its end is waited for", "vmid", h.Spec.VMID, "err", err)
@@ -134,9 +134,9 @@ func (d *Driver) endClone(ctx context.Context, h *handle) (sight, error) {
 	return s, err
 }
 
-// isGravestone tells whether a configuration is what Proxmox leaves for the
+// isDestroyMarker tells whether a configuration is what Proxmox leaves for the
 // moment between the end of a VM's volumes and that of its configuration.
-func isGravestone(cfg pve.Config) bool {
+func isDestroyMarker(cfg pve.Config) bool {
 	for key := range cfg {
 		if key != "lock" && key != "digest" {
 			return false
@@ -148,19 +148,19 @@ func isGravestone(cfg pve.Config) bool {
 const destroyTries = 4
 
 // removeVM destroys a VM that was proved to be ours. A token that is refused on
-// the way may have lost sight of it because it is gone: the destruction that a
+// the way may have lost lookupResult of it because it is gone: the destruction that a
 // process before this one began has ended.
-func (d *Driver) removeVM(ctx context.Context, id vmID, h *handle, s sight) error {
+func (d *Driver) removeVM(ctx context.Context, id vmID, h *handle, s lookupResult) error {
 	err := d.removeSeen(ctx, id, h, s)
 	if agentlab.CodeOf(err) == agentlab.CodeDenied {
-		if now, serr := d.see(ctx, id, h); serr == nil && !now.there {
+		if now, serr := d.lookup(ctx, id, h); serr == nil && !now.there {
 			return nil
 		}
 	}
 	return err
 }
 
-func (d *Driver) removeSeen(ctx context.Context, id vmID, h *handle, s sight) error {
+func (d *Driver) removeSeen(ctx context.Context, id vmID, h *handle, s lookupResult) error {
 	if err := d.mayTouch(id.VMID); err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func (d *Driver) removeSeen(ctx context.Context, id vmID, h *handle, s sight) er
 	protected := s.cfg["protection"] == "1" // inherited from a template that is
 	for try := 1; ; try++ {
 		if old {
-			if gone, err := d.replaced(ctx, id, h, s); gone || err != nil {
+			if gone, err := d.wasReplaced(ctx, id, h, s); gone || err != nil {
 				return err
 			}
 		}
@@ -218,10 +218,10 @@ func (d *Driver) removeSeen(ctx context.Context, id vmID, h *handle, s sight) er
 	}
 }
 
-// replaced looks again, after a pause, whether what was proved to be ours is
+// wasReplaced looks again, after a pause, whether what was proved to be ours is
 // still there: in its place may be nothing by now, or somebody else's VM.
-func (d *Driver) replaced(ctx context.Context, id vmID, h *handle, was sight) (gone bool, err error) {
-	now, err := d.see(ctx, id, h)
+func (d *Driver) wasReplaced(ctx context.Context, id vmID, h *handle, was lookupResult) (gone bool, err error) {
+	now, err := d.lookup(ctx, id, h)
 	switch {
 	case err != nil:
 		return false, err
@@ -233,7 +233,7 @@ func (d *Driver) replaced(ctx context.Context, id vmID, h *handle, was sight) (g
 		return false, d.unmarked(id, now.node)
 	case now.ours && now.node != was.node:
 		return false, agentlab.Errorf(agentlab.CodeBusy, "VM %d was moved from node %s to %s meanwhile", id.VMID, was.node, now.node)
-	case now.ours == was.ours && now.stub == was.stub, isGravestone(now.cfg) && h != nil:
+	case now.ours == was.ours && now.stub == was.stub, isDestroyMarker(now.cfg) && h != nil:
 		return false, nil
 	}
 	return true, nil
@@ -254,11 +254,11 @@ func (d *Driver) destroyVM(ctx context.Context, id vmID, h *handle, node string)
 	return d.wait(ctx, task)
 }
 
-// stubIsOurs tells whether the empty beginning of a clone, which bears no
+// ownsPlaceholder tells whether the empty beginning of a clone, which bears no
 // mark, is that of a sandbox whose clone was sent: a clone of its template that
 // was begun since, and is no other sandbox's, ended without an end. No clone
 // goes on any more when this is asked.
-func (d *Driver) stubIsOurs(ctx context.Context, h *handle) (bool, error) {
+func (d *Driver) ownsPlaceholder(ctx context.Context, h *handle) (bool, error) {
 	tasks, err := d.pve.Tasks(ctx, h.Source, pve.TaskFilter{VMID: h.Template, Type: "qmclone", Limit: 500})
 	if err != nil {
 		return false, err
@@ -280,14 +280,14 @@ func (d *Driver) stubIsOurs(ctx context.Context, h *handle) (bool, error) {
 	return false, nil
 }
 
-// hiddenClone judges what has a sandbox's number and may not be looked at,
+// unreadableClone judges what has a sandbox's number and may not be looked at,
 // after its clone was sent and no clone goes on: if a clone of ours died, it
 // may be what that left, which comes into our pool only at its end.
-func (d *Driver) hiddenClone(ctx context.Context, h *handle) error {
-	if ended, err := d.endedWell(ctx, h.CloneTask); err != nil || ended {
+func (d *Driver) unreadableClone(ctx context.Context, h *handle) error {
+	if ended, err := d.taskSucceeded(ctx, h.CloneTask); err != nil || ended {
 		return cmp.Or(err, d.unreadable(h.id(), h.Node))
 	}
-	died, err := d.stubIsOurs(ctx, h)
+	died, err := d.ownsPlaceholder(ctx, h)
 	if err != nil || !died {
 		return err
 	}
@@ -295,19 +295,19 @@ func (d *Driver) hiddenClone(ctx context.Context, h *handle) error {
 		WithHint("on node %[1]s, look at it with qm config %[2]d; if it is locked (clone): qm unlock %[2]d && qm destroy %[2]d", h.Node, h.id().VMID)
 }
 
-// hiddenVM judges what has the number of a sandbox that was made, and may not
+// unreadableVM judges what has the number of a sandbox that was made, and may not
 // be looked at. It may be the sandbox, taken out of our pool by hand; only
 // where its destruction has ended is it certainly somebody else's.
-func (d *Driver) hiddenVM(ctx context.Context, h *handle, node string) error {
-	if ended, err := d.endedWell(ctx, h.DestroyTask); err != nil || ended {
+func (d *Driver) unreadableVM(ctx context.Context, h *handle, node string) error {
+	if ended, err := d.taskSucceeded(ctx, h.DestroyTask); err != nil || ended {
 		return err
 	}
 	return d.unreadable(h.id(), node)
 }
 
-// endedWell tells whether a task that was sent has ended, and well. Of one
+// taskSucceeded tells whether a task that was sent has ended, and well. Of one
 // that the node has forgotten nothing is known.
-func (d *Driver) endedWell(ctx context.Context, upid string) (bool, error) {
+func (d *Driver) taskSucceeded(ctx context.Context, upid string) (bool, error) {
 	if upid == "" {
 		return false, nil
 	}

@@ -44,7 +44,7 @@ func (w *world) inspect(t testing.TB, ref backend.Ref) backend.Instance {
 }
 
 // forgetImpressions is the passing of time for what the driver believes.
-func (w *world) forgetImpressions(ref backend.Ref) { w.driver.memory.rests(ref.UID) }
+func (w *world) forgetImpressions(ref backend.Ref) { w.driver.cache.forget(ref.UID) }
 
 func (w *world) vmPath(vmid int) string {
 	return fmt.Sprintf("/nodes/%s/qemu/%d", w.node.Name(), vmid)

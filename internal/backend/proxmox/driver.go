@@ -87,7 +87,7 @@ type Driver struct {
 	master       []byte
 	installation string
 
-	memory    memory
+	cache     vmCache
 	inventory inventory
 	templates templateCache
 	networks  networks

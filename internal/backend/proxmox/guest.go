@@ -103,7 +103,7 @@ func (d *Driver) seed(ctx context.Context, uid string) error {
 		return err
 	}
 	wait := false
-	d.memory.with(uid, func(i *impression) { wait = d.cfg.Now().Before(i.seedAfter) })
+	d.cache.with(uid, func(i *vmCacheEntry) { wait = d.cfg.Now().Before(i.seedAfter) })
 	if wait {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the guest agent of sandbox %d did not answer yet", h.Spec.VMID)
 	}
@@ -115,7 +115,7 @@ func (d *Driver) seed(ctx context.Context, uid string) error {
 		return err
 	}
 	if err := d.pve.AgentFileWrite(ctx, h.Node, h.id().VMID, guestapi.ControlFile, text); err != nil {
-		d.memory.with(uid, func(i *impression) {
+		d.cache.with(uid, func(i *vmCacheEntry) {
 			i.seedPause = min(max(i.seedPause*3/2, seedPauseLeast), seedPauseMost)
 			i.seedAfter = d.cfg.Now().Add(i.seedPause)
 		})
@@ -133,10 +133,10 @@ const lookAge = 3 * time.Second
 // stillMine looks whether the VM with a sandbox's number is the sandbox, unless
 // that was seen just now.
 func (d *Driver) stillMine(ctx context.Context, h *handle) error {
-	if d.memory.seen(h.Spec.UID, d.cfg.Now(), lookAge) {
+	if d.cache.seenWithin(h.Spec.UID, d.cfg.Now(), lookAge) {
 		return nil
 	}
-	_, err := d.mine(ctx, h.id(), h)
+	_, err := d.lookupOwned(ctx, h.id(), h)
 	return err
 }
 
@@ -161,7 +161,7 @@ func (d *Driver) address(ctx context.Context, h *handle) string {
 		return h.Spec.IPv4.String()
 	}
 	var known netip.Addr
-	d.memory.with(h.Spec.UID, func(i *impression) { known = i.address })
+	d.cache.with(h.Spec.UID, func(i *vmCacheEntry) { known = i.address })
 	if !known.IsValid() {
 		known = d.discover(ctx, h)
 	}
@@ -185,13 +185,13 @@ func (d *Driver) discover(ctx context.Context, h *handle) netip.Addr {
 		found, _ = host.Lease(ctx, mac)
 	}
 	wait := false
-	d.memory.with(id.UID, func(i *impression) { wait = d.cfg.Now().Before(i.askAfter) })
+	d.cache.with(id.UID, func(i *vmCacheEntry) { wait = d.cfg.Now().Before(i.askAfter) })
 	if !found.IsValid() && !wait {
 		if list, err := d.pve.AgentInterfaces(ctx, h.Node, id.VMID); err == nil {
 			found = pickAddress(list, mac, d.cfg.Subnet4)
 		}
 	}
-	d.memory.with(id.UID, func(i *impression) {
+	d.cache.with(id.UID, func(i *vmCacheEntry) {
 		i.address = found
 		if !found.IsValid() {
 			i.askPause = min(max(i.askPause*2, seedPauseLeast), seedPauseMost)

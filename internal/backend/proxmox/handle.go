@@ -216,7 +216,7 @@ func (d *Driver) forget(h *handle) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fault(err, "cannot remove %s", path)
 	}
-	d.memory.forget(h.Spec.UID)
+	d.cache.forget(h.Spec.UID)
 	if err := durable.SyncPath(d.dir); err != nil {
 		return fault(err, "cannot remove %s", path)
 	}

@@ -25,15 +25,15 @@ func (d *Driver) Inspect(ctx context.Context, ref backend.Ref) (backend.Instance
 		return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d was not looked at: %w", h.Spec.VMID, context.Cause(ctx))
 	case h.Phase != phaseCreated:
 		return partial(h), nil
-	case d.memory.believed(h.Spec.UID, d.cfg.Now()):
+	case d.cache.recentlyRunning(h.Spec.UID, d.cfg.Now()):
 		return d.instance(ctx, h, backend.PowerRunning, ""), nil
 	}
 	st, node, err := d.status(ctx, h)
 	if err != nil {
 		return backend.Instance{}, err
 	}
-	if node != h.Node && st.Running() && !d.enforced(node) {
-		d.memory.rests(h.Spec.UID)
+	if node != h.Node && st.Running() && !d.bridgeEnforced(node) {
+		d.cache.forget(h.Spec.UID)
 		return d.instance(ctx, h, backend.PowerCrashed, "it was moved by hand to node "+node+", where nothing enforces its network policy"), nil
 	}
 	return d.judge(ctx, h, st), nil
@@ -49,7 +49,7 @@ func partial(h *handle) backend.Instance {
 
 // inspectLost looks for a sandbox that no handle tells of.
 func (d *Driver) inspectLost(ctx context.Context, id vmID) (backend.Instance, error) {
-	s, err := d.mine(ctx, id, nil)
+	s, err := d.lookupOwned(ctx, id, nil)
 	if err != nil {
 		return backend.Instance{}, err
 	}
@@ -71,12 +71,12 @@ func (d *Driver) inspectLost(ctx context.Context, id vmID) (backend.Instance, er
 // list and in the state is half of the mark: the configuration has the word.
 func (d *Driver) status(ctx context.Context, h *handle) (st pve.Status, node string, err error) {
 	id := h.id()
-	s, err := d.see(ctx, id, h)
+	s, err := d.lookup(ctx, id, h)
 	switch {
 	case err != nil:
 		return st, h.Node, err
 	case !s.ours:
-		return st, h.Node, d.notOurs(id, h, s)
+		return st, h.Node, d.foreignError(id, h, s)
 	}
 	st, err = d.pve.Status(ctx, s.node, id.VMID)
 	return st, s.node, err
@@ -88,10 +88,10 @@ func (d *Driver) judge(ctx context.Context, h *handle, st pve.Status) backend.In
 	case st.Paused():
 		return d.instance(ctx, h, backend.PowerSuspended, "")
 	case st.Running():
-		d.memory.runs(h.Spec.UID, d.cfg.Now(), false)
+		d.cache.runs(h.Spec.UID, d.cfg.Now(), false)
 		return d.instance(ctx, h, backend.PowerRunning, "")
 	}
-	d.memory.rests(h.Spec.UID)
+	d.cache.forget(h.Spec.UID)
 	if h.Power != powerOn && h.Power != powerSuspended {
 		return d.instance(ctx, h, backend.PowerStopped, "")
 	}
@@ -199,7 +199,7 @@ func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.V
 			return d.instance(ctx, h, backend.PowerStopped, ""), true, nil
 		}
 	}
-	d.memory.rests(id.UID)
+	d.cache.forget(id.UID)
 	in, err := d.Inspect(ctx, h.Spec.Ref())
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
@@ -239,7 +239,7 @@ func (d *Driver) lost(ctx context.Context, vms map[string][]pve.VM, all []*handl
 // The verdict is kept as long as the VM looks the same in the list.
 func (d *Driver) lostVM(ctx context.Context, node string, vm pve.VM) (backend.Instance, bool, error) {
 	look := strings.Join([]string{node, strconv.Itoa(int(vm.VMID)), string(vm.Name), string(vm.TagList), vm.Lock}, "\n")
-	uid, known := d.inventory.verdict(look)
+	uid, known := d.inventory.cachedMark(look)
 	if !known {
 		cfg, err := d.pve.Config(ctx, node, int(vm.VMID))
 		switch agentlab.CodeOf(err) {
@@ -247,7 +247,7 @@ func (d *Driver) lostVM(ctx context.Context, node string, vm pve.VM) (backend.In
 			if m := readMarks(cfg); uidForm.MatchString(m.uid) && d.ours(cfg, vmID{VMID: int(vm.VMID), UID: m.uid}, string(vm.Name)) {
 				uid = m.uid
 			}
-			d.inventory.judge(look, uid)
+			d.inventory.cacheMark(look, uid)
 		case agentlab.CodeNotFound, agentlab.CodeDenied:
 			return backend.Instance{}, false, nil
 		default:

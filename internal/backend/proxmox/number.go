@@ -87,7 +87,7 @@ func (d *Driver) numberFree(ctx context.Context, h *handle, t template) error {
 
 // volumeInTheWay decides about a volume that has the number of a new VM.
 func (d *Driver) volumeInTheWay(ctx context.Context, h *handle, volume string) error {
-	s, err := d.see(ctx, h.id(), h)
+	s, err := d.lookup(ctx, h.id(), h)
 	if err != nil || s.ours {
 		return err
 	}

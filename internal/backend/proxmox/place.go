@@ -15,22 +15,22 @@ import (
 // inventory is what nodes said lately, shared by all sandboxes.
 type inventory struct {
 	asking gate // guards vms and nodes, and is held while they are asked for
-	vms    latest[map[string][]pve.VM]
-	nodes  latest[[]pve.Node]
+	vms    timed[map[string][]pve.VM]
+	nodes  timed[[]pve.Node]
 
 	mu       sync.Mutex        // guards what follows
 	verdicts map[string]string // uid of VMs without handle, by what they look like
 	sweptAt  time.Time
 }
 
-func (i *inventory) verdict(look string) (uid string, known bool) {
+func (i *inventory) cachedMark(look string) (uid string, known bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	uid, known = i.verdicts[look]
 	return uid, known
 }
 
-func (i *inventory) judge(look, uid string) {
+func (i *inventory) cacheMark(look, uid string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.verdicts == nil || len(i.verdicts) > 10000 {
@@ -93,7 +93,7 @@ func (d *Driver) listed(ctx context.Context, age time.Duration) (map[string][]pv
 		}
 		vms[n.Name] = list
 	}
-	i.vms = latest[map[string][]pve.VM]{vms, at}
+	i.vms = timed[map[string][]pve.VM]{vms, at}
 	return vms, nil
 }
 
@@ -119,30 +119,30 @@ func (d *Driver) nodeStates(ctx context.Context) ([]pve.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	i.nodes = latest[[]pve.Node]{nodes, d.cfg.Now()}
+	i.nodes = timed[[]pve.Node]{nodes, d.cfg.Now()}
 	return nodes, nil
 }
 
-// place is where a sandbox is made: from which template, and on which node.
-type place struct {
+// placement is where a sandbox is made: from which template, and on which node.
+type placement struct {
 	template
 	target string
 }
 
-// choose finds the node of a new sandbox: of those that are online, have a
+// choosePlacement finds the node of a new sandbox: of those that are online, have a
 // network of ours and can have the template, the one with the most free
 // memory, where what was promised to sandboxes that do not run counts as used.
-func (d *Driver) choose(ctx context.Context, spec backend.Spec) (place, error) {
+func (d *Driver) choosePlacement(ctx context.Context, spec backend.Spec) (placement, error) {
 	vmid, digest, err := templateOf(spec.Image)
 	if err != nil {
-		return place{}, err
+		return placement{}, err
 	}
 	if len(d.cfg.Nodes) == 1 {
 		return d.placeOn(ctx, &d.cfg.Nodes[0], vmid, digest)
 	}
 	states, err := d.nodeStates(ctx)
 	if err != nil {
-		return place{}, err
+		return placement{}, err
 	}
 	free := map[string]int64{}
 	for _, s := range states {
@@ -152,14 +152,14 @@ func (d *Driver) choose(ctx context.Context, spec backend.Spec) (place, error) {
 	}
 	all, err := d.handles()
 	if err != nil {
-		return place{}, err
+		return placement{}, err
 	}
 	for _, h := range all {
 		if h.Power == "" || h.Power == powerOff {
 			free[h.Node] -= int64(h.Spec.Resources.MemoryMB) << 20
 		}
 	}
-	var best place
+	var best placement
 	var last error
 	for i := range d.cfg.Nodes {
 		n := &d.cfg.Nodes[i]
@@ -178,25 +178,25 @@ func (d *Driver) choose(ctx context.Context, spec backend.Spec) (place, error) {
 	case best.target != "":
 		return best, nil
 	case last != nil:
-		return place{}, last
+		return placement{}, last
 	}
-	return place{}, agentlab.Errorf(agentlab.CodeUnavailable, "no node of proxmox.nodes is online and has its network within reach")
+	return placement{}, agentlab.Errorf(agentlab.CodeUnavailable, "no node of proxmox.nodes is online and has its network within reach")
 }
 
 // placeOn finds the template for a sandbox on a node: the node's own, or that
 // of another node if its disk is on shared storage.
-func (d *Driver) placeOn(ctx context.Context, n *Node, vmid int, digest string) (place, error) {
+func (d *Driver) placeOn(ctx context.Context, n *Node, vmid int, digest string) (placement, error) {
 	own := d.sameImage(n, vmid)
 	if own != 0 {
 		t, err := d.template(ctx, n.Name, own)
 		switch {
 		case err == nil && own == vmid && t.digest() != digest:
-			return place{}, agentlab.Errorf(agentlab.CodeUnavailable, "template VM %d is not the one that the sandbox was made for", vmid).
+			return placement{}, agentlab.Errorf(agentlab.CodeUnavailable, "template VM %d is not the one that the sandbox was made for", vmid).
 				WithField("image").WithHint("it was replaced meanwhile: make the sandbox again")
 		case err == nil:
-			return place{t, n.Name}, nil
+			return placement{t, n.Name}, nil
 		case agentlab.CodeOf(err) != agentlab.CodeNotFound || len(d.cfg.Nodes) == 1:
-			return place{}, err
+			return placement{}, err
 		}
 	}
 	for _, other := range d.cfg.Nodes {
@@ -208,13 +208,13 @@ func (d *Driver) placeOn(ctx context.Context, n *Node, vmid int, digest string) 
 			continue
 		}
 		if err != nil {
-			return place{}, err
+			return placement{}, err
 		}
 		if t.shared && t.digest() == digest {
-			return place{t, n.Name}, nil
+			return placement{t, n.Name}, nil
 		}
 	}
-	return place{}, agentlab.Errorf(agentlab.CodeUnavailable, "node %s has no template like VM %d, whose disk is on no shared storage", n.Name, vmid).
+	return placement{}, agentlab.Errorf(agentlab.CodeUnavailable, "node %s has no template like VM %d, whose disk is on no shared storage", n.Name, vmid).
 		WithField("proxmox.nodes").WithHint("make the template on each node and name it there under templates")
 }
 

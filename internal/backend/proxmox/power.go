@@ -9,14 +9,14 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
-// found returns the VM of a sandbox that is there and ours. The handle is nil
+// findVM returns the VM of a sandbox that is there and ours. The handle is nil
 // when it was lost.
-func (d *Driver) found(ctx context.Context, ref backend.Ref) (vmID, *handle, sight, error) {
+func (d *Driver) findVM(ctx context.Context, ref backend.Ref) (vmID, *handle, lookupResult, error) {
 	id, h, err := d.resolve(ctx, ref)
 	if err != nil {
-		return id, nil, sight{}, err
+		return id, nil, lookupResult{}, err
 	}
-	s, err := d.mine(ctx, id, h)
+	s, err := d.lookupOwned(ctx, id, h)
 	return id, h, s, err
 }
 
@@ -24,24 +24,24 @@ func (d *Driver) found(ctx context.Context, ref backend.Ref) (vmID, *handle, sig
 func (d *Driver) known(ctx context.Context, ref backend.Ref) (*handle, error) {
 	id, h, err := d.resolve(ctx, ref)
 	if err == nil && h == nil {
-		err = forgotten(id).WithHint("destroy it")
+		err = handleLost(id).WithHint("destroy it")
 	}
 	return h, err
 }
 
-// forgotten says that the handle of a sandbox that is there was lost.
-func forgotten(id vmID) *agentlab.Error {
+// handleLost says that the handle of a sandbox that is there was lost.
+func handleLost(id vmID) *agentlab.Error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "what was known of the sandbox with VM %d is lost", id.VMID)
 }
 
-// whole is found for what needs a sandbox whose Create is complete.
-func (d *Driver) whole(ctx context.Context, ref backend.Ref) (*handle, sight, error) {
-	id, h, s, err := d.found(ctx, ref)
+// ownedVM is findVM for what needs a sandbox whose Create is complete.
+func (d *Driver) ownedVM(ctx context.Context, ref backend.Ref) (*handle, lookupResult, error) {
+	id, h, s, err := d.findVM(ctx, ref)
 	switch {
 	case err != nil && (h == nil || h.Phase == phaseCreated || agentlab.CodeOf(err) != agentlab.CodeNotFound):
 		return nil, s, err
 	case h == nil:
-		return nil, s, forgotten(id).WithHint("it can be destroyed, or made again under the same mark")
+		return nil, s, handleLost(id).WithHint("it can be destroyed, or made again under the same mark")
 	case h.Phase != phaseCreated:
 		return nil, s, agentlab.Errorf(agentlab.CodeUnavailable, "the making or the end of sandbox %d was cut short", h.Spec.VMID)
 	}
@@ -65,7 +65,7 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 		return err
 	}
 	defer unlock()
-	h, s, err := d.whole(ctx, ref)
+	h, s, err := d.ownedVM(ctx, ref)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 // auditAll audits what the VM is to be and what it is: a change that is pending
 // shows as if it were made, and Proxmox starts the VM all the same where it
 // cannot be made, with what was there before.
-func (d *Driver) auditAll(ctx context.Context, h *handle, s sight) error {
+func (d *Driver) auditAll(ctx context.Context, h *handle, s lookupResult) error {
 	current, err := d.pve.CurrentConfig(ctx, s.node, h.id().VMID)
 	if err != nil {
 		return err
@@ -145,9 +145,9 @@ func (d *Driver) powerOn(ctx context.Context, h *handle) error {
 		}
 		return err
 	}
-	d.memory.runs(id.UID, d.cfg.Now(), err == nil)
+	d.cache.runs(id.UID, d.cfg.Now(), err == nil)
 	boot := ""
-	if d.enforced(h.Node) {
+	if d.bridgeEnforced(h.Node) {
 		boot = d.cfg.BootID()
 	}
 	if before == powerOn && h.Boot != boot { // setPower sees no change
@@ -190,7 +190,7 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 		return err
 	}
 	defer unlock()
-	id, h, s, err := d.found(ctx, ref)
+	id, h, s, err := d.findVM(ctx, ref)
 	if err != nil && !s.ours { // what is ours is stopped on any node
 		if h != nil && h.Phase != phaseCreated && agentlab.CodeOf(err) == agentlab.CodeNotFound {
 			return nil // half made: nothing runs
@@ -213,7 +213,7 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 			return err
 		}
 		if !off { // the guest had its time, in which another VM may have got the number
-			if s, err = d.mine(ctx, id, h); err != nil && !s.ours {
+			if s, err = d.lookupOwned(ctx, id, h); err != nil && !s.ours {
 				return err
 			}
 		}
@@ -224,7 +224,7 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 		}
 	}
 	d.at("stopped")
-	d.memory.rests(id.UID)
+	d.cache.forget(id.UID)
 	return d.setPower(h, powerOff)
 }
 
@@ -273,7 +273,7 @@ func (d *Driver) pause(ctx context.Context, ref backend.Ref, then power, act fun
 		return err
 	}
 	defer unlock()
-	h, _, err := d.whole(ctx, ref)
+	h, _, err := d.ownedVM(ctx, ref)
 	if err != nil {
 		return err
 	}
@@ -288,6 +288,6 @@ func (d *Driver) pause(ctx context.Context, ref backend.Ref, then power, act fun
 	if err := act(h, st); err != nil {
 		return err
 	}
-	d.memory.rests(ref.UID) // what is believed of it is out of date
+	d.cache.forget(ref.UID) // what is believed of it is out of date
 	return d.setPower(h, then)
 }

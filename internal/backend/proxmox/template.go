@@ -27,7 +27,7 @@ type template struct {
 // burst of sandboxes does not read the same configuration again and again.
 type templateCache struct {
 	asking gate
-	all    map[templateKey]latest[template]
+	all    map[templateKey]timed[template]
 }
 
 type templateKey struct {
@@ -71,9 +71,9 @@ func (d *Driver) template(ctx context.Context, node string, vmid int) (template,
 		}
 	}
 	if d.templates.all == nil {
-		d.templates.all = map[templateKey]latest[template]{}
+		d.templates.all = map[templateKey]timed[template]{}
 	}
-	d.templates.all[key] = latest[template]{t, d.cfg.Now()}
+	d.templates.all[key] = timed[template]{t, d.cfg.Now()}
 	return t, nil
 }
 

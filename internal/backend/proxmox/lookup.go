@@ -12,8 +12,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
-// sight is what stands in the place of a sandbox.
-type sight struct {
+// lookupResult is what stands in the place of a sandbox.
+type lookupResult struct {
 	there bool // there is a VM or container with its number; false is proof that there is none
 	ours  bool // and it bears our mark
 	stub  bool // it is the empty beginning of somebody's clone, which bears no mark yet
@@ -27,15 +27,15 @@ type sight struct {
 	cfg    pve.Config
 }
 
-// see looks for the VM of a sandbox: on the node where it should be, else on
+// lookup looks for the VM of a sandbox: on the node where it should be, else on
 // all nodes of the cluster. A node that does not answer is an error: what it
 // holds is not known. A token is refused to look at what does not exist in the
 // same words as at what is not its own, so whether anything is there is asked
 // besides.
-func (d *Driver) see(ctx context.Context, id vmID, h *handle) (sight, error) {
+func (d *Driver) lookup(ctx context.Context, id vmID, h *handle) (lookupResult, error) {
 	var refused error
 	if h != nil {
-		s, err := d.seeOn(ctx, id, h, h.Node)
+		s, err := d.lookupOn(ctx, id, h, h.Node)
 		switch {
 		case agentlab.CodeOf(err) == agentlab.CodeDenied:
 			refused = err
@@ -45,48 +45,48 @@ func (d *Driver) see(ctx context.Context, id vmID, h *handle) (sight, error) {
 	}
 	free, err := d.pve.Free(ctx, id.VMID)
 	if err != nil || free {
-		return sight{}, err
+		return lookupResult{}, err
 	}
 	if refused != nil {
-		return sight{there: true, hidden: true, node: h.Node}, d.mayLook(ctx, refused)
+		return lookupResult{there: true, hidden: true, node: h.Node}, d.checkReadPermission(ctx, refused)
 	}
 	nodes, err := d.pve.Nodes(ctx)
 	if err != nil {
-		return sight{}, err
+		return lookupResult{}, err
 	}
 	for _, n := range nodes {
 		if h != nil && n.Name == h.Node {
 			continue
 		}
-		s, err := d.seeOn(ctx, id, h, n.Name)
+		s, err := d.lookupOn(ctx, id, h, n.Name)
 		denied := agentlab.CodeOf(err) == agentlab.CodeDenied
 		switch {
 		case denied && h != nil:
-			return sight{there: true, hidden: true, node: n.Name}, d.mayLook(ctx, err)
+			return lookupResult{there: true, hidden: true, node: n.Name}, d.checkReadPermission(ctx, err)
 		case denied:
-			return sight{there: true, hidden: true, node: n.Name}, nil
+			return lookupResult{there: true, hidden: true, node: n.Name}, nil
 		case err != nil || s.there:
 			return s, err
 		}
 	}
 	// Numbers are of VMs and containers alike, and of one guest in the whole cluster.
 	if node, err := d.pve.Container(ctx, id.VMID); err != nil || node != "" {
-		return sight{there: true, node: node}, err
+		return lookupResult{there: true, node: node}, err
 	}
-	return sight{}, agentlab.Errorf(agentlab.CodeUnavailable, "number %d is taken, yet none of the nodes has a VM with it", id.VMID).
+	return lookupResult{}, agentlab.Errorf(agentlab.CodeUnavailable, "number %d is taken, yet none of the nodes has a VM with it", id.VMID).
 		WithHint("it may be on its way from one node to another; try again")
 }
 
-// seeOn looks on one node.
-func (d *Driver) seeOn(ctx context.Context, id vmID, h *handle, node string) (sight, error) {
+// lookupOn looks on one node.
+func (d *Driver) lookupOn(ctx context.Context, id vmID, h *handle, node string) (lookupResult, error) {
 	cfg, err := d.pve.Config(ctx, node, id.VMID)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-		return sight{}, nil
+		return lookupResult{}, nil
 	}
 	if err != nil {
-		return sight{}, err
+		return lookupResult{}, err
 	}
-	s := sight{there: true, node: node, cfg: cfg, stub: isStub(cfg)}
+	s := lookupResult{there: true, node: node, cfg: cfg, stub: isPlaceholder(cfg)}
 	if h == nil {
 		s.ours = d.ours(cfg, id, "")
 		return s, nil
@@ -96,10 +96,10 @@ func (d *Driver) seeOn(ctx context.Context, id vmID, h *handle, node string) (si
 	return s, nil
 }
 
-// mayLook tells whether a refusal to look at one VM says something about that
+// checkReadPermission tells whether a refusal to look at one VM says something about that
 // VM: the token must still have its right on our pool. A token that has lost
 // it is refused everywhere, which says nothing of any sandbox.
-func (d *Driver) mayLook(ctx context.Context, refused error) error {
+func (d *Driver) checkReadPermission(ctx context.Context, refused error) error {
 	if d.cfg.Pool == "" {
 		return refused
 	}
@@ -117,8 +117,8 @@ func (d *Driver) mayLook(ctx context.Context, refused error) error {
 // number of a clone, before it has copied anything.
 const stubText = "qmclone temporary file"
 
-// isStub tells whether a configuration is such a file and nothing more.
-func isStub(cfg pve.Config) bool {
+// isPlaceholder tells whether a configuration is such a file and nothing more.
+func isPlaceholder(cfg pve.Config) bool {
 	for key := range cfg {
 		if key != "lock" && key != "description" && key != "digest" {
 			return false
@@ -127,18 +127,18 @@ func isStub(cfg pve.Config) bool {
 	return cfg["lock"] == lockClone && strings.TrimSpace(cfg["description"]) == stubText
 }
 
-// mine is see for what must be there and ours: not_found proves that it is
+// lookupOwned is lookup for what must be there and ours: not_found proves that it is
 // not, unavailable proves nothing. A sandbox that was moved is followed.
-func (d *Driver) mine(ctx context.Context, id vmID, h *handle) (sight, error) {
-	s, err := d.see(ctx, id, h)
+func (d *Driver) lookupOwned(ctx context.Context, id vmID, h *handle) (lookupResult, error) {
+	s, err := d.lookup(ctx, id, h)
 	if err != nil {
 		return s, err
 	}
 	if !s.ours {
-		return s, d.notOurs(id, h, s)
+		return s, d.foreignError(id, h, s)
 	}
 	if h != nil && h.Node != s.node {
-		return s, d.follow(h, s.node)
+		return s, d.updateNode(h, s.node)
 	}
 	return s, nil
 }
@@ -167,8 +167,8 @@ func (d *Driver) unmarked(id vmID, node string) error {
 			node, id.VMID, tags(id.UID), strings.ReplaceAll(markLines(id, d.installation), "\n", `\n`))
 }
 
-// notOurs is the error of a sandbox in whose place there is nothing of ours.
-func (d *Driver) notOurs(id vmID, h *handle, s sight) error {
+// foreignError is the error of a sandbox in whose place there is nothing of ours.
+func (d *Driver) foreignError(id vmID, h *handle, s lookupResult) error {
 	switch {
 	case s.hidden && h != nil && h.made():
 		return d.unreadable(id, s.node)
@@ -178,8 +178,8 @@ func (d *Driver) notOurs(id vmID, h *handle, s sight) error {
 	return absent(id.UID)
 }
 
-// enforced tells whether policies are enforced on a node.
-func (d *Driver) enforced(node string) bool {
+// bridgeEnforced reports whether policies are enforced on a node.
+func (d *Driver) bridgeEnforced(node string) bool {
 	n, err := d.node(node)
 	return err == nil && n.Host != nil
 }
@@ -202,7 +202,7 @@ func (d *Driver) resolve(ctx context.Context, ref backend.Ref) (id vmID, h *hand
 	}
 	id.UID = ref.UID
 	if id.VMID, err = strconv.Atoi(ref.Handle); err == nil && d.inRange(id.VMID) {
-		if s, err := d.see(ctx, id, nil); s.ours || err != nil {
+		if s, err := d.lookup(ctx, id, nil); s.ours || err != nil {
 			return id, nil, err
 		}
 	}
@@ -216,7 +216,7 @@ func (d *Driver) resolve(ctx context.Context, ref backend.Ref) (id vmID, h *hand
 	case vmid == 0:
 		return id, nil, absent(id.UID)
 	}
-	s, err := d.see(ctx, id, nil)
+	s, err := d.lookup(ctx, id, nil)
 	if err == nil && !s.ours { // it was destroyed since the nodes were asked
 		err = absent(id.UID)
 	}
@@ -244,11 +244,11 @@ func (d *Driver) marked(ctx context.Context, uid string, age time.Duration) (vmi
 	return vmid, len(vms) == len(d.cfg.Nodes), err
 }
 
-// follow notes that a VM was moved to another node of ours by hand. Its rules
+// updateNode notes that a VM was moved to another node of ours by hand. Its rules
 // follow with the next start: until then the other node's bridge lets it reach
 // nothing.
-func (d *Driver) follow(h *handle, node string) error {
-	if !d.enforced(node) {
+func (d *Driver) updateNode(h *handle, node string) error {
+	if !d.bridgeEnforced(node) {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d was moved to node %s, where nothing enforces its network policy", h.Spec.VMID, node).
 			WithField("proxmox.nodes").WithHint("move the VM back, or destroy the sandbox")
 	}

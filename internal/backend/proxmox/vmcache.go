@@ -10,15 +10,15 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
-// memory is what this process has seen lately, so that a guest that boots is
+// vmCache is what this process has seen lately, so that a guest that boots is
 // not asked about with every look at it. All of it may be lost.
-type memory struct {
+type vmCache struct {
 	mu  sync.Mutex
-	all map[string]*impression // by UID
+	all map[string]*vmCacheEntry // by UID
 }
 
-// impression is the memory of one sandbox.
-type impression struct {
+// vmCacheEntry is the cache of one sandbox.
+type vmCacheEntry struct {
 	started time.Time // when it was started; zero: not by this process
 	looked  time.Time // when the node last said that it runs
 
@@ -30,19 +30,20 @@ type impression struct {
 	askPause time.Duration
 }
 
-func (m *memory) with(uid string, fn func(*impression)) {
+func (m *vmCache) with(uid string, fn func(*vmCacheEntry)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.all == nil {
-		m.all = map[string]*impression{}
+		m.all = map[string]*vmCacheEntry{}
 	}
 	if m.all[uid] == nil {
-		m.all[uid] = &impression{}
+		m.all[uid] = &vmCacheEntry{}
 	}
 	fn(m.all[uid])
 }
 
-func (m *memory) forget(uid string) {
+// forget drops what is known of a sandbox: it does not run, or it is gone.
+func (m *vmCache) forget(uid string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.all, uid)
@@ -56,9 +57,9 @@ const (
 	bootLength   = 5 * time.Minute
 )
 
-// believed tells whether a sandbox may be taken to run without asking.
-func (m *memory) believed(uid string, now time.Time) (yes bool) {
-	m.with(uid, func(i *impression) {
+// recentlyRunning reports whether a sandbox may be taken to run without asking.
+func (m *vmCache) recentlyRunning(uid string, now time.Time) (yes bool) {
+	m.with(uid, func(i *vmCacheEntry) {
 		if i.started.IsZero() || now.Sub(i.started) > bootLength {
 			return
 		}
@@ -67,25 +68,22 @@ func (m *memory) believed(uid string, now time.Time) (yes bool) {
 	return yes
 }
 
-// seen tells whether a sandbox was seen running at most age ago.
-func (m *memory) seen(uid string, now time.Time, age time.Duration) (yes bool) {
-	m.with(uid, func(i *impression) { yes = !i.looked.IsZero() && now.Sub(i.looked) < age })
+// seenWithin reports whether a sandbox was seen running at most age ago.
+func (m *vmCache) seenWithin(uid string, now time.Time, age time.Duration) (yes bool) {
+	m.with(uid, func(i *vmCacheEntry) { yes = !i.looked.IsZero() && now.Sub(i.looked) < age })
 	return yes
 }
 
 // runs notes that a sandbox was seen running; started that this process has
 // just started it.
-func (m *memory) runs(uid string, now time.Time, started bool) {
-	m.with(uid, func(i *impression) {
+func (m *vmCache) runs(uid string, now time.Time, started bool) {
+	m.with(uid, func(i *vmCacheEntry) {
 		if started {
-			*i = impression{started: now}
+			*i = vmCacheEntry{started: now}
 		}
 		i.looked = now
 	})
 }
-
-// rests notes that it does not run.
-func (m *memory) rests(uid string) { m.forget(uid) }
 
 // gate is held while nodes are asked.
 type gate struct{ lock.Mutex }
@@ -97,14 +95,14 @@ func (g *gate) lock(ctx context.Context) error {
 	return nil
 }
 
-// latest is what nodes said last, and as of when; its zero value is nothing.
-type latest[T any] struct {
+// timed is what nodes said last, and as of when; its zero value is nothing.
+type timed[T any] struct {
 	value T
 	at    time.Time
 }
 
 // within returns what was said, if that is true of a moment less than age ago.
-func (l latest[T]) within(age time.Duration, now time.Time) (value T, ok bool) {
+func (l timed[T]) within(age time.Duration, now time.Time) (value T, ok bool) {
 	if age <= 0 || l.at.IsZero() || now.Sub(l.at) >= age {
 		return value, false
 	}
