@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes the template VM that sandboxes are cloned from: a cloud image with
-# AgentLab's guest and the coding agents in it. To be run as root on a node of
+# AgentLab's guest and the coding agents in it. Run it as root on a node of
 # Proxmox VE. The image is changed on the host, without being started; clones
-# fetch nothing.
+# download nothing.
 #
 #   create_template.sh            print what is missing, and change nothing
 #   create_template.sh --apply    do it
@@ -18,16 +18,15 @@
 #                     local-lvm or local, the first that is there)
 #   --bridge NAME     (default: that of config.yaml)
 #   --size GIB        of its disk, which clones may have larger (default: 10)
-#   --from FILE       a cloud image that is here already, instead of a download
-#   --sha256 SUM      what the cloud image must have; for a download the default
-#                     is what its publisher tells over HTTPS, and with --from it
-#                     is needed
+#   --from FILE       an existing cloud image, instead of a download
+#   --sha256 SUM      SHA-256 of the cloud image; required with --from. The
+#                     default for a download is its publisher's sum, over HTTPS
 #   --cache DIR       where downloads are kept (default: /var/cache/agentlab)
-#   --disk-only FILE  make the disk alone, as a raw file, on any machine
+#   --disk-only FILE  only make the disk, as a raw file, on any machine
 #
-# A template is never changed: its clones stand on it. For another one take
-# another --vmid, put that into config.yaml (proxmox.templates), and remove the
-# old one when its last sandbox is gone.
+# A template is never changed, because its clones use its disk. To update it,
+# create one with another --vmid, set that in config.yaml (proxmox.templates), and
+# remove the old one after its last sandbox was deleted.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/lib.sh
 . "$here/lib.sh"

@@ -39,7 +39,7 @@ each=${each%s}
 ((each > 0)) || each=1
 echo "fuzz: ${#targets[@]} targets, $each s each"
 
-# Binaries first: the time of the compiler is nobody's fuzzing.
+# Binaries first, so that the compiler does not use up the time for fuzzing.
 for t in "${targets[@]}"; do
   read -r pkg _ _ <<<"$t"
   bin=$bins/${pkg//\//_}

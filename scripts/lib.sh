@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# What the scripts of a host share; they source it.
+# Functions of the scripts of a host, which source this file.
 #
 # Each of them changes nothing without --apply: it prints, one per line and
 # after "+ ", the commands that it would run, and only those that are needed as
 # things are now. So a script that prints nothing has nothing to do, and may be
-# run again at any time. --remove takes back what it did, in the same two ways.
+# run again at any time. --remove undoes its changes, in the same two ways.
 # What people read goes to standard error.
 set -euo pipefail
 umask 022
@@ -194,7 +194,7 @@ is_bridge() { [[ -n $(ip -o link show dev "$1" type bridge 2>/dev/null) ]]; }
 # ports_of BRIDGE prints what is plugged into it, a name per line.
 ports_of() { { ip -o link show master "$1" 2>/dev/null || true; } | sed 's/^[0-9]*: \([^:@]*\).*/\1/'; }
 
-# finish WHAT tells how it ended.
+# finish WHAT prints the result.
 finish() {
 	if ((needed == 0)); then
 		note "${1}: nothing to do"

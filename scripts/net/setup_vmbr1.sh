@@ -81,7 +81,7 @@ stanzas() {
 	fi
 }
 
-# right tells whether the bridge is up and has its addresses.
+# right reports whether the bridge is up and has its addresses.
 right() {
 	is_bridge "$bridge" && [[ -n $(ip -o link show up dev "$bridge") ]] &&
 		ip -o -4 addr show dev "$bridge" | grep -F " $gateway " >/dev/null &&
@@ -116,7 +116,7 @@ install_bridge() {
 		grep -Eq '^[[:space:]]*source(-directory)?[[:space:]]+(/etc/network/)?interfaces\.d' "$main" ||
 			die "$main does not read /etc/network/interfaces.d" "add this line to it: source /etc/network/interfaces.d/*"
 		put "$stanza" 0644 < <(stanzas)
-		# ifup, not ifreload: other interfaces are not ours to reload.
+		# ifup, not ifreload: other interfaces must not be reloaded.
 		right || run ifup "$bridge"
 	fi
 	put "$kernel" 0644 < <(forwarding)
