@@ -359,8 +359,8 @@ func TestOverHTTPSRefusesAnswers(t *testing.T) {
 	other.Response = true
 	wire, _ := other.Pack()
 	for want, serve := range map[string]http.HandlerFunc{
-		"status 418":        func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) },
-		"status 302":        func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/x", http.StatusFound) },
+		"status 418":           func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) },
+		"status 302":           func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/x", http.StatusFound) },
 		"is not a DNS message": func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(wire) },
 		"to another question": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/dns-message")
