@@ -2,20 +2,20 @@ package agentlab
 
 import "net/netip"
 
-// Allocation says which number and which addresses a new sandbox may get.
+// Allocation describes the VMIDs and addresses that a new sandbox may get.
 type Allocation struct {
 	First, Last int // range of numbers, both ends included; 1 or more
 	MaxLive     int // sandboxes that may exist at once; 0 means no maximum
-	// Taken are numbers that somebody else has on the backend; those outside
-	// of the range make no difference.
+	// Taken lists numbers of the range that other objects on the backend
+	// have. Numbers outside of the range are ignored.
 	Taken []int
 
-	// IPv4 is the network that an address is leased from; not valid: none is.
-	// Its first address, which names the network, and its last one, which
-	// means everybody, are never leased.
+	// IPv4 is the network that addresses are leased from. The zero value
+	// means that no address is leased. The network address and the broadcast
+	// address are never leased.
 	IPv4 netip.Prefix
-	// IPv6, of 96 bits or fewer, gives an address that ends in the IPv4 one;
-	// not valid: none.
+	// IPv6 is a prefix of 96 bits or fewer. The sandbox gets the address in
+	// it that ends in its IPv4 address. The zero value means no IPv6.
 	IPv6     netip.Prefix
-	Reserved []netip.Addr // never leased: the gateway, for one
+	Reserved []netip.Addr // never leased, for example the gateway
 }

@@ -12,11 +12,12 @@ const (
 	MaxArtifactPathDepth = 16
 )
 
-// ValidateArtifactPath checks the path under which a guest wants a file kept:
-// relative, with single slashes, of printable UTF-8 without the characters
-// that some file system or shell takes for its own. No component begins with
-// a dot or a hyphen, or ends with a dot or a space, so that a download into
-// any directory makes no hidden file, no option and no surprise.
+// ValidateArtifactPath checks the path of a file that a guest uploads. The
+// path is relative, with single slashes, in printable UTF-8, without the
+// special characters of file systems and shells. No component begins with a
+// dot or a hyphen, or ends with a dot or a space. So a download into any
+// directory creates no hidden file and no name that a command reads as an
+// option.
 func ValidateArtifactPath(p string) error {
 	bad := func(why string) error {
 		return Errorf(CodeInvalid, "%q is not an artifact path: %s", Cut(p, 80), why).WithField("path")

@@ -1,7 +1,7 @@
-// Package agentlab is the domain of AgentLab: the things it is about
-// (sandboxes, jobs, profiles, events, artifacts), the states they may be in,
-// and the rules that make a value of them valid.
+// Package agentlab defines the domain types of AgentLab (sandboxes, jobs,
+// profiles, events, artifacts), their states, and the rules that make a value
+// valid.
 //
-// It has no I/O, no clock and no dependency outside the standard library, so
-// that every other package may import it and it imports none of them.
+// It does no I/O, reads no clock and imports only the standard library. Every
+// other package may import it.
 package agentlab

@@ -5,9 +5,9 @@ import (
 	"fmt"
 )
 
-// Code is the stable, machine-readable name of a fault. Codes are made where
-// the fault is known and are never derived from text; callers may switch on
-// them, so a code is never renamed.
+// Code is the stable, machine-readable name of an error. A code is set where
+// the error occurs and is never derived from text. Callers may switch on
+// codes, so a code is never renamed.
 type Code string
 
 // The codes. HTTP statuses and exit codes are mapped from them in one place
@@ -16,7 +16,7 @@ const (
 	CodeInvalid        Code = "invalid"         // the request itself is wrong
 	CodeNotFound       Code = "not_found"       // no such object
 	CodeExists         Code = "exists"          // name or id is taken
-	CodeConflict       Code = "conflict"        // not possible in the object's present state
+	CodeConflict       Code = "conflict"        // not possible in the object's current state
 	CodeBusy           Code = "busy"            // try again later
 	CodeUnsupported    Code = "unsupported"     // this backend or version cannot do it
 	CodeDenied         Code = "denied"          // not allowed
@@ -24,14 +24,14 @@ const (
 	CodeUnavailable    Code = "unavailable"     // a dependency (daemon, QEMU, guest) does not answer
 	CodeUnknownOutcome Code = "unknown_outcome" // it may or may not have happened
 	CodeTimeout        Code = "timeout"         // a deadline passed
-	CodePreflight      Code = "preflight"       // a check before the start found why it cannot succeed
+	CodePreflight      Code = "preflight"       // a check before the start failed
 	CodeLimit          Code = "limit"           // a configured maximum is reached
 	CodeSchema         Code = "schema"          // database or config written by another version
-	CodeInternal       Code = "internal"        // a bug of ours
+	CodeInternal       Code = "internal"        // a bug in AgentLab
 )
 
-// Error is the one error type that crosses package borders: what failed and
-// why (Message, Err), what to do next (Hint), and a Code for machines.
+// Error is the error type that packages return to each other: what failed and
+// why (Message, Err), what to do next (Hint), and a Code for programs.
 type Error struct {
 	Code    Code
 	Message string // what failed and why; one line, no secret, no trailing dot
@@ -63,22 +63,22 @@ func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: err.Error(), Err: silent(errors.Unwrap(err))}
 }
 
-// WithHint returns a copy of e that tells what to do next.
+// WithHint returns a copy of e with a hint, which says what to do next.
 func (e *Error) WithHint(format string, args ...any) *Error {
 	c := *e
 	c.Hint = fmt.Sprintf(format, args...)
 	return &c
 }
 
-// WithField returns a copy of e that names the field at fault.
+// WithField returns a copy of e with the name of the invalid field.
 func (e *Error) WithField(name string) *Error {
 	c := *e
 	c.Field = name
 	return &c
 }
 
-// CodeOf returns the code of the first Error in err's chain, "" for nil and
-// CodeInternal for a foreign error.
+// CodeOf returns the code of the first Error in err's chain, "" for nil, and
+// CodeInternal if the chain has no Error.
 func CodeOf(err error) Code {
 	if err == nil {
 		return ""
@@ -104,8 +104,8 @@ func HintOf(err error) string {
 	return ""
 }
 
-// TextWithHint is the text of an error with what to do about it, for a reason
-// that is kept.
+// TextWithHint returns the text of an error with its hint, for a reason that
+// is stored.
 func TextWithHint(err error) string {
 	if hint := HintOf(err); hint != "" {
 		return err.Error() + " (" + hint + ")"
@@ -114,7 +114,7 @@ func TextWithHint(err error) string {
 }
 
 // silentError keeps a cause in the chain (for errors.Is) without repeating
-// text that the message already holds.
+// text that the message already contains.
 type silentError struct{ error }
 
 func (silentError) Error() string   { return "" }

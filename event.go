@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// Event is a row that tells what happened. It is written in the transaction
-// that made it happen and fanned out after the commit.
+// Event is a row that records a change. It is written in the transaction of
+// the change and sent to subscribers after the commit.
 type Event struct {
 	ID          int64 // strictly increasing in commit order
 	Time        time.Time
 	Kind        string // "sandbox.state", "job.status", "job.phase", "artifact.stored", "gc.deleted", …
-	SandboxVMID int    // 0 when it is not about a sandbox
-	JobID       string // "" when it is not about a job
+	SandboxVMID int    // 0 if the event is not about a sandbox
+	JobID       string // "" if the event is not about a job
 	Message     string // one redacted line for people
-	Data        string // JSON object for machines; "" or "{}" when there is nothing to add
+	Data        string // JSON object for programs; "" or "{}" if there is no more data
 }
 
 // NewEvent returns an event with a formatted message and data as its JSON
-// object; data must hold only what encoding/json can encode.
+// object; encoding/json must be able to encode data.
 func NewEvent(kind string, data map[string]any, format string, args ...any) Event {
 	e := Event{Kind: kind, Message: fmt.Sprintf(format, args...)}
 	if text, err := json.Marshal(data); err == nil && len(data) > 0 {
@@ -52,18 +52,18 @@ const (
 	EventClock          = "host.clock"
 )
 
-// Artifact is a file that a job left, held by the controller.
+// Artifact is a file that a job uploaded, stored by the controller.
 type Artifact struct {
 	JobID     string
 	Path      string // relative, slash-separated, ValidateArtifactPath holds
 	Size      int64  // bytes
 	SHA256    string // lower-case hex
-	MIME      string // sniffed by us, never taken from the guest
+	MIME      string // detected by AgentLab, never taken from the guest
 	CreatedAt time.Time
 }
 
-// BootstrapToken is a one-time right to fetch what a sandbox's runner needs.
-// Only the hash of the token is ever stored.
+// BootstrapToken is a one-time token with which a sandbox's runner fetches its
+// configuration and secrets. Only the hash of the token is stored.
 type BootstrapToken struct {
 	Hash       string // lower-case hex SHA-256 of the token
 	VMID       int
@@ -71,7 +71,7 @@ type BootstrapToken struct {
 	ConsumedAt time.Time // zero until consumed
 }
 
-// Bounds of a bootstrap token's life (seed 000 §9.3).
+// Bounds of a bootstrap token's lifetime (seed 000 §9.3).
 const (
 	MinBootstrapTTL = 5 * time.Minute
 	MaxBootstrapTTL = 15 * time.Minute

@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// Hardware is what a profile may ask of a sandbox's VM beside its Resources.
-// The zero value is the backend's default; a backend that cannot honour a
-// field that is set refuses it.
+// Hardware is what a profile may set for a sandbox's VM in addition to its
+// Resources. The zero value is the backend's default. A backend that does not
+// support a field rejects it when it is set.
 type Hardware struct {
 	CPUList       string `json:"cpulist,omitempty"`        // host CPUs that it may run on, e.g. "0-7" or "0,2,4-6"
-	Balloon       bool   `json:"balloon,omitempty"`        // memory that the guest does not need may be taken back
+	Balloon       bool   `json:"balloon,omitempty"`        // the hypervisor may reclaim memory that the guest does not need
 	Bridge        string `json:"bridge,omitempty"`         // bridge of the host that its network device is on
 	NICModel      string `json:"nic_model,omitempty"`      // model of the network device, e.g. "virtio"
 	FirewallGroup string `json:"firewall_group,omitempty"` // security group of the hypervisor's own firewall
@@ -20,8 +20,8 @@ type Hardware struct {
 // number, on backends with template VMs.
 func TemplateImage(vmid int) string { return templatePrefix + strconv.Itoa(vmid) }
 
-// TemplateVMID tells the number of the template VM that an image name stands
-// for, if it does.
+// TemplateVMID returns the VMID of the template VM that an image name refers
+// to. ok is false if the name is not of a template VM.
 func TemplateVMID(image string) (vmid int, ok bool) {
 	digits, ok := strings.CutPrefix(image, templatePrefix)
 	n, err := strconv.ParseUint(digits, 10, 30)
@@ -33,7 +33,7 @@ func TemplateVMID(image string) (vmid int, ok bool) {
 
 const templatePrefix = "template-"
 
-// ParseCPUList reads the notation of Hardware.CPUList: numbers and ranges of
+// ParseCPUList parses the format of Hardware.CPUList: numbers and ranges from
 // 0 to 4095, separated by commas. It returns the number of CPUs.
 func ParseCPUList(text string) (int, error) {
 	bad := func() (int, error) {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// JobStatus is where a job is in its life.
+// JobStatus is the status of a job in its life cycle.
 type JobStatus string
 
 // The statuses of a job. All but QUEUED and RUNNING are final.
@@ -28,7 +28,7 @@ var jobNext = map[JobStatus][]JobStatus{
 	JobCancelled: {},
 }
 
-// JobStatuses lists all statuses of a job, in the order of its life.
+// JobStatuses lists all statuses of a job, in the order of its life cycle.
 var JobStatuses = []JobStatus{JobQueued, JobRunning, JobCompleted, JobFailed, JobTimeout, JobCancelled}
 
 // CanBecome reports whether the transition from s to next is in the table.
@@ -44,33 +44,33 @@ func (s JobStatus) Final() bool { return s.Valid() && len(jobNext[s]) == 0 }
 // as a shell script.
 var Agents = []string{"claude", "codex", "opencode", "gemini", "shell"}
 
-// AgentNone is the agent of a job that has no task. It only puts a repository
-// in place; its sandbox is for whoever asked for it to work in.
+// AgentNone is the agent of a job without a task. The job only clones a
+// repository into its sandbox; then the user works in the sandbox.
 const AgentNone = "none"
 
-// Job is a repo, a ref and a task, run by an agent under a profile to an end.
+// Job is a run of an agent on a repo and a ref, with a task, under a profile.
 type Job struct {
 	ID        string // NewJobID
-	RepoURL   string // what the guest clones; "" when there is no repo or it is Bundled
-	Bundled   bool   // the repo was given as a git bundle, held by the artifact service
+	RepoURL   string // the URL that the guest clones; "" if there is no repo or it is Bundled
+	Bundled   bool   // the repo was uploaded as a git bundle, stored by the artifact service
 	Ref       string // branch, tag or commit, when Bundled any revision (ValidateRevision); "" means the repo's default
 	Depth     int    // shallow clone depth; 0 means full history
-	Task      string // what the agent is told; for agent "shell", the script
+	Task      string // the agent's prompt; for agent "shell", the script
 	Agent     string // one of Agents, or AgentNone
 	Profile   string
-	Image     string // wanted image name; "" means the profile's or the default
+	Image     string // requested image name; "" means the profile's or the default
 	Mode      string // "dangerous" (every permission granted) is the only mode today
 	TTL       time.Duration
 	Keepalive bool // keep the sandbox after the job ended
 
 	Status        JobStatus
-	Phase         string   // what the runner says it is doing: "clone", "agent", "upload", …
-	Reason        string   // why it ended so; one redacted line
-	Waiting       string   // why it does not go on at present; one redacted line, "" when it does
-	ExitCode      *int     // the agent's exit code, when it had one
+	Phase         string   // the phase that the runner reported: "clone", "agent", "upload", …
+	Reason        string   // why it ended with this status; one redacted line
+	Waiting       string   // why it is currently waiting; one redacted line, "" if it is not
+	ExitCode      *int     // the agent's exit code; nil if there is none
 	SandboxVMID   int      // 0 until one is allocated
-	StopRequested string   // "" or the final status asked for: CANCELLED, TIMEOUT or FAILED; Reason is set with FAILED
-	ModelHosts    []string // "host:port" of the model endpoints that the agent needs; nil before it starts or when not known
+	StopRequested string   // "" or the requested final status: CANCELLED, TIMEOUT or FAILED; Reason is set with FAILED
+	ModelHosts    []string // "host:port" of the model endpoints that the agent needs; nil before the start or if not known
 	Result        JobResult
 
 	CreatedAt  time.Time
@@ -80,10 +80,10 @@ type Job struct {
 	DeadlineAt time.Time // when the guest must stop its agent; zero until started
 }
 
-// Begin makes a QUEUED job RUNNING, and its sandbox too when that is READY; a
+// Begin changes a QUEUED job to RUNNING, and its sandbox if it is READY; a
 // sandbox that is still BOOTING becomes RUNNING later. A RUNNING job, whose
-// runner asks again, goes on with its deadline. The lease of the sandbox
-// lasts for window after the deadline. Code unavailable when the job is final.
+// runner asks again, keeps its deadline. The lease of the sandbox lasts for
+// window after the deadline. Code unavailable when the job is final.
 func (j *Job) Begin(sb *Sandbox, now time.Time, window time.Duration) (evs []Event, err error) {
 	switch j.Status {
 	case JobQueued:
@@ -126,27 +126,27 @@ func (j *Job) statusEvent() Event {
 	return NewEvent(EventJobStatus, data, "job %s is %s%s", j.ID, j.Status, text).About(j.SandboxVMID, j.ID)
 }
 
-// JobResult is what the runner reported about the work.
+// JobResult is the result of the work as the runner reported it.
 type JobResult struct {
 	BaseCommit string // commit that was checked out; "" when there is no repo
 	HeadCommit string // commit at the end
 	Branch     string // branch that holds the work
 	Commits    int    // commits made on top of BaseCommit
-	Pushed     bool   // the branch reached the remote
-	Dirty      bool   // uncommitted changes were left (they are in the diff artifact)
+	Pushed     bool   // the branch was pushed to the remote
+	Dirty      bool   // there are uncommitted changes (they are in the diff artifact)
 
 	Uncommitted int // files that differ from HeadCommit
 }
 
-// Limits on what a job request may hold.
+// Limits on the fields of a job request.
 const (
 	MaxTaskBytes = 256 << 10
 	MaxRefBytes  = 255
 	MaxURLBytes  = 2048
 )
 
-// Validate checks a job as it is requested, before defaults from its profile
-// have been needed; TTL zero means the profile's default and is allowed here.
+// Validate checks a job request, before defaults from its profile are applied.
+// A zero TTL means the profile's default and is valid here.
 func (j *Job) Validate() error {
 	switch {
 	case j.Agent == AgentNone && j.Task != "":

@@ -7,9 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// OneLine makes text that may come from a guest or a backend fit for one line
-// of a row, a log or a terminal: runs of white space and of characters that are
-// not printable become one space. Text of more than limit bytes is cut.
+// OneLine turns text that may come from a guest or a backend into one line that
+// is safe for a row, a log or a terminal. Runs of white space and of
+// unprintable characters become one space. Text of more than limit bytes is
+// cut.
 func OneLine(s string, limit int) string {
 	return Cut(strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "?"), func(r rune) bool {
 		return unicode.IsSpace(r) || !unicode.IsPrint(r)
@@ -29,7 +30,7 @@ func Cut(s string, limit int) string {
 func Reason(s string) string { return OneLine(s, MaxReasonBytes) }
 
 // IsPrintable reports whether s is valid UTF-8 without control characters and
-// without marks that change the direction of text.
+// without characters that change the text direction.
 func IsPrintable(s string) bool {
 	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 }

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// JobRequest asks for a job; zero values mean the profile's or the configured
-// defaults.
+// JobRequest is a request to create a job. Zero values mean the profile's or
+// the configured defaults.
 type JobRequest struct {
 	RepoURL   string
 	BundleID  string // an uploaded git bundle instead of RepoURL
@@ -22,13 +22,14 @@ type JobRequest struct {
 
 	NoPreflight bool // skip the check of the agent's key and model endpoint
 
-	// Sandbox requests a sandbox together with the job; its Name, Cores and
-	// MemoryMB count. nil: one named after the job, created when there is room.
+	// Sandbox requests a sandbox together with the job; only its Name,
+	// Cores and MemoryMB are used. nil means a sandbox with the name of the
+	// job, created when the limits allow one more.
 	Sandbox *SandboxRequest
 }
 
-// SandboxRequest asks for a sandbox; zero values mean the profile's or the
-// configured defaults.
+// SandboxRequest is a request to create a sandbox. Zero values mean the
+// profile's or the configured defaults.
 type SandboxRequest struct {
 	Name      string // generated when empty
 	Profile   string
@@ -55,15 +56,15 @@ type JobFilter struct {
 	Before      string      // id of the last job of the previous page; "" for the first page
 }
 
-// SandboxFilter selects sandboxes by rising VMID.
+// SandboxFilter selects sandboxes in ascending order of VMID.
 type SandboxFilter struct {
 	States    []SandboxState // empty means all
-	Destroyed bool           // include DESTROYED ones; naming the state in States does so too
+	Destroyed bool           // include DESTROYED sandboxes; so does the state DESTROYED in States
 	Limit     int            // maximum number; 0 means no limit
 	AfterVMID int            // only higher VMIDs; the cursor of a page
 }
 
-// EventFilter selects events by rising id.
+// EventFilter selects events in ascending order of ID.
 type EventFilter struct {
 	AfterID     int64     // only later events
 	Kinds       []string  // empty means all
@@ -80,8 +81,8 @@ func (f EventFilter) Match(e Event) bool {
 		(f.SandboxVMID == 0 || f.SandboxVMID == e.SandboxVMID) && (f.JobID == "" || f.JobID == e.JobID) && !e.Time.Before(f.Since)
 }
 
-// Grant is a right that a sandbox gets when it exchanges its bootstrap token.
-// Only the hash of the grant's token is stored.
+// Grant is a permission that a sandbox gets when it exchanges its bootstrap
+// token. Only the hash of the grant's token is stored.
 type Grant struct {
 	Hash      string // lower-case hex SHA-256 of the token
 	Kind      string // GrantRunner or GrantUpload

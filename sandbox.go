@@ -9,22 +9,22 @@ import (
 	"time"
 )
 
-// SandboxState is where a sandbox is in its life (seed 000 §10.4).
+// SandboxState is the state of a sandbox in its life cycle (seed 000 §10.4).
 type SandboxState string
 
 // The states of a sandbox. DESTROYED is final.
 const (
-	SandboxRequested    SandboxState = "REQUESTED"    // the row exists, nothing else does
-	SandboxProvisioning SandboxState = "PROVISIONING" // the backend is making disk and VM
+	SandboxRequested    SandboxState = "REQUESTED"    // only the row exists
+	SandboxProvisioning SandboxState = "PROVISIONING" // the backend is creating disk and VM
 	SandboxBooting      SandboxState = "BOOTING"      // started; agent-runner has not answered yet
-	SandboxReady        SandboxState = "READY"        // agent-runner answered and has its identity
-	SandboxRunning      SandboxState = "RUNNING"      // a job is at work in it
-	SandboxCompleted    SandboxState = "COMPLETED"    // its job ended well
+	SandboxReady        SandboxState = "READY"        // agent-runner has answered and has its identity
+	SandboxRunning      SandboxState = "RUNNING"      // a job runs in it
+	SandboxCompleted    SandboxState = "COMPLETED"    // its job succeeded
 	SandboxFailed       SandboxState = "FAILED"       // its job, its boot or its VM failed
-	SandboxTimeout      SandboxState = "TIMEOUT"      // its lease or its job's time ended
-	SandboxSuspended    SandboxState = "SUSPENDED"    // frozen by request
+	SandboxTimeout      SandboxState = "TIMEOUT"      // its lease or its job's time limit ended
+	SandboxSuspended    SandboxState = "SUSPENDED"    // paused by request
 	SandboxStopped      SandboxState = "STOPPED"      // powered off, disk kept
-	SandboxDestroyed    SandboxState = "DESTROYED"    // nothing of it is left on the backend
+	SandboxDestroyed    SandboxState = "DESTROYED"    // deleted from the backend
 )
 
 var sandboxNext = map[SandboxState][]SandboxState{
@@ -50,10 +50,10 @@ func (s SandboxState) CanBecome(next SandboxState) bool {
 // Valid reports whether s is one of the states above.
 func (s SandboxState) Valid() bool { _, ok := sandboxNext[s]; return ok }
 
-// Final reports whether nothing can follow s.
+// Final reports whether s has no further transition.
 func (s SandboxState) Final() bool { return s.Valid() && len(sandboxNext[s]) == 0 }
 
-// HasVM reports whether a VM of a sandbox in state s is expected to run.
+// HasVM reports whether the VM of a sandbox in state s is expected to run.
 func (s SandboxState) HasVM() bool {
 	switch s {
 	case SandboxBooting, SandboxReady, SandboxRunning, SandboxCompleted, SandboxSuspended:
@@ -62,11 +62,11 @@ func (s SandboxState) HasVM() bool {
 	return false
 }
 
-// Desired is what was asked of a sandbox; the reconcile loop drives State
+// Desired is the requested state of a sandbox; the reconcile loop drives State
 // towards it.
 type Desired string
 
-// The things that can be asked of a sandbox.
+// The states that can be requested of a sandbox.
 const (
 	DesiredRunning   Desired = "running"
 	DesiredSuspended Desired = "suspended"
@@ -74,49 +74,50 @@ const (
 	DesiredDestroyed Desired = "destroyed"
 )
 
-// ProfileLost stands for the profile of a sandbox whose row was lost and made
-// again. No profile can have this name.
+// ProfileLost is the profile name of a sandbox whose row was lost and
+// recreated. No profile can have this name.
 const ProfileLost = "(unknown)"
 
-// Sandbox is one isolated environment. It is known by its VMID and its Name,
-// both unique among sandboxes that are not DESTROYED.
+// Sandbox is one isolated environment. It is identified by its VMID or its
+// Name; both are unique among sandboxes that are not DESTROYED.
 type Sandbox struct {
-	VMID    int    // allocated by us, never reused while a row with it exists
-	UID     string // random ownership mark (NewUID), stamped on the backend's object
+	VMID    int    // allocated by AgentLab, never reused while a row with it exists
+	UID     string // random ownership mark (NewUID), set on the backend's object
 	Name    string // ValidateName holds
-	Backend string // name of the driver that holds it
+	Backend string // name of its driver
 	Profile string
-	Image   string // image reference as resolved at creation: name@digest
+	Image   string // image reference, resolved at creation: name@digest
 
 	State   SandboxState
 	Desired Desired
 	Reason  string // why it is FAILED, TIMEOUT or STOPPED; one redacted line
-	Waiting string // why it does not go on at present; one redacted line, "" when it does
+	Waiting string // why it is currently waiting; one redacted line, "" if it is not
 
 	Resources Resources
 	Hardware  Hardware
 	Network   Network
-	// IPv4 and IPv6 are leased to it from the backend's network until it is
-	// DESTROYED; not valid on backends that lease none.
+	// IPv4 and IPv6 are leased to the sandbox from the backend's network
+	// until it is DESTROYED. They are zero on backends that lease no
+	// addresses.
 	IPv4, IPv6 netip.Addr
-	// NetworkPending says that Network was changed and is not known to be in
-	// force on the backend yet.
+	// NetworkPending reports that Network was changed and that the backend
+	// has not confirmed the change yet.
 	NetworkPending bool
-	Keepalive      bool   // lease expiry stops and destroys it only when this is false or it was not renewed
-	JobID          string // the job it was made for; "" when made by hand
+	Keepalive      bool   // lease expiry stops and destroys it only if this is false or the lease was not renewed
+	JobID          string // the job it was created for; "" if a user created it
 	IP             string // address of the guest on its own network; "" until known
-	Handle         string // where its backend has it, as the backend said; opaque, "" when not known
+	Handle         string // backend.Ref.Handle: opaque; "" if not known
 
 	LeaseExpiresAt time.Time // UTC, always set
 	CreatedAt      time.Time // UTC
 	UpdatedAt      time.Time // UTC
-	BootedAt       time.Time // UTC; zero until agent-runner answered the first time
+	BootedAt       time.Time // UTC; zero until the first answer of agent-runner
 }
 
-// Equal reports whether s and o are the same in every field.
+// Equal reports whether s and o are equal in every field.
 func (s Sandbox) Equal(o Sandbox) bool { return reflect.DeepEqual(s, o) }
 
-// Resources are what a sandbox may use.
+// Resources are the resource limits of a sandbox.
 type Resources struct {
 	Cores      int // virtual CPUs, 1..256
 	MemoryMB   int // MiB of RAM, 128..1048576

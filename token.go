@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// Role is how much a caller of the control API may do. Each role includes the
-// ones before it.
+// Role is the access level of a caller of the control API. Each role includes
+// the roles before it.
 type Role string
 
-// The roles, the least first.
+// The roles, the lowest first.
 const (
 	RoleRead  Role = "read"  // look
-	RoleWrite Role = "write" // make, change and use sandboxes and jobs
-	RoleAdmin Role = "admin" // change what all sandboxes are made from
+	RoleWrite Role = "write" // create, change and use sandboxes and jobs
+	RoleAdmin Role = "admin" // change profiles, images and secrets
 )
 
-// Roles are all roles, the least first.
+// Roles lists all roles, the lowest first.
 var Roles = []Role{RoleRead, RoleWrite, RoleAdmin}
 
 // Event kinds of tokens.
@@ -26,50 +26,52 @@ const (
 	EventTokenRevoked = "token.revoked"
 )
 
-// Bounds of an API token. There is none that lives for ever.
+// Bounds of an API token's lifetime. Every token expires.
 const (
 	MaxTokenTTL       = 365 * 24 * time.Hour
 	MaxTokenVerbs     = 64
 	MaxTokenSandboxes = 256
 )
 
-// TokenSandbox is a sandbox that a token is bound to. The UID decides: names
-// and numbers are given again when a sandbox is gone.
+// TokenSandbox is a sandbox that a token is restricted to. The UID decides,
+// because names and VMIDs are reused after a sandbox is destroyed.
 type TokenSandbox struct {
 	UID  string `json:"uid"`
-	VMID int    `json:"vmid"` // as it was when the token was made, for people
+	VMID int    `json:"vmid"` // when the token was created, shown to users
 	Name string `json:"name"` // the same
 }
 
-// APIToken is a right to use the control API, for whoever bears the token.
-// Only the token's hash is kept. The zero value allows nothing: what is
-// not restricted says so by AnyVerb and AnySandbox.
+// APIToken is a bearer token of the control API. Only its hash is stored. The
+// zero value allows nothing; AnyVerb and AnySandbox must be set for an
+// unrestricted token.
 type APIToken struct {
 	ID         string         // "tok-" and 13 characters
 	Name       string         // what it is for; ValidateName holds; unique
 	Hash       string         // lower-case hex SHA-256 of the token
-	Role       Role           // the most that it may do
-	AnyVerb    bool           // all that the role may do; else Verbs
+	Role       Role           // the maximum access
+	AnyVerb    bool           // all calls of the role; else Verbs
 	Verbs      []string       // only these, sorted
-	AnySandbox bool           // all sandboxes, and calls about none; else Sandboxes
+	AnySandbox bool           // all sandboxes, and calls without a sandbox; else Sandboxes
 	Sandboxes  []TokenSandbox // only calls about these
 	CreatedAt  time.Time
 	ExpiresAt  time.Time
-	LastUsedAt time.Time // to the minute or so; zero when it was never used
+	LastUsedAt time.Time // accurate to about a minute; zero if never used
 }
 
-// NewTokenID returns a fresh id of an API token.
+// NewTokenID returns a new ID of an API token.
 func NewTokenID() string { return "tok-" + randomID(8) }
 
-// May tells whether the token allows calls with the verb.
+// May reports whether the token allows calls with the verb.
 func (t APIToken) May(verb string) bool { return t.AnyVerb || slices.Contains(t.Verbs, verb) }
 
-// Covers tells whether the token allows calls about the sandbox with that UID.
+// Covers reports whether the token allows calls about the sandbox with that
+// UID.
 func (t APIToken) Covers(uid string) bool {
 	return t.AnySandbox || uid != "" && slices.ContainsFunc(t.Sandboxes, func(s TokenSandbox) bool { return s.UID == uid })
 }
 
-// Validate checks a token that is to be kept, or was. Errors are code invalid.
+// Validate checks a token before it is stored, or after it was read. Errors
+// have code invalid.
 func (t APIToken) Validate() error {
 	bad := func(field, format string, args ...any) *Error {
 		return Errorf(CodeInvalid, format, args...).WithField(field)

@@ -1,4 +1,4 @@
-// Package api holds the v1 wire types of the control plane, as JSON. Names
+// Package api defines the v1 wire types of the control plane, as JSON. Names
 // follow seed 000 §11; times are RFC 3339 in UTC with nanoseconds.
 package api
 
@@ -43,12 +43,12 @@ type SandboxCreate struct {
 	Workspace  *string    `json:"workspace,omitempty" doc:"Not supported yet; must be null"`
 }
 
-// LeaseRenew sets the lease to end ttl_minutes from now.
+// LeaseRenew is a request to let the lease end ttl_minutes from now.
 type LeaseRenew struct {
 	TTLMinutes int `json:"ttl_minutes" minimum:"1"`
 }
 
-// SandboxStop stops a sandbox.
+// SandboxStop is a request to stop a sandbox.
 type SandboxStop struct {
 	GraceSeconds *int `json:"grace_seconds,omitempty" minimum:"0" maximum:"600" doc:"Seconds that the guest may take to shut down before it is powered off; default 30"`
 }

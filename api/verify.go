@@ -22,7 +22,7 @@ type VerifyReport struct {
 	Checks      []Verify     `json:"checks"`
 }
 
-// VerifySkip is why checks of a VerifyReport were skipped.
+// VerifySkip is a reason for which checks of a VerifyReport were skipped.
 type VerifySkip struct {
 	Reason string `json:"reason"`
 	Count  int    `json:"count" doc:"Number of checks that were skipped for this reason"`

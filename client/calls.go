@@ -140,8 +140,8 @@ func (c *Client) PutProfile(ctx context.Context, name string, yaml string) (api.
 	return send[api.Profile](ctx, c, http.MethodPut, nil, strings.NewReader(yaml), "application/yaml", "profiles", name)
 }
 
-// ValidateProfile checks the YAML of a profile and stores nothing. Settings
-// that the configured backend does not support are code unsupported.
+// ValidateProfile checks the YAML of a profile and stores nothing. The error
+// has code unsupported if the configured backend does not support a setting.
 func (c *Client) ValidateProfile(ctx context.Context, yaml string) (api.Profile, error) {
 	return send[api.Profile](ctx, c, http.MethodPost, nil, strings.NewReader(yaml), "application/yaml", "profiles", "validate")
 }
@@ -156,8 +156,8 @@ func (c *Client) Image(ctx context.Context, name string) (api.Image, error) {
 	return get[api.Image](ctx, c, nil, "images", name)
 }
 
-// RemoveImage removes an image, by name or name@digest. An image in use is
-// code conflict.
+// RemoveImage removes an image, by name or name@digest. The error has code
+// conflict if the image is in use.
 func (c *Client) RemoveImage(ctx context.Context, name string) error {
 	_, err := del[none](ctx, c, "images", name)
 	return err

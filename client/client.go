@@ -1,9 +1,9 @@
 // Package client is the typed Go client of AgentLab's control API. It speaks
 // HTTP and JSON to the daemon's unix socket, or with a token over TCP.
 //
-// Every method takes a context first and returns when that ends. Every error
-// is, or wraps, an *agentlab.Error: with the code, hint and field of the
-// daemon's response, or with code unavailable when no daemon responds.
+// Every method takes a context and returns when it ends. Every error is, or
+// wraps, an *agentlab.Error: with the code, hint and field of the daemon's
+// response, or with code unavailable when no daemon responds.
 package client
 
 import (
@@ -122,8 +122,8 @@ func (c *Client) Ping(ctx context.Context) error {
 	return conn.Close()
 }
 
-// checkPeer refuses a socket unless our own user or root listens on it: calls
-// carry tasks, source code and secrets.
+// checkPeer rejects a socket whose listener is neither the client's user nor
+// root: calls contain tasks, source code and secrets.
 func checkPeer(conn net.Conn, socket string) error {
 	peer, err := sockpath.PeerOf(conn)
 	if err != nil {
@@ -239,8 +239,8 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// callError gives a failed call its code. When the caller's context has ended,
-// it returns the cause of that.
+// callError adds a code to the error of a failed call. If the caller's context
+// has ended, it returns the cause of that.
 func callError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -19,14 +19,14 @@ import (
 
 // EventQuery selects events.
 type EventQuery struct {
-	Kind    string // only this kind; "" means all
-	Sandbox string // only about this sandbox (VMID or name)
-	JobID   string // only about this job
+	Kind    string // only events of this kind; "" means all
+	Sandbox string // only events of this sandbox (VMID or name)
+	JobID   string // only events of this job
 	// After is the ID of the last known event. 0 means the newest events for
 	// Events, all events for FollowEvents. -1 means new events only, for
 	// FollowEvents.
 	After int64
-	Limit int // for Events: at most this many; 0 means 100
+	Limit int // maximum number of events of Events; 0 means 100
 }
 
 func (q EventQuery) values() url.Values {
@@ -98,7 +98,7 @@ func follow[T any](ctx context.Context, after func() int64,
 // daemon has accepted the call; stopped means that the caller stopped.
 func followOnce[T any](ctx context.Context, c *Client, list string, v url.Values, event string, after *int64, connected *bool,
 	yield func(T, error) bool) (stopped bool, err error) {
-	ctx, cancel := context.WithCancel(ctx) // a break in the caller's loop ends the request
+	ctx, cancel := context.WithCancel(ctx) // a break of the caller's loop cancels the request
 	defer cancel()
 	v.Set("follow", "1")
 	resp, err := c.request(ctx, http.MethodGet, v, nil, "", list)
@@ -134,15 +134,15 @@ func followOnce[T any](ctx context.Context, c *Client, list string, v url.Values
 
 // EgressQuery selects egress records.
 type EgressQuery struct {
-	Sandbox string    // only of this sandbox (VMID or name)
-	JobID   string    // only of this job
+	Sandbox string    // only records of this sandbox (VMID or name)
+	JobID   string    // only records of this job
 	Denied  bool      // only denied requests
 	Since   time.Time // only records from this time on; zero means any
 	// After is the ID of the last known record, as in EventQuery.
 	After int64
 	// Oldest makes Egress start with the oldest records when After is 0.
 	Oldest bool
-	Limit  int // for Egress: at most this many; 0 means 100
+	Limit  int // maximum number of records of Egress; 0 means 100
 }
 
 func (q EgressQuery) values() url.Values {

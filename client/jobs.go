@@ -46,8 +46,8 @@ func (c *Client) Job(ctx context.Context, id string) (api.Job, error) {
 	return get[api.Job](ctx, c, nil, "jobs", id)
 }
 
-// CancelJob requests the end of a job. A job that is being cancelled is left
-// unchanged; one that has ended otherwise is code conflict.
+// CancelJob requests the end of a job. A job that is being cancelled does not
+// change. The error has code conflict if the job has ended in another way.
 func (c *Client) CancelJob(ctx context.Context, id string) (api.Job, error) {
 	return post[api.Job](ctx, c, nil, "jobs", id, "cancel")
 }

@@ -19,8 +19,8 @@ import (
 // Remote is the address of a daemon over TCP, with the credentials of both
 // sides.
 type Remote struct {
-	// URL is https://HOST[:PORT], or http://HOST[:PORT] where HOST is this
-	// machine's loopback (a tunnel, for example).
+	// URL is https://HOST[:PORT], or http://HOST[:PORT] where HOST is a
+	// loopback address of this machine (a tunnel, for example).
 	URL string
 	// Token is sent with every call.
 	Token string

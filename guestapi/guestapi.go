@@ -1,50 +1,52 @@
-// Package guestapi holds the wire types between a sandbox and the controller.
+// Package guestapi defines the wire types between a sandbox and the
+// controller.
 //
 // There are two protocols, both plain HTTP/1.1 with JSON bodies:
 //
-//   - The guest plane, served by the controller, called by agent-runner. Its
-//     listener exists once per sandbox, so the channel tells who calls; a
-//     token tells that it may. Paths below, "Guest plane".
+//   - The guest plane, served by the controller, called by agent-runner. Each
+//     sandbox has its own listener, which identifies the caller; a token
+//     authorises the call. Paths below, "Guest plane".
 //   - Guest control, served by agent-runner in the guest, called by the
-//     controller over the stream that the driver's DialControl gives. Paths
+//     controller over the stream that the driver's DialControl opens. Paths
 //     below, "Guest control". The controller treats every answer as hostile.
 package guestapi
 
 import "time"
 
-// Guest plane. All but bootstrap want "Authorization: Bearer <runner token>".
+// Guest plane. All paths except bootstrap require "Authorization: Bearer
+// <runner token>".
 const (
 	PathBootstrap = "/v1/bootstrap/fetch"  // POST BootstrapRequest → BootstrapResponse; one time
 	PathReport    = "/v1/runner/report"    // POST Report → Directive
 	PathDirective = "/v1/runner/directive" // GET ?wait=SECONDS (≤ 55) → Directive; answers early when it changes
-	PathLog       = "/v1/runner/log"       // POST raw bytes, ?offset=N[&final=1] → LogAck; idempotent by offset; less than was sent may be taken, unless final
+	PathLog       = "/v1/runner/log"       // POST raw bytes, ?offset=N[&final=1] → LogAck; idempotent by offset; the controller may accept fewer bytes than were sent, unless final
 	PathRepo      = "/v1/runner/repo"      // GET → git bundle of the job's local repository
 	PathNetwork   = "/v1/runner/network"   // POST NetworkNarrow → 204; before the agent starts; only ever narrows
 	PathUpload    = "/upload/"             // PUT /upload/<path>, raw bytes, Content-Length or chunked → UploadAck; on the upload port too
 )
 
-// BootstrapRequest trades the one-time token for what the job needs.
+// BootstrapRequest exchanges the one-time token for a BootstrapResponse.
 type BootstrapRequest struct {
 	Token string `json:"token"`
 	VMID  int    `json:"vmid"`
 }
 
-// BootstrapResponse is everything that agent-runner needs, and nothing that
-// is not for this sandbox. Fields of seed 000 §11.2, plus job and runner.
+// BootstrapResponse has everything that agent-runner needs, and only data of
+// this sandbox. Fields of seed 000 §11.2, plus job and runner.
 type BootstrapResponse struct {
 	Git                *Git              `json:"git,omitempty"`
 	Env                map[string]string `json:"env,omitempty"`      // environment of the agent; secret
 	SSHKeys            map[string]string `json:"ssh_keys,omitempty"` // private keys for the agent's ssh, by host
 	ClaudeSettingsJSON string            `json:"claude_settings_json,omitempty"`
 	Artifact           *ArtifactTarget   `json:"artifact,omitempty"`
-	ArtifactStore      *ArtifactTarget   `json:"artifact_store,omitempty"` // outside of AgentLab: gets a copy of each artifact
+	ArtifactStore      *ArtifactTarget   `json:"artifact_store,omitempty"` // outside of AgentLab; receives a copy of each artifact
 	Policy             Policy            `json:"policy"`
 	Runner             RunnerTarget      `json:"runner"`
-	CACertificates     []string          `json:"ca_certificates,omitempty"` // PEM; the guest trusts them beside those of its image
+	CACertificates     []string          `json:"ca_certificates,omitempty"` // PEM; the guest trusts them in addition to those of its image
 	Job                *Job              `json:"job,omitempty"`             // nil: a sandbox without a job; the runner stages secrets and ends
 }
 
-// Git holds the credential for the job's remote.
+// Git is the credential for the job's remote.
 type Git struct {
 	URL           string `json:"url,omitempty"` // the credential is used only for this URL's scheme and host
 	Token         string `json:"token,omitempty"`
@@ -53,20 +55,20 @@ type Git struct {
 	SSHKnownHosts string `json:"ssh_known_hosts,omitempty"`
 }
 
-// ArtifactTarget says where to upload, and with which token.
+// ArtifactTarget is the URL and the token for uploads.
 type ArtifactTarget struct {
 	Endpoint string `json:"endpoint"` // e.g. http://10.77.0.1:8846/upload
 	Token    string `json:"token"`
 	MaxBytes int64  `json:"max_bytes"` // for the whole job
 }
 
-// RunnerTarget authenticates reports, logs and directives.
+// RunnerTarget is the token that authenticates reports, logs and directives.
 type RunnerTarget struct {
 	Token string `json:"token"`
 }
 
-// Policy tells the agent what it may do; it is information, the enforcement
-// is outside the guest.
+// Policy informs the agent of what it may do. The enforcement is outside of
+// the guest.
 type Policy struct {
 	AllowedDomains []string `json:"allowed_domains"`
 	Mode           string   `json:"mode"` // "dangerous"
@@ -80,18 +82,19 @@ type Job struct {
 	Ref       string `json:"ref,omitempty"`
 	Depth     int    `json:"depth,omitempty"`
 	Task      string `json:"task"`
-	Agent     string `json:"agent"` // "none": there is no task; the sandbox is handed over with its secrets staged
+	Agent     string `json:"agent"` // "none": no task; a user works in the sandbox, with its secrets staged
 	Mode      string `json:"mode"`
 	ClonePath string `json:"clone_path,omitempty"` // default /tmp/repo
-	// Seconds is how long from the fetch the agent may work; then it gets
-	// SIGTERM, 10 s later SIGKILL, and the runner uploads what there is.
+	// Seconds is the agent's time limit, counted from the fetch. At its
+	// end the agent gets SIGTERM, 10 s later SIGKILL, and the runner
+	// uploads the results so far.
 	Seconds int64 `json:"seconds"`
 	Upload  bool  `json:"upload"` // upload artifacts
-	// Keepalive says that the sandbox stays after the job, so the checkout is
-	// left in place. Secrets are wiped unless Agent is "none".
+	// Keepalive means that the sandbox is kept after the job, so the checkout
+	// is not deleted. Secrets are wiped unless Agent is "none".
 	Keepalive bool `json:"keepalive,omitempty"`
-	// Inner asks for the agent to run in a further sandbox inside this one;
-	// nil: it does not.
+	// Inner makes the agent run in a nested sandbox inside this one. nil
+	// means no nested sandbox.
 	Inner *InnerSandbox `json:"inner_sandbox,omitempty"`
 }
 
@@ -101,25 +104,25 @@ type InnerSandbox struct {
 	Args []string `json:"args,omitempty"` // further options of bwrap
 }
 
-// Report tells how the job stands. Reports are idempotent; the runner sends
-// one at each change of phase, and at least one every 15 s.
+// Report is the state of the job. Reports are idempotent. The runner sends one
+// at each change of phase, and at least one every 15 s.
 type Report struct {
 	Status   string  `json:"status"`            // "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"
 	Phase    string  `json:"phase"`             // "bootstrap", "clone", "agent", "collect", "upload", "done"
-	Message  string  `json:"message,omitempty"` // one line; why, when it failed
+	Message  string  `json:"message,omitempty"` // one line; the reason if it failed
 	ExitCode *int    `json:"exit_code,omitempty"`
 	Result   *Result `json:"result,omitempty"` // with a final status
 
 	Progress *Progress `json:"progress,omitempty"` // in phase "clone"
 }
 
-// Progress tells how far a clone is.
+// Progress is the progress of a clone.
 type Progress struct {
 	Step    string `json:"step"` // one of the constants below
 	Percent int    `json:"percent"`
 }
 
-// Steps of a clone, in their order.
+// Steps of a clone, in order.
 const (
 	StepDownload = "download" // of the bundle of a local repository
 	StepReceive  = "receive"  // objects
@@ -127,7 +130,7 @@ const (
 	StepCheckout = "checkout"
 )
 
-// Result mirrors agentlab.JobResult on the wire.
+// Result is the wire format of agentlab.JobResult.
 type Result struct {
 	BaseCommit string `json:"base_commit,omitempty"`
 	HeadCommit string `json:"head_commit,omitempty"`
@@ -139,12 +142,12 @@ type Result struct {
 	Uncommitted int `json:"uncommitted,omitempty"`
 }
 
-// RefChanges is the ref, in a job's result bundle, of a commit on top of the
-// result that holds what the agent left uncommitted.
+// RefChanges is a ref in a job's result bundle. It points to a commit on top
+// of the result with the changes that the agent did not commit.
 const RefChanges = "refs/agentlab/changes"
 
-// RefModules begins the refs, in the bundle of a local repository, that hold
-// the commits of its submodules; the commit's name follows.
+// RefModules is the prefix of the refs, in the bundle of a local repository,
+// that point to the commits of its submodules. The commit ID follows.
 const RefModules = "refs/agentlab/modules/"
 
 // Limits on the submodules of a repository.
@@ -153,11 +156,11 @@ const (
 	MaxModuleDepth = 8 // of submodules in submodules
 )
 
-// NetworkNarrow is what a repository's own configuration asks of the network
-// policy. It becomes a further layer of the sandbox's policy: what it allows
-// is allowed only if the profile allows it too. Rules are in the language of
-// profiles, without presets and files. Unless it is strict, the controller adds
-// what the job itself needs: the agent's model and the repository's host.
+// NetworkNarrow is the network policy in the configuration of a repository. It
+// becomes a further layer of the sandbox's policy: a flow is allowed only if
+// the profile allows it too. Rules have the syntax of profiles, without presets
+// and files. Unless it is strict, the controller adds what the job itself
+// needs: the agent's model and the repository's host.
 type NetworkNarrow struct {
 	Mode  string   `json:"mode"`
 	Allow []string `json:"allow,omitempty"`
@@ -167,18 +170,18 @@ type NetworkNarrow struct {
 	Strict bool `json:"strict,omitempty"`
 }
 
-// Directive is what the controller wants of the runner now.
+// Directive is the controller's current instruction to the runner.
 type Directive struct {
 	Stop        string `json:"stop,omitempty"`         // "", "CANCELLED" or "TIMEOUT": stop the agent, upload, report this
-	Reason      string `json:"reason,omitempty"`       // why, in one line, when the controller itself ends the job; "" when Stop says it all
-	SecondsLeft int64  `json:"seconds_left,omitempty"` // until the agent's deadline, by the controller's clock; 0 when none
+	Reason      string `json:"reason,omitempty"`       // why the controller itself ends the job, in one line; "" if Stop is reason enough
+	SecondsLeft int64  `json:"seconds_left,omitempty"` // until the agent's deadline, by the controller's clock; 0 means no deadline
 }
 
-// LogAck tells how many bytes of the agent log the controller holds. The
-// runner goes on from there.
+// LogAck is the number of bytes of the agent log that the controller has
+// stored. The runner continues from there.
 type LogAck struct {
 	Size int64 `json:"size"`
-	Full bool  `json:"full,omitempty"` // the log quota is reached; send no more
+	Full bool  `json:"full,omitempty"` // the log quota is used up; send no more
 }
 
 // UploadAck confirms a stored artifact.
@@ -208,20 +211,20 @@ const (
 	StreamProtocol = "agentlab-stream"
 )
 
-// ControlConfig is the content of /etc/agentlab/control.json, of which guests
-// with an address learn whom to obey: the part of their seed that is ours.
-// Nothing in it is secret.
+// ControlConfig is the content of /etc/agentlab/control.json, from which
+// guests with an address learn how to authenticate the controller. It is
+// AgentLab's part of their cloud-init seed and has no secrets.
 type ControlConfig struct {
 	VMID       int    `json:"vmid"`
 	UID        string `json:"uid"`        // of the sandbox
 	Controller string `json:"controller"` // where the guest plane is, e.g. http://10.77.0.1:8844
-	HostKey    []byte `json:"host_key"`   // base64; ed25519 public key with which the controller proves itself
+	HostKey    []byte `json:"host_key"`   // base64; ed25519 public key that authenticates the controller
 }
 
-// ControlFile is where guests read their ControlConfig.
+// ControlFile is the path of a guest's ControlConfig.
 const ControlFile = "/etc/agentlab/control.json"
 
-// Health says that the guest answers and how far its boot has come.
+// Health is the state of a guest that answers, with the progress of its boot.
 type Health struct {
 	Version  string        `json:"version"` // of agent-runner
 	BootID   string        `json:"boot_id"` // /proc/sys/kernel/random/boot_id
@@ -229,20 +232,20 @@ type Health struct {
 	Identity string        `json:"identity"` // UID of the sandbox, "" until PathIdentity
 	System   string        `json:"system"`   // of the distribution's init: "starting", "running", "degraded", "unknown"
 
-	// Bootstrapped says that the runner holds what its bootstrap token was
-	// traded for.
+	// Bootstrapped reports that the runner has received the answer to its
+	// bootstrap token.
 	Bootstrapped bool `json:"bootstrapped,omitempty"`
 }
 
-// Identity is given to every guest after it boots, because nothing of it is
-// baked into an image or a template: name, clock, entropy, and the bootstrap
-// document of seed 000 appendix A.
+// Identity is sent to every guest after it boots, because images and templates
+// contain none of it: name, clock, entropy, and the bootstrap document of seed
+// 000 appendix A.
 type Identity struct {
 	UID       string     `json:"uid"`
 	Hostname  string     `json:"hostname"`
 	Time      time.Time  `json:"time"`
 	Entropy   []byte     `json:"entropy"`           // at least 32 bytes
-	Network   *Network   `json:"network,omitempty"` // nil: the guest's network is configured by other means
+	Network   *Network   `json:"network,omitempty"` // nil if the guest's network is configured by other means
 	Bootstrap *Bootstrap `json:"bootstrap,omitempty"`
 }
 
@@ -252,7 +255,8 @@ type Network struct {
 	Gateway string   `json:"gateway"`
 	DNS     []string `json:"dns"`
 	MTU     int      `json:"mtu"`
-	// Address6 (CIDR) and Gateway6 are of IPv6; "" means that there is none.
+	// Address6 (CIDR) and Gateway6 are the IPv6 configuration; "" means no
+	// IPv6.
 	Address6 string `json:"address6,omitempty"`
 	Gateway6 string `json:"gateway6,omitempty"`
 }
@@ -276,8 +280,9 @@ type ExecRequest struct {
 	Term    string            `json:"term,omitempty"`
 }
 
-// AttachRequest joins a named terminal of the sandbox, made on first use. It
-// outlives every client; a client that joins sees the recent output first.
+// AttachRequest attaches to a named terminal of the sandbox, which is created
+// on first use. The terminal stays when its clients disconnect; a client that
+// attaches receives the recent output first.
 type AttachRequest struct {
 	Session string `json:"session,omitempty"` // default "main"
 	Rows    uint16 `json:"rows,omitempty"`
@@ -292,8 +297,8 @@ type SSHKeyRequest struct {
 	Seconds   int64  `json:"seconds"`        // until it expires, 1..86400
 }
 
-// SSHKeyResponse gives what a client needs to verify the guest's sshd. sshd
-// is running when it is answered.
+// SSHKeyResponse has what a client needs to verify the guest's sshd. sshd runs
+// when the response is sent.
 type SSHKeyResponse struct {
 	User     string   `json:"user"`
 	Port     uint16   `json:"port"`
