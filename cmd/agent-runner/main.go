@@ -1,5 +1,5 @@
-// Command agent-runner is AgentLab's program in the guest. One binary is all
-// of it; the name that it is called by or its first argument says which.
+// Command agent-runner is AgentLab's program in the guest. One binary has all
+// commands; its name or its first argument selects one.
 package main
 
 import (
@@ -31,7 +31,7 @@ func main() {
 		name, args = args[0], args[1:]
 	}
 	switch {
-	case name == "init" && os.Getpid() == 1: // also when called as /init
+	case name == "init" && os.Getpid() == 1: // also if called as /init
 		os.Exit(initd.Main())
 	case name == "supervise":
 		os.Exit(initd.Supervise(slices.Contains(args, "--adopt")))

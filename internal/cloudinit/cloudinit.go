@@ -15,8 +15,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// MaxSize is the largest user-data, in bytes: Proxmox refuses snippets above
-// 1 MiB.
+// MaxSize is the maximum size of user-data in bytes: Proxmox rejects snippets
+// above 1 MiB.
 const MaxSize = 1 << 20
 
 // Seed is the configuration of one guest.
@@ -34,11 +34,11 @@ type File struct {
 	Content []byte
 }
 
-// userData is the part of cloud-config that we use.
+// userData is the part of cloud-config that is used.
 type userData struct {
 	Hostname       string      `json:"hostname"`
 	ManageEtcHosts bool        `json:"manage_etc_hosts"`
-	User           user        `json:"user"` // what it says counts before the template's default_user
+	User           user        `json:"user"` // overrides the template's default_user
 	SSHKeys        []string    `json:"ssh_authorized_keys,omitempty"`
 	PasswordAuth   bool        `json:"ssh_pwauth"`
 	PackageUpdate  bool        `json:"package_update"`
@@ -114,7 +114,8 @@ func (f File) render() (writeFile, error) {
 	}, nil
 }
 
-// keyTypes are the public keys that OpenSSH takes; the first is what we make.
+// keyTypes are the types of public keys that OpenSSH accepts; AgentLab creates
+// keys of the first type.
 var keyTypes = []string{
 	"ssh-ed25519", "sk-ssh-ed25519@openssh.com",
 	"ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "sk-ecdsa-sha2-nistp256@openssh.com",
@@ -122,7 +123,8 @@ var keyTypes = []string{
 }
 
 // SSHKey returns the public key of one authorized_keys line as "TYPE BASE64",
-// without its comment; an option, or anything else, is refused (code invalid).
+// without its comment; anything else, such as an option, is rejected (code
+// invalid).
 func SSHKey(line string) (string, error) {
 	fields := strings.Fields(line)
 	if len(line) <= 16<<10 && len(fields) >= 2 && !strings.ContainsAny(line, "\r\n") && slices.Contains(keyTypes, fields[0]) {

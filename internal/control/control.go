@@ -192,7 +192,7 @@ func (c *Client) request(ctx context.Context, method, path, upgrade string, in a
 		resp, err = http.ReadResponse(rd, req)
 	}
 	if !stop() && err == nil {
-		err = context.Cause(ctx) // the deadline is set and stays
+		err = context.Cause(ctx) // the deadline stays set
 	}
 	if err != nil {
 		_ = conn.Close()

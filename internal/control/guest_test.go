@@ -312,7 +312,7 @@ func TestAttach(t *testing.T) {
 }
 
 // TestAttachFlood checks that a client that does not read neither stops the
-// terminal for good nor gets more than what is kept.
+// terminal permanently nor gets more than the stored output.
 func TestAttachFlood(t *testing.T) {
 	g := newGuest(t, nil)
 	stuck, err := g.Attach(testCtx(t), guestapi.AttachRequest{})

@@ -1,7 +1,7 @@
-// Package guestcheck holds what every reader of a guest's JSON on the host
-// shares: bounds on its shape, and for each type of package guestapi that
-// guests write, what AgentLab's own programs never send. A value that
-// passes is still only what a guest claims.
+// Package guestcheck has the checks for every reader of a guest's JSON on the
+// host: bounds on its shape and, for each type of package guestapi that guests
+// write, what AgentLab's own programs never send. A value that passes is still
+// only a claim of the guest.
 package guestcheck
 
 import (
@@ -14,12 +14,13 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// MaxDepth is the deepest nesting of a guest's JSON; our types need three.
+// MaxDepth is the maximum nesting depth of a guest's JSON; the types of
+// package guestapi need three.
 const MaxDepth = 16
 
 // Decode reads one JSON object into v, and nothing after it. The caller has
-// bounded the length of p. Unknown keys are passed over: a guest may run an
-// older or newer program than the controller. The only code is invalid.
+// limited the length of p. Unknown keys are ignored: a guest may run an older
+// or newer program than the controller. The only code is invalid.
 func Decode(p []byte, v any) error {
 	bad := agentlab.Errorf(agentlab.CodeInvalid, "the body is not the JSON that is expected")
 	depth, inString := 0, false
@@ -44,14 +45,14 @@ func Decode(p []byte, v any) error {
 	return nil
 }
 
-// Phases of a runner, in the order in which they may come.
+// Phases lists the phases of a runner in their order.
 var Phases = []string{"bootstrap", "clone", "agent", "collect", "upload", "done"} //nolint:gochecknoglobals // a constant table
 
 var commitRE = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
 
 const maxCommits = 1 << 20
 
-// Steps of a clone, in the order in which they may come.
+// Steps lists the steps of a clone in their order.
 var Steps = []string{guestapi.StepDownload, guestapi.StepReceive, guestapi.StepResolve, guestapi.StepCheckout}
 
 // Report refuses, with code invalid and the field's name, a report that no
@@ -100,7 +101,7 @@ func Health(h guestapi.Health) error {
 
 var userRE = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 
-// SSHKey refuses host keys with which no client can verify anything.
+// SSHKey returns an error for host keys that a client cannot use.
 func SSHKey(r guestapi.SSHKeyResponse) error {
 	bad := func(s string) bool { return s == "" || len(s) > 16<<10 || !agentlab.IsPrintable(s) }
 	if r.Port == 0 || len(r.HostKeys) == 0 || len(r.HostKeys) > 16 ||

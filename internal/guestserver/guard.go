@@ -17,8 +17,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// guard keeps a guest from asking too often, too much at once or too slowly,
-// and a panic from ending the daemon.
+// guard limits the rate, the number and the duration of a guest's calls, and
+// recovers from panics.
 func (g *guest) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
@@ -144,7 +144,7 @@ type body struct {
 var errSlow = agentlab.Errorf(agentlab.CodeTimeout, "the body comes too slowly")
 
 func (b *body) Read(p []byte) (int, error) {
-	_ = b.rc.SetReadDeadline(time.Now().Add(b.stall)) // not every ResponseWriter of a test can
+	_ = b.rc.SetReadDeadline(time.Now().Add(b.stall)) // not supported by every ResponseWriter of tests
 	n, err := b.ReadCloser.Read(p)
 	b.n += int64(n)
 	if err != nil {

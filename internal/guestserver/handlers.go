@@ -15,8 +15,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
-// bootstrap trades the one-time token. Whatever is wrong with it, the answer
-// is the same.
+// bootstrap exchanges the one-time token. The answer is the same for every
+// invalid token.
 func (g *guest) bootstrap(w http.ResponseWriter, r *http.Request) {
 	if !g.bootstraps.AllowN(g.s.cfg.Clock(), 1) {
 		tooMany(w)
@@ -55,8 +55,8 @@ func waitUntil(ctx context.Context, t time.Time) {
 	}
 }
 
-// fetch looks up the token whatever the request claims, so that a request for
-// another sandbox costs what any other costs.
+// fetch always looks up the token, so that a request for another sandbox takes
+// the same time.
 func (g *guest) fetch(ctx context.Context, req guestapi.BootstrapRequest) (guestapi.BootstrapResponse, error) {
 	ours := req.VMID == g.vmid && plausibleToken(req.Token)
 	hash := hashToken(req.Token)
@@ -92,8 +92,8 @@ func (g *guest) report(w http.ResponseWriter, r *http.Request, jobID string) {
 	writeJSON(w, http.StatusOK, d)
 }
 
-// redactor gives the redactor of a job. That there is none is never the
-// guest's fault, and the reason may tell of the host: the guest gets neither.
+// redactor returns the redactor of a job. Its error is never caused by the
+// guest and may contain data of the host, so the guest does not receive it.
 func (g *guest) redactor(ctx context.Context, jobID string) (*redact.Redactor, error) {
 	red, err := g.s.cfg.Bootstrap.Redactor(ctx, jobID)
 	if err != nil {
@@ -103,9 +103,10 @@ func (g *guest) redactor(ctx context.Context, jobID string) (*redact.Redactor, e
 	return red, nil
 }
 
-// redactReport takes the job's secrets out of all text of a report. The
-// message becomes one line only then, since a line that is cut may end in a
-// part of a secret, and once more, since a line may be joined to one.
+// redactReport removes the job's secrets from all text of a report. The
+// message is shortened to one line only afterwards, because a shortened line
+// may end in a part of a secret. Then it is redacted again, because joining
+// lines may produce a secret.
 func (g *guest) redactReport(ctx context.Context, jobID string, rep *guestapi.Report) {
 	if rep.Message == "" && (rep.Result == nil || rep.Result.Branch == "") {
 		return
@@ -124,7 +125,7 @@ func (g *guest) redactReport(ctx context.Context, jobID string, rep *guestapi.Re
 	}
 }
 
-// narrowNetwork takes what the repository says of its own network.
+// narrowNetwork handles the network policy of the repository.
 func (g *guest) narrowNetwork(w http.ResponseWriter, r *http.Request, _ string) {
 	p, err := readAll(r.Body, g.s.cfg.Limits.JSONBytes)
 	var n guestapi.NetworkNarrow
@@ -174,10 +175,10 @@ func queryInt(r *http.Request, name string, most int64) (int64, error) {
 // the beginning of a secret, so that the log continues.
 const maxHold = 64 << 10
 
-// appendLog adds to the agent log what is settled: the end of a chunk that
-// may be the beginning of a secret is left for the next call, unless the
-// runner says that nothing follows. Secret bytes are masked in place, so the
-// offsets of runner and controller stay the same.
+// appendLog appends to the agent log the part of a chunk that can be redacted:
+// an end that may be the beginning of a secret is left for the next call,
+// unless the runner says that nothing follows. Secrets are masked in place, so
+// the offsets of runner and controller stay the same.
 func (g *guest) appendLog(w http.ResponseWriter, r *http.Request, jobID string) {
 	ack, err := g.takeLog(r, jobID)
 	if err != nil {
@@ -201,7 +202,7 @@ func (g *guest) takeLog(r *http.Request, jobID string) (guestapi.LogAck, error) 
 	if err != nil {
 		return none, err
 	}
-	g.logMu.Lock() // the size must not change between the look and the append
+	g.logMu.Lock() // the size must not change between the read and the append
 	defer g.logMu.Unlock()
 	if err := g.jobRunning(r, agentlab.GrantRunner); err != nil {
 		return none, err
@@ -211,7 +212,7 @@ func (g *guest) takeLog(r *http.Request, jobID string) (guestapi.LogAck, error) 
 		return none, err
 	}
 	if offset > size || offset+int64(len(p)) <= size {
-		// An empty append tells whether the quota is reached.
+		// An empty append reports whether the quota is used up.
 		held, full, err := g.s.cfg.Artifacts.AppendLog(r.Context(), jobID, size, nil)
 		return guestapi.LogAck{Size: held, Full: full}, err
 	}
@@ -234,7 +235,7 @@ func (g *guest) takeLog(r *http.Request, jobID string) (guestapi.LogAck, error) 
 	return guestapi.LogAck{Size: size, Full: full}, err
 }
 
-// logTail reads as much of the end of a job's log as redaction wants to see.
+// logTail reads as much of the end of a job's log as redaction needs.
 func (g *guest) logTail(ctx context.Context, jobID string, size int64) ([]byte, error) {
 	log, err := g.s.cfg.Artifacts.Log(ctx, jobID, max(size-redact.Context, 0), false)
 	if err != nil {
@@ -257,12 +258,12 @@ func (g *guest) repo(w http.ResponseWriter, r *http.Request, jobID string) {
 	defer out.end()
 	if _, err := io.CopyN(out, f, size); err != nil {
 		g.log.Debug("the repository bundle was not sent whole", "err", err)
-		panic(http.ErrAbortHandler) // the guest must not take it for whole
+		panic(http.ErrAbortHandler) // the guest must not treat it as complete
 	}
 }
 
-// redactedUploads are what our runner writes as text for people. The rest is
-// the agent's work, which must arrive as it is.
+// redactedUploads are the text files that the runner itself writes. The rest
+// is the agent's work, which must not be changed.
 var redactedUploads = []string{"agent.log", "report.json"}
 
 func (g *guest) upload(w http.ResponseWriter, r *http.Request, jobID string) {
@@ -276,7 +277,7 @@ func (g *guest) upload(w http.ResponseWriter, r *http.Request, jobID string) {
 		g.fail(w, r, err)
 		return
 	}
-	p = red.String(p) // names are stored, listed and logged
+	p = red.String(p) // names are also stored, listed and logged
 	src := &uploadBody{r: r.Body, atEnd: func() error { return g.jobRunning(r, agentlab.GrantUpload) }}
 	var in io.Reader = src
 	if slices.Contains(redactedUploads, p) {
@@ -293,8 +294,8 @@ func (g *guest) upload(w http.ResponseWriter, r *http.Request, jobID string) {
 	writeJSON(w, http.StatusOK, guestapi.UploadAck{Path: a.Path, Size: a.Size, SHA256: a.SHA256})
 }
 
-// uploadBody remembers that an upload failed on the guest's side. An error of
-// atEnd is a failure, too.
+// uploadBody records that an upload failed on the guest's side. An error of
+// atEnd is a failure too.
 type uploadBody struct {
 	r     io.Reader
 	atEnd func() error

@@ -29,8 +29,8 @@ const (
 // about is a call that reached a service: whom it was about.
 type about struct {
 	what string
-	vmid int    // 0: the service is not told
-	job  string // "": the service is not told
+	vmid int    // 0: not passed to the service
+	job  string // "": not passed to the service
 }
 
 // services notes whom they are called about, and has tokens of both sandboxes:
@@ -129,8 +129,8 @@ type nopSeeker struct{ *strings.Reader }
 
 func (nopSeeker) Close() error { return nil }
 
-// claims are ways to say that one is somebody else: in the body, the query,
-// the header and the path.
+// claims are ways to claim another identity: in the body, the query, the
+// header and the path.
 func claims(r route) []*http.Request {
 	body, err := json.Marshal(map[string]any{
 		"status": "RUNNING", "phase": "agent", "message": "m", "token": "own-once",
@@ -164,8 +164,8 @@ func claims(r route) []*http.Request {
 }
 
 // TestGuestSpeaksOfItselfOnly makes every call of the table through the
-// channel of one sandbox, with every kind of token and with every claim to be
-// somebody else. No service is ever called about another sandbox or job, and
+// channel of one sandbox, with every kind of token and every claim of another
+// identity. No service is ever called about another sandbox or job, and
 // without a token of this channel's own sandbox and of the right kind none is
 // called at all.
 func TestGuestSpeaksOfItselfOnly(t *testing.T) {
@@ -242,7 +242,7 @@ func TestBootstrapThroughTheRightChannel(t *testing.T) {
 	}
 }
 
-// TestRowWithoutNeed: a row that says nothing of what it needs serves nobody.
+// TestRowWithoutNeed checks that a row without a need denies all calls.
 func TestRowWithoutNeed(t *testing.T) {
 	srv := New(Config{Tokens: &services{}})
 	g := &guest{s: srv, vmid: ownVMID, log: srv.log}

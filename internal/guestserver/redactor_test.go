@@ -10,8 +10,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 )
 
-// When the secrets of a job cannot be had to redact by, that is our fault: the
-// runner tries again, and learns nothing of the host.
+// If the secrets of a job are not available for redaction, that is an error of
+// the daemon: the runner retries, and learns nothing about the host.
 func TestNoRedactor(t *testing.T) {
 	for _, code := range []agentlab.Code{agentlab.CodeInvalid, agentlab.CodeDenied, agentlab.CodeNotFound, agentlab.CodeInternal} {
 		c := setup(t, artifact.Limits{})

@@ -20,20 +20,20 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
-// Limits bound what one sandbox may ask for. Zero fields take the default.
+// Limits are the limits of one sandbox. Zero means the default.
 type Limits struct {
 	JSONBytes  int64   // body of a bootstrap request or report; default 64 KiB
 	LogChunk   int64   // body of one log append; default 1 MiB
-	Rate       float64 // calls in a second; default 200, with a burst of 400
-	Bootstraps float64 // bootstrap calls in a second; default 1, with a burst of 10
-	// Refusal is how long every refusal of a bootstrap token takes, more than
-	// any of the checks, so that the time does not tell which of them it
+	Rate       float64 // calls per second; default 200, with a burst of 400
+	Bootstraps float64 // bootstrap calls per second; default 1, with a burst of 10
+	// Refusal is how long every refusal of a bootstrap token takes. It is
+	// longer than any check, so that the time does not reveal which check
 	// failed; default 50 ms.
 	Refusal      time.Duration
 	InFlight     int           // calls at the same time; default 16
 	Connections  int           // connections at the same time; default 64
-	StallTimeout time.Duration // longest time that a body may give no byte, or an answer take none; default 30 s
-	MinBodyRate  float64       // bytes in a second that a body gives on average after StallTimeout; default 512
+	StallTimeout time.Duration // longest time without a byte of a body or an answer; default 30 s
+	MinBodyRate  float64       // minimum average rate of a body after StallTimeout, in bytes per second; default 512
 }
 
 func (l Limits) withDefaults() Limits {
@@ -78,14 +78,14 @@ type Config struct {
 	Logger    *slog.Logger     // nil means none
 }
 
-// Server makes the handlers of the guest plane. It holds no state of its own:
-// a restarted controller goes on where it was.
+// Server creates the handlers of the guest plane. It has no state of its own,
+// so a restarted controller continues.
 type Server struct {
 	cfg Config
 	log *slog.Logger
 }
 
-// New makes a Server.
+// New returns a Server.
 func New(cfg Config) *Server {
 	cfg.Limits = cfg.Limits.withDefaults()
 	if cfg.Clock == nil {
@@ -97,9 +97,9 @@ func New(cfg Config) *Server {
 	return &Server{cfg: cfg, log: cfg.Logger}
 }
 
-// Timeouts of every guest listener. There is none for whole requests and
-// answers, since uploads and long polls may take long: their bodies are
-// bounded by progress instead.
+// Timeouts of every guest listener. There is none for complete requests and
+// answers, because uploads and long polls may take long: their bodies must
+// make progress instead.
 const (
 	headerTimeout  = 10 * time.Second
 	idleTimeout    = 2 * time.Minute
@@ -107,7 +107,7 @@ const (
 )
 
 // HTTPServer returns a server for the listener of one sandbox, with timeouts
-// that suit a hostile client. Serve does the rest too.
+// for an untrusted client. Serve has further limits.
 func (s *Server) HTTPServer(vmid int) *http.Server {
 	return &http.Server{
 		Handler:           s.Handler(vmid),
@@ -118,9 +118,9 @@ func (s *Server) HTTPServer(vmid int) *http.Server {
 	}
 }
 
-// Serve answers the guest of one sandbox on l until ctx ends or l fails. It
-// closes l, limits the number of connections, and cuts calls that are still
-// under way when ctx ends: the runner sends them again.
+// Serve serves the guest of one sandbox on l until ctx ends or l fails. It
+// closes l, limits the number of connections, and aborts running calls when
+// ctx ends: the runner sends them again.
 func (s *Server) Serve(ctx context.Context, vmid int, l net.Listener) error {
 	srv := s.HTTPServer(vmid)
 	srv.BaseContext = func(net.Listener) context.Context { return ctx }
@@ -133,9 +133,9 @@ func (s *Server) Serve(ctx context.Context, vmid int, l net.Listener) error {
 	return err
 }
 
-// Handler serves all routes of the guest plane for the sandbox with that
-// VMID, which must be the only one that can reach it. Rate limits count for
-// each handler that is made.
+// Handler serves all routes of the guest plane for the sandbox with that VMID,
+// which must be the only one that can reach it. Each handler has its own rate
+// limits.
 func (s *Server) Handler(vmid int) http.Handler {
 	l := s.cfg.Limits
 	g := &guest{
@@ -161,8 +161,8 @@ type route struct {
 	serve        func(w http.ResponseWriter, r *http.Request, jobID string)
 }
 
-// need is what a call must prove, beside coming through a sandbox's own
-// channel. The zero value is nothing that can be proven.
+// need is what a call must prove, in addition to using the sandbox's own
+// listener. The zero value cannot be proven.
 type need int
 
 const (
@@ -170,14 +170,15 @@ const (
 	oneTime need = iota + 1
 	// runner: the runner's grant, for calls that an ended job may still make.
 	runner
-	// runnerAtWork: the runner's grant, and a job that has not ended.
+	// runnerAtWork: the runner's grant, for a job that has not ended.
 	runnerAtWork
-	// uploaderAtWork: the grant for uploads, and a job that has not ended.
+	// uploaderAtWork: the upload grant, for a job that has not ended.
 	uploaderAtWork
 )
 
-// routes is the guest plane. No handler takes from a request whom it is
-// about: the sandbox is that of the channel, the job that of the grant.
+// routes returns the routes of the guest plane. No handler reads the sandbox
+// or the job from a request: the sandbox is that of the listener, the job that
+// of the grant.
 func (g *guest) routes() []route {
 	return []route{
 		{"POST", guestapi.PathBootstrap, oneTime, func(w http.ResponseWriter, r *http.Request, _ string) { g.bootstrap(w, r) }},
@@ -190,7 +191,7 @@ func (g *guest) routes() []route {
 	}
 }
 
-// admit lets those calls through to a row that prove what it needs.
+// admit returns a handler that passes on calls that prove what the row needs.
 func (g *guest) admit(r route) http.HandlerFunc {
 	switch r.needs {
 	case oneTime:
@@ -205,15 +206,15 @@ func (g *guest) admit(r route) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) { g.fail(w, req, errNoGrant) }
 }
 
-// Lines that one guest can cause in the daemon's log: so many at once, then one
-// each logEvery. All guests share that log, and its size is bounded: one guest
-// must not push out the lines of others.
+// Limits on the lines of one guest in the daemon's log: this many at once, then
+// one per logEvery. All guests share the log, and its size is limited: one
+// guest must not displace the lines of others.
 const (
 	logBurst = 50
 	logEvery = 5 * time.Second
 )
 
-// guest is one sandbox as this plane sees it.
+// guest is the state of one sandbox in the guest plane.
 type guest struct {
 	s          *Server
 	vmid       int
@@ -226,41 +227,43 @@ type guest struct {
 
 // Bootstrap delivers jobs and secrets; *bootstrap.Service implements it.
 type Bootstrap interface {
-	// Exchange trades the one-time token, given as its lower-case hex SHA-256,
-	// for everything that the runner of the sandbox needs. In one transaction
-	// it consumes the token, stores the grants whose tokens the answer holds
-	// and moves the job to RUNNING. Unknown, used, expired and foreign tokens
-	// are all CodeDenied, without a difference in message; every other error
-	// leaves the token usable, and the runner tries again.
+	// Exchange exchanges the one-time token, given as its lower-case hex
+	// SHA-256, for everything that the runner of the sandbox needs. In one
+	// transaction it consumes the token, stores the grants of the tokens in
+	// the answer and changes the job to RUNNING. For unknown, used, expired
+	// and other sandboxes' tokens it returns CodeDenied with the same message;
+	// after every other error the token can still be used, and the runner
+	// tries again.
 	Exchange(ctx context.Context, vmid int, tokenHash string) (guestapi.BootstrapResponse, error)
 
-	// Redactor returns the redactor of the secrets of a job. An error makes
-	// log appends fail (the runner tries again): nothing unredacted is stored.
+	// Redactor returns the redactor of the secrets of a job. After an error
+	// log appends fail (the runner tries again), so that nothing unredacted
+	// is stored.
 	Redactor(ctx context.Context, jobID string) (*redact.Redactor, error)
 }
 
-// Jobs is what the guest plane asks of the job service. vmid is always that
-// of the channel on which the call came, never what the guest claims.
+// Jobs is the part of the job service that the guest plane uses. vmid is
+// always that of the listener of the call, never a value from the guest.
 type Jobs interface {
 	// Started is called after each successful Exchange.
 	Started(ctx context.Context, vmid int)
 
-	// Get returns the job with that id.
+	// Get returns the job with that ID.
 	Get(ctx context.Context, id string) (agentlab.Job, error)
 
-	// Report checks (guestcheck.Report) and records how the job of the
-	// sandbox stands. Its text is already redacted. It is idempotent; a
-	// report for a job that is final is answered, not an error.
+	// Report checks (guestcheck.Report) and stores the state of the
+	// sandbox's job. Its text is already redacted. It is idempotent; a
+	// report for a final job is not an error.
 	Report(ctx context.Context, vmid int, r guestapi.Report) (guestapi.Directive, error)
 
 	// NarrowNetwork narrows the sandbox's network policy, and never widens
-	// it. When it returns nil the narrower policy is in force. The same again
-	// changes nothing.
+	// it. When it returns nil, the narrower policy is in force. A repeated
+	// call with the same policy changes nothing.
 	NarrowNetwork(ctx context.Context, vmid int, n guestapi.NetworkNarrow) error
 
-	// Directive answers what the controller wants of the runner. With
-	// wait > 0 it answers when Stop changes to something not empty or when
-	// wait is over, whichever is first.
+	// Directive returns the directive for the runner. With wait > 0 it
+	// returns when Stop changes to a non-empty value or after wait,
+	// whichever is first.
 	Directive(ctx context.Context, vmid int, wait time.Duration) (guestapi.Directive, error)
 }
 
@@ -272,22 +275,23 @@ type Tokens interface {
 	GrantByHash(ctx context.Context, hash, kind string) (agentlab.Grant, error)
 }
 
-// Artifacts keeps what guests send. *artifact.Service implements it.
+// Artifacts stores files of guests. *artifact.Service implements it.
 type Artifacts interface {
 	// Put stores a file of a job, replacing one of the same path.
 	Put(ctx context.Context, jobID, path string, r io.Reader) (agentlab.Artifact, error)
-	// LogSize tells how many bytes of the job's agent log are held.
+	// LogSize returns how many bytes of the job's agent log are stored.
 	LogSize(ctx context.Context, jobID string) (int64, error)
-	// Log reads the log from offset to its present end.
+	// Log reads the log from offset to its current end.
 	Log(ctx context.Context, jobID string, offset int64, follow bool) (io.ReadCloser, error)
 	// AppendLog adds p to the log at offset, which must not be beyond its
-	// end; what is held already is skipped. full: the quota is reached.
+	// end; bytes that are already stored are skipped. full means that the
+	// quota is used up.
 	AppendLog(ctx context.Context, jobID string, offset int64, p []byte) (size int64, full bool, err error)
 	// RepoBundle opens the git bundle given for the job.
 	RepoBundle(ctx context.Context, jobID string) (rc io.ReadSeekCloser, size int64, err error)
 }
 
-// status maps codes to HTTP statuses, here and nowhere else for this plane.
+// status maps codes to HTTP statuses of the guest plane.
 func status(code agentlab.Code) int {
 	switch code {
 	case agentlab.CodeInvalid:
@@ -314,8 +318,8 @@ func status(code agentlab.Code) int {
 	return http.StatusInternalServerError
 }
 
-// fail answers an error. Its text goes to the guest only when the guest's own
-// request is at fault.
+// fail answers with an error. The guest receives its text only if the guest's
+// request caused it.
 func (g *guest) fail(w http.ResponseWriter, r *http.Request, err error) {
 	code := agentlab.CodeOf(err)
 	st := status(code)
@@ -323,7 +327,7 @@ func (g *guest) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if own, ok := errors.AsType[*agentlab.Error](err); ok && st < 500 {
 		msg = own.Message
 	}
-	if st >= 500 && r.Context().Err() == nil { // else it is the guest that broke off
+	if st >= 500 && r.Context().Err() == nil { // otherwise the guest has disconnected
 		g.log.Error("guest call failed", "method", r.Method, "pattern", r.Pattern, "err", err)
 	} else {
 		g.log.Debug("guest call refused", "method", r.Method, "pattern", r.Pattern, "code", code)
@@ -332,12 +336,12 @@ func (g *guest) fail(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 func writeError(w http.ResponseWriter, status int, code, msg string) {
-	// What is left of a refused body is not worth reading.
+	// The rest of a refused body is not read.
 	w.Header().Set("Connection", "close")
 	writeJSON(w, status, guestapi.ErrorBody{Code: code, Message: msg})
 }
 
-// answerTimeout is how long a guest may leave an answer unread.
+// answerTimeout limits how long a guest may take to read an answer.
 const answerTimeout = 30 * time.Second
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
@@ -347,9 +351,9 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	rc := http.NewResponseController(w)
-	_ = rc.SetWriteDeadline(time.Now().Add(answerTimeout)) // not every ResponseWriter of a test can
+	_ = rc.SetWriteDeadline(time.Now().Add(answerTimeout)) // not supported by every ResponseWriter of tests
 	w.WriteHeader(status)
-	_, _ = w.Write(append(p, '\n')) // the guest may be gone
+	_, _ = w.Write(append(p, '\n')) // the guest may have disconnected
 	_ = rc.Flush()
 	_ = rc.SetWriteDeadline(time.Time{})
 }
@@ -366,7 +370,8 @@ func readAll(r io.Reader, limit int64) ([]byte, error) {
 	return p, nil
 }
 
-// bodyError gives an error of reading a body its code: it is the guest's.
+// bodyError adds a code to an error from reading a body, which the guest
+// causes.
 func bodyError(err error) error {
 	if _, ok := errors.AsType[*agentlab.Error](err); ok {
 		return err

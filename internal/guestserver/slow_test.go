@@ -28,8 +28,8 @@ func inSlowMotion(t *testing.T, f func(t *testing.T, p *streamtest.Pipes)) {
 	})
 }
 
-// closedAfter tells how long it takes until the server closes a connection on
-// which the guest does nothing more.
+// closedAfter returns how long it takes until the server closes an idle
+// connection.
 func closedAfter(c net.Conn) time.Duration {
 	began := time.Now()
 	_, _ = io.Copy(io.Discard, c)

@@ -114,7 +114,8 @@ func (g *GuestLink) onData(p []byte) {
 	sess.sc.deliver(p)
 }
 
-// sendReset says that we have no session; once is enough until the next SYNC.
+// sendReset sends RESET, because there is no session; once is enough until the
+// next SYNC.
 func (g *GuestLink) sendReset() {
 	g.mu.Lock()
 	told := g.told

@@ -7,7 +7,8 @@ import (
 )
 
 // serial is a virtio-serial port in memory: two bounded byte queues that
-// outlive whoever has an end open, and tell nobody that an end was closed.
+// survive the processes at their ends, and do not report that an end was
+// closed.
 type serial struct{ toGuest, toHost *queue }
 
 func newSerial(size int) *serial {

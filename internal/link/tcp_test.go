@@ -88,7 +88,7 @@ func TestTLSCarriesAStream(t *testing.T) {
 	}
 }
 
-// A guest takes nobody but its controller, and says so at once.
+// A guest accepts only its controller, and rejects others at once.
 func TestTLSRefusesAnotherKey(t *testing.T) {
 	to := echoGuest(t, public(newKey(t)))
 	_, err := DialTLS(t.Context(), dial(t, to), newKey(t))
@@ -131,7 +131,7 @@ func TestDialTLSOfAnotherService(t *testing.T) {
 					_ = c.Close()
 				}
 			}()
-			defer l.Close() //nolint:errcheck // nothing to lose
+			defer l.Close() //nolint:errcheck // nothing is lost
 			if _, err := DialTLS(t.Context(), dial(t, l.Addr().String()), newKey(t)); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 				t.Fatalf("got %v, want unavailable", err)
 			}
@@ -145,7 +145,7 @@ func TestDialTLSEnds(t *testing.T) {
 	t.Run("cancelled", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ours, theirs := net.Pipe()
-		defer theirs.Close() //nolint:errcheck // nothing to lose
+		defer theirs.Close() //nolint:errcheck // nothing is lost
 		go func() {
 			_, _ = theirs.Read(make([]byte, 1))
 			cancel()
@@ -199,7 +199,7 @@ func TestTLSCarriesHTTP(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Serve(l) })
 	defer wg.Wait()
-	defer server.Close() //nolint:errcheck // nothing to lose
+	defer server.Close() //nolint:errcheck // nothing is lost
 	c, err := DialTLS(t.Context(), dial(t, tcp.Addr().String()), key)
 	if err != nil {
 		t.Fatal(err)
@@ -255,7 +255,7 @@ func TestKeyFile(t *testing.T) {
 	if left, _ := os.ReadDir(filepath.Dir(path)); len(left) != 1 {
 		t.Errorf("%d files are left", len(left))
 	}
-	if err := os.Chmod(path, 0o640); err != nil { //nolint:gosec // that is the test
+	if err := os.Chmod(path, 0o640); err != nil { //nolint:gosec // the test needs it
 		t.Fatal(err)
 	}
 	if _, err := KeyFile(path); agentlab.CodeOf(err) != agentlab.CodeDenied {

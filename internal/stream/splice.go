@@ -10,14 +10,13 @@ import (
 // linger is how long near may take to close after far has ended.
 const linger = 5 * time.Second
 
-// Splice copies both ways between two connections until far has ended, and
-// closes both. An end of near is passed on as a half close, so that far may
-// still answer.
+// Splice copies in both directions between two connections until far has
+// ended, and closes both. The end of near is passed on as a half close, so
+// that far can still answer.
 //
-// What far says last ends the stream (an exit status, a closed port). near may
-// not know that yet and still be writing. Splice reads and drops that for up to
-// 5 s, because closing near at once would break its write, and its reading of
-// what came last.
+// The last data of far (an exit status, a closed port) ends the stream. near
+// may still be writing. Splice reads and drops that data for up to 5 s, because
+// closing near at once would break its write and its read of the last data.
 func Splice(near, far net.Conn) {
 	done := make(chan struct{})
 	go func() {

@@ -21,7 +21,8 @@ import (
 type Type byte
 
 // The frame types. To the process: Stdin, StdinEOF, Resize, Signal. From the
-// process: Stdout, Stderr, Exit. Ping travels both ways and is ignored.
+// process: Stdout, Stderr, Exit. Ping is sent in both directions and is
+// ignored.
 const (
 	Stdin    Type = 1
 	StdinEOF Type = 2 // empty payload
@@ -36,7 +37,7 @@ const (
 // MaxPayload is the largest payload of one frame, in bytes.
 const MaxPayload = 64 << 10
 
-// ErrFrame is returned for a frame that breaks the rules.
+// ErrFrame is returned for an invalid frame.
 var ErrFrame = errors.New("stream: malformed frame")
 
 // WindowSize is the size of a terminal in character cells.
@@ -47,8 +48,8 @@ type WindowSize struct {
 
 // ExitStatus describes how the process ended.
 type ExitStatus struct {
-	Code   int    `json:"code"`             // exit code, 128+n when killed by signal n
-	Signal string `json:"signal,omitempty"` // name without "SIG", when killed by one
+	Code   int    `json:"code"`             // exit code, 128+n if killed by signal n
+	Signal string `json:"signal,omitempty"` // name without "SIG", if killed by a signal
 	Error  string `json:"error,omitempty"`  // why it could not be started
 }
 
@@ -117,7 +118,7 @@ type Reader struct {
 func NewReader(r io.Reader) *Reader { return &Reader{r: r} }
 
 // Next returns the next frame; the payload is valid until the following call.
-// It returns io.EOF at a clean end between frames.
+// It returns io.EOF at an end between frames.
 func (r *Reader) Next() (Type, []byte, error) {
 	var head [5]byte
 	if _, err := io.ReadFull(r.r, head[:]); err != nil {
@@ -129,7 +130,7 @@ func (r *Reader) Next() (Type, []byte, error) {
 	}
 	p := r.buf[:n]
 	if _, err := io.ReadFull(r.r, p); err != nil {
-		if errors.Is(err, io.EOF) { // an end here is not between frames
+		if errors.Is(err, io.EOF) { // this end is not between frames
 			err = io.ErrUnexpectedEOF
 		}
 		return 0, nil, fmt.Errorf("stream: cut short: %w", err)

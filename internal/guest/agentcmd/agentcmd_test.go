@@ -43,8 +43,8 @@ func wrapper(t *testing.T, stdin string, env []string, args ...string) (stdout, 
 	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
 }
 
-// fakeAgents puts programs with the agents' names on a PATH. Each tells how it
-// was called.
+// fakeAgents puts programs with the agents' names on a PATH. Each prints how
+// it was called.
 func fakeAgents(t *testing.T, names ...string) (path string) {
 	t.Helper()
 	dir := t.TempDir()

@@ -1,9 +1,10 @@
-// Package agentcmd is agentlab-agent, the one wrapper around the coding
-// agents: it knows how each command line runs truly headless and with every
-// permission granted, so that nothing else in the guest cares which one it is.
+// Package agentcmd implements agentlab-agent, the wrapper around the coding
+// agents. It runs each agent's command line headless and with every permission
+// granted, so that nothing else in the guest depends on the agent.
 //
 // Run runs an agent in the foreground. Supervise runs it for agent-runner,
-// outlives it, and leaves the redacted log and the exit status in files.
+// continues if agent-runner ends, and writes the redacted log and the exit
+// status to files.
 package agentcmd
 
 import (
@@ -20,14 +21,14 @@ type agent struct {
 	name    string
 	program string
 	args    []string
-	stdin   bool     // the task is given on standard input, else as the last argument, by file name
+	stdin   bool     // the task is on standard input, otherwise in a file whose name is the last argument
 	env     []string // defaults, which the environment overrides
 	version []string
-	render  func(io.Writer) io.WriteCloser // makes standard output readable; nil: it is
+	render  func(io.Writer) io.WriteCloser // makes standard output readable; nil if it already is
 }
 
-// Every agent gets its task by file or standard input: one argument may have
-// at most 128 KiB, and a task more.
+// Every agent gets its task by file or standard input: an argument is limited
+// to 128 KiB, and a task may be longer.
 var agents = []agent{
 	{
 		name: "claude", program: "claude", stdin: true, version: []string{"--version"},
@@ -80,7 +81,7 @@ func find(name string) (agent, error) {
 	return agent{}, fmt.Errorf("unknown agent %q: choose one of %s", name, strings.Join(Names(), ", "))
 }
 
-// The exit codes of a command that could not be run, as shells have them.
+// The exit codes of shells for a command that could not be run.
 const (
 	ExitNotRun   = 126
 	ExitNotFound = 127
@@ -96,7 +97,7 @@ func (e notInstalled) Error() string {
 	return fmt.Sprintf("%s is not installed in this image; the image \"agents\" has it: give --image agents, or install it in the task with --agent shell", e.a.program)
 }
 
-// command is what to start.
+// command is the command to start.
 type command struct {
 	agent agent
 	path  string
@@ -131,7 +132,7 @@ func prepare(name, taskFile string, env []string) (command, error) {
 	return c, nil
 }
 
-// withDefaults adds those defaults whose names env does not hold.
+// withDefaults adds the defaults whose names are not in env.
 func withDefaults(env, defaults []string) []string {
 	env = slices.Clone(env)
 	for _, d := range defaults {
@@ -147,7 +148,8 @@ func has(env []string, name string) bool {
 	return slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, name+"=") })
 }
 
-// get returns the last value of a name, as execve's programs see it.
+// get returns the last value of a name, which is the effective one for
+// programs.
 func get(env []string, name string) string {
 	for _, e := range slices.Backward(env) {
 		if v, ok := strings.CutPrefix(e, name+"="); ok {
@@ -157,7 +159,7 @@ func get(env []string, name string) string {
 	return ""
 }
 
-// lookPath is exec.LookPath for another PATH than our own.
+// lookPath is exec.LookPath with another PATH.
 func lookPath(program, path string) string {
 	for _, dir := range filepath.SplitList(path) {
 		if !filepath.IsAbs(dir) {

@@ -127,14 +127,15 @@ func toolInput(raw json.RawMessage) string {
 	return strings.ReplaceAll(strings.TrimSpace(agentlab.Cut(out, maxInput)), "\n", "\n  ")
 }
 
-// plainText is the text of a content that is a string or a list of blocks.
+// plainText returns the text of a content that is a string or a list of
+// blocks.
 func plainText(raw json.RawMessage) string {
 	var s string
 	if json.Unmarshal(raw, &s) == nil {
 		return s
 	}
 	var blocks []claudeBlock
-	_ = json.Unmarshal(raw, &blocks) // something else has no text
+	_ = json.Unmarshal(raw, &blocks) // any other value has no text
 	var parts []string
 	for _, b := range blocks {
 		if b.Type == "text" {
@@ -154,9 +155,9 @@ func firstLines(s string, n int) (shown string, rest int) {
 	return strings.Join(all[:n], "\n"), len(all) - n
 }
 
-// lines gives each whole line that is written to it, without its end, to
-// each. Of a line longer than max only the beginning is given, as not whole.
-// Close gives an unfinished last line.
+// lines calls each with each complete line that is written to it, without the
+// line end. For a line longer than max it passes only the beginning, as not
+// whole. Close passes an unfinished last line.
 type lines struct {
 	max  int
 	each func(line []byte, whole bool) error

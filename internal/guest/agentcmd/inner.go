@@ -15,14 +15,14 @@ import (
 
 // Inner describes the sandbox inside the sandbox in which the agent runs.
 type Inner struct {
-	Args    []string // of the profile, after ours, so that they count more
-	RunDir  string   // the runner's directory, which the agent does not see
+	Args    []string // of the profile, after the built-in options, which they override
+	RunDir  string   // the runner's directory, which is hidden from the agent
 	Program string   // default /usr/bin/bwrap
 }
 
 const bwrap = "/usr/bin/bwrap"
 
-// inner is an Inner that is in place.
+// inner is a prepared Inner.
 type inner struct {
 	argv []string // bwrap and its options, up to the agent's own command
 	dir  string   // of the agent's own /tmp and home; removed by close
@@ -35,11 +35,11 @@ func (in *inner) close() error {
 	return os.RemoveAll(in.dir)
 }
 
-// wrap puts c into bubblewrap, working in dir: the machine is read-only but
-// for dir, /tmp, /var/tmp and the home, of which the last three are the
-// agent's own and empty; processes, IPC and devices of the machine, /run and
-// the runner's secrets are not there, and no privilege can be gained. The
-// network is the sandbox's.
+// wrap changes c to run in bubblewrap, with dir as working directory. The file
+// system is read-only except dir, /tmp, /var/tmp and the home; the last three
+// are empty directories of the agent. Processes, IPC and devices of the
+// machine, /run and the runner's secrets are not visible, and no privilege can
+// be gained. The network is that of the sandbox.
 func (i *Inner) wrap(c *command, dir string) (_ *inner, err error) {
 	program := i.Program
 	if program == "" {
@@ -80,11 +80,12 @@ func (i *Inner) wrap(c *command, dir string) (_ *inner, err error) {
 	return in, nil
 }
 
-// options are bwrap's, in the order in which they are carried out.
+// options returns the options of bwrap, in the order in which bwrap applies
+// them.
 func (i *Inner) options(c *command, own, home, dir string) []string {
 	o := []string{
 		"--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--cap-drop", "ALL",
-		"--disable-userns", // and with it most of the kernel that only root could reach
+		"--disable-userns", // and with it most kernel interfaces that only root could use
 		"--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc",
 		"--tmpfs", "/run", "--ro-bind-try", "/run/agentlab/bin", "/run/agentlab/bin",
 		"--bind", filepath.Join(own, "tmp"), "/tmp",
@@ -102,7 +103,7 @@ func (i *Inner) options(c *command, own, home, dir string) []string {
 		o = append(o, "--perms", "0700", "--tmpfs", i.RunDir)
 	}
 	o = append(o, "--bind", dir, dir)
-	if len(c.argv) > 0 && slices.Contains(c.argv, c.task) { // it reads the file by name
+	if len(c.argv) > 0 && slices.Contains(c.argv, c.task) { // it opens the file by name
 		o = append(o, "--ro-bind", c.task, c.task)
 	}
 	for _, link := range placed {
@@ -113,11 +114,11 @@ func (i *Inner) options(c *command, own, home, dir string) []string {
 	return slices.Concat(o, i.Args, []string{"--chdir", dir})
 }
 
-// tryTime is how long the inner sandbox may take to be made.
+// tryTime limits the creation of the inner sandbox.
 const tryTime = time.Minute
 
-// try makes the inner sandbox once for nothing, because its failure would
-// look like one of the agent.
+// try creates the inner sandbox once as a test, because its failure would look
+// like a failure of the agent.
 func (in *inner) try(c *command) error {
 	ctx, cancel := context.WithTimeout(context.Background(), tryTime)
 	defer cancel()

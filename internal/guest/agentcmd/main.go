@@ -30,7 +30,8 @@ The exit code is the agent's; 127 when it is not installed in this image,
 126 when it cannot be run, 2 for wrong usage.
 `
 
-// Main is the command agentlab-agent; args are without the program's name.
+// Main runs the command agentlab-agent; args do not include the program's
+// name.
 func Main(args []string) int { return mainTo(os.Stdout, args) }
 
 func mainTo(stdout io.Writer, args []string) int {
@@ -81,7 +82,7 @@ func runMain(stdout io.Writer, args []string) int {
 	}
 	if *task == "-" {
 		*task = "/dev/stdin"
-		if a, _ := find(*name); !a.stdin { // it reads its file while its own standard input is empty
+		if a, _ := find(*name); !a.stdin { // it reads the task from a file, and its standard input is empty
 			file, err := spool(os.Stdin)
 			if err != nil {
 				return complain(os.Stderr, err)

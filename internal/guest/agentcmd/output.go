@@ -10,8 +10,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
-// logFile is the agent's log: redacted, of bounded size, never an error to
-// who writes to it, since an agent must not die of a full disk.
+// logFile is the agent's log. It is redacted and of limited size, and writing
+// to it never fails, because an agent must not end because of a full disk.
 type logFile struct {
 	mu   sync.Mutex
 	red  *redact.Writer
@@ -66,9 +66,9 @@ func (s *logSink) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// output takes an agent's standard output and error to the log. An agent whose
-// output is rendered has one pipe for each, others one for both, which keeps
-// their order.
+// output copies an agent's standard output and error to the log. An agent
+// whose output is rendered has one pipe for each, others one for both, which
+// keeps their order.
 type output struct {
 	stdout, stderr *os.File // the agent's ends
 	readers        []*os.File
@@ -119,7 +119,7 @@ func (o *output) started() {
 }
 
 // drain waits until all output is in the log, for at most d: a process that
-// escaped may hold the pipe.
+// escaped may keep the pipe open.
 func (o *output) drain(d time.Duration) {
 	select {
 	case <-o.done:

@@ -17,9 +17,9 @@ import (
 // links to them, so that no secret is ever on a disk. A file that exists
 // in its place is renamed with the suffix ".orig".
 //
-//   - settings, when not empty, become Claude Code's user settings;
-//   - OPENAI_BASE_URL in env makes a Codex provider of that address, which
-//     takes its key from OPENAI_API_KEY.
+//   - settings, if not empty, become Claude Code's user settings;
+//   - OPENAI_BASE_URL in env configures a Codex provider with that address,
+//     which reads its key from OPENAI_API_KEY.
 func Prepare(home, dir, settings string, env map[string]string) error {
 	var errs []error
 	if settings != "" {
@@ -31,7 +31,7 @@ func Prepare(home, dir, settings string, env map[string]string) error {
 	return errors.Join(errs...)
 }
 
-// placed are the files below home that Prepare may put links for.
+// placed lists the files below home that Prepare may replace by links.
 var placed = []string{".claude/settings.json", ".codex/config.toml", ".ssh/config"}
 
 // PrepareSSH puts private keys, each for one host, where the agent's ssh finds
@@ -60,8 +60,7 @@ func PrepareSSH(home, dir string, keys map[string]string, knownHosts string) err
 
 const hostChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-"
 
-// Unprepare removes the links that Prepare made. What the links point at is
-// removed with dir.
+// Unprepare removes the links of Prepare. Their targets are removed with dir.
 func Unprepare(home, dir string) error {
 	var errs []error
 	for _, name := range placed {
@@ -95,9 +94,9 @@ func place(home, dir, name, content string) error {
 	return os.Symlink(file, link)
 }
 
-// codexConfig is a config.toml. A Go string in quotes is a TOML basic string
-// as long as it has only printable ASCII, which strconv.QuoteToASCII's \u
-// escapes see to.
+// codexConfig returns a config.toml. A quoted Go string is a TOML basic string
+// if it has only printable ASCII, which the \u escapes of strconv.QuoteToASCII
+// ensure.
 func codexConfig(base, model string) string {
 	var b strings.Builder
 	b.WriteString("# written by agentlab for this sandbox\ncheck_for_update_on_startup = false\nmodel_provider = \"agentlab\"\n")

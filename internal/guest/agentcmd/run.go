@@ -10,9 +10,9 @@ import (
 	"syscall"
 )
 
-// Run runs an agent in the foreground with the environment env: output goes
-// to stdout and stderr, signals are passed on. It returns the agent's exit
-// code, 128+n when signal n ended it.
+// Run runs an agent in the foreground with the environment env: output is
+// written to stdout and stderr, signals are passed on. It returns the agent's
+// exit code, 128+n if signal n ended it.
 func Run(name, taskFile string, env []string, stdout, stderr io.Writer) int {
 	c, err := prepare(name, taskFile, env)
 	if err != nil {

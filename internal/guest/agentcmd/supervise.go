@@ -21,13 +21,14 @@ import (
 // The files of a supervised agent, in one directory on a tmpfs.
 const (
 	PlanFile    = "agent.json"         // Plan, written before the supervisor is started
-	LockFile    = "agent.lock"         // locked (flock) exactly as long as the supervisor lives
+	LockFile    = "agent.lock"         // locked (flock) exactly while the supervisor is alive
 	StartedFile = "agent.started.json" // Started
-	ExitFile    = "agent.exit.json"    // Exit; not there when the supervisor was killed
+	ExitFile    = "agent.exit.json"    // Exit; missing if the supervisor was killed
 )
 
-// LockFD is the descriptor under which a supervisor finds LockFile, locked
-// already by who starts it: so there is no moment in which it lives unlocked.
+// LockFD is the file descriptor of LockFile in a supervisor. Its parent has
+// already locked the file, so that the supervisor is never alive without the
+// lock.
 const LockFD = 3
 
 // Plan describes the work of a supervisor.
@@ -35,12 +36,12 @@ type Plan struct {
 	Agent    string
 	TaskFile string
 	Dir      string        // working directory
-	Env      []string      // whole environment, without the defaults of agentlab-agent
+	Env      []string      // complete environment, without the defaults of agentlab-agent
 	Secrets  []string      // values that are redacted from the log
 	LogFile  string        // appended to
 	LogBytes int64         // size at which the log is closed
-	Grace    time.Duration // between SIGTERM and SIGKILL, when it is stopped
-	Inner    *Inner        // nil: the agent runs in no further sandbox
+	Grace    time.Duration // between SIGTERM and SIGKILL at a stop
+	Inner    *Inner        // nil: no nested sandbox
 }
 
 // Started identifies the processes that run.
@@ -52,7 +53,7 @@ type Started struct {
 
 // Exit describes how the agent ended.
 type Exit struct {
-	Code    int    // 128+n when signal n ended it
+	Code    int    // 128+n if signal n ended it
 	Error   string // why it could not be started
 	Stopped bool   // the supervisor was asked to stop it before it ended
 }
@@ -80,7 +81,8 @@ func Supervise(dir string) int {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE)
-	// Whatever the agent starts and leaves is ours to end and to reap.
+	// The supervisor ends and reaps all processes that the agent leaves
+	// behind.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		fmt.Fprintln(os.Stderr, "agentlab-agent: no subreaper:", err)
 	}
@@ -104,10 +106,10 @@ type supervisor struct {
 	log  *logFile
 	stop chan os.Signal
 
-	inner bool // the process that we started is bwrap, the agent a child of its
+	inner bool // the started process is bwrap, and the agent is its child
 }
 
-// notRun notes an agent that could not be started.
+// notRun records an agent that could not be started.
 func (s *supervisor) notRun(err error) Exit {
 	var b strings.Builder
 	code := complain(&b, err)
@@ -130,7 +132,7 @@ func (s *supervisor) run() Exit {
 		if box, err = s.plan.Inner.wrap(&c, s.plan.Dir); err != nil {
 			return s.notRun(err)
 		}
-		defer func() { _ = box.close() }() // what stays goes with the VM
+		defer func() { _ = box.close() }() // the rest is deleted with the VM
 		s.inner = true
 	}
 	out, err := newOutput(s.log, c.agent.render)
@@ -189,7 +191,7 @@ func (s *supervisor) wait(pid int) (status syscall.WaitStatus, stopped bool) {
 			}
 		case <-kill:
 			s.signalAll(pid, syscall.SIGKILL)
-			kill = time.After(100 * time.Millisecond) // for what was started meanwhile
+			kill = time.After(100 * time.Millisecond) // for processes started in the meantime
 		case st := <-ended:
 			s.endRest(pid, gone)
 			return st, stopped
@@ -197,16 +199,16 @@ func (s *supervisor) wait(pid int) (status syscall.WaitStatus, stopped bool) {
 	}
 }
 
-// endRest ends what the agent left behind. What became root's with sudo
-// cannot be ended and is not waited for.
+// endRest ends the processes that the agent left behind. Processes that became
+// root by sudo cannot be ended and are not waited for.
 func (s *supervisor) endRest(pid int, gone <-chan struct{}) {
 	steps := []struct {
 		wait time.Duration
 		sig  syscall.Signal
 	}{
-		{5 * time.Millisecond, syscall.SIGTERM}, // mostly there is nothing, and no time is spent on it
+		{5 * time.Millisecond, syscall.SIGTERM}, // usually there are none, and no time is lost
 		{drainTime, syscall.SIGKILL},
-		{100 * time.Millisecond, syscall.SIGKILL}, // what was started meanwhile
+		{100 * time.Millisecond, syscall.SIGKILL}, // processes started in the meantime
 		{time.Second, 0},
 	}
 	for _, step := range steps {
@@ -220,8 +222,8 @@ func (s *supervisor) endRest(pid int, gone <-chan struct{}) {
 }
 
 // signalAll signals the agent's process group and every descendant of this
-// process, wherever it moved. bwrap itself is only ever killed: it would end
-// at once when it is asked to, and the agent with it, without its grace.
+// process, in any session. bwrap itself gets only SIGKILL: after SIGTERM it
+// would end at once, and the agent with it, without its grace.
 func (s *supervisor) signalAll(pgid int, sig syscall.Signal) {
 	spare := 0
 	if s.inner && sig != syscall.SIGKILL {
@@ -259,7 +261,7 @@ func descendants(root int) []int {
 }
 
 // procStat returns the fields of /proc/PID/stat from the third one on: the
-// name before them may hold anything.
+// name before them may contain any text.
 func procStat(pid int) []string {
 	p, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -279,5 +281,5 @@ func ProcStart(pid int) (uint64, bool) {
 	return t, err == nil
 }
 
-// redactor is what the log is written through.
+// redactor returns the redactor for the log.
 func (p Plan) redactor() *redact.Redactor { return redact.New(p.Secrets...) }

@@ -15,8 +15,8 @@ import (
 const (
 	replayBytes  = 256 << 10
 	maxTerminals = 32
-	// slackWait bounds how long a terminal's program waits for its quickest
-	// client, so that a client that hangs holds up nothing for long.
+	// slackWait limits how long a terminal's program waits for its fastest
+	// client, so that a client that hangs does not block it for long.
 	slackWait = time.Second
 )
 
@@ -25,7 +25,7 @@ type terminals struct {
 	open map[string]*terminal
 }
 
-// terminal is a shell on a terminal that outlives its clients.
+// terminal is a shell on a terminal that stays when its clients disconnect.
 type terminal struct {
 	ptmx *os.File
 	pid  int
@@ -33,7 +33,7 @@ type terminal struct {
 
 	mu     sync.Mutex
 	cond   *sync.Cond // any change below
-	ring   []byte     // the last output, between one and two times replayBytes of it
+	ring   []byte     // the recent output, between one and two times replayBytes
 	total  int64      // bytes of output so far
 	read   map[*client]int64
 	exited bool
@@ -69,7 +69,7 @@ func (s *Server) handleAttach(w http.ResponseWriter, r *http.Request) {
 	t.serve(c)
 }
 
-// terminal returns the named terminal, made now when there is none.
+// terminal returns the named terminal, and creates it if there is none.
 func (s *Server) terminal(req guestapi.AttachRequest) (*terminal, error) {
 	s.terms.mu.Lock()
 	defer s.terms.mu.Unlock()
@@ -111,8 +111,8 @@ func (s *Server) terminal(req guestapi.AttachRequest) (*terminal, error) {
 	return t, nil
 }
 
-// Write takes output of the terminal. It waits, but not for long, while even
-// the quickest client is nearly a whole ring behind.
+// Write stores output of the terminal. It waits for a short time while even
+// the fastest client is almost a whole ring behind.
 func (t *terminal) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

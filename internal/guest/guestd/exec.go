@@ -22,11 +22,11 @@ import (
 )
 
 const (
-	// pingEvery is how often an idle stream is tried, so that a client that
-	// vanished while the process takes no input is noticed at last.
+	// pingEvery is the interval of pings on an idle stream, so that a lost
+	// client is noticed even while the process reads no input.
 	pingEvery = 10 * time.Second
-	// drainIdle ends the wait for output of a process that has exited while
-	// something else holds its output open.
+	// drainIdle limits the wait for output of a process that has exited
+	// while another process keeps its output open.
 	drainIdle = 200 * time.Millisecond
 	drainMax  = 5 * time.Second
 )
@@ -61,8 +61,8 @@ func (s *Server) handleExec(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// openStream makes a client of the request's connection, which end closes; nil
-// when it could not, and has answered.
+// openStream returns a client on the request's connection, which end closes.
+// It returns nil after an error, which it has answered.
 func (s *Server) openStream(w http.ResponseWriter, r *http.Request) (c *client, end func()) {
 	conn, in, ok := upgrade(w, r)
 	if !ok {
@@ -76,8 +76,8 @@ func (s *Server) openStream(w http.ResponseWriter, r *http.Request) (c *client, 
 	}
 }
 
-// upgrade turns the request's connection into a stream of frames; on failure
-// it has answered.
+// upgrade changes the request's connection to a stream of frames. After an
+// error it has answered the request.
 func upgrade(w http.ResponseWriter, r *http.Request) (net.Conn, *bufio.Reader, bool) {
 	if r.Header.Get("Upgrade") != guestapi.StreamProtocol {
 		fail(w, agentlab.Errorf(agentlab.CodeInvalid, "an Upgrade to %s is needed", guestapi.StreamProtocol))
@@ -103,7 +103,7 @@ type client struct {
 	conn net.Conn
 	in   *stream.Reader
 	out  *stream.Writer
-	gone context.Context // ends when the client is gone, or the server
+	gone context.Context // done when the client or the server has ended
 	cut  context.CancelFunc
 	wg   sync.WaitGroup
 }
@@ -143,11 +143,12 @@ func (c *client) receive(fn func(stream.Type, []byte) error) {
 
 func (c *client) exit(st stream.ExitStatus) { _ = c.out.JSON(stream.Exit, st) }
 
-// close ends the connection and waits for what newClient and receive began.
+// close closes the connection and waits for the goroutines of newClient and
+// receive.
 func (c *client) close() {
 	c.cut()
 	_ = c.conn.Close()
-	_ = c.conn.SetDeadline(time.Unix(1, 0)) // wakes readers that Close leaves blocked
+	_ = c.conn.SetDeadline(time.Unix(1, 0)) // wakes readers that Close does not
 	c.wg.Wait()
 }
 
@@ -193,7 +194,7 @@ func (s *Server) execPipes(c *client, cmd *exec.Cmd) {
 	stdin := ours[0]
 	c.receive(func(t stream.Type, p []byte) error {
 		switch t {
-		case stream.Stdin: // a process that closed its input is no fault
+		case stream.Stdin: // it is not an error if the process has closed its input
 			_, _ = stdin.Write(p)
 		case stream.StdinEOF:
 			_ = stdin.Close()
@@ -208,7 +209,7 @@ func (s *Server) execPipes(c *client, cmd *exec.Cmd) {
 	s.finish(c, cmd, done, &out, func() { closeAll(ours) })
 }
 
-// execTTY runs cmd on a terminal of its own.
+// execTTY runs cmd on a new terminal.
 func (s *Server) execTTY(c *client, cmd *exec.Cmd, a account, size stream.WindowSize) {
 	ptmx, err := startTTY(cmd, a, size)
 	if err != nil {
@@ -278,7 +279,7 @@ func drain(w io.Writer, f *os.File, done <-chan struct{}) {
 			}
 		}
 		if err == nil || (errors.Is(err, os.ErrDeadlineExceeded) && until.IsZero()) {
-			continue // the first deadline only tells that the process ended
+			continue // the first deadline only signals that the process has ended
 		}
 		return
 	}
@@ -317,7 +318,7 @@ func setSize(ptmx *os.File, size stream.WindowSize) {
 	_ = pty.Setsize(ptmx, &pty.Winsize{Rows: size.Rows, Cols: size.Cols})
 }
 
-// ttyInput returns what handles the frames for a process on a terminal.
+// ttyInput returns the handler of the frames for a process on a terminal.
 func ttyInput(ptmx *os.File, pid int, done <-chan struct{}) func(stream.Type, []byte) error {
 	return func(t stream.Type, p []byte) error {
 		switch t {
@@ -330,7 +331,7 @@ func ttyInput(ptmx *os.File, pid int, done <-chan struct{}) func(stream.Type, []
 			if err := json.Unmarshal(p, &size); err != nil {
 				return err
 			}
-			setSize(ptmx, size) // the kernel tells the programs
+			setSize(ptmx, size) // the kernel notifies the programs
 		case stream.Signal:
 			signalByName(pid, done, string(p))
 		}

@@ -25,24 +25,24 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
 
-// Names of files, below Config.Root. Only runDir is ours alone.
+// Names of files, below Config.Root. Only runDir belongs to AgentLab alone.
 const (
 	runDir        = "/run/agentlab"
 	bootstrapFile = runDir + "/bootstrap.json"
 	bootstrapLink = "/etc/agentlab/bootstrap.json"
 	uidFile       = "/var/lib/agentlab/uid"    // of the last identity; on the disk
-	bootUIDFile   = runDir + "/uid"            // of the identity given in this boot
+	bootUIDFile   = runDir + "/uid"            // of the identity set in this boot
 	freshFile     = runDir + "/machine-id.new" // initd made the machine-id in this boot
 	keysDir       = runDir + "/ssh/authorized_keys.d"
 	runnerLock    = runDir + "/runner.lock"
 	runnerLog     = runDir + "/runner.log"
 	runnerDone    = runDir + "/runner.done"
-	secretsDir    = runDir + "/secrets" // where the runner keeps its own state
-	bootstrapped  = "bootstrap.json"    // in it: what the runner's token was traded for
+	secretsDir    = runDir + "/secrets" // directory of the runner's own state
+	bootstrapped  = "bootstrap.json"    // a file in it: the answer to the runner's token
 	runnerProgram = runDir + "/bin/agent-runner"
 )
 
-// maxBody bounds a request's body, in bytes.
+// maxBody is the maximum size of a request's body, in bytes.
 const maxBody = 4 << 20
 
 // Config has the paths and users of the server. The zero value is right for a
@@ -54,9 +54,9 @@ type Config struct {
 	Runner  []string      // command of the runner; default agent-runner run
 	Logger  *slog.Logger  // nil: silent
 	Backoff time.Duration // first pause before a crashed runner is started again; default 1 s
-	Grace   time.Duration // between the polite signals and SIGKILL to a command whose client is gone; default 2 s
+	Grace   time.Duration // between SIGHUP and SIGTERM, and SIGKILL, to a command whose client has disconnected; default 2 s
 	SSHD    string        // address where sshd answers; default 127.0.0.1:22
-	// Answered, when given, is called with the path of each request answered.
+	// Answered, if not nil, is called with the path of each answered request.
 	Answered func(path string)
 }
 
@@ -79,7 +79,7 @@ type Server struct {
 	wg     sync.WaitGroup
 }
 
-// New returns a Server. Call Serve, then Close.
+// New returns a Server. The caller calls Serve, then Close.
 func New(cfg Config) *Server {
 	if cfg.Kernel == nil {
 		cfg.Kernel = linuxKernel{}
@@ -128,8 +128,8 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Serve answers what l accepts until l fails or Close is called. A runner that
-// an earlier guestd of this boot had started is looked after again.
+// Serve serves connections of l until l fails or Close is called. It also
+// supervises a runner that an earlier guestd of this boot has started.
 func (s *Server) Serve(l net.Listener) error {
 	s.resumeRunner()
 	err := s.http.Serve(l)
@@ -139,8 +139,8 @@ func (s *Server) Serve(l net.Listener) error {
 	return err
 }
 
-// Close ends the server, every command and terminal it started, and waits.
-// The runner goes on.
+// Close ends the server and every command and terminal that it started, and
+// waits for them. The runner continues.
 func (s *Server) Close() error {
 	s.cancel()
 	err := s.http.Close()
@@ -168,7 +168,7 @@ func (s *Server) health() guestapi.Health {
 	}
 }
 
-// line returns the first line of a small file, "" when there is none.
+// line returns the first line of a small file, "" if there is none.
 func (s *Server) line(name string) string {
 	b, err := os.ReadFile(s.path(name))
 	if err != nil {
@@ -187,7 +187,8 @@ func uptime(line string) time.Duration {
 	return d
 }
 
-// decode reads the JSON body of r into v; on failure it has answered.
+// decode reads the JSON body of r into v. After an error it has answered the
+// request.
 func decode(w http.ResponseWriter, r *http.Request, v any) bool {
 	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err == nil {

@@ -21,8 +21,8 @@ const (
 	minEntropy = 32
 	// netWait is how long the network device may take to appear.
 	netWait = 10 * time.Second
-	// nameWatch is how long the hostname is held against an init that read
-	// the old one just before it was replaced.
+	// nameWatch is how long the hostname is restored if an init that read
+	// the old one before the change overwrites it.
 	nameWatch = 20 * time.Second
 )
 
@@ -73,7 +73,7 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 	}
 	s.idMu.Lock()
 	defer s.idMu.Unlock()
-	// Entropy comes first: keys are made from it.
+	// Entropy comes first, because keys are generated from it.
 	if err := s.cfg.Kernel.AddEntropy(id.Entropy); err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "entropy: %w", err)
 	}
@@ -106,15 +106,16 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 	return nil
 }
 
-// changed reports whether another identity than uid was set before, as in a
+// changed reports whether an identity other than uid was set before, as in a
 // clone of a template.
 func (s *Server) changed(uid string) bool {
 	old := s.line(uidFile)
 	return old != "" && old != uid
 }
 
-// setMachineID makes a new machine-id for a new identity, and where the
-// present one was not made by initd in this boot or by us: it was baked in.
+// setMachineID creates a new machine-id for a new identity, and if the current
+// one was created neither by initd in this boot nor by guestd, because it then
+// comes from the image.
 func (s *Server) setMachineID(uid string) error {
 	id := s.line("/etc/machine-id")
 	ours := s.line(uidFile) == uid || s.line(freshFile) == id
@@ -149,7 +150,7 @@ func (s *Server) setHostname(name string) error {
 	return nil
 }
 
-// hosts is old with the line of 127.0.1.1 naming this machine.
+// hosts returns old with the name of this machine in the line of 127.0.1.1.
 func hosts(old []byte, name string) []byte {
 	var b bytes.Buffer
 	for line := range bytes.Lines(old) {
@@ -199,8 +200,8 @@ func (s *Server) setNetwork(n *guestapi.Network) error {
 	return s.writeFile("/etc/resolv.conf", []byte(resolvConf(*n)), 0o644, 0, 0)
 }
 
-// setBootstrap leaves the bootstrap document where the runner reads it: in
-// memory, for the agent's user alone.
+// setBootstrap writes the bootstrap document for the runner: in memory,
+// readable only by the agent's user.
 func (s *Server) setBootstrap(b *guestapi.Bootstrap) error {
 	if b == nil {
 		return nil
@@ -220,18 +221,18 @@ func (s *Server) setBootstrap(b *guestapi.Bootstrap) error {
 	if to, err := os.Readlink(link); err == nil && to == bootstrapFile {
 		return nil
 	}
-	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil { //nolint:gosec // a directory that all may read
+	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil { //nolint:gosec // a directory that all users may read
 		return err
 	}
 	_ = os.Remove(link)
 	return os.Symlink(bootstrapFile, link)
 }
 
-// writeFile replaces name as one step. A symlink there is replaced, not
-// followed. Owners are set only by root.
+// writeFile replaces name atomically. A symlink is replaced, not followed. The
+// owner is set only as root.
 func (s *Server) writeFile(name string, content []byte, mode fs.FileMode, uid, gid int) error {
 	name = s.path(name)
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // directories that all may read
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // directories that all users may read
 		return err
 	}
 	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*") // mode 0600
@@ -257,8 +258,8 @@ func (s *Server) writeFile(name string, content []byte, mode fs.FileMode, uid, g
 
 const lower = "abcdefghijklmnopqrstuvwxyz0123456789"
 
-// made reports whether text is least to most of the given characters. (Regular
-// expressions cost too much of the boot.)
+// made reports whether text consists of least to most of the given characters.
+// (Compiling regular expressions would delay the boot.)
 func made(text string, least, most int, of string) bool {
 	return len(text) >= least && len(text) <= most && strings.Trim(text, of) == ""
 }

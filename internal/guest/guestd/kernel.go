@@ -16,16 +16,16 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// Kernel is what an identity changes outside of files.
+// Kernel is the part of an identity that is not in files.
 type Kernel interface {
 	SetTime(t time.Time) error
-	// AddEntropy credits p to the kernel's generator and makes it take it in
-	// at once: clones of one template would else give the same first bytes.
+	// AddEntropy credits p to the kernel's generator and reseeds it at once:
+	// otherwise clones of one template would generate the same first bytes.
 	AddEntropy(p []byte) error
 	SetHostname(name string) error
 	Hostname() (string, error)
-	// ConfigureNetwork sets addresses, routes and MTU of the one network device,
-	// waiting up to wait for it to appear.
+	// ConfigureNetwork sets addresses, routes and MTU of the single network
+	// device. It waits up to wait for the device.
 	ConfigureNetwork(n guestapi.Network, wait time.Duration) error
 	// Reboot stops the machine at once: "poweroff" or "reboot".
 	Reboot(action string) error
@@ -108,8 +108,8 @@ func prepareIPv6(device string, want bool) bool {
 	return set("disable_ipv6", "0")
 }
 
-// setAddress makes addr the device's only address of a family, but for IPv6's
-// link-local one, and gateway its way out.
+// setAddress sets addr as the device's only address of a family, except the
+// link-local one of IPv6, and gateway as its default gateway.
 func setAddress(link netlink.Link, family int, addr *netlink.Addr, gateway string) error {
 	old, err := netlink.AddrList(link, family)
 	if err != nil {
@@ -131,8 +131,8 @@ func setAddress(link netlink.Link, family int, addr *netlink.Addr, gateway strin
 	return netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: net.ParseIP(gateway)})
 }
 
-// ethernet finds the network device: eth0, else the first that is no
-// loopback and has a hardware address.
+// ethernet returns the network device: eth0, otherwise the first device with a
+// MAC address that is not a loopback.
 func ethernet(wait time.Duration) (netlink.Link, error) {
 	deadline := time.Now().Add(wait)
 	for {
@@ -164,7 +164,8 @@ func (linuxKernel) Reboot(action string) error {
 	return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 }
 
-// validNetwork refuses what cannot be configured before anything is changed.
+// validNetwork returns an error for an invalid configuration, before anything
+// is changed.
 func validNetwork(n guestapi.Network) error {
 	if _, err := netip.ParsePrefix(n.Address); err != nil {
 		return err
@@ -188,7 +189,7 @@ func validNetwork(n guestapi.Network) error {
 	return nil
 }
 
-// resolvConf is resolv.conf(5) for n.
+// resolvConf returns resolv.conf(5) for n.
 func resolvConf(n guestapi.Network) string {
 	var b strings.Builder
 	for _, a := range n.DNS {

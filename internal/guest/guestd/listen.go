@@ -23,16 +23,17 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/link"
 )
 
-// guestKeyFile holds what this guest's own key is made of; on the disk, made
-// when the guest is first asked for it.
+// guestKeyFile contains the seed of this guest's own key. It is on the disk
+// and created on first use.
 const guestKeyFile = "/var/lib/agentlab/control.key"
 
-// maxControlFile bounds the ControlConfig of a seed, in bytes.
+// maxControlFile is the maximum size of the ControlConfig of a seed, in bytes.
 const maxControlFile = 64 << 10
 
-// listenMain serves guest control over TCP, for guests whose backend gives
-// them an address and no port to the controller. It returns 2 for wrong usage,
-// else 1. args are --listen ADDRESS:PORT and --config FILE, a ControlConfig.
+// listenMain serves guest control over TCP, for guests with an address and
+// without a virtio-serial port to the controller. It returns 2 for a usage
+// error, otherwise 1. args are --listen ADDRESS:PORT and --config FILE, a
+// ControlConfig.
 func listenMain(args []string) int {
 	flags := flag.NewFlagSet("agent-runner guestd", flag.ContinueOnError)
 	listen := flags.String("listen", fmt.Sprintf("0.0.0.0:%d", link.ControlPort), "address and port to answer on")
@@ -54,8 +55,8 @@ func listenMain(args []string) int {
 	return 1
 }
 
-// serveTCP answers the one controller that the file names until ctx ends. It
-// closes tcp.
+// serveTCP serves the single controller in the file until ctx ends. It closes
+// tcp.
 func serveTCP(ctx context.Context, cfg Config, tcp net.Listener, file string) error {
 	defer func() { _ = tcp.Close() }()
 	control, err := readControl(file)
@@ -120,10 +121,10 @@ func readControl(name string) (guestapi.ControlConfig, error) {
 	return c, nil
 }
 
-// noteFreshMachineID notes that the machine-id was made in this boot, as
-// systemd does where a template has an empty one: then an identity need not
-// make another under the feet of what runs by now. One that is older than the
-// boot was baked into the template, unless it is of this guest's identity.
+// noteFreshMachineID records that the machine-id was created in this boot, as
+// systemd does if a template has an empty one. Then an identity need not
+// replace it while programs run. A machine-id that is older than the boot
+// comes from the template, unless it belongs to this guest's identity.
 func (s *Server) noteFreshMachineID() error {
 	fi, err := os.Stat(s.path("/etc/machine-id"))
 	switch {
@@ -137,7 +138,8 @@ func (s *Server) noteFreshMachineID() error {
 	return s.writeFile(freshFile, []byte(s.line("/etc/machine-id")+"\n"), 0o644, 0, 0)
 }
 
-// bootTime is when the kernel started; far in the future when it is not known.
+// bootTime returns the start time of the kernel, far in the future if it is
+// not known.
 func (s *Server) bootTime() time.Time {
 	b, err := os.ReadFile(s.path("/proc/stat"))
 	if err == nil {

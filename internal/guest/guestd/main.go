@@ -27,7 +27,7 @@ const portWait = 60 * time.Second
 
 // Main serves guest control: without arguments on the virtio-serial port, with
 // --listen over TCP. It returns the exit code of the process, which is never
-// 0: it ends only when it cannot go on.
+// 0, because it ends only after an error.
 func Main(args []string) int {
 	switch {
 	case len(args) == 0:
@@ -63,7 +63,7 @@ func boot() int {
 
 const initSocket = 3
 
-// enterRoot makes the root of PID 1 ours.
+// enterRoot changes the root of this process to that of PID 1.
 func enterRoot(proc int) error {
 	root, err := unix.Openat(proc, "1/root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -113,8 +113,8 @@ func serve(ready func() (func(string), error)) int {
 	return fatal(New(cfg).Serve(l))
 }
 
-// setLimits sets what every command inherits as systemd has it for services;
-// the kernel's own limits are too small for agents.
+// setLimits sets resource limits for every command like systemd does for
+// services; the kernel's defaults are too small for agents.
 func setLimits() {
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-900"), 0o600) // not inherited, see started
 	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 1024, Max: 512 << 10})
@@ -122,7 +122,7 @@ func setLimits() {
 	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: lockedMemory, Max: lockedMemory})
 }
 
-// dropTime leaves the time out of log lines: the console has its own.
+// dropTime removes the time from log lines: the console has its own.
 func dropTime(groups []string, a slog.Attr) slog.Attr {
 	if a.Key == slog.TimeKey && len(groups) == 0 {
 		return slog.Attr{}
@@ -144,8 +144,8 @@ func (Console) Write(p []byte) (int, error) {
 	return f.Write(append([]byte("agent-runner: "), p...))
 }
 
-// openPort opens the control port, waiting up to wait for it to appear. It
-// works on open directories, because PID 1 may move the mounts meanwhile.
+// openPort opens the control port. It waits up to wait for the device. It uses
+// open directories, because PID 1 may move the mounts in the meantime.
 func openPort(sysDir, devDir string, wait time.Duration) (io.ReadWriteCloser, error) {
 	sys, err := os.OpenRoot(sysDir)
 	if err != nil {
@@ -187,8 +187,8 @@ func findPort(sys fs.FS) string {
 	return ""
 }
 
-// port is the virtio-serial device. While no host has it open it reads as
-// ended; port waits for the next host instead.
+// port is the virtio-serial device. While the host has it closed, a read
+// returns end of file; port waits for the next open instead.
 type port struct{ *os.File }
 
 func (p *port) Read(b []byte) (int, error) {

@@ -75,7 +75,7 @@ func lookPath(name, dir string, env []string) (string, error) {
 		if !filepath.IsAbs(name) {
 			name = filepath.Join(dir, name)
 		}
-		return name, nil // whether it is there, Start finds out
+		return name, nil // Start checks whether it exists
 	}
 	path := ""
 	for _, kv := range env {
@@ -104,7 +104,8 @@ func lookPath(name, dir string, env []string) (string, error) {
 	return "", exec.ErrNotFound
 }
 
-// start starts cmd, without our protection from the kernel's memory killer.
+// start starts cmd without the server's protection from the kernel's OOM
+// killer.
 func start(cmd *exec.Cmd) error {
 	if err := cmd.Start(); err != nil {
 		return err
@@ -113,8 +114,8 @@ func start(cmd *exec.Cmd) error {
 	return nil
 }
 
-// startFailure is the exit status that a shell gives to a command that cannot
-// be started: 127 when it is not there, 126 when it cannot be run.
+// startFailure returns the exit status that shells use for a command that
+// cannot be started: 127 if it does not exist, 126 if it cannot be run.
 func startFailure(cmd *exec.Cmd, err error) stream.ExitStatus {
 	name := cmd.Args[0]
 	if pe, ok := errors.AsType[*fs.PathError](dirError(cmd.Dir)); ok {
@@ -160,9 +161,8 @@ func signalByName(pid int, done <-chan struct{}, name string) {
 	}
 }
 
-// killSession ends every process of the session that pid leads or led: hang
-// up and terminate, and SIGKILL for what is left after grace. It
-// returns when none is left or ctx ends.
+// killSession ends every process of a session: with SIGHUP and SIGTERM, and
+// with SIGKILL after grace. It returns when none is left or ctx ends.
 func killSession(ctx context.Context, sid int, grace time.Duration) {
 	send := func(sigs ...syscall.Signal) bool {
 		pids := sessionPIDs(sid)
@@ -217,7 +217,8 @@ func sessionPIDs(sid int) []int {
 		if err != nil {
 			continue
 		}
-		// pid (comm) state ppid pgrp session …; comm may hold anything.
+		// pid (comm) state ppid pgrp session …; comm may contain any
+		// text.
 		text := string(b)
 		f := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 		if len(f) > 3 && f[3] == strconv.Itoa(sid) && f[0] != "Z" {

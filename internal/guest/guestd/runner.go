@@ -17,7 +17,7 @@ import (
 
 const (
 	maxBackoff   = 30 * time.Second
-	maxRunnerLog = 1 << 20 // bytes, of one start of the runner
+	maxRunnerLog = 1 << 20 // bytes, per start of the runner
 )
 
 // lockEnv is the variable with the file descriptor of the runner's lock.
@@ -26,21 +26,21 @@ const lockEnv = "AGENTLAB_RUNNER_LOCK_FD"
 // ExitLocked is the exit code of a runner that found another one running.
 const ExitLocked = 75
 
-// runnerState guards that one loop looks after the runner.
+// runnerState ensures that only one loop supervises the runner.
 type runnerState struct {
 	mu      sync.Mutex
 	looping bool
 }
 
-// resumeRunner looks after the runner again when an earlier guestd of this
-// boot had started it and it has not ended.
+// resumeRunner supervises the runner again if an earlier guestd of this boot
+// has started it and it has not ended.
 func (s *Server) resumeRunner() {
 	if _, err := os.Stat(s.path(bootstrapFile)); err == nil {
 		s.startRunner()
 	}
 }
 
-// startRunner runs the runner until it has ended once in this boot.
+// startRunner runs the runner until it has succeeded once in this boot.
 func (s *Server) startRunner() {
 	if _, err := os.Stat(s.path(runnerDone)); err == nil {
 		return
@@ -88,7 +88,7 @@ func (s *Server) runnerLoop() {
 }
 
 // runRunner runs the runner once, as the agent's user. When s ends, the runner
-// goes on, and the next guestd waits for it by its lock.
+// continues, and the next guestd waits for it by its lock.
 func (s *Server) runRunner() error {
 	a, err := s.account("")
 	if err != nil {
@@ -118,7 +118,7 @@ func (s *Server) runRunner() error {
 		return err
 	}
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.ExtraFiles = []*os.File{lock} // the lock is held until we both have closed it
+	cmd.ExtraFiles = []*os.File{lock} // the lock is held until both processes have closed it
 	if err := start(cmd); err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (s *Server) runRunner() error {
 // directory is root's, so that the user cannot replace the file.
 func (s *Server) agentFile(name string, flags int, a account) (*os.File, error) {
 	name = s.path(name)
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // all may read it
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // all users may read it
 		return nil, err
 	}
 	f, err := os.OpenFile(name, flags|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
@@ -180,10 +180,10 @@ func waitLock(ctx context.Context, f *os.File) error {
 	}
 }
 
-// LockRunner makes the calling process the one runner of this guest, until it
-// ends; its children do not hold the lock. It reports false when another
-// runner lives. A runner that guestd started has the lock already; where
-// there is no guestd, the lock is taken if its file can be made.
+// LockRunner makes the calling process the only runner of this guest until it
+// ends; its children do not hold the lock. It returns false if another runner
+// is alive. A runner that guestd started already has the lock; without guestd,
+// the lock is taken if its file can be created.
 func LockRunner() bool {
 	if fd, err := strconv.Atoi(os.Getenv(lockEnv)); err == nil && fd > 2 {
 		unix.CloseOnExec(fd)

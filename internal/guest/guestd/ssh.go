@@ -23,11 +23,11 @@ const (
 	hostKeyFile = "/etc/ssh/ssh_host_ed25519_key"
 	sshPort     = 22
 	sshdWait    = 60 * time.Second
-	maxKeys     = 100 // living ephemeral keys of one user
+	maxKeys     = 100 // unexpired ephemeral keys of one user
 )
 
-// setHostKey makes the SSH host key when there is none or it is not of this
-// identity: of another one, or baked into a template.
+// setHostKey creates the SSH host key if there is none, or if it belongs to
+// another identity or to a template.
 func (s *Server) setHostKey(uid string) error {
 	if s.line(uidFile) == uid {
 		if s.hasHostKey() {
@@ -44,7 +44,7 @@ func (s *Server) setHostKey(uid string) error {
 	if err := s.newHostKey(); err != nil {
 		return err
 	}
-	s.wg.Go(func() { // an sshd that runs still has the old ones
+	s.wg.Go(func() { // a running sshd still has the old keys
 		if s.systemdRuns() {
 			_ = s.systemctl(s.ctx, "try-restart", "ssh.service", "sshd.service")
 		}
@@ -52,8 +52,8 @@ func (s *Server) setHostKey(uid string) error {
 	return nil
 }
 
-// hasHostKey reports whether there is a host key; the empty file that a power
-// cut can leave is none.
+// hasHostKey reports whether there is a host key. An empty file, which a power
+// cut can leave, does not count.
 func (s *Server) hasHostKey() bool {
 	for _, name := range []string{hostKeyFile, hostKeyFile + ".pub"} {
 		if fi, err := os.Stat(s.path(name)); err != nil || fi.Size() == 0 {
@@ -165,8 +165,8 @@ func (s *Server) hostKeys() []string {
 	return keys
 }
 
-// ensureSSHD returns when sshd answers. It starts it when it does not: as a
-// service where systemd runs, by itself where not.
+// ensureSSHD starts sshd if it does not answer, as a service if systemd runs,
+// otherwise directly. It returns when sshd answers.
 func (s *Server) ensureSSHD(ctx context.Context) error {
 	if s.sshdAnswers(ctx) {
 		return nil
@@ -197,9 +197,9 @@ func (s *Server) startSSHD(ctx context.Context) bool {
 			return true
 		}
 	} else if s.systemdWanted() && s.sshdEnabled() {
-		return false // it is coming
+		return false // it is starting
 	}
-	_ = os.MkdirAll(s.path("/run/sshd"), 0o755) //nolint:gosec // sshd wants it so
+	_ = os.MkdirAll(s.path("/run/sshd"), 0o755) //nolint:gosec // sshd requires it
 	return exec.CommandContext(ctx, "/usr/sbin/sshd").Run() == nil
 }
 

@@ -13,9 +13,9 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// The formats of OpenSSH that are needed here are few and simple, and the
-// package that knows them all costs each of our processes in the guest some
-// milliseconds of its start.
+// This file implements the few formats of OpenSSH that are needed. Package
+// golang.org/x/crypto/ssh would delay the start of each process in the guest
+// by some milliseconds.
 
 const typeEd25519 = "ssh-ed25519"
 
@@ -26,7 +26,7 @@ var keyTypes = []string{
 	"ssh-rsa",
 }
 
-// publicKey is a public key as authorized_keys and known_hosts have it.
+// publicKey is a public key in the format of authorized_keys and known_hosts.
 type publicKey struct {
 	kind string
 	blob []byte // begins with kind
@@ -53,7 +53,7 @@ func parseKey(line string) (publicKey, error) {
 	return publicKey{kind: kind, blob: blob}, nil
 }
 
-// sshString appends p as RFC 4251 has strings.
+// sshString appends p as a string of RFC 4251.
 func sshString(dst, p []byte) []byte {
 	dst = binary.BigEndian.AppendUint32(dst, uint32(len(p))) //nolint:gosec // a few bytes
 	return append(dst, p...)
@@ -63,8 +63,8 @@ func ed25519Public(pub ed25519.PublicKey) publicKey {
 	return publicKey{kind: typeEd25519, blob: sshString(sshString(nil, []byte(typeEd25519)), pub)}
 }
 
-// ed25519Private is the file of an unencrypted private key, as PROTOCOL.key of
-// OpenSSH describes it.
+// ed25519Private returns the file of an unencrypted private key, as described
+// in PROTOCOL.key of OpenSSH.
 func ed25519Private(priv ed25519.PrivateKey) []byte {
 	pub, _ := priv.Public().(ed25519.PublicKey)
 	var check [4]byte

@@ -16,7 +16,8 @@ import (
 const (
 	statusFresh   = 2 * time.Second
 	statusTimeout = 10 * time.Second
-	// powerWait is how long the distribution's init has to stop the machine.
+	// powerWait is how long the distribution's init may take to stop the
+	// machine.
 	powerWait = 90 * time.Second
 )
 
@@ -45,8 +46,8 @@ func (s *Server) systemctl(ctx context.Context, args ...string) error {
 	return exec.CommandContext(ctx, "systemctl", args...).Run()
 }
 
-// systemStatus returns the last known state and looks again in the background
-// when it is not fresh.
+// systemStatus returns the last known state and updates it in the background
+// if it is old.
 func (s *Server) systemStatus() string {
 	st := &s.system
 	st.mu.Lock()
@@ -95,8 +96,8 @@ func (s *Server) handlePower(w http.ResponseWriter, r *http.Request) {
 	s.wg.Go(func() { s.power(req.Action) })
 }
 
-// power stops the machine in the orderly way, and when that is not possible
-// or takes too long, at once.
+// power shuts the machine down or, if that is not possible or takes too long,
+// stops it at once.
 func (s *Server) power(action string) {
 	if s.systemdRuns() && s.systemctl(s.ctx, "--no-block", action) == nil {
 		select {

@@ -73,7 +73,7 @@ func eachLine(name string, fn func([]string)) error {
 	return sc.Err()
 }
 
-// environ is what a login of a would have, as login(1) and pam_env set it.
+// environ returns the environment of a login of a, like login(1) and pam_env.
 func (s *Server) environ(a account, term string) []string {
 	path := "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"
 	if a.uid == 0 {
@@ -92,12 +92,13 @@ func (s *Server) environ(a account, term string) []string {
 	return env
 }
 
-// maxBootstrapped bounds the file of what the runner's token was traded for.
+// maxBootstrapped is the maximum size of the file with the answer to the
+// runner's token.
 const maxBootstrapped = 16 << 20
 
 // secretEnv returns the environment that the runner has staged for the agent's
-// user, so that an agent that is started by hand has its key. It is empty for
-// other users, and when nothing is staged.
+// user, so that an agent that a user starts has its key. It is empty for other
+// users, and if nothing is staged.
 func (s *Server) secretEnv(a account) map[string]string {
 	env := map[string]string{}
 	if a.name != s.cfg.User {

@@ -10,28 +10,28 @@ import (
 )
 
 const (
-	// answerWait is how long PID 1 leaves the machine to the control server
-	// until its first answer, identityWait until its first identity. With a
-	// controller that waits for the guest both are a fraction of it; without
-	// one, as in the making of a template, the boot is later by that much.
+	// answerWait is how long PID 1 waits for the control server's first
+	// answer, identityWait for its first identity. With a controller that
+	// waits for the guest, both take only a fraction of it; without one, as
+	// in the creation of a template, the boot is delayed by this time.
 	answerWait   = 500 * time.Millisecond
 	identityWait = 1500 * time.Millisecond
 	// settle is how long after the identity the distribution starts. The
-	// runner and the agent start in this time; an emulated guest, whose CPUs
+	// runner and the agent start in this time. An emulated guest, whose CPUs
 	// share one thread of the host, needs about half of it for them.
 	settle = 600 * time.Millisecond
 )
 
-// early is the control server that is started before anything else, so that
-// it gets ready, on another CPU where there is one, while PID 1 finds the
-// root disk. See guestd.Boot for its side.
+// early is the control server that is started before anything else, so that it
+// starts in parallel while PID 1 finds the root disk. See guestd.boot for its
+// side.
 type early struct {
 	pid, pidfd int
 	sock       int
 }
 
-// startEarly starts the control server from the file that we run from: its
-// pages, and what an emulator made of them, are warm.
+// startEarly starts the control server from the same file as this process: its
+// pages, and an emulator's translations of them, are already cached.
 func startEarly() (*early, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -71,8 +71,8 @@ func (e *early) wait(limit time.Duration) {
 	}
 }
 
-// leaveSupervisor starts the supervisor of the server e. It shares nothing
-// with PID 1: its own session, no console that a later getty could hang up.
+// leaveSupervisor starts the supervisor of the server e. It has its own
+// session and no console, so that a later getty cannot send it SIGHUP.
 func (e *early) leaveSupervisor() error {
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -91,7 +91,8 @@ var environment = []string{
 	"HOME=/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 }
 
-// marks notes when each step was done, in milliseconds since the kernel began.
+// marks records the time of each step, in milliseconds since the start of the
+// kernel.
 type marks struct{ text []byte }
 
 func (m *marks) add(step string) {

@@ -1,11 +1,11 @@
-// Package initd is the first process of a guest on backends that boot our
-// initrd: it finds the root disk, switches to it, leaves a supervisor of the
-// control server behind, and becomes the distribution's init. The control
-// server answers long before the distribution is up.
+// Package initd is the first process of a guest on backends that boot
+// AgentLab's initrd. It finds the root disk, switches to it, starts a
+// supervisor of the control server, and becomes the distribution's init. The
+// control server answers long before the distribution has booted.
 //
-// Every millisecond here is one of every sandbox's start, and most of it is
-// spent emulated, so there is as little here as possible: no goroutines, no
-// processes but the two that stay.
+// Every millisecond here delays the start of every sandbox, and often runs
+// emulated, so the package does as little as possible: no goroutines, and no
+// processes except the two that keep running.
 package initd
 
 import (
@@ -35,13 +35,13 @@ const (
 // Main is PID 1. It does not return: it executes the distribution's init, or
 // prints an error and stops the machine.
 func Main() int {
-	debug.SetGCPercent(-1) // this lives for less than a second
+	debug.SetGCPercent(-1) // this process runs for less than a second
 	err := boot()
 	openConsole()
 	printConsole("this sandbox cannot boot: %v", err)
 	unix.Sync()
 	// QEMU runs with -no-reboot, so a restart ends it on every machine type,
-	// which a power-off does not.
+	// unlike a power-off.
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
 	return 1
 }
@@ -60,7 +60,7 @@ func boot() error {
 	m.add("guestd")
 	now, then := readModules()
 	loadModules(now)
-	openConsole() // its driver may have been among them
+	openConsole() // its driver may be one of them
 	m.add("modules")
 	if err := switchToRoot(&m); err != nil {
 		return err
@@ -83,7 +83,7 @@ func boot() error {
 	return fmt.Errorf("%s: %w", realInit, err)
 }
 
-// switchToRoot makes the root disk "/" and all ready in it.
+// switchToRoot makes the root disk "/" and prepares it.
 func switchToRoot(m *marks) error {
 	disk, err := waitRoot()
 	if err != nil {
@@ -144,8 +144,8 @@ func mountKernel() error {
 	return nil
 }
 
-// openConsole makes the console our standard streams: at the start there may
-// have been none, when its driver is a module.
+// openConsole opens the console as standard streams: at the start there is
+// none if its driver is a module.
 func openConsole() {
 	fd, err := unix.Open("/dev/console", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -188,8 +188,9 @@ func mountRoot(disk string) error {
 	if err := os.MkdirAll(newRoot, 0o755); err != nil { //nolint:gosec // the root directory
 		return err
 	}
-	// noinit_itable: the kernel would zero, in the background, inode tables
-	// that a sparse image holds as zeros already, and so fill the overlay.
+	// noinit_itable: otherwise the kernel would zero inode tables in the
+	// background, which are already zeros in a sparse image, and so fill
+	// the overlay.
 	if err := unix.Mount(dev, newRoot, "ext4", unix.MS_NOATIME, "noinit_itable"); err != nil {
 		return fmt.Errorf("mounting %s: %w", dev, err)
 	}
@@ -199,9 +200,9 @@ func mountRoot(disk string) error {
 	return nil
 }
 
-// setUpRun puts our program where it outlives the initrd.
+// setUpRun makes this program available after the initrd is freed.
 func setUpRun() error {
-	if err := os.MkdirAll(binDir, 0o755); err != nil { //nolint:gosec // all may run it
+	if err := os.MkdirAll(binDir, 0o755); err != nil { //nolint:gosec // all users may execute it
 		return err
 	}
 	if err := keepProgram(program); err != nil {
@@ -234,11 +235,11 @@ func keepOurs() error {
 	return os.Symlink("/dev/null", "/run/systemd/system/tmp.mount")
 }
 
-// keepProgram makes the program at name the file that we run from. A bind
-// mount costs neither time nor memory; the file lives on in the initrd's file
-// system, though no name is left of it there.
+// keepProgram bind-mounts this program's file at name. A bind mount needs
+// neither time nor memory; the file stays in the initrd's file system without
+// a name.
 func keepProgram(name string) error {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755) //nolint:gosec // all may run it
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755) //nolint:gosec // all users may execute it
 	if err != nil {
 		return err
 	}

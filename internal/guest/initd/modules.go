@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// later are the modules that the first answer of a guest does not wait for.
-// Those for PCI join them where the machine has no PCI bus.
+// later lists the modules that are not needed for the first answer of a guest.
+// If the machine has no PCI bus, those for PCI belong to them too.
 var later = []string{"failover", "net_failover", "virtio_net", "virtio_rng", "virtio_balloon"}
 
 type module struct {
@@ -23,7 +23,7 @@ type module struct {
 }
 
 // readModules reads the modules of the initrd, in order: those needed now, and
-// those for later, when the initrd is gone.
+// those for later, when the initrd is freed.
 func readModules() (now, then []module) {
 	cmdline, _ := os.ReadFile("/proc/cmdline")
 	pci, _ := filepath.Glob("/sys/bus/pci/devices/*")
@@ -51,7 +51,7 @@ func loadModules(modules []module) {
 	for _, m := range modules {
 		err := unix.InitModule(unsigned(m.image), m.params)
 		if errors.Is(err, unix.EKEYREJECTED) || errors.Is(err, unix.EPERM) {
-			err = unix.InitModule(m.image, m.params) // a kernel that insists
+			err = unix.InitModule(m.image, m.params) // for a kernel that requires signatures
 		}
 		if err != nil && !errors.Is(err, unix.EEXIST) {
 			printConsole("module %s: %v", m.name, err)
@@ -59,9 +59,9 @@ func loadModules(modules []module) {
 	}
 }
 
-// unsigned returns a module without the signature at its end. To verify it
-// costs an emulated machine 10 ms per module, and proves nothing about what
-// came in the same initrd as this program.
+// unsigned returns a module without the signature at its end. Verification
+// takes an emulated machine 10 ms per module and is pointless, because the
+// modules are in the same initrd as this program.
 func unsigned(image []byte) []byte {
 	const magic = "~Module signature appended~\n"
 	rest, ok := bytes.CutSuffix(image, []byte(magic))
@@ -76,7 +76,7 @@ func unsigned(image []byte) []byte {
 	return rest[:uint64(len(rest)-info)-length]
 }
 
-// moduleName is the kernel's name of the module in the file NN-name.ko.
+// moduleName returns the kernel's name of the module in the file NN-name.ko.
 func moduleName(file string) string {
 	name := strings.TrimSuffix(filepath.Base(file), ".ko")
 	if number, rest, ok := strings.Cut(name, "-"); ok && strings.Trim(number, "0123456789") == "" {
@@ -85,8 +85,8 @@ func moduleName(file string) string {
 	return strings.ReplaceAll(name, "-", "_")
 }
 
-// moduleParams returns the parameters that the kernel's command line holds for
-// a module (name.key=value), which the loader of a module must pass itself.
+// moduleParams returns the parameters for a module in the kernel's command
+// line (name.key=value), which the loader of a module must pass itself.
 func moduleParams(cmdline, module string) string {
 	var params []string
 	for _, word := range strings.Fields(cmdline) {

@@ -79,7 +79,7 @@ func removeBelow(dir string, dev uint64) error {
 	return nil
 }
 
-// ext4 superblock: where it is and what we read of it.
+// ext4 superblock: its position and the fields that are read.
 const (
 	sbOffset    = 1024
 	sbBlocksLo  = 0x04
@@ -159,8 +159,8 @@ func superblock(dev string) ([]byte, error) {
 	return sb, err
 }
 
-// ensureMachineID makes the machine-id where the image leaves it open, before
-// systemd would, and notes that it is of this boot (see guestd).
+// ensureMachineID creates the machine-id if the image has none, before systemd
+// would, and records that it is of this boot (see guestd).
 func ensureMachineID() error {
 	const name, fresh = "/etc/machine-id", "/run/agentlab/machine-id.new"
 	b, err := os.ReadFile(name)

@@ -15,8 +15,8 @@ import (
 const (
 	minPause = 100 * time.Millisecond
 	maxPause = 5 * time.Second
-	// settled is how long guestd must have run for its next end to be a
-	// first one again.
+	// settled is how long guestd must have run before the restart pause is
+	// reset.
 	settled = time.Minute
 )
 
@@ -24,7 +24,7 @@ const (
 // begins with the server whose pidfd is file descriptor 3. It does not return.
 func Supervise(adopt bool) int {
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-950"), 0o600)
-	if adopt { // once in each boot; a sandbox starts sooner than a big disk grows
+	if adopt { // once in each boot; growing a big disk takes longer than the start of a sandbox
 		if err := grow("/"); err != nil {
 			_, _ = fmt.Fprintf(guestd.Console{}, "the root file system does not fill its disk: %v\n", err)
 		}

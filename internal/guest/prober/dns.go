@@ -25,13 +25,13 @@ var questionTypes = map[string]dnsmessage.Type{
 	"CNAME": dnsmessage.TypeCNAME, "MX": dnsmessage.TypeMX, "SRV": dnsmessage.TypeSRV, "HTTPS": 65, "NULL": 10,
 }
 
-// answer is what a DNS server said.
+// answer is the answer of a DNS server.
 type answer struct {
 	addrs []string
-	text  string // of a record that is no address
+	text  string // of a record without an address
 }
 
-// ask puts the question of a probe.
+// ask asks the question of a probe.
 func (p *prober) ask(ctx context.Context, a *attempt) error {
 	network, server := "udp", a.Server
 	if a.Kind == "dnstcp" {
@@ -59,8 +59,8 @@ func (p *prober) ask(ctx context.Context, a *attempt) error {
 	return last
 }
 
-// lookup puts one question. A server that answers with a failure gives an
-// error with the name of it.
+// lookup asks one question. If the server answers with a failure code, the
+// error has its name.
 func (p *prober) lookup(ctx context.Context, network, server, name, typ string) (answer, error) {
 	if server == "" {
 		var err error
@@ -117,7 +117,7 @@ func pack(name, typ string) ([]byte, error) {
 		return nil, err
 	}
 	m := dnsmessage.Message{
-		Header:    dnsmessage.Header{ID: uint16(time.Now().UnixNano()), RecursionDesired: true}, //nolint:gosec // any number will do
+		Header:    dnsmessage.Header{ID: uint16(time.Now().UnixNano()), RecursionDesired: true}, //nolint:gosec // any number is possible
 		Questions: []dnsmessage.Question{{Name: n, Type: t, Class: dnsmessage.ClassINET}},
 	}
 	return m.Pack()
@@ -137,7 +137,7 @@ func unpack(b []byte) (answer, error) {
 			out.addrs = append(out.addrs, netip.AddrFrom16(body.AAAA).String())
 		case *dnsmessage.TXTResource:
 			out.text = strings.Join(body.TXT, "")
-		case *dnsmessage.CNAMEResource: // an alias alone leads nowhere
+		case *dnsmessage.CNAMEResource: // an alias alone has no address
 		default:
 			out.text = r.Header.Type.String()
 		}
@@ -155,13 +155,13 @@ func unpack(b []byte) (answer, error) {
 	return out, errors.New(m.RCode.String())
 }
 
-// configured is the first name server of the system.
+// configured returns the first name server of the system.
 func configured() (string, error) {
 	f, err := os.Open(resolvConf)
 	if err != nil {
 		return "", err
 	}
-	defer f.Close() //nolint:errcheck // it was read
+	defer f.Close() //nolint:errcheck // it was only read
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
 		fields := strings.Fields(lines.Text())

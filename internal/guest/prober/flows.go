@@ -14,7 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// connect opens the TCP connection of a probe. It ends with ctx.
+// connect opens the TCP connection of a probe, which is closed when ctx ends.
 func (p *prober) connect(ctx context.Context, a *attempt) (*heard, func(), error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(a.host, a.port))
@@ -26,7 +26,7 @@ func (p *prober) connect(ctx context.Context, a *attempt) (*heard, func(), error
 	return &heard{Conn: conn}, func() { stop(); _ = conn.Close() }, nil
 }
 
-// heard is a connection that knows whether its peer said anything.
+// heard is a connection that records whether its peer sent data.
 type heard struct {
 	net.Conn
 	first []byte
@@ -40,7 +40,7 @@ func (h *heard) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// said notes what the peer said.
+// said records the data of the peer.
 func (a *attempt) said(b []byte) error {
 	if len(b) == 0 {
 		return io.EOF
@@ -60,7 +60,7 @@ func (p *prober) exchange(ctx context.Context, a *attempt, text string) error {
 	defer done()
 	_, werr := io.WriteString(conn, text)
 	buf := make([]byte, 512)
-	n, err := conn.Read(buf) // a peer may answer and close before it read all
+	n, err := conn.Read(buf) // a peer may answer and close before it has read everything
 	if n > 0 {
 		return a.said(buf[:n])
 	}
@@ -79,7 +79,7 @@ func (p *prober) http(ctx context.Context, a *attempt) error {
 	return p.exchange(ctx, a, "GET / HTTP/1.1\r\nHost: "+a.Name+"\r\nConnection: close\r\n\r\n")
 }
 
-// tls counts an alert as an answer too: it came from the target.
+// tls also counts an alert as an answer, because it came from the target.
 func (p *prober) tls(ctx context.Context, a *attempt) error {
 	conn, done, err := p.connect(ctx, a)
 	if err != nil {
@@ -106,8 +106,8 @@ func (p *prober) tls(ctx context.Context, a *attempt) error {
 	return nil
 }
 
-// datagram sends a datagram, and once more when half of the time is over, and
-// waits for any answer.
+// datagram sends a datagram, repeats it after half of the time, and waits for
+// any answer.
 func (p *prober) datagram(ctx context.Context, a *attempt, payload []byte) error {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "udp", net.JoinHostPort(a.host, a.port))
@@ -138,8 +138,8 @@ func (p *prober) udp(ctx context.Context, a *attempt) error {
 	return p.datagram(ctx, a, []byte(hello))
 }
 
-// quic sends a packet of a version that no server has, which every QUIC server
-// must answer with those that it has (RFC 9000 §6).
+// quic sends a packet with an unsupported version, which every QUIC server
+// must answer with its versions (RFC 9000 §6).
 func (p *prober) quic(ctx context.Context, a *attempt) error {
 	b := make([]byte, 1200)
 	b[0] = 0xc0

@@ -35,7 +35,7 @@ const (
 // neither TLS nor HTTP.
 const hello = "AGENTLAB-PROBE\r\n\r\n"
 
-// Main is 'agent-runner probe'; args are without the command's name.
+// Main runs 'agent-runner probe'; args do not include the command's name.
 func Main(args []string) int {
 	fs := flag.NewFlagSet("agent-runner probe", flag.ContinueOnError)
 	dns := fs.String("dns", "", "DNS server ADDR:PORT instead of the configured one")
@@ -69,9 +69,9 @@ func run(ctx context.Context, in io.Reader, out io.Writer, dns string) error {
 	return failed
 }
 
-// Run tries probes, some at the same time, and sends a result for each. dns is
-// the DNS server ADDR:PORT for names; "" means the configured one. The channel
-// is closed after the last and must be read until then.
+// Run runs probes, some in parallel, and sends a result for each. dns is the
+// DNS server ADDR:PORT for names; "" means the configured one. The channel is
+// closed after the last result and must be read until then.
 func Run(ctx context.Context, probes []guestapi.Probe, dns string) <-chan guestapi.ProbeResult {
 	p := &prober{dns: dns, wire: &wire{}}
 	results := make(chan guestapi.ProbeResult)
@@ -97,7 +97,7 @@ type prober struct {
 	wire *wire
 }
 
-// attempt is one probe under way.
+// attempt is one running probe.
 type attempt struct {
 	guestapi.Probe
 	host string // of Target, as an address
@@ -164,7 +164,7 @@ func (p *prober) locate(ctx context.Context, a *attempt) error {
 	return nil
 }
 
-// reason is a short and stable text for what went wrong.
+// reason returns a short and stable text for an error.
 func reason(err error) string {
 	var dnsErr *net.DNSError
 	for _, r := range []struct {

@@ -99,7 +99,7 @@ func closed(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close() //nolint:errcheck // nobody came
+	defer l.Close() //nolint:errcheck // no connection was made
 	return l.Addr().String()
 }
 

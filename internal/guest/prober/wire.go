@@ -103,14 +103,15 @@ func defaultRoute() (name string, gateway netip.Addr, err error) {
 		if err != nil || len(b) != 4 {
 			continue
 		}
-		var a [4]byte // the kernel prints the address as a number of its own order
+		var a [4]byte // the kernel prints the address as a number in native byte order
 		binary.NativeEndian.PutUint32(a[:], binary.BigEndian.Uint32(b))
 		return f[0], netip.AddrFrom4(a), nil
 	}
 	return "", netip.Addr{}, errors.New("there is no default route, so no gateway to send frames to")
 }
 
-// neighbour makes the kernel find the card of an address and returns it.
+// neighbour makes the kernel resolve the MAC address of an address and returns
+// it.
 func neighbour(ctx context.Context, a netip.Addr) (net.HardwareAddr, error) {
 	var d net.Dialer
 	tick := time.NewTicker(arpPause)
@@ -136,7 +137,7 @@ func arpEntry(a netip.Addr) (net.HardwareAddr, bool) {
 	if err != nil {
 		return nil, false
 	}
-	defer f.Close() //nolint:errcheck // it was read
+	defer f.Close() //nolint:errcheck // it was only read
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
 		w := strings.Fields(lines.Text())

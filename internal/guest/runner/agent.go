@@ -17,8 +17,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
-// runAgent runs the agent to its end, or goes on waiting for one that an
-// earlier runner started.
+// runAgent runs the agent to its end, or waits for an agent that an earlier
+// runner started.
 func (r *Runner) runAgent(ctx context.Context, rp repo) (outcome, error) {
 	out := outcome{Phase: "agent"}
 	if !r.dir.has(agentcmd.ExitFile) {
@@ -43,7 +43,7 @@ func (r *Runner) runAgent(ctx context.Context, rp repo) (outcome, error) {
 }
 
 // stopOutcome returns out as the outcome of a job that was stopped, with the
-// reason that the controller gave.
+// controller's reason.
 func stopOutcome(out outcome, stop stopFact) outcome {
 	out.Status, out.Message = stop.Status, stop.Reason
 	switch {
@@ -87,7 +87,7 @@ func (r *Runner) agentOutcome(out outcome, stop stopFact) (outcome, error) {
 	return out, nil
 }
 
-// startAgent starts the supervisor, unless it lives or lived.
+// startAgent starts the supervisor, unless it was started before.
 func (r *Runner) startAgent(rp repo) error {
 	lockFile, err := os.OpenFile(r.dir.path(agentcmd.LockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -130,7 +130,7 @@ func (r *Runner) startAgent(rp repo) error {
 	return nil
 }
 
-// agentEnd returns a channel that is closed when no supervisor lives.
+// agentEnd returns a channel that is closed when no supervisor is alive.
 func (r *Runner) agentEnd() <-chan struct{} {
 	ended := make(chan struct{})
 	go func() {
@@ -146,8 +146,8 @@ func (r *Runner) agentEnd() <-chan struct{} {
 	return ended
 }
 
-// stopAgent makes the supervisor end the agent, and ends both itself when it
-// does not.
+// stopAgent asks the supervisor to end the agent, and kills both if it does
+// not.
 func (r *Runner) stopAgent(ctx context.Context, ended <-chan struct{}) {
 	if pid := r.supervisorPID(ctx, ended); pid > 0 {
 		_ = syscall.Kill(pid, syscall.SIGTERM)
@@ -192,7 +192,7 @@ func (r *Runner) supervisorPID(ctx context.Context, ended <-chan struct{}) int {
 	}
 }
 
-// killLost kills an agent that lost its supervisor.
+// killLost kills an agent whose supervisor has died.
 func (r *Runner) killLost() {
 	var st agentcmd.Started
 	if ok, _ := r.dir.load(agentcmd.StartedFile, &st); !ok {
@@ -203,7 +203,7 @@ func (r *Runner) killLost() {
 	}
 }
 
-// agentEnv is the environment of the agent.
+// agentEnv returns the environment of the agent.
 func (r *Runner) agentEnv(rp repo) []string {
 	env := map[string]string{}
 	for _, name := range []string{"PATH", "LANG", "TZ", "XDG_RUNTIME_DIR"} {

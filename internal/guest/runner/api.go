@@ -42,22 +42,22 @@ func newAPI(base string, t Timing) *api {
 type callError struct {
 	status  int
 	message string
-	who     string // answers; "" is the controller
+	who     string // the server; "" means the controller
 }
 
 func (e *callError) Error() string {
 	return fmt.Sprintf("%s answers %d: %s", cmp.Or(e.who, "the controller"), e.status, e.message)
 }
 
-// denied reports whether the controller does not accept our token, so that
-// there is nothing left to do with it.
+// denied reports whether the controller does not accept the token, so that no
+// further call makes sense.
 func denied(err error) bool {
 	var e *callError
 	return errors.As(err, &e) && (e.status == http.StatusUnauthorized || e.status == http.StatusForbidden)
 }
 
 // transient reports whether a call may succeed later: the controller was not
-// reached, is busy, or has a fault of its own.
+// reached, is busy, or has an internal error.
 func transient(err error) bool {
 	var e *callError
 	if errors.As(err, &e) {
@@ -74,7 +74,7 @@ func (e *localError) Unwrap() error { return e.error }
 
 const (
 	callTimeout  = 30 * time.Second
-	maxAnswer    = 8 << 20 // bytes of a JSON answer; a task and a bundle of secrets fit
+	maxAnswer    = 8 << 20 // bytes of a JSON answer; enough for a task and a secrets bundle
 	maxErrorBody = 4 << 10
 )
 
@@ -120,7 +120,7 @@ func (a *api) do(ctx context.Context, method, url, token string, body io.Reader,
 }
 
 func answerError(resp *http.Response) error {
-	p, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // what there is of it
+	p, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // as much as could be read
 	e := &callError{status: resp.StatusCode, message: http.StatusText(resp.StatusCode)}
 	var body guestapi.ErrorBody
 	if json.Unmarshal(p, &body) == nil && body.Message != "" {
@@ -146,7 +146,7 @@ func (a *api) call(ctx context.Context, limit time.Duration, method, path string
 }
 
 // retry repeats f while its error is transient, with growing pauses, until
-// patience is over (0: no end) or ctx ends.
+// patience has passed (0 means no limit) or ctx ends.
 func (a *api) retry(ctx context.Context, patience time.Duration, f func() error) error {
 	began := time.Now()
 	pause := a.timing.FirstRetry
@@ -165,7 +165,7 @@ func (a *api) retry(ctx context.Context, patience time.Duration, f func() error)
 	}
 }
 
-// sleep reports false when ctx ended first.
+// sleep returns false if ctx ended first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -17,21 +17,21 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// repo is the fact of a repository in place.
+// repo describes a cloned repository. It is stored as a fact.
 type repo struct {
 	Path   string
 	None   bool   // the job has no repository: Path is an empty directory
-	Base   string // commit that was checked out; "" when there is none
-	Branch string // the branch that was made for the work
+	Base   string // commit that was checked out; "" if there is none
+	Branch string // the branch that was created for the work
 	Heads  map[string]string
-	Made   bool // by us, so that we may remove it
+	Made   bool // created by the runner, which may delete it
 
-	Modules map[string]string // submodules that were checked out: their commits by their paths
-	Lender  string            // of a submodule: the repository whose objects it borrows
+	Modules map[string]string // commits of the checked-out submodules by path
+	Lender  string            // for a submodule: the repository whose objects it borrows
 }
 
-// workBranch is the branch of a job, in the clone, in the bundle and on the
-// remote.
+// workBranch returns the branch of a job, in the clone, in the bundle and on
+// the remote.
 func workBranch(jobID string) string { return "agentlab/" + jobID }
 
 // errOccupied is a clone path that is used for something else.
@@ -39,7 +39,7 @@ type errOccupied string
 
 func (e errOccupied) Error() string { return string(e) + " exists and is not empty" }
 
-// checkout puts the job's repository in place.
+// checkout clones the job's repository.
 func (r *Runner) checkout(ctx context.Context) (repo, error) {
 	job := r.job
 	rp := repo{Path: job.ClonePath, Branch: workBranch(job.ID), Made: true}
@@ -55,13 +55,13 @@ func (r *Runner) checkout(ctx context.Context) (repo, error) {
 	}
 	if job.RepoURL == "" && !job.Bundled {
 		rp.None, rp.Branch = true, ""
-		return rp, os.MkdirAll(rp.Path, 0o755) //nolint:gosec // the agent's work is no secret in its own VM
+		return rp, os.MkdirAll(rp.Path, 0o755) //nolint:gosec // the agent's work is not secret in its own VM
 	}
 	if err := os.MkdirAll(filepath.Dir(rp.Path), 0o755); err != nil { //nolint:gosec // as above
 		return rp, err
 	}
-	// In a directory of its own until it is whole: a git that outlives a
-	// killed runner must not write into the clone of the next one.
+	// In a temporary directory until it is complete: a git process of a
+	// killed runner must not write into the clone of the next runner.
 	tmp, err := os.MkdirTemp(filepath.Dir(rp.Path), tmpClone)
 	if err != nil {
 		return rp, err
@@ -99,8 +99,8 @@ func (r *Runner) sweepTmp(clonePath string) {
 	}
 }
 
-// fileClaim notes that the clone path is ours, so that a runner that starts
-// again may remove what an earlier one left there.
+// fileClaim records that the runner created the clone path, so that the next
+// runner may delete it.
 const fileClaim = "claim.json"
 
 func (r *Runner) claim(path string) error {
@@ -120,8 +120,8 @@ func (r *Runner) claim(path string) error {
 	return r.dir.save(fileClaim, path)
 }
 
-// settleClone notes where the clone stands and makes the work branch, by
-// writing two small files instead of running git twice.
+// settleClone records the state of the clone and creates the work branch. It
+// writes two small files instead of running git twice.
 func (r *Runner) settleClone(rp *repo, path string) error {
 	g, err := openGitDir(path)
 	if err != nil {
@@ -156,8 +156,8 @@ func (e *gitError) lasting() bool {
 
 const cloneTries = 3
 
-// cloneURL clones over the network. What looks like a fault of the network is
-// tried again.
+// cloneURL clones over the network. Errors that may be network errors are
+// retried.
 func (r *Runner) cloneURL(ctx context.Context, path string) error {
 	for try := 1; ; try++ {
 		err := r.cloneOnce(ctx, path)
@@ -228,8 +228,8 @@ func (r *Runner) cloneRef(ctx context.Context, path, ref string, depth []string)
 	return r.detach(ctx, path, "FETCH_HEAD")
 }
 
-// cloneBundle clones the repository that the controller holds, and returns the
-// submodules that came with it.
+// cloneBundle clones the repository from the controller's bundle, and returns
+// the submodules in it.
 func (r *Runner) cloneBundle(ctx context.Context, path string) (modules map[string]string, err error) {
 	tmp, err := os.MkdirTemp(r.cfg.TmpDir, tmpBundle)
 	if err != nil {

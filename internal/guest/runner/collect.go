@@ -24,12 +24,12 @@ const (
 	artReport = "report.json"
 )
 
-// collected is what the agent left.
+// collected is the result of the agent's work.
 type collected struct {
 	Result    guestapi.Result
-	Files     []upload // in the order in which they are uploaded
+	Files     []upload // in upload order
 	Warnings  []string
-	Truncated bool // changes.diff does not hold all
+	Truncated bool // changes.diff is incomplete
 	pushError error
 }
 
@@ -43,7 +43,7 @@ func (c *collected) warn(format string, args ...any) {
 func (r *Runner) collect(ctx context.Context, rp repo, tmp string) *collected {
 	c := &collected{Result: guestapi.Result{BaseCommit: rp.Base, Branch: rp.Branch}}
 	if r.job.Agent == agentlab.AgentNone {
-		return c // nothing was done yet
+		return c // no work was done yet
 	}
 	if !rp.None && rp.Path != "" {
 		r.collectGit(ctx, rp, tmp, c)
@@ -55,20 +55,20 @@ func (r *Runner) collect(ctx context.Context, rp repo, tmp string) *collected {
 	return c
 }
 
-// twin is a git directory of our own for the agent's work tree. It borrows the
-// agent's objects and index and copies where its branches stand, but nothing
-// of its configuration: so no filter, hook, monitor, external diff or include
-// that the agent or the repository set up is ever run by us.
+// twin is a second git directory for the agent's work tree. It borrows the
+// agent's objects and index and copies the commits of its branches, but not
+// its configuration, so the runner never runs a filter, hook, monitor,
+// external diff or include of the agent or the repository.
 type twin struct {
 	g        *git
 	env      []string
 	path     string // of the git directory
 	work     string
-	lender   string // work tree whose objects the work tree's repository borrows; "" for none
+	lender   string // work tree from which the repository borrows objects; "" for none
 	base     string // commit, or the empty tree
 	noBase   bool
-	primary  string // commit that is the result
-	changes  string // commit of what is not committed; "" when there is nothing
+	primary  string // commit of the result
+	changes  string // commit of the uncommitted changes; "" if there are none
 	branches map[string]string
 }
 
@@ -91,9 +91,9 @@ func (r *Runner) collectGit(ctx context.Context, rp repo, tmp string, c *collect
 	r.collectDiff(ctx, t, tmp, c)
 }
 
-// newTwin decides what the result is: where HEAD stands, when that moved;
-// else the work branch, else the first other branch that moved. All branches
-// that moved go into the bundle.
+// newTwin selects the result: the commit of HEAD if it has changed, otherwise
+// the work branch, otherwise the first other branch that has changed. The
+// bundle contains all changed branches.
 func (r *Runner) newTwin(rp repo, path string) (*twin, error) {
 	src, err := openGitDir(rp.Path)
 	if err != nil {
@@ -217,11 +217,11 @@ func (t *twin) refs() []string {
 	return out
 }
 
-// bigFile is the size from which files are packed whole: the receiver takes
-// deltas of small files only.
+// bigFile is the size from which files are packed without deltas: the receiver
+// accepts deltas only for small files.
 const bigFile = "64m"
 
-// collectChanges commits, for the bundle, what the agent left uncommitted.
+// collectChanges commits the uncommitted changes of the agent for the bundle.
 func (r *Runner) collectChanges(ctx context.Context, t *twin, c *collected) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.GitTimeout)
 	defer cancel()
@@ -261,7 +261,7 @@ func (r *Runner) collectCommits(ctx context.Context, t *twin, tmp string, c *col
 	}
 	refs := t.refs()
 	if c.Result.Commits == 0 && len(t.branches) == 1 {
-		refs = nil // it only went back to an older commit
+		refs = nil // it only moved back to an older commit
 	}
 	if t.changes != "" {
 		refs = append(refs, guestapi.RefChanges)
@@ -278,7 +278,7 @@ func (r *Runner) collectCommits(ctx context.Context, t *twin, tmp string, c *col
 	c.Files = append(c.Files, upload{Path: artBundle, file: name, vital: true})
 }
 
-// collectDiff writes what differs between the base and the result with its
+// collectDiff writes the diff between the base and the result with its
 // uncommitted changes.
 func (r *Runner) collectDiff(ctx context.Context, t *twin, tmp string, c *collected) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.GitTimeout)
@@ -327,7 +327,7 @@ func (t *twin) writeDiff(ctx context.Context, name string) (size int64, truncate
 	return st.Size(), w.over, err
 }
 
-// cutWriter calls full when more comes than it may keep.
+// cutWriter calls full when its limit is exceeded.
 type cutWriter struct {
 	w    io.Writer
 	left int
@@ -348,7 +348,7 @@ func (c *cutWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// cutAtFile cuts a diff before its last file, which is not whole.
+// cutAtFile truncates a diff before its last file, which is incomplete.
 func cutAtFile(f *os.File) error {
 	p := make([]byte, maxDiff)
 	n, err := f.ReadAt(p, 0)

@@ -1,16 +1,17 @@
-// Package runner is `agent-runner run`: it does one job in one sandbox.
+// Package runner implements `agent-runner run`, which runs one job in one
+// sandbox.
 //
 // It fetches the bootstrap document, stages secrets on a tmpfs, clones the
 // repository, runs the agent, streams its log, collects the results, uploads
-// them, reports, and wipes what was secret.
+// them, reports, and deletes the secrets.
 //
-// It is crash-only. What it has done is noted in files in its run directory,
-// and a runner that is killed and started again goes on from there: the
-// bootstrap document is fetched once, the clone is made again when it was
-// not whole, the agent lives on in its own session (package agentcmd) and is
-// found again by its lock, and everything after it may be done twice.
+// It is crash-only. It records its progress in files in its run directory, and
+// a runner that is killed and started again continues from there: the
+// bootstrap document is fetched once, an incomplete clone is repeated, the
+// agent keeps running in its own session (package agentcmd) and is found by
+// its lock, and everything after it may be done twice.
 //
-// The repository is hostile, before and after the agent had it: see git.go.
+// The repository is untrusted, before and after the agent's work: see git.go.
 package runner
 
 import (
@@ -27,23 +28,23 @@ type Config struct {
 	RunDir    string // private directory on a tmpfs; default /run/agentlab/secrets
 	TmpDir    string // for large files that are not secret; default the system's
 	Home      string // the agent's home; default this user's
-	ClonePath string // where the repository goes unless the job says; default /tmp/repo
-	Exe       string // this program, to be run as agentlab-agent; default os.Executable
+	ClonePath string // path of the clone, unless the job has one; default /tmp/repo
+	Exe       string // this program, run as agentlab-agent; default os.Executable
 	Timing    Timing
 	Logger    *slog.Logger `json:"-"` // default: text to standard error
 }
 
-// Timing holds every duration, so that tests can be quick.
+// Timing has all durations, so that tests can be fast.
 type Timing struct {
 	Grace         time.Duration // between SIGTERM and SIGKILL to the agent; default 10 s
-	LogBatch      time.Duration // between two looks at the agent's log; default 200 ms
-	Heartbeat     time.Duration // between two reports at least; default 10 s
+	LogBatch      time.Duration // between two reads of the agent's log; default 200 ms
+	Heartbeat     time.Duration // maximum time between two reports; default 10 s
 	Poll          time.Duration // one long poll for directives; default 50 s
 	FirstRetry    time.Duration // pause before a call is repeated, doubled each time; default 100 ms
 	MaxRetry      time.Duration // longest such pause; default 5 s
-	Denied        time.Duration // how long another bootstrap token is looked out for when one is denied; default 1 min
-	Patience      time.Duration // how long one upload or log append is tried after the agent ended; default 15 min
-	StorePatience time.Duration // how long one copy to an artifact store outside is tried; default 1 min
+	Denied        time.Duration // wait for another bootstrap token after one was denied; default 1 min
+	Patience      time.Duration // retry limit of one upload or log append after the agent ended; default 15 min
+	StorePatience time.Duration // retry limit of one copy to an external artifact store; default 1 min
 	GitTimeout    time.Duration // for one git command on the result; default 2 min
 	PushTimeout   time.Duration // for one push; default 2 min
 }

@@ -28,16 +28,16 @@ import (
 type git struct {
 	program string
 	dir     dir
-	config  [][2]string // highest precedence, given by environment
+	config  [][2]string // highest precedence, set by the environment
 	env     []string
 
 	progress func(step string, percent int) // gets git's progress; may be nil
 }
 
-// newGit prepares git for a job. The credential is used for its own scheme
-// and host only and is never an argument, nor in any repository's
-// configuration: HTTP takes it from a file through a credential helper that
-// git itself binds to the host, also after a redirect; SSH has its key file.
+// newGit prepares git for a job. The credential is used only for its own
+// scheme and host and is never an argument, nor in any repository's
+// configuration: for HTTP a credential helper, which git itself binds to the
+// host, also after a redirect, reads it from a file; SSH has its key file.
 func newGit(d dir, job *guestapi.Job, cred *guestapi.Git) (*git, error) {
 	g := &git{program: "git", dir: d, config: [][2]string{
 		{"core.hooksPath", os.DevNull}, {"core.fsmonitor", "false"}, {"core.untrackedCache", "false"},
@@ -78,8 +78,8 @@ func orURL(a, b string) string {
 	return a
 }
 
-// credentialHelper is a helper that costs git one shell and one cat, and only
-// when a server asks for a credential.
+// credentialHelper returns a credential helper that runs one shell and one
+// cat, and only if a server asks for a credential.
 func credentialHelper(d dir) string {
 	return fmt.Sprintf("!f() { test \"$1\" = get && cat %s; }; f", shellQuote(d.path(fileGitCred)))
 }
@@ -94,8 +94,8 @@ func sshCommand(d dir, key string) string {
 
 func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// credentialScope is the scheme and host that the token is for, as a pattern
-// of git's credential configuration; "" when it is for another kind of URL.
+// credentialScope returns the scheme and host of the token, as a pattern of
+// git's credential configuration; "" if it is for another kind of URL.
 func credentialScope(job *guestapi.Job, cred *guestapi.Git) (string, error) {
 	u, err := url.Parse(orURL(cred.URL, job.RepoURL))
 	if err != nil {
@@ -127,16 +127,16 @@ func hostOf(raw string) (scheme, host string) {
 	return u.Scheme, u.Host
 }
 
-// sameHost reports whether a credential for the URL b is good for the URL a.
+// sameHost reports whether a credential for the URL b is valid for the URL a.
 func sameHost(a, b string) bool {
 	as, ah := hostOf(a)
 	bs, bh := hostOf(b)
 	return ah != "" && strings.EqualFold(ah, bh) && as == bs
 }
 
-// sshKeyFits reports whether the job's remote is reached by SSH and the
-// credential holds a key for it. The key is for the host of the credential's
-// URL, whose scheme is that of the token: a server never learns the key.
+// sshKeyFits reports whether the job's remote uses SSH and the credential has
+// a key for it. The key is for the host of the credential's URL, regardless of
+// its scheme, which is that of the token: a server never receives the key.
 func sshKeyFits(job *guestapi.Job, cred *guestapi.Git) bool {
 	if cred == nil || cred.SSHPrivateKey == "" {
 		return false
@@ -149,7 +149,7 @@ func sshKeyFits(job *guestapi.Job, cred *guestapi.Git) bool {
 	return scheme == "ssh" && host != "" && strings.EqualFold(host, credHost)
 }
 
-// mayPush reports whether the credential is one for the job's own remote.
+// mayPush reports whether the credential is for the job's own remote.
 func mayPush(job *guestapi.Job, cred *guestapi.Git) bool {
 	if scheme, _ := hostOf(job.RepoURL); scheme == "ssh" {
 		return sshKeyFits(job, cred)
@@ -233,7 +233,7 @@ func (g *git) stream(ctx context.Context, cwd string, env []string, w io.Writer,
 	return g.exec(ctx, cwd, env, nil, w, args...)
 }
 
-// exec runs git. It ends with ctx, with all that it started.
+// exec runs git. When ctx ends, git and its child processes are killed.
 func (g *git) exec(ctx context.Context, cwd string, env []string, in io.Reader, w io.Writer, args ...string) error {
 	cmd := exec.CommandContext(ctx, g.program, args...) //nolint:gosec // our own commands
 	cmd.Dir, cmd.Env, cmd.Stdin, cmd.Stdout = cwd, env, in, w
@@ -242,7 +242,8 @@ func (g *git) exec(ctx context.Context, cwd string, env []string, in io.Reader, 
 	if cmd.Stderr = filter; g.progress == nil {
 		cmd.Stderr = filter.w
 	}
-	// It dies with us, which Linux binds to the thread that started it.
+	// It is killed when this process ends, which Linux binds to the thread
+	// that started it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}

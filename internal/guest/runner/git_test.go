@@ -74,8 +74,8 @@ func (s *sandbox) fetchable(repo string, rep guestapi.Report) {
 	}
 }
 
-// changesEqualTheWorkTree checks that the commit of uncommitted changes stands
-// on the result, and that base and diff give the same tree as it.
+// changesEqualTheWorkTree checks that the commit of uncommitted changes has
+// the result as its parent, and that base and diff give the same tree.
 func (s *sandbox) changesEqualTheWorkTree(repo string, rep guestapi.Report) {
 	s.t.Helper()
 	name := filepath.Join(s.t.TempDir(), "result.bundle")

@@ -21,7 +21,7 @@ type gitDir struct{ root *os.Root }
 
 var errReftable = errors.New("the repository keeps its branches in a format that is not supported (reftable)")
 
-// isCommit reports whether s is a whole object name.
+// isCommit reports whether s is a full object name.
 func isCommit(s string) bool { return (len(s) == 40 || len(s) == 64) && agentlab.IsHex(s, 40) }
 
 const (
@@ -77,8 +77,8 @@ func readSmall(root *os.Root, name string, limit int64) ([]byte, error) {
 	return p, err
 }
 
-// head returns the branch that HEAD names ("" when it is detached) and the
-// commit ("" when there is none yet).
+// head returns the branch of HEAD ("" if it is detached) and the commit ("" if
+// there is none yet).
 func (g *gitDir) head() (branch, commit string, err error) {
 	p, err := readSmall(g.root, "HEAD", maxRefFile)
 	if err != nil {
@@ -102,8 +102,8 @@ func (g *gitDir) head() (branch, commit string, err error) {
 
 func validBranch(name string) bool { return name != "" && agentlab.ValidateRef(name) == nil }
 
-// heads returns the branches with their commits. Those with names or content
-// that git would not take are left out.
+// heads returns the branches with their commits. Branches with names or
+// content that git would not accept are omitted.
 func (g *gitDir) heads() (map[string]string, error) {
 	out := map[string]string{}
 	if err := g.packed(out); err != nil {

@@ -19,7 +19,7 @@ type shipper struct {
 	r      *Runner
 	offset int64 // bytes that the controller has; -1: unknown
 	tried  int64 // size of the log at the last send
-	full   bool  // the controller takes no more
+	full   bool  // the controller accepts no more
 }
 
 const maxChunk = 512 << 10
@@ -43,8 +43,9 @@ func (s *shipper) finish(ctx context.Context) error {
 	return s.r.api.retry(ctx, s.r.cfg.Timing.Patience, func() error { return s.send(ctx, true) })
 }
 
-// send sends what the controller does not hold yet. Unless it is final, what
-// the controller holds back is sent again only together with more.
+// send sends the part of the log that the controller does not have. Unless it
+// is final, bytes that the controller did not accept are sent again only
+// together with new ones.
 func (s *shipper) send(ctx context.Context, final bool) error {
 	if s.full {
 		return nil
@@ -79,7 +80,7 @@ func (s *shipper) send(ctx context.Context, final bool) error {
 		if last {
 			s.tried = size
 		}
-		if s.offset <= before { // it should have taken some
+		if s.offset <= before { // it should have accepted some
 			if final {
 				return fmt.Errorf("the controller takes no more of the log than %d bytes", s.offset)
 			}

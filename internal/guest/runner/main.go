@@ -32,7 +32,8 @@ func parse(name string, args []string) (Config, bool) {
 	return cfg, ok
 }
 
-// Main is the command `agent-runner run`; args are what follows "run".
+// Main runs the command `agent-runner run`; args are the arguments after
+// "run".
 func Main(args []string) int {
 	cfg, ok := parse("run", args)
 	if !ok {
@@ -59,7 +60,7 @@ func run(cfg Config) int {
 	return 0
 }
 
-// WipeMain is the command `agent-runner wipe`.
+// WipeMain runs the command `agent-runner wipe`.
 func WipeMain(args []string) int {
 	cfg, ok := parse("wipe", args)
 	if !ok {

@@ -10,23 +10,25 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// projectNetwork is what a repository asks of its jobs' network: rules in the
-// language of profiles, without presets and list files. The controller adds
-// them to the profile's policy, so that they narrow it and cannot widen it.
+// projectNetwork is the network policy in a repository's project file: rules
+// in the syntax of profiles, without presets and list files. The controller
+// adds them as a layer to the profile's policy, so that they narrow it and
+// cannot widen it.
 type projectNetwork struct {
 	Mode  string   `yaml:"mode"` // default: allowlist with an allow list, else nat
 	Allow []string `yaml:"allow"`
 	Deny  []string `yaml:"deny"`
 	Ports []string `yaml:"ports"`
 
-	Strict bool `yaml:"strict"` // do not add what the job itself needs: the agent's model and the repository's host
+	Strict bool `yaml:"strict"` // do not add the job's own needs: the agent's model and the repository's host
 }
 
-// narrowPatience is how long the controller may need to put the narrower
-// policy in force before the job fails: its agent must not run without it.
+// narrowPatience is how long the controller may take to apply the narrower
+// policy before the job fails: its agent must not run without it.
 const narrowPatience = 2 * time.Minute
 
-// narrowNetwork has the controller narrow the network policy of this sandbox.
+// narrowNetwork asks the controller to narrow the network policy of this
+// sandbox.
 func (r *Runner) narrowNetwork(ctx context.Context, p *projectNetwork) error {
 	if p == nil {
 		return nil

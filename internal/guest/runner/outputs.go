@@ -24,12 +24,12 @@ const (
 	maxProjectFile = 64 << 10
 	maxPatterns    = 100
 	maxOutputs     = 1000
-	maxVisited     = 500000 // directory entries that one job's patterns look at
+	maxVisited     = 500000 // maximum number of directory entries that one job's patterns check
 )
 
 // project is the content of .agentlab.yaml.
 type project struct {
-	Outputs []string        `yaml:"outputs"` // globs of files to keep as artifacts
+	Outputs []string        `yaml:"outputs"` // globs of files to store as artifacts
 	Network *projectNetwork `yaml:"network"` // narrows the network policy of the job's sandbox
 }
 
@@ -101,8 +101,8 @@ func (r *Runner) collectOutputs(ctx context.Context, work string, c *collected) 
 
 var errEnough = errors.New("there are too many files")
 
-// findOutputs lists the regular files that match, without following links to
-// directories, and never in .git.
+// findOutputs returns the matching regular files. It does not follow links to
+// directories and does not search .git.
 func findOutputs(ctx context.Context, root *os.Root, patterns []string) ([]string, error) {
 	seen := map[string]bool{}
 	limited := &countFS{FS: root.FS(), ctx: ctx, left: maxVisited}
@@ -136,7 +136,7 @@ func sorted(set map[string]bool) []string {
 	return out
 }
 
-// countFS bounds the work that patterns may cause.
+// countFS limits the work for patterns.
 type countFS struct {
 	fs.FS
 	ctx  context.Context
@@ -163,10 +163,10 @@ func (c *countFS) Stat(name string) (fs.FileInfo, error)  { return fs.Stat(c.FS,
 func (c *countFS) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(c.FS, name) }
 func (c *countFS) ReadLink(name string) (string, error)   { return fs.ReadLink(c.FS, name) }
 
-// outputPath returns where an output stands among the artifacts. A hidden file
-// is not hidden there: ".coverage" becomes "outputs/dot.coverage". So that no
-// two outputs share a path, a name that begins with "dot." already gets a
-// further "dot".
+// outputPath returns the artifact path of an output. The name of a hidden file
+// is changed: ".coverage" becomes "outputs/dot.coverage". So that no two
+// outputs share a path, a name that already begins with "dot." gets another
+// "dot".
 func outputPath(name string) string {
 	parts := strings.Split(name, "/")
 	for i, p := range parts {
@@ -181,8 +181,8 @@ func outputPath(name string) string {
 	return "outputs/" + strings.Join(parts, "/")
 }
 
-// openOutput opens a file below root, and nothing but a file: no link out of
-// it, no device, and no pipe that would make us wait.
+// openOutput opens a regular file below root. It opens no link out of root, no
+// device, and no pipe, which could block.
 func openOutput(root *os.Root, name string) (*os.File, error) {
 	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// progressPause is the shortest time between two reports of progress.
+// progressPause is the minimum time between two reports of progress.
 const progressPause = 2 * time.Second
 
 // progress reports the progress of the clone to the controller.
@@ -32,11 +32,11 @@ var (
 	gitChatter = regexp.MustCompile(`^(remote: )?(Enumerating|Total|Cloning into) `)
 )
 
-// gitSteps are the steps of a clone by how git calls them.
+// gitSteps maps git's names of the steps of a clone.
 var gitSteps = map[string]string{"Receiving": guestapi.StepReceive, "Resolving": guestapi.StepResolve, "Updating": guestapi.StepCheckout}
 
-// gitProgress takes the progress out of what git writes to standard error,
-// and passes the rest on.
+// gitProgress extracts the progress from git's standard error and passes the
+// rest on.
 type gitProgress struct {
 	w    io.Writer
 	tell func(step string, percent int)
@@ -72,7 +72,7 @@ func (g *gitProgress) Write(p []byte) (int, error) {
 	}
 }
 
-// flush passes on what has no end of line.
+// flush passes on an unfinished line.
 func (g *gitProgress) flush() {
 	_, _ = g.w.Write(g.rest)
 	g.rest = nil
@@ -96,7 +96,7 @@ func (d *downloadFile) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// ReadFrom hides that of os.File, which would not count.
+// ReadFrom hides that of os.File, which would not count bytes.
 func (d *downloadFile) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{d}, r)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// What git says of its progress is told, and is not in its errors.
+// Git's progress is reported, and is not part of its errors.
 func TestCloneTellsItsProgress(t *testing.T) {
 	repo := newRepo(t, nil)
 	bundle := filepath.Join(t.TempDir(), "b")
@@ -56,7 +56,7 @@ func TestGitProgressFilter(t *testing.T) {
 	}
 }
 
-// Progress is told now and then, and in phase clone only.
+// Progress is reported at intervals, and only in phase clone.
 func TestProgressIsThrottled(t *testing.T) {
 	c := &control{news: make(chan struct{}, 1)}
 	c.report.Phase = "agent"

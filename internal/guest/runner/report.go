@@ -47,7 +47,7 @@ func poke(ch chan struct{}) {
 	}
 }
 
-// want asks for the agent to be stopped; the first asker's reason counts.
+// want requests a stop of the agent; the reason of the first request is used.
 func (c *control) want(stop stopFact) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,8 +67,8 @@ func (c *control) wanted() stopFact {
 	return c.stop
 }
 
-// abandon is for a controller that does not accept our token: the job is over
-// for it.
+// abandon stops the agent because the controller does not accept the token:
+// for the controller the job has ended.
 func (c *control) abandon() {
 	c.mu.Lock()
 	c.gone = true
@@ -82,8 +82,8 @@ func (c *control) abandoned() bool {
 	return c.gone
 }
 
-// slack is how much the controller's idea of the deadline may differ from
-// ours before ours is changed: answers take their time.
+// slack is how much the controller's deadline may differ from the runner's
+// before the runner's is changed, because answers have a delay.
 const slack = 3 * time.Second
 
 func (c *control) obey(d guestapi.Directive) {
@@ -92,7 +92,7 @@ func (c *control) obey(d guestapi.Directive) {
 	case "CANCELLED", "TIMEOUT":
 		c.want(stopFact{d.Stop, d.Reason})
 	default:
-		c.want(stopFact{"CANCELLED", d.Reason}) // a kind of stop that a newer controller knows
+		c.want(stopFact{"CANCELLED", d.Reason}) // a kind of stop of a newer controller
 	}
 	if d.SecondsLeft <= 0 {
 		return
@@ -106,7 +106,8 @@ func (c *control) obey(d guestapi.Directive) {
 	}
 }
 
-// run reports, listens and watches the clock until ctx ends.
+// run sends reports, receives directives and watches the deadline until ctx
+// ends.
 func (c *control) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() { c.reportLoop(ctx) })
@@ -120,7 +121,8 @@ func (c *control) reportLoop(ctx context.Context) {
 		c.mu.Lock()
 		rep := c.report
 		c.mu.Unlock()
-		// Not repeated for longer than a heartbeat: there may be newer news.
+		// Not retried for longer than a heartbeat: there may be a newer
+		// report.
 		err := c.r.api.retry(ctx, c.r.cfg.Timing.Heartbeat, func() error { return c.send(ctx, rep) })
 		if denied(err) {
 			c.abandon()
@@ -164,7 +166,7 @@ func (c *control) directiveLoop(ctx context.Context) {
 				continue
 			}
 		}
-		if !sleep(ctx, time.Second) { // neither a fault nor a hasty answer makes a busy loop
+		if !sleep(ctx, time.Second) { // prevents a busy loop after an error or an early answer
 			return
 		}
 	}

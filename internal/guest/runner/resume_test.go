@@ -161,8 +161,8 @@ func TestSupervisorKilled(t *testing.T) {
 	})
 }
 
-// A runner that is told to stop, as by a service manager, leaves everything
-// for the next one.
+// A runner that gets a stop signal, for example from a service manager, leaves
+// everything for the next one.
 func TestRunnerStoppedBySignal(t *testing.T) {
 	s := newShellSandbox(t, `echo started; sleep 0.5; echo ended`)
 	p := s.start()

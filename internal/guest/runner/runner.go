@@ -20,7 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
 
-// Runner does the job of one sandbox.
+// Runner runs the job of one sandbox.
 type Runner struct {
 	cfg Config
 	dir dir
@@ -28,18 +28,18 @@ type Runner struct {
 
 	api         *api
 	resp        guestapi.BootstrapResponse
-	job         *guestapi.Job // nil: a sandbox without one
+	job         *guestapi.Job // nil: a sandbox without a job
 	boot        boot
 	secrets     []string
 	red         *redact.Redactor
 	git         *git
 	control     *control
-	supervisor  *os.Process // when this process started it
-	storeFailed bool        // the artifact store outside did not take a copy
+	supervisor  *os.Process // if this process started it
+	storeFailed bool        // the external artifact store did not accept a copy
 	closers     []io.Closer
 }
 
-// New makes a Runner.
+// New returns a Runner.
 func New(cfg Config) (*Runner, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -58,7 +58,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		return err
 	}
 	if r.dir.has(fileFinal) && !r.dir.has(fileResponse) {
-		return r.dir.wipe() // an earlier run was killed while it wiped
+		return r.dir.wipe() // an earlier run was killed during the wipe
 	}
 	fresh, err := r.bootstrap(ctx)
 	if denied(err) {
@@ -130,12 +130,12 @@ func (r *Runner) runJob(ctx context.Context, fresh bool) error {
 		return err
 	}
 	cancel()
-	wg.Wait() // no report may come after the final one
+	wg.Wait() // no report may follow the final one
 	return r.reportFinal(ctx, final, rp)
 }
 
-// work clones and runs the agent. Its error is only for what another run may
-// do better; a job that cannot be done has an outcome.
+// work clones and runs the agent. It returns an error only if another run may
+// succeed; a failed job has an outcome.
 func (r *Runner) work(ctx context.Context) (out outcome, rp repo, err error) {
 	if _, err := r.dir.load(fileRepo, &rp); err != nil {
 		return out, rp, err
@@ -206,7 +206,7 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 	return out, err
 }
 
-// guardedCheckout is checkout, cut short by a stop.
+// guardedCheckout is checkout, which a stop interrupts.
 func (r *Runner) guardedCheckout(ctx context.Context) (repo, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -222,8 +222,8 @@ func (r *Runner) guardedCheckout(ctx context.Context) (repo, error) {
 	return r.checkout(ctx)
 }
 
-// checkProject reads the project file before the agent starts: a mistake in
-// it is better known now than after an hour's work.
+// checkProject reads the project file before the agent starts: so that an
+// error in it is reported before the agent's work.
 func (r *Runner) checkProject(rp repo) (project, error) {
 	if rp.None {
 		return project{}, nil
@@ -279,7 +279,7 @@ func (r *Runner) conclude(ctx context.Context, out outcome, rp repo, flushLog fu
 	return final, r.dir.save(fileFinal, final)
 }
 
-// addLog puts the log right after the work itself.
+// addLog adds the log directly after the work itself.
 func (r *Runner) addLog(c *collected) {
 	st, err := os.Stat(r.dir.path(fileLog))
 	if err != nil || st.Size() == 0 {
@@ -335,7 +335,7 @@ func (r *Runner) reportFinal(ctx context.Context, final guestapi.Report, rp repo
 	return r.leave(ctx, rp)
 }
 
-// leave removes secrets, and the checkout unless the sandbox is kept. A
+// leave deletes secrets, and the checkout unless the sandbox is kept. A
 // sandbox that was only prepared is handed over instead.
 func (r *Runner) leave(_ context.Context, rp repo) error {
 	if rp.Path != "" {
@@ -345,7 +345,7 @@ func (r *Runner) leave(_ context.Context, rp repo) error {
 		return r.handOver()
 	}
 	if rp.Path != "" && rp.Made && !r.job.Keepalive {
-		if err := os.RemoveAll(rp.Path); err != nil { // what the agent made as root stays; the VM goes anyway
+		if err := os.RemoveAll(rp.Path); err != nil { // files of root stay; the VM is deleted anyway
 			r.log.Warn("the checkout is not removed whole", "err", err)
 		}
 	}

@@ -124,9 +124,9 @@ func TestSandboxWithoutJob(t *testing.T) {
 	s.wiped()
 }
 
-// A sandbox that is only prepared keeps its secrets for whoever works in it,
-// but none of the runner's own rights, also when the runner is killed while it
-// hands the sandbox over.
+// A sandbox that is only prepared keeps its secrets for its user, but none of
+// the runner's own rights, also if the runner is killed while it hands the
+// sandbox over.
 func TestPreparedSandbox(t *testing.T) {
 	url := newGitServer(t, "").add(t, "repo", newRepo(t, map[string]string{projectFile: "outputs: ['*.txt']\n"}))
 	s := newSandbox(t, guestapi.BootstrapResponse{

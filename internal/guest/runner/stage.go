@@ -19,7 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
-// isEnvName reports whether a shell takes s as the name of a variable.
+// isEnvName reports whether s is a valid name of a shell variable.
 func isEnvName(s string) bool {
 	for i, c := range []byte(s) {
 		letter := c == '_' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
@@ -66,7 +66,8 @@ func (r *Runner) bootstrap(ctx context.Context) (fresh bool, err error) {
 		if r.resp.Job != nil && r.resp.Job.Seconds > 0 {
 			b.Deadline = b.At + time.Duration(r.resp.Job.Seconds)*time.Second
 		}
-		// The token is spent: from here to the next line a crash loses the job.
+		// The token is used: a crash between here and the next line loses the
+		// job.
 		if err := errors.Join(r.dir.save(fileBoot, b), r.dir.save(fileResponse, r.resp)); err != nil {
 			return false, err
 		}
@@ -81,9 +82,9 @@ func (r *Runner) bootstrap(ctx context.Context) (fresh bool, err error) {
 	return !staged, nil
 }
 
-// fetch trades the token of doc. When the controller does not take it, it may
-// be that our request was heard and its answer was lost: then the controller
-// sends another token, for which fetch looks out for a while.
+// fetch exchanges the token of doc. If the controller does not accept it, the
+// answer to an earlier request may have been lost. Then the controller sends
+// another token, for which fetch waits for some time.
 func (r *Runner) fetch(ctx context.Context, doc guestapi.Bootstrap) (guestapi.Bootstrap, error) {
 	for {
 		r.api.base = strings.TrimSuffix(doc.Controller, "/")
@@ -108,7 +109,7 @@ func (r *Runner) fetch(ctx context.Context, doc guestapi.Bootstrap) (guestapi.Bo
 	}
 }
 
-// secretsOf lists every secret value that this sandbox knows.
+// secretsOf returns every secret value of this sandbox.
 func secretsOf(doc guestapi.Bootstrap, resp guestapi.BootstrapResponse) []string {
 	out := []string{doc.Token, resp.Runner.Token}
 	for _, v := range resp.Env {
@@ -128,8 +129,8 @@ func secretsOf(doc guestapi.Bootstrap, resp guestapi.BootstrapResponse) []string
 	return append(out, redact.SettingsSecrets(resp.ClaudeSettingsJSON)...)
 }
 
-// stage writes the secrets in the forms in which programs want them, all of
-// them below the run directory.
+// stage writes the secrets in the formats that programs need, all of them
+// below the run directory.
 func (r *Runner) stage() error {
 	if err := sshEnvironment(r.cfg.Home, r.dir.path(fileEnv)); err != nil {
 		r.log.Warn("ssh sessions do not have the environment of the secrets", "err", err)
@@ -148,14 +149,15 @@ func (r *Runner) stage() error {
 	)
 }
 
-// maxShellFile bounds the file of a shell that sshEnvironment changes.
+// maxShellFile is the maximum size of a shell's file that sshEnvironment
+// changes.
 const maxShellFile = 1 << 20
 
 // sshEnvironment makes the shells of ssh sessions read the environment of the
 // secrets. (Commands and terminals of guest control get it from guestd.) Other
-// shells, an agent's own among them, do not: some agents keep keys from the
-// commands that they run. The file is the agent's, who may have made anything
-// of it; what cannot be changed is left.
+// shells, including those of an agent, do not: some agents hide keys from the
+// commands that they run. The file belongs to the agent, which may have
+// changed it in any way; if it cannot be changed, it is left unchanged.
 func sshEnvironment(home, env string) error {
 	line := fmt.Sprintf("[ -z \"${SSH_CONNECTION-}\" ] || [ ! -r %[1]s ] || . %[1]s # agentlab\n", shellQuote(env))
 	name := filepath.Join(home, ".bashrc")
@@ -180,8 +182,8 @@ func sshEnvironment(home, env string) error {
 	return os.Rename(tmp, name)
 }
 
-// gitIdentity gives the agent's own git a name and the way to the credential,
-// when the image does not configure git itself.
+// gitIdentity configures a name and the credential for the agent's own git, if
+// the image does not configure git itself.
 func (r *Runner) gitIdentity() error {
 	var b strings.Builder
 	b.WriteString("# written by agentlab for this sandbox\n[user]\n\tname = AgentLab agent\n\temail = agent@agentlab.invalid\n[init]\n\tdefaultBranch = main\n")

@@ -14,10 +14,10 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
-// The files of the run directory, beside those of the agent's supervisor.
-// Each holds one fact and is there whole or not at all.
+// The files of the run directory, in addition to those of the agent's
+// supervisor. Each contains one fact and is written atomically.
 const (
-	fileResponse   = "bootstrap.json" // fetched; the last to be wiped
+	fileResponse   = "bootstrap.json" // fetched response; deleted last
 	fileBoot       = "boot.json"      // when it was fetched
 	fileRepo       = "repo.json"      // the repository is in place
 	fileStop       = "stop.json"      // the agent must be stopped, and why
@@ -41,7 +41,7 @@ func (d dir) save(name string, v any) error {
 	return durable.ReplaceJSON(d.path(name), v, durable.None)
 }
 
-// load reads a fact; false means that it is not known yet.
+// load reads a fact; it returns false if the fact is not known yet.
 func (d dir) load(name string, v any) (bool, error) {
 	p, err := os.ReadFile(d.path(name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -119,7 +119,7 @@ func (d dir) wipe() error {
 	return errors.Join(errs...)
 }
 
-// uptime is the time since boot, which no change of the clock moves.
+// uptime returns the time since boot, which does not depend on the clock.
 func uptime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
@@ -128,7 +128,7 @@ func uptime() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// boot is the fact of the fetch.
+// boot is the fact about the fetch.
 type boot struct {
 	At       time.Duration // uptime of the fetch
 	Deadline time.Duration // uptime at which the agent must stop; 0: never
@@ -141,7 +141,7 @@ type stopFact struct {
 	Reason string // the controller's; may be empty
 }
 
-// outcome is how the work ended, before results are collected.
+// outcome is the result of the work, before results are collected.
 type outcome struct {
 	Status   string
 	Phase    string // in which it ended

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// copyOut gives a copy of an artifact to the store outside, if the secrets
-// name one. The controller has it already, so that a failure is a warning;
-// after the first, the store gets nothing more.
+// copyOut sends a copy of an artifact to the external store, if the secrets
+// configure one. The controller already has the artifact, so a failure is only
+// a warning; after the first failure nothing more is sent to the store.
 func (r *Runner) copyOut(ctx context.Context, u *upload, c *collected) {
 	if r.resp.ArtifactStore == nil || r.resp.ArtifactStore.Endpoint == "" || r.storeFailed {
 		return
@@ -32,7 +32,7 @@ func (r *Runner) copyOnce(ctx context.Context, u *upload) error {
 	ctx, cancel := context.WithTimeout(ctx, uploadTimeout)
 	defer cancel()
 	target := strings.TrimSuffix(t.Endpoint, "/") + "/" + escapePath(r.job.ID+"/"+u.Path)
-	var body io.Reader = http.NoBody // of a known length: none
+	var body io.Reader = http.NoBody // with a known length of 0
 	if size > 0 {
 		body = io.LimitReader(f, size)
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// bundleModules returns the commits of submodules that a bundle holds, by the
-// names of its refs.
+// bundleModules returns the commits of submodules in a bundle, by the names of
+// its refs.
 func bundleModules(refs map[string]string) map[string]bool {
 	out := map[string]bool{}
 	for name, commit := range refs {
@@ -29,9 +29,9 @@ func bundleModules(refs map[string]string) map[string]bool {
 }
 
 // checkoutModules checks out the submodules of the clone at top whose commits
-// came with it, at the recorded commits, and returns them by their paths. Each
-// becomes a repository of its own that borrows the clone's objects. Nothing of
-// .gitmodules is used: no URL, name or path of it has any effect.
+// are in the bundle, at the recorded commits, and returns them by path. Each
+// becomes a separate repository that borrows the clone's objects. .gitmodules
+// is not used: no URL, name or path in it has any effect.
 func (r *Runner) checkoutModules(ctx context.Context, top string, sent map[string]bool) (map[string]string, error) {
 	if len(sent) == 0 {
 		return nil, nil
@@ -43,7 +43,7 @@ func (r *Runner) checkoutModules(ctx context.Context, top string, sent map[strin
 	defer func() { _ = root.Close() }()
 	m := &moduleCheckout{r: r, top: top, root: root, sent: sent, done: map[string]string{}}
 	var refs strings.Builder
-	for commit := range sent { // the clone keeps the objects as long as it has the refs
+	for commit := range sent { // without the refs git may delete the objects
 		refs.WriteString("create " + guestapi.RefModules + commit + " " + commit + "\n")
 	}
 	if _, err := r.git.runInput(ctx, top, r.git.environ(), strings.NewReader(refs.String()), "update-ref", "--stdin"); err != nil {
@@ -93,7 +93,7 @@ func (m *moduleCheckout) below(ctx context.Context, in string, depth int) error 
 	return err
 }
 
-// modulePath refuses paths that lead out of a work tree or into .git.
+// modulePath rejects paths that lead out of a work tree or into .git.
 func modulePath(p string) error {
 	if p == "." || !filepath.IsLocal(p) || path.Clean(p) != p {
 		return fmt.Errorf("%.100q leads elsewhere", p)
@@ -106,7 +106,7 @@ func modulePath(p string) error {
 	return nil
 }
 
-// one makes the repository of a submodule.
+// one creates the repository of a submodule.
 func (m *moduleCheckout) one(ctx context.Context, at, commit string) error {
 	dir := ""
 	for part := range strings.SplitSeq(at, "/") {
@@ -119,7 +119,7 @@ func (m *moduleCheckout) one(ctx context.Context, at, commit string) error {
 	if _, err := m.r.git.run(ctx, full, env, "init", "--quiet", "--template="); err != nil {
 		return err
 	}
-	// Relative, as the clone is moved to its place later.
+	// Relative, because the clone is moved later.
 	up := strings.Repeat("../", strings.Count(at, "/")+3) + ".git/objects\n"
 	if err := m.root.MkdirAll(at+"/.git/objects/info", 0o755); err != nil {
 		return err

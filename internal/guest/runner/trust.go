@@ -14,17 +14,17 @@ import (
 const (
 	trustDir    = "/usr/local/share/ca-certificates"
 	trustBundle = "/etc/ssl/certs/ca-certificates.crt"
-	// trustPatience bounds the update of the trust store, which takes seconds
+	// trustPatience limits the update of the trust store, which takes seconds
 	// under emulation.
 	trustPatience = 3 * time.Minute
 )
 
-// trustVars are the variables by which programs that do not look into the
-// system's trust store find it.
+// trustVars lists the variables for programs that do not use the system's
+// trust store by default.
 var trustVars = []string{"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS"}
 
-// trust puts the operator's certificates into the system's trust store, before
-// anything is fetched. It may be called again.
+// trust adds the operator's certificates to the system's trust store, before
+// anything is fetched. It is idempotent.
 func (r *Runner) trust(ctx context.Context) error {
 	if len(r.resp.CACertificates) == 0 {
 		return nil
@@ -37,7 +37,7 @@ func (r *Runner) trust(ctx context.Context) error {
 	}
 	install := []string{"install", "-D", "-m", "0644", "-t", trustDir}
 	for i, text := range r.resp.CACertificates {
-		file := filepath.Join(dir, fmt.Sprintf("agentlab-%d.crt", i+1)) // one certificate each, as the store wants them
+		file := filepath.Join(dir, fmt.Sprintf("agentlab-%d.crt", i+1)) // one certificate per file, as the store requires
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			return err
 		}
@@ -61,8 +61,8 @@ func asRoot(ctx context.Context, args ...string) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
-// agentVars are the variables that the agent gets beside those of its own: the
-// bundle's, and where the trust store is.
+// agentVars returns the variables that the agent gets in addition: those of
+// the secrets bundle, and those for the trust store.
 func (r *Runner) agentVars() map[string]string {
 	out := map[string]string{}
 	if len(r.resp.CACertificates) > 0 {

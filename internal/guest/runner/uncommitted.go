@@ -19,7 +19,7 @@ const (
 	maxChangedFile  = 64 << 20  // bytes of one file
 	maxChangedBytes = 256 << 20 // bytes of all files
 	maxChangedFiles = 50000
-	maxStatus       = 64 << 20 // bytes of what git status prints: the names, and 113 or more for each
+	maxStatus       = 64 << 20 // bytes of output of git status: the names, and at least 113 for each
 )
 
 // commitChanges makes the commit t.changes, on top of the result, of the
@@ -28,8 +28,9 @@ const (
 // work tree with the twin's configuration and index, so it runs no filter or
 // hook and the agent's repository stays as it is.
 //
-// The index is the agent's. One that git cannot read, or that holds a conflict
-// which the work tree does not resolve, is replaced by one made from the result.
+// The index is the agent's. If git cannot read it, or if it has a conflict
+// that the work tree does not resolve, it is replaced by an index of the
+// result.
 func (t *twin) commitChanges(ctx context.Context, jobID string) (files int, left []string, err error) {
 	files, left, err = t.commitIndex(ctx, jobID)
 	if _, isGit := errors.AsType[*gitError](err); !isGit {
@@ -46,8 +47,8 @@ func (t *twin) commitChanges(ctx context.Context, jobID string) (files int, left
 	return t.commitIndex(ctx, jobID)
 }
 
-// commitIndex is commitChanges with the index that is there. It runs as few git
-// processes as it can: each takes long in an emulated guest.
+// commitIndex is commitChanges with the existing index. It runs as few git
+// processes as possible: each takes long in an emulated guest.
 func (t *twin) commitIndex(ctx context.Context, jobID string) (files int, left []string, err error) {
 	st, err := t.status(ctx)
 	if err != nil {
@@ -102,14 +103,14 @@ func (t *twin) updateIndex(ctx context.Context, names []string, options ...strin
 type status struct {
 	staged  bool     // the index differs from the result
 	changed []string // files that differ between the index and the work tree, and new ones
-	gone    []string // files of the index that are not in the work tree
+	gone    []string // files in the index that are not in the work tree
 }
 
 // status compares the result, the index and the work tree.
 func (t *twin) status(ctx context.Context) (status, error) {
 	out := nameList{left: maxStatus}
-	// "dirty" looks at the commit of a submodule only: to look into its work
-	// tree, git would run with the submodule's own configuration.
+	// "dirty" checks only the commit of a submodule: to check its work tree,
+	// git would use the submodule's own configuration.
 	err := t.g.stream(ctx, t.work, t.env, &out, "status", "--porcelain=v2", "-z", "--untracked-files=all", "--no-renames", "--ignore-submodules=dirty")
 	if err != nil {
 		return status{}, err
@@ -121,7 +122,8 @@ func (t *twin) status(ctx context.Context) (status, error) {
 // without renames.
 func parseStatus(entries []string) (st status, err error) {
 	for _, e := range entries {
-		// Each kind has so many fields before the path, which may hold spaces.
+		// Each kind has a fixed number of fields before the path, which may
+		// contain spaces.
 		fields := map[string]int{"1": 8, "u": 10, "?": 1}[e[:min(1, len(e))]]
 		f := strings.SplitN(e, " ", fields+1)
 		switch {
@@ -133,7 +135,7 @@ func parseStatus(entries []string) (st status, err error) {
 		}
 		st.staged = st.staged || f[1][0] != '.'
 		switch {
-		case f[2][0] == 'S': // of a submodule, only what is staged counts
+		case f[2][0] == 'S': // for a submodule, only staged changes count
 		case f[0] == "1" && f[1][1] == 'D':
 			st.gone = append(st.gone, f[fields])
 		case f[1][1] != '.':
@@ -179,7 +181,7 @@ func readable(root *os.Root, name string) (int64, error) {
 		return 0, nil
 	case err != nil:
 		return 0, err
-	case st.IsDir(): // in the place of a file
+	case st.IsDir(): // instead of a file
 		return 0, nil
 	case st.Mode()&fs.ModeSymlink != 0:
 		return st.Size(), nil
@@ -212,7 +214,7 @@ func (n *nameList) all() []string {
 	return strings.Split(s, "\x00")
 }
 
-// countNUL counts what ends in NUL.
+// countNUL counts names that end in NUL.
 type countNUL struct{ n int }
 
 func (c *countNUL) Write(p []byte) (int, error) {

@@ -15,14 +15,14 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// upload is a file that is to become an artifact.
+// upload is a file that will become an artifact.
 type upload struct {
 	Path  string   // of the artifact
 	root  *os.Root // file is below it; nil: file is a path of the runner
 	file  string
 	data  []byte // instead of a file
 	vital bool   // it is the work itself
-	Size  int64  // bytes that were stored
+	Size  int64  // stored bytes
 }
 
 const uploadTimeout = 15 * time.Minute // of one try
@@ -47,7 +47,7 @@ func (u *upload) open() (io.ReadCloser, int64, error) {
 	return f, st.Size(), nil
 }
 
-// put stores u at the controller, trying again while that makes sense.
+// put uploads u to the controller and retries after transient errors.
 func (r *Runner) put(ctx context.Context, u *upload) error {
 	t := r.resp.Artifact
 	target := strings.TrimSuffix(t.Endpoint, "/") + "/" + escapePath(u.Path)
@@ -63,7 +63,7 @@ func (r *Runner) put(ctx context.Context, u *upload) error {
 		ctx, cancel := context.WithTimeout(ctx, uploadTimeout)
 		defer cancel()
 		var ack guestapi.UploadAck
-		// A file that grows is cut, one that shrinks makes the call fail.
+		// A file that grows is truncated; if it shrinks, the call fails.
 		err = r.api.do(ctx, "PUT", target, t.Token, io.LimitReader(f, size), size, &ack)
 		if err == nil {
 			u.Size = ack.Size
@@ -80,8 +80,8 @@ func escapePath(p string) string {
 	return strings.Join(parts, "/")
 }
 
-// uploadAll stores the results. It returns what went wrong with the work
-// itself, if anything; other failures become warnings.
+// uploadAll uploads the results. It returns an error for the work itself;
+// other failures become warnings.
 func (r *Runner) uploadAll(ctx context.Context, c *collected) error {
 	if !r.uploads() {
 		return nil
@@ -133,7 +133,7 @@ type jobReport struct {
 
 type reportFile struct {
 	Path   string `json:"path"`
-	Source string `json:"source,omitempty"` // in the work tree, where that differs
+	Source string `json:"source,omitempty"` // path in the work tree, if it differs
 	Size   int64  `json:"size"`
 }
 

@@ -1,7 +1,7 @@
-// Package guesttest is a controller for tests of what runs in guests: the
-// real guest plane and the real artifact service over TCP on this host, with
-// the job service and the store in memory. It can be stopped and started
-// again at the same address, as a controller that restarts.
+// Package guesttest is a controller for tests of programs in guests: the real
+// guest plane and the real artifact service over TCP on this host, with the
+// job service and the store in memory. It can be stopped and started again at
+// the same address, like a controller that restarts.
 package guesttest
 
 import (
@@ -32,18 +32,18 @@ type Controller struct {
 	JobID   string
 	Token   string // the bootstrap token
 	Secrets []string
-	// NoRedactor, when not nil, is why Redactor fails.
+	// NoRedactor, if not nil, is the error of Redactor.
 	NoRedactor error
 	Limits     guestserver.Limits
 	Service    *artifact.Service
-	Dir        string // where Service keeps its files
+	Dir        string // directory of Service
 	addr       string
 
 	mu        sync.Mutex
 	response  guestapi.BootstrapResponse
 	used      bool
 	ended     bool  // the job is final
-	down      error // answer every job call with this
+	down      error // error of every job call
 	grants    map[string]agentlab.Grant
 	reports   []guestapi.Report
 	stop      string
@@ -61,7 +61,7 @@ type Controller struct {
 }
 
 // New starts a controller that answers resp to a bootstrap. Runner and
-// artifact tokens and the endpoint are filled in; a job without an id gets
+// artifact tokens and the endpoint are filled in; a job without an ID gets
 // one.
 func New(tb testing.TB, resp guestapi.BootstrapResponse, limits artifact.Limits) *Controller {
 	tb.Helper()
@@ -105,7 +105,7 @@ func (c *Controller) grant(kind string) string {
 // End makes the job final.
 func (c *Controller) End() { c.setEnded(true) }
 
-// Reopen is the opposite of End.
+// Reopen reverts End.
 func (c *Controller) Reopen() { c.setEnded(false) }
 
 func (c *Controller) setEnded(ended bool) {
@@ -136,16 +136,16 @@ func (c *Controller) Start() {
 	c.served.Go(func() { _ = c.server.Serve(l) })
 }
 
-// Stop cuts every connection and refuses new ones.
+// Stop closes every connection and refuses new ones.
 func (c *Controller) Stop() {
 	_ = c.server.Close()
 	c.served.Wait()
 }
 
-// URL is where the controller is.
+// URL returns the URL of the controller.
 func (c *Controller) URL() string { return "http://" + c.addr }
 
-// Response is what a bootstrap answers.
+// Response returns the answer to a bootstrap.
 func (c *Controller) Response() guestapi.BootstrapResponse { return c.response }
 
 // Fail makes every call about the job fail with err; nil ends that.
@@ -155,7 +155,7 @@ func (c *Controller) Fail(err error) {
 	c.down = err
 }
 
-// Direct sets what the controller wants of the runner.
+// Direct sets the directive for the runner.
 func (c *Controller) Direct(stop string) { c.DirectFor(stop, "") }
 
 // DirectFor is Direct with a reason.
@@ -166,7 +166,7 @@ func (c *Controller) DirectFor(stop, reason string) {
 	c.wake()
 }
 
-// Revoke makes all grants void.
+// Revoke invalidates all grants.
 func (c *Controller) Revoke() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -192,7 +192,7 @@ func (c *Controller) NarrowNetwork(_ context.Context, vmid int, n guestapi.Netwo
 	return nil
 }
 
-// Narrowed returns what the runner asked of the network so far.
+// Narrowed returns the runner's NarrowNetwork requests so far.
 func (c *Controller) Narrowed() []guestapi.NetworkNarrow {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -206,7 +206,8 @@ func (c *Controller) FailNarrow(err error) {
 	c.narrowErr = err
 }
 
-// Wait waits until cond holds, which is asked at every report and log append.
+// Wait waits until cond returns true. It calls cond at every report and log
+// append.
 func (c *Controller) Wait(what string, cond func() bool) {
 	c.tb.Helper()
 	deadline := time.After(60 * time.Second)
@@ -244,7 +245,7 @@ func (c *Controller) final() *guestapi.Report {
 	return nil
 }
 
-// Events returns all events that came with rows.
+// Events returns all events that were written with rows.
 func (c *Controller) Events() []agentlab.Event {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -268,21 +269,21 @@ func (c *Controller) LastReport() guestapi.Report {
 	return c.reports[len(c.reports)-1]
 }
 
-// Fetches tells how often a bootstrap succeeded.
+// Fetches returns how often a bootstrap succeeded.
 func (c *Controller) Fetches() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.fetches
 }
 
-// Denials tells how often a bootstrap was denied.
+// Denials returns how often a bootstrap was denied.
 func (c *Controller) Denials() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.denials
 }
 
-// Log returns the agent log as the controller holds it.
+// Log returns the agent log that the controller has stored.
 func (c *Controller) Log() string {
 	r, err := c.Service.Log(context.Background(), c.JobID, 0, false)
 	if err != nil {
@@ -296,7 +297,7 @@ func (c *Controller) Log() string {
 	return string(p)
 }
 
-// File returns the content of an artifact, "" when there is none.
+// File returns the content of an artifact, "" if there is none.
 func (c *Controller) File(path string) string {
 	c.tb.Helper()
 	_, r, err := c.Service.Open(context.Background(), c.JobID, path)
@@ -322,7 +323,7 @@ func (c *Controller) Paths() []string {
 	return out
 }
 
-// GiveBundle makes the content of r the repository of the job.
+// GiveBundle sets the content of r as the repository bundle of the job.
 func (c *Controller) GiveBundle(r io.Reader) {
 	c.tb.Helper()
 	b, err := c.Service.PutBundle(context.Background(), r)
@@ -429,7 +430,8 @@ func (c *Controller) Redactor(context.Context, string) (*redact.Redactor, error)
 	return redact.New(c.Secrets...), nil
 }
 
-// Job implements artifact.Store. The job is final when it has reported so.
+// Job implements artifact.Store. The job is final once it has reported its
+// end.
 func (c *Controller) Job(_ context.Context, id string) (agentlab.Job, error) {
 	if c.final() != nil {
 		return agentlab.Job{ID: id, Status: agentlab.JobCompleted}, nil

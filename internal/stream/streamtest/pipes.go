@@ -1,4 +1,4 @@
-// Package streamtest helps tests of servers of streams.
+// Package streamtest has helpers for tests of stream servers.
 package streamtest
 
 import (
@@ -6,15 +6,15 @@ import (
 	"sync"
 )
 
-// Pipes is a listener of connections in memory, whose time testing/synctest
-// can fake.
+// Pipes is a listener for in-memory connections, which work with the fake time
+// of testing/synctest.
 type Pipes struct {
 	conns chan net.Conn
 	done  chan struct{}
 	once  sync.Once
 }
 
-// NewPipes returns a listener that nobody has dialled.
+// NewPipes returns a listener without connections.
 func NewPipes() *Pipes { return &Pipes{conns: make(chan net.Conn), done: make(chan struct{})} }
 
 // Dial returns the client's end of a new connection, once it was accepted.
