@@ -1,31 +1,31 @@
 // Package backend is the contract between AgentLab's services and the places
-// where sandboxes run. A driver implements Driver and whatever optional
-// interfaces its Capabilities announce; internal/backend/backendtest checks
-// every sentence written here.
+// where sandboxes run. A driver implements Driver and the optional interfaces
+// that its Capabilities announce. The tests of internal/backend/backendtest
+// check every sentence of this documentation.
 //
 // Rules for every method:
 //
 //   - It is idempotent: calling it again after success, failure or a crash at
-//     any point inside it is safe and leads to the same result.
-//   - It is cancellable: when ctx ends it returns soon, and what it had begun
-//     is found by List and can be finished or destroyed by another call.
-//   - It may be called from many goroutines; calls for one Ref are serialised
-//     by the caller, calls for different Refs are not.
-//   - It touches only what bears our mark (the UID). A foreign object in our
-//     way is never overwritten or removed: the sandbox is made in another place,
-//     or the error is agentlab.CodeExists.
+//     any point is safe and has the same result.
+//   - It is cancellable: when ctx ends it returns soon. List then includes a
+//     partial sandbox, and another call can finish or destroy it.
+//   - It may be called from many goroutines; the caller serialises calls for
+//     one Ref, but not calls for different Refs.
+//   - It changes only objects with our mark (the UID). It never overwrites or
+//     removes a foreign object: the sandbox is created in another place, or the
+//     error is agentlab.CodeExists.
 //   - The connections and listeners that it returns outlive ctx, which bounds
 //     their opening only. Their addresses are not nil and their deadlines work;
 //     CloseWrite is optional.
 //   - Its errors are *agentlab.Error with one of the codes not_found, exists,
 //     busy, unsupported, denied, no_space, unavailable, unknown_outcome,
-//     invalid or internal. Unknown is never reported as not_found.
+//     invalid or internal. An unknown state is never reported as not_found.
 //
-// Volumes, snapshots and forks will fit in without a change of these methods: a
-// volume and a snapshot are named by a Ref, too; Spec gets the volumes to attach
-// and the sandbox or snapshot to begin from; each is an optional interface of
-// its own. Capabilities then says only what an interface cannot, such as whether
-// a volume can be attached to a running VM.
+// Volumes, snapshots and forks can be added without a change of these methods: a
+// Ref also identifies a volume or a snapshot; Spec gets the volumes to attach
+// and the sandbox or snapshot to start from; each is a separate optional
+// interface. Capabilities then has only what an interface cannot express, for
+// example whether a volume can be attached to a running VM.
 package backend
 
 import (
@@ -39,15 +39,16 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// Ref names one sandbox on a backend. Two Refs with one UID name the same
-// sandbox.
+// Ref identifies a sandbox on a backend. Two Refs with the same UID identify
+// the same sandbox.
 type Ref struct {
-	UID string // ownership mark; the key
-	// Handle is Ref.Handle of what Inspect and List returned: it says where the
+	UID string // ownership mark, and the key
+	// Handle is Ref.Handle of a result of Inspect or List: it says where the
 	// sandbox is. It is opaque and at most MaxHandle bytes long. Every method
-	// works without it, and with one that is outdated, if slower: the driver
-	// then looks for the mark. What a Handle names and does not bear the mark is
-	// left alone. A Handle changes only while the sandbox does not run.
+	// also works without it or with an outdated one, but more slowly: the driver
+	// then searches for the mark. A VM that a Handle identifies is not touched
+	// if it does not have the mark. A Handle changes only while the sandbox does
+	// not run.
 	Handle string
 }
 
@@ -57,112 +58,124 @@ const MaxHandle = 1024
 // RefOf returns the Ref of a sandbox.
 func RefOf(sb agentlab.Sandbox) Ref { return Ref{UID: sb.UID, Handle: sb.Handle} }
 
-// Driver is what every backend must do.
+// Driver is the interface that every backend implements.
 type Driver interface {
-	// Info is constant for the life of the driver and does no I/O.
+	// Info returns the same value for the life of the driver and does no
+	// I/O.
 	Info() Info
 
-	// Check looks at the host and tells what is missing or wrong, each
+	// Check examines the host and returns what is missing or wrong, each
 	// finding with a remedy. It changes nothing.
 	Check(ctx context.Context) []Finding
 
-	// Validate refuses, with code unsupported and the field named, whatever
-	// in spec this backend cannot honour. It does no I/O; Create calls it.
-	// A request is validated before it gets a number: VMID may be 0 here.
+	// Validate returns an error with code unsupported and the name of the
+	// field if this backend does not support a setting of spec. It does no
+	// I/O; Create calls it. A request is validated before it gets a number,
+	// so VMID may be 0 here.
 	Validate(spec Spec) error
 
-	// Create makes disk and configuration, marked with spec.UID before
-	// anything else, and does not start it. A second Create with the same
-	// spec is a success; one with the same VMID and another UID makes a sandbox
-	// of its own or is exists. Afterwards Inspect answers PowerStopped.
+	// Create creates the disk and the configuration, and does not start the VM.
+	// It writes the mark spec.UID first. A second Create with the same spec
+	// succeeds; one with the same VMID and another UID creates a separate
+	// sandbox or returns code exists. After Create, Inspect returns
+	// PowerStopped.
 	Create(ctx context.Context, spec Spec) error
 
-	// Start powers it on (a suspended one is agentlab.CodeConflict) and returns when the VM runs, which is before
-	// anything in the guest answers. Starting a running sandbox succeeds.
+	// Start powers the sandbox on and returns when the VM runs, before the guest answers.
+	// Starting a running sandbox succeeds; for a suspended one the error has
+	// agentlab.CodeConflict.
 	Start(ctx context.Context, ref Ref) error
 
-	// Stop powers it off: it asks the guest, waits up to grace, then cuts the
-	// power. grace 0 cuts at once, and so does any on a suspended one, whose
-	// guest cannot be asked. Stopping a stopped sandbox succeeds, and
-	// a crashed one is PowerStopped afterwards.
+	// Stop powers the sandbox off: it asks the guest to power off, waits up
+	// to grace, then cuts the power. With grace 0, and for a suspended
+	// sandbox, whose guest cannot be asked, it cuts the power at once.
+	// Stopping a stopped sandbox succeeds. A crashed one is PowerStopped
+	// afterwards.
 	Stop(ctx context.Context, ref Ref, grace time.Duration) error
 
-	// Destroy removes VM, disk and every other trace, in any power state, and
-	// returns when nothing is left. Destroying what does not exist succeeds.
+	// Destroy deletes the VM, its disk and all other data of the sandbox, in
+	// any power state, and returns when everything is deleted. Destroying a
+	// sandbox that does not exist succeeds.
 	Destroy(ctx context.Context, ref Ref) error
 
-	// Inspect tells what is there now. Code not_found means proven absent.
+	// Inspect returns the current state. Code not_found means that the
+	// sandbox is proven to be absent.
 	Inspect(ctx context.Context, ref Ref) (Instance, error)
 
-	// List tells all that bears our mark, including what a crash left half
-	// made.
+	// List returns all sandboxes with AgentLab's mark, including partial
+	// ones that a crash left behind.
 	List(ctx context.Context) ([]Instance, error)
 
-	// DialControl opens a fresh stream to the guest control server
-	// (package guestapi, "guest control"). It fails with unavailable while
-	// the guest does not answer yet.
+	// DialControl opens a new stream to the guest control server (package
+	// guestapi, "guest control"). It fails with code unavailable until the
+	// guest answers.
 	DialControl(ctx context.Context, ref Ref) (net.Conn, error)
 
 	// DialGuest opens a TCP stream to a port on the guest's address. A port
-	// that is bound to the guest's loopback only is reached where the backend
-	// can.
+	// that is bound only to the guest's loopback is reached if the backend
+	// supports it.
 	DialGuest(ctx context.Context, ref Ref, port uint16) (net.Conn, error)
 
-	// ListenGuest returns the listener on which connections arrive that this
-	// guest, and no other, makes to the controller's address (ports 8844 and
-	// 8846). It works from Create to Destroy, also before the first Start, and
-	// may be opened again after it was closed or its owner died; the last opener
-	// wins. Accept may fail at any time, because the path to the guest broke:
-	// the caller opens the listener again. Closing it leaves the connections
-	// that it accepted open.
+	// ListenGuest returns a listener for the connections of this guest only to
+	// the controller's address (ports 8844 and 8846). It works from Create to
+	// Destroy, also before the first Start. It may be opened again after it was
+	// closed or its owner ended; a new listener replaces the previous one.
+	// Accept may fail at any time, if the path to the guest is interrupted: the
+	// caller then opens the listener again. Closing the listener does not close
+	// the accepted connections.
 	ListenGuest(ctx context.Context, ref Ref) (net.Listener, error)
 
-	// Close releases what the driver holds in this process. VMs go on.
+	// Close releases the driver's resources in this process. VMs keep
+	// running.
 	Close() error
 }
 
 // ConsoleLogger is implemented by drivers with Capabilities.ConsoleLog.
 type ConsoleLogger interface {
-	// ConsoleLog opens what the VM wrote to its console since it was created
-	// (bounded by the driver; the oldest is dropped). With follow, Read
-	// blocks for more until ctx ends or the sandbox is gone.
+	// ConsoleLog opens the console output of the VM since its creation. The
+	// driver limits its size and drops the oldest output. With follow, Read
+	// waits for more until ctx ends or the sandbox is destroyed.
 	ConsoleLog(ctx context.Context, ref Ref, follow bool) (io.ReadCloser, error)
 }
 
-// Accelerator is implemented by drivers that choose how a VM's CPUs are run.
+// Accelerator is implemented by drivers that choose the accelerator of a VM's
+// CPUs.
 type Accelerator interface {
-	// Accel tells the choice, e.g. "kvm" or "tcg"; "" while it is not known.
+	// Accel returns the accelerator, e.g. "kvm" or "tcg", and "" while it is
+	// not known.
 	Accel(ctx context.Context) string
 }
 
 // NetworkUpdater is implemented by drivers with Capabilities.NetworkUpdate.
 type NetworkUpdater interface {
-	// UpdateNetwork gives a sandbox another policy, for good: a later Start
-	// uses it too. When it returns nil the policy is in force, and flows of a
-	// running guest that it forbids are cut. After an error the sandbox has
+	// UpdateNetwork replaces the policy of a sandbox, also for later Starts.
+	// When it returns nil, the policy is in force, and connections of a
+	// running guest that it denies are closed. After an error the sandbox has
 	// the old policy or no network at all, never a mixture.
 	UpdateNetwork(ctx context.Context, ref Ref, n agentlab.Network) error
 }
 
 // Suspender is implemented by drivers with Capabilities.Suspend.
 type Suspender interface {
-	// Suspend freezes a running sandbox: its memory stays, its CPUs stand
-	// still, Inspect answers PowerSuspended. Suspending a suspended one
-	// succeeds, a stopped one is agentlab.CodeConflict.
+	// Suspend pauses a running sandbox: its memory is kept, its CPUs are
+	// paused, and Inspect returns PowerSuspended. Suspending a suspended
+	// sandbox succeeds; for a stopped one the error has
+	// agentlab.CodeConflict.
 	Suspend(ctx context.Context, ref Ref) error
 
-	// Resume lets it go on where it stood. Resuming a running one succeeds,
-	// a stopped one is agentlab.CodeConflict.
+	// Resume continues a suspended sandbox. Resuming a running sandbox
+	// succeeds; for a stopped one the error has agentlab.CodeConflict.
 	Resume(ctx context.Context, ref Ref) error
 }
 
 // NumberChecker is implemented by drivers with Capabilities.SharedNumbers:
-// others on the backend take their numbers from the same range.
+// other users of the backend take numbers from the same range.
 type NumberChecker interface {
-	// Taken tells which numbers from first to last, both included, anything on
-	// the backend has, be it ours or not. It reserves nothing: Create still
-	// answers exists when somebody was quicker. What it tells may be as old as
-	// a few seconds. An error says nothing about any number.
+	// Taken returns the numbers from first to last, both included, that any
+	// object on the backend has, whether AgentLab created it or not. It
+	// reserves nothing: Create still returns code exists if another user took
+	// the number in the meantime. The result may be a few seconds old. After
+	// an error the state of every number is unknown.
 	Taken(ctx context.Context, first, last int) ([]int, error)
 }
 
@@ -170,35 +183,38 @@ type NumberChecker interface {
 type EgressLogger interface {
 	// EgressLog returns the records of a sandbox whose Seq is above after,
 	// oldest first, at most limit of them. It does not wait. A gap between
-	// numbers means that records were dropped (the log is bounded).
+	// sequence numbers means that records were dropped, because the size
+	// of the log is limited.
 	EgressLog(ctx context.Context, ref Ref, after int64, limit int) ([]agentlab.EgressRecord, error)
 }
 
 // Info describes a driver.
 type Info struct {
 	Name         string // "qemu", "proxmox", …
-	Version      string // of the driver's handle format, for rows that outlive an upgrade
+	Version      string // of the driver's handle format, for rows that were written before an upgrade
 	Capabilities Capabilities
 	// ConsoleHint says where the console of a VM is, for a user of a driver
 	// without Capabilities.ConsoleLog.
 	ConsoleHint string
-	// ControllerURL and UploadURL are where a guest finds the guest plane.
+	// ControllerURL and UploadURL are the URLs of the guest plane for
+	// guests.
 	ControllerURL string // e.g. http://10.77.0.1:8844
 	UploadURL     string // e.g. http://10.77.0.1:8846/upload
-	// GuestNetwork is what every guest of this driver is told to configure
-	// with its identity; nil when its network is configured by other means.
+	// GuestNetwork is the network configuration that every guest of this
+	// driver gets with its identity; nil if its network is configured by
+	// other means.
 	GuestNetwork *guestapi.Network
-	// Addresses is the network that sandboxes' addresses are leased from
-	// before they are made (Spec.IPv4, Spec.IPv6); nil when every guest has a
-	// network of its own and needs none.
+	// Addresses is the network that addresses are leased from before
+	// sandboxes are created (Spec.IPv4, Spec.IPv6); nil if every guest has
+	// its own network.
 	Addresses *AddressPool
 }
 
 // AddressPool is a network whose addresses are leased to sandboxes, one each.
 type AddressPool struct {
 	IPv4 netip.Prefix // network and broadcast address are never leased
-	IPv6 netip.Prefix // 64 bits; not valid: no IPv6. A sandbox gets the address that ends in its IPv4 address
-	// Reserved are addresses that are not leased, the gateway among them.
+	IPv6 netip.Prefix // 64 bits; zero means no IPv6. A sandbox gets the address that ends in its IPv4 address
+	// Reserved lists addresses that are not leased, including the gateway.
 	Reserved []netip.Addr
 }
 
@@ -206,8 +222,9 @@ type AddressPool struct {
 type Capabilities struct {
 	ConsoleLog bool
 	NetworkOff bool // Spec.Network.Mode "off"
-	// Allowlist: Spec.Network.Mode "allowlist", with names checked on what is
-	// really dialled, and Deny, Ports, Limits and Layers in every mode.
+	// Allowlist: Spec.Network.Mode "allowlist", with names checked for the
+	// address that is actually dialled, and Deny, Ports, Limits and Layers in
+	// every mode.
 	Allowlist     bool
 	Private       bool // Spec.Network.Private: TCP to single private destinations and ports of the host
 	NetworkUpdate bool // NetworkUpdater
@@ -216,20 +233,21 @@ type Capabilities struct {
 	Deadline      bool // DeadlineSetter
 	SharedNumbers bool // NumberChecker
 
-	// Of Spec.Hardware, what the backend honours; anything else is refused.
+	// The fields of Spec.Hardware that the backend supports; others are
+	// rejected.
 	CPUList       bool
 	Balloon       bool
-	Bridges       []string // the bridges that a sandbox may be on: those whose policy is enforced
+	Bridges       []string // the bridges that a sandbox may use: those where its policy is enforced
 	NICModels     []string
 	FirewallGroup bool
 
-	// Templates: Spec.Image names a template VM, profiles may say
+	// Templates: Spec.Image names a template VM, and profiles may set
 	// template_vmid.
 	Templates bool
 }
 
-// Spec says everything about a sandbox to be made. A driver honours every
-// field or refuses it by name.
+// Spec is the complete description of a sandbox to create. A driver supports a
+// field or rejects it by name.
 type Spec struct {
 	VMID      int
 	UID       string
@@ -238,42 +256,43 @@ type Spec struct {
 	Resources agentlab.Resources
 	Hardware  agentlab.Hardware
 	Network   agentlab.Network
-	// IPv4 and IPv6 are leased to this sandbox alone until it is destroyed;
-	// not valid on backends without Info.Addresses.
+	// IPv4 and IPv6 are leased to this sandbox only until it is destroyed.
+	// They are zero on backends without Info.Addresses.
 	IPv4, IPv6 netip.Addr
 }
 
 // Ref returns the Ref of the sandbox that s describes.
 func (s Spec) Ref() Ref { return Ref{UID: s.UID} }
 
-// Power is what a backend knows of a sandbox's VM.
+// Power is the power state of a sandbox's VM.
 type Power string
 
 // The power states.
 const (
-	PowerPartial   Power = "partial" // a Create or Destroy was cut short
+	PowerPartial   Power = "partial" // a Create or Destroy was interrupted
 	PowerStopped   Power = "stopped"
 	PowerRunning   Power = "running"
-	PowerSuspended Power = "suspended" // its CPUs stand still
-	PowerCrashed   Power = "crashed"   // it stopped without being asked; Instance.Reason tells why
+	PowerSuspended Power = "suspended" // its CPUs are paused
+	PowerCrashed   Power = "crashed"   // it stopped without a request; Instance.Reason has the cause
 )
 
-// Instance is one sandbox as its backend sees it.
+// Instance is the state of one sandbox on its backend.
 type Instance struct {
 	Ref    Ref
-	VMID   int // the sandbox's number as its mark has it; 0 when not known
+	VMID   int // the sandbox's number from its mark; 0 if not known
 	Name   string
 	Power  Power
 	IP     string // the guest's address on its own network; "" when not known
-	Reason string // for PowerCrashed and PowerPartial; of PowerRunning, why the host has paused the guest, "" when it has not
-	// Expired: it is PowerStopped because its deadline passed (DeadlineSetter).
+	Reason string // for PowerCrashed and PowerPartial; for PowerRunning, why the host has paused the guest, "" if it has not
+	// Expired means that it is PowerStopped because its deadline passed
+	// (DeadlineSetter).
 	Expired bool
-	// Spec is what it was made from, with the policy that it has now; nil where
-	// it is not whole. A backend that cannot change the policy of a sandbox may
-	// leave it out.
+	// Spec is the Spec of the sandbox with its current policy; nil if the
+	// sandbox is partial. A backend that cannot change the policy of a sandbox
+	// may omit it.
 	Spec *Spec
-	// HostRestarted: it is PowerCrashed because its host was restarted, and
-	// nothing is wrong with the sandbox itself.
+	// HostRestarted means that it is PowerCrashed because its host was
+	// restarted; the sandbox itself has no fault.
 	HostRestarted bool
 }
 
@@ -281,14 +300,14 @@ type Instance struct {
 type Finding struct {
 	Name   string // short and stable, e.g. "kvm"
 	Level  Level
-	Detail string // what was seen
-	Remedy string // what to do; empty when Level is LevelOK
+	Detail string // what the check found
+	Remedy string // what to do; empty if Level is LevelOK
 }
 
-// Level grades a Finding.
+// Level is the severity of a Finding.
 type Level string
 
-// The levels. An error means that sandboxes cannot start.
+// The levels. LevelError means that sandboxes cannot start.
 const (
 	LevelOK    Level = "ok"
 	LevelWarn  Level = "warn"

@@ -5,29 +5,30 @@ import (
 	"time"
 )
 
-// Deadline is when a sandbox is powered off without anybody asking.
+// Deadline is the time at which a sandbox is powered off without a request.
 type Deadline struct {
-	// Lease identifies the deadline: the end of the lease that it enforces, by
+	// Lease identifies the deadline. It is the end of the enforced lease, by
 	// the caller's clock. The backend does not compare it with any clock.
 	Lease time.Time `json:"lease"`
-	// Left is the time that is left when the call is made; more than 0.
+	// Left is the time left at the call; it is positive.
 	Left time.Duration `json:"left"`
 }
 
-// DeadlineSetter is implemented by drivers with Capabilities.Deadline: what
-// runs a sandbox's VM enforces the end of its lease by itself, whether or not
-// the driver's process lives.
+// DeadlineSetter is implemented by drivers with Capabilities.Deadline: the
+// process that runs a sandbox's VM enforces the end of its lease, even if the
+// driver's process has ended.
 type DeadlineSetter interface {
 	// SetDeadline powers the sandbox off when d.Left has passed: the guest is
-	// asked first, then its power is cut. The time is measured by a clock that
-	// nobody sets and that goes on while the host sleeps. A deadline replaces
-	// the one before; one with the same Lease changes nothing, so that a
-	// changed clock of the caller moves no deadline that is in force.
+	// asked to power off first, then the power is cut. The time is measured by
+	// a clock that cannot be set and that also runs while the host is
+	// suspended. A deadline replaces the one before. A deadline with the same
+	// Lease changes nothing, so that a change of the caller's clock does not
+	// move a deadline that is in force.
 	//
 	// It is allowed in every power state from Create to Destroy, and holds for
 	// later Starts until the host is restarted. A sandbox that was powered off
 	// this way is PowerStopped with Instance.Expired, until the next Start or
-	// Stop. Code unsupported means that what runs this VM is too old to know
-	// deadlines.
+	// Stop. Code unsupported means that the process that runs this VM is too
+	// old to support deadlines.
 	SetDeadline(ctx context.Context, ref Ref, d Deadline) error
 }

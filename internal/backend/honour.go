@@ -6,8 +6,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Refuse returns the error of Driver.Validate for what spec asks of a driver
-// that its Info does not announce; nil when there is nothing of that kind.
+// Refuse returns the error of Driver.Validate for a setting of spec that the
+// driver's Info does not announce, and nil if there is none.
 func (i Info) Refuse(spec Spec) error {
 	if err := i.RefuseHardware(spec.Hardware); err != nil {
 		return err
@@ -21,8 +21,8 @@ func (i Info) Refuse(spec Spec) error {
 	)
 }
 
-// RefuseHardware is the part of Refuse that is about hardware, for a driver
-// that judges addresses itself.
+// RefuseHardware is the part of Refuse for hardware settings, for a driver
+// that checks addresses itself.
 func (i Info) RefuseHardware(h agentlab.Hardware) error {
 	c := i.Capabilities
 	return i.refuse(
@@ -34,7 +34,7 @@ func (i Info) RefuseHardware(h agentlab.Hardware) error {
 	)
 }
 
-// wish is a field of a Spec that not every driver honours.
+// wish is a field of a Spec that not every driver supports.
 type wish struct {
 	asked, honoured bool
 	field, value    string

@@ -214,7 +214,7 @@ func (s *supervisor) dialPort(ctx context.Context, port uint16) (net.Conn, error
 	return s.net.DialGuest(ctx, port)
 }
 
-// dialPatience bounds a connection to a guest whose network may be down.
+// dialPatience limits a connection to a guest whose network may be down.
 const dialPatience = 20 * time.Second
 
 func (s *supervisor) running() error {

@@ -25,7 +25,7 @@ func dialPath(port uint16) string { return pathDial + "?port=" + strconv.Itoa(in
 // client calls the supervisor of the VM in a directory.
 type client string
 
-// maxAnswer bounds a JSON answer, in bytes.
+// maxAnswer is the maximum size of a JSON answer, in bytes.
 const maxAnswer = 1 << 20
 
 func (c client) status(ctx context.Context, wait bool) (status, error) {

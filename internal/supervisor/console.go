@@ -21,7 +21,7 @@ type logReader struct {
 	cancel context.CancelFunc
 	path   string
 	follow bool
-	f      *os.File // what is being read; nil before the first read
+	f      *os.File // the file being read; nil before the first read
 	newest bool     // f is the newer half
 }
 
@@ -84,7 +84,7 @@ func (r *logReader) first() error {
 	return r.open(r.path)
 }
 
-// next goes on to the newer half.
+// next continues with the newer half.
 func (r *logReader) next() error {
 	old := r.f
 	if err := r.open(r.path); err != nil {
@@ -107,13 +107,13 @@ func (r *logReader) current() bool {
 	return err1 == nil && err2 == nil && os.SameFile(have, named)
 }
 
-// exists reports whether the log's directory is there.
+// exists reports whether the log's directory exists.
 func (r *logReader) exists() bool {
 	_, err := os.Stat(filepath.Dir(r.path))
 	return err == nil
 }
 
-// Close ends the reading; a blocked Read returns soon.
+// Close ends reading; a blocked Read returns soon.
 func (r *logReader) Close() error {
 	r.cancel()
 	if r.f == nil {

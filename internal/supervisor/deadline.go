@@ -22,22 +22,23 @@ const (
 	// deadlineEvery is how often the supervisor reads the clock at least: Go's
 	// timers stop while the host sleeps.
 	deadlineEvery = 10 * time.Second
-	// maxDeadline bounds the request that sets a deadline, in bytes.
+	// maxDeadline is the maximum size of the request that sets a deadline,
+	// in bytes.
 	maxDeadline = 4 << 10
 )
 
 // deadline is deadline.json.
 type deadline struct {
 	Lease time.Time     `json:"lease"` // backend.Deadline's
-	Boot  string        `json:"boot"`  // boot id of the host: what At counts from
+	Boot  string        `json:"boot"`  // boot ID of the host, since whose start At counts
 	At    time.Duration `json:"at_ns"` // on the clock of uptime
 }
 
-// uptime is the time since the host was started, its sleep included. This
-// clock cannot be set.
+// uptime returns the time since the start of the host, including suspended
+// time. This clock cannot be set.
 func uptime() time.Duration {
 	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // it cannot fail: Linux has it since 2.6.39
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // cannot fail: Linux has it since 2.6.39
 	return time.Duration(t.Nano())
 }
 
@@ -153,7 +154,7 @@ func (s *supervisor) expire() {
 	s.mu.Lock()
 	s.expired = s.cutAt.IsZero()
 	grace := deadlineGrace
-	if !s.answered { // no guest program can be asked
+	if !s.answered { // the guest cannot be asked
 		grace = 0
 	}
 	s.mu.Unlock()
@@ -161,5 +162,6 @@ func (s *supervisor) expire() {
 	s.stop(grace, reasonExpired)
 }
 
-// reasonExpired is why a VM was stopped whose deadline has passed.
+// reasonExpired is the reason of a VM that was stopped because its deadline
+// has passed.
 const reasonExpired = "its deadline passed"

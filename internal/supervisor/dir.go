@@ -18,26 +18,27 @@ import (
 )
 
 const (
-	// stopPatience is how long a supervisor may take beyond the guest's grace;
-	// after that it is killed, and the VM dies with it.
+	// stopPatience is how long a supervisor may take after the guest's grace;
+	// then it is killed, and the VM with it.
 	stopPatience = 6 * time.Second
-	// changePatience bounds a change of the network or the deadline.
+	// changePatience limits a change of the network or the deadline.
 	changePatience = 20 * time.Second
-	// processPatience bounds the wait for the end of an older VM process.
+	// processPatience limits the wait for the end of an older VM process.
 	processPatience = 20 * time.Second
 )
 
-// Dir is the directory of one supervised VM, as its driver uses it. The caller
-// makes one call at a time that changes something.
+// Dir is the directory of one supervised VM, for its driver. The caller must
+// serialise calls that change something.
 type Dir struct {
 	Path string
 	VMID int // the sandbox's number, for messages
-	// Process names the files of the VM's process: "qemu" means that the
-	// process holds the lock of qemu.lock, and that qemu.pid names it.
+	// Process is the base name of the files of the VM's process: with
+	// "qemu" the process holds the lock of qemu.lock, and qemu.pid has its
+	// ID.
 	Process string
 	Log     *slog.Logger
-	// At is called at each point at which the driver's process may die without
-	// harm; nil does nothing.
+	// At is called at each point at which the driver's process may die safely;
+	// nil does nothing.
 	At func(point string)
 }
 
@@ -53,7 +54,7 @@ func (d Dir) processLock() string { return d.file(d.Process + ".lock") }
 
 func (d Dir) processID() string { return d.file(d.Process + ".pid") }
 
-// takeLock returns nil when a supervisor holds the lock.
+// takeLock returns nil if a supervisor holds the lock.
 func (d Dir) takeLock() (*os.File, error) {
 	f, err := openLock(d.file(fileLock))
 	if err != nil {
@@ -70,8 +71,9 @@ func (d Dir) takeLock() (*os.File, error) {
 	return nil, nil
 }
 
-// LockProcess takes the lock that the VM's process inherits and that proves it
-// alive. It kills a process whose supervisor was killed, and waits for its end.
+// LockProcess takes the lock that the VM's process inherits and that proves
+// that it is alive. It kills a process whose supervisor was killed, and waits
+// for its end.
 func (d Dir) LockProcess() (*os.File, error) {
 	lock, err := openLock(d.processLock())
 	if err != nil {
@@ -105,8 +107,8 @@ func (d Dir) NoteProcess(pid int) error {
 	return nil
 }
 
-// Halt powers the VM off: its guest may take grace, and 0 does not ask it. Halt
-// returns when neither the supervisor nor the VM's process lives.
+// Halt powers the VM off: its guest may take grace, and with 0 it is not asked.
+// Halt returns when neither the supervisor nor the VM's process is alive.
 func (d Dir) Halt(ctx context.Context, grace time.Duration) error {
 	held, err := lockHeld(d.file(fileLock))
 	if err != nil {
@@ -149,8 +151,8 @@ func (d Dir) Halt(ctx context.Context, grace time.Duration) error {
 	return err
 }
 
-// Settle records, after Halt, that the VM was stopped by request, whatever its
-// supervisor wrote or could not write.
+// Settle records, after Halt, that the VM was stopped by request, regardless
+// of what its supervisor wrote.
 func (d Dir) Settle(now time.Time) error {
 	st, err := readState(d.Path)
 	if err != nil {
@@ -200,34 +202,34 @@ func (d Dir) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 
 func (d Dir) dial(ctx context.Context, path string) (net.Conn, error) {
 	c, err := client(d.Path).stream(ctx, path)
-	if agentlab.CodeOf(err) == agentlab.CodeTimeout { // to the caller, a guest that does not answer in time does not answer
+	if agentlab.CodeOf(err) == agentlab.CodeTimeout { // for the caller, a late answer is no answer
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "%w", err)
 	}
 	return c, err
 }
 
-// Listen is backend.Driver.ListenGuest.
+// Listen implements backend.Driver.ListenGuest.
 func (d Dir) Listen() (net.Listener, error) { return sockpath.Takeover(d.file(fileGuestSock), 0o600) }
 
-// Console is backend.ConsoleLogger.ConsoleLog. It reads the files, so it works
-// whether the VM runs or not.
+// Console implements backend.ConsoleLogger.ConsoleLog. It reads the files, so
+// it also works if the VM does not run.
 func (d Dir) Console(ctx context.Context, follow bool) io.ReadCloser {
 	ctx, cancel := context.WithCancel(ctx)
 	return &logReader{ctx: ctx, cancel: cancel, path: d.file(fileConsole), follow: follow}
 }
 
-// Egress is backend.EgressLogger.EgressLog.
+// Egress implements backend.EgressLogger.EgressLog.
 func (d Dir) Egress(ctx context.Context, after int64, limit int) ([]agentlab.EgressRecord, error) {
 	return egresslog.Read(ctx, d.file(fileEgress), after, limit)
 }
 
-// SetNetwork changes the network policy of a VM that runs or not. Where no
-// supervisor is there to store it, stopped does.
+// SetNetwork changes the network policy of a VM in any power state. If there
+// is no supervisor to store it, stopped stores it.
 func (d Dir) SetNetwork(ctx context.Context, n agentlab.Network, stopped func() error) error {
 	return d.change(ctx, "network", stopped, func(ctx context.Context, c client) error { return c.setNetwork(ctx, n) })
 }
 
-// SetDeadline is backend.DeadlineSetter.SetDeadline.
+// SetDeadline implements backend.DeadlineSetter.SetDeadline.
 func (d Dir) SetDeadline(ctx context.Context, to backend.Deadline) error {
 	if to.Lease.IsZero() || to.Left <= 0 {
 		return agentlab.Errorf(agentlab.CodeInvalid, "a deadline needs a lease and time that is left, not %s", to.Left).WithField("left")
@@ -249,10 +251,10 @@ func (d Dir) SetDeadline(ctx context.Context, to backend.Deadline) error {
 	})
 }
 
-// change changes what holds for a VM that may run. The process that holds the
-// supervisor's lock writes the files: the supervisor while it lives, else this
-// one. So the stored state and the enforced state differ for one step of one
-// process at most, whose death ends the VM.
+// change changes a setting of a VM that may run. The process that holds the
+// supervisor's lock writes the files: the supervisor while it is alive,
+// otherwise this one. So the stored state and the enforced state differ only
+// during one step of one process, whose death ends the VM.
 func (d Dir) change(ctx context.Context, what string, stopped func() error, running func(context.Context, client) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, changePatience, errors.New("the supervisor does not answer in time"))
 	defer cancel()

@@ -2,11 +2,11 @@ package supervisor
 
 import "github.com/agentlab-vm/agentlab/internal/bounded"
 
-// Files in the directory of a supervised VM. The driver's own files are beside
-// them: the disk, and those of Dir.Process.
+// Files in the directory of a supervised VM. The driver's own files are in the
+// same directory: the disk, and those of Dir.Process.
 const (
 	fileStart    = "start.json"    // what to run: Start and the driver's part; written at every start
-	fileState    = "state.json"    // the state or the end of the last run: runState
+	fileState    = "state.json"    // state or result of the last run: runState
 	fileDeadline = "deadline.json" // when the supervisor powers the VM off by itself: deadline
 	fileConsole  = "console.log"   // the guest's console output
 	fileEgress   = "egress.log"    // every decision about the guest's network flows, JSON lines
@@ -20,5 +20,5 @@ const (
 	fileGuestSock = "guest.sock" // the supervisor forwards the guest's connections to the controller here
 )
 
-// oldSuffix marks the older half of a bounded log.
+// oldSuffix is the suffix of the older half of a bounded log.
 const oldSuffix = bounded.OldSuffix

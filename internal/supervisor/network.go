@@ -9,7 +9,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// maxNetwork bounds the policy that a supervisor takes, in bytes.
+// maxNetwork is the maximum size of a policy that a supervisor accepts, in
+// bytes.
 const maxNetwork = 8 << 20
 
 // serveNetwork replaces the policy.

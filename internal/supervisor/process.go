@@ -42,8 +42,8 @@ func startTime(pid int) (uint64, error) {
 	return parseStartTime(b)
 }
 
-// parseStartTime skips the second field, which is in brackets and may hold
-// anything, brackets too.
+// parseStartTime skips the second field, which is in brackets and may contain
+// any text, including brackets.
 func parseStartTime(stat []byte) (uint64, error) {
 	i := bytes.LastIndexByte(stat, ')')
 	if i < 0 {

@@ -9,7 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 )
 
-// route sets how a guest's network reaches the internet.
+// route configures how a guest's network reaches the internet.
 func (s *Start) route(n *vnet.Config) error {
 	if s.UpstreamProxy == nil {
 		return nil

@@ -35,8 +35,8 @@ type diskUsage struct {
 // pauseAllThreshold returns the free space, in bytes, below which every guest is paused.
 func (u *diskUsage) pauseAllThreshold() uint64 { return u.limit / 2 }
 
-// pauseThreshold reports whether the guest must be paused, and the limit that applies. A
-// guest whose disk cannot be measured, err, may have written anything.
+// pauseThreshold reports whether the guest must be paused, and the limit that applies.
+// If the size could not be read (err), the guest counts as writing.
 func (u *diskUsage) pauseThreshold(free, disk uint64, err error) (below uint64, due bool) {
 	if err != nil {
 		return u.limit, free < u.limit
@@ -53,7 +53,7 @@ func (u *diskUsage) pauseThreshold(free, disk uint64, err error) (below uint64, 
 	return 0, false
 }
 
-// occupied returns how many bytes of the host's disk a file has.
+// occupied returns how many bytes a file occupies on the host's disk.
 func occupied(path string) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

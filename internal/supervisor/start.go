@@ -15,13 +15,14 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
-// startPatience bounds a start, in which no guest program takes part.
+// startPatience limits a start, which does not depend on programs in the
+// guest.
 const startPatience = 45 * time.Second
 
 // Start starts a supervisor with its VM, and returns when the VM's CPUs run. It
-// succeeds at once when they do, and waits for a start or a stop that is under
-// way. program is the command to which Path is appended ("agentlabd vmm");
-// prepare makes the content of start.json.
+// succeeds at once if they already run, and waits for a running start or stop.
+// program is the command to which Path is appended ("agentlabd vmm"); prepare
+// returns the content of start.json.
 func (d Dir) Start(ctx context.Context, program []string, prepare func(context.Context) (Config, error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, startPatience, errors.New("the VM was not ready in time"))
 	defer cancel()
@@ -86,24 +87,23 @@ func (d Dir) startSupervisor(ctx context.Context, program []string, prepare func
 		return fault(err, "cannot start the supervisor of sandbox %d", d.VMID)
 	}
 	d.at("shim started")
-	_ = lock.Close() // from here on the lock is held as long as the supervisor lives
+	_ = lock.Close() // from here on the lock is held as long as the supervisor is alive
 	ended := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // for as long as it lives, or this process does
+		_ = cmd.Wait() // as long as it or this process is alive
 		close(ended)
 	}()
 	err = d.await(ctx, start.RunID, ended)
 	if err != nil && ctx.Err() != nil {
-		_ = cmd.Process.Kill() // the caller has given up: leave nothing half started
+		_ = cmd.Process.Kill() // the caller has given up: leave nothing partially started
 		<-ended
 		d.giveUp(ctx)
 	}
 	return err
 }
 
-// giveUp ends what a start has left whose supervisor was killed: the VM's
-// process may take a moment longer to die. It is no crash and is not recorded
-// as one.
+// giveUp cleans up after a start whose supervisor was killed: the VM's process
+// may end a little later. It is not a crash and is not recorded as one.
 func (d Dir) giveUp(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopPatience)
 	defer cancel()

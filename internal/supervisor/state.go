@@ -14,7 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
-// startVersion is the format of start.json.
+// startVersion is the version of the format of start.json.
 const startVersion = 1
 
 // Start is the part of start.json that is the same for every driver. Dir.Start
@@ -29,7 +29,7 @@ type Start struct {
 	// guest that writes is paused; below half of it every guest is paused. 0
 	// means that the supervisor pauses no guest.
 	PauseBelow uint64   `json:"pause_below,omitempty"`
-	Reserved   []uint16 `json:"reserved,omitempty"` // ports of the host that no policy opens
+	Reserved   []uint16 `json:"reserved,omitempty"` // ports of the host that no policy can allow
 	// UpstreamProxy is the proxy that the guest's connections use; nil means
 	// that they are dialled directly.
 	UpstreamProxy *gate.ProxyConfig `json:"upstream_proxy,omitempty"`
@@ -59,7 +59,7 @@ const (
 	phaseRunning  = "running"
 	phaseStopping = "stopping"
 	phaseStopped  = "stopped" // as asked
-	phaseCrashed  = "crashed" // not asked; Reason has the cause
+	phaseCrashed  = "crashed" // without a request; Reason has the cause
 )
 
 // runState is state.json.
@@ -73,7 +73,7 @@ type runState struct {
 	Changed time.Time `json:"changed"`
 }
 
-// hostRestarted is the reason of a run that a restart of the host has ended.
+// hostRestarted is the reason of a run that ended by a restart of the host.
 const hostRestarted = "the host was restarted"
 
 // endOf returns the result of a run whose supervisor has ended.
@@ -91,7 +91,7 @@ func endOf(st runState) (backend.Power, string) {
 	return backend.PowerCrashed, "its supervisor process was killed, and the VM with it"
 }
 
-// readState reads state.json; a sandbox that never ran has none.
+// readState reads state.json; a sandbox that never ran has none of it.
 func readState(dir string) (runState, error) {
 	var st runState
 	path := filepath.Join(dir, fileState)

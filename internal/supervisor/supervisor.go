@@ -30,11 +30,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
 
-// envLock is the environment variable with the number of the file descriptor
-// that holds the supervisor's lock.
+// envLock is the environment variable with the file descriptor of the
+// supervisor's lock.
 const envLock = "AGENTLAB_SHIM_LOCK_FD"
 
-// Bounds of the logs in a sandbox's directory: bytes, and bytes per second.
+// Limits of the logs in a sandbox's directory: bytes, and bytes per second.
 const (
 	consoleMax, consoleRate = 4 << 20, 256 << 10
 	logMax, logRate         = 1 << 20, 16 << 10
@@ -55,7 +55,7 @@ type supervisor struct {
 	options  Options
 	rebooted bool // the host was restarted after the last run
 	cfg      Start
-	lockFile fs.FileInfo // of the lock that we hold
+	lockFile fs.FileInfo // of the lock that this process holds
 	log      *slog.Logger
 	undo     cleanups
 
@@ -65,20 +65,20 @@ type supervisor struct {
 
 	vm   VM
 	mark int            // depth of the undo stack before the VM
-	link *link.HostLink // nil where the VM has no control port
-	net  *vnet.Network  // nil where the driver runs the VM's network
+	link *link.HostLink // nil if the VM has no control port
+	net  *vnet.Network  // nil if the driver runs the VM's network
 
 	mu       sync.Mutex
 	state    runState
 	changed  chan struct{} // closed and replaced when state changes
 	answered bool
-	paused   string        // why the guest's CPUs are stopped, "" while they run
+	paused   string        // why the guest's CPUs are paused, "" while they run
 	cutAt    time.Time     // when the grace of a stop ends
 	resooner chan struct{} // a stop became more urgent
 
 	deadline      deadline
 	deadlineMoved chan struct{} // closed and replaced when deadline changes
-	expired       bool          // the VM is stopped because its deadline passed
+	expired       bool          // the VM was stopped because its deadline passed
 
 	netMu      sync.Mutex // held while the policy is changed
 	deadlineMu sync.Mutex // held while the deadline is changed
@@ -91,13 +91,14 @@ type Options struct {
 	Dialer gate.Dialer
 }
 
-// Run supervises the VM in dir: it starts the VM as start.json says, and
-// returns when the VM has ended and state.json has the reason. It is the whole
-// of its process ("agentlabd vmm DIR"): it changes signals and limits of the
-// process. It fails with code busy when another supervisor holds dir. kinds
-// returns the Kind of a backend; "" is a start.json without a backend.
+// Run supervises the VM in dir: it starts the VM with the settings of
+// start.json, and returns when the VM has ended and state.json has the reason.
+// It needs a process of its own ("agentlabd vmm DIR"), because it changes
+// signal handlers and limits of the process. It fails with code busy if
+// another supervisor has dir. kinds returns the Kind of a backend; "" means a
+// start.json without a backend.
 //
-// When ctx ends, or SIGTERM comes, the guest gets a few seconds to power off.
+// When ctx ends, or after SIGTERM, the guest gets a few seconds to power off.
 func Run(ctx context.Context, dir string, kinds func(backend string) (Kind, error), o Options) (err error) {
 	s := newSupervisor(dir, kinds)
 	s.options = o
@@ -327,7 +328,7 @@ func (s *supervisor) setPhase(phase, reason string) error {
 	return nil
 }
 
-// cleanups is a stack of things to undo, last first.
+// cleanups is a stack of functions to undo setup steps, run in reverse order.
 type cleanups struct {
 	mu    sync.Mutex
 	stack []func() error

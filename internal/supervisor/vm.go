@@ -26,8 +26,8 @@ type VM interface {
 	Launch(ctx context.Context) (Wires, error)
 	// Ready returns when the VM's CPUs run.
 	Ready(ctx context.Context) error
-	// Done is closed when the process of a launched VM has ended, and Reason
-	// knows why.
+	// Done returns a channel that is closed when the process of a launched
+	// VM has ended and Reason can be called.
 	Done() <-chan struct{}
 	// Reason returns, after Done, why the VM ended: one printable line.
 	Reason(s Seen) string
@@ -71,7 +71,7 @@ type Hooks struct {
 	Paused func(why string)
 }
 
-// Seen is what the supervisor knows about a run that has ended.
+// Seen is the supervisor's data about a run that has ended.
 type Seen struct {
 	Console  string // the last output on the console
 	Answered bool   // the guest answered
@@ -119,7 +119,7 @@ func (s *supervisor) startVM(ctx context.Context) error {
 	return s.setPhase(phaseRunning, "")
 }
 
-// guestUp is Hooks.GuestUp.
+// guestUp implements Hooks.GuestUp.
 func (s *supervisor) guestUp(ctx context.Context) error {
 	if s.link == nil {
 		<-ctx.Done()

@@ -1,10 +1,10 @@
 // Package backendtest is the conformance suite of the driver contract: a test
 // for each sentence of package backend. A driver's test calls Run with a
-// Config that says how to make and to harm it; what a driver cannot offer is
-// skipped with the reason.
+// Config that opens the driver and injects faults; tests of features that a
+// driver does not have are skipped with the reason.
 //
-// The suite is sparing with VMs: what does not need one comes first, and all
-// that needs a running one shares it.
+// The suite uses few VMs: tests without a VM come first, and all tests with a
+// running VM share it.
 package backendtest
 
 import (
@@ -18,61 +18,61 @@ import (
 
 // Config describes a driver under test. New is required.
 type Config struct {
-	// New opens the driver on an empty place of its own, once for each group
-	// of tests. What it needs to clean up it leaves to t.Cleanup; the suite
-	// destroys what it made.
+	// New opens the driver with an empty state, once for each group of
+	// tests. It registers its cleanup with t.Cleanup; the suite destroys its
+	// sandboxes.
 	New func(t *testing.T) *Harness
 
-	// NoVM is why the sandboxes of this driver have no guest, which leaves out
-	// the tests that need one.
+	// NoVM is the reason why the sandboxes of this driver have no guest. If it
+	// is set, the tests that need one are skipped.
 	NoVM string
 
 	// BootTimeout is how long a VM may take from Start until guest control
 	// answers; default 30 s.
 	BootTimeout time.Duration
 
-	// Parallel is how many sandboxes are made at once; default 8.
+	// Parallel is how many sandboxes are created in parallel; default 8.
 	Parallel int
 
-	// Prompt is how soon a method returns after its context ended; default
-	// 5 s.
+	// Prompt is the time within which a method must return after its
+	// context ended; default 5 s.
 	Prompt time.Duration
 }
 
-// Harness is one opened driver and the means to harm it. Only Driver and Spec
-// are required; a nil hook skips the tests that need it.
+// Harness is one opened driver with hooks that inject faults. Only Driver and
+// Spec are required; a nil hook skips the tests that need it.
 type Harness struct {
 	Driver backend.Driver
 
-	// Spec returns a sandbox that this driver can make; those of different
-	// n differ in VMID, UID and name.
+	// Spec returns a Spec that this driver supports; Specs of different n
+	// differ in VMID, UID and name.
 	Spec func(n int) backend.Spec
 
-	// Unsupported holds, by the name of the field that must be named in the
-	// refusal, a change that makes a good Spec one that cannot be honoured.
+	// Unsupported maps the name of a field, which the error must contain,
+	// to a change that makes a valid Spec unsupported.
 	Unsupported map[string]func(*backend.Spec)
 
-	// Reopen ends the driver as the death of its process would, without a
-	// Close, and opens it again.
+	// Reopen simulates a crash of the driver's process, without a Close,
+	// and opens it again.
 	Reopen func(t *testing.T) backend.Driver
 
-	// CrashPoints are places at which the driver's process can be made to
-	// die.
+	// CrashPoints are points at which a crash of the driver's process can
+	// be simulated.
 	CrashPoints []CrashPoint
 
-	// Foreign puts an object that is not ours where the sandbox with that
-	// number would be, and returns a check that it is untouched.
+	// Foreign creates an object of another owner with the number of the
+	// sandbox, and returns a check that it is unchanged.
 	Foreign func(t *testing.T, spec backend.Spec) (untouched func(t *testing.T))
 
-	// ForeignHidden: this driver has no right to see what Foreign puts there,
-	// and learns of it by the refusal of a Create alone.
+	// ForeignHidden means that this driver cannot read the object of Foreign
+	// and detects it only by the error of a Create.
 	ForeignHidden bool
 
-	// EgressCommand is what, run in the guest, tries to open a TCP connection
-	// to EgressTarget, which every policy refuses.
+	// EgressCommand is a command in the guest that tries to open a TCP
+	// connection to EgressTarget, which every policy denies.
 	EgressCommand []string
 
-	// KillVM ends a running VM without the driver's knowledge.
+	// KillVM kills a running VM without the driver.
 	KillVM func(t *testing.T, ref backend.Ref)
 }
 
@@ -87,12 +87,12 @@ const (
 	MethodDestroy Method = "Destroy"
 )
 
-// CrashPoint is a place inside a method.
+// CrashPoint is a point in a method.
 type CrashPoint struct {
 	Method Method
 	Name   string // e.g. "mark written, no disk yet"
-	// Arm makes the next call of Method die there: it returns an error, and
-	// the driver is of no use before Reopen.
+	// Arm makes the next call of Method crash there: it returns an error,
+	// and the driver cannot be used before Reopen.
 	Arm func(t *testing.T)
 }
 
@@ -136,7 +136,7 @@ func Run(t *testing.T, cfg Config) {
 	}
 }
 
-// suite is one group of tests on a driver of its own.
+// suite is one group of tests with its own driver.
 type suite struct {
 	*testing.T
 	cfg Config
@@ -176,14 +176,14 @@ func (s *suite) wantCode(what string, err error, want agentlab.Code) {
 	}
 }
 
-// allowed are the codes that the contract knows.
+// allowed are the codes of the contract.
 var allowed = map[agentlab.Code]bool{ //nolint:gochecknoglobals // a constant table
 	agentlab.CodeNotFound: true, agentlab.CodeExists: true, agentlab.CodeBusy: true, agentlab.CodeUnsupported: true,
 	agentlab.CodeDenied: true, agentlab.CodeNoSpace: true, agentlab.CodeUnavailable: true,
 	agentlab.CodeUnknownOutcome: true, agentlab.CodeInvalid: true, agentlab.CodeInternal: true,
 }
 
-// wantAllowed fails for an error whose code the contract does not know.
+// wantAllowed fails for an error whose code is not in the contract.
 func (s *suite) wantAllowed(what string, err error) {
 	s.Helper()
 	if err != nil && !allowed[agentlab.CodeOf(err)] {
@@ -233,7 +233,7 @@ func (s *suite) wantAbsent(ref backend.Ref) {
 	}
 }
 
-// listed returns what List says of ref, nil when nothing.
+// listed returns the instance of ref from List, nil if there is none.
 func (s *suite) listed(ref backend.Ref) *backend.Instance {
 	s.Helper()
 	all, err := s.d.List(s.ctx())
@@ -259,7 +259,7 @@ func (s *suite) reopen() {
 	s.h.Driver = s.d
 }
 
-// eventually polls until cond holds.
+// eventually polls until cond returns nil.
 func (s *suite) eventually(what string, within time.Duration, cond func() error) {
 	s.Helper()
 	deadline := time.Now().Add(within)

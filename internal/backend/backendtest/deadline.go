@@ -9,7 +9,8 @@ import (
 )
 
 // deadline sets the deadline of a running sandbox, and ends the driver's
-// process: the sandbox is powered off all the same. It leaves it running.
+// process: the sandbox must still be powered off. It leaves the sandbox
+// running.
 func (s *suite) deadline(sp backend.Spec) {
 	d, ok := s.d.(backend.DeadlineSetter)
 	if !ok {
@@ -21,11 +22,11 @@ func (s *suite) deadline(sp backend.Spec) {
 	s.wantCode("SetDeadline of no sandbox", d.SetDeadline(s.ctx(), gone, backend.Deadline{Lease: lease, Left: time.Hour}), agentlab.CodeNotFound)
 	s.wantCode("SetDeadline without time", d.SetDeadline(s.ctx(), ref, backend.Deadline{Lease: lease}), agentlab.CodeInvalid)
 
-	// The same lease moves nothing.
+	// The same lease changes nothing.
 	soon := s.cfg.Prompt / 10
 	s.ok("SetDeadline", d.SetDeadline(s.ctx(), ref, backend.Deadline{Lease: lease, Left: time.Hour}))
 	s.ok("SetDeadline of the same lease", d.SetDeadline(s.ctx(), ref, backend.Deadline{Lease: lease, Left: time.Nanosecond}))
-	time.Sleep(soon) // in which a deadline that was moved would show
+	time.Sleep(soon) // enough to detect a moved deadline
 	s.wantPower(ref, backend.PowerRunning)
 	lease = lease.Add(-time.Minute)
 	began := time.Now()
@@ -60,7 +61,7 @@ func (s *suite) deadline(sp backend.Spec) {
 	s.ok("SetDeadline that is replaced", d.SetDeadline(s.ctx(), ref, backend.Deadline{Lease: lease, Left: soon}))
 	s.ok("SetDeadline to a later one", d.SetDeadline(s.ctx(), ref, backend.Deadline{Lease: lease.Add(time.Hour), Left: time.Hour}))
 	s.ok("Start", s.d.Start(s.ctx(), ref))
-	time.Sleep(2 * soon) // past the deadline that was replaced
+	time.Sleep(2 * soon) // past the replaced deadline
 	if in := s.wantPower(ref, backend.PowerRunning); in.Expired {
 		s.Error("it is expired while it runs")
 	}

@@ -14,14 +14,14 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/control"
 )
 
-// connections checks what a connection to or from a guest can do. Each outlives
-// the context that it was opened with.
+// connections checks the connections to and from a guest. A connection stays
+// open after its context has ended.
 func (s *suite) connections(ref backend.Ref) {
 	ctx, cancel := context.WithCancel(s.ctx())
 	defer cancel()
 	conn, err := s.d.DialControl(ctx, ref)
 	s.ok("DialControl", err)
-	defer conn.Close() //nolint:errcheck // all was read
+	defer conn.Close() //nolint:errcheck // everything was read
 	l, err := s.d.ListenGuest(ctx, ref)
 	s.ok("ListenGuest", err)
 	defer l.Close() //nolint:errcheck // it is closed twice
@@ -44,7 +44,7 @@ func (s *suite) connections(ref backend.Ref) {
 	}
 }
 
-// serveClosed answers one connection, after its listener was closed.
+// serveClosed serves one connection after its listener was closed.
 func (s *suite) serveClosed(l net.Listener) error {
 	conn, err := l.Accept()
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// wrong is a Ref with the handle of a sandbox and the mark of another.
+// wrong returns a Ref with the handle of one sandbox and the mark of another.
 func (s *suite) wrong(ref backend.Ref) backend.Ref {
 	s.Helper()
 	in, err := s.d.Inspect(s.ctx(), ref)
@@ -13,8 +13,8 @@ func (s *suite) wrong(ref backend.Ref) backend.Ref {
 	return backend.Ref{UID: s.h.Spec(2).UID, Handle: in.Ref.Handle}
 }
 
-// handle: every method works without a handle, with the one that Inspect
-// returned, and with one that leads nowhere.
+// handle tests that every method works without a handle, with the one of
+// Inspect, and with an invalid one.
 func (s *suite) handle() {
 	for range 2 {
 		sp := s.create(1)
@@ -36,7 +36,7 @@ func (s *suite) handle() {
 	}
 }
 
-// stopped calls what may be called of a sandbox that does not run.
+// stopped calls the methods that are allowed for a stopped sandbox.
 func (s *suite) stopped(ref backend.Ref) {
 	s.Helper()
 	s.wantPower(ref, backend.PowerStopped)

@@ -11,7 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// EgressTarget is an address of documentation: no policy allows it.
+// EgressTarget is a documentation address, which no policy allows.
 const EgressTarget = "192.0.2.7:443"
 
 func allowlist() agentlab.Network {
@@ -42,8 +42,8 @@ func (s *suite) logger() backend.EgressLogger {
 	return l
 }
 
-// networkStopped is what UpdateNetwork and EgressLog promise of a sandbox that
-// does not run.
+// networkStopped tests UpdateNetwork and EgressLog with a sandbox that does
+// not run.
 func (s *suite) networkStopped() {
 	s.sub("UpdateNetwork", func(s *suite) {
 		u := s.updater()
@@ -87,7 +87,7 @@ func (s *suite) networkStopped() {
 	})
 }
 
-// networkRunning changes the policy under a running guest and back.
+// networkRunning changes the policy of a running guest and back.
 func (s *suite) networkRunning(sp backend.Spec) {
 	u := s.updater()
 	s.ok("UpdateNetwork while it runs", u.UpdateNetwork(s.ctx(), sp.Ref(), allowlist()))
@@ -127,7 +127,7 @@ func (s *suite) egressLog(ref backend.Ref) {
 	}
 }
 
-// egressLogLives follows a stop and a start.
+// egressLogLives tests the log over a stop and a start.
 func (s *suite) egressLogLives(ref backend.Ref) {
 	l := s.logger()
 	if len(s.h.EgressCommand) == 0 {
@@ -146,7 +146,7 @@ func (s *suite) egressLogLives(ref backend.Ref) {
 	}
 }
 
-// tryEgress makes the guest want what no policy allows.
+// tryEgress makes the guest try a connection that no policy allows.
 func (s *suite) tryEgress(ref backend.Ref) {
 	s.Helper()
 	if len(s.h.EgressCommand) == 0 {

@@ -117,8 +117,8 @@ func (s *suite) unsupported() {
 	}
 }
 
-// hardware: what a capability does not announce is refused by name, and what
-// it does is taken.
+// hardware tests that fields without an announced capability are rejected by
+// name, and that others are accepted.
 func (s *suite) hardware() {
 	c := s.d.Info().Capabilities
 	for field, test := range map[string]struct {
@@ -173,7 +173,8 @@ func (s *suite) createTwice() {
 	s.wantCode("DialControl of a stopped one", err, agentlab.CodeUnavailable)
 }
 
-// numberTaken: a number that is used again harms nobody.
+// numberTaken tests that a number can be reused without effect on other
+// sandboxes.
 func (s *suite) numberTaken() {
 	sp, other := s.create(1), s.spec(2)
 	other.VMID = sp.VMID
@@ -219,7 +220,7 @@ func (s *suite) absent() {
 	}
 }
 
-// wrongMark asks for an existing handle with another mark: it is not ours.
+// wrongMark uses an existing handle with another mark.
 func (s *suite) wrongMark() {
 	sp := s.create(1)
 	wrong := s.wrong(sp.Ref())
@@ -273,8 +274,8 @@ func (s *suite) foreign() {
 	untouched(s.T)
 }
 
-// numberKnown waits until Taken tells of a number that something has. It may
-// take a moment: a driver may ask its backend now and then only.
+// numberKnown waits until Taken returns a number in use. That may take some
+// time, because a driver may cache the numbers of its backend.
 func (s *suite) numberKnown(n int) {
 	s.Helper()
 	c, ok := s.d.(backend.NumberChecker)
@@ -383,8 +384,8 @@ func (s *suite) cancelled() {
 	s.wantPower(ref, backend.PowerStopped)
 }
 
-// cancelledAnywhere ends Create's and Destroy's contexts after more and more
-// time, so that they are cut at many points inside.
+// cancelledAnywhere ends the contexts of Create and Destroy after increasing
+// times, so that they are interrupted at many points.
 func (s *suite) cancelledAnywhere() {
 	sp := s.spec(1)
 	for _, after := range []time.Duration{0, 100 * time.Microsecond, time.Millisecond, 3 * time.Millisecond, 10 * time.Millisecond, 30 * time.Millisecond} {
@@ -414,7 +415,7 @@ func (s *suite) cutShort(what string, after time.Duration, call func(context.Con
 	s.wantAllowed(what, err)
 }
 
-// wantKnown checks that Inspect and List agree about what may be there.
+// wantKnown checks that Inspect and List agree about a sandbox that may exist.
 func (s *suite) wantKnown(ref backend.Ref) {
 	s.Helper()
 	in, err := s.d.Inspect(s.ctx(), ref)
@@ -444,7 +445,8 @@ func (s *suite) crashPoints() {
 	}
 }
 
-// crash dies inside a method, opens again, and finishes or destroys.
+// crash simulates a crash in a method, opens the driver again, and finishes or
+// destroys the sandbox.
 func (s *suite) crash(n int, p CrashPoint, destroy bool) {
 	sp := s.spec(n)
 	ref := sp.Ref()

@@ -5,8 +5,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// suspend freezes the running sandbox and lets it go on: the same boot
-// answers again, also when the driver's process ended in between.
+// suspend suspends and resumes the running sandbox: the same boot answers
+// again, even if the driver's process ended in between.
 func (s *suite) suspend(ref backend.Ref, boot string) {
 	sus, ok := s.d.(backend.Suspender)
 	if !ok {
@@ -37,7 +37,8 @@ func (s *suite) suspend(ref backend.Ref, boot string) {
 	}
 }
 
-// suspendStopped: what does not run can be neither suspended nor resumed.
+// suspendStopped tests that a stopped sandbox can be neither suspended nor
+// resumed.
 func (s *suite) suspendStopped(ref backend.Ref) {
 	if sus, ok := s.d.(backend.Suspender); ok {
 		s.wantCode("Suspend of a stopped sandbox", sus.Suspend(s.ctx(), ref), agentlab.CodeConflict)

@@ -22,7 +22,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
-// vm is all that needs a running VM: one sandbox, three boots.
+// vm runs all tests that need a running VM: one sandbox, three boots.
 func (s *suite) vm() {
 	if s.cfg.NoVM != "" {
 		s.Skip("skipped: " + s.cfg.NoVM)
@@ -120,7 +120,7 @@ func (s *suite) exec(ref backend.Ref, argv ...string) (string, int) {
 	s.Helper()
 	conn, err := s.client(ref).Exec(s.ctx(), guestapi.ExecRequest{Command: argv})
 	s.ok("exec", err)
-	defer conn.Close() //nolint:errcheck // all was read
+	defer conn.Close() //nolint:errcheck // everything was read
 	_ = conn.SetDeadline(time.Now().Add(s.cfg.BootTimeout))
 	var out bytes.Buffer
 	frames := stream.NewReader(conn)
@@ -143,7 +143,7 @@ func (s *suite) exec(ref backend.Ref, argv ...string) (string, int) {
 }
 
 func (s *suite) dialGuest(ref backend.Ref) {
-	// Asking for a key makes sure that the guest's sshd runs.
+	// A request for a key starts the guest's sshd.
 	raw, _, err := ed25519.GenerateKey(rand.Reader)
 	s.ok("make a key", err)
 	key, err := ssh.NewPublicKey(raw)
@@ -153,7 +153,7 @@ func (s *suite) dialGuest(ref backend.Ref) {
 	s.ok("ssh-key", err)
 	conn, err := s.d.DialGuest(s.ctx(), ref, resp.Port)
 	s.ok("DialGuest", err)
-	defer conn.Close() //nolint:errcheck // all was read
+	defer conn.Close() //nolint:errcheck // everything was read
 	_ = conn.SetDeadline(time.Now().Add(s.cfg.BootTimeout))
 	banner := make([]byte, 4)
 	if _, err := io.ReadFull(conn, banner); err != nil || string(banner) != "SSH-" {
@@ -192,7 +192,7 @@ func (s *suite) answer(l net.Listener, text string) {
 	s.Cleanup(func() { _ = srv.Close(); <-done })
 }
 
-// wantAnswer makes the guest call the controller.
+// wantAnswer makes the guest call the controller and checks the answer.
 func (s *suite) wantAnswer(ref backend.Ref, base, want string) {
 	s.Helper()
 	s.eventually("the guest reaches "+base, s.cfg.BootTimeout, func() error {
@@ -234,7 +234,7 @@ func (s *suite) consoleLog(ref backend.Ref) {
 	defer cancel()
 	rc, err = cl.ConsoleLog(ctx, ref, true)
 	s.ok("ConsoleLog with follow", err)
-	defer rc.Close() //nolint:errcheck // all was read
+	defer rc.Close() //nolint:errcheck // everything was read
 	_, err = io.ReadFull(rc, make([]byte, len(text)))
 	s.ok("read with follow", err)
 	ended := make(chan struct{})
@@ -264,7 +264,8 @@ func (s *suite) wrongMarkRunning(ref backend.Ref) {
 	s.wantPower(ref, backend.PowerRunning)
 }
 
-// reopenRunning checks that VMs outlive the driver's process.
+// reopenRunning checks that VMs keep running after the driver's process has
+// ended.
 func (s *suite) reopenRunning(ref backend.Ref, boot string) {
 	s.reopen()
 	s.wantPower(ref, backend.PowerRunning)

@@ -10,8 +10,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// conns are the open connections of one guest; they end with it, and those
-// that a driver holds end with the driver.
+// conns are the open connections of one guest. They end with the guest, and
+// those of a driver end with the driver.
 type conns struct {
 	mu     sync.Mutex
 	closed bool
@@ -24,11 +24,11 @@ type conn struct {
 	net.Conn
 	peer  net.Conn
 	set   *conns
-	owner *Driver // who holds the host's end
+	owner *Driver // owner of the host's end
 	guest *guest
 }
 
-// pipe connects g with the process of d. The guest's end carries the guest.
+// pipe connects g with the process of d. The guest's end refers to the guest.
 func (g *guest) pipe(d *Driver) (guestEnd, hostEnd net.Conn, err error) {
 	a, b := net.Pipe()
 	ge := &conn{Conn: a, peer: b, set: &g.conns, owner: d, guest: g}
@@ -60,10 +60,10 @@ func (s *conns) add(c *conn) bool {
 	return true
 }
 
-// close closes all and lets no new one in.
+// close closes all connections and rejects new ones.
 func (s *conns) close() { s.closeIf(true, func(*conn) bool { return true }) }
 
-// closeOf closes those whose other end d holds.
+// closeOf closes the connections whose other end belongs to d.
 func (s *conns) closeOf(d *Driver) { s.closeIf(false, func(c *conn) bool { return c.owner == d }) }
 
 func (s *conns) closeIf(forever bool, which func(*conn) bool) {
@@ -79,7 +79,7 @@ func (s *conns) closeIf(forever bool, which func(*conn) bool) {
 	}
 }
 
-// listener gets the connections that a guest makes to the controller.
+// listener accepts a guest's connections to the controller.
 type listener struct {
 	owner *Driver
 	conns chan net.Conn
@@ -101,7 +101,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close ends the listener; connections that it gave go on.
+// Close closes the listener; accepted connections stay open.
 func (l *listener) Close() error {
 	l.shut()
 	return nil
@@ -109,10 +109,10 @@ func (l *listener) Close() error {
 
 func (l *listener) shut() { l.once.Do(func() { close(l.done) }) }
 
-// Addr is the controller's address as the guest sees it.
+// Addr returns the controller's address for the guest.
 func (l *listener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 77, 0, 1), Port: 8844} }
 
-// dialController connects the guest to whoever listens for it now.
+// dialController connects the guest to its current listener.
 func (g *guest) dialController(ctx context.Context) (net.Conn, error) {
 	g.in.mu.Lock()
 	l := g.in.listener
@@ -147,7 +147,7 @@ func (g *guest) httpClient() *http.Client {
 	}}
 }
 
-// oneConn is a listener that gives one connection and ends.
+// oneConn is a listener that returns one connection and ends.
 type oneConn struct{ c chan net.Conn }
 
 func serveOne(c net.Conn) oneConn {
@@ -157,7 +157,7 @@ func serveOne(c net.Conn) oneConn {
 	return l
 }
 
-// Accept gives the connection, then io.EOF.
+// Accept returns the connection, then io.EOF.
 func (l oneConn) Accept() (net.Conn, error) {
 	if c, ok := <-l.c; ok {
 		return c, nil

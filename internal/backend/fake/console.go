@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// maxConsole is how much of a console is kept, in bytes.
+// maxConsole is the maximum size of a console log in bytes.
 const maxConsole = 16 << 10
 
 // console is the bounded log of a VM's console.
@@ -15,7 +15,7 @@ type console struct {
 	buf    []byte
 	start  int64 // offset of buf[0] since the beginning
 	closed bool
-	more   chan struct{} // closed and replaced when there is more; nil when nobody waits
+	more   chan struct{} // closed and replaced when there is more; nil if no reader waits
 }
 
 func (c *console) line(s string) {
@@ -91,7 +91,7 @@ func (r *consoleReader) Read(p []byte) (int, error) {
 	}
 }
 
-// Close ends a Read that waits.
+// Close ends a waiting Read.
 func (r *consoleReader) Close() error {
 	r.cancel()
 	return nil

@@ -58,7 +58,7 @@ func (in *instance) unwatchDeadline() {
 	}
 }
 
-// expire powers the VM off, unless its deadline was moved just now.
+// expire powers the VM off, unless its deadline was moved in the meantime.
 func (in *instance) expire(lease time.Time) {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// Driver is one opening of a Host. It implements backend.Driver and
+// Driver is one opened instance of a Host. It implements backend.Driver and
 // backend.ConsoleLogger.
 type Driver struct {
 	h       *Host
@@ -26,8 +26,8 @@ var (
 	_ backend.ConsoleLogger = (*Driver)(nil)
 )
 
-// Open makes a Host and opens it; closing the Driver closes the Host. It is
-// what a daemon uses.
+// Open creates a Host and opens it; closing the Driver closes the Host.
+// Daemons use it.
 func Open(cfg Config) (*Driver, error) {
 	h, err := NewHost(cfg)
 	if err != nil {
@@ -38,13 +38,13 @@ func Open(cfg Config) (*Driver, error) {
 	return d, nil
 }
 
-// Open opens the host once more; it may be open several times.
+// Open opens the host; it may be opened several times.
 func (h *Host) Open() *Driver { return &Driver{h: h} }
 
-// Host returns the host that d is an opening of.
+// Host returns the host of d.
 func (d *Driver) Host() *Host { return d.h }
 
-// alive tells whether the driver's process still lives and ctx goes on.
+// alive returns an error if the driver's process has ended or ctx has ended.
 func (d *Driver) alive(ctx context.Context) error {
 	if d.dead.Load() {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the driver is closed")
@@ -55,15 +55,15 @@ func (d *Driver) alive(ctx context.Context) error {
 	return nil
 }
 
-// die ends the driver as a crash of its process would: what it listened on is
-// gone, VMs go on.
+// die ends the driver like a crash of its process: its listeners are closed,
+// VMs keep running.
 func (d *Driver) die() {
 	if d.dead.CompareAndSwap(false, true) {
 		d.h.dropListeners(d)
 	}
 }
 
-// Close releases the driver. VMs go on, as far as their Host does.
+// Close releases the driver. VMs keep running as long as their Host.
 func (d *Driver) Close() error {
 	d.die()
 	if d.ownHost {
@@ -92,12 +92,12 @@ func (d *Driver) Taken(ctx context.Context, first, last int) ([]int, error) {
 	return d.h.taken(first, last), nil
 }
 
-// Check has nothing to find but that this is the fake.
+// Check only reports that this is the fake backend.
 func (d *Driver) Check(context.Context) []backend.Finding {
 	return []backend.Finding{{Name: "fake", Level: backend.LevelOK, Detail: "sandboxes are imitated, nothing is isolated and nothing is run"}}
 }
 
-// Validate refuses more than 64 cores and unknown network modes.
+// Validate rejects more than 64 cores and unknown network modes.
 func (d *Driver) Validate(spec backend.Spec) error {
 	unsupported := func(field, format string, args ...any) error {
 		return agentlab.Errorf(agentlab.CodeUnsupported, format, args...).WithField(field)
@@ -112,7 +112,7 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	return validNetwork(spec.Network)
 }
 
-// Create makes the instance.
+// Create creates the instance.
 func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	ref := spec.Ref()
 	if err := d.pointOf(ctx, OpCreate, Before, spec); err != nil {
@@ -125,7 +125,7 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	if err != nil {
 		return err
 	}
-	if err := in.setNetwork(spec.Network); err != nil { // the caller's word is newer than what there is
+	if err := in.setNetwork(spec.Network); err != nil { // the caller's policy is newer than the stored one
 		return err
 	}
 	if err := d.point(ctx, OpCreate, Half, ref); err != nil {
@@ -178,12 +178,12 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 	return d.point(ctx, OpStop, After, ref)
 }
 
-// Suspend freezes it.
+// Suspend pauses it.
 func (d *Driver) Suspend(ctx context.Context, ref backend.Ref) error {
 	return d.freeze(ctx, OpSuspend, ref, backend.PowerRunning, backend.PowerSuspended)
 }
 
-// Resume lets it go on.
+// Resume continues it.
 func (d *Driver) Resume(ctx context.Context, ref backend.Ref) error {
 	return d.freeze(ctx, OpResume, ref, backend.PowerSuspended, backend.PowerRunning)
 }
@@ -229,7 +229,7 @@ func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
 	return d.point(ctx, OpDestroy, After, ref)
 }
 
-// Inspect tells what is there.
+// Inspect returns the state of an instance.
 func (d *Driver) Inspect(ctx context.Context, ref backend.Ref) (backend.Instance, error) {
 	if err := d.point(ctx, OpInspect, Before, ref); err != nil {
 		return backend.Instance{}, err
@@ -241,7 +241,7 @@ func (d *Driver) Inspect(ctx context.Context, ref backend.Ref) (backend.Instance
 	return in.view(), nil
 }
 
-// List tells all there is.
+// List returns all instances.
 func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
 	if err := d.point(ctx, OpList, Before, backend.Ref{}); err != nil {
 		return nil, err
@@ -285,7 +285,8 @@ func (d *Driver) guest(ref backend.Ref) (*guest, error) {
 	return g, nil
 }
 
-// ListenGuest takes over what the guest dials.
+// ListenGuest returns a listener for the guest's connections to the
+// controller.
 func (d *Driver) ListenGuest(ctx context.Context, ref backend.Ref) (net.Listener, error) {
 	if err := d.point(ctx, OpListenGuest, Before, ref); err != nil {
 		return nil, err
@@ -297,7 +298,7 @@ func (d *Driver) ListenGuest(ctx context.Context, ref backend.Ref) (net.Listener
 	return in.listen(d), nil
 }
 
-// ConsoleLog reads what the VM wrote.
+// ConsoleLog reads the console output of the VM.
 func (d *Driver) ConsoleLog(ctx context.Context, ref backend.Ref, follow bool) (io.ReadCloser, error) {
 	if err := d.point(ctx, OpConsoleLog, Before, ref); err != nil {
 		return nil, err

@@ -16,7 +16,8 @@ var (
 	_ backend.NetworkUpdater = (*Driver)(nil)
 )
 
-// UpdateNetwork keeps the policy. Nothing is enforced, as nothing is carried.
+// UpdateNetwork stores the policy. It is not enforced, because there is no
+// network traffic.
 func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {
 	if err := d.point(ctx, OpUpdateNetwork, Before, ref); err != nil {
 		return err
@@ -34,7 +35,7 @@ func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.
 	return d.point(ctx, OpUpdateNetwork, After, ref)
 }
 
-// validNetwork refuses modes that are not known and what is no policy.
+// validNetwork rejects unknown modes and invalid policies.
 func validNetwork(n agentlab.Network) error {
 	switch n.Mode {
 	case agentlab.NetworkNAT, agentlab.NetworkAllowlist, agentlab.NetworkOff:
@@ -52,7 +53,7 @@ func (in *instance) setNetwork(n agentlab.Network) error {
 	return in.save()
 }
 
-// Network returns the policy that an instance has now.
+// Network returns the current policy of an instance.
 func (h *Host) Network(ref backend.Ref) (agentlab.Network, error) {
 	in, err := h.find(ref)
 	if err != nil {
@@ -67,10 +68,11 @@ func (h *Host) Network(ref backend.Ref) (agentlab.Network, error) {
 }
 
 // maxEgress is how many records an instance keeps; the oldest are dropped, as
-// a real driver's bounded log does.
+// in the log of a real driver.
 const maxEgress = 10000
 
-// EgressLog returns what AddEgress and the "egress" command of guests wrote.
+// EgressLog returns the records of AddEgress and of the "egress" command of
+// guests.
 func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
 	if err := d.point(ctx, OpEgressLog, Before, ref); err != nil {
 		return nil, err
@@ -89,8 +91,8 @@ func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, li
 	return out[:min(limit, len(out))], nil
 }
 
-// AddEgress writes records to the egress log of an instance. Seq, VMID, times
-// and Count are filled in where they are zero.
+// AddEgress writes records to the egress log of an instance. It sets Seq,
+// VMID, times and Count if they are zero.
 func (h *Host) AddEgress(ref backend.Ref, recs ...agentlab.EgressRecord) error {
 	in, err := h.find(ref)
 	if err != nil {

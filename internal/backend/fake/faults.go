@@ -34,19 +34,19 @@ const (
 	OpSetDeadline   Op = "set_deadline"
 )
 
-// Point is a place inside a method.
+// Point is a point in a method.
 type Point string
 
-// The points. Half exists in Create (the mark is there, the disk is not),
-// Stop (the guest was asked) and Destroy (the VM is gone, the disk is not).
+// The points. Half exists in Create (the mark exists, the disk does not), Stop
+// (the guest was asked) and Destroy (the VM is deleted, the disk is not).
 const (
 	Before Point = "before" // nothing was done
 	Half   Point = "half"   // a part was done
-	After  Point = "after"  // all was done; only the answer is missing
+	After  Point = "after"  // everything was done; only the answer is missing
 )
 
-// Fault makes a method fail, wait or die. Zero fields match everything and do
-// nothing.
+// Fault makes a method fail, wait or crash. Zero fields match everything and
+// have no effect.
 type Fault struct {
 	Op    Op
 	At    Point // default Before
@@ -54,20 +54,20 @@ type Fault struct {
 
 	Delay time.Duration      // wait this long first
 	Block <-chan struct{}    // wait until it is closed, or the context ends
-	Hook  func(backend.Spec) // gets what is known of the sandbox: its UID at least
+	Hook  func(backend.Spec) // its argument has at least the UID of the sandbox
 	Err   error              // then fail with this
-	Crash bool               // then the driver's process dies: this and every later call fails until Open
+	Crash bool               // then the driver's process crashes: this and every later call fails until Open
 }
 
-// faults is the list of what is armed.
+// faults is the list of armed faults.
 type faults struct {
 	mu    sync.Mutex
 	armed []*Fault
 	hits  map[Op]int
 }
 
-// Inject arms a fault; remove takes it away. Faults are tried in the order in
-// which they were armed, and the first that matches counts.
+// Inject arms a fault; remove removes it. The first matching fault in the
+// order of Inject applies.
 func (h *Host) Inject(f Fault) (remove func()) {
 	if f.At == "" {
 		f.At = Before
@@ -83,7 +83,7 @@ func (h *Host) Inject(f Fault) (remove func()) {
 	}
 }
 
-// Calls tells how often a method was called since the host was made.
+// Calls returns how often a method was called since the creation of the host.
 func (h *Host) Calls(op Op) int {
 	h.faults.mu.Lock()
 	defer h.faults.mu.Unlock()
@@ -99,7 +99,7 @@ func (f *faults) count(op Op) {
 	f.hits[op]++
 }
 
-// take returns the first armed fault that matches, and uses it up.
+// take returns the first matching fault and decrements its count.
 func (f *faults) take(op Op, at Point) *Fault {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -117,8 +117,8 @@ func (f *faults) take(op Op, at Point) *Fault {
 	return nil
 }
 
-// point is called at every place where a method can fail. It returns nil to
-// go on.
+// point is called at every point where a method can fail. It returns nil if
+// the method continues.
 func (d *Driver) point(ctx context.Context, op Op, at Point, ref backend.Ref) error {
 	spec := backend.Spec{UID: ref.UID}
 	if in, err := d.h.find(ref); err == nil {

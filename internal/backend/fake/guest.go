@@ -20,7 +20,7 @@ import (
 // guest is the running VM of an instance: its control server and its runner.
 type guest struct {
 	in     *instance
-	ctx    context.Context // ends with the power
+	ctx    context.Context // done after power-off
 	cancel context.CancelFunc
 	conns  conns
 
@@ -40,14 +40,14 @@ func (g *guest) stop() {
 	g.conns.close()
 }
 
-// newControlServer returns the server of guest control for every connection
-// of every guest; the connection tells whose it is.
+// newControlServer returns the server of guest control for the connections of
+// all guests; the connection identifies the guest.
 func newControlServer() *http.Server {
 	return &http.Server{
 		Handler:           controlMux(),
 		ReadHeaderTimeout: 30 * time.Second,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, guestKey{}, c.(*conn).guest) //nolint:forcetypeassert // dialControl serves nothing else
+			return context.WithValue(ctx, guestKey{}, c.(*conn).guest) //nolint:forcetypeassert // dialControl has no other use
 		},
 	}
 }
@@ -58,7 +58,7 @@ func controlMux() http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, fn func(*guest, http.ResponseWriter, *http.Request)) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			fn(r.Context().Value(guestKey{}).(*guest), w, r) //nolint:forcetypeassert // ConnContext put it there
+			fn(r.Context().Value(guestKey{}).(*guest), w, r) //nolint:forcetypeassert // ConnContext has set it
 		})
 	}
 	handle("GET "+guestapi.PathHealth, (*guest).health)
@@ -70,7 +70,7 @@ func controlMux() http.Handler {
 	return mux
 }
 
-// dialControl opens a connection to the control server, once it is up.
+// dialControl opens a connection to the control server after it has started.
 func (g *guest) dialControl(d *Driver) (net.Conn, error) {
 	mem, ok := g.in.memory(g)
 	since := g.in.h.cfg.Clock().Sub(mem.StartedAt)
@@ -81,7 +81,7 @@ func (g *guest) dialControl(d *Driver) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Serve takes the one connection into its own goroutine and returns.
+	// Serve handles the connection in a new goroutine and returns.
 	_ = g.in.h.control.Serve(serveOne(guestEnd))
 	return hostEnd, nil
 }
@@ -96,7 +96,7 @@ func (g *guest) dialPort(d *Driver, port uint16) (net.Conn, error) {
 		return nil, err
 	}
 	g.in.h.spawn(func() {
-		defer guestEnd.Close() //nolint:errcheck // nobody left to tell
+		defer guestEnd.Close() //nolint:errcheck // no caller to report it to
 		if port == 22 {
 			if _, err := io.WriteString(guestEnd, "SSH-2.0-fake\r\n"); err != nil {
 				return
@@ -201,7 +201,7 @@ func (g *guest) power(w http.ResponseWriter, r *http.Request) {
 	g.in.h.spawn(func() { _ = act() })
 }
 
-// upgrade answers 101 and gives the connection with what was read ahead.
+// upgrade answers 101 and returns the connection with buffered data.
 func (g *guest) upgrade(w http.ResponseWriter, r *http.Request) (net.Conn, *stream.Reader, bool) {
 	if !strings.EqualFold(r.Header.Get("Upgrade"), guestapi.StreamProtocol) {
 		refuse(w, http.StatusUpgradeRequired, agentlab.CodeInvalid, "upgrade to "+guestapi.StreamProtocol)
@@ -234,7 +234,7 @@ func (g *guest) exec(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	defer c.Close() //nolint:errcheck // the frames said everything
+	defer c.Close() //nolint:errcheck // the frames have the result
 	out := stream.NewWriter(c)
 	p := g.newProcess(out.Data(stream.Stdout), out.Data(stream.Stderr), req.Env)
 	defer p.cancel(nil)
@@ -251,7 +251,7 @@ func (g *guest) attach(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	defer c.Close() //nolint:errcheck // the frames said everything
+	defer c.Close() //nolint:errcheck // the frames have the result
 	name := req.Session
 	if name == "" {
 		name = "main"

@@ -19,11 +19,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// Config says how a Host behaves. The zero value is a Host in memory whose
-// guests answer at once.
+// Config is the configuration of a Host. The zero value is a Host in memory
+// whose guests answer at once.
 type Config struct {
 	Name      string           // of the driver; default "fake"
-	Dir       string           // where instances are kept; "" keeps them in memory
+	Dir       string           // directory of the instances; "" keeps them in memory
 	BootDelay time.Duration    // from Start until guest control answers
 	Clock     func() time.Time // default time.Now; pauses use the time package
 	Logger    *slog.Logger     // default: discards
@@ -39,11 +39,12 @@ type Host struct {
 
 	mu        sync.Mutex
 	instances map[string]*instance // by UID
-	foreign   map[int]bool         // numbers taken by what is not ours
+	foreign   map[int]bool         // numbers taken by foreign objects
 	closed    bool
 }
 
-// NewHost makes a Host, with what Config.Dir holds. VMs that ran go on.
+// NewHost returns a Host with the instances in Config.Dir. VMs that were
+// running continue.
 func NewHost(cfg Config) (*Host, error) {
 	cfg.Name = cmp.Or(cfg.Name, "fake")
 	if cfg.Clock == nil {
@@ -85,8 +86,8 @@ func (h *Host) load() error {
 	return nil
 }
 
-// Close ends every guest in this process. With Config.Dir the next Host goes
-// on with them.
+// Close ends every guest in this process. With Config.Dir the next Host
+// continues them.
 func (h *Host) Close() error {
 	h.mu.Lock()
 	h.closed = true
@@ -99,15 +100,14 @@ func (h *Host) Close() error {
 	return h.control.Close()
 }
 
-// PutForeign takes a number for something that does not bear our mark;
-// Foreign tells whether it is still there.
+// PutForeign takes a number for an object without AgentLab's mark.
 func (h *Host) PutForeign(vmid int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.foreign[vmid] = true
 }
 
-// Foreign tells whether what PutForeign put is still there.
+// Foreign reports whether the object of PutForeign still exists.
 func (h *Host) Foreign(vmid int) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -123,7 +123,7 @@ func (h *Host) CrashVM(ref backend.Ref, reason string) error {
 	return in.crash(reason)
 }
 
-// Restart is a restart of the host: every VM that runs is gone.
+// Restart simulates a restart of the host: all running VMs stop.
 func (h *Host) Restart() error {
 	for _, in := range h.all() {
 		if err := in.crash("the host was restarted"); err != nil {
@@ -141,7 +141,7 @@ func (h *Host) Restart() error {
 }
 
 // PauseVM makes the driver report that the host has paused the guest of a
-// running VM; "" lets it go on. The guest itself is not held up.
+// running VM; "" ends the pause. The guest itself keeps running.
 func (h *Host) PauseVM(ref backend.Ref, why string) error {
 	in, err := h.find(ref)
 	if err != nil {
@@ -156,8 +156,8 @@ func (h *Host) PauseVM(ref backend.Ref, why string) error {
 	return nil
 }
 
-// RemoveBehindBack makes an instance vanish without the driver, as an
-// administrator could.
+// RemoveBehindBack deletes an instance without the driver, as an administrator
+// could.
 func (h *Host) RemoveBehindBack(ref backend.Ref) error {
 	in, err := h.find(ref)
 	if err != nil {
@@ -166,7 +166,7 @@ func (h *Host) RemoveBehindBack(ref backend.Ref) error {
 	return errors.Join(in.cut(backend.PowerStopped, ""), h.remove(in))
 }
 
-// claim makes the half-made instance of spec or finds the one there is.
+// claim returns the existing instance of spec, or creates a partial one.
 func (h *Host) claim(spec backend.Spec) (*instance, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -184,7 +184,7 @@ func (h *Host) claim(spec backend.Spec) (*instance, error) {
 	return in, nil
 }
 
-// taken are the numbers from first to last that anything has.
+// taken returns the numbers from first to last that are in use.
 func (h *Host) taken(first, last int) []int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -206,7 +206,7 @@ func (h *Host) taken(first, last int) []int {
 
 func (h *Host) newInstance(r record) *instance { return &instance{h: h, rec: r} }
 
-// find returns the instance that ref names.
+// find returns the instance that ref identifies.
 func (h *Host) find(ref backend.Ref) (*instance, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -239,7 +239,7 @@ func (h *Host) file(spec backend.Spec) string {
 	return filepath.Join(h.cfg.Dir, fmt.Sprintf("%d-%s.json", spec.VMID, strings.ReplaceAll(spec.UID, "/", "_")))
 }
 
-// all returns every instance by number; h.mu is held.
+// all returns every instance by number. The caller holds h.mu.
 func (h *Host) all() []*instance {
 	out := make([]*instance, 0, len(h.instances))
 	for _, in := range h.instances {
@@ -269,7 +269,8 @@ func (h *Host) dropListeners(d *Driver) {
 	}
 }
 
-// spawn runs fn in a goroutine that Close waits for; after Close it does not.
+// spawn runs fn in a goroutine that Close waits for; after Close it does
+// nothing.
 func (h *Host) spawn(fn func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -7,11 +7,11 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Images are the images of a fake backend: names that need no building. The
-// zero value has "base" and "agents".
+// Images are the images of a fake backend: names without files. The zero value
+// has "base" and "agents".
 type Images struct{ Names []string }
 
-// Check tells whether there is an image of that name.
+// Check returns nil if there is an image of that name.
 func (i Images) Check(name string) error {
 	names := i.Names
 	if names == nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// record is what is kept of an instance.
+// record is the stored state of an instance.
 type record struct {
 	Spec    backend.Spec  `json:"spec"`
 	Power   backend.Power `json:"power"`
@@ -34,7 +34,7 @@ type record struct {
 	EgressSeq int64                   `json:"egress_seq,omitempty"`
 }
 
-// guestRecord is the memory of a running guest; a power cut wipes it.
+// guestRecord is the memory of a running guest; a power cut deletes it.
 type guestRecord struct {
 	BootID    string              `json:"boot_id,omitempty"`
 	StartedAt time.Time           `json:"started_at,omitzero"`
@@ -73,7 +73,7 @@ func (in *instance) view() backend.Instance {
 	return v
 }
 
-// save writes the record; in.mu is held, or nobody else knows in yet.
+// save writes the record. The caller holds in.mu, or in is not shared yet.
 func (in *instance) save() error {
 	file := in.h.file(in.rec.Spec)
 	if file == "" {
@@ -93,7 +93,7 @@ func (in *instance) save() error {
 	return nil
 }
 
-// complete makes a half-made instance whole.
+// complete completes a partial instance.
 func (in *instance) complete() error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -125,7 +125,7 @@ func (in *instance) start() error {
 	return nil
 }
 
-// hangs tells whether the guest's name says that it does not answer now.
+// hangs reports whether the guest does not answer now, because of its name.
 func (in *instance) hangs() bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -133,7 +133,7 @@ func (in *instance) hangs() bool {
 	return strings.HasPrefix(name, "never-boots")
 }
 
-// boot begins the life of the guest in this process; in.mu is held.
+// boot starts the guest in this process. The caller holds in.mu.
 func (in *instance) boot() {
 	in.guest = newGuest(in)
 	in.watchDeadline()
@@ -145,7 +145,7 @@ func (in *instance) boot() {
 	}
 }
 
-// resume goes on after the process that held the guest ended.
+// resume continues the guest of an earlier process.
 func (in *instance) resume() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -154,7 +154,7 @@ func (in *instance) resume() {
 	}
 }
 
-// leave ends the guest in this process and keeps it on disk.
+// leave ends the guest in this process and keeps its state on disk.
 func (in *instance) leave() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -167,7 +167,7 @@ func (in *instance) leave() {
 	in.closeListener()
 }
 
-// running returns the guest that can answer; nil when none does.
+// running returns the guest if it can answer, otherwise nil.
 func (in *instance) running() *guest {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -177,7 +177,8 @@ func (in *instance) running() *guest {
 	return in.guest
 }
 
-// freeze makes a running instance suspended, or a suspended one running.
+// freeze changes a running instance to suspended, or a suspended one to
+// running.
 func (in *instance) freeze(from, to backend.Power) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -191,7 +192,7 @@ func (in *instance) freeze(from, to backend.Power) error {
 	return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is %s", in.rec.Spec.VMID, in.rec.Power)
 }
 
-// linger takes the time that the sandbox's name asks for.
+// linger waits for the delay that the sandbox's name requests.
 func (in *instance) linger(ctx context.Context) error {
 	if !strings.HasSuffix(in.rec.Spec.Name, "-slow") {
 		return nil
@@ -202,10 +203,10 @@ func (in *instance) linger(ctx context.Context) error {
 	return nil
 }
 
-// shutdown asks the guest to power off and waits until it did, up to grace.
+// shutdown asks the guest to power off and waits for that, up to grace.
 func (in *instance) shutdown(ctx context.Context, grace time.Duration) error {
 	if in.running() == nil || !strings.HasPrefix(in.rec.Spec.Name, "never-stops") {
-		return nil // the guest obeys at once
+		return nil // the guest powers off at once
 	}
 	if err := sleep(ctx, grace); err != nil {
 		return cancelled(err)
@@ -213,7 +214,7 @@ func (in *instance) shutdown(ctx context.Context, grace time.Duration) error {
 	return nil
 }
 
-// crash stops a running VM without being asked.
+// crash stops a running VM like a crash.
 func (in *instance) crash(reason string) error {
 	return in.powerOff(backend.PowerCrashed, reason, true)
 }
@@ -227,20 +228,20 @@ func (in *instance) powerOff(power backend.Power, reason string, onlyRunning boo
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.rec.Power == power {
-		in.rec.Expired = false // by the one who asks now
+		in.rec.Expired = false // this caller stops it
 		return nil
 	}
 	if onlyRunning && in.rec.Power != backend.PowerRunning && in.rec.Power != backend.PowerSuspended {
 		return nil
 	}
 	if in.rec.Power == backend.PowerPartial && power == backend.PowerStopped {
-		return nil // a half-made thing has no power to cut
+		return nil // a partial instance is not running
 	}
 	in.rec.Expired = false
 	return in.off(power, reason)
 }
 
-// off ends the guest; in.mu is held.
+// off ends the guest. The caller holds in.mu.
 func (in *instance) off(power backend.Power, reason string) error {
 	in.unwatchDeadline()
 	if in.guest != nil {
@@ -252,7 +253,7 @@ func (in *instance) off(power backend.Power, reason string) error {
 	return in.save()
 }
 
-// reboot starts the guest afresh without a change of power.
+// reboot restarts the guest without a change of the power state.
 func (in *instance) reboot() error {
 	if err := in.powerOff(backend.PowerStopped, "", true); err != nil {
 		return err
@@ -260,7 +261,7 @@ func (in *instance) reboot() error {
 	return in.start()
 }
 
-// close ends what hangs on an instance that is being removed.
+// close closes the resources of an instance that is being removed.
 func (in *instance) close() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -275,7 +276,8 @@ func (in *instance) closeListener() {
 	}
 }
 
-// listen makes d's listener the one that gets what the guest dials.
+// listen returns a new listener of d, which gets the guest's connections from
+// now on.
 func (in *instance) listen(d *Driver) net.Listener {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -295,7 +297,7 @@ func (in *instance) dropDriver(d *Driver) {
 	}
 }
 
-// update changes what the guest remembers and keeps it; false when g no
+// update changes and stores the guest's memory. It returns false if g no
 // longer runs.
 func (in *instance) update(g *guest, fn func(*guestRecord)) bool {
 	in.mu.Lock()

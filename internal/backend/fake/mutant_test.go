@@ -279,7 +279,7 @@ func (m *mutant) ListenGuest(ctx context.Context, ref backend.Ref) (net.Listener
 	return l, err
 }
 
-// deaf is a listener that nobody dials.
+// deaf is a listener without connections.
 type deaf struct{ done chan struct{} }
 
 func (d deaf) Accept() (net.Conn, error) { <-d.done; return nil, net.ErrClosed }
@@ -331,7 +331,7 @@ func TestSuiteFindsMutants(t *testing.T) {
 	for breaks, where := range mutants {
 		t.Run(breaks, func(t *testing.T) {
 			t.Parallel()
-			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestMutant$/^"+strings.Split(where, "/")[0]+"$", "-test.v", "-test.timeout=1m") //nolint:gosec // this very test
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestMutant$/^"+strings.Split(where, "/")[0]+"$", "-test.v", "-test.timeout=1m") //nolint:gosec // this test binary
 			cmd.Env = append(os.Environ(), mutantEnv+"="+breaks)
 			out, err := cmd.CombinedOutput()
 			exit := (*exec.ExitError)(nil)

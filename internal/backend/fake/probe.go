@@ -7,8 +7,8 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// probe is 'agent-runner probe' of a guest without a network: the controller
-// answers, and nothing else is reached. What it tries is in no egress record.
+// probe simulates 'agent-runner probe' in a guest without a network: only the
+// controller answers. Its attempts have no egress records.
 func (p *process) probe(args []string) int {
 	if len(args) != 1 || args[0] != "probe" {
 		return 2

@@ -20,30 +20,30 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// runnerRecord is how far a runner has come; it lives as long as the VM.
+// runnerRecord is the progress of a runner; it is kept as long as the VM.
 type runnerRecord struct {
 	Boot      guestapi.BootstrapResponse `json:"boot"`
 	FetchedAt time.Time                  `json:"fetched_at"`
-	Line      int                        `json:"line"` // lines of the task that are done
+	Line      int                        `json:"line"` // number of completed lines of the task
 	Log       string                     `json:"log,omitempty"`
 	Acked     int64                      `json:"acked"` // bytes of Log that the controller has
 	Stubborn  bool                       `json:"stubborn,omitempty"`
 	Silent    bool                       `json:"silent,omitempty"`
-	Final     *guestapi.Report           `json:"final,omitempty"` // what is to be reported
+	Final     *guestapi.Report           `json:"final,omitempty"` // the report to send
 	Done      bool                       `json:"done,omitempty"`
 }
 
 // heartbeat is the longest time between two reports.
 const heartbeat = 15 * time.Second
 
-// errSilent ends a runner that is never heard of again.
+// errSilent ends a runner that sends nothing more.
 var errSilent = errors.New("silent")
 
-// stopped is the cause of the agent's end: the final status asked for, and the
-// reason that was given.
+// stopped is the cause of the agent's end: the requested final status and its
+// reason.
 type stopped struct{ status, reason string }
 
-// Error returns the reason, or names the status.
+// Error returns the reason, or the status if there is none.
 func (s stopped) Error() string {
 	if s.reason != "" {
 		return s.reason
@@ -51,13 +51,13 @@ func (s stopped) Error() string {
 	return "asked to stop: " + s.status
 }
 
-// runner is the imitation of agent-runner in one guest.
+// runner simulates agent-runner in one guest.
 type runner struct {
 	g    *guest
 	ctx  context.Context
 	http *http.Client
 
-	line int // index of the task's line that is at work
+	line int // index of the running line of the task
 
 	mu    sync.Mutex
 	phase string
@@ -73,7 +73,7 @@ func (g *guest) startRunner() {
 	})
 }
 
-// state returns what is kept; nil before the bootstrap was fetched.
+// state returns the stored progress; nil before the bootstrap was fetched.
 func (r *runner) state() *runnerRecord {
 	mem, _ := r.g.in.memory(r.g)
 	if mem.Runner == nil {
@@ -85,7 +85,7 @@ func (r *runner) state() *runnerRecord {
 
 func (r *runner) change(fn func(*runnerRecord)) {
 	r.g.in.update(r.g, func(mem *guestRecord) {
-		c := *cmp.Or(mem.Runner, &runnerRecord{}) // readers hold the old one
+		c := *cmp.Or(mem.Runner, &runnerRecord{}) // readers may use the old one
 		fn(&c)
 		mem.Runner = &c
 	})
@@ -120,7 +120,7 @@ func (r *runner) run() error {
 	return nil
 }
 
-// bootstrap trades the token for the work.
+// bootstrap exchanges the token for the job.
 func (r *runner) bootstrap() error {
 	mem, _ := r.g.in.memory(r.g)
 	if mem.Bootstrap == nil {
@@ -138,7 +138,7 @@ func (r *runner) bootstrap() error {
 	return nil
 }
 
-// work runs the task and tells how it ended.
+// work runs the task and returns the final report.
 func (r *runner) work(st *runnerRecord) (guestapi.Report, error) {
 	agent, stop := context.WithCancelCause(r.ctx)
 	defer stop(nil)
@@ -179,7 +179,7 @@ func (r *runner) work(st *runnerRecord) (guestapi.Report, error) {
 	return rep, nil
 }
 
-// task runs the lines that are left of the task.
+// task runs the remaining lines of the task.
 func (r *runner) task(ctx context.Context, st *runnerRecord) (code int, err error) {
 	lines := strings.Split(st.Boot.Job.Task, "\n")
 	for i := st.Line; i < len(lines); i++ {
@@ -196,7 +196,7 @@ func (r *runner) task(ctx context.Context, st *runnerRecord) (code int, err erro
 	return 0, r.ctx.Err()
 }
 
-// runLine runs one line of the task; end tells that the agent ends with it.
+// runLine runs one line of the task; end reports that the agent ends after it.
 func (r *runner) runLine(ctx context.Context, line string) (code int, end bool, err error) {
 	word, rest, _ := strings.Cut(line, " ")
 	switch word {
@@ -248,7 +248,7 @@ func (r *runner) runLine(ctx context.Context, line string) (code int, end bool, 
 	if r.ctx.Err() != nil {
 		return 0, true, r.ctx.Err()
 	}
-	if err != nil { // the agent's trouble, not the runner's
+	if err != nil { // an error of the agent, not of the runner
 		return 1, true, r.log("error: " + err.Error())
 	}
 	return 0, false, nil
@@ -261,7 +261,8 @@ func (s *runnerRecord) env(name string) string {
 	return name + "=" + s.Boot.Env[name]
 }
 
-// enter tells of a new phase. Its loss is no harm: the next report has it.
+// enter reports a new phase. An error is ignored: the next report has the
+// phase too.
 func (r *runner) enter(stop context.CancelCauseFunc, phase string) {
 	r.mu.Lock()
 	r.phase = phase
@@ -305,12 +306,12 @@ func (r *runner) obey(ctx context.Context, stop context.CancelCauseFunc) {
 			return
 		}
 		if d.Stop != "" {
-			_ = sleep(ctx, heartbeat) // it is ignored, and comes at once again
+			_ = sleep(ctx, heartbeat) // it is ignored, and would be returned at once again
 		}
 	}
 }
 
-// direct follows a directive and tells whether it was to stop.
+// direct handles a directive and reports whether it is a stop.
 func (r *runner) direct(d guestapi.Directive, stop context.CancelCauseFunc) bool {
 	if st := r.state(); d.Stop == "" || st == nil || st.Stubborn || st.Silent {
 		return false
@@ -319,16 +320,16 @@ func (r *runner) direct(d guestapi.Directive, stop context.CancelCauseFunc) bool
 	return true
 }
 
-// log adds a line to the agent's log and sends what the controller lacks.
-// With it, in one step, the task's line is done: a death right after it does
-// not log it again.
+// log appends a line to the agent's log and sends the part that the controller
+// lacks. The same update marks the task's line as done, so that it is not
+// logged again after a crash.
 func (r *runner) log(line string) error {
 	r.change(func(s *runnerRecord) { s.Log, s.Line = s.Log+line+"\n", r.line+1 })
 	return r.sendLog("")
 }
 
-// sendLog sends the log from where the controller has it to its end. The
-// controller may take less, unless it is told that this is all.
+// sendLog sends the part of the log that the controller lacks. The controller
+// may accept fewer bytes, unless final is set.
 func (r *runner) sendLog(final string) error {
 	st := r.state()
 	if st == nil {
@@ -372,7 +373,7 @@ func (r *runner) repo() (int64, error) {
 	return n, err
 }
 
-// raw sends a report as the task wrote it and logs the answer.
+// raw sends the task's report unchanged and logs the answer.
 func (r *runner) raw(text string) error {
 	st := r.state()
 	if st == nil {
@@ -405,18 +406,18 @@ func (r *runner) callController(ctx context.Context, path string, in, out any) e
 	return r.call(ctx, http.MethodPost, r.controller()+path, st.Boot.Runner.Token, in, out)
 }
 
-// refused is an answer that trying again does not change.
+// refused is an answer for which a retry is useless.
 type refused struct {
 	status int
 	body   guestapi.ErrorBody
 }
 
-// Error tells what the controller said.
+// Error returns the controller's message.
 func (e refused) Error() string {
 	return fmt.Sprintf("%d %s: %s", e.status, e.body.Code, e.body.Message)
 }
 
-// retry repeats fn while the controller does not answer or says "later".
+// retry repeats fn while the controller does not answer or is busy.
 func (r *runner) retry(fn func() error) error {
 	pause := 20 * time.Millisecond
 	for {
@@ -478,7 +479,7 @@ func (r *runner) exchange(ctx context.Context, method, u, token string, body io.
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to what matters
+	defer resp.Body.Close() //nolint:errcheck // the rest is not needed
 	if resp.StatusCode >= 400 {
 		no := refused{status: resp.StatusCode}
 		_ = json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(&no.body)

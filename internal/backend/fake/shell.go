@@ -18,10 +18,10 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
-// process is one imitated process.
+// process is one simulated process.
 type process struct {
 	g           *guest
-	ctx         context.Context // its cause is a signal when one killed it
+	ctx         context.Context // its cause is a signal if one killed it
 	cancel      context.CancelCauseFunc
 	stdin       *inbox
 	out, errOut io.Writer
@@ -31,10 +31,10 @@ type process struct {
 // signalled is the cause of a process's end.
 type signalled string
 
-// Error names the signal.
+// Error returns the signal's name.
 func (s signalled) Error() string { return "killed by " + string(s) }
 
-// signals are those that end an imitated process, with their numbers.
+// signals lists the signals that end a simulated process, with their numbers.
 var signals = map[string]int{"HUP": 1, "INT": 2, "QUIT": 3, "KILL": 9, "PIPE": 13, "TERM": 15} //nolint:gochecknoglobals // a constant table
 
 func (g *guest) newProcess(out, errOut io.Writer, env map[string]string) *process {
@@ -47,8 +47,8 @@ func (g *guest) newProcess(out, errOut io.Writer, env map[string]string) *proces
 	return p
 }
 
-// feed carries frames to the process until the connection ends, and ends the
-// process with it.
+// feed passes frames to the process until the connection ends, and then ends
+// the process.
 func (p *process) feed(frames *stream.Reader) {
 	for {
 		t, data, err := frames.Next()
@@ -149,7 +149,7 @@ func (p *process) curl(url string) int {
 	if err != nil {
 		return 7
 	}
-	defer resp.Body.Close() //nolint:errcheck // all was read
+	defer resp.Body.Close() //nolint:errcheck // everything was read
 	if _, err := io.Copy(p.out, resp.Body); err != nil {
 		return 18
 	}
@@ -220,7 +220,7 @@ func (p *process) shell() (code int) {
 	return code
 }
 
-// inbox is the standard input of a process: writing never blocks, because a
+// inbox is the standard input of a process: a write never blocks, because a
 // process that does not read must still get its signals.
 type inbox struct {
 	mu    sync.Mutex
@@ -229,7 +229,7 @@ type inbox struct {
 	ended bool
 }
 
-// maxInbox is how much input waits for a process, in bytes; more is dropped.
+// maxInbox limits the buffered input of a process, in bytes; more is dropped.
 const maxInbox = 4 << 20
 
 func newInbox() *inbox {
@@ -267,7 +267,7 @@ func (b *inbox) Read(p []byte) (int, error) {
 	return b.buf.Read(p)
 }
 
-// session is a named shell that outlives those who join it.
+// session is a named shell that stays when its clients disconnect.
 type session struct {
 	p *process
 
@@ -278,7 +278,7 @@ type session struct {
 	exit   stream.ExitStatus
 }
 
-// maxRecent is how much output a client that joins sees first, in bytes.
+// maxRecent limits the recent output that a new client gets first, in bytes.
 const maxRecent = 16 << 10
 
 func (g *guest) session(name string) *session {
@@ -304,7 +304,7 @@ func (g *guest) session(name string) *session {
 	return s
 }
 
-// Write shows output to everyone who joined.
+// Write sends output to all clients.
 func (s *session) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -336,7 +336,7 @@ func (s *session) join(w *stream.Writer, frames *stream.Reader) {
 			if err != nil {
 				return
 			}
-			if t != stream.StdinEOF { // the shell outlives its clients
+			if t != stream.StdinEOF { // the shell stays when its clients disconnect
 				s.p.frame(t, data)
 			}
 		}

@@ -12,23 +12,24 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
-// The audit before every start: a list of what the configuration of a sandbox
-// may hold. Whatever is not on it (a path of the host, a device passed
-// through, a second network device, arguments for QEMU, an option that a later
-// version brings) is a way around the isolation, or may be one, and nothing
-// starts.
+// The audit before every start: a list of the options that the configuration
+// of a sandbox may have. Any other option (a path of the host, a
+// passed-through device, a second network device, arguments for QEMU, an
+// option of a later version) may bypass the isolation, so the sandbox is not
+// started.
 
 // lockClone is the property lock of a VM that is being cloned.
 const lockClone = "clone"
 
-// harmless are options that may have any value of this form: they say how the
-// VM is emulated, shown or described, and reach nothing of the host.
+// harmless lists options that may have any value of the given form. They
+// affect the emulation, display or description of the VM and give no access to
+// the host.
 var harmless = map[string]*regexp.Regexp{
 	"acpi": flag, "boot": words, "bootdisk": words, "ciupgrade": flag, "ciuser": words, "cores": number,
 	"cpu":      regexp.MustCompile(`^(cputype=)?[A-Za-z0-9][A-Za-z0-9._-]*(,(flags|hidden|phys-bits)=[A-Za-z0-9+;._-]+)*$`),
 	"cpulimit": number, "cpuunits": number, "description": anything, "digest": words, "hotplug": words,
 	"ipconfig0": regexp.MustCompile(`^[0-9A-Za-z=,:./]*$`), "keyboard": words, "kvm": flag, "localtime": flag,
-	"bios": regexp.MustCompile(`^(seabios|ovmf)$`), "citype": regexp.MustCompile(`^nocloud$`), // the only seed that templates look for
+	"bios": regexp.MustCompile(`^(seabios|ovmf)$`), "citype": regexp.MustCompile(`^nocloud$`), // the only seed type that templates support
 	"machine": regexp.MustCompile(`^(type=)?(pc|q35|pc-(i440fx|q35)-[0-9.]+(\+pve[0-9]+)?)$`),
 	"memory":  number, "balloon": number, "shares": number, "meta": anything, "name": words, "nameserver": regexp.MustCompile(`^[0-9A-Fa-f:. ]*$`),
 	"numa": flag, "ostype": words, "parent": words, "reboot": flag, "scsihw": words, "searchdomain": words, "smbios1": anything,
@@ -36,7 +37,8 @@ var harmless = map[string]*regexp.Regexp{
 	"agent": regexp.MustCompile(`^[A-Za-z0-9_,=-]*$`),
 	"rng0":  regexp.MustCompile(`^(source=)?/dev/u?random(,(max_bytes|period)=[0-9]+)*$`),
 	"vga":   regexp.MustCompile(`^(type=)?(cirrus|none|qxl|serial0|std|virtio|vmware)(,memory=[0-9]+)?$`),
-	// The console of cloud images: a socket that root on the node may open.
+	// The console of cloud images: a socket that only root on the node may
+	// open.
 	"serial0": regexp.MustCompile(`^socket$`),
 }
 
@@ -47,10 +49,10 @@ var (
 	words    = regexp.MustCompile(`^[A-Za-z0-9._;,=+ -]*$`)
 )
 
-// bootDisks are the places where the one disk of a sandbox may be.
+// bootDisks are the slots in which the single disk of a sandbox may be.
 var bootDisks = []string{"scsi0", "virtio0", "sata0", "ide0"}
 
-// driveOptions are what may be said of a disk beside its volume.
+// driveOptions are the options that a disk may have in addition to its volume.
 var driveOptions = []string{"aio", "backup", "cache", "detect_zeroes", "discard", "format", "iothread", "queues", "replicate", "size", "ssd"}
 
 var (
@@ -58,9 +60,9 @@ var (
 	cdSlot       = regexp.MustCompile(`^(ide[0-3]|sata[0-5]|scsi[0-9]+)$`)
 )
 
-// audit tells what in a configuration keeps a sandbox from being started.
-// have is what the node says, want the options that must be exactly so, where
-// "" is an option that must not be set.
+// audit returns an error if a configuration must not be started. have is the
+// configuration from the node. want has the options with a required value; ""
+// means that the option must not be set.
 func audit(have pve.Config, want map[string]string, vmid int) error {
 	disks := 0
 	for _, key := range slices.Sorted(maps.Keys(have)) {
@@ -103,14 +105,14 @@ func refuse(vmid int, key, value string) error {
 		WithField(key).WithHint("it was changed by hand: undo that, or destroy the sandbox; a template with such an option cannot be used")
 }
 
-// clip shortens what came from a node for a message.
+// clip shortens text from a node for a message.
 func clip(s string) string { return agentlab.OneLine(s, 120) }
 
-// zeroOptions are those for which not set and 0 are the same.
+// zeroOptions are options for which unset and 0 are the same.
 var zeroOptions = []string{"onboot", "protection", "template"}
 
-// sameOption compares two values as Proxmox means them: the order of a
-// property string's parts does not count, nor does the case of an address.
+// sameOption compares two values like Proxmox: the order of the parts of a
+// property string and the case of an address are ignored.
 func sameOption(key, have, want string) bool {
 	if have == want {
 		return true
@@ -153,8 +155,8 @@ func splitTags(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return r == ';' || r == ',' || r == ' ' })
 }
 
-// ownDisk tells whether a drive is a disk on a volume that bears the VM's own
-// number, with no options but harmless ones.
+// ownDisk reports whether a drive is a disk on a volume with the VM's own
+// number, with only harmless options.
 func ownDisk(value string, vmid int) bool {
 	volid, ok := driveVolume(value)
 	if !ok || volumeOwner(volid) != vmid {
@@ -168,7 +170,7 @@ func ownDisk(value string, vmid int) bool {
 	return true
 }
 
-// ownCloudInit tells whether a drive is the VM's own cloud-init medium.
+// ownCloudInit reports whether a drive is the VM's own cloud-init medium.
 func ownCloudInit(value string, vmid int) bool {
 	volid, ok := driveVolume(value)
 	media, _ := pve.ParseProps(value).Get("media")
@@ -183,7 +185,8 @@ func emptyCD(value string) bool {
 	return volid == "none" && media == "cdrom"
 }
 
-// driveVolume returns the volume id of a drive; a path of the host is none.
+// driveVolume returns the volume ID of a drive. ok is false for a path of the
+// host.
 func driveVolume(value string) (string, bool) {
 	props := pve.ParseProps(value)
 	volid, ok := props.Get("")
@@ -198,9 +201,9 @@ func lastComponent(volid string) string { return volid[strings.LastIndexAny(voli
 
 var ownedName = regexp.MustCompile(`^(vm|base)-([1-9][0-9]*)-`)
 
-// volumeOwner is the number of the VM that a volume belongs to, as Proxmox
-// sees it: the one in its name, or, where volumes are files, the folder's. 0
-// when there is none.
+// volumeOwner returns the number of the VM that a volume belongs to in
+// Proxmox: the number in its name or, if volumes are files, that of the
+// directory; 0 if there is none.
 func volumeOwner(volid string) int {
 	_, name, _ := strings.Cut(volid, ":")
 	last := lastComponent(volid)
@@ -223,8 +226,8 @@ func volumeOwner(volid string) int {
 	return n
 }
 
-// volumesOf lists the volumes that a configuration names and that bear the
-// VM's own number: what is destroyed with it.
+// volumesOf lists the volumes in a configuration with the VM's own number,
+// which are destroyed with the VM.
 func volumesOf(cfg pve.Config, vmid int) []string {
 	var out []string
 	for key, value := range cfg {

@@ -196,7 +196,7 @@ func TestTrap27NoUpgrade(t *testing.T) {
 	}
 }
 
-// Only what bears both marks is ours.
+// Only a VM with both marks is ours.
 func TestOurs(t *testing.T) {
 	d := plain()
 	ref := vmID{VMID: 1001, UID: uid1}

@@ -15,7 +15,7 @@ import (
 func (d *Driver) Check(ctx context.Context) []backend.Finding {
 	out := d.pve.Preflight(ctx, d.needs(ctx))
 	if i := slices.IndexFunc(out, func(f backend.Finding) bool { return f.Level == backend.LevelError }); i >= 0 {
-		// What could not be looked at is not missing.
+		// Templates that could not be read are not missing.
 		return named(append(out, finding("templates", backend.LevelWarn, "first put right what "+out[i].Name+" says, then look again",
 			"unknown: whether there are templates was not looked at, because of %s", out[i].Name)))
 	}
@@ -29,7 +29,7 @@ func (d *Driver) Check(ctx context.Context) []backend.Finding {
 	return named(append(out, d.checkStorages(ctx)...))
 }
 
-// named gives every finding a name of its own.
+// named gives every finding a unique name.
 func named(all []backend.Finding) []backend.Finding {
 	seen := map[string]int{}
 	for i, f := range all {
@@ -43,7 +43,7 @@ func named(all []backend.Finding) []backend.Finding {
 	return all
 }
 
-// needs is what this configuration asks of a token.
+// needs returns the rights that this configuration needs of a token.
 func (d *Driver) needs(ctx context.Context) pve.Needs {
 	n := pve.Needs{TokenID: d.cfg.TokenID, Pool: d.cfg.Pool, Bridges: []string{d.cfg.Bridge}, FreeMemory: len(d.cfg.Nodes) > 1, Firewall: d.cfg.Firewall}
 	for i := range d.cfg.Nodes {
@@ -53,7 +53,7 @@ func (d *Driver) needs(ctx context.Context) pve.Needs {
 			n.Templates = append(n.Templates, vmid)
 			if t, err := d.template(ctx, node.Name, vmid); err == nil {
 				n.Storages = append(n.Storages, d.storagesOf(t)...)
-				if s := t.cfg["vmstatestorage"]; s != "" { // a clone is refused without rights on it, though nothing is written there
+				if s := t.cfg["vmstatestorage"]; s != "" { // Proxmox refuses a clone without rights on it, although nothing is written there
 					n.Storages = append(n.Storages, s)
 				}
 				if bridge, ok := pve.ParseProps(t.cfg["net0"]).Get("bridge"); ok {
@@ -79,9 +79,9 @@ func broken(name string, err error) backend.Finding {
 	return finding(name, backend.LevelError, agentlab.HintOf(err), "%s", err)
 }
 
-// checkTemplates looks at the templates of a node. An image may be missing on
-// one node; that no template is any good is an error, unless one of them could
-// not be looked at.
+// checkTemplates checks the templates of a node. An image may be missing on
+// one node. It is an error if no template is usable, unless one of them could
+// not be read.
 func (d *Driver) checkTemplates(ctx context.Context, n *Node) []backend.Finding {
 	var out []backend.Finding
 	good, unknown := 0, 0
@@ -144,7 +144,8 @@ func (d *Driver) checkNetwork(ctx context.Context, n *Node) backend.Finding {
 	return finding(name, backend.LevelOK, "", "policies are enforced on %s", d.cfg.Bridge)
 }
 
-// leastFree is what a storage of sandboxes' disks must have free, in bytes.
+// leastFree is the minimum free space of a storage for sandboxes' disks, in
+// bytes.
 const leastFree = 5 << 30
 
 func (d *Driver) checkStorages(ctx context.Context) []backend.Finding {
@@ -165,8 +166,8 @@ func (d *Driver) checkStorages(ctx context.Context) []backend.Finding {
 	return out
 }
 
-// checkSnippets looks at the storage of snippets: its content must include
-// them, and its directory must be there to be read.
+// checkSnippets checks the storage for snippets: its content types must
+// include snippets, and its directory must be readable.
 func (d *Driver) checkSnippets(ctx context.Context) []backend.Finding {
 	root := d.pve.Root()
 	if root == nil {
@@ -175,7 +176,7 @@ func (d *Driver) checkSnippets(ctx context.Context) []backend.Finding {
 	const name = "snippets"
 	storage := root.SnippetsStorage()
 	for _, n := range d.cfg.Nodes {
-		if n.Host == nil { // no sandbox is started there
+		if n.Host == nil { // no sandbox runs there
 			continue
 		}
 		st, err := d.pve.StorageStatus(ctx, n.Name, storage)

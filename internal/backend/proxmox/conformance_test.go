@@ -106,8 +106,8 @@ func crashPoints(shell bool) []crashPoint {
 	return out
 }
 
-// foreign makes a running VM that is not ours, and returns a check that
-// nothing of it has changed.
+// foreign creates a running foreign VM, and returns a check that nothing of it
+// has changed.
 func (w *world) foreign(t testing.TB, vmid int, name string, options map[string]string) func(*testing.T) {
 	t.Helper()
 	w.node.AddForeignVM(t, vmid, name, true, options)
@@ -120,7 +120,7 @@ func (w *world) foreign(t testing.TB, vmid int, name string, options map[string]
 	}
 }
 
-// look tells all that can be told of a VM and its volumes.
+// look returns everything that can be read about a VM and its volumes.
 func (w *world) look(t testing.TB, vmid int) string {
 	t.Helper()
 	c, node := pve.New(w.root), w.node.Name()

@@ -18,8 +18,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/link"
 )
 
-// Create implements backend.Driver. The VM gets the number of its sandbox or,
-// where something else has that by now, another one.
+// Create implements backend.Driver. The VM gets the number of its sandbox, or
+// another one if that number is in use.
 func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	if err := d.Validate(spec); err != nil {
 		return err
@@ -39,7 +39,7 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 			return err
 		}
 		h, herr := d.readHandle(spec.UID)
-		if herr == nil && h != nil { // its number was lost after it was made
+		if herr == nil && h != nil { // its number was taken after the handle was written
 			herr = d.destroy(ctx, h.id(), h)
 		}
 		if herr != nil {
@@ -53,9 +53,9 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	}
 }
 
-// createAs makes a sandbox whose VM has a certain number, if it has none yet.
-// Each step is noted in the handle before it is taken, so that the next Create
-// or Destroy knows what may have happened:
+// createAs creates a sandbox whose VM has the given number, if it has no VM
+// yet. Each step is recorded in the handle before it starts, so the next
+// Create or Destroy knows what may have happened:
 //
 //	handle, snippet → clone with the mark in its description → everything
 //	that was inherited replaced, tags → disk grown → complete
@@ -81,8 +81,8 @@ func (d *Driver) createAs(ctx context.Context, spec backend.Spec, vmid int) erro
 	return d.complete(ctx, h)
 }
 
-// begin writes the handle of a sandbox that has none. A VM that bears its mark
-// is its own, whose handle was lost.
+// begin writes the handle of a sandbox that has none. A VM with its mark
+// belongs to the sandbox, and its handle was lost.
 func (d *Driver) begin(ctx context.Context, spec backend.Spec, vmid int) (*handle, error) {
 	lost, _, err := d.marked(ctx, spec.UID, inventoryAge)
 	if err != nil {
@@ -109,7 +109,7 @@ func (d *Driver) begin(ctx context.Context, spec backend.Spec, vmid int) (*handl
 	return h, d.claim(h)
 }
 
-// roomEnough refuses a disk smaller than the template's.
+// roomEnough rejects a disk smaller than the template's.
 func roomEnough(spec backend.Spec, t template) error {
 	size := driveSize(t.cfg[t.disk])
 	if want := int64(spec.Resources.RootSizeGB) << 30; want != 0 && want < size {
@@ -119,7 +119,7 @@ func roomEnough(spec backend.Spec, t template) error {
 	return nil
 }
 
-// renew takes over the policy of a later Create.
+// renew applies the policy of a later Create.
 func (d *Driver) renew(ctx context.Context, h *handle, n agentlab.Network) error {
 	if sameNetwork(h.network(), n) {
 		return nil
@@ -127,7 +127,7 @@ func (d *Driver) renew(ctx context.Context, h *handle, n agentlab.Network) error
 	return d.setNetwork(ctx, h, n)
 }
 
-// complete goes on where a handle says that the making of a sandbox stands.
+// complete continues the creation of a sandbox from the phase in its handle.
 func (d *Driver) complete(ctx context.Context, h *handle) error {
 	if h.Phase == phaseCreated {
 		_, err := d.lookupOwned(ctx, h.id(), h)
@@ -159,14 +159,15 @@ func (d *Driver) complete(ctx context.Context, h *handle) error {
 	return nil
 }
 
-// A clone waits only a second for the lock of its template, and ten for that
-// of the storage; who is too late tries again.
+// Proxmox waits one second for the lock of the template of a clone, and ten
+// seconds for that of the storage; after that the driver tries again.
 const (
 	cloneTries = 5
 	clonePause = time.Second
 )
 
-// clone makes the VM, or finds out what became of a clone that was begun.
+// clone creates the VM, or determines the result of a clone that was started
+// before.
 func (d *Driver) clone(ctx context.Context, h *handle) error {
 	if h.CloneSent {
 		done, err := d.cloneBegun(ctx, h)
@@ -217,14 +218,14 @@ func (d *Driver) cloneOnce(ctx context.Context, h *handle) error {
 	return d.cloneEnded(ctx, h, first, err)
 }
 
-// cloneEnded judges the answer to a clone. What failed for certain has left
-// nothing behind: Proxmox frees what a failing clone made.
+// cloneEnded handles the result of a clone. A clone that certainly failed has
+// left nothing behind, because Proxmox frees its volumes.
 func (d *Driver) cloneEnded(ctx context.Context, h *handle, first bool, err error) error {
 	switch agentlab.CodeOf(err) {
 	case "":
 		return nil
 	case agentlab.CodeUnknownOutcome:
-		return err // the next call looks what became of it
+		return err // the next call determines its result
 	case agentlab.CodeExists:
 		return d.numberLost(ctx, h, first, err)
 	case agentlab.CodeUnsupported:
@@ -244,8 +245,8 @@ func (d *Driver) cloneEnded(ctx context.Context, h *handle, first bool, err erro
 	return err
 }
 
-// numberLost follows a clone that was told that its number is taken: by
-// somebody else, or by an attempt before whose answer was lost.
+// numberLost handles a clone whose number is taken: by another user, or by an
+// earlier attempt whose answer was lost.
 func (d *Driver) numberLost(ctx context.Context, h *handle, first bool, cause error) error {
 	s, err := d.lookup(ctx, h.id(), h)
 	switch {
@@ -264,9 +265,9 @@ func (d *Driver) numberLost(ctx context.Context, h *handle, first bool, cause er
 		WithHint("%s", ownRange)
 }
 
-// cloneBegun finds out what became of a clone whose end was not seen. done:
-// it ended well. Not done and no error: it left nothing, and may be sent
-// again.
+// cloneBegun determines the result of a clone whose end is not known. done
+// means that it succeeded. Without done and without an error it left nothing
+// behind and may be sent again.
 func (d *Driver) cloneBegun(ctx context.Context, h *handle) (done bool, err error) {
 	if h.CloneTask != "" {
 		err := d.wait(ctx, pve.UPID(h.CloneTask))
@@ -299,22 +300,22 @@ func (d *Driver) cloneBegun(ctx context.Context, h *handle) (done bool, err erro
 		}
 		return false, inTheWay(h.id().VMID)
 	}
-	// Its worker died. What it left is removed, and it is begun anew.
+	// Its worker died. Its remains are removed, and it is started again.
 	if err := d.removeVM(ctx, h.id(), h, s); err != nil {
 		return false, err
 	}
 	return false, nil
 }
 
-// afterClone waits until no clone of this sandbox goes on any more, and tells
-// what there is then; running tells that ctx ended first. The number of a
-// clone's target is in no list of tasks, so any clone of its template that
-// was begun since counts; and for a while after it was sent, it may not have
-// begun.
+// afterClone waits until no clone of this sandbox is running, and returns what
+// exists then; running reports that ctx ended first. The list of tasks does
+// not have the number of a clone's target, so every later clone of its
+// template counts. For some time after it was sent, a clone may not have
+// started yet.
 func (d *Driver) afterClone(ctx context.Context, h *handle) (s lookupResult, running bool, err error) {
 	pause := d.cfg.Poll.First
 	for {
-		going, err := d.cloning(ctx, h) // before the look: it may end between the two
+		going, err := d.cloning(ctx, h) // before the VM is read: it may end between the two calls
 		if err != nil {
 			return s, false, err
 		}
@@ -337,8 +338,8 @@ func (d *Driver) afterClone(ctx context.Context, h *handle) (s lookupResult, run
 	}
 }
 
-// cloning tells whether a clone of a sandbox's template goes on that was begun
-// after the sandbox's handle was written.
+// cloning reports whether a clone of a sandbox's template is running that was
+// started after the sandbox's handle was written.
 func (d *Driver) cloning(ctx context.Context, h *handle) (bool, error) {
 	tasks, err := d.pve.Tasks(ctx, h.Source, pve.TaskFilter{VMID: h.Template, Running: true, Type: "qmclone", Limit: 500})
 	if err != nil {
@@ -355,10 +356,10 @@ func (d *Driver) cloning(ctx context.Context, h *handle) (bool, error) {
 	return false, nil
 }
 
-// clockSlack is how far a node's clock may be behind ours, in seconds.
+// clockSlack is how far a node's clock may be behind the daemon's, in seconds.
 const clockSlack = 300
 
-// configure replaces what the clone inherited, at once.
+// configure replaces the inherited options of a clone in one call.
 func (d *Driver) configure(ctx context.Context, h *handle) error {
 	if d.pve.Root() != nil {
 		if err := d.writeSnippet(ctx, h); err != nil {
@@ -382,9 +383,9 @@ func (d *Driver) configure(ctx context.Context, h *handle) error {
 	return d.pve.DisableFirewall(ctx, h.Node, h.id().VMID)
 }
 
-// replace changes what was seen to be ours, and nothing else: it may be long
-// since the clone ended, and another VM may have its number. The node refuses
-// the change when the configuration is not the one that was looked at.
+// replace changes a configuration only if it has the sandbox's mark: much time
+// may have passed since the clone, and another VM may have its number. The
+// node rejects the change if the configuration has changed since it was read.
 func (d *Driver) replace(ctx context.Context, h *handle, t template) error {
 	id := h.id()
 	s, err := d.lookupOwned(ctx, id, h)
@@ -401,7 +402,7 @@ func (d *Driver) replace(ctx context.Context, h *handle, t template) error {
 	return d.pve.Set(ctx, h.Node, id.VMID, ch)
 }
 
-// grow makes the disk as large as it was asked to be.
+// grow resizes the disk to the requested size.
 func (d *Driver) grow(ctx context.Context, h *handle) error {
 	gib := h.Spec.Resources.RootSizeGB
 	if gib == 0 {
@@ -421,7 +422,8 @@ func (d *Driver) grow(ctx context.Context, h *handle) error {
 	return d.wait(ctx, task)
 }
 
-// control is what the guest must know to be spoken to.
+// control returns the guest's ControlConfig, without which the controller
+// cannot connect to it.
 func (d *Driver) control(h *handle) ([]byte, error) {
 	key, err := link.SandboxKey(d.master, h.Spec.UID)
 	if err != nil {
@@ -433,9 +435,9 @@ func (d *Driver) control(h *handle) ([]byte, error) {
 	})
 }
 
-// writeSnippet writes the seed of a guest into the snippets storage. It stays
-// as long as the VM: every cold start reads it, and another content would make
-// the guest begin anew.
+// writeSnippet writes the seed of a guest to the snippets storage. It is kept
+// as long as the VM: every cold start reads it, and different content would
+// make cloud-init initialise the guest again.
 func (d *Driver) writeSnippet(ctx context.Context, h *handle) error {
 	if h.Snippet == "" {
 		h.Snippet = d.snippetName(h.id())

@@ -111,8 +111,8 @@ func TestListNeverWhole(t *testing.T) {
 	})
 }
 
-// A damaged file of somebody else on the storage keeps no sandbox from being
-// made, and Check names it.
+// A damaged foreign file on the storage does not prevent the creation of a
+// sandbox, and Check names it.
 func TestDamagedForeignFile(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := newWorld(t, worldConfig{shell: shell, storage: "dir", admin: true})
@@ -129,7 +129,7 @@ func TestDamagedForeignFile(t *testing.T) {
 		spec := w.create(t, 1)
 		ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))
 		ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
-		// One that bears the number itself: another number is needed.
+		// One with the number itself: another number is needed.
 		w.node.Damage(w.node.AddVolume(t, "disks", 1002, "vm-1002-disk-0.qcow2", 1<<20))
 		w.elsewhere(t, w.spec(2))
 		if len(w.node.Volumes(1002)) != 1 {

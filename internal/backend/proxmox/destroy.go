@@ -28,9 +28,9 @@ func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
 	return d.destroy(ctx, id, h)
 }
 
-// destroy removes VM, volumes, snippet, network and, last of all, the handle.
-// Only what bears our mark is touched: of a number that somebody else has by
-// now, nothing.
+// destroy removes VM, volumes, snippet, network and, last, the handle. It
+// changes only objects with AgentLab's mark, and nothing if another VM has the
+// number.
 func (d *Driver) destroy(ctx context.Context, id vmID, h *handle) error {
 	if h != nil && h.Phase != phaseDestroying {
 		h.Made, h.Phase = h.made(), phaseDestroying
@@ -65,10 +65,10 @@ func (d *Driver) destroy(ctx context.Context, id vmID, h *handle) error {
 	return d.forget(h)
 }
 
-// dropNetwork takes a sandbox off the network of every node: it may have been
-// moved by hand, and left its rules behind. A node that is out of reach, and
-// is not the sandbox's own, keeps nobody from going: it is told who is on its
-// bridge, and so who is not, before it is asked for anything again.
+// dropNetwork removes a sandbox from the network of every node: a user may
+// have migrated it, and its rules were left behind. An unreachable node other
+// than the sandbox's own does not block the destruction: the next connection
+// to it restores the guests on its bridge and so removes all others.
 func (d *Driver) dropNetwork(ctx context.Context, h *handle) error {
 	for _, n := range d.cfg.Nodes {
 		if n.Host == nil {
@@ -85,8 +85,8 @@ func (d *Driver) dropNetwork(ctx context.Context, h *handle) error {
 	return nil
 }
 
-// endVM makes sure that the VM is gone, and with it whatever might still make
-// it. foreign tells that something else stands in its place.
+// endVM ensures that the VM is deleted and that no running task can create it
+// again. foreign reports that another VM has its number.
 func (d *Driver) endVM(ctx context.Context, id vmID, h *handle) (foreign bool, err error) {
 	var s lookupResult
 	if h != nil && h.CloneSent {
@@ -113,14 +113,15 @@ func (d *Driver) endVM(ctx context.Context, id vmID, h *handle) (foreign bool, e
 	case s.traces:
 		return false, d.unmarked(id, s.node)
 	case h == nil && (isDestroyMarker(s.cfg) || s.stub):
-		return true, nil // whose it is, nothing tells
+		return true, nil // its owner is not known
 	default:
 		return true, nil
 	}
 	return false, d.removeVM(ctx, id, h, s)
 }
 
-// endClone stops a clone that may still go on, and tells what there is then.
+// endClone stops a clone that may still be running, and returns what exists
+// then.
 func (d *Driver) endClone(ctx context.Context, h *handle) (lookupResult, error) {
 	if h.CloneTask != "" {
 		if err := d.pve.StopTask(ctx, pve.UPID(h.CloneTask)); err != nil {
@@ -134,8 +135,8 @@ func (d *Driver) endClone(ctx context.Context, h *handle) (lookupResult, error) 
 	return s, err
 }
 
-// isDestroyMarker tells whether a configuration is what Proxmox leaves for the
-// moment between the end of a VM's volumes and that of its configuration.
+// isDestroyMarker reports whether a configuration is the empty one that exists
+// between the deletion of a VM's volumes and of its configuration.
 func isDestroyMarker(cfg pve.Config) bool {
 	for key := range cfg {
 		if key != "lock" && key != "digest" {
@@ -147,9 +148,9 @@ func isDestroyMarker(cfg pve.Config) bool {
 
 const destroyTries = 4
 
-// removeVM destroys a VM that was proved to be ours. A token that is refused on
-// the way may have lost lookupResult of it because it is gone: the destruction that a
-// process before this one began has ended.
+// removeVM destroys a VM that was proved to be the sandbox's. An access error may
+// also mean that the VM no longer exists, because the destruction that an earlier
+// process started has ended.
 func (d *Driver) removeVM(ctx context.Context, id vmID, h *handle, s lookupResult) error {
 	err := d.removeSeen(ctx, id, h, s)
 	if agentlab.CodeOf(err) == agentlab.CodeDenied {
@@ -164,7 +165,7 @@ func (d *Driver) removeSeen(ctx context.Context, id vmID, h *handle, s lookupRes
 	if err := d.mayTouch(id.VMID); err != nil {
 		return err
 	}
-	if lock := s.cfg["lock"]; lock != "" && lock != lockSuspended { // with that, Proxmox destroys it as it is
+	if lock := s.cfg["lock"]; lock != "" && lock != lockSuspended { // Proxmox destroys a VM with this lock
 		if err := d.unlock(ctx, s.node, id.VMID, lock); err != nil {
 			return err
 		}
@@ -176,7 +177,7 @@ func (d *Driver) removeSeen(ctx context.Context, id vmID, h *handle, s lookupRes
 			return err
 		}
 	}
-	old := false // what was seen may have changed since
+	old := false // the configuration may have changed since
 	if h == nil || (h.Power != "" && h.Power != powerOff) {
 		if err := d.cutPower(ctx, s.node, id.VMID); err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
 			return err
@@ -184,7 +185,7 @@ func (d *Driver) removeSeen(ctx context.Context, id vmID, h *handle, s lookupRes
 		old = true
 	}
 	d.at("destroy about to be sent")
-	protected := s.cfg["protection"] == "1" // inherited from a template that is
+	protected := s.cfg["protection"] == "1" // inherited from a protected template
 	for try := 1; ; try++ {
 		if old {
 			if gone, err := d.wasReplaced(ctx, id, h, s); gone || err != nil {
@@ -204,8 +205,8 @@ func (d *Driver) removeSeen(ctx context.Context, id vmID, h *handle, s lookupRes
 			return nil
 		case ctx.Err() != nil || try == destroyTries:
 			return err
-		case code == agentlab.CodeNotFound: // on this node: it may have been moved
-		case code == agentlab.CodeConflict && strings.Contains(err.Error(), "is running"): // started by hand
+		case code == agentlab.CodeNotFound: // on this node: it may have been migrated
+		case code == agentlab.CodeConflict && strings.Contains(err.Error(), "is running"): // started by a user
 			if err := d.cutPower(ctx, s.node, id.VMID); err != nil {
 				return err
 			}
@@ -218,8 +219,9 @@ func (d *Driver) removeSeen(ctx context.Context, id vmID, h *handle, s lookupRes
 	}
 }
 
-// wasReplaced looks again, after a pause, whether what was proved to be ours is
-// still there: in its place may be nothing by now, or somebody else's VM.
+// wasReplaced checks again, after a pause, whether the VM that was proved to be
+// the sandbox's still exists: it may be gone, or another VM may have its
+// number.
 func (d *Driver) wasReplaced(ctx context.Context, id vmID, h *handle, was lookupResult) (gone bool, err error) {
 	now, err := d.lookup(ctx, id, h)
 	switch {
@@ -254,10 +256,10 @@ func (d *Driver) destroyVM(ctx context.Context, id vmID, h *handle, node string)
 	return d.wait(ctx, task)
 }
 
-// ownsPlaceholder tells whether the empty beginning of a clone, which bears no
-// mark, is that of a sandbox whose clone was sent: a clone of its template that
-// was begun since, and is no other sandbox's, ended without an end. No clone
-// goes on any more when this is asked.
+// ownsPlaceholder reports whether the empty configuration of an unfinished
+// clone, which has no mark, belongs to a sandbox whose clone was sent: a later
+// clone of its template, not of another sandbox, died. It must be called when
+// no clone is running.
 func (d *Driver) ownsPlaceholder(ctx context.Context, h *handle) (bool, error) {
 	tasks, err := d.pve.Tasks(ctx, h.Source, pve.TaskFilter{VMID: h.Template, Type: "qmclone", Limit: 500})
 	if err != nil {
@@ -280,9 +282,10 @@ func (d *Driver) ownsPlaceholder(ctx context.Context, h *handle) (bool, error) {
 	return false, nil
 }
 
-// unreadableClone judges what has a sandbox's number and may not be looked at,
-// after its clone was sent and no clone goes on: if a clone of ours died, it
-// may be what that left, which comes into our pool only at its end.
+// unreadableClone handles an object with a sandbox's number that the token
+// cannot read, after its clone was sent and no clone is running. If AgentLab's
+// clone died, it may be its remains, because a clone is added to the pool only
+// at its end.
 func (d *Driver) unreadableClone(ctx context.Context, h *handle) error {
 	if ended, err := d.taskSucceeded(ctx, h.CloneTask); err != nil || ended {
 		return cmp.Or(err, d.unreadable(h.id(), h.Node))
@@ -295,9 +298,9 @@ func (d *Driver) unreadableClone(ctx context.Context, h *handle) error {
 		WithHint("on node %[1]s, look at it with qm config %[2]d; if it is locked (clone): qm unlock %[2]d && qm destroy %[2]d", h.Node, h.id().VMID)
 }
 
-// unreadableVM judges what has the number of a sandbox that was made, and may not
-// be looked at. It may be the sandbox, taken out of our pool by hand; only
-// where its destruction has ended is it certainly somebody else's.
+// unreadableVM handles an object with the number of a created sandbox that the
+// token cannot read. It may be the sandbox, which a user removed from the pool.
+// Only after its destruction has ended is it certainly another VM.
 func (d *Driver) unreadableVM(ctx context.Context, h *handle, node string) error {
 	if ended, err := d.taskSucceeded(ctx, h.DestroyTask); err != nil || ended {
 		return err
@@ -305,8 +308,8 @@ func (d *Driver) unreadableVM(ctx context.Context, h *handle, node string) error
 	return d.unreadable(h.id(), node)
 }
 
-// taskSucceeded tells whether a task that was sent has ended, and well. Of one
-// that the node has forgotten nothing is known.
+// taskSucceeded reports whether a task has ended successfully. The result of a
+// task that the node has deleted is not known.
 func (d *Driver) taskSucceeded(ctx context.Context, upid string) (bool, error) {
 	if upid == "" {
 		return false, nil
@@ -318,9 +321,9 @@ func (d *Driver) taskSucceeded(ctx context.Context, upid string) (bool, error) {
 	return err == nil && !t.Running() && t.OK(), err
 }
 
-// unlock takes a lock away that a process left which is no more. While any
-// task works on the VM, the lock is somebody's. A backup of several VMs is a
-// task of none of them, so whether that goes on nothing tells.
+// unlock removes a lock that a dead process has left. While a task works on
+// the VM, the lock is in use. A backup of several VMs is not a task of any of
+// them, so it cannot be known whether one is running.
 func (d *Driver) unlock(ctx context.Context, node string, vmid int, lock string) error {
 	if lock == "backup" {
 		return agentlab.Errorf(agentlab.CodeBusy, "VM %d is locked (backup)", vmid).
@@ -342,11 +345,11 @@ func (d *Driver) unlock(ctx context.Context, node string, vmid int, lock string)
 	return root.Unlock(ctx, vmid)
 }
 
-// removeVolumes makes sure that no volume of a sandbox is left: Proxmox calls
-// the destruction of a VM a success also where it could not free one. What it
-// could not free its log tells; the storages are listed too, where a token may
-// see no more of what belonged to a VM that is gone. Nothing is deleted while
-// any VM has the number.
+// removeVolumes ensures that all volumes of a sandbox are deleted: Proxmox
+// reports success for the destruction of a VM even if it could not free a
+// volume. The task log has such volumes. The storages are listed too, although
+// a token may not see volumes of a deleted VM. Nothing is deleted while any VM
+// has the number.
 func (d *Driver) removeVolumes(ctx context.Context, h *handle) error {
 	left, err := d.notRemoved(ctx, h)
 	if err != nil {
@@ -364,7 +367,7 @@ func (d *Driver) removeVolumes(ctx context.Context, h *handle) error {
 			return err
 		}
 		for _, v := range list {
-			if slices.Contains(h.Storages, storage) || hasVolume(h.Volumes, v.VolID) { // else it was there before the sandbox
+			if slices.Contains(h.Storages, storage) || hasVolume(h.Volumes, v.VolID) { // otherwise it existed before the sandbox
 				left = append(left, v.VolID)
 			}
 		}
@@ -385,7 +388,7 @@ func hasVolume(list []string, volid string) bool {
 	return slices.ContainsFunc(list, func(own string) bool { return lastComponent(own) == lastComponent(volid) })
 }
 
-// notRemoved tells which volumes the destruction of the VM has left.
+// notRemoved returns the volumes that the destruction of the VM has left.
 func (d *Driver) notRemoved(ctx context.Context, h *handle) ([]string, error) {
 	task := pve.UPID(h.DestroyTask)
 	if task == "" {
@@ -400,7 +403,7 @@ func (d *Driver) notRemoved(ctx context.Context, h *handle) ([]string, error) {
 	}
 	left, err := d.pve.NotRemoved(ctx, task)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-		return nil, nil // forgotten by the node
+		return nil, nil // the node has deleted the task
 	}
 	var own []string
 	for _, volid := range left {
@@ -417,7 +420,7 @@ func (d *Driver) removeVolume(ctx context.Context, h *handle, volid string) erro
 		return err
 	}
 	if !free {
-		return nil // somebody has the number now, and with it the volume
+		return nil // another VM has the number and the volume now
 	}
 	d.log.Warn("a volume of a destroyed sandbox was left and is deleted", "vmid", h.Spec.VMID, "volume", volid)
 	err = d.task(ctx, func() (pve.UPID, error) { return d.pve.DeleteContent(ctx, h.Node, volid) })
@@ -429,8 +432,8 @@ func (d *Driver) removeVolume(ctx context.Context, h *handle, volid string) erro
 	return err
 }
 
-// removeSnippets removes the seed of a sandbox, also one whose name was lost
-// with its handle.
+// removeSnippets removes the seed of a sandbox, even if its name was lost with
+// the handle.
 func (d *Driver) removeSnippets(ctx context.Context, id vmID, h *handle) error {
 	root := d.pve.Root()
 	if root == nil {

@@ -64,7 +64,7 @@ func (w *world) admin(t testing.TB, m pve.Method, path string, params map[string
 	return nil
 }
 
-// The whole way once: made, started, spoken to, stopped, started, destroyed.
+// The whole life once: create, start, connect, stop, start, destroy.
 func TestLife(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := newWorld(t, worldConfig{shell: shell})
@@ -296,7 +296,7 @@ func TestForeign(t *testing.T) {
 		taken, err := w.driver.Taken(ctx, 1000, 9999)
 		ok(t, "Taken", err)
 		for _, n := range []int{1001, 1002, 1003, 1004, templateVMID} {
-			if n != templateVMID && !shell { // a token sees nobody else's; the clone is told
+			if n != templateVMID && !shell { // a token does not see foreign VMs; the clone gets the error
 				continue
 			}
 			if !slices.Contains(taken, n) {
@@ -312,9 +312,9 @@ func TestForeign(t *testing.T) {
 	})
 }
 
-// Trap 16: two clones to one number: the loser is told by its task, and the
-// winner is not harmed. Here the winner is somebody else, between our look at
-// the number and our clone.
+// Trap 16: two clones to one number: the task of the loser fails, and the
+// winner is not changed. Here the winner is another client, between our check
+// of the number and our clone.
 func TestTrap16NumberLost(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	spec := w.spec(1)

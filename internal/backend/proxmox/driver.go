@@ -35,42 +35,42 @@ const (
 type Node struct {
 	Name      string
 	Templates map[string]int // template VMs by image
-	Host      Host           // its network; nil: it runs no sandbox
+	Host      Host           // its network; nil means that it runs no sandbox
 }
 
-// Config says what a Driver works with.
+// Config is the configuration of a Driver.
 type Config struct {
 	StateDir  string // handles and the master key are in StateDir/proxmox
 	Transport pve.Transport
 	TokenID   string // of transport REST, for Check; "" over the shell
 	Nodes     []Node // at least one
 
-	// Sandboxes get numbers from First to Last, which are the only ones that
-	// this driver touches.
+	// Sandboxes get numbers from First to Last. The driver never changes VMs
+	// with other numbers.
 	First, Last int
 
 	Bridge             string
-	Subnet4, Subnet6   netip.Prefix // Subnet6 is not valid without IPv6
+	Subnet4, Subnet6   netip.Prefix // Subnet6 is zero without IPv6
 	Gateway4, Gateway6 netip.Addr   // the host's addresses on the bridge
-	Nameserver         netip.Addr   // that guests are told of; not valid means Gateway4
-	DHCP               bool         // guests ask for their address
+	Nameserver         netip.Addr   // of guests; zero means Gateway4
+	DHCP               bool         // guests get their address by DHCP
 
 	FullClone bool
 	Storage   string   // of full clones; "" means the template's
 	Pool      string   // "" means none
 	Firewall  bool     // firewall flag of network devices
 	Models    []string // of network devices that sandboxes may have
-	Model     string   // the one of Models when a Spec names none; "" means virtio
-	SSHKeys   []string // of people who may log in as agent: authorized_keys lines
+	Model     string   // the default of Models; "" means virtio
+	SSHKeys   []string // of users who may log in as agent: authorized_keys lines
 
 	Remotes []io.Closer // hosts of Nodes to close with the driver
 
-	// Settle is how long after a call was sent whose answer is not known it may
-	// still arrive at the node; 0 means 10 s.
+	// Settle is how long a call without a known answer may still arrive at the
+	// node; 0 means 10 s.
 	Settle time.Duration
 
-	// BootID names the boot of the node that the daemon runs on, which is where
-	// sandboxes run; nil means the kernel's.
+	// BootID returns the boot ID of the daemon's node, on which sandboxes run;
+	// nil means the kernel's.
 	BootID func() string
 
 	Poll   pve.Poll         // of tasks; zero means 500 ms, at most 5 s
@@ -92,13 +92,13 @@ type Driver struct {
 	templates templateCache
 	networks  networks
 
-	locks    lock.Keyed[string] // by UID; held by what changes a sandbox
-	claiming sync.Mutex         // held while a sandbox gets the number of its VM
+	locks    lock.Keyed[string] // by UID; held during a change of a sandbox
+	claiming sync.Mutex         // held while the number of a VM is chosen
 
-	crash func(point string) // tests end the process here; nil otherwise
+	crash func(point string) // tests simulate a crash here; nil otherwise
 }
 
-// at marks a place at which the driver's process may die without harm.
+// at marks a point at which the driver's process may die safely.
 func (d *Driver) at(point string) {
 	if d.crash != nil {
 		d.crash(point)
@@ -113,8 +113,8 @@ var (
 	_ backend.EgressLogger   = (*Driver)(nil)
 )
 
-// New returns a Driver. It makes its directory and its master key, and makes
-// no call: a node that does not answer keeps no daemon from starting.
+// New returns a Driver. It creates its directory and its master key, and makes
+// no call, so that the daemon starts even if no node answers.
 func New(cfg Config) (*Driver, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -161,7 +161,7 @@ func (c *Config) validate() error {
 	}
 	if c.BootID == nil {
 		c.BootID = func() string {
-			b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // "" where it cannot be read: no restart is known
+			b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // "" if it cannot be read: then restarts are not detected
 			return strings.TrimSpace(string(b))
 		}
 	}
@@ -188,7 +188,7 @@ func (d *Driver) Info() backend.Info {
 		Name: Name, Version: strconv.Itoa(handleVersion),
 		Capabilities: backend.Capabilities{
 			NetworkOff: true, Allowlist: true, Private: true, NetworkUpdate: true, EgressLog: true, Suspend: true, SharedNumbers: true,
-			CPUList: d.pve.Root() != nil, // Proxmox lets root alone bind a VM to CPUs, and an API token is never root
+			CPUList: d.pve.Root() != nil, // in Proxmox only root may bind a VM to CPUs, and an API token is never root
 			Balloon: true, Bridges: []string{d.cfg.Bridge}, NICModels: slices.Clone(d.cfg.Models),
 			FirewallGroup: true, Templates: true,
 		},
@@ -199,7 +199,7 @@ func (d *Driver) Info() backend.Info {
 	}
 }
 
-// Limits of what a VM of Proxmox may have.
+// Limits of a VM in Proxmox.
 const (
 	minMemoryMB    = 256
 	maxGroupLength = 18
@@ -246,8 +246,8 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	return err
 }
 
-// validNumber refuses numbers that no sandbox of ours may have, and addresses
-// that were not leased from our network.
+// validNumber rejects numbers outside of the range of sandboxes, and addresses
+// that were not leased from the driver's network.
 func (d *Driver) validNumber(spec backend.Spec) error {
 	if err := d.mayTouch(spec.VMID); err != nil {
 		return err
@@ -261,10 +261,10 @@ func (d *Driver) validNumber(spec backend.Spec) error {
 	return nil
 }
 
-// inRange is mayTouch for whoever needs no reason.
+// inRange is mayTouch without the reason.
 func (d *Driver) inRange(vmid int) bool { return d.mayTouch(vmid) == nil }
 
-// mayTouch refuses every number that is not a sandbox's.
+// mayTouch returns an error for every number that is not a sandbox's.
 func (d *Driver) mayTouch(vmid int) error {
 	if vmid < d.cfg.First || vmid > d.cfg.Last {
 		return agentlab.Errorf(agentlab.CodeDenied, "VM %d is not in the range of sandboxes, %d to %d", vmid, d.cfg.First, d.cfg.Last).WithField("vmid_range")
@@ -275,7 +275,7 @@ func (d *Driver) mayTouch(vmid int) error {
 	return nil
 }
 
-// isTemplate tells whether a number is that of a template by configuration.
+// isTemplate reports whether a number is that of a configured template.
 func (d *Driver) isTemplate(vmid int) bool {
 	for _, n := range d.cfg.Nodes {
 		for _, t := range n.Templates {
@@ -307,7 +307,7 @@ func (d *Driver) Close() error {
 	return err
 }
 
-// lock waits for the sandbox's lock, which is this process's own.
+// lock waits for the sandbox's lock, which is local to this process.
 func (d *Driver) lock(ctx context.Context, uid string) (unlock func(), err error) {
 	if err := validUID(uid); err != nil {
 		return nil, err
@@ -319,7 +319,8 @@ func (d *Driver) lock(ctx context.Context, uid string) (unlock func(), err error
 	return unlock, nil
 }
 
-// absent is the error of a sandbox that does not exist, whatever has its number.
+// absent returns the error for a sandbox that does not exist, even if a VM has
+// its number.
 func absent(uid string) error {
 	return agentlab.Errorf(agentlab.CodeNotFound, "no virtual machine has the mark of sandbox %s", uid)
 }

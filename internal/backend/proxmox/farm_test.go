@@ -67,7 +67,7 @@ func (f *farm) boot(ctx context.Context, b pvenode.Boot) (pvenode.Guest, error) 
 	m := &machine{ScriptedGuest: &pvenode.ScriptedGuest{}}
 	match := uidInDescription.FindStringSubmatch(b.Config["description"])
 	if match == nil {
-		return m.Start(b), nil // somebody else's
+		return m.Start(b), nil // foreign
 	}
 	m.id = vmID{VMID: b.VMID, UID: match[1]}
 	if err := f.ensure(ctx, m.id, nil); err != nil {

@@ -9,9 +9,10 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// checkGroup refuses a security group that would not take effect: Proxmox takes
-// the name of a group that does not exist, and applies no rule of any VM while
-// the firewall of the cluster is off. What cannot be looked at is refused, too.
+// checkGroup rejects a security group that would have no effect: Proxmox
+// accepts the name of a group that does not exist, and applies no rules of VMs
+// while the firewall of the cluster is off. If the settings cannot be read, the
+// group is rejected too.
 func (d *Driver) checkGroup(ctx context.Context, group string) error {
 	if group == "" {
 		return nil
@@ -39,14 +40,14 @@ func (d *Driver) checkGroup(ctx context.Context, group string) error {
 	return nil
 }
 
-// tokenUser is the user of a token.
+// tokenUser returns the user of a token.
 func tokenUser(token string) string {
 	user, _, _ := strings.Cut(token, "!")
 	return user
 }
 
-// checkFirewall looks at the switch of the cluster's firewall where sandboxes
-// are to be under it.
+// checkFirewall checks that the cluster's firewall is enabled, if sandboxes
+// use it.
 func (d *Driver) checkFirewall(ctx context.Context) []backend.Finding {
 	if !d.cfg.Firewall {
 		return nil

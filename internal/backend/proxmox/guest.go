@@ -15,7 +15,7 @@ import (
 )
 
 // reach returns the handle of a sandbox whose guest may answer. It makes no
-// call for one that has a handle: a guest that is not there does not answer.
+// call for a sandbox with a handle: a missing guest does not answer.
 func (d *Driver) reach(ctx context.Context, ref backend.Ref) (*handle, error) {
 	h, err := d.known(ctx, ref)
 	if err != nil {
@@ -30,11 +30,11 @@ func (d *Driver) reach(ctx context.Context, ref backend.Ref) (*handle, error) {
 	return h, nil
 }
 
-// dialTimeout bounds how long a guest may take to accept a connection.
+// dialTimeout limits how long a guest may take to accept a connection.
 const dialTimeout = 5 * time.Second
 
-// DialControl implements backend.Driver. A guest that has no user-data of
-// ours is told whom to obey first, through its agent.
+// DialControl implements backend.Driver. A guest without AgentLab's user-data
+// first gets its ControlConfig through its QEMU guest agent.
 func (d *Driver) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, error) {
 	h, err := d.reach(ctx, ref)
 	if err != nil {
@@ -80,15 +80,15 @@ func (d *Driver) dial(ctx context.Context, h *handle, port uint16) (net.Conn, er
 	return conn, nil
 }
 
-// Pauses between attempts to reach a guest agent: each that finds none costs
+// Pauses between attempts to reach a guest agent: each failed attempt takes
 // the node three seconds.
 const (
 	seedPauseLeast = 2 * time.Second
 	seedPauseMost  = 20 * time.Second
 )
 
-// seed writes guestapi.ControlFile in the guest, once in its life. The file
-// is no secret, and it is written before anything of anybody runs there.
+// seed writes guestapi.ControlFile in the guest, once in the guest's life. The
+// file is not secret, and it is written before any code of a user runs there.
 func (d *Driver) seed(ctx context.Context, uid string) error {
 	unlock, err := d.lock(ctx, uid)
 	if err != nil {
@@ -126,12 +126,12 @@ func (d *Driver) seed(ctx context.Context, uid string) error {
 	return d.save(h)
 }
 
-// lookAge is how long ago a sandbox was seen at most before anything is
-// written into its guest: no other VM boots under its number in less.
+// lookAge is the maximum age of the last check of a sandbox before a write
+// into its guest: another VM with its number cannot boot in less time.
 const lookAge = 3 * time.Second
 
-// stillMine looks whether the VM with a sandbox's number is the sandbox, unless
-// that was seen just now.
+// stillMine checks that the VM with a sandbox's number is the sandbox, unless
+// that was checked less than lookAge ago.
 func (d *Driver) stillMine(ctx context.Context, h *handle) error {
 	if d.cache.seenWithin(h.Spec.UID, d.cfg.Now(), lookAge) {
 		return nil
@@ -153,9 +153,9 @@ func (d *Driver) ListenGuest(ctx context.Context, ref backend.Ref) (net.Listener
 	return host.Listen(ctx, h.id())
 }
 
-// address is the address of a running guest. The one that was leased to it is
-// the only one that its port lets through, so nothing needs to be asked,
-// except where the guest asks for it itself: then it is told once it has it.
+// address returns the address of a running guest. Its port allows only its
+// leased address, so no call is needed, except with DHCP: then the address is
+// returned after the guest has got it.
 func (d *Driver) address(ctx context.Context, h *handle) string {
 	if !d.cfg.DHCP {
 		return h.Spec.IPv4.String()
@@ -171,9 +171,9 @@ func (d *Driver) address(ctx context.Context, h *handle) string {
 	return known.String()
 }
 
-// discover finds the address that a guest got: from our DHCP server, else
-// from the guest's agent, whose word counts only for the device with the
-// sandbox's MAC and an address of its network.
+// discover returns the address that a guest got: from AgentLab's DHCP server,
+// otherwise from the guest's agent, whose answer counts only for the device
+// with the sandbox's MAC and for an address of its network.
 func (d *Driver) discover(ctx context.Context, h *handle) netip.Addr {
 	id := h.id()
 	mac, err := net.ParseMAC(h.MAC)
@@ -201,7 +201,7 @@ func (d *Driver) discover(ctx context.Context, h *handle) netip.Addr {
 	return found
 }
 
-// pickAddress is the address of a network that the device with a MAC has.
+// pickAddress returns the address in a network that the device with a MAC has.
 func pickAddress(list []pve.Interface, mac net.HardwareAddr, network netip.Prefix) netip.Addr {
 	for _, i := range list {
 		if !bytes.Equal(i.MAC, mac) {

@@ -20,37 +20,37 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
-// handleVersion is the format of handles. A driver refuses a newer one, and
-// reads every older one.
+// handleVersion is the version of the handle format. A driver rejects newer
+// versions and reads all older ones.
 const handleVersion = 1
 
-// phase is how far the making or the end of a sandbox has come.
+// phase is the phase of the creation or destruction of a sandbox.
 type phase string
 
 const (
 	phaseCloning    phase = "cloning"    // the VM may or may not exist
-	phaseSetting    phase = "setting"    // cloned; what it inherited is being replaced
+	phaseSetting    phase = "setting"    // cloned; its inherited options are being replaced
 	phaseCreated    phase = "created"    // complete
-	phaseDestroying phase = "destroying" // on its way out
+	phaseDestroying phase = "destroying" // being destroyed
 )
 
-// power is what was asked of a VM, with which what it does is compared.
+// power is the requested power state of a VM, which is compared with the
+// actual one.
 type power string
 
 const (
 	powerOff       power = "off"
 	powerStarting  power = "starting" // a start was sent; it may not have arrived
-	powerOn        power = "on"       // it was seen running
+	powerOn        power = "on"       // it was running
 	powerStopping  power = "stopping" // a stop was sent; it may not have arrived
 	powerSuspended power = "suspended"
 )
 
-// vmID names a virtual machine: by its number, and by the UID of the sandbox
-// that it must be.
+// vmID identifies a virtual machine by its number and the UID of its sandbox.
 type vmID = hostnet.ID
 
-// handle is what is remembered of a sandbox from before its first call until
-// nothing is left of it: one file, StateDir/<number>-<uid>.json.
+// handle is the stored state of a sandbox, from before its first call until it
+// is deleted completely. It is one file, StateDir/<number>-<uid>.json.
 type handle struct {
 	Version int          `json:"version"`
 	Spec    backend.Spec `json:"spec"`
@@ -59,7 +59,7 @@ type handle struct {
 	Network *agentlab.Network `json:"network,omitempty"`
 
 	Phase    phase     `json:"phase"`
-	Made     bool      `json:"made,omitempty"` // of one on its way out: its VM was there, and ours
+	Made     bool      `json:"made,omitempty"` // of one that is being destroyed: its VM existed and had the mark
 	Created  time.Time `json:"created"`
 	Node     string    `json:"node"`
 	Template int       `json:"template"`
@@ -67,31 +67,32 @@ type handle struct {
 	Full     bool      `json:"full,omitempty"` // its disk is a copy
 	MAC      string    `json:"mac"`
 	Port     string    `json:"port"`
-	SMBIOS   string    `json:"smbios,omitempty"` // option smbios1 of its VM, which no other has
+	SMBIOS   string    `json:"smbios,omitempty"` // option smbios1 of its VM, which is unique
 
-	CloneSent   bool      `json:"clone_sent,omitempty"`   // a clone was sent, and its end was not seen
+	CloneSent   bool      `json:"clone_sent,omitempty"`   // a clone was sent, and its result is not known
 	CloneAt     time.Time `json:"clone_at,omitzero"`      // when
 	CloneTask   string    `json:"clone_task,omitempty"`   // its UPID, once known
 	DestroyTask string    `json:"destroy_task,omitempty"` // UPID of its destruction, once known
-	DestroySent bool      `json:"destroy_sent,omitempty"` // the VM was proved to be ours and is being destroyed
+	DestroySent bool      `json:"destroy_sent,omitempty"` // the VM was proved to be the sandbox's and is being destroyed
 
 	Snippet       string   `json:"snippet,omitempty"` // file name
 	SnippetVolume string   `json:"snippet_volume,omitempty"`
-	Volumes       []string `json:"volumes,omitempty"` // ids of its own that its configuration named
-	// Storages are where its volumes are, if none there bore its number before
-	// it was made: all that do are its own.
+	Volumes       []string `json:"volumes,omitempty"` // IDs of its own volumes in its configuration
+	// Storages are the storages of its volumes, if no volume there had its
+	// number before its creation: all volumes there with its number are its
+	// own.
 	Storages []string `json:"storages,omitempty"`
 
 	Power     power     `json:"power,omitempty"`
-	PowerFrom time.Time `json:"power_from,omitzero"` // when Power became what it is
-	Boot      string    `json:"boot,omitempty"`      // of its node, when it was last started there
-	Seeded    bool      `json:"seeded,omitempty"`    // the guest knows whom to obey
+	PowerFrom time.Time `json:"power_from,omitzero"` // when Power last changed
+	Boot      string    `json:"boot,omitempty"`      // boot ID of its node at its last start
+	Seeded    bool      `json:"seeded,omitempty"`    // the guest has its ControlConfig
 }
 
-// id names the VM of the sandbox.
+// id returns the ID of the sandbox's VM.
 func (h *handle) id() vmID { return vmID{VMID: cmp.Or(h.VMID, h.Spec.VMID), UID: h.Spec.UID} }
 
-// network is the policy that counts.
+// network returns the current policy.
 func (h *handle) network() agentlab.Network {
 	if h.Network != nil {
 		return *h.Network
@@ -99,10 +100,10 @@ func (h *handle) network() agentlab.Network {
 	return h.Spec.Network
 }
 
-// made tells whether the VM was there, and ours.
+// made reports whether the VM existed and had the mark.
 func (h *handle) made() bool { return h.Made || h.Phase == phaseSetting || h.Phase == phaseCreated }
 
-// guest is the sandbox as its node's network knows it.
+// guest returns the sandbox as a guest of its node's network.
 func (h *handle) guest(dhcp bool) (hostnet.Guest, error) {
 	mac, err := net.ParseMAC(h.MAC)
 	if err != nil {
@@ -114,10 +115,11 @@ func (h *handle) guest(dhcp bool) (hostnet.Guest, error) {
 	}, nil
 }
 
-// handleName is the file of a handle: number and UID of its sandbox.
+// handleName matches the file name of a handle: number and UID of its sandbox.
 var handleName = regexp.MustCompile(`^[1-9][0-9]{2,8}-([a-z2-9]{26})\.json$`)
 
-// validUID keeps anything but a proper mark from becoming a path or a tag.
+// validUID returns an error unless the UID is valid, because it becomes part
+// of paths and tags.
 func validUID(uid string) error {
 	if !uidForm.MatchString(uid) {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%q does not name a sandbox", uid)
@@ -160,7 +162,7 @@ func (d *Driver) readFile(name string) (*handle, error) {
 	path := filepath.Join(d.dir, name)
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // no handle is no error
+		return nil, nil //nolint:nilnil // a missing handle is not an error
 	}
 	if err != nil {
 		return nil, fault(err, "cannot read %s", path)
@@ -179,7 +181,7 @@ func (d *Driver) readFile(name string) (*handle, error) {
 	return &h, nil
 }
 
-// handles returns all there are.
+// handles returns all handles.
 func (d *Driver) handles() ([]*handle, error) {
 	names, err := d.handleFiles("")
 	if err != nil {
@@ -191,7 +193,7 @@ func (d *Driver) handles() ([]*handle, error) {
 		if err != nil {
 			return nil, err
 		}
-		if h != nil { // it may be gone by now
+		if h != nil { // it may have been deleted in the meantime
 			out = append(out, h)
 		}
 	}
@@ -200,8 +202,8 @@ func (d *Driver) handles() ([]*handle, error) {
 
 func (h *handle) file() string { return strconv.Itoa(h.Spec.VMID) + "-" + h.Spec.UID + ".json" }
 
-// save writes a handle in one step and on the disk, so that neither a crash
-// nor a power cut leaves half of it.
+// save writes a handle atomically and syncs it to disk, so that it is complete
+// after a crash or a power cut.
 func (d *Driver) save(h *handle) error {
 	h.Version = handleVersion
 	if err := durable.ReplaceJSON(filepath.Join(d.dir, h.file()), h, durable.Name); err != nil {
@@ -210,7 +212,7 @@ func (d *Driver) save(h *handle) error {
 	return nil
 }
 
-// forget removes a handle: nothing is left of its sandbox.
+// forget deletes the handle of a sandbox that is deleted completely.
 func (d *Driver) forget(h *handle) error {
 	path := filepath.Join(d.dir, h.file())
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -223,7 +225,7 @@ func (d *Driver) forget(h *handle) error {
 	return nil
 }
 
-// fault gives an error of the operating system its code.
+// fault adds a code to an error of the operating system.
 func fault(err error, format string, args ...any) *agentlab.Error {
 	return fsfault.Own(err, "free disk space on this machine", format, args...)
 }

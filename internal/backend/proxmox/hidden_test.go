@@ -58,8 +58,8 @@ func notKnown(t *testing.T, what string, err error, id vmID) {
 	}
 }
 
-// A sandbox that somebody takes out of the pool is refused in the same words as
-// somebody else's VM. It is neither lost nor forgotten, and the others go on.
+// A sandbox that was removed from the pool is refused with the same message as
+// a foreign VM. It is neither lost nor forgotten, and the others continue.
 func TestTakenOutOfThePool(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := pooled(t, shell)
@@ -155,8 +155,8 @@ func TestTakenOutOfThePoolWhileDestroyed(t *testing.T) {
 	}
 }
 
-// What has the number after our own destruction has ended is somebody else's,
-// whether we may look at it or not; and so is what had it before our clone.
+// A VM that has the number after our own destruction is foreign, whether we
+// may read it or not; and so is one that had it before our clone.
 func TestHiddenIsCertainlyForeign(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := pooled(t, shell)

@@ -47,7 +47,7 @@ func partial(h *handle) backend.Instance {
 	return in
 }
 
-// inspectLost looks for a sandbox that no handle tells of.
+// inspectLost searches for a sandbox without a handle.
 func (d *Driver) inspectLost(ctx context.Context, id vmID) (backend.Instance, error) {
 	s, err := d.lookupOwned(ctx, id, nil)
 	if err != nil {
@@ -67,8 +67,8 @@ func (d *Driver) inspectLost(ctx context.Context, id vmID) (backend.Instance, er
 	return in, nil
 }
 
-// status asks for the state of a sandbox's VM, wherever it is. The tag in the
-// list and in the state is half of the mark: the configuration has the word.
+// status returns the state of a sandbox's VM on any node. The tag in the list
+// and in the state is only a part of the mark: the configuration decides.
 func (d *Driver) status(ctx context.Context, h *handle) (st pve.Status, node string, err error) {
 	id := h.id()
 	s, err := d.lookup(ctx, id, h)
@@ -82,7 +82,7 @@ func (d *Driver) status(ctx context.Context, h *handle) (st pve.Status, node str
 	return st, s.node, err
 }
 
-// judge compares what a VM does with what was asked of it.
+// judge compares the actual state of a VM with the requested one.
 func (d *Driver) judge(ctx context.Context, h *handle, st pve.Status) backend.Instance {
 	switch {
 	case st.Paused():
@@ -96,7 +96,7 @@ func (d *Driver) judge(ctx context.Context, h *handle, st pve.Status) backend.In
 		return d.instance(ctx, h, backend.PowerStopped, "")
 	}
 	if boot := d.cfg.BootID(); h.Boot != "" && boot != "" && boot != h.Boot {
-		// Also where Proxmox has stopped it by a task: so a node goes down that is asked to.
+		// Even if Proxmox stopped it by a task, because a node does that during a shutdown.
 		in := d.instance(ctx, h, backend.PowerCrashed, "node "+h.Node+" was restarted")
 		in.HostRestarted = true
 		return in
@@ -111,7 +111,7 @@ func (d *Driver) judge(ctx context.Context, h *handle, st pve.Status) backend.In
 	return d.instance(ctx, h, backend.PowerCrashed, why)
 }
 
-// instance is a sandbox as it is told.
+// instance returns a sandbox as a backend.Instance.
 func (d *Driver) instance(ctx context.Context, h *handle, p backend.Power, reason string) backend.Instance {
 	spec := h.Spec
 	spec.Network = h.network()
@@ -122,12 +122,12 @@ func (d *Driver) instance(ctx context.Context, h *handle, p backend.Power, reaso
 	return in
 }
 
-// powerTasks are the tasks with which people stop VMs.
+// powerTasks are the tasks with which users stop VMs.
 var powerTasks = []string{"qmstop", "qmshutdown", "qmsuspend"}
 
-// stoppedBy tells who, through Proxmox, stopped a VM after its last start, and
-// was not this driver, which would have noted it; "" when nobody is known.
-// What a token may not see it cannot tell.
+// stoppedBy returns the user who stopped a VM through Proxmox after its last
+// start, other than this driver, which would have recorded it; "" if none is
+// known. It finds only tasks that the token can read.
 func (d *Driver) stoppedBy(ctx context.Context, h *handle) string {
 	tasks, err := d.pve.Tasks(ctx, h.Node, pve.TaskFilter{VMID: h.id().VMID, Limit: 10})
 	if err != nil {
@@ -150,7 +150,7 @@ func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := d.handles() // after the nodes were asked: what is made meanwhile is not taken for lost
+	all, err := d.handles() // after the VMs were listed, so that a VM created in the meantime does not count as lost
 	if err != nil {
 		return nil, err
 	}
@@ -173,8 +173,8 @@ func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
 	return out, nil
 }
 
-// fromList tells of a sandbox from the list of its node; what is not there as
-// it should be is looked at by itself.
+// fromList returns the state of a sandbox from the list of its node. If the
+// list does not match the expected state, the VM is read separately.
 func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.VM) (backend.Instance, bool, error) {
 	id := h.id()
 	if h.Phase != phaseCreated {
@@ -192,7 +192,7 @@ func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.V
 			continue
 		}
 		switch {
-		case vm.Status == "running" && h.Power == powerSuspended: // or somebody has resumed it: the list tells them not apart
+		case vm.Status == "running" && h.Power == powerSuspended: // or a user has resumed it: the list does not distinguish the two
 		case vm.Status == "running":
 			return d.instance(ctx, h, backend.PowerRunning, ""), true, nil
 		case h.Power != powerOn && h.Power != powerSuspended:
@@ -204,7 +204,7 @@ func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.V
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
 		return in, false, nil
-	case errors.Is(err, errHidden), errors.Is(err, errUnmarked): // which is no reason to tell nothing of the others
+	case errors.Is(err, errHidden), errors.Is(err, errUnmarked): // the other sandboxes are still listed
 		in = partial(h)
 		in.Reason = err.Error()
 		return in, true, nil
@@ -212,7 +212,7 @@ func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.V
 	return in, err == nil, err
 }
 
-// lost returns the VMs of a list that bear our mark and that no handle names.
+// lost returns the VMs of a list that have AgentLab's mark and no handle.
 func (d *Driver) lost(ctx context.Context, vms map[string][]pve.VM, all []*handle) (out []backend.Instance, err error) {
 	known := map[int]bool{}
 	for _, h := range all {
@@ -235,8 +235,9 @@ func (d *Driver) lost(ctx context.Context, vms map[string][]pve.VM, all []*handl
 	return out, nil
 }
 
-// lostVM tells whether a VM in our range that no handle names bears our mark.
-// The verdict is kept as long as the VM looks the same in the list.
+// lostVM reports whether a VM in the range without a handle has AgentLab's
+// mark. The result is cached as long as the VM's entry in the list does not
+// change.
 func (d *Driver) lostVM(ctx context.Context, node string, vm pve.VM) (backend.Instance, bool, error) {
 	look := strings.Join([]string{node, strconv.Itoa(int(vm.VMID)), string(vm.Name), string(vm.TagList), vm.Lock}, "\n")
 	uid, known := d.inventory.cachedMark(look)
@@ -257,7 +258,7 @@ func (d *Driver) lostVM(ctx context.Context, node string, vm pve.VM) (backend.In
 	if uid == "" {
 		return backend.Instance{}, false, nil
 	}
-	if h, err := d.readHandle(uid); h != nil || err != nil { // made just now
+	if h, err := d.readHandle(uid); h != nil || err != nil { // created just now
 		if h != nil && !known && h.id().VMID != int(vm.VMID) {
 			d.log.Warn("two VMs bear the mark of one sandbox; the other one is left alone", "vmid", h.Spec.VMID, "number", h.id().VMID, "other", int(vm.VMID))
 		}
@@ -270,12 +271,12 @@ func (d *Driver) lostVM(ctx context.Context, node string, vm pve.VM) (backend.In
 	return in, true, nil
 }
 
-// sweepEvery is how often snippets that belong to no sandbox are looked for.
+// sweepEvery is the interval of the removal of snippets without a sandbox.
 const sweepEvery = 10 * time.Minute
 
-// sweep removes snippets of this installation that no sandbox has. A snippet
-// is named in a handle before it is written, and gone before the handle is: so
-// the handles are read after the names.
+// sweep removes snippets of this installation without a sandbox. A snippet's
+// name is stored in the handle before the snippet is written, and the snippet
+// is deleted before the handle, so the handles are read after the names.
 func (d *Driver) sweep(ctx context.Context, vms map[string][]pve.VM) {
 	root := d.pve.Root()
 	if root == nil || !d.inventory.due(d.cfg.Now(), sweepEvery) {
@@ -297,7 +298,7 @@ func (d *Driver) sweep(ctx context.Context, vms map[string][]pve.VM) {
 	numbers := map[int]bool{}
 	for _, list := range vms {
 		for _, vm := range list {
-			numbers[int(vm.VMID)] = true // that VM may read it at its next start
+			numbers[int(vm.VMID)] = true // its VM may read it at its next start
 		}
 	}
 	for _, name := range names {

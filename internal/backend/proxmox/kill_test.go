@@ -23,8 +23,8 @@ import (
 	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
-// childEnv makes this program a process with a driver in it, which is to be
-// killed: its value is a childOrder.
+// childEnv makes this program a process with a driver, for a test that kills
+// it: its value is a childOrder.
 const childEnv = "AGENTLAB_TEST_PROXMOX_CHILD"
 
 type childOrder struct {
@@ -89,7 +89,7 @@ func complain(err error) int {
 	return 1
 }
 
-// silentHost is a network that does what it is told and has nothing in it.
+// silentHost is an empty network that accepts all calls.
 type silentHost struct{}
 
 func (silentHost) Ready(context.Context) error                    { return nil }
@@ -197,9 +197,9 @@ func (w *world) left(t testing.TB, foreign ...int) []string {
 	return out
 }
 
-// A process that is killed at any point of Create and Destroy, and between any
-// two calls, leaves what the next process ends: nothing of ours is left, and
-// nothing foreign was touched.
+// A process is killed at any point of Create and Destroy, and between any two
+// calls. The next process completes the work: none of our VMs and disks is
+// left, and nothing foreign was touched.
 func TestKilled(t *testing.T) {
 	for _, shell := range []bool{false, true} {
 		t.Run(map[bool]string{false: "rest", true: "shell"}[shell], func(t *testing.T) {
@@ -265,7 +265,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// count tells how many calls a deed makes.
+// count returns how many calls an operation makes.
 func (w *world) count(t *testing.T, deed string) int {
 	spec := w.spec(199)
 	d := w.driver
@@ -282,8 +282,8 @@ func (w *world) count(t *testing.T, deed string) int {
 	return w.node.TotalCalls()
 }
 
-// killAt kills a process when the node gets its kth call from now on: the
-// call is lost, or is carried out for nobody.
+// killAt kills a process when the node gets its kth call from now on: the call
+// is lost, or executed without a reader of the result.
 func (w *world) killAt(p *process, k int, lost bool) (disarm func()) {
 	stop := func() {}
 	if k > 1 {

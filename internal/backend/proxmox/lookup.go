@@ -12,26 +12,27 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
-// lookupResult is what stands in the place of a sandbox.
+// lookupResult is the result of a search for the VM of a sandbox.
 type lookupResult struct {
-	there bool // there is a VM or container with its number; false is proof that there is none
-	ours  bool // and it bears our mark
-	stub  bool // it is the empty beginning of somebody's clone, which bears no mark yet
-	// hidden: a token may not look at it. So it is not in our pool: somebody
-	// else's, ours that somebody took out, or a clone of ours before its end.
+	there bool // there is a VM or container with its number; false is a proof that there is none
+	ours  bool // and it has AgentLab's mark
+	stub  bool // it is the empty configuration of an unfinished clone, which has no mark yet
+	// hidden: the token may not read it, so it is not in AgentLab's pool:
+	// another user's VM, a sandbox that a user removed from the pool, or an
+	// unfinished clone.
 	hidden bool
-	// traces: it does not bear our mark (any more), and yet is in part the
-	// sandbox that was looked for: somebody may have edited it.
+	// traces: it does not have AgentLab's mark, but parts of it are the
+	// sandbox's: a user may have edited it.
 	traces bool
 	node   string
 	cfg    pve.Config
 }
 
-// lookup looks for the VM of a sandbox: on the node where it should be, else on
-// all nodes of the cluster. A node that does not answer is an error: what it
-// holds is not known. A token is refused to look at what does not exist in the
-// same words as at what is not its own, so whether anything is there is asked
-// besides.
+// lookup searches for the VM of a sandbox: on the node where it should be,
+// otherwise on all nodes of the cluster. It returns an error if a node does not
+// answer, because its VMs are not known. For a token, the answer for a VM that
+// does not exist is the same as for a VM that it may not read, so lookup also
+// asks whether the number is in use.
 func (d *Driver) lookup(ctx context.Context, id vmID, h *handle) (lookupResult, error) {
 	var refused error
 	if h != nil {
@@ -69,7 +70,7 @@ func (d *Driver) lookup(ctx context.Context, id vmID, h *handle) (lookupResult, 
 			return s, err
 		}
 	}
-	// Numbers are of VMs and containers alike, and of one guest in the whole cluster.
+	// VMs and containers share one range of numbers, which are unique in the cluster.
 	if node, err := d.pve.Container(ctx, id.VMID); err != nil || node != "" {
 		return lookupResult{there: true, node: node}, err
 	}
@@ -96,9 +97,9 @@ func (d *Driver) lookupOn(ctx context.Context, id vmID, h *handle, node string) 
 	return s, nil
 }
 
-// checkReadPermission tells whether a refusal to look at one VM says something about that
-// VM: the token must still have its right on our pool. A token that has lost
-// it is refused everywhere, which says nothing of any sandbox.
+// checkReadPermission returns nil if the refusal to read one VM is about that VM: the
+// token must still have its rights on AgentLab's pool. A token that has lost them is
+// refused everywhere, which proves nothing about any sandbox.
 func (d *Driver) checkReadPermission(ctx context.Context, refused error) error {
 	if d.cfg.Pool == "" {
 		return refused
@@ -117,7 +118,7 @@ func (d *Driver) checkReadPermission(ctx context.Context, refused error) error {
 // number of a clone, before it has copied anything.
 const stubText = "qmclone temporary file"
 
-// isPlaceholder tells whether a configuration is such a file and nothing more.
+// isPlaceholder reports whether a configuration is only such a file.
 func isPlaceholder(cfg pve.Config) bool {
 	for key := range cfg {
 		if key != "lock" && key != "description" && key != "digest" {
@@ -127,8 +128,9 @@ func isPlaceholder(cfg pve.Config) bool {
 	return cfg["lock"] == lockClone && strings.TrimSpace(cfg["description"]) == stubText
 }
 
-// lookupOwned is lookup for what must be there and ours: not_found proves that it is
-// not, unavailable proves nothing. A sandbox that was moved is followed.
+// lookupOwned is lookup for a sandbox whose VM must exist: not_found proves that it
+// does not exist, unavailable proves nothing. It also finds a sandbox that was
+// migrated.
 func (d *Driver) lookupOwned(ctx context.Context, id vmID, h *handle) (lookupResult, error) {
 	s, err := d.lookup(ctx, id, h)
 	if err != nil {
@@ -143,11 +145,11 @@ func (d *Driver) lookupOwned(ctx context.Context, id vmID, h *handle) (lookupRes
 	return s, nil
 }
 
-// errHidden is the reason of what is not known of a VM that was hidden from us.
+// errHidden is the cause of an unknown state if the token may not read the VM.
 var errHidden = errors.New("something with its number is there that the API token may not look at")
 
-// unreadable says that a sandbox which was made may be there or not: it may
-// have been taken out of our pool by hand, or somebody else's VM may have its
+// unreadable returns the error for a created sandbox that may exist or not: a
+// user may have removed it from the pool, or another user's VM may have its
 // number.
 func (d *Driver) unreadable(id vmID, node string) error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "whether VM %d of a sandbox still exists is not known: %w", id.VMID, errHidden).
@@ -155,11 +157,11 @@ func (d *Driver) unreadable(id vmID, node string) error {
 			node, id.VMID, id.UID, d.cfg.Pool)
 }
 
-// errUnmarked is the reason of what is not known of a VM that has lost its mark.
+// errUnmarked is the cause of an unknown state if the VM has lost its mark.
 var errUnmarked = errors.New("a VM with its number is there that looks like it and does not bear its mark")
 
-// unmarked says that what has the number of a sandbox may be the sandbox after
-// somebody edited it, and may be somebody's own by now.
+// unmarked returns the error for a VM with the number of a sandbox that may be
+// the sandbox after an edit by a user, or the user's own VM by now.
 func (d *Driver) unmarked(id vmID, node string) error {
 	return agentlab.Errorf(agentlab.CodeUnknownOutcome, "whether VM %d is still the sandbox is not known: %w", id.VMID, errUnmarked).
 		WithHint("on node %[1]s look at qm config %[2]d; if it is the sandbox, give it back its mark: qm set %[2]d --tags '%[3]s' --description \"$(printf '%[4]s')\"; "+
@@ -167,7 +169,8 @@ func (d *Driver) unmarked(id vmID, node string) error {
 			node, id.VMID, tags(id.UID), strings.ReplaceAll(markLines(id, d.installation), "\n", `\n`))
 }
 
-// foreignError is the error of a sandbox in whose place there is nothing of ours.
+// foreignError returns the error for a sandbox whose number has no VM of
+// AgentLab.
 func (d *Driver) foreignError(id vmID, h *handle, s lookupResult) error {
 	switch {
 	case s.hidden && h != nil && h.made():
@@ -189,10 +192,10 @@ func refOf(id vmID) backend.Ref {
 	return backend.Ref{UID: id.UID, Handle: strconv.Itoa(id.VMID)}
 }
 
-// resolve finds the VM of a sandbox: its handle names it, else it has the number
-// of ref or bears the mark somewhere. h is nil when it was lost, and then the VM
-// is there and ours. Code not_found means that there is neither a handle nor a
-// VM with the mark on the nodes that sandboxes run on.
+// resolve finds the VM of a sandbox by its handle, otherwise by the number of
+// ref or by the mark. h is nil if it was lost; then the VM exists with the mark.
+// Code not_found means that there is neither a handle nor a VM with the mark on
+// the nodes of sandboxes.
 func (d *Driver) resolve(ctx context.Context, ref backend.Ref) (id vmID, h *handle, err error) {
 	if h, err = d.readHandle(ref.UID); h != nil || err != nil {
 		if h != nil {
@@ -217,21 +220,21 @@ func (d *Driver) resolve(ctx context.Context, ref backend.Ref) (id vmID, h *hand
 		return id, nil, absent(id.UID)
 	}
 	s, err := d.lookup(ctx, id, nil)
-	if err == nil && !s.ours { // it was destroyed since the nodes were asked
+	if err == nil && !s.ours { // it was destroyed after the VMs were listed
 		err = absent(id.UID)
 	}
 	return id, nil, err
 }
 
-// marked returns the number of the VM that bears the mark of a sandbox and has
-// no handle, as it was at most age ago; 0 when there is none. It is whole when
-// all nodes have answered.
+// marked returns the number of the VM with the mark of a sandbox and without a
+// handle, from a list that is at most age old; 0 if there is none. whole
+// reports whether all nodes have answered.
 func (d *Driver) marked(ctx context.Context, uid string, age time.Duration) (vmid int, whole bool, err error) {
 	vms, err := d.listed(ctx, age)
 	if err != nil {
 		return 0, false, err
 	}
-	all, err := d.handles() // after the nodes were asked: what is made meanwhile is not taken for lost
+	all, err := d.handles() // after the VMs were listed, so that a VM created in the meantime does not count as lost
 	if err != nil {
 		return 0, false, err
 	}
@@ -244,9 +247,9 @@ func (d *Driver) marked(ctx context.Context, uid string, age time.Duration) (vmi
 	return vmid, len(vms) == len(d.cfg.Nodes), err
 }
 
-// updateNode notes that a VM was moved to another node of ours by hand. Its rules
-// follow with the next start: until then the other node's bridge lets it reach
-// nothing.
+// updateNode records that a user migrated a VM to another configured node. The
+// next start loads its rules there. Until then the other node's bridge drops all
+// its packets.
 func (d *Driver) updateNode(h *handle, node string) error {
 	if !d.bridgeEnforced(node) {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d was moved to node %s, where nothing enforces its network policy", h.Spec.VMID, node).

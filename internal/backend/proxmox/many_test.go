@@ -233,7 +233,7 @@ func TestPickAddress(t *testing.T) {
 	}
 }
 
-// Where guests ask for their address, it is told once the bridge's DHCP
+// If guests request their address, it is reported once the bridge's DHCP
 // server has acknowledged it, or the guest's agent names it.
 func TestDHCP(t *testing.T) {
 	w := newWorld(t, worldConfig{alter: func(c *Config) { c.DHCP = true }})

@@ -14,12 +14,12 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
-// The ownership mark. It is in the description, which the call that clones a
-// template takes, so that it is in the first configuration of the VM that has
-// a disk; the tags follow with the first change. What bears one without the
-// other, or another installation's, is not ours. Nor is what bears that of
-// another number: whoever clones a sandbox by hand clones its description and
-// its tags, too.
+// The ownership mark. It is in the description, which the clone call sets, so
+// that it is in the first configuration of the VM with a disk; the tags follow
+// with the first change. A VM with only one of them, or with the mark of
+// another installation, is not AgentLab's. Nor is a VM with the mark of
+// another number: a user's clone of a sandbox has its description and tags
+// too.
 const (
 	markUID          = "agentlab-uid: "
 	markVMID         = "agentlab-vmid: "
@@ -28,20 +28,21 @@ const (
 	tagUID           = "al-"
 )
 
-// description is what people see of a sandbox in Proxmox's interface.
+// description returns the description of a sandbox in Proxmox's user
+// interface.
 func description(id vmID, installation string) string {
 	return "Sandbox of AgentLab: made, changed and destroyed by it.\n" + markLines(id, installation)
 }
 
-// markLines are the lines of a description that are the mark.
+// markLines returns the lines of a description that are the mark.
 func markLines(id vmID, installation string) string {
 	return markUID + id.UID + "\n" + markVMID + strconv.Itoa(id.VMID) + "\n" + markInstallation + installation + "\n"
 }
 
-// traces tells whether anything in a configuration is of the sandbox and of no
-// other VM: its mark in part, the hardware address of its network device, its
-// seed, or what Proxmox calls the machine. Name and volumes tell nothing:
-// whoever gets the number can have the same.
+// traces reports whether a configuration contains anything that only the
+// sandbox has: a part of its mark, the MAC address of its network device, its
+// seed, or its SMBIOS UUID. Name and volumes prove nothing: another VM with
+// the number can have the same.
 func (h *handle) traces(cfg pve.Config) bool {
 	uid := h.Spec.UID
 	return strings.Contains(cfg["description"], uid) || strings.Contains(cfg["tags"], tagUID+uid) ||
@@ -50,25 +51,26 @@ func (h *handle) traces(cfg pve.Config) bool {
 		h.SMBIOS != "" && cfg["smbios1"] == h.SMBIOS
 }
 
-// tags of a sandbox, as Proxmox stores them: lower case and sorted.
+// tags returns the tags of a sandbox as Proxmox stores them: lower case and
+// sorted.
 func tags(uid string) string { return tagAll + ";" + tagUID + uid }
 
-// marks are what a configuration says about whose it is.
+// marks are the parts of the mark in a configuration.
 type marks struct {
 	uid, vmid, installation string
-	tagged                  string // uid of the tag; "" when there is none
+	tagged                  string // UID of the tag; "" if there is none
 	name                    string
 }
 
 var uidForm = regexp.MustCompile(`^[a-z2-9]{26}$`)
 
-// readMarks reads the mark of a configuration. Two marks are none: a person
+// readMarks reads the mark of a configuration. Two marks count as none: a user
 // may have pasted one.
 func readMarks(cfg pve.Config) marks {
 	m := marks{name: cfg["name"]}
 	one := func(have *string, value string) {
 		if *have != "" {
-			value = "?" // fits nothing
+			value = "?" // matches nothing
 		}
 		*have = value
 	}
@@ -88,7 +90,7 @@ func readMarks(cfg pve.Config) marks {
 	return m
 }
 
-// taggedUID is the uid that a list of tags names.
+// taggedUID returns the UID in a list of tags.
 func taggedUID(tags string) string {
 	list := strings.FieldsFunc(tags, func(r rune) bool { return r == ';' || r == ',' || r == ' ' })
 	if !slices.Contains(list, tagAll) {
@@ -106,11 +108,10 @@ func taggedUID(tags string) string {
 	return found
 }
 
-// ours tells whether a configuration is that of the sandbox id of this
-// installation: its description names all of that, and a tag or the VM's name
-// agrees.
-// A VM that is still being cloned has its description and name before it has
-// tags. A template is never a sandbox, whatever it inherited.
+// ours reports whether a configuration is that of the sandbox id of this
+// installation: its description contains the whole mark, and a tag or the VM's
+// name matches. A VM that is still being cloned has description and name
+// before it has tags. A template is never a sandbox.
 func (d *Driver) ours(cfg pve.Config, id vmID, name string) bool {
 	m := readMarks(cfg)
 	if m.uid != id.UID || m.vmid != strconv.Itoa(id.VMID) || m.installation != d.installation || cfg["template"] == "1" {
@@ -119,16 +120,15 @@ func (d *Driver) ours(cfg pve.Config, id vmID, name string) bool {
 	return m.tagged == id.UID || (name != "" && m.name == name) || cfg["lock"] == lockClone
 }
 
-// macOf derives the hardware address of a sandbox's network device from its
-// mark, so that it is known before the VM is. The prefix is Proxmox's own.
+// macOf derives the MAC address of a sandbox's network device from its UID, so
+// that it is known before the VM exists. The prefix is Proxmox's own.
 func macOf(uid string, salt int) net.HardwareAddr {
 	sum := sha256.Sum256([]byte("agentlab mac " + strconv.Itoa(salt) + " " + uid))
 	return net.HardwareAddr{0xbc, 0x24, 0x11, sum[0], sum[1], sum[2]}
 }
 
-// portOf is the port of the bridge that the first network device of a VM is
-// on: its tap device, or, with Proxmox's firewall between, that end of the
-// pair of devices which leads to the bridge.
+// portOf returns the bridge port of the first network device of a VM: its tap
+// device or, with Proxmox's firewall, the bridge's end of the veth pair.
 func portOf(vmid int, firewall bool) string {
 	if firewall {
 		return "fwpr" + strconv.Itoa(vmid) + "p0"
@@ -136,14 +136,15 @@ func portOf(vmid int, firewall bool) string {
 	return "tap" + strconv.Itoa(vmid) + "i0"
 }
 
-// installationID names this installation, without telling its secret.
+// installationID returns an ID of this installation that does not reveal its
+// secret.
 func installationID(master []byte) string {
 	sum := sha256.Sum256(append([]byte("agentlab installation "), master...))
 	return hex.EncodeToString(sum[:8])
 }
 
-// snippetForm is the name of a snippet of ours: installation, number, the
-// beginning of the mark, something random.
+// snippetForm matches the name of AgentLab's snippets: installation, number,
+// the beginning of the UID, a random part.
 var snippetForm = regexp.MustCompile(`^agentlab-([0-9a-f]{16})-([1-9][0-9]{2,8})-([a-z2-9]{8})-([a-z2-7]{13})\.yaml$`)
 
 func (d *Driver) snippetName(id vmID) string {

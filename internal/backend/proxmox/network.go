@@ -9,7 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// sameNetwork tells whether two policies say the same.
+// sameNetwork reports whether two policies are equal.
 func sameNetwork(a, b agentlab.Network) bool { return reflect.DeepEqual(a, b) }
 
 // UpdateNetwork implements backend.NetworkUpdater.
@@ -26,9 +26,9 @@ func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.
 	return d.setNetwork(ctx, h, n)
 }
 
-// setNetwork gives a sandbox another policy. It is written down first: should
-// this process die before it is in force, the next one puts that in force
-// which is written.
+// setNetwork changes the policy of a sandbox. The policy is stored first: if
+// this process dies before it is in force, the next one applies the stored
+// policy.
 func (d *Driver) setNetwork(ctx context.Context, h *handle, n agentlab.Network) error {
 	if _, err := egress.New(n); err != nil {
 		return err
@@ -40,20 +40,20 @@ func (d *Driver) setNetwork(ctx context.Context, h *handle, n agentlab.Network) 
 	}
 	d.at("policy noted")
 	if h.Phase != phaseCreated || h.Power == powerOff || h.Power == "" {
-		return nil // the next Start puts it in force
+		return nil // the next Start applies it
 	}
 	err := d.enforce(ctx, h)
 	if err == nil {
 		return nil
 	}
-	h.Network = before // it has no network now, and with the next Start the old one
+	h.Network = before // it has no network now, and the old policy after the next Start
 	if serr := d.save(h); serr != nil {
 		return serr
 	}
 	return err
 }
 
-// enforce puts the policy of a sandbox in force on its node.
+// enforce applies the policy of a sandbox on its node.
 func (d *Driver) enforce(ctx context.Context, h *handle) error {
 	net, err := d.network(ctx, h.Node)
 	if err != nil {
@@ -62,7 +62,7 @@ func (d *Driver) enforce(ctx context.Context, h *handle) error {
 	return d.put(ctx, net, h)
 }
 
-// put is enforce where the network of the sandbox's node is at hand.
+// put is enforce with the network of the sandbox's node.
 func (d *Driver) put(ctx context.Context, net Host, h *handle) error {
 	g, err := h.guest(d.cfg.DHCP)
 	if err != nil {

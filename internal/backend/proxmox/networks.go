@@ -8,17 +8,17 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
-// networks are the nodes' networks that this process has taken over from the
-// one before it.
+// networks are the nodes' networks on which this process has restored the
+// guests.
 type networks struct {
 	mu    sync.Mutex
 	nodes map[string]*takeover
 }
 
-// takeover is the taking over of one node's network: one that does not answer
-// holds up nobody who is about another.
+// takeover is the restore of the guests of one node. Each node has its own
+// lock, so that a node that does not answer does not delay calls for others.
 type takeover struct {
-	asking gate // held while the node is told
+	asking gate // held during the restore
 	done   bool
 }
 
@@ -34,8 +34,8 @@ func (n *networks) of(node string) *takeover {
 	return n.nodes[node]
 }
 
-// network returns a node's network. The first time it is told of all
-// sandboxes there are, so that those that are gone lose what they had.
+// network returns a node's network. The first call restores all existing
+// sandboxes on it, which removes the rules of all others.
 func (d *Driver) network(ctx context.Context, name string) (Host, error) {
 	n, err := d.node(name)
 	if err != nil {

@@ -9,21 +9,21 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
-// The number of a VM is that of its sandbox, unless something else on the nodes
-// got it after it was allocated.
+// The number of a VM is that of its sandbox, unless another VM or container on
+// the nodes got it after it was allocated.
 
 // otherNumbers is how many numbers are tried for a VM besides that of its
 // sandbox.
 const otherNumbers = 5
 
-// otherNumber returns a number that nothing has. It counts down, away from the
-// numbers of the next sandboxes.
+// otherNumber returns an unused number. It counts down, away from the numbers
+// of the next sandboxes.
 func (d *Driver) otherNumber(ctx context.Context, tried []int) (int, error) {
 	taken, err := d.taken(ctx, 0)
 	if err != nil {
 		return 0, err
 	}
-	const looks = 100 // at numbers that the token does not see
+	const looks = 100 // at numbers that are hidden from the token
 	for n, look := d.cfg.Last, 0; n >= d.cfg.First && look < looks; n-- {
 		if taken[n] || slices.Contains(tried, n) {
 			continue
@@ -36,7 +36,7 @@ func (d *Driver) otherNumber(ctx context.Context, tried []int) (int, error) {
 	return 0, agentlab.Errorf(agentlab.CodeExists, "number %d and many others are in use", tried[0]).WithHint("%s", ownRange)
 }
 
-// ownRange is the hint of a number that something else has.
+// ownRange is the hint for a number that is in use.
 const ownRange = "what has it was left alone; give vmid_range in config.yaml a range that no other user of the nodes has"
 
 // claim writes a new handle, unless another one has its number.
@@ -62,10 +62,10 @@ func (d *Driver) claim(h *handle) error {
 }
 
 // numberFree notes which storages will have the volumes of a new sandbox. No
-// volume there has the number of its VM yet, so that all that have it later are
-// its own. If one has the number, numberFree returns exists, unless it is that of
-// the sandbox itself, whose handle was lost. It does not look for VMs with the
-// number: the clone fails if there is one.
+// volume there has the number of its VM yet, so all volumes with it later belong
+// to the sandbox. If a volume has the number, numberFree returns exists, unless
+// the volume belongs to the sandbox itself and its handle was lost. It does not
+// look for VMs with the number: the clone fails if there is one.
 func (d *Driver) numberFree(ctx context.Context, h *handle, t template) error {
 	storages := d.storagesOf(t)
 	for _, storage := range storages {
@@ -101,10 +101,10 @@ func inTheWay(vmid int) error {
 }
 
 // Taken implements backend.NumberChecker: numbers of VMs on the nodes and of
-// templates. A token sees only those that it has rights on, and nobody those on
-// a node that is offline: Create finds out about other VMs from its clone, and
-// looks for volumes that are left under the number itself. All volumes are not
-// listed here: one damaged file of anybody's fails such a list.
+// templates. A token sees only VMs that it has rights on, and none of an
+// offline node: Create detects other VMs by its clone, and checks for volumes
+// with the number itself. Volumes are not listed here, because a single damaged
+// file of any user makes such a list fail.
 func (d *Driver) Taken(ctx context.Context, first, last int) ([]int, error) {
 	taken, err := d.taken(ctx, inventoryAge)
 	if err != nil {

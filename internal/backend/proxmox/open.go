@@ -59,13 +59,13 @@ func open(env registry.Env) (registry.Opened, error) {
 	return registry.Opened{Driver: d, Images: d.Templates()}, nil
 }
 
-// openNodes returns the nodes of the configuration. This machine is the node
-// with its name, which a node of Proxmox VE always has: its network is that of
-// no other one, whichever way the API is reached, for rules that are made here
-// bind nobody there.
+// openNodes returns the nodes of the configuration. The node with the hostname
+// of this machine is this machine, because a node of Proxmox VE always has its
+// hostname as its name. Rules on this machine have no effect on other nodes,
+// regardless of how the API is reached.
 //
-// Of another node it is the one that an agent there keeps, where ssh leads to
-// it; one without runs no sandbox, and Check says so.
+// The network of another node is managed by an agent there, if an ssh target
+// is configured. A node without one runs no sandbox, and Check reports that.
 func (p *Settings) openNodes(env registry.Env) (out []Node, remotes []io.Closer, err error) {
 	name, err := os.Hostname()
 	if err != nil {
@@ -80,7 +80,7 @@ func (p *Settings) openNodes(env registry.Env) (out []Node, remotes []io.Closer,
 		n := Node{Name: node.Name, Templates: p.TemplateVMIDs(node.Name)}
 		switch {
 		case node.Name == self:
-			env.Network.Claim() // from here on the driver says who is on the bridge
+			env.Network.Claim() // from here on the driver manages the sandboxes on the bridge
 			n.Host = env.Network
 		case node.SSH != "":
 			r := hostnet.NewRemote(hostnet.RemoteConfig{
@@ -121,7 +121,7 @@ func (p *Settings) openTransport(getenv func(string) string) (pve.Transport, err
 	return pve.NewREST(o)
 }
 
-// tokenSecret reads the secret of the API token that the configuration names.
+// tokenSecret reads the secret of the API token in the configuration.
 func (p *Settings) tokenSecret() (string, error) {
 	secret, err := pve.ReadTokenFile(p.TokenFile, p.TokenID)
 	if e, ok := errors.AsType[*agentlab.Error](err); ok {

@@ -12,14 +12,14 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
-// inventory is what nodes said lately, shared by all sandboxes.
+// inventory caches recent answers of nodes, shared by all sandboxes.
 type inventory struct {
-	asking gate // guards vms and nodes, and is held while they are asked for
+	asking gate // guards vms and nodes, and is held while they are read
 	vms    timed[map[string][]pve.VM]
 	nodes  timed[[]pve.Node]
 
-	mu       sync.Mutex        // guards what follows
-	verdicts map[string]string // uid of VMs without handle, by what they look like
+	mu       sync.Mutex        // guards the following fields
+	verdicts map[string]string // UIDs of VMs without a handle, by their list entries
 	sweptAt  time.Time
 }
 
@@ -39,7 +39,7 @@ func (i *inventory) cacheMark(look, uid string) {
 	i.verdicts[look] = uid
 }
 
-// due tells whether it is time to sweep again.
+// due reports whether the next sweep is due.
 func (i *inventory) due(now time.Time, every time.Duration) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -50,8 +50,8 @@ func (i *inventory) due(now time.Time, every time.Duration) bool {
 	return true
 }
 
-// storagesOf are the storages that a sandbox's volumes are on: those of its
-// template's, and that of full clones.
+// storagesOf returns the storages of a sandbox's volumes: those of its
+// template, and that of full clones.
 func (d *Driver) storagesOf(t template) []string {
 	var out []string
 	for key, value := range t.cfg {
@@ -69,8 +69,8 @@ func (d *Driver) storagesOf(t template) []string {
 
 const inventoryAge = 3 * time.Second
 
-// listed returns the VMs of every node of ours, as they were at most age ago.
-// A node that the others say is offline is missing: what it has is not known.
+// listed returns the VMs of every configured node, at most age old. A node
+// that the others report as offline is missing: its VMs are not known.
 func (d *Driver) listed(ctx context.Context, age time.Duration) (map[string][]pve.VM, error) {
 	i := &d.inventory
 	if err := i.asking.lock(ctx); err != nil {
@@ -97,7 +97,7 @@ func (d *Driver) listed(ctx context.Context, age time.Duration) (map[string][]pv
 	return vms, nil
 }
 
-// offline tells whether the rest of the cluster says that a node is.
+// offline reports whether the rest of the cluster reports a node as offline.
 func (d *Driver) offline(ctx context.Context, name string) bool {
 	if len(d.cfg.Nodes) == 1 {
 		return false
@@ -123,15 +123,15 @@ func (d *Driver) nodeStates(ctx context.Context) ([]pve.Node, error) {
 	return nodes, nil
 }
 
-// placement is where a sandbox is made: from which template, and on which node.
+// placement is the template and the node for a new sandbox.
 type placement struct {
 	template
 	target string
 }
 
-// choosePlacement finds the node of a new sandbox: of those that are online, have a
-// network of ours and can have the template, the one with the most free
-// memory, where what was promised to sandboxes that do not run counts as used.
+// choosePlacement selects the node of a new sandbox: of the nodes that are online,
+// have a network and can use the template, the one with the most free memory.
+// Memory of sandboxes that do not run counts as used.
 func (d *Driver) choosePlacement(ctx context.Context, spec backend.Spec) (placement, error) {
 	vmid, digest, err := templateOf(spec.Image)
 	if err != nil {
@@ -147,7 +147,7 @@ func (d *Driver) choosePlacement(ctx context.Context, spec backend.Spec) (placem
 	free := map[string]int64{}
 	for _, s := range states {
 		if s.Status == "online" {
-			free[s.Name] = s.FreeMem() + 1 // online, if full
+			free[s.Name] = s.FreeMem() + 1 // online, even if full
 		}
 	}
 	all, err := d.handles()
@@ -183,8 +183,8 @@ func (d *Driver) choosePlacement(ctx context.Context, spec backend.Spec) (placem
 	return placement{}, agentlab.Errorf(agentlab.CodeUnavailable, "no node of proxmox.nodes is online and has its network within reach")
 }
 
-// placeOn finds the template for a sandbox on a node: the node's own, or that
-// of another node if its disk is on shared storage.
+// placeOn returns the template for a sandbox on a node: the node's own, or
+// that of another node if its disk is on shared storage.
 func (d *Driver) placeOn(ctx context.Context, n *Node, vmid int, digest string) (placement, error) {
 	own := d.sameImage(n, vmid)
 	if own != 0 {
@@ -218,8 +218,8 @@ func (d *Driver) placeOn(ctx context.Context, n *Node, vmid int, digest string) 
 		WithField("proxmox.nodes").WithHint("make the template on each node and name it there under templates")
 }
 
-// sameImage is a node's own template of the image that template vmid has on
-// some node; vmid itself where no image is known by it.
+// sameImage returns a node's own template of the image whose template on
+// another node is vmid, and vmid itself if it belongs to no image.
 func (d *Driver) sameImage(n *Node, vmid int) int {
 	for _, other := range d.cfg.Nodes {
 		for image, t := range other.Templates {

@@ -9,8 +9,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
-// findVM returns the VM of a sandbox that is there and ours. The handle is nil
-// when it was lost.
+// findVM returns the VM of a sandbox that exists with the mark. The handle is
+// nil if it was lost.
 func (d *Driver) findVM(ctx context.Context, ref backend.Ref) (vmID, *handle, lookupResult, error) {
 	id, h, err := d.resolve(ctx, ref)
 	if err != nil {
@@ -20,7 +20,7 @@ func (d *Driver) findVM(ctx context.Context, ref backend.Ref) (vmID, *handle, lo
 	return id, h, s, err
 }
 
-// known returns the handle of a sandbox without a look at its VM.
+// known returns the handle of a sandbox without reading its VM.
 func (d *Driver) known(ctx context.Context, ref backend.Ref) (*handle, error) {
 	id, h, err := d.resolve(ctx, ref)
 	if err == nil && h == nil {
@@ -29,12 +29,12 @@ func (d *Driver) known(ctx context.Context, ref backend.Ref) (*handle, error) {
 	return h, err
 }
 
-// handleLost says that the handle of a sandbox that is there was lost.
+// handleLost returns the error for a sandbox whose handle was lost.
 func handleLost(id vmID) *agentlab.Error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "what was known of the sandbox with VM %d is lost", id.VMID)
 }
 
-// ownedVM is findVM for what needs a sandbox whose Create is complete.
+// ownedVM is findVM for callers that need a sandbox whose Create is complete.
 func (d *Driver) ownedVM(ctx context.Context, ref backend.Ref) (*handle, lookupResult, error) {
 	id, h, s, err := d.findVM(ctx, ref)
 	switch {
@@ -48,7 +48,7 @@ func (d *Driver) ownedVM(ctx context.Context, ref backend.Ref) (*handle, lookupR
 	return h, s, nil
 }
 
-// setPower notes what was asked of a VM.
+// setPower stores the requested power state of a VM.
 func (d *Driver) setPower(h *handle, p power) error {
 	if h == nil || h.Power == p {
 		return nil
@@ -57,8 +57,8 @@ func (d *Driver) setPower(h *handle, p power) error {
 	return d.save(h)
 }
 
-// Start implements backend.Driver. The order counts: the rules are in force
-// and read back before anything runs, and so is the audit of what would run.
+// Start implements backend.Driver. The order matters: before the VM runs, the
+// rules are in force and were read back, and its configuration was audited.
 func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 	unlock, err := d.lock(ctx, ref.UID)
 	if err != nil {
@@ -94,9 +94,9 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 	return d.powerOn(ctx, h)
 }
 
-// auditAll audits what the VM is to be and what it is: a change that is pending
-// shows as if it were made, and Proxmox starts the VM all the same where it
-// cannot be made, with what was there before.
+// auditAll audits the current and the pending configuration of a VM: the API
+// shows a pending change as if it were made, but if it cannot be made, Proxmox
+// starts the VM with the old value.
 func (d *Driver) auditAll(ctx context.Context, h *handle, s lookupResult) error {
 	current, err := d.pve.CurrentConfig(ctx, s.node, h.id().VMID)
 	if err != nil {
@@ -134,7 +134,7 @@ func (d *Driver) powerOn(ctx context.Context, h *handle) error {
 	err := d.task(ctx, func() (pve.UPID, error) { return d.pve.Start(ctx, h.Node, id.VMID) })
 	d.at("started")
 	switch code := agentlab.CodeOf(err); {
-	case code == agentlab.CodeConflict: // it runs already
+	case code == agentlab.CodeConflict: // it is already running
 	case code == agentlab.CodeUnknownOutcome:
 		return err
 	case err != nil:
@@ -150,7 +150,7 @@ func (d *Driver) powerOn(ctx context.Context, h *handle) error {
 	if d.bridgeEnforced(h.Node) {
 		boot = d.cfg.BootID()
 	}
-	if before == powerOn && h.Boot != boot { // setPower sees no change
+	if before == powerOn && h.Boot != boot { // setPower would find no change
 		h.Power = powerStarting
 	}
 	h.Boot = boot
@@ -161,8 +161,8 @@ func (d *Driver) powerOn(ctx context.Context, h *handle) error {
 	return nil
 }
 
-// task begins a task and waits for its end. The first question comes after a
-// pause: no task ends in no time.
+// task starts a task and waits for its end. The first status request follows a
+// pause, because no task ends at once.
 func (d *Driver) task(ctx context.Context, begin func() (pve.UPID, error)) error {
 	upid, err := begin()
 	if err != nil {
@@ -191,9 +191,9 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 	}
 	defer unlock()
 	id, h, s, err := d.findVM(ctx, ref)
-	if err != nil && !s.ours { // what is ours is stopped on any node
+	if err != nil && !s.ours { // a sandbox is stopped on any node
 		if h != nil && h.Phase != phaseCreated && agentlab.CodeOf(err) == agentlab.CodeNotFound {
-			return nil // half made: nothing runs
+			return nil // partially created: nothing runs
 		}
 		return err
 	}
@@ -212,7 +212,7 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 		if off, err = d.askGuest(ctx, s.node, id.VMID, grace); err != nil {
 			return err
 		}
-		if !off { // the guest had its time, in which another VM may have got the number
+		if !off { // during the grace period another VM may have got the number
 			if s, err = d.lookupOwned(ctx, id, h); err != nil && !s.ours {
 				return err
 			}
@@ -228,8 +228,8 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 	return d.setPower(h, powerOff)
 }
 
-// askGuest asks a guest to power itself off, and tells whether it did. One
-// that stands still cannot be asked.
+// askGuest asks a guest to power itself off, and reports whether it did. A
+// paused guest cannot be asked.
 func (d *Driver) askGuest(ctx context.Context, node string, vmid int, grace time.Duration) (off bool, err error) {
 	err = d.task(ctx, func() (pve.UPID, error) { return d.pve.Shutdown(ctx, node, vmid, grace) })
 	if err == nil || ctx.Err() != nil {
@@ -240,14 +240,13 @@ func (d *Driver) askGuest(ctx context.Context, node string, vmid int, grace time
 	return false, nil
 }
 
-// cutPower stops a VM that was seen to be ours.
+// cutPower stops a VM that was proved to be the sandbox's.
 func (d *Driver) cutPower(ctx context.Context, node string, vmid int) error {
 	return d.task(ctx, func() (pve.UPID, error) { return d.pve.Stop(ctx, node, vmid) })
 }
 
-// Suspend implements backend.Suspender. The memory stays where it is: a VM
-// that is suspended to a disk keeps a lock when that fails, which a token
-// cannot take away.
+// Suspend implements backend.Suspender. The VM is not suspended to disk: if
+// that fails, the VM keeps a lock that a token cannot remove.
 func (d *Driver) Suspend(ctx context.Context, ref backend.Ref) error {
 	return d.pause(ctx, ref, powerSuspended, func(h *handle, st pve.Status) error {
 		if st.Paused() {
@@ -288,6 +287,6 @@ func (d *Driver) pause(ctx context.Context, ref backend.Ref, then power, act fun
 	if err := act(h, st); err != nil {
 		return err
 	}
-	d.cache.forget(ref.UID) // what is believed of it is out of date
+	d.cache.forget(ref.UID) // the cached state is out of date
 	return d.setPower(h, then)
 }

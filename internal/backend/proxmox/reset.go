@@ -12,11 +12,11 @@ import (
 )
 
 // A clone inherits nearly all of its template: protection, onboot, tags,
-// cicustom, hookscript, args, passwords, keys, affinity. What counts for a
-// sandbox is set, what else could harm is deleted, with the first change.
+// cicustom, hookscript, args, passwords, keys, affinity. The first change sets
+// the options that matter for a sandbox and deletes others that could do harm.
 
-// kept are options that a sandbox has from its template: the emulated
-// hardware that its disk was made for. All others go.
+// kept lists options that a sandbox keeps from its template: the emulated
+// hardware that its disk was made for. All others are deleted.
 var kept = []string{
 	"acpi", "bios", "boot", "bootdisk", "cpu", "digest", "efidisk0", "hotplug", "keyboard", "kvm", "localtime",
 	"machine", "meta", "numa", "ostype", "reboot", "rng0", "scsihw", "serial0", "smbios1", "tablet", "template", "vga", "vmgenid",
@@ -24,8 +24,8 @@ var kept = []string{
 
 var keptSlot = regexp.MustCompile(`^(ide|sata|scsi|virtio)[0-9]+$`)
 
-// wanted are the options of a sandbox that are exactly known; "" must not be
-// set.
+// wanted returns the options of a sandbox with a required value; "" means that
+// the option must not be set.
 func (d *Driver) wanted(h *handle) map[string]string {
 	spec, cores := h.Spec, h.Spec.Resources.Cores
 	balloon := 0
@@ -53,8 +53,8 @@ func (d *Driver) wanted(h *handle) map[string]string {
 // guestUser is the user that agents run as.
 const guestUser = "agent"
 
-// net0 is the sandbox's network device. Its address is always written, or
-// Proxmox would draw another one with each change.
+// net0 returns the sandbox's network device. It always includes the MAC
+// address; otherwise Proxmox would choose a new one at each change.
 func (d *Driver) net0(h *handle) string {
 	model := h.Spec.Hardware.NICModel
 	if model == "" {
@@ -71,8 +71,8 @@ func (d *Driver) firewalled(h *handle) bool {
 	return d.cfg.Firewall || h.Spec.Hardware.FirewallGroup != ""
 }
 
-// ipconfig is how cloud-init configures the device. A gateway beside ip=dhcp
-// would leave the guest without any network.
+// ipconfig returns the cloud-init configuration of the device. With a gateway
+// in addition to ip=dhcp the guest would have no network.
 func (d *Driver) ipconfig(h *handle) string {
 	parts := []string{"ip=dhcp"}
 	if !d.cfg.DHCP {
@@ -84,7 +84,7 @@ func (d *Driver) ipconfig(h *handle) string {
 	return strings.Join(parts, ",")
 }
 
-// changes are what makes a clone of inherited the sandbox of want.
+// changes returns the changes from the configuration inherited to want.
 func changes(inherited pve.Config, want map[string]string) pve.Changes {
 	ch := pve.Changes{Set: map[string]string{}}
 	for key, value := range want {
@@ -103,12 +103,13 @@ func changes(inherited pve.Config, want map[string]string) pve.Changes {
 	return ch
 }
 
-// isSnapshotOption tells what a clone does not take over from its source.
+// isSnapshotOption reports whether a clone does not copy an option from its
+// source.
 func isSnapshotOption(key string) bool {
 	return slices.Contains([]string{"parent", "snaptime", "vmstate", "snapstate", "runningcpu", "runningmachine"}, key)
 }
 
-// bootDisk finds the one disk of a template and its slot.
+// bootDisk returns the slot of the single disk of a template.
 func bootDisk(cfg pve.Config, vmid int) (slot string, ok bool) {
 	for _, key := range slices.Sorted(maps.Keys(cfg)) {
 		if slices.Contains(bootDisks, key) && ownDisk(cfg[key], vmid) {
@@ -121,7 +122,7 @@ func bootDisk(cfg pve.Config, vmid int) (slot string, ok bool) {
 	return slot, slot != ""
 }
 
-// driveSize is the size of a drive in bytes, 0 when it is not told.
+// driveSize returns the size of a drive in bytes, 0 if it is not known.
 func driveSize(value string) int64 {
 	text, ok := pve.ParseProps(value).Get("size")
 	if !ok || text == "" {

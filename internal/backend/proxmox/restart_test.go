@@ -8,8 +8,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
-// After its node was restarted a sandbox that ran is told from one that crashed,
-// also where Proxmox stopped it in good order on the way down.
+// After its node was restarted, a sandbox that ran is distinguished from one
+// that crashed, also if Proxmox stopped it in order during the shutdown.
 func TestNodeRestarted(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		boot := "one"

@@ -126,7 +126,7 @@ func TestTemplateWithWhatATokenCannotTakeAway(t *testing.T) {
 }
 
 // Proxmox: a clone needs rights on the template's vmstatestorage, and with 9 on
-// its custom CPU model. Check asks for the first, and the second is told.
+// its custom CPU model. Check tests the first, and the error names the second.
 func TestCloneOfATemplateThatNeedsMoreRights(t *testing.T) {
 	w := newWorld(t, worldConfig{version: "9.2", alter: func(c *Config) {
 		for i := range c.Nodes {

@@ -54,10 +54,10 @@ const (
 	addressDHCP    = "dhcp"
 )
 
-// models are the network devices that sandboxes may have.
+// models lists the network devices that sandboxes may have.
 var models = []string{"virtio", "e1000", "vmxnet3"}
 
-// defaultSnippets is the storage that every node has.
+// defaultSnippets is a storage that every node has.
 const defaultSnippets = "local"
 
 func newSettings() config.Section {
@@ -76,8 +76,8 @@ var (
 	fingerprint = regexp.MustCompile(`^([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2}$`)
 )
 
-// Validate implements config.Section. What the backend cannot do without is
-// required only where it is the configured one.
+// Validate implements config.Section. Values that the backend requires must be
+// set only if it is the configured one.
 func (p *Settings) Validate(c config.Config, used bool) error {
 	if used {
 		if err := c.UpstreamProxy.Refuse(Name); err != nil {
@@ -218,11 +218,11 @@ func (p *Settings) validateNodes() error {
 	return nil
 }
 
-// GuestsUseDHCP implements the interface that config.Config looks for.
+// GuestsUseDHCP implements the optional interface of config.Config.
 func (p *Settings) GuestsUseDHCP() bool { return p.Addressing == addressDHCP }
 
-// TemplateVMIDs are the template VMs of a node by image: those of the node
-// itself, else those of all nodes.
+// TemplateVMIDs returns the template VMs of a node by image: those of the node
+// itself, otherwise those of all nodes.
 func (p *Settings) TemplateVMIDs(node string) map[string]int {
 	out := map[string]int{"base": 9000, "agents": 9001}
 	if len(p.Templates) > 0 {

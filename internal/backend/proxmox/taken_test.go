@@ -12,9 +12,10 @@ import (
 )
 
 // Trap 16: a number may be a container's, or that of a VM of another node. A
-// clone looks at neither before it begins: the cluster file system refuses its
-// first file, in other words than those of a number that is taken on the same
-// node. Whoever does not know them tries the same number for ever.
+// clone checks neither before it begins: the cluster file system refuses its
+// first file, with a different message than for a number that is used on the
+// same node. A client that does not know this message retries the same number
+// without end.
 func TestTrap16NumberElsewhere(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := newWorld(t, worldConfig{shell: shell, nodes: []string{"pve", "pve2"}})
@@ -34,9 +35,9 @@ func TestTrap16NumberElsewhere(t *testing.T) {
 	})
 }
 
-// Somebody destroys a sandbox by hand and makes a container with its number:
-// the sandbox is gone, and its end must not fail for ever. A token must be
-// allowed to see it.
+// A sandbox was destroyed by hand, and a container created with its number:
+// the sandbox is gone, and its destruction must not fail permanently. A token
+// must be allowed to see the container.
 func TestContainerInPlaceOfASandbox(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := newWorld(t, worldConfig{shell: shell})
@@ -171,7 +172,7 @@ func TestKilledBetweenNumbers(t *testing.T) {
 	}
 }
 
-// A sandbox does not chase numbers for ever.
+// A sandbox does not try numbers without end.
 func TestNumberAlwaysTaken(t *testing.T) {
 	w := newWorld(t, worldConfig{shell: true})
 	spec := w.spec(1)

@@ -32,9 +32,9 @@ func wide(t *testing.T, test func(t *testing.T, w *world)) {
 	both(t, func(t *testing.T, shell bool) { test(t, newWorld(t, worldConfig{shell: shell, admin: true})) })
 }
 
-// A process dies after its clone; when the next one goes on, the number is
-// somebody else's. Without a look it would give that VM our mark, and so
-// destroy it later.
+// A process dies after its clone; when the next one continues, a foreign VM
+// has the number. Without a check it would give that VM our mark, and destroy
+// it later.
 func TestTakenOverWhileMade(t *testing.T) {
 	wide(t, func(t *testing.T, w *world) {
 		for i, point := range []string{"cloned", "about to be configured", "configured"} {
@@ -121,7 +121,7 @@ func TestTakenOverWhileShutDown(t *testing.T) {
 	})
 }
 
-// Nothing is written into the guest of somebody else's VM.
+// Nothing is written into the guest of a foreign VM.
 func TestTakenOverBeforeSeed(t *testing.T) {
 	w := newWorld(t, worldConfig{admin: true})
 	spec := w.create(t, 1)
@@ -137,7 +137,7 @@ func TestTakenOverBeforeSeed(t *testing.T) {
 }
 
 // An administrator clones a sandbox by hand: the copy has its description and
-// its tags, and is not ours.
+// its tags, but is foreign.
 func TestClonedByHand(t *testing.T) {
 	wide(t, func(t *testing.T, w *world) {
 		ctx := t.Context()
@@ -206,8 +206,8 @@ func TestDestroySuspendedToDisk(t *testing.T) {
 	})
 }
 
-// A nightly backup of all VMs locks each in its turn, and its task bears the
-// number of none: the lock is not taken away from it.
+// A nightly backup of all VMs locks one after the other, and its task has no
+// VM number: its lock is not removed.
 func TestDestroyDuringBackup(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := newWorld(t, worldConfig{shell: shell})

@@ -14,17 +14,17 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
-// template is a template VM as its node tells it.
+// template is a template VM as its node reports it.
 type template struct {
 	vmid   int
 	node   string
 	cfg    pve.Config
 	disk   string // slot of its disk
-	shared bool   // its volumes are on shared storage, and so may be those of clones
+	shared bool   // its volumes are on shared storage, so those of clones may be too
 }
 
-// templateCache keeps what is known of templates a short while, so that a
-// burst of sandboxes does not read the same configuration again and again.
+// templateCache caches templates for a short time, so that creating many
+// sandboxes does not read the same configuration repeatedly.
 type templateCache struct {
 	asking gate
 	all    map[templateKey]timed[template]
@@ -37,8 +37,8 @@ type templateKey struct {
 
 const templateAge = 30 * time.Second
 
-// template reads a template and makes sure that it can be one. Nothing of it
-// is ever changed, not even a lock taken: that makes clones fail.
+// template reads a template and checks that it is usable. It is never changed
+// or locked, because a lock makes clones fail.
 func (d *Driver) template(ctx context.Context, node string, vmid int) (template, error) {
 	key := templateKey{node, vmid}
 	if err := d.templates.asking.lock(ctx); err != nil {
@@ -62,7 +62,7 @@ func (d *Driver) template(ctx context.Context, node string, vmid int) (template,
 	}
 	if len(d.cfg.Nodes) > 1 {
 		t.shared = true
-		for _, storage := range d.storagesOf(t) { // Proxmox: also that of the cloud-init drive, and of a full clone
+		for _, storage := range d.storagesOf(t) { // in Proxmox also that of the cloud-init drive and of a full clone
 			st, err := d.pve.StorageStatus(ctx, node, storage)
 			if err != nil {
 				return template{}, err
@@ -77,22 +77,22 @@ func (d *Driver) template(ctx context.Context, node string, vmid int) (template,
 	return t, nil
 }
 
-// takenAway are options that a token with the smallest role may delete of a
-// clone or set anew. Others take root (args, hookscript, affinity, real
+// takenAway matches options that a token with the smallest role may delete
+// from a clone or replace. Others need root (args, hookscript, affinity, real
 // devices), VM.Config.HWType (watchdog, audio0, serial1) or Sys.Modify on /
 // (startup).
 var takenAway = regexp.MustCompile(`^(agent|allow-ksm|autostart|balloon|cicustom|cipassword|ciupgrade|ciuser|cores|cpulimit|cpuunits|description|` +
 	`freeze|ipconfig[0-9]+|memory|migrate_downtime|migrate_speed|name|nameserver|net[0-9]+|numa[0-9]+|onboot|protection|searchdomain|shares|` +
 	`smp|sockets|sshkeys|startdate|tags|tdf|vcpus|vmstatestorage)$`)
 
-// tokenCannot tells whether an option of a template would stay with the clones
-// that a token makes of it.
+// tokenCannot reports whether a token cannot remove an option of a template
+// from its clones.
 func tokenCannot(key string) bool {
 	return !takenAway.MatchString(key) && !slices.Contains(kept, key) && !keptSlot.MatchString(key) && !unusedOption.MatchString(key) &&
 		!isSnapshotOption(key) && key != "lock"
 }
 
-// suits tells what is wrong with a template.
+// suits returns an error if a template is not usable.
 func (d *Driver) suits(t *template) error {
 	bad := func(fix, format string, args ...any) error {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "VM %d cannot be used as a template: "+format, append([]any{t.vmid}, args...)...).
@@ -128,21 +128,20 @@ func (d *Driver) suits(t *template) error {
 	return nil
 }
 
-// digest identifies a template: another one with the same number is not it.
+// digest returns an ID of the template that differs from that of another
+// template with the same number.
 func (t template) digest() string {
 	sum := sha256.Sum256([]byte(t.cfg["smbios1"] + "\n" + t.cfg[t.disk] + "\n" + t.cfg["meta"]))
 	return hex.EncodeToString(sum[:])[:20]
 }
 
-// Templates are the template VMs as images: what package sandbox needs of
-// them.
+// Templates provides the template VMs as images for package sandbox.
 type Templates struct{ d *Driver }
 
 // Templates returns the driver's templates.
 func (d *Driver) Templates() Templates { return Templates{d} }
 
-// numbers returns the template of an image on each node; 0 where there is
-// none.
+// numbers returns the template of an image on each node; 0 if there is none.
 func (d *Driver) numbers(image string) []int {
 	out := make([]int, len(d.cfg.Nodes))
 	vmid, direct := agentlab.TemplateVMID(image)
@@ -155,7 +154,7 @@ func (d *Driver) numbers(image string) []int {
 	return out
 }
 
-// Check tells whether an image is known: not_found otherwise.
+// Check returns nil if an image is known, code not_found otherwise.
 func (t Templates) Check(name string) error {
 	if slices.ContainsFunc(t.d.numbers(name), func(n int) bool { return n != 0 }) {
 		return nil
@@ -164,8 +163,8 @@ func (t Templates) Check(name string) error {
 		WithHint("name its template VM under proxmox.templates, or say template_vmid in the profile")
 }
 
-// Ensure finds the template of an image and returns its reference,
-// template-<vmid>@<digest>. Templates are not made here.
+// Ensure returns the reference of an image's template,
+// template-<vmid>@<digest>. It creates no templates.
 func (t Templates) Ensure(ctx context.Context, name string, _ func(string)) (string, error) {
 	if err := t.Check(name); err != nil {
 		return "", err
@@ -186,7 +185,7 @@ func (t Templates) Ensure(ctx context.Context, name string, _ func(string)) (str
 	return "", last
 }
 
-// templateOf reads the number of a Spec's image.
+// templateOf returns the VMID and the digest in the image of a Spec.
 func templateOf(image string) (vmid int, digest string, err error) {
 	name, digest, ok := strings.Cut(image, "@")
 	vmid, is := agentlab.TemplateVMID(name)

@@ -38,9 +38,9 @@ func TestTrap13TimedOutAndDone(t *testing.T) {
 	}
 }
 
-// Trap 17: a clone waits one second for the lock of its template, so whatever
-// changes the template during a burst makes clones fail. We change nothing of
-// it, and try again when somebody else does.
+// Trap 17: a clone waits one second for the lock of its template, so a change
+// of the template during many clones makes clones fail. We do not change it,
+// and retry if another client does.
 func TestTrap17TemplateLocked(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	before := w.look(t, templateVMID)
@@ -93,9 +93,10 @@ func TestTrap19FullClone(t *testing.T) {
 	}
 }
 
-// Traps 22 and 23: the snippet is read at every cold start, and another
-// content makes the guest begin anew. So it is written once, stays as it is
-// as long as the VM, and goes with it. Nothing secret is in it.
+// Traps 22 and 23: the snippet is read at every cold start, and a changed
+// content makes the guest initialise itself again. So it is written once, is
+// not changed while the VM exists, and is removed with the VM. It contains no
+// secret.
 func TestTrap22Trap23Snippet(t *testing.T) {
 	w := newWorld(t, worldConfig{shell: true})
 	dir := w.snippets
@@ -182,8 +183,9 @@ func TestTrap31StopDuringShutdown(t *testing.T) {
 	}
 }
 
-// Trap 32: a lock that a killed task left stays until it is taken away by
-// root on the node: over REST the way out is told, over the shell it is gone.
+// Trap 32: a lock that a killed task left stays until root removes it on the
+// node: over REST the error names the remedy, over the shell the lock is
+// removed.
 func TestTrap32StaleLock(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := newWorld(t, worldConfig{shell: shell})
@@ -213,8 +215,8 @@ func TestTrap32StaleLock(t *testing.T) {
 }
 
 // Trap 34: a volume that could not be freed does not fail the destruction of
-// its VM. Without a look at the storage it stays for ever, under a number that
-// is given out again.
+// its VM. Without a check of the storage it stays, under a number that is used
+// again.
 func TestTrap34VolumeLeft(t *testing.T) {
 	w := newWorld(t, worldConfig{admin: true})
 	spec := w.create(t, 1)
@@ -245,8 +247,8 @@ func TestTrap02VolumesOfNobody(t *testing.T) {
 }
 
 // Trap 28: a change that cannot be made stays pending, GET config shows it as
-// if it were made, and the VM starts without it. Whoever audits that alone
-// starts a sandbox with a disk that nobody sees.
+// if it were made, and the VM starts without it. A client that checks only
+// that starts a sandbox with a hidden disk.
 func TestTrap28HiddenDisk(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := newWorld(t, worldConfig{shell: shell})

@@ -10,9 +10,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
-// Somebody edits the mark of a sandbox away. Whether the VM is the sandbox is
+// The mark of a sandbox was removed by hand. Whether the VM is the sandbox is
 // not known then, and every method says so: nothing is destroyed or forgotten,
-// and the remedy brings the sandbox back.
+// and the remedy restores the sandbox.
 func TestMarkRemovedByHand(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		for name, edit := range map[string]map[string][]string{
@@ -72,8 +72,8 @@ func notMarked(t *testing.T, method string, err error, id vmID) {
 	}
 }
 
-// A VM of somebody else that got the number bears nothing of the sandbox, and
-// the sandbox is gone.
+// A foreign VM that got the number has no trace of the sandbox, and the
+// sandbox is gone.
 func TestForeignVMHasNoTraces(t *testing.T) {
 	w := newWorld(t, worldConfig{admin: true})
 	spec := w.create(t, 1)

@@ -10,8 +10,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
-// vmCache is what this process has seen lately, so that a guest that boots is
-// not asked about with every look at it. All of it may be lost.
+// vmCache caches recent states of sandboxes, so that not every check of a
+// booting guest needs a call. All of it may be lost.
 type vmCache struct {
 	mu  sync.Mutex
 	all map[string]*vmCacheEntry // by UID
@@ -19,14 +19,14 @@ type vmCache struct {
 
 // vmCacheEntry is the cache of one sandbox.
 type vmCacheEntry struct {
-	started time.Time // when it was started; zero: not by this process
-	looked  time.Time // when the node last said that it runs
+	started time.Time // if this process started it; zero if it did not
+	looked  time.Time // when the node last reported it as running
 
-	seedAfter time.Time // not before that is its seed tried again
+	seedAfter time.Time // when its seed is tried again at the earliest
 	seedPause time.Duration
 
-	address  netip.Addr // that the guest was found to have
-	askAfter time.Time  // not before that is its agent asked for it again
+	address  netip.Addr // the guest's discovered address
+	askAfter time.Time  // when its agent is asked for it again at the earliest
 	askPause time.Duration
 }
 
@@ -49,15 +49,15 @@ func (m *vmCache) forget(uid string) {
 	delete(m.all, uid)
 }
 
-// How long the word of a node is believed while a guest boots: half as long
-// as it has been booting, within these bounds.
+// How long a node's answer is used while a guest boots: half the time since
+// its start, within these limits.
 const (
 	believeLeast = time.Second
 	believeMost  = 10 * time.Second
 	bootLength   = 5 * time.Minute
 )
 
-// recentlyRunning reports whether a sandbox may be taken to run without asking.
+// recentlyRunning reports whether a sandbox counts as running without a call.
 func (m *vmCache) recentlyRunning(uid string, now time.Time) (yes bool) {
 	m.with(uid, func(i *vmCacheEntry) {
 		if i.started.IsZero() || now.Sub(i.started) > bootLength {
@@ -68,13 +68,13 @@ func (m *vmCache) recentlyRunning(uid string, now time.Time) (yes bool) {
 	return yes
 }
 
-// seenWithin reports whether a sandbox was seen running at most age ago.
+// seenWithin reports whether a sandbox was running at most age ago.
 func (m *vmCache) seenWithin(uid string, now time.Time, age time.Duration) (yes bool) {
 	m.with(uid, func(i *vmCacheEntry) { yes = !i.looked.IsZero() && now.Sub(i.looked) < age })
 	return yes
 }
 
-// runs notes that a sandbox was seen running; started that this process has
+// runs records that a sandbox is running; started means that this process has
 // just started it.
 func (m *vmCache) runs(uid string, now time.Time, started bool) {
 	m.with(uid, func(i *vmCacheEntry) {
@@ -85,7 +85,7 @@ func (m *vmCache) runs(uid string, now time.Time, started bool) {
 	})
 }
 
-// gate is held while nodes are asked.
+// gate is held during calls to nodes.
 type gate struct{ lock.Mutex }
 
 func (g *gate) lock(ctx context.Context) error {
@@ -95,13 +95,13 @@ func (g *gate) lock(ctx context.Context) error {
 	return nil
 }
 
-// timed is what nodes said last, and as of when; its zero value is nothing.
+// timed is the last answer of nodes with its time; the zero value has none.
 type timed[T any] struct {
 	value T
 	at    time.Time
 }
 
-// within returns what was said, if that is true of a moment less than age ago.
+// within returns the answer if it is younger than age.
 func (l timed[T]) within(age time.Duration, now time.Time) (value T, ok bool) {
 	if age <= 0 || l.at.IsZero() || now.Sub(l.at) >= age {
 		return value, false

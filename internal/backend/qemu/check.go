@@ -12,14 +12,14 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
-// Free disk space below which Check warns and complains, in bytes.
+// Free disk space below which Check returns a warning and an error, in bytes.
 const (
 	lowSpace  = 5 << 30
 	leastFree = 512 << 20
 )
 
 // Check implements backend.Driver. The first call on a host may take as long
-// as a probe of KVM does.
+// as a probe of KVM.
 func (d *Driver) Check(ctx context.Context) []backend.Finding {
 	findings := []backend.Finding{d.checkArch()}
 	findings = append(findings, d.checkQEMU(ctx), d.checkQEMUImg(), d.checkKVM(ctx), d.checkRunner())

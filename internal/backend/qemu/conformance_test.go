@@ -32,7 +32,7 @@ type mortal struct {
 }
 
 // doom returns what the armed process did, and true when there was one.
-func (m *mortal) doom(method backendtest.Method, ref backend.Ref) (error, bool) { //nolint:revive // two results of one thing
+func (m *mortal) doom(method backendtest.Method, ref backend.Ref) (error, bool) { //nolint:revive // two results of one call
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := m.armed
@@ -124,7 +124,7 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 	return h
 }
 
-// foreignFile puts a directory of somebody else where a sandbox would be.
+// foreignFile creates a foreign directory at the place of a sandbox.
 func foreignFile(t *testing.T, dir string) func(*testing.T) {
 	t.Helper()
 	if err := os.Mkdir(dir, 0o700); err != nil {

@@ -47,7 +47,7 @@ func TestRootSize(t *testing.T) {
 		sp.Resources.RootSizeGB = test.gb
 		err := d.Create(t.Context(), sp)
 		if test.want == "" {
-			e, ok := err.(*agentlab.Error) //nolint:errorlint // the outermost is meant
+			e, ok := err.(*agentlab.Error) //nolint:errorlint // only the outermost error is checked
 			if !ok || e.Code != agentlab.CodeInvalid || e.Field != "storage.root_size_gb" || e.Hint != "use at least 4 GiB" {
 				t.Errorf("%d GiB: %#v", test.gb, err)
 			}
@@ -163,7 +163,7 @@ func TestDamagedFiles(t *testing.T) {
 	if in, err := d.Inspect(t.Context(), sp.Ref()); err != nil || in.Power != backend.PowerCrashed || in.Reason == "" || !in.HostRestarted {
 		t.Errorf("a state that was lost in a power cut: %+v, %v", in, err)
 	}
-	// A damaged file is told of, and never read as absent.
+	// A damaged file is reported, and never treated as absent.
 	for _, name := range []string{stateJSON, fileConfig} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte("{"), 0o600); err != nil {
 			t.Fatal(err)
@@ -273,7 +273,7 @@ func TestNewRefusals(t *testing.T) {
 		c := good
 		change(&c)
 		_, err := New(c)
-		if e, ok := err.(*agentlab.Error); !ok || e.Code != agentlab.CodeInvalid || e.Field != name { //nolint:errorlint // the outermost is meant
+		if e, ok := err.(*agentlab.Error); !ok || e.Code != agentlab.CodeInvalid || e.Field != name { //nolint:errorlint // only the outermost error is checked
 			t.Errorf("%s: %v", name, err)
 		}
 	}

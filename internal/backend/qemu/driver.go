@@ -24,7 +24,7 @@ import (
 // Name is the driver's name.
 const Name = "qemu"
 
-// Accel is how a VM's CPUs are run.
+// Accel is the accelerator of a VM's CPUs.
 type Accel string
 
 // The accelerators. AccelAuto is KVM if a probe shows that it works, else
@@ -50,8 +50,8 @@ type Config struct {
 	CacheDir string // initrds and the KVM verdict; may be emptied at any time
 	Runner   string // path of the agent-runner binary, which becomes the guest's /init
 
-	// Images finds an image by the reference of a Spec. Code not_found means
-	// that there is no such image.
+	// Images returns an image by the reference of a Spec. Code not_found
+	// means that there is no such image.
 	Images func(ctx context.Context, ref string) (ImageFiles, error)
 
 	Shim  []string // command to which a sandbox's directory is appended; nil means this program with "vmm"
@@ -65,8 +65,8 @@ type Config struct {
 	// paused. 0 means that QEMU pauses a guest when no space is left.
 	PauseBelow uint64
 
-	// Reserved are the ports of this host that no policy opens to a sandbox
-	// started from now on.
+	// Reserved lists the ports of this host that no policy can allow to a
+	// sandbox started from now on.
 	Reserved []uint16
 
 	// UpstreamProxy is the proxy of the connections of sandboxes that are started

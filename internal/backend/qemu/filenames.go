@@ -16,7 +16,8 @@ const (
 // tmpSuffix marks a file that is being written. It is renamed when complete.
 const tmpSuffix = durable.Suffix
 
-// trashPrefix marks the directory of a sandbox that is being destroyed.
+// trashPrefix is the prefix of the directory of a sandbox that is being
+// destroyed.
 const trashPrefix = ".trash-"
 
 // Files and directories under Config.CacheDir.

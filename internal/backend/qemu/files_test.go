@@ -35,8 +35,8 @@ func TestDirName(t *testing.T) {
 	}
 }
 
-// The uid alone names a sandbox. A directory of somebody else with the uid in
-// its name does not hide it, and trash is found beside it.
+// The uid alone names a sandbox. A foreign directory with the uid in its name
+// does not hide it, and trash is found beside it.
 func TestFind(t *testing.T) {
 	d, f := still(t)
 	sp := f.spec(1)
@@ -84,7 +84,7 @@ func TestInitrd(t *testing.T) {
 	modules, runner := filepath.Join(dir, "modules.cpio"), filepath.Join(dir, "runner")
 	write := func(path, text string) {
 		t.Helper()
-		if err := os.WriteFile(path, []byte(text), 0o700); err != nil { //nolint:gosec // a program
+		if err := os.WriteFile(path, []byte(text), 0o700); err != nil { //nolint:gosec // an executable file
 			t.Fatal(err)
 		}
 	}
@@ -191,7 +191,7 @@ func FuzzQMP(f *testing.F) {
 	f.Fuzz(func(t *testing.T, line []byte) {
 		m, err := parseQMP(line)
 		if err == nil && m.Event == "" && m.ID < -1 {
-			(&qmp{waiting: map[int]chan qmpMessage{}}).reply(m) // an id nobody asked with
+			(&qmp{waiting: map[int]chan qmpMessage{}}).reply(m) // an id without a request
 		}
 	})
 }

@@ -87,7 +87,7 @@ func multiThreaded(t *testing.T) string {
 	}
 	path := filepath.Join(stateDir(t), "qemu")
 	script := "#!/bin/bash\nexec " + qemu + ` "${@/thread=single/thread=multi}"` + "\n"
-	if err := os.WriteFile(path, []byte(script), 0o700); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil { //nolint:gosec // an executable file
 		t.Fatal(err)
 	}
 	return path
@@ -147,7 +147,7 @@ func (b *box) loadHost() {
 	b.Cleanup(cancel)
 	for range runtime.NumCPU() {
 		go func() {
-			for ctx.Err() == nil { //nolint:revive // it is the load
+			for ctx.Err() == nil { //nolint:revive // the load to test
 			}
 		}()
 	}

@@ -91,7 +91,7 @@ func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.
 	return d.updateNetwork(ctx, f, n)
 }
 
-// updateNetwork is UpdateNetwork with the sandbox's lock held.
+// updateNetwork is UpdateNetwork for a caller that holds the sandbox's lock.
 func (d *Driver) updateNetwork(ctx context.Context, f found, n agentlab.Network) error {
 	return d.supervised(f).SetNetwork(ctx, n, func() error { return f.storeNetwork(f.dir, n) })
 }

@@ -28,7 +28,8 @@ type handle struct {
 	Created time.Time    `json:"created"`
 }
 
-// startConfig is start.json: what machine needs besides the handle.
+// startConfig is the content of start.json: what machine needs in addition to
+// the handle.
 type startConfig struct {
 	supervisor.Start
 	QEMU     string `json:"qemu"`  // absolute path
@@ -38,7 +39,7 @@ type startConfig struct {
 	Initrd   string `json:"initrd"`              // absolute path
 }
 
-// sandboxName is the directory of a sandbox: number and mark.
+// sandboxName matches the directory name of a sandbox: number and UID.
 var sandboxName = regexp.MustCompile(`^([1-9][0-9]{0,9})-([a-z2-9]{26})$`)
 
 func dirName(vmid int, uid string) string { return strconv.Itoa(vmid) + "-" + uid }

@@ -99,7 +99,7 @@ func TestHostMountsAreRefused(t *testing.T) {
 	}
 }
 
-// The disk of a sandbox stands on its image and on nothing else.
+// The disk of a sandbox has only its image as backing file.
 func TestDiskOnAFileOfTheHostIsRefused(t *testing.T) {
 	dir, h, c, args := prepared(t)
 	disk := filepath.Join(dir, fileRoot)
@@ -178,7 +178,7 @@ func TestStartRefusesHostMounts(t *testing.T) {
 	if err := d.Create(t.Context(), sp); err != nil {
 		t.Fatal(err)
 	}
-	defer d.Destroy(context.Background(), sp.Ref()) //nolint:errcheck // the directory goes, too
+	defer d.Destroy(context.Background(), sp.Ref()) //nolint:errcheck // the directory is removed too
 	disk := filepath.Join(d.dir(sp.Ref()), fileRoot)
 	if out, err := exec.Command("qemu-img", "rebase", "-u", "-F", "raw", "-b", "/etc/passwd", disk).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)

@@ -76,7 +76,7 @@ func (r *initrds) file(ctx context.Context, modules string) (string, error) {
 		r.known[key] = path
 	}
 	now := time.Now()
-	_ = os.Chtimes(path, now, now) // used; see prune
+	_ = os.Chtimes(path, now, now) // mark as used; see prune
 	return path, nil
 }
 

@@ -84,7 +84,7 @@ func (t lapicTimer) hz() float64 { return lapicHz / float64(t.divider) / float64
 // factor returns the ratio of two numbers, at least 1.
 func factor(a, b float64) float64 { return max(a/b, b/a) }
 
-// lapicWatch follows the boots of a guest.
+// lapicWatch watches the boots of a guest.
 type lapicWatch struct {
 	begun time.Time // when this boot's measurement was first seen; zero before
 	hz    float64   // tick rate of the boot before; 0: unknown

@@ -44,7 +44,7 @@ type machine struct {
 	shutdown string // reason of the last SHUTDOWN event
 }
 
-// openVM is the supervisor.Kind of this driver.
+// openVM implements supervisor.Kind.
 func openVM(dir string, h supervisor.Hooks) (supervisor.VM, error) {
 	m := &machine{dir: dir, hooks: h, stderr: bounded.Tail{Max: 4 << 10}, done: make(chan struct{})}
 	if err := supervisor.ReadStart(dir, &m.cfg); err != nil {
@@ -89,7 +89,7 @@ func (m *machine) Launch(context.Context) (supervisor.Wires, error) {
 	m.qmp = newQMP(ours[3], m.onEvent)
 	go func() {
 		<-ended
-		select { // its last events are part of the reason
+		select { // its last events are needed for the reason
 		case <-m.qmp.done:
 		case <-time.After(2 * time.Second):
 		}
@@ -123,7 +123,7 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 		}
 	}()
 	m.hooks.Log.Info("starting qemu", "path", m.cfg.QEMU, "args", args)
-	cmd := exec.Command(m.cfg.QEMU, args...) //nolint:gosec,noctx // our own arguments; its end is not a context's
+	cmd := exec.Command(m.cfg.QEMU, args...) //nolint:gosec,noctx // our own arguments; no context ends it
 	cmd.Dir = m.dir
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
 	cmd.ExtraFiles = append(theirs, lock)

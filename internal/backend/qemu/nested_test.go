@@ -167,8 +167,8 @@ func sendNest(to io.Writer, f fixed) error {
 	return tw.Close()
 }
 
-// idleRoot makes a file system whose init waits for ever; agent-runner needs
-// no more to answer.
+// idleRoot creates a file system whose init waits without end; agent-runner
+// needs nothing else to answer.
 func idleRoot(dir string) (string, error) {
 	tree := filepath.Join(dir, "tree")
 	for _, d := range []string{"etc", "sbin", "dev", "proc", "sys", "run", "tmp", "root", "var/lib"} {

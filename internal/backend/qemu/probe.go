@@ -33,7 +33,7 @@ type verdict struct {
 	Works  bool   `json:"works"`
 	Why    string `json:"why,omitempty"`
 	Remedy string `json:"remedy,omitempty"`
-	Key    string `json:"key"`            // QEMU, kernel and CPU that it was found with
+	Key    string `json:"key"`            // QEMU, kernel and CPU of the probe
 	Boot   string `json:"boot,omitempty"` // a negative verdict holds until the host is restarted
 }
 
@@ -41,7 +41,7 @@ func (v verdict) holds(key string) bool {
 	return v.Key == key && (v.Works || v.Boot == supervisor.BootID())
 }
 
-// prober tries KVM by booting a tiny kernel with it.
+// prober tests KVM by booting a tiny kernel with it.
 type prober struct {
 	dir      string
 	log      *slog.Logger

@@ -7,7 +7,7 @@ import (
 )
 
 // probeText is the code of the KVM probe's kernel; probekernel.asm.txt is its
-// source, and a test assembles that again.
+// source, which a test assembles again.
 const probeText = "" +
 	"fac7050000110003101100c7050010110003201100c70518" +
 	"10110003301100c7050020110083000000c705b83f110093" +
@@ -23,9 +23,9 @@ const probeText = "" +
 	"1700f00010000f040040110000000000"
 
 const (
-	probeBase   = 0x100000 // where it is loaded and entered
+	probeBase   = 0x100000 // load address and entry point
 	probeMemory = 0x16000  // bytes from there that must be zero or code
-	probeExit   = 0x2b     // QEMU's exit code when the kernel has done its work
+	probeExit   = 0x2b     // QEMU's exit code if the kernel has done its work
 )
 
 // probeKernel returns the kernel as an ELF file that QEMU boots through PVH:

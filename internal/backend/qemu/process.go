@@ -56,7 +56,7 @@ func dropPrivileges() error {
 	return nil
 }
 
-// oomKills counts the processes that this host killed for lack of memory.
+// oomKills returns how many processes this host killed for lack of memory.
 func oomKills() uint64 {
 	b, _ := os.ReadFile("/proc/vmstat")
 	for line := range strings.Lines(string(b)) {

@@ -40,11 +40,11 @@ type qmpMessage struct {
 type qmpEvent struct {
 	Event string `json:"event"`
 	Data  struct {
-		Guest   bool   `json:"guest"`   // SHUTDOWN: asked for by the guest
+		Guest   bool   `json:"guest"`   // SHUTDOWN: requested by the guest
 		Reason  string `json:"reason"`  // SHUTDOWN: e.g. "guest-reset"; BLOCK_IO_ERROR: text
 		NoSpace bool   `json:"nospace"` // BLOCK_IO_ERROR
 		Device  string `json:"device"`  // BLOCK_IO_ERROR
-		Action  string `json:"action"`  // BLOCK_IO_ERROR: "stop" when the guest was stopped for it
+		Action  string `json:"action"`  // BLOCK_IO_ERROR: "stop" if the guest was paused for it
 	} `json:"data"`
 }
 

@@ -10,11 +10,11 @@ import (
 // vmExit describes a QEMU process that ended without a request.
 type vmExit struct {
 	status   syscall.WaitStatus
-	shutdown string // reason of QMP's SHUTDOWN event, "" when there was none
+	shutdown string // reason of QMP's SHUTDOWN event, "" if there was none
 	stderr   string // the last output of QEMU
 	console  string // the last output of the guest
 	answered bool   // agent-runner answered in this run
-	oom      bool   // the host killed processes for lack of memory meanwhile
+	oom      bool   // the host killed processes for lack of memory during the run
 }
 
 const maxReason = 240
@@ -45,7 +45,7 @@ func (e vmExit) reason() string {
 	return agentlab.OneLine("QEMU ended"+lastLine(": ", e.stderr), maxReason)
 }
 
-// panicText finds the last kernel panic on a console.
+// panicText returns the last kernel panic in the console output.
 func panicText(console string) string {
 	const mark = "Kernel panic - not syncing: "
 	i := strings.LastIndex(console, mark)

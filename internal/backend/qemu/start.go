@@ -75,7 +75,7 @@ func fileExists(path string) bool {
 	return err == nil
 }
 
-// What the guest can rely on.
+// Names that the guest relies on.
 const (
 	RootSerial  = "agentlab-root"    // /sys/block/*/serial of the root disk
 	ControlPort = "agentlab.control" // /sys/class/virtio-ports/*/name of the control channel
@@ -86,7 +86,8 @@ const (
 // fds are the file descriptors that QEMU inherits, by number in QEMU.
 type fds struct{ net, control, console, qmp int }
 
-// qemuFDs are those of a sandbox: the order of the files that it inherits.
+// qemuFDs are the file descriptors of a sandbox's QEMU, in the order of the
+// inherited files.
 var qemuFDs = fds{net: 3, control: 4, console: 5, qmp: 6}
 
 // vmArgs returns the command line of QEMU, without the program. QEMU runs in
@@ -107,7 +108,8 @@ func vmArgs(h handle, c startConfig, f fds) []string {
 
 		"-chardev", "socket,id=qmp,fd="+strconv.Itoa(f.qmp), "-mon", "chardev=qmp,mode=control",
 
-		// Console and control share one bus, which saves a device's interrupts.
+		// Console and control share one bus, which saves the interrupts of a
+		// device.
 		"-device", "virtio-serial-device,id=serial,max_ports=4",
 		"-chardev", "socket,id=console,fd="+strconv.Itoa(f.console),
 		"-device", "virtconsole,bus=serial.0,nr=0,chardev=console",
@@ -118,7 +120,7 @@ func vmArgs(h handle, c startConfig, f fds) []string {
 		"-device", "virtio-net-device,netdev=net,mac="+GuestMAC+",host_mtu="+strconv.Itoa(GuestMTU),
 
 		// QEMU stops the guest when the host's disk is full (werror=enospc);
-		// the supervisor continues it when there is room again.
+		// the supervisor continues it when there is enough space again.
 		"-blockdev", "driver=file,node-name=root-file,filename="+fileRoot+",discard=unmap",
 		"-blockdev", "driver=qcow2,node-name=root,file=root-file,discard=unmap,detect-zeroes=unmap",
 		"-device", "virtio-blk-device,drive=root,serial="+RootSerial+",werror=enospc,rerror=report",

@@ -135,8 +135,8 @@ func (b *box) signal(name string, s syscall.Signal) {
 	b.ok(syscall.Kill(b.noted(name), s))
 }
 
-// TestCrashes ends a running VM in many ways. Each must be told with its
-// reason, leave no process, and be followed by a start that works.
+// TestCrashes ends a running VM in many ways. Each must be reported with its
+// reason, leave no process, and allow a new start.
 func TestCrashes(t *testing.T) {
 	b := newBox(t, vmFixture(t), nil)
 	for _, test := range []struct {
@@ -306,7 +306,7 @@ func TestLostDirectory(t *testing.T) {
 	})
 }
 
-// TestStuckShim stops a shim that does not answer any more.
+// TestStuckShim stops a supervisor that no longer answers.
 func TestStuckShim(t *testing.T) {
 	b := newBox(t, vmFixture(t), nil)
 	b.ok(b.d.Start(b.ctx, b.ref))

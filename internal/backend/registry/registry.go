@@ -1,6 +1,6 @@
 // Package registry describes a backend to the daemon: its name, its section of
-// config.yaml, and how its driver is opened. The backends that the programs
-// have are listed in package backends.
+// config.yaml, and how its driver is opened. Package backends lists the
+// backends of the programs.
 package registry
 
 import (
@@ -24,7 +24,7 @@ type Backend struct {
 	VM      supervisor.Kind // opens a supervised VM of its driver; nil means that it has none
 }
 
-// Env is what a driver is opened with.
+// Env has the parameters for opening a driver.
 type Env struct {
 	Config  config.Config
 	Section config.Section // what Section returned, with the values of config.yaml
@@ -38,7 +38,7 @@ type Env struct {
 // Opened is an open backend.
 type Opened struct {
 	Driver backend.Driver
-	Images Images // what sandboxes boot; nil means Env.Images
+	Images Images // images of sandboxes; nil means Env.Images
 }
 
 // Images are the images that sandboxes boot.
@@ -57,7 +57,7 @@ type List []Backend
 // Load reads the config.yaml at path, as config.Load does.
 func (l List) Load(path string) (config.Config, error) { return config.Load(path, l.Known()...) }
 
-// Known returns the backends as package config knows them.
+// Known returns the backends for package config.
 func (l List) Known() []config.Backend {
 	var out []config.Backend
 	for _, b := range l {

@@ -10,19 +10,19 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Interface is a network interface as the guest tells it: the guest's word,
-// not to be believed.
+// Interface is a network interface as reported by the guest, which is not
+// trusted.
 type Interface struct {
 	Name string
-	MAC  net.HardwareAddr // nil: none, or not a MAC
+	MAC  net.HardwareAddr // nil if none or invalid
 	IPs  []netip.Addr
 }
 
-// maxInterfaces bounds what a guest may tell.
+// maxInterfaces is the maximum number of interfaces that a guest may report.
 const maxInterfaces = 256
 
-// AgentInterfaces asks the guest for its interfaces. Entries and addresses
-// that are none are left out.
+// AgentInterfaces asks the guest for its interfaces. Invalid entries and
+// addresses are omitted.
 func (c *Client) AgentInterfaces(ctx context.Context, node string, vmid int) ([]Interface, error) {
 	var raw json.RawMessage
 	if err := c.vmCall(ctx, "ask the guest agent for the interfaces of", Get, node, vmid, "agent/network-get-interfaces", nil, &raw); err != nil {
@@ -60,11 +60,11 @@ func decodeInterfaces(raw json.RawMessage) ([]Interface, error) {
 	return ifs, nil
 }
 
-// maxAgentWrite is how much one call may write.
+// maxAgentWrite is the maximum number of bytes of one call.
 const maxAgentWrite = 60 << 10
 
 // AgentFileWrite writes a file in the guest through its agent: at most 60 KiB
-// of ASCII. Proxmox cannot pass other bytes on unharmed.
+// of ASCII. Proxmox corrupts other bytes.
 func (c *Client) AgentFileWrite(ctx context.Context, node string, vmid int, path string, content []byte) error {
 	if len(content) > maxAgentWrite {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%d bytes are too many to be written through a guest agent", len(content)).WithHint("the limit is %d bytes", maxAgentWrite)

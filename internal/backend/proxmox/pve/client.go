@@ -14,19 +14,19 @@ import (
 
 // Client makes typed calls over a Transport. It is safe for concurrent use.
 //
-// Errors of its methods are *agentlab.Error; faults.go tells which code each
-// text of a node becomes. Code not_found is given only where the node says
-// that the VM asked about has no configuration on that node, or that a task is
-// not known. A token whose rights come from a pool gets denied instead for a VM
-// that is not there, as for anybody else's: Free tells them apart. Code unknown_outcome means that the call may have been carried
-// out. What cannot be understood is internal.
+// Errors of its methods are *agentlab.Error; faults.go maps the texts of a node to codes. Code
+// not_found is returned only if the node answers that the VM of the call has no configuration on
+// that node, or that a task is not known. A token whose rights come from a pool gets denied instead
+// for a VM that does not exist, as for another user's VM: Free distinguishes the two. Code
+// unknown_outcome means that the call may have been executed. An answer that cannot be parsed has
+// code internal.
 type Client struct {
 	t    Transport
 	poll Poll
 }
 
-// Poll is how often a running task is asked about: after First, then after
-// twice as long each time, at most Max.
+// Poll is the interval of status requests for a running task: First, then
+// doubled each time, at most Max.
 type Poll struct{ First, Max time.Duration }
 
 // New returns a client over t with the default Poll: 500 ms, at most 5 s.
@@ -34,10 +34,11 @@ func New(t Transport) *Client {
 	return &Client{t: t, poll: Poll{First: 500 * time.Millisecond, Max: 5 * time.Second}}
 }
 
-// WithPoll returns a client over the same transport that polls as p says.
+// WithPoll returns a client over the same transport with another Poll.
 func (c *Client) WithPoll(p Poll) *Client { return &Client{t: c.t, poll: p} }
 
-// Root returns what only root on the node can do; nil over REST.
+// Root returns the operations that only root on the node can do; nil over
+// REST.
 func (c *Client) Root() Root { return c.t.Root() }
 
 // Calls returns how many calls the transport has made.
@@ -47,7 +48,7 @@ func (c *Client) Calls() int64 { return c.t.Calls() }
 func (c *Client) Close() error { return c.t.Close() }
 
 // call makes one call and decodes its data into out, unless out is nil. what
-// is the deed for messages, e.g. "start VM 101".
+// names the operation for messages, e.g. "start VM 101".
 func (c *Client) call(ctx context.Context, what string, m Method, path string, params url.Values, out any) error {
 	data, err := c.t.Call(ctx, m, path, params)
 	if err != nil {
@@ -69,8 +70,8 @@ func (c *Client) call(ctx context.Context, what string, m Method, path string, p
 	return nil
 }
 
-// list makes one call that returns a list. null is none: an empty list is [],
-// and what is not told must not be taken for absent.
+// list makes one call that returns a list. null is an error: an empty list is
+// [], and unknown must not count as absent.
 func list[T any](ctx context.Context, c *Client, what, path string, params url.Values) ([]T, error) {
 	var out []T
 	if err := c.call(ctx, what, Get, path, params, &out); err != nil {
@@ -82,15 +83,15 @@ func list[T any](ctx context.Context, c *Client, what, path string, params url.V
 	return out, nil
 }
 
-// How often a call is made that fails for a reason which passes at once, and
-// the pause after the first try, which grows by as much with each further one.
+// How often a call with a short temporary error is made, and the pause after
+// the first attempt, which grows by the same time with each further one.
 const (
 	retryTries = 6
 	retryPause = 100 * time.Millisecond
 )
 
-// retry makes a call until it asks for no further try, tries are used up, or
-// ctx ends. It returns the error of the last try.
+// retry makes a call until call returns again = false, the attempts are used
+// up, or ctx ends. It returns the error of the last attempt.
 func (c *Client) retry(ctx context.Context, call func() (again bool, err error)) error {
 	for try := 1; ; try++ {
 		again, err := call()
@@ -105,12 +106,12 @@ func (c *Client) retry(ctx context.Context, call func() (again bool, err error))
 	}
 }
 
-// noWorker is the answer of a node whose worker was killed before it began.
+// noWorker is the answer of a node whose worker was killed before it started.
 const noWorker = "got no worker upid - start worker failed"
 
-// task makes one call that begins a task. An answer that names none proves
-// nothing: it is neither a failure nor a success. A node that could not start
-// the worker has done nothing, so the call is made again.
+// task makes one call that starts a task. An answer without a task proves
+// neither failure nor success. A node that could not start the worker has done
+// nothing, so the call is repeated.
 func (c *Client) task(ctx context.Context, what string, m Method, path string, params url.Values) (UPID, error) {
 	var s Str
 	err := c.retry(ctx, func() (again bool, err error) {
@@ -128,8 +129,8 @@ func (c *Client) task(ctx context.Context, what string, m Method, path string, p
 	return u, nil
 }
 
-// vmCall is call for one VM: an answer "no configuration" is not_found only
-// when it is about this VM.
+// vmCall is call for one VM: an answer "no configuration" has code not_found
+// only if it is about this VM.
 func (c *Client) vmCall(ctx context.Context, what string, m Method, node string, vmid int, sub string, params url.Values, out any) error {
 	return aboutVM(c.call(ctx, vmWhat(what, vmid), m, vmPath(node, vmid, sub), params, out), vmid)
 }
@@ -141,7 +142,7 @@ func (c *Client) vmTask(ctx context.Context, what string, m Method, node string,
 
 func vmWhat(what string, vmid int) string { return what + " VM " + strconv.Itoa(vmid) }
 
-// apiPath joins segments to a path, each escaped.
+// apiPath joins the escaped segments to a path.
 func apiPath(segments ...string) string {
 	var b strings.Builder
 	for _, s := range segments {
@@ -151,7 +152,8 @@ func apiPath(segments ...string) string {
 	return b.String()
 }
 
-// vmPath is the path of a VM; sub has no leading slash and needs no escape.
+// vmPath returns the path of a VM; sub has no leading slash and needs no
+// escaping.
 func vmPath(node string, vmid int, sub string) string {
 	p := apiPath("nodes", node, "qemu", strconv.Itoa(vmid))
 	if sub != "" {
@@ -160,7 +162,7 @@ func vmPath(node string, vmid int, sub string) string {
 	return p
 }
 
-// boolParam is a truth value as form bodies take it: 1 or 0, nothing else.
+// boolParam returns a boolean in the format of form bodies: 1 or 0.
 func boolParam(b bool) string {
 	if b {
 		return "1"

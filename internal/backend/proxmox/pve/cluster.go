@@ -48,7 +48,7 @@ func parseVersion(texts ...string) (Version, error) {
 		}
 		v := Version{Major: major, Text: s}
 		if len(f) > 1 {
-			v.Minor, _ = strconv.Atoi(f[1]) // without a number it counts as .0
+			v.Minor, _ = strconv.Atoi(f[1]) // without a number it is .0
 		}
 		return v, nil
 	}
@@ -65,7 +65,7 @@ type Node struct {
 	Fingerprint string `json:"ssl_fingerprint"` // SHA-256 of its certificate
 }
 
-// FreeMem is the memory that is not used, in bytes; 0 when not known.
+// FreeMem returns the free memory in bytes, 0 if not known.
 func (n Node) FreeMem() int64 { return max(int64(n.MaxMem-n.Mem), 0) }
 
 // Nodes lists the nodes; it needs no privilege.
@@ -93,21 +93,22 @@ func (c *Client) Pool(ctx context.Context, id string) (Pool, error) {
 	return out, err
 }
 
-// Permissions are the caller's effective privileges: path to privilege to
-// whether it holds for everything below that path too. Of a token with
-// privilege separation they are what the token and its user both have.
+// Permissions are the caller's effective privileges: a map from path to
+// privilege to whether it also applies below that path. For a token with
+// privilege separation they are the privileges that both the token and its
+// user have.
 type Permissions map[string]map[string]Bool
 
-// Permissions reads the caller's own; it needs no privilege.
+// Permissions reads the caller's own privileges; it needs no privilege.
 func (c *Client) Permissions(ctx context.Context) (Permissions, error) {
 	var out Permissions
 	err := c.call(ctx, "read the permissions", Get, "/access/permissions", nil, &out)
 	return out, err
 }
 
-// Has reports whether a privilege is held on a path: the path's own entry
-// decides, else that of the nearest path above it that has one, as far as it
-// is passed down.
+// Has reports whether the caller has a privilege on a path: the path's own
+// entry decides, otherwise that of the nearest path above it with an entry, if
+// it is inherited.
 func (p Permissions) Has(path, privilege string) bool {
 	for at := path; ; {
 		if privs, ok := p[at]; ok {
@@ -124,9 +125,9 @@ func (p Permissions) Has(path, privilege string) bool {
 	}
 }
 
-// Container tells on which node a container has a number; "" when none does
-// that the caller may see (VM.Audit). The list says at once what is where; only
-// the states in it are old.
+// Container returns the node of the container with a number, "" if there is
+// none that the caller may see (VM.Audit). The list of resources is always
+// current; only the states in it are cached.
 func (c *Client) Container(ctx context.Context, vmid int) (node string, err error) {
 	type guest struct {
 		VMID Int    `json:"vmid"`
@@ -145,8 +146,8 @@ func (c *Client) Container(ctx context.Context, vmid int) (node string, err erro
 	return "", nil
 }
 
-// Free tells whether no VM and no container of the whole cluster has a
-// number. It reserves nothing, looks at no leftover volume, and needs no
+// Free reports whether no VM and no container of the whole cluster has a
+// number. It reserves nothing, does not check leftover volumes, and needs no
 // privilege.
 func (c *Client) Free(ctx context.Context, vmid int) (bool, error) {
 	var out Int

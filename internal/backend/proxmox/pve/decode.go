@@ -10,9 +10,9 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Int is a whole number as Proxmox sends it: a JSON number, a string that
-// holds one ("512", nextid's "100") or null, which is 0. A fraction is cut
-// off; whatever else is an error.
+// Int is an integer as Proxmox sends it: a JSON number, a string with a number
+// ("512", nextid's "100") or null, which is 0. A fraction is truncated;
+// anything else is an error.
 type Int int64
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -37,7 +37,7 @@ func (i *Int) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Bool is a truth value as Proxmox sends it: 1, 0, true, false, the same as
+// Bool is a boolean as Proxmox sends it: 1, 0, true, false, the same as
 // strings, "" or null.
 type Bool bool
 
@@ -58,8 +58,8 @@ func (v *Bool) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Str is a text as Proxmox sends it: a JSON string, or a number or truth value
-// where the text looks like one. null is "".
+// Str is a text as Proxmox sends it: a JSON string, or a number or boolean if
+// the text looks like one. null is "".
 type Str string
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -72,8 +72,8 @@ func (v *Str) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// scalar returns the text of a JSON string, number, truth value (1 or 0) or
-// null ("").
+// scalar returns the text of a JSON string, number, boolean (1 or 0) or null
+// ("").
 func scalar(b []byte) (string, error) {
 	b = bytes.TrimSpace(b)
 	switch {
@@ -97,11 +97,11 @@ func scalar(b []byte) (string, error) {
 
 // Config is the configuration of a VM: option to value, each as text, e.g.
 // "memory": "512", "onboot": "1", "net0": "virtio=BC:…,bridge=vmbr1". The
-// description is plain text, as the API gives it.
+// description is plain text, as the API returns it.
 type Config map[string]string
 
 // UnmarshalJSON implements json.Unmarshaler. A value that is a list or object
-// is kept as its JSON text, so that no option is overlooked.
+// becomes its JSON text, so that no option is lost.
 func (c *Config) UnmarshalJSON(b []byte) error {
 	var raw map[string]json.RawMessage
 	if err := json.Unmarshal(b, &raw); err != nil {
@@ -122,7 +122,7 @@ func (c *Config) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Int returns an option as a whole number, def when it is not set or is none.
+// Int returns an option as an integer, def if it is not set or not an integer.
 func (c Config) Int(option string, def int) int {
 	n, err := strconv.Atoi(c[option])
 	if err != nil {
@@ -131,7 +131,7 @@ func (c Config) Int(option string, def int) int {
 	return n
 }
 
-// Bool returns an option as a truth value; not set is false.
+// Bool returns an option as a boolean; false if it is not set.
 func (c Config) Bool(option string) bool {
 	switch strings.ToLower(c[option]) {
 	case "1", "yes", "on", "true":
@@ -140,24 +140,25 @@ func (c Config) Bool(option string) bool {
 	return false
 }
 
-// Digest identifies this state of the configuration, for Changes.Digest.
+// Digest returns the digest of this version of the configuration, for
+// Changes.Digest.
 func (c Config) Digest() string { return c["digest"] }
 
-// Tags returns the tags, which Proxmox keeps in lower case and sorted.
+// Tags returns the tags, which Proxmox stores in lower case and sorted.
 func (c Config) Tags() []string { return splitTags(c["tags"]) }
 
 func splitTags(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return r == ';' || r == ',' || r == ' ' })
 }
 
-// Props is a property string of Proxmox, e.g. "virtio=BC:…,bridge=vmbr1": a
-// list of key=value in their order. A part without a key has Key "".
+// Props is a property string of Proxmox, e.g. "virtio=BC:…,bridge=vmbr1": an
+// ordered list of key=value. A part without a key has Key "".
 type Props []Prop
 
 // Prop is one part of a property string.
 type Prop struct{ Key, Value string }
 
-// ParseProps takes a property string apart. It refuses nothing.
+// ParseProps parses a property string. It accepts every text.
 func ParseProps(s string) Props {
 	if s == "" {
 		return nil
@@ -173,8 +174,8 @@ func ParseProps(s string) Props {
 	return p
 }
 
-// Get returns the value of a key and whether it is there; "" asks for the
-// part without a key, e.g. the volume of a drive.
+// Get returns the value of a key and whether it is set; "" is the part without
+// a key, e.g. the volume of a drive.
 func (p Props) Get(key string) (string, bool) {
 	for _, e := range p {
 		if e.Key == key {

@@ -5,22 +5,21 @@ import (
 	"strings"
 )
 
-// agentError begins what a guest has said through its agent: whatever follows
-// is the guest's choice, and proves nothing of the node.
+// agentError is the prefix of messages of a guest through its agent: the guest
+// chooses the rest, which proves nothing about the node.
 const agentError = "Agent error: "
 
 var (
-	// perlNoise is what Perl itself has to say, which stands among the
-	// messages, with 9 in every call.
+	// perlNoise matches Perl's own warnings among the messages, which
+	// Proxmox VE 9 prints in every call.
 	perlNoise = regexp.MustCompile(`^(for my \(\.\.\.\)|Use of uninitialized|Wide character|.* is experimental|.* is deprecated|Subroutine .* redefined).* at /\S+ line \d+\.?$`)
 	usageLine = regexp.MustCompile(`^(pvesh|qm|pvesm) \S+ .*<`)
 	paramLine = regexp.MustCompile(`^([a-z][A-Za-z0-9_-]*): (.*)$`)
 )
 
-// parseDiagnosis reads the fault from what a program has printed to standard
-// error: the last line that says something, or, of parameters that are refused
-// ("400 Parameter verification failed."), each with its reason. nil: it said
-// nothing.
+// parseDiagnosis returns the fault in a program's standard error: the last
+// meaningful line or, for rejected parameters ("400 Parameter verification
+// failed."), each parameter with its reason. It returns nil if there is none.
 func parseDiagnosis(diag string) *Fault {
 	var lines []string
 	noise := ""
@@ -29,7 +28,7 @@ func parseDiagnosis(diag string) *Fault {
 		switch {
 		case l == "" || l == "OK" || l == "trying to acquire lock...":
 		case perlNoise.MatchString(l) || strings.HasPrefix(l, "proxy handler failed"):
-			noise = l // of another node's pvesh the lines before tell the fault
+			noise = l // with pvesh of another node the lines before have the fault
 		default:
 			lines = append(lines, l)
 		}
@@ -41,7 +40,7 @@ func parseDiagnosis(diag string) *Fault {
 		return &Fault{Message: noise}
 	}
 	for _, l := range lines {
-		if strings.HasPrefix(l, agentError) { // the lines after it may be the guest's own
+		if strings.HasPrefix(l, agentError) { // the lines after it may be from the guest
 			return &Fault{Message: l}
 		}
 	}
@@ -56,8 +55,8 @@ func parseDiagnosis(diag string) *Fault {
 	return &Fault{Message: lines[len(lines)-1]}
 }
 
-// refusedParams reads the lines "parameter: reason"; a reason may go on in the
-// next line, and the usage follows the last.
+// refusedParams parses the lines "parameter: reason". A reason may continue on
+// the next line, and the usage follows the last.
 func refusedParams(lines []string) *Fault {
 	f := &Fault{Message: "Parameter verification failed.", Params: map[string]string{}}
 	last := ""

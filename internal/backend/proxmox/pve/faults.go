@@ -10,10 +10,11 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// fault is one row of the table of what nodes say. Proxmox answers practically
-// every fault with status 500 and a text, and the exit status of a task is a
-// text as well, so text is all there is to go by. A text that no row fits is
-// internal: it proves nothing, least of all that something is absent.
+// fault is one row of the table of a node's error texts. Proxmox answers
+// almost every fault with status 500 and a text, and the exit status of a task
+// is also a text, so only the text identifies the fault. A text without a
+// matching row has code internal: it proves nothing, in particular not that an
+// object is absent.
 type fault struct {
 	text *regexp.Regexp
 	code agentlab.Code
@@ -24,8 +25,9 @@ func row(text string, code agentlab.Code, hint string) fault {
 	return fault{regexp.MustCompile(text), code, hint}
 }
 
-// absent are the two wordings of "that VM has no configuration on this node";
-// the node asks its own cluster file system, so it is proof for that node.
+// absent matches the two texts for "that VM has no configuration on this
+// node". The node reads its own cluster file system, so it is a proof for that
+// node.
 var absent = []*regexp.Regexp{
 	regexp.MustCompile(`^Configuration file 'nodes/[^/']+/qemu-server/(\d+)\.conf' does not exist$`),
 	regexp.MustCompile(`^unable to find configuration file for VM (\d+) on node '[^']+'$`),
@@ -37,12 +39,13 @@ const (
 	hintSpace = "free or add space on the storage"
 )
 
-// faults is tried in its order; the first row that fits decides.
+// faults is searched in order; the first matching row decides.
 var faults = []fault{
-	// Who is in the way. The number may be anyone's.
+	// Conflicts. The number may be another user's.
 	row(`^unable to create VM \d+: config file already exists`, agentlab.CodeExists, "the number is taken by a VM or container"),
 	row(`^unable to create VM \d+ - (VM|CT) \d+ already exists on node`, agentlab.CodeExists, "the number is taken by a VM or container"),
-	// A clone looks for VMs of its own node alone; of what is on other nodes, and of containers, the cluster file system tells.
+	// A clone checks only VMs of its own node. The cluster file system reports VMs of other
+	// nodes, and containers.
 	row(`^close \(rename\) atomic file '[^']*/qemu-server/\d+\.conf' failed: File exists`, agentlab.CodeExists, "the number is taken by a container, or by a VM of another node"),
 	row(`^VM \d+ already exists`, agentlab.CodeExists, "the number is taken by a VM or container"),
 	row(`(dataset|disk image '[^']*'|[Ll]ogical [Vv]olume .*|pool '[^']*'|Security group '[^']*') already exists`, agentlab.CodeExists, ""),
@@ -62,7 +65,7 @@ var faults = []fault{
 	row(`dataset is busy|[Dd]evice or resource busy|target is busy`, agentlab.CodeBusy, "something uses the volume; try again"),
 	row(`unable to (apply|delete) .*volume is still in use`, agentlab.CodeConflict, "a change of this VM that cannot be applied is pending: revert it"),
 
-	// The present state does not allow it.
+	// Not possible in the current state.
 	row(`^VM \d+ (is )?not running`, agentlab.CodeConflict, "start the VM first"),
 	row(`^VM \d+ already running`, agentlab.CodeConflict, ""),
 	row(`^VM \d+ is running - destroy failed`, agentlab.CodeConflict, "stop the VM first"),
@@ -71,7 +74,7 @@ var faults = []fault{
 	row(`^you can't .*template`, agentlab.CodeConflict, ""),
 	row(`protection mode enabled`, agentlab.CodeDenied, "the VM is protected: set protection=0 on it if it may really go"),
 
-	// Who may not.
+	// Access denied.
 	row(`^only root can set '[^']*' config`, agentlab.CodeDenied, hintRoot),
 	row(`^Only root (may use this option|can pass arbitrary filesystem paths)`, agentlab.CodeDenied, hintRoot),
 	row(`^please run as root`, agentlab.CodeDenied, "the shell transport needs root on the node"),
@@ -80,14 +83,14 @@ var faults = []fault{
 	row(`^Permission check failed \(pool '[^']*' does not exist\)`, agentlab.CodeInvalid, "make the pool with: pveum pool add"),
 	row(`^Permission check failed`, agentlab.CodeDenied, ""), // hint: grantHint
 
-	// No room.
+	// No space.
 	row(`(?i)no space left on device|out of space|insufficient free (space|extents)|not enough (free )?space|disk quota exceeded|insufficient suitable allocatable extents|free space in thin pool .* reached threshold`, agentlab.CodeNoSpace, hintSpace),
 
 	row(`[Cc]annot (allocate memory|set up guest memory)`, agentlab.CodeBusy, "the node has no memory left for this VM; try again when others have ended"),
 	row(`Failed to get "write" lock`, agentlab.CodeBusy, "another VM uses the same volume"),
 	row(`^KVM virtualisation configured, but not available`, agentlab.CodeUnavailable, "turn on virtualization in the node's firmware; a nested node needs it from its own host"),
 
-	// Not on this storage, or not in this version.
+	// Not supported by this storage or this version.
 	row(`^(Linked|Full) clone feature is not supported`, agentlab.CodeUnsupported, "the source or its storage has no such clone: make it a template, or ask for a full clone"),
 	row(`^parameter '(storage|format)' not allowed for linked clones`, agentlab.CodeUnsupported, "a linked clone lives on its template's storage"),
 	row(`^can't clone (VM to node|to non-shared storage) '`, agentlab.CodeUnsupported, "make the template on each node, or put all its volumes, the cloud-init drive's too, on shared storage"),
@@ -95,14 +98,14 @@ var faults = []fault{
 	row(`^Method '[^']*' not implemented|^No '\w+' handler defined for`, agentlab.CodeUnsupported, "this version of Proxmox VE has no such call; 8.0 or later is needed"),
 	row(`^property is not defined in schema`, agentlab.CodeUnsupported, "this version of Proxmox VE has no such parameter"),
 
-	// What the configuration names is not there.
+	// An object in the configuration does not exist.
 	row(`^storage '[^']*' does not exist`, agentlab.CodeInvalid, "name one that pvesm status shows on the node"),
 	row(`^no such cluster node '`, agentlab.CodeInvalid, "name a node that GET /nodes shows"),
 	row(`^bridge '[^']*' does not exist`, agentlab.CodeUnavailable, "make the bridge on the node"),
 	row(`^volume '[^']*' does not exist`, agentlab.CodeUnavailable, "a file or volume that the VM's configuration names is not there"),
 	row(`^timeout: no zvol device link for`, agentlab.CodeUnavailable, "the volume is not there, or udev is slow"),
 
-	// Something that is needed does not answer.
+	// A required service does not answer.
 	row(`^`+noWorker, agentlab.CodeUnavailable, "the node could not begin a task; try again"),
 	row(`^hostname lookup '[^']*' failed`, agentlab.CodeUnavailable, "the node that was asked cannot find the other one: is the node's name right?"),
 	row(`^storage '[^']*' is (not online|not active|disabled|not available)|could not activate storage`, agentlab.CodeUnavailable, "bring the storage up on the node"),
@@ -112,10 +115,10 @@ var faults = []fault{
 	row(`(?i)^no such task$`, agentlab.CodeNotFound, ""),
 }
 
-// asFault finds the node's answer in an error.
+// asFault returns the node's answer in an error.
 func asFault(err error) (*Fault, bool) { return errors.AsType[*Fault](err) }
 
-// explain makes the error of a call from the transport's.
+// explain converts the transport's error to the error of a call.
 func explain(what string, err error) error {
 	f, ok := errors.AsType[*Fault](err)
 	if !ok {
@@ -138,13 +141,13 @@ func explain(what string, err error) error {
 	return e
 }
 
-// quiet keeps the answer in the chain, without repeating its text.
+// quiet keeps the answer in the error chain without repeating its text.
 type quiet struct{ *Fault }
 
 func (quiet) Error() string   { return "" }
 func (q quiet) Unwrap() error { return q.Fault }
 
-// classify is the code and hint of an answer.
+// classify returns the code and hint for an answer.
 func (f *Fault) classify() (agentlab.Code, string) {
 	if f.Status == 401 {
 		return agentlab.CodeDenied, "the API token is wrong, disabled or expired: check token_id (user@realm!name) and the token's secret"
@@ -166,7 +169,7 @@ func (f *Fault) classify() (agentlab.Code, string) {
 	return agentlab.CodeInternal, ""
 }
 
-// lookup finds the row of a text.
+// lookup returns the code and hint of the row for a text.
 func lookup(text string) (agentlab.Code, string, bool) {
 	text = strings.TrimSpace(text)
 	if strings.HasPrefix(text, agentError) {
@@ -177,7 +180,7 @@ func lookup(text string) (agentlab.Code, string, bool) {
 			return agentlab.CodeNotFound, "", true
 		}
 	}
-	text = strings.TrimPrefix(text, "clone failed: ") // what went wrong after the new VM's configuration was made
+	text = strings.TrimPrefix(text, "clone failed: ") // an error after the new VM's configuration was created
 	for _, r := range faults {
 		if r.text.MatchString(text) {
 			hint := r.hint
@@ -192,7 +195,8 @@ func lookup(text string) (agentlab.Code, string, bool) {
 
 var missingPrivilege = regexp.MustCompile(`^Permission check failed \((/[^,]*), ([\w.]+(?:\|[\w.]+)*)\)`)
 
-// grantHint tells what to grant where, for a refusal that names it.
+// grantHint returns which privilege to grant on which path, if the refusal
+// contains them.
 func grantHint(text string) string {
 	m := missingPrivilege.FindStringSubmatch(text)
 	if m == nil {
@@ -201,7 +205,8 @@ func grantHint(text string) string {
 	return "the token and its user both need a role with " + strings.ReplaceAll(m[2], "|", " or ") + " on " + m[1] + "; agentlab init prints the pveum commands"
 }
 
-// text is the answer in one line, with what is wrong with which parameter.
+// text returns the answer in one line, with the reasons of rejected
+// parameters.
 func (f *Fault) text() string {
 	s := agentlab.OneLine(strings.Trim(f.Message, ".; \n"), 500)
 	if s == "" {
@@ -222,8 +227,8 @@ func (f *Fault) paramNames() []string {
 	return names
 }
 
-// aboutVM makes a not_found that is about another VM internal: it proves
-// nothing of the one that was asked about.
+// aboutVM changes the code not_found of an error about another VM to internal:
+// it proves nothing about the VM of the call.
 func aboutVM(err error, vmid int) error {
 	if agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		return err
@@ -246,9 +251,9 @@ func recoded(err error, code agentlab.Code, hint string) error {
 	return &c
 }
 
-// explainTask makes the error of a task that failed. The exit status keeps
-// only the last line of a tool's error, so the log's last lines are searched
-// too where it tells nothing; but they prove neither absence nor existence.
+// explainTask returns the error of a failed task. The exit status has only the
+// last line of a tool's error. If that is not meaningful, the last lines of
+// the log are searched too, but they prove neither absence nor existence.
 func explainTask(u UPID, exit string, tail []string) error {
 	code, hint, ok := lookup(exit)
 	if ok && code == agentlab.CodeNotFound && !absentIs(exit, u.ID()) {
@@ -281,7 +286,7 @@ func absentIs(text, id string) bool {
 	return false
 }
 
-// telling picks the lines of a log that add something to the exit status.
+// telling returns the lines of a log that add information to the exit status.
 func telling(exit string, tail []string) string {
 	var lines []string
 	for _, l := range tail {

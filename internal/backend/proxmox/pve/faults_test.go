@@ -122,8 +122,8 @@ func TestRefusedParameters(t *testing.T) {
 	}
 }
 
-// not_found must be about the VM that was asked about: what an answer says of
-// another one proves nothing of ours.
+// not_found must be about the requested VM: an answer about another VM proves
+// nothing.
 func TestAbsenceIsOfTheVMAskedAbout(t *testing.T) {
 	gone := explain("read", &Fault{Status: 500, Message: "Configuration file 'nodes/pve/qemu-server/102.conf' does not exist"})
 	if got := agentlab.CodeOf(aboutVM(gone, 102)); got != agentlab.CodeNotFound {

@@ -5,15 +5,15 @@ import (
 	"net/url"
 )
 
-// DisableFirewall turns off Proxmox's own rules of a VM, which a clone has
-// inherited from its template.
+// DisableFirewall disables Proxmox's own firewall rules of a VM, which a clone
+// inherits from its template.
 func (c *Client) DisableFirewall(ctx context.Context, node string, vmid int) error {
 	return c.vmCall(ctx, "turn off the firewall of", Put, node, vmid, "firewall/options", url.Values{"enable": {"0"}}, nil)
 }
 
-// SetFirewallGroup puts a VM under a security group of Proxmox and turns its
-// firewall on. It takes effect only with firewall=1 on the network device and
-// the cluster's firewall on. Proxmox does not check that the group exists.
+// SetFirewallGroup assigns a security group of Proxmox to a VM and enables its
+// firewall. It takes effect only with firewall=1 on the network device and if
+// the cluster's firewall is on. Proxmox does not check that the group exists.
 func (c *Client) SetFirewallGroup(ctx context.Context, node string, vmid int, group string) error {
 	rules, err := c.FirewallRules(ctx, node, vmid)
 	if err != nil {
@@ -46,11 +46,11 @@ func (c *Client) FirewallRules(ctx context.Context, node string, vmid int) ([]Fi
 	return list[FirewallRule](ctx, c, vmWhat("list firewall rules of", vmid), vmPath(node, vmid, "firewall/rules"), nil)
 }
 
-// ClusterFirewall reports whether the firewall of the whole cluster is on: off,
-// no rule of any VM is applied. It needs Sys.Audit on /.
+// ClusterFirewall reports whether the firewall of the whole cluster is on. If
+// it is off, no rule of any VM is applied. It needs Sys.Audit on /.
 func (c *Client) ClusterFirewall(ctx context.Context) (on bool, err error) {
 	var out struct {
-		Enable Int `json:"enable"` // not set: off
+		Enable Int `json:"enable"` // not set means off
 	}
 	err = c.call(ctx, "read the options of the cluster's firewall", Get, "/cluster/firewall/options", nil, &out)
 	return out.Enable != 0, err

@@ -13,44 +13,46 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// Needs is what a caller wants to be able to do, for Preflight.
+// Needs are the requirements of a caller, for Preflight.
 type Needs struct {
-	// TokenID is the token that calls (USER@REALM!NAME); "" over the shell
-	// transport, where the caller is root.
+	// TokenID is the token that calls (USER@REALM!NAME); "" for the shell
+	// transport, whose caller is root.
 	TokenID string
 	Nodes   []string // that must be online
-	// Templates are cloned, new VMs go into Pool ("": none, then every VM of
-	// the cluster must be ours to change), their disks onto Storages and their
-	// network devices, and the templates', onto Bridges.
+	// Templates are cloned. New VMs are added to Pool; if it is "", the caller
+	// needs the rights to change every VM of the cluster. Their disks are on
+	// Storages. Their network devices, and those of the templates, are on
+	// Bridges.
 	Templates []int
 	Pool      string
 	Storages  []string
 	Bridges   []string
 	// Options is added to the privileges on new VMs, e.g. VM.Config.HWType.
 	Options []string
-	// FreeMemory: the nodes' load is read for placement, which several nodes
-	// need Sys.Audit for.
+	// FreeMemory means that the nodes' load is read for placement, which
+	// needs Sys.Audit if there are several nodes.
 	FreeMemory bool
-	// Firewall: sandboxes are under Proxmox's own firewall, whose switch is read.
+	// Firewall means that sandboxes use Proxmox's own firewall, whose state is
+	// read.
 	Firewall bool
 }
 
-// Grant is what a token needs on one path.
+// Grant is the privileges that a token needs on one path.
 type Grant struct {
 	Path       string
-	Privileges []string // each of them
+	Privileges []string // all of them are needed
 	Why        string
 }
 
-// Grants returns the smallest rights for n with a version of Proxmox VE.
+// Grants returns the minimum rights for n with a version of Proxmox VE.
 func (n Needs) Grants(v Version) []Grant {
-	// VM.Config.Network does for the options of cloud-init too.
+	// VM.Config.Network also covers the options of cloud-init.
 	onVM := []string{
 		"VM.Allocate", "VM.Audit", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.Memory",
 		"VM.Config.Network", "VM.Config.Options", "VM.PowerMgmt",
 	}
 	onVM = append(onVM, n.Options...)
-	if v.AtLeast(9, 0) { // 9 has split VM.Monitor
+	if v.AtLeast(9, 0) { // version 9 has split VM.Monitor
 		onVM = append(onVM, "VM.GuestAgent.Audit", "VM.GuestAgent.FileWrite")
 	} else {
 		onVM = append(onVM, "VM.Monitor")
@@ -84,7 +86,7 @@ func (n Needs) Grants(v Version) []Grant {
 	return grants
 }
 
-// Missing returns what of a grant the permissions lack.
+// Missing returns the part of a grant that the permissions lack.
 func (p Permissions) Missing(g Grant) []string {
 	var missing []string
 	for _, priv := range g.Privileges {
@@ -95,13 +97,14 @@ func (p Permissions) Missing(g Grant) []string {
 	return missing
 }
 
-// holds is Has, but for what does as well: a privilege on every VM is one on
-// those of a pool, and the guest agent's are all in VM.GuestAgent.Unrestricted.
+// holds is Has that also accepts equivalent privileges: a privilege on every
+// VM includes those of a pool, and VM.GuestAgent.Unrestricted includes all
+// others of the guest agent.
 func (p Permissions) holds(path, priv string) bool {
 	const anyVM = "/vms/999999999"
 	paths := []string{path}
 	switch {
-	case path == "/vms": // what is not passed down is of no use there
+	case path == "/vms": // a privilege that is not inherited has no effect there
 		paths = []string{anyVM}
 	case strings.HasPrefix(path, "/pool/") && strings.HasPrefix(priv, "VM."):
 		paths = append(paths, anyVM)
@@ -111,10 +114,10 @@ func (p Permissions) holds(path, priv string) bool {
 	})
 }
 
-// Preflight tells whether this client can do what n needs: identity on the
-// node, version, nodes, and for a token each privilege that is missing, with
-// the commands that grant it. It changes nothing. The order is that in which
-// things are to be put right; after an error that hides the rest it ends.
+// Preflight checks whether this client can do what n needs: identity on the
+// node, version, nodes, and for a token each missing privilege, with the
+// commands that grant it. It changes nothing. The findings are in the order in
+// which to fix them. It ends after an error that hides the rest.
 func (c *Client) Preflight(ctx context.Context, n Needs) []backend.Finding {
 	var out []backend.Finding
 	if c.Root() != nil {
@@ -147,10 +150,10 @@ func failed(name string, err error) backend.Finding {
 	return backend.Finding{Name: name, Level: backend.LevelError, Detail: err.Error(), Remedy: agentlab.HintOf(err)}
 }
 
-// identity checks what the cluster file system of a node (pmxcfs) admits: root
-// with root's group may write, group www-data may read, nobody else anything.
-// Programs run with root's group when this process is root, so the user is
-// what counts.
+// identity checks the access to the cluster file system of a node (pmxcfs):
+// root with root's group may write, group www-data may read, other users have
+// no access. If this process is root, it runs programs with root's group, so
+// only the user matters.
 func identity(uid, gid int) backend.Finding {
 	f := backend.Finding{Name: "proxmox-identity", Level: backend.LevelOK}
 	switch {
@@ -210,7 +213,7 @@ func (c *Client) nodeFindings(ctx context.Context, want []string) []backend.Find
 	return out
 }
 
-// privilegeFindings compares what is needed with what there is.
+// privilegeFindings compares the needed privileges with the existing ones.
 func privilegeFindings(n Needs, grants []Grant, perms Permissions) []backend.Finding {
 	var out []backend.Finding
 	for _, g := range grants {
@@ -219,7 +222,7 @@ func privilegeFindings(n Needs, grants []Grant, perms Permissions) []backend.Fin
 			continue
 		}
 		level := backend.LevelError
-		if g.Path == "/" || strings.HasPrefix(g.Path, "/nodes/") { // without it sandboxes run, only not where most memory is free
+		if g.Path == "/" || strings.HasPrefix(g.Path, "/nodes/") { // without it sandboxes still run, but not on the node with the most free memory
 			level = backend.LevelWarn
 		}
 		out = append(out, backend.Finding{
@@ -234,17 +237,18 @@ func privilegeFindings(n Needs, grants []Grant, perms Permissions) []backend.Fin
 	return out
 }
 
-// grantCommands are the commands that grant privileges on a path. A token with
-// privilege separation has only what its user has too, so both get them. The
-// role is named after what it holds, so that one of that name is the right one
-// ("role add" then fails, and need not be run).
+// grantCommands returns the commands that grant privileges on a path. A token
+// with privilege separation has only privileges that its user has too, so both
+// get them. The name of the role depends on its privileges, so an existing
+// role with that name is the right one; then "role add" fails and is not
+// needed.
 func grantCommands(token, path string, privileges []string) []string {
 	user, _, _ := strings.Cut(token, "!")
 	list := strings.Join(privileges, ",")
 	sum := sha256.Sum256([]byte(list))
 	role := "AgentLab-" + hex.EncodeToString(sum[:4])
 	if path == "/" {
-		path += " --propagate 0" // on nothing below
+		path += " --propagate 0" // not on paths below
 	}
 	return []string{
 		fmt.Sprintf("pveum role add %s --privs %s", role, list),

@@ -17,38 +17,41 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// RESTOptions says where the API is and who calls. Every field but Timeout,
-// Retry and Dial must be set; of CA and Fingerprint at most one.
+// RESTOptions configures the access to the API. Every field except Timeout,
+// Retry and Dial is required; at most one of CA and Fingerprint may be set.
 type RESTOptions struct {
 	URL     string // https://HOST:PORT
 	TokenID string // USER@REALM!NAME
 	Secret  string // the token's secret, a UUID
 
-	// CA is the PEM of the certificate that has signed the API's, such as the
-	// cluster's own CA. Fingerprint is the SHA-256 of the API's certificate
-	// itself, in hexadecimal digits with or without colons: its names and
-	// dates then do not count. Without either the machine's CAs decide.
+	// CA is the PEM certificate of the authority that has signed the API's
+	// certificate, such as the cluster's own CA. Fingerprint is the SHA-256
+	// of the API's certificate itself, in hexadecimal digits with or without
+	// colons; its names and dates are then not checked. Without either, the
+	// machine's CAs are used.
 	CA          []byte
 	Fingerprint string
 
-	// Timeout is of one call; 0 is 60 s. The node itself gives up on an answer
-	// after 30 s.
+	// Timeout limits one call; 0 means 60 s. The node itself stops waiting for
+	// an answer after 30 s.
 	Timeout time.Duration
-	// Retry are the pauses before a call that only reads is made again, when
-	// the node did not answer; nil is 200 ms and 1 s.
+	// Retry lists the pauses before a read-only call is repeated if the node
+	// did not answer; nil means 200 ms and 1 s.
 	Retry []time.Duration
-	// Dial opens connections; nil is net.Dialer's.
+	// Dial opens connections; nil means that of net.Dialer.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
-// maxAnswer bounds an answer; the largest known is 16 MiB, of file-read.
+// maxAnswer limits the size of an answer; the largest known is 16 MiB, of
+// file-read.
 const maxAnswer = 32 << 20
 
-// maxBody is what the API takes (512 KiB), and more than any call of ours.
+// maxBody is the limit of the API (512 KiB), which is more than any call of
+// this package needs.
 const maxBody = 512 << 10
 
 // idleLimit is shorter than the 5 s after which the node closes an idle
-// connection, so that no call is sent into one that is being closed.
+// connection, so that no call uses a connection that is being closed.
 const idleLimit = 4 * time.Second
 
 // rest is the Transport over TLS.
@@ -61,8 +64,8 @@ type rest struct {
 	calls   atomic.Int64
 }
 
-// NewREST returns the transport that speaks to a node's API over TLS with a
-// token. It opens no connection. Error invalid names the option at fault.
+// NewREST returns a transport that uses a node's API over TLS with a token. It
+// opens no connection. The error has code invalid and the name of the option.
 func NewREST(o RESTOptions) (Transport, error) {
 	base, err := checkURL(o.URL)
 	if err != nil {
@@ -88,14 +91,15 @@ func NewREST(o RESTOptions) (Transport, error) {
 		dial = (&net.Dialer{Timeout: 10 * time.Second}).DialContext
 	}
 	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true) // the node speaks nothing newer
+	protocols.SetHTTP1(true) // the node supports nothing newer
 	r.client = &http.Client{
 		Transport: &http.Transport{
-			// No proxy: the token must not pass through what the environment names.
+			// No proxy: the token must not be sent through a proxy of the
+			// environment.
 			DialContext: dial, TLSClientConfig: tlsConfig, TLSHandshakeTimeout: 10 * time.Second, Protocols: protocols,
 			IdleConnTimeout: idleLimit, MaxIdleConnsPerHost: 16, MaxConnsPerHost: 32,
 		},
-		// A redirect would take the token elsewhere.
+		// A redirect would send the token to another server.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	return r, nil
@@ -113,8 +117,8 @@ func (r *rest) Close() error {
 	return nil
 }
 
-// Call implements Transport. Only what reads is made again when the node does
-// not answer: whether anything else was carried out is not known.
+// Call implements Transport. Only read-only calls are repeated if the node
+// does not answer: it is not known whether another call was executed.
 func (r *rest) Call(ctx context.Context, m Method, path string, params url.Values) (json.RawMessage, error) {
 	for try := 0; ; try++ {
 		data, err := r.callOnce(ctx, m, path, params)
@@ -152,15 +156,15 @@ func (r *rest) callOnce(ctx context.Context, m Method, path string, params url.V
 	return r.answer(m, resp, body, readErr)
 }
 
-// request makes the request. Parameters of GET and DELETE go into the query:
-// the node refuses a body there. A body is never chunked, which it refuses
-// too: http.NewRequest knows the length of a bytes.Reader.
+// request makes the request. Parameters of GET and DELETE are in the query,
+// because the node rejects a body there. It also rejects a chunked body, which
+// is never sent: http.NewRequest knows the length of a bytes.Reader.
 func (r *rest) request(ctx context.Context, m Method, path string, params url.Values) (*http.Request, error) {
 	if _, err := plainPath(path); err != nil {
 		return nil, err
 	}
 	target := r.base + "/api2/json" + path
-	// A blank is %20: that "+" is one too depends on who decodes.
+	// A space is %20, because not every decoder accepts "+".
 	encoded := strings.ReplaceAll(params.Encode(), "+", "%20")
 	var body io.Reader
 	if m == Get || m == Delete {
@@ -184,13 +188,13 @@ func (r *rest) request(ctx context.Context, m Method, path string, params url.Va
 	return req, nil
 }
 
-// lost is the error of a call that had no answer.
+// lost returns the error of a call without an answer.
 func lost(m Method, sent bool, err error) error {
 	if ue, ok := errors.AsType[*url.Error](err); ok {
-		err = ue.Err // its text would repeat the address with all parameters
+		err = ue.Err // its text would contain the address with all parameters
 	}
 	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeDenied {
-		return e // the certificate is not the one that we trust
+		return e // the certificate is not trusted
 	}
 	if denied := certificateError(err); denied != nil {
 		return denied
@@ -213,7 +217,8 @@ func (r *rest) answer(m Method, resp *http.Response, body []byte, readErr error)
 	}
 	switch {
 	case resp.StatusCode >= 595 && resp.StatusCode <= 599:
-		// The proxy lost the worker or gave up waiting for it; the work may go on and end well.
+		// The proxy lost the worker or stopped waiting for it; the worker may continue and
+		// succeed.
 		return nil, vague("the node answered %d %s", resp.StatusCode, agentlab.OneLine(reason, 200))
 	case resp.StatusCode >= 400:
 		return nil, fault4xx(resp.StatusCode, reason, body)
@@ -236,9 +241,9 @@ func (r *rest) answer(m Method, resp *http.Response, body []byte, readErr error)
 	return *envelope.Data, nil
 }
 
-// fault4xx makes the Fault of an answer that is no success. Before 8.4 the
-// text is in the reason phrase alone; since, the body has it too. A body that
-// is not understood is no reason to lose the text.
+// fault4xx returns the Fault of an answer that is not a success. Before 8.4
+// only the reason phrase has the text; since then the body has it too. The
+// text is kept even if the body cannot be parsed.
 func fault4xx(status int, reason string, body []byte) *Fault {
 	f := &Fault{Status: status, Message: strings.TrimSpace(reason)}
 	var b struct {

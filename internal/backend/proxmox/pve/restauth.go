@@ -29,8 +29,8 @@ func checkURL(s string) (string, error) {
 	return "https://" + u.Host, nil
 }
 
-// authorization is the header of a token. The node decodes percent signs in
-// it once, so neither part may have any.
+// authorization returns the header for a token. The node decodes percent signs
+// in it once, so neither part may contain one.
 func authorization(id, secret string) (string, error) {
 	if !tokenID.MatchString(id) {
 		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not the name of a token", agentlab.OneLine(id, 80)).WithField("token_id").WithHint("such as agentlab@pve!controller")
@@ -42,9 +42,9 @@ func authorization(id, secret string) (string, error) {
 }
 
 // ReadTokenFile reads the secret of a token from a file that only its owner
-// may read. The file holds the secret, or USER@REALM!NAME=SECRET of the token
-// id; blanks and newlines around it do not count. Errors: denied (others may
-// read it), invalid, unavailable.
+// may read. The file contains the secret, or USER@REALM!NAME=SECRET with the
+// token ID; surrounding blanks and newlines are ignored. Codes: denied (others
+// may read it), invalid, unavailable.
 func ReadTokenFile(path, id string) (string, error) {
 	f, err := os.Open(path) //nolint:gosec // the configuration names it
 	if err != nil {
@@ -75,7 +75,8 @@ func ReadTokenFile(path, id string) (string, error) {
 	return secret, nil
 }
 
-// tlsConfig decides whom we speak to. There is no way to check nothing.
+// tlsConfig returns the configuration that authenticates the server. The check
+// cannot be disabled.
 func tlsConfig(ca []byte, fingerprint string) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	switch {
@@ -109,7 +110,7 @@ func checkPin(want []byte, s tls.ConnectionState) error {
 	return nil
 }
 
-// colons writes a fingerprint as Proxmox does.
+// colons formats a fingerprint like Proxmox.
 func colons(b []byte) string {
 	parts := make([]string, len(b))
 	for i, x := range b {
@@ -118,8 +119,8 @@ func colons(b []byte) string {
 	return strings.Join(parts, ":")
 }
 
-// certificateError is the error of a certificate that no CA of ours has
-// signed, or that has another name or date; nil when err is another one.
+// certificateError returns the error for a certificate that no trusted CA has
+// signed, or that has another name or date. It returns nil for any other err.
 func certificateError(err error) error {
 	var verification *tls.CertificateVerificationError
 	if !errors.As(err, &verification) {

@@ -20,31 +20,31 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// ShellOptions says where Proxmox's programs are.
+// ShellOptions configures how Proxmox's programs are run.
 type ShellOptions struct {
-	// Bin is the directory of pvesh, pvesm and qm; "" is /usr/bin or, where
-	// they are not there, wherever PATH leads.
+	// Bin is the directory of pvesh, pvesm and qm; "" means /usr/bin or, if
+	// they are not there, PATH.
 	Bin string
-	// Prefix is put before each of them: a program that runs the rest of its
-	// arguments, with this process's streams and exit code (Unconfined).
+	// Prefix is a command that runs the rest of its arguments, with this
+	// process's streams and exit code (Unconfined).
 	Prefix []string
-	// Snippets is the storage of Root's snippets; "" is "local".
+	// Snippets is the storage of Root's snippets; "" means "local".
 	Snippets string
-	// ReadTimeout ends a call that only reads; 0 is 60 s. Other calls are
-	// never cut off.
+	// ReadTimeout limits a read-only call; 0 means 60 s. Other calls are
+	// never interrupted.
 	ReadTimeout time.Duration
 }
 
 // shell is the Transport that runs pvesh on the node, which must be this
 // machine.
 //
-// pvesh does the work of a call itself and stays until it is done. Cut off in
-// the middle it would leave half-made disks and locks, so a call that changes
-// something is never killed: when ctx ends it goes on and its outcome is
-// unknown. It has its own session, so that no signal to this process's group
-// reaches it, and writes into files, so that it does not die of a broken pipe
-// when this process ends. The unit of the daemon must not kill it either
-// (KillMode=process).
+// pvesh does the work of a call itself and runs until it is done. If it were
+// killed, it would leave partial disks and locks, so a call that changes
+// something is never killed: when ctx ends, the call continues and its outcome
+// is unknown. It runs in its own session, so that no signal to this process's
+// group reaches it, and writes to files, so that it does not fail with a
+// broken pipe when this process ends. The unit of the daemon must not kill it
+// either (KillMode=process).
 type shell struct {
 	o             ShellOptions
 	reads, writes chan struct{}
@@ -52,15 +52,15 @@ type shell struct {
 	snippets      snippets
 }
 
-// How many pvesh run at once: each takes about 100 MB and most of a second of
-// CPU time before it does anything. Stopping a VM never waits for others.
+// How many pvesh run at once: each needs about 100 MB and almost a second of
+// CPU time to start. Stopping a VM never waits for others.
 const (
 	maxReads  = 4
 	maxWrites = 12
 )
 
 // NewShell returns the transport that runs pvesh on this machine, as root.
-// Preflight tells whether it can work here.
+// Preflight checks whether it can work here.
 func NewShell(o ShellOptions) Transport {
 	if o.Snippets == "" {
 		o.Snippets = "local"
@@ -73,13 +73,13 @@ func NewShell(o ShellOptions) Transport {
 	return s
 }
 
-// Calls implements Transport: it counts the programs that were run.
+// Calls implements Transport: it returns the number of programs that were run.
 func (s *shell) Calls() int64 { return s.calls.Load() }
 
 // Root implements Transport.
 func (s *shell) Root() Root { return s }
 
-// Close implements Transport. Programs that run go on.
+// Close implements Transport. Running programs continue.
 func (s *shell) Close() error { return nil }
 
 var pveshVerb = map[Method]string{Get: "get", Post: "create", Put: "set", Delete: "delete"}
@@ -124,20 +124,20 @@ func (s *shell) Call(ctx context.Context, m Method, path string, params url.Valu
 	if m == Get {
 		return nil, agentlab.Errorf(agentlab.CodeInternal, "pvesh printed no JSON: %q", agentlab.OneLine(string(data), 200))
 	}
-	return json.RawMessage("null"), nil // a call that returns nothing prints log lines alone
+	return json.RawMessage("null"), nil // a call without a result prints only log lines
 }
 
-// relayed is what pvesh prints of a task on another node: it runs pvesh there
-// by ssh, takes log and UPID together for one text, without the newlines, and
-// prints that as a JSON string.
+// relayed matches the output of pvesh for a task on another node: pvesh runs
+// pvesh there by ssh, and prints the log and the UPID, without newlines, as
+// one JSON string.
 var relayed = regexp.MustCompile(`\\"(UPID:[^\\"\s]+:)\\"(?:\\n)*"$`)
 
-// pathSegment is what a segment of a path may hold. For a call to another node
-// pvesh puts the path into a line for the shell there, unquoted.
+// pathSegment matches valid path segments. For a call to another node pvesh
+// inserts the path unquoted into a shell command.
 var pathSegment = regexp.MustCompile(`^[A-Za-z0-9._:@!+=,~-]*$`)
 
-// plainPath takes the escapes out of a path: pvesh takes it as it is. It
-// refuses what would lead elsewhere.
+// plainPath decodes the escapes of a path, because pvesh does not. It rejects
+// segments that would change the path.
 func plainPath(path string) (string, error) {
 	segments := strings.Split(path, "/")
 	for i, seg := range segments {
@@ -159,7 +159,8 @@ func sortedKeys(v url.Values) []string {
 	return keys
 }
 
-// slot waits until another program may run, and returns what ends its turn.
+// slot waits until another program may run, and returns a function that
+// releases the slot.
 func (s *shell) slot(ctx context.Context, m Method, path string) (func(), error) {
 	slots := s.writes
 	if m == Get {
@@ -176,8 +177,8 @@ func (s *shell) slot(ctx context.Context, m Method, path string) (func(), error)
 }
 
 // run runs a program of Proxmox to its end and returns what it printed. With
-// read it is killed when ctx ends, else it goes on. release is called when the
-// program has ended.
+// read it is killed when ctx ends, otherwise it continues. release is called
+// after the program has ended.
 func (s *shell) run(ctx context.Context, read bool, release func(), name string, args ...string) ([]byte, error) {
 	if ctx.Err() != nil {
 		release()
@@ -233,8 +234,8 @@ func (s *shell) run(ctx context.Context, read bool, release func(), name string,
 	}
 }
 
-// programError is the error of a program that failed. Only that a code is not zero
-// means anything.
+// programError returns the error of a failed program. The value of a non-zero exit
+// code has no meaning.
 func programError(name string, read bool, err, readErr error, diag []byte) error {
 	lost := agentlab.CodeUnknownOutcome
 	if read {
@@ -256,8 +257,8 @@ func programError(name string, read bool, err, readErr error, diag []byte) error
 // programEnv is the environment of Proxmox's programs.
 var programEnv = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8"}
 
-// command is the whole command line of a program. systemd-run has pid 1 expand
-// variables in it, which a doubled "$" keeps from happening.
+// command returns the complete command line of a program. With systemd-run,
+// process 1 would expand variables in it, which a doubled "$" prevents.
 func (s *shell) command(name string, args []string) []string {
 	line := append([]string{s.program(name)}, args...)
 	if len(s.o.Prefix) > 0 && filepath.Base(s.o.Prefix[0]) == "systemd-run" {
@@ -268,21 +269,21 @@ func (s *shell) command(name string, args []string) []string {
 	return append(slices.Clone(s.o.Prefix), line...)
 }
 
-// program is the path of a program of Proxmox.
+// program returns the path of a program of Proxmox.
 func (s *shell) program(name string) string {
 	if s.o.Bin != "" {
 		return filepath.Join(s.o.Bin, name)
 	}
 	path := filepath.Join("/usr/bin", name)
 	if _, err := os.Stat(path); err != nil {
-		return name // exec finds it, or says that it is nowhere
+		return name // exec finds it or returns an error
 	}
 	return path
 }
 
-// rootGroup is the identity that programs run with. The cluster file system
-// of a node admits root only with root's group, and a daemon may have another;
-// nil: as this process has it.
+// rootGroup returns the identity with which programs run. The cluster file
+// system of a node accepts root only with root's group, and the daemon may
+// have another group. nil means the identity of this process.
 func rootGroup(uid, gid int) *syscall.Credential {
 	if uid != 0 || gid == 0 {
 		return nil
@@ -290,8 +291,8 @@ func rootGroup(uid, gid int) *syscall.Credential {
 	return &syscall.Credential{Uid: 0, Gid: 0}
 }
 
-// outputFiles makes the two files that a program writes into. They have no
-// name, and go away with the last who has them open.
+// outputFiles creates two files for the output of a program. They have no
+// name, and are deleted when the last process closes them.
 func outputFiles() (stdout, stderr *os.File, err error) {
 	files := make([]*os.File, 2)
 	for i := range files {
@@ -318,8 +319,8 @@ func output(f *os.File) ([]byte, error) {
 	return b, err
 }
 
-// lastLine is where pvesh prints the result: the lines before it are the log
-// of the task.
+// lastLine returns the last line of pvesh's output, which is the result: the
+// lines before it are the log of the task.
 func lastLine(out []byte) []byte {
 	out = bytes.TrimRight(out, "\n")
 	return bytes.TrimSpace(out[bytes.LastIndexByte(out, '\n')+1:])

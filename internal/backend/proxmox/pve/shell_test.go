@@ -40,7 +40,7 @@ func TestShellArguments(t *testing.T) {
 	if _, err := c.Clone(testCtx(t), "pve", 9000, CloneOptions{NewID: 101, Name: "sb-101", Description: desc}); err != nil {
 		t.Fatal(err)
 	}
-	got, err := os.ReadFile(log) //nolint:gosec // ours
+	got, err := os.ReadFile(log) //nolint:gosec // our own
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,14 +53,14 @@ func TestShellArguments(t *testing.T) {
 	if _, err := c.AgentExec(testCtx(t), "pve", 101, []string{"/bin/echo", "a b"}, nil); agentlab.CodeOf(err) != agentlab.CodeUnknownOutcome {
 		t.Errorf("exec: %v", err) // a task where a number was expected
 	}
-	got, _ = os.ReadFile(log) //nolint:gosec // ours
+	got, _ = os.ReadFile(log) //nolint:gosec // our own
 	if !strings.HasPrefix(string(got), "create\x00/nodes/pve/qemu/101/agent/exec\x00--command\x00/bin/echo\x00--command\x00a b\x00--output-format") {
 		t.Errorf("%q", got)
 	}
 	if _, err := c.DeleteContent(testCtx(t), "pve", "local-zfs:base-9000-disk-0/vm-101-disk-0"); err != nil {
 		t.Error(err)
 	}
-	got, _ = os.ReadFile(log) //nolint:gosec // ours
+	got, _ = os.ReadFile(log) //nolint:gosec // our own
 	if !strings.HasPrefix(string(got), "delete\x00/nodes/pve/storage/local-zfs/content/base-9000-disk-0/vm-101-disk-0\x00") {
 		t.Errorf("%q", got)
 	}
@@ -136,7 +136,7 @@ func TestShellChangesAreNeverCutOff(t *testing.T) {
 	c := shellClient(t, fmt.Sprintf(`echo begun; echo $$ >%[1]s; read x <%[1]s; echo log; ps -o sid= -p $$ >%[2]s.tmp; mv %[2]s.tmp %[2]s; echo end >%[1]s`, fifo, done))
 	ctx, cancel := context.WithCancel(testCtx(t))
 	go func() {
-		_, _ = os.ReadFile(fifo) //nolint:gosec // ours: it has begun
+		_, _ = os.ReadFile(fifo) //nolint:gosec // our own process
 		cancel()
 	}()
 	_, err := c.Start(ctx, "pve", 101)
@@ -149,10 +149,10 @@ func TestShellChangesAreNeverCutOff(t *testing.T) {
 	if err := os.WriteFile(fifo, []byte("go\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.ReadFile(fifo); err != nil { //nolint:gosec // ours: it has ended
+	if _, err := os.ReadFile(fifo); err != nil { //nolint:gosec // our own process
 		t.Fatal(err)
 	}
-	sid, err := os.ReadFile(done) //nolint:gosec // ours
+	sid, err := os.ReadFile(done) //nolint:gosec // our own
 	if err != nil {
 		t.Fatalf("the change was cut off: %v", err)
 	}
@@ -171,7 +171,7 @@ func TestShellReadsAreCutOff(t *testing.T) {
 	c := shellClient(t, fmt.Sprintf(`echo begun >%[1]s; read x <%[1]s`, fifo))
 	ctx, cancel := context.WithCancel(testCtx(t))
 	go func() {
-		_, _ = os.ReadFile(fifo) //nolint:gosec // ours: it has begun
+		_, _ = os.ReadFile(fifo) //nolint:gosec // our own process
 		cancel()
 	}()
 	if _, err := c.VMs(ctx, "pve"); agentlab.CodeOf(err) != agentlab.CodeUnavailable || !errors.Is(err, context.Canceled) {
@@ -199,7 +199,7 @@ func TestShellOutputSurvivesTheDaemon(t *testing.T) {
 	if err := daemon.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.ReadFile(fifo); err != nil { //nolint:gosec // ours
+	if _, err := os.ReadFile(fifo); err != nil { //nolint:gosec // our own
 		t.Fatal(err)
 	}
 	if err := syscall.Kill(-daemon.Process.Pid, syscall.SIGKILL); err != nil {
@@ -209,7 +209,7 @@ func TestShellOutputSurvivesTheDaemon(t *testing.T) {
 	if err := os.WriteFile(fifo, []byte("go\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile(fifo); err != nil || string(got) != "all\n" { //nolint:gosec // ours
+	if got, err := os.ReadFile(fifo); err != nil || string(got) != "all\n" { //nolint:gosec // our own
 		t.Errorf("the change has not come to its end: %q %v", got, err)
 	}
 }

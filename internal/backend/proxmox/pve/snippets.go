@@ -17,8 +17,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
-// snippets is the directory of the snippets storage. Which one it is the node
-// is asked once.
+// snippets is the directory of the snippets storage. The node is asked once
+// for its path.
 type snippets struct {
 	shell *shell
 	mu    sync.Mutex
@@ -27,7 +27,7 @@ type snippets struct {
 
 var snippetName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`)
 
-// unfinished is how the name of a snippet ends that is not written to its end.
+// unfinished is the suffix of a snippet that is not completely written.
 const unfinished = ".tmp"
 
 func checkSnippetName(name string) error {
@@ -63,7 +63,8 @@ func (s *shell) WriteSnippet(ctx context.Context, name string, content []byte) (
 	if err := writeWhole(path+unfinished, content); err != nil {
 		return "", snippetError("write", name, err)
 	}
-	// A link does not replace a file that has come up meanwhile, a rename would.
+	// Unlike a rename, a link does not replace a file that was created in the
+	// meantime.
 	err = os.Link(path+unfinished, path)
 	_ = os.Remove(path + unfinished)
 	if errors.Is(err, fs.ErrExist) {
@@ -103,8 +104,8 @@ func (s *shell) RemoveSnippet(ctx context.Context, name string) error {
 // SnippetsStorage implements Root.
 func (s *shell) SnippetsStorage() string { return s.o.Snippets }
 
-// Snippets implements Root. One that was not written to its end is listed
-// under the name that it should have had.
+// Snippets implements Root. A snippet that was not completely written is
+// listed with its final name.
 func (s *shell) Snippets(ctx context.Context) ([]string, error) {
 	dir, err := s.snippets.path(ctx)
 	if err != nil {
@@ -127,8 +128,8 @@ func (s *shell) Snippets(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// path asks the node where snippets are. It computes the path of a file that
-// need not be there.
+// path asks the node for the directory of snippets, by the path of a file that
+// need not exist.
 func (d *snippets) path(ctx context.Context) (string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -148,8 +149,9 @@ func (d *snippets) path(ctx context.Context) (string, error) {
 	return d.dir, nil
 }
 
-// sameFile reports whether a file with this content is there. A file with
-// another content, and what is no file, is the error exists.
+// sameFile reports whether a file with this content exists. The error has code
+// exists for a file with other content and for anything that is not a regular
+// file.
 func sameFile(path string, content []byte) (bool, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0) //nolint:gosec // a checked name in the storage's directory
 	if errors.Is(err, fs.ErrNotExist) {
@@ -171,8 +173,8 @@ func sameFile(path string, content []byte) (bool, error) {
 	return false, agentlab.Errorf(agentlab.CodeExists, "a snippet %s with another content is there", filepath.Base(path)).WithHint("nothing of ours has that name: look at %s", path)
 }
 
-// writeWhole writes a file that only root may read, to the disk. Half a file
-// of an earlier try is replaced.
+// writeWhole writes a file that only root may read, and syncs it to disk. A
+// partial file of an earlier attempt is replaced.
 func writeWhole(path string, content []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // as Proxmox itself makes it
 		return err

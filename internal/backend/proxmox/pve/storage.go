@@ -10,8 +10,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Storage is one storage as a node sees it. Sizes are bytes; thin volumes
-// over-commit, nothing refuses.
+// Storage is the state of one storage on a node. Sizes are in bytes. Thin
+// volumes may exceed the size of the storage; Proxmox does not prevent that.
 type Storage struct {
 	Name    string `json:"storage"` // in lists
 	Type    string `json:"type"`    // zfspool, dir, lvmthin, …
@@ -36,7 +36,7 @@ func (s Storage) Holds(content string) bool {
 }
 
 // Storages lists the storages of a node that the caller may see
-// (Datastore.Audit or AllocateSpace); others are left out silently.
+// (Datastore.Audit or AllocateSpace); others are omitted without an error.
 func (c *Client) Storages(ctx context.Context, node string) ([]Storage, error) {
 	return list[Storage](ctx, c, "list storages of node "+node, apiPath("nodes", node, "storage"), nil)
 }
@@ -51,22 +51,22 @@ func (c *Client) StorageStatus(ctx context.Context, node, storage string) (Stora
 
 // Volume is one volume of a storage. Its owner is the number in its name.
 type Volume struct {
-	VolID   string `json:"volid"` // STORAGE:NAME; of a linked clone NAME holds its parent's
+	VolID   string `json:"volid"` // STORAGE:NAME; for a linked clone NAME contains its parent's
 	Content string `json:"content"`
 	Format  string `json:"format"`
 	VMID    Int    `json:"vmid"` // 0: none
-	Size    Int    `json:"size"` // bytes; absent where finding out is slow
+	Size    Int    `json:"size"` // bytes; absent if reading it is slow
 	CTime   Int    `json:"ctime"`
 }
 
-// notOpened is what a list says of a file that qemu-img cannot open; it may say
-// so twice, one within the other.
+// notOpened matches the error of a list for a file that qemu-img cannot open.
+// The text may be nested.
 var notOpened = regexp.MustCompile(`Could not open '([^']+)': (?:Could not open '[^']*': )?(.*)$`)
 
 const noSuchFile = "No such file or directory"
 
-// unreadable returns the file that an error of a list is about, and why it
-// could not be opened; "" for any other error.
+// unreadable returns the file in an error of a list and why it could not be
+// opened, "" for any other error.
 func unreadable(err error) (file, why string) {
 	f, ok := asFault(err)
 	if !ok {
@@ -79,8 +79,8 @@ func unreadable(err error) (file, why string) {
 	return m[1], m[2]
 }
 
-// UnreadableFile returns the damaged file because of which Content failed; ""
-// when it failed for another reason.
+// UnreadableFile returns the damaged file that made Content fail, "" for any
+// other error.
 func UnreadableFile(err error) string {
 	if file, why := unreadable(err); why != noSuchFile {
 		return file
@@ -89,13 +89,15 @@ func UnreadableFile(err error) string {
 }
 
 // Content lists the volumes of a storage: of one kind of content, or of all
-// kinds ("") and of one VM, or of all (0). What the caller may not access is
-// left out silently: of a VM that is gone, everything (NotRemoved).
+// kinds ("") and of one VM, or of all (0). Volumes that the caller may not
+// access are omitted without an error: after a VM was deleted, all its volumes
+// (NotRemoved).
 //
-// On a storage of files the node opens each volume, and fails the whole list
-// for one that it cannot open. Where that one was deleted meanwhile, Content
-// asks again; where it is damaged, the error is unavailable and UnreadableFile
-// names it. So ask for the volumes of one VM wherever that will do.
+// On a file storage the node opens each volume, and the whole list fails if it
+// cannot open one. If that volume was deleted in the meantime, Content asks
+// again; if it is damaged, the error has code unavailable and UnreadableFile
+// returns the file. So callers should list the volumes of only one VM if
+// possible.
 func (c *Client) Content(ctx context.Context, node, storage, content string, vmid int) ([]Volume, error) {
 	p := url.Values{}
 	setNonEmpty(p, "content", content)
@@ -125,9 +127,9 @@ func (c *Client) Content(ctx context.Context, node, storage, content string, vmi
 	return out, nil
 }
 
-// DeleteContent begins to delete a volume (of images: Datastore.Allocate).
-// Proxmox checks no configuration: the disk of a stopped VM is deleted. One
-// that is not there counts as deleted on some storages.
+// DeleteContent starts the deletion of a volume (for images:
+// Datastore.Allocate). Proxmox checks no configuration: it deletes the disk of
+// a stopped VM. On some storages a missing volume counts as deleted.
 func (c *Client) DeleteContent(ctx context.Context, node, volid string) (UPID, error) {
 	storage, name, ok := strings.Cut(volid, ":")
 	if !ok || storage == "" || name == "" {

@@ -11,7 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Task is what a node tells of a task.
+// Task is the state of a task on a node.
 type Task struct {
 	UPID       UPID   `json:"upid"`
 	Type       string `json:"type"`
@@ -19,8 +19,8 @@ type Task struct {
 	User       string `json:"user"` // without the token's name
 	TokenID    Str    `json:"tokenid"`
 	StartTime  Int    `json:"starttime"` // seconds since 1970
-	EndTime    Int    `json:"endtime"`   // in lists, when ended
-	Status     string `json:"status"`    // running, stopped; in lists of ended tasks the exit status
+	EndTime    Int    `json:"endtime"`   // in lists, if ended
+	Status     string `json:"status"`    // running or stopped; in lists, the exit status of an ended task
 	ExitStatus Str    `json:"exitstatus"`
 }
 
@@ -32,9 +32,9 @@ func (t Task) OK() bool {
 
 var warnings = regexp.MustCompile(`^WARNINGS: \d+$`)
 
-// vague reports whether the exit status tells nothing. That is so of a task
-// that was killed, and for a moment of every task of pvesh, whose last line is
-// written after its end.
+// vague reports whether the exit status has no information. That is the case
+// for a killed task, and for a short time for every task of pvesh, whose last
+// line is written after its end.
 func (t Task) vague() bool {
 	if t.Running() {
 		return false
@@ -43,10 +43,11 @@ func (t Task) vague() bool {
 	return code == agentlab.CodeUnknownOutcome
 }
 
-// Running reports whether the task goes on.
+// Running reports whether the task is running.
 func (t Task) Running() bool { return t.Status == "running" }
 
-// TaskStatus asks about a task. Error not_found: the node knows no such task.
+// TaskStatus returns the state of a task. Code not_found means that the node
+// has no such task.
 func (c *Client) TaskStatus(ctx context.Context, u UPID) (Task, error) {
 	var out Task
 	if err := c.call(ctx, "ask about task "+string(u), Get, apiPath("nodes", u.Node(), "tasks", string(u), "status"), nil, &out); err != nil {
@@ -58,8 +59,8 @@ func (c *Client) TaskStatus(ctx context.Context, u UPID) (Task, error) {
 	return out, nil
 }
 
-// logPage is how many lines of a log are asked for at once. The default of the
-// API is 50, which cuts off the end of any long task's log.
+// logPage is how many lines of a log one call reads. The default of the API is
+// 50, which omits the end of a long log.
 const logPage = 500
 
 // TaskLog reads a task's log from line start on (from 0), at most limit lines.
@@ -80,8 +81,7 @@ func (c *Client) TaskLog(ctx context.Context, u UPID, start, limit int) ([]strin
 }
 
 // taskTail reads the last n lines of a task's log that are not the progress of
-// a copy. Logs of more than 20 pages
-// are cut off: their end is not read.
+// a copy. It does not read beyond 20 pages of a log.
 func (c *Client) taskTail(ctx context.Context, u UPID, n int) ([]string, error) {
 	var tail []string
 	for page := range 20 {
@@ -107,14 +107,14 @@ func (c *Client) taskTail(ctx context.Context, u UPID, n int) ([]string, error) 
 // TaskFilter selects tasks. The zero value lists the last 50 of all.
 type TaskFilter struct {
 	VMID    int    // 0: of any
-	Running bool   // only those that go on
+	Running bool   // only running ones
 	Type    string // "": of any type
 	Limit   int    // 0: 50
 }
 
-// Tasks lists tasks of a node, newest first: all for who has Sys.Audit on the
-// node, else the caller's own. Status of an entry is its exit status once it
-// has ended.
+// Tasks lists tasks of a node, newest first: all of them with Sys.Audit on the
+// node, otherwise the caller's own. The Status of an ended task is its exit
+// status.
 func (c *Client) Tasks(ctx context.Context, node string, f TaskFilter) ([]Task, error) {
 	p := url.Values{"source": {"all"}}
 	if f.Running {
@@ -143,14 +143,14 @@ func (c *Client) Tasks(ctx context.Context, node string, f TaskFilter) ([]Task, 
 	return running, nil
 }
 
-// StopTask asks a task to end; it cleans up after itself as its kind does.
+// StopTask requests the end of a task; the task itself cleans up.
 func (c *Client) StopTask(ctx context.Context, u UPID) error {
 	return c.call(ctx, "stop task "+string(u), Delete, apiPath("nodes", u.Node(), "tasks", string(u)), nil, nil)
 }
 
-// Wait waits for the end of a task and returns what it ended with. The error of one that failed has its exit status
-// and the telling last lines of its log. When ctx ends first, the task goes on
-// and the error is unknown_outcome.
+// Wait waits for the end of a task and returns its final state. The error of a failed task has its
+// exit status and the relevant last lines of its log. If ctx ends first, the task continues and the
+// error has code unknown_outcome.
 func (c *Client) Wait(ctx context.Context, u UPID) (Task, error) {
 	pause := c.poll.First
 	misses, vague := 0, 0
@@ -171,7 +171,7 @@ func (c *Client) Wait(ctx context.Context, u UPID) (Task, error) {
 		case agentlab.CodeOf(err) != agentlab.CodeUnavailable && agentlab.CodeOf(err) != agentlab.CodeUnknownOutcome || misses >= 5:
 			return Task{}, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the end of task %s is not known: %w", u, err)
 		default:
-			misses++ // the node does not answer at present; the task may well go on
+			misses++ // the node does not answer at the moment; the task may still be running
 		}
 		timer := time.NewTimer(pause)
 		select {
@@ -188,11 +188,11 @@ func waitCut(ctx context.Context, u UPID) error {
 	return agentlab.Errorf(agentlab.CodeUnknownOutcome, "task %s was not waited for to its end: %w", u, context.Cause(ctx))
 }
 
-// taskError makes the error of a task that failed.
+// taskError returns the error of a failed task.
 func (c *Client) taskError(ctx context.Context, u UPID, t Task) error {
 	tail, err := c.taskTail(ctx, u, 12)
 	if err != nil {
-		tail = nil // the exit status is what counts
+		tail = nil // the exit status is sufficient
 	}
 	return explainTask(u, string(t.ExitStatus), tail)
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
-// Trap 10: pvesh prints the log of the task before its name. Whoever decodes
-// the whole output takes a clone that was made for one that failed.
+// Trap 10: pvesh prints the log of the task before its name. A client that
+// decodes the whole output treats a successful clone as failed.
 func TestTrap10(t *testing.T) {
 	b := newBench(t, pvenode.Config{Waits: pvenode.ShortWaits()})
 	tr := pve.NewShell(pve.ShellOptions{Bin: b.Bin()})
@@ -63,9 +63,10 @@ func TestTrap10OnAnotherNode(t *testing.T) {
 	b.code(err, agentlab.CodeNotFound)
 }
 
-// Trap 11: every fault is status 500, also a VM that does not exist, in two
-// wordings. Whoever goes by the status takes a locked VM, or a storage that
-// does not answer, for one that is gone, and forgets it while it runs.
+// Trap 11: every fault is status 500, also a VM that does not exist, with two
+// different messages. A client that checks only the status treats a locked VM,
+// or a storage that does not answer, as a removed VM, and forgets it while it
+// runs.
 func TestTrap11(t *testing.T) {
 	both(t, pvenode.Config{Waits: pvenode.ShortWaits()}, func(t *testing.T, b *bench) {
 		ctx := b.ctx()
@@ -104,8 +105,8 @@ func TestTrap11(t *testing.T) {
 }
 
 // Trap 15: the list shows a paused VM as running, and a task that has stopped
-// may have failed. Whoever goes by the list resumes nothing, whoever goes by
-// "stopped" takes a VM that did not start for a running one.
+// may have failed. A client that relies on the list resumes nothing. A client
+// that relies on "stopped" treats a VM that did not start as running.
 func TestTrap15(t *testing.T) {
 	both(t, pvenode.Config{Waits: pvenode.ShortWaits()}, func(t *testing.T, b *bench) {
 		b.clone(101)
@@ -141,9 +142,9 @@ func TestTrap15(t *testing.T) {
 	})
 }
 
-// Trap 20: a token is never root, not even root's own. Whoever sets affinity
-// or args with one fails in the middle of a creation, and nothing over REST
-// takes a stale lock away.
+// Trap 20: a token is never root, not even root's own. A client that sets
+// affinity or args with a token fails in the middle of a creation, and no REST
+// call removes a stale lock.
 func TestTrap20(t *testing.T) {
 	b := newBench(t, pvenode.Config{Waits: pvenode.ShortWaits()})
 	b.clone(101)
@@ -172,7 +173,7 @@ func TestTrap20(t *testing.T) {
 }
 
 // Trap 21: keys are percent-encoded before the call's own encoding, with %20
-// for a blank. Whoever encodes once, or with "+", has no key in the guest.
+// for a blank. If a client encodes once, or with "+", the guest gets no key.
 func TestTrap21(t *testing.T) {
 	const keys = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPZ1Zk8nHk7p2mWq6Fh0K0cGzq1m0m3eDq0oU0r6J5aB agent@lab\n"
 	for _, shell := range []bool{false, true} {

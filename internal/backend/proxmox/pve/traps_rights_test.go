@@ -12,8 +12,8 @@ import (
 	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
-// Trap 33: deleting a volume takes Datastore.Allocate, and no configuration is
-// looked at. Whoever deletes by what a list of his own says takes the disk of
+// Trap 33: deleting a volume needs Datastore.Allocate, and does not check any
+// configuration. A client that deletes by its own list can delete the disk of
 // a stopped VM.
 func TestTrap33(t *testing.T) {
 	b := newBench(t, pvenode.Config{Waits: pvenode.ShortWaits()})
@@ -45,9 +45,9 @@ func TestTrap33(t *testing.T) {
 }
 
 // Trap 34: a disk that cannot be freed does not fail the destruction of its
-// VM. Whoever goes by the task leaves disks behind, which fill the storage.
-// And a token does not even see them in the storage's list: the VM has left
-// the pool.
+// VM. A client that relies on the task leaves disks, and they fill the
+// storage. A token does not see them in the storage's list, because the VM is
+// no longer in the pool.
 func TestTrap34(t *testing.T) {
 	for _, version := range []string{"8.4", "9.2"} {
 		b := newBench(t, pvenode.Config{Version: version, Waits: pvenode.ShortWaits()})
@@ -154,8 +154,8 @@ func TestTrap35(t *testing.T) {
 }
 
 // Trap 37: truth values are 1 and 0, and the unit of a size depends on the
-// call. Whoever sends "true" is refused, whoever forgets the G grows a disk to
-// bytes.
+// call. "true" is refused, and without the G a disk is resized to that number
+// of bytes.
 func TestTrap37(t *testing.T) {
 	both(t, pvenode.Config{Waits: pvenode.ShortWaits()}, func(t *testing.T, b *bench) {
 		b.clone(101)
@@ -213,8 +213,8 @@ func (b *bench) grant(both bool, grants map[string][]string) {
 }
 
 // Trap 40: a token with privilege separation has only what it and its user
-// both have. Whoever grants to one of them has a token that can do nothing,
-// and no message says which of the two lacks it.
+// both have. A privilege for only one of them has no effect, and no message
+// says which of the two lacks it.
 func TestTrap40(t *testing.T) {
 	for _, version := range []string{"8.4", "9.2"} {
 		b := newBench(t, pvenode.Config{Version: version, Waits: pvenode.ShortWaits()})

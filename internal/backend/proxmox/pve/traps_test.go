@@ -111,8 +111,8 @@ func (b *bench) code(err error, want agentlab.Code) {
 	}
 }
 
-// Trap 12: a refused token is answered after 3 s, without a body. Whoever
-// tries again spends the daemon's time; whoever wants a body says "EOF".
+// Trap 12: a refused token is answered after 3 s, without a body. A retry
+// costs the daemon time; a client that expects a body reports "EOF".
 func TestTrap12(t *testing.T) {
 	b := newBench(t, pvenode.Config{}) // with the real wait
 	tr := b.rest("root@pam!t1", "00000000-0000-0000-0000-000000000000")
@@ -128,8 +128,8 @@ func TestTrap12(t *testing.T) {
 }
 
 // Trap 13: a call that takes longer than 30 s is answered 596, and is carried
-// out all the same. Whoever takes that for a failure allocates a second disk,
-// or tells that nothing was done.
+// out all the same. A client that treats this as a failure allocates a second
+// disk, or reports that nothing was done.
 func TestTrap13(t *testing.T) {
 	w := pvenode.ShortWaits()
 	w.Proxy = 300 * time.Millisecond
@@ -161,8 +161,9 @@ func TestTrap13(t *testing.T) {
 }
 
 // Trap 14: "WARNINGS: n" is a success; the exit status of a failure has the
-// last line alone, and a log's page 50 lines. Whoever goes by "OK" destroys
-// again what is gone, whoever shows the exit status alone says nothing.
+// last line alone, and a log's page 50 lines. A client that expects "OK"
+// destroys a removed VM again, and the exit status alone does not explain an
+// error.
 func TestTrap14(t *testing.T) {
 	both(t, pvenode.Config{Version: "9.2", Waits: pvenode.ShortWaits()}, func(t *testing.T, b *bench) {
 		b.clone(101)
@@ -193,10 +194,10 @@ func TestTrap14(t *testing.T) {
 	})
 }
 
-// Trap 41: the node takes neither chunks nor a body of DELETE, both of which
-// Go's client sends when nobody hinders it, and closes idle connections after
-// 5 s. A call into a connection that closes must not be sent again unless it
-// only reads.
+// Trap 41: the node accepts neither chunks nor a body of DELETE. Go's client
+// sends both by default. The node also closes idle connections after 5 s. A
+// call on a connection that closes must not be sent again unless it only
+// reads.
 func TestTrap41(t *testing.T) {
 	b := newBench(t, pvenode.Config{Waits: pvenode.ShortWaits()})
 	pool := x509.NewCertPool()

@@ -2,15 +2,16 @@ package pve
 
 import "os"
 
-// systemdRunning is there where systemd is process 1.
+// systemdRunning exists if systemd is process 1.
 const systemdRunning = "/run/systemd/system"
 
-// Unconfined is the Prefix for a process that is a service of systemd: its
-// unit confines it, and what it starts inherits that, but Proxmox's programs
-// need the devices of storages, the cluster file system and the machine's own
-// mounts, and the VMs that they start are to have nothing of ours. With it
-// systemd itself runs each program, in a unit of its own, which goes on when
-// this process is killed or restarted. nil where this process is no service.
+// Unconfined returns the Prefix for a process that is a systemd service. Child
+// processes inherit the restrictions of its unit, but Proxmox's programs need
+// the devices of storages, the cluster file system and the machine's own
+// mounts, and the VMs that they start must inherit nothing of the service.
+// With the Prefix systemd itself runs each program in a separate unit, which
+// continues when this process is killed or restarted. It returns nil if this
+// process is not a service.
 func Unconfined(getenv func(string) string) []string {
 	if getenv("INVOCATION_ID") == "" {
 		return nil

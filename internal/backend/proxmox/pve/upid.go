@@ -7,11 +7,11 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// UPID names a task: UPID:NODE:PID:PSTART:STARTTIME:TYPE:ID:USER: with the
-// colon at its end.
+// UPID identifies a task: UPID:NODE:PID:PSTART:STARTTIME:TYPE:ID:USER: with
+// the colon at its end.
 type UPID string
 
-// ParseUPID checks that s names a task.
+// ParseUPID checks that s is a valid UPID.
 func ParseUPID(s string) (UPID, error) {
 	f := strings.Split(s, ":")
 	if len(f) != 9 || f[0] != "UPID" || f[8] != "" || f[1] == "" || f[5] == "" || len(s) > 512 || strings.ContainsAny(s, " \t\r\n/") {
@@ -33,15 +33,15 @@ func (u UPID) field(i int) string {
 	return f[i]
 }
 
-// Node is the node that the task runs on.
+// Node returns the node of the task.
 func (u UPID) Node() string { return u.field(1) }
 
-// Type is the kind of task, e.g. "qmclone".
+// Type returns the type of the task, e.g. "qmclone".
 func (u UPID) Type() string { return u.field(5) }
 
-// ID is what the task works on: of a VM its number (of a clone, the source's),
-// else another text.
+// ID returns the object of the task: for a VM its number (for a clone, that of
+// the source), otherwise another text.
 func (u UPID) ID() string { return u.field(6) }
 
-// User is who began it: "root@pam" or "user@realm!token".
+// User returns who started it: "root@pam" or "user@realm!token".
 func (u UPID) User() string { return u.field(7) }

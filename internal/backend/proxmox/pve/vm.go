@@ -11,8 +11,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// VM is one entry of a node's list. A paused VM reads "running" here: ask
-// Status.
+// VM is one entry of a node's list. A paused VM is "running" here; Status
+// distinguishes the two.
 type VM struct {
 	VMID     Int    `json:"vmid"`
 	Name     Str    `json:"name"`
@@ -29,9 +29,9 @@ type VM struct {
 func (v VM) Tags() []string { return splitTags(string(v.TagList)) }
 
 // VMs lists the VMs of a node that the caller may see (VM.Audit); others are
-// left out silently. The node fails the whole list when any VM is deleted while
-// it reads the configurations: VMs then asks again, and returns unavailable
-// when that does not help.
+// omitted without an error. The whole list fails if any VM is deleted while the
+// node reads the configurations. VMs then asks again, and returns code
+// unavailable if that does not help.
 func (c *Client) VMs(ctx context.Context, node string) ([]VM, error) {
 	var out []VM
 	err := c.retry(ctx, func() (again bool, err error) {
@@ -39,7 +39,7 @@ func (c *Client) VMs(ctx context.Context, node string) ([]VM, error) {
 		if agentlab.CodeOf(err) != agentlab.CodeNotFound {
 			return false, err
 		}
-		// It names some VM of the list, and says nothing about any that was asked about.
+		// It is about some VM of the list, not about the VM of a call.
 		return true, recoded(err, agentlab.CodeUnavailable, "a VM was deleted while the node listed its VMs; try again")
 	})
 	if err != nil {
@@ -53,8 +53,8 @@ func (c *Client) VMs(ctx context.Context, node string) ([]VM, error) {
 	return out, nil
 }
 
-// Config reads a VM's configuration. What is pending until the next cold start
-// shows as if it were set; CurrentConfig tells what is in effect.
+// Config reads a VM's configuration. It includes pending changes, which take
+// effect at the next cold start; CurrentConfig returns what is in effect.
 func (c *Client) Config(ctx context.Context, node string, vmid int) (Config, error) {
 	return c.config(ctx, node, vmid, nil)
 }
@@ -69,30 +69,30 @@ func (c *Client) config(ctx context.Context, node string, vmid int, params url.V
 	if err := c.vmCall(ctx, "read the configuration of", Get, node, vmid, "config", params, &out); err != nil {
 		return nil, err
 	}
-	if out.Digest() == "" { // every configuration has one: without, this is something else
+	if out.Digest() == "" { // every configuration has one, so this is not a configuration
 		return nil, agentlab.Errorf(agentlab.CodeInternal, "read the configuration of VM %d: the answer has no digest", vmid)
 	}
 	return out, nil
 }
 
-// PendingOption is one option as Pending tells it.
+// PendingOption is one option in the result of Pending.
 type PendingOption struct {
 	Key     string `json:"key"`
 	Value   *Str   `json:"value"`   // in effect; nil: not set
-	Pending *Str   `json:"pending"` // what it becomes; nil: no change
-	Delete  Int    `json:"delete"`  // 1: is to be deleted; 2: with force
+	Pending *Str   `json:"pending"` // its pending value; nil: no change
+	Delete  Int    `json:"delete"`  // 1: will be deleted; 2: with force
 }
 
 // Changed reports whether a change of this option is pending.
 func (p PendingOption) Changed() bool { return p.Pending != nil || p.Delete != 0 }
 
-// Pending lists all options with what is in effect and what is pending.
+// Pending lists all options with their current and pending values.
 func (c *Client) Pending(ctx context.Context, node string, vmid int) ([]PendingOption, error) {
 	out, err := list[PendingOption](ctx, c, vmWhat("read the pending changes of", vmid), vmPath(node, vmid, "pending"), nil)
 	return out, aboutVM(err, vmid)
 }
 
-// Status is the state of a VM now.
+// Status is the current state of a VM.
 type Status struct {
 	Status    string         `json:"status"`    // running or stopped
 	QMPStatus string         `json:"qmpstatus"` // running, paused, stopped, prelaunch, …
@@ -104,18 +104,18 @@ type Status struct {
 	Uptime    Int            `json:"uptime"` // seconds
 	TagList   Str            `json:"tags"`
 	HA        HA             `json:"ha"`
-	NICs      map[string]any `json:"nics"` // by tap, while it runs
+	NICs      map[string]any `json:"nics"` // by tap device, while it runs
 }
 
-// HA is what the cluster's high availability does with a VM.
+// HA is the state of a VM in the cluster's high availability.
 type HA struct {
 	Managed Bool `json:"managed"`
 }
 
-// Running reports whether a process of the VM exists, also a paused one.
+// Running reports whether a process of the VM exists, even if it is paused.
 func (s Status) Running() bool { return s.Status == "running" }
 
-// Paused reports whether its CPUs stand still.
+// Paused reports whether its CPUs are paused.
 func (s Status) Paused() bool { return s.Running() && s.QMPStatus == "paused" }
 
 // Status reads the state of a VM.
@@ -130,8 +130,8 @@ func (c *Client) Status(ctx context.Context, node string, vmid int) (Status, err
 	return out, nil
 }
 
-// CloneOptions are the parameters of a clone. Storage belongs to a full clone
-// alone: a linked one lives on its template's storage.
+// CloneOptions are the parameters of a clone. Storage is only for a full
+// clone: a linked one is on its template's storage.
 type CloneOptions struct {
 	NewID       int
 	Name        string // a DNS name: no underscore
@@ -142,10 +142,10 @@ type CloneOptions struct {
 	Target      string // another node, when every disk is on shared storage; "": the same
 }
 
-// Clone begins to clone a VM or template. Errors: exists (NewID is taken; the
-// same may come from Wait when two calls race), busy (something holds the
-// source's lock: a clone waits 1 s), unsupported (no linked clone of this
-// one), not_found (no source).
+// Clone starts a clone of a VM or template. Codes: exists (NewID is taken;
+// Wait may return it too if two calls race), busy (the source is locked: a
+// clone waits 1 s), unsupported (no linked clone of this source), not_found
+// (no source).
 func (c *Client) Clone(ctx context.Context, node string, source int, o CloneOptions) (UPID, error) {
 	p := url.Values{"newid": {strconv.Itoa(o.NewID)}, "full": {boolParam(o.Full)}}
 	setNonEmpty(p, "name", o.Name)
@@ -166,9 +166,9 @@ func setNonEmpty(p url.Values, key, value string) {
 // of sshkeys is EncodeSSHKeys'.
 type Changes struct {
 	Set    map[string]string
-	Delete []string // options that are not set are no error
-	Revert []string // pending changes to be forgotten
-	Digest string   // "": whatever the configuration is now
+	Delete []string // unset options are not an error
+	Revert []string // pending changes to revert
+	Digest string   // "": regardless of the current configuration
 }
 
 func (ch Changes) params() url.Values {
@@ -182,45 +182,45 @@ func (ch Changes) params() url.Values {
 	return p
 }
 
-// EncodeSSHKeys is the value of option sshkeys for keys, one to a line. Proxmox
-// takes the text percent-encoded (a blank is %20, never "+") before the
-// encoding of the call itself.
+// EncodeSSHKeys returns the value of option sshkeys for keys, one per line.
+// Proxmox requires the text percent-encoded (a space is %20, never "+") before
+// the encoding of the call itself.
 func EncodeSSHKeys(keys string) string {
 	return strings.ReplaceAll(url.QueryEscape(keys), "+", "%20")
 }
 
-// Set changes a configuration at once (PUT). It is not for what allocates or
-// moves a disk: over REST a call that takes longer than 30 s is
-// unknown_outcome, and is carried out all the same. Error busy: the digest
-// does not fit, or the VM is locked. Error invalid with the option as field: a
-// value is refused, or an earlier change is pending that cannot be applied
-// (Revert it).
+// Set changes a configuration synchronously (PUT). It must not be used to
+// allocate or move a disk: over REST a call that takes longer than 30 s
+// returns code unknown_outcome, but continues. Code busy: the digest does not
+// match, or the VM is locked. Code invalid with the option as field: a value
+// is rejected, or an earlier change is pending that cannot be applied (use
+// Revert).
 func (c *Client) Set(ctx context.Context, node string, vmid int, ch Changes) error {
 	return c.vmCall(ctx, "configure", Put, node, vmid, "config", ch.params(), nil)
 }
 
-// Revert forgets pending changes of these options. The boot order that a
-// refused deletion of a drive has taken along does not come back by it.
+// Revert reverts pending changes of these options. It does not restore the
+// boot order that a failed deletion of a drive has changed.
 func (c *Client) Revert(ctx context.Context, node string, vmid int, options ...string) error {
 	return c.Set(ctx, node, vmid, Changes{Revert: options})
 }
 
-// Resize begins to grow a disk, e.g. "scsi0" to "20G" or by "+5G". A smaller
-// size is an error of the task.
+// Resize starts to grow a disk, e.g. "scsi0" to "20G" or by "+5G". With a
+// smaller size the task fails.
 func (c *Client) Resize(ctx context.Context, node string, vmid int, disk, size string) (UPID, error) {
 	return c.vmTask(ctx, "resize "+disk+" of", Put, node, vmid, "resize", url.Values{"disk": {disk}, "size": {size}})
 }
 
-// Start begins to start a VM; starting a running one is an error of the task
+// Start starts a VM asynchronously. For a running VM the task fails
 // (conflict).
 func (c *Client) Start(ctx context.Context, node string, vmid int) (UPID, error) {
 	return c.vmTask(ctx, "start", Post, node, vmid, "status/start", nil)
 }
 
-// Stop begins to cut the power. A shutdown that waits for the guest holds the
-// VM's lock, so it is aborted first; versions before 8.2 do not know how, and
-// for a VM that somebody made highly available it is refused: they get a plain
-// stop. Stopping a stopped VM succeeds.
+// Stop starts a power cut. A shutdown that waits for the guest locks the VM,
+// so it is aborted first. Versions before 8.2 do not support that, and it is
+// rejected for a highly available VM; these get a plain stop. Stopping a
+// stopped VM succeeds.
 func (c *Client) Stop(ctx context.Context, node string, vmid int) (UPID, error) {
 	const overrule = "overrule-shutdown"
 	u, err := c.vmTask(ctx, "stop", Post, node, vmid, "status/stop", url.Values{overrule: {"1"}})
@@ -230,28 +230,28 @@ func (c *Client) Stop(ctx context.Context, node string, vmid int) (UPID, error) 
 	return u, err
 }
 
-// Shutdown begins to ask the guest to shut down, for at most timeout (whole
-// seconds). The task fails with code timeout when it does not. A paused VM
-// cannot be asked (conflict); a stopped one succeeds.
+// Shutdown asks the guest to shut down within timeout (whole seconds),
+// asynchronously. The task fails with code timeout if it does not. A paused VM
+// cannot be asked (conflict); for a stopped one it succeeds.
 func (c *Client) Shutdown(ctx context.Context, node string, vmid int, timeout time.Duration) (UPID, error) {
 	seconds := max(int(timeout/time.Second), 1)
 	return c.vmTask(ctx, "shut down", Post, node, vmid, "status/shutdown", url.Values{"timeout": {strconv.Itoa(seconds)}})
 }
 
-// Suspend begins to pause a running VM; its memory stays.
+// Suspend starts to pause a running VM; its memory is kept.
 func (c *Client) Suspend(ctx context.Context, node string, vmid int) (UPID, error) {
 	return c.vmTask(ctx, "suspend", Post, node, vmid, "status/suspend", nil)
 }
 
-// Resume begins to let a paused VM go on. A running one succeeds, a stopped
-// one is conflict.
+// Resume starts to resume a paused VM. For a running VM it succeeds; for a
+// stopped one the task fails (conflict).
 func (c *Client) Resume(ctx context.Context, node string, vmid int) (UPID, error) {
 	return c.vmTask(ctx, "resume", Post, node, vmid, "status/resume", nil)
 }
 
-// Destroy begins to destroy a stopped VM with its disks; with unreferenced
-// also every volume that bears its number on any storage. A volume that could
-// not be freed does not fail the task: ask NotRemoved. Errors:
+// Destroy starts to destroy a stopped VM with its disks; with unreferenced
+// also every volume with its number on any storage. The task does not fail if
+// a volume could not be freed: NotRemoved returns such volumes. Codes:
 // not_found, denied (protected), conflict (it runs), busy (locked).
 func (c *Client) Destroy(ctx context.Context, node string, vmid int, unreferenced bool) (UPID, error) {
 	return c.vmTask(ctx, "destroy", Delete, node, vmid, "", url.Values{
@@ -261,11 +261,11 @@ func (c *Client) Destroy(ctx context.Context, node string, vmid int, unreference
 
 var notRemoved = regexp.MustCompile(`Could not remove disk '([^']+)', check manually`)
 
-// NotRemoved returns the volumes that a destruction which ended well could not
-// free. Its log alone tells a token of them: with the VM its place in the pool
-// is gone, and Content leaves out, silently, the volumes of a VM that the
-// token has no VM.Config.Disk on (unless it has Datastore.Allocate on the
-// storage, which deleting them takes anyway).
+// NotRemoved returns the volumes that a successful destruction could not free.
+// A token finds them only in the task log: the deleted VM is no longer in the
+// pool, and Content omits, without an error, the volumes of a VM on which the
+// token lacks VM.Config.Disk, unless it has Datastore.Allocate on the storage,
+// which deleting them needs anyway.
 func (c *Client) NotRemoved(ctx context.Context, u UPID) ([]string, error) {
 	lines, err := c.taskTail(ctx, u, 1000)
 	if err != nil {
