@@ -13,7 +13,7 @@ import (
 )
 
 // TestDroppedRules: in a build for the mutation check, a rule that the file
-// names denies nothing any more, and the others go on.
+// names denies nothing, and the others still do.
 func TestDroppedRules(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "drop")
 	egress.DropRuleFile = file

@@ -18,10 +18,10 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
-// ServeAgent is the network of this machine for a controller on another one,
-// which speaks to it over in and out (the streams of ssh), until the
-// controller is gone or ctx ends. The rules stay then; what needs us is
-// refused until the next agent is there.
+// ServeAgent serves the network of this machine to a controller on another
+// machine, over in and out (the streams of ssh), until the controller
+// disconnects or ctx ends. The rules stay loaded then; whatever needs the
+// agent is denied until the next agent runs.
 func ServeAgent(ctx context.Context, in io.Reader, out io.Writer, cfg Config) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -29,18 +29,18 @@ func ServeAgent(ctx context.Context, in io.Reader, out io.Writer, cfg Config) er
 	if err != nil {
 		return err
 	}
-	defer mux.Close() //nolint:errcheck // it is over
+	defer mux.Close() //nolint:errcheck // already ended
 	stop := context.AfterFunc(ctx, func() { _ = mux.Close() })
 	defer stop()
-	// One agent at a time: what one that was left behind still does to the
-	// rules would undo what we do.
+	// One agent at a time: an old agent that still changes the rules would
+	// revert changes of the new one.
 	unlock, err := alone(ctx, cfg.Dir)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	a := &agent{mux: mux, cfg: cfg}
-	defer a.close() // before the next one may begin
+	defer a.close() // before the next agent may begin
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
@@ -56,8 +56,8 @@ func ServeAgent(ctx context.Context, in io.Reader, out io.Writer, cfg Config) er
 	}
 }
 
-// patience is how long an agent waits for the one before it, which notices
-// within this that its controller is gone.
+// patience is how long an agent waits for the previous one, which notices
+// within this time that its controller is gone.
 const patience = 30 * time.Second
 
 // alone waits until no other agent works on this machine.
@@ -74,7 +74,7 @@ func alone(ctx context.Context, dir string) (unlock func(), err error) {
 	return func() { _ = l.Unlock() }, nil
 }
 
-// agent answers one controller.
+// agent serves one controller.
 type agent struct {
 	mux *yamux.Session
 	cfg Config
@@ -91,8 +91,8 @@ func (a *agent) close() {
 	}
 }
 
-// hello takes the controller's word for what the bridge and its networks are:
-// there is one configuration for all nodes.
+// hello uses the controller's configuration of the bridge and its networks:
+// all nodes have the same configuration.
 func (a *agent) hello(c call) error {
 	if c.Version != agentVersion {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "this agent uses version %d and the controller version %d", agentVersion, c.Version).
@@ -116,7 +116,7 @@ func (a *agent) hello(c call) error {
 
 // serve answers one call.
 func (a *agent) serve(ctx context.Context, conn net.Conn) {
-	defer conn.Close() //nolint:errcheck // it is over
+	defer conn.Close() //nolint:errcheck // already ended
 	var c call
 	if err := readCall(conn, &c); err != nil {
 		_ = writeFrame(conn, answer{Failed: failureOf(err)})
@@ -146,7 +146,7 @@ func (a *agent) serve(ctx context.Context, conn net.Conn) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { // who asked has given up when its end is closed
+	go func() { // the caller has given up if its end is closed
 		_, _ = conn.Read(make([]byte, 1))
 		cancel()
 	}()
@@ -180,23 +180,23 @@ func (a *agent) do(ctx context.Context, l *Local, c call) (out answer, err error
 	return out, err
 }
 
-// listen sends the connections of a guest to the controller.
+// listen forwards the connections of a guest to the controller.
 func (a *agent) listen(ctx context.Context, l *Local, c call) error {
 	ln, err := l.Listen(ctx, c.ID)
 	if err != nil {
 		return err
 	}
 	go func() {
-		defer ln.Close() //nolint:errcheck // it is over
+		defer ln.Close() //nolint:errcheck // already ended
 		for {
 			conn, err := ln.Accept()
 			if err != nil {
-				return // the next one was opened, or the guest or we are gone
+				return // the next listener was opened, or the guest or this agent has ended
 			}
 			go a.pass(conn, c)
 		}
 	}()
-	go func() { // a Local that ends does not close what it gave away
+	go func() { // a Local does not close connections that it has returned
 		<-a.mux.CloseChan()
 		_ = ln.Close()
 	}()

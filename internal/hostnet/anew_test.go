@@ -9,7 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab/test/netlab"
 )
 
-// A bridge that was taken away and made anew is served as the one before was.
+// A bridge that was removed and created again is served like the previous one.
 func TestBridgeMadeAnew(t *testing.T) {
 	if !netlab.Inside(t) {
 		return

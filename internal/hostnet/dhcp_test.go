@@ -27,8 +27,8 @@ func (b *box) lease(mac net.HardwareAddr) (got *nclient4.Lease, err error) {
 	return c.Request(b.w.Context())
 }
 
-// A guest that may ask gets its own address, and uses it; nobody else gets
-// any.
+// A guest that may use DHCP gets its own address, and uses it; no other guest
+// gets one.
 func TestDHCP(t *testing.T) {
 	if !netlab.Inside(t) {
 		return
@@ -92,8 +92,8 @@ func TestDHCP(t *testing.T) {
 	})
 }
 
-// A guest that asks in the name of another, without end, keeps nobody from
-// being answered: each has its own measure of questions.
+// A guest that sends endless requests in the name of another does not delay
+// answers to others: each has its own limit.
 func TestDHCPForAnother(t *testing.T) {
 	if !netlab.Inside(t) {
 		return

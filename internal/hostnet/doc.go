@@ -1,9 +1,8 @@
-// Package hostnet is the network of this machine as sandboxes on its bridge
-// have it: the rules in the kernel (package nft), the way from guests to the
-// guest plane and from us to guests, and the record of what guests wanted.
+// Package hostnet manages the network of this machine for sandboxes on its
+// bridge: the rules in the kernel (package nft), connections from guests to
+// the guest plane and from the daemon to guests, and the egress log of guests.
 //
-// A sandbox is known by its address on the bridge, and by that alone it is
-// distinguished from others: the rules bind the address to its MAC and both to its
-// bridge port, so nobody can speak with another's. What is not bound is not
-// heard.
+// A sandbox is identified only by its address on the bridge: the rules bind the
+// address to its MAC and both to its bridge port, so no sandbox can use another's
+// address. Packets from an unbound address are dropped.
 package hostnet

@@ -18,20 +18,21 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egresslog"
 )
 
-// Config says what a Local works with. Network and Dir are required.
+// Config is the configuration of a Local. Network and Dir are required.
 type Config struct {
-	// Network tells the bridge and what is around it. It is asked at the first
-	// use, so that a host without sandboxes on a bridge needs none.
+	// Network returns the configuration of the bridge. It is called at the
+	// first use, so that a host without sandboxes on a bridge needs none.
 	Network func() (nft.Config, error)
-	// Dir is where the records of sandboxes are kept; made when missing.
+	// Dir is the directory of the records of sandboxes; it is created if
+	// missing.
 	Dir      string
 	Dialer   gate.Dialer   // nil means the host's own
 	Resolver gate.Resolver // nil means the host's name servers
 	Logger   *slog.Logger  // nil means none
 }
 
-// ID names a guest: by the number of its VM, which no other guest of the host
-// has, and by the UID of its sandbox.
+// ID identifies a guest by the number of its VM, which is unique on the host,
+// and the UID of its sandbox.
 type ID struct {
 	VMID int
 	UID  string
@@ -43,27 +44,27 @@ type Guest struct {
 	MAC        net.HardwareAddr
 	Port       string // the bridge port of its network device, e.g. "tap1001i0"
 	IPv4, IPv6 netip.Addr
-	DHCP       bool // the guest may ask the bridge's DHCP server, which answers IPv4
+	DHCP       bool // the guest may use the bridge's DHCP server, which returns IPv4
 	Network    agentlab.Network
 }
 
-// Local is the network of this machine. Its methods may be called from any
-// goroutine; rules that it made stay in force when the process ends.
+// Local manages the network of this machine. Its methods may be called from
+// any goroutine. Its rules stay in force when the process ends.
 type Local struct {
 	cfg Config
 	log *slog.Logger
 
-	// change is held for reading by whoever changes one guest, and for writing
-	// by Restore, Apply and Remove, which change all.
+	// change is held for reading during a change of one guest, and for writing
+	// by Restore, Apply and Remove, which change all guests.
 	change sync.RWMutex
 
-	// mu guards what follows and is never held while the kernel is asked: the
-	// rules' own lock is held by who tells of decisions.
+	// mu guards the following fields. It is never held during a call to the
+	// kernel, because callbacks with decisions hold the lock of the rules.
 	mu        sync.Mutex
 	network   nft.Config
 	manager   *nft.Manager
-	claimed   bool // a driver tells who is on the bridge
-	restored  bool // and has done so
+	claimed   bool // a driver manages the guests on the bridge
+	restored  bool // and has called Restore
 	guests    map[int]*guest
 	listeners map[ID]*listener
 	service   service
@@ -71,7 +72,7 @@ type Local struct {
 	verifying verifying
 }
 
-// guest is a sandbox that was put on the bridge.
+// guest is a sandbox on the bridge.
 type guest struct {
 	Guest
 	log   *egresslog.Log
@@ -89,15 +90,15 @@ func New(cfg Config) *Local {
 	return l
 }
 
-// Claim says that a driver will tell who is on the bridge, with Restore: until
-// then the sandboxes that the kernel lets through are left as they are.
+// Claim declares that a driver will set the guests on the bridge by Restore.
+// Until then the sandboxes in the kernel's rules are not changed.
 func (l *Local) Claim() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.claimed = true
 }
 
-// open finds the tools and the settings, once.
+// open finds the tools and reads the settings, once.
 func (l *Local) open(ctx context.Context) (*nft.Manager, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -116,8 +117,8 @@ func (l *Local) open(ctx context.Context) (*nft.Manager, error) {
 	return m, nil
 }
 
-// Ready tells, with code unavailable and a remedy, why policies cannot be
-// enforced now; nil means that they can, and that guests are served.
+// Ready returns an error with code unavailable and a remedy if policies cannot
+// be enforced now. nil means that they can, and that guests are served.
 func (l *Local) Ready(ctx context.Context) error {
 	m, err := l.open(ctx)
 	if err != nil {
@@ -139,8 +140,8 @@ func (l *Local) Ready(ctx context.Context) error {
 }
 
 // Put binds a guest to its address, MAC and bridge port, and to its policy, or
-// changes them. When it returns nil all of that is in force and was read back
-// from the kernel, and flows that the policy forbids are cut. After an error
+// changes them. When it returns nil, all of that is in force and was read back
+// from the kernel, and flows that the policy denies are closed. After an error
 // the guest has no network.
 func (l *Local) Put(ctx context.Context, g Guest) error {
 	l.change.RLock()
@@ -157,7 +158,7 @@ func (l *Local) Put(ctx context.Context, g Guest) error {
 	}
 	err = l.put(ctx, m, g)
 	if err != nil {
-		// Cleaning up does not hang on the request.
+		// The cleanup does not depend on the request.
 		err = errors.Join(err, l.takeOff(context.WithoutCancel(ctx), m, g.ID.VMID))
 	}
 	return err
@@ -171,7 +172,7 @@ func (l *Local) put(ctx context.Context, m *nft.Manager, g Guest) error {
 	l.mu.Lock()
 	old := l.guests[g.ID.VMID]
 	l.mu.Unlock()
-	if old != nil && old.ID != g.ID { // it has gone without a word: its number is another's
+	if old != nil && old.ID != g.ID { // it is gone without a Drop, and another sandbox has its number
 		if err := l.takeOff(ctx, m, g.ID.VMID); err != nil {
 			return err
 		}
@@ -185,8 +186,8 @@ func (l *Local) put(ctx context.Context, m *nft.Manager, g Guest) error {
 	return l.ensure(ctx, m)
 }
 
-// ensure reads back what is in force; what another program changed is loaded
-// again, once.
+// ensure reads back the rules in force. If another program changed them, it
+// loads them again, once.
 func (l *Local) ensure(ctx context.Context, m *nft.Manager) error {
 	err := l.verify(ctx, m)
 	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || ctx.Err() != nil {
@@ -207,7 +208,7 @@ func toSandbox(g Guest) (nft.Sandbox, error) {
 	return nft.Sandbox{VMID: g.ID.VMID, MAC: g.MAC, Port: g.Port, IPv4: g.IPv4, IPv6: g.IPv6, DHCP: g.DHCP, Policy: p}, nil
 }
 
-// admit remembers a guest, with its record open.
+// admit stores a guest and opens its log.
 func (l *Local) admit(g Guest) error {
 	if err := validID(g.ID); err != nil {
 		return err
@@ -227,16 +228,16 @@ func (l *Local) admit(g Guest) error {
 	if err != nil {
 		return errors.Join(err, log.Close())
 	}
-	if old != nil { // it has gone without a word: its number is another's
+	if old != nil { // it is gone without a Drop, and another sandbox has its number
 		old.close()
 	}
 	l.guests[g.ID.VMID] = &guest{Guest: g, log: log, names: names}
 	return nil
 }
 
-// takeOff takes a guest off the network. Its record stays.
+// takeOff removes a guest from the network. Its log is kept.
 func (l *Local) takeOff(ctx context.Context, m *nft.Manager, vmid int) error {
-	err := m.Forget(ctx, vmid) // hands over what is left of the record
+	err := m.Forget(ctx, vmid) // also flushes the rest of the log
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if g := l.guests[vmid]; g != nil {
@@ -246,11 +247,11 @@ func (l *Local) takeOff(ctx context.Context, m *nft.Manager, vmid int) error {
 	return err
 }
 
-// Restore puts many on the bridge at once, in one transaction, and forgets
-// every guest that is not among them: how a driver begins. Flows that the
-// policies allow go on. A guest that cannot be let in, because its policy or
-// its addresses do not fit the configuration any more, is left out without a
-// network, and the log tells why; so does Put. From here on guests are served.
+// Restore sets the guests on the bridge in one transaction and removes all
+// others. A driver calls it at its start. Flows that the policies allow
+// continue. A guest whose policy or addresses no longer fit the configuration
+// gets no network; the log has the reason, and Put returns it. After Restore
+// guests are served.
 func (l *Local) Restore(ctx context.Context, guests []Guest) error {
 	l.change.Lock()
 	defer l.change.Unlock()
@@ -271,7 +272,7 @@ func (l *Local) Restore(ctx context.Context, guests []Guest) error {
 	return l.ensure(ctx, m)
 }
 
-// admitAll makes the guests those of the list that can be let in.
+// admitAll replaces the guests by those of the list that can be added.
 func (l *Local) admitAll(guests []Guest) (list []nft.Sandbox) {
 	for _, g := range guests {
 		s, err := toSandbox(g)
@@ -291,7 +292,7 @@ func (l *Local) admitAll(guests []Guest) (list []nft.Sandbox) {
 	return list
 }
 
-// forgetAllBut notes who is on the bridge now.
+// forgetAllBut removes all guests that are not in the list.
 func (l *Local) forgetAllBut(list []nft.Sandbox) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -313,8 +314,8 @@ func (l *Local) checkAmong(s nft.Sandbox, list []nft.Sandbox) error {
 	return s.Validate(l.network, list)
 }
 
-// Drop takes a guest off the network and forgets its records; its address may
-// be given to another one afterwards.
+// Drop removes a guest from the network and deletes its records. Afterwards
+// another guest may get its address.
 func (l *Local) Drop(ctx context.Context, id ID) error {
 	l.change.RLock()
 	defer l.change.RUnlock()
@@ -340,7 +341,7 @@ func (l *Local) Drop(ctx context.Context, id ID) error {
 }
 
 // Lease returns the address that the DHCP server of the bridge has
-// acknowledged to a MAC; not valid when none.
+// acknowledged to a MAC, zero if none.
 func (l *Local) Lease(ctx context.Context, mac net.HardwareAddr) (netip.Addr, error) {
 	m, err := l.open(ctx)
 	if err != nil {
@@ -349,7 +350,7 @@ func (l *Local) Lease(ctx context.Context, mac net.HardwareAddr) (netip.Addr, er
 	return m.Lease(mac), nil
 }
 
-// verifying makes one reading of the kernel do for all who wait for one.
+// verifying shares one read of the kernel's rules between all waiting callers.
 type verifying struct {
 	mu            sync.Mutex
 	current, next *reading
@@ -360,10 +361,10 @@ type reading struct {
 	err  error
 }
 
-// verifyTimeout bounds one reading.
+// verifyTimeout limits one read.
 const verifyTimeout = time.Minute
 
-// verify reads the kernel back. The reading begins after the call did.
+// verify reads the kernel's rules. The read begins after the call.
 func (l *Local) verify(ctx context.Context, m *nft.Manager) error {
 	v := &l.verifying
 	v.mu.Lock()

@@ -194,7 +194,7 @@ func (b *box) dialWithin(limit time.Duration, target string) (conn net.Conn, err
 	return conn, err
 }
 
-// reaches tells that somebody answers.
+// reaches reports that the target answers.
 func (b *box) reaches(target string) bool {
 	b.w.Helper()
 	conn, err := b.dial(target)
@@ -205,7 +205,7 @@ func (b *box) reaches(target string) bool {
 	return answers(conn)
 }
 
-// shut tells that nobody answers.
+// shut reports that the target does not answer.
 func (b *box) shut(target string) bool {
 	b.w.Helper()
 	conn, err := b.dialWithin(moment, target)
@@ -245,7 +245,8 @@ func (w *world) greeter(l network, b *box, word string) net.Listener {
 	return ln
 }
 
-// greeting is what the guest plane says to the box; "" when nobody does.
+// greeting returns what the server for guests sends to the box; "" if there is
+// no answer.
 func (b *box) greeting(port int) string {
 	b.w.Helper()
 	return b.greetingWithin(longEnough, port)
@@ -275,8 +276,8 @@ var (
 	none = agentlab.Network{Mode: agentlab.NetworkOff}
 )
 
-// Guests find the guest plane, each its own, and are found; nobody is taken
-// for another.
+// Each guest reaches its own server and is reached; no guest is confused with
+// another.
 func TestGuestPlane(t *testing.T) {
 	if !netlab.Inside(t) {
 		return
@@ -334,7 +335,7 @@ func guestPlane(w *world, l network) {
 		t.Errorf("closed: %q", got)
 	}
 
-	// One that hoards connections stands in nobody's way.
+	// A guest that keeps many connections open does not block others.
 	if _, err := l.Listen(ctx, a.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -347,7 +348,8 @@ func guestPlane(w *world, l network) {
 		t.Errorf("beside a hoarder: %q", got)
 	}
 
-	// We reach guests, and nobody else by what a guest says of itself.
+	// We reach guests, and a guest's claims do not redirect us to anything
+	// else.
 	var echo net.Listener
 	b.in(func() { echo, _ = net.Listen("tcp", ":8845") })
 	defer echo.Close() //nolint:errcheck // a test's
@@ -451,7 +453,7 @@ func TestRestart(t *testing.T) {
 	}
 
 	l = w.local()
-	if _, err := l.Apply(ctx); err != nil { // by somebody's hand, before the driver is there
+	if _, err := l.Apply(ctx); err != nil { // by hand, before the driver exists
 		t.Fatal(err)
 	}
 	if !a.reaches(site) {
@@ -460,7 +462,7 @@ func TestRestart(t *testing.T) {
 	if err := l.Ready(ctx); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 		t.Errorf("before Restore: %v", err)
 	}
-	bad := a.Guest // does not fit any more
+	bad := a.Guest // no longer fits
 	bad.ID, bad.IPv4 = ID{VMID: 1009, UID: agentlab.NewUID()}, netip.MustParseAddr("10.99.0.2")
 	must(t, l.Restore(ctx, []Guest{bad, a.Guest}))
 	must(t, l.Ready(ctx))
@@ -475,7 +477,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// If the rules cannot be applied or read back, nobody gets a network.
+// If the rules cannot be applied or read back, no sandbox gets a network.
 func TestFailsClosed(t *testing.T) {
 	if !netlab.Inside(t) {
 		return
@@ -493,8 +495,8 @@ func TestFailsClosed(t *testing.T) {
 	a := w.box(2, all).static()
 	must(t, l.Put(ctx, a.Guest))
 
-	// What another program takes out is seen, and put right before anything
-	// is said to be in force.
+	// A rule that another program removes is noticed, and restored before
+	// the rules are reported as in force.
 	seen := false
 	for i := 0; i < 10 && !seen; i++ { // who watches the bridge may load the rules again before we look
 		netlab.Sh(t, "nft delete element inet agentlab always4 '{ 10.0.0.0/8 }'")
@@ -528,7 +530,7 @@ func TestFailsClosed(t *testing.T) {
 		t.Errorf("an address twice: %v", err)
 	}
 
-	// A port of ours that another program has.
+	// Another program uses one of our ports.
 	must(t, l.Close())
 	blocker, err := net.Listen("tcp", "10.77.0.1:8846")
 	must(t, err)

@@ -6,7 +6,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 )
 
-// Status is how the network of this machine stands.
+// Status is the state of the network of this machine.
 type Status struct {
 	nft.Status
 	Serving bool // DNS, proxy and the guest plane's ports are open to guests
@@ -21,9 +21,9 @@ func (l *Local) Rules(ctx context.Context) (string, error) {
 	return m.Render()
 }
 
-// Apply puts the rules in force, makes sure of the bridge, and serves guests
-// from here on. Sandboxes on the bridge that a driver has not reported yet are
-// left as they are.
+// Apply applies the rules, creates or checks the bridge, and starts to serve
+// guests. Sandboxes on the bridge that a driver has not reported yet are not
+// changed.
 func (l *Local) Apply(ctx context.Context) (Status, error) {
 	l.change.Lock()
 	defer l.change.Unlock()
@@ -39,7 +39,7 @@ func (l *Local) Apply(ctx context.Context) (Status, error) {
 		if err != nil {
 			return Status{}, err
 		}
-		if st.Applied() { // the rules let in whom they let in; the driver will say who that is to be
+		if st.Applied() { // the rules keep their sandboxes until the driver calls Restore
 			if err := m.Prepare(); err != nil {
 				return Status{}, err
 			}
@@ -55,8 +55,8 @@ func (l *Local) Apply(ctx context.Context) (Status, error) {
 	return l.status(ctx, m)
 }
 
-// Remove takes the rules away, and the bridge down before: without rules,
-// sandboxes would find the host and its networks open.
+// Remove removes the rules. It sets the bridge down first: without rules,
+// sandboxes could reach the host and its networks.
 func (l *Local) Remove(ctx context.Context) (Status, error) {
 	l.change.Lock()
 	defer l.change.Unlock()
@@ -71,7 +71,7 @@ func (l *Local) Remove(ctx context.Context) (Status, error) {
 	return l.status(ctx, m)
 }
 
-// Status reads back what is in force.
+// Status reads the rules in force.
 func (l *Local) Status(ctx context.Context) (Status, error) {
 	m, err := l.open(ctx)
 	if err != nil {

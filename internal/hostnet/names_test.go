@@ -33,7 +33,7 @@ func (b *box) resolve(name string) (out []netip.Addr) {
 	return out
 }
 
-// shakes tells whether a server at the address proves that it has a name.
+// shakes reports whether a server at the address proves that it has a name.
 func (b *box) shakes(addr netip.Addr, name string) bool {
 	b.w.Helper()
 	conn, err := b.dial(netip.AddrPortFrom(addr, 443).String())
@@ -89,7 +89,8 @@ func TestNamesOutliveTheProcess(t *testing.T) {
 	}
 	must(t, l.Close())
 
-	// A journal that was cut short, or written by somebody else, is none.
+	// A journal that was truncated, or written by another program, is
+	// ignored.
 	path := l.namesPath(b.ID)
 	text := `{"name":"port.probe.example.com.","addr":"10.0.0.1","until":"2999-01-01T00:00:00Z"}` + "\n" + `{"name":"port.probe`
 	must(t, os.WriteFile(path, []byte(text), 0o600))

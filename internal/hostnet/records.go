@@ -18,11 +18,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egresslog"
 )
 
-// bootSuffix is what the name of the file has at its end that tells in which
-// boot of the host a record was written last.
+// bootSuffix is the suffix of the file with the boot ID of the host at the
+// last write of a log.
 const bootSuffix = ".boot"
 
-// uidForm is what a mark must look like to be part of a file's name.
+// uidForm matches a UID that is safe in a file name.
 var uidForm = regexp.MustCompile(`^[0-9A-Za-z]{1,64}$`)
 
 func validID(id ID) error {
@@ -32,14 +32,14 @@ func validID(id ID) error {
 	return nil
 }
 
-// A guest's files: DIR/VMID-UID and one of these.
+// A guest's files: DIR/VMID-UID with one of these suffixes.
 const (
-	logSuffix   = ".log"   // the record of what it wanted from the network
-	namesSuffix = ".names" // the answers of our DNS server, which the guest may remember
+	logSuffix   = ".log"   // its egress log
+	namesSuffix = ".names" // the answers of our DNS server, because the guest may cache them
 )
 
-// maxNamesBytes bounds what is kept of the names that a guest resolved; it is
-// more than can be in force.
+// maxNamesBytes bounds the file with the names that a guest resolved. It is
+// enough for all names that can be in force.
 const maxNamesBytes = 2 << 20
 
 // namesPath is the file with the names that a guest resolved.
@@ -68,8 +68,8 @@ func (l *Local) answered(vmid int, t nft.Answer) {
 }
 
 // answersBefore reads the answers that a guest got from earlier processes, the
-// earlier first. What cannot be read is as if it was never sent: the guest has
-// to ask again.
+// earlier first. Answers that cannot be read are ignored: the guest has to ask
+// again.
 func (l *Local) answersBefore(id ID) (out []nft.Answer) {
 	for _, path := range []string{l.namesPath(id) + bounded.OldSuffix, l.namesPath(id)} {
 		text, err := os.ReadFile(path)
@@ -90,7 +90,7 @@ func (l *Local) logPath(id ID) string {
 	return filepath.Join(l.cfg.Dir, fmt.Sprintf("%d-%s"+logSuffix, id.VMID, id.UID))
 }
 
-// openLog opens the record of a guest where it ends.
+// openLog opens the egress log of a guest for appending.
 func (l *Local) openLog(id ID) (*egresslog.Log, error) {
 	failed := func(err error) error {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot open the network log of sandbox %d: %w", id.VMID, err)
@@ -114,7 +114,7 @@ func (l *Local) openLog(id ID) (*egresslog.Log, error) {
 	if err != nil {
 		return nil, failed(err)
 	}
-	if string(last) != string(boot) { // after the numbers have jumped: a crash before makes them jump again
+	if string(last) != string(boot) { // after the gap in the sequence numbers: after a crash before this there is another gap
 		if err := os.WriteFile(path+bootSuffix, boot, 0o600); err != nil {
 			_ = log.Close()
 			return nil, failed(err)
@@ -129,12 +129,12 @@ func (l *Local) record(vmid int, r agentlab.EgressRecord) {
 	g := l.guests[vmid]
 	l.mu.Unlock()
 	if g != nil {
-		g.log.Write(r) // goes nowhere when it was closed meanwhile
+		g.log.Write(r) // no effect if it was closed in the meantime
 	}
 }
 
 // EgressLog returns the records of a guest whose Seq is above after, oldest
-// first, at most limit of them. A guest that was never put has none.
+// first, at most limit of them. A guest that was never on the bridge has none.
 func (l *Local) EgressLog(ctx context.Context, id ID, after int64, limit int) ([]agentlab.EgressRecord, error) {
 	if err := validID(id); err != nil {
 		return nil, err

@@ -18,8 +18,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 )
 
-// RemoteConfig says where another machine's agent is. Network and Command are
-// required.
+// RemoteConfig configures the connection to the agent of another machine.
+// Network and Command are required.
 type RemoteConfig struct {
 	Network func() (nft.Config, error)
 	// Command runs the agent: ssh and its arguments. Its standard streams are
@@ -29,18 +29,19 @@ type RemoteConfig struct {
 }
 
 // Remote is the network of another machine, through the agent there
-// (ServeAgent). It has the methods of Local. When the way to it breaks it is
-// made again, and the agent gets the sandboxes on the bridge again; until then
-// calls are unavailable, the rules there hold, and guests resolve nothing.
+// (ServeAgent). It has the methods of Local. If the connection to the agent
+// fails, it is opened again, and the agent gets the sandboxes on the bridge
+// again. Until then calls return unavailable, the rules there stay in force,
+// and guests cannot resolve names.
 type Remote struct {
 	cfg RemoteConfig
 	log *slog.Logger
 
-	ctx    context.Context //nolint:containedctx // the life of the way, not of a call
+	ctx    context.Context //nolint:containedctx // the context of the connection, not of a call
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	connecting sync.Mutex // held by who makes the way
+	connecting sync.Mutex // held while connecting
 
 	mu        sync.Mutex
 	mux       *yamux.Session
@@ -49,8 +50,8 @@ type Remote struct {
 	listeners map[ID]*listener
 }
 
-// NewRemote returns the network of another machine. The way to it is made by
-// the first call.
+// NewRemote returns the network of another machine. The first call connects to
+// it.
 func NewRemote(cfg RemoteConfig) *Remote {
 	r := &Remote{cfg: cfg, log: cfg.Logger, guests: map[int]Guest{}, listeners: map[ID]*listener{}}
 	if r.log == nil {
@@ -60,7 +61,7 @@ func NewRemote(cfg RemoteConfig) *Remote {
 	return r
 }
 
-// Close ends the way. The rules stay.
+// Close closes the connection. The rules stay in force.
 func (r *Remote) Close() error {
 	r.cancel()
 	r.mu.Lock()
@@ -73,11 +74,10 @@ func (r *Remote) Close() error {
 	return nil
 }
 
-// connectTimeout bounds the making of the way; the agent may wait for one that
-// was left behind.
+// connectTimeout limits connecting; the agent may wait for an older agent.
 const connectTimeout = patience + 15*time.Second
 
-// session returns the way to the agent, made when there is none.
+// session returns the session with the agent, and connects if there is none.
 func (r *Remote) session() (*yamux.Session, error) {
 	live := func() *yamux.Session {
 		r.mu.Lock()
@@ -115,15 +115,15 @@ func (r *Remote) session() (*yamux.Session, error) {
 	return mux, nil
 }
 
-// agentEnds is how long an agent, and who holds its streams, has to end.
+// agentEnds is how long an agent, and processes with its streams open, may
+// take to end.
 const agentEnds = 5 * time.Second
 
-// connect starts the agent. What it writes to its standard error is told when
-// it ends.
+// connect starts the agent. The agent's standard error is logged when it ends.
 func (r *Remote) connect() (*yamux.Session, error) {
 	cmd := exec.CommandContext(r.ctx, r.cfg.Command[0], r.cfg.Command[1:]...) //nolint:gosec // of the configuration
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	// What it started in turn may hold its standard error open for good.
+	// A child process of it may keep its standard error open forever.
 	cmd.WaitDelay = agentEnds
 	end := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.Cancel = end
@@ -164,8 +164,8 @@ func (r *Remote) away(why string) error {
 		WithHint("this must work without a password: %s", strings.Join(r.cfg.Command, " "))
 }
 
-// introduce says hello to a new agent, and who is on the bridge if that is
-// known.
+// introduce sends the hello call to a new agent, and the guests on the bridge
+// if they are known.
 func (r *Remote) introduce(ctx context.Context, mux *yamux.Session) error {
 	network, err := r.cfg.Network()
 	if err != nil {
@@ -198,7 +198,7 @@ func (r *Remote) introduce(ctx context.Context, mux *yamux.Session) error {
 	return nil
 }
 
-// keep takes guests' connections, and has the way made again when it ends.
+// keep accepts guests' connections, and reconnects when the session ends.
 func (r *Remote) keep(mux *yamux.Session) {
 	taking := make(chan struct{}, maxTaking)
 	for {
@@ -212,7 +212,7 @@ func (r *Remote) keep(mux *yamux.Session) {
 				defer func() { <-taking }()
 				r.take(stream)
 			})
-		default: // so many that say nothing are no guests'
+		default: // that many silent streams are not from guests
 			_ = stream.Close()
 		}
 	}
@@ -230,11 +230,11 @@ func (r *Remote) keep(mux *yamux.Session) {
 	}
 }
 
-// maxTaking bounds the connections of guests whose agent has not said yet
-// whose they are. It says so at once.
+// maxTaking limits the connections for which the agent has not sent the guest
+// yet, which it normally sends at once.
 const maxTaking = 256
 
-// take gives a guest's connection to its listener.
+// take passes a guest's connection to its listener.
 func (r *Remote) take(stream net.Conn) {
 	var c call
 	_ = stream.SetReadDeadline(time.Now().Add(connectTimeout))
@@ -251,7 +251,7 @@ func (r *Remote) take(stream net.Conn) {
 	}
 }
 
-// ask makes a call on a way.
+// ask makes a call on a session.
 func (r *Remote) ask(ctx context.Context, mux *yamux.Session, c call) (answer, error) {
 	stream, a, err := r.open(ctx, mux, c)
 	if stream != nil {
@@ -260,7 +260,7 @@ func (r *Remote) ask(ctx context.Context, mux *yamux.Session, c call) (answer, e
 	return a, err
 }
 
-// open makes a call and returns its stream, too.
+// open makes a call and also returns its stream.
 func (r *Remote) open(ctx context.Context, mux *yamux.Session, c call) (net.Conn, answer, error) {
 	var a answer
 	if ctx.Err() != nil {
@@ -294,13 +294,13 @@ func (r *Remote) do(ctx context.Context, c call) (answer, error) {
 	return r.ask(ctx, mux, c)
 }
 
-// Ready is Local's.
+// Ready is Local.Ready on the other machine.
 func (r *Remote) Ready(ctx context.Context) error {
 	_, err := r.do(ctx, call{Op: opReady})
 	return err
 }
 
-// Put is Local's.
+// Put is Local.Put on the other machine.
 func (r *Remote) Put(ctx context.Context, g Guest) error {
 	_, err := r.do(ctx, call{Op: opPut, Guests: []Guest{g}})
 	r.mu.Lock()
@@ -313,7 +313,7 @@ func (r *Remote) Put(ctx context.Context, g Guest) error {
 	return err
 }
 
-// Restore is Local's.
+// Restore is Local.Restore on the other machine.
 func (r *Remote) Restore(ctx context.Context, guests []Guest) error {
 	if _, err := r.do(ctx, call{Op: opRestore, Guests: guests}); err != nil {
 		return err
@@ -327,7 +327,7 @@ func (r *Remote) Restore(ctx context.Context, guests []Guest) error {
 	return nil
 }
 
-// Drop is Local's.
+// Drop is Local.Drop on the other machine.
 func (r *Remote) Drop(ctx context.Context, id ID) error {
 	r.mu.Lock()
 	if g, ok := r.guests[id.VMID]; ok && g.ID == id {
@@ -342,7 +342,7 @@ func (r *Remote) Drop(ctx context.Context, id ID) error {
 	return err
 }
 
-// Listen is Local's.
+// Listen is Local.Listen on the other machine.
 func (r *Remote) Listen(ctx context.Context, id ID) (net.Listener, error) {
 	if err := validID(id); err != nil {
 		return nil, err
@@ -369,7 +369,7 @@ func (r *Remote) Listen(ctx context.Context, id ID) (net.Listener, error) {
 	return ln, nil
 }
 
-// Dial is Local's.
+// Dial is Local.Dial on the other machine.
 func (r *Remote) Dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	mux, err := r.session()
 	if err != nil {
@@ -385,13 +385,13 @@ func (r *Remote) Dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) 
 	return stream, nil
 }
 
-// Lease is Local's.
+// Lease is Local.Lease on the other machine.
 func (r *Remote) Lease(ctx context.Context, mac net.HardwareAddr) (netip.Addr, error) {
 	a, err := r.do(ctx, call{Op: opLease, MAC: mac})
 	return a.Addr, err
 }
 
-// EgressLog is Local's.
+// EgressLog is Local.EgressLog on the other machine.
 func (r *Remote) EgressLog(ctx context.Context, id ID, after int64, limit int) ([]agentlab.EgressRecord, error) {
 	a, err := r.do(ctx, call{Op: opRecords, ID: id, After: after, Limit: limit})
 	return a.Records, err

@@ -44,7 +44,7 @@ func TestTheWayBreaks(t *testing.T) {
 	for pid := range strings.FieldsSeq(string(out)) {
 		env, _ := exec.Command("cat", "/proc/"+pid+"/environ").Output() //nolint:gosec // of this test
 		if strings.Contains(string(env), envAgent+"=") {
-			must(t, exec.Command("kill", "-9", pid).Run()) //nolint:gosec // ours
+			must(t, exec.Command("kill", "-9", pid).Run()) //nolint:gosec // our own
 			killed++
 		}
 	}

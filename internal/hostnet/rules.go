@@ -5,7 +5,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 )
 
-// Rules returns what the rules of the bridge are rendered from.
+// Rules returns the configuration that the rules of the bridge are rendered
+// from.
 func Rules(c config.Config) (nft.Config, error) {
 	h := c.HostNetwork
 	v4, v6, err := h.Prefixes()

@@ -13,20 +13,20 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 )
 
-// service is what goes on beside the rules: DNS, DHCP, the proxy, and the
+// service is the running part of the network: DNS, DHCP, the proxy, and the
 // guest plane's listeners.
 type service struct {
-	cancel context.CancelFunc // nil when nothing is to go on
-	ended  chan struct{}      // closed when it has ended
+	cancel context.CancelFunc // nil if it must not run
+	ended  chan struct{}      // closed after it has ended
 	up     chan struct{}      // closed while the guest plane's ports are open
-	failed error              // of the last attempt; nil since it goes on
+	failed error              // of the last attempt; nil while it runs
 }
 
-// retryServing is how long to wait before serving again after a failure: a
-// port that another program has may be free later.
+// retryServing is the pause before a new attempt after a failure: a port of
+// another program may be free later.
 const retryServing = 5 * time.Second
 
-// serve begins serving, unless it goes on, until rest.
+// serve starts serving, unless it already runs, until rest.
 func (l *Local) serve(m *nft.Manager) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -42,7 +42,7 @@ func (l *Local) serve(m *nft.Manager) {
 	}()
 }
 
-// keepServing runs until ctx ends, whatever run returns.
+// keepServing calls run again and again until ctx ends, also after errors.
 func (l *Local) keepServing(ctx context.Context, run func(context.Context) error, pause time.Duration) {
 	for ctx.Err() == nil {
 		err := run(ctx)
@@ -62,7 +62,7 @@ func (l *Local) keepServing(ctx context.Context, run func(context.Context) error
 	}
 }
 
-// rest ends serving and waits for it.
+// rest stops serving and waits for its end.
 func (l *Local) rest() {
 	l.mu.Lock()
 	s := l.service
@@ -109,7 +109,7 @@ func (l *Local) setUp(up bool) {
 	}
 }
 
-// serving tells whether guests are served now.
+// serving reports whether guests are served now.
 func (l *Local) serving() bool {
 	l.mu.Lock()
 	m, up, goes := l.manager, l.service.up, l.service.cancel != nil
@@ -126,11 +126,11 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// servedTimeout is how long it may take until guests are served after that
-// began.
+// servedTimeout limits the time from the start of serving until guests are
+// served.
 const servedTimeout = 3 * time.Second
 
-// served waits, not for long, until guests are served.
+// served waits at most servedTimeout until guests are served.
 func (l *Local) served(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, servedTimeout)
 	defer cancel()
@@ -181,8 +181,8 @@ func (l *Local) listenGuests(ctx context.Context, m *nft.Manager) (out []net.Lis
 	return out, nil
 }
 
-// demultiplex gives each connection to the listener of the guest that made it.
-// Those of nobody, and those that nobody takes, are closed.
+// demultiplex passes each connection to the listener of its guest. Connections
+// without a guest or a listener are closed.
 func (l *Local) demultiplex(ctx context.Context, m *nft.Manager, ln net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
 	defer stop()
@@ -207,7 +207,7 @@ func (l *Local) demultiplex(ctx context.Context, m *nft.Manager, ln net.Listener
 	}
 }
 
-// listenerOf finds the listener of the guest that a connection came from.
+// listenerOf returns the listener of the guest of a connection.
 func (l *Local) listenerOf(m *nft.Manager, conn net.Conn) *listener {
 	from, err := netip.ParseAddrPort(conn.RemoteAddr().String())
 	if err != nil {
@@ -225,11 +225,11 @@ func (l *Local) listenerOf(m *nft.Manager, conn net.Conn) *listener {
 	return nil
 }
 
-// maxPending bounds the connections of one guest that nobody has accepted
-// yet. How many are open at a time is for who serves them to bound.
+// maxPending limits the connections of one guest that are not accepted yet.
+// The server of the guest plane limits the open ones.
 const maxPending = 16
 
-// listener is what a guest's connections to the guest plane arrive on.
+// listener is the listener for a guest's connections to the guest plane.
 type listener struct {
 	addr    net.Addr
 	pending chan net.Conn
@@ -238,7 +238,7 @@ type listener struct {
 	gone    func()
 }
 
-// offer hands a connection over, unless there are too many.
+// offer queues a connection, unless there are too many.
 func (l *listener) offer(c net.Conn) bool {
 	select {
 	case <-l.done:
@@ -250,7 +250,7 @@ func (l *listener) offer(c net.Conn) bool {
 	default:
 		return false
 	}
-	if closed(l.done) { // it was closed meanwhile, and nobody will take it
+	if closed(l.done) { // it was closed in the meantime, so the connection would not be accepted
 		l.drain()
 	}
 	return true
@@ -290,9 +290,9 @@ func (l *listener) drain() {
 // Addr implements net.Listener.
 func (l *listener) Addr() net.Addr { return l.addr }
 
-// Listen returns the listener of the connections that a guest makes to the
-// guest plane: those that come from its address, which Put binds to its port.
-// It may be opened before Put. The last opener wins.
+// Listen returns a listener for the connections of a guest to the guest plane:
+// those from its address, which Put binds to its port. It may be called before
+// Put. A new listener replaces the one before.
 func (l *Local) Listen(ctx context.Context, id ID) (net.Listener, error) {
 	if _, err := l.open(ctx); err != nil {
 		return nil, err
@@ -324,7 +324,8 @@ func (l *Local) Listen(ctx context.Context, id ID) (net.Listener, error) {
 }
 
 // Dial opens a TCP connection to an address of a guest that is on the bridge.
-// Any other address is denied: what a guest says of itself leads nowhere else.
+// Any other address is denied, so that an address from a guest's report cannot
+// be used to reach another host.
 func (l *Local) Dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	m, err := l.open(ctx)
 	if err != nil {
@@ -340,9 +341,9 @@ func (l *Local) Dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	return conn, nil
 }
 
-// Run serves guests until ctx ends: at once where rules are in force and
-// nobody has claimed the bridge, else from Restore or Apply on. A host without
-// rules, and a process that may not look, is none of its business.
+// Run serves guests until ctx ends: at once if rules are in force and no
+// driver has claimed the bridge, otherwise after Restore or Apply. It does
+// nothing on a host without rules, or if mayLook is false.
 func (l *Local) Run(ctx context.Context, mayLook bool) error {
 	l.mu.Lock()
 	claimed := l.claimed
@@ -359,7 +360,7 @@ func (l *Local) Run(ctx context.Context, mayLook bool) error {
 	return nil
 }
 
-// Close ends what goes on for guests in this process. The rules stay.
+// Close stops serving guests in this process. The rules stay in force.
 func (l *Local) Close() error {
 	l.rest()
 	l.mu.Lock()

@@ -16,12 +16,13 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 )
 
-// agentVersion is that of the words below; both ends must have the same one.
+// agentVersion is the version of the protocol below; both ends must have the
+// same one.
 const agentVersion = 1
 
-// What a controller asks of an agent, each on a stream of its own. After the
-// answer to opDial the stream is the connection. The agent opens streams
-// itself, with opGuest, for connections that guests make.
+// The calls of a controller to an agent, each on a separate stream. After the
+// answer to opDial the stream is the connection. The agent itself opens
+// streams, with opGuest, for connections of guests.
 const (
 	opHello   = "hello"
 	opReady   = "ready"
@@ -35,7 +36,7 @@ const (
 	opGuest   = "guest"
 )
 
-// call is what begins a stream.
+// call is the first message of a stream.
 type call struct {
 	Op      string           `json:"op"`
 	Version int              `json:"version,omitempty"`
@@ -48,7 +49,7 @@ type call struct {
 	Limit   int              `json:"limit,omitempty"`
 }
 
-// answer is what comes back.
+// answer is the answer to a call.
 type answer struct {
 	Failed  *failure                `json:"failed,omitempty"`
 	Version int                     `json:"version,omitempty"`
@@ -56,7 +57,7 @@ type answer struct {
 	Records []agentlab.EgressRecord `json:"records,omitempty"`
 }
 
-// failure is an error in words.
+// failure is the wire form of an error.
 type failure struct {
 	Code                 agentlab.Code
 	Message, Field, Hint string
@@ -80,11 +81,11 @@ func (f *failure) err() error {
 	return &agentlab.Error{Code: f.Code, Message: f.Message, Field: f.Field, Hint: f.Hint}
 }
 
-// maxFrame bounds one call or answer, in bytes.
+// maxFrame is the maximum size of one call or answer, in bytes.
 const maxFrame = 16 << 20
 
-// writeFrame writes v with its length before it, so that a reader takes no
-// byte more than that.
+// writeFrame writes v with its length as prefix, so that a reader reads no
+// byte more.
 func writeFrame(w io.Writer, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -94,13 +95,13 @@ func writeFrame(w io.Writer, v any) error {
 	return err
 }
 
-// maxGuestFrame bounds an opGuest, in bytes.
+// maxGuestFrame is the maximum size of an opGuest, in bytes.
 const maxGuestFrame = 4 << 10
 
 func readFrame(r io.Reader, v any) error { return readFrameOf(r, v, maxFrame) }
 
-// readCall reads a call as an agent does: one with a word that it does not
-// know is refused, since it may be part of a policy.
+// readCall reads a call in an agent. It rejects a call with an unknown field,
+// which may be part of a policy.
 func readCall(r io.Reader, c *call) error {
 	var text json.RawMessage
 	if err := readFrame(r, &text); err != nil {
@@ -139,7 +140,7 @@ func muxConfig() *yamux.Config {
 	return c
 }
 
-// rw makes one of two halves, as a program's standard streams are.
+// rw combines two halves, such as a program's standard streams.
 type rw struct {
 	io.Reader
 	io.Writer

@@ -164,7 +164,7 @@ func talk(t testing.TB, c net.Conn, say, name string) bool {
 		say = "GET / HTTP/1.1\r\nHost: " + name + "\r\n\r\n"
 	}
 	sent := make(chan struct{})
-	go func() { // a pipe takes nothing that nobody reads
+	go func() { // a pipe blocks a write until it is read
 		defer close(sent)
 		_, _ = io.WriteString(c, say)
 	}()
@@ -293,7 +293,7 @@ func TestStaleNamesAreResolvedAgain(t *testing.T) {
 	if talk(t, l.connect(t, oldGit), "SSH-2.0-x\r\n", "") {
 		t.Error("an address that the name has left is dialled")
 	}
-	// A name that moved to where nobody may go ends there.
+	// A name whose new address is denied to everybody is denied.
 	l.pass(2 * time.Minute)
 	l.net.SetName("site.test", netip.MustParseAddr("10.1.2.3"))
 	if talk(t, l.connect(t, oldSite), "tls", "site.test") {

@@ -60,8 +60,8 @@ func TestEqualDecisionsBecomeOneRecord(t *testing.T) {
 	})
 }
 
-// However slow the reader and however many the decisions, nobody waits, and
-// every decision is in a count.
+// With any slow reader and any number of decisions, no caller waits, and every
+// decision is counted.
 func TestRecordsNeverBlockAndAllAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})

@@ -44,7 +44,7 @@ func TestHostDialerRefusesWhatStaysOnTheHost(t *testing.T) {
 		{"route", "add", "broadcast", "9.9.11.1/32", "dev", "lo"},
 		{"-6", "route", "add", "local", "2a00:1450::/32", "dev", "lo"},
 	} {
-		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:gosec // constant words
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:gosec // constant arguments
 			t.Fatalf("ip %v: %v\n%s", args, err, out)
 		}
 	}
@@ -79,7 +79,7 @@ func testOtherHost(t *testing.T) {
 		{"link", "set", "v0", "up"},
 		{"route", "add", "9.9.12.0/24", "via", "8.8.5.1"},
 	} {
-		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:gosec // constant words
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:gosec // constant arguments
 			t.Skipf("no pair of cards here: ip %v: %v\n%s", args, err, out)
 		}
 	}
@@ -113,16 +113,17 @@ func testOtherHost(t *testing.T) {
 	})
 }
 
-// testNAT64: where a route leads to a NAT64, or to any other thing that turns
-// IPv6 into IPv4, the host and its neighbours are not reached through it, and
-// not told by DNS. The addresses that it carries may lie beside the host's.
+// testNAT64: if a route leads to a NAT64, or to any other translator of IPv6
+// into IPv4, the host and its neighbours are not reached through it, and DNS
+// does not return them. The addresses behind it may be neighbours of the
+// host's.
 func testNAT64(t *testing.T, d *gate.HostDialer) {
 	t.Helper()
 	for _, args := range [][]string{
 		{"-6", "route", "add", "64:ff9b::/96", "via", "2a00:1460:1:2::1"},
 		{"-6", "route", "add", "2a00:1461::/32", "via", "2a00:1460:1:2::1"},
 	} {
-		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:gosec // constant words
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:gosec // constant arguments
 			t.Fatalf("ip %v: %v\n%s", args, err, out)
 		}
 	}
@@ -133,7 +134,7 @@ func testNAT64(t *testing.T, d *gate.HostDialer) {
 	} {
 		for _, network := range []string{"tcp", "udp", "icmp"} {
 			if network != "udp" && rule == "" {
-				continue // nobody answers, or pings are not allowed here
+				continue // no answer, or pings are not allowed here
 			}
 			c, err := dialBriefly(t, d, network, net.JoinHostPort(addr, "7"))
 			if err == nil {

@@ -286,8 +286,8 @@ func (w *world) noFlows(s Sandbox) {
 	}
 }
 
-// TestToldIsBounded: however many names a guest asks for, what is kept for it
-// has a bound, and what is not kept is closed.
+// TestToldIsBounded checks that the stored names of a guest are bounded, for
+// any number of requested names, and that a name that is not stored is closed.
 func TestToldIsBounded(t *testing.T) {
 	x := &member{answers: map[netip.Addr]map[string]time.Time{}}
 	now := time.Unix(1e9, 0)

@@ -29,8 +29,8 @@ func (p *peer) reaches(kind, target string) bool {
 	return p.reachesWithin(kind, target, 600)
 }
 
-// mustReach is reaches for what is to be reached: on a busy machine that may
-// take a retransmission.
+// mustReach is reaches for a target that must be reached: on a busy machine
+// that may need a retransmission.
 func (p *peer) mustReach(kind, target string) bool {
 	p.t.Helper()
 	return p.reachesWithin(kind, target, 10_000)
@@ -106,7 +106,7 @@ var extras = []extra{
 	}},
 	{"arp", func(w *world, _ *Manager, s [2]Sandbox) string {
 		stranger := netip.MustParseAddr("10.77.9.9")
-		_ = exec.Command("ip", "neigh", "del", stranger.String(), "dev", "vmbr1").Run() //nolint:gosec // what an earlier run left
+		_ = exec.Command("ip", "neigh", "del", stranger.String(), "dev", "vmbr1").Run() //nolint:gosec // left by an earlier run
 		w.guests[0].raw(ethernet(s[0].MAC, 0x0806, arpRequest(s[0], stranger)))
 		w.guests[0].reaches("dns", "site.probe.example.com")                      // it is after the frame
 		out, _ := exec.Command("ip", "neigh", "show", stranger.String()).Output() //nolint:gosec // fixed

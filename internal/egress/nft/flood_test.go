@@ -52,8 +52,8 @@ func (m *Manager) question(t testing.TB, vmid int, name string) *dns.Msg {
 	return answer
 }
 
-// flood makes a sandbox ask for ever new names, as many at a time as it may,
-// until the function that is returned is called.
+// flood makes a sandbox resolve new names, as many at a time as it may, until
+// the returned function is called.
 func (m *Manager) flood(t testing.TB, vmid int) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -142,7 +142,7 @@ func TestAnswersShareTransactions(t *testing.T) {
 		if n := count() - before; n > 30 {
 			t.Errorf("an answer took %d runs of nft", n)
 		}
-		first, _ := netip.AddrFromSlice(a.Answer[0].(*dns.A).A.To4()) //nolint:forcetypeassert // it is one
+		first, _ := netip.AddrFromSlice(a.Answer[0].(*dns.A).A.To4()) //nolint:forcetypeassert // the type is known
 		if list := openFor(t, m, "10.77.0.2", first); !strings.Contains(list, "timeout") {
 			t.Errorf("%s is told and not open: %s", first, list)
 		}

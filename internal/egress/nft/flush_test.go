@@ -13,9 +13,9 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// TestFlowsOfAnOpenHourEnd: while nobody was there to put the rules back that
-// another program flushed, a sandbox opened what it likes. Once they are in
-// force again, that ends, and what its policy allows goes on.
+// TestFlowsOfAnOpenHourEnd: another program flushed the rules, and until they
+// were restored, a sandbox opened any connection. Once the rules are in force
+// again, denied connections end, and allowed ones continue.
 func TestFlowsOfAnOpenHourEnd(t *testing.T) {
 	w := newWorld(t)
 	ctx := context.Background()
@@ -47,7 +47,8 @@ func TestFlowsOfAnOpenHourEnd(t *testing.T) {
 	if !a.hold("kept", "192.31.196.20:8080") {
 		t.Fatal("not reached")
 	}
-	// As on a node, somebody else has the kernel track connections, too.
+	// As on a node, another program also makes the kernel track
+	// connections.
 	const flush = "flush ruleset; table inet other { chain c { type filter hook prerouting priority 0; ct state established accept; }; }"
 	if out, err := exec.Command("nft", flush).CombinedOutput(); err != nil {
 		t.Fatalf("%s", out)

@@ -302,7 +302,7 @@ func sysctl(name, value string) error {
 	if old, err := os.ReadFile(path); err == nil && string(old) == value+"\n" { //nolint:gosec // under /proc/sys
 		return nil
 	}
-	if err := os.WriteFile(path, []byte(value), 0o644); err != nil { //nolint:gosec // the file is the kernel's
+	if err := os.WriteFile(path, []byte(value), 0o644); err != nil { //nolint:gosec // a file of the kernel
 		return agentlab.Errorf(agentlab.CodeDenied, "setting %s: %w", name, err).WithHint("run it as root")
 	}
 	return nil

@@ -125,7 +125,7 @@ func (w *world) firstFault(m *Manager, s [2]Sandbox, v probetest.Variant, _ *rec
 	w.t.Helper()
 	w.settle()
 	env := w.env(s, v, &records{})
-	env.Records = nil // what arrives counts here, not what is told of it
+	env.Records = nil // only what arrives counts here, not the records
 	rep, err := probe.Run(context.Background(), quick(w.guests[0].exec), env)
 	if err != nil {
 		w.t.Fatal(err)

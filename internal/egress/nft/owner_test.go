@@ -8,8 +8,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// TestOwnerDoesNotWait: whose an address is, is known while the kernel is
-// told of something, and follows each change.
+// TestOwnerDoesNotWait checks that the owner of an address is known while the
+// kernel is updated, and follows each change.
 func TestOwnerDoesNotWait(t *testing.T) {
 	w := newWorld(t)
 	m := w.manager(Options{})

@@ -77,7 +77,7 @@ func (r *role) do(o order) (any, error) {
 		return r.hold(o.Probes), nil
 	case "drop":
 		for id, conn := range r.held {
-			_ = conn.(*net.TCPConn).SetLinger(0) //nolint:forcetypeassert // it is one
+			_ = conn.(*net.TCPConn).SetLinger(0) //nolint:forcetypeassert // the type is known
 			_ = conn.Close()
 			delete(r.held, id)
 		}
@@ -305,7 +305,7 @@ func trace(b []byte, etherType uint16) (probe.Trace, bool) {
 			return tr, true
 		}
 		if proto == unix.IPPROTO_TCP && len(b) > 13 && b[13]&4 != 0 {
-			return tr, false // the host's own answer to what belongs to no connection any more
+			return tr, false // the host's own answer to a packet without a connection
 		}
 		tr.Proto, tr.Port = map[byte]string{6: probe.TCP, 17: probe.UDP}[proto], binary.BigEndian.Uint16(b[2:])
 	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:

@@ -29,7 +29,7 @@ const reconcileEvery = 5 * time.Second
 func (m *Manager) Run(ctx context.Context) error {
 	if err := m.Apply(ctx); err != nil {
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // it was to end
+			return nil //nolint:nilerr // its end was requested
 		}
 		return err
 	}

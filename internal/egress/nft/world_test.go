@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 
 // inNamespace runs this very test again in a namespace of its own.
 func inNamespace() int {
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...) //nolint:gosec // ourselves
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...) //nolint:gosec // our own program
 	cmd.Env = append(os.Environ(), envInner+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
@@ -80,7 +80,7 @@ type world struct {
 	current  *Manager
 }
 
-// peer is a process in a namespace of its own. It is spoken to in lines.
+// peer is a process in a namespace of its own. It reads commands by line.
 type peer struct {
 	t    testing.TB
 	name string
@@ -161,7 +161,7 @@ func shell(t testing.TB, args ...string) {
 func (w *world) peer(role, ifname, bridge string, addrs ...string) *peer {
 	w.t.Helper()
 	p := &peer{t: w.t, name: ifname}
-	p.cmd = exec.Command("/proc/self/exe") //nolint:gosec // ourselves
+	p.cmd = exec.Command("/proc/self/exe") //nolint:gosec // our own program
 	p.cmd.Env = append(os.Environ(), envRole+"="+role)
 	p.cmd.Stderr = os.Stderr
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}

@@ -27,7 +27,8 @@ func env(v probetest.Variant) probe.Env {
 	}
 }
 
-// Every row can be told from the others, and its probes from each other.
+// Every row can be distinguished from the others, and its probes from each
+// other.
 func TestRows(t *testing.T) {
 	for _, v := range probetest.Reference() {
 		ids, probes := map[string]bool{}, map[string]bool{}

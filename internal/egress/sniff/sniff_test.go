@@ -17,7 +17,7 @@ func hello(t testing.TB, name string) []byte {
 	ours, theirs := net.Pipe()
 	defer func() { _ = ours.Close() }()
 	go func() {
-		_ = tls.Client(theirs, &tls.Config{ServerName: name, InsecureSkipVerify: true}).Handshake() //nolint:gosec // nobody answers
+		_ = tls.Client(theirs, &tls.Config{ServerName: name, InsecureSkipVerify: true}).Handshake() //nolint:gosec // no answer
 		_ = theirs.Close()
 	}()
 	var b []byte

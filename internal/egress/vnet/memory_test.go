@@ -22,8 +22,8 @@ import (
 // link on standard input. The value is how many TCP flows to wait for.
 const childEnv = "VNET_TEST_CHILD"
 
-// childProcess reports its own resident memory, in kB, when the flows are
-// there and nothing moves any more.
+// childProcess reports its own resident memory, in kB, when the flows are open
+// and idle.
 func childProcess(flows string) {
 	want, _ := strconv.Atoi(flows)
 	p, err := egress.New(agentlab.Network{Mode: agentlab.NetworkNAT})
@@ -103,7 +103,8 @@ func measure(t *testing.T, flows int) int {
 	return kb
 }
 
-// The race detector's shadow memory is not ours, so nothing is measured then.
+// The race detector's shadow memory would be counted too, so nothing is
+// measured with it.
 func TestMemory(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector changes how much memory a process takes")
