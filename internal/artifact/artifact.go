@@ -1,17 +1,17 @@
-// Package artifact keeps what jobs leave and what they are given: artifact
-// files, agent logs, and git bundles of local repositories. The files lie
-// below one directory,
+// Package artifact stores the outputs and inputs of jobs: artifact files,
+// agent logs, and git bundles of local repositories. The files are below one
+// directory,
 //
 //	artifacts/<job_id>/<path>     artifacts, described by rows in the store
 //	artifacts/.tmp/<random>       uploads under way and deletions
 //	logs/<job_id>.log             agent logs, append only
-//	bundles/<bundle_id>.bundle    uploaded repositories that no job has yet
+//	bundles/<bundle_id>.bundle uploaded repositories without a job
 //	bundles/<job_id>.bundle       the repository of a job
-//	*/.quarantine/<job_id>@<time> what no row knows, of each of the three
+//	*/.quarantine/<job_id>@<time> files without a row, of each of the three
 //
-// and are reached only through os.Root, so that no name, link or race leads
-// out of it. Names and contents come from guests and are hostile; MIME types
-// are sniffed here. What a crash leaves behind is removed by Sweep.
+// and are accessed only through os.Root, so that no name, link or race leads
+// out of it. Names and contents come from guests and are untrusted; MIME types
+// are detected here. Sweep removes what a crash leaves behind.
 package artifact
 
 import (
@@ -28,26 +28,27 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Store keeps the rows of artifacts and of their jobs.
+// Store stores the rows of artifacts and of their jobs.
 type Store interface {
-	// Job returns a job. The log of a final one grows no more.
+	// Job returns a job. The log of a final job does not grow.
 	Job(ctx context.Context, id string) (agentlab.Job, error)
-	// PutArtifact inserts the row or replaces the one of the same job and path.
+	// PutArtifact inserts the row or replaces the row with the same job and
+	// path.
 	PutArtifact(ctx context.Context, a agentlab.Artifact, evs ...agentlab.Event) error
 	Artifacts(ctx context.Context, jobID string) ([]agentlab.Artifact, error)
 	Artifact(ctx context.Context, jobID, path string) (agentlab.Artifact, error)
 	DeleteArtifacts(ctx context.Context, jobID string) error
 }
 
-// Limits bound what one job may leave. Zero fields take the default.
+// Limits are the limits on the files of one job. Zero means the default.
 type Limits struct {
 	FileBytes   int64         // one artifact; default 2 GiB
 	JobBytes    int64         // all artifacts of a job; default 4 GiB
-	JobFiles    int           // number of artifacts of a job; default 2000; uploads, replacing others, may be ten times as many
+	JobFiles    int           // number of artifacts of a job; default 2000; the number of uploads, which may replace others, may be ten times as high
 	LogBytes    int64         // the agent log of a job; default 64 MiB
 	BundleBytes int64         // one uploaded git bundle; default 4 GiB
 	BundleAge   time.Duration // how long a bundle waits for its job; default 1 h
-	Quarantine  time.Duration // how long files that no row knows are kept; default 30 days
+	Quarantine  time.Duration // how long files without a row are kept; default 30 days
 }
 
 func (l Limits) withDefaults() Limits {
@@ -72,25 +73,25 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Space watches the disk; *hostspace.Guard implements it.
+// Space checks the disk; *hostspace.Guard implements it.
 type Space interface {
-	// Keep returns code no_space while the disk is too full to store anything.
+	// Keep returns code no_space while the disk is too full to store data.
 	Keep() error
 }
 
-// Config is what a Service needs.
+// Config is the configuration of a Service.
 type Config struct {
-	Dir    string // made when missing, with mode 0700
+	Dir    string // created if missing, with mode 0700
 	Store  Store
 	Limits Limits
-	// Space is asked before every buffer is written; nil: there is always
-	// room.
+	// Space is asked before every buffer is written; nil means that there
+	// is always space.
 	Space  Space
 	Clock  func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
 }
 
-// Service is the keeper. It is safe for concurrent use.
+// Service stores files of jobs. It is safe for concurrent use.
 type Service struct {
 	store   Store
 	limits  Limits
@@ -102,15 +103,15 @@ type Service struct {
 	bundles *os.Root
 
 	mu     sync.Mutex
-	jobs   map[string]*usage    // jobs with an upload under way
-	puts   map[string]int       // uploads of each job since this process began
+	jobs   map[string]*usage    // jobs with a running upload
+	puts   map[string]int       // uploads of each job since the start of this process
 	active map[string]bool      // temporary files in use
 	topics map[string]*logTopic // logs with a reader or a writer
 }
 
 const tmpDir = ".tmp"
 
-// New opens the directory and makes what is missing of it.
+// New opens the directory and creates missing parts of it.
 func New(cfg Config) (*Service, error) {
 	s := &Service{
 		store: cfg.Store, limits: cfg.Limits.withDefaults(), clock: cfg.Clock, log: cfg.Logger,
@@ -142,7 +143,7 @@ func New(cfg Config) (*Service, error) {
 	return s, nil
 }
 
-// Close releases the directories. Calls under way fail.
+// Close closes the directories. Running calls fail.
 func (s *Service) Close() error {
 	var errs []error
 	for _, r := range []*os.Root{s.files, s.logs, s.bundles} {
@@ -156,7 +157,7 @@ func (s *Service) Close() error {
 // Limits returns the limits in force.
 func (s *Service) Limits() Limits { return s.limits }
 
-// fault gives an error of the file system its code.
+// fault adds a code to an error of the file system.
 func fault(err error, format string, args ...any) error {
 	if err == nil {
 		return nil

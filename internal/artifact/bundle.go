@@ -30,8 +30,8 @@ func notBundle(why string) error {
 }
 
 // PutBundle stores a git bundle of a whole repository until a job claims it.
-// Errors: invalid (no bundle, or one that needs commits that it does not
-// hold), limit, no_space; an error of r is returned as it is.
+// Codes: invalid (not a bundle, or one that needs commits that it does not
+// contain), limit, no_space; an error of r is returned unchanged.
 func (s *Service) PutBundle(ctx context.Context, r io.Reader) (Bundle, error) {
 	t, err := s.newTemp(s.bundles, "")
 	if err != nil {
@@ -58,9 +58,9 @@ func (s *Service) PutBundle(ctx context.Context, r io.Reader) (Bundle, error) {
 	return b, fault(syncDir(s.bundles, "."), "store a bundle")
 }
 
-// ClaimBundle gives an uploaded bundle to a job. Claiming it again for the
-// same job succeeds. Code not_found: it never was, is too old, or another job
-// has it.
+// ClaimBundle assigns an uploaded bundle to a job. Claiming it again for the
+// same job succeeds. Code not_found: it does not exist, is too old, or belongs
+// to another job.
 func (s *Service) ClaimBundle(_ context.Context, bundleID, jobID string) error {
 	if err := agentlab.ValidateJobID(jobID); err != nil {
 		return err
@@ -110,7 +110,7 @@ func (s *Service) RepoBundle(_ context.Context, jobID string) (io.ReadSeekCloser
 	return f, st.Size(), nil
 }
 
-// DropBundle removes the bundle of a job, when it is not needed any more.
+// DropBundle removes the bundle of a job after its last use.
 func (s *Service) DropBundle(jobID string) error {
 	if err := agentlab.ValidateJobID(jobID); err != nil {
 		return err
@@ -146,15 +146,15 @@ func (l *limited) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// headerCheck passes a git bundle on and fails on the first line of its
-// header that makes it unusable: see gitformat-bundle(5).
+// headerCheck passes a git bundle on and fails at the first line of its header
+// that makes it unusable: see gitformat-bundle(5).
 type headerCheck struct {
 	r     *bufio.Reader
 	line  []byte // read, checked, not passed on yet
 	bytes int
 	lines int
 	refs  int
-	done  bool // the header is over
+	done  bool // the header has ended
 }
 
 func (h *headerCheck) reset(r io.Reader) { *h = headerCheck{r: bufio.NewReaderSize(r, 32<<10)} }

@@ -58,7 +58,7 @@ func (t *logTopic) wake() {
 	t.changed = make(chan struct{})
 }
 
-// LogSize tells how many bytes of a job's agent log are held.
+// LogSize returns how many bytes of a job's agent log are stored.
 func (s *Service) LogSize(_ context.Context, jobID string) (int64, error) {
 	if err := agentlab.ValidateJobID(jobID); err != nil {
 		return 0, err
@@ -73,10 +73,10 @@ func (s *Service) LogSize(_ context.Context, jobID string) (int64, error) {
 	return st.Size(), nil
 }
 
-// AppendLog adds p, whose first byte is byte offset of the log. What is held
-// already is skipped, so a repeated call changes nothing; an offset beyond
-// the end is a conflict. size is the length afterwards. full says that the
-// quota is reached and no more is taken; that is no error.
+// AppendLog adds p, whose first byte is byte offset of the log. Bytes that are
+// already stored are skipped, so a repeated call changes nothing; an offset
+// beyond the end has code conflict. size is the length afterwards. full means
+// that the quota is used up and no more is stored, which is not an error.
 func (s *Service) AppendLog(_ context.Context, jobID string, offset int64, p []byte) (size int64, full bool, err error) {
 	if err := agentlab.ValidateJobID(jobID); err != nil {
 		return 0, false, err
@@ -121,7 +121,8 @@ func (s *Service) AppendLog(_ context.Context, jobID string, offset int64, p []b
 	return size + int64(n), full, fault(err, "write the agent log")
 }
 
-// WakeLog makes readers that follow a job's log ask again whether it ended.
+// WakeLog makes readers that follow a job's log check again whether the job
+// has ended.
 func (s *Service) WakeLog(jobID string) {
 	s.mu.Lock()
 	t := s.topics[jobID]
@@ -132,9 +133,9 @@ func (s *Service) WakeLog(jobID string) {
 }
 
 // Log returns a reader of a job's agent log from offset. Without follow it
-// ends where the log ends now; otherwise Read waits for more until the job
-// has ended, or ctx ends. Whether it has is asked whenever the end of the log
-// is reached, at WakeLog, and about every second.
+// ends at the current end of the log; otherwise Read waits for more until the
+// job or ctx has ended. It checks whether the job has ended at the end of the
+// log, at WakeLog, and about every second.
 func (s *Service) Log(ctx context.Context, jobID string, offset int64, follow bool) (io.ReadCloser, error) {
 	if err := agentlab.ValidateJobID(jobID); err != nil {
 		return nil, err
@@ -154,7 +155,7 @@ type logReader struct {
 	t      *logTopic
 	f      *os.File // nil until the log exists
 	off    int64
-	last   bool // what the next look at the file finds is all
+	last   bool // the next read finds the final end
 	once   sync.Once
 }
 
@@ -165,7 +166,7 @@ func (r *logReader) Read(p []byte) (int, error) {
 		return 0, nil
 	}
 	for {
-		changed := r.t.wait() // before the look, so that no change is missed
+		changed := r.t.wait() // before the read, so that no change is missed
 		n, err := r.look(p)
 		if n > 0 || err != nil {
 			return n, err
@@ -214,7 +215,7 @@ func (r *logReader) look(p []byte) (int, error) {
 	return 0, fault(err, "read the agent log")
 }
 
-// Close ends a Read that waits.
+// Close ends a waiting Read.
 func (r *logReader) Close() error {
 	r.cancel()
 	var err error

@@ -18,7 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// usage counts what a job holds while uploads of it are under way.
+// usage is the storage used by a job, counted during its uploads.
 type usage struct {
 	refs     int
 	files    map[string]int64 // sizes by path
@@ -27,8 +27,8 @@ type usage struct {
 	commit   sync.Mutex // held while a file and its row change together
 }
 
-// acquire gives the usage of a job, read from the store by the first of its
-// uploads; release forgets it after the last.
+// acquire returns the usage of a job, which its first upload reads from the
+// store; release drops it after the last upload.
 func (s *Service) acquire(ctx context.Context, jobID string) (*usage, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,8 +57,8 @@ func (s *Service) release(jobID string, u *usage) {
 	}
 }
 
-// reserve counts n more bytes of an upload to p, or refuses them. What p
-// holds now goes when the upload succeeds and does not count.
+// reserve adds n bytes of an upload to p, or returns an error. The current
+// file at p is replaced by the upload and does not count.
 func (s *Service) reserve(u *usage, p string, n int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,8 +79,8 @@ func (s *Service) settle(u *usage, reserved int64, p string, size int64, stored 
 	}
 }
 
-// putsPerFile is how many uploads a job may make for each artifact that it
-// may have: writing one again and again is work without end for us.
+// putsPerFile is how many uploads a job may make per allowed artifact:
+// uploading the same file repeatedly would cause unlimited work.
 const putsPerFile = 10
 
 func (s *Service) countPut(jobID string) error {
@@ -102,9 +102,9 @@ func (s *Service) checkCount(u *usage, p string) error {
 	return nil
 }
 
-// checkTop keeps the paths of what the runner and the controller store
-// themselves free for that: an agent that stores agent.log/x would otherwise
-// make agent.log a directory.
+// checkTop rejects paths below the files that the runner and the controller
+// store themselves: an agent that stores agent.log/x would otherwise make
+// agent.log a directory.
 func checkTop(p string) error {
 	top, _, deeper := strings.Cut(p, "/")
 	var why string
@@ -119,10 +119,10 @@ func checkTop(p string) error {
 	return agentlab.Errorf(agentlab.CodeInvalid, "%q is not an artifact path: %s", p, why).WithField("path")
 }
 
-// Put stores what r gives as the artifact of the job with the path, replacing
-// an earlier one. It appears whole or not at all. Errors: invalid (path or
-// job id), limit (a quota), conflict (the path runs through a file, or is a
-// directory), no_space; an error of r is returned as it is.
+// Put atomically stores the content of r as the artifact of the job with the
+// path, replacing an earlier one. Codes: invalid (path or job ID), limit (a
+// quota), conflict (a parent of the path is a file, or the path is a
+// directory), no_space; an error of r is returned unchanged.
 func (s *Service) Put(ctx context.Context, jobID, p string, r io.Reader) (agentlab.Artifact, error) {
 	var none agentlab.Artifact
 	if err := agentlab.ValidateJobID(jobID); err != nil {
@@ -160,20 +160,21 @@ func (s *Service) Put(ctx context.Context, jobID, p string, r io.Reader) (agentl
 	a := agentlab.Artifact{JobID: jobID, Path: p, Size: c.n, SHA256: sum, MIME: mime, CreatedAt: s.clock().UTC()}
 	u.commit.Lock()
 	defer u.commit.Unlock()
-	if err := s.checkCount(u, p); err != nil { // another upload may have been quicker
+	if err := s.checkCount(u, p); err != nil { // another upload may have been faster
 		return none, err
 	}
 	if err := s.place(t, a); err != nil {
 		return none, err
 	}
 	stored = true
-	// The file is in place: its row is written also when the caller has gone.
+	// The file is in place, so its row is written even if the caller has
+	// disconnected.
 	err = s.store.PutArtifact(context.WithoutCancel(ctx), a, s.storedEvents(u, a)...)
 	return a, err
 }
 
-// storedEvents tells of an artifact that is new. One that is replaced makes no
-// event, or a guest could let the database grow without end.
+// storedEvents returns the event for a new artifact. A replaced artifact has
+// no event, because a guest could otherwise grow the database without limit.
 func (s *Service) storedEvents(u *usage, a agentlab.Artifact) []agentlab.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,8 +187,9 @@ func (s *Service) storedEvents(u *usage, a agentlab.Artifact) []agentlab.Event {
 	}}
 }
 
-// place moves a filled temporary file to its path. Its time becomes that of
-// its row, by which Sweep sees that the two belong together.
+// place moves a complete temporary file to its path. Its modification time is
+// set to that of its row, so that Sweep can check that the two belong
+// together.
 func (s *Service) place(t *temp, a agentlab.Artifact) error {
 	p := a.Path
 	full := a.JobID + "/" + p
@@ -204,7 +206,7 @@ func (s *Service) place(t *temp, a agentlab.Artifact) error {
 	return fault(syncDir(s.files, dir), "store %s", p)
 }
 
-// counter reads an upload within its quotas.
+// counter reads an upload and enforces its quotas.
 type counter struct {
 	ctx  context.Context
 	s    *Service
@@ -212,7 +214,7 @@ type counter struct {
 	path string
 	r    io.Reader
 	n    int64
-	err  error // why reading ended, when it was not io.EOF
+	err  error // why reading ended, if not by io.EOF
 }
 
 func (c *counter) Read(p []byte) (n int, err error) {
@@ -237,7 +239,7 @@ func (c *counter) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// temp is a file that has no name of its own yet.
+// temp is a temporary file.
 type temp struct {
 	s    *Service
 	root *os.Root
@@ -265,10 +267,10 @@ func (s *Service) forget(name string) {
 	s.mu.Unlock()
 }
 
-// sniffBytes is how much mimetype looks at.
+// sniffBytes is how many bytes mimetype reads.
 const sniffBytes = 3072
 
-// fill copies r to the file and to the disk.
+// fill copies r to the file and syncs it to disk.
 func (t *temp) fill(r io.Reader) (sum, mime string, err error) {
 	a, err := summarize(io.TeeReader(r, t.f))
 	if err == nil {
@@ -277,7 +279,7 @@ func (t *temp) fill(r io.Reader) (sum, mime string, err error) {
 	return a.SHA256, a.MIME, err
 }
 
-// summarize reads r to its end and tells size, sum and type.
+// summarize reads r to its end and returns size, hash and type.
 func summarize(r io.Reader) (a agentlab.Artifact, err error) {
 	h := sha256.New()
 	head := &prefix{}
@@ -286,7 +288,8 @@ func summarize(r io.Reader) (a agentlab.Artifact, err error) {
 	return a, err
 }
 
-// These hide the short cuts of io.Copy, which would leave its buffer unused.
+// These types hide ReadFrom and WriteTo from io.Copy, so that it uses its
+// buffer.
 type (
 	onlyWriter struct{ io.Writer }
 	onlyReader struct{ io.Reader }
@@ -314,7 +317,7 @@ func (t *temp) moveTo(name string) error {
 func (t *temp) discard() {
 	if !t.done {
 		_ = t.f.Close()
-		_ = t.root.Remove(t.name) // Sweep takes what stays
+		_ = t.root.Remove(t.name) // Sweep removes it after an error
 	}
 	t.s.forget(t.name)
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // The quarantine of each root is a directory in it, so that moving there is
-// one rename. An entry is named after its job and the time it was moved:
+// one rename. The name of an entry has its job and the time when it was moved:
 // quarantineDir/<job_id>@<time><suffix>, which is a directory of artifacts
 // (suffix "" or a path in it), a log or a bundle.
 const (
@@ -24,7 +24,7 @@ const (
 )
 
 // quarantine moves an object of a job, or with a suffix "/…" one of its
-// artifacts, out of its place.
+// artifacts, to the quarantine.
 func (s *Service) quarantine(root *os.Root, name, jobID, suffix string) error {
 	to := path.Join(quarantineDir, jobID+"@"+s.clock().UTC().Format(quarantineTime)+suffix)
 	err := root.MkdirAll(path.Dir(to), 0o700)
@@ -35,7 +35,7 @@ func (s *Service) quarantine(root *os.Root, name, jobID, suffix string) error {
 		err = root.Rename(name, to)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // deleted meanwhile
+		return nil // deleted in the meantime
 	}
 	return fault(err, "move %s to the quarantine", name)
 }
@@ -63,7 +63,7 @@ func listQuarantine(root *os.Root) ([]quarantined, error) {
 		}
 		at, terr := time.Parse(quarantineTime, stamp)
 		if terr != nil || agentlab.ValidateJobID(jobID) != nil {
-			continue // not of our making
+			continue // not created by AgentLab
 		}
 		out = append(out, quarantined{path.Join(quarantineDir, e.Name()), jobID, suffix, at})
 	}
@@ -71,7 +71,7 @@ func listQuarantine(root *os.Root) ([]quarantined, error) {
 	return out, fault(err, "list the quarantine")
 }
 
-// expire removes what has been in quarantine for long enough.
+// expire deletes entries whose quarantine has ended.
 func (s *Service) expire(root *os.Root, n *int) error {
 	list, err := listQuarantine(root)
 	errs := []error{err}
@@ -85,16 +85,16 @@ func (s *Service) expire(root *os.Root, n *int) error {
 	return errors.Join(errs...)
 }
 
-// Found is what the files of a job tell about it.
+// Found is the data about a job from its files.
 type Found struct {
 	JobID  string
 	Oldest time.Time // of its files
 	Newest time.Time
 }
 
-// Recover moves everything in quarantine back to where nothing else is, and
-// returns the jobs of which there are artifacts or a log, by id. It is for a
-// database that is being rebuilt; nothing else may use the directory.
+// Recover moves all entries of the quarantine back, unless another file has
+// their path, and returns the jobs with artifacts or a log, by ID. It is for
+// rebuilding the database; no other process may use the directory.
 func (s *Service) Recover() ([]Found, error) {
 	var errs []error
 	found := map[string]*Found{}
@@ -104,7 +104,7 @@ func (s *Service) Recover() ([]Found, error) {
 	}{{s.files, ""}, {s.logs, ".log"}, {s.bundles, ".bundle"}} {
 		errs = append(errs, restore(r.root, r.suffix))
 		if r.root == s.bundles {
-			continue // what a job was given says nothing of what it did
+			continue // the inputs of a job have no information about its work
 		}
 		entries, err := fs.ReadDir(r.root.FS(), ".")
 		errs = append(errs, fault(err, "list the state directory"))
@@ -147,8 +147,8 @@ func scan(root *os.Root, name, jobID string, found map[string]*Found) error {
 	})
 }
 
-// restore empties a quarantine, the newest first. What has lost its place to
-// something else stays.
+// restore empties a quarantine, the newest first. An entry whose place is
+// taken stays.
 func restore(root *os.Root, suffix string) error {
 	list, err := listQuarantine(root)
 	errs := []error{err}
@@ -171,7 +171,7 @@ func restore(root *os.Root, suffix string) error {
 	return errors.Join(errs...)
 }
 
-// moveUnique renames a file unless something has the new name.
+// moveUnique renames a file unless the new name exists.
 func moveUnique(root *os.Root, from, to string) error {
 	if _, err := root.Lstat(to); err == nil {
 		return nil
@@ -183,7 +183,7 @@ func moveUnique(root *os.Root, from, to string) error {
 	return fault(err, "move %s back", from)
 }
 
-// removeEmpty removes a directory tree without files; one with files stays.
+// removeEmpty removes a directory tree if it has no files.
 func removeEmpty(root *os.Root, name string) {
 	var dirs []string
 	_ = fs.WalkDir(root.FS(), name, func(p string, e fs.DirEntry, err error) error {
@@ -193,18 +193,18 @@ func removeEmpty(root *os.Root, name string) {
 		return nil
 	})
 	for _, d := range slices.Backward(dirs) {
-		_ = root.Remove(d) // fails where something is in it
+		_ = root.Remove(d) // fails if it is not empty
 	}
 }
 
-// Describe makes rows for the artifacts of a job that have none, and returns
-// how many. Like Recover it is for a database that is being rebuilt.
+// Describe creates the missing rows of a job's artifacts and returns their
+// number. Like Recover it is for rebuilding the database.
 func (s *Service) Describe(ctx context.Context, jobID string) (n int, err error) {
 	if err := agentlab.ValidateJobID(jobID); err != nil {
 		return 0, err
 	}
 	if _, err := s.files.Lstat(jobID); errors.Is(err, fs.ErrNotExist) {
-		return 0, nil // a job with a log alone
+		return 0, nil // a job with only a log
 	}
 	rows, err := s.store.Artifacts(ctx, jobID)
 	if err != nil {
@@ -220,7 +220,7 @@ func (s *Service) Describe(ctx context.Context, jobID string) (n int, err error)
 		}
 		p := strings.TrimPrefix(name, jobID+"/")
 		if known[p] || agentlab.ValidateArtifactPath(p) != nil || !e.Type().IsRegular() {
-			return nil //nolint:nilerr // a name that is no artifact's is left alone
+			return nil //nolint:nilerr // a name that is not of an artifact is not touched
 		}
 		st, err := e.Info()
 		if err != nil {

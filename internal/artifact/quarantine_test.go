@@ -63,7 +63,7 @@ func TestSweepOfALostDatabaseDeletesNothing(t *testing.T) {
 		t.Errorf("content %q", got)
 	}
 
-	// What nobody claims is removed when its time is over.
+	// An unclaimed file is removed after its time.
 	clear(f.st.rows)
 	if _, err := f.Sweep(t.Context(), none); err != nil {
 		t.Fatal(err)

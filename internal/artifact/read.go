@@ -14,7 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// LogName is the path under which the agent log stands among the artifacts.
+// LogName is the artifact path of the agent log.
 const LogName = "agent.log"
 
 // List returns the artifacts of a job.
@@ -22,7 +22,7 @@ func (s *Service) List(ctx context.Context, jobID string) ([]agentlab.Artifact, 
 	return s.store.Artifacts(ctx, jobID)
 }
 
-// Open opens an artifact. Code not_found: there is none of that path.
+// Open opens an artifact. Code not_found: there is none with that path.
 func (s *Service) Open(ctx context.Context, jobID, p string) (agentlab.Artifact, io.ReadCloser, error) {
 	a, err := s.store.Artifact(ctx, jobID, p)
 	if err != nil {
@@ -35,7 +35,7 @@ func (s *Service) Open(ctx context.Context, jobID, p string) (agentlab.Artifact,
 	return a, f, nil
 }
 
-// openFile opens the file that a row describes, and nothing but a file.
+// openFile opens the file of a row, which must be a regular file.
 func (s *Service) openFile(a agentlab.Artifact) (*os.File, error) {
 	if err := errors.Join(agentlab.ValidateJobID(a.JobID), agentlab.ValidateArtifactPath(a.Path)); err != nil {
 		return nil, err
@@ -56,9 +56,9 @@ func openRegular(root *os.Root, name string) (*os.File, error) {
 	return f, nil
 }
 
-// WriteTarGz writes all artifacts of a job as a tar.gz, below a directory
-// with the job's id. When the guest left no agent log, the controller's copy
-// of it is added. An artifact that vanishes meanwhile is left out.
+// WriteTarGz writes all artifacts of a job as a tar.gz, below a directory with
+// the job's ID. If the guest uploaded no agent log, the controller's copy is
+// added. An artifact that is deleted in the meantime is omitted.
 func (s *Service) WriteTarGz(ctx context.Context, jobID string, w io.Writer) error {
 	if err := agentlab.ValidateJobID(jobID); err != nil {
 		return err
@@ -115,7 +115,7 @@ func (s *Service) addLog(ctx context.Context, tw *tar.Writer, jobID string) erro
 	return addFile(ctx, tw, f, jobID+"/"+LogName, s.clock())
 }
 
-// addFile adds as many bytes as the file has now, also when it grows.
+// addFile adds as many bytes as the file has at the start, even if it grows.
 func addFile(ctx context.Context, tw *tar.Writer, f *os.File, name string, t time.Time) error {
 	defer func() { _ = f.Close() }()
 	st, err := f.Stat()

@@ -12,13 +12,14 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Delete removes everything of a job: artifacts with their rows, agent log,
-// repository bundle. Deleting what is not there succeeds.
+// Delete deletes everything of a job: artifacts with their rows, agent log,
+// repository bundle. It is idempotent.
 func (s *Service) Delete(ctx context.Context, jobID string) error {
 	if err := agentlab.ValidateJobID(jobID); err != nil {
 		return err
 	}
-	// Out of its place first: a crash leaves it to Sweep, never half visible.
+	// Moved to a temporary path first: after a crash Sweep deletes it, and it
+	// is never partially visible.
 	trash := tmpDir + "/.del-" + agentlab.NewUID()
 	err := s.files.Rename(jobID, trash)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -40,17 +41,16 @@ func (s *Service) Delete(ctx context.Context, jobID string) error {
 // Swept counts what Sweep removed or moved away.
 type Swept struct {
 	Temporary int // unfinished uploads and deletions
-	Files     int // files that no row describes, moved to the quarantine
-	Jobs      int // unknown jobs of which something was moved to the quarantine
+	Files     int // files without a row, moved to the quarantine
+	Jobs      int // unknown jobs with files that were moved to the quarantine
 	Bundles   int // bundles that no job claimed in time
-	Expired   int // what was in the quarantine for the retention, removed
+	Expired   int // entries whose quarantine has ended, deleted
 }
 
-// Sweep removes what crashes left behind, and moves what belongs to no known
-// job or row to the quarantine, where it stays for Limits.Quarantine: files
-// that the database does not know may be all that is left of a job whose row
-// was lost. known reports whether a job exists. It may run at any time.
-// Objects whose names are not of our making are left alone.
+// Sweep removes what crashes left behind, and moves files without a known job
+// or row to the quarantine for Limits.Quarantine: they may be the only data of
+// a job whose row was lost. known reports whether a job exists. Sweep may run
+// at any time. Files with names that AgentLab does not use are not changed.
 func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, jobID string) (bool, error)) (Swept, error) {
 	var out Swept
 	errs := []error{s.sweepTemp(s.files, tmpDir, &out.Temporary), s.sweepTemp(s.bundles, ".", &out.Temporary)}
@@ -105,10 +105,10 @@ func (s *Service) sweepTemp(root *os.Root, dir string, n *int) error {
 	return errors.Join(errs...)
 }
 
-// sweepJob brings the files of a job and their rows together: a crash comes
-// between the two, so a file without a row goes to the quarantine (its sender
-// got no answer and sends again), and a row gets the size and sum of the file
-// that is there.
+// sweepJob makes the files of a job and their rows consistent, because a crash
+// may come between the two. A file without a row is moved to the quarantine
+// (its sender got no answer and sends it again), and a row gets the size and
+// hash of its file.
 func (s *Service) sweepJob(ctx context.Context, jobID string, n *int) error {
 	u, err := s.acquire(ctx, jobID)
 	if err != nil {
@@ -135,7 +135,7 @@ func (s *Service) sweepJob(ctx context.Context, jobID string, n *int) error {
 			*n++
 			return s.quarantine(s.files, name, jobID, "/"+p)
 		}
-		// Another file may have the same size, but then it has another time.
+		// Another file may have the same size, but not the same time.
 		st, err := e.Info()
 		if err != nil || (st.Size() == want.Size && st.ModTime().Equal(want.CreatedAt)) {
 			return err
@@ -144,7 +144,7 @@ func (s *Service) sweepJob(ctx context.Context, jobID string, n *int) error {
 	})
 }
 
-// describe writes the row of the file that is there, whose time is at.
+// describe writes the row of the existing file, whose modification time is at.
 func (s *Service) describe(ctx context.Context, jobID, p string, at time.Time) error {
 	f, err := openRegular(s.files, jobID+"/"+p)
 	if err != nil {

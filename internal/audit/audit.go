@@ -1,14 +1,14 @@
-// Package audit keeps the record of what guests wanted from the network.
+// Package audit stores the egress decisions about guests.
 //
-// Enforcers decide and write a bounded log of their own; this service takes
-// the log of each sandbox over into the database, where it outlives the
-// sandbox. It reads by cursor, and cursor and records are one transaction: a
-// crash anywhere, or a log that is read twice, neither loses nor repeats one.
-// It never stands between a guest and the network, nor does it hold up a
-// sandbox's end for longer than Limits.Drain.
+// Enforcers decide and write a log of limited size; this service copies the
+// log of each sandbox to the database, where it is kept after the sandbox is
+// destroyed. It reads by cursor, and cursor and records are written in one
+// transaction, so that no record is lost or duplicated after a crash or a
+// repeated read. It never delays a guest's traffic, and delays the end of a
+// sandbox by at most Limits.Drain.
 //
-// What comes from an enforcer holds text that a guest chose. It is checked
-// and made plain before it is stored (see clean).
+// Records of an enforcer contain text from a guest. The text is checked and
+// sanitised before it is stored (see clean).
 package audit
 
 import (
@@ -23,8 +23,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// Store is what the service needs of the database. The semantics are those of
-// package store.
+// Store is the part of the database that the service uses. Its semantics are
+// those of package store.
 type Store interface {
 	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	Job(ctx context.Context, id string) (agentlab.Job, error)
@@ -34,15 +34,15 @@ type Store interface {
 	EgressSummary(ctx context.Context, f agentlab.EgressFilter, targets int) (agentlab.EgressSummary, error)
 }
 
-// Limits bound the work. Zero fields take the default.
+// Limits are the limits on the work. Zero means the default.
 type Limits struct {
-	Rows    int           // entries per sandbox of what was allowed, and as many of what was refused; default 5000
-	Every   time.Duration // between two looks at a sandbox's log; default 1 s
-	Idle    time.Duration // the same for one whose log does not grow; default 8 s
+	Rows    int           // entries per sandbox of allowed decisions, and as many of denied ones; default 5000
+	Every   time.Duration // interval of reads of a sandbox's log; default 1 s
+	Idle    time.Duration // the same for a log that does not grow; default 8 s
 	Watched time.Duration // the same for one that is followed; default 300 ms
-	Call    time.Duration // for one look; default 5 s
-	Refresh time.Duration // for the look that a list begins with; default 2 s
-	Drain   time.Duration // for what is left when a sandbox is destroyed; default 5 s
+	Call    time.Duration // time limit of one read; default 5 s
+	Refresh time.Duration // time limit of the read before a list; default 2 s
+	Drain   time.Duration // time limit of the last read before a sandbox is destroyed; default 5 s
 }
 
 func (l Limits) withDefaults() Limits {
@@ -66,17 +66,17 @@ func (l Limits) withDefaults() Limits {
 // Redactor removes secrets from text, because a program may ask for a name that
 // contains one; *bootstrap.Service implements it.
 type Redactor interface {
-	// RedactFunc is for the secrets of a job, or of the sandbox with that UID
-	// that has no job.
+	// RedactFunc returns a function that redacts the secrets of a job, or of
+	// a sandbox without a job, by its UID.
 	RedactFunc(ctx context.Context, id string) func(text string) string
 }
 
-// Config is what a Service needs.
+// Config is the configuration of a Service.
 type Config struct {
 	Store    Store
-	Log      backend.EgressLogger // nil: the backend records nothing
+	Log      backend.EgressLogger // nil: the backend has no log
 	Limits   Limits
-	Redactor Redactor         // nil: nothing is redacted
+	Redactor Redactor         // nil means that nothing is redacted
 	Clock    func() time.Time // nil means time.Now
 	Logger   *slog.Logger     // nil means none
 }
@@ -91,27 +91,27 @@ type Service struct {
 
 	mu       sync.Mutex
 	sources  map[int]*source
-	changed  chan struct{}                   // closed at the next commit
-	watchers map[*agentlab.EgressFilter]bool // what is followed
+	changed  chan struct{}                   // closed after the next commit
+	watchers map[*agentlab.EgressFilter]bool // filters of following clients
 }
 
-// source is the log of one sandbox. Nothing in it matters: a new process
+// source is the log of one sandbox. Nothing in it must survive: a new process
 // reads the cursor from the database.
 type source struct {
 	readLock chan struct{} // holds a value while the log is being read
 
-	// Below the service's lock.
+	// Guarded by the service's lock.
 	sb       agentlab.Sandbox
 	due      time.Time
-	pause    time.Duration // grows while nothing comes
+	pause    time.Duration // grows while there are no new records
 	failures int
 
-	// Below readLock.
+	// Guarded by readLock.
 	cursor int64
 	known  bool // cursor was read
 }
 
-// New returns a Service; Run makes it work.
+// New returns a Service. Call Run to start it.
 func New(cfg Config) *Service {
 	s := &Service{
 		cfg: cfg, lim: cfg.Limits.withDefaults(), clock: cfg.Clock, log: cfg.Logger,
@@ -126,7 +126,7 @@ func New(cfg Config) *Service {
 	return s
 }
 
-// Run takes logs over until ctx ends.
+// Run copies logs until ctx ends.
 func (s *Service) Run(ctx context.Context) error {
 	if s.cfg.Log == nil {
 		<-ctx.Done()
@@ -154,7 +154,8 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 }
 
-// ignoreCanceled returns err, or nil when ctx has ended: that is no error of Run.
+// ignoreCanceled returns err, or nil if ctx has ended, because that is not an
+// error of Run.
 func ignoreCanceled(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		err = nil
@@ -188,7 +189,7 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 	s.wakeRun()
 }
 
-// wakeRun makes Run look at once.
+// wakeRun makes Run read the log at once.
 func (s *Service) wakeRun() {
 	select {
 	case s.wake <- struct{}{}:
@@ -196,8 +197,8 @@ func (s *Service) wakeRun() {
 	}
 }
 
-// Watch makes the service look more often at the sandboxes that f selects,
-// until stop is called.
+// Watch makes the service read the logs of the sandboxes that f selects more
+// often, until stop is called.
 func (s *Service) Watch(f agentlab.EgressFilter) (stop func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,15 +221,14 @@ func (src *source) in(f agentlab.EgressFilter) bool {
 	return (f.VMID == 0 || f.VMID == src.sb.VMID) && (f.JobID == "" || f.JobID == src.sb.JobID)
 }
 
-// Changed returns a channel that is closed when entries come that are not in
-// the record yet.
+// Changed returns a channel that is closed after the next entries are stored.
 func (s *Service) Changed() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.changed
 }
 
-// due returns the sources to be read now, and how long until the next one is.
+// due returns the sources to read now, and the time until the next one is due.
 func (s *Service) due() (now []*source, next time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -255,9 +255,9 @@ func (s *Service) interval(src *source) time.Duration {
 	return max(src.pause, s.lim.Every)
 }
 
-// Drain takes over what is left of a sandbox's log. Its VM should be off. It
-// returns after Limits.Drain at the latest; an error says that something may
-// be left.
+// Drain copies the rest of a sandbox's log. Its VM should be off. It returns
+// after Limits.Drain at the latest; after an error some records may be
+// missing.
 func (s *Service) Drain(ctx context.Context, sb agentlab.Sandbox) error {
 	if s.cfg.Log == nil {
 		return nil
@@ -278,7 +278,7 @@ func (s *Service) Drain(ctx context.Context, sb agentlab.Sandbox) error {
 	}
 }
 
-// List lists entries by rising id, with what has happened just now.
+// List lists entries in ascending order of ID. It reads the logs first.
 func (s *Service) List(ctx context.Context, f agentlab.EgressFilter) ([]agentlab.EgressEntry, error) {
 	if f.Tail || f.AfterID == 0 {
 		s.refresh(ctx, f)
@@ -286,15 +286,15 @@ func (s *Service) List(ctx context.Context, f agentlab.EgressFilter) ([]agentlab
 	return s.cfg.Store.Egress(ctx, f)
 }
 
-// Summary sums up what f selects, with what has happened just now; at most
-// targets refused ones are named.
+// Summary summarises the entries that f selects, with at most targets refused
+// targets. It reads the logs first.
 func (s *Service) Summary(ctx context.Context, f agentlab.EgressFilter, targets int) (agentlab.EgressSummary, error) {
 	s.refresh(ctx, f)
 	return s.cfg.Store.EgressSummary(ctx, f, targets)
 }
 
-// refresh reads the logs that f is about. What fails or takes long is left to
-// Run.
+// refresh reads the logs that f selects. Run reads those that fail or take
+// long.
 func (s *Service) refresh(ctx context.Context, f agentlab.EgressFilter) {
 	ctx, cancel := context.WithTimeout(ctx, s.lim.Refresh)
 	defer cancel()
@@ -327,7 +327,7 @@ func (s *Service) read(ctx context.Context, sources []*source) {
 	wg.Wait()
 }
 
-// recordResult notes how a look went, for the next one.
+// recordResult stores the result of a read, for the next one.
 func (s *Service) recordResult(ctx context.Context, src *source, full bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -347,7 +347,7 @@ func (s *Service) recordResult(ctx context.Context, src *source, full bool, err 
 		return
 	}
 	src.failures = 0
-	if !src.sb.State.HasVM() && ctx.Err() == nil { // nothing more will come
+	if !src.sb.State.HasVM() && ctx.Err() == nil { // there will be no more records
 		if s.sources[src.sb.VMID] == src {
 			delete(s.sources, src.sb.VMID)
 		}
@@ -357,7 +357,7 @@ func (s *Service) recordResult(ctx context.Context, src *source, full bool, err 
 // page is how many records are read at a time.
 const page = 500
 
-// readOne reads one page of one log. full tells that there may be more.
+// readOne reads one page of one log. full means that there may be more.
 func (s *Service) readOne(ctx context.Context, src *source) (full bool, err error) {
 	select {
 	case src.readLock <- struct{}{}:
@@ -400,12 +400,13 @@ func (s *Service) readOne(ctx context.Context, src *source) (full bool, err erro
 	return len(entries) > 0 && len(recs) >= page, nil
 }
 
-// entries makes records fit to be stored. What is not in order is left out.
+// entries converts records to entries. Records that are out of order are
+// dropped.
 func (s *Service) entries(ctx context.Context, sb agentlab.Sandbox, after int64, recs []agentlab.EgressRecord) []agentlab.EgressEntry {
 	if len(recs) == 0 {
 		return nil
 	}
-	var ended time.Time // of the job; what a kept sandbox does later is not its doing
+	var ended time.Time // of the job; later decisions of a kept sandbox do not belong to it
 	if sb.JobID != "" {
 		if j, err := s.cfg.Store.Job(ctx, sb.JobID); err == nil && j.Status.Final() {
 			ended = j.FinishedAt

@@ -9,18 +9,17 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Lengths to which text is cut, in bytes. A name of DNS has at most 253
-// characters, and up to four times as many bytes when each is escaped.
+// Maximum lengths of text, in bytes. A name of DNS has at most 253 characters,
+// and up to four times as many bytes when each is escaped.
 const (
 	maxName  = 1012
 	maxRule  = 300
 	maxError = 200
 )
 
-// clean makes a record fit to be stored, whatever it holds: an enforcer is
-// ours, but what it reports was written by a guest. Nothing in the result can
-// drive a terminal, break a line or be taken for another column; a name looks
-// as DNS tools write it.
+// clean sanitises a record before it is stored: its text comes from a guest.
+// The result contains no terminal control characters, line breaks or column
+// separators; a name has the format of DNS tools.
 func clean(r agentlab.EgressRecord, vmid int, now time.Time) agentlab.EgressRecord {
 	r.VMID = vmid
 	r.Name = escape(r.Name, maxName)
@@ -48,7 +47,7 @@ func clean(r agentlab.EgressRecord, vmid int, now time.Time) agentlab.EgressReco
 	return r
 }
 
-// sane is t, or now when t cannot be the time of something that happened.
+// sane returns t, or now if t is not a plausible time.
 func sane(t, now time.Time) time.Time {
 	if t.Year() < 2020 || t.After(now.Add(time.Hour)) {
 		return now.UTC()
@@ -56,8 +55,8 @@ func sane(t, now time.Time) time.Time {
 	return t.UTC()
 }
 
-// escape writes every byte that is no graphic ASCII character as \DDD, as DNS
-// does, and cuts what is longer than limit.
+// escape writes every byte that is not a graphic ASCII character as \DDD, like
+// DNS, and cuts the text at limit.
 func escape(s string, limit int) string {
 	plain := true
 	for i := range len(s) {

@@ -6,8 +6,8 @@
 // the start of its job. An answer can be lost on its way, for instance when
 // the daemon dies; then the guest gets another token (Reissue), a few times.
 //
-// The secrets that a guest was given are stored, encrypted, until its sandbox
-// is gone: the service makes the redactors for all that the guest says.
+// The secrets that a guest got are stored, encrypted, until its sandbox is
+// destroyed: the service builds the redactors for all data from the guest.
 package bootstrap
 
 import (
@@ -25,8 +25,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/secret"
 )
 
-// Store is what the service needs of the database. The semantics are those
-// of package store.
+// Store is the part of the database that the service uses. Its semantics are
+// those of package store.
 type Store interface {
 	Job(ctx context.Context, id string) (agentlab.Job, error)
 	UpdateJob(ctx context.Context, id string, fn func(*agentlab.Job) ([]agentlab.Event, error)) (agentlab.Job, error)
@@ -54,14 +54,15 @@ type Secrets interface {
 	SweepKept(ctx context.Context, done func(ctx context.Context, id string) (bool, error)) (int, error)
 }
 
-// Config is what a Service needs. Zero durations and sizes take the default.
+// Config is the configuration of a Service. Zero durations and sizes take the
+// default.
 type Config struct {
 	Store    Store
 	Profiles Profiles
 	Secrets  Secrets
-	Info     backend.Info // where guests find the guest plane
+	Info     backend.Info // has the URLs of the guest plane
 
-	TokenTTL      time.Duration // life of a bootstrap token; default 10 min
+	TokenTTL      time.Duration // lifetime of a bootstrap token; default 10 min
 	Unused        time.Duration // after which an answer may be lost; default 5 s, longer with each token
 	UploadWindow  time.Duration // after a job's deadline, for uploads; default job.UploadWindow
 	ArtifactBytes int64         // maximum size of a job's artifacts; default 4 GiB
@@ -70,7 +71,7 @@ type Config struct {
 	Logger *slog.Logger     // nil means none
 }
 
-// Service is the bootstrap service. Its methods may be called from any
+// Service delivers jobs and secrets. Its methods may be called from any
 // goroutine.
 type Service struct {
 	cfg   Config
@@ -83,15 +84,15 @@ type Service struct {
 }
 
 // delivery is the state of the delivery to one sandbox. A new process begins
-// with none: it can be had again from the rows and the guest.
+// without it: it can be restored from the rows and the guest.
 type delivery struct {
-	turn      chan struct{} // full while an exchange is made
-	token     string        // minted, and not known to have reached the guest
+	turn      chan struct{} // full during an exchange
+	token     string        // created, and not confirmed by the guest
 	tokenEnds time.Time
 	tradedAt  time.Time // when the last token was exchanged, or first found to be closed
 	reissued  int       // tokens after the first
 	done      bool      // the guest has the answer
-	failures  int       // exchanges in a row that failed for want of the secrets
+	failures  int       // consecutive exchanges that failed because the secrets were not available
 	trouble   string    // why the last one failed
 }
 
@@ -124,11 +125,11 @@ func (s *Service) with(uid string, fn func(*delivery)) {
 }
 
 // Document returns what the runner of a booting sandbox needs to fetch its job
-// and secrets; nil when there is nothing to fetch. A token that has not
-// reached the guest is used again; call Sent when it has.
+// and secrets; nil if there is nothing to fetch. A token that has not reached
+// the guest is used again; call Sent when it has.
 func (s *Service) Document(ctx context.Context, sb agentlab.Sandbox) (*guestapi.Bootstrap, error) {
 	if sb.JobID == "" && !s.hasSecrets(sb) {
-		return nil, nil //nolint:nilnil // no document is no error
+		return nil, nil //nolint:nilnil // a missing document is not an error
 	}
 	s.with(sb.UID, func(d *delivery) { d.tradedAt, d.reissued, d.done = time.Time{}, 0, false })
 	return s.document(ctx, sb)
@@ -237,14 +238,14 @@ func (s *Service) missing(ctx context.Context, sb agentlab.Sandbox) (bool, error
 }
 
 // Trouble returns why the secrets of the sandbox with that UID could not be
-// delivered the last time, "" when they could.
+// delivered the last time, "" if they could.
 func (s *Service) Trouble(uid string) (why string) {
 	s.with(uid, func(d *delivery) { why = d.trouble })
 	return why
 }
 
-// Forget drops what is in memory about a sandbox that is DESTROYED. The daemon
-// calls it after the commit.
+// Forget deletes the in-memory state of a sandbox that is DESTROYED. The
+// daemon calls it after the commit.
 func (s *Service) Forget(sb agentlab.Sandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -252,16 +253,17 @@ func (s *Service) Forget(sb agentlab.Sandbox) {
 	delete(s.redactors, secretsKey(sb))
 }
 
-// Sweep deletes the stored secrets of guests that are gone: their sandbox is
-// DESTROYED, and their job, if there was one, has ended. known reports whether
-// a job exists or is being created. It returns how many it deleted.
+// Sweep deletes the stored secrets of guests that no longer exist: their
+// sandbox is DESTROYED, and their job, if there was one, has ended. known
+// reports whether a job exists or is being created. It returns how many it
+// deleted.
 func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, jobID string) (bool, error)) (int, error) {
 	live, err := s.live(ctx)
 	if err != nil {
 		return 0, err
 	}
 	s.mu.Lock()
-	for key := range s.redactors { // made again when needed
+	for key := range s.redactors { // built again when needed
 		if !live[key] {
 			delete(s.redactors, key)
 		}
@@ -275,7 +277,7 @@ func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, job
 				return false, ignoreNotFound(err) // it may be being created
 			}
 		}
-		live, err := s.live(ctx) // again: it may be newer than the list above
+		live, err := s.live(ctx) // again: a sandbox may be newer than the list above
 		return err == nil && !live[key], err
 	})
 }

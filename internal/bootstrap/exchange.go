@@ -16,18 +16,18 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/secret"
 )
 
-// Exchange trades the one-time token of a sandbox, given as its hash, for what
-// its runner needs: the job, while it is not final, and of the profile's
-// secrets those that the job needs. In the same transaction the job becomes
-// RUNNING and gets its deadline. Code denied when the token is not valid; after
-// any other error it can be used again.
+// Exchange exchanges the one-time token of a sandbox, given as its hash, for
+// what its runner needs: the job, if it is not final, and those secrets of the
+// profile that the job needs. In the same transaction the job becomes RUNNING
+// and gets its deadline. Code denied if the token is not valid; after any other
+// error it can be used again.
 //
 // Calls for one sandbox are answered one after the other, so that references
-// are resolved for one caller at a time, and for none after the first that
-// got its answer.
+// are resolved for one caller at a time, and no longer after the first answer.
 func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (guestapi.BootstrapResponse, error) {
 	none := guestapi.BootstrapResponse{}
-	// First of all: a caller without a token learns nothing and changes nothing.
+	// This check is first: a caller without a token learns nothing and changes
+	// nothing.
 	if err := s.cfg.Store.CheckBootstrap(ctx, tokenHash, vmid); err != nil {
 		return none, err
 	}
@@ -40,7 +40,7 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 		return none, err
 	}
 	defer done()
-	if err := s.cfg.Store.CheckBootstrap(ctx, tokenHash, vmid); err != nil { // the turn may have taken a while
+	if err := s.cfg.Store.CheckBootstrap(ctx, tokenHash, vmid); err != nil { // the wait may have taken some time
 		return none, err
 	}
 	if sb, err = s.cfg.Store.Sandbox(ctx, vmid); err != nil {
@@ -56,10 +56,10 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 	}
 	j := row
 	if row != nil && row.Status.Final() {
-		j = nil // its sandbox is kept, or not gone yet: there is no work
+		j = nil // its sandbox is kept, or not destroyed yet: there is no work
 	}
 	resp, grants := s.answer(sb, j, prof, bundle)
-	if len(bundle.Keys()) > 0 { // also of a job that has ended: its sandbox may still write to its console
+	if len(bundle.Keys()) > 0 { // also for a job that has ended: its sandbox may still write to its console
 		if err := s.cfg.Secrets.Keep(ctx, secretsKey(sb), secretValues(resp, bundle)); err != nil {
 			return none, s.secretsUnavailable(ctx, sb, row, err)
 		}
@@ -77,8 +77,8 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 	return resp, nil
 }
 
-// begin makes a job RUNNING, and tells its runner how much time is left: less
-// than its TTL when the first answer was lost.
+// begin changes a job to RUNNING and returns its remaining time for the
+// runner: less than its TTL if the first answer was lost.
 func (s *Service) begin(sb *agentlab.Sandbox, j *agentlab.Job, b secret.Bundle, told *guestapi.Job) ([]agentlab.Event, error) {
 	now := s.clock().UTC()
 	if j.Status == agentlab.JobQueued {
@@ -95,14 +95,14 @@ func (s *Service) delivered(sb agentlab.Sandbox, j *agentlab.Job, resp guestapi.
 	now := s.clock()
 	s.with(sb.UID, func(d *delivery) {
 		d.tradedAt, d.trouble, d.failures = now, "", 0
-		delete(s.redactors, secretsKey(sb)) // it knows what was given before
+		delete(s.redactors, secretsKey(sb)) // it was built from an earlier answer
 		if j != nil && len(b.Keys()) == 0 { // nothing was stored
 			s.redactors[secretsKey(sb)] = &redaction{r: redact.New(secretValues(resp, b)...)}
 		}
 	})
 }
 
-// lock waits until no other exchange for a sandbox is being made.
+// lock waits until there is no other exchange for a sandbox.
 func (s *Service) lock(ctx context.Context, uid string) (unlock func(), err error) {
 	var turn chan struct{}
 	s.with(uid, func(d *delivery) { turn = d.turn })
@@ -114,10 +114,10 @@ func (s *Service) lock(ctx context.Context, uid string) (unlock func(), err erro
 	}
 }
 
-// jobOf returns the job of a sandbox, nil when it has none.
+// jobOf returns the job of a sandbox, nil if it has none.
 func (s *Service) jobOf(ctx context.Context, sb agentlab.Sandbox) (*agentlab.Job, error) {
 	if sb.JobID == "" {
-		return nil, nil //nolint:nilnil // no job is no error
+		return nil, nil //nolint:nilnil // a missing job is not an error
 	}
 	row, err := s.cfg.Store.Job(ctx, sb.JobID)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound { // its row is written after the sandbox's
@@ -137,7 +137,7 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 
 		CACertificates: prof.CACertificates,
 	}
-	if p, err := egress.New(sb.Network); err == nil { // the enforcer compiled the same
+	if p, err := egress.New(sb.Network); err == nil { // the enforcer compiled the same policy
 		resp.Policy.AllowedDomains = p.AllowedDomains()
 	}
 	if b.Git != (secret.Git{}) {
@@ -173,8 +173,9 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 	return resp, grants
 }
 
-// secretsFor opens the secrets bundle of a profile, empty when it has none:
-// the values that a job needs, or all for a sandbox without one.
+// secretsFor opens the secrets bundle of a profile. It returns the values that
+// a job needs, or all values for a sandbox without a job. The bundle is empty
+// if the profile has none.
 func (s *Service) secretsFor(ctx context.Context, profile string, j *agentlab.Job) (agentlab.Profile, secret.Bundle, error) {
 	prof, err := s.cfg.Profiles.Use(profile)
 	if err != nil || prof.SecretsBundle == "" {
@@ -191,7 +192,7 @@ func needsSecret(j *agentlab.Job, prof agentlab.Profile, key string) bool {
 	switch {
 	case part == "artifact": // only jobs have artifacts to copy
 		return j != nil && !j.Status.Final() && prof.UploadArtifacts
-	case j == nil || j.Agent == agentlab.AgentNone: // someone works in the sandbox by hand
+	case j == nil || j.Agent == agentlab.AgentNone: // a user works in the sandbox
 		return true
 	case part == "git":
 		return j.RepoURL != ""
@@ -201,7 +202,7 @@ func needsSecret(j *agentlab.Job, prof agentlab.Profile, key string) bool {
 	return true
 }
 
-// secretValues lists every secret of an answer.
+// secretValues returns every secret in an answer.
 func secretValues(resp guestapi.BootstrapResponse, b secret.Bundle) []string {
 	out := append(b.Values(), redact.SettingsSecrets(b.ClaudeSettingsJSON)...)
 	out = append(out, resp.Runner.Token)
@@ -211,18 +212,18 @@ func secretValues(resp guestapi.BootstrapResponse, b secret.Bundle) []string {
 	return out
 }
 
-// maxFailures is how often in a row the secrets of a job may be unavailable
-// before it ends.
+// maxFailures is how many times in a row the secrets of a job may be
+// unavailable before the job ends.
 const maxFailures = 5
 
-// secretsUnavailable ends a QUEUED job whose profile or secrets are missing for
-// good, or were unavailable again and again; a RUNNING one has its secrets. For
-// a sandbox without a job it writes an event. The runner does not learn the
-// reason.
+// secretsUnavailable ends a QUEUED job if its profile or secrets no longer
+// exist, or if they were unavailable maxFailures times; a RUNNING job has its
+// secrets. For a sandbox without a job it writes an event. The runner does not
+// learn the reason.
 func (s *Service) secretsUnavailable(ctx context.Context, sb agentlab.Sandbox, j *agentlab.Job, cause error) error {
 	s.log.Error("the secrets of a sandbox cannot be delivered", "vmid", sb.VMID, "err", cause)
 	refused := agentlab.Errorf(agentlab.CodeUnavailable, "the secrets are not available now")
-	if ctx.Err() != nil || j != nil && j.Status != agentlab.JobQueued { // the runner did not wait, or has them
+	if ctx.Err() != nil || j != nil && j.Status != agentlab.JobQueued { // the runner did not wait, or the job has its secrets
 		return refused
 	}
 	why := agentlab.Reason("its profile's secrets are not available: " + cause.Error())

@@ -10,13 +10,13 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
-// secretsKey is the name under which the secrets that a sandbox was given are
-// stored: the id of its job, or its own UID when it has none.
+// secretsKey returns the key under which the secrets of a sandbox are stored:
+// the ID of its job, or its UID if it has no job.
 func secretsKey(sb agentlab.Sandbox) string { return cmp.Or(sb.JobID, sb.UID) }
 
 // RedactFunc returns a function that removes the secrets of a job, or of the
 // sandbox with that UID that has no job, from text that its guest may have
-// chosen. When the secrets cannot be read, it withholds all text.
+// chosen. If the secrets cannot be read, it removes all text.
 func (s *Service) RedactFunc(ctx context.Context, id string) func(text string) string {
 	r, err := s.redactorFor(ctx, id)
 	if err == nil {
@@ -47,15 +47,15 @@ func (s *Service) redactorFor(ctx context.Context, id string) (*redact.Redactor,
 	return s.Redactor(ctx, id)
 }
 
-// redaction is a redactor that is built once, because that costs much more than
-// to use it; nil until then.
+// redaction is a redactor that is built once, because building it is expensive;
+// nil until then.
 type redaction struct {
 	mu sync.Mutex
 	r  *redact.Redactor
 }
 
-// Redactor returns the redactor of the secrets that a job was given. After an
-// error nothing that its guest says may be stored.
+// Redactor returns the redactor of the secrets that a job got. After an error
+// nothing that its guest sends may be stored.
 func (s *Service) Redactor(ctx context.Context, jobID string) (*redact.Redactor, error) {
 	return s.cachedRedactor(jobID, func() (*redact.Redactor, error) {
 		j, err := s.cfg.Store.Job(ctx, jobID)
@@ -89,14 +89,14 @@ func (s *Service) cachedRedactor(id string, build func() (*redact.Redactor, erro
 	return r, nil
 }
 
-// buildRedactor returns a redactor of what a job was given, whatever its bundle
-// holds by now.
+// buildRedactor returns a redactor of the secrets that a job got, regardless of
+// what its bundle has now.
 func (s *Service) buildRedactor(ctx context.Context, j agentlab.Job) (*redact.Redactor, error) {
 	values, ok, err := s.cfg.Secrets.Kept(j.ID)
 	if err != nil {
 		return nil, err
 	}
-	if !ok && j.Status == agentlab.JobRunning { // there was nothing to keep, or by a daemon that kept nothing
+	if !ok && j.Status == agentlab.JobRunning { // there was nothing to store, or an older daemon stored nothing
 		_, b, err := s.secretsFor(ctx, j.Profile, &j)
 		if err != nil {
 			return nil, err

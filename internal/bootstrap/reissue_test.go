@@ -257,7 +257,7 @@ func TestTokenIsReissuedAfterRevocation(t *testing.T) {
 	})
 }
 
-// A guest that boots anew begins anew.
+// A guest that boots again starts again.
 func TestDocumentOfANewBoot(t *testing.T) {
 	inWorld(t, false, func(w *world) {
 		w.exchange(w.document().Token)

@@ -283,7 +283,7 @@ func TestBootstrapAfterTheJob(t *testing.T) {
 }
 
 // A sandbox without a job whose bootstrap answer was lost gets another token,
-// though not for ever.
+// for a limited time.
 func TestLostAnswerWithoutJob(t *testing.T) {
 	for name, test := range map[string]struct {
 		lose    int32
@@ -333,8 +333,8 @@ func TestLostAnswerWithoutJob(t *testing.T) {
 	}
 }
 
-// Of a sandbox without a job whose secrets are not available it is told why, once,
-// and it has them as soon as they are there.
+// If the secrets of a sandbox without a job are not available, the reason is
+// reported once, and the sandbox gets them as soon as they are available.
 func TestReferenceFailsWithoutJob(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()

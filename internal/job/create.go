@@ -9,7 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Create writes a new job down and returns it, QUEUED. Codes: invalid,
+// Create stores a new job and returns it, in status QUEUED. Codes: invalid,
 // not_found (profile, image, secrets or git bundle), unsupported; preflight; with
 // r.Sandbox also exists and limit.
 func (s *Service) Create(ctx context.Context, r agentlab.JobRequest) (agentlab.Job, error) {
@@ -51,14 +51,14 @@ func (s *Service) CreateWithSandbox(ctx context.Context, r agentlab.SandboxReque
 	return s.cfg.Store.Sandbox(ctx, j.SandboxVMID)
 }
 
-// Check returns the error that Create would return for a request, except for
-// those about its git bundle or its sandbox. It changes nothing.
+// Check returns the error that Create would return for a request, except
+// errors about its git bundle or its sandbox. It changes nothing.
 func (s *Service) Check(ctx context.Context, r agentlab.JobRequest) error {
 	_, _, _, err := s.plan(ctx, r)
 	return err
 }
 
-// plan checks a request, and returns the job and the sandbox that it asks for.
+// plan checks a request and returns the requested job and sandbox.
 func (s *Service) plan(ctx context.Context, r agentlab.JobRequest) (j agentlab.Job, prof agentlab.Profile, want agentlab.SandboxRequest, err error) {
 	if prof, err = s.cfg.Profiles.Use(cmp.Or(r.Profile, s.cfg.DefaultProfile)); err != nil {
 		return j, prof, want, err
@@ -94,18 +94,18 @@ func (s *Service) newJob(r agentlab.JobRequest, prof agentlab.Profile) agentlab.
 		j.Keepalive = *r.Keepalive
 	}
 	if j.Agent == agentlab.AgentNone {
-		j.Keepalive = true // its sandbox is what was asked for
+		j.Keepalive = true // the user asked for its sandbox
 	}
 	return j
 }
 
 // LeaseSlack is how much longer the lease of a job's sandbox is than the job
-// with its window for uploads, so that the job ends first.
+// with its upload window, so that the job ends before the lease.
 const LeaseSlack = 30 * time.Second
 
-// sandboxRequest is what the sandbox of a job is made from. It has the name
-// of the job, so that it is found again when its number was not yet written
-// down.
+// sandboxRequest returns the request for the sandbox of a job. The sandbox has
+// the name of the job, so that it can be found if its number was not stored
+// yet.
 func (s *Service) sandboxRequest(j agentlab.Job) agentlab.SandboxRequest {
 	image := s.cfg.AgentsImage
 	if j.Agent == "shell" || j.Agent == agentlab.AgentNone {
@@ -117,7 +117,8 @@ func (s *Service) sandboxRequest(j agentlab.Job) agentlab.SandboxRequest {
 	}
 }
 
-// write makes what belongs to a job, then its row; what fails is undone.
+// write creates the resources of a job and then its row. After an error it
+// undoes what it has done.
 func (s *Service) write(ctx context.Context, j agentlab.Job, r agentlab.JobRequest, prof agentlab.Profile, want agentlab.SandboxRequest) (_ agentlab.Job, err error) {
 	s.setCreating(j.ID, true)
 	defer s.setCreating(j.ID, false)
@@ -191,8 +192,8 @@ func (s *Service) Known(ctx context.Context, id string) (bool, error) {
 	return err == nil, err
 }
 
-// Get returns the job with that id, or the only one whose id begins with it.
-// Codes: not_found; invalid when it is the beginning of several.
+// Get returns the job with that ID, or the only job whose ID begins with it.
+// Codes: not_found; invalid if several IDs begin with it.
 func (s *Service) Get(ctx context.Context, id string) (agentlab.Job, error) {
 	if agentlab.ValidateJobID(id) == nil {
 		return s.cfg.Store.Job(ctx, id)
@@ -202,7 +203,7 @@ func (s *Service) Get(ctx context.Context, id string) (agentlab.Job, error) {
 	switch {
 	case err != nil:
 		return agentlab.Job{}, err
-	case len(list) == 0 || len(list) == 1 && id == "job-": // which names nothing, even of a single job
+	case len(list) == 0 || len(list) == 1 && id == "job-": // the prefix of every ID identifies no job
 		return s.cfg.Store.Job(ctx, id) // for its error
 	case len(list) == 1:
 		return list[0], nil
@@ -223,12 +224,12 @@ func (s *Service) List(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Jo
 	return s.cfg.Store.Jobs(ctx, f)
 }
 
-// Cancel asks a job to end. One that is QUEUED is CANCELLED at once; a
-// running one gets Limits.CancelWindow to stop its agent and to upload. One
-// that was stopped before, because its time is over or its model is denied,
-// only uploads: it ends at once, with the status of that stop. A job that was
-// cancelled before is left as it is. Codes: not_found, conflict when it has
-// ended otherwise.
+// Cancel requests the end of a job. A QUEUED job is CANCELLED at once; a
+// running job gets Limits.CancelWindow to stop its agent and to upload. A job
+// that was already stopped, because of its time limit or because its model is
+// denied, is only uploading: it ends at once, with the status of that stop. A
+// job that was cancelled before does not change. Codes: not_found, conflict if
+// it has ended in another way.
 func (s *Service) Cancel(ctx context.Context, id string) (agentlab.Job, error) {
 	j, err := s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
 		switch {

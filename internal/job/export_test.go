@@ -51,8 +51,8 @@ func CheckVerdict(t *testing.T, r guestapi.Report) {
 	}
 }
 
-// CheckHeldUp checks that the silence of runners begins anew when the process
-// was held up, and only then.
+// CheckHeldUp checks that the silence of runners restarts after a long pause
+// of the process, and only then.
 func CheckHeldUp(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	s := New(Config{Clock: func() time.Time { return now }})

@@ -74,7 +74,8 @@ func TestHostileReports(t *testing.T) {
 	}
 }
 
-// Of many who end a job, one does; the end does not change any more.
+// Only one of many concurrent calls ends a job; its result does not change
+// afterwards.
 func TestOneEnd(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
@@ -343,8 +344,8 @@ func TestSettingsAreRedacted(t *testing.T) {
 	})
 }
 
-// When the answer to the bootstrap is lost, with or without the daemon, the
-// runner can fetch it again, but not for ever.
+// If the answer to the bootstrap is lost, with or without the daemon, the
+// runner can fetch it again, but for a limited time.
 func TestLostBootstrapAnswer(t *testing.T) {
 	for name, test := range map[string]struct {
 		lose    int32
@@ -423,7 +424,8 @@ func TestFinalJobIsClosed(t *testing.T) {
 	})
 }
 
-// After the daemon was held up, nobody's silence counts.
+// After a long pause of the daemon, the silence of runners during it does not
+// count.
 func TestHeldUp(t *testing.T) { job.CheckHeldUp(t) }
 
 // A runner that never asks for its job is given up.

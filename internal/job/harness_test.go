@@ -116,7 +116,7 @@ type world struct {
 
 	mu   sync.Mutex
 	seen []agentlab.Event
-	next chan struct{} // closed at the next commit
+	next chan struct{} // closed after the next commit
 }
 
 func inWorld(t *testing.T, fn func(w *world)) {
@@ -257,7 +257,7 @@ func (w *world) eventually(what string, cond func() bool) {
 		if time.Since(begin) > 4*time.Hour {
 			w.Fatalf("not after four hours: %s", what)
 		}
-		select { // in the bubble's time: nobody waits
+		select { // in the bubble's time, so nothing really waits
 		case <-next:
 		case <-time.After(time.Minute):
 		}
@@ -331,7 +331,7 @@ func (w *world) log(id string) string {
 	if err != nil {
 		w.Fatal(err)
 	}
-	defer rc.Close() //nolint:errcheck // all was read
+	defer rc.Close() //nolint:errcheck // everything was read
 	text, err := io.ReadAll(rc)
 	if err != nil {
 		w.Fatal(err)

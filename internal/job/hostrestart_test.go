@@ -8,8 +8,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 )
 
-// The host is restarted while a job is at work: the job fails and says why. Its
-// sandbox is started again if it is to be kept, without the job.
+// The host is restarted while a job runs: the job fails with the reason. Its
+// sandbox is started again, without the job, if it is kept.
 func TestHostRestart(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		inWorld(t, func(w *world) {

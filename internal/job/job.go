@@ -1,10 +1,10 @@
-// Package job is the service of jobs: it takes a request to its end.
+// Package job manages jobs, from the request to the final status.
 //
 // A job is QUEUED until its sandbox's runner has fetched its bootstrap, then
 // RUNNING until it reports its end or its end is found otherwise: its
 // deadline, a request to cancel, silence of the runner, or the end of its
-// sandbox. The first of these that is written counts; a final job does not
-// change. Then its sandbox is released: destroyed, or kept when asked.
+// sandbox. The first of these that is stored counts; a final job does not
+// change. Then its sandbox is released: destroyed, or kept on request.
 //
 // One wakeable loop drives every job that is not final from its row, so a new
 // process continues where the last one ended. What guests say arrives in Report
@@ -24,8 +24,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/secret"
 )
 
-// Store is what the service needs of the database. The semantics are those
-// of package store.
+// Store is the part of the database that the service uses. Its semantics are
+// those of package store.
 type Store interface {
 	CreateJob(ctx context.Context, j agentlab.Job, evs ...agentlab.Event) error
 	UpdateJob(ctx context.Context, id string, fn func(*agentlab.Job) ([]agentlab.Event, error)) (agentlab.Job, error)
@@ -38,7 +38,7 @@ type Store interface {
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 }
 
-// Sandboxes is the service of sandboxes; *sandbox.Service implements it.
+// Sandboxes manages sandboxes; *sandbox.Service implements it.
 type Sandboxes interface {
 	Plan(r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Profile, error)
 	Create(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error)
@@ -47,7 +47,7 @@ type Sandboxes interface {
 	NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Network) error
 	Release(ctx context.Context, vmid int, o sandbox.Outcome) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
-	Paused() map[int]string // whose guests the host has paused, and why
+	Paused() map[int]string // sandboxes whose guests the host has paused, with the reason
 	Wake(vmid int)
 }
 
@@ -64,35 +64,37 @@ type Secrets interface {
 // Bootstrap delivers jobs and secrets to guests; *bootstrap.Service implements
 // it.
 type Bootstrap interface {
-	Trouble(uid string) string // why the secrets could not be delivered, "" when they could
+	Trouble(uid string) string // why the secrets could not be delivered, "" if they could
 }
 
-// Bundles keeps git bundles of local repositories; *artifact.Service
+// Bundles stores git bundles of local repositories; *artifact.Service
 // implements it.
 type Bundles interface {
 	ClaimBundle(ctx context.Context, bundleID, jobID string) error
 	DropBundle(jobID string) error
 }
 
-// Egress is the record of what sandboxes wanted from the network;
-// *audit.Service implements it.
+// Egress is the egress audit log; *audit.Service implements it.
 type Egress interface {
 	List(ctx context.Context, f agentlab.EgressFilter) ([]agentlab.EgressEntry, error)
 }
 
-// Limits bound jobs. Zero fields take the default.
+// Limits are the limits on jobs. Zero means the default.
 type Limits struct {
-	DefaultTTL time.Duration // when neither request nor profile says; default 3 h
+	DefaultTTL time.Duration // if neither request nor profile has one; default 3 h
 
 	// UploadWindow is how long after its deadline a job may still upload
-	// and report; default UploadWindow. The sandbox's lease is so much longer.
+	// and report; default UploadWindow. The sandbox's lease is longer by
+	// this time.
 	UploadWindow time.Duration
-	// CancelWindow is the same after a request to cancel; default 2 min.
+	// CancelWindow is the same time after a request to cancel; default 2
+	// min.
 	CancelWindow time.Duration
 	// StartTimeout is how long the runner of a READY sandbox may take to
 	// fetch its bootstrap; default 10 min.
 	StartTimeout time.Duration
-	// Silence is how long nothing may be heard of a runner; default 90 s.
+	// Silence is the maximum time between reports of a runner; default 90
+	// s.
 	Silence time.Duration
 }
 
@@ -113,7 +115,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Config is what a Service needs.
+// Config is the configuration of a Service.
 type Config struct {
 	Store     Store
 	Sandboxes Sandboxes
@@ -123,9 +125,9 @@ type Config struct {
 	Bundles   Bundles
 	Egress    Egress // nil: nothing is recorded
 
-	DefaultProfile string // of jobs that name none
-	DefaultAgent   string // of jobs that name none
-	ShellImage     string // of jobs of the agent shell, when neither job nor profile names one
+	DefaultProfile string // of jobs without one in the request
+	DefaultAgent   string // of jobs without one in the request
+	ShellImage     string // of jobs of the agent shell, if neither job nor profile names an image
 	AgentsImage    string // of jobs of any other agent
 	Limits         Limits
 
@@ -133,8 +135,8 @@ type Config struct {
 	Logger *slog.Logger     // nil means none
 }
 
-// Service is the service of jobs. Its methods may be called from any
-// goroutine. SandboxChanged must be wired to sandbox.Config.Changed.
+// Service manages jobs. Its methods may be called from any goroutine.
+// sandbox.Config.Changed must call SandboxChanged.
 type Service struct {
 	cfg   Config
 	lim   Limits
@@ -144,25 +146,25 @@ type Service struct {
 
 	mu         sync.Mutex
 	runtimes   map[string]*jobRuntime
-	creating   map[string]bool // jobs whose row is about to be written
-	waiting    []string        // jobs that found no room for a sandbox, the oldest first
-	lastActive time.Time       // when this process was last known to be at work; zero before Run
+	creating   map[string]bool // jobs whose row is not written yet
+	waiting    []string        // jobs that wait for a sandbox because a limit is reached, the oldest first
+	lastActive time.Time       // when this process was last known to run; zero before Run
 }
 
-// jobRuntime is what is remembered of a job that is not final. Nothing in it
-// matters: a new process begins with an empty one.
+// jobRuntime is the service's state in memory for a job that is not final. It
+// may be lost: a new process starts with an empty one.
 type jobRuntime struct {
-	lastHeard    time.Time     // when its runner was last heard, or first waited for
-	stopped      time.Time     // when this process first saw that it is to stop
-	changed      chan struct{} // closed when there is something new for its runner
+	lastHeard    time.Time     // when its runner last reported, or the wait for it began
+	stopped      time.Time     // when this process first read the request to stop it
+	changed      chan struct{} // closed when there is a new directive for its runner
 	progress     progress      // of its clone
-	tried        time.Time     // when a sandbox was first asked for and could not be had
+	tried        time.Time     // when a sandbox was first requested and not available
 	denials      modelDenials  // of its model
-	stopReason   string        // why its sandbox was stopped, which is started again
+	stopReason   string        // why its sandbox, which is started again, was stopped
 	stopReasonAt time.Time
 }
 
-// New returns a Service; Run makes it work.
+// New returns a Service. Call Run to start it.
 func New(cfg Config) *Service {
 	s := &Service{cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, runtimes: map[string]*jobRuntime{}, creating: map[string]bool{}}
 	if s.log == nil {
@@ -175,7 +177,7 @@ func New(cfg Config) *Service {
 	return s
 }
 
-// Run drives jobs until ctx ends. It may be called once.
+// Run runs the steps of jobs until ctx ends. It may be called once.
 func (s *Service) Run(ctx context.Context) error {
 	if err := s.recover(ctx); err != nil && ctx.Err() == nil {
 		return err
@@ -187,7 +189,7 @@ func (s *Service) Run(ctx context.Context) error {
 	return nil
 }
 
-// trackActivity notes all the time that the process is at work.
+// trackActivity calls noteActive periodically.
 func (s *Service) trackActivity(ctx context.Context) {
 	s.mu.Lock()
 	s.lastActive = s.clock()
@@ -204,8 +206,9 @@ func (s *Service) trackActivity(ctx context.Context) {
 	}
 }
 
-// noteActive notes that the process is at work. When it was held up for long, what
-// runners said meanwhile was not heard, so their silence begins anew.
+// noteActive records that this process is running. After a long pause of the
+// process it restarts the measured silence of all runners, because their reports
+// during the pause were not received.
 func (s *Service) noteActive() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,7 +224,7 @@ func (s *Service) noteActive() {
 	s.lastActive = now
 }
 
-// recover wakes every job with something left to do.
+// recover wakes every job that has work left.
 func (s *Service) recover(ctx context.Context) error {
 	open, err := s.cfg.Store.Jobs(ctx, agentlab.JobFilter{Statuses: []agentlab.JobStatus{agentlab.JobQueued, agentlab.JobRunning}})
 	if err != nil {
@@ -254,9 +257,8 @@ func (s *Service) recover(ctx context.Context) error {
 	return nil
 }
 
-// Wake makes the service look at a job whose status or records changed, and
-// answers its runner if that waits for a directive. The daemon calls it after
-// the commit.
+// Wake runs the step of a job whose status or records changed, and answers its
+// runner if that waits for a directive. The daemon calls it after the commit.
 func (s *Service) Wake(id string) {
 	s.mu.Lock()
 	if l := s.runtimes[id]; l != nil {
@@ -283,11 +285,11 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 		return
 	}
 	if len(s.waiting) > 0 {
-		s.loop.Wake(s.waiting[0]) // there is room for one more
+		s.loop.Wake(s.waiting[0]) // the limits allow one more
 	}
 }
 
-// track returns what is remembered of a job; s.mu is held.
+// track returns the state of a job. The caller holds s.mu.
 func (s *Service) track(id string) *jobRuntime {
 	l := s.runtimes[id]
 	if l == nil {
@@ -297,7 +299,7 @@ func (s *Service) track(id string) *jobRuntime {
 	return l
 }
 
-// forget drops what is remembered of a job that has ended.
+// forget deletes the in-memory state of a job that has ended.
 func (s *Service) forget(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

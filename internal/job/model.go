@@ -19,8 +19,8 @@ import (
 // provider is a model API that an agent can use, and the environment variables
 // by which the agent finds it.
 type provider struct {
-	keys []string // a credential is in one of these
-	base []string // the endpoint's URL is in one of these, else it is def
+	keys []string // one of these has the credential
+	base []string // one of these has the endpoint's URL; default def
 	def  string
 }
 
@@ -30,13 +30,13 @@ var (
 	gemini    = provider{[]string{"GEMINI_API_KEY", "GOOGLE_API_KEY"}, []string{"GOOGLE_GEMINI_BASE_URL"}, "https://generativelanguage.googleapis.com"}
 )
 
-// agentModel says which model APIs an agent can use.
+// agentModel lists the model APIs that an agent can use.
 type agentModel struct {
 	providers []provider
-	// worksWithoutKey says that the agent may have a model without any of the keys, for
-	// instance by a configuration file of the repository.
+	// worksWithoutKey means that the agent may have a model without any of the keys,
+	// for example from a configuration file of the repository.
 	worksWithoutKey bool
-	// otherModelEnv are variables that choose a model whose endpoint is not known.
+	// otherModelEnv are variables that select a model whose endpoint is not known.
 	otherModelEnv []string
 }
 
@@ -54,20 +54,20 @@ var agentModels = map[string]agentModel{
 
 // modelNeeds is what an agent needs to reach its model.
 type modelNeeds struct {
-	known        bool     // keys are all that the agent takes: without one of them it cannot work
+	known        bool     // keys is complete: without one of them the agent cannot work
 	keys         []string // environment variables that may hold its credential
 	found        bool     // one of them is set
 	hosts        []string // endpoints, "host:port"; nil when they are not known
 	loopbackHost string   // an endpoint on the loopback of the sandbox, "host:port"; usually ""
 }
 
-// agentEnv is the environment that a secrets bundle gives an agent. Of a
-// reference that is not resolved only the name is known.
+// agentEnv is the environment that an agent gets from a secrets bundle. For an
+// unresolved reference only the name is known.
 type agentEnv struct {
 	values     map[string]string
 	refs       map[string]bool
 	unknownEnv bool // part of the environment is not known, not even by name
-	helper     bool // a program of the settings makes the credential
+	helper     bool // a program in the settings returns the credential
 }
 
 func envOf(agent string, b secret.Bundle, references []string) agentEnv {
@@ -83,7 +83,7 @@ func envOf(agent string, b secret.Bundle, references []string) agentEnv {
 			Env          map[string]any `json:"env"`
 			APIKeyHelper string         `json:"apiKeyHelper"`
 		}
-		_ = json.Unmarshal([]byte(b.ClaudeSettingsJSON), &settings) // was checked when it was stored
+		_ = json.Unmarshal([]byte(b.ClaudeSettingsJSON), &settings) // checked when it was stored
 		for name, v := range settings.Env {
 			if s, ok := v.(string); ok {
 				e.values[name] = s
@@ -111,7 +111,7 @@ func needsOf(agent string, e agentEnv) (n modelNeeds, bad string) {
 		if slices.ContainsFunc(p.keys, e.has) {
 			n.found = true
 		} else if m.worksWithoutKey {
-			continue // without a key it is not this one that the agent uses
+			continue // without a key the agent does not use this provider
 		}
 		host, unset := "", true
 		for _, name := range p.base {
@@ -191,10 +191,10 @@ func ModelHosts(j agentlab.Job, b secret.Bundle) []string {
 	return n.hosts
 }
 
-// preflight checks that a job's agent has a key and that its profile lets it
-// reach its model: without either it would only wait for its time to be over.
-// References are not resolved: of them only the names are looked at. Codes:
-// preflight; of a secrets bundle that cannot be read, those of Secrets.
+// preflight checks that a job's agent has a key and that its profile's policy
+// allows its model. Without either the job would only run until its time
+// limit. References are not resolved; only their names are checked. Codes:
+// preflight; for an unreadable secrets bundle, those of Secrets.
 func (s *Service) preflight(ctx context.Context, j agentlab.Job, prof agentlab.Profile, skip bool) error {
 	var plain secret.Bundle
 	var references []string
@@ -225,7 +225,7 @@ func preflightError(prof agentlab.Profile, what string) *agentlab.Error {
 	return agentlab.Errorf(agentlab.CodePreflight, "profile %s: %s", prof.Name, what)
 }
 
-// anywayHint ends the hints of errors that the caller may know better about.
+// anywayHint is the end of the hints of errors that a user may want to ignore.
 const anywayHint = "; --no-preflight starts the job without this check"
 
 func setSecret(prof agentlab.Profile, name string) string {
@@ -245,9 +245,8 @@ func noKey(j agentlab.Job, prof agentlab.Profile, keys []string) error {
 		WithHint("%s%s", setSecret(prof, keys[0]), anywayHint)
 }
 
-// loopbackModelError refuses a job whose model is at an address of the loopback. There
-// the agent finds its own sandbox, in which no model runs unless the image
-// brings one.
+// loopbackModelError rejects a job whose model is at a loopback address. For the agent
+// that is its own sandbox, in which no model runs unless the image contains one.
 func loopbackModelError(j agentlab.Job, prof agentlab.Profile, loopbackHost string) error {
 	e := preflightError(prof, "agent "+j.Agent+" cannot reach its model: "+loopbackHost+" is the sandbox itself, not this host")
 	port := loopbackHost[strings.LastIndexByte(loopbackHost, ':')+1:]
@@ -262,7 +261,7 @@ func loopbackModelError(j agentlab.Job, prof agentlab.Profile, loopbackHost stri
 	return e.WithHint("%s%s", orText(openHint(egress.Explanation{Target: t, Rule: egress.RuleLoopback}), "choose another port"), anywayHint)
 }
 
-// checkModelAllowed refuses a job when its profile's policy denies every endpoint of
+// checkModelAllowed rejects a job if its profile's policy denies every endpoint of
 // its model.
 func checkModelAllowed(j agentlab.Job, prof agentlab.Profile, hosts []string) error {
 	p, err := egress.New(prof.Network)
@@ -291,8 +290,8 @@ func checkModelAllowed(j agentlab.Job, prof agentlab.Profile, hosts []string) er
 	return e.WithHint("choose another profile with --profile, or change its network; see 'agentlab policy explain %s --profile %s'%s", denied.Target, prof.Name, anywayHint)
 }
 
-// openHint says how the operator opens a private model endpoint; "" when the
-// denied target is none that can be opened.
+// openHint returns a hint on how the operator can allow a private model
+// endpoint; "" if the denied target cannot be allowed.
 func openHint(denied egress.Explanation) string {
 	t := denied.Target
 	host := strings.TrimSuffix(t.Name, ".")

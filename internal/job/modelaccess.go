@@ -14,16 +14,16 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// maxModelDenials is how many decisions against its model's endpoints a job
-// gets, without one connection that is allowed, before it is ended. One
-// attempt is two of them, when a client asks DNS for both families.
+// maxModelDenials is how many denials of its model's endpoints a job may get,
+// without an allowed connection, before it is ended. One attempt has two of
+// them if a client asks DNS for both address families.
 const maxModelDenials = 6
 
-// modelDenials is what is known of a job whose model cannot be reached.
+// modelDenials counts the denials of a job's model endpoints.
 type modelDenials struct {
 	count      int
 	host, rule string // of the last one
-	reachable  string // the endpoint to which a connection was last allowed
+	reachable  string // the endpoint of the last allowed connection
 	id         int64  // of the last record that was counted
 }
 
@@ -31,13 +31,13 @@ func (d modelDenials) String() string {
 	return fmt.Sprintf("its model host %s is denied by the network policy (rule %s)", d.host, d.rule)
 }
 
-// recalled is how many records are read of a job of which none was read yet.
+// recalled is how many records the first read for a job returns.
 const recalled = 1000
 
-// readDenials counts the records of a job's network use since the last call,
-// and returns the sum. With fresh, records that are not stored yet are waited
-// for a short time. A running job whose agent asks for its model again and
-// again, and is always denied, would only wait for its deadline.
+// readDenials counts the egress records of a job since the last call, and
+// returns the sum. With fresh, it waits a short time for records that are not
+// stored yet. It detects a running job whose agent requests its model
+// repeatedly and is always denied: the job would only run until its deadline.
 func (s *Service) readDenials(ctx context.Context, j agentlab.Job, fresh bool) modelDenials {
 	if len(j.ModelHosts) == 0 || s.cfg.Egress == nil {
 		return modelDenials{}
@@ -62,8 +62,8 @@ func (s *Service) readDenials(ctx context.Context, j agentlab.Job, fresh bool) m
 }
 
 // add counts a record. An allowed connection proves that the model can be
-// reached. Denied UDP is not counted, because clients go on with TCP, nor is
-// what a limit refused, because that passes.
+// reached. Denied UDP is not counted, because clients then use TCP. Denials by
+// a limit are not counted, because they are temporary.
 func (d *modelDenials) add(hosts []string, e agentlab.EgressEntry) {
 	if e.ID <= d.id {
 		return // seen before
@@ -88,8 +88,8 @@ func (d *modelDenials) add(hosts []string, e agentlab.EgressEntry) {
 	}
 }
 
-// stopForModel asks the runner of a job to stop its agent and to keep what it
-// made.
+// stopForModel asks the runner of a job to stop its agent and to upload its
+// results.
 func (s *Service) stopForModel(ctx context.Context, id string, d modelDenials) error {
 	_, err := s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
 		if j.Status != agentlab.JobRunning || j.StopRequested != "" {
@@ -102,9 +102,9 @@ func (s *Service) stopForModel(ctx context.Context, id string, d modelDenials) e
 	return err
 }
 
-// NarrowNetwork narrows the network policy of a sandbox by what its job's
-// repository asks for. Unless that is strict, what the job itself needs stays
-// as reachable as its profile lets it be. Codes: denied, invalid, conflict,
+// NarrowNetwork narrows the network policy of a sandbox by the policy of its
+// job's repository. Unless that is strict, what the job itself needs stays
+// allowed as far as its profile allows it. Codes: denied, invalid, conflict,
 // unsupported, limit, unavailable.
 func (s *Service) NarrowNetwork(ctx context.Context, vmid int, n guestapi.NetworkNarrow) error {
 	j, err := s.jobOf(ctx, vmid)
@@ -133,17 +133,17 @@ func layerFrom(n guestapi.NetworkNarrow) agentlab.Network {
 	return layer
 }
 
-// allowModelAndForge adds to a layer, which is valid, what a job cannot do without: its
-// model and the host of its repository. A layer cannot widen a policy, whatever
-// it allows. A deny rule that names one of them is left in force.
+// allowModelAndForge adds rules to a valid layer for what a job needs: its model and
+// the host of its repository. No rule of a layer can extend the policy below it. A deny
+// rule for one of them stays in force.
 func allowModelAndForge(layer agentlab.Network, j agentlab.Job) agentlab.Network {
 	var needs []string
 	private := map[string]agentlab.PrivateTarget{}
 	for _, host := range append(slices.Clone(j.ModelHosts), forgeOf(j.RepoURL)) {
 		alone := agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: host}}}
-		if t, ok := privateNeed(host, j.Agent); ok { // the profile may have opened it
+		if t, ok := privateNeed(host, j.Agent); ok { // the profile may allow it
 			needs, private[host] = append(needs, host), t
-		} else if _, err := egress.New(alone); err == nil { // else no allow rule can be about it
+		} else if _, err := egress.New(alone); err == nil { // otherwise no allow rule can match it
 			needs = append(needs, host)
 		}
 	}
@@ -165,8 +165,8 @@ func allowModelAndForge(layer agentlab.Network, j agentlab.Job) agentlab.Network
 	return layer
 }
 
-// privateNeed is an address that a job needs as a private destination, if it is
-// one that an operator can open. Names need none: an allow rule names them.
+// privateNeed returns an address that a job needs as a private destination, if
+// an operator can allow it. Names need none: an allow rule covers them.
 func privateNeed(host, agent string) (agentlab.PrivateTarget, bool) {
 	at, err := netip.ParseAddrPort(host)
 	if err != nil || !egress.Openable(at.Addr()) {

@@ -11,8 +11,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// What a repository asks for is text of a stranger: it is a further layer of
-// the policy or it is refused, whole.
+// The requests of a repository are untrusted text: they become a further layer
+// of the policy, or are rejected as a whole.
 func TestNarrowNetwork(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()

@@ -13,7 +13,7 @@ import (
 )
 
 // A sandbox that a job only prepared is READY, kept, and has every secret for
-// whoever works in it, also after it was started again.
+// its user, also after a restart.
 func TestPreparedSandbox(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()

@@ -11,11 +11,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/guestcheck"
 )
 
-// PhaseWaiting is the phase of a QUEUED job that waits for room. All others
-// are the runner's.
+// PhaseWaiting is the phase of a QUEUED job that waits because a limit is
+// reached. The runner reports all other phases.
 const PhaseWaiting = "waiting"
 
-// jobOf returns the job of the sandbox on whose channel a guest calls.
+// jobOf returns the job of a sandbox whose guest calls.
 func (s *Service) jobOf(ctx context.Context, vmid int) (agentlab.Job, error) {
 	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
 	if err != nil {
@@ -66,7 +66,7 @@ func (s *Service) Report(ctx context.Context, vmid int, r guestapi.Report) (gues
 	return s.directive(j), nil
 }
 
-// record writes down what is new in a report.
+// record stores what is new in a report.
 func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report) (agentlab.Job, error) {
 	if r.Status == string(agentlab.JobRunning) && !phaseAfter(r.Phase, j.Phase) {
 		return j, s.noteProgress(ctx, j, r) // a heartbeat
@@ -105,7 +105,8 @@ func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report)
 	})
 }
 
-// failing reports whether a report ends its job otherwise than COMPLETED.
+// failing reports whether a report ends its job with a status other than
+// COMPLETED.
 func failing(r guestapi.Report) bool {
 	status := agentlab.JobStatus(r.Status)
 	return status.Final() && (status != agentlab.JobCompleted || r.ExitCode != nil && *r.ExitCode != 0)
@@ -116,14 +117,15 @@ func phaseAfter(a, b string) bool {
 	return slices.Index(guestcheck.Phases, a) > slices.Index(guestcheck.Phases, b)
 }
 
-// deadlineSlack is how much earlier than by our clock the runner's clock may say that
-// the job's time is over: little, and less for a short job.
+// deadlineSlack is how far the clock of the runner may be ahead of the daemon's when
+// it reports that the job's time is over. It is less for a short job.
 func deadlineSlack(j agentlab.Job) time.Duration { return min(time.Minute, j.TTL/10) }
 
-// verdict returns the final status of a job and its reason by its runner's
-// final report. A failure stays a failure. A guest may not claim success of an
-// agent that failed, nor that its agent was stopped unless a stop was
-// requested or the job's time is over; then the request names the status.
+// verdict returns the final status of a job and its reason from its runner's
+// final report. A failure stays a failure. A guest cannot report success for
+// an agent that failed. It can report that its agent was stopped only if a
+// stop was requested or the job's time is over; the status is then that of the
+// request.
 func (s *Service) verdict(j agentlab.Job, r guestapi.Report) (status agentlab.JobStatus, reason string) {
 	if j.StopRequested == string(agentlab.JobFailed) && failing(r) {
 		return agentlab.JobFailed, j.Reason
@@ -167,7 +169,7 @@ func orText(s, instead string) string {
 }
 
 // Directive returns what the runner of a sandbox must do. With wait > 0 it
-// returns when that is to stop, or when wait is over.
+// returns when the runner must stop, or when wait is over.
 func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (guestapi.Directive, error) {
 	t := time.NewTimer(wait)
 	defer t.Stop()
@@ -181,7 +183,8 @@ func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (
 			s.mu.Lock()
 			changed = s.track(j.ID).changed
 			s.mu.Unlock()
-			// What changed before the channel was taken is in the row.
+			// The row has the changes from before the channel was
+			// read.
 			if j, err = s.cfg.Store.Job(ctx, j.ID); err != nil {
 				return guestapi.Directive{}, err
 			}
@@ -200,10 +203,10 @@ func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (
 	}
 }
 
-// directive returns what the runner must do by the row of its job.
+// directive returns what the runner must do, from the row of its job.
 func (s *Service) directive(j agentlab.Job) guestapi.Directive {
 	d := guestapi.Directive{Stop: j.StopRequested}
-	if d.Stop == string(agentlab.JobFailed) { // a runner knows two kinds of stop
+	if d.Stop == string(agentlab.JobFailed) { // a runner supports two kinds of stop
 		d.Stop, d.Reason = string(agentlab.JobCancelled), j.Reason
 	}
 	switch j.Status {
@@ -223,25 +226,26 @@ func (s *Service) directive(j agentlab.Job) guestapi.Directive {
 	return d
 }
 
-// progressPause is the shortest time between two events about the progress of
+// progressPause is the minimum time between two events about the progress of
 // one job.
 const progressPause = 5 * time.Second
 
-// progress is what is remembered of how far a clone is.
+// progress is the last reported progress of a clone.
 type progress struct {
 	place int // in the order of steps and percents; 0 before the first
 	at    time.Time
 }
 
-// stepTexts says what the steps of a clone are called in events.
+// stepTexts has the names of the steps of a clone in events.
 var stepTexts = map[string]string{
 	guestapi.StepDownload: "fetching the repository", guestapi.StepReceive: "receiving objects",
 	guestapi.StepResolve: "resolving deltas", guestapi.StepCheckout: "checking out files",
 }
 
-// noteProgress makes an event of how far a clone is, when that is new and the
-// last one is not recent. Only a known step and a number of the guest's report
-// get into it, and only further ones: so a job has at most 404 such events.
+// noteProgress writes an event about the progress of a clone, if it has
+// advanced and the last event is not recent. The event has only a known step
+// and a number from the guest's report, and both only increase, so a job has
+// at most 404 such events.
 func (s *Service) noteProgress(ctx context.Context, j agentlab.Job, r guestapi.Report) error {
 	if r.Progress == nil || r.Phase != "clone" || j.Phase != "clone" {
 		return nil

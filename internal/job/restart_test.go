@@ -172,7 +172,7 @@ func TestLocalRepo(t *testing.T) {
 		{"-C", dir, "-c", "user.name=x", "-c", "user.email=x@x", "commit", "-q", "--allow-empty", "-m", "x"},
 		{"-C", dir, "bundle", "create", "-q", file, "main", "HEAD"},
 	} {
-		if out, err := exec.Command("git", args...).CombinedOutput(); err != nil { //nolint:gosec // a test's own words
+		if out, err := exec.Command("git", args...).CombinedOutput(); err != nil { //nolint:gosec // arguments of the test
 			t.Fatalf("git %v: %v\n%s", args, err, out)
 		}
 	}

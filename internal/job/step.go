@@ -10,13 +10,13 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
-// How long to wait before looking again, at most.
+// Maximum times between two steps.
 const (
-	roomPause = 10 * time.Second // at sandboxes, when there was no room
-	longest   = 10 * time.Minute // at all, should a clock be set or the host have slept
+	roomPause = 10 * time.Second // when a limit on sandboxes is reached
+	longest   = 10 * time.Minute // in every case, because a clock may be set or the host suspended
 )
 
-// step brings one job further towards its end.
+// step brings one job closer to its end.
 func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 	j, err := s.cfg.Store.Job(ctx, id)
 	switch {
@@ -51,7 +51,7 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 // ended; "" when it has not.
 func (s *Service) lost(j agentlab.Job, sb agentlab.Sandbox) (status agentlab.JobStatus, why string) {
 	if j.Status == agentlab.JobQueued && sb.State == agentlab.SandboxStopped && sb.Desired == agentlab.DesiredRunning {
-		return "", "" // it is started again, and its job has not begun
+		return "", "" // it is started again and its job has not begun
 	}
 	gone := sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed
 	now := s.clock()
@@ -59,7 +59,7 @@ func (s *Service) lost(j agentlab.Job, sb agentlab.Sandbox) (status agentlab.Job
 	switch {
 	case sb.State == agentlab.SandboxTimeout, gone && sb.Reason != "" && over:
 		why = "its sandbox is TIMEOUT"
-	case sb.State == agentlab.SandboxFailed, gone && sb.Reason != "": // the latter follows the former quickly
+	case sb.State == agentlab.SandboxFailed, gone && sb.Reason != "": // DESTROYED soon follows FAILED
 		why = "its sandbox failed"
 	case sb.State == agentlab.SandboxStopped:
 		why = "its sandbox was stopped"
@@ -82,8 +82,8 @@ func (s *Service) lost(j agentlab.Job, sb agentlab.Sandbox) (status agentlab.Job
 	return status, why
 }
 
-// findSandbox gives a job its sandbox: the one that was made for it before
-// the process died, or a new one.
+// findSandbox assigns a job its sandbox: the one that was created for it
+// before a crash, or a new one.
 func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duration, error) {
 	sb, err := s.cfg.Store.SandboxByName(ctx, j.ID)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
@@ -108,7 +108,7 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 	s.stopWaiting(j.ID)
 	s.mu.Unlock()
 	_, err = s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
-		j.SandboxVMID = sb.VMID // also when it was cancelled meanwhile: then it is released
+		j.SandboxVMID = sb.VMID // even if it was cancelled in the meantime: then the sandbox is released
 		if !j.Status.Final() {
 			j.Phase, j.Waiting = "", ""
 		}
@@ -121,7 +121,7 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 	return 0, nil
 }
 
-// waitForRoom notes that a job waits for a sandbox to go.
+// waitForRoom records that a job waits until another sandbox is destroyed.
 func (s *Service) waitForRoom(ctx context.Context, j agentlab.Job, full error) error {
 	s.mu.Lock()
 	if !slices.Contains(s.waiting, j.ID) {
@@ -134,7 +134,8 @@ func (s *Service) waitForRoom(ctx context.Context, j agentlab.Job, full error) e
 	return s.noteWaiting(ctx, j, "waits until there is room for another sandbox: "+full.Error(), true)
 }
 
-// stopWaiting takes a job out of the queue for room; s.mu is held.
+// stopWaiting removes a job from the queue for sandboxes. The caller holds
+// s.mu.
 func (s *Service) stopWaiting(id string) {
 	s.waiting = slices.DeleteFunc(s.waiting, func(w string) bool { return w == id })
 }
@@ -145,7 +146,7 @@ func (s *Service) queued(ctx context.Context, j agentlab.Job, sb agentlab.Sandbo
 		return 0, err
 	}
 	if sb.State != agentlab.SandboxReady || sb.BootedAt.IsZero() {
-		return longest, nil // its next change wakes us
+		return longest, nil // its next change wakes the loop
 	}
 	left := sb.BootedAt.Add(s.lim.StartTimeout).Sub(s.clock())
 	if left <= 0 {
@@ -155,7 +156,7 @@ func (s *Service) queued(ctx context.Context, j agentlab.Job, sb agentlab.Sandbo
 	return min(left, longest), nil
 }
 
-// running drives a job whose runner is at work.
+// running drives a job whose runner has started.
 func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandbox) (time.Duration, error) {
 	if sb.State == agentlab.SandboxReady {
 		if err := s.cfg.Sandboxes.MarkRunning(ctx, sb.VMID); err != nil {
@@ -176,7 +177,7 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	}
 	lastHeard, stopped, stopReason, stopReasonAt := l.lastHeard, l.stopped, l.stopReason, l.stopReasonAt
 	s.mu.Unlock()
-	if stopReason != "" && !stopReasonAt.Before(j.StartedAt) { // its sandbox may run again by now
+	if stopReason != "" && !stopReasonAt.Before(j.StartedAt) { // its sandbox may already run again
 		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox was stopped: "+stopReason)
 	}
 
@@ -211,7 +212,7 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	return again, nil
 }
 
-// timeOut asks the runner of a job whose time is over to stop.
+// timeOut asks the runner of a job to stop because the job's time is over.
 func (s *Service) timeOut(ctx context.Context, j agentlab.Job) error {
 	_, err := s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
 		if j.Status != agentlab.JobRunning || j.StopRequested != "" {
@@ -244,7 +245,7 @@ func (s *Service) release(ctx context.Context, j agentlab.Job) error {
 		}
 	}
 	vmid := j.SandboxVMID
-	if vmid == 0 { // the process may have died before it was written down
+	if vmid == 0 { // the process may have died before it was stored
 		sb, err := s.cfg.Store.SandboxByName(ctx, j.ID)
 		if agentlab.CodeOf(err) == agentlab.CodeNotFound || (err == nil && sb.JobID != j.ID) {
 			return nil
@@ -266,7 +267,7 @@ func (s *Service) release(ctx context.Context, j agentlab.Job) error {
 // reportAfter is how long creating a sandbox fails before the job shows why.
 const reportAfter = 5 * time.Second
 
-// waitingSince is how long it is since this was first called for a job.
+// waitingSince returns the time since its first call for a job.
 func (s *Service) waitingSince(id string) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -277,7 +278,7 @@ func (s *Service) waitingSince(id string) time.Duration {
 	return now.Sub(l.tried)
 }
 
-// waitReason is what a job says that waits because of err.
+// waitReason returns the reason of a job that waits because of err.
 func waitReason(err error) string {
 	text := "waits for a sandbox: " + err.Error()
 	if hint := agentlab.HintOf(err); hint != "" {
@@ -286,8 +287,8 @@ func waitReason(err error) string {
 	return text
 }
 
-// noteWaiting writes down why a QUEUED job waits; "" when it does not. An event
-// tells of it when nothing else does.
+// noteWaiting stores why a QUEUED job waits; "" means that it does not wait.
+// With tell it also writes an event.
 func (s *Service) noteWaiting(ctx context.Context, j agentlab.Job, text string, tell bool) error {
 	text = agentlab.Reason(text)
 	if j.Waiting == text {

@@ -9,9 +9,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/job"
 )
 
-// A QUEUED job tells why it waits: because its sandbox cannot be made for now,
-// because none can be asked for, or because there is no room. Once it runs it
-// does not wait any more.
+// A QUEUED job has a reason why it waits: its sandbox cannot be created now,
+// no sandbox can be requested, or there is no room. Once it runs it has no
+// such reason.
 func TestWaitingIsTold(t *testing.T) {
 	for op, prefix := range map[fake.Op]string{fake.OpCreate: "waits: ", fake.OpTaken: "waits for a sandbox: "} {
 		t.Run(string(op), func(t *testing.T) {

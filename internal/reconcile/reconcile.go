@@ -188,7 +188,7 @@ func (l *Loop[K]) backoff(n int) time.Duration {
 	if d <= 0 || d > l.cfg.MaxBackoff {
 		d = l.cfg.MaxBackoff
 	}
-	return d - rand.N(d/4+1) //nolint:gosec // spreading, not secrecy
+	return d - rand.N(d/4+1) //nolint:gosec // for distribution, not for secrecy
 }
 
 func (l *Loop[K]) entry(key K) *entry[K] {

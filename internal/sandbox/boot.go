@@ -15,8 +15,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/control"
 )
 
-// imageResolved reports whether the row holds a reference name@digest; before that
-// it holds the wanted name.
+// imageResolved reports whether the row has an image reference name@digest;
+// before, it has the requested name.
 func imageResolved(sb agentlab.Sandbox) bool { return strings.Contains(sb.Image, "@") }
 
 // isTransient reports whether an error of the driver may end by itself.
@@ -28,7 +28,7 @@ func isTransient(err error) bool {
 	return false
 }
 
-// provision makes image, disk and VM of a sandbox and starts it.
+// provision creates image, disk and VM of a sandbox and starts it.
 func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	if !imageResolved(sb) {
 		return s.resolveImage(ctx, sb)
@@ -43,9 +43,9 @@ func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Dura
 	return 0, false, s.transition(ctx, sb, agentlab.SandboxBooting, "")
 }
 
-// tryPowerOn runs powerOn when a slot for booting is free. wait means that
-// the step ends here, to be run again when there is one, or after a pause
-// when err may pass; a refusal is permanent.
+// tryPowerOn runs powerOn if a slot for booting is free. wait means that the
+// step ends here. It runs again when a slot is free, or after a pause if err
+// may be temporary. A refusal is permanent.
 func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait bool, refusal, err error) {
 	if !s.boots.acquire(sb.VMID) {
 		return true, nil, nil
@@ -56,20 +56,20 @@ func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait boo
 	if err == nil {
 		return false, nil, nil
 	}
-	s.boots.release(sb.VMID, s.loop.Wake) // others may have better luck
+	s.boots.release(sb.VMID, s.loop.Wake) // another sandbox may succeed
 	if ctx.Err() != nil || (isTransient(err) && s.triedFor(sb.VMID) < s.lim.ProvisionTimeout) {
 		return true, nil, err
 	}
 	return false, err, nil
 }
 
-// powerOn makes what is missing of the VM, opens the guest plane, and starts
-// the VM. All of it may have been done before.
+// powerOn creates the VM as far as it is missing, opens the guest plane, and
+// starts the VM. Each of these may already be done.
 func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
-	if err := s.room(); err != nil { // there may be room in time
+	if err := s.room(); err != nil { // there may be space later
 		return agentlab.Errorf(agentlab.CodeUnavailable, "%w", err)
 	}
-	if sb.NetworkPending { // what exists already has the old policy
+	if sb.NetworkPending { // an existing VM has the old policy
 		err := s.updateNetwork(ctx, sb)
 		if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
 			return err
@@ -92,7 +92,7 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 	return s.cfg.Driver.Start(ctx, backend.RefOf(sb))
 }
 
-// boot waits for the guest of a sandbox that was started, or starts it.
+// boot waits for the guest of a started sandbox, or starts the sandbox.
 func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	if !s.inspected(sb.VMID) {
 		if done, err := s.ensureStarted(ctx, sb); done || err != nil {
@@ -122,11 +122,11 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	return bootPause(waited), true, nil
 }
 
-// lookEvery is how often it is checked that the VM of a guest that does not
+// lookEvery is the interval of the checks that the VM of a guest that does not
 // answer yet still runs.
 const lookEvery = time.Second
 
-// bootPause is how long to wait before asking a booting guest again.
+// bootPause returns the pause before the next request to a booting guest.
 func bootPause(waited time.Duration) time.Duration {
 	switch {
 	case waited < 5*time.Second:
@@ -137,9 +137,9 @@ func bootPause(waited time.Duration) time.Duration {
 	return 500 * time.Millisecond
 }
 
-// ensureStarted makes sure that the VM of a BOOTING sandbox runs, and starts
-// it when it never ran in this boot. done means that there is nothing more to
-// do for now; when neither that nor an error, it runs or the row has changed.
+// ensureStarted ensures that the VM of a BOOTING sandbox runs, and starts it
+// if it never ran in this boot. done means that nothing more can be done now.
+// Without done and without an error the VM runs or the row has changed.
 func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done bool, err error) {
 	in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
 	absent := agentlab.CodeOf(err) == agentlab.CodeNotFound
@@ -154,11 +154,11 @@ func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done 
 		if err := s.expired(ctx, sb); err != nil {
 			return true, err
 		}
-		s.loop.Wake(sb.VMID) // for what follows
+		s.loop.Wake(sb.VMID) // for the next step
 		return true, nil
 	case absent && (ran || !sb.BootedAt.IsZero()):
 		why = "its VM has vanished from the backend"
-	case in.Power == backend.PowerCrashed && ran: // before that it may be a start that was cut short
+	case in.Power == backend.PowerCrashed && ran: // before that, a start may have been interrupted
 		why = "its VM crashed while it booted: " + in.Reason
 	case in.Power == backend.PowerStopped && ran:
 		why = "its guest powered off while it booted"
@@ -180,11 +180,11 @@ func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done 
 	if err := s.markFailed(ctx, sb, "%s", why); err != nil {
 		return true, err
 	}
-	s.loop.Wake(sb.VMID) // for what follows
+	s.loop.Wake(sb.VMID) // for the next step
 	return true, nil
 }
 
-// markVMRunning notes that the VM of a BOOTING sandbox was seen to run.
+// markVMRunning records that the VM of a BOOTING sandbox was found running.
 func (s *Service) markVMRunning(vmid int) {
 	s.withState(vmid, func(m *runtimeState) {
 		now := s.clock()
@@ -199,8 +199,8 @@ func (s *Service) control(sb agentlab.Sandbox) *control.Client {
 	return control.New(func(ctx context.Context) (net.Conn, error) { return s.cfg.Driver.DialControl(ctx, backend.RefOf(sb)) })
 }
 
-// ensureIdentity gives the guest its identity, unless it has it: from a process
-// before this one, or from an attempt whose answer was lost.
+// ensureIdentity sends the guest its identity, unless it has it already: from
+// an earlier process, or from an attempt whose answer was lost.
 func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) error {
 	health, err := s.control(sb).Health(ctx)
 	if err != nil {
@@ -219,8 +219,8 @@ func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) error
 	return s.sendIdentity(ctx, sb, doc)
 }
 
-// sendIdentity sends the guest its identity, with the present time, and the
-// document with which its runner fetches its job and secrets; nil: none.
+// sendIdentity sends the guest its identity, with the current time, and the
+// document with which its runner fetches its job and secrets; nil means none.
 func (s *Service) sendIdentity(ctx context.Context, sb agentlab.Sandbox, doc *guestapi.Bootstrap) error {
 	id := guestapi.Identity{
 		UID: sb.UID, Hostname: sb.Name, Time: s.clock().UTC(), Entropy: make([]byte, 64),
@@ -234,12 +234,12 @@ func (s *Service) sendIdentity(ctx context.Context, sb agentlab.Sandbox, doc *gu
 	return err
 }
 
-// deliveryTimeout bounds the two calls of a guest in ensureDelivered.
+// deliveryTimeout limits the two calls to a guest in ensureDelivered.
 const deliveryTimeout = 15 * time.Second
 
-// ensureDelivered sends the guest another document when it does not have what
-// the last one was exchanged for. It returns when to look again, 0 for not at
-// all. A guest that does not answer is not an error.
+// ensureDelivered sends the guest another document if it did not get the
+// answer for the last one. It returns the time until the next check, 0 for
+// none. It is not an error if the guest does not answer.
 func (s *Service) ensureDelivered(ctx context.Context, sb agentlab.Sandbox) (time.Duration, error) {
 	if s.guests == nil {
 		return 0, nil
@@ -256,7 +256,7 @@ func (s *Service) ensureDelivered(ctx context.Context, sb agentlab.Sandbox) (tim
 	return again, nil
 }
 
-// ready makes a sandbox READY.
+// ready changes a sandbox to READY.
 func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 	in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
 	if err != nil {
@@ -280,8 +280,9 @@ func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 	return err
 }
 
-// slots lets only so many VMs boot at the same time, first come, first
-// served. Nobody blocks: who finds none is woken when one comes free.
+// slots limits how many VMs boot at the same time, in the order of their
+// requests. No call blocks: a sandbox that gets no slot is woken when one is
+// free.
 type slots struct {
 	mu      sync.Mutex
 	free    int
@@ -289,7 +290,7 @@ type slots struct {
 	waiting []int
 }
 
-// acquire reports whether vmid holds a slot now; if not, it is in the queue.
+// acquire reports whether vmid has a slot now; if not, it is in the queue.
 func (s *slots) acquire(vmid int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -313,7 +314,7 @@ func (s *slots) acquire(vmid int) bool {
 	return false
 }
 
-// release gives back vmid's slot or its place in the queue, and wakes those
+// release frees vmid's slot or its place in the queue, and wakes the sandboxes
 // that can have a slot now.
 func (s *slots) release(vmid int, wake func(int)) {
 	s.mu.Lock()
@@ -328,8 +329,8 @@ func (s *slots) release(vmid int, wake func(int)) {
 	}
 }
 
-// next wakes the first in the queue when there still is a slot for it; called
-// after acquire by who got one.
+// next wakes the first in the queue if there is another free slot. A caller
+// that got a slot calls it after acquire.
 func (s *slots) next(wake func(int)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -338,7 +339,7 @@ func (s *slots) next(wake func(int)) {
 	}
 }
 
-// guestListener is the open guest plane of one sandbox.
+// guestListener is the listener for the guest of one sandbox.
 type guestListener struct {
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -351,12 +352,11 @@ func (p *guestListener) close() {
 	}
 }
 
-// relistenDelay is how long to wait before a guest plane that broke is opened
-// again.
+// relistenDelay is the delay before a failed guest listener is opened again.
 const relistenDelay = time.Second
 
-// openGuestListener makes sure that the guest plane of a sandbox is served. It is
-// served until closeGuestListener or the end of Run, and opened again when it breaks.
+// openGuestListener ensures that the guest of a sandbox is served, until
+// closeGuestListener or the end of Run. A failed listener is opened again.
 func (s *Service) openGuestListener(ctx context.Context, sb agentlab.Sandbox) error {
 	if s.guests == nil {
 		return nil
@@ -391,7 +391,7 @@ func (s *Service) openGuestListener(ctx context.Context, sb agentlab.Sandbox) er
 	return nil
 }
 
-// guestListenerFailed has a guest plane opened again after a pause.
+// guestListenerFailed schedules the reopening of a guest listener.
 func (s *Service) guestListenerFailed(ctx context.Context, sb agentlab.Sandbox, p *guestListener, err error) {
 	s.log.Warn("the listener of a guest failed", "vmid", sb.VMID, "err", err)
 	t := time.NewTimer(relistenDelay)

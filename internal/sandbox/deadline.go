@@ -9,12 +9,12 @@ import (
 )
 
 // leaseGrace is how long after the end of a lease the backend powers the VM
-// off by itself. This service acts first as long as it lives: it ends jobs and
-// asks guests to power off, which takes less.
+// off by itself. While this service runs, it acts first: it ends jobs and asks
+// guests to power off, which takes less time.
 const leaseGrace = 2 * time.Minute
 
-// setDeadline sends the backend the time when the lease of a sandbox ends, unless it
-// was told already, so that it ends also while no daemon runs.
+// setDeadline sends the end of the lease of a sandbox to the backend, unless the
+// backend already has it. The lease then also ends while no daemon runs.
 func (s *Service) setDeadline(ctx context.Context, sb agentlab.Sandbox) error {
 	driver, ok := s.cfg.Driver.(backend.DeadlineSetter)
 	if !ok || !s.cfg.Driver.Info().Capabilities.Deadline {
@@ -37,8 +37,8 @@ func (s *Service) setDeadline(ctx context.Context, sb agentlab.Sandbox) error {
 	return err
 }
 
-// expired follows a VM that its backend powered off because its lease was
-// over: whatever our clock says, it has ended.
+// expired handles a VM that its backend powered off because its lease ended.
+// The lease counts as ended, whatever the daemon's clock says.
 func (s *Service) expired(ctx context.Context, sb agentlab.Sandbox) error {
 	now := s.clock().UTC()
 	_, err := s.update(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {

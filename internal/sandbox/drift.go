@@ -11,8 +11,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// auditLoop compares the backend with the rows now and then, so that a VM
-// that crashes, and what a crash of ours left behind, is found.
+// auditLoop compares the backend with the rows at intervals, to find VMs that
+// crashed and objects that a crash of the daemon left behind.
 func (s *Service) auditLoop(ctx context.Context) {
 	t := time.NewTicker(s.lim.AuditEvery)
 	defer t.Stop()
@@ -28,8 +28,8 @@ func (s *Service) auditLoop(ctx context.Context) {
 	}
 }
 
-// audit compares once. It changes no row itself: a sandbox that is not as it
-// should be is looked at by its own next step.
+// audit compares once. It changes no row itself: it wakes the loop of a
+// sandbox whose state differs.
 func (s *Service) audit(ctx context.Context) error {
 	all, err := s.cfg.Driver.List(ctx)
 	if err != nil {
@@ -75,7 +75,7 @@ func (s *Service) audit(ctx context.Context) error {
 	return nil
 }
 
-// reportPaused writes an event when the host has paused a guest, or lets it go on.
+// reportPaused writes an event when the host has paused or resumed a guest.
 func (s *Service) reportPaused(ctx context.Context, vmid int) error {
 	why := s.Paused()[vmid]
 	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
@@ -90,8 +90,8 @@ func (s *Service) reportPaused(ctx context.Context, vmid int) error {
 	return s.cfg.Store.AppendEvents(ctx, event(agentlab.EventSandboxState, sb, map[string]any{"state": sb.State, "paused": why != ""}, "the guest of sandbox %s %s", sb.Name, text))
 }
 
-// Paused returns the sandboxes whose guests the host has paused, with the
-// reason, as the last audit found them.
+// Paused returns the sandboxes whose guests the host had paused at the last
+// audit, with the reason.
 func (s *Service) Paused() map[int]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +109,7 @@ func (s *Service) Paused() map[int]string {
 func stateMismatch(state agentlab.SandboxState, power backend.Power, there bool) bool {
 	switch {
 	case state == agentlab.SandboxBooting:
-		return false // its step looks itself
+		return false // its step inspects the VM itself
 	case state == agentlab.SandboxSuspended:
 		return !there || power != backend.PowerSuspended
 	case state.HasVM():
@@ -120,9 +120,9 @@ func stateMismatch(state agentlab.SandboxState, power backend.Power, there bool)
 	return false
 }
 
-// handleOrphan deals with what bears our mark and belongs to no sandbox that is
-// not destroyed. What a row proves to be ours is destroyed; anything else is
-// told of once and left alone.
+// handleOrphan handles a VM with our mark that belongs to no existing sandbox.
+// If a row proves that it is ours, it is destroyed; otherwise it is reported
+// once and not touched.
 func (s *Service) handleOrphan(ctx context.Context, in backend.Instance) error {
 	sb, ours, err := s.owner(ctx, in.Ref.UID)
 	switch {
@@ -134,7 +134,7 @@ func (s *Service) handleOrphan(ctx context.Context, in backend.Instance) error {
 		defer cancel()
 		return s.cfg.Driver.Destroy(ctx, in.Ref)
 	case ours:
-		s.track(sb) // written by another process, or while this one looked
+		s.track(sb) // written by another process, or during this audit
 		s.loop.Wake(sb.VMID)
 		return nil
 	}
@@ -150,11 +150,11 @@ func (s *Service) handleOrphan(ctx context.Context, in backend.Instance) error {
 		"the backend has a sandbox with this VMID that is not in the database; it is not changed; see 'agentlab sandbox list --orphans'"))
 }
 
-// Orphans returns what the backend holds that bears our mark and belongs to no
-// row, as it is now.
+// Orphans returns the current VMs of the backend that have AgentLab's mark and
+// belong to no row.
 func (s *Service) Orphans(ctx context.Context) ([]backend.Instance, error) {
-	// The backend first: a row is written before its VM is made, so the row of
-	// whatever is listed here can be read afterwards.
+	// The backend first: a row is written before its VM is created, so the row
+	// of every VM in this list can be read afterwards.
 	all, err := s.cfg.Driver.List(ctx)
 	if err != nil {
 		return nil, err
@@ -172,8 +172,8 @@ func (s *Service) Orphans(ctx context.Context) ([]backend.Instance, error) {
 	return out, nil
 }
 
-// owner returns the row that a mark belongs to, also when that is DESTROYED.
-// An error says nothing about whether there is one.
+// owner returns the row that a mark belongs to, even if it is DESTROYED. After
+// an error it is not known whether there is one.
 func (s *Service) owner(ctx context.Context, uid string) (agentlab.Sandbox, bool, error) {
 	sb, err := s.cfg.Store.SandboxByUID(ctx, uid)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
@@ -182,16 +182,16 @@ func (s *Service) owner(ctx context.Context, uid string) (agentlab.Sandbox, bool
 	return sb, err == nil, err
 }
 
-// DestroyOrphan destroys an orphan, named by its UID or, where only one has
-// it, its VMID, and returns what it was. What has a row, and what does not bear
-// our mark, is never touched. Codes: not_found, conflict.
+// DestroyOrphan destroys an orphan and returns what it was. id is its UID, or
+// its VMID if only one orphan has it. A VM with a row or without AgentLab's
+// mark is never changed. Codes: not_found, conflict.
 func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instance, error) {
 	in, err := s.findOrphan(ctx, id)
 	if err != nil {
 		return backend.Instance{}, err
 	}
-	// It continues when the caller does not wait: half of it would be an orphan,
-	// too.
+	// It continues if the caller does not wait, because a partial destruction
+	// would also leave an orphan.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), destroyTimeout)
 	defer cancel()
 	unlock, err := s.orphans.Lock(ctx, in.Ref.UID)
@@ -251,14 +251,15 @@ func (s *Service) findOrphan(ctx context.Context, id string) (backend.Instance, 
 		WithHint("agentlab sandbox list --orphans")
 }
 
-// Orphaned returns the orphans that the last audit found, in no order.
+// Orphaned returns the orphans that the last audit found, in no particular
+// order.
 func (s *Service) Orphaned() []backend.Instance {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Values(s.knownOrphans))
 }
 
-// dropResolvedOrphans forgets the orphans that are not among what was found.
+// dropResolvedOrphans removes the orphans that were not found again.
 func (s *Service) dropResolvedOrphans(found map[string]backend.Instance) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

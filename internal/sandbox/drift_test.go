@@ -12,7 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 )
 
-// stray makes a VM that bears our mark and has no row.
+// stray creates a VM with our mark but without a row.
 func (w *world) stray(vmid int) backend.Ref {
 	w.Helper()
 	spec := backend.Spec{
@@ -66,8 +66,7 @@ func TestOrphanIsDestroyedByRequest(t *testing.T) {
 	})
 }
 
-// What has a row, in whatever state, and what does not bear our mark is no
-// orphan.
+// A VM with a row, in any state, or without our mark is not an orphan.
 func TestOnlyOrphansAreDestroyed(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()

@@ -48,18 +48,19 @@ const (
 	reportInterval = time.Minute
 )
 
-// retryState is what this process remembers of the failed steps of a sandbox in
-// its present state, on the way to what is desired.
+// retryState stores the failed steps of a sandbox in its current state, towards
+// the desired state. It is not stored on disk.
 type retryState struct {
 	desired    agentlab.Desired
-	since      time.Time // of the first one
-	reportedAt time.Time // when the row and an event last told of it; zero: never
-	text       string    // as told
+	since      time.Time // of the first failure
+	reportedAt time.Time // when the row and an event last reported it; zero means never
+	text       string    // as reported
 	code       agentlab.Code
 }
 
-// noteWaiting follows a step of a sandbox that ended with err: the row and an
-// event show why it does not continue, and the row no longer does once it does.
+// noteWaiting handles a step of a sandbox that ended with err: the row and an
+// event show why the sandbox does not continue. The reason is removed from the
+// row once it continues.
 func (s *Service) noteWaiting(ctx context.Context, sb agentlab.Sandbox, done bool, err error) {
 	if ctx.Err() != nil {
 		return
@@ -94,8 +95,8 @@ func (s *Service) noteWaiting(ctx context.Context, sb agentlab.Sandbox, done boo
 	}
 }
 
-// idle reports whether a sandbox whose step has ended well waits for nothing:
-// one that is still being made may wait for its turn to try again.
+// idle reports whether a sandbox whose step succeeded waits for nothing: one
+// that is still being created may wait for its next attempt.
 func (s *Service) idle(sb agentlab.Sandbox) bool {
 	switch sb.State {
 	case agentlab.SandboxRequested, agentlab.SandboxProvisioning:
@@ -106,8 +107,8 @@ func (s *Service) idle(sb agentlab.Sandbox) bool {
 	return true
 }
 
-// setWaiting writes down why a sandbox waits, with an event; "" for one that
-// does not.
+// setWaiting stores why a sandbox waits, with an event; "" means that it does
+// not wait.
 func (s *Service) setWaiting(ctx context.Context, sb agentlab.Sandbox, text string, cause error) {
 	if text == "" {
 		s.withState(sb.VMID, func(m *runtimeState) { m.retry = retryState{} })

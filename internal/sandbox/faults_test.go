@@ -18,8 +18,8 @@ import (
 
 func fakeFault(op fake.Op, err error) fake.Fault { return fake.Fault{Op: op, Err: err} }
 
-// TestFaultMatrix makes each step of the driver fail in each way, and says
-// what becomes of the sandbox. Faults that may pass are gone at the third
+// TestFaultMatrix makes each step of the driver fail in each way, and checks
+// the resulting state of the sandbox. Temporary faults are gone at the third
 // attempt.
 func TestFaultMatrix(t *testing.T) {
 	passes := []agentlab.Code{agentlab.CodeBusy, agentlab.CodeUnavailable, agentlab.CodeUnknownOutcome}
@@ -288,7 +288,7 @@ func TestRecovery(t *testing.T) {
 	}
 }
 
-// What bears our mark without a row is told of and left alone; what a
+// A VM with our mark but without a row is reported and not touched; one that a
 // destroyed row proves to be ours is removed.
 func TestOrphans(t *testing.T) {
 	inWorld(t, func(w *world) {
@@ -483,8 +483,8 @@ func TestStartIsCutShort(t *testing.T) {
 	})
 }
 
-// Nobody waits for the end of a lease, so an event tells what keeps the sandbox
-// from it, and what to do.
+// No caller waits for the end of a lease, so an event says what prevents the
+// destruction, and what to do.
 func TestTroubleAtTheEndOfALease(t *testing.T) {
 	inWorld(t, func(w *world) {
 		sb := w.create(agentlab.SandboxRequest{Name: "play", TTL: time.Hour})

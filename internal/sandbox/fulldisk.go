@@ -2,24 +2,25 @@ package sandbox
 
 import "github.com/agentlab-vm/agentlab"
 
-// Notes keeps, outside the database, which sandboxes are to be destroyed
-// although their rows do not say so: the database had no room for it.
+// Notes lists, outside the database, sandboxes that must be destroyed although
+// their rows do not say so, because the database had no disk space for the
+// change.
 type Notes interface {
-	// Put notes a sandbox. Putting one again succeeds.
+	// Put adds a sandbox. Adding it again succeeds.
 	Put(uid string) error
-	// List returns what is noted.
+	// List returns the sandboxes that were added.
 	List() (uids []string, err error)
-	// Remove removes a note; there need not be one.
+	// Remove removes a sandbox, if it is in the list.
 	Remove(uid string) error
 }
 
-// fullDisk reports whether the database had no room for a change.
+// fullDisk reports whether the database had no disk space for a change.
 func fullDisk(err error) bool { return agentlab.CodeOf(err) == agentlab.CodeNoSpace }
 
-// destroyWithoutRow makes the loop destroy a sandbox whose row cannot say so.
-// Elsewhere intent is written first. Here that would be a deadlock: the disk
-// that has no room for it may be full of this sandbox. The note takes the
-// place of the row. Without it, a crash leaves a sandbox whose VM is gone.
+// destroyWithoutRow makes the loop destroy a sandbox whose row cannot be
+// updated. Usually the desired state is stored first. Here that would be a
+// deadlock: this sandbox may be what fills the disk. The note replaces the
+// row. Without it, a crash leaves a sandbox whose VM is gone.
 func (s *Service) destroyWithoutRow(sb agentlab.Sandbox) {
 	if sb.State == agentlab.SandboxDestroyed {
 		return
@@ -39,15 +40,15 @@ func (s *Service) markUnwritten(sb agentlab.Sandbox) {
 	s.withState(sb.VMID, func(m *runtimeState) { m.destroyPending = m.uid == sb.UID })
 }
 
-// destroyPending reports whether a sandbox is to be destroyed although its row does
+// destroyPending reports whether a sandbox must be destroyed although its row does
 // not say so.
 func (s *Service) destroyPending(sb agentlab.Sandbox) (yes bool) {
 	s.withState(sb.VMID, func(m *runtimeState) { yes = m.destroyPending && m.uid == sb.UID })
 	return yes
 }
 
-// readNotes takes up what a process before this one has noted. A note about no
-// row is removed.
+// readNotes reads the notes of an earlier process. A note without a row is
+// removed.
 func (s *Service) readNotes(rows []agentlab.Sandbox) {
 	if s.cfg.Notes == nil {
 		return

@@ -13,7 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
 
-// live returns a sandbox whose guest can be talked to.
+// live returns a sandbox, if its guest can be reached.
 func (s *Service) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
 	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
 	if err != nil {
@@ -32,9 +32,9 @@ func (s *Service) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) 
 	return sb, conflict(sb, "and does not run", "")
 }
 
-// Exec starts a command in the guest. The connection carries frames of
-// package stream; to close it ends the command. Codes: not_found, conflict
-// when the sandbox does not run, and those of the guest.
+// Exec starts a command in the guest. The connection carries frames of package
+// stream; closing it ends the command. Codes: not_found, conflict if the
+// sandbox does not run, and those of the guest.
 func (s *Service) Exec(ctx context.Context, vmid int, r guestapi.ExecRequest) (net.Conn, error) {
 	sb, err := s.live(ctx, vmid)
 	if err != nil {
@@ -43,8 +43,8 @@ func (s *Service) Exec(ctx context.Context, vmid int, r guestapi.ExecRequest) (n
 	return s.control(sb).Exec(ctx, r)
 }
 
-// Attach joins a named terminal of the guest. The connection carries frames
-// of package stream; to close it leaves the terminal as it is.
+// Attach attaches to a named terminal of the guest. The connection carries
+// frames of package stream; closing it does not end the terminal.
 func (s *Service) Attach(ctx context.Context, vmid int, r guestapi.AttachRequest) (net.Conn, error) {
 	sb, err := s.live(ctx, vmid)
 	if err != nil {
@@ -71,20 +71,20 @@ func (s *Service) DialGuest(ctx context.Context, vmid int, port uint16) (net.Con
 	return s.cfg.Driver.DialGuest(ctx, backend.RefOf(sb), port)
 }
 
-// How much of a console log is saved, how much of it is looked at, in bytes,
-// and how long that may take.
+// How many bytes of a console log are saved and read, and how long that may
+// take.
 const (
 	saveBytes   = 256 << 10
 	lookBytes   = 64 << 20
 	saveTimeout = 10 * time.Second
 )
 
-// ConsoleArtifact is the path of the artifact that saveConsole makes.
+// ConsoleArtifact is the path of the artifact that saveConsole stores.
 const ConsoleArtifact = "console.log"
 
-// saveConsole saves the end of the console log of a sandbox that failed as an
-// artifact of its job, before it is destroyed. It is tried once and may not
-// take long: it only helps people.
+// saveConsole stores the end of the console log of a failed sandbox as an
+// artifact of its job, before the sandbox is destroyed. It is called once,
+// with a short time limit, because the log is only for users.
 func (s *Service) saveConsole(ctx context.Context, sb agentlab.Sandbox) {
 	save := false
 	s.withState(sb.VMID, func(m *runtimeState) { save, m.save = m.save, false })
@@ -95,13 +95,13 @@ func (s *Service) saveConsole(ctx context.Context, sb agentlab.Sandbox) {
 	defer cancel()
 	rc, err := s.ConsoleLog(sctx, sb.VMID, false)
 	if err == nil {
-		defer rc.Close() //nolint:errcheck // it was read
+		defer rc.Close() //nolint:errcheck // it was only read
 		end := bounded.Tail{Max: saveBytes}
 		if _, err = io.Copy(&end, io.LimitReader(rc, lookBytes)); err == nil && end.String() != "" {
 			err = s.putConsole(sctx, sb.JobID, strings.NewReader(end.String()))
 		}
 	}
-	if err != nil && ctx.Err() != nil { // the step was interrupted, and comes again
+	if err != nil && ctx.Err() != nil { // the step was interrupted and will run again
 		s.withState(sb.VMID, func(m *runtimeState) { m.save = true })
 		return
 	}
@@ -118,8 +118,8 @@ func (s *Service) putConsole(ctx context.Context, jobID string, console io.Reade
 	return err
 }
 
-// ConsoleLog reads what the VM wrote to its console. Codes: not_found when
-// the sandbox is destroyed, unsupported when the backend keeps none.
+// ConsoleLog reads the console output of the VM. Codes: not_found if the
+// sandbox is destroyed, unsupported if the backend has no console log.
 func (s *Service) ConsoleLog(ctx context.Context, vmid int, follow bool) (io.ReadCloser, error) {
 	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
 	if err != nil {

@@ -151,7 +151,7 @@ type world struct {
 	stop func()
 	mu   sync.Mutex
 	seen []agentlab.Event // every event that was committed
-	next chan struct{}    // closed at the next commit
+	next chan struct{}    // closed after the next commit
 }
 
 func newWorld(t *testing.T) *world {
@@ -233,7 +233,7 @@ func (w *world) offered() backend.Driver {
 	return w.driver
 }
 
-// kill ends the daemon's part; VMs go on.
+// kill ends the daemon's part; VMs continue to run.
 func (w *world) kill() { w.stop() }
 
 // restart is kill and begin.
@@ -280,7 +280,7 @@ func (w *world) untilIt(vmid int, cond func(agentlab.Sandbox) bool) agentlab.San
 		if time.Since(begin) > 2*time.Hour {
 			w.Fatalf("sandbox %d is %s (desired %s, reason %q) after two hours", vmid, sb.State, sb.Desired, sb.Reason)
 		}
-		select { // in the bubble's time: nobody waits
+		select { // in the bubble's time, so nothing really waits
 		case <-next:
 		case <-time.After(time.Minute):
 		}

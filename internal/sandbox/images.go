@@ -12,21 +12,21 @@ import (
 // EventImageBuild is the progress of an image that a sandbox waits for.
 const EventImageBuild = "image.build"
 
-// imageResult is what came of ensuring an image.
+// imageResult is the result of ensuring an image.
 type imageResult struct {
 	ref string
 	err error
 }
 
-// imageBuilds are the images that are being ensured, each once, whatever the
-// number of sandboxes that wait for it.
+// imageBuilds holds the images that are being ensured, each once, regardless
+// of how many sandboxes wait for it.
 type imageBuilds struct {
 	mu      sync.Mutex
 	waiting map[string][]int // by image name
 }
 
-// resolveImage puts the reference of a sandbox's image into its row. It does
-// not wait: the step is run again when the image is there.
+// resolveImage stores the reference of a sandbox's image in its row. It does
+// not wait: the step runs again when the image is available.
 func (s *Service) resolveImage(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	var res *imageResult
 	s.withState(sb.VMID, func(m *runtimeState) { res, m.image = m.image, nil })
@@ -48,16 +48,16 @@ func (s *Service) resolveImage(ctx context.Context, sb agentlab.Sandbox) (time.D
 	return 0, false, err
 }
 
-// beginLease makes the lease of a sandbox that waited for its image count
-// from now, so that a build does not eat it.
+// beginLease starts the lease of a sandbox that waited for its image now, so
+// that the build does not use up the lease.
 func (s *Service) beginLease(sb *agentlab.Sandbox) {
 	if end := s.clock().UTC().Add(sb.LeaseExpiresAt.Sub(sb.CreatedAt)); end.After(sb.LeaseExpiresAt) {
 		sb.LeaseExpiresAt = end
 	}
 }
 
-// waitForImage makes the sandbox be woken with the result of ensuring its
-// image.
+// waitForImage ensures the image in the background and wakes the sandbox with
+// the result.
 func (s *Service) waitForImage(sb agentlab.Sandbox) {
 	b := &s.images
 	b.mu.Lock()
@@ -87,7 +87,7 @@ func (s *Service) ensureImage(ctx context.Context, name string) {
 	delete(s.images.waiting, name)
 	s.images.mu.Unlock()
 	if ctx.Err() != nil {
-		return // it did not fail, the service ends
+		return // not a failure: the service is ending
 	}
 	for _, vmid := range waiting {
 		s.withState(vmid, func(m *runtimeState) { m.image = &imageResult{ref, err} })

@@ -12,11 +12,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// A change of a network policy is written into the row first, marked as
-// pending; the loop puts it in force and takes the mark away. So a crash
-// between the two is made good by the next process. A policy that cannot be
-// put in force makes its sandbox FAILED, which powers its VM off: nothing goes
-// on under a policy that was to be narrower.
+// A change of a network policy is first written to the row and marked as
+// pending; the loop applies it and clears the mark. After a crash between the
+// two, the next process applies it. If a policy cannot be applied, its sandbox
+// becomes FAILED and its VM is powered off: no VM keeps running with a policy
+// that is wider than requested.
 
 // networkWait is how long a call waits for a changed policy to be in force.
 const networkWait = 20 * time.Second
@@ -27,15 +27,16 @@ const MaxLayerRules = 1000
 // Reloaded is the result for one sandbox's network policy.
 type Reloaded struct {
 	Sandbox agentlab.Sandbox
-	Changed bool  // the profile's policy is another than the sandbox had
-	Err     error // why the sandbox has not, or not yet, the policy of its profile
+	Changed bool  // the profile's policy differed from the sandbox's
+	Err     error // why the sandbox does not have the policy of its profile, or not yet
 }
 
-// ReloadNetworks gives sandboxes the network policy that their profiles have
-// now, and keeps the layers that narrow it: those in vmids, whether it differs
-// or not, or else all whose profile's policy has changed. It returns when the
-// policies are in force, or 20 s later. The error is about the whole; what
-// fails for one sandbox is in its Reloaded.
+// ReloadNetworks applies the current network policies of their profiles to
+// sandboxes and keeps the layers that narrow them. It covers the sandboxes in
+// vmids, even if the policy does not differ, or if vmids is empty all
+// sandboxes whose profile's policy has changed. It returns when the policies
+// are in force, or after 20 s. The error is of the whole call; a failure of
+// one sandbox is in its Reloaded.
 func (s *Service) ReloadNetworks(ctx context.Context, vmids []int) ([]Reloaded, error) {
 	var list []agentlab.Sandbox
 	if len(vmids) == 0 {
@@ -60,7 +61,7 @@ func (s *Service) ReloadNetworks(ctx context.Context, vmids []int) ([]Reloaded, 
 	defer cancel()
 	for i := range out {
 		r := &out[i]
-		// What an earlier call asked for may still be on its way.
+		// The change of an earlier call may still be pending.
 		if r.Err == nil && (r.Changed || len(vmids) > 0 || r.Sandbox.NetworkPending) {
 			r.Sandbox, r.Err = s.awaitNetwork(ctx, r.Sandbox, false)
 		}
@@ -68,7 +69,7 @@ func (s *Service) ReloadNetworks(ctx context.Context, vmids []int) ([]Reloaded, 
 	return out, nil
 }
 
-// requestReload writes down that a sandbox is to have its profile's policy.
+// requestReload stores that a sandbox must get its profile's current policy.
 func (s *Service) requestReload(ctx context.Context, sb agentlab.Sandbox, again bool) Reloaded {
 	r := Reloaded{Sandbox: sb}
 	if sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed {
@@ -97,10 +98,10 @@ func (s *Service) requestReload(ctx context.Context, sb agentlab.Sandbox, again 
 }
 
 // NarrowNetwork adds a layer to the network policy of a sandbox: what the
-// layer does not allow is denied from now on, whatever the profile says. The
-// same layer again changes nothing. It returns when the policy is in force.
-// Codes: not_found, invalid, unsupported, limit (too many layers), conflict,
-// unavailable (not in force yet; call again).
+// layer does not allow is denied from now on, even if the profile allows it.
+// Adding the same layer again changes nothing. It returns when the policy is
+// in force. Codes: not_found, invalid, unsupported, limit (too many layers),
+// conflict, unavailable (not in force yet; call again).
 func (s *Service) NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Network) error {
 	if len(layer.Layers) > 0 || layer.Limits != (agentlab.NetworkLimits{}) {
 		return agentlab.Errorf(agentlab.CodeInvalid, "a layer has no layers or limits of its own")
@@ -139,14 +140,15 @@ func HasLayer(n, layer agentlab.Network) bool {
 	return slices.ContainsFunc(n.Layers, func(l agentlab.Network) bool { return SameNetwork(l, layer) })
 }
 
-// SameNetwork reports whether a row would hold the same for both policies.
+// SameNetwork reports whether both policies have the same stored form.
 func SameNetwork(a, b agentlab.Network) bool {
 	x, err1 := json.Marshal(a)
 	y, err2 := json.Marshal(b)
 	return err1 == nil && err2 == nil && bytes.Equal(x, y)
 }
 
-// setNetwork gives a row another policy that the backend can enforce.
+// setNetwork changes the policy of a row, if the backend can enforce the new
+// one.
 func (s *Service) setNetwork(sb *agentlab.Sandbox, n agentlab.Network, why string) ([]agentlab.Event, error) {
 	if _, ok := s.cfg.Driver.(backend.NetworkUpdater); !ok || !s.cfg.Driver.Info().Capabilities.NetworkUpdate {
 		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot change the network policy of a sandbox", sb.Backend).
@@ -172,14 +174,14 @@ func networkEvent(sb agentlab.Sandbox, what string) agentlab.Event {
 }
 
 // applyNetwork puts a pending policy in force. settled means that the row has
-// changed; else there is nothing to do it on yet.
+// changed; otherwise there is no VM to apply the policy to yet.
 func (s *Service) applyNetwork(ctx context.Context, sb agentlab.Sandbox) (settled bool, err error) {
 	err = s.updateNetwork(ctx, sb)
 	switch {
 	case err == nil:
 		return true, s.networkApplied(ctx, sb)
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
-		return false, nil // it is to be made, or it is lost: the step finds out
+		return false, nil // it must be created, or it is lost: the step finds out
 	case ctx.Err() != nil:
 		return false, err
 	}
@@ -200,14 +202,14 @@ func (s *Service) applyNetwork(ctx context.Context, sb agentlab.Sandbox) (settle
 
 func (s *Service) updateNetwork(ctx context.Context, sb agentlab.Sandbox) error {
 	nu, ok := s.cfg.Driver.(backend.NetworkUpdater)
-	if !ok { // the row is of another driver's time
+	if !ok { // the row was written for another driver
 		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot change the network policy of a sandbox", sb.Backend)
 	}
 	return nu.UpdateNetwork(ctx, backend.RefOf(sb), sb.Network)
 }
 
-// networkApplied notes that the policy of sb is in force, unless the row has
-// another by now.
+// networkApplied records that the policy of sb is in force, unless the row has
+// a newer policy.
 func (s *Service) networkApplied(ctx context.Context, sb agentlab.Sandbox) error {
 	s.withState(sb.VMID, func(m *runtimeState) { m.netSince, m.netTrouble = time.Time{}, "" })
 	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
@@ -220,7 +222,7 @@ func (s *Service) networkApplied(ctx context.Context, sb agentlab.Sandbox) error
 	return err
 }
 
-// notifyWaiters wakes who waits in awaitNetwork. The caller holds the lock.
+// notifyWaiters wakes the callers of awaitNetwork. The caller holds the lock.
 func (m *runtimeState) notifyWaiters() {
 	if m.changed != nil {
 		close(m.changed)
@@ -229,7 +231,7 @@ func (m *runtimeState) notifyWaiters() {
 }
 
 // awaitNetwork waits until the policy of a sandbox's row is in force. It does
-// not wait for a VM that is still to be made, nor, unless booting is set, for
+// not wait for a VM that does not exist yet, nor, unless booting is set, for
 // one that boots.
 func (s *Service) awaitNetwork(ctx context.Context, sb agentlab.Sandbox, booting bool) (agentlab.Sandbox, error) {
 	vmid := sb.VMID

@@ -9,8 +9,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 )
 
-// TestNumbersOfOthers: numbers that somebody else has on the backend are left
-// out, and when that cannot be known, nothing is allocated.
+// TestNumbersOfOthers: numbers that others use on the backend are skipped, and
+// if that cannot be determined, nothing is allocated.
 func TestNumbersOfOthers(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.host.PutForeign(1000)

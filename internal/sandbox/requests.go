@@ -10,9 +10,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// Create writes a new sandbox down and returns it, REQUESTED. Codes: invalid,
-// not_found (profile, image), unsupported with the field named, exists (name
-// taken), limit.
+// Create stores a new sandbox and returns it, in state REQUESTED. Codes:
+// invalid, not_found (profile, image), unsupported with the field named,
+// exists (name taken), limit.
 func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error) {
 	sb, prof, err := s.Plan(r)
 	if err != nil {
@@ -25,7 +25,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	const tries = 8 // for a made-up name that is taken
+	const tries = 8 // if a generated name is taken
 	for i := 0; ; i++ {
 		if r.Name == "" {
 			sb.Name = "sb-" + agentlab.NewUID()[:6]
@@ -43,8 +43,9 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 	}
 }
 
-// allocation is what a new sandbox may get now. A backend that numbers things
-// for others too is asked which numbers those have.
+// allocation returns the numbers and addresses that a new sandbox may get now.
+// A backend whose numbers other users share is asked for the numbers that they
+// have.
 func (s *Service) allocation(ctx context.Context) (agentlab.Allocation, error) {
 	a := agentlab.Allocation{First: s.lim.VMIDFirst, Last: s.lim.VMIDLast, MaxLive: s.lim.MaxSandboxes}
 	info := s.cfg.Driver.Info()
@@ -60,8 +61,8 @@ func (s *Service) allocation(ctx context.Context) (agentlab.Allocation, error) {
 	return a, err
 }
 
-// Plan checks a request and returns the sandbox that Create would write,
-// without a number, and its profile. Nothing is written.
+// Plan checks a request and returns the sandbox that Create would store,
+// without a number, and its profile. It stores nothing.
 func (s *Service) Plan(r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Profile, error) {
 	none := func(err error) (agentlab.Sandbox, agentlab.Profile, error) {
 		return agentlab.Sandbox{}, agentlab.Profile{}, err
@@ -107,7 +108,7 @@ func (s *Service) Plan(r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Pr
 		return none(err)
 	}
 	asked := spec(sb)
-	asked.Name = cmp.Or(asked.Name, "sandbox") // made up with the number, later
+	asked.Name = cmp.Or(asked.Name, "sandbox") // generated from the number, later
 	if err := s.cfg.Driver.Validate(asked); err != nil {
 		return none(err)
 	}
@@ -158,19 +159,20 @@ func (s *Service) Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox,
 	return sb, err
 }
 
-// List lists sandboxes by rising number.
+// List returns sandboxes in ascending order of their numbers.
 func (s *Service) List(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error) {
 	return s.cfg.Store.Sandboxes(ctx, f)
 }
 
-// Start asks for a stopped sandbox to run. One that runs or is being made is
-// left as it is. Codes: not_found, conflict, busy (it is being stopped).
+// Start requests that a stopped sandbox runs. A sandbox that runs or is being
+// created does not change. Codes: not_found, conflict, busy (it is being
+// stopped).
 func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
 	return s.requestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
 			return nil, conflict(*sb, "and cannot be started", "make a new one: agentlab sandbox new")
-		case sb.Profile == agentlab.ProfileLost: // what its guest was told and may do is not known
+		case sb.Profile == agentlab.ProfileLost: // its guest's configuration and policy are not known
 			return nil, conflict(*sb, "and cannot be started: it was recovered without its profile",
 				"copy what you need from its disk in the directory sandboxes/ of the state directory, then 'agentlab sandbox destroy %d'", vmid)
 		case sb.State == agentlab.SandboxFailed || sb.State == agentlab.SandboxTimeout:
@@ -191,9 +193,9 @@ func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	})
 }
 
-// Stop asks for a sandbox to be powered off: its guest is asked and may take
-// grace, then the power is cut; grace 0 cuts at once. A stopped one is left as
-// it is. Codes: not_found, conflict.
+// Stop requests that a sandbox is powered off: its guest has grace to power
+// off, then the power is cut; grace 0 cuts it at once. A stopped sandbox does
+// not change. Codes: not_found, conflict.
 func (s *Service) Stop(ctx context.Context, vmid int, grace time.Duration) (agentlab.Sandbox, error) {
 	s.withState(vmid, func(m *runtimeState) { m.grace = &grace })
 	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
@@ -208,8 +210,8 @@ func (s *Service) Stop(ctx context.Context, vmid int, grace time.Duration) (agen
 	})
 }
 
-// Destroy asks for nothing of a sandbox to be left. It is allowed in every
-// state, and on a full disk; destroying a destroyed one succeeds. Code:
+// Destroy requests that a sandbox is destroyed. It is allowed in every state,
+// and on a full disk. Destroying a destroyed sandbox succeeds. Code:
 // not_found.
 func (s *Service) Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
 	sb, err := s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
@@ -229,8 +231,8 @@ func (s *Service) Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, erro
 	return sb, nil
 }
 
-// RenewLease makes a lease end ttl from now. Codes: not_found, invalid,
-// conflict when it is too late.
+// RenewLease sets a lease to end ttl from now. Codes: not_found, invalid,
+// conflict if the sandbox is already ending.
 func (s *Service) RenewLease(ctx context.Context, vmid int, ttl time.Duration) (agentlab.Sandbox, error) {
 	ttl, err := s.ttl(ttl, -1) // a zero ttl is an error here
 	if err != nil {
@@ -274,7 +276,7 @@ func conflict(sb agentlab.Sandbox, rest, hint string, args ...any) error {
 	return e
 }
 
-// MarkRunning makes a READY sandbox RUNNING: its job is at work.
+// MarkRunning changes a READY sandbox to RUNNING: its job has started.
 func (s *Service) MarkRunning(ctx context.Context, vmid int) error {
 	_, err := s.requestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.State != agentlab.SandboxReady || sb.Desired != agentlab.DesiredRunning {
@@ -286,13 +288,13 @@ func (s *Service) MarkRunning(ctx context.Context, vmid int) error {
 	return err
 }
 
-// Outcome is how the job of a sandbox ended.
+// Outcome is the result of the job of a sandbox.
 type Outcome struct {
 	Status agentlab.JobStatus
 	Reason string
-	TTL    time.Duration // a kept sandbox has at least so much lease from now
+	TTL    time.Duration // a kept sandbox gets a lease of at least this long from now
 
-	Prepared bool // the job only prepared the sandbox, which is READY to be worked in
+	Prepared bool // the job only prepared the sandbox, which becomes READY for its user
 }
 
 // Release ends the use of a sandbox by its job. With keepalive it continues as

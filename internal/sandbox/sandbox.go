@@ -1,26 +1,28 @@
-// Package sandbox is the service of sandboxes: it writes down what is asked
-// of them and drives them there.
+// Package sandbox manages sandboxes: it stores what is requested of them and
+// brings them to that state.
 //
 // A call that changes something writes its intent (row and event, in one
 // transaction) and returns. One wakeable loop runs a step for each sandbox
 // that needs one, never two at once for the same sandbox; steps are
-// idempotent, so after a crash the loop of the next process continues
-// from the rows. No work hangs on a request's context.
+// idempotent, so after a crash the loop of the next process continues from the
+// rows. No work depends on a request's context.
 //
-// # What happens to a sandbox
+// # Life cycle of a sandbox
 //
 // REQUESTED → PROVISIONING (image, disk, VM) → BOOTING (started, waiting for
-// the guest) → READY (the guest has its identity). Faults that may pass
-// (busy, unavailable, unknown_outcome) are tried again with growing pauses
-// up to Limits.ProvisionTimeout; any other, a guest that does not answer in
-// Limits.BootTimeout, and a VM that stops unasked, make it FAILED. A failed
-// sandbox of a job is destroyed, unless it was to be kept; one made by hand
-// stays FAILED, its VM off, until it is destroyed or its lease ends.
+// the guest) → READY (the guest has its identity). After a temporary error
+// (busy, unavailable, unknown_outcome) a step is retried with growing pauses
+// until Limits.ProvisionTimeout. After any other error, when a guest does not
+// answer within Limits.BootTimeout, and when a VM stops without a request, the
+// sandbox becomes FAILED. A failed sandbox of a job is destroyed, unless
+// keepalive is set; a failed sandbox that a user created stays FAILED, with
+// its VM off, until it is destroyed or its lease ends.
 //
-// A lease always ends. Then a sandbox becomes TIMEOUT, is stopped (its guest
-// is asked first) and destroyed. One with keepalive is stopped and kept for
-// Limits.KeepaliveGrace, in which its lease can be renewed, and destroyed
-// after that. The lease of a sandbox counts from when its image was there.
+// Every lease ends. Then a sandbox becomes TIMEOUT, is stopped (its guest is
+// asked to power off first) and destroyed. A sandbox with keepalive is stopped
+// and kept for Limits.KeepaliveGrace, during which its lease can be renewed,
+// and then destroyed. The lease of a sandbox starts when its image is
+// available.
 package sandbox
 
 import (
@@ -39,8 +41,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
-// Store is what the service needs of the database. The semantics are those
-// of package store.
+// Store is the part of the database that the service uses. Its semantics are
+// those of package store.
 type Store interface {
 	AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, a agentlab.Allocation, evs ...agentlab.Event) (agentlab.Sandbox, error)
 	UpdateSandbox(ctx context.Context, vmid int, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error)
@@ -53,13 +55,13 @@ type Store interface {
 	RevokeGrants(ctx context.Context, vmid int) error
 }
 
-// Images makes sure that what a sandbox boots is there.
+// Images ensures that the image of a sandbox exists.
 type Images interface {
 	// Check reports whether an image of that name exists or can be built:
 	// not_found otherwise.
 	Check(name string) error
-	// Ensure builds the image when it is missing and returns its reference
-	// name@digest. progress gets one line at a time.
+	// Ensure builds the image if it is missing and returns its reference
+	// name@digest. progress receives one line at a time.
 	Ensure(ctx context.Context, name string, progress func(string)) (ref string, err error)
 }
 
@@ -68,7 +70,7 @@ type Profiles interface {
 	Use(name string) (agentlab.Profile, error)
 }
 
-// Bootstrap delivers jobs and secrets to guests, and knows which secrets they
+// Bootstrap delivers jobs and secrets to guests, and stores which secrets they
 // have; *bootstrap.Service implements it.
 type Bootstrap interface {
 	Document(ctx context.Context, sb agentlab.Sandbox) (*guestapi.Bootstrap, error)
@@ -90,33 +92,34 @@ type Audit interface {
 	Drain(ctx context.Context, sb agentlab.Sandbox) error
 }
 
-// Host is the machine that sandboxes run on.
+// Host is the machine on which sandboxes run.
 type Host interface {
-	Room() error   // code no_space while its disk is too full to start anything
-	Usable() error // code unavailable while the backend cannot start any sandbox
+	Room() error   // code no_space while its disk is too full to start a sandbox
+	Usable() error // code unavailable while the backend cannot start sandboxes
 }
 
-// Guests answers guests; *guestserver.Server implements it.
+// Guests serves guests; *guestserver.Server implements it.
 type Guests interface {
-	// Serve answers the guest of one sandbox on l until ctx ends or l fails,
+	// Serve serves the guest of one sandbox on l until ctx ends or l fails,
 	// and closes l.
 	Serve(ctx context.Context, vmid int, l net.Listener) error
 }
 
-// Limits bound sandboxes and the work on them. Zero fields take the default.
+// Limits are the limits on sandboxes and on the work for them. Zero means the
+// default.
 type Limits struct {
 	VMIDFirst, VMIDLast int           // range of numbers; default 1000 to 999999
 	MaxSandboxes        int           // that may exist at once; 0 means no maximum
-	MaxTTL              time.Duration // maxIdle lease; default agentlab.MaxTTL
-	DefaultTTL          time.Duration // when neither request nor profile says; default 3 h, at most MaxTTL
+	MaxTTL              time.Duration // longest lease; default agentlab.MaxTTL
+	DefaultTTL          time.Duration // if neither request nor profile has one; default 3 h, at most MaxTTL
 
 	ImageTimeout     time.Duration // for building a missing image; default 1 h
 	ProvisionTimeout time.Duration // for Create and Start with all attempts; default 5 min
 	BootTimeout      time.Duration // from Start until the guest answers; default 180 s
-	StopGrace        time.Duration // for the guest to power off, when the request does not say; default 30 s
+	StopGrace        time.Duration // for the guest to power off, if the request sets none; default 30 s
 	KeepaliveGrace   time.Duration // from the end of a keepalive lease to destruction; default 24 h
 
-	NetworkTimeout time.Duration // for a changed network policy to come into force, else the sandbox fails; default 1 min
+	NetworkTimeout time.Duration // for applying a changed network policy, else the sandbox fails; default 1 min
 
 	ParallelBoots int           // VMs that boot at the same time; default 4
 	Workers       int           // steps at the same time; default 32
@@ -150,7 +153,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Config is what a Service needs.
+// Config is the configuration of a Service.
 type Config struct {
 	Store    Store
 	Driver   backend.Driver
@@ -158,24 +161,25 @@ type Config struct {
 	Profiles Profiles
 
 	Bootstrap Bootstrap
-	Artifacts Artifacts // where console logs are saved; nil: nowhere
-	Audit     Audit     // nil: no network use is recorded
-	Host      Host      // nil: there is always room
+	Artifacts Artifacts // stores console logs; nil: they are not stored
+	Audit     Audit     // nil means that network use is not recorded
+	Host      Host      // nil means that there is always space
 
-	DefaultProfile string // of sandboxes that name none
-	DefaultImage   string // when neither request nor profile names one
+	DefaultProfile string // of sandboxes without a profile in the request
+	DefaultImage   string // if neither request nor profile names one
 	Limits         Limits
 
-	// Notes keeps requests to destroy a sandbox that the database had no room
-	// for; nil: they are lost when the process ends before it has met them.
+	// Notes stores requests to destroy a sandbox when the database has no
+	// disk space for them. With nil they are lost if the process ends before
+	// it has destroyed the sandbox.
 	Notes Notes
 
 	Clock  func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
 }
 
-// Service is the service of sandboxes. Its methods may be called from any
-// goroutine, also while Run does not run; then what they ask for waits.
+// Service manages sandboxes. Its methods may be called from any goroutine,
+// also before Run; then requests wait for Run.
 type Service struct {
 	cfg     Config
 	lim     Limits
@@ -183,43 +187,43 @@ type Service struct {
 	clock   func() time.Time
 	loop    *reconcile.Loop[int]
 	boots   slots
-	orphans lock.Keyed[string] // by UID; held while one is destroyed
+	orphans lock.Keyed[string] // by UID; held during a destruction
 	images  imageBuilds
-	guests  Guests // nil: there is no guest plane
+	guests  Guests // nil means that guests are not served
 
 	mu           sync.Mutex
 	states       map[int]*runtimeState
-	knownOrphans map[string]backend.Instance // by UID: orphans that an event reported
+	knownOrphans map[string]backend.Instance // by UID: orphans that were reported by an event
 	run          context.Context             // of Run; nil before
-	wg           sync.WaitGroup              // what Run waits for besides the loop
+	wg           sync.WaitGroup              // what Run waits for in addition to the loop
 }
 
-// runtimeState is what the service remembers of a sandbox that is not destroyed.
-// Nothing in it matters: a new process begins with an empty one.
+// runtimeState is the service's state in memory for an existing sandbox. It may
+// be lost: a new process starts with an empty one.
 type runtimeState struct {
 	uid   string
 	state agentlab.SandboxState // as last seen
 
-	lease          time.Time      // its end, as the backend was told (backend.DeadlineSetter)
-	inspected      bool           // this process has seen its VM in the state it should be in
-	needsInspect   bool           // the audit found something: look again
-	tried          time.Time      // first attempt to power it on in its present state
-	running        time.Time      // since when this process knows that the VM of a BOOTING one runs
-	looked         time.Time      // when the VM of a BOOTING one was last looked at
-	grace          *time.Duration // asked for by Stop; nil means the default
-	image          *imageResult   // came of an image build that it waited for
+	lease          time.Time      // its end, as sent to the backend (backend.DeadlineSetter)
+	inspected      bool           // this process has found its VM in the expected state
+	needsInspect   bool           // the audit found a difference: inspect the VM again
+	tried          time.Time      // first attempt to power it on in its current state
+	running        time.Time      // when this process first found the VM of a BOOTING sandbox running
+	looked         time.Time      // when the VM of a BOOTING sandbox was last inspected
+	grace          *time.Duration // requested by Stop; nil means the default
+	image          *imageResult   // result of an image build that it waited for
 	listener       *guestListener
-	save           bool // its console log is to be saved
+	save           bool // its console log must be saved
 	retry          retryState
-	destroyPending bool   // it is to be destroyed, and the row does not say so: the disk was full
-	paused         string // why its guest's CPUs are paused; "" when they are not
+	destroyPending bool   // it must be destroyed, but the row could not be changed: the disk was full
+	paused         string // why its guest's CPUs are paused; "" if they are not
 
-	netSince   time.Time     // since when a network policy cannot be put in force; zero when there is none
+	netSince   time.Time     // since when a network policy cannot be applied; zero if there is none
 	netTrouble string        // why not
 	changed    chan struct{} // closed at the next change of its row or of netTrouble; nil when no call waits
 }
 
-// New returns a Service; Run makes it work.
+// New returns a Service. Call Run to start it.
 func New(cfg Config) *Service {
 	s := &Service{
 		cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock,
@@ -236,12 +240,13 @@ func New(cfg Config) *Service {
 	return s
 }
 
-// ServeGuests sets who answers the guests, before Run. It is not in Config
-// because the guest plane calls the job service, which calls this one.
+// ServeGuests sets the server for guests. It must be called before Run. It is
+// not in Config because that server calls the job service, and the job service
+// calls this one.
 func (s *Service) ServeGuests(g Guests) { s.guests = g }
 
-// Run drives sandboxes until ctx ends, and returns when all steps have ended.
-// VMs go on. It may be called once.
+// Run runs the steps of sandboxes until ctx ends, and returns when all steps
+// have ended. VMs keep running. It may be called once.
 func (s *Service) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -264,7 +269,7 @@ func (s *Service) Run(ctx context.Context) error {
 	s.loop.Run(ctx)
 	cancel()
 	s.mu.Lock()
-	s.run = ended // nothing new begins
+	s.run = ended // no new work begins
 	s.mu.Unlock()
 	s.wg.Wait()
 	return nil
@@ -277,8 +282,8 @@ var ended = func() context.Context { //nolint:gochecknoglobals // a constant
 	return ctx
 }()
 
-// spawn runs fn with the context of Run, which waits for it. It reports false
-// when Run does not run.
+// spawn runs fn with the context of Run, which waits for it. It returns false
+// if Run is not running.
 func (s *Service) spawn(fn func(ctx context.Context)) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -290,7 +295,7 @@ func (s *Service) spawn(fn func(ctx context.Context)) bool {
 	return true
 }
 
-// track returns the state of a sandbox, brought up to its row.
+// track returns the state of a sandbox, updated from its row.
 func (s *Service) track(sb agentlab.Sandbox) *runtimeState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -306,7 +311,7 @@ func (s *Service) track(sb agentlab.Sandbox) *runtimeState {
 	return m
 }
 
-// forget drops what is remembered of a sandbox that is gone.
+// forget deletes the memory of a sandbox that is destroyed.
 func (s *Service) forget(vmid int) {
 	s.boots.release(vmid, s.loop.Wake)
 	s.mu.Lock()
@@ -318,8 +323,8 @@ func (s *Service) forget(vmid int) {
 	}
 }
 
-// withState calls fn with the state of a sandbox, if there is one, under the
-// lock.
+// withState calls fn with the state of a sandbox, if there is one. It holds
+// the lock during the call.
 func (s *Service) withState(vmid int, fn func(*runtimeState)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -328,7 +333,7 @@ func (s *Service) withState(vmid int, fn func(*runtimeState)) {
 	}
 }
 
-// Wake makes the service look at a sandbox that someone else changed.
+// Wake runs the step of a sandbox that another component changed.
 func (s *Service) Wake(vmid int) { s.loop.Wake(vmid) }
 
 // update changes a row and wakes the calls that wait for a change of it.
@@ -337,7 +342,7 @@ func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbo
 		before := *sb
 		evs, err := fn(sb)
 		if sb.State != before.State || sb.Desired != before.Desired {
-			sb.Waiting = "" // that was about something else
+			sb.Waiting = "" // it was about the previous state
 		}
 		return evs, err
 	})

@@ -9,14 +9,14 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// maxIdle is how long a settled sandbox is left alone at most, so that a
-// clock that was set, or a host that slept, is noticed.
+// maxIdle is the maximum time between two steps of a settled sandbox. It is
+// limited because the clock may be changed, and the host may sleep.
 const maxIdle = 10 * time.Minute
 
-// destroyTimeout bounds one attempt to destroy or to cut the power.
+// destroyTimeout limits one attempt to destroy a VM or to cut its power.
 const destroyTimeout = 2 * time.Minute
 
-// step brings one sandbox further towards what is asked of it.
+// step brings one sandbox closer to its desired state.
 func (s *Service) step(ctx context.Context, vmid int) (time.Duration, error) {
 	for {
 		sb, err := s.cfg.Store.Sandbox(ctx, vmid)
@@ -45,8 +45,9 @@ func (s *Service) step(ctx context.Context, vmid int) (time.Duration, error) {
 	}
 }
 
-// stepOnce does one thing for a sandbox. done means that nothing is left to do
-// now; then again is when to look once more, 0 for when its lease ends.
+// stepOnce makes one step for a sandbox. done means that nothing is left to do
+// now; then again is the time until the next step, or 0 for the end of the
+// lease.
 func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, done bool, err error) {
 	if s.destroyPending(sb) {
 		return 0, false, s.destroy(ctx, sb)
@@ -66,9 +67,9 @@ func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time
 	}
 }
 
-// leaseCounts reports whether a lease that has ended has consequences: not for
-// what is destroyed anyway, and not while the image is made, which has a
-// limit of its own.
+// leaseCounts reports whether the end of a lease has an effect. It has none
+// for a sandbox that is being destroyed, and none during an image build, which
+// has a separate limit.
 func (s *Service) leaseCounts(sb agentlab.Sandbox) bool {
 	return sb.Desired != agentlab.DesiredDestroyed &&
 		sb.State != agentlab.SandboxRequested && (sb.State != agentlab.SandboxProvisioning || imageResolved(sb))
@@ -81,7 +82,7 @@ func (s *Service) untilLease(sb agentlab.Sandbox) time.Duration {
 	return min(max(sb.LeaseExpiresAt.Sub(s.clock()), time.Millisecond), maxIdle)
 }
 
-// expire follows the end of a lease.
+// expire handles the end of a lease.
 func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 	now, reason := s.clock().UTC(), s.leaseReason(ctx, sb)
 	_, err := s.update(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
@@ -102,14 +103,14 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 		}
 		return evs, nil
 	})
-	if fullDisk(err) && !sb.Keepalive { // its row says until when it may live
+	if fullDisk(err) && !sb.Keepalive { // its row has the end of its lease
 		s.destroyWithoutRow(sb)
 		return nil
 	}
 	return err
 }
 
-// driveRunning drives a sandbox that is to run.
+// driveRunning drives a sandbox whose desired state is running.
 func (s *Service) driveRunning(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	if sb.NetworkPending && sb.State.HasVM() {
 		if settled, err := s.applyNetwork(ctx, sb); settled || err != nil {
@@ -134,8 +135,8 @@ func (s *Service) driveRunning(ctx context.Context, sb agentlab.Sandbox) (time.D
 	}
 }
 
-// transition moves a row from sb's state to another, unless something else was
-// asked or happened meanwhile.
+// transition changes a row from sb's state to another, unless the desired
+// state or the state has changed meanwhile.
 func (s *Service) transition(ctx context.Context, sb agentlab.Sandbox, to agentlab.SandboxState, reason string) error {
 	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
@@ -144,15 +145,15 @@ func (s *Service) transition(ctx context.Context, sb agentlab.Sandbox, to agentl
 		now.State, now.Reason = to, reason
 		if to == agentlab.SandboxStopped {
 			now.IP = ""
-			now.Reason = cmp.Or(reason, sb.Reason) // why it came to that stays known
+			now.Reason = cmp.Or(reason, sb.Reason) // the reason stays known
 		}
 		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
 	})
 	return err
 }
 
-// markFailed makes a sandbox FAILED. One that was made for a job, and not to be
-// kept, is to be destroyed then.
+// markFailed makes a sandbox FAILED. If it was created for a job and is not
+// kept, its destruction is requested.
 func (s *Service) markFailed(ctx context.Context, sb agentlab.Sandbox, format string, args ...any) error {
 	reason := s.redactReason(ctx, sb, agentlab.Errorf(agentlab.CodeInternal, format, args...).Error())
 	s.log.Warn("sandbox failed", "vmid", sb.VMID, "state", sb.State, "reason", reason)
@@ -179,7 +180,7 @@ func (s *Service) redactReason(ctx context.Context, sb agentlab.Sandbox, text st
 	return agentlab.Reason(s.cfg.Bootstrap.RedactFunc(ctx, cmp.Or(sb.JobID, sb.UID))(text))
 }
 
-// ensurePoweredOff makes sure that the VM of a failed sandbox is off.
+// ensurePoweredOff powers off the VM of a failed sandbox.
 func (s *Service) ensurePoweredOff(ctx context.Context, sb agentlab.Sandbox) error {
 	if s.inspected(sb.VMID) {
 		return nil
@@ -195,8 +196,8 @@ func (s *Service) ensurePoweredOff(ctx context.Context, sb agentlab.Sandbox) err
 	return nil
 }
 
-// inspected reports whether this process has made sure of the VM's state
-// since the row's state changed and the audit found nothing.
+// inspected reports whether this process has checked the VM's state since the
+// row's state last changed or the audit last found a difference.
 func (s *Service) inspected(vmid int) (ok bool) {
 	s.withState(vmid, func(m *runtimeState) { ok = m.inspected && !m.needsInspect })
 	return ok
@@ -206,13 +207,13 @@ func (s *Service) setInspected(vmid int) {
 	s.withState(vmid, func(m *runtimeState) { m.inspected, m.needsInspect = true, false })
 }
 
-// stop drives a sandbox that is to be off.
+// stop runs the next action of a sandbox whose desired state is stopped.
 func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	if sb.State == agentlab.SandboxStopped {
 		return 0, true, s.ensurePoweredOff(ctx, sb)
 	}
 	if sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
-		return s.driveRunning(ctx, sb) // Stop refuses these; what cannot be stopped continues
+		return s.driveRunning(ctx, sb) // Stop refuses these, so they continue
 	}
 	s.boots.release(sb.VMID, s.loop.Wake)
 	grace := s.lim.StopGrace
@@ -222,7 +223,7 @@ func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 		}
 	})
 	if sb.State == agentlab.SandboxFailed {
-		grace = 0 // its VM is off, or of no use
+		grace = 0 // its VM is off, or its guest does not work
 	}
 	if err := s.powerOff(ctx, sb, grace); err != nil {
 		return 0, true, err
@@ -230,7 +231,7 @@ func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	return 0, false, s.transition(ctx, sb, agentlab.SandboxStopped, "")
 }
 
-// powerOff stops the VM. One that is not there is off, too.
+// powerOff stops the VM. A missing VM counts as off.
 func (s *Service) powerOff(ctx context.Context, sb agentlab.Sandbox, grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, grace+destroyTimeout)
 	defer cancel()
@@ -244,12 +245,12 @@ func (s *Service) powerOff(ctx context.Context, sb agentlab.Sandbox, grace time.
 	return err
 }
 
-// timeoutGrace is how long the guest of a lease that ended may take to power
-// off before it is destroyed.
+// timeoutGrace is how long a guest may take to power off after the end of its
+// lease, before the sandbox is destroyed.
 const timeoutGrace = 10 * time.Second
 
-// destroy removes every trace. It is tried until it succeeds. A full disk does
-// not stop it: what it deletes may be what fills the disk.
+// destroy deletes the VM and its data. It is retried until it succeeds, also
+// on a full disk: the data that it deletes may be what fills the disk.
 func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	s.boots.release(sb.VMID, s.loop.Wake)
 	if sb.State == agentlab.SandboxTimeout && sb.JobID == "" {
@@ -272,7 +273,7 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := s.cfg.Driver.Destroy(dctx, backend.RefOf(sb)); err != nil {
 		return err
 	}
-	if revoked != nil { // there may be room now
+	if revoked != nil { // there may be disk space now
 		if err := s.cfg.Store.RevokeGrants(ctx, sb.VMID); err != nil {
 			return err
 		}
@@ -280,7 +281,7 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	return s.destroyed(ctx, sb)
 }
 
-// destroyed writes down that nothing is left of a sandbox.
+// destroyed changes a sandbox to DESTROYED.
 func (s *Service) destroyed(ctx context.Context, sb agentlab.Sandbox) error {
 	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.UID != sb.UID || now.State == agentlab.SandboxDestroyed {
@@ -296,13 +297,12 @@ func (s *Service) destroyed(ctx context.Context, sb agentlab.Sandbox) error {
 	return err
 }
 
-// cutTimeout bounds the power cut before the last look at the record of the
-// network.
+// cutTimeout limits the power cut before the egress log is read the last time.
 const cutTimeout = 15 * time.Second
 
 // drainEgress saves the record of the network use of a sandbox that is about
-// to be destroyed: its VM is stopped first, so that nothing comes after. What
-// fails is logged and does not delay the end of the sandbox.
+// to be destroyed: its VM is stopped first, so the record is complete. A
+// failure is logged and does not delay the destruction.
 func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 	recorded := s.cfg.Audit != nil && s.cfg.Driver.Info().Capabilities.EgressLog
 	if !recorded || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
@@ -312,7 +312,7 @@ func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 	err := s.cfg.Driver.Stop(cut, backend.RefOf(sb), 0)
 	cancel()
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-		return // withState its log
+		return // with its log
 	}
 	if derr := s.cfg.Audit.Drain(ctx, sb); err == nil {
 		err = derr
@@ -343,8 +343,8 @@ func (s *Service) superviseRunning(ctx context.Context, sb agentlab.Sandbox) (ti
 	return again, true, err
 }
 
-// vmLossReason returns why the VM does not run, by an answer of Inspect; ""
-// when it does. After an error it is not known.
+// vmLossReason returns why the VM does not run, from a result of Inspect; ""
+// if it runs. After an error the reason is not known.
 func vmLossReason(in backend.Instance, err error) (why string, _ error) {
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
@@ -361,9 +361,9 @@ func vmLossReason(in backend.Instance, err error) (why string, _ error) {
 	return "its VM is " + string(in.Power), nil
 }
 
-// vmDown follows a VM that does not run though it should: a guest that powered
-// itself off is STOPPED, anything else FAILED. A kept sandbox outlives a restart
-// of its host: it is STOPPED, and started again if it was to run.
+// vmDown handles a VM that should run but does not: a guest that powered itself
+// off is STOPPED, anything else FAILED. A kept sandbox survives a restart of its
+// host: it is STOPPED, and started again if its desired state is running.
 func (s *Service) vmDown(ctx context.Context, sb agentlab.Sandbox, in backend.Instance, why string) error {
 	if in.Expired {
 		return s.expired(ctx, sb)

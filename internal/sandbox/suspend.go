@@ -8,17 +8,18 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// Suspend asks for a READY sandbox to be frozen: its memory and disk stay, its
-// CPUs stop, its lease continues. A suspended one is not changed. Codes:
-// not_found; unsupported when the backend cannot; conflict in any other state:
-// one with a job at work is not frozen, because its job's time would go on.
+// Suspend requests that a READY sandbox is suspended: its memory and disk are
+// kept, its CPUs stop, its lease continues. A suspended sandbox is not
+// changed. Codes: not_found; unsupported by the backend; conflict in any other
+// state. A sandbox with a running job is not suspended, because the job's time
+// would continue.
 func (s *Service) Suspend(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
 	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		_, able := s.cfg.Driver.(backend.Suspender)
 		switch {
 		case sb.Desired == agentlab.DesiredSuspended:
 			return nil, nil
-		case !able: // before its state: waiting for READY would not help
+		case !able: // checked before the state: waiting for READY would not help
 			return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot suspend a sandbox", sb.Backend).
 				WithHint("'agentlab sandbox stop %d' keeps its disk", vmid)
 		case sb.State != agentlab.SandboxReady || sb.Desired != agentlab.DesiredRunning:
@@ -29,8 +30,8 @@ func (s *Service) Suspend(ctx context.Context, vmid int) (agentlab.Sandbox, erro
 	})
 }
 
-// Resume asks for a suspended sandbox to go on where it stood. One that runs
-// is left as it is. Codes: not_found, conflict.
+// Resume requests that a suspended sandbox continues. A running sandbox does
+// not change. Codes: not_found, conflict.
 func (s *Service) Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
 	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
@@ -43,13 +44,14 @@ func (s *Service) Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error
 	})
 }
 
-// driveSuspended drives a sandbox that is to be suspended.
+// driveSuspended drives a sandbox whose desired state is suspended.
 func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	switch {
 	case sb.State == agentlab.SandboxSuspended && s.inspected(sb.VMID):
 		return 0, true, nil
 	case sb.State != agentlab.SandboxSuspended && sb.State != agentlab.SandboxReady:
-		// It came otherwise before it was frozen; what it is now counts.
+		// Its state changed before it was suspended; use the current
+		// state.
 		_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 			if now.Desired == agentlab.DesiredSuspended {
 				now.Desired = agentlab.DesiredRunning
@@ -58,7 +60,7 @@ func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time
 		})
 		return 0, false, err
 	}
-	if sb.NetworkPending { // a policy that forbids more holds for what comes after, too
+	if sb.NetworkPending { // a narrower policy also applies after the resume
 		if settled, err := s.applyNetwork(ctx, sb); settled || err != nil {
 			return 0, err != nil, err
 		}
@@ -77,7 +79,7 @@ func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time
 	return 0, false, s.transition(ctx, sb, agentlab.SandboxSuspended, "")
 }
 
-// driveResumed lets a suspended sandbox go on, and sets its guest's clock.
+// driveResumed resumes a suspended sandbox, and sets its guest's clock.
 func (s *Service) driveResumed(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	driver, ok := s.cfg.Driver.(backend.Suspender)
 	if !ok {
@@ -89,7 +91,7 @@ func (s *Service) driveResumed(ctx context.Context, sb agentlab.Sandbox) (time.D
 	if err := s.openGuestListener(ctx, sb); err != nil {
 		return 0, true, err
 	}
-	if err := s.sendIdentity(ctx, sb, nil); err != nil { // for its clock; it has a token already
+	if err := s.sendIdentity(ctx, sb, nil); err != nil { // for its clock; it already has a token
 		if ctx.Err() == nil && s.triedFor(sb.VMID) >= s.lim.BootTimeout {
 			return 0, false, s.markFailed(ctx, sb, "its guest did not answer within %s after it was resumed: %w", s.lim.BootTimeout, err)
 		}
@@ -98,8 +100,8 @@ func (s *Service) driveResumed(ctx context.Context, sb agentlab.Sandbox) (time.D
 	return 0, false, s.transition(ctx, sb, agentlab.SandboxReady, "")
 }
 
-// triedFor is how long it is since this was first called for a sandbox in its
-// present state.
+// triedFor returns the time since its first call for a sandbox in its current
+// state.
 func (s *Service) triedFor(vmid int) (since time.Duration) {
 	s.withState(vmid, func(m *runtimeState) {
 		now := s.clock()
@@ -111,8 +113,8 @@ func (s *Service) triedFor(vmid int) (since time.Duration) {
 	return since
 }
 
-// suspendRefused follows a refusal to suspend or to resume: the VM is looked at,
-// and what does not run, or is gone, ends as it would have otherwise.
+// suspendRefused handles a refusal to suspend or resume: it inspects the VM, and
+// handles one that does not run or is gone as usual.
 func (s *Service) suspendRefused(ctx context.Context, sb agentlab.Sandbox, cause error) (time.Duration, bool, error) {
 	if code := agentlab.CodeOf(cause); code != agentlab.CodeNotFound && code != agentlab.CodeConflict {
 		return 0, true, cause

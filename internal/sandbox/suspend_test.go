@@ -47,7 +47,7 @@ func TestSuspendAndResume(t *testing.T) {
 	})
 }
 
-// What becomes of a suspended sandbox that is not left alone.
+// The end of a suspended sandbox in different cases.
 func TestSuspendedEnds(t *testing.T) {
 	for name, test := range map[string]struct {
 		do   func(w *world, sb agentlab.Sandbox) error
@@ -81,7 +81,7 @@ func TestSuspendedEnds(t *testing.T) {
 	}
 }
 
-// Somebody resumed it by hand: it is frozen again.
+// It was resumed by hand, so it is suspended again.
 func TestResumedByHand(t *testing.T) {
 	inWorld(t, func(w *world) {
 		sb := w.suspended("play")

@@ -18,15 +18,15 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
 
-// Access is what a caller needs to use a route. Each level includes the ones
-// below it. The zero value is no access and is refused in the route table.
+// Access is the access level that a caller needs for a route. Each level
+// includes the ones below it. The zero value is not valid in the route table.
 type Access int
 
 // The levels of access.
 const (
 	AccessRead  Access = iota + 1 // look
-	AccessWrite                   // make, change and use sandboxes and jobs
-	AccessAdmin                   // change what all sandboxes are made from, stop the daemon
+	AccessWrite                   // create, change and use sandboxes and jobs
+	AccessAdmin                   // change profiles, images and secrets, stop the daemon
 )
 
 func (a Access) String() string {
@@ -45,19 +45,19 @@ func (a Access) String() string {
 // recorded it when the connection was made.
 type Peer = sockpath.Peer
 
-// Rules say what a peer may do.
+// Rules are the access rules for peers.
 type Rules struct {
-	// OwnUID is the user that the daemon runs as. It and root may do
-	// everything.
+	// OwnUID is the user that the daemon runs as. This user and root have
+	// full access.
 	OwnUID uint32
-	// Groups says what the members of groups may do, by the group's name. The
-	// highest that a peer has counts. Nil means that no group may do anything;
-	// it is set in system mode.
+	// Groups is the access of the members of groups, by the group's name. A
+	// peer has the highest level of its groups. Nil means that no group has
+	// access; it is set in system mode.
 	Groups map[string]Access
 }
 
 // Level returns the highest access that p has, 0 for none. A group or user
-// that cannot be looked up gives none.
+// that cannot be looked up gives no access.
 func (r Rules) Level(p Peer) Access {
 	if p.UID == 0 || p.UID == r.OwnUID {
 		return AccessAdmin
@@ -87,20 +87,19 @@ func inGroup(p Peer, group string) bool {
 	return err == nil && slices.Contains(ids, g.Gid)
 }
 
-// accessOf is the access that a role gives, 0 for one that is not known.
+// accessOf returns the access of a role, 0 for an unknown role.
 func accessOf(r agentlab.Role) Access { return Access(slices.Index(agentlab.Roles, r) + 1) }
 
-// caller is what authentication found about a connection, and then about a
-// call.
+// caller is the authenticated caller of a connection, and then of a call.
 type caller struct {
-	local bool       // it came over the unix socket
+	local bool       // connected over the unix socket
 	peer  Peer       // of the unix socket
 	from  netip.Addr // over TCP
 	where string     // the same for the log
 	level Access
-	token *agentlab.APIToken // what it bears; nil means that the kernel vouches for peer
-	good  context.Context    // of a token: ends when it is revoked or expires
-	err   error              // why it is not known
+	token *agentlab.APIToken // its token; nil means that it is authenticated as peer by the kernel
+	good  context.Context    // with a token: ends when the token is revoked or expires
+	err   error              // why authentication failed
 }
 
 type callerKey struct{}
@@ -113,8 +112,8 @@ func callerOf(ctx context.Context) caller {
 	return who
 }
 
-// connContext asks the kernel once who made a connection to the unix socket,
-// for all its calls.
+// connContext reads the peer of a connection to the unix socket once, for all
+// its calls.
 func (s *Server) connContext(ctx context.Context, c net.Conn) context.Context {
 	p, err := s.cfg.PeerOf(c)
 	who := caller{local: true, peer: p, where: "the unix socket", err: err}
@@ -125,10 +124,10 @@ func (s *Server) connContext(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, callerKey{}, who)
 }
 
-// authenticate finds out who makes a call. Whoever bears a token is that
-// token and nothing more, also where the kernel knows better: so a process may
-// give up what its user may do. The context that it returns ends when the
-// token does; leave must be called when the call is over.
+// authenticate identifies the caller of a call. A caller with a token has only
+// the access of the token, even over the unix socket, so that a process can
+// give up access of its user. The returned context ends when the token ends;
+// leave must be called after the call.
 func (s *Server) authenticate(r *http.Request) (_ context.Context, leave func(), err error) {
 	ctx := r.Context()
 	who := callerOf(ctx)
@@ -154,7 +153,7 @@ func (s *Server) authenticate(r *http.Request) (_ context.Context, leave func(),
 	return ctx, func() { stop(); cancel(); out() }, permit(who, AccessRead)
 }
 
-// permit refuses a caller that has less than want.
+// permit rejects a caller with less access than want.
 func permit(who caller, want Access) error {
 	switch {
 	case who.err != nil:
@@ -176,8 +175,8 @@ func permit(who caller, want Access) error {
 		WithHint("ask root, or run it as the user that the daemon runs as")
 }
 
-// authorize refuses a caller that may not use the route, or not for what the
-// call is about.
+// authorize rejects a caller that may not use the route, or not for the
+// sandbox of the call.
 func (s *Server) authorize(hc huma.Context, r route) error {
 	who := callerOf(hc.Context())
 	if r.reach != anywhere && (!who.local || who.token != nil) {

@@ -8,7 +8,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// all converts each of a slice; the result is never nil.
+// all converts each element of a slice; the result is never nil.
 func all[A, B any](in []A, f func(A) B) []B {
 	out := make([]B, len(in))
 	for i, a := range in {
@@ -17,7 +17,7 @@ func all[A, B any](in []A, f func(A) B) []B {
 	return out
 }
 
-// when is t as an optional field: nil when it is not set.
+// when returns t as an optional field, nil if it is zero.
 func when(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
@@ -58,7 +58,7 @@ func toArtifact(a agentlab.Artifact) api.Artifact {
 func toEvent(e agentlab.Event) api.Event {
 	out := api.Event{ID: e.ID, Time: e.Time.UTC(), Kind: e.Kind, SandboxVMID: e.SandboxVMID, JobID: e.JobID, Message: e.Message}
 	if e.Data != "" && e.Data != "{}" {
-		_ = json.Unmarshal([]byte(e.Data), &out.Data) // our own rows; a broken one is shown without its data
+		_ = json.Unmarshal([]byte(e.Data), &out.Data) // written by the daemon; an invalid one is shown without its data
 	}
 	return out
 }

@@ -48,8 +48,8 @@ func (s *Server) egress(ctx context.Context, in *egressInput) (*huma.StreamRespo
 	return jsonBody(page), nil
 }
 
-// followEgress sends the record from f.AfterID on, and then what comes,
-// without a gap and nothing twice.
+// followEgress sends the stored records after f.AfterID and then new ones,
+// each exactly once.
 func (s *Server) followEgress(f agentlab.EgressFilter) *huma.StreamResponse {
 	return &huma.StreamResponse{Body: func(hc huma.Context) {
 		ctx, cancel := s.streamContext(hc.Context())
@@ -68,7 +68,7 @@ func (s *Server) followEgress(f agentlab.EgressFilter) *huma.StreamResponse {
 
 func (s *Server) runEgress(ctx context.Context, f agentlab.EgressFilter, out *sse) error {
 	svc := s.cfg.Services.Egress
-	if f.AfterID < 0 { // from now on: after the newest record there is
+	if f.AfterID < 0 { // from now on: after the newest record
 		newest, err := svc.List(ctx, agentlab.EgressFilter{Limit: 1, Tail: true})
 		if err != nil {
 			return err
@@ -83,7 +83,7 @@ func (s *Server) runEgress(ctx context.Context, f agentlab.EgressFilter, out *ss
 	}
 	f.Limit, f.Tail = eventPage, false
 	for {
-		changed := svc.Changed() // before the look, so that nothing comes between
+		changed := svc.Changed() // before the read, so that no change is missed
 		list, err := svc.List(ctx, f)
 		if err != nil {
 			return err

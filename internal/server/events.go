@@ -13,7 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// eventPage is how many events are read from the record at a time.
+// eventPage is how many events are read from the database at a time.
 const eventPage = 500
 
 type eventsInput struct {
@@ -46,7 +46,8 @@ func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamRespo
 	return jsonBody(page), nil
 }
 
-// jsonBody answers with v, in a call that may also answer with a stream.
+// jsonBody returns v as the answer of a call that may also answer with a
+// stream.
 func jsonBody(v any) *huma.StreamResponse {
 	return &huma.StreamResponse{Body: func(hc huma.Context) {
 		hc.SetHeader("Content-Type", "application/json")
@@ -64,7 +65,7 @@ func (s *Server) eventFilter(ctx context.Context, in *eventsInput) (agentlab.Eve
 		}
 		f.AfterID = id
 	}
-	jobVMID := 0 // unknown: none is asked for, or it has no sandbox yet
+	jobVMID := 0 // unknown: no job was requested, or it has no sandbox yet
 	if in.Job != "" {
 		j, err := s.cfg.Services.Jobs.Get(ctx, in.Job)
 		if err != nil {
@@ -89,14 +90,14 @@ func (s *Server) eventFilter(ctx context.Context, in *eventsInput) (agentlab.Eve
 	return f, nil
 }
 
-// beforeMade is how long before a sandbox was made, by a clock that may have
-// been set, something can have happened that is about it. What is older is
-// about another one that had its number; that has been gone for a day or more.
+// beforeMade is how long before the creation of a sandbox, by a clock that may
+// have been set, an event may be about it. Older events are about an earlier
+// sandbox with the same number, which was deleted at least a day before.
 const beforeMade = time.Hour
 
-// followEvents sends the record from f.AfterID on, and then what happens,
-// without a gap and nothing twice. A caller that does not read is cut off and
-// may come back with the last id that it saw.
+// followEvents sends the stored events after f.AfterID and then new ones, each
+// exactly once. A caller that does not read is disconnected and may connect
+// again with the last ID that it received.
 func (s *Server) followEvents(f agentlab.EventFilter) *huma.StreamResponse {
 	return &huma.StreamResponse{Body: func(hc huma.Context) {
 		ctx, cancel := s.streamContext(hc.Context())
@@ -113,8 +114,8 @@ func (s *Server) followEvents(f agentlab.EventFilter) *huma.StreamResponse {
 	}}
 }
 
-// follower is one event stream. last is the id up to which everything that
-// matches was sent.
+// follower is one event stream. last is the ID up to which all matching events
+// were sent.
 type follower struct {
 	s      *Server
 	filter agentlab.EventFilter
@@ -133,10 +134,10 @@ func (f *follower) run(ctx context.Context) error {
 	}
 }
 
-// subscribed catches up with the record and then sends what comes live, until
-// the subscription was too slow (nil) or the stream ends.
+// subscribed sends the stored events and then live ones, until the
+// subscription was too slow (nil) or the stream ends.
 func (f *follower) subscribed(ctx context.Context, live <-chan agentlab.Event, ready *bool) error {
-	if f.last < 0 { // from now on: after the newest event there is
+	if f.last < 0 { // from now on: after the newest event
 		newest, err := f.s.cfg.Services.Events.Events(ctx, agentlab.EventFilter{Limit: 1, Tail: true})
 		if err != nil {
 			return err
@@ -170,9 +171,9 @@ func (f *follower) subscribed(ctx context.Context, live <-chan agentlab.Event, r
 	}
 }
 
-// one sends a live event. Ids are given in the order of commits, so one that
-// does not follow on the last tells of others that are on their way; they are
-// in the record already.
+// one sends a live event. IDs are assigned in commit order, so a gap after the
+// last ID means that other events were not received yet; they are already in
+// the database.
 func (f *follower) one(ctx context.Context, e agentlab.Event) error {
 	switch {
 	case e.ID <= f.last:

@@ -10,9 +10,10 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// HostNetwork keeps the rules of a host whose sandboxes are on a bridge.
+// HostNetwork manages the nftables rules of a host whose sandboxes are on a
+// bridge.
 type HostNetwork interface {
-	Rules(ctx context.Context) (string, error) // as 'nft -f' reads them
+	Rules(ctx context.Context) (string, error) // in the format of 'nft -f'
 	Apply(ctx context.Context) (api.HostNetwork, error)
 	Remove(ctx context.Context) (api.HostNetwork, error)
 	Status(ctx context.Context) (api.HostNetwork, error)

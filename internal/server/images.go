@@ -24,9 +24,10 @@ func (s *Server) removeImage(ctx context.Context, in *imageInput) (none, error) 
 
 type buildImageInput struct{ Body api.ImageBuild }
 
-// buildImage answers 200 at once, so that the caller sees progress; whatever
-// fails comes as a message of kind error. The build ends when the caller
-// goes away: a build that a job waits for is the daemon's own.
+// buildImage answers 200 at once, so that the caller sees progress; a failure
+// is sent as a message of kind error. The build ends when the caller
+// disconnects; the build that a job waits for is another one, run by the
+// daemon.
 func (s *Server) buildImage(_ context.Context, in *buildImageInput) (*huma.StreamResponse, error) {
 	if in.Body.Name == "" {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "it is empty").WithField("name")

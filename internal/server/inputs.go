@@ -28,12 +28,12 @@ type imageInput struct {
 	Image string `path:"image" doc:"Name of an image, or name@digest"`
 }
 
-// payload is a raw request body. The handler reads it as far as limit.
+// payload is a raw request body. The handler reads it up to limit.
 type payload struct {
 	r io.Reader
 }
 
-// Resolve takes the body from the request. It is called by huma.
+// Resolve gets the body from the request. It is called by huma.
 func (p *payload) Resolve(hc huma.Context) []error {
 	req, _ := humago.Unwrap(hc)
 	p.r = req.Body
@@ -49,14 +49,15 @@ func (p *payload) text(limit int64) (string, error) {
 	return string(b), nil
 }
 
-// minutes turns a number of minutes from the wire into a duration. Numbers
-// beyond the range of leases come out beyond it too, without overflow.
+// minutes converts a number of minutes from a request to a duration. Numbers
+// outside of the range of leases stay outside of it, without overflow.
 func minutes(n int) time.Duration {
 	const beyond = int(agentlab.MaxTTL/time.Minute) + 1
 	return time.Duration(max(min(n, beyond), -1)) * time.Minute
 }
 
-// only returns a filter for one value: nil, which means any, for the zero value.
+// only returns a filter for one value; for the zero value it returns nil, which
+// means any.
 func only[T comparable](v T) []T {
 	var zero T
 	if v == zero {
@@ -65,7 +66,7 @@ func only[T comparable](v T) []T {
 	return []T{v}
 }
 
-// noWorkspace refuses a workspace, which no version of this API has yet.
+// noWorkspace rejects a workspace, because the API does not support it yet.
 func noWorkspace(w *string) error {
 	if w == nil {
 		return nil

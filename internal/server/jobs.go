@@ -12,11 +12,10 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// jobEvents is how many of a job's last events its answer shows.
+// jobEvents is how many of a job's latest events the API shows.
 const jobEvents = 50
 
-// jobTargets is how many of the targets that a job was refused its answer
-// shows.
+// jobTargets is how many of a job's refused targets the API shows.
 const jobTargets = 20
 
 type createJobInput struct{ Body api.JobCreate }
@@ -60,8 +59,8 @@ func (s *Server) listJobs(ctx context.Context, in *listJobsInput) (api.List[api.
 	return listOf(jobs, in.Limit, toJob, func(j agentlab.Job) string { return j.ID }), nil
 }
 
-// listOf makes a page of at most limit items from limit+1, if there are as
-// many; the cursor is that of the last item on it.
+// listOf returns a page of at most limit items from up to limit+1; the cursor
+// is that of the last item of the page.
 func listOf[A, B any](in []A, limit int, convert func(A) B, cursor func(A) string) api.List[B] {
 	next := ""
 	if len(in) > limit {
@@ -137,7 +136,7 @@ func (s *Server) getArtifact(ctx context.Context, in *artifactInput) (*huma.Stre
 		return r, map[string]string{
 			"Content-Type":           a.MIME,
 			"Content-Length":         strconv.FormatInt(a.Size, 10),
-			"Content-Disposition":    "attachment", // a guest wrote it: no browser is to render it
+			"Content-Disposition":    "attachment", // a guest wrote it: a browser must not render it
 			"X-Content-Type-Options": "nosniff",
 			"ETag":                   `"` + a.SHA256 + `"`,
 		}, err

@@ -124,7 +124,7 @@ func (l *accessLab) make(t *testing.T, r auth.Request) string {
 }
 
 // call makes a call to a route, with what its path and its kind need, and
-// tells whether it was denied.
+// reports whether it was denied.
 func (l *accessLab) call(t *testing.T, r route, sandbox, job string, c credential) (denied bool, status int, body string) {
 	t.Helper()
 	l.mu.Lock()
@@ -192,7 +192,7 @@ func tokenUpTo(rank int) func(route) bool {
 
 func never(route) bool { return false }
 
-// about tells whether a route says what it is about.
+// about reports whether a route says what it is about.
 func about(r route) bool { return r.target != noTarget }
 
 func (l *accessLab) credentials(t *testing.T) []credential {
@@ -322,8 +322,8 @@ func accessDoc(t *testing.T, table []route, creds []credential, cells map[string
 	return b.Bytes()
 }
 
-// TestUnlistedRouteIsDenied: what got into the mux beside the table has no
-// access column, and so nobody has access; whichever way it got there.
+// TestUnlistedRouteIsDenied checks that a route of the mux that is not in the
+// table is denied to everybody, because it has no access column.
 func TestUnlistedRouteIsDenied(t *testing.T) {
 	l := startAccess(t)
 	reached := false

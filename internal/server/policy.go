@@ -6,8 +6,8 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// Policies tells what the network policies of profiles and sandboxes say, and
-// brings changed ones into force.
+// Policies returns the network policies of profiles and sandboxes, and applies
+// changed ones.
 type Policies interface {
 	OfProfile(ctx context.Context, name string) (api.Policy, error)
 	OfSandbox(ctx context.Context, nameOrVMID string) (api.Policy, error)
@@ -15,8 +15,8 @@ type Policies interface {
 	CheckSandbox(ctx context.Context, nameOrVMID, target string) (api.PolicyCheck, error)
 	Presets(ctx context.Context) ([]api.PolicyPreset, error)
 
-	// Reload gives a sandbox, or with "" every one whose profile's policy has
-	// changed, the policy that its profile has now.
+	// Reload applies the current policy of its profile to a sandbox, or with
+	// "" to every sandbox whose profile's policy has changed.
 	Reload(ctx context.Context, nameOrVMID string) ([]api.PolicyReload, error)
 }
 
@@ -56,7 +56,7 @@ func (s *Server) reloadSandboxPolicy(ctx context.Context, in *sandboxInput) (api
 	if err != nil {
 		return api.PolicyReload{}, err
 	}
-	return list[0], nil // of one sandbox there is one
+	return list[0], nil // one sandbox has one result
 }
 
 func (s *Server) reloadPolicies(ctx context.Context, _ *struct{}) (api.List[api.PolicyReload], error) {

@@ -17,7 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// statusOf is the one mapping from our codes to HTTP statuses.
+// statusOf maps the codes of errors to HTTP statuses.
 var statusOf = map[agentlab.Code]int{
 	agentlab.CodeInvalid:        http.StatusBadRequest,
 	agentlab.CodeDenied:         http.StatusForbidden,
@@ -39,17 +39,16 @@ var statusOf = map[agentlab.Code]int{
 // problem is the body of every failed call (RFC 9457).
 type problem api.Error
 
-// Error, GetStatus and ContentType make a problem what huma wants of an
-// error.
+// Error, GetStatus and ContentType implement the error interface of huma.
 func (p *problem) Error() string             { return p.Detail }
 func (p *problem) GetStatus() int            { return p.Status }
 func (p *problem) ContentType(string) string { return problemType }
 
 const problemType = "application/problem+json"
 
-// problemOf turns an error of a service into what a caller may see: code,
+// problemOf converts an error of a service to what a caller may see: code,
 // message, hint and field of the first agentlab.Error in its chain. The text
-// of a foreign error stays in the log.
+// of any other error is only logged.
 func problemOf(err error) *problem {
 	e, ok := errors.AsType[*agentlab.Error](err)
 	switch {
@@ -72,7 +71,8 @@ func problemOf(err error) *problem {
 	}
 }
 
-// writeProblem answers a request that huma has not seen or not accepted.
+// writeProblem answers a request that did not reach huma or that huma did not
+// accept.
 func writeProblem(w http.ResponseWriter, err error) {
 	p := problemOf(err)
 	w.Header().Set("Content-Type", problemType)
@@ -80,19 +80,20 @@ func writeProblem(w http.ResponseWriter, err error) {
 	_ = json.NewEncoder(w).Encode(p)
 }
 
-// adaptHuma gives huma our error type and strict field names, for which its
-// package variables are the only way. No other package of ours imports huma.
+// adaptHuma sets AgentLab's error type and strict field names in huma, which
+// is possible only by its package variables. No other package of AgentLab
+// imports huma.
 var adaptHuma = sync.OnceFunc(func() {
 	huma.NewError = func(status int, msg string, errs ...error) huma.StatusError {
 		return humaProblem(status, msg, errs)
 	}
 	huma.ValidateStrictCasing = true
-	huma.DefaultArrayNullable = false // our arrays are never null, in neither direction
+	huma.DefaultArrayNullable = false // arrays are never null, neither in requests nor in answers
 })
 
-// humaProblem turns a refusal by huma (which counts in HTTP statuses) into
-// one of ours. All of them are faults of the request, but for a body that
-// could not be read to its end and for bugs.
+// humaProblem converts an error of huma, which has an HTTP status, to a
+// problem. All of them are errors in the request, except a body that could not
+// be read completely, and bugs.
 func humaProblem(status int, msg string, errs []error) *problem {
 	switch status {
 	case http.StatusRequestTimeout:
@@ -115,7 +116,7 @@ func humaProblem(status int, msg string, errs []error) *problem {
 	return problemOf(e)
 }
 
-// invalid names the field that huma's validation refused.
+// invalid returns the error for a field that huma's validation rejected.
 func invalid(err error) *agentlab.Error {
 	d, ok := errors.AsType[*huma.ErrorDetail](err)
 	if !ok {
@@ -140,8 +141,8 @@ func invalid(err error) *agentlab.Error {
 	return e.WithField(field)
 }
 
-// missingProperty reads the name out of huma's message for a required
-// property that is missing: its location is that of the object around it.
+// missingProperty returns the name of a missing required property from huma's
+// message, because huma's location is that of the object around it.
 func missingProperty(msg string) (string, bool) {
 	before, after, _ := strings.Cut(validation.MsgExpectedRequiredProperty, "%s")
 	name, ok := strings.CutPrefix(msg, before)
@@ -167,8 +168,8 @@ func bytesText(n int64) string {
 	return fmt.Sprintf("%d bytes", n)
 }
 
-// bodyError names the fault of a body that could not be read, where it is
-// the caller's.
+// bodyError returns the error for a body that could not be read, if the caller
+// caused it.
 func bodyError(err error) error {
 	if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return errTooLarge(tooLarge.Limit)

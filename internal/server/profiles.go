@@ -6,7 +6,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// maxProfileBytes is the largest text of a profile.
+// maxProfileBytes is the maximum size of the text of a profile.
 const maxProfileBytes = 256 << 10
 
 func (s *Server) listProfiles(ctx context.Context, _ *struct{}) (api.List[api.Profile], error) {

@@ -7,9 +7,10 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Lines about refused calls in the log: so many at once, then one each
-// refusalEvery. Callers over TCP and on the unix socket count apart. The size of
-// the log is bounded: a refused caller must not push out the lines of others.
+// Limits on log lines about refused calls: this many at once, then one per
+// refusalEvery. Callers over TCP and on the unix socket are counted separately.
+// The size of the log is limited: a refused caller must not displace the lines
+// of others.
 const (
 	refusalBurst = 50
 	refusalEvery = 5 * time.Second

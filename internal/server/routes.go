@@ -20,17 +20,17 @@ import (
 type route struct {
 	method  string
 	path    string
-	access  Access // least role of a caller
-	verb    string // one of verbs: what a token may be restricted to
-	target  target // what names the sandbox or job that the call is about
-	reach   reach  // whether tokens may make it
+	access  Access // minimum access of a caller
+	verb    string // one of verbs, to which a token may be restricted
+	target  target // which parameter names the sandbox or job of the call
+	reach   reach  // whether a token is accepted
 	status  int    // of success
-	id      string // in the OpenAPI document, and the name of the client's method
+	id      string // operation ID in the OpenAPI document, and the name of the client's method
 	summary string
 	bind    binder
 }
 
-// binder puts a handler behind an operation and documents its types.
+// binder registers a handler for an operation and documents its types.
 type binder func(s *Server, op huma.Operation)
 
 const (
@@ -40,7 +40,7 @@ const (
 	del  = http.MethodDelete
 )
 
-// routes is the API.
+// routes returns the routes of the API.
 func (s *Server) routes() []route {
 	const jobs, sandboxes, profiles = "/v1/jobs", "/v1/sandboxes", "/v1/profiles"
 	const job, sandbox, profile = jobs + "/{job}", sandboxes + "/{sandbox}", profiles + "/{profile}"
@@ -101,7 +101,7 @@ func (s *Server) routes() []route {
 	}, slices.Concat(s.hostRoutes(), s.orphanRoutes(), s.policyRoutes())...)
 }
 
-// hostRoutes is the part of the API about tokens, the host and its images.
+// hostRoutes returns the routes for tokens, the host and its images.
 func (s *Server) hostRoutes() []route {
 	const images, image = "/v1/images", "/v1/images/{image}"
 	return []route{
@@ -122,7 +122,7 @@ func (s *Server) hostRoutes() []route {
 	}
 }
 
-// orphanRoutes is the part of the API about what belongs to no sandbox.
+// orphanRoutes returns the routes for VMs that belong to no sandbox.
 func (s *Server) orphanRoutes() []route {
 	return []route{
 		{get, "/v1/orphans", AccessRead, "sandbox.read", noTarget, anywhere, 200, "orphans", "List orphans: virtual machines with AgentLab's mark that belong to no sandbox", call(s.listOrphans)},
@@ -130,7 +130,7 @@ func (s *Server) orphanRoutes() []route {
 	}
 }
 
-// policyRoutes is the part of the API about network policies.
+// policyRoutes returns the routes for network policies.
 func (s *Server) policyRoutes() []route {
 	const sandbox, profile = "/v1/sandboxes/{sandbox}", "/v1/profiles/{profile}"
 	return []route{
@@ -144,7 +144,7 @@ func (s *Server) policyRoutes() []route {
 	}
 }
 
-// register puts one row into the mux and the OpenAPI document.
+// register adds one row to the mux and the OpenAPI document.
 func (s *Server) register(r route) error {
 	if err := r.check(); err != nil {
 		return err
@@ -157,7 +157,7 @@ func (s *Server) register(r route) error {
 		Tags:            []string{strings.Split(r.path, "/")[2]},
 		DefaultStatus:   r.status,
 		MaxBodyBytes:    maxJSONBytes,
-		BodyReadTimeout: -1, // body limits it
+		BodyReadTimeout: -1, // the type body limits it
 		Extensions:      map[string]any{"x-access": r.access.String(), "x-verb": r.verb, "x-target": r.target.String(), "x-reach": r.reach.String()},
 		Middlewares: huma.Middlewares{func(hc huma.Context, next func(huma.Context)) {
 			err := s.authorize(hc, r)
@@ -176,7 +176,8 @@ func (s *Server) register(r route) error {
 	return nil
 }
 
-// check refuses a row with an empty column, or one whose columns do not fit.
+// check rejects a row with an empty column or with columns that contradict
+// each other.
 func (r route) check() error {
 	switch {
 	case r.access < AccessRead || r.access > AccessAdmin || r.method == "" || r.path == "" || r.status == 0 || r.id == "" || r.summary == "" || r.bind == nil:
@@ -194,7 +195,7 @@ func (r route) check() error {
 // answer is a JSON body.
 type answer[O any] struct{ Body O }
 
-// none is the output of a call that answers with nothing.
+// none is the output of a call whose answer has no body.
 type none struct{}
 
 // call binds a handler that decodes JSON and answers with JSON.
@@ -229,7 +230,7 @@ func upload[I, O any](contentType string, h func(context.Context, *I) (O, error)
 	}
 }
 
-// raw binds a handler that answers with bytes as they come.
+// raw binds a handler that answers with a stream of bytes.
 func raw[I any](contentType string, h func(context.Context, *I) (*huma.StreamResponse, error)) binder {
 	return func(s *Server, op huma.Operation) {
 		op.Responses = map[string]*huma.Response{"200": {
@@ -240,7 +241,7 @@ func raw[I any](contentType string, h func(context.Context, *I) (*huma.StreamRes
 	}
 }
 
-// upgrades binds a handler that turns the connection into a stream of the
+// upgrades binds a handler that upgrades the connection to a stream of the
 // protocol.
 func upgrades[I any](protocol string, h func(context.Context, *I) (*huma.StreamResponse, error)) binder {
 	return func(s *Server, op huma.Operation) {
@@ -259,7 +260,7 @@ type sseType struct {
 }
 
 // sseOr binds a handler that answers with an event stream of the given
-// messages, or, where orJSON is not nil, with JSON of its type.
+// messages or, if orJSON is not nil, with JSON of its type.
 func sseOr[I any](h func(context.Context, *I) (*huma.StreamResponse, error), orJSON any, messages ...sseType) binder {
 	return func(s *Server, op huma.Operation) {
 		schemas := s.api.OpenAPI().Components.Schemas
@@ -308,8 +309,8 @@ func streaming[I any](h func(context.Context, *I) (*huma.StreamResponse, error))
 	}
 }
 
-// refuse turns a service's error into the answer, and notes what the caller
-// is not told. It keeps nil nil.
+// refuse converts a service's error to the answer and logs what the answer
+// does not contain. It returns nil for nil.
 func (s *Server) refuse(op huma.Operation, err error) error {
 	if err == nil {
 		return nil
@@ -323,13 +324,13 @@ func (s *Server) refuse(op huma.Operation, err error) error {
 	return problemOf(err)
 }
 
-// apiConfig is huma's, with JSON only and without the routes and links that
-// huma would add.
+// apiConfig returns huma's configuration, with JSON only and without the
+// routes and links that huma would add.
 func apiConfig(version string) huma.Config {
 	c := huma.DefaultConfig("AgentLab control API", version)
 	c.OpenAPIPath, c.DocsPath, c.SchemasPath = "", "", ""
 	c.CreateHooks = nil
-	c.Formats = map[string]huma.Format{"application/json": huma.DefaultJSONFormat, "json": huma.DefaultJSONFormat} // "json" is for problem+json
+	c.Formats = map[string]huma.Format{"application/json": huma.DefaultJSONFormat, "json": huma.DefaultJSONFormat} // "json" for problem+json
 	c.RejectUnknownQueryParameters = true
 	c.Info.Description = "Served on a unix socket. Callers are identified by their user ID; x-access is the required access: " +
 		"read and write are open to root, the daemon's own user and (in system mode) members of group agentlab, admin to the first two. " +

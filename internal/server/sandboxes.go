@@ -63,7 +63,7 @@ func (s *Server) getSandbox(ctx context.Context, in *sandboxInput) (api.Sandbox,
 	return toSandbox(sb), err
 }
 
-// change finds the sandbox that a caller named and applies do to it.
+// change finds a sandbox by its name or VMID and calls do with it.
 func (s *Server) change(ctx context.Context, nameOrVMID string, do func(vmid int) (agentlab.Sandbox, error)) (api.Sandbox, error) {
 	sb, err := s.cfg.Services.Sandboxes.Get(ctx, nameOrVMID)
 	if err != nil {

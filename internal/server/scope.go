@@ -11,16 +11,16 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// errScope is the one answer to a token that is bound to sandboxes, whether
-// another sandbox was named, or one that does not exist, or none.
+// errScope is the error for a token that is restricted to sandboxes. It is the
+// same for another sandbox, for one that does not exist, and for none.
 var errScope = agentlab.Errorf(agentlab.CodeDenied, "the token is bound to certain sandboxes, and this call is not about one of them").
 	WithHint("name a sandbox or job that the token is for, or use another token")
 
-// inScope refuses a call that is not about a sandbox that the token covers.
+// inScope rejects a call that is not about a sandbox that the token covers.
 //
-// What was found is written into the request in place of the name: a handler
-// that looked the name up again might find another sandbox, made under the
-// same name in between.
+// The VMID replaces the name in the request: a handler that looked the name up
+// again might find another sandbox, created with the same name in the
+// meantime.
 func (s *Server) inScope(hc huma.Context, t target, token *agentlab.APIToken) error {
 	req, _ := humago.Unwrap(hc)
 	ctx := hc.Context()
@@ -45,7 +45,8 @@ func (s *Server) inScope(hc huma.Context, t target, token *agentlab.APIToken) er
 	return errScope
 }
 
-// coveredQuery wants that a sandbox or a job, or both, are named and covered.
+// coveredQuery requires that the query names a sandbox or a job, or both, and
+// that the token covers them.
 func (s *Server) coveredQuery(req *http.Request, token *agentlab.APIToken) error {
 	q := req.URL.Query()
 	named := false
@@ -93,7 +94,7 @@ func (s *Server) covered(ctx context.Context, token *agentlab.APIToken, nameOrVM
 	return strconv.Itoa(sb.VMID), nil
 }
 
-// wholeJobID puts the id of a job into the request in place of its beginning.
+// wholeJobID replaces a prefix of a job's ID in the request by the ID.
 func (s *Server) wholeJobID(hc huma.Context, r route) error {
 	id := hc.Param("job")
 	if r.target != onJob || agentlab.ValidateJobID(id) == nil {
@@ -107,10 +108,9 @@ func (s *Server) wholeJobID(hc huma.Context, r route) error {
 	return err
 }
 
-// coveredJob returns the id of a job, and refuses one that is not of a sandbox
-// that the token covers.
-// The sandbox must know the job too: its number may have been another's when
-// the job ran.
+// coveredJob returns the ID of a job, and an error unless the job belongs to a
+// sandbox that the token covers. The row of the sandbox must name the job too:
+// another sandbox may have had its number when the job ran.
 func (s *Server) coveredJob(ctx context.Context, token *agentlab.APIToken, id string) (string, error) {
 	j, err := s.cfg.Services.Jobs.Get(ctx, id)
 	switch code := agentlab.CodeOf(err); {

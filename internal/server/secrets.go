@@ -7,7 +7,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// The largest value of a secret, and the largest bundle.
+// The maximum size of a value of a secret, and of a bundle.
 const (
 	maxSecretBytes = 256 << 10
 	maxBundleText  = 1 << 20

@@ -22,10 +22,10 @@ import (
 
 // Limits on what a caller may send, and how slowly.
 const (
-	maxJSONBytes     = 4 << 20 // a task of 256 KiB, escaped as badly as JSON allows, fits
+	maxJSONBytes     = 4 << 20 // enough for a task of 256 KiB with the longest JSON escapes
 	maxHeaderBytes   = 64 << 10
 	bodyStallTimeout = 30 * time.Second // longest time without a byte of the body
-	writeTimeout     = 15 * time.Second // longest time that a stream's reader may not take a byte
+	writeTimeout     = 15 * time.Second // longest time that a stream's reader may read nothing
 	idleTimeout      = 2 * time.Minute
 )
 
@@ -33,14 +33,14 @@ const (
 type Config struct {
 	Services Services
 	Rules    Rules
-	PeerOf   func(net.Conn) (Peer, error) // nil means sockpath.PeerOf; tests put other callers here
+	PeerOf   func(net.Conn) (Peer, error) // nil means sockpath.PeerOf; tests set other callers
 	Logger   *slog.Logger
 	Version  string // of the daemon, for the OpenAPI document
-	// MaxBundleBytes is the largest git bundle that may be uploaded.
-	// 0 means 4 GiB.
+	// MaxBundleBytes is the maximum size of an uploaded git bundle. 0
+	// means 4 GiB.
 	MaxBundleBytes int64
-	// HeaderTimeout is how long a caller may take to send a request's header.
-	// 0 means 10 s.
+	// HeaderTimeout limits how long a caller may take to send the header of a
+	// request. 0 means 10 s.
 	HeaderTimeout time.Duration
 }
 
@@ -49,20 +49,20 @@ type Server struct {
 	cfg     Config
 	log     *slog.Logger
 	mux     *http.ServeMux
-	table   []route         // what the mux serves
+	table   []route         // the routes of the mux
 	listed  map[string]bool // its patterns
 	api     huma.API
 	http    *http.Server                           // on the unix socket
 	tcp     *http.Server                           // over TCP, for callers with a token
 	ours    atomic.Pointer[func(host string) bool] // TCP.Ours
-	drain   context.Context                        // ends when streams must end
+	drain   context.Context                        // done when streams must end
 	undrain context.CancelFunc
-	streams sync.WaitGroup // connections that were taken over from net/http
+	streams sync.WaitGroup // connections that were hijacked from net/http
 
 	refusedHere, refusedAfar *slog.Logger
 }
 
-// New makes a Server. It fails when the route table is wrong.
+// New returns a Server. It fails if the route table has an error.
 func New(cfg Config) (*Server, error) {
 	if cfg.PeerOf == nil {
 		cfg.PeerOf = sockpath.PeerOf
@@ -101,7 +101,7 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// Serve answers on l, a unix socket, until Shutdown; it closes l.
+// Serve serves the API on l, a unix socket, until Shutdown; it closes l.
 func (s *Server) Serve(l net.Listener) error {
 	if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return err
@@ -109,8 +109,8 @@ func (s *Server) Serve(l net.Listener) error {
 	return nil
 }
 
-// Shutdown ends streams, waits until ctx ends for the other calls to be
-// answered, and then cuts what is left.
+// Shutdown ends streams, waits for the other calls until ctx ends, and then
+// closes the remaining connections.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.undrain()
 	var errs []error
@@ -123,8 +123,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// turnAway answers a caller that is not known, and does not wait for what else
-// it may send.
+// turnAway answers an unauthenticated caller and does not wait for the rest of
+// the request.
 func (s *Server) turnAway(w http.ResponseWriter, r *http.Request, err error) {
 	if !callerOf(r.Context()).local {
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
@@ -133,8 +133,9 @@ func (s *Server) turnAway(w http.ResponseWriter, r *http.Request, err error) {
 	writeProblem(w, err)
 }
 
-// Handler is the whole API without a listener. Callers are told by what
-// ConnContext left in the request's context, and by the token that they bear.
+// Handler returns the handler of the whole API. It identifies a caller by the
+// value that ConnContext stored in the request's context and by the token of
+// the request.
 func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
@@ -145,7 +146,7 @@ func (s *Server) Handler() http.Handler {
 		if leave != nil {
 			defer leave()
 		}
-		if err != nil { // who may use no route learns of none
+		if err != nil { // a caller without access learns nothing about routes
 			s.logRefusal(r, err)
 			s.turnAway(w, r, err)
 			return
@@ -156,7 +157,7 @@ func (s *Server) Handler() http.Handler {
 			writeProblem(w, noRoute(h, r))
 			return
 		}
-		if !s.listed[pattern] { // it has no access column, so nobody has access
+		if !s.listed[pattern] { // it has no access column, so no caller has access
 			s.log.Error("refused: a route that is not in the table", "method", r.Method, "path", r.URL.Path)
 			writeProblem(w, agentlab.Errorf(agentlab.CodeDenied, "nobody may use %s", r.URL.Path))
 			return
@@ -166,8 +167,8 @@ func (s *Server) Handler() http.Handler {
 	})
 }
 
-// recover keeps a panic of one call from ending the daemon, and its text from
-// reaching the caller.
+// recover handles a panic of one call: the daemon continues, and the caller
+// does not receive the panic's text.
 func (s *Server) recover(w http.ResponseWriter, r *http.Request) {
 	p := recover()
 	if p == nil {
@@ -181,8 +182,7 @@ func (s *Server) recover(w http.ResponseWriter, r *http.Request) {
 		WithHint("the cause is in the daemon's log: agentlab daemon logs"))
 }
 
-// noRoute tells why the mux has no route for r, from what the mux itself
-// would answer.
+// noRoute returns why the mux has no route for r, from the answer of the mux.
 func noRoute(h http.Handler, r *http.Request) error {
 	var probe statusProbe
 	h.ServeHTTP(&probe, r)

@@ -13,8 +13,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/auth"
 )
 
-// Services are what the API calls. Every method answers with *agentlab.Error
-// where the fault is known; none waits for a sandbox to reach a state.
+// Services are the services that the API calls. A method returns an
+// *agentlab.Error if the cause is known. No method waits for a sandbox to
+// reach a state.
 type Services struct {
 	HostNetwork HostNetwork
 	Jobs        Jobs
@@ -28,11 +29,11 @@ type Services struct {
 	Policies    Policies
 	Verify      Verifier
 	System      System
-	Tokens      Tokens // nil: the daemon takes no tokens
+	Tokens      Tokens // nil: the daemon accepts no tokens
 }
 
-// Tokens keeps the tokens of this API and tells which are good. (*auth.Service)
-// is meant.
+// Tokens stores the tokens of the API and checks them. *auth.Service implements
+// it.
 type Tokens interface {
 	Enter(ctx context.Context, from netip.Addr, secret string) (t agentlab.APIToken, call context.Context, leave func(), err error)
 	Create(ctx context.Context, r auth.Request) (t agentlab.APIToken, secret string, err error)
@@ -45,7 +46,7 @@ type Jobs interface {
 	Create(ctx context.Context, r agentlab.JobRequest) (agentlab.Job, error)
 	CreateWithSandbox(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error)
 	Check(ctx context.Context, r agentlab.JobRequest) error   // the error that Create would return
-	Get(ctx context.Context, id string) (agentlab.Job, error) // id or its unique beginning
+	Get(ctx context.Context, id string) (agentlab.Job, error) // ID or a unique prefix of it
 	List(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job, error)
 	Cancel(ctx context.Context, id string) (agentlab.Job, error)
 }
@@ -65,23 +66,23 @@ type Sandboxes interface {
 	Attach(ctx context.Context, vmid int, r guestapi.AttachRequest) (net.Conn, error)
 	DialGuest(ctx context.Context, vmid int, port uint16) (net.Conn, error)
 	SSHKey(ctx context.Context, vmid int, r guestapi.SSHKeyRequest) (guestapi.SSHKeyResponse, error)
-	ConsoleLog(ctx context.Context, vmid int, follow bool) (io.ReadCloser, error) // a Read that waits ends with ctx
+	ConsoleLog(ctx context.Context, vmid int, follow bool) (io.ReadCloser, error) // a waiting Read ends with ctx
 	Orphans(ctx context.Context) ([]api.Orphan, error)
 	DestroyOrphan(ctx context.Context, id string) (api.Orphan, error)
 }
 
-// Artifacts is the artifact service: what jobs left, their logs, and the git
-// bundles that jobs begin with.
+// Artifacts is the artifact service: files of jobs, their logs, and uploaded
+// git bundles.
 type Artifacts interface {
 	List(ctx context.Context, jobID string) ([]agentlab.Artifact, error)
 	Open(ctx context.Context, jobID, path string) (agentlab.Artifact, io.ReadCloser, error)
 	Bundle(ctx context.Context, jobID string) (io.ReadCloser, error)                         // tar.gz
-	Log(ctx context.Context, jobID string, offset int64, follow bool) (io.ReadCloser, error) // a Read that waits ends with ctx
+	Log(ctx context.Context, jobID string, offset int64, follow bool) (io.ReadCloser, error) // a waiting Read ends with ctx
 	PutBundle(ctx context.Context, r io.Reader) (api.Bundle, error)
-	DeleteBundle(bundleID string) error // that no job has
+	DeleteBundle(bundleID string) error // if no job uses it
 }
 
-// Secrets keeps the encrypted bundles.
+// Secrets manages the encrypted bundles.
 type Secrets interface {
 	Init(ctx context.Context) (api.SecretVault, error)
 	Rotate(ctx context.Context, add, remove []string) (api.SecretVault, error)
@@ -96,7 +97,7 @@ type Secrets interface {
 	Validate(ctx context.Context, bundle string, resolve bool) (api.SecretCheck, error)
 }
 
-// Profiles reads and keeps profiles.
+// Profiles reads and stores profiles.
 type Profiles interface {
 	List(ctx context.Context) ([]api.Profile, error)
 	Get(ctx context.Context, name string) (api.Profile, error)
@@ -104,7 +105,7 @@ type Profiles interface {
 	Validate(ctx context.Context, yaml string) (api.Profile, error)
 }
 
-// Images builds and keeps images.
+// Images builds and stores images.
 type Images interface {
 	List(ctx context.Context) ([]api.Image, error)
 	Get(ctx context.Context, name string) (api.Image, error)
@@ -112,23 +113,25 @@ type Images interface {
 	Remove(ctx context.Context, name string) error
 }
 
-// Events is the record of what happened.
+// Events is the stored event log.
 type Events interface {
 	Events(ctx context.Context, f agentlab.EventFilter) ([]agentlab.Event, error)
 
-	// Subscribe gives the events that are committed from now on. The channel
-	// is closed when its reader is too slow; what was missed is in the
-	// record. cancel ends the subscription and may be called again.
+	// Subscribe returns a channel of the events that are committed from now
+	// on. The channel is closed if its reader is too slow; missed events are
+	// in the database. cancel ends the subscription and may be called more
+	// than once.
 	Subscribe() (events <-chan agentlab.Event, cancel func())
 }
 
-// Egress is the record of what sandboxes wanted from the network.
+// Egress is the egress audit log.
 type Egress interface {
 	List(ctx context.Context, f agentlab.EgressFilter) ([]agentlab.EgressEntry, error)
 	Summary(ctx context.Context, f agentlab.EgressFilter, targets int) (agentlab.EgressSummary, error)
 
-	// Changed returns a channel that is closed at the next entries; Watch
-	// makes those that f selects come sooner until stop is called.
+	// Changed returns a channel that is closed when there are new entries.
+	// Watch makes the entries that f selects available sooner, until stop
+	// is called.
 	Changed() <-chan struct{}
 	Watch(f agentlab.EgressFilter) (stop func())
 }
@@ -137,8 +140,8 @@ type Egress interface {
 type System interface {
 	Health() api.Health
 	Status(ctx context.Context) (api.Status, error)
-	Checks(ctx context.Context) (api.HostChecks, error) // looks now
+	Checks(ctx context.Context) (api.HostChecks, error) // runs the checks now
 	Backup(ctx context.Context) (api.Backup, error)     // of the database
 	ConfirmClock(ctx context.Context) (api.Clock, error)
-	Stop() // begins to end the daemon and returns at once
+	Stop() // starts the shutdown of the daemon and returns at once
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/stream/streamtest"
 )
 
-// TestSlowCallers: whoever sends a header or a body slowly, or does not read
-// an answer, holds a connection for as long as docs/access.md says, and no
-// longer. One that is used again later starts anew.
+// TestSlowCallers checks that a client that sends a header or a body slowly,
+// or does not read a response, holds a connection no longer than
+// docs/access.md says. The limit starts again for each request.
 func TestSlowCallers(t *testing.T) {
 	const request = "GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n"
 	// answer reads one whole answer.

@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// Limits of what is read of a body that no handler wanted, so that the
-// connection can be used again: bytes, and the time that they may take.
+// Limits for reading the rest of a body that no handler read, so that the
+// connection can be reused: bytes and time.
 const (
 	drainBytes   = 256 << 10
 	drainTimeout = 5 * time.Second
 )
 
 // steady limits how long a call may stall in either direction. done must be
-// called when the call is over: net/http would wait for the rest of a body
-// without an end.
+// called after the call: net/http would wait for the rest of the body without
+// a time limit.
 func steady(w http.ResponseWriter, r *http.Request) (_ http.ResponseWriter, done func()) {
 	rc := http.NewResponseController(w)
-	// The limit of the answer before on the same connection may be over, and
-	// asking for a body is a write too.
+	// The deadline of the previous answer on the same connection may have
+	// passed, and a "100 Continue" is a write too.
 	_ = rc.SetWriteDeadline(time.Time{})
 	b := &body{ReadCloser: r.Body, rc: rc, whole: r.ContentLength == 0}
 	r.Body = b
@@ -31,8 +31,9 @@ func steady(w http.ResponseWriter, r *http.Request) (_ http.ResponseWriter, done
 	}
 }
 
-// steadyWriter limits how long the reader of an answer may take nothing. A
-// connection that becomes a stream has no such limit: terminals are paused.
+// steadyWriter limits how long the reader of an answer may read nothing. A
+// connection that becomes a stream has no such limit, because users pause
+// terminals.
 type steadyWriter struct {
 	http.ResponseWriter
 	rc   *http.ResponseController
@@ -59,16 +60,16 @@ func (s *steadyWriter) Write(p []byte) (int, error) {
 	return s.ResponseWriter.Write(p)
 }
 
-// Unwrap lets a ResponseController find what else the writer can.
+// Unwrap returns the underlying writer for http.ResponseController.
 func (s *steadyWriter) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
-// body limits how long a request's body may stall, and leaves no deadline
-// behind that would cut a long answer short.
+// body limits how long a request's body may stall. It resets its deadline,
+// which would otherwise interrupt a long answer.
 type body struct {
 	io.ReadCloser
 	rc    *http.ResponseController
-	whole bool  // all of it was read
-	err   error // what reading ended with
+	whole bool  // it was read completely
+	err   error // the error that ended reading
 }
 
 func (b *body) Read(p []byte) (int, error) {
@@ -89,8 +90,8 @@ func (b *body) read(p []byte) (int, error) {
 	return n, err
 }
 
-// drain reads what is left of a body, if it is little and comes soon, and
-// tells whether that was all of it.
+// drain reads the rest of a body, within limits of size and time, and reports
+// whether it reached the end.
 func (b *body) drain() bool {
 	if b.whole || b.err != nil {
 		return b.whole
@@ -104,7 +105,7 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// Close does not wait for the rest, as the body below would.
+// Close does not wait for the rest, unlike Close of the underlying body.
 func (b *body) Close() error {
 	if !b.whole {
 		_ = b.rc.SetReadDeadline(time.Now())

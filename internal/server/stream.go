@@ -18,17 +18,18 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
-// streamContext is ctx, ended also when the server drains.
+// streamContext returns a context that ends with ctx and when the server
+// drains.
 func (s *Server) streamContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(s.drain, cancel)
 	return ctx, func() { stop(); cancel() }
 }
 
-// stream answers with what a reader gives, as it comes. open gets a context
-// that ends with the caller's connection and when the server drains; a Read
-// that waits must end with it. A caller that takes nothing for writeTimeout
-// is cut off.
+// stream answers with the data of a reader, as it arrives. open gets a context
+// that ends with the caller's connection and when the server drains; a waiting
+// Read must end with it. A caller that reads nothing for writeTimeout is
+// disconnected.
 func (s *Server) stream(ctx context.Context, open func(context.Context) (io.ReadCloser, map[string]string, error)) (*huma.StreamResponse, error) {
 	ctx, cancel := s.streamContext(ctx)
 	r, header, err := open(ctx)
@@ -47,16 +48,16 @@ func (s *Server) stream(ctx context.Context, open func(context.Context) (io.Read
 			if ctx.Err() == nil {
 				s.log.Warn("stream broke off", "path", hc.URL().Path, "err", err)
 			}
-			panic(http.ErrAbortHandler) // half an answer must not look whole
+			panic(http.ErrAbortHandler) // a partial answer must not look complete
 		}
 	}}, nil
 }
 
-// copyOut sends each piece of r as soon as it is there.
+// copyOut sends each part of r as soon as it is available.
 func copyOut(w http.ResponseWriter, r io.Reader) error {
 	rc := http.NewResponseController(w)
 	w.WriteHeader(http.StatusOK)
-	if err := rc.Flush(); err != nil { // the caller of a silent log learns at once that it follows
+	if err := rc.Flush(); err != nil { // the caller receives the header even if the log is empty
 		return err
 	}
 	buf := make([]byte, 64<<10)
@@ -80,8 +81,8 @@ func copyOut(w http.ResponseWriter, r io.Reader) error {
 	}
 }
 
-// plain is the header of logs. A guest wrote them: no browser is to guess
-// what they are.
+// plain is the header of logs. A guest wrote them, so a browser must not guess
+// their type.
 var plain = map[string]string{"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
 
 // sse writes server-sent events.
@@ -99,10 +100,9 @@ func newSSE(hc huma.Context) (*sse, error) {
 	return out, out.rc.Flush()
 }
 
-// send writes one event and waits until the kernel has it. An id of "" is
-// left out.
+// send writes one event and flushes it. An id of "" is omitted.
 func (s *sse) send(event, id string, data any) error {
-	p, err := json.Marshal(data) // JSON holds no raw line break
+	p, err := json.Marshal(data) // JSON contains no raw line break
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (s *sse) send(event, id string, data any) error {
 	return s.rc.Flush()
 }
 
-// wantUpgrade refuses a request that does not ask for the protocol, before
+// wantUpgrade rejects a request without an upgrade to the protocol, before
 // anything is started for it.
 func wantUpgrade(got, protocol string) error {
 	if !strings.EqualFold(got, protocol) {
@@ -128,8 +128,8 @@ func wantUpgrade(got, protocol string) error {
 	return nil
 }
 
-// upgrade answers 101 and joins the caller's connection with far until both
-// directions or one of the connections ended, or the server drains.
+// upgrade answers 101 and copies between the caller's connection and far until
+// both directions or one of the connections have ended, or the server drains.
 func (s *Server) upgrade(far net.Conn, protocol string) *huma.StreamResponse {
 	return &huma.StreamResponse{Body: func(hc huma.Context) {
 		_, w := humago.Unwrap(hc)
@@ -144,7 +144,7 @@ func (s *Server) upgrade(far net.Conn, protocol string) *huma.StreamResponse {
 		defer func() { _, _ = near.Close(), far.Close() }()
 		stop := context.AfterFunc(s.drain, func() { _, _ = near.Close(), far.Close() })
 		defer stop()
-		if good := callerOf(hc.Context()).good; good != nil { // a stream does not outlive its token
+		if good := callerOf(hc.Context()).good; good != nil { // a stream ends with its token
 			uncut := context.AfterFunc(good, func() { _, _ = near.Close(), far.Close() })
 			defer uncut()
 		}

@@ -21,8 +21,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/verify"
 )
 
-// stub stands for all services: it keeps what it was asked and answers what
-// the test says. The daemon's tests run the same API on the real services.
+// stub implements all services: it records requests and returns what the test
+// sets. The daemon's tests run the same API on the real services.
 type stub struct {
 	mu     sync.Mutex
 	calls  []string
@@ -314,7 +314,7 @@ func (s stubEvents) Subscribe() (<-chan agentlab.Event, func()) {
 	}
 }
 
-// commit records an event and tells of it as the bus does.
+// commit records an event and publishes it like the bus.
 func (st *stub) commit(e agentlab.Event) {
 	st.mu.Lock()
 	defer st.mu.Unlock()

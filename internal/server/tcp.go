@@ -15,24 +15,24 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/connlimit"
 )
 
-// Connections over TCP at a time, of all and of one host. What comes after
-// is closed at once; the unix socket does not count.
+// Maximum number of simultaneous TCP connections, in total and per host.
+// Further connections are closed at once. The unix socket does not count.
 const (
 	maxConns       = 512
 	maxConnsOfHost = 128
 )
 
-// TCP says how the API is served over TCP.
+// TCP configures the API over TCP.
 type TCP struct {
-	// TLS holds the certificate. Nil means plain HTTP, which only an address
-	// of this machine's loopback may be served with.
+	// TLS has the certificate. Nil means plain HTTP, which is allowed only
+	// on a loopback address.
 	TLS *tls.Config
-	// Ours tells whether a name in the header Host means this daemon; nil
-	// means that none does. Addresses and localhost always do.
+	// Ours reports whether a name in the header Host means this daemon;
+	// nil means that no name does. Addresses and localhost always do.
 	Ours func(host string) bool
 }
 
-// ServeTCP answers callers with a token on l until Shutdown; it closes l. It
+// ServeTCP serves callers with a token on l until Shutdown; it closes l. It
 // may be called once.
 func (s *Server) ServeTCP(l net.Listener, c TCP) error {
 	addr, ok := l.Addr().(*net.TCPAddr)
@@ -44,7 +44,7 @@ func (s *Server) ServeTCP(l net.Listener, c TCP) error {
 	l = connlimit.New(l, maxConns, maxConnsOfHost)
 	if c.TLS != nil {
 		t := c.TLS.Clone()
-		t.NextProtos = []string{"http/1.1"} // a connection of HTTP/2 cannot become a stream
+		t.NextProtos = []string{"http/1.1"} // an HTTP/2 connection cannot become a stream
 		t.MinVersion = max(t.MinVersion, tls.VersionTLS12)
 		l = tls.NewListener(l, t)
 	}
@@ -60,7 +60,7 @@ func (s *Server) tcpServer() *http.Server {
 	return &http.Server{
 		Handler:           s.fromAfar(s.Handler()),
 		ConnContext:       s.remoteContext,
-		ReadHeaderTimeout: s.cfg.HeaderTimeout, // of the TLS handshake too
+		ReadHeaderTimeout: s.cfg.HeaderTimeout, // includes the TLS handshake
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
 		Protocols:         &only1,
@@ -68,8 +68,8 @@ func (s *Server) tcpServer() *http.Server {
 	}
 }
 
-// remoteContext notes where a connection came from, for all its calls. That
-// alone gives no access to anything.
+// remoteContext stores the remote address of a connection, for all its calls.
+// The address alone gives no access.
 func (s *Server) remoteContext(ctx context.Context, c net.Conn) context.Context {
 	who := caller{where: c.RemoteAddr().String()}
 	if a, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil {
@@ -81,9 +81,9 @@ func (s *Server) remoteContext(ctx context.Context, c net.Conn) context.Context 
 	return context.WithValue(ctx, callerKey{}, who)
 }
 
-// fromAfar refuses what a web page could make a browser send: a name that is
-// not ours (DNS rebinding), and calls from another site. Neither should bear a
-// token, and neither reaches the place where tokens are looked at.
+// fromAfar rejects requests that a web page could make a browser send: those
+// with a foreign Host name (DNS rebinding) and those from another site. They
+// are rejected before any token is checked.
 func (s *Server) fromAfar(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var err error
@@ -103,8 +103,8 @@ func (s *Server) fromAfar(next http.Handler) http.Handler {
 	})
 }
 
-// fromOtherSite tells whether a browser sends a call for a page of another
-// site. All methods are alike: a reading call can show as much as another does.
+// fromOtherSite reports whether a browser sent a call for a page of another
+// site. The method does not matter: a read call can disclose data.
 func fromOtherSite(r *http.Request) bool {
 	for _, site := range r.Header["Sec-Fetch-Site"] {
 		if site != "same-origin" && site != "none" {
@@ -120,8 +120,8 @@ func fromOtherSite(r *http.Request) bool {
 	return false
 }
 
-// ourName tells whether the header Host means this daemon. An address cannot
-// be rebound.
+// ourName reports whether the header Host means this daemon. DNS rebinding is
+// not possible with an address.
 func (s *Server) ourName(hostport string) bool {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {

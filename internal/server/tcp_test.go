@@ -48,8 +48,8 @@ func raw1(t *testing.T, addr, text string) string {
 	return string(out)
 }
 
-// TestStrangeRequests are the ways in which a header, a path or a query could
-// be read otherwise by whoever decides than by whoever acts.
+// TestStrangeRequests tests headers, paths and queries that the access check
+// could read differently from the handler.
 func TestStrangeRequests(t *testing.T) {
 	l := startAccess(t)
 	l.err = nil
@@ -436,8 +436,8 @@ func TestRemoteRefused(t *testing.T) {
 	}
 }
 
-// TestRedirectKeepsToken: a server that is not ours and sends the caller
-// elsewhere gets it nowhere.
+// TestRedirectKeepsToken checks that a redirect by a foreign server does not
+// send the token anywhere.
 func TestRedirectKeepsToken(t *testing.T) {
 	reached := false
 	elsewhere, err := net.Listen("tcp", "127.0.0.1:0")

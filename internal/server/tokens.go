@@ -33,8 +33,9 @@ func (s *Server) createToken(ctx context.Context, in *createTokenInput) (api.Tok
 	return api.TokenCreated{Token: toToken(t), Secret: secret}, err
 }
 
-// usefulVerb refuses a verb with which a token of that role could do nothing:
-// one that is not known, that needs more, or that is no use to it.
+// usefulVerb rejects a verb that has no effect for a token of that role: an
+// unknown verb, one that needs more access, or one whose calls the token
+// cannot make.
 func (s *Server) usefulVerb(verb string, role agentlab.Role, bound bool) error {
 	useful := s.usefulVerbs(role, bound)
 	if slices.Contains(useful, verb) {
@@ -59,8 +60,8 @@ func (s *Server) usefulVerb(verb string, role agentlab.Role, bound bool) error {
 	return e.WithField("verbs").WithHint("%s (the role is read unless --role says otherwise)", strings.Join(could, "; "))
 }
 
-// usefulVerbs are the verbs with which a token of that role could do
-// something, sorted.
+// usefulVerbs returns the verbs that have an effect for a token of that role,
+// sorted.
 func (s *Server) usefulVerbs(role agentlab.Role, bound bool) []string {
 	var useful []string
 	for _, r := range s.table {

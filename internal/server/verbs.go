@@ -2,12 +2,12 @@ package server
 
 import "slices"
 
-// verbRunJobs is needed for whatever runs a task of the caller's own.
+// verbRunJobs is required for every call that runs a task of the caller.
 const verbRunJobs = "job.run"
 
-// verbs are what a token may be restricted to, each with what it allows. A
-// route has one of them; several routes may share one. A verb of a token is
-// never renamed, since tokens outlive the daemon that made them.
+// verbs lists the verbs to which a token may be restricted, each with what it
+// allows. A route has one of them; several routes may share one. A verb is
+// never renamed, because tokens stay valid after an upgrade of the daemon.
 var verbs = []struct{ name, allows string }{
 	{"daemon.read", "read the state of the daemon"},
 	{"daemon.stop", "stop the daemon"},
@@ -39,17 +39,17 @@ func knownVerb(name string) bool {
 	return slices.ContainsFunc(verbs, func(v struct{ name, allows string }) bool { return v.name == name })
 }
 
-// target says what names the sandbox or job that a call is about. A token
-// that is bound to sandboxes may only make calls that have one, and only for
-// its own; so lists, and whatever concerns more than one sandbox, are not for
-// it. The zero value is refused in the route table.
+// target is the parameter that names the sandbox or job of a call. A token
+// that is restricted to sandboxes may only make calls with a target, and only
+// for its own sandboxes, so it cannot use lists and other calls about several
+// sandboxes. The zero value is not valid in the route table.
 type target int
 
 const (
-	noTarget  target = iota + 1 // the call is about none, or about all
+	noTarget  target = iota + 1 // the call has no sandbox, or is about all
 	onSandbox                   // the path parameter {sandbox}: VMID or name
 	onJob                       // the path parameter {job}, which counts as its sandbox
-	byQuery                     // the query parameters sandbox and job; a call without both is about all
+	byQuery                     // the query parameters sandbox and job; without both the call is about all
 )
 
 func (t target) String() string {
@@ -66,16 +66,16 @@ func (t target) String() string {
 	return "missing"
 }
 
-// reach says from where a route may be used. The zero value is refused in the
+// reach is where a route may be used from. The zero value is not valid in the
 // route table.
 type reach int
 
 const (
 	// anywhere: on the unix socket and, with a token, over TCP.
 	anywhere reach = iota + 1
-	// localOnly: only by a process that the kernel vouches for, on the unix
-	// socket and without a token. It is for what hands out or takes in
-	// secrets, for the tokens themselves, and for ending the daemon.
+	// localOnly: only on the unix socket and without a token, where the
+	// kernel identifies the caller. It is for calls that return or receive
+	// secrets, for the management of tokens, and for stopping the daemon.
 	localOnly
 )
 

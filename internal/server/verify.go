@@ -9,7 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/verify"
 )
 
-// Verifier tries the network of a sandbox.
+// Verifier tests the network of a sandbox.
 type Verifier interface {
 	Run(ctx context.Context, sandbox, site string) (agentlab.Sandbox, verify.Report, error)
 }

@@ -23,11 +23,11 @@ var apiTokens = newTable("api_tokens", []string{"token_id"}, func(t *agentlab.AP
 	}
 }, func(t *agentlab.APIToken) error { return t.Validate() })
 
-// maxAPITokens bounds how many tokens there are at once.
+// maxAPITokens is the maximum number of tokens.
 const maxAPITokens = 1000
 
-// PutAPIToken records a new token and the events telling of it. Codes:
-// invalid; exists when the name is taken; limit when there are too many.
+// PutAPIToken stores a new token and its events. Codes: invalid; exists if the
+// name is taken; limit if there are too many.
 func (s *Store) PutAPIToken(ctx context.Context, t agentlab.APIToken, evs ...agentlab.Event) error {
 	return s.write(ctx, func(w *tx) error {
 		var n, taken int
@@ -49,13 +49,13 @@ func (s *Store) PutAPIToken(ctx context.Context, t agentlab.APIToken, evs ...age
 	})
 }
 
-// APITokens lists the tokens by name, also those that have expired.
+// APITokens lists the tokens by name, including expired ones.
 func (s *Store) APITokens(ctx context.Context) ([]agentlab.APIToken, error) {
 	return apiTokens.query(ctx, s.r, "ORDER BY name")
 }
 
-// APITokenByHash returns the token with that hash, whether it has expired or
-// not. Code not_found.
+// APITokenByHash returns the token with that hash, even if it has expired.
+// Code not_found.
 func (s *Store) APITokenByHash(ctx context.Context, hash string) (agentlab.APIToken, error) {
 	t, ok, err := apiTokens.one(ctx, s.r, "WHERE token_sha256 = ?", hash)
 	if err == nil && !ok {
@@ -64,14 +64,14 @@ func (s *Store) APITokenByHash(ctx context.Context, hash string) (agentlab.APITo
 	return t, err
 }
 
-// DeleteAPIToken deletes the token with that id or name, with the events that
-// tell of it, and returns what it was. Code not_found.
+// DeleteAPIToken deletes the token with that ID or name, writes the events
+// that tell returns, and returns the token. Code not_found.
 func (s *Store) DeleteAPIToken(ctx context.Context, idOrName string, tell func(agentlab.APIToken) []agentlab.Event) (agentlab.APIToken, error) {
 	var t agentlab.APIToken
 	err := s.write(ctx, func(w *tx) error {
 		var ok bool
 		var err error
-		// An id counts more than a name that looks like one.
+		// An ID takes precedence over a name that looks like one.
 		t, ok, err = apiTokens.one(w.ctx, w, "WHERE token_id = ? OR name = ? ORDER BY token_id <> ?", idOrName, idOrName, idOrName)
 		switch {
 		case err != nil:
@@ -87,9 +87,9 @@ func (s *Store) DeleteAPIToken(ctx context.Context, idOrName string, tell func(a
 	return t, err
 }
 
-// DeleteTokens deletes the API tokens and the bootstrap tokens, and returns how
-// many API tokens there were. It is for a backup: tokens may have been revoked
-// or spent after it was made.
+// DeleteTokens deletes the API tokens and the bootstrap tokens, and returns the
+// number of API tokens. It is for a restored backup: tokens may have been
+// revoked or used after the backup.
 func (s *Store) DeleteTokens(ctx context.Context) (n int64, err error) {
 	err = s.write(ctx, func(w *tx) error {
 		if err := w.exec("DELETE FROM bootstrap_tokens"); err != nil {
@@ -101,7 +101,7 @@ func (s *Store) DeleteTokens(ctx context.Context) (n int64, err error) {
 	return n, err
 }
 
-// TouchAPIToken notes when a token was used last. One that is gone is no
+// TouchAPIToken stores when a token was last used. A deleted token is not an
 // error.
 func (s *Store) TouchAPIToken(ctx context.Context, id string, at time.Time) error {
 	return s.write(ctx, func(w *tx) error {

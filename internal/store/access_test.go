@@ -101,8 +101,8 @@ func TestAPITokenLimitsAndExpiry(t *testing.T) {
 	}
 }
 
-// TestAPITokenWidenedByHand: a row that was changed from outside so that it
-// restricts nothing any more is refused, not obeyed.
+// TestAPITokenWidenedByHand: a row that was changed from outside and no longer
+// restricts anything is rejected.
 func TestAPITokenWidenedByHand(t *testing.T) {
 	s := newStore(t)
 	tok := newAPIToken("a", hashOf("a"))

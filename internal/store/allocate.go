@@ -12,8 +12,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// nextVMID takes the next free number and remembers it, so that a number is
-// not given again soon after its row was deleted.
+// nextVMID takes the next free number and stores it, so that a number is not
+// reused soon after its row was deleted.
 func nextVMID(w *tx, a agentlab.Allocation) (int, error) {
 	if a.First < 1 || a.Last < a.First || a.Last > math.MaxInt32 {
 		return 0, invalid("vmid_range", "%d to %d is no range of sandbox numbers", a.First, a.Last)
@@ -31,7 +31,7 @@ func nextVMID(w *tx, a agentlab.Allocation) (int, error) {
 }
 
 // nextAddress leases the next free IPv4 address of a network, and the IPv6
-// address that ends in it. Neither is valid where no network is named.
+// address that ends in it. Both are zero if a has no network.
 func nextAddress(w *tx, a agentlab.Allocation) (ip4, ip6 netip.Addr, err error) {
 	if !a.IPv4.IsValid() {
 		return ip4, ip6, nil
@@ -50,7 +50,8 @@ func nextAddress(w *tx, a agentlab.Allocation) (ip4, ip6 netip.Addr, err error) 
 		case r.Is4():
 			taken[int64(number(r))] = true
 		case r.Is6() && a.IPv6.IsValid() && a.IPv6.Contains(r):
-			// Only the sandbox with these four bytes for an address could get it.
+			// Only the sandbox whose IPv4 address has these four bytes could get
+			// it.
 			b := r.As16()
 			taken[int64(binary.BigEndian.Uint32(b[12:]))] = true
 		}
@@ -78,9 +79,8 @@ func number(a netip.Addr) uint32 {
 	return binary.BigEndian.Uint32(b[:])
 }
 
-// next takes the number after the one that the counter remembers, of those
-// from lo to hi that no sandbox's row has in column and that are not taken; 0
-// when there is none.
+// next returns the next number after the stored counter, from lo to hi, that
+// no row of a sandbox has in column and that is not taken; 0 if there is none.
 func next(w *tx, counter, column string, lo, hi int64, taken map[int64]bool) (int64, error) {
 	var last int64
 	err := w.QueryRowContext(w.ctx, "SELECT value FROM counters WHERE name = ?", counter).Scan(&last)
@@ -102,7 +102,7 @@ func next(w *tx, counter, column string, lo, hi int64, taken map[int64]bool) (in
 }
 
 // firstFree returns the lowest number from lo to hi that no row has in column
-// and that is not taken, 0 when there is none.
+// and that is not taken, 0 if there is none.
 func firstFree(w *tx, column string, lo, hi int64, taken map[int64]bool) (int64, error) {
 	query := fmt.Sprintf(`
 		SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM sandboxes WHERE %[1]s = ?1) THEN ?1
@@ -126,8 +126,8 @@ func firstFree(w *tx, column string, lo, hi int64, taken map[int64]bool) (int64,
 	return 0, nil
 }
 
-// SkipVMIDs makes the next sandbox get a number above upTo, for a database that
-// lacks the rows of sandboxes which had numbers up to that one.
+// SkipVMIDs makes the next sandbox get a number above upTo. It is for a
+// database without the rows of sandboxes that had numbers up to that one.
 func (s *Store) SkipVMIDs(ctx context.Context, upTo int) error {
 	return s.write(ctx, func(w *tx) error {
 		return w.exec("INSERT INTO counters (name, value) VALUES ('vmid', ?) ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)", upTo)

@@ -31,9 +31,9 @@ func checkArtifact(a *agentlab.Artifact) error {
 	return nil
 }
 
-// PutArtifact records an artifact; one with the same job and path is
-// replaced. CreatedAt is set when zero, an event with JobID "" gets the
-// job's. Code conflict when there is no such job.
+// PutArtifact stores an artifact; one with the same job and path is replaced.
+// CreatedAt is set if zero, and an event with JobID "" gets the job's ID. Code
+// conflict if there is no such job.
 func (s *Store) PutArtifact(ctx context.Context, a agentlab.Artifact, evs ...agentlab.Event) error {
 	return s.write(ctx, func(w *tx) error {
 		if a.CreatedAt.IsZero() {
@@ -71,7 +71,7 @@ func (s *Store) DeleteArtifacts(ctx context.Context, jobID string) error {
 	})
 }
 
-// ArtifactBytes returns the size of all artifacts of a job together.
+// ArtifactBytes returns the total size of the artifacts of a job.
 func (s *Store) ArtifactBytes(ctx context.Context, jobID string) (int64, error) {
 	var n int64
 	err := s.r.QueryRowContext(ctx, "SELECT coalesce(sum(size), 0) FROM artifacts WHERE job_id = ?", jobID).Scan(&n)

@@ -12,10 +12,10 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
-// Summary says what a database file holds.
+// Summary describes the contents of a database file.
 type Summary struct {
 	Schema       int64
-	Installation string // id of the installation; "" in files older than ids
+	Installation string // ID of the installation; "" in files from before there were IDs
 	Jobs         int
 	Sandboxes    int // that are not DESTROYED
 }
@@ -40,9 +40,10 @@ func Inspect(ctx context.Context, path string) (s Summary, err error) {
 	return s, err
 }
 
-// Verify reads the whole database at path and changes nothing. An index that
-// does not match its table, or a reference to a missing row, is code
-// unavailable. Inspect does not find these: it runs at every start.
+// Verify reads the whole database at path and changes nothing. It returns code
+// unavailable for an index that does not match its table and for a reference
+// to a missing row. Inspect does not find these, because it runs at every
+// start and must be fast.
 func Verify(ctx context.Context, path string) (err error) {
 	db, err := openToRead(path)
 	if err != nil {
@@ -66,8 +67,8 @@ func Verify(ctx context.Context, path string) (err error) {
 	return faulty(verdict)
 }
 
-// openToRead opens the database file at path, which must exist, on connections
-// that cannot write.
+// openToRead opens the database file at path, which must exist, with read-only
+// connections.
 func openToRead(path string) (*sql.DB, error) {
 	if _, err := os.Stat(path); err != nil {
 		return nil, inFile(path, fault(err))
@@ -83,16 +84,16 @@ func openToRead(path string) (*sql.DB, error) {
 const factsSchema = 8
 
 // Backup writes a copy of the database to path, whole or not at all. The copy
-// is consistent, has passed the checks of Open, and replaces a file that is
-// there. Writers are not kept waiting. A database that is damaged is code
-// unavailable.
+// is consistent, has passed the checks of Open, and replaces an existing file.
+// Writers do not wait. The error has code unavailable if the database is
+// damaged.
 func (s *Store) Backup(ctx context.Context, path string) error {
 	db, err := connect(ctx, s.path, 1, nil)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = db.Close() }()
-	if _, err := inspect(ctx, db); err != nil { // a copy of a damaged table may look sound
+	if _, err := inspect(ctx, db); err != nil { // a copy of a damaged table may look intact
 		return inFile(s.path, err)
 	}
 	return copyTo(ctx, db, path)
@@ -104,7 +105,7 @@ func copyTo(ctx context.Context, db *sql.DB, path string) (err error) {
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fault(err)
 	}
-	if err := private(tmp); err != nil { // VACUUM INTO takes an empty file, and keeps its mode
+	if err := private(tmp); err != nil { // VACUUM INTO accepts an empty file and keeps its mode
 		return err
 	}
 	defer func() {

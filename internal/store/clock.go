@@ -7,11 +7,10 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// ClockJumped moves the ends of everything that is under way by shift, so that
-// what was left of it before the host's clock jumped is left of it now: leases
-// of sandboxes, deadlines of jobs, and the tokens of their guests. The tokens
-// of people keep the times that they were made with. fact is what is known of
-// the clock from now on.
+// ClockJumped moves end times by shift, so that the remaining times are the
+// same as before the host's clock jumped: leases of sandboxes, deadlines of
+// jobs, and the tokens of their guests. API tokens keep their times. fact is
+// the new value of FactClock.
 func (s *Store) ClockJumped(ctx context.Context, shift time.Duration, fact string, evs ...agentlab.Event) error {
 	return s.write(ctx, func(w *tx) error {
 		for _, move := range []func(*tx, time.Duration) error{moveLeases, moveDeadlines, moveTokens, moveGrants} {

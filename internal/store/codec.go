@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// timeLayout always writes nine fractional digits: RFC3339Nano drops trailing
+// timeLayout always writes nine fractional digits: RFC3339Nano omits trailing
 // zeros, and then "…05Z" sorts after "…05.1Z".
 const timeLayout = "2006-01-02T15:04:05.000000000Z"
 
@@ -29,14 +29,14 @@ func decodeTime(s string) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
 	}
-	t, err := time.Parse(time.RFC3339Nano, s) // which is parsed faster than a layout of our own
+	t, err := time.Parse(time.RFC3339Nano, s) // parsed faster than a custom layout
 	if err != nil || len(s) != len(timeLayout) || s[len(s)-1] != 'Z' || s[19] != '.' {
 		return time.Time{}, fmt.Errorf("%q is not a time of this database", s)
 	}
 	return t, nil
 }
 
-// timeCol maps a time.Time to its column. Writing it also brings *t to the
+// timeCol maps a time.Time to its column. Writing it also converts *t to the
 // form in which it will be read: UTC, without a monotonic clock.
 type timeCol struct{ t *time.Time }
 
@@ -57,7 +57,7 @@ func (c timeCol) Scan(src any) error {
 	return err
 }
 
-// idCol maps an id that the database gives: 0 is written as NULL.
+// idCol maps an ID that the database assigns: 0 is written as NULL.
 type idCol struct{ id *int64 }
 
 func (c idCol) Value() (driver.Value, error) {

@@ -43,7 +43,7 @@ func checkEgress(e *agentlab.EgressEntry) error {
 	return nil
 }
 
-// egressCursor is how far a sandbox's log was taken over.
+// egressCursor is how much of a sandbox's log is in the database.
 type egressCursor struct {
 	vmid                    int
 	uid                     string
@@ -66,29 +66,28 @@ var egressCursors = newTable("egress_cursors", []string{"sandbox_vmid"}, func(c 
 	}
 }, func(*egressCursor) error { return nil })
 
-// EgressCursor returns the Seq of the last record that was taken over from a
+// EgressCursor returns the Seq of the last record that was copied from a
 // sandbox's log, 0 for none.
 func (s *Store) EgressCursor(ctx context.Context, vmid int, uid string) (int64, error) {
 	c, _, err := egressCursors.one(ctx, s.r, "WHERE sandbox_vmid = ? AND sandbox_uid = ?", vmid, uid)
 	return c.seq, err
 }
 
-// AddEgress takes records over, each sandbox's by rising Seq. What was taken
-// over before is left out, so reading a log again adds nothing. IDs are given
-// here. It returns how many were new.
+// AddEgress adds records, each sandbox's in ascending order of Seq. Records
+// that were added before are skipped, so reading a log again adds nothing.
+// AddEgress assigns the IDs. It returns how many records were new.
 //
-// A sandbox keeps at most limit rows of what was allowed and as many of what
-// was refused: the first half of them and the newest, so that no flood hides
-// what came before or after it. How many decisions are in no row is told by
-// one more row (agentlab.RuleAuditLimit). Records of a sandbox that has no row
-// are dropped.
+// A sandbox has at most limit rows of allowed decisions and as many of denied
+// ones: the first limit/2 and the newest, so that a flood does not hide what
+// came before or after it. One more row (agentlab.RuleAuditLimit) counts the
+// decisions without a row. Records of a sandbox without a row are dropped.
 func (s *Store) AddEgress(ctx context.Context, recs []agentlab.EgressEntry, limit int) (added int, err error) {
 	if len(recs) == 0 {
 		return 0, nil
 	}
 	err = s.write(ctx, func(w *tx) error {
 		added = 0
-		for left := recs; len(left) > 0; { // recs itself stays whole: this may run again
+		for left := recs; len(left) > 0; { // recs itself is not changed: this may run again
 			n := slices.IndexFunc(left, func(e agentlab.EgressEntry) bool { return e.UID != left[0].UID })
 			if n < 0 {
 				n = len(left)
@@ -105,7 +104,7 @@ func (s *Store) AddEgress(ctx context.Context, recs []agentlab.EgressEntry, limi
 	return added, err
 }
 
-// addEgress takes over the records of one sandbox.
+// addEgress adds the records of one sandbox.
 func addEgress(w *tx, recs []agentlab.EgressEntry, limit int) (added int, err error) {
 	vmid, uid := recs[0].VMID, recs[0].UID
 	sb, err := sandboxByVMID(w.ctx, w, vmid)
@@ -170,7 +169,7 @@ func (c *egressCursor) insert(w *tx, e agentlab.EgressEntry, limit int) error {
 	return nil
 }
 
-// trim deletes the oldest rows behind the head until limit are left.
+// trim deletes the oldest rows after the head until limit rows are left.
 func (c *egressCursor) trim(w *tx, allow bool, limit int) error {
 	rows, head := &c.denied, c.deniedHead
 	if allow {
@@ -185,7 +184,7 @@ func (c *egressCursor) trim(w *tx, allow bool, limit int) error {
 	if err != nil {
 		return fault(err)
 	}
-	defer func() { _ = gone.Close() }() // rows.Err is looked at
+	defer func() { _ = gone.Close() }() // rows.Err is checked
 	for gone.Next() {
 		var count, dropped int64
 		if err := gone.Scan(&count, &dropped); err != nil {
@@ -197,7 +196,8 @@ func (c *egressCursor) trim(w *tx, allow bool, limit int) error {
 	return fault(gone.Err())
 }
 
-// note writes how much is in no row, beside the record last.
+// note stores the number of decisions without a row, with the data of the
+// record last.
 func (c *egressCursor) note(w *tx, last agentlab.EgressEntry) error {
 	n, err := w.execN("UPDATE egress SET dropped = ?, last_ts = ? WHERE sandbox_uid = ? AND allow = 0 AND seq = 0", c.dropped, timeCol{&last.Last}, c.uid)
 	if err != nil || n > 0 {
@@ -209,7 +209,7 @@ func (c *egressCursor) note(w *tx, last agentlab.EgressEntry) error {
 	return egress.insert(w, &e)
 }
 
-// Egress lists entries by rising id.
+// Egress lists entries in ascending order of ID.
 func (s *Store) Egress(ctx context.Context, f agentlab.EgressFilter) ([]agentlab.EgressEntry, error) {
 	where := egressWhere(f)
 	if !f.Tail || f.Limit <= 0 {
@@ -238,9 +238,9 @@ func egressWhere(f agentlab.EgressFilter) *filter {
 	return &where
 }
 
-// EgressSummary sums up the entries that f selects, but for its Limit and
-// Tail, and names at most targets of what was refused, and of the private
-// destinations that were reached.
+// EgressSummary summarises the entries that f selects, without regard to its
+// Limit and Tail. It lists at most targets refused targets, and at most as
+// many reached private destinations.
 func (s *Store) EgressSummary(ctx context.Context, f agentlab.EgressFilter, targets int) (agentlab.EgressSummary, error) {
 	f.Denied, f.Limit = false, 0
 	where := egressWhere(f)
@@ -266,7 +266,7 @@ func (s *Store) EgressSummary(ctx context.Context, f agentlab.EgressFilter, targ
 }
 
 // egressTargets lists at most n targets of the entries that f and a condition
-// select, the most frequent first, and tells how many there are.
+// select, the most frequent first, and returns how many there are.
 func (s *Store) egressTargets(ctx context.Context, f agentlab.EgressFilter, condition string, n int) (out []agentlab.EgressTarget, all int, err error) {
 	where := egressWhere(f)
 	where.add(condition)
@@ -276,7 +276,7 @@ func (s *Store) egressTargets(ctx context.Context, f agentlab.EgressFilter, cond
 	if err != nil {
 		return nil, 0, fault(err)
 	}
-	defer func() { _ = rows.Close() }() // rows.Err is looked at
+	defer func() { _ = rows.Close() }() // rows.Err is checked
 	for rows.Next() {
 		var t agentlab.EgressTarget
 		if err := rows.Scan(&t.Proto, &t.Name, &t.Addr, &t.Port, &t.Rule, &t.Count, timeCol{&t.Last}, &all); err != nil {
@@ -287,8 +287,8 @@ func (s *Store) egressTargets(ctx context.Context, f agentlab.EgressFilter, cond
 	return out, all, fault(rows.Err())
 }
 
-// DeleteEgressBefore deletes entries of what last happened before t and tells
-// how many there were.
+// DeleteEgressBefore deletes entries whose last decision was before t and
+// returns their number.
 func (s *Store) DeleteEgressBefore(ctx context.Context, t time.Time) (n int, err error) {
 	err = s.write(ctx, func(w *tx) error {
 		deleted, err := w.execN("DELETE FROM egress WHERE last_ts < ?", timeCol{&t})

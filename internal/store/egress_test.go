@@ -101,8 +101,8 @@ func TestEgressOfAForgottenSandboxIsDropped(t *testing.T) {
 	}
 }
 
-// A flood pushes out neither what came before it nor what comes after, nor
-// what was allowed; and it is told how much is missing.
+// A flood displaces neither earlier nor later records, nor allowed ones; and
+// the number of missing records is reported.
 func TestEgressFlood(t *testing.T) {
 	ctx, s := context.Background(), newStore(t)
 	sb := liveSandbox(t, s, "a")
@@ -134,7 +134,7 @@ func TestEgressFlood(t *testing.T) {
 	}
 }
 
-// The private destinations that were used are told by themselves.
+// The private destinations that were used are reported separately.
 func TestEgressSummaryNamesPrivate(t *testing.T) {
 	ctx, s := context.Background(), newStore(t)
 	sb := liveSandbox(t, s, "a")

@@ -13,8 +13,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// fault gives an error of SQLite or the system its code; one that has a code
-// already is returned as it is, and nil is nil.
+// fault adds a code to an error of SQLite or the system. It returns an error
+// with a code, and nil, unchanged.
 func fault(err error) error {
 	if err == nil {
 		return nil
@@ -40,12 +40,12 @@ func fault(err error) error {
 	return e
 }
 
-// classify maps a result code of SQLite; the low byte is the primary one.
+// classify maps a result code of SQLite. Its low byte is the primary code.
 func classify(code int) (c agentlab.Code, message, hint string) {
 	switch code {
 	case sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY:
 		return agentlab.CodeExists, "it exists already", ""
-	case sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY, sqlite3.SQLITE_CONSTRAINT_TRIGGER: // the latter of ON DELETE RESTRICT
+	case sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY, sqlite3.SQLITE_CONSTRAINT_TRIGGER: // the latter for ON DELETE RESTRICT
 		return agentlab.CodeConflict, "it refers to, or is referred to by, another object", ""
 	}
 	if code == sqlite3.SQLITE_IOERR_SHMSIZE { // it has no other cause
@@ -69,13 +69,13 @@ func classify(code int) (c agentlab.Code, message, hint string) {
 	return agentlab.CodeInternal, "the database failed", ""
 }
 
-// leastSpace is the free space, in bytes, below which a fault of the disk under
-// the database is taken for a full disk.
+// leastSpace is the free space, in bytes, below which a disk error of the
+// database counts as a full disk.
 const leastSpace = 1 << 20
 
 // fullDisk reports whether the store failed because the disk of the database
-// at path is full. Only SQLite and the system are asked: a caller's own error
-// may have code no_space for other reasons.
+// at path is full. It checks only errors of SQLite and the system: a caller's
+// own error may have code no_space for other reasons.
 func fullDisk(path string, err error) bool {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return true
@@ -88,8 +88,8 @@ func fullDisk(path string, err error) bool {
 		return true
 	}
 	switch s.Code() {
-	// SQLite does not say why these failed: look at the disk. The last ones are
-	// those of a file that cannot be made.
+	// SQLite does not report the cause of these errors, so check the disk. The
+	// last ones are for a file that cannot be created.
 	case sqlite3.SQLITE_IOERR, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE,
 		sqlite3.SQLITE_IOERR_SHMMAP, sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_IOERR_CLOSE, sqlite3.SQLITE_CANTOPEN:
 		var st unix.Statfs_t
@@ -99,8 +99,8 @@ func fullDisk(path string, err error) bool {
 	return false
 }
 
-// withSpace runs do, and once more when the disk was full and full made room.
-// What still fails for lack of space has code no_space.
+// withSpace runs do, and runs it once more if the disk was full and full freed
+// space. If there is still not enough space, the error has code no_space.
 func withSpace(path string, full func() bool, do func() error) error {
 	err := do()
 	if err == nil || !fullDisk(path, err) {
@@ -119,7 +119,7 @@ func withSpace(path string, full func() bool, do func() error) error {
 	return e
 }
 
-// inFile names the database file in err.
+// inFile adds the name of the database file to err.
 func inFile(path string, err error) error {
 	e, ok := errors.AsType[*agentlab.Error](err)
 	if !ok {

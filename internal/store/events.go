@@ -9,7 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// maxMessage is the length in bytes to which an event's message is cut.
+// maxMessage is the maximum length of an event's message in bytes.
 const maxMessage = 4096
 
 var events = newTable("events", []string{"id"}, func(e *agentlab.Event) []field {
@@ -34,7 +34,7 @@ func checkEvent(e *agentlab.Event) error {
 	return nil
 }
 
-// about fills in what the events of a change are about.
+// about sets the sandbox and the job of events that have none.
 func about(evs []agentlab.Event, vmid int, jobID string) []agentlab.Event {
 	evs = slices.Clone(evs)
 	for i := range evs {
@@ -48,7 +48,7 @@ func about(evs []agentlab.Event, vmid int, jobID string) []agentlab.Event {
 	return evs
 }
 
-// emit inserts events in the transaction and keeps them for the fan-out.
+// emit inserts events in the transaction and collects them for OnCommit.
 func (w *tx) emit(evs []agentlab.Event) error {
 	for _, e := range evs {
 		e.ID = 0
@@ -66,8 +66,8 @@ func (w *tx) emit(evs []agentlab.Event) error {
 	return nil
 }
 
-// AppendEvents writes events that tell of something that is no row here. A
-// zero Time is set; IDs are given here.
+// AppendEvents writes events that belong to no change of a row. It sets a zero
+// Time and assigns the IDs.
 func (s *Store) AppendEvents(ctx context.Context, evs ...agentlab.Event) error {
 	if len(evs) == 0 {
 		return nil
@@ -75,7 +75,7 @@ func (s *Store) AppendEvents(ctx context.Context, evs ...agentlab.Event) error {
 	return s.write(ctx, func(w *tx) error { return w.emit(evs) })
 }
 
-// Events lists events by rising id.
+// Events lists events in ascending order of ID.
 func (s *Store) Events(ctx context.Context, f agentlab.EventFilter) ([]agentlab.Event, error) {
 	var where filter
 	where.add("id > ?", f.AfterID)
@@ -97,8 +97,8 @@ func (s *Store) Events(ctx context.Context, f agentlab.EventFilter) ([]agentlab.
 	return out, err
 }
 
-// DeleteEventsBefore deletes the events from before t and tells how many
-// there were.
+// DeleteEventsBefore deletes the events from before t and returns their
+// number.
 func (s *Store) DeleteEventsBefore(ctx context.Context, t time.Time) (n int, err error) {
 	err = s.write(ctx, func(w *tx) error {
 		deleted, err := w.execN("DELETE FROM events WHERE ts < ?", timeCol{&t})

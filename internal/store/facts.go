@@ -6,14 +6,14 @@ import (
 	"errors"
 )
 
-// The facts that the daemon keeps.
+// The facts that the daemon stores.
 const (
-	FactInstallation = "installation" // id of the installation, also in a file of the state directory
-	FactClock        = "clock"        // what was last seen of the host's clock, as JSON
-	FactRepair       = "repair"       // which repair of the database has not been finished; "" for none
+	FactInstallation = "installation" // ID of the installation, also in a file of the state directory
+	FactClock        = "clock"        // last state of the host's clock, as JSON
+	FactRepair       = "repair"       // unfinished repair of the database; "" for none
 )
 
-// Fact returns the value of a fact, "" when it is not known.
+// Fact returns the value of a fact, "" if it is not set.
 func (s *Store) Fact(ctx context.Context, name string) (string, error) {
 	return fact(ctx, s.r, name)
 }
@@ -26,7 +26,7 @@ func fact(ctx context.Context, q querier, name string) (value string, err error)
 	return value, fault(err)
 }
 
-// SetFact stores a fact in place of the one of that name.
+// SetFact stores a fact and replaces its old value.
 func (s *Store) SetFact(ctx context.Context, name, value string) error {
 	return s.write(ctx, func(w *tx) error { return setFact(w, name, value) })
 }

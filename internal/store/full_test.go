@@ -15,7 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
-// fillWith appends events until none can be written any more.
+// fillWith appends events until no more can be written.
 func fillWith(t *testing.T, s *Store) error {
 	t.Helper()
 	e := agentlab.Event{Kind: "test", Message: strings.Repeat("x", 4000)}

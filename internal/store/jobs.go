@@ -9,7 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// resultJSON is agentlab.JobResult as it is stored.
+// resultJSON is the stored form of agentlab.JobResult.
 type resultJSON struct {
 	BaseCommit string `json:"base_commit,omitempty"`
 	HeadCommit string `json:"head_commit,omitempty"`
@@ -64,11 +64,12 @@ func checkJob(j *agentlab.Job) error {
 	return agentlab.ValidateJobID(j.ID)
 }
 
-// stoppable reports whether a running job may be asked to end with that status.
+// stoppable reports whether a running job can be requested to end with that
+// status.
 func stoppable(s agentlab.JobStatus) bool { return s.Final() && s != agentlab.JobCompleted }
 
-// CreateJob inserts a job. CreatedAt and UpdatedAt are set when zero; an
-// event with JobID "" gets the job's. Codes: exists, invalid.
+// CreateJob inserts a job. CreatedAt and UpdatedAt are set if zero; an event
+// with JobID "" gets the job's ID. Codes: exists, invalid.
 func (s *Store) CreateJob(ctx context.Context, j agentlab.Job, evs ...agentlab.Event) error {
 	return s.write(ctx, func(w *tx) error {
 		if j.CreatedAt.IsZero() {
@@ -84,9 +85,9 @@ func (s *Store) CreateJob(ctx context.Context, j agentlab.Job, evs ...agentlab.E
 	})
 }
 
-// UpdateJob is to jobs what UpdateSandbox is to sandboxes: fn may not change
-// ID or CreatedAt, and an event with JobID "" gets id. A job that becomes
-// final loses its grants to upload.
+// UpdateJob changes a job like UpdateSandbox changes a sandbox: fn must not
+// change ID or CreatedAt, and an event with JobID "" gets id. The upload
+// grants of a job that becomes final are deleted.
 func (s *Store) UpdateJob(ctx context.Context, id string, fn func(*agentlab.Job) ([]agentlab.Event, error)) (agentlab.Job, error) {
 	var out agentlab.Job
 	err := s.write(ctx, func(w *tx) error {
@@ -130,8 +131,8 @@ func saveJob(w *tx, old agentlab.Job, j *agentlab.Job, evs []agentlab.Event) err
 		}
 	}
 	if j.Status.Final() && !old.Status.Final() {
-		// Grants of the runner stay: it may not have heard the answer to its
-		// last report, and sends it again.
+		// Grants of the runner stay: it may not have received the answer to
+		// its last report, and sends it again.
 		if err := w.exec("DELETE FROM grants WHERE job_id = ? AND kind = ?", j.ID, agentlab.GrantUpload); err != nil {
 			return err
 		}
@@ -152,8 +153,8 @@ func jobByID(ctx context.Context, q querier, id string) (agentlab.Job, error) {
 	return j, err
 }
 
-// Jobs lists jobs, the newest first. A Before that names no job is code
-// invalid.
+// Jobs lists jobs, the newest first. Code invalid if Before is not the ID of a
+// job.
 func (s *Store) Jobs(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job, error) {
 	var where filter
 	addIn(&where, "status", f.Statuses)
@@ -173,10 +174,9 @@ func (s *Store) Jobs(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job,
 	return jobs.query(ctx, s.r, where.tail("created_at DESC, job_id DESC", f.Limit), where.args...)
 }
 
-// JobsByPrefix lists at most limit jobs whose ids begin with prefix, by id. A
-// text that no id begins with gives none.
+// JobsByPrefix lists at most limit jobs whose IDs begin with prefix, by ID.
 func (s *Store) JobsByPrefix(ctx context.Context, prefix string, limit int) ([]agentlab.Job, error) {
-	const above = "~" // sorts after what ids are made of
+	const above = "~" // sorts after all characters of IDs
 	if !strings.HasPrefix(prefix, "job-") {
 		return nil, nil
 	}

@@ -27,7 +27,7 @@ func migrations() fs.FS {
 	return sub
 }
 
-// NewestSchema returns the newest schema that this program knows.
+// NewestSchema returns the newest schema version that this program supports.
 func NewestSchema() int64 {
 	names, err := fs.Glob(migrations(), "*.sql")
 	if err != nil || len(names) == 0 {
@@ -40,14 +40,15 @@ func NewestSchema() int64 {
 	return n
 }
 
-// applicationID marks our files in their header; the first migration sets it.
+// applicationID marks AgentLab's files in their header; the first migration
+// sets it.
 const applicationID = 0x41474C42
 
-// migrate brings the database at path to the newest schema in files, after
-// fresh has agreed when it has none.
+// migrate upgrades the database at path to the newest schema in files. If the
+// database has no schema, it first calls fresh, which may return an error.
 func migrate(ctx context.Context, path string, files fs.FS, fresh func() error) (err error) {
-	// The look before touching anything happens on a connection that cannot
-	// write: even the change to WAL would alter a file that is not ours.
+	// The first check uses a read-only connection: even the change to WAL
+	// would modify a file that AgentLab did not create.
 	db, err := sql.Open("sqlite", dsn(path, url.Values{"_query_only": {"1"}, "_busy_timeout": {"10000"}}))
 	if err != nil {
 		return fault(err)
@@ -97,8 +98,8 @@ func migrate(ctx context.Context, path string, files fs.FS, fresh func() error) 
 	return nil
 }
 
-// inspect returns the schema version of a database, 0 for a fresh one, and
-// an error for one that is damaged or not ours.
+// inspect returns the schema version of a database, 0 for a new one, and an
+// error for a database that is damaged or not AgentLab's.
 func inspect(ctx context.Context, db *sql.DB) (int64, error) {
 	var tables, versions int
 	err := db.QueryRowContext(ctx, `SELECT count(*), count(CASE WHEN name = 'goose_db_version' THEN 1 END)
@@ -106,7 +107,7 @@ func inspect(ctx context.Context, db *sql.DB) (int64, error) {
 	if err != nil {
 		return 0, fault(err)
 	}
-	if tables == versions { // empty, or a crash came before the first migration
+	if tables == versions { // empty, or after a crash before the first migration
 		return 0, nil
 	}
 	var id int
@@ -128,8 +129,8 @@ func inspect(ctx context.Context, db *sql.DB) (int64, error) {
 	return v, fault(err)
 }
 
-// faulty returns the error of a database in which a check of SQLite found a
-// fault.
+// faulty returns the error for a database in which a check of SQLite found
+// damage.
 func faulty(verdict string) error {
 	code, message, hint := classify(sqlite3.SQLITE_CORRUPT)
 	return agentlab.Errorf(code, "%s: %s", message, verdict).WithHint("%s", hint)

@@ -8,9 +8,9 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// PutProfile records the text of a profile that something is made from, so
-// that the record outlives the file, and returns the text's SHA-256 in
-// lower-case hex. The same text again changes nothing.
+// PutProfile stores the text of a profile that a sandbox or job is created
+// from, so that it is known after the file changes. It returns the text's
+// SHA-256 in lower-case hex. Storing the same text again changes nothing.
 func (s *Store) PutProfile(ctx context.Context, name, yaml string) (sum string, err error) {
 	if err := agentlab.ValidateName(name); err != nil {
 		return "", err

@@ -64,15 +64,15 @@ func invalid(fieldName, format string, args ...any) error {
 	return agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField(fieldName)
 }
 
-// AllocateSandbox gives sb (whose VMID must be 0) a number and, where a
-// network is named, addresses, and inserts it. Both go up; after the last they
-// begin again at the first, and what a row still has is left out. CreatedAt
-// and UpdatedAt are set when zero. An event with SandboxVMID 0 gets the new
-// number. The addresses are the sandbox's until it is DESTROYED.
+// AllocateSandbox gives sb (whose VMID must be 0) a number and, if a has a
+// network, addresses, and inserts it. Both are assigned in ascending order and
+// start again at the first after the last; values that a row has are skipped.
+// CreatedAt and UpdatedAt are set if zero. An event with SandboxVMID 0 gets
+// the new number. The addresses belong to the sandbox until it is DESTROYED.
 //
-// Codes: exists when a sandbox that is not DESTROYED has the name or any has
-// the UID; limit when a.MaxLive sandboxes that are not DESTROYED exist, or no
-// number or address is free; invalid.
+// Codes: exists if a sandbox that is not DESTROYED has the name or any sandbox
+// has the UID; limit if there are a.MaxLive sandboxes that are not DESTROYED,
+// or no number or address is free; invalid.
 func (s *Store) AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, a agentlab.Allocation, evs ...agentlab.Event) (agentlab.Sandbox, error) {
 	if sb.VMID != 0 || sb.IPv4.IsValid() || sb.IPv6.IsValid() {
 		return agentlab.Sandbox{}, invalid("vmid", "number and addresses are allocated here and cannot be given")
@@ -125,12 +125,12 @@ func checkRoom(w *tx, name string, maxLive int) error {
 
 // UpdateSandbox reads a sandbox, lets fn change it, and writes it with the
 // events that fn returns (one with SandboxVMID 0 gets vmid) in the same
-// transaction. UpdatedAt is set when anything changed; when nothing did and
-// there is no event, nothing is written. An error of fn is returned as it is.
+// transaction. UpdatedAt is set if the row changed; if it did not and there is
+// no event, nothing is written. An error of fn is returned unchanged.
 //
-// fn may not change VMID, UID, addresses or CreatedAt, must not write to the Store and
-// must be quick. Codes: not_found; conflict when the change of state is not
-// in the transition table; exists when the name is taken.
+// fn must not change VMID, UID, addresses or CreatedAt, must not write to the Store
+// and must be quick. Codes: not_found; conflict if the change of state is not in the
+// transition table; exists if the name is taken.
 func (s *Store) UpdateSandbox(ctx context.Context, vmid int, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
 	var out agentlab.Sandbox
 	err := s.write(ctx, func(w *tx) error {
@@ -160,7 +160,7 @@ func saveSandbox(w *tx, old agentlab.Sandbox, sb *agentlab.Sandbox, evs []agentl
 		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s (%d) is %s and cannot become %s", old.Name, old.VMID, old.State, sb.State)
 	}
 	if sb.State.Final() {
-		sb.IPv4, sb.IPv6 = netip.Addr{}, netip.Addr{} // free from here on
+		sb.IPv4, sb.IPv6 = netip.Addr{}, netip.Addr{} // free from now on
 	} else if sb.IPv4 != old.IPv4 || sb.IPv6 != old.IPv6 {
 		return agentlab.Errorf(agentlab.CodeInternal, "addresses of sandbox %d may not change", old.VMID)
 	}
@@ -188,7 +188,8 @@ func sandboxByVMID(ctx context.Context, q querier, vmid int) (agentlab.Sandbox, 
 }
 
 // SandboxByName returns the sandbox with that name: the one that is not
-// DESTROYED, else the one destroyed last; not_found when there was none.
+// DESTROYED, otherwise the one that was destroyed last; not_found if there is
+// none.
 func (s *Store) SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error) {
 	sb, ok, err := sandboxes.one(ctx, s.r, "WHERE name = ? ORDER BY state = 'DESTROYED', created_at DESC, vmid DESC", name)
 	if err == nil && !ok {
@@ -197,8 +198,7 @@ func (s *Store) SandboxByName(ctx context.Context, name string) (agentlab.Sandbo
 	return sb, err
 }
 
-// SandboxByUID returns the sandbox with that UID, whatever its state, or
-// not_found.
+// SandboxByUID returns the sandbox with that UID, in any state, or not_found.
 func (s *Store) SandboxByUID(ctx context.Context, uid string) (agentlab.Sandbox, error) {
 	sb, ok, err := sandboxes.one(ctx, s.r, "WHERE uid = ?", uid)
 	if err == nil && !ok {
@@ -211,7 +211,7 @@ func noSandbox(name string) error {
 	return agentlab.Errorf(agentlab.CodeNotFound, "there is no sandbox %s", name).WithHint("see 'agentlab sandbox list'")
 }
 
-// Sandboxes lists sandboxes by rising number.
+// Sandboxes lists sandboxes in ascending order of their numbers.
 func (s *Store) Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error) {
 	var where filter
 	where.add("vmid > ?", f.AfterVMID)
@@ -223,7 +223,7 @@ func (s *Store) Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agen
 }
 
 // DeleteSandbox deletes the row of a DESTROYED sandbox, with its tokens and
-// grants. Codes: not_found, conflict when it is not DESTROYED.
+// grants. Codes: not_found, conflict if it is not DESTROYED.
 func (s *Store) DeleteSandbox(ctx context.Context, vmid int) error {
 	return s.write(ctx, func(w *tx) error {
 		sb, err := sandboxByVMID(w.ctx, w, vmid)
@@ -237,14 +237,14 @@ func (s *Store) DeleteSandbox(ctx context.Context, vmid int) error {
 	})
 }
 
-// CountSandboxes counts all sandboxes, DESTROYED ones too, by state.
+// CountSandboxes counts all sandboxes by state, including DESTROYED ones.
 func (s *Store) CountSandboxes(ctx context.Context) (map[agentlab.SandboxState]int, error) {
 	return countBy[agentlab.SandboxState](ctx, s.r, "sandboxes", "state")
 }
 
-// RecoverSandbox inserts a sandbox with the number and addresses that it has
-// on its backend, whose row was lost. Codes: exists when a row has the number,
-// the UID or an address, or a live one the name; invalid.
+// RecoverSandbox inserts a sandbox whose row was lost, with the number and
+// addresses that it has on its backend. Codes: exists if a row has the number,
+// the UID or an address, or a row that is not DESTROYED has the name; invalid.
 func (s *Store) RecoverSandbox(ctx context.Context, sb agentlab.Sandbox, evs ...agentlab.Event) error {
 	return s.write(ctx, func(w *tx) error {
 		if err := sandboxes.insert(w, &sb); err != nil {

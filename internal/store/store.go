@@ -1,15 +1,15 @@
-// Package store keeps sandboxes, jobs, events, artifacts, tokens and the
-// profiles they were made from in one SQLite file.
+// Package store stores sandboxes, jobs, events, artifacts, tokens and the
+// profiles that they were created from in one SQLite file.
 //
 // Every change is one transaction that also writes its events; after the commit
 // Options.OnCommit gets what changed, in commit order. There is one
 // writer at a time, in this process by a queue and between processes by
 // SQLite's lock (BEGIN IMMEDIATE); readers never wait for it (WAL).
 //
-// Commits are made with synchronous=FULL: a row is what we mean to do, it is
-// written before we do it, and what we made would be an orphan if a power cut
-// took the row back. That costs one fsync for each change, and changes are
-// few beside what they stand for.
+// Commits are made with synchronous=FULL: a row records an intent before its
+// side effect, and a created VM would be an orphan if a power cut reverted the
+// row. That costs one fsync for each change, which is little compared with the
+// work that a change starts.
 package store
 
 import (
@@ -33,12 +33,12 @@ const readers = 4
 
 // Store is an open database. Its methods may be called from any goroutine.
 //
-// The methods that write finish what they began: ctx ends only their waiting
-// for a turn, so an error that wraps ctx's says that nothing was written.
+// A method that writes is not interrupted: ctx ends only the wait for its
+// turn, so an error that wraps ctx's error means that nothing was written.
 type Store struct {
 	path     string
 	w, r     *sql.DB
-	turn     chan struct{} // holds a value while someone writes
+	turn     chan struct{} // has a value during a write
 	clock    func() time.Time
 	onCommit func(Commit)
 	full     func() bool
@@ -48,35 +48,36 @@ type Store struct {
 type Options struct {
 	Clock func() time.Time // nil means time.Now
 
-	// OnCommit is called after each transaction that made a Commit, one call
-	// at a time, in the order of the event ids, and before the writing call
+	// OnCommit is called after each transaction with a Commit, one call at a
+	// time, in the order of the event IDs, and before the writing call
 	// returns. No other change can be written until it returns: it must be
 	// quick and must not write to the Store. nil is allowed.
 	OnCommit func(Commit)
 
 	// Full is called when the disk of the database is full, and reports
-	// whether it made room; what failed is then tried once more. It must not
-	// use the Store. nil never makes room.
+	// whether it freed space; the failed operation is then tried once more.
+	// It must not use the Store; nil is allowed.
 	Full func() bool
 
-	// New is asked before a database is made where there is none, or one
-	// without a table. With its error Open fails and has changed nothing.
+	// New is called before a database is created where there is none, or
+	// only one without a table. If it returns an error, Open fails and
+	// changes nothing.
 	New func() error
 }
 
 // Commit is what a committed transaction changed.
 type Commit struct {
-	Events    []agentlab.Event   // that were written, with their ids
-	Sandboxes []agentlab.Sandbox // rows that are new or differ from before
-	Records   []string           // ids of jobs that have new egress entries
+	Events    []agentlab.Event   // written events, with their IDs
+	Sandboxes []agentlab.Sandbox // new or changed rows
+	Records   []string           // IDs of jobs with new egress entries
 }
 
-// Open opens the database at path, makes it when it is missing, and brings an
-// older one up to date after copying it to PATH.v<version>.bak. The
-// directory must exist; the file is made private (0600).
+// Open opens the database at path, creates it if it is missing, and upgrades
+// an older one after copying it to PATH.v<version>.bak. The directory must
+// exist; the file gets mode 0600.
 //
-// A database written by a newer AgentLab, or that is none of ours, is code
-// schema and left untouched; a damaged one is code unavailable.
+// The error has code schema for a database of a newer AgentLab or of another
+// program, which is not changed, and code unavailable for a damaged one.
 func Open(ctx context.Context, path string, opts Options) (*Store, error) {
 	return open(ctx, path, opts, migrations())
 }
@@ -89,7 +90,7 @@ func open(ctx context.Context, path string, opts Options, migrations fs.FS) (_ *
 	if opts.New == nil {
 		opts.New = func() error { return nil }
 	}
-	if err := whenNone(path, opts.New); err != nil { // before the file is made: SQLite removes the log of one that is empty
+	if err := whenNone(path, opts.New); err != nil { // before the file is created: SQLite deletes the log of an empty file
 		return nil, err
 	}
 	if err := private(path); err != nil {
@@ -111,7 +112,7 @@ func open(ctx context.Context, path string, opts Options, migrations fs.FS) (_ *
 	return s, nil
 }
 
-// connect opens the connections. It leaves none open when it fails.
+// connect opens the connections. After an error none is open.
 func (s *Store) connect(ctx context.Context) (err error) {
 	if s.w, err = connect(ctx, s.path, 1, url.Values{"_txlock": {"immediate"}}); err != nil {
 		return err
@@ -122,7 +123,7 @@ func (s *Store) connect(ctx context.Context) (err error) {
 	return nil
 }
 
-// whenNone calls f when the file at path is missing or has no byte.
+// whenNone calls f if the file at path is missing or empty.
 func whenNone(path string, f func() error) error {
 	st, err := os.Stat(path)
 	switch {
@@ -134,8 +135,8 @@ func whenNone(path string, f func() error) error {
 	return nil
 }
 
-// private makes sure the file exists and only its owner can read it; SQLite
-// gives its -wal and -shm files the same mode.
+// private ensures that the file exists and that only its owner can read it.
+// SQLite gives its -wal and -shm files the same mode.
 func private(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600) //nolint:gosec // the path is our caller's
 	if err != nil {
@@ -171,16 +172,16 @@ func connect(ctx context.Context, path string, n int, params url.Values) (*sql.D
 	return db, nil
 }
 
-// dsn makes a file: URI, so that no character of a path is taken for syntax.
+// dsn returns a file: URI, so that no character of a path is parsed as syntax.
 func dsn(path string, q url.Values) string {
 	u := url.URL{Scheme: "file", Path: path, RawQuery: q.Encode()}
 	return "file:" + strings.ReplaceAll(u.EscapedPath(), "?", "%3F") + "?" + u.RawQuery
 }
 
-// Close closes the database. What is being written is finished first.
+// Close finishes the current write and closes the database.
 func (s *Store) Close() error {
 	var errs []error
-	for _, db := range []*sql.DB{s.r, s.w} { // the writer last: it folds the WAL into the file
+	for _, db := range []*sql.DB{s.r, s.w} { // the writer last: it merges the WAL into the file
 		if db != nil {
 			errs = append(errs, db.Close())
 		}
@@ -201,7 +202,7 @@ func (w *tx) exec(query string, args ...any) error {
 	return fault(err)
 }
 
-// execN is exec that tells how many rows it changed.
+// execN is exec that returns how many rows it changed.
 func (w *tx) execN(query string, args ...any) (int64, error) {
 	res, err := w.ExecContext(w.ctx, query, args...)
 	if err != nil {
@@ -211,8 +212,8 @@ func (w *tx) execN(query string, args ...any) (int64, error) {
 	return n, fault(err)
 }
 
-// write runs fn in a transaction and commits it when fn returns nil. Where the
-// disk was full and Options.Full made room, fn runs a second time.
+// write runs fn in a transaction and commits it when fn returns nil. If the
+// disk was full and Options.Full freed space, fn runs a second time.
 func (s *Store) write(ctx context.Context, fn func(*tx) error) error {
 	select {
 	case s.turn <- struct{}{}:
@@ -220,24 +221,24 @@ func (s *Store) write(ctx context.Context, fn func(*tx) error) error {
 		return fault(ctx.Err())
 	}
 	defer func() { <-s.turn }()
-	if ctx.Err() != nil { // a turn and the end may have come together
+	if ctx.Err() != nil { // the turn and the end of ctx may have come together
 		return fault(ctx.Err())
 	}
 
-	// From here on nothing waits but the disk, and a cancelled commit would
-	// only leave the caller in doubt.
+	// From here on only the disk takes time, and after a cancelled commit
+	// the caller would not know its outcome.
 	ctx = context.WithoutCancel(ctx)
 	return withSpace(s.path, s.full, func() error { return s.commit(ctx, fn) })
 }
 
-// commit makes one transaction of fn. It may be called again with the fn of a
-// transaction that failed: fn reads what it changes in the transaction.
+// commit runs fn in one transaction. It may be called again with the fn of a
+// failed transaction, because fn reads what it changes in the transaction.
 func (s *Store) commit(ctx context.Context, fn func(*tx) error) error {
 	t, err := s.w.BeginTx(ctx, nil)
 	if err != nil {
 		return fault(err)
 	}
-	defer func() { _ = t.Rollback() }() // after a commit it does nothing
+	defer func() { _ = t.Rollback() }() // no effect after a commit
 	w := &tx{Tx: t, ctx: ctx, now: s.now()}
 	if err := fn(w); err != nil {
 		return err

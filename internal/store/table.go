@@ -17,14 +17,14 @@ type field struct {
 	ptr    any
 }
 
-// table knows how a T is stored. The SQL is written by hand; what would be
-// the same list of columns four times over (insert, update, select, scan) is
-// made from one list of fields.
+// table describes how a T is stored. The SQL is written by hand, except the
+// four lists of columns (insert, update, select, scan), which are built from
+// one list of fields.
 type table[T any] struct {
 	name   string
 	key    []string // columns of the primary key
 	fields func(*T) []field
-	check  func(*T) error // holds for every row written and read
+	check  func(*T) error // checks every row that is written or read
 
 	insertSQL, updateSQL, selectSQL string
 }
@@ -45,7 +45,7 @@ func newTable[T any](name string, key []string, fields func(*T) []field, check f
 	return t
 }
 
-// querier is a *sql.DB for reading or a *sql.Tx.
+// querier is a read-only *sql.DB or a *sql.Tx.
 type querier interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
@@ -99,7 +99,7 @@ func (t *table[T]) query(ctx context.Context, q querier, tail string, args ...an
 			err = fault(cerr)
 		}
 	}()
-	var v, zero T // one value for all rows: binding its fields costs more than copying it
+	var v, zero T // one value for all rows: binding its fields is slower than copying it
 	fields := t.fields(&v)
 	ptrs := make([]any, len(fields))
 	for i, f := range fields {
@@ -125,7 +125,7 @@ func (t *table[T]) query(ctx context.Context, q querier, tail string, args ...an
 	return out, nil
 }
 
-// one is query for at most one row; ok tells whether there was one.
+// one is query for at most one row; ok reports whether there is one.
 func (t *table[T]) one(ctx context.Context, q querier, tail string, args ...any) (v T, ok bool, err error) {
 	rows, err := t.query(ctx, q, tail+" LIMIT 1", args...)
 	if err != nil || len(rows) == 0 {
@@ -156,8 +156,8 @@ func addIn[S ~string](f *filter, column string, values []S) {
 	f.add(column+" IN (?"+strings.Repeat(", ?", len(values)-1)+")", args...)
 }
 
-// tail returns the WHERE clause with an ORDER BY and a LIMIT, where limit 0
-// or less means none.
+// tail returns the WHERE clause with an ORDER BY and a LIMIT, where a limit of
+// 0 or less means no limit.
 func (f *filter) tail(order string, limit int) string { return f.tailBy("", order, limit) }
 
 // tailBy is tail with a GROUP BY; group "" means none.

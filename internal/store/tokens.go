@@ -44,9 +44,9 @@ func checkToken(hash string, expires time.Time) error {
 
 func isSHA256(s string) bool { return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == "" }
 
-// PutBootstrapToken records a one-time token of a sandbox. It may live at
-// most agentlab.MaxBootstrapTTL from now. Codes: invalid, exists, conflict
-// when there is no such sandbox.
+// PutBootstrapToken stores a one-time token of a sandbox. It must expire
+// within agentlab.MaxBootstrapTTL from now. Codes: invalid, exists, conflict
+// if there is no such sandbox.
 func (s *Store) PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken) error {
 	return s.write(ctx, func(w *tx) error {
 		if !t.ConsumedAt.IsZero() || !t.ExpiresAt.After(w.now) || t.ExpiresAt.After(w.now.Add(agentlab.MaxBootstrapTTL)) {
@@ -56,15 +56,15 @@ func (s *Store) PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken
 	})
 }
 
-// ConsumeBootstrap trades a one-time token for grants, all in one
-// transaction: the token is marked consumed, every other open token and older
-// grant of the sandbox is deleted, grants are inserted for vmid, and fn, when
-// not nil, may change the sandbox and its job (nil when it has none) by the
-// rules of UpdateSandbox and UpdateJob. When anything fails the token stays
-// usable; of concurrent calls one wins.
+// ConsumeBootstrap exchanges a one-time token for grants in one transaction:
+// the token is marked as consumed, every other open token and older grant of
+// the sandbox is deleted, grants are inserted for vmid, and fn, if not nil,
+// may change the sandbox and its job (nil if it has none) by the rules of
+// UpdateSandbox and UpdateJob. After an error the token can still be used. Of
+// concurrent calls one succeeds.
 //
 // Code denied unless the token exists, is open and not expired, belongs to
-// vmid, and the sandbox is one that has a VM.
+// vmid, and the sandbox has a VM.
 func (s *Store) ConsumeBootstrap(ctx context.Context, hash string, vmid int, newGrants []agentlab.Grant,
 	fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error)) error {
 	return s.write(ctx, func(w *tx) error {
@@ -79,15 +79,15 @@ func (s *Store) ConsumeBootstrap(ctx context.Context, hash string, vmid int, new
 	})
 }
 
-// CheckBootstrap tells, without a change, whether a bootstrap token could be
-// traded now. Code denied when it could not.
+// CheckBootstrap checks, without a change, whether a bootstrap token could be
+// exchanged now. Code denied if not.
 func (s *Store) CheckBootstrap(ctx context.Context, hash string, vmid int) error {
 	_, err := openToken(ctx, s.r, hash, vmid, s.now())
 	return err
 }
 
-// BootstrapOpen tells whether a sandbox has a bootstrap token that could be
-// traded now.
+// BootstrapOpen reports whether a sandbox has a bootstrap token that could be
+// exchanged now.
 func (s *Store) BootstrapOpen(ctx context.Context, vmid int) (bool, error) {
 	now := s.now()
 	_, ok, err := tokens.one(ctx, s.r, "WHERE vmid = ? AND consumed_at = '' AND expires_at > ?", vmid, timeCol{&now})
@@ -168,7 +168,7 @@ func (s *Store) replaceGrants(w *tx, t agentlab.BootstrapToken, newGrants []agen
 }
 
 // GrantByHash returns the grant of that kind whose token has that hash. Code
-// denied when there is none or it has expired.
+// denied if there is none or it has expired.
 func (s *Store) GrantByHash(ctx context.Context, hash, kind string) (agentlab.Grant, error) {
 	g, ok, err := grants.one(ctx, s.r, "WHERE token_sha256 = ? AND kind = ?", hash, kind)
 	if err == nil && (!ok || !s.now().Before(g.ExpiresAt)) {
@@ -190,8 +190,8 @@ func (s *Store) RevokeGrants(ctx context.Context, vmid int) error {
 	})
 }
 
-// DeleteExpiredTokens deletes grants, bootstrap and API tokens that have expired
-// by now and tells how many there were.
+// DeleteExpiredTokens deletes grants, bootstrap tokens and API tokens that have
+// expired and returns their number.
 func (s *Store) DeleteExpiredTokens(ctx context.Context, now time.Time) (n int, err error) {
 	err = s.write(ctx, func(w *tx) error {
 		n = 0
