@@ -15,7 +15,7 @@ func (t *Tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.buf = append(t.buf, p[max(0, len(p)-t.Max):]...)
-	if len(t.buf) > 2*t.Max { // rarely, so that short writes cost little
+	if len(t.buf) > 2*t.Max { // rarely, to keep short writes cheap
 		t.buf = append(t.buf[:0], t.buf[len(t.buf)-t.Max:]...)
 	}
 	return len(p), nil

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Lines returns a logger that passes burst records at once and then one each
-// every, and drops the others. The next record that passes says how many were
-// dropped. Loggers derived from it share its limit.
+// Lines returns a logger that passes burst records at once, then one record
+// per interval every, and drops the others. The next record that passes has
+// the number of dropped ones. Loggers derived from it share its limit.
 func Lines(log *slog.Logger, burst int, every time.Duration, clock func() time.Time) *slog.Logger {
 	return slog.New(&linesHandler{Handler: log.Handler(), lines: rate.NewLimiter(rate.Every(every), burst), clock: clock, dropped: new(atomic.Int64)})
 }

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// OldSuffix is what the name of a log's older half has at its end.
+// OldSuffix is the suffix of a log's older half.
 const OldSuffix = ".1"
 
 // Log appends to a file of bounded size. At half of its size the file becomes
-// the older half (NAME.1), whose predecessor is dropped; so the newest half at
-// least is always there. What comes faster than perSecond bytes, with a burst
-// of that half, is dropped and counted in the log.
+// the older half (NAME.1) and replaces the previous one, so at least the
+// newest half is always kept. Data above a rate of perSecond bytes, with a
+// burst of one half, is dropped and counted in the log.
 type Log struct {
 	mu      sync.Mutex
 	path    string
@@ -29,7 +29,7 @@ type Log struct {
 	now     func() time.Time
 }
 
-// OpenLog opens or makes the log at path, of at most size bytes. perSecond 0
+// OpenLog opens or creates the log at path, of at most size bytes. perSecond 0
 // means no limit.
 func OpenLog(path string, size int64, perSecond float64, now func() time.Time) (*Log, error) {
 	limit := rate.Inf
@@ -54,8 +54,8 @@ func (l *Log) open() error {
 	return nil
 }
 
-// Write never fails and never waits for anything but the disk: a writer
-// must not suffer from its log.
+// Write never fails and waits only for the disk, because its log must not
+// delay a writer.
 func (l *Log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,7 +63,7 @@ func (l *Log) Write(p []byte) (int, error) {
 	if l.closed || n == 0 {
 		return n, nil
 	}
-	if !l.rate.AllowN(l.now(), n) || l.f == nil && l.open() != nil { // as it was the last time
+	if !l.rate.AllowN(l.now(), n) || l.f == nil && l.open() != nil { // as at the last call
 		l.dropped += int64(n)
 		return n, nil
 	}
@@ -79,9 +79,9 @@ func (l *Log) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// append writes p, in the next half when it does not fit into this one, and
-// reports whether it did. What cannot be written, because of a full disk or a
-// lack of file descriptors, is lost; the log continues when that has passed.
+// append writes p, to the next half if it does not fit into this one, and
+// reports whether it did. Data that cannot be written, because of a full disk
+// or a lack of file descriptors, is lost; later writes work again.
 func (l *Log) append(p []byte) bool {
 	if int64(len(p)) > l.half {
 		p = p[int64(len(p))-l.half:]
@@ -99,7 +99,7 @@ func (l *Log) append(p []byte) bool {
 	return err == nil
 }
 
-// Close closes the file; later writes go nowhere.
+// Close closes the file; later writes have no effect.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,11 +10,11 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// DefaultGroup is the group whose members may use the machine-wide daemon
-// when api.groups names none.
+// DefaultGroup is the group whose members may use the machine-wide daemon if
+// api.groups is empty.
 const DefaultGroup = "agentlab"
 
-// GroupRoles returns what members of groups may do with the machine-wide
+// GroupRoles returns the roles of the members of groups for the machine-wide
 // daemon.
 func (a API) GroupRoles() map[string]agentlab.Role {
 	if len(a.Groups) == 0 {

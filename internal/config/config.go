@@ -47,7 +47,7 @@ type Config struct {
 	sections map[string]Section // by backend; each has the backend's name as its key
 }
 
-// Backend is a backend as config.yaml knows it.
+// Backend describes a backend for config.yaml.
 type Backend struct {
 	Name string
 	// Section returns the defaults of the backend's section; nil means that it
@@ -157,9 +157,9 @@ func Default(known ...Backend) Config {
 }
 
 // Load reads the file at path for a program that knows these backends. A
-// missing file is the default configuration. Errors are code invalid with the
-// key as Field and its line in the message, or denied when the file cannot be
-// read.
+// missing file is the default configuration. Errors have code invalid, with
+// the key as Field and its line in the message, or denied if the file cannot
+// be read.
 func Load(path string, known ...Backend) (Config, error) {
 	data, err := os.ReadFile(path)
 	switch {
@@ -291,8 +291,7 @@ func (c Config) validateRanges() error {
 	return nil
 }
 
-// OneOf returns an error about the key when its value is not one of those
-// known.
+// OneOf returns an error for the key if its value is not one of known.
 func OneOf(key, value string, known []string) error {
 	if slices.Contains(known, value) {
 		return nil
@@ -304,13 +303,13 @@ func OneOf(key, value string, known []string) error {
 	return e.WithHint("choose one of %s", strings.Join(known, ", "))
 }
 
-// MaxTTL is limits.max_ttl_minutes.
+// MaxTTL returns limits.max_ttl_minutes.
 func (c Config) MaxTTL() time.Duration { return time.Duration(c.Limits.MaxTTLMinutes) * time.Minute }
 
-// BootTimeout returns how long a guest may take until it answers.
+// BootTimeout returns how long a guest may take until its first answer.
 func (c Config) BootTimeout() time.Duration { return time.Duration(c.Limits.BootMinutes) * time.Minute }
 
-// BootstrapTTL is bootstrap_ttl_minutes.
+// BootstrapTTL returns bootstrap_ttl_minutes.
 func (c Config) BootstrapTTL() time.Duration {
 	return time.Duration(c.BootstrapTTLMinutes) * time.Minute
 }

@@ -24,7 +24,7 @@ var defaultHostNetwork = HostNetwork{
 	GuestPorts: []int{8844, 8846}, ProxyPort: 8847, LogGroup: 8847,
 }
 
-// Prefixes returns the networks; the second is not valid without IPv6.
+// Prefixes returns the networks; the second is zero without IPv6.
 func (h HostNetwork) Prefixes() (v4, v6 netip.Prefix, err error) {
 	bad := func(key, value, why string) error {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not %s", value, why).WithField("host_network." + key)
@@ -43,8 +43,8 @@ func (h HostNetwork) Prefixes() (v4, v6 netip.Prefix, err error) {
 	return v4, v6, nil
 }
 
-// Gateways returns the host's addresses on the bridge, which are the first of
-// its networks; the second is not valid without IPv6.
+// Gateways returns the host's addresses on the bridge, which are the first
+// addresses of its networks; the second is zero without IPv6.
 func (h HostNetwork) Gateways() (v4, v6 netip.Addr, err error) {
 	n4, n6, err := h.Prefixes()
 	if err == nil {

@@ -15,7 +15,7 @@ import (
 
 // Paths are the directories of one AgentLab installation. All are absolute.
 type Paths struct {
-	Home   string // AGENTLAB_HOME; "" when that is not set
+	Home   string // AGENTLAB_HOME; "" if not set
 	System bool   // the machine-wide installation, run by root
 	Config string // files that users write: config.yaml, profiles/, secrets/
 	State  string // data that must not be lost: agentlab.db, backups/, records/, sandboxes/, artifacts/, bundles/, and the reserve of disk space
@@ -24,12 +24,12 @@ type Paths struct {
 	Log    string // logs of the daemon
 }
 
-// ResolvePaths finds the paths, in this order: under AGENTLAB_HOME when it is
-// set (config, state, cache, run, state/logs); the system's when system is
-// true; else the XDG directories of the user with a subdirectory agentlab. An
-// XDG variable that is not absolute is ignored, as its specification says.
-// Without XDG_RUNTIME_DIR, sockets go to /tmp/agentlab-UID. It touches no
-// file.
+// ResolvePaths returns the paths: under AGENTLAB_HOME if it is set (config,
+// state, cache, run, state/logs); otherwise the system's if system is true;
+// otherwise subdirectories agentlab of the user's XDG directories. An XDG
+// variable that is not absolute is ignored, as required by the XDG
+// specification. Without XDG_RUNTIME_DIR, sockets are in /tmp/agentlab-UID.
+// ResolvePaths accesses no file.
 func ResolvePaths(getenv func(string) string, system bool) (Paths, error) {
 	if home := getenv("AGENTLAB_HOME"); home != "" {
 		abs, err := filepath.Abs(home)
@@ -69,7 +69,7 @@ func ResolvePaths(getenv func(string) string, system bool) (Paths, error) {
 	return p, nil
 }
 
-// Socket is where the control API listens.
+// Socket returns the path of the control API's socket.
 func (p Paths) Socket() string { return filepath.Join(p.Run, "agentlabd.sock") }
 
 // Lock is the lock file: its holder is the only daemon of p. It is beside the
@@ -96,26 +96,26 @@ func (p Paths) Reserve() string { return filepath.Join(p.State, "reserve") }
 // while the disk was too full for the database.
 func (p Paths) Ending() string { return filepath.Join(p.State, "ending") }
 
-// Backups holds copies of the database.
+// Backups is the directory of copies of the database.
 func (p Paths) Backups() string { return filepath.Join(p.State, "backups") }
 
-// Records holds a copy of the row of each job.
+// Records is the directory of copies of the rows of jobs.
 func (p Paths) Records() string { return filepath.Join(p.State, "records") }
 
-// Installation is the file with the id of the installation, which is in the
-// database too.
+// Installation is the file with the ID of the installation, which is also in
+// the database.
 func (p Paths) Installation() string { return filepath.Join(p.State, "installation") }
 
-// Sandboxes holds one directory for each sandbox of drivers that keep files.
+// Sandboxes has one directory for each sandbox of drivers that store files.
 func (p Paths) Sandboxes() string { return filepath.Join(p.State, "sandboxes") }
 
-// Artifacts holds one directory for each job.
+// Artifacts has one directory for each job.
 func (p Paths) Artifacts() string { return filepath.Join(p.State, "artifacts") }
 
-// Bundles holds git bundles that were uploaded for jobs.
+// Bundles is the directory of git bundles that were uploaded for jobs.
 func (p Paths) Bundles() string { return filepath.Join(p.State, "bundles") }
 
-// Images holds the built images.
+// Images is the directory of the built images.
 func (p Paths) Images() string { return filepath.Join(p.Cache, "images") }
 
 // DaemonLog is the log of the daemon.
@@ -131,7 +131,7 @@ func (p Paths) Ensure() error {
 	}
 	open := fs.FileMode(0o700)
 	if p.System {
-		open = 0o755 // the group's members pass through; files inside say who may read them
+		open = 0o755 // the group's members may traverse it; files inside have their own modes
 	}
 	dirs := []dir{{p.Config, open}, {p.Run, open}, {p.State, 0o700}, {p.Cache, 0o700}, {p.Log, 0o700},
 		{p.Profiles(), open}, {p.Secrets(), 0o700},
@@ -186,8 +186,8 @@ func ensureDir(path string, mode fs.FileMode) error {
 	if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, fs.ErrExist) {
 		return dirFault(path, err)
 	}
-	// Lstat under a sticky /tmp, where anyone may put a link; elsewhere people
-	// may well have linked a directory to a larger disk.
+	// Lstat under a sticky /tmp, where any user may create a link; elsewhere a
+	// user may have linked a directory to a larger disk.
 	stat := os.Stat
 	if filepath.Dir(path) == "/tmp" {
 		stat = os.Lstat

@@ -121,7 +121,7 @@ func TestCheckRun(t *testing.T) {
 	want("nothing there", none)
 	do(os.Mkdir(p.Run, 0o700))
 	want("our own", none)
-	do(os.Chmod(p.Run, 0o750)) //nolint:gosec // it is what is refused
+	do(os.Chmod(p.Run, 0o750)) //nolint:gosec // the rejected value
 	want("open to the group", agentlab.CodeDenied)
 	if os.Geteuid() == 0 {
 		p.System = true

@@ -9,7 +9,7 @@ import (
 )
 
 // FindProgram returns the absolute path of another program of AgentLab: the
-// one beside this program, else the one in PATH.
+// one in the directory of this program, otherwise the one in PATH.
 func FindProgram(name string) (string, error) {
 	if self, err := os.Executable(); err == nil {
 		if target, err := filepath.EvalSymlinks(self); err == nil {

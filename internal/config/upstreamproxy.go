@@ -32,7 +32,7 @@ func (p UpstreamProxy) validate() error {
 	}
 	u, err := url.Parse(p.URL)
 	switch {
-	case err != nil: // the error would repeat a password
+	case err != nil: // the error would contain a password
 		return bad("url", "not a URL").WithHint("write http://proxy.corp:3128")
 	case u.User != nil:
 		return bad("url", "the URL must not contain credentials").WithHint("write USER:PASSWORD into a file of mode 0600 and name it in upstream_proxy.credentials_file")
@@ -58,7 +58,7 @@ func (p UpstreamProxy) validate() error {
 	return nil
 }
 
-// Refuse returns the error for a backend that cannot use a proxy; nil when
+// Refuse returns the error for a backend that does not support a proxy, nil if
 // none is configured.
 func (p UpstreamProxy) Refuse(backend string) error {
 	if p.URL == "" {

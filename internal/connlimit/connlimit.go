@@ -20,15 +20,14 @@ type Listener struct {
 	byHost map[netip.Prefix]int
 }
 
-// New returns a listener on l with at most so many open connections, of all
-// clients and of one Host.
+// New returns a listener on l that allows most open connections in total and
+// mostOfHost of one Host.
 func New(l net.Listener, most, mostOfHost int) *Listener {
 	return &Listener{Listener: l, most: most, mostOfHost: mostOfHost, byHost: map[netip.Prefix]int{}}
 }
 
-// Host returns the addresses that one client may have as its own: an IPv4
-// address, or a /64 network of IPv6. It is the zero Prefix for an invalid
-// address.
+// Host returns the addresses that one client can have: an IPv4 address, or an
+// IPv6 /64 network. It is the zero Prefix for an invalid address.
 func Host(from netip.Addr) netip.Prefix {
 	from = from.Unmap().WithZone("")
 	bits := from.BitLen()
@@ -49,7 +48,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		from, _ := netip.ParseAddrPort(c.RemoteAddr().String()) // a unix socket's is none
+		from, _ := netip.ParseAddrPort(c.RemoteAddr().String()) // fails for a unix socket
 		host := Host(from.Addr())
 		if !l.take(host) {
 			_ = c.Close()
@@ -79,7 +78,7 @@ func (l *Listener) give(host netip.Prefix) {
 	}
 }
 
-// conn frees its place when it is closed.
+// conn is a connection that no longer counts after it is closed.
 type conn struct {
 	net.Conn
 	release func()

@@ -10,8 +10,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
-// The services know neither store nor server, and these know no service: here
-// one's words are put into the other's.
+// The services do not import store or server, and these import no service. The
+// adapters in this file convert between their types.
 
 type gcFiles struct {
 	*artifact.Service
@@ -28,10 +28,10 @@ func (f gcFiles) Sweep(ctx context.Context, known func(context.Context, string) 
 	return n.Temporary + n.Files + n.Jobs + n.Bundles + n.Expired + forgotten, errors.Join(err, ferr)
 }
 
-// sandboxView is the sandbox service as the control API sees it.
+// sandboxView adapts the sandbox service to the control API.
 type sandboxView struct{ *sandbox.Service }
 
-// Orphans lists what the backend holds that belongs to no sandbox.
+// Orphans lists the VMs of the backend that belong to no sandbox.
 func (v sandboxView) Orphans(ctx context.Context) ([]api.Orphan, error) {
 	list, err := v.Service.Orphans(ctx)
 	out := make([]api.Orphan, len(list))

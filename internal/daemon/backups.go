@@ -26,20 +26,20 @@ import (
 // backupEvery is the time between two backups.
 const backupEvery = time.Hour
 
-// backups makes copies of the database while it is in use, and keeps a
-// bounded number of them.
+// backups makes copies of the database while it is in use, and keeps a limited
+// number of them.
 type backups struct {
 	dir   string
 	store *store.Store
 	keep  config.Backups
-	room  func() error // code no_space when the disk is too full for a copy
+	room  func() error // returns code no_space if the disk is too full for a copy
 	clock func() time.Time
 	log   *slog.Logger
 
-	making sync.Mutex // held while a copy is made
+	making sync.Mutex // held during a copy
 
 	mu   sync.Mutex
-	last error // of the newest attempt
+	last error // of the latest attempt
 }
 
 // backup is one copy. Copies are ordered by number and not by time, because
@@ -88,7 +88,7 @@ func listBackups(dir string) ([]backup, error) {
 	return out, nil
 }
 
-// run makes a copy when the newest one is old, and then every hour until ctx
+// run makes a copy if the newest one is old, and then every hour until ctx
 // ends.
 func (b *backups) run(ctx context.Context) error {
 	if b.keep.Newest == 0 {
@@ -96,7 +96,7 @@ func (b *backups) run(ctx context.Context) error {
 	}
 	var wait time.Duration
 	if list, err := listBackups(b.dir); err == nil && len(list) > 0 {
-		// A time in the future says nothing: the clock was set back.
+		// A time in the future has no meaning: the clock was set back.
 		if age := b.clock().Sub(list[0].at); age >= 0 && age < backupEvery {
 			wait = backupEvery - age
 		}
@@ -116,8 +116,8 @@ func (b *backups) run(ctx context.Context) error {
 	}
 }
 
-// make makes one copy and removes those that are too many. None is removed
-// when it fails.
+// make makes one copy and deletes surplus copies. After an error no copy is
+// deleted.
 func (b *backups) make(ctx context.Context) (api.Backup, error) {
 	b.making.Lock()
 	defer b.making.Unlock()
@@ -157,7 +157,7 @@ func (b *backups) copy(ctx context.Context) (api.Backup, error) {
 }
 
 // expiredBackups returns the copies of list, the newest first, that are not kept:
-// after the newest ones, all but the last of each further day.
+// after the newest ones, all except the last of each day.
 func expiredBackups(list []backup, keep config.Backups) (out []backup) {
 	days, further := map[string]bool{}, 0
 	for i, b := range list {

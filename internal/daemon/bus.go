@@ -6,12 +6,12 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// busBuffer is how many events a subscriber may lag behind.
+// busBuffer is how many events may wait for a subscriber.
 const busBuffer = 256
 
-// bus hands committed events to whoever listens at the moment. It never
-// waits: a subscriber that lags too far is cut off, and reads from the record
-// what it missed.
+// bus sends committed events to its subscribers. It never waits: the
+// subscription of a slow subscriber ends, and the subscriber reads missed
+// events from the database.
 type bus struct {
 	mu   sync.Mutex
 	subs map[chan agentlab.Event]struct{}
@@ -37,7 +37,8 @@ func (b *bus) publish(events []agentlab.Event) {
 	}
 }
 
-// subscribe returns the events from now on, and how to end that.
+// subscribe returns a channel of the events from now on, and a function that
+// ends the subscription.
 func (b *bus) subscribe() (<-chan agentlab.Event, func()) {
 	ch := make(chan agentlab.Event, busBuffer)
 	b.mu.Lock()

@@ -8,7 +8,7 @@ import (
 
 func TestBus(t *testing.T) {
 	b := newBus()
-	b.publish([]agentlab.Event{{ID: 1}}) // nobody listens
+	b.publish([]agentlab.Event{{ID: 1}}) // no listener
 	quick, stopQuick := b.subscribe()
 	slow, stopSlow := b.subscribe()
 	for i := range busBuffer + 10 {

@@ -2,12 +2,12 @@ package daemon
 
 import "errors"
 
-// cleanup is what must be undone, the last first.
+// cleanup is a list of functions to undo setup steps, run in reverse order.
 type cleanup []func() error
 
 func (c *cleanup) add(f func() error) { *c = append(*c, f) }
 
-// run undoes everything once.
+// run runs all functions once.
 func (c *cleanup) run() error {
 	var errs []error
 	for i := len(*c) - 1; i >= 0; i-- {

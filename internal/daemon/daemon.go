@@ -24,13 +24,13 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
 
-// How long the parts have to end.
+// Time limits for the shutdown of the parts.
 const (
-	serverGrace  = 3 * time.Second // calls that are being answered
-	serviceGrace = 5 * time.Second // steps of the loops, which are cut short at once
+	serverGrace  = 3 * time.Second // running calls
+	serviceGrace = 5 * time.Second // steps of the loops, whose contexts end at once
 )
 
-// Config says what a Daemon works with. Paths is required.
+// Config is the configuration of a Daemon. Paths is required.
 type Config struct {
 	Paths  config.Paths
 	Getenv func(string) string // nil means os.Getenv
@@ -56,12 +56,13 @@ type Daemon struct {
 	tcpListener net.Listener // nil when api.listen is empty
 
 	stopOnce sync.Once
-	stopping chan struct{} // closed when the end was asked for
+	stopping chan struct{} // closed when a stop was requested
 }
 
-// New opens everything: directories, lock, log, database, driver, services and
-// the control socket. It starts nothing, and leaves nothing open when it
-// fails. A second daemon on the same home is code exists.
+// New opens the resources of the daemon: directories, lock, log, database,
+// driver, services and the control socket. It starts nothing, and after an
+// error nothing is open. The error of a second daemon with the same home has
+// code exists.
 func New(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	if cfg.Getenv == nil {
 		cfg.Getenv = os.Getenv
@@ -108,8 +109,8 @@ func New(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	return d, nil
 }
 
-// lock makes this the only daemon of the home. It is taken before anything
-// that two daemons could break is touched.
+// lock ensures that this is the only daemon of the home. It is called before
+// any access that two daemons must not make.
 func (d *Daemon) lock() error {
 	path := d.cfg.Paths.Lock()
 	l, err := lock.Try(path)
@@ -127,7 +128,8 @@ func (d *Daemon) lock() error {
 	return nil
 }
 
-// logBytes bounds the daemon's log: agentlabd.log and its older half together.
+// logBytes is the maximum size of the daemon's log: agentlabd.log and its
+// older half together.
 const logBytes = 24 << 20
 
 func (d *Daemon) openLog() error {
@@ -184,8 +186,9 @@ func (d *Daemon) openAPI(a config.API) error {
 	return nil
 }
 
-// listen opens the control socket. We hold the home's lock, so a socket that
-// is there is a dead daemon's; anything else in its place is an error.
+// listen opens the control socket. The daemon has the lock of the home, so an
+// existing socket is that of a dead daemon. Any other file at its path is an
+// error.
 //
 // A file belongs to one group only. With several groups every user can connect,
 // and the credentials of the peer alone decide the access.
@@ -223,8 +226,8 @@ func chownGroup(path, group string) error {
 }
 
 // Run serves until ctx ends or a client stops the daemon, and then waits a few
-// seconds for requests and steps that run. VMs go on. It returns an error if a
-// part of the daemon failed.
+// seconds for requests and steps that run. VMs continue to run. It returns an
+// error if a part of the daemon failed.
 func (d *Daemon) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -252,7 +255,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 		both.Wait()
 	}()
-	if err := notify(d.cfg.Getenv, "READY=1"); err != nil { // the socket takes calls already
+	if err := notify(d.cfg.Getenv, "READY=1"); err != nil { // the socket already accepts calls
 		d.log.Warn("the service manager did not get the message that the daemon runs", "err", err)
 	}
 
@@ -280,7 +283,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return err
 }
 
-// Stop asks Run to return. It may be called again.
+// Stop makes Run return. It may be called more than once.
 func (d *Daemon) Stop() { d.stopOnce.Do(func() { close(d.stopping) }) }
 
 // Close closes everything that New opened. Run must have returned.

@@ -85,7 +85,7 @@ func (r *repair) do(ctx context.Context, verb string, asJSON bool, stdout io.Wri
 	if err := r.paths.Ensure(); err != nil {
 		return err
 	}
-	d := &Daemon{cfg: Config{Paths: r.paths, Getenv: r.getenv}} // for its lock: two daemons would break the database just so
+	d := &Daemon{cfg: Config{Paths: r.paths, Getenv: r.getenv}} // for its lock: a running daemon would damage the database
 	defer func() { err = errors.Join(err, d.Close()) }()
 	if err := d.lock(); err != nil {
 		return err
@@ -152,8 +152,8 @@ func (r *repair) list(ctx context.Context, asJSON bool, stdout io.Writer) error 
 	return nil
 }
 
-// rebuild makes sure that there is a sound database of this installation,
-// an empty one when there is none.
+// rebuild ensures that there is an intact database of this installation. It
+// creates an empty one if there is none.
 func (r *repair) rebuild(ctx context.Context) error {
 	if err := r.dropStaged(); err != nil {
 		return err
@@ -180,10 +180,10 @@ func (r *repair) rebuild(ctx context.Context) error {
 	return r.adoptID(ctx, own)
 }
 
-// adoptID opens the database, which makes or upgrades it, and gives it and the
-// state directory one id. It is marked first, if a restore has not marked it: with
-// the id alone it would match, and a daemon would take every file that it lacks
-// for a leftover.
+// adoptID opens the database, which creates or upgrades it, and gives it and the
+// state directory the same ID. The database is first marked as unfilled, unless a
+// restore has marked it: with only the ID it would match, and a daemon would
+// delete every file without a row as a leftover.
 func (r *repair) adoptID(ctx context.Context, own string) error {
 	st, err := store.Open(ctx, r.paths.Database(), store.Options{})
 	if err != nil {
@@ -211,7 +211,7 @@ func (r *repair) adoptID(ctx context.Context, own string) error {
 	return writeInstallation(r.paths, id)
 }
 
-// fill adds what the database lacks.
+// fill adds the rows that the database lacks.
 func (r *repair) fill(ctx context.Context) (err error) {
 	st, err := store.Open(ctx, r.paths.Database(), store.Options{})
 	if err != nil {
@@ -235,7 +235,7 @@ func (r *repair) fill(ctx context.Context) (err error) {
 		return err
 	}
 	last := math.MaxInt32
-	if settings, err := r.backends.Load(r.paths.ConfigFile()); err == nil { // a configuration that is damaged was warned of
+	if settings, err := r.backends.Load(r.paths.ConfigFile()); err == nil { // a warning about a damaged configuration was already printed
 		last = settings.VMIDRange.Last
 	}
 	if err := skipNumbers(ctx, st, last, &r.out); err != nil {
@@ -249,8 +249,8 @@ func (r *repair) fill(ctx context.Context) (err error) {
 	return st.SetFact(ctx, store.FactRepair, "")
 }
 
-// sandboxes asks the backend what bears our mark. A backend that cannot be
-// asked keeps nothing else from being recovered.
+// sandboxes lists the VMs of the backend that have AgentLab's mark. If the
+// backend does not answer, everything else is recovered all the same.
 func (r *repair) sandboxes(ctx context.Context, st *store.Store) error {
 	settings, err := r.backends.Load(r.paths.ConfigFile())
 	if err != nil {

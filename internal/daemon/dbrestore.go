@@ -22,24 +22,24 @@ import (
 // A repair first stages the new database beside the old one, and then replaces
 // the old one with it. A database is up to three files, so the replacement is
 // several renames, and a crash can separate them. The file replacement is there
-// from before the first rename until after the last. While it is there no daemon
-// starts, so nothing opens a database with the write-ahead log of another one,
-// and the next repair completes the renames.
+// from before the first rename until after the last. While the file exists no
+// daemon starts, so no database is opened with the write-ahead log of another
+// one. The next repair completes the renames.
 
 // The values of store.FactRepair.
 const (
-	repairRestore = "restore" // the rows are those of a backup
+	repairRestore = "restore" // the rows are from a backup
 	repairRebuild = "rebuild"
 )
 
-// The files of a database, by what ends their names.
+// The suffixes of the files of a database.
 var databaseSuffixes = []string{"", "-wal", "-shm"}
 
 func (r *repair) staged() string { return r.paths.Database() + ".restore" }
 
 func replacement(p config.Paths) string { return p.Database() + ".replacing" }
 
-// restore puts a backup in the place of the database.
+// restore replaces the database by a backup.
 func (r *repair) restore(ctx context.Context) error {
 	own, err := installationOf(r.paths)
 	if err != nil {
@@ -54,7 +54,8 @@ func (r *repair) restore(ctx context.Context) error {
 	return r.adoptID(ctx, own)
 }
 
-// choose stages the backup that is named or else the newest sound one.
+// choose stages the backup that the user named, otherwise the newest intact
+// one.
 func (r *repair) choose(ctx context.Context, own string) error {
 	if r.backup != "" {
 		path := r.backup
@@ -122,7 +123,7 @@ func (r *repair) stage(ctx context.Context, path, own string) (err error) {
 	return r.prepare(ctx, repairRestore)
 }
 
-// checkNotStaged refuses a backup that dropStaged would remove before it is copied.
+// checkNotStaged rejects a backup that dropStaged would delete before it is copied.
 func (r *repair) checkNotStaged(path string) error {
 	backup, err := os.Stat(path)
 	if err != nil {
@@ -137,7 +138,7 @@ func (r *repair) checkNotStaged(path string) error {
 	return nil
 }
 
-// stagedFiles names the files of the staged database.
+// stagedFiles returns the paths of the files of the staged database.
 func (r *repair) stagedFiles() []string {
 	var out []string
 	for _, suffix := range databaseSuffixes {
@@ -146,8 +147,8 @@ func (r *repair) stagedFiles() []string {
 	return out
 }
 
-// upgradeCopies names the copies that the store makes before it upgrades the
-// staged database.
+// upgradeCopies returns the paths of the copies that the store makes before it
+// upgrades the staged database.
 func (r *repair) upgradeCopies() []string {
 	var out []string
 	for v := range store.NewestSchema() {
@@ -156,8 +157,9 @@ func (r *repair) upgradeCopies() []string {
 	return out
 }
 
-// dropStaged removes what an attempt that was killed has staged. SQLite would
-// apply its log to the next one, and it may hold the hashes of tokens.
+// dropStaged deletes the staged files of an attempt that was killed. SQLite
+// would apply their log to the next staged database, and they may contain
+// hashes of tokens.
 func (r *repair) dropStaged() error {
 	return removeFiles(append(r.stagedFiles(), r.upgradeCopies()...))
 }
@@ -165,7 +167,7 @@ func (r *repair) dropStaged() error {
 // dropUpgradeCopies removes the copies of an upgrade: the backup itself is kept.
 func (r *repair) dropUpgradeCopies() error { return removeFiles(r.upgradeCopies()) }
 
-// removeFiles removes files. One that is missing is no error.
+// removeFiles deletes files. A missing file is not an error.
 func removeFiles(paths []string) error {
 	for _, path := range paths {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -175,10 +177,9 @@ func removeFiles(paths []string) error {
 	return nil
 }
 
-// prepare opens the staged database, which makes or upgrades it, marks it as not
-// yet filled, and deletes its API tokens and bootstrap tokens: it does not know
-// which of them were revoked or spent after it was made. All of it is in one
-// file afterwards.
+// prepare opens the staged database, which creates or upgrades it, marks it as
+// unfilled, and deletes its API tokens and bootstrap tokens: some may have been
+// revoked or used after the backup. Afterwards all data is in one file.
 func (r *repair) prepare(ctx context.Context, mark string) error {
 	st, err := store.Open(ctx, r.staged(), store.Options{})
 	if err != nil {
@@ -204,7 +205,7 @@ func (r *repair) prepare(ctx context.Context, mark string) error {
 	return nil
 }
 
-// replace puts the staged database in the place of the old one, which is kept
+// replace replaces the old database by the staged one. The old one is kept
 // under another name.
 func (r *repair) replace() error {
 	stamp := time.Now().UTC().Format(backupTime)
@@ -217,7 +218,7 @@ func (r *repair) replace() error {
 
 var replacementStamp = regexp.MustCompile(`^[0-9]{8}T[0-9]{6}Z(-[0-9]+)?$`)
 
-// finishReplacement completes a replacement during which a repair was killed.
+// finishReplacement completes the replacement of a repair that was killed.
 func (r *repair) finishReplacement() error {
 	path := replacement(r.paths)
 	text, err := os.ReadFile(path)
@@ -247,8 +248,9 @@ func (r *repair) runReplacement(stamp string) error {
 	return nil
 }
 
-// replaceSteps returns the steps of a replacement. All of them may be run again
-// after a crash anywhere. Each is on the disk before the next one begins.
+// replaceSteps returns the steps of a replacement. All steps may be run again
+// after a crash at any point. Each step is synced to disk before the next one
+// begins.
 func (r *repair) replaceSteps(stamp string) []func() error {
 	steps := []func() error{func() error {
 		return at(replacement(r.paths), durable.Replace(replacement(r.paths), []byte(stamp), durable.Name))
@@ -258,18 +260,18 @@ func (r *repair) replaceSteps(stamp string) []func() error {
 	}
 	return append(steps, func() error {
 		err := os.Rename(r.staged(), r.paths.Database())
-		if errors.Is(err, fs.ErrNotExist) { // it is there already
+		if errors.Is(err, fs.ErrNotExist) { // it was already renamed
 			return nil
 		}
 		return r.renamed(r.paths.Database(), err)
 	}, func() error { return r.renamed(replacement(r.paths), os.Remove(replacement(r.paths))) })
 }
 
-// lost returns the name under which the database that is replaced is kept.
+// lost returns the path at which the replaced database is kept.
 func (r *repair) lost(stamp string) string { return r.paths.Database() + ".lost-" + stamp }
 
-// keep renames a file of the old database. Once the staged database has its
-// name, there is none left.
+// keep renames a file of the old database. It does nothing after the staged
+// database was renamed.
 func (r *repair) keep(suffix, to string) error {
 	from := r.paths.Database() + suffix
 	switch {
@@ -282,8 +284,7 @@ func (r *repair) keep(suffix, to string) error {
 	return r.renamed(to, os.Rename(from, to))
 }
 
-// renamed waits until a change of the names in the state directory is on the
-// disk.
+// renamed syncs a change of names in the state directory to disk.
 func (r *repair) renamed(path string, err error) error {
 	if err == nil {
 		err = durable.SyncPath(filepath.Dir(r.paths.Database()))
@@ -298,14 +299,14 @@ func at(path string, err error) error {
 	return fsfault.At(path, err)
 }
 
-// exists reports whether there is a file, or may be one.
+// exists reports whether a file exists or may exist.
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// checkReplaced refuses a database that a repair was replacing when it was
-// killed.
+// checkReplaced returns an error if a repair was killed while it replaced the
+// database.
 func checkReplaced(p config.Paths) error {
 	if !exists(replacement(p)) {
 		return nil
@@ -318,7 +319,7 @@ func unfinished(p config.Paths, what string) error {
 		WithHint("%s", repairHint(p))
 }
 
-// copyFile copies a file so that the new name means all of it, on the disk.
+// copyFile copies a file and syncs it to disk before it gets its new name.
 func copyFile(from, to string) (err error) {
 	in, err := os.Open(from)
 	if err != nil {

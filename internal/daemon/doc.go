@@ -1,4 +1,3 @@
-// Package daemon is agentlabd: it wires store, driver, services, guest plane
-// and control API together, and takes them down again. It decides nothing
-// itself.
+// Package daemon is agentlabd: it connects store, driver, services, guest
+// plane and control API, and shuts them down. It makes no decisions itself.
 package daemon

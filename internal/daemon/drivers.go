@@ -9,11 +9,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/image"
 )
 
-// builtImages are the images of the store, built when they are missing.
+// builtImages are the images of the store, built if missing.
 type builtImages struct{ *image.Store }
 
-// Check implements sandbox.Images. An image that would have to be built on a
-// machine that cannot do so is refused here, before anything is begun.
+// Check implements sandbox.Images. It returns an error for an image that is
+// missing and cannot be built on this machine.
 func (s builtImages) Check(name string) error {
 	ready, err := s.Readiness(context.Background(), name)
 	if err == nil {
@@ -25,8 +25,8 @@ func (s builtImages) Check(name string) error {
 	return err
 }
 
-// findings tells which of the images cannot be built on this machine. That is
-// an error for the first, the default one, while it is not there.
+// findings returns which of the images cannot be built on this machine. For
+// the first, the default image, that is an error while it does not exist.
 func (s builtImages) findings(ctx context.Context, names ...string) (all []backend.Finding) {
 	for i, name := range slices.Compact(names) {
 		f := backend.Finding{Name: "image " + name, Level: backend.LevelOK}

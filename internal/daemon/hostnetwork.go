@@ -19,7 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
-// hostNetwork is the network of this host as the control API sees it.
+// hostNetwork adapts the network of this host to the control API.
 type hostNetwork struct {
 	settings config.HostNetwork
 	*hostnet.Local
@@ -65,7 +65,7 @@ func nonNil(list []string) []string {
 	return list
 }
 
-// Run serves the bridge until ctx ends.
+// Run enforces policies on the bridge until ctx ends.
 func (h *hostNetwork) Run(ctx context.Context) error {
 	return h.Local.Run(ctx, os.Geteuid() == 0)
 }
@@ -89,7 +89,7 @@ Usage:
 Options of each: --home DIR | --system    whose config.yaml (key host_network)
 `
 
-// networkCommand is 'agentlabd network …'. It returns the exit code.
+// networkCommand runs 'agentlabd network …' and returns the exit code.
 func networkCommand(args []string, b registry.List, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("agentlabd network", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
@@ -128,7 +128,7 @@ func networkCommand(args []string, b registry.List, stdout, stderr io.Writer) in
 }
 
 // networkAgent serves the daemon of another node on standard input and output
-// until that ends. What the bridge is, it is told.
+// until that ends. The daemon sends the configuration of the bridge.
 func (o runOptions) networkAgent(ctx context.Context, stdout, stderr io.Writer) error {
 	paths, err := config.ResolvePaths(o.getenv(), o.system)
 	if err != nil {
@@ -139,10 +139,10 @@ func (o runOptions) networkAgent(ctx context.Context, stdout, stderr io.Writer) 
 	})
 }
 
-// networkDir is where the records of the bridge's sandboxes are.
+// networkDir returns the directory of the records of the bridge's sandboxes.
 func networkDir(paths config.Paths) string { return filepath.Join(paths.State, "network") }
 
-// bridge reads config.yaml for what concerns the bridge.
+// bridge reads the configuration of the bridge from config.yaml.
 func (o runOptions) bridge() (nft.Config, error) {
 	paths, err := config.ResolvePaths(o.getenv(), o.system)
 	if err != nil {
@@ -184,8 +184,8 @@ func checkNetwork(ctx context.Context, m *nft.Manager, w io.Writer) error {
 	return err
 }
 
-// applyNetwork leaves rules alone that are as they should be: a daemon may
-// have let sandboxes in, which a new load would shut out until it notices.
+// applyNetwork does not reload rules that are correct: a daemon may have added
+// sandboxes to them, which a reload would block until the daemon notices it.
 func applyNetwork(ctx context.Context, m *nft.Manager, w io.Writer) error {
 	st, err := m.Status(ctx)
 	if err != nil {

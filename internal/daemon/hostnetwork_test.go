@@ -31,7 +31,7 @@ func TestRenderedRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil { //nolint:gosec // a document
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil { //nolint:gosec // a document that is not secret
 			t.Fatal(err)
 		}
 		return

@@ -23,7 +23,7 @@ Usage:
   --runner FILE  the program agent-runner for the template
 `
 
-// imageCommand is 'agentlabd image'.
+// imageCommand runs 'agentlabd image'.
 func imageCommand(args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("agentlabd image", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)

@@ -9,8 +9,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/image"
 )
 
-// A machine that cannot build images is told so before anything is begun, with
-// the remedy.
+// On a machine that cannot build images the error, with the remedy, comes
+// before anything is started.
 func TestImagesThatCannotBeBuilt(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	s := builtImages{image.NewStore(t.TempDir(), image.Options{})}

@@ -16,10 +16,10 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
-// The database and the state directory belong together: each holds the id of
-// the installation, and a daemon works only with a pair that matches. A
-// database that lost its rows, or one of another installation, would take
-// every file of the state directory for a leftover.
+// The database and the state directory belong together: each has the ID of the
+// installation, and a daemon works only with a pair that matches. With a
+// database that lost its rows, or with that of another installation, a daemon
+// would delete every file of the state directory as a leftover.
 //
 //	database    id file    files of jobs      result
 //	empty       any        none, no backups   new installation, or the id of the file
@@ -30,12 +30,14 @@ import (
 //	                                          unless the database knows every job
 //	                                          that has files
 //
-// A database that a repair has not filled yet is refused, whatever its id.
+// A database that a repair has not filled yet is rejected, regardless of its
+// ID.
 //
-// The id goes to the database first. A crash before the file is written leaves
-// the last case, which the next start completes.
+// The ID is written to the database first. After a crash before the file is
+// written, the next start finds the last case and completes it.
 
-// repairHint ends the hints about a database that cannot be used.
+// repairHint returns the end of the hints about a database that cannot be
+// used.
 func repairHint(p config.Paths) string {
 	system := ""
 	if p.System {
@@ -44,10 +46,11 @@ func repairHint(p config.Paths) string {
 	return fmt.Sprintf("put a backup back: agentlab db restore%[1]s; or make a database from what is there: agentlab db rebuild%[1]s", system)
 }
 
-// stateContents is what a state directory holds that a database describes.
+// stateContents lists the contents of a state directory that a database
+// describes.
 type stateContents struct {
 	jobs        []string // ids of jobs with artifacts, a log, a bundle or a record
-	quarantined int      // jobs that have files in quarantine only
+	quarantined int      // jobs with files only in quarantine
 	sandboxes   int
 	backups     int
 }
@@ -66,7 +69,7 @@ func scanState(p config.Paths) (h stateContents, err error) {
 		}
 	}
 	newJob := func(name string) (id string, ok bool) {
-		id, _, _ = strings.Cut(name, "@") // of what is in quarantine
+		id, _, _ = strings.Cut(name, "@") // names in quarantine have a suffix
 		id, _, _ = strings.Cut(id, ".")
 		ok = agentlab.ValidateJobID(id) == nil && !seen[id]
 		seen[id] = true
@@ -107,7 +110,8 @@ func (h stateContents) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// checkDatabasePresent refuses to make a database beside files that one described.
+// checkDatabasePresent refuses to create a database beside files of an earlier
+// database.
 func checkDatabasePresent(p config.Paths) error {
 	h, err := scanState(p)
 	if err != nil || h.none() {
@@ -117,8 +121,8 @@ func checkDatabasePresent(p config.Paths) error {
 		WithHint("%s; to start afresh on purpose, move %s away", repairHint(p), p.State)
 }
 
-// bindInstallation makes sure that the database and the state directory belong together,
-// and gives them an id when they are new.
+// bindInstallation checks that the database and the state directory belong together, and
+// gives them an id if they are new.
 func bindInstallation(ctx context.Context, p config.Paths, st *store.Store) error {
 	if mark, err := st.Fact(ctx, store.FactRepair); err != nil || mark != "" {
 		if err == nil {
@@ -159,10 +163,10 @@ func bindInstallation(ctx context.Context, p config.Paths, st *store.Store) erro
 	return nil
 }
 
-// checkKnown refuses a database that does not know every job that has files. One
-// that knows some of them may be an old copy, or share a job with another
-// installation by a restore. What is in quarantine is no longer known to the
-// right database either, and does not count.
+// checkKnown rejects a database that lacks a job that has files. A database with
+// only some of these jobs may be an old copy, or may share a job with another
+// installation after a restore. Files in quarantine do not count: the right
+// database has no rows for them either.
 func checkKnown(ctx context.Context, p config.Paths, st *store.Store) error {
 	h, err := scanState(p)
 	if err != nil {
@@ -186,7 +190,7 @@ func checkKnown(ctx context.Context, p config.Paths, st *store.Store) error {
 		WithHint("put the database that belongs here back, or %s", repairHint(p))
 }
 
-// installationOf reads the id of the state directory, "" when it has none.
+// installationOf returns the ID of the state directory, "" if it has none.
 func installationOf(p config.Paths) (string, error) {
 	text, err := os.ReadFile(p.Installation())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -210,8 +214,8 @@ func writeInstallation(p config.Paths, id string) error {
 	return nil
 }
 
-// checkInstallation is the check of bindInstallation once more, for a daemon that has been running for
-// a while: nothing is swept after the state directory or its id was replaced.
+// checkInstallation repeats the check of bindInstallation in a running daemon: nothing is swept
+// after the state directory or its id was replaced.
 func checkInstallation(ctx context.Context, p config.Paths, st *store.Store) error {
 	inStore, err := st.Fact(ctx, store.FactInstallation)
 	if err != nil {

@@ -42,9 +42,8 @@ SIGTERM and SIGINT end the daemon. Virtual machines go on, and the next daemon
 finds them.
 `
 
-// Main is the program agentlabd with the arguments that follow its name and
-// the backends that it knows; none means backends.All. It returns the exit
-// code: 0 ok, 1 failure, 2 usage.
+// Main runs agentlabd with the given arguments and backends; none means
+// backends.All. It returns the exit code: 0 ok, 1 failure, 2 usage.
 func Main(args []string, known ...registry.Backend) int {
 	if len(known) == 0 {
 		known = backends.All
@@ -78,8 +77,8 @@ func Main(args []string, known ...registry.Backend) int {
 	return 2
 }
 
-// printError prints an error and its hint as the command line expects them, and
-// returns the exit code.
+// printError prints an error and its hint in the format that the command line
+// expects, and returns the exit code.
 func printError(w io.Writer, err error, code int) int {
 	if err == nil {
 		return 0
@@ -122,7 +121,7 @@ func parseRun(args []string) (o runOptions, err error) {
 	return o, nil
 }
 
-// getenv is the environment, in which what is asked for counts more.
+// getenv returns the environment, overridden by the options.
 func (o runOptions) getenv() func(string) string {
 	if o.home == "" && !o.system {
 		return os.Getenv
@@ -142,8 +141,8 @@ func (o runOptions) run() error {
 		return err
 	}
 	cfg := Config{Paths: paths, Getenv: getenv, Backends: o.backends}
-	// In the background standard error is a file that nobody shortens; the
-	// log has all of it.
+	// In the background standard error is a file without a size limit;
+	// everything is in the log.
 	if o.system || term.IsTerminal(int(os.Stderr.Fd())) { //nolint:gosec // a file descriptor fits an int
 		cfg.Stderr = os.Stderr
 	}
@@ -157,7 +156,7 @@ func (o runOptions) run() error {
 }
 
 // untilSignal runs f with a context that ends at the first SIGTERM or SIGINT.
-// The second one kills.
+// The second signal kills the process.
 func untilSignal(f func(ctx context.Context) error) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()

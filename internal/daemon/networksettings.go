@@ -6,10 +6,10 @@ import (
 	"net/netip"
 )
 
-// networkSettings prints the bridge of config.yaml as KEY=VALUE lines for the
-// scripts of a host. Names of interfaces are checked, so no value holds blanks
-// or quotes. A network that there is none of has an empty value. It needs no
-// root and looks at nothing but the file.
+// networkSettings prints the bridge of config.yaml as KEY=VALUE lines for
+// shell scripts. Names of interfaces are checked, so no value contains blanks
+// or quotes. The value of a missing network is empty. It needs no root and
+// reads only the file.
 func (o runOptions) networkSettings(w io.Writer) error {
 	c, err := o.bridge()
 	if err != nil {

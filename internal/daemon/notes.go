@@ -12,14 +12,14 @@ import (
 )
 
 // destroyIntents is the directory that stores, as names of empty files, the UIDs
-// of sandboxes that must be destroyed although the database had no room to say
-// so. An empty file needs no block of a full disk.
+// of sandboxes that must be destroyed, for when the database has no disk space
+// for the change. An empty file needs no block on a full disk.
 type destroyIntents struct{ dir string }
 
 // Put implements sandbox.Notes.
 func (n destroyIntents) Put(uid string) error {
 	path := filepath.Join(n.dir, uid)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600) //nolint:gosec // a name of ours
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600) //nolint:gosec // our own name
 	if err == nil {
 		err = errors.Join(f.Close(), durable.SyncPath(n.dir))
 	}

@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// notify tells the service manager that started us how we are ("READY=1",
-// "STOPPING=1"), as sd_notify(3) does. Without one it does nothing.
+// notify sends the state of the daemon ("READY=1", "STOPPING=1") to the
+// service manager, like sd_notify(3). Without a service manager it does
+// nothing.
 func notify(getenv func(string) string, state string) error {
 	path := getenv("NOTIFY_SOCKET")
 	if path == "" {

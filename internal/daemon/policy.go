@@ -10,15 +10,15 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
-// policyView is network policies as the control API sees them.
+// policyView adapts network policies to the control API.
 type policyView struct {
 	lib       *profile.Library
 	sandboxes *sandbox.Service
-	proxied   bool // sandboxes reach the internet through an upstream proxy
+	proxied   bool // sandboxes use an upstream proxy
 }
 
-// network returns the policy of a profile. One that only this backend cannot
-// use has a policy all the same.
+// network returns the policy of a profile, even if this backend does not
+// support the profile.
 func (v policyView) network(name string) (agentlab.Network, error) {
 	e, err := v.lib.Find(name)
 	if err == nil && agentlab.CodeOf(e.Err) != agentlab.CodeUnsupported {

@@ -11,8 +11,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/profile"
 )
 
-// privateTargets are the private destinations that the configuration opens to
-// every sandbox.
+// privateTargets returns the private destinations that the configuration
+// allows for every sandbox.
 func privateTargets(c config.Config) ([]agentlab.PrivateTarget, error) {
 	var out []agentlab.PrivateTarget
 	for _, p := range c.Network.Private {
@@ -28,7 +28,7 @@ func privateTargets(c config.Config) ([]agentlab.PrivateTarget, error) {
 	return out, err
 }
 
-// caCertificates reads the certificates that the configuration names.
+// caCertificates reads the certificate files in the configuration.
 func caCertificates(c config.Config) ([]string, error) {
 	var out []string
 	for _, path := range c.Guest.CACertificates {

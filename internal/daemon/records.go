@@ -20,9 +20,9 @@ import (
 )
 
 // records are copies of the rows of jobs, one file each, so that a database
-// can be made again from the state directory. They are written after the
-// commit and never read by a daemon that has its database; a crash between the
-// two is made good at the next start.
+// can be rebuilt from the state directory. They are written after the commit
+// and never read by a daemon that has its database. After a crash between the
+// two, the next start writes the missing record.
 type records struct {
 	dir   string
 	store *store.Store
@@ -30,7 +30,7 @@ type records struct {
 
 	mu   sync.Mutex
 	due  map[string]bool
-	wake chan struct{} // holds a value when due is not empty
+	wake chan struct{} // has a value if due is not empty
 }
 
 func newRecords(dir string, st *store.Store, log *slog.Logger) *records {
@@ -39,12 +39,12 @@ func newRecords(dir string, st *store.Store, log *slog.Logger) *records {
 
 func recordFile(dir, jobID string) string { return filepath.Join(dir, jobID+".json") }
 
-// refusedSuffix ends the name of a record that a repair put aside because the
-// store did not take it.
+// refusedSuffix is the suffix of a record that a repair renamed because the
+// store rejected it.
 const refusedSuffix = ".refused"
 
-// readRecord returns the record of a job; ok is false when there is none that
-// can be used.
+// readRecord returns the record of a job; ok is false if there is no usable
+// one.
 func readRecord(dir, jobID string) (j agentlab.Job, ok bool) {
 	return parseRecord(recordFile(dir, jobID), jobID)
 }
@@ -64,7 +64,7 @@ func recordOf(name string) (jobID string, ok bool) {
 }
 
 // recorded lists the jobs that have a record, with the time of its file. The
-// record itself may be damaged, or put aside by a repair that was killed before
+// record itself may be damaged, or renamed by a repair that was killed before
 // it added the job. A job with both files is listed twice.
 func recorded(dir string) ([]artifact.Found, error) {
 	entries, err := os.ReadDir(dir)
@@ -87,7 +87,7 @@ func recorded(dir string) ([]artifact.Found, error) {
 	return out, nil
 }
 
-// changed notes that the row of a job has changed. It is quick.
+// changed records that the row of a job has changed. It is quick.
 func (r *records) changed(jobID string) {
 	r.mu.Lock()
 	r.due[jobID] = true
@@ -98,7 +98,7 @@ func (r *records) changed(jobID string) {
 	}
 }
 
-// run writes records until ctx ends, those that are missing first.
+// run writes records until ctx ends, missing ones first.
 func (r *records) run(ctx context.Context) error {
 	if err := r.catchUp(ctx); err != nil && ctx.Err() == nil {
 		r.log.Error("the records of jobs were not completed", "err", err)
@@ -107,10 +107,10 @@ func (r *records) run(ctx context.Context) error {
 		select {
 		case <-r.wake:
 		case <-ctx.Done():
-			r.writeDue(context.WithoutCancel(ctx)) // what was committed just now
+			r.writeDue(context.WithoutCancel(ctx)) // the latest commits
 			return nil
 		}
-		r.writeDue(context.WithoutCancel(ctx)) // also when the end came with it
+		r.writeDue(context.WithoutCancel(ctx)) // also if ctx ended at the same time
 	}
 }
 
@@ -131,7 +131,7 @@ func (r *records) writeDue(ctx context.Context) {
 	}
 }
 
-// catchUp makes the records due that are missing or older than their row.
+// catchUp marks the records as due that are missing or older than their row.
 func (r *records) catchUp(ctx context.Context) error {
 	const page = 200
 	f := agentlab.JobFilter{Limit: page}
@@ -153,7 +153,7 @@ func (r *records) catchUp(ctx context.Context) error {
 	}
 }
 
-// sweep removes the records of unknown jobs that are older than age.
+// sweep deletes the records of unknown jobs that are older than age.
 func (r *records) sweep(ctx context.Context, known func(context.Context, string) (bool, error), now time.Time, age time.Duration) error {
 	entries, err := os.ReadDir(r.dir)
 	if err != nil {

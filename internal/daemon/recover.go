@@ -16,23 +16,23 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
-// recovered is what a recovery found, as 'agentlabd db' prints it.
+// recovered is the result of a recovery, as 'agentlabd db' prints it.
 type recovered struct {
 	Database  string    `json:"database"`
-	Backup    string    `json:"backup,omitempty"`   // the copy that was put back
+	Backup    string    `json:"backup,omitempty"`   // the backup that was restored
 	MovedTo   []string  `json:"moved_to,omitempty"` // where the files of the old database are
 	Jobs      int       `json:"jobs"`               // rows that were added
 	Artifacts int       `json:"artifacts"`
 	Sandboxes int       `json:"sandboxes"`
-	Orphans   []string  `json:"orphans"` // on the backend, with our mark and without a row
-	Refused   []refusal `json:"refused"` // what the store did not take
+	Orphans   []string  `json:"orphans"` // on the backend, with AgentLab's mark and without a row
+	Refused   []refusal `json:"refused"` // what the store rejected
 	Warnings  []string  `json:"warnings"`
 
-	restored bool  // the rows are those of a backup, as far as they were not added
-	vmids    []int // numbers of sandboxes that records and the backend name
+	restored bool  // the rows are from a backup, except added ones
+	vmids    []int // numbers of sandboxes in records and on the backend
 }
 
-// refusal is a job or a sandbox of which the store refused a part.
+// refusal is a job or a sandbox that the store rejected completely or in part.
 type refusal struct {
 	Job     string `json:"job,omitempty"`
 	Sandbox int    `json:"sandbox,omitempty"`
@@ -46,8 +46,8 @@ func (f refusal) String() string {
 	return fmt.Sprintf("sandbox %d: %s", f.Sandbox, f.Reason)
 }
 
-// refuse notes why one job or sandbox was not added as a whole. It returns err
-// when that concerns the others as well: the disk is full, say.
+// refuse records why one job or sandbox was not added completely. It returns
+// err if the cause affects the others too, such as a full disk.
 func (r *recovered) refuse(of refusal, err error) error {
 	switch agentlab.CodeOf(err) {
 	case "":
@@ -64,7 +64,7 @@ func (r *recovered) warn(format string, args ...any) {
 	r.Warnings = append(r.Warnings, fmt.Sprintf(format, args...))
 }
 
-// warnBackendSkipped warns that the backend could not be asked for its sandboxes.
+// warnBackendSkipped warns that the backend did not list its sandboxes.
 func (r *recovered) warnBackendSkipped(driver string, err error) {
 	r.warn("the sandboxes of the backend %s were not looked for: %v", driver, err)
 	if r.restored {
@@ -72,11 +72,11 @@ func (r *recovered) warnBackendSkipped(driver string, err error) {
 	}
 }
 
-// reasonRecovered ends the reason of what was recovered.
+// reasonRecovered is the end of the reason of a recovered row.
 const reasonRecovered = "recovered: its record in the database was lost"
 
-// recoverJobs adds the rows that are missing for the files and the records of
-// jobs. A job that failed early has a record only.
+// recoverJobs adds the missing rows for the files and the records of jobs. A
+// job that failed early has only a record.
 func recoverJobs(ctx context.Context, st *store.Store, files *artifact.Service, recordsDir string, out *recovered) error {
 	found, err := files.Recover()
 	if err != nil {
@@ -109,9 +109,9 @@ func recoverJobs(ctx context.Context, st *store.Store, files *artifact.Service, 
 	return nil
 }
 
-// addJob adds or completes the row of a job. A record that the store refuses is
-// put aside, and a job without a row gets that of one without a record, so that
-// its files can be reached.
+// addJob adds or completes the row of a job. A record that the store rejects is
+// renamed, and its job gets the row of a job without a record if it has none,
+// so that its files can be accessed.
 func addJob(ctx context.Context, st *store.Store, f artifact.Found, recordsDir string, out *recovered) error {
 	row, err := st.Job(ctx, f.JobID)
 	switch agentlab.CodeOf(err) {
@@ -139,8 +139,8 @@ func addJob(ctx context.Context, st *store.Store, f artifact.Found, recordsDir s
 	return out.refuse(refusal{Job: f.JobID}, err)
 }
 
-// putAside renames a record that was refused with why, so that the daemon does
-// not overwrite it.
+// putAside renames a record that was rejected with the error why, so that the
+// daemon does not overwrite it.
 func (r *recovered) putAside(recordsDir, jobID string, why error) error {
 	if err := r.refuse(refusal{Job: jobID}, why); err != nil {
 		return err
@@ -148,13 +148,13 @@ func (r *recovered) putAside(recordsDir, jobID string, why error) error {
 	path := recordFile(recordsDir, jobID)
 	err := os.Rename(path, path+refusedSuffix)
 	if err == nil {
-		err = durable.SyncPath(recordsDir) // a power cut must not undo it once the row is there
+		err = durable.SyncPath(recordsDir) // a power cut must not undo it after the row was written
 	}
 	return at(path, err)
 }
 
-// wasPutAside reports, and notes, that an earlier repair refused the record of a
-// job. It may have been killed before it made the row.
+// wasPutAside reports and records that an earlier repair rejected the record of
+// a job. That repair may have been killed before it created the row.
 func (r *recovered) wasPutAside(recordsDir, jobID string) bool {
 	path := recordFile(recordsDir, jobID) + refusedSuffix
 	if !exists(path) {
@@ -164,9 +164,9 @@ func (r *recovered) wasPutAside(recordsDir, jobID string) bool {
 	return true
 }
 
-// completeJob brings the row of a job from a backup to the end that the job
-// had after it. If the record of that end is refused, the job is FAILED: as
-// QUEUED it would run a second time.
+// completeJob updates the row of a job from a backup with the end of the job
+// after the backup. If the store rejects the record of that end, the job
+// becomes FAILED: as QUEUED it would run a second time.
 func completeJob(ctx context.Context, st *store.Store, row agentlab.Job, f artifact.Found, recordsDir string, out *recovered) error {
 	if row.Status.Final() {
 		return nil
@@ -180,7 +180,7 @@ func completeJob(ctx context.Context, st *store.Store, row agentlab.Job, f artif
 		return nil
 	}
 	steps := []agentlab.JobStatus{j.Status}
-	if row.Status == agentlab.JobQueued { // not every end can follow QUEUED
+	if row.Status == agentlab.JobQueued { // not every final status can follow QUEUED
 		steps = []agentlab.JobStatus{agentlab.JobRunning, j.Status}
 	}
 	err := becomes(ctx, st, j, steps...)
@@ -193,7 +193,7 @@ func completeJob(ctx context.Context, st *store.Store, row agentlab.Job, f artif
 	return lost()
 }
 
-// becomes makes j the row of its job, with one status after the other.
+// becomes updates the row of a job to j, with one status after the other.
 func becomes(ctx context.Context, st *store.Store, j agentlab.Job, statuses ...agentlab.JobStatus) error {
 	for _, status := range statuses {
 		_, err := st.UpdateJob(ctx, j.ID, func(now *agentlab.Job) ([]agentlab.Event, error) {
@@ -208,7 +208,7 @@ func becomes(ctx context.Context, st *store.Store, j agentlab.Job, statuses ...a
 	return nil
 }
 
-// unknownJob returns what the files of a job say about it.
+// unknownJob returns a job with the data that its files provide.
 func unknownJob(f artifact.Found) agentlab.Job {
 	return agentlab.Job{
 		ID: f.JobID, Task: "unknown (" + reasonRecovered + ")", Agent: "unknown", Profile: "unknown", Mode: "dangerous",
@@ -216,8 +216,8 @@ func unknownJob(f artifact.Found) agentlab.Job {
 	}
 }
 
-// recoverJob makes the row of a job from its record. A job that had not ended is
-// FAILED: the outcome of its agent is unknown.
+// recoverJob returns the row of a job from its record. A job that had not ended
+// is FAILED: the outcome of its agent is unknown.
 func recoverJob(j agentlab.Job, f artifact.Found) agentlab.Job {
 	if !j.Status.Final() {
 		j.Status, j.Phase, j.StopRequested = agentlab.JobFailed, "", ""
@@ -228,14 +228,15 @@ func recoverJob(j agentlab.Job, f artifact.Found) agentlab.Job {
 	return j
 }
 
-// recoveredLease is the time that people have to look at a recovered sandbox.
+// recoveredLease is the lease of a recovered sandbox, so that users have time
+// to examine it.
 const recoveredLease = 7 * 24 * time.Hour
 
-// recoverSandboxes adds rows for what bears our mark on the backend and has
-// none. The row is FAILED, so that the VM is powered off and its disk kept:
-// what its guest was told, and the tokens that it has, are not known. On a
-// backend that others use too, the mark may be that of another installation,
-// so there the sandbox is only reported.
+// recoverSandboxes adds rows for VMs on the backend that have AgentLab's mark
+// and no row. The row is FAILED, so that the VM is powered off and its disk
+// kept: the guest's configuration and tokens are not known. On a shared
+// backend the mark may be that of another installation, so there the sandbox
+// is only reported.
 func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, now time.Time, out *recovered) error {
 	all, err := d.List(ctx)
 	if err != nil {
@@ -271,7 +272,7 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 		if sb.JobID, err = linkJob(ctx, st, *in.Spec); err == nil {
 			err = st.RecoverSandbox(ctx, sb)
 		}
-		if agentlab.CodeOf(err) == agentlab.CodeExists { // another one has the name
+		if agentlab.CodeOf(err) == agentlab.CodeExists { // another sandbox has the name
 			sb.Name = fmt.Sprintf("recovered-%d", sb.VMID)
 			err = st.RecoverSandbox(ctx, sb)
 		}
@@ -285,9 +286,9 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 	return nil
 }
 
-// restoreNetworkPolicy brings the row of a sandbox from a backup up to the network policy
-// that the backend has for it now, with the layers of both. The policy is marked
-// as pending, so that the daemon puts it in force and nothing looser.
+// restoreNetworkPolicy updates the row of a sandbox from a backup to the network policy
+// that the backend has for it now, with the layers of both. The policy is marked as
+// pending, so the daemon applies it, and nothing less strict.
 func restoreNetworkPolicy(ctx context.Context, st *store.Store, row agentlab.Sandbox, in backend.Instance, out *recovered) error {
 	switch {
 	case row.State == agentlab.SandboxDestroyed:
@@ -314,10 +315,10 @@ func restoreNetworkPolicy(ctx context.Context, st *store.Store, row agentlab.San
 	return err
 }
 
-// skipNumbers makes new sandboxes get numbers above all that rows, records and
-// the backend name: a number that returned would mix up what is known of two
-// sandboxes. Numbers above last, the end of the range, do not count: after them
-// the range would begin again at its first.
+// skipNumbers makes new sandboxes get numbers above all numbers in rows,
+// records and on the backend: with a reused number, the data of two sandboxes
+// would be mixed up. Numbers above last, the end of the range, do not count:
+// after them the range would start again at its first number.
 func skipNumbers(ctx context.Context, st *store.Store, last int, out *recovered) error {
 	vmids := slices.Clone(out.vmids)
 	rows, err := st.Sandboxes(ctx, agentlab.SandboxFilter{Destroyed: true})
@@ -341,10 +342,10 @@ func skipNumbers(ctx context.Context, st *store.Store, last int, out *recovered)
 	return st.SkipVMIDs(ctx, slices.Max(vmids))
 }
 
-// linkJob returns the id of the job that a sandbox without a row was made for,
-// "" for one made by hand, and gives the job the number of the sandbox. Most
-// have the id of their job as their name. One with a name of the user's is
-// known by the number in the row of its job.
+// linkJob returns the ID of the job that a sandbox without a row was created
+// for, "" for a sandbox that a user created, and stores the number of the
+// sandbox in the job. The name of most sandboxes is the ID of their job. A
+// sandbox with another name is found by the number in the row of its job.
 func linkJob(ctx context.Context, st *store.Store, sp backend.Spec) (string, error) {
 	id := sp.Name
 	if agentlab.ValidateJobID(id) != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
-// ownDriver is a driver whose backend nobody else uses.
+// ownDriver is a driver with a backend of its own.
 type ownDriver struct{ backend.Driver }
 
 func (d ownDriver) Info() backend.Info {

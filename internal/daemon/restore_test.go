@@ -200,7 +200,7 @@ func TestRebuildCompletesARestore(t *testing.T) {
 	if err := r.restore(t.Context()); err != nil { // and then it is killed
 		t.Fatal(err)
 	}
-	for _, want := range []bool{true, false} { // the second time it is no backup's any more
+	for _, want := range []bool{true, false} { // the second time it no longer belongs to a backup
 		r = repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
 		if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
 			t.Fatal(err)

@@ -7,7 +7,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/secret"
 )
 
-// secretView is the vault as the control API sees it.
+// secretView adapts the vault to the control API.
 type secretView struct{ *secret.Vault }
 
 func (v secretView) Init(context.Context) (api.SecretVault, error) {

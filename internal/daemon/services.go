@@ -37,13 +37,13 @@ type services struct {
 	store     *store.Store
 	images    *image.Store
 	driver    backend.Driver
-	bootable  sandbox.Images // what the driver boots
+	bootable  sandbox.Images // images that the driver boots
 	profiles  *profile.Library
 	vault     *secret.Vault
 	artifacts *artifact.Service
 	space     *hostspace.Guard
 	reserve   *hostspace.Reserve
-	released  chan struct{} // holds a value when the reserve was released
+	released  chan struct{} // has a value if the reserve was released
 	backups   *backups
 	records   *records
 	clock     *hostclock.Watch
@@ -60,8 +60,8 @@ type services struct {
 	usable func() error // set before anything runs
 }
 
-// openServices makes everything that the API calls. What it opened is undone
-// by undo.
+// openServices creates the services that the API calls. undo closes what it
+// opened.
 func openServices(ctx context.Context, cfg Config, settings config.Config, log *slog.Logger, undo *cleanup) (*services, error) {
 	s := &services{cfg: cfg, settings: settings, log: log, bus: newBus(), vault: secret.NewVault(cfg.Paths.Secrets()),
 		reserve: hostspace.NewReserve(cfg.Paths.Reserve()), released: make(chan struct{}, 1)}
@@ -77,7 +77,7 @@ func openServices(ctx context.Context, cfg Config, settings config.Config, log *
 
 func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
 	s.clock = hostclock.New(s.cfg.Clock, s.log.With("part", "clock"))
-	s.cfg.Clock = s.clock.Now // from here on all services agree on it
+	s.cfg.Clock = s.clock.Now // from here on all services use the same clock
 	if err := checkReplaced(s.cfg.Paths); err != nil {
 		return err
 	}
@@ -169,8 +169,8 @@ func (s *services) openBootstrap(context.Context, *cleanup) error {
 	return nil
 }
 
-// openAudit makes the service that keeps what the backend records of sandboxes'
-// use of the network, if it does.
+// openAudit creates the service that stores the egress log of the backend, if
+// the backend has one.
 func (s *services) openAudit(context.Context, *cleanup) error {
 	cfg := audit.Config{Store: s.store, Clock: s.cfg.Clock, Logger: s.log.With("part", "audit"),
 		Limits: audit.Limits{Rows: s.settings.Limits.EgressRecords}, Redactor: s.bootstrap}
@@ -181,9 +181,9 @@ func (s *services) openAudit(context.Context, *cleanup) error {
 	return nil
 }
 
-// openJobs makes the services of sandboxes and jobs, and the guest plane. Each
-// knows those before it; that the sandbox service serves the guest plane is the
-// one reference back.
+// openJobs creates the services of sandboxes and jobs, and the server for
+// guests. Each has references to the previous ones. The only reference back is
+// that of the sandbox service to the server for guests.
 func (s *services) openJobs(context.Context, *cleanup) error {
 	s.openSandboxes()
 	s.jobs = job.New(job.Config{
@@ -218,7 +218,7 @@ func (s *services) openSandboxes() {
 	})
 }
 
-// host is the machine as the sandbox service sees it.
+// host implements sandbox.Host.
 type host struct{ s *services }
 
 func (h host) Room() error   { return h.s.space.Start() }
@@ -237,8 +237,8 @@ func (s *services) openGC(context.Context, *cleanup) error {
 	return nil
 }
 
-// committed passes a commit on to the services that follow it. It must be
-// quick, and no service may hold a lock of its own while it writes.
+// committed passes a commit to the services. It must be quick, and a service
+// must not hold a lock of its own during a write.
 func (s *services) committed(c store.Commit) {
 	s.bus.publish(c.Events)
 	if s.jobs == nil { // the daemon is still starting: the loops begin with all rows
@@ -266,7 +266,7 @@ func (s *services) committed(c store.Commit) {
 }
 
 // start runs the loops until ctx ends. The channel is closed when all have
-// ended; fail is told when one ends by itself.
+// ended; fail is called when a loop ends by itself.
 func (s *services) start(ctx context.Context, fail func(part string, err error)) <-chan struct{} {
 	var wg sync.WaitGroup
 	run := func(part string, loop func(context.Context) error) {
@@ -290,7 +290,7 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 	return done
 }
 
-// forAPI gives the control API its view of the services.
+// forAPI returns the services in the form that the control API uses.
 func (s *services) forAPI(system server.System) server.Services {
 	return server.Services{
 		Jobs:        s.jobs,

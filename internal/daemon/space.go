@@ -15,9 +15,9 @@ import (
 
 const spaceEvery = 15 * time.Second
 
-// watchSpace writes events when the host's disk becomes too full to start
-// anything, when its reserve is released, and when there is room again. It
-// makes the reserve again.
+// watchSpace writes events when the host's disk becomes too full to start a
+// VM, when its reserve is released, and when there is enough space again. It
+// also restores the reserve.
 func (s *services) watchSpace(ctx context.Context) error {
 	t := time.NewTicker(spaceEvery)
 	defer t.Stop()
@@ -40,8 +40,8 @@ func (s *services) watchSpace(ctx context.Context) error {
 
 const reserveReleased = "the disk is full: a part of the reserve was released so that jobs and sandboxes can be ended"
 
-// releaseReserve makes room for the database. It is called while the database
-// is being written, so the event is left to watchSpace.
+// releaseReserve frees disk space for the database. It is called during a
+// write to the database, so watchSpace writes the event.
 func (s *services) releaseReserve() bool {
 	if !s.reserve.Release() {
 		return false
@@ -54,8 +54,8 @@ func (s *services) releaseReserve() bool {
 	return true
 }
 
-// noRoomToStart adds to an error of a database that finds no room, although
-// the reserve was released, what frees some.
+// noRoomToStart adds a hint on how to free disk space to the error of a
+// database that has none, although the reserve was released.
 func (s *services) noRoomToStart(err error) error {
 	e, ok := errors.AsType[*agentlab.Error](err)
 	if !ok || e.Code != agentlab.CodeNoSpace {
@@ -87,8 +87,8 @@ func (s *services) emitSpace(ctx context.Context, message string, data map[strin
 	}
 }
 
-// spaceFindings reports the room on the disk for sandboxes, a reserve that is
-// missing, and guests that are paused.
+// spaceFindings reports the disk space for sandboxes, a missing reserve, and
+// paused guests.
 func (s *services) spaceFindings() []backend.Finding {
 	out := []backend.Finding{{Name: "disk space", Level: backend.LevelOK, Detail: "there is room for sandboxes"}}
 	if err := s.space.Start(); err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 )
 
-// A disk with too little space starts nothing, keeps nothing of guests and is
-// told of.
+// With too little disk space nothing is started, nothing from guests is
+// stored, and this is reported.
 func TestNoSpace(t *testing.T) {
 	h := newHome(t)
 	h.configure(t, "backend: fake\nlimits:\n  min_free_mb: 1048576\n") // more than any disk of tests has

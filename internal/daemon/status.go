@@ -16,8 +16,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
 
-// How old the findings of the backend's check may be before a look at the
-// status starts the next one, and how long the first look waits for them.
+// The maximum age of the findings of the backend's check before a status
+// request starts the next check, and how long the first status request waits
+// for them.
 const (
 	findingsAge  = time.Minute
 	firstFinding = 2 * time.Second
@@ -28,13 +29,13 @@ type statusView struct {
 	d        *Daemon
 	settings config.Config
 
-	again sync.Mutex // held while an error is looked for once more
+	again sync.Mutex // held while an error is checked again
 
 	mu       sync.Mutex
 	findings []backend.Finding
-	images   []backend.Finding // of the images that sandboxes boot by default
+	images   []backend.Finding // of the default images of sandboxes
 	checked  time.Time         // when findings were found; zero before
-	checking chan struct{}     // closed when the check that runs has ended; nil when none runs
+	checking chan struct{}     // closed when the running check has ended; nil if none runs
 }
 
 func newStatusView(d *Daemon, settings config.Config) *statusView {
@@ -65,7 +66,7 @@ func (v *statusView) ConfirmClock(ctx context.Context) (api.Clock, error) {
 	return v.d.services.clock.Confirm(ctx)
 }
 
-// Status counts, and adds what the backend's last check found.
+// Status returns counts and the findings of the backend's last check.
 func (v *statusView) Status(ctx context.Context) (api.Status, error) {
 	info := version.Get()
 	s := api.Status{
@@ -138,8 +139,8 @@ func (v *statusView) own() []backend.Finding {
 	return out
 }
 
-// lookAtImages reports and stores whether this machine has or can build the
-// default images.
+// lookAtImages reports and stores whether this machine has the default images
+// or can build them.
 func (v *statusView) lookAtImages(ctx context.Context) []backend.Finding {
 	f, ok := v.d.services.bootable.(imageFinder)
 	if !ok {
@@ -170,8 +171,8 @@ func (v *statusView) keep(found []backend.Finding) {
 	v.findings, v.checked = found, v.d.cfg.Clock()
 }
 
-// check returns the newest findings, and has the backend look again in the
-// background when they are old. Only when there are none yet does it wait.
+// check returns the newest findings, and starts a new check of the backend in
+// the background if they are old. It waits only if there are none yet.
 func (v *statusView) check(ctx context.Context) []backend.Finding {
 	v.mu.Lock()
 	if v.checking == nil && v.d.cfg.Clock().Sub(v.checked) > findingsAge {
@@ -192,8 +193,8 @@ func (v *statusView) check(ctx context.Context) []backend.Finding {
 	return v.findings
 }
 
-// look runs one check. The daemon's end does not wait for it: it changes
-// nothing.
+// look runs one check. The daemon does not wait for it at its end, because it
+// changes nothing.
 func (v *statusView) look(ctx context.Context, done chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -205,16 +206,15 @@ func (v *statusView) look(ctx context.Context, done chan struct{}) {
 	close(done)
 }
 
-// usable tells why the backend cannot start any sandbox. An error that was
-// found before is looked for once more, because people mend what they are
-// told of.
+// usable returns why the backend cannot start any sandbox. If the last check
+// found an error, it checks again, because the user may have fixed the error.
 func (v *statusView) usable() error {
 	ctx := context.Background()
 	asked := v.d.cfg.Clock()
 	if firstError(v.check(ctx)) == nil {
 		return nil
 	}
-	v.again.Lock() // many may ask at once: one look is for all of them
+	v.again.Lock() // concurrent callers share one check
 	defer v.again.Unlock()
 	v.mu.Lock()
 	found, fresh := v.findings, v.checked.After(asked)

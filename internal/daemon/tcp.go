@@ -17,7 +17,7 @@ import (
 )
 
 // openTCP opens the listener for callers with a token, if one is configured.
-// What is wrong with the certificate is known before anybody connects.
+// It checks the certificate before any client connects.
 func (d *Daemon) openTCP(ctx context.Context, a config.API) error {
 	if a.Listen == "" {
 		return nil
@@ -49,8 +49,9 @@ func (d *Daemon) openTCP(ctx context.Context, a config.API) error {
 	return nil
 }
 
-// listenOn is what to listen on for the configured ADDRESS:PORT. By itself "tcp"
-// takes 0.0.0.0 for all addresses of IPv6 too, which nobody asked for.
+// listenOn returns the network and address to listen on for the configured
+// ADDRESS:PORT. With the network "tcp", 0.0.0.0 would also mean all IPv6
+// addresses.
 func listenOn(configured string) (network, addr string) {
 	a, err := netip.ParseAddrPort(configured)
 	if err != nil || !a.Addr().Unmap().Is4() {
@@ -59,7 +60,7 @@ func listenOn(configured string) (network, addr string) {
 	return "tcp4", netip.AddrPortFrom(a.Addr().Unmap(), a.Port()).String()
 }
 
-// TCPAddr is where callers with a token are answered; nil when nowhere.
+// TCPAddr returns the address of the TCP listener, nil if there is none.
 func (d *Daemon) TCPAddr() net.Addr {
 	if d.tcpListener == nil {
 		return nil
@@ -67,7 +68,7 @@ func (d *Daemon) TCPAddr() net.Addr {
 	return d.tcpListener.Addr()
 }
 
-// accessOf is the access of a role that the configuration has checked.
+// accessOf returns the access of a role that the configuration has validated.
 func accessOf(r agentlab.Role) server.Access {
 	switch r {
 	case agentlab.RoleRead:
@@ -80,11 +81,11 @@ func accessOf(r agentlab.Role) server.Access {
 	return 0
 }
 
-// lookEvery is how often a certificate's files are looked at for a change.
+// lookEvery is the interval of checks for changed certificate files.
 const lookEvery = 10 * time.Second
 
-// certificate is read from files, and again when they change, so that it can
-// be renewed under a daemon that runs.
+// certificate is read from files, and again after they change, so that it can
+// be renewed while the daemon runs.
 type certificate struct {
 	certFile, keyFile string
 	now               func() time.Time
@@ -131,7 +132,7 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return c.current(), nil
 }
 
-// names tells whether the certificate is for that name.
+// names reports whether the certificate is valid for that name.
 func (c *certificate) names(host string) bool { return c.current().Leaf.VerifyHostname(host) == nil }
 
 func (c *certificate) current() *tls.Certificate {

@@ -57,8 +57,8 @@ func writeCert(t *testing.T, certFile, keyFile string, serial int64) (pemText []
 	return pemText
 }
 
-// TestRemoteDaemon uses a daemon over TLS, with a token that was made over its
-// unix socket, before and after it was started anew.
+// TestRemoteDaemon uses a daemon over TLS, with a token that was created over
+// its unix socket, before and after a restart.
 func TestRemoteDaemon(t *testing.T) {
 	h := newHome(t)
 	dir := t.TempDir()
@@ -175,7 +175,7 @@ func TestRefusedTCP(t *testing.T) {
 	writeCert(t, cert, key, 1)
 	open := filepath.Join(dir, "open.pem")
 	writeCert(t, open, open+".key", 2)
-	if err := os.Chmod(open+".key", 0o644); err != nil { //nolint:gosec // that is the fault
+	if err := os.Chmod(open+".key", 0o644); err != nil { //nolint:gosec // the fault to test
 		t.Fatal(err)
 	}
 	taken, err := net.Listen("tcp", "127.0.0.1:0")

@@ -12,7 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
-// eventView is the record and the bus as the control API sees them.
+// eventView adapts the stored events and the bus to the control API.
 type eventView struct {
 	*store.Store
 	bus *bus
@@ -20,7 +20,7 @@ type eventView struct {
 
 func (v eventView) Subscribe() (<-chan agentlab.Event, func()) { return v.bus.subscribe() }
 
-// profileView is the profile library as the control API sees it.
+// profileView adapts the profile library to the control API.
 type profileView struct{ lib *profile.Library }
 
 func (v profileView) List(context.Context) ([]api.Profile, error) {
@@ -46,7 +46,8 @@ func (v profileView) Put(_ context.Context, name, yaml string) (api.Profile, err
 	return toProfile(e), err
 }
 
-// Validate refuses what does not parse and what this backend does not honour.
+// Validate returns an error for a text that does not parse and for settings
+// that this backend does not support.
 func (v profileView) Validate(_ context.Context, yaml string) (api.Profile, error) {
 	e := v.lib.Check(yaml)
 	return toProfile(e), e.Err
@@ -65,7 +66,7 @@ func toProfile(e profile.Entry) api.Profile {
 	return out
 }
 
-// imageView is the image store as the control API sees it.
+// imageView adapts the image store to the control API.
 type imageView struct {
 	images *image.Store
 	store  *store.Store
@@ -107,8 +108,8 @@ func (v imageView) shown(ctx context.Context, img image.Image, err error) (api.I
 	return toImage(img, used), err
 }
 
-// imagesInUse returns the references of all images that sandboxes stand on.
-// One that still waits for its image holds only its name.
+// imagesInUse returns the references of all images that sandboxes use. A
+// sandbox that still waits for its image has only the image's name.
 func imagesInUse(ctx context.Context, st *store.Store) (map[string]bool, error) {
 	list, err := st.Sandboxes(ctx, agentlab.SandboxFilter{})
 	if err != nil {
@@ -132,7 +133,7 @@ func toImage(i image.Image, used map[string]bool) api.Image {
 	}
 }
 
-// artifactView is the artifact service as the control API sees it.
+// artifactView adapts the artifact service to the control API.
 type artifactView struct{ *artifact.Service }
 
 func (v artifactView) PutBundle(ctx context.Context, r io.Reader) (api.Bundle, error) {

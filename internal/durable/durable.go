@@ -1,6 +1,6 @@
-// Package durable writes files so that neither a crash nor a power cut leaves
-// half of one: a file is written under another name, and brought to the disk,
-// before its own name means it.
+// Package durable writes files atomically, also in case of a crash or a power
+// cut: a file is written under a temporary name and synced to disk before it
+// is renamed.
 package durable
 
 import (
@@ -13,32 +13,32 @@ import (
 	"syscall"
 )
 
-// Suffix ends the names of the files that Replace is still writing. One that a
-// crash left behind is overwritten by the next Replace.
+// Suffix is the suffix of files that Replace is writing. The next Replace
+// overwrites one that a crash left behind.
 const Suffix = ".tmp"
 
-// mode is that of all files made here: their owner's alone.
+// mode is the mode of all files of this package: only the owner has access.
 const mode fs.FileMode = 0o600
 
-// Sync says what is on the disk when a file has been replaced.
+// Sync is what has been synced to disk when a file has been replaced.
 type Sync int
 
-// How far to wait for the disk.
+// The levels of Sync.
 const (
-	// None does not wait: for what a power cut makes worthless anyway.
+	// None does not sync: for data that is useless after a power cut.
 	None Sync = iota
-	// Content waits for the content before the file gets its name. After a
-	// power cut the name means the old content or the new one, whole.
+	// Content syncs the content before the rename. After a power cut the
+	// file has the old or the new content, complete.
 	Content
-	// Name waits for the folder as well: from now on the name means the new
+	// Name also syncs the directory: after a power cut the file has the new
 	// content.
 	Name
 )
 
-// Replace makes data the content of the file at path in one step. The file has
-// mode 0600, whatever there was. It is written under path with Suffix, so of
-// callers for one path there may be one at a time; a symbolic link there is
-// refused.
+// Replace atomically replaces the content of the file at path with data. The
+// file has mode 0600, regardless of its old mode. It is written to path with
+// Suffix, so there may be only one caller per path at a time; a symbolic link
+// there is an error.
 func Replace(path string, data []byte, how Sync) error {
 	tmp := path + Suffix
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, mode)
@@ -67,8 +67,9 @@ func ReplaceJSON(path string, v any, how Sync) error {
 	return Replace(path, append(b, '\n'), how)
 }
 
-// ReadJSON decodes the JSON value in the file at path into v. The error of a
-// missing file is fs.ErrNotExist, and that of an unreadable one a *fs.PathError.
+// ReadJSON decodes the JSON value in the file at path into v. The error is
+// fs.ErrNotExist for a missing file, and a *fs.PathError for an unreadable
+// one.
 func ReadJSON(path string, v any) error {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -80,13 +81,13 @@ func ReadJSON(path string, v any) error {
 	return nil
 }
 
-// TempPrefix begins the names of the files that Create is still writing. A crash
-// may leave them behind.
+// TempPrefix is the prefix of files that Create is writing. A crash may leave
+// them behind.
 const TempPrefix = ".tmp-"
 
-// Create makes a file of mode 0600 with data as its content, and waits until
-// both are on the disk. It replaces nothing: an existing file is fs.ErrExist.
-// Callers for one path may run at the same time.
+// Create creates a file with mode 0600 and the content data, and syncs it to
+// disk. The error for an existing file is fs.ErrExist. Concurrent calls for
+// one path are allowed.
 func Create(path string, data []byte) error {
 	dir := filepath.Dir(path)
 	tmp, err := Temp(dir, TempPrefix+"*", data)
@@ -94,15 +95,15 @@ func Create(path string, data []byte) error {
 		return err
 	}
 	defer func() { _ = os.Remove(tmp) }()
-	if err := os.Link(tmp, path); err != nil { // unlike a rename, it replaces nothing
+	if err := os.Link(tmp, path); err != nil { // unlike a rename, it does not replace a file
 		return err
 	}
 	return SyncPath(dir)
 }
 
-// Temp makes a new file of mode 0600 in dir, whose name os.CreateTemp chooses by
-// pattern, with data as its content and on the disk. The caller renames or
-// removes it; after an error there is none.
+// Temp creates a file with mode 0600 in dir, with a name by os.CreateTemp and
+// pattern, and the content data, and syncs it to disk. The caller renames or
+// removes it; after an error there is no file.
 func Temp(dir, pattern string, data []byte) (name string, err error) {
 	f, err := os.CreateTemp(dir, pattern)
 	if err != nil {
@@ -115,8 +116,7 @@ func Temp(dir, pattern string, data []byte) (name string, err error) {
 	return f.Name(), nil
 }
 
-// SyncPath waits until the content of a file, or the names in a folder, are on
-// the disk.
+// SyncPath syncs the content of a file, or the names in a directory, to disk.
 func SyncPath(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -138,8 +138,8 @@ func TestTemp(t *testing.T) {
 	}
 }
 
-// A file system that is full leaves no half file. /dev/full cannot be renamed
-// over, so the limit of a file's size stands for it.
+// A full file system leaves no partial file. /dev/full cannot be replaced by a
+// rename, so the test uses the limit of a file's size instead.
 func TestTooLargeLeavesNothing(t *testing.T) {
 	var old syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old); err != nil {

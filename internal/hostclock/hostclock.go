@@ -1,5 +1,5 @@
-// Package hostclock watches the clock of the host: a jump of it ends no lease
-// and deletes nothing.
+// Package hostclock watches the clock of the host, so that a jump of the clock
+// ends no lease and deletes no data.
 package hostclock
 
 import (
@@ -21,25 +21,25 @@ import (
 )
 
 const (
-	jumpLimit   = 24 * time.Hour // a difference of more is a jump; less is taken as the clock being set
+	jumpLimit   = 24 * time.Hour // a larger difference is a jump; a smaller one means that the clock was set
 	acceptAfter = 24 * time.Hour // of a running host, after which a jump is accepted
 	sampleEvery = 10 * time.Second
 	saveEvery   = 5 * time.Minute // between two writes to the database
 )
 
 // Watch compares the clock of the host with the time since its boot, which
-// cannot be set and which goes on while the host sleeps. A difference of more
-// than jumpLimit is a jump:
+// cannot be set and which also runs while the host is suspended. A difference
+// of more than jumpLimit is a jump:
 //
 //   - The ends of leases, jobs and their tokens move by the jump, so the time
 //     that is left does not change. Until the database has the new ends, Now
 //     returns the time as it was before the jump.
-//   - After a jump forward nothing is deleted for its age until the clock is
-//     confirmed, it goes back, or acceptAfter has passed.
+//   - After a jump forward no data is deleted because of its age until the
+//     clock is confirmed, it goes back, or acceptAfter has passed.
 //
 // The last sample is stored in the database, to find a jump between two
-// daemons. After a reboot only the clock itself says how long the host was off:
-// more than jumpLimit counts as a jump.
+// daemons. After a reboot only the clock itself shows how long the host was
+// off: more than jumpLimit counts as a jump.
 type Watch struct {
 	raw    func() time.Time
 	uptime func() time.Duration // since the boot
@@ -51,8 +51,8 @@ type Watch struct {
 	stepping sync.Mutex // held while a sample is written
 
 	mu    sync.Mutex
-	ref   state // the clock is compared with it
-	trust state // retention is compared with it: Trusted as of SinceBoot
+	ref   state // the reference for the clock
+	trust state // the reference for retention: Trusted at SinceBoot
 	saved time.Duration
 }
 
@@ -61,13 +61,13 @@ type state struct {
 	Boot      string        `json:"boot"`
 	SinceBoot time.Duration `json:"since_boot_ns"`
 	Wall      time.Time     `json:"wall"`    // the clock at SinceBoot
-	Trusted   time.Time     `json:"trusted"` // the time at SinceBoot as far as retention relies on it
+	Trusted   time.Time     `json:"trusted"` // the time at SinceBoot that retention uses
 	Waited    time.Duration `json:"waited_ns,omitempty"`
 }
 
 // New returns a Watch of a clock; Load must follow.
 func New(raw func() time.Time, log *slog.Logger) *Watch {
-	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // "" means that every start is after a reboot
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // "" means that every start counts as after a reboot
 	return &Watch{
 		raw: raw, uptime: sinceBoot, bootID: strings.TrimSpace(string(id)), log: log, check: make(chan struct{}, 1),
 	}
@@ -165,7 +165,7 @@ func (w *Watch) step(ctx context.Context, save bool) error {
 	old := w.ref
 	save = save || now.SinceBoot-w.saved >= saveEvery
 	if jump < -jumpLimit {
-		w.ref = now // first, and in the other direction afterwards: no end is ever in the past in between
+		w.ref = now // first for a jump forward, last for a jump back, so that no end is in the past in between
 	}
 	w.mu.Unlock()
 	text, err := json.Marshal(now)
@@ -194,15 +194,15 @@ func (w *Watch) step(ctx context.Context, save bool) error {
 	return nil
 }
 
-// trustedTime returns the time that retention relies on: the clock in now, unless
-// that is too far from the time that s leads to expect. A jump is accepted after
+// trustedTime returns the time that retention uses: the clock in now, unless it
+// differs too much from the time expected from s. A jump is accepted after
 // acceptAfter.
 func (s state) trustedTime(now state) (trusted time.Time, waited time.Duration) {
 	elapsed := now.SinceBoot - s.SinceBoot
 	trusted = s.Trusted.Add(elapsed)
 	d := now.Wall.Sub(trusted)
 	waited = s.Waited
-	if jumped(s.Wall.Sub(s.Trusted)) { // else it is not known when since then it jumped
+	if jumped(s.Wall.Sub(s.Trusted)) { // otherwise the time of the jump is not known
 		waited += elapsed
 	}
 	switch {
@@ -217,8 +217,8 @@ func (s state) trustedTime(now state) (trusted time.Time, waited time.Duration) 
 	return trusted, waited
 }
 
-// aheadBy returns how far now is ahead of the time that retention relies on, 0
-// if that is not too far, and how long it takes until now is accepted.
+// aheadBy returns how far now is ahead of the time that retention uses, 0 if
+// within the limit, and the time until now is accepted.
 func (w *Watch) aheadBy(now time.Time) (by, left time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -231,11 +231,11 @@ func (w *Watch) aheadBy(now time.Time) (by, left time.Duration) {
 	return by, acceptAfter - waited
 }
 
-// Hold returns an error while nothing may be deleted for its age.
+// Hold returns an error while no data may be deleted because of its age.
 func (w *Watch) Hold(now time.Time) error {
 	by, left := w.aheadBy(now)
 	if raw, _ := w.aheadBy(w.raw()); by == 0 && raw > 0 {
-		by = raw // the jump is not in the database yet
+		by = raw // the jump is not stored in the database yet
 	}
 	if by == 0 {
 		return nil
@@ -256,9 +256,9 @@ func (w *Watch) Finding() backend.Finding {
 	return f
 }
 
-// Confirm makes retention rely on the clock as it is.
+// Confirm makes retention use the current time of the clock.
 func (w *Watch) Confirm(ctx context.Context) (api.Clock, error) {
-	if err := w.step(ctx, false); err != nil { // a jump just now moves what is under way first
+	if err := w.step(ctx, false); err != nil { // handles a new jump first
 		return api.Clock{}, err
 	}
 	w.stepping.Lock()

@@ -122,7 +122,7 @@ func TestClockJumpsBack(t *testing.T) {
 	m.want("set right again", false, left(), 10*day-time.Hour)
 }
 
-// A jump that is undone holds nothing any more.
+// A jump that was corrected no longer delays anything.
 func TestClockIsSetRight(t *testing.T) {
 	m := newMachine(t)
 	left := m.lease(10 * day)

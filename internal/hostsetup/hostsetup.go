@@ -1,9 +1,9 @@
-// Package hostsetup runs the scripts with which a host is set up: those that
-// this program carries, so that they belong to its version.
+// Package hostsetup runs the scripts that set up a host. They are embedded in
+// this program, so that they match its version.
 //
-// Every script tells without --apply, one command per line, what it would run
-// as things are now; one that tells nothing has nothing to do. That is all
-// that this package knows of them.
+// Without --apply, every script prints the commands that it would run now, one
+// per line; if it prints none, there is nothing to do. This package knows
+// nothing else about them.
 package hostsetup
 
 import (
@@ -24,23 +24,24 @@ import (
 	"github.com/agentlab-vm/agentlab/skills"
 )
 
-// EnvOptions tells scripts that call agentlab with which options.
+// EnvOptions is the environment variable with the options for scripts that
+// call agentlab.
 const EnvOptions = "AGENTLAB_OPTIONS"
 
 const (
-	maxOutput = 1 << 20          // bytes that are kept of one script
-	endGrace  = 10 * time.Second // a script that is to end may put away what it made
+	maxOutput = 1 << 20          // bytes of one script's output
+	endGrace  = 10 * time.Second // for the cleanup of a script that is stopped
 )
 
-// Kit is an unpacked copy of the scripts and of what they install, private to
-// the user who made it. Close removes it.
+// Kit is an unpacked private copy of the scripts and of the files that they
+// install. Close removes it.
 type Kit struct {
 	dir string
-	bin string // where this program and its companions are
+	bin string // directory of this program and the other programs
 }
 
-// Unpack writes the scripts into a new directory below parent; "" means the
-// system's for temporary files.
+// Unpack writes the scripts to a new directory below parent; "" means the
+// system's directory for temporary files.
 func Unpack(parent string) (_ *Kit, err error) {
 	dir, err := os.MkdirTemp(parent, "agentlab-setup-") // 0700
 	if err != nil {
@@ -69,7 +70,7 @@ func Unpack(parent string) (_ *Kit, err error) {
 // Close removes the copy.
 func (k *Kit) Close() error { return os.RemoveAll(k.dir) }
 
-// unpack writes a tree below dir. Shell scripts can be run.
+// unpack writes a tree below dir. Shell scripts are executable.
 func unpack(tree fs.FS, dir string) error {
 	return fs.WalkDir(tree, ".", func(path string, e fs.DirEntry, err error) error {
 		to := filepath.Join(dir, filepath.FromSlash(path))
@@ -88,20 +89,20 @@ func unpack(tree fs.FS, dir string) error {
 	})
 }
 
-// Has tells whether there is a script of that name, such as "net/apply.sh".
+// Has reports whether there is a script of that name, such as "net/apply.sh".
 func (k *Kit) Has(script string) bool {
 	_, err := os.Stat(filepath.Join(k.dir, "scripts", filepath.FromSlash(script)))
 	return err == nil
 }
 
-// Result is what one script said.
+// Result is the output and exit code of one script.
 type Result struct {
 	Output string // standard output
 	Notes  string // standard error
 	Code   int    // exit code
 }
 
-// Commands are the commands that were needed: the lines that begin with "+ ".
+// Commands returns the needed commands: the lines that begin with "+ ".
 func (r Result) Commands() []string {
 	var out []string
 	for line := range strings.Lines(r.Output) {
@@ -112,8 +113,7 @@ func (r Result) Commands() []string {
 	return out
 }
 
-// Complaint is the last thing that a script said which failed, and what it
-// advises to do.
+// Complaint returns the last error message of a failed script, and its remedy.
 func (r Result) Complaint() (what, remedy string) {
 	for line := range strings.Lines(r.Notes) {
 		line = strings.TrimRight(line, "\n")
@@ -129,10 +129,10 @@ func (r Result) Complaint() (what, remedy string) {
 	return what, remedy
 }
 
-// Run runs a script. env is added to this process's environment. What it says
-// also goes to live, as it comes, when that is not nil. A script that fails is
-// no error: Result.Code tells. Codes: not_found, unavailable (it could not be
-// run), or ctx's own error.
+// Run runs a script. env is added to this process's environment. Its output is
+// also written to live, if that is not nil. A failed script is not an error:
+// Result.Code has its exit code. Codes: not_found, unavailable (it could not
+// be run), or ctx's own error.
 func (k *Kit) Run(ctx context.Context, live io.Writer, env []string, script string, args ...string) (Result, error) {
 	path := filepath.Join(k.dir, "scripts", filepath.FromSlash(script))
 	if !k.Has(script) {

@@ -17,8 +17,8 @@ import (
 // reserve is the part of the minimum that only the database may use.
 const reserve = 4
 
-// fresh is how long one look at the file system counts. Uploads ask for every
-// buffer.
+// fresh is how long one reading of the free space is valid. Uploads ask for
+// every buffer.
 const fresh = time.Second
 
 // Guard watches the file system of one directory. It is safe for concurrent
@@ -35,7 +35,7 @@ type Guard struct {
 	err  error
 }
 
-// New returns a Guard of dir's file system, which wants least bytes to be
+// New returns a Guard of dir's file system, which requires least bytes to be
 // free, and at least PauseLeast. nil means the real file system and time.Now.
 func New(dir string, least int64, free func(dir string) (int64, error), clock func() time.Time) *Guard {
 	if free == nil {
@@ -56,7 +56,7 @@ func FreeBytes(path string) (int64, error) {
 	return int64(st.Bavail) * st.Bsize, nil //nolint:gosec // bytes of a disk fit
 }
 
-// Free is how many bytes are free for users other than root.
+// Free returns how many bytes are free for users other than root.
 func (g *Guard) Free() (int64, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -67,9 +67,9 @@ func (g *Guard) Free() (int64, error) {
 	return g.have, g.err
 }
 
-// Start returns an error with code no_space when nothing new may be started. A file
-// system that cannot be asked guards nothing: what is written to it says what
-// is wrong with it.
+// Start returns an error with code no_space when nothing new may be started. If the
+// file system cannot be measured there is no error: a write to it will report what
+// is wrong.
 func (g *Guard) Start() error {
 	if g == nil {
 		return nil

@@ -26,7 +26,8 @@ const ReserveBytes = 32 << 20
 const PauseLeast = 4 * ReserveBytes
 
 // PauseBelow returns the free space, in bytes, below which VMs that write are
-// paused on a host that keeps least bytes free, and Guard.Keep refuses.
+// paused on a host that keeps least bytes free, and Guard.Keep returns an
+// error.
 func PauseBelow(least int64) int64 { return max(least/reserve, PauseLeast) }
 
 // Reserve is a file of allocated blocks on the disk of the database. On a full
@@ -37,10 +38,10 @@ type Reserve struct {
 	mu   sync.Mutex
 }
 
-// NewReserve returns the Reserve with its file at path. It touches no file.
+// NewReserve returns the Reserve with its file at path. It accesses no file.
 func NewReserve(path string) *Reserve { return &Reserve{path: path} }
 
-// Held reports whether all of the reserve is there.
+// Held reports whether the reserve is complete.
 func (r *Reserve) Held() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -56,13 +57,13 @@ func (r *Reserve) held() bool {
 // released as a whole.
 const leastPart = 512 << 10
 
-// Release frees half of what is left of the reserve, and reports whether there
-// was any: who fills the disk may take what is released as well, and then there
-// is some for the next time.
+// Release frees half of the rest of the reserve, and reports whether there was
+// any. The process that fills the disk may also use the released space, so a
+// part is kept for the next time.
 func (r *Reserve) Release() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	_ = os.Remove(r.path + durable.Suffix) // half made by a process that was killed
+	_ = os.Remove(r.path + durable.Suffix) // incomplete file of a process that was killed
 	st, err := os.Lstat(r.path)
 	if err != nil || !st.Mode().IsRegular() {
 		return false
@@ -73,8 +74,8 @@ func (r *Reserve) Release() bool {
 	return os.Remove(r.path) == nil
 }
 
-// Make allocates the reserve where any of it is missing and PauseLeast bytes are free
-// beside it. A disk without that room is no error.
+// Make restores the reserve if a part is missing and PauseLeast further bytes are
+// free. It is not an error if the disk has less space.
 func (r *Reserve) Make() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -90,7 +91,7 @@ func (r *Reserve) Make() error {
 	}
 	tmp := r.path + durable.Suffix
 	if err = allocate(tmp); err == nil {
-		err = os.Rename(tmp, r.path) // whole under its own name
+		err = os.Rename(tmp, r.path) // complete under its final name
 	}
 	if err != nil {
 		_ = os.Remove(tmp)
@@ -99,7 +100,7 @@ func (r *Reserve) Make() error {
 	return nil
 }
 
-// allocate makes a file of ReserveBytes bytes that has its blocks.
+// allocate creates a file of ReserveBytes bytes with allocated blocks.
 func allocate(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -110,8 +111,8 @@ func allocate(path string) error {
 	}
 	err = unix.Fallocate(int(f.Fd()), 0, 0, ReserveBytes) //nolint:gosec // a file descriptor fits an int
 	if errors.Is(err, unix.EOPNOTSUPP) || err == nil && !allocated(f) {
-		// The file system cannot reserve blocks, or says so and does not. What
-		// is written to it must not be compressible.
+		// The file system cannot allocate blocks, or does not despite its
+		// success. The data must not be compressible.
 		if _, err = f.Seek(0, io.SeekStart); err == nil {
 			_, err = io.CopyN(f, rand.Reader, ReserveBytes)
 		}

@@ -26,7 +26,7 @@ const (
 	fileStamp   = "image.json"
 )
 
-// builder makes one image in one directory.
+// builder builds one image in one directory.
 type builder struct {
 	recipe *Recipe
 	work   string // the build's own directory
@@ -84,7 +84,8 @@ func (b *builder) build(ctx context.Context) (*Stamp, error) {
 	return stamp, nil
 }
 
-// firstCause prefers the end of the caller's context to its echoes.
+// firstCause returns the error of the caller's context instead of errors that
+// it caused.
 func firstCause(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -92,11 +93,11 @@ func firstCause(ctx context.Context, err error) error {
 	return err
 }
 
-// withheld are the privileges over the host that no package's script needs
-// while it is installed. Those to mount and to make devices must stay.
+// withheld lists capabilities on the host that scripts of packages do not
+// need. Those for mounting and for creating devices are needed.
 const withheld = "-dac_read_search,-sys_module,-sys_rawio,-sys_ptrace,-sys_boot,-sys_time,-syslog,-mac_admin,-mac_override"
 
-// prepare makes the directories of the build and stages the recipe.
+// prepare creates the directories of the build and stages the recipe.
 func (b *builder) prepare(ctx context.Context) error {
 	for _, dir := range []string{"image", "tmp"} {
 		if err := os.Mkdir(b.path(dir), 0o755); err != nil { //nolint:gosec // read inside the namespace by others than root
@@ -111,7 +112,7 @@ func (b *builder) prepare(ctx context.Context) error {
 	return b.recipe.Stage(ctx, StageOptions{Kind: Direct, Downloads: b.downloads}, b.work)
 }
 
-// debootstrap makes work/tree and fetches the kernel to work/kernel.
+// debootstrap creates work/tree and downloads the kernel to work/kernel.
 func (b *builder) debootstrap(ctx context.Context) error {
 	r := b.recipe
 	b.out.step("installing %d packages of %s and what they need", len(r.Packages), r.Suite)
@@ -128,8 +129,8 @@ func (b *builder) debootstrap(ctx context.Context) error {
 	return run(ctx, b.out, env, argv...)
 }
 
-// installPackages runs debootstrap, and once more when the mirror failed: apt
-// does not retry everything that a mirror or a proxy gets wrong now and then.
+// installPackages runs debootstrap, and repeats it once if the mirror failed:
+// apt does not retry after every temporary error of a mirror or a proxy.
 func (b *builder) installPackages(ctx context.Context) error {
 	const step = "installing packages"
 	err := classify(step, b.debootstrap(ctx), b.log)
@@ -252,13 +253,14 @@ type Stamp struct {
 	CreatedAt    time.Time `json:"created_at"`
 	// KernelRelease is the output of uname -r in the guest.
 	KernelRelease string `json:"kernel_release"`
-	// BootModules are the names of those in modules.cpio, in load order.
+	// BootModules are the names of the modules in modules.cpio, in load
+	// order.
 	BootModules []string `json:"modules"`
 	// Versions of the important parts: the kernel, some packages, and the
 	// output of each command of the recipe with --version.
 	Versions map[string]string `json:"versions"`
-	// RecipeKey is the recipe's StageKey; an image with another one than its
-	// recipe has now is stale.
+	// RecipeKey is the recipe's StageKey; an image whose RecipeKey differs
+	// from that of its current recipe is stale.
 	RecipeKey string `json:"recipe_key"`
 	Builder   string `json:"builder"`
 	Recipe    Recipe `json:"recipe"`

@@ -86,11 +86,11 @@ func finishHostile(t *testing.T, tree string, edit func(string) string) string {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Chmod(b.path("npm", "bin", "hostile"), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.Chmod(b.path("npm", "bin", "hostile"), 0o755); err != nil { //nolint:gosec // an executable file
 		t.Fatal(err)
 	}
 	argv := isolated("unshare", "--net", "--ipc", "--uts", "sh", b.path("finish.sh"), b.work, tree)
-	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...) //nolint:gosec // ours
+	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...) //nolint:gosec // our own
 	cmd.Env = buildEnv(t.TempDir())
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -103,14 +103,14 @@ func finishHostile(t *testing.T, tree string, edit func(string) string) string {
 func TestFinishConfines(t *testing.T) {
 	img := builtImage(t, "base")
 	tree := filepath.Join(t.TempDir(), "tree")
-	// Its files belong to whoever the namespace calls their owners.
+	// Its files belong to the owners in the namespace.
 	argv := isolated("sh", "-c", `mkdir "$1" && "$0" -R "rdump / $1" "$2"`, lookPath("debugfs"), tree, img.RootDisk())
-	if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil { //nolint:gosec // ours
+	if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil { //nolint:gosec // our own
 		t.Fatalf("%v\n%s", err, out)
 	}
 	t.Cleanup(func() {
 		argv := isolated("rm", "-rf", tree)
-		_ = exec.Command(argv[0], argv[1:]...).Run() //nolint:gosec // ours
+		_ = exec.Command(argv[0], argv[1:]...).Run() //nolint:gosec // our own
 	})
 	asShipped := func(s string) string { return s }
 	// Not even root with all privileges gets out by way of another chroot.

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// disk makes root.img of the tree: a sparse ext4 file system as large as the
-// recipe says, without a partition table and without mounting anything.
+// disk creates root.img from the tree: a sparse ext4 file system of the
+// recipe's size, without a partition table and without a mount.
 func (b *builder) disk(ctx context.Context, s *Stamp) error {
 	img := b.path("image", fileRoot)
 	f, err := os.OpenFile(img, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
@@ -35,14 +35,15 @@ func (b *builder) disk(ctx context.Context, s *Stamp) error {
 	return f.Sync()
 }
 
-// mke2fsArgs is the command that fills img from tree.
+// mke2fsArgs returns the command that fills img from tree.
 //
 //   - No reserved blocks: the disk has one user.
-//   - A small journal: its blocks are the only ones that every boot writes.
-//   - Inode tables count as initialised, since the file reads as zeros; else
-//     each guest would zero 300 MB of its own overlay in the background.
-//   - UUID and hash seed follow from the digest, so that the same content
-//     makes the same file system.
+//   - A small journal: only its blocks are written at every boot.
+//   - Inode tables count as initialised, because the file reads as zeros;
+//     otherwise each guest would zero 300 MB of its own overlay in the
+//     background.
+//   - UUID and hash seed are derived from the digest, so that the same content
+//     results in the same file system.
 func mke2fsArgs(s *Stamp, tree, img string, prezeroed bool) []string {
 	extended := "lazy_itable_init=0,lazy_journal_init=0,packed_meta_blocks=1,root_owner=0:0,hash_seed=" + s.uuid()
 	if prezeroed {

@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// distribution is what building needs to know of a family of suites.
+// distribution has the data for building a family of suites.
 type distribution struct {
 	name       string
 	components []string
 	mirrors    map[string]string // public mirror by architecture
-	security   string            // public mirror of the security suite; "" when mirrors carry it
+	security   string            // public mirror of the security suite; "" if mirrors have it
 	keyring    string            // archive keyring of the host, and
-	keyringPkg string            // the package that brings it
-	key        string            // in images.Keys, for hosts without that package; "" when all can have it
+	keyringPkg string            // its package
+	key        string            // in images.Keys, for hosts without that package; "" if all hosts can install it
 	kernels    map[string]string // kernel metapackage by architecture: small, for virtual machines
 }
 
@@ -38,7 +38,7 @@ var ubuntu = &distribution{
 	kernels:    map[string]string{"amd64": "linux-image-virtual", "arm64": "linux-image-virtual"},
 }
 
-// suites are the releases that images can be made of.
+// suites are the releases that images can be built from.
 var suites = map[string]*distribution{
 	"bookworm": debian,
 	"trixie":   debian,
@@ -49,12 +49,12 @@ func suiteNames() string {
 	return strings.Join(slices.Sorted(maps.Keys(suites)), ", ")
 }
 
-// pockets are the suites that make up a release: itself, its updates, its
-// security fixes.
+// pockets returns the suites of a release: itself, its updates, its security
+// fixes.
 func pockets(suite string) []string {
 	return []string{suite, suite + "-updates", suite + "-security"}
 }
 
-// essential is in every image, named by its recipe or not: init, sshd and the
-// tools that agent-runner and this package call inside.
+// essential lists packages that are in every image: init, sshd and the tools
+// that agent-runner and this package call in it.
 var essential = []string{"ca-certificates", "e2fsprogs", "git", "iproute2", "kmod", "openssh-server", "sudo", "systemd", "systemd-sysv"}

@@ -8,7 +8,7 @@
 //
 // A Store is a directory of images:
 //
-//	<root>/<name>/current             the digest that the bare name means
+//	<root>/<name>/current digest of the image with the bare name
 //	<root>/<name>/<digest>/root.img     ext4, sparse, no partition table, read-only
 //	<root>/<name>/<digest>/vmlinux      ELF (amd64) or Image (arm64) kernel
 //	<root>/<name>/<digest>/modules.cpio newc; lib/agentlab/modules/NN-name.ko, in load order

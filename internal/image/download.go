@@ -34,7 +34,7 @@ func (f File) fetch(ctx context.Context, path, cache string) error {
 		defer func() { _ = src.Close() }()
 		if sum, err := save(path, src); err == nil && sum == f.SHA256 {
 			now := time.Now()
-			_ = os.Chtimes(cached, now, now) // so that it stays
+			_ = os.Chtimes(cached, now, now) // so the sweep does not remove it
 			return nil
 		}
 		_ = os.Remove(cached) // damaged
@@ -105,7 +105,7 @@ func save(path string, r io.Reader) (sum string, err error) {
 // sweepDownloads removes cached downloads that no build has used for a while.
 func (s *Store) sweepDownloads() {
 	dir := filepath.Join(s.root, downloadsDir)
-	entries, _ := os.ReadDir(dir) // none when it is not there
+	entries, _ := os.ReadDir(dir) // none if it does not exist
 	for _, e := range entries {
 		if info, err := e.Info(); err == nil && s.opts.Now().Sub(info.ModTime()) > downloadsUnused {
 			_ = os.Remove(filepath.Join(dir, e.Name()))

@@ -16,20 +16,20 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
-// buildDir is where builds happen, below a store's root so that one rename
+// buildDir is the directory of builds, below a store's root so that one rename
 // publishes an image.
 const buildDir = ".build"
 
 // waitProgress is the interval between two reads of another process's log.
 const waitProgress = 250 * time.Millisecond
 
-// BuildRequest asks for an image.
+// BuildRequest is a request to build an image.
 type BuildRequest struct {
 	// Name of a shipped recipe or, with Recipe, of the new image.
 	Name string
-	// Recipe is a recipe's text; its name must be Name when it has one.
+	// Recipe is a recipe's text; if it has a name, the name must be Name.
 	Recipe string
-	// Force builds although an image of this very recipe exists.
+	// Force builds even if an image of this recipe exists.
 	Force bool
 }
 
@@ -99,14 +99,15 @@ func (req BuildRequest) Parse() (*Recipe, error) {
 	return ParseRecipe([]byte(text))
 }
 
-// fresh returns the name's current image if a recipe with this key made it.
+// fresh returns the name's current image if it was built from a recipe with
+// this key.
 func (s *Store) fresh(name, key string) (Image, bool) {
 	img, err := s.resolve(name, "")
 	return img, err == nil && img.RecipeKey == key
 }
 
-// lockName takes the name's lock and removes what dead builds left. While
-// another holds it, its log goes to progress.
+// lockName takes the name's lock and removes directories of dead builds. While
+// another process holds the lock, its build log is passed to progress.
 func (s *Store) lockName(ctx context.Context, name string, progress func(string)) (func(), error) {
 	dir := filepath.Join(s.root, buildDir)
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // images are not secret
@@ -172,21 +173,21 @@ func (s *Store) follow(name string, progress func(string)) (stop func()) {
 
 func (s *Store) logPath(name string) string { return filepath.Join(s.root, buildDir, name+".log") }
 
-// sweep removes the directories of the name's dead builds, and of removals
-// that were cut short. The caller holds the name's lock.
+// sweep removes the directories of the name's dead builds, and of interrupted
+// removals. The caller holds the name's lock.
 func (s *Store) sweep(ctx context.Context, name string) {
-	left, _ := filepath.Glob(filepath.Join(s.root, buildDir, name+".*.d")) // the pattern is good
+	left, _ := filepath.Glob(filepath.Join(s.root, buildDir, name+".*.d")) // the pattern is valid
 	for _, dir := range left {
 		removeTree(ctx, dir)
 	}
 }
 
-// Sweep removes what killed builds of all names left, but for those that are
-// being built now, and downloads that were not used for 30 days. A build does
-// it for its own name; this is for a daemon's start.
+// Sweep removes the files of killed builds, except for names that are being
+// built now, and downloads that were not used for 30 days. A build does this
+// for its own name; a daemon calls Sweep when it starts.
 func (s *Store) Sweep(ctx context.Context) {
 	s.sweepDownloads()
-	locks, _ := filepath.Glob(filepath.Join(s.root, buildDir, "*.lock")) // the pattern is good
+	locks, _ := filepath.Glob(filepath.Join(s.root, buildDir, "*.lock")) // the pattern is valid
 	for _, path := range locks {
 		if l, err := lock.Try(path); err == nil {
 			s.sweep(ctx, strings.TrimSuffix(filepath.Base(path), ".lock"))
@@ -195,9 +196,9 @@ func (s *Store) Sweep(ctx context.Context) {
 	}
 }
 
-// removeTree deletes a build's directory. Its files belong to subordinate ids
-// when an ordinary user built it, so that user needs the namespace again.
-// What stays because of an error is tried again by the next sweep.
+// removeTree deletes a build's directory. If an ordinary user built it, its
+// files belong to subordinate user IDs, so the user needs the namespace again.
+// After an error the next sweep tries again.
 func removeTree(ctx context.Context, dir string) {
 	if mounted(dir) {
 		return // a build that is ending still uses it; never delete through a mount
@@ -218,7 +219,7 @@ func mounted(dir string) bool {
 	return err != nil || strings.Contains(string(data), " "+dir+"/")
 }
 
-// build makes the image; the caller holds the name's lock.
+// build builds the image; the caller holds the name's lock.
 func (s *Store) build(ctx context.Context, r *Recipe, progress func(string)) (Image, error) {
 	log, err := os.Create(s.logPath(r.Name))
 	if err != nil {
@@ -258,7 +259,7 @@ func (s *Store) publish(stamp *Stamp, from string) (Image, error) {
 	}
 	if _, err := s.load(stamp.Name, stamp.Digest); err != nil {
 		to := filepath.Join(dir, stamp.Digest)
-		if err := os.RemoveAll(to); err != nil { // damaged, or half removed
+		if err := os.RemoveAll(to); err != nil { // damaged, or partially removed
 			return Image{}, err
 		}
 		if err := os.Rename(from, to); err != nil {

@@ -15,17 +15,17 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Rough peaks of what a build occupies: the tree and the image made of it.
+// Approximate peak disk usage of a build: the tree and its image.
 const (
 	spaceBase  = 2 << 30
-	spaceAgent = 2 << 30 // for each npm package, on the safe side
+	spaceAgent = 2 << 30 // for each npm package, an upper estimate
 	spaceMax   = 10 << 30
 )
 
-// isolated is the command that runs argv in mount and process namespaces of
-// its own, as root: as the real one for root, else as root of a user
-// namespace where the user's subordinate ids stand for the other users. All
-// that it starts dies with it, and its mounts with them.
+// isolated returns the command that runs argv in separate mount and process
+// namespaces, as root: as the real root if the user is root, otherwise as root
+// of a user namespace with the user's subordinate IDs. All child processes,
+// and all mounts, end with it.
 func isolated(argv ...string) []string {
 	cmd := []string{"unshare"}
 	if os.Geteuid() != 0 {
@@ -69,7 +69,7 @@ func (r *Recipe) obstacles(ctx context.Context, dir string) (all []error) {
 			all = append(all, err)
 		}
 	}
-	if tools == nil { // it takes some of them to try
+	if tools == nil { // the check needs some of them
 		if err := checkNamespaces(ctx); err != nil {
 			all = append(all, err)
 		}
@@ -91,8 +91,8 @@ func (r *Recipe) checkTools() error {
 	return nil
 }
 
-// checkKeyring makes sure that the signatures of the recipe's distribution
-// can be verified.
+// checkKeyring checks that the signatures of the recipe's distribution can be
+// verified.
 func (r *Recipe) checkKeyring() error {
 	d := r.distribution()
 	if d.key != "" {
@@ -111,7 +111,7 @@ func checkNamespaces(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	argv := isolated("sh", "-c", "mount -t tmpfs none /mnt && chown 1:1 /mnt")
-	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput() //nolint:gosec // constant words
+	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput() //nolint:gosec // constant arguments
 	if err == nil {
 		return nil
 	}
@@ -175,9 +175,9 @@ func lookPath(name string) string {
 	return ""
 }
 
-// buildEnv is the environment of the distribution's tools: what they need to
-// reach the network as the user does, and nothing that a maintainer script
-// could take away.
+// buildEnv returns the environment of the distribution's tools: the variables
+// that they need to use the network like the user, and nothing that a
+// maintainer script could leak.
 func buildEnv(tmp string) []string {
 	env := []string{
 		"PATH=" + os.Getenv("PATH") + ":/usr/sbin:/sbin", "HOME=" + tmp, "TMPDIR=" + tmp, "LC_ALL=C.UTF-8", "LANG=C.UTF-8",

@@ -42,8 +42,8 @@ func (a Repository) resolve(system string) (url, suite string) {
 // keyring is the path of the repository's key in the image.
 func (a Repository) keyring() string { return "/etc/apt/keyrings/" + a.Name + ".asc" }
 
-// sources returns where to fetch the recipe's packages from, on a host whose
-// apt configuration is below etcApt (normally /etc/apt).
+// sources returns the package sources for the recipe, on a host whose apt
+// configuration is below etcApt (normally /etc/apt).
 func (r *Recipe) sources(etcApt string) []source {
 	if r.Mirror == MirrorHost {
 		if s := hostSources(etcApt, r.Suite, r.Components); len(s) > 0 {
@@ -53,8 +53,8 @@ func (r *Recipe) sources(etcApt string) []source {
 	return r.publicSources()
 }
 
-// publicSources are those that the recipe names, or its distribution's. They
-// are also the ones that the image gets.
+// publicSources returns the sources of the recipe or of its distribution. They
+// are also the sources of the image.
 func (r *Recipe) publicSources() []source {
 	d := r.distribution()
 	mirror := r.Mirror
@@ -73,8 +73,8 @@ func (r *Recipe) publicSources() []source {
 }
 
 // hostSources reads apt's sources below etcApt and returns those of the suite
-// and its pockets, none when the suite itself is not among them. What cannot
-// be read is skipped: apt itself will say what is wrong with it.
+// and its pockets, none if the suite itself is not among them. Unreadable
+// files are skipped: apt itself reports them.
 func hostSources(etcApt, suite string, components []string) []source {
 	var found []source
 	lists, _ := filepath.Glob(filepath.Join(etcApt, "sources.list.d", "*.list"))
@@ -148,7 +148,7 @@ func parseDeb822Sources(data []byte) []source {
 		}
 		signedBy := st["signed-by"]
 		if !strings.HasPrefix(signedBy, "/") {
-			signedBy = "" // an inline key; the host's trusted keys must do
+			signedBy = "" // an inline key; the host's trusted keys are used
 		}
 		for _, uri := range strings.Fields(st["uris"]) {
 			for _, suite := range strings.Fields(st["suites"]) {
@@ -160,7 +160,7 @@ func parseDeb822Sources(data []byte) []source {
 }
 
 // parseStanzas reads the deb822 format: paragraphs of "Key: value" with
-// continuation lines, which are joined by a blank. Keys become lower case.
+// continuation lines, which are joined by a space. Keys become lower case.
 func parseStanzas(data []byte) []map[string]string {
 	var out []map[string]string
 	var stanza map[string]string
@@ -191,8 +191,8 @@ func parseStanzas(data []byte) []map[string]string {
 	return out
 }
 
-// hostAptPrefixes are the settings of the host's apt that decide whether and
-// how it reaches a mirror. mmdebstrap's apt reads none of the host's.
+// hostAptPrefixes are the settings of the host's apt for access to a mirror.
+// mmdebstrap's apt does not read the host's settings.
 var hostAptPrefixes = []string{
 	"acquire::http::", "acquire::https::", "acquire::check-valid-until", "acquire::check-date",
 	"acquire::max-futuretime", "acquire::forceipv4", "acquire::forceipv6", "acquire::retries",

@@ -13,8 +13,8 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// maxKernel bounds a decompressed kernel or module; distribution kernels are
-// 40 to 70 MB.
+// maxKernel limits the size of a decompressed kernel or module; distribution
+// kernels have 40 to 70 MB.
 const maxKernel = 256 << 20
 
 // Offsets in the x86 boot protocol's header, Documentation/arch/x86/boot.rst.
@@ -32,13 +32,13 @@ var (
 	magicGzip = []byte{0x1f, 0x8b}
 	magicXZ   = []byte{0xfd, '7', 'z', 'X', 'Z', 0}
 	magicZstd = []byte{0x28, 0xb5, 0x2f, 0xfd}
-	magicLZ4  = []byte{0x02, 0x21, 0x4c, 0x18} // the legacy frame, which is what the kernel's build makes
+	magicLZ4  = []byte{0x02, 0x21, 0x4c, 0x18} // the legacy frame, which the kernel's build uses
 )
 
-// ExtractKernel returns what a hypervisor can start directly from the kernel
-// file of a distribution: the ELF vmlinux that an x86 bzImage carries
-// compressed, or the flat arm64 Image, unpacked when it is gzip compressed.
-// Booting these spares the guest the decompression.
+// ExtractKernel returns a kernel that a hypervisor can start directly, from
+// the kernel file of a distribution: the compressed ELF vmlinux in an x86
+// bzImage, or the flat arm64 Image, decompressed if it is gzip compressed.
+// This saves the decompression in the guest.
 func ExtractKernel(file []byte) ([]byte, error) {
 	if isARM64(file) || bytes.HasPrefix(file, magicELF) {
 		return file, nil
@@ -81,7 +81,7 @@ func bzPayload(file []byte) ([]byte, error) {
 	}
 	sects := int64(file[bzSetupSects])
 	if sects == 0 {
-		sects = 4 // by definition of the protocol
+		sects = 4 // as defined by the protocol
 	}
 	start := (sects+1)*512 + int64(binary.LittleEndian.Uint32(file[bzPayloadOffset:]))
 	end := start + int64(binary.LittleEndian.Uint32(file[bzPayloadLength:]))
@@ -91,9 +91,9 @@ func bzPayload(file []byte) ([]byte, error) {
 	return file[start:end], nil
 }
 
-// decompress unpacks what its first bytes say it is. The kernel's build
-// appends the size of the unpacked data to most formats; a reader that
-// stumbles over it there has read the stream itself to its end.
+// decompress decompresses data by the format of its first bytes. The kernel's
+// build appends the decompressed size to most formats; a reader that fails
+// there has read the stream itself completely.
 func decompress(data []byte) ([]byte, error) {
 	var r io.Reader
 	var err error
@@ -136,13 +136,13 @@ func endsWithSize(data, out []byte) bool {
 	return len(data) >= 4 && len(out) > 0 && int64(binary.LittleEndian.Uint32(data[len(data)-4:])) == int64(len(out))
 }
 
-// decompressLZ4 unpacks the blocks after the legacy frame's magic: each is
-// its compressed size and its data, and unpacks to 8 MB but for the last.
+// decompressLZ4 decompresses the blocks after the legacy frame's magic: each
+// has its compressed size and its data, and contains 8 MB, except the last.
 func decompressLZ4(data []byte) ([]byte, error) {
 	const block = 8 << 20
 	var out []byte
 	buf := make([]byte, block)
-	for len(data) > 4 { // what is left at the end is the appended size
+	for len(data) > 4 { // the rest is the appended size
 		size := int64(binary.LittleEndian.Uint32(data))
 		data = data[4:]
 		if size == 0 || size > int64(len(data)) {

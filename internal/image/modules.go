@@ -15,10 +15,10 @@ import (
 	"github.com/u-root/u-root/pkg/cpio"
 )
 
-// bootModules are what the initrd's init needs before it can mount the root
-// disk and talk to the controller, in the order in which they are wanted:
-// buses, disk, control channel, network, then the rest. A kernel that has one
-// built in, or an optional one not at all, goes without.
+// bootModules are the modules that the initrd's init needs before it can mount
+// the root disk and connect to the controller, in order: buses, disk, control
+// channel, network, then the rest. Built-in modules, and missing optional
+// ones, are omitted.
 var bootModules = []struct {
 	name     string
 	optional bool
@@ -34,19 +34,19 @@ var bootModules = []struct {
 	{"virtio_balloon", true},
 }
 
-// ModulesDir is where the modules lie in the initrd, each as NN-name.ko in
-// load order.
+// ModulesDir is the directory of the modules in the initrd, each as NN-name.ko
+// in load order.
 const ModulesDir = "lib/agentlab/modules"
 
-// maxDepLine bounds a line of modules.dep; the longest of a distribution
-// kernel has some kilobytes.
+// maxDepLine limits the length of a line of modules.dep; the longest of a
+// distribution kernel has a few kilobytes.
 const maxDepLine = 1 << 20
 
 // moduleDeps is a parsed modules.dep: for each module's normalised name the
-// files to load, itself last.
+// files to load, with its own file last.
 type moduleDeps map[string][]string
 
-// moduleName is a module's name as the kernel sees it: the file's base
+// moduleName returns the kernel's name of a module: the file's base name
 // without suffixes, with underscores.
 func moduleName(file string) string {
 	base, _, _ := strings.Cut(path.Base(file), ".ko")
@@ -97,8 +97,8 @@ func parseModulesBuiltin(r io.Reader) (map[string]bool, error) {
 	return built, s.Err()
 }
 
-// loadOrder returns the files of the boot modules and all that they need,
-// each once and after its own dependencies.
+// loadOrder returns the files of the boot modules and their dependencies, each
+// once and after its own dependencies.
 func loadOrder(deps moduleDeps, builtin map[string]bool) ([]string, error) {
 	var order []string
 	seen := map[string]bool{}
@@ -145,8 +145,8 @@ func resolveModules(dir string) ([]string, error) {
 }
 
 // writeModulesCPIO writes the modules, uncompressed and numbered in load
-// order, as a newc archive that can stand in front of another one, and
-// returns their names.
+// order, as a newc archive to which another one can be appended, and returns
+// their names.
 func writeModulesCPIO(w io.Writer, dir string, files []string) ([]string, error) {
 	archive := cpio.Newc.Writer(w)
 	var records []cpio.Record
@@ -169,7 +169,7 @@ func writeModulesCPIO(w io.Writer, dir string, files []string) ([]string, error)
 	return names, cpio.WriteTrailer(archive)
 }
 
-// readModule returns a module as the kernel wants it: an ELF file.
+// readModule returns a module as an ELF file, as the kernel requires.
 func readModule(file string) ([]byte, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// npmArch is npm's word for Debian's architecture.
+// npmArch maps Debian's names of architectures to npm's.
 var npmArch = map[string]string{"amd64": "x64", "arm64": "arm64"}
 
 func (r *Recipe) usesNPM() bool { return r.Agents.Node != "" || len(r.npm()) > 0 }
@@ -17,7 +17,8 @@ func (r *Recipe) usesNPM() bool { return r.Agents.Node != "" || len(r.npm()) > 0
 // npm returns all npm packages but Node.js.
 func (r *Recipe) npm() []NPMPackage { return slices.Concat(r.Agents.Packages, r.NPM) }
 
-// commands are those that are run with --version in the finished image.
+// commands returns the commands that are run with --version in the finished
+// image.
 func (r *Recipe) commands() []string {
 	var out []string
 	if r.Agents.Node != "" {
@@ -41,11 +42,11 @@ func (r *Recipe) pipSpecs() []string {
 	return out
 }
 
-// nodePackage holds Node.js itself; the package "node" would choose it in an
-// install script.
+// nodePackage returns the package with Node.js itself; the package "node"
+// would select it in an install script.
 func (r *Recipe) nodePackage() string { return "node-linux-" + npmArch[r.Arch] }
 
-// npmSpecs are the packages as npm takes them.
+// npmSpecs returns the packages in npm's syntax.
 func (r *Recipe) npmSpecs() []string {
 	var out []string
 	if r.Agents.Node != "" {
@@ -57,7 +58,7 @@ func (r *Recipe) npmSpecs() []string {
 	return out
 }
 
-// scripted are the npm packages whose install scripts run.
+// scripted returns the npm packages whose install scripts run.
 func (r *Recipe) scripted() []string {
 	var out []string
 	for _, a := range r.Agents.Packages {
@@ -88,7 +89,7 @@ func (b *builder) npmInstall(ctx context.Context) error {
 func (b *builder) npmList() []string {
 	var out []string
 	root := b.path("npm", "lib", "node_modules")
-	// A file that cannot be read now will fail the copy into the tree.
+	// If a file cannot be read, the copy to the tree fails later.
 	_ = filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.Name() != "package.json" {
 			return nil //nolint:nilerr // see above
@@ -108,7 +109,7 @@ func (b *builder) npmList() []string {
 
 // hostVersion returns the first line of a tool's output about its version.
 func hostVersion(ctx context.Context, name string, args ...string) string {
-	out, err := exec.CommandContext(ctx, lookPath(name), args...).CombinedOutput() //nolint:gosec // constant words
+	out, err := exec.CommandContext(ctx, lookPath(name), args...).CombinedOutput() //nolint:gosec // constant arguments
 	if err != nil {
 		return "unknown"
 	}

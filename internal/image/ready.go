@@ -20,8 +20,8 @@ type Readiness struct {
 }
 
 // Readiness reports whether Ensure would build ref and why that would fail. It
-// builds nothing. Only shipped images are ever built by Ensure;
-// the error is that of any other image that cannot be found.
+// builds nothing. Ensure builds only shipped images; the error is for any
+// other image that cannot be found.
 func (s *Store) Readiness(ctx context.Context, ref string) (Readiness, error) {
 	name, digest, err := ParseRef(ref)
 	if err != nil {

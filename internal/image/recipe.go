@@ -12,9 +12,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
-// MirrorHost as a recipe's mirror means the apt sources of the machine that
-// builds, when it runs the recipe's suite, and the distribution's public
-// mirror otherwise.
+// MirrorHost as a recipe's mirror means the apt sources of the building
+// machine if it runs the recipe's suite, otherwise the distribution's public
+// mirror.
 const MirrorHost = "host"
 
 // Bounds of Recipe.SizeGB.
@@ -83,7 +83,7 @@ type File struct {
 }
 
 // ParseRecipe decodes, completes and checks the text of a recipe. Errors have
-// code invalid or unsupported and name the key.
+// code invalid or unsupported, and the key.
 func ParseRecipe(text []byte) (*Recipe, error) {
 	r, err := decodeRecipe(text)
 	if err != nil {
@@ -129,7 +129,7 @@ func Shipped(name string) (*Recipe, error) {
 // ShippedNames returns the names of the recipes that are part of this
 // program, sorted.
 func ShippedNames() []string {
-	files, _ := fs.Glob(images.Recipes, "*.yaml") // the pattern is good
+	files, _ := fs.Glob(images.Recipes, "*.yaml") // the pattern is valid
 	names := make([]string, 0, len(files))
 	for _, f := range files {
 		names = append(names, strings.TrimSuffix(f, ".yaml"))
@@ -206,6 +206,6 @@ func (r *Recipe) complete() {
 // checked.
 func (r *Recipe) distribution() *distribution { return suites[r.Suite] }
 
-// Key identifies the image that the recipe and this builder make for the qemu
-// backend.
+// Key returns an ID of the image that this builder builds from the recipe for
+// the qemu backend.
 func (r *Recipe) Key() string { return r.StageKey(Direct) }

@@ -20,7 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// tailLines is how much of a command's output is kept for its error.
+// tailLines is how many lines of a command's output are kept for its error.
 const tailLines = 60
 
 // output takes the output of commands, line by line. It writes all lines to the
@@ -94,8 +94,8 @@ func (e *commandError) Error() string {
 
 func (e *commandError) Unwrap() error { return e.err }
 
-// run runs a command to its end with its output going to out. The command
-// dies when ctx ends, and also when this process dies in whatever way.
+// run runs a command to its end with its output going to out. The command is
+// killed when ctx ends, and also when this process dies for any reason.
 func run(ctx context.Context, out *output, env []string, argv ...string) error {
 	pr, pw, err := os.Pipe()
 	if err != nil {
@@ -115,7 +115,7 @@ func run(ctx context.Context, out *output, env []string, argv ...string) error {
 	done := make(chan error, 1)
 	go func() {
 		// The kernel sends the death signal when the thread that started the
-		// command ends, so that thread must not end before the command.
+		// command ends, so this thread must not end before the command.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		done <- cmd.Run()
@@ -134,7 +134,8 @@ func run(ctx context.Context, out *output, env []string, argv ...string) error {
 	return nil
 }
 
-// copyLines cuts lines at 4 KiB: a progress bar may never end one.
+// copyLines splits lines at 4 KiB, because a progress bar may never end its
+// line.
 func copyLines(r io.Reader, line func(string)) {
 	br := bufio.NewReaderSize(r, 4096)
 	for {
@@ -176,7 +177,7 @@ var outputFaults = []struct {
 		"the mirror or registry does not answer; check the network, and apt's and npm's proxy settings on this host"},
 }
 
-// classify turns the failure of a build's step into our error.
+// classify converts the failure of a build's step to an *agentlab.Error.
 func classify(step string, err error, log string) error {
 	if err == nil {
 		return nil

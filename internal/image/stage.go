@@ -16,25 +16,25 @@ import (
 	"github.com/agentlab-vm/agentlab/images"
 )
 
-// builderVersion changes whenever the code here would make another image of
-// the same recipe. Changes of the embedded files and scripts count by
-// themselves.
+// builderVersion must change whenever this code would build a different image
+// from the same recipe. Changes of the embedded files and scripts are detected
+// automatically.
 const builderVersion = "1"
 
 // Kind is the way an image boots.
 type Kind string
 
 const (
-	// Direct images are started by a hypervisor that brings the kernel and an
-	// initrd, and with the initrd agent-runner.
+	// Direct images are started by a hypervisor with a kernel and an initrd,
+	// which contains agent-runner.
 	Direct Kind = "direct"
 	// Cloud images boot by themselves and get their identity from cloud-init:
-	// templates, made of the cloud image of a distribution.
+	// templates, built from the cloud image of a distribution.
 	Cloud Kind = "cloud"
 )
 
-// cloudPackages are in every template: cloud images have them, but not all of
-// them have all.
+// cloudPackages are in every template: most cloud images have them, but not
+// every image has all.
 var cloudPackages = []string{"cloud-guest-utils", "cloud-init", "qemu-guest-agent"}
 
 // sharedFiles are those of images.Files that cloud images get too.
@@ -47,16 +47,16 @@ type StageOptions struct {
 	// recipe's.
 	Suite string
 	// Runner is the path of the program agent-runner for a cloud image; ""
-	// leaves it out.
+	// omits it.
 	Runner string
 	// Downloads is a directory of earlier downloads, which is made when it is
 	// missing; "" means none.
 	Downloads string
 }
 
-// StageKey identifies what Stage writes, except for the runner: two recipes
-// with the same key make the same image, except for newer versions of packages
-// that are not pinned.
+// StageKey returns an ID of what Stage writes, except the runner: two recipes
+// with the same key result in the same image, except newer versions of
+// unpinned packages.
 func (r *Recipe) StageKey(kind Kind) string {
 	h := sha256.New()
 	text, _ := json.Marshal(r) // strings, numbers and lists always marshal
@@ -68,7 +68,7 @@ func (r *Recipe) StageKey(kind Kind) string {
 	return hex.EncodeToString(h.Sum(nil))[:32]
 }
 
-// embeddedKey identifies the contents of embedded trees and the builder.
+// embeddedKey returns an ID of the contents of embedded trees and the builder.
 func embeddedKey(trees ...fs.FS) string {
 	h := sha256.New()
 	h.Write([]byte(builderVersion))
@@ -109,7 +109,7 @@ func (r *Recipe) Stage(ctx context.Context, o StageOptions, dir string) error {
 	return s.err
 }
 
-// direct stages what only images of kind Direct get.
+// direct stages the files of images of kind Direct only.
 func (s *stage) direct() {
 	s.tree(images.Files, "files", "files")
 	s.write(filepath.Join("files", "etc", "apt", "sources.list.d", s.recipe.distribution().name+".sources"), s.recipe.sourcesFile())
@@ -117,7 +117,7 @@ func (s *stage) direct() {
 	s.lines("packages", s.recipe.Packages)
 }
 
-// cloud stages what only images of kind Cloud get.
+// cloud stages the files of images of kind Cloud only.
 func (s *stage) cloud(o StageOptions) {
 	s.tree(images.Cloud, "cloud", "files")
 	for _, dir := range sharedFiles {
@@ -190,11 +190,12 @@ func writeFile(path, text string, mode fs.FileMode) error {
 	if err := os.WriteFile(path, []byte(text), mode); err != nil {
 		return err
 	}
-	return os.Chmod(path, mode) // whatever the umask is: the image gets this mode
+	return os.Chmod(path, mode) // regardless of the umask: the image gets this mode
 }
 
-// tree writes what an embedded tree has below root to dir. Scripts and sudoers
-// files get the modes that they need, because embedding does not keep modes.
+// tree writes the files below root in an embedded tree to dir. Scripts and
+// sudoers files get the modes that they need, because embedding does not
+// preserve modes.
 func (s *stage) tree(tree fs.FS, root, dir string) {
 	err := fs.WalkDir(tree, root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -220,8 +221,8 @@ func (s *stage) tree(tree fs.FS, root, dir string) {
 	}
 }
 
-// openDirs gives the directories below a staged one the mode that they have in
-// the image, whatever the umask is.
+// openDirs sets the modes of the directories below a staged one to those of
+// the image, regardless of the umask.
 func (s *stage) openDirs(name string) {
 	err := filepath.WalkDir(filepath.Join(s.dir, name), func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {
@@ -234,8 +235,8 @@ func (s *stage) openDirs(name string) {
 	}
 }
 
-// sourcesList returns the apt sources for mmdebstrap. Where the host lacks the
-// distribution's keyring, the key that comes with this program verifies them.
+// sourcesList returns the apt sources for mmdebstrap. If the host lacks the
+// distribution's keyring, the embedded key verifies them.
 func (s *stage) sourcesList() string {
 	d := s.recipe.distribution()
 	_, missing := os.Stat(d.keyring)

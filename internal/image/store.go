@@ -21,25 +21,26 @@ import (
 // Image is one built image. Its files are read-only and never change.
 type Image struct {
 	Stamp
-	// Dir holds the image's files.
+	// Dir is the directory of the image's files.
 	Dir string
 	// Current is true if the bare name means this image.
 	Current bool
 }
 
-// Ref is the image's full reference, name@digest.
+// Ref returns the image's full reference, name@digest.
 func (i Image) Ref() string { return i.Name + "@" + i.Digest }
 
-// RootDisk is the path of the raw root disk.
+// RootDisk returns the path of the raw root disk.
 func (i Image) RootDisk() string { return filepath.Join(i.Dir, fileRoot) }
 
-// Kernel is the path of the kernel that a hypervisor starts directly.
+// Kernel returns the path of the kernel that a hypervisor starts directly.
 func (i Image) Kernel() string { return filepath.Join(i.Dir, fileKernel) }
 
-// Modules is the path of the cpio archive with the modules for the initrd.
+// Modules returns the path of the cpio archive with the modules for the
+// initrd.
 func (i Image) Modules() string { return filepath.Join(i.Dir, fileModules) }
 
-// DiskUsage is how many bytes the image occupies on the host.
+// DiskUsage returns how many bytes the image occupies on the host.
 func (i Image) DiskUsage() int64 {
 	var sum int64
 	for _, f := range []string{fileRoot, fileKernel, fileModules, fileStamp} {
@@ -51,7 +52,7 @@ func (i Image) DiskUsage() int64 {
 	return sum
 }
 
-// Options of a Store; the zero value is good.
+// Options are the options of a Store; the zero value is valid.
 type Options struct {
 	// InUse reports whether the image name@digest is in use; such an image is
 	// not removed. Default: none is.
@@ -70,7 +71,7 @@ type Store struct {
 	make func(*builder, context.Context) (*Stamp, error)
 }
 
-// NewStore returns the Store at root, which is made when it is first written.
+// NewStore returns the Store at root, which is created at the first write.
 func NewStore(root string, opts Options) *Store {
 	if abs, err := filepath.Abs(root); err == nil { // fails only without a working directory
 		root = abs
@@ -111,8 +112,8 @@ func (s *Store) Check(ref string) error {
 	return err
 }
 
-// Resolve finds a built image by name or name@digest. It is not_found when it
-// is not built, whether it could be or not.
+// Resolve finds a built image by name or name@digest. Code not_found if it is
+// not built, even if it could be.
 func (s *Store) Resolve(_ context.Context, ref string) (Image, error) {
 	name, digest, err := ParseRef(ref)
 	if err != nil {
@@ -137,7 +138,7 @@ func (s *Store) resolve(name, digest string) (Image, error) {
 	return img, err
 }
 
-// Show is Resolve; it is what people see of an image.
+// Show is Resolve, for showing an image to users.
 func (s *Store) Show(ctx context.Context, ref string) (Image, error) { return s.Resolve(ctx, ref) }
 
 func (s *Store) notFound(ref string) error {
@@ -155,7 +156,7 @@ func (s *Store) notFound(ref string) error {
 	return e.WithHint("there are %s", strings.Join(slices.Compact(known), ", "))
 }
 
-// current returns the digest that the bare name means, "" for none.
+// current returns digest of the image with the bare name, "" for none.
 func (s *Store) current(name string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(s.root, name, "current"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -171,7 +172,7 @@ func (s *Store) current(name string) (string, error) {
 	return digest, nil
 }
 
-// load reads an image's stamp and makes sure that its files are there.
+// load reads an image's stamp and checks that its files exist.
 func (s *Store) load(name, digest string) (Image, error) {
 	img := Image{Dir: filepath.Join(s.root, name, digest)}
 	data, err := os.ReadFile(filepath.Join(img.Dir, fileStamp))
@@ -199,7 +200,7 @@ func (s *Store) damaged(name, digest, file string) error {
 }
 
 // List returns all built images by name, the current one first, then newest
-// first. A damaged one is left out.
+// first. Damaged images are omitted.
 func (s *Store) List(_ context.Context) ([]Image, error) {
 	names, err := os.ReadDir(s.root)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -238,9 +239,9 @@ func (s *Store) versionsOf(name string) []Image {
 	return out
 }
 
-// digests names the directories of a name's images, damaged ones too.
+// digests returns the directories of a name's images, including damaged ones.
 func (s *Store) digests(name string) []string {
-	entries, _ := os.ReadDir(filepath.Join(s.root, name)) // none when it is not there
+	entries, _ := os.ReadDir(filepath.Join(s.root, name)) // none if it does not exist
 	var out []string
 	for _, e := range entries {
 		if e.IsDir() && digestRE.MatchString(e.Name()) {
@@ -250,8 +251,8 @@ func (s *Store) digests(name string) []string {
 	return out
 }
 
-// Remove deletes name@digest, or all images of a bare name. One that is in
-// use is kept and the error is conflict; the others are deleted all the same.
+// Remove deletes name@digest, or all images of a bare name. An image in use is
+// kept and the error has code conflict; the others are still deleted.
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	name, digest, err := ParseRef(ref)
 	if err != nil {
@@ -276,7 +277,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	for _, d := range digests {
 		errs = append(errs, s.remove(name, d))
 	}
-	_ = os.Remove(filepath.Join(s.root, name)) // fails unless it was the last one
+	_ = os.Remove(filepath.Join(s.root, name)) // fails unless the directory is empty
 	return errors.Join(errs...)
 }
 

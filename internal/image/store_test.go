@@ -16,8 +16,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// quick stands for the real build where only what is around it is tested: it
-// makes small files whose digest follows from version.
+// quick replaces the real build in tests of the code around it: it writes
+// small files whose digest depends only on version.
 func quick(version string) func(*builder, context.Context) (*Stamp, error) {
 	return func(b *builder, _ context.Context) (*Stamp, error) {
 		r := b.recipe

@@ -94,7 +94,7 @@ func TestWaitEndsWithTheContext(t *testing.T) {
 func TestKeysDoNotWaitForEachOther(t *testing.T) {
 	var k Keyed[int]
 	for key := range 1000 {
-		unlock, err := k.Lock(t.Context(), key) // would wait for ever for another's
+		unlock, err := k.Lock(t.Context(), key) // would wait without end for another's
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,10 +2,10 @@
 // shipped (package profiles) and the user's own, which replace shipped ones of
 // the same name.
 //
-// Reading is strict. A key of the schema that the configured backend does not
-// honour is no error of the file, but makes the profile unusable there, with
-// the key named: nothing that is written is ignored. Keys that ask for a host
-// directory in the guest are refused everywhere, however they are spelled.
+// Parsing is strict. A key of the schema that the configured backend does not
+// support is not an error of the file, but makes the profile unusable on that
+// backend, with an error for the key: no setting is ignored. Keys for a host
+// directory in the guest are rejected at every level, in every spelling.
 package profile
 
 import (
@@ -17,8 +17,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
-// Doc is a profile as it is written. A pointer is nil, and an Any absent,
-// when the key is not there.
+// Doc is the parsed text of a profile. A pointer is nil, and an Any false, if
+// the key is missing.
 type Doc struct {
 	Name          string    `yaml:"name"`          // required; the name of the file without .yaml
 	Image         string    `yaml:"image"`         // default: the configured image for the job's agent
@@ -31,12 +31,12 @@ type Doc struct {
 	Repo          repo      `yaml:"repo"`
 	Artifacts     artifacts `yaml:"artifacts"`
 
-	CACertificates []string `yaml:"ca_certificates"` // PEM files, by their paths below the directory of profiles
+	CACertificates []string `yaml:"ca_certificates"` // paths of PEM files below the directory of profiles
 
-	cas  []string // of CACertificates, each as PEM
+	cas  []string // the certificates of CACertificates, each as PEM
 	text string
 	yaml *strictyaml.Document // text, parsed
-	net  agentlab.Network     // Network with its lists put in
+	net  agentlab.Network     // Network with its lists expanded
 }
 
 type network struct {
@@ -45,17 +45,17 @@ type network struct {
 	Deny          []string  `yaml:"deny"`           // the same; wins over allow and over the mode
 	Ports         []string  `yaml:"ports"`          // 443, 443/udp, 8000-8010, icmp
 	Limits        limits    `yaml:"limits"`         // 0: the backend's default
-	Private       []Private `yaml:"private"`        // private destinations that are open, although all others are denied
-	Bridge        *string   `yaml:"bridge"`         // backends on a bridge of the host: one whose policy is enforced
-	Model         *string   `yaml:"model"`          // of the network device, on the same backends
-	FirewallGroup *string   `yaml:"firewall_group"` // of the hypervisor's firewall, on the same backends
+	Private       []Private `yaml:"private"`        // allowed private destinations; all others are denied
+	Bridge        *string   `yaml:"bridge"`         // for backends on a bridge of the host: a bridge where policies are enforced
+	Model         *string   `yaml:"model"`          // model of the network device, on the same backends
+	FirewallGroup *string   `yaml:"firewall_group"` // group of the hypervisor's firewall, on the same backends
 }
 
-// Private is one private destination that the operator opens.
+// Private is one private destination that the operator allows.
 type Private struct {
 	Host   string `yaml:"host"`                                                                   // a full name, a private address, or host.agentlab.internal: the host itself
 	Port   int    `yaml:"port" hint:"give one port; for several ports, write one entry for each"` // TCP
-	Reason string `yaml:"reason"`                                                                 // why it is open
+	Reason string `yaml:"reason"`                                                                 // why it is allowed
 }
 
 type limits struct {
@@ -94,10 +94,10 @@ type artifacts struct {
 	TTLDays  int     `yaml:"ttl_days"` // default: retention.artifacts_days of the configuration
 }
 
-// Parse reads the text of a profile and checks everything that does not
-// depend on the backend. Errors are code invalid, or denied for a request for
-// a host directory, with the key as Field and its line in the message. A text
-// that lies in no directory cannot name list files.
+// Parse parses the text of a profile and checks everything that does not
+// depend on the backend. Errors have code invalid, or denied for a host
+// directory, with the key as Field and its line in the message. The text
+// cannot include list files, because it is in no directory.
 func Parse(data []byte) (*Doc, error) { return parse(data, noLists) }
 
 func parse(data []byte, files listFiles) (*Doc, error) {
@@ -194,8 +194,8 @@ func invalid(key, format string, args ...any) *agentlab.Error {
 	return agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField(key)
 }
 
-// Profile returns what services work with. Keys that no service knows are not
-// in it; Entry.Usable says whether that loses something.
+// Profile returns the profile for the services. Keys that no service supports
+// are not in it; Usable reports them.
 func (d *Doc) Profile() agentlab.Profile {
 	return agentlab.Profile{
 		Name:            d.Name,

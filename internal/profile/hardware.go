@@ -8,7 +8,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// Names as Linux and Proxmox VE have them.
+// Names in the format of Linux and Proxmox VE.
 var (
 	bridgeName    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
 	modelName     = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
@@ -60,8 +60,8 @@ func (d *Doc) hardware() agentlab.Hardware {
 	}
 }
 
-// image is the name of the image to boot; that of a template VM is its number
-// (agentlab.TemplateImage).
+// image returns the name of the image to boot; for a template VM it is
+// agentlab.TemplateImage.
 func (d *Doc) image() string {
 	if d.TemplateVMID != nil {
 		return agentlab.TemplateImage(*d.TemplateVMID)
@@ -69,8 +69,8 @@ func (d *Doc) image() string {
 	return d.Image
 }
 
-// oneOfCapability makes a requirement's honoured and why of a list of the
-// capabilities.
+// oneOfCapability returns the functions honoured and why of a requirement
+// whose value must be in a list of the capabilities.
 func oneOfCapability(list func(backend.Capabilities) []string, value func(*Doc) *string) func(backend.Info, *Doc) bool {
 	return func(i backend.Info, d *Doc) bool { return slices.Contains(list(i.Capabilities), *value(d)) }
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
-// hostMount matches the names, in lower case and letters and digits only, by
-// which virtual machine tools let a guest see a directory of its host. No key
-// of the schema may match it (a test sees to that).
+// hostMount matches the names, in lower-case letters and digits only, of
+// options that give a guest access to a directory of its host in virtual
+// machine tools. No key of the schema may match it (a test checks that).
 var hostMount = regexp.MustCompile(`mount|volume|hostpath|hostdir|hostfolder|hostshare|virtfs|virtiofs|9p|p9|plan9|fsdev|sharedfolder|shareddir|sharedir|^binds?$|^shares?$|^shared$|^filesystems?$|^mp[0-9]+$|^smb|^nfs`)
 
 var notAlnum = regexp.MustCompile(`[^a-z0-9]+`)

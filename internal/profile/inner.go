@@ -8,10 +8,10 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
-// innerOptions are the options of bwrap that behavior.inner_sandbox_args may
-// hold, with the number of words that each takes. Those that want an open file
-// or that undo the sandbox as a whole are not among them. Paths are the
-// guest's: no option of bwrap reaches the host.
+// innerOptions lists the options of bwrap that behavior.inner_sandbox_args may
+// contain, with the number of their arguments. Options that need an open file
+// or that disable the sandbox as a whole are excluded. Paths are those of the
+// guest: no option of bwrap gives access to the host.
 var innerOptions = map[string]int{
 	"--bind": 2, "--bind-try": 2, "--ro-bind": 2, "--ro-bind-try": 2, "--dev-bind": 2, "--dev-bind-try": 2, "--remount-ro": 1,
 	"--tmpfs": 1, "--dir": 1, "--symlink": 2, "--proc": 1, "--dev": 1, "--mqueue": 1, "--size": 1, "--perms": 1, "--chmod": 2,
@@ -66,7 +66,7 @@ func (d *Doc) validateInner() error {
 	return nil
 }
 
-// innerSandbox is what services know it by.
+// innerSandbox returns the value for the services.
 func (d *Doc) innerSandbox() string {
 	if d.Behavior.InnerSandbox == "none" {
 		return ""

@@ -37,15 +37,15 @@ type Library struct {
 // the backend that info describes.
 func NewLibrary(dir string, info backend.Info) *Library { return &Library{dir: dir, info: info} }
 
-// Open adds private destinations that the configuration opens to the policy of
-// every profile whose mode is not off. Before the library is used.
+// Open adds private destinations of the configuration to the policy of every
+// profile whose mode is not off. It must be called before the library is used.
 func (l *Library) Open(list []agentlab.PrivateTarget) *Library {
 	l.private = list
 	return l
 }
 
-// Close names ports of the host that no profile can open: those of the daemon's
-// own API. Before the library is used.
+// Close sets ports of the host that no profile can allow: those of the daemon's
+// own API. It must be called before the library is used.
 func (l *Library) Close(ports ...uint16) *Library {
 	l.closed = ports
 	return l
@@ -55,16 +55,16 @@ func (l *Library) Close(ports ...uint16) *Library {
 type Entry struct {
 	Name    string
 	Source  string           // path of its file, or BuiltIn
-	YAML    string           // its text; "" when it could not be read
-	Profile agentlab.Profile // only its Name when it does not parse
+	YAML    string           // its text; "" if it could not be read
+	Profile agentlab.Profile // only its Name if it does not parse
 
 	// Err is why it cannot be used: it does not parse, or the backend does
 	// not honour a key of it. nil means that it can.
 	Err error
 }
 
-// List returns every profile by name, those that cannot be used too. The
-// error is about the directory as a whole.
+// List returns every profile by name, including unusable ones. The error is
+// about the directory as a whole.
 func (l *Library) List() ([]Entry, error) {
 	found := map[string]Entry{}
 	builtIn, err := fs.Glob(profiles.FS, "*.yaml")
@@ -86,7 +86,7 @@ func (l *Library) List() ([]Entry, error) {
 		case strings.HasPrefix(f.Name(), "."):
 		case isYAML:
 			found[name], _ = l.file(name)
-		case isYML: // said, not ignored
+		case isYML: // reported, not ignored
 			found[f.Name()] = Entry{Name: f.Name(), Source: filepath.Join(l.dir, f.Name()), Profile: agentlab.Profile{Name: f.Name()},
 				Err: agentlab.Errorf(agentlab.CodeInvalid, "a profile's file name must be NAME.yaml").WithHint("rename it to %s.yaml", stem)}
 		}
@@ -99,8 +99,8 @@ func (l *Library) List() ([]Entry, error) {
 	return out, nil
 }
 
-// ArtifactTTL returns how long the artifacts of jobs with a profile are kept; 0
-// when the profile does not say, or is gone.
+// ArtifactTTL returns how long the artifacts of jobs with a profile are stored;
+// 0 if the profile does not set it, or does not exist.
 func (l *Library) ArtifactTTL(name string) time.Duration {
 	e, err := l.Find(name)
 	if err != nil {
@@ -109,7 +109,7 @@ func (l *Library) ArtifactTTL(name string) time.Duration {
 	return e.Profile.ArtifactTTL
 }
 
-// Find returns one profile, usable or not; not_found when there is none.
+// Find returns one profile, usable or not; not_found if there is none.
 func (l *Library) Find(name string) (Entry, error) {
 	if err := agentlab.ValidateName(name); err != nil {
 		return Entry{}, err
@@ -135,8 +135,8 @@ func (l *Library) Find(name string) (Entry, error) {
 	return Entry{}, e.WithHint("the profiles are %s", strings.Join(names, ", "))
 }
 
-// Use returns a profile to make something from, or an error with the reason why it cannot be
-// used.
+// Use returns a profile for a new sandbox or job, or an error with the reason why it cannot
+// be used.
 func (l *Library) Use(name string) (agentlab.Profile, error) {
 	e, err := l.Find(name)
 	if err != nil {
@@ -148,8 +148,8 @@ func (l *Library) Use(name string) (agentlab.Profile, error) {
 // Check reads the text of a profile that is in no file. Its Source is "".
 func (l *Library) Check(yaml string) Entry { return l.parse("", "", yaml) }
 
-// Put writes the user's profile with that name, over one that is there. It
-// must parse and have the name; the backend need not honour every key of it.
+// Put writes or replaces the user's profile with that name. It must parse and
+// have that name; the backend need not support every key of it.
 func (l *Library) Put(name, yaml string) (Entry, error) {
 	if err := agentlab.ValidateName(name); err != nil {
 		return Entry{}, err
@@ -167,7 +167,7 @@ func (l *Library) Put(name, yaml string) (Entry, error) {
 
 func (l *Library) path(name string) string { return filepath.Join(l.dir, name+".yaml") }
 
-// file reads the user's profile with that name; ok is false when it has none.
+// file reads the user's profile with that name; ok is false if there is none.
 func (l *Library) file(name string) (e Entry, ok bool) {
 	path := l.path(name)
 	data, err := readFile(path)
@@ -188,7 +188,7 @@ func (l *Library) builtIn(name string) Entry {
 	return l.parse(name, BuiltIn, string(data))
 }
 
-// parse makes an Entry; name "" means whatever name the text gives.
+// parse returns an Entry; name "" accepts any name in the text.
 func (l *Library) parse(name, source, text string) Entry {
 	e := Entry{Name: name, Source: source, YAML: text, Profile: agentlab.Profile{Name: name, YAML: text}}
 	lists := listsIn(l.dir)
@@ -213,7 +213,7 @@ func (l *Library) parse(name, source, text string) Entry {
 	return e
 }
 
-// readFile reads no more than a profile may hold, and only a regular file.
+// readFile reads a regular file of at most the maximum size of a profile.
 func readFile(path string) ([]byte, error) {
 	st, err := os.Stat(path)
 	switch {

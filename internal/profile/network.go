@@ -13,15 +13,14 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
-// MaxRules is how many rules the network section of a profile may hold after
-// its presets and list files were put in.
+// MaxRules is the maximum number of rules in the network section of a profile
+// after its presets and list files are expanded.
 const MaxRules = 20_000
 
-// listFiles reads a list file that a profile names.
+// listFiles reads a list file of a profile.
 type listFiles func(name string) ([]byte, error)
 
-// resolveNetwork turns the network section as it is written into the one in
-// force: presets and list files are put in the place of their names.
+// resolveNetwork expands the presets and list files in the network section.
 func (d *Doc) resolveNetwork(files listFiles) error {
 	n := agentlab.Network{Mode: d.Network.Mode, Ports: d.Network.Ports, Limits: agentlab.NetworkLimits(d.Network.Limits)}
 	var err error
@@ -83,13 +82,13 @@ func readList(name string, files listFiles) ([]string, error) {
 	return rules, nil
 }
 
-// noLists is for a text that lies in no directory.
+// noLists is the listFiles of a text that is in no directory.
 func noLists(name string) ([]byte, error) {
 	return nil, agentlab.Errorf(agentlab.CodeInvalid, "list file %s: only a profile in the directory of profiles can name files", name)
 }
 
-// listsIn reads list files below a directory, and nothing that a symbolic
-// link would bring in from elsewhere.
+// listsIn returns a listFiles for a directory. It does not follow symbolic
+// links out of the directory.
 func listsIn(dir string) listFiles {
 	return func(name string) ([]byte, error) {
 		data, err := readBelow(dir, name)
@@ -118,5 +117,5 @@ func readBelow(dir, name string) (_ []byte, err error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	return io.ReadAll(io.LimitReader(f, egress.MaxListBytes+1)) // ParseList refuses what is larger
+	return io.ReadAll(io.LimitReader(f, egress.MaxListBytes+1)) // ParseList rejects a larger one
 }

@@ -9,11 +9,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// SourceConfig is the source of a private destination that config.yaml opens.
+// SourceConfig is the source of a private destination of config.yaml.
 const SourceConfig = "config.yaml"
 
 // open adds the configuration's private destinations to a profile's own, and
-// refuses a port of the host that stays closed.
+// rejects reserved ports of the host.
 func (d *Doc) open(list []agentlab.PrivateTarget, closed []uint16) error {
 	for i, t := range d.net.Private {
 		if t.Host == egress.HostName && slices.ContainsFunc(closed, func(p uint16) bool { return int(p) == t.Port }) {

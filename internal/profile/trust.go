@@ -11,13 +11,14 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Bounds on the certificates that guests trust beside those of their image.
+// Limits on the certificates that guests trust in addition to those of their
+// image.
 const (
 	maxCertificates     = 64
 	maxCertificateBytes = 256 << 10 // of one file
 )
 
-// certificatesIn reads the PEM files that a profile names.
+// certificatesIn reads the PEM files of a profile.
 func certificatesIn(names []string, files listFiles) ([]string, error) {
 	var out []string
 	for _, name := range names {
@@ -43,8 +44,8 @@ func certificatesIn(names []string, files listFiles) ([]string, error) {
 
 // ParseCertificates reads a PEM file of certificates, which may have comments
 // between them, and returns each as PEM. A file with a private key, or with
-// anything else in it, is refused; the error is agentlab.CodeInvalid and shows
-// nothing of the content.
+// any other content, is rejected; the error has agentlab.CodeInvalid and
+// contains nothing of the content.
 func ParseCertificates(name string, data []byte) ([]string, error) {
 	bad := func(what string) ([]string, error) {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s %s", name, what).WithHint("the file must contain PEM certificates, from BEGIN CERTIFICATE to END CERTIFICATE")
@@ -77,8 +78,9 @@ func ParseCertificates(name string, data []byte) ([]string, error) {
 	return out, nil
 }
 
-// Trust makes guests of every profile trust certificates, each as PEM, beside
-// those that the profile names. Before the library is used.
+// Trust makes guests of every profile trust certificates, each as PEM, in
+// addition to those of the profile. It must be called before the library is
+// used.
 func (l *Library) Trust(list []string) *Library {
 	l.trusted = list
 	return l

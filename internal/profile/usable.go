@@ -7,19 +7,21 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// requirement is a key that not every backend honours.
+// requirement is a key that not every backend supports.
 type requirement struct {
 	key  string
 	set  func(*Doc) bool
 	why  string
 	hint string
 
-	// honoured reports whether a backend does; nil means that none does yet.
-	// A driver that comes to honour a key gets a capability, named here.
+	// honoured reports whether a backend honours the key; nil means that no
+	// backend does yet. A driver that starts to honour a key gets a
+	// capability, named here.
 	honoured func(backend.Info, *Doc) bool
 }
 
-// rules are what a backend with allow lists enforces in every mode.
+// rules reports whether a backend enforces rules in every mode, as backends
+// with allow lists do.
 func rules(i backend.Info, _ *Doc) bool { return i.Capabilities.Allowlist }
 
 var requirements = []requirement{

@@ -328,8 +328,8 @@ func TestStreamEqualsModelHoweverItIsSplit(t *testing.T) {
 	})
 }
 
-// Whoever sends again from the settled byte on, as the log upload does, ends
-// with every secret masked.
+// A sender that resumes at the settled byte, like the log upload, ends with
+// every secret masked.
 func TestMaskResumedAtTheSettledByte(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		values, in := genCase(t)

@@ -1,10 +1,10 @@
-// Package secret keeps secrets bundles at rest, encrypted with age, resolves
-// the references in them, and makes and compares the tokens with which
-// sandboxes fetch them.
+// Package secret stores secrets bundles, encrypted with age, resolves the
+// references in them, and creates and compares the tokens with which sandboxes
+// fetch them.
 //
-// No function takes a secret from a command line, and no error holds one.
-// Errors may show the text of a reference, which is no secret; never what it
-// gave.
+// No function takes a secret from a command line, and no error contains one.
+// Errors may contain the text of a reference, which is not a secret, but never
+// its value.
 package secret
 
 import (
@@ -22,16 +22,16 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
-// MaxValueBytes is the length of the longest value.
+// MaxValueBytes is the maximum length of a value.
 const MaxValueBytes = 128 << 10
 
-// Bundle is what one profile's sandboxes get (seed 000 §9.1). The zero Bundle
-// is an empty one. In a bundle at rest a value may be a reference (see
-// Reference); in one that Vault.Deliver returns, all are plain.
+// Bundle has the secrets of one profile's sandboxes (seed 000 §9.1). The zero
+// Bundle is empty. In a stored bundle a value may be a reference (see
+// Reference); in one that Vault.Deliver returns, all values are plain.
 type Bundle struct {
 	Git                Git               `yaml:"git"`
 	Env                map[string]string `yaml:"env"`      // environment of the agent
-	SSHKeys            map[string]string `yaml:"ssh_keys"` // private keys by the host that they are for
+	SSHKeys            map[string]string `yaml:"ssh_keys"` // private keys by host
 	ClaudeSettingsJSON string            `yaml:"claude_settings_json"`
 	Artifact           Artifact          `yaml:"artifact"`
 }
@@ -45,7 +45,8 @@ type Git struct {
 	SSHKnownHosts string `yaml:"ssh_known_hosts"`
 }
 
-// Artifact is a store outside of AgentLab that gets a copy of each artifact.
+// Artifact is a store outside of AgentLab that receives a copy of each
+// artifact.
 type Artifact struct {
 	Endpoint string `yaml:"endpoint"` // files are PUT below it, as ENDPOINT/JOB/PATH
 	Token    string `yaml:"token"`    // bearer token
@@ -67,8 +68,8 @@ func parseBundle(data []byte) (Bundle, error) {
 	return b, nil
 }
 
-// fixedKeys are the keys that are no part of a map, and the places of their
-// values.
+// fixedKeys returns the keys that are not part of a map, with pointers to
+// their values.
 func (b *Bundle) fixedKeys() map[string]*string {
 	return map[string]*string{
 		"git.url":              &b.Git.URL,
@@ -82,15 +83,15 @@ func (b *Bundle) fixedKeys() map[string]*string {
 	}
 }
 
-// open are the keys whose values are no secrets.
+// open lists the keys whose values are not secret.
 var open = []string{"git.url", "git.username", "git.ssh_known_hosts", "artifact.endpoint"} //nolint:gochecknoglobals // a constant table
 
 // entry is one value of a bundle under its key: "env.NAME",
 // "ssh_keys.HOST", or one of fixedKeys.
 type entry struct{ key, value string }
 
-// entries returns every value that is not empty, sorted by key; of the maps
-// the empty ones, too.
+// entries returns every non-empty value, and the empty values of maps, sorted
+// by key.
 func (b *Bundle) entries() []entry {
 	var out []entry
 	for key, p := range b.fixedKeys() {
@@ -108,8 +109,8 @@ func (b *Bundle) entries() []entry {
 	return out
 }
 
-// put stores a text under a key, whatever it is. It reports false when there
-// is no such key.
+// put stores a text under a key without a check. It returns false if there is
+// no such key.
 func (b *Bundle) put(key, text string) bool {
 	for prefix, m := range map[string]*map[string]string{"env.": &b.Env, "ssh_keys.": &b.SSHKeys} {
 		if name, ok := strings.CutPrefix(key, prefix); ok {
@@ -127,7 +128,7 @@ func (b *Bundle) put(key, text string) bool {
 	return ok
 }
 
-// only returns the part of b whose keys are wanted; nil wants all.
+// only returns the part of b whose keys want selects; nil selects all.
 func (b *Bundle) only(want func(key string) bool) Bundle {
 	var out Bundle
 	for _, e := range b.entries() {
@@ -138,10 +139,10 @@ func (b *Bundle) only(want func(key string) bool) Bundle {
 	return out
 }
 
-// marshal writes a bundle as YAML and proves it by reading it. Values of
-// several lines are written as such where that gives the same text again,
-// because people edit them; all others as JSON strings, the one form of YAML
-// text that is the same for every reader whatever it holds.
+// marshal writes a bundle as YAML and checks it by reading it. Multi-line
+// values are written as blocks if that preserves the text, because users edit
+// them. All others are written as JSON strings, which every YAML parser reads
+// in the same way.
 func (b *Bundle) marshal() ([]byte, error) {
 	for _, form := range []func(indent, s string) string{readable, func(_, s string) string { return quote(s) }} {
 		text := b.write(form)
@@ -170,7 +171,7 @@ func (b *Bundle) write(form func(indent, s string) string) []byte {
 	return out.Bytes()
 }
 
-// readable writes plain text of several lines as a block.
+// readable writes multi-line plain text as a block.
 func readable(indent, s string) string {
 	lines := strings.Split(strings.TrimSuffix(s, "\n"), "\n")
 	if len(lines) < 2 || strings.HasPrefix(lines[0], " ") || strings.ContainsAny(s, "\r\t\u0085\u2028\u2029") {
@@ -187,7 +188,7 @@ func quote(s string) string {
 	var b strings.Builder
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	_ = e.Encode(s) // of a string, into memory
+	_ = e.Encode(s) // cannot fail for a string
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
@@ -202,10 +203,10 @@ func (b *Bundle) Keys() []string {
 	return keys
 }
 
-// Values returns what must never be shown: every value but URLs, git's
-// username and the known hosts, which are no secrets, and none that is empty.
-// Of Claude's settings it is the texts below "env", too, because that is how
-// a leak would look.
+// Values returns the values that must never be shown: every non-empty value
+// except URLs, git's username and the known hosts, which are not secret. For
+// Claude's settings these are also the texts below "env", because a leak would
+// contain them separately.
 func (b *Bundle) Values() []string {
 	var out []string
 	for _, e := range b.entries() {
@@ -232,7 +233,7 @@ var (
 	hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$`)
 )
 
-// checkKey refuses what is no key of a bundle.
+// checkKey returns an error for text that is not a key of a bundle.
 func checkKey(key string) error {
 	if name, ok := strings.CutPrefix(key, "env."); ok {
 		return checkEnvName(name)
@@ -261,7 +262,7 @@ func checkEnvName(name string) error {
 	return nil
 }
 
-// unset removes the value under key, not_found when there is none.
+// unset removes the value under key; not_found if there is none.
 func (b *Bundle) unset(key string) error {
 	if err := checkKey(key); err != nil {
 		return err
@@ -299,8 +300,8 @@ func unknownKey(key string) error {
 	return e.WithHint("use env.NAME, ssh_keys.HOST, or one of %s", strings.Join(known, ", "))
 }
 
-// tidy gives a value the form in which it is used: without the one newline
-// that ends a file or an answer, but SSH texts always with one.
+// tidy normalises a value: it removes one newline at the end, which files and
+// answers have, but SSH texts always end in one.
 func tidy(key, text string) string {
 	text = strings.TrimSuffix(strings.TrimSuffix(text, "\n"), "\r")
 	if text != "" && (strings.HasPrefix(key, "git.ssh_") || strings.HasPrefix(key, "ssh_keys.")) {
@@ -309,7 +310,7 @@ func tidy(key, text string) string {
 	return text
 }
 
-// checkStored checks what a bundle at rest holds under a key.
+// checkStored checks the stored value of a key.
 func checkStored(key, text string) error {
 	if _, ok := parseReference(text); ok {
 		return checkReference(key, text)

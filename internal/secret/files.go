@@ -60,7 +60,7 @@ func readPrivate(path string, limit int64, refused fs.FileMode) ([]byte, error) 
 	return data, nil
 }
 
-// replaceFile writes a private file whole or not at all.
+// replaceFile writes a private file atomically.
 func replaceFile(path string, data []byte) error {
 	tmp, err := durable.Temp(filepath.Dir(path), durable.TempPrefix+"*", data)
 	if err != nil {

@@ -34,14 +34,14 @@ func newIdentity() (identity, error) {
 
 func parseIdentity(line string) (identity, bool) {
 	id, err := age.ParseX25519Identity(line)
-	if err != nil { // the error may repeat a part of the key
+	if err != nil { // the error may contain a part of the key
 		return identity{}, false
 	}
 	return identity{id, id.Recipient(), id.Recipient().String(), id.String()}, true
 }
 
-// identityText is the file of identities: the first is the one to which
-// bundles are encrypted, all open them.
+// identityText returns the content of the identity file. Bundles are encrypted
+// to the first identity; all can decrypt them.
 func identityText(ids []identity) []byte {
 	var b bytes.Buffer
 	b.WriteString("# AgentLab: this key opens the secrets bundles beside it. Keep it, and keep it secret.\n")
@@ -58,7 +58,7 @@ func (v *Vault) identityPath() string { return filepath.Join(v.dir, "identity.tx
 
 func (v *Vault) recipientsPath() string { return filepath.Join(v.dir, "recipients.txt") }
 
-// identities reads the keys that open bundles, at least one; bundles are
+// identities reads the keys that decrypt bundles, at least one. Bundles are
 // encrypted to the first.
 func (v *Vault) identities() ([]identity, error) {
 	path := v.identityPath()
@@ -88,7 +88,7 @@ func (v *Vault) identities() ([]identity, error) {
 	return ids, nil
 }
 
-// others reads the further recipients of all bundles, as they are written.
+// others reads the further recipients of all bundles, as text.
 func (v *Vault) others() ([]string, error) {
 	data, err := readPrivate(v.recipientsPath(), 64<<10, 0o022)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -123,7 +123,7 @@ func parseRecipient(text string) (age.Recipient, error) {
 	return r, nil
 }
 
-// recipients are to whom bundles are encrypted now.
+// recipients returns the current recipients of bundles.
 func (v *Vault) recipients() ([]age.Recipient, error) {
 	ids, err := v.identities()
 	if err != nil {
@@ -144,8 +144,8 @@ func (v *Vault) recipients() ([]age.Recipient, error) {
 	return out, nil
 }
 
-// seal encrypts plain to the recipients of now and makes it the file at path,
-// whole or not at all.
+// seal encrypts plain to the current recipients and writes the file at path
+// atomically.
 func (v *Vault) seal(path string, plain []byte) error {
 	rs, err := v.recipients()
 	if err != nil {
@@ -166,9 +166,9 @@ func (v *Vault) seal(path string, plain []byte) error {
 	return replaceFile(path, sealed.Bytes())
 }
 
-// open decrypts the file at path, which holds at most limit bytes. What
-// cannot be decrypted is invalid. Between its two reads a rotation may have
-// begun or ended, so it tries again when it does not fit.
+// open decrypts the file at path, which holds at most limit bytes. The error
+// has code invalid if it cannot be decrypted. A rotation may begin or end
+// between its two reads, so it tries again if the keys do not fit.
 func (v *Vault) open(path string, limit int64) (plain []byte, err error) {
 	for range 3 {
 		sealed, rerr := readPrivate(path, 2*limit+64<<10, 0o022)

@@ -13,9 +13,9 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// The values that a job received are stored, encrypted, as long as its guest may still be
-// heard: its words must be redacted by the values that it knows, not by those
-// that the bundle or a reference holds after a restart.
+// The values that a job received are stored, encrypted, as long as its guest may still
+// send data: its output must be redacted with the values that it knows, not with those
+// that the bundle or a reference has after a restart.
 
 func (v *Vault) keptDir() string { return filepath.Join(v.dir, "delivered") }
 
@@ -26,8 +26,8 @@ func (v *Vault) keptPath(jobID string) (string, error) {
 	return filepath.Join(v.keptDir(), jobID+".age"), nil
 }
 
-// Keep notes values that a job is about to be given, besides those that were
-// noted before.
+// Keep stores values that a job is about to get, in addition to those stored
+// before.
 func (v *Vault) Keep(ctx context.Context, jobID string, values []string) error {
 	path, err := v.keptPath(jobID)
 	if err != nil {
@@ -77,8 +77,8 @@ func (v *Vault) Kept(jobID string) (values []string, ok bool, err error) {
 	return values, true, nil
 }
 
-// SweepKept forgets the values of every job of which done says that its guest
-// is not heard any more, and returns how many those were.
+// SweepKept deletes the values of every job for which done reports that its
+// guest can no longer send data, and returns the number of these jobs.
 func (v *Vault) SweepKept(ctx context.Context, done func(ctx context.Context, jobID string) (bool, error)) (n int, err error) {
 	files, err := readDir(v.keptDir())
 	if err != nil {

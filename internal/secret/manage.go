@@ -9,13 +9,13 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// What people do with bundles: look, edit, check.
+// Operations of users on bundles: show, edit, check.
 
 // Info is one bundle in a list.
 type Info struct {
 	Name    string
 	Format  string   // FormatAge or FormatSops
-	Keys    []string // nil when it cannot be read
+	Keys    []string // nil if it cannot be read
 	Problem string   // why it cannot be read
 }
 
@@ -43,11 +43,11 @@ func (v *Vault) Bundles(ctx context.Context) ([]Info, error) {
 // Entry is one value of a bundle.
 type Entry struct {
 	Key       string
-	Reference string // where the value is got from; "" for a literal
+	Reference string // the source of the value; "" for a literal
 	Value     string // of a literal, when it must be revealed
 }
 
-// Entries lists what a bundle holds, with the values of literals only where
+// Entries lists the contents of a bundle, with the values of literals only if
 // reveal is set. References are not resolved.
 func (v *Vault) Entries(ctx context.Context, name string, reveal bool) ([]Entry, error) {
 	b, err := v.load(ctx, name)
@@ -67,8 +67,8 @@ func (v *Vault) Entries(ctx context.Context, name string, reveal bool) ([]Entry,
 	return out, nil
 }
 
-// Text returns the plain text of a bundle for a person to edit, and its
-// version for Replace. A bundle that does not exist is not_found.
+// Text returns the plain text of a bundle for editing, and its version for
+// Replace. Code not_found if the bundle does not exist.
 func (v *Vault) Text(ctx context.Context, name string) (text, version string, err error) {
 	format, err := v.format(name)
 	switch {
@@ -83,9 +83,9 @@ func (v *Vault) Text(ctx context.Context, name string) (text, version string, er
 	return string(data), versionOf(data), err
 }
 
-// Replace makes text the content of a bundle. version is what Text told of
-// the content that was edited, "" when there was no bundle. Codes: invalid,
-// conflict when the bundle has changed meanwhile, limit.
+// Replace replaces the content of a bundle with text. version is the version
+// that Text returned, "" if there was no bundle. Codes: invalid, conflict if
+// the bundle has changed in the meantime, limit.
 func (v *Vault) Replace(ctx context.Context, name, text, version string) error {
 	b, err := parseBundle([]byte(text))
 	if err != nil {
@@ -119,7 +119,7 @@ func (v *Vault) sopsOnly(name string) error {
 		WithHint("change it with: sops %s", v.sopsPath(name))
 }
 
-// Finding is something wrong with the vault or a bundle.
+// Finding is a problem of the vault or a bundle.
 type Finding struct {
 	Bundle  string // "" for the vault itself
 	Key     string // of a value; may be empty
@@ -128,9 +128,9 @@ type Finding struct {
 }
 
 // Validate checks the vault's directory and keys, and the bundles: one by its
-// name, or all for "". With resolving it also asks every reference for its
-// value, and drops that. It returns what is wrong, and the names of the
-// bundles that it checked.
+// name, or all for "". With resolving it also resolves every reference and
+// discards the value. It returns the problems, and the names of the bundles
+// that it checked.
 func (v *Vault) Validate(ctx context.Context, name string, resolving bool) (checked []string, found []Finding, err error) {
 	if name != "" {
 		if err := v.Check(ctx, name); agentlab.CodeOf(err) == agentlab.CodeNotFound {
@@ -153,7 +153,7 @@ func (v *Vault) Validate(ctx context.Context, name string, resolving bool) (chec
 	}
 	if _, err := v.identities(); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		note("", err)
-	} else if files, lerr := v.sealed(); lerr != nil || len(files) > 0 { // else none is needed yet
+	} else if files, lerr := v.sealed(); lerr != nil || len(files) > 0 { // otherwise none is needed yet
 		note("", err)
 	}
 	_, err = v.others()

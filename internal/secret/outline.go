@@ -2,9 +2,9 @@ package secret
 
 import "context"
 
-// Outline returns a bundle without resolving its references: the values that
-// are plain, and the keys of the references, sorted. Codes: as Deliver for a
-// bundle that is missing or cannot be read.
+// Outline returns a bundle without resolving its references: the plain values,
+// and the keys of the references, sorted. Codes: those of Deliver for a bundle
+// that is missing or cannot be read.
 func (v *Vault) Outline(ctx context.Context, name string) (plain Bundle, references []string, err error) {
 	b, err := v.load(ctx, name)
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
 
-// A value of a bundle at rest that begins with one of these words is a
-// reference: where to get the value from when it is delivered.
+// A stored value that begins with one of these words is a reference to the
+// source of the value, which is read at delivery.
 //
 //	op://VAULT/ITEM/FIELD   what `op read` prints (1Password)
 //	env:NAME                a variable of the daemon's environment
@@ -43,7 +43,7 @@ const (
 	refTimeout    = 20 * time.Second // for all references of a bundle; a runner waits 30 s for its answer
 	refAtOnce     = 4                // references of one bundle that are resolved at the same time
 	maxRefBytes   = 4096
-	outputTimeout = 2 * time.Second // for output that is held open by a child of the program
+	outputTimeout = 2 * time.Second // for output that a child process of the program keeps open
 )
 
 // parseReference reports whether a stored text is a reference, and of which
@@ -57,7 +57,7 @@ func parseReference(text string) (kind string, ok bool) {
 	return "", false
 }
 
-// literal returns the value of a text at rest that is no reference.
+// literal returns the value of a stored text that is not a reference.
 func literal(text string) string { return strings.TrimPrefix(text, literalPrefix) }
 
 // storeLiteral returns the text at rest for a plain value, so that literal
@@ -69,8 +69,7 @@ func storeLiteral(value string) string {
 	return value
 }
 
-// checkReference checks the form of a reference, not whether it gives a
-// value.
+// checkReference checks the syntax of a reference and does not resolve it.
 func checkReference(key, text string) error {
 	bad := func(format string, args ...any) error {
 		return agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField(key)
@@ -108,9 +107,9 @@ func checkReference(key, text string) error {
 	return nil
 }
 
-// resolve replaces every reference of b by its value. Codes of what lasts:
-// invalid, not_found, denied; of what may pass: unavailable, timeout. The
-// field of an error is the key.
+// resolve replaces every reference of b by its value. Codes of permanent
+// errors: invalid, not_found, denied; of temporary ones: unavailable, timeout.
+// The field of an error is the key.
 func resolve(ctx context.Context, b Bundle) (Bundle, error) {
 	ctx, cancel := context.WithTimeout(ctx, refTimeout)
 	defer cancel()
@@ -211,8 +210,8 @@ func output(ctx context.Context, argv []string) (string, *agentlab.Error) {
 	return run(ctx, path, argv[1:], nil, MaxValueBytes)
 }
 
-// run runs a program and returns what it prints, at most so many bytes. What
-// it says on standard error is dropped: it may hold the secret.
+// run runs a program and returns its output, at most most bytes. Its standard
+// error is discarded, because it may contain the secret.
 func run(ctx context.Context, path string, args, env []string, most int) (string, *agentlab.Error) {
 	const byHand = "run it by hand as the user that runs agentlabd; its output is not shown here, because it may contain the secret"
 	name := filepath.Base(path)
@@ -224,7 +223,7 @@ func run(ctx context.Context, path string, args, env []string, most int) (string
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	err := cmd.Run()
 	if errors.Is(err, exec.ErrWaitDelay) {
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // who holds its output, left behind by it
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // child processes that keep its output open
 	}
 	exit, exited := errors.AsType[*exec.ExitError](err)
 	switch {
@@ -244,8 +243,9 @@ func run(ctx context.Context, path string, args, env []string, most int) (string
 
 var errQuote = errors.New("a quote is not closed")
 
-// splitWords splits a command as a shell does: words between blanks, '…' as
-// it is, "…" with \" and \\, and \ before a character. Nothing is expanded.
+// splitWords splits a command as a shell does: words between blanks, '…'
+// unchanged, "…" with \" and \\, and \ before a character. Nothing is
+// expanded.
 func splitWords(s string) ([]string, error) {
 	var words []string
 	var word strings.Builder

@@ -16,18 +16,17 @@ import (
 // Rotation describes what a rotation did.
 type Rotation struct {
 	PublicKey  string   // of the new identity
-	Recipients []string // to whom bundles are encrypted besides
+	Recipients []string // further recipients of bundles
 	Bundles    []string // that were encrypted again
 	Kept       []string // public keys of older identities that sops bundles still need
 }
 
-// Rotate makes a new identity, changes the further recipients, and encrypts
-// every bundle again, one by one. Until all are done the older identities
-// stay valid, so that readers, in this process and others, find every bundle
-// readable at every moment; writers wait. After a crash anywhere it can be
-// run again. Codes: invalid when a bundle cannot be decrypted (nothing is
-// changed then) or a recipient is none, not_found for a recipient to remove
-// that is not there.
+// Rotate creates a new identity, changes the further recipients, and encrypts
+// every bundle again, one by one. Until all are done the older identities stay
+// valid, so that readers, in this process and others, can read every bundle at
+// any time; writers wait. After a crash at any point it can be run again.
+// Codes: invalid if a bundle cannot be decrypted (then nothing is changed) or
+// a recipient is not valid, not_found if a recipient to remove does not exist.
 func (v *Vault) Rotate(ctx context.Context, add, remove []string) (r Rotation, err error) {
 	err = v.locked(ctx, func() error {
 		r, err = v.rotate(ctx, add, remove)
@@ -91,8 +90,8 @@ func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, err
 	})
 }
 
-// sweep removes what writers left behind that were killed; the vault is
-// locked. It may hold an identity.
+// sweep deletes the temporary files of writers that were killed, which may
+// contain an identity. The vault must be locked.
 func (v *Vault) sweep() error {
 	for _, dir := range []string{v.dir, v.keptDir()} {
 		files, err := readDir(dir)
@@ -119,14 +118,14 @@ func step(ctx context.Context, fn func() error) error {
 	return fn()
 }
 
-// forgotten reports whether a file could not be read because what a job was
-// given was forgotten meanwhile, which waits for no rotation.
+// forgotten reports whether a file could not be read because the values of a
+// job were deleted meanwhile. That deletion does not wait for a rotation.
 func (v *Vault) forgotten(path string, err error) bool {
 	return filepath.Dir(path) == v.keptDir() && errors.Is(err, fs.ErrNotExist)
 }
 
-// sealAgain encrypts a file to the recipients of now, and proves that the
-// fresh identity alone opens it before the old ones may go.
+// sealAgain encrypts a file to the current recipients, and checks that the new
+// identity alone decrypts it, before the old identities are removed.
 func (v *Vault) sealAgain(path string, fresh identity) error {
 	plain, err := v.open(path, maxSealed)
 	if err != nil {
@@ -143,10 +142,10 @@ func (v *Vault) sealAgain(path string, fresh identity) error {
 	return err
 }
 
-// maxSealed is more than any file of the vault holds.
+// maxSealed is larger than any file of the vault.
 const maxSealed = 4 << 20
 
-// sealed lists every file of the vault that is encrypted by us.
+// sealed lists every file of the vault that AgentLab encrypts.
 func (v *Vault) sealed() ([]string, error) {
 	var out []string
 	for _, dir := range []string{v.dir, v.keptDir()} {
@@ -194,15 +193,15 @@ func (v *Vault) changeRecipients(add, remove []string) ([]string, error) {
 func (v *Vault) writeRecipients(others []string) error {
 	if len(others) == 0 {
 		if _, err := os.Lstat(v.recipientsPath()); err != nil {
-			return nil //nolint:nilerr // there is nothing to be emptied
+			return nil //nolint:nilerr // nothing to empty
 		}
 	}
 	text := "# AgentLab: who can open the secrets bundles beside this file, besides identity.txt.\n# After a change by hand: agentlab secrets rotate\n"
 	return replaceFile(v.recipientsPath(), []byte(text+strings.Join(append(others[:len(others):len(others)], ""), "\n")))
 }
 
-// neededBySops returns the identities to which a sops bundle says it is
-// encrypted: they must outlive a rotation, which cannot change such a file.
+// neededBySops returns the identities that a sops bundle names as recipients.
+// They are kept at a rotation, which cannot change such a file.
 func (v *Vault) neededBySops(ids []identity) ([]identity, error) {
 	files, err := readDir(v.dir)
 	if err != nil {

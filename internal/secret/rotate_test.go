@@ -208,8 +208,8 @@ func TestRotateRefuses(t *testing.T) {
 	}
 }
 
-// Files that others could read or change, or that are no files, are refused,
-// and the remedy is told.
+// Files that others could read or change, or that are not regular files, are
+// rejected with the remedy.
 func TestModes(t *testing.T) {
 	for name, change := range map[string]func(v *Vault) (path string, mode os.FileMode){
 		"folder readable":     func(v *Vault) (string, os.FileMode) { return v.dir, 0o750 },

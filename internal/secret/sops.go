@@ -13,7 +13,7 @@ import (
 // decryptSops reads a bundle with the program sops. Where sops has no
 // age key otherwise, it may use the vault's own.
 func (v *Vault) decryptSops(ctx context.Context, path string) ([]byte, error) {
-	if _, err := readPrivate(path, maxSealed, 0o022); err != nil { // who may change it, may say what is run
+	if _, err := readPrivate(path, maxSealed, 0o022); err != nil { // a user who can change it can choose the program that is run
 		return nil, err
 	}
 	program, err := exec.LookPath("sops")

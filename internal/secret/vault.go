@@ -16,13 +16,13 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
-// DefaultBundle is the bundle that is empty, rather than an error, while it
-// does not exist, so that the shipped profiles work before any secret is set.
+// DefaultBundle is a bundle that counts as empty if it does not exist, so that
+// the shipped profiles work before any secret is set.
 const DefaultBundle = "default"
 
-// The forms of a bundle at rest, by the end of its file's name.
+// The file formats of a bundle, by the suffix of its file.
 const (
-	FormatAge  = "age"  // NAME.age: ours
+	FormatAge  = "age"  // NAME.age: AgentLab's own
 	FormatSops = "sops" // NAME.sops.yaml: read with the program sops, changed with it only
 )
 
@@ -39,9 +39,9 @@ type Vault struct {
 // NewVault returns the vault in dir, which need not exist yet.
 func NewVault(dir string) *Vault { return &Vault{dir: dir} }
 
-// Init makes the directory (0700) and the identity (0600) when they are
-// missing. An identity that is there is never replaced: with it, what it
-// encrypted would be lost.
+// Init creates the directory (0700) and the identity (0600) if they are
+// missing. An existing identity is never replaced: bundles that are encrypted
+// to it would be lost.
 func (v *Vault) Init() error {
 	if err := os.MkdirAll(v.dir, 0o700); err != nil {
 		return fault(v.dir, err)
@@ -60,7 +60,7 @@ func (v *Vault) Init() error {
 		return err
 	}
 	err = durable.Create(v.identityPath(), identityText([]identity{id}))
-	if err == nil || errors.Is(err, fs.ErrExist) { // another process was quicker
+	if err == nil || errors.Is(err, fs.ErrExist) { // another process was faster
 		return nil
 	}
 	return fault(v.identityPath(), err)
@@ -84,11 +84,11 @@ func (v *Vault) checkDir() error {
 	return nil
 }
 
-// Deliver decrypts a bundle and resolves its references, of the keys that are
-// wanted; nil wants all. Nothing else is resolved. Codes: not_found when the
-// bundle does not exist, but for DefaultBundle, which is empty then; of a
-// reference, invalid, not_found and denied when trying again does not help,
-// unavailable and timeout when it may.
+// Deliver decrypts a bundle and resolves its references, only for the keys
+// that want selects; nil selects all. Codes: not_found if the bundle does not
+// exist, except DefaultBundle, which is empty then; for a reference, invalid,
+// not_found and denied are permanent, unavailable and timeout may be
+// temporary.
 func (v *Vault) Deliver(ctx context.Context, name string, want func(key string) bool) (Bundle, error) {
 	b, err := v.load(ctx, name)
 	if err != nil {
@@ -108,7 +108,7 @@ func (v *Vault) Check(ctx context.Context, name string) error {
 	return err
 }
 
-// load decrypts a bundle as it is at rest.
+// load decrypts a stored bundle.
 func (v *Vault) load(ctx context.Context, name string) (Bundle, error) {
 	text, err := v.text(ctx, name)
 	if err != nil {
@@ -168,7 +168,7 @@ func (v *Vault) format(name string) (string, error) {
 	return found, nil
 }
 
-// save encrypts b as the bundle with that name, whole or not at all.
+// save encrypts b and writes it atomically as the bundle with that name.
 func (v *Vault) save(name string, b Bundle) error {
 	plain, err := b.marshal()
 	if err != nil {
@@ -180,7 +180,7 @@ func (v *Vault) save(name string, b Bundle) error {
 	return v.seal(v.path(name), plain)
 }
 
-// Create makes an empty bundle; exists when there is one of that name.
+// Create creates an empty bundle. Code exists if there is one with that name.
 func (v *Vault) Create(ctx context.Context, name string) error {
 	return v.locked(ctx, func() error {
 		format, err := v.format(name)
@@ -196,9 +196,9 @@ func (v *Vault) Create(ctx context.Context, name string) error {
 
 // Set reads a value and stores it under key: "env.NAME", "ssh_keys.HOST", or
 // one of the names in seed 000 §9.1 such as "git.token". One newline at the
-// value's end is dropped, and SSH texts always end in one. A reference is
-// stored as such and not resolved; without that a value is never taken for
-// one, whatever it looks like.
+// value's end is dropped, and SSH texts always end in one. With reference, the
+// value is stored as a reference and not resolved; otherwise it is always
+// stored as a literal.
 func (v *Vault) Set(ctx context.Context, name, key string, value io.Reader, reference bool) error {
 	data, err := io.ReadAll(io.LimitReader(value, MaxValueBytes+2))
 	if err != nil {
@@ -228,12 +228,13 @@ func (v *Vault) Set(ctx context.Context, name, key string, value io.Reader, refe
 	})
 }
 
-// Unset removes the value under key; not_found when it is not set.
+// Unset removes the value under key; not_found if it is not set.
 func (v *Vault) Unset(ctx context.Context, name, key string) error {
 	return v.change(ctx, name, func(b *Bundle) error { return b.unset(key) })
 }
 
-// locked runs fn while no other change of the vault is under way.
+// locked runs fn under the lock of the vault, so that there is no other
+// change.
 func (v *Vault) locked(ctx context.Context, fn func() error) error {
 	if err := v.Init(); err != nil {
 		return err
@@ -247,7 +248,7 @@ func (v *Vault) locked(ctx context.Context, fn func() error) error {
 }
 
 // change loads a bundle, lets fn change it and saves it. A missing bundle
-// begins empty.
+// counts as empty.
 func (v *Vault) change(ctx context.Context, name string, fn func(*Bundle) error) error {
 	return v.locked(ctx, func() error {
 		format, err := v.format(name)

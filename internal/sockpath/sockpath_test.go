@@ -86,7 +86,7 @@ func TestShortAndLongPaths(t *testing.T) {
 	}
 }
 
-// dead makes a socket that nobody listens on, as a killed process leaves it.
+// dead creates a socket without a listener, as a killed process leaves it.
 func dead(t *testing.T, path string) {
 	t.Helper()
 	ln, err := Listen(path, 0o600)
