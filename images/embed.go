@@ -10,14 +10,14 @@ import "embed"
 //go:embed *.yaml
 var Recipes embed.FS
 
-// Files holds, below "files", what is copied over the root of an image that a
-// hypervisor starts with its kernel.
+// Files holds, below "files", the files that are copied to the root of an
+// image that a hypervisor starts with its kernel.
 //
 //go:embed all:files
 var Files embed.FS
 
 // Scripts holds, below "build", the shell scripts that run while an image is
-// built; each begins with what it does and its arguments.
+// built; each begins with a comment about its purpose and arguments.
 //
 //go:embed build/*.sh
 var Scripts embed.FS
@@ -30,8 +30,8 @@ var Scripts embed.FS
 //go:embed keys/*.gpg
 var Keys embed.FS
 
-// Cloud holds, below "cloud", what is copied over the root of a cloud image in
-// place of most of Files.
+// Cloud holds, below "cloud", the files that are copied to the root of a cloud
+// image instead of most of Files.
 //
 //go:embed all:cloud
 var Cloud embed.FS

@@ -1,7 +1,8 @@
-// Package archtest holds the house's rules about its own source, as data and
-// as tests: which package may import which, and how long a file may be.
-// golangci-lint checks the same arrows in editors; its part of .golangci.yml
-// is generated from Layers ('go test ./internal/archtest -update').
+// Package archtest has the rules for the source code of this module, as data
+// and as tests: which package may import which, and how long a file may be.
+// golangci-lint checks the same import rules in editors; its part of
+// .golangci.yml is generated from Layers ('go test ./internal/archtest
+// -update').
 package archtest
 
 import (
@@ -14,28 +15,29 @@ import (
 // Module is the path of this module.
 const Module = "github.com/agentlab-vm/agentlab"
 
-// Budgets of a source file that is not generated, in lines.
+// Maximum lengths of a source file that is not generated, in lines.
 const (
 	MaxFileLines = 500
 	MaxTestLines = 700
 	MaxMainLines = 60 // of the files below cmd
 )
 
-// Layer says what the packages of one part of the house may import of this
-// module. Tests (_test.go) may import more: they build what they test.
+// Layer lists the packages of this module that the packages of one part of the
+// module may import. Tests (_test.go) may import more.
 type Layer struct {
 	Name string
 	// Packages are paths below the module, "." for the root; a final /...
 	// means all below it too.
 	Packages []string
-	// May lists what they import, in the same notation, beside themselves.
+	// May lists the packages that they may import in addition to
+	// themselves, in the same notation.
 	May []string
-	// Why is the reason, as it is told to one who breaks the rule.
+	// Why is the reason for the rule, for the error message.
 	Why string
 }
 
-// leaves do one small thing each and know nothing of the house but its domain
-// package.
+// leaves are small packages that import only the domain package of this
+// module.
 var leaves = []string{
 	"internal/bounded", "internal/cloudinit", "internal/connlimit", "internal/durable", "internal/egresslog", "internal/fsfault", "internal/hostspace", "internal/link",
 	"internal/lock", "internal/reconcile", "internal/redact", "internal/sockpath", "internal/stream",
@@ -86,7 +88,7 @@ func driverLayers() []Layer {
 	return out
 }
 
-// Layers is the whole house. Each package is in one layer at most.
+// Layers lists all layers of the module. Each package is in at most one layer.
 var Layers = append(driverLayers(), []Layer{
 	{
 		Name: "domain", Packages: []string{"."},
@@ -225,14 +227,14 @@ var Layers = append(driverLayers(), []Layer{
 	},
 }...)
 
-// serviceNames are the services of the house.
+// serviceNames are the service packages.
 var serviceNames = []string{
 	"internal/artifact", "internal/audit", "internal/bootstrap", "internal/doctor", "internal/gc", "internal/job",
 	"internal/message", "internal/sandbox", "internal/session", "internal/verify", "internal/workspace",
 }
 
-// matches tells whether the package pkg, relative to the module, falls under
-// a pattern of a Layer.
+// matches reports whether the package pkg, relative to the module, matches a
+// pattern of a Layer.
 func matches(pattern, pkg string) bool {
 	if pattern == "..." {
 		return true
@@ -255,8 +257,8 @@ func LayerOf(pkg string) (Layer, bool) {
 	return Layer{}, false
 }
 
-// Check tells what is wrong with a package of this module importing another,
-// both relative to the module; "" when nothing is.
+// Check returns why a package of this module must not import another one, ""
+// if it may. Both are relative to the module.
 func Check(pkg, imported string) string {
 	if slices.Contains(doubles, imported) && !slices.Contains(doubles, pkg) && !strings.HasPrefix(pkg, "test/") {
 		return fmt.Sprintf("%s imports %s: only tests link a test double", pkg, imported)
@@ -276,9 +278,8 @@ func Check(pkg, imported string) string {
 	return fmt.Sprintf("%s imports %s: %s", pkg, imported, l.Why)
 }
 
-// part names the part of the house, listed as a whole in a layer
-// (internal/guest/...), that a package belongs to; "" when it stands alone.
-// Packages of one part may import each other.
+// part returns the pattern of a layer (internal/guest/...) that a package
+// belongs to, "" if there is none. Packages of one part may import each other.
 func part(l Layer, pkg string) string {
 	for _, p := range l.Packages {
 		if base, whole := strings.CutSuffix(p, "/..."); whole && matches(p, pkg) {

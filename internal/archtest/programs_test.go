@@ -19,9 +19,9 @@ var readers = []string{
 	"internal/egress/gate", "internal/egress/sniff", "internal/egress/vnet",
 }
 
-// parsers take file systems, archives and repositories apart. Only the build
-// of images, from what the owner trusts, may use them; archive/tar is written
-// by package artifact and read by nobody.
+// parsers are packages that parse file systems, archives and repositories.
+// Only the image build, with trusted input, may use them; package artifact
+// writes archive/tar, and no package reads it.
 var parsers = []string{"github.com/diskfs/", "github.com/go-git/", "archive/zip", "debug/elf"}
 
 // starters are the functions that run programs.

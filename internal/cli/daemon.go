@@ -375,8 +375,8 @@ func (a *App) remote(url string) (*client.Client, error) {
 	return client.NewRemote(r)
 }
 
-// readPrivate reads a file with a token. Others must not be able to read it:
-// whoever has the token can use it.
+// readPrivate reads a file with a token. Other users must not be able to read
+// it, because the token gives access.
 func readPrivate(name string) (string, error) {
 	info, err := os.Stat(name)
 	if err != nil {

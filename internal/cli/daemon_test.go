@@ -9,7 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Where somebody else may have made the runtime folder, no command connects,
+// If another user may have created the runtime directory, no command connects,
 // starts a daemon or writes.
 func TestRuntimeFolderIsChecked(t *testing.T) {
 	home, explicitDaemon := t.TempDir(), t.TempDir()

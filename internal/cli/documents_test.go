@@ -35,7 +35,7 @@ func commandDocuments(t *testing.T) []string {
 func TestDocumentedCommands(t *testing.T) {
 	total := 0
 	for _, file := range commandDocuments(t) {
-		text, err := os.ReadFile(file) //nolint:gosec // a document of ours
+		text, err := os.ReadFile(file) //nolint:gosec // our own document
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +76,7 @@ func TestCommandsInMessages(t *testing.T) {
 		if err != nil || e.IsDir() || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
 			return err
 		}
-		text, err := os.ReadFile(file) //nolint:gosec // a source of ours
+		text, err := os.ReadFile(file) //nolint:gosec // our own source
 		for _, m := range quoted.FindAllStringSubmatch(string(text), -1) {
 			total++
 			for _, c := range documentCommands("`" + verb.ReplaceAllString(strings.ReplaceAll(m[1], "\n", " "), "X") + "`") {
@@ -322,8 +322,7 @@ func flagOf(cmd *cobra.Command, name string) *pflag.Flag {
 	return cmd.InheritedFlags().Lookup(name)
 }
 
-// samples puts a value in the place of a word that stands for one, such as
-// DURATION.
+// samples replaces each placeholder, such as DURATION, by a value.
 func samples(cmd *cobra.Command, args []string) []string {
 	args = slices.Clone(args)
 	standsFor := regexp.MustCompile(`^[A-Z][A-Z_-]*$`)

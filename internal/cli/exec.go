@@ -36,7 +36,7 @@ all words after COMMAND are its arguments.`,
   agentlab exec play --user root -- apt-get install -y make
   tar c src | agentlab exec -i play tar x -C /tmp
   agentlab exec -t -i play bash`,
-		DisableFlagParsing: true, // flags after COMMAND are not ours
+		DisableFlagParsing: true, // flags after COMMAND belong to the command
 	}
 	flags := cmd.Flags()
 	flags.StringVarP(&req.User, "user", "u", "", "user (default agent)")

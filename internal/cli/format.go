@@ -42,8 +42,8 @@ func (t *table) row(cells ...any) {
 
 func (t *table) flush() error { return t.w.Flush() }
 
-// sanitize replaces control characters by spaces, so that text from a guest can
-// neither move the cursor nor break a table.
+// sanitize replaces control characters by spaces, because text from a guest
+// must not move the cursor or break a table.
 func sanitize(s string) string {
 	return strings.Map(func(r rune) rune {
 		if controlsTerminal(r) {

@@ -92,7 +92,7 @@ func TestApply(t *testing.T) {
 	user, bundle := agentLeft(t, map[string]string{
 		"lines.txt": "one\n" + tenLines[2:], "gone.txt": "", "dir/bin": "\x00\x02", "new/file": "new\n", "link": "-> dir/bin",
 	})
-	if err := os.Chmod(filepath.Join(user, "lines.txt"), 0o755); err != nil { //nolint:gosec // kept, as it is the user's
+	if err := os.Chmod(filepath.Join(user, "lines.txt"), 0o755); err != nil { //nolint:gosec // not removed, because it belongs to the user
 		t.Fatal(err)
 	}
 	userGit(t, user, "config", "core.fileMode", "false")

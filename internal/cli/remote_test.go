@@ -10,8 +10,9 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// TestRemoteEnvironment: each variable that tells how to reach a daemon is
-// read, and what cannot be right is refused before anything is sent.
+// TestRemoteEnvironment checks that each variable for the connection to a
+// daemon is read, and that an invalid value is rejected before anything is
+// sent.
 func TestRemoteEnvironment(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string, mode os.FileMode) string {
@@ -59,8 +60,8 @@ func TestRemoteEnvironment(t *testing.T) {
 	}
 }
 
-// TestSameDaemon: another run of this program is told where the daemon is, and
-// never the token.
+// TestSameDaemon checks that another run of this program gets the address of
+// the daemon, and never the token.
 func TestSameDaemon(t *testing.T) {
 	t.Setenv("AGENTLAB_HOST", "https://lab.example:8843")
 	t.Setenv("AGENTLAB_TOKEN", "agentlab_secret")

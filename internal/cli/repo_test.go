@@ -133,7 +133,7 @@ func TestLocalRepo(t *testing.T) {
 	}
 }
 
-// A local repository is sent as of any revision that stands for one commit.
+// A local repository is sent at any revision that resolves to one commit.
 func TestFindSourceByRevision(t *testing.T) {
 	dir := sampleRepo(t)
 	for range 2 {

@@ -118,7 +118,7 @@ func gone(pid int) bool {
 	return false
 }
 
-// running tells whether pid is a process that is not a zombie.
+// running reports whether pid is a process that is not a zombie.
 func running(pid int) bool {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Folders of keys that are valid no more are removed, and nothing else.
+// Directories of expired keys are removed, and nothing else.
 func TestSweepSSHKeys(t *testing.T) {
 	tmp, explicitDaemon := t.TempDir(), t.TempDir()
 	now := time.Now()

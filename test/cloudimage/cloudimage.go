@@ -177,7 +177,7 @@ func lock(path string) (func(), error) {
 
 // prune removes the oldest files of a kind; an open one goes on to be read.
 func prune(dir, pattern, keep string) {
-	files, _ := filepath.Glob(filepath.Join(dir, pattern)) // the pattern is good
+	files, _ := filepath.Glob(filepath.Join(dir, pattern)) // the pattern is valid
 	age := func(f string) int64 {
 		fi, err := os.Stat(f)
 		if err != nil || f == keep {
@@ -322,7 +322,7 @@ func isolated(ctx context.Context, log io.Writer, argv ...string) error {
 }
 
 func run(ctx context.Context, log io.Writer, argv ...string) error {
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // words of ours
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // constant arguments
 	cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive", "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
 	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", log, log
 	if err := cmd.Run(); err != nil {

@@ -106,7 +106,8 @@ func (v *vm) identity(c *control.Client, name string) guestapi.Health {
 	return h
 }
 
-// isSandbox checks what every clone must be, whoever made its template.
+// isSandbox checks the properties that every clone must have, however its
+// template was built.
 func (v *vm) isSandbox(c *control.Client, name string) {
 	v.Helper()
 	v.expect(c, "root", "hostname", name)

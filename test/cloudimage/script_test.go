@@ -54,7 +54,7 @@ func (h *host) script(args ...string) (stdout, stderr string, err error) {
 		h.Fatal(err)
 	}
 	argv := append(append(h.Host(), path), h.args...)
-	cmd := exec.Command(argv[0], append(argv[1:], args...)...) //nolint:gosec // words of the test
+	cmd := exec.Command(argv[0], append(argv[1:], args...)...) //nolint:gosec // arguments of the test
 	cmd.Env = append(os.Environ(), "AGENTLAB_BIN="+h.bin)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
@@ -117,8 +117,8 @@ func fileSum(t testing.TB, path string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// What is not ours on the number that the template would have is left alone,
-// and so is what cannot be known.
+// A foreign VM with the template's number is not touched, and neither is one
+// that cannot be identified.
 func TestScriptTouchesNothingForeign(t *testing.T) {
 	needsRoot(t)
 	h := newHost(t, "9.2")
@@ -130,10 +130,10 @@ func TestScriptTouchesNothingForeign(t *testing.T) {
 	h.AddForeignVM(t, 9000, "precious", false, map[string]string{"description": "not yours"})
 	h.refuses("is not a template of AgentLab", append(from, "--apply")...)
 	h.refuses("is not a template of AgentLab", "--remove", "--apply")
-	// A template of somebody else, and a name like ours without the mark.
+	// A foreign template, and a name like ours without the mark.
 	h.AddForeignVM(t, 9100, "agentlab-template-base", false, map[string]string{"tags": "agentlab-template"})
 	h.refuses("is not a template of AgentLab", "--vmid", "9100", "--remove", "--apply")
-	// One that a crash left half made is told, and removed when that is asked.
+	// An incomplete one after a crash is reported, and removed on request.
 	h.AddForeignVM(t, 9200, "agentlab-template-base", false, map[string]string{"description": "agentlab-template-base-ubuntu-0123456789abcdef", "lock": "create"})
 	h.refuses("was not finished", append(from, "--vmid", "9200", "--apply")...)
 	h.refuses("does not have the SHA-256 sum", "--vmid", "9300", "--from", file, "--sha256", strings.Repeat("0", 64), "--apply")
@@ -172,7 +172,7 @@ func TestScriptLeavesTheCacheItsMode(t *testing.T) {
 func isSealed(t testing.TB, raw string) {
 	t.Helper()
 	look := func(command string) string {
-		out, err := exec.Command("debugfs", "-R", command, fmt.Sprintf("%s?offset=%d", raw, firstByte)).Output() //nolint:gosec // words of ours
+		out, err := exec.Command("debugfs", "-R", command, fmt.Sprintf("%s?offset=%d", raw, firstByte)).Output() //nolint:gosec // constant arguments
 		if err != nil {
 			t.Fatalf("%s: %v", command, err)
 		}
@@ -266,7 +266,7 @@ func TestTemplateGetsTheRecipe(t *testing.T) {
 		t.Fatal(err)
 	}
 	stage := func(args ...string) string {
-		out, err := exec.Command(filepath.Join(bin, "agentlabd"), append([]string{"image", "stage", "--runner", runner}, args...)...).Output() //nolint:gosec // words of ours
+		out, err := exec.Command(filepath.Join(bin, "agentlabd"), append([]string{"image", "stage", "--runner", runner}, args...)...).Output() //nolint:gosec // constant arguments
 		if err != nil {
 			t.Fatalf("%v: %v", args, err)
 		}

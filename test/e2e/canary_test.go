@@ -262,7 +262,7 @@ func (w *procWatch) look() {
 		for _, name := range []string{"cmdline", "environ"} {
 			p, _ := os.ReadFile(filepath.Join("/proc", e.Name(), name)) // it may have ended
 			if bytes.Contains(p, []byte("GATEWAY_INTERFACE=CGI")) {
-				continue // the fake git host on the internet, which is told its password
+				continue // the fake git host on the internet gets its password
 			}
 			hits, _ := w.find.scan(bytes.NewReader(p))
 			w.mu.Lock()

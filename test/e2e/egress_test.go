@@ -10,9 +10,8 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// What a job wanted from the network is on record when its sandbox is gone, up
-// to the last thing that it did, with names that a hostile guest chose made
-// plain.
+// The network use of a job is recorded completely when its sandbox is gone,
+// and names that a hostile guest chose are sanitised.
 func TestEgressRecord(t *testing.T) {
 	t.Parallel()
 	l, n := newNetLab(t)

@@ -32,7 +32,7 @@ func TestFullDiskSandboxEnds(t *testing.T) {
 		}
 		l.ok("sandbox", "new", "--name", "other", "--memory-mb", "512")
 		l.fillByGuest()
-		smalldisk.Fill(t, dir, 0) // and what is left, by somebody else
+		smalldisk.Fill(t, dir, 0) // and the rest, by another program
 		l.ok("sandbox", "destroy", "other")
 		if !strings.Contains(l.ok("--json", "events"), "reserve was released") {
 			t.Error("no event about the reserve")
@@ -81,7 +81,7 @@ func (l *lab) killDaemon() {
 		l.Fatal(err)
 	}
 	l.eventually("the daemon ends", func() bool {
-		conn, err := net.Dial("unix", filepath.Join(l.home, "run", "agentlabd.sock")) //nolint:noctx // at once, or not at all
+		conn, err := net.Dial("unix", filepath.Join(l.home, "run", "agentlabd.sock")) //nolint:noctx // without waiting
 		if err == nil {
 			_ = conn.Close()
 		}

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// mendTask is what an agent would do: mend the file, run the test, commit.
+// mendTask does what an agent would do: correct the file, run the test,
+// commit.
 const mendTask = `echo hello > greeting.txt
 sh test.sh
 git commit -qam "Mend the greeting"

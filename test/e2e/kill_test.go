@@ -118,7 +118,7 @@ func outcomes(victimName, stageName string) []string {
 		case i < booting:
 			return nil
 		case i == booting:
-			return []string{failed, completed} // a start that was cut short is begun anew
+			return []string{failed, completed} // an interrupted start is repeated
 		case i < upload:
 			return []string{failed}
 		case i == upload:

@@ -95,8 +95,8 @@ type probeLab struct {
 
 const probed = "probed"
 
-// newProbeLab makes the sandbox. Its records are followed, because those who
-// follow are told soon.
+// newProbeLab creates the sandbox. It follows the records, because followers
+// get them sooner.
 func newProbeLab(t *testing.T) *probeLab {
 	t.Helper()
 	l, n := newNetLab(t)
@@ -211,8 +211,8 @@ func TestVerify(t *testing.T) {
 	}
 	l.noSandboxes()
 
-	// Without the site some rows cannot be tried. That is no fault of the
-	// policy, and it is told.
+	// Without the site some rows cannot be tried. That is not a fault of
+	// the policy, and it is reported.
 	n.SetName("example.com") // without an address
 	l.ok("sandbox", "new", "--name", "box")
 	r := l.run("", "verify", "--sandbox", "box")

@@ -36,9 +36,9 @@ const (
 	pveStorage  = "vmstore"
 )
 
-// templateDisk is the disk that the template VM is made of. It is made outside
-// of the namespaces, where packages can be had; AGENTLAB_TEST_TEMPLATE names
-// one that is there already.
+// templateDisk is the disk that the template VM is made of. It is built
+// outside of the namespaces, where packages are available;
+// AGENTLAB_TEST_TEMPLATE names an existing one.
 func templateDisk(t testing.TB) string {
 	t.Helper()
 	if disk := os.Getenv("AGENTLAB_TEST_TEMPLATE"); disk != "" {
@@ -55,7 +55,7 @@ func templateDisk(t testing.TB) string {
 	return disk
 }
 
-// insidePVE tells whether the test is in its namespaces; outside it runs
+// insidePVE reports whether the test is in its namespaces; outside it runs
 // itself there.
 func insidePVE(t *testing.T) bool {
 	t.Helper()
@@ -283,8 +283,8 @@ func (p *pveLab) clean() {
 			if f := strings.Fields(line); len(f) == 3 && (f[0] == "set" || f[0] == "map") {
 				set = f[1]
 			}
-			// The set "ports" gives nobody anything: ports that were on the
-			// bridge stay guarded whoever plugs in there.
+			// The set "ports" allows nothing: ports that were on the bridge
+			// stay filtered, whatever is connected to them later.
 			if set != "ports" && (strings.Contains(line, `"tap1`) || strings.Contains(line, "10.77.0.2")) {
 				left = append(left, set+": "+strings.TrimSpace(line))
 			}

@@ -39,7 +39,7 @@ type lightGuest struct {
 	*pvenode.ScriptedGuest
 	ip, boot string
 
-	inside   chan func() // what is to be done in its namespace
+	inside   chan func() // functions to run in its namespace
 	mu       sync.Mutex
 	ended    bool
 	server   *http.Server // nil until it knows whom to obey
@@ -50,7 +50,7 @@ type lightGuest struct {
 func (g *lightGuests) boot(_ context.Context, b pvenode.Boot) (pvenode.Guest, error) {
 	m := &lightGuest{ScriptedGuest: &pvenode.ScriptedGuest{}, boot: agentlab.NewUID()}
 	if !strings.Contains(b.Config["description"], "agentlab-uid: ") {
-		return m.Start(b), nil // somebody else's
+		return m.Start(b), nil // foreign
 	}
 	disk := b.Config["smbios1"]
 	m.OnEnd = m.end
@@ -127,9 +127,9 @@ func (m *lightGuest) plug(b pvenode.Boot) error {
 	return m.do(func() error { return run("ip route add default via %s", opts["gw"]) })
 }
 
-// live is a thread in a namespace of its own, which ends with it. It tells its
-// number first. The first thread of the process stays where it is: it stands
-// for the process.
+// live is a thread in a namespace of its own, which ends with it. It sends its
+// number first. The first thread of the process keeps its namespace, because
+// it represents the process.
 func (m *lightGuest) live(tid chan<- int) {
 	runtime.LockOSThread()
 	if unix.Gettid() == os.Getpid() {

@@ -18,9 +18,9 @@ import (
 )
 
 // A daemon that is killed at any call that it makes to Proxmox VE, for a
-// sandbox that is made or destroyed, with the call lost or carried out, ends
-// what it began when it is started again: nothing foreign is touched, nothing
-// of ours is left. (What is killed between calls, package proxmox tests.)
+// sandbox that is made or destroyed, with the call lost or executed, completes
+// its work after a restart: nothing foreign is touched, and none of our VMs
+// and disks is left. (What is killed between calls, package proxmox tests.)
 func TestProxmoxKilledDaemonShell(t *testing.T) {
 	t.Parallel()
 	testKilledDaemon(t, "shell")
@@ -127,8 +127,8 @@ func (p *pveLab) callsOf(do func()) int {
 }
 
 // killAtCall kills the daemon when the node gets its kth call after a command;
-// the call is lost, or carried out for nobody. With fewer calls it is not
-// killed.
+// the call is lost, or executed without a reader of the result. With fewer
+// calls it is not killed.
 func (p *pveLab) killAtCall(t *testing.T, k int, lost bool, args ...string) {
 	t.Helper()
 	reached := make(chan struct{})
@@ -155,8 +155,8 @@ func (p *pveLab) killAtCall(t *testing.T, k int, lost bool, args ...string) {
 	}
 }
 
-// state is the state of a sandbox that is not destroyed; "" when there is none
-// or nobody answers.
+// state returns the state of a sandbox that is not destroyed; "" if there is
+// none or the daemon does not answer.
 func (p *pveLab) state(name string) string {
 	p.Helper()
 	r := p.run("", "--json", "sandbox", "show", name)

@@ -208,9 +208,8 @@ func (p *person) job(env []string, socket string) {
 	}
 }
 
-// An ordinary user builds the image and runs jobs, as root or nobody else
-// does; and is told what to install where the machine lacks it, before
-// anything is started.
+// An ordinary user builds the image and runs jobs without root; if the machine
+// lacks a package, the error names it before anything is started.
 func TestOrdinaryUser(t *testing.T) {
 	t.Parallel()
 	p := newPerson(t)

@@ -24,8 +24,8 @@ func open(env registry.Env) (registry.Opened, error) {
 	return registry.Opened{Driver: d, Images: namedImages{env.Images}}, nil
 }
 
-// namedImages are the images of the store by name only: the fake boots
-// nothing, so nothing is built for it.
+// namedImages are the images of the store by name only. The fake backend boots
+// nothing, so no image is built for it.
 type namedImages struct{ *image.Store }
 
 // Ensure implements registry.Images.

@@ -140,5 +140,5 @@ func (g *GitHost) gitCommand(ctx context.Context, line string) (*exec.Cmd, error
 	if _, err := os.Stat(filepath.Join(repo, "HEAD")); err != nil {
 		return nil, err
 	}
-	return exec.CommandContext(ctx, g.bin, strings.TrimPrefix(verb, "git-"), repo), nil //nolint:gosec // one of two services, on a directory of ours
+	return exec.CommandContext(ctx, g.bin, strings.TrimPrefix(verb, "git-"), repo), nil //nolint:gosec // one of two commands, in our own directory
 }

@@ -27,8 +27,8 @@ const answerLimit = time.Minute
 // what stands at every address that a guest must not reach, so that a leak is
 // an answer and no mere silence.
 type Responder struct {
-	// Heard is told of the names that connections say: TLS server names and
-	// HTTP Hosts. nil means nobody.
+	// Heard is called with the names in connections: TLS server names and
+	// HTTP Hosts. nil is allowed.
 	Heard func(name string)
 
 	ca    *CA
@@ -162,7 +162,7 @@ func (n *Net) Outside() probe.Outside {
 	return probe.Outside{Flows: slices.Clone(n.outside.Flows), Names: slices.Clone(n.outside.Names)}
 }
 
-// ForgetOutside begins Outside anew, and the answers of names that change.
+// ForgetOutside resets Outside, and the answers of names that change.
 func (n *Net) ForgetOutside() {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -17,19 +17,20 @@ import (
 
 // UnixDialer is a gate.Dialer that asks another process to dial: each connection
 // is one to the unix socket at Path, on which it writes "NETWORK ADDR\n" and
-// reads "ok\n" or "err TEXT\n". After that the connection carries the bytes of
-// a TCP stream as they are, and UDP datagrams (or the data of ICMP echo
-// requests and replies) each after its length as two
-// bytes in big-endian order.
+// reads "ok\n" or "err TEXT\n". Afterwards the connection carries the bytes of a
+// TCP stream unchanged, and each UDP datagram (or the data of an ICMP echo
+// request or reply) with its length as a prefix of two bytes in big-endian
+// order.
 type UnixDialer struct {
 	Path string
 }
 
-// maxDialLine bounds one line of the dial protocol, in bytes.
+// maxDialLine is the maximum length of one line of the dial protocol, in
+// bytes.
 const maxDialLine = 1024
 
-// DialContext implements gate.Dialer. A refusal by the other process is
-// agentlab.CodeUnavailable with its text.
+// DialContext implements gate.Dialer. If the other process refuses, the error
+// has agentlab.CodeUnavailable and its text.
 func (u UnixDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	if strings.ContainsAny(network, " \n") || strings.Contains(addr, "\n") {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not an address", network+" "+addr)
@@ -41,7 +42,7 @@ func (u UnixDialer) DialContext(ctx context.Context, network, addr string) (net.
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	err = handshake(conn, network+" "+addr)
 	if !stop() {
-		return nil, ctx.Err() // conn is closed or about to be
+		return nil, ctx.Err() // conn is closed or will be
 	}
 	if err != nil {
 		_ = conn.Close()
@@ -94,15 +95,15 @@ func ReadDialLine(r io.Reader) (string, error) {
 	return "", errors.New("a line of the dial protocol is too long")
 }
 
-// DatagramConn carries datagrams on a stream, each after its length as two
-// bytes in big-endian order. Reads must not be concurrent with each other.
+// DatagramConn carries datagrams on a stream, each with its length as a prefix
+// of two bytes in big-endian order. Reads must not be concurrent.
 type DatagramConn struct {
 	net.Conn
 	write sync.Mutex
 	read  struct {
 		buf  [2]byte
-		have int // bytes of the next length that a deadline cut off from its rest
-		left int // bytes of a begun datagram still to come; 0 between datagrams
+		have int // bytes of the next length that were read before a deadline
+		left int // bytes of a partially read datagram that are missing; 0 between datagrams
 		body []byte
 	}
 }
@@ -110,8 +111,8 @@ type DatagramConn struct {
 // NewDatagramConn returns a DatagramConn on a stream.
 func NewDatagramConn(stream net.Conn) *DatagramConn { return &DatagramConn{Conn: stream} }
 
-// Read reads one datagram; what of it does not fit into p is lost. A read
-// that a deadline ends may be repeated without losing its place.
+// Read reads one datagram; the part that does not fit into p is lost. A read
+// that a deadline ends can be repeated without data loss.
 func (c *DatagramConn) Read(p []byte) (int, error) {
 	r := &c.read
 	if r.left == 0 {

@@ -57,8 +57,8 @@ func TestTimeoutLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestOrphansAreReaped checks, below a guard, that a daemon which ended is no
-// process any more.
+// TestOrphansAreReaped checks, below a guard, that a daemon that ended is no
+// longer a process.
 func TestOrphansAreReaped(t *testing.T) {
 	if os.Getenv(envLeave) == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestOrphansAreReaped$")

@@ -80,7 +80,7 @@ func TestInstall(t *testing.T) {
 // back when the new daemon does not start.
 func upgrade(t *testing.T, h *host) {
 	pid := h.read("/run/systemd/system/pid-agentlabd.service")
-	// A profile that the owner changed stays; one that nobody changed follows.
+	// A profile that the owner changed stays; an unchanged one is updated.
 	mine := h.read("/etc/agentlab/profiles/yolo-ephemeral.yaml") + "# mine\n"
 	h.write("/etc/agentlab/profiles/yolo-ephemeral.yaml", mine)
 	for _, name := range []string{"yolo-ephemeral", "yolo-workspace"} {

@@ -57,7 +57,7 @@ func TestBridge(t *testing.T) {
 	}
 	h.settled("net/setup_vmbr1.sh") // accept_ra is 2 now, and stays in the file
 
-	// Rules that somebody took a part of are put right.
+	// Rules that were partly removed are restored.
 	h.ok("nft", "delete", "table", "bridge", "agentlab")
 	h.applied("net/apply.sh")
 
@@ -112,7 +112,7 @@ func TestBridgeRefused(t *testing.T) {
 	}
 }
 
-// A bridge that somebody configured by hand, and rightly, is left alone; names
+// A bridge that was configured by hand, and correctly, is not changed; names
 // and networks come from config.yaml.
 func TestBridgeOfOnesOwn(t *testing.T) {
 	h := node(t)

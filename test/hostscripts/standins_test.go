@@ -63,7 +63,7 @@ func systemctl(args []string) error {
 	pidFile := func(unit string) string { return "/run/systemd/system/pid-" + unit }
 	has := func(unit string) error {
 		if _, err := os.Stat("/etc/systemd/system/" + unit); err != nil {
-			return fmt.Errorf("Failed: Unit file %s does not exist.", unit) //nolint:staticcheck // systemd's words
+			return fmt.Errorf("Failed: Unit file %s does not exist.", unit) //nolint:staticcheck // arguments of systemd
 		}
 		return nil
 	}
@@ -115,8 +115,8 @@ func systemctl(args []string) error {
 	return unknown(args)
 }
 
-// ended tells whether a process waits for nothing but its parent: process 1 of
-// the host reaps nobody.
+// ended reports whether a process is a zombie: process 1 of the host does not
+// reap.
 func ended(pid int) bool {
 	stat, err := os.ReadFile(filepath.Join("/proc", itoa(pid), "stat"))
 	_, state, _ := strings.Cut(string(stat), ") ")
@@ -161,7 +161,7 @@ func start(unit, pidFile string) error {
 		n, err := conn.Read(buf)
 		if err != nil {
 			said, _ := os.ReadFile(log.Name())
-			return fmt.Errorf("Job for %s failed: %s", unit, said) //nolint:staticcheck // systemd's words
+			return fmt.Errorf("Job for %s failed: %s", unit, said) //nolint:staticcheck // arguments of systemd
 		}
 		if strings.Contains(string(buf[:n]), "READY=1") {
 			return os.WriteFile(pidFile, []byte(itoa(cmd.Process.Pid)), 0o600)

@@ -24,8 +24,8 @@ echo ready
 while [ ! -e tmp/go ]; do sleep 0.05; done
 exec chroot . /usr/bin/env -i container=docker /lib/systemd/systemd --log-target=console --log-level=warning >/dev/null 2>&1`
 
-// pveshProbe tells how it is run, and answers some calls as a node of Proxmox VE
-// without any VM does.
+// pveshProbe prints how it is run, and answers some calls like a node of Proxmox
+// VE without any VM.
 const pveshProbe = `#!/bin/sh
 {
 	echo "call $*"

@@ -40,7 +40,8 @@ func (h *host) pve() *pveState {
 	return s
 }
 
-// has tells whether somebody has a privilege on a path by the entries there.
+// has reports whether a user or token has a privilege on a path by the entries
+// of that path.
 func (s *pveState) has(who, path, privilege string) bool {
 	return slices.ContainsFunc(s.ACL, func(a pveACL) bool {
 		return a.UGID == who && a.Path == path && slices.Contains(s.Roles[a.Role], privilege)
@@ -110,7 +111,7 @@ func TestToken(t *testing.T) {
 				}
 			}
 
-			// Somebody changed the role and took a right away.
+			// The role was changed, and lacks a privilege.
 			s.Roles["AgentLabSandbox"] = []string{"VM.Audit", "VM.Console"}
 			s.ACL = slices.DeleteFunc(s.ACL, func(a pveACL) bool { return a.Path == "/vms/9000" && a.Type == "token" })
 			h.savePVE(s)
@@ -118,7 +119,7 @@ func TestToken(t *testing.T) {
 				t.Errorf("%q", got)
 			}
 
-			// A secret that is lost is made anew only when that is asked for.
+			// A lost secret is created again only on request.
 			h.ok("rm", secretFile)
 			if r := h.script("create_api_token.sh", "--node", "pve", "--apply"); r.code != 1 || !strings.Contains(r.stderr, "--rotate") {
 				t.Errorf("%+v", r)

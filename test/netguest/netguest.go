@@ -201,7 +201,7 @@ func setUp(cfg Config) error {
 		return err
 	}
 	for _, args := range steps {
-		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:noctx // quick
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:noctx // without waiting
 			return fmt.Errorf("ip %v: %w: %s", args, err, out)
 		}
 	}

@@ -46,7 +46,7 @@ func Main() {
 	}
 }
 
-// IsInside tells whether this process is in namespaces of the test's own.
+// IsInside reports whether this process is in namespaces of the test.
 func IsInside(t *testing.T) bool { return os.Getenv(envInside) == t.Name() }
 
 // Inside returns true in namespaces of the test's own. Outside it runs this
@@ -69,7 +69,7 @@ func Inside(t *testing.T) bool {
 	}
 	args := []string{"-test.run", pattern, "-test.v", "-test.count=1"}
 	// The limit of this process ends the other one too, which dies with it.
-	cmd := exec.Command("/proc/self/exe", append(args, "-test.timeout=0")...) //nolint:gosec // ourselves
+	cmd := exec.Command("/proc/self/exe", append(args, "-test.timeout=0")...) //nolint:gosec // our own program
 	cmd.Env = append(os.Environ(), envInside+"="+t.Name())
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWPID, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
@@ -99,7 +99,7 @@ func shell(t testing.TB, args ...string) {
 func Resolver(t testing.TB, addr netip.Addr) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "resolv.conf")
-	if err := os.WriteFile(file, []byte("nameserver "+addr.String()+"\n"), 0o644); err != nil { //nolint:gosec // as the real one
+	if err := os.WriteFile(file, []byte("nameserver "+addr.String()+"\n"), 0o644); err != nil { //nolint:gosec // same as on a real node
 		t.Fatal(err)
 	}
 	if err := syscall.Mount(file, "/etc/resolv.conf", "", syscall.MS_BIND, ""); err != nil {
@@ -129,7 +129,7 @@ func NewPeer(t testing.TB, ifname, bridge string, addrs ...string) *Peer {
 	if err := p.Net.ServeUnix(socket); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("/proc/self/exe") //nolint:gosec // ourselves
+	cmd := exec.Command("/proc/self/exe") //nolint:gosec // our own program
 	cmd.Env = append(os.Environ(), envPeer+"="+socket)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}

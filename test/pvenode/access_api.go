@@ -54,12 +54,12 @@ var (
 
 func userModify(c *call) *Error { return c.need("/access/groups", "User.Modify") }
 
-// specialRole tells whether a role comes with the node.
+// specialRole reports whether a role comes with the node.
 func specialRole(name string) bool {
 	return name == "NoAccess" || name == "Administrator" || strings.HasPrefix(name, "PVE")
 }
 
-// mayModify tells whether the caller may change who may do what on a path.
+// mayModify reports whether the caller may change access rights on a path.
 func (c *call) mayModify(path string) bool {
 	own := map[string]string{"/vms/": "VM.Allocate", "/storage/": "Datastore.Allocate", "/pool/": "Pool.Allocate"}
 	for prefix, priv := range own {

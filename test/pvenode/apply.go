@@ -297,8 +297,8 @@ func (c *call) deallocate(v *vm, slot string, d drive, force bool) (bool, *Error
 	return true, c.free(d.file)
 }
 
-// usedElsewhere tells whether another drive of the VM or one of its snapshots
-// names a volume; mu is held.
+// usedElsewhere reports whether another drive of the VM or one of its
+// snapshots uses a volume. The caller holds mu.
 func (n *Node) usedElsewhere(v *vm, slot, volid string) bool {
 	for k, val := range v.conf {
 		if k != slot && isDrive(k) && n.sameVolume(parseDrive(val).file, volid) {

@@ -184,7 +184,7 @@ func (n *Node) ownPrivs(who, path string) map[string]bool {
 	return out
 }
 
-// may tells whether the caller has a privilege on a path.
+// may reports whether the caller has a privilege on a path.
 func (c *call) may(path, priv string) bool {
 	c.n.mu.Lock()
 	defer c.n.mu.Unlock()

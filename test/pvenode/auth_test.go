@@ -14,8 +14,8 @@ func (r *rest) as(header string) *rest {
 	return &other
 }
 
-// A privilege-separated token with nothing, then growing: what each call
-// wants next is told in the order in which the real node asks.
+// A privilege-separated token that has nothing at first: each call names its
+// next missing privilege, in the order of the real node.
 func TestSmallestRole(t *testing.T) {
 	for _, version := range []string{"8.4", "9.2"} {
 		t.Run(version, func(t *testing.T) { growingToken(t, version) })

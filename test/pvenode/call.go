@@ -123,11 +123,11 @@ func (c *call) warn(format string, args ...any) {
 	}
 }
 
-// warnInline is what is written without its own newline: how waiting for a
-// lock is told.
+// warnInline writes a warning without a newline, like Proxmox's messages about
+// a wait for a lock.
 func (c *call) warnInline(text string) { c.warn("%s", text) }
 
-// root tells whether root@pam calls, with a ticket or on the node.
+// root reports whether the caller is root@pam, with a ticket or on the node.
 func (c *call) root() bool { return c.user == "root@pam" && c.tok == "" }
 
 // authUser is the caller as UPIDs name it.

@@ -76,7 +76,7 @@ func (c *call) cloneStorage(target string) *Error {
 	return nil
 }
 
-// cloneAccess checks the storages and bridges that the clone uses, and tells
+// cloneAccess checks the storages and bridges that the clone uses, and reports
 // whether all its volumes are shared.
 func (c *call) cloneAccess(plan *clonePlan) (shared bool, err *Error) {
 	shared = true
@@ -243,9 +243,10 @@ func (c *call) clone(vmid, newid int) *Error {
 	return c.finishClone(dst)
 }
 
-// cloneStub writes what stands for the target until its first drive is made:
-// a lock, and a description that is not the caller's. The cluster file system
-// refuses a number that another node's VM or any container has.
+// cloneStub writes the temporary configuration of the target until its first
+// drive is created: a lock, and a description that is not the caller's. The
+// cluster file system rejects a number of another node's VM or of any
+// container.
 func (c *call) cloneStub(newid int) (*vm, *Error) {
 	c.n.mu.Lock()
 	defer c.n.mu.Unlock()
@@ -398,7 +399,7 @@ func (c *call) fullClone(vmid int, d drive, storeID, format, snap string) (strin
 	return volid, nil
 }
 
-// allocated tells of a new volume of a copy, as version 9 does.
+// allocated logs a new volume of a copy, like version 9.
 func (c *call) allocated(volid string) {
 	if c.n.v9() && volid != "" {
 		c.say("allocated target volume '%s'", volid)

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Error is an answer of the node that is no success.
+// Error is an error answer of the node.
 type Error struct {
 	// Status is that of HTTP: 400, 403, 500, 501, 596 …
 	Status int

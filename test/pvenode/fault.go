@@ -9,9 +9,9 @@ import (
 
 // Fault is what happens at a point of the node.
 //
-// Points of calls are "METHOD path", with the path as the API's table has it,
-// e.g. "POST /nodes/{node}/qemu/{vmid}/clone", before the call is carried
-// out; with " done" appended, after it. "*" stands for every call.
+// Points of calls are "METHOD path", with the path of the API's table, e.g.
+// "POST /nodes/{node}/qemu/{vmid}/clone", before the call is executed; with "
+// done" appended, after it. "*" means every call.
 //
 // Points of workers are the type of the task ("qmclone": before its work,
 // "qmclone.done": after it) and the steps listed at Points.

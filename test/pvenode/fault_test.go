@@ -147,8 +147,8 @@ func TestCloneRace(t *testing.T) {
 	}
 }
 
-// Many clones of one stopped template wait for each other on the storage
-// only; while somebody holds the template's config, they fail after a second.
+// Many clones of one stopped template wait for each other on the storage only;
+// while another client holds the template's lock, they fail after a second.
 func TestClonesInParallel(t *testing.T) {
 	n, r := begin(t, Config{})
 	var wg sync.WaitGroup

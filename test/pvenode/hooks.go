@@ -52,8 +52,8 @@ func (n *Node) AddTemplate(tb testing.TB, t Template) {
 	}
 }
 
-// AddForeignVM makes a VM that is not ours, with one disk, and starts it when
-// asked to.
+// AddForeignVM creates a VM of another owner, with one disk, and starts it if
+// requested.
 func (n *Node) AddForeignVM(tb testing.TB, vmid int, name string, running bool, options map[string]string) {
 	tb.Helper()
 	conf := map[string]string{"name": name, "memory": "512", "cores": "1", "net0": "virtio,bridge=vmbr0", "ostype": "l26", "boot": "order=scsi0"}
@@ -88,8 +88,8 @@ func (n *Node) AddContainer(tb testing.TB, vmid int, node string) {
 	n.cts[vmid] = node
 }
 
-// taken tells whether a VM or container of the cluster has a number; mu is
-// held.
+// taken reports whether a VM or container of the cluster has a number. The
+// caller holds mu.
 func (n *Node) taken(vmid int) bool { return n.vms[vmid] != nil || n.cts[vmid] != "" }
 
 // addVM writes a VM into the model, with its disk.
@@ -231,7 +231,7 @@ func (n *Node) VMs() []int {
 	return n.vmids()
 }
 
-// Running tells whether a VM runs.
+// Running reports whether a VM runs.
 func (n *Node) Running(vmid int) bool {
 	v := n.vm(vmid)
 	n.mu.Lock()
@@ -284,7 +284,7 @@ func (n *Node) holdFile(path string) func() {
 	return func() { n.locks.drop(h) }
 }
 
-// Fill makes a storage full: no volume can be made on it any more.
+// Fill makes a storage full: no further volume can be created on it.
 func (n *Node) Fill(storage string, full bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

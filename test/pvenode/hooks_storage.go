@@ -77,7 +77,7 @@ func (n *Node) HoldLock(file string) (release func()) {
 	return func() { n.locks.drop(h) }
 }
 
-// Awaited tells how many processes had to wait for a lock file of the first
+// Awaited returns how many processes have waited for a lock file of the first
 // node so far.
 func (n *Node) Awaited(file string) int {
 	n.locks.mu.Lock()
@@ -85,7 +85,7 @@ func (n *Node) Awaited(file string) int {
 	return n.locks.file(n.name + ":" + file).awaited
 }
 
-// Locked tells whether a process holds a lock file of the first node.
+// Locked reports whether a process holds a lock file of the first node.
 func (n *Node) Locked(file string) bool {
 	n.locks.mu.Lock()
 	defer n.locks.mu.Unlock()

@@ -58,7 +58,7 @@ func hotDelete(o string) bool {
 	return ok && (d.hot || isDrive(o))
 }
 
-// hotSet tells whether a running VM takes a pending value over.
+// hotSet reports whether a running VM applies a pending value.
 func (c *call) hotSet(v *vm, o, val string, modified map[string]bool) bool {
 	d, ok := lookupOption(o)
 	if !ok {
@@ -88,7 +88,7 @@ func (c *call) hotSet(v *vm, o, val string, modified map[string]bool) bool {
 	return d.hot
 }
 
-// sameBut tells whether two values differ in the given keys at most.
+// sameBut reports whether two values differ at most in the given keys.
 func (f *propFormat) sameBut(a, b string, keys ...string) bool {
 	ma, _ := f.parse(a)
 	mb, _ := f.parse(b)

@@ -124,8 +124,8 @@ func (c *call) moveToStorage(vmid int, disk string) *Error {
 	return nil
 }
 
-// usedElsewhere tells whether a volume is named by another drive than skip,
-// or by any of a snapshot. mu is held.
+// usedElsewhere reports whether a drive other than skip, or a drive of a
+// snapshot, uses a volume. The caller holds mu.
 func (v *vm) usedElsewhere(n *Node, skip, volid string) bool {
 	names := func(s section, skip string) bool {
 		for _, slot := range s.drives() {
@@ -290,7 +290,7 @@ func (s *storage) rename(n *Node, node string, r ref, v *volume, key string) {
 		return
 	}
 	to := n.HostPath(s.filePath(ref{key: key, content: "images"}))
-	if os.MkdirAll(path.Dir(to), 0o755) == nil { //nolint:gosec // as the node has it
+	if os.MkdirAll(path.Dir(to), 0o755) == nil { //nolint:gosec // same value as on the node
 		_ = os.Rename(n.HostPath(s.filePath(r)), to)
 	}
 }

@@ -18,7 +18,8 @@ import (
 type Config struct {
 	// Version is "8.4" or "9.2"; "" is 8.4.
 	Version string
-	// Nodes are the names of the cluster's nodes; the first one is spoken to.
+	// Nodes are the names of the cluster's nodes; clients connect to the
+	// first one.
 	Nodes []string
 	// Storages replaces the two standard ones.
 	Storages []Storage
@@ -95,7 +96,7 @@ func (w Waits) withDefaults() Waits {
 
 // Node is a fake Proxmox VE, running from New until the end of its test.
 type Node struct {
-	name string // of the node that is spoken to
+	name string // of the node that clients connect to
 	cfg  Config
 	dir  string
 
@@ -214,13 +215,13 @@ func build(cfg Config, tempDir func() string) (*Node, error) {
 	return n, nil
 }
 
-// v9 tells whether the node behaves as version 9.
+// v9 reports whether the node behaves as version 9.
 func (n *Node) v9() bool { return n.cfg.Version == "9.2" }
 
-// Name returns the name of the node that is spoken to.
+// Name returns the name of the node that clients connect to.
 func (n *Node) Name() string { return n.name }
 
-// Dir returns the directory that stands for the node's root file system.
+// Dir returns the directory that represents the node's root file system.
 func (n *Node) Dir() string { return n.dir }
 
 // HostPath returns where a path of the node is on this machine.
@@ -248,7 +249,7 @@ func (n *Node) pid() int {
 }
 
 func writeFile(path string, content []byte, mode os.FileMode) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // as the node has it
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // same value as on the node
 		return err
 	}
 	return os.WriteFile(path, content, mode)

@@ -246,7 +246,7 @@ func (n *Node) option(name string) (param, bool) {
 	return d, true
 }
 
-// isDrive tells whether an option names a drive.
+// isDrive reports whether an option is a drive.
 func isDrive(name string) bool {
 	if name == "efidisk0" || name == "tpmstate0" {
 		return true
@@ -295,7 +295,7 @@ func (d drive) String() string {
 
 func (d drive) cdrom() bool { return d.props["media"] == "cdrom" }
 
-// cloudinit tells whether it is a cloud-init drive.
+// cloudinit reports whether it is a cloud-init drive.
 func (d drive) cloudinit() bool {
 	return strings.HasSuffix(d.file, ":cloudinit") || cloudinitRe.MatchString(d.file)
 }

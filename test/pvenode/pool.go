@@ -9,7 +9,7 @@ type pool struct {
 	storages    map[string]bool
 }
 
-// gives tells whether the privileges on the pool count on a path.
+// gives reports whether the privileges on the pool apply to a path.
 func (p *pool) gives(path string) bool {
 	for id := range p.vms {
 		if path == "/vms/"+itoa(id) {

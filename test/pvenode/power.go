@@ -280,7 +280,7 @@ func apiShutdown(c *call) (any, *Error) {
 	return c.fork("qmshutdown", itoa(vmid), func(w *call) *Error { return w.shutdown(vmid) })
 }
 
-// paused tells whether a running VM is paused.
+// paused reports whether a running VM is paused.
 func (c *call) paused(v *vm) bool {
 	c.n.mu.Lock()
 	run := v.run
@@ -348,8 +348,8 @@ func agentEnabled(conf section) bool {
 	return bad == "" && m["enabled"] == "1"
 }
 
-// pingAgent tells whether the guest agent answers, which costs its wait when
-// it does not.
+// pingAgent reports whether the guest agent answers. If it does not, the call
+// takes its timeout.
 func (c *call) pingAgent(v *vm, run *running) bool {
 	began := time.Now()
 	if _, err := run.guest.Agent(c.ctx, "guest-ping", nil); err == nil {

@@ -5,8 +5,8 @@ import (
 	"strconv"
 )
 
-// progress is what copying a volume of a size writes to the log: a step is a
-// multiple of 2 MiB of at least one percent, and what is told is the rounded
+// progress returns the log lines of a copy of a volume of that size: a step is
+// a multiple of 2 MiB of at least one percent, and a line has the rounded
 // percentage and its bytes.
 func progress(size int64) []string {
 	if size <= 0 {

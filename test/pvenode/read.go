@@ -226,7 +226,7 @@ func apiFeature(c *call) (any, *Error) {
 	return map[string]any{"hasFeature": has, "nodes": []string{c.node}}, nil
 }
 
-// feature tells whether all disks can do something; mu is held.
+// feature reports whether all disks support a feature. The caller holds mu.
 func (n *Node) feature(node string, s section, feature, snap string) bool {
 	for _, slot := range s.drives() {
 		d := parseDrive(s[slot])

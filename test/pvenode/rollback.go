@@ -2,8 +2,8 @@ package pvenode
 
 import "slices"
 
-// rollbackPossible refuses what the storage cannot go back to: on ZFS, all
-// but the newest snapshot, whoever made it.
+// rollbackPossible returns an error if the storage cannot roll back: on ZFS,
+// to any snapshot except the newest one, regardless of who created it.
 func (c *call) rollbackPossible(volid, name string) *Error {
 	n := c.n
 	n.mu.Lock()

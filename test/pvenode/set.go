@@ -462,7 +462,7 @@ func (v *vm) checkBalloon(ch *change) *Error {
 	return nil
 }
 
-// hashPassword stands for crypt(3): the API never shows either.
+// hashPassword replaces crypt(3): the API never shows the result.
 func hashPassword(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return "$5$fake$" + hex.EncodeToString(sum[:])

@@ -103,8 +103,8 @@ func apiSnapshotDescribe(c *call) (any, *Error) {
 	return nil, nil
 }
 
-// keptBySnapshot tells whether a line of a config goes into its snapshot, and
-// back.
+// keptBySnapshot reports whether a line of a config is stored in a snapshot
+// and restored from it.
 func keptBySnapshot(k string) bool {
 	return !isUnused(k) && !contains([]string{"snapstate", "snaptime", "vmstate", "lock", "digest", "description"}, k)
 }
@@ -213,8 +213,8 @@ func (c *call) snapshotPrepare(vmid int, name string) (*vm, *Error) {
 	return v, nil
 }
 
-// snapshottable tells whether every disk of a config can be snapshotted; mu is
-// held.
+// snapshottable reports whether every disk of a config supports snapshots. The
+// caller holds mu.
 func (n *Node) snapshottable(conf section, node string) bool {
 	for _, slot := range conf.drives() {
 		d := parseDrive(conf[slot])
@@ -250,7 +250,7 @@ func (c *call) withVolume(volid string, do func(s *storage, r ref, v *volume) *E
 	return do(s, r, v)
 }
 
-// missing is how a storage tells of a volume that is not there.
+// missing returns a storage's error for a missing volume.
 func (s *storage) missing(r ref, volid string) *Error {
 	if s.Type == ZFSPool {
 		return dief("zfs error: cannot open '%s/%s': dataset does not exist", s.Pool, r.key).exit(1)

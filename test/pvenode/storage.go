@@ -86,7 +86,7 @@ func (n *Node) addStorage(s Storage) error {
 				s.Path = "/var/lib/vz"
 			}
 		}
-		if err := os.MkdirAll(n.HostPath(s.Path), 0o755); err != nil { //nolint:gosec // as the node has it
+		if err := os.MkdirAll(n.HostPath(s.Path), 0o755); err != nil { //nolint:gosec // same value as on the node
 			return err
 		}
 	default:
@@ -290,7 +290,7 @@ func (s *storage) freeName(node string, vmid int, format, prefix string) string 
 	return ""
 }
 
-// taken tells whether a disk number is used on a dir, whatever its format.
+// taken reports whether a disk number is used on a dir storage, in any format.
 func (s *storage) taken(vols map[string]*volume, stem string) bool {
 	num := stem[strings.LastIndex(stem, "-")+1:]
 	dir, _, _ := strings.Cut(stem, "/")

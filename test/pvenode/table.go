@@ -30,7 +30,7 @@ var anyConfigPriv = []string{
 
 var storageParam = str("storage").as(formatStorageID)
 
-func init() { //nolint:gochecknoinits // the table names functions that use the table
+func init() { //nolint:gochecknoinits // the functions in the table use the table
 	apiTable = append(apiTable, vmCalls...)
 	apiTable = append(apiTable, nodeCalls...)
 	apiTable = append(apiTable, powerCalls...)

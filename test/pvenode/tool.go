@@ -10,16 +10,16 @@ import (
 // Stdio is where a program of the node writes.
 type Stdio struct {
 	Out, Err io.Writer
-	// Gone, when not nil, tells whether the process has been killed: the
-	// worker that it started lives on, and dies at its next line of output,
-	// because its standard output is a pipe to that process. It cleans up
-	// nothing then.
+	// Gone, if not nil, reports whether the process has been killed: its
+	// worker continues, and dies at its next line of output, because its
+	// standard output is a pipe to that process. The worker then cleans up
+	// nothing.
 	Gone func() bool
 }
 
-// Run runs a program of the node as root there: qm, pvesh, pvesm or pveum.
-// It returns the exit code. A ctx that ends is SIGTERM: the worker is told to
-// stop, and cleans up as its code does.
+// Run runs a program of the node as root there: qm, pvesh, pvesm or pveum. It
+// returns the exit code. When ctx ends, the worker gets SIGTERM and cleans up
+// by its own code.
 func (n *Node) Run(ctx context.Context, program string, args []string, std Stdio) (exit int) {
 	return n.RunOn(ctx, n.name, program, args, std)
 }

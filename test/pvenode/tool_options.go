@@ -91,7 +91,7 @@ func allOptions() []string {
 	return out
 }
 
-// taskWarnings tells how many warnings a task gave.
+// taskWarnings returns the number of warnings of a task.
 func (n *Node) taskWarnings(upid string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -27,7 +27,7 @@ const (
 
 var programs = []string{"qm", "pvesh", "pvesm", "pveum"}
 
-//nolint:gochecknoinits // a test binary that is run as a program of a node must be one before its tests are
+//nolint:gochecknoinits // a test binary that runs as a program of a node must do so before its tests run
 func init() {
 	if program := os.Getenv(programEnv); program != "" && os.Getenv(socketEnv) != "" {
 		os.Exit(runClient(os.Getenv(socketEnv), os.Getenv(nodeEnv), program, os.Args[1:]))
@@ -40,11 +40,11 @@ type toolRequest struct {
 	Args          []string
 }
 
-// runClient is the process of a program: what it is told is printed.
+// runClient runs the process of a program: it prints what it receives.
 func runClient(socket, node, program string, args []string) int {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
-	conn, err := net.Dial("unix", socket) //nolint:noctx,gosec // the process ends with it; its socket is the one that the script names
+	conn, err := net.Dial("unix", socket) //nolint:noctx,gosec // the process ends with it; the script names its socket
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: the fake node is gone: %v\n", program, err)
 		return 111
@@ -152,10 +152,10 @@ type tools struct {
 	toolsTerminated       atomic.Int64
 }
 
-// ToolsRunning tells how many processes of programs in Bin are alive.
+// ToolsRunning returns how many processes of programs in Bin are alive.
 func (n *Node) ToolsRunning() int { return int(n.toolsRunning.Load()) }
 
-// ToolsTerminated tells how many of them were sent SIGTERM.
+// ToolsTerminated returns how many of them were sent SIGTERM.
 func (n *Node) ToolsTerminated() int { return int(n.toolsTerminated.Load()) }
 
 func (n *Node) serveTools() error {

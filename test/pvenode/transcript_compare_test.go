@@ -112,7 +112,7 @@ func walkJSON(v any) any {
 	return v
 }
 
-// unordered tells whether a list is made from a hash on the node: VMs,
+// unordered reports whether a list is made from a hash on the node: VMs,
 // settings, members of a pool, network interfaces, commands of the agent.
 func unordered(list []any) bool {
 	for _, e := range list {

@@ -106,7 +106,7 @@ func newReplayOn(t *testing.T, version, file string, cfg pvenode.Config) *replay
 	cfg.Version, cfg.Boot = version, r.boot
 	r.n = pvenode.New(t, cfg)
 	r.http = &http.Client{Transport: &http.Transport{
-		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // the certificate is compared by itself
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // the certificate itself is compared
 		DisableKeepAlives: true,
 	}}
 	r.token = "root@pam!t1=" + r.newToken("root@pam", "t1", "0")
@@ -404,7 +404,7 @@ func rawLines(e *entry) []string {
 func (r *replay) writeFile(path string, mode os.FileMode, content string) {
 	r.t.Helper()
 	at := r.n.HostPath(path)
-	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil { //nolint:gosec // as the node has it
+	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil { //nolint:gosec // same value as on the node
 		r.t.Fatal(err)
 	}
 	if err := os.WriteFile(at, []byte(content), mode); err != nil {

@@ -139,8 +139,8 @@ func TestTrap03ReassignRenames(t *testing.T) {
 	})
 }
 
-// Whoever looks for unusedN after a detach finds none for a foreign disk, and
-// whoever deletes unusedN of an own one destroys its data.
+// After a detach there is no unusedN for a foreign disk, and deleting unusedN
+// of an own disk destroys its data.
 func TestTrap04DetachOfOwnAndForeign(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(r *replay) {
@@ -222,7 +222,7 @@ func TestTrap08OneVolumeInTwoConfigs(t *testing.T) {
 	})
 }
 
-// Whoever trusts exit codes takes these failures for successes.
+// By their exit codes these failures look like successes.
 func TestTrap09ExitCodesOfFailures(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(r *replay) {
@@ -480,8 +480,8 @@ func TestTrap37BooleansAndSizes(t *testing.T) {
 	})
 }
 
-// A VM with a workspace attached that becomes a template takes the workspace
-// along: it is renamed, and its id names nothing any more.
+// When a VM with an attached workspace becomes a template, the workspace
+// becomes part of it: it is renamed, and its old id is invalid.
 func TestTrap38TemplatesRenameForeignDisks(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(r *replay) {

@@ -122,7 +122,7 @@ func (c *call) lockUnlocked(vmid int) (*vm, func(), *Error) {
 	return v, unlock, nil
 }
 
-// isRunning tells whether QEMU runs; mu is not held.
+// isRunning reports whether QEMU runs. The caller must not hold mu.
 func (c *call) isRunning(v *vm) bool {
 	c.n.mu.Lock()
 	defer c.n.mu.Unlock()
@@ -177,7 +177,7 @@ func (v *vm) addUnused(_ *Node, volid string) {
 	}
 }
 
-// sameVolume tells whether two ids name one volume; mu is held.
+// sameVolume reports whether two IDs refer to one volume. The caller holds mu.
 func (n *Node) sameVolume(a, b string) bool {
 	if a == b {
 		return true
@@ -242,7 +242,7 @@ func encodeText(s string) string {
 }
 
 func (v *vm) digest() string {
-	sum := sha1.Sum([]byte(v.render())) //nolint:gosec // as there
+	sum := sha1.Sum([]byte(v.render())) //nolint:gosec // same as above
 	return hex.EncodeToString(sum[:])
 }
 

@@ -139,7 +139,7 @@ func (c *call) makeFile(s *storage, v *volume, with func(file string) error) *Er
 		return nil
 	}
 	file := c.n.HostPath(s.filePath(ref{key: v.key, content: "images"}))
-	if err := os.MkdirAll(path.Dir(file), 0o755); err != nil { //nolint:gosec // as the node has it
+	if err := os.MkdirAll(path.Dir(file), 0o755); err != nil { //nolint:gosec // same value as on the node
 		return dief("mkdir: %v", err)
 	}
 	if err := with(file); err != nil {
@@ -229,7 +229,7 @@ func (c *call) dependents(s *storage, r ref) *Error {
 	return nil
 }
 
-// baseInUse tells whether a base volume has clones that its plugin can see.
+// baseInUse reports whether a base volume has clones that its plugin can see.
 func (n *Node) baseInUse(node string, s *storage, r ref) bool {
 	if !r.isBase || s.Type == LVMThin {
 		return false
@@ -242,7 +242,8 @@ func (n *Node) baseInUse(node string, s *storage, r ref) bool {
 	return false
 }
 
-// volumeInUse tells whether a running VM has a volume open; mu is held.
+// volumeInUse reports whether a running VM has a volume open. The caller holds
+// mu.
 func (n *Node) volumeInUse(node, volid string) bool {
 	_, want, err := n.parseVolid(volid)
 	if err != nil {

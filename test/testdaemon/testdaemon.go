@@ -1,5 +1,5 @@
 // Package testdaemon is the program agentlabd for tests: it also has the fake
-// backend, and the internet of its guests is a network of the test.
+// backend, and its guests use a network of the test instead of the internet.
 package testdaemon
 
 import (

@@ -23,7 +23,7 @@ func props(value string) map[string]string {
 	return out
 }
 
-// on tells whether a boolean option is set.
+// on reports whether a boolean option is set.
 func (c Config) on(key string, fallback bool) bool {
 	switch c[key] {
 	case "":
@@ -34,7 +34,7 @@ func (c Config) on(key string, fallback bool) bool {
 	return true
 }
 
-// AgentEnabled tells whether the option agent gives the VM an agent's port.
+// AgentEnabled reports whether the VM has an agent's port by its option agent.
 func (c Config) AgentEnabled() bool {
 	p := props(c["agent"])
 	return p[""] == "1" || p["enabled"] == "1"

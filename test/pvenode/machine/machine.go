@@ -230,7 +230,7 @@ func (m *Machine) monitor(ctx context.Context, command string) (json.RawMessage,
 	return m.mon.do(ctx, command, nil)
 }
 
-// AgentOpen tells whether something in the guest has the agent's port open.
+// AgentOpen reports whether a process in the guest has the agent's port open.
 func (m *Machine) AgentOpen(ctx context.Context) bool {
 	out, err := m.monitor(ctx, "query-chardev")
 	if err != nil {
@@ -256,7 +256,7 @@ func (m *Machine) AgentOpen(ctx context.Context) bool {
 // text. A guest-shutdown that was taken has no answer and returns nil.
 func (m *Machine) Agent(ctx context.Context, command string, args any) (json.RawMessage, error) {
 	if !m.spec.Conf.AgentEnabled() {
-		return nil, errors.New("No QEMU guest agent configured") //nolint:staticcheck // Proxmox's words
+		return nil, errors.New("No QEMU guest agent configured") //nolint:staticcheck // arguments of Proxmox VE
 	}
 	m.agent.Lock()
 	defer m.agent.Unlock()

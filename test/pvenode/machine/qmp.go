@@ -78,7 +78,7 @@ func (m *monitor) do(ctx context.Context, command string, args any) (json.RawMes
 			switch {
 			case !ok:
 				return nil, net.ErrClosed
-			case msg.ID == m.last: // others are to commands that nobody waits for
+			case msg.ID == m.last: // others are answers to commands without a waiting caller
 				return msg.result()
 			}
 		case <-ctx.Done():
@@ -132,7 +132,7 @@ func askAgent(ctx context.Context, path, command string, args any) (json.RawMess
 }
 
 func converse(conn net.Conn, command string, args any) (json.RawMessage, error) {
-	id := rand.Int64N(1 << 48) //nolint:gosec // it only has to be another each time
+	id := rand.Int64N(1 << 48) //nolint:gosec // it only has to be different each time
 	if _, err := conn.Write([]byte{0xff}); err != nil {
 		return nil, err
 	}
