@@ -7,9 +7,9 @@ type Phrase struct {
 	Instead string // what to write
 }
 
-// Phrases is the word list of TestPlainEnglish. A phrase belongs here only if
-// technical English has a plainer form for almost every use of it, because the
-// test has no exception for a single sentence.
+// Phrases is the word list of TestPlainEnglish and TestPlainComments. A phrase
+// belongs here only if technical English has a plainer form for almost every
+// use of it, because the tests have no exception for a single sentence.
 var Phrases = []Phrase{
 	// "tell": say what the program does.
 	{"tells whether", `"reports whether", or name the result: "shows the state"`},

@@ -161,6 +161,73 @@ func TestPlainEnglish(t *testing.T) {
 	}
 }
 
+// commentHits returns the phrases in the comments of a Go file, given relative
+// to the module.
+func commentHits(t *testing.T, path string) []wordHit {
+	t.Helper()
+	files := token.NewFileSet()
+	f, err := parser.ParseFile(files, filepath.Join(root, path), nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return findInComments(path, files, f)
+}
+
+// findInComments returns the phrases in the comments of a parsed file. A phrase
+// may span the lines of a comment group.
+func findInComments(path string, files *token.FileSet, f *ast.File) (out []wordHit) {
+	for _, group := range f.Comments {
+		var text strings.Builder
+		for _, c := range group.List {
+			text.WriteString(strings.Trim(c.Text, "/*") + "\n")
+		}
+		out = append(out, findPhrases(path, files.Position(group.Pos()).Line, text.String())...)
+	}
+	return out
+}
+
+// TestPlainComments checks that comments have no phrase of the word list. The
+// list itself quotes the phrases.
+func TestPlainComments(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.test || s.path == "internal/archtest/words.go" {
+			continue
+		}
+		for _, h := range commentHits(t, s.path) {
+			t.Error(h)
+		}
+	}
+}
+
+func TestFindInComments(t *testing.T) {
+	const source = `package p
+
+// Get is fast. It
+// tells whether a value
+// is there.
+func Get() string {
+	return "nobody" // read by nobody
+}
+
+/* Put is to
+be called once. */
+func Put() {}
+`
+	files := token.NewFileSet()
+	f, err := parser.ParseFile(files, "p.go", source, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, h := range findInComments("p.go", files, f) {
+		got = append(got, fmt.Sprintf("%s:%d %s", h.file, h.line, h.phrase.Text))
+	}
+	want := []string{"p.go:4 tells whether", "p.go:7 nobody", "p.go:10 is to be"}
+	if !slices.Equal(got, want) {
+		t.Errorf("found %q, want %q", got, want)
+	}
+}
+
 func TestFindPhrases(t *testing.T) {
 	text := "It Tells\n  whether nobody's household is mending.\nIt is to be\tread. Somebody else reads it.\n"
 	var got []string
