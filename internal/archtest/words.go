@@ -65,16 +65,3 @@ var Phrases = []Phrase{
 	{"be had", `"be read", "is not available"`},
 	{"as things are", `"currently", "in the current state"`},
 }
-
-// NotRewritten lists the files and directories (with a final slash) whose text
-// still has phrases of the list. Do not add entries: fix the text. Remove an
-// entry when its last phrase is gone; TestPlainEnglish fails until you do.
-var NotRewritten = []string{
-	"internal/backend/proxmox/check.go",
-	"internal/backend/proxmox/create.go",
-	"internal/backend/proxmox/destroy.go",
-	"internal/backend/proxmox/guest.go",
-	"internal/backend/proxmox/lookup.go",
-	"internal/backend/proxmox/pve/snippets.go",
-	"internal/server/server.go",
-}

@@ -159,7 +159,7 @@ func (s *Server) Handler() http.Handler {
 		}
 		if !s.listed[pattern] { // it has no access column, so no caller has access
 			s.log.Error("refused: a route that is not in the table", "method", r.Method, "path", r.URL.Path)
-			writeProblem(w, agentlab.Errorf(agentlab.CodeDenied, "nobody may use %s", r.URL.Path))
+			writeProblem(w, agentlab.Errorf(agentlab.CodeDenied, "no caller has access to %s", r.URL.Path))
 			return
 		}
 		s.mux.ServeHTTP(w, r)

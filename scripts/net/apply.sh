@@ -26,7 +26,7 @@ done
 begin
 command -v nft >/dev/null || die "nft is not installed" "apt-get install nftables"
 
-# there reports whether tables of ours are in the kernel.
+# there reports whether the kernel has tables of AgentLab.
 there() { nft list tables 2>/dev/null | grep -E '^table (inet|bridge|arp) agentlab$' >/dev/null; }
 
 through_agentlabd() {

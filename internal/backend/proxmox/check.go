@@ -16,7 +16,7 @@ func (d *Driver) Check(ctx context.Context) []backend.Finding {
 	out := d.pve.Preflight(ctx, d.needs(ctx))
 	if i := slices.IndexFunc(out, func(f backend.Finding) bool { return f.Level == backend.LevelError }); i >= 0 {
 		// Templates that could not be read are not missing.
-		return named(append(out, finding("templates", backend.LevelWarn, "first put right what "+out[i].Name+" says, then look again",
+		return named(append(out, finding("templates", backend.LevelWarn, "fix the finding "+out[i].Name+" first, then check again",
 			"unknown: whether there are templates was not looked at, because of %s", out[i].Name)))
 	}
 	for i := range d.cfg.Nodes {
@@ -104,7 +104,7 @@ func (d *Driver) checkTemplates(ctx context.Context, n *Node) []backend.Finding 
 	switch {
 	case good > 0 || len(d.cfg.Nodes) > 1:
 	case unknown > 0:
-		out = append(out, finding("templates", backend.LevelWarn, "first put right what the template's own line says", "unknown: a template of node %s could not be looked at", n.Name))
+		out = append(out, finding("templates", backend.LevelWarn, "fix the finding of that template first, then check again", "unknown: a template of node %s could not be read", n.Name))
 	default:
 		out = append(out, finding("templates", backend.LevelError, "scripts/create_template.sh --apply", "node %s has no template that can be used", n.Name))
 	}

@@ -261,7 +261,7 @@ func (d *Driver) numberLost(ctx context.Context, h *handle, first bool, cause er
 	if err := d.forget(h); err != nil {
 		return err
 	}
-	return agentlab.Errorf(agentlab.CodeExists, "number %d was taken by somebody else meanwhile: %w", h.id().VMID, cause).
+	return agentlab.Errorf(agentlab.CodeExists, "VMID %d was taken by another user meanwhile: %w", h.id().VMID, cause).
 		WithHint("%s", ownRange)
 }
 

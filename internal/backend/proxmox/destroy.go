@@ -49,7 +49,7 @@ func (d *Driver) destroy(ctx context.Context, id vmID, h *handle) error {
 		return d.removeSnippets(ctx, id, nil)
 	}
 	if foreign {
-		d.log.Warn("the number of a sandbox is somebody else's; if its VM lost its mark by hand, it is still there", "vmid", id.VMID, "uid", id.UID)
+		d.log.Warn("the VMID now belongs to an untagged VM; not deleting it", "vmid", id.VMID, "uid", id.UID)
 	} else if err := d.removeVolumes(ctx, h); err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (d *Driver) dropNetwork(ctx context.Context, h *handle) error {
 			return err
 		}
 		if err != nil {
-			d.log.Warn("a node was not told that a sandbox is gone", "node", n.Name, "vmid", h.Spec.VMID, "err", err)
+			d.log.Warn("cannot remove the network rules of a deleted sandbox on a node", "node", n.Name, "vmid", h.Spec.VMID, "err", err)
 		}
 	}
 	return nil

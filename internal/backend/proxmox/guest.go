@@ -119,7 +119,7 @@ func (d *Driver) seed(ctx context.Context, uid string) error {
 			i.seedPause = min(max(i.seedPause*3/2, seedPauseLeast), seedPauseMost)
 			i.seedAfter = d.cfg.Now().Add(i.seedPause)
 		})
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the guest of sandbox %d cannot be told whom to obey yet: %w", h.Spec.VMID, err)
+		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot send the controller's key to the guest of sandbox %d yet: %w", h.Spec.VMID, err)
 	}
 	d.at("seeded")
 	h.Seeded = true

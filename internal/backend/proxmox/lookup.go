@@ -158,14 +158,14 @@ func (d *Driver) unreadable(id vmID, node string) error {
 }
 
 // errUnmarked is the cause of an unknown state if the VM has lost its mark.
-var errUnmarked = errors.New("a VM with its number is there that looks like it and does not bear its mark")
+var errUnmarked = errors.New("a VM with this VMID looks like the sandbox, but is not tagged")
 
 // unmarked returns the error for a VM with the number of a sandbox that may be
 // the sandbox after an edit by a user, or the user's own VM by now.
 func (d *Driver) unmarked(id vmID, node string) error {
-	return agentlab.Errorf(agentlab.CodeUnknownOutcome, "whether VM %d is still the sandbox is not known: %w", id.VMID, errUnmarked).
-		WithHint("on node %[1]s look at qm config %[2]d; if it is the sandbox, give it back its mark: qm set %[2]d --tags '%[3]s' --description \"$(printf '%[4]s')\"; "+
-			"if it may go: qm destroy %[2]d; if it is somebody else's, its owner must give it another number",
+	return agentlab.Errorf(agentlab.CodeUnknownOutcome, "cannot determine whether VM %d is still the sandbox: %w", id.VMID, errUnmarked).
+		WithHint("on node %[1]s run qm config %[2]d; if it is the sandbox, restore its tags: qm set %[2]d --tags '%[3]s' --description \"$(printf '%[4]s')\"; "+
+			"if it is not needed: qm destroy %[2]d; if another user owns it, its owner must give it another VMID",
 			node, id.VMID, tags(id.UID), strings.ReplaceAll(markLines(id, d.installation), "\n", `\n`))
 }
 

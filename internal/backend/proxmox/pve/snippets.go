@@ -170,7 +170,7 @@ func sameFile(path string, content []byte) (bool, error) {
 	if err != nil && !errors.Is(err, syscall.ELOOP) {
 		return false, snippetError("read", filepath.Base(path), err)
 	}
-	return false, agentlab.Errorf(agentlab.CodeExists, "a snippet %s with another content is there", filepath.Base(path)).WithHint("nothing of ours has that name: look at %s", path)
+	return false, agentlab.Errorf(agentlab.CodeExists, "a snippet %s with other content exists", filepath.Base(path)).WithHint("AgentLab did not create it: check %s", path)
 }
 
 // writeWhole writes a file that only root may read, and syncs it to disk. A
