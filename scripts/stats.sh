@@ -5,7 +5,8 @@
 #   product  .go that is no test and no test double, in its area
 #   double   test doubles and test-only programs, wherever they live
 #   test     *_test.go
-#   other    shell, SQL, YAML, C, testscripts (listed, not part of the target)
+#   other    shell, SQL, YAML, C, testscripts (listed only)
+# shellcheck disable=SC2016 # awk and go templates, not shell
 set -eu
 cd "${1:-.}"
 MOD=$(awk '$1=="module"{print $2;exit}' go.mod)
@@ -63,7 +64,7 @@ for K in product double test; do stat $K "$T/files" "$K files"; stat $K "$T/func
 echo; echo "== other tracked text (lines)"
 for e in sh sql c h S yaml yml txtar md txt service conf html css js; do
   n=$(tracked "*.$e" | grep -v -E '(^|/)testdata/' | tr '\n' '\0' | xargs -0r cat | wc -l)
-  [ "$n" -gt 0 ] && printf '%-8s %8d\n' "$e" "$n" || true
+  if [ "$n" -gt 0 ]; then printf '%-8s %8d\n' "$e" "$n"; fi
 done
 
 echo; echo "== import graph (non-test imports inside the module)"
@@ -73,12 +74,12 @@ go list -f '{{$p := .ImportPath}}{{range .Imports}}{{$p}} {{.}}{{"\n"}}{{end}}' 
 awk '{o[$1]++; i[$2]++; n[$1]; n[$2]; e++} END{printf "packages=%d edges=%d\n",length(n),e
   for (p in n) printf "%-36s imports=%d imported_by=%d\n",p,o[p],i[p] | "sort"}' "$T/edges"
 echo "-- edges among services, daemon, server"
-awk '$1 ~ /^internal\/(job|sandbox|gc|artifact|audit|verify|daemon|server|guestserver|cli|session|workspace|bootstrap)$/ {d[$1]=d[$1] " " $2} END{for(p in d) print p " ->" d[p] | "sort"}' "$T/edges"
+awk '$1 ~ /^internal\/(job|sandbox|gc|artifact|audit|verify|daemon|server|guestserver|cli|session|workspace|bootstrap|recovery|doctor)$/ {d[$1]=d[$1] " " $2} END{for(p in d) print p " ->" d[p] | "sort"}' "$T/edges"
 echo "-- doubles that the product imports (must be none but the fake's registration)"
 awk -v D="$DOUBLE" '$2 ~ D' "$T/edges"
 
 echo; echo "== function-typed fields and setters of services (callbacks; clocks, random sources and loggers excluded)"
-for p in job sandbox gc artifact audit verify; do
+for p in job sandbox bootstrap gc artifact audit verify doctor recovery guestserver; do
   [ -d internal/$p ] || continue
   tracked "internal/$p/*.go" | grep -v _test.go | tr '\n' '\0' | xargs -0r awk '
     /^type [A-Za-z]+ (struct|interface) \{/ {t=$2; s=($3=="struct")} /^}/ {t=""}
@@ -91,7 +92,7 @@ if [ -z "$LIST" ] && grep -q 'job run.*file by file' docs/architecture.md 2>/dev
 fi
 if [ -n "$LIST" ]; then
   echo; echo "== files on the path of job run ($LIST)"
-  miss=0; while read -r f; do [ -z "$f" ] && continue; [ -f "$f" ] || { echo "missing: $f"; miss=1; }; done < <(grep -oE '[A-Za-z0-9_./-]+\.(go|service|sh)' "$LIST" | awk '!s[$0]++')
+  while read -r f; do [ -f "$f" ] || echo "missing: $f"; done < <(grep -oE '[A-Za-z0-9_./-]+\.(go|service|sh)' "$LIST" | awk '!s[$0]++')
   grep -oE '[A-Za-z0-9_./-]+\.(go|service|sh)' "$LIST" | awk '!s[$0]++' > "$T/path"
   printf 'files=%d lines=%d packages=%d\n' "$(wc -l < "$T/path")" "$(tr '\n' '\0' < "$T/path" | xargs -0 cat 2>/dev/null | wc -l)" "$(sed 's,/[^/]*$,,' "$T/path" | sort -u | wc -l)"
 fi
