@@ -13,6 +13,7 @@ package bootstrap
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -33,7 +34,7 @@ type Store interface {
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
-	PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken) error
+	PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken, check func(agentlab.Sandbox, *agentlab.Job) error) error
 	BootstrapOpen(ctx context.Context, vmid int) (bool, error)
 	CheckBootstrap(ctx context.Context, hash string, vmid int) error
 	ConsumeBootstrap(ctx context.Context, hash string, vmid int, grants []agentlab.Grant,
@@ -87,13 +88,13 @@ type Service struct {
 // without it: it can be restored from the rows and the guest.
 type delivery struct {
 	turn      chan struct{} // full during an exchange
-	token     string        // created, and not confirmed by the guest
-	tokenEnds time.Time
-	tradedAt  time.Time // when the last token was exchanged, or first found to be closed
-	reissued  int       // tokens after the first
-	done      bool      // the guest has the answer
-	failures  int       // consecutive exchanges that failed because the secrets were not available
-	trouble   string    // why the last one failed
+	token     string        // created, and neither confirmed by the guest nor exchanged
+	tokenEnds time.Time     // of the last token of this process
+	tradedAt  time.Time     // when the last token was exchanged, or first found to be closed
+	reissued  int           // tokens that Reissue created
+	done      bool          // the guest has the answer
+	failures  int           // consecutive exchanges that failed because the secrets were not available
+	trouble   string        // why the last one failed
 }
 
 // New returns a Service.
@@ -132,27 +133,45 @@ func (s *Service) Document(ctx context.Context, sb agentlab.Sandbox) (*guestapi.
 		return nil, nil //nolint:nilnil // a missing document is not an error
 	}
 	s.with(sb.UID, func(d *delivery) { d.tradedAt, d.reissued, d.done = time.Time{}, 0, false })
-	return s.document(ctx, sb)
+	if token, err := s.unsent(ctx, sb, s.cfg.TokenTTL/2); err != nil || token != "" {
+		return s.document(sb, token), err
+	}
+	return s.mint(ctx, sb, nil)
 }
 
-func (s *Service) document(ctx context.Context, sb agentlab.Sandbox) (*guestapi.Bootstrap, error) {
-	now := s.clock().UTC()
-	token := ""
+// unsent returns the token that the guest has not confirmed, if it can still be
+// exchanged and has more than left of its lifetime.
+func (s *Service) unsent(ctx context.Context, sb agentlab.Sandbox, left time.Duration) (token string, err error) {
+	now := s.clock()
 	s.with(sb.UID, func(d *delivery) {
-		if now.Add(s.cfg.TokenTTL / 2).Before(d.tokenEnds) {
+		if now.Add(left).Before(d.tokenEnds) {
 			token = d.token
 		}
 	})
 	if token == "" {
-		var hash string
-		token, hash = secret.MintToken()
-		ends := now.Add(s.cfg.TokenTTL)
-		if err := s.cfg.Store.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hash, VMID: sb.VMID, ExpiresAt: ends}); err != nil {
-			return nil, err
-		}
-		s.with(sb.UID, func(d *delivery) { d.token, d.tokenEnds = token, ends })
+		return "", nil
 	}
-	return &guestapi.Bootstrap{Token: token, Controller: s.cfg.Info.ControllerURL, VMID: sb.VMID}, nil
+	err = s.cfg.Store.CheckBootstrap(ctx, secret.HashToken(token), sb.VMID)
+	if agentlab.CodeOf(err) == agentlab.CodeDenied { // it was revoked or exchanged
+		return "", nil
+	}
+	return token, err
+}
+
+// mint returns a document with a new token. The store calls check, if it is
+// not nil, in the same transaction; after an error there is no new token.
+func (s *Service) mint(ctx context.Context, sb agentlab.Sandbox, check func(agentlab.Sandbox, *agentlab.Job) error) (*guestapi.Bootstrap, error) {
+	token, hash := secret.MintToken()
+	ends := s.clock().UTC().Add(s.cfg.TokenTTL)
+	if err := s.cfg.Store.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hash, VMID: sb.VMID, ExpiresAt: ends}, check); err != nil {
+		return nil, err
+	}
+	s.with(sb.UID, func(d *delivery) { d.token, d.tokenEnds = token, ends })
+	return s.document(sb, token), nil
+}
+
+func (s *Service) document(sb agentlab.Sandbox, token string) *guestapi.Bootstrap {
+	return &guestapi.Bootstrap{Token: token, Controller: s.cfg.Info.ControllerURL, VMID: sb.VMID}
 }
 
 // Sent records that the guest of the sandbox with that UID has its document.
@@ -169,8 +188,12 @@ func (s *Service) hasSecrets(sb agentlab.Sandbox) bool {
 	return prof.SecretsBundle != ""
 }
 
-// maxReissued is how often a guest gets another token.
+// maxReissued is how often a guest gets another token, until it boots again or
+// this process ends.
 const maxReissued = 3
+
+// errNotMissing is the error of a token that is no longer needed.
+var errNotMissing = errors.New("no bootstrap answer is missing")
 
 // Reissue returns another document for a running sandbox whose token was
 // exchanged, or has expired, while its guest does not have the answer; nil
@@ -178,63 +201,99 @@ const maxReissued = 3
 // until the sandbox or its job changes.
 //
 // The row of the job decides whether an answer is missing, and never the guest
-// alone: a guest whose job has ended deletes the answer itself.
+// alone: a guest whose job has ended deletes the answer itself. It is read
+// again in the transaction that creates the token, because the job may end
+// while the guest is asked.
 func (s *Service) Reissue(ctx context.Context, sb agentlab.Sandbox, health func(context.Context) (guestapi.Health, error)) (doc *guestapi.Bootstrap, again time.Duration, err error) {
+	token, err := s.unsent(ctx, sb, 0)
+	if err != nil {
+		return nil, 0, err
+	}
 	var d delivery
 	s.with(sb.UID, func(now *delivery) { d = *now })
-	if d.done || d.reissued == maxReissued && d.token == "" {
+	if d.done || d.reissued == maxReissued && token == "" {
 		return nil, 0, nil
 	}
 	if missing, err := s.missing(ctx, sb); err != nil || !missing {
 		return nil, 0, err
 	}
-	if d.token == "" {
-		open, err := s.cfg.Store.BootstrapOpen(ctx, sb.VMID)
-		if err != nil || open {
-			return nil, s.cfg.Unused, err
-		}
-		now := s.clock()
-		s.with(sb.UID, func(d *delivery) {
-			if d.tradedAt.IsZero() {
-				d.tradedAt = now
-			}
-			again = d.tradedAt.Add(s.cfg.Unused << (2 * d.reissued)).Sub(now)
-		})
-		if again > 0 {
-			return nil, again, nil
-		}
-		h, err := health(ctx)
-		if err != nil {
-			s.log.Debug("a guest cannot be asked whether it has its job and secrets", "vmid", sb.VMID, "err", err)
-			return nil, s.cfg.Unused, nil
-		}
-		if h.Bootstrapped {
-			s.with(sb.UID, func(d *delivery) { d.done = true })
-			return nil, 0, nil
-		}
-		s.log.Info("a runner does not have its bootstrap answer; it gets another token", "vmid", sb.VMID, "job", sb.JobID)
-		s.with(sb.UID, func(d *delivery) {
-			d.reissued++
-			d.tradedAt = time.Time{}
-		})
+	if token != "" {
+		return s.document(sb, token), s.cfg.Unused, nil
 	}
-	doc, err = s.document(ctx, sb)
-	return doc, s.cfg.Unused, err
+	if again, err = s.waitForExchange(ctx, sb, d); err != nil || again > 0 {
+		return nil, again, err
+	}
+	h, err := health(ctx)
+	if err != nil {
+		s.log.Debug("a guest cannot be asked whether it has its job and secrets", "vmid", sb.VMID, "err", err)
+		return nil, s.cfg.Unused, nil
+	}
+	if h.Bootstrapped {
+		s.with(sb.UID, func(d *delivery) { d.done = true })
+		return nil, 0, nil
+	}
+	doc, err = s.mint(ctx, sb, func(now agentlab.Sandbox, j *agentlab.Job) error {
+		if now.UID != sb.UID || !lacks(now, j) {
+			return errNotMissing
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, errNotMissing):
+		return nil, 0, nil
+	case err != nil:
+		return nil, s.cfg.Unused, err
+	}
+	s.log.Info("a runner does not have its bootstrap answer; it gets another token", "vmid", sb.VMID, "job", sb.JobID)
+	s.with(sb.UID, func(d *delivery) {
+		d.reissued++
+		d.tradedAt = time.Time{}
+	})
+	return doc, s.cfg.Unused, nil
+}
+
+// waitForExchange returns how long the runner may still use its token or the
+// answer may still be on its way. It waits for an open token only if this
+// process created it: the last process may have died before the guest got its
+// token.
+func (s *Service) waitForExchange(ctx context.Context, sb agentlab.Sandbox, d delivery) (again time.Duration, err error) {
+	if len(d.turn) > 0 {
+		return s.cfg.Unused, nil
+	}
+	if !d.tokenEnds.IsZero() {
+		if open, err := s.cfg.Store.BootstrapOpen(ctx, sb.VMID); err != nil || open {
+			return s.cfg.Unused, err
+		}
+	}
+	now := s.clock()
+	s.with(sb.UID, func(d *delivery) {
+		if d.tradedAt.IsZero() {
+			d.tradedAt = now
+		}
+		again = d.tradedAt.Add(s.cfg.Unused << (2 * d.reissued)).Sub(now)
+	})
+	return again, nil
 }
 
 // missing reports whether the runner of a sandbox may still lack its answer.
 func (s *Service) missing(ctx context.Context, sb agentlab.Sandbox) (bool, error) {
 	if sb.JobID == "" {
-		return sb.State == agentlab.SandboxReady && s.hasSecrets(sb), nil
-	}
-	if sb.State != agentlab.SandboxRunning {
-		return false, nil
+		return lacks(sb, nil) && s.hasSecrets(sb), nil
 	}
 	j, err := s.cfg.Store.Job(ctx, sb.JobID)
-	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-		return false, nil
+	if err != nil {
+		return false, ignoreNotFound(err)
 	}
-	return j.Status == agentlab.JobRunning && j.Phase == guestcheck.Phases[0] && j.StopRequested == "", err
+	return lacks(sb, &j), nil
+}
+
+// lacks reports whether the rows of a sandbox and of its job, nil if it has
+// none, allow that its runner has not got its answer.
+func lacks(sb agentlab.Sandbox, j *agentlab.Job) bool {
+	if j == nil {
+		return sb.State == agentlab.SandboxReady
+	}
+	return sb.State == agentlab.SandboxRunning && j.Status == agentlab.JobRunning && j.Phase == guestcheck.Phases[0] && j.StopRequested == ""
 }
 
 // Trouble returns why the secrets of the sandbox with that UID could not be

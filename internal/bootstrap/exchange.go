@@ -90,11 +90,12 @@ func (s *Service) begin(sb *agentlab.Sandbox, j *agentlab.Job, b secret.Bundle, 
 	return evs, err
 }
 
-// delivered records a successful exchange.
+// delivered records a successful exchange. It shows that the token arrived,
+// even if the guest has not confirmed it.
 func (s *Service) delivered(sb agentlab.Sandbox, j *agentlab.Job, resp guestapi.BootstrapResponse, b secret.Bundle) {
 	now := s.clock()
 	s.with(sb.UID, func(d *delivery) {
-		d.tradedAt, d.trouble, d.failures = now, "", 0
+		d.token, d.tradedAt, d.trouble, d.failures = "", now, "", 0
 		delete(s.redactors, secretsKey(sb)) // it was built from an earlier answer
 		if j != nil && len(b.Keys()) == 0 { // nothing was stored
 			s.redactors[secretsKey(sb)] = &redaction{r: redact.New(secretValues(resp, b)...)}

@@ -39,6 +39,21 @@ type world struct {
 	holds bool  // the guest has its answer
 	asked int   // how often the guest was asked
 	down  error // what the guest answers instead
+	onAsk func()
+	full  error // of PutBootstrapToken, instead
+}
+
+// fullStore is the store, whose PutBootstrapToken may fail.
+type fullStore struct {
+	*store.Store
+	err *error
+}
+
+func (s fullStore) PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken, check func(agentlab.Sandbox, *agentlab.Job) error) error {
+	if *s.err != nil {
+		return *s.err
+	}
+	return s.Store.PutBootstrapToken(ctx, t, check)
 }
 
 func inWorld(t *testing.T, withJob bool, fn func(w *world)) {
@@ -76,7 +91,7 @@ func inWorld(t *testing.T, withJob bool, fn func(w *world)) {
 
 // restart begins with a service that remembers nothing.
 func (w *world) restart() {
-	w.svc = bootstrap.New(bootstrap.Config{Store: w.store, Profiles: profiles{}, Secrets: w.vault, Info: backend.Info{ControllerURL: "http://controller"}})
+	w.svc = bootstrap.New(bootstrap.Config{Store: fullStore{w.store, &w.full}, Profiles: profiles{}, Secrets: w.vault, Info: backend.Info{ControllerURL: "http://controller"}})
 }
 
 // document returns what a booting guest gets, as after SetIdentity.
@@ -110,6 +125,9 @@ func (w *world) reissue() (*guestapi.Bootstrap, time.Duration) {
 	}
 	doc, again, err := w.svc.Reissue(ctx, sb, func(context.Context) (guestapi.Health, error) {
 		w.asked++
+		if w.onAsk != nil {
+			w.onAsk()
+		}
 		return guestapi.Health{Bootstrapped: w.holds}, w.down
 	})
 	if err != nil {
@@ -270,5 +288,114 @@ func TestDocumentOfANewBoot(t *testing.T) {
 		if doc := w.wait(); doc == nil {
 			t.Error("the answer to the second boot was lost, and there is no other token")
 		}
+	})
+}
+
+// The guest exchanges every token, but never confirms it and loses every
+// answer. It gets three more, and the last ones are not sent again.
+func TestUnconfirmedTokensAreCounted(t *testing.T) {
+	inWorld(t, true, func(w *world) {
+		seen := map[string]bool{}
+		w.exchange(w.document().Token)
+		for end := time.Now().Add(time.Hour); time.Now().Before(end); {
+			doc, again := w.reissue()
+			if doc != nil {
+				if seen[doc.Token] {
+					t.Fatal("an exchanged token was sent again")
+				}
+				seen[doc.Token] = true
+				w.exchange(doc.Token) // without Sent: the call to the guest had no answer
+			}
+			if again == 0 {
+				break
+			}
+			time.Sleep(again) // in the bubble's time
+		}
+		if len(seen) != 3 {
+			t.Errorf("%d tokens, want 3", len(seen))
+		}
+	})
+}
+
+// A token that cannot be stored is no retry.
+func TestFailedTokenIsNotCounted(t *testing.T) {
+	inWorld(t, true, func(w *world) {
+		w.exchange(w.document().Token)
+		time.Sleep(time.Minute) // in the bubble's time
+		w.full = errors.New("the disk is full")
+		sb, err := w.store.Sandbox(context.Background(), w.sb.VMID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 5 {
+			doc, _, err := w.svc.Reissue(context.Background(), sb, func(context.Context) (guestapi.Health, error) { return guestapi.Health{}, nil })
+			if doc != nil || !errors.Is(err, w.full) {
+				t.Fatalf("%+v, %v", doc, err)
+			}
+		}
+		w.full = nil
+		if doc, _ := w.reissue(); doc == nil {
+			t.Error("no token when the disk had space again")
+		}
+	})
+}
+
+// A job that ends while its guest is asked gets no token.
+func TestNoReissueForAJobThatEndsMeanwhile(t *testing.T) {
+	inWorld(t, true, func(w *world) {
+		w.exchange(w.document().Token)
+		time.Sleep(time.Minute) // in the bubble's time
+		w.onAsk = func() {
+			_, err := w.store.UpdateJob(context.Background(), w.sb.JobID, func(j *agentlab.Job) ([]agentlab.Event, error) {
+				return []agentlab.Event{j.End(agentlab.JobCompleted, "", time.Now())}, nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if doc, again := w.reissue(); doc != nil || again != 0 || w.asked != 1 {
+			t.Errorf("%+v, %s, asked %d times", doc, again, w.asked)
+		}
+		if open, err := w.store.BootstrapOpen(context.Background(), w.sb.VMID); open || err != nil {
+			t.Errorf("there is an open token: %v, %v", open, err)
+		}
+	})
+}
+
+// The process dies after it stored a token and before the guest got it. The
+// next process does not wait until that token expires.
+func TestTokenOfADeadProcess(t *testing.T) {
+	inWorld(t, true, func(w *world) {
+		w.exchange(w.document().Token)
+		lost := w.wait()
+		if lost == nil {
+			t.Fatal("no token")
+		}
+		w.restart()
+		began := time.Now()
+		doc := w.wait()
+		if doc == nil || doc.Token == lost.Token || time.Since(began) > 10*time.Second {
+			t.Fatalf("%+v after %s", doc, time.Since(began))
+		}
+		w.svc.Sent(w.sb.UID)
+		w.exchange(doc.Token)
+		if _, err := w.svc.Exchange(context.Background(), w.sb.VMID, secret.HashToken(lost.Token)); agentlab.CodeOf(err) != agentlab.CodeDenied {
+			t.Errorf("the token of the dead process: %v", err)
+		}
+	})
+}
+
+// A token that was revoked before the guest got it is not used for the next
+// boot.
+func TestDocumentAfterRevocation(t *testing.T) {
+	inWorld(t, true, func(w *world) {
+		ctx := context.Background()
+		if _, err := w.svc.Document(ctx, w.sb); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.store.RevokeGrants(ctx, w.sb.VMID); err != nil {
+			t.Fatal(err)
+		}
+		w.exchange(w.document().Token)
 	})
 }

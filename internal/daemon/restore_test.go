@@ -34,7 +34,7 @@ func TestRestoreRevivesNoToken(t *testing.T) {
 			t.Fatal(err)
 		}
 		spent.VMID = sb.VMID
-		if err := errors.Join(st.PutBootstrapToken(t.Context(), spent), st.CheckBootstrap(t.Context(), spent.Hash, spent.VMID)); err != nil {
+		if err := errors.Join(st.PutBootstrapToken(t.Context(), spent, nil), st.CheckBootstrap(t.Context(), spent.Hash, spent.VMID)); err != nil {
 			t.Fatal(err)
 		}
 		made, _, err := auth.New(auth.Config{Store: st}).Create(t.Context(), auth.Request{Name: "ci", Role: agentlab.RoleAdmin, TTL: time.Hour})

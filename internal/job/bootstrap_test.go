@@ -36,7 +36,7 @@ func (w *world) held(r agentlab.JobRequest) agentlab.Job {
 func (w *world) token(vmid int, ttl time.Duration) string {
 	w.Helper()
 	token, hash := secret.MintToken()
-	err := w.store.PutBootstrapToken(context.Background(), agentlab.BootstrapToken{Hash: hash, VMID: vmid, ExpiresAt: time.Now().Add(ttl)})
+	err := w.store.PutBootstrapToken(context.Background(), agentlab.BootstrapToken{Hash: hash, VMID: vmid, ExpiresAt: time.Now().Add(ttl)}, nil)
 	if err != nil {
 		w.Fatal(err)
 	}

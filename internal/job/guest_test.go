@@ -230,7 +230,7 @@ func TestBootstrapHoldsWhatIsNeeded(t *testing.T) {
 				sb := w.sandbox(j.ID)
 				token, hash := secret.MintToken()
 				_ = token
-				if err := w.store.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hash, VMID: sb.VMID, ExpiresAt: time.Now().Add(10 * time.Minute)}); err != nil {
+				if err := w.store.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hash, VMID: sb.VMID, ExpiresAt: time.Now().Add(10 * time.Minute)}, nil); err != nil {
 					w.Fatal(err)
 				}
 				_, err := w.boot.Exchange(ctx, sb.VMID, secret.HashToken("guess"))
@@ -307,7 +307,7 @@ func TestGuessedToken(t *testing.T) {
 		_, err := w.boot.Exchange(ctx, vmid, secret.HashToken("guess"))
 		wantCode(t, err, agentlab.CodeDenied)
 		_, hash := secret.MintToken()
-		if err := w.store.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hash, VMID: vmid, ExpiresAt: time.Now().Add(time.Minute)}); err != nil {
+		if err := w.store.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hash, VMID: vmid, ExpiresAt: time.Now().Add(time.Minute)}, nil); err != nil {
 			w.Fatal(err)
 		}
 		_, err = w.boot.Exchange(ctx, vmid, hash)

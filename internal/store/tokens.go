@@ -46,11 +46,21 @@ func isSHA256(s string) bool { return len(s) == 64 && strings.Trim(s, "012345678
 
 // PutBootstrapToken stores a one-time token of a sandbox. It must expire
 // within agentlab.MaxBootstrapTTL from now. Codes: invalid, exists, conflict
-// if there is no such sandbox.
-func (s *Store) PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken) error {
+// if there is no such sandbox. If check is not nil, it gets the sandbox and its
+// job (nil if it has none) in the same transaction, and its error is returned.
+func (s *Store) PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken, check func(agentlab.Sandbox, *agentlab.Job) error) error {
 	return s.write(ctx, func(w *tx) error {
 		if !t.ConsumedAt.IsZero() || !t.ExpiresAt.After(w.now) || t.ExpiresAt.After(w.now.Add(agentlab.MaxBootstrapTTL)) {
 			return invalid("expires_at", "a new bootstrap token lives longer than now and at most %s", agentlab.MaxBootstrapTTL)
+		}
+		if check != nil {
+			sb, job, err := sandboxAndJob(w, t.VMID)
+			if err == nil {
+				err = check(sb, job)
+			}
+			if err != nil {
+				return err
+			}
 		}
 		return tokens.insert(w, &t)
 	})
@@ -113,7 +123,7 @@ func denied(why string) error {
 }
 
 func (s *Store) changeForBootstrap(w *tx, vmid int, fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error)) error {
-	sb, err := sandboxByVMID(w.ctx, w, vmid)
+	sb, oldJob, err := sandboxAndJob(w, vmid)
 	if err != nil {
 		return err
 	}
@@ -123,26 +133,32 @@ func (s *Store) changeForBootstrap(w *tx, vmid int, fn func(*agentlab.Sandbox, *
 	if fn == nil {
 		return nil
 	}
-	var job, oldJob agentlab.Job
-	var jobPtr *agentlab.Job
-	if sb.JobID != "" {
-		if oldJob, err = jobByID(w.ctx, w, sb.JobID); err != nil {
-			return err
-		}
-		job = cloneJob(oldJob)
-		jobPtr = &job
+	var job *agentlab.Job
+	if oldJob != nil {
+		clone := cloneJob(*oldJob)
+		job = &clone
 	}
 	oldSandbox := sb
-	evs, err := fn(&sb, jobPtr)
+	evs, err := fn(&sb, job)
 	if err != nil {
 		return err
 	}
-	if jobPtr != nil {
-		if err := saveJob(w, oldJob, &job, nil); err != nil {
+	if job != nil {
+		if err := saveJob(w, *oldJob, job, nil); err != nil {
 			return err
 		}
 	}
 	return saveSandbox(w, oldSandbox, &sb, about(evs, 0, sb.JobID))
+}
+
+// sandboxAndJob returns a sandbox and its job, nil if it has none.
+func sandboxAndJob(w *tx, vmid int) (agentlab.Sandbox, *agentlab.Job, error) {
+	sb, err := sandboxByVMID(w.ctx, w, vmid)
+	if err != nil || sb.JobID == "" {
+		return sb, nil, err
+	}
+	j, err := jobByID(w.ctx, w, sb.JobID)
+	return sb, &j, err
 }
 
 func (s *Store) replaceGrants(w *tx, t agentlab.BootstrapToken, newGrants []agentlab.Grant) error {

@@ -23,7 +23,7 @@ func booting(t testing.TB, s *testStore, name, tokenHash string) (agentlab.Sandb
 	sb.JobID = j.ID
 	sb = must(s.AllocateSandbox(t.Context(), sb, agentlab.Allocation{First: 1, Last: 999}))(t)
 	drive(t, s, sb.VMID, agentlab.SandboxProvisioning, agentlab.SandboxBooting)
-	if err := s.PutBootstrapToken(t.Context(), agentlab.BootstrapToken{Hash: tokenHash, VMID: sb.VMID, ExpiresAt: s.clock.now().Add(10 * time.Minute)}); err != nil {
+	if err := s.PutBootstrapToken(t.Context(), agentlab.BootstrapToken{Hash: tokenHash, VMID: sb.VMID, ExpiresAt: s.clock.now().Add(10 * time.Minute)}, nil); err != nil {
 		t.Fatal(err)
 	}
 	return sb, j
@@ -127,7 +127,7 @@ func TestConsumeBootstrapDenies(t *testing.T) {
 
 	// Consuming one token closes the sandbox's others and its older grants.
 	put := func(hash string, ttl time.Duration) error {
-		return s.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hash, VMID: sb.VMID, ExpiresAt: s.clock.now().Add(ttl)})
+		return s.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hash, VMID: sb.VMID, ExpiresAt: s.clock.now().Add(ttl)}, nil)
 	}
 	if err := put(hashOf("d"), 15*time.Minute); err != nil {
 		t.Fatal(err)
@@ -148,7 +148,7 @@ func TestConsumeBootstrapDenies(t *testing.T) {
 	wantCode(t, put(hashOf("f"), 16*time.Minute), agentlab.CodeInvalid)
 	wantCode(t, put("nohash", time.Minute), agentlab.CodeInvalid)
 	wantCode(t, put(hashOf("e"), time.Minute), agentlab.CodeExists)
-	wantCode(t, s.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hashOf("9"), VMID: 555, ExpiresAt: s.clock.now().Add(time.Minute)}), agentlab.CodeConflict)
+	wantCode(t, s.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hashOf("9"), VMID: 555, ExpiresAt: s.clock.now().Add(time.Minute)}, nil), agentlab.CodeConflict)
 }
 
 func TestGrantsEnd(t *testing.T) {
@@ -229,7 +229,7 @@ func TestBootstrapOpen(t *testing.T) {
 	if open() {
 		t.Error("open though it has expired")
 	}
-	if err := s.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hashOf("b"), VMID: sb.VMID, ExpiresAt: s.clock.now().Add(time.Minute)}); err != nil {
+	if err := s.PutBootstrapToken(ctx, agentlab.BootstrapToken{Hash: hashOf("b"), VMID: sb.VMID, ExpiresAt: s.clock.now().Add(time.Minute)}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if !open() {
