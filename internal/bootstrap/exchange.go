@@ -59,7 +59,12 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 		j = nil // its sandbox is kept, or not destroyed yet: there is no work
 	}
 	resp, grants := s.answer(sb, j, prof, bundle)
-	if len(bundle.Keys()) > 0 { // also for a job that has ended: its sandbox may still write to its console
+	_, stored, err := s.cfg.Secrets.Kept(secretsKey(sb))
+	if err != nil {
+		return none, s.secretsUnavailable(ctx, sb, row, err)
+	}
+	stored = stored || len(bundle.Keys()) > 0
+	if stored { // also for a job that has ended: its sandbox may still write to its console
 		if err := s.cfg.Secrets.Keep(ctx, secretsKey(sb), secretValues(resp, bundle)); err != nil {
 			return none, s.secretsUnavailable(ctx, sb, row, err)
 		}
@@ -73,7 +78,11 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 	if err != nil {
 		return none, err
 	}
-	s.delivered(sb, j, resp, bundle)
+	var r *redact.Redactor
+	if j != nil && !stored {
+		r = redact.New(secretValues(resp, bundle)...)
+	}
+	s.delivered(sb, r)
 	return resp, nil
 }
 
@@ -91,14 +100,15 @@ func (s *Service) begin(sb *agentlab.Sandbox, j *agentlab.Job, b secret.Bundle, 
 }
 
 // delivered records a successful exchange. It shows that the token arrived,
-// even if the guest has not confirmed it.
-func (s *Service) delivered(sb agentlab.Sandbox, j *agentlab.Job, resp guestapi.BootstrapResponse, b secret.Bundle) {
+// even if the guest has not confirmed it. r is the redactor of secrets that are
+// not stored, nil if there are none.
+func (s *Service) delivered(sb agentlab.Sandbox, r *redact.Redactor) {
 	now := s.clock()
 	s.with(sb.UID, func(d *delivery) {
 		d.token, d.tradedAt, d.trouble, d.failures = "", now, "", 0
 		delete(s.redactors, secretsKey(sb)) // it was built from an earlier answer
-		if j != nil && len(b.Keys()) == 0 { // nothing was stored
-			s.redactors[secretsKey(sb)] = &redaction{r: redact.New(secretValues(resp, b)...)}
+		if r != nil {
+			s.redactors[secretsKey(sb)] = &redaction{r: r}
 		}
 	})
 }

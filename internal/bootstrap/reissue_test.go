@@ -399,3 +399,28 @@ func TestDocumentAfterRevocation(t *testing.T) {
 		w.exchange(w.document().Token)
 	})
 }
+
+// A job that got secrets, and another answer after its bundle became empty, is
+// redacted with the secrets that it got and the tokens of both answers.
+func TestRedactionAfterTheBundleIsEmpty(t *testing.T) {
+	inWorld(t, true, func(w *world) {
+		ctx := context.Background()
+		first := w.exchange(w.document().Token)
+		if err := w.vault.Unset(ctx, "team", "env.K"); err != nil {
+			t.Fatal(err)
+		}
+		second := w.exchange(w.wait().Token)
+		if len(second.Env) > 0 {
+			t.Fatalf("%+v", second.Env)
+		}
+		for range 2 {
+			redact := w.svc.RedactFunc(ctx, w.sb.JobID)
+			for _, secret := range []string{"value-of-k", first.Runner.Token, second.Runner.Token} {
+				if strings.Contains(redact("it is "+secret), secret) {
+					t.Errorf("%q is not redacted", secret)
+				}
+			}
+			w.restart()
+		}
+	})
+}
