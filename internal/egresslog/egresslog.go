@@ -38,15 +38,16 @@ const (
 // Log has a sandbox's audit records: JSON lines that begin with their sequence
 // number, in a bounded log.
 type Log struct {
-	log *bounded.Log
+	log  *bounded.Log
+	vmid int
 
 	mu  sync.Mutex
 	seq int64 // of the last record
 }
 
-// Open opens or creates the log at path for appending. rebooted means that the
-// host was rebooted after the last write.
-func Open(path string, rebooted bool) (*Log, error) {
+// Open opens or creates the log of the sandbox vmid at path for appending.
+// rebooted means that the host was rebooted after the last write.
+func Open(path string, vmid int, rebooted bool) (*Log, error) {
 	last, whole, err := lastSeq(path)
 	if err != nil {
 		return nil, err
@@ -61,14 +62,15 @@ func Open(path string, rebooted bool) (*Log, error) {
 	if !whole {
 		_, _ = log.Write([]byte("\n")) // so that an incomplete line does not damage the next one
 	}
-	return &Log{log: log, seq: last}, nil
+	return &Log{log: log, vmid: vmid, seq: last}, nil
 }
 
-// Write assigns a record its sequence number and appends it.
+// Write assigns a record its sequence number and the sandbox's VMID, without
+// which older daemons ignore it, and appends it.
 func (l *Log) Write(r agentlab.EgressRecord) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r.Seq = l.seq + 1
+	r.Seq, r.VMID = l.seq+1, l.vmid
 	r.Name, r.Error = agentlab.OneLine(r.Name, maxText), agentlab.OneLine(r.Error, maxText)
 	line, err := json.Marshal(r)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 
 func openTestLog(t *testing.T, path string, rebooted bool) *Log {
 	t.Helper()
-	l, err := Open(path, rebooted)
+	l, err := Open(path, 7, rebooted)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,6 +58,18 @@ func TestEgressLogGoesOnAfterACrash(t *testing.T) {
 	more, err := Read(t.Context(), path, recs[len(recs)-1].Seq, 100)
 	if err != nil || len(more) != 1 || more[0].Seq < recs[len(recs)-1].Seq+seqJump {
 		t.Errorf("after a boot: %+v, %v", more, err)
+	}
+}
+
+// A daemon of an older version reads only records with the number of the
+// sandbox.
+func TestRecordsHaveTheVMID(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "egress.log")
+	openTestLog(t, path, false).Write(testRecord(1))
+	recs, err := Read(t.Context(), path, 0, 100)
+	if err != nil || len(recs) != 1 || recs[0].VMID != 7 {
+		t.Errorf("%+v, %v", recs, err)
 	}
 }
 

@@ -110,7 +110,7 @@ func (l *Local) openLog(id ID) (*egresslog.Log, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, failed(err)
 	}
-	log, err := egresslog.Open(path, string(last) != string(boot))
+	log, err := egresslog.Open(path, id.VMID, string(last) != string(boot))
 	if err != nil {
 		return nil, failed(err)
 	}

@@ -129,6 +129,8 @@ func (v *fakeVM) Continue(context.Context) error {
 	return err
 }
 
+func (v *fakeVM) VMID() int { return 7 }
+
 func (v *fakeVM) Network() agentlab.Network {
 	v.mu.Lock()
 	defer v.mu.Unlock()

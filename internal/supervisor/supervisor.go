@@ -235,7 +235,7 @@ func (s *supervisor) begin(ctx context.Context) error {
 		return fault(err, "cannot open %s", fileConsole)
 	}
 	s.undo.add(s.consoleLog.Close)
-	if s.egressLog, err = egresslog.Open(filepath.Join(s.dir, fileEgress), s.rebooted); err != nil {
+	if s.egressLog, err = egresslog.Open(filepath.Join(s.dir, fileEgress), s.vm.VMID(), s.rebooted); err != nil {
 		return fault(err, "cannot open %s", fileEgress)
 	}
 	s.undo.add(s.egressLog.Close)

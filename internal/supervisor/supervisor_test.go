@@ -65,6 +65,17 @@ func TestVMEndsByItself(t *testing.T) {
 	}
 }
 
+// The audit records of a VM have the number of its sandbox.
+func TestRecordsHaveTheVMID(t *testing.T) {
+	d, vm := testDir(t), newFakeVM()
+	s, _ := supervised(t, d, vm)
+	s.egressLog.Write(agentlab.EgressRecord{Proto: "tcp", Count: 1})
+	recs, err := d.Egress(t.Context(), 0, 10)
+	if err != nil || len(recs) != 1 || recs[0].VMID != vm.VMID() {
+		t.Errorf("%+v, %v", recs, err)
+	}
+}
+
 func TestTwoSupervisors(t *testing.T) {
 	d, vm := testDir(t), newFakeVM()
 	supervised(t, d, vm)

@@ -45,6 +45,8 @@ type VM interface {
 	// Disk returns the path of the file that grows on the host's disk while the
 	// guest writes. If it is "", the guest is paused as if it had written.
 	Disk() string
+	// VMID returns the number of the sandbox.
+	VMID() int
 	// Network returns the policy at the start.
 	Network() agentlab.Network
 	// StoreNetwork stores a policy for the next start. The supervisor calls it

@@ -224,6 +224,9 @@ func (m *machine) Continue(ctx context.Context) error { return m.qmp.execute(ctx
 // Disk implements supervisor.VM.
 func (m *machine) Disk() string { return filepath.Join(m.dir, fileRoot) }
 
+// VMID implements supervisor.VM.
+func (m *machine) VMID() int { return m.handle.Spec.VMID }
+
 // Network implements supervisor.VM.
 func (m *machine) Network() agentlab.Network {
 	m.mu.Lock()
