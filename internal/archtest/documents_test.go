@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"testing"
 )
 
@@ -51,14 +53,20 @@ func TestJobRunPath(t *testing.T) {
 	if section == nil {
 		t.Fatal("docs/architecture.md has no section \"Follow `job run`, file by file\"")
 	}
-	files := map[string]bool{}
-	for _, m := range regexp.MustCompile("`([a-z][A-Za-z0-9_/.-]*\\.go)`").FindAllSubmatch(section[1], -1) {
-		files[string(m[1])] = true
+	var files []string
+	for _, m := range regexp.MustCompile("(?m)^([0-9]+)\\. `([a-z][A-Za-z0-9_/.-]*\\.go)`").FindAllSubmatch(section[1], -1) {
+		files = append(files, string(m[2]))
+		if number := string(m[1]); number != strconv.Itoa(len(files)) {
+			t.Errorf("%s has the number %s, want %d", m[2], number, len(files))
+		}
 	}
 	if len(files) < 30 || len(files) > most {
-		t.Errorf("the section names %d files, want 30 to %d", len(files), most)
+		t.Errorf("the section lists %d files, want 30 to %d", len(files), most)
 	}
-	for name := range files {
+	if sorted := slices.Sorted(slices.Values(files)); len(slices.Compact(sorted)) != len(files) {
+		t.Error("the section lists a file twice")
+	}
+	for _, name := range files {
 		if _, err := os.Stat(filepath.Join(root, name)); err != nil {
 			t.Errorf("the section names %s: %v", name, err)
 		}

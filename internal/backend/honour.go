@@ -6,8 +6,10 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Refuse returns the error of Driver.Validate for a setting of spec that the
-// driver's Info does not announce, and nil if there is none.
+// Refuse returns the error of Driver.Validate for hardware settings, private
+// destinations and addresses of spec that the driver's Info does not announce,
+// and nil if there are none. The driver checks the network mode and its rules
+// itself.
 func (i Info) Refuse(spec Spec) error {
 	if err := i.RefuseHardware(spec.Hardware); err != nil {
 		return err

@@ -136,7 +136,7 @@ type Config struct {
 }
 
 // Service manages jobs. Its methods may be called from any goroutine.
-// sandbox.Config.Changed must call SandboxChanged.
+// The daemon calls SandboxChanged after each commit that changes a sandbox.
 type Service struct {
 	cfg   Config
 	lim   Limits

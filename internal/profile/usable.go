@@ -29,7 +29,7 @@ var requirements = []requirement{
 		why: "the backend boots images, not template VMs", hint: "name an image instead: image: base",
 		honoured: func(i backend.Info, _ *Doc) bool { return i.Capabilities.Templates }},
 	{key: "network.mode", set: func(d *Doc) bool { return d.Network.Mode == agentlab.NetworkAllowlist },
-		why: "the backend cannot enforce an allow list", hint: "use mode: nat or mode: off", honoured: rules},
+		why: "the backend cannot enforce an allow list", hint: "use mode: nat", honoured: rules},
 	{key: "network.mode", set: func(d *Doc) bool { return d.Network.Mode == agentlab.NetworkOff },
 		why: "the backend cannot switch a sandbox's network off", hint: "use mode: nat",
 		honoured: func(i backend.Info, _ *Doc) bool { return i.Capabilities.NetworkOff }},
