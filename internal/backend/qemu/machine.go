@@ -234,11 +234,19 @@ func (m *machine) Network() agentlab.Network {
 	return m.handle.Spec.Network
 }
 
-// StoreNetwork implements supervisor.VM.
+// StoreNetwork implements supervisor.VM. It writes the file without the lock:
+// onEvent must not wait for a slow disk.
 func (m *machine) StoreNetwork(n agentlab.Network) error {
 	m.mu.Lock()
+	next := m.handle
+	m.mu.Unlock()
+	if err := next.storeNetwork(m.dir, n); err != nil {
+		return err
+	}
+	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.handle.storeNetwork(m.dir, n)
+	m.handle.Spec.Network = n
+	return nil
 }
 
 func (m *machine) onEvent(e qmpEvent) {
