@@ -250,7 +250,7 @@ func (s *services) committed(c store.Commit) {
 		}
 		if e.Kind == agentlab.EventJobStatus {
 			s.artifacts.WakeLog(e.JobID)
-			s.jobs.Wake(e.JobID)
+			s.jobs.StatusChanged(e)
 		}
 	}
 	for _, sb := range c.Sandboxes {

@@ -206,7 +206,7 @@ func (w *world) begin() {
 func (w *world) committed(c store.Commit) {
 	for _, e := range c.Events {
 		if e.Kind == agentlab.EventJobStatus {
-			w.jobs.Wake(e.JobID)
+			w.jobs.StatusChanged(e)
 		}
 	}
 	for _, sb := range c.Sandboxes {

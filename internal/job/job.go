@@ -13,6 +13,7 @@ package job
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"sync"
@@ -136,7 +137,8 @@ type Config struct {
 }
 
 // Service manages jobs. Its methods may be called from any goroutine.
-// The daemon calls SandboxChanged after each commit that changes a sandbox.
+// The daemon calls StatusChanged and SandboxChanged after each commit with such a
+// change, in the order of the commits.
 type Service struct {
 	cfg   Config
 	lim   Limits
@@ -154,14 +156,13 @@ type Service struct {
 // jobRuntime is the service's state in memory for a job that is not final. It
 // may be lost: a new process starts with an empty one.
 type jobRuntime struct {
-	lastHeard    time.Time     // when its runner last reported, or the wait for it began
-	stopped      time.Time     // when this process first read the request to stop it
-	changed      chan struct{} // closed when there is a new directive for its runner
-	progress     progress      // of its clone
-	tried        time.Time     // when a sandbox was first requested and not available
-	denials      modelDenials  // of its model
-	stopReason   string        // why its sandbox, which is started again, was stopped
-	stopReasonAt time.Time
+	lastHeard  time.Time     // when its runner last reported, or the wait for it began
+	stopped    time.Time     // when this process first read the request to stop it
+	changed    chan struct{} // closed when there is a new directive for its runner
+	progress   progress      // of its clone
+	tried      time.Time     // when a sandbox was first requested and not available
+	denials    modelDenials  // of its model
+	stopReason string        // why its sandbox, which is started again, was stopped after the job began
 }
 
 // New returns a Service. Call Run to start it.
@@ -257,7 +258,7 @@ func (s *Service) recover(ctx context.Context) error {
 	return nil
 }
 
-// Wake runs the step of a job whose status or records changed, and answers its
+// Wake runs the step of a job whose records changed, and answers its
 // runner if that waits for a directive. The daemon calls it after the commit.
 func (s *Service) Wake(id string) {
 	s.mu.Lock()
@@ -269,6 +270,20 @@ func (s *Service) Wake(id string) {
 	s.loop.Wake(id)
 }
 
+// StatusChanged handles an event of a job's status. The daemon calls it after
+// the commit.
+func (s *Service) StatusChanged(e agentlab.Event) {
+	var data struct{ Status, Stop string }
+	if json.Unmarshal([]byte(e.Data), &data) == nil && data.Status == string(agentlab.JobRunning) && data.Stop == "" {
+		s.mu.Lock()
+		if l := s.runtimes[e.JobID]; l != nil { // it begins: an earlier stop is not its end
+			l.stopReason = ""
+		}
+		s.mu.Unlock()
+	}
+	s.Wake(e.JobID)
+}
+
 // SandboxChanged handles a change of a sandbox. The daemon calls it after the
 // commit.
 func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
@@ -278,8 +293,7 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if sb.JobID != "" && sb.State == agentlab.SandboxStopped && sb.Desired == agentlab.DesiredRunning {
-		l := s.track(sb.JobID)
-		l.stopReason, l.stopReasonAt = sb.Reason, sb.UpdatedAt
+		s.track(sb.JobID).stopReason = sb.Reason
 	}
 	if sb.State != agentlab.SandboxDestroyed {
 		return

@@ -147,6 +147,21 @@ func TestSandboxTaken(t *testing.T) {
 	}
 }
 
+// A stop of the sandbox before the job began is not the end of the job, even
+// if the clock was set back in between.
+func TestStopBeforeTheJobBegan(t *testing.T) {
+	inWorld(t, func(w *world) {
+		j := w.run(agentlab.JobRequest{Task: "echo x"})
+		w.eventually("booting", func() bool { return w.sandbox(j.ID).State == agentlab.SandboxBooting })
+		sb := w.sandbox(j.ID)
+		sb.State, sb.Reason, sb.UpdatedAt = agentlab.SandboxStopped, "the host was restarted", time.Now().Add(time.Hour)
+		w.jobs.SandboxChanged(sb)
+		if j = w.final(j.ID); j.Status != agentlab.JobCompleted {
+			w.Errorf("%s: %s", j.Status, j.Reason)
+		}
+	})
+}
+
 // A sandbox whose job was never written, because the daemon died between the
 // two, is destroyed by the next one.
 func TestSandboxWithoutJob(t *testing.T) {

@@ -175,9 +175,9 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	if j.StopRequested != "" && l.stopped.IsZero() {
 		l.stopped = now
 	}
-	lastHeard, stopped, stopReason, stopReasonAt := l.lastHeard, l.stopped, l.stopReason, l.stopReasonAt
+	lastHeard, stopped, stopReason := l.lastHeard, l.stopped, l.stopReason
 	s.mu.Unlock()
-	if stopReason != "" && !stopReasonAt.Before(j.StartedAt) { // its sandbox may already run again
+	if stopReason != "" { // its sandbox may already run again
 		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox was stopped: "+stopReason)
 	}
 
