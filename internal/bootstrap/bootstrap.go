@@ -15,6 +15,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -317,14 +319,22 @@ func (s *Service) Forget(sb agentlab.Sandbox) {
 // reports whether a job exists or is being created. It returns how many it
 // deleted.
 func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, jobID string) (bool, error)) (int, error) {
-	live, err := s.live(ctx)
+	s.mu.Lock()
+	redactors, deliveries := slices.Collect(maps.Keys(s.redactors)), slices.Collect(maps.Keys(s.deliveries))
+	s.mu.Unlock()
+	live, err := s.live(ctx) // afterwards: a sandbox has its row before the others begin
 	if err != nil {
 		return 0, err
 	}
 	s.mu.Lock()
-	for key := range s.redactors { // built again when needed
+	for _, key := range redactors { // built again when needed
 		if !live[key] {
 			delete(s.redactors, key)
+		}
+	}
+	for _, uid := range deliveries { // a call that was late made it after Forget
+		if !live[uid] {
+			delete(s.deliveries, uid)
 		}
 	}
 	s.mu.Unlock()
@@ -348,12 +358,13 @@ func ignoreNotFound(err error) error {
 	return err
 }
 
-// live returns the secretsKey of every sandbox that is not DESTROYED.
+// live returns the secretsKey and the UID of every sandbox that is not
+// DESTROYED.
 func (s *Service) live(ctx context.Context) (map[string]bool, error) {
 	list, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
 	out := map[string]bool{}
 	for _, sb := range list {
-		out[secretsKey(sb)] = true
+		out[secretsKey(sb)], out[sb.UID] = true, true
 	}
 	return out, err
 }

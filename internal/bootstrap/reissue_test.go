@@ -424,3 +424,20 @@ func TestRedactionAfterTheBundleIsEmpty(t *testing.T) {
 		}
 	})
 }
+
+// A call that comes after the end of its sandbox leaves nothing in memory for
+// ever.
+func TestSweepForgetsDeliveries(t *testing.T) {
+	inWorld(t, true, func(w *world) {
+		ctx := context.Background()
+		w.document()
+		w.svc.Sent("gone")
+		known := func(context.Context, string) (bool, error) { return true, nil }
+		if _, err := w.svc.Sweep(ctx, known); err != nil {
+			t.Fatal(err)
+		}
+		if got := w.svc.Deliveries(); len(got) != 1 || got[0] != w.sb.UID {
+			t.Errorf("deliveries %q", got)
+		}
+	})
+}
