@@ -10,7 +10,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
+	"time"
 )
 
 // Suffix is the suffix of files that Replace is writing. The next Replace
@@ -82,7 +84,7 @@ func ReadJSON(path string, v any) error {
 }
 
 // TempPrefix is the prefix of files that Create is writing. A crash may leave
-// them behind.
+// them behind; RemoveTemps removes them.
 const TempPrefix = ".tmp-"
 
 // Create creates a file with mode 0600 and the content data, and syncs it to
@@ -99,6 +101,28 @@ func Create(path string, data []byte) error {
 		return err
 	}
 	return SyncPath(dir)
+}
+
+// RemoveTemps removes the files from dir that killed calls of Create left
+// behind, if they are older than age. A missing dir is empty.
+func RemoveTemps(dir string, age time.Duration) error {
+	files, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, f := range files {
+		if !strings.HasPrefix(f.Name(), TempPrefix) {
+			continue
+		}
+		fi, err := f.Info()
+		if err == nil && time.Since(fi.ModTime()) > age {
+			err = os.Remove(filepath.Join(dir, f.Name()))
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // Temp creates a file with mode 0600 in dir, with a name by os.CreateTemp and

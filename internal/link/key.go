@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,6 +20,9 @@ import (
 
 // SeedLen is the length of the secret in a key file, in bytes.
 const SeedLen = 32
+
+// staleAfter is the age of a temporary file that no process is writing.
+const staleAfter = time.Hour
 
 // KeyFile returns the secret of SeedLen random bytes in the file at path. It
 // creates the file with mode 0600 if there is none. Concurrent callers, in any
@@ -31,6 +35,7 @@ func KeyFile(path string) ([]byte, error) {
 	for {
 		seed, err := readKey(path)
 		if !errors.Is(err, fs.ErrNotExist) {
+			_ = durable.RemoveTemps(filepath.Dir(path), staleAfter) // the next call tries again
 			return seed, err
 		}
 		seed = make([]byte, SeedLen)

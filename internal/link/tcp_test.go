@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
 func newKey(t testing.TB) ed25519.PrivateKey {
@@ -254,6 +256,21 @@ func TestKeyFile(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(filepath.Dir(path)); len(left) != 1 {
 		t.Errorf("%d files are left", len(left))
+	}
+	old, fresh := filepath.Join(filepath.Dir(path), durable.TempPrefix+"old"), filepath.Join(filepath.Dir(path), durable.TempPrefix+"new")
+	for name, age := range map[string]time.Duration{old: 2 * time.Hour, fresh: 0} {
+		if err := errors.Join(os.WriteFile(name, []byte("a secret"), 0o600), os.Chtimes(name, time.Time{}, time.Now().Add(-age))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if seed, err := KeyFile(path); err != nil || string(seed) != seeds[0] {
+		t.Errorf("%x, %v", seed, err)
+	}
+	if _, err := os.Stat(old); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the file of a killed process is left: %v", err)
+	}
+	if _, err := os.Stat(fresh); err != nil {
+		t.Errorf("the file of another process: %v", err)
 	}
 	if err := os.Chmod(path, 0o640); err != nil { //nolint:gosec // the test needs it
 		t.Fatal(err)

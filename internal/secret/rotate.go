@@ -94,16 +94,8 @@ func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, err
 // contain an identity. The vault must be locked.
 func (v *Vault) sweep() error {
 	for _, dir := range []string{v.dir, v.keptDir()} {
-		files, err := readDir(dir)
-		if err != nil {
-			return err
-		}
-		for _, f := range files {
-			if strings.HasPrefix(f.Name(), durable.TempPrefix) {
-				if err := os.Remove(filepath.Join(dir, f.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-					return fault(dir, err)
-				}
-			}
+		if err := durable.RemoveTemps(dir, -1); err != nil {
+			return fault(dir, err)
 		}
 	}
 	return nil
