@@ -24,29 +24,47 @@ type usage struct {
 	files    map[string]int64 // sizes by path
 	bytes    int64            // sum of files
 	inflight int64
-	commit   sync.Mutex // held while a file and its row change together
+	commit   sync.Mutex // held while the rows are read, and while a file and its row change together
 }
 
 // acquire returns the usage of a job, which its first upload reads from the
 // store; release drops it after the last upload.
 func (s *Service) acquire(ctx context.Context, jobID string) (*usage, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	u := s.jobs[jobID]
 	if u == nil {
-		rows, err := s.store.Artifacts(ctx, jobID)
-		if err != nil {
-			return nil, err
-		}
-		u = &usage{files: map[string]int64{}}
-		for _, a := range rows {
-			u.files[a.Path] = a.Size
-			u.bytes += a.Size
-		}
+		u = &usage{}
 		s.jobs[jobID] = u
 	}
 	u.refs++
+	s.mu.Unlock()
+	if err := s.readUsage(ctx, jobID, u); err != nil {
+		s.release(jobID, u)
+		return nil, err
+	}
 	return u, nil
+}
+
+// readUsage reads the rows of a job into u, if no upload has done it. It does
+// not hold s.mu meanwhile, which WakeLog takes after a commit.
+func (s *Service) readUsage(ctx context.Context, jobID string, u *usage) error {
+	u.commit.Lock()
+	defer u.commit.Unlock()
+	if u.files != nil {
+		return nil
+	}
+	rows, err := s.store.Artifacts(ctx, jobID)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u.files = map[string]int64{}
+	for _, a := range rows {
+		u.files[a.Path] = a.Size
+		u.bytes += a.Size
+	}
+	return nil
 }
 
 func (s *Service) release(jobID string, u *usage) {
