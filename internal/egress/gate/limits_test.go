@@ -272,3 +272,20 @@ func TestStreamsAreNotShared(t *testing.T) {
 		t.Errorf("%v, %v", a, err)
 	}
 }
+
+// A flow can be idle for its whole idle time before the first read, when the
+// host is busy. It must end then, not wait for a datagram that never comes.
+func TestUDPFlowThatIsIdleBeforeItsFirstRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newTestGate(t, agentlab.Network{Mode: agentlab.NetworkNAT}, make(pipeDialer))
+		defer g.Close()
+		f, err := g.Begin(egress.UDP, netip.MustParseAddrPort("192.31.196.1:2"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.End()
+		guest, _ := net.Pipe()
+		outside, _ := net.Pipe()
+		f.RelayUDP(guest, outside, -time.Millisecond) // the deadline has passed
+	})
+}

@@ -60,6 +60,7 @@ func (f *Flow) RelayUDP(guest, outside net.Conn, idle time.Duration) {
 		f.copyDatagrams(outside, guest, f.g.up, func() bool { return true })
 		closeQuietly(outside)
 	}()
+	f.Touch() // the idle time does not include the time that Dial took
 	f.arm(outside, idle)
 	f.copyDatagrams(guest, outside, f.g.down, func() bool { return f.arm(outside, idle) })
 	closeQuietly(outside)
@@ -68,10 +69,11 @@ func (f *Flow) RelayUDP(guest, outside net.Conn, idle time.Duration) {
 }
 
 // arm sets the deadline for the idle time of the flow and reports whether it
-// is in the future.
+// is in the future. A deadline in the past is set too: a read without one would
+// never end.
 func (f *Flow) arm(c net.Conn, idle time.Duration) bool {
 	deadline := epoch.Add(time.Duration(f.last.Load()) + idle)
-	return time.Until(deadline) > 0 && c.SetReadDeadline(deadline) == nil
+	return c.SetReadDeadline(deadline) == nil && time.Until(deadline) > 0
 }
 
 // copyDatagrams copies one direction. After a read timeout goOn reports
