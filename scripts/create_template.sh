@@ -210,7 +210,10 @@ disk() {
 		e2fsck -fp "$root" >&2 || (($? == 1)) || die "the root file system of $source is damaged" # 1: mended
 		must resize2fs "$root"
 	fi
-	run unshare --mount --propagation private --pid --fork --kill-child -- sh "$work/cloud.sh" "$root" "$work"
+	# This also runs code that is not trusted. It ends with this script, and
+	# only text of it reaches the terminal.
+	run setpriv --pdeathsig KILL unshare --mount --propagation private --pid --fork --kill-child -- sh "$work/cloud.sh" "$root" "$work" 2> >(tr -cd '\11\12\40-\176' >&2 9>&-)
+	wait $!
 	run e2fsck -fn "$root"
 	show give "$root" back
 	if [[ -n $apply ]]; then

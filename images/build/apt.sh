@@ -6,7 +6,7 @@
 #
 # install: those of WORK/packages, from the cloud image's and the recipe's
 # repositories, and npm if the image gets npm packages.
-# purge: npm again.
+# purge: npm again, unless it is one of WORK/packages.
 set -eu
 work=$1 tree=$2 what=$3
 # shellcheck source=images/build/enter.sh
@@ -28,10 +28,10 @@ fi
 
 apt_get() {
     # shellcheck disable=SC2086,SC2154 # they are words
-    $clean $proxies "PATH=$PATH" HOME=/root DEBIAN_FRONTEND=noninteractive APT_CONFIG=/run/build/apt.conf apt-get -q "$@" </dev/null
+    $clean "PATH=$PATH" HOME=/root DEBIAN_FRONTEND=noninteractive APT_CONFIG=/run/build/apt.conf $online apt-get -q "$@" </dev/null
 }
 if [ "$what" = purge ]; then
-    apt_get -y purge --auto-remove npm
+    grep -qx npm /run/build/packages || apt_get -y purge --auto-remove npm
 else
     npm=
     if [ -d /run/build/files/etc/apt ]; then

@@ -14,10 +14,11 @@ mount -t proc -o nosuid,nodev,noexec proc proc
 # mount another proc, as confined does.
 mount -o remount,bind,ro,nosuid,nodev,noexec proc
 mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs tmp
+mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs var/tmp
 mount -t tmpfs -o mode=0755,nosuid,nodev tmpfs run
 # The only devices of the host are these, which store nothing.
 mount -t tmpfs -o mode=0755,nosuid,noexec tmpfs dev
-for device in null zero full random urandom tty; do
+for device in null zero full random urandom; do
     : >"dev/$device"
     mount --bind "/dev/$device" "dev/$device"
 done
@@ -43,20 +44,32 @@ share() {
     done
 }
 
-# online gives the tree the host's name servers, and sets $proxies to the
-# variables of the host's proxies, registries and certificates.
+# online gives the tree the host's name servers, and sets $online to a command
+# that runs its arguments with the variables of the host's proxies, registries
+# and certificates. A registry that cannot be passed on is an error, because
+# another one may have other packages under the same names.
 online() {
     cat /etc/resolv.conf >run/build/resolv.conf
-    proxies=
+    : >run/build/online
     if [ -s /etc/ssl/certs/ca-certificates.crt ]; then # with those of a company's proxy
         cp /etc/ssl/certs/ca-certificates.crt run/build/ca.crt
-        proxies="NODE_EXTRA_CA_CERTS=/run/build/ca.crt PIP_CERT=/run/build/ca.crt"
+        echo "export NODE_EXTRA_CA_CERTS=/run/build/ca.crt PIP_CERT=/run/build/ca.crt" >>run/build/online
     fi
     for name in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY npm_config_registry PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST; do
         value=
         eval "value=\${$name-}"
-        case $value in '') ;; *[!A-Za-z0-9:/._,@%+~-]*) echo "I: $name is left out" >&2 ;; *) proxies="$proxies $name=$value" ;; esac
+        case $value in
+        '') ;;
+        *\'* | *[![:print:]]*)
+            echo "E: the variable $name has a quote or a control character; change it, or unset it" >&2
+            exit 1
+            ;;
+        *) echo "export $name='$value'" >>run/build/online ;;
+        esac
     done
+    # shellcheck disable=SC2016 # its own arguments
+    echo 'exec "$@"' >>run/build/online
+    online="/bin/sh /run/build/online"
 }
 
 # enter makes the tree the root of everything that runs from then on. A chroot

@@ -21,9 +21,9 @@ def look(where):
     if os.path.lexists(marker) or os.path.lexists('/proc/1/root' + marker): print('LEAK', where, marker)
 look('at once')
 for d in sorted(os.listdir('/dev')):
-    if d not in 'fd full null random shm stderr stdin stdout tty urandom zero'.split(): print('LEAK device', d)
+    if d not in 'fd full null random shm stderr stdin stdout urandom zero'.split(): print('LEAK device', d)
 for line in open('/proc/self/mountinfo'):
-    if line.split()[4].split('/')[1] not in ['', 'dev', 'proc', 'run', 'tmp']: print('LEAK mount', line)
+    if line.split()[4].split('/')[1] not in ['', 'dev', 'proc', 'run', 'tmp'] and line.split()[4] != '/var/tmp': print('LEAK mount', line)
 try:
     os.mkdir('/tmp/x'); os.chroot('/tmp/x')
     for _ in range(40): os.chdir('..')
@@ -99,6 +99,45 @@ func finishHostile(t *testing.T, tree string, edit func(string) string) string {
 	return string(out) + readTrimmed(b.path("versions", "hostile"))
 }
 
+// downloader takes pip's place in a tree. It looks for a terminal, and says
+// what it is and what fetch.sh tells it.
+const downloader = `#!/bin/sh
+echo "AS $(id -u)"
+read -r pid _ _ _ _ session _ </proc/$$/stat
+test "$pid" = "$session" || echo LEAK session
+(: </dev/tty) 2>/dev/null && echo LEAK tty
+echo "INDEX $PIP_EXTRA_INDEX_URL"
+`
+
+// fetchHostile runs fetch.sh on a tree with a hostile downloader.
+func fetchHostile(t *testing.T, tree, index string) (string, error) {
+	t.Helper()
+	b := &builder{work: t.TempDir()}
+	if err := os.Chmod(b.work, 0o755); err != nil { //nolint:gosec // other users read it
+		t.Fatal(err)
+	}
+	for _, name := range []string{"fetch.sh", "enter.sh"} {
+		text, err := images.Scripts.ReadFile("build/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := writeFile(b.path(name), string(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := writeFile(b.path("pip.specs"), "hostile==1\n", 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeFile(b.path("npm", "bin", "python3"), "#!/bin/sh\necho LEAK a package of npm runs\n", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	argv := isolated("sh", "-c", `rm -f "$2/usr/bin/python3" && printf %s "$0" >"$2/usr/bin/python3" && chmod 0755 "$2/usr/bin/python3" && exec sh "$1/fetch.sh" "$1" "$2"`, downloader, b.work, tree)
+	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...) //nolint:gosec // our own
+	cmd.Env = append(buildEnv(t.TempDir()), "PIP_EXTRA_INDEX_URL="+index)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
 // Programs in the tree find nothing of the host, whatever they are run as.
 func TestFinishConfines(t *testing.T) {
 	img := builtImage(t, "base")
@@ -138,5 +177,14 @@ func TestFinishConfines(t *testing.T) {
 				t.Errorf("%s: no %q in\n%s", tc.name, want, got)
 			}
 		}
+	}
+	const index = "https://user:p$a`ss@one.example/simple http://two.example/simple?a=b&c"
+	got, err := fetchHostile(t, tree, index)
+	if err != nil || strings.Contains(got, "LEAK") || !strings.Contains(got, "AS 65534\n") || !strings.Contains(got, "INDEX "+index+"\n") {
+		t.Errorf("the downloader says, %v:\n%s", err, got)
+	}
+	// The public index may have other packages under the same names.
+	if got, err := fetchHostile(t, tree, "https://it's.example/"); err == nil || strings.Contains(got, "INDEX https") || !strings.Contains(got, "E: the variable PIP_EXTRA_INDEX_URL") {
+		t.Errorf("an index with a quote: %v\n%s", err, got)
 	}
 }

@@ -45,6 +45,8 @@ func (f File) fetch(ctx context.Context, path, cache string) error {
 	if err != nil {
 		return err
 	}
+	// The SHA-256 is that of the file as the server has it.
+	req.Header.Set("Accept-Encoding", "identity")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return downloadError(agentlab.CodeUnavailable, "cannot download %s: %w", f.URL, err)

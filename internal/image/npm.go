@@ -68,20 +68,34 @@ func (r *Recipe) scripted() []string {
 }
 
 // npmInstall installs the npm packages below work/npm with the host's npm,
-// its registry, proxy and credentials; none of their code runs here. Install
-// scripts run later in the image, without a network or privileges (finish.sh).
+// its registry, proxy and credentials; none of their code runs here, and npm
+// runs no git for dependencies. Install scripts run later in the image, without
+// a network or privileges (finish.sh).
 func (b *builder) npmInstall(ctx context.Context) error {
 	specs := b.recipe.npmSpecs()
 	b.out.step("installing %s from npm", strings.Join(specs, ", "))
 	prefix := b.path("npm")
-	argv := append([]string{lookPath("npm"), "install", "--global", "--prefix", prefix, "--ignore-scripts",
+	argv := append([]string{lookPath("npm"), "install", "--global", "--prefix", prefix, "--ignore-scripts", "--git=/bin/false",
 		"--no-audit", "--no-fund", "--no-update-notifier", "--no-progress", "--loglevel=warn",
 		"--os=linux", "--cpu=" + npmArch[b.recipe.Arch], "--libc=glibc"}, specs...)
-	// npm is the user's own, with the user's own configuration.
-	if err := run(ctx, b.out, os.Environ(), argv...); err != nil {
+	if err := run(ctx, b.out, npmEnv(b.path("tmp")), argv...); err != nil {
 		return err
 	}
 	return writeFile(b.path("npm.list"), strings.Join(b.npmList(), "\n")+"\n", 0o644)
+}
+
+// npmEnv returns the environment of the host's npm: npm is the user's own, with
+// the user's own configuration.
+func npmEnv(tmp string) []string {
+	env := buildEnv(tmp)
+	for _, kv := range os.Environ() {
+		name, _, _ := strings.Cut(kv, "=")
+		upper := strings.ToUpper(name)
+		if name == "HOME" || strings.HasPrefix(upper, "NPM_") || strings.HasPrefix(upper, "NODE_") || strings.HasPrefix(name, "SSL_CERT_") {
+			env = append(env, kv) // the last value of a name counts
+		}
+	}
+	return env
 }
 
 // npmList returns name@version of all that npm installed, by the packages'

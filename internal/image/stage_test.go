@@ -153,6 +153,11 @@ func TestDownload(t *testing.T) {
 		switch r.URL.Path {
 		case "/good":
 			_, _ = w.Write([]byte("good"))
+		case "/archive": // some servers take an archive for its contents
+			if r.Header.Get("Accept-Encoding") == "gzip" {
+				w.Header().Set("Content-Encoding", "gzip")
+			}
+			_, _ = w.Write([]byte("packed"))
 		case "/short":
 			w.Header().Set("Content-Length", "100")
 			_, _ = w.Write([]byte("good"))
@@ -202,6 +207,11 @@ func TestDownload(t *testing.T) {
 	}
 	fetch(1)
 	fetch(0)
+	good.URL, good.SHA256 = server.URL+"/archive", sum("packed")
+	if err := good.fetch(t.Context(), to, ""); err != nil {
+		t.Errorf("a file that the server would compress: %v", err)
+	}
+	good.SHA256 = sum("good")
 	// It is removed when no build has used it for a month.
 	for _, days := range []int{29, 31} {
 		NewStore(root, Options{Now: func() time.Time { return time.Now().AddDate(0, 0, days) }}).Sweep(context.Background())
