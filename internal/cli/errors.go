@@ -100,8 +100,9 @@ func (a *App) printError(err error) {
 		_ = json.NewEncoder(a.Stderr).Encode(map[string]errorJSON{"error": out})
 		return
 	}
-	fmt.Fprintf(a.Stderr, "agentlab: %s\n", out.Message)
+	// Text of builds and guests may be part of it.
+	fmt.Fprintf(a.Stderr, "agentlab: %s\n", sanitizeLines(out.Message))
 	if out.Hint != "" {
-		fmt.Fprintf(a.Stderr, "  → %s\n", out.Hint)
+		fmt.Fprintf(a.Stderr, "  → %s\n", sanitizeLines(out.Hint))
 	}
 }

@@ -53,6 +53,15 @@ func sanitize(s string) string {
 	}, s)
 }
 
+// sanitizeLines is sanitize for a text of several lines.
+func sanitizeLines(s string) string {
+	lines := strings.Split(s, "\n")
+	for i, line := range lines {
+		lines[i] = sanitize(line)
+	}
+	return strings.Join(lines, "\n")
+}
+
 // controlsTerminal reports whether a rune controls a terminal: a control character (C0 and
 // C1), a line or paragraph separator, or a bidirectional formatting character.
 func controlsTerminal(r rune) bool {

@@ -104,3 +104,13 @@ func TestSinceFlag(t *testing.T) {
 		}
 	}
 }
+
+// Messages may have text of a build or a guest.
+func TestErrorsHaveNoControlCharacters(t *testing.T) {
+	var out bytes.Buffer
+	a := &App{Stderr: &out}
+	a.printError(agentlab.Errorf(agentlab.CodeInternal, "bad \x1b]0;title\x07 \u009b2J text\nmore").WithHint("see\rthis"))
+	if got, want := out.String(), "agentlab: bad  ]0;title   2J text\nmore\n  → see this\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -49,6 +49,9 @@ recipes and the stages of a build.`,
 			req.Recipe = text
 		}
 		img, err := c.BuildImage(ctx, req, func(line string) { a.progressf("%s", sanitize(line)) })
+		if err != nil && recipe != "" {
+			return contentError{err}
+		}
 		if err != nil {
 			return err
 		}
