@@ -36,6 +36,7 @@
 # programs that print their version. It runs as agent, without privileges and
 # without a network. seal.sh comes last.
 set -eu
+umask 022
 work=$1 tree=$2
 kind=$(cat "$work/kind")
 
@@ -65,13 +66,34 @@ as_root() {
         $clean "PATH=$PATH" HOME=/run/build /bin/sh "$@"
 }
 
+# A limit that cannot be set is lower already.
+limits=
+for limit in core=0 nproc=8192 fsize=4294967296; do
+    ! prlimit "--$limit" true 2>/dev/null || limits="$limits --$limit"
+done
+
 # confined runs a program as agent, without any privilege or a way to get one,
 # without a terminal, and with all that it starts ended when it ends.
 confined() {
     # shellcheck disable=SC2086
-    unshare --pid --fork --kill-child --mount-proc setsid --wait \
+    unshare --pid --fork --kill-child --mount-proc setsid --wait prlimit $limits \
         setpriv --reuid=agent --regid=agent --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all \
         $clean PATH="/usr/local/sbin:/usr/local/bin:$PATH" HOME=/tmp "$@" </dev/null
+}
+
+# bounded OUT ERR COMMAND... is confined with the first 64 KiB of each output in
+# a file.
+bounded() {
+    out=$1 err=$2
+    shift 2
+    status=$({ {
+        { confined "$@" 4>&- && echo 0 >&4 || echo $? >&4; } 2>&1 >&3 3>&- | first "$err"
+    } 3>&1 | first "$out"; } 4>&1)
+    return "$status"
+}
+first() {
+    head -c 65536 >"$1"
+    cat >/dev/null
 }
 
 fail() {
@@ -93,17 +115,17 @@ chown -hR agent:agent /usr/local
 # dependencies are prebuilt, or optional and would need a compiler.
 if [ -s /run/build/npm.packages ]; then
     # shellcheck disable=SC2046 # one word per package is meant
-    confined npm rebuild --global --offline --foreground-scripts --no-bin-links --no-audit --no-fund --no-update-notifier $(cat /run/build/npm.packages)
+    confined timeout --kill-after=10 1800 npm rebuild --global --offline --foreground-scripts --no-bin-links --no-audit --no-fund --no-update-notifier $(cat /run/build/npm.packages)
 fi
 
 if [ -s /run/build/pip.specs ]; then
     venv=/usr/local/lib/agentlab-python
     mkdir -m 0755 /run/wheels
     mount --bind /run/build/wheels /run/wheels
-    confined python3 -m venv "$venv"
+    confined timeout --kill-after=10 600 /usr/bin/python3 -m venv "$venv"
     # shellcheck disable=SC2046
-    confined "$venv/bin/pip" install --quiet --no-index --find-links /run/wheels --no-cache-dir --disable-pip-version-check $(cat /run/build/pip.specs)
-    confined "$venv/bin/pip" list --format=freeze --disable-pip-version-check >/run/build/pip.list
+    confined timeout --kill-after=10 1800 "$venv/bin/pip" install --quiet --no-index --find-links /run/wheels --no-cache-dir --disable-pip-version-check $(cat /run/build/pip.specs)
+    bounded /run/build/pip.list /run/pip.err timeout --kill-after=10 600 "$venv/bin/pip" list --format=freeze --disable-pip-version-check || fail "the Python packages cannot be listed"
     while read -r command; do
         [ ! -e "$venv/bin/$command" ] || confined ln -s "$venv/bin/$command" "/usr/local/bin/$command"
     done </run/build/commands
@@ -123,6 +145,7 @@ for step in /run/build/run/*; do
 done
 
 chown -hR root:root /usr/local
+chmod -R go-w,u-s,g-s,-t /usr/local
 umount /usr/local
 
 # There is no network: an agent that needs one to print its version would
@@ -131,7 +154,7 @@ umount /usr/local
 while read -r command; do
     echo "I: checking $command --version"
     answer=/run/build/versions/$command
-    if ! confined timeout 120 "$command" --version >"$answer" 2>"$answer.err"; then
+    if ! bounded "$answer" "$answer.err" timeout --kill-after=10 120 "$command" --version; then
         sed 's/^/E: /' "$answer.err" >&2
         fail "$command --version fails in the image"
     fi

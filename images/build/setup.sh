@@ -11,8 +11,10 @@ if [ "$kind" = direct ]; then # nothing of the host's configuration stays
 fi
 # A file that is a symlink in the tree (resolv.conf) is replaced, not followed.
 cp -R --preserve=mode --no-preserve=ownership --remove-destination /run/build/files/. /
+chmod 0755 /
 if [ -d /run/build/npm ]; then
     cp -R --preserve=mode,links --no-preserve=ownership /run/build/npm/. /usr/local/
+    chmod -R u+rwX,go+rX /usr/local # npm made them with the user's umask
 fi
 # npm leaves a link to the package of Node.js. The program must be a file in
 # bin: npm installs global packages next to the program that it runs on.

@@ -164,6 +164,9 @@ func (b *builder) finish(ctx context.Context) error {
 	return run(ctx, b.out, buildEnv(b.path("tmp")), argv...)
 }
 
+// maxVersion is how many bytes of a program's answer to --version are kept.
+const maxVersion = 256
+
 // inspect reads the stamp's contents from the finished tree.
 func (b *builder) inspect(ctx context.Context) (*Stamp, error) {
 	r := b.recipe
@@ -189,7 +192,8 @@ func (b *builder) inspect(ctx context.Context) (*Stamp, error) {
 		}
 	}
 	for _, command := range r.commands() {
-		s.Versions[command] = firstLine([]byte(readTrimmed(b.path("versions", command))))
+		line := firstLine([]byte(readTrimmed(b.path("versions", command))))
+		s.Versions[command] = line[:min(len(line), maxVersion)]
 	}
 	s.NPM, s.Pip = strings.Fields(readTrimmed(b.path("npm.list"))), strings.Fields(readTrimmed(b.path("pip.list")))
 	s.Versions["mmdebstrap"], s.Versions["e2fsprogs"] = hostVersion(ctx, "mmdebstrap", "--version"), hostVersion(ctx, "mke2fs", "-V")

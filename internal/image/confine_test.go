@@ -47,7 +47,7 @@ ln /etc/shadow /usr/local/stolen && echo LEAK link
 ln /etc/passwd /usr/local/stolen && echo LEAK link
 touch /etc/x && echo LEAK write
 cat /run/build/setup.sh && echo LEAK build
-cp /bin/sh /usr/local/sh && chmod 6755 /usr/local/sh
+cp /bin/sh /usr/local/sh && chmod 6777 /usr/local/sh
 sleep 1000 &
 setsid sleep 1000 &
 echo $! >/work/left

@@ -3,6 +3,7 @@ package image
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/user"
@@ -198,7 +199,17 @@ func firstLine(b []byte) string {
 	return s
 }
 
+// maxRead is how many bytes readTrimmed reads. What programs of packages print
+// is at most 64 KiB, see finish.sh.
+const maxRead = 4 << 20
+
+// readTrimmed returns the text of a file, "" if it cannot be read.
 func readTrimmed(file string) string {
-	b, _ := os.ReadFile(file) //nolint:gosec // constant paths
+	f, err := os.Open(file) //nolint:gosec // constant paths
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = f.Close() }()
+	b, _ := io.ReadAll(io.LimitReader(f, maxRead))
 	return strings.TrimSpace(string(b))
 }

@@ -20,8 +20,12 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// tailLines is how many lines of a command's output are kept for its error.
-const tailLines = 60
+const (
+	// tailLines is how many lines of a command's output are kept for its error.
+	tailLines = 60
+	// maxLog is how many bytes of output the build's log has.
+	maxLog = 64 << 20
+)
 
 // output takes the output of commands, line by line. It writes all lines to the
 // build's log and the steps to progress, and keeps the last lines for an error.
@@ -30,12 +34,18 @@ type output struct {
 	log      io.Writer
 	progress func(string)
 	tail     []string
+	logged   int // bytes
 }
 
 func (o *output) line(s string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	_, _ = fmt.Fprintln(o.log, s) // a build does not fail because of its log
+	if o.logged < maxLog { // a build does not fail because of its log
+		_, _ = fmt.Fprintln(o.log, s)
+		if o.logged += len(s) + 1; o.logged >= maxLog {
+			_, _ = fmt.Fprintf(o.log, "[the log ends here: it has %d MB]\n", maxLog>>20)
+		}
+	}
 	o.tail = append(o.tail, s)
 	if len(o.tail) > tailLines {
 		o.tail = o.tail[1:]

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -101,4 +102,26 @@ func TestClassify(t *testing.T) {
 
 func commandSaid(lines ...string) error {
 	return &commandError{name: "x", err: errors.New("exit status 1"), tail: lines}
+}
+
+// Untrusted programs print as much as they like.
+func TestOutputIsBounded(t *testing.T) {
+	out, log, _ := testOutput()
+	line := strings.Repeat("x", 4095)
+	for range maxLog/len(line) + 100 {
+		out.line(line)
+	}
+	if log.Len() > maxLog+4096 || !strings.HasSuffix(log.String(), "[the log ends here: it has 64 MB]\n") {
+		t.Errorf("the log has %d bytes", log.Len())
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(file, 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(readTrimmed(file)); n > maxRead {
+		t.Errorf("%d bytes are read", n)
+	}
 }
