@@ -84,7 +84,7 @@ func (d *Driver) createAs(ctx context.Context, spec backend.Spec, vmid int) erro
 // begin writes the handle of a sandbox that has none. A VM with its mark
 // belongs to the sandbox, and its handle was lost.
 func (d *Driver) begin(ctx context.Context, spec backend.Spec, vmid int) (*handle, error) {
-	lost, _, err := d.marked(ctx, spec.UID, inventoryAge)
+	lost, err := d.marked(ctx, spec.UID, spec.Name, inventoryAge)
 	if err != nil {
 		return nil, err
 	}

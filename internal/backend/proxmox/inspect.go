@@ -146,7 +146,7 @@ func (d *Driver) stoppedBy(ctx context.Context, h *handle) string {
 
 // List implements backend.Driver.
 func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
-	vms, err := d.listed(ctx, 0)
+	vms, err := d.listed(ctx)
 	if err != nil {
 		return nil, err
 	}

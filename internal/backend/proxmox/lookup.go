@@ -3,6 +3,7 @@ package proxmox
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,8 +30,8 @@ type lookupResult struct {
 }
 
 // lookup searches for the VM of a sandbox: on the node where it should be,
-// otherwise on all nodes of the cluster. It returns an error if a node does not
-// answer, because its VMs are not known. For a token, the answer for a VM that
+// otherwise on the node that the cluster names. It returns an error if that
+// node does not answer. For a token, the answer for a VM that
 // does not exist is the same as for a VM that it may not read, so lookup also
 // asks whether the number is in use.
 func (d *Driver) lookup(ctx context.Context, id vmID, h *handle) (lookupResult, error) {
@@ -51,31 +52,47 @@ func (d *Driver) lookup(ctx context.Context, id vmID, h *handle) (lookupResult, 
 	if refused != nil {
 		return lookupResult{there: true, hidden: true, node: h.Node}, d.checkReadPermission(ctx, refused)
 	}
-	nodes, err := d.pve.Nodes(ctx)
+	guests, err := d.pve.Guests(ctx)
 	if err != nil {
 		return lookupResult{}, err
 	}
-	for _, n := range nodes {
-		if h != nil && n.Name == h.Node {
+	var nodes []string
+	// VMs and containers share one range of numbers, which are unique in the cluster.
+	if i := slices.IndexFunc(guests, func(g pve.Guest) bool { return int(g.VMID) == id.VMID }); i < 0 {
+		if nodes, err = d.nodeNames(ctx); err != nil {
+			return lookupResult{}, err
+		}
+	} else if guests[i].Container() {
+		return lookupResult{there: true, node: guests[i].Node}, nil
+	} else {
+		nodes = []string{guests[i].Node}
+	}
+	for _, node := range nodes {
+		if h != nil && node == h.Node {
 			continue
 		}
-		s, err := d.lookupOn(ctx, id, h, n.Name)
+		s, err := d.lookupOn(ctx, id, h, node)
 		denied := agentlab.CodeOf(err) == agentlab.CodeDenied
 		switch {
 		case denied && h != nil:
-			return lookupResult{there: true, hidden: true, node: n.Name}, d.checkReadPermission(ctx, err)
+			return lookupResult{there: true, hidden: true, node: node}, d.checkReadPermission(ctx, err)
 		case denied:
-			return lookupResult{there: true, hidden: true, node: n.Name}, nil
+			return lookupResult{there: true, hidden: true, node: node}, nil
 		case err != nil || s.there:
 			return s, err
 		}
 	}
-	// VMs and containers share one range of numbers, which are unique in the cluster.
-	if node, err := d.pve.Container(ctx, id.VMID); err != nil || node != "" {
-		return lookupResult{there: true, node: node}, err
-	}
 	return lookupResult{}, agentlab.Errorf(agentlab.CodeUnavailable, "number %d is taken, yet none of the nodes has a VM with it", id.VMID).
 		WithHint("it may be on its way from one node to another; try again")
+}
+
+func (d *Driver) nodeNames(ctx context.Context) ([]string, error) {
+	nodes, err := d.pve.Nodes(ctx)
+	var names []string
+	for _, n := range nodes {
+		names = append(names, n.Name)
+	}
+	return names, err
 }
 
 // lookupOn looks on one node.
@@ -192,10 +209,9 @@ func refOf(id vmID) backend.Ref {
 	return backend.Ref{UID: id.UID, Handle: strconv.Itoa(id.VMID)}
 }
 
-// resolve finds the VM of a sandbox by its handle, otherwise by the number of
-// ref or by the mark. h is nil if it was lost; then the VM exists with the mark.
-// Code not_found means that there is neither a handle nor a VM with the mark on
-// the nodes of sandboxes.
+// resolve finds the VM of a sandbox by its handle, otherwise by its mark. h is
+// nil if it was lost; then the VM exists with the mark. Code not_found means
+// that there is neither a handle nor a VM with the mark.
 func (d *Driver) resolve(ctx context.Context, ref backend.Ref) (id vmID, h *handle, err error) {
 	if h, err = d.readHandle(ref.UID); h != nil || err != nil {
 		if h != nil {
@@ -204,47 +220,62 @@ func (d *Driver) resolve(ctx context.Context, ref backend.Ref) (id vmID, h *hand
 		return id, h, err
 	}
 	id.UID = ref.UID
-	if id.VMID, err = strconv.Atoi(ref.Handle); err == nil && d.inRange(id.VMID) {
-		if s, err := d.lookup(ctx, id, nil); s.ours || err != nil {
-			return id, nil, err
-		}
-	}
-	vmid, whole, err := d.marked(ctx, id.UID, 0)
-	id.VMID = vmid
-	switch {
-	case err != nil:
-		return id, nil, err
-	case vmid == 0 && !whole:
-		return id, nil, agentlab.Errorf(agentlab.CodeUnavailable, "whether sandbox %s still exists is not known: a node is offline", id.UID)
-	case vmid == 0:
-		return id, nil, absent(id.UID)
-	}
-	s, err := d.lookup(ctx, id, nil)
-	if err == nil && !s.ours { // it was destroyed after the VMs were listed
+	id.VMID, err = d.marked(ctx, id.UID, "", 0)
+	if err == nil && id.VMID == 0 {
 		err = absent(id.UID)
 	}
 	return id, nil, err
 }
 
-// marked returns the number of the VM with the mark of a sandbox and without a
-// handle, from a list that is at most age old; 0 if there is none. whole
-// reports whether all nodes have answered.
-func (d *Driver) marked(ctx context.Context, uid string, age time.Duration) (vmid int, whole bool, err error) {
-	vms, err := d.listed(ctx, age)
+// marked returns the number of the VM with the mark of a sandbox that has no
+// handle, from a list that is at most age old; 0 proves that there is none. The list of the whole cluster has the
+// tags of all VMs, also of nodes that do not answer, so only VMs that can be
+// the sandbox's are read: those with its tag, those whose clone has not ended,
+// which have no tag yet, and those with the name, unless it is "", that have
+// no tag.
+func (d *Driver) marked(ctx context.Context, uid, name string, age time.Duration) (vmid int, err error) {
+	guests, err := d.guests(ctx, age)
 	if err != nil {
-		return 0, false, err
+		return 0, err
 	}
 	all, err := d.handles() // after the VMs were listed, so that a VM created in the meantime does not count as lost
 	if err != nil {
-		return 0, false, err
+		return 0, err
 	}
-	lost, err := d.lost(ctx, vms, all)
-	for _, in := range lost {
-		if in.Ref.UID == uid {
-			vmid = in.VMID
+	known := map[int]bool{}
+	for _, h := range all {
+		known[h.id().VMID] = true
+	}
+	for _, g := range guests {
+		id := vmID{VMID: int(g.VMID), UID: uid}
+		if g.Container() || known[id.VMID] || !d.inRange(id.VMID) {
+			continue
+		}
+		tagged := taggedUID(string(g.TagList))
+		if tagged != uid && (tagged != "" || g.Lock != lockClone && (name == "" || string(g.Name) != name)) {
+			continue
+		}
+		if ours, err := d.bearsMark(ctx, g.Node, id, name); err != nil || ours {
+			return id.VMID, err
 		}
 	}
-	return vmid, len(vms) == len(d.cfg.Nodes), err
+	return 0, nil
+}
+
+// bearsMark reports whether a VM of the cluster's list is that of a sandbox
+// that has no handle.
+func (d *Driver) bearsMark(ctx context.Context, node string, id vmID, name string) (bool, error) {
+	cfg, err := d.pve.Config(ctx, node, id.VMID)
+	if err == nil {
+		return d.ours(cfg, id, name), nil
+	}
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound { // destroyed after the VMs were listed, or moved
+		if free, ferr := d.pve.Free(ctx, id.VMID); free || ferr != nil {
+			return false, ferr
+		}
+	}
+	return false, agentlab.Errorf(agentlab.CodeUnavailable, "whether VM %d on node %s is that of sandbox %s is not known: %w", id.VMID, clip(node), id.UID, err).
+		WithHint("try again when node %s answers", clip(node))
 }
 
 // updateNode records that a user migrated a VM to another configured node. The

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -149,67 +148,6 @@ func TestPlacement(t *testing.T) {
 	}
 	for i := range 4 {
 		ok(t, "Destroy", d.Destroy(t.Context(), w.spec(i).Ref()))
-	}
-}
-
-// A node that is down keeps no other from getting new sandboxes and from being
-// looked after, and what is on it is neither gone nor anybody else's.
-func TestNodeDown(t *testing.T) {
-	f := newFarm(t)
-	st := pvenode.Storage{ID: "shared-zfs", Type: pvenode.ZFSPool, Shared: true}
-	n := pvenode.New(t, pvenode.Config{
-		Nodes: []string{"pve1", "pve2"}, MemoryOf: map[string]int64{"pve1": 16 << 30, "pve2": 32 << 30},
-		Storages: []pvenode.Storage{st}, Boot: f.boot, Waits: pvenode.ShortWaits(),
-	})
-	n.AddTemplate(t, pvenode.Template{VMID: 9000, Storage: st.ID, Node: "pve1"})
-	w := &world{t: t, node: n, farm: f, dir: t.TempDir()}
-	w.tokenID, w.secret = n.RootToken()
-	w.alter = func(c *Config) {
-		c.Nodes = []Node{{Name: "pve1", Templates: map[string]int{"base": 9000}, Host: bridge{f}}, {Name: "pve2", Host: bridge{f}}}
-	}
-	d := w.open()
-	var err error
-	w.image, err = d.Templates().Ensure(t.Context(), agentlab.TemplateImage(9000), nil)
-	ok(t, "Ensure", err)
-	there := w.create(t, 1)
-	if h, err := d.readHandle(there.UID); err != nil || h.Node != "pve2" {
-		t.Fatalf("it is on %s, %v: this test proves nothing", h.Node, err)
-	}
-	ok(t, "Start", d.Start(t.Context(), there.Ref()))
-	n.SetOnline("pve2", false)
-	d = w.open()
-	taken, err := d.Taken(t.Context(), 1000, 1999)
-	if err != nil || !slices.Contains(taken, there.VMID) {
-		t.Fatalf("Taken: %v, %v", taken, err)
-	}
-	here := w.create(t, 2)
-	ok(t, "Start", d.Start(t.Context(), here.Ref()))
-	all, err := d.List(t.Context())
-	ok(t, "List", err)
-	power := map[string]backend.Power{}
-	for _, in := range all {
-		power[in.Ref.UID] = in.Power
-	}
-	if len(all) != 2 || power[here.UID] != backend.PowerRunning || power[there.UID] != backend.PowerPartial {
-		t.Errorf("listed: %+v", all)
-	}
-	if _, err := d.Inspect(t.Context(), there.Ref()); err == nil || agentlab.CodeOf(err) == agentlab.CodeNotFound {
-		t.Errorf("Inspect of what cannot be seen: %v", err)
-	}
-	if err := d.Destroy(t.Context(), there.Ref()); err == nil {
-		t.Error("Destroy of what cannot be reached: no error")
-	}
-	w.loseHandle(t, there)
-	marked := backend.Ref{UID: there.UID}
-	_, err = d.Inspect(t.Context(), marked)
-	wantCode(t, "Inspect by the mark", err, agentlab.CodeUnavailable)
-	wantCode(t, "Destroy by the mark", d.Destroy(t.Context(), marked), agentlab.CodeUnavailable)
-	n.SetOnline("pve2", true)
-	for _, ref := range []backend.Ref{here.Ref(), marked} {
-		ok(t, "Destroy", d.Destroy(t.Context(), ref))
-	}
-	if vms := n.VMs(); len(vms) != 1 {
-		t.Errorf("left: %v", vms)
 	}
 }
 

@@ -100,10 +100,10 @@ func inTheWay(vmid int) error {
 		WithHint("%s", ownRange)
 }
 
-// Taken implements backend.NumberChecker: numbers of VMs on the nodes and of
-// templates. A token sees only VMs that it has rights on, and none of an
-// offline node: Create detects other VMs by its clone, and checks for volumes
-// with the number itself. Volumes are not listed here, because a single damaged
+// Taken implements backend.NumberChecker: numbers of VMs and containers of the
+// cluster and of templates. A token sees only those that it has rights on:
+// Create detects others by its clone, and checks for volumes with the number
+// itself. Volumes are not listed here, because a single damaged
 // file of any user makes such a list fail.
 func (d *Driver) Taken(ctx context.Context, first, last int) ([]int, error) {
 	taken, err := d.taken(ctx, inventoryAge)
@@ -120,15 +120,13 @@ func (d *Driver) Taken(ctx context.Context, first, last int) ([]int, error) {
 }
 
 func (d *Driver) taken(ctx context.Context, age time.Duration) (map[int]bool, error) {
-	vms, err := d.listed(ctx, age)
+	guests, err := d.guests(ctx, age)
 	if err != nil {
 		return nil, err
 	}
 	taken := map[int]bool{}
-	for _, list := range vms {
-		for _, vm := range list {
-			taken[int(vm.VMID)] = true
-		}
+	for _, g := range guests {
+		taken[int(g.VMID)] = true
 	}
 	for _, n := range d.cfg.Nodes {
 		for _, vmid := range n.Templates {

@@ -14,9 +14,8 @@ import (
 
 // inventory caches recent answers of nodes, shared by all sandboxes.
 type inventory struct {
-	asking gate // guards vms and nodes, and is held while they are read
-	vms    timed[map[string][]pve.VM]
-	nodes  timed[[]pve.Node]
+	nodes  cached[[]pve.Node]
+	guests cached[[]pve.Guest]
 
 	mu       sync.Mutex        // guards the following fields
 	verdicts map[string]string // UIDs of VMs without a handle, by their list entries
@@ -69,18 +68,14 @@ func (d *Driver) storagesOf(t template) []string {
 
 const inventoryAge = 3 * time.Second
 
-// listed returns the VMs of every configured node, at most age old. A node
-// that the others report as offline is missing: its VMs are not known.
-func (d *Driver) listed(ctx context.Context, age time.Duration) (map[string][]pve.VM, error) {
-	i := &d.inventory
-	if err := i.asking.lock(ctx); err != nil {
-		return nil, err
-	}
-	defer i.asking.Unlock()
-	if vms, ok := i.vms.within(age, d.cfg.Now()); ok {
-		return vms, nil
-	}
-	at := d.cfg.Now()
+// guests returns the VMs and containers of the cluster, at most age old.
+func (d *Driver) guests(ctx context.Context, age time.Duration) ([]pve.Guest, error) {
+	return d.inventory.guests.get(ctx, d.cfg.Now, age, d.pve.Guests)
+}
+
+// listed returns the VMs of every configured node. A node that the others
+// report as offline is missing: the states of its VMs are not known.
+func (d *Driver) listed(ctx context.Context) (map[string][]pve.VM, error) {
 	vms := map[string][]pve.VM{}
 	for _, n := range d.cfg.Nodes {
 		list, err := d.pve.VMs(ctx, n.Name)
@@ -93,7 +88,6 @@ func (d *Driver) listed(ctx context.Context, age time.Duration) (map[string][]pv
 		}
 		vms[n.Name] = list
 	}
-	i.vms = timed[map[string][]pve.VM]{vms, at}
 	return vms, nil
 }
 
@@ -107,20 +101,7 @@ func (d *Driver) offline(ctx context.Context, name string) bool {
 }
 
 func (d *Driver) nodeStates(ctx context.Context) ([]pve.Node, error) {
-	i := &d.inventory
-	if err := i.asking.lock(ctx); err != nil {
-		return nil, err
-	}
-	defer i.asking.Unlock()
-	if nodes, ok := i.nodes.within(inventoryAge, d.cfg.Now()); ok {
-		return nodes, nil
-	}
-	nodes, err := d.pve.Nodes(ctx)
-	if err != nil {
-		return nil, err
-	}
-	i.nodes = timed[[]pve.Node]{nodes, d.cfg.Now()}
-	return nodes, nil
+	return d.inventory.nodes.get(ctx, d.cfg.Now, inventoryAge, d.pve.Nodes)
 }
 
 // placement is the template and the node for a new sandbox.

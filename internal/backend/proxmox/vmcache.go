@@ -108,3 +108,25 @@ func (l timed[T]) within(age time.Duration, now time.Time) (value T, ok bool) {
 	}
 	return l.value, true
 }
+
+// cached is an answer of the nodes that all calls share.
+type cached[T any] struct {
+	asking gate
+	last   timed[T]
+}
+
+// get returns the answer if it is younger than age, otherwise a new one.
+func (c *cached[T]) get(ctx context.Context, now func() time.Time, age time.Duration, ask func(context.Context) (T, error)) (value T, err error) {
+	if err := c.asking.lock(ctx); err != nil {
+		return value, err
+	}
+	defer c.asking.Unlock()
+	at := now()
+	if value, ok := c.last.within(age, at); ok {
+		return value, nil
+	}
+	if value, err = ask(ctx); err == nil {
+		c.last = timed[T]{value, at}
+	}
+	return value, err
+}

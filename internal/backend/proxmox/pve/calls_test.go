@@ -69,7 +69,7 @@ func TestTheCallsThatAreMade(t *testing.T) {
 	_, _ = c.Pool(ctx, "lab")
 	_, _ = c.Permissions(ctx)
 	_, _ = c.Free(ctx, 101)
-	_, _ = c.Container(ctx, 101)
+	_, _ = c.Guests(ctx)
 	_, _ = c.VMs(ctx, "pve")
 	_, _ = c.Config(ctx, "pve", 101)
 	_, _ = c.CurrentConfig(ctx, "pve", 101)

@@ -125,25 +125,25 @@ func (p Permissions) Has(path, privilege string) bool {
 	}
 }
 
-// Container returns the node of the container with a number, "" if there is
-// none that the caller may see (VM.Audit). The list of resources is always
-// current; only the states in it are cached.
-func (c *Client) Container(ctx context.Context, vmid int) (node string, err error) {
-	type guest struct {
-		VMID Int    `json:"vmid"`
-		Type string `json:"type"` // qemu, lxc
-		Node string `json:"node"`
-	}
-	all, err := list[guest](ctx, c, "list the guests of the cluster", "/cluster/resources", url.Values{"type": {"vm"}})
-	if err != nil {
-		return "", err
-	}
-	for _, g := range all {
-		if g.Type == "lxc" && int(g.VMID) == vmid {
-			return g.Node, nil
-		}
-	}
-	return "", nil
+// Guest is an entry of the cluster's list of VMs and containers.
+type Guest struct {
+	VMID    Int    `json:"vmid"`
+	Type    string `json:"type"` // qemu, lxc
+	Node    string `json:"node"`
+	Name    Str    `json:"name"` // may be missing or outdated
+	TagList Str    `json:"tags"`
+	Lock    string `json:"lock"`
+}
+
+// Container reports whether the guest is a container.
+func (g Guest) Container() bool { return g.Type == "lxc" }
+
+// Guests returns the VMs and containers of the whole cluster that the caller
+// may see (VM.Audit). The answering node has the configurations of all nodes,
+// so the list does not depend on another node: numbers, nodes, tags and locks
+// are current.
+func (c *Client) Guests(ctx context.Context) ([]Guest, error) {
+	return list[Guest](ctx, c, "list the guests of the cluster", "/cluster/resources", url.Values{"type": {"vm"}})
 }
 
 // Free reports whether no VM and no container of the whole cluster has a
