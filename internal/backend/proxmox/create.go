@@ -5,7 +5,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"encoding/json"
-
+	"errors"
 	"strconv"
 	"strings"
 	"time"
@@ -35,15 +35,20 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	vmid := spec.VMID
 	for tried := []int{vmid}; ; tried = append(tried, vmid) {
 		err := d.createAs(ctx, spec, vmid)
-		if agentlab.CodeOf(err) != agentlab.CodeExists || len(tried) > otherNumbers {
+		if _, lost := errors.AsType[*numberError](err); !lost || len(tried) > otherNumbers {
 			return err
 		}
 		h, herr := d.readHandle(spec.UID)
-		if herr == nil && h != nil { // its number was taken after the handle was written
-			herr = d.destroy(ctx, h.id(), h)
-		}
-		if herr != nil {
+		switch {
+		case herr != nil:
 			return herr
+		case h == nil:
+		case h.Phase == phaseCreated || h.Adopted:
+			return err
+		default: // its number was taken after the handle was written
+			if herr := d.destroy(ctx, h.id(), h); herr != nil {
+				return herr
+			}
 		}
 		d.at("number lost")
 		if vmid, herr = d.otherNumber(ctx, tried); herr != nil {
@@ -100,7 +105,7 @@ func (d *Driver) begin(ctx context.Context, spec backend.Spec, vmid int) (*handl
 	}
 	h := &handle{
 		Spec: spec, VMID: cmp.Or(lost, vmid), Phase: phaseCloning, Created: d.cfg.Now().UTC(), Node: p.target, Template: p.vmid, Source: p.node,
-		Full: d.cfg.FullClone, Power: powerOff,
+		Full: d.cfg.FullClone, Power: powerOff, Adopted: lost != 0,
 	}
 	if err := d.numberFree(ctx, h, p.template); err != nil {
 		return nil, err
@@ -253,6 +258,7 @@ func (d *Driver) numberLost(ctx context.Context, h *handle, first bool, cause er
 	case err != nil:
 		return err
 	case s.ours:
+		h.Adopted = h.Adopted || first // else an earlier clone of this handle made it
 		_, err := d.cloneBegun(ctx, h)
 		return err
 	case s.stub && !first, s.hidden && !first:
@@ -261,8 +267,7 @@ func (d *Driver) numberLost(ctx context.Context, h *handle, first bool, cause er
 	if err := d.forget(h); err != nil {
 		return err
 	}
-	return agentlab.Errorf(agentlab.CodeExists, "VMID %d was taken by another user meanwhile: %w", h.id().VMID, cause).
-		WithHint("%s", ownRange)
+	return numberTaken("VMID %d was taken by another user meanwhile: %w", h.id().VMID, cause)
 }
 
 // cloneBegun determines the result of a clone whose end is not known. done
@@ -285,7 +290,7 @@ func (d *Driver) cloneBegun(ctx context.Context, h *handle) (done bool, err erro
 	case !s.there && !running:
 		return false, nil
 	case s.ours && s.cfg["lock"] != lockClone:
-		h.Node = s.node
+		h.moveTo(s.node)
 		return true, nil
 	case running:
 		return false, agentlab.Errorf(agentlab.CodeBusy, "the clone of sandbox %d is still under way", h.Spec.VMID)

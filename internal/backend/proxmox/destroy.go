@@ -172,7 +172,8 @@ func (d *Driver) removeSeen(ctx context.Context, id vmID, h *handle, s lookupRes
 	}
 	if h != nil {
 		h.Volumes = slices.Compact(slices.Sorted(slices.Values(append(h.Volumes, volumesOf(s.cfg, id.VMID)...))))
-		h.Node, h.DestroySent = s.node, true
+		h.moveTo(s.node)
+		h.DestroySent = true
 		if err := d.save(h); err != nil {
 			return err
 		}

@@ -59,7 +59,8 @@ type handle struct {
 	Network *agentlab.Network `json:"network,omitempty"`
 
 	Phase    phase     `json:"phase"`
-	Made     bool      `json:"made,omitempty"` // of one that is being destroyed: its VM existed and had the mark
+	Made     bool      `json:"made,omitempty"`    // of one that is being destroyed: its VM existed and had the mark
+	Adopted  bool      `json:"adopted,omitempty"` // its VM is older than this handle: an earlier handle was lost
 	Created  time.Time `json:"created"`
 	Node     string    `json:"node"`
 	Template int       `json:"template"`
@@ -91,6 +92,14 @@ type handle struct {
 
 // id returns the ID of the sandbox's VM.
 func (h *handle) id() vmID { return vmID{VMID: cmp.Or(h.VMID, h.Spec.VMID), UID: h.Spec.UID} }
+
+// moveTo records that the VM is on a node. Whose volumes another node had
+// before is not known.
+func (h *handle) moveTo(node string) {
+	if node != h.Node {
+		h.Node, h.Storages = node, nil
+	}
+}
 
 // network returns the current policy.
 func (h *handle) network() agentlab.Network {

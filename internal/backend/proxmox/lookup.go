@@ -287,6 +287,6 @@ func (d *Driver) updateNode(h *handle, node string) error {
 			WithField("proxmox.nodes").WithHint("move the VM back, or destroy the sandbox")
 	}
 	d.log.Warn("a sandbox was moved by hand", "vmid", h.Spec.VMID, "from", h.Node, "to", node)
-	h.Node = node
+	h.moveTo(node)
 	return d.save(h)
 }

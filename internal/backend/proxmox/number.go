@@ -91,13 +91,21 @@ func (d *Driver) volumeInTheWay(ctx context.Context, h *handle, volume string) e
 	if err != nil || s.ours {
 		return err
 	}
-	return agentlab.Errorf(agentlab.CodeExists, "number %d is taken: it is that of volume %s", h.id().VMID, clip(volume)).
-		WithHint("%s", ownRange)
+	return numberTaken("number %d is taken: it is that of volume %s", h.id().VMID, clip(volume))
 }
 
 func inTheWay(vmid int) error {
-	return agentlab.Errorf(agentlab.CodeExists, "number %d is taken by something that is not this sandbox", vmid).
-		WithHint("%s", ownRange)
+	return numberTaken("number %d is taken by something that is not this sandbox", vmid)
+}
+
+// numberError is the error for a number with which the VM of a sandbox cannot
+// be made. Other errors may have code exists too.
+type numberError struct{ error }
+
+func (e *numberError) Unwrap() error { return e.error }
+
+func numberTaken(format string, args ...any) error {
+	return &numberError{agentlab.Errorf(agentlab.CodeExists, format, args...).WithHint("%s", ownRange)}
 }
 
 // Taken implements backend.NumberChecker: numbers of VMs and containers of the
