@@ -29,10 +29,12 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net"
 	"net/netip"
+	"strconv"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -294,6 +296,14 @@ type Instance struct {
 	// HostRestarted means that it is PowerCrashed because its host was
 	// restarted; the sandbox itself has no fault.
 	HostRestarted bool
+}
+
+// Number returns the number with which users name the instance: that of the
+// sandbox, or, if it is not known, that of the VM on a backend whose handles
+// are numbers; 0 if there is none.
+func (in Instance) Number() int {
+	vmid, _ := strconv.Atoi(in.Ref.Handle)
+	return cmp.Or(in.VMID, vmid)
 }
 
 // Finding is one result of Check.

@@ -48,5 +48,5 @@ func (v sandboxView) DestroyOrphan(ctx context.Context, id string) (api.Orphan, 
 }
 
 func toOrphan(in backend.Instance) api.Orphan {
-	return api.Orphan{VMID: in.VMID, UID: in.Ref.UID, Name: in.Name, Power: string(in.Power), Reason: in.Reason}
+	return api.Orphan{VMID: in.Number(), UID: in.Ref.UID, Name: in.Name, Power: string(in.Power), Reason: in.Reason}
 }

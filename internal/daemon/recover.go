@@ -264,7 +264,7 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 			return err
 		}
 		if err == nil || in.Spec == nil || d.Info().Capabilities.SharedNumbers {
-			out.Orphans = append(out.Orphans, fmt.Sprintf("%d (%s, %s)", in.VMID, cmp.Or(in.Name, "without a name"), in.Power))
+			out.Orphans = append(out.Orphans, fmt.Sprintf("%d (%s, %s)", in.Number(), cmp.Or(in.Name, "without a name"), in.Power))
 			continue
 		}
 		sb := recoverSandbox(*in.Spec, d.Info().Name, now)

@@ -145,7 +145,7 @@ func (s *Service) handleOrphan(ctx context.Context, in backend.Instance) error {
 	if reported {
 		return nil
 	}
-	s.log.Warn("the backend has a sandbox that is not in the database; it is not changed", "vmid", in.VMID, "uid", in.Ref.UID)
+	s.log.Warn("the backend has a sandbox that is not in the database; it is not changed", "vmid", in.Number(), "uid", in.Ref.UID)
 	return s.cfg.Store.AppendEvents(ctx, driftEvent(in, false,
 		"the backend has a sandbox with this VMID that is not in the database; it is not changed; see 'agentlab sandbox list --orphans'"))
 }
@@ -201,7 +201,7 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instanc
 	defer unlock()
 	if _, ok, err := s.owner(ctx, in.Ref.UID); err != nil || ok {
 		if err == nil {
-			err = agentlab.Errorf(agentlab.CodeConflict, "%d (%s) has a row by now; it is left alone", in.VMID, in.Ref.UID)
+			err = agentlab.Errorf(agentlab.CodeConflict, "%d (%s) has a row by now; it is left alone", in.Number(), in.Ref.UID)
 		}
 		return backend.Instance{}, err
 	}
@@ -210,7 +210,7 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instanc
 	}
 	switch _, err := s.cfg.Driver.Inspect(ctx, in.Ref); {
 	case err == nil:
-		return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "the backend still holds %d (%s) after its destruction", in.VMID, in.Ref.UID).
+		return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "the backend still holds %d (%s) after its destruction", in.Number(), in.Ref.UID).
 			WithHint("try again; see 'agentlab daemon logs'")
 	case agentlab.CodeOf(err) != agentlab.CodeNotFound:
 		return backend.Instance{}, err
@@ -218,9 +218,9 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instanc
 	s.mu.Lock()
 	delete(s.knownOrphans, in.Ref.UID)
 	s.mu.Unlock()
-	s.log.Warn("an orphan was destroyed by request", "vmid", in.VMID, "uid", in.Ref.UID)
+	s.log.Warn("an orphan was destroyed by request", "vmid", in.Number(), "uid", in.Ref.UID)
 	if err := s.cfg.Store.AppendEvents(ctx, driftEvent(in, true, "a sandbox with this VMID that was not in the database was destroyed by request")); err != nil {
-		s.log.Error("an event was not written", "vmid", in.VMID, "err", err)
+		s.log.Error("an event was not written", "vmid", in.Number(), "err", err)
 	}
 	return in, nil
 }
@@ -232,7 +232,7 @@ func (s *Service) findOrphan(ctx context.Context, id string) (backend.Instance, 
 	}
 	var found []backend.Instance
 	for _, in := range list {
-		if in.Ref.UID == id || strconv.Itoa(in.VMID) == id {
+		if in.Ref.UID == id || strconv.Itoa(in.Number()) == id {
 			found = append(found, in)
 		}
 	}

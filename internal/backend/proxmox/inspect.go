@@ -47,13 +47,14 @@ func partial(h *handle) backend.Instance {
 	return in
 }
 
-// inspectLost searches for a sandbox without a handle.
+// inspectLost searches for a sandbox without a handle. Its number is not known:
+// the mark has that of the VM.
 func (d *Driver) inspectLost(ctx context.Context, id vmID) (backend.Instance, error) {
 	s, err := d.lookupOwned(ctx, id, nil)
 	if err != nil {
 		return backend.Instance{}, err
 	}
-	in := backend.Instance{Ref: refOf(id), VMID: id.VMID, Name: s.cfg["name"], Power: backend.PowerPartial, Reason: "what was known of it is lost"}
+	in := backend.Instance{Ref: refOf(id), Name: s.cfg["name"], Power: backend.PowerPartial, Reason: "what was known of it is lost"}
 	if s.cfg["lock"] == lockClone {
 		return in, nil
 	}
@@ -264,7 +265,7 @@ func (d *Driver) lostVM(ctx context.Context, node string, vm pve.VM) (backend.In
 		}
 		return backend.Instance{}, false, err
 	}
-	in := backend.Instance{Ref: refOf(vmID{VMID: int(vm.VMID), UID: uid}), VMID: int(vm.VMID), Name: string(vm.Name), Power: backend.PowerPartial, Reason: "what was known of it is lost"}
+	in := backend.Instance{Ref: refOf(vmID{VMID: int(vm.VMID), UID: uid}), Name: string(vm.Name), Power: backend.PowerPartial, Reason: "what was known of it is lost"}
 	if vm.Status == "running" {
 		in.Power, in.Reason = backend.PowerRunning, ""
 	}

@@ -19,13 +19,13 @@ func TestOrphans(t *testing.T) {
 			"description": description(theirs, "ffffffffffffffff"), "tags": tags(theirs.UID),
 		})
 		w.loseHandle(t, spec)
-		if in := w.listed(t, spec.Ref()); in == nil || in.Power == backend.PowerRunning {
+		if in := w.listed(t, spec.Ref()); in == nil || in.Power == backend.PowerRunning || in.VMID != 0 || in.Number() != spec.VMID {
 			t.Fatalf("%+v", in)
 		}
 		if in := w.listed(t, refOf(theirs)); in != nil {
 			t.Errorf("another installation's is listed: %+v", in)
 		}
-		if in := w.inspect(t, spec.Ref()); in.Ref != refOf(idOf(spec)) {
+		if in := w.inspect(t, spec.Ref()); in.Ref != refOf(idOf(spec)) || in.VMID != 0 {
 			t.Errorf("found by its mark: %+v", in)
 		}
 		for _, ref := range []backend.Ref{spec.Ref(), refOf(idOf(spec)), {UID: theirs.UID}, refOf(theirs)} {
