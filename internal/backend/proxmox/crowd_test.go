@@ -3,6 +3,7 @@ package proxmox
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -98,8 +99,15 @@ func TestListNeverWhole(t *testing.T) {
 		w.node.Fail("list.config", pvenode.Fault{VMID: 500, Error: "Configuration file 'nodes/pve/qemu-server/500.conf' does not exist", Times: -1})
 		_, err := w.driver.List(t.Context())
 		wantCode(t, "List", err, agentlab.CodeUnavailable)
+		if taken, err := w.open().Taken(t.Context(), 1000, 1999); err != nil || !slices.Contains(taken, spec.VMID) {
+			t.Errorf("Taken does not need this list: %v, %v", taken, err)
+		}
+		disarm := w.node.Fail("GET /cluster/resources", pvenode.Fault{Status: 595, Error: "Connection refused", Times: -1})
 		_, err = w.open().Taken(t.Context(), 1000, 1999)
 		wantCode(t, "Taken", err, agentlab.CodeUnavailable)
+		wantCode(t, "Create", w.driver.Create(t.Context(), w.spec(2)), agentlab.CodeUnavailable)
+		wantCode(t, "Destroy", w.driver.Destroy(t.Context(), w.spec(2).Ref()), agentlab.CodeUnavailable)
+		disarm()
 		ok(t, "Inspect", inspectErr(w.driver.Inspect(t.Context(), spec.Ref())))
 		ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))
 		ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
