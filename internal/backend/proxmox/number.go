@@ -17,18 +17,27 @@ import (
 const otherNumbers = 5
 
 // otherNumber returns an unused number. It counts down, away from the numbers
-// of the next sandboxes.
+// of the next sandboxes. If many numbers in a row have VMs that are hidden from
+// the token, it continues with numbers from the whole rest of the range.
 func (d *Driver) otherNumber(ctx context.Context, tried []int) (int, error) {
 	taken, err := d.taken(ctx, 0)
 	if err != nil {
 		return 0, err
 	}
-	const looks = 100 // at numbers that are hidden from the token
-	for n, look := d.cfg.Last, 0; n >= d.cfg.First && look < looks; n-- {
-		if taken[n] || slices.Contains(tried, n) {
-			continue
+	var open []int
+	for n := d.cfg.Last; n >= d.cfg.First; n-- {
+		if !taken[n] && !slices.Contains(tried, n) {
+			open = append(open, n)
 		}
-		look++
+	}
+	const looks = 50 // of either kind
+	last := min(looks, len(open))
+	row, rest := slices.Clone(open[:last]), open[last:]
+	more := min(looks, len(rest))
+	for i := range more {
+		row = append(row, rest[i*len(rest)/more])
+	}
+	for _, n := range row {
 		if free, err := d.pve.Free(ctx, n); free || err != nil {
 			return n, err
 		}

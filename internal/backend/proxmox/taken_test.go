@@ -172,6 +172,28 @@ func TestKilledBetweenNumbers(t *testing.T) {
 	}
 }
 
+// More numbers in a row than are tried have something that the token may not
+// see: a free number below them is found.
+func TestManyNumbersHidden(t *testing.T) {
+	for name, free := range map[string]int{"many": 1500, "few": 1020} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, worldConfig{alter: func(c *Config) {
+				if name == "few" {
+					c.Last = 1100
+				}
+			}})
+			spec := w.spec(1)
+			for n := spec.VMID; n <= w.driver.cfg.Last; n++ {
+				if n > free || n == spec.VMID {
+					w.node.AddContainer(t, n, w.node.Name())
+				}
+			}
+			w.elsewhere(t, spec)
+			ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
+		})
+	}
+}
+
 // A sandbox does not try numbers without end.
 func TestNumberAlwaysTaken(t *testing.T) {
 	w := newWorld(t, worldConfig{shell: true})
@@ -182,7 +204,7 @@ func TestNumberAlwaysTaken(t *testing.T) {
 		if at != "clone about to be sent" {
 			return
 		}
-		h, err := w.driver.readHandle(spec.UID)
+		h, err := w.driver.readHandle(spec.Ref())
 		ok(t, "handle", err)
 		numbers = append(numbers, h.id().VMID)
 		checks = append(checks, w.foreign(t, h.id().VMID, "quick", nil))
