@@ -183,7 +183,7 @@ func TestTrap26Firewall(t *testing.T) {
 	if err != nil || !strings.Contains(string(data), `"enable":1`) {
 		t.Errorf("options: %s, %v", data, err)
 	}
-	if h, err := w.driver.readHandle(spec.UID); err != nil || h.Port != "fwpr1001p0" {
+	if h, err := w.driver.readHandle(spec.Ref()); err != nil || h.Port != "fwpr1001p0" {
 		t.Errorf("%+v, %v", h, err)
 	}
 	ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))

@@ -38,7 +38,7 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 		if _, lost := errors.AsType[*numberError](err); !lost || len(tried) > otherNumbers {
 			return err
 		}
-		h, herr := d.readHandle(spec.UID)
+		h, herr := d.readHandle(spec.Ref())
 		switch {
 		case herr != nil:
 			return herr
@@ -65,7 +65,7 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 //	handle, snippet → clone with the mark in its description → everything
 //	that was inherited replaced, tags → disk grown → complete
 func (d *Driver) createAs(ctx context.Context, spec backend.Spec, vmid int) error {
-	h, err := d.readHandle(spec.UID)
+	h, err := d.readHandle(spec.Ref())
 	if err != nil {
 		return err
 	}

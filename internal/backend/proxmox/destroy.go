@@ -11,13 +11,23 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
-// Destroy implements backend.Driver.
+// Destroy implements backend.Driver. It goes through all handles of the
+// sandbox.
 func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
 	unlock, err := d.lock(ctx, ref.UID)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	all, err := d.handlesOf(ref.UID)
+	for _, h := range all {
+		if err := d.destroy(ctx, h.id(), h); err != nil {
+			return err
+		}
+	}
+	if err != nil || len(all) > 0 {
+		return err
+	}
 	id, h, err := d.resolve(ctx, ref)
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:

@@ -242,7 +242,7 @@ func TestFailClosed(t *testing.T) {
 	w.farm.notReady = agentlab.Errorf(agentlab.CodeUnavailable, "no rules")
 	n := agentlab.Network{Mode: agentlab.NetworkOff}
 	wantCode(t, "UpdateNetwork", w.driver.UpdateNetwork(t.Context(), spec.Ref(), n), agentlab.CodeUnavailable)
-	h, err := w.driver.readHandle(spec.UID)
+	h, err := w.driver.readHandle(spec.Ref())
 	ok(t, "handle", err)
 	if h.network().Mode != agentlab.NetworkNAT {
 		t.Error("the policy that could not be put in force is kept")

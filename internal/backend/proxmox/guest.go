@@ -95,7 +95,7 @@ func (d *Driver) seed(ctx context.Context, uid string) error {
 		return err
 	}
 	defer unlock()
-	h, err := d.readHandle(uid)
+	h, err := d.readHandle(backend.Ref{UID: uid})
 	if err != nil || h == nil || h.Seeded {
 		if err == nil && h == nil {
 			err = absent(uid)

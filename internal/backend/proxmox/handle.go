@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"time"
 
@@ -20,9 +21,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
-// handleVersion is the version of the handle format. A driver rejects newer
-// versions and reads all older ones.
-const handleVersion = 1
+// handleVersion is the newest version of the handle format. A driver rejects
+// newer versions and reads all older ones. In version 1 the VM has the number
+// of its sandbox; only other handles have version 2, so that an older driver
+// reads all that it understands.
+const handleVersion = 2
 
 // phase is the phase of the creation or destruction of a sandbox.
 type phase string
@@ -152,19 +155,27 @@ func (d *Driver) handleFiles(uid string) ([]string, error) {
 	return names, nil
 }
 
-// readHandle returns the handle of a sandbox, nil when there is none.
-func (d *Driver) readHandle(uid string) (*handle, error) {
+// readHandle returns the handle of a sandbox, nil when there is none. It has
+// one, unless files of the directory were restored by hand: then it is the one
+// with the number of ref, otherwise the first that is not being destroyed.
+func (d *Driver) readHandle(ref backend.Ref) (*handle, error) {
+	all, err := d.handlesOf(ref.UID)
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	i := slices.IndexFunc(all, func(h *handle) bool { return refOf(h.id()) == ref })
+	if i < 0 {
+		i = max(0, slices.IndexFunc(all, func(h *handle) bool { return h.Phase != phaseDestroying }))
+	}
+	return all[i], nil
+}
+
+// handlesOf returns all handles of a sandbox.
+func (d *Driver) handlesOf(uid string) ([]*handle, error) {
 	if err := validUID(uid); err != nil {
 		return nil, err
 	}
-	names, err := d.handleFiles(uid)
-	switch {
-	case err != nil || len(names) == 0:
-		return nil, err
-	case len(names) > 1:
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "%s and %s in %s are of one sandbox", names[0], names[1], d.dir)
-	}
-	return d.readFile(names[0])
+	return d.readHandles(uid)
 }
 
 func (d *Driver) readFile(name string) (*handle, error) {
@@ -191,8 +202,11 @@ func (d *Driver) readFile(name string) (*handle, error) {
 }
 
 // handles returns all handles.
-func (d *Driver) handles() ([]*handle, error) {
-	names, err := d.handleFiles("")
+func (d *Driver) handles() ([]*handle, error) { return d.readHandles("") }
+
+// readHandles returns the handles of a sandbox, or, with "", of all.
+func (d *Driver) readHandles(uid string) ([]*handle, error) {
+	names, err := d.handleFiles(uid)
 	if err != nil {
 		return nil, err
 	}
@@ -214,7 +228,10 @@ func (h *handle) file() string { return strconv.Itoa(h.Spec.VMID) + "-" + h.Spec
 // save writes a handle atomically and syncs it to disk, so that it is complete
 // after a crash or a power cut.
 func (d *Driver) save(h *handle) error {
-	h.Version = handleVersion
+	h.Version = 1
+	if h.id().VMID != h.Spec.VMID {
+		h.Version = handleVersion
+	}
 	if err := durable.ReplaceJSON(filepath.Join(d.dir, h.file()), h, durable.Name); err != nil {
 		return fault(err, "cannot write what is known of sandbox %d", h.Spec.VMID)
 	}

@@ -213,7 +213,7 @@ func idOf(spec backend.Spec) vmID { return vmID{VMID: spec.VMID, UID: spec.UID} 
 // loseHandle is the loss of the file that says what is known of a sandbox.
 func (w *world) loseHandle(t testing.TB, spec backend.Spec) {
 	t.Helper()
-	h, err := w.driver.readHandle(spec.UID)
+	h, err := w.driver.readHandle(spec.Ref())
 	ok(t, "read", err)
 	ok(t, "lose", w.driver.forget(h))
 }

@@ -123,7 +123,7 @@ func TestTakenOutOfThePoolWhileMade(t *testing.T) {
 		if err := (mortal{w.driver}).Create(ctx, spec); err == nil {
 			t.Fatalf("%s: it did not die", point)
 		}
-		h, err := w.driver.readHandle(spec.UID)
+		h, err := w.driver.readHandle(spec.Ref())
 		ok(t, "handle", err)
 		_, err = pve.New(w.root).WithPoll(quick).Wait(ctx, pve.UPID(h.CloneTask))
 		ok(t, "clone", err)

@@ -259,7 +259,7 @@ func (d *Driver) lostVM(ctx context.Context, node string, vm pve.VM) (backend.In
 	if uid == "" {
 		return backend.Instance{}, false, nil
 	}
-	if h, err := d.readHandle(uid); h != nil || err != nil { // created just now
+	if h, err := d.readHandle(backend.Ref{UID: uid}); h != nil || err != nil { // created just now
 		if h != nil && !known && h.id().VMID != int(vm.VMID) {
 			d.log.Warn("two VMs bear the mark of one sandbox; the other one is left alone", "vmid", h.Spec.VMID, "number", h.id().VMID, "other", int(vm.VMID))
 		}

@@ -213,7 +213,7 @@ func refOf(id vmID) backend.Ref {
 // nil if it was lost; then the VM exists with the mark. Code not_found means
 // that there is neither a handle nor a VM with the mark.
 func (d *Driver) resolve(ctx context.Context, ref backend.Ref) (id vmID, h *handle, err error) {
-	if h, err = d.readHandle(ref.UID); h != nil || err != nil {
+	if h, err = d.readHandle(ref); h != nil || err != nil {
 		if h != nil {
 			id = h.id()
 		}

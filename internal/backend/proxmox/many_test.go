@@ -136,7 +136,7 @@ func TestPlacement(t *testing.T) {
 		spec := w.spec(i)
 		spec.Resources.MemoryMB = 6 << 10
 		ok(t, "Create", d.Create(t.Context(), spec))
-		h, err := d.readHandle(spec.UID)
+		h, err := d.readHandle(spec.Ref())
 		ok(t, "handle", err)
 		on[h.Node]++
 		if _, err := d.pve.Config(t.Context(), h.Node, spec.VMID); err != nil {
@@ -180,7 +180,7 @@ func TestDHCP(t *testing.T) {
 	if in := w.inspect(t, spec.Ref()); in.IP != "" {
 		t.Errorf("address %s before it was leased", in.IP)
 	}
-	h, err := w.driver.readHandle(spec.UID)
+	h, err := w.driver.readHandle(spec.Ref())
 	ok(t, "handle", err)
 	w.farm.mu.Lock()
 	w.farm.leases[h.MAC] = spec.IPv4

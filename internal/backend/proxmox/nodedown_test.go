@@ -36,7 +36,7 @@ func twoNodes(t *testing.T, shell bool) *world {
 // on fails the test unless the VM of a sandbox is on a node.
 func (w *world) on(t *testing.T, spec backend.Spec, node string) {
 	t.Helper()
-	if h, err := w.driver.readHandle(spec.UID); err != nil || h.Node != node {
+	if h, err := w.driver.readHandle(spec.Ref()); err != nil || h.Node != node {
 		t.Fatalf("it is on %s, %v: this test proves nothing", h.Node, err)
 	}
 }
