@@ -46,7 +46,7 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 		case h.Phase == phaseCreated || h.Adopted:
 			return err
 		default: // its number was taken after the handle was written
-			if herr := d.destroy(ctx, h.id(), h); herr != nil {
+			if herr = d.destroy(ctx, h.id(), h); herr != nil {
 				return herr
 			}
 		}

@@ -122,8 +122,8 @@ func (c *cached[T]) get(ctx context.Context, now func() time.Time, age time.Dura
 	}
 	defer c.asking.Unlock()
 	at := now()
-	if value, ok := c.last.within(age, at); ok {
-		return value, nil
+	if last, ok := c.last.within(age, at); ok {
+		return last, nil
 	}
 	if value, err = ask(ctx); err == nil {
 		c.last = timed[T]{value, at}
