@@ -24,16 +24,15 @@ func TestNPMRunsNoGit(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-	var server *httptest.Server
-	server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/needy" {
 			http.NotFound(w, r)
 			return
 		}
-		sum := sha512.Sum512(nil)
+		sum, url := sha512.Sum512(nil), "http://"+r.Host
 		_, _ = fmt.Fprintf(w, `{"name":"needy","dist-tags":{"latest":"1.0.0"},"versions":{"1.0.0":{"name":"needy","version":"1.0.0",
 			"dependencies":{"other":"git+%s/other.git"},"dist":{"tarball":"%s/needy.tgz","integrity":"sha512-%s"}}}}`,
-			server.URL, server.URL, base64.StdEncoding.EncodeToString(sum[:]))
+			url, url, base64.StdEncoding.EncodeToString(sum[:]))
 	}))
 	defer server.Close()
 	t.Setenv("npm_config_registry", server.URL)
