@@ -102,7 +102,7 @@ func TestListNeverWhole(t *testing.T) {
 		if taken, err := w.open().Taken(t.Context(), 1000, 1999); err != nil || !slices.Contains(taken, spec.VMID) {
 			t.Errorf("Taken does not need this list: %v, %v", taken, err)
 		}
-		disarm := w.node.Fail("GET /cluster/resources", pvenode.Fault{Status: 595, Error: "Connection refused", Times: -1})
+		disarm := w.node.Fail("GET /cluster/resources", pvenode.Fault{Status: 595, Error: "ipcc_send_rec[1] failed: Connection refused", Times: -1})
 		_, err = w.open().Taken(t.Context(), 1000, 1999)
 		wantCode(t, "Taken", err, agentlab.CodeUnavailable)
 		wantCode(t, "Create", w.driver.Create(t.Context(), w.spec(2)), agentlab.CodeUnavailable)
@@ -192,7 +192,7 @@ func TestCheckWithoutAPI(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	disarm()
-	w.node.Fail("*", pvenode.Fault{Status: 595, Error: "Connection refused", Times: -1})
+	w.node.Fail("*", pvenode.Fault{Status: 595, Error: "ipcc_send_rec[1] failed: Connection refused", Times: -1})
 	if f := findingOf(t, w, "proxmox-api"); f.Level != backend.LevelError {
 		t.Errorf("%+v", f)
 	}

@@ -450,7 +450,7 @@ func (d *Driver) removeSnippets(ctx context.Context, id vmID, h *handle) error {
 	if root == nil {
 		return nil
 	}
-	if h != nil {
+	if h != nil && !h.Adopted {
 		if h.Snippet == "" {
 			return nil
 		}
@@ -465,7 +465,7 @@ func (d *Driver) removeSnippets(ctx context.Context, id vmID, h *handle) error {
 		return err
 	}
 	for _, name := range names {
-		used := slices.ContainsFunc(all, func(o *handle) bool { return o.Snippet == name })
+		used := slices.ContainsFunc(all, func(o *handle) bool { return o.Snippet == name && o.Spec.UID != id.UID })
 		m := snippetForm.FindStringSubmatch(name)
 		if used || m == nil || m[1] != d.installation || !strings.HasPrefix(id.UID, m[3]) {
 			continue

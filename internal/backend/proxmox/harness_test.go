@@ -71,16 +71,11 @@ func newWorld(t testing.TB, c worldConfig) *world {
 	if !c.real && c.waits == (pvenode.Waits{}) {
 		c.waits = pvenode.ShortWaits()
 	}
-	// The shell transport writes where the node says that snippets are, which
-	// here is a directory that this machine and the node have in common.
-	host, seeds := t.TempDir(), t.TempDir()
-	ok(t, "link", os.MkdirAll(filepath.Dir(filepath.Join(host, seeds)), 0o700))
-	ok(t, "link", os.Symlink(seeds, filepath.Join(host, seeds)))
+	host, local := seedStorage(t)
 	n := pvenode.New(t, pvenode.Config{
-		Version: c.version, Nodes: c.nodes, Boot: f.boot, Waits: c.waits, Dir: host,
-		Storages: []pvenode.Storage{st, {ID: "local", Type: pvenode.Dir, Path: seeds, Content: []string{"snippets", "images", "iso"}}},
+		Version: c.version, Nodes: c.nodes, Boot: f.boot, Waits: c.waits, Dir: host, Storages: []pvenode.Storage{st, local},
 	})
-	w := &world{t: t, node: n, snippets: filepath.Join(seeds, "snippets"), farm: f, dir: t.TempDir(), shell: c.shell, alter: c.alter}
+	w := &world{t: t, node: n, snippets: filepath.Join(local.Path, "snippets"), farm: f, dir: t.TempDir(), shell: c.shell, alter: c.alter}
 	w.tokenID, w.secret = n.RootToken()
 	w.root = w.rest(w.tokenID, w.secret)
 	if !c.shell && !c.admin {
@@ -94,6 +89,17 @@ func newWorld(t testing.TB, c worldConfig) *world {
 	}
 	w.image = ref
 	return w
+}
+
+// seedStorage is the storage local of a node whose files are in host. The shell
+// transport writes where the node says that snippets are, which here is a
+// directory that this machine and the node share.
+func seedStorage(t testing.TB) (host string, local pvenode.Storage) {
+	t.Helper()
+	host, seeds := t.TempDir(), t.TempDir()
+	ok(t, "link", os.MkdirAll(filepath.Dir(filepath.Join(host, seeds)), 0o700))
+	ok(t, "link", os.Symlink(seeds, filepath.Join(host, seeds)))
+	return host, pvenode.Storage{ID: "local", Type: pvenode.Dir, Path: seeds, Content: []string{"snippets", "images", "iso"}}
 }
 
 // makeTemplate makes a template as create_template.sh does, with things that

@@ -16,9 +16,11 @@ func twoNodes(t *testing.T, shell bool) *world {
 	t.Helper()
 	f := newFarm(t)
 	st := pvenode.Storage{ID: "shared-zfs", Type: pvenode.ZFSPool, Shared: true}
+	host, local := seedStorage(t)
+	local.Shared = true
 	n := pvenode.New(t, pvenode.Config{
-		Nodes: []string{"pve1", "pve2"}, MemoryOf: map[string]int64{"pve1": 16 << 30, "pve2": 32 << 30},
-		Storages: []pvenode.Storage{st}, Boot: f.boot, Waits: pvenode.ShortWaits(),
+		Dir: host, Nodes: []string{"pve1", "pve2"}, MemoryOf: map[string]int64{"pve1": 16 << 30, "pve2": 32 << 30},
+		Storages: []pvenode.Storage{st, local}, Boot: f.boot, Waits: pvenode.ShortWaits(),
 	})
 	n.AddTemplate(t, pvenode.Template{VMID: 9000, Storage: st.ID, Node: "pve1"})
 	w := &world{t: t, node: n, farm: f, dir: t.TempDir(), shell: shell}
