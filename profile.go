@@ -9,7 +9,7 @@ type Profile struct {
 	Name            string
 	Image           string // image name; "" means the default image for the job's agent
 	Resources       Resources
-	Hardware        Hardware
+	Options         Options
 	Network         Network
 	Workspace       string // "none" or "attach"
 	Mode            string // "dangerous"

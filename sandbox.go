@@ -94,7 +94,7 @@ type Sandbox struct {
 	Waiting string // why it is currently waiting; one redacted line, "" if it is not
 
 	Resources Resources
-	Hardware  Hardware
+	Options   Options
 	Network   Network
 	// IPv4 and IPv6 are leased to the sandbox from the backend's network
 	// until it is DESTROYED. They are zero on backends that lease no

@@ -10,8 +10,10 @@ import (
 	"testing"
 )
 
-// backendWords are words of single backends.
-var backendWords = regexp.MustCompile(`(?i)qemu|\bkvm\b|\btcg\b|\bqmp\b|proxmox|\bpve\b|\bpvesh\b|\bqm\b`)
+// backendWords are words of single backends: their names, their tools, and the
+// settings that only they have.
+var backendWords = regexp.MustCompile(`(?i)qemu|\bkvm\b|\btcg\b|\bqmp\b|proxmox|\bpve\b|\bpvesh\b|\bqm\b|` +
+	`cpu_?list|\bballoon|firewall_?group|nic_?model|template_?vmid|\bnetwork\.(bridge|model)\b`)
 
 // backendWordsIn are the files and folders (with a final slash) that may use
 // them, with the reason.

@@ -195,6 +195,12 @@ type Info struct {
 	Name         string // "qemu", "proxmox", …
 	Version      string // of the driver's handle format, for rows that were written before an upgrade
 	Capabilities Capabilities
+	// Options are the profile keys that only backends such as this one have.
+	// OptionsOK returns an error with code unsupported, and the key's Path as
+	// Field, for a value that this driver cannot honour, although it is Valid;
+	// nil accepts every valid value. It does no I/O.
+	Options   []Option
+	OptionsOK func(agentlab.Options) error
 	// ConsoleHint says where the console of a VM is, for a user of a driver
 	// without Capabilities.ConsoleLog.
 	ConsoleHint string
@@ -234,18 +240,6 @@ type Capabilities struct {
 	Suspend       bool // Suspender
 	Deadline      bool // DeadlineSetter
 	SharedNumbers bool // NumberChecker
-
-	// The fields of Spec.Hardware that the backend supports; others are
-	// rejected.
-	CPUList       bool
-	Balloon       bool
-	Bridges       []string // the bridges that a sandbox may use: those where its policy is enforced
-	NICModels     []string
-	FirewallGroup bool
-
-	// Templates: Spec.Image names a template VM, and profiles may set
-	// template_vmid.
-	Templates bool
 }
 
 // Spec is the complete description of a sandbox to create. A driver supports a
@@ -254,10 +248,12 @@ type Spec struct {
 	VMID      int
 	UID       string
 	Name      string // becomes the hostname
-	Image     string // image reference "name@digest"; on backends with template VMs, the template
+	Image     string // image reference "name@digest"
 	Resources agentlab.Resources
-	Hardware  agentlab.Hardware
-	Network   agentlab.Network
+	// Options are settings that only this backend has (Info.Options). Handles
+	// of older versions have them under this JSON name.
+	Options agentlab.Options `json:"Hardware"`
+	Network agentlab.Network
 	// IPv4 and IPv6 are leased to this sandbox only until it is destroyed.
 	// They are zero on backends without Info.Addresses.
 	IPv4, IPv6 netip.Addr

@@ -210,7 +210,7 @@ func Parse(data []byte, known ...Backend) (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
-	if err := doc.DecodeSections(&c, sections); err != nil {
+	if err := doc.DecodeMore(&c, sections); err != nil {
 		return Config{}, err
 	}
 	if err := c.Validate(); err != nil {

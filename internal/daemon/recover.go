@@ -369,7 +369,7 @@ func recoverSandbox(sp backend.Spec, driver string, now time.Time) agentlab.Sand
 	return agentlab.Sandbox{
 		VMID: sp.VMID, UID: sp.UID, Name: sp.Name, Backend: driver, Profile: agentlab.ProfileLost, Image: sp.Image,
 		State: agentlab.SandboxFailed, Desired: agentlab.DesiredRunning, Reason: reasonRecovered,
-		Resources: sp.Resources, Hardware: sp.Hardware, Network: sp.Network, IPv4: sp.IPv4, IPv6: sp.IPv6,
+		Resources: sp.Resources, Options: sp.Options, Network: sp.Network, IPv4: sp.IPv4, IPv6: sp.IPv6,
 		Keepalive: true, LeaseExpiresAt: now.Add(recoveredLease), CreatedAt: now, UpdatedAt: now,
 	}
 }

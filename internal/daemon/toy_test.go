@@ -4,11 +4,14 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,6 +23,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/profile"
 	"github.com/agentlab-vm/agentlab/internal/stream/streamtest"
 )
 
@@ -35,12 +39,16 @@ func (s *toySettings) Validate(_ config.Config, used bool) error {
 	return nil
 }
 
+// toyOptions are the profile keys of the toy.
+var toyOptions = []backend.Option{{Path: "toy.greeting", Name: "greeting", Zero: "", Valid: regexp.MustCompile(`^[a-z]+$`).MatchString, What: "a greeting"}}
+
 // toyBackend is a whole backend: what a new one needs beside one line in the
 // list of backends. Its sandboxes outlive its driver, as VMs outlive a daemon.
 func toyBackend(world *toyWorld) registry.Backend {
 	return registry.Backend{
 		Name:    "toy",
 		Section: func() config.Section { return &toySettings{Greeting: "hello"} },
+		Options: toyOptions,
 		Open: func(env registry.Env) (registry.Opened, error) {
 			return registry.Opened{Driver: &toy{toyWorld: world, greeting: env.Section.(*toySettings).Greeting}, Images: toyImages{}}, nil
 		},
@@ -75,7 +83,16 @@ type toy struct {
 }
 
 func (t *toy) Info() backend.Info {
-	return backend.Info{Name: "toy", Version: "1", ConsoleHint: "ask the toy", ControllerURL: "http://192.0.2.1:8844", UploadURL: "http://192.0.2.1:8846/upload"}
+	return backend.Info{Name: "toy", Version: "1", Options: toyOptions, OptionsOK: polite, ConsoleHint: "ask the toy", ControllerURL: "http://192.0.2.1:8844", UploadURL: "http://192.0.2.1:8846/upload"}
+}
+
+// polite is backend.Info.OptionsOK.
+func polite(o agentlab.Options) error {
+	var v struct{ Greeting string }
+	if err := o.Decode(&v); err != nil || v.Greeting != "oi" {
+		return err
+	}
+	return agentlab.Errorf(agentlab.CodeUnsupported, "a toy is polite").WithField("toy.greeting")
 }
 
 func (t *toy) Check(context.Context) []backend.Finding {
@@ -223,11 +240,17 @@ func TestToyBackend(t *testing.T) {
 	}
 	h.configure(t, "backend: toy\ntoy:\n  greeting: hi\n")
 	stop := h.start(t)
-	if _, err := h.client.CreateSandbox(t.Context(), api.SandboxCreate{Name: "doll"}); err != nil {
+	if p, err := h.client.PutProfile(t.Context(), "sailor", "name: sailor\ntoy: {greeting: ahoy}\n"); err != nil || !p.Usable {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	if p, err := h.client.PutProfile(t.Context(), "other", "name: other\nnetwork: {bridge: br0}\n"); err != nil || !strings.Contains(p.Problem, "only backend proxmox") {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if _, err := h.client.CreateSandbox(t.Context(), api.SandboxCreate{Name: "doll", Profile: "sailor"}); err != nil {
 		t.Fatal(err)
 	}
 	sb := h.await(t, "doll", agentlab.SandboxReady)
-	if b := world.boxes[sb.UID]; b == nil || b.spec.Name != "doll" || b.identity != sb.UID {
+	if b := world.boxes[sb.UID]; b == nil || b.spec.Name != "doll" || b.identity != sb.UID || b.spec.Options != `{"greeting":"ahoy"}` {
 		t.Errorf("%+v", b)
 	}
 	checks, err := h.client.HostChecks(t.Context())
@@ -248,6 +271,52 @@ func TestToyBackend(t *testing.T) {
 	}
 }
 
+// The profile keys of a backend are known to a daemon with another backend, too,
+// which does not use such profiles.
+func TestToyProfiles(t *testing.T) {
+	all := append(slices.Clip(known), toyBackend(&toyWorld{})).Options()
+	on := func(info backend.Info, yaml string) error {
+		return profile.NewLibrary(t.TempDir(), info).Options(all).Check("name: p\n" + yaml).Err
+	}
+	mine, other := (&toy{}).Info(), backend.Info{Name: "fake"}
+	for _, tc := range []struct {
+		info  backend.Info
+		yaml  string
+		code  agentlab.Code
+		field string
+		text  string
+	}{
+		{mine, "toy: {greeting: ahoy}", "", "", ""},
+		{mine, "toy:", "", "", ""},
+		{mine, "toy: {greeting: oi}", agentlab.CodeUnsupported, "toy.greeting", "profile p cannot be used on backend toy: a toy is polite"},
+		{mine, "toy: {greeting: A}", agentlab.CodeInvalid, "toy.greeting", `line 2: "A" is not a greeting`},
+		{mine, "toy: {greting: ahoy}", agentlab.CodeInvalid, "toy.greting", "line 2: unknown key"},
+		{mine, "toy: ahoy", agentlab.CodeInvalid, "toy", "line 2: a mapping"},
+		{mine, "network: {bridge: br0}", agentlab.CodeUnsupported, "network.bridge", "profile p cannot be used on backend toy: only backend proxmox has this key"},
+		{mine, "network: {model: virtio}", agentlab.CodeUnsupported, "network.model", "only backend proxmox, qemu has this key"},
+		{other, "toy: {greeting: ahoy}", agentlab.CodeUnsupported, "toy.greeting", "profile p cannot be used on backend fake: only backend toy has this key"},
+		{other, "toy: {greeting: A}", agentlab.CodeInvalid, "toy.greeting", "is not a greeting"},
+	} {
+		err := on(tc.info, tc.yaml)
+		e, _ := errors.AsType[*agentlab.Error](err)
+		if agentlab.CodeOf(err) != tc.code || err != nil && (e.Field != tc.field || !strings.Contains(e.Message, tc.text)) {
+			t.Errorf("%s on %s: %v, want %s %s: %s", tc.yaml, tc.info.Name, err, tc.code, tc.field, tc.text)
+		}
+	}
+	for name, options := range all { // no key may look like a request for a directory of the host
+		for _, o := range options {
+			parent, key, nested := strings.Cut(o.Path, ".")
+			yaml := fmt.Sprintf("%s: {%s: [not a scalar]}", parent, key)
+			if !nested {
+				yaml = parent + ": [not a scalar]"
+			}
+			if err := on(other, yaml); agentlab.CodeOf(err) != agentlab.CodeInvalid || !strings.Contains(err.Error(), "expected") {
+				t.Errorf("%s of %s: %v", o.Path, name, err)
+			}
+		}
+	}
+}
+
 func TestToyConformance(t *testing.T) {
 	backendtest.Run(t, backendtest.Config{NoVM: "a toy runs nothing", New: func(*testing.T) *backendtest.Harness {
 		world := &toyWorld{boxes: map[string]*toyBox{}}
@@ -255,6 +324,10 @@ func TestToyConformance(t *testing.T) {
 		return &backendtest.Harness{
 			Driver: &toy{toyWorld: world, greeting: "hi"},
 			Reopen: func(*testing.T) backend.Driver { return &toy{toyWorld: world, greeting: "hi"} },
+			Unsupported: map[string]func(*backend.Spec){
+				"toy.greeting": func(s *backend.Spec) { s.Options = `{"greeting":"oi"}` },
+			},
+			Options: map[string]any{"toy.greeting": "ahoy"},
 			Spec: func(n int) backend.Spec {
 				uids[n] = cmp.Or(uids[n], agentlab.NewUID())
 				return backend.Spec{VMID: 1000 + n, UID: uids[n], Name: "toy", Image: "base@1", Network: agentlab.Network{Mode: agentlab.NetworkNAT},

@@ -17,12 +17,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
-// Doc is the parsed text of a profile. A pointer is nil, and an Any false, if
-// the key is missing.
+// Doc is the parsed text of a profile, without the keys that only some backends
+// have. A pointer is nil, and an Any false, if the key is missing.
 type Doc struct {
-	Name          string    `yaml:"name"`          // required; the name of the file without .yaml
-	Image         string    `yaml:"image"`         // default: the configured image for the job's agent
-	TemplateVMID  *int      `yaml:"template_vmid"` // the template VM to clone, instead of image; backends with template VMs
+	Name          string    `yaml:"name"`  // required; the name of the file without .yaml
+	Image         string    `yaml:"image"` // default: the configured image for the job's agent; a key of the backend may name it instead
 	Network       network   `yaml:"network"`
 	Resources     resources `yaml:"resources"`
 	Storage       storage   `yaml:"storage"`
@@ -37,18 +36,18 @@ type Doc struct {
 	text string
 	yaml *strictyaml.Document // text, parsed
 	net  agentlab.Network     // Network with its lists expanded
+
+	optionKeys []optionKey // the keys of it that only some backends have
+	options    agentlab.Options
 }
 
 type network struct {
-	Mode          string    `yaml:"mode"`           // nat (default), allowlist, off
-	Allow         []string  `yaml:"allow"`          // of mode allowlist: rules, preset:NAME, file:PATH
-	Deny          []string  `yaml:"deny"`           // the same; wins over allow and over the mode
-	Ports         []string  `yaml:"ports"`          // 443, 443/udp, 8000-8010, icmp
-	Limits        limits    `yaml:"limits"`         // 0: the backend's default
-	Private       []Private `yaml:"private"`        // allowed private destinations; all others are denied
-	Bridge        *string   `yaml:"bridge"`         // for backends on a bridge of the host: a bridge where policies are enforced
-	Model         *string   `yaml:"model"`          // model of the network device, on the same backends
-	FirewallGroup *string   `yaml:"firewall_group"` // group of the hypervisor's firewall, on the same backends
+	Mode    string    `yaml:"mode"`    // nat (default), allowlist, off
+	Allow   []string  `yaml:"allow"`   // of mode allowlist: rules, preset:NAME, file:PATH
+	Deny    []string  `yaml:"deny"`    // the same; wins over allow and over the mode
+	Ports   []string  `yaml:"ports"`   // 443, 443/udp, 8000-8010, icmp
+	Limits  limits    `yaml:"limits"`  // 0: the backend's default
+	Private []Private `yaml:"private"` // allowed private destinations; all others are denied
 }
 
 // Private is one private destination that the operator allows.
@@ -65,10 +64,8 @@ type limits struct {
 }
 
 type resources struct {
-	Cores    int     `yaml:"cores"`     // default 2
-	MemoryMB int     `yaml:"memory_mb"` // MiB, default 2048
-	Balloon  bool    `yaml:"balloon"`
-	CPUList  *string `yaml:"cpulist"` // CPUs of the host, such as 0-7, on backends that can pin
+	Cores    int `yaml:"cores"`     // default 2
+	MemoryMB int `yaml:"memory_mb"` // MiB, default 2048
 }
 
 type storage struct {
@@ -94,13 +91,11 @@ type artifacts struct {
 	TTLDays  int     `yaml:"ttl_days"` // default: retention.artifacts_days of the configuration
 }
 
-// Parse parses the text of a profile and checks everything that does not
+// parse parses the text of a profile and checks everything that does not
 // depend on the backend. Errors have code invalid, or denied for a host
-// directory, with the key as Field and its line in the message. The text
-// cannot include list files, because it is in no directory.
-func Parse(data []byte) (*Doc, error) { return parse(data, noLists) }
-
-func parse(data []byte, files listFiles) (*Doc, error) {
+// directory, with the key as Field and its line in the message. keys are those
+// that only some backends have.
+func parse(data []byte, files listFiles, keys optionKeys) (*Doc, error) {
 	y, err := strictyaml.Parse(data)
 	if err != nil {
 		return nil, err
@@ -117,7 +112,7 @@ func parse(data []byte, files listFiles) (*Doc, error) {
 		text:      string(data),
 		yaml:      y,
 	}
-	if err := y.Decode(d); err != nil {
+	if err := d.decode(keys); err != nil {
 		return nil, err
 	}
 	if err := d.validate(); err != nil {
@@ -168,9 +163,6 @@ func (d *Doc) validate() error {
 	if err := d.validateInner(); err != nil {
 		return err
 	}
-	if err := d.validateHardware(); err != nil {
-		return err
-	}
 	if t := d.Artifacts.TTLDays; t < 0 || t > 3650 {
 		return invalid("artifacts.ttl_days", "%d is not between 0 and 3650", t)
 	}
@@ -199,9 +191,9 @@ func invalid(key, format string, args ...any) *agentlab.Error {
 func (d *Doc) Profile() agentlab.Profile {
 	return agentlab.Profile{
 		Name:            d.Name,
-		Image:           d.image(),
+		Image:           d.Image,
 		Resources:       agentlab.Resources{Cores: d.Resources.Cores, MemoryMB: d.Resources.MemoryMB, RootSizeGB: d.Storage.RootSizeGB},
-		Hardware:        d.hardware(),
+		Options:         d.options,
 		Network:         d.net,
 		Workspace:       d.Storage.Workspace,
 		Mode:            d.Behavior.Mode,

@@ -9,7 +9,7 @@ import (
 )
 
 func TestInnerSandbox(t *testing.T) {
-	d, err := Parse([]byte("name: x\nbehavior:\n  inner_sandbox: bubblewrap\n  inner_sandbox_args: [--ro-bind, /opt/a, /opt/b, --unshare-net, --setenv, A, --odd]\n"))
+	d, err := parseText([]byte("name: x\nbehavior:\n  inner_sandbox: bubblewrap\n  inner_sandbox_args: [--ro-bind, /opt/a, /opt/b, --unshare-net, --setenv, A, --odd]\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -20,7 +20,7 @@ func TestInnerSandbox(t *testing.T) {
 	if err := d.Usable(qemu); err != nil {
 		t.Error(err)
 	}
-	if d, err := Parse([]byte("name: x\nbehavior: {inner_sandbox: none}")); err != nil || d.Profile().InnerSandbox != "" {
+	if d, err := parseText([]byte("name: x\nbehavior: {inner_sandbox: none}")); err != nil || d.Profile().InnerSandbox != "" {
 		t.Error(err)
 	}
 }
@@ -39,7 +39,7 @@ func TestInnerSandboxRefused(t *testing.T) {
 		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--share-net]", args, "not a permitted option"},
 		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--tmpfs, \"/a\\n\"]", args, "cannot be a word"},
 	} {
-		_, err := Parse([]byte("name: x\nbehavior: {" + tc.behavior + "}"))
+		_, err := parseText([]byte("name: x\nbehavior: {" + tc.behavior + "}"))
 		if agentlab.CodeOf(err) != agentlab.CodeInvalid || fieldOf(err) != tc.field || !strings.Contains(err.Error()+agentlab.HintOf(err), tc.says) {
 			t.Errorf("%s: %v (%s)", tc.behavior, err, agentlab.HintOf(err))
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,6 +29,7 @@ const BuiltIn = "built-in"
 type Library struct {
 	dir     string
 	info    backend.Info
+	keys    optionKeys
 	private []agentlab.PrivateTarget
 	closed  []uint16
 	trusted []string // certificates of the configuration
@@ -35,7 +37,21 @@ type Library struct {
 
 // NewLibrary returns the library of a directory, which need not exist, for
 // the backend that info describes.
-func NewLibrary(dir string, info backend.Info) *Library { return &Library{dir: dir, info: info} }
+func NewLibrary(dir string, info backend.Info) *Library {
+	l := &Library{dir: dir, info: info, keys: optionKeys{}}
+	l.keys.add(info.Name, info.Options)
+	return l
+}
+
+// Options adds the keys that only some backends have, by the name of the
+// backend. A profile with a key of another backend is valid but cannot be used.
+// Before the library is used.
+func (l *Library) Options(all map[string][]backend.Option) *Library {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		l.keys.add(name, all[name])
+	}
+	return l
+}
 
 // Open adds private destinations of the configuration to the policy of every
 // profile whose mode is not off. It must be called before the library is used.
@@ -195,7 +211,7 @@ func (l *Library) parse(name, source, text string) Entry {
 	if source == BuiltIn {
 		lists = noLists
 	}
-	d, err := parse([]byte(text), lists)
+	d, err := parse([]byte(text), lists, l.keys)
 	if err == nil && name != "" && d.Name != name {
 		err = agentlab.Errorf(agentlab.CodeInvalid, "the name %q is not that of the profile's file, %q", d.Name, name).WithField("name").
 			WithHint("set name: %s", name)

@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -51,14 +53,31 @@ artifacts:
   endpoint: http://10.77.0.1:8846/upload
 `
 
+// options are the keys of the backend bridged, which has every key of the seed.
+var options = []backend.Option{
+	{Path: "template_vmid", Zero: 0, Valid: func(v string) bool { return len(v) > 2 }, Image: func(v string) string { return "template-" + v }},
+	{Path: "network.bridge", Name: "bridge", Zero: "", Valid: regexp.MustCompile(`^[a-z0-9]+$`).MatchString},
+	{Path: "network.model", Name: "nic_model", Zero: ""},
+	{Path: "network.firewall_group", Name: "firewall_group", Zero: ""},
+	{Path: "resources.balloon", Name: "balloon", Zero: false},
+	{Path: "resources.cpulist", Name: "cpulist", Zero: ""},
+}
+
+var bridged = backend.Info{Name: "bridged", UploadURL: qemu.UploadURL, Options: options}
+
+// parseText reads a profile on the backend qemu, which has none of the options.
+func parseText(text []byte) (*Doc, error) {
+	return parse(text, noLists, NewLibrary("", qemu).Options(map[string][]backend.Option{"bridged": options, "qemu": nil}).keys)
+}
+
 func TestSeedSchemaParsesWhole(t *testing.T) {
-	d, err := Parse([]byte(seedSchema))
+	d, err := parseText([]byte(seedSchema))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := agentlab.Profile{
 		Name: "yolo-ephemeral", Image: "template-9000",
-		Hardware:  agentlab.Hardware{CPUList: "0-7", Bridge: "vmbr1", NICModel: "virtio", FirewallGroup: "agent_nat_default"},
+		Options:   `{"bridge":"vmbr1","cpulist":"0-7","firewall_group":"agent_nat_default","nic_model":"virtio"}`,
 		Resources: agentlab.Resources{Cores: 4, MemoryMB: 6144, RootSizeGB: 40}, Network: agentlab.Network{Mode: "nat"},
 		Workspace: "none", Mode: "dangerous", TTL: 3 * time.Hour, SecretsBundle: "default", ClonePath: "/tmp/repo", UploadArtifacts: true, YAML: seedSchema,
 	}
@@ -66,48 +85,72 @@ func TestSeedSchemaParsesWhole(t *testing.T) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 	err = d.Usable(qemu)
-	if agentlab.CodeOf(err) != agentlab.CodeUnsupported || fieldOf(err) != "template_vmid" {
+	if agentlab.CodeOf(err) != agentlab.CodeUnsupported || fieldOf(err) != "template_vmid" || !strings.Contains(err.Error(), "only backend bridged has this key") {
 		t.Errorf("got %v, want unsupported template_vmid", err)
 	}
-	hypervisor := backend.Info{Name: "proxmox", UploadURL: "http://10.77.0.1:8846/upload", Capabilities: backend.Capabilities{
-		Templates: true, CPUList: true, FirewallGroup: true, Bridges: []string{"vmbr1"}, NICModels: []string{"e1000", "virtio"},
-	}}
-	if err := d.Usable(hypervisor); err != nil {
+	if err := d.Usable(bridged); err != nil {
 		t.Errorf("not usable where it was written for: %v", err)
 	}
-	for field, take := range map[string]func(*backend.Capabilities){
-		"template_vmid":          func(c *backend.Capabilities) { c.Templates = false },
-		"network.bridge":         func(c *backend.Capabilities) { c.Bridges = []string{"vmbr2"} },
-		"network.model":          func(c *backend.Capabilities) { c.NICModels = []string{"e1000"} },
-		"network.firewall_group": func(c *backend.Capabilities) { c.FirewallGroup = false },
-		"resources.cpulist":      func(c *backend.Capabilities) { c.CPUList = false },
+	for _, o := range []backend.Option{options[0], options[1], options[2], options[3], options[5]} {
+		less := bridged
+		less.Options = slices.DeleteFunc(slices.Clone(options), func(x backend.Option) bool { return x.Path == o.Path })
+		if err := d.Usable(less); agentlab.CodeOf(err) != agentlab.CodeUnsupported || fieldOf(err) != o.Path {
+			t.Errorf("without %s: %v", o.Path, err)
+		}
+	}
+	strict := bridged
+	strict.OptionsOK = func(o agentlab.Options) error {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "not %s", o).WithField("network.bridge").WithHint("take another")
+	}
+	err = d.Usable(strict)
+	if fieldOf(err) != "network.bridge" || agentlab.HintOf(err) != "take another" || !strings.Contains(err.Error(), "on backend bridged: not {") {
+		t.Errorf("what the driver refuses: %v", err)
+	}
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	for yaml, field := range map[string]string{
+		"template_vmid: 99":                  "template_vmid",
+		"template_vmid: '9000'":              "template_vmid",
+		"template_vmid: 9000\nimage: base":   "template_vmid",
+		"network: {bridge: 'vmbr1,tag=7'}":   "network.bridge",
+		"network: {bridge: ''}":              "network.bridge",
+		"network: {bridge: {a: b}}":          "network.bridge",
+		"resources: {balloon: 1}":            "resources.balloon",
+		"'network.bridge': vmbr1":            "network.bridge",
+		"network: {brige: vmbr1}":            "network.brige",
+		"storage: {bridge: vmbr1}":           "storage.bridge",
+		"network: {private: [{bridge: br}]}": "network.private[0].bridge",
 	} {
-		less := hypervisor
-		take(&less.Capabilities)
-		if err := d.Usable(less); agentlab.CodeOf(err) != agentlab.CodeUnsupported || fieldOf(err) != field {
-			t.Errorf("without the capability for %s: %v", field, err)
+		if _, err := parseText([]byte("name: x\n" + yaml)); agentlab.CodeOf(err) != agentlab.CodeInvalid || fieldOf(err) != field {
+			t.Errorf("%s: got %v, want invalid %s", yaml, err, field)
+		}
+	}
+	for yaml, want := range map[string]agentlab.Options{
+		"network: {bridge: null, model: virtio}":           `{"nic_model":"virtio"}`,
+		"resources: {balloon: false}":                      "",
+		"resources: {balloon: true}\nnetwork: {bridge: 7}": `{"balloon":true,"bridge":"7"}`,
+	} {
+		if d, err := parseText([]byte("name: x\n" + yaml)); err != nil || d.Profile().Options != want {
+			t.Errorf("%s: %+v, %v, want %s", yaml, d, err, want)
 		}
 	}
 }
 
-func TestHardwareIsChecked(t *testing.T) {
-	for yaml, field := range map[string]string{
-		"template_vmid: 99":                                 "template_vmid",
-		"template_vmid: 9000\nimage: base":                  "template_vmid",
-		"network: {bridge: 'vmbr1,tag=7'}":                  "network.bridge",
-		"network: {model: 'virtio,bridge=vmbr0'}":           "network.model",
-		"network: {firewall_group: a-name-too-long-for-it}": "network.firewall_group",
-		"resources: {cpulist: 7-0}":                         "resources.cpulist",
-		"resources: {cpulist: '0;1'}":                       "resources.cpulist",
-	} {
-		if _, err := Parse([]byte("name: x\n" + yaml)); agentlab.CodeOf(err) != agentlab.CodeInvalid || fieldOf(err) != field {
-			t.Errorf("%s: got %v, want invalid %s", yaml, err, field)
-		}
+// TestTwoBackendsHaveAKey: the configured backend says what is valid.
+func TestTwoBackendsHaveAKey(t *testing.T) {
+	number := []backend.Option{{Path: "network.bridge", Name: "number", Zero: 0}}
+	l := NewLibrary("", backend.Info{Name: "b", Options: number}).Options(map[string][]backend.Option{"a": options, "b": number})
+	if e := l.Check("name: x\nnetwork: {bridge: 7}"); e.Err != nil || e.Profile.Options != `{"number":7}` {
+		t.Errorf("%+v", e)
+	}
+	if e := l.Check("name: x\nnetwork: {bridge: br}"); agentlab.CodeOf(e.Err) != agentlab.CodeInvalid {
+		t.Errorf("%+v", e)
 	}
 }
 
 func TestDefaults(t *testing.T) {
-	d, err := Parse([]byte("name: x"))
+	d, err := parseText([]byte("name: x"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +179,7 @@ func TestUnsupportedKeysAreNamed(t *testing.T) {
 		{"storage: {workspace: attach}", "storage.workspace"},
 		{"artifacts: {endpoint: 'https://elsewhere/upload'}", "artifacts.endpoint"},
 	} {
-		d, err := Parse([]byte("name: x\n" + tc.yaml))
+		d, err := parseText([]byte("name: x\n" + tc.yaml))
 		if err != nil {
 			t.Errorf("%s: %v", tc.yaml, err)
 			continue
@@ -147,7 +190,7 @@ func TestUnsupportedKeysAreNamed(t *testing.T) {
 		}
 	}
 	for _, yaml := range []string{"network: {mode: off}", "network: {deny: [], limits: {flows: 0}}", "resources: {balloon: false}", "artifacts: {endpoint: 'http://10.77.0.1:8846/upload/'}"} {
-		d, err := Parse([]byte("name: x\n" + yaml))
+		d, err := parseText([]byte("name: x\n" + yaml))
 		if err == nil {
 			err = d.Usable(qemu)
 		}
@@ -155,7 +198,7 @@ func TestUnsupportedKeysAreNamed(t *testing.T) {
 			t.Errorf("%s: %v", yaml, err)
 		}
 	}
-	d, _ := Parse([]byte("name: x\nnetwork: {mode: off}"))
+	d, _ := parseText([]byte("name: x\nnetwork: {mode: off}"))
 	if err := d.Usable(backend.Info{Name: "bare"}); agentlab.CodeOf(err) != agentlab.CodeUnsupported {
 		t.Errorf("mode off on a backend without it: %v", err)
 	}
@@ -191,7 +234,7 @@ func TestRefused(t *testing.T) {
 		{"name: x\nrepo: {clone_path: /}", "repo.clone_path", "absolute", ""},
 		{"name: x\nartifacts: {ttl_days: -1}", "artifacts.ttl_days", "", ""},
 	} {
-		_, err := Parse([]byte(tc.yaml))
+		_, err := parseText([]byte(tc.yaml))
 		if agentlab.CodeOf(err) != agentlab.CodeInvalid {
 			t.Errorf("%q: got %v, want invalid", tc.yaml, err)
 			continue
@@ -216,7 +259,7 @@ func TestHostMountsAreRefusedInEverySpelling(t *testing.T) {
 			"name: x\nstorage: {disks: [{type: dir, '" + key + "': /home}]}",
 			"'" + key + "': null",
 		} {
-			_, err := Parse([]byte(text))
+			_, err := parseText([]byte(text))
 			if agentlab.CodeOf(err) != agentlab.CodeDenied || !strings.Contains(err.Error(), "host") || agentlab.HintOf(err) == "" {
 				t.Errorf("%q: got %v, want denied", text, err)
 			}
@@ -330,7 +373,7 @@ func TestLibrary(t *testing.T) {
 
 func TestPut(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "profiles")
-	l := NewLibrary(dir, qemu)
+	l := NewLibrary(dir, qemu).Options(map[string][]backend.Option{"bridged": options})
 	if e, err := l.Put("mine", "name: mine"); err != nil || e.Err != nil || e.Source != filepath.Join(dir, "mine.yaml") {
 		t.Fatalf("%+v, %v", e, err)
 	}
@@ -366,7 +409,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("name: x\nnetwork: {mode: off, allow: [a]}"))
 	f.Add([]byte("name: x\nnetwork: {mode: allowlist, allow: ['preset:github', '*.x.example:443/udp', 'file:a'], deny: [1.2.3.0/24], ports: [443, 1-2/udp, icmp], limits: {flows: 1}}"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		d, err := Parse(data)
+		d, err := parseText(data)
 		if err != nil {
 			if c := agentlab.CodeOf(err); c != agentlab.CodeInvalid && c != agentlab.CodeDenied {
 				t.Errorf("code %s: %v", c, err)

@@ -93,7 +93,7 @@ func (s *Service) Plan(r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Pr
 		UID: agentlab.NewUID(), Name: r.Name, Backend: s.cfg.Driver.Info().Name, Profile: prof.Name,
 		Image: cmp.Or(r.Image, prof.Image, r.DefaultImage, s.cfg.DefaultImage),
 		State: agentlab.SandboxRequested, Desired: agentlab.DesiredRunning,
-		Resources: prof.Resources, Hardware: prof.Hardware, Network: prof.Network, Keepalive: prof.Keepalive, JobID: r.JobID,
+		Resources: prof.Resources, Options: prof.Options, Network: prof.Network, Keepalive: prof.Keepalive, JobID: r.JobID,
 		LeaseExpiresAt: now.Add(ttl + r.Extra), CreatedAt: now,
 	}
 	sb.Resources.Cores = cmp.Or(r.Cores, sb.Resources.Cores)
@@ -138,7 +138,7 @@ func (s *Service) ttl(asked, profile time.Duration) (time.Duration, error) {
 func spec(sb agentlab.Sandbox) backend.Spec {
 	return backend.Spec{
 		VMID: sb.VMID, UID: sb.UID, Name: sb.Name, Image: sb.Image,
-		Resources: sb.Resources, Hardware: sb.Hardware, Network: sb.Network, IPv4: sb.IPv4, IPv6: sb.IPv6,
+		Resources: sb.Resources, Options: sb.Options, Network: sb.Network, IPv4: sb.IPv4, IPv6: sb.IPv6,
 	}
 }
 

@@ -23,7 +23,7 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 		{"cores", &s.Resources.Cores},
 		{"memory_mb", &s.Resources.MemoryMB},
 		{"root_size_gb", &s.Resources.RootSizeGB},
-		{"hardware_json", jsonCol{&s.Hardware}},
+		{"hardware_json", jsonCol{&s.Options}},
 		{"network_json", jsonCol{&s.Network}},
 		{"ipv4", addr4Col{&s.IPv4}},
 		{"ipv6", addrCol{&s.IPv6}},

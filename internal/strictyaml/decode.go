@@ -24,19 +24,40 @@ type Any bool
 // the same as a missing key. Errors have code invalid, the key's path as Field,
 // and its line. A field's tag `hint:"..."` is the hint of an error about its
 // value.
-func (d *Document) Decode(v any) error { return d.DecodeSections(v, nil) }
+func (d *Document) Decode(v any) error { return d.DecodeMore(v, nil) }
 
-// DecodeSections is Decode for a document with further top-level keys: the
-// value of each is stored in the entry of sections for that key, also a
-// pointer to a struct.
-func (d *Document) DecodeSections(v any, sections map[string]any) error {
+// DecodeMore is Decode for a document with further keys: the value of each path
+// in more is stored in its entry, which is a pointer. The parents of a path need
+// not be in v.
+func (d *Document) DecodeMore(v any, more map[string]any) error {
 	if _, null := d.body.(*ast.NullNode); d.body == nil || null {
 		return nil
 	}
-	return decodeStruct(d.body, "", reflect.ValueOf(v).Elem(), sections)
+	return further(more).decodeStruct(d.body, "", reflect.ValueOf(v).Elem())
 }
 
-func decode(n ast.Node, path string, v reflect.Value) error {
+// further are pointers for the values of keys that are not fields, by path.
+type further map[string]any
+
+// below returns the pointers for the keys of the mapping at path, by name. A key
+// that is only a parent of further keys gets a struct without fields.
+func (f further) below(path string) map[string]any {
+	out := map[string]any{}
+	for at, into := range f {
+		rest, ok := strings.CutPrefix(at, join(path, ""))
+		name, _, parent := strings.Cut(rest, ".")
+		switch {
+		case !ok:
+		case !parent:
+			out[name] = into
+		case out[name] == nil:
+			out[name] = &struct{}{}
+		}
+	}
+	return out
+}
+
+func (f further) decode(n ast.Node, path string, v reflect.Value) error {
 	if v.Type() == reflect.TypeFor[Any]() {
 		v.SetBool(true)
 		return nil
@@ -49,11 +70,11 @@ func decode(n ast.Node, path string, v reflect.Value) error {
 		if v.IsNil() {
 			v.Set(reflect.New(v.Type().Elem()))
 		}
-		return decode(n, path, v.Elem())
+		return f.decode(n, path, v.Elem())
 	case reflect.Struct:
-		return decodeStruct(n, path, v, nil)
+		return f.decodeStruct(n, path, v)
 	case reflect.Map:
-		return decodeMap(n, path, v)
+		return f.decodeMap(n, path, v)
 	case reflect.Slice:
 		seq, ok := n.(*ast.SequenceNode)
 		if !ok {
@@ -61,7 +82,7 @@ func decode(n ast.Node, path string, v reflect.Value) error {
 		}
 		out := reflect.MakeSlice(v.Type(), len(seq.Values), len(seq.Values))
 		for i, item := range seq.Values {
-			if err := decode(item, fmt.Sprintf("%s[%d]", path, i), out.Index(i)); err != nil {
+			if err := f.decode(item, fmt.Sprintf("%s[%d]", path, i), out.Index(i)); err != nil {
 				return err
 			}
 		}
@@ -72,33 +93,32 @@ func decode(n ast.Node, path string, v reflect.Value) error {
 	}
 }
 
-func decodeStruct(n ast.Node, path string, v reflect.Value, sections map[string]any) error {
+func (f further) decodeStruct(n ast.Node, path string, v reflect.Value) error {
 	m, ok := n.(ast.MapNode)
 	if !ok {
 		return refuse(n, path, "a mapping of keys to values is expected")
 	}
 	fields := map[string]int{}
-	names := slices.Collect(maps.Keys(sections))
 	for i := range v.NumField() {
 		if name, ok := v.Type().Field(i).Tag.Lookup("yaml"); ok {
 			fields[name] = i
-			names = append(names, name)
 		}
 	}
+	more := f.below(path)
 	for it := m.MapRange(); it.Next(); {
 		name, _ := scalar(it.Key())
-		if into, ok := sections[name]; ok {
-			if err := decode(it.Value(), join(path, name), reflect.ValueOf(into)); err != nil {
-				return err
+		if i, ok := fields[name]; ok {
+			if err := f.decode(it.Value(), join(path, name), v.Field(i)); err != nil {
+				return withHint(err, join(path, name), v.Type().Field(i).Tag.Get("hint"))
 			}
 			continue
 		}
-		i, ok := fields[name]
+		into, ok := more[name]
 		if !ok {
-			return unknown(it.Key(), path, name, names)
+			return unknown(it.Key(), path, name, slices.Concat(slices.Collect(maps.Keys(fields)), slices.Collect(maps.Keys(more))))
 		}
-		if err := decode(it.Value(), join(path, name), v.Field(i)); err != nil {
-			return withHint(err, join(path, name), v.Type().Field(i).Tag.Get("hint"))
+		if err := f.decode(it.Value(), join(path, name), reflect.ValueOf(into)); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -119,6 +139,7 @@ func unknown(n ast.Node, path, name string, names []string) error {
 		return e.WithHint("did you mean %q?", join(path, near))
 	}
 	slices.Sort(names)
+	names = slices.Compact(names) // a mapping with fields may have further keys
 	where := "here"
 	if path != "" {
 		where = "in " + path
@@ -126,7 +147,7 @@ func unknown(n ast.Node, path, name string, names []string) error {
 	return e.WithHint("the keys %s are %s", where, strings.Join(names, ", "))
 }
 
-func decodeMap(n ast.Node, path string, v reflect.Value) error {
+func (f further) decodeMap(n ast.Node, path string, v reflect.Value) error {
 	m, ok := n.(ast.MapNode)
 	if !ok {
 		return refuse(n, path, "a mapping of keys to values is expected")
@@ -135,7 +156,7 @@ func decodeMap(n ast.Node, path string, v reflect.Value) error {
 	for it := m.MapRange(); it.Next(); {
 		name, _ := scalar(it.Key())
 		item := reflect.New(v.Type().Elem()).Elem()
-		if err := decode(it.Value(), join(path, name), item); err != nil {
+		if err := f.decode(it.Value(), join(path, name), item); err != nil {
 			return err
 		}
 		out.SetMapIndex(reflect.ValueOf(name), item)

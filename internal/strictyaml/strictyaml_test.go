@@ -97,6 +97,48 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
+// DecodeMore knows keys that the struct does not have: at the top, in a mapping
+// that it has, and in one that it does not have.
+func TestDecodeMore(t *testing.T) {
+	type section struct {
+		A string `yaml:"a"`
+	}
+	decode := func(text string) (v outer, top *int, in *string, far *bool, s section, err error) {
+		doc, err := Parse([]byte(text))
+		if err == nil {
+			err = doc.DecodeMore(&v, map[string]any{"top": &top, "inner.more": &in, "far.off.key": &far, "section": &s})
+		}
+		return v, top, in, far, s, err
+	}
+	v, top, in, far, s, err := decode("name: x\ntop: 3\ninner: {mode: m, more: text}\nfar: {off: {key: true}}\nsection: {a: b}")
+	if err != nil || v.Name != "x" || v.Inner.Mode != "m" || top == nil || *top != 3 || in == nil || *in != "text" || far == nil || !*far || s.A != "b" {
+		t.Errorf("%+v, %v, %v, %v, %+v, %v", v, top, in, far, s, err)
+	}
+	if _, top, in, far, _, err = decode("top: null\ninner: {more: null}\nfar:\n"); err != nil || top != nil || in != nil || far != nil {
+		t.Errorf("null is a value: %v, %v, %v, %v", top, in, far, err)
+	}
+	for text, want := range map[string]struct{ field, hint string }{
+		"top: text":              {"top", ""},
+		"inner: {more: [x]}":     {"inner.more", ""},
+		"inner: {mor: x}":        {"inner.mor", `"inner.more"`},
+		"inner: {zzzzzz: x}":     {"inner.zzzzzz", "the keys in inner are list, mode, more"},
+		"zzzzzzzzzzzz: x":        {"zzzzzzzzzzzz", "the keys here are count, env, far, inner, name, on, section, top"},
+		"'inner.more': x":        {"inner.more", "the keys here"},
+		"'far.off.key': true":    {"far.off.key", "the keys here"},
+		"far: {of: {key: true}}": {"far.of", `"far.off"`},
+		"far: {off: {kez: 1}}":   {"far.off.kez", `"far.off.key"`},
+		"far: true":              {"far", ""},
+		"more: x":                {"more", ""},
+		"section: {b: x}":        {"section.b", `"section.a"`},
+		"env: {more: {x: y}}":    {"env.more", ""},
+	} {
+		_, _, _, _, _, err := decode(text)
+		if e, ok := errors.AsType[*agentlab.Error](err); !ok || e.Code != agentlab.CodeInvalid || e.Field != want.field || !strings.Contains(e.Hint, want.hint) {
+			t.Errorf("%s: %v (%s)", text, err, agentlab.HintOf(err))
+		}
+	}
+}
+
 func TestDeepNestingIsAnError(t *testing.T) {
 	for _, unit := range []string{"[", "{a: ", "- ", "? ", "[{"} {
 		text := "inner: " + strings.Repeat(unit, 60000/len(unit))

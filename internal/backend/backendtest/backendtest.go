@@ -52,6 +52,10 @@ type Harness struct {
 	// to a change that makes a valid Spec unsupported.
 	Unsupported map[string]func(*backend.Spec)
 
+	// Options maps the Path of each of Info.Options to a value that this driver
+	// supports. If there is none, the Path is only in Unsupported.
+	Options map[string]any
+
 	// Reopen simulates a crash of the driver's process, without a Close,
 	// and opens it again.
 	Reopen func(t *testing.T) backend.Driver

@@ -2,6 +2,7 @@ package backendtest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -23,6 +24,18 @@ func (s *suite) info() {
 	}
 	if a.Name != b.Name || a.Version != b.Version || !reflect.DeepEqual(a.Capabilities, b.Capabilities) || a.ControllerURL != b.ControllerURL {
 		s.Error("Info is not constant")
+	}
+	seen := map[string]bool{}
+	for _, o := range a.Options {
+		if seen[o.Path] || o.Path == "" || (o.Name == "") == (o.Image == nil) || seen["name "+o.Name] {
+			s.Errorf("option %q (name %q) is not one of its own", o.Path, o.Name)
+		}
+		seen[o.Path], seen["name "+o.Name] = true, o.Name != ""
+		switch o.Zero {
+		case "", false, 0:
+		default:
+			s.Errorf("the zero value of option %s is %v", o.Path, o.Zero)
+		}
 	}
 	for what, raw := range map[string]string{"ControllerURL": a.ControllerURL, "UploadURL": a.UploadURL} {
 		if u, err := url.Parse(raw); err != nil || u.Scheme != "http" || u.Port() == "" {
@@ -100,7 +113,7 @@ func (s *suite) unsupported() {
 		sp.Network.Mode = agentlab.NetworkOff
 		s.wantCode("Validate of network off without the capability", s.d.Validate(sp), agentlab.CodeUnsupported)
 	}
-	s.hardware()
+	s.options()
 	opened := s.h.Spec(1)
 	opened.Network.Private = []agentlab.PrivateTarget{{Host: "gateway.corp", Port: 443, Reason: "conformance"}}
 	if err := s.d.Validate(opened); s.d.Info().Capabilities.Private {
@@ -117,41 +130,34 @@ func (s *suite) unsupported() {
 	}
 }
 
-// hardware tests that fields without an announced capability are rejected by
-// name, and that others are accepted.
-func (s *suite) hardware() {
-	c := s.d.Info().Capabilities
-	for field, test := range map[string]struct {
-		set   func(h *agentlab.Hardware)
-		taken bool
-	}{
-		"resources.cpulist":      {func(h *agentlab.Hardware) { h.CPUList = "0" }, c.CPUList},
-		"resources.balloon":      {func(h *agentlab.Hardware) { h.Balloon = true }, c.Balloon},
-		"network.bridge":         {func(h *agentlab.Hardware) { h.Bridge = "br-of-nobody" }, false},
-		"network.model":          {func(h *agentlab.Hardware) { h.NICModel = "ne2000" }, false},
-		"network.firewall_group": {func(h *agentlab.Hardware) { h.FirewallGroup = "agent_nat" }, c.FirewallGroup},
-	} {
+// options tests that options are accepted, or rejected with their key as the
+// field.
+func (s *suite) options() {
+	validate := func(name string, value any) error {
+		text, err := json.Marshal(map[string]any{name: value})
+		s.ok("Marshal", err)
 		sp := s.h.Spec(1)
-		test.set(&sp.Hardware)
-		err := s.d.Validate(sp)
-		if test.taken {
-			s.ok("Validate with "+field, err)
+		sp.Options = agentlab.Options(text)
+		return s.d.Validate(sp)
+	}
+	refused := func(what string, err error, code agentlab.Code, field string) {
+		s.wantCode(what, err, code)
+		if e, _ := errors.AsType[*agentlab.Error](err); e.Field != field {
+			s.Errorf("%s names field %q, want %q", what, e.Field, field)
+		}
+	}
+	refused("Validate with an unknown option", validate("no_such_option", true), agentlab.CodeUnsupported, "no_such_option")
+	for _, o := range s.d.Info().Options {
+		if o.Image != nil {
 			continue
 		}
-		s.wantCode("Validate with "+field, err, agentlab.CodeUnsupported)
-		if e, _ := errors.AsType[*agentlab.Error](err); e.Field != field {
-			s.Errorf("Validate names field %q, want %q", e.Field, field)
+		good, accepted := s.h.Options[o.Path]
+		if accepted {
+			s.ok("Validate with "+o.Path, validate(o.Name, good))
+		} else if s.h.Unsupported[o.Path] == nil {
+			s.Errorf("the harness has no value of %s", o.Path)
 		}
-	}
-	for _, bridge := range c.Bridges {
-		sp := s.h.Spec(1)
-		sp.Hardware.Bridge = bridge
-		s.ok("Validate with bridge "+bridge, s.d.Validate(sp))
-	}
-	for _, model := range c.NICModels {
-		sp := s.h.Spec(1)
-		sp.Hardware.NICModel = model
-		s.ok("Validate with network device "+model, s.d.Validate(sp))
+		refused("Validate with a list as "+o.Path, validate(o.Name, []int{1}), agentlab.CodeInvalid, o.Path)
 	}
 }
 

@@ -53,6 +53,7 @@ var mutants = map[string]string{
 	"console is empty":                    "VM/ConsoleLog",
 	"unsupported names no field":          "Unsupported",
 	"unsupported is made":                 "Unsupported",
+	"any option is taken":                 "Unsupported",
 	"findings have no remedy":             "Check",
 	"capability without the interface":    "Info",
 	"errors are foreign":                  "Cancelled",
@@ -125,6 +126,9 @@ func (m *mutant) Check(ctx context.Context) []backend.Finding {
 }
 
 func (m *mutant) Validate(s backend.Spec) error {
+	if m.breaks == "any option is taken" {
+		s.Options = ""
+	}
 	err := m.Driver.Validate(s)
 	if m.breaks == "unsupported names no field" && err != nil {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "%w", err)

@@ -76,7 +76,7 @@ func TestAdoptedOnAnotherNode(t *testing.T) {
 		c.Nodes = []Node{{Name: "pve1", Templates: map[string]int{"base": 9000}, Host: bridge{f}}, {Name: "pve2", Templates: map[string]int{"base": 9001}, Host: bridge{f}}}
 	}
 	var err error
-	w.image, err = w.open().Templates().Ensure(t.Context(), agentlab.TemplateImage(9000), nil)
+	w.image, err = w.open().Templates().Ensure(t.Context(), templateImage(9000), nil)
 	ok(t, "Ensure", err)
 	spec := w.create(t, 1)
 	w.on(t, spec, "pve1")

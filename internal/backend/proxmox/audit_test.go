@@ -165,7 +165,7 @@ func TestTrap26Firewall(t *testing.T) {
 	}
 	w := newWorld(t, worldConfig{})
 	spec := w.spec(1)
-	spec.Hardware.FirewallGroup = "agents"
+	spec.Options = `{"firewall_group":"agents"}`
 	w.firewall(t, "agents")
 	ok(t, "Create", w.driver.Create(t.Context(), spec))
 	root := pve.New(w.root)

@@ -47,12 +47,14 @@ func harness(w *world) *backendtest.Harness {
 		Driver: mortal{w.driver},
 		Spec:   w.spec,
 		Unsupported: map[string]func(*backend.Spec){
-			"resources.memory_mb":    func(s *backend.Spec) { s.Resources.MemoryMB = 128 },
-			"resources.cores":        func(s *backend.Spec) { s.Resources.Cores = 200 },
-			"network.bridge":         func(s *backend.Spec) { s.Hardware.Bridge = "vmbr0" },
-			"network.model":          func(s *backend.Spec) { s.Hardware.NICModel = "rtl8139" },
-			"network.firewall_group": func(s *backend.Spec) { s.Hardware.FirewallGroup = "a-name-that-is-too-long" },
-			"network.mode":           func(s *backend.Spec) { s.Network.Mode = "bridge" },
+			"resources.memory_mb": func(s *backend.Spec) { s.Resources.MemoryMB = 128 },
+			"resources.cores":     func(s *backend.Spec) { s.Resources.Cores = 200 },
+			"network.bridge":      func(s *backend.Spec) { s.Options = `{"bridge":"vmbr0"}` },
+			"network.model":       func(s *backend.Spec) { s.Options = `{"nic_model":"rtl8139"}` },
+			"network.mode":        func(s *backend.Spec) { s.Network.Mode = "bridge" },
+		},
+		Options: map[string]any{
+			"resources.balloon": true, "network.bridge": "vmbr1", "network.model": "e1000", "network.firewall_group": "agents",
 		},
 		Reopen: func(*testing.T) backend.Driver { return mortal{w.open()} },
 		Foreign: func(t *testing.T, s backend.Spec) func(*testing.T) {
@@ -62,8 +64,10 @@ func harness(w *world) *backendtest.Harness {
 		EgressCommand: []string{"egress", "deny", backendtest.EgressTarget, "always.documentation"},
 		KillVM:        func(t *testing.T, ref backend.Ref) { w.farm.kill(t, ref) },
 	}
-	if !w.shell {
-		h.Unsupported["resources.cpulist"] = func(s *backend.Spec) { s.Hardware.CPUList = "0-1" }
+	if w.shell {
+		h.Options["resources.cpulist"] = "0-1"
+	} else {
+		h.Unsupported["resources.cpulist"] = func(s *backend.Spec) { s.Options = `{"cpulist":"0-1"}` }
 	}
 	for _, p := range crashPoints(w.shell) {
 		h.CrashPoints = append(h.CrashPoints, backendtest.CrashPoint{Method: p.method, Name: p.name, Arm: func(*testing.T) {

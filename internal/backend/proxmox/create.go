@@ -93,7 +93,11 @@ func (d *Driver) begin(ctx context.Context, spec backend.Spec, vmid int) (*handl
 	if err != nil {
 		return nil, err
 	}
-	if err := d.checkGroup(ctx, spec.Hardware.FirewallGroup); err != nil {
+	var o options
+	if err := spec.Options.Decode(&o); err != nil {
+		return nil, err
+	}
+	if err := d.checkGroup(ctx, o.FirewallGroup); err != nil {
 		return nil, err
 	}
 	p, err := d.choosePlacement(ctx, spec)
@@ -104,7 +108,7 @@ func (d *Driver) begin(ctx context.Context, spec backend.Spec, vmid int) (*handl
 		return nil, err
 	}
 	h := &handle{
-		Spec: spec, VMID: cmp.Or(lost, vmid), Phase: phaseCloning, Created: d.cfg.Now().UTC(), Node: p.target, Template: p.vmid, Source: p.node,
+		Spec: spec, options: o, VMID: cmp.Or(lost, vmid), Phase: phaseCloning, Created: d.cfg.Now().UTC(), Node: p.target, Template: p.vmid, Source: p.node,
 		Full: d.cfg.FullClone, Power: powerOff, Adopted: lost != 0,
 	}
 	if err := d.numberFree(ctx, h, p.template); err != nil {
@@ -382,7 +386,7 @@ func (d *Driver) configure(ctx context.Context, h *handle) error {
 	if err != nil || !d.firewalled(h) {
 		return err
 	}
-	if group := h.Spec.Hardware.FirewallGroup; group != "" {
+	if group := h.options.FirewallGroup; group != "" {
 		return d.pve.SetFirewallGroup(ctx, h.Node, h.id().VMID, group)
 	}
 	return d.pve.DisableFirewall(ctx, h.Node, h.id().VMID)

@@ -188,10 +188,9 @@ func (d *Driver) Info() backend.Info {
 		Name: Name, Version: strconv.Itoa(handleVersion),
 		Capabilities: backend.Capabilities{
 			NetworkOff: true, Allowlist: true, Private: true, NetworkUpdate: true, EgressLog: true, Suspend: true, SharedNumbers: true,
-			CPUList: d.pve.Root() != nil, // in Proxmox only root may bind a VM to CPUs, and an API token is never root
-			Balloon: true, Bridges: []string{d.cfg.Bridge}, NICModels: slices.Clone(d.cfg.Models),
-			FirewallGroup: true, Templates: true,
 		},
+		Options:       profileOptions,
+		OptionsOK:     d.optionsOK,
 		ConsoleHint:   "open the console of the VM in the web interface, or run 'qm terminal VMID' on its node",
 		ControllerURL: "http://" + gw + ":" + strconv.Itoa(controllerPort),
 		UploadURL:     "http://" + gw + ":" + strconv.Itoa(uploadPort) + "/upload",
@@ -199,11 +198,8 @@ func (d *Driver) Info() backend.Info {
 	}
 }
 
-// Limits of a VM in Proxmox.
-const (
-	minMemoryMB    = 256
-	maxGroupLength = 18
-)
+// minMemoryMB is the memory that a guest needs to boot.
+const minMemoryMB = 256
 
 // Validate implements backend.Driver.
 func (d *Driver) Validate(spec backend.Spec) error {
@@ -225,17 +221,8 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	case spec.Resources.Cores > 128:
 		return unsupported("resources.cores", "Proxmox gives a VM at most 128 CPUs' time")
 	}
-	hw := spec.Hardware
-	if err := d.Info().RefuseHardware(hw); err != nil {
+	if err := d.Info().CheckOptions(spec.Options); err != nil {
 		return err
-	}
-	if len(hw.FirewallGroup) > maxGroupLength {
-		return unsupported("network.firewall_group", "the name of a security group of Proxmox has at most %d characters", maxGroupLength)
-	}
-	if hw.CPUList != "" {
-		if _, err := agentlab.ParseCPUList(hw.CPUList); err != nil {
-			return err
-		}
 	}
 	switch spec.Network.Mode {
 	case agentlab.NetworkNAT, agentlab.NetworkAllowlist, agentlab.NetworkOff:

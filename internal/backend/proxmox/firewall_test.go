@@ -41,7 +41,7 @@ func TestTrap26GroupWithoutEffect(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := newWorld(t, worldConfig{shell: shell})
 		spec := w.spec(1)
-		spec.Hardware.FirewallGroup = "agents"
+		spec.Options = `{"firewall_group":"agents"}`
 		refused := func(what string, err error, code agentlab.Code, words string) {
 			t.Helper()
 			wantCode(t, what, err, code)

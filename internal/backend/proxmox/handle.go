@@ -57,6 +57,7 @@ type vmID = hostnet.ID
 type handle struct {
 	Version int          `json:"version"`
 	Spec    backend.Spec `json:"spec"`
+	options options      // of Spec
 	VMID    int          `json:"vmid,omitempty"` // of its VM; 0 means that of Spec
 	// Network is the policy that UpdateNetwork set; nil means that of Spec.
 	Network *agentlab.Network `json:"network,omitempty"`
@@ -189,6 +190,9 @@ func (d *Driver) readFile(name string) (*handle, error) {
 	}
 	var h handle
 	if err := json.NewDecoder(bytes.NewReader(b)).Decode(&h); err != nil {
+		return nil, fault(err, "%s cannot be read", path)
+	}
+	if err := h.Spec.Options.Decode(&h.options); err != nil {
 		return nil, fault(err, "%s cannot be read", path)
 	}
 	switch {

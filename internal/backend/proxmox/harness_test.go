@@ -83,7 +83,7 @@ func newWorld(t testing.TB, c worldConfig) *world {
 	}
 	w.makeTemplate(templateVMID, st)
 	w.open()
-	ref, err := w.driver.Templates().Ensure(t.Context(), agentlab.TemplateImage(templateVMID), nil)
+	ref, err := w.driver.Templates().Ensure(t.Context(), templateImage(templateVMID), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -74,7 +74,7 @@ func TestANodeOutOfReachKeepsNobodyElsesSandbox(t *testing.T) {
 	}
 	d := w.open()
 	var err error
-	w.image, err = d.Templates().Ensure(t.Context(), agentlab.TemplateImage(9000), nil)
+	w.image, err = d.Templates().Ensure(t.Context(), templateImage(9000), nil)
 	ok(t, "Ensure", err)
 	a, b := w.create(t, 1), w.create(t, 2)
 	ok(t, "Destroy", d.Destroy(t.Context(), a.Ref()))

@@ -30,7 +30,7 @@ func twoNodes(t *testing.T, shell bool) *world {
 		c.Nodes = []Node{{Name: "pve1", Templates: map[string]int{"base": 9000}, Host: bridge{f}}, {Name: "pve2", Host: bridge{f}}}
 	}
 	var err error
-	w.image, err = w.open().Templates().Ensure(t.Context(), agentlab.TemplateImage(9000), nil)
+	w.image, err = w.open().Templates().Ensure(t.Context(), templateImage(9000), nil)
 	ok(t, "Ensure", err)
 	return w
 }

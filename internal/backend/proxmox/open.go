@@ -16,7 +16,7 @@ import (
 )
 
 // Backend is the backend of Proxmox VE.
-var Backend = registry.Backend{Name: Name, Section: newSettings, Open: open}
+var Backend = registry.Backend{Name: Name, Section: newSettings, Options: profileOptions, Open: open}
 
 func open(env registry.Env) (registry.Opened, error) {
 	p := env.Section.(*Settings) //nolint:errcheck // what newSettings returned

@@ -76,7 +76,7 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 	if err := d.auditAll(ctx, h, s); err != nil {
 		return err
 	}
-	if err := d.checkGroup(ctx, h.Spec.Hardware.FirewallGroup); err != nil {
+	if err := d.checkGroup(ctx, h.options.FirewallGroup); err != nil {
 		return err
 	}
 	h.Volumes = volumesOf(s.cfg, h.id().VMID)

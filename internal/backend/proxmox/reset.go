@@ -29,7 +29,7 @@ var keptSlot = regexp.MustCompile(`^(ide|sata|scsi|virtio)[0-9]+$`)
 func (d *Driver) wanted(h *handle) map[string]string {
 	spec, cores := h.Spec, h.Spec.Resources.Cores
 	balloon := 0
-	if spec.Hardware.Balloon {
+	if h.options.Balloon {
 		balloon = max(spec.Resources.MemoryMB/2, 128)
 	}
 	want := map[string]string{
@@ -38,7 +38,7 @@ func (d *Driver) wanted(h *handle) map[string]string {
 		"memory": strconv.Itoa(spec.Resources.MemoryMB), "balloon": strconv.Itoa(balloon),
 		"net0": d.net0(h), "ipconfig0": d.ipconfig(h), "nameserver": d.cfg.Nameserver.String(),
 		"onboot": "0", "protection": "0", "agent": "enabled=1", "ciuser": guestUser, "ciupgrade": "0",
-		"affinity": spec.Hardware.CPUList, "cicustom": "", "sshkeys": "", "cipassword": "",
+		"affinity": h.options.CPUList, "cicustom": "", "sshkeys": "", "cipassword": "",
 		"hookscript": "", "args": "", "startup": "", "citype": "", "lock": "", "template": "", "searchdomain": "",
 	}
 	if len(d.cfg.SSHKeys) > 0 {
@@ -56,7 +56,7 @@ const guestUser = "agent"
 // net0 returns the sandbox's network device. It always includes the MAC
 // address; otherwise Proxmox would choose a new one at each change.
 func (d *Driver) net0(h *handle) string {
-	model := h.Spec.Hardware.NICModel
+	model := h.options.NICModel
 	if model == "" {
 		model = d.cfg.Model
 	}
@@ -68,7 +68,7 @@ func (d *Driver) net0(h *handle) string {
 }
 
 func (d *Driver) firewalled(h *handle) bool {
-	return d.cfg.Firewall || h.Spec.Hardware.FirewallGroup != ""
+	return d.cfg.Firewall || h.options.FirewallGroup != ""
 }
 
 // ipconfig returns the cloud-init configuration of the device. With a gateway

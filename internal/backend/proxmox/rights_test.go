@@ -66,7 +66,7 @@ func (w *world) life(ctx context.Context, n int) error {
 	d, spec := w.driver, w.spec(n)
 	spec.Resources.RootSizeGB = 2
 	ref := spec.Ref()
-	if _, err := d.Templates().Ensure(ctx, agentlab.TemplateImage(templateVMID), nil); err != nil {
+	if _, err := d.Templates().Ensure(ctx, templateImage(templateVMID), nil); err != nil {
 		return err
 	}
 	for _, step := range []func() error{
@@ -99,11 +99,11 @@ func TestTemplateWithWhatATokenCannotTakeAway(t *testing.T) {
 	} {
 		w := newWorld(t, worldConfig{})
 		w.makeTemplate(9100, storages["zfspool"], option, value)
-		_, err := w.driver.Templates().Ensure(t.Context(), agentlab.TemplateImage(9100), nil)
+		_, err := w.driver.Templates().Ensure(t.Context(), templateImage(9100), nil)
 		if agentlab.CodeOf(err) == agentlab.CodeDenied { // the token's, of a template that it has no right on
 			w.node.Grant("/vms/9100", "agentlab@pve", roleOf(1))
 			w.node.Grant("/vms/9100", w.tokenID, roleOf(1))
-			_, err = w.driver.Templates().Ensure(t.Context(), agentlab.TemplateImage(9100), nil)
+			_, err = w.driver.Templates().Ensure(t.Context(), templateImage(9100), nil)
 		}
 		if agentlab.CodeOf(err) != agentlab.CodeUnsupported || !strings.Contains(err.Error(), option) {
 			t.Errorf("%s: %v", option, err)
@@ -117,7 +117,7 @@ func TestTemplateWithWhatATokenCannotTakeAway(t *testing.T) {
 	}})
 	w.node.Grant("/vms/9100", "agentlab@pve", roleOf(1))
 	w.node.Grant("/vms/9100", w.tokenID, roleOf(1))
-	ref, err := w.driver.Templates().Ensure(t.Context(), agentlab.TemplateImage(9100), nil)
+	ref, err := w.driver.Templates().Ensure(t.Context(), templateImage(9100), nil)
 	ok(t, "Ensure", err)
 	spec := w.spec(1)
 	spec.Image = ref
@@ -139,7 +139,7 @@ func TestCloneOfATemplateThatNeedsMoreRights(t *testing.T) {
 	if n := w.driver.needs(t.Context()); !slices.Contains(n.Storages, "local") {
 		t.Errorf("Check asks for rights on %q", n.Storages)
 	}
-	ref, err := w.driver.Templates().Ensure(t.Context(), agentlab.TemplateImage(9100), nil)
+	ref, err := w.driver.Templates().Ensure(t.Context(), templateImage(9100), nil)
 	ok(t, "Ensure", err)
 	spec := w.spec(1)
 	spec.Image = ref

@@ -144,7 +144,7 @@ func (d *Driver) Templates() Templates { return Templates{d} }
 // numbers returns the template of an image on each node; 0 if there is none.
 func (d *Driver) numbers(image string) []int {
 	out := make([]int, len(d.cfg.Nodes))
-	vmid, direct := agentlab.TemplateVMID(image)
+	vmid, direct := templateNumber(image)
 	for i, n := range d.cfg.Nodes {
 		out[i] = n.Templates[image]
 		if direct {
@@ -176,7 +176,7 @@ func (t Templates) Ensure(ctx context.Context, name string, _ func(string)) (str
 		}
 		tmpl, err := t.d.template(ctx, t.d.cfg.Nodes[i].Name, vmid)
 		if err == nil {
-			return agentlab.TemplateImage(vmid) + "@" + tmpl.digest(), nil
+			return templateImage(vmid) + "@" + tmpl.digest(), nil
 		}
 		if last == nil || agentlab.CodeOf(err) != agentlab.CodeNotFound {
 			last = err
@@ -188,7 +188,7 @@ func (t Templates) Ensure(ctx context.Context, name string, _ func(string)) (str
 // templateOf returns the VMID and the digest in the image of a Spec.
 func templateOf(image string) (vmid int, digest string, err error) {
 	name, digest, ok := strings.Cut(image, "@")
-	vmid, is := agentlab.TemplateVMID(name)
+	vmid, is := templateNumber(name)
 	if !ok || !is || digest == "" {
 		return 0, "", agentlab.Errorf(agentlab.CodeUnsupported, "%q names no template VM", image).WithField("image").
 			WithHint("images of this backend are template-<vmid>@<digest>")

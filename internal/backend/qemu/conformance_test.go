@@ -92,7 +92,9 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 		Unsupported: map[string]func(*backend.Spec){
 			"network.mode":        func(s *backend.Spec) { s.Network.Mode = "bridge" },
 			"resources.memory_mb": func(s *backend.Spec) { s.Resources.MemoryMB = 128 },
+			"network.model":       func(s *backend.Spec) { s.Options = `{"nic_model":"e1000"}` },
 		},
+		Options: map[string]any{"network.model": "virtio"},
 		Foreign: func(t *testing.T, s backend.Spec) func(*testing.T) {
 			return foreignFile(t, filepath.Join(m.sandboxes(), dirName(s.VMID, s.UID)))
 		},

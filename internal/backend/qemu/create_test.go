@@ -1,7 +1,9 @@
 package qemu
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -279,12 +281,45 @@ func TestNewRefusals(t *testing.T) {
 	}
 }
 
+// A stopped sandbox that an older version made can be started again, which
+// begins with a Create.
+func TestCreateOfOlderHandle(t *testing.T) {
+	d, f := still(t)
+	sp := f.spec(1)
+	sp.Options = `{"nic_model":"virtio"}`
+	if err := d.Create(t.Context(), sp); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(d.dir(sp.Ref()), fileConfig)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var older bytes.Buffer
+	if err := json.Compact(&older, text); err != nil {
+		t.Fatal(err)
+	}
+	if field := `"Hardware":{"nic_model":"virtio"}`; !strings.Contains(older.String(), field) {
+		t.Errorf("%s has no %s, which older versions write and read", older.String(), field)
+	}
+	if err := os.WriteFile(path, older.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Create(t.Context(), sp); err != nil {
+		t.Error(err)
+	}
+	sp.Options = ""
+	if err := d.Create(t.Context(), sp); agentlab.CodeOf(err) != agentlab.CodeExists {
+		t.Errorf("Create with other options: %v", err)
+	}
+}
+
 // The one network device that a guest has is taken when it is named.
 func TestNetworkDeviceByName(t *testing.T) {
 	d, f := still(t)
 	for model, want := range map[string]agentlab.Code{"virtio": "", "e1000": agentlab.CodeUnsupported} {
 		sp := f.spec(1)
-		sp.Hardware.NICModel = model
+		sp.Options = agentlab.Options(`{"nic_model":"` + model + `"}`)
 		if err := d.Validate(sp); agentlab.CodeOf(err) != want {
 			t.Errorf("%s: %v", model, err)
 		}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"time"
@@ -159,9 +160,9 @@ func (d *Driver) Info() backend.Info {
 	return backend.Info{
 		Name: Name, Version: strconv.Itoa(handleVersion),
 		Capabilities: backend.Capabilities{
-			NICModels:  []string{"virtio"},
 			ConsoleLog: true, NetworkOff: true, Allowlist: true, Private: true, NetworkUpdate: true, EgressLog: true, Deadline: true,
 		},
+		Options: profileOptions, OptionsOK: optionsOK,
 		ControllerURL: "http://" + gw + ":" + strconv.Itoa(supervisor.ControllerPort),
 		UploadURL:     "http://" + gw + ":" + strconv.Itoa(supervisor.UploadPort) + "/upload",
 		GuestNetwork: &guestapi.Network{
@@ -169,6 +170,25 @@ func (d *Driver) Info() backend.Info {
 			Address6: vnet.DefaultGuest6.String() + "/64", Gateway6: vnet.DefaultGateway6.String(),
 		},
 	}
+}
+
+// profileOptions are the profile keys of this backend.
+var profileOptions = []backend.Option{{
+	Path: "network.model", Name: "nic_model", Zero: "", Valid: regexp.MustCompile(`^[a-z0-9-]{1,32}$`).MatchString, What: "the model of a network device",
+}}
+
+// optionsOK is backend.Info.OptionsOK.
+func optionsOK(set agentlab.Options) error {
+	var o struct {
+		NICModel string `json:"nic_model"`
+	}
+	if err := set.Decode(&o); err != nil {
+		return err
+	}
+	if o.NICModel != "" && o.NICModel != "virtio" {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the only network device is virtio").WithField("network.model").WithHint("remove it")
+	}
+	return nil
 }
 
 // minMemoryMB is the memory that kernel, initrd and a small userland need to

@@ -13,7 +13,7 @@ import (
 )
 
 // Backend is the backend of virtual machines on this host.
-var Backend = registry.Backend{Name: Name, Section: newSettings, Open: open, VM: openVM}
+var Backend = registry.Backend{Name: Name, Section: newSettings, Options: profileOptions, Open: open, VM: openVM}
 
 // Settings is the section qemu of config.yaml.
 type Settings struct {

@@ -20,6 +20,7 @@ import (
 type Backend struct {
 	Name    string                // value of the key backend, and key of its section
 	Section func() config.Section // returns the defaults of its section; nil means that it has none
+	Options []backend.Option      // Info.Options of its driver
 	Open    func(Env) (Opened, error)
 	VM      supervisor.Kind // opens a supervised VM of its driver; nil means that it has none
 }
@@ -62,6 +63,16 @@ func (l List) Known() []config.Backend {
 	var out []config.Backend
 	for _, b := range l {
 		out = append(out, config.Backend{Name: b.Name, Section: b.Section})
+	}
+	return out
+}
+
+// Options returns the profile keys that only some backends have, by the name of
+// the backend.
+func (l List) Options() map[string][]backend.Option {
+	out := map[string][]backend.Option{}
+	for _, b := range l {
+		out[b.Name] = b.Options
 	}
 	return out
 }
