@@ -1,7 +1,7 @@
 // Package backend is the contract between AgentLab's services and the places
 // where sandboxes run. A driver implements Driver and the optional interfaces
-// that its Capabilities announce. The tests of internal/backend/backendtest
-// check every sentence of this documentation.
+// of what it supports. The tests of internal/backend/backendtest check every
+// sentence of this documentation.
 //
 // Rules for every method:
 //
@@ -132,7 +132,7 @@ type Driver interface {
 	Close() error
 }
 
-// ConsoleLogger is implemented by drivers with Capabilities.ConsoleLog.
+// ConsoleLogger is implemented by drivers that keep the console output of VMs.
 type ConsoleLogger interface {
 	// ConsoleLog opens the console output of the VM since its creation. The
 	// driver limits its size and drops the oldest output. With follow, Read
@@ -148,7 +148,7 @@ type Accelerator interface {
 	Accel(ctx context.Context) string
 }
 
-// NetworkUpdater is implemented by drivers with Capabilities.NetworkUpdate.
+// NetworkUpdater is implemented by drivers that can change a sandbox's policy.
 type NetworkUpdater interface {
 	// UpdateNetwork replaces the policy of a sandbox, also for later Starts.
 	// When it returns nil, the policy is in force, and connections of a
@@ -157,7 +157,7 @@ type NetworkUpdater interface {
 	UpdateNetwork(ctx context.Context, ref Ref, n agentlab.Network) error
 }
 
-// Suspender is implemented by drivers with Capabilities.Suspend.
+// Suspender is implemented by drivers that can pause a sandbox.
 type Suspender interface {
 	// Suspend pauses a running sandbox: its memory is kept, its CPUs are
 	// paused, and Inspect returns PowerSuspended. Suspending a suspended
@@ -170,8 +170,8 @@ type Suspender interface {
 	Resume(ctx context.Context, ref Ref) error
 }
 
-// NumberChecker is implemented by drivers with Capabilities.SharedNumbers:
-// other users of the backend take numbers from the same range.
+// NumberChecker is implemented by drivers whose backend has other users, which
+// take numbers from the same range.
 type NumberChecker interface {
 	// Taken returns the numbers from first to last, both included, that any
 	// object on the backend has, whether AgentLab created it or not. It
@@ -181,7 +181,7 @@ type NumberChecker interface {
 	Taken(ctx context.Context, first, last int) ([]int, error)
 }
 
-// EgressLogger is implemented by drivers with Capabilities.EgressLog.
+// EgressLogger is implemented by drivers that record the use of the network.
 type EgressLogger interface {
 	// EgressLog returns the records of a sandbox whose Seq is above after,
 	// oldest first, at most limit of them. It does not wait. A gap between
@@ -202,7 +202,7 @@ type Info struct {
 	Options   []Option
 	OptionsOK func(agentlab.Options) error
 	// ConsoleHint says where the console of a VM is, for a user of a driver
-	// without Capabilities.ConsoleLog.
+	// that is no ConsoleLogger.
 	ConsoleHint string
 	// ControllerURL and UploadURL are the URLs of the guest plane for
 	// guests.
@@ -226,20 +226,14 @@ type AddressPool struct {
 	Reserved []netip.Addr
 }
 
-// Capabilities announces the optional interfaces and fields.
+// Capabilities announces the optional fields of Spec that a driver supports.
 type Capabilities struct {
-	ConsoleLog bool
 	NetworkOff bool // Spec.Network.Mode "off"
 	// Allowlist: Spec.Network.Mode "allowlist", with names checked for the
 	// address that is actually dialled, and Deny, Ports, Limits and Layers in
 	// every mode.
-	Allowlist     bool
-	Private       bool // Spec.Network.Private: TCP to single private destinations and ports of the host
-	NetworkUpdate bool // NetworkUpdater
-	EgressLog     bool // EgressLogger
-	Suspend       bool // Suspender
-	Deadline      bool // DeadlineSetter
-	SharedNumbers bool // NumberChecker
+	Allowlist bool
+	Private   bool // Spec.Network.Private: TCP to single private destinations and ports of the host
 }
 
 // Spec is the complete description of a sandbox to create. A driver supports a

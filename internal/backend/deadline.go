@@ -14,9 +14,9 @@ type Deadline struct {
 	Left time.Duration `json:"left"`
 }
 
-// DeadlineSetter is implemented by drivers with Capabilities.Deadline: the
-// process that runs a sandbox's VM enforces the end of its lease, even if the
-// driver's process has ended.
+// DeadlineSetter is implemented by drivers whose sandboxes' VMs are run by a
+// process that enforces the end of a lease even if the driver's process has
+// ended.
 type DeadlineSetter interface {
 	// SetDeadline powers the sandbox off when d.Left has passed: the guest is
 	// asked to power off first, then the power is cut. The time is measured by

@@ -247,6 +247,7 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 		out.vmids = append(out.vmids, in.VMID)
 	}
 	slices.SortFunc(all, func(a, b backend.Instance) int { return cmp.Compare(a.VMID, b.VMID) })
+	_, shared := d.(backend.NumberChecker)
 	for _, in := range all {
 		row, err := st.SandboxByUID(ctx, in.Ref.UID)
 		if err == nil {
@@ -263,7 +264,7 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 		if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
 			return err
 		}
-		if err == nil || in.Spec == nil || d.Info().Capabilities.SharedNumbers {
+		if err == nil || in.Spec == nil || shared {
 			out.Orphans = append(out.Orphans, fmt.Sprintf("%d (%s, %s)", in.Number(), cmp.Or(in.Name, "without a name"), in.Power))
 			continue
 		}

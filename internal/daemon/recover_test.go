@@ -15,14 +15,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
-// ownDriver is a driver with a backend of its own.
+// ownDriver is a driver with a backend of its own: it is no NumberChecker.
 type ownDriver struct{ backend.Driver }
-
-func (d ownDriver) Info() backend.Info {
-	i := d.Driver.Info()
-	i.Capabilities.SharedNumbers = false
-	return i
-}
 
 func TestSandboxesAreRecovered(t *testing.T) {
 	h := newHome(t)

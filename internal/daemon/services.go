@@ -174,7 +174,7 @@ func (s *services) openBootstrap(context.Context, *cleanup) error {
 func (s *services) openAudit(context.Context, *cleanup) error {
 	cfg := audit.Config{Store: s.store, Clock: s.cfg.Clock, Logger: s.log.With("part", "audit"),
 		Limits: audit.Limits{Rows: s.settings.Limits.EgressRecords}, Redactor: s.bootstrap}
-	if log, ok := s.driver.(backend.EgressLogger); ok && s.driver.Info().Capabilities.EgressLog {
+	if log, ok := s.driver.(backend.EgressLogger); ok {
 		cfg.Log = log
 	}
 	s.audit = audit.New(cfg)

@@ -17,7 +17,7 @@ const leaseGrace = 2 * time.Minute
 // backend already has it. The lease then also ends while no daemon runs.
 func (s *Service) setDeadline(ctx context.Context, sb agentlab.Sandbox) error {
 	driver, ok := s.cfg.Driver.(backend.DeadlineSetter)
-	if !ok || !s.cfg.Driver.Info().Capabilities.Deadline {
+	if !ok {
 		return nil
 	}
 	known := false
@@ -53,7 +53,7 @@ func (s *Service) expired(ctx context.Context, sb agentlab.Sandbox) error {
 // leaseReason is why a sandbox is TIMEOUT.
 func (s *Service) leaseReason(ctx context.Context, sb agentlab.Sandbox) string {
 	const reason = "its lease ended"
-	if !sb.State.HasVM() || !s.cfg.Driver.Info().Capabilities.Deadline {
+	if _, ok := s.cfg.Driver.(backend.DeadlineSetter); !ok || !sb.State.HasVM() {
 		return reason
 	}
 	if in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb)); err == nil && in.Expired {

@@ -127,7 +127,7 @@ func (s *Service) ConsoleLog(ctx context.Context, vmid int, follow bool) (io.Rea
 	}
 	cl, ok := s.cfg.Driver.(backend.ConsoleLogger)
 	switch {
-	case !ok || !s.cfg.Driver.Info().Capabilities.ConsoleLog:
+	case !ok:
 		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s keeps no console log", sb.Backend).
 			WithHint("%s", s.cfg.Driver.Info().ConsoleHint)
 	case sb.State == agentlab.SandboxDestroyed:

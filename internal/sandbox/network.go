@@ -150,7 +150,7 @@ func SameNetwork(a, b agentlab.Network) bool {
 // setNetwork changes the policy of a row, if the backend can enforce the new
 // one.
 func (s *Service) setNetwork(sb *agentlab.Sandbox, n agentlab.Network, why string) ([]agentlab.Event, error) {
-	if _, ok := s.cfg.Driver.(backend.NetworkUpdater); !ok || !s.cfg.Driver.Info().Capabilities.NetworkUpdate {
+	if _, ok := s.cfg.Driver.(backend.NetworkUpdater); !ok {
 		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot change the network policy of a sandbox", sb.Backend).
 			WithHint("make a new sandbox: it gets the policy of its profile")
 	}

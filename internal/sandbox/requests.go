@@ -53,7 +53,7 @@ func (s *Service) allocation(ctx context.Context) (agentlab.Allocation, error) {
 		a.IPv4, a.IPv6, a.Reserved = p.IPv4, p.IPv6, p.Reserved
 	}
 	c, ok := s.cfg.Driver.(backend.NumberChecker)
-	if !ok || !info.Capabilities.SharedNumbers {
+	if !ok {
 		return a, nil
 	}
 	var err error

@@ -304,8 +304,8 @@ const cutTimeout = 15 * time.Second
 // to be destroyed: its VM is stopped first, so the record is complete. A
 // failure is logged and does not delay the destruction.
 func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
-	recorded := s.cfg.Audit != nil && s.cfg.Driver.Info().Capabilities.EgressLog
-	if !recorded || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
+	_, recorded := s.cfg.Driver.(backend.EgressLogger)
+	if !recorded || s.cfg.Audit == nil || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
 		return
 	}
 	cut, cancel := context.WithTimeout(ctx, cutTimeout)

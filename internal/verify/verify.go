@@ -92,7 +92,7 @@ func (s *Service) env(sb agentlab.Sandbox, site string) (probe.Env, error) {
 			env.ControllerPort = uint16(p)
 		}
 	}
-	if l, ok := s.cfg.Driver.(backend.EgressLogger); ok && info.Capabilities.EgressLog {
+	if l, ok := s.cfg.Driver.(backend.EgressLogger); ok {
 		ref := backend.RefOf(sb)
 		var all []agentlab.EgressRecord
 		env.Records = func(ctx context.Context) ([]agentlab.EgressRecord, error) {

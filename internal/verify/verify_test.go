@@ -18,19 +18,22 @@ import (
 )
 
 // driver has only what a Service asks for.
-type driver struct {
-	backend.Driver
+type driver struct{ backend.Driver }
+
+// logging is a driver with an egress log.
+type logging struct {
+	driver
 	log func() []agentlab.EgressRecord
 }
 
-func (d driver) Info() backend.Info {
+func (driver) Info() backend.Info {
 	return backend.Info{
-		ControllerURL: "http://10.77.0.1:8844", Capabilities: backend.Capabilities{EgressLog: d.log != nil},
-		GuestNetwork: &guestapi.Network{Address: "10.77.0.2/24", Gateway: "10.77.0.1", Address6: "fd77::2/64", Gateway6: "fd77::1"},
+		ControllerURL: "http://10.77.0.1:8844",
+		GuestNetwork:  &guestapi.Network{Address: "10.77.0.2/24", Gateway: "10.77.0.1", Address6: "fd77::2/64", Gateway6: "fd77::1"},
 	}
 }
 
-func (d driver) EgressLog(_ context.Context, _ backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
+func (d logging) EgressLog(_ context.Context, _ backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
 	var out []agentlab.EgressRecord
 	for _, r := range d.log() {
 		if r.Seq > after && len(out) < limit {
@@ -76,7 +79,11 @@ func (s *sandboxes) Exec(_ context.Context, _ int, r guestapi.ExecRequest) (net.
 
 func newService(n agentlab.Network, guest func([]guestapi.Probe, *stream.Writer), log func() []agentlab.EgressRecord) (*verify.Service, *sandboxes) {
 	s := &sandboxes{sb: agentlab.Sandbox{VMID: 1001, UID: "u", Name: "box", Network: n}, guest: guest, asked: make(chan guestapi.ExecRequest, 1)}
-	return verify.New(verify.Config{Sandboxes: s, Driver: driver{log: log}}), s
+	var d backend.Driver = driver{}
+	if log != nil {
+		d = logging{log: log}
+	}
+	return verify.New(verify.Config{Sandboxes: s, Driver: d}), s
 }
 
 // reach says for each probe whether it must be reached.

@@ -22,8 +22,13 @@ type Driver struct {
 }
 
 var (
-	_ backend.Driver        = (*Driver)(nil)
-	_ backend.ConsoleLogger = (*Driver)(nil)
+	_ backend.Driver         = (*Driver)(nil)
+	_ backend.ConsoleLogger  = (*Driver)(nil)
+	_ backend.NetworkUpdater = (*Driver)(nil)
+	_ backend.Suspender      = (*Driver)(nil)
+	_ backend.NumberChecker  = (*Driver)(nil)
+	_ backend.EgressLogger   = (*Driver)(nil)
+	_ backend.DeadlineSetter = (*Driver)(nil)
 )
 
 // Open creates a Host and opens it; closing the Driver closes the Host.
@@ -77,7 +82,7 @@ func (d *Driver) Info() backend.Info {
 	return backend.Info{
 		Name:          d.h.cfg.Name,
 		Version:       "1",
-		Capabilities:  backend.Capabilities{ConsoleLog: true, NetworkOff: true, Allowlist: true, Private: true, NetworkUpdate: true, EgressLog: true, Suspend: true, SharedNumbers: true, Deadline: true},
+		Capabilities:  backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true},
 		ControllerURL: "http://10.77.0.1:8844",
 		UploadURL:     "http://10.77.0.1:8846/upload",
 		GuestNetwork:  &guestapi.Network{Address: "10.77.0.2/24", Gateway: "10.77.0.1", DNS: []string{"10.77.0.1"}, MTU: 1500},

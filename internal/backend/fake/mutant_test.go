@@ -55,7 +55,7 @@ var mutants = map[string]string{
 	"unsupported is made":                 "Unsupported",
 	"any option is taken":                 "Unsupported",
 	"findings have no remedy":             "Check",
-	"capability without the interface":    "Info",
+	"a console log and a hint about it":   "Info",
 	"errors are foreign":                  "Cancelled",
 	"foreign objects are taken":           "Foreign",
 	"numbers of others are not told":      "Foreign",
@@ -111,8 +111,8 @@ func (m *mutant) EgressLog(ctx context.Context, ref backend.Ref, after int64, li
 
 func (m *mutant) Info() backend.Info {
 	i := m.Driver.Info()
-	if m.breaks == "capability without the interface" {
-		i.Capabilities.ConsoleLog = false
+	if m.breaks == "a console log and a hint about it" {
+		i.ConsoleHint = "look there"
 	}
 	return i
 }

@@ -186,9 +186,7 @@ func (d *Driver) Info() backend.Info {
 	reserved := []netip.Addr{d.cfg.Gateway4}
 	return backend.Info{
 		Name: Name, Version: strconv.Itoa(handleVersion),
-		Capabilities: backend.Capabilities{
-			NetworkOff: true, Allowlist: true, Private: true, NetworkUpdate: true, EgressLog: true, Suspend: true, SharedNumbers: true,
-		},
+		Capabilities:  backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true},
 		Options:       profileOptions,
 		OptionsOK:     d.optionsOK,
 		ConsoleHint:   "open the console of the VM in the web interface, or run 'qm terminal VMID' on its node",

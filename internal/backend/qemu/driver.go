@@ -159,10 +159,8 @@ func (d *Driver) Info() backend.Info {
 	gw := vnet.DefaultGateway.String()
 	return backend.Info{
 		Name: Name, Version: strconv.Itoa(handleVersion),
-		Capabilities: backend.Capabilities{
-			ConsoleLog: true, NetworkOff: true, Allowlist: true, Private: true, NetworkUpdate: true, EgressLog: true, Deadline: true,
-		},
-		Options: profileOptions, OptionsOK: optionsOK,
+		Capabilities: backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true},
+		Options:      profileOptions, OptionsOK: optionsOK,
 		ControllerURL: "http://" + gw + ":" + strconv.Itoa(supervisor.ControllerPort),
 		UploadURL:     "http://" + gw + ":" + strconv.Itoa(supervisor.UploadPort) + "/upload",
 		GuestNetwork: &guestapi.Network{
