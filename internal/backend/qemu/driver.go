@@ -228,8 +228,19 @@ func validNetwork(n agentlab.Network) error {
 // Close implements backend.Driver.
 func (d *Driver) Close() error { return nil }
 
+// open locks a sandbox whose Create is complete, for a method that changes it.
+func (d *Driver) open(ctx context.Context, ref backend.Ref) (f found, unlock func(), err error) {
+	if unlock, err = d.begin(ctx, ref); err != nil {
+		return f, nil, err
+	}
+	if f, err = d.load(ref); err != nil {
+		unlock()
+	}
+	return f, unlock, err
+}
+
 // begin waits for the sandbox's lock in this process. Every method that changes
-// a sandbox calls it first.
+// a sandbox holds it.
 func (d *Driver) begin(ctx context.Context, ref backend.Ref) (unlock func(), err error) {
 	unlock, err = d.locks.Lock(ctx, ref.UID)
 	if err != nil {

@@ -79,15 +79,11 @@ func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.
 	if err := validNetwork(n); err != nil {
 		return err
 	}
-	unlock, err := d.begin(ctx, ref)
+	f, unlock, err := d.open(ctx, ref)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	f, err := d.load(ref)
-	if err != nil {
-		return err
-	}
 	return d.updateNetwork(ctx, f, n)
 }
 
@@ -109,14 +105,10 @@ func (h *handle) storeNetwork(dir string, n agentlab.Network) error {
 
 // SetDeadline implements backend.DeadlineSetter.
 func (d *Driver) SetDeadline(ctx context.Context, ref backend.Ref, to backend.Deadline) error {
-	unlock, err := d.begin(ctx, ref)
+	f, unlock, err := d.open(ctx, ref)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	f, err := d.load(ref)
-	if err != nil {
-		return err
-	}
 	return d.supervised(f).SetDeadline(ctx, to)
 }

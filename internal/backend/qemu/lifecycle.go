@@ -171,18 +171,14 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 
 // Stop implements backend.Driver.
 func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration) error {
-	unlock, err := d.begin(ctx, ref)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	f, err := d.load(ref)
+	f, unlock, err := d.open(ctx, ref)
 	if agentlab.CodeOf(err) == agentlab.CodeUnavailable { // its creation was interrupted: it does not run
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	defer unlock()
 	s := d.supervised(f)
 	if err := s.Halt(ctx, grace); err != nil {
 		return asError(err, "stopping sandbox %d", f.vmid)

@@ -16,15 +16,11 @@ import (
 
 // Start implements backend.Driver.
 func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
-	unlock, err := d.begin(ctx, ref)
+	f, unlock, err := d.open(ctx, ref)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	f, err := d.load(ref)
-	if err != nil {
-		return err
-	}
 	return d.supervised(f).Start(ctx, d.cfg.Shim, func(ctx context.Context) (supervisor.Config, error) {
 		cfg, err := d.startConfig(ctx, f.handle)
 		if err != nil {
