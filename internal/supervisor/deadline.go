@@ -45,13 +45,13 @@ func uptime() time.Duration {
 // set reports whether there is a deadline in this boot of the host.
 func (d deadline) set() bool { return !d.Lease.IsZero() && d.Boot == BootID() }
 
-// moved returns the deadline after a call of SetDeadline, at a time of the
-// clock of uptime, and whether it is another one.
-func (d deadline) moved(by backend.Deadline, now time.Duration) (deadline, bool) {
-	if d.set() && d.Lease.Equal(by.Lease) {
+// moved returns the deadline after a call of SetDeadline that asks for end, on
+// the clock of uptime, and whether it is another one.
+func (d deadline) moved(lease time.Time, end time.Duration) (deadline, bool) {
+	if d.set() && d.Lease.Equal(lease) {
 		return d, false
 	}
-	return deadline{Lease: by.Lease, Boot: BootID(), At: now + by.Left}, true
+	return deadline{Lease: lease, Boot: BootID(), At: end}, true
 }
 
 // readDeadline reads the deadline of the sandbox in dir. A file that a crash
@@ -109,7 +109,7 @@ func (s *supervisor) setDeadline(to backend.Deadline) error {
 	s.deadlineMu.Lock()
 	defer s.deadlineMu.Unlock()
 	s.mu.Lock()
-	now, changed := s.deadline.moved(to, s.uptime())
+	now, changed := s.deadline.moved(to.Lease, s.uptime()+to.Left)
 	if changed {
 		s.deadline = now
 		close(s.deadlineMoved)

@@ -240,7 +240,7 @@ func (d Dir) SetDeadline(ctx context.Context, to backend.Deadline) error {
 		if err != nil {
 			return err
 		}
-		next, changed := now.moved(to, end-to.Left)
+		next, changed := now.moved(to.Lease, end)
 		if !changed {
 			return nil
 		}
