@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
 
 // followEvery is how often a followed console is polled.
@@ -77,7 +79,7 @@ func (r *logReader) open(path string) error {
 }
 
 func (r *logReader) first() error {
-	if err := r.open(r.path + oldSuffix); err != nil || r.f != nil {
+	if err := r.open(r.path + bounded.OldSuffix); err != nil || r.f != nil {
 		return err
 	}
 	r.newest = true

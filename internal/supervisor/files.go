@@ -1,7 +1,5 @@
 package supervisor
 
-import "github.com/agentlab-vm/agentlab/internal/bounded"
-
 // Files in the directory of a supervised VM. The driver's own files are in the
 // same directory: the disk, and those of Dir.Process.
 const (
@@ -19,6 +17,3 @@ const (
 	fileSock      = "shim.sock"  // the supervisor's HTTP API, for the driver
 	fileGuestSock = "guest.sock" // the supervisor forwards the guest's connections to the controller here
 )
-
-// oldSuffix is the suffix of the older half of a bounded log.
-const oldSuffix = bounded.OldSuffix
