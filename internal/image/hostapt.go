@@ -28,15 +28,14 @@ func (s source) line() string {
 	return strings.TrimRight(fmt.Sprintf("deb %s%s %s %s", opts, s.uri, s.suite, strings.Join(s.components, " ")), " ") + "\n"
 }
 
-// resolve returns the repository's URL and suite for the system with that code
-// name.
-func (a Repository) resolve(system string) (url, suite string) {
+// source returns the repository for the system with that code name.
+func (a Repository) source(system string) source {
 	name := ""
 	if d := suites[system]; d != nil {
 		name = d.name
 	}
 	r := strings.NewReplacer("{suite}", system, "{distribution}", name)
-	return r.Replace(a.URL), r.Replace(a.Suite)
+	return source{uri: r.Replace(a.URL), suite: r.Replace(a.Suite), components: a.Components, signedBy: a.keyring()}
 }
 
 // keyring is the path of the repository's key in the image.

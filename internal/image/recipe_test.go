@@ -235,8 +235,8 @@ func FuzzParseRecipe(f *testing.F) {
 			words = append(words, f.Path, f.Mode, f.Owner)
 		}
 		for _, a := range r.Apt {
-			url, suite := a.resolve(r.Suite)
-			words = append(append(words, a.Name, url, suite), a.Components...)
+			src := a.source(r.Suite)
+			words = append(append(words, a.Name, src.uri, src.suite), a.Components...)
 		}
 		for _, p := range words {
 			if strings.HasPrefix(p, "-") || strings.ContainsAny(p, " ,;\n'\"$") {

@@ -112,15 +112,15 @@ func (r *Recipe) checkApt() error {
 		return invalid("apt", "%d repositories are listed; at most %d are possible", len(r.Apt), maxRepositories)
 	}
 	for _, a := range r.Apt {
-		url, suite := a.resolve(r.Suite)
+		src := a.source(r.Suite)
 		switch {
 		case agentlab.ValidateName(a.Name) != nil || a.Name == debian.name || a.Name == ubuntu.name:
 			return invalid("apt", "%q cannot be the name of a repository", a.Name).WithHint("use lower-case letters, digits and hyphens, but neither debian nor ubuntu")
-		case url == MirrorHost || validateMirror(url) != nil:
+		case src.uri == MirrorHost || validateMirror(src.uri) != nil:
 			return invalid("apt", "the URL of %s is not an http or https URL without credentials", a.Name)
-		case !aptSuiteRE.MatchString(suite):
-			return invalid("apt", "%q is not a suite of %s", suite, a.Name)
-		case strings.HasSuffix(suite, "/") != (len(a.Components) == 0):
+		case !aptSuiteRE.MatchString(src.suite):
+			return invalid("apt", "%q is not a suite of %s", src.suite, a.Name)
+		case strings.HasSuffix(src.suite, "/") != (len(a.Components) == 0):
 			return invalid("apt", "%s needs either components or a suite that ends in /", a.Name)
 		case len(a.Key) > maxKeyBytes || !keyRE.MatchString(a.Key):
 			return invalid("apt", "%s needs the ASCII-armoured public key that signs it, of at most %d KiB", a.Name, maxKeyBytes>>10).
@@ -150,7 +150,7 @@ func checkFiles(files []File) error {
 			return invalid("files", "%s is in a directory that recipes cannot write to", f.Path)
 		case (f.Content == "") == (f.URL == ""):
 			return invalid("files", "%s needs either content or url", f.Path)
-		case f.URL != "" && !validDownload(f.URL):
+		case f.URL != "" && !validURL(f.URL):
 			return invalid("files", "the URL of %s is not an http or https URL without credentials", f.Path)
 		case (f.URL != "") != (f.SHA256 != "") || f.SHA256 != "" && !sha256RE.MatchString(f.SHA256):
 			return invalid("files", "%s needs url together with the 64 hexadecimal digits of its sha256", f.Path)
@@ -189,7 +189,8 @@ func unique[T any](field string, items []T, name func(T) string) error {
 	return nil
 }
 
-func validDownload(text string) bool {
+// validURL reports whether text is an http or https URL without credentials.
+func validURL(text string) bool {
 	u, err := url.Parse(text)
 	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.User == nil
 }
@@ -199,13 +200,12 @@ func validateMirror(mirror string) error {
 		return nil
 	}
 	u, err := url.Parse(mirror)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" ||
-		strings.ContainsAny(mirror, " \t[]") {
-		return invalid("mirror", "the mirror is not an http or https URL").WithHint("write a URL as in http://deb.debian.org/debian, or host")
-	}
-	if u.User != nil {
+	switch {
+	case err == nil && u.User != nil:
 		return invalid("mirror", "the mirror's URL contains credentials, which would become part of the image").
 			WithHint("put them into /etc/apt/auth.conf.d and use the URL without")
+	case !validURL(mirror) || u.RawQuery != "" || u.Fragment != "" || strings.ContainsAny(mirror, " \t[]"):
+		return invalid("mirror", "the mirror is not an http or https URL").WithHint("write a URL as in http://deb.debian.org/debian, or host")
 	}
 	return nil
 }

@@ -136,10 +136,8 @@ func (s *stage) cloud(o StageOptions) {
 // apt stages the recipe's repositories for the system with that code name.
 func (s *stage) apt(system string) {
 	for _, a := range s.recipe.Apt {
-		url, suite := a.resolve(system)
-		src := source{uri: url, suite: suite, components: a.Components, signedBy: a.keyring()}
 		s.write(filepath.Join("files", a.keyring()), a.Key)
-		s.write(filepath.Join("files", "etc", "apt", "sources.list.d", a.Name+".sources"), src.stanza())
+		s.write(filepath.Join("files", "etc", "apt", "sources.list.d", a.Name+".sources"), a.source(system).stanza())
 	}
 }
 
@@ -254,8 +252,9 @@ func (s *stage) sourcesList() string {
 		list.WriteString(src.line())
 	}
 	for _, a := range s.recipe.Apt {
-		url, suite := a.resolve(s.recipe.Suite)
-		list.WriteString(source{uri: url, suite: suite, components: a.Components, signedBy: filepath.Join(s.dir, "files", a.keyring())}.line())
+		src := a.source(s.recipe.Suite)
+		src.signedBy = filepath.Join(s.dir, "files", src.signedBy)
+		list.WriteString(src.line())
 	}
 	return list.String()
 }

@@ -139,8 +139,8 @@ func TestStage(t *testing.T) {
 func TestRepositoryOfTheSystem(t *testing.T) {
 	a := Repository{URL: "https://download.docker.com/linux/{distribution}", Suite: "{suite}"}
 	for system, want := range map[string]string{"bookworm": "https://download.docker.com/linux/debian bookworm", "noble": "https://download.docker.com/linux/ubuntu noble"} {
-		if url, suite := a.resolve(system); url+" "+suite != want {
-			t.Errorf("%s: %s %s, want %s", system, url, suite, want)
+		if src := a.source(system); src.uri+" "+src.suite != want {
+			t.Errorf("%s: %s %s, want %s", system, src.uri, src.suite, want)
 		}
 	}
 }
