@@ -338,6 +338,9 @@ func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, job
 		}
 	}
 	s.mu.Unlock()
+	// A sandbox may be newer than the list above, but not newer than its secrets:
+	// this list is read after SweepKept has read theirs.
+	after := sync.OnceValues(func() (map[string]bool, error) { return s.live(ctx) })
 	return s.cfg.Secrets.SweepKept(ctx, func(ctx context.Context, key string) (bool, error) {
 		if agentlab.ValidateJobID(key) == nil {
 			if exists, err := known(ctx, key); err != nil {
@@ -346,7 +349,7 @@ func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, job
 				return false, ignoreNotFound(err) // it may be being created
 			}
 		}
-		live, err := s.live(ctx) // again: a sandbox may be newer than the list above
+		live, err := after()
 		return err == nil && !live[key], err
 	})
 }
