@@ -199,10 +199,29 @@ func (s *Service) control(sb agentlab.Sandbox) *control.Client {
 	return control.New(func(ctx context.Context) (net.Conn, error) { return s.cfg.Driver.DialControl(ctx, backend.RefOf(sb)) })
 }
 
+// asking records that the step of a sandbox waits for its guest, until the
+// returned function is called. A change of the network policy interrupts such
+// a step (policyChanged), because a hostile guest does not answer.
+func (s *Service) asking(vmid int) (answered func()) {
+	s.withState(vmid, func(m *runtimeState) {
+		m.asking = true
+		if m.newPolicy {
+			s.loop.Interrupt(vmid)
+		}
+	})
+	return func() { s.withState(vmid, func(m *runtimeState) { m.asking = false }) }
+}
+
+// health asks the guest of a sandbox how far it has booted.
+func (s *Service) health(ctx context.Context, sb agentlab.Sandbox) (guestapi.Health, error) {
+	defer s.asking(sb.VMID)()
+	return s.control(sb).Health(ctx)
+}
+
 // ensureIdentity sends the guest its identity, unless it has it already: from
 // an earlier process, or from an attempt whose answer was lost.
 func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) error {
-	health, err := s.control(sb).Health(ctx)
+	health, err := s.health(ctx, sb)
 	if err != nil {
 		return err
 	}
@@ -227,6 +246,7 @@ func (s *Service) sendIdentity(ctx context.Context, sb agentlab.Sandbox, doc *gu
 		Network: s.cfg.Driver.Info().GuestNetwork, Bootstrap: doc,
 	}
 	_, _ = rand.Read(id.Entropy) // never fails
+	defer s.asking(sb.VMID)()
 	_, err := s.control(sb).SetIdentity(ctx, id)
 	if err == nil && doc != nil {
 		s.cfg.Bootstrap.Sent(sb.UID)
@@ -234,25 +254,51 @@ func (s *Service) sendIdentity(ctx context.Context, sb agentlab.Sandbox, doc *gu
 	return err
 }
 
-// deliveryTimeout limits the two calls to a guest in ensureDelivered.
-const deliveryTimeout = 15 * time.Second
+// Limits of ensureDelivered. They bound the time for which a guest that does
+// not answer occupies a worker.
+const (
+	deliveryTimeout = 15 * time.Second // for both calls to a guest
+	questionTimeout = 2 * time.Second  // for the first one
+	silencePause    = 5 * time.Second  // after a call without an answer; doubled each time
+	maxSilencePause = time.Minute
+)
 
 // ensureDelivered sends the guest another document if it did not get the
 // answer for the last one. It returns the time until the next check, 0 for
 // none. It is not an error if the guest does not answer.
-func (s *Service) ensureDelivered(ctx context.Context, sb agentlab.Sandbox) (time.Duration, error) {
+func (s *Service) ensureDelivered(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, err error) {
 	if s.guests == nil {
 		return 0, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, deliveryTimeout)
+	s.withState(sb.VMID, func(m *runtimeState) { again = m.askAt.Sub(s.clock()) })
+	if again > 0 {
+		return again, nil
+	}
+	dctx, cancel := context.WithTimeout(ctx, deliveryTimeout)
 	defer cancel()
-	doc, again, err := s.cfg.Bootstrap.Reissue(ctx, sb, s.control(sb).Health)
-	if err != nil || doc == nil {
+	var silence error
+	doc, again, err := s.cfg.Bootstrap.Reissue(dctx, sb, func(ctx context.Context) (h guestapi.Health, err error) {
+		ctx, cancel := context.WithTimeout(ctx, questionTimeout)
+		defer cancel()
+		h, silence = s.health(ctx, sb)
+		return h, silence
+	})
+	if err == nil && doc != nil {
+		silence = s.sendIdentity(dctx, sb, doc)
+	}
+	if err != nil || ctx.Err() != nil {
 		return again, err
 	}
-	if err := s.sendIdentity(ctx, sb, doc); err != nil {
-		s.log.Debug("a guest did not take another bootstrap token", "vmid", sb.VMID, "err", err)
-	}
+	s.withState(sb.VMID, func(m *runtimeState) {
+		if silence == nil {
+			m.silent = 0
+			return
+		}
+		pause := min(silencePause<<min(m.silent, 10), maxSilencePause)
+		m.silent, m.askAt = m.silent+1, s.clock().Add(pause)
+		again = max(again, pause)
+		s.log.Debug("a guest does not answer whether it has its job and secrets", "vmid", sb.VMID, "pause", pause, "err", silence)
+	})
 	return again, nil
 }
 

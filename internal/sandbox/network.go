@@ -85,7 +85,7 @@ func (s *Service) requestReload(ctx context.Context, sb agentlab.Sandbox, again 
 		r.Err = err
 		return r
 	}
-	r.Sandbox, r.Err = s.requestChange(ctx, sb.VMID, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	r.Sandbox, r.Err = s.requestChange(ctx, sb.VMID, s.policyChanged, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		n := prof.Network
 		n.Layers = sb.Network.Layers
 		r.Changed = !SameNetwork(n, sb.Network)
@@ -113,7 +113,7 @@ func (s *Service) NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Ne
 	if _, err := egress.New(layer); err != nil {
 		return err
 	}
-	sb, err := s.requestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	sb, err := s.requestChange(ctx, vmid, s.policyChanged, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed:
 			return nil, conflict(*sb, "and its policy can no longer be changed", "")
@@ -171,6 +171,18 @@ func networkEvent(sb agentlab.Sandbox, what string) agentlab.Event {
 	return event(agentlab.EventSandboxNetwork, sb, map[string]any{
 		"mode": n.Mode, "allow": len(n.Allow), "deny": len(n.Deny), "layers": len(n.Layers), "pending": sb.NetworkPending,
 	}, "network policy of sandbox %s %s", sb.Name, what)
+}
+
+// policyChanged runs the step of a sandbox soon. It interrupts a step that waits
+// for the guest.
+func (s *Service) policyChanged(vmid int) {
+	s.withState(vmid, func(m *runtimeState) {
+		m.newPolicy = true
+		if m.asking {
+			s.loop.Interrupt(vmid)
+		}
+	})
+	s.loop.Wake(vmid)
 }
 
 // applyNetwork puts a pending policy in force. settled means that the row has

@@ -218,6 +218,11 @@ type runtimeState struct {
 	destroyPending bool   // it must be destroyed, but the row could not be changed: the disk was full
 	paused         string // why its guest's CPUs are paused; "" if they are not
 
+	asking    bool      // its step waits for an answer of the guest
+	newPolicy bool      // its network policy has changed since its step read the row
+	silent    int       // consecutive deliveries that the guest did not answer
+	askAt     time.Time // when the next delivery may begin
+
 	netSince   time.Time     // since when a network policy cannot be applied; zero if there is none
 	netTrouble string        // why not
 	changed    chan struct{} // closed at the next change of its row or of netTrouble; nil when no call waits
@@ -307,6 +312,7 @@ func (s *Service) track(sb agentlab.Sandbox) *runtimeState {
 	if m.state != sb.State {
 		m.state, m.inspected = sb.State, false
 		m.tried, m.running, m.retry = time.Time{}, time.Time{}, retryState{}
+		m.silent, m.askAt = 0, time.Time{}
 	}
 	return m
 }

@@ -19,6 +19,7 @@ const destroyTimeout = 2 * time.Minute
 // step brings one sandbox closer to its desired state.
 func (s *Service) step(ctx context.Context, vmid int) (time.Duration, error) {
 	for {
+		s.withState(vmid, func(m *runtimeState) { m.newPolicy = false })
 		sb, err := s.cfg.Store.Sandbox(ctx, vmid)
 		switch {
 		case agentlab.CodeOf(err) == agentlab.CodeNotFound:
