@@ -54,7 +54,7 @@ type Guest interface {
 }
 
 // ErrNoAgent is what Guest.Agent returns while no agent answers.
-var ErrNoAgent = fmt.Errorf("no guest agent answers")
+var ErrNoAgent = fmt.Errorf("no guest agent is running")
 
 // AgentError is an error that the guest agent answered.
 type AgentError struct{ Desc string }

@@ -167,7 +167,7 @@ func build(cfg Config, tempDir func() string) (*Node, error) {
 		cfg.Version = "8.4"
 	case "8.4", "9.2":
 	default:
-		return nil, fmt.Errorf("version %q: known are 8.4 and 9.2", cfg.Version)
+		return nil, fmt.Errorf("version %q is not supported; use 8.4 or 9.2", cfg.Version)
 	}
 	if len(cfg.Nodes) == 0 {
 		cfg.Nodes = []string{"pve"}

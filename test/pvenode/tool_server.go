@@ -46,7 +46,7 @@ func runClient(socket, node, program string, args []string) int {
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
 	conn, err := net.Dial("unix", socket) //nolint:noctx,gosec // the process ends with it; the script names its socket
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s: the fake node is gone: %v\n", program, err)
+		fmt.Fprintf(os.Stderr, "%s: cannot connect to the fake node: %v\n", program, err)
 		return 111
 	}
 	defer func() { _ = conn.Close() }()
@@ -62,7 +62,7 @@ func runClient(socket, node, program string, args []string) int {
 	for {
 		kind, data, err := readFrame(r)
 		if err != nil {
-			fmt.Fprintf(os.Stderr, "%s: the fake node is gone: %v\n", program, err)
+			fmt.Fprintf(os.Stderr, "%s: cannot connect to the fake node: %v\n", program, err)
 			return 111
 		}
 		switch kind {

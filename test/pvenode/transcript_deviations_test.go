@@ -9,13 +9,13 @@ var deviations = []struct {
 	text    string
 	reason  string
 }{
-	{"", "t7", "POST /nodes/pve/storage/local/upload", "the recorder kept the status line of this answer alone"},
-	{"", "t7", "GET /nodes/pve/tasks limit=2 source=all", "total counts the tasks of every recording before"},
-	{"", "t8", "GET /nodes/pve/certificates/info", "the authority's key has 2048 bits, not 4096: it is made for each test"},
+	{"", "t7", "POST /nodes/pve/storage/local/upload", "the recording contains only the status line of this answer"},
+	{"", "t7", "GET /nodes/pve/tasks limit=2 source=all", "total includes the tasks of all earlier recordings"},
+	{"", "t8", "GET /nodes/pve/certificates/info", "the CA key has 2048 bits, not 4096, because each test creates a new one"},
 	{"9.2", "t7", "GET /pools/agentlab", staleBroadcast},
 	{"9.2", "t7", "GET /cluster/resources type=vm", staleBroadcast},
 	{"9.2", "t8", "GET /pools/lab2", staleBroadcast},
 	{"9.2", "t8", "GET /pools poolid=lab2", staleBroadcast},
 }
 
-const staleBroadcast = "the recorded node answers from a broadcast of before the VM was made, with what an earlier one of that number had"
+const staleBroadcast = "the recorded node answers with outdated values, those of an earlier VM with this VMID"

@@ -52,7 +52,7 @@ func (r *replay) waitFor(what string, is func() bool) {
 	for !is() {
 		select {
 		case <-limit:
-			r.t.Fatalf("%s never came", what)
+			r.t.Fatalf("%s did not appear", what)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}

@@ -38,11 +38,11 @@ const (
 
 // noise are lines that the machine of the recordings added, with why.
 var noise = []struct{ pattern, why string }{
-	{`^for my \(\.\.\.\) is experimental at `, "the Perl of that machine is older than the code that it ran"},
-	{`^unable to get memory stat for \d+ - can't open '/sys/fs/cgroup/`, "no control groups of version 2 there"},
+	{`^for my \(\.\.\.\) is experimental at `, "the recorded machine has an older Perl than its code requires"},
+	{`^unable to get memory stat for \d+ - can't open '/sys/fs/cgroup/`, "the recorded machine has no cgroups v2"},
 	{`^Use of uninitialized value in multiplication`, "follows from the missing control groups"},
-	{`^(real|user|sys)\t`, "how long it took; tests of the traps measure it"},
-	{`^   [(a-z]`, "what the recorder said"},
+	{`^(real|user|sys)\t`, "durations; measured by the tests of the traps"},
+	{`^   [(a-z]`, "output of the recorder"},
 }
 
 func isNoise(line string) bool {
@@ -188,7 +188,7 @@ func parameters(t *testing.T, text string) (method, path string, params [][2]str
 		params = append(params, [2]string{k, v})
 	}
 	if len(starts) == 0 && strings.TrimSpace(rest) != "" {
-		t.Fatalf("call %q: parameters not understood", text)
+		t.Fatalf("call %q: invalid parameters", text)
 	}
 	return method, path, params
 }

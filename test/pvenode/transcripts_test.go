@@ -209,7 +209,7 @@ func (r *replay) verdict(e *entry, diff string) {
 func (r *replay) unusedDeviations() {
 	for i, d := range deviations {
 		if d.file == r.file && (d.version == "" || d.version == r.version) && !r.used[i] {
-			r.t.Errorf("the deviation of %q does not happen: take it off the list", d.text)
+			r.t.Errorf("the deviation of %q does not occur: remove it from the list", d.text)
 		}
 	}
 }
@@ -335,7 +335,7 @@ func (r *replay) compareTask(e *entry, upid string) string {
 func (r *replay) waitTask(upid string) string {
 	r.t.Helper()
 	if upid == "" {
-		r.t.Fatal("no task was begun")
+		r.t.Fatal("no task was started")
 	}
 	path := "/nodes/pve/tasks/" + url.PathEscape(upid) + "/status"
 	limit := time.After(time.Minute)
@@ -374,7 +374,7 @@ func (r *replay) compareRaw(script script, e *entry, seen map[string]int) {
 	i := seen[e.section]
 	seen[e.section]++
 	if i >= len(makers) {
-		r.t.Errorf("line %d: nothing makes these lines of %q again:\n%s", e.line, e.section, strings.Join(e.raw, "\n"))
+		r.t.Errorf("line %d: no call of the test prints these lines of %q:\n%s", e.line, e.section, strings.Join(e.raw, "\n"))
 		return
 	}
 	want, got := rawLines(e), rawLines(&entry{section: e.section, raw: makers[i](r)})

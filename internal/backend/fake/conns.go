@@ -33,7 +33,7 @@ func (g *guest) pipe(d *Driver) (guestEnd, hostEnd net.Conn, err error) {
 	a, b := net.Pipe()
 	ge := &conn{Conn: a, peer: b, set: &g.conns, owner: d, guest: g}
 	if !g.conns.add(ge) {
-		return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d does not run", g.in.rec.Spec.VMID)
+		return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d is not running", g.in.rec.Spec.VMID)
 	}
 	return ge, b, nil
 }

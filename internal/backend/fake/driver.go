@@ -219,7 +219,7 @@ func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
 	case err != nil:
 		return err
 	}
-	if err := in.cut(backend.PowerPartial, "a Destroy was cut short"); err != nil {
+	if err := in.cut(backend.PowerPartial, "its destruction was interrupted"); err != nil {
 		return err
 	}
 	if err := in.linger(ctx); err != nil {
@@ -285,7 +285,7 @@ func (d *Driver) guest(ref backend.Ref) (*guest, error) {
 	}
 	g := in.running()
 	if g == nil {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d does not run", in.rec.Spec.VMID)
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d is not running", in.rec.Spec.VMID)
 	}
 	return g, nil
 }

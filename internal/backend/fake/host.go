@@ -176,7 +176,7 @@ func (h *Host) claim(spec backend.Spec) (*instance, error) {
 	if in := h.instances[spec.UID]; in != nil {
 		return in, nil
 	}
-	in := h.newInstance(record{Spec: spec, Power: backend.PowerPartial, Reason: "a Create was cut short"})
+	in := h.newInstance(record{Spec: spec, Power: backend.PowerPartial, Reason: "its creation was interrupted"})
 	if err := in.save(); err != nil {
 		return nil, err
 	}

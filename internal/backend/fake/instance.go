@@ -111,7 +111,7 @@ func (in *instance) start() error {
 	case backend.PowerRunning:
 		return nil
 	case backend.PowerSuspended:
-		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is suspended", in.rec.Spec.VMID).WithHint("resume it")
+		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is suspended", in.rec.Spec.VMID).WithHint("resume the sandbox first")
 	case backend.PowerPartial:
 		return agentlab.Errorf(agentlab.CodeInvalid, "sandbox %d is half made", in.rec.Spec.VMID).WithHint("create it again, or destroy it")
 	}

@@ -90,8 +90,8 @@ func audit(have pve.Config, want map[string]string, vmid int) error {
 		}
 	}
 	if disks != 1 {
-		return agentlab.Errorf(agentlab.CodeDenied, "VM %d has %d disks of its own to boot from, and a sandbox has one", vmid, disks).
-			WithHint("it was changed by hand: destroy the sandbox, or undo the change")
+		return agentlab.Errorf(agentlab.CodeDenied, "VM %d has %d boot disks, and a sandbox must have exactly one", vmid, disks).
+			WithHint("the VM was changed manually: undo the change or destroy the sandbox")
 	}
 	return nil
 }
@@ -101,8 +101,8 @@ func refuse(vmid int, key, value string) error {
 	if value == "" {
 		what = "not set"
 	}
-	return agentlab.Errorf(agentlab.CodeDenied, "VM %d is not configured as its sandbox should be: %s is %s; it is not started", vmid, key, what).
-		WithField(key).WithHint("it was changed by hand: undo that, or destroy the sandbox; a template with such an option cannot be used")
+	return agentlab.Errorf(agentlab.CodeDenied, "VM %d does not have the expected configuration and is not started: %s is %s", vmid, key, what).
+		WithField(key).WithHint("the VM was changed manually: undo the change or destroy the sandbox; if the option is from the template, the template cannot be used")
 }
 
 // clip shortens text from a node for a message.

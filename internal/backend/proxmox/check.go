@@ -17,7 +17,7 @@ func (d *Driver) Check(ctx context.Context) []backend.Finding {
 	if i := slices.IndexFunc(out, func(f backend.Finding) bool { return f.Level == backend.LevelError }); i >= 0 {
 		// Templates that could not be read are not missing.
 		return named(append(out, finding("templates", backend.LevelWarn, "fix the finding "+out[i].Name+" first, then check again",
-			"unknown: whether there are templates was not looked at, because of %s", out[i].Name)))
+			"unknown: templates were not checked because of finding %s", out[i].Name)))
 	}
 	for i := range d.cfg.Nodes {
 		n := &d.cfg.Nodes[i]
@@ -106,7 +106,7 @@ func (d *Driver) checkTemplates(ctx context.Context, n *Node) []backend.Finding 
 	case unknown > 0:
 		out = append(out, finding("templates", backend.LevelWarn, "fix the finding of that template first, then check again", "unknown: a template of node %s could not be read", n.Name))
 	default:
-		out = append(out, finding("templates", backend.LevelError, "scripts/create_template.sh --apply", "node %s has no template that can be used", n.Name))
+		out = append(out, finding("templates", backend.LevelError, "scripts/create_template.sh --apply", "node %s has no usable template", n.Name))
 	}
 	return out
 }
@@ -127,8 +127,8 @@ func (d *Driver) checkNetwork(ctx context.Context, n *Node) backend.Finding {
 		if len(d.cfg.Nodes) == 1 {
 			level = backend.LevelError
 		}
-		return finding(name, level, "run the daemon on the node, or leave the node out of proxmox.nodes",
-			"the network of node %s is not within reach: no sandbox is started there", n.Name)
+		return finding(name, level, "run the daemon on the node, or remove the node from proxmox.nodes",
+			"the network of node %s cannot be managed from this host: no sandbox is started there", n.Name)
 	}
 	host, err := d.network(ctx, n.Name)
 	if err == nil {
@@ -191,7 +191,7 @@ func (d *Driver) checkSnippets(ctx context.Context) []backend.Finding {
 	if _, err := root.Snippets(ctx); err != nil {
 		return []backend.Finding{broken(name, err)}
 	}
-	return []backend.Finding{finding(name, backend.LevelOK, "", "storage %s allows snippets, and they can be read", storage)}
+	return []backend.Finding{finding(name, backend.LevelOK, "", "storage %s allows snippets, and its snippets are readable", storage)}
 }
 
 func (d *Driver) checkStorage(ctx context.Context, node, storage string) backend.Finding {
@@ -201,17 +201,17 @@ func (d *Driver) checkStorage(ctx context.Context, node, storage string) backend
 	case err != nil:
 		return broken(name, err)
 	case !bool(st.Active) || !st.Holds("images"):
-		return finding(name, backend.LevelError, "bring it up, with images among its content: pvesm set "+storage+" --content images",
-			"it is not active, or not for disks (%s)", clip(string(st.Content)))
+		return finding(name, backend.LevelError, "activate the storage and allow the content type images: pvesm set "+storage+" --content images",
+			"the storage is not active or does not allow disk images (%s)", clip(string(st.Content)))
 	case st.Total > 0 && st.Avail < leastFree:
-		return finding(name, backend.LevelWarn, "free space on it, or destroy sandboxes", "%d MiB are free", st.Avail>>20)
+		return finding(name, backend.LevelWarn, "free space on the storage or destroy sandboxes", "%d MiB are free", st.Avail>>20)
 	}
 	if _, err := d.pve.Content(ctx, node, storage, "images", 0); err != nil {
 		if file := pve.UnreadableFile(err); file != "" {
-			return finding(name, backend.LevelWarn, "repair the file, or move it out of the storage; sandboxes are made without it",
+			return finding(name, backend.LevelWarn, "repair the file or move it out of the storage; sandboxes can still be created",
 				"the file %s is damaged, and Proxmox cannot list the volumes: %s", clip(file), clip(err.Error()))
 		}
-		return finding(name, backend.LevelWarn, agentlab.HintOf(err), "its volumes cannot be listed: %s", clip(err.Error()))
+		return finding(name, backend.LevelWarn, agentlab.HintOf(err), "cannot list the volumes: %s", clip(err.Error()))
 	}
 	return finding(name, backend.LevelOK, "", "%s, %s free", st.Type, strings.TrimSpace(fmt.Sprintf("%d GiB", st.Avail>>30)))
 }

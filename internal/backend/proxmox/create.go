@@ -54,7 +54,7 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 		if vmid, herr = d.otherNumber(ctx, tried); herr != nil {
 			return herr
 		}
-		d.log.Warn("the VM of a sandbox gets another number", "vmid", spec.VMID, "number", vmid, "err", err)
+		d.log.Warn("number is in use, using another one for the VM of the sandbox", "vmid", spec.VMID, "number", vmid, "err", err)
 	}
 }
 
@@ -122,7 +122,7 @@ func (d *Driver) begin(ctx context.Context, spec backend.Spec, vmid int) (*handl
 func roomEnough(spec backend.Spec, t template) error {
 	size := driveSize(t.cfg[t.disk])
 	if want := int64(spec.Resources.RootSizeGB) << 30; want != 0 && want < size {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "the template's disk has %d GiB already, and a disk cannot shrink", (size+1<<30-1)>>30).
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the template's disk already has %d GiB, and a disk cannot be shrunk", (size+1<<30-1)>>30).
 			WithField("storage.root_size_gb")
 	}
 	return nil
@@ -266,12 +266,12 @@ func (d *Driver) numberLost(ctx context.Context, h *handle, first bool, cause er
 		_, err := d.cloneBegun(ctx, h)
 		return err
 	case s.stub && !first, s.hidden && !first:
-		return agentlab.Errorf(agentlab.CodeBusy, "a clone to number %d is under way: %w", h.id().VMID, cause)
+		return agentlab.Errorf(agentlab.CodeBusy, "a clone to VMID %d is in progress: %w", h.id().VMID, cause)
 	}
 	if err := d.forget(h); err != nil {
 		return err
 	}
-	return numberTaken("VMID %d was taken by another user meanwhile: %w", h.id().VMID, cause)
+	return numberTaken("VMID %d was taken by another user in the meantime: %w", h.id().VMID, cause)
 }
 
 // cloneBegun determines the result of a clone whose end is not known. done
@@ -284,7 +284,7 @@ func (d *Driver) cloneBegun(ctx context.Context, h *handle) (done bool, err erro
 		case ctx.Err() != nil:
 			return false, err
 		case err != nil && code != agentlab.CodeUnknownOutcome && code != agentlab.CodeNotFound:
-			d.log.Info("a clone that was begun earlier failed", "vmid", h.Spec.VMID, "err", err)
+			d.log.Info("a clone task started earlier failed", "vmid", h.Spec.VMID, "err", err)
 		}
 	}
 	s, running, err := d.afterClone(ctx, h)
@@ -297,7 +297,7 @@ func (d *Driver) cloneBegun(ctx context.Context, h *handle) (done bool, err erro
 		h.moveTo(s.node)
 		return true, nil
 	case running:
-		return false, agentlab.Errorf(agentlab.CodeBusy, "the clone of sandbox %d is still under way", h.Spec.VMID)
+		return false, agentlab.Errorf(agentlab.CodeBusy, "the clone of sandbox %d is still in progress", h.Spec.VMID)
 	case s.hidden:
 		if err := d.unreadableClone(ctx, h); err != nil {
 			return false, err

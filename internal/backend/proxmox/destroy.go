@@ -135,12 +135,12 @@ func (d *Driver) endVM(ctx context.Context, id vmID, h *handle) (foreign bool, e
 func (d *Driver) endClone(ctx context.Context, h *handle) (lookupResult, error) {
 	if h.CloneTask != "" {
 		if err := d.pve.StopTask(ctx, pve.UPID(h.CloneTask)); err != nil {
-			d.log.Info("a clone could not be stopped; its end is waited for", "vmid", h.Spec.VMID, "err", err)
+			d.log.Info("cannot stop a clone task; waiting until it ends", "vmid", h.Spec.VMID, "err", err)
 		}
 	}
 	s, running, err := d.afterClone(ctx, h)
 	if err == nil && running {
-		return s, agentlab.Errorf(agentlab.CodeBusy, "the clone of sandbox %d is still under way", h.Spec.VMID)
+		return s, agentlab.Errorf(agentlab.CodeBusy, "the clone of sandbox %d is still in progress", h.Spec.VMID)
 	}
 	return s, err
 }
@@ -245,7 +245,7 @@ func (d *Driver) wasReplaced(ctx context.Context, id vmID, h *handle, was lookup
 	case now.traces:
 		return false, d.unmarked(id, now.node)
 	case now.ours && now.node != was.node:
-		return false, agentlab.Errorf(agentlab.CodeBusy, "VM %d was moved from node %s to %s meanwhile", id.VMID, was.node, now.node)
+		return false, agentlab.Errorf(agentlab.CodeBusy, "VM %d was moved from node %s to %s in the meantime", id.VMID, was.node, now.node)
 	case now.ours == was.ours && now.stub == was.stub, isDestroyMarker(now.cfg) && h != nil:
 		return false, nil
 	}
@@ -305,8 +305,8 @@ func (d *Driver) unreadableClone(ctx context.Context, h *handle) error {
 	if err != nil || !died {
 		return err
 	}
-	return agentlab.Errorf(agentlab.CodeDenied, "the clone of sandbox %d was killed, and the token may not touch what it left", h.Spec.VMID).
-		WithHint("on node %[1]s, look at it with qm config %[2]d; if it is locked (clone): qm unlock %[2]d && qm destroy %[2]d", h.Node, h.id().VMID)
+	return agentlab.Errorf(agentlab.CodeDenied, "the clone of sandbox %d was killed, and the token has no access to the incomplete VM", h.Spec.VMID).
+		WithHint("on node %[1]s run qm config %[2]d; if the VM is locked (clone): qm unlock %[2]d && qm destroy %[2]d", h.Node, h.id().VMID)
 }
 
 // unreadableVM handles an object with the number of a created sandbox that the
@@ -338,21 +338,21 @@ func (d *Driver) taskSucceeded(ctx context.Context, upid string) (bool, error) {
 func (d *Driver) unlock(ctx context.Context, node string, vmid int, lock string) error {
 	if lock == "backup" {
 		return agentlab.Errorf(agentlab.CodeBusy, "VM %d is locked (backup)", vmid).
-			WithHint("it is destroyed when the backup is over; if none runs, on node %s: qm unlock %d", node, vmid)
+			WithHint("the VM is destroyed when the backup has ended; if no backup is running, run on node %s: qm unlock %d", node, vmid)
 	}
 	tasks, err := d.pve.Tasks(ctx, node, pve.TaskFilter{VMID: vmid, Running: true, Limit: 50})
 	if err != nil {
 		return err
 	}
 	if len(tasks) > 0 {
-		return agentlab.Errorf(agentlab.CodeBusy, "VM %d is locked (%s): task %s works on it", vmid, clip(lock), tasks[0].Type)
+		return agentlab.Errorf(agentlab.CodeBusy, "VM %d is locked (%s) by task %s", vmid, clip(lock), tasks[0].Type)
 	}
 	root := d.pve.Root()
 	if root == nil {
 		return agentlab.Errorf(agentlab.CodeDenied, "VM %d is locked (%s) by a task that was killed, and the API cannot unlock it", vmid, clip(lock)).
-			WithHint("on node %s: qm unlock %d; the sandbox is then destroyed with the next try", node, vmid)
+			WithHint("run on node %s: qm unlock %d; the next attempt then destroys the sandbox", node, vmid)
 	}
-	d.log.Warn("taking away the lock of a task that was killed", "vmid", vmid, "lock", lock)
+	d.log.Warn("removing the lock of a task that was killed", "vmid", vmid, "lock", lock)
 	return root.Unlock(ctx, vmid)
 }
 
@@ -433,12 +433,12 @@ func (d *Driver) removeVolume(ctx context.Context, h *handle, volid string) erro
 	if !free {
 		return nil // another VM has the number and the volume now
 	}
-	d.log.Warn("a volume of a destroyed sandbox was left and is deleted", "vmid", h.Spec.VMID, "volume", volid)
+	d.log.Warn("deleting a leftover volume of a destroyed sandbox", "vmid", h.Spec.VMID, "volume", volid)
 	err = d.task(ctx, func() (pve.UPID, error) { return d.pve.DeleteContent(ctx, h.Node, volid) })
 	if agentlab.CodeOf(err) == agentlab.CodeDenied {
 		storage, _, _ := strings.Cut(volid, ":")
-		return agentlab.Errorf(agentlab.CodeDenied, "volume %s of sandbox %d was left and may not be deleted: %w", clip(volid), h.Spec.VMID, err).
-			WithHint("on node %s: pvesm free %s; or give the token Datastore.Allocate on /storage/%s", h.Node, volid, storage)
+		return agentlab.Errorf(agentlab.CodeDenied, "no permission to delete leftover volume %s of sandbox %d: %w", clip(volid), h.Spec.VMID, err).
+			WithHint("run on node %s: pvesm free %s; or grant the token Datastore.Allocate on /storage/%s", h.Node, volid, storage)
 	}
 	return err
 }

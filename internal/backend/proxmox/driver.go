@@ -157,7 +157,7 @@ func (c *Config) validate() error {
 		c.Model = "virtio"
 	}
 	if !slices.Contains(c.Models, c.Model) {
-		return bad("proxmox.model", "not a network device that sandboxes may have")
+		return bad("proxmox.model", "not a supported network device model")
 	}
 	if c.BootID == nil {
 		c.BootID = func() string {
@@ -217,7 +217,7 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	case spec.Resources.MemoryMB < minMemoryMB:
 		return unsupported("resources.memory_mb", "a guest needs %d MiB to boot", minMemoryMB)
 	case spec.Resources.Cores > 128:
-		return unsupported("resources.cores", "Proxmox gives a VM at most 128 CPUs' time")
+		return unsupported("resources.cores", "Proxmox VE limits the CPU time of a VM to 128 CPUs")
 	}
 	if err := d.Info().CheckOptions(spec.Options); err != nil {
 		return err
@@ -225,7 +225,7 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	switch spec.Network.Mode {
 	case agentlab.NetworkNAT, agentlab.NetworkAllowlist, agentlab.NetworkOff:
 	default:
-		return unsupported("network.mode", "mode %q is not known to the proxmox backend", spec.Network.Mode)
+		return unsupported("network.mode", "the proxmox backend has no mode %q", spec.Network.Mode)
 	}
 	_, err := egress.New(spec.Network)
 	return err
@@ -239,9 +239,9 @@ func (d *Driver) validNumber(spec backend.Spec) error {
 	}
 	switch {
 	case !spec.IPv4.Is4() || !d.cfg.Subnet4.Contains(spec.IPv4) || spec.IPv4 == d.cfg.Gateway4:
-		return agentlab.Errorf(agentlab.CodeInvalid, "%s is no address of a sandbox in %s", spec.IPv4, d.cfg.Subnet4).WithField("ipv4")
+		return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a sandbox address in %s", spec.IPv4, d.cfg.Subnet4).WithField("ipv4")
 	case spec.IPv6.IsValid() != d.cfg.Subnet6.IsValid() || spec.IPv6.IsValid() && (!d.cfg.Subnet6.Contains(spec.IPv6) || spec.IPv6 == d.cfg.Gateway6):
-		return agentlab.Errorf(agentlab.CodeInvalid, "%s is no address of a sandbox in %s", spec.IPv6, d.cfg.Subnet6).WithField("ipv6")
+		return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a sandbox address in %s", spec.IPv6, d.cfg.Subnet6).WithField("ipv6")
 	}
 	return nil
 }
@@ -279,8 +279,8 @@ func (d *Driver) node(name string) (*Node, error) {
 			return &d.cfg.Nodes[i], nil
 		}
 	}
-	return nil, agentlab.Errorf(agentlab.CodeUnavailable, "node %s is not among those that sandboxes run on", name).
-		WithField("proxmox.nodes").WithHint("move the VM back, or add the node to the configuration")
+	return nil, agentlab.Errorf(agentlab.CodeUnavailable, "node %s is not listed in proxmox.nodes", name).
+		WithField("proxmox.nodes").WithHint("move the VM back, or add the node to proxmox.nodes")
 }
 
 // Close implements backend.Driver.
@@ -307,5 +307,5 @@ func (d *Driver) lock(ctx context.Context, uid string) (unlock func(), err error
 // absent returns the error for a sandbox that does not exist, even if a VM has
 // its number.
 func absent(uid string) error {
-	return agentlab.Errorf(agentlab.CodeNotFound, "no virtual machine has the mark of sandbox %s", uid)
+	return agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s has no VM", uid)
 }

@@ -24,18 +24,18 @@ func (d *Driver) checkGroup(ctx context.Context, group string) error {
 	}
 	if !slices.Contains(groups, group) {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "Proxmox VE has no security group %q", group).WithField(field).
-			WithHint("create it: Datacenter, Firewall, Security Group; or take firewall_group out of the profile")
+			WithHint("create the group under Datacenter, Firewall, Security Group, or remove firewall_group from the profile")
 	}
 	on, err := d.pve.ClusterFirewall(ctx)
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeDenied:
-		return agentlab.Errorf(agentlab.CodeDenied, "whether security group %q takes effect is not known: %w", group, err).WithField(field).
-			WithHint("let the token see the cluster's options: pveum acl modify / --propagate 0 --roles PVEAuditor --users %s --tokens '%s'", tokenUser(d.cfg.TokenID), d.cfg.TokenID)
+		return agentlab.Errorf(agentlab.CodeDenied, "cannot determine whether security group %q takes effect: %w", group, err).WithField(field).
+			WithHint("let the token read the cluster's options: pveum acl modify / --propagate 0 --roles PVEAuditor --users %s --tokens '%s'", tokenUser(d.cfg.TokenID), d.cfg.TokenID)
 	case err != nil:
 		return err
 	case !on:
-		return agentlab.Errorf(agentlab.CodeUnsupported, "the firewall of the cluster is off, so security group %q would do nothing", group).WithField(field).
-			WithHint("turn it on: Datacenter, Firewall, Options (it filters the nodes, too: first see that you can still reach them); or take firewall_group out of the profile")
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the firewall of the cluster is off, so security group %q would have no effect", group).WithField(field).
+			WithHint("turn it on under Datacenter, Firewall, Options (it also filters the nodes: first make sure that you keep access to them), or remove firewall_group from the profile")
 	}
 	return nil
 }
@@ -60,8 +60,8 @@ func (d *Driver) checkFirewall(ctx context.Context) []backend.Finding {
 		f.Level = backend.LevelWarn
 		return []backend.Finding{f}
 	case !on:
-		return []backend.Finding{finding(name, backend.LevelWarn, "turn it on: Datacenter, Firewall, Options; or take out proxmox.firewall",
-			"proxmox.firewall is set, and the firewall of the cluster is off: no group takes effect, and profiles with network.firewall_group are refused")}
+		return []backend.Finding{finding(name, backend.LevelWarn, "turn it on under Datacenter, Firewall, Options, or remove proxmox.firewall",
+			"proxmox.firewall is set, but the firewall of the cluster is off: groups have no effect, and profiles with network.firewall_group are rejected")}
 	}
 	return []backend.Finding{finding(name, backend.LevelOK, "", "the firewall of the cluster is on")}
 }

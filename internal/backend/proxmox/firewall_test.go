@@ -54,7 +54,7 @@ func TestTrap26GroupWithoutEffect(t *testing.T) {
 		ok(t, "group", w.admin(t, pve.Post, "/cluster/firewall/groups", map[string][]string{"group": {"agents"}}))
 		if !shell {
 			err := w.driver.Create(t.Context(), spec)
-			refused("the token may not look", err, agentlab.CodeDenied, "not known")
+			refused("the token may not look", err, agentlab.CodeDenied, "cannot determine")
 			if hint := agentlab.HintOf(err); !strings.Contains(hint, "pveum acl modify / --propagate 0") {
 				t.Errorf("hint %q", hint)
 			}

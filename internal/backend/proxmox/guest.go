@@ -22,10 +22,10 @@ func (d *Driver) reach(ctx context.Context, ref backend.Ref) (*handle, error) {
 		return nil, err
 	}
 	if h.Phase != phaseCreated || h.Power == powerOff || h.Power == "" {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d does not run", h.Spec.VMID)
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d is not running", h.Spec.VMID)
 	}
 	if h.Power == powerSuspended {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d stands still", h.Spec.VMID)
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d is paused", h.Spec.VMID)
 	}
 	return h, nil
 }
@@ -105,7 +105,7 @@ func (d *Driver) seed(ctx context.Context, uid string) error {
 	wait := false
 	d.cache.with(uid, func(i *vmCacheEntry) { wait = d.cfg.Now().Before(i.seedAfter) })
 	if wait {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the guest agent of sandbox %d did not answer yet", h.Spec.VMID)
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the guest agent of sandbox %d has not answered yet", h.Spec.VMID)
 	}
 	text, err := d.control(h)
 	if err != nil {

@@ -135,7 +135,7 @@ var handleName = regexp.MustCompile(`^[1-9][0-9]{2,8}-([a-z2-9]{26})\.json$`)
 // of paths and tags.
 func validUID(uid string) error {
 	if !uidForm.MatchString(uid) {
-		return agentlab.Errorf(agentlab.CodeInvalid, "%q does not name a sandbox", uid)
+		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not a sandbox ID", uid)
 	}
 	return nil
 }
@@ -197,10 +197,10 @@ func (d *Driver) readFile(name string) (*handle, error) {
 	}
 	switch {
 	case h.Version < 1 || h.Version > handleVersion:
-		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "%s has format %d, and this program knows up to %d", path, h.Version, handleVersion).
-			WithHint("use the newer AgentLab that made it")
+		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "%s has format version %d, and this program supports versions up to %d", path, h.Version, handleVersion).
+			WithHint("use the newer version of AgentLab that wrote the file")
 	case h.file() != name:
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "%s is of another sandbox", path)
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "%s belongs to another sandbox", path)
 	}
 	return &h, nil
 }
@@ -237,7 +237,7 @@ func (d *Driver) save(h *handle) error {
 		h.Version = handleVersion
 	}
 	if err := durable.ReplaceJSON(filepath.Join(d.dir, h.file()), h, durable.Name); err != nil {
-		return fault(err, "cannot write what is known of sandbox %d", h.Spec.VMID)
+		return fault(err, "cannot write the handle of sandbox %d", h.Spec.VMID)
 	}
 	return nil
 }

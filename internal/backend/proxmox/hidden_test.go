@@ -84,7 +84,7 @@ func TestTakenOutOfThePool(t *testing.T) {
 			notKnown(t, "Inspect", err, idOf(spec))
 			notKnown(t, "Start", d.Start(ctx, ref), idOf(spec))
 			notKnown(t, "Stop", d.Stop(ctx, ref, 0), idOf(spec))
-			if in := w.listed(t, ref); in == nil || in.Power != backend.PowerPartial || !strings.Contains(in.Reason, "not known") {
+			if in := w.listed(t, ref); in == nil || in.Power != backend.PowerPartial || !strings.Contains(in.Reason, "cannot determine") {
 				t.Errorf("List: %+v", in)
 			}
 			if in := w.listed(t, other.Ref()); in == nil || in.Power != backend.PowerStopped {

@@ -22,7 +22,7 @@ func (d *Driver) Inspect(ctx context.Context, ref backend.Ref) (backend.Instance
 	case h == nil:
 		return d.inspectLost(ctx, id)
 	case ctx.Err() != nil:
-		return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d was not looked at: %w", h.Spec.VMID, context.Cause(ctx))
+		return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d was not inspected: %w", h.Spec.VMID, context.Cause(ctx))
 	case h.Phase != phaseCreated:
 		return partial(h), nil
 	case d.cache.recentlyRunning(h.Spec.UID, d.cfg.Now()):
@@ -34,15 +34,15 @@ func (d *Driver) Inspect(ctx context.Context, ref backend.Ref) (backend.Instance
 	}
 	if node != h.Node && st.Running() && !d.bridgeEnforced(node) {
 		d.cache.forget(h.Spec.UID)
-		return d.instance(ctx, h, backend.PowerCrashed, "it was moved by hand to node "+node+", where nothing enforces its network policy"), nil
+		return d.instance(ctx, h, backend.PowerCrashed, "the VM was moved manually to node "+node+", which does not enforce its network policy"), nil
 	}
 	return d.judge(ctx, h, st), nil
 }
 
 func partial(h *handle) backend.Instance {
-	in := backend.Instance{Ref: refOf(h.id()), VMID: h.Spec.VMID, Name: h.Spec.Name, Power: backend.PowerPartial, Reason: "a Create was cut short"}
+	in := backend.Instance{Ref: refOf(h.id()), VMID: h.Spec.VMID, Name: h.Spec.Name, Power: backend.PowerPartial, Reason: "its creation was interrupted"}
 	if h.Phase == phaseDestroying {
-		in.Reason = "a Destroy was cut short"
+		in.Reason = "its destruction was interrupted"
 	}
 	return in
 }
@@ -54,7 +54,7 @@ func (d *Driver) inspectLost(ctx context.Context, id vmID) (backend.Instance, er
 	if err != nil {
 		return backend.Instance{}, err
 	}
-	in := backend.Instance{Ref: refOf(id), Name: s.cfg["name"], Power: backend.PowerPartial, Reason: "what was known of it is lost"}
+	in := backend.Instance{Ref: refOf(id), Name: s.cfg["name"], Power: backend.PowerPartial, Reason: "its handle file was lost"}
 	if s.cfg["lock"] == lockClone {
 		return in, nil
 	}
@@ -103,11 +103,11 @@ func (d *Driver) judge(ctx context.Context, h *handle, st pve.Status) backend.In
 		return in
 	}
 	if who := d.stoppedBy(ctx, h); who != "" {
-		return d.instance(ctx, h, backend.PowerStopped, "it was stopped by "+who)
+		return d.instance(ctx, h, backend.PowerStopped, "the VM was stopped by "+who)
 	}
-	why := "it stopped without being asked: its guest powered itself off, or its QEMU ended"
+	why := "the VM stopped unexpectedly: the guest powered itself off, or QEMU ended"
 	if h.Boot == "" {
-		why += ", or its node was restarted"
+		why += ", or the node was restarted"
 	}
 	return d.instance(ctx, h, backend.PowerCrashed, why)
 }
@@ -184,7 +184,7 @@ func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.V
 	if _, asked := vms[h.Node]; !asked {
 		if _, err := d.node(h.Node); err == nil {
 			in := partial(h)
-			in.Reason = "node " + h.Node + " is offline, and what the sandbox does is not known"
+			in.Reason = "node " + h.Node + " is offline, so the state of the sandbox is unknown"
 			return in, true, nil
 		}
 	}
@@ -261,11 +261,11 @@ func (d *Driver) lostVM(ctx context.Context, node string, vm pve.VM) (backend.In
 	}
 	if h, err := d.readHandle(backend.Ref{UID: uid}); h != nil || err != nil { // created just now
 		if h != nil && !known && h.id().VMID != int(vm.VMID) {
-			d.log.Warn("two VMs bear the mark of one sandbox; the other one is left alone", "vmid", h.Spec.VMID, "number", h.id().VMID, "other", int(vm.VMID))
+			d.log.Warn("two VMs have the tag of one sandbox; the second one is ignored", "vmid", h.Spec.VMID, "number", h.id().VMID, "other", int(vm.VMID))
 		}
 		return backend.Instance{}, false, err
 	}
-	in := backend.Instance{Ref: refOf(vmID{VMID: int(vm.VMID), UID: uid}), Name: string(vm.Name), Power: backend.PowerPartial, Reason: "what was known of it is lost"}
+	in := backend.Instance{Ref: refOf(vmID{VMID: int(vm.VMID), UID: uid}), Name: string(vm.Name), Power: backend.PowerPartial, Reason: "its handle file was lost"}
 	if vm.Status == "running" {
 		in.Power, in.Reason = backend.PowerRunning, ""
 	}
@@ -285,7 +285,7 @@ func (d *Driver) sweep(ctx context.Context, vms map[string][]pve.VM) {
 	}
 	names, err := root.Snippets(ctx)
 	if err != nil {
-		d.log.Warn("snippets could not be looked through", "err", err)
+		d.log.Warn("cannot list snippets", "err", err)
 		return
 	}
 	all, err := d.handles()
@@ -310,9 +310,9 @@ func (d *Driver) sweep(ctx context.Context, vms map[string][]pve.VM) {
 		if vmid, err := strconv.Atoi(m[2]); err != nil || numbers[vmid] {
 			continue
 		}
-		d.log.Warn("removing the snippet of a sandbox that is no more", "snippet", name)
+		d.log.Warn("removing the snippet of a deleted sandbox", "snippet", name)
 		if err := root.RemoveSnippet(ctx, name); err != nil {
-			d.log.Warn("a snippet could not be removed", "snippet", name, "err", err)
+			d.log.Warn("cannot remove a snippet", "snippet", name, "err", err)
 		}
 	}
 }

@@ -82,8 +82,8 @@ func (d *Driver) lookup(ctx context.Context, id vmID, h *handle) (lookupResult, 
 			return s, err
 		}
 	}
-	return lookupResult{}, agentlab.Errorf(agentlab.CodeUnavailable, "number %d is taken, yet none of the nodes has a VM with it", id.VMID).
-		WithHint("it may be on its way from one node to another; try again")
+	return lookupResult{}, agentlab.Errorf(agentlab.CodeUnavailable, "VMID %d is in use, but no node has a VM with it", id.VMID).
+		WithHint("the VM may be migrating to another node; try again")
 }
 
 func (d *Driver) nodeNames(ctx context.Context) ([]string, error) {
@@ -163,14 +163,14 @@ func (d *Driver) lookupOwned(ctx context.Context, id vmID, h *handle) (lookupRes
 }
 
 // errHidden is the cause of an unknown state if the token may not read the VM.
-var errHidden = errors.New("something with its number is there that the API token may not look at")
+var errHidden = errors.New("the VMID is in use, but the API token has no permission to read the VM")
 
 // unreadable returns the error for a created sandbox that may exist or not: a
 // user may have removed it from the pool, or another user's VM may have its
 // number.
 func (d *Driver) unreadable(id vmID, node string) error {
-	return agentlab.Errorf(agentlab.CodeUnavailable, "whether VM %d of a sandbox still exists is not known: %w", id.VMID, errHidden).
-		WithHint("on node %[1]s: qm config %[2]d; if that names %[3]s, put the VM back: pveum pool modify %[4]s --vms %[2]d; if not, let the token see so: the role PVEAuditor on /vms/%[2]d for it and its user",
+	return agentlab.Errorf(agentlab.CodeUnavailable, "cannot determine whether VM %d of a sandbox still exists: %w", id.VMID, errHidden).
+		WithHint("on node %[1]s run qm config %[2]d; if the output contains %[3]s, add the VM to the pool again: pveum pool modify %[4]s --vms %[2]d; if not, grant the token and its user the role PVEAuditor on /vms/%[2]d",
 			node, id.VMID, id.UID, d.cfg.Pool)
 }
 
@@ -274,8 +274,8 @@ func (d *Driver) bearsMark(ctx context.Context, node string, id vmID, name strin
 			return false, ferr
 		}
 	}
-	return false, agentlab.Errorf(agentlab.CodeUnavailable, "whether VM %d on node %s is that of sandbox %s is not known: %w", id.VMID, clip(node), id.UID, err).
-		WithHint("try again when node %s answers", clip(node))
+	return false, agentlab.Errorf(agentlab.CodeUnavailable, "cannot determine whether VM %d on node %s belongs to sandbox %s: %w", id.VMID, clip(node), id.UID, err).
+		WithHint("try again when node %s is reachable", clip(node))
 }
 
 // updateNode records that a user migrated a VM to another configured node. The
@@ -283,10 +283,10 @@ func (d *Driver) bearsMark(ctx context.Context, node string, id vmID, name strin
 // its packets.
 func (d *Driver) updateNode(h *handle, node string) error {
 	if !d.bridgeEnforced(node) {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d was moved to node %s, where nothing enforces its network policy", h.Spec.VMID, node).
-			WithField("proxmox.nodes").WithHint("move the VM back, or destroy the sandbox")
+		return agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d was moved to node %s, which does not enforce its network policy", h.Spec.VMID, node).
+			WithField("proxmox.nodes").WithHint("move the VM back or destroy the sandbox")
 	}
-	d.log.Warn("a sandbox was moved by hand", "vmid", h.Spec.VMID, "from", h.Node, "to", node)
+	d.log.Warn("the VM of a sandbox was moved manually", "vmid", h.Spec.VMID, "from", h.Node, "to", node)
 	h.moveTo(node)
 	return d.save(h)
 }

@@ -74,7 +74,7 @@ func (d *Driver) put(ctx context.Context, net Host, h *handle) error {
 // EgressLog implements backend.EgressLogger.
 func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
 	if limit < 1 {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d is no number of records", limit).WithField("limit")
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d is not a valid number of records", limit).WithField("limit")
 	}
 	_, h, err := d.resolve(ctx, ref)
 	if err != nil || h == nil {

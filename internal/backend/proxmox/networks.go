@@ -42,8 +42,8 @@ func (d *Driver) network(ctx context.Context, name string) (Host, error) {
 		return nil, err
 	}
 	if n.Host == nil {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the network of node %s is not within reach, so nothing is started there", name).
-			WithHint("the daemon must run on the node, or leave the node out of proxmox.nodes")
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the network of node %s cannot be managed from this host, so no sandbox is started there", name).
+			WithHint("run the daemon on the node, or remove the node from proxmox.nodes")
 	}
 	t := d.networks.of(name)
 	if err := t.asking.lock(ctx); err != nil {

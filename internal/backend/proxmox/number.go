@@ -42,11 +42,11 @@ func (d *Driver) otherNumber(ctx context.Context, tried []int) (int, error) {
 			return n, err
 		}
 	}
-	return 0, agentlab.Errorf(agentlab.CodeExists, "number %d and many others are in use", tried[0]).WithHint("%s", ownRange)
+	return 0, agentlab.Errorf(agentlab.CodeExists, "VMID %d and many others are in use", tried[0]).WithHint("%s", ownRange)
 }
 
 // ownRange is the hint for a number that is in use.
-const ownRange = "what has it was left alone; give vmid_range in config.yaml a range that no other user of the nodes has"
+const ownRange = "the existing VM or volume was not changed; set vmid_range in config.yaml to a range that is not used for anything else on the nodes"
 
 // claim writes a new handle, unless another one has its number.
 func (d *Driver) claim(h *handle) error {
@@ -100,11 +100,11 @@ func (d *Driver) volumeInTheWay(ctx context.Context, h *handle, volume string) e
 	if err != nil || s.ours {
 		return err
 	}
-	return numberTaken("number %d is taken: it is that of volume %s", h.id().VMID, clip(volume))
+	return numberTaken("VMID %d is in use by volume %s", h.id().VMID, clip(volume))
 }
 
 func inTheWay(vmid int) error {
-	return numberTaken("number %d is taken by something that is not this sandbox", vmid)
+	return numberTaken("VMID %d is in use, and not by this sandbox", vmid)
 }
 
 // numberError is the error for a number with which the VM of a sandbox cannot

@@ -69,7 +69,7 @@ func open(env registry.Env) (registry.Opened, error) {
 func (p *Settings) openNodes(env registry.Env) (out []Node, remotes []io.Closer, err error) {
 	name, err := os.Hostname()
 	if err != nil {
-		return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "the name of this machine: %w", err)
+		return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot read the host name of this machine: %w", err)
 	}
 	self, _, _ := strings.Cut(name, ".")
 	list := p.Nodes
@@ -114,8 +114,8 @@ func (p *Settings) openTransport(getenv func(string) string) (pve.Transport, err
 	o := pve.RESTOptions{URL: p.URL, TokenID: p.TokenID, Secret: secret, Fingerprint: p.Fingerprint}
 	if p.CAFile != "" {
 		if o.CA, err = os.ReadFile(p.CAFile); err != nil {
-			return nil, agentlab.Errorf(agentlab.CodeInvalid, "it cannot be read: %w", err).WithField("proxmox.ca_file").
-				WithHint("on a node it is /etc/pve/pve-root-ca.pem; elsewhere copy it, or set proxmox.fingerprint instead")
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "cannot read the file: %w", err).WithField("proxmox.ca_file").
+				WithHint("use /etc/pve/pve-root-ca.pem of a node, copy that file to this machine, or set proxmox.fingerprint instead")
 		}
 	}
 	return pve.NewREST(o)
@@ -137,8 +137,8 @@ func sshKeys(path string) ([]string, error) {
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "it cannot be read: %w", err).WithField("proxmox.ssh_public_key_file").
-			WithHint("put public keys there, or leave it out: agentlab ssh needs none")
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "cannot read the file: %w", err).WithField("proxmox.ssh_public_key_file").
+			WithHint("write public keys to the file, or remove the setting: agentlab ssh works without it")
 	}
 	var keys []string
 	for line := range strings.Lines(string(text)) {

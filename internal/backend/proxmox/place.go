@@ -80,7 +80,7 @@ func (d *Driver) listed(ctx context.Context) (map[string][]pve.VM, error) {
 	for _, n := range d.cfg.Nodes {
 		list, err := d.pve.VMs(ctx, n.Name)
 		if err != nil && d.offline(ctx, n.Name) {
-			d.log.Warn("a node is offline: what it has is not known", "node", n.Name, "err", err)
+			d.log.Warn("a node is offline, so its VMs are unknown", "node", n.Name, "err", err)
 			continue
 		}
 		if err != nil {
@@ -161,7 +161,7 @@ func (d *Driver) choosePlacement(ctx context.Context, spec backend.Spec) (placem
 	case last != nil:
 		return placement{}, last
 	}
-	return placement{}, agentlab.Errorf(agentlab.CodeUnavailable, "no node of proxmox.nodes is online and has its network within reach")
+	return placement{}, agentlab.Errorf(agentlab.CodeUnavailable, "no node of proxmox.nodes is online and has a network that this host manages")
 }
 
 // placeOn returns the template for a sandbox on a node: the node's own, or
@@ -172,8 +172,8 @@ func (d *Driver) placeOn(ctx context.Context, n *Node, vmid int, digest string) 
 		t, err := d.template(ctx, n.Name, own)
 		switch {
 		case err == nil && own == vmid && t.digest() != digest:
-			return placement{}, agentlab.Errorf(agentlab.CodeUnavailable, "template VM %d is not the one that the sandbox was made for", vmid).
-				WithField("image").WithHint("it was replaced meanwhile: make the sandbox again")
+			return placement{}, agentlab.Errorf(agentlab.CodeUnavailable, "template VM %d was replaced after the sandbox was requested", vmid).
+				WithField("image").WithHint("create the sandbox again")
 		case err == nil:
 			return placement{t, n.Name}, nil
 		case agentlab.CodeOf(err) != agentlab.CodeNotFound || len(d.cfg.Nodes) == 1:
@@ -195,8 +195,8 @@ func (d *Driver) placeOn(ctx context.Context, n *Node, vmid int, digest string) 
 			return placement{t, n.Name}, nil
 		}
 	}
-	return placement{}, agentlab.Errorf(agentlab.CodeUnavailable, "node %s has no template like VM %d, whose disk is on no shared storage", n.Name, vmid).
-		WithField("proxmox.nodes").WithHint("make the template on each node and name it there under templates")
+	return placement{}, agentlab.Errorf(agentlab.CodeUnavailable, "node %s has no equivalent of template VM %d, and that template's disk is not on shared storage", n.Name, vmid).
+		WithField("proxmox.nodes").WithHint("create the template on each node and set its VMID under templates of the node")
 }
 
 // sameImage returns a node's own template of the image whose template on

@@ -24,14 +24,14 @@ func (d *Driver) findVM(ctx context.Context, ref backend.Ref) (vmID, *handle, lo
 func (d *Driver) known(ctx context.Context, ref backend.Ref) (*handle, error) {
 	id, h, err := d.resolve(ctx, ref)
 	if err == nil && h == nil {
-		err = handleLost(id).WithHint("destroy it")
+		err = handleLost(id).WithHint("destroy the sandbox")
 	}
 	return h, err
 }
 
 // handleLost returns the error for a sandbox whose handle was lost.
 func handleLost(id vmID) *agentlab.Error {
-	return agentlab.Errorf(agentlab.CodeUnavailable, "what was known of the sandbox with VM %d is lost", id.VMID)
+	return agentlab.Errorf(agentlab.CodeUnavailable, "the handle file of the sandbox with VM %d was lost", id.VMID)
 }
 
 // ownedVM is findVM for callers that need a sandbox whose Create is complete.
@@ -41,9 +41,9 @@ func (d *Driver) ownedVM(ctx context.Context, ref backend.Ref) (*handle, lookupR
 	case err != nil && (h == nil || h.Phase == phaseCreated || agentlab.CodeOf(err) != agentlab.CodeNotFound):
 		return nil, s, err
 	case h == nil:
-		return nil, s, handleLost(id).WithHint("it can be destroyed, or made again under the same mark")
+		return nil, s, handleLost(id).WithHint("destroy the sandbox, or create it again with the same ID")
 	case h.Phase != phaseCreated:
-		return nil, s, agentlab.Errorf(agentlab.CodeUnavailable, "the making or the end of sandbox %d was cut short", h.Spec.VMID)
+		return nil, s, agentlab.Errorf(agentlab.CodeUnavailable, "the creation or destruction of sandbox %d was interrupted", h.Spec.VMID)
 	}
 	return h, s, nil
 }
@@ -71,7 +71,7 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 	}
 	if lock := s.cfg["lock"]; lock != "" && lock != lockSuspended {
 		return agentlab.Errorf(agentlab.CodeBusy, "VM %d is locked (%s)", h.id().VMID, clip(lock)).
-			WithHint("something works on it; if nothing does: qm unlock %d, on its node", h.id().VMID)
+			WithHint("wait until the task on the VM ends; if there is none, run on its node: qm unlock %d", h.id().VMID)
 	}
 	if err := d.auditAll(ctx, h, s); err != nil {
 		return err
@@ -122,7 +122,7 @@ func (d *Driver) powerOn(ctx context.Context, h *handle) error {
 			return err
 		}
 		if st.Paused() {
-			return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is suspended", h.Spec.VMID).WithHint("resume it")
+			return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is suspended", h.Spec.VMID).WithHint("resume the sandbox first")
 		}
 	}
 	if before != powerOn {
@@ -235,7 +235,7 @@ func (d *Driver) askGuest(ctx context.Context, node string, vmid int, grace time
 	if err == nil || ctx.Err() != nil {
 		return true, err
 	}
-	d.log.Info("the guest did not shut down, its power is cut", "vmid", vmid, "err", err)
+	d.log.Info("the guest did not shut down, stopping the VM", "vmid", vmid, "err", err)
 	d.at("shutdown failed")
 	return false, nil
 }
@@ -281,7 +281,7 @@ func (d *Driver) pause(ctx context.Context, ref backend.Ref, then power, act fun
 		return err
 	}
 	if !st.Running() {
-		return agentlab.Errorf(agentlab.CodeConflict, "the VM of sandbox %d does not run", h.Spec.VMID)
+		return agentlab.Errorf(agentlab.CodeConflict, "the VM of sandbox %d is not running", h.Spec.VMID)
 	}
 	d.at("pause or resume about to be sent")
 	if err := act(h, st); err != nil {

@@ -18,11 +18,11 @@ import (
 type Settings struct {
 	Transport string `yaml:"transport" doc:"Access to the node: shell (this daemon runs on the node, as root) or rest (its API, with a token)."`
 
-	URL         string `yaml:"url" doc:"Of transport rest: address of the API, for example https://127.0.0.1:8006."`
-	TokenID     string `yaml:"token_id" doc:"Of transport rest: name of the API token, as USER@REALM!NAME."`
-	TokenFile   string `yaml:"token_file" doc:"Of transport rest: absolute path of the file with the secret of the token; only its owner may have access (mode 0600)."`
-	CAFile      string `yaml:"ca_file" doc:"Of transport rest: absolute path of the CA certificate of the API, for example /etc/pve/pve-root-ca.pem; empty means the CA certificates of this machine."`
-	Fingerprint string `yaml:"fingerprint" doc:"Of transport rest: SHA-256 fingerprint of the certificate of the API, instead of ca_file; 64 hexadecimal digits, with or without colons."`
+	URL         string `yaml:"url" doc:"URL of the API (transport rest), for example https://127.0.0.1:8006."`
+	TokenID     string `yaml:"token_id" doc:"Name of the API token (transport rest), as USER@REALM!NAME."`
+	TokenFile   string `yaml:"token_file" doc:"Absolute path of the file with the secret of the token (transport rest); only its owner may have access (mode 0600)."`
+	CAFile      string `yaml:"ca_file" doc:"Absolute path of the CA certificate of the API (transport rest), for example /etc/pve/pve-root-ca.pem; empty means the CA certificates of this machine."`
+	Fingerprint string `yaml:"fingerprint" doc:"SHA-256 fingerprint of the certificate of the API (transport rest), instead of ca_file; 64 hexadecimal digits, with or without colons."`
 
 	Nodes     []NodeSettings `yaml:"nodes" doc:"Nodes that run sandboxes, each as name: NODE and, if its templates differ, templates: {IMAGE: VMID}. For a node that is not this machine also ssh: root@ADDRESS, which the daemon uses to run agentlabd there for its bridge; without it the node runs no sandbox. Empty means this machine."`
 	Templates map[string]int `yaml:"templates" doc:"Template VM of each image, as IMAGE: VMID; empty means base: 9000 and agents: 9001. No sandbox gets one of these VMIDs."`
@@ -30,7 +30,7 @@ type Settings struct {
 	Storage   string `yaml:"storage" doc:"Storage of the disks of full clones; empty means the storage of the template. Linked clones are always on the storage of their template."`
 	FullClone bool   `yaml:"full_clone" doc:"Copy the disk of the template for each sandbox. With false, a sandbox stores only its changes (linked clone)."`
 	Pool      string `yaml:"pool" doc:"Pool of the sandboxes, which a token needs; empty means none."`
-	Snippets  string `yaml:"snippets_storage" doc:"Of transport shell: storage with the content type snippets, for the cloud-init data of sandboxes."`
+	Snippets  string `yaml:"snippets_storage" doc:"Storage with the content type snippets, for the cloud-init data of sandboxes (transport shell)."`
 
 	Addressing string `yaml:"addressing" doc:"How a guest gets its address: static (cloud-init) or dhcp (the daemon answers on the bridge)."`
 	Nameserver string `yaml:"nameserver" doc:"Name server of guests; empty means the address of the host on the bridge, the only name server that policies allow."`
@@ -114,7 +114,7 @@ func (p *Settings) Validate(c config.Config, used bool) error {
 		}
 	}
 	if p.Storage != "" && !p.FullClone {
-		return bad("storage", "linked clones are on the storage of their template").WithHint("set full_clone: true, or leave storage out")
+		return bad("storage", "linked clones use the storage of their template").WithHint("set full_clone: true or remove storage")
 	}
 	if err := p.validateNameserver(c.HostNetwork); err != nil {
 		return err
@@ -139,8 +139,8 @@ func (p *Settings) validateNameserver(bridge config.HostNetwork) error {
 		return bad("nameserver", "%q is not an address", p.Nameserver)
 	}
 	if addr != v4 && addr != v6 {
-		return bad("nameserver", "%s is not the host's address on the bridge, and no policy lets a sandbox reach another name server", addr).
-			WithHint("leave it out")
+		return bad("nameserver", "%s is not the host's address on the bridge, and policies block all other name servers", addr).
+			WithHint("remove the setting")
 	}
 	return nil
 }
@@ -151,32 +151,32 @@ func (p *Settings) validateTransport(used bool) error {
 			{"url", p.URL}, {"token_id", p.TokenID}, {"token_file", p.TokenFile}, {"ca_file", p.CAFile}, {"fingerprint", p.Fingerprint},
 		} {
 			if f.value != "" {
-				return bad(f.key, "transport shell has no use for it").WithHint("set proxmox.transport: rest, or remove it")
+				return bad(f.key, "transport shell does not support this setting").WithHint("set proxmox.transport: rest or remove the setting")
 			}
 		}
 		if used && p.Snippets == "" {
-			return bad("snippets_storage", "missing, and transport shell needs it").WithHint("name a storage whose content includes snippets, or leave it out: %s", defaultSnippets)
+			return bad("snippets_storage", "missing, but required by transport shell").WithHint("set a storage whose content includes snippets, or remove the setting: %s", defaultSnippets)
 		}
 		return nil
 	}
 	if p.Snippets != "" && p.Snippets != defaultSnippets {
-		return bad("snippets_storage", "transport rest has no use for it: a token can write no snippet").WithHint("set proxmox.transport: shell, or remove it")
+		return bad("snippets_storage", "transport rest does not support this setting: a token cannot write snippets").WithHint("set proxmox.transport: shell or remove the setting")
 	}
 	if p.URL != "" {
 		u, err := url.Parse(p.URL)
 		if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
-			return bad("url", "%q is not the address of an API", p.URL).WithHint("such as https://127.0.0.1:8006")
+			return bad("url", "%q is not a valid API URL", p.URL).WithHint("such as https://127.0.0.1:8006")
 		}
 	}
 	if p.CAFile != "" && p.Fingerprint != "" {
-		return bad("ca_file", "ca_file and fingerprint exclude each other")
+		return bad("ca_file", "ca_file and fingerprint are mutually exclusive")
 	}
 	if !used {
 		return nil
 	}
 	for _, need := range []struct{ key, value string }{{"url", p.URL}, {"token_id", p.TokenID}, {"token_file", p.TokenFile}} {
 		if need.value == "" {
-			return bad(need.key, "missing, and transport rest needs it").WithHint("scripts/create_api_token.sh makes a token")
+			return bad(need.key, "missing, but required by transport rest").WithHint("run scripts/create_api_token.sh to create a token")
 		}
 	}
 	return nil
@@ -188,7 +188,7 @@ func (p *Settings) validateNodes() error {
 		for _, image := range slices.Sorted(maps.Keys(templates)) {
 			vmid := templates[image]
 			if err := agentlab.ValidateName(image); err != nil {
-				return bad(key, "%q is not the name of an image", image)
+				return bad(key, "%q is not an image name", image)
 			}
 			if vmid < 100 || vmid > 999999999 {
 				return bad(key+"."+image, "%d is not between 100 and 999999999", vmid)
@@ -202,10 +202,10 @@ func (p *Settings) validateNodes() error {
 	for i, n := range p.Nodes {
 		key := fmt.Sprintf("nodes[%d]", i)
 		if !nodeName.MatchString(n.Name) {
-			return bad(key+".name", "%q is not the name of a node", n.Name).WithHint("'pvesh get /nodes' lists them")
+			return bad(key+".name", "%q is not a node name", n.Name).WithHint("list nodes with: pvesh get /nodes")
 		}
 		if slices.Contains(names, n.Name) {
-			return bad(key+".name", "node %s is named twice", n.Name)
+			return bad(key+".name", "node %s is listed twice", n.Name)
 		}
 		names = append(names, n.Name)
 		if n.SSH != "" && !sshTarget.MatchString(n.SSH) {

@@ -51,7 +51,7 @@ func (d *Driver) template(ctx context.Context, node string, vmid int) (template,
 	cfg, err := d.pve.Config(ctx, node, vmid)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return template{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no template VM %d on node %s", vmid, node).
-			WithField("proxmox.templates").WithHint("make it with scripts/create_template.sh, or name the right number")
+			WithField("proxmox.templates").WithHint("create it with scripts/create_template.sh, or set the correct VMID")
 	}
 	if err != nil {
 		return template{}, err
@@ -99,11 +99,11 @@ func (d *Driver) suits(t *template) error {
 			WithField("proxmox.templates").WithHint("%s", fix)
 	}
 	if t.cfg["template"] != "1" {
-		return bad("qm template "+strconv.Itoa(t.vmid)+", or name another number", "it is none")
+		return bad("qm template "+strconv.Itoa(t.vmid)+", or set another VMID", "it is not a template")
 	}
 	var ok bool
 	if t.disk, ok = bootDisk(t.cfg, t.vmid); !ok {
-		return bad("leave it one disk, of its own, as scsi0", "it has no disk of its own, or several")
+		return bad("keep exactly one disk, owned by the template, as scsi0", "it must own exactly one disk")
 	}
 	media := 0
 	for key, value := range t.cfg {
@@ -112,17 +112,17 @@ func (d *Driver) suits(t *template) error {
 		case keptSlot.MatchString(key) && ownCloudInit(value, t.vmid):
 			media++
 		case keptSlot.MatchString(key) && !emptyCD(value), key == "efidisk0", key == "tpmstate0":
-			return bad("remove "+key, "it has %s, which every sandbox would get", key)
+			return bad("remove "+key, "it has %s, which every sandbox would inherit", key)
 		case d.pve.Root() == nil && tokenCannot(key):
-			return bad("qm set "+strconv.Itoa(t.vmid)+" --delete "+key, "sandboxes would inherit its %s, which an API token with the smallest rights may not take away", key)
+			return bad("qm set "+strconv.Itoa(t.vmid)+" --delete "+key, "sandboxes would inherit its %s, which an API token with minimal privileges cannot remove", key)
 		}
 	}
 	if media != 1 {
-		return bad("qm set "+strconv.Itoa(t.vmid)+" --ide2 STORAGE:cloudinit, before it is made a template", "it has no cloud-init drive")
+		return bad("qm set "+strconv.Itoa(t.vmid)+" --ide2 STORAGE:cloudinit, before converting the VM to a template", "it has no cloud-init drive")
 	}
 	for key, value := range t.cfg {
 		if form := harmless[key]; slices.Contains(kept, key) && form != nil && !form.MatchString(value) {
-			return bad("remove it or change it", "its %s is %q", key, clip(value))
+			return bad("remove or change the option", "its %s is %q", key, clip(value))
 		}
 	}
 	return nil
@@ -160,7 +160,7 @@ func (t Templates) Check(name string) error {
 		return nil
 	}
 	return agentlab.Errorf(agentlab.CodeNotFound, "there is no template for image %q", name).WithField("image").
-		WithHint("name its template VM under proxmox.templates, or say template_vmid in the profile")
+		WithHint("set its template VM under proxmox.templates, or set template_vmid in the profile")
 }
 
 // Ensure returns the reference of an image's template,
@@ -190,8 +190,8 @@ func templateOf(image string) (vmid int, digest string, err error) {
 	name, digest, ok := strings.Cut(image, "@")
 	vmid, is := templateNumber(name)
 	if !ok || !is || digest == "" {
-		return 0, "", agentlab.Errorf(agentlab.CodeUnsupported, "%q names no template VM", image).WithField("image").
-			WithHint("images of this backend are template-<vmid>@<digest>")
+		return 0, "", agentlab.Errorf(agentlab.CodeUnsupported, "%q is not a template VM", image).WithField("image").
+			WithHint("image references of this backend have the form template-<vmid>@<digest>")
 	}
 	return vmid, digest, nil
 }

@@ -90,7 +90,7 @@ type gate struct{ lock.Mutex }
 
 func (g *gate) lock(ctx context.Context) error {
 	if err := g.Lock(ctx); err != nil {
-		return agentlab.Errorf(agentlab.CodeBusy, "another call asks the nodes: %w", err)
+		return agentlab.Errorf(agentlab.CodeBusy, "waiting for another request to the nodes: %w", err)
 	}
 	return nil
 }

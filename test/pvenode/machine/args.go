@@ -55,19 +55,19 @@ func (s Spec) check() error {
 			continue
 		}
 		if !driveName.MatchString(key) {
-			return fmt.Errorf("the fake node's machines do not know the option %s", key)
+			return fmt.Errorf("the fake node does not support the option %s", key)
 		}
 		if _, ok := s.Disks[key]; !ok {
-			return fmt.Errorf("drive %s has no image", key)
+			return fmt.Errorf("drive %s has no image file", key)
 		}
 	}
 	switch hw := s.Conf["scsihw"]; hw {
 	case "virtio-scsi-pci", "virtio-scsi-single", "":
 	default:
-		return fmt.Errorf("the fake node's machines have no %s", hw)
+		return fmt.Errorf("the fake node does not support %s", hw)
 	}
 	if m := s.Conf["machine"]; m != "" && !strings.HasPrefix(m, "pc") {
-		return fmt.Errorf("the fake node's machines are no %s", m)
+		return fmt.Errorf("the fake node does not support %s", m)
 	}
 	return nil
 }

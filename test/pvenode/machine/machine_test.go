@@ -85,7 +85,7 @@ func wait(t *testing.T, m *Machine) {
 	select {
 	case <-m.Done():
 	case <-time.After(limit):
-		t.Fatalf("QEMU goes on: %s", m.Log())
+		t.Fatalf("QEMU is still running: %s", m.Log())
 	}
 }
 
@@ -104,7 +104,7 @@ func TestPower(t *testing.T) {
 	s := testSpec(t, nil)
 	m := start(t, s)
 	if got := status(t, m); got != "running" {
-		t.Errorf("after start it is %s", got)
+		t.Errorf("status after start: %s", got)
 	}
 	for range 2 { // each is idempotent
 		if err := m.Pause(t.Context()); err != nil || status(t, m) != "paused" {
@@ -126,7 +126,7 @@ func TestPower(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := m.Agent(ctx, "guest-ping", nil); !errors.Is(err, ErrAgent) {
-		t.Errorf("an agent that is not there: %v", err)
+		t.Errorf("call without an agent: %v", err)
 	}
 
 	// A second VM on the same image does not start.
@@ -138,13 +138,13 @@ func TestPower(t *testing.T) {
 	_, err := Start(t.Context(), other)
 	failed, ok := errors.AsType[*StartError](err)
 	if !ok || failed.Code != 1 || !strings.Contains(failed.Log, `Failed to get "write" lock`) {
-		t.Errorf("the second one on an image: %v", err)
+		t.Errorf("a second VM with the same image: %v", err)
 	}
 
 	m.Quit()
 	wait(t, m)
 	if got := status(t, m); got != "stopped" {
-		t.Errorf("after its end it is %s", got)
+		t.Errorf("status after stop: %s", got)
 	}
 	if left, _ := filepath.Glob(filepath.Join(s.Dir, "*.q*")); len(left) > 0 {
 		t.Errorf("left: %v", left)
@@ -177,7 +177,7 @@ func TestTap(t *testing.T) {
 	m.Kill()
 	wait(t, m)
 	if _, err := net.InterfaceByName("tap101i0"); err == nil {
-		t.Error("the tap is left")
+		t.Error("the tap device was not deleted")
 	}
 
 	m = start(t, testSpec(t, Config{"net0": "virtio=BC:24:11:00:00:02,bridge=vmbr1,firewall=1"}))
@@ -187,7 +187,7 @@ func TestTap(t *testing.T) {
 	m.Kill()
 	wait(t, m)
 	if _, err := net.InterfaceByName("fwbr101i0"); err == nil {
-		t.Error("the firewall bridge is left")
+		t.Error("the firewall bridge was not deleted")
 	}
 
 	_, err := Start(t.Context(), testSpec(t, Config{"net0": "virtio=BC:24:11:00:00:02,bridge=nosuch"}))

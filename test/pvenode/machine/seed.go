@@ -64,7 +64,7 @@ func writeISO(path string, files map[string]string) error {
 	}
 	iso, ok := made.(*iso9660.FileSystem)
 	if !ok {
-		return fmt.Errorf("go-diskfs made a %T", made)
+		return fmt.Errorf("go-diskfs returned a %T", made)
 	}
 	return iso.Finalize(iso9660.FinalizeOptions{RockRidge: true, VolumeIdentifier: "cidata"})
 }

@@ -25,7 +25,7 @@ const maxInterfaces = 256
 // addresses are omitted.
 func (c *Client) AgentInterfaces(ctx context.Context, node string, vmid int) ([]Interface, error) {
 	var raw json.RawMessage
-	if err := c.vmCall(ctx, "ask the guest agent for the interfaces of", Get, node, vmid, "agent/network-get-interfaces", nil, &raw); err != nil {
+	if err := c.vmCall(ctx, "list network interfaces through the guest agent of", Get, node, vmid, "agent/network-get-interfaces", nil, &raw); err != nil {
 		return nil, err
 	}
 	return decodeInterfaces(raw)
@@ -42,7 +42,7 @@ func decodeInterfaces(raw json.RawMessage) ([]Interface, error) {
 		} `json:"result"`
 	}
 	if err := json.Unmarshal(raw, &out); err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "the guest agent's answer is not understood: %w", err)
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "invalid answer of the guest agent: %w", err)
 	}
 	var ifs []Interface
 	for _, r := range out.Result[:min(len(out.Result), maxInterfaces)] {
@@ -67,11 +67,11 @@ const maxAgentWrite = 60 << 10
 // of ASCII. Proxmox corrupts other bytes.
 func (c *Client) AgentFileWrite(ctx context.Context, node string, vmid int, path string, content []byte) error {
 	if len(content) > maxAgentWrite {
-		return agentlab.Errorf(agentlab.CodeInvalid, "%d bytes are too many to be written through a guest agent", len(content)).WithHint("the limit is %d bytes", maxAgentWrite)
+		return agentlab.Errorf(agentlab.CodeInvalid, "cannot write %d bytes through a guest agent", len(content)).WithHint("the limit is %d bytes", maxAgentWrite)
 	}
 	for _, b := range content {
 		if b >= 0x80 || b == 0 {
-			return agentlab.Errorf(agentlab.CodeInvalid, "only ASCII can be written through a guest agent")
+			return agentlab.Errorf(agentlab.CodeInvalid, "only ASCII text can be written through a guest agent")
 		}
 	}
 	return c.vmCall(ctx, "write a file through the guest agent of", Post, node, vmid, "agent/file-write",

@@ -65,7 +65,7 @@ func (c *Client) call(ctx context.Context, what string, m Method, path string, p
 		if m != Get {
 			code = agentlab.CodeUnknownOutcome
 		}
-		return agentlab.Errorf(code, "%s: the node's answer is not understood: %w", what, err)
+		return agentlab.Errorf(code, "%s: invalid answer of the node: %w", what, err)
 	}
 	return nil
 }
@@ -78,7 +78,7 @@ func list[T any](ctx context.Context, c *Client, what, path string, params url.V
 		return nil, err
 	}
 	if out == nil {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "%s: the node's answer is no list", what)
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "%s: invalid answer of the node: not a list", what)
 	}
 	return out, nil
 }
@@ -124,7 +124,7 @@ func (c *Client) task(ctx context.Context, what string, m Method, path string, p
 	}
 	u, err := ParseUPID(string(s))
 	if err != nil {
-		return "", agentlab.Errorf(agentlab.CodeUnknownOutcome, "%s: the node's answer: %w", what, err)
+		return "", agentlab.Errorf(agentlab.CodeUnknownOutcome, "%s: invalid answer of the node: %w", what, err)
 	}
 	return u, nil
 }

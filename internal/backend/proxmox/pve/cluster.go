@@ -30,7 +30,7 @@ func (c *Client) Version(ctx context.Context) (Version, error) {
 		Version Str `json:"version"`
 		Release Str `json:"release"`
 	}
-	if err := c.call(ctx, "ask for the version", Get, "/version", nil, &out); err != nil {
+	if err := c.call(ctx, "read the version", Get, "/version", nil, &out); err != nil {
 		return Version{}, err
 	}
 	return parseVersion(string(out.Version), string(out.Release))
@@ -52,7 +52,7 @@ func parseVersion(texts ...string) (Version, error) {
 		}
 		return v, nil
 	}
-	return Version{}, agentlab.Errorf(agentlab.CodeInternal, "the node's version %q is not understood", agentlab.OneLine(fmt.Sprint(texts), 80))
+	return Version{}, agentlab.Errorf(agentlab.CodeInternal, "invalid version %q of the node", agentlab.OneLine(fmt.Sprint(texts), 80))
 }
 
 // Node is a member of the cluster.
@@ -151,12 +151,12 @@ func (c *Client) Guests(ctx context.Context) ([]Guest, error) {
 // privilege.
 func (c *Client) Free(ctx context.Context, vmid int) (bool, error) {
 	var out Int
-	err := c.call(ctx, "ask whether number "+strconv.Itoa(vmid)+" is free", Get, "/cluster/nextid", url.Values{"vmid": {strconv.Itoa(vmid)}}, &out)
+	err := c.call(ctx, "check whether VMID "+strconv.Itoa(vmid)+" is free", Get, "/cluster/nextid", url.Values{"vmid": {strconv.Itoa(vmid)}}, &out)
 	switch {
 	case err == nil && int(out) == vmid:
 		return true, nil
 	case err == nil:
-		return false, agentlab.Errorf(agentlab.CodeInternal, "asked whether number %d is free, the node answers for %d", vmid, out)
+		return false, agentlab.Errorf(agentlab.CodeInternal, "check whether VMID %d is free: the node answered for VMID %d", vmid, out)
 	case agentlab.CodeOf(err) == agentlab.CodeExists:
 		return false, nil
 	}

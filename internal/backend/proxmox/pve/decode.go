@@ -31,7 +31,7 @@ func (i *Int) UnmarshalJSON(b []byte) error {
 	}
 	f, err := strconv.ParseFloat(s, 64)
 	if err != nil || math.IsNaN(f) || f < -(1<<62) || f > 1<<62 {
-		return agentlab.Errorf(agentlab.CodeInternal, "%s is no number", strconv.Quote(agentlab.OneLine(s, 40)))
+		return agentlab.Errorf(agentlab.CodeInternal, "%s is not a number", strconv.Quote(agentlab.OneLine(s, 40)))
 	}
 	*i = Int(f)
 	return nil
@@ -53,7 +53,7 @@ func (v *Bool) UnmarshalJSON(b []byte) error {
 	case "", "0", "false", "no", "off":
 		*v = false
 	default:
-		return agentlab.Errorf(agentlab.CodeInternal, "%s is no truth value", strconv.Quote(agentlab.OneLine(s, 40)))
+		return agentlab.Errorf(agentlab.CodeInternal, "%s is not a boolean", strconv.Quote(agentlab.OneLine(s, 40)))
 	}
 	return nil
 }
@@ -86,7 +86,7 @@ func scalar(b []byte) (string, error) {
 	case b[0] == '"':
 		var s string
 		if err := json.Unmarshal(b, &s); err != nil {
-			return "", agentlab.Errorf(agentlab.CodeInternal, "a text that is no JSON: %w", err)
+			return "", agentlab.Errorf(agentlab.CodeInternal, "not JSON: %w", err)
 		}
 		return s, nil
 	case b[0] == '{' || b[0] == '[':
@@ -105,7 +105,7 @@ type Config map[string]string
 func (c *Config) UnmarshalJSON(b []byte) error {
 	var raw map[string]json.RawMessage
 	if err := json.Unmarshal(b, &raw); err != nil {
-		return agentlab.Errorf(agentlab.CodeInternal, "a configuration that is no object: %w", err)
+		return agentlab.Errorf(agentlab.CodeInternal, "the configuration is not an object: %w", err)
 	}
 	m := make(Config, len(raw))
 	for k, v := range raw {

@@ -34,83 +34,83 @@ var absent = []*regexp.Regexp{
 }
 
 const (
-	hintLock  = "try again; if it stays, look with qm config at what holds the lock, and take a stale one away on the node with qm unlock"
-	hintRoot  = "an API token is never root: use the shell transport on the node for this"
+	hintLock  = "try again; if the error persists, find the lock with qm config and remove a stale one on the node with qm unlock"
+	hintRoot  = "this requires root, which an API token never is: use proxmox.transport: shell on the node"
 	hintSpace = "free or add space on the storage"
 )
 
 // faults is searched in order; the first matching row decides.
 var faults = []fault{
 	// Conflicts. The number may be another user's.
-	row(`^unable to create VM \d+: config file already exists`, agentlab.CodeExists, "the number is taken by a VM or container"),
-	row(`^unable to create VM \d+ - (VM|CT) \d+ already exists on node`, agentlab.CodeExists, "the number is taken by a VM or container"),
+	row(`^unable to create VM \d+: config file already exists`, agentlab.CodeExists, "the VMID is in use by a VM or container"),
+	row(`^unable to create VM \d+ - (VM|CT) \d+ already exists on node`, agentlab.CodeExists, "the VMID is in use by a VM or container"),
 	// A clone checks only VMs of its own node. The cluster file system reports VMs of other
 	// nodes, and containers.
-	row(`^close \(rename\) atomic file '[^']*/qemu-server/\d+\.conf' failed: File exists`, agentlab.CodeExists, "the number is taken by a container, or by a VM of another node"),
-	row(`^VM \d+ already exists`, agentlab.CodeExists, "the number is taken by a VM or container"),
+	row(`^close \(rename\) atomic file '[^']*/qemu-server/\d+\.conf' failed: File exists`, agentlab.CodeExists, "the VMID is in use by a container or by a VM on another node"),
+	row(`^VM \d+ already exists`, agentlab.CodeExists, "the VMID is in use by a VM or container"),
 	row(`(dataset|disk image '[^']*'|[Ll]ogical [Vv]olume .*|pool '[^']*'|Security group '[^']*') already exists`, agentlab.CodeExists, ""),
 
 	// The guest and its agent: before the locks, whose texts also end in "got timeout".
-	row(`^QEMU guest agent is not running`, agentlab.CodeUnavailable, "the guest has not started its agent yet, or has none"),
-	row(`^No QEMU guest agent configured`, agentlab.CodeUnavailable, "set agent=1 on the VM or its template"),
+	row(`^QEMU guest agent is not running`, agentlab.CodeUnavailable, "the guest agent is not started yet or not installed"),
+	row(`^No QEMU guest agent configured`, agentlab.CodeUnavailable, "set agent=1 on the VM or on its template"),
 	row(`(qga|qmp) command '[^']*' failed - got timeout`, agentlab.CodeUnavailable, ""),
-	row(`^VM quit/powerdown failed`, agentlab.CodeTimeout, "the guest did not shut down in time; stop it"),
+	row(`^VM quit/powerdown failed`, agentlab.CodeTimeout, "the guest did not shut down in time; stop the VM"),
 
 	// Locks.
 	row(`^can't lock file '[^']*' - got timeout`, agentlab.CodeBusy, hintLock),
 	row(`^cfs-lock '[^']*' error: got lock request timeout`, agentlab.CodeBusy, hintLock),
 	row(`^VM is locked \(`, agentlab.CodeBusy, hintLock),
 	row(`^Failed to obtain guest migration lock`, agentlab.CodeBusy, hintLock),
-	row(`^checksum mismatch \(file change by other user\?\)`, agentlab.CodeBusy, "the configuration was changed meanwhile: read it again"),
-	row(`dataset is busy|[Dd]evice or resource busy|target is busy`, agentlab.CodeBusy, "something uses the volume; try again"),
-	row(`unable to (apply|delete) .*volume is still in use`, agentlab.CodeConflict, "a change of this VM that cannot be applied is pending: revert it"),
+	row(`^checksum mismatch \(file change by other user\?\)`, agentlab.CodeBusy, "the configuration has been changed: read it again"),
+	row(`dataset is busy|[Dd]evice or resource busy|target is busy`, agentlab.CodeBusy, "the volume is in use; try again"),
+	row(`unable to (apply|delete) .*volume is still in use`, agentlab.CodeConflict, "the VM has a pending change that cannot be applied: revert the change"),
 
 	// Not possible in the current state.
 	row(`^VM \d+ (is )?not running`, agentlab.CodeConflict, "start the VM first"),
 	row(`^VM \d+ already running`, agentlab.CodeConflict, ""),
 	row(`^VM \d+ is running - destroy failed`, agentlab.CodeConflict, "stop the VM first"),
-	row(`^VM is paused - cannot shutdown`, agentlab.CodeConflict, "resume or stop the VM"),
+	row(`^VM is paused - cannot shutdown`, agentlab.CodeConflict, "resume or stop the VM first"),
 	row(`still in use by linked clone|has dependent clones`, agentlab.CodeConflict, "destroy the clones first"),
 	row(`^you can't .*template`, agentlab.CodeConflict, ""),
-	row(`protection mode enabled`, agentlab.CodeDenied, "the VM is protected: set protection=0 on it if it may really go"),
+	row(`protection mode enabled`, agentlab.CodeDenied, "the VM has protection mode enabled: set protection=0 to allow its deletion"),
 
 	// Access denied.
 	row(`^only root can set '[^']*' config`, agentlab.CodeDenied, hintRoot),
 	row(`^Only root (may use this option|can pass arbitrary filesystem paths)`, agentlab.CodeDenied, hintRoot),
-	row(`^please run as root`, agentlab.CodeDenied, "the shell transport needs root on the node"),
-	row(`^(ipcc_send_rec.* failed|Unable to load access control list): Connection refused`, agentlab.CodeUnavailable, "the cluster file system of the node does not run: systemctl status pve-cluster"),
-	row(`^ipcc_send_rec.* failed|^Unable to load access control list`, agentlab.CodeDenied, "the cluster file system of the node admits root with group root alone, and must run (pve-cluster.service)"),
-	row(`^Permission check failed \(pool '[^']*' does not exist\)`, agentlab.CodeInvalid, "make the pool with: pveum pool add"),
+	row(`^please run as root`, agentlab.CodeDenied, "proxmox.transport: shell requires root on the node"),
+	row(`^(ipcc_send_rec.* failed|Unable to load access control list): Connection refused`, agentlab.CodeUnavailable, "the cluster file system of the node is not running: systemctl status pve-cluster"),
+	row(`^ipcc_send_rec.* failed|^Unable to load access control list`, agentlab.CodeDenied, "the cluster file system (pve-cluster.service) must be running, and accepts only user root with group root"),
+	row(`^Permission check failed \(pool '[^']*' does not exist\)`, agentlab.CodeInvalid, "create the pool with: pveum pool add"),
 	row(`^Permission check failed`, agentlab.CodeDenied, ""), // hint: grantHint
 
 	// No space.
 	row(`(?i)no space left on device|out of space|insufficient free (space|extents)|not enough (free )?space|disk quota exceeded|insufficient suitable allocatable extents|free space in thin pool .* reached threshold`, agentlab.CodeNoSpace, hintSpace),
 
-	row(`[Cc]annot (allocate memory|set up guest memory)`, agentlab.CodeBusy, "the node has no memory left for this VM; try again when others have ended"),
-	row(`Failed to get "write" lock`, agentlab.CodeBusy, "another VM uses the same volume"),
-	row(`^KVM virtualisation configured, but not available`, agentlab.CodeUnavailable, "turn on virtualization in the node's firmware; a nested node needs it from its own host"),
+	row(`[Cc]annot (allocate memory|set up guest memory)`, agentlab.CodeBusy, "the node has not enough free memory for this VM; stop other VMs or try again later"),
+	row(`Failed to get "write" lock`, agentlab.CodeBusy, "the volume is in use by another VM"),
+	row(`^KVM virtualisation configured, but not available`, agentlab.CodeUnavailable, "enable virtualization in the node's firmware, or nested virtualization on its host"),
 
 	// Not supported by this storage or this version.
-	row(`^(Linked|Full) clone feature is not supported`, agentlab.CodeUnsupported, "the source or its storage has no such clone: make it a template, or ask for a full clone"),
-	row(`^parameter '(storage|format)' not allowed for linked clones`, agentlab.CodeUnsupported, "a linked clone lives on its template's storage"),
-	row(`^can't clone (VM to node|to non-shared storage) '`, agentlab.CodeUnsupported, "make the template on each node, or put all its volumes, the cloud-init drive's too, on shared storage"),
+	row(`^(Linked|Full) clone feature is not supported`, agentlab.CodeUnsupported, "the source or its storage does not support this kind of clone: convert the source to a template, or use a full clone"),
+	row(`^parameter '(storage|format)' not allowed for linked clones`, agentlab.CodeUnsupported, "a linked clone uses the storage of its template"),
+	row(`^can't clone (VM to node|to non-shared storage) '`, agentlab.CodeUnsupported, "create the template on each node, or move all its volumes, including the cloud-init drive, to shared storage"),
 	row(`^snapshot feature is not available`, agentlab.CodeUnsupported, ""),
-	row(`^Method '[^']*' not implemented|^No '\w+' handler defined for`, agentlab.CodeUnsupported, "this version of Proxmox VE has no such call; 8.0 or later is needed"),
-	row(`^property is not defined in schema`, agentlab.CodeUnsupported, "this version of Proxmox VE has no such parameter"),
+	row(`^Method '[^']*' not implemented|^No '\w+' handler defined for`, agentlab.CodeUnsupported, "this version of Proxmox VE does not have this API call; version 8.0 or later is required"),
+	row(`^property is not defined in schema`, agentlab.CodeUnsupported, "this version of Proxmox VE does not support this parameter"),
 
 	// An object in the configuration does not exist.
-	row(`^storage '[^']*' does not exist`, agentlab.CodeInvalid, "name one that pvesm status shows on the node"),
-	row(`^no such cluster node '`, agentlab.CodeInvalid, "name a node that GET /nodes shows"),
-	row(`^bridge '[^']*' does not exist`, agentlab.CodeUnavailable, "make the bridge on the node"),
-	row(`^volume '[^']*' does not exist`, agentlab.CodeUnavailable, "a file or volume that the VM's configuration names is not there"),
-	row(`^timeout: no zvol device link for`, agentlab.CodeUnavailable, "the volume is not there, or udev is slow"),
+	row(`^storage '[^']*' does not exist`, agentlab.CodeInvalid, "use a storage that pvesm status lists on the node"),
+	row(`^no such cluster node '`, agentlab.CodeInvalid, "use a node that pvesh get /nodes lists"),
+	row(`^bridge '[^']*' does not exist`, agentlab.CodeUnavailable, "create the bridge on the node"),
+	row(`^volume '[^']*' does not exist`, agentlab.CodeUnavailable, "a file or volume in the VM's configuration does not exist"),
+	row(`^timeout: no zvol device link for`, agentlab.CodeUnavailable, "the volume does not exist, or udev is slow"),
 
 	// A required service does not answer.
-	row(`^`+noWorker, agentlab.CodeUnavailable, "the node could not begin a task; try again"),
-	row(`^hostname lookup '[^']*' failed`, agentlab.CodeUnavailable, "the node that was asked cannot find the other one: is the node's name right?"),
-	row(`^storage '[^']*' is (not online|not active|disabled|not available)|could not activate storage`, agentlab.CodeUnavailable, "bring the storage up on the node"),
-	row(`cluster not ready - no quorum`, agentlab.CodeUnavailable, "the cluster has no quorum: nothing can be changed until it has"),
-	row(`^unexpected status$|^unable to (read tail|open file|extract last line|get last line from task log)\b|^(received|interrupted by) (interrupt|signal)$`, agentlab.CodeUnknownOutcome, "the task was killed, or the node restarted"),
+	row(`^`+noWorker, agentlab.CodeUnavailable, "the node could not start a task; try again"),
+	row(`^hostname lookup '[^']*' failed`, agentlab.CodeUnavailable, "the node cannot resolve the name of the other node: check the name"),
+	row(`^storage '[^']*' is (not online|not active|disabled|not available)|could not activate storage`, agentlab.CodeUnavailable, "activate the storage on the node"),
+	row(`cluster not ready - no quorum`, agentlab.CodeUnavailable, "the cluster has no quorum and rejects all changes: bring more nodes online"),
+	row(`^unexpected status$|^unable to (read tail|open file|extract last line|get last line from task log)\b|^(received|interrupted by) (interrupt|signal)$`, agentlab.CodeUnknownOutcome, "the task was killed, or the node was restarted"),
 	row(`^Failed to (start transient|connect to|create bus)`, agentlab.CodeUnavailable, "systemd-run could not run the program"),
 	row(`(?i)^no such task$`, agentlab.CodeNotFound, ""),
 }
@@ -150,7 +150,7 @@ func (q quiet) Unwrap() error { return q.Fault }
 // classify returns the code and hint for an answer.
 func (f *Fault) classify() (agentlab.Code, string) {
 	if f.Status == 401 {
-		return agentlab.CodeDenied, "the API token is wrong, disabled or expired: check token_id (user@realm!name) and the token's secret"
+		return agentlab.CodeDenied, "the API token is invalid, disabled or expired: check token_id (user@realm!name) and the secret of the token"
 	}
 	for _, name := range f.paramNames() {
 		if code, hint, ok := lookup(f.Params[name]); ok {
@@ -200,9 +200,9 @@ var missingPrivilege = regexp.MustCompile(`^Permission check failed \((/[^,]*), 
 func grantHint(text string) string {
 	m := missingPrivilege.FindStringSubmatch(text)
 	if m == nil {
-		return "a privilege is missing that Proxmox does not name, as for a clone into no pool; agentlab init lists what is missing"
+		return "Proxmox VE does not report which privilege is missing (for example for a clone without a pool); agentlab init lists missing privileges"
 	}
-	return "the token and its user both need a role with " + strings.ReplaceAll(m[2], "|", " or ") + " on " + m[1] + "; agentlab init prints the pveum commands"
+	return "the token and its user both require a role with " + strings.ReplaceAll(m[2], "|", " or ") + " on " + m[1] + "; agentlab init prints the pveum commands"
 }
 
 // text returns the answer in one line, with the reasons of rejected

@@ -57,7 +57,7 @@ func (n Needs) Grants(v Version) []Grant {
 	} else {
 		onVM = append(onVM, "VM.Monitor")
 	}
-	g := Grant{Path: "/vms", Privileges: onVM, Why: "to make, configure, start and destroy sandboxes"}
+	g := Grant{Path: "/vms", Privileges: onVM, Why: "to create, configure, start and destroy sandboxes"}
 	if n.Pool != "" {
 		g.Path = "/pool/" + n.Pool
 	}
@@ -77,7 +77,7 @@ func (n Needs) Grants(v Version) []Grant {
 		}
 	}
 	if n.Firewall {
-		grants = append(grants, Grant{"/", []string{"Sys.Audit"}, "to see whether the cluster's firewall is on; without it no sandbox gets a firewall_group"})
+		grants = append(grants, Grant{"/", []string{"Sys.Audit"}, "to read whether the cluster's firewall is on; required for firewall_group"})
 	}
 	for i := range grants {
 		slices.Sort(grants[i].Privileges)
@@ -159,10 +159,10 @@ func identity(uid, gid int) backend.Finding {
 	switch {
 	case uid != 0:
 		f.Level = backend.LevelError
-		f.Detail = fmt.Sprintf("the daemon runs as user %d, and only root may use pvesh and the cluster file system", uid)
+		f.Detail = fmt.Sprintf("the daemon runs as user %d, and only root can use pvesh and the cluster file system", uid)
 		f.Remedy = "run agentlabd as root on the node (systemctl start agentlabd), or use proxmox.transport: rest with a token"
 	case gid != 0:
-		f.Detail = fmt.Sprintf("root with group %d; Proxmox's programs are run with group root, as the cluster file system asks for", gid)
+		f.Detail = fmt.Sprintf("root with group %d; programs of Proxmox VE are run with group root, which the cluster file system requires", gid)
 	default:
 		f.Detail = "root with group root"
 	}
@@ -175,9 +175,9 @@ func versionFinding(v Version) backend.Finding {
 	case !v.AtLeast(8, 0):
 		f.Level, f.Remedy = backend.LevelError, "upgrade the node to Proxmox VE 8.4 or 9"
 	case v.Major > 9:
-		f.Level, f.Remedy = backend.LevelWarn, "this version is not known to work; 8.4 and 9.2 are"
+		f.Level, f.Remedy = backend.LevelWarn, "this version is not tested; tested versions are 8.4 and 9.2"
 	case v.Major == 8 && v.Minor < 4:
-		f.Level, f.Remedy = backend.LevelWarn, "8.0 to 8.3 were never tried; upgrade to 8.4 when you can"
+		f.Level, f.Remedy = backend.LevelWarn, "versions 8.0 to 8.3 are not tested; upgrade to 8.4"
 	}
 	return f
 }
@@ -198,12 +198,12 @@ func (c *Client) nodeFindings(ctx context.Context, want []string) []backend.Find
 		case i < 0:
 			out = append(out, backend.Finding{
 				Name: "proxmox-nodes", Level: backend.LevelError, Detail: "the cluster has no node " + name,
-				Remedy: "set proxmox.nodes to some of: " + strings.Join(known, ", "),
+				Remedy: "set proxmox.nodes to one or more of: " + strings.Join(known, ", "),
 			})
 		case nodes[i].Status == "offline":
 			out = append(out, backend.Finding{
 				Name: "proxmox-nodes", Level: backend.LevelWarn, Detail: "node " + name + " is offline",
-				Remedy: "start it, or take it out of proxmox.nodes",
+				Remedy: "start the node or remove it from proxmox.nodes",
 			})
 		}
 	}
@@ -232,7 +232,7 @@ func privilegeFindings(n Needs, grants []Grant, perms Permissions) []backend.Fin
 		})
 	}
 	if len(out) == 0 {
-		out = append(out, backend.Finding{Name: "proxmox-privileges", Level: backend.LevelOK, Detail: n.TokenID + " has what it needs"})
+		out = append(out, backend.Finding{Name: "proxmox-privileges", Level: backend.LevelOK, Detail: n.TokenID + " has the required privileges"})
 	}
 	return out
 }

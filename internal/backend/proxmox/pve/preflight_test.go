@@ -41,7 +41,7 @@ func findings(fs []backend.Finding, level backend.Level) []string {
 func TestPreflightNamesTheMissingPrivilege(t *testing.T) {
 	w := preflightWire(t, "8.4.21", recordedPermissions)
 	got := w.client().Preflight(testCtx(t), needs)
-	want := []string{"proxmox-privileges: agentlab@pve!ctl lacks VM.Monitor on /pool/agentlab (to make, configure, start and destroy sandboxes)"}
+	want := []string{"proxmox-privileges: agentlab@pve!ctl lacks VM.Monitor on /pool/agentlab (to create, configure, start and destroy sandboxes)"}
 	if bad := findings(got, backend.LevelError); !slices.Equal(bad, want) {
 		t.Errorf("%q", bad)
 	}

@@ -173,13 +173,13 @@ func (r *rest) request(ctx context.Context, m Method, path string, params url.Va
 		}
 	} else {
 		if len(encoded) > maxBody {
-			return nil, agentlab.Errorf(agentlab.CodeInvalid, "the parameters of a call take %d bytes, the limit is %d", len(encoded), maxBody)
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "the parameters of an API call have %d bytes, the limit is %d", len(encoded), maxBody)
 		}
 		body = bytes.NewReader([]byte(encoded))
 	}
 	req, err := http.NewRequestWithContext(ctx, string(m), target, body)
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "a call cannot be made of %s: %w", path, err)
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "cannot create a request for %s: %w", path, err)
 	}
 	req.Header.Set("Authorization", r.auth)
 	if body != nil {
@@ -200,9 +200,9 @@ func lost(m Method, sent bool, err error) error {
 		return denied
 	}
 	if m != Get && sent {
-		return agentlab.Errorf(agentlab.CodeUnknownOutcome, "the node did not answer: %w", err).WithHint("it may have been carried out; look before trying again")
+		return agentlab.Errorf(agentlab.CodeUnknownOutcome, "the node did not answer: %w", err).WithHint("the call may have been carried out; check before trying again")
 	}
-	return agentlab.Errorf(agentlab.CodeUnavailable, "the node's API does not answer: %w", err).WithHint("check that pveproxy runs on the node, and that its address can be reached from here")
+	return agentlab.Errorf(agentlab.CodeUnavailable, "cannot reach the node's API: %w", err).WithHint("check that pveproxy is running on the node and that its address is reachable from this machine")
 }
 
 // answer decodes an answer of the node.
@@ -225,7 +225,7 @@ func (r *rest) answer(m Method, resp *http.Response, body []byte, readErr error)
 	case resp.StatusCode != http.StatusOK:
 		return nil, vague("the node answered %d %s", resp.StatusCode, agentlab.OneLine(reason, 200))
 	case readErr != nil:
-		return nil, vague("the node's answer was cut off: %w", readErr)
+		return nil, vague("the node's answer is incomplete: %w", readErr)
 	case len(body) > maxAnswer:
 		return nil, vague("the node's answer is longer than %d bytes", maxAnswer)
 	}
@@ -233,7 +233,7 @@ func (r *rest) answer(m Method, resp *http.Response, body []byte, readErr error)
 		Data *json.RawMessage `json:"data"`
 	}
 	if err := json.Unmarshal(body, &envelope); err != nil {
-		return nil, vague("the node's answer is no JSON: %w", err)
+		return nil, vague("the node's answer is not JSON: %w", err)
 	}
 	if envelope.Data == nil {
 		return json.RawMessage("null"), nil

@@ -24,7 +24,7 @@ var (
 func checkURL(s string) (string, error) {
 	u, err := url.Parse(s)
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not the address of an API", agentlab.OneLine(s, 200)).WithField("url").WithHint("such as https://127.0.0.1:8006")
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not a valid API URL", agentlab.OneLine(s, 200)).WithField("url").WithHint("such as https://127.0.0.1:8006")
 	}
 	return "https://" + u.Host, nil
 }
@@ -33,10 +33,10 @@ func checkURL(s string) (string, error) {
 // in it once, so neither part may contain one.
 func authorization(id, secret string) (string, error) {
 	if !tokenID.MatchString(id) {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not the name of a token", agentlab.OneLine(id, 80)).WithField("token_id").WithHint("such as agentlab@pve!controller")
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not a token name", agentlab.OneLine(id, 80)).WithField("token_id").WithHint("such as agentlab@pve!controller")
 	}
 	if !tokenSecret.MatchString(secret) {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "what is given as the token's secret is not one").WithField("token_file").WithHint("a secret is a UUID; pveum user token add shows it once")
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "invalid token secret").WithField("token_file").WithHint("a secret is a UUID, which pveum user token add prints once")
 	}
 	return "PVEAPIToken=" + id + "=" + secret, nil
 }
@@ -48,29 +48,29 @@ func authorization(id, secret string) (string, error) {
 func ReadTokenFile(path, id string) (string, error) {
 	f, err := os.Open(path) //nolint:gosec // the configuration names it
 	if err != nil {
-		return "", agentlab.Errorf(agentlab.CodeUnavailable, "the API token cannot be read: %w", err).WithField("token_file").WithHint("scripts/create_api_token.sh makes a token and writes the file")
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "cannot read the API token: %w", err).WithField("token_file").WithHint("run scripts/create_api_token.sh to create a token and its file")
 	}
 	defer func() { _ = f.Close() }()
 	st, err := f.Stat()
 	if err != nil || !st.Mode().IsRegular() {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "%s is not a file", path).WithField("token_file").WithHint("scripts/create_api_token.sh makes a token and writes the file")
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%s is not a file", path).WithField("token_file").WithHint("run scripts/create_api_token.sh to create a token and its file")
 	}
 	if st.Mode().Perm()&0o077 != 0 {
-		return "", agentlab.Errorf(agentlab.CodeDenied, "others may read %s (mode %04o)", path, st.Mode().Perm()).WithField("token_file").WithHint("chmod 600 %s; if others were on this machine, make a new token", path)
+		return "", agentlab.Errorf(agentlab.CodeDenied, "%s is accessible to other users (mode %04o)", path, st.Mode().Perm()).WithField("token_file").WithHint("chmod 600 %s; if the machine has other users, create a new token", path)
 	}
 	b, err := io.ReadAll(io.LimitReader(f, 4096))
 	if err != nil {
-		return "", agentlab.Errorf(agentlab.CodeUnavailable, "the API token cannot be read: %w", err).WithField("token_file")
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "cannot read the API token: %w", err).WithField("token_file")
 	}
 	secret := strings.TrimSpace(string(b))
 	if named, rest, ok := strings.Cut(secret, "="); ok {
 		if named != id {
-			return "", agentlab.Errorf(agentlab.CodeInvalid, "%s is of another token than token_id says", path).WithField("token_file").WithHint("name that token as token_id, or write this one's file: scripts/create_api_token.sh --rotate")
+			return "", agentlab.Errorf(agentlab.CodeInvalid, "%s belongs to a token other than token_id", path).WithField("token_file").WithHint("set token_id to that token, or write a new file: scripts/create_api_token.sh --rotate")
 		}
 		secret = rest
 	}
 	if !tokenSecret.MatchString(secret) {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "%s does not hold a token's secret", path).WithField("token_file").WithHint("a secret is a UUID; pveum user token add shows it once")
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%s does not contain a token secret", path).WithField("token_file").WithHint("a secret is a UUID, which pveum user token add prints once")
 	}
 	return secret, nil
 }
@@ -81,18 +81,18 @@ func tlsConfig(ca []byte, fingerprint string) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	switch {
 	case len(ca) > 0 && fingerprint != "":
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "a CA and a fingerprint exclude each other").WithField("fingerprint")
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "a CA and a fingerprint are mutually exclusive").WithField("fingerprint")
 	case fingerprint != "":
 		want, err := hex.DecodeString(strings.ReplaceAll(fingerprint, ":", ""))
 		if err != nil || len(want) != sha256.Size {
-			return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not a SHA-256 fingerprint", agentlab.OneLine(fingerprint, 120)).WithField("fingerprint").WithHint("64 hexadecimal digits, as openssl x509 -fingerprint -sha256 shows them")
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not a SHA-256 fingerprint", agentlab.OneLine(fingerprint, 120)).WithField("fingerprint").WithHint("64 hexadecimal digits, as printed by openssl x509 -fingerprint -sha256")
 		}
 		c.InsecureSkipVerify = true //nolint:gosec // VerifyConnection pins the certificate itself, at every handshake
 		c.VerifyConnection = func(s tls.ConnectionState) error { return checkPin(want, s) }
 	case len(ca) > 0:
 		c.RootCAs = x509.NewCertPool()
 		if !c.RootCAs.AppendCertsFromPEM(ca) {
-			return nil, agentlab.Errorf(agentlab.CodeInvalid, "the CA file holds no certificate").WithField("ca_file").WithHint("such as /etc/pve/pve-root-ca.pem of the node")
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "the CA file contains no certificate").WithField("ca_file").WithHint("such as /etc/pve/pve-root-ca.pem of the node")
 		}
 	}
 	return c, nil
@@ -100,12 +100,12 @@ func tlsConfig(ca []byte, fingerprint string) (*tls.Config, error) {
 
 func checkPin(want []byte, s tls.ConnectionState) error {
 	if len(s.PeerCertificates) == 0 {
-		return agentlab.Errorf(agentlab.CodeDenied, "the node has shown no certificate")
+		return agentlab.Errorf(agentlab.CodeDenied, "the node sent no certificate")
 	}
 	got := sha256.Sum256(s.PeerCertificates[0].Raw)
 	if subtle.ConstantTimeCompare(want, got[:]) != 1 {
-		return agentlab.Errorf(agentlab.CodeDenied, "the certificate of the node's API has the fingerprint %s, which is not the configured one", colons(got[:])).WithField("fingerprint").
-			WithHint("someone may be in between. If the certificate was renewed: compare with what pvenode cert info shows on the node, then configure that")
+		return agentlab.Errorf(agentlab.CodeDenied, "the certificate of the node's API has fingerprint %s instead of the configured one", colons(got[:])).WithField("fingerprint").
+			WithHint("the connection may be intercepted; if the certificate was renewed, compare the fingerprint with the output of pvenode cert info on the node, then configure it")
 	}
 	return nil
 }
@@ -127,5 +127,5 @@ func certificateError(err error) error {
 		return nil
 	}
 	return agentlab.Errorf(agentlab.CodeDenied, "the certificate of the node's API is not trusted: %w", err).WithField("ca_file").
-		WithHint("configure the cluster's own CA (/etc/pve/pve-root-ca.pem of the node) as ca_file, or the certificate's fingerprint; and use a name or address in url that the certificate has")
+		WithHint("set ca_file to the cluster's CA (/etc/pve/pve-root-ca.pem of the node), or set the certificate's fingerprint; and use a name or address in url that the certificate contains")
 }

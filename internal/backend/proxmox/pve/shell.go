@@ -88,7 +88,7 @@ var pveshVerb = map[Method]string{Get: "get", Post: "create", Put: "set", Delete
 func (s *shell) Call(ctx context.Context, m Method, path string, params url.Values) (json.RawMessage, error) {
 	verb, ok := pveshVerb[m]
 	if !ok {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "%q is no method of the API", m)
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "%q is not a method of the API", m)
 	}
 	plain, err := plainPath(path)
 	if err != nil {
@@ -98,7 +98,7 @@ func (s *shell) Call(ctx context.Context, m Method, path string, params url.Valu
 	for _, key := range sortedKeys(params) {
 		for _, v := range params[key] {
 			if strings.ContainsRune(v, 0) {
-				return nil, agentlab.Errorf(agentlab.CodeInvalid, "a value may not hold a zero byte").WithField(key)
+				return nil, agentlab.Errorf(agentlab.CodeInvalid, "a value must not contain a NUL byte").WithField(key)
 			}
 			args = append(args, "--"+key, v)
 		}
@@ -122,7 +122,7 @@ func (s *shell) Call(ctx context.Context, m Method, path string, params url.Valu
 		return data, nil
 	}
 	if m == Get {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "pvesh printed no JSON: %q", agentlab.OneLine(string(data), 200))
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "the output of pvesh is not JSON: %q", agentlab.OneLine(string(data), 200))
 	}
 	return json.RawMessage("null"), nil // a call without a result prints only log lines
 }
@@ -143,7 +143,7 @@ func plainPath(path string) (string, error) {
 	for i, seg := range segments {
 		p, err := url.PathUnescape(seg)
 		if err != nil || !pathSegment.MatchString(p) || p == ".." || p == "." {
-			return "", agentlab.Errorf(agentlab.CodeInvalid, "%q cannot be part of a call's path", agentlab.OneLine(seg, 80))
+			return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not allowed in the path of an API call", agentlab.OneLine(seg, 80))
 		}
 		segments[i] = p
 	}
@@ -172,7 +172,7 @@ func (s *shell) slot(ctx context.Context, m Method, path string) (func(), error)
 	case slots <- struct{}{}:
 		return func() { <-slots }, nil
 	case <-ctx.Done():
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "too many calls of pvesh are under way: %w", context.Cause(ctx))
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "too many calls of pvesh are running: %w", context.Cause(ctx))
 	}
 }
 
@@ -204,7 +204,7 @@ func (s *shell) run(ctx context.Context, read bool, release func(), name string,
 	if err := cmd.Start(); err != nil {
 		release()
 		_, _ = stdout.Close(), stderr.Close()
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "%s cannot be run: %w", name, err).WithHint("the shell transport works on a node of Proxmox VE alone; from elsewhere use proxmox.transport: rest")
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot run %s: %w", name, err).WithHint("proxmox.transport: shell works only on a node of Proxmox VE; on other machines use proxmox.transport: rest")
 	}
 	type end struct {
 		out []byte
@@ -227,7 +227,7 @@ func (s *shell) run(ctx context.Context, read bool, release func(), name string,
 		return e.out, e.err
 	case <-ctx.Done():
 		if !read {
-			return nil, agentlab.Errorf(agentlab.CodeUnknownOutcome, "%s was not waited for: %w", name, context.Cause(ctx)).WithHint("it goes on by itself; look before trying again")
+			return nil, agentlab.Errorf(agentlab.CodeUnknownOutcome, "stopped waiting for %s: %w", name, context.Cause(ctx)).WithHint("the command continues to run; check its result before trying again")
 		}
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "%s did not end in time: %w", name, context.Cause(ctx))
@@ -242,7 +242,7 @@ func programError(name string, read bool, err, readErr error, diag []byte) error
 		lost = agentlab.CodeUnavailable
 	}
 	if err == nil {
-		return agentlab.Errorf(lost, "the output of %s cannot be read: %w", name, readErr)
+		return agentlab.Errorf(lost, "cannot read the output of %s: %w", name, readErr)
 	}
 	exit, ok := errors.AsType[*exec.ExitError](err)
 	if !ok || !exit.Exited() {
@@ -251,7 +251,7 @@ func programError(name string, read bool, err, readErr error, diag []byte) error
 	if f := parseDiagnosis(string(diag)); f != nil {
 		return f
 	}
-	return agentlab.Errorf(lost, "%s failed and said nothing", name)
+	return agentlab.Errorf(lost, "%s failed without an error message", name)
 }
 
 // programEnv is the environment of Proxmox's programs.
@@ -304,7 +304,7 @@ func outputFiles() (stdout, stderr *os.File, err error) {
 			if files[0] != nil {
 				_ = files[0].Close()
 			}
-			return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "no file can be made for the output of pvesh: %w", ferr)
+			return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot create a file for the output of pvesh: %w", ferr)
 		}
 		files[i] = f
 	}
@@ -314,7 +314,7 @@ func outputFiles() (stdout, stderr *os.File, err error) {
 func output(f *os.File) ([]byte, error) {
 	b, err := io.ReadAll(io.NewSectionReader(f, 0, maxAnswer+1))
 	if err == nil && len(b) > maxAnswer {
-		err = errors.New("it is too long")
+		err = errors.New("the output is too long")
 	}
 	return b, err
 }

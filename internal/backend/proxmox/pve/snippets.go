@@ -32,7 +32,7 @@ const unfinished = ".tmp"
 
 func checkSnippetName(name string) error {
 	if !snippetName.MatchString(name) || strings.HasSuffix(name, unfinished) {
-		return agentlab.Errorf(agentlab.CodeInvalid, "%q cannot be the name of a snippet", agentlab.OneLine(name, 80))
+		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not a valid snippet name", agentlab.OneLine(name, 80))
 	}
 	return nil
 }
@@ -143,7 +143,7 @@ func (d *snippets) path(ctx context.Context) (string, error) {
 	}
 	path := string(lastLine(out))
 	if !filepath.IsAbs(path) || filepath.Base(path) != probe {
-		return "", agentlab.Errorf(agentlab.CodeInternal, "pvesm tells no path of a snippet on storage %s: %q", d.shell.o.Snippets, agentlab.OneLine(path, 200))
+		return "", agentlab.Errorf(agentlab.CodeInternal, "pvesm printed no path for a snippet on storage %s: %q", d.shell.o.Snippets, agentlab.OneLine(path, 200))
 	}
 	d.dir = filepath.Dir(path)
 	return d.dir, nil

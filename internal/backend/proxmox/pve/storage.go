@@ -121,7 +121,7 @@ func (c *Client) Content(ctx context.Context, node, storage, content string, vmi
 	}
 	for _, v := range out {
 		if v.VolID == "" {
-			return nil, agentlab.Errorf(agentlab.CodeInternal, "list volumes of storage %s: an entry without a name", storage)
+			return nil, agentlab.Errorf(agentlab.CodeInternal, "list volumes of storage %s: an entry has no name", storage)
 		}
 	}
 	return out, nil
@@ -133,7 +133,7 @@ func (c *Client) Content(ctx context.Context, node, storage, content string, vmi
 func (c *Client) DeleteContent(ctx context.Context, node, volid string) (UPID, error) {
 	storage, name, ok := strings.Cut(volid, ":")
 	if !ok || storage == "" || name == "" {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is no volume id", agentlab.OneLine(volid, 80)).WithHint("a volume id is STORAGE:NAME")
+		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not a volume ID", agentlab.OneLine(volid, 80)).WithHint("a volume ID has the form STORAGE:NAME")
 	}
 	// The name of a linked clone's volume has a slash, which the API takes as it is.
 	path := apiPath("nodes", node, "storage", storage, "content") + apiPath(strings.Split(name, "/")...)

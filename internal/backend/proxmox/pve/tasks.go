@@ -50,11 +50,11 @@ func (t Task) Running() bool { return t.Status == "running" }
 // has no such task.
 func (c *Client) TaskStatus(ctx context.Context, u UPID) (Task, error) {
 	var out Task
-	if err := c.call(ctx, "ask about task "+string(u), Get, apiPath("nodes", u.Node(), "tasks", string(u), "status"), nil, &out); err != nil {
+	if err := c.call(ctx, "read the status of task "+string(u), Get, apiPath("nodes", u.Node(), "tasks", string(u), "status"), nil, &out); err != nil {
 		return Task{}, err
 	}
 	if out.Status != "running" && out.Status != "stopped" || out.Status == "stopped" && out.ExitStatus == "" {
-		return Task{}, agentlab.Errorf(agentlab.CodeInternal, "ask about task %s: %q is no status", u, agentlab.OneLine(out.Status, 40))
+		return Task{}, agentlab.Errorf(agentlab.CodeInternal, "read the status of task %s: invalid status %q", u, agentlab.OneLine(out.Status, 40))
 	}
 	return out, nil
 }
@@ -169,7 +169,7 @@ func (c *Client) Wait(ctx context.Context, u UPID) (Task, error) {
 		case ctx.Err() != nil:
 			return Task{}, waitCut(ctx, u)
 		case agentlab.CodeOf(err) != agentlab.CodeUnavailable && agentlab.CodeOf(err) != agentlab.CodeUnknownOutcome || misses >= 5:
-			return Task{}, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the end of task %s is not known: %w", u, err)
+			return Task{}, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the result of task %s is unknown: %w", u, err)
 		default:
 			misses++ // the node does not answer at the moment; the task may still be running
 		}
@@ -185,7 +185,7 @@ func (c *Client) Wait(ctx context.Context, u UPID) (Task, error) {
 }
 
 func waitCut(ctx context.Context, u UPID) error {
-	return agentlab.Errorf(agentlab.CodeUnknownOutcome, "task %s was not waited for to its end: %w", u, context.Cause(ctx))
+	return agentlab.Errorf(agentlab.CodeUnknownOutcome, "stopped waiting for task %s: %w", u, context.Cause(ctx))
 }
 
 // taskError returns the error of a failed task.

@@ -151,7 +151,7 @@ func TestTrap20(t *testing.T) {
 	for key, value := range map[string]string{"affinity": "0-1", "args": "-S"} {
 		err := b.c.Set(b.ctx(), "pve", 101, pve.Changes{Set: map[string]string{key: value}})
 		b.code(err, agentlab.CodeDenied)
-		if !strings.Contains(agentlab.HintOf(err), "shell transport") {
+		if !strings.Contains(agentlab.HintOf(err), "transport: shell") {
 			t.Errorf("%s: hint %q", key, agentlab.HintOf(err))
 		}
 	}

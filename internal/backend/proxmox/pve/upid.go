@@ -15,11 +15,11 @@ type UPID string
 func ParseUPID(s string) (UPID, error) {
 	f := strings.Split(s, ":")
 	if len(f) != 9 || f[0] != "UPID" || f[8] != "" || f[1] == "" || f[5] == "" || len(s) > 512 || strings.ContainsAny(s, " \t\r\n/") {
-		return "", agentlab.Errorf(agentlab.CodeInternal, "%s is not the name of a task", strconv.Quote(agentlab.OneLine(s, 80)))
+		return "", agentlab.Errorf(agentlab.CodeInternal, "%s is not a task ID", strconv.Quote(agentlab.OneLine(s, 80)))
 	}
 	for _, hex := range f[2:5] {
 		if _, err := strconv.ParseUint(hex, 16, 64); err != nil {
-			return "", agentlab.Errorf(agentlab.CodeInternal, "%s is not the name of a task", strconv.Quote(agentlab.OneLine(s, 80)))
+			return "", agentlab.Errorf(agentlab.CodeInternal, "%s is not a task ID", strconv.Quote(agentlab.OneLine(s, 80)))
 		}
 	}
 	return UPID(s), nil

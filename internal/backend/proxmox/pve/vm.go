@@ -47,7 +47,7 @@ func (c *Client) VMs(ctx context.Context, node string) ([]VM, error) {
 	}
 	for _, v := range out {
 		if v.VMID <= 0 || v.Status == "" {
-			return nil, agentlab.Errorf(agentlab.CodeInternal, "list VMs of node %s: an entry without number or status", node)
+			return nil, agentlab.Errorf(agentlab.CodeInternal, "list VMs of node %s: an entry has no VMID or status", node)
 		}
 	}
 	return out, nil
@@ -125,7 +125,7 @@ func (c *Client) Status(ctx context.Context, node string, vmid int) (Status, err
 		return Status{}, err
 	}
 	if out.Status != "running" && out.Status != "stopped" {
-		return Status{}, agentlab.Errorf(agentlab.CodeInternal, "read the status of VM %d: %q is no status", vmid, agentlab.OneLine(out.Status, 40))
+		return Status{}, agentlab.Errorf(agentlab.CodeInternal, "read the status of VM %d: invalid status %q", vmid, agentlab.OneLine(out.Status, 40))
 	}
 	return out, nil
 }
