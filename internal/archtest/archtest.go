@@ -195,15 +195,15 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "the server authenticates, decodes, calls one service and encodes; it knows no store and no driver",
 	},
 	{
-		Name: "upkeep", Packages: []string{"internal/hostclock"},
-		May: and([]string{".", "api", "internal/backend", "internal/store"}, leaves),
+		Name: "upkeep", Packages: []string{"internal/doctor", "internal/hostclock"},
+		May: and([]string{".", "api", "internal/backend", "internal/image", "internal/store"}, leaves),
 		Why: "what looks after the host and the database of a daemon knows no server and no other service",
 	},
 	{
 		Name: "daemon", Packages: []string{"internal/daemon/..."},
 		May: and([]string{
 			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend", "internal/backend/registry", "internal/backends", "internal/config",
-			"internal/control", "internal/egress/...", "internal/guestserver", "internal/hostclock", "internal/hostnet", "internal/image", "internal/profile",
+			"internal/control", "internal/egress/...", "internal/doctor", "internal/guestserver", "internal/hostclock", "internal/hostnet", "internal/image", "internal/profile",
 			"internal/secret", "internal/server", "internal/store", "internal/supervisor",
 		}, serviceNames, leaves),
 		Why: "the daemon wires the house together; faces and guests are other programs",
@@ -229,7 +229,7 @@ var Layers = append(driverLayers(), []Layer{
 
 // serviceNames are the service packages.
 var serviceNames = []string{
-	"internal/artifact", "internal/audit", "internal/bootstrap", "internal/doctor", "internal/gc", "internal/job",
+	"internal/artifact", "internal/audit", "internal/bootstrap", "internal/gc", "internal/job",
 	"internal/message", "internal/sandbox", "internal/session", "internal/verify", "internal/workspace",
 }
 

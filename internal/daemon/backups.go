@@ -109,16 +109,16 @@ func (b *backups) run(ctx context.Context) error {
 			return nil
 		case <-t.C:
 		}
-		if _, err := b.make(ctx); err != nil && ctx.Err() == nil {
+		if _, err := b.Make(ctx); err != nil && ctx.Err() == nil {
 			b.log.Error("the database was not backed up", "err", err)
 		}
 		t.Reset(backupEvery)
 	}
 }
 
-// make makes one copy and deletes surplus copies. After an error no copy is
-// deleted.
-func (b *backups) make(ctx context.Context) (api.Backup, error) {
+// Make makes one copy and removes those that are too many. None is removed
+// when it fails.
+func (b *backups) Make(ctx context.Context) (api.Backup, error) {
 	b.making.Lock()
 	defer b.making.Unlock()
 	out, err := b.copy(ctx)
@@ -174,8 +174,8 @@ func expiredBackups(list []backup, keep config.Backups) (out []backup) {
 	return out
 }
 
-// finding reports that the newest backup failed.
-func (b *backups) finding() backend.Finding {
+// Findings reports that the newest backup failed.
+func (b *backups) Findings() []backend.Finding {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	f := backend.Finding{Name: "database backup", Level: backend.LevelOK, Detail: "the database is backed up every hour"}
@@ -186,5 +186,5 @@ func (b *backups) finding() backend.Finding {
 	case b.keep.Newest == 0:
 		f.Detail = "backups.newest in config.yaml is 0: the database is not backed up"
 	}
-	return f
+	return []backend.Finding{f}
 }

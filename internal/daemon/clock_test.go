@@ -43,11 +43,11 @@ func TestClockJumpDeletesNothing(t *testing.T) {
 	if left := sb.LeaseExpiresAt.Sub(d.services.cfg.Clock()); err != nil || left < 50*time.Minute || left > time.Hour {
 		t.Errorf("left of the lease: %s, %v", left, err)
 	}
-	s, err := d.status.Status(t.Context())
+	s, err := d.Status(t.Context())
 	if err != nil || len(s.Findings) != 1 || s.Findings[0].Name != "clock" || !strings.Contains(s.Findings[0].Remedy, "agentlab daemon confirm-clock") {
 		t.Errorf("findings %+v, %v", s.Findings, err)
 	}
-	if _, err := d.status.ConfirmClock(t.Context()); err != nil {
+	if _, err := d.services.clock.Confirm(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := d.services.gc.Pass(t.Context()); err != nil || got.Artifacts != 1 {

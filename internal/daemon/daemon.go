@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/backends"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
@@ -48,7 +49,6 @@ type Daemon struct {
 	undo    cleanup
 
 	services *services
-	status   *statusView
 	api      *server.Server
 	listener net.Listener
 
@@ -98,8 +98,6 @@ func New(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	if d.services, err = openServices(ctx, cfg, settings, d.log, &d.undo); err != nil {
 		return nil, err
 	}
-	d.status = newStatusView(d, settings)
-	d.services.usable = d.status.usable
 	if err := d.openAPI(settings.API); err != nil {
 		return nil, err
 	}
@@ -164,7 +162,7 @@ func (d *Daemon) openAPI(a config.API) error {
 			WithField("api.groups").WithHint("remove it, or make a token for others: agentlab token create NAME")
 	}
 	api, err := server.New(server.Config{
-		Services: d.services.forAPI(d.status),
+		Services: d.services.forAPI(d),
 		Rules:    rules,
 		Logger:   d.log.With("part", "api"),
 		Version:  version.Get().Version,
@@ -243,7 +241,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 	}
 	loops := d.services.start(ctx, fail)
-	go d.status.check(ctx) // slow checks end before the first VM starts
+	d.services.doctor.Start(ctx)
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -283,8 +281,30 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return err
 }
 
-// Stop makes Run return. It may be called more than once.
+// Stop implements server.System: it asks Run to return. It may be called again.
 func (d *Daemon) Stop() { d.stopOnce.Do(func() { close(d.stopping) }) }
+
+// Health implements server.System. It does no I/O.
+func (d *Daemon) Health() api.Health {
+	h := api.Health{Status: "ok", Version: version.Get().Version}
+	select {
+	case <-d.stopping:
+		h.Status = "stopping"
+	default:
+	}
+	return h
+}
+
+// Status implements server.System.
+func (d *Daemon) Status(ctx context.Context) (api.Status, error) {
+	s, err := d.services.doctor.Status(ctx)
+	info := version.Get()
+	s.Version, s.Commit, s.PID, s.StartedAt, s.Home = info.Version, info.Commit, os.Getpid(), d.started.UTC(), d.cfg.Paths.Home
+	if a := d.TCPAddr(); a != nil {
+		s.Listen = a.String()
+	}
+	return s, err
+}
 
 // Close closes everything that New opened. Run must have returned.
 func (d *Daemon) Close() error { return d.undo.run() }

@@ -157,13 +157,13 @@ func TestBackupsAreBounded(t *testing.T) {
 	at := time.Date(2026, 5, 1, 10, 0, 0, 0, time.UTC)
 	b.clock = func() time.Time { return at }
 	for range 30 {
-		if _, err := b.make(t.Context()); err != nil {
+		if _, err := b.Make(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		at = at.Add(6 * time.Hour)
 	}
 	at = at.Add(-20 * 24 * time.Hour) // the newest is still the one made last
-	if _, err := b.make(t.Context()); err != nil {
+	if _, err := b.Make(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	list, err := listBackups(h.paths.Backups())
@@ -179,11 +179,11 @@ func TestBackupsAreBounded(t *testing.T) {
 	}
 	full := agentlab.Errorf(agentlab.CodeNoSpace, "full")
 	b.room = func() error { return full }
-	if _, err := b.make(t.Context()); agentlab.CodeOf(err) != agentlab.CodeNoSpace {
+	if _, err := b.Make(t.Context()); agentlab.CodeOf(err) != agentlab.CodeNoSpace {
 		t.Errorf("on a full disk: %v", err)
 	}
-	if f := b.finding(); f.Level != backend.LevelWarn || f.Remedy == "" {
-		t.Errorf("finding %+v", f)
+	if f := b.Findings(); len(f) != 1 || f[0].Level != backend.LevelWarn || f[0].Remedy == "" {
+		t.Errorf("findings %+v", f)
 	}
 	if after, _ := listBackups(h.paths.Backups()); len(after) != len(list) {
 		t.Errorf("a failed backup removed others: %v", after)

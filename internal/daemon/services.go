@@ -13,10 +13,10 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/bootstrap"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/doctor"
 	"github.com/agentlab-vm/agentlab/internal/gc"
 	"github.com/agentlab-vm/agentlab/internal/guestserver"
 	"github.com/agentlab-vm/agentlab/internal/hostclock"
-	"github.com/agentlab-vm/agentlab/internal/hostspace"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/job"
 	"github.com/agentlab-vm/agentlab/internal/profile"
@@ -41,9 +41,8 @@ type services struct {
 	profiles  *profile.Library
 	vault     *secret.Vault
 	artifacts *artifact.Service
-	space     *hostspace.Guard
-	reserve   *hostspace.Reserve
-	released  chan struct{} // has a value if the reserve was released
+	space     *doctor.Space
+	doctor    *doctor.Service
 	backups   *backups
 	records   *records
 	clock     *hostclock.Watch
@@ -56,15 +55,13 @@ type services struct {
 	audit     *audit.Service
 
 	hostNetwork *hostNetwork
-
-	usable func() error // set before anything runs
 }
 
 // openServices creates the services that the API calls. undo closes what it
 // opened.
 func openServices(ctx context.Context, cfg Config, settings config.Config, log *slog.Logger, undo *cleanup) (*services, error) {
 	s := &services{cfg: cfg, settings: settings, log: log, bus: newBus(), vault: secret.NewVault(cfg.Paths.Secrets()),
-		reserve: hostspace.NewReserve(cfg.Paths.Reserve()), released: make(chan struct{}, 1)}
+		space: doctor.NewSpace(cfg.Paths.State, cfg.Paths.Images(), cfg.Paths.Reserve(), int64(settings.Limits.MinFreeMB)<<20, log.With("part", "space"))}
 	s.hostNetwork = newHostNetwork(settings, networkDir(cfg.Paths), log.With("part", "host network"))
 	undo.add(s.hostNetwork.Close)
 	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openArtifacts, s.openBootstrap, s.openAudit, s.openJobs, s.openGC} {
@@ -82,10 +79,10 @@ func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
 		return err
 	}
 	s.store, err = store.Open(ctx, s.cfg.Paths.Database(), store.Options{
-		Clock: s.cfg.Clock, OnCommit: s.committed, Full: s.releaseReserve, New: func() error { return checkDatabasePresent(s.cfg.Paths) },
+		Clock: s.cfg.Clock, OnCommit: s.committed, Full: s.space.Release, New: func() error { return checkDatabasePresent(s.cfg.Paths) },
 	})
 	if err != nil {
-		return s.noRoomToStart(err)
+		return s.space.AddHint(err)
 	}
 	undo.add(s.store.Close)
 	s.records = newRecords(s.cfg.Paths.Records(), s.store, s.log.With("part", "records"))
@@ -95,7 +92,7 @@ func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
 	if err := s.clock.Load(ctx, s.store); err != nil {
 		return err
 	}
-	s.makeReserve()
+	s.space.MakeReserve()
 	s.tokens = auth.New(auth.Config{Store: s.store, Clock: s.cfg.Clock, Logger: s.log.With("part", "tokens")})
 	return nil
 }
@@ -120,9 +117,10 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	}
 	s.driver, s.bootable = opened.Driver, opened.Images
 	if s.bootable == nil {
-		s.bootable = builtImages{s.images}
+		s.bootable = image.Bootable{Store: s.images}
 	}
 	undo.add(s.driver.Close)
+	s.doctor = doctor.New(s.doctorConfig(opened.Images == nil))
 	private, err := privateTargets(s.settings)
 	if err != nil {
 		return config.At(s.cfg.Paths.ConfigFile(), err)
@@ -137,7 +135,6 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 
 func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 	const mib = 1 << 20
-	s.space = hostspace.New(s.cfg.Paths.State, int64(s.settings.Limits.MinFreeMB)*mib, nil, nil)
 	s.artifacts, err = artifact.New(artifact.Config{
 		Dir:   s.cfg.Paths.State,
 		Store: s.store,
@@ -146,7 +143,7 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 			JobFiles: s.settings.Artifacts.MaxFiles, LogBytes: int64(s.settings.Logs.MaxJobMB) * mib,
 			Quarantine: config.Days(s.settings.Retention.ArtifactsDays),
 		},
-		Space:  s.space,
+		Space:  s.space.Guard,
 		Clock:  s.cfg.Clock,
 		Logger: s.log.With("part", "artifacts"),
 	})
@@ -181,6 +178,16 @@ func (s *services) openAudit(context.Context, *cleanup) error {
 	return nil
 }
 
+// doctorConfig returns what the host is checked with; built says that the images
+// of sandboxes are built here.
+func (s *services) doctorConfig(built bool) doctor.Config {
+	cfg := doctor.Config{Store: s.store, Driver: s.driver, Space: s.space, Clock: s.cfg.Clock}
+	if built {
+		cfg.Images, cfg.ImageNames = s.images, []string{s.settings.Images.Base, s.settings.Images.Agents}
+	}
+	return cfg
+}
+
 // openJobs creates the services of sandboxes and jobs, and the server for
 // guests. Each has references to the previous ones. The only reference back is
 // that of the sandbox service to the server for guests.
@@ -199,6 +206,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "guests"),
 	})
 	s.sandboxes.ServeGuests(s.guests)
+	s.doctor.Add(s.sandboxes, s.backups, s.clock)
 	return nil
 }
 
@@ -211,18 +219,12 @@ func (s *services) openSandboxes() {
 			VMIDFirst: s.settings.VMIDRange.First, VMIDLast: s.settings.VMIDRange.Last,
 			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootTimeout: s.settings.BootTimeout(),
 		},
-		Audit: s.audit, Host: host{s},
+		Audit: s.audit, Host: s.doctor,
 		Notes:  destroyIntents{s.cfg.Paths.Ending()},
 		Clock:  s.cfg.Clock,
 		Logger: s.log.With("part", "sandboxes"),
 	})
 }
-
-// host implements sandbox.Host.
-type host struct{ s *services }
-
-func (h host) Room() error   { return h.s.space.Start() }
-func (h host) Usable() error { return h.s.usable() }
 
 func (s *services) openGC(context.Context, *cleanup) error {
 	s.gc = gc.New(gc.Config{
@@ -275,7 +277,7 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 	run("sandboxes", s.sandboxes.Run)
 	run("jobs", s.jobs.Run)
 	run("gc", s.gc.Run)
-	run("space", s.watchSpace)
+	run("space", func(ctx context.Context) error { return s.space.Run(ctx, s.store) })
 	run("backups", s.backups.run)
 	run("records", s.records.run)
 	run("clock", s.clock.Run)
@@ -291,7 +293,7 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 }
 
 // forAPI returns the services in the form that the control API uses.
-func (s *services) forAPI(system server.System) server.Services {
+func (s *services) forAPI(d *Daemon) server.Services {
 	return server.Services{
 		Jobs:        s.jobs,
 		Sandboxes:   sandboxView{s.sandboxes},
@@ -303,7 +305,10 @@ func (s *services) forAPI(system server.System) server.Services {
 		Egress:      s.audit,
 		Policies:    policyView{s.profiles, s.sandboxes, s.settings.UpstreamProxy.URL != ""},
 		Verify:      verify.New(verify.Config{Sandboxes: s.sandboxes, Driver: s.driver}),
-		System:      system,
+		System:      d,
+		Doctor:      s.doctor,
+		Backups:     s.backups,
+		Clock:       s.clock,
 		HostNetwork: s.hostNetwork,
 		Tokens:      s.tokens,
 	}

@@ -246,14 +246,14 @@ func (w *Watch) Hold(now time.Time) error {
 
 func days(d time.Duration) string { return fmt.Sprintf("%.1f days", d.Hours()/24) }
 
-// Finding reports whether the clock runs as expected.
-func (w *Watch) Finding() backend.Finding {
+// Findings reports whether the clock runs as expected.
+func (w *Watch) Findings() []backend.Finding {
 	f := backend.Finding{Name: "clock", Level: backend.LevelOK, Detail: "the clock of the host runs as expected"}
 	if err := w.Hold(w.raw()); err != nil {
 		f.Level, f.Detail = backend.LevelWarn, err.Error()
 		f.Remedy = agentlab.HintOf(err)
 	}
-	return f
+	return []backend.Finding{f}
 }
 
 // Confirm makes retention use the current time of the clock.

@@ -44,6 +44,31 @@ func (s *Store) Readiness(ctx context.Context, ref string) (Readiness, error) {
 	return Readiness{Built: built, Obstacles: r.obstacles(ctx, s.root)}, nil
 }
 
+// Bootable is a Store as a backend boots from it: missing images are built.
+type Bootable struct{ *Store }
+
+// Check returns an error if there is no image of that name, or if it would have
+// to be built and this machine cannot do so.
+func (s Bootable) Check(name string) error {
+	ready, err := s.Readiness(context.Background(), name)
+	if err == nil {
+		err = ready.Err()
+	}
+	if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound && agentlab.CodeOf(err) != agentlab.CodeInvalid {
+		return agentlab.Errorf(agentlab.CodeOf(err), "image %s is not built, and cannot be: %w", name, err).WithHint("%s", agentlab.HintOf(err))
+	}
+	return err
+}
+
+// Ensure builds the image if it is missing and returns its reference.
+func (s Bootable) Ensure(ctx context.Context, name string, progress func(string)) (string, error) {
+	img, err := s.Store.Ensure(ctx, name, progress)
+	if err != nil {
+		return "", err
+	}
+	return img.Ref(), nil
+}
+
 // Err returns an error if the image does not exist and cannot be built.
 func (r Readiness) Err() error {
 	if r.Built || len(r.Obstacles) == 0 {

@@ -1,7 +1,9 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -100,6 +102,28 @@ func (s *Service) Paused() map[int]string {
 		if m.paused != "" {
 			out[vmid] = m.paused
 		}
+	}
+	return out
+}
+
+// Findings reports the guests that the host has paused, and the orphans that the
+// last audit found.
+func (s *Service) Findings() (out []backend.Finding) {
+	if paused := s.Paused(); len(paused) > 0 {
+		first := slices.Min(slices.Collect(maps.Keys(paused)))
+		out = append(out, backend.Finding{
+			Name: "paused guests", Level: backend.LevelWarn,
+			Detail: fmt.Sprintf("%d guests are paused, sandbox %d among them: %s", len(paused), first, paused[first]),
+			Remedy: "destroy sandboxes that are not needed, or free disk space; the guests go on by themselves",
+		})
+	}
+	if lost := s.Orphaned(); len(lost) > 0 {
+		first := slices.MinFunc(lost, func(a, b backend.Instance) int { return cmp.Compare(a.VMID, b.VMID) })
+		out = append(out, backend.Finding{
+			Name: "orphans", Level: backend.LevelWarn,
+			Detail: fmt.Sprintf("the backend has %d virtual machines with AgentLab's mark that belong to no sandbox, for example VMID %d (%s)", len(lost), first.VMID, first.Ref.UID),
+			Remedy: "look at them with 'agentlab sandbox list --orphans', then 'agentlab sandbox destroy --orphan UID'",
+		})
 	}
 	return out
 }

@@ -29,6 +29,9 @@ type Services struct {
 	Policies    Policies
 	Verify      Verifier
 	System      System
+	Doctor      Doctor
+	Backups     Backups
+	Clock       Clock
 	Tokens      Tokens // nil: the daemon accepts no tokens
 }
 
@@ -140,8 +143,20 @@ type Egress interface {
 type System interface {
 	Health() api.Health
 	Status(ctx context.Context) (api.Status, error)
-	Checks(ctx context.Context) (api.HostChecks, error) // runs the checks now
-	Backup(ctx context.Context) (api.Backup, error)     // of the database
-	ConfirmClock(ctx context.Context) (api.Clock, error)
 	Stop() // starts the shutdown of the daemon and returns at once
+}
+
+// Doctor checks the host.
+type Doctor interface {
+	Checks(ctx context.Context) (api.HostChecks, error) // checks now
+}
+
+// Backups makes backups of the database.
+type Backups interface {
+	Make(ctx context.Context) (api.Backup, error)
+}
+
+// Clock watches the clock of the host.
+type Clock interface {
+	Confirm(ctx context.Context) (api.Clock, error)
 }

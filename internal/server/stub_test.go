@@ -61,7 +61,7 @@ func (st *stub) called(name string) error {
 func (st *stub) services() Services {
 	return Services{
 		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
-		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, Events: stubEvents{st}, Egress: stubEgress{st}, Policies: stubPolicies{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st},
+		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, Events: stubEvents{st}, Egress: stubEgress{st}, Policies: stubPolicies{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Backups: stubSystem{st}, Clock: stubSystem{st},
 	}
 }
 
@@ -342,10 +342,10 @@ func (s stubSystem) Status(context.Context) (api.Status, error) {
 func (s stubSystem) Checks(context.Context) (api.HostChecks, error) {
 	return api.HostChecks{Checks: []api.Finding{}}, s.called("host.checks")
 }
-func (s stubSystem) Backup(context.Context) (api.Backup, error) {
+func (s stubSystem) Make(context.Context) (api.Backup, error) {
 	return api.Backup{}, s.called("backup")
 }
-func (s stubSystem) ConfirmClock(context.Context) (api.Clock, error) {
+func (s stubSystem) Confirm(context.Context) (api.Clock, error) {
 	return api.Clock{}, s.called("confirm clock")
 }
 func (s stubSystem) Stop() { _ = s.called("stop"); s.stops <- struct{}{} }

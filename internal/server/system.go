@@ -15,15 +15,15 @@ func (s *Server) status(ctx context.Context, _ *struct{}) (api.Status, error) {
 }
 
 func (s *Server) hostChecks(ctx context.Context, _ *struct{}) (api.HostChecks, error) {
-	return s.cfg.Services.System.Checks(ctx)
+	return s.cfg.Services.Doctor.Checks(ctx)
 }
 
 func (s *Server) backupDatabase(ctx context.Context, _ *struct{}) (api.Backup, error) {
-	return s.cfg.Services.System.Backup(ctx)
+	return s.cfg.Services.Backups.Make(ctx)
 }
 
 func (s *Server) confirmClock(ctx context.Context, _ *struct{}) (api.Clock, error) {
-	return s.cfg.Services.System.ConfirmClock(ctx)
+	return s.cfg.Services.Clock.Confirm(ctx)
 }
 
 func (s *Server) stopDaemon(context.Context, *struct{}) (none, error) {

@@ -1,0 +1,22 @@
+package image
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// A machine that cannot build images refuses them before anything is begun, with
+// the remedy.
+func TestImagesThatCannotBeBuilt(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	s := Bootable{NewStore(t.TempDir(), Options{})}
+	err := s.Check("base")
+	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(agentlab.HintOf(err), "apt-get install mmdebstrap") {
+		t.Errorf("Check: %v, hint %q", err, agentlab.HintOf(err))
+	}
+	if err := s.Check("mine"); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		t.Errorf("Check of an unknown image: %v", err)
+	}
+}
