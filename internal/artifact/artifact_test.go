@@ -300,7 +300,7 @@ func TestSweepSameSize(t *testing.T) {
 	}
 	f.st.fail = nil
 	known := func(context.Context, string) (bool, error) { return true, nil }
-	if _, err := f.Sweep(t.Context(), known); err != nil {
+	if _, err := f.sweep(t.Context(), known); err != nil {
 		t.Fatal(err)
 	}
 	sum := sha256.Sum256([]byte("new"))
@@ -456,12 +456,12 @@ func TestSweep(t *testing.T) {
 	}
 	known := func(_ context.Context, id string) (bool, error) { return id == job1, nil }
 	f.now = time.Now().Add(59 * time.Minute)
-	got, err := f.Sweep(t.Context(), known)
-	if want := (Swept{Temporary: 3, Files: 1, Jobs: 2}); err != nil || got != want {
+	got, err := f.sweep(t.Context(), known)
+	if want := (swept{Temporary: 3, Files: 1, Jobs: 2}); err != nil || got != want {
 		t.Errorf("got %+v %v, want %+v", got, err, want)
 	}
 	f.now = time.Now().Add(61 * time.Minute)
-	if got, err := f.Sweep(t.Context(), known); err != nil || got != (Swept{Bundles: 1}) {
+	if got, err := f.sweep(t.Context(), known); err != nil || got != (swept{Bundles: 1}) {
 		t.Errorf("second: %+v %v", got, err)
 	}
 	want := []string{"artifacts/" + busy.name, "artifacts/" + job1 + "/kept", "artifacts/" + job1 + "/replaced", "logs/foreign"}
@@ -477,7 +477,7 @@ func TestSweep(t *testing.T) {
 		t.Error("the store's error is lost")
 	}
 	f.st.fail = nil
-	if got, err := f.Sweep(t.Context(), known); err != nil || got.Files != 1 {
+	if got, err := f.sweep(t.Context(), known); err != nil || got.Files != 1 {
 		t.Errorf("third: %+v %v", got, err)
 	}
 }

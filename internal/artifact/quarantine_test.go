@@ -31,15 +31,15 @@ func TestSweepOfALostDatabaseDeletesNothing(t *testing.T) {
 	leave(t, f)
 	before := f.names(t)
 	clear(f.st.rows)
-	got, err := f.Sweep(t.Context(), none)
-	if want := (Swept{Jobs: 2}); err != nil || got != want {
+	got, err := f.sweep(t.Context(), none)
+	if want := (swept{Jobs: 2}); err != nil || got != want {
 		t.Fatalf("got %+v, %v; want %+v", got, err, want)
 	}
 	if rest := f.names(t); len(rest) != len(before) {
 		t.Fatalf("files %q, before %q", rest, before)
 	}
 	f.now = f.now.Add(10*24*time.Hour - time.Minute)
-	if got, err := f.Sweep(t.Context(), none); err != nil || got != (Swept{}) {
+	if got, err := f.sweep(t.Context(), none); err != nil || got != (swept{}) {
 		t.Errorf("before the retention: %+v, %v", got, err)
 	}
 
@@ -65,11 +65,11 @@ func TestSweepOfALostDatabaseDeletesNothing(t *testing.T) {
 
 	// An unclaimed file is removed after its time.
 	clear(f.st.rows)
-	if _, err := f.Sweep(t.Context(), none); err != nil {
+	if _, err := f.sweep(t.Context(), none); err != nil {
 		t.Fatal(err)
 	}
 	f.now = f.now.Add(10*24*time.Hour + time.Second)
-	if got, err := f.Sweep(t.Context(), none); err != nil || got.Expired != 4 {
+	if got, err := f.sweep(t.Context(), none); err != nil || got.Expired != 4 {
 		t.Errorf("after the retention: %+v, %v", got, err)
 	}
 	if left := f.names(t); len(left) != 0 {
@@ -82,7 +82,7 @@ func TestRecoverReplacesNothing(t *testing.T) {
 	known := func(context.Context, string) (bool, error) { return true, nil }
 	leave(t, f)
 	delete(f.st.rows, job1+"\x00b")
-	if got, err := f.Sweep(t.Context(), known); err != nil || got != (Swept{Files: 1}) {
+	if got, err := f.sweep(t.Context(), known); err != nil || got != (swept{Files: 1}) {
 		t.Fatalf("got %+v, %v", got, err)
 	}
 	f.put(t, job1, "b", "newer")

@@ -38,8 +38,8 @@ func (s *Service) Delete(ctx context.Context, jobID string) error {
 	)
 }
 
-// Swept counts what Sweep removed or moved away.
-type Swept struct {
+// swept counts what a sweep removed or moved away.
+type swept struct {
 	Temporary int // unfinished uploads and deletions
 	Files     int // files without a row, moved to the quarantine
 	Jobs      int // unknown jobs with files that were moved to the quarantine
@@ -51,8 +51,14 @@ type Swept struct {
 // or row to the quarantine for Limits.Quarantine: they may be the only data of
 // a job whose row was lost. known reports whether a job exists. Sweep may run
 // at any time. Files with names that AgentLab does not use are not changed.
-func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, jobID string) (bool, error)) (Swept, error) {
-	var out Swept
+// It returns how much it removed or moved.
+func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, jobID string) (bool, error)) (int, error) {
+	n, err := s.sweep(ctx, known)
+	return n.Temporary + n.Files + n.Jobs + n.Bundles + n.Expired, err
+}
+
+func (s *Service) sweep(ctx context.Context, known func(ctx context.Context, jobID string) (bool, error)) (swept, error) {
+	var out swept
 	errs := []error{s.sweepTemp(s.files, tmpDir, &out.Temporary), s.sweepTemp(s.bundles, ".", &out.Temporary)}
 	orphans := map[string]bool{}
 	visit := func(root *os.Root, suffix string, each func(jobID string) error) {

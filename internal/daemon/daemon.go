@@ -155,7 +155,7 @@ func (d *Daemon) openAPI(a config.API) error {
 	case d.cfg.Paths.System:
 		rules.Groups = map[string]server.Access{}
 		for group, role := range a.GroupRoles() {
-			rules.Groups[group] = accessOf(role)
+			rules.Groups[group] = server.AccessOf(role)
 		}
 	case len(a.Groups) > 0:
 		return agentlab.Errorf(agentlab.CodeInvalid, "only the machine-wide daemon serves groups; this one is yours alone").

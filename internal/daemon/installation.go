@@ -214,10 +214,17 @@ func writeInstallation(p config.Paths, id string) error {
 	return nil
 }
 
-// checkInstallation repeats the check of bindInstallation in a running daemon: nothing is swept
-// after the state directory or its id was replaced.
-func checkInstallation(ctx context.Context, p config.Paths, st *store.Store) error {
-	inStore, err := st.Fact(ctx, store.FactInstallation)
+// installation is a state directory with its database.
+type installation struct {
+	paths config.Paths
+	store *store.Store
+}
+
+// Check compares the two ids once more, for a daemon that has been running for
+// a while: the state directory or its id may have been replaced.
+func (i *installation) Check(ctx context.Context) error {
+	p := i.paths
+	inStore, err := i.store.Fact(ctx, store.FactInstallation)
 	if err != nil {
 		return err
 	}

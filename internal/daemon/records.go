@@ -26,15 +26,13 @@ import (
 type records struct {
 	dir   string
 	store *store.Store
+	keep  time.Duration // retention of records of unknown jobs
+	clock func() time.Time
 	log   *slog.Logger
 
 	mu   sync.Mutex
 	due  map[string]bool
 	wake chan struct{} // has a value if due is not empty
-}
-
-func newRecords(dir string, st *store.Store, log *slog.Logger) *records {
-	return &records{dir: dir, store: st, log: log, due: map[string]bool{}, wake: make(chan struct{}, 1)}
 }
 
 func recordFile(dir, jobID string) string { return filepath.Join(dir, jobID+".json") }
@@ -153,17 +151,19 @@ func (r *records) catchUp(ctx context.Context) error {
 	}
 }
 
-// sweep deletes the records of unknown jobs that are older than age.
-func (r *records) sweep(ctx context.Context, known func(context.Context, string) (bool, error), now time.Time, age time.Duration) error {
+// Sweep removes the records of unknown jobs whose retention has ended. They are
+// not counted: each is a copy.
+func (r *records) Sweep(ctx context.Context, known func(context.Context, string) (bool, error)) (int, error) {
 	entries, err := os.ReadDir(r.dir)
 	if err != nil {
-		return fsfault.At(r.dir, err)
+		return 0, fsfault.At(r.dir, err)
 	}
+	now := r.clock()
 	var errs []error
 	for _, e := range entries {
 		id, ok := recordOf(e.Name())
 		st, err := e.Info()
-		if !ok || err != nil || now.Sub(st.ModTime()) < age {
+		if !ok || err != nil || now.Sub(st.ModTime()) < r.keep {
 			continue
 		}
 		exists, err := known(ctx, id)
@@ -174,5 +174,5 @@ func (r *records) sweep(ctx context.Context, known func(context.Context, string)
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	return 0, errors.Join(errs...)
 }

@@ -33,26 +33,27 @@ type services struct {
 	settings config.Config
 	log      *slog.Logger
 
-	bus       *bus
-	store     *store.Store
-	images    *image.Store
-	driver    backend.Driver
-	bootable  sandbox.Images // images that the driver boots
-	profiles  *profile.Library
-	vault     *secret.Vault
-	artifacts *artifact.Service
-	space     *doctor.Space
-	doctor    *doctor.Service
-	backups   *backups
-	records   *records
-	clock     *hostclock.Watch
-	bootstrap *bootstrap.Service
-	sandboxes *sandbox.Service
-	jobs      *job.Service
-	guests    *guestserver.Server
-	gc        *gc.Collector
-	tokens    *auth.Service
-	audit     *audit.Service
+	bus          *bus
+	store        *store.Store
+	images       *image.Store
+	driver       backend.Driver
+	bootable     sandbox.Images // what the driver boots
+	profiles     *profile.Library
+	vault        *secret.Vault
+	artifacts    *artifact.Service
+	space        *doctor.Space
+	doctor       *doctor.Service
+	backups      *backups
+	records      *records
+	installation *installation
+	clock        *hostclock.Watch
+	bootstrap    *bootstrap.Service
+	sandboxes    *sandbox.Service
+	jobs         *job.Service
+	guests       *guestserver.Server
+	gc           *gc.Collector
+	tokens       *auth.Service
+	audit        *audit.Service
 
 	hostNetwork *hostNetwork
 }
@@ -85,7 +86,8 @@ func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
 		return s.space.AddHint(err)
 	}
 	undo.add(s.store.Close)
-	s.records = newRecords(s.cfg.Paths.Records(), s.store, s.log.With("part", "records"))
+	s.records = &records{dir: s.cfg.Paths.Records(), store: s.store, keep: config.Days(s.settings.Retention.ArtifactsDays), clock: s.cfg.Clock, log: s.log.With("part", "records"), due: map[string]bool{}, wake: make(chan struct{}, 1)}
+	s.installation = &installation{s.cfg.Paths, s.store}
 	if err := bindInstallation(ctx, s.cfg.Paths, s.store); err != nil {
 		return err
 	}
@@ -220,15 +222,16 @@ func (s *services) openSandboxes() {
 			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootTimeout: s.settings.BootTimeout(),
 		},
 		Audit: s.audit, Host: s.doctor,
-		Notes:  destroyIntents{s.cfg.Paths.Ending()},
-		Clock:  s.cfg.Clock,
-		Logger: s.log.With("part", "sandboxes"),
+		IntentsDir: s.cfg.Paths.Ending(),
+		Clock:      s.cfg.Clock,
+		Logger:     s.log.With("part", "sandboxes"),
 	})
 }
 
 func (s *services) openGC(context.Context, *cleanup) error {
 	s.gc = gc.New(gc.Config{
-		Store: s.store, Files: gcFiles{s.artifacts, s}, Jobs: s.jobs, Profiles: s.profiles, Time: s.clock,
+		Store: s.store, Files: s.artifacts, Jobs: s.jobs, Profiles: s.profiles, Time: s.clock,
+		Sweepers: []gc.Sweeper{s.artifacts, s.records, s.bootstrap}, Installation: s.installation,
 		Artifacts: config.Days(s.settings.Retention.ArtifactsDays),
 		Events:    config.Days(s.settings.Retention.EventsDays),
 		Egress:    config.Days(s.settings.Retention.EgressDays),

@@ -123,52 +123,6 @@ func TestRemoteDaemon(t *testing.T) {
 	}
 }
 
-// TestCertificateIsRenewed: a new pair is used without a restart, half a one
-// is not.
-func TestCertificateIsRenewed(t *testing.T) {
-	dir := t.TempDir()
-	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	writeCert(t, cert, key, 1)
-	now, warned := time.Now(), 0
-	c := &certificate{certFile: cert, keyFile: key, now: func() time.Time { return now }, warn: func(error) { warned++ }}
-	if err := c.load(); err != nil {
-		t.Fatal(err)
-	}
-	serial := func() int64 {
-		got, err := c.get(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return got.Leaf.SerialNumber.Int64()
-	}
-	if !c.names("lab.example") || c.names("evil.example") {
-		t.Error("names")
-	}
-	later := filepath.Join(dir, "later.pem")
-	writeCert(t, later, later+".key", 2)
-	if err := os.Rename(later, cert); err != nil { // the key is still the old one
-		t.Fatal(err)
-	}
-	if now = now.Add(lookEvery); serial() != 1 || warned != 1 {
-		t.Errorf("half a pair: serial %d, warned %d times", serial(), warned)
-	}
-	if err := os.Rename(later+".key", key); err != nil {
-		t.Fatal(err)
-	}
-	if serial() != 1 {
-		t.Error("looked too often")
-	}
-	if now = now.Add(lookEvery); serial() != 2 || warned != 1 {
-		t.Errorf("renewed: serial %d, warned %d times", serial(), warned)
-	}
-	if err := os.Remove(cert); err != nil {
-		t.Fatal(err)
-	}
-	if now = now.Add(lookEvery); serial() != 2 || warned != 2 {
-		t.Errorf("gone: serial %d, warned %d times", serial(), warned)
-	}
-}
-
 func TestRefusedTCP(t *testing.T) {
 	dir := t.TempDir()
 	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")

@@ -37,9 +37,20 @@ type Files interface {
 	// Delete removes artifacts with their rows, log and repository bundle of
 	// a job; it succeeds if there are none.
 	Delete(ctx context.Context, jobID string) error
-	// Sweep removes files that crashes left behind and files without a job,
-	// and returns their number.
+}
+
+// Sweeper is a service that removes what crashes left behind and what belongs
+// to no known job. It returns how much it removed.
+type Sweeper interface {
 	Sweep(ctx context.Context, known func(ctx context.Context, jobID string) (bool, error)) (int, error)
+}
+
+// Installation is the state directory with its database; *recovery.Installation
+// implements it.
+type Installation interface {
+	// Check returns an error if the database is not that of the state
+	// directory. Nothing is swept then.
+	Check(ctx context.Context) error
 }
 
 // Jobs is the job service; *job.Service implements it.
@@ -67,6 +78,9 @@ type Time interface {
 type Config struct {
 	Store Store
 	Files Files
+
+	Sweepers     []Sweeper
+	Installation Installation // nil: not checked
 
 	Jobs     Jobs
 	Profiles Profiles // nil: no profile has a retention of its own
@@ -264,9 +278,19 @@ func (c *Collector) job(ctx context.Context, id string, old bool, d *Deleted) er
 	return nil
 }
 
-func (c *Collector) files(ctx context.Context, _ time.Time, d *Deleted) (err error) {
-	d.Files, err = c.cfg.Files.Sweep(ctx, c.cfg.Jobs.Known)
-	return err
+func (c *Collector) files(ctx context.Context, _ time.Time, d *Deleted) error {
+	if c.cfg.Installation != nil {
+		if err := c.cfg.Installation.Check(ctx); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for _, s := range c.cfg.Sweepers {
+		n, err := s.Sweep(ctx, c.cfg.Jobs.Known)
+		d.Files += n
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // sandboxes deletes old rows of destroyed sandboxes.

@@ -99,7 +99,29 @@ func (s *state) AppendEvents(_ context.Context, evs ...agentlab.Event) error {
 }
 
 func (s *state) Sweep(context.Context, func(context.Context, string) (bool, error)) (int, error) {
-	return 0, nil
+	s.done = append(s.done, "sweep")
+	return 1, s.fail["sweep"]
+}
+
+// installation is a state directory that does not match, when err is set.
+type installation struct{ err error }
+
+func (i installation) Check(context.Context) error { return i.err }
+
+// All sweepers run, also after one that fails. None runs in a state directory
+// of another database.
+func TestSweepers(t *testing.T) {
+	failed, foreign := errors.New("failed"), errors.New("foreign")
+	bad, good := &state{fail: map[string]error{"sweep": failed}}, &state{}
+	sweep := func(err error) (gc.Deleted, error) {
+		return gc.New(gc.Config{Store: good, Files: good, Jobs: good, Sweepers: []gc.Sweeper{bad, good}, Installation: installation{err}}).Pass(t.Context())
+	}
+	if d, err := sweep(foreign); !errors.Is(err, foreign) || d.Files != 0 || len(bad.done)+len(good.done) != 0 {
+		t.Errorf("foreign: %+v, %v, %q, %q", d, err, bad.done, good.done)
+	}
+	if d, err := sweep(nil); !errors.Is(err, failed) || d.Files != 2 || len(bad.done) != 1 || len(good.done) != 1 {
+		t.Errorf("%+v, %v, %q, %q", d, err, bad.done, good.done)
+	}
 }
 
 var now = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)

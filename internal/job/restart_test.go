@@ -208,7 +208,7 @@ func TestLocalRepo(t *testing.T) {
 		_, err = w.jobs.Create(ctx, agentlab.JobRequest{Task: "repo", BundleID: b.ID})
 		wantCode(t, err, agentlab.CodeNotFound)
 		w.phase(j.ID, "agent")
-		collector := gc.New(gc.Config{Store: w.store, Files: sweeper{w}, Jobs: w.jobs})
+		collector := gc.New(gc.Config{Store: w.store, Files: w.artifacts, Sweepers: []gc.Sweeper{w.artifacts}, Jobs: w.jobs})
 		if _, err := collector.Pass(ctx); err != nil {
 			w.Error(err)
 		}
@@ -224,18 +224,6 @@ func TestLocalRepo(t *testing.T) {
 	})
 }
 
-// The store and the files as the collector sees them.
-type (
-	sweeper struct{ w *world }
-)
-
-func (s sweeper) Delete(ctx context.Context, id string) error { return s.w.artifacts.Delete(ctx, id) }
-
-func (s sweeper) Sweep(ctx context.Context, known func(context.Context, string) (bool, error)) (int, error) {
-	n, err := s.w.artifacts.Sweep(ctx, known)
-	return n.Temporary + n.Files + n.Jobs + n.Bundles, err
-}
-
 // retention is how long the artifacts of profiles are kept.
 type retention map[string]time.Duration
 
@@ -247,7 +235,7 @@ func TestRetention(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
 		collector := gc.New(gc.Config{
-			Store: w.store, Files: sweeper{w}, Jobs: w.jobs,
+			Store: w.store, Files: w.artifacts, Sweepers: []gc.Sweeper{w.artifacts}, Jobs: w.jobs,
 			Profiles:  retention{"dark": 5 * day},
 			Artifacts: 30 * day, Events: 60 * day, Rows: 90 * day,
 		})

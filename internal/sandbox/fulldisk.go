@@ -2,34 +2,20 @@ package sandbox
 
 import "github.com/agentlab-vm/agentlab"
 
-// Notes lists, outside the database, sandboxes that must be destroyed although
-// their rows do not say so, because the database had no disk space for the
-// change.
-type Notes interface {
-	// Put adds a sandbox. Adding it again succeeds.
-	Put(uid string) error
-	// List returns the sandboxes that were added.
-	List() (uids []string, err error)
-	// Remove removes a sandbox, if it is in the list.
-	Remove(uid string) error
-}
-
 // fullDisk reports whether the database had no disk space for a change.
 func fullDisk(err error) bool { return agentlab.CodeOf(err) == agentlab.CodeNoSpace }
 
-// destroyWithoutRow makes the loop destroy a sandbox whose row cannot be
-// updated. Usually the desired state is stored first. Here that would be a
-// deadlock: this sandbox may be what fills the disk. The note replaces the
-// row. Without it, a crash leaves a sandbox whose VM is gone.
+// destroyWithoutRow makes the loop destroy a sandbox whose row cannot say so.
+// Elsewhere intent is written first. Here that would be a deadlock: the disk
+// that has no room for it may be full of this sandbox. The file of the
+// intent takes the place of the row. Without it, a crash leaves a sandbox whose VM is gone.
 func (s *Service) destroyWithoutRow(sb agentlab.Sandbox) {
 	if sb.State == agentlab.SandboxDestroyed {
 		return
 	}
 	s.log.Warn("a sandbox is destroyed before the database can say so: the disk is full", "vmid", sb.VMID)
-	if s.cfg.Notes != nil {
-		if err := s.cfg.Notes.Put(sb.UID); err != nil {
-			s.log.Warn("the request to destroy a sandbox was not noted", "vmid", sb.VMID, "err", err)
-		}
+	if err := s.intents.put(sb.UID); err != nil {
+		s.log.Warn("the request to destroy a sandbox was not stored", "vmid", sb.VMID, "err", err)
 	}
 	s.markUnwritten(sb)
 	s.loop.Interrupt(sb.VMID)
@@ -47,38 +33,32 @@ func (s *Service) destroyPending(sb agentlab.Sandbox) (yes bool) {
 	return yes
 }
 
-// readNotes reads the notes of an earlier process. A note without a row is
-// removed.
-func (s *Service) readNotes(rows []agentlab.Sandbox) {
-	if s.cfg.Notes == nil {
-		return
-	}
-	noted, err := s.cfg.Notes.List()
+// readIntents takes up what a process before this one has stored. An intent
+// without a row is removed.
+func (s *Service) readIntents(rows []agentlab.Sandbox) {
+	stored, err := s.intents.list()
 	if err != nil {
-		s.log.Error("the noted requests to destroy sandboxes cannot be read", "err", err)
+		s.log.Error("the stored requests to destroy sandboxes cannot be read", "err", err)
 		return
 	}
 	live := map[string]agentlab.Sandbox{}
 	for _, sb := range rows {
 		live[sb.UID] = sb
 	}
-	for _, uid := range noted {
+	for _, uid := range stored {
 		if sb, ok := live[uid]; ok {
 			s.markUnwritten(sb)
 			continue
 		}
-		if err := s.cfg.Notes.Remove(uid); err != nil {
-			s.log.Warn("a note about a destroyed sandbox was not removed", "uid", uid, "err", err)
+		if err := s.intents.remove(uid); err != nil {
+			s.log.Warn("the stored request of a destroyed sandbox was not removed", "uid", uid, "err", err)
 		}
 	}
 }
 
-func (s *Service) forgetNote(sb agentlab.Sandbox) {
+func (s *Service) dropIntent(sb agentlab.Sandbox) {
 	s.withState(sb.VMID, func(m *runtimeState) { m.destroyPending = false })
-	if s.cfg.Notes == nil {
-		return
-	}
-	if err := s.cfg.Notes.Remove(sb.UID); err != nil { // the next process removes it
-		s.log.Warn("a note about a destroyed sandbox was not removed", "vmid", sb.VMID, "err", err)
+	if err := s.intents.remove(sb.UID); err != nil { // the next process removes it
+		s.log.Warn("the stored request of a destroyed sandbox was not removed", "vmid", sb.VMID, "err", err)
 	}
 }

@@ -2,9 +2,7 @@ package sandbox_test
 
 import (
 	"context"
-	"maps"
-	"slices"
-	"sync"
+	"os"
 	"testing"
 	"time"
 
@@ -12,35 +10,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 )
-
-// notebook is what outlives a process besides the database.
-type notebook struct {
-	mu   sync.Mutex
-	uids map[string]bool
-}
-
-func (n *notebook) Put(uid string) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.uids == nil {
-		n.uids = map[string]bool{}
-	}
-	n.uids[uid] = true
-	return nil
-}
-
-func (n *notebook) List() ([]string, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return slices.Collect(maps.Keys(n.uids)), nil
-}
-
-func (n *notebook) Remove(uid string) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	delete(n.uids, uid)
-	return nil
-}
 
 // untilGone lets time pass until the backend has nothing of a sandbox.
 func (w *world) untilGone(sb agentlab.Sandbox) {
@@ -82,8 +51,8 @@ func TestDestroyOnFullDisk(t *testing.T) {
 					w.Errorf("%s, to be %s: %s", row.State, row.Desired, row.Reason)
 				}
 				w.settle()
-				if left, _ := w.notes.List(); len(left) != 0 {
-					w.Errorf("notes are left: %v", left)
+				if left, err := os.ReadDir(w.intents); err != nil || len(left) != 0 {
+					w.Errorf("stored requests are left: %v, %v", left, err)
 				}
 			})
 		})

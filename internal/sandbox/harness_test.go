@@ -132,6 +132,7 @@ func (s serve) Serve(ctx context.Context, vmid int, l net.Listener) error { retu
 type world struct {
 	*testing.T
 	path     string
+	intents  string // directory; outlives the daemon
 	store    *store.Store
 	host     *fake.Host
 	driver   *fake.Driver
@@ -142,7 +143,6 @@ type world struct {
 
 	full   atomic.Bool      // the host's disk
 	dbFull atomic.Bool      // so full that the database cannot be written
-	notes  notebook         // outlives the daemon
 	clock  func() time.Time // the daemon's; nil means time.Now
 	plain  bool             // the driver has nothing that a backend need not have
 	wrap   func(backend.Driver) backend.Driver
@@ -161,7 +161,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	w := &world{
-		T: t, path: filepath.Join(t.TempDir(), "agentlab.db"), host: host,
+		T: t, path: filepath.Join(t.TempDir(), "agentlab.db"), intents: t.TempDir(), host: host,
 		profiles: &profiles{list: map[string]agentlab.Profile{
 			"plain":   {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: time.Hour},
 			"secrets": {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: time.Hour, SecretsBundle: "default"},
@@ -199,7 +199,7 @@ func (w *world) begin() {
 	}
 	w.driver = w.host.Open()
 	w.svc = sandbox.New(sandbox.Config{
-		Store: db{w.store, &w.dbFull}, Notes: &w.notes, Driver: w.offered(), Images: w.images,
+		Store: db{w.store, &w.dbFull}, IntentsDir: w.intents, Driver: w.offered(), Images: w.images,
 		Profiles:       w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Clock: w.clock, Host: host{w},
 		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Info: w.driver.Info(), Clock: w.clock})},

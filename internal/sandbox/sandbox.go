@@ -169,10 +169,9 @@ type Config struct {
 	DefaultImage   string // if neither request nor profile names one
 	Limits         Limits
 
-	// Notes stores requests to destroy a sandbox when the database has no
-	// disk space for them. With nil they are lost if the process ends before
-	// it has destroyed the sandbox.
-	Notes Notes
+	// IntentsDir is the directory for requests to destroy a sandbox that the
+	// database had no room for. "": they are lost with the process.
+	IntentsDir string
 
 	Clock  func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
@@ -190,6 +189,7 @@ type Service struct {
 	orphans lock.Keyed[string] // by UID; held during a destruction
 	images  imageBuilds
 	guests  Guests // nil means that guests are not served
+	intents destroyIntents
 
 	mu           sync.Mutex
 	states       map[int]*runtimeState
@@ -231,7 +231,7 @@ type runtimeState struct {
 // New returns a Service. Call Run to start it.
 func New(cfg Config) *Service {
 	s := &Service{
-		cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock,
+		cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, intents: destroyIntents{cfg.IntentsDir},
 		states: map[int]*runtimeState{}, knownOrphans: map[string]backend.Instance{},
 	}
 	if s.log == nil {
@@ -269,7 +269,7 @@ func (s *Service) Run(ctx context.Context) error {
 		s.track(sb)
 		s.loop.Wake(sb.VMID)
 	}
-	s.readNotes(rows)
+	s.readIntents(rows)
 	s.wg.Go(func() { s.auditLoop(ctx) })
 	s.loop.Run(ctx)
 	cancel()

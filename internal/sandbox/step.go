@@ -293,7 +293,7 @@ func (s *Service) destroyed(ctx context.Context, sb agentlab.Sandbox) error {
 		return []agentlab.Event{stateEvent(*now, before)}, nil
 	})
 	if err == nil && s.destroyPending(sb) {
-		s.forgetNote(sb)
+		s.dropIntent(sb)
 	}
 	return err
 }

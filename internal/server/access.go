@@ -87,8 +87,8 @@ func inGroup(p Peer, group string) bool {
 	return err == nil && slices.Contains(ids, g.Gid)
 }
 
-// accessOf returns the access of a role, 0 for an unknown role.
-func accessOf(r agentlab.Role) Access { return Access(slices.Index(agentlab.Roles, r) + 1) }
+// AccessOf is the access that a role gives, 0 for one that is not known.
+func AccessOf(r agentlab.Role) Access { return Access(slices.Index(agentlab.Roles, r) + 1) }
 
 // caller is the authenticated caller of a connection, and then of a call.
 type caller struct {
@@ -147,7 +147,7 @@ func (s *Server) authenticate(r *http.Request) (_ context.Context, leave func(),
 	if err != nil {
 		return ctx, nil, err
 	}
-	who = caller{local: who.local, where: who.where, from: who.from, token: &token, good: good, level: accessOf(token.Role)}
+	who = caller{local: who.local, where: who.where, from: who.from, token: &token, good: good, level: AccessOf(token.Role)}
 	ctx, cancel := context.WithCancel(context.WithValue(ctx, callerKey{}, who))
 	stop := context.AfterFunc(good, cancel)
 	return ctx, func() { stop(); cancel(); out() }, permit(who, AccessRead)

@@ -297,7 +297,7 @@ func accessDoc(t *testing.T, table []route, creds []credential, cells map[string
 				continue
 			}
 			ids = append(ids, "`"+r.id+"`")
-			if role == "" || r.access < accessOf(agentlab.Role(role)) {
+			if role == "" || r.access < AccessOf(agentlab.Role(role)) {
 				role = r.access.String()
 			}
 			if r.reach == localOnly {

@@ -193,7 +193,7 @@ func TestNotWithoutTLS(t *testing.T) {
 // TestSlowTCP: half a header, half a handshake and half a refused body hold no
 // connection for long.
 func TestSlowTCP(t *testing.T) {
-	cert, _ := selfSigned(t)
+	cert, _ := selfSigned(t, 1)
 	h := start(t, func(c *Config) { c.HeaderTimeout = 100 * time.Millisecond })
 	plainAddr := h.serveTCP(t, TCP{})
 	h2 := start(t, func(c *Config) { c.HeaderTimeout = 100 * time.Millisecond })
@@ -305,15 +305,15 @@ func TestTokenEndsStreams(t *testing.T) {
 	_ = stayFar.Close()
 }
 
-// selfSigned makes a certificate for lab.example and 127.0.0.1.
-func selfSigned(t *testing.T) (cert tls.Certificate, pemText []byte) {
+// selfSigned makes a certificate with that serial number for lab.example and 127.0.0.1.
+func selfSigned(t *testing.T, serial int64) (cert tls.Certificate, pemText []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "lab"}, DNSNames: []string{"lab.example"},
+		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "lab"}, DNSNames: []string{"lab.example"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 	}
@@ -333,10 +333,10 @@ func selfSigned(t *testing.T) (cert tls.Certificate, pemText []byte) {
 func TestTLS(t *testing.T) {
 	l := startAccess(t)
 	l.err = nil
-	cert, ca := selfSigned(t)
+	cert, ca := selfSigned(t, 1)
 	second := start(t, func(c *Config) { c.Services = l.srv.cfg.Services })
 	addr := second.serveTCP(t, TCP{TLS: &tls.Config{Certificates: []tls.Certificate{cert}}, Ours: func(name string) bool { return cert.Leaf.VerifyHostname(name) == nil }})
-	_, foreign := selfSigned(t)
+	_, foreign := selfSigned(t, 1)
 	pinOf := func(spki []byte) string {
 		sum := sha256.Sum256(spki)
 		return "sha256/" + base64.StdEncoding.EncodeToString(sum[:])

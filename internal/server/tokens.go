@@ -49,7 +49,7 @@ func (s *Server) usefulVerb(verb string, role agentlab.Role, bound bool) error {
 		}
 	}
 	could := []string{fmt.Sprintf("role %s could have %s", role, strings.Join(useful, ", "))}
-	for _, more := range agentlab.Roles[accessOf(role):] {
+	for _, more := range agentlab.Roles[AccessOf(role):] {
 		all := s.usefulVerbs(more, bound)
 		adds := slices.DeleteFunc(slices.Clone(all), func(v string) bool { return slices.Contains(useful, v) })
 		if len(adds) > 0 {
@@ -65,7 +65,7 @@ func (s *Server) usefulVerb(verb string, role agentlab.Role, bound bool) error {
 func (s *Server) usefulVerbs(role agentlab.Role, bound bool) []string {
 	var useful []string
 	for _, r := range s.table {
-		if r.reach == anywhere && r.access <= accessOf(role) && (!bound || r.target != noTarget) {
+		if r.reach == anywhere && r.access <= AccessOf(role) && (!bound || r.target != noTarget) {
 			useful = append(useful, r.verb)
 		}
 	}

@@ -1,4 +1,4 @@
-package daemon
+package sandbox
 
 import (
 	"errors"
@@ -12,12 +12,16 @@ import (
 )
 
 // destroyIntents is the directory that stores, as names of empty files, the UIDs
-// of sandboxes that must be destroyed, for when the database has no disk space
-// for the change. An empty file needs no block on a full disk.
+// of sandboxes that must be destroyed although their rows do not say so: the
+// database had no room for it. An empty file needs no block of a full disk.
+// Without a directory nothing is stored.
 type destroyIntents struct{ dir string }
 
-// Put implements sandbox.Notes.
-func (n destroyIntents) Put(uid string) error {
+// put stores a sandbox. Storing one again succeeds.
+func (n destroyIntents) put(uid string) error {
+	if n.dir == "" {
+		return nil
+	}
 	path := filepath.Join(n.dir, uid)
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600) //nolint:gosec // our own name
 	if err == nil {
@@ -29,12 +33,15 @@ func (n destroyIntents) Put(uid string) error {
 	return nil
 }
 
-// uidOf returns the UID in the name of a note. Older versions named a note
+// uidOf returns the UID in the name of a file. Older versions named it
 // VMID-UID.
 func uidOf(name string) string { return name[strings.LastIndexByte(name, '-')+1:] }
 
-// List implements sandbox.Notes.
-func (n destroyIntents) List() ([]string, error) {
+// list returns the stored UIDs.
+func (n destroyIntents) list() ([]string, error) {
+	if n.dir == "" {
+		return nil, nil
+	}
 	entries, err := os.ReadDir(n.dir)
 	if err != nil {
 		return nil, fsfault.At(n.dir, err)
@@ -46,8 +53,11 @@ func (n destroyIntents) List() ([]string, error) {
 	return uids, nil
 }
 
-// Remove implements sandbox.Notes.
-func (n destroyIntents) Remove(uid string) error {
+// remove removes a sandbox; it need not be stored.
+func (n destroyIntents) remove(uid string) error {
+	if n.dir == "" {
+		return nil
+	}
 	entries, err := os.ReadDir(n.dir)
 	if err != nil {
 		return fsfault.At(n.dir, err)
