@@ -191,7 +191,7 @@ var Layers = append(driverLayers(), []Layer{
 	},
 	{
 		Name: "server", Packages: []string{"internal/server/..."},
-		May: and([]string{".", "api", "guestapi", "internal/auth"}, serviceNames, leaves),
+		May: and([]string{".", "api", "guestapi", "internal/auth", "internal/egress", "internal/hostnet", "internal/image", "internal/profile", "internal/secret"}, serviceNames, leaves),
 		Why: "the server authenticates, decodes, calls one service and encodes; it knows no store and no driver",
 	},
 	{
@@ -200,11 +200,19 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "what looks after the host and the database of a daemon knows no server and no other service",
 	},
 	{
+		Name: "recovery", Packages: []string{"internal/recovery"},
+		May: and([]string{
+			".", "api", "internal/artifact", "internal/backend", "internal/backend/registry", "internal/config", "internal/hostnet", "internal/image",
+			"internal/sandbox", "internal/store",
+		}, leaves),
+		Why: "a database is repaired without a daemon and its server; only the files of jobs and the backend are asked",
+	},
+	{
 		Name: "daemon", Packages: []string{"internal/daemon/..."},
 		May: and([]string{
 			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend", "internal/backend/registry", "internal/backends", "internal/config",
 			"internal/control", "internal/egress/...", "internal/doctor", "internal/guestserver", "internal/hostclock", "internal/hostnet", "internal/image", "internal/profile",
-			"internal/secret", "internal/server", "internal/store", "internal/supervisor",
+			"internal/recovery", "internal/secret", "internal/server", "internal/store", "internal/supervisor",
 		}, serviceNames, leaves),
 		Why: "the daemon wires the house together; faces and guests are other programs",
 	},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
 // Paths are the directories of one AgentLab installation. All are absolute.
@@ -76,6 +77,22 @@ func (p Paths) Socket() string { return filepath.Join(p.Run, "agentlabd.sock") }
 // database, which two daemons would damage.
 func (p Paths) Lock() string { return filepath.Join(p.State, "agentlabd.lock") }
 
+// TryLock makes this process the only one that works with the state directory,
+// which must exist: two daemons would damage the database. Code exists means
+// that a daemon runs.
+func (p Paths) TryLock() (*lock.Lock, error) {
+	l, err := lock.Try(p.Lock())
+	if agentlab.CodeOf(err) == agentlab.CodeBusy {
+		who := ""
+		if pid := lock.Holder(p.Lock()); pid != 0 {
+			who = fmt.Sprintf(" (pid %d)", pid)
+		}
+		return nil, agentlab.Errorf(agentlab.CodeExists, "a daemon is already running for %s%s", p.State, who).
+			WithHint("use that one, or end it: agentlab daemon stop")
+	}
+	return l, err
+}
+
 // ConfigFile is config.yaml.
 func (p Paths) ConfigFile() string { return filepath.Join(p.Config, "config.yaml") }
 
@@ -108,6 +125,9 @@ func (p Paths) Installation() string { return filepath.Join(p.State, "installati
 
 // Sandboxes has one directory for each sandbox of drivers that store files.
 func (p Paths) Sandboxes() string { return filepath.Join(p.State, "sandboxes") }
+
+// Network holds the records of sandboxes on the bridge of this host.
+func (p Paths) Network() string { return filepath.Join(p.State, "network") }
 
 // Artifacts has one directory for each job.
 func (p Paths) Artifacts() string { return filepath.Join(p.State, "artifacts") }

@@ -19,7 +19,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backends"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/config"
-	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/server"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 	"github.com/agentlab-vm/agentlab/internal/version"
@@ -85,9 +84,11 @@ func New(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 	if err := cfg.Paths.Ensure(); err != nil {
 		return nil, err
 	}
-	if err := d.lock(); err != nil {
+	held, err := cfg.Paths.TryLock() // before anything that two daemons could break
+	if err != nil {
 		return nil, err
 	}
+	d.undo.add(held.Unlock)
 	if err := d.openLog(); err != nil {
 		return nil, err
 	}
@@ -105,25 +106,6 @@ func New(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 		return nil, err
 	}
 	return d, nil
-}
-
-// lock ensures that this is the only daemon of the home. It is called before
-// any access that two daemons must not make.
-func (d *Daemon) lock() error {
-	path := d.cfg.Paths.Lock()
-	l, err := lock.Try(path)
-	if agentlab.CodeOf(err) == agentlab.CodeBusy {
-		e := agentlab.Errorf(agentlab.CodeExists, "a daemon is already running for %s", d.cfg.Paths.State)
-		if pid := lock.Holder(path); pid != 0 {
-			e = agentlab.Errorf(agentlab.CodeExists, "a daemon is already running for %s (pid %d)", d.cfg.Paths.State, pid)
-		}
-		return e.WithHint("use that one, or end it: agentlab daemon stop")
-	}
-	if err != nil {
-		return err
-	}
-	d.undo.add(l.Unlock)
-	return nil
 }
 
 // logBytes is the maximum size of the daemon's log: agentlabd.log and its

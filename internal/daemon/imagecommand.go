@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/image"
 )
 
@@ -24,7 +25,7 @@ Usage:
 `
 
 // imageCommand runs 'agentlabd image'.
-func imageCommand(args []string, stdout, stderr io.Writer) int {
+func imageCommand(ctx context.Context, args []string, stdout io.Writer) error {
 	fs := flag.NewFlagSet("agentlabd image", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	recipe := fs.String("recipe", "", "")
@@ -32,28 +33,25 @@ func imageCommand(args []string, stdout, stderr io.Writer) int {
 	fs.StringVar(&o.Suite, "suite", "", "")
 	fs.StringVar(&o.Runner, "runner", "", "")
 	if len(args) == 0 || args[0] != "stage" || fs.Parse(args[1:]) != nil || fs.NArg() < 1 || fs.NArg() > 2 {
-		fmt.Fprint(stderr, imageUsage)
-		return 2
+		return config.Usage(imageUsage)
 	}
-	return printError(stderr, untilSignal(func(ctx context.Context) error {
-		req := image.BuildRequest{Name: fs.Arg(0)}
-		if *recipe != "" {
-			text, err := os.ReadFile(*recipe)
-			if err != nil {
-				return err
-			}
-			req.Recipe = string(text)
-		}
-		r, err := req.Parse()
+	req := image.BuildRequest{Name: fs.Arg(0)}
+	if *recipe != "" {
+		text, err := os.ReadFile(*recipe)
 		if err != nil {
 			return err
 		}
-		if dir := fs.Arg(1); dir != "" {
-			if err := r.Stage(ctx, o, dir); err != nil {
-				return err
-			}
-		}
-		_, err = fmt.Fprintln(stdout, r.StageKey(o.Kind))
+		req.Recipe = string(text)
+	}
+	r, err := req.Parse()
+	if err != nil {
 		return err
-	}), 1)
+	}
+	if dir := fs.Arg(1); dir != "" {
+		if err := r.Stage(ctx, o, dir); err != nil {
+			return err
+		}
+	}
+	_, err = fmt.Fprintln(stdout, r.StageKey(o.Kind))
+	return err
 }

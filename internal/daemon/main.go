@@ -3,11 +3,11 @@ package daemon
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"golang.org/x/term"
@@ -16,6 +16,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/backends"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
+	"github.com/agentlab-vm/agentlab/internal/recovery"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
@@ -48,118 +50,82 @@ func Main(args []string, known ...registry.Backend) int {
 	if len(known) == 0 {
 		known = backends.All
 	}
-	switch {
-	case len(args) == 1 && (args[0] == "--version" || args[0] == "version"):
-		fmt.Fprintln(os.Stdout, "agentlabd", version.String())
-		return 0
-	case len(args) == 1 && (args[0] == "--help" || args[0] == "-h" || args[0] == "help"):
-		fmt.Fprint(os.Stdout, usage)
-		return 0
-	case len(args) >= 1 && args[0] == "run":
-		o, err := parseRun(args[1:])
-		if err != nil {
-			return printError(os.Stderr, err, 2)
-		}
-		o.backends = known
-		return printError(os.Stderr, o.run(), 1)
-	case len(args) >= 1 && args[0] == "network":
-		return networkCommand(args[1:], known, os.Stdout, os.Stderr)
-	case len(args) >= 1 && args[0] == "db":
-		return dbCommand(args[1:], known, os.Stdout, os.Stderr)
-	case len(args) >= 1 && args[0] == "image":
-		return imageCommand(args[1:], os.Stdout, os.Stderr)
-	case len(args) == 2 && args[0] == "vmm": // a VM's supervisor; only drivers start it
-		return printError(os.Stderr, untilSignal(func(ctx context.Context) error {
-			return supervisor.Run(ctx, args[1], registry.List(known).VM, supervisor.Options{})
-		}), 1)
+	// The first SIGTERM or SIGINT ends the context, the second one kills.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+	return printError(os.Stderr, command(ctx, args, known))
+}
+
+func command(ctx context.Context, args []string, known registry.List) error {
+	if len(args) == 0 {
+		return config.Usage(usage)
 	}
-	fmt.Fprint(os.Stderr, usage)
-	return 2
+	switch verb, rest := args[0], args[1:]; {
+	case len(rest) == 0 && (verb == "--version" || verb == "version"):
+		_, err := fmt.Fprintln(os.Stdout, "agentlabd", version.String())
+		return err
+	case len(rest) == 0 && (verb == "--help" || verb == "-h" || verb == "help"):
+		_, err := fmt.Fprint(os.Stdout, usage)
+		return err
+	case verb == "run":
+		return run(ctx, rest, known)
+	case verb == "network":
+		return hostnet.Command(ctx, rest, known.Load, os.Stdout, os.Stderr)
+	case verb == "db":
+		return recovery.Command(ctx, rest, known, os.Stdout)
+	case verb == "image":
+		return imageCommand(ctx, rest, os.Stdout)
+	case verb == "vmm" && len(rest) == 1: // a VM's supervisor; only drivers start it
+		return supervisor.Run(ctx, rest[0], known.VM, supervisor.Options{})
+	}
+	return config.Usage(usage)
 }
 
 // printError prints an error and its hint in the format that the command line
 // expects, and returns the exit code.
-func printError(w io.Writer, err error, code int) int {
+func printError(w io.Writer, err error) int {
 	if err == nil {
 		return 0
+	}
+	if u, ok := errors.AsType[config.Usage](err); ok {
+		fmt.Fprint(w, u)
+		return 2
+	}
+	if j, ok := errors.AsType[config.JSONError](err); ok {
+		fmt.Fprint(w, j.JSON())
+		return 1
 	}
 	fmt.Fprintf(w, "agentlabd: %v\n", err)
 	if hint := agentlab.HintOf(err); hint != "" {
 		fmt.Fprintf(w, "  %s\n", hint)
 	}
-	return code
+	return 1
 }
 
-type runOptions struct {
-	home     string
-	system   bool
-	backends registry.List
-}
-
-func parseRun(args []string) (o runOptions, err error) {
-	for len(args) > 0 {
-		name, value, has := strings.Cut(args[0], "=")
-		args = args[1:]
-		switch {
-		case name == "--system" && !has:
-			o.system = true
-		case name == "--home":
-			if !has && len(args) > 0 {
-				value, args = args[0], args[1:]
-			}
-			if value == "" {
-				return o, agentlab.Errorf(agentlab.CodeInvalid, "--home needs a directory")
-			}
-			o.home = value
-		default:
-			return o, agentlab.Errorf(agentlab.CodeInvalid, "unknown argument %q", name).WithHint("see agentlabd --help")
-		}
+// run is 'agentlabd run'.
+func run(ctx context.Context, args []string, known registry.List) error {
+	fs := flag.NewFlagSet("agentlabd run", flag.ContinueOnError)
+	home, err := config.ParseHome(fs, args)
+	if err == nil && fs.NArg() > 0 {
+		err = fmt.Errorf("unknown argument %q", fs.Arg(0))
 	}
-	if o.system && o.home != "" {
-		return o, agentlab.Errorf(agentlab.CodeInvalid, "--home and --system exclude each other")
+	if err != nil {
+		return config.Usage(fmt.Sprintf("agentlabd: %v\n  see agentlabd --help\n", err))
 	}
-	return o, nil
-}
-
-// getenv returns the environment, overridden by the options.
-func (o runOptions) getenv() func(string) string {
-	if o.home == "" && !o.system {
-		return os.Getenv
-	}
-	return func(key string) string {
-		if key == "AGENTLAB_HOME" {
-			return o.home
-		}
-		return os.Getenv(key)
-	}
-}
-
-func (o runOptions) run() error {
-	getenv := o.getenv()
-	paths, err := config.ResolvePaths(getenv, o.system)
+	paths, err := home.Paths()
 	if err != nil {
 		return err
 	}
-	cfg := Config{Paths: paths, Getenv: getenv, Backends: o.backends}
-	// In the background standard error is a file without a size limit;
-	// everything is in the log.
-	if o.system || term.IsTerminal(int(os.Stderr.Fd())) { //nolint:gosec // a file descriptor fits an int
+	cfg := Config{Paths: paths, Getenv: home.Getenv, Backends: known}
+	// In the background standard error is a file that no process shortens; the
+	// log has all of it.
+	if home.System || term.IsTerminal(int(os.Stderr.Fd())) { //nolint:gosec // a file descriptor fits an int
 		cfg.Stderr = os.Stderr
 	}
-	return untilSignal(func(ctx context.Context) error {
-		d, err := New(ctx, cfg)
-		if err != nil {
-			return err
-		}
-		return errors.Join(d.Run(ctx), d.Close())
-	})
-}
-
-// untilSignal runs f with a context that ends at the first SIGTERM or SIGINT.
-// The second signal kills the process.
-func untilSignal(f func(ctx context.Context) error) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
-	context.AfterFunc(ctx, stop)
-	return f(ctx)
+	d, err := New(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Run(ctx), d.Close())
 }

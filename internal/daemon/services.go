@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"log/slog"
+	"os"
 	"sync"
 
 	"github.com/agentlab-vm/agentlab"
@@ -17,9 +18,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/gc"
 	"github.com/agentlab-vm/agentlab/internal/guestserver"
 	"github.com/agentlab-vm/agentlab/internal/hostclock"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/job"
 	"github.com/agentlab-vm/agentlab/internal/profile"
+	"github.com/agentlab-vm/agentlab/internal/recovery"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/secret"
 	"github.com/agentlab-vm/agentlab/internal/server"
@@ -43,9 +46,9 @@ type services struct {
 	artifacts    *artifact.Service
 	space        *doctor.Space
 	doctor       *doctor.Service
-	backups      *backups
-	records      *records
-	installation *installation
+	backups      *recovery.Backups
+	records      *recovery.Records
+	installation *recovery.Installation
 	clock        *hostclock.Watch
 	bootstrap    *bootstrap.Service
 	sandboxes    *sandbox.Service
@@ -55,7 +58,7 @@ type services struct {
 	tokens       *auth.Service
 	audit        *audit.Service
 
-	hostNetwork *hostNetwork
+	hostNetwork *hostnet.Local
 }
 
 // openServices creates the services that the API calls. undo closes what it
@@ -63,7 +66,7 @@ type services struct {
 func openServices(ctx context.Context, cfg Config, settings config.Config, log *slog.Logger, undo *cleanup) (*services, error) {
 	s := &services{cfg: cfg, settings: settings, log: log, bus: newBus(), vault: secret.NewVault(cfg.Paths.Secrets()),
 		space: doctor.NewSpace(cfg.Paths.State, cfg.Paths.Images(), cfg.Paths.Reserve(), int64(settings.Limits.MinFreeMB)<<20, log.With("part", "space"))}
-	s.hostNetwork = newHostNetwork(settings, networkDir(cfg.Paths), log.With("part", "host network"))
+	s.hostNetwork = hostnet.ForHost(settings, cfg.Paths, log.With("part", "host network"))
 	undo.add(s.hostNetwork.Close)
 	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openArtifacts, s.openBootstrap, s.openAudit, s.openJobs, s.openGC} {
 		if err := open(ctx, undo); err != nil {
@@ -76,21 +79,16 @@ func openServices(ctx context.Context, cfg Config, settings config.Config, log *
 func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
 	s.clock = hostclock.New(s.cfg.Clock, s.log.With("part", "clock"))
 	s.cfg.Clock = s.clock.Now // from here on all services use the same clock
-	if err := checkReplaced(s.cfg.Paths); err != nil {
-		return err
-	}
-	s.store, err = store.Open(ctx, s.cfg.Paths.Database(), store.Options{
-		Clock: s.cfg.Clock, OnCommit: s.committed, Full: s.space.Release, New: func() error { return checkDatabasePresent(s.cfg.Paths) },
+	s.store, s.installation, err = recovery.Open(ctx, s.cfg.Paths, store.Options{
+		Clock: s.cfg.Clock, OnCommit: s.committed, Full: s.space.Release,
 	})
 	if err != nil {
 		return s.space.AddHint(err)
 	}
 	undo.add(s.store.Close)
-	s.records = &records{dir: s.cfg.Paths.Records(), store: s.store, keep: config.Days(s.settings.Retention.ArtifactsDays), clock: s.cfg.Clock, log: s.log.With("part", "records"), due: map[string]bool{}, wake: make(chan struct{}, 1)}
-	s.installation = &installation{s.cfg.Paths, s.store}
-	if err := bindInstallation(ctx, s.cfg.Paths, s.store); err != nil {
-		return err
-	}
+	s.records = recovery.NewRecords(recovery.RecordsConfig{
+		Dir: s.cfg.Paths.Records(), Store: s.store, Keep: config.Days(s.settings.Retention.ArtifactsDays), Clock: s.cfg.Clock, Logger: s.log.With("part", "records"),
+	})
 	if err := s.clock.Load(ctx, s.store); err != nil {
 		return err
 	}
@@ -112,7 +110,7 @@ func (s *services) openImages(context.Context, *cleanup) error {
 
 func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	opened, err := s.cfg.Backends.Open(registry.Env{
-		Config: s.settings, Paths: s.cfg.Paths, Images: s.images, Network: s.hostNetwork.Local, Getenv: s.cfg.Getenv, Log: s.log.With("part", "driver"),
+		Config: s.settings, Paths: s.cfg.Paths, Images: s.images, Network: s.hostNetwork, Getenv: s.cfg.Getenv, Log: s.log.With("part", "driver"),
 	})
 	if err != nil {
 		return err
@@ -153,9 +151,9 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 		return err
 	}
 	undo.add(s.artifacts.Close)
-	s.backups = &backups{
-		dir: s.cfg.Paths.Backups(), store: s.store, keep: s.settings.Backups, room: s.space.Start, clock: s.cfg.Clock, log: s.log.With("part", "backups"),
-	}
+	s.backups = recovery.NewBackups(recovery.BackupsConfig{
+		Dir: s.cfg.Paths.Backups(), Store: s.store, Keep: s.settings.Backups, Space: s.space, Clock: s.cfg.Clock, Logger: s.log.With("part", "backups"),
+	})
 	return nil
 }
 
@@ -251,7 +249,7 @@ func (s *services) committed(c store.Commit) {
 	}
 	for _, e := range c.Events {
 		if e.JobID != "" {
-			s.records.changed(e.JobID)
+			s.records.Changed(e.JobID)
 		}
 		if e.Kind == agentlab.EventJobStatus {
 			s.artifacts.WakeLog(e.JobID)
@@ -281,11 +279,11 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 	run("jobs", s.jobs.Run)
 	run("gc", s.gc.Run)
 	run("space", func(ctx context.Context) error { return s.space.Run(ctx, s.store) })
-	run("backups", s.backups.run)
-	run("records", s.records.run)
+	run("backups", s.backups.Run)
+	run("records", s.records.Run)
 	run("clock", s.clock.Run)
 	run("audit", s.audit.Run)
-	run("host network", s.hostNetwork.Run)
+	run("host network", func(ctx context.Context) error { return s.hostNetwork.Run(ctx, os.Geteuid() == 0) })
 	run("images", func(ctx context.Context) error { s.images.Sweep(ctx); return nil })
 	done := make(chan struct{})
 	go func() {

@@ -2,6 +2,7 @@ package hostnet
 
 import (
 	"context"
+	"net/netip"
 
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 )
@@ -10,6 +11,9 @@ import (
 type Status struct {
 	nft.Status
 	Serving bool // DNS, proxy and the guest plane's ports are open to guests
+	Bridge  string
+	Subnet4 netip.Prefix
+	Subnet6 netip.Prefix // zero: none
 }
 
 // Rules returns the text that Apply would load.
@@ -85,5 +89,8 @@ func (l *Local) status(ctx context.Context, m *nft.Manager) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	return Status{Status: st, Serving: l.serving()}, nil
+	l.mu.Lock()
+	c := l.network
+	l.mu.Unlock()
+	return Status{Status: st, Serving: l.serving(), Bridge: c.Bridge, Subnet4: c.Subnet4, Subnet6: c.Subnet6}, nil
 }

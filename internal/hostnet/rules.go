@@ -1,9 +1,16 @@
 package hostnet
 
 import (
+	"log/slog"
+
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 )
+
+// ForHost returns the network of this machine as config.yaml describes it.
+func ForHost(c config.Config, p config.Paths, log *slog.Logger) *Local {
+	return New(Config{Network: func() (nft.Config, error) { return Rules(c) }, Dir: p.Network(), Logger: log})
+}
 
 // Rules returns the configuration that the rules of the bridge are rendered
 // from.

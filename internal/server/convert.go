@@ -17,6 +17,14 @@ func all[A, B any](in []A, f func(A) B) []B {
 	return out
 }
 
+// nonNil returns the list, which JSON writes as [] when it is empty.
+func nonNil[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}
+
 // when returns t as an optional field, nil if it is zero.
 func when(t time.Time) *time.Time {
 	if t.IsZero() {

@@ -1,10 +1,12 @@
-package daemon
+package hostnet_test
 
 import (
 	"errors"
 	"flag"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
@@ -17,7 +19,7 @@ import (
 var update = flag.Bool("update", false, "write the generated documents")
 
 // TestRenderedRules: scripts/net/agent_nat.nft is what the default
-// configuration renders to; run 'go test ./internal/daemon -run
+// configuration renders to; run 'go test ./internal/hostnet -run
 // TestRenderedRules -update' after a change.
 func TestRenderedRules(t *testing.T) {
 	const path = "../../scripts/net/agent_nat.nft"
@@ -41,20 +43,16 @@ func TestRenderedRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(have) != want {
-		t.Error("scripts/net/agent_nat.nft is not what the code renders: go test ./internal/daemon -run TestRenderedRules -update")
+		t.Error("scripts/net/agent_nat.nft is not what the code renders: go test ./internal/hostnet -run TestRenderedRules -update")
 	}
 }
 
 func TestNetworkCommandUsage(t *testing.T) {
 	for _, args := range [][]string{{}, {"nothing"}, {"render", "--dry-run"}, {"apply", "now"}, {"apply", "--system", "--home", "/x"}} {
-		null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
-		if err != nil {
-			t.Fatal(err)
+		err := hostnet.Command(t.Context(), args, backends.All.Load, io.Discard, io.Discard)
+		if usage, ok := errors.AsType[config.Usage](err); !ok || !strings.Contains(string(usage), "agentlabd network render") {
+			t.Errorf("%v: %v", args, err)
 		}
-		if code := networkCommand(args, backends.All, null, null); code != 2 {
-			t.Errorf("%v: exit code %d", args, code)
-		}
-		_ = null.Close()
 	}
 }
 
@@ -62,9 +60,13 @@ func TestNetworkCommandUsage(t *testing.T) {
 // bridge are not made beside one.
 func TestBridgeRefusesAnUpstreamProxy(t *testing.T) {
 	home := t.TempDir()
-	o := runOptions{home: home, backends: backends.All}
-	if _, err := o.bridge(); err != nil {
-		t.Fatal(err)
+	settings := func() (string, error) {
+		var out strings.Builder
+		err := hostnet.Command(t.Context(), []string{"settings", "--home", home}, backends.All.Load, &out, io.Discard)
+		return out.String(), err
+	}
+	if text, err := settings(); err != nil || !strings.Contains(text, "\nsubnet=") {
+		t.Fatalf("%s, %v", text, err)
 	}
 	if err := os.MkdirAll(filepath.Join(home, "config"), 0o700); err != nil {
 		t.Fatal(err)
@@ -72,7 +74,7 @@ func TestBridgeRefusesAnUpstreamProxy(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(home, "config", "config.yaml"), []byte("upstream_proxy: {url: \"http://proxy.corp:3128\"}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err := o.bridge()
+	_, err := settings()
 	if e, ok := errors.AsType[*agentlab.Error](err); !ok || e.Code != agentlab.CodeUnsupported || e.Field != "upstream_proxy.url" || e.Hint == "" {
 		t.Errorf("%v", err)
 	}

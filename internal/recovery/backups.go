@@ -1,4 +1,4 @@
-package daemon
+package recovery
 
 import (
 	"cmp"
@@ -26,17 +26,27 @@ import (
 // backupEvery is the time between two backups.
 const backupEvery = time.Hour
 
-// backups makes copies of the database while it is in use, and keeps a limited
-// number of them.
-type backups struct {
-	dir   string
-	store *store.Store
-	keep  config.Backups
-	room  func() error // returns code no_space if the disk is too full for a copy
-	clock func() time.Time
-	log   *slog.Logger
+// Space watches the disk; *hostspace.Guard implements it.
+type Space interface {
+	Start() error // code no_space when the disk is too full for a copy
+}
 
-	making sync.Mutex // held during a copy
+// BackupsConfig is what Backups needs.
+type BackupsConfig struct {
+	Dir    string
+	Store  *store.Store
+	Keep   config.Backups
+	Space  Space
+	Clock  func() time.Time
+	Logger *slog.Logger
+}
+
+// Backups makes copies of the database while it is in use, and keeps a
+// bounded number of them.
+type Backups struct {
+	cfg BackupsConfig
+
+	inProgress sync.Mutex // held while a copy is made
 
 	mu   sync.Mutex
 	last error // of the latest attempt
@@ -50,6 +60,9 @@ type backup struct {
 	path   string
 	size   int64
 }
+
+// NewBackups returns Backups that have copied nothing yet.
+func NewBackups(cfg BackupsConfig) *Backups { return &Backups{cfg: cfg} }
 
 const backupTime = "20060102T150405Z"
 
@@ -88,16 +101,16 @@ func listBackups(dir string) ([]backup, error) {
 	return out, nil
 }
 
-// run makes a copy if the newest one is old, and then every hour until ctx
+// Run makes a copy when the newest one is old, and then every hour until ctx
 // ends.
-func (b *backups) run(ctx context.Context) error {
-	if b.keep.Newest == 0 {
+func (b *Backups) Run(ctx context.Context) error {
+	if b.cfg.Keep.Newest == 0 {
 		return nil
 	}
 	var wait time.Duration
-	if list, err := listBackups(b.dir); err == nil && len(list) > 0 {
+	if list, err := listBackups(b.cfg.Dir); err == nil && len(list) > 0 {
 		// A time in the future has no meaning: the clock was set back.
-		if age := b.clock().Sub(list[0].at); age >= 0 && age < backupEvery {
+		if age := b.cfg.Clock().Sub(list[0].at); age >= 0 && age < backupEvery {
 			wait = backupEvery - age
 		}
 	}
@@ -110,7 +123,7 @@ func (b *backups) run(ctx context.Context) error {
 		case <-t.C:
 		}
 		if _, err := b.Make(ctx); err != nil && ctx.Err() == nil {
-			b.log.Error("the database was not backed up", "err", err)
+			b.cfg.Logger.Error("the database was not backed up", "err", err)
 		}
 		t.Reset(backupEvery)
 	}
@@ -118,9 +131,9 @@ func (b *backups) run(ctx context.Context) error {
 
 // Make makes one copy and removes those that are too many. None is removed
 // when it fails.
-func (b *backups) Make(ctx context.Context) (api.Backup, error) {
-	b.making.Lock()
-	defer b.making.Unlock()
+func (b *Backups) Make(ctx context.Context) (api.Backup, error) {
+	b.inProgress.Lock()
+	defer b.inProgress.Unlock()
 	out, err := b.copy(ctx)
 	b.mu.Lock()
 	b.last = err
@@ -128,29 +141,29 @@ func (b *backups) Make(ctx context.Context) (api.Backup, error) {
 	return out, err
 }
 
-func (b *backups) copy(ctx context.Context) (api.Backup, error) {
-	if err := b.room(); err != nil {
+func (b *Backups) copy(ctx context.Context) (api.Backup, error) {
+	if err := b.cfg.Space.Start(); err != nil {
 		return api.Backup{}, err
 	}
-	list, err := listBackups(b.dir)
+	list, err := listBackups(b.cfg.Dir)
 	if err != nil {
 		return api.Backup{}, err
 	}
-	next := backup{number: 1, at: b.clock().UTC().Truncate(time.Second)}
+	next := backup{number: 1, at: b.cfg.Clock().UTC().Truncate(time.Second)}
 	if len(list) > 0 {
 		next.number = list[0].number + 1
 	}
-	next.path = filepath.Join(b.dir, fmt.Sprintf("%06d-%s.db", next.number, next.at.Format(backupTime)))
-	if err := b.store.Backup(ctx, next.path); err != nil {
+	next.path = filepath.Join(b.cfg.Dir, fmt.Sprintf("%06d-%s.db", next.number, next.at.Format(backupTime)))
+	if err := b.cfg.Store.Backup(ctx, next.path); err != nil {
 		return api.Backup{}, err
 	}
 	st, err := os.Stat(next.path)
 	if err != nil {
 		return api.Backup{}, fsfault.At(next.path, err)
 	}
-	for _, old := range expiredBackups(append([]backup{next}, list...), b.keep) {
+	for _, old := range expiredBackups(append([]backup{next}, list...), b.cfg.Keep) {
 		if err := os.Remove(old.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			b.log.Warn("an old backup was not removed", "path", old.path, "err", err)
+			b.cfg.Logger.Warn("an old backup was not removed", "path", old.path, "err", err)
 		}
 	}
 	return api.Backup{Path: next.path, Size: st.Size(), CreatedAt: next.at}, nil
@@ -175,7 +188,7 @@ func expiredBackups(list []backup, keep config.Backups) (out []backup) {
 }
 
 // Findings reports that the newest backup failed.
-func (b *backups) Findings() []backend.Finding {
+func (b *Backups) Findings() []backend.Finding {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	f := backend.Finding{Name: "database backup", Level: backend.LevelOK, Detail: "the database is backed up every hour"}
@@ -183,7 +196,7 @@ func (b *backups) Findings() []backend.Finding {
 	case b.last != nil:
 		f.Level, f.Detail = backend.LevelWarn, "the database could not be backed up: "+b.last.Error()
 		f.Remedy = cmp.Or(agentlab.HintOf(b.last), "see 'agentlab daemon logs', then try again: agentlab db backup")
-	case b.keep.Newest == 0:
+	case b.cfg.Keep.Newest == 0:
 		f.Detail = "backups.newest in config.yaml is 0: the database is not backed up"
 	}
 	return []backend.Finding{f}

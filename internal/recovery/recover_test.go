@@ -1,6 +1,7 @@
-package daemon
+package recovery
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -9,33 +10,38 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
 // ownDriver is a driver with a backend of its own: it is no NumberChecker.
 type ownDriver struct{ backend.Driver }
 
-func TestSandboxesAreRecovered(t *testing.T) {
-	h := newHome(t)
-	stop := h.start(t)
-	const ofJob = "job-aaaaaaaaaaaaa"
-	for _, name := range []string{"one", ofJob} {
-		if _, err := h.client.CreateSandbox(t.Context(), api.SandboxCreate{Name: name}); err != nil {
-			t.Fatal(err)
-		}
-		h.await(t, name, agentlab.SandboxReady)
-	}
-	stop()
-	d, err := h.open(t) // for its driver
+// newDriver returns a driver of a host without sandboxes.
+func newDriver(t *testing.T) *fake.Driver {
+	t.Helper()
+	d, err := fake.Open(fake.Config{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = d.Close() }()
-	known, err := d.services.store.SandboxByName(t.Context(), "one")
-	if err != nil {
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+func newSpec(vmid int, name string) backend.Spec {
+	return backend.Spec{
+		VMID: vmid, UID: agentlab.NewUID(), Name: name, Image: "base@sha256:0",
+		Resources: agentlab.Resources{Cores: 1, MemoryMB: 512, RootSizeGB: 10}, Network: agentlab.Network{Mode: agentlab.NetworkNAT},
+	}
+}
+
+func TestSandboxesAreRecovered(t *testing.T) {
+	const ofJob = "job-aaaaaaaaaaaaa"
+	d, known := newDriver(t), newSpec(1000, "one")
+	if err := errors.Join(d.Create(t.Context(), known), d.Create(t.Context(), newSpec(1001, ofJob))); err != nil {
 		t.Fatal(err)
 	}
 	st, err := store.Open(t.Context(), t.TempDir()+"/new.db", store.Options{})
@@ -51,13 +57,13 @@ func TestSandboxesAreRecovered(t *testing.T) {
 		}
 	}
 
-	var shared recovered
-	if err := recoverSandboxes(t.Context(), st, d.services.driver, now, &shared); err != nil || shared.Sandboxes != 0 || len(shared.Orphans) != 2 {
+	var shared report
+	if err := recoverSandboxes(t.Context(), st, d, now, &shared); err != nil || shared.Sandboxes != 0 || len(shared.Orphans) != 2 {
 		t.Errorf("on a shared backend: %+v, %v", shared, err)
 	}
-	var own recovered
+	var own report
 	for range 2 { // the second time there is nothing left to do
-		if err := recoverSandboxes(t.Context(), st, ownDriver{d.services.driver}, now, &own); err != nil || own.Sandboxes != 2 || len(own.Orphans) != 0 {
+		if err := recoverSandboxes(t.Context(), st, ownDriver{d}, now, &own); err != nil || own.Sandboxes != 2 || len(own.Orphans) != 0 {
 			t.Errorf("on a backend of our own: %+v, %v", own, err)
 		}
 	}
@@ -109,7 +115,7 @@ func TestJobsAreRecovered(t *testing.T) {
 		if !c.record {
 			remove(t, h.paths.Records())
 		}
-		var out recovered
+		var out report
 		err = recoverJobs(t.Context(), st, files, h.paths.Records(), &out)
 		j, jerr := st.Job(t.Context(), job)
 		if err != nil || jerr != nil || out.Jobs != 1 || out.Artifacts == 0 || j.Status != c.status || !strings.Contains(j.Task, c.task) || j.FinishedAt.IsZero() {
@@ -136,7 +142,7 @@ func TestJobIsCompletedFromItsRecord(t *testing.T) {
 	if err := st.CreateJob(t.Context(), row); err != nil {
 		t.Fatal(err)
 	}
-	var out recovered
+	var out report
 	if err := completeJob(t.Context(), st, row, artifact.Found{JobID: job}, h.paths.Records(), &out); err != nil || len(out.Refused) != 0 {
 		t.Fatalf("%+v, %v", out, err)
 	}
@@ -147,15 +153,14 @@ func TestJobIsCompletedFromItsRecord(t *testing.T) {
 
 func TestBackupsAreBounded(t *testing.T) {
 	h := newHome(t)
-	h.configure(t, "backend: fake\nbackups:\n  newest: 3\n  daily: 2\n")
-	d, err := h.open(t)
+	st, err := h.open(t)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = d.Close() }()
-	b := d.services.backups
+	defer func() { _ = st.Close() }()
 	at := time.Date(2026, 5, 1, 10, 0, 0, 0, time.UTC)
-	b.clock = func() time.Time { return at }
+	cfg := BackupsConfig{Dir: h.paths.Backups(), Store: st, Keep: config.Backups{Newest: 3, Daily: 2}, Space: room{}, Clock: func() time.Time { return at }}
+	b := NewBackups(cfg)
 	for range 30 {
 		if _, err := b.Make(t.Context()); err != nil {
 			t.Fatal(err)
@@ -178,7 +183,8 @@ func TestBackupsAreBounded(t *testing.T) {
 		t.Errorf("kept %s, want %s", strings.Join(got, ","), want)
 	}
 	full := agentlab.Errorf(agentlab.CodeNoSpace, "full")
-	b.room = func() error { return full }
+	cfg.Space = room{full}
+	b = NewBackups(cfg)
 	if _, err := b.Make(t.Context()); agentlab.CodeOf(err) != agentlab.CodeNoSpace {
 		t.Errorf("on a full disk: %v", err)
 	}
@@ -187,20 +193,5 @@ func TestBackupsAreBounded(t *testing.T) {
 	}
 	if after, _ := listBackups(h.paths.Backups()); len(after) != len(list) {
 		t.Errorf("a failed backup removed others: %v", after)
-	}
-}
-
-// The first backup is made soon after the start.
-func TestBackupAtStart(t *testing.T) {
-	h := newHome(t)
-	h.start(t)
-	deadline := time.Now().Add(20 * time.Second)
-	for ; ; time.Sleep(10 * time.Millisecond) {
-		if list, _ := listBackups(h.paths.Backups()); len(list) == 1 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("there is no backup")
-		}
 	}
 }

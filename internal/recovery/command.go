@@ -1,4 +1,4 @@
-package daemon
+package recovery
 
 import (
 	"context"
@@ -16,11 +16,12 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
-const dbUsage = `agentlabd db repairs the database while no daemon runs.
+const usage = `agentlabd db repairs the database while no daemon runs.
 
 Usage:
   agentlabd db list                       list the backups, the newest first
@@ -36,47 +37,39 @@ Usage:
 
 // repair is one run of 'agentlabd db'.
 type repair struct {
-	runOptions
-	adopt  bool
-	backup string
-	paths  config.Paths
-	getenv func(string) string
-	out    recovered
+	home     config.Home
+	backends registry.List
+	paths    config.Paths
+	adopt    bool
+	backup   string
+	out      report
 }
 
-func dbCommand(args []string, b registry.List, stdout, stderr io.Writer) int {
-	r := repair{runOptions: runOptions{backends: b}}
+// Command is 'agentlabd db …'.
+func Command(ctx context.Context, args []string, known registry.List, stdout io.Writer) (err error) {
+	r := repair{backends: known}
 	fs := flag.NewFlagSet("agentlabd db", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
-	fs.StringVar(&r.home, "home", "", "")
-	fs.BoolVar(&r.system, "system", false, "")
 	fs.BoolVar(&r.adopt, "adopt", false, "")
 	asJSON := fs.Bool("json", false, "")
 	verb := ""
 	if len(args) > 0 {
 		verb, args = args[0], args[1:]
 	}
-	err := fs.Parse(args)
+	r.home, err = config.ParseHome(fs, args)
 	named := map[string]int{"list": 0, "restore": 1, "rebuild": 0}
-	most, known := named[verb]
-	if err != nil || !known || fs.NArg() > most || r.adopt && verb != "restore" || r.system && r.home != "" {
-		fmt.Fprint(stderr, dbUsage)
-		return 2
+	most, ok := named[verb]
+	if err != nil || !ok || fs.NArg() > most || r.adopt && verb != "restore" {
+		return config.Usage(usage)
 	}
 	r.backup = fs.Arg(0)
-	err = untilSignal(func(ctx context.Context) error { return r.do(ctx, verb, *asJSON, stdout) })
-	if err != nil && *asJSON {
-		enc := json.NewEncoder(stderr)
-		enc.SetEscapeHTML(false)
-		_ = enc.Encode(map[string]any{"error": map[string]string{"code": string(agentlab.CodeOf(err)), "message": err.Error(), "hint": agentlab.HintOf(err)}})
-		return 1
+	if err = r.do(ctx, verb, *asJSON, stdout); err != nil && *asJSON {
+		return config.JSONError{Err: err}
 	}
-	return printError(stderr, err, 1)
+	return err
 }
 
 func (r *repair) do(ctx context.Context, verb string, asJSON bool, stdout io.Writer) (err error) {
-	r.getenv = r.runOptions.getenv()
-	if r.paths, err = config.ResolvePaths(r.getenv, r.system); err != nil {
+	if r.paths, err = r.home.Paths(); err != nil {
 		return err
 	}
 	if verb == "list" {
@@ -85,12 +78,12 @@ func (r *repair) do(ctx context.Context, verb string, asJSON bool, stdout io.Wri
 	if err := r.paths.Ensure(); err != nil {
 		return err
 	}
-	d := &Daemon{cfg: Config{Paths: r.paths, Getenv: r.getenv}} // for its lock: a running daemon would damage the database
-	defer func() { err = errors.Join(err, d.Close()) }()
-	if err := d.lock(); err != nil {
+	held, err := r.paths.TryLock()
+	if err != nil {
 		return err
 	}
-	r.out = recovered{Database: r.paths.Database(), Orphans: []string{}, Refused: []refusal{}, Warnings: []string{}}
+	defer func() { err = errors.Join(err, held.Unlock()) }()
+	r.out = report{Database: r.paths.Database(), Orphans: []string{}, Refused: []refusal{}, Warnings: []string{}}
 	if err := r.finishReplacement(); err != nil {
 		return err
 	}
@@ -258,10 +251,10 @@ func (r *repair) sandboxes(ctx context.Context, st *store.Store) error {
 		return nil
 	}
 	log := slog.New(slog.DiscardHandler)
-	network := newHostNetwork(settings, networkDir(r.paths), log)
+	network := hostnet.ForHost(settings, r.paths, log)
 	defer func() { _ = network.Close() }()
 	opened, err := r.backends.Open(registry.Env{
-		Config: settings, Paths: r.paths, Images: image.NewStore(r.paths.Images(), image.Options{}), Network: network.Local, Getenv: r.getenv, Log: log,
+		Config: settings, Paths: r.paths, Images: image.NewStore(r.paths.Images(), image.Options{}), Network: network, Getenv: r.home.Getenv, Log: log,
 	})
 	if err != nil {
 		r.out.warnBackendSkipped(settings.Backend, err)

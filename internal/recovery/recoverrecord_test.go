@@ -1,4 +1,4 @@
-package daemon
+package recovery
 
 import (
 	"io"
@@ -32,8 +32,8 @@ func TestJobsWithRecordsAloneAreRecovered(t *testing.T) {
 	for _, verb := range []string{"restore", "rebuild"} {
 		t.Run(verb, func(t *testing.T) {
 			h := newHome(t)
-			h.start(t)()
-			r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}, backup: t.TempDir() + "/backup.db"}
+			h.use(t)
+			r := h.repair(t.TempDir() + "/backup.db")
 			change(t, h, func(st *store.Store) {
 				if err := st.Backup(t.Context(), r.backup); err != nil {
 					t.Fatal(err)
@@ -75,11 +75,11 @@ func TestJobsWithRecordsAloneAreRecovered(t *testing.T) {
 // range does not make the range begin again.
 func TestNumbersDoNotReturn(t *testing.T) {
 	h := newHome(t)
-	h.configure(t, "backend: fake\nvmid_range: {first: 1000, last: 1999}\n")
+	write(t, h.paths.ConfigFile(), "backend: fake\nvmid_range: {first: 1000, last: 1999}\n")
 	record(t, h, agentlab.Job{ID: "job-aaaaaaaaaaaaa", Agent: "shell", Mode: "dangerous", Status: agentlab.JobRunning, SandboxVMID: 1007})
 	record(t, h, agentlab.Job{ID: "job-bbbbbbbbbbbbb", Agent: "shell", Mode: "dangerous", Status: agentlab.JobFailed, SandboxVMID: 5000})
 	rebuild := func() {
-		r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
+		r := h.repair()
 		if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
 			t.Fatal(err)
 		}
@@ -109,7 +109,7 @@ func TestNumbersDoNotReturn(t *testing.T) {
 	})
 	rebuild()
 	next(1021)
-	out := recovered{vmids: []int{1030}} // of an orphan on the backend
+	out := report{vmids: []int{1030}} // of an orphan on the backend
 	change(t, h, func(st *store.Store) {
 		if err := skipNumbers(t.Context(), st, 1999, &out); err != nil {
 			t.Fatal(err)
@@ -131,7 +131,7 @@ func TestRefusedRecordIsReported(t *testing.T) {
 	}
 	record(t, h, agentlab.Job{ID: first, Agent: "shell", Mode: "dangerous", Status: agentlab.JobFailed, StopRequested: "?"})
 	record(t, h, agentlab.Job{ID: last, Agent: "shell", Mode: "dangerous", Status: agentlab.JobCancelled})
-	r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
+	r := h.repair()
 	var out strings.Builder
 	err := r.do(t.Context(), "rebuild", false, &out)
 	if agentlab.CodeOf(err) != agentlab.CodeInvalid || agentlab.HintOf(err) == "" || !strings.Contains(err.Error(), "refused (2, the first: job-") {
@@ -155,17 +155,11 @@ func TestRefusedRecordIsReported(t *testing.T) {
 			}
 		}
 	})
-	r = repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
+	r = h.repair()
 	if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
 		t.Errorf("again: %v", err)
 	}
-	d, err := h.open(t)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Close(); err != nil {
-		t.Error(err)
-	}
+	h.use(t)
 }
 
 // One sandbox that the store refuses does not keep the others out, and a fault
@@ -175,7 +169,7 @@ func TestRefuseGoesOnOrStops(t *testing.T) {
 		agentlab.CodeInvalid: false, agentlab.CodeExists: false, agentlab.CodeConflict: false, agentlab.CodeInternal: false,
 		agentlab.CodeNoSpace: true, agentlab.CodeUnavailable: true, agentlab.CodeBusy: true, agentlab.CodeDenied: true,
 	} {
-		var out recovered
+		var out report
 		err := out.refuse(refusal{Sandbox: 7}, agentlab.Errorf(code, "why"))
 		if (err != nil) != stops || len(out.Refused) == 0 != stops {
 			t.Errorf("%s: %v, %v", code, err, out.Refused)

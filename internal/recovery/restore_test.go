@@ -1,4 +1,4 @@
-package daemon
+package recovery
 
 import (
 	"errors"
@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/auth"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
@@ -56,7 +55,7 @@ func TestRestoreRevivesNoToken(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}, backup: backup}
+	r := h.repair(backup)
 	if err := r.do(t.Context(), "restore", false, io.Discard); err != nil {
 		t.Fatal(err)
 	}
@@ -100,17 +99,17 @@ func TestUnfinishedRepairIsRefused(t *testing.T) {
 			return r.rebuild(t.Context())
 		},
 	} {
-		r := repair{runOptions: runOptions{backends: closedBackend}, paths: h.paths, backup: backup}
+		r := h.repair(backup)
 		if err := step(&r); err != nil { // and then it is killed
 			t.Fatal(err)
 		}
-		if d, err := h.open(t); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(agentlab.HintOf(err), "agentlab db rebuild") {
+		if st, err := h.open(t); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(agentlab.HintOf(err), "agentlab db rebuild") {
 			t.Errorf("%s: the daemon starts: %v (%s)", name, err, agentlab.HintOf(err))
 			if err == nil {
-				_ = d.Close()
+				_ = st.Close()
 			}
 		}
-		r = repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
+		r = h.repair()
 		if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
 			t.Fatal(err)
 		}
@@ -119,40 +118,28 @@ func TestUnfinishedRepairIsRefused(t *testing.T) {
 				t.Errorf("%s: after a rebuild: %v", name, err)
 			}
 		})
-		d, err := h.open(t)
-		if err != nil {
-			t.Fatalf("%s: after a rebuild: %v", name, err)
-		}
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
+		h.use(t)
 	}
 }
 
 // A sandbox of a backup is not given a looser network policy than its VM has: the
 // policy of the backend counts, with the layers of both.
 func TestRestoreLoosensNoNetwork(t *testing.T) {
-	h := newHome(t)
-	stop := h.start(t)
-	if _, err := h.client.CreateSandbox(t.Context(), api.SandboxCreate{Name: "box"}); err != nil {
-		t.Fatal(err)
-	}
-	h.await(t, "box", agentlab.SandboxReady)
-	stop()
-	d, err := h.open(t) // for its driver
+	st, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "agentlab.db"), store.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = d.Close() }()
-	st := d.services.store
-	row, err := st.SandboxByName(t.Context(), "box")
-	if err != nil {
+	defer func() { _ = st.Close() }()
+	d := newDriver(t)
+	spec := newSpec(1000, "box")
+	row := recoverSandbox(spec, "fake", time.Now().UTC())
+	if err := errors.Join(d.Create(t.Context(), spec), st.RecoverSandbox(t.Context(), row)); err != nil {
 		t.Fatal(err)
 	}
 	now := row.Network
 	now.Deny = append(slices.Clone(now.Deny), agentlab.NetworkRule{Rule: "since.example"})
 	now.Layers = []agentlab.Network{{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "since.example"}}}}
-	if err := d.services.driver.(backend.NetworkUpdater).UpdateNetwork(t.Context(), backend.RefOf(row), now); err != nil {
+	if err := backend.Driver(d).(backend.NetworkUpdater).UpdateNetwork(t.Context(), backend.RefOf(row), now); err != nil {
 		t.Fatal(err)
 	}
 	before := agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "before.example"}}}
@@ -162,9 +149,9 @@ func TestRestoreLoosensNoNetwork(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	recoverNow := func(restored bool) (agentlab.Sandbox, recovered) {
-		out := recovered{restored: restored}
-		err := recoverSandboxes(t.Context(), st, d.services.driver, time.Now().UTC(), &out)
+	recoverNow := func(restored bool) (agentlab.Sandbox, report) {
+		out := report{restored: restored}
+		err := recoverSandboxes(t.Context(), st, d, time.Now().UTC(), &out)
 		got, gerr := st.Sandbox(t.Context(), row.VMID)
 		if err = errors.Join(err, gerr); err != nil {
 			t.Fatal(err)
@@ -191,7 +178,7 @@ func TestRestoreLoosensNoNetwork(t *testing.T) {
 // the fake backend cannot be asked here, so the policies are those of the backup.
 func TestRebuildCompletesARestore(t *testing.T) {
 	h, _ := lived(t)
-	r := repair{runOptions: runOptions{backends: closedBackend}, paths: h.paths, backup: filepath.Join(t.TempDir(), "backup.db")}
+	r := h.repair(filepath.Join(t.TempDir(), "backup.db"))
 	change(t, h, func(st *store.Store) {
 		if err := st.Backup(t.Context(), r.backup); err != nil {
 			t.Fatal(err)
@@ -201,7 +188,7 @@ func TestRebuildCompletesARestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []bool{true, false} { // the second time it no longer belongs to a backup
-		r = repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
+		r = h.repair()
 		if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,7 @@
-package daemon
+// Package recovery keeps what a lost database is made of again: backups, records
+// of jobs, and the id that ties a database to its state directory. It is also the
+// command that repairs the database while no daemon runs.
+package recovery
 
 import (
 	"context"
@@ -19,20 +22,30 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
-// records are copies of the rows of jobs, one file each, so that a database
+// Records are copies of the rows of jobs, one file each, so that a database
 // can be rebuilt from the state directory. They are written after the commit
 // and never read by a daemon that has its database. After a crash between the
 // two, the next start writes the missing record.
-type records struct {
-	dir   string
-	store *store.Store
-	keep  time.Duration // retention of records of unknown jobs
-	clock func() time.Time
-	log   *slog.Logger
+type Records struct {
+	cfg RecordsConfig
 
 	mu   sync.Mutex
 	due  map[string]bool
 	wake chan struct{} // has a value if due is not empty
+}
+
+// RecordsConfig is what Records need.
+type RecordsConfig struct {
+	Dir    string
+	Store  *store.Store
+	Keep   time.Duration // retention of records of unknown jobs
+	Clock  func() time.Time
+	Logger *slog.Logger
+}
+
+// NewRecords returns Records of which none is due.
+func NewRecords(cfg RecordsConfig) *Records {
+	return &Records{cfg: cfg, due: map[string]bool{}, wake: make(chan struct{}, 1)}
 }
 
 func recordFile(dir, jobID string) string { return filepath.Join(dir, jobID+".json") }
@@ -85,8 +98,8 @@ func recorded(dir string) ([]artifact.Found, error) {
 	return out, nil
 }
 
-// changed records that the row of a job has changed. It is quick.
-func (r *records) changed(jobID string) {
+// Changed notes that the row of a job has changed. It is quick.
+func (r *Records) Changed(jobID string) {
 	r.mu.Lock()
 	r.due[jobID] = true
 	r.mu.Unlock()
@@ -96,10 +109,10 @@ func (r *records) changed(jobID string) {
 	}
 }
 
-// run writes records until ctx ends, missing ones first.
-func (r *records) run(ctx context.Context) error {
+// Run writes records until ctx ends, those that are missing first.
+func (r *Records) Run(ctx context.Context) error {
 	if err := r.catchUp(ctx); err != nil && ctx.Err() == nil {
-		r.log.Error("the records of jobs were not completed", "err", err)
+		r.cfg.Logger.Error("the records of jobs were not completed", "err", err)
 	}
 	for {
 		select {
@@ -113,35 +126,35 @@ func (r *records) run(ctx context.Context) error {
 }
 
 // writeDue writes the records that are due.
-func (r *records) writeDue(ctx context.Context) {
+func (r *Records) writeDue(ctx context.Context) {
 	r.mu.Lock()
 	due := r.due
 	r.due = map[string]bool{}
 	r.mu.Unlock()
 	for id := range due {
-		j, err := r.store.Job(ctx, id)
+		j, err := r.cfg.Store.Job(ctx, id)
 		if err == nil {
-			err = durable.ReplaceJSON(recordFile(r.dir, id), j, durable.Content)
+			err = durable.ReplaceJSON(recordFile(r.cfg.Dir, id), j, durable.Content)
 		}
 		if err != nil && ctx.Err() == nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
-			r.log.Error("the record of a job was not written", "job", id, "err", err)
+			r.cfg.Logger.Error("the record of a job was not written", "job", id, "err", err)
 		}
 	}
 }
 
 // catchUp marks the records as due that are missing or older than their row.
-func (r *records) catchUp(ctx context.Context) error {
+func (r *Records) catchUp(ctx context.Context) error {
 	const page = 200
 	f := agentlab.JobFilter{Limit: page}
 	for {
-		jobs, err := r.store.Jobs(ctx, f)
+		jobs, err := r.cfg.Store.Jobs(ctx, f)
 		if err != nil {
 			return err
 		}
 		for _, j := range jobs {
-			st, err := os.Stat(recordFile(r.dir, j.ID))
+			st, err := os.Stat(recordFile(r.cfg.Dir, j.ID))
 			if err != nil || st.ModTime().Before(j.UpdatedAt) {
-				r.changed(j.ID)
+				r.Changed(j.ID)
 			}
 			f.Before = j.ID
 		}
@@ -153,22 +166,22 @@ func (r *records) catchUp(ctx context.Context) error {
 
 // Sweep removes the records of unknown jobs whose retention has ended. They are
 // not counted: each is a copy.
-func (r *records) Sweep(ctx context.Context, known func(context.Context, string) (bool, error)) (int, error) {
-	entries, err := os.ReadDir(r.dir)
+func (r *Records) Sweep(ctx context.Context, known func(context.Context, string) (bool, error)) (int, error) {
+	entries, err := os.ReadDir(r.cfg.Dir)
 	if err != nil {
-		return 0, fsfault.At(r.dir, err)
+		return 0, fsfault.At(r.cfg.Dir, err)
 	}
-	now := r.clock()
+	now := r.cfg.Clock()
 	var errs []error
 	for _, e := range entries {
 		id, ok := recordOf(e.Name())
 		st, err := e.Info()
-		if !ok || err != nil || now.Sub(st.ModTime()) < r.keep {
+		if !ok || err != nil || now.Sub(st.ModTime()) < r.cfg.Keep {
 			continue
 		}
 		exists, err := known(ctx, id)
 		if err == nil && !exists {
-			err = os.Remove(filepath.Join(r.dir, e.Name()))
+			err = os.Remove(filepath.Join(r.cfg.Dir, e.Name()))
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)

@@ -1,4 +1,4 @@
-package daemon
+package recovery
 
 import (
 	"cmp"
@@ -16,8 +16,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
-// recovered is the result of a recovery, as 'agentlabd db' prints it.
-type recovered struct {
+// report is what a repair found, as 'agentlabd db' prints it.
+type report struct {
 	Database  string    `json:"database"`
 	Backup    string    `json:"backup,omitempty"`   // the backup that was restored
 	MovedTo   []string  `json:"moved_to,omitempty"` // where the files of the old database are
@@ -48,7 +48,7 @@ func (f refusal) String() string {
 
 // refuse records why one job or sandbox was not added completely. It returns
 // err if the cause affects the others too, such as a full disk.
-func (r *recovered) refuse(of refusal, err error) error {
+func (r *report) refuse(of refusal, err error) error {
 	switch agentlab.CodeOf(err) {
 	case "":
 		return nil
@@ -60,12 +60,12 @@ func (r *recovered) refuse(of refusal, err error) error {
 	return nil
 }
 
-func (r *recovered) warn(format string, args ...any) {
+func (r *report) warn(format string, args ...any) {
 	r.Warnings = append(r.Warnings, fmt.Sprintf(format, args...))
 }
 
 // warnBackendSkipped warns that the backend did not list its sandboxes.
-func (r *recovered) warnBackendSkipped(driver string, err error) {
+func (r *report) warnBackendSkipped(driver string, err error) {
 	r.warn("the sandboxes of the backend %s were not looked for: %v", driver, err)
 	if r.restored {
 		r.warn("the network policies of sandboxes are those of the backup, and layers that were added later are missing in them; compare them ('agentlab policy show') before you change any")
@@ -77,7 +77,7 @@ const reasonRecovered = "recovered: its record in the database was lost"
 
 // recoverJobs adds the missing rows for the files and the records of jobs. A
 // job that failed early has only a record.
-func recoverJobs(ctx context.Context, st *store.Store, files *artifact.Service, recordsDir string, out *recovered) error {
+func recoverJobs(ctx context.Context, st *store.Store, files *artifact.Service, recordsDir string, out *report) error {
 	found, err := files.Recover()
 	if err != nil {
 		out.warn("not every file could be looked at: %v", err)
@@ -112,7 +112,7 @@ func recoverJobs(ctx context.Context, st *store.Store, files *artifact.Service, 
 // addJob adds or completes the row of a job. A record that the store rejects is
 // renamed, and its job gets the row of a job without a record if it has none,
 // so that its files can be accessed.
-func addJob(ctx context.Context, st *store.Store, f artifact.Found, recordsDir string, out *recovered) error {
+func addJob(ctx context.Context, st *store.Store, f artifact.Found, recordsDir string, out *report) error {
 	row, err := st.Job(ctx, f.JobID)
 	switch agentlab.CodeOf(err) {
 	case "":
@@ -141,7 +141,7 @@ func addJob(ctx context.Context, st *store.Store, f artifact.Found, recordsDir s
 
 // putAside renames a record that was rejected with the error why, so that the
 // daemon does not overwrite it.
-func (r *recovered) putAside(recordsDir, jobID string, why error) error {
+func (r *report) putAside(recordsDir, jobID string, why error) error {
 	if err := r.refuse(refusal{Job: jobID}, why); err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func (r *recovered) putAside(recordsDir, jobID string, why error) error {
 
 // wasPutAside reports and records that an earlier repair rejected the record of
 // a job. That repair may have been killed before it created the row.
-func (r *recovered) wasPutAside(recordsDir, jobID string) bool {
+func (r *report) wasPutAside(recordsDir, jobID string) bool {
 	path := recordFile(recordsDir, jobID) + refusedSuffix
 	if !exists(path) {
 		return false
@@ -167,7 +167,7 @@ func (r *recovered) wasPutAside(recordsDir, jobID string) bool {
 // completeJob updates the row of a job from a backup with the end of the job
 // after the backup. If the store rejects the record of that end, the job
 // becomes FAILED: as QUEUED it would run a second time.
-func completeJob(ctx context.Context, st *store.Store, row agentlab.Job, f artifact.Found, recordsDir string, out *recovered) error {
+func completeJob(ctx context.Context, st *store.Store, row agentlab.Job, f artifact.Found, recordsDir string, out *report) error {
 	if row.Status.Final() {
 		return nil
 	}
@@ -237,7 +237,7 @@ const recoveredLease = 7 * 24 * time.Hour
 // kept: the guest's configuration and tokens are not known. On a shared
 // backend the mark may be that of another installation, so there the sandbox
 // is only reported.
-func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, now time.Time, out *recovered) error {
+func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, now time.Time, out *report) error {
 	all, err := d.List(ctx)
 	if err != nil {
 		out.warnBackendSkipped(d.Info().Name, err)
@@ -290,7 +290,7 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 // restoreNetworkPolicy updates the row of a sandbox from a backup to the network policy
 // that the backend has for it now, with the layers of both. The policy is marked as
 // pending, so the daemon applies it, and nothing less strict.
-func restoreNetworkPolicy(ctx context.Context, st *store.Store, row agentlab.Sandbox, in backend.Instance, out *recovered) error {
+func restoreNetworkPolicy(ctx context.Context, st *store.Store, row agentlab.Sandbox, in backend.Instance, out *report) error {
 	switch {
 	case row.State == agentlab.SandboxDestroyed:
 		return nil
@@ -320,7 +320,7 @@ func restoreNetworkPolicy(ctx context.Context, st *store.Store, row agentlab.San
 // records and on the backend: with a reused number, the data of two sandboxes
 // would be mixed up. Numbers above last, the end of the range, do not count:
 // after them the range would start again at its first number.
-func skipNumbers(ctx context.Context, st *store.Store, last int, out *recovered) error {
+func skipNumbers(ctx context.Context, st *store.Store, last int, out *report) error {
 	vmids := slices.Clone(out.vmids)
 	rows, err := st.Sandboxes(ctx, agentlab.SandboxFilter{Destroyed: true})
 	if err != nil {

@@ -1,4 +1,4 @@
-package daemon
+package recovery
 
 import (
 	"database/sql"
@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
@@ -33,12 +32,6 @@ func alter(t *testing.T, path, query string) {
 
 // A backup with damage that SQLite's quick check does not find is not restored
 // when it is named. When none is named, the one before it is taken.
-// closedBackend is a list with a backend that cannot be opened, under the name
-// of the one in config.yaml.
-var closedBackend = registry.List{{Name: "fake", Open: func(registry.Env) (registry.Opened, error) {
-	return registry.Opened{}, agentlab.Errorf(agentlab.CodeUnavailable, "closed for this test")
-}}}
-
 func TestDamagedBackupIsNotRestored(t *testing.T) {
 	for name, damage := range map[string]string{
 		"index":     "PRAGMA writable_schema = 1; UPDATE sqlite_schema SET sql = 'CREATE INDEX jobs_created ON jobs (task, job_id)' WHERE name = 'jobs_created'",
@@ -56,7 +49,7 @@ func TestDamagedBackupIsNotRestored(t *testing.T) {
 			})
 			alter(t, bad, damage)
 			before := files(t, h.paths.State)
-			r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}, backup: bad}
+			r := h.repair(bad)
 			err := r.do(t.Context(), "restore", false, io.Discard)
 			if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), bad) || !strings.Contains(err.Error(), "damaged") {
 				t.Errorf("%s: %v", agentlab.CodeOf(err), err)
@@ -64,7 +57,7 @@ func TestDamagedBackupIsNotRestored(t *testing.T) {
 			if after := files(t, h.paths.State); after != before {
 				t.Errorf("the state directory was changed:\n%s\nbefore:\n%s", after, before)
 			}
-			r = repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
+			r = h.repair()
 			if err := r.do(t.Context(), "restore", false, io.Discard); err != nil || r.out.Backup != sound || len(r.out.Warnings) == 0 || !strings.Contains(r.out.Warnings[0], bad) {
 				t.Errorf("%+v, %v", r.out, err)
 			}
@@ -88,7 +81,7 @@ func TestRestoreOfAnOlderSchema(t *testing.T) {
 		}
 	})
 	alter(t, old, `ALTER TABLE sandboxes DROP COLUMN handle; ALTER TABLE sandboxes DROP COLUMN waiting; ALTER TABLE jobs DROP COLUMN waiting; DELETE FROM goose_db_version WHERE version_id >= 15`)
-	r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}, backup: old}
+	r := h.repair(old)
 	if err := r.do(t.Context(), "restore", false, io.Discard); err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +135,7 @@ func TestReplacementIsCrashSafe(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			last := fmt.Sprintf("last%d", n)
 			killed(t, h, last)
-			r := repair{runOptions: runOptions{backends: closedBackend}, paths: h.paths}
+			r := h.repair()
 			if err := r.stage(t.Context(), backup, ""); err != nil {
 				t.Fatal(err)
 			}
@@ -152,15 +145,15 @@ func TestReplacementIsCrashSafe(t *testing.T) {
 				}
 			} // and then it is killed
 			before := files(t, h.paths.State)
-			d, err := h.open(t)
+			st, err := h.open(t)
 			if err == nil {
-				_ = d.Close()
+				_ = st.Close()
 			}
 			if after := files(t, h.paths.State); after != before || agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(agentlab.HintOf(err), "agentlab db rebuild") {
 				t.Fatalf("a daemon: %v (%s); files\n%s\nbefore:\n%s", err, agentlab.HintOf(err), after, before)
 			}
 			verb := []string{"restore", "rebuild"}[n%2]
-			r = repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
+			r = h.repair()
 			if verb == "restore" {
 				r.backup = backup
 			}
@@ -176,7 +169,7 @@ func TestReplacementIsCrashSafe(t *testing.T) {
 					t.Errorf("in the new database: %v, %q, %v", err, fact, ferr)
 				}
 			})
-			wantKept(t, r.lost(fmt.Sprintf("20260101T%06dZ", n)), last)
+			wantKept(t, r.oldDatabase(fmt.Sprintf("20260101T%06dZ", n)), last)
 		})
 	}
 }
@@ -198,7 +191,7 @@ func wantKept(t *testing.T, path, last string) {
 func TestReplacementOverwritesNothing(t *testing.T) {
 	h, _ := lived(t)
 	for range 3 {
-		r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
+		r := h.repair()
 		remove(t, h.paths.Installation())
 		write(t, h.paths.Database(), "damaged")
 		if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
@@ -228,7 +221,7 @@ func TestRestoreOfAStagedFile(t *testing.T) {
 		}
 		before := files(t, h.paths.State)
 		for _, path := range []string{staged, filepath.Join(h.paths.Backups(), "..", filepath.Base(staged)), link} {
-			r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}, backup: path}
+			r := h.repair(path)
 			err := r.do(t.Context(), "restore", false, io.Discard)
 			if agentlab.CodeOf(err) != agentlab.CodeInvalid || !strings.Contains(agentlab.HintOf(err), "copy it") {
 				t.Errorf("%s: %v (%s)", path, err, agentlab.HintOf(err))
@@ -239,7 +232,7 @@ func TestRestoreOfAStagedFile(t *testing.T) {
 		}
 	}
 	// A rebuild that needs no new database removes them too.
-	r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
+	r := h.repair()
 	if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil || len(r.out.MovedTo) != 0 {
 		t.Fatalf("%+v, %v", r.out, err)
 	}

@@ -1,4 +1,4 @@
-package daemon
+package recovery
 
 import (
 	"context"
@@ -35,6 +35,28 @@ import (
 //
 // The ID is written to the database first. After a crash before the file is
 // written, the next start finds the last case and completes it.
+
+// Installation is a state directory with its database.
+type Installation struct {
+	paths config.Paths
+	store *store.Store
+}
+
+// Open opens the database of a state directory, and makes sure that the two
+// belong together. A new installation gets an id.
+func Open(ctx context.Context, p config.Paths, o store.Options) (st *store.Store, _ *Installation, err error) {
+	if err := checkReplaced(p); err != nil {
+		return nil, nil, err
+	}
+	o.New = func() error { return checkDatabasePresent(p) }
+	if st, err = store.Open(ctx, p.Database(), o); err != nil {
+		return nil, nil, err
+	}
+	if err := bindInstallation(ctx, p, st); err != nil {
+		return nil, nil, errors.Join(err, st.Close())
+	}
+	return st, &Installation{p, st}, nil
+}
 
 // repairHint returns the end of the hints about a database that cannot be
 // used.
@@ -214,15 +236,9 @@ func writeInstallation(p config.Paths, id string) error {
 	return nil
 }
 
-// installation is a state directory with its database.
-type installation struct {
-	paths config.Paths
-	store *store.Store
-}
-
 // Check compares the two ids once more, for a daemon that has been running for
 // a while: the state directory or its id may have been replaced.
-func (i *installation) Check(ctx context.Context) error {
+func (i *Installation) Check(ctx context.Context) error {
 	p := i.paths
 	inStore, err := i.store.Fact(ctx, store.FactInstallation)
 	if err != nil {

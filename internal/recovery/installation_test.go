@@ -1,38 +1,14 @@
-package daemon
+package recovery
 
 import (
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
-
-// lived makes a home that a daemon has used, with the files of one job, and
-// returns the id of the job.
-func lived(t *testing.T) (*home, string) {
-	t.Helper()
-	h := newHome(t)
-	stop := h.start(t)
-	j, err := h.client.CreateJob(t.Context(), shell("echo done", "artifact out.txt the result"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.ended(t, j.ID)
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) { // the record follows the commit
-		if r, ok := readRecord(h.paths.Records(), j.ID); ok && r.Status.Final() {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the record of the job was not written")
-		}
-	}
-	stop()
-	return h, j.ID
-}
 
 func remove(t *testing.T, paths ...string) {
 	t.Helper()
@@ -127,10 +103,10 @@ func TestInstallation(t *testing.T) {
 			h, job := lived(t)
 			c.prepare(t, h, job)
 			before := files(t, h.paths.State)
-			d, err := h.open(t)
+			st, err := h.open(t)
 			if c.refused != "" {
 				if err == nil {
-					_ = d.Close()
+					_ = st.Close()
 					t.Fatal("it starts")
 				}
 				if !strings.Contains(err.Error(), c.refused) || agentlab.CodeOf(err) != agentlab.CodeConflict || agentlab.HintOf(err) == "" {
@@ -144,11 +120,11 @@ func TestInstallation(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			id, err := d.services.store.Fact(t.Context(), store.FactInstallation)
+			id, err := st.Fact(t.Context(), store.FactInstallation)
 			if inFile, ferr := installationOf(h.paths); err != nil || ferr != nil || id == "" || id != inFile {
 				t.Errorf("id %q and %q, %v, %v", id, inFile, err, ferr)
 			}
-			if err := d.Close(); err != nil {
+			if err := st.Close(); err != nil {
 				t.Error(err)
 			}
 		})
@@ -173,21 +149,23 @@ func files(t *testing.T, dir string) string {
 	return strings.Join(out, "\n")
 }
 
-// A daemon whose state directory was replaced while it runs sweeps nothing.
-func TestNothingIsSweptWithoutAMatch(t *testing.T) {
+// A state directory that was replaced while a daemon uses it is noticed.
+func TestReplacedStateDirectory(t *testing.T) {
 	h, _ := lived(t)
-	d, err := h.open(t)
+	st, i, err := Open(t.Context(), h.paths, store.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = d.Close() }()
-	other := "job-aaaaaaaaaaaaa"
-	write(t, filepath.Join(h.paths.Artifacts(), other, "result"), "of another installation")
-	write(t, h.paths.Installation(), agentlab.NewUID()+"\n")
-	if _, err := d.services.gc.Pass(t.Context()); agentlab.CodeOf(err) != agentlab.CodeConflict {
-		t.Errorf("a pass: %v", err)
-	}
-	if _, err := os.Stat(filepath.Join(h.paths.Artifacts(), other, "result")); err != nil {
+	defer func() { _ = st.Close() }()
+	if err := i.Check(t.Context()); err != nil {
 		t.Error(err)
+	}
+	write(t, h.paths.Installation(), agentlab.NewUID()+"\n")
+	if err := i.Check(t.Context()); agentlab.CodeOf(err) != agentlab.CodeConflict || agentlab.HintOf(err) == "" {
+		t.Errorf("%v", err)
+	}
+	remove(t, h.paths.Installation())
+	if err := i.Check(t.Context()); agentlab.CodeOf(err) != agentlab.CodeConflict {
+		t.Errorf("without the file: %v", err)
 	}
 }

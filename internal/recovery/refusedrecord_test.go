@@ -1,4 +1,4 @@
-package daemon
+package recovery
 
 import (
 	"io"
@@ -21,7 +21,7 @@ func TestRefusedRecordOfAKnownJob(t *testing.T) {
 	ended, _ := readRecord(h.paths.Records(), job)
 	waits := ended
 	waits.Status, waits.SandboxVMID, waits.ExitCode, waits.StartedAt, waits.FinishedAt = agentlab.JobQueued, 0, nil, time.Time{}, time.Time{}
-	r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}, backup: filepath.Join(t.TempDir(), "backup.db")}
+	r := h.repair(filepath.Join(t.TempDir(), "backup.db"))
 	change(t, h, func(st *store.Store) {
 		for _, do := range []func() error{
 			func() error { return st.DeleteArtifacts(t.Context(), job) },
@@ -49,7 +49,7 @@ func TestRefusedRecordOfAKnownJob(t *testing.T) {
 	if len(r.out.Refused) != 1 || r.out.Refused[0].Job != job {
 		t.Errorf("refused %+v", r.out.Refused)
 	}
-	h.start(t)()
+	h.use(t)
 	if got, err := os.ReadFile(path + refusedSuffix); err != nil || string(got) != string(want) {
 		t.Errorf("the record that was refused: %s, %v", got, err)
 	}
@@ -65,7 +65,7 @@ func TestRefusedRecordOfAKnownJob(t *testing.T) {
 // ended the row of the job, is completed by the next one.
 func TestRepairKilledAfterARefusedRecord(t *testing.T) {
 	h := newHome(t)
-	h.start(t)()
+	h.use(t)
 	const unknown, waiting = "job-aaaaaaaaaaaaa", "job-bbbbbbbbbbbbb"
 	at := time.Now().UTC().Add(-time.Hour)
 	change(t, h, func(st *store.Store) {
@@ -76,12 +76,12 @@ func TestRepairKilledAfterARefusedRecord(t *testing.T) {
 	})
 	for i, id := range []string{unknown, waiting} {
 		record(t, h, agentlab.Job{ID: id, Agent: "shell", Mode: "dangerous", Status: agentlab.JobFailed, StopRequested: "?", SandboxVMID: 1500 + i})
-		killed := recovered{}
+		killed := report{}
 		if err := killed.putAside(h.paths.Records(), id, agentlab.Errorf(agentlab.CodeInvalid, "why")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	r := repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
+	r := h.repair()
 	if err := r.do(t.Context(), "rebuild", false, io.Discard); agentlab.CodeOf(err) != agentlab.CodeInvalid {
 		t.Errorf("it reports nothing as refused: %v", err)
 	}
@@ -98,7 +98,7 @@ func TestRepairKilledAfterARefusedRecord(t *testing.T) {
 			}
 		}
 	})
-	r = repair{runOptions: runOptions{home: h.paths.Home, backends: closedBackend}}
+	r = h.repair()
 	if err := r.do(t.Context(), "rebuild", false, io.Discard); err != nil {
 		t.Errorf("again: %v", err)
 	}

@@ -1,4 +1,4 @@
-package daemon
+package recovery
 
 import (
 	"context"
@@ -210,7 +210,7 @@ func (r *repair) prepare(ctx context.Context, mark string) error {
 func (r *repair) replace() error {
 	stamp := time.Now().UTC().Format(backupTime)
 	free := stamp
-	for n := 1; exists(r.lost(free)) || exists(r.lost(free)+"-wal"); n++ {
+	for n := 1; exists(r.oldDatabase(free)) || exists(r.oldDatabase(free)+"-wal"); n++ {
 		free = fmt.Sprintf("%s-%d", stamp, n)
 	}
 	return r.runReplacement(free)
@@ -241,7 +241,7 @@ func (r *repair) runReplacement(stamp string) error {
 		}
 	}
 	for _, suffix := range databaseSuffixes {
-		if to := r.lost(stamp) + suffix; exists(to) {
+		if to := r.oldDatabase(stamp) + suffix; exists(to) {
 			r.out.MovedTo = append(r.out.MovedTo, to)
 		}
 	}
@@ -256,7 +256,7 @@ func (r *repair) replaceSteps(stamp string) []func() error {
 		return at(replacement(r.paths), durable.Replace(replacement(r.paths), []byte(stamp), durable.Name))
 	}}
 	for _, suffix := range databaseSuffixes {
-		steps = append(steps, func() error { return r.keep(suffix, r.lost(stamp)+suffix) })
+		steps = append(steps, func() error { return r.moveOld(suffix, r.oldDatabase(stamp)+suffix) })
 	}
 	return append(steps, func() error {
 		err := os.Rename(r.staged(), r.paths.Database())
@@ -267,12 +267,12 @@ func (r *repair) replaceSteps(stamp string) []func() error {
 	}, func() error { return r.renamed(replacement(r.paths), os.Remove(replacement(r.paths))) })
 }
 
-// lost returns the path at which the replaced database is kept.
-func (r *repair) lost(stamp string) string { return r.paths.Database() + ".lost-" + stamp }
+// oldDatabase returns the name under which the database that is replaced is kept.
+func (r *repair) oldDatabase(stamp string) string { return r.paths.Database() + ".lost-" + stamp }
 
-// keep renames a file of the old database. It does nothing after the staged
-// database was renamed.
-func (r *repair) keep(suffix, to string) error {
+// moveOld renames a file of the old database. Once the staged database has its
+// name, there is none left.
+func (r *repair) moveOld(suffix, to string) error {
 	from := r.paths.Database() + suffix
 	switch {
 	case !exists(r.staged()) && exists(r.paths.Database()), !exists(from):

@@ -1,0 +1,180 @@
+package hostnet
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/egress/nft"
+)
+
+const usage = `agentlabd network keeps the rules of a bridge that sandboxes are on, without a
+daemon: for the unit that applies them when the host boots.
+
+Usage:
+  agentlabd network render                print the rules as 'nft -f' reads them
+  agentlabd network apply [--dry-run]     put them in force, in one step; again
+                                          changes nothing. With --dry-run only
+                                          ask the kernel whether it takes them
+  agentlabd network remove                take them away
+  agentlabd network status                tell whether they are in force as they
+                                          should be; exit code 1 when not
+  agentlabd network settings              print bridge and networks, for scripts
+  agentlabd network agent                 be the network of this node for the
+                                          daemon of another, which runs this by
+                                          ssh (key ssh of a node)
+
+Options of each: --home DIR | --system    whose config.yaml (key host_network)
+`
+
+// Command is 'agentlabd network …'. load reads a config.yaml.
+func Command(ctx context.Context, args []string, load func(path string) (config.Config, error), stdout, stderr io.Writer) error {
+	fs := flag.NewFlagSet("agentlabd network", flag.ContinueOnError)
+	dry := fs.Bool("dry-run", false, "")
+	verb := ""
+	if len(args) > 0 {
+		verb, args = args[0], args[1:]
+	}
+	known := map[string]func(context.Context, *nft.Manager, io.Writer) error{
+		"render": render, "apply": apply, "remove": removeRules, "status": printStatus,
+	}
+	home, err := config.ParseHome(fs, args)
+	if err != nil || known[verb] == nil && verb != "settings" && verb != "agent" || fs.NArg() > 0 || *dry && verb != "apply" {
+		return config.Usage(usage)
+	}
+	paths, err := home.Paths()
+	if err != nil {
+		return err
+	}
+	if verb == "agent" { // the daemon tells it what the bridge is
+		return ServeAgent(ctx, os.Stdin, stdout, Config{
+			Dir: paths.Network(), Logger: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
+		})
+	}
+	c, err := bridge(paths, load)
+	if err != nil {
+		return err
+	}
+	if verb == "settings" {
+		return printSettings(c, stdout)
+	}
+	do := known[verb]
+	if *dry {
+		do = check
+	}
+	m, err := nft.New(ctx, nft.Options{Config: c})
+	if err != nil {
+		return err
+	}
+	return do(ctx, m, stdout)
+}
+
+// bridge reads the configuration of the bridge from config.yaml.
+func bridge(paths config.Paths, load func(path string) (config.Config, error)) (nft.Config, error) {
+	settings, err := load(paths.ConfigFile())
+	if err != nil {
+		return nft.Config{}, err
+	}
+	if settings.UpstreamProxy.URL != "" {
+		return nft.Config{}, agentlab.Errorf(agentlab.CodeUnsupported, "the kernel routes what sandboxes on a bridge send, which no proxy can carry").
+			WithField("upstream_proxy.url").WithHint("remove upstream_proxy from %s, or do without the bridge", paths.ConfigFile())
+	}
+	return Rules(settings)
+}
+
+// printSettings prints the bridge of config.yaml as KEY=VALUE lines for the
+// scripts of a host. Names of interfaces are checked, so no value holds blanks
+// or quotes. A network that there is none of has an empty value. It needs no
+// root and looks at nothing but the file.
+func printSettings(c nft.Config, w io.Writer) error {
+	host := func(a netip.Addr, n netip.Prefix) string {
+		if !a.IsValid() {
+			return ""
+		}
+		return netip.PrefixFrom(a, n.Bits()).String()
+	}
+	subnet6 := ""
+	if c.Subnet6.IsValid() {
+		subnet6 = c.Subnet6.String()
+	}
+	for _, line := range [][2]string{
+		{"bridge", c.Bridge}, {"subnet", c.Subnet4.String()}, {"gateway", host(c.Gateway4, c.Subnet4)},
+		{"subnet6", subnet6}, {"gateway6", host(c.Gateway6, c.Subnet6)}, {"uplink", c.Uplink}, {"tailscale", c.Tailscale},
+	} {
+		if _, err := fmt.Fprintf(w, "%s=%s\n", line[0], line[1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func render(_ context.Context, m *nft.Manager, w io.Writer) error {
+	text, err := m.Render()
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, text)
+	return err
+}
+
+func check(ctx context.Context, m *nft.Manager, w io.Writer) error {
+	if err := m.Check(ctx); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w, "the kernel takes the rules; nothing was changed")
+	return err
+}
+
+// apply leaves rules alone that are as they should be: a daemon may
+// have let sandboxes in, which a new load would shut out until it notices.
+func apply(ctx context.Context, m *nft.Manager, w io.Writer) error {
+	st, err := m.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if st.Applied() && len(st.Drift) == 0 {
+		if err := m.Prepare(); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintln(w, "the rules are in force already")
+		return err
+	}
+	if err := m.Apply(ctx); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(w, "the rules are in force")
+	return err
+}
+
+func removeRules(ctx context.Context, m *nft.Manager, w io.Writer) error {
+	if err := m.Remove(ctx); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w, "the rules are gone")
+	return err
+}
+
+func printStatus(ctx context.Context, m *nft.Manager, w io.Writer) error {
+	st, err := m.Status(ctx)
+	if err != nil {
+		return err
+	}
+	switch {
+	case len(st.Tables) == 0:
+		return agentlab.Errorf(agentlab.CodeNotFound, "no rules are in force").WithHint("agentlabd network apply")
+	case !st.Applied():
+		return agentlab.Errorf(agentlab.CodeConflict, "only the tables %s are loaded", strings.Join(st.Tables, ", ")).WithHint("agentlabd network apply")
+	case len(st.Drift) > 0:
+		return errors.New("the rules were changed: " + strings.Join(st.Drift, "; "))
+	}
+	_, err = fmt.Fprintln(w, "the rules are in force")
+	return err
+}
