@@ -191,7 +191,7 @@ var Layers = append(driverLayers(), []Layer{
 	},
 	{
 		Name: "server", Packages: []string{"internal/server/..."},
-		May: and([]string{".", "api", "guestapi", "internal/auth", "internal/egress", "internal/hostnet", "internal/image", "internal/profile", "internal/secret"}, serviceNames, leaves),
+		May: and([]string{".", "api", "guestapi", "internal/auth", "internal/backend", "internal/egress", "internal/hostnet", "internal/image", "internal/profile", "internal/secret"}, serviceNames, leaves),
 		Why: "the server authenticates, decodes, calls one service and encodes; it knows no store and no driver",
 	},
 	{

@@ -37,9 +37,8 @@ func (b *bus) publish(events []agentlab.Event) {
 	}
 }
 
-// subscribe returns a channel of the events from now on, and a function that
-// ends the subscription.
-func (b *bus) subscribe() (<-chan agentlab.Event, func()) {
+// Subscribe returns the events from now on, and how to end that.
+func (b *bus) Subscribe() (<-chan agentlab.Event, func()) {
 	ch := make(chan agentlab.Event, busBuffer)
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 func TestBus(t *testing.T) {
 	b := newBus()
 	b.publish([]agentlab.Event{{ID: 1}}) // no listener
-	quick, stopQuick := b.subscribe()
-	slow, stopSlow := b.subscribe()
+	quick, stopQuick := b.Subscribe()
+	slow, stopSlow := b.Subscribe()
 	for i := range busBuffer + 10 {
 		b.publish([]agentlab.Event{{ID: int64(i) + 2}})
 		if e := <-quick; e.ID != int64(i)+2 {
@@ -43,7 +43,7 @@ func TestBus(t *testing.T) {
 // TestBusBatch cuts a subscriber off in the middle of a batch only once.
 func TestBusBatch(t *testing.T) {
 	b := newBus()
-	ch, stop := b.subscribe()
+	ch, stop := b.Subscribe()
 	defer stop()
 	b.publish(make([]agentlab.Event, 3*busBuffer))
 	n := 0

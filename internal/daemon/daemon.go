@@ -148,6 +148,7 @@ func (d *Daemon) openAPI(a config.API) error {
 		Rules:    rules,
 		Logger:   d.log.With("part", "api"),
 		Version:  version.Get().Version,
+		Proxied:  d.services.settings.UpstreamProxy.URL != "",
 	})
 	if err != nil {
 		return err

@@ -100,8 +100,8 @@ func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
 func (s *services) openImages(context.Context, *cleanup) error {
 	s.images = image.NewStore(s.cfg.Paths.Images(), image.Options{
 		InUse: func(ref string) (bool, error) {
-			used, err := imagesInUse(context.Background(), s.store)
-			return used[ref], err
+			used, err := s.store.ImagesInUse(context.Background())
+			return used[ref] > 0, err
 		},
 		Now: s.cfg.Clock,
 	})
@@ -293,18 +293,24 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 	return done
 }
 
-// forAPI returns the services in the form that the control API uses.
+// events are the stored events and the ones to come.
+type events struct {
+	*store.Store
+	*bus
+}
+
+// forAPI returns the services that the control API calls.
 func (s *services) forAPI(d *Daemon) server.Services {
 	return server.Services{
 		Jobs:        s.jobs,
-		Sandboxes:   sandboxView{s.sandboxes},
-		Artifacts:   artifactView{s.artifacts},
-		Profiles:    profileView{s.profiles},
-		Secrets:     secretView{s.vault},
-		Images:      imageView{s.images, s.store},
-		Events:      eventView{s.store, s.bus},
+		Sandboxes:   s.sandboxes,
+		Artifacts:   s.artifacts,
+		Profiles:    s.profiles,
+		Secrets:     s.vault,
+		Images:      s.images,
+		ImageUse:    s.store,
+		Events:      events{s.store, s.bus},
 		Egress:      s.audit,
-		Policies:    policyView{s.profiles, s.sandboxes, s.settings.UpstreamProxy.URL != ""},
 		Verify:      verify.New(verify.Config{Sandboxes: s.sandboxes, Driver: s.driver}),
 		System:      d,
 		Doctor:      s.doctor,

@@ -7,15 +7,29 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/image"
 )
 
-func (s *Server) listImages(ctx context.Context, _ *struct{}) (api.List[api.Image], error) {
+func (s *Server) listImages(ctx context.Context, _ *struct{}) ([]api.Image, error) {
 	list, err := s.cfg.Services.Images.List(ctx)
-	return api.List[api.Image]{Items: append([]api.Image{}, list...)}, err
+	if err != nil {
+		return nil, err
+	}
+	used, err := s.cfg.Services.ImageUse.ImagesInUse(ctx)
+	return all(list, func(i image.Image) api.Image { return toImage(i, used) }), err
 }
 
 func (s *Server) getImage(ctx context.Context, in *imageInput) (api.Image, error) {
-	return s.cfg.Services.Images.Get(ctx, in.Image)
+	i, err := s.cfg.Services.Images.Show(ctx, in.Image)
+	return s.oneImage(ctx, i, err)
+}
+
+func (s *Server) oneImage(ctx context.Context, i image.Image, err error) (api.Image, error) {
+	if err != nil {
+		return api.Image{}, err
+	}
+	used, err := s.cfg.Services.ImageUse.ImagesInUse(ctx)
+	return toImage(i, used), err
 }
 
 func (s *Server) removeImage(ctx context.Context, in *imageInput) (none, error) {
@@ -39,11 +53,13 @@ func (s *Server) buildImage(_ context.Context, in *buildImageInput) (*huma.Strea
 		if err != nil {
 			return
 		}
-		img, err := s.cfg.Services.Images.Build(ctx, in.Body, func(line string) {
+		b := in.Body
+		built, err := s.cfg.Services.Images.Build(ctx, image.BuildRequest{Name: b.Name, Recipe: b.Recipe, Force: b.Force}, func(line string) {
 			if out.send("progress", "", api.ImageProgress{Line: line}) != nil {
 				cancel()
 			}
 		})
+		img, err := s.oneImage(ctx, built, err)
 		if err != nil {
 			s.log.Warn("image build failed", "image", in.Body.Name, "err", err)
 			_ = out.send("error", "", problemOf(err))
@@ -51,4 +67,15 @@ func (s *Server) buildImage(_ context.Context, in *buildImageInput) (*huma.Strea
 		}
 		_ = out.send("done", "", img)
 	}}, nil
+}
+
+func toImage(i image.Image, used map[string]int) api.Image {
+	versions := map[string]string{"kernel": i.KernelRelease, "builder": i.Builder, "distribution": i.Distribution}
+	for k, v := range i.Versions {
+		versions[k] = v
+	}
+	return api.Image{
+		Name: i.Name, Digest: i.Digest, Arch: i.Arch, Suite: i.Suite, Size: i.SizeBytes, DiskUsage: i.DiskUsage(),
+		CreatedAt: i.CreatedAt.UTC(), Versions: versions, InUse: used[i.Ref()] > 0, Current: i.Current,
+	}
 }

@@ -117,12 +117,12 @@ func (s *Server) jobLog(ctx context.Context, in *jobLogInput) (*huma.StreamRespo
 	})
 }
 
-func (s *Server) listArtifacts(ctx context.Context, in *jobInput) (api.List[api.Artifact], error) {
+func (s *Server) listArtifacts(ctx context.Context, in *jobInput) ([]api.Artifact, error) {
 	if _, err := s.cfg.Services.Jobs.Get(ctx, in.Job); err != nil {
-		return api.List[api.Artifact]{}, err
+		return nil, err
 	}
 	list, err := s.cfg.Services.Artifacts.List(ctx, in.Job)
-	return api.List[api.Artifact]{Items: all(list, toArtifact)}, err
+	return all(list, toArtifact), err
 }
 
 type artifactInput struct {
@@ -161,7 +161,7 @@ func (s *Server) uploadBundle(ctx context.Context, in *uploadBundleInput) (api.B
 	if err != nil {
 		return api.Bundle{}, bodyError(err)
 	}
-	return b, nil
+	return api.Bundle(b), nil
 }
 
 type uploadedInput struct {

@@ -4,11 +4,12 @@ import (
 	"context"
 
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-func (s *Server) listOrphans(ctx context.Context, _ *struct{}) (api.List[api.Orphan], error) {
+func (s *Server) listOrphans(ctx context.Context, _ *struct{}) ([]api.Orphan, error) {
 	list, err := s.cfg.Services.Sandboxes.Orphans(ctx)
-	return api.List[api.Orphan]{Items: append([]api.Orphan{}, list...)}, err
+	return all(list, toOrphan), err
 }
 
 type orphanInput struct {
@@ -16,5 +17,10 @@ type orphanInput struct {
 }
 
 func (s *Server) destroyOrphan(ctx context.Context, in *orphanInput) (api.Orphan, error) {
-	return s.cfg.Services.Sandboxes.DestroyOrphan(ctx, in.Orphan)
+	o, err := s.cfg.Services.Sandboxes.DestroyOrphan(ctx, in.Orphan)
+	return toOrphan(o), err
+}
+
+func toOrphan(in backend.Instance) api.Orphan {
+	return api.Orphan{VMID: in.Number(), UID: in.Ref.UID, Name: in.Name, Power: string(in.Power), Reason: in.Reason}
 }

@@ -3,29 +3,34 @@ package server
 import (
 	"context"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
-// Policies returns the network policies of profiles and sandboxes, and applies
-// changed ones.
-type Policies interface {
-	OfProfile(ctx context.Context, name string) (api.Policy, error)
-	OfSandbox(ctx context.Context, nameOrVMID string) (api.Policy, error)
-	CheckProfile(ctx context.Context, name, target string) (api.PolicyCheck, error)
-	CheckSandbox(ctx context.Context, nameOrVMID, target string) (api.PolicyCheck, error)
-	Presets(ctx context.Context) ([]api.PolicyPreset, error)
-
-	// Reload applies the current policy of its profile to a sandbox, or with
-	// "" to every sandbox whose profile's policy has changed.
-	Reload(ctx context.Context, nameOrVMID string) ([]api.PolicyReload, error)
+// networkOf returns the policy of a profile. One that only this backend cannot
+// use has a policy all the same.
+func (s *Server) networkOf(profile string) (agentlab.Network, error) {
+	e, err := s.cfg.Services.Profiles.Find(profile)
+	if err == nil && agentlab.CodeOf(e.Err) != agentlab.CodeUnsupported {
+		err = e.Err
+	}
+	return e.Profile.Network, err
 }
 
 func (s *Server) sandboxPolicy(ctx context.Context, in *sandboxInput) (api.Policy, error) {
-	return s.cfg.Services.Policies.OfSandbox(ctx, in.Sandbox)
+	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
+	out := s.toPolicy(sb.Network)
+	out.Profile, out.VMID, out.Name, out.Pending = sb.Profile, sb.VMID, sb.Name, sb.NetworkPending
+	return out, err
 }
 
-func (s *Server) profilePolicy(ctx context.Context, in *profileInput) (api.Policy, error) {
-	return s.cfg.Services.Policies.OfProfile(ctx, in.Profile)
+func (s *Server) profilePolicy(_ context.Context, in *profileInput) (api.Policy, error) {
+	n, err := s.networkOf(in.Profile)
+	out := s.toPolicy(n)
+	out.Profile = in.Profile
+	return out, err
 }
 
 type checkSandboxInput struct {
@@ -34,7 +39,11 @@ type checkSandboxInput struct {
 }
 
 func (s *Server) checkSandboxPolicy(ctx context.Context, in *checkSandboxInput) (api.PolicyCheck, error) {
-	return s.cfg.Services.Policies.CheckSandbox(ctx, in.Sandbox, in.Target)
+	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
+	if err != nil {
+		return api.PolicyCheck{}, err
+	}
+	return s.checkPolicy(sb.Network, in.Target)
 }
 
 type checkProfileInput struct {
@@ -42,24 +51,81 @@ type checkProfileInput struct {
 	Target  string `query:"target" required:"true" doc:"HOST:PORT, HOST:PORT/udp, [IPv6]:PORT, HOST/icmp, or a HOST (port 443)"`
 }
 
-func (s *Server) checkProfilePolicy(ctx context.Context, in *checkProfileInput) (api.PolicyCheck, error) {
-	return s.cfg.Services.Policies.CheckProfile(ctx, in.Profile, in.Target)
+func (s *Server) checkProfilePolicy(_ context.Context, in *checkProfileInput) (api.PolicyCheck, error) {
+	n, err := s.networkOf(in.Profile)
+	if err != nil {
+		return api.PolicyCheck{}, err
+	}
+	return s.checkPolicy(n, in.Target)
 }
 
-func (s *Server) policyPresets(ctx context.Context, _ *struct{}) (api.List[api.PolicyPreset], error) {
-	list, err := s.cfg.Services.Policies.Presets(ctx)
-	return api.List[api.PolicyPreset]{Items: append([]api.PolicyPreset{}, list...)}, err
+func (s *Server) policyPresets(context.Context, *struct{}) ([]api.PolicyPreset, error) {
+	list, err := egress.Presets()
+	return all(list, func(p egress.Preset) api.PolicyPreset { return api.PolicyPreset(p) }), err
 }
 
 func (s *Server) reloadSandboxPolicy(ctx context.Context, in *sandboxInput) (api.PolicyReload, error) {
-	list, err := s.cfg.Services.Policies.Reload(ctx, in.Sandbox)
+	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
 	if err != nil {
 		return api.PolicyReload{}, err
 	}
-	return list[0], nil // one sandbox has one result
+	list, err := s.cfg.Services.Sandboxes.ReloadNetworks(ctx, []int{sb.VMID})
+	if err != nil {
+		return api.PolicyReload{}, err
+	}
+	return toReload(list[0]), nil // of one sandbox there is one
 }
 
-func (s *Server) reloadPolicies(ctx context.Context, _ *struct{}) (api.List[api.PolicyReload], error) {
-	list, err := s.cfg.Services.Policies.Reload(ctx, "")
-	return api.List[api.PolicyReload]{Items: append([]api.PolicyReload{}, list...)}, err
+func (s *Server) reloadPolicies(ctx context.Context, _ *struct{}) ([]api.PolicyReload, error) {
+	list, err := s.cfg.Services.Sandboxes.ReloadNetworks(ctx, nil)
+	return all(list, toReload), err
+}
+
+func toReload(r sandbox.Reloaded) api.PolicyReload {
+	sb := r.Sandbox
+	out := api.PolicyReload{VMID: sb.VMID, Name: sb.Name, Profile: sb.Profile, Changed: r.Changed, Pending: sb.NetworkPending}
+	if r.Err != nil {
+		out.Problem = agentlab.Reason(r.Err.Error())
+	}
+	return out
+}
+
+func (s *Server) toPolicy(n agentlab.Network) api.Policy {
+	out := api.Policy{
+		UpstreamProxy: s.cfg.Proxied,
+		Mode:          n.Mode, Allow: toRules(n.Allow), Deny: toRules(n.Deny), Ports: nonNil(n.Ports),
+		Limits: api.PolicyLimits(n.Limits), Layers: []api.PolicyLayer{},
+	}
+	for _, p := range n.Private {
+		out.Private = append(out.Private, api.PolicyPrivate(p))
+	}
+	for _, l := range n.Layers {
+		out.Layers = append(out.Layers, api.PolicyLayer{Mode: l.Mode, Allow: toRules(l.Allow), Deny: toRules(l.Deny), Ports: nonNil(l.Ports)})
+	}
+	return out
+}
+
+func toRules(list []agentlab.NetworkRule) []api.PolicyRule {
+	return all(list, func(r agentlab.NetworkRule) api.PolicyRule { return api.PolicyRule(r) })
+}
+
+func (s *Server) checkPolicy(n agentlab.Network, target string) (api.PolicyCheck, error) {
+	t, err := egress.ParseTarget(target)
+	if err != nil {
+		return api.PolicyCheck{}, err
+	}
+	p, err := egress.New(n)
+	if err != nil {
+		return api.PolicyCheck{}, err
+	}
+	e := p.Explain(t)
+	if s.cfg.Proxied {
+		e = e.ThroughProxy()
+	}
+	out := api.PolicyCheck{Target: t.String(), Allow: e.Allow, Rule: e.Rule, Notes: nonNil(e.Notes)}
+	for _, step := range e.Steps {
+		out.Steps = append(out.Steps, api.PolicyStep(step))
+		out.Source, out.Means = step.Source, step.Means
+	}
+	return out, nil
 }

@@ -4,18 +4,23 @@ import (
 	"context"
 
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/profile"
 )
 
 // maxProfileBytes is the maximum size of the text of a profile.
 const maxProfileBytes = 256 << 10
 
-func (s *Server) listProfiles(ctx context.Context, _ *struct{}) (api.List[api.Profile], error) {
-	list, err := s.cfg.Services.Profiles.List(ctx)
-	return api.List[api.Profile]{Items: append([]api.Profile{}, list...)}, err
+func (s *Server) listProfiles(_ context.Context, _ *struct{}) ([]api.Profile, error) {
+	list, err := s.cfg.Services.Profiles.List()
+	return all(list, func(e profile.Entry) api.Profile {
+		e.YAML = ""
+		return toProfile(e)
+	}), err
 }
 
-func (s *Server) getProfile(ctx context.Context, in *profileInput) (api.Profile, error) {
-	return s.cfg.Services.Profiles.Get(ctx, in.Profile)
+func (s *Server) getProfile(_ context.Context, in *profileInput) (api.Profile, error) {
+	e, err := s.cfg.Services.Profiles.Find(in.Profile)
+	return toProfile(e), err
 }
 
 type putProfileInput struct {
@@ -23,20 +28,37 @@ type putProfileInput struct {
 	Payload payload
 }
 
-func (s *Server) putProfile(ctx context.Context, in *putProfileInput) (api.Profile, error) {
+func (s *Server) putProfile(_ context.Context, in *putProfileInput) (api.Profile, error) {
 	yaml, err := in.Payload.text(maxProfileBytes)
 	if err != nil {
 		return api.Profile{}, err
 	}
-	return s.cfg.Services.Profiles.Put(ctx, in.Profile, yaml)
+	e, err := s.cfg.Services.Profiles.Put(in.Profile, yaml)
+	return toProfile(e), err
 }
 
 type validateProfileInput struct{ Payload payload }
 
-func (s *Server) validateProfile(ctx context.Context, in *validateProfileInput) (api.Profile, error) {
+// validateProfile refuses what does not parse and what this backend does not
+// honour.
+func (s *Server) validateProfile(_ context.Context, in *validateProfileInput) (api.Profile, error) {
 	yaml, err := in.Payload.text(maxProfileBytes)
 	if err != nil {
 		return api.Profile{}, err
 	}
-	return s.cfg.Services.Profiles.Validate(ctx, yaml)
+	e := s.cfg.Services.Profiles.Check(yaml)
+	return toProfile(e), e.Err
+}
+
+func toProfile(e profile.Entry) api.Profile {
+	p := e.Profile
+	out := api.Profile{
+		Name: e.Name, Image: p.Image, Cores: p.Resources.Cores, MemoryMB: p.Resources.MemoryMB, RootSizeGB: p.Resources.RootSizeGB,
+		Network: p.Network.Mode, Workspace: p.Workspace, Keepalive: p.Keepalive, TTLMinutes: int(p.TTL.Minutes()),
+		Source: e.Source, YAML: e.YAML, Usable: e.Err == nil,
+	}
+	if e.Err != nil {
+		out.Problem = e.Err.Error()
+	}
+	return out
 }

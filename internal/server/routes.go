@@ -60,7 +60,7 @@ func (s *Server) routes() []route {
 		{get, job, AccessRead, "job.read", onJob, anywhere, 200, "job", "Show a job, its last events and its artifacts", call(s.getJob)},
 		{post, job + "/cancel", AccessWrite, "job.cancel", onJob, anywhere, 202, "cancel-job", "Cancel a job", call(s.cancelJob)},
 		{get, job + "/log", AccessRead, "job.read", onJob, anywhere, 200, "job-log", "Read the agent's log", raw("text/plain", s.jobLog)},
-		{get, job + "/artifacts", AccessRead, "job.read", onJob, anywhere, 200, "artifacts", "List the artifacts of a job", call(s.listArtifacts)},
+		{get, job + "/artifacts", AccessRead, "job.read", onJob, anywhere, 200, "artifacts", "List the artifacts of a job", listing(s.listArtifacts)},
 		{get, job + "/artifacts/{path...}", AccessRead, "job.read", onJob, anywhere, 200, "artifact", "Download an artifact of a job", raw("application/octet-stream", s.getArtifact)},
 		{get, job + "/bundle", AccessRead, "job.read", onJob, anywhere, 200, "job-bundle", "Download all artifacts of a job as tar.gz", raw("application/gzip", s.jobBundle)},
 		{post, "/v1/bundles", AccessWrite, verbRunJobs, noTarget, anywhere, 201, "upload-bundle", "Upload a git bundle for a job", upload("application/octet-stream", s.uploadBundle)},
@@ -82,19 +82,19 @@ func (s *Server) routes() []route {
 		{post, sandbox + "/verify", AccessWrite, "sandbox.exec", onSandbox, anywhere, 200, "verify-sandbox", "Check the network of a sandbox from inside", call(s.verify)},
 		{post, sandbox + "/ssh-key", AccessWrite, "sandbox.exec", onSandbox, anywhere, 200, "ssh-key", "Authorize an ephemeral SSH key in a sandbox", call(s.sshKey)},
 
-		{get, profiles, AccessRead, "profile.read", noTarget, anywhere, 200, "profiles", "List profiles", call(s.listProfiles)},
+		{get, profiles, AccessRead, "profile.read", noTarget, anywhere, 200, "profiles", "List profiles", listing(s.listProfiles)},
 		{post, profiles + "/validate", AccessRead, "profile.read", noTarget, anywhere, 200, "validate-profile", "Validate a profile without storing it", upload("application/yaml", s.validateProfile)},
 		{get, profile, AccessRead, "profile.read", noTarget, anywhere, 200, "profile", "Show a profile with its YAML", call(s.getProfile)},
 		{put, profile, AccessAdmin, "profile.write", noTarget, anywhere, 200, "put-profile", "Create or replace a profile", upload("application/yaml", s.putProfile)},
 
-		{get, vault, AccessRead, "secret.read", noTarget, anywhere, 200, "secrets", "List secrets bundles and their keys, without values", call(s.listBundles)},
+		{get, vault, AccessRead, "secret.read", noTarget, anywhere, 200, "secrets", "List secrets bundles and their keys, without values", listing(s.listBundles)},
 		{post, vault, AccessAdmin, "secret.write", noTarget, localOnly, 204, "create-secrets", "Create an empty secrets bundle", call(s.createBundle)},
 		{post, vault + "/init", AccessAdmin, "secret.write", noTarget, localOnly, 200, "init-secrets", "Create the encryption key of secrets bundles, if it is missing", call(s.initSecrets)},
 		{post, vault + "/rotate", AccessAdmin, "secret.write", noTarget, localOnly, 200, "rotate-secrets", "Create a new key and re-encrypt every secrets bundle", call(s.rotateSecrets)},
 		{post, vault + "/validate", AccessAdmin, "secret.write", noTarget, localOnly, 200, "validate-secrets", "Check secrets bundles, and with resolve their references", call(s.validateSecrets)},
-		{get, bundle, AccessRead, "secret.read", noTarget, anywhere, 200, "secret-keys", "List the keys of a secrets bundle, without values", call(s.listSecrets)},
+		{get, bundle, AccessRead, "secret.read", noTarget, anywhere, 200, "secret-keys", "List the keys of a secrets bundle, without values", listing(s.listSecrets)},
 		{put, bundle, AccessAdmin, "secret.write", noTarget, localOnly, 204, "replace-secrets", "Replace the text of a secrets bundle", upload("application/yaml", s.replaceSecrets)},
-		{post, bundle + "/show", AccessAdmin, "secret.write", noTarget, localOnly, 200, "show-secrets", "Show the keys and references of a secrets bundle, and with reveal the values", call(s.showSecrets)},
+		{post, bundle + "/show", AccessAdmin, "secret.write", noTarget, localOnly, 200, "show-secrets", "Show the keys and references of a secrets bundle, and with reveal the values", listing(s.showSecrets)},
 		{post, bundle + "/text", AccessAdmin, "secret.write", noTarget, localOnly, 200, "secrets-text", "Read the decrypted text of a secrets bundle", call(s.secretsText)},
 		{put, bundle + "/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "set-secret", "Set one value of a secrets bundle", upload("application/octet-stream", s.setSecret)},
 		{del, bundle + "/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "unset-secret", "Remove one value of a secrets bundle", call(s.unsetSecret)},
@@ -106,7 +106,7 @@ func (s *Server) hostRoutes() []route {
 	const images, image = "/v1/images", "/v1/images/{image}"
 	return []route{
 		{post, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 201, "create-token", "Create a token; only this response contains its secret", call(s.createToken)},
-		{get, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 200, "tokens", "List tokens, without their secrets", call(s.listTokens)},
+		{get, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 200, "tokens", "List tokens, without their secrets", listing(s.listTokens)},
 		{del, "/v1/tokens/{token}", AccessAdmin, "token.manage", noTarget, localOnly, 200, "revoke-token", "Revoke a token and end the calls that use it", call(s.revokeToken)},
 
 		{get, "/v1/host/checks", AccessRead, "host.read", noTarget, anywhere, 200, "host-checks", "Check the host now and return all results", call(s.hostChecks)},
@@ -115,7 +115,7 @@ func (s *Server) hostRoutes() []route {
 		{post, "/v1/host/network", AccessAdmin, "host.network", noTarget, localOnly, 200, "apply-host-network", "Apply the rules of the firewall", call(s.applyHostNetwork)},
 		{del, "/v1/host/network", AccessAdmin, "host.network", noTarget, localOnly, 200, "remove-host-network", "Remove the rules of the firewall", call(s.removeHostNetwork)},
 
-		{get, images, AccessRead, "image.read", noTarget, anywhere, 200, "images", "List images", call(s.listImages)},
+		{get, images, AccessRead, "image.read", noTarget, anywhere, 200, "images", "List images", listing(s.listImages)},
 		{get, image, AccessRead, "image.read", noTarget, anywhere, 200, "image", "Show an image", call(s.getImage)},
 		{post, images, AccessAdmin, "image.write", noTarget, anywhere, 200, "build-image", "Build an image", sseOr(s.buildImage, nil, sseType{"progress", api.ImageProgress{}}, sseType{"done", api.Image{}}, sseType{"error", api.Error{}})},
 		{del, image, AccessAdmin, "image.write", noTarget, anywhere, 204, "remove-image", "Remove an image", call(s.removeImage)},
@@ -125,7 +125,7 @@ func (s *Server) hostRoutes() []route {
 // orphanRoutes returns the routes for VMs that belong to no sandbox.
 func (s *Server) orphanRoutes() []route {
 	return []route{
-		{get, "/v1/orphans", AccessRead, "sandbox.read", noTarget, anywhere, 200, "orphans", "List orphans: virtual machines with AgentLab's mark that belong to no sandbox", call(s.listOrphans)},
+		{get, "/v1/orphans", AccessRead, "sandbox.read", noTarget, anywhere, 200, "orphans", "List orphans: virtual machines with AgentLab's mark that belong to no sandbox", listing(s.listOrphans)},
 		{post, "/v1/orphans/{orphan}/destroy", AccessAdmin, "sandbox.destroy", noTarget, anywhere, 200, "destroy-orphan", "Destroy an orphan", call(s.destroyOrphan)},
 	}
 }
@@ -139,8 +139,8 @@ func (s *Server) policyRoutes() []route {
 		{post, sandbox + "/policy/reload", AccessWrite, "policy.reload", onSandbox, anywhere, 200, "reload-sandbox-policy", "Apply the current policy of its profile to a sandbox", call(s.reloadSandboxPolicy)},
 		{get, profile + "/policy", AccessRead, "profile.read", noTarget, anywhere, 200, "profile-policy", "Show the network policy of a profile", call(s.profilePolicy)},
 		{get, profile + "/policy/check", AccessRead, "profile.read", noTarget, anywhere, 200, "check-profile-policy", "Check a target against the policy of a profile", call(s.checkProfilePolicy)},
-		{get, "/v1/policy/presets", AccessRead, "profile.read", noTarget, anywhere, 200, "policy-presets", "List the rule lists for preset:NAME in profiles", call(s.policyPresets)},
-		{post, "/v1/policy/reload", AccessWrite, "policy.reload", noTarget, anywhere, 200, "reload-policies", "Apply the current policies of profiles to all sandboxes", call(s.reloadPolicies)},
+		{get, "/v1/policy/presets", AccessRead, "profile.read", noTarget, anywhere, 200, "policy-presets", "List the rule lists for preset:NAME in profiles", listing(s.policyPresets)},
+		{post, "/v1/policy/reload", AccessWrite, "policy.reload", noTarget, anywhere, 200, "reload-policies", "Apply the current policies of profiles to all sandboxes", listing(s.reloadPolicies)},
 	}
 }
 
@@ -216,6 +216,14 @@ func call[I, O any](h func(context.Context, *I) (O, error)) binder {
 			return &answer[O]{out}, nil
 		})
 	}
+}
+
+// listing binds a handler that answers with a list of one page.
+func listing[I, T any](h func(context.Context, *I) ([]T, error)) binder {
+	return call(func(ctx context.Context, in *I) (api.List[T], error) {
+		items, err := h(ctx, in)
+		return api.List[T]{Items: nonNil(items)}, err
+	})
 }
 
 // upload binds a handler that reads the raw body (type payload) and answers

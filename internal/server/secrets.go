@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/secret"
 )
 
 // The maximum size of a value of a secret, and of a bundle.
@@ -40,38 +41,46 @@ type showSecretsInput struct {
 	Body   api.SecretShow
 }
 
-func (s *Server) initSecrets(ctx context.Context, _ *struct{}) (api.SecretVault, error) {
-	return s.cfg.Services.Secrets.Init(ctx)
+func (s *Server) initSecrets(_ context.Context, _ *struct{}) (api.SecretVault, error) {
+	if err := s.cfg.Services.Secrets.Init(); err != nil {
+		return api.SecretVault{}, err
+	}
+	public, others, err := s.cfg.Services.Secrets.Public()
+	return api.SecretVault{PublicKey: public, Recipients: others}, err
 }
 
 func (s *Server) rotateSecrets(ctx context.Context, in *struct{ Body api.SecretRotate }) (api.SecretVault, error) {
-	return s.cfg.Services.Secrets.Rotate(ctx, in.Body.Add, in.Body.Remove)
+	r, err := s.cfg.Services.Secrets.Rotate(ctx, in.Body.Add, in.Body.Remove)
+	return api.SecretVault(r), err
 }
 
 func (s *Server) validateSecrets(ctx context.Context, in *struct{ Body api.SecretValidate }) (api.SecretCheck, error) {
-	return s.cfg.Services.Secrets.Validate(ctx, in.Body.Bundle, in.Body.Resolve)
+	checked, found, err := s.cfg.Services.Secrets.Validate(ctx, in.Body.Bundle, in.Body.Resolve)
+	return api.SecretCheck{Checked: nonNil(checked), Findings: all(found, func(f secret.Finding) api.SecretFinding { return api.SecretFinding(f) })}, err
 }
 
-func (s *Server) listBundles(ctx context.Context, _ *struct{}) (api.List[api.SecretBundle], error) {
-	all, err := s.cfg.Services.Secrets.Bundles(ctx)
-	return api.List[api.SecretBundle]{Items: append([]api.SecretBundle{}, all...)}, err
+func (s *Server) listBundles(ctx context.Context, _ *struct{}) ([]api.SecretBundle, error) {
+	list, err := s.cfg.Services.Secrets.Bundles(ctx)
+	return all(list, func(b secret.Info) api.SecretBundle {
+		b.Keys = nonNil(b.Keys)
+		return api.SecretBundle(b)
+	}), err
 }
 
 func (s *Server) createBundle(ctx context.Context, in *struct{ Body api.SecretCreate }) (none, error) {
 	return none{}, s.cfg.Services.Secrets.Create(ctx, in.Body.Name)
 }
 
-func (s *Server) listSecrets(ctx context.Context, in *bundleInput) (api.List[string], error) {
-	keys, err := s.cfg.Services.Secrets.Keys(ctx, in.Bundle)
-	return api.List[string]{Items: append([]string{}, keys...)}, err
+func (s *Server) listSecrets(ctx context.Context, in *bundleInput) ([]string, error) {
+	return s.cfg.Services.Secrets.Keys(ctx, in.Bundle)
 }
 
-func (s *Server) showSecrets(ctx context.Context, in *showSecretsInput) (api.List[api.SecretEntry], error) {
-	all, err := s.cfg.Services.Secrets.Entries(ctx, in.Bundle, in.Body.Reveal)
+func (s *Server) showSecrets(ctx context.Context, in *showSecretsInput) ([]api.SecretEntry, error) {
+	list, err := s.cfg.Services.Secrets.Entries(ctx, in.Bundle, in.Body.Reveal)
 	if in.Body.Reveal && err == nil {
 		s.log.Info("the values of a secrets bundle were shown", "bundle", in.Bundle)
 	}
-	return api.List[api.SecretEntry]{Items: append([]api.SecretEntry{}, all...)}, err
+	return all(list, func(e secret.Entry) api.SecretEntry { return api.SecretEntry(e) }), err
 }
 
 func (s *Server) secretsText(ctx context.Context, in *bundleInput) (api.SecretText, error) {

@@ -10,7 +10,13 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/auth"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/image"
+	"github.com/agentlab-vm/agentlab/internal/profile"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
+	"github.com/agentlab-vm/agentlab/internal/secret"
 )
 
 // Services are the services that the API calls. A method returns an
@@ -24,9 +30,9 @@ type Services struct {
 	Profiles    Profiles
 	Secrets     Secrets
 	Images      Images
+	ImageUse    ImageUse
 	Events      Events
 	Egress      Egress
-	Policies    Policies
 	Verify      Verifier
 	System      System
 	Doctor      Doctor
@@ -70,8 +76,12 @@ type Sandboxes interface {
 	DialGuest(ctx context.Context, vmid int, port uint16) (net.Conn, error)
 	SSHKey(ctx context.Context, vmid int, r guestapi.SSHKeyRequest) (guestapi.SSHKeyResponse, error)
 	ConsoleLog(ctx context.Context, vmid int, follow bool) (io.ReadCloser, error) // a waiting Read ends with ctx
-	Orphans(ctx context.Context) ([]api.Orphan, error)
-	DestroyOrphan(ctx context.Context, id string) (api.Orphan, error)
+	Orphans(ctx context.Context) ([]backend.Instance, error)                      // what the backend has that belongs to no sandbox
+	DestroyOrphan(ctx context.Context, id string) (backend.Instance, error)
+
+	// ReloadNetworks gives sandboxes, or without numbers every one whose
+	// profile's policy has changed, the policy that their profile has now.
+	ReloadNetworks(ctx context.Context, vmids []int) ([]sandbox.Reloaded, error)
 }
 
 // Artifacts is the artifact service: files of jobs, their logs, and uploaded
@@ -81,39 +91,45 @@ type Artifacts interface {
 	Open(ctx context.Context, jobID, path string) (agentlab.Artifact, io.ReadCloser, error)
 	Bundle(ctx context.Context, jobID string) (io.ReadCloser, error)                         // tar.gz
 	Log(ctx context.Context, jobID string, offset int64, follow bool) (io.ReadCloser, error) // a waiting Read ends with ctx
-	PutBundle(ctx context.Context, r io.Reader) (api.Bundle, error)
+	PutBundle(ctx context.Context, r io.Reader) (artifact.Bundle, error)
 	DeleteBundle(bundleID string) error // if no job uses it
 }
 
-// Secrets manages the encrypted bundles.
+// Secrets keeps the encrypted bundles; *secret.Vault implements it.
 type Secrets interface {
-	Init(ctx context.Context) (api.SecretVault, error)
-	Rotate(ctx context.Context, add, remove []string) (api.SecretVault, error)
-	Bundles(ctx context.Context) ([]api.SecretBundle, error)
+	Init() error
+	Public() (own string, others []string, err error) // keys
+	Rotate(ctx context.Context, add, remove []string) (secret.Rotation, error)
+	Bundles(ctx context.Context) ([]secret.Info, error)
 	Create(ctx context.Context, bundle string) error
 	Keys(ctx context.Context, bundle string) ([]string, error)
-	Entries(ctx context.Context, bundle string, reveal bool) ([]api.SecretEntry, error)
+	Entries(ctx context.Context, bundle string, reveal bool) ([]secret.Entry, error)
 	Set(ctx context.Context, bundle, key string, value io.Reader, reference bool) error
 	Unset(ctx context.Context, bundle, key string) error
 	Text(ctx context.Context, bundle string) (text, version string, err error)
 	Replace(ctx context.Context, bundle, text, version string) error
-	Validate(ctx context.Context, bundle string, resolve bool) (api.SecretCheck, error)
+	Validate(ctx context.Context, bundle string, resolve bool) (checked []string, found []secret.Finding, err error)
 }
 
-// Profiles reads and stores profiles.
+// Profiles reads and keeps profiles; *profile.Library implements it.
 type Profiles interface {
-	List(ctx context.Context) ([]api.Profile, error)
-	Get(ctx context.Context, name string) (api.Profile, error)
-	Put(ctx context.Context, name, yaml string) (api.Profile, error)
-	Validate(ctx context.Context, yaml string) (api.Profile, error)
+	List() ([]profile.Entry, error)
+	Find(name string) (profile.Entry, error)
+	Put(name, yaml string) (profile.Entry, error)
+	Check(yaml string) profile.Entry
 }
 
-// Images builds and stores images.
+// Images builds and keeps images; *image.Store implements it.
 type Images interface {
-	List(ctx context.Context) ([]api.Image, error)
-	Get(ctx context.Context, name string) (api.Image, error)
-	Build(ctx context.Context, b api.ImageBuild, progress func(line string)) (api.Image, error)
-	Remove(ctx context.Context, name string) error
+	List(ctx context.Context) ([]image.Image, error)
+	Show(ctx context.Context, ref string) (image.Image, error)
+	Build(ctx context.Context, r image.BuildRequest, progress func(line string)) (image.Image, error)
+	Remove(ctx context.Context, ref string) error
+}
+
+// ImageUse is the record of which images sandboxes use.
+type ImageUse interface {
+	ImagesInUse(ctx context.Context) (map[string]int, error) // numbers by reference
 }
 
 // Events is the stored event log.

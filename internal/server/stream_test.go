@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
 
@@ -278,19 +279,19 @@ func TestProfileText(t *testing.T) {
 
 func TestBuildImage(t *testing.T) {
 	h := start(t, nil)
-	h.image = func(_ context.Context, progress func(string)) (api.Image, error) {
+	h.image = func(_ context.Context, progress func(string)) (image.Image, error) {
 		for i := range 100 {
 			progress(fmt.Sprint("line ", i))
 		}
-		return api.Image{Name: "base", Digest: "d"}, nil
+		return image.Image{Stamp: image.Stamp{Name: "base", Digest: "d"}}, nil
 	}
 	var lines []string
 	img, err := h.client.BuildImage(t.Context(), api.ImageBuild{Name: "base"}, func(l string) { lines = append(lines, l) })
 	if err != nil || img.Digest != "d" || len(lines) != 100 || lines[99] != "line 99" {
 		t.Fatalf("%+v, %v, %d lines", img, err, len(lines))
 	}
-	h.image = func(context.Context, func(string)) (api.Image, error) {
-		return api.Image{}, agentlab.Errorf(agentlab.CodeNoSpace, "full").WithHint("make room")
+	h.image = func(context.Context, func(string)) (image.Image, error) {
+		return image.Image{}, agentlab.Errorf(agentlab.CodeNoSpace, "full").WithHint("make room")
 	}
 	_, err = h.client.BuildImage(t.Context(), api.ImageBuild{Name: "base"}, nil)
 	if agentlab.CodeOf(err) != agentlab.CodeNoSpace || agentlab.HintOf(err) != "make room" {
@@ -299,11 +300,11 @@ func TestBuildImage(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	h.image = func(ctx context.Context, progress func(string)) (api.Image, error) {
+	h.image = func(ctx context.Context, progress func(string)) (image.Image, error) {
 		progress("begun")
 		<-ctx.Done()
 		ended <- ctx.Err()
-		return api.Image{}, ctx.Err()
+		return image.Image{}, ctx.Err()
 	}
 	_, err = h.client.BuildImage(ctx, api.ImageBuild{Name: "base"}, func(string) { cancel() })
 	if !errors.Is(err, context.Canceled) {

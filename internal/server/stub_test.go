@@ -17,6 +17,12 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/artifact"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/image"
+	"github.com/agentlab-vm/agentlab/internal/profile"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
+	"github.com/agentlab-vm/agentlab/internal/secret"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 	"github.com/agentlab-vm/agentlab/internal/verify"
 )
@@ -33,7 +39,7 @@ type stub struct {
 	egress []agentlab.EgressEntry
 	more   chan struct{} // closed when egress grows
 	far    chan net.Conn // the guest's ends of exec, attach and dial
-	image  func(ctx context.Context, progress func(string)) (api.Image, error)
+	image  func(ctx context.Context, progress func(string)) (image.Image, error)
 	job    agentlab.JobRequest
 	sandbx agentlab.SandboxRequest
 	bundle []byte
@@ -61,7 +67,7 @@ func (st *stub) called(name string) error {
 func (st *stub) services() Services {
 	return Services{
 		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
-		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, Events: stubEvents{st}, Egress: stubEgress{st}, Policies: stubPolicies{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Backups: stubSystem{st}, Clock: stubSystem{st},
+		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Events: stubEvents{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Backups: stubSystem{st}, Clock: stubSystem{st},
 	}
 }
 
@@ -152,11 +158,14 @@ func (s stubSandboxes) Stop(_ context.Context, _ int, grace time.Duration) (agen
 func (s stubSandboxes) Destroy(context.Context, int) (agentlab.Sandbox, error) {
 	return s.act("sandbox.destroy")
 }
-func (s stubSandboxes) Orphans(context.Context) ([]api.Orphan, error) {
-	return []api.Orphan{{VMID: 7, UID: "uid-lost", Power: "running"}}, s.called("orphan.list")
+func (s stubSandboxes) Orphans(context.Context) ([]backend.Instance, error) {
+	return []backend.Instance{{VMID: 7, Ref: backend.Ref{UID: "uid-lost"}, Power: backend.PowerRunning}}, s.called("orphan.list")
 }
-func (s stubSandboxes) DestroyOrphan(_ context.Context, id string) (api.Orphan, error) {
-	return api.Orphan{VMID: 7, UID: id, Power: "running"}, s.called("orphan.destroy")
+func (s stubSandboxes) DestroyOrphan(_ context.Context, id string) (backend.Instance, error) {
+	return backend.Instance{VMID: 7, Ref: backend.Ref{UID: id}, Power: backend.PowerRunning}, s.called("orphan.destroy")
+}
+func (s stubSandboxes) ReloadNetworks(context.Context, []int) ([]sandbox.Reloaded, error) {
+	return []sandbox.Reloaded{{Sandbox: agentlab.Sandbox{VMID: 1, Name: "box"}}}, s.called("policy.reload")
 }
 func (s stubSandboxes) RenewLease(context.Context, int, time.Duration) (agentlab.Sandbox, error) {
 	return s.act("sandbox.renew")
@@ -201,49 +210,51 @@ func (s stubArtifacts) Log(ctx context.Context, _ string, _ int64, _ bool) (io.R
 	return s.opened(ctx), s.called("artifact.log")
 }
 func (s stubArtifacts) DeleteBundle(id string) error { return s.called("artifact.delete-bundle " + id) }
-func (s stubArtifacts) PutBundle(_ context.Context, r io.Reader) (api.Bundle, error) {
+func (s stubArtifacts) PutBundle(_ context.Context, r io.Reader) (artifact.Bundle, error) {
 	if err := s.called("artifact.put"); err != nil {
-		return api.Bundle{}, err
+		return artifact.Bundle{}, err
 	}
 	var err error
 	s.bundle, err = io.ReadAll(r)
-	return api.Bundle{ID: "b1", Size: int64(len(s.bundle))}, err
+	return artifact.Bundle{ID: "b1", Size: int64(len(s.bundle))}, err
 }
 
 type stubProfiles struct{ *stub }
 
-func (s stubProfiles) List(context.Context) ([]api.Profile, error) {
-	return nil, s.called("profile.list")
+func (s stubProfiles) List() ([]profile.Entry, error) { return nil, s.called("profile.list") }
+func (s stubProfiles) Find(name string) (profile.Entry, error) {
+	return s.entry(name), s.called("profile.get")
 }
-func (s stubProfiles) Get(_ context.Context, name string) (api.Profile, error) {
-	return api.Profile{Name: name}, s.called("profile.get")
-}
-func (s stubProfiles) Put(_ context.Context, name, yaml string) (api.Profile, error) {
+func (s stubProfiles) Put(name, yaml string) (profile.Entry, error) {
 	s.yaml = yaml
-	return api.Profile{Name: name, YAML: yaml}, s.called("profile.put")
+	return profile.Entry{Name: name, YAML: yaml}, s.called("profile.put")
 }
-func (s stubProfiles) Validate(_ context.Context, yaml string) (api.Profile, error) {
+func (s stubProfiles) Check(yaml string) profile.Entry {
 	s.yaml = yaml
-	return api.Profile{Name: "valid"}, s.called("profile.validate")
+	return profile.Entry{Name: "valid", Err: s.called("profile.validate")}
+}
+func (s stubProfiles) entry(name string) profile.Entry {
+	return profile.Entry{Name: name, Profile: agentlab.Profile{Name: name, Network: agentlab.Network{Mode: agentlab.NetworkNAT}}}
 }
 
 type stubSecrets struct{ *stub }
 
-func (s stubSecrets) Init(context.Context) (api.SecretVault, error) {
-	return api.SecretVault{PublicKey: "age1x", Recipients: []string{}}, s.called("secret.init")
+func (s stubSecrets) Init() error { return s.called("secret.init") }
+func (s stubSecrets) Public() (string, []string, error) {
+	return "age1x", []string{}, s.called("secret.public")
 }
-func (s stubSecrets) Rotate(context.Context, []string, []string) (api.SecretVault, error) {
-	return api.SecretVault{PublicKey: "age1y", Recipients: []string{}}, s.called("secret.rotate")
+func (s stubSecrets) Rotate(context.Context, []string, []string) (secret.Rotation, error) {
+	return secret.Rotation{PublicKey: "age1y", Recipients: []string{}}, s.called("secret.rotate")
 }
-func (s stubSecrets) Bundles(context.Context) ([]api.SecretBundle, error) {
-	return []api.SecretBundle{{Name: "default", Format: "age", Keys: []string{"env.A"}}}, s.called("secret.bundles")
+func (s stubSecrets) Bundles(context.Context) ([]secret.Info, error) {
+	return []secret.Info{{Name: "default", Format: "age", Keys: []string{"env.A"}}}, s.called("secret.bundles")
 }
 func (s stubSecrets) Create(context.Context, string) error { return s.called("secret.create") }
 func (s stubSecrets) Keys(context.Context, string) ([]string, error) {
 	return []string{"env.A"}, s.called("secret.keys")
 }
-func (s stubSecrets) Entries(context.Context, string, bool) ([]api.SecretEntry, error) {
-	return []api.SecretEntry{{Key: "env.A"}}, s.called("secret.entries")
+func (s stubSecrets) Entries(context.Context, string, bool) ([]secret.Entry, error) {
+	return []secret.Entry{{Key: "env.A"}}, s.called("secret.entries")
 }
 func (s stubSecrets) Set(_ context.Context, _, _ string, value io.Reader, _ bool) error {
 	text, err := io.ReadAll(value)
@@ -261,19 +272,24 @@ func (s stubSecrets) Replace(_ context.Context, _, text, _ string) error {
 	s.yaml = text
 	return s.called("secret.replace")
 }
-func (s stubSecrets) Validate(context.Context, string, bool) (api.SecretCheck, error) {
-	return api.SecretCheck{Checked: []string{}, Findings: []api.SecretFinding{}}, s.called("secret.validate")
+func (s stubSecrets) Validate(context.Context, string, bool) ([]string, []secret.Finding, error) {
+	return nil, nil, s.called("secret.validate")
 }
 
 type stubImages struct{ *stub }
 
-func (s stubImages) List(context.Context) ([]api.Image, error) { return nil, s.called("image.list") }
-func (s stubImages) Get(_ context.Context, name string) (api.Image, error) {
-	return api.Image{Name: name}, s.called("image.get")
+func (s stubImages) List(context.Context) ([]image.Image, error) {
+	return nil, s.called("image.list")
 }
-func (s stubImages) Build(ctx context.Context, _ api.ImageBuild, progress func(string)) (api.Image, error) {
+func (s stubImages) ImagesInUse(context.Context) (map[string]int, error) {
+	return nil, s.called("image.use")
+}
+func (s stubImages) Show(_ context.Context, name string) (image.Image, error) {
+	return image.Image{Stamp: image.Stamp{Name: name}}, s.called("image.get")
+}
+func (s stubImages) Build(ctx context.Context, _ image.BuildRequest, progress func(string)) (image.Image, error) {
 	if err := s.called("image.build"); err != nil || s.image == nil {
-		return api.Image{}, err
+		return image.Image{}, err
 	}
 	return s.image(ctx, progress)
 }
@@ -486,25 +502,4 @@ type stubVerify struct{ st *stub }
 func (s stubVerify) Run(_ context.Context, sandbox, site string) (agentlab.Sandbox, verify.Report, error) {
 	err := s.st.called("sandbox.verify " + sandbox + " " + site)
 	return agentlab.Sandbox{VMID: 1001, Name: sandbox}, verify.Report{Mode: "nat", Passed: 1, Seen: []string{"records"}}, err
-}
-
-type stubPolicies struct{ *stub }
-
-func (s stubPolicies) OfProfile(_ context.Context, name string) (api.Policy, error) {
-	return api.Policy{Profile: name}, s.called("policy.profile")
-}
-func (s stubPolicies) OfSandbox(_ context.Context, name string) (api.Policy, error) {
-	return api.Policy{Name: name}, s.called("policy.sandbox")
-}
-func (s stubPolicies) CheckProfile(_ context.Context, _, target string) (api.PolicyCheck, error) {
-	return api.PolicyCheck{Target: target}, s.called("policy.check-profile")
-}
-func (s stubPolicies) CheckSandbox(_ context.Context, _, target string) (api.PolicyCheck, error) {
-	return api.PolicyCheck{Target: target}, s.called("policy.check-sandbox")
-}
-func (s stubPolicies) Presets(context.Context) ([]api.PolicyPreset, error) {
-	return nil, s.called("policy.presets")
-}
-func (s stubPolicies) Reload(_ context.Context, name string) ([]api.PolicyReload, error) {
-	return []api.PolicyReload{{Name: name}}, s.called("policy.reload")
 }

@@ -73,9 +73,9 @@ func (s *Server) usefulVerbs(role agentlab.Role, bound bool) []string {
 	return slices.Compact(useful)
 }
 
-func (s *Server) listTokens(ctx context.Context, _ *struct{}) (api.List[api.Token], error) {
+func (s *Server) listTokens(ctx context.Context, _ *struct{}) ([]api.Token, error) {
 	list, err := s.cfg.Services.Tokens.List(ctx)
-	return api.List[api.Token]{Items: all(list, toToken)}, err
+	return all(list, toToken), err
 }
 
 type tokenInput struct {

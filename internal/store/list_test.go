@@ -153,6 +153,21 @@ func TestSandboxFilters(t *testing.T) {
 	}
 }
 
+// Images of destroyed sandboxes are not in use.
+func TestImagesInUse(t *testing.T) {
+	ctx := t.Context()
+	s := newStore(t)
+	for i, image := range []string{"base@1", "base@2", "base@2", "agents"} {
+		sb := newSandbox(fmt.Sprintf("n%d", i))
+		sb.Image = image
+		must(s.AllocateSandbox(ctx, sb, agentlab.Allocation{First: 1, Last: 99}))(t)
+	}
+	drive(t, s, 1, agentlab.SandboxDestroyed)
+	if got, want := must(s.ImagesInUse(ctx))(t), map[string]int{"base@2": 2, "agents": 1}; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
 func TestJobPages(t *testing.T) {
 	ctx := t.Context()
 	s := newStore(t)

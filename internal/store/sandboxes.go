@@ -242,6 +242,12 @@ func (s *Store) CountSandboxes(ctx context.Context) (map[agentlab.SandboxState]i
 	return countBy[agentlab.SandboxState](ctx, s.r, "sandboxes", "state")
 }
 
+// ImagesInUse returns how many sandboxes use each image, by its reference. For
+// one that still waits for its image that is only a name.
+func (s *Store) ImagesInUse(ctx context.Context) (map[string]int, error) {
+	return countBy[string](ctx, s.r, "sandboxes WHERE state <> 'DESTROYED'", "image")
+}
+
 // RecoverSandbox inserts a sandbox whose row was lost, with the number and
 // addresses that it has on its backend. Codes: exists if a row has the number,
 // the UID or an address, or a row that is not DESTROYED has the name; invalid.

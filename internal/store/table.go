@@ -176,7 +176,8 @@ func (f *filter) tailBy(group, order string, limit int) string {
 	return s
 }
 
-// countBy counts the rows of a table by the value of a column.
+// countBy counts the rows of a table, which may have a condition, by the value
+// of a column.
 func countBy[K ~string](ctx context.Context, q querier, tableName, column string) (_ map[K]int, err error) {
 	rows, err := q.QueryContext(ctx, fmt.Sprintf("SELECT %s, count(*) FROM %s GROUP BY 1", column, tableName))
 	if err != nil {
