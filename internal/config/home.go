@@ -38,7 +38,7 @@ func ParseHome(fs *flag.FlagSet, args []string) (Home, error) {
 	return h, nil
 }
 
-// Getenv is the environment, in which --home and --system count more than
+// Getenv returns the environment, in which --home and --system replace
 // AGENTLAB_HOME.
 func (h Home) Getenv(key string) string {
 	if key == "AGENTLAB_HOME" && (h.Dir != "" || h.System) {

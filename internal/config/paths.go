@@ -126,7 +126,7 @@ func (p Paths) Installation() string { return filepath.Join(p.State, "installati
 // Sandboxes has one directory for each sandbox of drivers that store files.
 func (p Paths) Sandboxes() string { return filepath.Join(p.State, "sandboxes") }
 
-// Network holds the records of sandboxes on the bridge of this host.
+// Network returns the directory of the records of the bridge's sandboxes.
 func (p Paths) Network() string { return filepath.Join(p.State, "network") }
 
 // Artifacts has one directory for each job.

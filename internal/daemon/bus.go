@@ -37,7 +37,8 @@ func (b *bus) publish(events []agentlab.Event) {
 	}
 }
 
-// Subscribe returns the events from now on, and how to end that.
+// Subscribe returns a channel of the events from now on, and a function that
+// ends the subscription.
 func (b *bus) Subscribe() (<-chan agentlab.Event, func()) {
 	ch := make(chan agentlab.Event, busBuffer)
 	b.mu.Lock()

@@ -264,7 +264,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return err
 }
 
-// Stop implements server.System: it asks Run to return. It may be called again.
+// Stop implements server.System: it makes Run return. It may be called more than
+// once.
 func (d *Daemon) Stop() { d.stopOnce.Do(func() { close(d.stopping) }) }
 
 // Health implements server.System. It does no I/O.

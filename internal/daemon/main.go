@@ -118,8 +118,8 @@ func run(ctx context.Context, args []string, known registry.List) error {
 		return err
 	}
 	cfg := Config{Paths: paths, Getenv: home.Getenv, Backends: known}
-	// In the background standard error is a file that no process shortens; the
-	// log has all of it.
+	// In the background standard error is a file without a size limit;
+	// everything is in the log.
 	if home.System || term.IsTerminal(int(os.Stderr.Fd())) { //nolint:gosec // a file descriptor fits an int
 		cfg.Stderr = os.Stderr
 	}

@@ -40,7 +40,7 @@ type services struct {
 	store        *store.Store
 	images       *image.Store
 	driver       backend.Driver
-	bootable     sandbox.Images // what the driver boots
+	bootable     sandbox.Images // images that the driver boots
 	profiles     *profile.Library
 	vault        *secret.Vault
 	artifacts    *artifact.Service

@@ -14,8 +14,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// How old the findings of the backend's check may be before a status starts
-// the next check, and how long the first status waits for it.
+// The maximum age of the findings of the backend's check before a status
+// request starts the next check, and how long the first status request waits
+// for them.
 const (
 	findingsAge  = time.Minute
 	firstFinding = 2 * time.Second
@@ -51,13 +52,13 @@ type Service struct {
 	clock     func() time.Time
 	reporters []Reporter
 
-	recheck sync.Mutex // held while an error is checked once more
+	recheck sync.Mutex // held while an error is checked again
 
 	mu       sync.Mutex
 	findings []backend.Finding // of the backend
 	images   []backend.Finding
 	checked  time.Time     // when findings were found; zero before
-	checking chan struct{} // closed when the check that runs has ended; nil when none runs
+	checking chan struct{} // closed when the running check has ended; nil if none runs
 }
 
 // New returns a Service that has checked nothing yet.
@@ -80,8 +81,8 @@ func (s *Service) Start(ctx context.Context) { go s.backendFindings(ctx) }
 // Room returns an error while the disk is too full to start anything.
 func (s *Service) Room() error { return s.cfg.Space.Start() }
 
-// Status counts sandboxes and jobs, and adds what the last checks found. The
-// fields about the process are the caller's.
+// Status returns counts and the findings of the last checks. The caller sets the
+// fields about the process.
 func (s *Service) Status(ctx context.Context) (api.Status, error) {
 	out := api.Status{Backend: s.cfg.Driver.Info().Name, Sandboxes: map[string]int{}, Jobs: map[string]int{}, Findings: []api.Finding{}}
 	sandboxes, err := s.cfg.Store.CountSandboxes(ctx)
@@ -137,8 +138,8 @@ func (s *Service) reported() (all []backend.Finding) {
 	return all
 }
 
-// checkImages reports and stores whether this machine has or can build the
-// default images.
+// checkImages reports and stores whether this machine has the default images
+// or can build them.
 func (s *Service) checkImages(ctx context.Context) []backend.Finding {
 	if s.cfg.Images == nil {
 		return nil
@@ -168,8 +169,8 @@ func (s *Service) setFindings(found []backend.Finding) {
 	s.findings, s.checked = found, s.clock()
 }
 
-// backendFindings returns the newest findings, and starts the next check in the
-// background when they are old. It waits for the first check only.
+// backendFindings returns the newest findings, and starts a new check in the
+// background if they are old. It waits only if there are none yet.
 func (s *Service) backendFindings(ctx context.Context) []backend.Finding {
 	s.mu.Lock()
 	if s.checking == nil && s.clock().Sub(s.checked) > findingsAge {
@@ -190,8 +191,8 @@ func (s *Service) backendFindings(ctx context.Context) []backend.Finding {
 	return s.findings
 }
 
-// check runs one check. The daemon's end does not wait for it: it changes
-// nothing.
+// check runs one check. The daemon does not wait for it at its end, because it
+// changes nothing.
 func (s *Service) check(ctx context.Context, done chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -203,15 +204,15 @@ func (s *Service) check(ctx context.Context, done chan struct{}) {
 	close(done)
 }
 
-// Usable returns why the backend cannot start any sandbox. An error that was
-// found before is checked once more, because people fix what a finding names.
+// Usable returns why the backend cannot start any sandbox. If the last check
+// found an error, it checks again, because the user may have fixed the error.
 func (s *Service) Usable() error {
 	ctx := context.Background()
 	asked := s.clock()
 	if firstError(s.backendFindings(ctx)) == nil {
 		return nil
 	}
-	s.recheck.Lock() // many may ask at once: one check is for all of them
+	s.recheck.Lock() // concurrent callers share one check
 	defer s.recheck.Unlock()
 	s.mu.Lock()
 	found, fresh := s.findings, s.checked.After(asked)

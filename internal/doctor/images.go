@@ -14,8 +14,8 @@ type Images interface {
 	Readiness(ctx context.Context, ref string) (image.Readiness, error)
 }
 
-// imageFindings reports which of the images cannot be built on this machine.
-// That is an error for the first, the default one, while it is not there.
+// imageFindings returns which of the images cannot be built on this machine. For
+// the first, the default image, that is an error while it does not exist.
 func imageFindings(ctx context.Context, images Images, names ...string) (all []backend.Finding) {
 	for i, name := range slices.Compact(names) {
 		f := backend.Finding{Name: "image " + name, Level: backend.LevelOK}

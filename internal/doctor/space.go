@@ -20,7 +20,7 @@ type Space struct {
 	*hostspace.Guard
 	dir, images string // state directory and images
 	reserve     *hostspace.Reserve
-	released    chan struct{} // holds a value when the reserve was released
+	released    chan struct{} // has a value if the reserve was released
 	log         *slog.Logger
 }
 
@@ -38,9 +38,9 @@ func NewSpace(state, images, reserve string, least int64, log *slog.Logger) *Spa
 	}
 }
 
-// Run writes events when the disk becomes too full to start anything, when the
-// reserve is released, and when there is room again. It makes the reserve
-// again.
+// Run writes events when the disk becomes too full to start a VM, when the
+// reserve is released, and when there is enough space again. It also restores the
+// reserve.
 func (s *Space) Run(ctx context.Context, events EventLog) error {
 	t := time.NewTicker(spaceEvery)
 	defer t.Stop()
@@ -63,8 +63,8 @@ func (s *Space) Run(ctx context.Context, events EventLog) error {
 
 const reserveReleased = "the disk is full: a part of the reserve was released so that jobs and sandboxes can be ended"
 
-// Release makes room for the database. It is called while the database is being
-// written, so Run writes the event.
+// Release frees disk space for the database. It is called during a write to the
+// database, so Run writes the event.
 func (s *Space) Release() bool {
 	if !s.reserve.Release() {
 		return false
@@ -77,8 +77,8 @@ func (s *Space) Release() bool {
 	return true
 }
 
-// AddHint adds to an error of a database that has no room, although the reserve
-// was released, what frees some. Other errors are returned as they are.
+// AddHint adds a hint on how to free disk space to the error of a database that
+// has none, although the reserve was released. Other errors are not changed.
 func (s *Space) AddHint(err error) error {
 	e, ok := errors.AsType[*agentlab.Error](err)
 	if !ok || e.Code != agentlab.CodeNoSpace {
@@ -111,8 +111,7 @@ func (s *Space) emit(ctx context.Context, events EventLog, message string, data 
 	}
 }
 
-// Findings reports the room on the disk for sandboxes, and a reserve that is
-// missing.
+// Findings reports the disk space for sandboxes, and a missing reserve.
 func (s *Space) Findings() []backend.Finding {
 	out := []backend.Finding{{Name: "disk space", Level: backend.LevelOK, Detail: "there is room for sandboxes"}}
 	if err := s.Start(); err != nil {

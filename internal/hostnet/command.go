@@ -35,7 +35,7 @@ Usage:
 Options of each: --home DIR | --system    whose config.yaml (key host_network)
 `
 
-// Command is 'agentlabd network …'. load reads a config.yaml.
+// Command runs 'agentlabd network …'. load reads a config.yaml.
 func Command(ctx context.Context, args []string, load func(path string) (config.Config, error), stdout, stderr io.Writer) error {
 	fs := flag.NewFlagSet("agentlabd network", flag.ContinueOnError)
 	dry := fs.Bool("dry-run", false, "")
@@ -54,7 +54,7 @@ func Command(ctx context.Context, args []string, load func(path string) (config.
 	if err != nil {
 		return err
 	}
-	if verb == "agent" { // the daemon tells it what the bridge is
+	if verb == "agent" { // the daemon sends the configuration of the bridge
 		return ServeAgent(ctx, os.Stdin, stdout, Config{
 			Dir: paths.Network(), Logger: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		})
@@ -90,10 +90,9 @@ func bridge(paths config.Paths, load func(path string) (config.Config, error)) (
 	return Rules(settings)
 }
 
-// printSettings prints the bridge of config.yaml as KEY=VALUE lines for the
-// scripts of a host. Names of interfaces are checked, so no value holds blanks
-// or quotes. A network that there is none of has an empty value. It needs no
-// root and looks at nothing but the file.
+// printSettings prints the bridge of config.yaml as KEY=VALUE lines for shell
+// scripts. Names of interfaces are checked, so no value contains blanks or
+// quotes. The value of a missing network is empty.
 func printSettings(c nft.Config, w io.Writer) error {
 	host := func(a netip.Addr, n netip.Prefix) string {
 		if !a.IsValid() {
@@ -133,8 +132,8 @@ func check(ctx context.Context, m *nft.Manager, w io.Writer) error {
 	return err
 }
 
-// apply leaves rules alone that are as they should be: a daemon may
-// have let sandboxes in, which a new load would shut out until it notices.
+// apply does not reload rules that are correct: a daemon may have added
+// sandboxes to them, which a reload would block until the daemon notices it.
 func apply(ctx context.Context, m *nft.Manager, w io.Writer) error {
 	st, err := m.Status(ctx)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// A machine that cannot build images refuses them before anything is begun, with
-// the remedy.
+// On a machine that cannot build images the error, with the remedy, comes
+// before anything is started.
 func TestImagesThatCannotBeBuilt(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	s := Bootable{NewStore(t.TempDir(), Options{})}

@@ -47,8 +47,8 @@ func (s *Store) Readiness(ctx context.Context, ref string) (Readiness, error) {
 // Bootable is a Store as a backend boots from it: missing images are built.
 type Bootable struct{ *Store }
 
-// Check returns an error if there is no image of that name, or if it would have
-// to be built and this machine cannot do so.
+// Check returns an error if there is no image of that name, or if it is missing
+// and cannot be built on this machine.
 func (s Bootable) Check(name string) error {
 	ready, err := s.Readiness(context.Background(), name)
 	if err == nil {

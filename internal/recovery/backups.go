@@ -28,7 +28,7 @@ const backupEvery = time.Hour
 
 // Space watches the disk; *hostspace.Guard implements it.
 type Space interface {
-	Start() error // code no_space when the disk is too full for a copy
+	Start() error // returns code no_space if the disk is too full for a copy
 }
 
 // BackupsConfig is what Backups needs.
@@ -41,12 +41,12 @@ type BackupsConfig struct {
 	Logger *slog.Logger
 }
 
-// Backups makes copies of the database while it is in use, and keeps a
-// bounded number of them.
+// Backups makes copies of the database while it is in use, and keeps a limited
+// number of them.
 type Backups struct {
 	cfg BackupsConfig
 
-	inProgress sync.Mutex // held while a copy is made
+	inProgress sync.Mutex // held during a copy
 
 	mu   sync.Mutex
 	last error // of the latest attempt
@@ -101,7 +101,7 @@ func listBackups(dir string) ([]backup, error) {
 	return out, nil
 }
 
-// Run makes a copy when the newest one is old, and then every hour until ctx
+// Run makes a copy if the newest one is old, and then every hour until ctx
 // ends.
 func (b *Backups) Run(ctx context.Context) error {
 	if b.cfg.Keep.Newest == 0 {
@@ -129,8 +129,8 @@ func (b *Backups) Run(ctx context.Context) error {
 	}
 }
 
-// Make makes one copy and removes those that are too many. None is removed
-// when it fails.
+// Make makes one copy and deletes surplus copies. After an error no copy is
+// deleted.
 func (b *Backups) Make(ctx context.Context) (api.Backup, error) {
 	b.inProgress.Lock()
 	defer b.inProgress.Unlock()

@@ -236,8 +236,8 @@ func writeInstallation(p config.Paths, id string) error {
 	return nil
 }
 
-// Check compares the two ids once more, for a daemon that has been running for
-// a while: the state directory or its id may have been replaced.
+// Check compares the two ids again in a running daemon: the state directory or
+// its id may have been replaced.
 func (i *Installation) Check(ctx context.Context) error {
 	p := i.paths
 	inStore, err := i.store.Fact(ctx, store.FactInstallation)

@@ -98,7 +98,7 @@ func recorded(dir string) ([]artifact.Found, error) {
 	return out, nil
 }
 
-// Changed notes that the row of a job has changed. It is quick.
+// Changed records that the row of a job has changed. It is quick.
 func (r *Records) Changed(jobID string) {
 	r.mu.Lock()
 	r.due[jobID] = true
@@ -109,7 +109,7 @@ func (r *Records) Changed(jobID string) {
 	}
 }
 
-// Run writes records until ctx ends, those that are missing first.
+// Run writes records until ctx ends, missing ones first.
 func (r *Records) Run(ctx context.Context) error {
 	if err := r.catchUp(ctx); err != nil && ctx.Err() == nil {
 		r.cfg.Logger.Error("the records of jobs were not completed", "err", err)
@@ -164,8 +164,8 @@ func (r *Records) catchUp(ctx context.Context) error {
 	}
 }
 
-// Sweep removes the records of unknown jobs whose retention has ended. They are
-// not counted: each is a copy.
+// Sweep deletes the records of unknown jobs whose retention has ended. It does
+// not count them: each is a copy.
 func (r *Records) Sweep(ctx context.Context, known func(context.Context, string) (bool, error)) (int, error) {
 	entries, err := os.ReadDir(r.cfg.Dir)
 	if err != nil {

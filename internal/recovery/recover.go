@@ -16,7 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
-// report is what a repair found, as 'agentlabd db' prints it.
+// report is the result of a repair, as 'agentlabd db' prints it.
 type report struct {
 	Database  string    `json:"database"`
 	Backup    string    `json:"backup,omitempty"`   // the backup that was restored

@@ -267,11 +267,11 @@ func (r *repair) replaceSteps(stamp string) []func() error {
 	}, func() error { return r.renamed(replacement(r.paths), os.Remove(replacement(r.paths))) })
 }
 
-// oldDatabase returns the name under which the database that is replaced is kept.
+// oldDatabase returns the path at which the replaced database is kept.
 func (r *repair) oldDatabase(stamp string) string { return r.paths.Database() + ".lost-" + stamp }
 
-// moveOld renames a file of the old database. Once the staged database has its
-// name, there is none left.
+// moveOld renames a file of the old database. It does nothing after the staged
+// database was renamed.
 func (r *repair) moveOld(suffix, to string) error {
 	from := r.paths.Database() + suffix
 	switch {

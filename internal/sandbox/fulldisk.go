@@ -5,10 +5,10 @@ import "github.com/agentlab-vm/agentlab"
 // fullDisk reports whether the database had no disk space for a change.
 func fullDisk(err error) bool { return agentlab.CodeOf(err) == agentlab.CodeNoSpace }
 
-// destroyWithoutRow makes the loop destroy a sandbox whose row cannot say so.
-// Elsewhere intent is written first. Here that would be a deadlock: the disk
-// that has no room for it may be full of this sandbox. The file of the
-// intent takes the place of the row. Without it, a crash leaves a sandbox whose VM is gone.
+// destroyWithoutRow makes the loop destroy a sandbox whose row cannot be
+// updated. Usually the desired state is stored first. Here that would be a
+// deadlock: this sandbox may be what fills the disk. The file of the intent
+// replaces the row. Without it, a crash leaves a sandbox whose VM is gone.
 func (s *Service) destroyWithoutRow(sb agentlab.Sandbox) {
 	if sb.State == agentlab.SandboxDestroyed {
 		return
@@ -33,8 +33,8 @@ func (s *Service) destroyPending(sb agentlab.Sandbox) (yes bool) {
 	return yes
 }
 
-// readIntents takes up what a process before this one has stored. An intent
-// without a row is removed.
+// readIntents reads the intents of an earlier process. An intent without a row
+// is removed.
 func (s *Service) readIntents(rows []agentlab.Sandbox) {
 	stored, err := s.intents.list()
 	if err != nil {

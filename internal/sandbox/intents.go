@@ -12,8 +12,9 @@ import (
 )
 
 // destroyIntents is the directory that stores, as names of empty files, the UIDs
-// of sandboxes that must be destroyed although their rows do not say so: the
-// database had no room for it. An empty file needs no block of a full disk.
+// of sandboxes that must be destroyed although their rows do not say so, because
+// the database had no disk space for the change. An empty file needs no block on
+// a full disk.
 // Without a directory nothing is stored.
 type destroyIntents struct{ dir string }
 

@@ -169,8 +169,9 @@ type Config struct {
 	DefaultImage   string // if neither request nor profile names one
 	Limits         Limits
 
-	// IntentsDir is the directory for requests to destroy a sandbox that the
-	// database had no room for. "": they are lost with the process.
+	// IntentsDir stores requests to destroy a sandbox when the database has no
+	// disk space for them. With "" they are lost if the process ends before it
+	// has destroyed the sandbox.
 	IntentsDir string
 
 	Clock  func() time.Time // nil means time.Now

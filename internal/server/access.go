@@ -87,7 +87,7 @@ func inGroup(p Peer, group string) bool {
 	return err == nil && slices.Contains(ids, g.Gid)
 }
 
-// AccessOf is the access that a role gives, 0 for one that is not known.
+// AccessOf returns the access of a role, 0 for an unknown role.
 func AccessOf(r agentlab.Role) Access { return Access(slices.Index(agentlab.Roles, r) + 1) }
 
 // caller is the authenticated caller of a connection, and then of a call.

@@ -10,8 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// certificateEvery is the time between two checks of a certificate's files for a
-// change.
+// certificateEvery is the interval of checks for changed certificate files.
 const certificateEvery = 10 * time.Second
 
 // certificate is read from files, and again after they change, so that it can
@@ -73,7 +72,7 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return c.current(), nil
 }
 
-// names reports whether the certificate is for that name.
+// names reports whether the certificate is valid for that name.
 func (c *certificate) names(host string) bool { return c.current().Leaf.VerifyHostname(host) == nil }
 
 func (c *certificate) current() *tls.Certificate {

@@ -11,8 +11,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
-// HostNetwork keeps the rules of a host whose sandboxes are on a bridge;
-// *hostnet.Local implements it.
+// HostNetwork manages the nftables rules of a host whose sandboxes are on a
+// bridge; *hostnet.Local implements it.
 type HostNetwork interface {
 	Rules(ctx context.Context) (string, error) // in the format of 'nft -f'
 	Apply(ctx context.Context) (hostnet.Status, error)

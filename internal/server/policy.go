@@ -9,8 +9,8 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
-// networkOf returns the policy of a profile. One that only this backend cannot
-// use has a policy all the same.
+// networkOf returns the policy of a profile, even if this backend does not
+// support the profile.
 func (s *Server) networkOf(profile string) (agentlab.Network, error) {
 	e, err := s.cfg.Services.Profiles.Find(profile)
 	if err == nil && agentlab.CodeOf(e.Err) != agentlab.CodeUnsupported {
@@ -73,7 +73,7 @@ func (s *Server) reloadSandboxPolicy(ctx context.Context, in *sandboxInput) (api
 	if err != nil {
 		return api.PolicyReload{}, err
 	}
-	return toReload(list[0]), nil // of one sandbox there is one
+	return toReload(list[0]), nil // one sandbox has one result
 }
 
 func (s *Server) reloadPolicies(ctx context.Context, _ *struct{}) ([]api.PolicyReload, error) {

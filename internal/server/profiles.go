@@ -39,8 +39,8 @@ func (s *Server) putProfile(_ context.Context, in *putProfileInput) (api.Profile
 
 type validateProfileInput struct{ Payload payload }
 
-// validateProfile refuses what does not parse and what this backend does not
-// honour.
+// validateProfile returns an error for a text that does not parse and for
+// settings that this backend does not support.
 func (s *Server) validateProfile(_ context.Context, in *validateProfileInput) (api.Profile, error) {
 	yaml, err := in.Payload.text(maxProfileBytes)
 	if err != nil {

@@ -36,7 +36,7 @@ type Config struct {
 	PeerOf   func(net.Conn) (Peer, error) // nil means sockpath.PeerOf; tests set other callers
 	Logger   *slog.Logger
 	Version  string // of the daemon, for the OpenAPI document
-	Proxied  bool   // sandboxes reach the internet through an upstream proxy
+	Proxied  bool   // sandboxes use an upstream proxy
 	// MaxBundleBytes is the maximum size of an uploaded git bundle. 0
 	// means 4 GiB.
 	MaxBundleBytes int64

@@ -95,7 +95,7 @@ type Artifacts interface {
 	DeleteBundle(bundleID string) error // if no job uses it
 }
 
-// Secrets keeps the encrypted bundles; *secret.Vault implements it.
+// Secrets manages the encrypted bundles; *secret.Vault implements it.
 type Secrets interface {
 	Init() error
 	Public() (own string, others []string, err error) // keys
@@ -111,7 +111,7 @@ type Secrets interface {
 	Validate(ctx context.Context, bundle string, resolve bool) (checked []string, found []secret.Finding, err error)
 }
 
-// Profiles reads and keeps profiles; *profile.Library implements it.
+// Profiles reads and stores profiles; *profile.Library implements it.
 type Profiles interface {
 	List() ([]profile.Entry, error)
 	Find(name string) (profile.Entry, error)
@@ -119,7 +119,7 @@ type Profiles interface {
 	Check(yaml string) profile.Entry
 }
 
-// Images builds and keeps images; *image.Store implements it.
+// Images builds and stores images; *image.Store implements it.
 type Images interface {
 	List(ctx context.Context) ([]image.Image, error)
 	Show(ctx context.Context, ref string) (image.Image, error)
@@ -164,7 +164,7 @@ type System interface {
 
 // Doctor checks the host.
 type Doctor interface {
-	Checks(ctx context.Context) (api.HostChecks, error) // checks now
+	Checks(ctx context.Context) (api.HostChecks, error) // runs the checks now
 }
 
 // Backups makes backups of the database.
