@@ -20,6 +20,10 @@ const (
 	MaxFileLines = 500
 	MaxTestLines = 700
 	MaxMainLines = 60 // of the files below cmd
+
+	// MaxDaemonLines is the budget of package daemon without its tests: it only
+	// connects the other packages.
+	MaxDaemonLines = 1250
 )
 
 // Layer lists the packages of this module that the packages of one part of the

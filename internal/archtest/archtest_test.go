@@ -139,6 +139,18 @@ func TestFileSize(t *testing.T) {
 	}
 }
 
+func TestDaemonSize(t *testing.T) {
+	lines := 0
+	for _, s := range sources(t) {
+		if s.pkg == "internal/daemon" && !s.test {
+			lines += s.lines
+		}
+	}
+	if lines > MaxDaemonLines || lines < MaxDaemonLines/2 {
+		t.Errorf("package daemon has %d lines; the budget is %d: it connects other packages, and what it decides belongs to one of them", lines, MaxDaemonLines)
+	}
+}
+
 // The rules bite: what the design forbids is refused with its reason.
 func TestCheck(t *testing.T) {
 	for _, tc := range []struct{ pkg, imp, want string }{

@@ -121,11 +121,14 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	}
 	undo.add(s.driver.Close)
 	s.doctor = doctor.New(s.doctorConfig(opened.Images == nil))
-	private, err := privateTargets(s.settings)
-	if err != nil {
-		return config.At(s.cfg.Paths.ConfigFile(), err)
+	var private []agentlab.PrivateTarget
+	for _, p := range s.settings.Network.Private {
+		private = append(private, agentlab.PrivateTarget{Host: p.Host, Port: p.Port, Reason: p.Reason, Source: profile.SourceConfig})
 	}
-	certificates, err := caCertificates(s.settings)
+	certificates, err := profile.ReadCertificates(s.settings.Guest.CACertificates)
+	if err == nil {
+		err = profile.CheckPrivateTargets(private, s.settings.APIPorts())
+	}
 	if err != nil {
 		return config.At(s.cfg.Paths.ConfigFile(), err)
 	}

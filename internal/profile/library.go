@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 	"github.com/agentlab-vm/agentlab/profiles"
@@ -65,6 +66,20 @@ func (l *Library) Open(list []agentlab.PrivateTarget) *Library {
 func (l *Library) Close(ports ...uint16) *Library {
 	l.closed = ports
 	return l
+}
+
+// CheckPrivateTargets validates the private destinations that config.yaml allows
+// for every sandbox. No sandbox may reach the ports closed of the host, which
+// are those of AgentLab's own API.
+func CheckPrivateTargets(list []agentlab.PrivateTarget, closed []uint16) error {
+	all, err := egress.ParsePrivates(list)
+	for i, p := range all {
+		if p.Host && slices.Contains(closed, p.Port) {
+			return agentlab.Errorf(agentlab.CodeInvalid, "port %d of the host is AgentLab's own API, which no sandbox may reach", p.Port).
+				WithField(fmt.Sprintf("network.private[%d].port", i))
+		}
+	}
+	return err
 }
 
 // Entry is one profile of a library.

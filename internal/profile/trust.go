@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/x509"
 	"encoding/pem"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -38,6 +39,23 @@ func certificatesIn(names []string, files listFiles) ([]string, error) {
 	}
 	if len(out) > maxCertificates {
 		return nil, invalid("ca_certificates", "%d certificates are more than %d", len(out), maxCertificates)
+	}
+	return out, nil
+}
+
+// ReadCertificates reads the certificate files that config.yaml names.
+func ReadCertificates(files []string) ([]string, error) {
+	var out []string
+	for _, path := range files {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "cannot read a certificate: %w", err).WithField("guest.ca_certificates")
+		}
+		list, err := ParseCertificates(path, data)
+		if err != nil {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "%w", err).WithField("guest.ca_certificates").WithHint("%s", agentlab.HintOf(err))
+		}
+		out = append(out, list...)
 	}
 	return out, nil
 }
