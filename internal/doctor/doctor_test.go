@@ -186,8 +186,12 @@ func TestStatusDoesNotWaitForLaterChecks(t *testing.T) {
 	mu.Lock()
 	now = now.Add(2 * findingsAge)
 	mu.Unlock()
+	begin := time.Now()
 	if got := names(t, s); !slices.Equal(got, []string{"kvm"}) {
 		t.Errorf("findings %q while a check runs", got)
+	}
+	if took := time.Since(begin); took >= firstFinding {
+		t.Errorf("it waited %s for the check", took)
 	}
 	s.mu.Lock()
 	running := s.checking
