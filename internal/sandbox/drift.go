@@ -118,10 +118,10 @@ func (s *Service) Findings() (out []backend.Finding) {
 		})
 	}
 	if lost := s.Orphaned(); len(lost) > 0 {
-		first := slices.MinFunc(lost, func(a, b backend.Instance) int { return cmp.Compare(a.VMID, b.VMID) })
+		first := slices.MinFunc(lost, func(a, b backend.Instance) int { return cmp.Compare(a.Number(), b.Number()) })
 		out = append(out, backend.Finding{
 			Name: "orphans", Level: backend.LevelWarn,
-			Detail: fmt.Sprintf("the backend has %d virtual machines with AgentLab's mark that belong to no sandbox, for example VMID %d (%s)", len(lost), first.VMID, first.Ref.UID),
+			Detail: fmt.Sprintf("the backend has %d virtual machines with AgentLab's mark that belong to no sandbox, for example VMID %d (%s)", len(lost), first.Number(), first.Ref.UID),
 			Remedy: "look at them with 'agentlab sandbox list --orphans', then 'agentlab sandbox destroy --orphan UID'",
 		})
 	}
