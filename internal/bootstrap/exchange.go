@@ -19,8 +19,8 @@ import (
 // Exchange exchanges the one-time token of a sandbox, given as its hash, for
 // what its runner needs: the job, if it is not final, and those secrets of the
 // profile that the job needs. In the same transaction the job becomes RUNNING
-// and gets its deadline. Code denied if the token is not valid; after any other
-// error it can be used again.
+// and gets its deadline. Code denied if the token is not valid or no longer
+// wanted; after any other error it can be used again.
 //
 // Calls for one sandbox are answered one after the other, so that references
 // are resolved for one caller at a time, and no longer after the first answer.
@@ -50,6 +50,9 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 	if err != nil {
 		return none, err
 	}
+	if err := wanted(sb, row); err != nil {
+		return none, err
+	}
 	prof, bundle, err := s.secretsFor(ctx, sb.Profile, row)
 	if err != nil {
 		return none, s.secretsUnavailable(ctx, sb, row, err)
@@ -70,8 +73,8 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 		}
 	}
 	err = s.cfg.Store.ConsumeBootstrap(ctx, tokenHash, vmid, grants, func(sb *agentlab.Sandbox, row *agentlab.Job) ([]agentlab.Event, error) {
-		if j == nil {
-			return nil, nil
+		if err := wanted(*sb, row); err != nil || j == nil { // the rows may have changed meanwhile
+			return nil, err
 		}
 		return s.begin(sb, row, bundle, resp.Job)
 	})
@@ -84,6 +87,19 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 	}
 	s.delivered(sb, r)
 	return resp, nil
+}
+
+// wanted returns an error with code denied if the guest of a sandbox must no
+// longer get an answer: the sandbox ends, or its job has ended and it is not
+// kept. j is nil if the sandbox has no job.
+func wanted(sb agentlab.Sandbox, j *agentlab.Job) error {
+	switch {
+	case sb.Desired == agentlab.DesiredDestroyed || sb.Desired == agentlab.DesiredStopped:
+		return agentlab.Errorf(agentlab.CodeDenied, "sandbox %d is about to be %s", sb.VMID, sb.Desired)
+	case j != nil && j.Status.Final() && !sb.Keepalive:
+		return agentlab.Errorf(agentlab.CodeDenied, "%s has ended", j.ID)
+	}
+	return nil
 }
 
 // begin changes a job to RUNNING and returns its remaining time for the

@@ -40,7 +40,9 @@ type world struct {
 	asked int   // how often the guest was asked
 	down  error // what the guest answers instead
 	onAsk func()
-	full  error // of PutBootstrapToken, instead
+
+	onDeliver func() // called when the secrets are read
+	full      error  // of PutBootstrapToken, instead
 }
 
 // fullStore is the store, whose PutBootstrapToken may fail.
@@ -54,6 +56,43 @@ func (s fullStore) PutBootstrapToken(ctx context.Context, t agentlab.BootstrapTo
 		return *s.err
 	}
 	return s.Store.PutBootstrapToken(ctx, t, check)
+}
+
+// hooked is the vault, which calls onDeliver.
+type hooked struct {
+	*secret.Vault
+	w *world
+}
+
+func (h hooked) Deliver(ctx context.Context, name string, want func(string) bool) (secret.Bundle, error) {
+	if h.w.onDeliver != nil {
+		h.w.onDeliver()
+	}
+	return h.Vault.Deliver(ctx, name, want)
+}
+
+// endJob ends the job, as a report or a timeout does.
+func (w *world) endJob() {
+	w.Helper()
+	_, err := w.store.UpdateJob(context.Background(), w.sb.JobID, func(j *agentlab.Job) ([]agentlab.Event, error) {
+		return []agentlab.Event{j.End(agentlab.JobCancelled, "no longer wanted", time.Now())}, nil
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// changeSandbox changes the row of the sandbox.
+func (w *world) changeSandbox(fn func(*agentlab.Sandbox)) {
+	w.Helper()
+	sb, err := w.store.UpdateSandbox(context.Background(), w.sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		fn(sb)
+		return nil, nil
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.sb = sb
 }
 
 func inWorld(t *testing.T, withJob bool, fn func(w *world)) {
@@ -91,7 +130,7 @@ func inWorld(t *testing.T, withJob bool, fn func(w *world)) {
 
 // restart begins with a service that remembers nothing.
 func (w *world) restart() {
-	w.svc = bootstrap.New(bootstrap.Config{Store: fullStore{w.store, &w.full}, Profiles: profiles{}, Secrets: w.vault, Info: backend.Info{ControllerURL: "http://controller"}})
+	w.svc = bootstrap.New(bootstrap.Config{Store: fullStore{w.store, &w.full}, Profiles: profiles{}, Secrets: hooked{w.vault, w}, Info: backend.Info{ControllerURL: "http://controller"}})
 }
 
 // document returns what a booting guest gets, as after SetIdentity.

@@ -136,6 +136,13 @@ func saveJob(w *tx, old agentlab.Job, j *agentlab.Job, evs []agentlab.Event) err
 		if err := w.exec("DELETE FROM grants WHERE job_id = ? AND kind = ?", j.ID, agentlab.GrantUpload); err != nil {
 			return err
 		}
+		// The runner of a job that was RUNNING had its answer. A token that
+		// replaces a lost one is no longer needed.
+		if old.Status == agentlab.JobRunning {
+			if err := w.exec("DELETE FROM bootstrap_tokens WHERE vmid = ? AND consumed_at = ''", j.SandboxVMID); err != nil {
+				return err
+			}
+		}
 	}
 	return w.emit(about(evs, 0, j.ID))
 }
