@@ -171,7 +171,7 @@ func (s *Service) handleOrphan(ctx context.Context, in backend.Instance) error {
 	}
 	s.log.Warn("the backend has a sandbox that is not in the database; it is not changed", "vmid", in.Number(), "uid", in.Ref.UID)
 	return s.cfg.Store.AppendEvents(ctx, driftEvent(in, false,
-		"the backend has a sandbox with this VMID that is not in the database; it is not changed; see 'agentlab sandbox list --orphans'"))
+		"the backend has %s, which is not in the database; it is not changed; see 'agentlab sandbox list --orphans'"))
 }
 
 // Orphans returns the current VMs of the backend that have AgentLab's mark and
@@ -243,7 +243,7 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instanc
 	delete(s.knownOrphans, in.Ref.UID)
 	s.mu.Unlock()
 	s.log.Warn("an orphan was destroyed by request", "vmid", in.Number(), "uid", in.Ref.UID)
-	if err := s.cfg.Store.AppendEvents(ctx, driftEvent(in, true, "a sandbox with this VMID that was not in the database was destroyed by request")); err != nil {
+	if err := s.cfg.Store.AppendEvents(ctx, driftEvent(in, true, "%s, which was not in the database, was destroyed by request")); err != nil {
 		s.log.Error("an event was not written", "vmid", in.Number(), "err", err)
 	}
 	return in, nil
@@ -293,6 +293,12 @@ func (s *Service) dropResolvedOrphans(found map[string]backend.Instance) {
 	})
 }
 
-func driftEvent(in backend.Instance, destroyed bool, message string) agentlab.Event {
-	return agentlab.NewEvent(agentlab.EventDrift, map[string]any{"uid": in.Ref.UID, "destroyed": destroyed}, "%s", message).About(in.VMID, "")
+// driftEvent returns an event about an orphan. format has a %s for its name:
+// its number, or its UID if it has none.
+func driftEvent(in backend.Instance, destroyed bool, format string) agentlab.Event {
+	name := "the VM with the UID " + in.Ref.UID
+	if n := in.Number(); n != 0 {
+		name = "VM " + strconv.Itoa(n)
+	}
+	return agentlab.NewEvent(agentlab.EventDrift, map[string]any{"uid": in.Ref.UID, "destroyed": destroyed}, format, name).About(in.VMID, "")
 }

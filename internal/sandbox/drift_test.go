@@ -124,6 +124,50 @@ func (d twins) List(ctx context.Context) ([]backend.Instance, error) {
 	return list, err
 }
 
+// bare lists VMs as a backend does that has lost the numbers of their sandboxes.
+type bare struct {
+	backend.Driver
+	handle string
+}
+
+func (d bare) List(ctx context.Context) ([]backend.Instance, error) {
+	list, err := d.Driver.List(ctx)
+	for i := range list {
+		list[i].VMID, list[i].Ref.Handle = 0, d.handle
+	}
+	return list, err
+}
+
+// The event about an orphan names it: by its number, by that of its VM, or by
+// its UID.
+func TestOrphanEventNamesTheVM(t *testing.T) {
+	for name, c := range map[string]struct {
+		wrap func(backend.Driver) backend.Driver
+		want string // how its message goes on
+	}{
+		"number":         {func(d backend.Driver) backend.Driver { return d }, "VM 7777,"},
+		"number of VM":   {func(d backend.Driver) backend.Driver { return bare{d, "104711"} }, "VM 104711,"},
+		"without either": {func(d backend.Driver) backend.Driver { return bare{d, "x"} }, "the VM with the UID "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				ref := w.stray(7777)
+				w.kill()
+				w.wrap = c.wrap
+				w.begin()
+				time.Sleep(time.Minute)
+				got := w.events(agentlab.EventDrift)
+				if len(got) != 1 || !strings.HasPrefix(got[0].Message, "the backend has "+c.want) || !strings.Contains(got[0].Data, ref.UID) {
+					t.Fatalf("%+v", got)
+				}
+				if strings.HasSuffix(c.want, "UID ") && !strings.Contains(got[0].Message, ref.UID) {
+					t.Errorf("%q", got[0].Message)
+				}
+			})
+		})
+	}
+}
+
 // A number that two orphans have names neither of them.
 func TestOrphanMustBeNamed(t *testing.T) {
 	inWorld(t, func(w *world) {
