@@ -30,7 +30,8 @@ func (c *call) seedFiles(vmid int, conf section) (map[string]string, *Error) {
 	return seed, nil
 }
 
-// snippet reads a file of a snippets directory.
+// snippet reads a file of a snippets directory. The files of a storage that is
+// not shared are on the first node.
 func (c *call) snippet(volid string) (string, *Error) {
 	c.n.mu.Lock()
 	s, r, err := c.n.parseVolid(volid)
@@ -42,7 +43,7 @@ func (c *call) snippet(volid string) (string, *Error) {
 		return "", dief("'%s' is not in the snippets directory", volid).exit(2)
 	}
 	b, e := os.ReadFile(c.n.HostPath(s.filePath(r)))
-	if e != nil {
+	if e != nil || !s.Shared && c.node != c.n.name {
 		return "", dief("volume '%s' does not exist", volid).exit(2)
 	}
 	return string(b), nil

@@ -167,7 +167,8 @@ func (d *Driver) checkStorages(ctx context.Context) []backend.Finding {
 }
 
 // checkSnippets checks the storage for snippets: its content types must
-// include snippets, and its directory must be readable.
+// include snippets, its directory must be readable, and it must be shared if
+// sandboxes run on several nodes.
 func (d *Driver) checkSnippets(ctx context.Context) []backend.Finding {
 	root := d.pve.Root()
 	if root == nil {
@@ -175,10 +176,8 @@ func (d *Driver) checkSnippets(ctx context.Context) []backend.Finding {
 	}
 	const name = "snippets"
 	storage := root.SnippetsStorage()
-	for _, n := range d.cfg.Nodes {
-		if n.Host == nil { // no sandbox runs there
-			continue
-		}
+	nodes := slices.DeleteFunc(slices.Clone(d.cfg.Nodes), func(n Node) bool { return n.Host == nil }) // no sandbox runs there
+	for _, n := range nodes {
 		st, err := d.pve.StorageStatus(ctx, n.Name, storage)
 		switch {
 		case err != nil:
@@ -186,6 +185,9 @@ func (d *Driver) checkSnippets(ctx context.Context) []backend.Finding {
 		case !st.Holds("snippets"):
 			return []backend.Finding{finding(name, backend.LevelError, "pvesm set "+storage+" --content "+string(st.Content)+",snippets",
 				"storage %s does not allow snippets (%s)", storage, clip(string(st.Content)))}
+		case len(nodes) > 1 && !bool(st.Shared):
+			return []backend.Finding{finding(name, backend.LevelError, "set proxmox.snippets_storage in config.yaml to a storage that all nodes share, or remove the other nodes from proxmox.nodes",
+				"storage %s is not shared: a VM on another node than the daemon's cannot start, because its snippet is not there", storage)}
 		}
 	}
 	if _, err := root.Snippets(ctx); err != nil {

@@ -14,10 +14,16 @@ import (
 // sandboxes go first.
 func twoNodes(t *testing.T, shell bool) *world {
 	t.Helper()
+	return twoNodesWith(t, shell, true)
+}
+
+// twoNodesWith is twoNodes whose storage for snippets is shared or not.
+func twoNodesWith(t *testing.T, shell, shared bool) *world {
+	t.Helper()
 	f := newFarm(t)
 	st := pvenode.Storage{ID: "shared-zfs", Type: pvenode.ZFSPool, Shared: true}
 	host, local := seedStorage(t)
-	local.Shared = true
+	local.Shared = shared
 	n := pvenode.New(t, pvenode.Config{
 		Dir: host, Nodes: []string{"pve1", "pve2"}, MemoryOf: map[string]int64{"pve1": 16 << 30, "pve2": 32 << 30},
 		Storages: []pvenode.Storage{st, local}, Boot: f.boot, Waits: pvenode.ShortWaits(),
