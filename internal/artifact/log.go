@@ -167,7 +167,7 @@ func (r *logReader) Read(p []byte) (int, error) {
 	}
 	for {
 		changed := r.t.wait() // before the read, so that no change is missed
-		n, err := r.look(p)
+		n, err := r.poll(p)
 		if n > 0 || err != nil {
 			return n, err
 		}
@@ -193,7 +193,7 @@ func (r *logReader) Read(p []byte) (int, error) {
 	}
 }
 
-func (r *logReader) look(p []byte) (int, error) {
+func (r *logReader) poll(p []byte) (int, error) {
 	if err := r.ctx.Err(); err != nil {
 		return 0, err
 	}

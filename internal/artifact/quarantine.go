@@ -85,8 +85,8 @@ func (s *Service) expire(root *os.Root, n *int) error {
 	return errors.Join(errs...)
 }
 
-// Found is the data about a job from its files.
-type Found struct {
+// RecoveredJob is the data about a job from its files.
+type RecoveredJob struct {
 	JobID  string
 	Oldest time.Time // of its files
 	Newest time.Time
@@ -95,9 +95,9 @@ type Found struct {
 // Recover moves all entries of the quarantine back, unless another file has
 // their path, and returns the jobs with artifacts or a log, by ID. It is for
 // rebuilding the database; no other process may use the directory.
-func (s *Service) Recover() ([]Found, error) {
+func (s *Service) Recover() ([]RecoveredJob, error) {
 	var errs []error
-	found := map[string]*Found{}
+	found := map[string]*RecoveredJob{}
 	for _, r := range []struct {
 		root   *os.Root
 		suffix string
@@ -115,7 +115,7 @@ func (s *Service) Recover() ([]Found, error) {
 			}
 		}
 	}
-	out := []Found{}
+	out := []RecoveredJob{}
 	for _, id := range slices.Sorted(maps.Keys(found)) {
 		out = append(out, *found[id])
 	}
@@ -123,7 +123,7 @@ func (s *Service) Recover() ([]Found, error) {
 }
 
 // scan records the times of the files of a job.
-func scan(root *os.Root, name, jobID string, found map[string]*Found) error {
+func scan(root *os.Root, name, jobID string, found map[string]*RecoveredJob) error {
 	return fs.WalkDir(root.FS(), name, func(_ string, e fs.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
 			return err
@@ -134,7 +134,7 @@ func scan(root *os.Root, name, jobID string, found map[string]*Found) error {
 		}
 		f, at := found[jobID], st.ModTime().UTC()
 		if f == nil {
-			f = &Found{JobID: jobID, Oldest: at, Newest: at}
+			f = &RecoveredJob{JobID: jobID, Oldest: at, Newest: at}
 			found[jobID] = f
 		}
 		if at.Before(f.Oldest) {

@@ -100,7 +100,7 @@ func (s *Service) Create(ctx context.Context, r Request) (agentlab.APIToken, str
 	if err := t.Validate(); err != nil {
 		return agentlab.APIToken{}, "", err
 	}
-	if err := s.cfg.Store.PutAPIToken(ctx, t, tell(agentlab.EventTokenCreated, "token %s made", t)...); err != nil {
+	if err := s.cfg.Store.PutAPIToken(ctx, t, tokenEvent(agentlab.EventTokenCreated, "token %s made", t)...); err != nil {
 		return agentlab.APIToken{}, "", err
 	}
 	return t, secret, nil
@@ -116,7 +116,7 @@ func (s *Service) List(ctx context.Context) ([]agentlab.APIToken, error) {
 // it. Code not_found.
 func (s *Service) Revoke(ctx context.Context, idOrName string) (agentlab.APIToken, error) {
 	t, err := s.cfg.Store.DeleteAPIToken(ctx, idOrName, func(t agentlab.APIToken) []agentlab.Event {
-		return tell(agentlab.EventTokenRevoked, "token %s revoked", t)
+		return tokenEvent(agentlab.EventTokenRevoked, "token %s revoked", t)
 	})
 	if err != nil {
 		return t, err
@@ -130,47 +130,47 @@ func (s *Service) Revoke(ctx context.Context, idOrName string) (agentlab.APIToke
 	return t, nil
 }
 
-func tell(kind, format string, t agentlab.APIToken) []agentlab.Event {
+func tokenEvent(kind, format string, t agentlab.APIToken) []agentlab.Event {
 	return []agentlab.Event{agentlab.NewEvent(kind, map[string]any{"id": t.ID, "name": t.Name, "role": t.Role}, format, t.Name)}
 }
 
 // The error for every invalid token, and the error of an aborted call.
 var (
-	errNotGood = agentlab.Errorf(agentlab.CodeDenied, "the token is not valid").
+	errInvalid = agentlab.Errorf(agentlab.CodeDenied, "the token is not valid").
 			WithHint("it may have expired or been revoked; ask for another: agentlab token create NAME")
 	errRevoked = agentlab.Errorf(agentlab.CodeDenied, "the token was revoked")
 	errExpired = agentlab.Errorf(agentlab.CodeDenied, "the token has expired")
 )
 
-// Enter begins a call with a token from an address. The returned context ends
+// Authenticate begins a call with a token from an address. The returned context ends
 // with ctx, when the token expires and when it is revoked; leave must be
 // called after the call. Code denied, the same for every invalid token; limit
 // if there were too many invalid tokens from that address.
-func (s *Service) Enter(ctx context.Context, from netip.Addr, secret string) (_ agentlab.APIToken, _ context.Context, leave func(), err error) {
+func (s *Service) Authenticate(ctx context.Context, from netip.Addr, secret string) (_ agentlab.APIToken, _ context.Context, leave func(), err error) {
 	h := hash(secret)
-	if !s.guess.take(from, h) {
-		return agentlab.APIToken{}, nil, nil, agentlab.Errorf(agentlab.CodeLimit, "too many invalid tokens from %s", shown(from)).
+	if !s.guess.allow(from, h) {
+		return agentlab.APIToken{}, nil, nil, agentlab.Errorf(agentlab.CodeLimit, "too many invalid tokens from %s", addressText(from)).
 			WithHint("wait a minute")
 	}
 	ctx, cut := context.WithCancelCause(ctx)
 	// It is added before the lookup, so that a revocation in between finds
 	// it.
-	forget := s.enlist(h, &user{cut})
+	forget := s.register(h, &user{cut})
 	defer func() {
 		if err != nil {
 			forget()
 			cut(nil)
 		}
 	}()
-	t, err := s.lookUp(ctx, secret, h)
+	t, err := s.findToken(ctx, secret, h)
 	if agentlab.CodeOf(err) == agentlab.CodeDenied {
 		s.guess.forget(h)
-		return agentlab.APIToken{}, nil, nil, errNotGood
+		return agentlab.APIToken{}, nil, nil, errInvalid
 	}
 	if err != nil {
 		return agentlab.APIToken{}, nil, nil, err
 	}
-	s.guess.passed(from, h)
+	s.guess.markValid(from, h)
 	now := s.clock()
 	timer := time.AfterFunc(t.ExpiresAt.Sub(now), func() { cut(errExpired) })
 	if now.Sub(t.LastUsedAt) >= touchEvery {
@@ -185,23 +185,23 @@ func (s *Service) Enter(ctx context.Context, from netip.Addr, secret string) (_ 
 	}, nil
 }
 
-func (s *Service) lookUp(ctx context.Context, secret, h string) (agentlab.APIToken, error) {
+func (s *Service) findToken(ctx context.Context, secret, h string) (agentlab.APIToken, error) {
 	if len(secret) != tokenBytes || !strings.HasPrefix(secret, Prefix) {
-		return agentlab.APIToken{}, errNotGood
+		return agentlab.APIToken{}, errInvalid
 	}
 	t, err := s.cfg.Store.APITokenByHash(ctx, h)
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
-		return t, errNotGood
+		return t, errInvalid
 	case err != nil:
 		return t, err
 	case t.Hash != h || !s.clock().Before(t.ExpiresAt):
-		return t, errNotGood
+		return t, errInvalid
 	}
 	return t, nil
 }
 
-func (s *Service) enlist(h string, u *user) (forget func()) {
+func (s *Service) register(h string, u *user) (forget func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.users[h] == nil {
@@ -223,7 +223,7 @@ func hash(secret string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func shown(from netip.Addr) string {
+func addressText(from netip.Addr) string {
 	if !from.IsValid() {
 		return "the unix socket"
 	}

@@ -69,7 +69,7 @@ func (l *lab) create(t *testing.T, name string) (agentlab.APIToken, string) {
 
 func (l *lab) try(t *testing.T, from netip.Addr, secret string) error {
 	t.Helper()
-	_, _, leave, err := l.Enter(t.Context(), from, secret)
+	_, _, leave, err := l.Authenticate(t.Context(), from, secret)
 	if err == nil {
 		leave()
 	}
@@ -82,7 +82,7 @@ func TestTokenLife(t *testing.T) {
 	if !strings.HasPrefix(secret, auth.Prefix) || len(secret) != len(auth.Prefix)+52 {
 		t.Errorf("token %q", secret)
 	}
-	got, _, leave, err := l.Enter(t.Context(), here, secret)
+	got, _, leave, err := l.Authenticate(t.Context(), here, secret)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,12 +179,12 @@ func TestRevocationCuts(t *testing.T) {
 	l := newLab(t, auth.Limits{})
 	_, secret := l.create(t, "one")
 	_, other := l.create(t, "two")
-	_, ctx, leave, err := l.Enter(t.Context(), here, secret)
+	_, ctx, leave, err := l.Authenticate(t.Context(), here, secret)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer leave()
-	_, kept, leaveKept, err := l.Enter(t.Context(), here, other)
+	_, kept, leaveKept, err := l.Authenticate(t.Context(), here, other)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func TestRevocationCuts(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 20 {
 		wg.Go(func() {
-			_, ctx, leave, err := l.Enter(t.Context(), here, secret)
+			_, ctx, leave, err := l.Authenticate(t.Context(), here, secret)
 			if err != nil {
 				return
 			}
@@ -237,7 +237,7 @@ func TestExpiryCuts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, ctx, leave, err := s.Enter(t.Context(), here, secret)
+		_, ctx, leave, err := s.Authenticate(t.Context(), here, secret)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -247,7 +247,7 @@ func TestExpiryCuts(t *testing.T) {
 		if took := time.Since(began); took != 10*time.Minute {
 			t.Errorf("cut after %s", took)
 		}
-		if _, _, _, err := s.Enter(t.Context(), here, secret); agentlab.CodeOf(err) != agentlab.CodeDenied {
+		if _, _, _, err := s.Authenticate(t.Context(), here, secret); agentlab.CodeOf(err) != agentlab.CodeDenied {
 			t.Errorf("used after its end: %v", err)
 		}
 	})

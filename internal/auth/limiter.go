@@ -34,13 +34,13 @@ type source struct {
 	at   time.Time
 }
 
-// everyone is the shared source of further addresses if there are too many for
+// overflowSource is the shared source of further addresses if there are too many for
 // separate counts.
-var everyone = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+var overflowSource = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 
-// maxGood is how many valid tokens are remembered: the maximum number of
+// maxValid is how many valid tokens are remembered: the maximum number of
 // tokens.
-const maxGood = 1000
+const maxValid = 1000
 
 func newLimiter(l Limits, clock func() time.Time) *limiter {
 	if l.Burst <= 0 {
@@ -55,10 +55,10 @@ func newLimiter(l Limits, clock func() time.Time) *limiter {
 	return &limiter{l: l, clock: clock, sources: map[netip.Prefix]*source{}, good: map[string]bool{}}
 }
 
-// take reports whether a token from that address is checked. It counts as
+// allow reports whether a token from that address is checked. It counts as
 // invalid until it is known to be valid, so that concurrent attempts have no
 // advantage.
-func (l *limiter) take(from netip.Addr, hash string) bool {
+func (l *limiter) allow(from netip.Addr, hash string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.good[hash] {
@@ -72,8 +72,8 @@ func (l *limiter) take(from netip.Addr, hash string) bool {
 	return true
 }
 
-// passed records that a token is valid.
-func (l *limiter) passed(from netip.Addr, hash string) {
+// markValid records that a token is valid.
+func (l *limiter) markValid(from netip.Addr, hash string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.good[hash] {
@@ -81,7 +81,7 @@ func (l *limiter) passed(from netip.Addr, hash string) {
 	}
 	s := l.source(connlimit.Host(from))
 	s.left = min(s.left+1, float64(l.l.Burst))
-	if len(l.good) < maxGood {
+	if len(l.good) < maxValid {
 		l.good[hash] = true
 	}
 }
@@ -98,7 +98,7 @@ func (l *limiter) source(p netip.Prefix) *source {
 	now := l.clock()
 	if l.sources[p] == nil && len(l.sources) >= l.l.Source {
 		if l.sweep(now); len(l.sources) >= l.l.Source {
-			p = everyone
+			p = overflowSource
 		}
 	}
 	s := l.sources[p]

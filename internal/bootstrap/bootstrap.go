@@ -52,9 +52,9 @@ type Profiles interface {
 // implements it.
 type Secrets interface {
 	Deliver(ctx context.Context, name string, want func(key string) bool) (secret.Bundle, error)
-	Keep(ctx context.Context, id string, values []string) error
-	Kept(id string) (values []string, ok bool, err error)
-	SweepKept(ctx context.Context, done func(ctx context.Context, id string) (bool, error)) (int, error)
+	SaveDelivered(ctx context.Context, id string, values []string) error
+	Delivered(id string) (values []string, ok bool, err error)
+	SweepDelivered(ctx context.Context, done func(ctx context.Context, id string) (bool, error)) (int, error)
 }
 
 // Config is the configuration of a Service. Zero durations and sizes take the
@@ -341,7 +341,7 @@ func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, job
 	// A sandbox may be newer than the list above, but not newer than its secrets:
 	// this list is read after SweepKept has read theirs.
 	after := sync.OnceValues(func() (map[string]bool, error) { return s.live(ctx) })
-	return s.cfg.Secrets.SweepKept(ctx, func(ctx context.Context, key string) (bool, error) {
+	return s.cfg.Secrets.SweepDelivered(ctx, func(ctx context.Context, key string) (bool, error) {
 		if agentlab.ValidateJobID(key) == nil {
 			if exists, err := known(ctx, key); err != nil {
 				return false, err

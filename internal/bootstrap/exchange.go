@@ -62,13 +62,13 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 		j = nil // its sandbox is kept, or not destroyed yet: there is no work
 	}
 	resp, grants := s.answer(sb, j, prof, bundle)
-	_, stored, err := s.cfg.Secrets.Kept(secretsKey(sb))
+	_, stored, err := s.cfg.Secrets.Delivered(secretsKey(sb))
 	if err != nil {
 		return none, s.secretsUnavailable(ctx, sb, row, err)
 	}
 	stored = stored || len(bundle.Keys()) > 0
 	if stored { // also for a job that has ended: its sandbox may still write to its console
-		if err := s.cfg.Secrets.Keep(ctx, secretsKey(sb), secretValues(resp, bundle)); err != nil {
+		if err := s.cfg.Secrets.SaveDelivered(ctx, secretsKey(sb), secretValues(resp, bundle)); err != nil {
 			return none, s.secretsUnavailable(ctx, sb, row, err)
 		}
 	}

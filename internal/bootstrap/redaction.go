@@ -36,7 +36,7 @@ func (s *Service) RedactFunc(ctx context.Context, id string) func(text string) s
 func (s *Service) redactorFor(ctx context.Context, id string) (*redact.Redactor, error) {
 	if agentlab.ValidateJobID(id) != nil {
 		return s.cachedRedactor(id, func() (*redact.Redactor, error) {
-			values, _, err := s.cfg.Secrets.Kept(id)
+			values, _, err := s.cfg.Secrets.Delivered(id)
 			return redact.New(values...), err
 		})
 	}
@@ -92,7 +92,7 @@ func (s *Service) cachedRedactor(id string, build func() (*redact.Redactor, erro
 // buildRedactor returns a redactor of the secrets that a job got, regardless of
 // what its bundle has now.
 func (s *Service) buildRedactor(ctx context.Context, j agentlab.Job) (*redact.Redactor, error) {
-	values, ok, err := s.cfg.Secrets.Kept(j.ID)
+	values, ok, err := s.cfg.Secrets.Delivered(j.ID)
 	if err != nil {
 		return nil, err
 	}

@@ -191,15 +191,15 @@ func startFailure(startLog io.ReaderAt, ended bool) error {
 	if ended {
 		what = "the daemon did not start"
 	}
-	why := daemonComplaint(string(text))
+	why := daemonError(string(text))
 	if why == "" {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "%s", what).WithHint("see 'agentlab daemon logs', or run 'agentlab daemon run' in a terminal")
 	}
 	return agentlab.Errorf(agentlab.CodeUnavailable, "%s: %s", what, why).WithHint("fix this and try again; 'agentlab daemon run' shows the log")
 }
 
-// daemonComplaint returns the error of the daemon in its first lines.
-func daemonComplaint(log string) string {
+// daemonError returns the error of the daemon in its first lines.
+func daemonError(log string) string {
 	var kept []string
 	for line := range strings.Lines(log) {
 		line = strings.TrimRight(line, "\n")

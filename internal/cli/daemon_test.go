@@ -76,7 +76,7 @@ func TestDaemonComplaint(t *testing.T) {
 		"agentlabd: first\nsecond of no hint\n  do this\n":                              "first; do this",
 		"agentlabd: a\x1b[2Jb\n": "a [2Jb",
 	} {
-		if got := daemonComplaint(log); got != want {
+		if got := daemonError(log); got != want {
 			t.Errorf("%q: %q, want %q", log, got, want)
 		}
 	}

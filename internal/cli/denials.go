@@ -54,7 +54,7 @@ func denialLine(r api.EgressRecord) string {
 func wanted(proto, name, addr string, port int) string {
 	host := name
 	if host == "" {
-		host = dash(addr)
+		host = orDash(addr)
 	}
 	switch {
 	case proto == "dns":

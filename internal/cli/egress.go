@@ -152,7 +152,7 @@ func egressTarget(name, addr string, port int) string {
 	case name == "" && port != 0:
 		return net.JoinHostPort(addr, strconv.Itoa(port))
 	case name == "":
-		return dash(addr)
+		return orDash(addr)
 	case addr != "":
 		out += " (" + addr + ")"
 	}

@@ -27,7 +27,7 @@ func (a *App) jobListCmd() *cobra.Command {
 	}, func(jobs api.List[api.Job]) error {
 		t := newTable(a.Stdout, "JOB", "STATUS", "PHASE", "AGENT", "SANDBOX", "AGE", "TASK")
 		for _, j := range jobs.Items {
-			t.row(j.ID, j.Status, dash(j.Phase), j.Agent, dashInt(j.SandboxVMID), a.age(j.CreatedAt), firstLine(j.Task, 48))
+			t.row(j.ID, j.Status, orDash(j.Phase), j.Agent, dashInt(j.SandboxVMID), a.age(j.CreatedAt), firstLine(j.Task, 48))
 		}
 		return t.flush()
 	})
@@ -136,7 +136,7 @@ TIMEOUT.`,
 	return cmd
 }
 
-func dash(s string) string {
+func orDash(s string) string {
 	if s == "" {
 		return "-"
 	}
@@ -168,9 +168,9 @@ func uncommitted(j api.Job) string {
 	case len(names) == 0:
 		return text
 	case text == "no":
-		return "inside submodules: " + someNames(names)
+		return "inside submodules: " + joinSomeNames(names)
 	}
-	return text + ", and inside submodules: " + someNames(names)
+	return text + ", and inside submodules: " + joinSomeNames(names)
 }
 
 func firstLine(s string, most int) string {

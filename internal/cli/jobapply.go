@@ -70,8 +70,8 @@ func (a *App) applyChanges(ctx context.Context, b *checkedBundle, j api.Job, dir
 	if err := p.make(ctx, list); err != nil {
 		return err
 	}
-	if len(p.dirty) > 0 && !force && !a.confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the job's changes into them?", someNames(p.dirty))) {
-		return agentlab.Errorf(agentlab.CodeConflict, "files with uncommitted changes would be changed: %s", someNames(p.dirty)).
+	if len(p.dirty) > 0 && !force && !a.confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the job's changes into them?", joinSomeNames(p.dirty))) {
+		return agentlab.Errorf(agentlab.CodeConflict, "files with uncommitted changes would be changed: %s", joinSomeNames(p.dirty)).
 			WithHint("commit or stash them, or use --force to merge into them; nothing was applied")
 	}
 	if err := p.merge(ctx); err != nil {
@@ -106,8 +106,8 @@ func (a *App) printApplied(p *applyPlan, j api.Job) error {
 	})
 }
 
-// someNames joins the first names of a list.
-func someNames(names []string) string {
+// joinSomeNames joins the first names of a list.
+func joinSomeNames(names []string) string {
 	const most = 10
 	text := sanitize(strings.Join(names[:min(most, len(names))], ", "))
 	if n := len(names) - most; n > 0 {
@@ -164,7 +164,7 @@ func openWorkTree(ctx context.Context, path string) (*workTree, error) {
 	if err != nil {
 		return fail(err)
 	}
-	env, err := filtersOff(ctx, top)
+	env, err := disableFilters(ctx, top)
 	if err != nil {
 		return fail(err)
 	}

@@ -84,7 +84,7 @@ func moduleDiffs(j api.Job) (names []string) {
 
 func (a *App) noteModuleDiffs(j api.Job) {
 	if names := moduleDiffs(j); len(names) > 0 {
-		a.progressf("note: changes inside submodules are stored as artifacts: %s", someNames(names))
+		a.progressf("note: changes inside submodules are stored as artifacts: %s", joinSomeNames(names))
 	}
 }
 
@@ -133,7 +133,7 @@ func (a *App) diffJSON(ctx context.Context, ch changes, j api.Job, stat bool) er
 	if err != nil {
 		return err
 	}
-	counts := bounded.Head{Max: maxNames, Fail: errTooMuch}
+	counts := bounded.Head{Max: maxNames, Fail: errOutputTooLarge}
 	if err := ch.diff(ctx, &counts, "--numstat"); err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (a *App) diffJSON(ctx context.Context, ch changes, j api.Job, stat bool) er
 		}
 		files = append(files, f)
 	}
-	patch := bounded.Head{Max: maxJSONPatch, Fail: errTooMuch}
+	patch := bounded.Head{Max: maxJSONPatch, Fail: errOutputTooLarge}
 	if !stat {
 		if err := ch.diff(ctx, &patch, "--binary"); err != nil {
 			return err
@@ -181,7 +181,7 @@ type change struct {
 
 // list returns the files that differ, ordered by path.
 func (ch changes) list(ctx context.Context) ([]change, error) {
-	out := bounded.Head{Max: maxNames + maxChanges*100, Fail: errTooMuch}
+	out := bounded.Head{Max: maxNames + maxChanges*100, Fail: errOutputTooLarge}
 	if _, err := ch.git(ctx, gitInput{stdout: &out}, "diff-tree", "-r", "-z", "--raw", "--no-renames", "--full-index", ch.from, ch.to); err != nil {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -204,4 +204,4 @@ func (ch changes) list(ctx context.Context) ([]change, error) {
 	return list, nil
 }
 
-var errTooMuch = errors.New("the output of git is too large")
+var errOutputTooLarge = errors.New("the output of git is too large")

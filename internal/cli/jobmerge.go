@@ -149,7 +149,7 @@ func (p *applyPlan) conflict(list []conflict) error {
 	for _, c := range list {
 		names = append(names, c.path+" ("+c.why+")")
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "cannot apply the changes of %s; nothing was applied", someNames(names)).
+	return agentlab.Errorf(agentlab.CodeConflict, "cannot apply the changes of %s; nothing was applied", joinSomeNames(names)).
 		WithHint("resolve it with git: agentlab job fetch --with-changes %s, then git cherry-pick --no-commit refs/agentlab/%s-changes; or name the other files", p.job, p.job)
 }
 

@@ -174,7 +174,7 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 		a.progressf("%v\n  → %s", err, agentlab.HintOf(err))
 	})
 	if err != nil {
-		return a.leftRunning(ctx, j.ID, err)
+		return a.jobContinues(ctx, j.ID, err)
 	}
 	a.waitDestroyed(ctx, c, j)
 	if err := a.emit(j, func() error { a.summarise(j); return nil }); err != nil {
@@ -183,9 +183,9 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 	return jobStatusError(j)
 }
 
-// leftRunning returns the error of waiting for a job. After an interrupt, it
+// jobContinues returns the error of waiting for a job. After an interrupt, it
 // prints that the job continues.
-func (a *App) leftRunning(ctx context.Context, id string, err error) error {
+func (a *App) jobContinues(ctx context.Context, id string, err error) error {
 	if ctx.Err() == nil {
 		return err
 	}

@@ -17,7 +17,7 @@ func (a *App) listOrphans(ctx context.Context, c *client.Client) error {
 	return a.emit(list, func() error {
 		t := newTable(a.Stdout, "VMID", "UID", "NAME", "POWER", "REASON")
 		for _, o := range list.Items {
-			t.row(o.VMID, sanitize(o.UID), dash(sanitize(o.Name)), o.Power, dash(sanitize(o.Reason)))
+			t.row(o.VMID, sanitize(o.UID), orDash(sanitize(o.Name)), o.Power, orDash(sanitize(o.Reason)))
 		}
 		return t.flush()
 	})

@@ -96,10 +96,10 @@ func (a *App) printRules(indent string, allow, deny []api.PolicyRule) error {
 	}
 	t := newTable(a.Stdout, indent+"VERDICT", "RULE", "SOURCE")
 	for _, r := range deny {
-		t.row(indent+"deny", r.Rule, dash(r.Source))
+		t.row(indent+"deny", r.Rule, orDash(r.Source))
 	}
 	for _, r := range allow {
-		t.row(indent+"allow", r.Rule, dash(r.Source))
+		t.row(indent+"allow", r.Rule, orDash(r.Source))
 	}
 	return t.flush()
 }

@@ -45,7 +45,7 @@ func (a *App) profileTable(list api.List[api.Profile]) error {
 	t := newTable(a.Stdout, "NAME", "CORES", "MEMORY", "NETWORK", "TTL", "KEEPALIVE", "SOURCE", "PROBLEM")
 	for _, p := range list.Items {
 		t.row(p.Name, p.Cores, fmt.Sprintf("%d MiB", p.MemoryMB), p.Network,
-			shortDuration(time.Duration(p.TTLMinutes)*time.Minute), yesNo(p.Keepalive), p.Source, dash(p.Problem))
+			shortDuration(time.Duration(p.TTLMinutes)*time.Minute), yesNo(p.Keepalive), p.Source, orDash(p.Problem))
 	}
 	return t.flush()
 }

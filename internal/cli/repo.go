@@ -181,7 +181,7 @@ func packBundle(ctx context.Context, dir string, src localSource, progress io.Wr
 }
 
 func (a *App) warnUncommitted(ctx context.Context, path string) {
-	env, err := filtersOff(ctx, path)
+	env, err := disableFilters(ctx, path)
 	if err != nil {
 		return // without the note
 	}
@@ -192,10 +192,10 @@ func (a *App) warnUncommitted(ctx context.Context, path string) {
 	}
 }
 
-// filtersOff returns an environment that disables all configured filters: git
+// disableFilters returns an environment that disables all configured filters: git
 // would run their programs on changed files. It does not use -c, which cannot
 // set a filter whose name has an equals sign.
-func filtersOff(ctx context.Context, path string) ([]string, error) {
+func disableFilters(ctx context.Context, path string) ([]string, error) {
 	keys, err := git(ctx, path, "config", "--null", "--name-only", "--list")
 	if err != nil {
 		return nil, err

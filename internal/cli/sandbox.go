@@ -101,7 +101,7 @@ func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbo
 		}
 	})
 	if err != nil {
-		return a.leftRunning(ctx, sb.JobID, err)
+		return a.jobContinues(ctx, sb.JobID, err)
 	}
 	a.waitDestroyed(ctx, c, j)
 	if now, err := c.Sandbox(ctx, fmt.Sprint(sb.VMID)); err == nil {
@@ -172,7 +172,7 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 	if sb.Handle != "" && sb.Handle != strconv.Itoa(sb.VMID) {
 		t.row("VM:", sanitize(sb.Handle))
 	}
-	t.row("Address:", dash(sb.IP))
+	t.row("Address:", orDash(sb.IP))
 	t.row("Resources:", fmt.Sprintf("%d cores, %d MiB memory", sb.Cores, sb.MemoryMB))
 	t.row("Network:", sb.NetworkMode)
 	t.row("Lease ends in:", a.until(sb.LeaseExpiresAt))
@@ -198,7 +198,7 @@ func (a *App) sandboxListCmd() *cobra.Command {
 		return a.emit(list, func() error {
 			t := newTable(a.Stdout, "VMID", "NAME", "STATE", "PROFILE", "IP", "LEASE", "JOB", "AGE")
 			for _, sb := range list.Items {
-				t.row(sb.VMID, sb.Name, sb.State, sb.Profile, dash(sb.IP), a.until(sb.LeaseExpiresAt), dash(sb.JobID), a.age(sb.CreatedAt))
+				t.row(sb.VMID, sb.Name, sb.State, sb.Profile, orDash(sb.IP), a.until(sb.LeaseExpiresAt), orDash(sb.JobID), a.age(sb.CreatedAt))
 			}
 			return t.flush()
 		})

@@ -79,7 +79,7 @@ func (a *App) secretsListCmd() *cobra.Command {
 	return query(a, "list", "List the bundles and their keys, without values", exactArgs(), all((*client.Client).Secrets), func(all api.List[api.SecretBundle]) error {
 		t := newTable(a.Stdout, "BUNDLE", "FORMAT", "KEYS", "PROBLEM")
 		for _, b := range all.Items {
-			t.row(b.Name, b.Format, dash(strings.Join(b.Keys, " ")), dash(b.Problem))
+			t.row(b.Name, b.Format, orDash(strings.Join(b.Keys, " ")), orDash(b.Problem))
 		}
 		return t.flush()
 	})

@@ -129,7 +129,7 @@ func (a *App) printEvent(e api.Event) error {
 	if a.json {
 		return a.printJSONLine(e)
 	}
-	about := dash(e.JobID)
+	about := orDash(e.JobID)
 	if e.JobID == "" && e.SandboxVMID != 0 {
 		about = fmt.Sprint(e.SandboxVMID)
 	}

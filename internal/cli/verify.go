@@ -101,7 +101,7 @@ func (a *App) printVerify(r api.VerifyReport, all bool) error {
 		if c.Status != "pass" {
 			shows += ": " + c.Detail
 		}
-		t.row(c.Status, c.ID, dash(c.Rule), shows)
+		t.row(c.Status, c.ID, orDash(c.Rule), shows)
 	}
 	if rows > 0 {
 		if err := t.flush(); err != nil {

@@ -50,15 +50,15 @@ func (l *Listener) Accept() (net.Conn, error) {
 		}
 		from, _ := netip.ParseAddrPort(c.RemoteAddr().String()) // fails for a unix socket
 		host := Host(from.Addr())
-		if !l.take(host) {
+		if !l.acquire(host) {
 			_ = c.Close()
 			continue
 		}
-		return &conn{Conn: c, release: sync.OnceFunc(func() { l.give(host) })}, nil
+		return &conn{Conn: c, release: sync.OnceFunc(func() { l.release(host) })}, nil
 	}
 }
 
-func (l *Listener) take(host netip.Prefix) bool {
+func (l *Listener) acquire(host netip.Prefix) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.open >= l.most || l.byHost[host] >= l.mostOfHost {
@@ -69,7 +69,7 @@ func (l *Listener) take(host netip.Prefix) bool {
 	return true
 }
 
-func (l *Listener) give(host netip.Prefix) {
+func (l *Listener) release(host netip.Prefix) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open--

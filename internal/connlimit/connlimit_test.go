@@ -67,7 +67,7 @@ func TestConnectionsOfOneNetwork(t *testing.T) {
 		{"[2001:db8:1:3::1]:1", true}, {"192.0.2.1:1", true}, {"192.0.2.1:2", true}, {"[::ffff:192.0.2.1]:3", false},
 		{"192.0.2.2:1", true}, {"[fe80::1%eth0]:1", true}, {"[fe80::2%eth0]:1", true}, {"[fe80::3%eth0]:1", false},
 	} {
-		if got := l.take(Host(netip.MustParseAddrPort(test.from).Addr())); got != test.ok {
+		if got := l.acquire(Host(netip.MustParseAddrPort(test.from).Addr())); got != test.ok {
 			t.Errorf("%s: %v", test.from, got)
 		}
 	}

@@ -68,7 +68,7 @@ func (c *Client) SetIdentity(ctx context.Context, id guestapi.Identity) (guestap
 	var h guestapi.Health
 	err := c.call(ctx, identityTimeout, http.MethodPut, guestapi.PathIdentity, id, &h)
 	if err == nil && h.Identity != id.UID {
-		err = nonsense("it took the identity %q", agentlab.OneLine(h.Identity, maxMessage))
+		err = invalidReply("it took the identity %q", agentlab.OneLine(h.Identity, maxMessage))
 	}
 	return checkHealth(h, err)
 }
@@ -81,7 +81,7 @@ func (c *Client) SSHKey(ctx context.Context, req guestapi.SSHKeyRequest) (guesta
 	if err != nil {
 		return guestapi.SSHKeyResponse{}, err
 	}
-	if err := makesSense(guestcheck.SSHKey(resp)); err != nil {
+	if err := asInvalidReply(guestcheck.SSHKey(resp)); err != nil {
 		return guestapi.SSHKeyResponse{}, err
 	}
 	return resp, nil
@@ -119,16 +119,16 @@ func (c *Client) call(ctx context.Context, limit time.Duration, method, path str
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody+1))
 	switch {
 	case err != nil:
-		return broken(ctx, err)
+		return connectionError(ctx, err)
 	case len(body) > maxBody:
-		return nonsense("its answer is longer than %d bytes", maxBody)
+		return invalidReply("its answer is longer than %d bytes", maxBody)
 	case resp.StatusCode != http.StatusOK:
 		return guestError(resp.StatusCode, body)
 	case out == nil:
 		return nil
 	}
 	if guestcheck.Decode(body, out) != nil {
-		return nonsense("its answer is not the JSON that was asked for")
+		return invalidReply("its answer is not the JSON that was asked for")
 	}
 	return nil
 }
@@ -147,13 +147,13 @@ func (c *Client) upgrade(ctx context.Context, path string, in any) (net.Conn, er
 		defer stop()
 		body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
 		if err != nil {
-			return nil, broken(ctx, err)
+			return nil, connectionError(ctx, err)
 		}
 		return nil, guestError(resp.StatusCode, body)
 	}
 	if !strings.EqualFold(resp.Header.Get("Upgrade"), guestapi.StreamProtocol) {
 		_ = conn.Close()
-		return nil, nonsense("it switched to another protocol")
+		return nil, invalidReply("it switched to another protocol")
 	}
 	return stream.Unread(conn, rd), nil
 }
@@ -196,7 +196,7 @@ func (c *Client) request(ctx context.Context, method, path, upgrade string, in a
 	}
 	if err != nil {
 		_ = conn.Close()
-		return nil, nil, nil, broken(ctx, err)
+		return nil, nil, nil, connectionError(ctx, err)
 	}
 	limited.N = math.MaxInt64
 	return resp, conn, rd, nil
@@ -208,7 +208,7 @@ func deadlineOn(ctx context.Context, conn net.Conn) func() bool {
 	return context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 }
 
-func broken(ctx context.Context, err error) error {
+func connectionError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		code := agentlab.CodeTimeout
 		if errors.Is(cause, context.Canceled) {
@@ -223,7 +223,7 @@ func broken(ctx context.Context, err error) error {
 	return &agentlab.Error{Code: agentlab.CodeUnavailable, Message: "the guest's answer broke off: " + agentlab.OneLine(err.Error(), maxMessage)}
 }
 
-func nonsense(format string, args ...any) error {
+func invalidReply(format string, args ...any) error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "the guest's answer makes no sense: "+format, args...)
 }
 
@@ -236,7 +236,7 @@ var codes = []agentlab.Code{
 func guestError(status int, body []byte) error {
 	var e guestapi.ErrorBody
 	if guestcheck.Decode(body, &e) != nil || e.Message == "" {
-		return nonsense("status %d", status)
+		return invalidReply("status %d", status)
 	}
 	code := agentlab.Code(e.Code)
 	if !slices.Contains(codes, code) {
@@ -248,7 +248,7 @@ func guestError(status int, body []byte) error {
 // checkHealth rejects a response that agent-runner never sends.
 func checkHealth(h guestapi.Health, err error) (guestapi.Health, error) {
 	if err == nil {
-		err = makesSense(guestcheck.Health(h))
+		err = asInvalidReply(guestcheck.Health(h))
 	}
 	if err != nil {
 		return guestapi.Health{}, err
@@ -256,10 +256,10 @@ func checkHealth(h guestapi.Health, err error) (guestapi.Health, error) {
 	return h, nil
 }
 
-// makesSense converts the error of a rejected response.
-func makesSense(err error) error {
+// asInvalidReply converts the error of a rejected response.
+func asInvalidReply(err error) error {
 	if e, ok := errors.AsType[*agentlab.Error](err); ok {
-		return nonsense("%s", e.Message)
+		return invalidReply("%s", e.Message)
 	}
 	return err
 }

@@ -83,9 +83,9 @@ func (l *Log) Write(r agentlab.EgressRecord) {
 // Close closes the file.
 func (l *Log) Close() error { return l.log.Close() }
 
-// halves opens the halves of a log, the older first; either may be missing. It
+// openFiles opens the halves of a log, the older first; either may be missing. It
 // detects a rotation in between.
-func halves(path string) (files []*os.File, err error) {
+func openFiles(path string) (files []*os.File, err error) {
 	open := func(name string) (*os.File, error) {
 		f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW, 0)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -135,7 +135,7 @@ func closeAll(files ...*os.File) {
 // lastSeq returns the sequence number of the last record, and whether the log
 // ends with a complete line.
 func lastSeq(path string) (last int64, whole bool, err error) {
-	files, err := halves(path)
+	files, err := openFiles(path)
 	if err != nil {
 		return 0, false, err
 	}
@@ -210,7 +210,7 @@ func Read(ctx context.Context, path string, after int64, limit int) ([]agentlab.
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d is not above 0", limit).WithField("limit")
 	}
 	limit = min(limit, MaxRecords)
-	files, err := halves(path)
+	files, err := openFiles(path)
 	if err != nil {
 		return nil, unreadable(err)
 	}

@@ -176,23 +176,23 @@ func (c *Collector) Pass(ctx context.Context) (Deleted, error) {
 		errs = append(errs, part(ctx, now, &d))
 	}
 	if d != (Deleted{}) {
-		errs = append(errs, c.tell(context.WithoutCancel(ctx), d))
+		errs = append(errs, c.emitEvent(context.WithoutCancel(ctx), d))
 	}
 	return d, errors.Join(append(errs, ctx.Err())...)
 }
 
-// ended is the data of a final job for a pass.
-type ended struct {
+// endedJob is the data of a final job for a pass.
+type endedJob struct {
 	id, profile string
 	at          time.Time
 }
 
 const page = 200
 
-// final lists the jobs that have ended. All are listed before any is deleted,
+// endedJobs lists the jobs that have ended. All are listed before any is deleted,
 // because a page begins after a job that must exist.
-func (c *Collector) final(ctx context.Context) ([]ended, error) {
-	var out []ended
+func (c *Collector) endedJobs(ctx context.Context) ([]endedJob, error) {
+	var out []endedJob
 	f := agentlab.JobFilter{Limit: page, Statuses: []agentlab.JobStatus{
 		agentlab.JobCompleted, agentlab.JobFailed, agentlab.JobTimeout, agentlab.JobCancelled,
 	}}
@@ -202,7 +202,7 @@ func (c *Collector) final(ctx context.Context) ([]ended, error) {
 			return nil, err
 		}
 		for _, j := range jobs {
-			out = append(out, ended{j.ID, j.Profile, j.FinishedAt})
+			out = append(out, endedJob{j.ID, j.Profile, j.FinishedAt})
 		}
 		if len(jobs) < page {
 			return out, nil
@@ -213,7 +213,7 @@ func (c *Collector) final(ctx context.Context) ([]ended, error) {
 
 // jobs deletes artifacts and logs, and later the job itself.
 func (c *Collector) jobs(ctx context.Context, now time.Time, d *Deleted) error {
-	jobs, err := c.final(ctx)
+	jobs, err := c.endedJobs(ctx)
 	if err != nil {
 		return err
 	}
@@ -328,8 +328,8 @@ func (c *Collector) egress(ctx context.Context, now time.Time, d *Deleted) (err 
 	return err
 }
 
-// tell writes an event with the result of a pass.
-func (c *Collector) tell(ctx context.Context, d Deleted) error {
+// emitEvent writes an event with the result of a pass.
+func (c *Collector) emitEvent(ctx context.Context, d Deleted) error {
 	var data map[string]any
 	text, err := json.Marshal(d)
 	if err == nil {

@@ -34,7 +34,7 @@ func ServeAgent(ctx context.Context, in io.Reader, out io.Writer, cfg Config) er
 	defer stop()
 	// One agent at a time: an old agent that still changes the rules would
 	// revert changes of the new one.
-	unlock, err := alone(ctx, cfg.Dir)
+	unlock, err := lockAgent(ctx, cfg.Dir)
 	if err != nil {
 		return err
 	}
@@ -56,16 +56,16 @@ func ServeAgent(ctx context.Context, in io.Reader, out io.Writer, cfg Config) er
 	}
 }
 
-// patience is how long an agent waits for the previous one, which notices
+// agentLockTimeout is how long an agent waits for the previous one, which notices
 // within this time that its controller is gone.
-const patience = 30 * time.Second
+const agentLockTimeout = 30 * time.Second
 
-// alone waits until no other agent works on this machine.
-func alone(ctx context.Context, dir string) (unlock func(), err error) {
+// lockAgent waits until no other agent works on this machine.
+func lockAgent(ctx context.Context, dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, agentLockTimeout)
 	defer cancel()
 	l, err := lock.Acquire(ctx, filepath.Join(dir, "lock"))
 	if err != nil {

@@ -126,7 +126,7 @@ func TestDHCPForAnother(t *testing.T) {
 		go func() {
 			defer close(ended)
 			defer conn.Close() //nolint:errcheck // a test's
-			for n := 0; !closed(stop); n++ {
+			for n := 0; !isClosed(stop); n++ {
 				if _, err := conn.WriteTo(q.ToBytes(), &net.UDPAddr{IP: net.IPv4bcast, Port: 67}); err != nil {
 					t.Error(err)
 					return

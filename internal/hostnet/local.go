@@ -69,7 +69,7 @@ type Local struct {
 	listeners map[ID]*listener
 	service   service
 
-	verifying verifying
+	verifying verification
 }
 
 // guest is a sandbox on the bridge.
@@ -109,7 +109,7 @@ func (l *Local) open(ctx context.Context) (*nft.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := nft.New(ctx, nft.Options{Config: c, Dialer: l.cfg.Dialer, Resolver: l.cfg.Resolver, Audit: l.record, Answered: l.answered, Logger: l.log})
+	m, err := nft.New(ctx, nft.Options{Config: c, Dialer: l.cfg.Dialer, Resolver: l.cfg.Resolver, Audit: l.record, Answered: l.recordAnswer, Logger: l.log})
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +159,7 @@ func (l *Local) Put(ctx context.Context, g Guest) error {
 	err = l.put(ctx, m, g)
 	if err != nil {
 		// The cleanup does not depend on the request.
-		err = errors.Join(err, l.takeOff(context.WithoutCancel(ctx), m, g.ID.VMID))
+		err = errors.Join(err, l.remove(context.WithoutCancel(ctx), m, g.ID.VMID))
 	}
 	return err
 }
@@ -173,11 +173,11 @@ func (l *Local) put(ctx context.Context, m *nft.Manager, g Guest) error {
 	old := l.guests[g.ID.VMID]
 	l.mu.Unlock()
 	if old != nil && old.ID != g.ID { // it is gone without a Drop, and another sandbox has its number
-		if err := l.takeOff(ctx, m, g.ID.VMID); err != nil {
+		if err := l.remove(ctx, m, g.ID.VMID); err != nil {
 			return err
 		}
 	}
-	if err := l.admit(g); err != nil {
+	if err := l.add(g); err != nil {
 		return err
 	}
 	if err := m.Set(ctx, s); err != nil {
@@ -208,8 +208,8 @@ func toSandbox(g Guest) (nft.Sandbox, error) {
 	return nft.Sandbox{VMID: g.ID.VMID, MAC: g.MAC, Port: g.Port, IPv4: g.IPv4, IPv6: g.IPv6, DHCP: g.DHCP, Policy: p}, nil
 }
 
-// admit stores a guest and opens its log.
-func (l *Local) admit(g Guest) error {
+// add stores a guest and opens its log.
+func (l *Local) add(g Guest) error {
 	if err := validID(g.ID); err != nil {
 		return err
 	}
@@ -235,8 +235,8 @@ func (l *Local) admit(g Guest) error {
 	return nil
 }
 
-// takeOff removes a guest from the network. Its log is kept.
-func (l *Local) takeOff(ctx context.Context, m *nft.Manager, vmid int) error {
+// remove removes a guest from the network. Its log is kept.
+func (l *Local) remove(ctx context.Context, m *nft.Manager, vmid int) error {
 	err := m.Forget(ctx, vmid) // also flushes the rest of the log
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -262,26 +262,26 @@ func (l *Local) Restore(ctx context.Context, guests []Guest) error {
 	if err := m.BridgeUp(); err != nil {
 		return err
 	}
-	list := l.admitAll(guests)
+	list := l.replaceGuests(guests)
 	if err := m.Restore(ctx, list); err != nil {
 		return err
 	}
-	l.forgetAllBut(list)
+	l.removeOthers(list)
 	l.serve(m)
 	l.sweep(guests)
 	return l.ensure(ctx, m)
 }
 
-// admitAll replaces the guests by those of the list that can be added.
-func (l *Local) admitAll(guests []Guest) (list []nft.Sandbox) {
+// replaceGuests replaces the guests by those of the list that can be added.
+func (l *Local) replaceGuests(guests []Guest) (list []nft.Sandbox) {
 	for _, g := range guests {
 		s, err := toSandbox(g)
 		if err == nil {
-			err = l.checkAmong(s, list)
+			err = l.checkWith(s, list)
 		}
 		if err == nil {
-			err = l.admit(g)
-			s.Answers = l.answersBefore(g.ID)
+			err = l.add(g)
+			s.Answers = l.readAnswers(g.ID)
 		}
 		if err != nil {
 			l.log.Error("a sandbox is left without a network", "vmid", g.ID.VMID, "err", err)
@@ -292,8 +292,8 @@ func (l *Local) admitAll(guests []Guest) (list []nft.Sandbox) {
 	return list
 }
 
-// forgetAllBut removes all guests that are not in the list.
-func (l *Local) forgetAllBut(list []nft.Sandbox) {
+// removeOthers removes all guests that are not in the list.
+func (l *Local) removeOthers(list []nft.Sandbox) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.restored = true
@@ -305,7 +305,7 @@ func (l *Local) forgetAllBut(list []nft.Sandbox) {
 	}
 }
 
-func (l *Local) checkAmong(s nft.Sandbox, list []nft.Sandbox) error {
+func (l *Local) checkWith(s nft.Sandbox, list []nft.Sandbox) error {
 	for _, o := range list {
 		if o.VMID == s.VMID {
 			return agentlab.Errorf(agentlab.CodeInvalid, "its number is used twice")
@@ -333,7 +333,7 @@ func (l *Local) Drop(ctx context.Context, id ID) error {
 		_ = ln.Close()
 	}
 	if ours {
-		if err := l.takeOff(ctx, m, id.VMID); err != nil {
+		if err := l.remove(ctx, m, id.VMID); err != nil {
 			return err
 		}
 	}
@@ -350,13 +350,13 @@ func (l *Local) Lease(ctx context.Context, mac net.HardwareAddr) (netip.Addr, er
 	return m.Lease(mac), nil
 }
 
-// verifying shares one read of the kernel's rules between all waiting callers.
-type verifying struct {
+// verification shares one read of the kernel's rules between all waiting callers.
+type verification struct {
 	mu            sync.Mutex
-	current, next *reading
+	current, next *verificationRun
 }
 
-type reading struct {
+type verificationRun struct {
 	done chan struct{}
 	err  error
 }
@@ -370,7 +370,7 @@ func (l *Local) verify(ctx context.Context, m *nft.Manager) error {
 	v.mu.Lock()
 	r := v.next
 	if r == nil {
-		r = &reading{done: make(chan struct{})}
+		r = &verificationRun{done: make(chan struct{})}
 		v.next = r
 		before := v.current
 		go func() {

@@ -68,7 +68,7 @@ func (l *Local) Remove(ctx context.Context) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	l.rest()
+	l.stopServing()
 	if err := m.Remove(ctx); err != nil {
 		return Status{}, err
 	}

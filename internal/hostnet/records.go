@@ -56,8 +56,8 @@ func (l *Local) openNames(id ID) (*bounded.Log, error) {
 	return names, nil
 }
 
-// answered stores an answer to a guest's DNS question.
-func (l *Local) answered(vmid int, t nft.Answer) {
+// recordAnswer stores an answer to a guest's DNS question.
+func (l *Local) recordAnswer(vmid int, t nft.Answer) {
 	l.mu.Lock()
 	g := l.guests[vmid]
 	l.mu.Unlock()
@@ -67,10 +67,10 @@ func (l *Local) answered(vmid int, t nft.Answer) {
 	}
 }
 
-// answersBefore reads the answers that a guest got from earlier processes, the
+// readAnswers reads the answers that a guest got from earlier processes, the
 // earlier first. Answers that cannot be read are ignored: the guest has to ask
 // again.
-func (l *Local) answersBefore(id ID) (out []nft.Answer) {
+func (l *Local) readAnswers(id ID) (out []nft.Answer) {
 	for _, path := range []string{l.namesPath(id) + bounded.OldSuffix, l.namesPath(id)} {
 		text, err := os.ReadFile(path)
 		if err != nil {

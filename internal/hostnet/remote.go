@@ -75,7 +75,7 @@ func (r *Remote) Close() error {
 }
 
 // connectTimeout limits connecting; the agent may wait for an older agent.
-const connectTimeout = patience + 15*time.Second
+const connectTimeout = agentLockTimeout + 15*time.Second
 
 // session returns the session with the agent, and connects if there is none.
 func (r *Remote) session() (*yamux.Session, error) {
@@ -104,27 +104,27 @@ func (r *Remote) session() (*yamux.Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.introduce(ctx, mux); err != nil {
+	if err := r.handshake(ctx, mux); err != nil {
 		_ = mux.Close()
 		return nil, err
 	}
 	r.mu.Lock()
 	r.mux = mux
 	r.mu.Unlock()
-	r.wg.Go(func() { r.keep(mux) })
+	r.wg.Go(func() { r.acceptGuests(mux) })
 	return mux, nil
 }
 
-// agentEnds is how long an agent, and processes with its streams open, may
+// agentStopTimeout is how long an agent, and processes with its streams open, may
 // take to end.
-const agentEnds = 5 * time.Second
+const agentStopTimeout = 5 * time.Second
 
 // connect starts the agent. The agent's standard error is logged when it ends.
 func (r *Remote) connect() (*yamux.Session, error) {
 	cmd := exec.CommandContext(r.ctx, r.cfg.Command[0], r.cfg.Command[1:]...) //nolint:gosec // of the configuration
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	// A child process of it may keep its standard error open forever.
-	cmd.WaitDelay = agentEnds
+	cmd.WaitDelay = agentStopTimeout
 	end := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.Cancel = end
 	words := bounded.Tail{Max: agentlab.MaxReasonBytes}
@@ -138,7 +138,7 @@ func (r *Remote) connect() (*yamux.Session, error) {
 		return nil, err
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, r.away(err.Error())
+		return nil, r.unreachable(err.Error())
 	}
 	mux, err := yamux.Client(rw{out, in, func() error { return in.Close() }}, muxConfig())
 	if err != nil {
@@ -148,7 +148,7 @@ func (r *Remote) connect() (*yamux.Session, error) {
 	}
 	r.wg.Go(func() {
 		<-mux.CloseChan()
-		t := time.AfterFunc(agentEnds, func() { _ = end() })
+		t := time.AfterFunc(agentStopTimeout, func() { _ = end() })
 		err := cmd.Wait()
 		t.Stop()
 		if err != nil && r.ctx.Err() == nil {
@@ -159,14 +159,14 @@ func (r *Remote) connect() (*yamux.Session, error) {
 	return mux, nil
 }
 
-func (r *Remote) away(why string) error {
+func (r *Remote) unreachable(why string) error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "the network of the other node is not reachable: %s", why).
 		WithHint("this must work without a password: %s", strings.Join(r.cfg.Command, " "))
 }
 
-// introduce sends the hello call to a new agent, and the guests on the bridge
+// handshake sends the hello call to a new agent, and the guests on the bridge
 // if they are known.
-func (r *Remote) introduce(ctx context.Context, mux *yamux.Session) error {
+func (r *Remote) handshake(ctx context.Context, mux *yamux.Session) error {
 	network, err := r.cfg.Network()
 	if err != nil {
 		return err
@@ -198,9 +198,9 @@ func (r *Remote) introduce(ctx context.Context, mux *yamux.Session) error {
 	return nil
 }
 
-// keep accepts guests' connections, and reconnects when the session ends.
-func (r *Remote) keep(mux *yamux.Session) {
-	taking := make(chan struct{}, maxTaking)
+// acceptGuests accepts guests' connections, and reconnects when the session ends.
+func (r *Remote) acceptGuests(mux *yamux.Session) {
+	taking := make(chan struct{}, maxPendingConns)
 	for {
 		stream, err := mux.AcceptStream()
 		if err != nil {
@@ -210,7 +210,7 @@ func (r *Remote) keep(mux *yamux.Session) {
 		case taking <- struct{}{}:
 			r.wg.Go(func() {
 				defer func() { <-taking }()
-				r.take(stream)
+				r.dispatch(stream)
 			})
 		default: // that many silent streams are not from guests
 			_ = stream.Close()
@@ -230,12 +230,12 @@ func (r *Remote) keep(mux *yamux.Session) {
 	}
 }
 
-// maxTaking limits the connections for which the agent has not sent the guest
+// maxPendingConns limits the connections for which the agent has not sent the guest
 // yet, which it normally sends at once.
-const maxTaking = 256
+const maxPendingConns = 256
 
-// take passes a guest's connection to its listener.
-func (r *Remote) take(stream net.Conn) {
+// dispatch passes a guest's connection to its listener.
+func (r *Remote) dispatch(stream net.Conn) {
 	var c call
 	_ = stream.SetReadDeadline(time.Now().Add(connectTimeout))
 	if err := readFrameOf(stream, &c, maxGuestFrame); err != nil || c.Op != opGuest {
@@ -268,7 +268,7 @@ func (r *Remote) open(ctx context.Context, mux *yamux.Session, c call) (net.Conn
 	}
 	stream, err := mux.OpenStream()
 	if err != nil {
-		return nil, a, r.away(err.Error())
+		return nil, a, r.unreachable(err.Error())
 	}
 	stop := context.AfterFunc(ctx, func() { _ = stream.SetDeadline(time.Unix(1, 0)) })
 	defer stop()

@@ -96,7 +96,7 @@ func TestAgentLeavesSomebodyBehind(t *testing.T) {
 	select {
 	case err := <-ended:
 		must(t, err)
-	case <-time.After(4 * agentEnds):
+	case <-time.After(4 * agentStopTimeout):
 		t.Fatal("the end waits for a program that the agent left behind")
 	}
 }

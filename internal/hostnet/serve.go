@@ -26,7 +26,7 @@ type service struct {
 // another program may be free later.
 const retryServing = 5 * time.Second
 
-// serve starts serving, unless it already runs, until rest.
+// serve starts serving, unless it already runs, until stopServing.
 func (l *Local) serve(m *nft.Manager) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -62,8 +62,8 @@ func (l *Local) keepServing(ctx context.Context, run func(context.Context) error
 	}
 }
 
-// rest stops serving and waits for its end.
-func (l *Local) rest() {
+// stopServing stops serving and waits for its end.
+func (l *Local) stopServing() {
 	l.mu.Lock()
 	s := l.service
 	l.service.cancel = nil
@@ -91,14 +91,14 @@ func (l *Local) serveOnce(ctx context.Context, m *nft.Manager) error {
 			}
 		})
 	}
-	l.setUp(true)
-	defer l.setUp(false)
+	l.setServing(true)
+	defer l.setServing(false)
 	err = m.Run(ctx)
 	cancel(err)
 	return context.Cause(ctx)
 }
 
-func (l *Local) setUp(up bool) {
+func (l *Local) setServing(up bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if up {
@@ -114,10 +114,10 @@ func (l *Local) serving() bool {
 	l.mu.Lock()
 	m, up, goes := l.manager, l.service.up, l.service.cancel != nil
 	l.mu.Unlock()
-	return goes && closed(up) && closed(m.Served())
+	return goes && isClosed(up) && isClosed(m.Served())
 }
 
-func closed(c <-chan struct{}) bool {
+func isClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:
 		return true
@@ -250,7 +250,7 @@ func (l *listener) offer(c net.Conn) bool {
 	default:
 		return false
 	}
-	if closed(l.done) { // it was closed in the meantime, so the connection would not be accepted
+	if isClosed(l.done) { // it was closed in the meantime, so the connection would not be accepted
 		l.drain()
 	}
 	return true
@@ -356,13 +356,13 @@ func (l *Local) Run(ctx context.Context, mayLook bool) error {
 		}
 	}
 	<-ctx.Done()
-	l.rest()
+	l.stopServing()
 	return nil
 }
 
 // Close stops serving guests in this process. The rules stay in force.
 func (l *Local) Close() error {
-	l.rest()
+	l.stopServing()
 	l.mu.Lock()
 	m, guests := l.manager, l.guests
 	l.guests = map[int]*guest{}

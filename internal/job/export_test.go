@@ -33,7 +33,7 @@ func CheckVerdict(t *testing.T, r guestapi.Report) {
 		if r.Status == "RUNNING" {
 			continue
 		}
-		status, reason := s.verdict(j, r)
+		status, reason := s.finalStatus(j, r)
 		switch {
 		case !status.Final():
 			t.Fatalf("a final report makes it %s", status)

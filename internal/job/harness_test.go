@@ -79,9 +79,9 @@ type slowVault struct {
 	w *world
 }
 
-func (v slowVault) Kept(id string) ([]string, bool, error) {
+func (v slowVault) Delivered(id string) ([]string, bool, error) {
 	v.w.kept.Add(1)
-	values, ok, err := v.Vault.Kept(id)
+	values, ok, err := v.Vault.Delivered(id)
 	if hook := v.w.afterKept.Swap(nil); hook != nil {
 		(*hook)()
 	}

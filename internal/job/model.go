@@ -213,7 +213,7 @@ func (s *Service) preflight(ctx context.Context, j agentlab.Job, prof agentlab.P
 			WithHint("set it again: %s", setSecret(prof, bad))
 	}
 	if n.known && !n.found {
-		return noKey(j, prof, n.keys)
+		return missingKeyError(j, prof, n.keys)
 	}
 	if n.loopbackHost != "" && len(n.hosts) == 0 {
 		return loopbackModelError(j, prof, n.loopbackHost)
@@ -236,7 +236,7 @@ func setSecret(prof agentlab.Profile, name string) string {
 	return "agentlab secrets set " + bundle + "env." + name
 }
 
-func noKey(j agentlab.Job, prof agentlab.Profile, keys []string) error {
+func missingKeyError(j agentlab.Job, prof agentlab.Profile, keys []string) error {
 	if prof.SecretsBundle == "" {
 		return preflightError(prof, "agent "+j.Agent+" has no key for its model: the profile names no secrets bundle").
 			WithHint("add secrets_bundle to the profile, or choose another with --profile%s", anywayHint)

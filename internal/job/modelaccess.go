@@ -31,8 +31,8 @@ func (d modelDenials) String() string {
 	return fmt.Sprintf("its model host %s is denied by the network policy (rule %s)", d.host, d.rule)
 }
 
-// recalled is how many records the first read for a job returns.
-const recalled = 1000
+// maxFirstRead is how many records the first read for a job returns.
+const maxFirstRead = 1000
 
 // readDenials counts the egress records of a job since the last call, and
 // returns the sum. With fresh, it waits a short time for records that are not
@@ -46,7 +46,7 @@ func (s *Service) readDenials(ctx context.Context, j agentlab.Job, fresh bool) m
 	f := agentlab.EgressFilter{JobID: j.ID, AfterID: s.track(j.ID).denials.id}
 	s.mu.Unlock()
 	if fresh || f.AfterID == 0 {
-		f.Tail, f.Limit = true, recalled
+		f.Tail, f.Limit = true, maxFirstRead
 	}
 	list, err := s.cfg.Egress.List(ctx, f)
 	if err != nil && ctx.Err() == nil {

@@ -72,7 +72,7 @@ func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report)
 		return j, s.noteProgress(ctx, j, r) // a heartbeat
 	}
 	trouble := ""
-	if failing(r) {
+	if isFailure(r) {
 		if d := s.readDenials(ctx, j, true); d.count > 0 {
 			trouble = d.String()
 		}
@@ -93,7 +93,7 @@ func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report)
 		if r.Status == string(agentlab.JobRunning) {
 			return evs, nil
 		}
-		status, reason := s.verdict(*j, r)
+		status, reason := s.finalStatus(*j, r)
 		if trouble != "" && reason != j.Reason {
 			reason += "; " + trouble
 		}
@@ -105,9 +105,9 @@ func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report)
 	})
 }
 
-// failing reports whether a report ends its job with a status other than
+// isFailure reports whether a report ends its job with a status other than
 // COMPLETED.
-func failing(r guestapi.Report) bool {
+func isFailure(r guestapi.Report) bool {
 	status := agentlab.JobStatus(r.Status)
 	return status.Final() && (status != agentlab.JobCompleted || r.ExitCode != nil && *r.ExitCode != 0)
 }
@@ -121,13 +121,13 @@ func phaseAfter(a, b string) bool {
 // it reports that the job's time is over. It is less for a short job.
 func deadlineSlack(j agentlab.Job) time.Duration { return min(time.Minute, j.TTL/10) }
 
-// verdict returns the final status of a job and its reason from its runner's
+// finalStatus returns the final status of a job and its reason from its runner's
 // final report. A failure stays a failure. A guest cannot report success for
 // an agent that failed. It can report that its agent was stopped only if a
 // stop was requested or the job's time is over; the status is then that of the
 // request.
-func (s *Service) verdict(j agentlab.Job, r guestapi.Report) (status agentlab.JobStatus, reason string) {
-	if j.StopRequested == string(agentlab.JobFailed) && failing(r) {
+func (s *Service) finalStatus(j agentlab.Job, r guestapi.Report) (status agentlab.JobStatus, reason string) {
+	if j.StopRequested == string(agentlab.JobFailed) && isFailure(r) {
 		return agentlab.JobFailed, j.Reason
 	}
 	status, reason = agentlab.JobStatus(r.Status), r.Message

@@ -12,8 +12,8 @@ import (
 
 // Maximum times between two steps.
 const (
-	roomPause = 10 * time.Second // when a limit on sandboxes is reached
-	longest   = 10 * time.Minute // in every case, because a clock may be set or the host suspended
+	roomPause   = 10 * time.Second // when a limit on sandboxes is reached
+	maxDuration = 10 * time.Minute // in every case, because a clock may be set or the host suspended
 )
 
 // step brings one job closer to its end.
@@ -38,7 +38,7 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	if status, why := s.lost(j, sb); status != "" {
+	if status, why := s.sandboxLoss(j, sb); status != "" {
 		return 0, s.finish(ctx, j.ID, status, why)
 	}
 	if j.Status == agentlab.JobQueued {
@@ -47,9 +47,9 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 	return s.running(ctx, j, sb)
 }
 
-// lost returns the final status and the reason of a job whose sandbox has
+// sandboxLoss returns the final status and the reason of a job whose sandbox has
 // ended; "" when it has not.
-func (s *Service) lost(j agentlab.Job, sb agentlab.Sandbox) (status agentlab.JobStatus, why string) {
+func (s *Service) sandboxLoss(j agentlab.Job, sb agentlab.Sandbox) (status agentlab.JobStatus, why string) {
 	if j.Status == agentlab.JobQueued && sb.State == agentlab.SandboxStopped && sb.Desired == agentlab.DesiredRunning {
 		return "", "" // it is started again and its job has not begun
 	}
@@ -146,14 +146,14 @@ func (s *Service) queued(ctx context.Context, j agentlab.Job, sb agentlab.Sandbo
 		return 0, err
 	}
 	if sb.State != agentlab.SandboxReady || sb.BootedAt.IsZero() {
-		return longest, nil // its next change wakes the loop
+		return maxDuration, nil // its next change wakes the loop
 	}
 	left := sb.BootedAt.Add(s.lim.StartTimeout).Sub(s.clock())
 	if left <= 0 {
 		why := orText(s.cfg.Bootstrap.Trouble(sb.UID), "its runner did not ask for the job within "+s.lim.StartTimeout.String())
 		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, why)
 	}
-	return min(left, longest), nil
+	return min(left, maxDuration), nil
 }
 
 // running drives a job whose runner has started.
@@ -165,7 +165,7 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	}
 	s.noteActive()
 	now := s.clock()
-	again := longest
+	again := maxDuration
 	paused := s.cfg.Sandboxes.Paused()[sb.VMID] != ""
 	s.mu.Lock()
 	l := s.track(j.ID)

@@ -164,7 +164,7 @@ func (h *HostLink) drop(sess *session) {
 	h.notify()
 	h.mu.Unlock()
 	old.end() // first, so that no data of it follows the next SYNC
-	h.poke()
+	h.wake()
 }
 
 func (h *HostLink) notify() {
@@ -172,7 +172,7 @@ func (h *HostLink) notify() {
 	h.changed = make(chan struct{})
 }
 
-func (h *HostLink) poke() {
+func (h *HostLink) wake() {
 	select {
 	case h.kick <- struct{}{}:
 	default:

@@ -92,8 +92,8 @@ func (c *streamConn) isKilled() bool {
 	return c.killed
 }
 
-// over replaces the error of a call that the end of the session interrupted.
-func (c *streamConn) over(err error) error {
+// sessionError replaces the error of a call that the end of the session interrupted.
+func (c *streamConn) sessionError(err error) error {
 	if err != nil && (c.isKilled() || c.sess.mux.IsClosed()) {
 		return errSessionGone
 	}
@@ -105,7 +105,7 @@ func (c *streamConn) Read(p []byte) (int, error) {
 		return 0, errSessionGone
 	}
 	n, err := c.Stream.Read(p)
-	return n, c.over(err)
+	return n, c.sessionError(err)
 }
 
 func (c *streamConn) Write(p []byte) (int, error) {
@@ -113,7 +113,7 @@ func (c *streamConn) Write(p []byte) (int, error) {
 		return 0, errSessionGone
 	}
 	n, err := c.Stream.Write(p)
-	return n, c.over(err)
+	return n, c.sessionError(err)
 }
 
 func (c *streamConn) Close() error {

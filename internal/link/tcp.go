@@ -59,7 +59,7 @@ func DialTLS(ctx context.Context, raw net.Conn, key ed25519.PrivateKey) (net.Con
 		err = context.Cause(ctx)
 	}
 	if err == nil && first[0] == accepted && c.ConnectionState().NegotiatedProtocol == controlProtocol {
-		return plain{c}, nil
+		return opaqueConn{c}, nil
 	}
 	_ = raw.Close()
 	return nil, dialError(err)
@@ -157,7 +157,7 @@ func (s *tlsListener) acceptLoop() {
 		raw, err := s.Listener.Accept()
 		if err != nil {
 			<-s.slots
-			if passing(err) {
+			if isTemporary(err) {
 				select { // lack of file descriptors or memory, which may be temporary
 				case <-time.After(100 * time.Millisecond):
 					continue
@@ -171,8 +171,8 @@ func (s *tlsListener) acceptLoop() {
 	}
 }
 
-// passing reports whether a failure of accept(2) is temporary.
-func passing(err error) bool {
+// isTemporary reports whether a failure of accept(2) is temporary.
+func isTemporary(err error) bool {
 	ne, ok := errors.AsType[interface {
 		error
 		Temporary() bool
@@ -196,15 +196,15 @@ func (s *tlsListener) handshake(raw net.Conn) {
 		return
 	}
 	select {
-	case s.conns <- plain{c}:
+	case s.conns <- opaqueConn{c}:
 	case <-s.ctx.Done():
 		_ = raw.Close()
 	}
 }
 
-// plain hides that a stream is TLS: otherwise net/http would select its server
+// opaqueConn hides that a stream is TLS: otherwise net/http would select its server
 // by the negotiated protocol, which it does not support.
-type plain struct{ *tls.Conn }
+type opaqueConn struct{ *tls.Conn }
 
 // certificate returns a self-signed certificate for key. Its names and dates
 // have no meaning, because guests' clocks may be wrong.

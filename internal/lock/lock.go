@@ -40,7 +40,7 @@ func Try(path string) (*Lock, error) {
 	}
 	ok, err := TryFile(f)
 	if ok {
-		note(f, os.Getpid())
+		writePID(f, os.Getpid())
 		return &Lock{f}, nil
 	}
 	defer func() { _ = f.Close() }()
@@ -102,7 +102,7 @@ func (l *Lock) Unlock() error {
 	}
 	f := l.f
 	l.f = nil
-	err := f.Truncate(0) // while still locked, so that it does not delete the next holder's note
+	err := f.Truncate(0) // while still locked, so that it does not delete the next holder's PID
 	return errors.Join(err, f.Close())
 }
 
@@ -114,17 +114,17 @@ func Holder(path string) int {
 		return 0
 	}
 	defer func() { _ = f.Close() }()
-	return readNote(f)
+	return readPID(f)
 }
 
-// note ignores errors: the lock also works without it, for example on a full
+// writePID ignores errors: the lock also works without it, for example on a full
 // disk.
-func note(f *os.File, pid int) {
+func writePID(f *os.File, pid int) {
 	_ = f.Truncate(0)
 	_, _ = f.WriteAt([]byte(strconv.Itoa(pid)+"\n"), 0)
 }
 
-func readNote(f *os.File) int {
+func readPID(f *os.File) int {
 	buf := make([]byte, 32)
 	n, _ := f.ReadAt(buf, 0)
 	pid, err := strconv.Atoi(strings.TrimSpace(string(buf[:n])))
@@ -135,7 +135,7 @@ func readNote(f *os.File) int {
 }
 
 func holder(f *os.File) string {
-	if pid := readNote(f); pid > 0 {
+	if pid := readPID(f); pid > 0 {
 		return fmt.Sprintf("process %d", pid)
 	}
 	return "another process"

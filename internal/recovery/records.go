@@ -77,12 +77,12 @@ func recordOf(name string) (jobID string, ok bool) {
 // recorded lists the jobs that have a record, with the time of its file. The
 // record itself may be damaged, or renamed by a repair that was killed before
 // it added the job. A job with both files is listed twice.
-func recorded(dir string) ([]artifact.Found, error) {
+func recorded(dir string) ([]artifact.RecoveredJob, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fsfault.At(dir, err)
 	}
-	var out []artifact.Found
+	var out []artifact.RecoveredJob
 	for _, e := range entries {
 		id, ok := recordOf(e.Name())
 		if !ok {
@@ -93,7 +93,7 @@ func recorded(dir string) ([]artifact.Found, error) {
 			return nil, fsfault.At(filepath.Join(dir, e.Name()), err)
 		}
 		at := st.ModTime().UTC()
-		out = append(out, artifact.Found{JobID: id, Oldest: at, Newest: at})
+		out = append(out, artifact.RecoveredJob{JobID: id, Oldest: at, Newest: at})
 	}
 	return out, nil
 }

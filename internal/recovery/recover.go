@@ -92,7 +92,7 @@ func recoverJobs(ctx context.Context, st *store.Store, files *artifact.Service, 
 				out.vmids = append(out.vmids, j.SandboxVMID)
 			}
 		}
-		if !slices.ContainsFunc(found, func(f artifact.Found) bool { return f.JobID == r.JobID }) {
+		if !slices.ContainsFunc(found, func(f artifact.RecoveredJob) bool { return f.JobID == r.JobID }) {
 			found = append(found, r)
 		}
 	}
@@ -112,7 +112,7 @@ func recoverJobs(ctx context.Context, st *store.Store, files *artifact.Service, 
 // addJob adds or completes the row of a job. A record that the store rejects is
 // renamed, and its job gets the row of a job without a record if it has none,
 // so that its files can be accessed.
-func addJob(ctx context.Context, st *store.Store, f artifact.Found, recordsDir string, out *report) error {
+func addJob(ctx context.Context, st *store.Store, f artifact.RecoveredJob, recordsDir string, out *report) error {
 	row, err := st.Job(ctx, f.JobID)
 	switch agentlab.CodeOf(err) {
 	case "":
@@ -167,7 +167,7 @@ func (r *report) wasPutAside(recordsDir, jobID string) bool {
 // completeJob updates the row of a job from a backup with the end of the job
 // after the backup. If the store rejects the record of that end, the job
 // becomes FAILED: as QUEUED it would run a second time.
-func completeJob(ctx context.Context, st *store.Store, row agentlab.Job, f artifact.Found, recordsDir string, out *report) error {
+func completeJob(ctx context.Context, st *store.Store, row agentlab.Job, f artifact.RecoveredJob, recordsDir string, out *report) error {
 	if row.Status.Final() {
 		return nil
 	}
@@ -209,7 +209,7 @@ func becomes(ctx context.Context, st *store.Store, j agentlab.Job, statuses ...a
 }
 
 // unknownJob returns a job with the data that its files provide.
-func unknownJob(f artifact.Found) agentlab.Job {
+func unknownJob(f artifact.RecoveredJob) agentlab.Job {
 	return agentlab.Job{
 		ID: f.JobID, Task: "unknown (" + reasonRecovered + ")", Agent: "unknown", Profile: "unknown", Mode: "dangerous",
 		Status: agentlab.JobRunning, CreatedAt: f.Oldest,
@@ -218,7 +218,7 @@ func unknownJob(f artifact.Found) agentlab.Job {
 
 // recoverJob returns the row of a job from its record. A job that had not ended
 // is FAILED: the outcome of its agent is unknown.
-func recoverJob(j agentlab.Job, f artifact.Found) agentlab.Job {
+func recoverJob(j agentlab.Job, f artifact.RecoveredJob) agentlab.Job {
 	if !j.Status.Final() {
 		j.Status, j.Phase, j.StopRequested = agentlab.JobFailed, "", ""
 		j.Reason = reasonRecovered

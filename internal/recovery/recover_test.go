@@ -143,7 +143,7 @@ func TestJobIsCompletedFromItsRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out report
-	if err := completeJob(t.Context(), st, row, artifact.Found{JobID: job}, h.paths.Records(), &out); err != nil || len(out.Refused) != 0 {
+	if err := completeJob(t.Context(), st, row, artifact.RecoveredJob{JobID: job}, h.paths.Records(), &out); err != nil || len(out.Refused) != 0 {
 		t.Fatalf("%+v, %v", out, err)
 	}
 	if j, err := st.Job(t.Context(), job); err != nil || j.Status != agentlab.JobCompleted || j.FinishedAt.IsZero() || j.ExitCode == nil {

@@ -3,7 +3,7 @@
 // It matches the given values, not patterns of secrets. It finds a value in
 // every encoding in which values usually appear in a log (see variants), also
 // if it is split over writes at any point, has several lines, overlaps another
-// value, or is wrapped by white space (see loosely).
+// value, or is wrapped by white space (see gapPatterns).
 //
 // It does not find a value that is compressed, encrypted, reversed, encoded
 // twice or printed in parts on purpose. It prevents accidental leaks; it does
@@ -51,7 +51,7 @@ func New(values ...string) *Redactor {
 				r.exact.addAll(pieces(p, MaxPattern, 0))
 			}
 		}
-		for _, p := range loosely(v) {
+		for _, p := range gapPatterns(v) {
 			r.loose.addAll(pieces(p, loosePiece, looseLead))
 		}
 	}
@@ -135,7 +135,7 @@ func (r *Redactor) MaskEnd(before, p []byte) {
 		return
 	}
 	c := r.mask(before, p)
-	stars(p[len(p)-c.part(p):])
+	mask(p[len(p)-c.part(p):])
 }
 
 func (r *Redactor) mask(before, p []byte) *cursor {
@@ -145,13 +145,13 @@ func (r *Redactor) mask(before, p []byte) *cursor {
 	}
 	for i, b := range p {
 		if n := c.next(b); n > 0 {
-			stars(p[max(i+1-n, 0) : i+1])
+			mask(p[max(i+1-n, 0) : i+1])
 		}
 	}
 	return c
 }
 
-func stars(p []byte) {
+func mask(p []byte) {
 	for i := range p {
 		p[i] = '*'
 	}

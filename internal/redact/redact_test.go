@@ -195,7 +195,7 @@ func model(values []string, in string) (marks []bool) {
 				mark(marks, in, [][]int{plain}, pieces(p, MaxPattern, 0), len(in)-1, 0)
 			}
 		}
-		for _, p := range loosely(v) {
+		for _, p := range gapPatterns(v) {
 			runs, end := significant(in)
 			mark(marks, in, runs, pieces(p, loosePiece, looseLead), end, looseLead)
 		}

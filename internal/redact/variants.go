@@ -70,10 +70,10 @@ const (
 	longValue = 4 << 10
 )
 
-// loosely returns the patterns of a value that are matched with gaps: dumps,
+// gapPatterns returns the patterns of a value that are matched with gaps: dumps,
 // and the value itself, whose lines a program may have wrapped, joined or
 // indented.
-func loosely(value string) []string {
+func gapPatterns(value string) []string {
 	v := strings.TrimSpace(value)
 	if len(v) < MinLength {
 		return nil

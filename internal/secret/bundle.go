@@ -128,8 +128,8 @@ func (b *Bundle) put(key, text string) bool {
 	return ok
 }
 
-// only returns the part of b whose keys want selects; nil selects all.
-func (b *Bundle) only(want func(key string) bool) Bundle {
+// selectKeys returns the part of b whose keys want selects; nil selects all.
+func (b *Bundle) selectKeys(want func(key string) bool) Bundle {
 	var out Bundle
 	for _, e := range b.entries() {
 		if want == nil || want(e.key) {
@@ -300,9 +300,9 @@ func unknownKey(key string) error {
 	return e.WithHint("use env.NAME, ssh_keys.HOST, or one of %s", strings.Join(known, ", "))
 }
 
-// tidy normalises a value: it removes one newline at the end, which files and
+// normalize normalises a value: it removes one newline at the end, which files and
 // answers have, but SSH texts always end in one.
-func tidy(key, text string) string {
+func normalize(key, text string) string {
 	text = strings.TrimSuffix(strings.TrimSuffix(text, "\n"), "\r")
 	if text != "" && (strings.HasPrefix(key, "git.ssh_") || strings.HasPrefix(key, "ssh_keys.")) {
 		text = strings.TrimRight(text, "\r\n") + "\n"

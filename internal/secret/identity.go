@@ -88,8 +88,8 @@ func (v *Vault) identities() ([]identity, error) {
 	return ids, nil
 }
 
-// others reads the further recipients of all bundles, as text.
-func (v *Vault) others() ([]string, error) {
+// extraRecipients reads the further recipients of all bundles, as text.
+func (v *Vault) extraRecipients() ([]string, error) {
 	data, err := readPrivate(v.recipientsPath(), 64<<10, 0o022)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -129,7 +129,7 @@ func (v *Vault) recipients() ([]age.Recipient, error) {
 	if err != nil {
 		return nil, err
 	}
-	others, err := v.others()
+	others, err := v.extraRecipients()
 	if err != nil {
 		return nil, err
 	}
@@ -220,6 +220,6 @@ func (v *Vault) Public() (own string, others []string, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	others, err = v.others()
+	others, err = v.extraRecipients()
 	return ids[0].public, append([]string{}, others...), err
 }

@@ -153,10 +153,10 @@ func (v *Vault) Validate(ctx context.Context, name string, resolving bool) (chec
 	}
 	if _, err := v.identities(); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		note("", err)
-	} else if files, lerr := v.sealed(); lerr != nil || len(files) > 0 { // otherwise none is needed yet
+	} else if files, lerr := v.encryptedFiles(); lerr != nil || len(files) > 0 { // otherwise none is needed yet
 		note("", err)
 	}
-	_, err = v.others()
+	_, err = v.extraRecipients()
 	note("", err)
 	for _, bundle := range checked {
 		b, err := v.load(ctx, bundle)
@@ -168,7 +168,7 @@ func (v *Vault) Validate(ctx context.Context, name string, resolving bool) (chec
 			continue
 		}
 		for _, e := range b.entries() {
-			_, err := resolve(ctx, b.only(func(key string) bool { return key == e.key }))
+			_, err := resolve(ctx, b.selectKeys(func(key string) bool { return key == e.key }))
 			note(bundle, err)
 		}
 	}

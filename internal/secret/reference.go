@@ -165,7 +165,7 @@ func resolveOne(ctx context.Context, key, text string) (string, error) {
 		value, err = output(ctx, words)
 	}
 	if err == nil {
-		value = tidy(key, value)
+		value = normalize(key, value)
 		if verr, ok := errors.AsType[*agentlab.Error](checkValue(key, value)); ok {
 			err = agentlab.Errorf(agentlab.CodeInvalid, "%s", verr.Message)
 		}

@@ -43,7 +43,7 @@ func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, err
 	if err != nil {
 		return Rotation{}, err
 	}
-	files, err := v.sealed()
+	files, err := v.encryptedFiles()
 	if err != nil {
 		return Rotation{}, err
 	}
@@ -52,7 +52,7 @@ func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, err
 		return Rotation{}, err
 	}
 	for _, path := range files {
-		if _, err := v.open(path, maxSealed); err != nil && !v.forgotten(path, err) {
+		if _, err := v.open(path, maxSealed); err != nil && !v.deletedMeanwhile(path, err) {
 			return Rotation{}, agentlab.Errorf(agentlab.CodeOf(err), "%s cannot be decrypted, so nothing was changed: %w", path, err).
 				WithHint("restore it from a backup, or remove it")
 		}
@@ -71,14 +71,14 @@ func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, err
 	}
 	r := Rotation{PublicKey: fresh.public, Recipients: others, Bundles: []string{}, Kept: []string{}}
 	for _, path := range files {
-		if err := step(ctx, func() error { return v.sealAgain(path, fresh) }); err != nil && !v.forgotten(path, err) {
+		if err := step(ctx, func() error { return v.reencrypt(path, fresh) }); err != nil && !v.deletedMeanwhile(path, err) {
 			return Rotation{}, err
 		}
 		if filepath.Dir(path) == v.dir {
 			r.Bundles = append(r.Bundles, strings.TrimSuffix(filepath.Base(path), ".age"))
 		}
 	}
-	keep, err := v.neededBySops(old)
+	keep, err := v.usedBySops(old)
 	if err != nil {
 		return Rotation{}, err
 	}
@@ -93,7 +93,7 @@ func (v *Vault) rotate(ctx context.Context, add, remove []string) (Rotation, err
 // sweep deletes the temporary files of writers that were killed, which may
 // contain an identity. The vault must be locked.
 func (v *Vault) sweep() error {
-	for _, dir := range []string{v.dir, v.keptDir()} {
+	for _, dir := range []string{v.dir, v.deliveredDir()} {
 		if err := durable.RemoveTemps(dir, -1); err != nil {
 			return fault(dir, err)
 		}
@@ -110,15 +110,15 @@ func step(ctx context.Context, fn func() error) error {
 	return fn()
 }
 
-// forgotten reports whether a file could not be read because the values of a
+// deletedMeanwhile reports whether a file could not be read because the values of a
 // job were deleted meanwhile. That deletion does not wait for a rotation.
-func (v *Vault) forgotten(path string, err error) bool {
-	return filepath.Dir(path) == v.keptDir() && errors.Is(err, fs.ErrNotExist)
+func (v *Vault) deletedMeanwhile(path string, err error) bool {
+	return filepath.Dir(path) == v.deliveredDir() && errors.Is(err, fs.ErrNotExist)
 }
 
-// sealAgain encrypts a file to the current recipients, and checks that the new
+// reencrypt encrypts a file to the current recipients, and checks that the new
 // identity alone decrypts it, before the old identities are removed.
-func (v *Vault) sealAgain(path string, fresh identity) error {
+func (v *Vault) reencrypt(path string, fresh identity) error {
 	plain, err := v.open(path, maxSealed)
 	if err != nil {
 		return err
@@ -137,10 +137,10 @@ func (v *Vault) sealAgain(path string, fresh identity) error {
 // maxSealed is larger than any file of the vault.
 const maxSealed = 4 << 20
 
-// sealed lists every file of the vault that AgentLab encrypts.
-func (v *Vault) sealed() ([]string, error) {
+// encryptedFiles lists every file of the vault that AgentLab encrypts.
+func (v *Vault) encryptedFiles() ([]string, error) {
 	var out []string
-	for _, dir := range []string{v.dir, v.keptDir()} {
+	for _, dir := range []string{v.dir, v.deliveredDir()} {
 		files, err := readDir(dir)
 		if err != nil {
 			return nil, err
@@ -156,7 +156,7 @@ func (v *Vault) sealed() ([]string, error) {
 
 // changeRecipients returns the new list of further recipients.
 func (v *Vault) changeRecipients(add, remove []string) ([]string, error) {
-	others, err := v.others()
+	others, err := v.extraRecipients()
 	if err != nil {
 		return nil, err
 	}
@@ -192,9 +192,9 @@ func (v *Vault) writeRecipients(others []string) error {
 	return replaceFile(v.recipientsPath(), []byte(text+strings.Join(append(others[:len(others):len(others)], ""), "\n")))
 }
 
-// neededBySops returns the identities that a sops bundle names as recipients.
+// usedBySops returns the identities that a sops bundle names as recipients.
 // They are kept at a rotation, which cannot change such a file.
-func (v *Vault) neededBySops(ids []identity) ([]identity, error) {
+func (v *Vault) usedBySops(ids []identity) ([]identity, error) {
 	files, err := readDir(v.dir)
 	if err != nil {
 		return nil, err

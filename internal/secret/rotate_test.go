@@ -25,7 +25,7 @@ func full(t *testing.T) *Vault {
 	for _, name := range []string{"a", "b", "c"} {
 		set(t, v, name, "env.NAME", "value-of-"+name)
 	}
-	if err := v.Keep(t.Context(), "job-1", []string{"value-of-job"}); err != nil {
+	if err := v.SaveDelivered(t.Context(), "job-1", []string{"value-of-job"}); err != nil {
 		t.Fatal(err)
 	}
 	return v
@@ -39,7 +39,7 @@ func allReadable(t testing.TB, v *Vault) {
 			t.Errorf("%s: %v, %v", name, b, err)
 		}
 	}
-	if values, ok, err := v.Kept("job-1"); err != nil || !ok || !slices.Equal(values, []string{"value-of-job"}) {
+	if values, ok, err := v.Delivered("job-1"); err != nil || !ok || !slices.Equal(values, []string{"value-of-job"}) {
 		t.Errorf("kept: %v %v %v", values, ok, err)
 	}
 }
@@ -71,7 +71,7 @@ func TestRotate(t *testing.T) {
 	if err != nil || len(after) != 1 || after[0].public != r.PublicKey || after[0].public == before[0].public {
 		t.Errorf("%d identities, %v", len(after), err)
 	}
-	files, err := v.sealed()
+	files, err := v.encryptedFiles()
 	if err != nil || len(files) != 4 {
 		t.Fatalf("%v, %v", files, err)
 	}
@@ -289,30 +289,30 @@ func TestReadableText(t *testing.T) {
 func TestKept(t *testing.T) {
 	v := full(t)
 	for _, more := range [][]string{{"x", "value-of-job"}, {"x"}, {"y"}} {
-		if err := v.Keep(t.Context(), "job-1", more); err != nil {
+		if err := v.SaveDelivered(t.Context(), "job-1", more); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got, ok, err := v.Kept("job-1"); err != nil || !ok || !slices.Equal(got, []string{"value-of-job", "x", "y"}) {
+	if got, ok, err := v.Delivered("job-1"); err != nil || !ok || !slices.Equal(got, []string{"value-of-job", "x", "y"}) {
 		t.Errorf("%v %v %v", got, ok, err)
 	}
-	if _, ok, err := v.Kept("job-2"); ok || err != nil {
+	if _, ok, err := v.Delivered("job-2"); ok || err != nil {
 		t.Errorf("%v %v", ok, err)
 	}
-	if _, _, err := v.Kept("../identity"); err == nil {
+	if _, _, err := v.Delivered("../identity"); err == nil {
 		t.Error("a path is no job")
 	}
-	sealed, _ := os.ReadFile(filepath.Join(v.keptDir(), "job-1.age"))
+	sealed, _ := os.ReadFile(filepath.Join(v.deliveredDir(), "job-1.age"))
 	if len(sealed) == 0 || bytes.Contains(sealed, []byte("value-of-job")) {
 		t.Error("not encrypted")
 	}
-	if err := os.WriteFile(filepath.Join(v.keptDir(), "job-1.age"), []byte("x"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(v.deliveredDir(), "job-1.age"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := v.Kept("job-1"); err == nil {
+	if _, _, err := v.Delivered("job-1"); err == nil {
 		t.Error("what is damaged must not be taken for nothing")
 	}
-	n, err := v.SweepKept(t.Context(), func(context.Context, string) (bool, error) { return true, nil })
+	n, err := v.SweepDelivered(t.Context(), func(context.Context, string) (bool, error) { return true, nil })
 	if n != 1 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
@@ -327,7 +327,7 @@ func TestRotateWhileForgetting(t *testing.T) {
 			if n != at {
 				return nil
 			}
-			_, err := NewVault(v.dir).SweepKept(context.Background(), func(context.Context, string) (bool, error) { return true, nil })
+			_, err := NewVault(v.dir).SweepDelivered(context.Background(), func(context.Context, string) (bool, error) { return true, nil })
 			return err
 		}, 0}
 		if _, err := v.Rotate(ctx, nil, nil); err != nil {
@@ -336,7 +336,7 @@ func TestRotateWhileForgetting(t *testing.T) {
 		if ids, err := v.identities(); err != nil || len(ids) != 1 {
 			t.Errorf("%d: %d identities, %v", at, len(ids), err)
 		}
-		if _, ok, err := v.Kept("job-1"); ok || err != nil {
+		if _, ok, err := v.Delivered("job-1"); ok || err != nil {
 			t.Errorf("%d: kept %v, %v", at, ok, err)
 		}
 	}

@@ -94,7 +94,7 @@ func (v *Vault) Deliver(ctx context.Context, name string, want func(key string) 
 	if err != nil {
 		return Bundle{}, err
 	}
-	out, err := resolve(ctx, b.only(want))
+	out, err := resolve(ctx, b.selectKeys(want))
 	if err != nil {
 		return Bundle{}, agentlab.Errorf(agentlab.CodeOf(err), "secrets bundle %q: %w", name, err).WithHint("%s", agentlab.HintOf(err))
 	}
@@ -207,7 +207,7 @@ func (v *Vault) Set(ctx context.Context, name, key string, value io.Reader, refe
 	if err := checkKey(key); err != nil {
 		return err
 	}
-	text := tidy(key, string(data))
+	text := normalize(key, string(data))
 	if reference {
 		text = strings.TrimSpace(text)
 		if _, ok := parseReference(text); !ok {

@@ -143,7 +143,7 @@ func (s *Server) authenticate(r *http.Request) (_ context.Context, leave func(),
 	if s.cfg.Services.Tokens == nil {
 		return ctx, nil, agentlab.Errorf(agentlab.CodeDenied, "this daemon takes no tokens")
 	}
-	token, good, out, err := s.cfg.Services.Tokens.Enter(context.WithoutCancel(ctx), who.from, secret)
+	token, good, out, err := s.cfg.Services.Tokens.Authenticate(context.WithoutCancel(ctx), who.from, secret)
 	if err != nil {
 		return ctx, nil, err
 	}

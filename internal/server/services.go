@@ -44,7 +44,7 @@ type Services struct {
 // Tokens stores the tokens of the API and checks them. *auth.Service implements
 // it.
 type Tokens interface {
-	Enter(ctx context.Context, from netip.Addr, secret string) (t agentlab.APIToken, call context.Context, leave func(), err error)
+	Authenticate(ctx context.Context, from netip.Addr, secret string) (t agentlab.APIToken, call context.Context, leave func(), err error)
 	Create(ctx context.Context, r auth.Request) (t agentlab.APIToken, secret string, err error)
 	List(ctx context.Context) ([]agentlab.APIToken, error)
 	Revoke(ctx context.Context, idOrName string) (agentlab.APIToken, error)

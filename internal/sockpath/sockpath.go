@@ -58,7 +58,7 @@ func listen(path string, mode fs.FileMode, takeover bool) (_ net.Listener, err e
 	if err := lockDir(d); err != nil {
 		return nil, fault(path, err)
 	}
-	if err := checkOld(path, takeover); err != nil {
+	if err := checkExisting(path, takeover); err != nil {
 		return nil, err
 	}
 
@@ -106,8 +106,8 @@ func lockDir(d *os.File) error {
 	}
 }
 
-// checkOld decides whether the file at path may be replaced.
-func checkOld(path string, takeover bool) error {
+// checkExisting decides whether the file at path may be replaced.
+func checkExisting(path string, takeover bool) error {
 	st, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -45,7 +45,7 @@ func (s *Store) PutArtifact(ctx context.Context, a agentlab.Artifact, evs ...age
 		if err := artifacts.insert(w, &a); err != nil {
 			return err
 		}
-		return w.emit(about(evs, 0, a.JobID))
+		return w.emit(fillTarget(evs, 0, a.JobID))
 	})
 }
 

@@ -22,7 +22,7 @@ type Summary struct {
 
 // Inspect checks the database at path as Open does, and changes nothing.
 func Inspect(ctx context.Context, path string) (s Summary, err error) {
-	db, err := openToRead(path)
+	db, err := openReadOnly(path)
 	if err != nil {
 		return s, err
 	}
@@ -45,7 +45,7 @@ func Inspect(ctx context.Context, path string) (s Summary, err error) {
 // to a missing row. Inspect does not find these, because it runs at every
 // start and must be fast.
 func Verify(ctx context.Context, path string) (err error) {
-	db, err := openToRead(path)
+	db, err := openReadOnly(path)
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func Verify(ctx context.Context, path string) (err error) {
 		return fault(err)
 	}
 	if verdict != "ok" {
-		return faulty(verdict)
+		return damageError(verdict)
 	}
 	err = db.QueryRowContext(ctx, `SELECT "table" || ' refers to a missing row of ' || parent FROM pragma_foreign_key_check LIMIT 1`).Scan(&verdict)
 	switch {
@@ -64,12 +64,12 @@ func Verify(ctx context.Context, path string) (err error) {
 	case err != nil:
 		return fault(err)
 	}
-	return faulty(verdict)
+	return damageError(verdict)
 }
 
-// openToRead opens the database file at path, which must exist, with read-only
+// openReadOnly opens the database file at path, which must exist, with read-only
 // connections.
-func openToRead(path string) (*sql.DB, error) {
+func openReadOnly(path string) (*sql.DB, error) {
 	if _, err := os.Stat(path); err != nil {
 		return nil, inFile(path, fault(err))
 	}

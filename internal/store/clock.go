@@ -29,25 +29,25 @@ func (s *Store) ClockJumped(ctx context.Context, shift time.Duration, fact strin
 }
 
 func moveLeases(w *tx, shift time.Duration) error {
-	return moveAll(w, sandboxes, "WHERE state <> 'DESTROYED'", func(sb *agentlab.Sandbox) {
+	return updateAll(w, sandboxes, "WHERE state <> 'DESTROYED'", func(sb *agentlab.Sandbox) {
 		sb.LeaseExpiresAt = sb.LeaseExpiresAt.Add(shift)
 		w.done.Sandboxes = append(w.done.Sandboxes, *sb)
 	})
 }
 
 func moveDeadlines(w *tx, shift time.Duration) error {
-	return moveAll(w, jobs, "WHERE status IN ('QUEUED', 'RUNNING') AND deadline_at <> ''", func(j *agentlab.Job) { j.DeadlineAt = j.DeadlineAt.Add(shift) })
+	return updateAll(w, jobs, "WHERE status IN ('QUEUED', 'RUNNING') AND deadline_at <> ''", func(j *agentlab.Job) { j.DeadlineAt = j.DeadlineAt.Add(shift) })
 }
 
 func moveTokens(w *tx, shift time.Duration) error {
-	return moveAll(w, tokens, "WHERE consumed_at = ''", func(t *agentlab.BootstrapToken) { t.ExpiresAt = t.ExpiresAt.Add(shift) })
+	return updateAll(w, tokens, "WHERE consumed_at = ''", func(t *agentlab.BootstrapToken) { t.ExpiresAt = t.ExpiresAt.Add(shift) })
 }
 
 func moveGrants(w *tx, shift time.Duration) error {
-	return moveAll(w, grants, "", func(g *agentlab.Grant) { g.ExpiresAt = g.ExpiresAt.Add(shift) })
+	return updateAll(w, grants, "", func(g *agentlab.Grant) { g.ExpiresAt = g.ExpiresAt.Add(shift) })
 }
 
-func moveAll[T any](w *tx, t *table[T], where string, move func(*T)) error {
+func updateAll[T any](w *tx, t *table[T], where string, move func(*T)) error {
 	rows, err := t.query(w.ctx, w, where)
 	if err != nil {
 		return err

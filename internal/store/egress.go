@@ -144,7 +144,7 @@ func addEgress(w *tx, recs []agentlab.EgressEntry, limit int) (added int, err er
 		}
 	}
 	if c.dropped != before.dropped {
-		if err := c.note(w, recs[len(recs)-1]); err != nil {
+		if err := c.storeDropped(w, recs[len(recs)-1]); err != nil {
 			return 0, err
 		}
 	}
@@ -196,9 +196,9 @@ func (c *egressCursor) trim(w *tx, allow bool, limit int) error {
 	return fault(gone.Err())
 }
 
-// note stores the number of decisions without a row, with the data of the
+// storeDropped stores the number of decisions without a row, with the data of the
 // record last.
-func (c *egressCursor) note(w *tx, last agentlab.EgressEntry) error {
+func (c *egressCursor) storeDropped(w *tx, last agentlab.EgressEntry) error {
 	n, err := w.execN("UPDATE egress SET dropped = ?, last_ts = ? WHERE sandbox_uid = ? AND allow = 0 AND seq = 0", c.dropped, timeCol{&last.Last}, c.uid)
 	if err != nil || n > 0 {
 		return err

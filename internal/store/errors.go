@@ -69,9 +69,9 @@ func classify(code int) (c agentlab.Code, message, hint string) {
 	return agentlab.CodeInternal, "the database failed", ""
 }
 
-// leastSpace is the free space, in bytes, below which a disk error of the
+// minFreeSpace is the free space, in bytes, below which a disk error of the
 // database counts as a full disk.
-const leastSpace = 1 << 20
+const minFreeSpace = 1 << 20
 
 // fullDisk reports whether the store failed because the disk of the database
 // at path is full. It checks only errors of SQLite and the system: a caller's
@@ -94,7 +94,7 @@ func fullDisk(path string, err error) bool {
 		sqlite3.SQLITE_IOERR_SHMMAP, sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_IOERR_CLOSE, sqlite3.SQLITE_CANTOPEN:
 		var st unix.Statfs_t
 		serr := unix.Statfs(filepath.Dir(path), &st)
-		return serr == nil && (st.Bavail*uint64(st.Bsize) < leastSpace || st.Files > 0 && st.Ffree == 0) //nolint:gosec // a block size is positive
+		return serr == nil && (st.Bavail*uint64(st.Bsize) < minFreeSpace || st.Files > 0 && st.Ffree == 0) //nolint:gosec // a block size is positive
 	}
 	return false
 }

@@ -34,8 +34,8 @@ func checkEvent(e *agentlab.Event) error {
 	return nil
 }
 
-// about sets the sandbox and the job of events that have none.
-func about(evs []agentlab.Event, vmid int, jobID string) []agentlab.Event {
+// fillTarget sets the sandbox and the job of events that have none.
+func fillTarget(evs []agentlab.Event, vmid int, jobID string) []agentlab.Event {
 	evs = slices.Clone(evs)
 	for i := range evs {
 		if evs[i].SandboxVMID == 0 {

@@ -81,7 +81,7 @@ func (s *Store) CreateJob(ctx context.Context, j agentlab.Job, evs ...agentlab.E
 		if err := jobs.insert(w, &j); err != nil {
 			return err
 		}
-		return w.emit(about(evs, 0, j.ID))
+		return w.emit(fillTarget(evs, 0, j.ID))
 	})
 }
 
@@ -144,7 +144,7 @@ func saveJob(w *tx, old agentlab.Job, j *agentlab.Job, evs []agentlab.Event) err
 			}
 		}
 	}
-	return w.emit(about(evs, 0, j.ID))
+	return w.emit(fillTarget(evs, 0, j.ID))
 }
 
 // Job returns the job with that id, or not_found.

@@ -122,16 +122,16 @@ func inspect(ctx context.Context, db *sql.DB) (int64, error) {
 		return 0, fault(err)
 	}
 	if verdict != "ok" {
-		return 0, faulty(verdict)
+		return 0, damageError(verdict)
 	}
 	var v int64
 	err = db.QueryRowContext(ctx, "SELECT max(version_id) FROM goose_db_version WHERE is_applied").Scan(&v)
 	return v, fault(err)
 }
 
-// faulty returns the error for a database in which a check of SQLite found
+// damageError returns the error for a database in which a check of SQLite found
 // damage.
-func faulty(verdict string) error {
+func damageError(verdict string) error {
 	code, message, hint := classify(sqlite3.SQLITE_CORRUPT)
 	return agentlab.Errorf(code, "%s: %s", message, verdict).WithHint("%s", hint)
 }

@@ -99,7 +99,7 @@ func (s *Store) AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, a agen
 			return err
 		}
 		w.done.Sandboxes = append(w.done.Sandboxes, sb)
-		return w.emit(about(evs, vmid, ""))
+		return w.emit(fillTarget(evs, vmid, ""))
 	})
 	if err != nil {
 		return agentlab.Sandbox{}, err
@@ -171,7 +171,7 @@ func saveSandbox(w *tx, old agentlab.Sandbox, sb *agentlab.Sandbox, evs []agentl
 		}
 		w.done.Sandboxes = append(w.done.Sandboxes, *sb)
 	}
-	return w.emit(about(evs, sb.VMID, ""))
+	return w.emit(fillTarget(evs, sb.VMID, ""))
 }
 
 // Sandbox returns the sandbox with that number, or not_found.
@@ -257,6 +257,6 @@ func (s *Store) RecoverSandbox(ctx context.Context, sb agentlab.Sandbox, evs ...
 			return err
 		}
 		w.done.Sandboxes = append(w.done.Sandboxes, sb)
-		return w.emit(about(evs, sb.VMID, ""))
+		return w.emit(fillTarget(evs, sb.VMID, ""))
 	})
 }

@@ -90,7 +90,7 @@ func open(ctx context.Context, path string, opts Options, migrations fs.FS) (_ *
 	if opts.New == nil {
 		opts.New = func() error { return nil }
 	}
-	if err := whenNone(path, opts.New); err != nil { // before the file is created: SQLite deletes the log of an empty file
+	if err := ifMissing(path, opts.New); err != nil { // before the file is created: SQLite deletes the log of an empty file
 		return nil, err
 	}
 	if err := private(path); err != nil {
@@ -123,8 +123,8 @@ func (s *Store) connect(ctx context.Context) (err error) {
 	return nil
 }
 
-// whenNone calls f if the file at path is missing or empty.
-func whenNone(path string, f func() error) error {
+// ifMissing calls f if the file at path is missing or empty.
+func ifMissing(path string, f func() error) error {
 	st, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && st.Size() == 0:

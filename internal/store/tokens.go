@@ -148,7 +148,7 @@ func (s *Store) changeForBootstrap(w *tx, vmid int, fn func(*agentlab.Sandbox, *
 			return err
 		}
 	}
-	return saveSandbox(w, oldSandbox, &sb, about(evs, 0, sb.JobID))
+	return saveSandbox(w, oldSandbox, &sb, fillTarget(evs, 0, sb.JobID))
 }
 
 // sandboxAndJob returns a sandbox and its job, nil if it has none.

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// linger is how long near may take to close after far has ended.
-const linger = 5 * time.Second
+// closeTimeout is how long near may take to close after far has ended.
+const closeTimeout = 5 * time.Second
 
 // Splice copies in both directions between two connections until far has
 // ended, and closes both. The end of near is passed on as a half close, so
@@ -29,7 +29,7 @@ func Splice(near, far net.Conn) {
 	_, _ = io.Copy(near, far)
 	_ = CloseWrite(near)
 	_ = far.Close()
-	_ = near.SetReadDeadline(time.Now().Add(linger))
+	_ = near.SetReadDeadline(time.Now().Add(closeTimeout))
 	<-done
 	_ = near.Close()
 }

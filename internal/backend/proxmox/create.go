@@ -76,20 +76,20 @@ func (d *Driver) createAs(ctx context.Context, spec backend.Spec, vmid int) erro
 		h = nil
 	}
 	if h == nil {
-		if h, err = d.begin(ctx, spec, vmid); err != nil {
+		if h, err = d.startCreate(ctx, spec, vmid); err != nil {
 			return err
 		}
 	}
-	if err := d.renew(ctx, h, spec.Network); err != nil {
+	if err := d.applyLaterPolicy(ctx, h, spec.Network); err != nil {
 		return err
 	}
 	return d.complete(ctx, h)
 }
 
-// begin writes the handle of a sandbox that has none. A VM with its mark
+// startCreate writes the handle of a sandbox that has none. A VM with its mark
 // belongs to the sandbox, and its handle was lost.
-func (d *Driver) begin(ctx context.Context, spec backend.Spec, vmid int) (*handle, error) {
-	lost, err := d.marked(ctx, spec.UID, spec.Name, inventoryAge)
+func (d *Driver) startCreate(ctx context.Context, spec backend.Spec, vmid int) (*handle, error) {
+	lost, err := d.findByMark(ctx, spec.UID, spec.Name, inventoryAge)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +104,7 @@ func (d *Driver) begin(ctx context.Context, spec backend.Spec, vmid int) (*handl
 	if err != nil {
 		return nil, err
 	}
-	if err := roomEnough(spec, p.template); err != nil {
+	if err := checkDiskSize(spec, p.template); err != nil {
 		return nil, err
 	}
 	h := &handle{
@@ -118,8 +118,8 @@ func (d *Driver) begin(ctx context.Context, spec backend.Spec, vmid int) (*handl
 	return h, d.claim(h)
 }
 
-// roomEnough rejects a disk smaller than the template's.
-func roomEnough(spec backend.Spec, t template) error {
+// checkDiskSize rejects a disk smaller than the template's.
+func checkDiskSize(spec backend.Spec, t template) error {
 	size := driveSize(t.cfg[t.disk])
 	if want := int64(spec.Resources.RootSizeGB) << 30; want != 0 && want < size {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "the template's disk already has %d GiB, and a disk cannot be shrunk", (size+1<<30-1)>>30).
@@ -128,8 +128,8 @@ func roomEnough(spec backend.Spec, t template) error {
 	return nil
 }
 
-// renew applies the policy of a later Create.
-func (d *Driver) renew(ctx context.Context, h *handle, n agentlab.Network) error {
+// applyLaterPolicy applies the policy of a later Create.
+func (d *Driver) applyLaterPolicy(ctx context.Context, h *handle, n agentlab.Network) error {
 	if sameNetwork(h.network(), n) {
 		return nil
 	}
@@ -179,7 +179,7 @@ const (
 // before.
 func (d *Driver) clone(ctx context.Context, h *handle) error {
 	if h.CloneSent {
-		done, err := d.cloneBegun(ctx, h)
+		done, err := d.cloneResult(ctx, h)
 		if done || err != nil {
 			return err
 		}
@@ -236,7 +236,7 @@ func (d *Driver) cloneEnded(ctx context.Context, h *handle, first bool, err erro
 	case agentlab.CodeUnknownOutcome:
 		return err // the next call determines its result
 	case agentlab.CodeExists:
-		return d.numberLost(ctx, h, first, err)
+		return d.afterNumberTaken(ctx, h, first, err)
 	case agentlab.CodeUnsupported:
 		if !h.Full && strings.Contains(err.Error(), "Linked clone") {
 			d.log.Warn("the template's storage has no linked clones: its disk is copied", "template", h.Template, "vmid", h.Spec.VMID)
@@ -254,18 +254,18 @@ func (d *Driver) cloneEnded(ctx context.Context, h *handle, first bool, err erro
 	return err
 }
 
-// numberLost handles a clone whose number is taken: by another user, or by an
+// afterNumberTaken handles a clone whose number is taken: by another user, or by an
 // earlier attempt whose answer was lost.
-func (d *Driver) numberLost(ctx context.Context, h *handle, first bool, cause error) error {
+func (d *Driver) afterNumberTaken(ctx context.Context, h *handle, first bool, cause error) error {
 	s, err := d.lookup(ctx, h.id(), h)
 	switch {
 	case err != nil:
 		return err
-	case s.ours:
+	case s.owned:
 		h.Adopted = h.Adopted || first // else an earlier clone of this handle made it
-		_, err := d.cloneBegun(ctx, h)
+		_, err := d.cloneResult(ctx, h)
 		return err
-	case s.stub && !first, s.hidden && !first:
+	case s.placeholder && !first, s.unreadable && !first:
 		return agentlab.Errorf(agentlab.CodeBusy, "a clone to VMID %d is in progress: %w", h.id().VMID, cause)
 	}
 	if err := d.forget(h); err != nil {
@@ -274,10 +274,10 @@ func (d *Driver) numberLost(ctx context.Context, h *handle, first bool, cause er
 	return numberTaken("VMID %d was taken by another user in the meantime: %w", h.id().VMID, cause)
 }
 
-// cloneBegun determines the result of a clone whose end is not known. done
+// cloneResult determines the result of a clone whose end is not known. done
 // means that it succeeded. Without done and without an error it left nothing
 // behind and may be sent again.
-func (d *Driver) cloneBegun(ctx context.Context, h *handle) (done bool, err error) {
+func (d *Driver) cloneResult(ctx context.Context, h *handle) (done bool, err error) {
 	if h.CloneTask != "" {
 		err := d.wait(ctx, pve.UPID(h.CloneTask))
 		switch code := agentlab.CodeOf(err); {
@@ -291,23 +291,23 @@ func (d *Driver) cloneBegun(ctx context.Context, h *handle) (done bool, err erro
 	switch {
 	case err != nil:
 		return false, err
-	case !s.there && !running:
+	case !s.exists && !running:
 		return false, nil
-	case s.ours && s.cfg["lock"] != lockClone:
+	case s.owned && s.cfg["lock"] != lockClone:
 		h.moveTo(s.node)
 		return true, nil
 	case running:
 		return false, agentlab.Errorf(agentlab.CodeBusy, "the clone of sandbox %d is still in progress", h.Spec.VMID)
-	case s.hidden:
+	case s.unreadable:
 		if err := d.unreadableClone(ctx, h); err != nil {
 			return false, err
 		}
 		fallthrough
-	case s.there && !s.ours && !s.stub:
+	case s.exists && !s.owned && !s.placeholder:
 		if err := d.forget(h); err != nil {
 			return false, err
 		}
-		return false, inTheWay(h.id().VMID)
+		return false, numberInUse(h.id().VMID)
 	}
 	// Its worker died. Its remains are removed, and it is started again.
 	if err := d.removeVM(ctx, h.id(), h, s); err != nil {
@@ -331,10 +331,10 @@ func (d *Driver) afterClone(ctx context.Context, h *handle) (s lookupResult, run
 		if s, err = d.lookup(ctx, h.id(), h); err != nil {
 			return s, false, err
 		}
-		if s.there && !s.hidden && (!s.ours && !s.stub || s.cfg["lock"] != lockClone) {
+		if s.exists && !s.unreadable && (!s.owned && !s.placeholder || s.cfg["lock"] != lockClone) {
 			return s, false, nil
 		}
-		arriving := !s.there && h.CloneTask == "" && d.cfg.Now().Sub(h.CloneAt) < d.cfg.Settle
+		arriving := !s.exists && h.CloneTask == "" && d.cfg.Now().Sub(h.CloneAt) < d.cfg.Settle
 		if !going && !arriving {
 			return s, false, nil
 		}
@@ -398,8 +398,8 @@ func (d *Driver) configure(ctx context.Context, h *handle) error {
 func (d *Driver) replace(ctx context.Context, h *handle, t template) error {
 	id := h.id()
 	s, err := d.lookupOwned(ctx, id, h)
-	if s.there && agentlab.CodeOf(err) == agentlab.CodeNotFound {
-		return inTheWay(id.VMID)
+	if s.exists && agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return numberInUse(id.VMID)
 	}
 	if err != nil {
 		return err

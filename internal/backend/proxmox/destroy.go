@@ -43,13 +43,13 @@ func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
 // number.
 func (d *Driver) destroy(ctx context.Context, id vmID, h *handle) error {
 	if h != nil && h.Phase != phaseDestroying {
-		h.Made, h.Phase = h.made(), phaseDestroying
+		h.Made, h.Phase = h.existed(), phaseDestroying
 		if err := d.save(h); err != nil {
 			return err
 		}
 		d.at("end noted")
 	}
-	foreign, err := d.endVM(ctx, id, h)
+	foreign, err := d.ensureDeleted(ctx, id, h)
 	if err != nil {
 		return err
 	}
@@ -95,9 +95,9 @@ func (d *Driver) dropNetwork(ctx context.Context, h *handle) error {
 	return nil
 }
 
-// endVM ensures that the VM is deleted and that no running task can create it
+// ensureDeleted ensures that the VM is deleted and that no running task can create it
 // again. foreign reports that another VM has its number.
-func (d *Driver) endVM(ctx context.Context, id vmID, h *handle) (foreign bool, err error) {
+func (d *Driver) ensureDeleted(ctx context.Context, id vmID, h *handle) (foreign bool, err error) {
 	var s lookupResult
 	if h != nil && h.CloneSent {
 		s, err = d.endClone(ctx, h)
@@ -107,22 +107,22 @@ func (d *Driver) endVM(ctx context.Context, id vmID, h *handle) (foreign bool, e
 	switch {
 	case err != nil:
 		return false, err
-	case !s.there:
+	case !s.exists:
 		return false, nil
-	case s.ours:
-	case s.hidden && h != nil && h.CloneSent:
+	case s.owned:
+	case s.unreadable && h != nil && h.CloneSent:
 		return true, d.unreadableClone(ctx, h)
-	case s.hidden && h != nil && h.made():
+	case s.unreadable && h != nil && h.existed():
 		return true, d.unreadableVM(ctx, h, s.node)
-	case s.stub && h != nil && h.CloneSent:
+	case s.placeholder && h != nil && h.CloneSent:
 		mine, err := d.ownsPlaceholder(ctx, h)
 		if err != nil || !mine {
 			return !mine, err
 		}
 	case isDestroyMarker(s.cfg) && h != nil && h.DestroySent:
 	case s.traces:
-		return false, d.unmarked(id, s.node)
-	case h == nil && (isDestroyMarker(s.cfg) || s.stub):
+		return false, d.unmarkedError(id, s.node)
+	case h == nil && (isDestroyMarker(s.cfg) || s.placeholder):
 		return true, nil // its owner is not known
 	default:
 		return true, nil
@@ -162,17 +162,17 @@ const destroyTries = 4
 // also mean that the VM no longer exists, because the destruction that an earlier
 // process started has ended.
 func (d *Driver) removeVM(ctx context.Context, id vmID, h *handle, s lookupResult) error {
-	err := d.removeSeen(ctx, id, h, s)
+	err := d.removeFound(ctx, id, h, s)
 	if agentlab.CodeOf(err) == agentlab.CodeDenied {
-		if now, serr := d.lookup(ctx, id, h); serr == nil && !now.there {
+		if now, serr := d.lookup(ctx, id, h); serr == nil && !now.exists {
 			return nil
 		}
 	}
 	return err
 }
 
-func (d *Driver) removeSeen(ctx context.Context, id vmID, h *handle, s lookupResult) error {
-	if err := d.mayTouch(id.VMID); err != nil {
+func (d *Driver) removeFound(ctx context.Context, id vmID, h *handle, s lookupResult) error {
+	if err := d.checkNumber(id.VMID); err != nil {
 		return err
 	}
 	if lock := s.cfg["lock"]; lock != "" && lock != lockSuspended { // Proxmox destroys a VM with this lock
@@ -238,15 +238,15 @@ func (d *Driver) wasReplaced(ctx context.Context, id vmID, h *handle, was lookup
 	switch {
 	case err != nil:
 		return false, err
-	case !now.there:
+	case !now.exists:
 		return true, nil
-	case now.hidden:
-		return false, d.unreadable(id, now.node)
+	case now.unreadable:
+		return false, d.unreadableError(id, now.node)
 	case now.traces:
-		return false, d.unmarked(id, now.node)
-	case now.ours && now.node != was.node:
+		return false, d.unmarkedError(id, now.node)
+	case now.owned && now.node != was.node:
 		return false, agentlab.Errorf(agentlab.CodeBusy, "VM %d was moved from node %s to %s in the meantime", id.VMID, was.node, now.node)
-	case now.ours == was.ours && now.stub == was.stub, isDestroyMarker(now.cfg) && h != nil:
+	case now.owned == was.owned && now.placeholder == was.placeholder, isDestroyMarker(now.cfg) && h != nil:
 		return false, nil
 	}
 	return true, nil
@@ -299,7 +299,7 @@ func (d *Driver) ownsPlaceholder(ctx context.Context, h *handle) (bool, error) {
 // at its end.
 func (d *Driver) unreadableClone(ctx context.Context, h *handle) error {
 	if ended, err := d.taskSucceeded(ctx, h.CloneTask); err != nil || ended {
-		return cmp.Or(err, d.unreadable(h.id(), h.Node))
+		return cmp.Or(err, d.unreadableError(h.id(), h.Node))
 	}
 	died, err := d.ownsPlaceholder(ctx, h)
 	if err != nil || !died {
@@ -316,7 +316,7 @@ func (d *Driver) unreadableVM(ctx context.Context, h *handle, node string) error
 	if ended, err := d.taskSucceeded(ctx, h.DestroyTask); err != nil || ended {
 		return err
 	}
-	return d.unreadable(h.id(), node)
+	return d.unreadableError(h.id(), node)
 }
 
 // taskSucceeded reports whether a task has ended successfully. The result of a

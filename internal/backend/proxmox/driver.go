@@ -234,7 +234,7 @@ func (d *Driver) Validate(spec backend.Spec) error {
 // validNumber rejects numbers outside of the range of sandboxes, and addresses
 // that were not leased from the driver's network.
 func (d *Driver) validNumber(spec backend.Spec) error {
-	if err := d.mayTouch(spec.VMID); err != nil {
+	if err := d.checkNumber(spec.VMID); err != nil {
 		return err
 	}
 	switch {
@@ -246,11 +246,11 @@ func (d *Driver) validNumber(spec backend.Spec) error {
 	return nil
 }
 
-// inRange is mayTouch without the reason.
-func (d *Driver) inRange(vmid int) bool { return d.mayTouch(vmid) == nil }
+// inRange is checkNumber without the reason.
+func (d *Driver) inRange(vmid int) bool { return d.checkNumber(vmid) == nil }
 
-// mayTouch returns an error for every number that is not a sandbox's.
-func (d *Driver) mayTouch(vmid int) error {
+// checkNumber returns an error for every number that is not a sandbox's.
+func (d *Driver) checkNumber(vmid int) error {
 	if vmid < d.cfg.First || vmid > d.cfg.Last {
 		return agentlab.Errorf(agentlab.CodeDenied, "VM %d is not in the range of sandboxes, %d to %d", vmid, d.cfg.First, d.cfg.Last).WithField("vmid_range")
 	}

@@ -14,10 +14,10 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/link"
 )
 
-// reach returns the handle of a sandbox whose guest may answer. It makes no
+// reachable returns the handle of a sandbox whose guest may answer. It makes no
 // call for a sandbox with a handle: a missing guest does not answer.
-func (d *Driver) reach(ctx context.Context, ref backend.Ref) (*handle, error) {
-	h, err := d.known(ctx, ref)
+func (d *Driver) reachable(ctx context.Context, ref backend.Ref) (*handle, error) {
+	h, err := d.handleOf(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -36,12 +36,12 @@ const dialTimeout = 5 * time.Second
 // DialControl implements backend.Driver. A guest without AgentLab's user-data
 // first gets its ControlConfig through its QEMU guest agent.
 func (d *Driver) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, error) {
-	h, err := d.reach(ctx, ref)
+	h, err := d.reachable(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
 	if h.Snippet == "" && !h.Seeded {
-		if err := d.seed(ctx, h.Spec.UID); err != nil {
+		if err := d.writeControlFile(ctx, h.Spec.UID); err != nil {
 			return nil, err
 		}
 	}
@@ -59,7 +59,7 @@ func (d *Driver) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, er
 
 // DialGuest implements backend.Driver.
 func (d *Driver) DialGuest(ctx context.Context, ref backend.Ref, port uint16) (net.Conn, error) {
-	h, err := d.reach(ctx, ref)
+	h, err := d.reachable(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -83,13 +83,13 @@ func (d *Driver) dial(ctx context.Context, h *handle, port uint16) (net.Conn, er
 // Pauses between attempts to reach a guest agent: each failed attempt takes
 // the node three seconds.
 const (
-	seedPauseLeast = 2 * time.Second
-	seedPauseMost  = 20 * time.Second
+	minControlPause = 2 * time.Second
+	maxControlPause = 20 * time.Second
 )
 
-// seed writes guestapi.ControlFile in the guest, once in the guest's life. The
+// writeControlFile writes guestapi.ControlFile in the guest, once in the guest's life. The
 // file is not secret, and it is written before any code of a user runs there.
-func (d *Driver) seed(ctx context.Context, uid string) error {
+func (d *Driver) writeControlFile(ctx context.Context, uid string) error {
 	unlock, err := d.lock(ctx, uid)
 	if err != nil {
 		return err
@@ -111,12 +111,12 @@ func (d *Driver) seed(ctx context.Context, uid string) error {
 	if err != nil {
 		return err
 	}
-	if err := d.stillMine(ctx, h); err != nil {
+	if err := d.checkOwnership(ctx, h); err != nil {
 		return err
 	}
 	if err := d.pve.AgentFileWrite(ctx, h.Node, h.id().VMID, guestapi.ControlFile, text); err != nil {
 		d.cache.with(uid, func(i *vmCacheEntry) {
-			i.seedPause = min(max(i.seedPause*3/2, seedPauseLeast), seedPauseMost)
+			i.seedPause = min(max(i.seedPause*3/2, minControlPause), maxControlPause)
 			i.seedAfter = d.cfg.Now().Add(i.seedPause)
 		})
 		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot send the controller's key to the guest of sandbox %d yet: %w", h.Spec.VMID, err)
@@ -126,14 +126,14 @@ func (d *Driver) seed(ctx context.Context, uid string) error {
 	return d.save(h)
 }
 
-// lookAge is the maximum age of the last check of a sandbox before a write
+// ownershipAge is the maximum age of the last check of a sandbox before a write
 // into its guest: another VM with its number cannot boot in less time.
-const lookAge = 3 * time.Second
+const ownershipAge = 3 * time.Second
 
-// stillMine checks that the VM with a sandbox's number is the sandbox, unless
-// that was checked less than lookAge ago.
-func (d *Driver) stillMine(ctx context.Context, h *handle) error {
-	if d.cache.seenWithin(h.Spec.UID, d.cfg.Now(), lookAge) {
+// checkOwnership checks that the VM with a sandbox's number is the sandbox, unless
+// that was checked less than ownershipAge ago.
+func (d *Driver) checkOwnership(ctx context.Context, h *handle) error {
+	if d.cache.seenWithin(h.Spec.UID, d.cfg.Now(), ownershipAge) {
 		return nil
 	}
 	_, err := d.lookupOwned(ctx, h.id(), h)
@@ -142,7 +142,7 @@ func (d *Driver) stillMine(ctx context.Context, h *handle) error {
 
 // ListenGuest implements backend.Driver.
 func (d *Driver) ListenGuest(ctx context.Context, ref backend.Ref) (net.Listener, error) {
-	h, err := d.known(ctx, ref)
+	h, err := d.handleOf(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -194,7 +194,7 @@ func (d *Driver) discover(ctx context.Context, h *handle) netip.Addr {
 	d.cache.with(id.UID, func(i *vmCacheEntry) {
 		i.address = found
 		if !found.IsValid() {
-			i.askPause = min(max(i.askPause*2, seedPauseLeast), seedPauseMost)
+			i.askPause = min(max(i.askPause*2, minControlPause), maxControlPause)
 			i.askAfter = d.cfg.Now().Add(i.askPause)
 		}
 	})

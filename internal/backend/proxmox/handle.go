@@ -113,8 +113,8 @@ func (h *handle) network() agentlab.Network {
 	return h.Spec.Network
 }
 
-// made reports whether the VM existed and had the mark.
-func (h *handle) made() bool { return h.Made || h.Phase == phaseSetting || h.Phase == phaseCreated }
+// existed reports whether the VM existed and had the mark.
+func (h *handle) existed() bool { return h.Made || h.Phase == phaseSetting || h.Phase == phaseCreated }
 
 // guest returns the sandbox as a guest of its node's network.
 func (h *handle) guest(dhcp bool) (hostnet.Guest, error) {

@@ -36,7 +36,7 @@ func (d *Driver) Inspect(ctx context.Context, ref backend.Ref) (backend.Instance
 		d.cache.forget(h.Spec.UID)
 		return d.instance(ctx, h, backend.PowerCrashed, "the VM was moved manually to node "+node+", which does not enforce its network policy"), nil
 	}
-	return d.judge(ctx, h, st), nil
+	return d.powerState(ctx, h, st), nil
 }
 
 func partial(h *handle) backend.Instance {
@@ -76,20 +76,20 @@ func (d *Driver) status(ctx context.Context, h *handle) (st pve.Status, node str
 	switch {
 	case err != nil:
 		return st, h.Node, err
-	case !s.ours:
+	case !s.owned:
 		return st, h.Node, d.foreignError(id, h, s)
 	}
 	st, err = d.pve.Status(ctx, s.node, id.VMID)
 	return st, s.node, err
 }
 
-// judge compares the actual state of a VM with the requested one.
-func (d *Driver) judge(ctx context.Context, h *handle, st pve.Status) backend.Instance {
+// powerState compares the actual state of a VM with the requested one.
+func (d *Driver) powerState(ctx context.Context, h *handle, st pve.Status) backend.Instance {
 	switch {
 	case st.Paused():
 		return d.instance(ctx, h, backend.PowerSuspended, "")
 	case st.Running():
-		d.cache.runs(h.Spec.UID, d.cfg.Now(), false)
+		d.cache.markRunning(h.Spec.UID, d.cfg.Now(), false)
 		return d.instance(ctx, h, backend.PowerRunning, "")
 	}
 	d.cache.forget(h.Spec.UID)
@@ -158,7 +158,7 @@ func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
 	if len(vms) == len(d.cfg.Nodes) {
 		d.sweep(ctx, vms)
 	}
-	out, err := d.lost(ctx, vms, all)
+	out, err := d.withoutHandle(ctx, vms, all)
 	if err != nil {
 		return nil, err
 	}
@@ -205,7 +205,7 @@ func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.V
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
 		return in, false, nil
-	case errors.Is(err, errHidden), errors.Is(err, errUnmarked): // the other sandboxes are still listed
+	case errors.Is(err, errUnreadable), errors.Is(err, errUnmarked): // the other sandboxes are still listed
 		in = partial(h)
 		in.Reason = err.Error()
 		return in, true, nil
@@ -213,8 +213,8 @@ func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.V
 	return in, err == nil, err
 }
 
-// lost returns the VMs of a list that have AgentLab's mark and no handle.
-func (d *Driver) lost(ctx context.Context, vms map[string][]pve.VM, all []*handle) (out []backend.Instance, err error) {
+// withoutHandle returns the VMs of a list that have AgentLab's mark and no handle.
+func (d *Driver) withoutHandle(ctx context.Context, vms map[string][]pve.VM, all []*handle) (out []backend.Instance, err error) {
 	known := map[int]bool{}
 	for _, h := range all {
 		known[h.id().VMID] = true
@@ -224,7 +224,7 @@ func (d *Driver) lost(ctx context.Context, vms map[string][]pve.VM, all []*handl
 			if known[int(vm.VMID)] || bool(vm.Template) || !d.inRange(int(vm.VMID)) {
 				continue
 			}
-			in, ok, err := d.lostVM(ctx, n.Name, vm)
+			in, ok, err := d.hasLostHandle(ctx, n.Name, vm)
 			if err != nil {
 				return nil, err
 			}
@@ -236,10 +236,10 @@ func (d *Driver) lost(ctx context.Context, vms map[string][]pve.VM, all []*handl
 	return out, nil
 }
 
-// lostVM reports whether a VM in the range without a handle has AgentLab's
+// hasLostHandle reports whether a VM in the range without a handle has AgentLab's
 // mark. The result is cached as long as the VM's entry in the list does not
 // change.
-func (d *Driver) lostVM(ctx context.Context, node string, vm pve.VM) (backend.Instance, bool, error) {
+func (d *Driver) hasLostHandle(ctx context.Context, node string, vm pve.VM) (backend.Instance, bool, error) {
 	look := strings.Join([]string{node, strconv.Itoa(int(vm.VMID)), string(vm.Name), string(vm.TagList), vm.Lock}, "\n")
 	uid, known := d.inventory.cachedMark(look)
 	if !known {

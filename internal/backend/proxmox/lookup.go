@@ -15,13 +15,13 @@ import (
 
 // lookupResult is the result of a search for the VM of a sandbox.
 type lookupResult struct {
-	there bool // there is a VM or container with its number; false is a proof that there is none
-	ours  bool // and it has AgentLab's mark
-	stub  bool // it is the empty configuration of an unfinished clone, which has no mark yet
-	// hidden: the token may not read it, so it is not in AgentLab's pool:
+	exists      bool // there is a VM or container with its number; false is a proof that there is none
+	owned       bool // and it has AgentLab's mark
+	placeholder bool // it is the empty configuration of an unfinished clone, which has no mark yet
+	// unreadable: the token may not read it, so it is not in AgentLab's pool:
 	// another user's VM, a sandbox that a user removed from the pool, or an
 	// unfinished clone.
-	hidden bool
+	unreadable bool
 	// traces: it does not have AgentLab's mark, but parts of it are the
 	// sandbox's: a user may have edited it.
 	traces bool
@@ -41,7 +41,7 @@ func (d *Driver) lookup(ctx context.Context, id vmID, h *handle) (lookupResult, 
 		switch {
 		case agentlab.CodeOf(err) == agentlab.CodeDenied:
 			refused = err
-		case err != nil || s.there:
+		case err != nil || s.exists:
 			return s, err
 		}
 	}
@@ -50,7 +50,7 @@ func (d *Driver) lookup(ctx context.Context, id vmID, h *handle) (lookupResult, 
 		return lookupResult{}, err
 	}
 	if refused != nil {
-		return lookupResult{there: true, hidden: true, node: h.Node}, d.checkReadPermission(ctx, refused)
+		return lookupResult{exists: true, unreadable: true, node: h.Node}, d.checkReadPermission(ctx, refused)
 	}
 	guests, err := d.pve.Guests(ctx)
 	if err != nil {
@@ -63,7 +63,7 @@ func (d *Driver) lookup(ctx context.Context, id vmID, h *handle) (lookupResult, 
 			return lookupResult{}, err
 		}
 	} else if guests[i].Container() {
-		return lookupResult{there: true, node: guests[i].Node}, nil
+		return lookupResult{exists: true, node: guests[i].Node}, nil
 	} else {
 		nodes = []string{guests[i].Node}
 	}
@@ -75,10 +75,10 @@ func (d *Driver) lookup(ctx context.Context, id vmID, h *handle) (lookupResult, 
 		denied := agentlab.CodeOf(err) == agentlab.CodeDenied
 		switch {
 		case denied && h != nil:
-			return lookupResult{there: true, hidden: true, node: node}, d.checkReadPermission(ctx, err)
+			return lookupResult{exists: true, unreadable: true, node: node}, d.checkReadPermission(ctx, err)
 		case denied:
-			return lookupResult{there: true, hidden: true, node: node}, nil
-		case err != nil || s.there:
+			return lookupResult{exists: true, unreadable: true, node: node}, nil
+		case err != nil || s.exists:
 			return s, err
 		}
 	}
@@ -104,13 +104,13 @@ func (d *Driver) lookupOn(ctx context.Context, id vmID, h *handle, node string) 
 	if err != nil {
 		return lookupResult{}, err
 	}
-	s := lookupResult{there: true, node: node, cfg: cfg, stub: isPlaceholder(cfg)}
+	s := lookupResult{exists: true, node: node, cfg: cfg, placeholder: isPlaceholder(cfg)}
 	if h == nil {
-		s.ours = d.ours(cfg, id, "")
+		s.owned = d.ours(cfg, id, "")
 		return s, nil
 	}
-	s.ours = d.ours(cfg, id, h.Spec.Name)
-	s.traces = !s.ours && h.made() && h.traces(cfg)
+	s.owned = d.ours(cfg, id, h.Spec.Name)
+	s.traces = !s.owned && h.existed() && h.traces(cfg)
 	return s, nil
 }
 
@@ -153,7 +153,7 @@ func (d *Driver) lookupOwned(ctx context.Context, id vmID, h *handle) (lookupRes
 	if err != nil {
 		return s, err
 	}
-	if !s.ours {
+	if !s.owned {
 		return s, d.foreignError(id, h, s)
 	}
 	if h != nil && h.Node != s.node {
@@ -162,14 +162,14 @@ func (d *Driver) lookupOwned(ctx context.Context, id vmID, h *handle) (lookupRes
 	return s, nil
 }
 
-// errHidden is the cause of an unknown state if the token may not read the VM.
-var errHidden = errors.New("the VMID is in use, but the API token has no permission to read the VM")
+// errUnreadable is the cause of an unknown state if the token may not read the VM.
+var errUnreadable = errors.New("the VMID is in use, but the API token has no permission to read the VM")
 
-// unreadable returns the error for a created sandbox that may exist or not: a
+// unreadableError returns the error for a created sandbox that may exist or not: a
 // user may have removed it from the pool, or another user's VM may have its
 // number.
-func (d *Driver) unreadable(id vmID, node string) error {
-	return agentlab.Errorf(agentlab.CodeUnavailable, "cannot determine whether VM %d of a sandbox still exists: %w", id.VMID, errHidden).
+func (d *Driver) unreadableError(id vmID, node string) error {
+	return agentlab.Errorf(agentlab.CodeUnavailable, "cannot determine whether VM %d of a sandbox still exists: %w", id.VMID, errUnreadable).
 		WithHint("on node %[1]s run qm config %[2]d; if the output contains %[3]s, add the VM to the pool again: pveum pool modify %[4]s --vms %[2]d; if not, grant the token and its user the role PVEAuditor on /vms/%[2]d",
 			node, id.VMID, id.UID, d.cfg.Pool)
 }
@@ -177,9 +177,9 @@ func (d *Driver) unreadable(id vmID, node string) error {
 // errUnmarked is the cause of an unknown state if the VM has lost its mark.
 var errUnmarked = errors.New("a VM with this VMID looks like the sandbox, but is not tagged")
 
-// unmarked returns the error for a VM with the number of a sandbox that may be
+// unmarkedError returns the error for a VM with the number of a sandbox that may be
 // the sandbox after an edit by a user, or the user's own VM by now.
-func (d *Driver) unmarked(id vmID, node string) error {
+func (d *Driver) unmarkedError(id vmID, node string) error {
 	return agentlab.Errorf(agentlab.CodeUnknownOutcome, "cannot determine whether VM %d is still the sandbox: %w", id.VMID, errUnmarked).
 		WithHint("on node %[1]s run qm config %[2]d; if it is the sandbox, restore its tags: qm set %[2]d --tags '%[3]s' --description \"$(printf '%[4]s')\"; "+
 			"if it is not needed: qm destroy %[2]d; if another user owns it, its owner must give it another VMID",
@@ -190,10 +190,10 @@ func (d *Driver) unmarked(id vmID, node string) error {
 // AgentLab.
 func (d *Driver) foreignError(id vmID, h *handle, s lookupResult) error {
 	switch {
-	case s.hidden && h != nil && h.made():
-		return d.unreadable(id, s.node)
+	case s.unreadable && h != nil && h.existed():
+		return d.unreadableError(id, s.node)
 	case s.traces:
-		return d.unmarked(id, s.node)
+		return d.unmarkedError(id, s.node)
 	}
 	return absent(id.UID)
 }
@@ -220,20 +220,20 @@ func (d *Driver) resolve(ctx context.Context, ref backend.Ref) (id vmID, h *hand
 		return id, h, err
 	}
 	id.UID = ref.UID
-	id.VMID, err = d.marked(ctx, id.UID, "", 0)
+	id.VMID, err = d.findByMark(ctx, id.UID, "", 0)
 	if err == nil && id.VMID == 0 {
 		err = absent(id.UID)
 	}
 	return id, nil, err
 }
 
-// marked returns the number of the VM with the mark of a sandbox that has no
+// findByMark returns the number of the VM with the mark of a sandbox that has no
 // handle, from a list that is at most age old; 0 proves that there is none. The list of the whole cluster has the
 // tags of all VMs, also of nodes that do not answer, so only VMs that can be
 // the sandbox's are read: those with its tag, those whose clone has not ended,
 // which have no tag yet, and those with the name, unless it is "", that have
 // no tag.
-func (d *Driver) marked(ctx context.Context, uid, name string, age time.Duration) (vmid int, err error) {
+func (d *Driver) findByMark(ctx context.Context, uid, name string, age time.Duration) (vmid int, err error) {
 	guests, err := d.guests(ctx, age)
 	if err != nil {
 		return 0, err
@@ -255,16 +255,16 @@ func (d *Driver) marked(ctx context.Context, uid, name string, age time.Duration
 		if tagged != uid && (tagged != "" || g.Lock != lockClone && (name == "" || string(g.Name) != name)) {
 			continue
 		}
-		if ours, err := d.bearsMark(ctx, g.Node, id, name); err != nil || ours {
+		if ours, err := d.hasMark(ctx, g.Node, id, name); err != nil || ours {
 			return id.VMID, err
 		}
 	}
 	return 0, nil
 }
 
-// bearsMark reports whether a VM of the cluster's list is that of a sandbox
+// hasMark reports whether a VM of the cluster's list is that of a sandbox
 // that has no handle.
-func (d *Driver) bearsMark(ctx context.Context, node string, id vmID, name string) (bool, error) {
+func (d *Driver) hasMark(ctx context.Context, node string, id vmID, name string) (bool, error) {
 	cfg, err := d.pve.Config(ctx, node, id.VMID)
 	if err == nil {
 		return d.ours(cfg, id, name), nil

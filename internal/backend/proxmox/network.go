@@ -19,7 +19,7 @@ func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.
 		return err
 	}
 	defer unlock()
-	h, err := d.known(ctx, ref)
+	h, err := d.handleOf(ctx, ref)
 	if err != nil {
 		return err
 	}

@@ -12,24 +12,24 @@ import (
 // guests.
 type networks struct {
 	mu    sync.Mutex
-	nodes map[string]*takeover
+	nodes map[string]*nodeRestore
 }
 
-// takeover is the restore of the guests of one node. Each node has its own
+// nodeRestore is the restore of the guests of one node. Each node has its own
 // lock, so that a node that does not answer does not delay calls for others.
-type takeover struct {
+type nodeRestore struct {
 	asking gate // held during the restore
 	done   bool
 }
 
-func (n *networks) of(node string) *takeover {
+func (n *networks) of(node string) *nodeRestore {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.nodes == nil {
-		n.nodes = map[string]*takeover{}
+		n.nodes = map[string]*nodeRestore{}
 	}
 	if n.nodes[node] == nil {
-		n.nodes[node] = &takeover{}
+		n.nodes[node] = &nodeRestore{}
 	}
 	return n.nodes[node]
 }

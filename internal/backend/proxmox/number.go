@@ -59,7 +59,7 @@ func (d *Driver) claim(h *handle) error {
 	macs := map[string]bool{}
 	for _, o := range all {
 		if o.id().VMID == h.id().VMID {
-			return inTheWay(h.id().VMID)
+			return numberInUse(h.id().VMID)
 		}
 		macs[o.MAC] = true
 	}
@@ -85,7 +85,7 @@ func (d *Driver) numberFree(ctx context.Context, h *handle, t template) error {
 		}
 		switch {
 		case what != "":
-			return d.volumeInTheWay(ctx, h, what)
+			return d.volumeInUse(ctx, h, what)
 		case err != nil:
 			return err
 		}
@@ -94,16 +94,16 @@ func (d *Driver) numberFree(ctx context.Context, h *handle, t template) error {
 	return nil
 }
 
-// volumeInTheWay decides about a volume that has the number of a new VM.
-func (d *Driver) volumeInTheWay(ctx context.Context, h *handle, volume string) error {
+// volumeInUse decides about a volume that has the number of a new VM.
+func (d *Driver) volumeInUse(ctx context.Context, h *handle, volume string) error {
 	s, err := d.lookup(ctx, h.id(), h)
-	if err != nil || s.ours {
+	if err != nil || s.owned {
 		return err
 	}
 	return numberTaken("VMID %d is in use by volume %s", h.id().VMID, clip(volume))
 }
 
-func inTheWay(vmid int) error {
+func numberInUse(vmid int) error {
 	return numberTaken("VMID %d is in use, and not by this sandbox", vmid)
 }
 

@@ -20,8 +20,8 @@ func (d *Driver) findVM(ctx context.Context, ref backend.Ref) (vmID, *handle, lo
 	return id, h, s, err
 }
 
-// known returns the handle of a sandbox without reading its VM.
-func (d *Driver) known(ctx context.Context, ref backend.Ref) (*handle, error) {
+// handleOf returns the handle of a sandbox without reading its VM.
+func (d *Driver) handleOf(ctx context.Context, ref backend.Ref) (*handle, error) {
 	id, h, err := d.resolve(ctx, ref)
 	if err == nil && h == nil {
 		err = handleLost(id).WithHint("destroy the sandbox")
@@ -145,7 +145,7 @@ func (d *Driver) powerOn(ctx context.Context, h *handle) error {
 		}
 		return err
 	}
-	d.cache.runs(id.UID, d.cfg.Now(), err == nil)
+	d.cache.markRunning(id.UID, d.cfg.Now(), err == nil)
 	boot := ""
 	if d.bridgeEnforced(h.Node) {
 		boot = d.cfg.BootID()
@@ -191,7 +191,7 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 	}
 	defer unlock()
 	id, h, s, err := d.findVM(ctx, ref)
-	if err != nil && !s.ours { // a sandbox is stopped on any node
+	if err != nil && !s.owned { // a sandbox is stopped on any node
 		if h != nil && h.Phase != phaseCreated && agentlab.CodeOf(err) == agentlab.CodeNotFound {
 			return nil // partially created: nothing runs
 		}
@@ -213,7 +213,7 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 			return err
 		}
 		if !off { // during the grace period another VM may have got the number
-			if s, err = d.lookupOwned(ctx, id, h); err != nil && !s.ours {
+			if s, err = d.lookupOwned(ctx, id, h); err != nil && !s.owned {
 				return err
 			}
 		}

@@ -15,14 +15,14 @@ import (
 // cicustom, hookscript, args, passwords, keys, affinity. The first change sets
 // the options that matter for a sandbox and deletes others that could do harm.
 
-// kept lists options that a sandbox keeps from its template: the emulated
+// inheritedOptions lists options that a sandbox keeps from its template: the emulated
 // hardware that its disk was made for. All others are deleted.
-var kept = []string{
+var inheritedOptions = []string{
 	"acpi", "bios", "boot", "bootdisk", "cpu", "digest", "efidisk0", "hotplug", "keyboard", "kvm", "localtime",
 	"machine", "meta", "numa", "ostype", "reboot", "rng0", "scsihw", "serial0", "smbios1", "tablet", "template", "vga", "vmgenid",
 }
 
-var keptSlot = regexp.MustCompile(`^(ide|sata|scsi|virtio)[0-9]+$`)
+var inheritedDrives = regexp.MustCompile(`^(ide|sata|scsi|virtio)[0-9]+$`)
 
 // wanted returns the options of a sandbox with a required value; "" means that
 // the option must not be set.
@@ -94,7 +94,7 @@ func changes(inherited pve.Config, want map[string]string) pve.Changes {
 	}
 	for key := range inherited {
 		_, set := ch.Set[key]
-		if set || slices.Contains(kept, key) || keptSlot.MatchString(key) || key == "lock" || unusedOption.MatchString(key) || isSnapshotOption(key) {
+		if set || slices.Contains(inheritedOptions, key) || inheritedDrives.MatchString(key) || key == "lock" || unusedOption.MatchString(key) || isSnapshotOption(key) {
 			continue
 		}
 		ch.Delete = append(ch.Delete, key)

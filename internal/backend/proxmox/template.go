@@ -57,7 +57,7 @@ func (d *Driver) template(ctx context.Context, node string, vmid int) (template,
 		return template{}, err
 	}
 	t := template{vmid: vmid, node: node, cfg: cfg}
-	if err := d.suits(&t); err != nil {
+	if err := d.checkTemplate(&t); err != nil {
 		return template{}, err
 	}
 	if len(d.cfg.Nodes) > 1 {
@@ -77,23 +77,23 @@ func (d *Driver) template(ctx context.Context, node string, vmid int) (template,
 	return t, nil
 }
 
-// takenAway matches options that a token with the smallest role may delete
+// removableOptions matches options that a token with the smallest role may delete
 // from a clone or replace. Others need root (args, hookscript, affinity, real
 // devices), VM.Config.HWType (watchdog, audio0, serial1) or Sys.Modify on /
 // (startup).
-var takenAway = regexp.MustCompile(`^(agent|allow-ksm|autostart|balloon|cicustom|cipassword|ciupgrade|ciuser|cores|cpulimit|cpuunits|description|` +
+var removableOptions = regexp.MustCompile(`^(agent|allow-ksm|autostart|balloon|cicustom|cipassword|ciupgrade|ciuser|cores|cpulimit|cpuunits|description|` +
 	`freeze|ipconfig[0-9]+|memory|migrate_downtime|migrate_speed|name|nameserver|net[0-9]+|numa[0-9]+|onboot|protection|searchdomain|shares|` +
 	`smp|sockets|sshkeys|startdate|tags|tdf|vcpus|vmstatestorage)$`)
 
-// tokenCannot reports whether a token cannot remove an option of a template
+// needsRoot reports whether a token cannot remove an option of a template
 // from its clones.
-func tokenCannot(key string) bool {
-	return !takenAway.MatchString(key) && !slices.Contains(kept, key) && !keptSlot.MatchString(key) && !unusedOption.MatchString(key) &&
+func needsRoot(key string) bool {
+	return !removableOptions.MatchString(key) && !slices.Contains(inheritedOptions, key) && !inheritedDrives.MatchString(key) && !unusedOption.MatchString(key) &&
 		!isSnapshotOption(key) && key != "lock"
 }
 
-// suits returns an error if a template is not usable.
-func (d *Driver) suits(t *template) error {
+// checkTemplate returns an error if a template is not usable.
+func (d *Driver) checkTemplate(t *template) error {
 	bad := func(fix, format string, args ...any) error {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "VM %d cannot be used as a template: "+format, append([]any{t.vmid}, args...)...).
 			WithField("proxmox.templates").WithHint("%s", fix)
@@ -109,11 +109,11 @@ func (d *Driver) suits(t *template) error {
 	for key, value := range t.cfg {
 		switch {
 		case key == t.disk, key == "efidisk0" && ownDisk(value, t.vmid):
-		case keptSlot.MatchString(key) && ownCloudInit(value, t.vmid):
+		case inheritedDrives.MatchString(key) && ownCloudInit(value, t.vmid):
 			media++
-		case keptSlot.MatchString(key) && !emptyCD(value), key == "efidisk0", key == "tpmstate0":
+		case inheritedDrives.MatchString(key) && !emptyCD(value), key == "efidisk0", key == "tpmstate0":
 			return bad("remove "+key, "it has %s, which every sandbox would inherit", key)
-		case d.pve.Root() == nil && tokenCannot(key):
+		case d.pve.Root() == nil && needsRoot(key):
 			return bad("qm set "+strconv.Itoa(t.vmid)+" --delete "+key, "sandboxes would inherit its %s, which an API token with minimal privileges cannot remove", key)
 		}
 	}
@@ -121,7 +121,7 @@ func (d *Driver) suits(t *template) error {
 		return bad("qm set "+strconv.Itoa(t.vmid)+" --ide2 STORAGE:cloudinit, before converting the VM to a template", "it has no cloud-init drive")
 	}
 	for key, value := range t.cfg {
-		if form := harmless[key]; slices.Contains(kept, key) && form != nil && !form.MatchString(value) {
+		if form := harmless[key]; slices.Contains(inheritedOptions, key) && form != nil && !form.MatchString(value) {
 			return bad("remove or change the option", "its %s is %q", key, clip(value))
 		}
 	}

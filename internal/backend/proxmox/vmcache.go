@@ -52,18 +52,18 @@ func (m *vmCache) forget(uid string) {
 // How long a node's answer is used while a guest boots: half the time since
 // its start, within these limits.
 const (
-	believeLeast = time.Second
-	believeMost  = 10 * time.Second
-	bootLength   = 5 * time.Minute
+	minCacheAge  = time.Second
+	maxCacheAge  = 10 * time.Second
+	bootDuration = 5 * time.Minute
 )
 
 // recentlyRunning reports whether a sandbox counts as running without a call.
 func (m *vmCache) recentlyRunning(uid string, now time.Time) (yes bool) {
 	m.with(uid, func(i *vmCacheEntry) {
-		if i.started.IsZero() || now.Sub(i.started) > bootLength {
+		if i.started.IsZero() || now.Sub(i.started) > bootDuration {
 			return
 		}
-		yes = now.Sub(i.looked) < min(max(i.looked.Sub(i.started)/2, believeLeast), believeMost)
+		yes = now.Sub(i.looked) < min(max(i.looked.Sub(i.started)/2, minCacheAge), maxCacheAge)
 	})
 	return yes
 }
@@ -74,9 +74,9 @@ func (m *vmCache) seenWithin(uid string, now time.Time, age time.Duration) (yes 
 	return yes
 }
 
-// runs records that a sandbox is running; started means that this process has
+// markRunning records that a sandbox is running; started means that this process has
 // just started it.
-func (m *vmCache) runs(uid string, now time.Time, started bool) {
+func (m *vmCache) markRunning(uid string, now time.Time, started bool) {
 	m.with(uid, func(i *vmCacheEntry) {
 		if started {
 			*i = vmCacheEntry{started: now}

@@ -100,7 +100,7 @@ func (h *HostDialer) control(ctx context.Context, network, addr string, raw sysc
 // check refuses addresses that no policy allows, the host itself and its
 // neighbours.
 func (h *HostDialer) check(ctx context.Context, a netip.Addr) error {
-	if rule, err := h.refuses(ctx, a); err != nil || rule != "" {
+	if rule, err := h.refusalRule(ctx, a); err != nil || rule != "" {
 		return cmp.Or(err, error(&egress.DeniedError{Addr: a, Rule: rule}))
 	}
 	leaves, err := leavesHost(a.Unmap())
@@ -121,15 +121,15 @@ func (h *HostDialer) check(ctx context.Context, a netip.Addr) error {
 	return nil
 }
 
-// refuses returns the rule by which an address is refused, "" if it is not. It
+// refusalRule returns the rule by which an address is refused, "" if it is not. It
 // does not check the routes. After an error the answer is not known.
-func (h *HostDialer) refuses(ctx context.Context, a netip.Addr) (rule string, err error) {
+func (h *HostDialer) refusalRule(ctx context.Context, a netip.Addr) (rule string, err error) {
 	if rule, denied := egress.AlwaysDenied(a); denied {
 		return rule, nil
 	}
 	a = a.Unmap()
 	for _, one := range append([]netip.Addr{a}, egress.Embedded(a)...) {
-		rule, err := h.near(one)
+		rule, err := h.localRule(one)
 		if err != nil {
 			return "", agentlab.Errorf(agentlab.CodeUnavailable, "the host's own addresses are not known: %w", err)
 		}
@@ -150,7 +150,7 @@ func (h *HostDialer) refuses(ctx context.Context, a netip.Addr) (rule string, er
 // Withholds reports whether an address must be removed from a DNS answer
 // because it would not be dialled.
 func (h *HostDialer) Withholds(ctx context.Context, a netip.Addr) bool {
-	rule, err := h.refuses(ctx, a)
+	rule, err := h.refusalRule(ctx, a)
 	return err != nil || rule != ""
 }
 
@@ -180,10 +180,10 @@ func forbidBroadcast(raw syscall.RawConn) error {
 	return errors.Join(err, failed)
 }
 
-// near returns the rule that refuses a if it is an address of one of the
+// localRule returns the rule that refuses a if it is an address of one of the
 // host's interfaces, on a network of an interface, or the broadcast address of
 // such a network; otherwise it returns "".
-func (h *HostDialer) near(a netip.Addr) (rule string, err error) {
+func (h *HostDialer) localRule(a netip.Addr) (rule string, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.addrs == nil || time.Since(h.read) > hostAddrsAge {
@@ -207,16 +207,16 @@ func (h *HostDialer) near(a netip.Addr) (rule string, err error) {
 	return "", nil
 }
 
-// widest is the minimum prefix length of a network that counts as local; a
+// minLocalBits is the minimum prefix length of a network that counts as local; a
 // shorter one is a tunnel to all addresses.
-const widest = 4
+const minLocalBits = 4
 
 func (h *HostDialer) add(p netip.Prefix) {
 	h.addrs[p.Addr().Unmap()] = true
 	if last, ok := broadcastOf(p); ok {
 		h.addrs[last] = true
 	}
-	if p.Bits() >= widest && !p.IsSingleIP() {
+	if p.Bits() >= minLocalBits && !p.IsSingleIP() {
 		h.nets = append(h.nets, p.Masked())
 	}
 }

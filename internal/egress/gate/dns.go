@@ -96,7 +96,7 @@ func (g *Gate) resolve(ctx context.Context, query *dns.Msg) *dns.Msg {
 	q := query.Question[0]
 	name := dns.CanonicalName(q.Name)
 	verdict := g.Policy().Decide(egress.Flow{Proto: egress.DNS, Dst: g.cfg.Server, Names: []string{name}})
-	if verdict.Allow && (!forwardable(q) || oddName(name)) {
+	if verdict.Allow && (!forwardable(q) || hasEscapedDot(name)) {
 		verdict = egress.Verdict{Rule: egress.RuleProtocol}
 	}
 	if !verdict.Allow {
@@ -156,7 +156,7 @@ func (g *Gate) forward(ctx context.Context, query *dns.Msg, q dns.Question, v eg
 	}
 	reply := new(dns.Msg).SetReply(query)
 	reply.Rcode = answer.Rcode & 0xf // extended codes are in the upstream's own OPT record
-	f := g.take(q, answer)
+	f := g.filterAnswer(q, answer)
 	reply.Answer, reply.Ns = f.answer, f.authority
 	if len(f.kept) > 0 {
 		record.Addr = f.kept[0].String()
@@ -179,9 +179,9 @@ func (g *Gate) exchange(ctx context.Context, q dns.Question, dnssec bool) (*dns.
 	return r.Exchange(ctx, ask)
 }
 
-// take filters an answer, stores its addresses under the name of the question,
+// filterAnswer filters an answer, stores its addresses under the name of the question,
 // and records withheld addresses.
-func (g *Gate) take(q dns.Question, answer *dns.Msg) answerFilter {
+func (g *Gate) filterAnswer(q dns.Question, answer *dns.Msg) answerFilter {
 	name := dns.CanonicalName(q.Name)
 	f := answerFilter{aliases: aliases(name, answer.Answer), ipv6: g.ipv6(), withholds: g.withholds, private: g.Policy().OpensName(name)}
 	f.filter(answer)
@@ -215,20 +215,20 @@ func (g *Gate) resolveAgain(ctx context.Context, name string, ipv4 bool) []netip
 	if err != nil || answer == nil {
 		return nil
 	}
-	f := g.take(q, answer)
+	f := g.filterAnswer(q, answer)
 	return slices.DeleteFunc(f.kept, func(a netip.Addr) bool { return a.Is4() != ipv4 })
 }
 
-// withholder is implemented by dialers that refuse further addresses in
+// addressFilter is implemented by dialers that refuse further addresses in
 // addition to those that no policy allows.
-type withholder interface {
+type addressFilter interface {
 	Withholds(ctx context.Context, a netip.Addr) bool
 }
 
 // withholds reports whether the dialer would refuse an address, so that the
 // guest must not receive it.
 func (g *Gate) withholds(a netip.Addr) bool {
-	d, ok := g.cfg.Dialer.(withholder)
+	d, ok := g.cfg.Dialer.(addressFilter)
 	return ok && d.Withholds(g.ctx, a) && !egress.Dropped(egress.RuleRebinding)
 }
 

@@ -46,9 +46,11 @@ func isOfHosts(kind uint16) bool {
 	return true
 }
 
-// oddName reports whether a label contains a dot or a backslash. Such a name
+// hasEscapedDot reports whether a label contains a dot or a backslash. Such a name
 // only looks like one below an allowed name: "a\.example.com" is in com.
-func oddName(name string) bool { return strings.Contains(name, `\.`) || strings.Contains(name, `\\`) }
+func hasEscapedDot(name string) bool {
+	return strings.Contains(name, `\.`) || strings.Contains(name, `\\`)
+}
 
 func isUnder(name, zone string) bool {
 	return name == zone || strings.HasSuffix(name, "."+zone)

@@ -77,7 +77,7 @@ func (g *Gate) begin(proto egress.Proto, dst netip.AddrPort, names, renew []stri
 		renew: renew, dst: dst, ended: make(chan struct{}),
 	}
 	f.Touch()
-	rule, victim := f.enter()
+	rule, victim := f.register()
 	if rule != "" {
 		g.audit.record(f.record(false, rule, ""))
 		return nil, &egress.DeniedError{Addr: dst.Addr(), Rule: rule}
@@ -89,10 +89,10 @@ func (g *Gate) begin(proto egress.Proto, dst netip.AddrPort, names, renew []stri
 	return f, nil
 }
 
-// enter decides on a flow and registers it in one step, so that no change of
+// register decides on a flow and registers it in one step, so that no change of
 // policy is possible in between. It returns the rule of a denial, or the flow
 // that must be evicted.
-func (f *Flow) enter() (rule string, victim *Flow) {
+func (f *Flow) register() (rule string, victim *Flow) {
 	g := f.g
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -190,9 +190,9 @@ func (f *Flow) refusedBy(p *egress.Policy) (rule string) {
 	return ""
 }
 
-// aim sets the address that is dialled next, after a check by the current
+// setTarget sets the address that is dialled next, after a check by the current
 // policy. A later change of policy checks it too.
-func (f *Flow) aim(to netip.AddrPort) (rule string) {
+func (f *Flow) setTarget(to netip.AddrPort) (rule string) {
 	f.g.mu.Lock()
 	defer f.g.mu.Unlock()
 	f.mu.Lock()
@@ -237,7 +237,7 @@ func (f *Flow) dial(targets []netip.AddrPort) (net.Conn, error) {
 	var conn net.Conn
 	err := errors.New("the name has no address now")
 	for _, to := range targets {
-		if rule := f.aim(to); rule != "" {
+		if rule := f.setTarget(to); rule != "" {
 			return nil, f.deny(rule)
 		}
 		conn, err = f.open(ctx, to)

@@ -161,15 +161,15 @@ func (g *Gate) Close() {
 	g.audit.close()
 }
 
-// cutPatience is how long SetPolicy waits for the end of flows that it has
+// closeTimeout is how long SetPolicy waits for the end of flows that it has
 // closed.
-const cutPatience = 2 * time.Second
+const closeTimeout = 2 * time.Second
 
 // SetPolicy replaces the policy. When it returns, the new policy decides on
 // all flows, and flows that it denies are closed.
 func (g *Gate) SetPolicy(p *egress.Policy) {
 	cut := g.setPolicy(p)
-	deadline := time.NewTimer(cutPatience)
+	deadline := time.NewTimer(closeTimeout)
 	defer deadline.Stop()
 	for _, f := range cut {
 		select {
@@ -233,8 +233,8 @@ func (g *Gate) Remember(name string, addr netip.Addr, ttl time.Duration) {
 // Slots is a counting semaphore without waiting; its capacity is the limit.
 type Slots chan struct{}
 
-// Take takes a slot and reports whether there was one.
-func (s Slots) Take() bool {
+// Acquire takes a slot and reports whether there was one.
+func (s Slots) Acquire() bool {
 	select {
 	case s <- struct{}{}:
 		return true
@@ -243,5 +243,5 @@ func (s Slots) Take() bool {
 	}
 }
 
-// Give returns a slot.
-func (s Slots) Give() { <-s }
+// Release returns a slot.
+func (s Slots) Release() { <-s }

@@ -54,7 +54,7 @@ func (n *names) learn(a netip.Addr, name string, ttl time.Duration) {
 	for i, e := range n.byIP[a] {
 		t := e.Value.(*answer) //nolint:forcetypeassert // only *answer is put in
 		if t.name == name {
-			t.until = laterOf(t.until, until)
+			t.until = maxTime(t.until, until)
 			n.order.MoveToBack(e)
 			n.byIP[a] = append(slices.Delete(n.byIP[a], i, i+1), e) // the last one is the newest
 			return
@@ -69,7 +69,7 @@ func (n *names) learn(a netip.Addr, name string, ttl time.Duration) {
 	}
 }
 
-func laterOf(a, b time.Time) time.Time {
+func maxTime(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
 	}

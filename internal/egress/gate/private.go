@@ -86,7 +86,7 @@ func (h *HostDialer) DialPrivate(ctx context.Context, to netip.AddrPort) (net.Co
 	if !egress.Openable(a) {
 		return nil, &egress.DeniedError{Addr: a, Rule: egress.RulePrivate}
 	}
-	rule, err := h.near(a)
+	rule, err := h.localRule(a)
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the host's own addresses are not known: %w", err)
 	}

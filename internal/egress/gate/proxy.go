@@ -130,7 +130,7 @@ func (p *ProxyDialer) DialContext(ctx context.Context, network, addr string) (ne
 // check refuses the host itself and its neighbours. An address without a route
 // on the host is neither.
 func (p *ProxyDialer) check(ctx context.Context, a netip.Addr) error {
-	if rule, err := p.refuses(ctx, a); err != nil || rule != "" {
+	if rule, err := p.refusalRule(ctx, a); err != nil || rule != "" {
 		return cmp.Or(err, error(&egress.DeniedError{Addr: a, Rule: rule}))
 	}
 	leaves, err := leavesHost(a)
@@ -158,7 +158,7 @@ func (p *ProxyDialer) through(ctx context.Context, to netip.AddrPort) (net.Conn,
 		err = p.connect(conn, to)
 	}
 	if !stop() {
-		err = p.silent(context.Cause(ctx))
+		err = p.unresponsive(context.Cause(ctx))
 	}
 	if err != nil {
 		closeQuietly(conn)
@@ -172,7 +172,7 @@ func (p *ProxyDialer) reach(ctx context.Context) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", p.url.Host)
 	if err != nil {
-		return nil, p.silent(err)
+		return nil, p.unresponsive(err)
 	}
 	if p.url.Scheme != "https" {
 		return conn, nil
@@ -180,12 +180,12 @@ func (p *ProxyDialer) reach(ctx context.Context) (net.Conn, error) {
 	secure := tls.Client(conn, p.tls)
 	if err := secure.HandshakeContext(ctx); err != nil {
 		closeQuietly(conn)
-		return nil, p.silent(err)
+		return nil, p.unresponsive(err)
 	}
 	return secure, nil
 }
 
-func (p *ProxyDialer) silent(err error) error {
+func (p *ProxyDialer) unresponsive(err error) error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "upstream proxy %s does not answer: %w", p.url.Host, err).
 		WithHint("check upstream_proxy in config.yaml, and that the proxy runs")
 }
@@ -202,15 +202,15 @@ func (p *ProxyDialer) connect(conn net.Conn, to netip.AddrPort) error {
 		request += "Proxy-Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(p.user.User+":"+p.user.Password)) + "\r\n"
 	}
 	if _, err := io.WriteString(conn, request+"\r\n"); err != nil {
-		return p.silent(err)
+		return p.unresponsive(err)
 	}
 	head, err := readHead(conn)
 	if err != nil {
-		return p.silent(err)
+		return p.unresponsive(err)
 	}
 	answer, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(head)), &http.Request{Method: http.MethodConnect})
 	if err != nil {
-		return p.silent(errors.New("its answer is not HTTP"))
+		return p.unresponsive(errors.New("its answer is not HTTP"))
 	}
 	_ = answer.Body.Close()
 	if answer.StatusCode/100 != 2 {
@@ -236,19 +236,21 @@ func readHead(r io.Reader) ([]byte, error) {
 	return nil, fmt.Errorf("its answer has more than %d bytes", maxProxyHead)
 }
 
-// ready is a proxy.ContextDialer that returns an existing connection.
-type ready struct{ net.Conn }
+// connDialer is a proxy.ContextDialer that returns an existing connection.
+type connDialer struct{ net.Conn }
 
 // Dial implements proxy.Dialer.
-func (r ready) Dial(string, string) (net.Conn, error) { return r.Conn, nil }
+func (r connDialer) Dial(string, string) (net.Conn, error) { return r.Conn, nil }
 
 // DialContext implements proxy.ContextDialer.
-func (r ready) DialContext(context.Context, string, string) (net.Conn, error) { return r.Conn, nil }
+func (r connDialer) DialContext(context.Context, string, string) (net.Conn, error) {
+	return r.Conn, nil
+}
 
 // socks performs the SOCKS5 handshake with the proxy. Afterwards the caller
 // uses conn itself, which supports half-close.
 func (p *ProxyDialer) socks(ctx context.Context, conn net.Conn, to netip.AddrPort) error {
-	d, err := proxy.SOCKS5("tcp", p.url.Host, p.user, ready{conn})
+	d, err := proxy.SOCKS5("tcp", p.url.Host, p.user, connDialer{conn})
 	if err != nil {
 		return err
 	}
@@ -259,7 +261,7 @@ func (p *ProxyDialer) socks(ctx context.Context, conn net.Conn, to netip.AddrPor
 	_, err = dialer.DialContext(ctx, "tcp", to.String())
 	switch {
 	case IsTimeout(err):
-		return p.silent(err)
+		return p.unresponsive(err)
 	case err != nil:
 		return p.refused(to, err)
 	}

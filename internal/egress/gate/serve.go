@@ -42,12 +42,12 @@ func (s *Server) ServePacket(ctx context.Context, conn net.PacketConn) error {
 			continue
 		}
 		g := s.Gate(from)
-		if size > maxQuestion || g == nil || !g.asking.Take() {
+		if size > maxQuestion || g == nil || !g.asking.Acquire() {
 			continue // a resolver repeats its question
 		}
 		wire := append([]byte(nil), buf[:size]...)
 		wg.Go(func() {
-			defer g.asking.Give()
+			defer g.asking.Release()
 			if answer := g.Answer(ctx, wire, true); answer != nil {
 				_, _ = conn.WriteTo(answer, from)
 			}
@@ -96,12 +96,12 @@ func (s *Server) ServeListener(ctx context.Context, l net.Listener) error {
 			continue
 		}
 		g := s.Gate(conn.RemoteAddr())
-		if g == nil || !g.streams.Take() {
+		if g == nil || !g.streams.Acquire() {
 			closeQuietly(conn)
 			continue
 		}
 		wg.Go(func() {
-			defer g.streams.Give()
+			defer g.streams.Release()
 			defer closeQuietly(conn)
 			stop := context.AfterFunc(ctx, func() { closeQuietly(conn) })
 			defer stop()

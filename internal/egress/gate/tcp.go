@@ -30,12 +30,12 @@ func (f *Flow) DialNamed(guest net.Conn) (net.Conn, error) {
 	if f.ctx.Err() != nil {
 		return nil, context.Cause(f.ctx)
 	}
-	rule, targets := f.show(name)
+	rule, targets := f.setName(name)
 	if rule != "" {
 		return nil, f.deny(rule)
 	}
 	if targets == nil {
-		targets = f.fresh(name)
+		targets = f.resolveName(name)
 	}
 	outside, err := f.dial(targets)
 	if err != nil {
@@ -80,9 +80,9 @@ func (f *Flow) readName(guest net.Conn) (prefix []byte, name string) {
 	}
 }
 
-// show decides on the flow's name. It returns the rule of a denial, or the
+// setName decides on the flow's name. It returns the rule of a denial, or the
 // addresses to dial, nil if the name must be resolved first.
-func (f *Flow) show(name string) (rule string, targets []netip.AddrPort) {
+func (f *Flow) setName(name string) (rule string, targets []netip.AddrPort) {
 	f.g.mu.Lock() // no change of policy is possible in between
 	defer f.g.mu.Unlock()
 	f.mu.Lock()
@@ -104,9 +104,9 @@ func (f *Flow) show(name string) (rule string, targets []netip.AddrPort) {
 	return "", []netip.AddrPort{f.flow.Dst}
 }
 
-// fresh resolves the name of a flow again and returns the addresses that may
+// resolveName resolves the name of a flow again and returns the addresses that may
 // be dialled.
-func (f *Flow) fresh(name string) []netip.AddrPort {
+func (f *Flow) resolveName(name string) []netip.AddrPort {
 	addrs := f.g.resolveAgain(f.ctx, name, f.flow.Dst.Addr().Is4())
 	p := f.g.Policy()
 	var out []netip.AddrPort
@@ -149,7 +149,7 @@ func (g *Gate) ServeTCP(ctx context.Context, conn net.Conn, dst netip.AddrPort) 
 	}
 }
 
-var pieces = sync.Pool{New: func() any { return new([maxPiece / 2]byte) }}
+var pieceBuffers = sync.Pool{New: func() any { return new([maxPiece / 2]byte) }}
 
 // Relay copies in both directions between the halves of a TCP flow until both
 // have ended, within the guest's bandwidth. The end of a stream is passed on
@@ -172,8 +172,8 @@ func (f *Flow) Relay(guest, outside net.Conn, abort func()) bool {
 
 // copyHalf copies one direction. It returns nil after a normal end.
 func (f *Flow) copyHalf(dst, src net.Conn, t *throttle, broken func()) error {
-	buf := pieces.Get().(*[maxPiece / 2]byte) //nolint:forcetypeassert // the pool contains only this type
-	defer pieces.Put(buf)
+	buf := pieceBuffers.Get().(*[maxPiece / 2]byte) //nolint:forcetypeassert // the pool contains only this type
+	defer pieceBuffers.Put(buf)
 	for {
 		n, err := src.Read(buf[:])
 		if n > 0 {

@@ -21,10 +21,10 @@ const translatorName = "ipv4only.arpa."
 var translatorAddrs = [][4]byte{{192, 0, 0, 170}, {192, 0, 0, 171}}
 
 const (
-	translatorsAge   = time.Minute      // after which the resolver is asked again
-	translatorsLast  = 10 * time.Minute // how long an answer is valid if the resolver no longer answers
-	translatorsRetry = 5 * time.Second  // between unanswered questions
-	translatorsWait  = 3 * time.Second  // for one answer
+	translatorsAge     = time.Minute      // after which the resolver is asked again
+	translatorsMaxAge  = 10 * time.Minute // how long an answer is valid if the resolver no longer answers
+	translatorsRetry   = 5 * time.Second  // between unanswered questions
+	translatorsTimeout = 3 * time.Second  // for one answer
 )
 
 // Translators finds the NAT64 prefixes of the host's network other than the
@@ -64,7 +64,7 @@ func (t *Translators) Prefixes(ctx context.Context) ([]netip.Prefix, error) {
 			t.answered, t.prefixes = now, list
 		}
 	}
-	if t.answered.IsZero() || t.failure != nil && now.Sub(t.answered) > translatorsLast {
+	if t.answered.IsZero() || t.failure != nil && now.Sub(t.answered) > translatorsMaxAge {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the NAT64 prefixes of the host's network are not known: %w", t.failure).
 			WithHint("the host's name server must answer the question for %s (AAAA); until then IPv6 is refused", translatorName)
 	}
@@ -74,7 +74,7 @@ func (t *Translators) Prefixes(ctx context.Context) ([]netip.Prefix, error) {
 // ask asks the question once. The wait does not end with the caller's ctx,
 // because the answer is shared by all callers.
 func (t *Translators) ask(ctx context.Context) ([]netip.Prefix, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), translatorsWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), translatorsTimeout)
 	defer cancel()
 	question := new(dns.Msg)
 	question.SetQuestion(translatorName, dns.TypeAAAA)
@@ -106,7 +106,7 @@ func translatorPrefixes(ip net.IP) []netip.Prefix {
 	var out []netip.Prefix
 	for _, bits := range []int{32, 40, 48, 56, 64, 96} {
 		p := netip.PrefixFrom(a, bits).Masked()
-		if slices.Contains(translatorAddrs, carried(a, bits)) && p != wellKnownTranslator {
+		if slices.Contains(translatorAddrs, embeddedIPv4(a, bits)) && p != wellKnownTranslator {
 			out = append(out, p)
 		}
 	}
@@ -115,9 +115,9 @@ func translatorPrefixes(ip net.IP) []netip.Prefix {
 
 var wellKnownTranslator = netip.MustParsePrefix("64:ff9b::/96")
 
-// carried returns the IPv4 address in a after a prefix of that length: the
+// embeddedIPv4 returns the IPv4 address in a after a prefix of that length: the
 // next four bytes, without the ninth byte, which is never part of it.
-func carried(a netip.Addr, bits int) (out [4]byte) {
+func embeddedIPv4(a netip.Addr, bits int) (out [4]byte) {
 	b := a.As16()
 	rest := slices.Concat(b[bits/8:max(bits/8, 8)], b[max(bits/8, 9):])
 	if bits == 96 {

@@ -24,25 +24,25 @@ func (r interval) key() string {
 	return r.lo.String() + "-" + r.hi.String()
 }
 
-// always returns the addresses that no policy can allow as ranges that do not
+// alwaysDenied returns the addresses that no policy can allow as ranges that do not
 // overlap, as a verdict map requires. If ranges of the list overlap, the first
 // that contains an address decides, as in package egress.
-func (b *builder) always(f family) []denial {
+func (b *builder) alwaysDenied(f family) []denial {
 	var list []interval
 	for _, d := range egress.Denials() {
 		if f.has(d.Prefix.Addr()) {
-			list = append(list, interval{d.Prefix.Addr(), last(d.Prefix), d.Rule})
+			list = append(list, interval{d.Prefix.Addr(), lastAddr(d.Prefix), d.Rule})
 		}
 	}
 	for _, n := range b.Config.Translators {
 		if f.has(n.Addr()) {
-			list = append(list, interval{n.Addr(), last(n), egress.RuleTransition})
+			list = append(list, interval{n.Addr(), lastAddr(n), egress.RuleTransition})
 		}
 	}
 	if f == v6 {
 		for _, a := range b.Config.HostAddrs {
 			n := nat64(netip.PrefixFrom(a, a.BitLen()))
-			list = append(list, interval{n.Addr(), last(n), egress.RuleHostAddr})
+			list = append(list, interval{n.Addr(), lastAddr(n), egress.RuleHostAddr})
 		}
 	}
 	for _, n := range b.Config.HostNets {
@@ -51,7 +51,7 @@ func (b *builder) always(f family) []denial {
 			n = nat64(n)
 		}
 		if f.has(n.Addr()) {
-			list = append(list, interval{n.Addr(), last(n), ruleLAN})
+			list = append(list, interval{n.Addr(), lastAddr(n), ruleLAN})
 		}
 	}
 	var out []denial
@@ -69,23 +69,23 @@ func nat64(n netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16(b), 96+n.Bits())
 }
 
-// low returns an IPv4 network as the last bits of an IPv6 address, as in
+// embedInIPv6 returns an IPv4 network as the last bits of an IPv6 address, as in
 // ISATAP addresses.
-func low(n netip.Prefix) netip.Prefix {
+func embedInIPv6(n netip.Prefix) netip.Prefix {
 	var b [16]byte
 	v4 := n.Addr().As4()
 	copy(b[12:], v4[:])
 	return netip.PrefixFrom(netip.AddrFrom16(b), 96+n.Bits())
 }
 
-// lowMask returns the mask of low.
+// lowMask returns the mask of embedInIPv6.
 func lowMask(n netip.Prefix) netip.Addr {
 	all := netip.AddrFrom4([4]byte{255, 255, 255, 255})
-	return low(netip.PrefixFrom(all, n.Bits()).Masked()).Addr()
+	return embedInIPv6(netip.PrefixFrom(all, n.Bits()).Masked()).Addr()
 }
 
-// last returns the highest address of a network.
-func last(p netip.Prefix) netip.Addr {
+// lastAddr returns the highest address of a network.
+func lastAddr(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for i := p.Bits(); i < len(b)*8; i++ {
 		b[i/8] |= 0x80 >> (i % 8)
@@ -144,11 +144,11 @@ func (b *builder) alwaysRules(c *chain) {
 	}
 	for _, a := range b.Config.HostAddrs {
 		n := netip.PrefixFrom(a, a.BitLen())
-		isatap.add(egress.RuleHostAddr, "ip6 daddr & %s == %s %s", lowMask(n), low(n).Addr(), b.deny(egress.RuleHostAddr))
+		isatap.add(egress.RuleHostAddr, "ip6 daddr & %s == %s %s", lowMask(n), embedInIPv6(n).Addr(), b.deny(egress.RuleHostAddr))
 	}
 	for _, n := range b.Config.HostNets {
 		if n = n.Masked(); n.Addr().Is4() {
-			isatap.add(ruleLAN, "ip6 daddr & %s == %s %s", lowMask(n), low(n).Addr(), b.deny(ruleLAN))
+			isatap.add(ruleLAN, "ip6 daddr & %s == %s %s", lowMask(n), embedInIPv6(n).Addr(), b.deny(ruleLAN))
 		}
 	}
 }

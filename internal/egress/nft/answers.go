@@ -19,7 +19,7 @@ const (
 // tell stores that a name resolves to an address. Above the limits, the
 // entries that expire first are evicted; addresses without a name are
 // returned.
-func (x *member) remember(addr netip.Addr, name string, until, now time.Time) (gone []netip.Addr) {
+func (x *member) addAnswer(addr netip.Addr, name string, until, now time.Time) (gone []netip.Addr) {
 	names := x.answers[addr]
 	if names == nil {
 		names = map[string]time.Time{}
@@ -32,37 +32,37 @@ func (x *member) remember(addr netip.Addr, name string, until, now time.Time) (g
 		return nil
 	}
 	if len(names) >= maxNamesPer {
-		delete(names, first(names))
+		delete(names, earliest(names))
 		x.pairs--
 	}
 	names[name] = until
 	if x.pairs++; x.pairs <= maxAnswers {
 		return nil
 	}
-	gone = x.over(now)
-	return append(gone, x.endFirst(addr, func(netip.Addr) bool { return x.pairs > maxAnswers*3/4 })...)
+	gone = x.expire(now)
+	return append(gone, x.evictEarliest(addr, func(netip.Addr) bool { return x.pairs > maxAnswers*3/4 })...)
 }
 
-// crowded removes addresses if they have too many elements, and returns them;
+// limitElements removes addresses if they have too many elements, and returns them;
 // addr is not removed.
-func (x *member) crowded(addr netip.Addr, now time.Time) []netip.Addr {
+func (x *member) limitElements(addr netip.Addr, now time.Time) []netip.Addr {
 	if x.opens <= maxOpens {
 		return nil
 	}
 	left := x.opens
-	gone := x.over(now)
+	gone := x.expire(now)
 	for _, a := range gone {
 		left -= x.elems[a].weight
 	}
-	return append(gone, x.endFirst(addr, func(a netip.Addr) bool {
+	return append(gone, x.evictEarliest(addr, func(a netip.Addr) bool {
 		tooMuch := left > maxOpens*3/4
 		left -= x.elems[a].weight
 		return tooMuch
 	})...)
 }
 
-// over removes expired names and returns the addresses without a name.
-func (x *member) over(now time.Time) (gone []netip.Addr) {
+// expire removes expired names and returns the addresses without a name.
+func (x *member) expire(now time.Time) (gone []netip.Addr) {
 	for a, names := range x.answers {
 		maps.DeleteFunc(names, func(_ string, until time.Time) bool { return !until.After(now) })
 		if len(names) == 0 {
@@ -74,9 +74,9 @@ func (x *member) over(now time.Time) (gone []netip.Addr) {
 	return gone
 }
 
-// endFirst removes addresses other than but while tooMuch returns true, those
+// evictEarliest removes addresses other than but while tooMuch returns true, those
 // whose names expire first before others, and returns them.
-func (x *member) endFirst(but netip.Addr, tooMuch func(next netip.Addr) bool) (gone []netip.Addr) {
+func (x *member) evictEarliest(but netip.Addr, tooMuch func(next netip.Addr) bool) (gone []netip.Addr) {
 	for _, a := range x.order() {
 		if a == but {
 			continue
@@ -118,8 +118,8 @@ func (x *member) count() int {
 	return n
 }
 
-// first returns the name that expires first.
-func first(names map[string]time.Time) string {
+// earliest returns the name that expires first.
+func earliest(names map[string]time.Time) string {
 	out := ""
 	for n, until := range names {
 		if out == "" || until.Before(names[out]) {
@@ -143,12 +143,12 @@ func (x *member) open(w *strings.Builder, addr netip.Addr, now time.Time) int {
 	for _, e := range list {
 		e.write(w, "add")
 	}
-	x.keep(addr, list, weight)
+	x.setElements(addr, list, weight)
 	return weight
 }
 
-// keep stores the elements of an address.
-func (x *member) keep(addr netip.Addr, list []binding, weight int) {
+// setElements stores the elements of an address.
+func (x *member) setElements(addr netip.Addr, list []binding, weight int) {
 	if weight > 0 {
 		x.opens += weight - x.elems[addr].weight
 		x.elems[addr] = opened{list, weight}
@@ -166,10 +166,10 @@ func (x *member) close(w *strings.Builder, addr netip.Addr) {
 	delete(x.elems, addr)
 }
 
-// fit removes answers from before a change of policy that exceed the limits
+// trim removes answers from before a change of policy that exceed the limits
 // under the new one, beginning with the addresses whose names expire first.
-func (x *member) fit(now time.Time) {
-	x.over(now)
+func (x *member) trim(now time.Time) {
+	x.expire(now)
 	sum, order := 0, x.order()
 	for _, a := range slices.Backward(order) {
 		if sum <= maxOpens*3/4 {

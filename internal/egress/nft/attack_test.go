@@ -65,7 +65,7 @@ func TestOnNet(t *testing.T) {
 		"193.5.5.9": true, "193.5.6.9": false, "64:ff9b::c105:509": true, "64:ff9b::c105:609": false,
 		"2620::5efe:c105:509": true, "2620::200:5efe:c105:509": true, "2620::c105:509": false,
 	} {
-		if onNet(p, mustAddr(a)) != want {
+		if contains(p, mustAddr(a)) != want {
 			t.Errorf("%s: %v", a, !want)
 		}
 	}
@@ -293,7 +293,7 @@ func TestToldIsBounded(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	one := mustAddr("9.9.9.9")
 	for i := range 10_000 {
-		x.remember(one, strings.Repeat("a", i%200)+string(rune('a'+i%26))+time.Duration(i).String()+".example.com.", now.Add(time.Hour), now)
+		x.addAnswer(one, strings.Repeat("a", i%200)+string(rune('a'+i%26))+time.Duration(i).String()+".example.com.", now.Add(time.Hour), now)
 	}
 	if n := x.count(); n > maxNamesPer || n != x.pairs {
 		t.Errorf("%d names of one address, counted as %d", n, x.pairs)
@@ -303,7 +303,7 @@ func TestToldIsBounded(t *testing.T) {
 	for i := range 3 * maxAnswers {
 		a = a.Next()
 		open[a] = true
-		for _, gone := range x.remember(a, "b.example.com.", now.Add(time.Duration(i)*time.Second), now) {
+		for _, gone := range x.addAnswer(a, "b.example.com.", now.Add(time.Duration(i)*time.Second), now) {
 			delete(open, gone)
 		}
 	}
@@ -320,7 +320,7 @@ func TestPlansCannotBeMixedUp(t *testing.T) {
 	if len(p.id) < 32 {
 		t.Errorf("the name of a plan has %d bits", len(p.id)*4)
 	}
-	if !ofPolicy.MatchString(p.chain(0)) {
+	if !policyObjects.MatchString(p.chain(0)) {
 		t.Error("chains of policies are not known as such")
 	}
 }

@@ -185,7 +185,7 @@ func TestAddressesAreBounded(t *testing.T) {
 		for i := range maxNamesPer {
 			l.Names = append(l.Names, fmt.Sprintf("n%d.flood.example.com.", i))
 			list, weight := l.elements(planOf(s))
-			if len(list) != len(nothing) || weight > maxLooks/looksPerElement || !strings.HasPrefix(list[0].verdict, "goto no_") {
+			if len(list) != len(denyAll) || weight > maxChecks/checksPerElement || !strings.HasPrefix(list[0].verdict, "goto no_") {
 				t.Fatalf("%d layers, %d names: %d elements of weight %d", layers, i+1, len(list), weight)
 			}
 		}
@@ -201,7 +201,7 @@ func TestAddressesAreBounded(t *testing.T) {
 	for range 400 {
 		a = a.Next()
 		w.Reset()
-		if n := m.openAnswers(w, x, []*pendingAnswer{{name: "a.flood.example.com.", addrs: []netip.Addr{a}, ttl: time.Hour}}); n != 1 {
+		if n := m.writeAnswers(w, x, []*pendingAnswer{{name: "a.flood.example.com.", addrs: []netip.Addr{a}, ttl: time.Hour}}); n != 1 {
 			t.Fatal("one address is too much for one turn")
 		}
 		elems, weight := 0, 0
@@ -216,7 +216,7 @@ func TestAddressesAreBounded(t *testing.T) {
 		t.Errorf("the last address is not opened by %s", w)
 	}
 	x.plan = planOf(testSandbox(2, testPolicy(t, agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: append(rules, rulesOf("*.flood.example.com:1-199")...)})))
-	if x.fit(time.Now()); len(x.answers) == 0 || x.answers[a] == nil || x.count() != x.pairs {
+	if x.trim(time.Now()); len(x.answers) == 0 || x.answers[a] == nil || x.count() != x.pairs {
 		t.Errorf("under another policy %d addresses are left", len(x.answers))
 	}
 }
@@ -237,7 +237,7 @@ func TestTurnsAreBounded(t *testing.T) {
 		}
 		list = append(list, l)
 	}
-	if n := m.openAnswers(w, x, list); n != 2 || len(list[2].addrs) != 30-(maxTurnAddrs-60) || len(x.answers) != maxTurnAddrs {
+	if n := m.writeAnswers(w, x, list); n != 2 || len(list[2].addrs) != 30-(maxBatchAddrs-60) || len(x.answers) != maxBatchAddrs {
 		t.Errorf("%d answers are complete, %d addresses of the next are left, %d are told", n, len(list[2].addrs), len(x.answers))
 	}
 	var q pendingAnswers
@@ -246,12 +246,12 @@ func TestTurnsAreBounded(t *testing.T) {
 			t.Error("not the first alone sees to it")
 		}
 	}
-	q.again(2, q.take()[2][2:])
+	q.requeue(2, q.takeAll()[2][2:])
 	q.add(list[0])
-	if got := q.take()[2]; len(got) != 9 || got[0] != list[2] || got[8] != list[0] {
+	if got := q.takeAll()[2]; len(got) != 9 || got[0] != list[2] || got[8] != list[0] {
 		t.Error("the order is another one")
 	}
-	if q.take() != nil || !q.add(list[0]) {
+	if q.takeAll() != nil || !q.add(list[0]) {
 		t.Error("nobody sees to what comes next")
 	}
 }

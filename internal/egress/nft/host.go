@@ -26,11 +26,11 @@ func bridgePorts(bridge string) ([]string, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, unread("the ports of "+bridge, err)
+		return nil, readError("the ports of "+bridge, err)
 	}
 	all, err := netlink.LinkList()
 	if err != nil {
-		return nil, unread("the ports of "+bridge, err)
+		return nil, readError("the ports of "+bridge, err)
 	}
 	var out []string
 	for _, p := range all {
@@ -51,7 +51,7 @@ func bridgeIndex(bridge string) int {
 	return l.Attrs().Index
 }
 
-func unread(what string, err error) error {
+func readError(what string, err error) error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "%s cannot be read: %w", what, err).WithHint("try again")
 }
 
@@ -61,7 +61,7 @@ func unread(what string, err error) error {
 func hostNets(c Config) ([]netip.Prefix, error) {
 	links, err := net.Interfaces()
 	if err != nil {
-		return nil, unread("the host's networks", err)
+		return nil, readError("the host's networks", err)
 	}
 	var out []netip.Prefix
 	for _, l := range links {
@@ -73,7 +73,7 @@ func hostNets(c Config) ([]netip.Prefix, error) {
 			if _, gone := net.InterfaceByName(l.Name); gone != nil {
 				continue
 			}
-			return nil, unread("the host's networks", err)
+			return nil, readError("the host's networks", err)
 		}
 		for _, a := range addrs {
 			p, err := netip.ParsePrefix(a.String())
@@ -91,7 +91,7 @@ func hostNets(c Config) ([]netip.Prefix, error) {
 func hostAddrs() ([]netip.Addr, error) {
 	list, err := net.InterfaceAddrs()
 	if err != nil {
-		return nil, unread("the host's addresses", err)
+		return nil, readError("the host's addresses", err)
 	}
 	var out []netip.Addr
 	for _, a := range list {
@@ -212,14 +212,14 @@ func fixAddress(bridge string, log *slog.Logger) error {
 		return nil
 	}
 	if err != nil {
-		return unread("the bridge "+bridge, err)
+		return readError("the bridge "+bridge, err)
 	}
 	if l.Type() != "bridge" {
 		return nil
 	}
 	from, err := os.ReadFile("/sys/class/net/" + bridge + "/addr_assign_type") // not available by netlink
 	if err != nil {
-		return unread("where the hardware address of "+bridge+" comes from", err)
+		return readError("where the hardware address of "+bridge+" comes from", err)
 	}
 	if strings.TrimSpace(string(from)) == netAddrSet {
 		return nil
@@ -245,14 +245,14 @@ func (m *Manager) BridgeUp() error {
 		return no("there is no bridge %s", c.Bridge)
 	}
 	if err != nil {
-		return unread("the bridge "+c.Bridge, err)
+		return readError("the bridge "+c.Bridge, err)
 	}
 	if l.Type() != "bridge" || l.Attrs().Flags&net.FlagUp == 0 {
 		return no("%s is no bridge that is up", c.Bridge)
 	}
 	addrs, err := netlink.AddrList(l, netlink.FAMILY_V4)
 	if err != nil {
-		return unread("the addresses of "+c.Bridge, err)
+		return readError("the addresses of "+c.Bridge, err)
 	}
 	if !slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.Equal(c.Gateway4.AsSlice()) }) {
 		return no("%s has not the address %s", c.Bridge, c.Gateway4)
@@ -361,9 +361,9 @@ func removeBridge(name string) error {
 	return netlink.LinkDel(l)
 }
 
-// onNet reports whether an address, or an IPv4 address that it contains, is on
+// contains reports whether an address, or an IPv4 address that it contains, is on
 // a network.
-func onNet(p netip.Prefix, a netip.Addr) bool {
+func contains(p netip.Prefix, a netip.Addr) bool {
 	if p.Addr().Is4() && a.Is6() {
 		return slices.ContainsFunc(egress.Embedded(a), p.Contains)
 	}
@@ -435,7 +435,7 @@ func (d lanDialer) DialContext(ctx context.Context, network, addr string) (net.C
 	if err != nil {
 		return nil, err
 	}
-	if a := to.Addr().Unmap(); slices.ContainsFunc(nets, func(p netip.Prefix) bool { return onNet(p, a) }) {
+	if a := to.Addr().Unmap(); slices.ContainsFunc(nets, func(p netip.Prefix) bool { return contains(p, a) }) {
 		return nil, &egress.DeniedError{Addr: a, Rule: ruleLAN}
 	}
 	if err := d.checkWay(to.Addr().Unmap()); err != nil {

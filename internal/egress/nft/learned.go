@@ -40,9 +40,9 @@ func (l Learned) elements(p *plan) (out []binding, weight int) {
 	}
 	list, looks := p.decisions(addr, l.Names)
 	if out = l.bindings(p, list); len(out) > maxElements {
-		out = l.bindings(p, nothing)
+		out = l.bindings(p, denyAll)
 	}
-	return out, max(len(out), looks/looksPerElement)
+	return out, max(len(out), looks/checksPerElement)
 }
 
 // private returns the elements of an address that the operator allows by name:
@@ -72,14 +72,14 @@ func privateBinding(l Learned, port uint16, options string) binding {
 // Limits for one address. A guest may narrow its own policy, and so choose how
 // many rules match an address and how they split its ports.
 const (
-	maxElements     = 256
-	maxLooks        = 1 << 17 // checks of single rules; some milliseconds
-	leastLooks      = 16      // minimum number of checks per rule for the address
-	looksPerElement = 512
+	maxElements      = 256
+	maxChecks        = 1 << 17 // checks of single rules; some milliseconds
+	minChecks        = 16      // minimum number of checks per rule for the address
+	checksPerElement = 512
 )
 
-// nothing denies an address completely, regardless of the rules for addresses.
-var nothing = []decision{{egress.TCP, allPorts, forbidden}, {egress.UDP, allPorts, forbidden}, {egress.ICMP, allPorts, forbidden}}
+// denyAll denies an address completely, regardless of the rules for addresses.
+var denyAll = []decision{{egress.TCP, allPorts, forbidden}, {egress.UDP, allPorts, forbidden}, {egress.ICMP, allPorts, forbidden}}
 
 func (l Learned) bindings(p *plan, list []decision) (out []binding) {
 	addr := l.Addr.Unmap()
@@ -107,7 +107,7 @@ func (l Learned) bindings(p *plan, list []decision) (out []binding) {
 		case showName:
 			put("named", "namedranges", pair, d.ports, "")
 		case allowed:
-			put("learned", "ranges", pair+" . "+proto, d.ports, "goto "+p.yes())
+			put("learned", "ranges", pair+" . "+proto, d.ports, "goto "+p.allowedChain())
 		case forbidden:
 			put("learned", "ranges", pair+" . "+proto, d.ports, "goto "+denyChain(rulePolicy))
 		}
@@ -144,7 +144,7 @@ func (p *plan) decisions(addr netip.Addr, names []string) (out []decision, looks
 	p.policy.About(addr, names, func(r *egress.Rule) bool {
 		rules++
 		ranges = append(ranges, r.Ports...)
-		return rules < maxLooks/leastLooks
+		return rules < maxChecks/minChecks
 	})
 	for _, q := range p.all() {
 		for _, s := range q.Ports() {
@@ -152,8 +152,8 @@ func (p *plan) decisions(addr netip.Addr, names []string) (out []decision, looks
 		}
 	}
 	parts := segments(ranges)
-	if looks = rules * len(parts) * 2; looks > maxLooks {
-		return nothing, maxLooks
+	if looks = rules * len(parts) * 2; looks > maxChecks {
+		return denyAll, maxChecks
 	}
 	for _, proto := range []egress.Proto{egress.TCP, egress.UDP, egress.ICMP} {
 		cut := parts

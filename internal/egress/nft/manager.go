@@ -171,12 +171,12 @@ func (m *Manager) pin() error {
 func (m *Manager) Prepare() error { return prepare(m.opts.Config, m.log) }
 
 func (m *Manager) apply(ctx context.Context) error {
-	around, err := m.look(m.opts.Config)
+	around, err := m.readHostState(m.opts.Config)
 	if err != nil {
 		return err
 	}
 	m.ports = around.ports
-	around.put(&m.opts.Config)
+	around.applyTo(&m.opts.Config)
 	s := m.state()
 	rules, err := build(s)
 	if err != nil {
@@ -197,7 +197,7 @@ func (m *Manager) apply(ctx context.Context) error {
 	for _, l := range s.Learned {
 		x := m.members[l.Sandbox.VMID]
 		list, weight := l.elements(x.plan)
-		x.keep(l.Addr, list, weight)
+		x.setElements(l.Addr, list, weight)
 	}
 	return nil
 }
@@ -267,7 +267,7 @@ func (m *Manager) newMember(s Sandbox, old *member) (*member, error) {
 	}
 	if old != nil && old.IPv4 == s.IPv4 && old.IPv6 == s.IPv6 {
 		x.gate, x.answers, x.pairs, x.dhcp = old.gate, old.answers, old.pairs, old.dhcp
-		x.fit(m.opts.Now())
+		x.trim(m.opts.Now())
 		return x, nil
 	}
 	var err error
@@ -277,12 +277,12 @@ func (m *Manager) newMember(s Sandbox, old *member) (*member, error) {
 	now := m.opts.Now()
 	for _, t := range s.Answers {
 		if left := t.Until.Sub(now); left > 0 && left <= maxAnswerTTL && t.Addr.IsValid() && len(t.Name) <= 255 {
-			x.remember(t.Addr.Unmap(), t.Name, t.Until, now)
+			x.addAnswer(t.Addr.Unmap(), t.Name, t.Until, now)
 			x.gate.Remember(t.Name, t.Addr, left)
 		}
 	}
 	x.Sandbox.Answers = nil
-	x.fit(now)
+	x.trim(now)
 	return x, nil
 }
 

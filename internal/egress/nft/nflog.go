@@ -47,7 +47,7 @@ func (m *Manager) auditLog(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case err != nil && overrun(err):
+		case err != nil && lostMessages(err):
 			m.log.Warn("too many decisions; some are not recorded")
 			continue
 		case err != nil:
@@ -59,8 +59,8 @@ func (m *Manager) auditLog(ctx context.Context) error {
 	}
 }
 
-// overrun reports whether a socket lost messages but still works.
-func overrun(err error) bool { return errors.Is(err, unix.ENOBUFS) }
+// lostMessages reports whether a socket lost messages but still works.
+func lostMessages(err error) bool { return errors.Is(err, unix.ENOBUFS) }
 
 func openLog(group uint16) (fd int, err error) {
 	fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)

@@ -18,12 +18,12 @@ import (
 // transactions of limited size, regardless of the questions of other
 // sandboxes.
 const (
-	maxTurnAddrs = 64
-	maxTurnElems = 512
+	maxBatchAddrs = 64
+	maxBatchElems = 512
 )
 
-// maxRest limits the time between two transactions that allow addresses.
-const maxRest = 100 * time.Millisecond
+// maxBatchPause limits the time between two transactions that allow addresses.
+const maxBatchPause = 100 * time.Millisecond
 
 // pendingAnswer is a DNS answer that a sandbox is about to get.
 type pendingAnswer struct {
@@ -56,8 +56,8 @@ func (l *pendingAnswers) add(x *pendingAnswer) (first bool) {
 	return first
 }
 
-// again puts the rest of a sandbox's answers back, before newer ones.
-func (l *pendingAnswers) again(vmid int, list []*pendingAnswer) {
+// requeue puts the rest of a sandbox's answers back, before newer ones.
+func (l *pendingAnswers) requeue(vmid int, list []*pendingAnswer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(list) > 0 {
@@ -65,9 +65,9 @@ func (l *pendingAnswers) again(vmid int, list []*pendingAnswer) {
 	}
 }
 
-// take removes and returns all waiting answers. nil means that there are none,
+// takeAll removes and returns all waiting answers. nil means that there are none,
 // and that the next call of add returns true.
-func (l *pendingAnswers) take() map[int][]*pendingAnswer {
+func (l *pendingAnswers) takeAll() map[int][]*pendingAnswer {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.waiting) == 0 {
@@ -85,28 +85,28 @@ func (l *pendingAnswers) take() map[int][]*pendingAnswer {
 func (m *Manager) learn(vmid int, from *gate.Gate, name string, addrs []netip.Addr, ttl time.Duration) error {
 	x := &pendingAnswer{vmid: vmid, from: from, name: name, addrs: slices.Clone(addrs), ttl: ttl, done: make(chan error, 1)}
 	if m.pending.add(x) {
-		go m.teach()
+		go m.applyAnswers()
 	}
 	return <-x.done
 }
 
-// teach processes answers until none wait. Between two transactions it pauses
+// applyAnswers processes answers until none wait. Between two transactions it pauses
 // for as long as the first one took, so that a guest cannot keep the host busy
 // with questions and the lock is free for others.
-func (m *Manager) teach() {
+func (m *Manager) applyAnswers() {
 	for {
-		turn := m.pending.take()
+		turn := m.pending.takeAll()
 		if turn == nil {
 			return
 		}
 		began := time.Now()
-		m.openTurn(turn)
-		time.Sleep(min(time.Since(began), maxRest))
+		m.applyBatch(turn)
+		time.Sleep(min(time.Since(began), maxBatchPause))
 	}
 }
 
-// openTurn runs one transaction with a part for each waiting sandbox.
-func (m *Manager) openTurn(turn map[int][]*pendingAnswer) {
+// applyBatch runs one transaction with a part for each waiting sandbox.
+func (m *Manager) applyBatch(turn map[int][]*pendingAnswer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var text strings.Builder
@@ -123,9 +123,9 @@ func (m *Manager) openTurn(turn map[int][]*pendingAnswer) {
 		if len(list) == 0 {
 			continue
 		}
-		n := m.openAnswers(&text, x, list)
+		n := m.writeAnswers(&text, x, list)
 		done = append(done, list[:n]...)
-		m.pending.again(vmid, list[n:])
+		m.pending.requeue(vmid, list[n:])
 	}
 	var err error
 	if text.Len() > 0 {
@@ -136,14 +136,14 @@ func (m *Manager) openTurn(turn map[int][]*pendingAnswer) {
 	}
 }
 
-// openAnswers writes the commands that allow the addresses of a sandbox's
+// writeAnswers writes the commands that allow the addresses of a sandbox's
 // answers, and returns how many answers are complete.
-func (m *Manager) openAnswers(w *strings.Builder, x *member, list []*pendingAnswer) int {
+func (m *Manager) writeAnswers(w *strings.Builder, x *member, list []*pendingAnswer) int {
 	now := m.opts.Now()
 	addrs, elems := 0, 0
 	for i, l := range list {
 		for len(l.addrs) > 0 {
-			if addrs >= maxTurnAddrs || elems >= maxTurnElems {
+			if addrs >= maxBatchAddrs || elems >= maxBatchElems {
 				return i
 			}
 			a := l.addrs[0].Unmap()
@@ -152,12 +152,12 @@ func (m *Manager) openAnswers(w *strings.Builder, x *member, list []*pendingAnsw
 			if m.opts.Answered != nil {
 				m.opts.Answered(x.VMID, Answer{l.name, a, until})
 			}
-			for _, gone := range x.remember(a, l.name, until, now) {
+			for _, gone := range x.addAnswer(a, l.name, until, now) {
 				x.close(w, gone)
 			}
 			elems += x.open(w, a, now)
 			addrs++
-			for _, gone := range x.crowded(a, now) {
+			for _, gone := range x.limitElements(a, now) {
 				x.close(w, gone)
 			}
 		}

@@ -54,7 +54,7 @@ func (p *plan) chain(i int) string {
 	return fmt.Sprintf("p_%s_%d", p.id, i)
 }
 
-func (p *plan) yes() string { return "yes_" + p.id }
+func (p *plan) allowedChain() string { return "yes_" + p.id }
 
 // binding is one set element that binds a sandbox to its policy.
 type binding struct{ family, set, key, verdict, options string }
@@ -152,14 +152,14 @@ func (b *builder) policies() {
 }
 
 func (b *builder) plan(p *plan) {
-	yes := b.inet.chain(p.yes(), "")
+	yes := b.inet.chain(p.allowedChain(), "")
 	if b.Config.LogGroup != 0 {
 		yes.add("", "limit rate 200/second burst 1000 packets log prefix %s group %d", quote("allow "+rulePolicy), b.Config.LogGroup)
 	}
 	yes.add("", "ct mark set 0x%08x accept", p.mark)
 	policies := p.all()
 	for i, q := range policies {
-		next := "goto " + p.yes()
+		next := "goto " + p.allowedChain()
 		if i+1 < len(policies) {
 			next = "goto " + p.chain(i+1)
 		}
@@ -194,7 +194,7 @@ func (b *builder) policyChain(p *plan, q *egress.Policy, i int, next string) {
 	}
 	if ports := p.deniedNamePorts(i); i > 0 && len(ports) > 0 || i == 0 && deniesAny(q) {
 		// TCP was redirected; the name in UDP cannot be read.
-		c.add("name.unread", "meta l4proto { tcp, udp } th dport { %s } %s", numbers(ports), no)
+		c.add("name.unread", "meta l4proto { tcp, udp } th dport { %s } %s", portList(ports), no)
 	}
 	switch q.Mode() {
 	case agentlab.NetworkNAT:
@@ -252,7 +252,7 @@ func (b *builder) redirectChain(p *plan) {
 			return
 		}
 	}
-	ports := numbers(p.deniedNamePorts(0))
+	ports := portList(p.deniedNamePorts(0))
 	if what == "" {
 		c.add(ruleRedirect, "tcp dport { %s } redirect to :%d", ports, b.Config.ProxyPort)
 		return
@@ -327,7 +327,7 @@ func (b *builder) isatapSet(name string, q *egress.Policy) string {
 	var rules []egress.Rule
 	for _, r := range q.Rules() {
 		if !r.Allow && r.Domain == "" && r.Prefix.Addr().Is4() {
-			r.Prefix = low(r.Prefix)
+			r.Prefix = embedInIPv6(r.Prefix)
 			rules = append(rules, r)
 		}
 	}
@@ -434,13 +434,13 @@ func partition(rules []egress.Rule) []part {
 		out = append(out, p)
 	}
 	pop := func() {
-		end := last(stack[len(stack)-1].Prefix)
+		end := lastAddr(stack[len(stack)-1].Prefix)
 		emit(end)
 		stack = stack[:len(stack)-1]
 		from = end.Next()
 	}
 	for _, r := range rules {
-		for len(stack) > 0 && last(stack[len(stack)-1].Prefix).Less(r.Prefix.Addr()) {
+		for len(stack) > 0 && lastAddr(stack[len(stack)-1].Prefix).Less(r.Prefix.Addr()) {
 			pop()
 		}
 		if len(stack) > 0 && from.Less(r.Prefix.Addr()) {

@@ -37,7 +37,7 @@ func TestAlwaysIsWhatThePolicySays(t *testing.T) {
 	b := newBuilder(State{Config: testConfig()})
 	lists := map[string][]parsed{}
 	for _, f := range families {
-		for _, d := range b.always(f) {
+		for _, d := range b.alwaysDenied(f) {
 			lo, hi := parseRange(t, d.key)
 			lists[f.v] = append(lists[f.v], parsed{lo, hi, d.rule})
 		}

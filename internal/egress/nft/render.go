@@ -151,7 +151,7 @@ func quoted(ifname string) string { return `"` + ifname + `"` }
 func (b *builder) sets() {
 	for _, f := range families {
 		always := b.inet.set(set{name: "always" + f.v, key: f.addr, verdicts: true, flags: "interval", note: "what no policy can allow"})
-		for _, d := range b.always(f) {
+		for _, d := range b.alwaysDenied(f) {
 			always.add(d.rule, d.key, b.deny(d.rule), "")
 		}
 		b.inet.set(set{name: "bound" + f.v, key: "ether_addr . " + f.addr, note: "source addresses that a sandbox may use"})
@@ -350,7 +350,7 @@ func (b *builder) input() {
 		}
 		h.add(ruleServices, "%s daddr %s meta l4proto { tcp, udp } th dport 53 th dport @served accept", f.ip, gw)
 		if len(b.Config.GuestPorts) > 0 {
-			h.add(ruleServices, "%s daddr %s tcp dport { %s } accept", f.ip, gw, numbers(b.Config.GuestPorts))
+			h.add(ruleServices, "%s daddr %s tcp dport { %s } accept", f.ip, gw, portList(b.Config.GuestPorts))
 		}
 	}
 	for _, f := range families {
@@ -384,7 +384,7 @@ func (b *builder) subnet(f family) netip.Prefix {
 	return b.Config.Subnet6
 }
 
-func numbers(ports []uint16) string {
+func portList(ports []uint16) string {
 	var out []string
 	for _, p := range slices.Sorted(slices.Values(ports)) {
 		out = append(out, fmt.Sprint(p))

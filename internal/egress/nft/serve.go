@@ -259,11 +259,11 @@ func (m *Manager) reconcile(ctx context.Context, compare bool) error {
 	if err != nil {
 		return err
 	}
-	around, err := m.look(m.opts.Config)
+	around, err := m.readHostState(m.opts.Config)
 	if err != nil {
 		return err
 	}
-	good := !m.broken && len(loaded) == len(ours) && around.same(m)
+	good := !m.broken && len(loaded) == len(ours) && around.unchanged(m)
 	if good && compare {
 		drift, err := m.drift(ctx)
 		if err != nil {
@@ -277,7 +277,7 @@ func (m *Manager) reconcile(ctx context.Context, compare bool) error {
 		if err := m.apply(ctx); err != nil {
 			return err
 		}
-	} else if err := m.saySo(ctx); err != nil {
+	} else if err := m.renewPorts(ctx); err != nil {
 		return err
 	}
 	return m.pin() // a bridge that was down has lost them
@@ -295,7 +295,7 @@ func (m *Manager) serve(ctx context.Context, yes bool) error {
 		m.served = make(chan struct{})
 	}
 	m.serving = yes
-	return m.saySo(ctx)
+	return m.renewPorts(ctx)
 }
 
 // Served returns a channel that is closed while the DNS questions of sandboxes
@@ -320,9 +320,9 @@ func (m *Manager) DialTCP(ctx context.Context, to netip.AddrPort) (net.Conn, err
 	return d.DialContext(ctx, "tcp", to.String())
 }
 
-// saySo renews the elements of AgentLab's ports in the kernel. They expire, so
+// renewPorts renews the elements of AgentLab's ports in the kernel. They expire, so
 // that the ports are closed after this process has died. The caller holds mu.
-func (m *Manager) saySo(ctx context.Context) error {
+func (m *Manager) renewPorts(ctx context.Context) error {
 	var text strings.Builder
 	for _, key := range m.opts.Config.servedKeys() {
 		e := binding{"inet", "served", key, "", servedFor}

@@ -120,13 +120,13 @@ var (
 	tableLine = regexp.MustCompile(`^table (\w+) agentlab \{$`)
 	blockLine = regexp.MustCompile(`^\t(set|map|chain) (\S+) \{$`)
 	elemsText = regexp.MustCompile(`(?s)elements = \{(.*?)\}`)
-	// ofPolicy matches chains and sets that are added and removed with
+	// policyObjects matches chains and sets that are added and removed with
 	// sandboxes.
-	ofPolicy = regexp.MustCompile(`^(p|yes|r|s|f)_[0-9a-f]{32}`)
-	// changing matches sets whose elements change by themselves.
-	changing = regexp.MustCompile(`^(named|namedranges|learned|ranges|hostflows|served|dhcprate|ndprate|[fs]_)`)
-	// ofSandboxes matches sets whose elements are the sandboxes.
-	ofSandboxes = regexp.MustCompile(`^(bound|dhcp$|policy|redirect|shape|live|ports|senders|macs|arps)`)
+	policyObjects = regexp.MustCompile(`^(p|yes|r|s|f)_[0-9a-f]{32}`)
+	// dynamicSets matches sets whose elements change by themselves.
+	dynamicSets = regexp.MustCompile(`^(named|namedranges|learned|ranges|hostflows|served|dhcprate|ndprate|[fs]_)`)
+	// sandboxSets matches sets whose elements are the sandboxes.
+	sandboxSets = regexp.MustCompile(`^(bound|dhcp$|policy|redirect|shape|live|ports|senders|macs|arps)`)
 )
 
 // blocks splits a listing into chains and sets by name. It sorts elements,
@@ -148,7 +148,7 @@ func blocks(list string, sandboxes bool) map[string]string {
 			continue
 		}
 		// Elements of sandboxes can be many and are not compared.
-		if skip = skip || strings.HasPrefix(line, "\t\telements = ") && changing.MatchString(lastWord(name)); skip {
+		if skip = skip || strings.HasPrefix(line, "\t\telements = ") && dynamicSets.MatchString(afterLastSpace(name)); skip {
 			skip = !strings.HasSuffix(line, "}")
 			continue
 		}
@@ -160,12 +160,12 @@ func blocks(list string, sandboxes bool) map[string]string {
 		out[key] = b.String()
 	}
 	for key, text := range out {
-		short := lastWord(key)
-		if !sandboxes && ofPolicy.MatchString(short) {
+		short := afterLastSpace(key)
+		if !sandboxes && policyObjects.MatchString(short) {
 			delete(out, key)
 			continue
 		}
-		drop := changing.MatchString(short) || !sandboxes && ofSandboxes.MatchString(short)
+		drop := dynamicSets.MatchString(short) || !sandboxes && sandboxSets.MatchString(short)
 		out[key] = elemsText.ReplaceAllStringFunc(text, func(e string) string {
 			if drop {
 				return ""
@@ -184,7 +184,7 @@ func blocks(list string, sandboxes bool) map[string]string {
 	return out
 }
 
-func lastWord(key string) string { return key[strings.LastIndexByte(key, ' ')+1:] }
+func afterLastSpace(key string) string { return key[strings.LastIndexByte(key, ' ')+1:] }
 
 // portsSet is the set of the bridge's ports. A removed port stays in it until
 // the rules are loaded again, which does no harm.
@@ -243,11 +243,11 @@ func (m *Manager) Render() (string, error) {
 func (m *Manager) render() (string, error) { return m.renderState(m.state()) }
 
 func (m *Manager) renderState(state State) (string, error) {
-	around, err := m.look(m.opts.Config)
+	around, err := m.readHostState(m.opts.Config)
 	if err != nil {
 		return "", err
 	}
 	state.Ports = around.ports
-	around.put(&state.Config)
+	around.applyTo(&state.Config)
 	return Render(state)
 }

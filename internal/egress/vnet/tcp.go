@@ -93,7 +93,7 @@ func (n *Network) handleService(req *tcp.ForwarderRequest, dst netip.AddrPort) {
 		serve = n.gate.ServeStream
 	}
 	rule := egress.RuleGateway
-	if serve != nil && !n.service.Take() {
+	if serve != nil && !n.service.Acquire() {
 		serve, rule = nil, egress.RuleLimit
 	}
 	if serve == nil {
@@ -101,7 +101,7 @@ func (n *Network) handleService(req *tcp.ForwarderRequest, dst netip.AddrPort) {
 		req.Complete(true)
 		return
 	}
-	defer n.service.Give()
+	defer n.service.Release()
 	if guest := n.accept(req); guest != nil {
 		serve(guest)
 		n.finish(guest)

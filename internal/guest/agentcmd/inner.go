@@ -53,7 +53,7 @@ func (i *Inner) wrap(c *command, dir string) (_ *inner, err error) {
 		return nil, errors.New("the inner sandbox needs HOME")
 	}
 	for _, hidden := range []string{home, "/run", "/tmp", "/var/tmp", i.RunDir} {
-		if under(c.path, hidden) {
+		if isBelow(c.path, hidden) {
 			return nil, fmt.Errorf("%s is not visible in the inner sandbox: install it outside of %s", c.path, hidden)
 		}
 	}
@@ -93,10 +93,10 @@ func (i *Inner) options(c *command, own, home, dir string) []string {
 		"--bind", filepath.Join(own, "home"), home,
 		"--ro-bind-try", filepath.Join(home, ".gitconfig"), filepath.Join(home, ".gitconfig"),
 	}
-	if x := get(c.env, "XDG_RUNTIME_DIR"); under(x, "/run") {
+	if x := get(c.env, "XDG_RUNTIME_DIR"); isBelow(x, "/run") {
 		o = append(o, "--perms", "0700", "--dir", x)
 	}
-	if conf, err := filepath.EvalSymlinks("/etc/resolv.conf"); err == nil && under(conf, "/run") {
+	if conf, err := filepath.EvalSymlinks("/etc/resolv.conf"); err == nil && isBelow(conf, "/run") {
 		o = append(o, "--ro-bind", conf, conf)
 	}
 	if i.RunDir != "" {
@@ -106,8 +106,8 @@ func (i *Inner) options(c *command, own, home, dir string) []string {
 	if len(c.argv) > 0 && slices.Contains(c.argv, c.task) { // it opens the file by name
 		o = append(o, "--ro-bind", c.task, c.task)
 	}
-	for _, link := range placed {
-		if file, err := os.Readlink(filepath.Join(home, link)); err == nil && under(file, i.RunDir) {
+	for _, link := range managedFiles {
+		if file, err := os.Readlink(filepath.Join(home, link)); err == nil && isBelow(file, i.RunDir) {
 			o = append(o, "--bind", file, filepath.Join(home, link))
 		}
 	}
@@ -135,7 +135,7 @@ func (in *inner) try(c *command) error {
 	return nil
 }
 
-// under reports whether path is dir or below it.
-func under(path, dir string) bool {
+// isBelow reports whether path is dir or below it.
+func isBelow(path, dir string) bool {
 	return dir != "" && (path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/"))
 }

@@ -85,7 +85,7 @@ func runMain(stdout io.Writer, args []string) int {
 		if a, _ := find(*name); !a.stdin { // it reads the task from a file, and its standard input is empty
 			file, err := spool(os.Stdin)
 			if err != nil {
-				return complain(os.Stderr, err)
+				return reportError(os.Stderr, err)
 			}
 			defer func() { _ = os.Remove(file) }()
 			*task = file

@@ -23,16 +23,16 @@ import (
 func Prepare(home, dir, settings string, env map[string]string) error {
 	var errs []error
 	if settings != "" {
-		errs = append(errs, place(home, dir, ".claude/settings.json", settings))
+		errs = append(errs, linkFile(home, dir, ".claude/settings.json", settings))
 	}
 	if base := env["OPENAI_BASE_URL"]; base != "" {
-		errs = append(errs, place(home, dir, ".codex/config.toml", codexConfig(base, env["OPENAI_MODEL"])))
+		errs = append(errs, linkFile(home, dir, ".codex/config.toml", codexConfig(base, env["OPENAI_MODEL"])))
 	}
 	return errors.Join(errs...)
 }
 
-// placed lists the files below home that Prepare may replace by links.
-var placed = []string{".claude/settings.json", ".codex/config.toml", ".ssh/config"}
+// managedFiles lists the files below home that Prepare may replace by links.
+var managedFiles = []string{".claude/settings.json", ".codex/config.toml", ".ssh/config"}
 
 // PrepareSSH puts private keys, each for one host, where the agent's ssh finds
 // them. Unknown hosts are trusted at the first connection, because no user can
@@ -54,7 +54,7 @@ func PrepareSSH(home, dir string, keys map[string]string, knownHosts string) err
 		fmt.Fprintf(&b, "Host %s\n\tIdentityFile \"%s\"\n\tIdentitiesOnly yes\n", host, file)
 	}
 	fmt.Fprintf(&b, "Match all\n\tStrictHostKeyChecking accept-new\n\tUserKnownHostsFile ~/.ssh/known_hosts \"%s\"\n\tInclude ~/.ssh/config.orig\n", knownHosts)
-	errs = append(errs, place(home, dir, ".ssh/config", b.String()))
+	errs = append(errs, linkFile(home, dir, ".ssh/config", b.String()))
 	return errors.Join(errs...)
 }
 
@@ -63,21 +63,21 @@ const hostChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 // Unprepare removes the links of Prepare. Their targets are removed with dir.
 func Unprepare(home, dir string) error {
 	var errs []error
-	for _, name := range placed {
+	for _, name := range managedFiles {
 		link := filepath.Join(home, name)
-		if to, err := os.Readlink(link); err == nil && to == target(dir, name) {
+		if to, err := os.Readlink(link); err == nil && to == managedPath(dir, name) {
 			errs = append(errs, os.Remove(link))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func target(dir, name string) string {
+func managedPath(dir, name string) string {
 	return filepath.Join(dir, strings.ReplaceAll(strings.TrimPrefix(name, "."), "/", "-"))
 }
 
-func place(home, dir, name, content string) error {
-	file, link := target(dir, name), filepath.Join(home, name)
+func linkFile(home, dir, name, content string) error {
+	file, link := managedPath(dir, name), filepath.Join(home, name)
 	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 		return err
 	}

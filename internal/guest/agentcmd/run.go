@@ -16,11 +16,11 @@ import (
 func Run(name, taskFile string, env []string, stdout, stderr io.Writer) int {
 	c, err := prepare(name, taskFile, env)
 	if err != nil {
-		return complain(stderr, err)
+		return reportError(stderr, err)
 	}
 	in, err := os.Open(c.stdin)
 	if err != nil {
-		return complain(stderr, err)
+		return reportError(stderr, err)
 	}
 	defer func() { _ = in.Close() }()
 	cmd := &exec.Cmd{Path: c.path, Args: c.argv, Env: c.env, Stdin: in, Stdout: stdout, Stderr: stderr}
@@ -33,7 +33,7 @@ func Run(name, taskFile string, env []string, stdout, stderr io.Writer) int {
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(signals)
 	if err := cmd.Start(); err != nil {
-		return complain(stderr, err)
+		return reportError(stderr, err)
 	}
 	done := make(chan struct{})
 	defer close(done)
@@ -51,7 +51,7 @@ func Run(name, taskFile string, env []string, stdout, stderr io.Writer) int {
 	if st, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
 		return exitCode(st)
 	}
-	return complain(stderr, err)
+	return reportError(stderr, err)
 }
 
 func exitCode(st syscall.WaitStatus) int {
@@ -61,8 +61,8 @@ func exitCode(st syscall.WaitStatus) int {
 	return st.ExitStatus()
 }
 
-// complain writes why an agent was not run and returns the exit code for it.
-func complain(w io.Writer, err error) int {
+// reportError writes why an agent was not run and returns the exit code for it.
+func reportError(w io.Writer, err error) int {
 	fmt.Fprintf(w, "agentlab-agent: %v\n", err)
 	var missing notInstalled
 	if errors.As(err, &missing) {

@@ -109,10 +109,10 @@ type supervisor struct {
 	inner bool // the started process is bwrap, and the agent is its child
 }
 
-// notRun records an agent that could not be started.
-func (s *supervisor) notRun(err error) Exit {
+// exitNotStarted records an agent that could not be started.
+func (s *supervisor) exitNotStarted(err error) Exit {
 	var b strings.Builder
-	code := complain(&b, err)
+	code := reportError(&b, err)
 	_, _ = s.log.Write([]byte(b.String()))
 	return Exit{Code: code, Error: err.Error()}
 }
@@ -120,24 +120,24 @@ func (s *supervisor) notRun(err error) Exit {
 func (s *supervisor) run() Exit {
 	c, err := prepare(s.plan.Agent, s.plan.TaskFile, s.plan.Env)
 	if err != nil {
-		return s.notRun(err)
+		return s.exitNotStarted(err)
 	}
 	in, err := os.Open(c.stdin)
 	if err != nil {
-		return s.notRun(err)
+		return s.exitNotStarted(err)
 	}
 	defer func() { _ = in.Close() }()
 	var box *inner
 	if s.plan.Inner != nil {
 		if box, err = s.plan.Inner.wrap(&c, s.plan.Dir); err != nil {
-			return s.notRun(err)
+			return s.exitNotStarted(err)
 		}
 		defer func() { _ = box.close() }() // the rest is deleted with the VM
 		s.inner = true
 	}
 	out, err := newOutput(s.log, c.agent.render)
 	if err != nil {
-		return s.notRun(err)
+		return s.exitNotStarted(err)
 	}
 	p, err := os.StartProcess(c.path, c.argv, &os.ProcAttr{
 		Dir: s.plan.Dir, Env: c.env, Files: []*os.File{in, out.stdout, out.stderr},
@@ -145,7 +145,7 @@ func (s *supervisor) run() Exit {
 	})
 	out.started()
 	if err != nil {
-		return s.notRun(err)
+		return s.exitNotStarted(err)
 	}
 	pid := p.Pid
 	_ = p.Release() // wait4 below reaps it
@@ -193,15 +193,15 @@ func (s *supervisor) wait(pid int) (status syscall.WaitStatus, stopped bool) {
 			s.signalAll(pid, syscall.SIGKILL)
 			kill = time.After(100 * time.Millisecond) // for processes started in the meantime
 		case st := <-ended:
-			s.endRest(pid, gone)
+			s.killRemaining(pid, gone)
 			return st, stopped
 		}
 	}
 }
 
-// endRest ends the processes that the agent left behind. Processes that became
+// killRemaining ends the processes that the agent left behind. Processes that became
 // root by sudo cannot be ended and are not waited for.
-func (s *supervisor) endRest(pid int, gone <-chan struct{}) {
+func (s *supervisor) killRemaining(pid int, gone <-chan struct{}) {
 	steps := []struct {
 		wait time.Duration
 		sig  syscall.Signal

@@ -15,9 +15,9 @@ import (
 const (
 	replayBytes  = 256 << 10
 	maxTerminals = 32
-	// slackWait limits how long a terminal's program waits for its fastest
+	// slowClientWait limits how long a terminal's program waits for its fastest
 	// client, so that a client that hangs does not block it for long.
-	slackWait = time.Second
+	slowClientWait = time.Second
 )
 
 type terminals struct {
@@ -91,7 +91,7 @@ func (s *Server) terminal(req guestapi.AttachRequest) (*terminal, error) {
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "%s", startFailure(cmd, err).Error)
 	}
-	t := &terminal{ptmx: ptmx, pid: cmd.Process.Pid, done: waited(cmd), read: make(map[*client]int64)}
+	t := &terminal{ptmx: ptmx, pid: cmd.Process.Pid, done: waitAsync(cmd), read: make(map[*client]int64)}
 	t.cond = sync.NewCond(&t.mu)
 	s.terms.open[req.Session] = t
 	s.wg.Go(func() {
@@ -122,25 +122,25 @@ func (t *terminal) Write(p []byte) (int, error) {
 	}
 	t.total += int64(len(p))
 	t.cond.Broadcast()
-	if !t.behind() {
+	if !t.allSlow() {
 		return len(p), nil
 	}
 	late := false
-	timer := time.AfterFunc(slackWait, func() {
+	timer := time.AfterFunc(slowClientWait, func() {
 		t.mu.Lock()
 		late = true
 		t.cond.Broadcast()
 		t.mu.Unlock()
 	})
 	defer timer.Stop()
-	for t.behind() && !late {
+	for t.allSlow() && !late {
 		t.cond.Wait()
 	}
 	return len(p), nil
 }
 
-// behind reports whether there are clients and all of them are too slow.
-func (t *terminal) behind() bool {
+// allSlow reports whether there are clients and all of them are too slow.
+func (t *terminal) allSlow() bool {
 	for _, at := range t.read {
 		if t.total-at < replayBytes/2 {
 			return false

@@ -152,8 +152,8 @@ func (c *client) close() {
 	c.wg.Wait()
 }
 
-// waited runs cmd.Wait; the channel is closed when the process has ended.
-func waited(cmd *exec.Cmd) <-chan struct{} {
+// waitAsync runs cmd.Wait; the channel is closed when the process has ended.
+func waitAsync(cmd *exec.Cmd) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -190,7 +190,7 @@ func (s *Server) execPipes(c *client, cmd *exec.Cmd) {
 		c.exit(startFailure(cmd, err))
 		return
 	}
-	done := waited(cmd)
+	done := waitAsync(cmd)
 	stdin := ours[0]
 	c.receive(func(t stream.Type, p []byte) error {
 		switch t {
@@ -217,7 +217,7 @@ func (s *Server) execTTY(c *client, cmd *exec.Cmd, a account, size stream.Window
 		return
 	}
 	defer func() { _ = ptmx.Close() }()
-	done := waited(cmd)
+	done := waitAsync(cmd)
 	c.receive(ttyInput(ptmx, cmd.Process.Pid, done))
 	var out sync.WaitGroup
 	out.Go(func() { drain(c.out.Data(stream.Stdout), ptmx, done) })

@@ -106,9 +106,9 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 	return nil
 }
 
-// changed reports whether an identity other than uid was set before, as in a
+// identityChanged reports whether an identity other than uid was set before, as in a
 // clone of a template.
-func (s *Server) changed(uid string) bool {
+func (s *Server) identityChanged(uid string) bool {
 	old := s.line(uidFile)
 	return old != "" && old != uid
 }
@@ -119,7 +119,7 @@ func (s *Server) changed(uid string) bool {
 func (s *Server) setMachineID(uid string) error {
 	id := s.line("/etc/machine-id")
 	ours := s.line(uidFile) == uid || s.line(freshFile) == id
-	if made(id, 32, 32, "0123456789abcdef") && ours && !s.changed(uid) {
+	if made(id, 32, 32, "0123456789abcdef") && ours && !s.identityChanged(uid) {
 		return nil
 	}
 	var b [16]byte

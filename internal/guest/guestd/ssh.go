@@ -121,7 +121,7 @@ func (s *Server) authorize(user string, req guestapi.SSHKeyRequest) error {
 	}
 	now := time.Now()
 	plain := []byte(key.line() + "\n")
-	kept := livingKeys(old, plain, now)
+	kept := validKeys(old, plain, now)
 	if len(kept) >= maxKeys {
 		return agentlab.Errorf(agentlab.CodeLimit, "%d keys are authorized for %s", maxKeys, user)
 	}
@@ -133,9 +133,9 @@ func (s *Server) authorize(user string, req guestapi.SSHKeyRequest) error {
 
 const expiryLayout = "20060102150405"
 
-// livingKeys returns the lines of the server's authorized_keys file that are not
+// validKeys returns the lines of the server's authorized_keys file that are not
 // for key and have not expired.
-func livingKeys(file, key []byte, now time.Time) [][]byte {
+func validKeys(file, key []byte, now time.Time) [][]byte {
 	var kept [][]byte
 	for line := range bytes.Lines(file) {
 		rest, ok := bytes.CutPrefix(line, []byte(`expiry-time="`))

@@ -22,17 +22,17 @@ const (
 	settle = 600 * time.Millisecond
 )
 
-// early is the control server that is started before anything else, so that it
+// earlyGuestd is the control server that is started before anything else, so that it
 // starts in parallel while PID 1 finds the root disk. See guestd.boot for its
 // side.
-type early struct {
+type earlyGuestd struct {
 	pid, pidfd int
 	sock       int
 }
 
-// startEarly starts the control server from the same file as this process: its
+// startEarlyGuestd starts the control server from the same file as this process: its
 // pages, and an emulator's translations of them, are already cached.
-func startEarly() (*early, error) {
+func startEarlyGuestd() (*earlyGuestd, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -49,17 +49,17 @@ func startEarly() (*early, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &early{pid: pid, pidfd: pidfd, sock: pair[0]}, nil
+	return &earlyGuestd{pid: pid, pidfd: pidfd, sock: pair[0]}, nil
 }
 
 // release tells the server to use the current root.
-func (e *early) release() error {
+func (e *earlyGuestd) release() error {
 	_, err := unix.Write(e.sock, []byte{'r'})
 	return err
 }
 
 // wait returns when the server reports its next step or ends, or after limit.
-func (e *early) wait(limit time.Duration) {
+func (e *earlyGuestd) wait(limit time.Duration) {
 	tv := unix.NsecToTimeval(limit.Nanoseconds())
 	if unix.SetsockoptTimeval(e.sock, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv) != nil {
 		return
@@ -73,7 +73,7 @@ func (e *early) wait(limit time.Duration) {
 
 // leaveSupervisor starts the supervisor of the server e. It has its own
 // session and no console, so that a later getty cannot send it SIGHUP.
-func (e *early) leaveSupervisor() error {
+func (e *earlyGuestd) leaveSupervisor() error {
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -91,18 +91,18 @@ var environment = []string{
 	"HOME=/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 }
 
-// marks records the time of each step, in milliseconds since the start of the
+// bootMarks records the time of each step, in milliseconds since the start of the
 // kernel.
-type marks struct{ text []byte }
+type bootMarks struct{ text []byte }
 
-func (m *marks) add(step string) {
+func (m *bootMarks) add(step string) {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
 	m.text = fmt.Appendf(m.text, " %s=%d", step, ts.Nano()/1e6)
 }
 
 // log writes the marks to the kernel's log, which dmesg shows.
-func (m *marks) log() {
+func (m *bootMarks) log() {
 	if f, err := os.OpenFile("/dev/kmsg", os.O_WRONLY, 0); err == nil {
 		_, _ = fmt.Fprintf(f, "<6>agent-runner: boot ms:%s\n", m.text)
 		_ = f.Close()

@@ -47,13 +47,13 @@ func Main() int {
 }
 
 func boot() error {
-	var m marks
+	var m bootMarks
 	m.add("init")
 	if err := mountKernel(); err != nil {
 		return err
 	}
 	openConsole()
-	guestd, err := startEarly()
+	guestd, err := startEarlyGuestd()
 	if err != nil {
 		return fmt.Errorf("control server: %w", err)
 	}
@@ -84,7 +84,7 @@ func boot() error {
 }
 
 // switchToRoot makes the root disk "/" and prepares it.
-func switchToRoot(m *marks) error {
+func switchToRoot(m *bootMarks) error {
 	disk, err := waitRoot()
 	if err != nil {
 		return err
@@ -205,13 +205,13 @@ func setUpRun() error {
 	if err := os.MkdirAll(binDir, 0o755); err != nil { //nolint:gosec // all users may execute it
 		return err
 	}
-	if err := keepProgram(program); err != nil {
+	if err := preserveProgram(program); err != nil {
 		return err
 	}
 	if err := os.Symlink("agent-runner", filepath.Join(binDir, "agentlab-agent")); err != nil {
 		return err
 	}
-	return keepOurs()
+	return preservePrograms()
 }
 
 // runFiles are units that prevent systemd from emptying /tmp or mounting over
@@ -222,7 +222,7 @@ var runFiles = map[string]string{
 	`systemd/system/run-agentlab-bin-agent\x2drunner.mount.d/agentlab.conf`: "[Unit]\nDefaultDependencies=no\n",
 }
 
-func keepOurs() error {
+func preservePrograms() error {
 	for name, content := range runFiles {
 		name = filepath.Join("/run", name)
 		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // systemd's
@@ -235,10 +235,10 @@ func keepOurs() error {
 	return os.Symlink("/dev/null", "/run/systemd/system/tmp.mount")
 }
 
-// keepProgram bind-mounts this program's file at name. A bind mount needs
+// preserveProgram bind-mounts this program's file at name. A bind mount needs
 // neither time nor memory; the file stays in the initrd's file system without
 // a name.
-func keepProgram(name string) error {
+func preserveProgram(name string) error {
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755) //nolint:gosec // all users may execute it
 	if err != nil {
 		return err

@@ -51,7 +51,7 @@ func TestUnsigned(t *testing.T) {
 		"all of it":    {signed("sig", 9), []byte{}},
 		"no signature": {signed("", 0), []byte("module")},
 	} {
-		if got := unsigned(tc.in); !bytes.Equal(got, tc.want) {
+		if got := withoutSignature(tc.in); !bytes.Equal(got, tc.want) {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}
 	}

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// later lists the modules that are not needed for the first answer of a guest.
+// deferredModules lists the modules that are not needed for the first answer of a guest.
 // If the machine has no PCI bus, those for PCI belong to them too.
-var later = []string{"failover", "net_failover", "virtio_net", "virtio_rng", "virtio_balloon"}
+var deferredModules = []string{"failover", "net_failover", "virtio_net", "virtio_rng", "virtio_balloon"}
 
 type module struct {
 	name, params string
@@ -36,7 +36,7 @@ func readModules() (now, then []module) {
 			continue
 		}
 		m := module{name: name, params: moduleParams(string(cmdline), name), image: image}
-		if slices.Contains(later, name) || strings.HasPrefix(name, "virtio_pci") && len(pci) == 0 {
+		if slices.Contains(deferredModules, name) || strings.HasPrefix(name, "virtio_pci") && len(pci) == 0 {
 			then = append(then, m)
 		} else {
 			now = append(now, m)
@@ -49,7 +49,7 @@ func readModules() (now, then []module) {
 // needed, a later step fails.
 func loadModules(modules []module) {
 	for _, m := range modules {
-		err := unix.InitModule(unsigned(m.image), m.params)
+		err := unix.InitModule(withoutSignature(m.image), m.params)
 		if errors.Is(err, unix.EKEYREJECTED) || errors.Is(err, unix.EPERM) {
 			err = unix.InitModule(m.image, m.params) // for a kernel that requires signatures
 		}
@@ -59,10 +59,10 @@ func loadModules(modules []module) {
 	}
 }
 
-// unsigned returns a module without the signature at its end. Verification
+// withoutSignature returns a module without the signature at its end. Verification
 // takes an emulated machine 10 ms per module and is pointless, because the
 // modules are in the same initrd as this program.
-func unsigned(image []byte) []byte {
+func withoutSignature(image []byte) []byte {
 	const magic = "~Module signature appended~\n"
 	rest, ok := bytes.CutSuffix(image, []byte(magic))
 	const info = 12 // struct module_signature; the length is its last field

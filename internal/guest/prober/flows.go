@@ -15,7 +15,7 @@ import (
 )
 
 // connect opens the TCP connection of a probe, which is closed when ctx ends.
-func (p *prober) connect(ctx context.Context, a *attempt) (*heard, func(), error) {
+func (p *prober) connect(ctx context.Context, a *attempt) (*receivingConn, func(), error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(a.host, a.port))
 	if err != nil {
@@ -23,16 +23,16 @@ func (p *prober) connect(ctx context.Context, a *attempt) (*heard, func(), error
 	}
 	a.res.Connected = true
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	return &heard{Conn: conn}, func() { stop(); _ = conn.Close() }, nil
+	return &receivingConn{Conn: conn}, func() { stop(); _ = conn.Close() }, nil
 }
 
-// heard is a connection that records whether its peer sent data.
-type heard struct {
+// receivingConn is a connection that records whether its peer sent data.
+type receivingConn struct {
 	net.Conn
 	first []byte
 }
 
-func (h *heard) Read(b []byte) (int, error) {
+func (h *receivingConn) Read(b []byte) (int, error) {
 	n, err := h.Conn.Read(b)
 	if len(h.first) == 0 {
 		h.first = append(h.first, b[:n]...)
@@ -40,8 +40,8 @@ func (h *heard) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// said records the data of the peer.
-func (a *attempt) said(b []byte) error {
+// received records the data of the peer.
+func (a *attempt) received(b []byte) error {
 	if len(b) == 0 {
 		return io.EOF
 	}
@@ -62,12 +62,12 @@ func (p *prober) exchange(ctx context.Context, a *attempt, text string) error {
 	buf := make([]byte, 512)
 	n, err := conn.Read(buf) // a peer may answer and close before it has read everything
 	if n > 0 {
-		return a.said(buf[:n])
+		return a.received(buf[:n])
 	}
 	return errors.Join(werr, err)
 }
 
-func (p *prober) tcp(ctx context.Context, a *attempt) error { return p.exchange(ctx, a, hello) }
+func (p *prober) tcp(ctx context.Context, a *attempt) error { return p.exchange(ctx, a, probeText) }
 
 func (p *prober) http(ctx context.Context, a *attempt) error {
 	if strings.ContainsAny(a.Name, "\r\n") {
@@ -125,7 +125,7 @@ func (p *prober) datagram(ctx context.Context, a *attempt, payload []byte) error
 		_ = conn.SetReadDeadline(until)
 		var n int
 		if n, err = conn.Read(buf); err == nil {
-			return a.said(buf[:n])
+			return a.received(buf[:n])
 		}
 		if reason(err) != "timeout" {
 			return err
@@ -135,7 +135,7 @@ func (p *prober) datagram(ctx context.Context, a *attempt, payload []byte) error
 }
 
 func (p *prober) udp(ctx context.Context, a *attempt) error {
-	return p.datagram(ctx, a, []byte(hello))
+	return p.datagram(ctx, a, []byte(probeText))
 }
 
 // quic sends a packet with an unsupported version, which every QUIC server

@@ -28,12 +28,12 @@ const (
 	maxProbes      = 4096
 	maxInput       = 16 << 20 // bytes of JSON
 	maxAnswer      = 200      // bytes of ProbeResult.Answer
-	atOnce         = 24       // probes that run at the same time
+	maxParallel    = 24       // probes that run at the same time
 )
 
-// hello is the data that a probe sends where its content does not matter. It is
+// probeText is the data that a probe sends where its content does not matter. It is
 // neither TLS nor HTTP.
-const hello = "AGENTLAB-PROBE\r\n\r\n"
+const probeText = "AGENTLAB-PROBE\r\n\r\n"
 
 // Main runs 'agent-runner probe'; args do not include the command's name.
 func Main(args []string) int {
@@ -79,7 +79,7 @@ func Run(ctx context.Context, probes []guestapi.Probe, dns string) <-chan guesta
 		defer close(results)
 		defer p.wire.close()
 		var wg sync.WaitGroup
-		slots := make(chan struct{}, atOnce)
+		slots := make(chan struct{}, maxParallel)
 		for _, probe := range probes {
 			slots <- struct{}{}
 			wg.Go(func() {

@@ -121,7 +121,7 @@ func neighbour(ctx context.Context, a netip.Addr) (net.HardwareAddr, error) {
 			return mac, nil
 		}
 		if c, err := d.DialContext(ctx, "udp", netip.AddrPortFrom(a, 9).String()); err == nil {
-			_, _ = c.Write([]byte(hello))
+			_, _ = c.Write([]byte(probeText))
 			_ = c.Close()
 		}
 		select {
@@ -169,7 +169,7 @@ func (p *prober) ping(ctx context.Context, a *attempt) error {
 	defer conn.Close() //nolint:errcheck // nothing is left in it
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	m := append([]byte{request, 0, 0, 0, echoID >> 8, echoID & 0xff, 0, 1}, hello...)
+	m := append([]byte{request, 0, 0, 0, echoID >> 8, echoID & 0xff, 0, 1}, probeText...)
 	if target.Is4() { // the kernel does it for IPv6
 		binary.BigEndian.PutUint16(m[2:], checksum(m))
 	}
@@ -187,7 +187,7 @@ func (p *prober) ping(ctx context.Context, a *attempt) error {
 			b = b[min(n, int(b[0]&0x0f)*4):]
 		}
 		if len(b) >= 8 && b[0] == reply && binary.BigEndian.Uint16(b[4:]) == echoID {
-			return a.said([]byte("echo reply"))
+			return a.received([]byte("echo reply"))
 		}
 	}
 }

@@ -22,7 +22,7 @@ import (
 func (r *Runner) runAgent(ctx context.Context, rp repo) (outcome, error) {
 	out := outcome{Phase: "agent"}
 	if !r.dir.has(agentcmd.ExitFile) {
-		if stop := r.control.wanted(); stop.Status != "" && !r.dir.has(agentcmd.StartedFile) {
+		if stop := r.control.stopRequest(); stop.Status != "" && !r.dir.has(agentcmd.StartedFile) {
 			return stopOutcome(out, stop), nil
 		}
 		if err := r.startAgent(rp); err != nil {
@@ -39,12 +39,12 @@ func (r *Runner) runAgent(ctx context.Context, rp repo) (outcome, error) {
 	if ctx.Err() != nil {
 		return out, ctx.Err()
 	}
-	return r.agentOutcome(out, r.control.wanted())
+	return r.agentOutcome(out, r.control.stopRequest())
 }
 
 // stopOutcome returns out as the outcome of a job that was stopped, with the
 // controller's reason.
-func stopOutcome(out outcome, stop stopFact) outcome {
+func stopOutcome(out outcome, stop stopRequest) outcome {
 	out.Status, out.Message = stop.Status, stop.Reason
 	switch {
 	case stop.Reason != "":
@@ -56,10 +56,10 @@ func stopOutcome(out outcome, stop stopFact) outcome {
 	return out
 }
 
-// agentOutcome returns how the agent ended. A stop that was wanted is the
+// agentOutcome returns how the agent ended. A stop that was requested is the
 // reason only if the agent was asked to stop before it ended, or lost its
 // supervisor, so that its end is unknown.
-func (r *Runner) agentOutcome(out outcome, stop stopFact) (outcome, error) {
+func (r *Runner) agentOutcome(out outcome, stop stopRequest) (outcome, error) {
 	var exit agentcmd.Exit
 	ok, err := r.dir.load(agentcmd.ExitFile, &exit)
 	if err != nil {

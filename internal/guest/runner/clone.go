@@ -34,10 +34,10 @@ type repo struct {
 // the remote.
 func workBranch(jobID string) string { return "agentlab/" + jobID }
 
-// errOccupied is a clone path that is used for something else.
-type errOccupied string
+// errPathInUse is a clone path that is used for something else.
+type errPathInUse string
 
-func (e errOccupied) Error() string { return string(e) + " exists and is not empty" }
+func (e errPathInUse) Error() string { return string(e) + " exists and is not empty" }
 
 // checkout clones the job's repository.
 func (r *Runner) checkout(ctx context.Context) (repo, error) {
@@ -50,7 +50,7 @@ func (r *Runner) checkout(ctx context.Context) (repo, error) {
 		return rp, fmt.Errorf("the clone path %q is not absolute", rp.Path)
 	}
 	rp.Path = filepath.Clean(rp.Path)
-	if err := r.claim(rp.Path); err != nil {
+	if err := r.lockWorkdir(rp.Path); err != nil {
 		return rp, err
 	}
 	if job.RepoURL == "" && !job.Bundled {
@@ -76,7 +76,7 @@ func (r *Runner) checkout(ctx context.Context) (repo, error) {
 	if err != nil {
 		return rp, err
 	}
-	if err := r.settleClone(&rp, path); err != nil {
+	if err := r.setUpClone(&rp, path); err != nil {
 		return rp, err
 	}
 	return rp, os.Rename(path, rp.Path)
@@ -99,30 +99,30 @@ func (r *Runner) sweepTmp(clonePath string) {
 	}
 }
 
-// fileClaim records that the runner created the clone path, so that the next
+// fileWorkdirLock records that the runner created the clone path, so that the next
 // runner may delete it.
-const fileClaim = "claim.json"
+const fileWorkdirLock = "claim.json"
 
-func (r *Runner) claim(path string) error {
+func (r *Runner) lockWorkdir(path string) error {
 	var claimed string
-	if ok, err := r.dir.load(fileClaim, &claimed); err != nil {
+	if ok, err := r.dir.load(fileWorkdirLock, &claimed); err != nil {
 		return err
 	} else if ok && claimed == path {
 		return os.RemoveAll(path)
 	}
 	entries, err := os.ReadDir(path)
 	if err == nil && len(entries) > 0 {
-		return errOccupied(path)
+		return errPathInUse(path)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return r.dir.save(fileClaim, path)
+	return r.dir.save(fileWorkdirLock, path)
 }
 
-// settleClone records the state of the clone and creates the work branch. It
+// setUpClone records the state of the clone and creates the work branch. It
 // writes two small files instead of running git twice.
-func (r *Runner) settleClone(rp *repo, path string) error {
+func (r *Runner) setUpClone(rp *repo, path string) error {
 	g, err := openGitDir(path)
 	if err != nil {
 		return err
@@ -143,15 +143,15 @@ func (r *Runner) settleClone(rp *repo, path string) error {
 	return err
 }
 
-// lasting are git's messages about faults that another try does not solve. The
+// permanentFaults are git's messages about faults that another try does not solve. The
 // list only saves time: after other faults, the runner tries again.
-var lasting = []string{
+var permanentFaults = []string{
 	"not found", "does not exist", "not our ref", "Authentication failed", "could not read Username", "Permission denied",
 	"not allowed", "Host key verification failed", "Access denied", "The requested URL returned error: 40", "unable to find remote helper",
 }
 
-func (e *gitError) lasting() bool {
-	return slices.ContainsFunc(lasting, func(s string) bool { return strings.Contains(e.stderr, s) })
+func (e *gitError) permanent() bool {
+	return slices.ContainsFunc(permanentFaults, func(s string) bool { return strings.Contains(e.stderr, s) })
 }
 
 const cloneTries = 3
@@ -162,10 +162,10 @@ func (r *Runner) cloneURL(ctx context.Context, path string) error {
 	for try := 1; ; try++ {
 		err := r.cloneOnce(ctx, path)
 		failed, isGit := errors.AsType[*gitError](err)
-		if err == nil || ctx.Err() != nil || !isGit || try == cloneTries || failed.lasting() {
+		if err == nil || ctx.Err() != nil || !isGit || try == cloneTries || failed.permanent() {
 			return err
 		}
-		r.note("cloning failed, trying again: %v", err)
+		r.logf("cloning failed, trying again: %v", err)
 		if !sleep(ctx, time.Duration(10*try)*r.cfg.Timing.FirstRetry) {
 			return err
 		}

@@ -55,11 +55,11 @@ func (r *Runner) collect(ctx context.Context, rp repo, tmp string) *collected {
 	return c
 }
 
-// twin is a second git directory for the agent's work tree. It borrows the
+// scratchRepo is a second git directory for the agent's work tree. It borrows the
 // agent's objects and index and copies the commits of its branches, but not
 // its configuration, so the runner never runs a filter, hook, monitor,
 // external diff or include of the agent or the repository.
-type twin struct {
+type scratchRepo struct {
 	g        *git
 	env      []string
 	path     string // of the git directory
@@ -78,7 +78,7 @@ const (
 )
 
 func (r *Runner) collectGit(ctx context.Context, rp repo, tmp string, c *collected) {
-	t, err := r.newTwin(rp, filepath.Join(tmp, "git"))
+	t, err := r.newScratchRepo(rp, filepath.Join(tmp, "git"))
 	if err != nil {
 		c.warn("the repository can no longer be read: %v", err)
 		return
@@ -91,16 +91,16 @@ func (r *Runner) collectGit(ctx context.Context, rp repo, tmp string, c *collect
 	r.collectDiff(ctx, t, tmp, c)
 }
 
-// newTwin selects the result: the commit of HEAD if it has changed, otherwise
+// newScratchRepo selects the result: the commit of HEAD if it has changed, otherwise
 // the work branch, otherwise the first other branch that has changed. The
 // bundle contains all changed branches.
-func (r *Runner) newTwin(rp repo, path string) (*twin, error) {
+func (r *Runner) newScratchRepo(rp repo, path string) (*scratchRepo, error) {
 	src, err := openGitDir(rp.Path)
 	if err != nil {
 		return nil, err
 	}
 	defer src.close()
-	t := &twin{g: r.git, path: path, work: rp.Path, lender: rp.Lender, base: rp.Base, branches: map[string]string{}}
+	t := &scratchRepo{g: r.git, path: path, work: rp.Path, lender: rp.Lender, base: rp.Base, branches: map[string]string{}}
 	current, head, err := src.head()
 	if err != nil {
 		return nil, err
@@ -143,7 +143,7 @@ func (r *Runner) newTwin(rp repo, path string) (*twin, error) {
 }
 
 // make writes the git directory.
-func (t *twin) make(src *gitDir) error {
+func (t *scratchRepo) make(src *gitDir) error {
 	if err := os.RemoveAll(t.path); err != nil {
 		return err
 	}
@@ -181,7 +181,7 @@ func (t *twin) make(src *gitDir) error {
 			return err
 		}
 	}
-	if err := t.borrowIndex(src); err != nil {
+	if err := t.copyIndex(src); err != nil {
 		return err
 	}
 	t.env = append(t.g.environ([2]string{"core.bare", "false"}, [2]string{"core.quotePath", "true"}, [2]string{"core.bigFileThreshold", bigFile}),
@@ -189,10 +189,10 @@ func (t *twin) make(src *gitDir) error {
 	return nil
 }
 
-// borrowIndex copies the index, which only saves work: it lists which files are
+// copyIndex copies the index, which only saves work: it lists which files are
 // unchanged. Its modification time is copied too: git reads a file again that is
 // as new as the index.
-func (t *twin) borrowIndex(src *gitDir) error {
+func (t *scratchRepo) copyIndex(src *gitDir) error {
 	st, err := src.root.Lstat("index")
 	if err != nil {
 		return nil //nolint:nilerr // git makes a new one
@@ -208,7 +208,7 @@ func (t *twin) borrowIndex(src *gitDir) error {
 	return os.Chtimes(name, st.ModTime(), st.ModTime())
 }
 
-func (t *twin) refs() []string {
+func (t *scratchRepo) refs() []string {
 	var out []string
 	for name := range t.branches {
 		out = append(out, "refs/heads/"+name)
@@ -222,7 +222,7 @@ func (t *twin) refs() []string {
 const bigFile = "64m"
 
 // collectChanges commits the uncommitted changes of the agent for the bundle.
-func (r *Runner) collectChanges(ctx context.Context, t *twin, c *collected) {
+func (r *Runner) collectChanges(ctx context.Context, t *scratchRepo, c *collected) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.GitTimeout)
 	defer cancel()
 	files, left, err := t.commitChanges(ctx, r.job.ID)
@@ -242,7 +242,7 @@ func (c *collected) warnLeft(names []string) {
 
 // collectCommits counts the commits and packs them with the uncommitted
 // changes.
-func (r *Runner) collectCommits(ctx context.Context, t *twin, tmp string, c *collected) {
+func (r *Runner) collectCommits(ctx context.Context, t *scratchRepo, tmp string, c *collected) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.GitTimeout)
 	defer cancel()
 	var exclude []string
@@ -280,7 +280,7 @@ func (r *Runner) collectCommits(ctx context.Context, t *twin, tmp string, c *col
 
 // collectDiff writes the diff between the base and the result with its
 // uncommitted changes.
-func (r *Runner) collectDiff(ctx context.Context, t *twin, tmp string, c *collected) {
+func (r *Runner) collectDiff(ctx context.Context, t *scratchRepo, tmp string, c *collected) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.GitTimeout)
 	defer cancel()
 	name := filepath.Join(tmp, artDiff)
@@ -299,7 +299,7 @@ func (r *Runner) collectDiff(ctx context.Context, t *twin, tmp string, c *collec
 // writeDiff writes the differences between the base and the result with its
 // uncommitted changes. It writes at most maxDiff bytes, cut where a file's diff
 // ends. Git runs no program for it.
-func (t *twin) writeDiff(ctx context.Context, name string) (size int64, truncated bool, err error) {
+func (t *scratchRepo) writeDiff(ctx context.Context, name string) (size int64, truncated bool, err error) {
 	to := t.primary
 	if t.changes != "" {
 		to = t.changes
@@ -314,11 +314,11 @@ func (t *twin) writeDiff(ctx context.Context, name string) (size int64, truncate
 	defer func() { _ = f.Close() }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := &cutWriter{w: f, left: maxDiff, full: cancel}
+	w := &quotaWriter{w: f, left: maxDiff, full: cancel}
 	err = t.g.stream(ctx, t.work, t.env, w,
 		"diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all", "--binary", t.base, to)
 	if w.over {
-		err = cutAtFile(f)
+		err = cutAtLastFile(f)
 	}
 	st, serr := f.Stat()
 	if serr != nil {
@@ -327,15 +327,15 @@ func (t *twin) writeDiff(ctx context.Context, name string) (size int64, truncate
 	return st.Size(), w.over, err
 }
 
-// cutWriter calls full when its limit is exceeded.
-type cutWriter struct {
+// quotaWriter calls full when its limit is exceeded.
+type quotaWriter struct {
 	w    io.Writer
 	left int
 	over bool
 	full func()
 }
 
-func (c *cutWriter) Write(p []byte) (int, error) {
+func (c *quotaWriter) Write(p []byte) (int, error) {
 	n := min(len(p), c.left)
 	c.left -= n
 	if n < len(p) {
@@ -348,8 +348,8 @@ func (c *cutWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// cutAtFile truncates a diff before its last file, which is incomplete.
-func cutAtFile(f *os.File) error {
+// cutAtLastFile truncates a diff before its last file, which is incomplete.
+func cutAtLastFile(f *os.File) error {
 	p := make([]byte, maxDiff)
 	n, err := f.ReadAt(p, 0)
 	if err != nil && err != io.EOF {
@@ -375,7 +375,7 @@ func (r *Runner) push(ctx context.Context, rp repo, tmp string, c *collected) {
 			c.Result.Pushed = true
 			return
 		}
-		if !isGit || try == cloneTries || failed.lasting() || strings.Contains(failed.stderr, "[rejected]") || !sleep(ctx, r.cfg.Timing.FirstRetry) {
+		if !isGit || try == cloneTries || failed.permanent() || strings.Contains(failed.stderr, "[rejected]") || !sleep(ctx, r.cfg.Timing.FirstRetry) {
 			c.pushError = err
 			c.warn("the branch could not be pushed: %v", err)
 			return

@@ -23,9 +23,9 @@ type projectNetwork struct {
 	Strict bool `yaml:"strict"` // do not add the job's own needs: the agent's model and the repository's host
 }
 
-// narrowPatience is how long the controller may take to apply the narrower
+// narrowTimeout is how long the controller may take to apply the narrower
 // policy before the job fails: its agent must not run without it.
-const narrowPatience = 2 * time.Minute
+const narrowTimeout = 2 * time.Minute
 
 // narrowNetwork asks the controller to narrow the network policy of this
 // sandbox.
@@ -40,12 +40,12 @@ func (r *Runner) narrowNetwork(ctx context.Context, p *projectNetwork) error {
 			n.Mode = agentlab.NetworkAllowlist
 		}
 	}
-	err := r.api.retry(ctx, narrowPatience, func() error {
+	err := r.api.retry(ctx, narrowTimeout, func() error {
 		return r.api.call(ctx, callTimeout, http.MethodPost, guestapi.PathNetwork, n, nil)
 	})
 	if err != nil {
 		return fmt.Errorf("%s: network: the sandbox's network policy was not narrowed, so the agent is not started: %w", projectFile, err)
 	}
-	r.note("the network policy is narrowed by %s", projectFile)
+	r.logf("the network policy is narrowed by %s", projectFile)
 	return nil
 }

@@ -99,7 +99,7 @@ func (r *Runner) collectOutputs(ctx context.Context, work string, c *collected) 
 	}
 }
 
-var errEnough = errors.New("there are too many files")
+var errTooManyFiles = errors.New("there are too many files")
 
 // findOutputs returns the matching regular files. It does not follow links to
 // directories and does not search .git.
@@ -112,7 +112,7 @@ func findOutputs(ctx context.Context, root *os.Root, patterns []string) ([]strin
 				return nil
 			}
 			if len(seen) >= maxOutputs && !seen[name] {
-				return errEnough
+				return errTooManyFiles
 			}
 			seen[name] = true
 			return nil
@@ -153,7 +153,7 @@ func (c *countFS) ReadDir(name string) ([]fs.DirEntry, error) {
 	}
 	entries, err := fs.ReadDir(c.FS, name)
 	if c.left -= len(entries) + 1; c.left < 0 {
-		c.err = errEnough
+		c.err = errTooManyFiles
 		return nil, c.err
 	}
 	return entries, err

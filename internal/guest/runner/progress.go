@@ -24,7 +24,7 @@ func (c *control) progress(step string, percent int) {
 	}
 	c.progressed = now
 	c.report.Progress = &guestapi.Progress{Step: step, Percent: percent}
-	poke(c.news)
+	wake(c.news)
 }
 
 var (

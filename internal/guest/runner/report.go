@@ -18,7 +18,7 @@ type control struct {
 	progressed time.Time // when progress was last reported
 	report     guestapi.Report
 	news       chan struct{} // a report must be sent
-	stop       stopFact
+	stop       stopRequest
 	stopped    chan struct{} // closed with stop
 	gone       bool          // the controller no longer knows this sandbox
 	deadline   time.Duration // uptime; 0: none
@@ -37,18 +37,18 @@ func (c *control) phase(name string) {
 	c.mu.Lock()
 	c.report.Phase, c.report.Progress = name, nil
 	c.mu.Unlock()
-	poke(c.news)
+	wake(c.news)
 }
 
-func poke(ch chan struct{}) {
+func wake(ch chan struct{}) {
 	select {
 	case ch <- struct{}{}:
 	default:
 	}
 }
 
-// want requests a stop of the agent; the reason of the first request is used.
-func (c *control) want(stop stopFact) {
+// requestStop requests a stop of the agent; the reason of the first request is used.
+func (c *control) requestStop(stop stopRequest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.stop.Status != "" {
@@ -61,7 +61,7 @@ func (c *control) want(stop stopFact) {
 	close(c.stopped)
 }
 
-func (c *control) wanted() stopFact {
+func (c *control) stopRequest() stopRequest {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.stop
@@ -73,7 +73,7 @@ func (c *control) abandon() {
 	c.mu.Lock()
 	c.gone = true
 	c.mu.Unlock()
-	c.want(stopFact{Status: "CANCELLED"})
+	c.requestStop(stopRequest{Status: "CANCELLED"})
 }
 
 func (c *control) abandoned() bool {
@@ -82,17 +82,17 @@ func (c *control) abandoned() bool {
 	return c.gone
 }
 
-// slack is how much the controller's deadline may differ from the runner's
+// deadlineSlack is how much the controller's deadline may differ from the runner's
 // before the runner's is changed, because answers have a delay.
-const slack = 3 * time.Second
+const deadlineSlack = 3 * time.Second
 
-func (c *control) obey(d guestapi.Directive) {
+func (c *control) applyDirective(d guestapi.Directive) {
 	switch d.Stop {
 	case "":
 	case "CANCELLED", "TIMEOUT":
-		c.want(stopFact{d.Stop, d.Reason})
+		c.requestStop(stopRequest{d.Stop, d.Reason})
 	default:
-		c.want(stopFact{"CANCELLED", d.Reason}) // a kind of stop of a newer controller
+		c.requestStop(stopRequest{"CANCELLED", d.Reason}) // a kind of stop of a newer controller
 	}
 	if d.SecondsLeft <= 0 {
 		return
@@ -100,9 +100,9 @@ func (c *control) obey(d guestapi.Directive) {
 	at := uptime() + time.Duration(d.SecondsLeft)*time.Second
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if diff := at - c.deadline; c.deadline == 0 || diff > slack || diff < -slack {
+	if diff := at - c.deadline; c.deadline == 0 || diff > deadlineSlack || diff < -deadlineSlack {
 		c.deadline = at
-		poke(c.rearm)
+		wake(c.rearm)
 	}
 }
 
@@ -144,7 +144,7 @@ func (c *control) send(ctx context.Context, rep guestapi.Report) error {
 	var d guestapi.Directive
 	err := c.r.api.call(ctx, callTimeout, http.MethodPost, guestapi.PathReport, rep, &d)
 	if err == nil {
-		c.obey(d)
+		c.applyDirective(d)
 	}
 	return err
 }
@@ -152,7 +152,7 @@ func (c *control) send(ctx context.Context, rep guestapi.Report) error {
 func (c *control) directiveLoop(ctx context.Context) {
 	wait := c.r.cfg.Timing.Poll
 	path := fmt.Sprintf("%s?wait=%d", guestapi.PathDirective, int(wait.Seconds()))
-	for ctx.Err() == nil && c.wanted().Status == "" {
+	for ctx.Err() == nil && c.stopRequest().Status == "" {
 		var d guestapi.Directive
 		began := time.Now()
 		err := c.r.api.call(ctx, wait+callTimeout, http.MethodGet, path, nil, &d)
@@ -161,7 +161,7 @@ func (c *control) directiveLoop(ctx context.Context) {
 			c.abandon()
 			return
 		case err == nil:
-			c.obey(d)
+			c.applyDirective(d)
 			if time.Since(began) >= time.Second {
 				continue
 			}
@@ -180,7 +180,7 @@ func (c *control) clockLoop(ctx context.Context) {
 		left := time.Duration(1<<62 - 1)
 		if deadline > 0 {
 			if left = deadline - uptime(); left <= 0 {
-				c.want(stopFact{Status: "TIMEOUT"})
+				c.requestStop(stopRequest{Status: "TIMEOUT"})
 				return
 			}
 		}

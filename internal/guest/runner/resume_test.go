@@ -78,7 +78,7 @@ func TestRunnerAwayAtTheEnd(t *testing.T) {
 			}
 			s.Wait("deadline", func() bool { return uptime() > b.Deadline })
 			if c.seconds > 0 { // noted before the runner was killed, or by the next one
-				if err := dir(s.cfg.RunDir).save(fileStop, stopFact{Status: "TIMEOUT"}); err != nil {
+				if err := dir(s.cfg.RunDir).save(fileStop, stopRequest{Status: "TIMEOUT"}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -94,7 +94,7 @@ func TestRunnerAwayAtTheEnd(t *testing.T) {
 // Whatever a killed runner had noted, the next one finishes the job, and
 // nothing is done twice that must not be.
 func TestRunnerKilledAtEachStage(t *testing.T) {
-	for _, stage := range []string{fileResponse, fileClaim, fileRepo, agentcmd.PlanFile, agentcmd.StartedFile, agentcmd.ExitFile, fileOutcome, fileFinal} {
+	for _, stage := range []string{fileResponse, fileWorkdirLock, fileRepo, agentcmd.PlanFile, agentcmd.StartedFile, agentcmd.ExitFile, fileOutcome, fileFinal} {
 		t.Run(stage, func(t *testing.T) {
 			repo := newRepo(t, nil)
 			job := shellJob(`echo run >> ../runs; echo new > new.txt; git add -A; git commit -qm work`)

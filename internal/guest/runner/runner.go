@@ -92,11 +92,11 @@ func (r *Runner) close() {
 
 func (r *Runner) runJob(ctx context.Context, fresh bool) error {
 	r.control = newControl(r, r.boot.Deadline)
-	var stop stopFact
+	var stop stopRequest
 	if ok, err := r.dir.load(fileStop, &stop); err != nil {
 		return err
 	} else if ok {
-		r.control.want(stop)
+		r.control.requestStop(stop)
 	}
 	ship := &shipper{r: r, offset: -1}
 	if fresh {
@@ -119,9 +119,9 @@ func (r *Runner) runJob(ctx context.Context, fresh bool) error {
 		return err
 	}
 	if r.control.abandoned() {
-		return r.leave(ctx, rp)
+		return r.finishSandbox(ctx, rp)
 	}
-	final, err := r.conclude(ctx, out, rp, func() error {
+	final, err := r.finish(ctx, out, rp, func() error {
 		unship()
 		shipped.Wait()
 		return ship.finish(ctx)
@@ -156,7 +156,7 @@ func (r *Runner) work(ctx context.Context) (out outcome, rp repo, err error) {
 
 func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 	failed := func(phase string, err error) outcome {
-		r.note("%v", err)
+		r.logf("%v", err)
 		return outcome{Status: "FAILED", Phase: phase, Message: err.Error()}
 	}
 	if rp.Path == "" {
@@ -169,12 +169,12 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 			r.control.phase("clone")
 		}
 		r.git.progress = r.control.progress
-		got, err := r.guardedCheckout(ctx)
+		got, err := r.stoppableCheckout(ctx)
 		r.git.progress = nil
 		if ctx.Err() != nil {
 			return outcome{}, ctx.Err()
 		}
-		if stop := r.control.wanted(); stop.Status != "" {
+		if stop := r.control.stopRequest(); stop.Status != "" {
 			return stopOutcome(outcome{Phase: "clone"}, stop), nil
 		}
 		if err != nil {
@@ -206,8 +206,8 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 	return out, err
 }
 
-// guardedCheckout is checkout, which a stop interrupts.
-func (r *Runner) guardedCheckout(ctx context.Context) (repo, error) {
+// stoppableCheckout is checkout, which a stop interrupts.
+func (r *Runner) stoppableCheckout(ctx context.Context) (repo, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan struct{})
@@ -236,8 +236,8 @@ func (r *Runner) checkProject(rp repo) (project, error) {
 	return readProject(root)
 }
 
-// conclude collects and uploads, and returns the final report.
-func (r *Runner) conclude(ctx context.Context, out outcome, rp repo, flushLog func() error) (guestapi.Report, error) {
+// finish collects and uploads, and returns the final report.
+func (r *Runner) finish(ctx context.Context, out outcome, rp repo, flushLog func() error) (guestapi.Report, error) {
 	var final guestapi.Report
 	if ok, err := r.dir.load(fileFinal, &final); ok || err != nil {
 		return final, err
@@ -262,7 +262,7 @@ func (r *Runner) conclude(ctx context.Context, out outcome, rp repo, flushLog fu
 	}
 	r.control.phase("upload")
 	for _, w := range c.Warnings {
-		r.note("%s", w)
+		r.logf("%s", w)
 	}
 	if err := flushLog(); err != nil && !denied(err) {
 		c.warn("the end of the log could not be sent: %v", err)
@@ -332,17 +332,17 @@ func (r *Runner) reportFinal(ctx context.Context, final guestapi.Report, rp repo
 		r.log.Error("the controller does not accept the final report", "err", r.red.String(err.Error()))
 	}
 	r.log.Info("the job has ended", "status", final.Status)
-	return r.leave(ctx, rp)
+	return r.finishSandbox(ctx, rp)
 }
 
-// leave deletes secrets, and the checkout unless the sandbox is kept. A
+// finishSandbox deletes secrets, and the checkout unless the sandbox is kept. A
 // sandbox that was only prepared is handed over instead.
-func (r *Runner) leave(_ context.Context, rp repo) error {
+func (r *Runner) finishSandbox(_ context.Context, rp repo) error {
 	if rp.Path != "" {
 		r.sweepTmp(rp.Path)
 	}
 	if r.job.Agent == agentlab.AgentNone {
-		return r.handOver()
+		return r.publishSecrets()
 	}
 	if rp.Path != "" && rp.Made && !r.job.Keepalive {
 		if err := os.RemoveAll(rp.Path); err != nil { // files of root stay; the VM is deleted anyway
@@ -352,14 +352,14 @@ func (r *Runner) leave(_ context.Context, rp repo) error {
 	return Wipe(r.cfg.RunDir, r.cfg.Home)
 }
 
-// handOver leaves the sandbox as one that never had a job: its secrets are
+// publishSecrets leaves the sandbox as one that never had a job: its secrets are
 // staged for its users, and the runner's own token is deleted. From the first
 // step on, a runner that starts again finds no job.
-func (r *Runner) handOver() error {
+func (r *Runner) publishSecrets() error {
 	resp := r.resp
 	resp.Job, resp.Artifact, resp.Runner = nil, nil, guestapi.RunnerTarget{}
 	errs := []error{r.dir.save(fileResponse, resp)}
-	for _, name := range []string{fileRepo, fileStop, fileOutcome, fileFinal, fileLog, fileClaim} {
+	for _, name := range []string{fileRepo, fileStop, fileOutcome, fileFinal, fileLog, fileWorkdirLock} {
 		if err := os.Remove(r.dir.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}

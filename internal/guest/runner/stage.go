@@ -208,8 +208,8 @@ func (r *Runner) gitIdentity() error {
 	return errors.Join(err, f.Close())
 }
 
-// note adds a line of the runner to the agent's log, while no agent writes to it.
-func (r *Runner) note(format string, args ...any) {
+// logf adds a line of the runner to the agent's log, while no agent writes to it.
+func (r *Runner) logf(format string, args ...any) {
 	line := r.red.String(fmt.Sprintf("[agentlab] "+format, args...))
 	r.log.Info(line)
 	f, err := os.OpenFile(r.dir.path(fileLog), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)

@@ -135,8 +135,8 @@ type boot struct {
 	Began    time.Time
 }
 
-// stopFact is a request to stop the agent. The zero value means none.
-type stopFact struct {
+// stopRequest is a request to stop the agent. The zero value means none.
+type stopRequest struct {
 	Status string // CANCELLED or TIMEOUT
 	Reason string // the controller's; may be empty
 }

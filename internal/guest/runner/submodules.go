@@ -49,7 +49,7 @@ func (r *Runner) checkoutModules(ctx context.Context, top string, sent map[strin
 	if _, err := r.git.runInput(ctx, top, r.git.environ(), strings.NewReader(refs.String()), "update-ref", "--stdin"); err != nil {
 		return nil, err
 	}
-	if err := m.below(ctx, ".", 0); err != nil {
+	if err := m.checkoutAll(ctx, ".", 0); err != nil {
 		return nil, fmt.Errorf("the submodules cannot be checked out: %w", err)
 	}
 	return m.done, nil
@@ -63,8 +63,8 @@ type moduleCheckout struct {
 	done map[string]string
 }
 
-// below checks out the submodules of the repository at the path in.
-func (m *moduleCheckout) below(ctx context.Context, in string, depth int) error {
+// checkoutAll checks out the submodules of the repository at the path in.
+func (m *moduleCheckout) checkoutAll(ctx context.Context, in string, depth int) error {
 	var links gitlinks
 	if err := m.r.git.stream(ctx, filepath.Join(m.top, in), m.r.git.environ(), &links, "ls-tree", "-r", "-z", "--full-tree", "HEAD"); err != nil {
 		return err
@@ -78,11 +78,11 @@ func (m *moduleCheckout) below(ctx context.Context, in string, depth int) error 
 			return err
 		}
 		at := path.Join(in, l.path)
-		if err := m.one(ctx, at, l.commit); err != nil {
+		if err := m.checkoutOne(ctx, at, l.commit); err != nil {
 			return fmt.Errorf("%.100q: %w", at, err)
 		}
 		m.done[at], found = l.commit, true
-		if err := m.below(ctx, at, depth+1); err != nil {
+		if err := m.checkoutAll(ctx, at, depth+1); err != nil {
 			return err
 		}
 	}
@@ -106,8 +106,8 @@ func modulePath(p string) error {
 	return nil
 }
 
-// one creates the repository of a submodule.
-func (m *moduleCheckout) one(ctx context.Context, at, commit string) error {
+// checkoutOne creates the repository of a submodule.
+func (m *moduleCheckout) checkoutOne(ctx context.Context, at, commit string) error {
 	dir := ""
 	for part := range strings.SplitSeq(at, "/") {
 		dir = path.Join(dir, part)
@@ -166,7 +166,7 @@ func (r *Runner) collectModules(ctx context.Context, rp repo, tmp string, c *col
 			cut  bool
 			left []string
 		)
-		t, err := r.newTwin(sub, filepath.Join(tmp, fmt.Sprintf("module-%d", i)))
+		t, err := r.newScratchRepo(sub, filepath.Join(tmp, fmt.Sprintf("module-%d", i)))
 		if err == nil {
 			_, left, err = t.commitChanges(ctx, r.job.ID)
 			c.warnLeft(left)

@@ -99,10 +99,10 @@ func TestHostileSubmodules(t *testing.T) {
 	if err := os.Symlink(outside, filepath.Join(top, "lib")); err != nil {
 		t.Fatal(err)
 	}
-	if err := (&moduleCheckout{root: root, top: top}).one(t.Context(), "lib", a); err == nil {
+	if err := (&moduleCheckout{root: root, top: top}).checkoutOne(t.Context(), "lib", a); err == nil {
 		t.Error("a link was taken for the folder of a submodule")
 	}
-	if err := (&moduleCheckout{root: root, top: top}).one(t.Context(), "lib/a", a); err == nil {
+	if err := (&moduleCheckout{root: root, top: top}).checkoutOne(t.Context(), "lib/a", a); err == nil {
 		t.Error("a path below a link was taken")
 	}
 	if entries, _ := os.ReadDir(outside); len(entries) != 0 {

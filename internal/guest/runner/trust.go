@@ -14,9 +14,9 @@ import (
 const (
 	trustDir    = "/usr/local/share/ca-certificates"
 	trustBundle = "/etc/ssl/certs/ca-certificates.crt"
-	// trustPatience limits the update of the trust store, which takes seconds
+	// trustTimeout limits the update of the trust store, which takes seconds
 	// under emulation.
-	trustPatience = 3 * time.Minute
+	trustTimeout = 3 * time.Minute
 )
 
 // trustVars lists the variables for programs that do not use the system's
@@ -29,7 +29,7 @@ func (r *Runner) trust(ctx context.Context) error {
 	if len(r.resp.CACertificates) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, trustPatience)
+	ctx, cancel := context.WithTimeout(ctx, trustTimeout)
 	defer cancel()
 	dir := filepath.Join(string(r.dir), "ca-certificates")
 	if err := os.MkdirAll(dir, 0o700); err != nil {

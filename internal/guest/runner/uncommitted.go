@@ -25,13 +25,13 @@ const (
 // commitChanges makes the commit t.changes, on top of the result, of the
 // uncommitted changes: changed and new files, without ignored ones.
 // It returns how many files differ, and which could not be taken. It reads the
-// work tree with the twin's configuration and index, so it runs no filter or
+// work tree with the scratch repository's configuration and index, so it runs no filter or
 // hook and the agent's repository stays as it is.
 //
 // The index is the agent's. If git cannot read it, or if it has a conflict
 // that the work tree does not resolve, it is replaced by an index of the
 // result.
-func (t *twin) commitChanges(ctx context.Context, jobID string) (files int, left []string, err error) {
+func (t *scratchRepo) commitChanges(ctx context.Context, jobID string) (files int, left []string, err error) {
 	files, left, err = t.commitIndex(ctx, jobID)
 	if _, isGit := errors.AsType[*gitError](err); !isGit {
 		return files, left, err
@@ -49,12 +49,12 @@ func (t *twin) commitChanges(ctx context.Context, jobID string) (files int, left
 
 // commitIndex is commitChanges with the existing index. It runs as few git
 // processes as possible: each takes long in an emulated guest.
-func (t *twin) commitIndex(ctx context.Context, jobID string) (files int, left []string, err error) {
+func (t *scratchRepo) commitIndex(ctx context.Context, jobID string) (files int, left []string, err error) {
 	st, err := t.status(ctx)
 	if err != nil {
 		return 0, nil, err
 	}
-	changed, left := t.fitting(st.changed)
+	changed, left := t.selectFiles(st.changed)
 	if len(changed) == 0 && len(st.gone) == 0 && !st.staged {
 		return 0, left, nil
 	}
@@ -90,7 +90,7 @@ func (t *twin) commitIndex(ctx context.Context, jobID string) (files int, left [
 }
 
 // updateIndex runs git update-index for names, if there are any.
-func (t *twin) updateIndex(ctx context.Context, names []string, options ...string) error {
+func (t *scratchRepo) updateIndex(ctx context.Context, names []string, options ...string) error {
 	if len(names) == 0 {
 		return nil
 	}
@@ -107,7 +107,7 @@ type status struct {
 }
 
 // status compares the result, the index and the work tree.
-func (t *twin) status(ctx context.Context) (status, error) {
+func (t *scratchRepo) status(ctx context.Context) (status, error) {
 	out := nameList{left: maxStatus}
 	// "dirty" checks only the commit of a submodule: to check its work tree,
 	// git would use the submodule's own configuration.
@@ -145,9 +145,9 @@ func parseStatus(entries []string) (st status, err error) {
 	return st, nil
 }
 
-// fitting returns the names of removed files, and of files that can be
+// selectFiles returns the names of removed files, and of files that can be
 // read within the limits.
-func (t *twin) fitting(names []string) (keep, left []string) {
+func (t *scratchRepo) selectFiles(names []string) (keep, left []string) {
 	root, err := os.OpenRoot(t.work)
 	if err != nil {
 		return nil, names

@@ -52,7 +52,7 @@ func (c *Client) Close() error { return c.t.Close() }
 func (c *Client) call(ctx context.Context, what string, m Method, path string, params url.Values, out any) error {
 	data, err := c.t.Call(ctx, m, path, params)
 	if err != nil {
-		return explain(what, err)
+		return callError(what, err)
 	}
 	if out == nil {
 		return nil
@@ -116,7 +116,7 @@ func (c *Client) task(ctx context.Context, what string, m Method, path string, p
 	var s Str
 	err := c.retry(ctx, func() (again bool, err error) {
 		err = c.call(ctx, what, m, path, params, &s)
-		f, ok := asFault(err)
+		f, ok := faultOf(err)
 		return ok && strings.HasPrefix(f.Message, noWorker), err
 	})
 	if err != nil {
@@ -132,12 +132,12 @@ func (c *Client) task(ctx context.Context, what string, m Method, path string, p
 // vmCall is call for one VM: an answer "no configuration" has code not_found
 // only if it is about this VM.
 func (c *Client) vmCall(ctx context.Context, what string, m Method, node string, vmid int, sub string, params url.Values, out any) error {
-	return aboutVM(c.call(ctx, vmWhat(what, vmid), m, vmPath(node, vmid, sub), params, out), vmid)
+	return onlyAboutVM(c.call(ctx, vmWhat(what, vmid), m, vmPath(node, vmid, sub), params, out), vmid)
 }
 
 func (c *Client) vmTask(ctx context.Context, what string, m Method, node string, vmid int, sub string, params url.Values) (UPID, error) {
 	u, err := c.task(ctx, vmWhat(what, vmid), m, vmPath(node, vmid, sub), params)
-	return u, aboutVM(err, vmid)
+	return u, onlyAboutVM(err, vmid)
 }
 
 func vmWhat(what string, vmid int) string { return what + " VM " + strconv.Itoa(vmid) }

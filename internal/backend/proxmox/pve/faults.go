@@ -115,11 +115,11 @@ var faults = []fault{
 	row(`(?i)^no such task$`, agentlab.CodeNotFound, ""),
 }
 
-// asFault returns the node's answer in an error.
-func asFault(err error) (*Fault, bool) { return errors.AsType[*Fault](err) }
+// faultOf returns the node's answer in an error.
+func faultOf(err error) (*Fault, bool) { return errors.AsType[*Fault](err) }
 
-// explain converts the transport's error to the error of a call.
-func explain(what string, err error) error {
+// callError converts the transport's error to the error of a call.
+func callError(what string, err error) error {
 	f, ok := errors.AsType[*Fault](err)
 	if !ok {
 		if e, ok := errors.AsType[*agentlab.Error](err); ok {
@@ -131,7 +131,7 @@ func explain(what string, err error) error {
 	}
 	code, hint := f.classify()
 	e := agentlab.Errorf(code, "%s: %s", what, f.text())
-	e.Err = quiet{f}
+	e.Err = hiddenCause{f}
 	if hint != "" {
 		e = e.WithHint("%s", hint)
 	}
@@ -141,11 +141,11 @@ func explain(what string, err error) error {
 	return e
 }
 
-// quiet keeps the answer in the error chain without repeating its text.
-type quiet struct{ *Fault }
+// hiddenCause keeps the answer in the error chain without repeating its text.
+type hiddenCause struct{ *Fault }
 
-func (quiet) Error() string   { return "" }
-func (q quiet) Unwrap() error { return q.Fault }
+func (hiddenCause) Error() string   { return "" }
+func (q hiddenCause) Unwrap() error { return q.Fault }
 
 // classify returns the code and hint for an answer.
 func (f *Fault) classify() (agentlab.Code, string) {
@@ -227,24 +227,24 @@ func (f *Fault) paramNames() []string {
 	return names
 }
 
-// aboutVM changes the code not_found of an error about another VM to internal:
+// onlyAboutVM changes the code not_found of an error about another VM to internal:
 // it proves nothing about the VM of the call.
-func aboutVM(err error, vmid int) error {
+func onlyAboutVM(err error, vmid int) error {
 	if agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		return err
 	}
-	if f, ok := asFault(err); ok {
+	if f, ok := faultOf(err); ok {
 		for _, re := range absent {
 			if m := re.FindStringSubmatch(strings.TrimSpace(f.Message)); m != nil && m[1] == strconv.Itoa(vmid) {
 				return err
 			}
 		}
 	}
-	return recoded(err, agentlab.CodeInternal, agentlab.HintOf(err))
+	return withCode(err, agentlab.CodeInternal, agentlab.HintOf(err))
 }
 
-// recoded returns an error of this package with another code and hint.
-func recoded(err error, code agentlab.Code, hint string) error {
+// withCode returns an error of this package with another code and hint.
+func withCode(err error, code agentlab.Code, hint string) error {
 	e, _ := errors.AsType[*agentlab.Error](err)
 	c := *e
 	c.Code, c.Hint = code, hint
@@ -269,8 +269,8 @@ func explainTask(u UPID, exit string, tail []string) error {
 			}
 		}
 	}
-	e := agentlab.Errorf(code, "%s of %s failed: %s%s", u.Type(), u.ID(), agentlab.OneLine(exit, 500), telling(exit, tail))
-	e.Err = quiet{&Fault{Message: exit}}
+	e := agentlab.Errorf(code, "%s of %s failed: %s%s", u.Type(), u.ID(), agentlab.OneLine(exit, 500), logExcerpt(exit, tail))
+	e.Err = hiddenCause{&Fault{Message: exit}}
 	if hint != "" {
 		e = e.WithHint("%s", hint)
 	}
@@ -286,8 +286,8 @@ func absentIs(text, id string) bool {
 	return false
 }
 
-// telling returns the lines of a log that add information to the exit status.
-func telling(exit string, tail []string) string {
+// logExcerpt returns the lines of a log that add information to the exit status.
+func logExcerpt(exit string, tail []string) string {
 	var lines []string
 	for _, l := range tail {
 		l = strings.TrimSpace(l)

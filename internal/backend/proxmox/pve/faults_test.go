@@ -86,14 +86,14 @@ var recordedTexts = []struct {
 
 func TestFaultsOfTheRecordings(t *testing.T) {
 	for _, r := range recordedTexts {
-		err := explain("do it", &Fault{Status: r.status, Message: r.text})
+		err := callError("do it", &Fault{Status: r.status, Message: r.text})
 		if got := agentlab.CodeOf(err); got != r.code {
 			t.Errorf("%d %q is %s, want %s", r.status, r.text, got, r.code)
 		}
 		if r.text != "" && !strings.Contains(err.Error(), strings.TrimRight(r.text, ".")) {
 			t.Errorf("the text %q is not in %q", r.text, err)
 		}
-		if f, ok := asFault(err); !ok || f.Message != r.text {
+		if f, ok := faultOf(err); !ok || f.Message != r.text {
 			t.Errorf("%q: the answer is not in the chain of the error", r.text)
 		}
 	}
@@ -112,7 +112,7 @@ func TestRefusedParameters(t *testing.T) {
 		{"scsi0", "unable to apply pending change scsi0 : unable to delete 'local-zfs:vm-101-disk-0' - volume is still in use (snapshot?)", agentlab.CodeConflict},
 		{"scsi1", "hotplug problem - unplug failed", agentlab.CodeInvalid},
 	} {
-		err := explain("configure VM 101", &Fault{Status: 400, Message: "Parameter verification failed.", Params: map[string]string{c.param: c.text}})
+		err := callError("configure VM 101", &Fault{Status: 400, Message: "Parameter verification failed.", Params: map[string]string{c.param: c.text}})
 		if got := agentlab.CodeOf(err); got != c.code {
 			t.Errorf("%s: %q is %s, want %s", c.param, c.text, got, c.code)
 		}
@@ -125,11 +125,11 @@ func TestRefusedParameters(t *testing.T) {
 // not_found must be about the requested VM: an answer about another VM proves
 // nothing.
 func TestAbsenceIsOfTheVMAskedAbout(t *testing.T) {
-	gone := explain("read", &Fault{Status: 500, Message: "Configuration file 'nodes/pve/qemu-server/102.conf' does not exist"})
-	if got := agentlab.CodeOf(aboutVM(gone, 102)); got != agentlab.CodeNotFound {
+	gone := callError("read", &Fault{Status: 500, Message: "Configuration file 'nodes/pve/qemu-server/102.conf' does not exist"})
+	if got := agentlab.CodeOf(onlyAboutVM(gone, 102)); got != agentlab.CodeNotFound {
 		t.Errorf("of the same VM: %s", got)
 	}
-	if got := agentlab.CodeOf(aboutVM(gone, 101)); got != agentlab.CodeInternal {
+	if got := agentlab.CodeOf(onlyAboutVM(gone, 101)); got != agentlab.CodeInternal {
 		t.Errorf("of another VM: %s", got)
 	}
 	u, _ := ParseUPID("UPID:pve:00002562:0004063E:6B00F952:qmdestroy:101:root@pam:")
@@ -145,7 +145,7 @@ func TestAbsenceIsOfTheVMAskedAbout(t *testing.T) {
 }
 
 func TestHintsSayWhatToGrant(t *testing.T) {
-	err := explain("clone", &Fault{Status: 403, Message: "Permission check failed (/vms/101, VM.GuestAgent.Audit|VM.GuestAgent.Unrestricted)"})
+	err := callError("clone", &Fault{Status: 403, Message: "Permission check failed (/vms/101, VM.GuestAgent.Audit|VM.GuestAgent.Unrestricted)"})
 	if h := agentlab.HintOf(err); !strings.Contains(h, "VM.GuestAgent.Audit or VM.GuestAgent.Unrestricted on /vms/101") {
 		t.Errorf("hint %q", h)
 	}

@@ -121,7 +121,7 @@ func (p Permissions) holds(path, priv string) bool {
 func (c *Client) Preflight(ctx context.Context, n Needs) []backend.Finding {
 	var out []backend.Finding
 	if c.Root() != nil {
-		f := identity(os.Geteuid(), os.Getegid())
+		f := identityFinding(os.Geteuid(), os.Getegid())
 		out = append(out, f)
 		if f.Level == backend.LevelError {
 			return out
@@ -129,7 +129,7 @@ func (c *Client) Preflight(ctx context.Context, n Needs) []backend.Finding {
 	}
 	v, err := c.Version(ctx)
 	if err != nil {
-		return append(out, failed("proxmox-api", err))
+		return append(out, failedFinding("proxmox-api", err))
 	}
 	out = append(out, versionFinding(v))
 	if !v.AtLeast(8, 0) {
@@ -141,20 +141,20 @@ func (c *Client) Preflight(ctx context.Context, n Needs) []backend.Finding {
 	}
 	perms, err := c.Permissions(ctx)
 	if err != nil {
-		return append(out, failed("proxmox-privileges", err))
+		return append(out, failedFinding("proxmox-privileges", err))
 	}
 	return append(out, privilegeFindings(n, n.Grants(v), perms)...)
 }
 
-func failed(name string, err error) backend.Finding {
+func failedFinding(name string, err error) backend.Finding {
 	return backend.Finding{Name: name, Level: backend.LevelError, Detail: err.Error(), Remedy: agentlab.HintOf(err)}
 }
 
-// identity checks the access to the cluster file system of a node (pmxcfs):
+// identityFinding checks the access to the cluster file system of a node (pmxcfs):
 // root with root's group may write, group www-data may read, other users have
 // no access. If this process is root, it runs programs with root's group, so
 // only the user matters.
-func identity(uid, gid int) backend.Finding {
+func identityFinding(uid, gid int) backend.Finding {
 	f := backend.Finding{Name: "proxmox-identity", Level: backend.LevelOK}
 	switch {
 	case uid != 0:
@@ -185,7 +185,7 @@ func versionFinding(v Version) backend.Finding {
 func (c *Client) nodeFindings(ctx context.Context, want []string) []backend.Finding {
 	nodes, err := c.Nodes(ctx)
 	if err != nil {
-		return []backend.Finding{failed("proxmox-nodes", err)}
+		return []backend.Finding{failedFinding("proxmox-nodes", err)}
 	}
 	var out []backend.Finding
 	known := make([]string, 0, len(nodes))

@@ -112,7 +112,7 @@ func TestIdentity(t *testing.T) {
 		uid, gid int
 		level    backend.Level
 	}{{0, 0, backend.LevelOK}, {0, 997, backend.LevelOK}, {1000, 0, backend.LevelError}, {33, 33, backend.LevelError}} {
-		if f := identity(c.uid, c.gid); f.Level != c.level || f.Level != backend.LevelOK && f.Remedy == "" {
+		if f := identityFinding(c.uid, c.gid); f.Level != c.level || f.Level != backend.LevelOK && f.Remedy == "" {
 			t.Errorf("%d:%d: %+v", c.uid, c.gid, f)
 		}
 	}

@@ -104,7 +104,7 @@ func (s *shell) Call(ctx context.Context, m Method, path string, params url.Valu
 		}
 	}
 	args = append(args, "--output-format", "json")
-	release, err := s.slot(ctx, m, path)
+	release, err := s.acquireSlot(ctx, m, path)
 	if err != nil {
 		return nil, err
 	}
@@ -159,9 +159,9 @@ func sortedKeys(v url.Values) []string {
 	return keys
 }
 
-// slot waits until another program may run, and returns a function that
+// acquireSlot waits until another program may run, and returns a function that
 // releases the slot.
-func (s *shell) slot(ctx context.Context, m Method, path string) (func(), error) {
+func (s *shell) acquireSlot(ctx context.Context, m Method, path string) (func(), error) {
 	slots := s.writes
 	if m == Get {
 		slots = s.reads
@@ -199,7 +199,7 @@ func (s *shell) run(ctx context.Context, read bool, release func(), name string,
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.Dir = "/"
 	cmd.Env = slices.Clone(programEnv)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: rootGroup(os.Geteuid(), os.Getegid())}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: rootCredential(os.Geteuid(), os.Getegid())}
 	s.calls.Add(1)
 	if err := cmd.Start(); err != nil {
 		release()
@@ -281,10 +281,10 @@ func (s *shell) program(name string) string {
 	return path
 }
 
-// rootGroup returns the identity with which programs run. The cluster file
+// rootCredential returns the identity with which programs run. The cluster file
 // system of a node accepts root only with root's group, and the daemon may
 // have another group. nil means the identity of this process.
-func rootGroup(uid, gid int) *syscall.Credential {
+func rootCredential(uid, gid int) *syscall.Credential {
 	if uid != 0 || gid == 0 {
 		return nil
 	}

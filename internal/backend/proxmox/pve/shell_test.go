@@ -228,7 +228,7 @@ func TestShellRunsWithRootsGroup(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can have another group and root's at once")
 	}
-	if c := rootGroup(0, 997); c == nil || c.Uid != 0 || c.Gid != 0 || rootGroup(0, 0) != nil || rootGroup(1000, 1000) != nil {
+	if c := rootCredential(0, 997); c == nil || c.Uid != 0 || c.Gid != 0 || rootCredential(0, 0) != nil || rootCredential(1000, 1000) != nil {
 		t.Error("who programs run as")
 	}
 	o := programs(t, map[string]string{"pvesh": `echo "gid $(id -g)" >&2; exit 1`})
@@ -260,23 +260,23 @@ func TestShellSlots(t *testing.T) {
 	ctx, cancel := context.WithCancel(testCtx(t))
 	var release []func()
 	for range maxWrites {
-		r, err := s.slot(ctx, Post, "/nodes/pve/qemu/101/status/shutdown")
+		r, err := s.acquireSlot(ctx, Post, "/nodes/pve/qemu/101/status/shutdown")
 		if err != nil {
 			t.Fatal(err)
 		}
 		release = append(release, r)
 	}
-	if r, err := s.slot(ctx, Post, "/nodes/pve/qemu/101/status/stop"); err != nil {
+	if r, err := s.acquireSlot(ctx, Post, "/nodes/pve/qemu/101/status/stop"); err != nil {
 		t.Errorf("stop waits for shutdowns: %v", err)
 	} else {
 		r()
 	}
 	cancel()
-	if _, err := s.slot(ctx, Post, "/nodes/pve/qemu/101/clone"); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+	if _, err := s.acquireSlot(ctx, Post, "/nodes/pve/qemu/101/clone"); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 		t.Errorf("%v", err)
 	}
 	release[0]()
-	if r, err := s.slot(testCtx(t), Put, "/nodes/pve/qemu/101/config"); err != nil {
+	if r, err := s.acquireSlot(testCtx(t), Put, "/nodes/pve/qemu/101/config"); err != nil {
 		t.Error(err)
 	} else {
 		r()

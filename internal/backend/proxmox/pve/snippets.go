@@ -43,7 +43,7 @@ func (s *shell) Unlock(ctx context.Context, vmid int) error {
 	if err == nil {
 		return nil
 	}
-	return aboutVM(explain(vmWhat("unlock", vmid), err), vmid)
+	return onlyAboutVM(callError(vmWhat("unlock", vmid), err), vmid)
 }
 
 // WriteSnippet implements Root.
@@ -60,7 +60,7 @@ func (s *shell) WriteSnippet(ctx context.Context, name string, content []byte) (
 	if there, err := sameFile(path, content); there || err != nil {
 		return volid, err
 	}
-	if err := writeWhole(path+unfinished, content); err != nil {
+	if err := writeSynced(path+unfinished, content); err != nil {
 		return "", snippetError("write", name, err)
 	}
 	// Unlike a rename, a link does not replace a file that was created in the
@@ -139,7 +139,7 @@ func (d *snippets) path(ctx context.Context) (string, error) {
 	const probe = "agentlab-probe.yaml"
 	out, err := d.shell.run(ctx, true, func() {}, "pvesm", "path", d.shell.o.Snippets+":snippets/"+probe)
 	if err != nil {
-		return "", explain("find the directory of snippets storage "+d.shell.o.Snippets, err)
+		return "", callError("find the directory of snippets storage "+d.shell.o.Snippets, err)
 	}
 	path := string(lastLine(out))
 	if !filepath.IsAbs(path) || filepath.Base(path) != probe {
@@ -173,9 +173,9 @@ func sameFile(path string, content []byte) (bool, error) {
 	return false, agentlab.Errorf(agentlab.CodeExists, "a snippet %s with other content exists", filepath.Base(path)).WithHint("AgentLab did not create it: check %s", path)
 }
 
-// writeWhole writes a file that only root may read, and syncs it to disk. A
+// writeSynced writes a file that only root may read, and syncs it to disk. A
 // partial file of an earlier attempt is replaced.
-func writeWhole(path string, content []byte) error {
+func writeSynced(path string, content []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // as Proxmox itself makes it
 		return err
 	}

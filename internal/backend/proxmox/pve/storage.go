@@ -68,7 +68,7 @@ const noSuchFile = "No such file or directory"
 // unreadable returns the file in an error of a list and why it could not be
 // opened, "" for any other error.
 func unreadable(err error) (file, why string) {
-	f, ok := asFault(err)
+	f, ok := faultOf(err)
 	if !ok {
 		return "", ""
 	}
@@ -111,9 +111,9 @@ func (c *Client) Content(ctx context.Context, node, storage, content string, vmi
 		case file == "":
 			return false, err
 		case why == noSuchFile:
-			return true, recoded(err, agentlab.CodeUnavailable, "a volume was deleted while the node listed the storage; try again")
+			return true, withCode(err, agentlab.CodeUnavailable, "a volume was deleted while the node listed the storage; try again")
 		default:
-			return false, recoded(err, agentlab.CodeUnavailable, "the file is damaged: repair it, or move it out of the storage: "+agentlab.OneLine(file, 200))
+			return false, withCode(err, agentlab.CodeUnavailable, "the file is damaged: repair it, or move it out of the storage: "+agentlab.OneLine(file, 200))
 		}
 	})
 	if err != nil {

@@ -32,10 +32,10 @@ func (t Task) OK() bool {
 
 var warnings = regexp.MustCompile(`^WARNINGS: \d+$`)
 
-// vague reports whether the exit status has no information. That is the case
+// inconclusive reports whether the exit status has no information. That is the case
 // for a killed task, and for a short time for every task of pvesh, whose last
 // line is written after its end.
-func (t Task) vague() bool {
+func (t Task) inconclusive() bool {
 	if t.Running() {
 		return false
 	}
@@ -157,7 +157,7 @@ func (c *Client) Wait(ctx context.Context, u UPID) (Task, error) {
 	for {
 		t, err := c.TaskStatus(ctx, u)
 		switch {
-		case err == nil && t.vague() && vague < 3:
+		case err == nil && t.inconclusive() && vague < 3:
 			vague++
 		case err == nil && !t.Running():
 			if t.OK() {
@@ -167,7 +167,7 @@ func (c *Client) Wait(ctx context.Context, u UPID) (Task, error) {
 		case err == nil:
 			misses = 0
 		case ctx.Err() != nil:
-			return Task{}, waitCut(ctx, u)
+			return Task{}, waitInterrupted(ctx, u)
 		case agentlab.CodeOf(err) != agentlab.CodeUnavailable && agentlab.CodeOf(err) != agentlab.CodeUnknownOutcome || misses >= 5:
 			return Task{}, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the result of task %s is unknown: %w", u, err)
 		default:
@@ -177,14 +177,14 @@ func (c *Client) Wait(ctx context.Context, u UPID) (Task, error) {
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return Task{}, waitCut(ctx, u)
+			return Task{}, waitInterrupted(ctx, u)
 		case <-timer.C:
 		}
 		pause = min(pause*2, c.poll.Max)
 	}
 }
 
-func waitCut(ctx context.Context, u UPID) error {
+func waitInterrupted(ctx context.Context, u UPID) error {
 	return agentlab.Errorf(agentlab.CodeUnknownOutcome, "stopped waiting for task %s: %w", u, context.Cause(ctx))
 }
 

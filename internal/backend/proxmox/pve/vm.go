@@ -40,7 +40,7 @@ func (c *Client) VMs(ctx context.Context, node string) ([]VM, error) {
 			return false, err
 		}
 		// It is about some VM of the list, not about the VM of a call.
-		return true, recoded(err, agentlab.CodeUnavailable, "a VM was deleted while the node listed its VMs; try again")
+		return true, withCode(err, agentlab.CodeUnavailable, "a VM was deleted while the node listed its VMs; try again")
 	})
 	if err != nil {
 		return nil, err
@@ -89,7 +89,7 @@ func (p PendingOption) Changed() bool { return p.Pending != nil || p.Delete != 0
 // Pending lists all options with their current and pending values.
 func (c *Client) Pending(ctx context.Context, node string, vmid int) ([]PendingOption, error) {
 	out, err := list[PendingOption](ctx, c, vmWhat("read the pending changes of", vmid), vmPath(node, vmid, "pending"), nil)
-	return out, aboutVM(err, vmid)
+	return out, onlyAboutVM(err, vmid)
 }
 
 // Status is the current state of a VM.
@@ -224,7 +224,7 @@ func (c *Client) Start(ctx context.Context, node string, vmid int) (UPID, error)
 func (c *Client) Stop(ctx context.Context, node string, vmid int) (UPID, error) {
 	const overrule = "overrule-shutdown"
 	u, err := c.vmTask(ctx, "stop", Post, node, vmid, "status/stop", url.Values{overrule: {"1"}})
-	if f, ok := asFault(err); ok && f.Params[overrule] != "" {
+	if f, ok := faultOf(err); ok && f.Params[overrule] != "" {
 		return c.vmTask(ctx, "stop", Post, node, vmid, "status/stop", nil)
 	}
 	return u, err

@@ -17,24 +17,24 @@ import (
 // send data: its output must be redacted with the values that it knows, not with those
 // that the bundle or a reference has after a restart.
 
-func (v *Vault) keptDir() string { return filepath.Join(v.dir, "delivered") }
+func (v *Vault) deliveredDir() string { return filepath.Join(v.dir, "delivered") }
 
-func (v *Vault) keptPath(jobID string) (string, error) {
+func (v *Vault) deliveredPath(jobID string) (string, error) {
 	if agentlab.ValidateName(jobID) != nil {
 		return "", agentlab.Errorf(agentlab.CodeInvalid, "%q is not a job ID", jobID)
 	}
-	return filepath.Join(v.keptDir(), jobID+".age"), nil
+	return filepath.Join(v.deliveredDir(), jobID+".age"), nil
 }
 
-// Keep stores values that a job is about to get, in addition to those stored
+// SaveDelivered stores values that a job is about to get, in addition to those stored
 // before.
-func (v *Vault) Keep(ctx context.Context, jobID string, values []string) error {
-	path, err := v.keptPath(jobID)
+func (v *Vault) SaveDelivered(ctx context.Context, jobID string, values []string) error {
+	path, err := v.deliveredPath(jobID)
 	if err != nil {
 		return err
 	}
 	return v.locked(ctx, func() error {
-		before, _, err := v.Kept(jobID)
+		before, _, err := v.Delivered(jobID)
 		if err != nil {
 			return err
 		}
@@ -51,16 +51,16 @@ func (v *Vault) Keep(ctx context.Context, jobID string, values []string) error {
 		if len(text) > maxSealed {
 			return agentlab.Errorf(agentlab.CodeLimit, "the secrets of job %s have more than %d bytes", jobID, maxSealed)
 		}
-		if err := os.MkdirAll(v.keptDir(), 0o700); err != nil {
-			return fault(v.keptDir(), err)
+		if err := os.MkdirAll(v.deliveredDir(), 0o700); err != nil {
+			return fault(v.deliveredDir(), err)
 		}
 		return v.seal(path, text)
 	})
 }
 
-// Kept returns what Keep stored for a job; ok reports whether it did.
-func (v *Vault) Kept(jobID string) (values []string, ok bool, err error) {
-	path, err := v.keptPath(jobID)
+// Delivered returns what SaveDelivered stored for a job; ok reports whether it did.
+func (v *Vault) Delivered(jobID string) (values []string, ok bool, err error) {
+	path, err := v.deliveredPath(jobID)
 	if err != nil {
 		return nil, false, err
 	}
@@ -77,10 +77,10 @@ func (v *Vault) Kept(jobID string) (values []string, ok bool, err error) {
 	return values, true, nil
 }
 
-// SweepKept deletes the values of every job for which done reports that its
+// SweepDelivered deletes the values of every job for which done reports that its
 // guest can no longer send data, and returns the number of these jobs.
-func (v *Vault) SweepKept(ctx context.Context, done func(ctx context.Context, jobID string) (bool, error)) (n int, err error) {
-	files, err := readDir(v.keptDir())
+func (v *Vault) SweepDelivered(ctx context.Context, done func(ctx context.Context, jobID string) (bool, error)) (n int, err error) {
+	files, err := readDir(v.deliveredDir())
 	if err != nil {
 		return 0, err
 	}
@@ -96,8 +96,8 @@ func (v *Vault) SweepKept(ctx context.Context, done func(ctx context.Context, jo
 		if !over {
 			continue
 		}
-		if err := os.Remove(filepath.Join(v.keptDir(), f.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return n, fault(v.keptDir(), err)
+		if err := os.Remove(filepath.Join(v.deliveredDir(), f.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return n, fault(v.deliveredDir(), err)
 		}
 		n++
 	}

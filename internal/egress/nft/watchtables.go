@@ -39,7 +39,7 @@ func tablesRemoved(ctx context.Context) (<-chan struct{}, error) {
 			case out <- struct{}{}: // also after lost events
 			default:
 			}
-			if err != nil && !overrun(err) {
+			if err != nil && !lostMessages(err) {
 				return
 			}
 		}

@@ -9,18 +9,18 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// surroundings are the inputs of the rules other than the configuration: the
+// hostState are the inputs of the rules other than the configuration: the
 // bridge's ports, and the host's addresses and networks.
-type surroundings struct {
+type hostState struct {
 	ports       []string
 	nets        []netip.Prefix
 	addrs       []netip.Addr
 	translators []netip.Prefix
 }
 
-// look reads the surroundings. NAT64 prefixes stay unchanged if the name
+// readHostState reads the surroundings. NAT64 prefixes stay unchanged if the name
 // server does not answer. The caller holds mu.
-func (m *Manager) look(c Config) (s surroundings, err error) {
+func (m *Manager) readHostState(c Config) (s hostState, err error) {
 	if s.ports, err = bridgePorts(c.Bridge); err != nil {
 		return s, err
 	}
@@ -35,13 +35,13 @@ func (m *Manager) look(c Config) (s surroundings, err error) {
 	return s, err
 }
 
-// put sets the surroundings in a configuration.
-func (s surroundings) put(c *Config) {
+// applyTo sets the surroundings in a configuration.
+func (s hostState) applyTo(c *Config) {
 	c.HostNets, c.HostAddrs, c.Translators = s.nets, s.addrs, s.translators
 }
 
-// same reports whether the surroundings have not changed since.
-func (s surroundings) same(m *Manager) bool {
+// unchanged reports whether the surroundings have not changed since.
+func (s hostState) unchanged(m *Manager) bool {
 	c := m.opts.Config
 	return slices.Equal(s.ports, m.ports) && slices.Equal(s.nets, c.HostNets) && slices.Equal(s.addrs, c.HostAddrs) && slices.Equal(s.translators, c.Translators)
 }
