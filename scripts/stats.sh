@@ -88,7 +88,7 @@ done
 
 LIST=${JOBRUN:-}
 if [ -z "$LIST" ] && grep -q 'job run.*file by file' docs/architecture.md 2>/dev/null; then
-  LIST=$T/list; awk '/^## .*file by file/{on=1;next} /^## /{on=0} on' docs/architecture.md | grep -oE '`[A-Za-z0-9_./-]+\.(go|service|sh)`' | tr -d '`' | awk '!s[$0]++' > "$LIST"
+  LIST=$T/list; awk '/^## .*file by file/{on=1;next} /^## /{on=0} on' docs/architecture.md | sed -nE 's/^[0-9]+\. `([A-Za-z0-9_./-]+\.(go|service|sh))`.*/\1/p' > "$LIST"
 fi
 if [ -n "$LIST" ]; then
   echo; echo "== files on the path of job run ($LIST)"

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"golang.org/x/term"
@@ -54,8 +55,15 @@ func Main(args []string, known ...registry.Backend) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	context.AfterFunc(ctx, stop)
-	return printError(os.Stderr, command(ctx, args, known))
+	err := command(ctx, args, known)
+	if u, ok := errors.AsType[config.Usage](err); ok && slices.ContainsFunc(args, isHelp) {
+		fmt.Fprint(os.Stdout, u)
+		return 0
+	}
+	return printError(os.Stderr, err)
 }
+
+func isHelp(arg string) bool { return arg == "-h" || arg == "-help" || arg == "--help" }
 
 func command(ctx context.Context, args []string, known registry.List) error {
 	if len(args) == 0 {
@@ -65,7 +73,7 @@ func command(ctx context.Context, args []string, known registry.List) error {
 	case len(rest) == 0 && (verb == "--version" || verb == "version"):
 		_, err := fmt.Fprintln(os.Stdout, "agentlabd", version.String())
 		return err
-	case len(rest) == 0 && (verb == "--help" || verb == "-h" || verb == "help"):
+	case len(rest) == 0 && verb == "help":
 		_, err := fmt.Fprint(os.Stdout, usage)
 		return err
 	case verb == "run":
@@ -107,6 +115,9 @@ func printError(w io.Writer, err error) int {
 func run(ctx context.Context, args []string, known registry.List) error {
 	fs := flag.NewFlagSet("agentlabd run", flag.ContinueOnError)
 	home, err := config.ParseHome(fs, args)
+	if errors.Is(err, flag.ErrHelp) {
+		return config.Usage(usage)
+	}
 	if err == nil && fs.NArg() > 0 {
 		err = fmt.Errorf("unknown argument %q", fs.Arg(0))
 	}

@@ -128,6 +128,8 @@ func TestArguments(t *testing.T) {
 	}{
 		{[]string{"--version"}, 0, "agentlabd ", ""},
 		{[]string{"--help"}, 0, "Usage:", ""},
+		{[]string{"run", "--help"}, 0, "Usage:", ""},
+		{[]string{"db", "-h"}, 0, "agentlabd db list", ""},
 		{nil, 2, "", "Usage:"},
 		{[]string{"walk"}, 2, "", "Usage:"},
 		{[]string{"run", "--nonsense"}, 2, "", "agentlabd: flag provided but not defined: -nonsense\n  see agentlabd --help\n"},
