@@ -1,9 +1,9 @@
-# AgentLab. 'make' or 'make help' lists what there is.
+# AgentLab. 'make' or 'make help' lists the targets.
 
 SHELL := /bin/bash
 GO ?= go
 
-# What --version prints; a source archive without git history says so.
+# Output of --version; "unknown" in a source archive without git history.
 VERSION ?= $(shell git describe --tags --match 'v*' --dirty 2>/dev/null | sed 's/^v//')
 VERSION := $(or $(VERSION),0.1.0-dev)
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD -- 2>/dev/null || echo -dirty)
@@ -17,7 +17,7 @@ PROGRAMS := agentlab agentlabd agent-runner
 
 GOLANGCI_LINT_VERSION := v2.15.0
 TOOLS := $(CURDIR)/.cache/tools
-# Real VMs share the machine with each other, so the slowest package may wait.
+# VMs of parallel tests share the machine, so a package can be slow.
 TEST_TIMEOUT ?= 40m
 # How many packages are tested at once: most tests wait more than they compute,
 # those with VMs compute. The end-to-end tests take longest and come first.
@@ -42,7 +42,7 @@ build-all: ## static binaries for amd64 and arm64 into dist/
 	  for p in $(PROGRAMS); do GOOS=linux GOARCH=$$arch $(BUILD) -o dist/$$arch/$$p ./cmd/$$p || exit 1; done; \
 	  echo "dist/$$arch: $(PROGRAMS) $(VERSION)"; done
 
-check: build lint ## what an edit needs: build, lint, unit and script tests; no VM
+check: build lint ## quick check of a change: build, lint, unit and script tests; no VM
 	@scripts/deps.sh run agents test
 	@start=$$(date +%s); \
 	$(GO) test -short -p $(WAITERS) -timeout $(TEST_TIMEOUT) ./...; rc=$$?; \
@@ -56,8 +56,8 @@ test: deps ## all tests, with real VMs; long tables are sampled; prints the tota
 test-full: ## all tests, every case of long tables too (an hour and more)
 	AGENTLAB_TEST_FULL=1 $(MAKE) test TEST_TIMEOUT=3h
 
-# Every process under the race detector lingers for a second at its end, in case
-# that what it leaves running races still; tests start hundreds of them.
+# Every process under the race detector waits for a second at its end, in case
+# its remaining goroutines still race; tests start hundreds of processes.
 race: export GORACE ?= atexit_sleep_ms=20
 race: ## the tests that need no VM, under the race detector
 	@scripts/deps.sh run agents test race
@@ -71,7 +71,7 @@ lint: $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## formatting, import arro
 	$(GO) test ./internal/archtest
 	shellcheck scripts/*.sh scripts/net/*.sh images/build/*.sh .ci/run
 
-# A golangci-lint of this very version that is installed already is taken.
+# An installed golangci-lint of this version is used.
 $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION):
 	@mkdir -p $(TOOLS)
 	@found=$$(command -v golangci-lint || true); \
@@ -90,10 +90,10 @@ bench: deps build ## benchmarks, as ratios within one run; raw samples are print
 fuzz: ## every fuzz target, FUZZTOTAL seconds (600) divided among them
 	@FUZZTOTAL=$(FUZZTOTAL) FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 
-mutation: ## each rule of the network policy is missed when it is taken out
+mutation: ## check that a test fails for each disabled rule of the network policy
 	@scripts/mutation.sh
 
-docs: ## write the generated documents anew
+docs: ## regenerate the generated documents
 	$(GO) test ./internal/server -run TestGenerated -update
 	$(GO) test ./internal/server -run TestAccessMatrix -update
 	$(GO) test ./internal/cli -run TestCommandReference -update
@@ -106,13 +106,13 @@ demo: ## a job in a real VM, from an empty machine to a fetched commit
 	@$(MAKE) --no-print-directory build
 	@scripts/demo.sh
 
-image: build ## build the base image for the user who calls
+image: build ## build the base image for the current user
 	@scripts/deps.sh run
 	bin/agentlab image build base
 
-deps: # what running and testing need
+deps: # install the requirements of running and testing
 	@scripts/deps.sh run agents test
 
-clean: ## remove what was built here; images in the user's cache stay
+clean: ## remove build outputs; images in the user's cache stay
 	rm -rf bin dist
 	@echo "kept: .cache (tools, the demo's image); 'rm -rf .cache' removes it"

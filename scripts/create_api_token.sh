@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# Makes the API token with which agentlabd speaks to Proxmox VE over REST, with
-# the smallest rights that it needs on this version (8 or 9). To be run as root
+# Creates the API token with which agentlabd uses the REST API of Proxmox VE, with
+# the minimal privileges for this version (8 or 9). Run it as root
 # on a node. agentlabd on the node itself (transport: shell) needs no token.
 #
-#   create_api_token.sh            print what is missing, and change nothing
-#   create_api_token.sh --apply    do it
-#   create_api_token.sh --remove   take it back (with --apply: really)
+#   create_api_token.sh            print the missing steps, change nothing
+#   create_api_token.sh --apply    run these steps
+#   create_api_token.sh --remove   print the steps of the removal; with --apply, run them
 #
-#   --template VMID   a template that sandboxes are cloned from (default: 9000 and
+#   --template VMID   template that sandboxes are cloned from (default: 9000 and
 #                     9001)
-#   --storage NAME    a storage that disks of sandboxes lie on (default: that of
+#   --storage NAME    storage of the disks of sandboxes (default: storage of
 #                     the first template)
-#   --pool NAME       the pool of the sandboxes, and of nothing else (default: agentlab)
-#   --bridge NAME     the bridge of sandboxes and of the templates (default: that
-#                     of config.yaml)
-#   --node NAME       a node whose load may be read, for placement among several
+#   --pool NAME       pool that contains only sandboxes (default: agentlab)
+#   --bridge NAME     bridge of sandboxes and templates (default: the one
+#                     in config.yaml)
+#   --node NAME       node whose load agentlabd reads to place sandboxes on several nodes
 #   --user USER@pve   (default: agentlab@pve)    --token NAME   (default: ctl)
-#   --out FILE        where the token's secret goes, readable by root alone
+#   --out FILE        file for the token's secret, readable only by root
 #                     (default: /etc/agentlab/proxmox.token)
-#   --rotate          make a new secret where the token is there already
+#   --rotate          create a new secret if the token already exists
 #   --show            also print the secret
 #
 # --template, --storage, --bridge and --node may be given several times.
-# The token is privilege separated: both it and its user get each right.
+# The token is privilege separated: both the token and its user get each privilege.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/lib.sh
 . "$here/lib.sh"
@@ -52,39 +52,39 @@ while (($#)); do
 	shift
 done
 
-# What goes into paths of rights is a plain name.
+# These names become parts of ACL paths.
 for name in "$pool" "$token" ${storages[@]+"${storages[@]}"} ${bridges[@]+"${bridges[@]}"} ${nodes[@]+"${nodes[@]}"}; do
-	[[ $name =~ ^[A-Za-z][A-Za-z0-9._-]*$ ]] || badusage "'$name' is no name of Proxmox VE"
+	[[ $name =~ ^[A-Za-z][A-Za-z0-9._-]*$ ]] || badusage "'$name' is not a valid name in Proxmox VE"
 done
 for name in ${templates[@]+"${templates[@]}"}; do
-	[[ $name =~ ^[1-9][0-9]{2,8}$ ]] || badusage "'$name' is no VMID"
+	[[ $name =~ ^[1-9][0-9]{2,8}$ ]] || badusage "'$name' is not a VMID"
 done
-[[ $user =~ ^[A-Za-z0-9._-]+@pve$ ]] || badusage "'$user' is no user of the realm pve: a token of root@pam may do everything"
+[[ $user =~ ^[A-Za-z0-9._-]+@pve$ ]] || badusage "'$user' is not a user of the realm pve (a token of root@pam would have all privileges)"
 [[ $out == /* ]] || badusage "--out needs an absolute path"
 begin
 settings
 ((${#templates[@]})) || templates=(9000 9001)
 ((${#bridges[@]})) || bridges=("$bridge")
 
-command -v pveum >/dev/null || die "pveum is not here: this is no node of Proxmox VE" "run it as root on a node"
-[[ $EUID == 0 ]] || die "users and rights of Proxmox VE are root's to read" "run it with sudo; without --apply it changes nothing"
+command -v pveum >/dev/null || die "pveum not found: this machine is not a node of Proxmox VE" "run it as root on a node"
+[[ $EUID == 0 ]] || die "only root can read users and permissions of Proxmox VE" "run the script with sudo; without --apply it changes nothing"
 
 version=$(pvesh get /version --output-format json) || die "Proxmox VE does not answer" "see: systemctl status pve-cluster pvedaemon"
 version=$(sed -n 's/.*"release" *: *"\([0-9]*\)\..*/\1/p' <<<"$version")
 case $version in
 8) agent=VM.Monitor ;;
-# 9 split that right; a file is written once, nothing is run.
+# 9 split that privilege; only one file is written, and nothing is executed.
 9) agent=VM.GuestAgent.Audit,VM.GuestAgent.FileWrite ;;
-*) die "version '$version' of Proxmox VE is not known" "8 and 9 are" ;;
+*) die "version '$version' of Proxmox VE is not supported" "supported versions are 8 and 9" ;;
 esac
 
 if [[ ${#storages[@]} == 0 && -z $remove ]]; then
 	name=$(pvesh get "/nodes/localhost/qemu/${templates[0]}/config" --output-format json 2>/dev/null | sed -n 's/.*"\(scsi\|virtio\)0" *: *"\([^":]*\):.*/\2/p' || true)
-	[[ -n $name ]] || die "the storage of template ${templates[0]} is not known" "make the template first (create_template.sh), or name the storage: --storage NAME"
+	[[ -n $name ]] || die "cannot determine the storage of template ${templates[0]}" "create the template first (create_template.sh), or set the storage: --storage NAME"
 	storages=("$name")
 fi
 
-# The rights, by where they hold.
+# Privileges, by path.
 declare -A rights=(
 	[AgentLabSandbox]="VM.Allocate,VM.Audit,VM.Config.CPU,VM.Config.Disk,VM.Config.Memory,VM.Config.Network,VM.Config.Options,$agent,VM.PowerMgmt"
 	[AgentLabTemplate]="VM.Audit,VM.Clone"
@@ -98,11 +98,11 @@ for name in "${storages[@]}"; do grants+=("/storage/$name AgentLabStorage"); don
 for name in "${bridges[@]}"; do grants+=("/sdn/zones/localnetwork/$name AgentLabNetwork"); done
 for name in ${nodes[@]+"${nodes[@]}"}; do grants+=("/nodes/$name AgentLabNode"); done
 
-# list WHAT... asks pveum and puts each object on a line of its own, without
-# blanks: no value that is looked for here has any.
+# list WHAT... runs pveum and prints each object on a separate line, without
+# blanks: no value that this script searches for contains blanks.
 list() {
 	local text
-	text=$(pveum "$@" --output-format json) || die "this failed: pveum $*"
+	text=$(pveum "$@" --output-format json) || die "command failed: pveum $*"
 	tr -d ' \n\t' <<<"$text" | sed 's/},{/}\n{/g; s/^\[//; s/\]$//'
 	echo
 }
@@ -122,24 +122,24 @@ granted() { # PATH ROLE WHOM
 	grep -F "\"path\":\"$1\"" <<<"$acls" | grep -F "\"roleid\":\"$2\"" | grep -F "\"ugid\":\"$3\"" >/dev/null
 }
 
-# secret makes the token, and keeps its secret, which is told only once. The
-# file is there before the token is: a secret that cannot be kept is not asked for.
+# secret creates the token and saves its secret, which Proxmox VE prints only once.
+# The file is created before the token, so that the secret can certainly be saved.
 secret() {
 	local answer text temp
 	show pveum user token add "$user" "$token" --privsep 1 --output-format json
-	printf '    the secret goes into %s (0600)\n' "$out"
+	printf '    the secret is written to %s (0600)\n' "$out"
 	[[ -n $apply ]] || return 0
 	mkdir -p "${out%/*}"
 	temp=$(mktemp "${out%/*}/.agentlab.XXXXXX")
 	answer=$(pveum user token add "$user" "$token" --privsep 1 --output-format json) || {
 		rm -f "$temp"
-		die "the token was not made"
+		die "the token was not created"
 	}
 	text=$(sed -n 's/.*"value" *: *"\([0-9a-fA-F-]\{36\}\)".*/\1/p' <<<"$answer")
 	if [[ -z $text ]] || ! printf '%s\n' "$text" >"$temp" || ! sync "$temp" || ! mv -f "$temp" "$out"; then
 		rm -f "$temp"
 		pveum user token remove "$user" "$token" >&2 || true
-		die "the token's secret could not be kept, so the token was removed again"
+		die "cannot save the token's secret; the token was removed again"
 	fi
 	[[ -z $reveal ]] || printf '%s\n' "$text"
 }
@@ -163,7 +163,7 @@ make() {
 	elif ! has_token; then
 		secret
 	elif [[ ! -s $out ]]; then
-		die "the token $user!$token is there, but its secret is not in $out" "Proxmox VE tells it only once. For a new one: $0 --rotate --apply"
+		die "the token $user!$token exists, but its secret is not in $out" "Proxmox VE prints a secret only once; to create a new one: $0 --rotate --apply"
 	elif [[ $(stat -c %a "$out") != 600 ]]; then
 		run chmod 600 "$out"
 	fi
@@ -178,13 +178,13 @@ make() {
 }
 
 # unmake removes the user with its tokens and rights, the roles, and the pool
-# where nothing is in it.
+# if the pool is empty.
 unmake() {
 	local role
 	if has_user; then
 		if has_token; then run pveum user token remove "$user" "$token"; fi
 		if [[ $(grep -c '"tokenid"' <<<"$tokens" || true) -gt $(has_token && echo 1 || echo 0) ]]; then
-			note "$user has other tokens, so it stays"
+			note "$user has other tokens and is not removed"
 		else
 			run pveum user delete "$user"
 		fi
@@ -193,7 +193,7 @@ unmake() {
 		if [[ -z $(role_of "$role") ]]; then
 			continue
 		elif grep -F "\"roleid\":\"$role\"" <<<"$acls" | grep -vF -e "\"ugid\":\"$user\"" -e "\"ugid\":\"$user!" >/dev/null; then
-			note "the role $role is given to others too, so it stays"
+			note "the role $role is also granted to other users and is not removed"
 		else
 			run pveum role delete "$role"
 		fi
@@ -202,7 +202,7 @@ unmake() {
 		if pvesh get "/pools/$pool" --output-format json | tr -d ' \n' | grep '"members":\[\]' >/dev/null; then
 			run pveum pool delete "$pool"
 		else
-			note "the pool $pool is not empty, so it stays"
+			note "the pool $pool is not empty and is not removed"
 		fi
 	fi
 	drop "$out"
@@ -221,4 +221,4 @@ for pem in /etc/pve/local/pveproxy-ssl.pem /etc/pve/local/pve-ssl.pem; do
 		break
 	fi
 done
-note "for config.yaml: proxmox.token_id: $user!$token, proxmox.token_file: $out, proxmox.pool: $pool"
+note "set in config.yaml: proxmox.token_id: $user!$token, proxmox.token_file: $out, proxmox.pool: $pool"

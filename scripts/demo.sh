@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Shows AgentLab at work: a job in a virtual machine changes a repository, and
-# its commit comes back. 'make demo' runs it after building.
+# Demonstrates AgentLab: a job in a virtual machine changes a repository, and
+# its commit is fetched. 'make demo' runs it after the build.
 #
-# Everything stays below .cache/demo, where the image is found again the next
-# time, and a temporary directory.
+# All files are in .cache/demo, where the next run reuses the image,
+# and in a temporary directory.
 set -euo pipefail
 if (($# > 0)); then
     echo "demo.sh takes no arguments; it runs a job in a virtual machine" >&2
@@ -44,20 +44,20 @@ git -C "$repo" add .
 git -C "$repo" -c user.name=Demo -c user.email=demo@example.invalid commit --quiet --message "A greeting"
 show git -C "$repo" log --oneline
 
-say "2. A job in a new virtual machine: mend it, run the test, commit"
-echo "(agent 'shell' takes a script as its task; claude, codex, opencode and gemini take words)"
+say "2. A job in a new virtual machine: fix it, run the test, commit"
+echo "(agent 'shell' takes a script as its task; claude, codex, opencode and gemini take a prompt)"
 echo "(the first time, the image is built; that takes a minute or two)"
 task='set -e
 sed -i s/wrold/world/ greet.sh
 sh ./test.sh
 git add -A
-git commit -m "Mend the greeting"'
+git commit -m "Fix the greeting"'
 began=$(date +%s)
 show agentlab job run --repo "$repo" --agent shell --task "$task"
 echo "(it took $(($(date +%s) - began)) s)"
 job=$(agentlab job list --limit 1 | awk 'NR == 2 { print $1 }')
 
-say "3. What the daemon keeps of it"
+say "3. The job and its artifacts"
 show agentlab job show "$job"
 say "   its log"
 show agentlab job logs "$job"
@@ -68,13 +68,13 @@ say "4. The commit, fetched into refs/agentlab/$job of the repository"
 show agentlab job fetch "$job" --repo "$repo"
 show git -C "$repo" log --oneline --all
 ref=$(git -C "$repo" for-each-ref --format '%(refname)' "refs/agentlab/$job*" | head -n 1)
-[[ -n $ref ]] || { echo "the job's commit did not arrive" >&2; exit 1; }
+[[ -n $ref ]] || { echo "the job's commit was not fetched" >&2; exit 1; }
 show git -C "$repo" diff main "$ref"
 git -C "$repo" show "$ref:greet.sh" | grep -q "Hello, world!"
 
 say "5. Nothing is left: no sandbox, and after the daemon stops no process"
 show agentlab sandbox list
-[[ $(agentlab sandbox list | wc -l) -le 1 ]] || { echo "a sandbox is left" >&2; exit 1; }
+[[ $(agentlab sandbox list | wc -l) -le 1 ]] || { echo "a sandbox was not deleted" >&2; exit 1; }
 show agentlab daemon stop
 for _ in $(seq 50); do
     left=$(pgrep -f "$AGENTLAB_HOME" || true)
@@ -86,7 +86,7 @@ if [[ -n $left ]]; then
     pgrep -af "$AGENTLAB_HOME" >&2
     exit 1
 fi
-echo "no process is left"
+echo "all processes have ended"
 
 say "Done. With a real agent, in a repository of yours:"
 echo "  agentlab secrets set env.ANTHROPIC_API_KEY"

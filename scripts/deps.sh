@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the programs that AgentLab needs and that this machine lacks,
-# through apt, and says what and why. Quick and silent when nothing is missing.
+# Installs the programs that AgentLab requires and that are missing here,
+# with apt, and prints the reason for each. Prints nothing if all are installed.
 #
 #   deps.sh [run] [agents] [test] [lint] [race]
 #
@@ -17,7 +17,7 @@ aarch64) qemu=qemu-system-aarch64 qemu_pkg=qemu-system-arm ;;
     ;;
 esac
 
-# Debian images on Ubuntu and the other way round need the other's keys.
+# Building Debian images on Ubuntu requires Debian's keys, and vice versa.
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
 packages=() reasons=()
@@ -36,9 +36,9 @@ for set in "${@:-run}"; do
     run)
         need git git "repositories of jobs"
         need "$qemu" "$qemu_pkg" "runs the virtual machines"
-        need qemu-img qemu-utils "makes their disks"
+        need qemu-img qemu-utils "creates their disks"
         need mmdebstrap mmdebstrap "builds images"
-        need mke2fs e2fsprogs "makes an image's file system"
+        need mke2fs e2fsprogs "creates an image's file system"
         need "$keyring" debian-archive-keyring "verifies what images are built from"
         need ssh openssh-client "'agentlab ssh'"
         [[ $EUID == 0 ]] || need newuidmap uidmap "builds images without root"
@@ -48,12 +48,12 @@ for set in "${@:-run}"; do
         need nft nftables "the firewall of a bridge host, which is tested in a real kernel"
         need ip iproute2 "the network namespaces of the tests"
         need bwrap bubblewrap "the agent's inner sandbox"
-        need dbus-daemon dbus "a systemd for the installation's test"
-        need systemd-analyze systemd "judges the service's unit"
+        need dbus-daemon dbus "runs systemd in the installation test"
+        need systemd-analyze systemd "checks the systemd unit"
         need sfdisk fdisk "the partitions of a template's disk"
-        need newuidmap uidmap "an ordinary user's image build"
-        need objcopy binutils "puts the probe's kernel together again"
-        need /usr/include/linux/capability.h linux-libc-dev "tells the numbers of capabilities"
+        need newuidmap uidmap "image builds without root"
+        need objcopy binutils "builds the probe's kernel"
+        need /usr/include/linux/capability.h linux-libc-dev "defines the numbers of capabilities"
         ;;
     lint) need shellcheck shellcheck "checks shell scripts" ;;
     race)
@@ -68,16 +68,16 @@ for set in "${@:-run}"; do
 done
 
 if ! command -v go >/dev/null; then
-    echo "Go is missing. AgentLab is built with the version that go.mod names or a later one: https://go.dev/dl/" >&2
+    echo "Go is not installed. Install the version in go.mod or a later one: https://go.dev/dl/" >&2
     exit 1
 fi
 ((${#packages[@]})) || exit 0
 
 if ! command -v apt-get >/dev/null; then
     {
-        echo "These are missing, and this machine has no apt to install them with:"
+        echo "Missing packages; this machine has no apt-get to install them:"
         printf '  %s\n' "${reasons[@]}"
-        echo "Install what your distribution calls them, then try again."
+        echo "Install the equivalent packages of your distribution, then try again."
     } >&2
     exit 1
 fi
@@ -85,7 +85,7 @@ fi
 sudo=()
 if [[ $EUID != 0 ]]; then
     if ! command -v sudo >/dev/null; then
-        echo "Missing: ${packages[*]}. As root: apt-get install ${packages[*]}" >&2
+        echo "Missing: ${packages[*]}. Run as root: apt-get install ${packages[*]}" >&2
         exit 1
     fi
     sudo=(sudo)
@@ -93,9 +93,9 @@ fi
 echo "Installing with apt-get${sudo:+ (through sudo)}:"
 printf '  %s\n' "${reasons[@]}"
 apt() { "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 "$@" >/dev/null; }
-# The lists of a fresh machine are often old or missing.
+# The package lists of a new machine are often outdated or missing.
 apt update
 apt install --yes --no-install-recommends "${packages[@]}" || {
-    echo "apt-get install ${packages[*]} failed; its messages are above." >&2
+    echo "apt-get install ${packages[*]} failed; see the error above." >&2
     exit 1
 }

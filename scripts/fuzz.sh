@@ -9,7 +9,7 @@
 #               reached new code, the shortest first, in testdata/fuzz (default 0)
 #
 # A failing input is written to testdata/fuzz by the go tool, and every later
-# 'go test' runs it. What is learned lies in .cache/fuzz between runs.
+# 'go test' runs it. The corpus is stored in .cache/fuzz between runs.
 set -euo pipefail
 if (($# > 0)); then
   sed -n '2,/^[^#]/s/^#\( \|$\)//p' "$0" >&2
@@ -31,7 +31,7 @@ while read -r pkg dir; do
   done < <(grep -hoE '^func Fuzz[A-Za-z0-9_]+' "$dir"/*_test.go 2>/dev/null | sed 's/^func //' | sort -u)
 done < <(go list -f '{{.ImportPath}} {{.Dir}}' ./...)
 if ((${#targets[@]} == 0)); then
-  echo "fuzz: no target" >&2
+  echo "fuzz: no targets found" >&2
   exit 2
 fi
 each=${FUZZTIME:-$((total / ${#targets[@]}))}
@@ -39,7 +39,7 @@ each=${each%s}
 ((each > 0)) || each=1
 echo "fuzz: ${#targets[@]} targets, $each s each"
 
-# Binaries first, so that the compiler does not use up the time for fuzzing.
+# Build first, so that compiling does not use the time for fuzzing.
 for t in "${targets[@]}"; do
   read -r pkg _ _ <<<"$t"
   bin=$bins/${pkg//\//_}

@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
 # Installs AgentLab for the whole machine: group, directories, programs, units,
-# profiles and the skill for coding agents. Run again with newer programs beside
-# it, it upgrades: VMs go on, and when the new daemon does not answer the old
-# programs are put back.
+# profiles and the skill for coding agents. If newer programs are beside the script,
+# it upgrades: VMs continue to run, and if the new daemon does not answer, the old
+# programs are restored.
 #
-#   install_host.sh                print what is missing, and change nothing
-#   install_host.sh --apply        do it, and start the daemon
-#   install_host.sh --remove       take programs and units away (with --apply:
-#                                  really). Configuration and state stay
-#   install_host.sh --remove --purge     those too: jobs, artifacts and secrets
+#   install_host.sh                print the missing steps, change nothing
+#   install_host.sh --apply        run these steps and start the daemon
+#   install_host.sh --remove       print the steps that remove programs and units;
+#                                  with --apply, run them. Configuration and state stay
+#   install_host.sh --remove --purge     also remove both: jobs, artifacts and secrets
 #                                        are lost
 #
-#   --bin DIR          where agentlab, agentlabd and agent-runner are (default:
-#                      bin beside this folder)
-#   --skill-for USER   also puts the skill where this user's Claude Code finds it
-#   --no-start         neither enables nor starts anything
-#   --force            --remove although there are sandboxes, which then nobody
-#                      looks after
+#   --bin DIR          directory with agentlab, agentlabd and agent-runner (default:
+#                      bin beside this directory)
+#   --skill-for USER   also install the skill for Claude Code of this user
+#   --no-start         do not enable or start services
+#   --force            remove although sandboxes exist, which are then no longer
+#                      managed
 #
-# Who is to use the daemon without being root: usermod -aG agentlab USER
+# To let a user use the daemon without root: usermod -aG agentlab USER
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/lib.sh
 . "$here/lib.sh"
@@ -45,7 +45,7 @@ while (($#)); do
 	esac
 	shift
 done
-[[ -z $purge$force || -n $remove ]] || badusage "--purge and --force are for --remove"
+[[ -z $purge$force || -n $remove ]] || badusage "--purge and --force require --remove"
 begin
 [[ -d /run/systemd/system ]] || start=
 
@@ -55,19 +55,19 @@ bridged() { proxmox || grep -Eqs '^backend: *proxmox *$' /etc/agentlab/config.ya
 answers() { "$bin/agentlab" --socket "$socket" daemon status >/dev/null 2>&1; }
 home() { getent passwd "$1" | cut -d: -f6; }
 
-# conf SOURCE PATH keeps a copy of what people may change: it is replaced only
-# while it is as it was installed.
+# conf SOURCE PATH installs a file that users may change: it is replaced only
+# if it is unchanged since its installation.
 conf() {
 	local pristine=$share/pristine${2}
 	if [[ ! -e $2 ]] || cmp -s "$pristine" "$2"; then
 		copy "$1" "$2" 0644
 	elif ! cmp -s "$1" "$2" && ! cmp -s "$1" "$pristine"; then
-		note "$2 was changed here, so it stays; the new one is $pristine"
+		note "$2 has local changes and is not replaced; the new version is $pristine"
 	fi
 	copy "$1" "$pristine" 0644
 }
 
-# mode_of FILE: a script can be run, wherever this one was unpacked from.
+# mode_of FILE prints the mode of an installed file: scripts are executable.
 mode_of() { [[ $1 == *.sh ]] && echo 0755 || echo 0644; }
 
 unit() { # NAME
@@ -92,12 +92,12 @@ files() {
 		directory "$file" 0700
 	done
 	if proxmox; then
-		# Snippets are what sandboxes are told at their first boot. The daemon can
-		# write there only if the directory was there before it started.
+		# Snippets contain the cloud-init data of sandboxes. The daemon can
+		# write there only if the directory existed before the daemon started.
 		[[ ! -d /var/lib/vz ]] || directory /var/lib/vz/snippets 0755
 		if [[ ! -e /etc/agentlab/config.yaml ]]; then
 			put /etc/agentlab/config.yaml 0644 <<-TEXT
-				# docs/config.md names every key.
+				# docs/config.md documents all keys.
 				backend: proxmox
 			TEXT
 		fi
@@ -114,18 +114,18 @@ files() {
 		conf "$file" "/etc/agentlab/profiles/${file##*/}"
 	done
 	for name in ${people[@]+"${people[@]}"}; do
-		[[ -n $(home "$name") ]] || die "there is no user $name"
+		[[ -n $(home "$name") ]] || die "user $name does not exist"
 		skill_of "$name"
 	done
 }
 
-# upgraded is yes when programs were replaced that were there before.
+# upgraded is yes if existing programs were replaced.
 upgraded=
 binaries() {
 	local name
 	[[ ! -d $from ]] || from=$(cd "$from" && pwd)
 	for name in "${programs[@]}"; do
-		[[ -f $from/$name && -x $from/$name ]] || die "$from/$name is not there" "build it (make build), or say where it is: --bin DIR"
+		[[ -f $from/$name && -x $from/$name ]] || die "$from/$name does not exist" "build it (make build), or set its directory: --bin DIR"
 		[[ $(cd "$from" && pwd -P) != "$(cd "$bin" && pwd -P)" ]] || return 0
 	done
 	for name in "${programs[@]}"; do
@@ -141,7 +141,7 @@ binaries() {
 	done
 }
 
-# back puts the programs back that were there before.
+# back restores the previous programs.
 back() {
 	local name
 	for name in "${programs[@]}"; do
@@ -163,21 +163,21 @@ services() {
 	if [[ -n $upgraded ]] || ((needed > before)) || ! systemctl is-active -q agentlabd.service; then
 		show systemctl restart agentlabd.service
 		[[ -n $apply ]] || return 0
-		# The unit is started when the daemon answers.
+		# systemctl start returns when the daemon answers.
 		if carry_out systemctl restart agentlabd.service && answers; then
 			return
 		fi
 		systemctl status --no-pager --lines=20 agentlabd.service >&2 || true
-		[[ -n $upgraded ]] || die "the daemon does not start; its last words are above" "put right what it says, then: systemctl restart agentlabd"
+		[[ -n $upgraded ]] || die "the daemon does not start; its last messages are above" "fix the reported error, then run: systemctl restart agentlabd"
 		back
-		die "the new daemon does not start, so the old programs are back; its last words are above" "VMs were not touched"
+		die "the new daemon does not start, so the old programs were restored; its last messages are above" "running VMs were not affected"
 	fi
 }
 
 uninstall() {
 	local name file
 	if [[ -z $force && -x $bin/agentlab ]] && answers && [[ -n $("$bin/agentlab" --socket "$socket" sandbox list 2>/dev/null | sed 1d) ]]; then
-		die "there are sandboxes, which nobody would look after" "agentlab sandbox list, agentlab sandbox destroy NAME; or: --force"
+		die "sandboxes exist, which would no longer be managed" "run agentlab sandbox list and agentlab sandbox destroy NAME, or use --force"
 	fi
 	for name in agentlabd.service agentlab-network.service; do
 		if [[ -f $units/$name && -d /run/systemd/system ]]; then
@@ -190,7 +190,7 @@ uninstall() {
 		note "kept: /etc/agentlab, /var/lib/agentlab, /var/cache/agentlab, /var/log/agentlab, the group agentlab; --purge removes them"
 	fi
 	if command -v nft >/dev/null && nft list table inet agentlab >/dev/null 2>&1; then
-		note "the firewall of the bridge stays in force until the next boot; before agentlabd goes: net/apply.sh --remove"
+		note "the firewall of the bridge remains active until the next boot; to remove it, run this before removing agentlabd: net/apply.sh --remove --apply"
 	fi
 	for name in "${programs[@]}"; do drop "$bin/$name"; done
 	for file in "$share" "${previous%/*}"; do

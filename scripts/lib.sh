@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# Functions of the scripts of a host, which source this file.
+# Functions for the scripts in this directory, which source this file.
 #
-# Each of them changes nothing without --apply: it prints, one per line and
-# after "+ ", the commands that it would run, and only those that are needed as
-# things are now. So a script that prints nothing has nothing to do, and may be
+# Without --apply, a script changes nothing: it prints, one per line and
+# after "+ ", the commands that it would run, and only those that are needed in
+# the current state. A script that prints nothing has nothing to do, and can be
 # run again at any time. --remove undoes its changes, in the same two ways.
-# What people read goes to standard error.
+# Messages are written to standard error.
 set -euo pipefail
 umask 022
 
@@ -33,14 +33,14 @@ die() {
 # usage prints the comment at the head of the script.
 usage() { sed -n '2,/^[^#]/s/^#\( \|$\)//p' "$0"; }
 
-# badusage WHAT ends the script as one that was called wrongly.
+# badusage MESSAGE ends the script with a usage error.
 badusage() {
 	note "$1"
 	usage >&2
 	exit 2
 }
 
-# common ARGUMENT takes the arguments that all scripts have; false: none of them.
+# common ARGUMENT parses the arguments of all scripts; it fails for any other.
 common() {
 	case $1 in
 	--dry-run) apply= ;;
@@ -54,20 +54,20 @@ common() {
 	esac
 }
 
-# value OPTION COUNT complains when an option's value is missing; COUNT is $#.
+# value OPTION COUNT ends the script if the option's value is missing; COUNT is $#.
 value() { (($2 >= 2)) || badusage "$1 needs a value"; }
 
-# begin is called when the arguments are read.
+# begin is called after the arguments have been parsed.
 begin() {
 	[[ -n $apply ]] || return 0
-	[[ $EUID == 0 ]] || die "--apply is for root" "run it with sudo"
-	# Two at once would each see half of what the other does.
+	[[ $EUID == 0 ]] || die "--apply requires root" "run the script with sudo"
+	# Concurrent scripts would see each other's partial changes.
 	mkdir -p /run/lock
 	exec 9>/run/lock/agentlab-scripts
-	flock -w 300 9 || die "another script of AgentLab has been running for five minutes" "see what it waits for: fuser -v /run/lock/agentlab-scripts"
+	flock -w 300 9 || die "another script of AgentLab has been running for five minutes" "find the process: fuser -v /run/lock/agentlab-scripts"
 }
 
-# quoted COMMAND... prints it as a shell would read it.
+# quoted COMMAND... prints the command, quoted for a shell.
 quoted() {
 	local out='' word
 	for word; do
@@ -80,25 +80,25 @@ quoted() {
 	printf '%s\n' "${out# }"
 }
 
-# show COMMAND... prints a command that is needed.
+# show COMMAND... prints a required command.
 show() {
 	needed=$((needed + 1))
 	printf '+ %s\n' "$(quoted "$@")"
 }
 
-# carry_out COMMAND... runs it under --apply, with its output on standard error.
-# What it leaves running does not keep the lock.
+# carry_out COMMAND... runs the command under --apply, with its output on standard error.
+# Processes that it leaves behind do not inherit the lock.
 carry_out() { "$@" >&2 </dev/null 9>&-; }
 
-# run COMMAND... prints it, and runs it under --apply. When it fails the
+# run COMMAND... prints the command, and runs it under --apply. If it fails, the
 # script ends.
 run() {
 	show "$@"
 	[[ -n $apply ]] || return 0
-	carry_out "$@" || die "this failed: $(quoted "$@")" "what was done before it stays; put it right and run $me again"
+	carry_out "$@" || die "command failed: $(quoted "$@")" "completed steps are not undone; fix the error and run $me again"
 }
 
-# put PATH MODE makes standard input the content of a file, in one step.
+# put PATH MODE writes standard input to a file atomically.
 put() {
 	local path=$1 mode=$2 text temp
 	text=$(cat && echo .)
@@ -117,8 +117,8 @@ put() {
 	mv -f "$temp" "$path"
 }
 
-# copy SOURCE PATH MODE puts a file in place, in one step: a program that runs
-# keeps the one it has.
+# copy SOURCE PATH MODE installs a file atomically: a running program
+# keeps using its old file.
 copy() {
 	local source=$1 path=$2 mode=$3 temp
 	if [[ -f $path && ! -L $path ]] && cmp -s "$source" "$path" && [[ $(stat -c %a "$path") == "${mode#0}" ]]; then
@@ -134,7 +134,7 @@ copy() {
 	mv -f "$temp" "$path"
 }
 
-# drop PATH... removes files that are there.
+# drop PATH... removes existing files.
 drop() {
 	local path
 	for path; do
@@ -144,7 +144,7 @@ drop() {
 	done
 }
 
-# directory PATH MODE makes one that is missing, or gives it its mode.
+# directory PATH MODE creates a missing directory, or sets its mode.
 directory() {
 	if [[ ! -d $1 || -L $1 ]]; then
 		run install -d -m "$2" "$1"
@@ -153,7 +153,7 @@ directory() {
 	fi
 }
 
-# program NAME prints where one of AgentLab's own programs is. here is the
+# program NAME prints the path of one of AgentLab's programs. here is the
 # directory of the script that sources this.
 # shellcheck disable=SC2154
 program() {
@@ -168,14 +168,14 @@ program() {
 }
 
 # settings reads the bridge of config.yaml into bridge, subnet, gateway,
-# subnet6, gateway6 (empty: no IPv6) and tailscale; without agentlabd they are
-# those of an empty file.
+# subnet6, gateway6 (empty: no IPv6) and tailscale; without agentlabd it uses
+# the defaults.
 # shellcheck disable=SC2034
 settings() {
 	local daemon text key val
 	bridge=vmbr1 subnet=10.77.0.0/16 gateway=10.77.0.1/16 subnet6=fd77:a91a:4d00::/64 gateway6=fd77:a91a:4d00::1/64 tailscale=tailscale0
 	daemon=$(program agentlabd) || return 0
-	text=$("$daemon" network settings --system) || die "config.yaml cannot be read; the reason is above" "put it right: /etc/agentlab/config.yaml"
+	text=$("$daemon" network settings --system) || die "cannot read config.yaml; see the error above" "fix /etc/agentlab/config.yaml"
 	while IFS='=' read -r key val; do
 		case $key in
 		bridge) bridge=$val ;;
@@ -188,10 +188,10 @@ settings() {
 	done <<<"$text"
 }
 
-# These ask the kernel by netlink: /sys may be another network namespace's.
+# These functions use netlink: /sys may belong to another network namespace.
 exists() { ip link show dev "$1" >/dev/null 2>&1; }
 is_bridge() { [[ -n $(ip -o link show dev "$1" type bridge 2>/dev/null) ]]; }
-# ports_of BRIDGE prints what is plugged into it, a name per line.
+# ports_of BRIDGE prints its ports, one name per line.
 ports_of() { { ip -o link show master "$1" 2>/dev/null || true; } | sed 's/^[0-9]*: \([^:@]*\).*/\1/'; }
 
 # finish WHAT prints the result.
@@ -201,6 +201,6 @@ finish() {
 	elif [[ -n $apply ]]; then
 		note "${1}: done"
 	else
-		note "${1}: nothing was changed; this runs with: $0 ${remove:+--remove }--apply"
+		note "${1}: nothing was changed; to run these steps: $0 ${remove:+--remove }--apply"
 	fi
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The mutation check: takes every rule of the network policy out of force, one
+# The mutation check: disables every rule of the network policy, one
 # at a time, and runs the rows of the probe table that guard it. Each must fail
-# without its rule; a rule that nobody misses is an error. Prints a table.
+# without its rule; a rule without a failing row is an error. Prints a table.
 #
 # The programs under test are built with the tag "mutation", without which no
 # rule can be dropped. Guests are network namespaces with the kernel's own
@@ -13,7 +13,7 @@
 # AGENTLAB_TEST_MUTATION_VM=1 does the same once more in one real VM (some ten
 # minutes under emulation).
 #
-# AGENTLAB_TEST_MUTANTS=always. takes out only rules whose names begin so.
+# AGENTLAB_TEST_MUTANTS=always. disables only rules whose names begin so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,12 +33,12 @@ AGENTLAB_MUTATION=1 "$go" test -tags mutation -count=1 -timeout 30m -v -run 'Mut
 caught=$(grep -cE ' caught( |$)' "$out" || true)
 missed=$(grep -cE ' MISSED( |$)' "$out" || true)
 doubled=$(grep -cE ' DOUBLED: ' "$out" || true)
-printf '%s rules taken out: %s caught, %s missed, %s doubled\n' "$((caught + missed + doubled))" "$caught" "$missed" "$doubled"
+printf '%s rules disabled: %s caught, %s missed, %s doubled\n' "$((caught + missed + doubled))" "$caught" "$missed" "$doubled"
 if [[ $doubled != 0 ]]; then
-    echo "doubled (nobody notices that the nft rule is gone, for something else stands behind it):"
+    echo "doubled (no row fails without the nft rule, because another mechanism has the same effect):"
     sed -nE 's/^ *[a-z_]+\.go:[0-9]+: (.*[^ ]) +DOUBLED: (.*)$/  \1: \2/p' "$out" | sort
 fi
 if [[ $rc != 0 || $missed != 0 || $caught == 0 ]] || grep -q -e '--- SKIP' "$out"; then
-    echo "the mutation check failed, or could not be made" >&2
+    echo "the mutation check failed or could not be run" >&2
     exit 1
 fi

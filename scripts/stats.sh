@@ -3,14 +3,14 @@
 # callbacks between services, files on the path of 'job run'. Reads tracked
 # files only; the same rules before and after. Needs git, awk, go (go list).
 #   product  .go that is no test and no test double, in its area
-#   double   test doubles and test-only programs, wherever they live
+#   double   test doubles and test-only programs, in any directory
 #   test     *_test.go
 #   other    shell, SQL, YAML, C, testscripts (listed only)
 # shellcheck disable=SC2016 # awk and go templates, not shell
 set -eu
 cd "${1:-.}"
 MOD=$(awk '$1=="module"{print $2;exit}' go.mod)
-# A directory is a double when one of its names says so. Names after the
+# A directory is a double if its path contains one of these names. Names after the
 # redesign belong here too, so that a move changes no number. Only drivers and
 # servers that exist for tests; probe/prober/verify are product.
 DOUBLE='(^|/)(test|tests|testnode|archtest|backendtest|[a-z]*test|fake|fake[a-z]+|fault|faults|toy)(/|$)'

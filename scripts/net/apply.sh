@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Puts the firewall of the agent bridge in force: for hosts whose sandboxes are
-# on a bridge, such as Proxmox. At boot agentlab-network.service does it.
+# Loads the firewall of the agent bridge, for hosts whose sandboxes are
+# on a bridge, such as Proxmox VE. At boot, agentlab-network.service does this.
 #
-#   apply.sh             tell what is missing; as root, ask the kernel whether it
-#                        takes the rules. Nothing is changed
-#   apply.sh --apply     what config.yaml says, through agentlabd
-#   apply.sh --static    agent_nat.nft from beside this script instead: the rules
+#   apply.sh             print the missing steps; as root, check that the kernel
+#                        accepts the rules. Change nothing
+#   apply.sh --apply     load the rules of config.yaml, with agentlabd
+#   apply.sh --static    use agent_nat.nft from this directory instead: the rules
 #                        of the default configuration, for a host without
-#                        agentlabd. Nobody answers DNS then, and no sandbox is
-#                        let in. With --apply: really
-#   apply.sh --remove    take the rules away; the bridge goes down first, so that
-#                        nothing is open. With --apply: really
+#                        agentlabd. DNS is then not answered, and no sandbox
+#                        has network access. With --apply, load them
+#   apply.sh --remove    remove the rules; the bridge is shut down first, so that
+#                        nothing is open. With --apply, do it
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/lib.sh
 . "$here/../lib.sh"
@@ -31,7 +31,7 @@ there() { nft list tables 2>/dev/null | grep -E '^table (inet|bridge|arp) agentl
 
 through_agentlabd() {
 	local agentlabd
-	agentlabd=$(program agentlabd) || die "agentlabd is not installed" "install_host.sh installs it; --static loads the default rules without it"
+	agentlabd=$(program agentlabd) || die "agentlabd is not installed" "install it with install_host.sh, or use --static to load the default rules"
 	if [[ $EUID != 0 ]]; then
 		note "whether the rules are in force is for root to see"
 		if [[ -n $remove ]]; then
@@ -46,15 +46,15 @@ through_agentlabd() {
 		return
 	fi
 	if [[ -z $apply ]]; then
-		"$agentlabd" network apply --system --dry-run >&2 || die "the rules cannot be put in force; the reason is above"
+		"$agentlabd" network apply --system --dry-run >&2 || die "cannot load the rules; see the error above"
 	fi
-	# Rules that are in force are left alone: to load them anew shuts sandboxes
-	# out for a moment.
+	# Active rules are not loaded again, because that would interrupt the network of sandboxes
+	# for a moment.
 	"$agentlabd" network status --system >/dev/null 2>&1 || run "$agentlabd" network apply --system
 }
 
-# Some kernels cannot say which bridge a frame is on (CONFIG_NFT_BRIDGE_META).
-# There, frames are told by the names of the ports that are plugged in now.
+# Some kernels cannot match the bridge of a frame (CONFIG_NFT_BRIDGE_META).
+# There, the rules match the names of the current ports of the bridge.
 rules() {
 	if printf 'table bridge agentlab_question {\n chain c {\n type filter hook forward priority 0\n meta ibrname "x" drop\n }\n}\n' | nft -c -f - 2>/dev/null; then
 		cat "$here/agent_nat.nft"
@@ -68,14 +68,14 @@ rules() {
 	note "this kernel cannot tell bridges apart; run this again whenever a sandbox was plugged in"
 }
 
-# knob FILE VALUE sets a knob of the kernel that has another value.
+# knob FILE VALUE sets a kernel parameter if it has another value.
 knob() {
 	[[ $(<"/proc/sys/$1") == "$2" ]] || run sysctl -q -w "${1}=$2"
 }
 
 mac=02:a9:1a:4d:00:01 # of the bridge if nothing else set one (3 is NET_ADDR_SET), as the daemon does
 
-# host gives the bridge its addresses and lets the host route.
+# host sets the bridge's addresses and enables forwarding.
 host() {
 	local name conf
 	if ! exists vmbr1; then
@@ -86,13 +86,13 @@ host() {
 	for name in accept_ra autoconf accept_redirects; do
 		knob "net/ipv6/conf/vmbr1/$name" 0
 	done
-	# Else it has the lowest address of its ports, and changes it with them.
+	# Otherwise the bridge has the lowest MAC address of its ports, which changes with them.
 	[[ $(</sys/class/net/vmbr1/addr_assign_type) == 3 ]] || run ip link set vmbr1 address "$mac"
 	run ip link set vmbr1 up
 	run ip addr replace 10.77.0.1/16 dev vmbr1
 	run ip addr replace fd77:a91a:4d00::1/64 dev vmbr1 nodad
 	knob net/ipv4/ip_forward 1
-	# A host that takes its own IPv6 routes from advertisements goes on doing so.
+	# A host that gets its own IPv6 routes from router advertisements keeps doing so.
 	for conf in /proc/sys/net/ipv6/conf/*/accept_ra; do
 		case $conf in */all/* | */default/* | */vmbr1/*) continue ;; esac
 		[[ $(<"$conf") != 1 ]] || run sysctl -q -w "${conf#/proc/sys/}=2"
@@ -110,13 +110,13 @@ without_agentlabd() {
 		return
 	fi
 	if [[ $EUID == 0 ]]; then
-		rules | nft -c -f - || die "the kernel does not take the rules; the reason is above"
+		rules | nft -c -f - || die "the kernel rejects the rules; see the error above"
 	fi
-	# What is in force is not compared: loading it again, in one transaction,
+	# Active rules are not compared: loading them again, in one transaction,
 	# changes nothing. The rules come before anything that could carry a packet.
 	show nft -f "$here/agent_nat.nft"
 	if [[ -n $apply ]]; then
-		rules | nft -f - >&2 || die "the rules were not loaded; the reason is above"
+		rules | nft -f - >&2 || die "the rules were not loaded; see the error above"
 	fi
 	host
 }

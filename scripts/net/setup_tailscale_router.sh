@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Makes this host the way from the tailnet to its sandboxes: it advertises
-# their networks. Hosts of the tailnet can open connections to sandboxes then;
-# sandboxes can open none there, which the firewall sees to (net/apply.sh).
-# Routes that the host advertises already stay.
+# Makes this host the router from the tailnet to its sandboxes: it advertises
+# their networks. Hosts of the tailnet can then open connections to sandboxes;
+# the firewall (net/apply.sh) blocks connections from sandboxes to the tailnet.
+# Routes that the host already advertises are kept.
 #
-#   setup_tailscale_router.sh             print what is missing
-#   setup_tailscale_router.sh --apply     do it
-#   setup_tailscale_router.sh --remove    advertise them no more (with --apply:
-#                                         really)
+#   setup_tailscale_router.sh             print the missing steps
+#   setup_tailscale_router.sh --apply     run these steps
+#   setup_tailscale_router.sh --remove    stop advertising the networks (with
+#                                         --apply: run the steps)
 #
-# The networks are those of /etc/agentlab/config.yaml, key host_network.
+# The networks are set in /etc/agentlab/config.yaml, key host_network.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/lib.sh
 . "$here/../lib.sh"
@@ -27,11 +27,11 @@ field() { tr -d ' \n\t\r' <<<"$1" | sed -n "s/.*\"$2\":$3.*/\1/p"; }
 if [[ $(field "$state" BackendState '"\([A-Za-z]*\)"') != Running ]]; then
 	die "this host is not in a tailnet" "join it: tailscale up"
 fi
-[[ -n $tailscale ]] || die "host_network.tailscale of config.yaml is empty: the firewall lets nobody of the tailnet in" "write tailscale: tailscale0 there, then: net/apply.sh --apply"
-exists "$tailscale" || die "there is no interface $tailscale" "name tailscale's own in config.yaml: host_network.tailscale"
+[[ -n $tailscale ]] || die "host_network.tailscale of config.yaml is empty, so the firewall blocks all connections from the tailnet" "set it to tailscale0, then run: net/apply.sh --apply"
+exists "$tailscale" || die "interface $tailscale does not exist" "set host_network.tailscale in config.yaml to the interface of tailscale"
 
-prefs=$(tailscale debug prefs) || die "tailscale does not tell its settings" "see: tailscale debug prefs"
-[[ $(tr -d ' \n\t\r' <<<"$prefs") =~ \"AdvertiseRoutes\":(null|\[[^]]*\]) ]] || die "tailscale debug prefs names no AdvertiseRoutes" "this version of tailscale is not known: set the routes by hand"
+prefs=$(tailscale debug prefs) || die "cannot read the settings of tailscale" "see: tailscale debug prefs"
+[[ $(tr -d ' \n\t\r' <<<"$prefs") =~ \"AdvertiseRoutes\":(null|\[[^]]*\]) ]] || die "the output of tailscale debug prefs has no AdvertiseRoutes" "this version of tailscale is not supported: set the routes manually"
 old=$(field "$prefs" AdvertiseRoutes '\[\([^]]*\)\]' | tr -d '"')
 
 ours=("$subnet" ${subnet6:+"$subnet6"})

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Makes the bridge that only sandboxes are on: without a physical port, with
-# the host's address, again after each boot; and turns forwarding on for good.
-# No other interface is touched. The firewall is apply.sh's.
+# Creates the bridge for sandboxes: without a physical port, with
+# the host's address, again at each boot; and enables forwarding permanently.
+# No other interface is changed. apply.sh loads the firewall.
 #
-#   setup_vmbr1.sh             print what is missing, and change nothing
-#   setup_vmbr1.sh --apply     do it
-#   setup_vmbr1.sh --remove    take it back (with --apply: really). Forwarding
-#                              stays on until the next boot
+#   setup_vmbr1.sh             print the missing steps, change nothing
+#   setup_vmbr1.sh --apply     run these steps
+#   setup_vmbr1.sh --remove    undo them (with --apply: run the steps). Forwarding
+#                              stays enabled until the next boot
 #
-# Name and networks are those of /etc/agentlab/config.yaml, key host_network.
+# The name and the networks are set in /etc/agentlab/config.yaml, key host_network.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/lib.sh
 . "$here/../lib.sh"
@@ -24,7 +24,7 @@ main=/etc/network/interfaces
 stanza=/etc/network/interfaces.d/agentlab
 kernel=/etc/sysctl.d/80-agentlab.conf
 
-# ports prints what is on the bridge that is no network device of a VM.
+# ports prints the ports of the bridge that are not network devices of VMs.
 ports() {
 	local port
 	ports_of "$bridge" | while read -r port; do
@@ -32,7 +32,7 @@ ports() {
 	done
 }
 
-# elsewhere prints the file other than ours that configures the bridge.
+# elsewhere prints another file that configures the bridge.
 elsewhere() {
 	local file
 	for file in "$main" /etc/network/interfaces.d/*; do
@@ -49,7 +49,7 @@ forwarding() {
 	printf 'net.ipv4.ip_forward = 1\n'
 	[[ -n $gateway6 ]] || return 0
 	printf 'net.ipv6.conf.all.forwarding = 1\n'
-	# A host that takes its own IPv6 routes from advertisements goes on doing so.
+	# A host that gets its own IPv6 routes from router advertisements keeps doing so.
 	[[ ! -f $kernel ]] || old=$(<"$kernel")
 	for conf in /proc/sys/net/ipv6/conf/*/accept_ra; do
 		name=${conf%/accept_ra}
@@ -81,26 +81,26 @@ stanzas() {
 	fi
 }
 
-# right reports whether the bridge is up and has its addresses.
+# right succeeds if the bridge is up and has its addresses.
 right() {
 	is_bridge "$bridge" && [[ -n $(ip -o link show up dev "$bridge") ]] &&
 		ip -o -4 addr show dev "$bridge" | grep -F " $gateway " >/dev/null &&
 		{ [[ -z $gateway6 ]] || ip -o -6 addr show dev "$bridge" | grep -F " $gateway6 " >/dev/null; }
 }
 
-# conflicts ends the script where the bridge would break what is there.
+# conflicts ends the script if the bridge would conflict with existing configuration.
 conflicts() {
 	local other route
 	if exists "$bridge" && ! is_bridge "$bridge"; then
-		die "$bridge is a network interface but no bridge" "name another one in config.yaml: host_network.bridge"
+		die "$bridge is a network interface, but not a bridge" "set another name in config.yaml: host_network.bridge"
 	fi
 	other=$(ports | tr '\n' ' ')
 	if [[ -n $other ]]; then
-		die "$bridge has ports that are no VM's: $other" "a bridge for sandboxes has none: name another one in config.yaml: host_network.bridge"
+		die "$bridge has ports that do not belong to VMs: $other" "a bridge for sandboxes must not have such ports: set another name in config.yaml: host_network.bridge"
 	fi
 	route=$({ ip -4 route show table all root "$subnet" && { [[ -z $subnet6 ]] || ip -6 route show table all root "$subnet6"; }; } 2>/dev/null | grep -v " dev $bridge\( \|\$\)" | sed -n 1p || true)
 	if [[ -n $route ]]; then
-		die "a part of $subnet or $subnet6 lies elsewhere already: $route" "give sandboxes other networks in config.yaml: host_network.subnet, host_network.subnet6"
+		die "$subnet or $subnet6 overlaps with an existing route: $route" "set other networks in config.yaml: host_network.subnet, host_network.subnet6"
 	fi
 }
 
@@ -109,12 +109,12 @@ install_bridge() {
 	conflicts
 	other=$(elsewhere)
 	if [[ -n $other ]]; then
-		right || die "$bridge is configured in $other, but is not up with the address $gateway" "put it right there (address $gateway, bridge-ports none), or remove it there and run this again"
+		right || die "$bridge is configured in $other, but is not up with the address $gateway" "fix it there (address $gateway, bridge-ports none), or remove it there and run this script again"
 		note "$bridge is configured in $other, which is left alone"
 	else
-		[[ -f $main ]] || die "$main is missing: this host's network is not configured by ifupdown" "make the bridge $bridge with the address $gateway by its own means"
+		[[ -f $main ]] || die "$main does not exist: this host's network is not configured with ifupdown" "create the bridge $bridge with the address $gateway with the host's network configuration"
 		grep -Eq '^[[:space:]]*source(-directory)?[[:space:]]+(/etc/network/)?interfaces\.d' "$main" ||
-			die "$main does not read /etc/network/interfaces.d" "add this line to it: source /etc/network/interfaces.d/*"
+			die "$main does not include /etc/network/interfaces.d" "add this line to it: source /etc/network/interfaces.d/*"
 		put "$stanza" 0644 < <(stanzas)
 		# ifup, not ifreload: other interfaces must not be reloaded.
 		right || run ifup "$bridge"
@@ -131,7 +131,7 @@ install_bridge() {
 remove_bridge() {
 	local there
 	there=$(ports_of "$bridge" | tr '\n' ' ')
-	[[ -z $there ]] || die "VMs are on $bridge: $there" "stop them first; sandboxes: agentlab sandbox list"
+	[[ -z $there ]] || die "VMs are connected to $bridge: $there" "stop them first; list sandboxes with: agentlab sandbox list"
 	if [[ -f $stanza ]]; then
 		! exists "$bridge" || run ifdown "$bridge"
 		drop "$stanza"
@@ -139,7 +139,7 @@ remove_bridge() {
 	if [[ -n $(elsewhere) ]]; then
 		note "$bridge is configured in $(elsewhere), which is left alone"
 	elif is_bridge "$bridge" && ip link show dev "$bridge" | grep '^ *alias agentlab$' >/dev/null; then
-		run ip link delete "$bridge" # agentlabd made it
+		run ip link delete "$bridge" # agentlabd created it
 	fi
 	drop "$kernel"
 }

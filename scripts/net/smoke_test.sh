@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Tells whether sandboxes have the network that they are to have: a report with
-# one line for each check, from inside a sandbox that is made for it and
-# destroyed. The exit code is 1 when a check fails.
+# Checks that sandboxes have the expected network access: a report with
+# one line for each check, from inside a sandbox that is created for it and
+# destroyed. The exit code is 1 if a check fails.
 #
 #   smoke_test.sh                     the whole report
-#   smoke_test.sh --sandbox NAME      in a sandbox that runs already
-#   smoke_test.sh --profile NAME      of a sandbox with this profile
-#   smoke_test.sh --site HOST         a public host that must be reached
+#   smoke_test.sh --sandbox NAME      use a running sandbox
+#   smoke_test.sh --profile NAME      use a sandbox with this profile
+#   smoke_test.sh --site HOST         public host that must be reachable
 #                                     (default: example.com)
-#   smoke_test.sh --tabs              lines of RESULT, CHECK and DETAIL between tabs
-#   smoke_test.sh --inbound ADDRESS   on another device of the tailnet: whether
-#                                     it reaches the sandbox with this address
-#   smoke_test.sh --dry-run           print the checks, and make nothing
+#   smoke_test.sh --tabs              print lines of RESULT, CHECK and DETAIL, separated by tabs
+#   smoke_test.sh --inbound ADDRESS   on another device of the tailnet: check that
+#                                     it can reach the sandbox with this address
+#   smoke_test.sh --dry-run           print the checks, create nothing
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/lib.sh
 . "$here/../lib.sh"
@@ -64,7 +64,7 @@ if [[ -n $inbound ]]; then
 	if reaches "$inbound" 22; then
 		report pass tailnet-inbound "port 22 of $inbound is reached from here"
 	else
-		report fail tailnet-inbound "port 22 of $inbound is not reached from here; is the route approved and taken (tailscale set --accept-routes)?"
+		report fail tailnet-inbound "port 22 of $inbound is not reachable from here; check that the route is approved and accepted (tailscale set --accept-routes)"
 	fi
 	exit $((failed > 0))
 fi
@@ -85,12 +85,12 @@ if [[ -n $dry ]]; then
 	exit
 fi
 
-agentlab=$(program agentlab) || die "agentlab is not installed" "install_host.sh installs it"
+agentlab=$(program agentlab) || die "agentlab is not installed" "install it with install_host.sh"
 read -ra options <<<"${AGENTLAB_OPTIONS-}" # of agentlab init: --socket PATH
 lab() { "$agentlab" --no-input ${options[@]+"${options[@]}"} "$@"; }
 # inside runs a script in the sandbox.
 inside() { lab exec "$sandbox" -- timeout 30 bash -c "$@"; }
-# tried HOST PORT...: the first of the ports of a host that a sandbox reaches.
+# tried HOST PORT... prints the first of the ports of a host that a sandbox can reach.
 tried() {
 	local host=$1
 	shift
@@ -103,8 +103,8 @@ forbidden() { # CHECK WHAT HOST PORT...
 	port=$(tried "$@") || port='?'
 	case $port in
 	none) report pass "$check" "$what ($1) is not reached" ;;
-	'?') report fail "$check" "whether $what ($1) is reached could not be tried" ;;
-	*) report fail "$check" "$what is reached: $1 port $port" ;;
+	'?') report fail "$check" "cannot test whether $what ($1) is reachable" ;;
+	*) report fail "$check" "$what is reachable: $1 port $port" ;;
 	esac
 }
 
@@ -132,14 +132,14 @@ fi
 if [[ -n $sandbox ]]; then
 	report skip sandbox "$sandbox runs already"
 else
-	# Named beforehand, so that it is found also when this is interrupted while
-	# it is made. The lease ends it should this be killed.
+	# The name is chosen here, so that the sandbox is also found if this script is interrupted while
+	# creating it. If the script is killed, the lease ends the sandbox.
 	made=smoke-$$-$RANDOM
 	if lab sandbox new --name "$made" --ttl 30m ${profile:+--profile "$profile"} --json >/dev/null 2>&1; then
 		sandbox=$made
 		report pass sandbox "sandbox $made is ready"
 	else
-		report fail sandbox "no sandbox could be made: agentlab sandbox new says why"
+		report fail sandbox "cannot create a sandbox: agentlab sandbox new prints the reason"
 		finish_report
 	fi
 fi
@@ -149,7 +149,7 @@ address=$(sed -n 's/^  *"\(ipv4\|ip\)": "\([0-9.]*\).*"\,*$/\2/p' <<<"$shown" | 
 if said=$(inside 'echo works' 2>/dev/null) && [[ $said == works ]]; then
 	report pass exec "a command runs in it"
 else
-	report fail exec "no command runs in it: agentlab exec $sandbox -- true"
+	report fail exec "cannot run a command in the sandbox: agentlab exec $sandbox -- true"
 	finish_report
 fi
 
@@ -162,7 +162,7 @@ if [[ -n $onbridge ]]; then
 	if lab host network status --json 2>/dev/null | tr -d ' \n' | grep '"applied":true.*"drift":\[\]' >/dev/null; then
 		report pass firewall "the rules of $bridge are in force"
 	else
-		report fail firewall "the rules of $bridge are not as they should be: agentlab host network status"
+		report fail firewall "the rules of $bridge differ from the expected rules: agentlab host network status"
 	fi
 else
 	report skip firewall "this sandbox is on no bridge of this host"
@@ -172,13 +172,13 @@ fi
 if inside 'getent ahosts "$0" >/dev/null' "$site" 2>/dev/null; then
 	report pass dns "$site resolves in it"
 else
-	report fail dns "$site does not resolve in it: agentlab policy check $site:443 --sandbox $sandbox"
+	report fail dns "$site does not resolve in the sandbox: agentlab policy check $site:443 --sandbox $sandbox"
 fi
 # shellcheck disable=SC2016 # for the shell in the sandbox
 if inside 'curl -sS -o /dev/null --max-time 25 "https://$0/"' "$site" 2>/dev/null; then
 	report pass internet "https://$site/ is reached from it"
 elif reaches "$site" 443; then
-	report fail internet "https://$site/ is reached from this host, but not from it: agentlab egress log $sandbox --denied"
+	report fail internet "https://$site/ is reachable from this host, but not from the sandbox: agentlab egress log $sandbox --denied"
 else
 	report skip internet "this host does not reach $site itself"
 fi
@@ -200,16 +200,16 @@ else
 fi
 
 if lab verify --sandbox "$sandbox" >/dev/null 2>&1; then
-	report pass policy "agentlab verify: its network is what its policy says"
+	report pass policy "agentlab verify: the sandbox's network access matches its policy"
 else
-	report fail policy "agentlab verify --sandbox $sandbox says what is not as it should be"
+	report fail policy "the network access differs from the policy: agentlab verify --sandbox $sandbox"
 fi
 
 if [[ -n $onbridge ]]; then
 	if reaches "$address" 22; then
 		report pass host-ssh "this host reaches port 22 of $address"
 	else
-		report fail host-ssh "this host does not reach port 22 of $address"
+		report fail host-ssh "port 22 of $address is not reachable from this host"
 	fi
 	if [[ -z $tailnet ]]; then
 		report skip tailnet-inbound "this host is in no tailnet"

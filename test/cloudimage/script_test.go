@@ -135,8 +135,8 @@ func TestScriptTouchesNothingForeign(t *testing.T) {
 	h.refuses("is not a template of AgentLab", "--vmid", "9100", "--remove", "--apply")
 	// An incomplete one after a crash is reported, and removed on request.
 	h.AddForeignVM(t, 9200, "agentlab-template-base", false, map[string]string{"description": "agentlab-template-base-ubuntu-0123456789abcdef", "lock": "create"})
-	h.refuses("was not finished", append(from, "--vmid", "9200", "--apply")...)
-	h.refuses("does not have the SHA-256 sum", "--vmid", "9300", "--from", file, "--sha256", strings.Repeat("0", 64), "--apply")
+	h.refuses("is an incomplete template", append(from, "--vmid", "9200", "--apply")...)
+	h.refuses("does not have the SHA-256 checksum", "--vmid", "9300", "--from", file, "--sha256", strings.Repeat("0", 64), "--apply")
 	// The node does not tell what its VMs are.
 	h.Node.Fail("*", pvenode.Fault{Error: "got timeout", Times: -1})
 	h.refuses("", append(from, "--vmid", "9300", "--apply")...)

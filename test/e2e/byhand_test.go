@@ -32,12 +32,12 @@ func TestAgentByHand(t *testing.T) {
 	if r = l.run("", "ssh", "box", "--", hasKey); r.code != 0 || r.stdout != "has the key\n" {
 		t.Errorf("over ssh: %v", r)
 	}
-	r = l.run("", "exec", "box", "--dir", "/tmp/repo", "--", "claude", "-p", "--dangerously-skip-permissions", "Mend the greeting so that its test passes, and commit.")
+	r = l.run("", "exec", "box", "--dir", "/tmp/repo", "--", "claude", "-p", "--dangerously-skip-permissions", "Fix the greeting so that its test passes, and commit.")
 	if r.code != 0 || !strings.Contains(r.stdout, "I mended the greeting") {
 		t.Fatalf("%v\nrequests: %+v", r, llm.Requests())
 	}
 	checkModelCalls(t, llm, secrets)
-	if log := l.ok("exec", "box", "--dir", "/tmp/repo", "--", "git", "log", "--oneline"); !strings.Contains(log, "Mend the greeting") {
+	if log := l.ok("exec", "box", "--dir", "/tmp/repo", "--", "git", "log", "--oneline"); !strings.Contains(log, "Fix the greeting") {
 		t.Errorf("commits:\n%s", log)
 	}
 	l.sshKeysGo("box")

@@ -12,7 +12,7 @@ import (
 // commit.
 const mendTask = `echo hello > greeting.txt
 sh test.sh
-git commit -qam "Mend the greeting"
+git commit -qam "Fix the greeting"
 mkdir -p out && echo built > out/result.txt
 echo left-over > untracked.txt
 echo "the work is done"`

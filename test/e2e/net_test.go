@@ -145,7 +145,7 @@ func TestEgressFromGuest(t *testing.T) {
 var agentScript = []fakellm.Step{
 	{Run: "cat greeting.txt"},
 	{Run: "echo hello > greeting.txt && sh test.sh"},
-	{Run: `git commit -qam "Mend the greeting" && git log --oneline`},
+	{Run: `git commit -qam "Fix the greeting" && git log --oneline`},
 	{Say: "I mended the greeting and committed it."},
 }
 
@@ -169,7 +169,7 @@ func TestRealAgents(t *testing.T) {
 				l.secret(k, v)
 			}
 			repo := sampleRepo(t)
-			j, r := l.job("--repo", repo, "--agent", tt.agent, "--task", "Mend the greeting so that its test passes, and commit.")
+			j, r := l.job("--repo", repo, "--agent", tt.agent, "--task", "Fix the greeting so that its test passes, and commit.")
 			if j.Status != "COMPLETED" || j.Result.Commits != 1 {
 				t.Fatalf("%+v\n%v\nlog:\n%s\nrequests: %+v", j, r, tail(l.ok("job", "logs", j.ID), 60), llm.Requests())
 			}

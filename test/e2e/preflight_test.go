@@ -66,7 +66,7 @@ func TestNarrowingKeepsModel(t *testing.T) {
 		}
 		git(t, repo, "add", ".")
 		git(t, repo, "commit", "-qm", "Network")
-		j, r := l.job("--repo", repo, "--agent", "claude", "--task", "Mend the greeting so that its test passes, and commit.")
+		j, r := l.job("--repo", repo, "--agent", "claude", "--task", "Fix the greeting so that its test passes, and commit.")
 		switch {
 		case strict:
 			wantModelDenied(t, l, "llm.example.com:80", "layer.mode.allowlist", j.Status, j.Reason)

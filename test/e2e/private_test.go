@@ -59,7 +59,7 @@ func TestPrivateModelGateway(t *testing.T) {
 	l.profile("closed", "name: closed\nsecrets_bundle: default\n")
 	l.profile("opened", "name: opened\nsecrets_bundle: default\nnetwork: {private: [{host: "+gatewayAddr+", port: 4000, reason: our model gateway}]}\n")
 	repo := sampleRepo(t)
-	args := []string{"--repo", repo, "--agent", "claude", "--task", "Mend the greeting so that its test passes, and commit."}
+	args := []string{"--repo", repo, "--agent", "claude", "--task", "Fix the greeting so that its test passes, and commit."}
 
 	r := l.run("", append([]string{"job", "run", "--profile", "closed"}, args...)...)
 	if r.code != 1 || !strings.Contains(r.stderr, "denied by rule always.private") || !strings.Contains(r.stderr, "network.private: {host: "+gatewayAddr) {

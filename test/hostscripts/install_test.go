@@ -51,7 +51,7 @@ func TestInstall(t *testing.T) {
 	h.ok(lab, "sandbox", "new", "--name", "kept")
 	t.Run("upgrade", func(t *testing.T) { upgrade(t, h) })
 	t.Run("remove", func(t *testing.T) {
-		if r := h.script("install_host.sh", "--remove", "--apply"); r.code != 1 || !strings.Contains(r.stderr, "there are sandboxes") {
+		if r := h.script("install_host.sh", "--remove", "--apply"); r.code != 1 || !strings.Contains(r.stderr, "sandboxes exist") {
 			t.Errorf("%+v", r)
 		}
 		h.ok(lab, "sandbox", "destroy", "kept")
@@ -103,14 +103,14 @@ func upgrade(t *testing.T, h *host) {
 	// A daemon that does not start.
 	h.write("/opt/broken/agentlabd", "#!/bin/sh\necho 'agentlabd: broken' >&2; exit 1\n")
 	h.ok("bash", "-c", "chmod 755 /opt/broken/agentlabd && cp /opt/agentlab/bin/agentlab /opt/agentlab/bin/agent-runner /opt/broken/")
-	if r := h.script("install_host.sh", "--bin", "/opt/broken", "--apply"); r.code != 1 || !strings.Contains(r.stderr, "the old programs are back") {
+	if r := h.script("install_host.sh", "--bin", "/opt/broken", "--apply"); r.code != 1 || !strings.Contains(r.stderr, "the old programs were restored") {
 		t.Errorf("%+v", r)
 	}
 	if out := h.ok(lab, "sandbox", "list"); !strings.Contains(out, "kept") {
 		t.Errorf("after the failed upgrade: %s", out)
 	}
 	h.settled("install_host.sh")
-	if r := h.script("install_host.sh", "--bin", "/nowhere", "--apply"); r.code != 1 || !strings.Contains(r.stderr, "is not there") {
+	if r := h.script("install_host.sh", "--bin", "/nowhere", "--apply"); r.code != 1 || !strings.Contains(r.stderr, "does not exist") {
 		t.Errorf("%+v", r)
 	}
 }

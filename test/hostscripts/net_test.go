@@ -63,7 +63,7 @@ func TestBridge(t *testing.T) {
 
 	// A VM on the bridge keeps it.
 	h.ok("bash", "-c", "ip link add tap1000i0 type veth peer name xtap1000i0 && ip link set tap1000i0 master vmbr1")
-	if r := h.script("net/setup_vmbr1.sh", "--remove", "--apply"); r.code != 1 || !strings.Contains(r.stderr, "VMs are on vmbr1: tap1000i0") {
+	if r := h.script("net/setup_vmbr1.sh", "--remove", "--apply"); r.code != 1 || !strings.Contains(r.stderr, "VMs are connected to vmbr1: tap1000i0") {
 		t.Errorf("%+v", r)
 	}
 	h.settled("net/setup_vmbr1.sh")
@@ -89,14 +89,14 @@ func TestBridge(t *testing.T) {
 // bridge, is refused, and nothing is changed.
 func TestBridgeRefused(t *testing.T) {
 	for _, tc := range []struct{ name, prepare, want string }{
-		{"port", "ip link add vmbr1 type bridge && ip link add eno2 type veth peer name xeno2 && ip link set eno2 master vmbr1", "ports that are no VM's: eno2"},
-		{"no bridge", "ip link add vmbr1 type veth peer name xvmbr1", "no bridge"},
-		{"route", "ip link add wg0 type veth peer name xwg0 && ip link set wg0 up && ip link set xwg0 up && ip route add 10.77.8.0/24 dev wg0", "lies elsewhere already: 10.77.8.0/24 dev wg0"},
-		{"route in another table", "ip link add ts0 type veth peer name xts0 && ip link set ts0 up && ip link set xts0 up && ip route add 10.77.0.0/16 dev ts0 table 52", "lies elsewhere already: 10.77.0.0/16 dev ts0"},
+		{"port", "ip link add vmbr1 type bridge && ip link add eno2 type veth peer name xeno2 && ip link set eno2 master vmbr1", "ports that do not belong to VMs: eno2"},
+		{"no bridge", "ip link add vmbr1 type veth peer name xvmbr1", "not a bridge"},
+		{"route", "ip link add wg0 type veth peer name xwg0 && ip link set wg0 up && ip link set xwg0 up && ip route add 10.77.8.0/24 dev wg0", "overlaps with an existing route: 10.77.8.0/24 dev wg0"},
+		{"route in another table", "ip link add ts0 type veth peer name xts0 && ip link set ts0 up && ip link set xts0 up && ip route add 10.77.0.0/16 dev ts0 table 52", "overlaps with an existing route: 10.77.0.0/16 dev ts0"},
 		{"configured elsewhere", "printf 'auto vmbr1\\niface vmbr1 inet manual\\n    bridge-ports none\\n' >>/etc/network/interfaces", "configured in /etc/network/interfaces"},
-		{"no source line", "sed -i /^source/d /etc/network/interfaces", "does not read /etc/network/interfaces.d"},
-		{"no ifupdown", "rm /etc/network/interfaces", "not configured by ifupdown"},
-		{"bad configuration", "mkdir -p /etc/agentlab && echo 'host_network: {bridge: \"v; rm -rf /\"}' >/etc/agentlab/config.yaml", "config.yaml cannot be read"},
+		{"no source line", "sed -i /^source/d /etc/network/interfaces", "does not include /etc/network/interfaces.d"},
+		{"no ifupdown", "rm /etc/network/interfaces", "not configured with ifupdown"},
+		{"bad configuration", "mkdir -p /etc/agentlab && echo 'host_network: {bridge: \"v; rm -rf /\"}' >/etc/agentlab/config.yaml", "cannot read config.yaml"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			h := node(t)
@@ -147,7 +147,7 @@ func TestTailscaleRouter(t *testing.T) {
 	h.write("/run/tailscale.json", `{"State":"NeedsLogin"}`)
 	refused("not in a tailnet")
 	h.write("/run/tailscale.json", `{"State":"Running","AdvertiseRoutes":["192.168.1.0/24"],"Approved":["192.168.1.0/24"]}`)
-	refused("no interface tailscale0")
+	refused("interface tailscale0 does not exist")
 	h.ok("ip", "link", "add", "tailscale0", "type", "veth", "peer", "name", "xts")
 	if got, want := h.applied("net/setup_tailscale_router.sh"), "tailscale set --advertise-routes=192.168.1.0/24,10.77.0.0/16,fd77:a91a:4d00::/64"; !slices.Equal(got, []string{want}) {
 		t.Errorf("%q, want %s", got, want)

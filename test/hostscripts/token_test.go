@@ -159,8 +159,8 @@ func TestTokenRefused(t *testing.T) {
 	}{
 		{"version '7'", 1, nil},
 		{"realm pve", 2, []string{"--user", "root@pam"}},
-		{"no VMID", 2, []string{"--template", "9000;reboot"}},
-		{"no name", 2, []string{"--pool", "a/b c"}},
+		{"not a VMID", 2, []string{"--template", "9000;reboot"}},
+		{"not a valid name", 2, []string{"--pool", "a/b c"}},
 		{"absolute", 2, []string{"--out", "token"}},
 		{"needs a value", 2, []string{"--storage"}},
 	} {
@@ -171,7 +171,7 @@ func TestTokenRefused(t *testing.T) {
 	s := h.pve()
 	s.Version, s.Configs = "8.4", nil
 	h.savePVE(s)
-	if r := h.script("create_api_token.sh"); r.code != 1 || !strings.Contains(r.stderr, "the storage of template 9000 is not known") {
+	if r := h.script("create_api_token.sh"); r.code != 1 || !strings.Contains(r.stderr, "cannot determine the storage of template 9000") {
 		t.Errorf("%+v", r)
 	}
 	h.applied("create_api_token.sh", "--storage", "local-zfs", "--out", "/root/token")
