@@ -104,7 +104,7 @@ func TestImports(t *testing.T) {
 // A test may build what it tests, but drivers stay apart in tests too. Only
 // the guests of the fake, which speak guest control without a machine, may run
 // in another driver's VMs.
-func TestDriversApart(t *testing.T) {
+func TestDriversAreIndependent(t *testing.T) {
 	driver := func(pkg string) string {
 		rest, ok := strings.CutPrefix(pkg, "internal/backend/")
 		name, _, _ := strings.Cut(rest, "/")

@@ -30,9 +30,9 @@ var starters = map[string][]string{
 	"golang.org/x/sys/unix": {"Exec", "Mount"},
 }
 
-// TestGuestBytesMeetNoProgram checks that nothing on the host parses a file
+// TestGuestBytesAreNotExecuted checks that nothing on the host parses a file
 // system, an archive or a repository that a guest wrote.
-func TestGuestBytesMeetNoProgram(t *testing.T) {
+func TestGuestBytesAreNotExecuted(t *testing.T) {
 	for _, dir := range readers {
 		eachFile(t, "../../"+dir, func(path string, f *ast.File, names map[string]string) {
 			ast.Inspect(f, func(n ast.Node) bool {

@@ -133,7 +133,7 @@ func TestFollowLog(t *testing.T) {
 	}
 }
 
-func TestFollowedLogEndsWithItsReader(t *testing.T) {
+func TestFollowedLogEndsWithReader(t *testing.T) {
 	f := setup(t, Limits{})
 	f.st.ended = func() (bool, error) { return false, nil }
 	r, err := f.Log(t.Context(), job1, 0, true)

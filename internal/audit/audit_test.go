@@ -124,7 +124,7 @@ func TestRunTakesLogsOver(t *testing.T) {
 
 // A new process goes on after what the old one took over, also when the log
 // was read and the commit is all that it knows.
-func TestNextProcessGoesOn(t *testing.T) {
+func TestNextProcessContinues(t *testing.T) {
 	w := newWorld(t, nil)
 	w.add(allowed("one.example"), denied("10.0.0.1"))
 	if err := w.service(audit.Limits{}).Drain(t.Context(), w.sb); err != nil {
@@ -224,7 +224,7 @@ func TestRecordsOfAJobEndWithIt(t *testing.T) {
 	}
 }
 
-func TestABackendInTroubleIsAskedAgain(t *testing.T) {
+func TestUnavailableBackendIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil)
 		w.host.Inject(fake.Fault{Op: fake.OpEgressLog, Times: 3, Err: agentlab.Errorf(agentlab.CodeUnavailable, "not now")})
@@ -281,7 +281,7 @@ func (s *scripted) EgressLog(_ context.Context, _ backend.Ref, after int64, limi
 	return out, nil
 }
 
-func TestNoLogNoWork(t *testing.T) {
+func TestBackendWithoutLog(t *testing.T) {
 	w := newWorld(t, nil)
 	s := audit.New(audit.Config{Store: w.store})
 	s.SandboxChanged(w.sb)

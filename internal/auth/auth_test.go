@@ -274,7 +274,7 @@ func TestGuessing(t *testing.T) {
 		t.Errorf("the sixth guess: %s", c)
 	}
 	if c := agentlab.CodeOf(l.try(t, here, fresh)); c != agentlab.CodeLimit {
-		t.Errorf("a token that nobody has seen: %s", c)
+		t.Errorf("an unused token: %s", c)
 	}
 	if err := l.try(t, here, known); err != nil {
 		t.Errorf("a token that was good before: %v", err)

@@ -42,7 +42,7 @@ func TestBoundedLog(t *testing.T) {
 
 // A disk that is full for a while, or a file that cannot be opened when the
 // log turns over, ends no log.
-func TestBoundedLogGoesOn(t *testing.T) {
+func TestBoundedLogContinues(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "box")
 	path := filepath.Join(dir, "log")
 	if err := os.Mkdir(dir, 0o700); err != nil {

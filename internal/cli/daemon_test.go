@@ -69,7 +69,7 @@ func TestOpenStartLog(t *testing.T) {
 }
 
 // What the daemon complained about and what to do about it stand apart.
-func TestDaemonComplaint(t *testing.T) {
+func TestDaemonError(t *testing.T) {
 	for log, want := range map[string]string{
 		"": "",
 		"noise\nagentlabd: config.yaml: line 2: unknown key\n  did you mean \"api\"?\n": `config.yaml: line 2: unknown key; did you mean "api"?`,

@@ -8,7 +8,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-func TestShowTellsWhyAJobWaits(t *testing.T) {
+func TestShowReportsWhyAJobWaits(t *testing.T) {
 	var out bytes.Buffer
 	a := &App{Stdout: &out}
 	if err := a.showJob(api.Job{ID: "job-x", Status: "QUEUED", Phase: "waiting", Waiting: "waits: the storage is damaged (repair it)"}); err != nil {

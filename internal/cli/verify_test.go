@@ -11,7 +11,7 @@ import (
 )
 
 // What was skipped is seen, and why.
-func TestVerifySaysWhatWasSkipped(t *testing.T) {
+func TestVerifyReportsSkipped(t *testing.T) {
 	var out bytes.Buffer
 	a := &App{Stdout: &out, Stderr: io.Discard}
 	r := api.VerifyReport{Name: "box", Mode: "nat", OK: true, Passed: 3, Skipped: 2, Records: true,

@@ -80,7 +80,7 @@ func TestUserDataRefuses(t *testing.T) {
 }
 
 // With any values, cloud-init reads exactly what was requested.
-func TestUserDataHoldsNothingElse(t *testing.T) {
+func TestUserDataHasNothingElse(t *testing.T) {
 	keys := []string{"hostname", "manage_etc_hosts", "package_update", "package_upgrade", "ssh_authorized_keys", "ssh_pwauth", "user", "write_files"}
 	text := rapid.OneOf(rapid.String(), rapid.StringMatching(`[a-z0-9]{1,12}`), rapid.StringMatching(`[a-z0-9:"'\n#{}\[\]%*&!|>-]{1,12}`),
 		rapid.Just(testKey), rapid.StringMatching(`/[a-z/.]{1,10}`))

@@ -195,7 +195,7 @@ func TestCreate(t *testing.T) {
 }
 
 // Of many callers, one makes the file, whatever an earlier one left behind.
-func TestCreateAtOnce(t *testing.T) {
+func TestConcurrentCreate(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, durable.TempPrefix+"left"), "half", 0o600)
 	made := make(chan error, 8)

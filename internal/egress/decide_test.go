@@ -158,7 +158,7 @@ func TestLayers(t *testing.T) {
 	}
 }
 
-func TestNewRefusesWhatItWouldIgnore(t *testing.T) {
+func TestNewRejectsUnusedOptions(t *testing.T) {
 	t.Parallel()
 	for name, n := range map[string]agentlab.Network{
 		"allow in nat":        {Mode: agentlab.NetworkNAT, Allow: rulesOf("a.example")},

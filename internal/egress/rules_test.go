@@ -44,7 +44,7 @@ func TestParseRule(t *testing.T) {
 }
 
 // What only a profile may name is not taken for a bad port.
-func TestListsAreNoRules(t *testing.T) {
+func TestListsAreNotRules(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"preset:github", "file:lists/mine.txt", "file:a/icmp", "preset:443x"} {
 		_, err := egress.ParseRule(text, true)

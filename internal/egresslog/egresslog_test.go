@@ -28,7 +28,7 @@ func testRecord(i int) agentlab.EgressRecord {
 	return agentlab.EgressRecord{Time: now, Last: now, Proto: "tcp", Addr: "192.31.196.1", Port: i, Rule: "mode.off", Count: 1}
 }
 
-func TestEgressLogGoesOnAfterACrash(t *testing.T) {
+func TestEgressLogContinuesAfterCrash(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "egress.log")
 	l := openTestLog(t, path, false)
@@ -75,7 +75,7 @@ func TestRecordsHaveTheVMID(t *testing.T) {
 
 // A reader sees every number once and in order, however often the log turns
 // over under it.
-func TestEgressLogIsReadWhileItTurnsOver(t *testing.T) {
+func TestEgressLogIsReadDuringRotation(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "egress.log")
 	log, err := bounded.OpenLog(path, 40<<10, 0, time.Now)
@@ -122,7 +122,7 @@ func TestEgressLogIsReadWhileItTurnsOver(t *testing.T) {
 
 // What stands in the log is a guest's doing; nothing of it is taken for more
 // than it is.
-func TestEgressLogOfStrangeContent(t *testing.T) {
+func TestEgressLogWithInvalidContent(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "egress.log")
 	l := openTestLog(t, path, false)

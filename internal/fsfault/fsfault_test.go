@@ -30,7 +30,7 @@ func TestCode(t *testing.T) {
 	}
 }
 
-func TestAtNamesThePathThatWasAskedFor(t *testing.T) {
+func TestAtNamesTheRequestedPath(t *testing.T) {
 	_, err := os.Open(filepath.Join(t.TempDir(), ".tmp-123"))
 	e := fsfault.At("/etc/wanted", err)
 	if text := e.Error(); strings.Contains(text, ".tmp-123") || !strings.Contains(text, "/etc/wanted") {

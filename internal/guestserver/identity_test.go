@@ -163,12 +163,12 @@ func claims(r route) []*http.Request {
 	return out
 }
 
-// TestGuestSpeaksOfItselfOnly makes every call of the table through the
+// TestGuestCanAccessOnlyItself makes every call of the table through the
 // channel of one sandbox, with every kind of token and every claim of another
 // identity. No service is ever called about another sandbox or job, and
 // without a token of this channel's own sandbox and of the right kind none is
 // called at all.
-func TestGuestSpeaksOfItselfOnly(t *testing.T) {
+func TestGuestCanAccessOnlyItself(t *testing.T) {
 	s := &services{}
 	srv := New(Config{Tokens: s, Jobs: s, Artifacts: s, Bootstrap: s, Limits: Limits{Rate: 1e6, Bootstraps: 1e6}})
 	g := &guest{s: srv, vmid: ownVMID}
@@ -214,9 +214,9 @@ func TestGuestSpeaksOfItselfOnly(t *testing.T) {
 	}
 }
 
-// TestBootstrapThroughTheRightChannel: the one-time token is worth nothing
+// TestBootstrapRequiresGuestChannel: the one-time token is worth nothing
 // through another sandbox's channel, whatever number the guest claims.
-func TestBootstrapThroughTheRightChannel(t *testing.T) {
+func TestBootstrapRequiresGuestChannel(t *testing.T) {
 	s := &services{}
 	srv := New(Config{Tokens: s, Jobs: s, Artifacts: s, Bootstrap: s, Limits: Limits{Rate: 1e6, Bootstraps: 1e6}})
 	for _, c := range []struct {

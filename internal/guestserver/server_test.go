@@ -420,7 +420,7 @@ func TestSlowBodies(t *testing.T) {
 	}
 }
 
-func TestTooMuchAtOnce(t *testing.T) {
+func TestTooManyAtOnce(t *testing.T) {
 	c := setup(t, artifact.Limits{})
 	c.Stop()
 	c.Limits = guestserver.Limits{InFlight: 2, Connections: 4}

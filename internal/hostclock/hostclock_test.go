@@ -123,7 +123,7 @@ func TestClockJumpsBack(t *testing.T) {
 }
 
 // A jump that was corrected no longer delays anything.
-func TestClockIsSetRight(t *testing.T) {
+func TestClockIsCorrected(t *testing.T) {
 	m := newMachine(t)
 	left := m.lease(10 * day)
 	m.wall = m.wall.Add(31 * day)

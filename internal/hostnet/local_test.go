@@ -587,9 +587,9 @@ func getElement(set, element string) error {
 	}
 }
 
-// TestServingGoesOn: what ends the service of the bridge ends it for a moment
+// TestServingContinues: what ends the service of the bridge ends it for a moment
 // only.
-func TestServingGoesOn(t *testing.T) {
+func TestServingContinues(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	runs := 0
 	l := New(Config{})

@@ -47,7 +47,7 @@ func (b *box) shakes(addr netip.Addr, name string) bool {
 
 // A guest remembers the answers to its DNS questions, so we do, too: a process
 // that comes after ours lets it use them until they are over.
-func TestNamesOutliveTheProcess(t *testing.T) {
+func TestNamesSurviveRestart(t *testing.T) {
 	if !netlab.Inside(t) {
 		return
 	}
@@ -98,6 +98,6 @@ func TestNamesOutliveTheProcess(t *testing.T) {
 	must(t, l.Restore(ctx, []Guest{b.Guest}))
 	must(t, l.Ready(ctx))
 	if !b.shut(port) || !b.shut("10.0.0.1:2222") {
-		t.Error("something is open that nobody was told")
+		t.Error("an address is open that no answer contained")
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 // The way to another node breaks: what its sandboxes may do they still may,
 // and when the way is there again everything is as it was.
-func TestTheWayBreaks(t *testing.T) {
+func TestConnectionBreaks(t *testing.T) {
 	if !netlab.Inside(t) {
 		return
 	}
@@ -86,7 +86,7 @@ func TestNoAgent(t *testing.T) {
 
 // An agent that leaves a program behind which holds its streams, as ssh does
 // for those who share one connection, does not hold up the end.
-func TestAgentLeavesSomebodyBehind(t *testing.T) {
+func TestAgentLeavesProcessBehind(t *testing.T) {
 	r := NewRemote(RemoteConfig{Network: testNetwork, Command: []string{"sh", "-c", "setsid sleep 30 <&- >&- & exit 1"}})
 	if err := r.Ready(t.Context()); agentlab.CodeOf(err) == "" {
 		t.Error("an agent that ends at once is ready")

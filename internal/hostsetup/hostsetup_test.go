@@ -116,7 +116,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-func TestWhatScriptsSay(t *testing.T) {
+func TestScriptOutput(t *testing.T) {
 	r := hostsetup.Result{
 		Output: "+ write /etc/x 0644\n    + no command\n+ ifup vmbr1\n",
 		Notes:  "a.sh: something before\n  advice before\nb.sh: it is broken\n  mend it\n",

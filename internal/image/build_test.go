@@ -237,7 +237,7 @@ func TestPreflight(t *testing.T) {
 		t.Error("an image that is there needs no tools")
 	}
 	if _, err := s.Readiness(t.Context(), "mine"); agentlab.CodeOf(err) != agentlab.CodeNotFound {
-		t.Errorf("an image that nobody built: %v", err)
+		t.Errorf("an image that was not built: %v", err)
 	}
 	if err := r.checkSpace(filepath.Join(t.TempDir(), "gone")); agentlab.CodeOf(err) != agentlab.CodeInternal {
 		t.Errorf("no directory: %v", err)

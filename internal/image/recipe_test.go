@@ -43,7 +43,7 @@ func TestShippedRecipes(t *testing.T) {
 }
 
 // Ubuntu is two lines away.
-func TestUbuntuByTwoLines(t *testing.T) {
+func TestUbuntuRecipe(t *testing.T) {
 	text, err := images.Recipes.ReadFile("base.yaml")
 	if err != nil {
 		t.Fatal(err)

@@ -51,9 +51,9 @@ func CheckVerdict(t *testing.T, r guestapi.Report) {
 	}
 }
 
-// CheckHeldUp checks that the silence of runners restarts after a long pause
+// CheckDaemonPause checks that the silence of runners restarts after a long pause
 // of the process, and only then.
-func CheckHeldUp(t *testing.T) {
+func CheckDaemonPause(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	s := New(Config{Clock: func() time.Time { return now }})
 	lastHeard := func() time.Time { return s.track("job").lastHeard }

@@ -198,7 +198,7 @@ func TestSecrets(t *testing.T) {
 }
 
 // What a bootstrap answer holds depends on what the job has a use for.
-func TestBootstrapHoldsWhatIsNeeded(t *testing.T) {
+func TestBootstrapHasOnlyNeededSecrets(t *testing.T) {
 	for _, test := range []struct {
 		name             string
 		r                agentlab.JobRequest
@@ -426,7 +426,7 @@ func TestFinalJobIsClosed(t *testing.T) {
 
 // After a long pause of the daemon, the silence of runners during it does not
 // count.
-func TestHeldUp(t *testing.T) { job.CheckHeldUp(t) }
+func TestDaemonPauseIsNotSilence(t *testing.T) { job.CheckDaemonPause(t) }
 
 // A runner that never asks for its job is given up.
 func TestRunnerNeverBegins(t *testing.T) {

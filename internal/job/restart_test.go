@@ -117,7 +117,7 @@ func TestDriverFaults(t *testing.T) {
 }
 
 // Things done to the sandbox of a job end the job.
-func TestSandboxTaken(t *testing.T) {
+func TestSandboxChangeEndsJob(t *testing.T) {
 	for name, test := range map[string]struct {
 		do     func(w *world, vmid int) error
 		reason string

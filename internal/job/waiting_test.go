@@ -12,7 +12,7 @@ import (
 // A QUEUED job has a reason why it waits: its sandbox cannot be created now,
 // no sandbox can be requested, or there is no room. Once it runs it has no
 // such reason.
-func TestWaitingIsTold(t *testing.T) {
+func TestWaitingIsReported(t *testing.T) {
 	for op, prefix := range map[fake.Op]string{fake.OpCreate: "waits: ", fake.OpTaken: "waits for a sandbox: "} {
 		t.Run(string(op), func(t *testing.T) {
 			inWorld(t, func(w *world) {

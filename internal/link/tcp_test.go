@@ -101,7 +101,7 @@ func TestTLSRefusesAnotherKey(t *testing.T) {
 
 // Peers that begin a handshake and say no more are many in an attack; the
 // controller still comes in.
-func TestTLSSilentPeersHoldUpNobody(t *testing.T) {
+func TestTLSSilentPeersDoNotBlock(t *testing.T) {
 	key := newKey(t)
 	to := echoGuest(t, public(key))
 	for range maxHandshakes - 1 {

@@ -13,7 +13,7 @@ import (
 
 var rulesInfo = backend.Info{Name: "able", Capabilities: backend.Capabilities{NetworkOff: true, Allowlist: true}}
 
-func TestListsArePutIn(t *testing.T) {
+func TestListsAreInserted(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "lists"), 0o700); err != nil {
 		t.Fatal(err)

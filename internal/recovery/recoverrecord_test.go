@@ -28,7 +28,7 @@ func record(t *testing.T, h *home, j agentlab.Job) {
 
 // Jobs without a log or an artifact are recovered from their records, after a
 // restore as after a rebuild.
-func TestJobsWithRecordsAloneAreRecovered(t *testing.T) {
+func TestJobsWithOnlyRecordsAreRecovered(t *testing.T) {
 	for _, verb := range []string{"restore", "rebuild"} {
 		t.Run(verb, func(t *testing.T) {
 			h := newHome(t)
@@ -164,7 +164,7 @@ func TestRefusedRecordIsReported(t *testing.T) {
 
 // One sandbox that the store refuses does not keep the others out, and a fault
 // that concerns all of them ends the repair.
-func TestRefuseGoesOnOrStops(t *testing.T) {
+func TestRejectContinuesOrStops(t *testing.T) {
 	for code, stops := range map[agentlab.Code]bool{
 		agentlab.CodeInvalid: false, agentlab.CodeExists: false, agentlab.CodeConflict: false, agentlab.CodeInternal: false,
 		agentlab.CodeNoSpace: true, agentlab.CodeUnavailable: true, agentlab.CodeBusy: true, agentlab.CodeDenied: true,

@@ -135,7 +135,7 @@ func TestShortAndEmptyValues(t *testing.T) {
 	}
 }
 
-func TestLongValueIsFoundPiecewise(t *testing.T) {
+func TestLongValueIsFoundInPieces(t *testing.T) {
 	var b strings.Builder
 	for i := range 900 {
 		fmt.Fprintf(&b, "%05d", i*7919%100003)
@@ -152,7 +152,7 @@ func TestLongValueIsFoundPiecewise(t *testing.T) {
 	}
 }
 
-func TestHoldsBackOnlyWhatMayBeSecret(t *testing.T) {
+func TestBuffersOnlyPossibleSecrets(t *testing.T) {
 	var out bytes.Buffer
 	w := New("hunter2-secret").Writer(&out)
 	for _, c := range []struct{ in, want string }{

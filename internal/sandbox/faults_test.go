@@ -485,7 +485,7 @@ func TestStartIsCutShort(t *testing.T) {
 
 // No caller waits for the end of a lease, so an event says what prevents the
 // destruction, and what to do.
-func TestTroubleAtTheEndOfALease(t *testing.T) {
+func TestFailureAtEndOfLease(t *testing.T) {
 	inWorld(t, func(w *world) {
 		sb := w.create(agentlab.SandboxRequest{Name: "play", TTL: time.Hour})
 		w.until(sb.VMID, agentlab.SandboxReady)

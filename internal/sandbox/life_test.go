@@ -305,7 +305,7 @@ func TestKeepaliveLeaseEnds(t *testing.T) {
 	})
 }
 
-func TestFailedByHandIsKept(t *testing.T) {
+func TestManuallyFailedIsKept(t *testing.T) {
 	inWorld(t, func(w *world) {
 		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.until(sb.VMID, agentlab.SandboxReady)

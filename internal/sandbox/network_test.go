@@ -175,7 +175,7 @@ func TestReloadWaitsForAnEarlierOne(t *testing.T) {
 	})
 }
 
-func TestPolicyOfASandboxThatDoesNotRun(t *testing.T) {
+func TestPolicyOfStoppedSandbox(t *testing.T) {
 	inWorld(t, func(w *world) {
 		sb := w.create(agentlab.SandboxRequest{})
 		w.until(sb.VMID, agentlab.SandboxReady)

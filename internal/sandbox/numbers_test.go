@@ -9,9 +9,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 )
 
-// TestNumbersOfOthers: numbers that others use on the backend are skipped, and
+// TestNumbersInUse: numbers that others use on the backend are skipped, and
 // if that cannot be determined, nothing is allocated.
-func TestNumbersOfOthers(t *testing.T) {
+func TestNumbersInUse(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.host.PutForeign(1000)
 		w.host.PutForeign(1001)
@@ -26,9 +26,9 @@ func TestNumbersOfOthers(t *testing.T) {
 	})
 }
 
-// TestNumberTakenMeanwhile: a backend that cannot make a sandbox because of what
+// TestNumberTakenDuringCreate: a backend that cannot make a sandbox because of what
 // it has already fails the sandbox, which keeps its number.
-func TestNumberTakenMeanwhile(t *testing.T) {
+func TestNumberTakenDuringCreate(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.host.Inject(fake.Fault{Op: fake.OpCreate, Hook: func(r backend.Spec) { w.host.PutForeign(r.VMID) }})
 		told := w.create(agentlab.SandboxRequest{Name: "play"})

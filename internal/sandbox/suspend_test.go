@@ -82,7 +82,7 @@ func TestSuspendedEnds(t *testing.T) {
 }
 
 // It was resumed by hand, so it is suspended again.
-func TestResumedByHand(t *testing.T) {
+func TestResumedManually(t *testing.T) {
 	inWorld(t, func(w *world) {
 		sb := w.suspended("play")
 		if err := w.driver.Resume(context.Background(), backend.RefOf(sb)); err != nil {

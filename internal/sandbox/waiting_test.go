@@ -19,10 +19,10 @@ func (w *world) waitingEvents() (out []string) {
 	return out
 }
 
-// TestWaitingIsTold checks that the row and one event tell why a sandbox cannot
+// TestWaitingIsReported checks that the row and one event tell why a sandbox cannot
 // be made for now, with the hint and without secrets, and that the row tells so
 // no more once it is made.
-func TestWaitingIsTold(t *testing.T) {
+func TestWaitingIsReported(t *testing.T) {
 	inWorld(t, func(w *world) {
 		cause := agentlab.Errorf(agentlab.CodeUnavailable, "the storage is not to be read (hunter2)").WithHint("repair disk-0")
 		remove := w.host.Inject(fake.Fault{Op: fake.OpCreate, Times: 1000, Err: cause})
@@ -43,8 +43,8 @@ func TestWaitingIsTold(t *testing.T) {
 	})
 }
 
-// TestShortTroubleIsNotTold checks that what passes at the next try is no news.
-func TestShortTroubleIsNotTold(t *testing.T) {
+// TestShortFailureIsNotReported checks that what passes at the next try is no news.
+func TestShortFailureIsNotReported(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.host.Inject(fake.Fault{Op: fake.OpCreate, Times: 2, Err: agentlab.Errorf(agentlab.CodeBusy, "busy")})
 		w.until(w.create(agentlab.SandboxRequest{Name: "play"}).VMID, agentlab.SandboxReady)
@@ -55,9 +55,9 @@ func TestShortTroubleIsNotTold(t *testing.T) {
 	})
 }
 
-// TestUnknownStateIsTold checks that a READY sandbox whose VM cannot be looked
+// TestUnknownStateIsReported checks that a READY sandbox whose VM cannot be looked
 // at says so as long as that lasts, and stays READY.
-func TestUnknownStateIsTold(t *testing.T) {
+func TestUnknownStateIsReported(t *testing.T) {
 	inWorld(t, func(w *world) {
 		sb := w.create(agentlab.SandboxRequest{Name: "play"})
 		w.until(sb.VMID, agentlab.SandboxReady)

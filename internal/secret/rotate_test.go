@@ -124,7 +124,7 @@ func (s *steps) Err() error {
 
 // A rotation that dies at any step leaves everything readable, also for a
 // process that starts afterwards, and the next one completes it.
-func TestRotateDiesAnywhere(t *testing.T) {
+func TestRotateKilledAnywhere(t *testing.T) {
 	v := full(t)
 	all := &steps{t.Context(), func(int) error { return nil }, 0}
 	if _, err := v.Rotate(all, []string{"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIFRi8pTSDK2PAyVjqnsEOy7MLoGnM8IZIFXJpDIT1qd"}, nil); err != nil {
@@ -286,7 +286,7 @@ func TestReadableText(t *testing.T) {
 	}
 }
 
-func TestKept(t *testing.T) {
+func TestDelivered(t *testing.T) {
 	v := full(t)
 	for _, more := range [][]string{{"x", "value-of-job"}, {"x"}, {"y"}} {
 		if err := v.SaveDelivered(t.Context(), "job-1", more); err != nil {
@@ -320,7 +320,7 @@ func TestKept(t *testing.T) {
 
 // A job whose values are forgotten while keys are rotated is no reason for the
 // rotation to stop half way.
-func TestRotateWhileForgetting(t *testing.T) {
+func TestRotateDuringDeletion(t *testing.T) {
 	for at := range rotateSteps {
 		v := full(t)
 		ctx := &steps{t.Context(), func(n int) error {

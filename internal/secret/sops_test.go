@@ -52,7 +52,7 @@ func checkSops(t *testing.T, v *Vault) {
 func TestSops(t *testing.T) {
 	sops, err := exec.LookPath("sops")
 	if err != nil {
-		t.Skip("skipped: the program sops is not installed; TestSopsStandIn checks our side of it")
+		t.Skip("skipped: the program sops is not installed; TestSopsFake checks our side of it")
 	}
 	v, plain := sopsVault(t)
 	run := func(args ...string) string {
@@ -91,7 +91,7 @@ func TestSops(t *testing.T) {
 }
 
 // A strict stand-in for sops: how we call it, and what we make of its faults.
-func TestSopsStandIn(t *testing.T) {
+func TestSopsFake(t *testing.T) {
 	v, plain := sopsVault(t)
 	if err := os.WriteFile(v.sopsPath("team"), []byte("sops: encrypted\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -40,7 +40,7 @@ func TestRefusalsDoNotFloodTheLog(t *testing.T) {
 }
 
 // The log tells where a caller is whose token is refused, and never the token.
-func TestRefusalsTellWhere(t *testing.T) {
+func TestRejectionsHaveLocation(t *testing.T) {
 	l := startAccess(t)
 	bad := auth.Prefix + agentlab.NewToken()
 	narrow := l.make(t, auth.Request{Role: agentlab.RoleRead, Verbs: []string{"job.read"}})

@@ -34,10 +34,10 @@ func TestSlowCallers(t *testing.T) {
 		"half a body": {func(_ *testing.T, c net.Conn) {
 			_, _ = io.WriteString(c, "POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
 		}, bodyStallTimeout},
-		"half a body that nobody wants": {func(t *testing.T, c net.Conn) {
+		"half of an unwanted body": {func(t *testing.T, c net.Conn) {
 			_, _ = io.WriteString(c, "GET /v1/status HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
 		}, drainTimeout},
-		"a body that nobody wants": {func(t *testing.T, c net.Conn) {
+		"an unwanted body": {func(t *testing.T, c net.Conn) {
 			_, _ = io.WriteString(c, "GET /v1/status HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
 			answer(t, c)
 			_, _ = io.WriteString(c, request)

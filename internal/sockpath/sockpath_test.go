@@ -141,7 +141,7 @@ func TestForeignSocketIsKept(t *testing.T) {
 	}
 }
 
-func TestTakeover(t *testing.T) {
+func TestNodeRestore(t *testing.T) {
 	path := deep(t)
 	first, err := Listen(path, 0o600)
 	if err != nil {

@@ -59,7 +59,7 @@ func TestAddressesAreLeasedUntilTheEnd(t *testing.T) {
 	}
 }
 
-func TestNumbersOfOthersAreLeftOut(t *testing.T) {
+func TestNumbersInUseAreSkipped(t *testing.T) {
 	ctx := t.Context()
 	s := newStore(t).Store
 	room := agentlab.Allocation{First: 100, Last: 105, Taken: []int{100, 101, 103, 7, 100000}}

@@ -16,7 +16,7 @@ import (
 // OnCommit gets the rows of sandboxes that differ and the jobs that have new
 // records, before the writing call returns, and nothing of what changed
 // nothing or failed.
-func TestCommitTellsRowsAndRecords(t *testing.T) {
+func TestCommitReportsRowsAndRecords(t *testing.T) {
 	ctx, s := context.Background(), newStore(t)
 	last := func(what string) Commit {
 		t.Helper()

@@ -151,7 +151,7 @@ func TestEgressSummaryNamesPrivate(t *testing.T) {
 	}
 }
 
-func TestEgressGapIsTold(t *testing.T) {
+func TestEgressGapIsReported(t *testing.T) {
 	ctx, s := context.Background(), newStore(t)
 	sb := liveSandbox(t, s, "a")
 	must(s.AddEgress(ctx, []agentlab.EgressEntry{egressOf(sb, 1, true), egressOf(sb, 5, true)}, 100))(t)

@@ -154,7 +154,7 @@ func TestInterruptedFirstStart(t *testing.T) {
 	}
 }
 
-func TestForeignAndDamagedFilesAreLeftAlone(t *testing.T) {
+func TestForeignAndDamagedFilesAreIgnored(t *testing.T) {
 	foreign := filepath.Join(t.TempDir(), "foreign.db")
 	db, err := sql.Open("sqlite", foreign)
 	if err != nil {
@@ -206,7 +206,7 @@ func TestForeignAndDamagedFilesAreLeftAlone(t *testing.T) {
 	}
 }
 
-func TestDamagedRowIsAnErrorNotALie(t *testing.T) {
+func TestDamagedRowIsAnError(t *testing.T) {
 	s := newStore(t)
 	must(s.AllocateSandbox(t.Context(), newSandbox("alpha"), agentlab.Allocation{First: 1, Last: 9}))(t)
 	for _, set := range []string{"state = 'ODD'", "desired = ''", "created_at = '2026-01-02 03:04:05.000000000Z'", "network_json = '{\"mood\": 1}'", "cores = 0", "name = 'B B'"} {

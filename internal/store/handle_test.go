@@ -7,7 +7,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-func TestHandleIsKept(t *testing.T) {
+func TestHandleIsStored(t *testing.T) {
 	s := newStore(t)
 	sb := must(s.AllocateSandbox(t.Context(), newSandbox("alpha"), agentlab.Allocation{First: 1, Last: 9}))(t)
 	must(s.UpdateSandbox(t.Context(), sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {

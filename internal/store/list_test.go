@@ -60,7 +60,7 @@ func TestAllocateIsUniqueUnderConcurrency(t *testing.T) {
 	}
 }
 
-func TestNumbersGoUpAndComeAroundAndAreNotReusedSoon(t *testing.T) {
+func TestNumbersIncreaseWrapAndAreNotReusedSoon(t *testing.T) {
 	ctx := t.Context()
 	s := newStore(t)
 	alloc := func(name string) (int, error) {

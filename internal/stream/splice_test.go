@@ -158,7 +158,7 @@ func TestSpliceWithoutHalfClose(t *testing.T) {
 	})
 }
 
-func TestUnread(t *testing.T) {
+func TestReadError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := pair(true)
 		go say(t, b, "head\nbody")

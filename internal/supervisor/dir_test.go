@@ -52,7 +52,7 @@ func TestPower(t *testing.T) {
 
 // Without a supervisor the caller stores a policy; with one that does not
 // answer nothing is stored.
-func TestWhoStoresAPolicy(t *testing.T) {
+func TestPolicyStorage(t *testing.T) {
 	t.Parallel()
 	d := testDir(t)
 	stored := 0
@@ -74,7 +74,7 @@ func TestWhoStoresAPolicy(t *testing.T) {
 
 // A change that is held up until its client has gone is not made: it would
 // undo what was asked for since.
-func TestALateChangeOfTheNetworkIsNotMade(t *testing.T) {
+func TestLateNetworkChangeIsRejected(t *testing.T) {
 	t.Parallel()
 	vm := newFakeVM()
 	s := newSupervisor(t.TempDir(), vm.kinds)

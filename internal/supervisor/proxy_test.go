@@ -25,7 +25,7 @@ func TestGuestsUseTheUpstreamProxy(t *testing.T) {
 	}
 }
 
-func TestCheckTellsOfTheUpstreamProxy(t *testing.T) {
+func TestCheckReportsUpstreamProxy(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -119,7 +119,7 @@ func fileSum(t testing.TB, path string) string {
 
 // A foreign VM with the template's number is not touched, and neither is one
 // that cannot be identified.
-func TestScriptTouchesNothingForeign(t *testing.T) {
+func TestScriptChangesNothingForeign(t *testing.T) {
 	needsRoot(t)
 	h := newHost(t, "9.2")
 	file := filepath.Join(t.TempDir(), "cloud.qcow2")

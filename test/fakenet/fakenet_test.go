@@ -99,7 +99,7 @@ func TestTCPAndHalfClose(t *testing.T) {
 	})
 }
 
-func TestUDPKeepsBorders(t *testing.T) {
+func TestUDPKeepsDatagramBoundaries(t *testing.T) {
 	t.Parallel()
 	n := newNet(t)
 	n.Echo("x.test")
@@ -327,7 +327,7 @@ func TestWebWithTLS(t *testing.T) {
 	}
 }
 
-func TestClosedNetRefuses(t *testing.T) {
+func TestClosedNetworkRejects(t *testing.T) {
 	t.Parallel()
 	n := fakenet.New()
 	n.Echo("x.test")

@@ -46,6 +46,6 @@ func TestUnixDialerFaults(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
 	if _, err := d.DialContext(ctx, "tcp", "8.8.8.8:53"); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a dial that nobody answers: %v", err)
+		t.Errorf("a dial without an answer: %v", err)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-const envLeave = "AGENTLAB_TEST_GUARD_LEAVE" // TestLeave leaves a process behind
+const envLeave = "AGENTLAB_TEST_GUARD_LEAVE" // TestThatTimesOut leaves a process behind
 
 func TestMain(m *testing.M) {
 	if os.Getenv(envLeave) == "" {
@@ -19,8 +19,8 @@ func TestMain(m *testing.M) {
 	os.Exit(Run(m))
 }
 
-// TestLeave is the test that times out in TestTimeoutLeavesNothing.
-func TestLeave(t *testing.T) {
+// TestThatTimesOut is the test that times out in TestTimeoutLeavesNothing.
+func TestThatTimesOut(t *testing.T) {
 	if os.Getenv(envLeave) == "" {
 		t.Skip("started by TestTimeoutLeavesNothing")
 	}
@@ -37,7 +37,7 @@ func TestLeave(t *testing.T) {
 
 func TestTimeoutLeavesNothing(t *testing.T) {
 	file := t.TempDir() + "/pid"
-	cmd := exec.Command(os.Args[0], "-test.run=^TestLeave$", "-test.timeout=2s")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestThatTimesOut$", "-test.timeout=2s")
 	cmd.Env = append(os.Environ(), envLeave+"="+file, envGuarded+"=")
 	out, err := cmd.CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "test timed out") {

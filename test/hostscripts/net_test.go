@@ -114,7 +114,7 @@ func TestBridgeRefused(t *testing.T) {
 
 // A bridge that was configured by hand, and correctly, is not changed; names
 // and networks come from config.yaml.
-func TestBridgeOfOnesOwn(t *testing.T) {
+func TestUserDefinedBridge(t *testing.T) {
 	h := node(t)
 	h.write("/etc/agentlab/config.yaml", "host_network: {bridge: labbr, subnet: 10.99.0.0/20, subnet6: \"\"}\n")
 	contains(t, "commands", h.applied("net/setup_vmbr1.sh"), "ifup labbr")
@@ -131,7 +131,7 @@ func TestBridgeOfOnesOwn(t *testing.T) {
 	}
 	h.applied("net/setup_vmbr1.sh", "--remove")
 	if h.do("ip", "link", "show", "labbr").code != 0 {
-		t.Error("somebody's own bridge was removed")
+		t.Error("a user-defined bridge was removed")
 	}
 }
 

@@ -57,7 +57,7 @@ func TestPeers(t *testing.T) {
 }
 
 // Processes that a test left behind end with it.
-func TestNothingOutlives(t *testing.T) {
+func TestNothingRemainsAfterClose(t *testing.T) {
 	if !IsInside(t) {
 		mark := filepath.Join(t.TempDir(), "mark")
 		t.Setenv("NETLAB_TEST_MARK", mark)

@@ -19,7 +19,7 @@ const cloneCall = "/nodes/pve/qemu/9000/clone"
 
 // A clone that fails leaves nothing; one whose worker is killed leaves what
 // it had made, and a lock that REST cannot take away.
-func TestCloneFailsOrDies(t *testing.T) {
+func TestCloneFailsOrIsKilled(t *testing.T) {
 	for _, point := range []string{"qmclone", "clone.stub", "clone.volume", "clone.config", "clone.volumes", "alloc"} {
 		t.Run(point, func(t *testing.T) {
 			n, r := begin(t, Config{})

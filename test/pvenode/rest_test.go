@@ -85,7 +85,7 @@ func TestBooleansOfForms(t *testing.T) {
 }
 
 // A real node answers 401 after three seconds.
-func TestUnauthorizedTakesItsTime(t *testing.T) {
+func TestUnauthorizedIsDelayed(t *testing.T) {
 	n := New(t, Config{})
 	began := time.Now()
 	if status, _ := raw(t, n, "GET /api2/json/version HTTP/1.1\r\nHost: x\r\n\r\n"); status != "401 No ticket" {
@@ -96,7 +96,7 @@ func TestUnauthorizedTakesItsTime(t *testing.T) {
 	}
 }
 
-func TestProxyGivesUpWhileTheWorkGoesOn(t *testing.T) {
+func TestProxyTimeoutWhileTaskContinues(t *testing.T) {
 	n := New(t, Config{Waits: Waits{Proxy: 100 * time.Millisecond}})
 	n.AddTemplate(t, Template{})
 	r := newRest(t, n)

@@ -46,7 +46,7 @@ func (r *replay) lastTask(typ string) string {
 // A pvesh that is killed does not take its worker along; the worker dies of
 // its closed standard output at its next line, and cleans up nothing: what it
 // had made stays, under lock: clone.
-func TestKilledCommandLeavesWhatItBegan(t *testing.T) {
+func TestKilledCommandLeavesPartialClone(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(r *replay) {
 		cmd, release := cloneHeld(r)

@@ -45,7 +45,7 @@ func TestExposure(t *testing.T) {
 }
 
 // What the analysis holds against the unit, docs/hardening.md answers.
-func TestWhatIsLeftOutIsExplained(t *testing.T) {
+func TestSkippedIsExplained(t *testing.T) {
 	out, err := analyze(t, "security", "--offline=true", "--no-pager", "--json=short", filepath.Join(dir, "agentlabd.service"))
 	if err != nil {
 		t.Fatal(err, out)

@@ -307,11 +307,11 @@ func (m *mutant) ConsoleLog(ctx context.Context, ref backend.Ref, follow bool) (
 
 const mutantEnv = "AGENTLAB_TEST_MUTANT"
 
-// TestMutant is run by TestSuiteFindsMutants, in a process of its own.
+// TestMutant is run by TestSuiteDetectsMutants, in a process of its own.
 func TestMutant(t *testing.T) {
 	breaks := os.Getenv(mutantEnv)
 	if breaks == "" {
-		t.Skip("skipped: it is a part of TestSuiteFindsMutants")
+		t.Skip("skipped: it is a part of TestSuiteDetectsMutants")
 	}
 	backendtest.Run(t, backendtest.Config{BootTimeout: 3 * time.Second, New: func(t *testing.T) *backendtest.Harness {
 		host, err := fake.NewHost(fake.Config{})
@@ -329,9 +329,9 @@ func TestMutant(t *testing.T) {
 	}})
 }
 
-// TestSuiteFindsMutants breaks one sentence of the contract after the other
+// TestSuiteDetectsMutants breaks one sentence of the contract after the other
 // and checks that the suite fails, in the test that is for it.
-func TestSuiteFindsMutants(t *testing.T) {
+func TestSuiteDetectsMutants(t *testing.T) {
 	for breaks, where := range mutants {
 		t.Run(breaks, func(t *testing.T) {
 			t.Parallel()

@@ -55,7 +55,7 @@ func upper(s string) string {
 	return string(b)
 }
 
-func TestAuditTakesWhatIsRight(t *testing.T) {
+func TestAuditAcceptsExpectedConfig(t *testing.T) {
 	d, h := plain(), aHandle()
 	if err := audit(good(), d.wanted(h), 1001); err != nil {
 		t.Fatal(err)
@@ -197,7 +197,7 @@ func TestTrap27NoUpgrade(t *testing.T) {
 }
 
 // Only a VM with both marks is ours.
-func TestOurs(t *testing.T) {
+func TestOwnershipTags(t *testing.T) {
 	d := plain()
 	ref := vmID{VMID: 1001, UID: uid1}
 	cloning := pve.Config{"lock": "clone", "description": description(ref, d.installation), "name": "sb-1", "tags": "golden"}
@@ -205,18 +205,18 @@ func TestOurs(t *testing.T) {
 		cfg  pve.Config
 		ours bool
 	}{
-		"complete":                {good(), true},
-		"being cloned":            {cloning, true},
-		"its name agrees":         {with(good(), "tags", "golden"), true},
-		"neither tag nor name":    {with(with(good(), "tags", "golden"), "name", "x"), false},
-		"no description":          {with(good(), "description", ""), false},
-		"another mark":            {with(good(), "description", description(vmID{UID: uid2}, d.installation)), false},
-		"another installation":    {with(good(), "description", description(ref, "ffffffffffffffff")), false},
-		"two marks":               {with(good(), "description", description(ref, d.installation)+markUID+uid2), false},
-		"a template":              {with(good(), "template", "1"), false},
-		"our name, nothing else":  {pve.Config{"name": "sb-1"}, false},
-		"our tag, nothing else":   {pve.Config{"name": "sb-1", "tags": "agentlab;al-" + uid1}, false},
-		"somebody's clone begins": {pve.Config{"lock": "clone", "description": "qmclone temporary file\n"}, false},
+		"complete":                    {good(), true},
+		"being cloned":                {cloning, true},
+		"its name agrees":             {with(good(), "tags", "golden"), true},
+		"neither tag nor name":        {with(with(good(), "tags", "golden"), "name", "x"), false},
+		"no description":              {with(good(), "description", ""), false},
+		"another mark":                {with(good(), "description", description(vmID{UID: uid2}, d.installation)), false},
+		"another installation":        {with(good(), "description", description(ref, "ffffffffffffffff")), false},
+		"two marks":                   {with(good(), "description", description(ref, d.installation)+markUID+uid2), false},
+		"a template":                  {with(good(), "template", "1"), false},
+		"our name, nothing else":      {pve.Config{"name": "sb-1"}, false},
+		"our tag, nothing else":       {pve.Config{"name": "sb-1", "tags": "agentlab;al-" + uid1}, false},
+		"another user's clone begins": {pve.Config{"lock": "clone", "description": "qmclone temporary file\n"}, false},
 	} {
 		if got := d.ours(c.cfg, ref, "sb-1"); got != c.ours {
 			t.Errorf("%s: %v, want %v", what, got, c.ours)

@@ -20,7 +20,7 @@ func inspectErr(_ backend.Instance, err error) error { return err }
 
 // Other people destroy VMs all the time. A node fails every list in which one
 // of them vanishes, and no call about another sandbox may fail for it.
-func TestOthersVanish(t *testing.T) {
+func TestForeignVMsDisappear(t *testing.T) {
 	for _, storage := range []string{"zfspool", "dir"} {
 		t.Run(storage, func(t *testing.T) {
 			w := newWorld(t, worldConfig{storage: storage, admin: true})
@@ -91,7 +91,7 @@ func lifeAmongOthers(t *testing.T, w *world, spec backend.Spec) {
 
 // A list that fails again and again because of another VM is an error that may
 // pass, and no proof that anything is absent.
-func TestListNeverWhole(t *testing.T) {
+func TestIncompleteList(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := newWorld(t, worldConfig{shell: shell, storage: "dir", admin: true})
 		spec := w.create(t, 1)

@@ -257,7 +257,7 @@ func TestForeign(t *testing.T) {
 		ctx := t.Context()
 		spec := w.spec(1)
 		checks := []func(*testing.T){
-			w.foreign(t, spec.VMID, "somebody", nil),
+			w.foreign(t, spec.VMID, "foreign", nil),
 			w.foreign(t, 1002, "sb-2", nil),
 			w.foreign(t, 1003, "sb-3", map[string]string{"tags": tags(testUID(3))}),
 			w.foreign(t, 1004, "sb-4", map[string]string{"description": "agentlab-uid: " + testUID(4) + "\n"}),

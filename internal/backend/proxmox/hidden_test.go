@@ -60,7 +60,7 @@ func notKnown(t *testing.T, what string, err error, id vmID) {
 
 // A sandbox that was removed from the pool is refused with the same message as
 // a foreign VM. It is neither lost nor forgotten, and the others continue.
-func TestTakenOutOfThePool(t *testing.T) {
+func TestRemovedFromPool(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := pooled(t, shell)
 		ctx := t.Context()
@@ -110,7 +110,7 @@ func TestTakenOutOfThePool(t *testing.T) {
 }
 
 // The same while it is made: its clone has ended, and so it was in the pool.
-func TestTakenOutOfThePoolWhileMade(t *testing.T) {
+func TestRemovedFromPoolDuringCreate(t *testing.T) {
 	w := pooled(t, false)
 	ctx := t.Context()
 	for i, point := range []string{"clone noted", "cloned", "configured"} {
@@ -140,7 +140,7 @@ func TestTakenOutOfThePoolWhileMade(t *testing.T) {
 }
 
 // And while its destruction is tried again.
-func TestTakenOutOfThePoolWhileDestroyed(t *testing.T) {
+func TestRemovedFromPoolDuringDestroy(t *testing.T) {
 	w := pooled(t, false)
 	spec := w.create(t, 1)
 	w.node.Fail("DELETE /nodes/{node}/qemu/{vmid}", pvenode.Fault{
@@ -157,7 +157,7 @@ func TestTakenOutOfThePoolWhileDestroyed(t *testing.T) {
 
 // A VM that has the number after our own destruction is foreign, whether we
 // may read it or not; and so is one that had it before our clone.
-func TestHiddenIsCertainlyForeign(t *testing.T) {
+func TestUnreadableVMIsForeign(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := pooled(t, shell)
 		ctx := t.Context()
@@ -170,14 +170,14 @@ func TestHiddenIsCertainlyForeign(t *testing.T) {
 		if err := (mortal{w.driver}).Destroy(ctx, spec.Ref()); err == nil {
 			t.Fatal("it did not die")
 		}
-		untouched := w.foreign(t, spec.VMID, "somebody", nil)
+		untouched := w.foreign(t, spec.VMID, "foreign", nil)
 		ok(t, "Destroy", w.open().Destroy(ctx, spec.Ref()))
 		untouched(t)
 
 		spec, untouched = w.spec(2), nil
 		w.driver.crash = func(at string) {
 			if at == "nothing written" && untouched == nil {
-				untouched = w.foreign(t, spec.VMID, "somebody", nil)
+				untouched = w.foreign(t, spec.VMID, "foreign", nil)
 			}
 		}
 		w.elsewhere(t, spec)

@@ -97,11 +97,11 @@ func (silentHost) Put(context.Context, hostnet.Guest) error       { return nil }
 func (silentHost) Restore(context.Context, []hostnet.Guest) error { return nil }
 func (silentHost) Drop(context.Context, hostnet.ID) error         { return nil }
 func (silentHost) Listen(context.Context, hostnet.ID) (net.Listener, error) {
-	return nil, agentlab.Errorf(agentlab.CodeUnavailable, "nobody listens")
+	return nil, agentlab.Errorf(agentlab.CodeUnavailable, "no listener")
 }
 
 func (silentHost) Dial(context.Context, netip.AddrPort) (net.Conn, error) {
-	return nil, agentlab.Errorf(agentlab.CodeUnavailable, "nobody answers")
+	return nil, agentlab.Errorf(agentlab.CodeUnavailable, "no answer")
 }
 func (silentHost) Lease(context.Context, net.HardwareAddr) (netip.Addr, error) {
 	return netip.Addr{}, nil

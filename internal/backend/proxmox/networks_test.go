@@ -21,9 +21,9 @@ func (h stuckHost) Restore(ctx context.Context, _ []hostnet.Guest) error {
 	return context.Cause(ctx)
 }
 
-// TestANodeThatDoesNotAnswerHoldsUpNoOther: what is asked of one node does not
+// TestUnresponsiveNodeDoesNotBlockOthers: what is asked of one node does not
 // wait for another one.
-func TestANodeThatDoesNotAnswerHoldsUpNoOther(t *testing.T) {
+func TestUnresponsiveNodeDoesNotBlockOthers(t *testing.T) {
 	stuck := stuckHost{asked: make(chan struct{})}
 	d := &Driver{dir: t.TempDir(), cfg: Config{Nodes: []Node{{Name: "pve1", Host: stuck}, {Name: "pve2", Host: silentHost{}}}}}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -56,9 +56,9 @@ func (awayHost) Ready(context.Context) error {
 func (h awayHost) Restore(ctx context.Context, _ []hostnet.Guest) error { return h.Ready(ctx) }
 func (h awayHost) Drop(ctx context.Context, _ hostnet.ID) error         { return h.Ready(ctx) }
 
-// TestANodeOutOfReachKeepsNobodyElsesSandbox: a sandbox is destroyed although
+// TestUnreachableNodeDoesNotBlockOtherSandboxes: a sandbox is destroyed although
 // the agent of another node does not answer; with its own node's it waits.
-func TestANodeOutOfReachKeepsNobodyElsesSandbox(t *testing.T) {
+func TestUnreachableNodeDoesNotBlockOtherSandboxes(t *testing.T) {
 	f := newFarm(t)
 	st := pvenode.Storage{ID: "shared-zfs", Type: pvenode.ZFSPool, Shared: true}
 	n := pvenode.New(t, pvenode.Config{

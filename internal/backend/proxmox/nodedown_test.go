@@ -124,7 +124,7 @@ func TestNodeDownNoSecondVM(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := twoNodes(t, shell)
 		ctx, spec := t.Context(), w.spec(1)
-		untouched := w.foreign(t, spec.VMID, "somebody", nil)
+		untouched := w.foreign(t, spec.VMID, "foreign", nil)
 		id := w.elsewhere(t, spec)
 		w.on(t, spec, "pve2")
 		w.loseHandle(t, spec)
@@ -166,7 +166,7 @@ func TestNodeHangs(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := twoNodes(t, shell)
 		w.node.AddContainer(t, 1001, "pve1") // so that another number is looked for
-		w.node.AddForeignVM(t, 1500, "somebody", false, nil)
+		w.node.AddForeignVM(t, 1500, "foreign", false, nil)
 		hangs := pvenode.Fault{Status: 596, Error: "Connection timed out", Times: -1}
 		w.node.Fail("GET /nodes/{node}/qemu", hangs)
 		hangs.VMID = 1500

@@ -93,7 +93,7 @@ func (w *world) life(ctx context.Context, n int) error {
 
 // Over REST a template may not have what the token could not take away from
 // its clones: they would fail each by itself, half made.
-func TestTemplateWithWhatATokenCannotTakeAway(t *testing.T) {
+func TestTemplateOptionsThatNeedRoot(t *testing.T) {
 	for option, value := range map[string]string{
 		"startup": "order=3", "watchdog": "model=i6300esb", "audio0": "device=ich9-intel-hda", "args": "-version", "hookscript": "local:snippets/x", "serial1": "socket",
 	} {
@@ -127,7 +127,7 @@ func TestTemplateWithWhatATokenCannotTakeAway(t *testing.T) {
 
 // Proxmox: a clone needs rights on the template's vmstatestorage, and with 9 on
 // its custom CPU model. Check tests the first, and the error names the second.
-func TestCloneOfATemplateThatNeedsMoreRights(t *testing.T) {
+func TestCloneOfTemplateRequiresMorePrivileges(t *testing.T) {
 	w := newWorld(t, worldConfig{version: "9.2", alter: func(c *Config) {
 		for i := range c.Nodes {
 			c.Nodes[i].Templates = map[string]int{"base": 9100}

@@ -78,7 +78,7 @@ func (w *world) elsewhere(t testing.TB, spec backend.Spec) vmID {
 // Something else is quicker between the allocation of a number and the clone.
 // The sandbox keeps its number and lives with another VM, whatever is known of
 // it; what took the number is not touched.
-func TestNumberTakenMeanwhile(t *testing.T) {
+func TestNumberTakenDuringCreate(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		w := newWorld(t, worldConfig{shell: shell})
 		ctx, spec := t.Context(), w.spec(1)
@@ -127,7 +127,7 @@ func TestOtherNumbersAreDistinct(t *testing.T) {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for i := range n {
-		w.foreign(t, w.spec(i).VMID, "somebody", nil)
+		w.foreign(t, w.spec(i).VMID, "foreign", nil)
 	}
 	for i := range n {
 		wg.Go(func() { errs[i] = w.driver.Create(t.Context(), w.spec(i)) })
@@ -148,7 +148,7 @@ func TestOtherNumbersAreDistinct(t *testing.T) {
 func TestKilledBetweenNumbers(t *testing.T) {
 	w := newWorld(t, worldConfig{shell: true})
 	spec := w.spec(1)
-	untouched := w.foreign(t, spec.VMID, "somebody", nil)
+	untouched := w.foreign(t, spec.VMID, "foreign", nil)
 	for _, destroy := range []bool{true, false} {
 		w.driver.crash = func(at string) {
 			if at == "number lost" {
@@ -174,7 +174,7 @@ func TestKilledBetweenNumbers(t *testing.T) {
 
 // More numbers in a row than are tried have something that the token may not
 // see: a free number below them is found.
-func TestManyNumbersHidden(t *testing.T) {
+func TestManyUnreadableVMIDs(t *testing.T) {
 	for name, free := range map[string]int{"many": 1500, "few": 1020} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, worldConfig{alter: func(c *Config) {

@@ -23,7 +23,7 @@ func (w *world) takeOver(t *testing.T, vmid int) (untouched func(*testing.T)) {
 	w.node.PowerOff(vmid)
 	ok(t, "unprotect by hand", w.admin(t, pve.Put, w.vmPath(vmid)+"/config", map[string][]string{"protection": {"0"}}))
 	ok(t, "destroy by hand", w.admin(t, pve.Delete, w.vmPath(vmid), nil))
-	return w.foreign(t, vmid, "somebody", nil)
+	return w.foreign(t, vmid, "foreign", nil)
 }
 
 // wide are the worlds in which the driver may do what it wants: only its own
@@ -35,7 +35,7 @@ func wide(t *testing.T, test func(t *testing.T, w *world)) {
 // A process dies after its clone; when the next one continues, a foreign VM
 // has the number. Without a check it would give that VM our mark, and destroy
 // it later.
-func TestTakenOverWhileMade(t *testing.T) {
+func TestVMIDReusedDuringCreate(t *testing.T) {
 	wide(t, func(t *testing.T, w *world) {
 		for i, point := range []string{"cloned", "about to be configured", "configured"} {
 			spec := w.spec(1 + i)
@@ -59,7 +59,7 @@ func TestTakenOverWhileMade(t *testing.T) {
 
 // The same within one call: the change is refused by the node, as it is not of
 // the configuration that was looked at.
-func TestTakenOverBeforeSet(t *testing.T) {
+func TestVMIDReusedBeforeSet(t *testing.T) {
 	wide(t, func(t *testing.T, w *world) {
 		spec := w.spec(1)
 		var untouched func(*testing.T)
@@ -75,7 +75,7 @@ func TestTakenOverBeforeSet(t *testing.T) {
 
 // While the power of a VM is cut before its end, or its destruction is tried
 // again, minutes may pass.
-func TestTakenOverBeforeDestroy(t *testing.T) {
+func TestVMIDReusedBeforeDestroy(t *testing.T) {
 	wide(t, func(t *testing.T, w *world) {
 		spec := w.create(t, 1)
 		ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))
@@ -103,7 +103,7 @@ func TestTakenOverBeforeDestroy(t *testing.T) {
 }
 
 // While a guest has its time to shut down.
-func TestTakenOverWhileShutDown(t *testing.T) {
+func TestVMIDReusedDuringShutdown(t *testing.T) {
 	wide(t, func(t *testing.T, w *world) {
 		spec := w.create(t, 1)
 		ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))
@@ -122,7 +122,7 @@ func TestTakenOverWhileShutDown(t *testing.T) {
 }
 
 // Nothing is written into the guest of a foreign VM.
-func TestTakenOverBeforeSeed(t *testing.T) {
+func TestVMIDReusedBeforeControlFile(t *testing.T) {
 	w := newWorld(t, worldConfig{admin: true})
 	spec := w.create(t, 1)
 	ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))
@@ -138,7 +138,7 @@ func TestTakenOverBeforeSeed(t *testing.T) {
 
 // An administrator clones a sandbox by hand: the copy has its description and
 // its tags, but is foreign.
-func TestClonedByHand(t *testing.T) {
+func TestClonedManually(t *testing.T) {
 	wide(t, func(t *testing.T, w *world) {
 		ctx := t.Context()
 		spec := w.create(t, 1)
@@ -225,7 +225,7 @@ func TestDestroyDuringBackup(t *testing.T) {
 // Moved by hand to a node whose network is not within reach, a sandbox runs
 // without its policy: it counts as failed and can be stopped there, and
 // nothing of it stays on the node where it was.
-func TestMovedByHand(t *testing.T) {
+func TestMovedManually(t *testing.T) {
 	for _, to := range []string{"pve2", "pve3"} { // of the configuration without a network; not of it
 		f := newFarm(t)
 		st := pvenode.Storage{ID: "shared-zfs", Type: pvenode.ZFSPool, Shared: true}

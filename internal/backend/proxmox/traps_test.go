@@ -54,7 +54,7 @@ func TestTrap17TemplateLocked(t *testing.T) {
 
 // Trap 18: a protected template gives sandboxes that cannot be destroyed,
 // also when the process dies before it could take the protection away.
-func TestTrap18ProtectedHalfMade(t *testing.T) {
+func TestTrap18ProtectedPartialClone(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	spec := w.spec(1)
 	w.driver.crash = func(at string) {
@@ -232,7 +232,7 @@ func TestTrap34VolumeLeft(t *testing.T) {
 
 // Trap 2: volumes may lie about under a number that no VM has. A sandbox
 // with that number must not take them for its own.
-func TestTrap02VolumesOfNobody(t *testing.T) {
+func TestTrap02OrphanedVolumes(t *testing.T) {
 	w := newWorld(t, worldConfig{admin: true})
 	path := "/nodes/" + w.node.Name() + "/storage/local-zfs/content"
 	ok(t, "alloc", w.admin(t, pve.Post, path, map[string][]string{"vmid": {"1001"}, "filename": {"vm-1001-precious"}, "size": {"1M"}}))

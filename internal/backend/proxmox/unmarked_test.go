@@ -13,7 +13,7 @@ import (
 // The mark of a sandbox was removed by hand. Whether the VM is the sandbox is
 // not known then, and every method says so: nothing is destroyed or forgotten,
 // and the remedy restores the sandbox.
-func TestMarkRemovedByHand(t *testing.T) {
+func TestMarkRemovedManually(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
 		for name, edit := range map[string]map[string][]string{
 			"description": {"description": {"my notes"}},
@@ -82,6 +82,6 @@ func TestForeignVMHasNoTraces(t *testing.T) {
 	wantCode(t, "Start", w.driver.Start(t.Context(), spec.Ref()), agentlab.CodeNotFound)
 	ok(t, "Destroy", w.driver.Destroy(t.Context(), spec.Ref()))
 	if len(w.node.Volumes(spec.VMID)) == 0 {
-		t.Error("the disk of somebody else's VM is gone")
+		t.Error("the disk of another user's VM was deleted")
 	}
 }

@@ -187,7 +187,7 @@ func TestDamagedFiles(t *testing.T) {
 }
 
 // A database that was lost is made again from what List answers.
-func TestListHasWhatWasMade(t *testing.T) {
+func TestListHasAllSandboxes(t *testing.T) {
 	d, f := still(t)
 	sp := f.spec(1)
 	if err := d.Create(t.Context(), sp); err != nil {

@@ -41,9 +41,9 @@ const (
 	frozenAfter = 30 * time.Second
 )
 
-// TestEmulatedGuestSurvivesItsPatches switches static keys in a guest of two
+// TestEmulatedGuestSurvivesKernelPatching switches static keys in a guest of two
 // CPUs on a busy host. The guest must not freeze.
-func TestEmulatedGuestSurvivesItsPatches(t *testing.T) {
+func TestEmulatedGuestSurvivesKernelPatching(t *testing.T) {
 	b := newBox(t, vmFixture(t), twoCPUs)
 	most, began := patchRounds, time.Now()
 	if sample.Full() {

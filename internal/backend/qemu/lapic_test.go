@@ -84,9 +84,9 @@ func TestParseLAPICRefuses(t *testing.T) {
 	}
 }
 
-// TestGuestThatLostItsTimer takes the CPUs away from a guest while its kernel
+// TestGuestWithStoppedTimer takes the CPUs away from a guest while its kernel
 // measures its timer, until one is lost that way. It must answer all the same.
-func TestGuestThatLostItsTimer(t *testing.T) {
+func TestGuestWithStoppedTimer(t *testing.T) {
 	b := newBox(t, vmFixture(t), nil)
 	for range 12 {
 		b.ok(b.d.Start(b.ctx, b.ref))

@@ -306,8 +306,8 @@ func TestLostDirectory(t *testing.T) {
 	})
 }
 
-// TestStuckShim stops a supervisor that no longer answers.
-func TestStuckShim(t *testing.T) {
+// TestHangingSupervisor stops a supervisor that no longer answers.
+func TestHangingSupervisor(t *testing.T) {
 	b := newBox(t, vmFixture(t), nil)
 	b.ok(b.d.Start(b.ctx, b.ref))
 	b.signal(shimPID, syscall.SIGSTOP)

@@ -10,7 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 )
 
-func TestHostDialerRefusesWhatIsPrivate(t *testing.T) {
+func TestHostDialerRejectsPrivateAddresses(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0") // a real service of the host
 	if err != nil {

@@ -200,7 +200,7 @@ func clientHello(t testing.TB, name string) string {
 	return string(head) + string(body)
 }
 
-func TestNamesAreCheckedOnWhatIsDialled(t *testing.T) {
+func TestDialledAddressesAreChecked(t *testing.T) {
 	t.Parallel()
 	network := allow("site.test", "*.wild.test", "git.test:22", "odd.test:8443", "192.31.197.0/24")
 	network.Deny = []agentlab.NetworkRule{{Rule: "bad.wild.test"}}
@@ -250,7 +250,7 @@ func TestNamesAreCheckedOnWhatIsDialled(t *testing.T) {
 	}
 }
 
-func TestAnAddressIsAllowedOnlyOnceItIsToldByUs(t *testing.T) {
+func TestAddressIsAllowedOnlyByOurDNSAnswer(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, allow("site.test"))
 	dst := l.net.HandleTCP("site.test", 443, hello)
@@ -435,7 +435,7 @@ func TestFlowLimits(t *testing.T) {
 	}
 }
 
-func TestAnswersHoldOnlyWhatWasAskedFor(t *testing.T) {
+func TestAnswersHaveOnlyRequestedRecords(t *testing.T) {
 	t.Parallel()
 	answer := func(q *dns.Msg) (*dns.Msg, error) {
 		m := new(dns.Msg).SetReply(q)

@@ -164,7 +164,7 @@ func TestBandwidth(t *testing.T) {
 	})
 }
 
-func TestTheLongestIdleUDPFlowGivesWay(t *testing.T) {
+func TestLongestIdleUDPFlowIsEvicted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := agentlab.Network{Mode: agentlab.NetworkNAT, Limits: agentlab.NetworkLimits{Flows: 3}}
 		g := newTestGate(t, n, make(pipeDialer))
@@ -200,7 +200,7 @@ func TestTheLongestIdleUDPFlowGivesWay(t *testing.T) {
 }
 
 // A flow that must show a name and shows none ends by itself.
-func TestAFlowThatShowsNoNameEnds(t *testing.T) {
+func TestFlowWithoutNameEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "site.test"}}}
 		g := newTestGate(t, n, make(pipeDialer))

@@ -256,7 +256,7 @@ func TestProxyAnswersAreBounded(t *testing.T) {
 
 // What the far server says first, in the packet of the proxy's answer, is
 // part of the connection.
-func TestProxyAnswerLosesNoByte(t *testing.T) {
+func TestProxyAnswerIsComplete(t *testing.T) {
 	t.Parallel()
 	d := proxyDialer(t, gate.ProxyConfig{URL: "http://" + listen(t, func(c net.Conn) {
 		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\nSSH-2.0-server\r\n")

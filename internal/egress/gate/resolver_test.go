@@ -60,6 +60,6 @@ func TestUpstream(t *testing.T) {
 	down := dialerFunc(func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("down") })
 	_, err = gate.NewUpstreamAt(down, filepath.Join(t.TempDir(), "none")).Exchange(t.Context(), new(dns.Msg).SetQuestion("www.test.", dns.TypeA))
 	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || agentlab.HintOf(err) == "" {
-		t.Errorf("nobody answers: %v", err)
+		t.Errorf("no answer: %v", err)
 	}
 }

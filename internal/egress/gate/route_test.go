@@ -20,7 +20,7 @@ import (
 // The host is refused also by addresses that only a route makes its own, and
 // so is everyone on its network at once. The test runs itself again in a
 // network of its own, which it may configure.
-func TestHostDialerRefusesWhatStaysOnTheHost(t *testing.T) {
+func TestHostDialerRejectsHostAddresses(t *testing.T) {
 	const inside = "AGENTLAB_TEST_NETNS"
 	if os.Getenv(inside) == "" {
 		if os.Geteuid() != 0 {

@@ -66,7 +66,7 @@ func TestTranslatorPrefixes(t *testing.T) {
 
 // A name server that does not answer is not one that says that there is no
 // NAT64; NXDOMAIN says so.
-func TestTranslatorsUnknownIsNotNone(t *testing.T) {
+func TestUnknownTranslatorsAreNotNone(t *testing.T) {
 	t.Parallel()
 	for _, r := range []tells{
 		func(dns.Question) ([]string, int, error) { return nil, 0, errors.New("no answer") },

@@ -194,9 +194,9 @@ func TestRemoveLeavesNothingOpen(t *testing.T) {
 	}
 }
 
-// TestNobodyElseAnswersDNS: another name server of the host does not answer
+// TestOnlyAgentLabAnswersDNS: another name server of the host does not answer
 // sandboxes while ours does not.
-func TestNobodyElseAnswersDNS(t *testing.T) {
+func TestOnlyAgentLabAnswersDNS(t *testing.T) {
 	w := newWorld(t)
 	m, err := New(context.Background(), Options{Config: testConfig(), Resolver: testResolver{}})
 	if err != nil {
@@ -286,9 +286,9 @@ func (w *world) noFlows(s Sandbox) {
 	}
 }
 
-// TestToldIsBounded checks that the stored names of a guest are bounded, for
+// TestDNSAnswersAreBounded checks that the stored names of a guest are bounded, for
 // any number of requested names, and that a name that is not stored is closed.
-func TestToldIsBounded(t *testing.T) {
+func TestDNSAnswersAreBounded(t *testing.T) {
 	x := &member{answers: map[netip.Addr]map[string]time.Time{}}
 	now := time.Unix(1e9, 0)
 	one := mustAddr("9.9.9.9")
@@ -312,10 +312,10 @@ func TestToldIsBounded(t *testing.T) {
 	}
 }
 
-// TestPlansCannotBeMixedUp: a repository writes a layer of its policy. It must
+// TestPlansAreDistinguished: a repository writes a layer of its policy. It must
 // not find one whose chains have the name of another policy's: that takes the
 // square root of all names.
-func TestPlansCannotBeMixedUp(t *testing.T) {
+func TestPlansAreDistinguished(t *testing.T) {
 	p := planOf(testSandbox(2, testPolicy(t, agentlab.Network{Mode: agentlab.NetworkNAT})))
 	if len(p.id) < 32 {
 		t.Errorf("the name of a plan has %d bits", len(p.id)*4)

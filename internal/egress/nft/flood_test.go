@@ -221,9 +221,9 @@ func TestAddressesAreBounded(t *testing.T) {
 	}
 }
 
-// TestTurnsAreBounded: of what one sandbox asks for, a transaction holds a
+// TestBatchesAreBounded: of what one sandbox asks for, a transaction holds a
 // part; the rest comes later, in its order.
-func TestTurnsAreBounded(t *testing.T) {
+func TestBatchesAreBounded(t *testing.T) {
 	p := testPolicy(t, agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: rulesOf("*.flood.example.com")})
 	m, w := &Manager{opts: Options{Now: time.Now}}, &strings.Builder{}
 	x := &member{Sandbox: testSandbox(2, p), plan: planOf(testSandbox(2, p)), answers: map[netip.Addr]map[string]time.Time{}, elems: map[netip.Addr]opened{}}
@@ -252,7 +252,7 @@ func TestTurnsAreBounded(t *testing.T) {
 		t.Error("the order is another one")
 	}
 	if q.takeAll() != nil || !q.add(list[0]) {
-		t.Error("nobody sees to what comes next")
+		t.Error("later answers are not applied")
 	}
 }
 

@@ -127,18 +127,18 @@ func TestServingEndsClosed(t *testing.T) {
 	}
 	g := w.guests[0]
 	if g.reaches("tls", fmt.Sprintf("%s:443", addr)) || g.reaches("tcp", fmt.Sprintf("%s:80", addr)) {
-		t.Error("a flow that must show a name passed while nobody could read it")
+		t.Error("a flow that requires a name passed without a process to read the name")
 	}
 	if g.reaches("dns", "site.probe.example.com") {
-		t.Error("somebody answered DNS")
+		t.Error("DNS was answered")
 	}
 	if !g.mustReach("tcp", "192.31.196.20:8080") {
-		t.Error("an address rule needs nobody, but was not reached")
+		t.Error("an address rule without a serving process was not reachable")
 	}
 }
 
-// TestRulesGoAndComeBack: what others remove or change is seen and put back.
-func TestRulesGoAndComeBack(t *testing.T) {
+// TestRulesAreRestored: what others remove or change is seen and put back.
+func TestRulesAreRestored(t *testing.T) {
 	w := newWorld(t)
 	ctx := context.Background()
 	m, err := New(ctx, Options{Config: testConfig(), Resolver: testResolver{}}) // who runs puts them back before the test looks

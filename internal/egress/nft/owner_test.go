@@ -27,7 +27,7 @@ func TestOwnerDoesNotWait(t *testing.T) {
 			}
 		}
 		if _, ok := m.Owner(netip.Addr{}); ok {
-			t.Error("no address is somebody's")
+			t.Error("an unassigned address has an owner")
 		}
 	}
 	check("let in", true, true)

@@ -31,9 +31,9 @@ func parseRange(t interface{ Fatalf(string, ...any) }, key string) (lo, hi netip
 	return lo, hi
 }
 
-// TestAlwaysIsWhatThePolicySays: the ranges in the kernel, with the rules for
+// TestAlwaysDeniedMatchesPolicy: the ranges in the kernel, with the rules for
 // addresses that carry others, deny exactly what egress.AlwaysDenied does.
-func TestAlwaysIsWhatThePolicySays(t *testing.T) {
+func TestAlwaysDeniedMatchesPolicy(t *testing.T) {
 	b := newBuilder(State{Config: testConfig()})
 	lists := map[string][]parsed{}
 	for _, f := range families {
@@ -137,9 +137,9 @@ func TestPartition(t *testing.T) {
 	})
 }
 
-// TestSegmentsSayWhatThePolicyDoes: what is put into sets for a name that was
+// TestSegmentsMatchPolicy: what is put into sets for a name that was
 // told is, for every port, what the policy decides.
-func TestSegmentsSayWhatThePolicyDoes(t *testing.T) {
+func TestSegmentsMatchPolicy(t *testing.T) {
 	texts := []string{
 		"a.example.com", "a.example.com:22", "a.example.com:8000-8010", "a.example.com:443/udp", "*.example.com:1000-2000/tcp", "b.example.com",
 		"9.9.9.0/24", "9.9.9.9:443", "9.9.9.9/icmp", "9.9.8.0/24:1-100/udp",

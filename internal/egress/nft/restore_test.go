@@ -36,7 +36,7 @@ func TestRestoreKeepsFlows(t *testing.T) {
 
 	second := w.manager(Options{})
 	if second.Verify(ctx) != nil {
-		t.Error("who has let nobody in yet judges those that are in")
+		t.Error("a manager without sandboxes reports a state for existing ones")
 	}
 	if err := second.Restore(ctx, []Sandbox{s[0]}); err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func TestVerifyReadsBack(t *testing.T) {
 	}
 	select {
 	case <-m.Served():
-		t.Error("nobody serves")
+		t.Error("no process serves")
 	default:
 	}
 	for _, do := range []string{
@@ -164,7 +164,7 @@ func TestDHCPAnswers(t *testing.T) {
 		return dhcpv4.WithOption(dhcpv4.OptRequestedIPAddress(net.ParseIP(ip)))
 	}
 	if ask(net.HardwareAddr{2, 9, 9, 9, 9, 9}, dhcpv4.WithMessageType(dhcpv4.MessageTypeDiscover)) != nil {
-		t.Error("somebody unknown got an answer")
+		t.Error("an unknown sender got an answer")
 	}
 	offer := ask(s.MAC, dhcpv4.WithMessageType(dhcpv4.MessageTypeDiscover))
 	if offer == nil || offer.MessageType() != dhcpv4.MessageTypeOffer || offer.YourIPAddr.String() != "10.77.0.2" ||

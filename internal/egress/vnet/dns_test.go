@@ -129,7 +129,7 @@ func TestDNSQuestions(t *testing.T) {
 	}
 }
 
-func TestDNSWhatIsNoQuestion(t *testing.T) {
+func TestDNSInvalidQuestions(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	question := func(edit func(*dns.Msg)) []byte {

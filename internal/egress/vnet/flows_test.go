@@ -114,7 +114,7 @@ func abort(t *testing.T, l *lab, c *gonet.TCPConn, addr netip.AddrPort) {
 	_ = c.Close()
 }
 
-func TestRefusedIsRefusedAtOnce(t *testing.T) {
+func TestConnectionRefusedIsImmediate(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	closed := at(l.net.Host("echo.test"), 81)
@@ -151,7 +151,7 @@ func (f dialerFunc) DialContext(ctx context.Context, network, addr string) (net.
 	return f(ctx, network, addr)
 }
 
-func TestDialerHasTheLastWord(t *testing.T) {
+func TestDialerDecidesLast(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, func(c *vnet.Config) {
 		c.Dialer = dialerFunc(func(_ context.Context, network, addr string) (net.Conn, error) {
@@ -239,7 +239,7 @@ func TestSlowGuestStallsOnlyItself(t *testing.T) {
 		return still > 25
 	})
 	if n := sent.Load(); n > 16<<20 {
-		t.Errorf("%d bytes went into a flow that nobody reads", n)
+		t.Errorf("%d bytes were written to a flow without a reader", n)
 	}
 	other := l.guest.mustTCP(t, at(l.net.Host("echo.test"), 7))
 	if _, err := other.Write([]byte("hi")); err != nil {

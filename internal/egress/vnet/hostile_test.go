@@ -60,7 +60,7 @@ func TestFrameFilter(t *testing.T) {
 		{"SCTP", ipFrame(132, guest, public.Addr(), make([]byte, 12)), false, egress.RuleProtocol},
 		{"IP in IP", ipFrame(4, guest, public.Addr(), make([]byte, 40)), false, egress.RuleProtocol},
 		{"ARP for the gateway", arpFrame(guestMAC, 1, guestMAC, guest, gw), true, ""},
-		{"ARP for somebody else", arpFrame(guestMAC, 1, guestMAC, guest, other), false, ""},
+		{"ARP for another guest", arpFrame(guestMAC, 1, guestMAC, guest, other), false, ""},
 		{"ARP in the gateway's name", arpFrame(guestMAC, 2, guestMAC, gw, gw), false, ""},
 		{"ARP in another's name", arpFrame(guestMAC, 2, guestMAC, other, gw), false, ""},
 		{"ARP with another's card", arpFrame(guestMAC, 2, vnet.DefaultMAC, guest, gw), false, ""},

@@ -198,7 +198,7 @@ func dropped6() map[string]struct {
 	}
 }
 
-func TestIPv6FramesThatGoNowhere(t *testing.T) {
+func TestIPv6FramesAreDropped(t *testing.T) {
 	t.Parallel()
 	for name, d := range dropped6() {
 		pass, rule, _ := vnet.CheckFrame(d.frame)

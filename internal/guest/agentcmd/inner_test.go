@@ -151,7 +151,7 @@ func TestInnerSandboxStop(t *testing.T) {
 
 // An unavailable inner sandbox is a separate error, and the agent does not run
 // without it.
-func TestInnerSandboxThatCannotBe(t *testing.T) {
+func TestInnerSandboxUnavailable(t *testing.T) {
 	p := Plan{Env: []string{"PATH=/usr/bin:/bin", "HOME=/root"}, Inner: &Inner{Program: "/nonexistent/bwrap"}}
 	if e, log := look(t, p, "echo it ran"); e.Code != ExitNotRun || !strings.Contains(e.Error, "image does not have") || strings.Contains(log, "it ran") {
 		t.Errorf("%+v %q", e, log)

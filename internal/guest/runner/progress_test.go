@@ -13,7 +13,7 @@ import (
 )
 
 // Git's progress is reported, and is not part of its errors.
-func TestCloneTellsItsProgress(t *testing.T) {
+func TestCloneReportsProgress(t *testing.T) {
 	repo := newRepo(t, nil)
 	bundle := filepath.Join(t.TempDir(), "b")
 	runGit(t, repo, "bundle", "create", "-q", bundle, "HEAD", "main")

@@ -51,7 +51,7 @@ echo new > new.txt; git add -A; git commit -qm work; echo "ran once" >> ../runs`
 }
 
 // The agent ends, and the time runs out, while no runner lives.
-func TestRunnerAwayAtTheEnd(t *testing.T) {
+func TestRunnerUnreachableAtEnd(t *testing.T) {
 	for name, c := range map[string]struct {
 		script  string
 		seconds int64

@@ -47,7 +47,7 @@ var apiCalls = []string{
 	"PUT /nodes/NODE/qemu/VMID/resize disk size",
 }
 
-func TestTheCallsThatAreMade(t *testing.T) {
+func TestCallsMade(t *testing.T) {
 	params := map[string]map[string]bool{}
 	s := &scripted{answer: func(_ int, m Method, path string, p url.Values) (string, error) {
 		plain := strings.NewReplacer("pve", "NODE", "101", "VMID", "STORE", "STORAGE", "vol", "VOLUME", url.PathEscape(string(cloneTask)), "UPID").Replace(path)

@@ -79,7 +79,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 
 // While the node does not answer the task may well go on: that is neither its
 // end nor its failure.
-func TestWaitOutlivesANodeThatDoesNotAnswer(t *testing.T) {
+func TestWaitSurvivesUnresponsiveNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{answer: func(n int, _ Method, _ string, _ url.Values) (string, error) {
 			if n < 4 {
@@ -106,7 +106,7 @@ func TestWaitOutlivesANodeThatDoesNotAnswer(t *testing.T) {
 }
 
 // The last line of a task of pvesh is written after the task's end.
-func TestWaitAsksAgainWhereTheEndIsNotTold(t *testing.T) {
+func TestWaitPollsUntilEndIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{answer: func(n int, _ Method, _ string, _ url.Values) (string, error) {
 			if n == 0 {
@@ -156,7 +156,7 @@ func TestTaskLogsArePaged(t *testing.T) {
 }
 
 // Answers that make no sense are errors, never an empty list or a state.
-func TestAnswersThatMakeNoSense(t *testing.T) {
+func TestInvalidAnswers(t *testing.T) {
 	for _, answer := range []string{`"x"`, `{"status":"odd"}`, `[{"vmid":0,"status":"stopped"}]`, `[{"name":"x"}]`, `[{"volid":""}]`, `5`, `{`} {
 		c := New(&scripted{answer: func(int, Method, string, url.Values) (string, error) { return answer, nil }})
 		if v, err := c.VMs(t.Context(), "pve"); err == nil {
@@ -238,7 +238,7 @@ func TestGuestInterfaces(t *testing.T) {
 	}
 }
 
-func TestAgentWritesASCIIAlone(t *testing.T) {
+func TestAgentWritesOnlyASCII(t *testing.T) {
 	c := New(&scripted{answer: func(int, Method, string, url.Values) (string, error) { return "null", nil }})
 	for _, b := range [][]byte{[]byte("é"), {0}, make([]byte, 61<<10)} {
 		if err := c.AgentFileWrite(t.Context(), "pve", 101, "/x", b); agentlab.CodeOf(err) != agentlab.CodeInvalid {

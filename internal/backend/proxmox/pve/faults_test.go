@@ -124,7 +124,7 @@ func TestRefusedParameters(t *testing.T) {
 
 // not_found must be about the requested VM: an answer about another VM proves
 // nothing.
-func TestAbsenceIsOfTheVMAskedAbout(t *testing.T) {
+func TestNotFoundIsAboutTheRequestedVM(t *testing.T) {
 	gone := callError("read", &Fault{Status: 500, Message: "Configuration file 'nodes/pve/qemu-server/102.conf' does not exist"})
 	if got := agentlab.CodeOf(onlyAboutVM(gone, 102)); got != agentlab.CodeNotFound {
 		t.Errorf("of the same VM: %s", got)

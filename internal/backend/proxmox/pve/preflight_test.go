@@ -118,7 +118,7 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-func TestOtherPrivilegesThatDo(t *testing.T) {
+func TestEquivalentPrivileges(t *testing.T) {
 	v9 := Version{Major: 9}
 	n := Needs{Pool: "agentlab"}
 	everywhere := map[string]Bool{}

@@ -20,7 +20,7 @@ import (
 
 // Go's client sends a body of unknown length in chunks and would put a body
 // into DELETE: the node refuses both, and with them every change.
-func TestRESTRequestsAreWhatTheNodeTakes(t *testing.T) {
+func TestRESTRequestsAreAccepted(t *testing.T) {
 	w := newWire(t, func(n int, _ *http.Request, _ string) string {
 		return data(`"UPID:pve:00001FD8:0003D7EE:6B00F8DB:qmclone:9000:agentlab@pve!ctl:"`)
 	})
@@ -167,7 +167,7 @@ func TestRESTNothingWasSent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := New(tr).Start(testCtx(t), "pve", 101); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
-		t.Errorf("nobody listens: %v", err)
+		t.Errorf("dial without a listener: %v", err)
 	}
 	ctx, cancel := context.WithCancel(testCtx(t))
 	cancel()
@@ -176,7 +176,7 @@ func TestRESTNothingWasSent(t *testing.T) {
 	}
 }
 
-func TestRESTCancelledWhileTheNodeWorks(t *testing.T) {
+func TestRESTCancelledDuringCall(t *testing.T) {
 	got := make(chan struct{})
 	release := make(chan struct{})
 	w := newWire(t, func(int, *http.Request, string) string {

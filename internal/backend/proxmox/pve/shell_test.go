@@ -66,7 +66,7 @@ func TestShellArguments(t *testing.T) {
 	}
 }
 
-func TestShellPathsStayWhereTheyAre(t *testing.T) {
+func TestShellPathsCannotEscape(t *testing.T) {
 	for _, p := range []string{
 		apiPath("nodes", "pve/qemu/9000", "qemu"), apiPath("nodes", "..", "qemu"), apiPath("nodes", "a;reboot", "qemu"),
 		apiPath("nodes", "$(x)", "qemu"), apiPath("nodes", "a b"), "/nodes/%zz", apiPath("nodes", "a\x00"), apiPath("nodes", "a>b"),

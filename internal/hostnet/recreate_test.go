@@ -10,7 +10,7 @@ import (
 )
 
 // A bridge that was removed and created again is served like the previous one.
-func TestBridgeMadeAnew(t *testing.T) {
+func TestBridgeIsRecreated(t *testing.T) {
 	if !netlab.Inside(t) {
 		return
 	}
@@ -41,7 +41,7 @@ func TestBridgeMadeAnew(t *testing.T) {
 }
 
 // A number that is another sandbox's now: nothing of the one before is its.
-func TestNumberOfAnother(t *testing.T) {
+func TestVMIDReused(t *testing.T) {
 	if !netlab.Inside(t) {
 		return
 	}
