@@ -92,14 +92,14 @@ func AccessOf(r agentlab.Role) Access { return Access(slices.Index(agentlab.Role
 
 // caller is the authenticated caller of a connection, and then of a call.
 type caller struct {
-	local bool       // connected over the unix socket
-	peer  Peer       // of the unix socket
-	from  netip.Addr // over TCP
-	where string     // the same for the log
-	level Access
-	token *agentlab.APIToken // its token; nil means that it is authenticated as peer by the kernel
-	good  context.Context    // with a token: ends when the token is revoked or expires
-	err   error              // why authentication failed
+	local    bool       // connected over the unix socket
+	peer     Peer       // of the unix socket
+	from     netip.Addr // over TCP
+	source   string     // the same for the log
+	level    Access
+	token    *agentlab.APIToken // its token; nil means that it is authenticated as peer by the kernel
+	tokenCtx context.Context    // with a token: ends when the token is revoked or expires
+	err      error              // why authentication failed
 }
 
 type callerKey struct{}
@@ -116,9 +116,9 @@ func callerOf(ctx context.Context) caller {
 // its calls.
 func (s *Server) connContext(ctx context.Context, c net.Conn) context.Context {
 	p, err := s.cfg.PeerOf(c)
-	who := caller{local: true, peer: p, where: "the unix socket", err: err}
+	who := caller{local: true, peer: p, source: "the unix socket", err: err}
 	if err == nil {
-		who.where = fmt.Sprintf("the unix socket, uid %d", p.UID)
+		who.source = fmt.Sprintf("the unix socket, uid %d", p.UID)
 		who.level = s.cfg.Rules.Level(p)
 	}
 	return context.WithValue(ctx, callerKey{}, who)
@@ -133,31 +133,31 @@ func (s *Server) authenticate(r *http.Request) (_ context.Context, leave func(),
 	who := callerOf(ctx)
 	header, borne := r.Header["Authorization"]
 	if !borne {
-		return ctx, func() {}, permit(who, AccessRead)
+		return ctx, func() {}, requireAccess(who, AccessRead)
 	}
 	secret, ok := strings.CutPrefix(header[0], "Bearer ")
 	if !ok || len(header) != 1 {
-		return ctx, nil, agentlab.Errorf(agentlab.CodeDenied, "the header Authorization is not understood").
+		return ctx, nil, agentlab.Errorf(agentlab.CodeDenied, "the header Authorization is invalid").
 			WithField("Authorization").WithHint("send Authorization: Bearer TOKEN, once")
 	}
 	if s.cfg.Services.Tokens == nil {
-		return ctx, nil, agentlab.Errorf(agentlab.CodeDenied, "this daemon takes no tokens")
+		return ctx, nil, agentlab.Errorf(agentlab.CodeDenied, "this daemon does not support tokens")
 	}
 	token, good, out, err := s.cfg.Services.Tokens.Authenticate(context.WithoutCancel(ctx), who.from, secret)
 	if err != nil {
 		return ctx, nil, err
 	}
-	who = caller{local: who.local, where: who.where, from: who.from, token: &token, good: good, level: AccessOf(token.Role)}
+	who = caller{local: who.local, source: who.source, from: who.from, token: &token, tokenCtx: good, level: AccessOf(token.Role)}
 	ctx, cancel := context.WithCancel(context.WithValue(ctx, callerKey{}, who))
 	stop := context.AfterFunc(good, cancel)
-	return ctx, func() { stop(); cancel(); out() }, permit(who, AccessRead)
+	return ctx, func() { stop(); cancel(); out() }, requireAccess(who, AccessRead)
 }
 
-// permit rejects a caller with less access than want.
-func permit(who caller, want Access) error {
+// requireAccess rejects a caller with less access than want.
+func requireAccess(who caller, want Access) error {
 	switch {
 	case who.err != nil:
-		return agentlab.Errorf(agentlab.CodeDenied, "the caller is not known").
+		return agentlab.Errorf(agentlab.CodeDenied, "unknown caller").
 			WithHint("connect through the daemon's unix socket")
 	case who.level >= want:
 		return nil
@@ -166,9 +166,9 @@ func permit(who caller, want Access) error {
 			WithHint("use a token with that role: agentlab token create NAME --role %s", want)
 	case !who.local:
 		return agentlab.Errorf(agentlab.CodeDenied, "over TCP a token is required").
-			WithHint("send Authorization: Bearer TOKEN; one is made by: agentlab token create NAME")
+			WithHint("send Authorization: Bearer TOKEN; create a token with: agentlab token create NAME")
 	case who.level == 0:
-		return agentlab.Errorf(agentlab.CodeDenied, "user %d may not use this daemon", who.peer.UID).
+		return agentlab.Errorf(agentlab.CodeDenied, "user %d has no access to this daemon", who.peer.UID).
 			WithHint("run it as the user that the daemon runs as, or in system mode as a member of group agentlab")
 	}
 	return agentlab.Errorf(agentlab.CodeDenied, "this needs %s access, user %d has %s", want, who.peer.UID, who.level).
@@ -179,11 +179,11 @@ func permit(who caller, want Access) error {
 // sandbox of the call.
 func (s *Server) authorize(hc huma.Context, r route) error {
 	who := callerOf(hc.Context())
-	if r.reach != anywhere && (!who.local || who.token != nil) {
+	if r.origin != anyOrigin && (!who.local || who.token != nil) {
 		return agentlab.Errorf(agentlab.CodeDenied, "this is not possible with a token").
 			WithHint("do it on the daemon's own machine, over its unix socket and without a token")
 	}
-	if err := permit(who, r.access); err != nil {
+	if err := requireAccess(who, r.access); err != nil {
 		return err
 	}
 	if who.token == nil {

@@ -47,7 +47,7 @@ func (c *certificate) load() error {
 		return bad("api.tls_key", err)
 	}
 	if key.Mode().Perm()&0o007 != 0 {
-		return agentlab.Errorf(agentlab.CodeDenied, "everybody can use %s (mode %04o)", c.keyFile, key.Mode().Perm()).
+		return agentlab.Errorf(agentlab.CodeDenied, "%s is accessible to all users (mode %04o)", c.keyFile, key.Mode().Perm()).
 			WithField("api.tls_key").WithHint("chmod 600 %s", c.keyFile)
 	}
 	cert, err := os.Stat(c.certFile)

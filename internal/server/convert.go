@@ -8,8 +8,8 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// all converts each element of a slice; the result is never nil.
-func all[A, B any](in []A, f func(A) B) []B {
+// mapSlice converts each element of a slice; the result is never nil.
+func mapSlice[A, B any](in []A, f func(A) B) []B {
 	out := make([]B, len(in))
 	for i, a := range in {
 		out[i] = f(a)
@@ -25,8 +25,8 @@ func nonNil[T any](list []T) []T {
 	return list
 }
 
-// when returns t as an optional field, nil if it is zero.
-func when(t time.Time) *time.Time {
+// optionalTime returns t as an optional field, nil if it is zero.
+func optionalTime(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
 	}
@@ -40,7 +40,7 @@ func toSandbox(s agentlab.Sandbox) api.Sandbox {
 		State: string(s.State), Desired: string(s.Desired), Reason: s.Reason, Waiting: s.Waiting,
 		Cores: s.Resources.Cores, MemoryMB: s.Resources.MemoryMB, RootSizeGB: s.Resources.RootSizeGB,
 		NetworkMode: s.Network.Mode, Keepalive: s.Keepalive, JobID: s.JobID, IP: s.IP, Handle: s.Handle,
-		LeaseExpiresAt: s.LeaseExpiresAt.UTC(), CreatedAt: s.CreatedAt.UTC(), UpdatedAt: s.UpdatedAt.UTC(), BootedAt: when(s.BootedAt),
+		LeaseExpiresAt: s.LeaseExpiresAt.UTC(), CreatedAt: s.CreatedAt.UTC(), UpdatedAt: s.UpdatedAt.UTC(), BootedAt: optionalTime(s.BootedAt),
 	}
 }
 
@@ -54,8 +54,8 @@ func toJob(j agentlab.Job) api.Job {
 			BaseCommit: j.Result.BaseCommit, HeadCommit: j.Result.HeadCommit, Branch: j.Result.Branch,
 			Commits: j.Result.Commits, Pushed: j.Result.Pushed, Dirty: j.Result.Dirty, Uncommitted: j.Result.Uncommitted,
 		},
-		CreatedAt: j.CreatedAt.UTC(), UpdatedAt: j.UpdatedAt.UTC(), StartedAt: when(j.StartedAt),
-		FinishedAt: when(j.FinishedAt), DeadlineAt: when(j.DeadlineAt),
+		CreatedAt: j.CreatedAt.UTC(), UpdatedAt: j.UpdatedAt.UTC(), StartedAt: optionalTime(j.StartedAt),
+		FinishedAt: optionalTime(j.FinishedAt), DeadlineAt: optionalTime(j.DeadlineAt),
 	}
 }
 

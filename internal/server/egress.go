@@ -41,7 +41,7 @@ func (s *Server) egress(ctx context.Context, in *egressInput) (*huma.StreamRespo
 	if err != nil {
 		return nil, err
 	}
-	page := api.List[api.EgressRecord]{Items: all(list, toEgressRecord)}
+	page := api.List[api.EgressRecord]{Items: mapSlice(list, toEgressRecord)}
 	if !f.Tail && len(list) == f.Limit {
 		page.Next = strconv.FormatInt(list[len(list)-1].ID, 10)
 	}

@@ -39,7 +39,7 @@ func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamRespo
 	if err != nil {
 		return nil, err
 	}
-	page := api.List[api.Event]{Items: all(list, toEvent)}
+	page := api.List[api.Event]{Items: mapSlice(list, toEvent)}
 	if !f.Tail && len(list) == f.Limit {
 		page.Next = strconv.FormatInt(list[len(list)-1].ID, 10)
 	}
@@ -57,11 +57,11 @@ func jsonBody(v any) *huma.StreamResponse {
 }
 
 func (s *Server) eventFilter(ctx context.Context, in *eventsInput) (agentlab.EventFilter, error) {
-	f := agentlab.EventFilter{AfterID: in.After, Kinds: only(in.Kind), JobID: in.Job, Limit: in.Limit}
+	f := agentlab.EventFilter{AfterID: in.After, Kinds: optionalFilter(in.Kind), JobID: in.Job, Limit: in.Limit}
 	if in.LastEventID != "" {
 		id, err := strconv.ParseInt(in.LastEventID, 10, 64)
 		if err != nil || id < 0 {
-			return f, agentlab.Errorf(agentlab.CodeInvalid, "it is not the id of an event").WithField("Last-Event-ID")
+			return f, agentlab.Errorf(agentlab.CodeInvalid, "it is not an event ID").WithField("Last-Event-ID")
 		}
 		f.AfterID = id
 	}
@@ -79,21 +79,21 @@ func (s *Server) eventFilter(ctx context.Context, in *eventsInput) (agentlab.Eve
 			return f, err
 		}
 		if jobVMID != 0 && jobVMID != sb.VMID {
-			return f, agentlab.Errorf(agentlab.CodeInvalid, "job %s is of sandbox %d, not of %s", in.Job, jobVMID, in.Sandbox).WithField("job").
-				WithHint("name only the job or only the sandbox")
+			return f, agentlab.Errorf(agentlab.CodeInvalid, "job %s belongs to sandbox %d, not to %s", in.Job, jobVMID, in.Sandbox).WithField("job").
+				WithHint("set only the job or only the sandbox")
 		}
 		f.SandboxVMID = sb.VMID
 		if !sb.CreatedAt.IsZero() {
-			f.Since = sb.CreatedAt.Add(-beforeMade)
+			f.Since = sb.CreatedAt.Add(-clockSlack)
 		}
 	}
 	return f, nil
 }
 
-// beforeMade is how long before the creation of a sandbox, by a clock that may
+// clockSlack is how long before the creation of a sandbox, by a clock that may
 // have been set, an event may be about it. Older events are about an earlier
 // sandbox with the same number, which was deleted at least a day before.
-const beforeMade = time.Hour
+const clockSlack = time.Hour
 
 // followEvents sends the stored events after f.AfterID and then new ones, each
 // exactly once. A caller that does not read is disconnected and may connect
@@ -164,17 +164,17 @@ func (f *follower) subscribed(ctx context.Context, live <-chan agentlab.Event, r
 			if !ok {
 				return nil
 			}
-			if err := f.one(ctx, e); err != nil {
+			if err := f.sendLive(ctx, e); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// one sends a live event. IDs are assigned in commit order, so a gap after the
+// sendLive sends a live event. IDs are assigned in commit order, so a gap after the
 // last ID means that other events were not received yet; they are already in
 // the database.
-func (f *follower) one(ctx context.Context, e agentlab.Event) error {
+func (f *follower) sendLive(ctx context.Context, e agentlab.Event) error {
 	switch {
 	case e.ID <= f.last:
 		return nil

@@ -71,23 +71,23 @@ func markdown(s *Server) []byte {
 	b.WriteString(`<!-- Generated from the route table in internal/server; do not edit. -->
 # The control API
 
-HTTP and JSON on the daemon's unix socket. The whole of it, with every field, is in [openapi.yaml](openapi.yaml); the Go client is in package ` + "`client`" + `.
+HTTP and JSON on the daemon's unix socket. All calls and fields are documented in [openapi.yaml](openapi.yaml); the Go client is package ` + "`client`" + `.
 
-Callers are known by their user id. **read** and **write** are open to root, the daemon's own user and, in system mode, members of group ` + "`agentlab`" + `; **admin** is open to root and the daemon's own user. Unknown fields and parameters are refused. A failed call answers with ` + "`application/problem+json`" + ` (see Problem below). Lists take ` + "`?limit=&cursor=`" + `, answer ` + "`items`" + ` and ` + "`next`" + `, the cursor of the next page.
+Callers are identified by their user ID. **read** and **write** are open to root, the daemon's own user and, in system mode, members of group ` + "`agentlab`" + `; **admin** is open to root and the daemon's own user. Unknown fields and parameters are rejected. A failed call returns ` + "`application/problem+json`" + ` (see Problem below). Lists accept ` + "`?limit=&cursor=`" + ` and return ` + "`items`" + ` and ` + "`next`" + `, the cursor of the next page.
 
 ` + "```sh" + `
 curl --unix-socket "$(agentlab --json daemon status | jq -r .socket)" http://localhost/v1/status
 ` + "```" + `
 
 ## Calls
-| Call | Access | Verb | Takes | Answers | |
+| Call | Access | Verb | Request | Response | |
 |---|---|---|---|---|---|
 `)
 	for _, r := range s.routes() {
 		op := operation(s, r)
 		fmt.Fprintf(&b, "| `%s %s` | %s | %s | %s | %s | %s |\n", r.method, documented(r.path), r.access, r.verb, takes(op), answers(op), r.summary)
 	}
-	b.WriteString("\n## Codes\nThe `code` of a Problem is stable; programs may switch on it.\n\n| Code | HTTP status |\n|---|---|\n")
+	b.WriteString("\n## Codes\nThe `code` of a Problem is stable; programs can depend on it.\n\n| Code | HTTP status |\n|---|---|\n")
 	var codes []string
 	for code, status := range statusOf {
 		codes = append(codes, fmt.Sprintf("| `%s` | %d |\n", code, status))

@@ -27,7 +27,7 @@ func (s *Server) hostNetwork(ctx context.Context, _ *struct{}) (api.HostNetwork,
 func (s *Server) hostNetworkRules(ctx context.Context, _ *struct{}) (*huma.StreamResponse, error) {
 	return s.stream(ctx, func(ctx context.Context) (io.ReadCloser, map[string]string, error) {
 		text, err := s.cfg.Services.HostNetwork.Rules(ctx)
-		return io.NopCloser(strings.NewReader(text)), plain, err
+		return io.NopCloser(strings.NewReader(text)), textHeader, err
 	})
 }
 

@@ -16,7 +16,7 @@ func (s *Server) listImages(ctx context.Context, _ *struct{}) ([]api.Image, erro
 		return nil, err
 	}
 	used, err := s.cfg.Services.ImageUse.ImagesInUse(ctx)
-	return all(list, func(i image.Image) api.Image { return toImage(i, used) }), err
+	return mapSlice(list, func(i image.Image) api.Image { return toImage(i, used) }), err
 }
 
 func (s *Server) getImage(ctx context.Context, in *imageInput) (api.Image, error) {

@@ -56,9 +56,9 @@ func minutes(n int) time.Duration {
 	return time.Duration(max(min(n, beyond), -1)) * time.Minute
 }
 
-// only returns a filter for one value; for the zero value it returns nil, which
+// optionalFilter returns a filter for one value; for the zero value it returns nil, which
 // means any.
-func only[T comparable](v T) []T {
+func optionalFilter[T comparable](v T) []T {
 	var zero T
 	if v == zero {
 		return nil
@@ -71,7 +71,7 @@ func noWorkspace(w *string) error {
 	if w == nil {
 		return nil
 	}
-	return agentlab.Errorf(agentlab.CodeUnsupported, "workspaces do not exist yet").WithField("workspace").
+	return agentlab.Errorf(agentlab.CodeUnsupported, "workspaces are not supported").WithField("workspace").
 		WithHint("leave it out, or null")
 }
 

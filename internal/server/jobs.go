@@ -51,7 +51,7 @@ func (s *Server) listJobs(ctx context.Context, in *listJobsInput) (api.List[api.
 		}
 	}
 	jobs, err := s.cfg.Services.Jobs.List(ctx, agentlab.JobFilter{
-		Statuses: only(agentlab.JobStatus(in.Status)), SandboxVMID: in.Sandbox, Limit: in.Limit + 1, Before: in.Cursor,
+		Statuses: optionalFilter(agentlab.JobStatus(in.Status)), SandboxVMID: in.Sandbox, Limit: in.Limit + 1, Before: in.Cursor,
 	})
 	if err != nil {
 		return api.List[api.Job]{}, err
@@ -67,12 +67,12 @@ func listOf[A, B any](in []A, limit int, convert func(A) B, cursor func(A) strin
 		in = in[:limit]
 		next = cursor(in[limit-1])
 	}
-	return api.List[B]{Items: all(in, convert), Next: next}
+	return api.List[B]{Items: mapSlice(in, convert), Next: next}
 }
 
 func badCursor() error {
 	return agentlab.Errorf(agentlab.CodeInvalid, "it is not a cursor").WithField("cursor").
-		WithHint("give next of the page before, or nothing")
+		WithHint("set cursor to next of the previous page, or omit it")
 }
 
 func (s *Server) getJob(ctx context.Context, in *jobInput) (api.Job, error) {
@@ -85,9 +85,9 @@ func (s *Server) getJob(ctx context.Context, in *jobInput) (api.Job, error) {
 	if err != nil {
 		return api.Job{}, err
 	}
-	out.Events = all(events, toEvent)
+	out.Events = mapSlice(events, toEvent)
 	artifacts, err := s.cfg.Services.Artifacts.List(ctx, j.ID)
-	out.Artifacts = all(artifacts, toArtifact)
+	out.Artifacts = mapSlice(artifacts, toArtifact)
 	if err != nil {
 		return api.Job{}, err
 	}
@@ -113,7 +113,7 @@ func (s *Server) jobLog(ctx context.Context, in *jobLogInput) (*huma.StreamRespo
 	}
 	return s.stream(ctx, func(ctx context.Context) (io.ReadCloser, map[string]string, error) {
 		r, err := s.cfg.Services.Artifacts.Log(ctx, in.Job, in.Offset, in.Follow)
-		return r, plain, err
+		return r, textHeader, err
 	})
 }
 
@@ -122,7 +122,7 @@ func (s *Server) listArtifacts(ctx context.Context, in *jobInput) ([]api.Artifac
 		return nil, err
 	}
 	list, err := s.cfg.Services.Artifacts.List(ctx, in.Job)
-	return all(list, toArtifact), err
+	return mapSlice(list, toArtifact), err
 }
 
 type artifactInput struct {

@@ -183,11 +183,11 @@ type credential struct {
 var ranks = map[Access]int{AccessRead: 1, AccessWrite: 2, AccessAdmin: 3}
 
 func upTo(rank int) func(route) bool {
-	return func(r route) bool { return ranks[r.access] <= rank && (r.reach == anywhere || rank == 3) }
+	return func(r route) bool { return ranks[r.access] <= rank && (r.origin == anyOrigin || rank == 3) }
 }
 
 func tokenUpTo(rank int) func(route) bool {
-	return func(r route) bool { return ranks[r.access] <= rank && r.reach == anywhere }
+	return func(r route) bool { return ranks[r.access] <= rank && r.origin == anyOrigin }
 }
 
 func never(route) bool { return false }
@@ -216,13 +216,13 @@ func (l *accessLab) credentials(t *testing.T) []credential {
 		{"read token", false, stranger, l.make(t, auth.Request{Role: agentlab.RoleRead}), tokenUpTo(1)},
 		{"write token", false, stranger, l.make(t, auth.Request{Role: agentlab.RoleWrite}), tokenUpTo(2)},
 		{"admin token", false, stranger, l.make(t, auth.Request{Role: agentlab.RoleAdmin}), tokenUpTo(3)},
-		{"bound token", false, stranger, bound, func(r route) bool { return about(r) && r.reach == anywhere }},
+		{"bound token", false, stranger, bound, func(r route) bool { return about(r) && r.origin == anyOrigin }},
 		{"bound read token", false, stranger, l.make(t, auth.Request{Role: agentlab.RoleRead, Sandboxes: own}),
-			func(r route) bool { return about(r) && r.access == AccessRead && r.reach == anywhere }},
+			func(r route) bool { return about(r) && r.access == AccessRead && r.origin == anyOrigin }},
 		{"exec token", false, stranger, l.make(t, auth.Request{Role: agentlab.RoleAdmin, Verbs: []string{"sandbox.exec"}}),
 			func(r route) bool { return r.verb == "sandbox.exec" }},
 		{"root with a read token", true, root, l.make(t, auth.Request{Role: agentlab.RoleRead}), tokenUpTo(1)},
-		{"root with a bound token", true, root, bound, func(r route) bool { return about(r) && r.reach == anywhere }},
+		{"root with a bound token", true, root, bound, func(r route) bool { return about(r) && r.origin == anyOrigin }},
 		{"root with a revoked token", true, root, revoked, never},
 		{"revoked token", false, stranger, revoked, never},
 		{"made-up token", false, stranger, auth.Prefix + agentlab.NewToken(), never},
@@ -300,7 +300,7 @@ func accessDoc(t *testing.T, table []route, creds []credential, cells map[string
 			if role == "" || r.access < AccessOf(agentlab.Role(role)) {
 				role = r.access.String()
 			}
-			if r.reach == localOnly {
+			if r.origin == localOnly {
 				local = " (local only)"
 			}
 		}
@@ -349,7 +349,7 @@ func TestRouteColumns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	good := route{get, "/v1/x", AccessRead, "daemon.read", noTarget, anywhere, 200, "x", "X", call(s.health)}
+	good := route{get, "/v1/x", AccessRead, "daemon.read", noTarget, anyOrigin, 200, "x", "X", call(s.health)}
 	if err := good.check(); err != nil {
 		t.Fatal(err)
 	}
@@ -359,7 +359,7 @@ func TestRouteColumns(t *testing.T) {
 		"no verb":          func(r *route) { r.verb = "" },
 		"unknown verb":     func(r *route) { r.verb = "daemon.raed" },
 		"no target":        func(r *route) { r.target = 0 },
-		"no reach":         func(r *route) { r.reach = 0 },
+		"no origin":        func(r *route) { r.origin = 0 },
 		"hidden sandbox":   func(r *route) { r.path = "/v1/x/{sandbox}" },
 		"hidden job":       func(r *route) { r.path = "/v1/x/{job}" },
 		"missing sandbox":  func(r *route) { r.target = onSandbox },
@@ -390,7 +390,7 @@ func TestVerbs(t *testing.T) {
 		if len(uses) == 0 {
 			t.Errorf("%s: no route has it", v.name)
 		}
-		if strings.HasSuffix(v.name, ".read") && slices.ContainsFunc(uses, func(r route) bool { return r.access != AccessRead || r.reach != anywhere }) {
+		if strings.HasSuffix(v.name, ".read") && slices.ContainsFunc(uses, func(r route) bool { return r.access != AccessRead || r.origin != anyOrigin }) {
 			t.Errorf("%s: a route with it wants more than to read", v.name)
 		}
 	}

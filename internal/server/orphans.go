@@ -9,7 +9,7 @@ import (
 
 func (s *Server) listOrphans(ctx context.Context, _ *struct{}) ([]api.Orphan, error) {
 	list, err := s.cfg.Services.Sandboxes.Orphans(ctx)
-	return all(list, toOrphan), err
+	return mapSlice(list, toOrphan), err
 }
 
 type orphanInput struct {

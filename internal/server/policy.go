@@ -61,7 +61,7 @@ func (s *Server) checkProfilePolicy(_ context.Context, in *checkProfileInput) (a
 
 func (s *Server) policyPresets(context.Context, *struct{}) ([]api.PolicyPreset, error) {
 	list, err := egress.Presets()
-	return all(list, func(p egress.Preset) api.PolicyPreset { return api.PolicyPreset(p) }), err
+	return mapSlice(list, func(p egress.Preset) api.PolicyPreset { return api.PolicyPreset(p) }), err
 }
 
 func (s *Server) reloadSandboxPolicy(ctx context.Context, in *sandboxInput) (api.PolicyReload, error) {
@@ -78,7 +78,7 @@ func (s *Server) reloadSandboxPolicy(ctx context.Context, in *sandboxInput) (api
 
 func (s *Server) reloadPolicies(ctx context.Context, _ *struct{}) ([]api.PolicyReload, error) {
 	list, err := s.cfg.Services.Sandboxes.ReloadNetworks(ctx, nil)
-	return all(list, toReload), err
+	return mapSlice(list, toReload), err
 }
 
 func toReload(r sandbox.Reloaded) api.PolicyReload {
@@ -106,7 +106,7 @@ func (s *Server) toPolicy(n agentlab.Network) api.Policy {
 }
 
 func toRules(list []agentlab.NetworkRule) []api.PolicyRule {
-	return all(list, func(r agentlab.NetworkRule) api.PolicyRule { return api.PolicyRule(r) })
+	return mapSlice(list, func(r agentlab.NetworkRule) api.PolicyRule { return api.PolicyRule(r) })
 }
 
 func (s *Server) checkPolicy(n agentlab.Network, target string) (api.PolicyCheck, error) {

@@ -132,7 +132,7 @@ func invalid(err error) *agentlab.Error {
 		e.Message = "it is required"
 	}
 	if d.Message == validation.MsgUnexpectedProperty {
-		e.Message = "there is no such field"
+		e.Message = "unknown field"
 		e = e.WithHint("see docs/api.md for the fields of this call")
 	}
 	if field == "" {
@@ -178,7 +178,7 @@ func bodyError(err error) error {
 		return err
 	}
 	if nerr, ok := errors.AsType[net.Error](err); ok && nerr.Timeout() {
-		return agentlab.Errorf(agentlab.CodeTimeout, "the body did not come")
+		return agentlab.Errorf(agentlab.CodeTimeout, "the body was not received in time")
 	}
 	return err
 }

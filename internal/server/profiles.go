@@ -12,7 +12,7 @@ const maxProfileBytes = 256 << 10
 
 func (s *Server) listProfiles(_ context.Context, _ *struct{}) ([]api.Profile, error) {
 	list, err := s.cfg.Services.Profiles.List()
-	return all(list, func(e profile.Entry) api.Profile {
+	return mapSlice(list, func(e profile.Entry) api.Profile {
 		e.YAML = ""
 		return toProfile(e)
 	}), err

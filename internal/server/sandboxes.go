@@ -50,7 +50,7 @@ func (s *Server) listSandboxes(ctx context.Context, in *listSandboxesInput) (api
 		}
 	}
 	list, err := s.cfg.Services.Sandboxes.List(ctx, agentlab.SandboxFilter{
-		States: only(agentlab.SandboxState(in.State)), Destroyed: in.Destroyed, Limit: in.Limit + 1, AfterVMID: after,
+		States: optionalFilter(agentlab.SandboxState(in.State)), Destroyed: in.Destroyed, Limit: in.Limit + 1, AfterVMID: after,
 	})
 	if err != nil {
 		return api.List[api.Sandbox]{}, err
@@ -63,8 +63,8 @@ func (s *Server) getSandbox(ctx context.Context, in *sandboxInput) (api.Sandbox,
 	return toSandbox(sb), err
 }
 
-// change finds a sandbox by its name or VMID and calls do with it.
-func (s *Server) change(ctx context.Context, nameOrVMID string, do func(vmid int) (agentlab.Sandbox, error)) (api.Sandbox, error) {
+// updateSandbox finds a sandbox by its name or VMID and calls do with it.
+func (s *Server) updateSandbox(ctx context.Context, nameOrVMID string, do func(vmid int) (agentlab.Sandbox, error)) (api.Sandbox, error) {
 	sb, err := s.cfg.Services.Sandboxes.Get(ctx, nameOrVMID)
 	if err != nil {
 		return api.Sandbox{}, err
@@ -74,19 +74,19 @@ func (s *Server) change(ctx context.Context, nameOrVMID string, do func(vmid int
 }
 
 func (s *Server) startSandbox(ctx context.Context, in *sandboxInput) (api.Sandbox, error) {
-	return s.change(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
+	return s.updateSandbox(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
 		return s.cfg.Services.Sandboxes.Start(ctx, vmid)
 	})
 }
 
 func (s *Server) suspendSandbox(ctx context.Context, in *sandboxInput) (api.Sandbox, error) {
-	return s.change(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
+	return s.updateSandbox(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
 		return s.cfg.Services.Sandboxes.Suspend(ctx, vmid)
 	})
 }
 
 func (s *Server) resumeSandbox(ctx context.Context, in *sandboxInput) (api.Sandbox, error) {
-	return s.change(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
+	return s.updateSandbox(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
 		return s.cfg.Services.Sandboxes.Resume(ctx, vmid)
 	})
 }
@@ -101,13 +101,13 @@ func (s *Server) stopSandbox(ctx context.Context, in *stopSandboxInput) (api.San
 	if in.Body != nil && in.Body.GraceSeconds != nil {
 		grace = time.Duration(*in.Body.GraceSeconds) * time.Second
 	}
-	return s.change(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
+	return s.updateSandbox(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
 		return s.cfg.Services.Sandboxes.Stop(ctx, vmid, grace)
 	})
 }
 
 func (s *Server) destroySandbox(ctx context.Context, in *sandboxInput) (api.Sandbox, error) {
-	return s.change(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
+	return s.updateSandbox(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
 		return s.cfg.Services.Sandboxes.Destroy(ctx, vmid)
 	})
 }
@@ -118,7 +118,7 @@ type renewLeaseInput struct {
 }
 
 func (s *Server) renewLease(ctx context.Context, in *renewLeaseInput) (api.Sandbox, error) {
-	return s.change(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
+	return s.updateSandbox(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
 		return s.cfg.Services.Sandboxes.RenewLease(ctx, vmid, minutes(in.Body.TTLMinutes))
 	})
 }
@@ -135,7 +135,7 @@ func (s *Server) console(ctx context.Context, in *consoleInput) (*huma.StreamRes
 	}
 	return s.stream(ctx, func(ctx context.Context) (io.ReadCloser, map[string]string, error) {
 		r, err := s.cfg.Services.Sandboxes.ConsoleLog(ctx, sb.VMID, in.Follow)
-		return r, plain, err
+		return r, textHeader, err
 	})
 }
 
@@ -146,7 +146,7 @@ type execInput struct {
 }
 
 func (s *Server) exec(ctx context.Context, in *execInput) (*huma.StreamResponse, error) {
-	if err := wantUpgrade(in.Upgrade, guestapi.StreamProtocol); err != nil {
+	if err := requireUpgrade(in.Upgrade, guestapi.StreamProtocol); err != nil {
 		return nil, err
 	}
 	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
@@ -167,7 +167,7 @@ type attachInput struct {
 }
 
 func (s *Server) attach(ctx context.Context, in *attachInput) (*huma.StreamResponse, error) {
-	if err := wantUpgrade(in.Upgrade, guestapi.StreamProtocol); err != nil {
+	if err := requireUpgrade(in.Upgrade, guestapi.StreamProtocol); err != nil {
 		return nil, err
 	}
 	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
@@ -188,7 +188,7 @@ type dialInput struct {
 }
 
 func (s *Server) dial(ctx context.Context, in *dialInput) (*huma.StreamResponse, error) {
-	if err := wantUpgrade(in.Upgrade, api.TCPProtocol); err != nil {
+	if err := requireUpgrade(in.Upgrade, api.TCPProtocol); err != nil {
 		return nil, err
 	}
 	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)

@@ -13,8 +13,8 @@ import (
 
 // errScope is the error for a token that is restricted to sandboxes. It is the
 // same for another sandbox, for one that does not exist, and for none.
-var errScope = agentlab.Errorf(agentlab.CodeDenied, "the token is bound to certain sandboxes, and this call is not about one of them").
-	WithHint("name a sandbox or job that the token is for, or use another token")
+var errScope = agentlab.Errorf(agentlab.CodeDenied, "the token is restricted to certain sandboxes, and this call is not for one of them").
+	WithHint("use a sandbox or job that the token is valid for, or use another token")
 
 // inScope rejects a call that is not about a sandbox that the token covers.
 //
@@ -26,35 +26,35 @@ func (s *Server) inScope(hc huma.Context, t target, token *agentlab.APIToken) er
 	ctx := hc.Context()
 	switch t {
 	case onSandbox:
-		vmid, err := s.covered(ctx, token, hc.Param("sandbox"))
+		vmid, err := s.checkScope(ctx, token, hc.Param("sandbox"))
 		if err != nil {
 			return err
 		}
 		req.SetPathValue("sandbox", vmid)
 		return nil
 	case onJob:
-		id, err := s.coveredJob(ctx, token, hc.Param("job"))
+		id, err := s.checkJobScope(ctx, token, hc.Param("job"))
 		if err != nil {
 			return err
 		}
 		req.SetPathValue("job", id)
 		return nil
 	case byQuery:
-		return s.coveredQuery(req, token)
+		return s.checkQueryScope(req, token)
 	}
 	return errScope
 }
 
-// coveredQuery requires that the query names a sandbox or a job, or both, and
+// checkQueryScope requires that the query names a sandbox or a job, or both, and
 // that the token covers them.
-func (s *Server) coveredQuery(req *http.Request, token *agentlab.APIToken) error {
+func (s *Server) checkQueryScope(req *http.Request, token *agentlab.APIToken) error {
 	q := req.URL.Query()
 	named := false
 	if v, ok := q["sandbox"]; ok {
 		if len(v) != 1 {
 			return errScope
 		}
-		vmid, err := s.covered(req.Context(), token, v[0])
+		vmid, err := s.checkScope(req.Context(), token, v[0])
 		if err != nil {
 			return err
 		}
@@ -65,7 +65,7 @@ func (s *Server) coveredQuery(req *http.Request, token *agentlab.APIToken) error
 		if len(v) != 1 {
 			return errScope
 		}
-		id, err := s.coveredJob(req.Context(), token, v[0])
+		id, err := s.checkJobScope(req.Context(), token, v[0])
 		if err != nil {
 			return err
 		}
@@ -79,9 +79,9 @@ func (s *Server) coveredQuery(req *http.Request, token *agentlab.APIToken) error
 	return nil
 }
 
-// covered returns the VMID of the sandbox of that name or VMID, if the token
+// checkScope returns the VMID of the sandbox of that name or VMID, if the token
 // covers it.
-func (s *Server) covered(ctx context.Context, token *agentlab.APIToken, nameOrVMID string) (string, error) {
+func (s *Server) checkScope(ctx context.Context, token *agentlab.APIToken, nameOrVMID string) (string, error) {
 	sb, err := s.cfg.Services.Sandboxes.Get(ctx, nameOrVMID)
 	switch code := agentlab.CodeOf(err); {
 	case code == agentlab.CodeNotFound || code == agentlab.CodeInvalid:
@@ -94,8 +94,8 @@ func (s *Server) covered(ctx context.Context, token *agentlab.APIToken, nameOrVM
 	return strconv.Itoa(sb.VMID), nil
 }
 
-// wholeJobID replaces a prefix of a job's ID in the request by the ID.
-func (s *Server) wholeJobID(hc huma.Context, r route) error {
+// expandJobID replaces a prefix of a job's ID in the request by the ID.
+func (s *Server) expandJobID(hc huma.Context, r route) error {
 	id := hc.Param("job")
 	if r.target != onJob || agentlab.ValidateJobID(id) == nil {
 		return nil
@@ -108,10 +108,10 @@ func (s *Server) wholeJobID(hc huma.Context, r route) error {
 	return err
 }
 
-// coveredJob returns the ID of a job, and an error unless the job belongs to a
+// checkJobScope returns the ID of a job, and an error unless the job belongs to a
 // sandbox that the token covers. The row of the sandbox must name the job too:
 // another sandbox may have had its number when the job ran.
-func (s *Server) coveredJob(ctx context.Context, token *agentlab.APIToken, id string) (string, error) {
+func (s *Server) checkJobScope(ctx context.Context, token *agentlab.APIToken, id string) (string, error) {
 	j, err := s.cfg.Services.Jobs.Get(ctx, id)
 	switch code := agentlab.CodeOf(err); {
 	case code == agentlab.CodeNotFound || code == agentlab.CodeInvalid:

@@ -56,12 +56,12 @@ func (s *Server) rotateSecrets(ctx context.Context, in *struct{ Body api.SecretR
 
 func (s *Server) validateSecrets(ctx context.Context, in *struct{ Body api.SecretValidate }) (api.SecretCheck, error) {
 	checked, found, err := s.cfg.Services.Secrets.Validate(ctx, in.Body.Bundle, in.Body.Resolve)
-	return api.SecretCheck{Checked: nonNil(checked), Findings: all(found, func(f secret.Finding) api.SecretFinding { return api.SecretFinding(f) })}, err
+	return api.SecretCheck{Checked: nonNil(checked), Findings: mapSlice(found, func(f secret.Finding) api.SecretFinding { return api.SecretFinding(f) })}, err
 }
 
 func (s *Server) listBundles(ctx context.Context, _ *struct{}) ([]api.SecretBundle, error) {
 	list, err := s.cfg.Services.Secrets.Bundles(ctx)
-	return all(list, func(b secret.Info) api.SecretBundle {
+	return mapSlice(list, func(b secret.Info) api.SecretBundle {
 		b.Keys = nonNil(b.Keys)
 		return api.SecretBundle(b)
 	}), err
@@ -80,7 +80,7 @@ func (s *Server) showSecrets(ctx context.Context, in *showSecretsInput) ([]api.S
 	if in.Body.Reveal && err == nil {
 		s.log.Info("the values of a secrets bundle were shown", "bundle", in.Bundle)
 	}
-	return all(list, func(e secret.Entry) api.SecretEntry { return api.SecretEntry(e) }), err
+	return mapSlice(list, func(e secret.Entry) api.SecretEntry { return api.SecretEntry(e) }), err
 }
 
 func (s *Server) secretsText(ctx context.Context, in *bundleInput) (api.SecretText, error) {

@@ -60,7 +60,7 @@ type Server struct {
 	undrain context.CancelFunc
 	streams sync.WaitGroup // connections that were hijacked from net/http
 
-	refusedHere, refusedAfar *slog.Logger
+	localRejections, remoteRejections *slog.Logger
 }
 
 // New returns a Server. It fails if the route table has an error.
@@ -77,8 +77,8 @@ func New(cfg Config) (*Server, error) {
 	if cfg.HeaderTimeout == 0 {
 		cfg.HeaderTimeout = 10 * time.Second
 	}
-	refused := func() *slog.Logger { return bounded.Lines(cfg.Logger, refusalBurst, refusalEvery, time.Now) }
-	s := &Server{cfg: cfg, log: cfg.Logger, refusedHere: refused(), refusedAfar: refused(), mux: http.NewServeMux(), listed: map[string]bool{}}
+	refused := func() *slog.Logger { return bounded.Lines(cfg.Logger, rejectionBurst, rejectionInterval, time.Now) }
+	s := &Server{cfg: cfg, log: cfg.Logger, localRejections: refused(), remoteRejections: refused(), mux: http.NewServeMux(), listed: map[string]bool{}}
 	adaptHuma()
 	s.drain, s.undrain = context.WithCancel(context.Background())
 	s.api = humago.New(s.mux, apiConfig(cfg.Version))
@@ -124,9 +124,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// turnAway answers an unauthenticated caller and does not wait for the rest of
+// rejectUnauthenticated answers an unauthenticated caller and does not wait for the rest of
 // the request.
-func (s *Server) turnAway(w http.ResponseWriter, r *http.Request, err error) {
+func (s *Server) rejectUnauthenticated(w http.ResponseWriter, r *http.Request, err error) {
 	if !callerOf(r.Context()).local {
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
 		w.Header().Set("Connection", "close")
@@ -140,7 +140,7 @@ func (s *Server) turnAway(w http.ResponseWriter, r *http.Request, err error) {
 func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
-		w, done := steady(w, r)
+		w, done := limitStalls(w, r)
 		defer done()
 		defer s.recover(w, r)
 		ctx, leave, err := s.authenticate(r)
@@ -148,8 +148,8 @@ func (s *Server) Handler() http.Handler {
 			defer leave()
 		}
 		if err != nil { // a caller without access learns nothing about routes
-			s.logRefusal(r, err)
-			s.turnAway(w, r, err)
+			s.logRejection(r, err)
+			s.rejectUnauthenticated(w, r, err)
 			return
 		}
 		r = r.WithContext(ctx)
@@ -159,7 +159,7 @@ func (s *Server) Handler() http.Handler {
 			return
 		}
 		if !s.listed[pattern] { // it has no access column, so no caller has access
-			s.log.Error("refused: a route that is not in the table", "method", r.Method, "path", r.URL.Path)
+			s.log.Error("rejected: a route that is not in the table", "method", r.Method, "path", r.URL.Path)
 			writeProblem(w, agentlab.Errorf(agentlab.CodeDenied, "no caller has access to %s", r.URL.Path))
 			return
 		}

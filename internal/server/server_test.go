@@ -77,7 +77,7 @@ func TestRouteTable(t *testing.T) {
 			t.Errorf("%s is there twice", r.id)
 		}
 		ids[r.id] = true
-		if r.method == get && r.access != AccessRead && r.reach != localOnly {
+		if r.method == get && r.access != AccessRead && r.origin != localOnly {
 			t.Errorf("%s: GET wants %s", r.id, r.access)
 		}
 		if r.method != get && r.access == AccessRead && r.id != "validate-profile" {

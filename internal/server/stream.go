@@ -81,9 +81,9 @@ func copyOut(w http.ResponseWriter, r io.Reader) error {
 	}
 }
 
-// plain is the header of logs. A guest wrote them, so a browser must not guess
+// textHeader is the header of logs. A guest wrote them, so a browser must not guess
 // their type.
-var plain = map[string]string{"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
+var textHeader = map[string]string{"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
 
 // sse writes server-sent events.
 type sse struct {
@@ -118,11 +118,11 @@ func (s *sse) send(event, id string, data any) error {
 	return s.rc.Flush()
 }
 
-// wantUpgrade rejects a request without an upgrade to the protocol, before
+// requireUpgrade rejects a request without an upgrade to the protocol, before
 // anything is started for it.
-func wantUpgrade(got, protocol string) error {
+func requireUpgrade(got, protocol string) error {
 	if !strings.EqualFold(got, protocol) {
-		return agentlab.Errorf(agentlab.CodeInvalid, "this call turns the connection into a stream").
+		return agentlab.Errorf(agentlab.CodeInvalid, "this call requires a connection upgrade").
 			WithField("Upgrade").WithHint("send the headers Connection: Upgrade and Upgrade: %s", protocol)
 	}
 	return nil
@@ -144,7 +144,7 @@ func (s *Server) upgrade(far net.Conn, protocol string) *huma.StreamResponse {
 		defer func() { _, _ = near.Close(), far.Close() }()
 		stop := context.AfterFunc(s.drain, func() { _, _ = near.Close(), far.Close() })
 		defer stop()
-		if good := callerOf(hc.Context()).good; good != nil { // a stream ends with its token
+		if good := callerOf(hc.Context()).tokenCtx; good != nil { // a stream ends with its token
 			uncut := context.AfterFunc(good, func() { _, _ = near.Close(), far.Close() })
 			defer uncut()
 		}

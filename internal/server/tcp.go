@@ -37,7 +37,7 @@ type TCP struct {
 func (s *Server) ServeTCP(l net.Listener, c TCP) error {
 	addr, ok := l.Addr().(*net.TCPAddr)
 	if c.TLS == nil && (!ok || !addr.IP.IsLoopback()) {
-		return errors.Join(agentlab.Errorf(agentlab.CodeDenied, "without TLS the API is not served on %s", l.Addr()).
+		return errors.Join(agentlab.Errorf(agentlab.CodeDenied, "the API is not served on %s without TLS", l.Addr()).
 			WithHint("set api.tls_cert and api.tls_key, or listen on 127.0.0.1"), l.Close())
 	}
 	s.ours.Store(&c.Ours)
@@ -58,7 +58,7 @@ func (s *Server) tcpServer() *http.Server {
 	var only1 http.Protocols
 	only1.SetHTTP1(true)
 	return &http.Server{
-		Handler:           s.fromAfar(s.Handler()),
+		Handler:           s.rejectCrossSite(s.Handler()),
 		ConnContext:       s.remoteContext,
 		ReadHeaderTimeout: s.cfg.HeaderTimeout, // includes the TLS handshake
 		IdleTimeout:       idleTimeout,
@@ -71,32 +71,32 @@ func (s *Server) tcpServer() *http.Server {
 // remoteContext stores the remote address of a connection, for all its calls.
 // The address alone gives no access.
 func (s *Server) remoteContext(ctx context.Context, c net.Conn) context.Context {
-	who := caller{where: c.RemoteAddr().String()}
+	who := caller{source: c.RemoteAddr().String()}
 	if a, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil {
 		who.from = a.Addr().Unmap()
-		who.where = who.from.String()
+		who.source = who.from.String()
 	} else {
 		who.err = err
 	}
 	return context.WithValue(ctx, callerKey{}, who)
 }
 
-// fromAfar rejects requests that a web page could make a browser send: those
+// rejectCrossSite rejects requests that a web page could make a browser send: those
 // with a foreign Host name (DNS rebinding) and those from another site. They
 // are rejected before any token is checked.
-func (s *Server) fromAfar(next http.Handler) http.Handler {
+func (s *Server) rejectCrossSite(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var err error
 		switch {
 		case fromOtherSite(r):
-			err = agentlab.Errorf(agentlab.CodeDenied, "calls of web pages of other sites are refused")
-		case !s.ourName(r.Host):
-			err = agentlab.Errorf(agentlab.CodeDenied, "the header Host names another machine").
+			err = agentlab.Errorf(agentlab.CodeDenied, "calls from web pages of other sites are rejected")
+		case !s.isOurHost(r.Host):
+			err = agentlab.Errorf(agentlab.CodeDenied, "the header Host is not a name of this daemon").
 				WithField("Host").WithHint("use an address, localhost, or a name that is in the daemon's certificate")
 		}
 		if err != nil {
-			s.logRefusal(r, err)
-			s.turnAway(w, r, err)
+			s.logRejection(r, err)
+			s.rejectUnauthenticated(w, r, err)
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -120,9 +120,9 @@ func fromOtherSite(r *http.Request) bool {
 	return false
 }
 
-// ourName reports whether the header Host means this daemon. DNS rebinding is
+// isOurHost reports whether the header Host means this daemon. DNS rebinding is
 // not possible with an address.
-func (s *Server) ourName(hostport string) bool {
+func (s *Server) isOurHost(hostport string) bool {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {
 		host = h

@@ -18,7 +18,7 @@ func (s *Server) createToken(ctx context.Context, in *createTokenInput) (api.Tok
 	b := in.Body
 	r := auth.Request{Name: b.Name, Role: agentlab.Role(b.Role), Verbs: b.Verbs, TTL: time.Duration(b.TTLMinutes) * time.Minute}
 	for _, verb := range b.Verbs {
-		if err := s.usefulVerb(verb, r.Role, len(b.Sandboxes) > 0); err != nil {
+		if err := s.checkVerb(verb, r.Role, len(b.Sandboxes) > 0); err != nil {
 			return api.TokenCreated{}, err
 		}
 	}
@@ -33,24 +33,24 @@ func (s *Server) createToken(ctx context.Context, in *createTokenInput) (api.Tok
 	return api.TokenCreated{Token: toToken(t), Secret: secret}, err
 }
 
-// usefulVerb rejects a verb that has no effect for a token of that role: an
+// checkVerb rejects a verb that has no effect for a token of that role: an
 // unknown verb, one that needs more access, or one whose calls the token
 // cannot make.
-func (s *Server) usefulVerb(verb string, role agentlab.Role, bound bool) error {
-	useful := s.usefulVerbs(role, bound)
+func (s *Server) checkVerb(verb string, role agentlab.Role, bound bool) error {
+	useful := s.effectiveVerbs(role, bound)
 	if slices.Contains(useful, verb) {
 		return nil
 	}
 	e := agentlab.Errorf(agentlab.CodeInvalid, "%q is not a verb", verb)
 	if knownVerb(verb) {
-		e = agentlab.Errorf(agentlab.CodeInvalid, "a token with role %s can do nothing with %s", role, verb)
+		e = agentlab.Errorf(agentlab.CodeInvalid, "%s has no effect for a token with role %s", verb, role)
 		if bound {
-			e = agentlab.Errorf(agentlab.CodeInvalid, "a token with role %s that is bound to sandboxes can do nothing with %s", role, verb)
+			e = agentlab.Errorf(agentlab.CodeInvalid, "%s has no effect for a token with role %s that is restricted to sandboxes", verb, role)
 		}
 	}
 	could := []string{fmt.Sprintf("role %s could have %s", role, strings.Join(useful, ", "))}
 	for _, more := range agentlab.Roles[AccessOf(role):] {
-		all := s.usefulVerbs(more, bound)
+		all := s.effectiveVerbs(more, bound)
 		adds := slices.DeleteFunc(slices.Clone(all), func(v string) bool { return slices.Contains(useful, v) })
 		if len(adds) > 0 {
 			could = append(could, fmt.Sprintf("role %s also %s", more, strings.Join(adds, ", ")))
@@ -60,12 +60,12 @@ func (s *Server) usefulVerb(verb string, role agentlab.Role, bound bool) error {
 	return e.WithField("verbs").WithHint("%s (the role is read unless --role says otherwise)", strings.Join(could, "; "))
 }
 
-// usefulVerbs returns the verbs that have an effect for a token of that role,
+// effectiveVerbs returns the verbs that have an effect for a token of that role,
 // sorted.
-func (s *Server) usefulVerbs(role agentlab.Role, bound bool) []string {
+func (s *Server) effectiveVerbs(role agentlab.Role, bound bool) []string {
 	var useful []string
 	for _, r := range s.table {
-		if r.reach == anywhere && r.access <= AccessOf(role) && (!bound || r.target != noTarget) {
+		if r.origin == anyOrigin && r.access <= AccessOf(role) && (!bound || r.target != noTarget) {
 			useful = append(useful, r.verb)
 		}
 	}
@@ -75,7 +75,7 @@ func (s *Server) usefulVerbs(role agentlab.Role, bound bool) []string {
 
 func (s *Server) listTokens(ctx context.Context, _ *struct{}) ([]api.Token, error) {
 	list, err := s.cfg.Services.Tokens.List(ctx)
-	return all(list, toToken), err
+	return mapSlice(list, toToken), err
 }
 
 type tokenInput struct {
@@ -90,7 +90,7 @@ func (s *Server) revokeToken(ctx context.Context, in *tokenInput) (api.Token, er
 func toToken(t agentlab.APIToken) api.Token {
 	out := api.Token{
 		ID: t.ID, Name: t.Name, Role: string(t.Role), Verbs: append([]string{}, t.Verbs...),
-		Sandboxes: all(t.Sandboxes, func(s agentlab.TokenSandbox) api.TokenSandbox {
+		Sandboxes: mapSlice(t.Sandboxes, func(s agentlab.TokenSandbox) api.TokenSandbox {
 			return api.TokenSandbox{VMID: s.VMID, Name: s.Name}
 		}),
 		CreatedAt: t.CreatedAt, ExpiresAt: t.ExpiresAt,

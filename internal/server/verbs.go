@@ -66,22 +66,22 @@ func (t target) String() string {
 	return "missing"
 }
 
-// reach is where a route may be used from. The zero value is not valid in the
+// origin is where a route may be used from. The zero value is not valid in the
 // route table.
-type reach int
+type origin int
 
 const (
-	// anywhere: on the unix socket and, with a token, over TCP.
-	anywhere reach = iota + 1
+	// anyOrigin: on the unix socket and, with a token, over TCP.
+	anyOrigin origin = iota + 1
 	// localOnly: only on the unix socket and without a token, where the
 	// kernel identifies the caller. It is for calls that return or receive
 	// secrets, for the management of tokens, and for stopping the daemon.
 	localOnly
 )
 
-func (r reach) String() string {
+func (r origin) String() string {
 	switch r {
-	case anywhere:
+	case anyOrigin:
 		return "anywhere"
 	case localOnly:
 		return "local"

@@ -14,34 +14,34 @@ const (
 	drainTimeout = 5 * time.Second
 )
 
-// steady limits how long a call may stall in either direction. done must be
+// limitStalls limits how long a call may stall in either direction. done must be
 // called after the call: net/http would wait for the rest of the body without
 // a time limit.
-func steady(w http.ResponseWriter, r *http.Request) (_ http.ResponseWriter, done func()) {
+func limitStalls(w http.ResponseWriter, r *http.Request) (_ http.ResponseWriter, done func()) {
 	rc := http.NewResponseController(w)
 	// The deadline of the previous answer on the same connection may have
 	// passed, and a "100 Continue" is a write too.
 	_ = rc.SetWriteDeadline(time.Time{})
-	b := &body{ReadCloser: r.Body, rc: rc, whole: r.ContentLength == 0}
+	b := &body{ReadCloser: r.Body, rc: rc, complete: r.ContentLength == 0}
 	r.Body = b
-	return &steadyWriter{ResponseWriter: w, rc: rc, body: b}, func() {
-		if !b.whole {
+	return &stallWriter{ResponseWriter: w, rc: rc, body: b}, func() {
+		if !b.complete {
 			_ = rc.SetReadDeadline(time.Now())
 		}
 	}
 }
 
-// steadyWriter limits how long the reader of an answer may read nothing. A
+// stallWriter limits how long the reader of an answer may read nothing. A
 // connection that becomes a stream has no such limit, because users pause
 // terminals.
-type steadyWriter struct {
+type stallWriter struct {
 	http.ResponseWriter
 	rc   *http.ResponseController
 	body *body
 	sent bool
 }
 
-func (s *steadyWriter) WriteHeader(status int) {
+func (s *stallWriter) WriteHeader(status int) {
 	if !s.sent {
 		s.sent = true
 		if h := s.Header(); h.Get("Connection") == "" && !s.body.drain() {
@@ -52,7 +52,7 @@ func (s *steadyWriter) WriteHeader(status int) {
 	s.ResponseWriter.WriteHeader(status)
 }
 
-func (s *steadyWriter) Write(p []byte) (int, error) {
+func (s *stallWriter) Write(p []byte) (int, error) {
 	if !s.sent {
 		s.WriteHeader(http.StatusOK)
 	}
@@ -61,15 +61,15 @@ func (s *steadyWriter) Write(p []byte) (int, error) {
 }
 
 // Unwrap returns the underlying writer for http.ResponseController.
-func (s *steadyWriter) Unwrap() http.ResponseWriter { return s.ResponseWriter }
+func (s *stallWriter) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
 // body limits how long a request's body may stall. It resets its deadline,
 // which would otherwise interrupt a long answer.
 type body struct {
 	io.ReadCloser
-	rc    *http.ResponseController
-	whole bool  // it was read completely
-	err   error // the error that ended reading
+	rc       *http.ResponseController
+	complete bool  // it was read completely
+	err      error // the error that ended reading
 }
 
 func (b *body) Read(p []byte) (int, error) {
@@ -84,7 +84,7 @@ func (b *body) read(p []byte) (int, error) {
 	}
 	b.err = err
 	if errors.Is(err, io.EOF) {
-		b.whole = true
+		b.complete = true
 		_ = b.rc.SetReadDeadline(time.Time{})
 	}
 	return n, err
@@ -93,12 +93,12 @@ func (b *body) read(p []byte) (int, error) {
 // drain reads the rest of a body, within limits of size and time, and reports
 // whether it reached the end.
 func (b *body) drain() bool {
-	if b.whole || b.err != nil {
-		return b.whole
+	if b.complete || b.err != nil {
+		return b.complete
 	}
 	_ = b.rc.SetReadDeadline(time.Now().Add(drainTimeout))
 	_, _ = io.CopyN(io.Discard, readerFunc(b.read), drainBytes+1)
-	return b.whole
+	return b.complete
 }
 
 type readerFunc func([]byte) (int, error)
@@ -107,7 +107,7 @@ func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 // Close does not wait for the rest, unlike Close of the underlying body.
 func (b *body) Close() error {
-	if !b.whole {
+	if !b.complete {
 		_ = b.rc.SetReadDeadline(time.Now())
 	}
 	return b.ReadCloser.Close()

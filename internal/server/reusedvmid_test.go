@@ -27,7 +27,7 @@ func (s youngSandboxes) Get(ctx context.Context, name string) (agentlab.Sandbox,
 // A number comes free when its sandbox has been gone for long. What is on
 // record of that one is not about the sandbox that has the number now, and
 // nothing for a token that is bound to it.
-func TestNumberOfAnEarlierSandbox(t *testing.T) {
+func TestReusedVMID(t *testing.T) {
 	now := time.Now()
 	l := startAccess(t, func(c *Config) {
 		c.Services.Sandboxes = youngSandboxes{c.Services.Sandboxes.(knownSandboxes), now}

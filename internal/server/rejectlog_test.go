@@ -11,7 +11,7 @@ import (
 
 // Who may do nothing may not push the lines of others out of the daemon's log
 // either, whose size is bounded.
-func TestRefusalsDoNotFloodTheLog(t *testing.T) {
+func TestRejectionsDoNotFloodTheLog(t *testing.T) {
 	h := start(t, nil)
 	addr := h.serveTCP(t, TCP{})
 	hc := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
