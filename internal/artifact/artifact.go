@@ -138,7 +138,7 @@ func New(cfg Config) (*Service, error) {
 		}
 	}
 	if err := s.files.Mkdir(tmpDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, errors.Join(fault(err, "make the directory for uploads"), s.Close())
+		return nil, errors.Join(fault(err, "create the directory for uploads"), s.Close())
 	}
 	return s, nil
 }

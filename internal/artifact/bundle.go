@@ -26,7 +26,7 @@ func bundleFile(id string) string { return id + ".bundle" }
 
 func notBundle(why string) error {
 	return agentlab.Errorf(agentlab.CodeInvalid, "not a usable git bundle: %s", why).WithField("bundle").
-		WithHint("make one with: git bundle create FILE HEAD --all")
+		WithHint("create one with: git bundle create FILE HEAD --all")
 }
 
 // PutBundle stores a git bundle of a whole repository until a job claims it.
@@ -46,7 +46,7 @@ func (s *Service) PutBundle(ctx context.Context, r io.Reader) (Bundle, error) {
 		return Bundle{}, src.err
 	}
 	if err == nil && !checked.done {
-		err = notBundle("it ends in its header")
+		err = notBundle("its header is incomplete")
 	}
 	if err != nil {
 		return Bundle{}, fault(err, "store a bundle")
@@ -65,8 +65,8 @@ func (s *Service) ClaimBundle(_ context.Context, bundleID, jobID string) error {
 	if err := agentlab.ValidateJobID(jobID); err != nil {
 		return err
 	}
-	gone := agentlab.Errorf(agentlab.CodeNotFound, "there is no bundle %.60q", bundleID).WithField("bundle_id").
-		WithHint("a bundle is kept for %s and serves one job; upload it again", s.limits.BundleAge)
+	gone := agentlab.Errorf(agentlab.CodeNotFound, "no bundle %.60q", bundleID).WithField("bundle_id").
+		WithHint("a bundle is stored for %s and can be used by one job; upload it again", s.limits.BundleAge)
 	if !bundleIDRE.MatchString(bundleID) {
 		return gone
 	}
@@ -88,7 +88,7 @@ func (s *Service) DeleteBundle(bundleID string) error {
 		err = s.bundles.Remove(bundleFile(bundleID))
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return agentlab.Errorf(agentlab.CodeNotFound, "there is no bundle %.60q, or a job has it", bundleID).WithField("bundle")
+		return agentlab.Errorf(agentlab.CodeNotFound, "no bundle %.60q, or a job uses it", bundleID).WithField("bundle")
 	}
 	return fault(err, "delete a bundle")
 }
@@ -183,7 +183,7 @@ func (h *headerCheck) next() error {
 		return notBundle("its header is too long")
 	}
 	if err == io.EOF {
-		return notBundle("it ends in its header")
+		return notBundle("its header is incomplete")
 	}
 	if err != nil {
 		return err
@@ -195,7 +195,7 @@ func (h *headerCheck) next() error {
 	switch {
 	case h.lines == 1:
 		if line != "# v2 git bundle" && line != "# v3 git bundle" {
-			return notBundle("it does not begin like one")
+			return notBundle("it has no bundle header")
 		}
 	case line == "":
 		h.done = true
@@ -206,10 +206,10 @@ func (h *headerCheck) next() error {
 			return notBundle("it holds no branch")
 		}
 	case line[0] == '-':
-		return notBundle("it needs commits that it does not hold")
+		return notBundle("it requires commits that it does not contain")
 	case line[0] == '@':
 		if strings.HasPrefix(line, "@filter") {
-			return notBundle("it is of a partial clone")
+			return notBundle("it was created from a partial clone")
 		}
 	case bundleRefRE.MatchString(line):
 		h.refs++

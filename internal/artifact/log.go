@@ -23,7 +23,7 @@ type logTopic struct {
 
 func logFile(jobID string) string { return jobID + ".log" }
 
-const logFullNote = "\n[agentlab: the log quota is reached; the rest is not kept]\n"
+const logFullNote = "\n[agentlab: the log quota is reached; the rest is not stored]\n"
 
 func (s *Service) topic(jobID string) *logTopic {
 	s.mu.Lock()

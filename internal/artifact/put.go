@@ -105,7 +105,7 @@ func (s *Service) countPut(jobID string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if most := putsPerFile * s.limits.JobFiles; s.puts[jobID] >= most {
-		return agentlab.Errorf(agentlab.CodeLimit, "the job has made %d uploads already", most)
+		return agentlab.Errorf(agentlab.CodeLimit, "the job has already made %d uploads", most)
 	}
 	s.puts[jobID]++
 	return nil
@@ -115,7 +115,7 @@ func (s *Service) checkCount(u *usage, p string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := u.files[p]; !ok && len(u.files) >= s.limits.JobFiles {
-		return agentlab.Errorf(agentlab.CodeLimit, "the job has %d artifacts already", len(u.files))
+		return agentlab.Errorf(agentlab.CodeLimit, "the job already has %d artifacts", len(u.files))
 	}
 	return nil
 }
@@ -213,7 +213,7 @@ func (s *Service) place(t *temp, a agentlab.Artifact) error {
 	full := a.JobID + "/" + p
 	dir := path.Dir(full)
 	if err := s.files.MkdirAll(dir, 0o700); err != nil {
-		return fault(err, "make the directory of %s", p)
+		return fault(err, "create the directory of %s", p)
 	}
 	if err := s.files.Chtimes(t.name, a.CreatedAt, a.CreatedAt); err != nil {
 		return fault(err, "store %s", p)

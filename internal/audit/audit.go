@@ -338,7 +338,7 @@ func (s *Service) recordResult(ctx context.Context, src *source, full bool, err 
 		}
 		src.pause = s.lim.Idle
 		if src.failures++; src.failures == 1 || src.failures%100 == 0 {
-			s.log.Warn("what a sandbox does on the network is not recorded at the moment", "vmid", src.sb.VMID, "attempt", src.failures, "err", err)
+			s.log.Warn("the network log of a sandbox is currently not recorded", "vmid", src.sb.VMID, "attempt", src.failures, "err", err)
 		}
 		return
 	case full:

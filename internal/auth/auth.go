@@ -175,7 +175,7 @@ func (s *Service) Authenticate(ctx context.Context, from netip.Addr, secret stri
 	timer := time.AfterFunc(t.ExpiresAt.Sub(now), func() { cut(errExpired) })
 	if now.Sub(t.LastUsedAt) >= touchEvery {
 		if err := s.cfg.Store.TouchAPIToken(ctx, t.ID, now); err != nil {
-			s.log.Warn("the last use of a token was not stored", "token", t.ID, "err", err)
+			s.log.Warn("cannot store the last use of a token", "token", t.ID, "err", err)
 		}
 	}
 	return t, ctx, func() {

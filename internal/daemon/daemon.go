@@ -140,8 +140,8 @@ func (d *Daemon) openAPI(a config.API) error {
 			rules.Groups[group] = server.AccessOf(role)
 		}
 	case len(a.Groups) > 0:
-		return agentlab.Errorf(agentlab.CodeInvalid, "only the machine-wide daemon serves groups; this one is yours alone").
-			WithField("api.groups").WithHint("remove it, or make a token for others: agentlab token create NAME")
+		return agentlab.Errorf(agentlab.CodeInvalid, "groups are supported only by a system-wide daemon (--system)").
+			WithField("api.groups").WithHint("remove the setting, or create a token for other users: agentlab token create NAME")
 	}
 	api, err := server.New(server.Config{
 		Services: d.services.forAPI(d),
@@ -237,7 +237,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		both.Wait()
 	}()
 	if err := notify(d.cfg.Getenv, "READY=1"); err != nil { // the socket already accepts calls
-		d.log.Warn("the service manager did not get the message that the daemon runs", "err", err)
+		d.log.Warn("cannot notify the service manager that the daemon is ready", "err", err)
 	}
 
 	var err error
@@ -245,7 +245,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	case <-ctx.Done():
 	case <-d.stopping:
 	case err = <-failed:
-		d.log.Error("a part of the daemon failed", "err", err)
+		d.log.Error("a component of the daemon failed", "err", err)
 	}
 	d.log.Info("the daemon ends")
 	d.Stop()

@@ -11,7 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/image"
 )
 
-const imageUsage = `agentlabd image prepares the disk of a template; create_template.sh calls it.
+const imageUsage = `agentlabd image prepares the disk of a template; used by create_template.sh.
 
 Usage:
   agentlabd image stage [OPTIONS] NAME [DIR]

@@ -28,7 +28,7 @@ const usage = `agentlabd is the daemon of AgentLab. 'agentlab' starts it when it
 Usage:
   agentlabd run [--home DIR | --system]   run the daemon in the foreground
   agentlabd network render|apply|remove|status|settings
-                                          keep the firewall of a bridge with
+                                          manage the firewall of a bridge for
                                           sandboxes, without a daemon
   agentlabd db list|restore|rebuild       repair the database while no daemon
                                           runs

@@ -30,7 +30,7 @@ func (d *Daemon) openTCP(ctx context.Context, a config.API) (err error) {
 	l, err := lc.Listen(ctx, network, addr)
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot listen on %s: %w", a.Listen, err).WithField("api.listen").
-			WithHint("choose another port, or an address that this machine has")
+			WithHint("choose another port, or an address of this machine")
 	}
 	d.tcpListener = l
 	d.undo.add(func() error {

@@ -27,16 +27,16 @@ func imageFindings(ctx context.Context, images Images, names ...string) (all []b
 		}
 		switch {
 		case err != nil && built:
-			f.Level, f.Detail = backend.LevelWarn, "it is built, but this machine could not build it again: "+err.Error()
+			f.Level, f.Detail = backend.LevelWarn, "the image is built, but this machine cannot build it again: "+err.Error()
 		case err != nil:
-			f.Level, f.Detail = backend.LevelWarn, "it is not built, and this machine cannot build it: "+err.Error()
+			f.Level, f.Detail = backend.LevelWarn, "the image is not built, and this machine cannot build it: "+err.Error()
 			if i == 0 {
 				f.Level = backend.LevelError
 			}
 		case built:
 			f.Detail = "it is built"
 		default:
-			f.Detail = "it is built when it is needed first"
+			f.Detail = "the image is built at first use"
 		}
 		f.Remedy = agentlab.HintOf(err)
 		all = append(all, f)

@@ -61,7 +61,7 @@ func (s *Space) Run(ctx context.Context, events EventLog) error {
 	}
 }
 
-const reserveReleased = "the disk is full: a part of the reserve was released so that jobs and sandboxes can be ended"
+const reserveReleased = "the disk is full: part of the reserve was released so that jobs and sandboxes can end"
 
 // Release frees disk space for the database. It is called during a write to the
 // database, so Run writes the event.
@@ -84,14 +84,14 @@ func (s *Space) AddHint(err error) error {
 	if !ok || e.Code != agentlab.CodeNoSpace {
 		return err
 	}
-	return e.WithHint("free %d MiB on the disk of %s, then start again and destroy sandboxes; images in %s are built again when they are needed",
+	return e.WithHint("free %d MiB on the disk of %s, then start again and destroy sandboxes; images in %s are rebuilt on demand",
 		hostspace.ReserveBytes>>20, s.dir, s.images)
 }
 
 // MakeReserve makes the reserve if it is missing and there is room.
 func (s *Space) MakeReserve() {
 	if err := s.reserve.Make(); err != nil {
-		s.log.Warn("the reserve of disk space cannot be made", "err", err)
+		s.log.Warn("cannot allocate the reserve of disk space", "err", err)
 	}
 }
 
@@ -113,7 +113,7 @@ func (s *Space) emit(ctx context.Context, events EventLog, message string, data 
 
 // Findings reports the disk space for sandboxes, and a missing reserve.
 func (s *Space) Findings() []backend.Finding {
-	out := []backend.Finding{{Name: "disk space", Level: backend.LevelOK, Detail: "there is room for sandboxes"}}
+	out := []backend.Finding{{Name: "disk space", Level: backend.LevelOK, Detail: "there is enough disk space for sandboxes"}}
 	if err := s.Start(); err != nil {
 		out[0] = backend.Finding{Name: "disk space", Level: backend.LevelError, Detail: err.Error(), Remedy: agentlab.HintOf(err)}
 	}
@@ -121,8 +121,8 @@ func (s *Space) Findings() []backend.Finding {
 		const mib = 1 << 20
 		out = append(out, backend.Finding{
 			Name: "disk reserve", Level: backend.LevelWarn,
-			Detail: fmt.Sprintf("the disk of %s is full, or was: of the reserve of %d MiB that the database needs then, a part at least is used up", s.dir, hostspace.ReserveBytes/mib),
-			Remedy: fmt.Sprintf("destroy sandboxes (agentlab sandbox list) or free disk space; the reserve is made again when %d MiB are free", (hostspace.ReserveBytes+hostspace.PauseLeast)/mib),
+			Detail: fmt.Sprintf("the disk of %s is or was full: at least part of the database's reserve of %d MiB is used", s.dir, hostspace.ReserveBytes/mib),
+			Remedy: fmt.Sprintf("destroy sandboxes (agentlab sandbox list) or free disk space; the reserve is restored when %d MiB are free", (hostspace.ReserveBytes+hostspace.PauseLeast)/mib),
 		})
 	}
 	return out

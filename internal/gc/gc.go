@@ -137,7 +137,7 @@ func (c *Collector) Run(ctx context.Context) error {
 	defer t.Stop()
 	for {
 		if _, err := c.Pass(ctx); err != nil && ctx.Err() == nil {
-			c.log.Error("garbage collection did not finish", "err", err)
+			c.log.Error("garbage collection is incomplete", "err", err)
 		}
 		select {
 		case <-t.C:

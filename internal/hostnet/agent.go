@@ -161,7 +161,7 @@ func (a *agent) do(ctx context.Context, l *Local, c call) (out answer, err error
 		err = l.Ready(ctx)
 	case opPut:
 		if len(c.Guests) != 1 {
-			return out, agentlab.Errorf(agentlab.CodeInvalid, "one guest is put at a time")
+			return out, agentlab.Errorf(agentlab.CodeInvalid, "only one guest can be added per call")
 		}
 		err = l.Put(ctx, c.Guests[0])
 	case opRestore:
@@ -175,7 +175,7 @@ func (a *agent) do(ctx context.Context, l *Local, c call) (out answer, err error
 	case opRecords:
 		out.Records, err = l.EgressLog(ctx, c.ID, c.After, c.Limit)
 	default:
-		err = agentlab.Errorf(agentlab.CodeUnsupported, "this agent does not know %q", c.Op)
+		err = agentlab.Errorf(agentlab.CodeUnsupported, "this agent does not support %q", c.Op)
 	}
 	return out, err
 }

@@ -84,8 +84,8 @@ func bridge(paths config.Paths, load func(path string) (config.Config, error)) (
 		return nft.Config{}, err
 	}
 	if settings.UpstreamProxy.URL != "" {
-		return nft.Config{}, agentlab.Errorf(agentlab.CodeUnsupported, "the kernel routes what sandboxes on a bridge send, which no proxy can carry").
-			WithField("upstream_proxy.url").WithHint("remove upstream_proxy from %s, or do without the bridge", paths.ConfigFile())
+		return nft.Config{}, agentlab.Errorf(agentlab.CodeUnsupported, "the kernel routes the packets of sandboxes on a bridge, so a proxy cannot be used").
+			WithField("upstream_proxy.url").WithHint("remove upstream_proxy from %s, or do not use a bridge", paths.ConfigFile())
 	}
 	return Rules(settings)
 }
@@ -128,7 +128,7 @@ func check(ctx context.Context, m *nft.Manager, w io.Writer) error {
 	if err := m.Check(ctx); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(w, "the kernel takes the rules; nothing was changed")
+	_, err := fmt.Fprintln(w, "the kernel accepts the rules; nothing was changed")
 	return err
 }
 
@@ -143,13 +143,13 @@ func apply(ctx context.Context, m *nft.Manager, w io.Writer) error {
 		if err := m.Prepare(); err != nil {
 			return err
 		}
-		_, err := fmt.Fprintln(w, "the rules are in force already")
+		_, err := fmt.Fprintln(w, "the rules are already active")
 		return err
 	}
 	if err := m.Apply(ctx); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(w, "the rules are in force")
+	_, err = fmt.Fprintln(w, "the rules are active")
 	return err
 }
 
@@ -168,12 +168,12 @@ func printStatus(ctx context.Context, m *nft.Manager, w io.Writer) error {
 	}
 	switch {
 	case len(st.Tables) == 0:
-		return agentlab.Errorf(agentlab.CodeNotFound, "no rules are in force").WithHint("agentlabd network apply")
+		return agentlab.Errorf(agentlab.CodeNotFound, "no rules are active").WithHint("agentlabd network apply")
 	case !st.Applied():
 		return agentlab.Errorf(agentlab.CodeConflict, "only the tables %s are loaded", strings.Join(st.Tables, ", ")).WithHint("agentlabd network apply")
 	case len(st.Drift) > 0:
 		return errors.New("the rules were changed: " + strings.Join(st.Drift, "; "))
 	}
-	_, err = fmt.Fprintln(w, "the rules are in force")
+	_, err = fmt.Fprintln(w, "the rules are active")
 	return err
 }

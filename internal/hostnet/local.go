@@ -131,7 +131,7 @@ func (l *Local) Ready(ctx context.Context) error {
 	waits := l.claimed && !l.restored
 	l.mu.Unlock()
 	if waits {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the sandboxes on the bridge are not known yet").WithHint("try again in a moment")
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the sandboxes on the bridge are not loaded yet").WithHint("try again in a moment")
 	}
 	if err := l.served(ctx); err != nil {
 		return err
@@ -154,7 +154,7 @@ func (l *Local) Put(ctx context.Context, g Guest) error {
 	restored := l.restored
 	l.mu.Unlock()
 	if !restored {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the sandboxes on the bridge are not known yet").WithHint("try again in a moment")
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the sandboxes on the bridge are not loaded yet").WithHint("try again in a moment")
 	}
 	err = l.put(ctx, m, g)
 	if err != nil {
@@ -284,7 +284,7 @@ func (l *Local) replaceGuests(guests []Guest) (list []nft.Sandbox) {
 			s.Answers = l.readAnswers(g.ID)
 		}
 		if err != nil {
-			l.log.Error("a sandbox is left without a network", "vmid", g.ID.VMID, "err", err)
+			l.log.Error("a sandbox has no network", "vmid", g.ID.VMID, "err", err)
 			continue
 		}
 		list = append(list, s)
@@ -308,7 +308,7 @@ func (l *Local) removeOthers(list []nft.Sandbox) {
 func (l *Local) checkWith(s nft.Sandbox, list []nft.Sandbox) error {
 	for _, o := range list {
 		if o.VMID == s.VMID {
-			return agentlab.Errorf(agentlab.CodeInvalid, "its number is used twice")
+			return agentlab.Errorf(agentlab.CodeInvalid, "its VMID is used twice")
 		}
 	}
 	return s.Validate(l.network, list)
@@ -391,6 +391,6 @@ func (l *Local) verify(ctx context.Context, m *nft.Manager) error {
 	case <-r.done:
 		return r.err
 	case <-ctx.Done():
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the rules were not read back: %w", context.Cause(ctx))
+		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot verify the loaded rules: %w", context.Cause(ctx))
 	}
 }

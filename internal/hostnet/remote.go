@@ -161,7 +161,7 @@ func (r *Remote) connect() (*yamux.Session, error) {
 
 func (r *Remote) unreachable(why string) error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "the network of the other node is not reachable: %s", why).
-		WithHint("this must work without a password: %s", strings.Join(r.cfg.Command, " "))
+		WithHint("this command must work without a password: %s", strings.Join(r.cfg.Command, " "))
 }
 
 // handshake sends the hello call to a new agent, and the guests on the bridge
@@ -281,7 +281,7 @@ func (r *Remote) open(ctx context.Context, mux *yamux.Session, c call) (net.Conn
 		return nil, a, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the other node's agent did not answer in time: %w", context.Cause(ctx))
 	case err != nil:
 		_ = stream.Close()
-		return nil, a, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the connection to the other node broke: %w", err)
+		return nil, a, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the connection to the other node was lost: %w", err)
 	}
 	return stream, a, a.Failed.err()
 }

@@ -139,7 +139,7 @@ func (l *Local) served(ctx context.Context) error {
 	l.mu.Unlock()
 	no := func(why string, args ...any) error {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the guests on %s are not served%s", l.network.Bridge, why).
-			WithHint("see the daemon's log; it is tried again every few seconds")
+			WithHint("see the daemon's log; the daemon retries every few seconds")
 	}
 	if s.cancel == nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the network of the sandboxes on %s is not applied", l.network.Bridge).
@@ -173,7 +173,7 @@ func (l *Local) listenGuests(ctx context.Context, m *nft.Manager) (out []net.Lis
 				for _, o := range out {
 					_ = o.Close()
 				}
-				return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the guest plane's port: %w", err)
+				return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot use the port for guests: %w", err)
 			}
 			out = append(out, ln)
 		}

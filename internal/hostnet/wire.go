@@ -110,7 +110,7 @@ func readCall(r io.Reader, c *call) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(c); err != nil {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "this agent does not understand the controller: %w", err).
+		return agentlab.Errorf(agentlab.CodeUnsupported, "invalid request from the controller: %w", err).
 			WithHint("install the same agentlabd on both")
 	}
 	return nil

@@ -18,7 +18,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.JobRequest) (agentlab.J
 		return agentlab.Job{}, err
 	}
 	if j.Agent == agentlab.AgentNone && r.Sandbox == nil {
-		return agentlab.Job{}, agentlab.Errorf(agentlab.CodeInvalid, "a job without an agent needs a sandbox to work in").WithField("agent").
+		return agentlab.Job{}, agentlab.Errorf(agentlab.CodeInvalid, "a job without an agent requires a sandbox").WithField("agent").
 			WithHint("agentlab sandbox new --repo URL|PATH")
 	}
 	return s.write(ctx, j, r, prof, want)
@@ -216,7 +216,7 @@ func (s *Service) Get(ctx context.Context, id string) (agentlab.Job, error) {
 		ids = append(ids, "more")
 	}
 	return agentlab.Job{}, agentlab.Errorf(agentlab.CodeInvalid, "%s matches several jobs: %s", id, strings.Join(ids, ", ")).
-		WithField("job").WithHint("give more characters of the id; see 'agentlab job list'")
+		WithField("job").WithHint("use more characters of the ID; see 'agentlab job list'")
 }
 
 // List lists jobs, the newest first.
@@ -236,7 +236,7 @@ func (s *Service) Cancel(ctx context.Context, id string) (agentlab.Job, error) {
 		case j.Status == agentlab.JobQueued:
 			return []agentlab.Event{j.End(agentlab.JobCancelled, "cancelled before it started", s.clock())}, nil
 		case j.Status.Final() && j.Status != agentlab.JobCancelled:
-			return nil, agentlab.Errorf(agentlab.CodeConflict, "%s has ended already: it is %s", id, j.Status)
+			return nil, agentlab.Errorf(agentlab.CodeConflict, "%s has already ended: it is %s", id, j.Status)
 		case j.Status.Final() || j.StopRequested == string(agentlab.JobCancelled):
 			return nil, nil
 		case j.StopRequested != "":

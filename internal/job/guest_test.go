@@ -433,7 +433,7 @@ func TestRunnerNeverBegins(t *testing.T) {
 	inWorld(t, func(w *world) {
 		j := w.run(agentlab.JobRequest{Task: "exit 0", Sandbox: &agentlab.SandboxRequest{Name: "no-runner"}})
 		j = w.final(j.ID)
-		if j.Status != agentlab.JobFailed || j.Reason != "its runner did not ask for the job within 10m0s" {
+		if j.Status != agentlab.JobFailed || j.Reason != "its runner did not fetch the job within 10m0s" {
 			w.Errorf("%s: %s", j.Status, j.Reason)
 		}
 		if d := j.FinishedAt.Sub(j.CreatedAt); d < 10*time.Minute || d > 11*time.Minute {

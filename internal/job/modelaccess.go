@@ -50,7 +50,7 @@ func (s *Service) readDenials(ctx context.Context, j agentlab.Job, fresh bool) m
 	}
 	list, err := s.cfg.Egress.List(ctx, f)
 	if err != nil && ctx.Err() == nil {
-		s.log.Warn("the network records of a job cannot be read", "job", j.ID, "err", err)
+		s.log.Warn("cannot read the network records of a job", "job", j.ID, "err", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -150,7 +150,7 @@ func (s *Service) queued(ctx context.Context, j agentlab.Job, sb agentlab.Sandbo
 	}
 	left := sb.BootedAt.Add(s.lim.StartTimeout).Sub(s.clock())
 	if left <= 0 {
-		why := orText(s.cfg.Bootstrap.Trouble(sb.UID), "its runner did not ask for the job within "+s.lim.StartTimeout.String())
+		why := orText(s.cfg.Bootstrap.Trouble(sb.UID), "its runner did not fetch the job within "+s.lim.StartTimeout.String())
 		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, why)
 	}
 	return min(left, maxDuration), nil

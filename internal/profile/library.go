@@ -253,7 +253,7 @@ func readFile(path string) ([]byte, error) {
 	case !st.Mode().IsRegular():
 		return nil, errors.New("it is not a file")
 	case st.Size() > strictyaml.MaxBytes:
-		return nil, fmt.Errorf("it has %d bytes, more than %d", st.Size(), strictyaml.MaxBytes)
+		return nil, fmt.Errorf("it has %d bytes, the limit is %d", st.Size(), strictyaml.MaxBytes)
 	}
 	return os.ReadFile(path)
 }

@@ -31,7 +31,7 @@ func (d *Doc) resolveNetwork(files listFiles) error {
 		return err
 	}
 	if count := len(n.Allow) + len(n.Deny); count > MaxRules {
-		return invalid("network.allow", "%d rules are more than %d", count, MaxRules).WithHint("use ranges and wildcards")
+		return invalid("network.allow", "%d rules exceed the limit of %d", count, MaxRules).WithHint("use ranges and wildcards")
 	}
 	for _, t := range d.Network.Private {
 		n.Private = append(n.Private, agentlab.PrivateTarget{Host: t.Host, Port: t.Port, Reason: t.Reason})

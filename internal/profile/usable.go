@@ -41,9 +41,9 @@ var requirements = []requirement{
 		why: "the backend cannot open single private destinations", hint: "remove it",
 		honoured: func(i backend.Info, _ *Doc) bool { return i.Capabilities.Private }},
 	{key: "storage.workspace", set: func(d *Doc) bool { return d.Storage.Workspace == "attach" },
-		why: "there are no workspaces yet", hint: "use a profile with workspace: none, such as yolo-ephemeral"},
+		why: "workspaces are not supported", hint: "use a profile with workspace: none, such as yolo-ephemeral"},
 	{key: "artifacts.endpoint", set: func(d *Doc) bool { return d.Artifacts.Endpoint != nil },
-		why: "artifacts go to AgentLab itself and nowhere else", hint: "remove it",
+		why: "artifacts can only be stored by AgentLab", hint: "remove it",
 		honoured: func(i backend.Info, d *Doc) bool {
 			return strings.TrimSuffix(*d.Artifacts.Endpoint, "/") == strings.TrimSuffix(i.UploadURL, "/")
 		}},

@@ -194,7 +194,7 @@ func (b *Backups) Findings() []backend.Finding {
 	f := backend.Finding{Name: "database backup", Level: backend.LevelOK, Detail: "the database is backed up every hour"}
 	switch {
 	case b.last != nil:
-		f.Level, f.Detail = backend.LevelWarn, "the database could not be backed up: "+b.last.Error()
+		f.Level, f.Detail = backend.LevelWarn, "the last backup of the database failed: "+b.last.Error()
 		f.Remedy = cmp.Or(agentlab.HintOf(b.last), "see 'agentlab daemon logs', then try again: agentlab db backup")
 	case b.cfg.Keep.Newest == 0:
 		f.Detail = "backups.newest in config.yaml is 0: the database is not backed up"

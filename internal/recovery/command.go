@@ -21,16 +21,16 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
-const usage = `agentlabd db repairs the database while no daemon runs.
+const usage = `agentlabd db repairs the database while the daemon is not running.
 
 Usage:
   agentlabd db list                       list the backups, the newest first
-  agentlabd db restore [--adopt] [BACKUP] put a backup back, the newest sound one
-                                          when none is named
-  agentlabd db rebuild                    make a database from the files of the
+  agentlabd db restore [--adopt] [BACKUP] restore a backup, by default the newest
+                                          one that is usable
+  agentlabd db rebuild                    create a database from the files of the
                                           jobs and the sandboxes of the backend
 
-  --adopt                  take a backup of another installation
+  --adopt                  accept a backup of another installation
   --home DIR, --system     as for agentlabd run
   --json                   print the result as JSON
 `
@@ -101,8 +101,8 @@ func (r *repair) do(ctx context.Context, verb string, asJSON bool, stdout io.Wri
 		return err
 	}
 	if n := len(r.out.Refused); n > 0 {
-		return agentlab.Errorf(agentlab.CodeInvalid, "the database was repaired without the records that it refused (%d, the first: %s)", n, r.out.Refused[0]).
-			WithHint("the daemon can be started; refused records of jobs are kept in %s with names that end in %s", r.paths.Records(), refusedSuffix)
+		return agentlab.Errorf(agentlab.CodeInvalid, "the database was repaired without invalid records (%d, the first: %s)", n, r.out.Refused[0]).
+			WithHint("the daemon can be started; invalid records of jobs are in %s with the suffix %s", r.paths.Records(), refusedSuffix)
 	}
 	return nil
 }
@@ -159,7 +159,7 @@ func (r *repair) rebuild(ctx context.Context) error {
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeBusy || agentlab.CodeOf(err) == agentlab.CodeDenied || sum.Schema > store.NewestSchema():
 		if err == nil {
-			err = agentlab.Errorf(agentlab.CodeSchema, "the database is of a newer AgentLab").WithHint("use that one")
+			err = agentlab.Errorf(agentlab.CodeSchema, "the database was written by a newer version of AgentLab").WithHint("use that one")
 		}
 		return err
 	case err != nil, sum.Schema == 0, own != "" && sum.Installation != "" && own != sum.Installation:
@@ -281,7 +281,7 @@ func (r *repair) print(asJSON bool, stdout io.Writer) error {
 	fmt.Fprintf(stdout, "added from the state directory and the backend: %s, %s, %s\n",
 		agentlab.Plural(o.Jobs, "job"), agentlab.Plural(o.Artifacts, "artifact"), agentlab.Plural(o.Sandboxes, "sandbox"))
 	for _, s := range o.Orphans {
-		fmt.Fprintf(stdout, "the backend holds a sandbox that was left alone: %s\n", s)
+		fmt.Fprintf(stdout, "the backend has a sandbox that was not changed: %s\n", s)
 	}
 	for _, f := range o.Refused {
 		fmt.Fprintf(stdout, "refused: %s\n", f)

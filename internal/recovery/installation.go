@@ -65,7 +65,7 @@ func repairHint(p config.Paths) string {
 	if p.System {
 		system = " --system"
 	}
-	return fmt.Sprintf("put a backup back: agentlab db restore%[1]s; or make a database from what is there: agentlab db rebuild%[1]s", system)
+	return fmt.Sprintf("restore a backup: agentlab db restore%[1]s; or create a database from the existing files: agentlab db rebuild%[1]s", system)
 }
 
 // stateContents lists the contents of a state directory that a database
@@ -139,8 +139,8 @@ func checkDatabasePresent(p config.Paths) error {
 	if err != nil || h.none() {
 		return err
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "the database %s is missing or empty, but %s holds files that it described (%s)", p.Database(), p.State, h).
-		WithHint("%s; to start afresh on purpose, move %s away", repairHint(p), p.State)
+	return agentlab.Errorf(agentlab.CodeConflict, "the database %s is missing or empty, but %s contains files that belong to it (%s)", p.Database(), p.State, h).
+		WithHint("%s; to start with an empty state, move %s away", repairHint(p), p.State)
 }
 
 // bindInstallation checks that the database and the state directory belong together, and
@@ -165,7 +165,7 @@ func bindInstallation(ctx context.Context, p config.Paths, st *store.Store) erro
 		return nil
 	case inStore != "" && inFile != "":
 		return agentlab.Errorf(agentlab.CodeConflict, "the database %s belongs to another installation than the state directory %s", p.Database(), p.State).
-			WithHint("put the database that belongs here back, or %s", repairHint(p))
+			WithHint("restore the database that belongs to the state directory, or %s", repairHint(p))
 	}
 	if err := checkKnown(ctx, p, st); err != nil {
 		return err
@@ -207,9 +207,9 @@ func checkKnown(ctx context.Context, p config.Paths, st *store.Store) error {
 	if unknown == 0 {
 		return nil
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "the database %[1]s and the state directory %[2]s do not have the same id, and the database does not know %[4]d of the %[3]d jobs with files there",
+	return agentlab.Errorf(agentlab.CodeConflict, "the database %[1]s and the state directory %[2]s do not have the same ID, and %[4]d of the %[3]d jobs with files there are not in the database",
 		p.Database(), p.State, len(h.jobs), unknown).
-		WithHint("put the database that belongs here back, or %s", repairHint(p))
+		WithHint("restore the database that belongs to the state directory, or %s", repairHint(p))
 }
 
 // installationOf returns the ID of the state directory, "" if it has none.
@@ -223,8 +223,8 @@ func installationOf(p config.Paths) (string, error) {
 	case err != nil:
 		return "", fsfault.At(p.Installation(), err)
 	case len(id) != len(agentlab.NewUID()) || strings.ContainsAny(id, " \n\t"):
-		return "", agentlab.Errorf(agentlab.CodeConflict, "%s does not hold the id of an installation", p.Installation()).
-			WithHint("if the database beside it is the right one, remove this file: its id is written there again")
+		return "", agentlab.Errorf(agentlab.CodeConflict, "%s does not contain an installation ID", p.Installation()).
+			WithHint("if the database beside the file is the correct one, remove the file: the ID is then written again")
 	}
 	return id, nil
 }
@@ -249,8 +249,8 @@ func (i *Installation) Check(ctx context.Context) error {
 		return err
 	}
 	if inStore == "" || inStore != inFile {
-		return agentlab.Errorf(agentlab.CodeConflict, "the state directory %s does not have the id of the database any longer; nothing in it is removed", p.State).
-			WithHint("stop the daemon and start it again: it says what to do")
+		return agentlab.Errorf(agentlab.CodeConflict, "the ID of the state directory %s no longer matches the database; nothing in it is removed", p.State).
+			WithHint("restart the daemon: its error has instructions")
 	}
 	return nil
 }

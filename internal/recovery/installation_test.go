@@ -83,21 +83,21 @@ func TestInstallation(t *testing.T) {
 					t.Error(err)
 				}
 			})
-		}, "the database does not know 1 of the 1 jobs with files there"},
+		}, "1 of the 1 jobs with files there are not in the database"},
 		{"missing id file, one unknown job", func(t *testing.T, h *home, _ string) {
 			remove(t, h.paths.Installation())
 			record(t, h, agentlab.Job{ID: "job-aaaaaaaaaaaaa", Status: agentlab.JobFailed})
-		}, "the database does not know 1 of the 2 jobs with files there"},
+		}, "1 of the 2 jobs with files there are not in the database"},
 		{"older database, one unknown job", func(t *testing.T, h *home, _ string) {
 			setID(t, h, "")
 			remove(t, h.paths.Installation())
 			write(t, filepath.Join(h.paths.Artifacts(), "job-aaaaaaaaaaaaa", "result"), "of another installation")
-		}, "the database does not know 1 of the 2 jobs with files there"},
+		}, "1 of the 2 jobs with files there are not in the database"},
 		{"missing id file, unknown job in quarantine", func(t *testing.T, h *home, _ string) {
 			remove(t, h.paths.Installation())
 			write(t, filepath.Join(h.paths.Artifacts(), ".quarantine", "job-aaaaaaaaaaaaa@20260101T000000Z", "result"), "a leftover")
 		}, ""},
-		{"damaged id file", func(t *testing.T, h *home, _ string) { write(t, h.paths.Installation(), "?") }, "does not hold the id"},
+		{"damaged id file", func(t *testing.T, h *home, _ string) { write(t, h.paths.Installation(), "?") }, "does not contain an installation ID"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h, job := lived(t)

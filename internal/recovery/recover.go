@@ -66,7 +66,7 @@ func (r *report) warn(format string, args ...any) {
 
 // warnBackendSkipped warns that the backend did not list its sandboxes.
 func (r *report) warnBackendSkipped(driver string, err error) {
-	r.warn("the sandboxes of the backend %s were not looked for: %v", driver, err)
+	r.warn("the sandboxes of the backend %s were not recovered: %v", driver, err)
 	if r.restored {
 		r.warn("the network policies of sandboxes are those of the backup, and layers that were added later are missing in them; compare them ('agentlab policy show') before you change any")
 	}
@@ -80,7 +80,7 @@ const reasonRecovered = "recovered: its record in the database was lost"
 func recoverJobs(ctx context.Context, st *store.Store, files *artifact.Service, recordsDir string, out *report) error {
 	found, err := files.Recover()
 	if err != nil {
-		out.warn("not every file could be looked at: %v", err)
+		out.warn("not all files were read: %v", err)
 	}
 	onRecord, err := recorded(recordsDir)
 	if err != nil {
@@ -160,7 +160,7 @@ func (r *report) wasPutAside(recordsDir, jobID string) bool {
 	if !exists(path) {
 		return false
 	}
-	r.Refused = append(r.Refused, refusal{Job: jobID, Reason: "an earlier repair refused its record and kept it as " + path})
+	r.Refused = append(r.Refused, refusal{Job: jobID, Reason: "an earlier repair rejected its record and stored it as " + path})
 	return true
 }
 

@@ -134,7 +134,7 @@ func TestRefusedRecordIsReported(t *testing.T) {
 	r := h.repair()
 	var out strings.Builder
 	err := r.do(t.Context(), "rebuild", false, &out)
-	if agentlab.CodeOf(err) != agentlab.CodeInvalid || agentlab.HintOf(err) == "" || !strings.Contains(err.Error(), "refused (2, the first: job-") {
+	if agentlab.CodeOf(err) != agentlab.CodeInvalid || agentlab.HintOf(err) == "" || !strings.Contains(err.Error(), "invalid records (2, the first: job-") {
 		t.Errorf("%v (%s)", err, agentlab.HintOf(err))
 	}
 	if r.out.Jobs != 3 || len(r.out.Refused) != 2 || r.out.Artifacts == 0 {

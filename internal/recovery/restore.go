@@ -82,7 +82,7 @@ func (r *repair) choose(ctx context.Context, own string) error {
 		}
 	}
 	return agentlab.Errorf(agentlab.CodeNotFound, "there is no usable backup in %s", r.paths.Backups()).
-		WithHint("make a database from the files of the jobs: agentlab db rebuild")
+		WithHint("create a database from the files of the jobs: agentlab db rebuild")
 }
 
 // stage copies a backup, checks the copy and prepares it to become the database.
@@ -117,7 +117,7 @@ func (r *repair) stage(ctx context.Context, path, own string) (err error) {
 		err = store.Verify(ctx, r.staged())
 	}
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeOf(err), "the backup %s is not usable: %w", path, err).WithHint("name another one: agentlab db list")
+		return agentlab.Errorf(agentlab.CodeOf(err), "the backup %s is not usable: %w", path, err).WithHint("choose another backup: agentlab db list")
 	}
 	r.out.Backup = path
 	return r.prepare(ctx, repairRestore)
@@ -132,7 +132,7 @@ func (r *repair) checkNotStaged(path string) error {
 	for _, name := range append(r.stagedFiles(), r.upgradeCopies()...) {
 		if st, err := os.Stat(name); err == nil && os.SameFile(st, backup) {
 			return agentlab.Errorf(agentlab.CodeInvalid, "%s is a temporary file of a repair, which every repair removes first", path).
-				WithHint("copy it to another directory, with %s-wal if there is one, and name the copy; or name a backup: agentlab db list", path)
+				WithHint("copy it to another directory, with %s-wal if it exists, and use the copy; or choose a backup: agentlab db list", path)
 		}
 	}
 	return nil
@@ -190,7 +190,7 @@ func (r *repair) prepare(ctx context.Context, mark string) error {
 		err = st.SetFact(ctx, store.FactRepair, mark)
 	}
 	if n > 0 {
-		r.out.warn("%d API token(s) of the backup are not restored, because it does not tell which were revoked later; make new ones: agentlab token create", n)
+		r.out.warn("%d API token(s) of the backup are not restored, because they may have been revoked after the backup; create new ones: agentlab token create", n)
 	}
 	if err := errors.Join(err, st.Close()); err != nil {
 		return err
@@ -199,8 +199,8 @@ func (r *repair) prepare(ctx context.Context, mark string) error {
 		return err
 	}
 	if exists(r.staged() + "-wal") {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the write-ahead log of %s could not be folded into it", r.staged()).
-			WithHint("end what uses the file, and look for free disk space; then try again")
+		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot apply the write-ahead log of %s", r.staged()).
+			WithHint("stop processes that use the file, and check the free disk space; then try again")
 	}
 	return nil
 }
@@ -228,8 +228,8 @@ func (r *repair) finishReplacement() error {
 	case err != nil:
 		return fsfault.At(path, err)
 	case !replacementStamp.Match(text):
-		return agentlab.Errorf(agentlab.CodeConflict, "%s does not hold the time of a replacement of the database", path).
-			WithHint("look which files %s* belong together, then remove it", r.paths.Database())
+		return agentlab.Errorf(agentlab.CodeConflict, "%s does not contain the time of a replacement of the database", path).
+			WithHint("check which files %s* belong together, then remove the file", r.paths.Database())
 	}
 	return r.runReplacement(string(text))
 }
@@ -278,7 +278,7 @@ func (r *repair) moveOld(suffix, to string) error {
 	case !exists(r.staged()) && exists(r.paths.Database()), !exists(from):
 		return nil
 	case exists(to):
-		return agentlab.Errorf(agentlab.CodeConflict, "a repair was interrupted after it had moved the database to %s, and there is %s again", to, from).
+		return agentlab.Errorf(agentlab.CodeConflict, "a repair was interrupted after moving the database to %s, and %s exists again", to, from).
 			WithHint("move one of the two away, then run the command again")
 	}
 	return r.renamed(to, os.Rename(from, to))

@@ -35,7 +35,7 @@ type db struct {
 
 func (d db) room() error {
 	if d.full.Load() {
-		return agentlab.Errorf(agentlab.CodeNoSpace, "there is no space left for the database")
+		return agentlab.Errorf(agentlab.CodeNoSpace, "no space left for the database")
 	}
 	return nil
 }

@@ -107,7 +107,7 @@ func (s *Service) NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Ne
 		return agentlab.Errorf(agentlab.CodeInvalid, "a layer has no layers or limits of its own")
 	}
 	if n := len(layer.Allow) + len(layer.Deny); n > MaxLayerRules {
-		return agentlab.Errorf(agentlab.CodeInvalid, "%d rules are more than %d", n, MaxLayerRules).WithField("allow").
+		return agentlab.Errorf(agentlab.CodeInvalid, "%d rules exceed the limit of %d", n, MaxLayerRules).WithField("allow").
 			WithHint("use ranges and wildcards")
 	}
 	if _, err := egress.New(layer); err != nil {

@@ -328,7 +328,7 @@ func checkValue(key, value string) error {
 	case len(value) > MaxValueBytes:
 		return agentlab.Errorf(agentlab.CodeInvalid, "the value has %d bytes, more than %d", len(value), MaxValueBytes).WithField(key)
 	case strings.ContainsRune(value, 0):
-		return bad("the value holds a NUL byte")
+		return bad("the value contains a NUL byte")
 	case key == "claude_settings_json" && !isJSONObject(value):
 		return bad("the value is not a JSON object")
 	case (key == "git.ssh_private_key" || strings.HasPrefix(key, "ssh_keys.")) && !strings.Contains(value, "PRIVATE KEY-----"):

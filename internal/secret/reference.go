@@ -213,7 +213,7 @@ func output(ctx context.Context, argv []string) (string, *agentlab.Error) {
 // run runs a program and returns its output, at most most bytes. Its standard
 // error is discarded, because it may contain the secret.
 func run(ctx context.Context, path string, args, env []string, most int) (string, *agentlab.Error) {
-	const byHand = "run it by hand as the user that runs agentlabd; its output is not shown here, because it may contain the secret"
+	const byHand = "run it manually as the user that runs agentlabd; its output is not shown here, because it may contain the secret"
 	name := filepath.Base(path)
 	out := &bounded.Head{Max: most + 2, Fail: io.ErrShortWrite}
 	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // the admin's own reference

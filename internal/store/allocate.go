@@ -16,7 +16,7 @@ import (
 // reused soon after its row was deleted.
 func nextVMID(w *tx, a agentlab.Allocation) (int, error) {
 	if a.First < 1 || a.Last < a.First || a.Last > math.MaxInt32 {
-		return 0, invalid("vmid_range", "%d to %d is no range of sandbox numbers", a.First, a.Last)
+		return 0, invalid("vmid_range", "%d to %d is not a VMID range", a.First, a.Last)
 	}
 	taken := map[int64]bool{}
 	for _, n := range a.Taken {
@@ -24,8 +24,8 @@ func nextVMID(w *tx, a agentlab.Allocation) (int, error) {
 	}
 	n, err := next(w, "vmid", "vmid", int64(a.First), int64(a.Last), taken)
 	if err == nil && n == 0 {
-		err = agentlab.Errorf(agentlab.CodeLimit, "every sandbox number from %d to %d is in use", a.First, a.Last).
-			WithHint("widen vmid_range in config.yaml; numbers of destroyed sandboxes come free after retention.jobs_days")
+		err = agentlab.Errorf(agentlab.CodeLimit, "all VMIDs from %d to %d are in use", a.First, a.Last).
+			WithHint("increase vmid_range in config.yaml; VMIDs of destroyed sandboxes are reused after retention.jobs_days")
 	}
 	return int(n), err
 }
@@ -37,10 +37,10 @@ func nextAddress(w *tx, a agentlab.Allocation) (ip4, ip6 netip.Addr, err error) 
 		return ip4, ip6, nil
 	}
 	if !a.IPv4.Addr().Is4() || a.IPv4.Bits() > 30 || a.IPv4.Masked() != a.IPv4 {
-		return ip4, ip6, invalid("subnet", "%s is no IPv4 network of at least four addresses", a.IPv4)
+		return ip4, ip6, invalid("subnet", "%s is not an IPv4 network of at least four addresses", a.IPv4)
 	}
 	if a.IPv6.IsValid() && (!a.IPv6.Addr().Is6() || a.IPv6.Bits() > 96 || a.IPv6.Masked() != a.IPv6) {
-		return ip4, ip6, invalid("subnet6", "%s is no IPv6 network of 96 bits or fewer", a.IPv6)
+		return ip4, ip6, invalid("subnet6", "%s is not an IPv6 network with a prefix length of at most 96", a.IPv6)
 	}
 	lo := int64(number(a.IPv4.Addr())) + 1
 	hi := lo + int64(1)<<(32-a.IPv4.Bits()) - 3
@@ -62,7 +62,7 @@ func nextAddress(w *tx, a agentlab.Allocation) (ip4, ip6 netip.Addr, err error) 
 		return ip4, ip6, err
 	case n == 0:
 		return ip4, ip6, agentlab.Errorf(agentlab.CodeLimit, "every address of %s is in use", a.IPv4).
-			WithHint("destroy sandboxes (agentlab sandbox list), or give host_network.subnet in config.yaml more room while there are none")
+			WithHint("destroy sandboxes (agentlab sandbox list), or set a larger host_network.subnet in config.yaml while no sandbox exists")
 	}
 	b := binary.BigEndian.AppendUint32(nil, uint32(n)) //nolint:gosec // between lo and hi
 	ip4 = netip.AddrFrom4([4]byte(b))

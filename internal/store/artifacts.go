@@ -20,11 +20,11 @@ var artifacts = newTable("artifacts", []string{"job_id", "path"}, func(a *agentl
 func checkArtifact(a *agentlab.Artifact) error {
 	switch {
 	case a.JobID == "" || a.Path == "":
-		return invalid("path", "an artifact needs a job and a path")
+		return invalid("path", "an artifact requires a job and a path")
 	case a.Size < 0:
 		return invalid("size", "%d is negative", a.Size)
 	case !isSHA256(a.SHA256):
-		return invalid("sha256", "it is no SHA-256 in lower-case hex")
+		return invalid("sha256", "not a SHA-256 checksum in lower-case hexadecimal")
 	case a.CreatedAt.IsZero():
 		return invalid("created_at", "it is missing")
 	}

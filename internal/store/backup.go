@@ -122,7 +122,7 @@ func copyTo(ctx context.Context, db *sql.DB, path string) (err error) {
 	if s, err := Inspect(ctx, tmp); err != nil {
 		return err
 	} else if s.Schema == 0 {
-		return agentlab.Errorf(agentlab.CodeInternal, "the copy %s holds nothing", tmp)
+		return agentlab.Errorf(agentlab.CodeInternal, "the copy %s is empty", tmp)
 	}
 	return fault(os.Rename(tmp, path))
 }

@@ -34,7 +34,7 @@ func checkEgress(e *agentlab.EgressEntry) error {
 	case e.UID == "" || e.VMID <= 0:
 		return invalid("vmid", "an egress record belongs to a sandbox")
 	case e.Rule == "" || e.Time.IsZero() || e.Last.IsZero():
-		return invalid("rule", "an egress record needs a rule and its times")
+		return invalid("rule", "an egress record requires a rule and its times")
 	case e.Port < 0 || e.Port > 65535 || e.Count < 0 || e.Dropped < 0 || e.Seq < 0:
 		return invalid("port", "a number of an egress record is out of range")
 	case (e.Seq == 0) != (e.Rule == agentlab.RuleAuditLimit):

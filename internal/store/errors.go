@@ -29,13 +29,13 @@ func fault(err error) error {
 	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		e.Code, e.Message = agentlab.CodeTimeout, "the time was over before the database could be used"
+		e.Code, e.Message = agentlab.CodeTimeout, "timeout before the database could be used"
 	case errors.Is(err, context.Canceled):
 		e.Code, e.Message = agentlab.CodeUnavailable, "cancelled before the database was used"
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		e.Code, e.Message, e.Hint = classify(sqlite3.SQLITE_FULL)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
-		e.Code, e.Message = agentlab.CodeDenied, "the database may not be written"
+		e.Code, e.Message = agentlab.CodeDenied, "no permission to write the database"
 	}
 	return e
 }
@@ -46,25 +46,25 @@ func classify(code int) (c agentlab.Code, message, hint string) {
 	case sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY:
 		return agentlab.CodeExists, "it exists already", ""
 	case sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY, sqlite3.SQLITE_CONSTRAINT_TRIGGER: // the latter for ON DELETE RESTRICT
-		return agentlab.CodeConflict, "it refers to, or is referred to by, another object", ""
+		return agentlab.CodeConflict, "it references another object, or is referenced by one", ""
 	}
 	if code == sqlite3.SQLITE_IOERR_SHMSIZE { // it has no other cause
 		code = sqlite3.SQLITE_FULL
 	}
 	switch code & 0xff {
 	case sqlite3.SQLITE_FULL:
-		return agentlab.CodeNoSpace, "there is no space left for the database", "free disk space and try again; nothing was changed"
+		return agentlab.CodeNoSpace, "no space left for the database", "free disk space and try again; nothing was changed"
 	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
 		return agentlab.CodeBusy, "another process uses the database", "try again"
 	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
 		return agentlab.CodeUnavailable, "the database is damaged",
-			"put a backup back: agentlab db restore; or make a database from the files of the jobs: agentlab db rebuild"
+			"restore a backup: agentlab db restore; or create a database from the files of the jobs: agentlab db rebuild"
 	case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH:
-		return agentlab.CodeDenied, "the database may not be written", "check the owner of the file and of its directory"
+		return agentlab.CodeDenied, "no permission to write the database", "check the owner of the file and of its directory"
 	case sqlite3.SQLITE_CANTOPEN:
 		return agentlab.CodeUnavailable, "the database cannot be opened", "check that its directory exists and is yours"
 	case sqlite3.SQLITE_IOERR:
-		return agentlab.CodeUnavailable, "the disk failed under the database", "look at the kernel's log"
+		return agentlab.CodeUnavailable, "disk error in the database", "see the kernel log"
 	}
 	return agentlab.CodeInternal, "the database failed", ""
 }

@@ -26,7 +26,7 @@ var events = newTable("events", []string{"id"}, func(e *agentlab.Event) []field 
 
 func checkEvent(e *agentlab.Event) error {
 	if e.Kind == "" || e.Time.IsZero() {
-		return invalid("kind", "an event needs a kind and a time")
+		return invalid("kind", "an event requires a kind and a time")
 	}
 	if e.Data != "" && (e.Data[0] != '{' || !json.Valid([]byte(e.Data))) {
 		return invalid("data", "it is no JSON object")

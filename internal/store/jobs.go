@@ -172,7 +172,7 @@ func (s *Store) Jobs(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job,
 		last, err := jobByID(ctx, s.r, f.Before)
 		if err != nil {
 			if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-				err = agentlab.Errorf(agentlab.CodeInvalid, "the cursor names no job that exists").WithField("cursor").WithHint("begin again with the first page")
+				err = agentlab.Errorf(agentlab.CodeInvalid, "invalid cursor: its job does not exist").WithField("cursor").WithHint("start again with the first page")
 			}
 			return nil, err
 		}
@@ -199,7 +199,7 @@ func (s *Store) DeleteJob(ctx context.Context, id string) error {
 			return err
 		}
 		if !j.Status.Final() {
-			return agentlab.Errorf(agentlab.CodeConflict, "%s is %s; only an ended job is deleted", id, j.Status)
+			return agentlab.Errorf(agentlab.CodeConflict, "%s is %s; only ended jobs can be deleted", id, j.Status)
 		}
 		err = w.exec("DELETE FROM jobs WHERE job_id = ?", id)
 		if agentlab.CodeOf(err) == agentlab.CodeConflict {

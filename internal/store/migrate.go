@@ -77,8 +77,8 @@ func migrate(ctx context.Context, path string, files fs.FS, fresh func() error) 
 	case current == target:
 		return nil
 	case current > target:
-		return agentlab.Errorf(agentlab.CodeSchema, "the database has schema %d, this AgentLab knows up to %d", current, target).
-			WithHint("start the newer AgentLab that wrote it, or put back the copy it made before: %s.v%d.bak", path, target)
+		return agentlab.Errorf(agentlab.CodeSchema, "the database has schema %d, this version of AgentLab supports schemas up to %d", current, target).
+			WithHint("start the newer version of AgentLab that wrote it, or restore the copy from before the upgrade: %s.v%d.bak", path, target)
 	}
 	backup := ""
 	if current > 0 {
@@ -90,8 +90,8 @@ func migrate(ctx context.Context, path string, files fs.FS, fresh func() error) 
 	if _, err := p.Up(ctx); err != nil {
 		e := fault(err)
 		if backup != "" {
-			e = agentlab.Errorf(agentlab.CodeOf(e), "the database could not be brought from schema %d to %d: %w", current, target, err).
-				WithHint("it is as it was before the failed step; a copy from before is %s", backup)
+			e = agentlab.Errorf(agentlab.CodeOf(e), "cannot upgrade the database from schema %d to %d: %w", current, target, err).
+				WithHint("the failed step was rolled back; a copy from before the upgrade is %s", backup)
 		}
 		return e
 	}
@@ -115,7 +115,7 @@ func inspect(ctx context.Context, db *sql.DB) (int64, error) {
 		return 0, fault(err)
 	}
 	if id != applicationID || versions == 0 {
-		return 0, agentlab.Errorf(agentlab.CodeSchema, "this is a database of another program").WithHint("move it away")
+		return 0, agentlab.Errorf(agentlab.CodeSchema, "the file is a database of another program").WithHint("move it away")
 	}
 	var verdict string
 	if err := db.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&verdict); err != nil {
@@ -139,7 +139,7 @@ func damageError(verdict string) error {
 // backupTo copies the database before an upgrade.
 func backupTo(ctx context.Context, db *sql.DB, path string) error {
 	if err := copyTo(ctx, db, path); err != nil {
-		return agentlab.Errorf(agentlab.CodeOf(err), "no copy could be made before the upgrade: %w", err).
+		return agentlab.Errorf(agentlab.CodeOf(err), "cannot copy the database before the upgrade: %w", err).
 			WithHint("free disk space beside the database and start again; nothing was changed")
 	}
 	return nil

@@ -42,7 +42,7 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 func checkSandbox(s *agentlab.Sandbox) error {
 	switch {
 	case s.VMID <= 0:
-		return invalid("vmid", "%d is no sandbox number", s.VMID)
+		return invalid("vmid", "%d is not a VMID", s.VMID)
 	case s.UID == "":
 		return invalid("uid", "it is empty")
 	case !s.State.Valid():
@@ -75,7 +75,7 @@ func invalid(fieldName, format string, args ...any) error {
 // or no number or address is free; invalid.
 func (s *Store) AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, a agentlab.Allocation, evs ...agentlab.Event) (agentlab.Sandbox, error) {
 	if sb.VMID != 0 || sb.IPv4.IsValid() || sb.IPv6.IsValid() {
-		return agentlab.Sandbox{}, invalid("vmid", "number and addresses are allocated here and cannot be given")
+		return agentlab.Sandbox{}, invalid("vmid", "VMID and addresses are allocated and must not be set")
 	}
 	err := s.write(ctx, func(w *tx) error {
 		if err := checkRoom(w, sb.Name, a.MaxLive); err != nil {

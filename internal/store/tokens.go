@@ -34,7 +34,7 @@ var grants = newTable("grants", []string{"token_sha256"}, func(g *agentlab.Grant
 
 func checkToken(hash string, expires time.Time) error {
 	if !isSHA256(hash) {
-		return invalid("hash", "it is no SHA-256 in lower-case hex")
+		return invalid("hash", "not a SHA-256 checksum in lower-case hexadecimal")
 	}
 	if expires.IsZero() {
 		return invalid("expires_at", "it is missing")
@@ -51,7 +51,7 @@ func isSHA256(s string) bool { return len(s) == 64 && strings.Trim(s, "012345678
 func (s *Store) PutBootstrapToken(ctx context.Context, t agentlab.BootstrapToken, check func(agentlab.Sandbox, *agentlab.Job) error) error {
 	return s.write(ctx, func(w *tx) error {
 		if !t.ConsumedAt.IsZero() || !t.ExpiresAt.After(w.now) || t.ExpiresAt.After(w.now.Add(agentlab.MaxBootstrapTTL)) {
-			return invalid("expires_at", "a new bootstrap token lives longer than now and at most %s", agentlab.MaxBootstrapTTL)
+			return invalid("expires_at", "a new bootstrap token must expire in the future, after at most %s", agentlab.MaxBootstrapTTL)
 		}
 		if check != nil {
 			sb, job, err := sandboxAndJob(w, t.VMID)
@@ -174,7 +174,7 @@ func (s *Store) replaceGrants(w *tx, t agentlab.BootstrapToken, newGrants []agen
 	}
 	for _, g := range newGrants {
 		if g.VMID != t.VMID {
-			return invalid("vmid", "a grant for sandbox %d cannot come of a token of %d", g.VMID, t.VMID)
+			return invalid("vmid", "a grant for sandbox %d cannot come from a token of sandbox %d", g.VMID, t.VMID)
 		}
 		if err := grants.insert(w, &g); err != nil {
 			return err

@@ -33,7 +33,7 @@ through_agentlabd() {
 	local agentlabd
 	agentlabd=$(program agentlabd) || die "agentlabd is not installed" "install it with install_host.sh, or use --static to load the default rules"
 	if [[ $EUID != 0 ]]; then
-		note "whether the rules are in force is for root to see"
+		note "only root can check whether the rules are active"
 		if [[ -n $remove ]]; then
 			show "$agentlabd" network remove --system
 		else

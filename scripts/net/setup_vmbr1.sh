@@ -110,7 +110,7 @@ install_bridge() {
 	other=$(elsewhere)
 	if [[ -n $other ]]; then
 		right || die "$bridge is configured in $other, but is not up with the address $gateway" "fix it there (address $gateway, bridge-ports none), or remove it there and run this script again"
-		note "$bridge is configured in $other, which is left alone"
+		note "$bridge is configured in $other, which is not changed"
 	else
 		[[ -f $main ]] || die "$main does not exist: this host's network is not configured with ifupdown" "create the bridge $bridge with the address $gateway with the host's network configuration"
 		grep -Eq '^[[:space:]]*source(-directory)?[[:space:]]+(/etc/network/)?interfaces\.d' "$main" ||
@@ -137,7 +137,7 @@ remove_bridge() {
 		drop "$stanza"
 	fi
 	if [[ -n $(elsewhere) ]]; then
-		note "$bridge is configured in $(elsewhere), which is left alone"
+		note "$bridge is configured in $(elsewhere), which is not changed"
 	elif is_bridge "$bridge" && ip link show dev "$bridge" | grep '^ *alias agentlab$' >/dev/null; then
 		run ip link delete "$bridge" # agentlabd created it
 	fi

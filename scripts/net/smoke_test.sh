@@ -72,7 +72,7 @@ fi
 if [[ -n $dry ]]; then
 	printf '%s\n' \
 		'daemon           agentlabd answers' \
-		'firewall         the rules of the bridge are in force (hosts with a bridge)' \
+		'firewall         the rules of the bridge are active (hosts with a bridge)' \
 		'sandbox          a sandbox becomes ready' \
 		'exec             a command runs in it' \
 		"dns              it resolves $site" \
@@ -160,7 +160,7 @@ if [[ -n $address ]] && ip -o addr show dev "$bridge" 2>/dev/null | grep . >/dev
 fi
 if [[ -n $onbridge ]]; then
 	if lab host network status --json 2>/dev/null | tr -d ' \n' | grep '"applied":true.*"drift":\[\]' >/dev/null; then
-		report pass firewall "the rules of $bridge are in force"
+		report pass firewall "the rules of $bridge are active"
 	else
 		report fail firewall "the rules of $bridge differ from the expected rules: agentlab host network status"
 	fi

@@ -131,7 +131,7 @@ func (h *HostDialer) refusalRule(ctx context.Context, a netip.Addr) (rule string
 	for _, one := range append([]netip.Addr{a}, egress.Embedded(a)...) {
 		rule, err := h.localRule(one)
 		if err != nil {
-			return "", agentlab.Errorf(agentlab.CodeUnavailable, "the host's own addresses are not known: %w", err)
+			return "", agentlab.Errorf(agentlab.CodeUnavailable, "cannot read the host's addresses: %w", err)
 		}
 		if rule != "" {
 			return rule, nil

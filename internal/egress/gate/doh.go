@@ -100,7 +100,7 @@ func (d *doh) ask(ctx context.Context, question *dns.Msg) (*dns.Msg, error) {
 		return nil, errors.New("the answer is too long")
 	}
 	if err := answer.Unpack(body); err != nil {
-		return nil, errors.New("the answer is no DNS message")
+		return nil, errors.New("the answer is not a DNS message")
 	}
 	if !answer.Response || len(answer.Question) != 1 || !sameQuestion(answer.Question[0], ask.Question[0]) {
 		return nil, errors.New("the answer is to another question")
@@ -120,7 +120,7 @@ func readCredentials(path string) (*proxy.Auth, error) {
 	}
 	data, mode, err := readFile(path, maxCredentials)
 	if err != nil {
-		return bad("the credentials cannot be read: %w", err)
+		return bad("cannot read the credentials: %w", err)
 	}
 	if mode.Perm()&0o077 != 0 {
 		return bad("%s is open to other users (%04o)", path, mode.Perm())
@@ -143,7 +143,7 @@ func proxyRoots(path string) (*x509.CertPool, error) {
 		pool = x509.NewCertPool()
 	}
 	if err == nil && !pool.AppendCertsFromPEM(data) {
-		err = errors.New(path + " holds no certificate as PEM")
+		err = errors.New(path + " contains no PEM certificate")
 	}
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the certificates cannot be read: %w", err).WithField("upstream_proxy.ca_file")

@@ -84,7 +84,7 @@ func (g *Gate) begin(proto egress.Proto, dst netip.AddrPort, names, renew []stri
 	}
 	if victim != nil {
 		victim.cut()
-		g.audit.record(victim.record(false, egress.RuleLimit, "it gave way to a newer flow"))
+		g.audit.record(victim.record(false, egress.RuleLimit, "evicted by a newer flow"))
 	}
 	return f, nil
 }

@@ -59,7 +59,7 @@ func (f *Flow) open(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	d, ok := f.g.cfg.Dialer.(PrivateDialer)
 	switch {
 	case !ok || f.flow.Proto != egress.TCP:
-		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "private destinations cannot be dialled here").WithField("network.private")
+		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "private destinations are not supported").WithField("network.private")
 	case f.flow.Host && slices.Contains(f.g.cfg.Reserved, to.Port()):
 		return nil, &egress.DeniedError{Addr: to.Addr(), Rule: egress.RuleGateway}
 	case f.flow.Host:
@@ -88,7 +88,7 @@ func (h *HostDialer) DialPrivate(ctx context.Context, to netip.AddrPort) (net.Co
 	}
 	rule, err := h.localRule(a)
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the host's own addresses are not known: %w", err)
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot read the host's addresses: %w", err)
 	}
 	if rule == egress.RuleHostAddr {
 		return nil, &egress.DeniedError{Addr: a, Rule: rule}

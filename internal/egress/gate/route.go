@@ -73,5 +73,5 @@ func routeKind(b []byte) (byte, error) {
 			}
 		}
 	}
-	return 0, errors.New("the kernel's answer about a route is not understood")
+	return 0, errors.New("invalid answer of the kernel about a route")
 }

@@ -65,7 +65,7 @@ func (t *Translators) Prefixes(ctx context.Context) ([]netip.Prefix, error) {
 		}
 	}
 	if t.answered.IsZero() || t.failure != nil && now.Sub(t.answered) > translatorsMaxAge {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the NAT64 prefixes of the host's network are not known: %w", t.failure).
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot determine the NAT64 prefixes of the host's network: %w", t.failure).
 			WithHint("the host's name server must answer the question for %s (AAAA); until then IPv6 is refused", translatorName)
 	}
 	return t.prefixes, nil

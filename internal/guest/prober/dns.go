@@ -127,7 +127,7 @@ func unpack(b []byte) (answer, error) {
 	var out answer
 	var m dnsmessage.Message
 	if err := m.Unpack(b); err != nil {
-		return out, errors.New("the answer is no DNS message")
+		return out, errors.New("the answer is not a DNS message")
 	}
 	for _, r := range m.Answers {
 		switch body := r.Body.(type) {
