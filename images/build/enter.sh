@@ -1,7 +1,7 @@
 # shellcheck shell=sh disable=SC2034,SC2154
 # Sourced by the scripts that run programs of an image's tree, as root (of a
-# user namespace where the host's user is not root). The caller sets $work and
-# $tree, and has mount and process namespaces of its own: nothing that is
+# user namespace where the host's user is not root). The caller sets $work,
+# $tree and $uid, and has mount and process namespaces of its own: nothing that is
 # mounted here outlives it. It calls share for what the programs need of $work,
 # and then enter.
 umask 022
@@ -42,6 +42,28 @@ share() {
         fi
         mount --bind "$work/$name" "run/build/$name"
     done
+}
+
+# renumber NAME gives a user and a group of the tree the number $uid, until
+# /etc/passwd and /etc/group are unmounted. Programs share keys and limits with
+# the host's user of the same number, so $uid is 65532 or 65533: Debian and
+# systemd reserve both, and no user has them.
+renumber() {
+    for file in passwd group; do
+        sed -e "s/^\($1:[^:]*\):[0-9]*:[0-9]*:/\1:$uid:$uid:/" -e "s/^\($1:[^:]*\):[0-9]*:/\1:$uid:/" "/etc/$file" >"/run/build/$file"
+        mount --bind "/run/build/$file" "/etc/$file"
+    done
+}
+
+# new_keyring runs a program with a new session keyring, because the present one
+# may be that of a login. Where the system calls for keyrings are not permitted,
+# the program cannot use any.
+new_keyring() {
+    # shellcheck disable=SC2016 # of perl, which is in every tree
+    LC_ALL=C perl -MErrno -MPOSIX -e 'my %join = (x86_64 => 250, aarch64 => 219);
+        syscall($join{(POSIX::uname())[4]} // die("E: the kernel has an unknown architecture\n"), 1, 0) >= 0
+            || $!{ENOSYS} || $!{EPERM} or die "E: there is no new session keyring: $!\n";
+        exec @ARGV or die "E: $ARGV[0]: $!\n"' "$@"
 }
 
 # online gives the tree the host's name servers, and sets $online to a command

@@ -14,9 +14,10 @@
 set -eu
 umask 022
 work=$1 tree=$2
+uid=65532
 prepare() {
     mkdir "$work/$1"
-    chown 65534:65534 "$work/$1"
+    chown "$uid:$uid" "$work/$1"
 }
 prepare home
 [ ! -s "$work/npm.specs" ] || prepare npm
@@ -28,11 +29,12 @@ share npm.specs pip.specs wheels home
 online
 chmod 0755 run/build
 enter
+renumber nobody
 
 # unprivileged runs a program without privileges and without a terminal.
 # shellcheck disable=SC2086,SC2154 # they are words
 unprivileged() {
-    setsid --wait setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all \
+    new_keyring setsid --wait setpriv --reuid="$uid" --regid="$uid" --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all \
         $clean "PATH=$PATH" HOME=/run/build/home TMPDIR=/run/build/home $online "$@" </dev/null
 }
 npm=/usr/bin/npm

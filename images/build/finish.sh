@@ -38,6 +38,7 @@
 set -eu
 umask 022
 work=$1 tree=$2
+uid=65533
 kind=$(cat "$work/kind")
 
 if [ "$kind" = direct ]; then # no device nodes, no kernel
@@ -73,10 +74,11 @@ for limit in core=0 nproc=8192 fsize=4294967296; do
 done
 
 # confined runs a program as agent, without any privilege or a way to get one,
-# without a terminal, and with all that it starts ended when it ends.
+# without a terminal or keys of the host, and with all that it starts ended when
+# it ends.
 confined() {
     # shellcheck disable=SC2086
-    unshare --pid --fork --kill-child --mount-proc setsid --wait prlimit $limits \
+    new_keyring unshare --pid --fork --kill-child --mount-proc setsid --wait prlimit $limits \
         setpriv --reuid=agent --regid=agent --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all \
         $clean PATH="/usr/local/sbin:/usr/local/bin:$PATH" HOME=/tmp "$@" </dev/null
 }
@@ -102,6 +104,11 @@ fail() {
 }
 
 as_root /run/build/setup.sh "$kind"
+
+# Until the last confined program has ended, agent has a number that no user of
+# the host has.
+find /home/agent /work -xdev -user agent -exec chown -h "$uid:$uid" {} +
+renumber agent
 
 # Until they are root's again, the files in /usr/local are agent's. They are a
 # mount of their own, so that no file from elsewhere can be linked into it and
@@ -160,4 +167,6 @@ while read -r command; do
     fi
 done </run/build/commands
 
+umount /etc/passwd /etc/group
+find / -xdev -user "$uid" -exec chown -h agent:agent {} +
 as_root /run/build/seal.sh "$kind"

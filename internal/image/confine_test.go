@@ -1,12 +1,18 @@
 package image
 
 import (
+	"crypto/rand"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab/images"
 )
@@ -23,7 +29,7 @@ look('at once')
 for d in sorted(os.listdir('/dev')):
     if d not in 'fd full null random shm stderr stdin stdout urandom zero'.split(): print('LEAK device', d)
 for line in open('/proc/self/mountinfo'):
-    if line.split()[4].split('/')[1] not in ['', 'dev', 'proc', 'run', 'tmp'] and line.split()[4] != '/var/tmp': print('LEAK mount', line)
+    if line.split()[4].split('/')[1] not in ['', 'dev', 'proc', 'run', 'tmp'] and line.split()[4] not in ['/var/tmp', '/etc/passwd', '/etc/group']: print('LEAK mount', line)
 try:
     os.mkdir('/tmp/x'); os.chroot('/tmp/x')
     for _ in range(40): os.chdir('..')
@@ -53,6 +59,71 @@ setsid sleep 1000 &
 echo $! >/work/left
 `
 
+// neighbour looks for the user of the host who has the same number: for the
+// keys of the user and of the session, and for the user's processes. It prints
+// the number that the kernel has for it.
+const neighbour = `
+import ctypes, os, platform
+libc = ctypes.CDLL(None)
+number = {'x86_64': 250, 'aarch64': 219}[platform.machine()]
+for name, keyring in [('session', -3), ('user', -4), ('user session', -5)]:
+    if libc.syscall(number, 10, keyring, b'user', b'KEY', 0) >= 0: print('LEAK key of the', name) # KEYCTL_SEARCH
+for pid in [PIDS]:
+    try:
+        os.kill(pid, 0)
+        print('LEAK process', pid)
+    except ProcessLookupError: pass
+print('NUMBER', open('/proc/self/uid_map').read().split()[1], os.getuid())
+`
+
+// neighbours puts a key into the session keyring of the calling thread, and, if
+// this is the host's root, one into the keyring of each of the users who run
+// the programs of a build elsewhere: 1000 and 65534. It also starts a process of
+// each. It returns the text of neighbour for them.
+func neighbours(t *testing.T) string {
+	t.Helper()
+	key := "agentlab-test-" + rand.Text()
+	add := func(keyring int) error {
+		id, err := unix.AddKey("user", key, []byte("x"), keyring)
+		if err == nil {
+			_, err = unix.KeyctlInt(unix.KEYCTL_SET_TIMEOUT, id, 600, 0, 0)
+		}
+		return err
+	}
+	if _, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := add(unix.KEY_SPEC_SESSION_KEYRING); err != nil {
+		t.Fatal(err)
+	}
+	pids := ""
+	for _, uid := range []int{1000, 65534} {
+		if os.Geteuid() != 0 {
+			break
+		}
+		done := make(chan error)
+		go func() {
+			runtime.LockOSThread() // for good: the thread has another user now
+			if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); e != 0 {
+				done <- e
+				return
+			}
+			done <- add(unix.KEY_SPEC_USER_KEYRING)
+		}()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.CommandContext(t.Context(), "sleep", "1000")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}} //nolint:gosec // small
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		pids += fmt.Sprint(cmd.Process.Pid, ",")
+	}
+	return strings.NewReplacer("KEY", key, "PIDS", pids).Replace(neighbour)
+}
+
 // finishHostile runs finish.sh on a tree with a hostile setup.sh and a hostile
 // command, and returns what they say.
 func finishHostile(t *testing.T, tree string, edit func(string) string) string {
@@ -73,14 +144,17 @@ func finishHostile(t *testing.T, tree string, edit func(string) string) string {
 	}
 	defer func() { _ = l.Close() }()
 	_, port, _ := net.SplitHostPort(l.Addr().String()) // it has one
+	runtime.LockOSThread()                             // which has the session keyring
+	defer runtime.UnlockOSThread()
+	neighbours := "/usr/bin/python3 - <<'EOT'" + neighbours(t) + "EOT\n"
 	run := "cat > /tmp/escape.py <<'EOT'" + escape + "EOT\n/usr/bin/python3 /tmp/escape.py " + marker + " || echo FAILED\n"
 	for path, text := range map[string]string{
 		"marker": "the host", "finish.sh": edit(string(script)), "enter.sh": string(enter), "kind": "direct\n", "commands": "hostile\n",
 		"setup.sh": "cp -R --preserve=mode --no-preserve=ownership /run/build/npm/. /usr/local/\n" + run + "rm -rf /tmp/x /tmp/escape.py\n",
-		"run/01":   strings.Replace(hostileStep, "PORT", port, 1),
-		"seal.sh":  run + "rm -rf /tmp/x /tmp/escape.py; stat -c 'SH %a %U' /usr/local/sh; rm -f /usr/local/sh; ls /proc/*/comm | xargs cat | grep sleep && echo LEAK process\n:\n",
-		"npm/bin/hostile": "#!/bin/sh\n" + run +
-			"id; grep -E 'Cap(Eff|Prm|Bnd)|NoNewPrivs' /proc/self/status; sudo -n id && echo LEAK sudo; touch /etc/x && echo LEAK write; ls /run/build && echo LEAK build; ls /sys/class/net; echo x >/proc/sys/kernel/core_pattern && echo LEAK sysctl; :\n",
+		"run/01":   strings.Replace(hostileStep, "PORT", port, 1) + neighbours,
+		"seal.sh":  run + "rm -rf /tmp/x /tmp/escape.py; stat -c 'SH %a %U' /usr/local/sh; echo OWN $(stat -c %u:%g /work /work/left /usr/local/sh); rm -f /usr/local/sh; ls /proc/*/comm | xargs cat | grep sleep && echo LEAK process\n:\n",
+		"npm/bin/hostile": "#!/bin/sh\n" + run + neighbours +
+			"id; grep -E 'Cap(Eff|Prm|Bnd)|NoNewPrivs' /proc/self/status; sudo -n id && echo LEAK sudo; touch /etc/x && echo LEAK write; touch /usr/local/x && echo LEAK write; ls /run/build && echo LEAK build; ls /sys/class/net; echo x >/proc/sys/kernel/core_pattern && echo LEAK sysctl; :\n",
 	} {
 		if err := writeFile(b.path(path), text, 0o644); err != nil {
 			t.Fatal(err)
@@ -106,12 +180,16 @@ echo "AS $(id -u)"
 read -r pid _ _ _ _ session _ </proc/$$/stat
 test "$pid" = "$session" || echo LEAK session
 (: </dev/tty) 2>/dev/null && echo LEAK tty
+grep agentlab-test- /proc/keys && echo LEAK key
 echo "INDEX $PIP_EXTRA_INDEX_URL"
 `
 
 // fetchHostile runs fetch.sh on a tree with a hostile downloader.
 func fetchHostile(t *testing.T, tree, index string) (string, error) {
 	t.Helper()
+	runtime.LockOSThread() // which has the session keyring
+	defer runtime.UnlockOSThread()
+	neighbours(t)
 	b := &builder{work: t.TempDir()}
 	if err := os.Chmod(b.work, 0o755); err != nil { //nolint:gosec // other users read it
 		t.Fatal(err)
@@ -165,7 +243,7 @@ func TestFinishConfines(t *testing.T) {
 		edit func(string) string
 		want []string
 	}{
-		{"as shipped", asShipped, []string{"STAYED", "uid=1000(agent) gid=1000(agent) groups=1000(agent)\n", "CapBnd:\t0000000000000000", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1", "ALONE", "SH 755 root"}},
+		{"as shipped", asShipped, []string{"STAYED", "uid=65533(agent) gid=65533(agent) groups=65533(agent)\n", " 65533\n", "OWN 1000:1000 1000:1000 0:0", "CapBnd:\t0000000000000000", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1", "ALONE", "SH 755 root"}},
 		{"with all privileges", privileged, []string{"LEFT chroot", "ALONE", "SH 755 root"}},
 	} {
 		got := finishHostile(t, tree, tc.edit)
@@ -180,7 +258,7 @@ func TestFinishConfines(t *testing.T) {
 	}
 	const index = "https://user:p$a`ss@one.example/simple http://two.example/simple?a=b&c"
 	got, err := fetchHostile(t, tree, index)
-	if err != nil || strings.Contains(got, "LEAK") || !strings.Contains(got, "AS 65534\n") || !strings.Contains(got, "INDEX "+index+"\n") {
+	if err != nil || strings.Contains(got, "LEAK") || !strings.Contains(got, "AS 65532\n") || !strings.Contains(got, "INDEX "+index+"\n") {
 		t.Errorf("the downloader says, %v:\n%s", err, got)
 	}
 	// The public index may have other packages under the same names.

@@ -111,7 +111,7 @@ func (r *Recipe) checkKeyring() error {
 func checkNamespaces(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	argv := isolated("sh", "-c", "mount -t tmpfs none /mnt && chown 1:1 /mnt")
+	argv := isolated("sh", "-c", "mount -t tmpfs none /mnt && chown 65533:65533 /mnt")
 	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput() //nolint:gosec // constant arguments
 	if err == nil {
 		return nil
@@ -136,7 +136,7 @@ func namespaceRemedy() string {
 	if readTrimmed("/proc/sys/kernel/unprivileged_userns_clone") == "0" {
 		return "allow user namespaces: sudo sysctl kernel.unprivileged_userns_clone=1, or build as root"
 	}
-	return "unshare from util-linux 2.38 or later and user namespaces are needed, or build as root"
+	return "unshare from util-linux 2.38 or later, user namespaces and 65536 subordinate ids are needed, or build as root"
 }
 
 func hasSubIDs(file string, u *user.User) bool {
