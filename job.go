@@ -92,7 +92,7 @@ func (j *Job) Begin(sb *Sandbox, now time.Time, window time.Duration) (evs []Eve
 		evs = append(evs, j.statusEvent())
 	case JobRunning:
 	default:
-		return nil, Errorf(CodeUnavailable, "%s has ended meanwhile", j.ID)
+		return nil, Errorf(CodeUnavailable, "%s has ended in the meantime", j.ID)
 	}
 	if end := j.DeadlineAt.Add(window); end.After(sb.LeaseExpiresAt) {
 		sb.LeaseExpiresAt = end
@@ -152,11 +152,11 @@ func (j *Job) Validate() error {
 	case j.Agent == AgentNone && j.Task != "":
 		return Errorf(CodeInvalid, "a job without an agent has no task").WithField("task").WithHint("choose an agent: %s", strings.Join(Agents, ", "))
 	case j.Agent != AgentNone && strings.TrimSpace(j.Task) == "":
-		return Errorf(CodeInvalid, "the task is empty").WithField("task").WithHint("say what the agent is to do: --task \"…\" or --task-file FILE")
+		return Errorf(CodeInvalid, "the task is empty").WithField("task").WithHint("set the agent's task: --task \"…\" or --task-file FILE")
 	case len(j.Task) > MaxTaskBytes:
-		return Errorf(CodeInvalid, "%d bytes are more than %d", len(j.Task), MaxTaskBytes).WithField("task").WithHint("put long instructions in a file of the repo and name it in the task")
+		return Errorf(CodeInvalid, "%d bytes are more than %d", len(j.Task), MaxTaskBytes).WithField("task").WithHint("write long instructions to a file in the repository and refer to it in the task")
 	case strings.ContainsRune(j.Task, 0):
-		return Errorf(CodeInvalid, "the task holds a NUL byte").WithField("task")
+		return Errorf(CodeInvalid, "the task contains a NUL byte").WithField("task")
 	case j.Agent != AgentNone && !slices.Contains(Agents, j.Agent):
 		return Errorf(CodeInvalid, "unknown agent %q", j.Agent).WithField("agent").WithHint("choose one of %s", strings.Join(Agents, ", "))
 	case j.Mode != "dangerous":

@@ -138,8 +138,8 @@ func ValidateRepoURL(raw string) error {
 		extra = "a password"
 	}
 	if extra != "" {
-		return Errorf(CodeInvalid, "the URL holds %s", extra).WithField("repo_url").
-			WithHint("leave it out, and put a credential into the profile's secrets bundle: agentlab secrets set")
+		return Errorf(CodeInvalid, "the URL contains %s", extra).WithField("repo_url").
+			WithHint("remove it, and store a credential in the profile's secrets bundle: agentlab secrets set")
 	}
 	return nil
 }

@@ -81,7 +81,7 @@ func (t APIToken) Validate() error {
 	case !ok || len(id) != 13 || strings.Trim(id, letters+digits[2:]) != "":
 		return bad("id", "%q is not the id of a token", t.ID)
 	case len(t.Hash) != 64 || strings.Trim(t.Hash, "0123456789abcdef") != "":
-		return bad("hash", "it is no SHA-256 in lower-case hex")
+		return bad("hash", "not a SHA-256 checksum in lower-case hexadecimal")
 	case !slices.Contains(Roles, t.Role):
 		return bad("role", "%q is not a role", t.Role).WithHint("choose one of read, write, admin")
 	case t.AnyVerb != (len(t.Verbs) == 0) || len(t.Verbs) > MaxTokenVerbs || slices.Contains(t.Verbs, ""):
@@ -92,7 +92,7 @@ func (t APIToken) Validate() error {
 		return bad("sandboxes", "a sandbox lacks its uid")
 	case t.CreatedAt.IsZero() || !t.ExpiresAt.After(t.CreatedAt) || t.ExpiresAt.Sub(t.CreatedAt) > MaxTokenTTL:
 		return bad("ttl_minutes", "a token lives longer than nothing and at most %d days", int(MaxTokenTTL.Hours()/24)).
-			WithHint("make a new one when it has expired")
+			WithHint("create a new one when it has expired")
 	}
 	return ValidateName(t.Name)
 }

@@ -45,7 +45,7 @@ func NewRemote(r Remote) (*Client, error) {
 	}
 	if r.Token == "" || strings.ContainsFunc(r.Token, func(c rune) bool { return c <= ' ' || c > '~' }) {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the token is missing or malformed").
-			WithHint("put it in a file and set AGENTLAB_TOKEN_FILE to its path; create a token with: agentlab token create NAME")
+			WithHint("write it to a file and set AGENTLAB_TOKEN_FILE to its path; create a token with: agentlab token create NAME")
 	}
 	port := map[string]string{"https": "443", "http": "80"}[u.Scheme]
 	if p := u.Port(); p != "" && port != "" {

@@ -200,10 +200,10 @@ func (h *headerCheck) next() error {
 	case line == "":
 		h.done = true
 		if magic, err := h.r.Peek(4); err != nil || string(magic) != "PACK" {
-			return notBundle("it holds no pack")
+			return notBundle("it contains no pack")
 		}
 		if h.refs == 0 {
-			return notBundle("it holds no branch")
+			return notBundle("it contains no branch")
 		}
 	case line[0] == '-':
 		return notBundle("it requires commits that it does not contain")

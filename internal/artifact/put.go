@@ -274,7 +274,7 @@ func (s *Service) newTemp(root *os.Root, dir string) (*temp, error) {
 	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		s.forget(name)
-		return nil, fault(err, "make a temporary file")
+		return nil, fault(err, "create a temporary file")
 	}
 	return &temp{s: s, root: root, name: name, f: f}, nil
 }

@@ -100,7 +100,7 @@ func (s *Service) Create(ctx context.Context, r Request) (agentlab.APIToken, str
 	if err := t.Validate(); err != nil {
 		return agentlab.APIToken{}, "", err
 	}
-	if err := s.cfg.Store.PutAPIToken(ctx, t, tokenEvent(agentlab.EventTokenCreated, "token %s made", t)...); err != nil {
+	if err := s.cfg.Store.PutAPIToken(ctx, t, tokenEvent(agentlab.EventTokenCreated, "token %s created", t)...); err != nil {
 		return agentlab.APIToken{}, "", err
 	}
 	return t, secret, nil

@@ -39,7 +39,7 @@ With --json each record is one line of JSON; 'agentlab egress log --limit 0
 		Args:    atMostOne("SANDBOX"),
 	}
 	flags := cmd.Flags()
-	flags.BoolVarP(&follow, "follow", "f", false, "print new records as they are made")
+	flags.BoolVarP(&follow, "follow", "f", false, "print new records as they are recorded")
 	flags.StringVar(&q.JobID, "job", "", "only this job")
 	flags.BoolVar(&q.Denied, "denied", false, "only denied requests")
 	flags.Var(sinceFlag{&q.Since, a.Now}, "since", "only records since then: 10m, 4h, 2d, or a time such as 2026-01-31T15:04:05Z")

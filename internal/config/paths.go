@@ -188,7 +188,7 @@ func (p Paths) CheckRun() error {
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	switch {
 	case !st.IsDir():
-		return agentlab.Errorf(agentlab.CodeDenied, "%s is no directory", p.Run).WithHint("move it away")
+		return agentlab.Errorf(agentlab.CodeDenied, "%s is not a directory", p.Run).WithHint("move it away")
 	case !ok || int(sys.Uid) != owner:
 		return agentlab.Errorf(agentlab.CodeDenied, "%s does not belong to user %d", p.Run, owner).
 			WithHint("set XDG_RUNTIME_DIR or AGENTLAB_HOME to a directory of your own")
@@ -219,7 +219,7 @@ func ensureDir(path string, mode fs.FileMode) error {
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	switch {
 	case !st.IsDir():
-		return agentlab.Errorf(agentlab.CodeDenied, "%s is no directory", path).WithHint("move it away")
+		return agentlab.Errorf(agentlab.CodeDenied, "%s is not a directory", path).WithHint("move it away")
 	case ok && int(sys.Uid) != os.Geteuid():
 		return agentlab.Errorf(agentlab.CodeDenied, "%s belongs to user %d, not to %d", path, sys.Uid, os.Geteuid()).
 			WithHint("set AGENTLAB_HOME to a directory of your own")
@@ -236,6 +236,6 @@ func dirFault(path string, err error) error {
 	if errors.Is(err, syscall.ENOTDIR) {
 		code = agentlab.CodeInvalid
 	}
-	return &agentlab.Error{Code: code, Message: fmt.Sprintf("cannot make the directory %s", path), Err: err,
+	return &agentlab.Error{Code: code, Message: fmt.Sprintf("cannot create the directory %s", path), Err: err,
 		Hint: "set AGENTLAB_HOME to a directory that you may write"}
 }

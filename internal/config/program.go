@@ -26,7 +26,7 @@ func FindProgram(name string) (string, error) {
 	}
 	if err != nil {
 		return "", agentlab.Errorf(agentlab.CodeUnavailable, "%s is not installed", name).
-			WithHint("put it beside the program %s or in a directory of PATH", filepath.Base(os.Args[0]))
+			WithHint("install it in the directory of %s or in a directory of PATH", filepath.Base(os.Args[0]))
 	}
 	return path, nil
 }

@@ -35,7 +35,7 @@ func (p UpstreamProxy) validate() error {
 	case err != nil: // the error would contain a password
 		return bad("url", "not a URL").WithHint("write http://proxy.corp:3128")
 	case u.User != nil:
-		return bad("url", "the URL must not contain credentials").WithHint("write USER:PASSWORD into a file of mode 0600 and name it in upstream_proxy.credentials_file")
+		return bad("url", "the URL must not contain credentials").WithHint("write USER:PASSWORD to a file with mode 0600 and set upstream_proxy.credentials_file to its path")
 	case !slices.Contains([]string{"http", "https", "socks5"}, u.Scheme):
 		return bad("url", "%q is not a proxy of a known kind", p.URL).WithHint("use http://, https:// or socks5://")
 	case !hasPort(u) || u.Hostname() == "" || *u != (url.URL{Scheme: u.Scheme, Host: u.Host}):

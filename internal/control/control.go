@@ -128,7 +128,7 @@ func (c *Client) call(ctx context.Context, limit time.Duration, method, path str
 		return nil
 	}
 	if guestcheck.Decode(body, out) != nil {
-		return invalidReply("its answer is not the JSON that was asked for")
+		return invalidReply("its answer is not the expected JSON")
 	}
 	return nil
 }
@@ -242,7 +242,7 @@ func guestError(status int, body []byte) error {
 	if !slices.Contains(codes, code) {
 		code = agentlab.CodeInternal
 	}
-	return agentlab.Errorf(code, "the guest says: %s", agentlab.OneLine(e.Message, maxMessage))
+	return agentlab.Errorf(code, "the guest reports: %s", agentlab.OneLine(e.Message, maxMessage))
 }
 
 // checkHealth rejects a response that agent-runner never sends.

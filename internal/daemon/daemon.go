@@ -252,7 +252,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	grace, done := context.WithTimeout(context.WithoutCancel(ctx), serverGrace)
 	defer done()
 	if err := d.api.Shutdown(grace); err != nil {
-		d.log.Warn("calls were cut short", "err", err)
+		d.log.Warn("calls were interrupted", "err", err)
 	}
 	<-served
 	cancel()

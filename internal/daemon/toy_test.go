@@ -103,7 +103,7 @@ func (t *toy) Validate(spec backend.Spec) error {
 	if n := spec.Network; n.Mode != agentlab.NetworkNAT || len(n.Deny)+len(n.Ports)+len(n.Layers) > 0 {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "a toy enforces no policy").WithField("network.mode")
 	}
-	return t.Info().Refuse(spec)
+	return t.Info().CheckSpec(spec)
 }
 
 func (t *toy) Create(_ context.Context, spec backend.Spec) error {

@@ -126,7 +126,7 @@ func checkShape(n agentlab.Network) error {
 	switch {
 	case !slices.Contains(modes, n.Mode):
 		return invalid("network.mode", "unknown network mode %s", quote(n.Mode)).
-			WithHint("use %q (the public internet), %q (what the allow list names) or %q (only the controller)", modes[0], modes[1], modes[2])
+			WithHint("use %q (the public internet), %q (only targets in the allow list) or %q (only the controller)", modes[0], modes[1], modes[2])
 	case n.Mode != agentlab.NetworkAllowlist && len(n.Allow) > 0:
 		return invalid("network.allow", "an allow list has no effect in mode %s", n.Mode).WithHint("use mode: allowlist, or remove the list")
 	case n.Mode == agentlab.NetworkOff && (len(n.Deny) > 0 || len(n.Ports) > 0):

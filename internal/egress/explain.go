@@ -117,7 +117,7 @@ func (p *Policy) Explain(t Target) Explanation {
 		return e
 	}
 	if t.Name == "" {
-		e.Notes = append(e.Notes, "the connection may continue unless it names a host that is denied")
+		e.Notes = append(e.Notes, "the connection is allowed unless its host name is denied")
 		return e
 	}
 	e.step(p, "name", p.nameOpen(f, t.Name))
@@ -215,7 +215,7 @@ func (p *Policy) source(rule string) string {
 }
 
 var meanings = map[string]string{
-	RuleInvalid:       "that is no address that can be reached",
+	RuleInvalid:       "this address cannot be reached",
 	RuleUnspecified:   "the unspecified address is never reached",
 	RuleLoopback:      "loopback addresses are never reached from a sandbox",
 	RulePrivate:       "private networks (RFC 1918) are never reached from a sandbox, and names in private zones not resolved",
@@ -238,8 +238,8 @@ var meanings = map[string]string{
 	RuleOff:           "the mode is off: nothing but the controller is reached",
 	RuleAllowlist:     "the mode is allowlist, and no allow rule matches",
 	RulePorts:         "the policy's ports do not include this one",
-	RuleNameMissing:   "the connection names no host, and only a name could allow it",
-	RuleNameMismatch:  "the connection names a host that is not allowed at this address",
+	RuleNameMissing:   "the connection has no host name, and only a name could allow it",
+	RuleNameMismatch:  "the connection's host name is not allowed at this address",
 	RuleNameUnread:    "the policy denies hosts by name, which cannot be read from UDP; clients continue with TCP",
 	RuleProxy:         "only TCP to IPv4 addresses goes through the operator's upstream proxy; with QUIC refused, clients continue with TCP",
 	RuleLimit:         "the sandbox has too many connections",

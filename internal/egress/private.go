@@ -108,7 +108,7 @@ func ParsePrivate(t agentlab.PrivateTarget) (Private, error) {
 	if strings.Contains(t.Host, ":") || isIPv4Like(t.Host) {
 		a, err := netip.ParseAddr(t.Host)
 		if err != nil || a.Zone() != "" {
-			return bad("host", "%s is no IP address", quote(t.Host))
+			return bad("host", "%s is not an IP address", quote(t.Host))
 		}
 		if why := notOpenable(a.Unmap()); why != "" {
 			return bad("host", "%s", why)
@@ -124,7 +124,7 @@ func ParsePrivate(t agentlab.PrivateTarget) (Private, error) {
 	case name == "localhost" || strings.HasSuffix(name, ".localhost"):
 		return bad("host", "the host itself is named %s", HostName)
 	case !strings.Contains(name, "."):
-		return bad("host", "%s is no full host name, such as gateway.corp", quote(t.Host))
+		return bad("host", "%s is not a full host name, such as gateway.corp", quote(t.Host))
 	case name != HostName && strings.HasSuffix("."+name, hostZone):
 		return bad("host", "names under agentlab.internal are AgentLab's own; the host itself is %s", HostName)
 	}

@@ -90,7 +90,7 @@ func Report(r *guestapi.Report) error {
 func Health(h guestapi.Health) error {
 	for _, s := range []string{h.Version, h.BootID, h.Identity, h.System} {
 		if len(s) > 128 || !agentlab.IsPrintable(s) {
-			return agentlab.Errorf(agentlab.CodeInvalid, "its health holds unprintable text")
+			return agentlab.Errorf(agentlab.CodeInvalid, "its health contains unprintable text")
 		}
 	}
 	if h.Uptime < 0 {

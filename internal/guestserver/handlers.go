@@ -97,7 +97,7 @@ func (g *guest) report(w http.ResponseWriter, r *http.Request, jobID string) {
 func (g *guest) redactor(ctx context.Context, jobID string) (*redact.Redactor, error) {
 	red, err := g.s.cfg.Bootstrap.Redactor(ctx, jobID)
 	if err != nil {
-		g.log.Error("what a guest says cannot be redacted", "job", jobID, "err", err)
+		g.log.Error("cannot redact data of a guest", "job", jobID, "err", err)
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the controller cannot do this now")
 	}
 	return red, nil

@@ -16,20 +16,20 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 )
 
-const usage = `agentlabd network keeps the rules of a bridge that sandboxes are on, without a
+const usage = `agentlabd network manages the rules of a bridge for sandboxes without a
 daemon: for the unit that applies them when the host boots.
 
 Usage:
   agentlabd network render                print the rules as 'nft -f' reads them
-  agentlabd network apply [--dry-run]     put them in force, in one step; again
+  agentlabd network apply [--dry-run]     load the rules atomically; again
                                           changes nothing. With --dry-run only
-                                          ask the kernel whether it takes them
-  agentlabd network remove                take them away
-  agentlabd network status                tell whether they are in force as they
-                                          should be; exit code 1 when not
+                                          check that the kernel accepts them
+  agentlabd network remove                remove the rules
+  agentlabd network status                check that the rules are loaded
+                                          and unchanged; exit code 1 if not
   agentlabd network settings              print bridge and networks, for scripts
-  agentlabd network agent                 be the network of this node for the
-                                          daemon of another, which runs this by
+  agentlabd network agent                 serve the network of this node to the
+                                          daemon of another node, which runs this by
                                           ssh (key ssh of a node)
 
 Options of each: --home DIR | --system    whose config.yaml (key host_network)
@@ -157,7 +157,7 @@ func removeRules(ctx context.Context, m *nft.Manager, w io.Writer) error {
 	if err := m.Remove(ctx); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(w, "the rules are gone")
+	_, err := fmt.Fprintln(w, "the rules were removed")
 	return err
 }
 

@@ -82,7 +82,7 @@ func (req BuildRequest) Parse() (*Recipe, error) {
 	}
 	if slices.Contains(ShippedNames(), req.Name) {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s is the name of a shipped recipe", req.Name).WithField("name").
-			WithHint("give your image another name; 'extends: %s' builds on the shipped one", req.Name)
+			WithHint("choose another name for your image; 'extends: %s' extends the shipped one", req.Name)
 	}
 	text := req.Recipe
 	r, err := decodeRecipe([]byte(text))

@@ -46,7 +46,7 @@ func ExtractKernel(file []byte) ([]byte, error) {
 	if bytes.HasPrefix(file, magicGzip) {
 		image, err := decompress(file)
 		if err == nil && !isARM64(image) {
-			err = errors.New("the compressed file is no arm64 kernel")
+			err = errors.New("the compressed file is not an arm64 kernel")
 		}
 		return image, err
 	}
@@ -62,7 +62,7 @@ func ExtractKernel(file []byte) ([]byte, error) {
 		return nil, err
 	}
 	if !bytes.HasPrefix(elf, magicELF) {
-		return nil, errors.New("the kernel's payload is no ELF file")
+		return nil, errors.New("the kernel's payload is not an ELF file")
 	}
 	return elf, nil
 }
@@ -86,7 +86,7 @@ func bzPayload(file []byte) ([]byte, error) {
 	start := (sects+1)*512 + int64(binary.LittleEndian.Uint32(file[bzPayloadOffset:]))
 	end := start + int64(binary.LittleEndian.Uint32(file[bzPayloadLength:]))
 	if start >= end || end > int64(len(file)) {
-		return nil, errors.New("the kernel image is cut short")
+		return nil, errors.New("the kernel image is truncated")
 	}
 	return file[start:end], nil
 }
@@ -146,7 +146,7 @@ func decompressLZ4(data []byte) ([]byte, error) {
 		size := int64(binary.LittleEndian.Uint32(data))
 		data = data[4:]
 		if size == 0 || size > int64(len(data)) {
-			return nil, errors.New("a compressed block is cut short")
+			return nil, errors.New("a compressed block is truncated")
 		}
 		n, err := lz4.UncompressBlock(data[:size], buf)
 		if err != nil {

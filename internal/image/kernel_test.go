@@ -113,13 +113,13 @@ func TestExtractKernelRefuses(t *testing.T) {
 		{"nothing", "not a Linux kernel", nil},
 		{"text", "not a Linux kernel", bytes.Repeat([]byte("x"), 4096)},
 		{"old protocol", "too old", old},
-		{"cut short", "cut short", short[:3000]},
+		{"cut short", "truncated", short[:3000]},
 		{"unknown compression", "unknown compression", bzImage([]byte("BZh91AY"))},
-		{"no ELF inside", "no ELF", bzImage(packed(t, []byte(strings.Repeat("text ", 99)))["gzip"])},
+		{"no ELF inside", "not an ELF", bzImage(packed(t, []byte(strings.Repeat("text ", 99)))["gzip"])},
 		{"half of a gzip", "EOF", bzImage(p["gzip"][:len(p["gzip"])/2])},
-		{"half of an lz4", "cut short", bzImage(p["lz4"][:len(p["lz4"])/2])},
+		{"half of an lz4", "truncated", bzImage(p["lz4"][:len(p["lz4"])/2])},
 		{"half of a zstd", "EOF", bzImage(p["zstd"][:len(p["zstd"])/2])},
-		{"gzip of no kernel", "no arm64", packed(t, elfText)["gzip"]},
+		{"gzip of no kernel", "not an arm64", packed(t, elfText)["gzip"]},
 	} {
 		got, err := ExtractKernel(tc.file)
 		if err == nil || !strings.Contains(err.Error(), tc.want) {

@@ -43,7 +43,7 @@ func (r *Recipe) validate() error {
 		return err
 	}
 	if suites[r.Suite] == nil {
-		return invalid("suite", "%q is not a suite that images can be made of", r.Suite).WithHint("choose one of %s", suiteNames())
+		return invalid("suite", "%q is not a suite that images can be built from", r.Suite).WithHint("choose one of %s", suiteNames())
 	}
 	if err := validateMirror(r.Mirror); err != nil {
 		return err

@@ -167,7 +167,7 @@ var outputFaults = []struct {
 	hint  string
 }{
 	{agentlab.CodeNoSpace, []string{"No space left on device", "ENOSPC", "Disk quota exceeded", "Could not allocate block"},
-		"free some space where images are kept, or remove images with 'agentlab image rm'"},
+		"free disk space in the image directory, or remove images with 'agentlab image rm'"},
 	{agentlab.CodeInvalid, []string{"Unable to locate package", "has no installation candidate", "Couldn't find any package"},
 		"check the packages of the recipe against its suite and components"},
 	{agentlab.CodeInvalid, []string{"does not have a Release file", "404  Not Found"},

@@ -67,7 +67,7 @@ func DialTLS(ctx context.Context, raw net.Conn, key ed25519.PrivateKey) (net.Con
 
 func dialError(err error) error {
 	if refused(err) {
-		return agentlab.Errorf(agentlab.CodeDenied, "the guest does not know this controller's key").
+		return agentlab.Errorf(agentlab.CodeDenied, "the guest does not accept this controller's key").
 			WithHint("its seed has another key: another installation created it, or the master key was replaced")
 	}
 	if err == nil {

@@ -276,7 +276,7 @@ func (r *repair) print(asJSON bool, stdout io.Writer) error {
 		fmt.Fprintf(stdout, "restored %s\n", o.Backup)
 	}
 	for _, f := range o.MovedTo {
-		fmt.Fprintf(stdout, "the old database is kept: %s\n", f)
+		fmt.Fprintf(stdout, "the old database was saved: %s\n", f)
 	}
 	fmt.Fprintf(stdout, "added from the state directory and the backend: %s, %s, %s\n",
 		agentlab.Plural(o.Jobs, "job"), agentlab.Plural(o.Artifacts, "artifact"), agentlab.Plural(o.Sandboxes, "sandbox"))

@@ -295,7 +295,7 @@ func restoreNetworkPolicy(ctx context.Context, st *store.Store, row agentlab.San
 	case row.State == agentlab.SandboxDestroyed:
 		return nil
 	case in.Spec == nil:
-		out.warn("the network policy of sandbox %s (%d) is that of the backup, because the backend does not say which it has now; see 'agentlab policy show'", row.Name, row.VMID)
+		out.warn("the network policy of sandbox %s (%d) is that of the backup, because the backend does not report the current one; see 'agentlab policy show'", row.Name, row.VMID)
 		return nil
 	}
 	n := in.Spec.Network
@@ -308,7 +308,7 @@ func restoreNetworkPolicy(ctx context.Context, st *store.Store, row agentlab.San
 	if sandbox.SameNetwork(n, row.Network) && sandbox.SameNetwork(n, in.Spec.Network) {
 		return nil
 	}
-	out.warn("the network policy of sandbox %s (%d) was changed after the backup: it keeps the one that it has now; see 'agentlab policy show'", row.Name, row.VMID)
+	out.warn("the network policy of sandbox %s (%d) was changed after the backup: the current policy stays in effect; see 'agentlab policy show'", row.Name, row.VMID)
 	_, err := st.UpdateSandbox(ctx, row.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		sb.Network, sb.NetworkPending = n, true
 		return nil, nil

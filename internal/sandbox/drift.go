@@ -84,7 +84,7 @@ func (s *Service) reportPaused(ctx context.Context, vmid int) error {
 	if err != nil {
 		return err
 	}
-	text := "goes on"
+	text := "continues to run"
 	if why != "" {
 		text = "is paused: " + s.redactReason(ctx, sb, why)
 	}
@@ -225,7 +225,7 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instanc
 	defer unlock()
 	if _, ok, err := s.owner(ctx, in.Ref.UID); err != nil || ok {
 		if err == nil {
-			err = agentlab.Errorf(agentlab.CodeConflict, "%d (%s) has a row by now; it is left alone", in.Number(), in.Ref.UID)
+			err = agentlab.Errorf(agentlab.CodeConflict, "%d (%s) is now in the database and is not destroyed", in.Number(), in.Ref.UID)
 		}
 		return backend.Instance{}, err
 	}
@@ -234,7 +234,7 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instanc
 	}
 	switch _, err := s.cfg.Driver.Inspect(ctx, in.Ref); {
 	case err == nil:
-		return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "the backend still holds %d (%s) after its destruction", in.Number(), in.Ref.UID).
+		return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "the backend still has %d (%s) after its destruction", in.Number(), in.Ref.UID).
 			WithHint("try again; see 'agentlab daemon logs'")
 	case agentlab.CodeOf(err) != agentlab.CodeNotFound:
 		return backend.Instance{}, err
@@ -268,7 +268,7 @@ func (s *Service) findOrphan(ctx context.Context, id string) (backend.Instance, 
 			WithHint("name one by its UID: agentlab sandbox list --orphans")
 	}
 	if sb, err := s.Get(ctx, id); err == nil && sb.State != agentlab.SandboxDestroyed {
-		return backend.Instance{}, agentlab.Errorf(agentlab.CodeNotFound, "%s is no orphan: it is the sandbox %s", id, sb.Name).
+		return backend.Instance{}, agentlab.Errorf(agentlab.CodeNotFound, "%s is not an orphan: it is the sandbox %s", id, sb.Name).
 			WithHint("agentlab sandbox destroy %d", sb.VMID)
 	}
 	return backend.Instance{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no orphan %s", id).

@@ -13,7 +13,7 @@ func (s *Service) destroyWithoutRow(sb agentlab.Sandbox) {
 	if sb.State == agentlab.SandboxDestroyed {
 		return
 	}
-	s.log.Warn("a sandbox is destroyed before the database can say so: the disk is full", "vmid", sb.VMID)
+	s.log.Warn("a sandbox is destroyed before this can be recorded in the database: the disk is full", "vmid", sb.VMID)
 	if err := s.intents.put(sb.UID); err != nil {
 		s.log.Warn("the request to destroy a sandbox was not stored", "vmid", sb.VMID, "err", err)
 	}

@@ -128,7 +128,7 @@ func (s *Service) ConsoleLog(ctx context.Context, vmid int, follow bool) (io.Rea
 	cl, ok := s.cfg.Driver.(backend.ConsoleLogger)
 	switch {
 	case !ok:
-		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s keeps no console log", sb.Backend).
+		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s has no console log", sb.Backend).
 			WithHint("%s", s.cfg.Driver.Info().ConsoleHint)
 	case sb.State == agentlab.SandboxDestroyed:
 		return nil, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s (%d) is destroyed, and its console log with it", sb.Name, vmid)

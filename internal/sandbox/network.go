@@ -152,7 +152,7 @@ func SameNetwork(a, b agentlab.Network) bool {
 func (s *Service) setNetwork(sb *agentlab.Sandbox, n agentlab.Network, why string) ([]agentlab.Event, error) {
 	if _, ok := s.cfg.Driver.(backend.NetworkUpdater); !ok {
 		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot change the network policy of a sandbox", sb.Backend).
-			WithHint("make a new sandbox: it gets the policy of its profile")
+			WithHint("create a new sandbox: it gets the policy of its profile")
 	}
 	if _, err := egress.New(n); err != nil {
 		return nil, err
@@ -209,7 +209,7 @@ func (s *Service) applyNetwork(ctx context.Context, sb agentlab.Sandbox) (settle
 	if isTransient(err) && !long {
 		return false, err
 	}
-	return true, s.markFailed(ctx, sb, "its network policy could not be put in force: %w", err)
+	return true, s.markFailed(ctx, sb, "its network policy could not be applied: %w", err)
 }
 
 func (s *Service) updateNetwork(ctx context.Context, sb agentlab.Sandbox) error {
@@ -229,7 +229,7 @@ func (s *Service) networkApplied(ctx context.Context, sb agentlab.Sandbox) error
 			return nil, nil
 		}
 		now.NetworkPending = false
-		return []agentlab.Event{networkEvent(*now, "is in force")}, nil
+		return []agentlab.Event{networkEvent(*now, "is applied")}, nil
 	})
 	return err
 }
@@ -269,9 +269,9 @@ func (s *Service) awaitNetwork(ctx context.Context, sb agentlab.Sandbox, booting
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			e := agentlab.Errorf(agentlab.CodeUnavailable, "the network policy of sandbox %s (%d) is not in force yet", sb.Name, vmid)
+			e := agentlab.Errorf(agentlab.CodeUnavailable, "the network policy of sandbox %s (%d) is not applied yet", sb.Name, vmid)
 			if trouble != "" {
-				e = agentlab.Errorf(agentlab.CodeUnavailable, "the network policy of sandbox %s (%d) is not in force yet: %s", sb.Name, vmid, trouble)
+				e = agentlab.Errorf(agentlab.CodeUnavailable, "the network policy of sandbox %s (%d) is not applied yet: %s", sb.Name, vmid, trouble)
 			}
 			return sb, e.WithHint("agentlabd tries again, and powers off a sandbox whose policy cannot be applied")
 		}

@@ -221,7 +221,7 @@ func TestPolicyFailsClosed(t *testing.T) {
 				begin := time.Now()
 				wantCode(t, w.svc.NarrowNetwork(context.Background(), sb.VMID, allowlist("a.example")), c.code)
 				sb = w.until(sb.VMID, agentlab.SandboxFailed)
-				if !strings.Contains(sb.Reason, "network policy could not be put in force") || time.Since(begin) > 5*time.Minute {
+				if !strings.Contains(sb.Reason, "network policy could not be applied") || time.Since(begin) > 5*time.Minute {
 					t.Errorf("reason %q after %s", sb.Reason, time.Since(begin))
 				}
 				w.untilIt(sb.VMID, func(sb agentlab.Sandbox) bool { return w.power(sb) == backend.PowerStopped })

@@ -130,7 +130,7 @@ func (s *Service) ttl(asked, profile time.Duration) (time.Duration, error) {
 	}
 	if d > s.lim.MaxTTL {
 		return 0, agentlab.Errorf(agentlab.CodeInvalid, "%s is longer than the maximum of %s", agentlab.FormatTTL(d), agentlab.FormatTTL(s.lim.MaxTTL)).WithField("ttl").
-			WithHint("give a shorter duration, or raise limits.max_ttl_minutes in config.yaml")
+			WithHint("use a shorter duration, or increase limits.max_ttl_minutes in config.yaml")
 	}
 	return d, nil
 }
@@ -171,7 +171,7 @@ func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	return s.requestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
-			return nil, conflict(*sb, "and cannot be started", "make a new one: agentlab sandbox new")
+			return nil, conflict(*sb, "and cannot be started", "create a new one: agentlab sandbox new")
 		case sb.Profile == agentlab.ProfileLost: // its guest's configuration and policy are not known
 			return nil, conflict(*sb, "and cannot be started: it was recovered without its profile",
 				"copy what you need from its disk in the directory sandboxes/ of the state directory, then 'agentlab sandbox destroy %d'", vmid)
@@ -240,7 +240,7 @@ func (s *Service) RenewLease(ctx context.Context, vmid int, ttl time.Duration) (
 	}
 	return s.requestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed {
-			return nil, conflict(*sb, "and its lease cannot be renewed", "make a new one: agentlab sandbox new")
+			return nil, conflict(*sb, "and its lease cannot be renewed", "create a new one: agentlab sandbox new")
 		}
 		sb.LeaseExpiresAt = s.clock().UTC().Add(ttl)
 		return []agentlab.Event{leaseEvent(*sb, "renewed")}, nil

@@ -69,7 +69,7 @@ func TestPausedGuestIsReported(t *testing.T) {
 			w.Errorf("paused: %v", got)
 		}
 		pause("")
-		if got := told(); len(got) != 2 || got[1] != "the guest of sandbox hog goes on" || len(w.svc.Paused()) != 0 {
+		if got := told(); len(got) != 2 || got[1] != "the guest of sandbox hog continues to run" || len(w.svc.Paused()) != 0 {
 			w.Errorf("events %q, paused %v", got, w.svc.Paused())
 		}
 	})

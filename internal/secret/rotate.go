@@ -188,7 +188,7 @@ func (v *Vault) writeRecipients(others []string) error {
 			return nil //nolint:nilerr // nothing to empty
 		}
 	}
-	text := "# AgentLab: who can open the secrets bundles beside this file, besides identity.txt.\n# After a change by hand: agentlab secrets rotate\n"
+	text := "# AgentLab: who can open the secrets bundles beside this file, besides identity.txt.\n# After a manual change run: agentlab secrets rotate\n"
 	return replaceFile(v.recipientsPath(), []byte(text+strings.Join(append(others[:len(others):len(others)], ""), "\n")))
 }
 

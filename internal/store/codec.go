@@ -124,7 +124,7 @@ func (c addr4Col) Value() (driver.Value, error) {
 	case !c.a.IsValid():
 		return nil, nil
 	case !c.a.Is4():
-		return nil, fmt.Errorf("%s is no IPv4 address", c.a)
+		return nil, fmt.Errorf("%s is not an IPv4 address", c.a)
 	}
 	return int64(number(*c.a)), nil
 }

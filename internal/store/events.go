@@ -29,7 +29,7 @@ func checkEvent(e *agentlab.Event) error {
 		return invalid("kind", "an event requires a kind and a time")
 	}
 	if e.Data != "" && (e.Data[0] != '{' || !json.Valid([]byte(e.Data))) {
-		return invalid("data", "it is no JSON object")
+		return invalid("data", "it is not a JSON object")
 	}
 	return nil
 }

@@ -59,7 +59,7 @@ func checkJob(j *agentlab.Job) error {
 	case j.CreatedAt.IsZero() || j.UpdatedAt.IsZero():
 		return invalid("created_at", "creation or update time is missing")
 	case j.StopRequested != "" && !stoppable(agentlab.JobStatus(j.StopRequested)):
-		return invalid("stop_requested", "%q cannot be asked for", j.StopRequested)
+		return invalid("stop_requested", "%q cannot be requested", j.StopRequested)
 	}
 	return agentlab.ValidateJobID(j.ID)
 }

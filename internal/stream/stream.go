@@ -133,7 +133,7 @@ func (r *Reader) Next() (Type, []byte, error) {
 		if errors.Is(err, io.EOF) { // this end is not between frames
 			err = io.ErrUnexpectedEOF
 		}
-		return 0, nil, fmt.Errorf("stream: cut short: %w", err)
+		return 0, nil, fmt.Errorf("stream: truncated: %w", err)
 	}
 	return t, p, nil
 }

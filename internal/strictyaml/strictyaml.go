@@ -52,7 +52,7 @@ func Parse(data []byte) (doc *Document, err error) {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d bytes of YAML are more than %d", len(data), MaxBytes)
 	}
 	if strings.ContainsRune(string(data), 0) {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "not YAML: it holds a NUL byte")
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "not YAML: it contains a NUL byte")
 	}
 	defer func() {
 		// A panic of the parser for unusual text is reported as an error of

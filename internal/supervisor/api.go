@@ -207,7 +207,7 @@ func (s *supervisor) dialPort(ctx context.Context, port uint16) (net.Conn, error
 		return nil, err
 	}
 	if s.net == nil {
-		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "the supervisor does not run the VM's network")
+		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "the supervisor does not manage the VM's network")
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialPatience)
 	defer cancel()

@@ -66,7 +66,7 @@ func (d Dir) takeLock() (*os.File, error) {
 	}
 	_ = f.Close()
 	if err != nil {
-		return nil, fault(err, "cannot take the supervisor's lock")
+		return nil, fault(err, "cannot acquire the supervisor's lock")
 	}
 	return nil, nil
 }

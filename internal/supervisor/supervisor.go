@@ -157,7 +157,7 @@ func (s *supervisor) lock() error {
 	}
 	ok, err := takeLock(f) // an inherited lock is held already
 	if err != nil {
-		return fault(err, "cannot take the supervisor's lock")
+		return fault(err, "cannot acquire the supervisor's lock")
 	}
 	if !ok {
 		return agentlab.Errorf(agentlab.CodeBusy, "another supervisor holds %s", s.dir)
@@ -172,7 +172,7 @@ func (s *supervisor) inheritedLock() (*os.File, error) {
 	}
 	n, err := strconv.Atoi(env)
 	if err != nil || n < 3 {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "%s=%q is no file descriptor", envLock, env)
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "%s=%q is not a file descriptor", envLock, env)
 	}
 	unix.CloseOnExec(n)
 	f := os.NewFile(uintptr(n), fileLock)

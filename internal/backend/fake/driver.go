@@ -111,7 +111,7 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	case spec.Resources.Cores > 64:
 		return unsupported("resources.cores", "%d cores are more than the 64 of this host", spec.Resources.Cores)
 	}
-	if err := d.Info().Refuse(spec); err != nil {
+	if err := d.Info().CheckSpec(spec); err != nil {
 		return err
 	}
 	return validNetwork(spec.Network)

@@ -207,7 +207,7 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	if spec.Resources.MemoryMB < minMemoryMB {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "a guest needs at least %d MiB to boot", minMemoryMB).WithField("resources.memory_mb")
 	}
-	if err := d.Info().Refuse(spec); err != nil {
+	if err := d.Info().CheckSpec(spec); err != nil {
 		return err
 	}
 	return validNetwork(spec.Network)
@@ -219,7 +219,7 @@ func validNetwork(n agentlab.Network) error {
 	switch n.Mode {
 	case agentlab.NetworkNAT, agentlab.NetworkAllowlist, agentlab.NetworkOff:
 	default:
-		return agentlab.Errorf(agentlab.CodeUnsupported, "the qemu backend does not know the mode %q", n.Mode).WithField("network.mode")
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the qemu backend has no mode %q", n.Mode).WithField("network.mode")
 	}
 	_, err := egress.New(n)
 	return err

@@ -136,7 +136,7 @@ func refuseDisk(path, image string) error {
 	}
 	header := make([]byte, qcowHeader)
 	if _, err := io.ReadFull(f, header); err != nil || binary.BigEndian.Uint32(header) != qcowMagic || binary.BigEndian.Uint32(header[4:]) < 3 {
-		return fmt.Errorf("%s is not an overlay that AgentLab made", path)
+		return fmt.Errorf("%s is not an overlay that AgentLab created", path)
 	}
 	if binary.BigEndian.Uint64(header[72:])&qcowExternalData != 0 {
 		return fmt.Errorf("%s has its data in another file", path)

@@ -74,7 +74,7 @@ func (m *machine) Launch(context.Context) (supervisor.Wires, error) {
 	}
 	var ended <-chan struct{}
 	if err != nil {
-		err = fault(err, "cannot make a socket for QEMU")
+		err = fault(err, "cannot create a socket for QEMU")
 	} else {
 		ended, err = m.start(theirs[:])
 	}

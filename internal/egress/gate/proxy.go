@@ -256,7 +256,7 @@ func (p *ProxyDialer) socks(ctx context.Context, conn net.Conn, to netip.AddrPor
 	}
 	dialer, ok := d.(proxy.ContextDialer)
 	if !ok {
-		return agentlab.Errorf(agentlab.CodeInternal, "the SOCKS5 dialer takes no context")
+		return agentlab.Errorf(agentlab.CodeInternal, "the SOCKS5 dialer does not support contexts")
 	}
 	_, err = dialer.DialContext(ctx, "tcp", to.String())
 	switch {

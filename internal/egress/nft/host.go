@@ -128,7 +128,7 @@ func unpinNeighbours(bridge string, s Sandbox) error {
 func eachNeighbour(bridge string, s Sandbox, do func(*netlink.Neigh) error) error {
 	l, err := netlink.LinkByName(bridge)
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "there is no bridge %s: %w", bridge, err).
+		return agentlab.Errorf(agentlab.CodeUnavailable, "bridge %s not found: %w", bridge, err).
 			WithField("host_network.bridge").WithHint("agentlab host network apply")
 	}
 	for _, a := range []netip.Addr{s.IPv4, s.IPv6} {
@@ -176,7 +176,7 @@ func prepare(c Config, log *slog.Logger) error {
 		}
 	}
 	if err := netlink.LinkSetUp(l); err != nil {
-		return agentlab.Errorf(agentlab.CodeInternal, "bringing %s up: %w", c.Bridge, err)
+		return agentlab.Errorf(agentlab.CodeInternal, "cannot bring %s up: %w", c.Bridge, err)
 	}
 	for _, p := range []netip.Prefix{netip.PrefixFrom(c.Gateway4, c.Subnet4.Bits()), netip.PrefixFrom(c.Gateway6, c.Subnet6.Bits())} {
 		if !p.IsValid() {
@@ -238,7 +238,7 @@ func (m *Manager) BridgeUp() error {
 	m.mu.Unlock()
 	no := func(format string, args ...any) error {
 		return agentlab.Errorf(agentlab.CodeUnavailable, format, args...).WithField("host_network.bridge").
-			WithHint("make it with scripts/net/setup_vmbr1.sh --apply, or for now with: agentlab host network apply")
+			WithHint("create it with scripts/net/setup_vmbr1.sh --apply, or until the next boot with: agentlab host network apply")
 	}
 	l, err := netlink.LinkByName(c.Bridge)
 	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
@@ -248,7 +248,7 @@ func (m *Manager) BridgeUp() error {
 		return readError("the bridge "+c.Bridge, err)
 	}
 	if l.Type() != "bridge" || l.Attrs().Flags&net.FlagUp == 0 {
-		return no("%s is no bridge that is up", c.Bridge)
+		return no("%s is not a bridge, or is not up", c.Bridge)
 	}
 	addrs, err := netlink.AddrList(l, netlink.FAMILY_V4)
 	if err != nil {

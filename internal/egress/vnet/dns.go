@@ -25,7 +25,7 @@ func (n *Network) takeDNSPort(gateway netip.Addr) (net.PacketConn, error) {
 	}
 	conn, err := gonet.DialUDP(n.stack, &addr, nil, proto)
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "take the DNS port: %w", err)
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "bind the DNS port: %w", err)
 	}
 	return conn, nil
 }

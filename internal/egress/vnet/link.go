@@ -93,7 +93,7 @@ func (e *linkEndpoint) receive(pass func(frame []byte) bool) error {
 
 func linkError(err error) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return fmt.Errorf("%w: cut short", ErrFrame)
+		return fmt.Errorf("%w: truncated", ErrFrame)
 	}
 	return err
 }

@@ -52,7 +52,7 @@ func boot() int {
 	unix.CloseOnExec(initSocket)
 	return serve(func() (func(string), error) {
 		if n, err := unix.Read(initSocket, make([]byte, 1)); n != 1 {
-			return nil, fmt.Errorf("PID 1 is gone: %w", err)
+			return nil, fmt.Errorf("PID 1 has ended: %w", err)
 		}
 		if err := enterRoot(proc); err != nil {
 			return nil, fmt.Errorf("entering the root disk: %w", err)

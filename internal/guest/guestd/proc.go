@@ -40,7 +40,7 @@ func (s *Server) command(req guestapi.ExecRequest, a account) (*exec.Cmd, error)
 	}
 	for _, arg := range req.Command {
 		if strings.ContainsRune(arg, 0) {
-			return nil, agentlab.Errorf(agentlab.CodeInvalid, "an argument holds a NUL byte").WithField("command")
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "an argument contains a NUL byte").WithField("command")
 		}
 	}
 	dir := req.Dir

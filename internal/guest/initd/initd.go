@@ -195,7 +195,7 @@ func mountRoot(disk string) error {
 		return fmt.Errorf("mounting %s: %w", dev, err)
 	}
 	if _, err := os.Stat(filepath.Join(newRoot, "etc")); err != nil {
-		return fmt.Errorf("%s holds no system: %w", dev, err)
+		return fmt.Errorf("%s contains no operating system: %w", dev, err)
 	}
 	return nil
 }

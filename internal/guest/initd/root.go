@@ -49,7 +49,7 @@ func freeInitrd() error {
 	}
 	const tmpfs, ramfs = 0x01021994, 0x858458f6
 	if st.Type != tmpfs && st.Type != ramfs {
-		return fmt.Errorf("the root is no initrd (file system %#x)", st.Type)
+		return fmt.Errorf("the root is not an initrd (file system %#x)", st.Type)
 	}
 	var dev unix.Stat_t
 	if err := unix.Lstat("/", &dev); err != nil {

@@ -137,7 +137,7 @@ func (r *Runner) setUpClone(rp *repo, path string) error {
 		}
 	}
 	if err := g.branchOff(rp.Branch, rp.Base); err != nil {
-		return fmt.Errorf("the branch %s cannot be made: %w", rp.Branch, err)
+		return fmt.Errorf("cannot create the branch %s: %w", rp.Branch, err)
 	}
 	rp.Heads, err = g.heads()
 	return err

@@ -170,7 +170,7 @@ func stageGit(d dir, cred *guestapi.Git) error {
 			name = "x-access-token"
 		}
 		if strings.ContainsAny(name+cred.Token, "\n\x00") {
-			return errors.New("the git credential holds a line break")
+			return errors.New("the git credential contains a line break")
 		}
 		write(fileGitCred, "username="+name+"\npassword="+cred.Token+"\n")
 	}

@@ -19,7 +19,7 @@ import (
 // make it run a program. It does not follow links out of the directory.
 type gitDir struct{ root *os.Root }
 
-var errReftable = errors.New("the repository keeps its branches in a format that is not supported (reftable)")
+var errReftable = errors.New("the repository stores its branches in an unsupported format (reftable)")
 
 // isCommit reports whether s is a full object name.
 func isCommit(s string) bool { return (len(s) == 40 || len(s) == 64) && agentlab.IsHex(s, 40) }
@@ -94,7 +94,7 @@ func (g *gitDir) head() (branch, commit string, err error) {
 	}
 	branch, ok := strings.CutPrefix(target, "refs/heads/")
 	if !ok || !validBranch(branch) {
-		return "", "", errors.New("HEAD names no branch")
+		return "", "", errors.New("HEAD is not a branch")
 	}
 	heads, err := g.heads()
 	return branch, heads[branch], err

@@ -82,7 +82,7 @@ func (s *shipper) send(ctx context.Context, final bool) error {
 		}
 		if s.offset <= before { // it should have accepted some
 			if final {
-				return fmt.Errorf("the controller takes no more of the log than %d bytes", s.offset)
+				return fmt.Errorf("the controller accepts at most %d bytes of the log", s.offset)
 			}
 			return nil
 		}

@@ -62,7 +62,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 	fresh, err := r.bootstrap(ctx)
 	if denied(err) {
-		r.log.Error("the controller refuses the bootstrap token: it was used before, has expired, or is not for this sandbox")
+		r.log.Error("the controller rejects the bootstrap token: it was already used, has expired, or is not for this sandbox")
 		return nil
 	}
 	if err != nil {

@@ -65,7 +65,7 @@ func (d dir) has(name string) bool {
 // on a disk or that another user owns.
 func (d dir) open() error {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
-		return fmt.Errorf("the run directory cannot be made: %w", err)
+		return fmt.Errorf("cannot create the run directory: %w", err)
 	}
 	st, err := os.Lstat(string(d))
 	if err != nil {

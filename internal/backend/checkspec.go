@@ -6,11 +6,11 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Refuse returns the error of Driver.Validate for hardware settings, private
+// CheckSpec returns the error of Driver.Validate for hardware settings, private
 // destinations and addresses of spec that the driver's Info does not announce,
 // and nil if there are none. The driver checks the network mode and its rules
 // itself.
-func (i Info) Refuse(spec Spec) error {
+func (i Info) CheckSpec(spec Spec) error {
 	if err := i.CheckOptions(spec.Options); err != nil {
 		return err
 	}
@@ -27,7 +27,7 @@ func (i Info) Refuse(spec Spec) error {
 		in    netip.Prefix
 	}{{"ipv4", spec.IPv4, pool.IPv4}, {"ipv6", spec.IPv6, pool.IPv6}} {
 		if a.addr.IsValid() && !a.in.Contains(a.addr) {
-			return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot give a sandbox the address %s", i.Name, a.addr).WithField(a.field)
+			return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s does not support the sandbox address %s", i.Name, a.addr).WithField(a.field)
 		}
 	}
 	return nil
