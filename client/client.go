@@ -1,4 +1,4 @@
-// Package client is the typed Go client of AgentLab's control API. It speaks
+// Package client is the typed Go client of AgentLab's control API. It uses
 // HTTP and JSON to the daemon's unix socket, or with a token over TCP.
 //
 // Every method takes a context and returns when it ends. Every error is, or

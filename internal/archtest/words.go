@@ -21,6 +21,10 @@ var Phrases = []Phrase{
 	{"not told", `"not informed", "not updated"`},
 	{"be told", `"be informed", "be configured"`},
 
+	{"tells", `"reports", "returns", "shows"`},
+	{"told", `"reported", "informed"; or use the active voice: "gets"`},
+	{"says why", `"with the reason", "states the reason"`},
+
 	// Pronouns: name the subject.
 	{"nobody", `name the subject ("no user", "no process"), or use the passive: "is not read"`},
 	{"somebody", `name the subject: "a user", "another process", "another sandbox"`},
@@ -56,11 +60,27 @@ var Phrases = []Phrase{
 	{"put right", `"fix", "correct"`},
 	{"mend", `"fix"`},
 	{"spoken to", `"connected to", "accessed"`},
+	{"stands still", `"is paused"`},
+	{"left alone", `"not changed", "ignored"`},
+	{"cut short", `"interrupted"; for data "truncated"`},
+	{"goes on", `"continues"`},
+	{"under way", `"in progress", "running"`},
+	{"put back", `"restore"`},
+	{"taken out", `"removed", "disabled"`},
+	{"lets in", `"allows"`},
+	{"looked through", `"searched", "listed"`},
+	{"what was known of", `name it: "the handle", "the state"`},
+	{"of no use", `"unused", "not supported"`},
+	{"has no use for", `"does not support", "does not need"`},
 
 	// Dated forms.
 	{"anew", `"again", "new"`},
 	{"any more", `"no longer" before the verb; for a missing record "not found"`},
 	{"valid no more", `"expired"`},
+	{"by hand", `"manually"`},
+	{"meanwhile", `"in the meantime"`},
+	{"not understood", `"invalid"`},
+	{"the reason is above", `"see the error above"`},
 	{"for ever", `"permanently", "without limit"`},
 	{"be had", `"be read", "is not available"`},
 	{"as things are", `"currently", "in the current state"`},

@@ -3,7 +3,7 @@
 // directory,
 //
 //	artifacts/<job_id>/<path>     artifacts, described by rows in the store
-//	artifacts/.tmp/<random>       uploads under way and deletions
+//	artifacts/.tmp/<random>       active uploads and deletions
 //	logs/<job_id>.log             agent logs, append only
 //	bundles/<bundle_id>.bundle uploaded repositories without a job
 //	bundles/<job_id>.bundle       the repository of a job

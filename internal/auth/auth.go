@@ -35,7 +35,7 @@ type Store interface {
 	PutAPIToken(ctx context.Context, t agentlab.APIToken, evs ...agentlab.Event) error
 	APITokens(ctx context.Context) ([]agentlab.APIToken, error)
 	APITokenByHash(ctx context.Context, hash string) (agentlab.APIToken, error)
-	DeleteAPIToken(ctx context.Context, idOrName string, tell func(agentlab.APIToken) []agentlab.Event) (agentlab.APIToken, error)
+	DeleteAPIToken(ctx context.Context, idOrName string, events func(agentlab.APIToken) []agentlab.Event) (agentlab.APIToken, error)
 	TouchAPIToken(ctx context.Context, id string, at time.Time) error
 }
 

@@ -43,7 +43,7 @@ type Store interface {
 		fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error)) error
 }
 
-// Profiles returns a profile, or an error that says why it cannot be used.
+// Profiles returns a profile, or an error with the reason why it cannot be used.
 type Profiles interface {
 	Use(name string) (agentlab.Profile, error)
 }

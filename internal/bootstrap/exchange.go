@@ -73,7 +73,7 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 		}
 	}
 	err = s.cfg.Store.ConsumeBootstrap(ctx, tokenHash, vmid, grants, func(sb *agentlab.Sandbox, row *agentlab.Job) ([]agentlab.Event, error) {
-		if err := wanted(*sb, row); err != nil || j == nil { // the rows may have changed meanwhile
+		if err := wanted(*sb, row); err != nil || j == nil { // the rows may have changed in the meantime
 			return nil, err
 		}
 		return s.begin(sb, row, bundle, resp.Job)

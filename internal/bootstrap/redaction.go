@@ -31,7 +31,7 @@ func (s *Service) RedactFunc(ctx context.Context, id string) func(text string) s
 	}
 }
 
-// redactorFor is Redactor for a job that may not have begun, or for the UID of a
+// redactorFor is Redactor for a job that may not have started, or for the UID of a
 // sandbox without one.
 func (s *Service) redactorFor(ctx context.Context, id string) (*redact.Redactor, error) {
 	if agentlab.ValidateJobID(id) != nil {

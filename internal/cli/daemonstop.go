@@ -15,7 +15,7 @@ import (
 const daemonStopLimit = 30 * time.Second
 
 // daemonStop asks the daemon to exit and waits for the end of its process. It
-// cannot wait for the socket: another command may start a daemon meanwhile.
+// cannot wait for the socket: another command may start a daemon in the meantime.
 func (a *App) daemonStop(ctx context.Context) error {
 	socket, running, err := a.findDaemon(ctx)
 	if err != nil {

@@ -16,17 +16,17 @@ func (p *Policy) About(addr netip.Addr, names []string, fn func(*Rule) bool) {
 
 func (p *Policy) about(addr netip.Addr, names []string, fn func(*Rule) bool) bool {
 	more := true
-	tell := func(i int) bool {
+	visit := func(i int) bool {
 		more = more && fn(&p.rules[i])
 		return more
 	}
 	for _, t := range []*ruleTable{&p.deny, &p.allow} {
-		t.byAddr(addr, tell)
+		t.byAddr(addr, visit)
 		for _, inner := range embedded(addr.Unmap()) {
-			t.byAddr(inner, tell)
+			t.byAddr(inner, visit)
 		}
 		for _, n := range names {
-			if t.byName(n, tell); !more {
+			if t.byName(n, visit); !more {
 				return false
 			}
 		}

@@ -233,7 +233,7 @@ var meanings = map[string]string{
 	RuleReserved:      "the address is not public",
 	RuleProtocol:      "only TCP, UDP and ICMP echo are carried out of a sandbox",
 	RuleForeignDNS:    "DNS is answered by AgentLab alone; port 53 of other servers is never reached",
-	RuleRebinding:     "addresses that are always denied are taken out of DNS answers",
+	RuleRebinding:     "addresses that are always denied are removed from DNS answers",
 	RuleNAT:           "the mode is nat: the public internet is allowed",
 	RuleOff:           "the mode is off: nothing but the controller is reached",
 	RuleAllowlist:     "the mode is allowlist, and no allow rule matches",

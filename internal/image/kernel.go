@@ -77,7 +77,7 @@ func bzPayload(file []byte) ([]byte, error) {
 		return nil, errors.New("not a Linux kernel image")
 	}
 	if v := binary.LittleEndian.Uint16(file[bzVersion:]); v < 0x208 {
-		return nil, fmt.Errorf("boot protocol %d.%02d is too old; 2.08 or later tells where the kernel is", v>>8, v&0xff)
+		return nil, fmt.Errorf("boot protocol %d.%02d is too old; 2.08 or later is required", v>>8, v&0xff)
 	}
 	sects := int64(file[bzSetupSects])
 	if sects == 0 {

@@ -52,7 +52,7 @@ type Sandboxes interface {
 	Wake(vmid int)
 }
 
-// Profiles returns a profile, or an error that says why it cannot be used.
+// Profiles returns a profile, or an error with the reason why it cannot be used.
 type Profiles interface {
 	Use(name string) (agentlab.Profile, error)
 }

@@ -51,7 +51,7 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 // ended; "" when it has not.
 func (s *Service) sandboxLoss(j agentlab.Job, sb agentlab.Sandbox) (status agentlab.JobStatus, why string) {
 	if j.Status == agentlab.JobQueued && sb.State == agentlab.SandboxStopped && sb.Desired == agentlab.DesiredRunning {
-		return "", "" // it is started again and its job has not begun
+		return "", "" // it is started again and its job has not started
 	}
 	gone := sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed
 	now := s.clock()
@@ -288,8 +288,8 @@ func waitReason(err error) string {
 }
 
 // noteWaiting stores why a QUEUED job waits; "" means that it does not wait.
-// With tell it also writes an event.
-func (s *Service) noteWaiting(ctx context.Context, j agentlab.Job, text string, tell bool) error {
+// With emit it also writes an event.
+func (s *Service) noteWaiting(ctx context.Context, j agentlab.Job, text string, emit bool) error {
 	text = agentlab.Reason(text)
 	if j.Waiting == text {
 		return nil
@@ -301,7 +301,7 @@ func (s *Service) noteWaiting(ctx context.Context, j agentlab.Job, text string, 
 		if j.Waiting, j.Phase = text, PhaseWaiting; text == "" {
 			j.Phase = ""
 		}
-		if !tell || text == "" {
+		if !emit || text == "" {
 			return nil, nil
 		}
 		return []agentlab.Event{jobEvent(agentlab.EventJobPhase, *j,

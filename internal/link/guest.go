@@ -18,17 +18,17 @@ type GuestLink struct {
 	wg      sync.WaitGroup
 	streams chan net.Conn
 
-	mu   sync.Mutex
-	err  error
-	sess *session
-	have nonce
-	told bool // RESET was sent since the last SYNC
+	mu        sync.Mutex
+	err       error
+	sess      *session
+	have      nonce
+	resetSent bool // RESET was sent since the last SYNC
 }
 
 // Guest starts the guest's end on rw, which it owns from now on. An error of
 // rw, io.EOF included, ends the link.
 func Guest(rw io.ReadWriteCloser) *GuestLink {
-	g := &GuestLink{conn: rw, done: make(chan struct{}), streams: make(chan net.Conn), told: true}
+	g := &GuestLink{conn: rw, done: make(chan struct{}), streams: make(chan net.Conn), resetSent: true}
 	g.w = newWriter(rw, g.done)
 	g.w.control(recReset, nonce{})
 	g.wg.Add(2)
@@ -118,8 +118,8 @@ func (g *GuestLink) onData(p []byte) {
 // next SYNC.
 func (g *GuestLink) sendReset() {
 	g.mu.Lock()
-	told := g.told
-	g.told = true
+	told := g.resetSent
+	g.resetSent = true
 	g.mu.Unlock()
 	if !told {
 		g.w.control(recReset, nonce{})
@@ -154,7 +154,7 @@ func (g *GuestLink) start(n nonce) {
 		return // only an invalid config fails, which the tests exclude
 	}
 	sess := newSession(mux, sc)
-	g.sess, g.have, g.told = sess, n, false
+	g.sess, g.have, g.resetSent = sess, n, false
 	g.wg.Go(func() { g.acceptLoop(sess) })
 }
 

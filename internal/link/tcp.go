@@ -71,7 +71,7 @@ func dialError(err error) error {
 			WithHint("its seed has another key: another installation created it, or the master key was replaced")
 	}
 	if err == nil {
-		err = errors.New("it speaks another protocol")
+		err = errors.New("it uses another protocol")
 	}
 	return agentlab.Errorf(agentlab.CodeUnavailable, "guest control does not answer: %w", err)
 }

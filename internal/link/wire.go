@@ -260,7 +260,7 @@ func (c *sessConn) Write(p []byte) (int, error) {
 }
 
 // Close closes the session's connection. Queued bytes that the writer has not
-// begun to write are dropped.
+// started to write are dropped.
 func (c *sessConn) Close() error {
 	c.once.Do(func() {
 		close(c.closed)

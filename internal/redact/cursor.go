@@ -79,7 +79,7 @@ func (c *cursor) part(p []byte) int {
 	return out
 }
 
-// idle reports whether no match has begun.
+// idle reports whether no match has started.
 func (c *cursor) idle() bool { return c.exact == 0 && c.loose == 0 }
 
 // skip returns how many bytes at the start of p are not the beginning of a

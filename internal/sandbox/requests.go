@@ -298,7 +298,7 @@ type Outcome struct {
 }
 
 // Release ends the use of a sandbox by its job. With keepalive it continues as
-// if created by hand: COMPLETED after a job whose agent completed, else READY.
+// if created manually: COMPLETED after a job whose agent completed, else READY.
 // Otherwise it takes the state of its job's end and is destroyed. It may be
 // called again. Code: not_found.
 func (s *Service) Release(ctx context.Context, vmid int, o Outcome) (agentlab.Sandbox, error) {

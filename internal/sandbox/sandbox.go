@@ -65,7 +65,7 @@ type Images interface {
 	Ensure(ctx context.Context, name string, progress func(string)) (ref string, err error)
 }
 
-// Profiles returns a profile, or an error that says why it cannot be used.
+// Profiles returns a profile, or an error with the reason why it cannot be used.
 type Profiles interface {
 	Use(name string) (agentlab.Profile, error)
 }

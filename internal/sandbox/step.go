@@ -137,7 +137,7 @@ func (s *Service) driveRunning(ctx context.Context, sb agentlab.Sandbox) (time.D
 }
 
 // transition changes a row from sb's state to another, unless the desired
-// state or the state has changed meanwhile.
+// state or the state has changed in the meantime.
 func (s *Service) transition(ctx context.Context, sb agentlab.Sandbox, to agentlab.SandboxState, reason string) error {
 	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {

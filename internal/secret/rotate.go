@@ -111,7 +111,7 @@ func step(ctx context.Context, fn func() error) error {
 }
 
 // deletedMeanwhile reports whether a file could not be read because the values of a
-// job were deleted meanwhile. That deletion does not wait for a rotation.
+// job were deleted in the meantime. That deletion does not wait for a rotation.
 func (v *Vault) deletedMeanwhile(path string, err error) bool {
 	return filepath.Dir(path) == v.deliveredDir() && errors.Is(err, fs.ErrNotExist)
 }

@@ -65,8 +65,8 @@ func (s *Store) APITokenByHash(ctx context.Context, hash string) (agentlab.APITo
 }
 
 // DeleteAPIToken deletes the token with that ID or name, writes the events
-// that tell returns, and returns the token. Code not_found.
-func (s *Store) DeleteAPIToken(ctx context.Context, idOrName string, tell func(agentlab.APIToken) []agentlab.Event) (agentlab.APIToken, error) {
+// that events returns, and returns the token. Code not_found.
+func (s *Store) DeleteAPIToken(ctx context.Context, idOrName string, events func(agentlab.APIToken) []agentlab.Event) (agentlab.APIToken, error) {
 	var t agentlab.APIToken
 	err := s.write(ctx, func(w *tx) error {
 		var ok bool
@@ -82,7 +82,7 @@ func (s *Store) DeleteAPIToken(ctx context.Context, idOrName string, tell func(a
 		if err := w.exec("DELETE FROM api_tokens WHERE token_id = ?", t.ID); err != nil {
 			return err
 		}
-		return w.emit(tell(t))
+		return w.emit(events(t))
 	})
 	return t, err
 }

@@ -17,7 +17,7 @@ type field struct {
 	ptr    any
 }
 
-// table describes how a T is stored. The SQL is written by hand, except the
+// table describes how a T is stored. The SQL is written manually, except the
 // four lists of columns (insert, update, select, scan), which are built from
 // one list of fields.
 type table[T any] struct {

@@ -104,7 +104,7 @@ func (s *supervisor) serveStop(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// stop begins to stop the VM, or shortens the grace of a stop that has begun.
+// stop starts to stop the VM, or shortens the grace of a stop that has started.
 // why is "" for a request of the driver.
 func (s *supervisor) stop(grace time.Duration, why string) {
 	cutAt := time.Now().Add(grace)

@@ -17,7 +17,7 @@ import (
 const followEvery = 100 * time.Millisecond
 
 // logReader reads a bounded log: first its older half, then the newer one. When
-// following it goes on with new output, across changes of halves.
+// following, it continues with new output, across changes of halves.
 type logReader struct {
 	ctx    context.Context //nolint:containedctx // a reader has no other way to be cancelled
 	cancel context.CancelFunc

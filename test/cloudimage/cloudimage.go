@@ -175,7 +175,7 @@ func lock(path string) (func(), error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// prune removes the oldest files of a kind; an open one goes on to be read.
+// prune removes the oldest files of a kind; an open one can still be read.
 func prune(dir, pattern, keep string) {
 	files, _ := filepath.Glob(filepath.Join(dir, pattern)) // the pattern is valid
 	age := func(f string) int64 {

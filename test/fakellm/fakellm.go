@@ -45,7 +45,7 @@ type Server struct {
 // maxRequestBytes bounds a request; agents send their whole conversation.
 const maxRequestBytes = 16 << 20
 
-// New returns a server that plays script. A conversation that goes on after
+// New returns a server that plays script. A conversation that continues after
 // the last step gets that step again, which must be a Say.
 func New(script ...Step) *Server {
 	if len(script) == 0 || script[len(script)-1].Say == "" {

@@ -237,7 +237,7 @@ func (c *call) goTo(name string) *Error {
 	return nil
 }
 
-// fork begins a worker. By REST it goes on by itself and the call returns its
+// fork starts a worker. Over REST it continues by itself and the call returns its
 // UPID; on the command line it runs in the foreground.
 func (c *call) fork(typ, id string, work func(w *call) *Error) (any, *Error) {
 	if err := c.n.point(c, "fork"); err != nil {

@@ -279,7 +279,7 @@ func (n *Node) SetOnline(name string, online bool) {
 	}
 }
 
-// Move moves a VM to another node by hand, also while it runs. Its volumes
+// Move moves a VM to another node manually, also while it runs. Its volumes
 // have to be on shared storage.
 func (n *Node) Move(vmid int, to string) {
 	n.mu.Lock()

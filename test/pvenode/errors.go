@@ -17,7 +17,7 @@ type Error struct {
 	Params map[string]string
 	// Exit is the exit code that a command of the node gives; 0 draws 255.
 	Exit int
-	// Usage tells that a command prints its usage after the message: faults
+	// Usage means that a command prints its usage after the message: faults
 	// of parameters.
 	Usage bool
 }

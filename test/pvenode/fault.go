@@ -146,7 +146,7 @@ func (n *Node) pointOf(c *call, vmid int, name string) *Error {
 	return c.interrupted()
 }
 
-// interrupted tells a worker that it was stopped; after a power failure it
+// interrupted stops a worker; after a power failure it
 // dies at once.
 func (c *call) interrupted() *Error {
 	if c.task == nil || c.ctx.Err() == nil {

@@ -151,7 +151,7 @@ func (n *Node) asRoot(node string) *call {
 	return &call{n: n, ctx: n.ctx, p: values{}, user: "root@pam", node: node, proc: newHolder(), ep: &endpoint{}, resp: &Response{}}
 }
 
-// PowerOn starts a VM by hand.
+// PowerOn starts a VM manually.
 func (n *Node) PowerOn(tb testing.TB, vmid int) {
 	tb.Helper()
 	n.mu.Lock()
@@ -167,7 +167,7 @@ func (n *Node) PowerOn(tb testing.TB, vmid int) {
 	}
 }
 
-// PowerOff ends a VM by hand, as if its guest had powered itself off.
+// PowerOff ends a VM manually, as if its guest had powered itself off.
 func (n *Node) PowerOff(vmid int) {
 	n.mu.Lock()
 	var run *running
@@ -186,7 +186,7 @@ func (n *Node) vm(vmid int) *vm {
 	return n.vms[vmid]
 }
 
-// Edit changes a config by hand: "" removes an option.
+// Edit changes a config manually: "" removes an option.
 func (n *Node) Edit(vmid int, options map[string]string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -304,7 +304,7 @@ func (n *Node) Busy(volid string, busy bool) {
 	}
 }
 
-// AddVolume makes a volume by hand: name is that of the plugin, e.g.
+// AddVolume creates a volume manually: name is that of the plugin, e.g.
 // "vm-9999-ws".
 func (n *Node) AddVolume(tb testing.TB, storage string, vmid int, name string, size int64) string {
 	tb.Helper()

@@ -29,7 +29,7 @@ const (
 type option struct {
 	param
 	group optionGroup
-	// hot tells that a change is taken over by a running VM.
+	// hot means that a change is applied to a running VM.
 	hot bool
 	// props is the format of a property string.
 	props *propFormat

@@ -264,7 +264,7 @@ func apiShutdown(c *call) (any, *Error) {
 		return nil, err
 	}
 	vmid := c.p.num("vmid")
-	// Whether it is paused is asked first; what goes wrong there is only told.
+	// Whether it is paused is checked first; an error of that is only logged.
 	v, err := c.loadOther(vmid)
 	switch {
 	case err != nil:

@@ -139,7 +139,7 @@ func (n *Node) bootSize(v *vm) int64 {
 
 // apiVMs is GET /nodes/N/qemu. The real node reads the configurations one
 // after the other, also those that the caller may not see, and fails as a
-// whole when one of them is deleted meanwhile.
+// whole when one of them is deleted in the meantime.
 func apiVMs(c *call) (any, *Error) {
 	var ids []int
 	c.n.mu.Lock()

@@ -171,7 +171,7 @@ func (s *restServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // invoke carries the request out. pveproxy gives up after 30 seconds, while
-// the work goes on; the work does not end when the client leaves either.
+// the work continues; the work does not end when the client leaves either.
 func (s *restServer) invoke(w http.ResponseWriter, r *http.Request, req Request) {
 	done := make(chan Response, 1)
 	s.n.workers.Add(1)

@@ -41,9 +41,9 @@ func f64(v float64) *float64 { return &v }
 type endpoint struct {
 	method, path string
 	params       []param
-	// options tells that the options of a VM's config are parameters too.
+	// options means that the options of a VM's config are parameters too.
 	options bool
-	// slow tells that pveproxy passes it on to the daemon, and so gives up
+	// slow means that pveproxy passes it on to the daemon, and so gives up
 	// after a time.
 	slow bool
 	perm func(c *call) *Error

@@ -49,7 +49,7 @@ func takeFormats(p values, format bool) (formats, *Error) {
 }
 
 // getOptions reads a command line as the tools do: an option begins with - or
-// --, its name may be cut short where that is unique, and what has no name is
+// --, its name may be abbreviated where that is unique, and what has no name is
 // given to positional.
 func getOptions(kinds map[string]optionKind, required, args, positional []string) (values, *Error) {
 	p := values{}

@@ -284,13 +284,13 @@ func (s *suite) numberKnown(n int) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			s.Fatalf("Taken does not tell of %d: %v", n, got)
+			s.Fatalf("Taken does not return %d: %v", n, got)
 		}
 	}
 	got, err := c.Taken(ctx, n+1, n+1)
 	s.ok("Taken", err)
 	if slices.Contains(got, n) {
-		s.Errorf("Taken of %d tells of %d", n+1, n)
+		s.Errorf("Taken of %d returns %d", n+1, n)
 	}
 }
 

@@ -251,7 +251,7 @@ func (s *suite) consoleLog(ref backend.Ref) {
 	select {
 	case <-ended:
 	case <-time.After(s.cfg.Prompt):
-		s.Error("follow goes on after its context ended")
+		s.Error("follow continues after its context ended")
 	}
 }
 

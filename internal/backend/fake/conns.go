@@ -168,5 +168,5 @@ func (l oneConn) Accept() (net.Conn, error) {
 // Close does nothing.
 func (l oneConn) Close() error { return nil }
 
-// Addr is of no use.
+// Addr returns a fixed address.
 func (l oneConn) Addr() net.Addr { return &net.UnixAddr{Name: "fake", Net: "unix"} }

@@ -323,6 +323,6 @@ func foreign(vmid int) error {
 	return &agentlab.Error{
 		Code:    agentlab.CodeExists,
 		Message: fmt.Sprintf("number %d is taken by something that is not ours", vmid),
-		Hint:    "it was left alone; remove it by hand or let the sandbox have another number",
+		Hint:    "the VM was not changed; remove it manually or use another number for the sandbox",
 	}
 }

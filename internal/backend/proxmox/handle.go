@@ -157,7 +157,7 @@ func (d *Driver) handleFiles(uid string) ([]string, error) {
 }
 
 // readHandle returns the handle of a sandbox, nil when there is none. It has
-// one, unless files of the directory were restored by hand: then it is the one
+// one, unless files of the directory were restored manually: then it is the one
 // with the number of ref, otherwise the first that is not being destroyed.
 func (d *Driver) readHandle(ref backend.Ref) (*handle, error) {
 	all, err := d.handlesOf(ref.UID)

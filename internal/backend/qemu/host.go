@@ -38,11 +38,11 @@ func (v version) String() string { return strconv.Itoa(v.major) + "." + strconv.
 
 // host examines this machine.
 type host struct {
-	cfg   Config
-	arch  string // runtime.GOARCH; tests change it
-	probe prober
-	tsc0  tscSample // taken as early as possible
-	told  sync.Once // the log entry that there is no KVM
+	cfg    Config
+	arch   string // runtime.GOARCH; tests change it
+	probe  prober
+	tsc0   tscSample // taken as early as possible
+	warned sync.Once // the log entry that there is no KVM
 
 	mu       sync.Mutex
 	versions map[fileStamp]qemuVersion
@@ -148,7 +148,7 @@ func (h *host) accel(ctx context.Context) (Accel, error) {
 	case h.cfg.Accel == AccelKVM:
 		return "", agentlab.Errorf(agentlab.CodeUnavailable, "KVM does not work here: %s", v.Why).WithHint("%s, or set accel: auto", v.Remedy)
 	}
-	h.told.Do(func() {
+	h.warned.Do(func() {
 		h.cfg.Logger.Warn("no KVM; CPUs are emulated (TCG), which is many times slower", "why", v.Why, "remedy", v.Remedy)
 	})
 	return AccelTCG, nil

@@ -86,8 +86,8 @@ func factor(a, b float64) float64 { return max(a/b, b/a) }
 
 // lapicWatch watches the boots of a guest.
 type lapicWatch struct {
-	begun time.Time // when this boot's measurement was first seen; zero before
-	hz    float64   // tick rate of the boot before; 0: unknown
+	started time.Time // when this boot's measurement was first seen; zero before
+	hz      float64   // tick rate of the boot before; 0: unknown
 }
 
 // bootState is the result of a sample of the timer.
@@ -102,9 +102,9 @@ const (
 
 func (w *lapicWatch) sampleTimer(t lapicTimer, now time.Time) (bootState, string) {
 	switch {
-	case t.calibrating() && w.begun.IsZero():
-		w.begun = now
-	case t.calibrating() && now.Sub(w.begun) > lapicCalibrates:
+	case t.calibrating() && w.started.IsZero():
+		w.started = now
+	case t.calibrating() && now.Sub(w.started) > lapicCalibrates:
 		return bootIsLost, "the guest's kernel does not use its timer, because it looked dead"
 	case t.calibrating():
 	case t.ticking():
@@ -178,7 +178,7 @@ func (m *machine) watchLAPIC(ctx context.Context) {
 				m.hooks.Log.Error("cannot reset the guest", "err", err)
 				return
 			}
-			w.begun = time.Time{}
+			w.started = time.Time{}
 		}
 	}
 }

@@ -19,7 +19,7 @@ type vmExit struct {
 
 const maxReason = 240
 
-// reason returns one line that says why QEMU ended. It contains text of the guest
+// reason returns one line with the reason why QEMU ended. It contains text of the guest
 // only for a kernel panic, sanitized and cut.
 func (e vmExit) reason() string {
 	switch {

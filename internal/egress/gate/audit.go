@@ -40,13 +40,13 @@ type repeats struct {
 	count       int
 }
 
-func newRecorder(tell func(agentlab.EgressRecord), now func() time.Time, perSecond int) *recorder {
+func newRecorder(emit func(agentlab.EgressRecord), now func() time.Time, perSecond int) *recorder {
 	r := &recorder{
 		now: now, limit: rate.NewLimiter(rate.Limit(perSecond), 5*perSecond),
 		open:  map[agentlab.EgressRecord]*repeats{},
 		queue: make(chan agentlab.EgressRecord, auditQueue), done: make(chan struct{}),
 	}
-	if tell == nil {
+	if emit == nil {
 		r.closed = true
 		close(r.done)
 		return r
@@ -54,7 +54,7 @@ func newRecorder(tell func(agentlab.EgressRecord), now func() time.Time, perSeco
 	go func() {
 		defer close(r.done)
 		for rec := range r.queue {
-			tell(rec)
+			emit(rec)
 		}
 	}()
 	return r

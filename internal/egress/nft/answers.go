@@ -16,7 +16,7 @@ const (
 	maxOpens    = 8192 // elements, or equivalent work: a full set would affect all sandboxes
 )
 
-// tell stores that a name resolves to an address. Above the limits, the
+// addAnswer stores that a name resolves to an address. Above the limits, the
 // entries that expire first are evicted; addresses without a name are
 // returned.
 func (x *member) addAnswer(addr netip.Addr, name string, until, now time.Time) (gone []netip.Addr) {

@@ -56,7 +56,7 @@ func (l *pendingAnswers) add(x *pendingAnswer) (first bool) {
 	return first
 }
 
-// requeue puts the rest of a sandbox's answers back, before newer ones.
+// requeue adds the rest of a sandbox's answers again, before newer ones.
 func (l *pendingAnswers) requeue(vmid int, list []*pendingAnswer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -22,7 +22,7 @@ const usage = `agentlab-agent runs a coding agent headless, with every permissio
 
 Usage:
   agentlab-agent run --agent NAME [--task-file FILE]   run a task; FILE "-", the default, is standard input
-  agentlab-agent versions [--json]                     tell which agents are installed, in which versions
+  agentlab-agent versions [--json]                     list the installed agents and their versions
   agentlab-agent --version
 
 Agents: claude, codex, opencode, gemini, shell (the task is a bash script).
@@ -155,7 +155,7 @@ func versionsMain(stdout io.Writer, args []string) int {
 		case !ok:
 			v = "not installed"
 		case v == "":
-			v = "installed, does not tell its version"
+			v = "installed, version unknown"
 		}
 		fmt.Fprintf(&b, "%-9s %s\n", a.name, v)
 	}

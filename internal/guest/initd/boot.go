@@ -52,7 +52,7 @@ func startEarlyGuestd() (*earlyGuestd, error) {
 	return &earlyGuestd{pid: pid, pidfd: pidfd, sock: pair[0]}, nil
 }
 
-// release tells the server to use the current root.
+// release makes the server use the current root.
 func (e *earlyGuestd) release() error {
 	_, err := unix.Write(e.sock, []byte{'r'})
 	return err

@@ -272,7 +272,7 @@ func (r *Runner) download(ctx context.Context, name string) error {
 	if err != nil {
 		return &localError{err}
 	}
-	err = r.api.do(ctx, "GET", r.api.base+guestapi.PathRepo, r.api.token, nil, 0, &downloadFile{File: f, tell: r.control.progress})
+	err = r.api.do(ctx, "GET", r.api.base+guestapi.PathRepo, r.api.token, nil, 0, &downloadFile{File: f, report: r.control.progress})
 	if cerr := f.Close(); err == nil && cerr != nil {
 		err = &localError{cerr}
 	}

@@ -238,7 +238,7 @@ func (g *git) exec(ctx context.Context, cwd string, env []string, in io.Reader, 
 	cmd := exec.CommandContext(ctx, g.program, args...) //nolint:gosec // our own commands
 	cmd.Dir, cmd.Env, cmd.Stdin, cmd.Stdout = cwd, env, in, w
 	stderr := bounded.Head{Max: 64 << 10}
-	filter := &gitProgress{w: &stderr, tell: g.progress}
+	filter := &gitProgress{w: &stderr, report: g.progress}
 	if cmd.Stderr = filter; g.progress == nil {
 		cmd.Stderr = filter.w
 	}

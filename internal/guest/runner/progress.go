@@ -38,9 +38,9 @@ var gitSteps = map[string]string{"Receiving": guestapi.StepReceive, "Resolving":
 // gitProgress extracts the progress from git's standard error and passes the
 // rest on.
 type gitProgress struct {
-	w    io.Writer
-	tell func(step string, percent int)
-	rest []byte
+	w      io.Writer
+	report func(step string, percent int)
+	rest   []byte
 }
 
 func (g *gitProgress) Write(p []byte) (int, error) {
@@ -59,7 +59,7 @@ func (g *gitProgress) Write(p []byte) (int, error) {
 			word, _, _ := bytes.Cut(bytes.TrimPrefix(line, f[1]), []byte(" "))
 			percent, err := strconv.Atoi(string(f[2]))
 			if step := gitSteps[string(word)]; step != "" && len(f[1]) == 0 && err == nil {
-				g.tell(step, min(percent, 100))
+				g.report(step, min(percent, 100))
 			}
 			continue
 		}
@@ -81,7 +81,7 @@ func (g *gitProgress) flush() {
 // downloadFile is a file that reports how much of it was downloaded.
 type downloadFile struct {
 	*os.File
-	tell     func(step string, percent int)
+	report   func(step string, percent int)
 	n, total int64
 }
 
@@ -91,7 +91,7 @@ func (d *downloadFile) expect(total int64) { d.total = total }
 func (d *downloadFile) Write(p []byte) (int, error) {
 	n, err := d.File.Write(p)
 	if d.n += int64(n); d.total > 0 {
-		d.tell(guestapi.StepDownload, int(min(d.n*100/d.total, 100)))
+		d.report(guestapi.StepDownload, int(min(d.n*100/d.total, 100)))
 	}
 	return n, err
 }

@@ -39,7 +39,7 @@ func TestCloneReportsProgress(t *testing.T) {
 func TestGitProgressFilter(t *testing.T) {
 	var rest bytes.Buffer
 	var told []string
-	g := &gitProgress{w: &rest, tell: func(step string, percent int) { told = append(told, fmt.Sprint(step, percent)) }}
+	g := &gitProgress{w: &rest, report: func(step string, percent int) { told = append(told, fmt.Sprint(step, percent)) }}
 	in := "Cloning into 'x'...\nremote: Counting objects:  50% (1/2)\rremote: Total 3 (delta 0)\nReceiving objects:   7% (1/14), 1.0 MiB | 3 MiB/s\rReceiving objects: 999% (1/1)\n" +
 		"Resolving deltas: 100% (2/2), done.\nUpdating files:  12% (1/8)\rwarning: something\nfatal: no end"
 	for i := range in { // byte by byte

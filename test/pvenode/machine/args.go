@@ -90,7 +90,7 @@ func (s Spec) command() []string {
 	if s.Conf["affinity"] != "" {
 		a = append(a, "taskset", "--cpu-list", "--all-tasks", s.Conf["affinity"])
 	}
-	// A CPU that runs what another CPU patches meanwhile may freeze the guest,
+	// A CPU that runs what another CPU patches at the same time may freeze the guest,
 	// where each has a thread of its own.
 	accel, cpu := "tcg,thread=single,tb-size=128", Emulated
 	if s.KVM && s.Conf.on("kvm", true) {
