@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -73,7 +74,7 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 		}
 	}
 	err = s.cfg.Store.ConsumeBootstrap(ctx, tokenHash, vmid, grants, func(sb *agentlab.Sandbox, row *agentlab.Job) ([]agentlab.Event, error) {
-		if err := wanted(*sb, row); err != nil || j == nil { // the rows may have changed in the meantime
+		if err := wanted(*sb, row); err != nil || j == nil || row == nil { // the rows may have changed in the meantime
 			return nil, err
 		}
 		return s.begin(sb, row, bundle, resp.Job)
@@ -91,13 +92,13 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 
 // wanted returns an error with code denied if the guest of a sandbox must no
 // longer get an answer: the sandbox ends, or its job has ended and it is not
-// kept. j is nil if the sandbox has no job.
+// kept. j is nil if the sandbox has no job or its row was deleted.
 func wanted(sb agentlab.Sandbox, j *agentlab.Job) error {
 	switch {
 	case sb.Desired == agentlab.DesiredDestroyed || sb.Desired == agentlab.DesiredStopped:
 		return agentlab.Errorf(agentlab.CodeDenied, "sandbox %d is about to be %s", sb.VMID, sb.Desired)
-	case j != nil && j.Status.Final() && !sb.Keepalive:
-		return agentlab.Errorf(agentlab.CodeDenied, "%s has ended", j.ID)
+	case sb.JobID != "" && (j == nil || j.Status.Final()) && !sb.Keepalive:
+		return agentlab.Errorf(agentlab.CodeDenied, "%s has ended", sb.JobID)
 	}
 	return nil
 }
@@ -141,13 +142,21 @@ func (s *Service) lock(ctx context.Context, uid string) (unlock func(), err erro
 	}
 }
 
-// jobOf returns the job of a sandbox, nil if it has none.
+// creationTime is longer than the creation of a job takes.
+const creationTime = time.Hour
+
+// jobOf returns the job of a sandbox. It is nil if the sandbox has none, or if
+// its row was deleted: earlier versions did so by retention. Such a sandbox gets
+// what one without a job gets.
 func (s *Service) jobOf(ctx context.Context, sb agentlab.Sandbox) (*agentlab.Job, error) {
 	if sb.JobID == "" {
 		return nil, nil //nolint:nilnil // a missing job is not an error
 	}
 	row, err := s.cfg.Store.Job(ctx, sb.JobID)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound { // its row is written after the sandbox's
+		if s.clock().Sub(sb.CreatedAt) >= creationTime {
+			return nil, nil //nolint:nilnil // as above
+		}
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the job is not there yet")
 	}
 	if err != nil {

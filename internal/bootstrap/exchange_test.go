@@ -2,7 +2,9 @@ package bootstrap_test
 
 import (
 	"context"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/secret"
@@ -64,4 +66,47 @@ func TestNoExchangeForAnEndingSandbox(t *testing.T) {
 			})
 		})
 	}
+}
+
+// withoutJobRow deletes the row of the job, which has ended, waits, and returns
+// the token of the next boot.
+func (w *world) withoutJobRow(kept bool, age time.Duration) string {
+	w.Helper()
+	w.changeSandbox(func(sb *agentlab.Sandbox) { sb.Keepalive = kept })
+	w.exchange(w.document().Token)
+	w.endJob()
+	if err := w.store.DeleteJob(context.Background(), w.sb.JobID); err != nil {
+		w.Fatal(err)
+	}
+	time.Sleep(age) // in the bubble's time
+	return w.document().Token
+}
+
+// The row of a job is written after that of its sandbox. Later, a missing row
+// was deleted, and the sandbox, if it is kept, gets its secrets for its user.
+func TestExchangeWithoutJobRow(t *testing.T) {
+	inWorld(t, true, func(w *world) {
+		token := w.withoutJobRow(true, time.Minute)
+		if _, err := w.svc.Exchange(context.Background(), w.sb.VMID, secret.HashToken(token)); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+			w.Errorf("it may be written soon: %v", err)
+		}
+	})
+	inWorld(t, true, func(w *world) {
+		if resp := w.exchange(w.withoutJobRow(true, time.Hour)); resp.Job != nil || resp.Env["K"] != "value-of-k" || resp.Runner.Token != "" {
+			w.Errorf("%+v", resp)
+		}
+	})
+	inWorld(t, true, func(w *world) { w.wantDenied(w.withoutJobRow(false, time.Hour)) })
+}
+
+// The secrets of a job without a row are redacted, also by a process that did
+// not deliver them.
+func TestRedactionWithoutJobRow(t *testing.T) {
+	inWorld(t, true, func(w *world) {
+		w.withoutJobRow(true, time.Minute)
+		w.restart()
+		if got := w.svc.RedactFunc(context.Background(), w.sb.JobID)("it is value-of-k"); strings.Contains(got, "value-of-k") {
+			w.Errorf("%q", got)
+		}
+	})
 }

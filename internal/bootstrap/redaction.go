@@ -31,20 +31,22 @@ func (s *Service) RedactFunc(ctx context.Context, id string) func(text string) s
 	}
 }
 
-// redactorFor is Redactor for a job that may not have started, or for the UID of a
-// sandbox without one.
+// redactorFor is Redactor for a job that may not have started or has no row, or for
+// the UID of a sandbox without one.
 func (s *Service) redactorFor(ctx context.Context, id string) (*redact.Redactor, error) {
-	if agentlab.ValidateJobID(id) != nil {
-		return s.cachedRedactor(id, func() (*redact.Redactor, error) {
-			values, _, err := s.cfg.Secrets.Delivered(id)
-			return redact.New(values...), err
-		})
+	if agentlab.ValidateJobID(id) == nil {
+		j, err := s.cfg.Store.Job(ctx, id)
+		switch {
+		case err == nil && j.Status == agentlab.JobQueued:
+			return nil, nil //nolint:nilnil // it was given nothing; a nil Redactor redacts nothing
+		case agentlab.CodeOf(err) != agentlab.CodeNotFound:
+			return s.Redactor(ctx, id)
+		}
 	}
-	j, err := s.cfg.Store.Job(ctx, id)
-	if err == nil && j.Status == agentlab.JobQueued || agentlab.CodeOf(err) == agentlab.CodeNotFound {
-		return nil, nil //nolint:nilnil // it was given nothing; a nil Redactor redacts nothing
-	}
-	return s.Redactor(ctx, id)
+	return s.cachedRedactor(id, func() (*redact.Redactor, error) {
+		values, _, err := s.cfg.Secrets.Delivered(id)
+		return redact.New(values...), err
+	})
 }
 
 // redaction is a redactor that is built once, because building it is expensive;

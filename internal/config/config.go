@@ -93,7 +93,7 @@ type Retention struct {
 	ArtifactsDays int `yaml:"artifacts_days" doc:"Retention of the artifacts of an ended job in days, 1 to 3650. A profile can set another period."`
 	EventsDays    int `yaml:"events_days" doc:"Retention of events in days, 1 to 3650."`
 	EgressDays    int `yaml:"egress_days" doc:"Retention of egress records in days, 1 to 3650."`
-	JobsDays      int `yaml:"jobs_days" doc:"Retention of ended jobs and destroyed sandboxes in days, 1 to 3650; at least artifacts_days."`
+	JobsDays      int `yaml:"jobs_days" doc:"Retention of ended jobs and destroyed sandboxes in days, 1 to 3650; at least artifacts_days. The row of a job is kept as long as its sandbox."`
 }
 
 // Artifacts are the limits of the artifacts of one job.

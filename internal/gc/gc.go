@@ -89,7 +89,7 @@ type Config struct {
 	Artifacts time.Duration // retention of artifacts and logs of an ended job; default 30 days
 	Events    time.Duration // retention of events; default 30 days
 	Egress    time.Duration // retention of egress records; default 30 days
-	Rows      time.Duration // retention of the rows of ended jobs and destroyed sandboxes; default 90 days
+	Rows      time.Duration // retention of the rows of destroyed sandboxes, and of ended jobs whose sandbox is destroyed; default 90 days
 	Every     time.Duration // between two passes; default 1 h
 
 	Clock  func() time.Time // nil means time.Now
@@ -217,10 +217,14 @@ func (c *Collector) jobs(ctx context.Context, now time.Time, d *Deleted) error {
 	if err != nil {
 		return err
 	}
+	used, err := c.jobsInUse(ctx)
+	if err != nil {
+		return err
+	}
 	var errs []error
 	for _, j := range jobs {
 		age := now.Sub(j.at)
-		old := age >= c.cfg.Rows
+		old := age >= c.cfg.Rows && !used[j.id]
 		if !old && (c.emptied[j.id] || age < c.artifactTTL(j.profile)) {
 			continue
 		}
@@ -232,6 +236,17 @@ func (c *Collector) jobs(ctx context.Context, now time.Time, d *Deleted) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// jobsInUse returns the jobs with a sandbox that is not DESTROYED: a kept sandbox
+// needs the row of its job when it boots again.
+func (c *Collector) jobsInUse(ctx context.Context) (map[string]bool, error) {
+	list, err := c.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
+	used := map[string]bool{}
+	for _, sb := range list {
+		used[sb.JobID] = true
+	}
+	return used, err
 }
 
 func (c *Collector) artifactTTL(profile string) time.Duration {

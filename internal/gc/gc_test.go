@@ -30,6 +30,8 @@ type state struct {
 	done   []string // what was deleted, in order
 	events []agentlab.Event
 	fail   map[string]error // by what is deleted
+
+	sandboxes []agentlab.Sandbox
 }
 
 func (s *state) Jobs(_ context.Context, f agentlab.JobFilter) ([]agentlab.Job, error) {
@@ -49,7 +51,7 @@ func (s *state) Jobs(_ context.Context, f agentlab.JobFilter) ([]agentlab.Job, e
 }
 
 func (s *state) Sandboxes(context.Context, agentlab.SandboxFilter) ([]agentlab.Sandbox, error) {
-	return nil, nil
+	return s.sandboxes, s.fail["sandboxes"]
 }
 
 func (s *state) Known(context.Context, string) (bool, error) { return true, nil }
@@ -155,6 +157,26 @@ func TestAges(t *testing.T) {
 	}
 	if n := len(s.events); n != 971 || !strings.Contains(s.events[0].Message, "deleted 2 artifacts of job job-30, 12 bytes") {
 		t.Errorf("%d events, the first %q", n, s.events[0].Message)
+	}
+}
+
+// The row of a job stays as long as its sandbox; its files do not. If the
+// sandboxes are not known, no row is deleted.
+func TestKeepsTheJobOfASandbox(t *testing.T) {
+	s := withJobs(100)
+	s.sandboxes = []agentlab.Sandbox{{JobID: "job-95"}, {}}
+	s.fail["sandboxes"] = errors.New("no")
+	if d, err := s.collector().Pass(t.Context()); err == nil || d.Jobs != 0 || len(s.jobs) != 100 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	clear(s.fail)
+	d, err := s.collector().Pass(t.Context())
+	if err != nil || d.Jobs != 9 || d.Artifacts != 70 || len(s.jobs) != 91 || s.jobs[90].ID != "job-95" {
+		t.Errorf("%+v, %v; left %d jobs", d, err, len(s.jobs))
+	}
+	s.sandboxes = nil
+	if d, err := s.collector().Pass(t.Context()); err != nil || d.Jobs != 1 || len(s.jobs) != 90 {
+		t.Errorf("%+v, %v; left %d jobs", d, err, len(s.jobs))
 	}
 }
 

@@ -248,6 +248,8 @@ func (s *Service) recover(ctx context.Context) error {
 			return err
 		case known:
 			s.loop.Wake(sb.JobID) // it may be final and its sandbox not released
+		case !neverBooted(sb): // it may hold a user's work
+			s.log.Warn("the job of a sandbox is not in the database; the sandbox is not changed", "vmid", sb.VMID, "job", sb.JobID, "state", sb.State)
 		default: // the process died between the two rows
 			s.log.Warn("destroying a sandbox whose job is not in the database", "vmid", sb.VMID, "job", sb.JobID)
 			if _, err := s.cfg.Sandboxes.Destroy(ctx, sb.VMID); err != nil {
@@ -256,6 +258,16 @@ func (s *Service) recover(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// neverBooted reports whether the guest of a sandbox has never answered, so that
+// its disk holds no work. Its job may then never have been written.
+func neverBooted(sb agentlab.Sandbox) bool {
+	switch sb.State {
+	case agentlab.SandboxRequested, agentlab.SandboxProvisioning, agentlab.SandboxBooting:
+		return sb.BootedAt.IsZero()
+	}
+	return false
 }
 
 // Wake runs the step of a job whose records changed, and answers its

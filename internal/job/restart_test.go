@@ -170,9 +170,48 @@ func TestSandboxWithoutJob(t *testing.T) {
 		if err != nil {
 			w.Fatal(err)
 		}
-		time.Sleep(time.Minute)
+		time.Sleep(time.Second) // its guest has not answered yet
 		w.restart()
 		w.gone(sb.JobID)
+	})
+}
+
+// A sandbox that has been in use is not destroyed because its job has no row,
+// also while it boots again. It ends with its lease.
+func TestUsedSandboxWithoutJobRow(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		j := w.final(w.run(agentlab.JobRequest{Task: "echo x", Keepalive: ptr(true), TTL: 4 * time.Hour}).ID)
+		vmid := w.sandbox(j.ID).VMID
+		state := func(want agentlab.SandboxState) {
+			w.Helper()
+			w.eventually(string(want), func() bool {
+				sb, err := w.store.Sandbox(ctx, vmid)
+				if err != nil || sb.State == agentlab.SandboxDestroyed {
+					w.Fatalf("%s, %v, want %s", sb.State, err, want)
+				}
+				return sb.State == want
+			})
+		}
+		state(agentlab.SandboxCompleted)
+		if err := w.store.DeleteJob(ctx, j.ID); err != nil {
+			w.Fatal(err)
+		}
+		w.restart()
+		time.Sleep(time.Minute)
+		state(agentlab.SandboxCompleted)
+		if _, err := w.sandboxes.Stop(ctx, vmid, 0); err != nil {
+			w.Fatal(err)
+		}
+		state(agentlab.SandboxStopped)
+		if _, err := w.sandboxes.Start(ctx, vmid); err != nil {
+			w.Fatal(err)
+		}
+		state(agentlab.SandboxBooting)
+		w.restart()
+		state(agentlab.SandboxReady)
+		time.Sleep(30 * time.Hour) // the lease and its grace
+		w.gone(j.ID)
 	})
 }
 
@@ -254,6 +293,16 @@ func TestRetention(t *testing.T) {
 		if err != nil {
 			w.Fatal(err)
 		}
+		kept := w.final(w.run(agentlab.JobRequest{Task: "echo x", Keepalive: ptr(true)}).ID)
+		renew := func(after time.Duration) {
+			w.Helper()
+			for ; after > 0; after -= day / 2 {
+				if _, err := w.sandboxes.RenewLease(ctx, w.sandbox(kept.ID).VMID, day); err != nil {
+					w.Fatal(err)
+				}
+				time.Sleep(day / 2)
+			}
+		}
 		has := func(id string) bool {
 			a, err := w.artifacts.List(ctx, id)
 			return err == nil && len(a) > 0 && w.log(id) != ""
@@ -261,23 +310,26 @@ func TestRetention(t *testing.T) {
 		if pass(); !has(long.ID) || !has(short.ID) {
 			w.Error("artifacts were deleted on the first day")
 		}
-		time.Sleep(6 * day)
+		renew(6 * day)
 		if d := pass(); d.Artifacts != 1 || !has(long.ID) || has(short.ID) {
 			w.Errorf("after 6 days %+v", d)
 		}
 		if d := pass(); d != (gc.Deleted{}) {
 			w.Errorf("a second pass deleted %+v", d)
 		}
-		time.Sleep(25 * day)
+		renew(25 * day)
 		if d := pass(); d.Artifacts != 1 || d.Jobs != 0 || d.Sandboxes != 0 || has(long.ID) {
 			w.Errorf("after 31 days %+v", d)
 		}
 		if sb, err := w.store.Sandbox(ctx, hand.VMID); err != nil || sb.State != agentlab.SandboxDestroyed {
 			w.Errorf("the sandbox by hand: %+v, %v", sb, err)
 		}
-		time.Sleep(60 * day)
+		renew(60 * day)
 		if d := pass(); d.Jobs != 2 || d.Sandboxes != 2 || d.Events == 0 {
 			w.Errorf("after 91 days %+v", d)
+		}
+		if _, err := w.store.Job(ctx, kept.ID); err != nil {
+			w.Errorf("the job of a kept sandbox: %v", err)
 		}
 		if _, err := w.store.Job(ctx, long.ID); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 			w.Errorf("the old job is still there: %v", err)

@@ -151,13 +151,17 @@ func (s *Store) changeForBootstrap(w *tx, vmid int, fn func(*agentlab.Sandbox, *
 	return saveSandbox(w, oldSandbox, &sb, fillTarget(evs, 0, sb.JobID))
 }
 
-// sandboxAndJob returns a sandbox and its job, nil if it has none.
+// sandboxAndJob returns a sandbox and its job, nil if it has none or the job has
+// no row.
 func sandboxAndJob(w *tx, vmid int) (agentlab.Sandbox, *agentlab.Job, error) {
 	sb, err := sandboxByVMID(w.ctx, w, vmid)
 	if err != nil || sb.JobID == "" {
 		return sb, nil, err
 	}
 	j, err := jobByID(w.ctx, w, sb.JobID)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return sb, nil, nil
+	}
 	return sb, &j, err
 }
 
