@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -13,20 +15,65 @@ import (
 
 // Check implements backend.Driver.
 func (d *Driver) Check(ctx context.Context) []backend.Finding {
-	out := d.pve.Preflight(ctx, d.needs(ctx))
-	if i := slices.IndexFunc(out, func(f backend.Finding) bool { return f.Level == backend.LevelError }); i >= 0 {
+	nodes := d.onlineNodes(ctx)
+	out := d.pve.Preflight(ctx, d.needs(ctx, nodes))
+	if i := slices.IndexFunc(out, isError); i >= 0 {
 		// Templates that could not be read are not missing.
 		return named(append(out, finding("templates", backend.LevelWarn, "fix the finding "+out[i].Name+" first, then check again",
 			"unknown: templates were not checked because of finding %s", out[i].Name)))
 	}
-	for i := range d.cfg.Nodes {
-		n := &d.cfg.Nodes[i]
+	found := make([][]backend.Finding, len(nodes))
+	var wg sync.WaitGroup
+	for i, n := range nodes { // at once: the network of a node may take long to answer
+		wg.Go(func() { found[i] = d.checkNode(ctx, n, 0) })
+	}
+	for _, n := range nodes {
 		out = append(out, d.checkTemplates(ctx, n)...)
-		out = append(out, d.checkNetwork(ctx, n))
 	}
 	out = append(out, d.checkFirewall(ctx)...)
-	out = append(out, d.checkSnippets(ctx)...)
-	return named(append(out, d.checkStorages(ctx)...))
+	out = append(out, d.checkSnippets(ctx, nodes)...)
+	out = append(out, d.checkStorages(ctx, nodes)...)
+	wg.Wait()
+	return named(append(out, mergeNodes(nodes, found)...))
+}
+
+// mergeNodes returns the findings about all nodes. An error of a node is only a
+// warning if another node has none, because choosePlacement uses that one.
+func mergeNodes(nodes []*Node, found [][]backend.Finding) []backend.Finding {
+	if len(nodes) == 0 {
+		return []backend.Finding{finding("nodes", backend.LevelError, "start a node", "no node of proxmox.nodes is online")}
+	}
+	ready := slices.ContainsFunc(found, func(of []backend.Finding) bool { return !slices.ContainsFunc(of, isError) })
+	var out []backend.Finding
+	for i, n := range nodes {
+		for _, f := range found[i] {
+			if ready && isError(f) {
+				f.Level = backend.LevelWarn
+				f.Detail += "; new sandboxes are not created on node " + n.Name
+			}
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+func isError(f backend.Finding) bool { return f.Level == backend.LevelError }
+
+// nodeFindingsAge is the maximum age of the findings that choosePlacement
+// uses. A node whose network does not answer delays only one call in that time.
+const nodeFindingsAge = 30 * time.Second
+
+// checkNode returns findings about the network of a node and about its access
+// to snippets, at most age old. With an error among them no sandbox is created
+// on the node.
+func (d *Driver) checkNode(ctx context.Context, n *Node, age time.Duration) []backend.Finding {
+	out, err := d.networks.of(n.Name).findings.get(ctx, d.cfg.Now, age, func(ctx context.Context) ([]backend.Finding, error) {
+		return append(d.checkSnippetsOn(ctx, n), d.checkNetwork(ctx, n)), ctx.Err() // a cancelled check is not stored
+	})
+	if len(out) == 0 && err != nil {
+		return []backend.Finding{broken("network-"+n.Name, err)}
+	}
+	return out
 }
 
 // named gives every finding a unique name.
@@ -43,14 +90,18 @@ func named(all []backend.Finding) []backend.Finding {
 	return all
 }
 
-// needs returns the rights that this configuration needs of a token.
-func (d *Driver) needs(ctx context.Context) pve.Needs {
+// needs returns the rights that this configuration needs of a token. Templates
+// are read on the given nodes.
+func (d *Driver) needs(ctx context.Context, online []*Node) pve.Needs {
 	n := pve.Needs{TokenID: d.cfg.TokenID, Pool: d.cfg.Pool, Bridges: []string{d.cfg.Bridge}, FreeMemory: len(d.cfg.Nodes) > 1, Firewall: d.cfg.Firewall}
 	for i := range d.cfg.Nodes {
 		node := &d.cfg.Nodes[i]
 		n.Nodes = append(n.Nodes, node.Name)
 		for _, vmid := range node.Templates {
 			n.Templates = append(n.Templates, vmid)
+			if !slices.Contains(online, node) {
+				continue
+			}
 			if t, err := d.template(ctx, node.Name, vmid); err == nil {
 				n.Storages = append(n.Storages, d.storagesOf(t)...)
 				if s := t.cfg["vmstatestorage"]; s != "" { // Proxmox refuses a clone without rights on it, although nothing is written there
@@ -123,12 +174,8 @@ func sortedKeys(m map[string]int) []string {
 func (d *Driver) checkNetwork(ctx context.Context, n *Node) backend.Finding {
 	name := "network-" + n.Name
 	if n.Host == nil {
-		level := backend.LevelWarn
-		if len(d.cfg.Nodes) == 1 {
-			level = backend.LevelError
-		}
-		return finding(name, level, "run the daemon on the node, or remove the node from proxmox.nodes",
-			"the network of node %s cannot be managed from this host: no sandbox is started there", n.Name)
+		return finding(name, backend.LevelError, "run the daemon on the node, or remove the node from proxmox.nodes",
+			"the network of node %s cannot be managed from this host", n.Name)
 	}
 	host, err := d.network(ctx, n.Name)
 	if err == nil {
@@ -148,10 +195,9 @@ func (d *Driver) checkNetwork(ctx context.Context, n *Node) backend.Finding {
 // bytes.
 const leastFree = 5 << 30
 
-func (d *Driver) checkStorages(ctx context.Context) []backend.Finding {
+func (d *Driver) checkStorages(ctx context.Context, nodes []*Node) []backend.Finding {
 	var out []backend.Finding
-	for i := range d.cfg.Nodes {
-		n := &d.cfg.Nodes[i]
+	for _, n := range nodes {
 		var names []string
 		for _, vmid := range n.Templates {
 			if t, err := d.template(ctx, n.Name, vmid); err == nil {
@@ -166,34 +212,59 @@ func (d *Driver) checkStorages(ctx context.Context) []backend.Finding {
 	return out
 }
 
-// checkSnippets checks the storage for snippets: its content types must
-// include snippets, its directory must be readable, and it must be shared if
-// sandboxes run on several nodes.
-func (d *Driver) checkSnippets(ctx context.Context) []backend.Finding {
+// checkSnippets checks the storage for snippets where the daemon runs: its
+// content types must include snippets, and its directory must be readable.
+func (d *Driver) checkSnippets(ctx context.Context, nodes []*Node) []backend.Finding {
 	root := d.pve.Root()
-	if root == nil {
+	if root == nil || len(nodes) == 0 {
 		return nil
 	}
 	const name = "snippets"
 	storage := root.SnippetsStorage()
-	nodes := slices.DeleteFunc(slices.Clone(d.cfg.Nodes), func(n Node) bool { return n.Host == nil }) // no sandbox runs there
-	for _, n := range nodes {
-		st, err := d.pve.StorageStatus(ctx, n.Name, storage)
-		switch {
-		case err != nil:
-			return []backend.Finding{broken(name, err)}
-		case !st.Holds("snippets"):
-			return []backend.Finding{finding(name, backend.LevelError, "pvesm set "+storage+" --content "+string(st.Content)+",snippets",
-				"storage %s does not allow snippets (%s)", storage, clip(string(st.Content)))}
-		case len(nodes) > 1 && !bool(st.Shared):
-			return []backend.Finding{finding(name, backend.LevelError, "set proxmox.snippets_storage in config.yaml to a storage that all nodes share, or remove the other nodes from proxmox.nodes",
-				"storage %s is not shared: a VM on another node than the daemon's cannot start, because its snippet is not there", storage)}
+	if i := slices.IndexFunc(nodes, func(n *Node) bool { return n.Local }); i >= 0 {
+		nodes = nodes[i : i+1]
+	}
+	var st pve.Storage
+	var err error
+	for _, n := range nodes { // the daemon's node, or any if it is not configured
+		if st, err = d.pve.StorageStatus(ctx, n.Name, storage); err == nil {
+			break
 		}
+	}
+	switch {
+	case err != nil:
+		return []backend.Finding{broken(name, err)}
+	case !st.Holds("snippets"):
+		return []backend.Finding{finding(name, backend.LevelError, "pvesm set "+storage+" --content "+string(st.Content)+",snippets",
+			"storage %s does not allow snippets (%s)", storage, clip(string(st.Content)))}
 	}
 	if _, err := root.Snippets(ctx); err != nil {
 		return []backend.Finding{broken(name, err)}
 	}
 	return []backend.Finding{finding(name, backend.LevelOK, "", "storage %s allows snippets, and its snippets are readable", storage)}
+}
+
+// checkSnippetsOn checks whether a node can read the snippets, which the
+// daemon writes on its own node.
+func (d *Driver) checkSnippetsOn(ctx context.Context, n *Node) []backend.Finding {
+	root := d.pve.Root()
+	if root == nil || n.Local || n.Host == nil { // without Host no sandbox runs there
+		return nil
+	}
+	name, storage := "snippets-"+n.Name, root.SnippetsStorage()
+	st, err := d.pve.StorageStatus(ctx, n.Name, storage)
+	switch {
+	case err != nil:
+		return []backend.Finding{broken(name, err)}
+	case !bool(st.Shared):
+		return []backend.Finding{finding(name, backend.LevelError,
+			"set proxmox.snippets_storage in config.yaml to a storage that all nodes share, or remove the node from proxmox.nodes; if the directory of storage "+storage+" is on a shared file system: pvesm set "+storage+" --shared 1",
+			"storage %s is not shared, so node %s cannot read the snippets that the daemon writes on its own node", storage, n.Name)}
+	case !bool(st.Active):
+		return []backend.Finding{finding(name, backend.LevelError, "mount or activate storage "+storage+" on node "+n.Name,
+			"storage %s is not active on node %s, which cannot read the snippets there", storage, n.Name)}
+	}
+	return []backend.Finding{finding(name, backend.LevelOK, "", "node %s can read the snippets of storage %s", n.Name, storage)}
 }
 
 func (d *Driver) checkStorage(ctx context.Context, node, storage string) backend.Finding {

@@ -36,6 +36,7 @@ type Node struct {
 	Name      string
 	Templates map[string]int // template VMs by image
 	Host      Host           // its network; nil means that it runs no sandbox
+	Local     bool           // the daemon runs on it, and writes snippets there
 }
 
 // Config is the configuration of a Driver.

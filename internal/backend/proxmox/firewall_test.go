@@ -2,7 +2,6 @@ package proxmox
 
 import (
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 
@@ -109,35 +108,4 @@ func TestCheckSnippets(t *testing.T) {
 	if f.Level != backend.LevelError || !strings.Contains(f.Remedy, "pvesm set local --content") || !strings.Contains(f.Remedy, ",snippets") {
 		t.Errorf("not allowed: %+v", f)
 	}
-}
-
-// On several nodes the storage of snippets must be shared, because the daemon
-// writes them on its own node.
-func TestCheckSnippetsOfSeveralNodes(t *testing.T) {
-	both(t, func(t *testing.T, shell bool) {
-		for _, shared := range []bool{true, false} {
-			w := twoNodesWith(t, shell, shared)
-			found := slices.DeleteFunc(w.driver.Check(t.Context()), func(f backend.Finding) bool { return f.Name != "snippets" })
-			spec := w.create(t, 1)
-			w.on(t, spec, "pve2")
-			err := w.driver.Start(t.Context(), spec.Ref())
-			switch {
-			case !shell:
-				if len(found) > 0 || err != nil {
-					t.Errorf("a token writes no snippets: %+v, %v", found, err)
-				}
-			case shared:
-				if len(found) != 1 || found[0].Level != backend.LevelOK || err != nil {
-					t.Errorf("shared: %+v, %v", found, err)
-				}
-			default:
-				if len(found) != 1 || found[0].Level != backend.LevelError || !strings.Contains(found[0].Remedy, "proxmox.snippets_storage") {
-					t.Errorf("not shared: %+v", found)
-				}
-				if err == nil || !strings.Contains(err.Error(), "does not exist") {
-					t.Errorf("Start of a VM on the other node: %v", err)
-				}
-			}
-		}
-	})
 }

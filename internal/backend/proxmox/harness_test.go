@@ -162,7 +162,7 @@ func (w *world) transport() pve.Transport {
 func testConfig(dir, node string, host Host) Config {
 	return Config{
 		StateDir: dir, First: 1000, Last: 1999, Bridge: "vmbr1",
-		Nodes:   []Node{{Name: node, Templates: map[string]int{"base": templateVMID}, Host: host}},
+		Nodes:   []Node{{Name: node, Templates: map[string]int{"base": templateVMID}, Host: host, Local: true}},
 		Subnet4: netip.MustParsePrefix("10.77.0.0/16"), Gateway4: netip.MustParseAddr("10.77.0.1"),
 		Subnet6: netip.MustParsePrefix("fd77:a91a:4d00::/64"), Gateway6: netip.MustParseAddr("fd77:a91a:4d00::1"),
 		Models: models, Poll: quick, Settle: 20 * time.Millisecond,

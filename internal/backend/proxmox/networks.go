@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 )
 
@@ -15,11 +16,14 @@ type networks struct {
 	nodes map[string]*nodeRestore
 }
 
-// nodeRestore is the restore of the guests of one node. Each node has its own
-// lock, so that a node that does not answer does not delay calls for others.
+// nodeRestore is the restore of the guests of one node, and the last findings
+// about the node. Each node has its own locks, so that a node that does not
+// answer does not delay calls for others.
 type nodeRestore struct {
 	asking gate // held during the restore
 	done   bool
+
+	findings cached[[]backend.Finding]
 }
 
 func (n *networks) of(node string) *nodeRestore {

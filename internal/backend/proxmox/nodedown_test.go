@@ -33,7 +33,7 @@ func twoNodesWith(t *testing.T, shell, shared bool) *world {
 	w.tokenID, w.secret = n.RootToken()
 	w.root = w.rest(w.tokenID, w.secret)
 	w.alter = func(c *Config) {
-		c.Nodes = []Node{{Name: "pve1", Templates: map[string]int{"base": 9000}, Host: bridge{f}}, {Name: "pve2", Host: bridge{f}}}
+		c.Nodes = []Node{{Name: "pve1", Templates: map[string]int{"base": 9000}, Host: bridge{f}, Local: true}, {Name: "pve2", Host: bridge{f}}}
 	}
 	var err error
 	w.image, err = w.open().Templates().Ensure(t.Context(), templateImage(9000), nil)

@@ -81,7 +81,7 @@ func (p *Settings) openNodes(env registry.Env) (out []Node, remotes []io.Closer,
 		switch {
 		case node.Name == self:
 			env.Network.Claim() // from here on the driver manages the sandboxes on the bridge
-			n.Host = env.Network
+			n.Host, n.Local = env.Network, true
 		case node.SSH != "":
 			r := hostnet.NewRemote(hostnet.RemoteConfig{
 				Network: func() (nft.Config, error) { return hostnet.Rules(env.Config) },

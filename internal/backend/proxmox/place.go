@@ -1,6 +1,7 @@
 package proxmox
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -91,13 +92,40 @@ func (d *Driver) listed(ctx context.Context) (map[string][]pve.VM, error) {
 	return vms, nil
 }
 
+// nodePointers returns the nodes of the configuration.
+func (d *Driver) nodePointers() []*Node {
+	var out []*Node
+	for i := range d.cfg.Nodes {
+		out = append(out, &d.cfg.Nodes[i])
+	}
+	return out
+}
+
+// onlineNodes returns the nodes that the cluster does not report as offline:
+// all if it does not answer.
+func (d *Driver) onlineNodes(ctx context.Context) []*Node {
+	out := d.nodePointers()
+	if len(out) == 1 {
+		return out
+	}
+	states, err := d.pve.Nodes(ctx)
+	if err != nil {
+		return out
+	}
+	return slices.DeleteFunc(out, func(n *Node) bool { return isOffline(states, n.Name) })
+}
+
+func isOffline(states []pve.Node, name string) bool {
+	return slices.ContainsFunc(states, func(n pve.Node) bool { return n.Name == name && n.Status == "offline" })
+}
+
 // offline reports whether the rest of the cluster reports a node as offline.
 func (d *Driver) offline(ctx context.Context, name string) bool {
 	if len(d.cfg.Nodes) == 1 {
 		return false
 	}
 	nodes, err := d.pve.Nodes(ctx)
-	return err == nil && slices.ContainsFunc(nodes, func(n pve.Node) bool { return n.Name == name && n.Status == "offline" })
+	return err == nil && isOffline(nodes, name)
 }
 
 func (d *Driver) nodeStates(ctx context.Context) ([]pve.Node, error) {
@@ -110,9 +138,9 @@ type placement struct {
 	target string
 }
 
-// choosePlacement selects the node of a new sandbox: of the nodes that are online,
-// have a network and can use the template, the one with the most free memory.
-// Memory of sandboxes that do not run counts as used.
+// choosePlacement selects the node of a new sandbox: of the nodes that are
+// online, have no error of checkNode and can use the template, the one with
+// the most free memory.
 func (d *Driver) choosePlacement(ctx context.Context, spec backend.Spec) (placement, error) {
 	vmid, digest, err := templateOf(spec.Image)
 	if err != nil {
@@ -121,47 +149,65 @@ func (d *Driver) choosePlacement(ctx context.Context, spec backend.Spec) (placem
 	if len(d.cfg.Nodes) == 1 {
 		return d.placeOn(ctx, &d.cfg.Nodes[0], vmid, digest)
 	}
-	states, err := d.nodeStates(ctx)
+	free, err := d.freeMemory(ctx)
 	if err != nil {
 		return placement{}, err
+	}
+	nodes := d.nodePointers()
+	slices.SortStableFunc(nodes, func(a, b *Node) int { return cmp.Compare(free[b.Name], free[a.Name]) })
+	var reasons []string
+	var hint string
+	var last error
+	for _, n := range nodes {
+		if _, online := free[n.Name]; !online {
+			reasons = append(reasons, "node "+n.Name+" is offline")
+			continue
+		}
+		found := d.checkNode(ctx, n, nodeFindingsAge)
+		if i := slices.IndexFunc(found, isError); i >= 0 {
+			reasons = append(reasons, "node "+n.Name+": "+found[i].Detail)
+			hint = cmp.Or(hint, found[i].Remedy)
+			continue
+		}
+		p, err := d.placeOn(ctx, n, vmid, digest)
+		if err == nil {
+			return p, nil
+		}
+		last = err
+	}
+	if last != nil {
+		if len(reasons) == 0 {
+			return placement{}, last
+		}
+		reasons = append(reasons, last.Error())
+		hint = cmp.Or(agentlab.HintOf(last), hint)
+	}
+	return placement{}, agentlab.Errorf(agentlab.CodeUnavailable, "no node of proxmox.nodes can run the sandbox: %s", strings.Join(reasons, "; ")).WithHint("%s", hint)
+}
+
+// freeMemory returns the free memory of the nodes that are online. Memory of
+// sandboxes that do not run counts as used.
+func (d *Driver) freeMemory(ctx context.Context) (map[string]int64, error) {
+	states, err := d.nodeStates(ctx)
+	if err != nil {
+		return nil, err
 	}
 	free := map[string]int64{}
 	for _, s := range states {
 		if s.Status == "online" {
-			free[s.Name] = s.FreeMem() + 1 // online, even if full
+			free[s.Name] = s.FreeMem()
 		}
 	}
 	all, err := d.handles()
 	if err != nil {
-		return placement{}, err
+		return nil, err
 	}
 	for _, h := range all {
-		if h.Power == "" || h.Power == powerOff {
+		if _, online := free[h.Node]; online && (h.Power == "" || h.Power == powerOff) {
 			free[h.Node] -= int64(h.Spec.Resources.MemoryMB) << 20
 		}
 	}
-	var best placement
-	var last error
-	for i := range d.cfg.Nodes {
-		n := &d.cfg.Nodes[i]
-		room, online := free[n.Name]
-		if n.Host == nil || !online || (best.target != "" && room <= free[best.target]) {
-			continue
-		}
-		p, err := d.placeOn(ctx, n, vmid, digest)
-		if err != nil {
-			last = err
-			continue
-		}
-		best = p
-	}
-	switch {
-	case best.target != "":
-		return best, nil
-	case last != nil:
-		return placement{}, last
-	}
-	return placement{}, agentlab.Errorf(agentlab.CodeUnavailable, "no node of proxmox.nodes is online and has a network that this host manages")
+	return free, nil
 }
 
 // placeOn returns the template for a sandbox on a node: the node's own, or
@@ -180,20 +226,21 @@ func (d *Driver) placeOn(ctx context.Context, n *Node, vmid int, digest string) 
 			return placement{}, err
 		}
 	}
+	var unknown error
 	for _, other := range d.cfg.Nodes {
 		if other.Name == n.Name {
 			continue
 		}
 		t, err := d.template(ctx, other.Name, vmid)
-		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-			continue
-		}
-		if err != nil {
-			return placement{}, err
-		}
-		if t.shared && t.digest() == digest {
+		switch {
+		case err == nil && t.shared && t.digest() == digest:
 			return placement{t, n.Name}, nil
+		case err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound:
+			unknown = err
 		}
+	}
+	if unknown != nil {
+		return placement{}, unknown
 	}
 	return placement{}, agentlab.Errorf(agentlab.CodeUnavailable, "node %s has no equivalent of template VM %d, and that template's disk is not on shared storage", n.Name, vmid).
 		WithField("proxmox.nodes").WithHint("create the template on each node and set its VMID under templates of the node")

@@ -136,7 +136,7 @@ func TestCloneOfTemplateRequiresMorePrivileges(t *testing.T) {
 	w.makeTemplate(9100, storages["zfspool"], "vmstatestorage", "local", "cpu", "custom-mine")
 	w.node.Grant("/vms/9100", "agentlab@pve", roleOf(1))
 	w.node.Grant("/vms/9100", w.tokenID, roleOf(1))
-	if n := w.driver.needs(t.Context()); !slices.Contains(n.Storages, "local") {
+	if n := w.driver.needs(t.Context(), w.driver.nodePointers()); !slices.Contains(n.Storages, "local") {
 		t.Errorf("Check asks for rights on %q", n.Storages)
 	}
 	ref, err := w.driver.Templates().Ensure(t.Context(), templateImage(9100), nil)
