@@ -200,7 +200,15 @@ func (a *App) sandboxListCmd() *cobra.Command {
 			for _, sb := range list.Items {
 				t.row(sb.VMID, sb.Name, sb.State, sb.Profile, orDash(sb.IP), a.until(sb.LeaseExpiresAt), orDash(sb.JobID), a.age(sb.CreatedAt))
 			}
-			return t.flush()
+			if err := t.flush(); err != nil {
+				return err
+			}
+			for _, sb := range list.Items {
+				if sb.Waiting != "" {
+					a.progressf("note: %s (%d): %s", sb.Name, sb.VMID, sanitize(sb.Waiting))
+				}
+			}
+			return nil
 		})
 	})
 	return cmd

@@ -133,6 +133,20 @@ func (h *home) await(t *testing.T, sandbox string, states ...agentlab.SandboxSta
 	return api.Sandbox{}
 }
 
+// awaitIt waits until a sandbox fulfils cond.
+func (h *home) awaitIt(t *testing.T, sandbox string, cond func(api.Sandbox) bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		sb, err := h.client.Sandbox(t.Context(), sandbox)
+		if err == nil && cond(sb) {
+			return
+		}
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("%+v, %v", sb, err)
+		}
+	}
+}
+
 func (h *home) exec(t *testing.T, sandbox string, command ...string) (string, int) {
 	t.Helper()
 	conn, err := h.client.Exec(t.Context(), sandbox, guestapi.ExecRequest{Command: command})

@@ -271,6 +271,67 @@ func TestToyBackend(t *testing.T) {
 	}
 }
 
+// When another backend is configured, a sandbox is neither changed nor declared
+// lost, and says what to do. It continues when its backend is back.
+func TestOtherBackend(t *testing.T) {
+	world := &toyWorld{boxes: map[string]*toyBox{}}
+	h := newHome(t)
+	h.backends = append(slices.Clip(known), toyBackend(world))
+	h.configure(t, "backend: toy\n")
+	stop := h.start(t)
+	if p, err := h.client.PutProfile(t.Context(), "sailor", "name: sailor\ntoy: {greeting: ahoy}\n"); err != nil || !p.Usable {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	if _, err := h.client.CreateSandbox(t.Context(), api.SandboxCreate{Name: "doll", Profile: "sailor"}); err != nil {
+		t.Fatal(err)
+	}
+	sb := h.await(t, "doll", agentlab.SandboxReady)
+	stop()
+
+	h.configure(t, "backend: fake\n")
+	stop = h.start(t)
+	if _, err := h.client.CreateSandbox(t.Context(), api.SandboxCreate{Name: "other"}); err != nil {
+		t.Fatal(err)
+	}
+	h.await(t, "other", agentlab.SandboxReady)
+	const hint = "set 'backend: toy' in config.yaml and restart agentlabd"
+	vmid := strconv.Itoa(sb.VMID)
+	for what, call := range map[string]func() (api.Sandbox, error){
+		"destroy": func() (api.Sandbox, error) { return h.client.DestroySandbox(t.Context(), "doll") },
+		"stop":    func() (api.Sandbox, error) { return h.client.StopSandbox(t.Context(), vmid, api.SandboxStop{}) },
+		"exec": func() (api.Sandbox, error) {
+			_, err := h.client.Exec(t.Context(), vmid, guestapi.ExecRequest{Command: []string{"true"}})
+			return sb, err
+		},
+	} {
+		if _, err := call(); agentlab.CodeOf(err) != agentlab.CodeConflict || agentlab.HintOf(err) != hint {
+			t.Errorf("%s: %v (%s)", what, err, agentlab.HintOf(err))
+		}
+	}
+	if _, err := h.client.RenewLease(t.Context(), vmid, 60); err != nil {
+		t.Error(err)
+	}
+	h.awaitIt(t, "doll", func(sb api.Sandbox) bool { return sb.State == "READY" && strings.Contains(sb.Waiting, hint) })
+	if st, err := h.client.Status(t.Context()); err != nil || !slices.ContainsFunc(st.Findings, func(f api.Finding) bool { return f.Remedy == hint }) {
+		t.Errorf("%+v, %v", st.Findings, err)
+	}
+	stop()
+
+	h.configure(t, "backend: toy\n")
+	h.start(t)
+	h.awaitIt(t, "doll", func(sb api.Sandbox) bool { return sb.State == "READY" && sb.Waiting == "" })
+	if b := world.boxes[sb.UID]; b == nil || b.control == nil {
+		t.Error("its VM does not run")
+	}
+	if _, err := h.client.DestroySandbox(t.Context(), "doll"); err != nil {
+		t.Fatal(err)
+	}
+	h.await(t, vmid, agentlab.SandboxDestroyed)
+	if len(world.boxes) != 0 {
+		t.Errorf("left: %v", world.boxes)
+	}
+}
+
 // The profile keys of a backend are known to a daemon with another backend, too,
 // which does not use such profiles.
 func TestToyProfiles(t *testing.T) {

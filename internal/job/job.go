@@ -48,7 +48,7 @@ type Sandboxes interface {
 	NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Network) error
 	Release(ctx context.Context, vmid int, o sandbox.Outcome) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
-	Paused() map[int]string // sandboxes whose guests the host has paused, with the reason
+	Unheard() map[int]string // sandboxes whose guests cannot report now, with the reason
 	Wake(vmid int)
 }
 
@@ -252,7 +252,9 @@ func (s *Service) recover(ctx context.Context) error {
 			s.log.Warn("the job of a sandbox is not in the database; the sandbox is not changed", "vmid", sb.VMID, "job", sb.JobID, "state", sb.State)
 		default: // the process died between the two rows
 			s.log.Warn("destroying a sandbox whose job is not in the database", "vmid", sb.VMID, "job", sb.JobID)
-			if _, err := s.cfg.Sandboxes.Destroy(ctx, sb.VMID); err != nil {
+			if _, err := s.cfg.Sandboxes.Destroy(ctx, sb.VMID); agentlab.CodeOf(err) == agentlab.CodeConflict {
+				s.log.Warn("the sandbox is not destroyed now", "vmid", sb.VMID, "err", err)
+			} else if err != nil {
 				return err
 			}
 		}

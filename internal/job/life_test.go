@@ -120,6 +120,34 @@ func TestPausedGuestIsNotSilent(t *testing.T) {
 	})
 }
 
+// While another backend is configured, nothing is expected of a runner either.
+func TestRunnerOnAnotherBackendIsNotSilent(t *testing.T) {
+	inWorld(t, func(w *world) {
+		j := w.run(agentlab.JobRequest{Task: "stubborn\nsilent", TTL: time.Hour})
+		w.phase(j.ID, "agent")
+		was := w.sandbox(j.ID)
+		move := func(name string) {
+			_, err := w.store.UpdateSandbox(context.Background(), was.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+				sb.Backend = name
+				return nil, nil
+			})
+			if err != nil {
+				w.Fatal(err)
+			}
+			w.restart()
+		}
+		move("other")
+		time.Sleep(10 * time.Minute)
+		if now, sb := w.job(j.ID), w.sandbox(j.ID); now.Status != agentlab.JobRunning || sb.State != was.State || sb.Desired != was.Desired {
+			w.Fatalf("%s: %s; sandbox %s", now.Status, now.Reason, sb.State)
+		}
+		move(was.Backend)
+		if j = w.final(j.ID); j.Status != agentlab.JobFailed || j.Reason != "its runner did not report for 1m30s" {
+			w.Errorf("%s: %s", j.Status, j.Reason)
+		}
+	})
+}
+
 // A runner that ignores its deadline is given up after the upload window.
 func TestTimeoutIsForced(t *testing.T) {
 	inWorld(t, func(w *world) {

@@ -166,10 +166,10 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	s.noteActive()
 	now := s.clock()
 	again := maxDuration
-	paused := s.cfg.Sandboxes.Paused()[sb.VMID] != ""
+	unheard := s.cfg.Sandboxes.Unheard()[sb.VMID] != ""
 	s.mu.Lock()
 	l := s.track(j.ID)
-	if paused { // its silence starts when it continues
+	if unheard { // its silence starts when it continues
 		l.lastHeard, again = now, s.lim.Silence/9
 	}
 	if j.StopRequested != "" && l.stopped.IsZero() {

@@ -95,20 +95,32 @@ func (s *Service) reportPaused(ctx context.Context, vmid int) error {
 // Paused returns the sandboxes whose guests the host had paused at the last
 // audit, with the reason.
 func (s *Service) Paused() map[int]string {
+	return s.collect(func(m *runtimeState) string { return m.paused })
+}
+
+// Unheard returns the sandboxes whose guests cannot report now: those that are
+// paused, and those of another backend.
+func (s *Service) Unheard() map[int]string {
+	return s.collect(func(m *runtimeState) string { return cmp.Or(m.elsewhere, m.paused) })
+}
+
+// collect returns what get returns for each sandbox, unless it is "".
+func (s *Service) collect(get func(*runtimeState) string) map[int]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := map[int]string{}
 	for vmid, m := range s.states {
-		if m.paused != "" {
-			out[vmid] = m.paused
+		if text := get(m); text != "" {
+			out[vmid] = text
 		}
 	}
 	return out
 }
 
-// Findings reports the guests that the host has paused, and the orphans that the
-// last audit found.
+// Findings reports the guests that the host has paused, the sandboxes of other
+// backends, and the orphans that the last audit found.
 func (s *Service) Findings() (out []backend.Finding) {
+	out = s.findElsewhere()
 	if paused := s.Paused(); len(paused) > 0 {
 		first := slices.Min(slices.Collect(maps.Keys(paused)))
 		out = append(out, backend.Finding{

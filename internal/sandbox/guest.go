@@ -19,6 +19,9 @@ func (s *Service) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) 
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
+	if err := s.reachable(sb); err != nil {
+		return sb, err
+	}
 	switch sb.State {
 	case agentlab.SandboxReady, agentlab.SandboxRunning, agentlab.SandboxCompleted:
 		return sb, nil
@@ -123,6 +126,9 @@ func (s *Service) putConsole(ctx context.Context, jobID string, console io.Reade
 func (s *Service) ConsoleLog(ctx context.Context, vmid int, follow bool) (io.ReadCloser, error) {
 	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.reachable(sb); err != nil {
 		return nil, err
 	}
 	cl, ok := s.cfg.Driver.(backend.ConsoleLogger)

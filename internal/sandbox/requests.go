@@ -211,8 +211,8 @@ func (s *Service) Stop(ctx context.Context, vmid int, grace time.Duration) (agen
 }
 
 // Destroy requests that a sandbox is destroyed. It is allowed in every state,
-// and on a full disk. Destroying a destroyed sandbox succeeds. Code:
-// not_found.
+// and on a full disk. Destroying a destroyed sandbox succeeds. Codes:
+// not_found, conflict if it belongs to another backend.
 func (s *Service) Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
 	sb, err := s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.State != agentlab.SandboxDestroyed {
@@ -238,7 +238,7 @@ func (s *Service) RenewLease(ctx context.Context, vmid int, ttl time.Duration) (
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	return s.requestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.change(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed {
 			return nil, conflict(*sb, "and its lease cannot be renewed", "create a new one: agentlab sandbox new")
 		}
@@ -247,8 +247,19 @@ func (s *Service) RenewLease(ctx context.Context, vmid int, ttl time.Duration) (
 	})
 }
 
-// requestChange changes what is requested of a sandbox and wakes the loop.
+// requestChange is change for a request that needs the backend: code conflict if
+// the sandbox belongs to another one.
 func (s *Service) requestChange(ctx context.Context, vmid int, wake func(int), fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
+	return s.change(ctx, vmid, wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if err := s.reachable(*sb); err != nil {
+			return nil, err
+		}
+		return fn(sb)
+	})
+}
+
+// change changes what is requested of a sandbox and wakes the loop.
+func (s *Service) change(ctx context.Context, vmid int, wake func(int), fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
 	sb, err := s.update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		before := sb.Desired
 		evs, err := fn(sb)
@@ -278,7 +289,7 @@ func conflict(sb agentlab.Sandbox, rest, hint string, args ...any) error {
 
 // MarkRunning changes a READY sandbox to RUNNING: its job has started.
 func (s *Service) MarkRunning(ctx context.Context, vmid int) error {
-	_, err := s.requestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.change(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.State != agentlab.SandboxReady || sb.Desired != agentlab.DesiredRunning {
 			return nil, nil
 		}
@@ -302,7 +313,7 @@ type Outcome struct {
 // Otherwise it takes the state of its job's end and is destroyed. It may be
 // called again. Code: not_found.
 func (s *Service) Release(ctx context.Context, vmid int, o Outcome) (agentlab.Sandbox, error) {
-	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.change(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed {
 			return nil, nil
 		}

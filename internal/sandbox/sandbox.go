@@ -218,6 +218,7 @@ type runtimeState struct {
 	retry          retryState
 	destroyPending bool   // it must be destroyed, but the row could not be changed: the disk was full
 	paused         string // why its guest's CPUs are paused; "" if they are not
+	elsewhere      string // its backend, if that is not the configured one
 
 	asking    bool      // its step waits for an answer of the guest
 	newPolicy bool      // its network policy has changed since its step read the row
@@ -271,6 +272,7 @@ func (s *Service) Run(ctx context.Context) error {
 		s.loop.Wake(sb.VMID)
 	}
 	s.readIntents(rows)
+	s.logElsewhere(rows)
 	s.wg.Go(func() { s.auditLoop(ctx) })
 	s.loop.Run(ctx)
 	cancel()
@@ -309,6 +311,9 @@ func (s *Service) track(sb agentlab.Sandbox) *runtimeState {
 	if m == nil || m.uid != sb.UID {
 		m = &runtimeState{uid: sb.UID}
 		s.states[sb.VMID] = m
+		if s.elsewhere(sb) {
+			m.elsewhere = sb.Backend
+		}
 	}
 	if m.state != sb.State {
 		m.state, m.inspected = sb.State, false

@@ -32,6 +32,9 @@ func (s *Service) step(ctx context.Context, vmid int) (time.Duration, error) {
 			return 0, nil
 		}
 		s.track(sb)
+		if s.elsewhere(sb) {
+			return s.skipElsewhere(ctx, sb), nil
+		}
 		again, done, err := s.stepOnce(ctx, sb)
 		s.noteWaiting(ctx, sb, done, err)
 		if err != nil || done {
