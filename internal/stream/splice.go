@@ -2,6 +2,7 @@ package stream
 
 import (
 	"bufio"
+	"errors"
 	"io"
 	"net"
 	"time"
@@ -12,7 +13,7 @@ const closeTimeout = 5 * time.Second
 
 // Splice copies in both directions between two connections until far has
 // ended, and closes both. The end of near is passed on as a half close, so
-// that far can still answer.
+// that far can still answer; if near fails, far is closed.
 //
 // The last data of far (an exit status, a closed port) ends the stream. near
 // may still be writing. Splice reads and drops that data for up to 5 s, because
@@ -21,8 +22,12 @@ func Splice(near, far net.Conn) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if _, err := io.Copy(far, near); err != nil {
-			_, _ = io.Copy(io.Discard, near) // far may have failed: it is still read
+		_, err := io.Copy(far, near)
+		if err != nil && !readFailed(err) {
+			_, err = io.Copy(io.Discard, near) // far may have failed: it is still read
+		}
+		if err != nil { // near has failed: it takes no answer either
+			_ = far.Close()
 		}
 		_ = CloseWrite(far)
 	}()
@@ -32,6 +37,16 @@ func Splice(near, far net.Conn) {
 	_ = near.SetReadDeadline(time.Now().Add(closeTimeout))
 	<-done
 	_ = near.Close()
+}
+
+// readFailed reports whether a copy ended because a connection could not be read.
+func readFailed(err error) bool {
+	for op := (*net.OpError)(nil); errors.As(err, &op); err = op.Err {
+		if op.Op == "read" {
+			return true
+		}
+	}
+	return false
 }
 
 // CloseWrite ends the sending direction of a connection. A connection without

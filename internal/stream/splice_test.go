@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -126,6 +127,36 @@ func TestSplicePassesOnAFailure(t *testing.T) {
 		}
 		_ = far.Close()
 	})
+}
+
+// When near is reset, nothing can be answered: far is closed, also if it never
+// ends by itself.
+func TestSpliceClosesFarWhenNearIsReset(t *testing.T) {
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close() //nolint:errcheck // of a test
+	near, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	say(t, a, "not read, so that a close is a reset")
+	far, b := pair(true)
+	done := make(chan struct{})
+	go func() { defer close(done); stream.Splice(a, b) }()
+	_ = near.Close()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Error("the idle far side is not closed")
+		_ = far.Close()
+		<-done
+	}
 }
 
 // near has 5 s to close, however silent or talkative it is.
