@@ -165,7 +165,7 @@ func (w *Watch) step(ctx context.Context, save bool) error {
 	old := w.ref
 	save = save || now.SinceBoot-w.saved >= saveEvery
 	if jump < -jumpLimit {
-		w.ref = now // first for a jump forward, last for a jump back, so that no end is in the past in between
+		w.ref = now // first for a jump back, last for a jump forward, so that no end is in the past in between
 	}
 	w.mu.Unlock()
 	text, err := json.Marshal(now)

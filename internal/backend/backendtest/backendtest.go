@@ -44,6 +44,10 @@ type Config struct {
 type Harness struct {
 	Driver backend.Driver
 
+	// Optional are the names of the optional interfaces of package backend that
+	// the driver implements.
+	Optional []string
+
 	// Spec returns a Spec that this driver supports; Specs of different n
 	// differ in VMID, UID and name.
 	Spec func(n int) backend.Spec
@@ -135,6 +139,9 @@ func Run(t *testing.T, cfg Config) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := cfg.New(t)
+			if err := checkOptional(h.Driver, h.Optional); err != nil {
+				t.Fatal(err)
+			}
 			test.run(&suite{T: t, cfg: cfg, h: h, d: h.Driver})
 		})
 	}
@@ -261,6 +268,9 @@ func (s *suite) reopen() {
 	}
 	s.d = s.h.Reopen(s.T)
 	s.h.Driver = s.d
+	if err := checkOptional(s.d, s.h.Optional); err != nil {
+		s.Fatal(err)
+	}
 }
 
 // eventually polls until cond returns nil.

@@ -14,7 +14,7 @@ import (
 func (s *suite) deadline(sp backend.Spec) {
 	d, ok := s.d.(backend.DeadlineSetter)
 	if !ok {
-		s.Skip("skipped: this driver enforces no deadlines (capability Deadline)")
+		s.Skip("skipped: this driver is no DeadlineSetter")
 	}
 	ref := sp.Ref()
 	gone := backend.Ref{UID: agentlab.NewUID()}

@@ -28,7 +28,7 @@ func (s *suite) updater() backend.NetworkUpdater {
 	s.Helper()
 	u, ok := s.d.(backend.NetworkUpdater)
 	if !ok {
-		s.Skip("skipped: the driver has no capability NetworkUpdate")
+		s.Skip("skipped: this driver is no NetworkUpdater")
 	}
 	return u
 }
@@ -37,7 +37,7 @@ func (s *suite) logger() backend.EgressLogger {
 	s.Helper()
 	l, ok := s.d.(backend.EgressLogger)
 	if !ok {
-		s.Skip("skipped: the driver has no capability EgressLog")
+		s.Skip("skipped: this driver is no EgressLogger")
 	}
 	return l
 }

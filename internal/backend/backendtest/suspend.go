@@ -10,7 +10,7 @@ import (
 func (s *suite) suspend(ref backend.Ref, boot string) {
 	sus, ok := s.d.(backend.Suspender)
 	if !ok {
-		s.Skip("skipped: this driver cannot suspend (capability Suspend)")
+		s.Skip("skipped: this driver is no Suspender")
 	}
 	for range 2 {
 		s.ok("Suspend", sus.Suspend(s.ctx(), ref))

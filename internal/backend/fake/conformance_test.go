@@ -26,7 +26,10 @@ func harness(t *testing.T, open func() *fake.Driver) *backendtest.Harness {
 	host := d.Host
 	h := &backendtest.Harness{
 		Driver: d,
-		Spec:   spec,
+
+		Optional: []string{"ConsoleLogger", "DeadlineSetter", "EgressLogger", "NetworkUpdater", "NumberChecker", "Suspender"},
+
+		Spec: spec,
 		Unsupported: map[string]func(*backend.Spec){
 			"resources.cores": func(s *backend.Spec) { s.Resources.Cores = 65 },
 			"network.mode":    func(s *backend.Spec) { s.Network.Mode = "bridge" },

@@ -45,7 +45,10 @@ func TestConformance(t *testing.T) {
 func harness(w *world) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: mortal{w.driver},
-		Spec:   w.spec,
+
+		Optional: []string{"EgressLogger", "NetworkUpdater", "NumberChecker", "Suspender"},
+
+		Spec: w.spec,
 		Unsupported: map[string]func(*backend.Spec){
 			"resources.memory_mb": func(s *backend.Spec) { s.Resources.MemoryMB = 128 },
 			"resources.cores":     func(s *backend.Spec) { s.Resources.Cores = 200 },

@@ -87,6 +87,9 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 	m := &mortal{Driver: open(t), fixed: f, specs: map[backend.Ref]backend.Spec{}}
 	h := &backendtest.Harness{
 		Driver: m,
+
+		Optional: []string{"Accelerator", "ConsoleLogger", "DeadlineSetter", "EgressLogger", "NetworkUpdater"},
+
 		Spec:   f.spec,
 		Reopen: func(t *testing.T) backend.Driver { m.Driver = open(t); return m },
 		Unsupported: map[string]func(*backend.Spec){
