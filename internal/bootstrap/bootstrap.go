@@ -5,6 +5,9 @@
 // runner exchanges the token for the answer (Exchange), in one transaction with
 // the start of its job. An answer can be lost on its way, for instance when
 // the daemon dies; then the guest gets another token (Reissue), a few times.
+// A kept sandbox that boots again after its job gets no other token in that
+// boot, because a guest that has deleted its secrets at the end of the job
+// answers the same. It gets its secrets when it is stopped and started.
 //
 // The secrets that a guest got are stored, encrypted, until its sandbox is
 // destroyed: the service builds the redactors for all data from the guest.
