@@ -132,7 +132,7 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	if err != nil {
 		return config.At(s.cfg.Paths.ConfigFile(), err)
 	}
-	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.driver.Info()).Options(s.cfg.Backends.Options()).Open(private).Close(s.settings.APIPorts()...).Trust(certificates)
+	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.driver.Info()).Options(s.cfg.Backends.Options()).AllowPrivate(private).ReservePorts(s.settings.APIPorts()...).TrustCertificates(certificates)
 	return nil
 }
 

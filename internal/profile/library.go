@@ -28,12 +28,12 @@ const BuiltIn = "built-in"
 // of a directory. It reads them again at each call, so an edited file counts at
 // once; it may be used from any goroutine.
 type Library struct {
-	dir     string
-	info    backend.Info
-	keys    optionKeys
-	private []agentlab.PrivateTarget
-	closed  []uint16
-	trusted []string // certificates of the configuration
+	dir      string
+	info     backend.Info
+	keys     optionKeys
+	private  []agentlab.PrivateTarget
+	reserved []uint16
+	trusted  []string // certificates of the configuration
 }
 
 // NewLibrary returns the library of a directory, which need not exist, for
@@ -46,7 +46,7 @@ func NewLibrary(dir string, info backend.Info) *Library {
 
 // Options adds the keys that only some backends have, by the name of the
 // backend. A profile with a key of another backend is valid but cannot be used.
-// Before the library is used.
+// It must be called before the library is used.
 func (l *Library) Options(all map[string][]backend.Option) *Library {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		l.keys.add(name, all[name])
@@ -54,27 +54,28 @@ func (l *Library) Options(all map[string][]backend.Option) *Library {
 	return l
 }
 
-// Open adds private destinations of the configuration to the policy of every
-// profile whose mode is not off. It must be called before the library is used.
-func (l *Library) Open(list []agentlab.PrivateTarget) *Library {
+// AllowPrivate adds private destinations of the configuration to the policy of
+// every profile whose mode is not off. It must be called before the library is
+// used.
+func (l *Library) AllowPrivate(list []agentlab.PrivateTarget) *Library {
 	l.private = list
 	return l
 }
 
-// Close sets ports of the host that no profile can allow: those of the daemon's
-// own API. It must be called before the library is used.
-func (l *Library) Close(ports ...uint16) *Library {
-	l.closed = ports
+// ReservePorts sets ports of the host that no profile can allow: those of the
+// daemon's own API. It must be called before the library is used.
+func (l *Library) ReservePorts(ports ...uint16) *Library {
+	l.reserved = ports
 	return l
 }
 
 // CheckPrivateTargets validates the private destinations that config.yaml allows
-// for every sandbox. No sandbox may reach the ports closed of the host, which
+// for every sandbox. No sandbox may reach the reserved ports of the host, which
 // are those of AgentLab's own API.
-func CheckPrivateTargets(list []agentlab.PrivateTarget, closed []uint16) error {
+func CheckPrivateTargets(list []agentlab.PrivateTarget, reserved []uint16) error {
 	all, err := egress.ParsePrivates(list)
 	for i, p := range all {
-		if p.Host && slices.Contains(closed, p.Port) {
+		if p.Host && slices.Contains(reserved, p.Port) {
 			return agentlab.Errorf(agentlab.CodeInvalid, "port %d of the host is AgentLab's own API, which no sandbox may reach", p.Port).
 				WithField(fmt.Sprintf("network.private[%d].port", i))
 		}
@@ -235,11 +236,11 @@ func (l *Library) parse(name, source, text string) Entry {
 		e.Err = err
 		return e
 	}
-	if err := d.open(l.private, l.closed); err != nil {
+	if err := d.allowPrivate(l.private, l.reserved); err != nil {
 		e.Err = d.yaml.At(err)
 		return e
 	}
-	d.trust(l.trusted)
+	d.trustCertificates(l.trusted)
 	e.Name, e.Profile, e.Err = d.Name, d.Profile(), d.Usable(l.info)
 	return e
 }

@@ -12,11 +12,11 @@ import (
 // SourceConfig is the source of a private destination of config.yaml.
 const SourceConfig = "config.yaml"
 
-// open adds the configuration's private destinations to a profile's own, and
+// allowPrivate adds the configuration's private destinations to a profile's own, and
 // rejects reserved ports of the host.
-func (d *Doc) open(list []agentlab.PrivateTarget, closed []uint16) error {
+func (d *Doc) allowPrivate(list []agentlab.PrivateTarget, reserved []uint16) error {
 	for i, t := range d.net.Private {
-		if t.Host == egress.HostName && slices.ContainsFunc(closed, func(p uint16) bool { return int(p) == t.Port }) {
+		if t.Host == egress.HostName && slices.ContainsFunc(reserved, func(p uint16) bool { return int(p) == t.Port }) {
 			return invalid(fmt.Sprintf("network.private[%d].port", i), "port %d of the host is AgentLab's own API, which no sandbox may reach", t.Port).WithHint("remove %s", t.Host+":"+strconv.Itoa(t.Port))
 		}
 	}

@@ -31,7 +31,7 @@ func TestPrivateDestinations(t *testing.T) {
 		"unknown key":    {able, "network: {private: [{host: gateway.corp, ports: 443, reason: models}]}", agentlab.CodeInvalid, "network.private[0].ports", 0},
 		"unable":         {rulesInfo, "network: {private: [{host: gateway.corp, port: 443, reason: models}]}", agentlab.CodeUnsupported, "network.private", 2},
 	} {
-		e := NewLibrary(t.TempDir(), c.info).Open(ours).Close(8843).Check("name: p\n" + c.yaml + "\n")
+		e := NewLibrary(t.TempDir(), c.info).AllowPrivate(ours).ReservePorts(8843).Check("name: p\n" + c.yaml + "\n")
 		told, _ := errors.AsType[*agentlab.Error](e.Err)
 		if c.code == "" && e.Err != nil || c.code != "" && (told == nil || told.Code != c.code || told.Field != c.field) {
 			t.Errorf("%s: %+v", name, e.Err)
@@ -57,7 +57,7 @@ func TestPrivateErrorsNameTheEntry(t *testing.T) {
 		"the API":      {"- host: host.agentlab.internal\n      port: 8843\n      reason: x", `network.private[1].port: line 8: port 8843 of the host`, "remove host.agentlab.internal:8843"},
 	} {
 		text := "name: p\nnetwork:\n  private:\n    - host: gateway.corp\n      port: 443\n      reason: models\n    " + c.entry + "\n"
-		err := NewLibrary(t.TempDir(), info).Close(8843).Check(text).Err
+		err := NewLibrary(t.TempDir(), info).ReservePorts(8843).Check(text).Err
 		if err == nil || !strings.HasPrefix(err.Error(), c.text) || !strings.HasPrefix(agentlab.HintOf(err), c.hint) {
 			t.Errorf("%s: got %v (%s)", name, err, agentlab.HintOf(err))
 		}

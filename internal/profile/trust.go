@@ -96,16 +96,16 @@ func ParseCertificates(name string, data []byte) ([]string, error) {
 	return out, nil
 }
 
-// Trust makes guests of every profile trust certificates, each as PEM, in
+// TrustCertificates makes guests of every profile trust certificates, each as PEM, in
 // addition to those of the profile. It must be called before the library is
 // used.
-func (l *Library) Trust(list []string) *Library {
+func (l *Library) TrustCertificates(list []string) *Library {
 	l.trusted = list
 	return l
 }
 
-// trust adds the certificates that all guests trust.
-func (d *Doc) trust(list []string) {
+// trustCertificates adds the certificates that all guests trust.
+func (d *Doc) trustCertificates(list []string) {
 	for _, c := range list {
 		if !slices.ContainsFunc(d.cas, func(o string) bool { return strings.TrimSpace(o) == strings.TrimSpace(c) }) {
 			d.cas = append(d.cas, c)

@@ -30,7 +30,7 @@ func TestCertificates(t *testing.T) {
 	} {
 		write(t, dir, name, text)
 	}
-	lib := NewLibrary(dir, rulesInfo).Trust([]string{ours})
+	lib := NewLibrary(dir, rulesInfo).TrustCertificates([]string{ours})
 	get := func(list string) ([]string, error) {
 		e := lib.Check("name: p\nca_certificates: [" + list + "]\n")
 		return e.Profile.CACertificates, e.Err
