@@ -34,7 +34,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"strconv"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -272,6 +271,7 @@ const (
 type Instance struct {
 	Ref    Ref
 	VMID   int // the sandbox's number from its mark; 0 if not known
+	HostVM int // if VMID is not known, the number of the VM on a backend that numbers VMs
 	Name   string
 	Power  Power
 	IP     string // the guest's address on its own network; "" when not known
@@ -289,12 +289,8 @@ type Instance struct {
 }
 
 // Number returns the number with which users name the instance: that of the
-// sandbox, or, if it is not known, that of the VM on a backend whose handles
-// are numbers; 0 if there is none.
-func (in Instance) Number() int {
-	vmid, _ := strconv.Atoi(in.Ref.Handle)
-	return cmp.Or(in.VMID, vmid)
-}
+// sandbox, or, if it is not known, that of its VM; 0 if there is none.
+func (in Instance) Number() int { return cmp.Or(in.VMID, in.HostVM) }
 
 // Finding is one result of Check.
 type Finding struct {

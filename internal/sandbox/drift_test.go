@@ -127,27 +127,27 @@ func (d twins) List(ctx context.Context) ([]backend.Instance, error) {
 // bare lists VMs as a backend does that has lost the numbers of their sandboxes.
 type bare struct {
 	backend.Driver
-	handle string
+	hostVM int
 }
 
 func (d bare) List(ctx context.Context) ([]backend.Instance, error) {
 	list, err := d.Driver.List(ctx)
 	for i := range list {
-		list[i].VMID, list[i].Ref.Handle = 0, d.handle
+		list[i].VMID, list[i].HostVM, list[i].Ref.Handle = 0, d.hostVM, "5555"
 	}
 	return list, err
 }
 
 // The event about an orphan names it: by its number, by that of its VM, or by
-// its UID.
+// its UID. A handle is opaque: it is never read as a number.
 func TestOrphanEventNamesTheVM(t *testing.T) {
 	for name, c := range map[string]struct {
 		wrap func(backend.Driver) backend.Driver
 		want string // how its message goes on
 	}{
 		"number":         {func(d backend.Driver) backend.Driver { return d }, "VM 7777,"},
-		"number of VM":   {func(d backend.Driver) backend.Driver { return bare{d, "104711"} }, "VM 104711,"},
-		"without either": {func(d backend.Driver) backend.Driver { return bare{d, "x"} }, "the VM with the UID "},
+		"number of VM":   {func(d backend.Driver) backend.Driver { return bare{d, 104711} }, "VM 104711,"},
+		"without either": {func(d backend.Driver) backend.Driver { return bare{d, 0} }, "the VM with the UID "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {

@@ -54,7 +54,7 @@ func (d *Driver) inspectLost(ctx context.Context, id vmID) (backend.Instance, er
 	if err != nil {
 		return backend.Instance{}, err
 	}
-	in := backend.Instance{Ref: refOf(id), Name: s.cfg["name"], Power: backend.PowerPartial, Reason: "its handle file was lost"}
+	in := backend.Instance{Ref: refOf(id), HostVM: id.VMID, Name: s.cfg["name"], Power: backend.PowerPartial, Reason: "its handle file was lost"}
 	if s.cfg["lock"] == lockClone {
 		return in, nil
 	}
@@ -265,7 +265,7 @@ func (d *Driver) hasLostHandle(ctx context.Context, node string, vm pve.VM) (bac
 		}
 		return backend.Instance{}, false, err
 	}
-	in := backend.Instance{Ref: refOf(vmID{VMID: int(vm.VMID), UID: uid}), Name: string(vm.Name), Power: backend.PowerPartial, Reason: "its handle file was lost"}
+	in := backend.Instance{Ref: refOf(vmID{VMID: int(vm.VMID), UID: uid}), HostVM: int(vm.VMID), Name: string(vm.Name), Power: backend.PowerPartial, Reason: "its handle file was lost"}
 	if vm.Status == "running" {
 		in.Power, in.Reason = backend.PowerRunning, ""
 	}
