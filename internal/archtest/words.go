@@ -83,5 +83,7 @@ var Phrases = []Phrase{
 	{"the reason is above", `"see the error above"`},
 	{"for ever", `"permanently", "without limit"`},
 	{"be had", `"be read", "is not available"`},
+	{"not a cursor", `"invalid cursor"`},
+	{"of the page before", `"of the previous page"`},
 	{"as things are", `"currently", "in the current state"`},
 }

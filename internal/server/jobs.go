@@ -71,8 +71,8 @@ func listOf[A, B any](in []A, limit int, convert func(A) B, cursor func(A) strin
 }
 
 func badCursor() error {
-	return agentlab.Errorf(agentlab.CodeInvalid, "it is not a cursor").WithField("cursor").
-		WithHint("set cursor to next of the previous page, or omit it")
+	return agentlab.Errorf(agentlab.CodeInvalid, "invalid cursor").WithField("cursor").
+		WithHint("use the field next of the previous page")
 }
 
 func (s *Server) getJob(ctx context.Context, in *jobInput) (api.Job, error) {
