@@ -26,9 +26,9 @@ const (
 // Recipe describes an image. Decoding is strict: an unknown key is an error.
 // docs/images.md is generated from the doc tags.
 type Recipe struct {
-	Name       string       `yaml:"name" json:"name" doc:"Name of the image: lower-case letters, digits and hyphens."`
+	Name       string       `yaml:"name" json:"name" doc:"Required. Name of the image: lower-case letters, digits and hyphens."`
 	Extends    string       `yaml:"extends" json:"-" doc:"A shipped recipe, base or agents. Keys that are missing here have its values; its lists come before the lists here."`
-	Suite      string       `yaml:"suite" json:"suite" doc:"Code name of a Debian or Ubuntu release: bookworm, trixie or noble. In a template, the cloud image decides."`
+	Suite      string       `yaml:"suite" json:"suite" doc:"Required without extends. Code name of a Debian or Ubuntu release: bookworm, trixie or noble. A template has the release of its cloud image."`
 	Mirror     string       `yaml:"mirror" json:"mirror" doc:"URL of the distribution's mirror. The default, host, means the apt sources of the build host if it runs the same suite, and the public mirror otherwise."`
 	Components []string     `yaml:"components" json:"components" doc:"Components of the distribution's archive. Default: the free ones."`
 	Arch       string       `yaml:"arch" json:"arch" doc:"Architecture. Default, and only valid value: the architecture of the build host."`
@@ -36,7 +36,7 @@ type Recipe struct {
 	Packages   []string     `yaml:"packages" json:"packages" doc:"Packages to install from the distribution and from the repositories in apt."`
 	Apt        []Repository `yaml:"apt" json:"apt,omitempty" doc:"More apt repositories, at most 32."`
 	Agents     Agents       `yaml:"agents" json:"agents" doc:"Coding agents from npm. Their own install scripts run, as the user agent and without network."`
-	NPM        []NPMPackage `yaml:"npm" json:"npm,omitempty" doc:"More npm packages, installed globally. Their install scripts do not run."`
+	NPM        []NPMPackage `yaml:"npm" json:"npm,omitempty" doc:"More npm packages, installed globally. Their install scripts do not run. Packages that are not native programs need Node.js: set agents.node, or add nodejs to packages."`
 	Pip        []PipPackage `yaml:"pip" json:"pip,omitempty" doc:"Python packages, installed as wheels into a virtual environment of their own, /usr/local/lib/agentlab-python."`
 	Files      []File       `yaml:"files" json:"files,omitempty" doc:"Files to write, at most 64."`
 	Run        []string     `yaml:"run" json:"run,omitempty" doc:"Shell commands, at most 32 of at most 64 KiB, in this order and last. Each runs in its own sh -eu as the user agent, without network, for at most 10 minutes. They can write to /home/agent, /work and /usr/local."`
