@@ -2,6 +2,7 @@ package backends_test
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backends"
 	"github.com/agentlab-vm/agentlab/internal/config"
 )
@@ -71,7 +73,10 @@ func parse(text string) (config.Config, error) {
 	return config.Parse([]byte(text), backends.All.Known()...)
 }
 
-type key struct{ path, def, doc string }
+type key struct {
+	path, def, doc string
+	of             reflect.Type
+}
 
 // keys returns every key of the file with its default, as YAML.
 func keys() []key {
@@ -110,9 +115,45 @@ func keysOf(prefix string, v reflect.Value) []key {
 		case f.Type.Kind() == reflect.Map:
 			def = "{}"
 		}
-		out = append(out, key{path, def, f.Tag.Get("doc")})
+		out = append(out, key{path, def, f.Tag.Get("doc"), f.Type})
 	}
 	return out
+}
+
+// file returns a config.yaml that sets only this key.
+func (k key) file(value string) string {
+	section, name, nested := strings.Cut(k.path, ".")
+	if !nested {
+		return k.path + ": " + value + "\n"
+	}
+	return section + ":\n  " + name + ": " + value + "\n"
+}
+
+// Every number has a range, and the error about a value outside of it names the
+// key. That the default is inside of it is checked by the other tests.
+func TestEveryNumberHasARange(t *testing.T) {
+	checked := 0
+	for _, k := range keys() {
+		format := "%d"
+		switch {
+		case k.of.Kind() == reflect.Slice && k.of.Elem().Kind() == reflect.Int:
+			format = "[%d]"
+		case k.of.Kind() != reflect.Int:
+			continue
+		}
+		for _, value := range []int{-1, 1 << 40} {
+			text := k.file(fmt.Sprintf(format, value))
+			_, err := parse(text)
+			e, _ := errors.AsType[*agentlab.Error](err)
+			if agentlab.CodeOf(err) != agentlab.CodeInvalid || e.Field != k.path {
+				t.Errorf("%q: %v, want an error about %s: add the key to validateRanges", text, err, k.path)
+			}
+		}
+		checked++
+	}
+	if checked < 15 {
+		t.Errorf("only %d numbers found", checked)
+	}
 }
 
 func TestEveryKeyIsDocumentedAndReadable(t *testing.T) {
@@ -120,11 +161,7 @@ func TestEveryKeyIsDocumentedAndReadable(t *testing.T) {
 		if k.doc == "" || k.path == "" {
 			t.Errorf("key %q has no doc", k.path)
 		}
-		parts := strings.Split(k.path, ".")
-		text := strings.Repeat("  ", len(parts)-1) + parts[len(parts)-1] + ": " + k.def + "\n"
-		if len(parts) == 2 {
-			text = parts[0] + ":\n" + text
-		}
+		text := k.file(k.def)
 		c, err := parse(text)
 		if err != nil || !reflect.DeepEqual(c, defaults()) {
 			t.Errorf("%q: %v", text, err)
