@@ -158,7 +158,7 @@ make() {
 	has_user || run pveum user add "$user" --comment "agentlabd"
 	if has_token && [[ -n $rotate ]]; then
 		run pveum user token remove "$user" "$token"
-		acls=$(grep -vF "\"ugid\":\"$user!$token\"" <<<"$acls" || true) # they go with the token
+		acls=$(grep -vF "\"ugid\":\"$user!$token\"" <<<"$acls" || true) # deleted with the token
 		secret
 	elif ! has_token; then
 		secret

@@ -175,7 +175,7 @@ fetch() {
 		return
 	fi
 	source=$cache/$file
-	[[ -d $cache ]] || directory "$cache" 0700 # of one that is there the mode is its maker's
+	[[ -d $cache ]] || directory "$cache" 0700 # an existing directory keeps its mode
 	if [[ -z $sum ]]; then
 		run curl -fsSL --proto =https --proto-redir =https --retry 3 -o "$cache/$sums" "$url/$sums"
 	fi

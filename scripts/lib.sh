@@ -17,8 +17,8 @@ fi
 export LC_ALL=C
 
 me=${0##*/}
-apply=   # yes: carry the commands out
-remove=  # yes: take back
+apply=   # yes: run the commands
+remove=  # yes: undo
 needed=0 # commands that were needed
 
 note() { printf '%s: %s\n' "$me" "$*" >&2; }

@@ -86,7 +86,7 @@ func driverLayers() []Layer {
 				".", "guestapi", "internal/backend", "internal/backend/registry", "internal/config", "internal/control", "internal/egress",
 				"internal/egress/gate", "internal/egress/vnet", "internal/egress/nft", "internal/hostnet", "internal/supervisor",
 			}, leaves),
-			Why: "drivers never know each other, nor a service, the store or the server",
+			Why: "a driver imports no other driver, no service, and not the store or the server",
 		})
 	}
 	return out
@@ -96,90 +96,90 @@ func driverLayers() []Layer {
 var Layers = append(driverLayers(), []Layer{
 	{
 		Name: "domain", Packages: []string{"."},
-		Why: "the domain package imports the standard library only, so that everything may import it",
+		Why: "the domain package imports only the standard library, so that every package may import it",
 	},
 	{
 		Name: "wire", Packages: []string{"api", "guestapi"},
-		Why: "wire types stand alone: a client or a guest takes them without the rest of the house",
+		Why: "wire types import no other package: clients and guests link them without the rest of the project",
 	},
 	{
 		Name: "embedded", Packages: []string{"images", "presets", "profiles", "scripts", "skills"},
-		Why: "these folders hold files; code that reads them lives in internal",
+		Why: "these directories contain files; the code that reads them is in internal",
 	},
 	{
 		Name: "leaves", Packages: leaves, May: and([]string{"."}, leaves),
-		Why: "a leaf package knows nothing of the house but its domain, so that everything may import it",
+		Why: "a small package imports only the domain types, so that every package may import it",
 	},
 	{
 		Name: "client", Packages: []string{"client"}, May: and([]string{".", "api", "guestapi"}, leaves),
-		Why: "the client speaks the control API, and is all that other programs need to take",
+		Why: "the client implements the control API and is the only package that other programs need",
 	},
 	{
 		Name:     "faces",
 		Packages: []string{"internal/cli/...", "internal/tui/...", "internal/mcp/...", "internal/web/..."},
 		May:      and([]string{".", "api", "guestapi", "client", "internal/config", "internal/hostsetup"}, leaves),
-		Why:      "a face sees client and api only, so that none can bypass the daemon",
+		Why:      "a user interface imports only client and api, so that it cannot bypass the daemon",
 	},
 	{
 		Name: "host set-up", Packages: []string{"internal/hostsetup"}, May: and([]string{".", "profiles", "scripts", "skills"}, leaves),
-		Why: "a host is set up before there is a daemon, by the scripts that the program carries",
+		Why: "a host is set up before a daemon runs, by scripts that are embedded in the program",
 	},
 	{
 		Name: "guest", Packages: []string{"internal/guest/..."}, May: and([]string{".", "guestapi"}, leaves),
-		Why: "what runs in the guest sees guestapi only: nothing of the controller is its business",
+		Why: "code that runs in the guest imports only guestapi and nothing of the controller",
 	},
 	{
 		Name: "configuration", Packages: []string{"internal/config", "internal/store", "internal/secret", "internal/auth"},
 		May: and([]string{"."}, leaves),
-		Why: "files and tables know the domain, not who uses them",
+		Why: "files and tables import the domain types, not the packages that use them",
 	},
 	{
 		Name: "profile", Packages: []string{"internal/profile"}, May: and([]string{".", "profiles", "internal/backend", "internal/egress"}, leaves),
-		Why: "a profile is checked against what a backend can do, and knows nothing else",
+		Why: "a profile is checked against the capabilities of a backend and imports no other service",
 	},
 	{
 		Name: "image", Packages: []string{"internal/image"}, May: and([]string{".", "images"}, leaves),
-		Why: "images are built from recipes alone; who boots them is not their business",
+		Why: "images are built only from recipes and do not depend on the backend that boots them",
 	},
 	{
 		Name: "egress", Packages: []string{"internal/egress/..."}, May: and([]string{".", "guestapi", "presets"}, leaves),
-		Why: "the policy is pure and its enforcers know nothing but it",
+		Why: "the policy consists of pure functions; its enforcers depend on nothing else",
 	},
 	{
 		Name: "host network", Packages: []string{"internal/hostnet"},
 		May: and([]string{".", "internal/config", "internal/egress", "internal/egress/gate", "internal/egress/nft"}, leaves),
-		Why: "any driver may put its guests on the network of this host, which knows no driver or service",
+		Why: "any driver may connect its guests to the network of this host, which imports no driver or service",
 	},
 	{
 		Name: "contract", Packages: []string{"internal/backend"}, May: and([]string{".", "guestapi"}, leaves),
-		Why: "the driver contract knows no driver",
+		Why: "the driver contract imports no driver",
 	},
 	{
 		Name: "supervisor", Packages: []string{"internal/supervisor"},
 		May: and([]string{".", "internal/backend", "internal/control", "internal/egress", "internal/egress/gate", "internal/egress/vnet"}, leaves),
-		Why: "the supervisor runs the VM of any driver and knows no driver",
+		Why: "the supervisor runs the VM of any driver and imports none",
 	},
 	{
 		Name: "registry", Packages: []string{"internal/backend/registry"},
 		May: and([]string{".", "internal/backend", "internal/config", "internal/hostnet", "internal/image", "internal/supervisor"}, leaves),
-		Why: "the registry describes a backend and what its driver is opened with; it knows no driver",
+		Why: "the registry describes a backend and the parameters of its driver; it imports no driver",
 	},
 	{
 		Name: "backends", Packages: []string{"internal/backends"}, May: []string{"internal/backend/..."},
-		Why: "the list of backends is the only place that names all drivers",
+		Why: "only the list of backends names all drivers",
 	},
 	{
 		Name: "conformance", Packages: []string{"internal/backend/backendtest"},
 		May: and([]string{".", "guestapi", "internal/backend", "internal/control", "internal/egress"}, leaves),
-		Why: "the conformance suite sees a driver through its contract only",
+		Why: "the conformance suite uses a driver only through its contract",
 	},
 	{
 		Name: "guest words", Packages: []string{"internal/guestcheck"}, May: and([]string{".", "guestapi"}, leaves),
-		Why: "what guests say is judged in one place, which knows nobody who listens",
+		Why: "one package validates all data from guests, and does not depend on the packages that use the data",
 	},
 	{
 		Name: "control", Packages: []string{"internal/control"}, May: and([]string{".", "guestapi", "internal/guestcheck"}, leaves),
-		Why: "the client of a guest works over any stream that a driver gives",
+		Why: "the client of a guest works with any stream that a driver returns",
 	},
 	{
 		Name:     "services",
@@ -191,17 +191,17 @@ var Layers = append(driverLayers(), []Layer{
 	{
 		Name: "guestserver", Packages: []string{"internal/guestserver/..."},
 		May: and([]string{".", "guestapi", "internal/artifact", "internal/guestcheck"}, leaves),
-		Why: "the guest plane shares nothing with the control plane, and reaches services through its own interfaces",
+		Why: "the guest plane shares no code with the control plane and calls services through its own interfaces",
 	},
 	{
 		Name: "server", Packages: []string{"internal/server/..."},
 		May: and([]string{".", "api", "guestapi", "internal/auth", "internal/backend", "internal/egress", "internal/hostnet", "internal/image", "internal/profile", "internal/secret"}, serviceNames, leaves),
-		Why: "the server authenticates, decodes, calls one service and encodes; it knows no store and no driver",
+		Why: "the server authenticates, decodes, calls one service and encodes; it imports neither the store nor a driver",
 	},
 	{
 		Name: "upkeep", Packages: []string{"internal/doctor", "internal/hostclock"},
 		May: and([]string{".", "api", "internal/backend", "internal/image", "internal/store"}, leaves),
-		Why: "what looks after the host and the database of a daemon knows no server and no other service",
+		Why: "services that check the host and the database import neither the server nor another service",
 	},
 	{
 		Name: "recovery", Packages: []string{"internal/recovery"},
@@ -209,7 +209,7 @@ var Layers = append(driverLayers(), []Layer{
 			".", "api", "internal/artifact", "internal/backend", "internal/backend/registry", "internal/config", "internal/hostnet", "internal/image",
 			"internal/sandbox", "internal/store",
 		}, leaves),
-		Why: "a database is repaired without a daemon and its server; only the files of jobs and the backend are asked",
+		Why: "a database is repaired without a daemon and its server, from the files of jobs and the backend",
 	},
 	{
 		Name: "daemon", Packages: []string{"internal/daemon/..."},
@@ -218,24 +218,24 @@ var Layers = append(driverLayers(), []Layer{
 			"internal/control", "internal/egress/...", "internal/doctor", "internal/guestserver", "internal/hostclock", "internal/hostnet", "internal/image", "internal/profile",
 			"internal/recovery", "internal/secret", "internal/server", "internal/store", "internal/supervisor",
 		}, serviceNames, leaves),
-		Why: "the daemon wires the house together; faces and guests are other programs",
+		Why: "the daemon connects all packages; user interfaces and guests are other programs",
 	},
 	{
 		Name: "programs", Packages: []string{"cmd/..."},
 		May: []string{".", "internal/cli", "internal/daemon", "internal/guest/...", "internal/version"},
-		Why: "a main calls one package; what it does belongs there",
+		Why: "a main calls one package, which contains the program",
 	},
 	{
 		Name: "pipes of tests", Packages: []string{"internal/stream/streamtest"},
-		Why: "slow and broken connections know nothing of the programs that they test",
+		Why: "the simulated connections import none of the programs that they test",
 	},
 	{
 		Name: "checks", Packages: []string{"internal/archtest"},
-		Why: "the rules stand outside of what they rule",
+		Why: "the rules do not depend on the packages that they check",
 	},
 	{
 		Name: "test support", Packages: []string{"test/..."}, May: []string{"..."},
-		Why: "tests may see everything",
+		Why: "tests may import every package",
 	},
 }...)
 

@@ -16,7 +16,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the generated part of .golangci.yml anew")
+var update = flag.Bool("update", false, "regenerate the generated part of .golangci.yml")
 
 const root = "../.."
 
@@ -164,20 +164,20 @@ func TestCheck(t *testing.T) {
 		{"internal/sandbox", "internal/server", "no server"},
 		{"internal/backend/qemu", "internal/backend", ""},
 		{"internal/backend/qemu", "internal/egress/vnet", ""},
-		{"internal/backend/qemu", "internal/backend/proxmox", "each other"},
-		{"internal/backend/proxmox/pve", "internal/backend/qemu", "each other"},
+		{"internal/backend/qemu", "internal/backend/proxmox", "no other driver"},
+		{"internal/backend/proxmox/pve", "internal/backend/qemu", "no other driver"},
 		{"internal/backend/proxmox", "internal/backend/proxmox/pve", ""},
 		{"internal/backend/proxmox/pve", "internal/backend/proxmox", ""},
-		{"internal/backend", "internal/backend/qemu", "knows no driver"},
+		{"internal/backend", "internal/backend/qemu", "imports no driver"},
 		{"internal/guest/runner", "guestapi", ""},
 		{"internal/guest/runner", "internal/guest/agentcmd", ""},
-		{"internal/guest/runner", "api", "guestapi only"},
-		{"internal/guest/runner", "internal/backend", "guestapi only"},
-		{".", "api", "standard library only"},
-		{"api", ".", "stand alone"},
-		{"internal/redact", "internal/store", "leaf"},
-		{"internal/server", "internal/store", "knows no store"},
-		{"internal/guestserver", "api", "shares nothing"},
+		{"internal/guest/runner", "api", "only guestapi"},
+		{"internal/guest/runner", "internal/backend", "only guestapi"},
+		{".", "api", "only the standard library"},
+		{"api", ".", "no other package"},
+		{"internal/redact", "internal/store", "small package"},
+		{"internal/server", "internal/store", "neither the store"},
+		{"internal/guestserver", "api", "shares no code"},
 		{"cmd/agentlab", "internal/cli", ""},
 		{"cmd/agentlab", "internal/store", "a main"},
 		{"internal/newthing", ".", "no layer"},

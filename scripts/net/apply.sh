@@ -65,7 +65,7 @@ rules() {
 		s/meta ibrname "vmbr1"/iifname @ports/
 		s/meta obrname "vmbr1"/oifname @ports/' "$here/agent_nat.nft"
 	ports_of vmbr1 | sed 's/.*/add element bridge agentlab ports { "&" }/'
-	note "this kernel cannot tell bridges apart; run this again whenever a sandbox was plugged in"
+	note "this kernel cannot match the bridge of a frame; run this again after each sandbox has been connected to the bridge"
 }
 
 # knob FILE VALUE sets a kernel parameter if it has another value.

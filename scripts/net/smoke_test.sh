@@ -39,7 +39,7 @@ while (($#)); do
 	esac
 	shift
 done
-[[ $site =~ ^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$ ]] || badusage "'$site' is no host name"
+[[ $site =~ ^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$ ]] || badusage "'$site' is not a host name"
 
 failed=0 passed=0 skipped=0
 report() { # pass|fail|skip CHECK DETAIL
@@ -60,7 +60,7 @@ report() { # pass|fail|skip CHECK DETAIL
 reaches() { timeout 10 bash -c 'exec 3<>"/dev/tcp/$0/$1"' "$1" "$2" 2>/dev/null; }
 
 if [[ -n $inbound ]]; then
-	[[ $inbound =~ ^[0-9a-fA-F.:]+$ ]] || badusage "'$inbound' is no address"
+	[[ $inbound =~ ^[0-9a-fA-F.:]+$ ]] || badusage "'$inbound' is not an address"
 	if reaches "$inbound" 22; then
 		report pass tailnet-inbound "port 22 of $inbound is reached from here"
 	else
@@ -165,7 +165,7 @@ if [[ -n $onbridge ]]; then
 		report fail firewall "the rules of $bridge differ from the expected rules: agentlab host network status"
 	fi
 else
-	report skip firewall "this sandbox is on no bridge of this host"
+	report skip firewall "this sandbox is not on a bridge of this host"
 fi
 
 # shellcheck disable=SC2016 # for the shell in the sandbox
@@ -196,7 +196,7 @@ if [[ -n $tailnet ]]; then
 	forbidden tailnet-host "this host in the tailnet" "$tailnet" 22 80 443 8006
 	forbidden tailnet-dns "the DNS server of the tailnet" 100.100.100.100 53 80
 else
-	report skip tailnet "this host is in no tailnet"
+	report skip tailnet "this host is not in a tailnet"
 fi
 
 if lab verify --sandbox "$sandbox" >/dev/null 2>&1; then
@@ -212,13 +212,13 @@ if [[ -n $onbridge ]]; then
 		report fail host-ssh "port 22 of $address is not reachable from this host"
 	fi
 	if [[ -z $tailnet ]]; then
-		report skip tailnet-inbound "this host is in no tailnet"
+		report skip tailnet-inbound "this host is not in a tailnet"
 	elif tailscale status --json 2>/dev/null | tr -d ' \n\t' | sed 's/"Peer":.*//' | grep -F "\"$subnet\"" >/dev/null; then
 		report pass tailnet-inbound "the tailnet has the route $subnet to this host; from another device: smoke_test.sh --inbound $address"
 	else
 		report fail tailnet-inbound "the tailnet has no route $subnet to this host: net/setup_tailscale_router.sh"
 	fi
 else
-	report skip tailnet-inbound "this sandbox is on no bridge of this host"
+	report skip tailnet-inbound "this sandbox is not on a bridge of this host"
 fi
 finish_report
