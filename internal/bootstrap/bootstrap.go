@@ -342,7 +342,7 @@ func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, job
 	}
 	s.mu.Unlock()
 	// A sandbox may be newer than the list above, but not newer than its secrets:
-	// this list is read after SweepKept has read theirs.
+	// this list is read after SweepDelivered has read theirs.
 	after := sync.OnceValues(func() (map[string]bool, error) { return s.live(ctx) })
 	return s.cfg.Secrets.SweepDelivered(ctx, func(ctx context.Context, key string) (bool, error) {
 		if agentlab.ValidateJobID(key) == nil {

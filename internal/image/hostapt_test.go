@@ -90,7 +90,8 @@ func FuzzHostSources(f *testing.F) {
 	})
 }
 
-// The shared test cache: images that tests build are kept between runs.
+// testCache returns the shared test cache: images that tests build are kept
+// between runs.
 func testCache(t testing.TB) string {
 	t.Helper()
 	dir := os.Getenv("AGENTLAB_TEST_CACHE")

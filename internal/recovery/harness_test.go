@@ -65,7 +65,7 @@ func (h *home) use(t *testing.T) {
 	}
 }
 
-// records writes the records that are due, as a daemon does until its end.
+// writeRecords writes the records that are due, as a daemon does until its end.
 func (h *home) writeRecords(t *testing.T, st *store.Store) {
 	t.Helper()
 	r := NewRecords(RecordsConfig{Dir: h.paths.Records(), Store: st, Clock: time.Now, Logger: slog.New(slog.DiscardHandler)})

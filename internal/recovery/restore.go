@@ -32,7 +32,7 @@ const (
 	repairRebuild = "rebuild"
 )
 
-// The suffixes of the files of a database.
+// databaseSuffixes are the suffixes of the files of a database.
 var databaseSuffixes = []string{"", "-wal", "-shm"}
 
 func (r *repair) staged() string { return r.paths.Database() + ".restore" }

@@ -2,5 +2,6 @@
 
 package sandbox_test
 
-// Under the race detector the database is some twenty times slower.
+// many is smaller under the race detector: the database is about twenty times
+// slower.
 const many = 100

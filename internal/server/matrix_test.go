@@ -31,8 +31,8 @@ const (
 	lostJobID        = "job-ccccccccccccc" // its sandbox's number was given to the first one since
 )
 
-// known finds sandboxes and jobs, without counting it as work of a service:
-// looking one up is part of telling who may use it.
+// knownSandboxes finds sandboxes and jobs without counting it as work of a
+// service: the lookup is part of the access check.
 type knownSandboxes struct{ stubSandboxes }
 
 func (s knownSandboxes) Get(_ context.Context, name string) (agentlab.Sandbox, error) {

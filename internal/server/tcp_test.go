@@ -29,7 +29,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/auth"
 )
 
-// raw sends text on a new connection and returns what comes until its end.
+// raw1 sends text on a new connection and returns what comes until its end.
 func raw1(t *testing.T, addr, text string) string {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)

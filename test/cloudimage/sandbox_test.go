@@ -157,7 +157,7 @@ func (v *vm) noFailedUnits(c *control.Client) {
 	v.expect(c, "root", "cloud-init status | head -n 1", "status: done")
 }
 
-// The seed of the REST transport: Proxmox VE's own user-data, and the name of
+// seedThroughAgent writes the seed of the REST transport: Proxmox VE's own user-data, and the name of
 // the controller through the guest agent once the guest is up.
 func (v *vm) seedThroughAgent(name string) {
 	v.Helper()

@@ -162,7 +162,8 @@ func (s *needleSet) find(buf []byte, found []string) []string {
 	return found
 }
 
-// made by the agent itself: it may keep in its work what it was given.
+// agentMade reports whether the agent itself made a file: its work may contain
+// the values that it received.
 func agentMade(path string) bool {
 	for _, own := range []string{"/outputs/", "/changes.diff", "/result.bundle"} {
 		if strings.Contains(path, "/artifacts/") && strings.Contains(path, own) {

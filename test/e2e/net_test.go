@@ -141,7 +141,7 @@ func TestEgressFromGuest(t *testing.T) {
 	l.ok("sandbox", "destroy", "probe")
 }
 
-// agentTask is the work that the scripted model gives the agents.
+// agentScript is the work that the scripted model gives the agents.
 var agentScript = []fakellm.Step{
 	{Run: "cat greeting.txt"},
 	{Run: "echo hello > greeting.txt && sh test.sh"},

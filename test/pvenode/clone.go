@@ -122,7 +122,7 @@ func (c *call) cloneAccess(plan *clonePlan) (shared bool, err *Error) {
 	return shared, nil
 }
 
-// plan is what a clone makes of each drive.
+// clonePlan is what a clone makes of each drive.
 type clonePlan struct {
 	slots  []string
 	drives map[string]drive

@@ -52,7 +52,7 @@ type endpoint struct {
 	only9, only8 bool
 }
 
-// table is the API; find walks it.
+// find returns the endpoint of apiTable for a call, and the values in its path.
 func (n *Node) find(method, path string) (*endpoint, values) {
 	segs := strings.Split(strings.Trim(path, "/"), "/")
 	for i := range apiTable {

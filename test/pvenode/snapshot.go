@@ -229,7 +229,7 @@ func (n *Node) snapshottable(conf section, node string) bool {
 	return true
 }
 
-// snapshotOf finds a volume of a snapshot, under its storage's lock.
+// withVolume calls do with a volume, under the lock of its storage.
 func (c *call) withVolume(volid string, do func(s *storage, r ref, v *volume) *Error) *Error {
 	c.n.mu.Lock()
 	s, r, v, err := c.n.findVolume(c.node, volid)

@@ -82,7 +82,7 @@ func (t *tool) errorf(format string, args ...any) {
 	fmt.Fprintf(pipe{t.std.Err, t.std.Gone}, format, args...)
 }
 
-// command is one command of qm, pvesm or pveum: a call of the API whose
+// toolCommand is one command of qm, pvesm or pveum: a call of the API whose
 // parameters come from the command line.
 type toolCommand struct {
 	name   string // "disk move"

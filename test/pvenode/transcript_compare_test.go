@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// What differs between any two runs is replaced by its name before two
-// answers are compared.
+// drawn are the values that differ between any two runs. They are replaced by
+// their name before two answers are compared.
 var drawn = []struct {
 	re   *regexp.Regexp
 	with string

@@ -256,7 +256,7 @@ func jsonValue(name, value string) any {
 	return value
 }
 
-// uuid and MAC address of new VMs.
+// newMAC returns the MAC address of a new VM.
 func (n *Node) newMAC() string {
 	b := make([]byte, 3)
 	_, _ = rand.Read(b)

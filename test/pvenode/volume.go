@@ -148,7 +148,7 @@ func (c *call) makeFile(s *storage, v *volume, with func(file string) error) *Er
 	return nil
 }
 
-// find looks a volume up that must be there; mu is held.
+// findVolume looks up a volume that must exist; mu is held.
 func (n *Node) findVolume(node, volid string) (*storage, ref, *volume, *Error) {
 	s, r, err := n.parseVolid(volid)
 	if err != nil {
@@ -262,7 +262,7 @@ func (n *Node) volumeInUse(node, volid string) bool {
 	return false
 }
 
-// clone makes a linked clone of a base volume, or of a snapshot where the
+// cloneVolume makes a linked clone of a base volume, or of a snapshot where the
 // storage can, and returns its id.
 func (c *call) cloneVolume(volid, snap string, vmid int) (string, *Error) {
 	n := c.n

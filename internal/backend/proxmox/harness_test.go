@@ -21,7 +21,7 @@ import (
 // quick is how tests ask about tasks.
 var quick = pve.Poll{First: 2 * time.Millisecond, Max: 50 * time.Millisecond}
 
-// Storages that sandboxes are tried on, each with the image format that its
+// storages are those that sandboxes are tested on, each with the image format that its
 // templates have.
 var storages = map[string]pvenode.Storage{
 	"zfspool": {ID: "local-zfs", Type: pvenode.ZFSPool},

@@ -67,9 +67,9 @@ func TestHostDialerRejectsHostAddresses(t *testing.T) {
 	testOtherHost(t)
 }
 
-// Neighbours are refused, though their addresses are public: they are the
-// machines that the host's owner has beside it. What lies behind a router is
-// reached, with a socket that cannot broadcast.
+// testOtherHost checks that neighbours of the host are denied, although their
+// addresses are public, because they belong to its owner's network. Hosts behind
+// a router are reached, with a socket that cannot broadcast.
 func testOtherHost(t *testing.T) {
 	t.Helper()
 	for _, args := range [][]string{

@@ -13,9 +13,9 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// The name and the addresses by which a network announces the prefixes of its
-// NAT64 (RFC 7050): a resolver with DNS64 returns AAAA records for the name,
-// each with one of the two addresses inside a prefix.
+// translatorName is the name by which a network announces the prefixes of its
+// NAT64 (RFC 7050): a resolver with DNS64 returns AAAA records for it, each with
+// one of two known addresses inside a prefix.
 const translatorName = "ipv4only.arpa."
 
 var translatorAddrs = [][4]byte{{192, 0, 0, 170}, {192, 0, 0, 171}}

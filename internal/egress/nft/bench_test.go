@@ -14,7 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// names makes an allow list of n names.
+// manyNames makes an allow list of n names.
 func manyNames(n int) agentlab.Network {
 	out := agentlab.Network{Mode: agentlab.NetworkAllowlist}
 	for i := range n {

@@ -14,8 +14,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-// Limits for a policy without limits.
-const defaultFlows = 4096 // connections of one sandbox
+// defaultFlows is the number of connections of a sandbox whose policy has no
+// limit.
+const defaultFlows = 4096
 
 // plan is the representation of one policy in the kernel. Sandboxes with equal
 // policies share it.

@@ -96,7 +96,7 @@ const (
 	upstreamDNS        = "192.31.196.200:53"
 )
 
-// The names of ports that sandboxes are behind.
+// taps are the names of the ports of sandboxes.
 var taps = [2]string{"tap101i0", "tap102i0"}
 
 // newWorld builds it: the uplink is a bridge with a LAN host and the internet

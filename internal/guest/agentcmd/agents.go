@@ -27,8 +27,8 @@ type agent struct {
 	render  func(io.Writer) io.WriteCloser // makes standard output readable; nil if it already is
 }
 
-// Every agent gets its task by file or standard input: an argument is limited
-// to 128 KiB, and a task may be longer.
+// agents are the known agents. Each gets its task by file or standard input: an
+// argument is limited to 128 KiB, and a task may be longer.
 var agents = []agent{
 	{
 		name: "claude", program: "claude", stdin: true, version: []string{"--version"},

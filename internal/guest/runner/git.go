@@ -157,7 +157,7 @@ func mayPush(job *guestapi.Job, cred *guestapi.Git) bool {
 	return cred != nil && cred.Token != "" && job.RepoURL != "" && sameHost(job.RepoURL, orURL(cred.URL, job.RepoURL))
 }
 
-// stage writes the credential's files.
+// stageGit writes the credential's files.
 func stageGit(d dir, cred *guestapi.Git) error {
 	if cred == nil {
 		return nil

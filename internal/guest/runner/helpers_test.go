@@ -180,7 +180,7 @@ func (p *process) wait() {
 	}
 }
 
-// git runs git as a user would, in dir.
+// runGit runs git as a user would, in dir.
 func runGit(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command("git", args...)

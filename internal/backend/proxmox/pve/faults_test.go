@@ -8,8 +8,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Every text that the recordings of 8.4 and 9.2 have as an answer or as the
-// exit status of a task, for calls that this package makes.
+// recordedTexts are all texts that the recordings of 8.4 and 9.2 have as an
+// answer or as the exit status of a task, for calls that this package makes.
 var recordedTexts = []struct {
 	status int
 	text   string

@@ -9,7 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// What 8.4 answered for a token with privilege separation.
+// recordedPermissions is what 8.4 answered for a token with privilege separation.
 const recordedPermissions = `{"/pool/agentlab":{"VM.Config.Network":1,"VM.Config.CPU":1,"VM.Audit":1,"VM.PowerMgmt":1,"VM.Config.Disk":1,"VM.Config.Options":1,"VM.Config.CDROM":1,"VM.Allocate":1,"Pool.Audit":1,"VM.Clone":1,"VM.Snapshot":1,"VM.Config.Memory":1,"VM.Config.Cloudinit":1,"VM.Snapshot.Rollback":1},"/vms/101":{"VM.Audit":0},"/vms/9000":{"VM.Clone":1,"VM.Audit":1},"/sdn/zones/localnetwork/vmbr1":{"SDN.Use":1},"/storage/local-zfs":{"Datastore.Audit":1,"Datastore.AllocateSpace":1}}`
 
 func preflightWire(t *testing.T, version, permissions string) *wire {
