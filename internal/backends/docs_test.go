@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backends"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/profile"
 )
 
 var update = flag.Bool("update", false, "write the generated documents")
@@ -118,6 +119,33 @@ func keysOf(prefix string, v reflect.Value) []key {
 		out = append(out, key{path, def, f.Tag.Get("doc"), f.Type})
 	}
 	return out
+}
+
+// TestProfileKeysAreDocumented checks that docs/profiles.md, which is written by
+// hand, has every key of profiles: those of all backends, and those of single ones.
+func TestProfileKeysAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/profiles.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	for _, k := range keysOf("", reflect.ValueOf(profile.Doc{})) {
+		paths = append(paths, k.path)
+	}
+	for _, options := range backends.All.Options() {
+		for _, o := range options {
+			paths = append(paths, o.Path)
+		}
+	}
+	for _, path := range paths {
+		last := path[strings.LastIndex(path, ".")+1:]
+		if !bytes.Contains(text, []byte("`"+path+"`")) && !bytes.Contains(text, []byte("`."+last+"`")) {
+			t.Errorf("docs/profiles.md does not describe %s", path)
+		}
+	}
+	if len(paths) < 25 {
+		t.Errorf("only %d keys found", len(paths))
+	}
 }
 
 // file returns a config.yaml that sets only this key.

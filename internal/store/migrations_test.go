@@ -1,0 +1,44 @@
+package store
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"testing"
+)
+
+// released are the SHA-256 sums of the migrations, by file name.
+var released = map[string]string{
+	"00001_init.sql":           "968eecddeb4a352d5cf517725e0f678828c48d8d14b2844d421eadb443af6fe5",
+	"00002_audit.sql":          "af802ba4cb9ab6f631bced7684319b8dfa04d00e9be4ebc44d6274320f93d9ff",
+	"00003_access.sql":         "4010662e3ab0bec19f5970ae6a32303e9e853c3b4fde3e26f28a1d604ea631a6",
+	"00005_policy.sql":         "cf7593f7d072af4fe71ef1c0766b6c5aafed8048f919b888da89c3c7282e1672",
+	"00006_hardware.sql":       "c90e02be051d603e6a5a93afbd6d1ef6e57f50000833df1c4470cb0730cfe61f",
+	"00007_address_leases.sql": "350b0448a0613980a902c8f27ccd1ca10a8a9b4a078fd49973c4e39d222100ef",
+	"00008_facts.sql":          "98e94e513390de990839cff1682e0ce4e7a216095b13fdddd9996944f7eecc44",
+	"00013_model_hosts.sql":    "6a2680ec492efdff173009eb0e3de495da4c813f0c65c2f0bcf11c1bce3881b4",
+	"00015_waiting.sql":        "a807b5f37ecd09213a01972b09d3ef3d18efa035212112eaa85012bb2368d794",
+	"00016_handles.sql":        "e2d1c337777a38c122caa7ec35722edfec174ab4c01052e69516aa3f84f6b946",
+	"00017_renumbered.sql":     "f2a608318d0b3a29f6db5f2d3e6cb84806825353b15de173f2dfd5ad61f0b933",
+}
+
+// A migration is never edited, because databases that have applied it do not run
+// it again: they would have another schema than new ones. A change of the schema is a
+// new migration, with a new entry here.
+func TestMigrationsAreNotEdited(t *testing.T) {
+	names := migrationNames(t)
+	for _, name := range names {
+		text, err := fs.ReadFile(migrations(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sum := fmt.Sprintf("%x", sha256.Sum256(text)); released[name] == "" {
+			t.Errorf("%s has no entry in released: add %q: %q", name, name, sum)
+		} else if sum != released[name] {
+			t.Errorf("%s was edited: undo that, and add a new migration", name)
+		}
+	}
+	if len(names) != len(released) {
+		t.Errorf("%d migrations, %d entries: a migration must not be removed", len(names), len(released))
+	}
+}
