@@ -68,6 +68,9 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	root.SetOut(a.Stdout)
 	root.SetErr(a.Stderr)
 	root.InitDefaultCompletionCmd() // uses the streams that are set above
+	root.InitDefaultHelpCmd()
+	root.InitDefaultVersionFlag()
+	setHelpTexts(root)
 	rejectUnknownSubcommands(root)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !a.running {
@@ -166,6 +169,28 @@ Start here:
 	a.complete(root)
 	a.markRunning(root)
 	return root
+}
+
+// setHelpTexts replaces the help texts of what cobra adds to the command tree.
+func setHelpTexts(cmd *cobra.Command) {
+	cmd.InitDefaultHelpFlag()
+	cmd.Flags().Lookup("help").Usage = "print this help"
+	if f := cmd.Flags().Lookup("version"); f != nil && cmd.Version != "" {
+		f.Usage = "print the version"
+	}
+	switch path := strings.TrimPrefix(cmd.CommandPath(), "agentlab "); {
+	case path == "help":
+		cmd.Short, cmd.Long = "Print the help of a command", ""
+	case path == "completion":
+		cmd.Short, cmd.Long = "Print a script that completes command lines in a shell", ""
+	case strings.HasPrefix(path, "completion "):
+		_, instructions, _ := strings.Cut(cmd.Long, "\n")
+		cmd.Short = "Print the completion script for " + cmd.Name()
+		cmd.Long = cmd.Short + ".\n" + instructions
+	}
+	for _, c := range cmd.Commands() {
+		setHelpTexts(c)
+	}
 }
 
 // rejectUnknownSubcommands makes command groups return an error for an unknown

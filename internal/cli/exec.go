@@ -68,7 +68,7 @@ func splitExec(cmd *cobra.Command, args []string) (sandbox string, command []str
 	flags := cmd.Flags()
 	flags.AddFlagSet(cmd.InheritedFlags())
 	if flags.Lookup("help") == nil {
-		flags.BoolP("help", "h", false, "help for exec")
+		flags.BoolP("help", "h", false, "print this help")
 	}
 	flags.SetInterspersed(false)
 	for range 2 {

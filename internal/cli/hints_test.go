@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -116,4 +117,23 @@ func stringsOf(path string, check func(where, text string)) error {
 		return true
 	})
 	return nil
+}
+
+// The help has no text of cobra's own.
+func TestHelpTexts(t *testing.T) {
+	for _, args := range []string{"--help", "job list --help", "exec --help", "help --help", "completion --help", "completion bash --help", "completion powershell --help"} {
+		var out strings.Builder
+		a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &out, Now: time.Now}
+		if code := a.Run(t.Context(), strings.Fields(args)); code != 0 {
+			t.Errorf("%s: exit code %d", args, code)
+		}
+		for _, text := range []string{"help for", "version for", "autocompletion", "Help about", "Help provides"} {
+			if strings.Contains(out.String(), text) {
+				t.Errorf("%s contains %q:\n%s", args, text, out.String())
+			}
+		}
+		if !strings.Contains(out.String(), "print this help") {
+			t.Errorf("%s:\n%s", args, out.String())
+		}
+	}
 }

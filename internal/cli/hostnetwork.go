@@ -30,7 +30,7 @@ The daemon must run as root.`,
 	}
 	cmd.AddCommand(
 		&cobra.Command{
-			Use: "render", Short: "Print the rules in the format of 'nft -f', without applying them", Args: exactArgs(),
+			Use: "render", Short: "Print the firewall rules in the format of 'nft -f', without applying them", Args: exactArgs(),
 			RunE: a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 				body, err := c.HostNetworkRules(ctx)
 				if err != nil {
@@ -47,9 +47,9 @@ The daemon must run as root.`,
 				})
 			}),
 		},
-		query(a, "apply", "Apply the rules atomically and serve DNS on the bridge", exactArgs(), all((*client.Client).ApplyHostNetwork), a.printHostNetwork),
-		query(a, "remove", "Remove the rules; sandboxes on the bridge then have no network", exactArgs(), all((*client.Client).RemoveHostNetwork), a.printHostNetwork),
-		query(a, "status", "Show whether the rules are applied and unchanged", exactArgs(), all((*client.Client).HostNetwork), a.printHostNetwork),
+		query(a, "apply", "Apply the firewall rules atomically and serve DNS on the bridge", exactArgs(), all((*client.Client).ApplyHostNetwork), a.printHostNetwork),
+		query(a, "remove", "Remove the firewall rules; sandboxes on the bridge then have no network", exactArgs(), all((*client.Client).RemoveHostNetwork), a.printHostNetwork),
+		query(a, "status", "Show whether the firewall rules are applied and unchanged", exactArgs(), all((*client.Client).HostNetwork), a.printHostNetwork),
 	)
 	return cmd
 }

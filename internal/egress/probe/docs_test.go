@@ -12,17 +12,17 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
 )
 
-var update = flag.Bool("update", false, "write docs/probes.md anew")
+var update = flag.Bool("update", false, "regenerate docs/probes.md")
 
 const document = "../../../docs/probes.md"
 
 const preface = `# The probe table
 
-Generated from internal/egress/probe by 'make docs'. One list of what a sandbox may and may not reach, tried from inside: in a real VM and from a namespace on the userspace network, in namespaces against nftables, and by 'agentlab verify' on a live backend. In tests every address of a fake internet answers, forbidden ones too, so that a leak is seen as an answer; and what arrives there is looked at.
+Generated from internal/egress/probe by 'make docs'. The list of what a sandbox can and cannot reach. Tests try each row from inside: in a real VM and from a namespace on the userspace network, in namespaces against nftables, and by 'agentlab verify' on a live backend. In tests every address of a fake internet answers, forbidden ones too, so a leak produces a response; the tests also inspect received packets.
 
-What a row wants under each policy: **reach** (the target answers), **block** (nothing comes back, and nothing arrives outside), **closed** (block, and not even a connection is accepted), – (not asked). The rule is what guards the row: it must be what the denial is recorded under, and without it the row fails ('make mutation'). Under "–" nothing is recorded: a malformed or spoofed packet is dropped.
+The expected result under each policy: **reach** (the target answers), **block** (no response, and nothing arrives outside), **closed** (block, and no connection is accepted), – (not tried). rule: the policy rule that denies the request; the record must name it, and without the rule the row fails ('make mutation'). A row with the rule "–" is not recorded: a malformed or spoofed packet is dropped.
 
-The policies: *nat*; *ports*, nat with ports 80 and 443 only; *allowlist*; *layer*, the allowlist narrowed by a repository; *private*, an allowlist beside which the operator opened private destinations; *off*. The first four also deny one name and one address.
+The policies: *nat*; *ports*, nat with ports 80 and 443 only; *allowlist*; *layer*, the allowlist restricted further by a repository; *private*, an allowlist with private destinations that the operator allowed; *off*. The first four also deny one name and one address.
 
 | row | shows | rule | nat | ports | allowlist | layer | private | off |
 |---|---|---|---|---|---|---|---|---|
