@@ -350,7 +350,7 @@ func TestFlushIsSeenAtOnce(t *testing.T) {
 	w.nft("flush ruleset")
 	for have := []string(nil); len(have) != len(ours); {
 		var err error
-		if have, err = m.kernel.tables(context.Background()); err != nil {
+		if have, err = m.kernel.tables(); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -68,7 +68,7 @@ func benchKernel(b *testing.B) kernel {
 	if err != nil {
 		b.Skip(err)
 	}
-	if _, err := k.tables(context.Background()); err != nil {
+	if _, err := k.tables(); err != nil {
 		b.Skip(err)
 	}
 	return k

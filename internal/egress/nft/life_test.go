@@ -192,7 +192,7 @@ func TestRulesAreRestored(t *testing.T) {
 	if err := m.Remove(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if left, err := m.kernel.tables(ctx); err != nil || len(left) > 0 {
+	if left, err := m.kernel.tables(); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}
 	if w.guests[0].reaches("tcp", "192.31.196.20:8080") {

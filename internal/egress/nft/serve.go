@@ -255,7 +255,7 @@ const compareEvery = 12
 func (m *Manager) reconcile(ctx context.Context, compare bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	loaded, err := m.kernel.tables(ctx)
+	loaded, err := m.kernel.tables()
 	if err != nil {
 		return err
 	}

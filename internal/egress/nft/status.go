@@ -43,7 +43,7 @@ func (m *Manager) Status(ctx context.Context) (Status, error) {
 func (m *Manager) status(ctx context.Context) (Status, error) {
 	var s Status
 	var err error
-	if s.Tables, err = m.kernel.tables(ctx); err != nil {
+	if s.Tables, err = m.kernel.tables(); err != nil {
 		return Status{}, err
 	}
 	s.Sandboxes = len(m.members)
